@@ -1,0 +1,30 @@
+"""TensorArray for JAX: row reads and writes that stay in place in loops, forward and under gradients."""
+
+from jax_tensorarray import _ffi
+
+_ffi.load()
+
+from jax_tensorarray import _compat, checkpoint_policies, primitives  # noqa: E402
+from jax_tensorarray._ops.add import ta_add  # noqa: E402
+from jax_tensorarray._ops.empty import ta_empty  # noqa: E402
+from jax_tensorarray._ops.read import ta_read  # noqa: E402
+from jax_tensorarray._ops.stack import ta_stack  # noqa: E402
+from jax_tensorarray._ops.swap import ta_swap  # noqa: E402
+from jax_tensorarray._ops.write import ta_write  # noqa: E402
+from jax_tensorarray._ordering import order_readers  # noqa: E402
+
+_compat.install_forwarding_transposes()
+_compat.run_after_lowering(order_readers)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "checkpoint_policies",
+    "primitives",
+    "ta_add",
+    "ta_empty",
+    "ta_read",
+    "ta_stack",
+    "ta_swap",
+    "ta_write",
+]

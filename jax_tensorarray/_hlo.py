@@ -1,0 +1,103 @@
+"""Read optimised HLO: which operations of a loop body touch a whole buffer?"""
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+
+_BITS = {"pred": 8, "bf16": 16, "f8e4m3fn": 8, "f8e5m2": 8, "token": 0}
+_SHAPE = re.compile(r"\b([a-z]\w*)\[([\d,]*)\]")
+_COMPUTATION = re.compile(r"^\s*(?:ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
+_OPERATION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\(")
+_CALLED = re.compile(r"\b(?:body|condition|to_apply|calls|true_computation|false_computation)=%?([\w.\-]+)")
+_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+
+# Results of these share memory with an operand, or are a computation that is looked into on its own.
+_IN_PLACE = frozenset(
+    "parameter get-tuple-element tuple while conditional call bitcast custom-call dynamic-update-slice "
+    "opt-barrier copy-done constant".split()
+)
+
+
+class Operation(NamedTuple):
+    """One line of HLO."""
+
+    opcode: str
+    name: str
+    num_bytes: float
+    text: str
+
+
+def optimized_hlo(f: Callable[..., Any], *args: Any) -> str:
+    """The HLO that XLA compiles `f` to."""
+    text: str = jax.jit(f).lower(*args).compile().as_text()
+    return text
+
+
+def _num_bytes(shape: str) -> float:
+    """Size of the largest array in an HLO shape."""
+    sizes = [0.0]
+    for dtype, dims in _SHAPE.findall(shape):
+        digits = re.search(r"\d+", dtype)
+        bits = _BITS.get(dtype, int(digits.group()) if digits else 0)
+        sizes.append(bits / 8 * math.prod(int(d) for d in dims.split(",") if d))
+    return max(sizes)
+
+
+def _computations(hlo: str) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    lines: list[str] | None = None
+    for line in hlo.splitlines():
+        if match := _COMPUTATION.match(line):
+            lines = found.setdefault(match.group(1), [])
+        elif line.startswith("}"):
+            lines = None
+        elif lines is not None:
+            lines.append(line)
+    return found
+
+
+def _callees(line: str) -> Iterator[str]:
+    yield from _CALLED.findall(line)
+    for group in _BRANCHES.findall(line):
+        yield from (name.strip().lstrip("%") for name in group.split(","))
+
+
+def loop_operations(hlo: str) -> Iterator[Operation]:
+    """Every operation that runs once an iteration of some loop; a fusion counts as one operation."""
+    computations = _computations(hlo)
+    stack = [m for lines in computations.values() for line in lines for m in re.findall(r"\bbody=%?([\w.\-]+)", line)]
+    seen: set[str] = set()
+    while stack:
+        name = stack.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        for line in computations.get(name, []):
+            match = _OPERATION.match(line)
+            if match is None:
+                continue
+            opcode = match.group(3)
+            if opcode not in ("fusion", "reduce", "sort", "scatter", "map"):
+                stack.extend(_callees(line))
+            if opcode == "fusion" and _fused_root_is_in_place(computations, line):
+                opcode = "dynamic-update-slice"
+            yield Operation(opcode, match.group(1), _num_bytes(match.group(2)), line.strip())
+
+
+def _fused_root_is_in_place(computations: dict[str, list[str]], line: str) -> bool:
+    """Whether a fusion does no more than update a slice of an operand."""
+    roots = [at for name in _callees(line) for at in computations.get(name, []) if at.strip().startswith("ROOT")]
+    return any(re.search(r"\b(dynamic-update-slice|bitcast|scatter)\(", root) for root in roots)
+
+
+def loop_copies(hlo: str, num_bytes: float) -> list[Operation]:
+    """Copies of at least `num_bytes` inside loop bodies."""
+    return [op for op in loop_operations(hlo) if op.opcode in ("copy", "copy-start") and op.num_bytes >= num_bytes]
+
+
+def loop_whole_buffer_operations(hlo: str, num_bytes: float) -> list[Operation]:
+    """Operations inside loop bodies that make a result of at least `num_bytes` other than in place."""
+    return [op for op in loop_operations(hlo) if op.opcode not in _IN_PLACE and op.num_bytes >= num_bytes]

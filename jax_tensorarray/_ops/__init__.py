@@ -1,0 +1,1 @@
+"""The row ops, one file each."""

@@ -1,0 +1,92 @@
+"""`ta_add`: add to rows of a buffer. Its transpose leaves the cotangent alone and reads it."""
+
+from typing import Any
+
+import jax
+from jax.interpreters import ad
+
+from jax_tensorarray import _arguments, _reference
+from jax_tensorarray._ops.read import ta_read_p
+from jax_tensorarray._register import (
+    Array,
+    batch_rows,
+    check_operands,
+    is_zero,
+    like_buffer,
+    make_primitive,
+    row_kernel,
+)
+
+
+def ta_add(buffer: Any, index: Any, value: Any, *, where: Any = None, mode: str | None = None) -> jax.Array:
+    """Add to rows of a buffer: `buffer[index] += value`, and the updated buffer is returned.
+
+    Args:
+        buffer: array of shape `[T, *elem]`, any dtype. Integers wrap, bools are or-ed, and the 8- and 16-bit floats
+            are rounded after each addition.
+        index: integer or integer array of shape `I`. Duplicates are added in order.
+        value: broadcast to `[*I, *elem]`, and converted to the dtype of `buffer` where that loses nothing.
+        where: bool, broadcast to `I`. Rows where it is False are not touched.
+        mode: what an index outside `[0, T)` does, negative ones included: "error" raises, "drop" skips the row.
+            None is "error", but "drop" for an index that `jax.vmap` batches.
+
+    Returns:
+        The updated buffer. Differentiable in `buffer` and `value`.
+
+    Raises:
+        IndexError: a Python or NumPy index is out of range (while tracing).
+        jax.errors.JaxRuntimeError, ValueError: a traced index is out of range (while running, on the CPU).
+        TypeError: `index` is not of an integer dtype, `where` is not bool, or `value` would lose precision.
+        ValueError: shapes do not fit.
+
+    >>> import jax.numpy as jnp
+    >>> ta_add(jnp.zeros(3), jnp.array([1, 1, 2]), jnp.array([1.0, 2.0, 4.0]))
+    Array([0., 3., 4.], dtype=float32)
+
+    NumPy: `numpy.add.at`.
+    """
+    buffer = _arguments.as_buffer("ta_add", buffer)
+    mode = _arguments.as_mode("ta_add", mode)
+    masked = where is not None and where is not True
+    index, mode = _arguments.as_index("ta_add", index, buffer.shape[0], mode, masked=masked)
+    value = _arguments.as_value("ta_add", value, buffer, index.shape)
+    where = _arguments.as_where("ta_add", where, index.shape)
+    return ta_add_p.bind(buffer, index, value, *where, batch_dims=0, mode=mode, reverse=False, op="ta_add")
+
+
+def _abstract_eval(buffer: Any, index: Any, *rest: Any, batch_dims: int, op: str, **_: Any) -> Any:
+    check_operands(op, buffer, index, rest, True, batch_dims)
+    return like_buffer(buffer)
+
+
+def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
+    _, index, _, *where = primals
+    buffer_dot, _, value_dot, *_ = tangents
+    out = ta_add_p.bind(*primals, **params)
+    if is_zero(value_dot):
+        return out, ad.Zero.from_primal_value(out) if is_zero(buffer_dot) else buffer_dot
+    return out, ta_add_p.bind(ad.instantiate_zeros(buffer_dot), index, value_dot, *where, **params)
+
+
+def _transpose(ct: Any, buffer: Any, index: Array, value: Any, *where: Array, **params: Any) -> Any:
+    nothing = [None] * len(where)
+    needs_buffer, needs_value = ad.is_undefined_primal(buffer), ad.is_undefined_primal(value)
+    if is_zero(ct):
+        return [ad.Zero(buffer.aval) if needs_buffer else None, None, ad.Zero(value.aval) if needs_value else None, *nothing]
+    rows = ta_read_p.bind(ct, index, *where, **params) if needs_value else None
+    return [ct if needs_buffer else None, None, rows, *nothing]
+
+
+def _in_plain_jax(*operands: Array, batch_dims: int, reverse: bool, **_: Any) -> Array:
+    return _reference.add(*operands, batch_dims=batch_dims, reverse=reverse)[0]
+
+
+ta_add_p = make_primitive(
+    "ta_add",
+    abstract_eval=_abstract_eval,
+    jvp=_jvp,
+    transpose=_transpose,
+    batch=batch_rows,
+    reference=_in_plain_jax,
+    kernel=row_kernel("add", in_place=True, takes_value=True),
+)

@@ -1,0 +1,76 @@
+"""`ta_empty`: a buffer that nobody has written to, made in O(1)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import ShapedArray
+
+from jax_tensorarray._ordering import PREFIX
+from jax_tensorarray._register import Array, make_primitive
+
+
+def ta_empty(size: int, element_shape: int | Sequence[int] = (), dtype: Any = jnp.float32) -> jax.Array:
+    """An uninitialised buffer of `size` rows, made in O(1): no memory is touched before it is written.
+
+    Its contents are arbitrary until then. Where `jax_debug_nans` or `jax_debug_infs` is on, and on platforms without
+    kernels, it is filled with zeros.
+
+    Args:
+        size: number of rows, a Python integer.
+        element_shape: shape of a row.
+        dtype: dtype of the buffer.
+
+    Returns:
+        Array of shape `[size, *element_shape]`. It depends on no input, so there is nothing to differentiate.
+
+    Raises:
+        TypeError: `size` or `element_shape` is not made of integers.
+        ValueError: one of them is negative.
+
+    >>> import jax.numpy as jnp
+    >>> buffer = ta_empty(1_000_000, (64,))
+    >>> buffer.shape, buffer.dtype
+    ((1000000, 64), dtype('float32'))
+
+    NumPy: `numpy.empty`.
+    """
+    row = (element_shape,) if not isinstance(element_shape, Sequence) else tuple(element_shape)
+    shape = tuple(_dimension(d) for d in (size, *row))
+    dtype = jnp.zeros((), dtype).dtype  # checks it, and narrows it where 64-bit types are off
+    if jax.config.jax_debug_nans or jax.config.jax_debug_infs:  # type: ignore[attr-defined]
+        return jnp.zeros(shape, dtype)
+    return ta_empty_p.bind(shape=shape, dtype=dtype)
+
+
+def _dimension(d: Any) -> int:
+    if isinstance(d, bool) or not isinstance(d, int | np.integer):
+        raise TypeError(f"ta_empty: sizes must be Python integers, known while tracing; got {d!r}")
+    if d < 0:
+        raise ValueError(f"ta_empty: sizes must not be negative, got {d}")
+    return int(d)
+
+
+def _abstract_eval(*, shape: tuple[int, ...], dtype: Any) -> Any:
+    return ShapedArray(shape, dtype)
+
+
+def _in_plain_jax(*, shape: tuple[int, ...], dtype: Any) -> Array:
+    return jnp.zeros(shape, dtype)
+
+
+def _kernel(ctx: Any, *, shape: tuple[int, ...], dtype: Any) -> Any:
+    return jax.ffi.ffi_lowering(PREFIX + "empty")(ctx)
+
+
+ta_empty_p = make_primitive(
+    "ta_empty",
+    abstract_eval=_abstract_eval,
+    jvp=None,
+    transpose=None,
+    batch=None,
+    reference=_in_plain_jax,
+    kernel=_kernel,
+)

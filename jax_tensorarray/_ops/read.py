@@ -1,0 +1,112 @@
+"""`ta_read`: rows of a buffer. Its transpose adds into the cotangent that is already there."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.interpreters import ad
+
+from jax_tensorarray import _arguments, _compat, _reference
+from jax_tensorarray._register import (
+    Array,
+    batch_rows,
+    batched_params,
+    check_operands,
+    is_zero,
+    make_primitive,
+    row_kernel,
+    rows_of,
+    to_front,
+)
+
+
+def ta_read(buffer: Any, index: Any, *, where: Any = None, mode: str | None = None) -> jax.Array:
+    """Read rows of a buffer: `buffer[index]`.
+
+    The gradient with respect to `buffer` is added row by row to the cotangent it already has, never through a
+    dense array of zeros, so a loop of T reads is differentiated in O(T).
+
+    Args:
+        buffer: array of shape `[T, *elem]`, any dtype.
+        index: integer or integer array of shape `I`.
+        where: bool, broadcast to `I`. Rows where it is False are not looked up and give zeros.
+        mode: what an index outside `[0, T)` does, negative ones included: "error" raises, "drop" gives zeros.
+            None is "error", but "drop" for an index that `jax.vmap` batches.
+
+    Returns:
+        Array of shape `[*I, *elem]` and the dtype of `buffer`. Differentiable in `buffer`, in every mode and order.
+
+    Raises:
+        IndexError: a Python or NumPy index is out of range (while tracing).
+        jax.errors.JaxRuntimeError, ValueError: a traced index is out of range (while running, on the CPU).
+        TypeError: `index` is not of an integer dtype, or `where` not bool.
+        ValueError: shapes do not fit.
+
+    >>> import jax, jax.numpy as jnp
+    >>> buffer = jnp.arange(6.0).reshape(3, 2)
+    >>> ta_read(buffer, 1)
+    Array([2., 3.], dtype=float32)
+    >>> jax.grad(lambda b: ta_read(b, jnp.array([1, 1])).sum())(buffer)
+    Array([[0., 0.],
+           [2., 2.],
+           [0., 0.]], dtype=float32)
+
+    TensorFlow: `tf.TensorArray.read` and `gather`.
+    """
+    buffer = _arguments.as_buffer("ta_read", buffer)
+    mode = _arguments.as_mode("ta_read", mode)
+    masked = where is not None and where is not True
+    index, mode = _arguments.as_index("ta_read", index, buffer.shape[0], mode, masked=masked)
+    where = _arguments.as_where("ta_read", where, index.shape)
+    return ta_read_p.bind(buffer, index, *where, batch_dims=0, mode=mode, reverse=False, op="ta_read")
+
+
+def _abstract_eval(buffer: Any, index: Any, *where: Any, batch_dims: int, op: str, **_: Any) -> Any:
+    check_operands(op, buffer, index, where, False, batch_dims)
+    return rows_of(buffer, index, batch_dims)
+
+
+def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
+    out = ta_read_p.bind(*primals, **params)
+    if is_zero(tangents[0]):
+        return out, ad.Zero.from_primal_value(out)
+    return out, ta_read_p.bind(tangents[0], *primals[1:], **params)
+
+
+def _accumulate(running: Array, ct: Array, index: Array, *where: Array, **params: Any) -> Array:
+    from jax_tensorarray._ops.add import ta_add_p
+
+    return ta_add_p.bind(running, index, ct, *where, **params)
+
+
+def _transpose(ct: Any, buffer: Any, index: Array, *where: Array, **params: Any) -> Any:
+    if is_zero(ct):
+        return [ad.Zero(buffer.aval), *[None] * (1 + len(where))]
+    zeros = jnp.zeros(buffer.aval.shape, buffer.aval.dtype)
+    return [_accumulate(zeros, ct, index, *where, **params), *[None] * (1 + len(where))]
+
+
+def _batch(primitive: Any, args: Any, dims: Any, **params: Any) -> Any:
+    if dims[0] is not None:
+        return batch_rows(primitive, args, dims, **params)
+    # One buffer for all examples: their indices are more positions of one gather, next to the batch axes.
+    size = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
+    at = params["batch_dims"]
+    rest = [jnp.moveaxis(to_front(x, d, size), 0, at) for x, d in zip(args[1:], dims[1:], strict=True)]
+    return primitive.bind(args[0], *rest, **batched_params(params, dims[1], new_axes=0)), at
+
+
+def _in_plain_jax(buffer: Array, index: Array, *where: Array, batch_dims: int, **_: Any) -> Array:
+    return _reference.read(buffer, index, *where, batch_dims=batch_dims)
+
+
+ta_read_p = make_primitive(
+    "ta_read",
+    abstract_eval=_abstract_eval,
+    jvp=_jvp,
+    transpose=None,
+    batch=_batch,
+    reference=_in_plain_jax,
+    kernel=row_kernel("read", in_place=False, takes_value=False),
+)
+_compat.register_accumulating_transpose(ta_read_p, _accumulate, _transpose)

@@ -1,0 +1,77 @@
+"""`ta_stack`: the dense array of a buffer, with zeros past its live rows. Linear, and its own transpose."""
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax.interpreters import ad
+
+from jax_tensorarray import _arguments, _reference
+from jax_tensorarray._ordering import PREFIX
+from jax_tensorarray._register import Array, is_zero, like_buffer, make_primitive, to_front
+
+
+def ta_stack(buffer: Any, size: Any = None) -> jax.Array:
+    """The rows of a buffer as one dense array; those at or past `size` are zeros.
+
+    Args:
+        buffer: array of shape `[T, *elem]`, any dtype.
+        size: number of live rows, an integer scalar that may be traced; None means all of them. Any integer is
+            allowed: there are no rows past a size of T or more, and all rows are past a negative one.
+
+    Returns:
+        Array of the shape and dtype of `buffer`. Differentiable in `buffer`.
+
+    Raises:
+        TypeError: `size` is not of an integer dtype.
+        ValueError: `size` is not a scalar.
+
+    >>> import jax.numpy as jnp
+    >>> ta_stack(jnp.array([1.0, 2.0, 3.0]), 2)
+    Array([1., 2., 0.], dtype=float32)
+
+    TensorFlow: `tf.TensorArray.stack`.
+    """
+    buffer = _arguments.as_buffer("ta_stack", buffer)
+    if size is None:
+        return buffer
+    return ta_stack_p.bind(buffer, _arguments.as_size("ta_stack", size), batch_dims=0)
+
+
+def _abstract_eval(buffer: Any, size: Any, *, batch_dims: int) -> Any:
+    if buffer.ndim <= batch_dims or size.shape != buffer.shape[:batch_dims]:
+        raise ValueError(f"ta_stack: buffer {buffer.shape} and size {size.shape} do not share {batch_dims} batch axes")
+    return like_buffer(buffer)
+
+
+def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
+    out = ta_stack_p.bind(*primals, **params)
+    if is_zero(tangents[0]):
+        return out, ad.Zero.from_primal_value(out)
+    return out, ta_stack_p.bind(tangents[0], primals[1], **params)
+
+
+def _transpose(ct: Any, buffer: Any, size: Array, **params: Any) -> Any:
+    return [ad.Zero(buffer.aval) if is_zero(ct) else ta_stack_p.bind(ct, size, **params), None]
+
+
+def _batch(primitive: Any, args: Any, dims: Any, *, batch_dims: int) -> Any:
+    n = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
+    buffer, size = (to_front(x, d, n) for x, d in zip(args, dims, strict=True))
+    return primitive.bind(buffer, size, batch_dims=batch_dims + 1), 0
+
+
+def _kernel(ctx: Any, *operands: Any, batch_dims: int) -> Any:
+    rule = jax.ffi.ffi_lowering(PREFIX + "mask", operand_output_aliases={0: 0})
+    return rule(ctx, *operands, batch_dims=np.int64(batch_dims))
+
+
+ta_stack_p = make_primitive(
+    "ta_stack",
+    abstract_eval=_abstract_eval,
+    jvp=_jvp,
+    transpose=_transpose,
+    batch=_batch,
+    reference=_reference.mask,
+    kernel=_kernel,
+)

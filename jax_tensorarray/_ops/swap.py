@@ -1,0 +1,99 @@
+"""`ta_swap`: put rows into a buffer and take out those that were there. It is its own transpose."""
+
+from typing import Any
+
+import jax
+from jax.interpreters import ad
+
+from jax_tensorarray import _arguments, _reference
+from jax_tensorarray._register import (
+    Array,
+    batch_rows,
+    check_operands,
+    is_zero,
+    like_buffer,
+    make_primitive,
+    row_kernel,
+    rows_of,
+)
+
+
+def ta_swap(
+    buffer: Any, index: Any, value: Any, *, where: Any = None, mode: str | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """Exchange rows of a buffer for others: `buffer[index], old = value, buffer[index]`.
+
+    One operation on one buffer, so XLA needs no copy to keep the read before the write.
+
+    Args:
+        buffer: array of shape `[T, *elem]`, any dtype.
+        index: integer or integer array of shape `I`. Duplicates are exchanged in order: a later one takes out what
+            an earlier one put in.
+        value: broadcast to `[*I, *elem]`, and converted to the dtype of `buffer` where that loses nothing.
+        where: bool, broadcast to `I`. Rows where it is False are not touched, and their old rows are zeros.
+        mode: what an index outside `[0, T)` does, negative ones included: "error" raises, "drop" skips the row and
+            gives zeros as the old one. None is "error", but "drop" for an index that `jax.vmap` batches.
+
+    Returns:
+        The updated buffer, and the old rows of shape `[*I, *elem]`. Differentiable in `buffer` and `value`.
+
+    Raises:
+        IndexError: a Python or NumPy index is out of range (while tracing).
+        jax.errors.JaxRuntimeError, ValueError: a traced index is out of range (while running, on the CPU).
+        TypeError: `index` is not of an integer dtype, `where` is not bool, or `value` would lose precision.
+        ValueError: shapes do not fit.
+
+    >>> import jax.numpy as jnp
+    >>> buffer, old = ta_swap(jnp.array([1.0, 2.0, 3.0]), 1, 9.0)
+    >>> buffer, old
+    (Array([1., 9., 3.], dtype=float32), Array(2., dtype=float32))
+    """
+    buffer = _arguments.as_buffer("ta_swap", buffer)
+    mode = _arguments.as_mode("ta_swap", mode)
+    masked = where is not None and where is not True
+    index, mode = _arguments.as_index("ta_swap", index, buffer.shape[0], mode, masked=masked)
+    value = _arguments.as_value("ta_swap", value, buffer, index.shape)
+    where = _arguments.as_where("ta_swap", where, index.shape)
+    buffer, old = ta_swap_p.bind(buffer, index, value, *where, batch_dims=0, mode=mode, reverse=False, op="ta_swap")
+    return buffer, old
+
+
+def _abstract_eval(buffer: Any, index: Any, *rest: Any, batch_dims: int, op: str, **_: Any) -> Any:
+    check_operands(op, buffer, index, rest, True, batch_dims)
+    return like_buffer(buffer), rows_of(buffer, index, batch_dims)
+
+
+def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
+    _, index, _, *where = primals
+    outs = ta_swap_p.bind(*primals, **params)
+    if is_zero(tangents[0]) and is_zero(tangents[2]):
+        return outs, [ad.Zero.from_primal_value(out) for out in outs]
+    buffer_dot, value_dot = (ad.instantiate_zeros(tangents[k]) for k in (0, 2))
+    return outs, ta_swap_p.bind(buffer_dot, index, value_dot, *where, **params)
+
+
+def _transpose(cts: Any, buffer: Any, index: Array, value: Any, *where: Array, **params: Any) -> Any:
+    nothing = [None] * len(where)
+    needs_buffer, needs_value = ad.is_undefined_primal(buffer), ad.is_undefined_primal(value)
+    if all(map(is_zero, cts)):
+        return [ad.Zero(buffer.aval) if needs_buffer else None, None, ad.Zero(value.aval) if needs_value else None, *nothing]
+    ct_buffer, ct_old = map(ad.instantiate_zeros, cts)
+    # The exchanges are undone last to first.
+    ct_buffer, ct_value = ta_swap_p.bind(ct_buffer, index, ct_old, *where, **params | {"reverse": not params["reverse"]})
+    return [ct_buffer if needs_buffer else None, None, ct_value if needs_value else None, *nothing]
+
+
+def _in_plain_jax(*operands: Array, batch_dims: int, reverse: bool, **_: Any) -> tuple[Array, Array]:
+    return _reference.swap(*operands, batch_dims=batch_dims, reverse=reverse)
+
+
+ta_swap_p = make_primitive(
+    "ta_swap",
+    multiple_results=True,
+    abstract_eval=_abstract_eval,
+    jvp=_jvp,
+    transpose=_transpose,
+    batch=batch_rows,
+    reference=_in_plain_jax,
+    kernel=row_kernel("swap", in_place=True, takes_value=True),
+)

@@ -1,0 +1,104 @@
+"""`ta_write`: put rows into a buffer. Its transpose takes the rows out of the cotangent, in one swap with zeros."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.interpreters import ad
+
+from jax_tensorarray import _arguments, _reference
+from jax_tensorarray._ops.swap import ta_swap_p
+from jax_tensorarray._register import (
+    Array,
+    batch_rows,
+    check_operands,
+    is_zero,
+    like_buffer,
+    make_primitive,
+    row_kernel,
+)
+
+
+def ta_write(buffer: Any, index: Any, value: Any, *, where: Any = None, mode: str | None = None) -> jax.Array:
+    """Write rows into a buffer: `buffer[index] = value`, and the updated buffer is returned.
+
+    In a loop that carries the buffer, XLA updates it in place. Under `jax.grad` the rows' cotangents are taken out
+    of the buffer's cotangent in place as well, so T writes are differentiated in O(T).
+
+    Args:
+        buffer: array of shape `[T, *elem]`, any dtype.
+        index: integer or integer array of shape `I`. Duplicates are written in order: the last one stays.
+        value: broadcast to `[*I, *elem]`, and converted to the dtype of `buffer` where that loses nothing.
+        where: bool, broadcast to `I`. Rows where it is False are not written.
+        mode: what an index outside `[0, T)` does, negative ones included: "error" raises, "drop" skips the row.
+            None is "error", but "drop" for an index that `jax.vmap` batches.
+
+    Returns:
+        The updated buffer. Differentiable in `buffer` and `value`; of duplicates the last gets all of the gradient.
+
+    Raises:
+        IndexError: a Python or NumPy index is out of range (while tracing).
+        jax.errors.JaxRuntimeError, ValueError: a traced index is out of range (while running, on the CPU).
+        TypeError: `index` is not of an integer dtype, `where` is not bool, or `value` would lose precision.
+        ValueError: shapes do not fit.
+
+    >>> import jax, jax.numpy as jnp
+    >>> ta_write(jnp.zeros((3, 2)), 1, jnp.array([5.0, 6.0]))
+    Array([[0., 0.],
+           [5., 6.],
+           [0., 0.]], dtype=float32)
+    >>> jax.grad(lambda v: ta_write(jnp.zeros(3), jnp.array([1, 1]), v).sum())(jnp.array([7.0, 8.0]))
+    Array([0., 1.], dtype=float32)
+
+    TensorFlow: `tf.TensorArray.write` and `scatter`.
+    """
+    buffer = _arguments.as_buffer("ta_write", buffer)
+    mode = _arguments.as_mode("ta_write", mode)
+    masked = where is not None and where is not True
+    index, mode = _arguments.as_index("ta_write", index, buffer.shape[0], mode, masked=masked)
+    value = _arguments.as_value("ta_write", value, buffer, index.shape)
+    where = _arguments.as_where("ta_write", where, index.shape)
+    return ta_write_p.bind(buffer, index, value, *where, batch_dims=0, mode=mode, reverse=False, op="ta_write")
+
+
+def _abstract_eval(buffer: Any, index: Any, *rest: Any, batch_dims: int, op: str, **_: Any) -> Any:
+    check_operands(op, buffer, index, rest, True, batch_dims)
+    return like_buffer(buffer)
+
+
+def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
+    _, index, _, *where = primals
+    out = ta_write_p.bind(*primals, **params)
+    if is_zero(tangents[0]) and is_zero(tangents[2]):
+        return out, ad.Zero.from_primal_value(out)
+    buffer_dot, value_dot = (ad.instantiate_zeros(tangents[k]) for k in (0, 2))
+    return out, ta_write_p.bind(buffer_dot, index, value_dot, *where, **params)
+
+
+def _transpose(ct: Any, buffer: Any, index: Array, value: Any, *where: Array, **params: Any) -> Any:
+    nothing = [None] * len(where)
+    needs_buffer, needs_value = ad.is_undefined_primal(buffer), ad.is_undefined_primal(value)
+    if is_zero(ct):
+        return [ad.Zero(buffer.aval) if needs_buffer else None, None, ad.Zero(value.aval) if needs_value else None, *nothing]
+    shape = value.aval.shape if needs_value else value.shape
+    zeros = jnp.zeros(shape, ct.dtype)
+    if not needs_value:
+        return [ta_write_p.bind(ct, index, zeros, *where, **params), None, None, *nothing]
+    # Undone last to first: of duplicates, the last write takes the row and leaves zeros to the earlier ones.
+    ct, taken = ta_swap_p.bind(ct, index, zeros, *where, **params | {"reverse": not params["reverse"]})
+    return [ct if needs_buffer else None, None, taken, *nothing]
+
+
+def _in_plain_jax(*operands: Array, batch_dims: int, reverse: bool, **_: Any) -> Array:
+    return _reference.swap(*operands, batch_dims=batch_dims, reverse=reverse)[0]
+
+
+ta_write_p = make_primitive(
+    "ta_write",
+    abstract_eval=_abstract_eval,
+    jvp=_jvp,
+    transpose=_transpose,
+    batch=batch_rows,
+    reference=_in_plain_jax,
+    kernel=row_kernel("write", in_place=True, takes_value=True),
+)

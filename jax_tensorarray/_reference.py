@@ -1,0 +1,100 @@
+"""What every op means, in plain JAX: the lowering wherever there is no kernel.
+
+All operands carry the same `batch_dims` leading axes. A platform without kernels cannot raise from inside a
+program, so an index out of range is dropped here in every mode.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+Array = jax.Array
+
+
+def _batched(f: Callable[..., Any], batch_dims: int) -> Callable[..., Any]:
+    for _ in range(batch_dims):
+        f = jax.vmap(f)
+    return f
+
+
+def _row(buffer: Array, index: Array, where: Array) -> tuple[Array, Array]:
+    """The index clamped into range, and whether it was there."""
+    size = buffer.shape[0]
+    found = where & (index >= 0) & (index < size)
+    return jnp.where(found, index, 0).astype(jnp.int64 if jax.config.jax_enable_x64 else jnp.int32), found
+
+
+def _mask_like(index: Array, where: tuple[Array, ...]) -> Array:
+    return where[0] if where else jnp.ones(index.shape, bool)
+
+
+def _walk(step: Callable[..., Any], buffer: Array, index: Array, where: Array, value: Array, reverse: bool) -> Any:
+    """`for k: buffer, out[k] = step(buffer, index[k], where[k], value[k])`, over all positions of `index`."""
+    elem = buffer.shape[1:]
+    flat = (index.reshape(-1), where.reshape(-1), value.reshape(index.size, *elem))
+    buffer, outs = lax.scan(lambda b, x: step(b, *x), buffer, flat, reverse=reverse)
+    return buffer, jax.tree.map(lambda out: out.reshape(*index.shape, *elem), outs)
+
+
+def read(buffer: Array, index: Array, *where: Array, batch_dims: int) -> Array:
+    """`value[k] = buffer[index[k]]`; zeros where masked or out of range."""
+
+    def one(buffer: Array, index: Array, where: Array) -> Array:
+        elem = buffer.shape[1:]
+        if buffer.shape[0] == 0:
+            return jnp.zeros(index.shape + elem, buffer.dtype)
+        at, found = _row(buffer, index, where)
+        found = found.reshape(found.shape + (1,) * len(elem))
+        return jnp.where(found, buffer[at], jnp.zeros((), buffer.dtype))
+
+    return _batched(one, batch_dims)(buffer, index, _mask_like(index, where))
+
+
+def _update(row: Callable[[Array, Array], Array]) -> Callable[..., tuple[Array, Array]]:
+    """A step of `_walk`: replace the row by `row(old, value)` and give the old one."""
+
+    def step(buffer: Array, index: Array, where: Array, value: Array) -> tuple[Array, Array]:
+        if buffer.shape[0] == 0:
+            return buffer, jnp.zeros_like(value)
+        at, found = _row(buffer, index, where)
+        old = lax.dynamic_index_in_dim(buffer, at, 0, keepdims=False)
+        new = jnp.where(found, row(old, value), old)
+        return lax.dynamic_update_index_in_dim(buffer, new, at, 0), jnp.where(found, old, jnp.zeros_like(old))
+
+    return step
+
+
+def _rows(row: Callable[[Array, Array], Array]) -> Callable[..., tuple[Array, Array]]:
+    def op(buffer: Array, index: Array, value: Array, *where: Array, batch_dims: int, reverse: bool) -> tuple[Array, Array]:
+        def one(buffer: Array, index: Array, value: Array, where: Array) -> tuple[Array, Array]:
+            result: tuple[Array, Array] = _walk(_update(row), buffer, index, where, value, reverse)
+            return result
+
+        result: tuple[Array, Array] = _batched(one, batch_dims)(buffer, index, value, _mask_like(index, where))
+        return result
+
+    return op
+
+
+def _sum(a: Array, b: Array) -> Array:
+    return a | b if a.dtype == jnp.bool_ else a + b
+
+
+#: `for k: old[k], buffer[index[k]] = buffer[index[k]], value[k]`
+swap = _rows(lambda old, value: value)
+
+#: `for k: buffer[index[k]] += value[k]`, with the row before the sum as second result
+add = _rows(_sum)
+
+
+def mask(buffer: Array, size: Array, *, batch_dims: int) -> Array:
+    """Zeros in the rows at or past `size`."""
+
+    def one(buffer: Array, size: Array) -> Array:
+        keep = jnp.arange(buffer.shape[0]) < size
+        return jnp.where(keep.reshape((-1,) + (1,) * (buffer.ndim - 1)), buffer, jnp.zeros((), buffer.dtype))
+
+    return _batched(one, batch_dims)(buffer, size)

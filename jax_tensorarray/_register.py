@@ -1,0 +1,165 @@
+"""Turn the rules of an op into a JAX primitive.
+
+A rule is an ordinary function; this module says to JAX which is which. Every op of the library has the operands
+`buffer, index[, value][, where]` and the parameters of `Params`, so that one batching rule and one lowering serve
+all of them.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypedDict
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import ShapedArray
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir, xla
+
+from jax_tensorarray import _ffi
+from jax_tensorarray._ordering import PREFIX
+
+Array = Any
+
+
+class Params(TypedDict):
+    """What a row op is bound with, besides its operands."""
+
+    batch_dims: int  #: leading axes that buffer, index, value and where share
+    mode: str | None  #: "error", "drop", or None: "error" unless vmap batches the index
+    reverse: bool  #: walk the positions of the index last to first
+    op: str  #: the public op that the user called, for messages
+
+
+def make_primitive(
+    name: str,
+    *,
+    abstract_eval: Callable[..., Any],
+    jvp: Callable[..., Any] | None,
+    transpose: Callable[..., Any] | None,
+    batch: Callable[..., Any] | None,
+    reference: Callable[..., Any],
+    kernel: Callable[..., Any],
+    multiple_results: bool = False,
+) -> Primitive:
+    """A primitive with all its rules.
+
+    `reference` is the meaning in plain JAX, lowered where no kernel is; `kernel` lowers to a call of one.
+    """
+    primitive = Primitive(name)
+    primitive.multiple_results = multiple_results
+    primitive.def_impl(functools.partial(xla.apply_primitive, primitive))
+    primitive.def_abstract_eval(abstract_eval)
+    if jvp is not None:
+        ad.primitive_jvps[primitive] = jvp
+    if transpose is not None:
+        ad.primitive_transposes[primitive] = transpose
+    if batch is not None:
+        batching.primitive_batchers[primitive] = functools.partial(batch, primitive)
+    fallback = mlir.lower_fun(reference, multiple_results=multiple_results)
+    mlir.register_lowering(primitive, fallback)
+    for platform in sorted(_ffi.loaded):
+        mlir.register_lowering(primitive, functools.partial(_lower, kernel, fallback), platform=platform)
+    return primitive
+
+
+# --- abstract eval ---------------------------------------------------------------------------------------------
+
+
+def row_shape(buffer: Any, index: Any, batch_dims: int) -> tuple[int, ...]:
+    """Shape of the rows that `index` addresses: `[*batch, *I, *elem]`."""
+    return (*index.shape, *buffer.shape[batch_dims + 1 :])
+
+
+def check_operands(op: str, buffer: Any, index: Any, rest: Sequence[Any], takes_value: bool, batch_dims: int) -> None:
+    """What a bind must satisfy. The public functions make it so; this guards binds by hand."""
+    if buffer.ndim <= batch_dims or index.shape[:batch_dims] != buffer.shape[:batch_dims]:
+        raise ValueError(f"{op}: buffer {buffer.shape} and index {index.shape} do not share {batch_dims} batch axes")
+    if not jnp.issubdtype(index.dtype, jnp.integer):
+        raise TypeError(f"{op}: index must have an integer dtype, got {index.dtype}")
+    value, where = (rest[:1], rest[1:]) if takes_value else ((), rest)
+    for v in value:
+        if v.shape != row_shape(buffer, index, batch_dims) or v.dtype != buffer.dtype:
+            raise TypeError(f"{op}: value {v.str_short()} does not fit rows {row_shape(buffer, index, batch_dims)} of "
+                            f"{buffer.dtype}")
+    for w in where:
+        if w.shape != index.shape or w.dtype != jnp.bool_:
+            raise TypeError(f"{op}: where {w.str_short()} must be bool{index.shape}")
+
+
+def like_buffer(buffer: Any) -> ShapedArray:
+    """Type of the updated buffer."""
+    return buffer.update(weak_type=False)
+
+
+def rows_of(buffer: Any, index: Any, batch_dims: int) -> ShapedArray:
+    """Type of the rows that `index` addresses."""
+    return ShapedArray(row_shape(buffer, index, batch_dims), buffer.dtype)
+
+
+# --- differentiation -------------------------------------------------------------------------------------------
+
+
+def is_zero(x: Any) -> bool:
+    """Whether a tangent or cotangent is symbolically zero."""
+    return type(x) is ad.Zero
+
+
+# --- batching --------------------------------------------------------------------------------------------------
+
+
+def to_front(x: Array, dim: int | None, size: int) -> Array:
+    """`x` with its batch axis first, made if it has none."""
+    return jnp.broadcast_to(x, (size, *x.shape)) if dim is None else jnp.moveaxis(x, dim, 0)
+
+
+def batch_rows(primitive: Primitive, args: Sequence[Array], dims: Sequence[int | None], **params: Any) -> Any:
+    """Batching rule of every row op: one more native batch axis, at the front of all operands."""
+    size = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
+    args = [to_front(x, d, size) for x, d in zip(args, dims, strict=True)]
+    out = primitive.bind(*args, **batched_params(params, dims[1]))
+    return (out, [0] * len(out)) if primitive.multiple_results else (out, 0)
+
+
+def batched_params(params: dict[str, Any], index_dim: int | None, new_axes: int = 1) -> dict[str, Any]:
+    """Parameters under vmap. An index that vmap batches belongs to examples that may not be running."""
+    dropped = params["mode"] is None and index_dim is not None
+    return params | {"batch_dims": params["batch_dims"] + new_axes, "mode": "drop" if dropped else params["mode"]}
+
+
+# --- lowering --------------------------------------------------------------------------------------------------
+
+
+def _lower(kernel: Callable[..., Any], fallback: Callable[..., Any], ctx: Any, *operands: Any, **params: Any) -> Any:
+    """Lower to a kernel, or to plain JAX for the dtypes that are packed below a byte, which no kernel can address."""
+    packed = any(_is_packed(aval.dtype) for aval in (*ctx.avals_in, *ctx.avals_out))
+    return (fallback if packed else kernel)(ctx, *operands, **params)
+
+
+def _is_packed(dtype: Any) -> bool:
+    limits = jnp.iinfo if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo if jnp.issubdtype(dtype, jnp.floating) else None
+    return limits is not None and limits(dtype).bits < 8
+
+
+def row_kernel(name: str, *, in_place: bool, takes_value: bool) -> Callable[..., Any]:
+    """Lowering of a row op to its kernel; the updated buffer is the first result if it is in place."""
+
+    def lower(ctx: Any, *operands: Any, batch_dims: int, mode: str | None, reverse: bool, op: str) -> Any:
+        rule = jax.ffi.ffi_lowering(PREFIX + name, operand_output_aliases={0: 0} if in_place else {})
+        return rule(
+            ctx,
+            *operands,
+            op=op,
+            batch_dims=np.int64(batch_dims),
+            strict=mode != "drop",
+            masked=len(operands) == (4 if takes_value else 3),
+            reverse=reverse,
+        )
+
+    return lower
+
+
+def num_rows(index: Any) -> int:
+    """How many rows `index` addresses."""
+    return math.prod(index.shape)
