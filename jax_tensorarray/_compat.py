@@ -55,14 +55,42 @@ def register_accumulating_transpose(
     except (ImportError, AttributeError):
         return
 
+    class Deferred(ValAccum):  # type: ignore[misc, valid-type]
+        """An accumulator that has only rows so far: they wait for a dense cotangent to be added to, if one comes."""
+
+        pending: list[Callable[[Array], Array]]
+
+        def accum(self, x: Any) -> None:
+            super().accum(x)
+            if type(self.val) is not ad.Zero:
+                self._settle()
+
+        def freeze(self) -> Any:
+            self._settle()
+            return self.val
+
+        def _settle(self) -> None:
+            self.__class__ = ValAccum
+            self.val = functools.reduce(lambda running, add: add(running), self.pending, ad.instantiate_zeros(self.val))
+            del self.pending
+
     def transpose(ct: Array, target: Any, *rest: Array, **params: Any) -> None:
         if type(ct) is ad.Zero:
             return
-        if isinstance(target, ValAccum):
-            target.val = accumulate(ad.instantiate_zeros(target.val), ct, *rest, **params)
-        elif isinstance(target, RefAccum):
+
+        def add(running: Array) -> Array:
+            return accumulate(running, ct, *rest, **params)
+
+        if isinstance(target, RefAccum):
             ref = target.inst().ref
-            ref[...] = accumulate(ref[...], ct, *rest, **params)
+            ref[...] = add(ref[...])
+        elif isinstance(target, ValAccum) and type(target.val) is not ad.Zero:
+            target.val = add(target.val)
+        elif isinstance(target, ValAccum):
+            if not isinstance(target, Deferred):
+                target.__class__ = Deferred
+                target.pending = []
+            target.pending.append(add)
 
     table[primitive] = transpose
     _accumulating.add(primitive)

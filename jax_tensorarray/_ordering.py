@@ -34,10 +34,10 @@ def order_readers(module: ir.Module) -> None:
     if not any(_target(op).startswith(PREFIX) for f in functions.values() for op in _walk(f)):
         return
     with module.context:
-        owners = _Owners(functions)
+        everything = _Module(functions)
         for function in functions.values():
             for block in list(_blocks(function)):
-                _order_block(block, owners)
+                _order_block(block, everything)
         _Hoisting(functions).function("main", [False] * len(_entry(functions["main"]).arguments), False)
 
 
@@ -92,33 +92,50 @@ def _num_bytes(value: ir.Value) -> float:
 # --- who owns a buffer -----------------------------------------------------------------------------------------
 
 
-class _Owners:
-    """Answers whether an operand of an operation is updated in place by it, or inside it."""
+class _Module:
+    """Answers what happens to an operand of an operation inside it, through loops and calls."""
 
     def __init__(self, functions: dict[str, Operation]) -> None:
         self.functions = functions
-        self.arguments: dict[str, list[bool]] = {}
+        self._owned: dict[str, list[bool]] = {}
+        self._held: dict[str, list[bool]] = {}
 
     def owns(self, op: Operation, number: int) -> bool:
-        if _target(op) in IN_PLACE:
-            return number == 0
-        if op.name == "stablehlo.dynamic_update_slice":
+        """Whether the operand is updated in place by `op`, or inside it."""
+        if _target(op) in IN_PLACE or op.name == "stablehlo.dynamic_update_slice":
             return number == 0
         if op.name == "stablehlo.while":
-            body = op.regions[1].blocks[0]
-            yielded = _operation(list(body.operations)[-1]).operands
-            return bool(yielded[number] != body.arguments[number])
-        if op.name == "func.call":
-            return self._arguments(op.attributes["callee"].value)[number]
-        return False
+            return number not in _invariants(op)
+        return op.name == "func.call" and self._argument(self._owned, self.owns, op, number)
 
-    def _arguments(self, name: str) -> list[bool]:
-        if name not in self.arguments:
+    def holds(self, op: Operation, number: int) -> bool:
+        """Whether one of our calls gets the operand as its buffer, in `op` or inside it."""
+        if op.name == "stablehlo.while":
+            body = op.regions[1].blocks[0]
+            return body.arguments[number] in self._values(body, self.holds)
+        if op.name == "func.call":
+            return self._argument(self._held, self.holds, op, number)
+        return number == 0 and _target(op).startswith(PREFIX)
+
+    def _argument(self, known: dict[str, list[bool]], relation: Any, call: Operation, number: int) -> bool:
+        name = call.attributes["callee"].value
+        if name not in known:
             block = _entry(self.functions[name])
-            owned = {value for op in map(_operation, block.operations) for user, number, value in _nested_operands(op)
-                     if self.owns(user, number)}
-            self.arguments[name] = [argument in owned for argument in block.arguments]
-        return self.arguments[name]
+            values = self._values(block, relation)
+            known[name] = [argument in values for argument in block.arguments]
+        return known[name][number]
+
+    @staticmethod
+    def _values(block: ir.Block, relation: Any) -> set[ir.Value]:
+        return {value for op in map(_operation, block.operations) for user, number, value in _nested_operands(op)
+                if relation(user, number)}
+
+
+def _invariants(loop: Operation) -> set[int]:
+    """Positions of the loop-carried values that the body returns as they were."""
+    body = loop.regions[1].blocks[0]
+    yielded = _operation(list(body.operations)[-1]).operands
+    return {k for k, (argument, value) in enumerate(zip(body.arguments, yielded, strict=True)) if argument == value}
 
 
 # --- ordering one block ----------------------------------------------------------------------------------------
@@ -159,22 +176,24 @@ class _Block:
         for r, m in enumerate(self.order):
             self.rank[m] = r
 
-    def replace(self, k: int, op: Operation) -> None:
-        del self.identity[self.operations[k]]
-        self.operations[k] = op
-        self.identity[op] = k
+    def add_operands(self, k: int, extra: Sequence[ir.Value]) -> None:
+        """Replace one of our calls by the same call with more operands."""
+        op = self.operations[k]
+        del self.identity[op]
+        self.operations[k] = _with_operands(op, extra)
+        self.identity[self.operations[k]] = k
 
 
-def _order_block(mlir_block: ir.Block, owners: _Owners) -> None:
+def _order_block(mlir_block: ir.Block, module: _Module) -> None:
     block = _Block(mlir_block)
     users: dict[ir.Value, set[int]] = {}
     owning: dict[ir.Value, set[int]] = {}
     for k, op in enumerate(block.operations):
         for user, number, value in _nested_operands(op):
             users.setdefault(value, set()).add(k)
-            if owners.owns(user, number):
+            if module.owns(user, number):
                 owning.setdefault(value, set()).add(k)
-    pinned = set().union(*owning.values()) | {k for k, op in enumerate(block.operations) if not _is_pure(op)}
+    pinned = set().union(*owning.values())
 
     pending: dict[int, list[tuple[ir.Value, list[int]]]] = {}
     for value, candidates in owning.items():
@@ -186,7 +205,7 @@ def _order_block(mlir_block: ir.Block, owners: _Owners) -> None:
                 continue  # the value leaves the block, so it has to outlive the owner
             if block.rank[k] > block.rank[owner]:
                 moved = block.ancestors(k, block.rank[owner])
-                if moved & pinned:
+                if moved & pinned or not all(_is_pure(block.operations[m], module.functions) for m in moved):
                     continue  # it depends on the owner, or may not move: XLA has to copy
                 block.move_before(moved, owner)
             readers.append(k)
@@ -201,20 +220,36 @@ def _order_block(mlir_block: ir.Block, owners: _Owners) -> None:
             if not results:
                 continue
             if _target(op) in IN_PLACE and op.operands[0] == value:
-                block.replace(owner, _with_operands(op, results))
+                block.add_operands(owner, results)
             else:
-                _fence(op, value, results, owners)
+                _fence(op, value, results)
+
+    for op in block.operations:
+        if op.name == "stablehlo.while":
+            for k in _invariants(op):
+                if _is_splat(op.operands[k]) and module.holds(op, k):
+                    _fence(op, op.operands[k], [])
 
 
-def _is_pure(op: Operation) -> bool:
-    """Whether moving `op` to an earlier point of its block cannot be observed."""
+def _is_splat(value: ir.Value) -> bool:
+    """Whether XLA would rather make this array anew in every iteration of a loop than carry it into the loop."""
+    producer = None if isinstance(value, ir.BlockArgument) else _operation(value.owner)
+    return producer is not None and producer.name in ("stablehlo.broadcast_in_dim", "stablehlo.constant")
+
+
+def _is_pure(op: Operation, functions: dict[str, Operation]) -> bool:
+    """Whether running `op` at another point of its block cannot be observed."""
     if op.name == "stablehlo.custom_call":
-        return bool(_target(op) == PREFIX + "read")
-    return op.name.startswith(("stablehlo.", "chlo.")) and not op.regions and op.name not in _IMPURE
+        return _target(op) == PREFIX + "read"
+    if op.name == "func.call":
+        return all(_is_pure(inner, functions) for inner in _walk(functions[op.attributes["callee"].value]))
+    if not op.name.startswith(("stablehlo.", "chlo.", "func.return")) or op.name in _IMPURE:
+        return False
+    return all(_is_pure(inner, functions) for inner in _walk(op))
 
 
 _IMPURE = frozenset("stablehlo." + name for name in (
-    "after_all", "collective_broadcast", "create_token", "infeed", "outfeed", "recv", "return", "rng", "send"))
+    "after_all", "collective_broadcast", "create_token", "infeed", "outfeed", "recv", "rng", "send"))
 
 
 def _small_results(readers: Sequence[Operation], limit: float) -> list[ir.Value]:
@@ -228,7 +263,6 @@ def _layouts(values: Sequence[ir.Value]) -> list[ir.Attribute]:
 
 
 def _with_operands(op: Operation, extra: Sequence[ir.Value]) -> Operation:
-    """Replace one of our calls by the same call with more operands."""
     attributes = {name: op.attributes[name] for name in op.attributes}
     attributes["operand_layouts"] = ir.ArrayAttr.get([*attributes["operand_layouts"], *_layouts(extra)])
     with ir.InsertionPoint(op):
@@ -239,7 +273,7 @@ def _with_operands(op: Operation, extra: Sequence[ir.Value]) -> Operation:
     return new
 
 
-def _fence(op: Operation, value: ir.Value, readers: Sequence[ir.Value], owners: _Owners) -> None:
+def _fence(op: Operation, value: ir.Value, readers: Sequence[ir.Value]) -> None:
     """Give `op` the value by way of an in-place identity that waits for the readers."""
     attributes = {
         "api_version": ir.IntegerAttr.get(ir.IntegerType.get_signless(32), 4),
@@ -303,10 +337,8 @@ class _Hoisting:
             varying |= {value for value, v in zip(op.results, results, strict=True) if v}
 
     def loop(self, op: Operation) -> None:
-        body = op.regions[1].blocks[0]
-        yielded = _operation(list(body.operations)[-1]).operands
-        varying = {argument for argument, value in zip(body.arguments, yielded, strict=True) if argument != value}
-        self.block(body, varying, True)
+        body, invariants = op.regions[1].blocks[0], _invariants(op)
+        self.block(body, {argument for k, argument in enumerate(body.arguments) if k not in invariants}, True)
 
 
 def _raises_or_allocates(op: Operation) -> bool:
