@@ -8,60 +8,12 @@
 #include <string>
 #include <string_view>
 
-#include "kernels.h"
-#include "xla/ffi/api/ffi.h"
+#include "handlers.h"
 
 namespace nb = nanobind;
-namespace ffi = xla::ffi;
 
 namespace jax_tensorarray {
 namespace {
-
-ffi::ErrorOr<IndexType> index_type(ffi::DataType type) {
-  switch (type) {
-    case ffi::S8: return IndexType::kS8;
-    case ffi::S16: return IndexType::kS16;
-    case ffi::S32: return IndexType::kS32;
-    case ffi::S64: return IndexType::kS64;
-    case ffi::U8: return IndexType::kU8;
-    case ffi::U16: return IndexType::kU16;
-    case ffi::U32: return IndexType::kU32;
-    case ffi::U64: return IndexType::kU64;
-    default: return ffi::Unexpected(ffi::Error::InvalidArgument("the index of a row op must be an integer"));
-  }
-}
-
-// The attributes that all row ops share.
-struct Call {
-  std::string_view op;  // the name the user called, for messages
-  int64_t batch_dims;
-  bool strict;   // an index out of range is an error
-  bool masked;   // a `where` operand follows the named ones
-  bool reverse;  // walk the positions last to first
-};
-
-// What a handler needs to start: where the buffer lies, which rows to visit, and how large everything is.
-struct Plan {
-  Geometry geometry;  // row in bytes
-  Index index;
-};
-
-int64_t product(ffi::AnyBuffer::Dimensions dims, size_t begin, size_t end) {
-  int64_t n = 1;
-  for (size_t d = begin; d < end; ++d) n *= dims[d];
-  return n;
-}
-
-Geometry geometry_of(const ffi::AnyBuffer& buffer, int64_t batch_dims, int64_t positions) {
-  auto dims = buffer.dimensions();
-  auto time = static_cast<size_t>(batch_dims);
-  Geometry g{};
-  g.batch = product(dims, 0, time);
-  g.size = dims[time];
-  g.count = g.batch == 0 ? 0 : positions / g.batch;
-  g.row = product(dims, time + 1, dims.size()) * static_cast<int64_t>(ffi::ByteWidth(buffer.element_type()));
-  return g;
-}
 
 std::string out_of_range(std::string_view op, const Index& index, int64_t position, int64_t size) {
   int64_t value = index.value(position);
@@ -69,29 +21,15 @@ std::string out_of_range(std::string_view op, const Index& index, int64_t positi
   return std::string(op) + ": index " + text + " is out of range for a TensorArray of size " + std::to_string(size);
 }
 
-ffi::ErrorOr<Plan> make_plan(const Call& call, const ffi::AnyBuffer& buffer, const ffi::AnyBuffer& index,
-                             const ffi::RemainingArgs& rest) {
-  Plan plan{};
-  auto type = index_type(index.element_type());
-  if (type.has_error()) return ffi::Unexpected(type.error());
-  plan.index.type = type.value();
-  plan.index.data = index.untyped_data();
-  if (call.masked) {
-    auto where = rest.get<ffi::AnyBuffer>(0);
-    if (where.has_error()) return ffi::Unexpected(where.error());
-    plan.index.where = static_cast<const uint8_t*>(where.value().untyped_data());
-  }
-  auto positions = static_cast<int64_t>(index.element_count());
-  plan.geometry = geometry_of(buffer, call.batch_dims, positions);
-  // All indices are looked at before the first row moves: an error leaves the buffer as it was.
-  if (call.strict) {
-    int64_t bad = plan.index.first_error(positions, plan.geometry.size);
-    if (bad != kNoRow) {
-      return ffi::Unexpected(ffi::Error(ffi::ErrorCode::kOutOfRange,
-                                        out_of_range(call.op, plan.index, bad, plan.geometry.size)));
-    }
-  }
-  return plan;
+// The plan of a call whose indices have all been looked at: an error leaves the buffer as it was.
+ffi::ErrorOr<Plan> checked_plan(const Call& call, const ffi::AnyBuffer& buffer, const ffi::AnyBuffer& index,
+                                const ffi::RemainingArgs& rest) {
+  auto plan = make_plan(call, buffer, index, rest);
+  if (plan.has_error() || !call.strict) return plan;
+  int64_t size = plan->geometry.size;
+  int64_t bad = plan->index.first_error(static_cast<int64_t>(index.element_count()), size);
+  if (bad == kNoRow) return plan;
+  return ffi::Unexpected(ffi::Error(ffi::ErrorCode::kOutOfRange, out_of_range(call.op, plan->index, bad, size)));
 }
 
 // XLA honours the alias; another runtime that reads the same module need not.
@@ -105,7 +43,7 @@ Unit* in_place(const ffi::AnyBuffer& buffer, ffi::Result<ffi::AnyBuffer>& out) {
 
 ffi::Error Read(ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::RemainingArgs rest,
                 ffi::Result<ffi::AnyBuffer> value, Call call) {
-  auto plan = make_plan(call, buffer, index, rest);
+  auto plan = checked_plan(call, buffer, index, rest);
   if (plan.has_error()) return plan.error();
   const Geometry& g = plan->geometry;
   for (int64_t b = 0; b < g.batch; ++b) {
@@ -117,7 +55,7 @@ ffi::Error Read(ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::RemainingArgs 
 
 ffi::Error Write(ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::AnyBuffer value, ffi::RemainingArgs rest,
                  ffi::Result<ffi::AnyBuffer> out, Call call) {
-  auto plan = make_plan(call, buffer, index, rest);
+  auto plan = checked_plan(call, buffer, index, rest);
   if (plan.has_error()) return plan.error();
   const Geometry& g = plan->geometry;
   auto* rows = in_place<uint8_t>(buffer, out);
@@ -129,7 +67,7 @@ ffi::Error Write(ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::AnyBuffer val
 
 ffi::Error Swap(ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::AnyBuffer value, ffi::RemainingArgs rest,
                 ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> old, Call call) {
-  auto plan = make_plan(call, buffer, index, rest);
+  auto plan = checked_plan(call, buffer, index, rest);
   if (plan.has_error()) return plan.error();
   const Geometry& g = plan->geometry;
   auto* rows = in_place<uint8_t>(buffer, out);
@@ -155,29 +93,10 @@ ffi::Error add_rows(const Plan& plan, const ffi::AnyBuffer& buffer, const ffi::A
 
 ffi::Error Add(ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::AnyBuffer value, ffi::RemainingArgs rest,
                ffi::Result<ffi::AnyBuffer> out, Call call) {
-  auto plan = make_plan(call, buffer, index, rest);
+  auto plan = checked_plan(call, buffer, index, rest);
   if (plan.has_error()) return plan.error();
-  auto run = [&](auto sum) { return add_rows<decltype(sum)>(*plan, buffer, value, out, call.reverse); };
-  switch (buffer.element_type()) {
-    case ffi::PRED: return run(Or{});
-    case ffi::S8: case ffi::U8: return run(Plain<uint8_t>{});
-    case ffi::S16: case ffi::U16: return run(Plain<uint16_t>{});
-    case ffi::S32: case ffi::U32: return run(Plain<uint32_t>{});
-    case ffi::S64: case ffi::U64: return run(Plain<uint64_t>{});
-    case ffi::F32: case ffi::C64: return run(Plain<float>{});
-    case ffi::F64: case ffi::C128: return run(Plain<double>{});
-    case ffi::F16: return run(Rounded<Float16>{});
-    case ffi::BF16: return run(Rounded<BFloat16>{});
-    case ffi::F8E3M4: return run(Rounded<Float8E3M4>{});
-    case ffi::F8E4M3: return run(Rounded<Float8E4M3>{});
-    case ffi::F8E4M3FN: return run(Rounded<Float8E4M3FN>{});
-    case ffi::F8E4M3FNUZ: return run(Rounded<Float8E4M3FNUZ>{});
-    case ffi::F8E4M3B11FNUZ: return run(Rounded<Float8E4M3B11FNUZ>{});
-    case ffi::F8E5M2: return run(Rounded<Float8E5M2>{});
-    case ffi::F8E5M2FNUZ: return run(Rounded<Float8E5M2FNUZ>{});
-    case ffi::F8E8M0FNU: return run(Rounded<Float8E8M0FNU>{});
-    default: return ffi::Error::InvalidArgument("ta_add: there is no addition for this dtype");
-  }
+  return with_sum(buffer.element_type(),
+                  [&](auto sum) { return add_rows<decltype(sum)>(*plan, buffer, value, out, call.reverse); });
 }
 
 ffi::Error Mask(ffi::AnyBuffer buffer, ffi::AnyBuffer size, ffi::RemainingArgs, ffi::Result<ffi::AnyBuffer> out,
@@ -199,16 +118,6 @@ ffi::Error Fence(ffi::AnyBuffer buffer, ffi::RemainingArgs, ffi::Result<ffi::Any
 
 // Leaves its result as XLA allocated it: no page is touched.
 ffi::Error Empty(ffi::RemainingArgs, ffi::Result<ffi::AnyBuffer>) { return ffi::Error::Success(); }
-
-}  // namespace
-}  // namespace jax_tensorarray
-
-XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_tensorarray::Call, ffi::StructMember<std::string_view>("op"),
-                                      ffi::StructMember<int64_t>("batch_dims"), ffi::StructMember<bool>("strict"),
-                                      ffi::StructMember<bool>("masked"), ffi::StructMember<bool>("reverse"));
-
-namespace jax_tensorarray {
-namespace {
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(kRead, Read,
                               ffi::Ffi::Bind()

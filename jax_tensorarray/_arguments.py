@@ -54,8 +54,10 @@ def _as_constant_index(op: str, index: Any, size: int, mode: str | None, *, mask
             values = np.asarray(index, object)  # of any magnitude
         else:
             values = np.asarray(index)
-            if values.dtype != object or values.size == 0:
-                _check_integer(op, values.dtype if values.size else np.dtype(np.int32))
+            if values.dtype == np.float64 and not hasattr(index, "dtype"):
+                values = np.asarray(index, object)  # an empty list, or Python integers that no one dtype holds
+            if values.dtype != object:
+                _check_integer(op, values.dtype)
             values = values.astype(object)
     except ValueError:
         raise TypeError(f"{op}: index must be an integer or an array of integers, got {index!r}") from None
@@ -69,7 +71,7 @@ def _as_constant_index(op: str, index: Any, size: int, mode: str | None, *, mask
     elif all(0 <= v <= np.iinfo(np.uint32).max for v in values.flat):
         dtype = np.uint32
     elif jax.config.jax_enable_x64:  # type: ignore[attr-defined]
-        dtype = np.int64
+        dtype = np.uint64 if all(0 <= v <= np.iinfo(np.uint64).max for v in values.flat) else np.int64
     else:
         dtype = np.int32
     # What the dtype cannot hold is out of range: -1 stands for it.
@@ -101,6 +103,8 @@ def as_value(op: str, value: Any, buffer: Array, index_shape: tuple[int, ...]) -
         promoted = jnp.result_type(buffer.dtype, value)
     except ValueError:  # no implicit promotion between the two, or a strict promotion mode
         promoted = None
+    if hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jax.dtypes.extended):
+        promoted = None  # random keys
     if promoted != buffer.dtype:
         given = getattr(value, "dtype", None) or jnp.result_type(value)
         raise TypeError(
@@ -124,8 +128,10 @@ def _broadcast(op: str, name: str, array: Array, shape: tuple[int, ...], what: s
 
 def as_size(op: str, size: Any) -> Array:
     """A scalar number of rows."""
-    if isinstance(size, int) and not isinstance(size, bool):
-        return jnp.asarray(max(min(size, _INT32_MAX), -1), jnp.int32)
+    if isinstance(size, np.ndarray) and not size.ndim:
+        size = size[()]
+    if isinstance(size, int | np.integer) and not isinstance(size, bool):
+        return jnp.asarray(max(min(int(size), _INT32_MAX), -1), jnp.int32)
     array = jnp.asarray(size)
     if not jnp.issubdtype(array.dtype, jnp.integer):
         raise TypeError(f"{op}: size must have an integer dtype, got {array.dtype}")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from jax.extend.core import Jaxpr, Primitive
+from jax.extend.core import Primitive
 from jax.extend.core import primitives as jax_primitives
 from jax.interpreters import ad, mlir
 
@@ -288,7 +288,6 @@ def run_after_lowering(rewrite: Callable[[mlir.ir.Module], None]) -> None:
 
 
 __all__ = [
-    "Jaxpr",
     "ffi_api_version",
     "install_forwarding_transposes",
     "register_accumulating_transpose",

@@ -11,14 +11,25 @@ _BITS = {"pred": 8, "bf16": 16, "f8e4m3fn": 8, "f8e5m2": 8, "token": 0}
 _SHAPE = re.compile(r"\b([a-z]\w*)\[([\d,]*)\]")
 _COMPUTATION = re.compile(r"^\s*(?:ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
 _OPERATION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\(")
+_FIRST_OPERAND = re.compile(r"(?:[a-z]\w*\[[^%]*)?%?([\w.\-]+)")
 _CALLED = re.compile(r"\b(?:body|condition|to_apply|calls|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 
 # Results of these share memory with an operand, or are a computation that is looked into on its own.
-_IN_PLACE = frozenset(
-    "parameter get-tuple-element tuple while conditional call bitcast custom-call dynamic-update-slice "
-    "opt-barrier copy-done constant".split()
-)
+_IN_PLACE = {
+    "bitcast",
+    "call",
+    "conditional",
+    "constant",
+    "copy-done",
+    "custom-call",
+    "dynamic-update-slice",
+    "get-tuple-element",
+    "opt-barrier",
+    "parameter",
+    "tuple",
+    "while",
+}
 
 
 class Operation(NamedTuple):
@@ -32,8 +43,7 @@ class Operation(NamedTuple):
 
 def optimized_hlo(f: Callable[..., Any], *args: Any) -> str:
     """The HLO that XLA compiles `f` to."""
-    text: str = jax.jit(f).lower(*args).compile().as_text()
-    return text
+    return jax.jit(f).lower(*args).compile().as_text() or ""
 
 
 def _num_bytes(shape: str) -> float:
@@ -88,9 +98,19 @@ def loop_operations(hlo: str) -> Iterator[Operation]:
 
 
 def _fused_root_is_in_place(computations: dict[str, list[str]], line: str) -> bool:
-    """Whether a fusion does no more than update a slice of an operand."""
-    roots = [at for name in _callees(line) for at in computations.get(name, []) if at.strip().startswith("ROOT")]
-    return any(re.search(r"\b(dynamic-update-slice|bitcast|scatter)\(", root) for root in roots)
+    """Whether a fusion does no more than update slices of an operand."""
+    for name in _callees(line):
+        matches = ((_OPERATION.match(at), at) for at in computations.get(name, []))
+        producers = {match.group(1): (match.group(3), match.end(), at) for match, at in matches if match}
+        opcode, end, at = next((p for p in producers.values() if p[2].lstrip().startswith("ROOT")), ("", 0, ""))
+        updates = 0
+        while opcode in ("bitcast", "dynamic-update-slice", "scatter"):
+            updates += opcode != "bitcast"
+            first = _FIRST_OPERAND.match(at, end)
+            opcode, end, at = producers.get(first.group(1), ("", 0, "")) if first else ("", 0, "")
+        if opcode == "parameter" and updates:
+            return True
+    return False
 
 
 def loop_copies(hlo: str, num_bytes: float) -> list[Operation]:

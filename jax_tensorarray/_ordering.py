@@ -12,130 +12,44 @@ The same walk marks the calls that XLA must not hoist out of a loop: those whose
 that raise or allocate. Hoisted, they would raise in a loop of no steps.
 """
 
-import math
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from jax.interpreters.mlir import ir
 
-PREFIX = "jax_tensorarray_"
-
-#: Our calls that update their first operand in place.
-IN_PLACE = frozenset(PREFIX + name for name in ("write", "add", "swap", "mask", "fence"))
-
-Operation = Any
+from jax_tensorarray._branches import split_updating_branches
+from jax_tensorarray._mlir import (
+    IN_PLACE,
+    PREFIX,
+    Module,
+    Operation,
+    blocks,
+    entry,
+    nested_operands,
+    num_bytes,
+    operation,
+    target,
+    terminator,
+    walk,
+)
 
 
 def order_readers(module: ir.Module) -> None:
     """Rewrite `module` in place. A module without our calls is left as it is."""
-    functions = {op.attributes["sym_name"].value: op for op in map(_operation, module.body.operations)
+    functions = {op.attributes["sym_name"].value: op for op in map(operation, module.body.operations)
                  if op.name == "func.func"}
-    if not any(_target(op).startswith(PREFIX) for f in functions.values() for op in _walk(f)):
+    if not any(target(op).startswith(PREFIX) for f in functions.values() for op in walk(f)):
         return
     with module.context:
-        everything = _Module(functions)
+        everything = Module(functions)
         for function in functions.values():
-            for block in list(_blocks(function)):
+            for block in reversed(list(blocks(function))):
+                for op in [op for op in map(operation, block.operations) if op.name == "stablehlo.case"]:
+                    split_updating_branches(op, everything)
+        for function in functions.values():
+            for block in list(blocks(function)):
                 _order_block(block, everything)
-        _Hoisting(functions).function("main", [False] * len(_entry(functions["main"]).arguments), False)
-
-
-# --- reading MLIR ----------------------------------------------------------------------------------------------
-
-
-def _operation(op: Any) -> Operation:
-    return getattr(op, "operation", op)
-
-
-def _target(op: Operation) -> str:
-    return op.attributes["call_target_name"].value if op.name == "stablehlo.custom_call" else ""
-
-
-def _entry(function: Operation) -> ir.Block:
-    return function.regions[0].blocks[0]
-
-
-def _blocks(op: Operation) -> Iterator[ir.Block]:
-    """Every block inside `op`, innermost last."""
-    for region in op.regions:
-        for block in region.blocks:
-            yield block
-            for inner in block.operations:
-                yield from _blocks(_operation(inner))
-
-
-def _walk(op: Operation) -> Iterator[Operation]:
-    for block in _blocks(op):
-        yield from map(_operation, block.operations)
-
-
-def _nested_operands(op: Operation) -> Iterator[tuple[Operation, int, ir.Value]]:
-    """Each (operation, operand number, value) of `op` and of everything in its regions."""
-    for number, value in enumerate(op.operands):
-        yield op, number, value
-    for region in op.regions:
-        for block in region.blocks:
-            for inner in block.operations:
-                yield from _nested_operands(_operation(inner))
-
-
-def _num_bytes(value: ir.Value) -> float:
-    """Size of a ranked tensor; infinite for anything else."""
-    if not isinstance(value.type, ir.RankedTensorType) or not value.type.has_static_shape:
-        return math.inf
-    element = value.type.element_type
-    width = element.element_type.width * 2 if isinstance(element, ir.ComplexType) else getattr(element, "width", 8)
-    return math.prod(value.type.shape) * max(width, 8) / 8
-
-
-# --- who owns a buffer -----------------------------------------------------------------------------------------
-
-
-class _Module:
-    """Answers what happens to an operand of an operation inside it, through loops and calls."""
-
-    def __init__(self, functions: dict[str, Operation]) -> None:
-        self.functions = functions
-        self._owned: dict[str, list[bool]] = {}
-        self._held: dict[str, list[bool]] = {}
-
-    def owns(self, op: Operation, number: int) -> bool:
-        """Whether the operand is updated in place by `op`, or inside it."""
-        if _target(op) in IN_PLACE or op.name == "stablehlo.dynamic_update_slice":
-            return number == 0
-        if op.name == "stablehlo.while":
-            return number not in _invariants(op)
-        return op.name == "func.call" and self._argument(self._owned, self.owns, op, number)
-
-    def holds(self, op: Operation, number: int) -> bool:
-        """Whether one of our calls gets the operand as its buffer, in `op` or inside it."""
-        if op.name == "stablehlo.while":
-            body = op.regions[1].blocks[0]
-            return body.arguments[number] in self._values(body, self.holds)
-        if op.name == "func.call":
-            return self._argument(self._held, self.holds, op, number)
-        return number == 0 and _target(op).startswith(PREFIX)
-
-    def _argument(self, known: dict[str, list[bool]], relation: Any, call: Operation, number: int) -> bool:
-        name = call.attributes["callee"].value
-        if name not in known:
-            block = _entry(self.functions[name])
-            values = self._values(block, relation)
-            known[name] = [argument in values for argument in block.arguments]
-        return known[name][number]
-
-    @staticmethod
-    def _values(block: ir.Block, relation: Any) -> set[ir.Value]:
-        return {value for op in map(_operation, block.operations) for user, number, value in _nested_operands(op)
-                if relation(user, number)}
-
-
-def _invariants(loop: Operation) -> set[int]:
-    """Positions of the loop-carried values that the body returns as they were."""
-    body = loop.regions[1].blocks[0]
-    yielded = _operation(list(body.operations)[-1]).operands
-    return {k for k, (argument, value) in enumerate(zip(body.arguments, yielded, strict=True)) if argument == value}
+        _Hoisting(everything).function("main", [False] * len(entry(functions["main"]).arguments), False)
 
 
 # --- ordering one block ----------------------------------------------------------------------------------------
@@ -145,14 +59,14 @@ class _Block:
     """The operations of one block in their current order; the terminator is the last."""
 
     def __init__(self, block: ir.Block) -> None:
-        self.operations = [_operation(op) for op in block.operations]
+        self.operations = [operation(op) for op in block.operations]
         self.identity = {op: k for k, op in enumerate(self.operations)}
         self.order = list(range(len(self.operations)))
         self.rank = list(self.order)
 
     def producer(self, value: ir.Value) -> int | None:
         """The operation of this block that makes `value`."""
-        return None if isinstance(value, ir.BlockArgument) else self.identity.get(_operation(value.owner))
+        return None if isinstance(value, ir.BlockArgument) else self.identity.get(operation(value.owner))
 
     def ancestors(self, k: int, since: int) -> set[int]:
         """Operations of rank `since` or more that operation `k` depends on, itself included."""
@@ -162,7 +76,7 @@ class _Block:
             if at in found or self.rank[at] < since:
                 continue
             found.add(at)
-            producers = (self.producer(value) for _, _, value in _nested_operands(self.operations[at]))
+            producers = (self.producer(value) for _, _, value in nested_operands(self.operations[at]))
             stack.extend(p for p in producers if p is not None)
         return found
 
@@ -184,12 +98,12 @@ class _Block:
         self.identity[self.operations[k]] = k
 
 
-def _order_block(mlir_block: ir.Block, module: _Module) -> None:
+def _order_block(mlir_block: ir.Block, module: Module) -> None:
     block = _Block(mlir_block)
     users: dict[ir.Value, set[int]] = {}
     owning: dict[ir.Value, set[int]] = {}
     for k, op in enumerate(block.operations):
-        for user, number, value in _nested_operands(op):
+        for user, number, value in nested_operands(op):
             users.setdefault(value, set()).add(k)
             if module.owns(user, number):
                 owning.setdefault(value, set()).add(k)
@@ -215,37 +129,37 @@ def _order_block(mlir_block: ir.Block, module: _Module) -> None:
     for owner, values in pending.items():
         for value, readers in values:
             known = block.ancestors(owner, min(block.rank[k] for k in readers))
-            results = _small_results([block.operations[k] for k in readers if k not in known], _num_bytes(value) / 2)
+            results = _small_results([block.operations[k] for k in readers if k not in known], num_bytes(value) / 2)
             op = block.operations[owner]
             if not results:
                 continue
-            if _target(op) in IN_PLACE and op.operands[0] == value:
+            if target(op) in IN_PLACE and op.operands[0] == value:
                 block.add_operands(owner, results)
             else:
                 _fence(op, value, results)
 
     for op in block.operations:
         if op.name == "stablehlo.while":
-            for k in _invariants(op):
+            for k in module.invariants(op):
                 if _is_splat(op.operands[k]) and module.holds(op, k):
                     _fence(op, op.operands[k], [])
 
 
 def _is_splat(value: ir.Value) -> bool:
     """Whether XLA would rather make this array anew in every iteration of a loop than carry it into the loop."""
-    producer = None if isinstance(value, ir.BlockArgument) else _operation(value.owner)
+    producer = None if isinstance(value, ir.BlockArgument) else operation(value.owner)
     return producer is not None and producer.name in ("stablehlo.broadcast_in_dim", "stablehlo.constant")
 
 
 def _is_pure(op: Operation, functions: dict[str, Operation]) -> bool:
     """Whether running `op` at another point of its block cannot be observed."""
     if op.name == "stablehlo.custom_call":
-        return _target(op) == PREFIX + "read"
+        return target(op) == PREFIX + "read"
     if op.name == "func.call":
-        return all(_is_pure(inner, functions) for inner in _walk(functions[op.attributes["callee"].value]))
+        return all(_is_pure(inner, functions) for inner in walk(functions[op.attributes["callee"].value]))
     if not op.name.startswith(("stablehlo.", "chlo.", "func.return")) or op.name in _IMPURE:
         return False
-    return all(_is_pure(inner, functions) for inner in _walk(op))
+    return all(_is_pure(inner, functions) for inner in walk(op))
 
 
 _IMPURE = frozenset("stablehlo." + name for name in (
@@ -254,7 +168,7 @@ _IMPURE = frozenset("stablehlo." + name for name in (
 
 def _small_results(readers: Sequence[Operation], limit: float) -> list[ir.Value]:
     """What to wait for. A result as large as the buffer would have to be materialised for it, so none of those."""
-    return [result for op in readers for result in op.results if _num_bytes(result) <= limit]
+    return [result for op in readers for result in op.results if num_bytes(result) <= limit]
 
 
 def _layouts(values: Sequence[ir.Value]) -> list[ir.Attribute]:
@@ -287,8 +201,9 @@ def _fence(op: Operation, value: ir.Value, readers: Sequence[ir.Value]) -> None:
         "result_layouts": ir.ArrayAttr.get(_layouts([value])),
     }
     with ir.InsertionPoint(op):
-        fence = ir.Operation.create("stablehlo.custom_call", [value.type], [value, *readers], attributes, loc=op.location)
-    for user, number, used in list(_nested_operands(op)):
+        operands = [value, *readers]
+        fence = ir.Operation.create("stablehlo.custom_call", [value.type], operands, attributes, loc=op.location)
+    for user, number, used in list(nested_operands(op)):
         if used == value:
             user.operands[number] = fence.results[0]
 
@@ -303,22 +218,22 @@ class _Hoisting:
     invariant values than that, but for an expression it can simplify to one.
     """
 
-    def __init__(self, functions: dict[str, Operation]) -> None:
-        self.functions = functions
+    def __init__(self, module: Module) -> None:
+        self.module = module
         self.seen: dict[tuple[str, tuple[bool, ...], bool], list[bool]] = {}
 
     def function(self, name: str, varies: Sequence[bool], in_loop: bool) -> list[bool]:
         """Visit a function whose arguments vary as told; return whether its results do."""
         key = (name, tuple(varies), in_loop)
         if key not in self.seen:
-            block = _entry(self.functions[name])
+            block = entry(self.module.functions[name])
             varying = {argument for argument, v in zip(block.arguments, varies, strict=True) if v}
             self.block(block, varying, in_loop)
-            self.seen[key] = [value in varying for value in _operation(list(block.operations)[-1]).operands]
+            self.seen[key] = [value in varying for value in terminator(block).operands]
         return self.seen[key]
 
     def block(self, block: ir.Block, varying: set[ir.Value], in_loop: bool) -> None:
-        for op in map(_operation, block.operations):
+        for op in map(operation, block.operations):
             operands = [value in varying for value in op.operands]
             if op.name == "func.call":
                 results = self.function(op.attributes["callee"].value, operands, in_loop)
@@ -330,19 +245,20 @@ class _Hoisting:
                         for inner in region.blocks:
                             varying |= set(inner.arguments) if any(operands) else set()
                             self.block(inner, varying, in_loop)
-                any_varies = any(value in varying for _, _, value in _nested_operands(op))
+                any_varies = any(value in varying for _, _, value in nested_operands(op))
                 results = [any_varies] * len(op.results)
                 if in_loop and not any_varies and _raises_or_allocates(op):
                     op.attributes["has_side_effect"] = ir.BoolAttr.get(True)
             varying |= {value for value, v in zip(op.results, results, strict=True) if v}
 
     def loop(self, op: Operation) -> None:
-        body, invariants = op.regions[1].blocks[0], _invariants(op)
-        self.block(body, {argument for k, argument in enumerate(body.arguments) if k not in invariants}, True)
+        body, same = op.regions[1].blocks[0], self.module.invariants(op)
+        self.block(body, {argument for k, argument in enumerate(body.arguments) if k not in same}, True)
 
 
 def _raises_or_allocates(op: Operation) -> bool:
-    if _target(op) == PREFIX + "empty":
+    if target(op) == PREFIX + "empty":
         return True
-    config = op.attributes["backend_config"] if _target(op).startswith(PREFIX) else None
-    return isinstance(config, ir.DictAttr) and "strict" in config and config["strict"].value
+    name = "mhlo.backend_config"  # where JAX puts the attributes of an FFI call
+    config = op.attributes[name] if target(op).startswith(PREFIX) and name in op.attributes else {}
+    return "strict" in config and config["strict"].value

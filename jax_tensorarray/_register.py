@@ -18,7 +18,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 
 from jax_tensorarray import _ffi
-from jax_tensorarray._ordering import PREFIX
+from jax_tensorarray._mlir import PREFIX
 
 Array = Any
 
@@ -146,7 +146,11 @@ def row_kernel(name: str, *, in_place: bool, takes_value: bool) -> Callable[...,
     """Lowering of a row op to its kernel; the updated buffer is the first result if it is in place."""
 
     def lower(ctx: Any, *operands: Any, batch_dims: int, mode: str | None, reverse: bool, op: str) -> Any:
-        rule = jax.ffi.ffi_lowering(PREFIX + name, operand_output_aliases={0: 0} if in_place else {})
+        # XLA leaves out a call without elements to compute, which still has its indices to check.
+        checks = mode != "drop" and not all(math.prod(aval.shape) for aval in ctx.avals_out)
+        rule = jax.ffi.ffi_lowering(
+            PREFIX + name, operand_output_aliases={0: 0} if in_place else {}, has_side_effect=checks
+        )
         return rule(
             ctx,
             *operands,

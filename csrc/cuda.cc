@@ -1,0 +1,168 @@
+// CUDA handlers of the row ops, and the Python module that hands them to jax.ffi.
+//
+// A handler enqueues its kernel on the stream it is given and returns: it neither allocates nor synchronises, so
+// XLA may capture it in a CUDA graph.
+#include "cuda.h"
+
+#include <nanobind/nanobind.h>
+
+#include "handlers.h"
+
+namespace nb = nanobind;
+
+namespace jax_tensorarray {
+namespace {
+
+ffi::Error status(cudaError_t error) {
+  return error == cudaSuccess ? ffi::Error::Success() : ffi::Error::Internal(cudaGetErrorString(error));
+}
+
+// The memory of the updated buffer. XLA honours the alias; another runtime that reads the same module need not.
+ffi::ErrorOr<void*> in_place(cudaStream_t stream, const ffi::AnyBuffer& buffer, ffi::Result<ffi::AnyBuffer>& out) {
+  void* to = out->untyped_data();
+  if (to != buffer.untyped_data() && buffer.size_bytes() != 0) {
+    auto error = cudaMemcpyAsync(to, buffer.untyped_data(), buffer.size_bytes(), cudaMemcpyDeviceToDevice, stream);
+    if (error != cudaSuccess) return ffi::Unexpected(status(error));
+  }
+  return to;
+}
+
+ffi::Error Read(cudaStream_t stream, ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::RemainingArgs rest,
+                ffi::Result<ffi::AnyBuffer> value, Call call) {
+  auto plan = make_plan(call, buffer, index, rest);
+  if (plan.has_error()) return plan.error();
+  return status(launch_read(stream, plan->geometry, plan->index, buffer.untyped_data(), value->untyped_data()));
+}
+
+ffi::Error Write(cudaStream_t stream, ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::AnyBuffer value,
+                 ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> out, Call call) {
+  auto plan = make_plan(call, buffer, index, rest);
+  if (plan.has_error()) return plan.error();
+  auto rows = in_place(stream, buffer, out);
+  if (rows.has_error()) return rows.error();
+  return status(launch_write(stream, plan->geometry, plan->index, *rows, value.untyped_data(), call.reverse));
+}
+
+ffi::Error Swap(cudaStream_t stream, ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::AnyBuffer value,
+                ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> old, Call call) {
+  auto plan = make_plan(call, buffer, index, rest);
+  if (plan.has_error()) return plan.error();
+  auto rows = in_place(stream, buffer, out);
+  if (rows.has_error()) return rows.error();
+  return status(launch_swap(stream, plan->geometry, plan->index, *rows, value.untyped_data(), old->untyped_data(),
+                            call.reverse));
+}
+
+ffi::Error Add(cudaStream_t stream, ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::AnyBuffer value,
+               ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> out, Call call) {
+  auto plan = make_plan(call, buffer, index, rest);
+  if (plan.has_error()) return plan.error();
+  auto rows = in_place(stream, buffer, out);
+  if (rows.has_error()) return rows.error();
+  return with_sum(buffer.element_type(), [&](auto sum) {
+    using Sum = decltype(sum);
+    Geometry g = plan->geometry;
+    g.row /= static_cast<int64_t>(sizeof(typename Sum::Element));
+    return status(launch_add<Sum>(stream, g, plan->index, *rows, value.untyped_data(), call.reverse));
+  });
+}
+
+ffi::Error Mask(cudaStream_t stream, ffi::AnyBuffer buffer, ffi::AnyBuffer size, ffi::RemainingArgs,
+                ffi::Result<ffi::AnyBuffer> out, int64_t batch_dims) {
+  auto type = index_type(size.element_type());
+  if (type.has_error()) return type.error();
+  auto rows = in_place(stream, buffer, out);
+  if (rows.has_error()) return rows.error();
+  Geometry g = geometry_of(buffer, batch_dims, static_cast<int64_t>(size.element_count()));
+  return status(launch_mask(stream, g, Index{size.untyped_data(), nullptr, type.value()}, *rows));
+}
+
+ffi::Error Fence(cudaStream_t stream, ffi::AnyBuffer buffer, ffi::RemainingArgs, ffi::Result<ffi::AnyBuffer> out) {
+  auto rows = in_place(stream, buffer, out);
+  return rows.has_error() ? rows.error() : ffi::Error::Success();
+}
+
+ffi::Error Empty(ffi::RemainingArgs, ffi::Result<ffi::AnyBuffer>) { return ffi::Error::Success(); }
+
+using Stream = ffi::PlatformStream<cudaStream_t>;
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(kRead, Read,
+                              ffi::Ffi::Bind()
+                                  .Ctx<Stream>()
+                                  .Arg<ffi::AnyBuffer>()  // buffer
+                                  .Arg<ffi::AnyBuffer>()  // index
+                                  .RemainingArgs()        // where, readers
+                                  .Ret<ffi::AnyBuffer>()  // value
+                                  .Attrs<Call>(),
+                              {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER_SYMBOL(kWrite, Write,
+                              ffi::Ffi::Bind()
+                                  .Ctx<Stream>()
+                                  .Arg<ffi::AnyBuffer>()  // buffer
+                                  .Arg<ffi::AnyBuffer>()  // index
+                                  .Arg<ffi::AnyBuffer>()  // value
+                                  .RemainingArgs()        // where, readers
+                                  .Ret<ffi::AnyBuffer>()  // buffer
+                                  .Attrs<Call>(),
+                              {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER_SYMBOL(kAdd, Add,
+                              ffi::Ffi::Bind()
+                                  .Ctx<Stream>()
+                                  .Arg<ffi::AnyBuffer>()  // buffer
+                                  .Arg<ffi::AnyBuffer>()  // index
+                                  .Arg<ffi::AnyBuffer>()  // value
+                                  .RemainingArgs()        // where, readers
+                                  .Ret<ffi::AnyBuffer>()  // buffer
+                                  .Attrs<Call>(),
+                              {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER_SYMBOL(kSwap, Swap,
+                              ffi::Ffi::Bind()
+                                  .Ctx<Stream>()
+                                  .Arg<ffi::AnyBuffer>()  // buffer
+                                  .Arg<ffi::AnyBuffer>()  // index
+                                  .Arg<ffi::AnyBuffer>()  // value
+                                  .RemainingArgs()        // where, readers
+                                  .Ret<ffi::AnyBuffer>()  // buffer
+                                  .Ret<ffi::AnyBuffer>()  // old
+                                  .Attrs<Call>(),
+                              {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER_SYMBOL(kMask, Mask,
+                              ffi::Ffi::Bind()
+                                  .Ctx<Stream>()
+                                  .Arg<ffi::AnyBuffer>()  // buffer
+                                  .Arg<ffi::AnyBuffer>()  // size
+                                  .RemainingArgs()        // readers
+                                  .Ret<ffi::AnyBuffer>()  // buffer
+                                  .Attr<int64_t>("batch_dims"),
+                              {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER_SYMBOL(kFence, Fence,
+                              ffi::Ffi::Bind()
+                                  .Ctx<Stream>()
+                                  .Arg<ffi::AnyBuffer>()  // buffer
+                                  .RemainingArgs()        // readers
+                                  .Ret<ffi::AnyBuffer>(),
+                              {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER_SYMBOL(kEmpty, Empty, ffi::Ffi::Bind().RemainingArgs().Ret<ffi::AnyBuffer>(),
+                              {ffi::Traits::kCmdBufferCompatible});
+
+nb::capsule capsule(XLA_FFI_Handler* handler) { return nb::capsule(reinterpret_cast<void*>(handler)); }
+
+nb::dict registrations() {
+  nb::dict targets;
+  targets["jax_tensorarray_read"] = capsule(kRead);
+  targets["jax_tensorarray_write"] = capsule(kWrite);
+  targets["jax_tensorarray_add"] = capsule(kAdd);
+  targets["jax_tensorarray_swap"] = capsule(kSwap);
+  targets["jax_tensorarray_mask"] = capsule(kMask);
+  targets["jax_tensorarray_fence"] = capsule(kFence);
+  targets["jax_tensorarray_empty"] = capsule(kEmpty);
+  return targets;
+}
+
+}  // namespace
+}  // namespace jax_tensorarray
+
+NB_MODULE(_cuda, m) {
+  m.def("registrations", &jax_tensorarray::registrations, "FFI target name -> handler capsule");
+  m.attr("ffi_api_version") = nb::make_tuple(XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR);
+}

@@ -1,0 +1,106 @@
+// What the handlers of every platform share: the attributes of a call, and its geometry.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "kernels.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace jax_tensorarray {
+
+namespace ffi = xla::ffi;
+
+inline ffi::ErrorOr<IndexType> index_type(ffi::DataType type) {
+  switch (type) {
+    case ffi::S8: return IndexType::kS8;
+    case ffi::S16: return IndexType::kS16;
+    case ffi::S32: return IndexType::kS32;
+    case ffi::S64: return IndexType::kS64;
+    case ffi::U8: return IndexType::kU8;
+    case ffi::U16: return IndexType::kU16;
+    case ffi::U32: return IndexType::kU32;
+    case ffi::U64: return IndexType::kU64;
+    default: return ffi::Unexpected(ffi::Error::InvalidArgument("the index of a row op must be an integer"));
+  }
+}
+
+// The attributes that all row ops share.
+struct Call {
+  std::string_view op;  // the name the user called, for messages
+  int64_t batch_dims;
+  bool strict;   // an index out of range is an error
+  bool masked;   // a `where` operand follows the named ones
+  bool reverse;  // walk the positions last to first
+};
+
+inline int64_t product(ffi::AnyBuffer::Dimensions dims, size_t begin, size_t end) {
+  int64_t n = 1;
+  for (size_t d = begin; d < end; ++d) n *= dims[d];
+  return n;
+}
+
+inline Geometry geometry_of(const ffi::AnyBuffer& buffer, int64_t batch_dims, int64_t positions) {
+  auto dims = buffer.dimensions();
+  auto time = static_cast<size_t>(batch_dims);
+  Geometry g{};
+  g.batch = product(dims, 0, time);
+  g.size = dims[time];
+  g.count = g.batch == 0 ? 0 : positions / g.batch;
+  g.row = product(dims, time + 1, dims.size()) * static_cast<int64_t>(ffi::ByteWidth(buffer.element_type()));
+  return g;
+}
+
+// Where the buffer lies, which rows to visit, and how large everything is.
+struct Plan {
+  Geometry geometry;  // row in bytes
+  Index index;
+};
+
+inline ffi::ErrorOr<Plan> make_plan(const Call& call, const ffi::AnyBuffer& buffer, const ffi::AnyBuffer& index,
+                                    const ffi::RemainingArgs& rest) {
+  Plan plan{};
+  auto type = index_type(index.element_type());
+  if (type.has_error()) return ffi::Unexpected(type.error());
+  plan.index.type = type.value();
+  plan.index.data = index.untyped_data();
+  if (call.masked) {
+    auto where = rest.get<ffi::AnyBuffer>(0);
+    if (where.has_error()) return ffi::Unexpected(where.error());
+    plan.index.where = static_cast<const uint8_t*>(where.value().untyped_data());
+  }
+  plan.geometry = geometry_of(buffer, call.batch_dims, static_cast<int64_t>(index.element_count()));
+  return plan;
+}
+
+// How `+` is done for a dtype: calls `run(Sum{})` with the Sum of kernels.h.
+template <class Run>
+ffi::Error with_sum(ffi::DataType type, Run run) {
+  switch (type) {
+    case ffi::PRED: return run(Or{});
+    case ffi::S8: case ffi::U8: return run(Plain<uint8_t>{});
+    case ffi::S16: case ffi::U16: return run(Plain<uint16_t>{});
+    case ffi::S32: case ffi::U32: return run(Plain<uint32_t>{});
+    case ffi::S64: case ffi::U64: return run(Plain<uint64_t>{});
+    case ffi::F32: case ffi::C64: return run(Plain<float>{});
+    case ffi::F64: case ffi::C128: return run(Plain<double>{});
+    case ffi::F16: return run(Rounded<Float16>{});
+    case ffi::BF16: return run(Rounded<BFloat16>{});
+    case ffi::F8E3M4: return run(Rounded<Float8E3M4>{});
+    case ffi::F8E4M3: return run(Rounded<Float8E4M3>{});
+    case ffi::F8E4M3FN: return run(Rounded<Float8E4M3FN>{});
+    case ffi::F8E4M3FNUZ: return run(Rounded<Float8E4M3FNUZ>{});
+    case ffi::F8E4M3B11FNUZ: return run(Rounded<Float8E4M3B11FNUZ>{});
+    case ffi::F8E5M2: return run(Rounded<Float8E5M2>{});
+    case ffi::F8E5M2FNUZ: return run(Rounded<Float8E5M2FNUZ>{});
+    case ffi::F8E8M0FNU: return run(Rounded<Float8E8M0FNU>{});
+    default: return ffi::Error::InvalidArgument("ta_add: there is no addition for this dtype");
+  }
+}
+
+}  // namespace jax_tensorarray
+
+XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_tensorarray::Call, xla::ffi::StructMember<std::string_view>("op"),
+                                      xla::ffi::StructMember<int64_t>("batch_dims"),
+                                      xla::ffi::StructMember<bool>("strict"), xla::ffi::StructMember<bool>("masked"),
+                                      xla::ffi::StructMember<bool>("reverse"));

@@ -1,0 +1,425 @@
+"""The main job: `python -m jax_tensorarray` shows quadratic against linear on your own machine."""
+
+import argparse
+import importlib.util
+import math
+import platform
+import shutil
+import statistics
+import sys
+import textwrap
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jaxlib.version
+import numpy as np
+
+from jax_tensorarray import __version__, _ffi, _hlo
+from jax_tensorarray._programs import Program, ours, plain, programs
+
+SIDES = {"plain JAX": plain, "jax_tensorarray": ours}
+
+#: Each T is four times the one before, so that 16 times the time a step is quadratic.
+SIZES = (125, 500, 2000)
+SIZES_15906 = (625, 2500, 10000)
+QUICK_SIZES = (16,)
+
+#: Checked by name in the output; the others share a sentence.
+HANDFUL = ("issue_15906", "write", "read_then_write", "swap", "branches", "closed_over_scan")
+SECOND_ORDER = ("write", "read_then_write", "read_beside_write")
+
+#: A run predicted to take longer than this, in seconds, is left out.
+LONGEST_RUN = 5.0
+
+#: Columns of the output.
+WIDTH = 100
+
+
+class Derivative(NamedTuple):
+    """What is computed of a program, a function of `x` with two outputs."""
+
+    title: str
+    outputs: tuple[str, str]
+    of: Callable[[Callable[[jax.Array], jax.Array]], Callable[[jax.Array], Any]]
+
+
+gradient = Derivative("Gradient (jax.value_and_grad)", ("value", "gradient"), jax.value_and_grad)
+
+second_order = Derivative(
+    "Second order (jax.jvp of jax.grad)",
+    ("gradient", "second derivative"),
+    lambda f: lambda x: jax.jvp(jax.grad(f), (x,), (x,)),
+)
+
+
+class Case(NamedTuple):
+    """A row of a table: a program, what is computed of it, and at which T."""
+
+    program: Program
+    derivative: Derivative
+    row: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    def x(self, T: int) -> np.ndarray[Any, Any]:
+        """The input, the same on every run and machine."""
+        return np.random.default_rng(0).standard_normal((T, *self.row), dtype=np.float32)
+
+
+class Key(NamedTuple):
+    """A case on one side, at one T."""
+
+    case: Case
+    side: str
+    T: int
+
+
+class Measured(NamedTuple):
+    """What a case did on one side. A time is None where the run was left out."""
+
+    microseconds: list[float | None]
+    copies: int
+    other: int
+
+    @property
+    def growth(self) -> float | None:
+        """Time a step at the largest T over that at the smallest."""
+        first, last = self.microseconds[0], self.microseconds[-1]
+        return None if first is None or last is None or len(self.microseconds) == 1 else last / first
+
+
+class Progress:
+    """One line on stderr, rewritten while there is work; nothing where stderr is not a terminal."""
+
+    def __init__(self, total: int) -> None:
+        self.done, self.total, self.start = 0, total, time.perf_counter()
+        self.shown = sys.stderr.isatty()
+
+    def step(self, doing: str) -> None:
+        """One more thing is done, and `doing` is next."""
+        self.done += 1
+        filled = 30 * self.done // self.total
+        seconds = time.perf_counter() - self.start
+        self._write(f"[{'#' * filled}{'.' * (30 - filled)}] {self.done}/{self.total}  {seconds:.0f} s  {doing}")
+
+    def clear(self) -> None:
+        """Make room for a line of output."""
+        self._write("")
+
+    def _write(self, text: str) -> None:
+        if self.shown:
+            width = shutil.get_terminal_size().columns - 1
+            print("\r" + text[:width].ljust(width), end="" if text else "\r", file=sys.stderr, flush=True)
+
+
+# --- measuring -------------------------------------------------------------------------------------------------
+
+
+def compile_all(keys: Sequence[Key], progress: Progress) -> dict[Key, Any]:
+    """Executables. XLA compiles in two threads while this one traces and lowers."""
+    executables: dict[Key, Any] = {}
+    waiting: deque[tuple[Key, Future[Any]]] = deque()
+
+    def collect(left: int) -> None:
+        while len(waiting) > left:
+            key, future = waiting.popleft()
+            executables[key] = future.result()
+            progress.step(f"compiling {key.case.program.name}, T = {key.T}")
+
+    with ThreadPoolExecutor(2) as pool:
+        for key in keys:
+            f = key.case.derivative.of(key.case.program.with_ops(SIDES[key.side]))
+            lowered = jax.jit(f).lower(key.case.x(key.T))
+            waiting.append((key, pool.submit(lowered.compile)))
+            collect(3)
+        collect(0)
+    return executables
+
+
+def seconds_of(run: Callable[[jax.Array], Any], x: jax.Array, spend: float = 0.02) -> float:
+    """The shortest of several runs: at least three, unless the first takes long."""
+    times: list[float] = []
+    while not times or (times[0] < 5 * spend and (sum(times) < spend or len(times) < 3)):
+        start = time.perf_counter()
+        for output in run(x):
+            output.block_until_ready()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def measure(case: Case, side: str, executables: dict[Key, Any], progress: Progress, spend: float = 0.02) -> Measured:
+    """Time `case` at each T, smallest first, and count what its loops do to a whole buffer at the largest."""
+    microseconds: list[float | None] = []
+    seconds, before = 0.0, case.sizes[0]
+    for T in case.sizes:
+        progress.step(f"timing {case.program.name}, T = {T}")
+        if seconds * (T / before) ** 2 > LONGEST_RUN:
+            microseconds.append(None)
+            continue
+        seconds, before = seconds_of(executables[Key(case, side, T)], jax.device_put(case.x(T)), spend), T
+        microseconds.append(seconds / T * 1e6)
+    largest = case.sizes[-1]
+    hlo, num_bytes = executables[Key(case, side, largest)].as_text(), case.x(largest).nbytes
+    copies = _hlo.loop_copies(hlo, num_bytes)
+    other = set(_hlo.loop_whole_buffer_operations(hlo, num_bytes)) - set(copies)
+    return Measured(microseconds, len(copies), len(other))
+
+
+# --- checks ----------------------------------------------------------------------------------------------------
+
+
+class Check(NamedTuple):
+    """Whether a case gives what plain JAX gives, in one sentence."""
+
+    case: Case
+    passed: bool
+    difference: float
+    sentence: str
+
+
+def check(case: Case, executables: dict[Key, Any]) -> Check:
+    """Compare both outputs of a derivative with plain JAX, at the smallest T."""
+    T = case.sizes[0]
+    x = jax.device_put(case.x(T))
+    expected, actual = (map(np.asarray, executables[Key(case, side, T)](x)) for side in SIDES)
+    name, outputs = case.program.name, case.derivative.outputs
+    worst = 0.0
+    for what, a, e in zip(outputs, actual, expected, strict=True):
+        size = float(np.max(np.abs(e)))
+        if not np.allclose(a, e, rtol=1e-3, atol=1e-4 * size, equal_nan=True):
+            difference = float(np.max(np.abs(a - e)))
+            sentence = (
+                f"{name}: the {what} differs from plain JAX's by {difference:.2g}, "
+                f"where the largest entry is {size:.2g} (T = {T})."
+            )
+            return Check(case, False, difference, sentence)
+        worst = max(worst, float(np.max(np.abs(a - e))) / (size or 1.0))
+    how = "equal those of plain JAX exactly" if worst == 0 else f"agree with plain JAX to {worst:.0e}"
+    return Check(case, True, worst, f"{name}: the {outputs[0]} and the {outputs[1]} {how}.")
+
+
+def report_checks(checks: Sequence[Check]) -> Iterator[str]:
+    """A sentence for each failure and for a handful of the others, and one for the rest."""
+    passed = [c for c in checks if c.passed]
+    named = [c for c in passed if c.case.program.name in HANDFUL and c.case.derivative is gradient]
+    yield from (f"  ok    {c.sentence}" for c in named)
+    if len(passed) > len(named):
+        rest = [c for c in passed if c not in named]
+        second = sum(c.case.derivative is second_order for c in rest)
+        worst = max(c.difference for c in rest)
+        what = f"The other {len(rest) - second} programs" if len(rest) > second else ""
+        if second:
+            what += f"{' and ' if what else 'The '}{second} second derivatives"
+        yield f"  ok    {what} agree with plain JAX{f' to {worst:.0e}' if worst else ' exactly'}."
+    yield from (f"  FAIL  {c.sentence}" for c in checks if not c.passed)
+
+
+# --- output ----------------------------------------------------------------------------------------------------
+
+
+def versions() -> dict[str, str]:
+    """What runs here."""
+    return {
+        "jax_tensorarray": __version__,
+        "jax": jax.__version__,
+        "jaxlib": jaxlib.version.__version__,
+        "Python": platform.python_version(),
+    }
+
+
+def header() -> Iterator[str]:
+    """Versions, devices and kernels."""
+    yield ", ".join(f"{name} {version}" for name, version in versions().items())
+    yield "devices   " + ", ".join(f"{d.platform}:{d.id} ({d.device_kind})" for d in jax.devices())
+    yield "kernels   " + ", ".join(sorted(_ffi.loaded))
+    for module, why in _ffi.missing.items():
+        yield f"          not {_ffi.PLATFORM_OF[module].lower()} ({why}): the ops run as plain JAX there"
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
+
+
+def _factor(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0f}" if value >= 99.95 else f"{value:.1f}"
+
+
+def table(rows: dict[Case, dict[str, Measured]], width: int) -> Iterator[str]:
+    """Cases of the same sizes, plain JAX beside this library; the first column is `width` wide."""
+    first, *larger = next(iter(rows)).sizes
+    side = f"T={first}".rjust(6) + "".join(str(T).rjust(6) for T in larger) + " growth copies"
+    yield " " * width + "".join(" |" + name.center(len(side)) for name in SIDES) + " |plain/"
+    yield "program".ljust(width) + f" |{side} |{side} |  ours"
+    yield "-" * (width + 1) + f"+{'-' * (len(side) + 1)}" * 2 + "+------"
+    for case, measured in rows.items():
+        line = case.program.name.ljust(width)
+        for m in measured.values():
+            copies = f"{m.copies}+{m.other}" if m.other else str(m.copies)
+            line += " |" + "".join(_number(t).rjust(6) for t in m.microseconds)
+            line += _factor(m.growth).rjust(7) + copies.rjust(7)
+        yield f"{line} |{_factor(_ratio(measured)).rjust(6)}"
+
+
+def _ratio(measured: dict[str, Measured]) -> float | None:
+    theirs, mine = (m.microseconds[-1] for m in measured.values())
+    return None if theirs is None or mine is None else theirs / mine
+
+
+def tables(results: dict[Case, dict[str, Measured]]) -> Iterator[str]:
+    """What the columns mean, and all tables."""
+    sizes = next(iter(results)).sizes
+    growth = (
+        "growth: time a step at the largest T over that at the smallest; "
+        f"1 is a time linear in T, {sizes[-1] // sizes[0]} is quadratic. "
+    )
+    yield from textwrap.wrap(
+        f"Microseconds a step. {growth if len(sizes) > 1 else ''}"
+        "copies: whole-buffer copies in the loops of the optimised HLO at the largest T; +n: other operations there "
+        "that make a whole buffer anew. plain/ours: at the largest T.",
+        WIDTH,
+    )
+    width = max(len(case.program.name) for case in results)
+    sections: dict[tuple[Derivative, tuple[int, ...]], dict[Case, dict[str, Measured]]] = {}
+    for case, measured in results.items():
+        sections.setdefault((case.derivative, case.row), {})[case] = measured
+    for (derivative, row), rows in sections.items():
+        yield ""
+        yield f"{derivative.title}, rows of {' x '.join(map(str, row))} float32"
+        yield from table(rows, width)
+    if any(None in m.microseconds for measured in results.values() for m in measured.values()):
+        yield ""
+        yield f"-: left out, since it was predicted to take more than {LONGEST_RUN:.0f} s."
+
+
+def summary(results: dict[Case, dict[str, Measured]]) -> str:
+    """One sentence."""
+    theirs, mine = (sum(m[side].copies + m[side].other for m in results.values()) for side in SIDES)
+    made = f"in all, the loops of plain JAX make a whole buffer in {theirs} places, those of jax_tensorarray in {mine}"
+    # Only cases whose growth is known on both sides, so that the medians are of the same loops.
+    full = [m for m in results.values() if None not in {side.growth for side in m.values()}]
+    if not full:
+        return f"Over {len(results)} gradients, {made}."
+    grown = [statistics.median(m[side].growth or 0 for m in full) for side in SIDES]
+    sizes = next(iter(results)).sizes
+    return (
+        f"With {sizes[-1] // sizes[0]} times as many steps, a step takes {grown[0]:.1f} times as long in plain JAX "
+        f"and {grown[1]:.1f} times with jax_tensorarray, which is then "
+        f"{statistics.median(_ratio(m) or 0 for m in full):.1f} times as fast (medians of {len(full)} gradients); "
+        f"{made}."
+    )
+
+
+def plot(results: dict[Case, dict[str, Measured]], file: Path) -> None:
+    """Time a step against T, both axes logarithmic, one panel a case."""
+    from matplotlib.figure import Figure
+
+    columns = min(7, len(results))
+    lines = math.ceil(len(results) / columns)
+    figure = Figure(figsize=(2.6 * columns + 0.6, 2.1 * lines + 1.3), layout="constrained")
+    axes = figure.subplots(lines, columns, sharey=True, squeeze=False).ravel()
+    styles = {"plain JAX": ("tab:red", "o-"), "jax_tensorarray": ("tab:blue", "s-")}
+    for ax, (case, measured) in zip(axes, results.items(), strict=False):
+        for side, (colour, style) in styles.items():
+            points = [(T, t) for T, t in zip(case.sizes, measured[side].microseconds, strict=True) if t is not None]
+            ax.loglog(*zip(*points, strict=True), style, color=colour, label=side, markersize=4)
+        title = case.program.name + (", 2nd order" if case.derivative is second_order else "")
+        ax.set_title(title, fontsize=9)
+        ax.set_xticks(case.sizes, [str(T) for T in case.sizes])
+        ax.minorticks_off()
+        ax.grid(True, color="0.9")
+        ax.tick_params(labelsize=8)
+        ax.yaxis.set_major_formatter("{x:g}")
+    for ax in axes[len(results) :]:
+        ax.set_axis_off()
+    figure.supxlabel("T, steps of the loop", fontsize=10)
+    figure.supylabel("microseconds a step of the gradient", fontsize=10)
+    described = ", ".join(f"{name} {version}" for name, version in versions().items())
+    figure.suptitle(f"Flat is linear in T, a slope of one is quadratic\n{described}", fontsize=10)
+    axes[0].legend(loc="upper left", fontsize=7, frameon=False)
+    figure.savefig(file, dpi=130)
+
+
+# --- the command -----------------------------------------------------------------------------------------------
+
+
+def cases(quick: bool = False) -> list[Case]:
+    """The rows of the tables: the loop that started this, all others, and a few second derivatives."""
+    sizes = QUICK_SIZES if quick else SIZES
+    found = [Case(program, gradient, (64,), sizes) for program in programs.values() if program.name != "issue_15906"]
+    if first := programs.get("issue_15906"):
+        found.insert(0, Case(first, gradient, (10, 5), QUICK_SIZES if quick else SIZES_15906))
+    return found + [Case(programs[name], second_order, (64,), sizes) for name in SECOND_ORDER if name in programs]
+
+
+def _parser() -> argparse.ArgumentParser:
+    width = max(map(len, programs))
+    parser = argparse.ArgumentParser(
+        prog="python -m jax_tensorarray",
+        description="Print versions, devices and kernels. Check values and gradients of loops over a buffer against\n"
+        "plain JAX. Then time their gradients with plain JAX and with this library, and count the\nwhole-buffer "
+        "copies in their loops. All of it takes less than a minute on two cores.",
+        epilog="\n".join(["loops:", *(f"  {p.name.ljust(width)}  {p.about}" for p in programs.values())])
+        + "\n\nThe exit code is 1 if a check fails.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--plot", metavar="FILE.png", type=Path, help="also draw time a step against T (matplotlib)")
+    parser.add_argument(
+        "--quick", action="store_true", help="one tiny T: tries everything in seconds, and measures nothing of use"
+    )
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the main job, and return its exit code."""
+    arguments = _parser().parse_args(argv)
+    if arguments.plot is not None and (problem := _cannot_plot(arguments.plot)):
+        print(problem, file=sys.stderr)
+        return 1
+    print(*header(), sep="\n", flush=True)
+
+    todo = cases(arguments.quick)
+    smallest = [Key(case, side, case.sizes[0]) for case in todo for side in SIDES]
+    larger = [Key(case, side, T) for case in todo for T in case.sizes[1:] for side in SIDES]
+    progress = Progress(2 * (len(smallest) + len(larger)))
+
+    executables = compile_all(smallest, progress)
+    checks = [check(case, executables) for case in todo]
+    progress.clear()
+    print(f"\nChecks: {len(programs)} loops, written once, run with plain JAX and with this library")
+    print(*report_checks(checks), sep="\n", flush=True)
+    if failed := sum(not c.passed for c in checks):
+        print(f"{failed} of {len(checks)} checks failed, so nothing was timed.", file=sys.stderr)
+        return 1
+
+    executables |= compile_all(larger, progress)
+    results = {case: {side: measure(case, side, executables, progress) for side in SIDES} for case in todo}
+    progress.clear()
+    print("", *tables(results), "", *textwrap.wrap(summary(results), WIDTH), sep="\n", flush=True)
+    if arguments.plot is not None:
+        plot(results, arguments.plot)
+        print(f"\nDrawn in {arguments.plot}.")
+    return 0
+
+
+def _cannot_plot(file: Path) -> str | None:
+    """Why not, in a sentence, before a minute is spent on what cannot be drawn."""
+    if importlib.util.find_spec("matplotlib") is None:
+        return "--plot needs matplotlib. Run `pip install 'jax-tensorarray[plot]'`."
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    formats = FigureCanvasBase.get_supported_filetypes()
+    if file.suffix[1:].lower() not in formats:
+        return f"--plot: {file} must end in one of {', '.join('.' + f for f in sorted(formats))}."
+    if not file.absolute().parent.is_dir():
+        return f"--plot: there is no folder {file.absolute().parent}. Create it first."
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,133 @@
+"""Conditionals whose branches update buffers, in the form that XLA runs in place.
+
+XLA's copy insertion takes the branches of a conditional for steps that run one after the other (always before jaxlib
+0.12, and in some programs since). A branch that updates a buffer in place then seems to destroy what a later branch
+still needs, and the buffer is copied in every execution. Only an update in the last branch is safe. So a conditional
+whose other branches update buffers becomes a chain of two-way conditionals, each of which either passes everything on
+or, as its last branch, runs one of the original ones. Exactly one of them does.
+"""
+
+from collections.abc import Sequence
+
+from jax.interpreters.mlir import ir
+
+from jax_tensorarray._mlir import Module, Operation, nested_operands, operation, terminator
+
+
+def split_updating_branches(op: Operation, module: Module) -> None:
+    """Rewrite one `stablehlo.case` so that at most its last branch updates a buffer from outside in place."""
+    blocks = [region.blocks[0] for region in op.regions]
+    owned = [_owned_captures(block, module) for block in blocks]
+    updating = [k for k, values in enumerate(owned) if values]
+    if not updating or updating == [len(blocks) - 1] or not all(_is_ranked(r) for r in op.results):
+        return
+    with ir.InsertionPoint(op), op.location:
+        stands_for = _placeholders(op, blocks, set().union(*owned))
+        passed = [stands_for[j] if j in stands_for else _zeros(r.type) for j, r in enumerate(op.results)]
+        if len(updating) < len(blocks):
+            passed = _case(op, op.operands[0], [None if k in updating else b for k, b in enumerate(blocks)], passed)
+        for k in updating:
+            _rename(blocks[k], {v: passed[j] for j, v in stands_for.items()})
+            passed = _case(op, _equals(op.operands[0], k, len(blocks)), [None, blocks[k]], passed)
+    for old, new in zip(op.results, passed, strict=True):
+        old.replace_all_uses_with(new)
+    op.erase()
+
+
+def _is_ranked(value: ir.Value) -> bool:
+    return isinstance(value.type, ir.RankedTensorType) and value.type.has_static_shape
+
+
+def _nested(block: ir.Block) -> list[tuple[Operation, int, ir.Value]]:
+    return [use for op in block.operations for use in nested_operands(operation(op))]
+
+
+def _is_outside(value: ir.Value, block: ir.Block) -> bool:
+    """Whether `value` is made neither in `block` nor in a block inside it."""
+    at = value.owner if isinstance(value, ir.BlockArgument) else operation(value.owner).block
+    while at is not None:
+        if at == block:
+            return False
+        parent = operation(at.owner)
+        at = None if parent.name in ("func.func", "builtin.module") else parent.block
+    return True
+
+
+def _owned_captures(block: ir.Block, module: Module) -> set[ir.Value]:
+    return {v for user, number, v in _nested(block) if module.owns(user, number) and _is_outside(v, block)}
+
+
+def _placeholders(op: Operation, blocks: Sequence[ir.Block], owned: set[ir.Value]) -> dict[int, ir.Value]:
+    """For each result that is some buffer from outside, updated in place: that buffer, to pass on meanwhile."""
+    found: dict[int, ir.Value] = {}
+    left = set(owned)
+    for block in blocks:
+        for j, value in enumerate(terminator(block).operands):
+            source = _source(value, owned)
+            if j not in found and source in left:
+                found[j] = source
+                left.remove(source)
+    for j, result in enumerate(op.results):
+        same = [v for v in left if v.type == result.type]
+        if j not in found and same:
+            found[j] = same[0]
+            left.remove(same[0])
+    return found
+
+
+def _source(value: ir.Value, owned: set[ir.Value]) -> ir.Value:
+    """Follow a chain of in-place updates back, through the operand that each result has its place and type from."""
+    while value not in owned and not isinstance(value, ir.BlockArgument):
+        operands = list(operation(value.owner).operands)
+        if value.result_number >= len(operands) or operands[value.result_number].type != value.type:
+            break
+        value = operands[value.result_number]
+    return value
+
+
+def _rename(block: ir.Block, names: dict[ir.Value, ir.Value]) -> None:
+    for user, number, value in _nested(block):
+        if value in names:
+            user.operands[number] = names[value]
+
+
+def _case(op: Operation, index: ir.Value, blocks: Sequence[ir.Block | None], passed: Sequence[ir.Value]) -> list[ir.Value]:
+    """A conditional of those branches; where there is None, one that returns `passed`."""
+    case = ir.Operation.create("stablehlo.case", [r.type for r in op.results], [index], regions=len(blocks))
+    for region, block in zip(case.regions, blocks, strict=True):
+        if block is not None:
+            block.append_to(region)
+        else:
+            with ir.InsertionPoint(region.blocks.append()):
+                ir.Operation.create("stablehlo.return", [], passed)
+    return list(case.results)
+
+
+def _make(name: str, of: ir.Type, operands: Sequence[ir.Value], **attributes: str) -> ir.Value:
+    parsed = {key: ir.Attribute.parse(text) for key, text in attributes.items()}
+    result: ir.Value = ir.Operation.create(f"stablehlo.{name}", [of], operands, parsed).results[0]
+    return result
+
+
+def _zeros(of: ir.RankedTensorType) -> ir.Value:
+    """An array of zeros, by way of a scalar: the Python bindings cannot make a constant of every element type."""
+    scalar, number = ir.RankedTensorType.get([], of.element_type), ir.RankedTensorType.get([], ir.F32Type.get())
+    zero = _make("constant", number, [], value=f"dense<0.0> : {number}")
+    return _make("broadcast_in_dim", of, [_make("convert", scalar, [zero])], broadcast_dimensions="array<i64>")
+
+
+def _equals(index: ir.Value, k: int, count: int) -> ir.Value:
+    """1 if a conditional of `count` branches would run branch `k` for `index`, else 0."""
+
+    flag = ir.RankedTensorType.get([], ir.IntegerType.get_signless(1))
+
+    def compare(direction: str, to: int) -> ir.Value:
+        number = _make("constant", index.type, [], value=f"dense<{to}> : {index.type}")
+        kind = f"#stablehlo<comparison_direction {direction}>"
+        return _make("compare", flag, [index, number], comparison_direction=kind)
+
+    if k < count - 1:
+        chosen = compare("EQ", k)
+    else:  # what is out of range runs the last branch
+        chosen = _make("or", flag, [compare("LT", 0), compare("GE", k)])
+    return _make("convert", index.type, [chosen])

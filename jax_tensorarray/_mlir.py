@@ -1,0 +1,112 @@
+"""Reading the StableHLO that JAX lowers to: what is where, and what happens to a value inside an operation."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from jax.interpreters.mlir import ir
+
+PREFIX = "jax_tensorarray_"
+
+#: Our calls that update their first operand in place.
+IN_PLACE = frozenset(PREFIX + name for name in ("write", "add", "swap", "mask", "fence"))
+
+Operation = Any
+
+
+def operation(op: Any) -> Operation:
+    return getattr(op, "operation", op)
+
+
+def target(op: Operation) -> str:
+    return op.attributes["call_target_name"].value if op.name == "stablehlo.custom_call" else ""
+
+
+def entry(function: Operation) -> ir.Block:
+    return function.regions[0].blocks[0]
+
+
+def terminator(block: ir.Block) -> Operation:
+    return operation(block.operations[len(block.operations) - 1])
+
+
+def blocks(op: Operation) -> Iterator[ir.Block]:
+    """Every block inside `op`, innermost last."""
+    for region in op.regions:
+        for block in region.blocks:
+            yield block
+            for inner in block.operations:
+                yield from blocks(operation(inner))
+
+
+def walk(op: Operation) -> Iterator[Operation]:
+    for block in blocks(op):
+        yield from map(operation, block.operations)
+
+
+def nested_operands(op: Operation) -> Iterator[tuple[Operation, int, ir.Value]]:
+    """Each (operation, operand number, value) of `op` and of everything in its regions."""
+    for number, value in enumerate(op.operands):
+        yield op, number, value
+    for region in op.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                yield from nested_operands(operation(inner))
+
+
+def num_bytes(value: ir.Value) -> float:
+    """Size of a ranked tensor; infinite for anything else."""
+    if not isinstance(value.type, ir.RankedTensorType) or not value.type.has_static_shape:
+        return math.inf
+    element = value.type.element_type
+    width = element.element_type.width * 2 if isinstance(element, ir.ComplexType) else getattr(element, "width", 8)
+    return math.prod(value.type.shape) * max(width, 8) / 8
+
+
+class Module:
+    """Answers what happens to an operand of an operation inside it, through loops and calls."""
+
+    def __init__(self, functions: dict[str, Operation]) -> None:
+        self.functions = functions
+        self._owned: dict[str, list[bool]] = {}
+        self._held: dict[str, list[bool]] = {}
+        self._invariants: dict[Operation, set[int]] = {}
+
+    def owns(self, op: Operation, number: int) -> bool:
+        """Whether the operand is updated in place by `op`, or inside it."""
+        if target(op) in IN_PLACE or op.name == "stablehlo.dynamic_update_slice":
+            return number == 0
+        if op.name == "stablehlo.while":
+            return number not in self.invariants(op)
+        return op.name == "func.call" and self._argument(self._owned, self.owns, op, number)
+
+    def holds(self, op: Operation, number: int) -> bool:
+        """Whether one of our calls gets the operand as its buffer, in `op` or inside it."""
+        if op.name == "stablehlo.while":
+            body = op.regions[1].blocks[0]
+            return body.arguments[number] in self._values(body, self.holds)
+        if op.name == "func.call":
+            return self._argument(self._held, self.holds, op, number)
+        return number == 0 and target(op).startswith(PREFIX)
+
+    def invariants(self, loop: Operation) -> set[int]:
+        """Positions of the loop-carried values that the body returns as they were."""
+        if loop not in self._invariants:
+            body = loop.regions[1].blocks[0]
+            yielded = terminator(body).operands
+            pairs = zip(body.arguments, yielded, strict=True)
+            self._invariants[loop] = {k for k, (argument, value) in enumerate(pairs) if argument == value}
+        return self._invariants[loop]
+
+    def _argument(self, known: dict[str, list[bool]], relation: Any, call: Operation, number: int) -> bool:
+        name = call.attributes["callee"].value
+        if name not in known:
+            block = entry(self.functions[name])
+            values = self._values(block, relation)
+            known[name] = [argument in values for argument in block.arguments]
+        return known[name][number]
+
+    @staticmethod
+    def _values(block: ir.Block, relation: Any) -> set[ir.Value]:
+        return {value for op in map(operation, block.operations) for user, number, value in nested_operands(op)
+                if relation(user, number)}

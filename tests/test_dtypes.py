@@ -1,0 +1,319 @@
+"""Every dtype of the buffer and of the index: rows are moved bit for bit, and added as NumPy and ml_dtypes add."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import oracle
+import pytest
+from oracle import DTYPES, FLOAT8, INTEGERS, name_of
+
+from jax_tensorarray import ta_add, ta_empty, ta_read, ta_stack, ta_swap, ta_write
+
+INDEX = np.array([[3, 0, 3], [9, 1, -2]])
+WHERE = np.array([[True, True, True], [True, False, True]])
+
+
+@jax.jit
+def moves(buffer, index, value, where):
+    """Everything that moves rows and does not calculate with them."""
+    return (
+        ta_read(buffer, index, mode="drop"),
+        ta_read(buffer, index, where=where, mode="drop"),
+        ta_write(buffer, index, value, where=where, mode="drop"),
+        *ta_swap(buffer, index, value, where=where, mode="drop"),
+        ta_stack(buffer, 2),
+        jax.lax.scan(lambda b, x: ta_swap(b, x[0], x[1], mode="drop"), buffer, (index[0], value[0])),
+    )
+
+
+def moved(buffer, index, value, where):
+    """The same by the oracle."""
+    return (
+        oracle.ta_read(buffer, index),
+        oracle.ta_read(buffer, index, where=where),
+        oracle.ta_write(buffer, index, value, where=where),
+        *oracle.ta_swap(buffer, index, value, where=where),
+        oracle.ta_stack(buffer, 2),
+        oracle.ta_swap(buffer, index[0], value[0]),
+    )
+
+
+def assert_all_same(actual, expected, same=oracle.assert_same_bits):
+    for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        same(a, e)
+
+
+# --- moving ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+def test_rows_are_moved_bit_for_bit(dtype):
+    rng = np.random.default_rng(0)
+    buffer = oracle.random_bits(rng, (5, 3), dtype)
+    value = oracle.random_bits(rng, (*INDEX.shape, 3), dtype)
+    found = moves(jnp.asarray(buffer), jnp.asarray(INDEX), jnp.asarray(value), jnp.asarray(WHERE))
+    zeros_exist = np.dtype(dtype) != ml_dtypes.float8_e8m0fnu  # which has no zero; see below
+    if zeros_exist:
+        assert_all_same(found, moved(buffer, INDEX, value, WHERE))
+    else:
+        index, where = np.clip(INDEX, 0, 4), None
+        found = (ta_read(jnp.asarray(buffer), jnp.asarray(index)), *ta_swap(buffer, jnp.asarray(index), value))
+        assert_all_same(found, (oracle.ta_read(buffer, index), *oracle.ta_swap(buffer, index, value, where=where)))
+
+
+@pytest.mark.parametrize("dtype", [d for d in DTYPES if np.dtype(d) != ml_dtypes.float8_e8m0fnu], ids=name_of)
+def test_an_empty_buffer_takes_every_dtype(dtype):
+    value = oracle.random_bits(np.random.default_rng(0), (4, 3), dtype)
+    f = jax.jit(lambda v: ta_read(ta_write(ta_empty(4, (3,), dtype), jnp.array([2, 0, 3, 1]), v), jnp.array([2, 0, 3, 1])))
+    oracle.assert_same_bits(f(jnp.asarray(value)), value)
+
+
+@pytest.mark.parametrize("dtype", oracle.PACKED, ids=name_of)
+def test_dtypes_packed_below_a_byte_are_lowered_without_a_kernel(dtype):
+    operands = jnp.zeros((4, 3), dtype), jnp.array([1, 2]), jnp.zeros((2, 3), dtype)
+    for op in (ta_write, ta_add, ta_swap):
+        assert "jax_tensorarray_" not in jax.jit(op).lower(*operands).as_text()
+    assert "jax_tensorarray_" not in jax.jit(ta_read).lower(*operands[:2]).as_text()
+
+
+@pytest.mark.parametrize("dtype", [d for d in DTYPES if d not in oracle.PACKED], ids=name_of)
+def test_every_other_dtype_has_kernels(dtype):
+    operands = jnp.zeros((4, 3), dtype), jnp.array([1, 2]), jnp.zeros((2, 3), dtype)
+    for op in (ta_write, ta_add, ta_swap):
+        assert f"@jax_tensorarray_{op.__name__[3:]}" in jax.jit(op).lower(*operands).as_text()
+    assert "@jax_tensorarray_read" in jax.jit(ta_read).lower(*operands[:2]).as_text()
+
+
+# --- adding ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [d for d in DTYPES if d not in FLOAT8], ids=name_of)
+def test_duplicate_rows_are_added_in_order_with_the_rounding_of_the_dtype(dtype):
+    rng = np.random.default_rng(1)
+    buffer = oracle.random_bits(rng, (5, 40), dtype)
+    index = np.array([3, 0, 3, 9, 3, -1])
+    value = oracle.random_bits(rng, (6, 40), dtype)
+    found = ta_add(jnp.asarray(buffer), jnp.asarray(index), jnp.asarray(value), mode="drop")
+    if np.issubdtype(dtype, np.complexfloating):  # complex numbers are NaN in each part by itself
+        part = np.dtype(dtype).type(0).real.dtype
+        found, buffer, value = (np.asarray(x).view(part) for x in (found, buffer, value))
+    oracle.assert_same_numbers(found, oracle.ta_add(buffer, index, value))
+
+
+@pytest.mark.parametrize("dtype", FLOAT8, ids=name_of)
+def test_all_pairs_of_8_bit_floats_have_the_sum_of_ml_dtypes(dtype):
+    patterns = np.arange(256).astype(np.uint8)
+    a, b = (x.reshape(-1).view(dtype) for x in np.meshgrid(patterns, patterns, indexing="ij"))
+    found = ta_add(jnp.asarray(a.copy()), jnp.arange(a.size), jnp.asarray(b.copy()))
+    oracle.assert_same_numbers(found, oracle.sum_of_small_floats(a, b))
+
+
+def corners(dtype):
+    """Zeros, subnormals, the ends of the range, infinities, NaN, and the neighbours of powers of two."""
+    limits = ml_dtypes.finfo(dtype)
+    width = np.dtype(dtype).itemsize * 8
+    ends = np.array([0, 1, 2, 3], np.uint16)
+    near = [np.asarray(x, dtype).view(np.uint16)[()] for x in
+            (limits.smallest_normal, limits.max, 1.0, 2.0, float(limits.max) / 2, np.inf, np.nan, float(1 / limits.eps))]
+    magnitudes = np.unique(np.concatenate([ends, *(np.array([n - 1, n, n + 1]) for n in near)])).astype(np.uint16)
+    return np.concatenate([magnitudes, magnitudes | np.uint16(1 << (width - 1))]).view(dtype)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16], ids=name_of)
+def test_16_bit_floats_have_the_sum_of_ml_dtypes(dtype):
+    rng = np.random.default_rng(2)
+    with np.errstate(all="ignore"):
+        special = corners(dtype)
+        a, b = (x.reshape(-1) for x in np.meshgrid(special, special))
+        anything = rng.integers(0, 2**16, (2, 2**18)).astype(np.uint16).view(dtype)
+        # Neighbouring exponents, for ties; and subnormals among themselves.
+        close = anything[0], (anything[0].view(np.uint16) ^ rng.integers(0, 2**12, 2**18).astype(np.uint16)).view(dtype)
+        tiny = (rng.integers(0, 2**11, (2, 2**14)) | rng.integers(0, 2, (2, 2**14)) << 15).astype(np.uint16).view(dtype)
+        a = np.concatenate([a, anything[0], close[0], tiny[0]])
+        b = np.concatenate([b, anything[1], close[1], tiny[1]])
+    found = ta_add(jnp.asarray(a), jnp.arange(a.size), jnp.asarray(b))
+    oracle.assert_same_numbers(found, oracle.sum_of_small_floats(a, b))
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=name_of)
+def test_integers_wrap(dtype):
+    limits = np.iinfo(dtype)
+    added = ta_add(jnp.array([limits.max, limits.min], dtype), jnp.array([0, 1, 1]), jnp.array([1, limits.max, limits.max], dtype))
+    twice = int(limits.min) + 2 * int(limits.max)
+    expected = twice if not limits.min and twice < 2**limits.bits else (twice - limits.min) % 2**limits.bits + limits.min
+    np.testing.assert_array_equal(added, np.array([limits.min, expected], dtype))
+
+
+def test_bools_are_or_ed():
+    added = ta_add(jnp.array([False, False, True, True]), jnp.arange(4), jnp.array([False, True, False, True]))
+    np.testing.assert_array_equal(added, [False, True, True, True])
+    added = ta_add(jnp.array([False, False]), jnp.array([1, 1]), jnp.array([True, True]))
+    np.testing.assert_array_equal(added, [False, True])
+
+
+# --- indices ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=name_of)
+def test_an_index_may_have_any_integer_dtype(dtype):
+    limits = np.iinfo(dtype)
+    index = np.array([0, 100, 120, 100, limits.max, limits.min or limits.max, limits.max // 2 + 1], dtype)
+    buffer = np.arange(2.0 * 121).reshape(121, 2)
+    value = np.arange(14.0).reshape(7, 2) - 100
+
+    @jax.jit
+    def f(buffer, index, value):
+        calls = [functools.partial(op, buffer, index, mode="drop") for op in (ta_read, ta_write, ta_add, ta_swap)]
+        return calls[0](), calls[1](value), calls[2](value), calls[3](value)
+
+    expected = (
+        oracle.ta_read(buffer, index),
+        oracle.ta_write(buffer, index, value),
+        oracle.ta_add(buffer, index, value),
+        oracle.ta_swap(buffer, index, value),
+    )
+    assert_all_same(f(jnp.asarray(buffer), jnp.asarray(index), jnp.asarray(value)), expected)
+    assert_all_same(ta_read(jnp.asarray(buffer), index[:4]), expected[0][:4])  # known while tracing
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8], ids=name_of)
+def test_a_narrow_index_is_not_wrapped_by_a_long_buffer(dtype):
+    buffer = np.arange(1000.0)
+    index = np.array([-1, -128, 127, 5] if dtype == np.int8 else [255, 128, 127, 5]).astype(dtype)
+    found = jax.jit(lambda b, i: ta_read(b, i, mode="drop"))(jnp.asarray(buffer), jnp.asarray(index))
+    np.testing.assert_array_equal(found, [0, 0, 127, 5] if dtype == np.int8 else [255, 128, 127, 5])
+
+
+@pytest.mark.parametrize("dtype", oracle.SMALL_INTEGERS, ids=name_of)
+def test_an_index_may_be_packed_below_a_byte(dtype):
+    index = np.array([0, 1, 1, 0]).astype(dtype)
+    found = jax.jit(ta_read)(jnp.arange(3.0), jnp.asarray(index))
+    np.testing.assert_array_equal(found, [0, 1, 1, 0])
+
+
+@pytest.mark.parametrize("given", [2**31, 2**32, 2**32 + 1, 2**40, 2**63, 2**64 + 1, -1, -(2**32) + 1, -(2**63), -(2**64)])
+@pytest.mark.parametrize("x64", [True, False])
+def test_an_index_of_any_magnitude_is_not_wrapped_into_range(given, x64):
+    forms = [given, [given, 1]]
+    if -(2**63) <= given < 2**63:
+        forms += [np.int64(given), np.array([given, 1])]
+    elif 0 <= given < 2**64:
+        forms += [np.uint64(given), np.array([given, 1], np.uint64)]
+    with jax.enable_x64(x64):
+        buffer = jnp.arange(1.0, 4.0)
+        for index in forms:
+            np.testing.assert_array_equal(ta_read(buffer, index, mode="drop"), [0, 2] if np.shape(index) else 0)
+            np.testing.assert_array_equal(ta_write(buffer, index, 9.0, mode="drop"), [1, 9, 3] if np.shape(index) else [1, 2, 3])
+            with pytest.raises(IndexError, match=f"^ta_read: index {given} is out of range for a TensorArray of size 3$"):
+                ta_read(buffer, index)
+
+
+def test_without_64_bits_indices_and_buffers_of_numpy_still_work():
+    with jax.enable_x64(False):
+        buffer = np.arange(6.0).reshape(3, 2)  # float64, which JAX narrows
+        for index in (np.int64(2), np.array([2, 0]), np.array([2, 0], np.uint64), [2, 0], 2):
+            rows = ta_read(buffer, index)
+            assert rows.dtype == np.float32
+            np.testing.assert_array_equal(rows, buffer[index])
+        written = ta_write(jnp.asarray(buffer), np.array([1]), np.array([[7.0, 8.0]]))
+        np.testing.assert_array_equal(written, [[0, 1], [7, 8], [4, 5]])
+        gradient = jax.grad(lambda b: (ta_read(b, np.array([2, 2])) ** 2).sum())(jnp.asarray(buffer))
+        assert gradient.dtype == np.float32
+        np.testing.assert_array_equal(gradient, [[0, 0], [0, 0], [16, 20]])
+
+
+# --- beside differentiated code --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [np.bool_, np.int32, np.uint8, ml_dtypes.int4], ids=name_of)
+def test_a_discrete_buffer_is_carried_beside_a_differentiated_one(dtype):
+    flags = np.array([1, 0, 1, 1]).astype(dtype)
+
+    def f(lib_read, lib_swap, xp, scan, x, flags):
+        def step(carry, k):
+            floats, discrete = carry
+            discrete, old = lib_swap(discrete, k, lib_read(discrete, (k + 1) % 4))
+            floats, _ = lib_swap(floats, k, xp.sin(lib_read(floats, k)) * (old != 0))
+            return (floats, discrete), None
+
+        floats, discrete = scan(step, (x, flags))
+        return (floats**2).sum() + discrete.astype(xp.float32).sum()
+
+    def loop(step, carry):
+        for k in range(4):
+            carry, _ = step(carry, k)
+        return carry
+
+    ours = functools.partial(f, ta_read, ta_swap, jnp, lambda step, carry: jax.lax.scan(step, carry, jnp.arange(4))[0])
+    by_oracle = functools.partial(f, oracle.ta_read, oracle.ta_swap, np, loop)
+    x = np.array([0.1, 0.2, 0.3, 0.4])
+    expected = oracle.gradient(lambda x: by_oracle(x, flags), [x])[0]
+    discrete = jnp.asarray(flags)
+    np.testing.assert_allclose(jax.jit(jax.grad(ours))(x, discrete), expected, atol=1e-8)
+
+    # As a differentiated argument it has tangents and cotangents of dtype float0.
+    zero = np.zeros(4, jax.dtypes.float0)
+    value, tangent = jax.jvp(ours, (x, discrete), (np.ones(4), zero))
+    np.testing.assert_allclose(value, by_oracle(x, flags), rtol=1e-12)
+    np.testing.assert_allclose(tangent, expected.sum(), rtol=1e-7)
+    gradients = jax.grad(ours, argnums=(0, 1), allow_int=True)(x, discrete)
+    np.testing.assert_allclose(gradients[0], expected, atol=1e-8)
+    assert gradients[1].dtype == jax.dtypes.float0
+
+
+@pytest.mark.parametrize("dtype", [np.bool_, np.int16], ids=name_of)
+def test_every_op_on_discrete_values_has_float0_tangents(dtype):
+    buffer, value = np.array([1, 0, 1]).astype(dtype), np.array([0, 1]).astype(dtype)
+
+    def f(buffer, value):
+        index = jnp.array([1, 2])
+        return (
+            ta_read(buffer, index),
+            ta_write(buffer, index, value),
+            ta_add(buffer, index, value),
+            ta_swap(buffer, index, value),
+            ta_stack(buffer, jnp.array(1)),
+        )
+
+    tangents = np.zeros(3, jax.dtypes.float0), np.zeros(2, jax.dtypes.float0)
+    values, dots = jax.jvp(f, (buffer, value), tangents)
+    assert_all_same(values, (
+        buffer[1:],
+        oracle.ta_write(buffer, [1, 2], value),
+        oracle.ta_add(buffer, [1, 2], value),
+        oracle.ta_swap(buffer, [1, 2], value),
+        oracle.ta_stack(buffer, 1),
+    ))
+    assert {d.dtype for d in jax.tree.leaves(dots)} == {jax.dtypes.float0}
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.complex64, np.complex128], ids=name_of)
+def test_gradients_have_the_dtype_of_what_they_belong_to(dtype):
+    buffer, value = jnp.arange(3).astype(dtype), jnp.array([5, 6, 7]).astype(dtype)
+
+    def f(buffer, value):
+        index = jnp.array([1, 2, 1])
+        swapped, old = ta_swap(buffer, index, value)
+        total = 2 * swapped + ta_add(buffer, index, value) + ta_write(buffer, index, value)
+        return jnp.real(total.sum() + 4 * old.sum() + 8 * ta_read(buffer, index).sum())
+
+    gradients = jax.jit(jax.grad(f, argnums=(0, 1)))(buffer, value)
+    oracle.assert_same_bits(gradients[0], np.array([2 + 1 + 1, 4 + 1 + 16, 4 + 1 + 8]).astype(dtype))
+    oracle.assert_same_bits(gradients[1], np.array([4 + 1, 2 + 1 + 1, 2 + 1 + 1]).astype(dtype))
+
+
+@pytest.mark.parametrize("dtype", [np.complex64, np.complex128], ids=name_of)
+def test_complex_rows_have_complex_derivatives(dtype):
+    rng = np.random.default_rng(3)
+    buffer, value = ((rng.normal(size=n) + 1j * rng.normal(size=n)).astype(dtype) for n in (3, 2))
+    weights = (rng.normal(size=3) + 1j * rng.normal(size=3)).astype(dtype)
+
+    def f(buffer, value):  # holomorphic
+        return (weights * ta_write(buffer, jnp.array([2, 0]), value) ** 2).sum()
+
+    gradients = jax.grad(f, argnums=(0, 1), holomorphic=True)(buffer, value)
+    np.testing.assert_allclose(gradients[0], [0, 2 * weights[1] * buffer[1], 0], rtol=1e-6)
+    np.testing.assert_allclose(gradients[1], 2 * weights[[2, 0]] * value, rtol=1e-6)

@@ -1,0 +1,120 @@
+"""`ta_empty`: an uninitialised buffer, good for everything that is written before it is read."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+
+from jax_tensorarray import ta_empty, ta_read, ta_write
+
+STATM = Path("/proc/self/statm")
+
+
+@pytest.mark.parametrize(
+    ("size", "elem", "shape"),
+    [(3, (), (3,)), (3, 2, (3, 2)), (3, (2, 4), (3, 2, 4)), (3, [2], (3, 2)), (0, (2,), (0, 2)), (2, (0,), (2, 0)),
+     (np.int8(3), np.int64(2), (3, 2)), (1, (1,) * 7, (1,) * 8)],
+)
+def test_it_has_the_shape_that_was_asked_for(size, elem, shape):
+    buffer = ta_empty(size, elem)
+    assert (buffer.shape, buffer.dtype) == (shape, np.float32)
+    assert jax.jit(lambda: ta_empty(size, elem))().shape == shape
+
+
+@pytest.mark.parametrize("dtype", oracle.DTYPES, ids=oracle.name_of)
+def test_it_has_the_dtype_that_was_asked_for(dtype):
+    assert ta_empty(3, (2,), dtype).dtype == dtype
+    assert ta_empty(3, dtype=np.dtype(dtype)).dtype == dtype
+
+
+@pytest.mark.parametrize("dtype", [float, int, bool, "bfloat16", complex])
+def test_a_dtype_may_be_given_by_its_usual_names(dtype):
+    assert ta_empty(3, dtype=dtype).dtype == jnp.zeros(0, dtype).dtype
+
+
+def test_every_row_that_is_written_can_be_read():
+    @jax.jit
+    def f(values):
+        def step(buffer, x):
+            return ta_write(buffer, *x), None
+
+        buffer, _ = jax.lax.scan(step, ta_empty(4, (2,), values.dtype), (jnp.array([2, 0, 3]), values))
+        return ta_read(buffer, jnp.array([0, 2, 3]))
+
+    values = np.arange(6.0).reshape(3, 2)
+    np.testing.assert_array_equal(f(values), values[[1, 0, 2]])
+
+
+def test_each_call_gives_a_buffer_of_its_own():
+    @jax.jit
+    def f():
+        first, second = ta_write(ta_empty(2), [0, 1], 1.0), ta_write(ta_empty(2), [0, 1], 2.0)
+        return first, second
+
+    np.testing.assert_array_equal(f(), [[1, 1], [2, 2]])
+
+
+def test_a_buffer_made_inside_a_loop_is_new_in_every_step():
+    def step(total, x):
+        buffer = ta_write(ta_empty(2, dtype=jnp.float64), jnp.array([0, 1]), x)
+        return total + buffer.sum(), buffer
+
+    total, buffers = jax.jit(lambda xs: jax.lax.scan(step, 0.0, xs))(jnp.arange(6.0).reshape(3, 2))
+    assert total == 15
+    np.testing.assert_array_equal(buffers, np.arange(6.0).reshape(3, 2))
+
+
+def test_gradients_flow_through_what_was_written():
+    def f(values):
+        buffer = ta_write(ta_empty(4, (), values.dtype), jnp.array([3, 1]), jnp.sin(values))
+        return (ta_read(buffer, jnp.array([1, 3, 3])) ** 2).sum()
+
+    def f_oracle(values):
+        buffer = oracle.ta_write(np.zeros(4), [3, 1], np.sin(values))
+        return (buffer[[1, 3, 3]] ** 2).sum()
+
+    values = np.array([0.3, 0.7])
+    expected = oracle.gradient(f_oracle, [values])[0]
+    np.testing.assert_allclose(jax.grad(f)(values), expected, rtol=1e-7)
+    np.testing.assert_allclose(jax.jit(jax.grad(f))(values), expected, rtol=1e-7)
+    np.testing.assert_allclose(jax.jvp(f, (values,), (np.ones(2),))[1], expected.sum(), rtol=1e-7)
+
+
+def test_under_vmap_every_example_has_a_buffer_of_its_own():
+    def f(index, value):
+        return ta_read(ta_write(ta_empty(3, (2,), value.dtype), index, value), index)
+
+    values = np.arange(8.0).reshape(4, 2)
+    np.testing.assert_array_equal(jax.vmap(f)(jnp.array([0, 2, 1, 1]), values), values)
+    np.testing.assert_array_equal(jax.jit(jax.vmap(f, in_axes=(None, 0)))(jnp.array(1), values), values)
+
+
+@pytest.mark.parametrize("switch", [jax.debug_nans, jax.debug_infs])
+def test_it_is_zeros_where_nans_are_hunted(switch):
+    with switch(True):
+        np.testing.assert_array_equal(ta_empty(5, (3,)), np.zeros((5, 3)))
+        np.testing.assert_array_equal(jax.jit(lambda: ta_empty(4, (3,)))(), np.zeros((4, 3)))
+
+
+def test_64_bit_dtypes_are_narrowed_as_jax_narrows_them():
+    with jax.enable_x64(False):
+        assert ta_empty(3, dtype=float).dtype == np.float32
+        with pytest.warns(UserWarning, match="float64"):
+            assert ta_empty(3, dtype=np.float64).dtype == np.float32
+
+
+@pytest.mark.skipif(not STATM.exists(), reason="resident memory is read from /proc")
+def test_it_touches_no_memory():
+    def resident():
+        return int(STATM.read_text().split()[1]) * 4096
+
+    def f(k):
+        return ta_read(ta_write(ta_empty(2**28), k, 5.0), k)  # 1 GiB of rows
+
+    run = jax.jit(f).lower(jnp.array(7)).compile()
+    before = resident()
+    assert run(jnp.array(2**27)) == 5
+    assert resident() - before < 2**26

@@ -1,0 +1,77 @@
+"""`ta_stack`: the dense array of a buffer, with zeros at or past its size."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+
+from jax_tensorarray import ta_stack
+
+rng = np.random.default_rng(0)
+
+
+def test_without_a_size_it_is_the_buffer():
+    buffer = rng.normal(size=(4, 2))
+    oracle.assert_same_bits(ta_stack(jnp.asarray(buffer)), buffer)
+    oracle.assert_same_bits(jax.jit(ta_stack)(jnp.asarray(buffer)), buffer)
+
+
+@pytest.mark.parametrize("elem", [(), (3,), (2, 1, 3), (0,)], ids=str)
+@pytest.mark.parametrize("rows", [0, 1, 4])
+def test_rows_at_or_past_the_size_are_zeros(rows, elem):
+    buffer = rng.normal(size=(rows, *elem))
+    f = jax.jit(ta_stack)
+    for size in range(-1, rows + 2):
+        oracle.assert_same_bits(f(jnp.asarray(buffer), size), oracle.ta_stack(buffer, size))
+
+
+@pytest.mark.parametrize("rank", range(1, 9))
+def test_buffers_of_rank_up_to_eight(rank):
+    buffer = rng.normal(size=(3, 2, 1, 2, 1, 2, 1, 2)[:rank])
+    oracle.assert_same_bits(ta_stack(jnp.asarray(buffer), jnp.array(2)), oracle.ta_stack(buffer, 2))
+
+
+@pytest.mark.parametrize("dtype", oracle.INTEGERS, ids=oracle.name_of)
+def test_a_size_may_have_any_integer_dtype_and_value(dtype):
+    buffer = rng.normal(size=(4, 2))
+    f = jax.jit(ta_stack)
+    limits = np.iinfo(dtype)
+    for size in {0, 1, 3, 4, 5, limits.max, limits.min, limits.max // 2 + 1}:
+        oracle.assert_same_bits(f(jnp.asarray(buffer), dtype(size)), oracle.ta_stack(buffer, size))
+        oracle.assert_same_bits(ta_stack(jnp.asarray(buffer), dtype(size)), oracle.ta_stack(buffer, size))
+
+
+@pytest.mark.parametrize("size", [-(2**100), -(2**40), 2**31, 2**32, 2**40, 2**63, 2**100])
+@pytest.mark.parametrize("x64", [True, False])
+def test_a_python_size_may_be_of_any_magnitude(size, x64):
+    buffer = rng.normal(size=(4, 2)).astype(np.float32)
+    with jax.enable_x64(x64):
+        oracle.assert_same_bits(ta_stack(jnp.asarray(buffer), size), oracle.ta_stack(buffer, size))
+
+
+@pytest.mark.parametrize("size", [np.int64(2**40), np.int64(2**32 + 2), np.uint64(2**63), np.int64(-(2**40)), np.array(2**40)],
+                         ids=repr)
+@pytest.mark.parametrize("x64", [True, False])
+def test_a_numpy_size_may_be_of_any_magnitude(size, x64):
+    buffer = rng.normal(size=(4, 2)).astype(np.float32)
+    with jax.enable_x64(x64):
+        oracle.assert_same_bits(ta_stack(jnp.asarray(buffer), size), oracle.ta_stack(buffer, size))
+
+
+def test_masked_rows_get_no_gradient():
+    weights = rng.normal(size=(4, 2))
+    gradient = jax.grad(lambda b: (weights * ta_stack(b, jnp.array(2))).sum())(jnp.ones((4, 2)))
+    np.testing.assert_array_equal(gradient, weights * [[1], [1], [0], [0]])
+
+
+def test_masked_nans_become_zeros_and_so_do_their_tangents():
+    buffer = jnp.array([1.0, np.nan, np.inf])
+    value, tangent = jax.jvp(lambda b: ta_stack(b, jnp.array(1)), (buffer,), (buffer,))
+    np.testing.assert_array_equal(value, [1, 0, 0])
+    np.testing.assert_array_equal(tangent, [1, 0, 0])
+
+
+def test_the_buffer_is_still_there_after_stacking():
+    buffer = jnp.ones(3)
+    np.testing.assert_array_equal(jax.jit(lambda b: (ta_stack(b, 1), b))(buffer), [[1, 0, 0], [1, 1, 1]])
