@@ -17,7 +17,8 @@ namespace {
 
 std::string out_of_range(std::string_view op, const Index& index, int64_t position, int64_t size) {
   int64_t value = index.value(position);
-  std::string text = index.type == IndexType::kU64 ? std::to_string(static_cast<uint64_t>(value)) : std::to_string(value);
+  std::string text =
+      index.type == IndexType::kU64 ? std::to_string(static_cast<uint64_t>(value)) : std::to_string(value);
   return std::string(op) + ": index " + text + " is out of range for a TensorArray of size " + std::to_string(size);
 }
 
@@ -41,8 +42,8 @@ Unit* in_place(const ffi::AnyBuffer& buffer, ffi::Result<ffi::AnyBuffer>& out) {
   return static_cast<Unit*>(out->untyped_data());
 }
 
-ffi::Error Read(ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::RemainingArgs rest,
-                ffi::Result<ffi::AnyBuffer> value, Call call) {
+ffi::Error Read(ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> value,
+                Call call) {
   auto plan = checked_plan(call, buffer, index, rest);
   if (plan.has_error()) return plan.error();
   const Geometry& g = plan->geometry;

@@ -49,8 +49,8 @@ ffi::Error Swap(cudaStream_t stream, ffi::AnyBuffer buffer, ffi::AnyBuffer index
   if (plan.has_error()) return plan.error();
   auto rows = in_place(stream, buffer, out);
   if (rows.has_error()) return rows.error();
-  return status(launch_swap(stream, plan->geometry, plan->index, *rows, value.untyped_data(), old->untyped_data(),
-                            call.reverse));
+  return status(
+      launch_swap(stream, plan->geometry, plan->index, *rows, value.untyped_data(), old->untyped_data(), call.reverse));
 }
 
 ffi::Error Add(cudaStream_t stream, ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::AnyBuffer value,

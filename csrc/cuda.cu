@@ -23,7 +23,7 @@ cudaError_t launch(cudaStream_t stream, Lane lane, int64_t rows, int64_t columns
   constexpr int64_t kThreads = 256, kMaxBlocks = 4096;
   int64_t blocks = (rows * columns + kThreads - 1) / kThreads;
   run_lanes<<<static_cast<unsigned>(blocks < kMaxBlocks ? blocks : kMaxBlocks), kThreads, 0, stream>>>(lane, rows,
-                                                                                                     columns);
+                                                                                                       columns);
   return cudaGetLastError();
 }
 
@@ -124,13 +124,13 @@ cudaError_t launch_write(cudaStream_t stream, const Geometry& bytes, const Index
   });
 }
 
-cudaError_t launch_swap(cudaStream_t stream, const Geometry& bytes, const Index& index, void* buffer,
-                        const void* value, void* old, bool reverse) {
+cudaError_t launch_swap(cudaStream_t stream, const Geometry& bytes, const Index& index, void* buffer, const void* value,
+                        void* old, bool reverse) {
   return with_unit(bytes.row, {buffer, value, old}, [&](auto* unit) {
     using Unit = std::remove_pointer_t<decltype(unit)>;
     Geometry g = in_units<Unit>(bytes);
-    SwapLane<Unit> lane{g, index, static_cast<Unit*>(buffer), static_cast<const Unit*>(value),
-                        static_cast<Unit*>(old), reverse};
+    SwapLane<Unit> lane{
+        g, index, static_cast<Unit*>(buffer), static_cast<const Unit*>(value), static_cast<Unit*>(old), reverse};
     return launch(stream, lane, g.batch, g.row);
   });
 }
@@ -151,7 +151,7 @@ cudaError_t launch_add(cudaStream_t stream, const Geometry& g, const Index& inde
   return launch(stream, lane, g.batch, g.row);
 }
 
-#define TA_INSTANTIATE_ADD(...)                                                                               \
+#define TA_INSTANTIATE_ADD(...) \
   template cudaError_t launch_add<__VA_ARGS__>(cudaStream_t, const Geometry&, const Index&, void*, const void*, bool)
 TA_INSTANTIATE_ADD(Or);
 TA_INSTANTIATE_ADD(Plain<uint8_t>);

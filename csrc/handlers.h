@@ -78,12 +78,18 @@ template <class Run>
 ffi::Error with_sum(ffi::DataType type, Run run) {
   switch (type) {
     case ffi::PRED: return run(Or{});
-    case ffi::S8: case ffi::U8: return run(Plain<uint8_t>{});
-    case ffi::S16: case ffi::U16: return run(Plain<uint16_t>{});
-    case ffi::S32: case ffi::U32: return run(Plain<uint32_t>{});
-    case ffi::S64: case ffi::U64: return run(Plain<uint64_t>{});
-    case ffi::F32: case ffi::C64: return run(Plain<float>{});
-    case ffi::F64: case ffi::C128: return run(Plain<double>{});
+    case ffi::S8:
+    case ffi::U8: return run(Plain<uint8_t>{});
+    case ffi::S16:
+    case ffi::U16: return run(Plain<uint16_t>{});
+    case ffi::S32:
+    case ffi::U32: return run(Plain<uint32_t>{});
+    case ffi::S64:
+    case ffi::U64: return run(Plain<uint64_t>{});
+    case ffi::F32:
+    case ffi::C64: return run(Plain<float>{});
+    case ffi::F64:
+    case ffi::C128: return run(Plain<double>{});
     case ffi::F16: return run(Rounded<Float16>{});
     case ffi::BF16: return run(Rounded<BFloat16>{});
     case ffi::F8E3M4: return run(Rounded<Float8E3M4>{});

@@ -41,8 +41,7 @@ struct Index {
       case IndexType::kU8: return static_cast<const uint8_t*>(data)[position];
       case IndexType::kU16: return static_cast<const uint16_t*>(data)[position];
       case IndexType::kU32: return static_cast<const uint32_t*>(data)[position];
-      case IndexType::kU64:
-        return static_cast<int64_t>(static_cast<const uint64_t*>(data)[position]);
+      case IndexType::kU64: return static_cast<int64_t>(static_cast<const uint64_t*>(data)[position]);
     }
     return kNoRow;
   }

@@ -58,8 +58,8 @@ TA_HD void write_lane(const Geometry& g, const Index& index, Unit* buffer, const
 
 // for k: buffer[index[k]], old[k] = value[k], buffer[index[k]]
 template <class Unit>
-TA_HD void swap_lane(const Geometry& g, const Index& index, Unit* buffer, const Unit* value, Unit* old,
-                     bool reverse, int64_t batch, int64_t begin, int64_t end) {
+TA_HD void swap_lane(const Geometry& g, const Index& index, Unit* buffer, const Unit* value, Unit* old, bool reverse,
+                     int64_t batch, int64_t begin, int64_t end) {
   for (int64_t n = 0; n < g.count; ++n) {
     int64_t position = batch * g.count + nth(n, g.count, reverse), row = index.row(position, g.size);
     Unit* taken = old + position * g.row + begin;

@@ -31,8 +31,7 @@ TA_HD inline float bits_float(uint32_t u) {
 }
 
 TA_HD inline float power_of_two(int e) {  // exact for every normal and subnormal float
-  return e >= -126 ? bits_float(static_cast<uint32_t>(e + 127) << 23)
-                   : bits_float(e >= -149 ? 1u << (e + 149) : 0u);
+  return e >= -126 ? bits_float(static_cast<uint32_t>(e + 127) << 23) : bits_float(e >= -149 ? 1u << (e + 149) : 0u);
 }
 
 template <class Storage, int kExponent, int kMantissa, int kBias, Special kSpecial>
@@ -44,10 +43,10 @@ struct SmallFloat {
   static constexpr uint32_t kMaxExponent = (1u << kExponent) - 1;
   static constexpr uint32_t kMantissaMask = (1u << kMantissa) - 1;
   static constexpr uint32_t kInfinity = kMaxExponent << kMantissa;
-  static constexpr uint32_t kNan = kSpecial == Special::kIeee  ? kInfinity | (1u << (kMantissa - 1))
+  static constexpr uint32_t kNan = kSpecial == Special::kIeee ? kInfinity | (1u << (kMantissa - 1))
                                    : kSpecial == Special::kFn ? kMagnitude
                                                               : kSign;
-  static constexpr uint32_t kLargest = kSpecial == Special::kIeee  ? kInfinity - 1
+  static constexpr uint32_t kLargest = kSpecial == Special::kIeee ? kInfinity - 1
                                        : kSpecial == Special::kFn ? kMagnitude - 1
                                                                   : kMagnitude;
 
@@ -69,8 +68,7 @@ struct SmallFloat {
     int shift = exponent - kBias - kMantissa;
     // Two steps, so that a bfloat16 subnormal does not pass through a scale below the range of float.
     float x = static_cast<float>(mantissa);
-    return shift < -126 ? sign * (x * power_of_two(-126)) * power_of_two(shift + 126)
-                        : sign * x * power_of_two(shift);
+    return shift < -126 ? sign * (x * power_of_two(-126)) * power_of_two(shift + 126) : sign * x * power_of_two(shift);
   }
 
   TA_HD static SmallFloat encode(float x) {

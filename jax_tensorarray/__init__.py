@@ -1,6 +1,11 @@
 """TensorArray for JAX: row reads and writes that stay in place in loops, forward and under gradients."""
 
-from jax_tensorarray import _ffi
+from pkgutil import extend_path
+
+# In a source checkout the compiled modules lie in the installed copy of the package.
+__path__ = extend_path(__path__, __name__)
+
+from jax_tensorarray import _ffi  # noqa: E402
 
 _ffi.load()
 

@@ -70,14 +70,17 @@ def _as_constant_index(op: str, index: Any, size: int, mode: str | None, *, mask
         dtype: Any = np.int32
     elif all(0 <= v <= np.iinfo(np.uint32).max for v in values.flat):
         dtype = np.uint32
-    elif jax.config.jax_enable_x64:  # type: ignore[attr-defined]
+    elif jax.config.jax_enable_x64:
         dtype = np.uint64 if all(0 <= v <= np.iinfo(np.uint64).max for v in values.flat) else np.int64
     else:
         dtype = np.int32
     # What the dtype cannot hold is out of range: -1 stands for it.
     limits = np.iinfo(dtype)
-    values = np.vectorize(lambda v: v if limits.min <= v <= limits.max else -1, otypes=[object])(values) \
-        if values.size else values
+    values = (
+        np.vectorize(lambda v: v if limits.min <= v <= limits.max else -1, otypes=[object])(values)
+        if values.size
+        else values
+    )
     checked = mode if stray else "drop"
     return jnp.asarray(values.astype(dtype)), checked
 
@@ -103,9 +106,7 @@ def as_value(op: str, value: Any, buffer: Array, index_shape: tuple[int, ...]) -
         promoted = jnp.result_type(buffer.dtype, value)
     except ValueError:  # no implicit promotion between the two, or a strict promotion mode
         promoted = None
-    if hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jax.dtypes.extended):
-        promoted = None  # random keys
-    if promoted != buffer.dtype:
+    if promoted is None or promoted != buffer.dtype:  # NumPy takes None for float64
         given = getattr(value, "dtype", None) or jnp.result_type(value)
         raise TypeError(
             f"{op}: a value of dtype {given} cannot be stored in a TensorArray of dtype {buffer.dtype} without loss; "

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from jax.interpreters.mlir import ir
 
-from jax_tensorarray._mlir import Module, Operation, nested_operands, operation, terminator
+from jax_tensorarray._mlir import Module, Operation, Value, nested_operands, operation, terminator
 
 
 def split_updating_branches(op: Operation, module: Module) -> None:
@@ -22,7 +22,7 @@ def split_updating_branches(op: Operation, module: Module) -> None:
     if not updating or updating == [len(blocks) - 1] or not all(_is_ranked(r) for r in op.results):
         return
     with ir.InsertionPoint(op), op.location:
-        stands_for = _placeholders(op, blocks, set().union(*owned))
+        stands_for = _placeholders(op, blocks, dict.fromkeys(v for values in owned for v in values))
         passed = [stands_for[j] if j in stands_for else _zeros(r.type) for j, r in enumerate(op.results)]
         if len(updating) < len(blocks):
             passed = _case(op, op.operands[0], [None if k in updating else b for k, b in enumerate(blocks)], passed)
@@ -34,15 +34,15 @@ def split_updating_branches(op: Operation, module: Module) -> None:
     op.erase()
 
 
-def _is_ranked(value: ir.Value) -> bool:
+def _is_ranked(value: Value) -> bool:
     return isinstance(value.type, ir.RankedTensorType) and value.type.has_static_shape
 
 
-def _nested(block: ir.Block) -> list[tuple[Operation, int, ir.Value]]:
+def _nested(block: ir.Block) -> list[tuple[Operation, int, Value]]:
     return [use for op in block.operations for use in nested_operands(operation(op))]
 
 
-def _is_outside(value: ir.Value, block: ir.Block) -> bool:
+def _is_outside(value: Value, block: ir.Block) -> bool:
     """Whether `value` is made neither in `block` nor in a block inside it."""
     at = value.owner if isinstance(value, ir.BlockArgument) else operation(value.owner).block
     while at is not None:
@@ -53,29 +53,31 @@ def _is_outside(value: ir.Value, block: ir.Block) -> bool:
     return True
 
 
-def _owned_captures(block: ir.Block, module: Module) -> set[ir.Value]:
-    return {v for user, number, v in _nested(block) if module.owns(user, number) and _is_outside(v, block)}
+def _owned_captures(block: ir.Block, module: Module) -> dict[Value, None]:
+    """An ordered set, so that the same program always lowers to the same text."""
+    owned = (v for user, number, v in _nested(block) if module.owns(user, number))
+    return dict.fromkeys(v for v in owned if _is_outside(v, block))
 
 
-def _placeholders(op: Operation, blocks: Sequence[ir.Block], owned: set[ir.Value]) -> dict[int, ir.Value]:
+def _placeholders(op: Operation, blocks: Sequence[ir.Block], owned: dict[Value, None]) -> dict[int, Value]:
     """For each result that is some buffer from outside, updated in place: that buffer, to pass on meanwhile."""
-    found: dict[int, ir.Value] = {}
-    left = set(owned)
+    found: dict[int, Value] = {}
+    left = dict(owned)
     for block in blocks:
         for j, value in enumerate(terminator(block).operands):
             source = _source(value, owned)
             if j not in found and source in left:
                 found[j] = source
-                left.remove(source)
+                del left[source]
     for j, result in enumerate(op.results):
         same = [v for v in left if v.type == result.type]
         if j not in found and same:
             found[j] = same[0]
-            left.remove(same[0])
+            del left[same[0]]
     return found
 
 
-def _source(value: ir.Value, owned: set[ir.Value]) -> ir.Value:
+def _source(value: Value, owned: dict[Value, None]) -> Value:
     """Follow a chain of in-place updates back, through the operand that each result has its place and type from."""
     while value not in owned and not isinstance(value, ir.BlockArgument):
         operands = list(operation(value.owner).operands)
@@ -85,13 +87,13 @@ def _source(value: ir.Value, owned: set[ir.Value]) -> ir.Value:
     return value
 
 
-def _rename(block: ir.Block, names: dict[ir.Value, ir.Value]) -> None:
+def _rename(block: ir.Block, names: dict[Value, Value]) -> None:
     for user, number, value in _nested(block):
         if value in names:
             user.operands[number] = names[value]
 
 
-def _case(op: Operation, index: ir.Value, blocks: Sequence[ir.Block | None], passed: Sequence[ir.Value]) -> list[ir.Value]:
+def _case(op: Operation, index: Value, blocks: Sequence[ir.Block | None], passed: Sequence[Value]) -> list[Value]:
     """A conditional of those branches; where there is None, one that returns `passed`."""
     case = ir.Operation.create("stablehlo.case", [r.type for r in op.results], [index], regions=len(blocks))
     for region, block in zip(case.regions, blocks, strict=True):
@@ -103,25 +105,25 @@ def _case(op: Operation, index: ir.Value, blocks: Sequence[ir.Block | None], pas
     return list(case.results)
 
 
-def _make(name: str, of: ir.Type, operands: Sequence[ir.Value], **attributes: str) -> ir.Value:
+def _make(name: str, of: ir.Type, operands: Sequence[Value], **attributes: str) -> Value:
     parsed = {key: ir.Attribute.parse(text) for key, text in attributes.items()}
-    result: ir.Value = ir.Operation.create(f"stablehlo.{name}", [of], operands, parsed).results[0]
+    result: Value = ir.Operation.create(f"stablehlo.{name}", [of], operands, parsed).results[0]
     return result
 
 
-def _zeros(of: ir.RankedTensorType) -> ir.Value:
+def _zeros(of: ir.RankedTensorType) -> Value:
     """An array of zeros, by way of a scalar: the Python bindings cannot make a constant of every element type."""
     scalar, number = ir.RankedTensorType.get([], of.element_type), ir.RankedTensorType.get([], ir.F32Type.get())
     zero = _make("constant", number, [], value=f"dense<0.0> : {number}")
     return _make("broadcast_in_dim", of, [_make("convert", scalar, [zero])], broadcast_dimensions="array<i64>")
 
 
-def _equals(index: ir.Value, k: int, count: int) -> ir.Value:
+def _equals(index: Value, k: int, count: int) -> Value:
     """1 if a conditional of `count` branches would run branch `k` for `index`, else 0."""
 
     flag = ir.RankedTensorType.get([], ir.IntegerType.get_signless(1))
 
-    def compare(direction: str, to: int) -> ir.Value:
+    def compare(direction: str, to: int) -> Value:
         number = _make("constant", index.type, [], value=f"dense<{to}> : {index.type}")
         kind = f"#stablehlo<comparison_direction {direction}>"
         return _make("compare", flag, [index, number], comparison_direction=kind)

@@ -4,6 +4,7 @@ Each function says what happens where the private name is missing: results never
 """
 
 import functools
+import importlib
 import importlib.util
 import re
 from collections.abc import Callable, Sequence
@@ -33,6 +34,15 @@ def ffi_api_version() -> tuple[int, int] | None:
     return int(found[0].group(1)), int(found[1].group(1))
 
 
+def _private(module: str, *names: str) -> list[Any] | None:
+    """Those private names of JAX, or None if this version lacks one."""
+    try:
+        found = importlib.import_module(f"jax._src.{module}")
+        return [getattr(found, name) for name in names]
+    except (ImportError, AttributeError):
+        return None
+
+
 # --- in-place accumulation of cotangents -----------------------------------------------------------------------
 #
 # The transpose of a read adds one row to the cotangent of the buffer. An ordinary transpose rule returns a dense
@@ -48,16 +58,17 @@ def register_accumulating_transpose(
     `accumulate(running, ct, *rest, **params)` returns the running cotangent with this equation's share in it.
     """
     ad.primitive_transposes[primitive] = dense
-    try:
-        from jax._src.interpreters import ad as internal
-
-        table, ValAccum, RefAccum = internal.fancy_transposes, internal.ValAccum, internal.RefAccum
-    except (ImportError, AttributeError):
+    private = _private("interpreters.ad", "fancy_transposes", "ValAccum", "RefAccum")
+    if private is None:
         return
+    table: Any
+    ValAccum: Any
+    table, ValAccum, RefAccum = private
 
-    class Deferred(ValAccum):  # type: ignore[misc, valid-type]
+    class Deferred(ValAccum):  # type: ignore[misc]
         """An accumulator that has only rows so far: they wait for a dense cotangent to be added to, if one comes."""
 
+        val: Any
         pending: list[Callable[[Array], Array]]
 
         def accum(self, x: Any) -> None:
@@ -154,14 +165,14 @@ def _forwarding(jaxpr: Any, inputs: Sequence[int]) -> Any:
 
 def install_forwarding_transposes() -> None:
     """Let reads inside nested jit, cond, scan and checkpoint accumulate into the cotangent outside."""
-    try:
-        from jax._src.interpreters import ad as internal
-        from jax._src.sharding_impls import UNSPECIFIED
-        from jax._src.util import weakref_lru_cache
-
-        table, ValAccum = internal.fancy_transposes, internal.ValAccum
-    except (ImportError, AttributeError):
+    private = _private("interpreters.ad", "fancy_transposes", "ValAccum")
+    caching = _private("util", "weakref_lru_cache")
+    unspecified = _private("sharding_impls", "UNSPECIFIED")
+    if private is None or caching is None or unspecified is None:
         return
+    table, ValAccum = private
+    (weakref_lru_cache,) = caching
+    (UNSPECIFIED,) = unspecified
 
     accumulated_inputs = weakref_lru_cache(_accumulated_inputs)
     # The transposed bodies are cached by jaxpr identity, so the augmented jaxpr must be the same object each time.
@@ -229,7 +240,7 @@ def install_forwarding_transposes() -> None:
         num_consts, num_carry = _scan_counts(params)
         if "num_consts" in params:
             return params | {"num_consts": num_consts - moved, "num_carry": num_carry + moved}
-        from jax._src import flattree as ft  # type: ignore[import-not-found]
+        from jax._src import flattree as ft  # there since 0.11, with ft_in
 
         num_ys = len(_open(params["jaxpr"]).outvars) - num_carry
         num_xs = len(args) - num_consts - num_carry
@@ -271,12 +282,10 @@ def run_after_lowering(rewrite: Callable[[mlir.ir.Module], None]) -> None:
     A lowering rule sees one operation of one function; the order of reads and writes of a buffer is a matter of
     whole modules. Without this hook, a write that does not depend on an earlier read copies the buffer.
     """
-    try:
-        from jax._src.interpreters import mlir as internal
-
-        original = internal.lower_jaxpr_to_module
-    except (ImportError, AttributeError):
+    private = _private("interpreters.mlir", "lower_jaxpr_to_module")
+    if private is None:
         return
+    (original,) = private
 
     @functools.wraps(original)
     def lower(*args: Any, **kwargs: Any) -> Any:
@@ -284,7 +293,7 @@ def run_after_lowering(rewrite: Callable[[mlir.ir.Module], None]) -> None:
         rewrite(result.module)
         return result
 
-    internal.lower_jaxpr_to_module = lower
+    importlib.import_module("jax._src.interpreters.mlir").lower_jaxpr_to_module = lower  # type: ignore[attr-defined]
 
 
 __all__ = [

@@ -4,6 +4,7 @@ import importlib
 from types import ModuleType
 
 import jax
+import jaxlib.version
 
 from jax_tensorarray import _compat
 
@@ -25,7 +26,7 @@ def check_abi(built: tuple[int, int], running: tuple[int, int] | None, module: s
         return
     raise ImportError(
         f"jax_tensorarray.{module} was built for XLA FFI {built[0]}.{built[1]}, but the installed jaxlib "
-        f"{jax.lib.__version__} has {running[0]}.{running[1]}. It needs jaxlib 0.10.2 or newer, and kernels "
+        f"{jaxlib.version.__version__} has {running[0]}.{running[1]}. It needs jaxlib 0.10.2 or newer, and kernels "
         "built with jaxlib 0.10.2. Run `pip install --upgrade jax jaxlib`, or rebuild with "
         "`pip install --force-reinstall --no-deps --no-cache-dir jax-tensorarray`."
     )
@@ -49,7 +50,7 @@ def load() -> None:
     _load("_cpu")
     if "_cpu" in missing:
         raise ImportError(
-            f"jax_tensorarray's compiled module cannot be imported ({missing['_cpu']}). If you are in a source "
-            "checkout, run `pip install .` and start Python from another folder."
+            f"jax_tensorarray's compiled module cannot be imported ({missing['_cpu']}). Install the package; in a "
+            "source checkout, run `pip install .`."
         )
     _load("_cuda")

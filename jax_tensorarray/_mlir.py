@@ -11,7 +11,9 @@ PREFIX = "jax_tensorarray_"
 #: Our calls that update their first operand in place.
 IN_PLACE = frozenset(PREFIX + name for name in ("write", "add", "swap", "mask", "fence"))
 
+# The types of the bindings differ from version to version.
 Operation = Any
+Value = Any
 
 
 def operation(op: Any) -> Operation:
@@ -44,7 +46,7 @@ def walk(op: Operation) -> Iterator[Operation]:
         yield from map(operation, block.operations)
 
 
-def nested_operands(op: Operation) -> Iterator[tuple[Operation, int, ir.Value]]:
+def nested_operands(op: Operation) -> Iterator[tuple[Operation, int, Value]]:
     """Each (operation, operand number, value) of `op` and of everything in its regions."""
     for number, value in enumerate(op.operands):
         yield op, number, value
@@ -54,13 +56,14 @@ def nested_operands(op: Operation) -> Iterator[tuple[Operation, int, ir.Value]]:
                 yield from nested_operands(operation(inner))
 
 
-def num_bytes(value: ir.Value) -> float:
+def num_bytes(value: Value) -> float:
     """Size of a ranked tensor; infinite for anything else."""
     if not isinstance(value.type, ir.RankedTensorType) or not value.type.has_static_shape:
         return math.inf
-    element = value.type.element_type
-    width = element.element_type.width * 2 if isinstance(element, ir.ComplexType) else getattr(element, "width", 8)
-    return math.prod(value.type.shape) * max(width, 8) / 8
+    element: Any = value.type.element_type
+    part: Any = element.element_type if isinstance(element, ir.ComplexType) else element
+    bits = getattr(part, "width", 8) * (1 if part is element else 2)
+    return math.prod(value.type.shape) * max(bits, 8) / 8
 
 
 class Module:
@@ -107,6 +110,10 @@ class Module:
         return known[name][number]
 
     @staticmethod
-    def _values(block: ir.Block, relation: Any) -> set[ir.Value]:
-        return {value for op in map(operation, block.operations) for user, number, value in nested_operands(op)
-                if relation(user, number)}
+    def _values(block: ir.Block, relation: Any) -> set[Value]:
+        return {
+            value
+            for op in map(operation, block.operations)
+            for user, number, value in nested_operands(op)
+            if relation(user, number)
+        }

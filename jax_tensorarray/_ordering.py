@@ -23,6 +23,7 @@ from jax_tensorarray._mlir import (
     PREFIX,
     Module,
     Operation,
+    Value,
     blocks,
     entry,
     nested_operands,
@@ -36,8 +37,9 @@ from jax_tensorarray._mlir import (
 
 def order_readers(module: ir.Module) -> None:
     """Rewrite `module` in place. A module without our calls is left as it is."""
-    functions = {op.attributes["sym_name"].value: op for op in map(operation, module.body.operations)
-                 if op.name == "func.func"}
+    functions = {
+        op.attributes["sym_name"].value: op for op in map(operation, module.body.operations) if op.name == "func.func"
+    }
     if not any(target(op).startswith(PREFIX) for f in functions.values() for op in walk(f)):
         return
     with module.context:
@@ -64,7 +66,7 @@ class _Block:
         self.order = list(range(len(self.operations)))
         self.rank = list(self.order)
 
-    def producer(self, value: ir.Value) -> int | None:
+    def producer(self, value: Value) -> int | None:
         """The operation of this block that makes `value`."""
         return None if isinstance(value, ir.BlockArgument) else self.identity.get(operation(value.owner))
 
@@ -90,7 +92,7 @@ class _Block:
         for r, m in enumerate(self.order):
             self.rank[m] = r
 
-    def add_operands(self, k: int, extra: Sequence[ir.Value]) -> None:
+    def add_operands(self, k: int, extra: Sequence[Value]) -> None:
         """Replace one of our calls by the same call with more operands."""
         op = self.operations[k]
         del self.identity[op]
@@ -100,8 +102,8 @@ class _Block:
 
 def _order_block(mlir_block: ir.Block, module: Module) -> None:
     block = _Block(mlir_block)
-    users: dict[ir.Value, set[int]] = {}
-    owning: dict[ir.Value, set[int]] = {}
+    users: dict[Value, set[int]] = {}
+    owning: dict[Value, set[int]] = {}
     for k, op in enumerate(block.operations):
         for user, number, value in nested_operands(op):
             users.setdefault(value, set()).add(k)
@@ -109,7 +111,7 @@ def _order_block(mlir_block: ir.Block, module: Module) -> None:
                 owning.setdefault(value, set()).add(k)
     pinned = set().union(*owning.values())
 
-    pending: dict[int, list[tuple[ir.Value, list[int]]]] = {}
+    pending: dict[int, list[tuple[Value, list[int]]]] = {}
     for value, candidates in owning.items():
         # Of several owners the last may have the buffer itself; the others copy it, as their meaning demands.
         owner = max(candidates, key=lambda k: block.rank[k])
@@ -145,7 +147,7 @@ def _order_block(mlir_block: ir.Block, module: Module) -> None:
                     _fence(op, op.operands[k], [])
 
 
-def _is_splat(value: ir.Value) -> bool:
+def _is_splat(value: Value) -> bool:
     """Whether XLA would rather make this array anew in every iteration of a loop than carry it into the loop."""
     producer = None if isinstance(value, ir.BlockArgument) else operation(value.owner)
     return producer is not None and producer.name in ("stablehlo.broadcast_in_dim", "stablehlo.constant")
@@ -162,32 +164,36 @@ def _is_pure(op: Operation, functions: dict[str, Operation]) -> bool:
     return all(_is_pure(inner, functions) for inner in walk(op))
 
 
-_IMPURE = frozenset("stablehlo." + name for name in (
-    "after_all", "collective_broadcast", "create_token", "infeed", "outfeed", "recv", "rng", "send"))
+_IMPURE = frozenset(
+    "stablehlo." + name
+    for name in ("after_all", "collective_broadcast", "create_token", "infeed", "outfeed", "recv", "rng", "send")
+)
 
 
-def _small_results(readers: Sequence[Operation], limit: float) -> list[ir.Value]:
+def _small_results(readers: Sequence[Operation], limit: float) -> list[Value]:
     """What to wait for. A result as large as the buffer would have to be materialised for it, so none of those."""
     return [result for op in readers for result in op.results if num_bytes(result) <= limit]
 
 
-def _layouts(values: Sequence[ir.Value]) -> list[ir.Attribute]:
+def _layouts(values: Sequence[Value]) -> list[ir.Attribute]:
     ranks = [value.type.rank for value in values]
     return [ir.DenseIntElementsAttr.get(np.arange(rank - 1, -1, -1), type=ir.IndexType.get()) for rank in ranks]
 
 
-def _with_operands(op: Operation, extra: Sequence[ir.Value]) -> Operation:
+def _with_operands(op: Operation, extra: Sequence[Value]) -> Operation:
     attributes = {name: op.attributes[name] for name in op.attributes}
     attributes["operand_layouts"] = ir.ArrayAttr.get([*attributes["operand_layouts"], *_layouts(extra)])
     with ir.InsertionPoint(op):
-        new = ir.Operation.create(op.name, [r.type for r in op.results], [*op.operands, *extra], attributes, loc=op.location)
+        new = ir.Operation.create(
+            op.name, [r.type for r in op.results], [*op.operands, *extra], attributes, loc=op.location
+        )
     for old_result, new_result in zip(op.results, new.results, strict=True):
         old_result.replace_all_uses_with(new_result)
     op.erase()
     return new
 
 
-def _fence(op: Operation, value: ir.Value, readers: Sequence[ir.Value]) -> None:
+def _fence(op: Operation, value: Value, readers: Sequence[Value]) -> None:
     """Give `op` the value by way of an in-place identity that waits for the readers."""
     attributes = {
         "api_version": ir.IntegerAttr.get(ir.IntegerType.get_signless(32), 4),
@@ -232,7 +238,7 @@ class _Hoisting:
             self.seen[key] = [value in varying for value in terminator(block).operands]
         return self.seen[key]
 
-    def block(self, block: ir.Block, varying: set[ir.Value], in_loop: bool) -> None:
+    def block(self, block: ir.Block, varying: set[Value], in_loop: bool) -> None:
         for op in map(operation, block.operations):
             operands = [value in varying for value in op.operands]
             if op.name == "func.call":

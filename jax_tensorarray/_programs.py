@@ -41,9 +41,7 @@ plain = SimpleNamespace(
 )
 
 #: The same with this library.
-ours = SimpleNamespace(
-    read=ta_read, write=ta_write, add=ta_add, swap=ta_swap, policy=checkpoint_policies.save_reads
-)
+ours = SimpleNamespace(read=ta_read, write=ta_write, add=ta_add, swap=ta_swap, policy=checkpoint_policies.save_reads)
 
 
 class Program(NamedTuple):
@@ -304,7 +302,7 @@ def checkpointed(ops: Any, x: Array) -> Array:
 
 @_program("jax issue 15906: test_scan")
 def issue_15906(ops: Any, x: Array) -> Array:
-    def body(c: tuple[Array, Array], _: None) -> tuple[tuple[Array, Array], None]:
+    def body(c: tuple[Any, Array], _: None) -> tuple[tuple[Any, Array], None]:
         i, ys = c
         return (i + 1, ops.write(ys, i, ops.read(x, i) * i**0.5)), None
 

@@ -68,7 +68,9 @@ def _update(row: Callable[[Array, Array], Array]) -> Callable[..., tuple[Array, 
 
 
 def _rows(row: Callable[[Array, Array], Array]) -> Callable[..., tuple[Array, Array]]:
-    def op(buffer: Array, index: Array, value: Array, *where: Array, batch_dims: int, reverse: bool) -> tuple[Array, Array]:
+    def op(
+        buffer: Array, index: Array, value: Array, *where: Array, batch_dims: int, reverse: bool
+    ) -> tuple[Array, Array]:
         def one(buffer: Array, index: Array, value: Array, where: Array) -> tuple[Array, Array]:
             result: tuple[Array, Array] = _walk(_update(row), buffer, index, where, value, reverse)
             return result

@@ -81,8 +81,10 @@ def check_operands(op: str, buffer: Any, index: Any, rest: Sequence[Any], takes_
     value, where = (rest[:1], rest[1:]) if takes_value else ((), rest)
     for v in value:
         if v.shape != row_shape(buffer, index, batch_dims) or v.dtype != buffer.dtype:
-            raise TypeError(f"{op}: value {v.str_short()} does not fit rows {row_shape(buffer, index, batch_dims)} of "
-                            f"{buffer.dtype}")
+            raise TypeError(
+                f"{op}: value {v.str_short()} does not fit rows {row_shape(buffer, index, batch_dims)} of "
+                f"{buffer.dtype}"
+            )
     for w in where:
         if w.shape != index.shape or w.dtype != jnp.bool_:
             raise TypeError(f"{op}: where {w.str_short()} must be bool{index.shape}")
@@ -104,6 +106,11 @@ def rows_of(buffer: Any, index: Any, batch_dims: int) -> ShapedArray:
 def is_zero(x: Any) -> bool:
     """Whether a tangent or cotangent is symbolically zero."""
     return type(x) is ad.Zero
+
+
+def zero_tangent(out: Array) -> Any:
+    """The symbolic zero that is the tangent of a constant `out`."""
+    return ad.Zero.from_primal_value(out)  # type: ignore[attr-defined]
 
 
 # --- batching --------------------------------------------------------------------------------------------------
@@ -138,7 +145,9 @@ def _lower(kernel: Callable[..., Any], fallback: Callable[..., Any], ctx: Any, *
 
 
 def _is_packed(dtype: Any) -> bool:
-    limits = jnp.iinfo if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo if jnp.issubdtype(dtype, jnp.floating) else None
+    limits = (
+        jnp.iinfo if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo if jnp.issubdtype(dtype, jnp.floating) else None
+    )
     return limits is not None and limits(dtype).bits < 8
 
 

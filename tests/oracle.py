@@ -129,7 +129,7 @@ def assert_same_numbers(actual: Any, expected: Any) -> None:
 def random_bits(rng: np.random.Generator, shape: Sequence[int], dtype: Any) -> np.ndarray:
     """Random bit patterns, so all numbers there are and all NaNs too, but only 0 and 1 for bool."""
     dtype = np.dtype(dtype)
-    if dtype == bool:
+    if dtype == np.dtype(bool):
         return rng.integers(0, 2, shape).astype(bool)
     n = int(np.prod(shape))
     if bits(dtype) < 8 and is_integer(dtype):
@@ -168,7 +168,9 @@ def gradient(f: Callable[..., Any], args: Sequence[np.ndarray], step: float = 1e
     return [np.array([partial(n, k) for k in np.ndindex(a.shape)]).reshape(a.shape) for n, a in enumerate(args)]
 
 
-def derivative(f: Callable[..., Any], args: Sequence[np.ndarray], directions: Sequence[Any], step: float = 1e-3) -> float:
+def derivative(
+    f: Callable[..., Any], args: Sequence[np.ndarray], directions: Sequence[Any], step: float = 1e-3
+) -> float:
     """Mixed derivative of the scalar `f` along one or more directions, by central differences of Richardson's kind."""
 
     def central(h: float) -> float:

@@ -25,7 +25,9 @@ VALUE = _rng.normal(size=(INDEX.size, *ELEM))
 DIRECTIONS = [[_rng.normal(size=BUFFER.shape), _rng.normal(size=VALUE.shape)] for _ in range(3)]
 
 
-def call(lib: Any, op: str, buffer: Any, index: Any, value: Any, where: Any, mode: str | None = "drop") -> tuple[Any, ...]:
+def call(
+    lib: Any, op: str, buffer: Any, index: Any, value: Any, where: Any, mode: str | None = "drop"
+) -> tuple[Any, ...]:
     """The results of one op as a tuple. `ta_stack` takes the first index as its size."""
     if op == "ta_stack":
         return (lib.ta_stack(buffer, index.reshape(-1)[0]),)

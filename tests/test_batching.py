@@ -70,8 +70,11 @@ def axes_id(in_axes):
     return ",".join("-" if a is None else str(a) for a in in_axes)
 
 
-@pytest.mark.parametrize(("op", "in_axes"), [(op, c) for op in OPERANDS for c in combinations(op)],
-                         ids=lambda x: x if isinstance(x, str) else axes_id(x))
+@pytest.mark.parametrize(
+    ("op", "in_axes"),
+    [(op, c) for op in OPERANDS for c in combinations(op)],
+    ids=lambda x: x if isinstance(x, str) else axes_id(x),
+)
 def test_every_combination_of_axes(op, in_axes):
     rng = np.random.default_rng(0)
     operands = [operand(name, rng, (axis,)) for name, axis in zip(OPERANDS[op], in_axes, strict=True)]
@@ -82,7 +85,9 @@ def test_every_combination_of_axes(op, in_axes):
 @pytest.mark.parametrize("op", OPERANDS)
 def test_every_combination_of_mapped_operands_under_jit(op):
     rng = np.random.default_rng(1)
-    cases = [(c, [operand(n, rng, (a,)) for n, a in zip(OPERANDS[op], c, strict=True)]) for c in combinations(op, (None, 0))]
+    cases = [
+        (c, [operand(n, rng, (a,)) for n, a in zip(OPERANDS[op], c, strict=True)]) for c in combinations(op, (None, 0))
+    ]
 
     @jax.jit
     def f(operands):
@@ -101,8 +106,11 @@ def nested_combinations(op):
     return [(a, outer[(7 * k + 3) % len(outer)]) for k, a in enumerate(outer)]
 
 
-@pytest.mark.parametrize(("op", "outer"), [(op, c) for op in OPERANDS for c in combinations(op, (None, 0))],
-                         ids=lambda x: x if isinstance(x, str) else axes_id(x))
+@pytest.mark.parametrize(
+    ("op", "outer"),
+    [(op, c) for op in OPERANDS for c in combinations(op, (None, 0))],
+    ids=lambda x: x if isinstance(x, str) else axes_id(x),
+)
 def test_nested_vmaps(op, outer):
     rng = np.random.default_rng(2)
     inners = [inner for o, inner in nested_combinations(op) if o == outer]
@@ -160,7 +168,11 @@ def test_vmap_without_where(op):
 
 def test_a_vmapped_scan_writes_every_example():
     rng = np.random.default_rng(6)
-    buffers, index, value = rng.normal(size=(BATCH, 4, 2)), rng.integers(0, 4, (BATCH, 5)), rng.normal(size=(BATCH, 5, 2))
+    buffers, index, value = (
+        rng.normal(size=(BATCH, 4, 2)),
+        rng.integers(0, 4, (BATCH, 5)),
+        rng.normal(size=(BATCH, 5, 2)),
+    )
 
     def f(buffer, index, value):
         return jax.lax.scan(lambda b, x: ta.ta_swap(b, x[0], x[1]), buffer, (index, value))
@@ -211,7 +223,9 @@ def test_grad_of_vmap_and_vmap_of_grad_for_every_combination(op):
     rng = np.random.default_rng(7)
     places = DIFFERENTIABLE[op]
     f = functools.partial(loss, ta, jnp, op)
-    cases = [(c, [operand(n, rng, (a,)) for n, a in zip(OPERANDS[op], c, strict=True)]) for c in combinations(op, (None, 0))]
+    cases = [
+        (c, [operand(n, rng, (a,)) for n, a in zip(OPERANDS[op], c, strict=True)]) for c in combinations(op, (None, 0))
+    ]
     weights = rng.normal(size=BATCH)
 
     def grad_of_vmap(in_axes, operands):
@@ -287,13 +301,23 @@ def test_hessians_of_both_modes_agree_with_finite_differences_under_vmap():
         return (xp.sin(swapped) * swapped).sum() + (old**3).sum()
 
     ours = functools.partial(f, ta, jnp)
-    found = jax.jit(lambda b, i: [jax.vmap(h)(b, i) for h in (
-        jax.jacfwd(jax.jacrev(ours)), jax.jacrev(jax.jacfwd(ours)), jax.jacrev(jax.jacrev(ours)), jax.jacfwd(jax.jacfwd(ours))
-    )])(buffers, index)
+    found = jax.jit(
+        lambda b, i: [
+            jax.vmap(h)(b, i)
+            for h in (
+                jax.jacfwd(jax.jacrev(ours)),
+                jax.jacrev(jax.jacfwd(ours)),
+                jax.jacrev(jax.jacrev(ours)),
+                jax.jacfwd(jax.jacfwd(ours)),
+            )
+        ]
+    )(buffers, index)
     unit = np.eye(3)
     for hessian in found:
         for k, m, n in itertools.product(range(2), range(3), range(3)):
-            expected = oracle.derivative(lambda b, k=k: f(oracle, np, b, index[k]), [buffers[k]], [[unit[m]], [unit[n]]])
+            expected = oracle.derivative(
+                lambda b, k=k: f(oracle, np, b, index[k]), [buffers[k]], [[unit[m]], [unit[n]]]
+            )
             np.testing.assert_allclose(hessian[k, m, n], expected, rtol=1e-5, atol=1e-6)
 
 
@@ -314,10 +338,14 @@ LENGTH, WIDTH = 11, 7
 def whole_buffers(f, *operands):
     """Shapes of those results of `f` that hold more than one buffer of LENGTH rows of WIDTH."""
     closed = jax.make_jaxpr(f)(*operands)
-    return [s for s in shapes_in(closed.jaxpr) if s[-2:] == (LENGTH, WIDTH) and len(s) > 2 or np.prod(s) > LENGTH * WIDTH]
+    return [
+        s for s in shapes_in(closed.jaxpr) if (s[-2:] == (LENGTH, WIDTH) and len(s) > 2) or np.prod(s) > LENGTH * WIDTH
+    ]
 
 
-@pytest.mark.parametrize("in_axes", [(None, 0, None), (None, 0, 0), (None, 1, 0), (None, -1, -1), (None, None, 0)], ids=axes_id)
+@pytest.mark.parametrize(
+    "in_axes", [(None, 0, None), (None, 0, 0), (None, 1, 0), (None, -1, -1), (None, None, 0)], ids=axes_id
+)
 def test_a_gather_from_a_shared_buffer_is_no_broadcast(in_axes):
     buffer = jnp.arange(float(LENGTH * WIDTH)).reshape(LENGTH, WIDTH)
     rng = np.random.default_rng(10)
@@ -369,4 +397,6 @@ def test_batched_buffers_that_share_an_inner_vmap_are_not_broadcast_again():
     shapes = list(shapes_in(jax.make_jaxpr(f)(buffers, index).jaxpr))
     assert shapes
     assert all(np.prod(s) < 3 * LENGTH * WIDTH for s in shapes)
-    oracle.assert_same_bits(f(buffers, index), np.stack([oracle.ta_read(b, i) for b, i in zip(buffers, index, strict=True)]))
+    oracle.assert_same_bits(
+        f(buffers, index), np.stack([oracle.ta_read(b, i) for b, i in zip(buffers, index, strict=True)])
+    )

@@ -36,17 +36,13 @@ class Without:
     def __getattr__(self, name):
         if name in ("fancy_transposes", "lower_jaxpr_to_module"): raise AttributeError(name)
         return getattr(self.module, name)
-import jax._src.interpreters as package
-package.ad, package.mlir = Without(ad), Without(mlir)
+sys.modules["jax._src.interpreters.ad"], sys.modules["jax._src.interpreters.mlir"] = Without(ad), Without(mlir)
 before = dict(ad.fancy_transposes), mlir.lower_jaxpr_to_module
 from jax_tensorarray import ta_read, ta_write
 assert (dict(ad.fancy_transposes), mlir.lower_jaxpr_to_module) == before
 def loss(x):
     f = lambda b, i: (ta_write(b, i, jnp.sin(ta_read(b, i // 2) + ta_read(x, i))), None)
     return jnp.sum(jax.lax.scan(f, x, jnp.arange(5))[0] ** 2)
-def expected(x):
-    for i in range(5): x = x.at[i].set(jnp.sin(x[i // 2] + x0[i]))
-    return jnp.sum(x ** 2)
 x0 = jnp.arange(5.0)
 def unrolled(x):
     b = x

@@ -67,7 +67,9 @@ def test_rows_are_moved_bit_for_bit(dtype):
 @pytest.mark.parametrize("dtype", [d for d in DTYPES if np.dtype(d) != ml_dtypes.float8_e8m0fnu], ids=name_of)
 def test_an_empty_buffer_takes_every_dtype(dtype):
     value = oracle.random_bits(np.random.default_rng(0), (4, 3), dtype)
-    f = jax.jit(lambda v: ta_read(ta_write(ta_empty(4, (3,), dtype), jnp.array([2, 0, 3, 1]), v), jnp.array([2, 0, 3, 1])))
+    f = jax.jit(
+        lambda v: ta_read(ta_write(ta_empty(4, (3,), dtype), jnp.array([2, 0, 3, 1]), v), jnp.array([2, 0, 3, 1]))
+    )
     oracle.assert_same_bits(f(jnp.asarray(value)), value)
 
 
@@ -116,8 +118,19 @@ def corners(dtype):
     limits = ml_dtypes.finfo(dtype)
     width = np.dtype(dtype).itemsize * 8
     ends = np.array([0, 1, 2, 3], np.uint16)
-    near = [np.asarray(x, dtype).view(np.uint16)[()] for x in
-            (limits.smallest_normal, limits.max, 1.0, 2.0, float(limits.max) / 2, np.inf, np.nan, float(1 / limits.eps))]
+    near = [
+        np.asarray(x, dtype).view(np.uint16)[()]
+        for x in (
+            limits.smallest_normal,
+            limits.max,
+            1.0,
+            2.0,
+            float(limits.max) / 2,
+            np.inf,
+            np.nan,
+            float(1 / limits.eps),
+        )
+    ]
     magnitudes = np.unique(np.concatenate([ends, *(np.array([n - 1, n, n + 1]) for n in near)])).astype(np.uint16)
     return np.concatenate([magnitudes, magnitudes | np.uint16(1 << (width - 1))]).view(dtype)
 
@@ -141,9 +154,13 @@ def test_16_bit_floats_have_the_sum_of_ml_dtypes(dtype):
 @pytest.mark.parametrize("dtype", INTEGERS, ids=name_of)
 def test_integers_wrap(dtype):
     limits = np.iinfo(dtype)
-    added = ta_add(jnp.array([limits.max, limits.min], dtype), jnp.array([0, 1, 1]), jnp.array([1, limits.max, limits.max], dtype))
+    added = ta_add(
+        jnp.array([limits.max, limits.min], dtype), jnp.array([0, 1, 1]), jnp.array([1, limits.max, limits.max], dtype)
+    )
     twice = int(limits.min) + 2 * int(limits.max)
-    expected = twice if not limits.min and twice < 2**limits.bits else (twice - limits.min) % 2**limits.bits + limits.min
+    expected = (
+        twice if not limits.min and twice < 2**limits.bits else (twice - limits.min) % 2**limits.bits + limits.min
+    )
     np.testing.assert_array_equal(added, np.array([limits.min, expected], dtype))
 
 
@@ -194,7 +211,9 @@ def test_an_index_may_be_packed_below_a_byte(dtype):
     np.testing.assert_array_equal(found, [0, 1, 1, 0])
 
 
-@pytest.mark.parametrize("given", [2**31, 2**32, 2**32 + 1, 2**40, 2**63, 2**64 + 1, -1, -(2**32) + 1, -(2**63), -(2**64)])
+@pytest.mark.parametrize(
+    "given", [2**31, 2**32, 2**32 + 1, 2**40, 2**63, 2**64 + 1, -1, -(2**32) + 1, -(2**63), -(2**64)]
+)
 @pytest.mark.parametrize("x64", [True, False])
 def test_an_index_of_any_magnitude_is_not_wrapped_into_range(given, x64):
     forms = [given, [given, 1]]
@@ -206,8 +225,12 @@ def test_an_index_of_any_magnitude_is_not_wrapped_into_range(given, x64):
         buffer = jnp.arange(1.0, 4.0)
         for index in forms:
             np.testing.assert_array_equal(ta_read(buffer, index, mode="drop"), [0, 2] if np.shape(index) else 0)
-            np.testing.assert_array_equal(ta_write(buffer, index, 9.0, mode="drop"), [1, 9, 3] if np.shape(index) else [1, 2, 3])
-            with pytest.raises(IndexError, match=f"^ta_read: index {given} is out of range for a TensorArray of size 3$"):
+            np.testing.assert_array_equal(
+                ta_write(buffer, index, 9.0, mode="drop"), [1, 9, 3] if np.shape(index) else [1, 2, 3]
+            )
+            with pytest.raises(
+                IndexError, match=f"^ta_read: index {given} is out of range for a TensorArray of size 3$"
+            ):
                 ta_read(buffer, index)
 
 
@@ -280,17 +303,22 @@ def test_every_op_on_discrete_values_has_float0_tangents(dtype):
 
     tangents = np.zeros(3, jax.dtypes.float0), np.zeros(2, jax.dtypes.float0)
     values, dots = jax.jvp(f, (buffer, value), tangents)
-    assert_all_same(values, (
-        buffer[1:],
-        oracle.ta_write(buffer, [1, 2], value),
-        oracle.ta_add(buffer, [1, 2], value),
-        oracle.ta_swap(buffer, [1, 2], value),
-        oracle.ta_stack(buffer, 1),
-    ))
+    assert_all_same(
+        values,
+        (
+            buffer[1:],
+            oracle.ta_write(buffer, [1, 2], value),
+            oracle.ta_add(buffer, [1, 2], value),
+            oracle.ta_swap(buffer, [1, 2], value),
+            oracle.ta_stack(buffer, 1),
+        ),
+    )
     assert {d.dtype for d in jax.tree.leaves(dots)} == {jax.dtypes.float0}
 
 
-@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.complex64, np.complex128], ids=name_of)
+@pytest.mark.parametrize(
+    "dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.complex64, np.complex128], ids=name_of
+)
 def test_gradients_have_the_dtype_of_what_they_belong_to(dtype):
     buffer, value = jnp.arange(3).astype(dtype), jnp.array([5, 6, 7]).astype(dtype)
 

@@ -15,8 +15,16 @@ STATM = Path("/proc/self/statm")
 
 @pytest.mark.parametrize(
     ("size", "elem", "shape"),
-    [(3, (), (3,)), (3, 2, (3, 2)), (3, (2, 4), (3, 2, 4)), (3, [2], (3, 2)), (0, (2,), (0, 2)), (2, (0,), (2, 0)),
-     (np.int8(3), np.int64(2), (3, 2)), (1, (1,) * 7, (1,) * 8)],
+    [
+        (3, (), (3,)),
+        (3, 2, (3, 2)),
+        (3, (2, 4), (3, 2, 4)),
+        (3, [2], (3, 2)),
+        (0, (2,), (0, 2)),
+        (2, (0,), (2, 0)),
+        (np.int8(3), np.int64(2), (3, 2)),
+        (1, (1,) * 7, (1,) * 8),
+    ],
 )
 def test_it_has_the_shape_that_was_asked_for(size, elem, shape):
     buffer = ta_empty(size, elem)

@@ -39,8 +39,14 @@ def test_program_is_in_place(name, transform):
     assert_in_place(transform(programs[name].with_ops(ours)), args_of)
 
 
-ORDERED_OR_NOT = ["write", "read_then_write", "read_beside_write", "read_old_after_write", "read_new_after_write",
-                  "three_reads"]
+ORDERED_OR_NOT = [
+    "write",
+    "read_then_write",
+    "read_beside_write",
+    "read_old_after_write",
+    "read_new_after_write",
+    "three_reads",
+]
 
 
 @pytest.mark.parametrize("name", ORDERED_OR_NOT)

@@ -23,7 +23,9 @@ RUNTIME_ERRORS = (jax.errors.JaxRuntimeError, ValueError)
 
 def call(lib, op, buffer, index, value=VALUE, **options):
     """The results of one op as a tuple."""
-    results = lib.ta_read(buffer, index, **options) if op == "ta_read" else getattr(lib, op)(buffer, index, value, **options)
+    results = (
+        lib.ta_read(buffer, index, **options) if op == "ta_read" else getattr(lib, op)(buffer, index, value, **options)
+    )
     return results if isinstance(results, tuple) else (results,)
 
 
@@ -171,8 +173,18 @@ def test_rows_without_elements_are_counted_too(op):
 
 @pytest.mark.parametrize(
     "index",
-    [np.int8(-128), np.int16(-1), np.int32(2**31 - 1), np.int64(-(2**63)), np.int64(2**62), np.uint8(255), np.uint16(10),
-     np.uint32(2**32 - 1), np.uint64(2**63 + 5), np.uint64(2**64 - 1)],
+    [
+        np.int8(-128),
+        np.int16(-1),
+        np.int32(2**31 - 1),
+        np.int64(-(2**63)),
+        np.int64(2**62),
+        np.uint8(255),
+        np.uint16(10),
+        np.uint32(2**32 - 1),
+        np.uint64(2**63 + 5),
+        np.uint64(2**64 - 1),
+    ],
     ids=repr,
 )
 @pytest.mark.parametrize("op", ROW_OPS)
@@ -187,7 +199,9 @@ def test_a_constant_that_a_mask_admits_at_run_time_is_named_with_its_true_value(
         jax.block_until_ready(jax.jit(lambda w: ta.ta_read(BUFFER, index, where=w))(True))
 
 
-@pytest.mark.parametrize("derivative", [jax.grad, lambda f: jax.grad(jax.grad(lambda x: f(x).sum()))], ids=["grad", "second"])
+@pytest.mark.parametrize(
+    "derivative", [jax.grad, lambda f: jax.grad(jax.grad(lambda x: f(x).sum()))], ids=["grad", "second"]
+)
 def test_a_stray_index_raises_in_derivatives(derivative):
     def f(x, index):
         buffer, old = ta.ta_swap(jnp.asarray(BUFFER) * x, index, VALUE * x)
@@ -203,7 +217,9 @@ def test_a_stray_index_raises_in_derivatives(derivative):
 # --- known while tracing ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("index", [12, -1, 10, 2**70, np.int64(12), np.uint64(2**63 + 5), [3, 12], np.array([[3], [12]])], ids=repr)
+@pytest.mark.parametrize(
+    "index", [12, -1, 10, 2**70, np.int64(12), np.uint64(2**63 + 5), [3, 12], np.array([[3], [12]])], ids=repr
+)
 @pytest.mark.parametrize("op", ROW_OPS)
 def test_a_python_or_numpy_index_is_checked_while_tracing(op, index):
     stray = max(np.asarray(index, object).flat, key=abs)
@@ -382,7 +398,9 @@ def loops():
     def outer_jit(trips, body, start):
         return jax.jit(lambda trips, start: fori(trips, body, start))(trips, start)
 
-    return {f.__name__: f for f in (fori, while_loop, nested_jit, cond, cond_of_step, inner_loop, loop_of_loop, outer_jit)}
+    return {
+        f.__name__: f for f in (fori, while_loop, nested_jit, cond, cond_of_step, inner_loop, loop_of_loop, outer_jit)
+    }
 
 
 @pytest.mark.parametrize("loop", loops())
@@ -418,6 +436,36 @@ def test_a_loop_of_no_steps_never_raises_although_one_of_one_step_does(op, loop,
         jax.block_until_ready(f(BUFFER, -1, 2))
     assert_all_same(f(BUFFER, 4, 2), by_oracle(4, 2))
     assert_all_same(f(BUFFER, 12, 0), (BUFFER, np.asarray(0.0)))
+
+
+#: Ways through which a step of a loop can send what it carries, and get it back as it was.
+DETOURS = {
+    "jit": lambda x, t: jax.jit(lambda x, t: (x, t + 1.0))(x, t),
+    "checkpoint": lambda x, t: jax.checkpoint(lambda x, t: (x, t + 1.0))(x, t),
+    "cond": lambda x, t: lax.cond(t > 0, lambda x, t: (x, t + 1.0), lambda x, t: (x, t + 2.0), x, t),
+    "scan": lambda x, t: lax.scan(lambda c, _: ((c[0], c[1] + 1.0), None), (x, t), None, length=3)[0],
+    "barrier": lambda x, t: (lax.optimization_barrier(x), t),
+}
+
+
+@pytest.mark.parametrize("detour", DETOURS)
+@pytest.mark.parametrize("carried", ["buffer", "index"])
+def test_a_loop_of_no_steps_never_raises_whatever_else_its_step_does_with_what_it_carries(carried, detour):
+    @jax.jit
+    def f(buffer, index, trips):
+        def body(_, carry):
+            buffer, index, total = carry
+            if carried == "buffer":
+                buffer, total = DETOURS[detour](buffer, total)
+            else:
+                index, total = DETOURS[detour](index, total)
+            return buffer, index, total + ta.ta_read(buffer, index).sum()
+
+        return lax.fori_loop(0, trips, body, (buffer, index, 0.0))[-1]
+
+    assert f(BUFFER, 12, 0) == 0
+    with raises("ta_read", 12):
+        jax.block_until_ready(f(BUFFER, 12, 1))
 
 
 @pytest.mark.parametrize("op", ROW_OPS)

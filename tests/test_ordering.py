@@ -16,7 +16,11 @@ def random_program(seed):
     """A loop of random reads and updates of any earlier version of two buffers, some inside cond, jit or a loop."""
     rng = np.random.default_rng(seed)
     plan = [
-        (rng.choice(["read", "write", "add", "swap"]), rng.choice(["bare", "jit", "cond", "loop"]), *rng.integers(0, 99, 4))
+        (
+            rng.choice(["read", "write", "add", "swap"]),
+            rng.choice(["bare", "jit", "cond", "loop"]),
+            *rng.integers(0, 99, 4),
+        )
         for _ in range(rng.integers(3, 9))
     ]
     kept = rng.integers(0, 99, 3)
@@ -47,8 +51,11 @@ def random_program(seed):
                     new, seen = instruction(buffer, row)
                 buffers.append(new)
                 rows.append(seen)
-            return (buffers[-1 - kept[0] % len(buffers)], buffers[-1 - kept[1] % len(buffers)],
-                    jnp.tanh(rows[-1 - kept[2] % len(rows)]))
+            return (
+                buffers[-1 - kept[0] % len(buffers)],
+                buffers[-1 - kept[1] % len(buffers)],
+                jnp.tanh(rows[-1 - kept[2] % len(rows)]),
+            )
 
         a, b, row = lax.fori_loop(0, STEPS, step, (x, jnp.cos(x), x[0]))
         return jnp.sum(jnp.sin(a)) + jnp.sum(b * b) + jnp.sum(row)
@@ -131,12 +138,15 @@ def test_a_module_without_our_ops_is_left_alone():
     assert "jax_tensorarray" not in jax.jit(f).lower(B).as_text()
 
 
-@pytest.mark.parametrize("op", [
-    lambda b, i: ta_read(b, i, mode="error"),
-    lambda b, i: ta_write(b, i, 1.0, mode="error")[0],
-    lambda b, i: ta_add(b, i, 1.0, mode="error")[0],
-    lambda b, i: ta_swap(b, i, 1.0, mode="error")[1],
-])
+@pytest.mark.parametrize(
+    "op",
+    [
+        lambda b, i: ta_read(b, i, mode="error"),
+        lambda b, i: ta_write(b, i, 1.0, mode="error")[0],
+        lambda b, i: ta_add(b, i, 1.0, mode="error")[0],
+        lambda b, i: ta_swap(b, i, 1.0, mode="error")[1],
+    ],
+)
 def test_an_op_that_may_raise_is_pinned_to_its_loop_only_if_nothing_it_uses_changes(op):
     def pinned(f):
         names = ("read", "write", "add", "swap")
@@ -168,12 +178,17 @@ def test_an_empty_buffer_is_allocated_in_each_iteration_of_its_loop():
 @pytest.mark.parametrize("index", [-5, -1, 0, 1, 2, 3, 4, 99])
 def test_a_switch_with_updates_in_several_branches_runs_the_one_that_jax_runs(index):
     def f(index, b, row):
-        return lax.switch(index, [
-            lambda b, row: (ta_write(b, 0, row), row, jnp.int8(1), True, jnp.complex64(1j)),
-            lambda b, row: (b, ta_read(b, 1) * 2, jnp.int8(2), False, jnp.complex64(2j)),
-            lambda b, row: (*ta_swap(b, 2, row), jnp.int8(3), True, jnp.complex64(3j)),
-            lambda b, row: (ta_add(b, 3, row), row + 1, jnp.int8(4), False, jnp.complex64(4j)),
-        ], b, row)
+        return lax.switch(
+            index,
+            [
+                lambda b, row: (ta_write(b, 0, row), row, jnp.int8(1), True, jnp.complex64(1j)),
+                lambda b, row: (b, ta_read(b, 1) * 2, jnp.int8(2), False, jnp.complex64(2j)),
+                lambda b, row: (*ta_swap(b, 2, row), jnp.int8(3), True, jnp.complex64(3j)),
+                lambda b, row: (ta_add(b, 3, row), row + 1, jnp.int8(4), False, jnp.complex64(4j)),
+            ],
+            b,
+            row,
+        )
 
     b, row = np.arange(SIZE * ROW, dtype=np.float32).reshape(SIZE, ROW), np.full(ROW, 50.0, np.float32)
     k = min(max(index, 0), 3)

@@ -34,8 +34,19 @@ def test_indices_of_rank_eight():
 
 @pytest.mark.parametrize(
     "index",
-    [2, np.int8(2), np.uint64(2), np.array(2), [2, 0, 2], (1, 1), [[0], [1]], [np.int8(1), 2], [], np.array([2, 1]),
-     range(3)],
+    [
+        2,
+        np.int8(2),
+        np.uint64(2),
+        np.array(2),
+        [2, 0, 2],
+        (1, 1),
+        [[0], [1]],
+        [np.int8(1), 2],
+        [],
+        np.array([2, 1]),
+        range(3),
+    ],
     ids=repr,
 )
 def test_python_and_numpy_indices_are_integers_too(index):

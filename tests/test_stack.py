@@ -50,8 +50,9 @@ def test_a_python_size_may_be_of_any_magnitude(size, x64):
         oracle.assert_same_bits(ta_stack(jnp.asarray(buffer), size), oracle.ta_stack(buffer, size))
 
 
-@pytest.mark.parametrize("size", [np.int64(2**40), np.int64(2**32 + 2), np.uint64(2**63), np.int64(-(2**40)), np.array(2**40)],
-                         ids=repr)
+@pytest.mark.parametrize(
+    "size", [np.int64(2**40), np.int64(2**32 + 2), np.uint64(2**63), np.int64(-(2**40)), np.array(2**40)], ids=repr
+)
 @pytest.mark.parametrize("x64", [True, False])
 def test_a_numpy_size_may_be_of_any_magnitude(size, x64):
     buffer = rng.normal(size=(4, 2)).astype(np.float32)

@@ -65,8 +65,11 @@ def derivatives(f, orders, modes):
 def expected_derivatives(op):
     """The derivatives of order 1, 2 and 3 along DIRECTIONS: by unrolled plain JAX, checked against differences."""
     exact = [
-        float(jax.jit(derivatives(programs.loss_by(unrolled, jnp, op), [n], ["fwd"])["-over-".join(["fwd"] * n)])(
-            *on_device(BUFFER, VALUE)))
+        float(
+            jax.jit(derivatives(programs.loss_by(unrolled, jnp, op), [n], ["fwd"])["-over-".join(["fwd"] * n)])(
+                *on_device(BUFFER, VALUE)
+            )
+        )
         for n in (1, 2, 3)
     ]
     differences = [
@@ -262,7 +265,12 @@ def test_a_checkpoint_that_saves_reads_does_not_read_again():
 @pytest.mark.parametrize(("op", "context"), programs.cases(["direct", "scan", "cond"]))
 def test_everything_passes_the_checks_of_jax(op, context):
     f = programs.loss_in(context, op)
-    functions = [f, forward(f, DIRECTIONS[0]), reverse(f, DIRECTIONS[0]), forward(reverse(f, DIRECTIONS[0]), DIRECTIONS[1])]
+    functions = [
+        f,
+        forward(f, DIRECTIONS[0]),
+        reverse(f, DIRECTIONS[0]),
+        forward(reverse(f, DIRECTIONS[0]), DIRECTIONS[1]),
+    ]
     with jax.enable_checks(True):
         found = jax.jit(lambda *args: [g(*args) for g in functions])(*on_device(BUFFER, VALUE))
         if context == "direct":

@@ -15,6 +15,7 @@ from jax_tensorarray._register import (
     like_buffer,
     make_primitive,
     row_kernel,
+    zero_tangent,
 )
 
 
@@ -64,7 +65,7 @@ def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
     buffer_dot, _, value_dot, *_ = tangents
     out = ta_add_p.bind(*primals, **params)
     if is_zero(value_dot):
-        return out, ad.Zero.from_primal_value(out) if is_zero(buffer_dot) else buffer_dot
+        return out, zero_tangent(out) if is_zero(buffer_dot) else buffer_dot
     return out, ta_add_p.bind(ad.instantiate_zeros(buffer_dot), index, value_dot, *where, **params)
 
 
@@ -72,7 +73,12 @@ def _transpose(ct: Any, buffer: Any, index: Array, value: Any, *where: Array, **
     nothing = [None] * len(where)
     needs_buffer, needs_value = ad.is_undefined_primal(buffer), ad.is_undefined_primal(value)
     if is_zero(ct):
-        return [ad.Zero(buffer.aval) if needs_buffer else None, None, ad.Zero(value.aval) if needs_value else None, *nothing]
+        return [
+            ad.Zero(buffer.aval) if needs_buffer else None,
+            None,
+            ad.Zero(value.aval) if needs_value else None,
+            *nothing,
+        ]
     rows = ta_read_p.bind(ct, index, *where, **params) if needs_value else None
     return [ct if needs_buffer else None, None, rows, *nothing]
 

@@ -40,7 +40,7 @@ def ta_empty(size: int, element_shape: int | Sequence[int] = (), dtype: Any = jn
     row = (element_shape,) if not isinstance(element_shape, Sequence) else tuple(element_shape)
     shape = tuple(_dimension(d) for d in (size, *row))
     dtype = jnp.zeros((), dtype).dtype  # checks it, and narrows it where 64-bit types are off
-    if jax.config.jax_debug_nans or jax.config.jax_debug_infs:  # type: ignore[attr-defined]
+    if jax.config.jax_debug_nans or jax.config.jax_debug_infs:
         return jnp.zeros(shape, dtype)
     return ta_empty_p.bind(shape=shape, dtype=dtype)
 

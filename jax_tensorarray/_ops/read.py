@@ -17,6 +17,7 @@ from jax_tensorarray._register import (
     row_kernel,
     rows_of,
     to_front,
+    zero_tangent,
 )
 
 
@@ -69,7 +70,7 @@ def _abstract_eval(buffer: Any, index: Any, *where: Any, batch_dims: int, op: st
 def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
     out = ta_read_p.bind(*primals, **params)
     if is_zero(tangents[0]):
-        return out, ad.Zero.from_primal_value(out)
+        return out, zero_tangent(out)
     return out, ta_read_p.bind(tangents[0], *primals[1:], **params)
 
 

@@ -8,7 +8,7 @@ from jax.interpreters import ad
 
 from jax_tensorarray import _arguments, _reference
 from jax_tensorarray._mlir import PREFIX
-from jax_tensorarray._register import Array, is_zero, like_buffer, make_primitive, to_front
+from jax_tensorarray._register import Array, is_zero, like_buffer, make_primitive, to_front, zero_tangent
 
 
 def ta_stack(buffer: Any, size: Any = None) -> jax.Array:
@@ -47,7 +47,7 @@ def _abstract_eval(buffer: Any, size: Any, *, batch_dims: int) -> Any:
 def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
     out = ta_stack_p.bind(*primals, **params)
     if is_zero(tangents[0]):
-        return out, ad.Zero.from_primal_value(out)
+        return out, zero_tangent(out)
     return out, ta_stack_p.bind(tangents[0], primals[1], **params)
 
 

@@ -14,6 +14,7 @@ from jax_tensorarray._register import (
     like_buffer,
     make_primitive,
     row_kernel,
+    zero_tangent,
     rows_of,
 )
 
@@ -67,7 +68,7 @@ def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
     _, index, _, *where = primals
     outs = ta_swap_p.bind(*primals, **params)
     if is_zero(tangents[0]) and is_zero(tangents[2]):
-        return outs, [ad.Zero.from_primal_value(out) for out in outs]
+        return outs, [zero_tangent(out) for out in outs]
     buffer_dot, value_dot = (ad.instantiate_zeros(tangents[k]) for k in (0, 2))
     return outs, ta_swap_p.bind(buffer_dot, index, value_dot, *where, **params)
 
@@ -76,10 +77,17 @@ def _transpose(cts: Any, buffer: Any, index: Array, value: Any, *where: Array, *
     nothing = [None] * len(where)
     needs_buffer, needs_value = ad.is_undefined_primal(buffer), ad.is_undefined_primal(value)
     if all(map(is_zero, cts)):
-        return [ad.Zero(buffer.aval) if needs_buffer else None, None, ad.Zero(value.aval) if needs_value else None, *nothing]
+        return [
+            ad.Zero(buffer.aval) if needs_buffer else None,
+            None,
+            ad.Zero(value.aval) if needs_value else None,
+            *nothing,
+        ]
     ct_buffer, ct_old = map(ad.instantiate_zeros, cts)
     # The exchanges are undone last to first.
-    ct_buffer, ct_value = ta_swap_p.bind(ct_buffer, index, ct_old, *where, **params | {"reverse": not params["reverse"]})
+    ct_buffer, ct_value = ta_swap_p.bind(
+        ct_buffer, index, ct_old, *where, **params | {"reverse": not params["reverse"]}
+    )
     return [ct_buffer if needs_buffer else None, None, ct_value if needs_value else None, *nothing]
 
 

@@ -16,6 +16,7 @@ from jax_tensorarray._register import (
     like_buffer,
     make_primitive,
     row_kernel,
+    zero_tangent,
 )
 
 
@@ -70,7 +71,7 @@ def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
     _, index, _, *where = primals
     out = ta_write_p.bind(*primals, **params)
     if is_zero(tangents[0]) and is_zero(tangents[2]):
-        return out, ad.Zero.from_primal_value(out)
+        return out, zero_tangent(out)
     buffer_dot, value_dot = (ad.instantiate_zeros(tangents[k]) for k in (0, 2))
     return out, ta_write_p.bind(buffer_dot, index, value_dot, *where, **params)
 
@@ -79,7 +80,12 @@ def _transpose(ct: Any, buffer: Any, index: Array, value: Any, *where: Array, **
     nothing = [None] * len(where)
     needs_buffer, needs_value = ad.is_undefined_primal(buffer), ad.is_undefined_primal(value)
     if is_zero(ct):
-        return [ad.Zero(buffer.aval) if needs_buffer else None, None, ad.Zero(value.aval) if needs_value else None, *nothing]
+        return [
+            ad.Zero(buffer.aval) if needs_buffer else None,
+            None,
+            ad.Zero(value.aval) if needs_value else None,
+            *nothing,
+        ]
     shape = value.aval.shape if needs_value else value.shape
     zeros = jnp.zeros(shape, ct.dtype)
     if not needs_value:

@@ -1,0 +1,36 @@
+"""More than 2^31 elements: the arithmetic is 64-bit. The buffers are never touched but for a few rows."""
+
+import resource
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jax_tensorarray import ta_add, ta_empty, ta_read, ta_swap, ta_write
+
+ROWS = 2**31 + 8
+
+
+@pytest.mark.parametrize("dtype", [jnp.int64, jnp.uint32])
+def test_rows_past_two_to_the_31(dtype):
+    @jax.jit
+    def f(i):
+        b = ta_empty(ROWS, (), jnp.int8)
+        b = ta_write(b, i, jnp.int8(5))
+        b = ta_add(b, i, jnp.int8(2))
+        b, old = ta_swap(b, i - 1, jnp.int8(9))
+        return ta_read(b, jnp.stack([i, i - 1])), ta_read(b, i + 5, mode="drop")
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    rows, outside = f(jnp.asarray(ROWS - 3, dtype))
+    assert rows.tolist() == [7, 9]
+    assert outside == 0
+    touched = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    assert touched < 2**29
+
+
+def test_an_index_past_two_to_the_31_is_reported_whole():
+    with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match=f"index {2**40} is out of range .* of size 4"):
+        ta_read(jnp.zeros(4), jnp.asarray(2**40)).block_until_ready()
+    with pytest.raises(IndexError, match=f"index {2**70} is out of range"):
+        ta_read(jnp.zeros(4), 2**70)
