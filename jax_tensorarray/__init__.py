@@ -5,7 +5,7 @@ from pkgutil import extend_path
 # In a source checkout the compiled modules lie in the installed copy of the package.
 __path__ = extend_path(__path__, __name__)
 
-from jax_tensorarray import _ffi  # noqa: E402
+from jax_tensorarray import _ffi
 
 _ffi.load()
 

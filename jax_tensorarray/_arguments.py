@@ -16,6 +16,16 @@ def out_of_range(op: str, index: int, size: int) -> str:
     return f"{op}: index {index} is out of range for a TensorArray of size {size}"
 
 
+def row_operands(
+    op: str, buffer: Any, index: Any, where: Any, mode: str | None
+) -> tuple[Array, Array, tuple[Array, ...], str | None]:
+    """What all row ops take, checked and converted; `where` becomes no operand or one."""
+    buffer, mode = as_buffer(op, buffer), as_mode(op, mode)
+    masked = where is not None and where is not True
+    index, mode = as_index(op, index, buffer.shape[0], mode, masked=masked)
+    return buffer, index, as_where(op, where, index.shape), mode
+
+
 def as_buffer(op: str, buffer: Any) -> Array:
     """A buffer `[T, *elem]`."""
     array = jnp.asarray(buffer)
@@ -49,40 +59,34 @@ def as_index(op: str, index: Any, size: int, mode: str | None, *, masked: bool) 
 
 
 def _as_constant_index(op: str, index: Any, size: int, mode: str | None, *, masked: bool) -> tuple[Array, str | None]:
+    values = _as_integers(op, index)
+    stray = np.asarray((values < 0) | (values >= size), bool)
+    if not stray.any():
+        mode = "drop"  # nothing is left to check
+    elif mode != "drop" and not masked:
+        raise IndexError(out_of_range(op, values[stray][0], size))
+    low, high = (int(values.min()), int(values.max())) if values.size else (0, 0)
+    for dtype in (np.int32, np.uint32, *((np.int64, np.uint64) if jax.config.jax_enable_x64 else ())):
+        if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max:
+            return jnp.asarray(values.astype(dtype)), mode
+    # No dtype holds them all. What int32 cannot hold is out of range, and -1 stands for it.
+    return jnp.asarray(np.where(abs(values) > _INT32_MAX, -1, values).astype(np.int32)), mode
+
+
+def _as_integers(op: str, index: Any) -> np.ndarray[Any, Any]:
+    """Python or NumPy integers as an array: of dtype object if they need more than 64 bits."""
+    wrong = TypeError(f"{op}: index must be an integer or an array of integers, got {index!r}")
     try:
-        if isinstance(index, int) and not isinstance(index, bool):
-            values = np.asarray(index, object)  # of any magnitude
-        else:
-            values = np.asarray(index)
-            if values.dtype == np.float64 and not hasattr(index, "dtype"):
-                values = np.asarray(index, object)  # an empty list, or Python integers that no one dtype holds
-            if values.dtype != object:
-                _check_integer(op, values.dtype)
-            values = values.astype(object)
-    except ValueError:
-        raise TypeError(f"{op}: index must be an integer or an array of integers, got {index!r}") from None
-    if not all(isinstance(v, int) and not isinstance(v, bool) for v in values.flat):
-        raise TypeError(f"{op}: index must be an integer or an array of integers, got {index!r}")
-    stray = [v for v in values.flat if not 0 <= v < size]
-    if stray and mode != "drop" and not masked:
-        raise IndexError(out_of_range(op, stray[0], size))
-    if all(abs(v) <= _INT32_MAX for v in values.flat):
-        dtype: Any = np.int32
-    elif all(0 <= v <= np.iinfo(np.uint32).max for v in values.flat):
-        dtype = np.uint32
-    elif jax.config.jax_enable_x64:
-        dtype = np.uint64 if all(0 <= v <= np.iinfo(np.uint64).max for v in values.flat) else np.int64
-    else:
-        dtype = np.int32
-    # What the dtype cannot hold is out of range: -1 stands for it.
-    limits = np.iinfo(dtype)
-    values = (
-        np.vectorize(lambda v: v if limits.min <= v <= limits.max else -1, otypes=[object])(values)
-        if values.size
-        else values
-    )
-    checked = mode if stray else "drop"
-    return jnp.asarray(values.astype(dtype)), checked
+        values = np.asarray(index)
+    except ValueError:  # ragged
+        raise wrong from None
+    if not hasattr(index, "dtype") and (values.size == 0 or values.dtype in (np.float64, object)):
+        values = np.asarray(index, object)
+        if any(isinstance(v, bool) or not isinstance(v, int) for v in values.flat):
+            raise wrong
+        return values if values.size else values.astype(np.int32)
+    _check_integer(op, values.dtype)
+    return values
 
 
 def _check_integer(op: str, dtype: Any) -> None:

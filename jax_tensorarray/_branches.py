@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from jax.interpreters.mlir import ir
 
-from jax_tensorarray._mlir import Module, Operation, Value, nested_operands, operation, terminator
+from jax_tensorarray._mlir import Module, Operation, Value, is_inside, nested_operands, operation, terminator
 
 
 def split_updating_branches(op: Operation, module: Module) -> None:
@@ -42,21 +42,10 @@ def _nested(block: ir.Block) -> list[tuple[Operation, int, Value]]:
     return [use for op in block.operations for use in nested_operands(operation(op))]
 
 
-def _is_outside(value: Value, block: ir.Block) -> bool:
-    """Whether `value` is made neither in `block` nor in a block inside it."""
-    at = value.owner if isinstance(value, ir.BlockArgument) else operation(value.owner).block
-    while at is not None:
-        if at == block:
-            return False
-        parent = operation(at.owner)
-        at = None if parent.name in ("func.func", "builtin.module") else parent.block
-    return True
-
-
 def _owned_captures(block: ir.Block, module: Module) -> dict[Value, None]:
     """An ordered set, so that the same program always lowers to the same text."""
     owned = (v for user, number, v in _nested(block) if module.owns(user, number))
-    return dict.fromkeys(v for v in owned if _is_outside(v, block))
+    return dict.fromkeys(v for v in owned if not is_inside(v, operation(block.owner)))
 
 
 def _placeholders(op: Operation, blocks: Sequence[ir.Block], owned: dict[Value, None]) -> dict[int, Value]:
@@ -120,7 +109,6 @@ def _zeros(of: ir.RankedTensorType) -> Value:
 
 def _equals(index: Value, k: int, count: int) -> Value:
     """1 if a conditional of `count` branches would run branch `k` for `index`, else 0."""
-
     flag = ir.RankedTensorType.get([], ir.IntegerType.get_signless(1))
 
     def compare(direction: str, to: int) -> Value:
@@ -128,8 +116,6 @@ def _equals(index: Value, k: int, count: int) -> Value:
         kind = f"#stablehlo<comparison_direction {direction}>"
         return _make("compare", flag, [index, number], comparison_direction=kind)
 
-    if k < count - 1:
-        chosen = compare("EQ", k)
-    else:  # what is out of range runs the last branch
-        chosen = _make("or", flag, [compare("LT", 0), compare("GE", k)])
+    # An index out of range runs the last branch.
+    chosen = compare("EQ", k) if k < count - 1 else _make("or", flag, [compare("LT", 0), compare("GE", k)])
     return _make("convert", index.type, [chosen])

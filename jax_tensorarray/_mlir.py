@@ -56,6 +56,18 @@ def nested_operands(op: Operation) -> Iterator[tuple[Operation, int, Value]]:
                 yield from nested_operands(operation(inner))
 
 
+def is_inside(value: Value, op: Operation) -> bool:
+    """Whether `value` is made in a block of `op`, or deeper."""
+    block = value.owner if isinstance(value, ir.BlockArgument) else operation(value.owner).block
+    while True:
+        parent = operation(block.owner)
+        if parent == op:
+            return True
+        if parent.name in ("func.func", "builtin.module"):
+            return False
+        block = parent.block
+
+
 def num_bytes(value: Value) -> float:
     """Size of a ranked tensor; infinite for anything else."""
     if not isinstance(value.type, ir.RankedTensorType) or not value.type.has_static_shape:
@@ -96,10 +108,32 @@ class Module:
         """Positions of the loop-carried values that the body returns as they were."""
         if loop not in self._invariants:
             body = loop.regions[1].blocks[0]
-            yielded = terminator(body).operands
-            pairs = zip(body.arguments, yielded, strict=True)
-            self._invariants[loop] = {k for k, (argument, value) in enumerate(pairs) if argument == value}
+            pairs = zip(body.arguments, terminator(body).operands, strict=True)
+            self._invariants[loop] = {k for k, (argument, value) in enumerate(pairs) if argument == self.origin(value)}
         return self._invariants[loop]
+
+    def origin(self, value: Value) -> Value:
+        """The earliest value that `value` is known to be, unchanged, by way of calls, loops and branches."""
+        while not isinstance(value, ir.BlockArgument):
+            op, k = operation(value.owner), value.result_number
+            if op.name == "func.call":
+                block = entry(self.functions[op.attributes["callee"].value])
+                returned = self.origin(terminator(block).operands[k])
+                if not isinstance(returned, ir.BlockArgument) or returned.owner != block:
+                    break
+                value = op.operands[returned.arg_number]
+            elif op.name == "stablehlo.optimization_barrier" or (
+                op.name == "stablehlo.while" and k in self.invariants(op)
+            ):
+                value = op.operands[k]
+            elif op.name == "stablehlo.case":
+                sources = [self.origin(terminator(region.blocks[0]).operands[k]) for region in op.regions]
+                if any(source != sources[0] for source in sources) or is_inside(sources[0], op):
+                    break
+                value = sources[0]
+            else:
+                break
+        return value
 
     def _argument(self, known: dict[str, list[bool]], relation: Any, call: Operation, number: int) -> bool:
         name = call.attributes["callee"].value

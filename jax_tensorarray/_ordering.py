@@ -193,6 +193,9 @@ def _with_operands(op: Operation, extra: Sequence[Value]) -> Operation:
     return new
 
 
+_FIRST_TO_ONLY = "output_tuple_indices = [], operand_index = 0, operand_tuple_indices = []"
+
+
 def _fence(op: Operation, value: Value, readers: Sequence[Value]) -> None:
     """Give `op` the value by way of an in-place identity that waits for the readers."""
     attributes = {
@@ -201,9 +204,7 @@ def _fence(op: Operation, value: Value, readers: Sequence[Value]) -> None:
         "call_target_name": ir.StringAttr.get(PREFIX + "fence"),
         "has_side_effect": ir.BoolAttr.get(False),
         "operand_layouts": ir.ArrayAttr.get(_layouts([value, *readers])),
-        "output_operand_aliases": ir.Attribute.parse(
-            "[#stablehlo.output_operand_alias<output_tuple_indices = [], operand_index = 0, operand_tuple_indices = []>]"
-        ),
+        "output_operand_aliases": ir.Attribute.parse(f"[#stablehlo.output_operand_alias<{_FIRST_TO_ONLY}>]"),
         "result_layouts": ir.ArrayAttr.get(_layouts([value])),
     }
     with ir.InsertionPoint(op):

@@ -13,12 +13,11 @@ def save_reads(prim: Any, *_: Any, **__: Any) -> bool:
 
     >>> import jax, jax.numpy as jnp
     >>> from jax_tensorarray import checkpoint_policies, ta_read, ta_write
-    >>> @jax.checkpoint(policy=checkpoint_policies.save_reads)
-    ... def body(i, buffer):
-    ...     return ta_write(buffer, i + 1, jnp.sin(ta_read(buffer, i)))
-    >>> f = lambda x: jax.lax.fori_loop(0, 3, body, jnp.zeros(4).at[0].set(x))[3]
-    >>> jax.grad(f)(0.0)
-    Array(1., dtype=float32, weak_type=True)
+    >>> def step(i, buffer):
+    ...     return ta_write(buffer, i + 1, 2 * jnp.sin(ta_read(buffer, i)))
+    >>> body = jax.checkpoint(step, policy=checkpoint_policies.save_reads)
+    >>> jax.grad(lambda x: jax.lax.fori_loop(0, 3, body, jnp.zeros(4).at[0].set(x))[3])(0.0)
+    Array(8., dtype=float32, weak_type=True)
     """
     return prim is ta_read_p
 

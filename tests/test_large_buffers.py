@@ -18,7 +18,7 @@ def test_rows_past_two_to_the_31(dtype):
         b = ta_empty(ROWS, (), jnp.int8)
         b = ta_write(b, i, jnp.int8(5))
         b = ta_add(b, i, jnp.int8(2))
-        b, old = ta_swap(b, i - 1, jnp.int8(9))
+        b, _ = ta_swap(b, i - 1, jnp.int8(9))
         return ta_read(b, jnp.stack([i, i - 1])), ta_read(b, i + 5, mode="drop")
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

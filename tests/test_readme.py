@@ -14,7 +14,7 @@ def test_the_snippets_run_and_the_example_is_right():
     assert snippets
     for snippet in snippets:
         names = {}
-        exec(snippet, names)  # noqa: S102
+        exec(snippet, names)
     xs = jnp.asarray(np.random.default_rng(0).standard_normal((6, 2)))
     ys = np.zeros((6, 2))
     for i in range(6):

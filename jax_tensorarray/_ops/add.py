@@ -46,12 +46,8 @@ def ta_add(buffer: Any, index: Any, value: Any, *, where: Any = None, mode: str 
 
     NumPy: `numpy.add.at`.
     """
-    buffer = _arguments.as_buffer("ta_add", buffer)
-    mode = _arguments.as_mode("ta_add", mode)
-    masked = where is not None and where is not True
-    index, mode = _arguments.as_index("ta_add", index, buffer.shape[0], mode, masked=masked)
+    buffer, index, where, mode = _arguments.row_operands("ta_add", buffer, index, where, mode)
     value = _arguments.as_value("ta_add", value, buffer, index.shape)
-    where = _arguments.as_where("ta_add", where, index.shape)
     return ta_add_p.bind(buffer, index, value, *where, batch_dims=0, mode=mode, reverse=False, op="ta_add")
 
 

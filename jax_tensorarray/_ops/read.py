@@ -54,11 +54,7 @@ def ta_read(buffer: Any, index: Any, *, where: Any = None, mode: str | None = No
 
     TensorFlow: `tf.TensorArray.read` and `gather`.
     """
-    buffer = _arguments.as_buffer("ta_read", buffer)
-    mode = _arguments.as_mode("ta_read", mode)
-    masked = where is not None and where is not True
-    index, mode = _arguments.as_index("ta_read", index, buffer.shape[0], mode, masked=masked)
-    where = _arguments.as_where("ta_read", where, index.shape)
+    buffer, index, where, mode = _arguments.row_operands("ta_read", buffer, index, where, mode)
     return ta_read_p.bind(buffer, index, *where, batch_dims=0, mode=mode, reverse=False, op="ta_read")
 
 

@@ -14,8 +14,8 @@ from jax_tensorarray._register import (
     like_buffer,
     make_primitive,
     row_kernel,
-    zero_tangent,
     rows_of,
+    zero_tangent,
 )
 
 
@@ -49,12 +49,8 @@ def ta_swap(
     >>> buffer, old
     (Array([1., 9., 3.], dtype=float32), Array(2., dtype=float32))
     """
-    buffer = _arguments.as_buffer("ta_swap", buffer)
-    mode = _arguments.as_mode("ta_swap", mode)
-    masked = where is not None and where is not True
-    index, mode = _arguments.as_index("ta_swap", index, buffer.shape[0], mode, masked=masked)
+    buffer, index, where, mode = _arguments.row_operands("ta_swap", buffer, index, where, mode)
     value = _arguments.as_value("ta_swap", value, buffer, index.shape)
-    where = _arguments.as_where("ta_swap", where, index.shape)
     buffer, old = ta_swap_p.bind(buffer, index, value, *where, batch_dims=0, mode=mode, reverse=False, op="ta_swap")
     return buffer, old
 

@@ -53,12 +53,8 @@ def ta_write(buffer: Any, index: Any, value: Any, *, where: Any = None, mode: st
 
     TensorFlow: `tf.TensorArray.write` and `scatter`.
     """
-    buffer = _arguments.as_buffer("ta_write", buffer)
-    mode = _arguments.as_mode("ta_write", mode)
-    masked = where is not None and where is not True
-    index, mode = _arguments.as_index("ta_write", index, buffer.shape[0], mode, masked=masked)
+    buffer, index, where, mode = _arguments.row_operands("ta_write", buffer, index, where, mode)
     value = _arguments.as_value("ta_write", value, buffer, index.shape)
-    where = _arguments.as_where("ta_write", where, index.shape)
     return ta_write_p.bind(buffer, index, value, *where, batch_dims=0, mode=mode, reverse=False, op="ta_write")
 
 
