@@ -115,8 +115,7 @@ struct Float8E8M0FNU {
     if (u >> 31 || u == 0 || u >= 0x7f800000u) return {0xff};
     uint32_t exponent = u >> 23, mantissa = u & 0x7fffffu;
     if (exponent == 0) return {static_cast<uint8_t>(mantissa > 0x600000u)};  // around 2^-127
-    // Ties go to the even pattern, as for every other format.
-    uint32_t up = mantissa > 0x400000u || (mantissa == 0x400000u && (exponent & 1u));
+    uint32_t up = mantissa >= 0x400000u;                                     // ties go up, as in ml_dtypes and XLA
     return {static_cast<uint8_t>(exponent + up)};
   }
 };

@@ -51,6 +51,8 @@ def as_index(op: str, index: Any, size: int, mode: str | None, *, masked: bool) 
 
     Indices known while tracing are checked here. `masked` says that a `where` decides, at run time, which count.
     """
+    if any(isinstance(i, jax.core.Tracer) for i in jax.tree.leaves(index)):
+        index = jnp.asarray(index)  # a list of them is an index too
     if not hasattr(index, "dtype") or isinstance(index, np.ndarray | np.generic):
         return _as_constant_index(op, index, size, mode, masked=masked)
     _check_integer(op, index.dtype)
@@ -70,7 +72,10 @@ def _as_constant_index(op: str, index: Any, size: int, mode: str | None, *, mask
         if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max:
             return jnp.asarray(values.astype(dtype)), mode
     # No dtype holds them all. What int32 cannot hold is out of range, and -1 stands for it.
-    return jnp.asarray(np.where(abs(values) > _INT32_MAX, -1, values).astype(np.int32)), mode
+    small = np.asarray((values >= -_INT32_MAX) & (values <= _INT32_MAX), bool)
+    narrow = np.full(values.shape, -1, np.int32)
+    narrow[small] = values[small].astype(np.int32)
+    return jnp.asarray(narrow), mode
 
 
 def _as_integers(op: str, index: Any) -> np.ndarray[Any, Any]:
@@ -106,6 +111,8 @@ def as_where(op: str, where: Any, shape: tuple[int, ...]) -> tuple[Array, ...]:
 
 def as_value(op: str, value: Any, buffer: Array, index_shape: tuple[int, ...]) -> Array:
     """A value of the buffer's dtype and of shape `[*I, *elem]`."""
+    if isinstance(value, list | tuple):
+        raise TypeError(f"{op}: value must be an array or a number, got {value!r}; jnp.asarray makes one of it")
     try:
         promoted = jnp.result_type(buffer.dtype, value)
     except ValueError:  # no implicit promotion between the two, or a strict promotion mode

@@ -171,8 +171,3 @@ def row_kernel(name: str, *, in_place: bool, takes_value: bool) -> Callable[...,
         )
 
     return lower
-
-
-def num_rows(index: Any) -> int:
-    """How many rows `index` addresses."""
-    return math.prod(index.shape)

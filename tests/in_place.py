@@ -47,7 +47,7 @@ def _minimum_times(*calls):
     times = [[] for _ in calls]
     for f, args in calls:
         jax.block_until_ready(f(*args))
-    for _ in range(5):
+    for _ in range(7):
         for (f, args), measured in zip(calls, times, strict=True):
             start = time.perf_counter()
             jax.block_until_ready(f(*args))

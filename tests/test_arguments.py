@@ -62,6 +62,20 @@ def test_an_index_that_is_not_a_number_is_a_type_error(op, index):
         call(op, jnp.zeros(3), index)
 
 
+@pytest.mark.parametrize("op", ROW_OPS)
+def test_a_list_of_traced_indices_is_an_index(op):
+    b = jnp.arange(8.0).reshape(4, 2)
+    got = jax.jit(lambda i: call(op, b, [i, 2]))(0)
+    for g, e in zip(jax.tree.leaves(got), jax.tree.leaves(call(op, b, [0, 2])), strict=True):
+        np.testing.assert_array_equal(g, e)
+
+
+@pytest.mark.parametrize("op", VALUED)
+def test_a_list_of_values_is_a_type_error_that_says_what_to_do(op):
+    with pytest.raises(TypeError, match=rf"{op.__name__}: value must be an array .* jnp.asarray"):
+        op(jnp.zeros(4), [0, 1], [1.0, 2.0])
+
+
 def test_a_random_key_is_no_index():
     with pytest.raises(TypeError, match=r"^ta_read: index must have an integer dtype, got key"):
         ta_read(jnp.zeros(3), jax.random.key(0))
