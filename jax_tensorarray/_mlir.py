@@ -16,6 +16,15 @@ Operation = Any
 Value = Any
 
 
+#: Attribute of a module into which one of our calls has been lowered.
+MARK = "jax_tensorarray.lowered"
+
+
+def mark(module: ir.Module) -> None:
+    """Say that `module` is one for the pass: it need not look through the others."""
+    module.operation.attributes[MARK] = ir.UnitAttr.get(module.context)
+
+
 def operation(op: Any) -> Operation:
     return getattr(op, "operation", op)
 

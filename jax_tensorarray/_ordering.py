@@ -20,6 +20,7 @@ from jax.interpreters.mlir import ir
 from jax_tensorarray._branches import split_updating_branches
 from jax_tensorarray._mlir import (
     IN_PLACE,
+    MARK,
     PREFIX,
     Module,
     Operation,
@@ -37,11 +38,12 @@ from jax_tensorarray._mlir import (
 
 def order_readers(module: ir.Module) -> None:
     """Rewrite `module` in place. A module without our calls is left as it is."""
+    if MARK not in module.operation.attributes:
+        return
+    del module.operation.attributes[MARK]
     functions = {
         op.attributes["sym_name"].value: op for op in map(operation, module.body.operations) if op.name == "func.func"
     }
-    if not any(target(op).startswith(PREFIX) for f in functions.values() for op in walk(f)):
-        return
     with module.context:
         everything = Module(functions)
         for function in functions.values():
@@ -51,7 +53,10 @@ def order_readers(module: ir.Module) -> None:
         for function in functions.values():
             for block in list(blocks(function)):
                 _order_block(block, everything)
-        _Hoisting(everything).function("main", [False] * len(entry(functions["main"]).arguments), False)
+        hoisting = _Hoisting(everything)
+        for name, function in functions.items():
+            if "sym_visibility" not in function.attributes or function.attributes["sym_visibility"].value == "public":
+                hoisting.function(name, [False] * len(entry(function).arguments), in_loop=False)
 
 
 # --- ordering one block ----------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 
 from jax_tensorarray import _ffi
-from jax_tensorarray._mlir import PREFIX
+from jax_tensorarray._mlir import PREFIX, mark
 
 Array = Any
 
@@ -141,7 +141,10 @@ def batched_params(params: dict[str, Any], index_dim: int | None, new_axes: int 
 def _lower(kernel: Callable[..., Any], fallback: Callable[..., Any], ctx: Any, *operands: Any, **params: Any) -> Any:
     """Lower to a kernel, or to plain JAX for the dtypes that are packed below a byte, which no kernel can address."""
     packed = any(_is_packed(aval.dtype) for aval in (*ctx.avals_in, *ctx.avals_out))
-    return (fallback if packed else kernel)(ctx, *operands, **params)
+    if packed:
+        return fallback(ctx, *operands, **params)
+    mark(ctx.module_context.module)
+    return kernel(ctx, *operands, **params)
 
 
 def _is_packed(dtype: Any) -> bool:

@@ -28,14 +28,14 @@ def assert_no_whole_buffer_copy(program, buffer):
     assert not others, f"operations on the whole buffer in a loop: {others}"
 
 
-def assert_linear_time(short, long, args_of, length, limit=6.0):
+def assert_linear_time(short, long, args_of, length, limit=6.0, attempts=12):
     """Four times the steps take at most `limit` times as long; a quadratic loop takes sixteen times as long.
 
     Each size is timed several times in turn and its minimum counts. The whole measurement is repeated if another
     process got in its way: a quadratic loop fails every time.
     """
     ratios = []
-    for _ in range(4):
+    for _ in range(attempts):
         few, many = _minimum_times((short, args_of(length)), (long, args_of(4 * length)))
         ratios.append(many / few)
         if ratios[-1] < limit:

@@ -74,7 +74,7 @@ def test_the_proof_fails_for_plain_jax():
     with pytest.raises(AssertionError, match="copies of the whole buffer"):
         assert_no_whole_buffer_copy(short, rows(1000, 64))
     with pytest.raises(AssertionError, match="took"):
-        assert_linear_time(short, long, lambda length: (rows(length, 64),), 1000)
+        assert_linear_time(short, long, lambda length: (rows(length, 64),), 1000, attempts=2)
 
 
 # --- loops that cannot be written once for every transformation ------------------------------------------------

@@ -138,6 +138,10 @@ def test_a_module_without_our_ops_is_left_alone():
     assert "jax_tensorarray" not in jax.jit(f).lower(B).as_text()
 
 
+def test_the_mark_for_the_pass_does_not_stay_in_the_module():
+    assert "jax_tensorarray" not in jax.jit(lambda b: ta_read(b, 1)).lower(B).as_text().splitlines()[0]
+
+
 @pytest.mark.parametrize(
     "op",
     [
