@@ -31,25 +31,22 @@ def assert_no_whole_buffer_copy(program, buffer):
 def assert_linear_time(short, long, args_of, length, limit=6.0, attempts=12):
     """Four times the steps take at most `limit` times as long; a quadratic loop takes sixteen times as long.
 
-    Each size is timed several times in turn and its minimum counts. The whole measurement is repeated if another
-    process got in its way: a quadratic loop fails every time.
+    The short program is run four times in a row, so that both are equally likely to be interrupted. Each is timed
+    several times in turn and the minimum counts. The whole measurement is repeated if another process got in its way
+    all the same: a quadratic loop fails every time.
     """
     ratios = []
+    few, many = args_of(length), args_of(4 * length)
     for _ in range(attempts):
-        few, many = _minimum_times((short, args_of(length)), (long, args_of(4 * length)))
-        ratios.append(many / few)
+        times = [(_seconds(short, few, 4) / 4, _seconds(long, many, 1)) for _ in range(7)]
+        ratios.append(min(t for _, t in times) / min(t for t, _ in times))
         if ratios[-1] < limit:
             return
     raise AssertionError(f"4 times the steps took {ratios} times as long, at {length} steps")
 
 
-def _minimum_times(*calls):
-    times = [[] for _ in calls]
-    for f, args in calls:
+def _seconds(f, args, runs):
+    start = time.perf_counter()
+    for _ in range(runs):
         jax.block_until_ready(f(*args))
-    for _ in range(7):
-        for (f, args), measured in zip(calls, times, strict=True):
-            start = time.perf_counter()
-            jax.block_until_ready(f(*args))
-            measured.append(time.perf_counter() - start)
-    return [min(measured) for measured in times]
+    return time.perf_counter() - start
