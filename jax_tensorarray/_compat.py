@@ -178,8 +178,10 @@ def install_forwarding_transposes() -> None:
     # The transposed bodies are cached by jaxpr identity, so the augmented jaxpr must be the same object each time.
     forwarding = weakref_lru_cache(_forwarding)
 
-    def seeds(args: Sequence[Any], inputs: Sequence[int]) -> list[int]:
-        """Those inputs whose running cotangent is a value to start from."""
+    def seeds(cts: Sequence[Any], args: Sequence[Any], inputs: Sequence[int]) -> list[int]:
+        """Those inputs whose running cotangent is a value to start from, unless there is nothing to transpose."""
+        if all(type(ct) is ad.Zero for ct in cts):
+            return []
         return [k for k in inputs if isinstance(args[k], ValAccum) and type(args[k].val) is not ad.Zero]
 
     def take(args: Sequence[Any], hot: Sequence[int]) -> list[Any]:
@@ -192,7 +194,7 @@ def install_forwarding_transposes() -> None:
         original = table[primitive]
 
         def transpose(cts: Sequence[Array], *args: Any, jaxpr: Any, **params: Any) -> Any:
-            hot = seeds(args, sorted(accumulated_inputs(_open(jaxpr))))
+            hot = seeds(cts, args, sorted(accumulated_inputs(_open(jaxpr))))
             if hot:
                 jaxpr, params = forwarding(jaxpr, tuple(hot)), extend(params, len(hot))
                 cts = [*cts, *take(args, hot)]
@@ -211,7 +213,7 @@ def install_forwarding_transposes() -> None:
 
         def transpose(cts: Sequence[Array], *args: Any, branches: Sequence[Any], **params: Any) -> Any:
             read = frozenset().union(*(accumulated_inputs(_open(b)) for b in branches))
-            hot = seeds(args, sorted(k + 1 for k in read))
+            hot = seeds(cts, args, sorted(k + 1 for k in read))
             if hot:
                 branches = tuple(forwarding(b, tuple(k - 1 for k in hot)) for b in branches)
                 cts = [*cts, *take(args, hot)]
@@ -255,7 +257,7 @@ def install_forwarding_transposes() -> None:
         def transpose(cts: Sequence[Array], *args: Any, **params: Any) -> Any:
             num_consts, num_carry = _scan_counts(params)
             inner = _open(params["jaxpr"])
-            hot = seeds(args, sorted(k for k in accumulated_inputs(inner) if k < num_consts))
+            hot = seeds(cts, args, sorted(k for k in accumulated_inputs(inner) if k < num_consts))
             if not hot:
                 return original(cts, *args, **params)
             jaxpr = cached_const_to_carry(params["jaxpr"], tuple(hot), num_consts, num_carry)

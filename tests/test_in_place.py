@@ -68,6 +68,41 @@ def test_program_gives_what_plain_jax_gives(name, transform):
     np.testing.assert_allclose(got, expected, rtol=2e-4, atol=1e-5)
 
 
+def reverse_over_reverse(f):
+    return jax.grad(lambda x: jnp.sum(jax.grad(f)(x) * jnp.cos(x)))
+
+
+def reverse_over_forward(f):
+    return jax.grad(lambda x: jnp.sum(forward_over_direction(f)(x)))
+
+
+def forward_over_direction(f):
+    return lambda x: jax.jvp(f, (x,), (jnp.ones_like(x),))[1]
+
+
+def third_order(f):
+    return jax.grad(lambda x: jnp.sum(reverse_over_reverse(f)(x) * jnp.sin(x)))
+
+
+def gradient_of_checkpoint(f):
+    return jax.grad(jax.checkpoint(f))
+
+
+NESTED = ["branches", "closed_over_jit", "closed_over_cond", "closed_over_scan", "inner_writes", "many_rows"]
+
+
+@pytest.mark.parametrize(
+    ("name", "transform"),
+    [(n, t) for n in programs for t in (reverse_over_reverse,)]
+    + [(n, t) for n in NESTED for t in (reverse_over_forward, forward_over_reverse, third_order, gradient_of_checkpoint)],
+)
+def test_higher_derivatives_of_a_program_are_those_of_plain_jax(name, transform):
+    x = rows(9, 2).astype(jnp.float64)
+    got = jax.jit(transform(programs[name].with_ops(ours)))(x)
+    expected = jax.jit(transform(programs[name].with_ops(plain)))(x)
+    np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-9)
+
+
 def test_the_proof_fails_for_plain_jax():
     f = jax.grad(programs["write"].with_ops(plain))
     short, long = (compiled(f, rows(length, 64)) for length in (1000, 4000))
