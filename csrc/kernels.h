@@ -17,7 +17,7 @@ TA_HD void copy_units(Unit* to, const Unit* from, int64_t n) {
 #if defined(__CUDA_ARCH__) || defined(__HIP_DEVICE_COMPILE__)
   for (int64_t c = 0; c < n; ++c) to[c] = from[c];
 #else
-  memcpy(to, from, static_cast<size_t>(n) * sizeof(Unit));
+  if (n > 0) memcpy(to, from, static_cast<size_t>(n) * sizeof(Unit));  // an array of no elements may be null
 #endif
 }
 
@@ -26,7 +26,7 @@ TA_HD void zero_units(Unit* to, int64_t n) {
 #if defined(__CUDA_ARCH__) || defined(__HIP_DEVICE_COMPILE__)
   for (int64_t c = 0; c < n; ++c) to[c] = Unit{};
 #else
-  memset(static_cast<void*>(to), 0, static_cast<size_t>(n) * sizeof(Unit));
+  if (n > 0) memset(static_cast<void*>(to), 0, static_cast<size_t>(n) * sizeof(Unit));
 #endif
 }
 

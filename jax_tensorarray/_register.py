@@ -8,7 +8,7 @@ all of them.
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, TypedDict
+from typing import Any, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -121,7 +121,9 @@ def to_front(x: Array, dim: int | None, size: int) -> Array:
     return jnp.broadcast_to(x, (size, *x.shape)) if dim is None else jnp.moveaxis(x, dim, 0)
 
 
-def batch_rows(primitive: Primitive, args: Sequence[Array], dims: Sequence[int | None], **params: Any) -> Any:
+def batch_rows(
+    primitive: Primitive, args: Sequence[Array], dims: Sequence[int | None], **params: Unpack[Params]
+) -> Any:
     """Batching rule of every row op: one more native batch axis, at the front of all operands."""
     size = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
     args = [to_front(x, d, size) for x, d in zip(args, dims, strict=True)]
@@ -129,7 +131,7 @@ def batch_rows(primitive: Primitive, args: Sequence[Array], dims: Sequence[int |
     return (out, [0] * len(out)) if primitive.multiple_results else (out, 0)
 
 
-def batched_params(params: dict[str, Any], index_dim: int | None, new_axes: int = 1) -> dict[str, Any]:
+def batched_params(params: Params, index_dim: int | None, new_axes: int = 1) -> Params:
     """Parameters under vmap. An index that vmap batches belongs to examples that may not be running."""
     dropped = params["mode"] is None and index_dim is not None
     return params | {"batch_dims": params["batch_dims"] + new_axes, "mode": "drop" if dropped else params["mode"]}

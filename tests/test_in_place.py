@@ -88,13 +88,18 @@ def gradient_of_checkpoint(f):
     return jax.grad(jax.checkpoint(f))
 
 
+HIGHER = [reverse_over_forward, forward_over_reverse, third_order, gradient_of_checkpoint]
 NESTED = ["branches", "closed_over_jit", "closed_over_cond", "closed_over_scan", "inner_writes", "many_rows"]
 
 
 @pytest.mark.parametrize(
     ("name", "transform"),
     [(n, t) for n in programs for t in (reverse_over_reverse,)]
-    + [(n, t) for n in NESTED for t in (reverse_over_forward, forward_over_reverse, third_order, gradient_of_checkpoint)],
+    + [
+        (n, t)
+        for n in NESTED
+        for t in (reverse_over_forward, forward_over_reverse, third_order, gradient_of_checkpoint)
+    ],
 )
 def test_higher_derivatives_of_a_program_are_those_of_plain_jax(name, transform):
     x = rows(9, 2).astype(jnp.float64)

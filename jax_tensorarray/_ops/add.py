@@ -1,6 +1,6 @@
 """`ta_add`: add to rows of a buffer. Its transpose leaves the cotangent alone and reads it."""
 
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 from jax.interpreters import ad
@@ -9,6 +9,7 @@ from jax_tensorarray import _arguments, _reference
 from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._register import (
     Array,
+    Params,
     batch_rows,
     check_operands,
     is_zero,
@@ -56,7 +57,7 @@ def _abstract_eval(buffer: Any, index: Any, *rest: Any, batch_dims: int, op: str
     return like_buffer(buffer)
 
 
-def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
+def _jvp(primals: Any, tangents: Any, **params: Unpack[Params]) -> Any:
     _, index, _, *where = primals
     buffer_dot, _, value_dot, *_ = tangents
     out = ta_add_p.bind(*primals, **params)
@@ -65,7 +66,7 @@ def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
     return out, ta_add_p.bind(ad.instantiate_zeros(buffer_dot), index, value_dot, *where, **params)
 
 
-def _transpose(ct: Any, buffer: Any, index: Array, value: Any, *where: Array, **params: Any) -> Any:
+def _transpose(ct: Any, buffer: Any, index: Array, value: Any, *where: Array, **params: Unpack[Params]) -> Any:
     nothing = [None] * len(where)
     needs_buffer, needs_value = ad.is_undefined_primal(buffer), ad.is_undefined_primal(value)
     if is_zero(ct):

@@ -1,6 +1,6 @@
 """`ta_read`: rows of a buffer. Its transpose adds into the cotangent that is already there."""
 
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +9,7 @@ from jax.interpreters import ad
 from jax_tensorarray import _arguments, _compat, _reference
 from jax_tensorarray._register import (
     Array,
+    Params,
     batch_rows,
     batched_params,
     check_operands,
@@ -63,27 +64,27 @@ def _abstract_eval(buffer: Any, index: Any, *where: Any, batch_dims: int, op: st
     return rows_of(buffer, index, batch_dims)
 
 
-def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
+def _jvp(primals: Any, tangents: Any, **params: Unpack[Params]) -> Any:
     out = ta_read_p.bind(*primals, **params)
     if is_zero(tangents[0]):
         return out, zero_tangent(out)
     return out, ta_read_p.bind(tangents[0], *primals[1:], **params)
 
 
-def _accumulate(running: Array, ct: Array, index: Array, *where: Array, **params: Any) -> Array:
-    from jax_tensorarray._ops.add import ta_add_p
+def _accumulate(running: Array, ct: Array, index: Array, *where: Array, **params: Unpack[Params]) -> Array:
+    from jax_tensorarray._ops.add import ta_add_p  # each is the other's transpose
 
     return ta_add_p.bind(running, index, ct, *where, **params)
 
 
-def _transpose(ct: Any, buffer: Any, index: Array, *where: Array, **params: Any) -> Any:
+def _transpose(ct: Any, buffer: Any, index: Array, *where: Array, **params: Unpack[Params]) -> Any:
     if is_zero(ct):
         return [ad.Zero(buffer.aval), *[None] * (1 + len(where))]
     zeros = jnp.zeros(buffer.aval.shape, buffer.aval.dtype)
     return [_accumulate(zeros, ct, index, *where, **params), *[None] * (1 + len(where))]
 
 
-def _batch(primitive: Any, args: Any, dims: Any, **params: Any) -> Any:
+def _batch(primitive: Any, args: Any, dims: Any, **params: Unpack[Params]) -> Any:
     if dims[0] is not None:
         return batch_rows(primitive, args, dims, **params)
     # One buffer for all examples: their indices are more positions of one gather, next to the batch axes.

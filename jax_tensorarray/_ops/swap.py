@@ -1,6 +1,6 @@
 """`ta_swap`: put rows into a buffer and take out those that were there. It is its own transpose."""
 
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 from jax.interpreters import ad
@@ -8,6 +8,7 @@ from jax.interpreters import ad
 from jax_tensorarray import _arguments, _reference
 from jax_tensorarray._register import (
     Array,
+    Params,
     batch_rows,
     check_operands,
     is_zero,
@@ -60,7 +61,7 @@ def _abstract_eval(buffer: Any, index: Any, *rest: Any, batch_dims: int, op: str
     return like_buffer(buffer), rows_of(buffer, index, batch_dims)
 
 
-def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
+def _jvp(primals: Any, tangents: Any, **params: Unpack[Params]) -> Any:
     _, index, _, *where = primals
     outs = ta_swap_p.bind(*primals, **params)
     if is_zero(tangents[0]) and is_zero(tangents[2]):
@@ -69,7 +70,7 @@ def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
     return outs, ta_swap_p.bind(buffer_dot, index, value_dot, *where, **params)
 
 
-def _transpose(cts: Any, buffer: Any, index: Array, value: Any, *where: Array, **params: Any) -> Any:
+def _transpose(cts: Any, buffer: Any, index: Array, value: Any, *where: Array, **params: Unpack[Params]) -> Any:
     nothing = [None] * len(where)
     needs_buffer, needs_value = ad.is_undefined_primal(buffer), ad.is_undefined_primal(value)
     if all(map(is_zero, cts)):

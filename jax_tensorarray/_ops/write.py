@@ -1,6 +1,6 @@
 """`ta_write`: put rows into a buffer. Its transpose takes the rows out of the cotangent, in one swap with zeros."""
 
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ from jax_tensorarray import _arguments, _reference
 from jax_tensorarray._ops.swap import ta_swap_p
 from jax_tensorarray._register import (
     Array,
+    Params,
     batch_rows,
     check_operands,
     is_zero,
@@ -63,7 +64,7 @@ def _abstract_eval(buffer: Any, index: Any, *rest: Any, batch_dims: int, op: str
     return like_buffer(buffer)
 
 
-def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
+def _jvp(primals: Any, tangents: Any, **params: Unpack[Params]) -> Any:
     _, index, _, *where = primals
     out = ta_write_p.bind(*primals, **params)
     if is_zero(tangents[0]) and is_zero(tangents[2]):
@@ -72,7 +73,7 @@ def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
     return out, ta_write_p.bind(buffer_dot, index, value_dot, *where, **params)
 
 
-def _transpose(ct: Any, buffer: Any, index: Array, value: Any, *where: Array, **params: Any) -> Any:
+def _transpose(ct: Any, buffer: Any, index: Array, value: Any, *where: Array, **params: Unpack[Params]) -> Any:
     nothing = [None] * len(where)
     needs_buffer, needs_value = ad.is_undefined_primal(buffer), ad.is_undefined_primal(value)
     if is_zero(ct):
