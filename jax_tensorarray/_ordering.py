@@ -177,7 +177,8 @@ _IMPURE = frozenset(
 
 def _small_results(readers: Sequence[Operation], limit: float) -> list[Value]:
     """What to wait for. A result as large as the buffer would have to be materialised for it, so none of those."""
-    return [result for op in readers for result in op.results if num_bytes(result) <= limit]
+    results = [result for op in readers for result in op.results if isinstance(result.type, ir.RankedTensorType)]
+    return [result for result in results if num_bytes(result) <= limit]
 
 
 def _layouts(values: Sequence[Value]) -> list[ir.Attribute]:

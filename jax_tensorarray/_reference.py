@@ -22,8 +22,8 @@ def _batched(f: Callable[..., Any], batch_dims: int) -> Callable[..., Any]:
 
 def _row(buffer: Array, index: Array, where: Array) -> tuple[Array, Array]:
     """The index clamped into range, and whether it was there."""
-    size = buffer.shape[0]
-    found = where & (index >= 0) & (index < size)
+    last = min(buffer.shape[0] - 1, jnp.iinfo(index.dtype).max)  # no more than the index's own dtype can hold
+    found = where & (index >= 0) & (index <= last)
     return jnp.where(found, index, 0).astype(jnp.int64 if jax.config.jax_enable_x64 else jnp.int32), found
 
 
@@ -96,7 +96,8 @@ def mask(buffer: Array, size: Array, *, batch_dims: int) -> Array:
     """Zeros in the rows at or past `size`."""
 
     def one(buffer: Array, size: Array) -> Array:
-        keep = jnp.arange(buffer.shape[0]) < size
+        live = jnp.clip(size, 0, min(buffer.shape[0], jnp.iinfo(size.dtype).max))
+        keep = jnp.arange(buffer.shape[0]) < live
         return jnp.where(keep.reshape((-1,) + (1,) * (buffer.ndim - 1)), buffer, jnp.zeros((), buffer.dtype))
 
     return _batched(one, batch_dims)(buffer, size)

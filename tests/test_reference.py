@@ -116,6 +116,21 @@ def test_plain_jax_does_not_wrap_an_index(index_dtype):
             oracle.assert_same_bits(a, e)
 
 
+@pytest.mark.parametrize("index_dtype", [np.int8, np.uint8, np.int16, np.uint16], ids=oracle.name_of)
+def test_a_buffer_may_be_longer_than_its_index_can_count(index_dtype):
+    size = np.iinfo(index_dtype).max + 45
+    last = np.iinfo(index_dtype).max
+    index = jnp.asarray([last, 3], index_dtype)
+    value = jnp.asarray([7.0, 8.0])
+    new, old = _reference.swap(jnp.arange(size, dtype=float), index, value, batch_dims=0, reverse=False)
+    np.testing.assert_array_equal(old, [last, 3])
+    np.testing.assert_array_equal(_reference.read(new, index, batch_dims=0), [7, 8])
+    masked = _reference.mask(jnp.ones(size), jnp.asarray(last, index_dtype), batch_dims=0)
+    assert masked.sum() == last
+    packed = ta.ta_write(jnp.zeros(size, jnp.int4), index, jnp.asarray([5, 6], jnp.int4))  # plain JAX on the CPU too
+    assert packed[last] == 5
+
+
 @pytest.mark.parametrize("shape", [(0, 2), (3, 0), (0, 0)], ids=str)
 @pytest.mark.parametrize("positions", [(0,), (2,)], ids=str)
 @pytest.mark.parametrize("op", ["read", "write", "add", "swap"])
