@@ -4,11 +4,8 @@
 // XLA may capture it in a CUDA graph.
 #include "cuda.h"
 
-#include <nanobind/nanobind.h>
-
 #include "handlers.h"
-
-namespace nb = nanobind;
+#include "module.h"
 
 namespace jax_tensorarray {
 namespace {
@@ -82,87 +79,32 @@ ffi::Error Fence(cudaStream_t stream, ffi::AnyBuffer buffer, ffi::RemainingArgs,
   return rows.has_error() ? rows.error() : ffi::Error::Success();
 }
 
-ffi::Error Empty(ffi::RemainingArgs, ffi::Result<ffi::AnyBuffer>) { return ffi::Error::Success(); }
-
 using Stream = ffi::PlatformStream<cudaStream_t>;
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(kRead, Read,
-                              ffi::Ffi::Bind()
-                                  .Ctx<Stream>()
-                                  .Arg<ffi::AnyBuffer>()  // buffer
-                                  .Arg<ffi::AnyBuffer>()  // index
-                                  .RemainingArgs()        // where, readers
-                                  .Ret<ffi::AnyBuffer>()  // value
-                                  .Attrs<Call>(),
+XLA_FFI_DEFINE_HANDLER_SYMBOL(kRead, Read, bind_read(ffi::Ffi::Bind().Ctx<Stream>()),
                               {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER_SYMBOL(kWrite, Write,
-                              ffi::Ffi::Bind()
-                                  .Ctx<Stream>()
-                                  .Arg<ffi::AnyBuffer>()  // buffer
-                                  .Arg<ffi::AnyBuffer>()  // index
-                                  .Arg<ffi::AnyBuffer>()  // value
-                                  .RemainingArgs()        // where, readers
-                                  .Ret<ffi::AnyBuffer>()  // buffer
-                                  .Attrs<Call>(),
+XLA_FFI_DEFINE_HANDLER_SYMBOL(kWrite, Write, bind_write(ffi::Ffi::Bind().Ctx<Stream>()),
                               {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER_SYMBOL(kAdd, Add,
-                              ffi::Ffi::Bind()
-                                  .Ctx<Stream>()
-                                  .Arg<ffi::AnyBuffer>()  // buffer
-                                  .Arg<ffi::AnyBuffer>()  // index
-                                  .Arg<ffi::AnyBuffer>()  // value
-                                  .RemainingArgs()        // where, readers
-                                  .Ret<ffi::AnyBuffer>()  // buffer
-                                  .Attrs<Call>(),
+XLA_FFI_DEFINE_HANDLER_SYMBOL(kAdd, Add, bind_write(ffi::Ffi::Bind().Ctx<Stream>()),
                               {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER_SYMBOL(kSwap, Swap,
-                              ffi::Ffi::Bind()
-                                  .Ctx<Stream>()
-                                  .Arg<ffi::AnyBuffer>()  // buffer
-                                  .Arg<ffi::AnyBuffer>()  // index
-                                  .Arg<ffi::AnyBuffer>()  // value
-                                  .RemainingArgs()        // where, readers
-                                  .Ret<ffi::AnyBuffer>()  // buffer
-                                  .Ret<ffi::AnyBuffer>()  // old
-                                  .Attrs<Call>(),
+XLA_FFI_DEFINE_HANDLER_SYMBOL(kSwap, Swap, bind_swap(ffi::Ffi::Bind().Ctx<Stream>()),
                               {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER_SYMBOL(kMask, Mask,
-                              ffi::Ffi::Bind()
-                                  .Ctx<Stream>()
-                                  .Arg<ffi::AnyBuffer>()  // buffer
-                                  .Arg<ffi::AnyBuffer>()  // size
-                                  .RemainingArgs()        // readers
-                                  .Ret<ffi::AnyBuffer>()  // buffer
-                                  .Attr<int64_t>("batch_dims"),
+XLA_FFI_DEFINE_HANDLER_SYMBOL(kMask, Mask, bind_mask(ffi::Ffi::Bind().Ctx<Stream>()),
                               {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER_SYMBOL(kFence, Fence,
-                              ffi::Ffi::Bind()
-                                  .Ctx<Stream>()
-                                  .Arg<ffi::AnyBuffer>()  // buffer
-                                  .RemainingArgs()        // readers
-                                  .Ret<ffi::AnyBuffer>(),
+XLA_FFI_DEFINE_HANDLER_SYMBOL(kFence, Fence, bind_fence(ffi::Ffi::Bind().Ctx<Stream>()),
                               {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER_SYMBOL(kEmpty, Empty, ffi::Ffi::Bind().RemainingArgs().Ret<ffi::AnyBuffer>(),
-                              {ffi::Traits::kCmdBufferCompatible});
-
-nb::capsule capsule(XLA_FFI_Handler* handler) { return nb::capsule(reinterpret_cast<void*>(handler)); }
-
-nb::dict registrations() {
-  nb::dict targets;
-  targets["jax_tensorarray_read"] = capsule(kRead);
-  targets["jax_tensorarray_write"] = capsule(kWrite);
-  targets["jax_tensorarray_add"] = capsule(kAdd);
-  targets["jax_tensorarray_swap"] = capsule(kSwap);
-  targets["jax_tensorarray_mask"] = capsule(kMask);
-  targets["jax_tensorarray_fence"] = capsule(kFence);
-  targets["jax_tensorarray_empty"] = capsule(kEmpty);
-  return targets;
-}
+XLA_FFI_DEFINE_HANDLER_SYMBOL(kEmpty, Empty, bind_empty(ffi::Ffi::Bind()), {ffi::Traits::kCmdBufferCompatible});
 
 }  // namespace
 }  // namespace jax_tensorarray
 
 NB_MODULE(_cuda, m) {
-  m.def("registrations", &jax_tensorarray::registrations, "FFI target name -> handler capsule");
-  m.attr("ffi_api_version") = nb::make_tuple(XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR);
+  using namespace jax_tensorarray;
+  define_module(m, {{"read", kRead},
+                    {"write", kWrite},
+                    {"add", kAdd},
+                    {"swap", kSwap},
+                    {"mask", kMask},
+                    {"fence", kFence},
+                    {"empty", kEmpty}});
 }

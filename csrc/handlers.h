@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string_view>
+#include <utility>
 
 #include "kernels.h"
 #include "xla/ffi/api/ffi.h"
@@ -33,6 +34,15 @@ struct Call {
   bool masked;   // a `where` operand follows the named ones
   bool reverse;  // walk the positions last to first
 };
+
+}  // namespace jax_tensorarray
+
+XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_tensorarray::Call, xla::ffi::StructMember<std::string_view>("op"),
+                                      xla::ffi::StructMember<int64_t>("batch_dims"),
+                                      xla::ffi::StructMember<bool>("strict"), xla::ffi::StructMember<bool>("masked"),
+                                      xla::ffi::StructMember<bool>("reverse"));
+
+namespace jax_tensorarray {
 
 inline int64_t product(ffi::AnyBuffer::Dimensions dims, size_t begin, size_t end) {
   int64_t n = 1;
@@ -73,6 +83,66 @@ inline ffi::ErrorOr<Plan> make_plan(const Call& call, const ffi::AnyBuffer& buff
   return plan;
 }
 
+// Operands and results of each kind of op, appended to a binding that may hold a context already.
+template <class Binding>
+auto bind_read(Binding binding) {
+  return std::move(binding)
+      .template Arg<ffi::AnyBuffer>()  // buffer
+      .template Arg<ffi::AnyBuffer>()  // index
+      .RemainingArgs()                 // where, readers
+      .template Ret<ffi::AnyBuffer>()  // value
+      .template Attrs<Call>();
+}
+
+template <class Binding>
+auto bind_write(Binding binding) {
+  return std::move(binding)
+      .template Arg<ffi::AnyBuffer>()  // buffer
+      .template Arg<ffi::AnyBuffer>()  // index
+      .template Arg<ffi::AnyBuffer>()  // value
+      .RemainingArgs()                 // where, readers
+      .template Ret<ffi::AnyBuffer>()  // buffer
+      .template Attrs<Call>();
+}
+
+template <class Binding>
+auto bind_swap(Binding binding) {
+  return std::move(binding)
+      .template Arg<ffi::AnyBuffer>()  // buffer
+      .template Arg<ffi::AnyBuffer>()  // index
+      .template Arg<ffi::AnyBuffer>()  // value
+      .RemainingArgs()                 // where, readers
+      .template Ret<ffi::AnyBuffer>()  // buffer
+      .template Ret<ffi::AnyBuffer>()  // old
+      .template Attrs<Call>();
+}
+
+template <class Binding>
+auto bind_mask(Binding binding) {
+  return std::move(binding)
+      .template Arg<ffi::AnyBuffer>()  // buffer
+      .template Arg<ffi::AnyBuffer>()  // size
+      .RemainingArgs()                 // readers
+      .template Ret<ffi::AnyBuffer>()  // buffer
+      .template Attr<int64_t>("batch_dims");
+}
+
+template <class Binding>
+auto bind_fence(Binding binding) {
+  return std::move(binding)
+      .template Arg<ffi::AnyBuffer>()  // buffer
+      .RemainingArgs()                 // readers
+      .template Ret<ffi::AnyBuffer>();
+}
+
+// Leaves its result as XLA allocated it: no page is touched.
+inline ffi::Error Empty(ffi::RemainingArgs, ffi::Result<ffi::AnyBuffer>) { return ffi::Error::Success(); }
+
+template <class Binding>
+auto bind_empty(Binding binding) {
+  return std::move(binding).RemainingArgs().template Ret<ffi::AnyBuffer>();
+}
+
 // How `+` is done for a dtype: calls `run(Sum{})` with the Sum of kernels.h.
 template <class Run>
 ffi::Error with_sum(ffi::DataType type, Run run) {
@@ -105,8 +175,3 @@ ffi::Error with_sum(ffi::DataType type, Run run) {
 }
 
 }  // namespace jax_tensorarray
-
-XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_tensorarray::Call, xla::ffi::StructMember<std::string_view>("op"),
-                                      xla::ffi::StructMember<int64_t>("batch_dims"),
-                                      xla::ffi::StructMember<bool>("strict"), xla::ffi::StructMember<bool>("masked"),
-                                      xla::ffi::StructMember<bool>("reverse"));
