@@ -118,31 +118,8 @@ class Module:
         if loop not in self._invariants:
             body = loop.regions[1].blocks[0]
             pairs = zip(body.arguments, terminator(body).operands, strict=True)
-            self._invariants[loop] = {k for k, (argument, value) in enumerate(pairs) if argument == self.origin(value)}
+            self._invariants[loop] = {k for k, (argument, value) in enumerate(pairs) if argument == value}
         return self._invariants[loop]
-
-    def origin(self, value: Value) -> Value:
-        """The earliest value that `value` is known to be, unchanged, by way of calls, loops and branches."""
-        while not isinstance(value, ir.BlockArgument):
-            op, k = operation(value.owner), value.result_number
-            if op.name == "func.call":
-                block = entry(self.functions[op.attributes["callee"].value])
-                returned = self.origin(terminator(block).operands[k])
-                if not isinstance(returned, ir.BlockArgument) or returned.owner != block:
-                    break
-                value = op.operands[returned.arg_number]
-            elif op.name == "stablehlo.optimization_barrier" or (
-                op.name == "stablehlo.while" and k in self.invariants(op)
-            ):
-                value = op.operands[k]
-            elif op.name == "stablehlo.case":
-                sources = [self.origin(terminator(region.blocks[0]).operands[k]) for region in op.regions]
-                if any(source != sources[0] for source in sources) or is_inside(sources[0], op):
-                    break
-                value = sources[0]
-            else:
-                break
-        return value
 
     def _argument(self, known: dict[str, list[bool]], relation: Any, call: Operation, number: int) -> bool:
         name = call.attributes["callee"].value

@@ -8,8 +8,7 @@ ignores them, so that reading comes first by data dependence. An owner that is n
 front: an in-place identity that takes those operands instead. A reader that follows its owner in the program text
 but does not depend on it is moved in front of it.
 
-The same walk marks the calls that XLA must not hoist out of a loop: those whose operands do not change in it, and
-that raise or allocate. Hoisted, they would raise in a loop of no steps.
+Calls in loops that raise or allocate are pinned there: hoisted, they would raise in a loop of no steps.
 """
 
 from collections.abc import Sequence
@@ -26,12 +25,10 @@ from jax_tensorarray._mlir import (
     Operation,
     Value,
     blocks,
-    entry,
     nested_operands,
     num_bytes,
     operation,
     target,
-    terminator,
     walk,
 )
 
@@ -53,10 +50,7 @@ def order_readers(module: ir.Module) -> None:
         for function in functions.values():
             for block in list(blocks(function)):
                 _order_block(block, everything)
-        hoisting = _Hoisting(everything)
-        for name, function in functions.items():
-            if "sym_visibility" not in function.attributes or function.attributes["sym_visibility"].value == "public":
-                hoisting.function(name, [False] * len(entry(function).arguments), in_loop=False)
+        _pin_to_loops(functions)
 
 
 # --- ordering one block ----------------------------------------------------------------------------------------
@@ -224,49 +218,17 @@ def _fence(op: Operation, value: Value, readers: Sequence[Value]) -> None:
 # --- what must stay in its loop --------------------------------------------------------------------------------
 
 
-class _Hoisting:
-    """Marks calls that raise or allocate, and that XLA could take for invariant in the loop around them.
-
-    A value varies if it depends on a loop-carried value that the body changes. XLA's own analysis finds no fewer
-    invariant values than that, but for an expression it can simplify to one.
-    """
-
-    def __init__(self, module: Module) -> None:
-        self.module = module
-        self.seen: dict[tuple[str, tuple[bool, ...], bool], list[bool]] = {}
-
-    def function(self, name: str, varies: Sequence[bool], in_loop: bool) -> list[bool]:
-        """Visit a function whose arguments vary as told; return whether its results do."""
-        key = (name, tuple(varies), in_loop)
-        if key not in self.seen:
-            block = entry(self.module.functions[name])
-            varying = {argument for argument, v in zip(block.arguments, varies, strict=True) if v}
-            self.block(block, varying, in_loop)
-            self.seen[key] = [value in varying for value in terminator(block).operands]
-        return self.seen[key]
-
-    def block(self, block: ir.Block, varying: set[Value], in_loop: bool) -> None:
-        for op in map(operation, block.operations):
-            operands = [value in varying for value in op.operands]
-            if op.name == "func.call":
-                results = self.function(op.attributes["callee"].value, operands, in_loop)
-            else:
-                if op.name == "stablehlo.while":
-                    self.loop(op)
-                else:
-                    for region in op.regions:
-                        for inner in region.blocks:
-                            varying |= set(inner.arguments) if any(operands) else set()
-                            self.block(inner, varying, in_loop)
-                any_varies = any(value in varying for _, _, value in nested_operands(op))
-                results = [any_varies] * len(op.results)
-                if in_loop and not any_varies and _raises_or_allocates(op):
-                    op.attributes["has_side_effect"] = ir.BoolAttr.get(True)
-            varying |= {value for value, v in zip(op.results, results, strict=True) if v}
-
-    def loop(self, op: Operation) -> None:
-        body, same = op.regions[1].blocks[0], self.module.invariants(op)
-        self.block(body, {argument for k, argument in enumerate(body.arguments) if k not in same}, True)
+def _pin_to_loops(functions: dict[str, Operation]) -> None:
+    """Mark the calls in loops that raise or allocate, so that XLA hoists none that it takes for loop-invariant."""
+    loops = [op for function in functions.values() for op in walk(function) if op.name == "stablehlo.while"]
+    stack, called = loops, set()
+    while stack:
+        for op in walk(stack.pop()):
+            if _raises_or_allocates(op):
+                op.attributes["has_side_effect"] = ir.BoolAttr.get(True)
+            if op.name == "func.call" and (name := op.attributes["callee"].value) not in called:
+                called.add(name)
+                stack.append(functions[name])
 
 
 def _raises_or_allocates(op: Operation) -> bool:

@@ -151,7 +151,7 @@ def test_the_mark_for_the_pass_does_not_stay_in_the_module():
         lambda b, i: ta_swap(b, i, 1.0, mode="error")[1],
     ],
 )
-def test_an_op_that_may_raise_is_pinned_to_its_loop_only_if_nothing_it_uses_changes(op):
+def test_an_op_that_may_raise_is_pinned_to_its_loop(op):
     def pinned(f):
         names = ("read", "write", "add", "swap")
         return [effect for target in names for _, effect in calls(f, B, I, target=target)]
@@ -166,8 +166,10 @@ def test_an_op_that_may_raise_is_pinned_to_its_loop_only_if_nothing_it_uses_chan
         return lax.fori_loop(0, i, lambda k, c: lax.fori_loop(0, i, lambda _, c: c + op(b, k), c), jnp.zeros(ROW))
 
     assert pinned(invariant) == [True]
-    assert pinned(varying) == [False]
+    assert pinned(varying) == [True]
     assert pinned(nested) == [True]
+    assert pinned(lambda b, i: jax.jit(lambda n: invariant(b, n))(i)) == [True]
+    assert pinned(lambda b, i: lax.fori_loop(0, i, lambda k, c: jax.jit(lambda c: c + op(b, k))(c), B[0])) == [True]
     assert pinned(op) == [False]
 
 
