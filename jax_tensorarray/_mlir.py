@@ -94,6 +94,7 @@ class Module:
         self.functions = functions
         self._owned: dict[str, list[bool]] = {}
         self._held: dict[str, list[bool]] = {}
+        self._held_in_loop: dict[Operation, set[int]] = {}
         self._invariants: dict[Operation, set[int]] = {}
 
     def owns(self, op: Operation, number: int) -> bool:
@@ -107,8 +108,11 @@ class Module:
     def holds(self, op: Operation, number: int) -> bool:
         """Whether one of our calls gets the operand as its buffer, in `op` or inside it."""
         if op.name == "stablehlo.while":
-            body = op.regions[1].blocks[0]
-            return body.arguments[number] in self._values(body, self.holds)
+            if op not in self._held_in_loop:
+                body = op.regions[1].blocks[0]
+                values = self._values(body, self.holds)
+                self._held_in_loop[op] = {k for k, argument in enumerate(body.arguments) if argument in values}
+            return number in self._held_in_loop[op]
         if op.name == "func.call":
             return self._argument(self._held, self.holds, op, number)
         return number == 0 and target(op).startswith(PREFIX)
