@@ -127,7 +127,8 @@ def _order_block(mlir_block: ir.Block, module: Module) -> None:
         if readers:
             pending.setdefault(owner, []).append((value, readers))
 
-    for owner, values in pending.items():
+    # Last owner first: to give it operands an op is replaced, and what it had made is gone for those after it.
+    for owner, values in sorted(pending.items(), key=lambda item: -block.rank[item[0]]):
         for value, readers in values:
             known = block.ancestors(owner, min(block.rank[k] for k in readers))
             results = _small_results([block.operations[k] for k in readers if k not in known], num_bytes(value) / 2)
@@ -155,7 +156,7 @@ def _is_splat(value: Value) -> bool:
 def _is_pure(op: Operation, functions: dict[str, Operation]) -> bool:
     """Whether running `op` at another point of its block cannot be observed."""
     if op.name == "stablehlo.custom_call":
-        return target(op) == PREFIX + "read"
+        return target(op) in (PREFIX + "read", PREFIX + "check")
     if op.name == "func.call":
         return all(_is_pure(inner, functions) for inner in walk(functions[op.attributes["callee"].value]))
     if not op.name.startswith(("stablehlo.", "chlo.", "func.return")) or op.name in _IMPURE:

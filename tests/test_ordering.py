@@ -211,3 +211,20 @@ def test_a_switch_with_updates_in_several_branches_runs_the_one_that_jax_runs(in
     expected = (new, out, k + 1, k % 2 == 0, (k + 1) * 1j)
     for got, value in zip(jax.jit(f)(index, b, row), expected, strict=True):
         np.testing.assert_array_equal(got, value)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_version_of_a_buffer_can_be_read_after_the_last_write(seed):
+    rng = np.random.default_rng(seed)
+    plan = [(int(rng.integers(0, k + 1)), int(rng.integers(0, SIZE))) for k in range(5)]
+    reads = [(int(rng.integers(0, 6)), int(rng.integers(0, SIZE))) for _ in range(8)]
+
+    def versions(ops, x):
+        found = [x]
+        for k, (old, i) in enumerate(plan):
+            found.append(ops.write(found[old], i, x[i] + k))
+        return [ops.read(found[v], i) for v, i in reads]
+
+    x = jnp.arange(float(SIZE * ROW)).reshape(SIZE, ROW)
+    for ours_, plain_ in zip(jax.jit(lambda x: versions(ours, x))(x), versions(plain, x), strict=True):
+        np.testing.assert_array_equal(ours_, plain_)
