@@ -97,14 +97,42 @@ ffi::Error Add(ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::AnyBuffer value
                   [&](auto sum) { return add_rows<decltype(sum)>(*plan, buffer, value, out, call.reverse); });
 }
 
+ffi::Error clear_rows(const ffi::AnyBuffer& buffer, const Index& start, const Index& stop,
+                      ffi::Result<ffi::AnyBuffer>& out, int64_t batch_dims) {
+  Geometry g = geometry_of(buffer, batch_dims, 0);
+  auto* rows = in_place<uint8_t>(buffer, out);
+  for (int64_t b = 0; b < g.batch; ++b) clear_lane(g, start, stop, rows, b, 0, g.row);
+  return ffi::Error::Success();
+}
+
 ffi::Error Mask(ffi::AnyBuffer buffer, ffi::AnyBuffer size, ffi::RemainingArgs, ffi::Result<ffi::AnyBuffer> out,
                 int64_t batch_dims) {
-  auto type = index_type(size.element_type());
-  if (type.has_error()) return type.error();
-  Index sizes{size.untyped_data(), nullptr, type.value()};
-  Geometry g = geometry_of(buffer, batch_dims, static_cast<int64_t>(size.element_count()));
-  auto* rows = in_place<uint8_t>(buffer, out);
-  for (int64_t b = 0; b < g.batch; ++b) mask_lane(g, sizes, rows, b, 0, g.row);
+  auto from = index_of(size);
+  if (from.has_error()) return from.error();
+  return clear_rows(buffer, *from, Index{}, out, batch_dims);
+}
+
+ffi::Error Clear(ffi::AnyBuffer buffer, ffi::AnyBuffer start, ffi::AnyBuffer stop, ffi::RemainingArgs,
+                 ffi::Result<ffi::AnyBuffer> out, int64_t batch_dims) {
+  auto from = index_of(start), to = index_of(stop);
+  if (from.has_error()) return from.error();
+  if (to.has_error()) return to.error();
+  return clear_rows(buffer, *from, *to, out, batch_dims);
+}
+
+ffi::Error Check(ffi::AnyBuffer index, ffi::Buffer<ffi::S32> size, ffi::Result<ffi::Buffer<ffi::S32>> checked,
+                 std::string_view op, bool strict) {
+  auto rows = index_of(index);
+  if (rows.has_error()) return rows.error();
+  auto positions = static_cast<int64_t>(index.element_count());
+  int64_t count = positions == 0 ? 0 : positions / static_cast<int64_t>(size.element_count());
+  for (int64_t p = 0; p < positions; ++p) {
+    int32_t row = live_row(*rows, size.typed_data(), p, count);
+    if (strict && row == kNoRow) {
+      return ffi::Error(ffi::ErrorCode::kOutOfRange, out_of_range(op, *rows, p, size.typed_data()[p / count]));
+    }
+    checked->typed_data()[p] = row;
+  }
   return ffi::Error::Success();
 }
 
@@ -119,6 +147,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(kWrite, Write, bind_write(ffi::Ffi::Bind()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(kAdd, Add, bind_write(ffi::Ffi::Bind()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(kSwap, Swap, bind_swap(ffi::Ffi::Bind()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(kMask, Mask, bind_mask(ffi::Ffi::Bind()));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(kClear, Clear, bind_clear(ffi::Ffi::Bind()));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(kCheck, Check, bind_check(ffi::Ffi::Bind()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(kFence, Fence, bind_fence(ffi::Ffi::Bind()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(kEmpty, Empty, bind_empty(ffi::Ffi::Bind()));
 
@@ -132,6 +162,8 @@ NB_MODULE(_cpu, m) {
                     {"add", kAdd},
                     {"swap", kSwap},
                     {"mask", kMask},
+                    {"clear", kClear},
+                    {"check", kCheck},
                     {"fence", kFence},
                     {"empty", kEmpty}});
 }

@@ -64,14 +64,34 @@ ffi::Error Add(cudaStream_t stream, ffi::AnyBuffer buffer, ffi::AnyBuffer index,
   });
 }
 
-ffi::Error Mask(cudaStream_t stream, ffi::AnyBuffer buffer, ffi::AnyBuffer size, ffi::RemainingArgs,
-                ffi::Result<ffi::AnyBuffer> out, int64_t batch_dims) {
-  auto type = index_type(size.element_type());
-  if (type.has_error()) return type.error();
+ffi::Error clear_rows(cudaStream_t stream, const ffi::AnyBuffer& buffer, const Index& start, const Index& stop,
+                      ffi::Result<ffi::AnyBuffer>& out, int64_t batch_dims) {
   auto rows = in_place(stream, buffer, out);
   if (rows.has_error()) return rows.error();
-  Geometry g = geometry_of(buffer, batch_dims, static_cast<int64_t>(size.element_count()));
-  return status(launch_mask(stream, g, Index{size.untyped_data(), nullptr, type.value()}, *rows));
+  return status(launch_clear(stream, geometry_of(buffer, batch_dims, 0), start, stop, *rows));
+}
+
+ffi::Error Mask(cudaStream_t stream, ffi::AnyBuffer buffer, ffi::AnyBuffer size, ffi::RemainingArgs,
+                ffi::Result<ffi::AnyBuffer> out, int64_t batch_dims) {
+  auto from = index_of(size);
+  if (from.has_error()) return from.error();
+  return clear_rows(stream, buffer, *from, Index{}, out, batch_dims);
+}
+
+ffi::Error Clear(cudaStream_t stream, ffi::AnyBuffer buffer, ffi::AnyBuffer start, ffi::AnyBuffer stop,
+                 ffi::RemainingArgs, ffi::Result<ffi::AnyBuffer> out, int64_t batch_dims) {
+  auto from = index_of(start), to = index_of(stop);
+  if (from.has_error()) return from.error();
+  if (to.has_error()) return to.error();
+  return clear_rows(stream, buffer, *from, *to, out, batch_dims);
+}
+
+ffi::Error Check(cudaStream_t stream, ffi::AnyBuffer index, ffi::Buffer<ffi::S32> size,
+                 ffi::Result<ffi::Buffer<ffi::S32>> checked, std::string_view, bool) {
+  auto rows = index_of(index);
+  if (rows.has_error()) return rows.error();
+  auto positions = static_cast<int64_t>(index.element_count()), batch = static_cast<int64_t>(size.element_count());
+  return status(launch_check(stream, *rows, size.typed_data(), checked->typed_data(), positions, batch));
 }
 
 ffi::Error Fence(cudaStream_t stream, ffi::AnyBuffer buffer, ffi::RemainingArgs, ffi::Result<ffi::AnyBuffer> out) {
@@ -91,6 +111,10 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(kSwap, Swap, bind_swap(ffi::Ffi::Bind().Ctx<Stream
                               {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER_SYMBOL(kMask, Mask, bind_mask(ffi::Ffi::Bind().Ctx<Stream>()),
                               {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER_SYMBOL(kClear, Clear, bind_clear(ffi::Ffi::Bind().Ctx<Stream>()),
+                              {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER_SYMBOL(kCheck, Check, bind_check(ffi::Ffi::Bind().Ctx<Stream>()),
+                              {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER_SYMBOL(kFence, Fence, bind_fence(ffi::Ffi::Bind().Ctx<Stream>()),
                               {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER_SYMBOL(kEmpty, Empty, bind_empty(ffi::Ffi::Bind()), {ffi::Traits::kCmdBufferCompatible});
@@ -105,6 +129,8 @@ NB_MODULE(_cuda, m) {
                     {"add", kAdd},
                     {"swap", kSwap},
                     {"mask", kMask},
+                    {"clear", kClear},
+                    {"check", kCheck},
                     {"fence", kFence},
                     {"empty", kEmpty}});
 }

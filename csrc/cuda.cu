@@ -79,11 +79,22 @@ struct AddLane {
 };
 
 template <class Unit>
-struct MaskLane {
+struct ClearLane {
   Geometry g;
-  Index size;
+  Index start, stop;
   Unit* buffer;
-  __device__ void operator()(int64_t batch, int64_t c) const { mask_lane(g, size, buffer, batch, c, c + 1); }
+  __device__ void operator()(int64_t batch, int64_t c) const { clear_lane(g, start, stop, buffer, batch, c, c + 1); }
+};
+
+struct CheckLane {
+  Index index;
+  const int32_t* size;
+  int32_t* checked;
+  int64_t count;
+  __device__ void operator()(int64_t batch, int64_t k) const {
+    int64_t position = batch * count + k;
+    checked[position] = live_row(index, size, position, count);
+  }
 };
 
 // Calls `run` with a null pointer to the widest unit that divides the row and to which all pointers are aligned.
@@ -135,12 +146,20 @@ cudaError_t launch_swap(cudaStream_t stream, const Geometry& bytes, const Index&
   });
 }
 
-cudaError_t launch_mask(cudaStream_t stream, const Geometry& bytes, const Index& size, void* buffer) {
+cudaError_t launch_clear(cudaStream_t stream, const Geometry& bytes, const Index& start, const Index& stop,
+                         void* buffer) {
   return with_unit(bytes.row, {buffer}, [&](auto* unit) {
     using Unit = std::remove_pointer_t<decltype(unit)>;
     Geometry g = in_units<Unit>(bytes);
-    return launch(stream, MaskLane<Unit>{g, size, static_cast<Unit*>(buffer)}, g.batch, g.row);
+    return launch(stream, ClearLane<Unit>{g, start, stop, static_cast<Unit*>(buffer)}, g.batch, g.row);
   });
+}
+
+cudaError_t launch_check(cudaStream_t stream, const Index& index, const int32_t* size, int32_t* checked,
+                         int64_t positions, int64_t batch) {
+  if (positions == 0) return cudaSuccess;
+  CheckLane lane{index, size, checked, positions / batch};
+  return launch(stream, lane, batch, lane.count);
 }
 
 template <class Sum>

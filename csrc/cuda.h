@@ -12,7 +12,11 @@ cudaError_t launch_read(cudaStream_t, const Geometry&, const Index&, const void*
 cudaError_t launch_write(cudaStream_t, const Geometry&, const Index&, void* buffer, const void* value, bool reverse);
 cudaError_t launch_swap(cudaStream_t, const Geometry&, const Index&, void* buffer, const void* value, void* old,
                         bool reverse);
-cudaError_t launch_mask(cudaStream_t, const Geometry&, const Index& size, void* buffer);
+cudaError_t launch_clear(cudaStream_t, const Geometry&, const Index& start, const Index& stop, void* buffer);
+
+// `positions` of the index, the same number for each batch of `size`.
+cudaError_t launch_check(cudaStream_t, const Index&, const int32_t* size, int32_t* checked, int64_t positions,
+                         int64_t batch);
 
 // Rows are in elements of Sum.
 template <class Sum>

@@ -26,6 +26,12 @@ inline ffi::ErrorOr<IndexType> index_type(ffi::DataType type) {
   }
 }
 
+inline ffi::ErrorOr<Index> index_of(const ffi::AnyBuffer& index) {
+  auto type = index_type(index.element_type());
+  if (type.has_error()) return ffi::Unexpected(type.error());
+  return Index{index.untyped_data(), nullptr, type.value()};
+}
+
 // The attributes that all row ops share.
 struct Call {
   std::string_view op;  // the name the user called, for messages
@@ -70,10 +76,9 @@ struct Plan {
 inline ffi::ErrorOr<Plan> make_plan(const Call& call, const ffi::AnyBuffer& buffer, const ffi::AnyBuffer& index,
                                     const ffi::RemainingArgs& rest) {
   Plan plan{};
-  auto type = index_type(index.element_type());
-  if (type.has_error()) return ffi::Unexpected(type.error());
-  plan.index.type = type.value();
-  plan.index.data = index.untyped_data();
+  auto rows = index_of(index);
+  if (rows.has_error()) return ffi::Unexpected(rows.error());
+  plan.index = rows.value();
   if (call.masked) {
     auto where = rest.get<ffi::AnyBuffer>(0);
     if (where.has_error()) return ffi::Unexpected(where.error());
@@ -125,6 +130,27 @@ auto bind_mask(Binding binding) {
       .RemainingArgs()                 // readers
       .template Ret<ffi::AnyBuffer>()  // buffer
       .template Attr<int64_t>("batch_dims");
+}
+
+template <class Binding>
+auto bind_clear(Binding binding) {
+  return std::move(binding)
+      .template Arg<ffi::AnyBuffer>()  // buffer
+      .template Arg<ffi::AnyBuffer>()  // start
+      .template Arg<ffi::AnyBuffer>()  // stop
+      .RemainingArgs()                 // readers
+      .template Ret<ffi::AnyBuffer>()  // buffer
+      .template Attr<int64_t>("batch_dims");
+}
+
+template <class Binding>
+auto bind_check(Binding binding) {
+  return std::move(binding)
+      .template Arg<ffi::AnyBuffer>()         // index
+      .template Arg<ffi::Buffer<ffi::S32>>()  // size
+      .template Ret<ffi::Buffer<ffi::S32>>()  // index
+      .template Attr<std::string_view>("op")
+      .template Attr<bool>("strict");
 }
 
 template <class Binding>

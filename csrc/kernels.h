@@ -104,14 +104,27 @@ TA_HD void add_lane(const Geometry& g, const Index& index, typename Sum::Element
   }
 }
 
-// buffer[row] = 0 for every row at or past size[batch]
+// The row that a bound of a range stands for, in [0, size]; no bound is the end of the buffer.
+TA_HD inline int64_t bound(const Index& at, int64_t batch, int64_t size) {
+  if (at.data == nullptr) return size;
+  int64_t row = at.value(batch);
+  if (row < 0) return at.type == IndexType::kU64 ? size : 0;
+  return row < size ? row : size;
+}
+
+// buffer[row] = 0 for every row in [start, stop) of the batch
 template <class Unit>
-TA_HD void mask_lane(const Geometry& g, const Index& size, Unit* buffer, int64_t batch, int64_t begin, int64_t end) {
-  int64_t keep = size.value(batch);
-  if (keep < 0) keep = size.type == IndexType::kU64 ? g.size : 0;
-  for (int64_t row = keep; row < g.size; ++row) {
+TA_HD void clear_lane(const Geometry& g, const Index& start, const Index& stop, Unit* buffer, int64_t batch,
+                      int64_t begin, int64_t end) {
+  int64_t last = bound(stop, batch, g.size);
+  for (int64_t row = bound(start, batch, g.size); row < last; ++row) {
     zero_units(buffer + (batch * g.size + row) * g.row + begin, end - begin);
   }
+}
+
+// The index at a position, or kNoRow if it is none of the live rows: size[batch] of them, for `count` positions each.
+TA_HD inline int32_t live_row(const Index& index, const int32_t* size, int64_t position, int64_t count) {
+  return static_cast<int32_t>(index.row(position, size[position / count]));
 }
 
 }  // namespace jax_tensorarray

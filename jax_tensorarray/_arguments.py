@@ -138,15 +138,15 @@ def _broadcast(op: str, name: str, array: Array, shape: tuple[int, ...], what: s
     return jnp.broadcast_to(array, shape)
 
 
-def as_size(op: str, size: Any) -> Array:
-    """A scalar number of rows."""
+def as_size(op: str, size: Any, name: str = "size") -> Array:
+    """A scalar number of rows; `name` is what the user knows it by."""
     if isinstance(size, np.ndarray) and not size.ndim:
         size = size[()]
     if isinstance(size, int | np.integer) and not isinstance(size, bool):
         return jnp.asarray(max(min(int(size), _INT32_MAX), -1), jnp.int32)
     array = jnp.asarray(size)
     if not jnp.issubdtype(array.dtype, jnp.integer):
-        raise TypeError(f"{op}: size must have an integer dtype, got {array.dtype}")
+        raise TypeError(f"{op}: {name} must have an integer dtype, got {array.dtype}")
     if array.ndim:
-        raise ValueError(f"{op}: size must be a scalar, got shape {array.shape}")
+        raise ValueError(f"{op}: {name} must be a scalar, got shape {array.shape}")
     return array

@@ -9,7 +9,7 @@ from jax.interpreters.mlir import ir
 PREFIX = "jax_tensorarray_"
 
 #: Our calls that update their first operand in place.
-IN_PLACE = frozenset(PREFIX + name for name in ("write", "add", "swap", "mask", "fence"))
+IN_PLACE = frozenset(PREFIX + name for name in ("write", "add", "swap", "mask", "clear", "fence"))
 
 # The types of the bindings differ from version to version.
 Operation = Any
@@ -115,7 +115,7 @@ class Module:
             return number in self._held_in_loop[op]
         if op.name == "func.call":
             return self._argument(self._held, self.holds, op, number)
-        return number == 0 and target(op).startswith(PREFIX)
+        return number == 0 and target(op).startswith(PREFIX) and target(op) != PREFIX + "check"
 
     def invariants(self, loop: Operation) -> set[int]:
         """Positions of the loop-carried values that the body returns as they were."""

@@ -92,12 +92,47 @@ swap = _rows(lambda old, value: value)
 add = _rows(_sum)
 
 
+def _bound(at: Array, size: int) -> Array:
+    """`at` clamped to [0, size], in a dtype that holds it."""
+    row = jnp.clip(at, 0, min(size, jnp.iinfo(at.dtype).max))
+    return row.astype(jnp.int64 if jax.config.jax_enable_x64 else jnp.int32)
+
+
 def mask(buffer: Array, size: Array, *, batch_dims: int) -> Array:
     """Zeros in the rows at or past `size`."""
 
     def one(buffer: Array, size: Array) -> Array:
-        live = jnp.clip(size, 0, min(buffer.shape[0], jnp.iinfo(size.dtype).max))
-        keep = jnp.arange(buffer.shape[0]) < live
+        keep = jnp.arange(buffer.shape[0]) < _bound(size, buffer.shape[0])
         return jnp.where(keep.reshape((-1,) + (1,) * (buffer.ndim - 1)), buffer, jnp.zeros((), buffer.dtype))
 
     return _batched(one, batch_dims)(buffer, size)
+
+
+def clear(buffer: Array, start: Array, stop: Array, *, batch_dims: int) -> Array:
+    """Zeros in the rows [start, stop), one row at a time: where there are none, nothing is done."""
+    if buffer.size == 0:
+        return buffer
+    size, elem = buffer.shape[batch_dims], buffer.shape[batch_dims + 1 :]
+    zeros = jnp.zeros((1, 1, *elem), buffer.dtype)
+    first, last = (_bound(at, size).reshape(-1) for at in (start, stop))
+
+    # A loop over the batch rather than vmap, which would select between whole buffers in every step.
+    def one(batch: Array, rows: Array) -> Array:
+        def clear_row(row: Array, rows: Array) -> Array:
+            return lax.dynamic_update_slice(rows, zeros, (batch.astype(row.dtype), row, *[row * 0] * len(elem)))
+
+        return lax.fori_loop(first[batch], last[batch], clear_row, rows)
+
+    rows = lax.fori_loop(0, first.size, one, buffer.reshape(first.size, size, *elem))
+    return rows.reshape(buffer.shape)
+
+
+def check(index: Array, size: Array, *, batch_dims: int) -> Array:
+    """The index where it is in `[0, size)`, else -1."""
+
+    def one(index: Array, size: Array) -> Array:
+        limits = jnp.iinfo(index.dtype)
+        row = jnp.clip(index, max(-1, limits.min), min(jnp.iinfo(jnp.int32).max, limits.max)).astype(jnp.int32)
+        return jnp.where((row >= 0) & (row < size), row, -1)
+
+    return _batched(one, batch_dims)(index, size)

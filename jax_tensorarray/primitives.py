@@ -1,10 +1,21 @@
 """The primitives themselves, for policies, custom interpreters and inspection."""
 
 from jax_tensorarray._ops.add import ta_add_p
+from jax_tensorarray._ops.check import ta_check_p
+from jax_tensorarray._ops.clear import ta_clear_p
 from jax_tensorarray._ops.empty import ta_empty_p
 from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._ops.stack import ta_stack_p
 from jax_tensorarray._ops.swap import ta_swap_p
 from jax_tensorarray._ops.write import ta_write_p
 
-__all__ = ["ta_add_p", "ta_empty_p", "ta_read_p", "ta_stack_p", "ta_swap_p", "ta_write_p"]
+__all__ = [
+    "ta_add_p",
+    "ta_check_p",
+    "ta_clear_p",
+    "ta_empty_p",
+    "ta_read_p",
+    "ta_stack_p",
+    "ta_swap_p",
+    "ta_write_p",
+]

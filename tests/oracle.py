@@ -68,6 +68,20 @@ def ta_stack(buffer: Any, size: Any = None) -> np.ndarray:
     return buffer
 
 
+def ta_clear(buffer: Any, start: Any, stop: Any) -> np.ndarray:
+    buffer = np.array(buffer)
+    for row in range(buffer.shape[0]):
+        if int(start) <= row < int(stop):
+            buffer[row] = np.zeros_like(buffer[row])
+    return buffer
+
+
+def ta_check(index: Any, size: Any, *, mode: str | None = None) -> np.ndarray:
+    index = np.asarray(index)
+    live = [int(i) if 0 <= int(i) < int(size) else -1 for i in index.flat]
+    return np.array(live, np.int32).reshape(index.shape)
+
+
 # --- arithmetic of every dtype ---------------------------------------------------------------------------------
 
 

@@ -11,6 +11,8 @@ from jax.extend.core import Primitive, jaxprs_in_params
 
 import jax_tensorarray as ta
 from jax_tensorarray import primitives
+from jax_tensorarray._ops.check import ta_check
+from jax_tensorarray._ops.clear import ta_clear
 
 BUFFER, INDEX, VALUE, WHERE = jnp.zeros((4, 2)), jnp.array([0, 3, 0]), jnp.ones((3, 2)), jnp.array([True, False, True])
 
@@ -33,7 +35,7 @@ def names(f, *args):
 
 
 def test_every_op_has_a_primitive_of_its_name():
-    ops = [name for name in ta.__all__ if name.startswith("ta_")]
+    ops = [*(name for name in ta.__all__ if name.startswith("ta_")), "ta_check", "ta_clear"]
     assert sorted(primitives.__all__) == sorted(f"{op}_p" for op in ops)
     for op in ops:
         primitive = getattr(primitives, f"{op}_p")
@@ -55,6 +57,8 @@ def test_sizes_and_new_buffers_are_one_equation_too():
     assert names(ta.ta_stack, BUFFER, jnp.array(2)) == ["ta_stack"]
     assert names(lambda: ta.ta_empty(3)) == ["ta_empty"]
     assert names(ta.ta_stack, BUFFER) == []
+    assert names(ta_clear, BUFFER, jnp.array(1), jnp.array(3)) == ["ta_clear"]
+    assert names(ta_check, INDEX, jnp.int32(3)) == ["ta_check"]
 
 
 def test_each_transpose_is_one_of_the_ops():
@@ -73,6 +77,7 @@ def test_each_transpose_is_one_of_the_ops():
         "ta_write"
     ]
     assert names(jax.linear_transpose(lambda b: ta.ta_stack(b, jnp.array(2)), BUFFER), BUFFER) == ["ta_stack"]
+    assert names(jax.linear_transpose(lambda b: ta_clear(b, 1, 3), BUFFER), BUFFER) == ["ta_clear"]
 
 
 @pytest.mark.parametrize("op", ["ta_read", "ta_write", "ta_add", "ta_swap"])
@@ -132,6 +137,10 @@ def test_batch_axes_of_a_bind_by_hand_must_be_shared():
         primitives.ta_read_p.abstract_eval(*avals, batch_dims=1, mode=None, reverse=False, op="ta_read")
     with pytest.raises(ValueError, match=r"^ta_stack: .* do not share 1 batch axes"):
         primitives.ta_stack_p.abstract_eval(*avals, batch_dims=1)
+    with pytest.raises(ValueError, match=r"^ta_clear: .* do not share 1 batch axes"):
+        primitives.ta_clear_p.abstract_eval(*avals, avals[1], batch_dims=1)
+    with pytest.raises(ValueError, match=r"^ta_check: .* do not share 1 batch axes"):
+        primitives.ta_check_p.abstract_eval(*avals, batch_dims=1, mode=None, op="ta_check")
 
 
 @pytest.mark.parametrize("op", ["ta_write", "ta_add", "ta_swap"])
