@@ -17,6 +17,7 @@ from jax_tensorarray._ops.stack import ta_stack  # noqa: E402
 from jax_tensorarray._ops.swap import ta_swap  # noqa: E402
 from jax_tensorarray._ops.write import ta_write  # noqa: E402
 from jax_tensorarray._ordering import order_readers  # noqa: E402
+from jax_tensorarray._tensorarray import TensorArray  # noqa: E402
 
 _compat.install_forwarding_transposes()
 _compat.run_after_lowering(order_readers)
@@ -24,6 +25,7 @@ _compat.run_after_lowering(order_readers)
 __version__ = "0.1.0"
 
 __all__ = [
+    "TensorArray",
     "checkpoint_policies",
     "primitives",
     "ta_add",

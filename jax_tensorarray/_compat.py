@@ -6,6 +6,7 @@ Each function says what happens where the private name is missing: results never
 import functools
 import importlib
 import importlib.util
+import inspect
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -298,8 +299,38 @@ def run_after_lowering(rewrite: Callable[[mlir.ir.Module], None]) -> None:
     importlib.import_module("jax._src.interpreters.mlir").lower_jaxpr_to_module = lower  # type: ignore[attr-defined]
 
 
+# --- where we are ----------------------------------------------------------------------------------------------
+
+
+def executes_eagerly() -> bool:
+    """Whether an operation on concrete arrays is run right now, rather than recorded by a transformation.
+
+    Only then may a TensorArray be updated in place outside of `jit`. Without this knowledge such writes copy.
+    """
+    return _trace_state_clean is not None and bool(_trace_state_clean[0]())
+
+
+_trace_state_clean = _private("core", "trace_state_clean")
+
+
+def flattened_by_control_flow() -> bool:
+    """Whether the pytree rule that calls this was called by `lax.scan`, `while_loop`, `cond` or one of their kin.
+
+    For an error message only: otherwise users would read of two pytrees that differ in their metadata.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if not module.startswith((__package__, "jax._src.tree_util", "jax._src.flattree", "jax._src.api_util")):
+            return module.startswith("jax._src.lax.control_flow")
+        frame = frame.f_back
+    return False
+
+
 __all__ = [
+    "executes_eagerly",
     "ffi_api_version",
+    "flattened_by_control_flow",
     "install_forwarding_transposes",
     "register_accumulating_transpose",
     "run_after_lowering",

@@ -1,0 +1,266 @@
+"""What users of a TensorArray pass in, checked and converted: indices, sizes, shapes and rows.
+
+Where everything is known the messages are those of TensorFlow's eager TensorArray.
+"""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Array = Any
+
+#: Shape of a row: None for an unknown dimension, or for all of it where the rank is unknown too.
+Shape = tuple[int | None, ...] | None
+
+
+def known_index(op: str, index: Any) -> int | None:
+    """The index as a Python integer; None if it is traced."""
+    if isinstance(index, int) and not isinstance(index, bool):
+        return index
+    if not hasattr(index, "dtype") or not jnp.issubdtype(index.dtype, jnp.integer):
+        raise TypeError(f"{op}: index must be an integer, got {_described(index)}")
+    if index.ndim:
+        raise TypeError(f"{op}: index must be a scalar, got shape {index.shape}; use gather or scatter for many")
+    return None if isinstance(index, jax.core.Tracer) else int(index)
+
+
+def known_indices(op: str, indices: Any) -> Any:
+    """The indices as a NumPy array; None if they are traced."""
+    if any(isinstance(i, jax.core.Tracer) for i in jax.tree.leaves(indices)):
+        if not jnp.issubdtype(jnp.asarray(indices).dtype, jnp.integer):
+            raise TypeError(f"{op}: indices must be integers, got {_described(indices)}")
+        return None
+    try:
+        array = np.asarray(indices)
+    except ValueError:
+        raise TypeError(f"{op}: indices must be an array of integers, got {indices!r}") from None
+    if not array.size and not hasattr(indices, "dtype"):
+        return array.astype(np.int32)
+    if not jnp.issubdtype(array.dtype, jnp.integer):
+        raise TypeError(f"{op}: indices must be integers, got {_described(indices)}")
+    return array
+
+
+def known_predicate(op: str, where: Any) -> bool | None:
+    """`where` as a Python bool; None if it is traced."""
+    if where is None or isinstance(where, bool):
+        return where is not False
+    if getattr(where, "dtype", None) != np.bool_:
+        raise TypeError(f"{op}: where must be bool, got {_described(where)}")
+    if where.ndim:
+        raise TypeError(f"{op}: where must be a scalar, got shape {where.shape}")
+    return None if isinstance(where, jax.core.Tracer) else bool(where)
+
+
+def known_size(size: Any) -> int | None:
+    """The number of rows given to a constructor as a Python integer; None if it is traced."""
+    if isinstance(size, jax.core.Tracer) and jnp.issubdtype(size.dtype, jnp.integer) and not size.ndim:
+        return None
+    if not isinstance(size, bool):
+        try:
+            n = size.__index__()
+        except (AttributeError, TypeError):
+            pass
+        else:
+            if n < 0:
+                raise ValueError(f"TensorArray: size must not be negative, got {n}")
+            return int(n)
+    raise TypeError(f"TensorArray: size must be an integer, got {_described(size)}")
+
+
+def as_dtype(dtype: Any) -> np.dtype[Any]:
+    """A dtype that JAX has: narrowed where 64-bit types are off, as JAX does."""
+    if jnp.issubdtype(dtype, jax.dtypes.extended):
+        raise TypeError(
+            f"TensorArray: dtype must be one of numbers, got {dtype}; for random keys use jax.random.key_data and "
+            "jax.random.wrap_key_data"
+        )
+    found = np.dtype(jax.dtypes.canonicalize_dtype(dtype))
+    if not (jnp.issubdtype(found, jnp.number) or found == np.bool_):
+        raise TypeError(f"TensorArray: dtype must be one of numbers or bool, got {dtype!r}")
+    return found
+
+
+def as_shape(shape: Any) -> Shape:
+    """An `element_shape`: None, or a sequence of dimensions of which some may be None."""
+    if shape is None:
+        return None
+    if getattr(shape, "rank", shape) is None:  # tf.TensorShape(None)
+        return None
+    dims = (shape,) if isinstance(shape, int | np.integer) else tuple(shape)
+    for d in dims:
+        if isinstance(d, bool) or not (d is None or isinstance(d, int | np.integer)):
+            raise TypeError(f"TensorArray: element_shape must be made of integers and None, got {shape!r}")
+        if d is not None and d < 0:
+            raise ValueError(f"TensorArray: element_shape must not be negative, got {shape!r}")
+    return tuple(None if d is None else int(d) for d in dims)
+
+
+def is_known(shape: Shape) -> bool:
+    """Whether every dimension is."""
+    return shape is not None and None not in shape
+
+
+def is_compatible(shape: Shape, expected: Shape) -> bool:
+    """Whether the two can be shapes of the same row."""
+    if shape is None or expected is None:
+        return True
+    return len(shape) == len(expected) and all(None in (a, b) or a == b for a, b in zip(shape, expected, strict=True))
+
+
+def check_shape(shape: Shape, expected: Shape) -> None:
+    if not is_compatible(shape, expected):
+        raise ValueError(f"Incompatible shape for value ({shape}), expected ({expected})")
+
+
+_PYTHON_KINDS = {bool: "b", int: "i", float: "f", complex: "c"}
+#: Kinds of Python numbers that a dtype of each kind can hold.
+_HOLDS = {"b": "b", "i": "bi", "f": "bif", "c": "bifc"}
+
+
+def as_rows(value: Any, dtype: Any) -> Array:
+    """`value` as an array of `dtype`: arrays must have it, Python numbers and lists of them are converted to it."""
+    if isinstance(value, jax.Array) and value.dtype == dtype and not value.weak_type:
+        return value
+    kind = _python_kind(value)
+    if kind is None:
+        value = _as_array(value, dtype)
+        if not jax.typeof(value).weak_type and value.dtype != dtype:
+            raise _wrong_dtype(value.dtype, dtype)
+        kind = _kind(value.dtype) if value.dtype != dtype else None
+    if kind is not None and kind not in _HOLDS[_kind(dtype)] + "?":
+        raise _wrong_dtype(jnp.asarray(value).dtype, dtype)
+    if kind == "i" and _kind(dtype) == "i" and not hasattr(value, "dtype"):
+        _check_bounds(value, dtype)
+    return jnp.asarray(value, dtype)
+
+
+def _as_array(value: Any, dtype: Any) -> Array:
+    try:
+        return jnp.asarray(value)
+    except (TypeError, ValueError):  # a string, None, or anything else that is no number
+        raise _wrong_dtype(np.asarray(value).dtype, dtype) from None
+
+
+def _kind(dtype: Any) -> str:
+    for kind, family in (("b", jnp.bool_), ("i", jnp.integer), ("f", jnp.floating), ("c", jnp.complexfloating)):
+        if jnp.issubdtype(dtype, family):
+            return kind
+    raise TypeError(f"TensorArray: cannot hold dtype {dtype}")
+
+
+def _python_kind(value: Any) -> str | None:
+    """Kind of a Python number or of nested lists of them, "?" for empty lists; None for everything else."""
+    if type(value) in _PYTHON_KINDS:
+        return _PYTHON_KINDS[type(value)]
+    if not isinstance(value, list | tuple):
+        return None
+    kinds = {_python_kind(v) for v in value}
+    return None if None in kinds else max(kinds, key="?bifc".index, default="?")  # type: ignore[arg-type]
+
+
+def _check_bounds(value: Any, dtype: Any) -> None:
+    limits = jnp.iinfo(dtype)
+    for v in jax.tree.leaves(value):
+        if not limits.min <= v <= limits.max:
+            raise OverflowError(f"TensorArray: {v} does not fit into {np.dtype(dtype).name}")
+
+
+def _wrong_dtype(given: Any, dtype: Any) -> TypeError:
+    return TypeError(
+        f"TensorArray dtype is {np.dtype(dtype).name} but Op is trying to write dtype {np.dtype(given).name}"
+    )
+
+
+def number_of_rows(op: str, leaves: list[Array]) -> int:
+    """The leading dimension that all leaves of a value share."""
+    for x in leaves:
+        if not x.ndim:
+            raise ValueError(f"{op}: value must have rows along its first axis, got a scalar")
+    counts = {x.shape[0] for x in leaves}
+    if len(counts) > 1:
+        raise ValueError(f"{op}: leaves of value have different numbers of rows: {sorted(counts)}")
+    return int(leaves[0].shape[0])
+
+
+def as_lengths(lengths: Any) -> list[int]:
+    """The `lengths` of `split`."""
+    if any(isinstance(n, jax.core.Tracer) for n in jax.tree.leaves(lengths)):
+        raise TypeError(
+            "TensorArray.split: lengths are shapes and must be known while tracing; give Python integers, or "
+            "unstack rows that are padded to one length"
+        )
+    array = np.asarray(lengths)
+    if array.ndim != 1:
+        raise ValueError(f"Expected lengths to be a vector, received shape: {list(array.shape)}")
+    if array.size and not np.issubdtype(array.dtype, np.integer):
+        raise TypeError(f"TensorArray.split: lengths must be integers, got {array.dtype}")
+    if (array < 0).any():
+        raise ValueError(f"TensorArray.split: lengths must not be negative, got {array.tolist()}")
+    return [int(n) for n in array]
+
+
+def check_lengths(lengths: list[int], value: Array) -> None:
+    if not value.ndim:
+        raise ValueError("Expected value to be at least a vector, but received shape: []")
+    if sum(lengths) != value.shape[0]:
+        raise ValueError(
+            "Expected sum of lengths to be equal to values.shape[0], but sum of lengths is "
+            f"{sum(lengths)} and value's shape is: {list(value.shape)}"
+        )
+
+
+def concatenated(rows: list[Array], shape: Shape, dtype: Any) -> Array:
+    """Rows of different lengths one after the other; `shape` is what is known of all."""
+    for i, row in enumerate(rows):
+        if not row.ndim:
+            raise ValueError(f"Concat saw a scalar shape at index {i} but requires at least vectors.")
+        if row.shape[1:] != rows[0].shape[1:]:
+            raise ValueError(
+                f"Concat saw shape {row.shape} at index {i} and shape {rows[0].shape} at index 0, which differ in more "
+                "than their length"
+            )
+    if rows:
+        return jnp.concatenate(rows)
+    if not shape or None in shape[1:]:
+        raise ValueError("TensorArray.concat: there are no rows, and the shape of one is not known; give element_shape")
+    return jnp.zeros((0, *shape[1:]), dtype)
+
+
+def joined(rows: Array) -> Array:
+    """The rows of `[n, length, ...]` one after the other: `[n * length, ...]`."""
+    if rows.ndim < 2:
+        raise ValueError("Concat saw a scalar shape at index 0 but requires at least vectors.")
+    return rows.reshape(math.prod(rows.shape[:2]), *rows.shape[2:])
+
+
+def check_readable(index: Any, size: int) -> None:
+    """IndexError if one of the known indices is not below the known size."""
+    for i in _strays(index, size):
+        if i < 0:
+            raise IndexError(f"Reading from negative indices (index {i}) is not allowed.")
+        raise IndexError(f"Tried to read from index {i} but array size is: {size}")
+
+
+def check_writable(index: Any, size: int | None, max_size: int | None) -> None:
+    """IndexError if one of the known indices cannot be written. `size` is None where the array grows."""
+    limit = max_size if size is None else size
+    for i in _strays(index, np.inf if limit is None else limit):
+        if i < 0:
+            raise IndexError(f"Writing to negative indices (index {i}) is not allowed.")
+        if size is None:
+            raise IndexError(f"Tried to write to index {i}, which is out of range: max_size is {max_size}")
+        raise IndexError(f"Tried to write to index {i} but array is not resizeable and size is: {size}")
+
+
+def _strays(index: Any, limit: float) -> Any:
+    if isinstance(index, int):
+        return () if 0 <= index < limit else (index,)
+    return index[(index < 0) | (index >= limit)].tolist()
+
+
+def _described(x: Any) -> str:
+    return f"dtype {x.dtype}" if hasattr(x, "dtype") else repr(x)

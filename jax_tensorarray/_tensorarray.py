@@ -1,0 +1,878 @@
+"""`TensorArray`: the class to which TensorFlow code ports line for line."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import GetAttrKey, PyTreeDef
+
+from jax_tensorarray import _arguments, _compat, _elements
+from jax_tensorarray._elements import Shape
+from jax_tensorarray._ops.check import ta_check
+from jax_tensorarray._ops.clear import ta_clear
+from jax_tensorarray._ops.empty import ta_empty
+from jax_tensorarray._ops.read import ta_read_p
+from jax_tensorarray._ops.stack import ta_stack
+from jax_tensorarray._ops.write import ta_write_p
+from jax_tensorarray._versions import Arrays, Layout, List, Version, into_capacity
+
+Array = Any
+
+_ONE = jax.tree.structure(0)  # of an element that is an array
+
+
+@dataclass(frozen=True)
+class _Spec:
+    """What is known of a TensorArray besides its rows: all that must be the same before and after a loop."""
+
+    element: PyTreeDef
+    dynamic_size: bool
+    max_size: int | None
+    infer_shape: bool = True
+    shape: Shape = None  #: of a row, as far as it was given
+    dtype: Any = None  #: None where the rows say it
+    ranks: tuple[int, ...] | None = None  #: of an element's leaves, where rows are stacked in buffers
+
+    def __repr__(self) -> str:
+        if self.ranks is None:
+            shape = "an unknown shape" if self.infer_shape else "shapes that may differ"
+            return f"rows of {shape} (element_shape={self.shape})"
+        return f"rows of rank {_listed(self.ranks)}"
+
+
+class TensorArray:
+    """A list of arrays, the rows, with the methods and the meaning of `tf.TensorArray`.
+
+    It is a value: `write` returns the new TensorArray and the old one stays as it was. It is a pytree, so it goes
+    through every transformation, and may be carried by `lax.scan`, `fori_loop`, `while_loop` and `cond`; there rows
+    are read and written in place, and gradients take O(1) a row. With respect to a TensorArray, `jax.grad` gives the
+    gradient of its rows.
+
+    Outside of `jit` a loop of `ta = ta.write(i, x)` is in place too. An older version that you keep and use costs one
+    copy of the rows; it is never invalidated, unless you donate it to a jitted function.
+
+    Args:
+        dtype: dtype of the rows. Rows of another dtype are refused; Python numbers, and lists of them, are converted.
+        size: number of rows, a Python integer. Rows that were never written are zeros.
+        dynamic_size: whether writing past the end makes the array longer. Rows in between are zeros. Inside of `jit`
+            and the other transformations an array can only grow up to `max_size`.
+        clear_after_read: ignored. Rows can be read any number of times, as in `tf.function`.
+        tensor_array_name: ignored.
+        handle: must be None.
+        flow: must be None.
+        infer_shape: whether all rows have the shape of the first one written. If not, and `element_shape` is not
+            fully known, rows of different shapes are kept one by one, and indices must be Python integers.
+        element_shape: shape of a row; dimensions may be None until the first write. Give it to carry an array through
+            a loop that makes its first write.
+        colocate_with_first_write_call: ignored.
+        name: ignored.
+        max_size: the number of rows that a `dynamic_size` array may grow to. Its size is then a value of the program,
+            known only at run time, and `stack` gives `max_size` rows, zeros past the size. Memory for them is taken
+            at once but not touched before it is written.
+
+    Raises:
+        IndexError: an index known while tracing is out of range.
+        jax.errors.JaxRuntimeError, ValueError: a traced index is out of range (while running, on the CPU).
+        TypeError: an argument of the wrong dtype; an array with rows of unknown shape enters a loop or `cond`.
+        ValueError: a row of the wrong shape; no size; growth that needs a `max_size`.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from jax_tensorarray import TensorArray
+    >>> def fibonacci(n):
+    ...     ta = TensorArray(jnp.float32, size=n)
+    ...     ta = ta.write(0, 0.0)
+    ...     ta = ta.write(1, 1.0)
+    ...     ta = jax.lax.fori_loop(2, n, lambda i, ta: ta.write(i, ta.read(i - 1) + ta.read(i - 2)), ta)
+    ...     return ta.stack()
+    >>> fibonacci(7)
+    Array([0., 1., 1., 2., 3., 5., 8.], dtype=float32)
+
+    TensorFlow: `tf.TensorArray`.
+    """
+
+    __slots__ = ("__weakref__", "_size", "_spec", "_version")
+
+    _spec: _Spec
+    _version: Version | None  # None as long as the shape of a row is unknown
+    _size: Any  # of the live rows: a Python integer, an int32 array, or None for all that are there
+
+    def __init__(
+        self,
+        dtype: Any,
+        size: Any = None,
+        dynamic_size: bool | None = None,
+        clear_after_read: bool | None = None,
+        tensor_array_name: str | None = None,
+        handle: Any = None,
+        flow: Any = None,
+        infer_shape: bool = True,
+        element_shape: Any = None,
+        colocate_with_first_write_call: bool = True,
+        name: str | None = None,
+        *,
+        max_size: int | None = None,
+    ) -> None:
+        del clear_after_read, tensor_array_name, colocate_with_first_write_call, name
+        for given, what in ((handle, "handle"), (flow, "flow")):
+            if given is not None:
+                raise TypeError(f"TensorArray: JAX has neither handles nor flows; leave out {what}")
+        self._create(
+            _ONE, [(_elements.as_shape(element_shape), dtype)], size, dynamic_size, max_size, bool(infer_shape)
+        )
+
+    @classmethod
+    def like(
+        cls, x: Any, size: Any = None, *, dynamic_size: bool | None = None, max_size: int | None = None
+    ) -> "TensorArray":
+        """A TensorArray with rows of the shape and dtype of `x`.
+
+        Args:
+            x: an array, a `jax.ShapeDtypeStruct`, a number, or a pytree of them. With a pytree every method works
+                leaf by leaf: it takes and returns pytrees of that structure.
+            size: number of rows.
+            dynamic_size: see the class.
+            max_size: see the class.
+
+        >>> ta = TensorArray.like({"loss": 0.0, "hidden": jnp.zeros(2)}, 3)
+        >>> ta = ta.write(1, {"loss": 4.0, "hidden": jnp.ones(2)})
+        >>> ta.stack()["loss"]
+        Array([0., 4., 0.], dtype=float32)
+        """
+        leaves, element = jax.tree.flatten(x)
+        if not leaves:
+            raise ValueError("TensorArray.like: there is no array in x")
+        ta = cls.__new__(cls)
+        rows = [(np.shape(leaf), leaf.dtype if hasattr(leaf, "dtype") else jnp.result_type(leaf)) for leaf in leaves]
+        ta._create(element, rows, size, dynamic_size, max_size, True)
+        return ta
+
+    @classmethod
+    def from_array(cls, value: Any, *, dynamic_size: bool | None = None, max_size: int | None = None) -> "TensorArray":
+        """A TensorArray of the rows of `value`, an array `[size, *elem]` or a pytree of them.
+
+        >>> TensorArray.from_array(jnp.arange(6.0).reshape(3, 2)).read(1)
+        Array([2., 3.], dtype=float32)
+        """
+        leaves, element = jax.tree.flatten(value)
+        leaves = [_elements.as_rows(x, jnp.asarray(x).dtype) for x in leaves]
+        if not leaves:
+            raise ValueError("TensorArray.from_array: there is no array in value")
+        n = _elements.number_of_rows("TensorArray.from_array", leaves)
+        ta = cls.__new__(cls)
+        ta._declare(element, [(x.shape[1:], x.dtype) for x in leaves], dynamic_size, max_size, True)
+        ta._check_max_size(n)
+        return ta._filled(leaves)
+
+    def _declare(
+        self, element: PyTreeDef, rows: Any, dynamic_size: bool | None, max_size: Any, infer_shape: bool
+    ) -> None:
+        if max_size is not None:
+            if not dynamic_size:
+                raise ValueError("TensorArray: max_size says how far an array may grow, so it needs dynamic_size=True")
+            known = _elements.known_size(max_size)
+            if known is None:
+                raise TypeError("TensorArray: max_size is a shape and must be known while tracing")
+            max_size = known
+        dtype = _elements.as_dtype(rows[0][1]) if element == _ONE else None
+        self._spec = _Spec(element, bool(dynamic_size), max_size, infer_shape, rows[0][0], dtype)
+        self._version, self._size = None, 0
+
+    def _create(
+        self, element: PyTreeDef, rows: Any, size: Any, dynamic_size: Any, max_size: Any, infer_shape: bool
+    ) -> None:
+        if size is None:
+            raise ValueError(
+                "Size must be declared for TensorArrays. Argument `size` must be provided; give size=0 and "
+                "dynamic_size=True if it is to grow"
+            )
+        self._declare(element, rows, dynamic_size, max_size, infer_shape)
+        known = _elements.known_size(size)
+        all_known = all(_elements.is_known(shape) for shape, _ in rows)
+        if known is None:
+            if max_size is None:
+                raise TypeError(
+                    "TensorArray: size is a shape and must be known while tracing, got a traced value; give "
+                    "dynamic_size=True and max_size for a size that is known only at run time"
+                )
+            if not all_known:
+                raise TypeError("TensorArray: a traced size needs element_shape")
+            self._size = jnp.asarray(size, jnp.int32)
+        else:
+            self._check_max_size(known)
+            self._size = known
+            if not infer_shape and not all_known:
+                self._version = Version(List([None] * known))
+        if all_known:
+            self._allocate([(shape, _elements.as_dtype(dtype)) for shape, dtype in rows])
+
+    def _check_max_size(self, size: int) -> None:
+        if self._spec.max_size is not None and size > self._spec.max_size:
+            raise ValueError(f"TensorArray: size {size} is larger than max_size {self._spec.max_size}")
+
+    # --- properties --------------------------------------------------------------------------------------------
+
+    @property
+    def dtype(self) -> Any:
+        """Dtype of the rows; a pytree of them if rows are pytrees."""
+        if self._spec.ranks is None:
+            return self._spec.dtype
+        return self._spec.element.unflatten(self._layout().dtypes)
+
+    @property
+    def element_shape(self) -> Any:
+        """Shape of a row: None where it is unknown, as a whole or a dimension; a pytree if rows are pytrees."""
+        if self._spec.ranks is None:
+            return self._spec.shape
+        return self._spec.element.unflatten(self._layout().shapes)
+
+    @property
+    def dynamic_size(self) -> bool:
+        """Whether writing past the end makes the array longer."""
+        return self._spec.dynamic_size
+
+    def size(self, name: str | None = None) -> Any:
+        """Number of rows: a NumPy int32 where it is known, a traced one for an array with `max_size` inside `jit`."""
+        size = self._live()
+        return np.int32(size) if isinstance(size, int) else size
+
+    def __len__(self) -> int:
+        size = self._known_live()
+        if size is None:
+            raise TypeError("the number of rows of this TensorArray is known only at run time: use size(), not len()")
+        return size
+
+    def __repr__(self) -> str:
+        spec = self._spec
+        try:
+            if spec.ranks is None:
+                rows = f"dtype={spec.dtype.name}, element_shape={spec.shape}"
+            elif spec.element == _ONE:
+                rows = f"dtype={self.dtype.name}, element_shape={self.element_shape}"
+            else:
+                layout = self._layout()
+                kinds = [f"{d.name}{list(s)}" for d, s in zip(layout.dtypes, layout.shapes, strict=True)]
+                rows = "rows=" + str(spec.element.unflatten(kinds)).replace("'", "")
+            size = self._live()
+            rows += f", size={'traced' if isinstance(size, jax.core.Tracer) else int(size)}"
+        except (AttributeError, TypeError, ValueError, RuntimeError):  # leaves that are no rows, in the hands of JAX
+            rows = "rows=..."
+        if spec.dynamic_size:
+            rows += ", dynamic_size=True"
+        if spec.max_size is not None:
+            rows += f", max_size={spec.max_size}"
+        if not spec.infer_shape:
+            rows += ", infer_shape=False"
+        return f"TensorArray({rows})"
+
+    # --- one row -----------------------------------------------------------------------------------------------
+
+    def read(self, index: Any, name: str | None = None) -> Any:
+        """The row at `index`. Differentiable.
+
+        Raises:
+            IndexError, jax.errors.JaxRuntimeError: there is no such row.
+
+        >>> TensorArray.from_array(jnp.array([1.0, 2.0, 3.0])).read(2)
+        Array(3., dtype=float32)
+        """
+        at = _elements.known_index("TensorArray.read", index)
+        return self._read("TensorArray.read", index if at is None else at, at)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            raise TypeError("TensorArray: rows are not sliced; use gather(jnp.arange(a, b)) or stack()[a:b]")
+        return self.read(index)
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.read, range(len(self)))
+
+    def write(self, index: Any, value: Any, name: str | None = None, *, where: Any = None) -> "TensorArray":
+        """The TensorArray whose row at `index` is `value`. Differentiable: the last write gets the gradient.
+
+        Args:
+            index: integer, from 0 on. Past the end is an error, unless `dynamic_size` is given.
+            value: the row, of the dtype and shape of the others, or a Python number or lists of them.
+            name: ignored.
+            where: bool. If it is False nothing is written and `index` is not looked at. This is the way to write
+                conditionally: a `cond` or `jnp.where` between two TensorArrays may touch all rows under `vmap`.
+
+        Raises:
+            IndexError, jax.errors.JaxRuntimeError: there is no such row and the array cannot grow to it.
+            TypeError: `value` has another dtype.
+            ValueError: `value` has another shape, or growing inside `jit` needs `max_size`.
+        """
+        op = "TensorArray.write"
+        at, on = _elements.known_index(op, index), _elements.known_predicate(op, where)
+        values = self._converted(value)
+        self = self._accepting([x.shape for x in values])
+        return self._put(op, index if at is None else at, at, values, where, on)
+
+    def append(self, value: Any, *, where: Any = None) -> "TensorArray":
+        """The TensorArray with one row more. Needs `dynamic_size=True`.
+
+        Args:
+            value: the row.
+            where: bool. If it is False nothing is appended.
+
+        Raises:
+            IndexError, jax.errors.JaxRuntimeError: it has `max_size` rows already.
+            ValueError: the array has a fixed size, or growing inside `jit` needs `max_size`.
+
+        >>> ta = TensorArray(jnp.float32, size=0, dynamic_size=True)
+        >>> for x in [1.0, 2.0, 3.0]:
+        ...     ta = ta.append(x)
+        >>> ta.stack()
+        Array([1., 2., 3.], dtype=float32)
+        """
+        op = "TensorArray.append"
+        self._check_dynamic(op)
+        on = _elements.known_predicate(op, where)
+        values = self._converted(value)
+        self = self._accepting([x.shape for x in values])
+        at = self._known_live()
+        return self._put(op, self._live() if at is None else at, at, values, where, on, at_end=True)
+
+    def pop(self) -> tuple["TensorArray", Any]:
+        """The TensorArray without its last row, and that row. Needs `dynamic_size=True`.
+
+        Raises:
+            IndexError, jax.errors.JaxRuntimeError: there are no rows.
+            ValueError: the array has a fixed size.
+
+        >>> ta, row = TensorArray.from_array(jnp.array([1.0, 2.0]), dynamic_size=True).pop()
+        >>> row
+        Array(2., dtype=float32)
+        >>> len(ta)
+        1
+        """
+        op = "TensorArray.pop"
+        self._check_dynamic(op)
+        size = self._known_live()
+        if size is not None:
+            if not size:
+                raise IndexError("Tried to pop a row but array size is: 0")
+            row = self._read(op, size - 1, size - 1)
+            return self._with(self._version, size - 1), row
+        size = self._live()
+        row = self._read(op, size - 1, None, checked=True)  # -1 is no row, and no index past the live rows is asked for
+        return self._with(self._version, jnp.maximum(size - 1, 0)), row
+
+    # --- many rows ---------------------------------------------------------------------------------------------
+
+    def stack(self, name: str | None = None, *, pad: bool = True) -> Any:
+        """All rows as one array `[size, *elem]`, without a copy where that is possible. Differentiable.
+
+        Args:
+            name: ignored.
+            pad: with `max_size` there are `max_size` rows, those past the size zeros, inside and outside of `jit`
+                alike. With `pad=False` there are exactly `size()` rows, which must be known: outside of `jit`.
+
+        Raises:
+            ValueError: the shape of the rows is not known, or rows have different shapes.
+            TypeError: `pad=False` and a size known only at run time.
+        """
+        return self._spec.element.unflatten(self._stacked("TensorArray.stack", pad))
+
+    def concat(self, name: str | None = None) -> Any:
+        """All rows one after the other, `[n_0 + n_1 + ..., *rest]` from rows `[n_k, *rest]`. Differentiable.
+
+        With `max_size` the rows past the size are there too, as zeros.
+
+        Raises:
+            ValueError: rows are scalars, or differ in more than their length, or the shape of one is not known.
+        """
+        op = "TensorArray.concat"
+        if not self._is_list():
+            return self._spec.element.unflatten([_elements.joined(x) for x in self._stacked(op, True)])
+        return _elements.concatenated(self._list_rows(op), self._spec.shape, self._spec.dtype)
+
+    def gather(self, indices: Any, name: str | None = None) -> Any:
+        """The rows at `indices`, an array of shape `I`, as one array `[*I, *elem]`. Differentiable.
+
+        Raises:
+            IndexError, jax.errors.JaxRuntimeError: an index is out of range.
+        """
+        op = "TensorArray.gather"
+        known = _elements.known_indices(op, indices)
+        if self._is_list():
+            self._need_known(op, known)
+            _elements.check_readable(known, len(self))
+            stacked = self._stack_list(op, [self._read(op, int(i), int(i)) for i in known.reshape(-1)])
+            return stacked.reshape(*known.shape, *stacked.shape[1:])
+        return self._read(op, indices if known is None else known, known)
+
+    def scatter(self, indices: Any, value: Any, name: str | None = None) -> "TensorArray":
+        """The TensorArray with `value[k]` at row `indices[k]`, written in order: of duplicates the last one stays.
+
+        Args:
+            indices: integers `[n]`.
+            value: rows `[n, *elem]`.
+            name: ignored.
+
+        Raises:
+            IndexError, jax.errors.JaxRuntimeError: an index is out of range.
+            ValueError: `indices` and `value` differ in length, or a row has the wrong shape.
+        """
+        op = "TensorArray.scatter"
+        known = _elements.known_indices(op, indices)
+        indices = jnp.asarray(indices) if known is None else known
+        if indices.ndim != 1:
+            raise ValueError(f"{op}: indices must be a vector, got shape {indices.shape}")
+        values = self._converted(value)
+        n = _elements.number_of_rows(op, values)
+        self = self._accepting([x.shape[1:] for x in values])
+        if n != indices.shape[0]:
+            raise ValueError(f"{op}: {indices.shape[0]} indices were given, and {n} rows")
+        if self._is_list():
+            self._need_known(op, known)
+            for i, row in zip(known.tolist(), values[0], strict=True):
+                self = self._put(op, i, i, [row], None, True)
+            return self
+        return self._put(op, indices, known, values, None, True) if n else self
+
+    def unstack(self, value: Any, name: str | None = None) -> "TensorArray":
+        """The TensorArray with the rows of `value`, an array `[n, *elem]`, and no others. Makes no copy.
+
+        Raises:
+            ValueError: there are more rows than the array has, and it is not dynamic; or rows of another shape.
+        """
+        op = "TensorArray.unstack"
+        values = self._converted(value)
+        n = _elements.number_of_rows(op, values)
+        self = self._accepting([x.shape[1:] for x in values], replaced=True)
+        if not self._spec.dynamic_size and n > len(self):
+            raise ValueError(f"Cannot unstack {n} tensors into a TensorArray of static size {len(self)}")
+        if self._spec.max_size is not None and n > self._spec.max_size:
+            raise ValueError(f"Cannot unstack {n} tensors into a TensorArray of max_size {self._spec.max_size}")
+        return self._filled(values)
+
+    def split(self, value: Any, lengths: Any, name: str | None = None) -> "TensorArray":
+        """The TensorArray whose rows are pieces of `value`, cut along its first axis.
+
+        Args:
+            value: array `[sum(lengths), *rest]`.
+            lengths: Python integers. Different ones need `infer_shape=False`.
+            name: ignored.
+
+        Raises:
+            TypeError: `lengths` are traced.
+            ValueError: `lengths` do not fit `value`, the size of the array, or each other.
+        """
+        op = "TensorArray.split"
+        lengths = _elements.as_lengths(lengths)
+        spec = self._spec
+        values = self._converted(value)
+        for x in values:
+            _elements.check_lengths(lengths, x)
+        if not spec.dynamic_size and len(lengths) != len(self):
+            raise ValueError(
+                f"TensorArray's size is not equal to the size of lengths ({len(self)} vs. {len(lengths)}), and the "
+                "TensorArray is not marked as dynamically resizeable."
+            )
+        if len(set(lengths)) > 1 and (spec.infer_shape or _elements.is_known(spec.shape)):
+            raise ValueError(
+                f"{op}: rows of different lengths, {lengths}, need infer_shape=False and an element_shape that does "
+                "not fix the length"
+            )
+        if not lengths:
+            return self._with(self._version, 0 if spec.dynamic_size else self._size)
+        length = lengths[0] if len(set(lengths)) == 1 else None
+        self = self._accepting([(length, *x.shape[1:]) for x in values], replaced=True)
+        if self._spec.max_size is not None and len(lengths) > self._spec.max_size:
+            raise ValueError(f"Cannot split into {len(lengths)} rows with max_size {self._spec.max_size}")
+        if length is not None:
+            return self._filled([x.reshape(len(lengths), lengths[0], *x.shape[1:]) for x in values])
+        return self._as_list(jnp.split(values[0], np.cumsum(lengths)[:-1]))
+
+    # --- for TensorFlow's sake ---------------------------------------------------------------------------------
+
+    def identity(self) -> "TensorArray":
+        """A TensorArray with the same rows."""
+        return self._with(self._version, self._size)
+
+    def close(self, name: str | None = None) -> None:
+        """Nothing: memory is freed when the last TensorArray that has it is gone."""
+
+    def grad(self, source: Any, flow: Any = None, name: str | None = None) -> Any:
+        """Not there, as in TensorFlow 2: use `jax.grad`."""
+        raise NotImplementedError("TensorArray.grad is not supported; jax.grad differentiates through a TensorArray")
+
+    # --- rows and versions -------------------------------------------------------------------------------------
+
+    def _with(self, version: Version | None, size: Any, **changes: Any) -> "TensorArray":
+        ta = TensorArray.__new__(TensorArray)
+        ta._spec = replace(self._spec, **changes) if changes else self._spec
+        ta._version, ta._size = version, size
+        return ta
+
+    def _is_list(self) -> bool:
+        return self._spec.ranks is None and self._version is not None
+
+    def _layout(self) -> Layout:
+        """Shapes and dtypes of the rows."""
+        assert self._version is not None
+        layout: Layout = self._version.newest().layout
+        if layout.ranks != self._spec.ranks:
+            raise ValueError(
+                f"this TensorArray has rows of rank {_listed(self._spec.ranks)}, but those of its buffer are of rank "
+                f"{_listed(layout.ranks)}: it came out of vmap or scan, which stacked many of them. Use it inside of "
+                "vmap, or take one with jax.tree.map(lambda x: x[k], ta)"
+            )
+        return layout
+
+    def _buffers(self) -> tuple[Array, ...]:
+        """The buffers, which are not ours alone from now on."""
+        self._check_alive()
+        assert self._version is not None
+        buffers: tuple[Array, ...] = self._version.share().buffers
+        return buffers
+
+    def _run(self, f: Callable[[tuple[Array, ...]], Any]) -> Any:
+        """`f(buffers)`; if that is run right now they stay ours."""
+        self._check_alive()
+        assert self._version is not None
+        if _eager(() if self._version.owned else self._version.newest().buffers):
+            return self._version.look(lambda rows: f(rows.buffers))
+        return f(self._version.share().buffers)
+
+    def _check_alive(self) -> None:
+        assert self._version is not None
+        self._layout()
+        if not self._version.owned and any(_is_deleted(b) for b in self._version.newest().buffers):
+            raise RuntimeError(
+                "the rows of this TensorArray are gone: it was donated to a jitted function (donate_argnums). "
+                "Use the TensorArray that the function returned"
+            )
+
+    def _is_concrete(self) -> bool:
+        """Whether the rows are arrays, with nothing traced."""
+        assert self._version is not None
+        return self._version.owned or not _traced(self._version.newest().buffers)
+
+    def _capacity(self) -> int:
+        return self._layout().capacity
+
+    def _live(self) -> Any:
+        """Number of live rows, a Python integer or an int32 array."""
+        return self._capacity() if self._size is None else self._size
+
+    def _known_live(self) -> int | None:
+        size = self._live()
+        if isinstance(size, jax.core.Tracer):
+            return None
+        if not isinstance(size, int):
+            self._layout()  # of many arrays that were stacked, none has this size
+            size = self._size = int(size)
+        return size
+
+    def _allocate(self, rows: list[tuple[Any, Any]]) -> None:
+        """Make the buffers: zeros for the rows that are there, nothing for those that may come."""
+        spec = self._spec
+        if spec.max_size is None:
+            buffers = tuple(jnp.zeros((self._size, *shape), dtype) for shape, dtype in rows)
+        else:
+            buffers = tuple(ta_empty(spec.max_size, shape, dtype) for shape, dtype in rows)
+            if not (isinstance(self._size, int) and self._size == 0):
+                buffers = tuple(ta_clear(b, 0, self._size) for b in buffers)
+        self._spec = self._stacked_spec([len(shape) for shape, _ in rows])
+        if not spec.dynamic_size:
+            self._size = None
+        # A write outside of tracing may update them in place: nobody else has them.
+        self._version = Version(Arrays(buffers), owned=_eager(buffers))
+
+    def _stacked_spec(self, ranks: list[int]) -> _Spec:
+        spec = self._spec
+        fixed = spec.infer_shape or _elements.is_known(spec.shape)
+        return replace(spec, ranks=tuple(ranks), infer_shape=fixed, shape=None if fixed else spec.shape, dtype=None)
+
+    def _filled(self, values: list[Array]) -> "TensorArray":
+        """The array with exactly those rows."""
+        n, capacity = values[0].shape[0], self._spec.max_size
+        size = n if self._spec.dynamic_size else None
+        ta = self._with(None, size)
+        ta._spec = self._stacked_spec([x.ndim - 1 for x in values])
+        ta._version = Version(
+            Arrays(tuple(values if capacity is None else (into_capacity(x, capacity) for x in values)))
+        )
+        return ta
+
+    def _converted(self, value: Any) -> list[Array]:
+        """The leaves of `value` as arrays of the dtype of the rows."""
+        spec = self._spec
+        try:
+            leaves = spec.element.flatten_up_to(value)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"TensorArray: rows have the structure {spec.element}, but value has {jax.tree.structure(value)}"
+            ) from error
+        dtypes = (spec.dtype,) if spec.ranks is None else self._layout().dtypes
+        return [_elements.as_rows(x, dtype) for x, dtype in zip(leaves, dtypes, strict=True)]
+
+    def _accepting(self, shapes: list[Shape], *, replaced: bool = False) -> "TensorArray":
+        """The array, able to hold rows of those shapes from now on. `replaced` says that all rows will be others."""
+        spec = self._spec
+        if spec.ranks is None:
+            _elements.check_shape(shapes[0], spec.shape)
+            if not spec.infer_shape or replaced:
+                return self
+            ta = self._with(None, self._size)
+            ta._allocate([(shapes[0], spec.dtype)])
+            return ta
+        expected = self._layout().shapes
+        if tuple(shapes) == expected:
+            return self
+        if spec.infer_shape:
+            for shape, row in zip(shapes, expected, strict=True):
+                _elements.check_shape(shape, row)
+        _elements.check_shape(shapes[0], spec.shape)
+        return self if replaced else self._as_list(list(self._stacked("TensorArray", False)[0]))
+
+    def _put(
+        self, op: str, index: Any, known: Any, values: list[Array], where: Any, on: bool | None, at_end: bool = False
+    ) -> "TensorArray":
+        """Write rows, one or many; `known` is the index if it is not traced, and so is `on` of `where`."""
+        spec, size = self._spec, self._known_live()
+        if on is False:
+            return self
+        if on and known is not None:
+            _elements.check_writable(known, None if spec.dynamic_size else size, spec.max_size)
+        if self._is_list():
+            self._need_known(op, known)
+            if on is None:
+                raise TypeError(f"{op}: rows of different shapes need a where that is known while tracing")
+            return self._put_in_list(int(known), values[0], size or 0)
+        if size is not None and known is not None and on and _eager(values) and self._is_concrete():
+            return self._put_now(known, values, size)
+        grows = spec.dynamic_size and (known is None or size is None or _largest(known) >= size)
+        if grows and spec.max_size is None:
+            raise ValueError(
+                f"{op}: inside jit, grad, vmap and loops a TensorArray with dynamic_size=True grows no further than "
+                "max_size: give TensorArray(..., max_size=n), the largest number of rows it may have"
+            )
+        where = where if on is None else None
+        buffers = self._buffers()
+        if grows:
+            buffers, size = self._grown(buffers, index, known, where, at_end)
+        buffers = tuple(_write(op, b, index, x, where) for b, x in zip(buffers, values, strict=True))
+        return self._with(Version(Arrays(buffers)), size if grows else self._size)
+
+    def _put_now(self, index: Any, values: list[Array], size: int) -> "TensorArray":
+        """Write outside of tracing, in place where nobody else has the rows."""
+        assert self._version is not None
+        self._check_alive()
+        stop = _largest(index) + 1
+        version, capacity = self._version, self._capacity()
+        if stop > size:
+            # Of many rows those in between may stay unwritten; of one, only those before it.
+            zeros_to = stop - 1 if isinstance(index, int) else stop
+            if zeros_to > size or stop > capacity:
+                room = capacity if stop <= capacity else max(stop, 2 * capacity, 8)
+                version = version.make_room(size, zeros_to, room)
+            size = stop
+        version = version.write(index, tuple(values), size)
+        return self._with(version, size if self._spec.dynamic_size else None)
+
+    def _grown(
+        self, buffers: tuple[Array, ...], index: Any, known: Any, where: Any, at_end: bool
+    ) -> tuple[tuple[Array, ...], Any]:
+        """Zeros in the rows between the live ones and those that are about to be written, and the new size."""
+        max_size, size = self._spec.max_size, self._live()
+        new_size: Any
+        if isinstance(size, int) and known is not None and where is None:
+            new_size = max(size, _largest(known) + 1)
+            at_end = at_end or (isinstance(known, int) and known <= size)
+        else:
+            index = jnp.asarray(index)
+            written = (index >= 0) & (index < max_size)  # an index outside is an error, or dropped under vmap
+            if where is not None:
+                written &= where
+            stops = jnp.where(written, index.astype(jnp.int32) + 1, 0)
+            new_size = jnp.maximum(jnp.max(stops) if stops.ndim else stops, size)
+        if not at_end:
+            # A single row is the last one, and covers what was there; of many, some in between may stay unwritten.
+            stop = new_size - 1 if np.ndim(index) == 0 else new_size
+            buffers = tuple(ta_clear(b, size, stop) for b in buffers)
+        return buffers, new_size
+
+    def _read(self, op: str, index: Any, known: Any, checked: bool = False) -> Any:
+        """Rows at an index of any shape; `known` if it is not traced."""
+        spec, size = self._spec, self._known_live()
+        if known is not None and size is not None:
+            _elements.check_readable(known, size)
+        if self._is_list():
+            self._need_known(op, known)
+            return self._list_rows(op, int(known))[0]
+        self._need_shape(op)
+        if known is not None and size is not None and self._is_concrete() and _compat.executes_eagerly():
+            return spec.element.unflatten(self._run(lambda buffers: _read_now(buffers, known)))
+        buffers = self._buffers()
+        if size is None or (known is None and size != self._capacity()):
+            index = index if checked else ta_check(index, self._live(), op=op)
+        return spec.element.unflatten([_read(op, b, index) for b in buffers])
+
+    def _stacked(self, op: str, pad: bool) -> list[Array]:
+        spec, size = self._spec, self._known_live()
+        if spec.max_size is not None and pad and not self._is_list():
+            self._need_shape(op)
+            if size == spec.max_size:
+                return list(self._buffers())
+            return self._run(lambda buffers: [ta_stack(b, self._live()) for b in buffers])
+        if size is None:
+            raise TypeError(f"{op}: pad=False gives as many rows as there are, which is known only at run time here")
+        if self._is_list():
+            return [self._stack_list(op, self._list_rows(op))]
+        if not size and spec.ranks is None and _elements.is_known(spec.shape):
+            return [jnp.zeros((0, *spec.shape), spec.dtype)]  # type: ignore[misc]
+        self._need_shape(op)
+        if size == self._capacity():
+            return list(self._buffers())
+        return self._run(lambda buffers: [b[:size] for b in buffers])
+
+    def _need_shape(self, op: str) -> None:
+        if self._version is None:
+            raise ValueError(
+                f"{op}: no row was written yet, and the shape of a row is not known "
+                f"(element_shape={self._spec.shape}); give TensorArray(..., element_shape=...)"
+            )
+
+    def _check_dynamic(self, op: str) -> None:
+        if not self._spec.dynamic_size:
+            raise ValueError(f"{op}: this TensorArray has a fixed size; give TensorArray(..., dynamic_size=True)")
+
+    # --- rows of different shapes, kept one by one -------------------------------------------------------------
+
+    def _as_list(self, rows: list[Array]) -> "TensorArray":
+        spec = self._spec
+        dtype = spec.dtype if spec.ranks is None else self.dtype
+        return self._with(Version(List(rows)), len(rows), ranks=None, dtype=dtype)
+
+    def _need_known(self, op: str, index: Any) -> None:
+        if index is None:
+            raise TypeError(
+                f"{op}: a TensorArray with infer_shape=False keeps rows of different shapes, so an index must be known "
+                "while tracing, a Python integer. If all rows have one shape, give element_shape or infer_shape=True; "
+                "if not, pad them to one shape"
+            )
+
+    def _put_in_list(self, index: int, row: Array, size: int) -> "TensorArray":
+        assert self._version is not None
+        version = self._version
+        if not _compat.executes_eagerly():  # what a transformation writes must not be seen outside of it
+            version = Version(version.share().copy(), owned=True, seen=size)
+        if index >= size:
+            capacity = len(version.newest().rows)
+            version = version.make_room(size, index, max(index + 1, 2 * capacity) if index >= capacity else capacity)
+            size = index + 1
+        return self._with(version.write(index, row, size), size)
+
+    def _list_rows(self, op: str, index: int | None = None) -> list[Array]:
+        """All rows, or one of them; unwritten ones are zeros if the shape of a row is known."""
+        assert self._version is not None
+        rows = self._version.look(lambda rows: rows.rows[: self._size])
+        found = []
+        for i, row in enumerate(rows if index is None else rows[index : index + 1], index or 0):
+            if row is None:
+                raise ValueError(
+                    f"{op}: row {i} was never written, and its shape is not known (element_shape={self._spec.shape})"
+                )
+            found.append(row)
+        return found
+
+    def _stack_list(self, op: str, rows: list[Array]) -> Array:
+        shapes = {row.shape for row in rows}
+        if len(shapes) > 1:
+            raise ValueError(f"{op}: rows have different shapes: {[row.shape for row in rows]}; concat joins them")
+        if rows:
+            return jnp.stack(rows)
+        if not _elements.is_known(self._spec.shape):
+            raise ValueError(f"{op}: there are no rows, and the shape of one is not known; give element_shape")
+        return jnp.zeros((0, *self._spec.shape), self._spec.dtype)  # type: ignore[misc]
+
+    # --- pytree ------------------------------------------------------------------------------------------------
+
+    def _flatten(self) -> tuple[tuple[Any, ...], Any]:
+        spec = self._spec
+        if spec.ranks is None and _compat.flattened_by_control_flow():
+            rows = () if self._version is None else self._version.newest().rows
+            if all(row is None for row in rows):
+                raise TypeError(
+                    "a TensorArray whose rows have an unknown shape cannot enter scan, while_loop, fori_loop or cond; "
+                    "say the shape of a row: TensorArray(..., element_shape=...)"
+                )
+        if self._version is None:
+            return (), (spec, self._size)
+        if spec.ranks is None:
+            rows = self._version.share().rows[: self._size]
+            return (tuple(rows),), (spec, None)
+        buffers = self._version.share().buffers
+        if spec.max_size is not None:
+            size = self._live()
+            return (spec.element.unflatten(buffers), np.int32(size) if isinstance(size, int) else size), (spec, None)
+        if self._size is not None:
+            buffers = tuple(b if b.shape[0] == self._size else b[: self._size] for b in buffers)
+        return (spec.element.unflatten(buffers),), (spec, None)
+
+    def __reduce__(self) -> Any:
+        children, aux = self._flatten()
+        return _unflatten, (aux, children)
+
+
+def _flatten_with_keys(ta: TensorArray) -> tuple[Any, Any]:
+    children, aux = ta._flatten()
+    return tuple((GetAttrKey(name), child) for name, child in zip(("rows", "size"), children, strict=False)), aux
+
+
+def _unflatten(aux: Any, children: Any) -> TensorArray:
+    # The children may be anything: JAX fills trees with axes, shardings, avals and bare objects.
+    ta = TensorArray.__new__(TensorArray)
+    ta._spec, ta._size = aux
+    ta._version = None
+    if children and ta._spec.ranks is None:
+        ta._version, ta._size = Version(List(list(children[0]))), len(children[0])
+    elif children:
+        ta._version = Version(Arrays(tuple(ta._spec.element.flatten_up_to(children[0]))))
+        ta._size = children[1] if len(children) > 1 else None
+    return ta
+
+
+jax.tree_util.register_pytree_with_keys(TensorArray, _flatten_with_keys, _unflatten, TensorArray._flatten)
+
+
+def _eager(arrays: Any) -> bool:
+    """Whether an operation on those arrays is run right now, with nothing traced."""
+    return _compat.executes_eagerly() and not _traced(arrays)
+
+
+def _traced(arrays: Any) -> bool:
+    return any(isinstance(x, jax.core.Tracer) for x in arrays)
+
+
+def _is_deleted(buffer: Any) -> bool:
+    return not isinstance(buffer, jax.core.Tracer) and isinstance(buffer, jax.Array) and buffer.is_deleted()
+
+
+def _largest(index: Any) -> int:
+    return index if isinstance(index, int) else int(index.max())
+
+
+def _listed(ranks: Any) -> str:
+    return ", ".join(map(str, ranks))
+
+
+def _write(op: str, buffer: Array, index: Any, value: Array, where: Any) -> Array:
+    buffer, index, where, mode = _arguments.row_operands(op, buffer, index, where, None)
+    return ta_write_p.bind(buffer, index, value, *where, batch_dims=0, mode=mode, reverse=False, op=op)
+
+
+def _read(op: str, buffer: Array, index: Any) -> Array:
+    buffer, index, _, mode = _arguments.row_operands(op, buffer, index, None, None)
+    return ta_read_p.bind(buffer, index, batch_dims=0, mode=mode, reverse=False, op=op)
+
+
+@jax.jit
+def _read_now(buffers: tuple[Array, ...], index: Array) -> list[Array]:
+    params: Any = {"batch_dims": 0, "mode": "drop", "reverse": False, "op": "TensorArray.read"}
+    return [ta_read_p.bind(b, jnp.asarray(index, jnp.int32), **params) for b in buffers]

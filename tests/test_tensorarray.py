@@ -1,0 +1,814 @@
+"""The class: its arguments, its errors, its sizes, rows of different shapes, and what it is to JAX."""
+
+import copy
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jax_tensorarray import TensorArray
+
+f64 = jnp.float64
+
+
+def static(size=3, element_shape=(2,)):
+    return TensorArray(f64, size=size, element_shape=element_shape)
+
+
+def growing(**kwargs):
+    return TensorArray(f64, size=0, dynamic_size=True, **kwargs)
+
+
+def rows(ta):
+    return np.asarray(ta.stack(pad=False))
+
+
+# --- arguments -------------------------------------------------------------------------------------------------
+
+
+def test_all_arguments_of_tensorflow_are_taken_in_its_order():
+    ta = TensorArray(jnp.float32, 3, False, True, "name", None, None, True, (2,), False, "name")
+    assert (ta.dtype, len(ta), ta.dynamic_size, ta.element_shape) == (np.float32, 3, False, (2,))
+
+
+def test_the_last_argument_of_every_method_is_a_name():
+    ta = static().write(0, [1.0, 2.0], "name").scatter([1], [[3.0, 4.0]], "name")
+    np.testing.assert_array_equal(ta.read(0, "name"), [1, 2])
+    np.testing.assert_array_equal(ta.gather([1, 0], "name"), [[3, 4], [1, 2]])
+    assert ta.stack("name").shape == (3, 2)
+    assert ta.concat("name").shape == (6,)
+    assert ta.size("name") == 3
+    assert ta.close("name") is None
+    assert ta.unstack(jnp.ones((3, 2)), "name").split(jnp.ones(6), [2, 2, 2], "name").identity().size() == 3
+
+
+def test_what_does_not_matter_here_is_ignored():
+    ta = TensorArray(f64, size=2, clear_after_read=True, colocate_with_first_write_call=False).unstack([1.0, 2.0])
+    assert float(ta.read(0)) == float(ta.read(0)) == 1.0
+
+
+@pytest.mark.parametrize("name", ["handle", "flow"])
+def test_handles_and_flows_are_refused(name):
+    with pytest.raises(TypeError, match=f"JAX has neither handles nor flows; leave out {name}"):
+        TensorArray(f64, size=2, **{name: jnp.zeros(())})
+
+
+def test_a_size_is_required():
+    with pytest.raises(ValueError, match="Size must be declared for TensorArrays"):
+        TensorArray(f64)
+    with pytest.raises(ValueError, match="Argument `size` must be provided"):
+        TensorArray.like(0.0)
+
+
+@pytest.mark.parametrize("size", [3, np.int64(3), np.array(3), jnp.int32(3)])
+def test_a_size_is_any_known_integer(size):
+    assert len(TensorArray(f64, size=size)) == 3
+
+
+@pytest.mark.parametrize("size", [3.0, "3", True, [3], np.array([3])])
+def test_other_sizes_are_refused(size):
+    with pytest.raises(TypeError, match="size must be an integer"):
+        TensorArray(f64, size=size)
+
+
+def test_a_negative_size_is_refused():
+    with pytest.raises(ValueError, match="size must not be negative, got -1"):
+        TensorArray(f64, size=-1)
+
+
+def test_a_traced_size_needs_max_size():
+    with pytest.raises(TypeError, match="give dynamic_size=True and max_size"):
+        jax.jit(lambda n: TensorArray(f64, size=n, element_shape=()).stack())(3)
+    with pytest.raises(TypeError, match="element_shape"):
+        jax.jit(lambda n: TensorArray(f64, size=n, dynamic_size=True, max_size=3).stack())(3)
+
+    def f(n):
+        return TensorArray(f64, size=n, dynamic_size=True, max_size=5, element_shape=()).append(7.0).stack()
+
+    np.testing.assert_array_equal(jax.jit(f)(3), [0, 0, 0, 7, 0])
+
+
+def test_max_size_is_for_arrays_that_grow():
+    with pytest.raises(ValueError, match="dynamic_size=True"):
+        TensorArray(f64, size=2, max_size=3)
+    with pytest.raises(ValueError, match="size 4 is larger than max_size 3"):
+        growing(max_size=3).__class__(f64, size=4, dynamic_size=True, max_size=3)
+    with pytest.raises(ValueError, match="size 4 is larger than max_size 3"):
+        TensorArray.from_array(jnp.ones(4), dynamic_size=True, max_size=3)
+    with pytest.raises(TypeError, match="max_size is a shape"):
+        jax.jit(lambda n: growing(max_size=n).size())(3)
+
+
+@pytest.mark.parametrize("shape", [(2, 3), [2, 3], (np.int64(2), 3)])
+def test_an_element_shape_is_a_sequence_of_integers(shape):
+    assert TensorArray(f64, size=1, element_shape=shape).element_shape == (2, 3)
+    assert TensorArray(f64, size=1, element_shape=4).element_shape == (4,)
+
+
+def test_other_element_shapes_are_refused():
+    with pytest.raises(TypeError, match="integers and None"):
+        TensorArray(f64, size=1, element_shape=(2.0,))
+    with pytest.raises(ValueError, match="negative"):
+        TensorArray(f64, size=1, element_shape=(-2,))
+
+
+@pytest.mark.parametrize("dtype", ["float32", np.float32, jnp.float32, np.dtype("float32"), jnp.zeros(1, "f").dtype])
+def test_a_dtype_is_anything_that_jax_takes(dtype):
+    assert TensorArray(dtype, size=1).dtype == np.float32
+
+
+@pytest.mark.parametrize("dtype", [str, object, np.dtype("S3"), jax.random.key(0).dtype])
+def test_a_dtype_that_is_no_number_is_refused(dtype):
+    with pytest.raises(TypeError):
+        TensorArray(dtype, size=1, element_shape=())
+
+
+def test_64_bit_dtypes_are_narrowed_where_jax_has_none():
+    with jax.enable_x64(False):
+        ta = TensorArray(np.float64, size=2, element_shape=())
+        assert ta.dtype == np.float32
+        assert ta.write(0, np.float64(1.5)).stack().dtype == np.float32
+
+
+def test_a_tensorarray_says_what_it_is():
+    assert repr(TensorArray(f64, size=3)) == "TensorArray(dtype=float64, element_shape=None, size=3)"
+    assert repr(static()) == "TensorArray(dtype=float64, element_shape=(2,), size=3)"
+    assert repr(growing(max_size=4).append(1.0)) == (
+        "TensorArray(dtype=float64, element_shape=(), size=1, dynamic_size=True, max_size=4)"
+    )
+    assert repr(TensorArray(f64, size=1, infer_shape=False)) == (
+        "TensorArray(dtype=float64, element_shape=None, size=1, infer_shape=False)"
+    )
+    assert (
+        repr(TensorArray.like({"a": jnp.zeros(2), "b": 1}, 3))
+        == "TensorArray(rows={a: float64[2], b: int64[]}, size=3)"
+    )
+    seen = []
+    jax.jit(lambda ta: seen.append(repr(ta)))(growing(max_size=4).append(1.0))
+    assert "size=traced" in seen[0]
+    assert repr(jax.tree.map(lambda x: None, static())) == "TensorArray(rows=...)"
+
+
+# --- rows: dtypes and shapes -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [
+        (np.float32, 1),
+        (np.float32, 1.5),
+        (np.complex64, 2),
+        (np.complex64, 1.5),
+        (np.int8, 3),
+        (bool, True),
+        (np.float32, True),
+    ],
+)
+def test_python_numbers_take_the_dtype_of_the_array(dtype, value):
+    row = TensorArray(dtype, size=1).write(0, value).read(0)
+    assert row.dtype == dtype
+    assert row == value
+
+
+@pytest.mark.parametrize("value", [[1, 2], [1.0, 2], (1.0, 2.0), [np.float32(1), np.float32(2)], [jnp.float32(1), 2.0]])
+def test_lists_are_rows_too(value):
+    row = TensorArray(np.float32, size=1).write(0, value).read(0)
+    assert row.dtype == np.float32
+    np.testing.assert_array_equal(row, [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "given"),
+    [
+        (np.float32, np.float64(1), "float64"),
+        (np.float32, np.int32(1), "int32"),
+        (np.float32, np.ones(2, np.int8), "int8"),
+        (np.int32, 1.5, "float"),
+        (np.int32, [1, 2.5], "float"),
+        (np.float32, 1j, "complex"),
+        (np.float32, np.bool_(True), "bool"),
+        (np.float32, "1.0", "str"),
+        (np.float32, None, "object"),
+        (bool, 1, "int"),
+        (np.int32, np.float32(1), "float32"),
+        (jnp.bfloat16, np.float32(1), "float32"),
+        (np.float32, [np.float64(1)], "float64"),
+    ],
+)
+def test_a_row_of_another_dtype_is_refused(dtype, value, given):
+    message = f"TensorArray dtype is {np.dtype(dtype).name} but Op is trying to write dtype {given}"
+    ta = TensorArray(dtype, size=1)
+    with pytest.raises(TypeError, match=message):
+        ta.write(0, value)
+    with pytest.raises(TypeError, match=message):
+        ta.unstack([value])
+
+
+def test_a_python_integer_that_does_not_fit_is_refused():
+    with pytest.raises(OverflowError, match="300 does not fit into int8"):
+        TensorArray(np.int8, size=1).write(0, [3, 300])
+
+
+def test_weakly_typed_values_are_python_numbers_still():
+    weak = jnp.sin(1.0)
+    row = TensorArray(np.float32, size=1).write(0, weak).read(0)
+    assert row.dtype == np.float32
+    carry, _ = lax.scan(lambda ta, i: (ta.write(i, jnp.sin(2.0)), None), static(3, ()), jnp.arange(3))
+    np.testing.assert_allclose(carry.stack(), np.sin([2.0] * 3))
+
+
+def test_rows_are_not_broadcast():
+    with pytest.raises(ValueError, match=r"Incompatible shape for value \(\(\)\), expected \(\(2,\)\)"):
+        static().write(0, 1.0)
+
+
+def test_the_first_write_fixes_the_shape_of_a_row():
+    ta = TensorArray(f64, size=3)
+    assert ta.element_shape is None
+    ta = ta.write(1, [1.0, 2.0])
+    assert ta.element_shape == (2,)
+    np.testing.assert_array_equal(ta.stack(), [[0, 0], [1, 2], [0, 0]])
+    with pytest.raises(ValueError, match=r"Incompatible shape for value \(\(3,\)\), expected \(\(2,\)\)"):
+        ta.write(0, [1.0, 2.0, 3.0])
+    with pytest.raises(ValueError, match=r"Incompatible shape for value \(\(1,\)\), expected \(\(2,\)\)"):
+        ta.unstack(jnp.ones((3, 1)))
+    with pytest.raises(ValueError, match=r"Incompatible shape"):
+        ta.scatter([0], jnp.ones((1, 3)))
+
+
+@pytest.mark.parametrize("fix", [lambda ta: ta.unstack(jnp.ones((3, 2))), lambda ta: ta.scatter([1], jnp.ones((1, 2)))])
+def test_so_do_unstack_and_scatter(fix):
+    ta = fix(TensorArray(f64, size=3))
+    assert ta.element_shape == (2,)
+    with pytest.raises(ValueError, match="Incompatible shape"):
+        ta.write(0, jnp.ones(3))
+
+
+def test_an_element_shape_may_have_unknown_dimensions_until_then():
+    ta = TensorArray(f64, size=2, element_shape=(None, 2))
+    assert ta.element_shape == (None, 2)
+    with pytest.raises(ValueError, match=r"Incompatible shape for value \(\(2,\)\), expected \(\(None, 2\)\)"):
+        ta.write(0, jnp.ones(2))
+    ta = ta.write(0, jnp.ones((3, 2)))
+    assert ta.element_shape == (3, 2)
+    with pytest.raises(ValueError, match=r"expected \(\(3, 2\)\)"):
+        ta.write(1, jnp.ones((4, 2)))
+
+
+@pytest.mark.parametrize(
+    "f", [lambda ta: ta.stack(), lambda ta: ta.read(0), lambda ta: ta.concat(), lambda ta: ta.gather([0])]
+)
+@pytest.mark.parametrize("infer_shape", [True, False])
+def test_an_unwritten_row_of_unknown_shape_cannot_be_read(f, infer_shape):
+    with pytest.raises(ValueError, match="element_shape"):
+        f(TensorArray(f64, size=2, infer_shape=infer_shape))
+
+
+# --- indices ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("index", [1, np.int8(1), np.array(1), jnp.uint8(1)])
+def test_an_index_is_any_integer(index):
+    ta = static().write(index, [1.0, 2.0])
+    np.testing.assert_array_equal(ta.read(index), [1, 2])
+    np.testing.assert_array_equal(ta[index], [1, 2])
+
+
+@pytest.mark.parametrize("index", [1.0, True, None, "1", np.float32(1), jnp.bool_(True)])
+def test_other_indices_are_refused(index):
+    with pytest.raises(TypeError, match="index must be an integer"):
+        static().write(index, [1.0, 2.0])
+    with pytest.raises(TypeError, match="index must be an integer"):
+        static().read(index)
+
+
+def test_many_indices_are_for_gather_and_scatter():
+    with pytest.raises(TypeError, match="use gather or scatter"):
+        static().read(jnp.array([0, 1]))
+    with pytest.raises(TypeError, match="indices must be integers"):
+        static().gather([0.5])
+    with pytest.raises(TypeError, match="indices must be integers"):
+        static().scatter(jnp.array([True]), jnp.ones((1, 2)))
+    with pytest.raises(TypeError, match="indices must be"):
+        static().gather([[0], [1, 2]])
+
+
+def test_slices_are_refused():
+    with pytest.raises(TypeError, match="gather"):
+        static()[0:2]
+
+
+OUT_OF_RANGE = [
+    (lambda ta, i: ta.read(i), 3, "Tried to read from index 3 but array size is: 3"),
+    (lambda ta, i: ta.gather([0, i]), 3, "Tried to read from index 3 but array size is: 3"),
+    (lambda ta, i: ta.read(i), -1, r"Reading from negative indices \(index -1\) is not allowed"),
+    (lambda ta, i: ta.write(i, [1.0, 2.0]), 3, "Tried to write to index 3 but array is not resizeable and size is: 3"),
+    (lambda ta, i: ta.write(i, [1.0, 2.0]), -1, r"Writing to negative indices \(index -1\) is not allowed"),
+    (lambda ta, i: ta.scatter([0, i], jnp.ones((2, 2))), 3, "Tried to write to index 3"),
+    (lambda ta, i: ta.scatter([0, i], jnp.ones((2, 2))), -2, r"Writing to negative indices \(index -2\)"),
+]
+
+
+@pytest.mark.parametrize(("f", "index", "message"), OUT_OF_RANGE)
+@pytest.mark.parametrize("kind", [int, np.int32, jnp.int32])
+def test_a_known_index_out_of_range_has_tensorflows_message(f, index, message, kind):
+    with pytest.raises(IndexError, match=message):
+        f(static(), kind(index))
+    with pytest.raises(IndexError, match=message):
+        jax.jit(lambda ta: jax.tree.leaves(f(ta, index)))(static())
+
+
+@pytest.mark.parametrize(
+    ("f", "op"),
+    [
+        (lambda ta, i: ta.read(i), "read"),
+        (lambda ta, i: ta.gather(jnp.array([0, 1]).at[1].set(i)), "gather"),
+        (lambda ta, i: ta.write(i, [1.0, 2.0]).stack(), "write"),
+        (lambda ta, i: ta.scatter(jnp.array([0, 1]).at[1].set(i), jnp.ones((2, 2))).stack(), "scatter"),
+    ],
+)
+@pytest.mark.parametrize("index", [3, -1])
+def test_a_traced_index_out_of_range_is_an_error_at_run_time(f, op, index):
+    message = f"TensorArray.{op}: index {index} is out of range for a TensorArray of size 3"
+    with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match=message):
+        jax.block_until_ready(jax.jit(f)(static(), index))
+
+
+def test_scatter_takes_as_many_rows_as_indices():
+    with pytest.raises(ValueError, match="2 indices were given, and 3 rows"):
+        static().scatter([0, 1], jnp.ones((3, 2)))
+    with pytest.raises(ValueError, match="indices must be a vector"):
+        static().scatter(1, jnp.ones((1, 2)))
+    with pytest.raises(ValueError, match="rows along its first axis"):
+        static().scatter([1], 1.0)
+    np.testing.assert_array_equal(static().scatter([], jnp.ones((0, 2))).stack(), np.zeros((3, 2)))
+
+
+def test_gather_takes_indices_of_any_shape():
+    ta = TensorArray.from_array(jnp.arange(6.0).reshape(3, 2))
+    assert ta.gather([[0, 1, 2]]).shape == (1, 3, 2)
+    assert ta.gather([]).shape == (0, 2)
+
+
+def test_where_must_be_one_bool():
+    ta = static()
+    np.testing.assert_array_equal(ta.write(7, [1.0, 2.0], where=False).stack(), np.zeros((3, 2)))
+    np.testing.assert_array_equal(ta.write(0, [1.0, 2.0], where=np.bool_(True)).read(0), [1, 2])
+    with pytest.raises(TypeError, match="where must be bool"):
+        ta.write(0, [1.0, 2.0], where=1)
+    with pytest.raises(TypeError, match="where must be a scalar"):
+        ta.write(0, [1.0, 2.0], where=jnp.array([True]))
+    masked = jax.jit(lambda p: ta.write(7, [1.0, 2.0], where=p).stack())
+    np.testing.assert_array_equal(masked(False), np.zeros((3, 2)))
+    with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="index 7 is out of range"):
+        jax.block_until_ready(masked(True))
+
+
+# --- unstack, split, concat ------------------------------------------------------------------------------------
+
+
+def test_unstack_takes_no_more_rows_than_there_are():
+    with pytest.raises(ValueError, match="Cannot unstack 5 tensors into a TensorArray of static size 3"):
+        TensorArray(f64, size=3).unstack(jnp.ones(5))
+    assert len(TensorArray(f64, size=3).unstack(jnp.ones(2))) == 2
+    with pytest.raises(ValueError, match="Cannot unstack 5 tensors into a TensorArray of max_size 3"):
+        growing(max_size=3).unstack(jnp.ones(5))
+    with pytest.raises(ValueError, match="rows along its first axis"):
+        TensorArray(f64, size=3).unstack(1.0)
+
+
+def test_unstack_and_stack_make_no_copy():
+    x = jnp.arange(6.0).reshape(3, 2)
+    stacked = TensorArray(f64, size=3).unstack(x).stack()
+    assert stacked.unsafe_buffer_pointer() == x.unsafe_buffer_pointer()
+
+
+@pytest.mark.parametrize(
+    ("value", "lengths", "error", "message"),
+    [
+        (jnp.ones(3), 3, ValueError, r"Expected lengths to be a vector, received shape: \[\]"),
+        (1.0, [1, 1, 1], ValueError, r"Expected value to be at least a vector, but received shape: \[\]"),
+        (jnp.ones((6, 2)), [1, 2, 2], ValueError, r"sum of lengths is 5 and value's shape is: \[6, 2\]"),
+        (jnp.ones(3), [1, 2], ValueError, r"size of lengths \(3 vs. 2\), and the TensorArray is not marked as"),
+        (jnp.ones(3), [-1, 2, 2], ValueError, "must not be negative"),
+        (jnp.ones(3), [1.0, 1.0, 1.0], TypeError, "must be integers"),
+        (jnp.ones(4), [1, 1, 2], ValueError, "need infer_shape=False"),
+    ],
+)
+def test_split_says_what_does_not_fit(value, lengths, error, message):
+    ta = TensorArray(f64, size=3, infer_shape=lengths != [1, 1, 2] and lengths != [1, 2, 2])
+    if lengths == [1, 1, 2]:
+        ta = TensorArray(f64, size=3)
+    with pytest.raises(error, match=message):
+        ta.split(value, lengths)
+
+
+def test_lengths_cannot_be_traced():
+    with pytest.raises(TypeError, match="lengths are shapes"):
+        jax.jit(lambda n: TensorArray(f64, size=2, infer_shape=False).split(jnp.ones(4), n).concat())(jnp.array([1, 3]))
+
+
+def test_split_into_nothing():
+    assert len(growing(element_shape=(2,)).split(jnp.ones((0,)), [])) == 0
+
+
+def test_concat_of_scalars_is_refused():
+    with pytest.raises(ValueError, match="Concat saw a scalar shape at index 0 but requires at least vectors"):
+        static(3, ()).concat()
+    ta = TensorArray(f64, size=2, infer_shape=False).write(0, jnp.ones(2)).write(1, 1.0)
+    with pytest.raises(ValueError, match="Concat saw a scalar shape at index 1"):
+        ta.concat()
+
+
+# --- rows of different shapes ----------------------------------------------------------------------------------
+
+
+def ragged(lengths=(2, 0, 3)):
+    value = jnp.arange(float(sum(lengths)))
+    return TensorArray(f64, size=len(lengths), infer_shape=False).split(value, list(lengths))
+
+
+@pytest.mark.parametrize("run", [lambda f, *args: f(*args), lambda f, *args: jax.jit(f)(*args)], ids=["eager", "jit"])
+def test_rows_of_different_lengths(run):
+    ta = ragged()
+    np.testing.assert_array_equal(run(lambda ta: ta.read(2), ta), [2, 3, 4])
+    np.testing.assert_array_equal(run(lambda ta: ta.concat(), ta), np.arange(5.0))
+    np.testing.assert_array_equal(run(lambda ta: ta.write(1, [7.0]).concat(), ta), [0, 1, 7, 2, 3, 4])
+    np.testing.assert_array_equal(run(lambda ta: ta.gather([2, 2]), ta), [[2, 3, 4]] * 2)
+    np.testing.assert_array_equal(run(lambda ta: ta.scatter([1, 1], [[5.0], [6.0]]).read(1), ta), [6])
+    np.testing.assert_array_equal(run(lambda ta: next(iter(ta)), ta), [0, 1])
+    assert ta.element_shape is None
+    assert ta.size() == 3
+
+
+def test_rows_of_different_lengths_are_differentiable():
+    def f(x):
+        ta = TensorArray(f64, size=3, infer_shape=False).split(x, [2, 0, 3])
+        ta = ta.write(0, ta.read(2) ** 2)
+        return jnp.sum(ta.concat() ** 3)
+
+    def by_hand(x):
+        return jnp.sum(jnp.concatenate([x[2:] ** 2, x[2:]]) ** 3)
+
+    x = jnp.arange(1.0, 6.0)
+    for g in (jax.grad, lambda f: jax.jit(jax.grad(f)), jax.jacfwd, jax.hessian):
+        np.testing.assert_allclose(g(f)(x), g(by_hand)(x), rtol=1e-12)
+    grads = jax.grad(lambda ta: jnp.sum(ta.concat() ** 2))(ragged())
+    np.testing.assert_array_equal(grads.concat(), 2 * np.arange(5.0))
+
+
+def test_rows_of_different_shapes_need_equal_ones_to_be_stacked():
+    with pytest.raises(ValueError, match="rows have different shapes"):
+        ragged().stack()
+    with pytest.raises(ValueError, match="rows have different shapes"):
+        ragged().gather([0, 1])
+    same = TensorArray(f64, size=2, infer_shape=False).write(0, [1.0]).write(1, [2.0])
+    np.testing.assert_array_equal(same.stack(), [[1], [2]])
+
+
+def test_rows_of_different_shapes_need_known_indices():
+    for f in (
+        lambda i: ragged().read(i),
+        lambda i: ragged().gather(i[None]),
+        lambda i: ragged().write(i, jnp.ones(1)).read(0),
+        lambda i: ragged().scatter(i[None], jnp.ones((1, 1))).read(0),
+    ):
+        with pytest.raises(TypeError, match="pad them to one shape"):
+            jax.jit(f)(jnp.array(1))
+    with pytest.raises(TypeError, match="where that is known"):
+        jax.jit(lambda p: ragged().write(0, jnp.ones(1), where=p).read(0))(True)
+
+
+def test_an_element_shape_still_holds_for_them():
+    ta = TensorArray(f64, size=2, infer_shape=False, element_shape=(None, 2)).split(jnp.ones((3, 2)), [1, 2])
+    assert ta.element_shape == (None, 2)
+    with pytest.raises(ValueError, match=r"Incompatible shape for value \(\(3,\)\), expected \(\(None, 2\)\)"):
+        ta.write(0, jnp.ones(3))
+
+
+def test_unstacked_rows_are_stacked_until_one_differs():
+    ta = TensorArray(f64, size=3, infer_shape=False).unstack(jnp.ones((3, 2)))
+    np.testing.assert_array_equal(jax.jit(lambda i: ta.read(i))(2), [1, 1])
+    ta = ta.write(1, [5.0])
+    np.testing.assert_array_equal(ta.concat(), [1, 1, 5, 1, 1])
+
+
+def test_they_grow_too():
+    ta = TensorArray(f64, size=0, dynamic_size=True, infer_shape=False)
+    for n in (1, 3, 2):
+        ta = ta.append(jnp.full(n, float(n)))
+    np.testing.assert_array_equal(ta.concat(), [1, 3, 3, 3, 2, 2])
+    ta, last = ta.pop()
+    assert (len(ta), last.shape) == (2, (2,))
+    later = ta.write(3, [9.0])
+    with pytest.raises(ValueError, match="row 2 was never written"):
+        later.concat()
+    assert len(ta) == 2
+    grown = jax.jit(lambda x: ta.append(x).append(x[:1]).concat())(jnp.ones(2))
+    np.testing.assert_array_equal(grown, [1, 3, 3, 3, 1, 1, 1])
+    limited = TensorArray(f64, size=0, dynamic_size=True, infer_shape=False, max_size=1).append(1.0)
+    with pytest.raises(IndexError, match="max_size is 1"):
+        limited.append(2.0)
+
+
+def test_what_jit_writes_into_them_is_not_seen_outside():
+    ta = ragged()
+    with jax.checking_leaks():
+        jax.jit(lambda x: ta.write(0, x).concat())(jnp.ones(4))
+    np.testing.assert_array_equal(ta.read(0), [0, 1])
+
+
+def test_a_fully_known_element_shape_keeps_rows_stacked():
+    ta = TensorArray(f64, size=3, infer_shape=False, element_shape=(2,))
+    assert jax.jit(lambda i: ta.write(i, [1.0, 1.0]).stack())(1).sum() == 2
+
+
+# --- arrays that grow ------------------------------------------------------------------------------------------
+
+
+def test_writing_past_the_end_makes_zeros_in_between():
+    ta = growing(element_shape=(2,))
+    assert rows(ta).shape == (0, 2)
+    ta = ta.write(2, [1.0, 2.0])
+    np.testing.assert_array_equal(rows(ta), [[0, 0], [0, 0], [1, 2]])
+    ta = ta.scatter([5, 3], [[5.0, 5.0], [3.0, 3.0]])
+    np.testing.assert_array_equal(rows(ta)[:, 0], [0, 0, 1, 3, 0, 5])
+    assert ta.size() == len(ta) == 6
+    assert ta.stack().shape == (6, 2)
+
+
+def test_what_was_popped_does_not_come_back():
+    for kwargs in ({}, {"max_size": 8}):
+        ta = growing(**kwargs)
+        for i in range(5):
+            ta = ta.append(i + 1.0)
+        full = ta
+        ta, last = ta.pop()
+        ta, before = ta.pop()
+        assert (last, before) == (5, 4)
+        np.testing.assert_array_equal(rows(ta), [1, 2, 3])
+        np.testing.assert_array_equal(rows(ta.write(4, 9.0)), [1, 2, 3, 0, 9])
+        np.testing.assert_array_equal(rows(full), [1, 2, 3, 4, 5])
+
+        def jitted(ta):
+            ta, _ = ta.pop()
+            ta, _ = ta.pop()
+            return ta.write(jnp.array(4) + 0 * ta.size(), 9.0)
+
+        if kwargs:
+            np.testing.assert_array_equal(jax.jit(jitted)(full).stack(), [1, 2, 3, 0, 9, 0, 0, 0])
+
+
+def test_only_growing_arrays_are_appended_to_and_popped_from():
+    for f in (lambda ta: ta.append([1.0, 2.0]), lambda ta: ta.pop()):
+        with pytest.raises(ValueError, match="dynamic_size=True"):
+            f(static())
+
+
+def test_an_empty_array_has_nothing_to_pop():
+    with pytest.raises(IndexError, match="array size is: 0"):
+        growing(element_shape=()).pop()
+    popped = jax.jit(lambda ta: ta.pop()[1])
+    with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match=r"TensorArray\.pop: index -1 is out of range"):
+        jax.block_until_ready(popped(growing(max_size=2, element_shape=())))
+
+
+def test_appending_under_a_condition():
+    ta = growing(max_size=2).append(1.0).append(2.0, where=False)
+    np.testing.assert_array_equal(ta.stack(), [1, 0])
+
+    @jax.jit
+    def positive(xs):
+        ta = growing(max_size=3, element_shape=())
+        ta, _ = lax.scan(lambda ta, x: (ta.append(x, where=x > 0), None), ta, xs)
+        return ta.stack(), ta.size()
+
+    stacked, size = positive(jnp.array([1.0, -1.0, 2.0, -2.0, 3.0]))
+    np.testing.assert_array_equal(stacked, [1, 2, 3])
+    assert (size, size.dtype) == (3, np.int32)
+    with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match=r"TensorArray\.append: index 3 is out of range"):
+        jax.block_until_ready(positive(jnp.ones(5)))
+
+
+def test_a_size_inside_jit_is_live():
+    @jax.jit
+    def f(n):
+        ta = growing(max_size=8, element_shape=())
+        ta = lax.while_loop(lambda ta: ta.size() < n, lambda ta: ta.append(ta.size().astype(f64)), ta)
+        return ta.stack(), ta.size()
+
+    stacked, size = f(3)
+    np.testing.assert_array_equal(stacked, [0, 1, 2, 0, 0, 0, 0, 0])
+    assert size == 3
+
+
+@pytest.mark.parametrize("run", [lambda f, *args: f(*args), lambda f, *args: jax.jit(f)(*args)], ids=["eager", "jit"])
+def test_with_max_size_stack_is_padded_inside_and_outside_of_jit_alike(run):
+    def f(x):
+        ta = growing(max_size=4).append(x).append(2 * x)
+        return ta.stack(), ta.concat(), ta.stack(pad=False)
+
+    stacked, joined, exact = run(f, jnp.array([1.0, 2.0]))
+    np.testing.assert_array_equal(stacked, [[1, 2], [2, 4], [0, 0], [0, 0]])
+    np.testing.assert_array_equal(joined, [1, 2, 2, 4, 0, 0, 0, 0])
+    np.testing.assert_array_equal(exact, [[1, 2], [2, 4]])
+
+
+def test_a_stack_of_unknown_size_must_be_padded():
+    with pytest.raises(TypeError, match="pad=False"):
+        jax.jit(lambda ta: ta.stack(pad=False))(growing(max_size=4).append(1.0))
+    with pytest.raises(TypeError, match=r"use size\(\), not len\(\)"):
+        jax.jit(lambda ta: len(ta))(growing(max_size=4).append(1.0))
+    with pytest.raises(TypeError, match=r"use size\(\), not len\(\)"):
+        jax.jit(lambda ta: list(ta))(growing(max_size=4).append(1.0))
+
+
+@pytest.mark.parametrize("transform", [jax.jit, jax.grad, jax.vmap, jax.checkpoint])
+def test_growing_inside_a_transformation_needs_max_size(transform):
+    def f(x):
+        return growing().append(x).stack().sum()
+
+    with pytest.raises(ValueError, match="max_size"):
+        transform(f)(jnp.ones(1)[0] if transform is not jax.vmap else jnp.ones(2))
+
+
+def test_growing_inside_a_loop_needs_max_size():
+    with pytest.raises(ValueError, match="max_size"):
+        lax.fori_loop(0, 3, lambda i, ta: ta.write(i, 1.0), growing(element_shape=()))
+
+
+def test_but_filling_does_not():
+    unstacked = jax.jit(lambda x: growing().unstack(x).stack())(jnp.ones((3, 2)))
+    assert unstacked.shape == (3, 2)
+    assert jax.jit(lambda x: growing().split(x, [2, 2]).read(1))(jnp.ones(4)).shape == (2,)
+    assert jax.jit(lambda x: TensorArray(f64, size=2, dynamic_size=True).write(1, x).stack())(1.0).shape == (2,)
+
+
+@pytest.mark.parametrize("run", [lambda f, *args: f(*args), lambda f, *args: jax.jit(f)(*args)], ids=["eager", "jit"])
+def test_nothing_is_lost_past_max_size(run):
+    full = growing(max_size=2).append(1.0).append(2.0)
+    errors = (IndexError, jax.errors.JaxRuntimeError, ValueError)
+    for f in (
+        lambda ta, i: ta.write(i, 3.0).stack(),
+        lambda ta, i: ta.append(3.0 * i).stack(),
+        lambda ta, i: ta.scatter(jnp.array([1, 2]) + 0 * i, jnp.ones(2)).stack(),
+    ):
+        with pytest.raises(errors, match="out of range"):
+            jax.block_until_ready(run(f, full, 2))
+    np.testing.assert_array_equal(full.stack(), [1, 2])
+
+
+def test_rows_past_the_live_ones_cannot_be_read():
+    ta = growing(max_size=4).append(1.0).append(2.0)
+    with pytest.raises(IndexError, match="Tried to read from index 2 but array size is: 2"):
+        ta.read(2)
+    for f, op in ((lambda ta, i: ta.read(i), "read"), (lambda ta, i: ta.gather(jnp.array([0, i])), "gather")):
+        np.testing.assert_array_equal(np.ravel(jax.jit(f)(ta, 1))[-1], 2)
+        with pytest.raises(
+            (jax.errors.JaxRuntimeError, ValueError),
+            match=f"TensorArray.{op}: index 2 is out of range for a TensorArray of size 2",
+        ):
+            jax.block_until_ready(jax.jit(f)(ta, 2))
+    grown = growing().append(1.0)  # has room for more rows than it has
+    with pytest.raises(
+        (jax.errors.JaxRuntimeError, ValueError), match="index 1 is out of range for a TensorArray of size 1"
+    ):
+        jax.block_until_ready(jax.jit(lambda i: grown.read(i))(1))
+
+
+def test_examples_of_a_batch_have_sizes_of_their_own():
+    def f(xs):
+        ta = growing(max_size=4, element_shape=())
+        ta, _ = lax.scan(lambda ta, x: (ta.append(x, where=x > 0), None), ta, xs)
+        return ta
+
+    batch = jnp.array([[1.0, -1.0, 2.0], [-1.0, -1.0, 5.0]])
+    ta = jax.vmap(f)(batch)
+    stacked, sizes = jax.vmap(lambda ta: (ta.stack(), ta.size()))(ta)
+    np.testing.assert_array_equal(stacked, [[1, 2, 0, 0], [5, 0, 0, 0]])
+    np.testing.assert_array_equal(sizes, [2, 1])
+    last = jax.vmap(lambda ta: ta.read(ta.size() - 1))(ta)
+    np.testing.assert_array_equal(last, [2, 5])
+    first = jax.tree.map(lambda x: x[0], ta)
+    assert len(first) == 2
+    with pytest.raises(ValueError, match="came out of vmap or scan"):
+        ta.read(0)
+
+
+def test_an_array_that_may_grow_takes_no_time_to_make():
+    with jax.enable_x64(False):
+        ta = TensorArray(np.float32, size=0, dynamic_size=True, max_size=10**7, element_shape=(100,))  # 4 GB
+        ta = ta.append(jnp.ones(100))
+        assert float(ta.read(0).sum()) == 100
+
+
+# --- what it is to JAX -----------------------------------------------------------------------------------------
+
+
+def test_rows_of_a_static_array_are_its_only_leaves():
+    leaves = jax.tree.leaves_with_path(static())
+    assert [jax.tree_util.keystr(path) for path, _ in leaves] == [".rows"]
+    assert leaves[0][1].shape == (3, 2)
+    grown = growing().append(1.0)
+    assert [x.shape for x in jax.tree.leaves(grown)] == [(1,)]  # without the room it has
+    limited = growing(max_size=4).append(1.0)
+    assert [x.shape for x in jax.tree.leaves(limited)] == [(4,), ()]
+    assert jax.tree.leaves(TensorArray(f64, size=3)) == []
+
+
+def test_it_keeps_what_it_is_through_a_round_trip():
+    for ta in (
+        static(),
+        TensorArray(f64, size=3),
+        growing().append(1.0),
+        growing(max_size=4).append(1.0),
+        ragged(),
+        TensorArray.like({"a": jnp.zeros(2), "b": 1}, 3),
+    ):
+        leaves, tree = jax.tree.flatten(ta)
+        again = jax.tree.unflatten(tree, leaves)
+        assert repr(again) == repr(ta)
+        assert jax.tree.structure(again) == tree
+        for other in (copy.copy(ta), copy.deepcopy(ta), pickle.loads(pickle.dumps(ta))):
+            assert repr(other) == repr(ta)
+            assert jax.tree.structure(other) == tree
+            jax.tree.map(np.testing.assert_array_equal, other, ta)
+
+
+def test_the_gradient_with_respect_to_an_array_is_an_array():
+    ta = TensorArray.from_array(jnp.arange(6.0).reshape(3, 2))
+    grads = jax.grad(lambda ta: jnp.sum(ta.read(1) ** 2))(ta)
+    assert isinstance(grads, TensorArray)
+    np.testing.assert_array_equal(grads.stack(), [[0, 0], [4, 6], [0, 0]])
+
+
+def test_unknown_rows_cannot_enter_control_flow():
+    message = r"unknown shape cannot enter .* element_shape"
+    for ta in (TensorArray(f64, size=3), TensorArray(f64, size=3, infer_shape=False), growing()):
+        for f in (
+            lambda ta: lax.scan(lambda ta, i: (ta.write(i, 1.0), None), ta, jnp.arange(3)),
+            lambda ta: lax.fori_loop(0, 3, lambda i, ta: ta.write(i, 1.0), ta),
+            lambda ta: lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1].write(c[0], 1.0)), (0, ta)),
+            lambda ta: lax.cond(True, lambda ta: ta.write(0, 1.0), lambda ta: ta.write(1, 1.0), ta),
+            lambda ta: lax.switch(0, [lambda ta: ta.write(0, 1.0), lambda ta: ta], ta),
+        ):
+            for g in (f, jax.jit(f)):
+                with pytest.raises(TypeError, match=message):
+                    g(ta)
+
+
+def test_but_they_can_enter_jit_and_be_closed_over():
+    ta = TensorArray(f64, size=3)
+    np.testing.assert_array_equal(jax.jit(lambda ta: ta.write(1, 5.0).stack())(ta), [0, 5, 0])
+    _, stacked = lax.scan(lambda _, i: (None, ta.write(i, 5.0).stack()), None, jnp.arange(3))
+    np.testing.assert_array_equal(stacked, 5 * np.eye(3))
+
+
+def test_rows_that_are_pytrees():
+    x = {"a": jnp.zeros(2), "b": jnp.int32(0)}
+    ta = TensorArray.like(x, 3)
+    assert ta.dtype == {"a": np.float64, "b": np.int32}
+    assert ta.element_shape == {"a": (2,), "b": ()}
+    ta = ta.write(1, {"a": [1.0, 2.0], "b": 7})
+    row = ta.read(1)
+    np.testing.assert_array_equal(row["a"], [1, 2])
+    assert row["b"] == 7
+    assert ta.stack()["a"].shape == (3, 2)
+    assert ta.gather([0, 1])["b"].tolist() == [0, 7]
+    ta = ta.scatter([2], {"a": [[5.0, 5.0]], "b": jnp.array([9], jnp.int32)})
+    assert ta.stack()["b"].tolist() == [0, 7, 9]
+    with pytest.raises(ValueError, match="structure"):
+        ta.write(0, {"a": [1.0, 2.0]})
+    with pytest.raises(ValueError, match="Concat saw a scalar"):
+        ta.concat()
+    with pytest.raises(ValueError, match="different numbers of rows"):
+        ta.unstack({"a": jnp.ones((3, 2)), "b": jnp.zeros(2, jnp.int32)})
+    stack = TensorArray.like((0.0, 0), 0, dynamic_size=True).append((1.0, 2)).append((3.0, 4))
+    stack, row = stack.pop()
+    assert row == (3, 4)
+    assert len(stack) == 1
+    again = TensorArray.from_array(ta.stack())
+    assert jax.tree.structure(again) == jax.tree.structure(ta)
+
+
+def test_an_example_may_be_abstract():
+    ta = TensorArray.like(jax.ShapeDtypeStruct((2,), np.float32), 3, dynamic_size=True, max_size=4)
+    assert (ta.dtype, ta.element_shape, len(ta)) == (np.float32, (2,), 3)
+    with pytest.raises(ValueError, match="no array"):
+        TensorArray.like({}, 3)
+    with pytest.raises(ValueError, match="no array"):
+        TensorArray.from_array([])
+
+
+def test_grad_is_not_there():
+    with pytest.raises(NotImplementedError, match=r"jax\.grad"):
+        static().grad("source")
+
+
+def test_iteration_gives_the_rows():
+    ta = TensorArray.from_array(jnp.arange(3.0))
+    assert [float(x) for x in ta] == [0, 1, 2]
+    np.testing.assert_array_equal(jax.jit(lambda ta: sum(ta))(ta), 3)
