@@ -110,7 +110,7 @@ def is_zero(x: Any) -> bool:
 
 def zero_tangent(out: Array) -> Any:
     """The symbolic zero that is the tangent of a constant `out`."""
-    return ad.Zero.from_primal_value(out)  # type: ignore[attr-defined]
+    return ad.Zero(jax.typeof(out).to_tangent_aval())
 
 
 # --- batching --------------------------------------------------------------------------------------------------
