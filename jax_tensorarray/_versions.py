@@ -244,8 +244,9 @@ class Version:
 
     def _copied(self) -> "Version":
         store = self._store
-        rows = store.rows.copy()
-        for back in range(1, store.newest - self._number + 1):
-            _, index, old = store.log[-back]
-            rows.restore(index, old)
+        with jax.ensure_compile_time_eval():  # by arrays, also where an older version is looked at inside of jit
+            rows = store.rows.copy()
+            for back in range(1, store.newest - self._number + 1):
+                _, index, old = store.log[-back]
+                rows.restore(index, old)
         return Version(rows, owned=True, seen=store.seen)

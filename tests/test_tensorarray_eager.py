@@ -179,6 +179,20 @@ def test_nor_what_a_jitted_function_closed_over():
     assert rows(ta) == [0, 10, 20, 30]
 
 
+@pytest.mark.parametrize("how", KINDS)
+def test_an_older_version_may_be_used_inside_of_a_transformation(how):
+    first = made(how)
+    second = first.write(1, -1.0)
+    third = second.write(2, -2.0)
+    with jax.checking_leaks():
+        assert rows(jax.lax.cond(True, lambda ta: second, lambda ta: ta, third)) == [0, -1, 20, 30]
+        np.testing.assert_array_equal(jax.jit(lambda: first.stack(pad=False))(), [0, 10, 20, 30])
+        assert jax.grad(lambda x: x * first.read(1))(1.0) == 10
+    assert rows(first) == [0, 10, 20, 30]
+    assert rows(second) == [0, -1, 20, 30]
+    assert rows(third) == [0, -1, -2, 30]
+
+
 def test_a_row_that_is_read_is_nobodys_but_the_readers():
     ta = made("static")
     row = ta.read(1)
