@@ -25,7 +25,7 @@ def split_updating_branches(op: Operation, module: Module) -> None:
         stands_for = _placeholders(op, blocks, dict.fromkeys(v for values in owned for v in values))
         passed = [stands_for[j] if j in stands_for else _zeros(r.type) for j, r in enumerate(op.results)]
         if len(updating) < len(blocks):
-            passed = _case(op, op.operands[0], [None if k in updating else b for k, b in enumerate(blocks)], passed)
+            passed = _case_of_others(op, [None if k in updating else b for k, b in enumerate(blocks)], passed)
         for k in updating:
             _rename(blocks[k], {v: passed[j] for j, v in stands_for.items()})
             passed = _case(op, _equals(op.operands[0], k, len(blocks)), [None, blocks[k]], passed)
@@ -82,9 +82,31 @@ def _rename(block: ir.Block, names: dict[Value, Value]) -> None:
             user.operands[number] = names[value]
 
 
+def _case_of_others(op: Operation, blocks: Sequence[ir.Block | None], passed: Sequence[Value]) -> list[Value]:
+    """The conditional of the branches that update nothing. What all of them pass on as it is does not go through it.
+
+    Else XLA takes the result for a buffer of its own, and copies.
+    """
+    others = [block for block in blocks if block is not None]
+    changed = [j for j, v in enumerate(passed) if any(terminator(block).operands[j] != v for block in others)]
+    if not changed and all(len(block.operations) == 1 for block in others):
+        return list(passed)
+    if changed:
+        for block in others:
+            end = terminator(block)
+            with ir.InsertionPoint(end):
+                ir.Operation.create("stablehlo.return", [], [end.operands[j] for j in changed])
+            end.erase()
+    else:
+        changed = list(range(len(passed)))
+    results = _case(op, op.operands[0], blocks, [passed[j] for j in changed])
+    new = dict(zip(changed, results, strict=True))
+    return [new.get(j, v) for j, v in enumerate(passed)]
+
+
 def _case(op: Operation, index: Value, blocks: Sequence[ir.Block | None], passed: Sequence[Value]) -> list[Value]:
     """A conditional of those branches; where there is None, one that returns `passed`."""
-    case = ir.Operation.create("stablehlo.case", [r.type for r in op.results], [index], regions=len(blocks))
+    case = ir.Operation.create("stablehlo.case", [v.type for v in passed], [index], regions=len(blocks))
     for region, block in zip(case.regions, blocks, strict=True):
         if block is not None:
             block.append_to(region)

@@ -1,0 +1,446 @@
+"""Loops that carry a TensorArray, forward and gradient, update its rows in place and take linear time."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from in_place import assert_in_place, assert_no_whole_buffer_copy, compiled
+from jax import lax
+
+from jax_tensorarray import TensorArray, checkpoint_policies
+
+ROW = 16
+LENGTH = 2000
+
+#: name -> function of `xs` of shape [T, ROW] that gives a scalar.
+PROGRAMS = {}
+
+
+def program(f):
+    PROGRAMS[f.__name__] = f
+    return f
+
+
+def rows(length, row=ROW):
+    """Rows of both signs, so that both branches of a cond are taken."""
+    return jnp.asarray(np.random.default_rng(0).standard_normal((length, row)) * 0.5, jnp.float32)
+
+
+def args_of(length):
+    return (rows(length),)
+
+
+def empty(xs):
+    return TensorArray(xs.dtype, size=len(xs), element_shape=xs.shape[1:])
+
+
+def growing(xs, size=0, extra=0):
+    return TensorArray(xs.dtype, size=size, dynamic_size=True, max_size=len(xs) + extra, element_shape=xs.shape[1:])
+
+
+def over_steps(body, carry, xs, **options):
+    """The carry after `body(carry, i, xs[i])` for every row."""
+    return lax.scan(lambda c, ix: (body(c, *ix), None), carry, (jnp.arange(len(xs)), xs), **options)[0]
+
+
+def total(ta):
+    return jnp.sum(ta.stack() ** 2)
+
+
+def some_row(i, xs):
+    return (i * 7 + 3) % len(xs)
+
+
+# --- fixed size ------------------------------------------------------------------------------------------------
+
+
+@program
+def write(xs):
+    return total(over_steps(lambda ta, i, x: ta.write(i, jnp.sin(x)), empty(xs), xs))
+
+
+@program
+def write_in_reverse(xs):
+    def body(ta, i, x):
+        return ta.write(i, jnp.sin(x + ta.read(jnp.minimum(i + 1, len(xs) - 1))))
+
+    return total(over_steps(body, empty(xs), xs, reverse=True))
+
+
+@program
+def read_then_write(xs):
+    return total(over_steps(lambda ta, i, x: ta.write(i, jnp.tanh(ta.read(i // 2) + x)), empty(xs), xs))
+
+
+@program
+def read_beside_write(xs):
+    def body(c, i, x):
+        ta, seen = c
+        return ta.write(i, jnp.sin(x)), seen + jnp.sum(ta.read(some_row(i, xs)) ** 2)
+
+    return over_steps(body, (TensorArray.from_array(jnp.ones_like(xs)), jnp.float32(0)), xs)[1]
+
+
+@program
+def read_of_the_old_version_after_write(xs):
+    def body(c, i, x):
+        ta, seen = c
+        new = ta.write(i, jnp.sin(x))
+        return new, seen + jnp.sum(ta.read(some_row(i, xs)) ** 2)
+
+    return over_steps(body, (TensorArray.from_array(jnp.ones_like(xs)), jnp.float32(0)), xs)[1]
+
+
+@program
+def write_where(xs):
+    def body(ta, i, x):
+        return ta.write(i, jnp.sin(x) + ta.read(i // 2), where=x[0] > 0)
+
+    return total(over_steps(body, empty(xs), xs))
+
+
+@program
+def two_arrays(xs):
+    def body(c, i, x):
+        a, b = c
+        from_a, from_b = a.read(i // 2), b.read(i // 2)
+        return a.write(i, jnp.sin(from_b) + x), b.write(i, jnp.cos(from_a) * x)
+
+    a, b = over_steps(body, (empty(xs), TensorArray.from_array(jnp.ones_like(xs))), xs)
+    return jnp.sum(a.stack() * b.stack())
+
+
+@program
+def closed_over(xs):
+    ta = TensorArray.from_array(xs)
+    return jnp.sum(over_steps(lambda c, i, x: jnp.sin(c + ta.read(some_row(i, xs))), xs[0], xs))
+
+
+@program
+def closed_over_in_a_cond(xs):
+    ta = TensorArray.from_array(xs)
+
+    def body(c, i, x):
+        return lax.cond(i % 3 == 0, lambda: jnp.cos(c), lambda: jnp.sin(c + ta.read(some_row(i, xs))))
+
+    return jnp.sum(over_steps(body, xs[0], xs))
+
+
+@program
+def written_in_one_branch(xs):
+    def body(ta, i, x):
+        row = ta.read(i // 3)
+        return lax.cond(i % 2 == 0, lambda ta: ta.write(i, x * row + 1), lambda ta: ta, ta)
+
+    return total(over_steps(body, empty(xs), xs))
+
+
+@program
+def kept_in_the_last_branch(xs):
+    def body(ta, i, x):
+        return lax.cond(x[0] > 0, lambda ta: ta, lambda ta: ta.write(i, jnp.sin(x)), ta)
+
+    return total(over_steps(body, empty(xs), xs))
+
+
+@program
+def written_in_one_branch_and_read_in_the_other(xs):
+    def body(c, i, x):
+        return lax.cond(
+            x[0] > 0,
+            lambda ta, hand: (ta.write(i, jnp.sin(x) + hand), hand),
+            lambda ta, hand: (ta, hand + jnp.cos(ta.read(i // 2))),
+            *c,
+        )
+
+    ta, hand = over_steps(body, (empty(xs), jnp.zeros_like(xs[0])), xs)
+    return total(ta) + jnp.sum(hand)
+
+
+@program
+def branches_of_a_switch(xs):
+    def body(ta, i, x):
+        choices = [
+            lambda ta: ta.write(i, x),
+            lambda ta: ta,
+            lambda ta: ta.write(i, ta.read(i // 2) * x).write(i // 3, x),
+        ]
+        return lax.switch(i % 3, choices, ta)
+
+    return total(over_steps(body, empty(xs), xs))
+
+
+@program
+def nested_jit(xs):
+    store = jax.jit(lambda ta, i, x: ta.write(i, jnp.sin(x)))
+
+    def body(c, i, x):
+        ta, seen = c
+        return store(ta, i, x), seen + jnp.sum(ta.read(some_row(i, xs)) ** 2)
+
+    return over_steps(body, (TensorArray.from_array(jnp.ones_like(xs)), jnp.float32(0)), xs)[1]
+
+
+@program
+def inner_scan(xs):
+    def body(ta, i, x):
+        def inner(ta, k):
+            at = (i + k) % len(xs)
+            return ta.write(at, jnp.sin(ta.read(at // 2) + x) * k), None
+
+        return lax.scan(inner, ta, jnp.arange(3))[0]
+
+    return total(over_steps(body, empty(xs), xs))
+
+
+@program
+def fori_loop(xs):
+    ta = TensorArray.from_array(xs)
+
+    def body(i, out):
+        return out.write(i, jnp.sin(ta.read(i) + out.read(i // 2)))
+
+    return total(lax.fori_loop(0, len(xs), body, empty(xs)))
+
+
+@program
+def gather_and_scatter(xs):
+    def body(ta, i, x):
+        seen = ta.gather((i + jnp.arange(4)) % len(xs))
+        return ta.scatter((i * 5 + jnp.arange(4)) % len(xs), jnp.tanh(seen) + x)
+
+    return total(over_steps(body, TensorArray.from_array(xs), xs))
+
+
+@program
+def dict_of_arrays(xs):
+    def body(tas, i, x):
+        y = jnp.tanh(tas["h"].read(i // 2) + x)
+        return {"h": tas["h"].write(i, y), "c": tas["c"].append(jnp.sin(y))}
+
+    tas = over_steps(body, {"h": empty(xs), "c": growing(xs)}, xs)
+    return total(tas["h"]) + total(tas["c"])
+
+
+@program
+def pytree_rows(xs):
+    row = {"h": xs[0], "c": (xs[0], jnp.float32(0))}
+
+    def body(ta, i, x):
+        old = ta.read(i // 2)
+        new = jnp.tanh(old["h"] + x)
+        return ta.write(i, {"h": new, "c": (jnp.sin(old["c"][0]) * x, jnp.sum(new) + old["c"][1] * 0.5)})
+
+    found = over_steps(body, TensorArray.like(row, len(xs)), xs).stack()
+    return sum(jnp.sum(x**2) for x in jax.tree.leaves(found))
+
+
+@program
+def checkpointed(xs):
+    @functools.partial(jax.checkpoint, policy=checkpoint_policies.save_reads)
+    def body(ta, i, x):
+        return ta.write(i, jnp.tanh(ta.read(i // 2) + x))
+
+    return total(over_steps(body, empty(xs), xs))
+
+
+@program
+def custom_gradient_of_the_step(xs):
+    @jax.custom_jvp
+    def clipped(x):
+        return jnp.clip(x, -1, 1)
+
+    clipped.defjvp(lambda x, t: (clipped(*x), t[0]))
+    return total(over_steps(lambda ta, i, x: ta.write(i, clipped(ta.read(i // 2) + x)), empty(xs), xs))
+
+
+# --- dynamic size ----------------------------------------------------------------------------------------------
+
+
+@program
+def append(xs):
+    return total(over_steps(lambda ta, i, x: ta.append(jnp.sin(x)), growing(xs), xs))
+
+
+@program
+def append_where(xs):
+    return total(over_steps(lambda ta, i, x: ta.append(jnp.sin(x), where=x[0] > 0), growing(xs), xs))
+
+
+@program
+def append_in_one_branch(xs):
+    def body(ta, i, x):
+        return lax.cond(x[0] > 0, lambda ta: ta.append(jnp.sin(x)), lambda ta: ta, ta)
+
+    return total(over_steps(body, growing(xs), xs))
+
+
+@program
+def write_with_gaps(xs):
+    return total(over_steps(lambda ta, i, x: ta.write(2 * i, jnp.sin(x)), growing(xs, extra=len(xs)), xs))
+
+
+@program
+def dynamic_write_where(xs):
+    def body(ta, i, x):
+        return ta.write(i, jnp.sin(x), where=x[0] > 0)
+
+    return total(over_steps(body, growing(xs), xs))
+
+
+@program
+def read_with_a_traced_size(xs):
+    def body(ta, i, x):
+        return ta.append(jnp.sin(x + ta.read(i // 2) + ta.read(ta.size() - 1)))
+
+    return total(over_steps(body, growing(xs, 1, 1), xs))
+
+
+@program
+def stack_machine(xs):
+    def body(ta, i, x):
+        ta, row = ta.pop()
+        return ta.append(jnp.sin(row)).append(x + row)
+
+    return total(over_steps(body, growing(xs, 1, 2), xs))
+
+
+@program
+def pop_until_empty(xs):
+    def body(c, i, x):
+        ta, seen = c
+        ta, row = ta.pop()
+        return ta, jnp.sin(seen * row + x)
+
+    full = growing(xs).unstack(xs)
+    return jnp.sum(over_steps(body, (full, xs[0]), xs)[1])
+
+
+@program
+def dynamic_pytree_rows(xs):
+    ta = TensorArray.like({"h": xs[0], "s": jnp.float32(0)}, 1, dynamic_size=True, max_size=len(xs) + 1)
+
+    def body(ta, i, x):
+        old = ta.read(i // 2)
+        return ta.append({"h": jnp.tanh(old["h"] + x), "s": old["s"] * 0.5 + x[0]})
+
+    found = over_steps(body, ta, xs).stack()
+    return jnp.sum(found["h"] ** 2) + jnp.sum(found["s"] ** 2)
+
+
+# --- the proofs ------------------------------------------------------------------------------------------------
+
+
+def forward(f):
+    return f
+
+
+TIMED = [
+    "read_then_write",
+    "two_arrays",
+    "closed_over",
+    "written_in_one_branch_and_read_in_the_other",
+    "inner_scan",
+    "pytree_rows",
+    "checkpointed",
+    "append_where",
+    "write_with_gaps",
+    "stack_machine",
+]
+
+
+@pytest.mark.parametrize("transform", [forward, jax.grad])
+@pytest.mark.parametrize("name", sorted(set(PROGRAMS) - set(TIMED)))
+def test_loop_has_no_copy(name, transform):
+    assert_no_whole_buffer_copy(compiled(transform(PROGRAMS[name]), rows(LENGTH)), rows(LENGTH))
+
+
+@pytest.mark.parametrize("transform", [forward, jax.grad])
+@pytest.mark.parametrize("name", TIMED)
+def test_loop_is_in_place(name, transform):
+    assert_in_place(transform(PROGRAMS[name]), args_of, LENGTH)
+
+
+def forward_over_reverse(f):
+    return lambda x: jax.jvp(jax.grad(f), (x,), (jnp.cos(x),))[1]
+
+
+@pytest.mark.parametrize("name", ["read_then_write", "append", "stack_machine", "pytree_rows"])
+def test_second_order_has_no_copy(name):
+    f = forward_over_reverse(PROGRAMS[name])
+    assert_no_whole_buffer_copy(compiled(f, rows(LENGTH)), rows(LENGTH))
+
+
+@pytest.mark.parametrize("transform", [forward, jax.grad])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "write",
+        "read_then_write",
+        "write_where",
+        "two_arrays",
+        "closed_over",
+        "pytree_rows",
+        "append",
+        "append_where",
+        "write_with_gaps",
+        "read_with_a_traced_size",
+        "stack_machine",
+    ],
+)
+def test_vmapped_loop_has_no_copy(name, transform):
+    batch = jnp.stack([rows(LENGTH)] * 3)
+    assert_no_whole_buffer_copy(compiled(jax.vmap(transform(PROGRAMS[name])), batch), rows(LENGTH))
+
+
+@pytest.mark.parametrize("name", ["read_then_write", "append_where"])
+def test_vmapped_gradient_is_in_place(name):
+    f = jax.vmap(jax.grad(PROGRAMS[name]))
+    assert_in_place(f, lambda length: (jnp.stack([rows(length)] * 3),), length=1000)
+
+
+# --- while_loop: forward only ----------------------------------------------------------------------------------
+
+
+def while_loop_of_a_fixed_array(xs):
+    source = TensorArray.from_array(xs)
+
+    def body(c):
+        i, ta = c
+        return i + 1, ta.write(i, jnp.tanh(ta.read(i // 2) + source.read(i)))
+
+    limit = jnp.where(xs[0, 0] > 1e9, 1, len(xs))
+    return lax.while_loop(lambda c: c[0] < limit, body, (0, empty(xs)))[1].stack()
+
+
+def while_loop_until_there_are_enough_rows(xs):
+    source = TensorArray.from_array(xs)
+    limit = jnp.where(xs[0, 0] > 1e9, 1, len(xs))
+
+    def body(ta):
+        return ta.append(jnp.sin(source.read(ta.size())))
+
+    return lax.while_loop(lambda ta: ta.size() < limit, body, growing(xs)).stack()
+
+
+def forward_mode(f):
+    return lambda x: jax.jvp(f, (x,), (jnp.cos(x),))[1]
+
+
+@pytest.mark.parametrize("transform", [forward, forward_mode])
+@pytest.mark.parametrize("f", [while_loop_of_a_fixed_array, while_loop_until_there_are_enough_rows])
+def test_while_loop_is_in_place(f, transform):
+    assert_no_whole_buffer_copy(compiled(transform(f), rows(LENGTH)), rows(LENGTH))
+
+
+def test_the_proof_fails_for_a_choice_between_whole_arrays():
+    def loss(xs):
+        def body(ta, i, x):
+            return jax.tree.map(lambda a, b: jnp.where(x[0] > 0, a, b), ta.write(i, x), ta)
+
+        return total(over_steps(body, empty(xs), xs))
+
+    with pytest.raises(AssertionError, match="whole buffer"):
+        assert_no_whole_buffer_copy(compiled(jax.grad(loss), rows(LENGTH)), rows(LENGTH))
