@@ -10,6 +10,16 @@ from jax_tensorarray import _ffi
 _ffi.load()
 
 from jax_tensorarray import _compat, checkpoint_policies, primitives  # noqa: E402
+from jax_tensorarray._loops.api import (  # noqa: E402
+    choice_of_residuals,
+    foldl,
+    foldr,
+    fori_loop,
+    map_fn,
+    scan,
+    tf_scan,
+    while_loop,
+)
 from jax_tensorarray._ops.add import ta_add  # noqa: E402
 from jax_tensorarray._ops.empty import ta_empty  # noqa: E402
 from jax_tensorarray._ops.read import ta_read  # noqa: E402
@@ -27,11 +37,19 @@ __version__ = "0.1.0"
 __all__ = [
     "TensorArray",
     "checkpoint_policies",
+    "choice_of_residuals",
+    "foldl",
+    "foldr",
+    "fori_loop",
+    "map_fn",
     "primitives",
+    "scan",
     "ta_add",
     "ta_empty",
     "ta_read",
     "ta_stack",
     "ta_swap",
     "ta_write",
+    "tf_scan",
+    "while_loop",
 ]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from jax.extend.core import Primitive
+from jax.extend.core import ClosedJaxpr, Primitive  # type: ignore[attr-defined]
 from jax.extend.core import primitives as jax_primitives
 from jax.interpreters import ad, mlir
 
@@ -128,7 +128,31 @@ def _replace(jaxpr: Any, **changes: Any) -> Any:
     return new if _open(jaxpr) is jaxpr else jaxpr.replace(jaxpr=new)
 
 
-def _scan_counts(params: dict[str, Any]) -> tuple[int, int]:
+def closed(jaxpr: Any) -> Any:
+    """The jaxpr with its consts: before 0.11 some equations hold one that has none, and no place for them."""
+    return jaxpr if hasattr(jaxpr, "consts") else ClosedJaxpr(jaxpr, ())
+
+
+def lifted(jaxpr: Any) -> tuple[Any, list[Array]]:
+    """The jaxpr that takes its consts as its first inputs, and those consts."""
+    inner = _open(jaxpr)
+    if not jaxpr.consts:
+        return jaxpr, []
+    consts = list(jaxpr.consts)
+    opened = inner.replace(constvars=[], invars=[*inner.constvars, *inner.invars])
+    return closed(opened), consts
+
+
+def lowers_its_bodies(primitive: Primitive) -> None:
+    """Say that the jaxprs in the parameters of `primitive` are lowered with it, as `mlir.lower_fun` does.
+
+    Since 0.11 functions such as `jnp.searchsorted` are primitives that JAX takes apart before it lowers. It refuses
+    those whose parameters hold them and that do not say how; earlier versions have no such primitives.
+    """
+    primitive.is_high = lambda *_, **__: False  # type: ignore[method-assign]
+
+
+def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
     """(number of consts, number of carries) of a scan; 0.11 and later keep them as the shapes of trees."""
     if "num_consts" in params:
         return params["num_consts"], params["num_carry"]
@@ -240,7 +264,7 @@ def install_forwarding_transposes() -> None:
 
     def rescan(params: dict[str, Any], args: Sequence[Any], moved: int) -> dict[str, Any]:
         """The parameters of a scan that has `moved` of its consts as carries instead."""
-        num_consts, num_carry = _scan_counts(params)
+        num_consts, num_carry = scan_counts(params)
         if "num_consts" in params:
             return params | {"num_consts": num_consts - moved, "num_carry": num_carry + moved}
         from jax._src import flattree as ft  # there since 0.11, with ft_in
@@ -256,7 +280,7 @@ def install_forwarding_transposes() -> None:
         original = table[jax_primitives.scan_p]
 
         def transpose(cts: Sequence[Array], *args: Any, **params: Any) -> Any:
-            num_consts, num_carry = _scan_counts(params)
+            num_consts, num_carry = scan_counts(params)
             inner = _open(params["jaxpr"])
             hot = seeds(cts, args, sorted(k for k in accumulated_inputs(inner) if k < num_consts))
             if not hot:
@@ -328,10 +352,14 @@ def flattened_by_control_flow() -> bool:
 
 
 __all__ = [
+    "closed",
     "executes_eagerly",
     "ffi_api_version",
     "flattened_by_control_flow",
     "install_forwarding_transposes",
+    "lifted",
+    "lowers_its_bodies",
     "register_accumulating_transpose",
     "run_after_lowering",
+    "scan_counts",
 ]

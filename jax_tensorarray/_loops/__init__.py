@@ -1,0 +1,1 @@
+"""Loops that are differentiated in reverse at the cost of the steps they took."""

@@ -1,0 +1,300 @@
+"""`ta_count`: a loop of a number of steps known before it starts, perhaps only at run time. It can be transposed.
+
+The derivatives of every loop of the library are such loops: the trip count and the residuals are there by then.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir, xla
+
+from jax_tensorarray import _compat
+from jax_tensorarray._loops import bodies, masking
+from jax_tensorarray._ops.empty import ta_empty
+from jax_tensorarray._ops.read import ta_read
+from jax_tensorarray._ops.write import ta_write
+from jax_tensorarray._register import is_zero, to_front, zero_tangent
+
+Array = Any
+
+# Operands: steps, *consts, *carry. The body maps k, *consts, *carry to *carry, for k = 0, 1, ..., steps - 1 or, with
+# `reverse`, for k = steps - 1, ..., 0. There are at most `max_steps` steps.
+#
+# The last carries may be `tapes`, given by their types: buffers that are written before they are read. They are made
+# where the loop runs, so that nothing on the way there fills or copies them.
+ta_count_p = Primitive("ta_count")
+ta_count_p.multiple_results = True
+
+
+#: Shape and dtype of a tape.
+Tape = tuple[tuple[int, ...], Any]
+
+
+def count(
+    steps: Array,
+    consts: Sequence[Array],
+    carry: Sequence[Array],
+    *,
+    body: Any,
+    max_steps: int,
+    reverse: bool,
+    tapes: Sequence[Tape] = (),
+) -> Any:
+    return ta_count_p.bind(
+        steps,
+        *consts,
+        *carry,
+        body=body,
+        num_consts=len(consts),
+        max_steps=max_steps,
+        reverse=reverse,
+        tapes=tuple(tapes),
+    )
+
+
+def _abstract_eval(*avals: Any, body: Any, **_: Any) -> Any:
+    return [a.update(weak_type=False) if hasattr(a, "weak_type") else a for a in body.out_avals]
+
+
+def _run(
+    steps: Array, *rest: Array, body: Any, num_consts: int, max_steps: int, reverse: bool, tapes: Sequence[Tape]
+) -> Any:
+    consts, carry = rest[:num_consts], [*rest[num_consts:], *make(tapes)]
+    call = bodies.function(body)
+
+    def step(state: Any) -> Any:
+        n, carry = state
+        return n + 1, call(steps - 1 - n if reverse else n, *consts, *carry)
+
+    return lax.while_loop(lambda state: state[0] < steps, step, (jnp.int32(0), list(carry)))[1]
+
+
+def tape(residuals: Sequence[Any], max_steps: int) -> list[Tape]:
+    """Tapes for the residuals of every step."""
+    return [((max_steps, *a.shape), a.dtype) for a in residuals]
+
+
+def make(tapes: Sequence[Tape]) -> list[Array]:
+    """Buffers that cost nothing before they are written."""
+    return [ta_empty(shape[0], shape[1:], dtype) for shape, dtype in tapes]
+
+
+def abstract(tapes: Sequence[Tape]) -> list[Any]:
+    return [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in tapes]
+
+
+def record(tapes: Sequence[Array], k: Array, residuals: Sequence[Array]) -> list[Array]:
+    return [ta_write(t, k, r, mode="drop") for t, r in zip(tapes, residuals, strict=True)]
+
+
+def linearized_loop(
+    linear: bodies.Linearized,
+    operands: Sequence[Array],
+    tapes: Sequence[Array],
+    steps: Array,
+    const_tangents: Sequence[Array],
+    carry_tangents: Sequence[Array],
+    *,
+    max_steps: int,
+    reverse: bool,
+    new: Sequence[Tape] = (),
+) -> Any:
+    """Tangents of the carry after all steps, from the tapes that the loop has written. `operands` are the body's.
+
+    `new` are the tangents of tapes that the loop itself carries.
+    """
+    given = sorted({n for kind, n in linear.sources if kind == "given"})
+
+    def step(k: Array, *rest: Array) -> list[Array]:
+        tapes, rest = rest[: len(linear.taped)], rest[len(linear.taped) :]
+        kept, tangents = rest[: len(given)], rest[len(given) :]
+        rows = [ta_read(t, k, mode="drop") for t in tapes]
+        return linear.tangents(rows, lambda n: kept[given.index(n)], tangents)
+
+    consts = [*tapes, *(operands[n] for n in given), *const_tangents]
+    types = [*map(jax.typeof, [*consts, *carry_tangents]), *abstract(new)]
+    body = jax.make_jaxpr(step)(jax.ShapeDtypeStruct((), jnp.int32), *types)
+    return count(steps, consts, carry_tangents, body=body, max_steps=max_steps, reverse=reverse, tapes=new)
+
+
+def moving(
+    body: Any, first: int, const_tangents: Sequence[Any], carry_tangents: Sequence[Any], num_tapes: int
+) -> tuple[list[bool], list[bool]]:
+    """Which consts and which carries of a body have tangents; the `first` inputs, before the consts, have none."""
+    consts = [not is_zero(t) for t in const_tangents]
+    carry = [*(not is_zero(t) for t in carry_tangents), *[False] * num_tapes]
+    return consts, bodies.fixed_point(body, [False] * first + consts, carry, inexact=True)
+
+
+def chosen(values: Sequence[Any], flags: Sequence[bool]) -> list[Any]:
+    return [v for v, flag in zip(values, flags, strict=True) if flag]
+
+
+def spread(values: Sequence[Any], flags: Sequence[bool], others: Sequence[Any]) -> list[Any]:
+    """`others`, with `values` in the flagged places."""
+    rest = iter(values)
+    return [next(rest) if flag else other for flag, other in zip(flags, others, strict=True)]
+
+
+def zero_tangents(outs: Sequence[Array]) -> list[Any]:
+    return [zero_tangent(x) for x in outs]
+
+
+def tangents_of(tapes: Sequence[Tape], moved: Sequence[bool]) -> list[Tape]:
+    """Tapes for the tangents of those tapes."""
+    return [(shape, jax.typeof(jnp.zeros((), dtype)).to_tangent_aval().dtype) for shape, dtype in chosen(tapes, moved)]
+
+
+def _jvp(
+    primals: Sequence[Array],
+    tangents: Sequence[Any],
+    *,
+    body: Any,
+    num_consts: int,
+    max_steps: int,
+    reverse: bool,
+    tapes: Sequence[Tape],
+) -> Any:
+    steps, consts, carry = primals[0], primals[1 : 1 + num_consts], primals[1 + num_consts :]
+    const_dots, carry_dots = tangents[1 : 1 + num_consts], tangents[1 + num_consts :]
+    moved_consts, moved_carry = moving(body, 1, const_dots, carry_dots, len(tapes))
+    loop = functools.partial(count, max_steps=max_steps, reverse=reverse)
+    if not any(moved_carry):
+        outs = loop(steps, consts, carry, body=body, tapes=tapes)
+        return outs, zero_tangents(outs)
+    n, inputs = len(carry) + len(tapes), len(body.in_avals)
+    linear = bodies.linearize(
+        body, moved_carry, [False, *moved_consts, *moved_carry], [False, *[True] * num_consts, *[False] * n]
+    )
+    call = bodies.function(linear.jaxpr)
+
+    def step(k: Array, *rest: Array) -> list[Array]:
+        outs = call(k, *rest[: inputs - 1])
+        return [*outs[:n], *record(rest[inputs - 1 :], k, outs[n:])]
+
+    new = tape(linear.taped, max_steps)
+    taped = jax.make_jaxpr(step)(*bodies.abstract(body.in_avals), *abstract(new))
+    outs = loop(steps, consts, carry, body=taped, tapes=[*tapes, *new])
+    moved_operands, moved_tapes = moved_carry[: len(carry)], moved_carry[len(carry) :]
+    dots = linearized_loop(
+        linear,
+        [steps, *consts, *carry],
+        outs[n:],
+        steps,
+        chosen(const_dots, moved_consts),
+        [ad.instantiate_zeros(t) for t in chosen(carry_dots, moved_operands)],
+        max_steps=max_steps,
+        reverse=reverse,
+        new=tangents_of(tapes, moved_tapes),
+    )
+    return outs[:n], spread(dots, moved_carry, zero_tangents(outs[:n]))
+
+
+def _transpose(
+    cts: Sequence[Any],
+    steps: Array,
+    *rest: Any,
+    body: Any,
+    num_consts: int,
+    max_steps: int,
+    reverse: bool,
+    tapes: Sequence[Tape],
+) -> Any:
+    consts, carry = rest[:num_consts], rest[num_consts:]
+    linear_const = [ad.is_undefined_primal(c) for c in consts]
+    # A carry that is known is one of zeros, where a tangent came into the loop by another way. All are linear.
+    linear_carry = [ad.is_undefined_primal(c) for c in carry]
+    if all(is_zero(ct) for ct in cts):
+        return [None, *(ad.Zero(x.aval) if ad.is_undefined_primal(x) else None for x in rest)]
+    known = [c for c, is_linear in zip(consts, linear_const, strict=True) if not is_linear]
+    const_avals = [c.aval for c in chosen(consts, linear_const)]
+    carry_avals = body.out_avals
+    call, m = bodies.function(body), len(const_avals)
+
+    def step(k: Array, *rest: Array) -> list[Array]:
+        known_here, ct = rest[: len(known)], rest[len(known) :]
+
+        # A const that is returned too has a transpose that starts from its running cotangent: reads add in place.
+        def forward(consts: list[Array], carry: list[Array]) -> Any:
+            given = iter(known_here)
+            all_consts = [next(given) if not is_linear else None for is_linear in linear_const]
+            return consts, call(k, *spread(consts, linear_const, all_consts), *carry)
+
+        const_cts, carry_cts = jax.linear_transpose(forward, const_avals, carry_avals)((list(ct[:m]), list(ct[m:])))
+        return [*const_cts, *carry_cts]
+
+    start = [
+        *(jnp.zeros(a.shape, a.dtype) for a in const_avals),
+        *map(ad.instantiate_zeros, cts),
+    ]
+    transposed = jax.make_jaxpr(step)(
+        jax.ShapeDtypeStruct((), jnp.int32), *map(jax.typeof, known), *map(jax.typeof, start)
+    )
+    outs = count(steps, known, start, body=transposed, max_steps=max_steps, reverse=not reverse)
+    carry_cts = [ct if is_linear else None for ct, is_linear in zip(outs[m:], linear_carry, strict=False)]  # not tapes
+    return [None, *spread(outs[:m], linear_const, [None] * num_consts), *carry_cts]
+
+
+def batched_tapes(tapes: Sequence[Tape], size: int) -> list[Tape]:
+    return [((size, *shape), dtype) for shape, dtype in tapes]
+
+
+def _batch(
+    args: Sequence[Array],
+    dims: Sequence[Any],
+    *,
+    body: Any,
+    num_consts: int,
+    max_steps: int,
+    reverse: bool,
+    tapes: Sequence[Tape],
+) -> Any:
+    size = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
+    masked = dims[0] is not None  # every example takes as many steps as it needs
+    args = [x if d is None else to_front(x, d, size) for x, d in zip(args, dims, strict=True)]
+    batched = [d is not None for d in dims]
+    consts, carry = list(args[1 : 1 + num_consts]), list(args[1 + num_consts :])
+    have = [*batched[1 + num_consts :], *[True] * len(tapes)]
+    if masked:
+        carry_batched = [True] * len(have)
+    else:
+        carry_batched = bodies.fixed_point(body, [False, *batched[1 : 1 + num_consts]], have, inexact=False)
+    carry = [
+        x if there or not want else jnp.broadcast_to(x, (size, *jnp.shape(x)))
+        for x, there, want in zip(carry, have, carry_batched, strict=False)
+    ]
+    tapes = batched_tapes(tapes, size)
+    in_batched = [*batched[1 : 1 + num_consts], *carry_batched]
+    in_axes = [0 if b else None for b in in_batched]
+    out_axes = [0 if b else None for b in carry_batched]
+    if masked:
+        step = jax.vmap(
+            lambda k, steps, *rest: masking.step(
+                body, k < steps, (k, *rest[:num_consts]), rest[num_consts:], [False, *in_batched]
+            ),
+            in_axes=[None, 0, *in_axes],
+            out_axes=out_axes,
+        )
+        consts = [args[0], *consts]
+        steps = jnp.max(args[0], initial=0)
+    else:
+        step = jax.vmap(bodies.function(body), in_axes=[None, *in_axes], out_axes=out_axes)
+        steps = args[0]
+    types = [*map(jax.typeof, [*consts, *carry]), *abstract(tapes)]
+    traced = jax.make_jaxpr(step)(jax.ShapeDtypeStruct((), jnp.int32), *types)
+    outs = count(steps, consts, carry, body=traced, max_steps=max_steps, reverse=reverse, tapes=tapes)
+    return outs, [0 if b else None for b in carry_batched]
+
+
+_compat.lowers_its_bodies(ta_count_p)
+ta_count_p.def_impl(functools.partial(xla.apply_primitive, ta_count_p))
+ta_count_p.def_abstract_eval(_abstract_eval)
+ad.primitive_jvps[ta_count_p] = _jvp
+ad.primitive_transposes[ta_count_p] = _transpose
+batching.primitive_batchers[ta_count_p] = _batch
+mlir.register_lowering(ta_count_p, mlir.lower_fun(_run, multiple_results=True))

@@ -1,0 +1,427 @@
+"""`ta_replay`: the tangents of a loop that kept no tape. Its transpose visits the steps again, last to first.
+
+How a step is found again is the mode's: by inverting the one after it, by running on from a checkpoint, or by undoing
+the writes of the steps after it.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir, xla
+
+from jax_tensorarray import _compat
+from jax_tensorarray._loops import bodies, masking
+from jax_tensorarray._loops.count import chosen, count, spread
+from jax_tensorarray._loops.while_ import while_
+from jax_tensorarray._ops.empty import ta_empty
+from jax_tensorarray._ops.read import ta_read
+from jax_tensorarray._ops.write import ta_write
+from jax_tensorarray._register import is_zero, to_front
+
+Array = Any
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A loop whose steps can be visited again. The body is that of `ta_while`, with `lanes` of examples."""
+
+    body: Any
+    lanes: int
+    num_consts: int
+    moved: tuple[bool, ...]  #: which consts and carries have tangents
+    max_steps: int
+
+    @property
+    def num_carry(self) -> int:
+        return len(self.moved) - self.num_consts
+
+    @property
+    def moved_consts(self) -> tuple[bool, ...]:
+        return self.moved[: self.num_consts]
+
+    @property
+    def moved_carry(self) -> tuple[bool, ...]:
+        return self.moved[self.num_consts :]
+
+    def batched(
+        self, size: int, own_ends: bool, axes: Sequence[Any], consts: Sequence[Array], init: Sequence[Array]
+    ) -> "Replay":
+        body = batched_body(self.body, self.lanes, size, own_ends, axes, [*consts, *init])
+        return replace(self, body=body, lanes=self.lanes + own_ends)
+
+    def step(self, k: Array, steps: Array, consts: Sequence[Array], carry: Sequence[Array]) -> list[Array]:
+        """The carry after step `k`, of those examples that take it."""
+        return bodies.function(self.body)(*self.first(k, steps), *consts, *carry)
+
+    def first(self, k: Array, steps: Array) -> list[Array]:
+        return [k < steps] if self.lanes else []
+
+    def pull_back(
+        self,
+        k: Array,
+        steps: Array,
+        consts: Sequence[Array],
+        carry: Sequence[Array],
+        const_cts: Sequence[Array],
+        carry_cts: Sequence[Array],
+    ) -> tuple[list[Array], list[Array]]:
+        """Cotangents of the consts, added to the running ones, and of the carry before step `k`."""
+
+        def f(moved_consts: list[Array], moved_carry: list[Array]) -> tuple[list[Array], list[Array]]:
+            outs = self.step(
+                k,
+                steps,
+                spread(moved_consts, self.moved_consts, consts),
+                spread(moved_carry, self.moved_carry, carry),
+            )
+            return moved_consts, chosen(outs, self.moved_carry)
+
+        _, pull = jax.vjp(f, chosen(consts, self.moved_consts), chosen(carry, self.moved_carry))
+        return pull((list(const_cts), list(carry_cts)))
+
+
+ta_replay_p = Primitive("ta_replay")
+ta_replay_p.multiple_results = True
+
+# Operands: steps, *consts, *init, *extra, *const_tangents, *carry_tangents. Results: tangents of the carry at the end.
+# `extra` is what the mode needs besides.
+
+
+def replay(
+    loop: Replay,
+    mode: Any,
+    steps: Array,
+    consts: Sequence[Array],
+    init: Sequence[Array],
+    extra: Sequence[Array],
+    const_dots: Sequence[Array],
+    carry_dots: Sequence[Array],
+) -> list[Array]:
+    return ta_replay_p.bind(steps, *consts, *init, *extra, *const_dots, *carry_dots, loop=loop, mode=mode)
+
+
+def _split(operands: Sequence[Any], loop: Replay) -> tuple[Any, ...]:
+    steps, *rest = operands
+    consts, rest = rest[: loop.num_consts], rest[loop.num_consts :]
+    init, rest = rest[: loop.num_carry], rest[loop.num_carry :]
+    linear = sum(loop.moved)
+    extra, dots = rest[: len(rest) - linear], rest[len(rest) - linear :]
+    n = sum(loop.moved_consts)
+    return steps, consts, init, extra, dots[:n], dots[n:]
+
+
+def _abstract_eval(*avals: Any, loop: Replay, mode: Any) -> Any:
+    return list(_split(avals, loop)[5])
+
+
+def largest(steps: Array) -> Array:
+    return jnp.max(steps, initial=0) if jnp.ndim(steps) else steps
+
+
+def counted(
+    loop: Replay, step: Callable[..., Any], steps: Array, consts: Sequence[Array], carry: Sequence[Array], reverse: bool
+) -> list[Array]:
+    """The carry after `step(k, steps, *consts, *carry)` for every k."""
+    types = map(jax.typeof, [steps, *consts, *carry])
+    body = jax.make_jaxpr(step)(jax.ShapeDtypeStruct((), jnp.int32), *types)
+    outs: list[Array] = count(
+        largest(steps), [steps, *consts], carry, body=body, max_steps=loop.max_steps, reverse=reverse
+    )
+    return outs
+
+
+def _run(*operands: Array, loop: Replay, mode: Any) -> list[Array]:
+    """Primals and tangents together, from the beginning."""
+    steps, consts, init, _, const_dots, carry_dots = _split(operands, loop)
+    first = [False] * int(loop.lanes > 0)
+    joint = bodies.function(bodies.joint_jvp(loop.body, loop.num_consts, loop.num_carry, [*first, *loop.moved]))
+
+    def step(k: Array, steps: Array, *rest: Array) -> list[Array]:
+        return joint(*loop.first(k, steps), *rest)
+
+    return counted(loop, step, steps, [*consts, *const_dots], [*init, *carry_dots], False)[loop.num_carry :]
+
+
+def _jvp(primals: Sequence[Array], tangents: Sequence[Any], *, loop: Replay, mode: Any) -> Any:
+    # A derivative of a derivative: the loop of primals and tangents has a tape.
+    moved = [not is_zero(t) for t in tangents]
+
+    def f(*some: Array) -> list[Array]:
+        return _run(*spread(some, moved, primals), loop=loop, mode=mode)
+
+    return jax.jvp(f, chosen(primals, moved), chosen(tangents, moved))
+
+
+def _transpose(cts: Sequence[Any], *operands: Any, loop: Replay, mode: Any) -> Any:
+    steps, consts, init, extra, const_dots, carry_dots = _split(operands, loop)
+    linear = [*const_dots, *carry_dots]
+    known = [None] * (len(operands) - len(linear))
+    if all(is_zero(ct) for ct in cts):
+        return [*known, *(ad.Zero(x.aval) if ad.is_undefined_primal(x) else None for x in linear)]
+    zeros = [jnp.zeros(t.shape, t.dtype) for t in map(_tangent_type, chosen(consts, loop.moved_consts))]
+    const_cts, carry_cts = mode.pull_back(
+        loop, steps, consts, init, extra, zeros, [ad.instantiate_zeros(c) for c in cts]
+    )
+    found = [*const_cts, *carry_cts]
+    return [*known, *(ct if ad.is_undefined_primal(x) else None for x, ct in zip(linear, found, strict=True))]
+
+
+def _tangent_type(x: Array) -> Any:
+    return jax.typeof(x).to_tangent_aval()
+
+
+def _batch(args: Sequence[Array], dims: Sequence[Any], *, loop: Replay, mode: Any) -> Any:
+    size = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
+    args = [x if d is None else to_front(x, d, size) for x, d in zip(args, dims, strict=True)]
+    flags = _split([d is not None for d in dims], loop)
+    steps, consts, *rest = _split(args, loop)
+    # The examples share consts whose tangents they share, and perhaps the number of steps. All else is their own.
+    shared_dots = [not b for b in flags[4]]
+    shared = [
+        not b and dot
+        for b, dot in zip(flags[1], spread(shared_dots, loop.moved_consts, [True] * len(consts)), strict=True)
+    ]
+
+    def own(xs: Sequence[Array], batched: Sequence[bool], shared: Sequence[bool]) -> list[Array]:
+        return [
+            x if b or s else jnp.broadcast_to(x, (size, *jnp.shape(x)))
+            for x, b, s in zip(xs, batched, shared, strict=True)
+        ]
+
+    consts = own(consts, flags[1], shared)
+    const_dots = own(rest[2], flags[4], chosen(shared, loop.moved_consts))
+    init, extra, carry_dots = (own(rest[k], flags[2 + k], [False] * len(rest[k])) for k in (0, 1, 3))
+    axes = [None if s else 0 for s in shared]
+    wide = loop.batched(size, flags[0], axes, consts, init)
+    mode = mode.batched(loop.lanes, size, flags[0], axes, consts, init)
+    outs = replay(wide, mode, steps, consts, init, mode.batched_extra(extra), const_dots, carry_dots)
+    return outs, [0] * len(outs)
+
+
+def batched_body(body: Any, lanes: int, size: int, own_ends: bool, axes: Sequence[Any], values: Sequence[Array]) -> Any:
+    """The body for a batch of examples that have ends of their own, or not; all of the carry is batched.
+
+    `values` are what it will be called with, and `axes` those of its consts.
+    """
+    call, num_consts = bodies.function(body), len(axes)
+    rest_axes = [*axes, *[0] * (len(values) - num_consts)]
+    types = [*map(jax.typeof, values)]
+    lane_types = bodies.abstract(body.in_avals)[: int(lanes > 0)]
+    if not own_ends:
+        in_axes = [*[None] * len(lane_types), *rest_axes]
+        return jax.make_jaxpr(jax.vmap(call, in_axes=in_axes, out_axes=0))(*lane_types, *types)
+    varying = [axis is not None for axis in rest_axes]
+    if not lanes:
+
+        def call(active: Array, *rest: Array) -> list[Array]:
+            return masking.step(body, active, rest[:num_consts], rest[num_consts:], varying)
+
+    shape = lane_types[0].shape if lane_types else ()
+    active = jax.ShapeDtypeStruct((size, *shape), jnp.bool_)
+    return jax.make_jaxpr(jax.vmap(call, in_axes=[0, *rest_axes], out_axes=0))(active, *types)
+
+
+_compat.lowers_its_bodies(ta_replay_p)
+ta_replay_p.def_impl(functools.partial(xla.apply_primitive, ta_replay_p))
+ta_replay_p.def_abstract_eval(_abstract_eval)
+ad.primitive_jvps[ta_replay_p] = _jvp
+ad.primitive_transposes[ta_replay_p] = _transpose
+batching.primitive_batchers[ta_replay_p] = _batch
+mlir.register_lowering(ta_replay_p, mlir.lower_fun(_run, multiple_results=True))
+
+
+# --- the modes -------------------------------------------------------------------------------------------------
+
+
+class Mode:
+    """How steps are found again."""
+
+    #: Whether a tape is kept after all, unless `instead_of` it there is a better mode.
+    tapes = False
+
+    #: Whether `batched` wants all of the carry batched.
+    batches_all = False
+
+    def instead_of(self, linear: bodies.Linearized, body: Any, num_before: int, num_carry: int) -> "Mode | None":
+        return None
+
+    def forward(
+        self, loop: Callable[..., Any], cond: Any, body: Any, cond_consts: Any, consts: Any, carry: Any
+    ) -> tuple[list[Array], Array, list[Array], "Mode"]:
+        """Run the loop: the carry after it, the steps taken, what `pull_back` needs besides, and whose it is."""
+        outs, steps = loop(cond_consts, consts, carry, cond=cond, body=body)
+        return outs, steps, self.extra(outs), self
+
+    def extra(self, outs: list[Array]) -> list[Array]:
+        return []
+
+    def batched(self, lanes: int, size: int, own_ends: bool, axes: Sequence[Any], consts: Any, init: Any) -> "Mode":
+        """The mode of a loop over a batch of examples, as `batched_body` makes its body."""
+        return self
+
+    def batched_extra(self, extra: list[Array]) -> list[Array]:
+        """`extra`, whose batch axis is the first, where `pull_back` of a batched loop expects it."""
+        return extra
+
+    def pull_back(
+        self, loop: Replay, steps: Array, consts: Any, init: Any, extra: Any, const_cts: Any, carry_cts: Any
+    ) -> tuple[list[Array], list[Array]]:
+        """Cotangents of the consts, added to those given, and of the carry before the loop from those after it."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Inverse(Mode):
+    """The step before is that which the user's inverse makes of the one after. `extra` is the carry at the end."""
+
+    body: Any  #: maps *consts, *carry to the carry before, with lanes as the loop's body
+    own_consts: int  #: consts of the inverse are the last of the loop's, this many
+
+    batches_all = True
+
+    def extra(self, outs: list[Array]) -> list[Array]:
+        return outs
+
+    def batched(self, lanes: int, size: int, own_ends: bool, axes: Sequence[Any], consts: Any, init: Any) -> "Inverse":
+        m = len(consts) - self.own_consts
+        body = batched_body(self.body, lanes, size, own_ends, axes[m:], [*consts[m:], *init])
+        return Inverse(body, self.own_consts)
+
+    def pull_back(
+        self, loop: Replay, steps: Array, consts: Any, init: Any, extra: Any, const_cts: Any, carry_cts: Any
+    ) -> tuple[list[Array], list[Array]]:
+        back, n, m = bodies.function(self.body), loop.num_carry, len(consts)
+
+        def step(k: Array, steps: Array, *rest: Array) -> list[Array]:
+            consts, carry, cts = rest[:m], rest[m : m + n], rest[m + n :]
+            before = back(*loop.first(k, steps), *consts[m - self.own_consts :], *carry)
+            const_cts_, carry_cts_ = loop.pull_back(
+                k, steps, consts, before, cts[: len(const_cts)], cts[len(const_cts) :]
+            )
+            return [*before, *const_cts_, *carry_cts_]
+
+        outs = counted(loop, step, steps, consts, [*extra, *const_cts, *carry_cts], True)
+        cts = outs[n:]
+        return cts[: len(const_cts)], cts[len(const_cts) :]
+
+
+@dataclass(frozen=True)
+class Checkpoint(Mode):
+    """The loop runs on from one of `slots` carries that are kept, where binomial checkpointing has put them."""
+
+    slots: int
+
+    def pull_back(
+        self, loop: Replay, steps: Array, consts: Any, init: Any, extra: Any, const_cts: Any, carry_cts: Any
+    ) -> tuple[list[Array], list[Array]]:
+        m, c = len(consts), len(const_cts)
+        reach = _reach(self.slots, loop.max_steps)
+        # What a step does not read, such as rows of results, is not kept: it is written anew, to nowhere.
+        live = _live(loop)
+
+        def whole(kept: Sequence[Array]) -> list[Array]:
+            return spread(kept, live, [_nowhere(x) for x in init])
+
+        def advance(by: Array, start: Array, steps: Array, consts: Any, kept: Any) -> list[Array]:
+            def step(k: Array, steps: Array, start: Array, *rest: Array) -> list[Array]:
+                return loop.step(start + k, steps, rest[:m], rest[m:])
+
+            carry = whole(kept)
+            types = map(jax.typeof, [steps, start, *consts, *carry])
+            body = jax.make_jaxpr(step)(jax.ShapeDtypeStruct((), jnp.int32), *types)
+            outs = count(by, [steps, start, *consts], carry, body=body, max_steps=loop.max_steps, reverse=False)
+            return chosen(outs, live)
+
+        # Kept: the carries before steps positions[0] < ... < positions[top]. Steps from `end` on are done.
+        def goes_on(*args: Array) -> list[Array]:
+            return [args[0] > 0]
+
+        n = sum(live)
+
+        def step(steps: Array, *args: Array) -> list[Array]:
+            consts, (end, top, positions, *rest) = args[:m], args[m:]
+            kept, cts = rest[:n], rest[n:]
+            start = positions[top]
+            length, free = end - start, self.slots - top
+            by = jnp.where(length == 1, 0, jnp.where(free == 1, length - 1, _split_at(reach, length, free)))
+            pulls = (length == 1) | (free == 1)
+            carry = advance(by, start, steps, consts, [ta_read(t, top, mode="drop") for t in kept])
+            place = top + 1
+            kept = [ta_write(t, place, x, where=~pulls, mode="drop") for t, x in zip(kept, carry, strict=True)]
+            positions = jnp.where(pulls, positions, positions.at[place].set(start + by, mode="drop"))
+
+            def pull(cts: list[Array]) -> list[Array]:
+                const_cts, carry_cts = loop.pull_back(end - 1, steps, consts, whole(carry), cts[:c], cts[c:])
+                return [*const_cts, *carry_cts]
+
+            cts = lax.cond(pulls, pull, lambda cts: cts, list(cts))
+            end = jnp.where(pulls, end - 1, end)
+            top = jnp.where(pulls, jnp.where(positions[top] == end, jnp.maximum(top - 1, 0), top), place)
+            return [end, top, positions, *kept, *cts]
+
+        kept = [ta_write(ta_empty(self.slots, x.shape, x.dtype), 0, x) for x in chosen(init, live)]
+        state = [largest(steps), jnp.int32(0), jnp.zeros(self.slots, jnp.int32), *kept, *const_cts, *carry_cts]
+        types = [*map(jax.typeof, state)]
+        body = jax.make_jaxpr(step)(*map(jax.typeof, [steps, *consts]), *types)
+        outs, _ = while_(
+            [],
+            [steps, *consts],
+            state,
+            cond=jax.make_jaxpr(goes_on)(*types),
+            body=body,
+            max_steps=2 * loop.max_steps + 1,
+            source="the checkpointed loop",
+        )
+        cts = outs[3 + n :]
+        return cts[:c], cts[c:]
+
+
+def _live(loop: Replay) -> list[bool]:
+    """Which carries the loop's body reads: all but those that only become newer versions of themselves."""
+    num_inputs = len(loop.body.in_avals)
+    before = num_inputs - loop.num_carry
+    live = []
+    for k in range(loop.num_carry):
+        after = bodies.reached(loop.body, [j == before + k for j in range(num_inputs)], inexact=False)
+        others = [x for j, x in enumerate(after) if j != k]
+        live.append(any(others) or not loop.body.out_avals[k].ndim)
+    return live
+
+
+def _nowhere(x: Array) -> Array:
+    return ta_empty(x.shape[0], x.shape[1:], x.dtype) if x.ndim else x
+
+
+def _reach(slots: int, max_steps: int) -> np.ndarray[Any, Any]:
+    """`reach[s, r]`: how many steps can be reversed with s carries kept if none is run more than r times over.
+
+    It is the binomial coefficient of s + r over s (Griewank 1992).
+    """
+    rows, limit = [], np.iinfo(np.int32).max
+    columns = 2
+    while slots > 1 and (columns + 1) * columns // 2 < max_steps:
+        columns += 1
+    row = np.ones(columns + 1, np.int64)  # with no carry kept nothing is reversed; the recursion wants ones
+    for _ in range(slots + 1):
+        rows.append(np.minimum(row, limit).astype(np.int32))
+        row = np.minimum(np.cumsum(row), limit)
+    return np.stack(rows)
+
+
+def _split_at(reach: np.ndarray[Any, Any], length: Array, free: Array) -> Array:
+    """How far to run before the next carry is kept, so that the fewest steps are run: Griewank and Walther 2000."""
+    table = jnp.asarray(reach)
+    row = table[free]
+    r = jnp.maximum(jnp.searchsorted(row, length), 1).astype(jnp.int32)
+
+    def at(s: Array, r: Array) -> Array:
+        return jnp.where(r < 0, 0, table[s, jnp.maximum(r, 0)])
+
+    return jnp.clip(jnp.maximum(at(free, r - 2), length - at(free - 1, r)), 1, length - 1)

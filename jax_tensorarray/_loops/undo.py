@@ -1,0 +1,264 @@
+"""Undoing the writes of a step: its buffers are found again by putting back the rows that it overwrote."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Literal
+from jax.extend.core import primitives as jax_primitives
+
+from jax_tensorarray._loops import bodies
+from jax_tensorarray._loops.count import abstract, chosen, record, spread, tape
+from jax_tensorarray._loops.replay import Mode, Replay, batched_body, counted
+from jax_tensorarray._ops.add import ta_add_p
+from jax_tensorarray._ops.clear import ta_clear_p
+from jax_tensorarray._ops.read import ta_read, ta_read_p
+from jax_tensorarray._ops.swap import ta_swap_p
+from jax_tensorarray._ops.write import ta_write_p
+
+Array = Any
+Version = int | None
+
+
+@dataclass(frozen=True)
+class Logged:
+    """A body that also gives what it overwrites, and the body that puts it back.
+
+    `jaxpr` maps what the body takes to what it gives, followed by the rows of the log. `restore` maps these rows and
+    the carries flagged in `rewound`, after the step, to those carries before it.
+    """
+
+    jaxpr: Any
+    restore: Any
+    rewound: tuple[bool, ...]
+
+
+class _Log:
+    """Evaluates a body and keeps the rows that its row ops overwrite in the buffers of the carry."""
+
+    def __init__(self) -> None:
+        self.rows: list[Array] = []
+        self.undo: list[tuple[int, int, Any]] = []  # (carry, number of rows of the log, parameters of a write)
+        self.refused: dict[int, str] = {}  # carries that cannot be rewound, and why
+
+    def evaluate(
+        self, jaxpr: Any, args: Sequence[Array], versions: Sequence[Version]
+    ) -> tuple[list[Array], list[Version]]:
+        inner = getattr(jaxpr, "jaxpr", jaxpr)
+        values: dict[Any, tuple[Array, Version]] = {
+            v: (x, None) for v, x in zip(inner.constvars, jaxpr.consts, strict=True)
+        }
+        values.update(zip(inner.invars, zip(args, versions, strict=True), strict=True))
+
+        def read(v: Any) -> tuple[Array, Version]:
+            return (v.val, None) if isinstance(v, Literal) else values[v]
+
+        for eqn in inner.eqns:
+            found = [read(v) for v in eqn.invars]
+            outs, kept = self.equation(eqn, [x for x, _ in found], [version for _, version in found])
+            values.update(zip(eqn.outvars, zip(outs, kept, strict=True), strict=True))
+        found = [read(v) for v in inner.outvars]
+        return [x for x, _ in found], [version for _, version in found]
+
+    def equation(self, eqn: Any, operands: list[Array], held: list[Version]) -> tuple[Sequence[Array], list[Version]]:
+        p, params = eqn.primitive, eqn.params
+        if p in (ta_write_p, ta_swap_p, ta_add_p) and held[0] is not None:
+            return self.update(p, params, operands, held[0])
+        if p is jax_primitives.jit_p and any(version is not None for version in held):
+            return self.evaluate(params["jaxpr"], operands, held)
+        updated = {(jnp.shape(operands[0]), operands[0].dtype)} if p is ta_clear_p else set(_updated(eqn))
+        for version, x in zip(held, operands, strict=True):
+            if version is not None and (jnp.shape(x), x.dtype) in updated:
+                self.refused[version] = f"{p.name} updates it"
+        with eqn.ctx.manager:
+            outs = p.bind(*operands, **p.get_bind_params(params))
+        outs = list(outs) if p.multiple_results else [outs]
+        return outs, [None] * len(outs)
+
+    def update(self, p: Any, params: Any, operands: list[Array], k: int) -> tuple[list[Array], list[Version]]:
+        buffer, index, value, *where = operands
+        if p is ta_add_p:
+            old = ta_read_p.bind(buffer, index, *where, **params | {"reverse": False})
+            outs = [p.bind(buffer, index, value, *where, **params)]
+        else:
+            new, old = ta_swap_p.bind(buffer, index, value, *where, **params)
+            outs = [new, old] if p is ta_swap_p else [new]
+        self.rows += [index, old, *where]
+        # Put back in the opposite order: of duplicates, what the first one overwrote stays.
+        self.undo.append((k, 2 + len(where), params | {"mode": "drop", "reverse": not params["reverse"]}))
+        return outs, [k, *[None] * (len(outs) - 1)]
+
+
+def _updated(eqn: Any) -> Iterator[tuple[Any, Any]]:
+    """Shape and dtype of every buffer that the jaxprs of an equation update by rows."""
+    inner = [getattr(j, "jaxpr", j) for p in eqn.params.values() for j in (p if isinstance(p, tuple | list) else (p,))]
+    for jaxpr in inner:
+        for e in getattr(jaxpr, "eqns", ()):
+            if e.primitive in (ta_write_p, ta_swap_p, ta_add_p, ta_clear_p):
+                yield e.invars[0].aval.shape, e.invars[0].aval.dtype
+            yield from _updated(e)
+
+
+def log(body: Any, num_before: int, num_carry: int) -> tuple[Logged, dict[int, str]]:
+    """The body with a log; and which carries cannot be rewound, for the reason given."""
+    found: list[Any] = []
+
+    def step(*args: Array) -> list[Array]:
+        entries = _Log()
+        versions = [None] * num_before + list(range(num_carry))
+        outs, after = entries.evaluate(body, args, versions)
+        found.append((entries, after))
+        return [*outs, *entries.rows]
+
+    jaxpr = jax.make_jaxpr(step)(*bodies.abstract(body.in_avals))
+    entries, after = found[-1]
+    rewound = [k == version and k not in entries.refused for k, version in enumerate(after)]
+    for k, _, _ in entries.undo:
+        if not rewound[k]:
+            entries.refused.setdefault(k, "the body gives another buffer in its place")
+    place = {k: n for n, k in enumerate(k for k in range(num_carry) if rewound[k])}
+    undo = entries.undo
+
+    def restore(*args: Array) -> list[Array]:
+        rows, buffers = args[: len(args) - len(place)], list(args[len(args) - len(place) :])
+        end = len(rows)
+        for k, n, params in reversed(undo):
+            (index, old, *where), end = rows[end - n : end], end - n
+            if k in place:
+                buffers[place[k]] = ta_write_p.bind(buffers[place[k]], index, old, *where, **params)
+        return buffers
+
+    rows = list(jaxpr.out_avals)[num_carry:]
+    types = bodies.abstract([*rows, *(a for a, r in zip(body.out_avals, rewound, strict=True) if r)])
+    return Logged(jaxpr, jax.make_jaxpr(restore)(*types), tuple(rewound)), entries.refused
+
+
+def bytes_of(types: Sequence[Any]) -> int:
+    return sum(t.size * t.dtype.itemsize for t in types)
+
+
+class Choice(NamedTuple):
+    """What `residuals="auto"` chooses, and why: the bytes that each step would keep."""
+
+    residuals: str
+    reason: str
+    tape_bytes: int
+    undo_bytes: int | None
+
+
+def choose(linear: bodies.Linearized, body: Any, num_before: int, num_carry: int) -> Choice:
+    """Undo where the tape would hold, for every step, a buffer of which the body updates rows; else the tape."""
+    carry = body.out_avals
+    largest = max((t.size * t.dtype.itemsize for t in linear.taped), default=0)
+    taped = bytes_of(linear.taped)
+    if not any(1024 < c.size * c.dtype.itemsize <= largest and c.ndim for c in carry):
+        return Choice("tape", "no residual is as large as a buffer of the carry", taped, None)
+    logged, refused = log(body, num_before, num_carry)
+    if refused:
+        k, why = next(iter(refused.items()))
+        return Choice("tape", f"carry number {k}, {carry[k].str_short()}, cannot be rewound: {why}", taped, None)
+    kept = [
+        *list(logged.jaxpr.out_avals)[num_carry:],
+        *(c for c, r in zip(carry, logged.rewound, strict=True) if not r),
+    ]
+    undone = bytes_of(kept)
+    if undone >= taped:
+        return Choice("tape", "the log would be as large as the tape", taped, undone)
+    return Choice("undo", "the tape would hold a whole buffer for every step", taped, undone)
+
+
+@dataclass(frozen=True)
+class Auto(Mode):
+    """A tape, or undo where that would hold whole buffers."""
+
+    tapes = True
+
+    def instead_of(self, linear: bodies.Linearized, body: Any, num_before: int, num_carry: int) -> Mode | None:
+        return Undo() if choose(linear, body, num_before, num_carry).residuals == "undo" else None
+
+
+@dataclass(frozen=True)
+class Undo(Mode):
+    """The mode of a loop before its log is made."""
+
+    def forward(
+        self, loop: Callable[..., Any], cond: Any, body: Any, cond_consts: Any, consts: Any, carry: Any
+    ) -> tuple[list[Array], Array, list[Array], Any]:
+        keywords = loop.keywords  # type: ignore[attr-defined]
+        first, n = int(keywords["lanes"] > 0), len(carry)
+        logged, refused = log(body, first + len(consts), n)
+        for k, why in refused.items():
+            raise ValueError(
+                f'the loop at {keywords["source"]}: residuals="undo" cannot rewind carry number {k}, '
+                f'{jax.typeof(carry[k]).str_short()}: {why}. Use residuals="tape" or "checkpoint"'
+            )
+        call, predicate, inputs = bodies.function(logged.jaxpr), bodies.function(cond), first + len(consts) + n
+        kept = [not r for r in logged.rewound]
+        rows = list(logged.jaxpr.out_avals)[n:]
+
+        def goes_on(*args: Array) -> list[Array]:
+            return predicate(*args[: len(cond_consts) + n])
+
+        def step(*args: Array) -> list[Array]:
+            k, tapes = args[inputs], args[inputs + 1 :]
+            outs = call(*args[:inputs])
+            return [*outs[:n], k + 1, *record(tapes, k, [*chosen(args[inputs - n : inputs], kept), *outs[n:]])]
+
+        new = tape([*map(jax.typeof, chosen(carry, kept)), *rows], keywords["max_steps"])
+        types = [jax.ShapeDtypeStruct((), jnp.int32), *abstract(new)]
+        outs, steps = loop(
+            cond_consts,
+            consts,
+            [*carry, jnp.int32(0)],
+            cond=jax.make_jaxpr(goes_on)(*bodies.abstract(cond.in_avals), *types),
+            body=jax.make_jaxpr(step)(*bodies.abstract(body.in_avals), *types),
+            tapes=new,
+            mode=None,  # derivatives of this loop keep a tape
+        )
+        buffers, tapes = chosen(outs[:n], logged.rewound), outs[n + 1 :]
+        return outs[:n], steps, [*buffers, *tapes], Rewind(logged.restore, logged.rewound, len(rows))
+
+
+@dataclass(frozen=True)
+class Rewind(Mode):
+    """The buffers before a step are those after it, with the rows put back. `extra`: these buffers, and the tapes."""
+
+    restore: Any
+    rewound: tuple[bool, ...]
+    num_rows: int
+    lanes: int = 0  #: those that came after the log was made: `restore` takes first which of them are active
+
+    def batched(self, lanes: int, size: int, own_ends: bool, axes: Any, consts: Any, init: Any) -> "Rewind":
+        types = self.restore.in_avals[int(self.lanes > 0) :]
+        values = [jax.ShapeDtypeStruct((size, *t.shape), t.dtype) for t in types]
+        restore = batched_body(self.restore, self.lanes, size, own_ends, [0] * self.num_rows, values)
+        return replace(self, restore=restore, lanes=self.lanes + own_ends)
+
+    def batched_extra(self, extra: Sequence[Array]) -> list[Array]:
+        n = sum(self.rewound)
+        return [*extra[:n], *(jnp.moveaxis(t, 0, 1) for t in extra[n:])]
+
+    def pull_back(
+        self, loop: Replay, steps: Array, consts: Any, init: Any, extra: Any, const_cts: Any, carry_cts: Any
+    ) -> tuple[list[Array], list[Array]]:
+        n, m, c = sum(self.rewound), len(consts), len(const_cts)
+        tapes = extra[n:]
+        num_kept = len(tapes) - self.num_rows
+        restore = bodies.function(self.restore)
+
+        def step(k: Array, steps: Array, *rest: Array) -> list[Array]:
+            consts, rest = rest[:m], rest[m:]
+            tapes, rest = rest[: num_kept + self.num_rows], rest[num_kept + self.num_rows :]
+            buffers, cts = rest[:n], rest[n:]
+            rows = [ta_read(t, k, mode="drop") for t in tapes]
+            active = [jnp.any(k < steps, axis=tuple(range(self.lanes, loop.lanes)))] if self.lanes else []
+            before = restore(*active, *rows[num_kept:], *buffers)
+            rest_of_carry = iter(rows[:num_kept])
+            carry = spread(before, self.rewound, [None if r else next(rest_of_carry) for r in self.rewound])
+            const_cts, carry_cts = loop.pull_back(k, steps, consts, carry, cts[:c], cts[c:])
+            return [*before, *const_cts, *carry_cts]
+
+        outs = counted(loop, step, steps, [*consts, *tapes], [*extra[:n], *const_cts, *carry_cts], True)
+        return outs[n : n + c], outs[n + c :]

@@ -1,0 +1,374 @@
+"""`ta_while`: a loop that ends when its data say so. It counts its steps, so that its derivatives are counted loops."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.core import ShapedArray
+from jax.extend.core import Primitive, Var
+from jax.interpreters import ad, batching, mlir, xla
+from jax.interpreters import partial_eval as pe
+
+from jax_tensorarray import _compat
+from jax_tensorarray._loops import bodies, masking
+from jax_tensorarray._loops.count import (
+    Tape,
+    abstract,
+    batched_tapes,
+    chosen,
+    linearized_loop,
+    make,
+    moving,
+    record,
+    spread,
+    tangents_of,
+    tape,
+    zero_tangents,
+)
+from jax_tensorarray._register import to_front
+
+Array = Any
+
+# Operands: *cond_consts, *body_consts, *carry. Results: *carry, steps. `cond` maps *cond_consts, *carry to a bool, and
+# `body` *body_consts, *carry to *carry. The loop ends after `max_steps`, if that is not None. The last carries may be
+# `tapes`, as of `ta_count`.
+#
+# Under vmap every example has its own end. Then there are `lanes` axes of examples: `cond` gives, and steps has, an
+# element for each, the body takes first which of them are active, and the loop goes on while any is.
+ta_while_p = Primitive("ta_while")
+ta_while_p.multiple_results = True
+
+
+def while_(
+    cond_consts: Sequence[Array],
+    body_consts: Sequence[Array],
+    carry: Sequence[Array],
+    *,
+    cond: Any,
+    body: Any,
+    max_steps: int | None,
+    source: str,
+    lanes: int = 0,
+    mode: Any = None,
+    tapes: Sequence[Tape] = (),
+) -> tuple[list[Array], Array]:
+    """The carry after the loop, and the number of steps taken."""
+    *outs, steps = ta_while_p.bind(
+        *cond_consts,
+        *body_consts,
+        *carry,
+        cond=cond,
+        body=body,
+        cond_nconsts=len(cond_consts),
+        body_nconsts=len(body_consts),
+        max_steps=max_steps,
+        source=source,
+        lanes=lanes,
+        mode=mode,
+        tapes=tuple(tapes),
+    )
+    return outs, steps
+
+
+def _split(operands: Sequence[Any], cond_nconsts: int, body_nconsts: int) -> tuple[Any, Any, Any]:
+    n = cond_nconsts + body_nconsts
+    return operands[:cond_nconsts], operands[cond_nconsts:n], operands[n:]
+
+
+def _abstract_eval(*avals: Any, cond: Any, body: Any, **_: Any) -> Any:
+    (active,) = cond.out_avals
+    return [*body.out_avals, ShapedArray(active.shape, jnp.dtype(jnp.int32))]
+
+
+def _run(
+    *operands: Array,
+    cond: Any,
+    body: Any,
+    cond_nconsts: int,
+    body_nconsts: int,
+    max_steps: int | None,
+    source: str,
+    lanes: int,
+    mode: Any,
+    tapes: Sequence[Tape],
+) -> Any:
+    cond_consts, body_consts, carry = _split(operands, cond_nconsts, body_nconsts)
+    carry = [*carry, *make(tapes)]
+    predicate, call = bodies.function(cond), bodies.function(body)
+
+    def more(k: Array, carry: Sequence[Array]) -> Array:
+        (active,) = predicate(*cond_consts, *carry)
+        return active if max_steps is None else active & (k < max_steps)
+
+    if not lanes:
+        steps, outs = lax.while_loop(
+            lambda state: more(*state),
+            lambda state: (state[0] + 1, call(*body_consts, *state[1])),
+            (jnp.int32(0), list(carry)),
+        )
+        return [*outs, steps]
+
+    def step(state: Any) -> Any:
+        k, active, taken, carry = state
+        carry = call(active, *body_consts, *carry)
+        return k + 1, active & more(k + 1, carry), taken + active, carry
+
+    active = more(jnp.int32(0), carry)
+    state = (jnp.int32(0), active, jnp.zeros(active.shape, jnp.int32), list(carry))
+    _, _, taken, outs = lax.while_loop(lambda state: jnp.any(state[1]), step, state)
+    return [*outs, taken]
+
+
+def _jvp(
+    primals: Sequence[Array],
+    tangents: Sequence[Any],
+    *,
+    cond: Any,
+    body: Any,
+    cond_nconsts: int,
+    body_nconsts: int,
+    max_steps: int | None,
+    source: str,
+    lanes: int,
+    mode: Any,
+    tapes: Sequence[Tape],
+) -> Any:
+    cond_consts, consts, carry = _split(primals, cond_nconsts, body_nconsts)
+    _, const_dots, carry_dots = _split(tangents, cond_nconsts, body_nconsts)
+    loop = functools.partial(while_, max_steps=max_steps, source=source, lanes=lanes, mode=mode)
+    first = int(lanes > 0)  # the body takes which lanes are active first
+    moved_consts, moved_carry = moving(body, first, const_dots, carry_dots, len(tapes))
+    if not any(moved_carry):
+        outs, steps = loop(cond_consts, consts, carry, cond=cond, body=body, tapes=tapes)
+        return [*outs, steps], zero_tangents([*outs, steps])
+    const_dots = chosen(const_dots, moved_consts)
+    carry_dots = [ad.instantiate_zeros(t) for t in chosen(carry_dots, moved_carry[: len(carry)])]
+    moved = [*[False] * first, *moved_consts, *moved_carry]
+    taped = mode is None or mode.tapes
+    if max_steps is None:
+        outs, dots, steps = _joint_jvp(loop, cond, body, cond_consts, consts, carry, const_dots, carry_dots, moved)
+    elif taped:
+        outs, dots, steps = _taped_jvp(
+            loop, cond, body, cond_consts, consts, carry, const_dots, carry_dots, moved, tapes
+        )
+    else:
+        outs, dots, steps = _replayed_jvp(loop, cond, body, cond_consts, consts, carry, const_dots, carry_dots, moved)
+    return [*outs, steps], [*spread(dots, moved_carry, zero_tangents(outs)), *zero_tangents([steps])]
+
+
+def _taped_jvp(
+    loop: Callable[..., Any],
+    cond: Any,
+    body: Any,
+    cond_consts: Sequence[Array],
+    consts: Sequence[Array],
+    carry: Sequence[Array],
+    const_dots: Sequence[Array],
+    carry_dots: Sequence[Array],
+    moved: Sequence[bool],
+    tapes: Sequence[Tape],
+) -> tuple[list[Array], list[Array], Array]:
+    """Two loops, of which the second is linear in the tangents: so every loop can be transposed."""
+    max_steps, mode = (loop.keywords[name] for name in ("max_steps", "mode"))  # type: ignore[attr-defined]
+    operands, n, inputs = len(carry), len(carry) + len(tapes), len(moved)
+    first = inputs - n - len(consts)
+    linear = bodies.linearize(body, moved[-n:], moved, [*[False] * first, *[True] * len(consts), *[False] * n])
+    if mode is not None and (better := mode.instead_of(linear, body, first + len(consts), n)) is not None:
+        loop = functools.partial(loop, mode=better)
+        return _replayed_jvp(loop, cond, body, cond_consts, consts, carry, const_dots, carry_dots, moved)
+    call, predicate = bodies.function(linear.jaxpr), bodies.function(cond)
+    before = inputs - len(tapes)  # the counter comes between the carry and the tapes
+
+    def goes_on(*args: Array) -> list[Array]:
+        some = args[: len(cond_consts) + operands]
+        return predicate(*some, *args[len(some) + 1 : len(some) + 1 + len(tapes)])
+
+    def step(*args: Array) -> list[Array]:
+        k, new = args[before], args[inputs + 1 :]
+        outs = call(*args[:before], *args[before + 1 : inputs + 1])
+        return [*outs[:operands], k + 1, *outs[operands:n], *record(new, k, outs[n:])]
+
+    new = tape(linear.taped, max_steps)
+    types = [jax.ShapeDtypeStruct((), jnp.int32), *abstract([*tapes, *new])]
+    cond_types, body_types = bodies.abstract(cond.in_avals), bodies.abstract(body.in_avals)
+    taped_cond = jax.make_jaxpr(goes_on)(*cond_types[: len(cond_types) - len(tapes)], *types)
+    taped_body = jax.make_jaxpr(step)(*body_types[:before], *types)
+    outs, steps = loop(
+        cond_consts, consts, [*carry, jnp.int32(0)], cond=taped_cond, body=taped_body, tapes=[*tapes, *new]
+    )
+    outs = [*outs[:operands], *outs[operands + 1 :]]
+    dots = linearized_loop(
+        linear,
+        [*[None] * first, *consts, *carry],
+        outs[n:],
+        jnp.max(steps, initial=0) if steps.ndim else steps,
+        const_dots,
+        carry_dots,
+        max_steps=max_steps,
+        reverse=False,
+        new=tangents_of(tapes, moved[inputs - len(tapes) :]),
+    )
+    return outs[:n], dots, steps
+
+
+def _replayed_jvp(
+    loop: Callable[..., Any],
+    cond: Any,
+    body: Any,
+    cond_consts: Sequence[Array],
+    consts: Sequence[Array],
+    carry: Sequence[Array],
+    const_dots: Sequence[Array],
+    carry_dots: Sequence[Array],
+    moved: Sequence[bool],
+) -> tuple[list[Array], list[Array], Array]:
+    """A loop that keeps no tape, and one that finds its steps again."""
+    from jax_tensorarray._loops.replay import Replay, replay
+
+    keywords = loop.keywords  # type: ignore[attr-defined]
+    lanes, mode = keywords["lanes"], keywords["mode"]
+    again = Replay(body, lanes, len(consts), tuple(moved[int(lanes > 0) :]), keywords["max_steps"])
+    outs, steps, extra, mode = mode.forward(loop, cond, body, cond_consts, consts, carry)
+    dots = replay(again, mode, steps, consts, carry, extra, const_dots, carry_dots)
+    return outs, dots, steps
+
+
+def _joint_jvp(
+    loop: Callable[..., Any],
+    cond: Any,
+    body: Any,
+    cond_consts: Sequence[Array],
+    consts: Sequence[Array],
+    carry: Sequence[Array],
+    const_dots: Sequence[Array],
+    carry_dots: Sequence[Array],
+    moved: Sequence[bool],
+) -> tuple[list[Array], list[Array], Array]:
+    """One loop of primals and tangents, which keeps no tape: there is no bound on how long it would be."""
+    predicate, n = bodies.function(cond), len(carry)
+    types = [*map(jax.typeof, [*carry, *carry_dots])]
+    joint_cond = jax.make_jaxpr(lambda *args: predicate(*args[: len(cond_consts) + n]))(
+        *bodies.abstract(cond.in_avals)[: len(cond_consts)], *types
+    )
+    joint_body = bodies.joint_jvp(body, len(consts), n, moved)
+    outs, steps = loop(cond_consts, [*consts, *const_dots], [*carry, *carry_dots], cond=joint_cond, body=joint_body)
+    return outs[:n], outs[n:], steps
+
+
+def _needs_max_steps(source: str) -> ValueError:
+    return ValueError(
+        f"the loop at {source} is differentiated in reverse, so it needs max_steps, the largest number of steps it may "
+        "take: while_loop(cond_fun, body_fun, init_val, max_steps=...). Memory is only used for the steps taken. "
+        "(jax.jvp and jax.jacfwd need no max_steps.)"
+    )
+
+
+# Part of a loop is unknown only where its tangents are put off, for reverse mode. Those of a loop with max_steps are a
+# loop of their own by then.
+
+
+def _partial_eval(trace: Any, *tracers: Any, source: str, max_steps: int | None, **params: Any) -> Any:
+    if max_steps is None:
+        raise _needs_max_steps(source)
+    return trace.default_process_primitive(ta_while_p, tracers, params | {"source": source, "max_steps": max_steps})
+
+
+def _partial_eval_in_checkpoint(
+    policy: Any, unknown: Sequence[bool], instantiated: Sequence[bool], eqn: Any
+) -> tuple[Any, Any, list[bool], list[bool], list[Any]]:
+    """What jax.checkpoint does with a primitive that has no rule, but for the error."""
+    n = len(eqn.outvars)
+    needed = [v for v, there in zip(eqn.invars, instantiated, strict=True) if isinstance(v, Var) and not there]
+    if any(unknown):
+        if eqn.params["max_steps"] is None:
+            raise _needs_max_steps(eqn.params["source"])
+        return None, eqn, [True] * n, [True] * n, needed
+    decision = policy(eqn.primitive, *(v.aval for v in eqn.invars), **eqn.params)
+    if decision is True or type(decision).__name__ == "SaveableType":
+        return eqn, None, [False] * n, [False] * n, []
+    return eqn, eqn, [False] * n, [True] * n, needed
+
+
+def _batch(
+    args: Sequence[Array],
+    dims: Sequence[Any],
+    *,
+    cond: Any,
+    body: Any,
+    cond_nconsts: int,
+    body_nconsts: int,
+    max_steps: int | None,
+    source: str,
+    lanes: int,
+    mode: Any,
+    tapes: Sequence[Tape],
+) -> Any:
+    size = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
+    args = [x if d is None else to_front(x, d, size) for x, d in zip(args, dims, strict=True)]
+    batched = [d is not None for d in dims]
+    cond_consts, consts, carry = _split(args, cond_nconsts, body_nconsts)
+    cond_batched, consts_batched, carry_batched = _split(batched, cond_nconsts, body_nconsts)
+    first = [False] * int(lanes > 0)
+    have = [*carry_batched, *[True] * len(tapes)]
+    wide = bodies.fixed_point(body, [*first, *consts_batched], have, inexact=False)
+    if mode is not None and mode.batches_all:
+        wide = [True] * len(have)
+    (own_ends,) = bodies.reached(cond, [*cond_batched, *wide], inexact=False)
+    if own_ends:
+        wide = [True] * len(have)
+    carry = [
+        x if there or not want else jnp.broadcast_to(x, (size, *jnp.shape(x)))
+        for x, there, want in zip(carry, carry_batched, wide, strict=False)
+    ]
+    tapes = batched_tapes(tapes, size)
+    carry_axes, rest_axes = _axes(wide), _axes([*consts_batched, *wide])
+    before = lanes
+    call, active = bodies.function(body), jax.ShapeDtypeStruct((size, *cond.out_avals[0].shape), jnp.bool_)
+    types = [*map(jax.typeof, [*consts, *carry]), *abstract(tapes)]
+    if not own_ends:
+        in_axes = [*[None] * len(first), *rest_axes]
+        types = [*bodies.abstract(body.in_avals)[: len(first)], *types]
+        body = jax.make_jaxpr(jax.vmap(call, in_axes=in_axes, out_axes=carry_axes))(*types)
+    else:
+        if not lanes:
+            inner, m = body, len(consts)
+
+            def call(active: Array, *rest: Array) -> list[Array]:
+                return masking.step(inner, active, rest[:m], rest[m:], [*consts_batched, *wide])
+
+        body = jax.make_jaxpr(jax.vmap(call, in_axes=[0, *rest_axes], out_axes=0))(active, *types)
+        predicate = jax.vmap(bodies.function(cond), in_axes=_axes([*cond_batched, *wide]), out_axes=0)
+        cond = jax.make_jaxpr(predicate)(*map(jax.typeof, [*cond_consts, *carry]), *abstract(tapes))
+        lanes += 1
+    if mode is not None:
+        mode = mode.batched(before, size, own_ends, _axes(consts_batched), consts, carry)
+    outs, steps = while_(
+        cond_consts,
+        consts,
+        carry,
+        cond=cond,
+        body=body,
+        max_steps=max_steps,
+        source=source,
+        lanes=lanes,
+        mode=mode,
+        tapes=tapes,
+    )
+    return [*outs, steps], [*carry_axes, 0 if own_ends else None]
+
+
+def _axes(flags: Sequence[bool]) -> list[Any]:
+    return [0 if flag else None for flag in flags]
+
+
+_compat.lowers_its_bodies(ta_while_p)
+ta_while_p.def_impl(functools.partial(xla.apply_primitive, ta_while_p))
+ta_while_p.def_abstract_eval(_abstract_eval)
+ad.primitive_jvps[ta_while_p] = _jvp
+batching.primitive_batchers[ta_while_p] = _batch
+pe.custom_partial_eval_rules[ta_while_p] = _partial_eval
+pe.partial_eval_jaxpr_custom_rules[ta_while_p] = _partial_eval_in_checkpoint
+mlir.register_lowering(ta_while_p, mlir.lower_fun(_run, multiple_results=True))

@@ -1,0 +1,221 @@
+"""The examples: searches and losses as the same thing unrolled in plain Python, and training that learns."""
+
+import importlib.util
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def example(name):
+    spec = importlib.util.spec_from_file_location(f"examples_{name}", EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+beam = example("beam_search")
+rnnt = example("rnnt")
+
+
+def close(found, expected):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10), found, expected)
+
+
+# --- beam search -----------------------------------------------------------------------------------------------
+
+
+def unrolled_beam_search(params, seen, width):
+    """Lists of letters and their log-probabilities, by Python's lists."""
+    hidden = params["recur"].shape[0]
+    hypotheses = [([], jnp.float64(0.0), jnp.zeros(hidden))]
+    steps = 0
+    for symbol in seen:
+        scores = jnp.stack([score for _, score, _ in hypotheses])
+        hopeful = (scores - scores.max() > beam.HOPELESS).tolist()
+        if not any(h and word[-1:] != [beam.END] for h, (word, _, _) in zip(hopeful, hypotheses, strict=True)):
+            break
+        longer = []
+        for word, score, state in hypotheses:
+            if word[-1:] == [beam.END]:
+                longer.append((word, score, state))
+                continue
+            log_p = jax.nn.log_softmax(params["see"][symbol] + state @ params["say"])
+            for letter in range(len(beam.LETTERS)):
+                after = jnp.tanh(state @ params["recur"] + params["embed"][letter])
+                longer.append(([*word, letter], score + log_p[letter], after))
+        best = jnp.argsort(jnp.stack([score for _, score, _ in longer]), descending=True)
+        hypotheses = [longer[k] for k in best[:width].tolist()]
+        steps += 1
+    return hypotheses, steps
+
+
+def plain_edit_distance(a, b):
+    if not a or not b:
+        return len(a) + len(b)
+    replaced = plain_edit_distance(a[1:], b[1:]) + (a[0] != b[0])
+    return min(replaced, plain_edit_distance(a[1:], b) + 1, plain_edit_distance(a, b[1:]) + 1)
+
+
+def without_end(word):
+    return tuple(int(letter) for letter in word if letter != beam.END)
+
+
+def unrolled_expected_error(params, seen, meant, width):
+    hypotheses, _ = unrolled_beam_search(params, [int(s) for s in seen], width)
+    errors = [plain_edit_distance(without_end(word), without_end(meant)) for word, _, _ in hypotheses]
+    return jax.nn.softmax(jnp.stack([score for _, score, _ in hypotheses])) @ jnp.asarray(errors, jnp.float64)
+
+
+@pytest.fixture(scope="module")
+def reader():
+    """Parameters that have learned something: words end, and so do searches, after different numbers of steps."""
+    params, losses = beam.train(200, batch=16, beam=6)
+    return params, losses
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_beam_search_finds_what_python_lists_find(reader, trained):
+    params = reader[0] if trained else beam.init_params(np.random.default_rng(3))
+    seen, _ = beam.make_words(np.random.default_rng(4), 6)
+    words, scores, steps = jax.jit(jax.vmap(beam.beam_search, (None, 0, None)), static_argnums=2)(params, seen, 6)
+    for k in range(len(seen)):
+        hypotheses, taken = unrolled_beam_search(params, [int(s) for s in seen[k]], 6)
+        assert int(steps[k]) == taken
+        assert [without_end(w) for w in words[k]] == [without_end(w) for w, _, _ in hypotheses]
+        close(scores[k], jnp.stack([score for _, score, _ in hypotheses]))
+    assert len(set(steps.tolist())) > 1 or not trained
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_expected_error_has_the_gradient_of_the_unrolled_search(reader, trained):
+    params = reader[0] if trained else beam.init_params(np.random.default_rng(3))
+    seen, meant = beam.make_words(np.random.default_rng(5), 3)
+
+    def unrolled(params):
+        return sum(unrolled_expected_error(params, s, m, 4) for s, m in zip(seen, meant, strict=True)) / len(seen)
+
+    found = jax.jit(jax.value_and_grad(beam.loss), static_argnums=3)(params, seen, meant, 4)
+    close(found, jax.value_and_grad(unrolled)(params))
+    assert max(float(jnp.abs(g).max()) for g in jax.tree.leaves(found[1])) > 1e-4
+
+
+def test_edit_distance_is_that_of_the_definition():
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        a, b = (rng.integers(1, 4, rng.integers(0, 6)).tolist() for _ in range(2))
+        padded = [jnp.asarray(w + [beam.END] * (beam.LONGEST - len(w))) for w in (a, b)]
+        assert int(beam.edit_distance(*padded)) == plain_edit_distance(tuple(a), tuple(b))
+
+
+def test_training_on_the_errors_of_the_search_reduces_them(reader):
+    _, losses = reader
+    assert np.mean(losses[-10:]) < 0.6 * np.mean(losses[:10])
+
+
+# --- transducer ------------------------------------------------------------------------------------------------
+
+
+def unrolled_greedy(params, frames, length):
+    """Labels, the frames they come in, and the log-probability of the path."""
+    heard, state = rnnt.encode(params, frames), jnp.zeros(params["recur"].shape[0])
+    labels, emitted, total, t = [], [], 0.0, 0
+    while t < length:
+        log_p = rnnt.joint(params, heard[t], state)
+        label = int(jnp.argmax(log_p)) if len(labels) < rnnt.LONGEST_WORD else rnnt.BLANK
+        total = total + log_p[label]
+        if label == rnnt.BLANK:
+            t += 1
+        else:
+            labels, emitted, state = [*labels, label], [*emitted, t], rnnt.remember(params, state, label)
+    return labels, emitted, total
+
+
+def unrolled_log_likelihood(params, frames, length, labels, count):
+    """The recursion over all cells of the lattice, by a table of numbers."""
+    heard, states = rnnt.encode(params, frames), [jnp.zeros(params["recur"].shape[0])]
+    for label in labels[:count]:
+        states.append(rnnt.remember(params, states[-1], label))
+    log_p = {(t, u): rnnt.joint(params, heard[t], states[u]) for t in range(length) for u in range(count + 1)}
+    alpha = {}
+    for t in range(length):
+        for u in range(count + 1):
+            ways = [jnp.float64(0.0)] if t == u == 0 else []
+            if t > 0:
+                ways.append(alpha[t - 1, u] + log_p[t - 1, u][rnnt.BLANK])
+            if u > 0:
+                ways.append(alpha[t, u - 1] + log_p[t, u - 1][labels[u - 1]])
+            alpha[t, u] = jax.nn.logsumexp(jnp.stack(ways))
+    return alpha[length - 1, count] + log_p[length - 1, count][rnnt.BLANK]
+
+
+@pytest.fixture(scope="module")
+def speller():
+    params, losses = rnnt.train(100, batch=8)
+    return params, losses
+
+
+def recordings_as_lists(recordings):
+    for frames, length, labels, count in zip(*recordings, strict=True):
+        yield frames, int(length), [int(label) for label in labels], int(count)
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_greedy_decoding_reads_what_a_python_loop_reads(speller, trained):
+    params = speller[0] if trained else rnnt.init_params(np.random.default_rng(3))
+    recordings = rnnt.make_recordings(np.random.default_rng(4), 6)
+    counts, labels, emitted, log_p = rnnt.read_all(params, recordings)
+    for k, (frames, length, _, _) in enumerate(recordings_as_lists(recordings)):
+        found = unrolled_greedy(params, frames, length)
+        n = int(counts[k])
+        assert (labels[k, :n].tolist(), emitted[k, :n].tolist()) == found[:2]
+        assert not labels[k, n:].any()
+        close(log_p[k], found[2])
+
+
+def test_the_decoded_path_has_the_gradient_of_a_python_loop(speller):
+    params = speller[0]
+    recordings = rnnt.make_recordings(np.random.default_rng(5), 4)
+
+    def ours(params):
+        return jnp.sum(jax.vmap(rnnt.path_log_p, (None, 0, 0))(params, recordings.frames, recordings.length))
+
+    def unrolled(params):
+        return sum(unrolled_greedy(params, frames, n)[2] for frames, n, _, _ in recordings_as_lists(recordings))
+
+    close(jax.jit(jax.value_and_grad(ours))(params), jax.value_and_grad(unrolled)(params))
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_the_transducer_loss_is_the_sum_over_the_lattice(speller, trained):
+    params = speller[0] if trained else rnnt.init_params(np.random.default_rng(3))
+    recordings = rnnt.make_recordings(np.random.default_rng(6), 3)
+
+    def unrolled(params):
+        return -sum(unrolled_log_likelihood(params, *one) for one in recordings_as_lists(recordings)) / 3
+
+    close(jax.jit(jax.value_and_grad(rnnt.loss))(params, recordings), jax.value_and_grad(unrolled)(params))
+
+
+def test_training_a_transducer_reduces_its_loss(speller):
+    params, losses = speller
+    assert np.mean(losses[-10:]) < 0.4 * np.mean(losses[:10])
+    recordings = rnnt.make_recordings(np.random.default_rng(7), 100)
+    before = float(rnnt.contrast(params, recordings))
+    params, _ = rnnt.refine(params, 40, batch=8)
+    assert float(rnnt.contrast(params, recordings)) < 0.9 * before
+
+
+# --- scripts ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("main", [beam.main, rnnt.main], ids=["beam_search", "rnnt"])
+def test_the_script_runs_and_says_what_it_learned(main, capsys):
+    main(updates=8, batch=4)
+    printed = capsys.readouterr().out
+    assert "update    8" in printed
+    assert "log-probability" in printed or "best hypotheses" in printed

@@ -1,0 +1,1655 @@
+"""The loops give the values and derivatives of unrolled Python loops, under every transformation."""
+
+import functools
+import itertools
+import os
+import types
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import unrolled
+from jax import lax
+from list_model import ListArray
+
+import jax_tensorarray as ta
+from jax_tensorarray import TensorArray, ta_add, ta_read, ta_swap, ta_write
+
+MAX = 6  # steps
+ROWS = 6
+
+# --- one program, run by the library and by Python -------------------------------------------------------------
+
+#: What the loops cannot do yet. Each is an expected failure, and an error as soon as it is none.
+KNOWN_GAPS = {
+    "effects_in_the_body_happen_as_in_jax[ours-debug-False]": "effects of a body are not declared",
+    "effects_in_the_body_happen_as_in_jax[ours-ordered": "effects of a body are not declared",
+    "effects_in_the_body_happen_as_in_jax[ours-io-False]": "effects of a body are not declared",
+    "named_axes_inside_the_body[sum-ours]": "the batching rule knows no axis names",
+    "named_axes_inside_the_body[sum-max_steps]": "the batching rule knows no axis names",
+    "named_axes_inside_the_body[index-ours]": "the batching rule knows no axis names",
+    "named_axes_inside_the_body[index-max_steps]": "the batching rule knows no axis names",
+    "named_axes_inside_the_body[index, and ends of their own-ours]": "the batching rule knows no axis names",
+    "named_axes_inside_the_body[index, and ends of their own-max_steps]": "the batching rule knows no axis names",
+    "a_while_loop_of_jax_in_a_body_has_forward_derivatives": "all results of an inner loop count as batched",
+    "repeated_eager_calls_compile_once[value-recompute]": "derived bodies are not cached",
+    "repeated_eager_calls_compile_once[grad": "derived bodies are not cached",
+    "repeated_eager_calls_compile_once[jvp": "derived bodies are not cached",
+}
+
+
+@pytest.fixture(autouse=True)
+def known_gaps(request):
+    for name, reason in KNOWN_GAPS.items():
+        if request.node.name.startswith("test_" + name):
+            request.node.add_marker(pytest.mark.xfail(strict=True, reason=reason))
+
+
+def python_while(cond_fun, body_fun, carry, *, max_steps=MAX):
+    taken = 0
+    while (max_steps is None or taken < max_steps) and cond_fun(carry):
+        carry, taken = body_fun(carry), taken + 1
+    return carry
+
+
+def python_fori(lower, upper, body_fun, carry, *, max_steps=MAX):
+    for i in range(int(lower), int(upper))[:max_steps]:
+        carry = body_fun(i, carry)
+    return carry
+
+
+def python_scan(f, carry, xs):
+    ys = []
+    for x in xs:
+        carry, y = f(carry, x)
+        ys.append(y)
+    return carry, jnp.stack(ys)
+
+
+def library(residuals="auto", checkpoint=jax.checkpoint):
+    options = {"max_steps": MAX, "residuals": residuals}
+    return types.SimpleNamespace(
+        while_loop=functools.partial(ta.while_loop, **options),
+        fori_loop=functools.partial(ta.fori_loop, **options),
+        scan=functools.partial(ta.scan, residuals=residuals),
+        lax_fori=lax.fori_loop,
+        lax_scan=lax.scan,
+        cond=lax.cond,
+        switch=lax.switch,
+        jit=jax.jit,
+        checkpoint=checkpoint,
+        read=ta_read,
+        write=ta_write,
+        add=ta_add,
+        swap=ta_swap,
+        array=TensorArray.from_array,
+        select=jnp.where,
+        truth=jnp.asarray,
+        integer=lambda x: x.astype(jnp.int32),
+    )
+
+
+OURS = library()
+PYTHON = types.SimpleNamespace(
+    while_loop=python_while,
+    fori_loop=python_fori,
+    scan=python_scan,
+    lax_fori=python_fori,
+    lax_scan=python_scan,
+    cond=lambda p, yes, no, *xs: yes(*xs) if p else no(*xs),
+    switch=lambda k, branches, *xs: branches[min(max(int(k), 0), len(branches) - 1)](*xs),
+    jit=lambda f: f,
+    checkpoint=lambda f: f,
+    read=unrolled.ta_read,
+    write=unrolled.ta_write,
+    add=unrolled.ta_add,
+    swap=unrolled.ta_swap,
+    array=lambda rows, dynamic_size=None, max_size=None: ListArray.from_array(rows, max_size),
+    select=lambda p, x, y: x if p else y,
+    truth=bool,
+    integer=int,
+)
+
+#: name -> function of (lib, p, n) that gives a vector. p is [2 + ROWS], n the number of steps asked for.
+PROGRAMS: dict[str, Any] = {}
+
+
+def program(f):
+    PROGRAMS[f.__name__] = f
+    return f
+
+
+def vector(*arrays):
+    return jnp.concatenate([jnp.ravel(jnp.asarray(a, float)) for a in arrays])
+
+
+def split(p):
+    return p[0], p[1], p[2:]
+
+
+def counted(lib, n, step, *carry):
+    """`carry = step(i, *carry)` n times."""
+    return lib.while_loop(lambda c: c[0] < n, lambda c: (c[0] + 1, *step(*c)), (0, *carry))[1:]
+
+
+@program
+def numbers_only(lib, p, n):
+    x, w, _ = split(p)
+    return vector(*counted(lib, n, lambda i, y, z: (jnp.sin(y * w + i), y * z), x, w))
+
+
+@program
+def overwrite_a_row(lib, p, n):
+    x, w, b = split(p)
+    return counted(lib, n, lambda i, b: (lib.write(b, 2, jnp.sin(w * lib.read(b, 2) + x)),), b)[0]
+
+
+@program
+def read_before_it_is_written(lib, p, n):
+    x, w, b = split(p)
+
+    def step(i, y, b):
+        y = jnp.sin(w * lib.read(b, (i + 1) % ROWS) + y)
+        return y, lib.write(b, i, y * x)
+
+    return vector(*counted(lib, n, step, x, b))
+
+
+@program
+def read_while_writing(lib, p, n):
+    x, w, b = split(p)
+
+    def step(i, y, b):
+        new, old = lib.swap(b, i, y * lib.read(b, i))
+        return jnp.sin(old * w + lib.read(b, i) + lib.read(new, i // 2)) * x, lib.add(new, 1, old)
+
+    return vector(*counted(lib, n, step, x, b))
+
+
+@program
+def two_buffers_written_from_each_other(lib, p, n):
+    x, w, b = split(p)
+
+    def step(i, a, b):
+        from_a, from_b = lib.read(a, i // 2), lib.read(b, (i + 2) % ROWS)
+        return lib.write(a, i, jnp.sin(from_b * w)), lib.write(b, (i + 1) % ROWS, from_a * from_b + x)
+
+    return vector(*counted(lib, n, step, b * b, b))
+
+
+@program
+def carries_that_change_places(lib, p, n):
+    x, w, b = split(p)
+
+    def step(i, a, b, y, z):
+        return b, lib.write(a, i, jnp.sin(lib.read(b, 1) * y)), z, y * w
+
+    return vector(*counted(lib, n, step, b, jnp.cos(b), x, w))
+
+
+@program
+def one_buffer_in_two_carries(lib, p, n):
+    x, w, b = split(p)
+
+    def step(i, a, b):
+        b = lib.write(b, i, jnp.sin(lib.read(a, 0) * x))
+        return b, lib.add(b, 0, w)
+
+    return vector(*counted(lib, n, step, b, b))
+
+
+@program
+def the_whole_buffer_in_every_step(lib, p, n):
+    x, w, b = split(p)
+
+    def step(i, y, b):
+        y = jnp.sin(jnp.dot(b, b) * w + y)
+        return y, lib.write(b, i, y) * x
+
+    return vector(*counted(lib, n, step, x, b))
+
+
+@program
+def closed_over_buffer_and_weights(lib, p, n):
+    x, w, b = split(p)
+    weights = jnp.outer(b, b)
+    return counted(lib, n, lambda i, h: (jnp.tanh(weights @ h * w + lib.read(b, i % ROWS)),), b * x)[0]
+
+
+@program
+def until_converged(lib, p, n):
+    x, w, _ = split(p)
+    a = 1.5 + x * x  # it takes three steps or so
+    root = lib.while_loop(lambda y: jnp.abs(y * y - a) > 1e-3 / (1 + n), lambda y: (y + a / y) / 2, 1 + w * w)
+    return vector(root, root**2)
+
+
+@program
+def a_pytree(lib, p, n):
+    x, w, b = split(p)
+
+    def step(i, c):
+        new = {"rows": lib.write(c["rows"], i, c["pair"][0]), "pair": (c["pair"][1] * w, [jnp.sin(c["pair"][0])][0])}
+        return (new | {"none": None, "count": c["count"] + 1},)
+
+    (c,) = counted(lib, n, step, {"rows": b, "pair": (x, w), "none": None, "count": 0})
+    return vector(c["rows"], *c["pair"], c["count"])
+
+
+@program
+def integers_booleans_and_complex_numbers(lib, p, n):
+    x, w, b = split(p)
+
+    def step(i, k, flag, z, y):
+        z = z * jnp.exp(1j * w) + y
+        y = lib.select(flag, y * jnp.real(z), jnp.sin(jnp.imag(z)) * k)
+        return (3 * k + i) % 7, lib.truth(k % 2 == 0), z, y
+
+    k, flag, z, y = counted(lib, n, step, 1, lib.truth(True), x + 1j * b[0], w)
+    return vector(k, flag, jnp.real(z), jnp.imag(z), y)
+
+
+@program
+def a_static_tensorarray(lib, p, n):
+    x, w, b = split(p)
+
+    def step(i, ta, y):
+        y = jnp.sin(ta.read(i // 2) + y * w)
+        return ta.write(i, y * x).write(0, ta.read(i)), y
+
+    array, y = counted(lib, n, step, lib.array(b.reshape(3, 2).repeat(2, axis=0)), jnp.stack([x, w]))
+    return vector(array.stack(), y)
+
+
+@program
+def appends_and_pops(lib, p, n):
+    x, w, b = split(p)
+    size = n + 2 if lib is PYTHON else jnp.asarray(n, jnp.int32) + 2
+
+    def step(ta):  # two more rows, one less
+        ta, last = ta.append(x * w).append(jnp.sin(ta.read(ta.size() - 1) * w)).pop()
+        return ta.write(ta.size() - 1, last + ta.read(0))
+
+    start = lib.array(b[:2], dynamic_size=True, max_size=12)
+    array = lib.while_loop(lambda ta: ta.size() < size, step, start)
+    return vector(array.stack(), array.size())
+
+
+@program
+def pops_until_it_is_empty(lib, p, n):
+    x, w, b = split(p)
+
+    def step(c):
+        array, y = c
+        array, row = array.pop()
+        return array, jnp.sin(y * w + row)
+
+    start = lib.array(b, dynamic_size=True, max_size=ROWS)
+    array, y = lib.while_loop(lambda c: c[0].size() > ROWS - n, step, (start, x))
+    return vector(array.stack(), y)
+
+
+@program
+def closed_over_tensorarray(lib, p, n):
+    x, w, b = split(p)
+    closed = lib.array(jnp.sin(b))
+    return vector(*counted(lib, n, lambda i, y: (jnp.sin(y * w + closed.read(i)) * closed.read(0),), x))
+
+
+@program
+def a_branch(lib, p, n):
+    x, w, b = split(p)
+
+    def step(i, y, b):
+        b = lib.cond(
+            jnp.sin(9 * y) > 0,
+            lambda b: lib.write(b, i, jnp.sin(y * lib.read(b, i // 2))),
+            lambda b: lib.add(b, 0, w),
+            b,
+        )
+        return jnp.cos(y + lib.read(b, i)), b
+
+    return vector(*counted(lib, n, step, x, b))
+
+
+@program
+def a_branch_of_three(lib, p, n):
+    x, w, b = split(p)
+
+    def step(i, y, b):
+        branches = [
+            lambda y, b: (y, lib.write(b, i, y)),
+            lambda y, b: (jnp.sin(y * lib.read(b, i)), b),
+            lambda y, b: lib.swap(b, 1, y)[::-1],
+        ]
+        y, b = lib.switch((i * i + 1) % 3, branches, y, b)
+        return y * w, b
+
+    return vector(*counted(lib, n, step, x, b))
+
+
+@program
+def a_loop_in_a_loop(lib, p, n):
+    x, w, b = split(p)
+
+    def step(i, y, b):
+        y, b = counted(
+            lib, i, lambda j, y, b: (jnp.sin(y + lib.read(b, j)) * w, lib.add(b, (i + j) % ROWS, y * x)), y, b
+        )
+        return y, lib.write(b, i, y)
+
+    return vector(*counted(lib, n, step, x, b))
+
+
+@program
+def a_loop_that_depends_on_the_data_in_a_loop(lib, p, n):
+    x, w, b = split(p)
+
+    def step(i, y):
+        z = lib.while_loop(lambda z: jnp.abs(z) < 0.5 + 0.2 * i, lambda z: z * 1.5 + w * y, y)
+        return (jnp.cos(z) * lib.read(b, i),)
+
+    return vector(*counted(lib, n, step, x))
+
+
+@program
+def counted_by_fori_loop(lib, p, n):
+    x, w, b = split(p)
+
+    def step(i, c):
+        y, b = c
+        return jnp.sin(y * w + lib.read(b, i - 1)), lib.write(b, i - 1, y)
+
+    return vector(*lib.fori_loop(1, n + 1, step, (x, b)))
+
+
+@program
+def loops_of_jax_inside(lib, p, n):
+    x, w, b = split(p)
+
+    def step(i, y, b):
+        b = lib.lax_fori(0, 3, lambda j, b: lib.add(b, (i + j) % ROWS, y * lib.read(b, j)), b)
+        y, ys = lib.lax_scan(lambda y, j: (jnp.sin(y * w), y + lib.read(b, j)), y, np.arange(2))
+        return y, lib.write(b, i, ys[1])
+
+    return vector(*counted(lib, n, step, x, b))
+
+
+@program
+def inside_a_scan_of_jax(lib, p, n):
+    x, w, b = split(p)
+
+    def f(c, row):
+        y, b = counted(lib, n, lambda i, y, b: (jnp.sin(y * w + lib.read(b, i)), lib.write(b, i, row * x)), *c)
+        return (y, b), y
+
+    (y, b), ys = lib.lax_scan(f, (x, b), b[:2])
+    return vector(y, b, ys)
+
+
+@program
+def inside_a_branch(lib, p, n):
+    x, w, b = split(p)
+
+    def loop(y):
+        return counted(lib, n, lambda i, y: (jnp.sin(y * w + lib.read(b, i)),), y)[0]
+
+    return vector(lib.cond(n > 1, loop, lambda y: y * w, x))
+
+
+@program
+def calls_inside(lib, p, n):
+    x, w, b = split(p)
+
+    def step(i, y, b):
+        y = lib.jit(lambda y, b: jnp.sin(y * w + lib.read(b, i)))(y, b)
+        return y, lib.checkpoint(lambda b: lib.write(b, i, jnp.sin(lib.read(b, i // 2) * y)))(b)
+
+    return vector(*counted(lib, n, step, x, b))
+
+
+@program
+def a_checkpointed_body(lib, p, n):
+    x, w, b = split(p)
+    step = lib.checkpoint(lambda i, y, b: (jnp.sin(y * w + lib.read(b, i // 2)), lib.write(b, i, y * x)))
+    return vector(*counted(lib, n, step, x, b))
+
+
+@program
+def a_checkpointed_loop(lib, p, n):
+    def loop(x, w, b):
+        return counted(lib, n, lambda i, y, b: (jnp.sin(y * w + lib.read(b, i // 2)), lib.write(b, i, y)), x, b)
+
+    return vector(*lib.checkpoint(loop)(*split(p)))
+
+
+@program
+def unused_and_unchanged_carries(lib, p, n):
+    x, w, b = split(p)
+
+    def step(i, y, b, same, unused):
+        dead = jnp.exp(unused) + lib.read(b, i)
+        del dead
+        return jnp.sin(y * same), b, same, unused + y
+
+    y, b, _, _ = counted(lib, n, step, x, b, w, 0.0)
+    return vector(y, b)
+
+
+@program
+def stopped_gradients(lib, p, n):
+    x, w, b = split(p)
+
+    def step(i, y, b):
+        row = lax.stop_gradient(lib.read(b, i // 2))
+        return y * w + row, lib.write(b, i, lax.stop_gradient(y) * lib.read(b, i))
+
+    return vector(*counted(lib, n, step, x, b))
+
+
+@program
+def a_loop_after_a_loop(lib, p, n):
+    x, w, b = split(p)
+    y, b = counted(lib, n, lambda i, y, b: (jnp.sin(y + lib.read(b, i)), lib.write(b, i, y)), x, b)
+    y, b = counted(lib, n - 1, lambda i, y, b: (y * w + lib.read(b, i), lib.add(b, 0, y)), y, b)
+    return vector(y, b)
+
+
+# --- random programs -------------------------------------------------------------------------------------------
+
+SIMPLE = ("write", "write", "add", "add", "swap", "swap", "read", "read", "where", "number", "scale", "exchange")
+NESTED = ("cond", "cond", "switch", "fori", "while", "scan", "lax_fori", "jit", "checkpoint")
+
+
+class Random:
+    """A body made of row ops on the buffers `a` and `b` and of a number `s`; the same for the same seed."""
+
+    def __init__(self, seed):
+        self.rng = np.random.default_rng(seed)
+        self.body = self.block(2, 2, 4)
+        self.limit = self.rng.choice([0.6, 1.0, 100.0])  # of s, where the loop ends
+
+    def block(self, depth, low=1, high=2):
+        return [self.statement(depth) for _ in range(self.rng.integers(low, high))]
+
+    def statement(self, depth):
+        rng = self.rng
+        nested = rng.random() < (0.0, 0.15, 0.5)[depth]
+        kind = str(rng.choice(NESTED if nested else SIMPLE))
+        return types.SimpleNamespace(
+            kind=kind,
+            buffer=rng.integers(2),
+            other=rng.integers(3),
+            index=rng.integers(0, 5, 4),
+            row=rng.integers(0, 5, 4),
+            expression=rng.integers(5),
+            predicate=(rng.integers(3), rng.uniform(-0.5, 0.9)),
+            blocks=[self.block(depth - 1) for _ in range(3)] if nested else [],
+        )
+
+    def __call__(self, lib, p, n):
+        s, w, rows = split(p)
+        closed = jnp.sin(rows)
+
+        def step(c):
+            i, *state = c
+            return i + 1, *execute(lib, self.body, w, closed, i, 0, tuple(state))
+
+        start = (0, rows, jnp.cos(rows), s)
+        return vector(*lib.while_loop(lambda c: (c[0] < n) & (jnp.square(c[3]) < self.limit), step, start))
+
+
+def execute(lib, statements, w, closed, i, j, state):
+    """The state after the statements, in step `i` of the loop and step `j` of a loop in it."""
+
+    def index(numbers, s):
+        at = numbers[0] * i + numbers[1] * j + numbers[2]
+        if numbers[3] == 0:
+            at = at + lib.integer(jnp.floor(jnp.abs(s) * 5))
+        return at % ROWS
+
+    for at in statements:
+        *buffers, s = state
+        k, blocks = at.buffer, at.blocks
+        kind, number = at.predicate
+        holds = [(i + j) % 2 == 0, s > number, s * w < number][kind]
+
+        def value(at=at, buffers=buffers, s=s):
+            row = lib.read((*buffers, closed)[at.other], index(at.row, s))
+            if at.expression == 0:
+                return jnp.sin(s * w + row)
+            if at.expression == 1:
+                return jnp.tanh(s) * row + w / 2
+            if at.expression == 2:
+                return jnp.cos(row * w) * s
+            return 0.7 * row + 0.3 * s if at.expression == 3 else s * row
+
+        def run(block, state, j=j):
+            return tuple(execute(lib, block, w, closed, i, j, tuple(state)))
+
+        def branches(blocks=blocks, run=run):
+            return [lambda *now, block=block: run(block, now) for block in blocks]
+
+        if at.kind == "write":
+            buffers[k] = lib.write(buffers[k], index(at.index, s), value())
+        elif at.kind == "where":
+            buffers[k] = lib.write(buffers[k], index(at.index, s), value(), where=lib.truth(holds))
+        elif at.kind == "add":
+            buffers[k] = lib.add(buffers[k], index(at.index, s), value())
+        elif at.kind == "swap":
+            buffers[k], old = lib.swap(buffers[k], index(at.index, s), value())
+            s = jnp.sin(s + old * w)
+        elif at.kind in ("read", "number"):
+            s = value()
+        elif at.kind == "scale":
+            buffers[k] = buffers[k] * jnp.cos(s)
+        elif at.kind == "exchange":
+            buffers = buffers[::-1]
+        elif at.kind == "cond":
+            *buffers, s = lib.cond(holds, *branches()[:2], *state)
+        elif at.kind == "switch":
+            *buffers, s = lib.switch(index(at.index, s) % 4, branches(), *state)
+        elif at.kind == "fori":
+            *buffers, s = lib.fori_loop(0, index(at.index, s) % 4, lambda j, c: run(blocks[0], c, j), state)  # noqa: B023
+        elif at.kind == "lax_fori":
+            *buffers, s = lib.lax_fori(0, 2, lambda j, c: run(blocks[0], c, j), state)  # noqa: B023
+        elif at.kind == "scan":
+            (*buffers, s), _ = lib.lax_scan(lambda c, j: (run(blocks[0], c, j), 0.0), state, np.arange(2))  # noqa: B023
+        elif at.kind == "while":
+            *buffers, s, _ = lib.while_loop(
+                lambda c: (c[3] < 3) & (jnp.sin(4 * c[2]) > number),  # noqa: B023
+                lambda c: (*run(blocks[0], c[:3], c[3]), c[3] + 1),  # noqa: B023
+                (*state, 0),
+            )
+        else:
+            *buffers, s = getattr(lib, at.kind)(branches()[0])(*state)
+        state = (*buffers, s)
+    return state
+
+
+RANDOM = {f"random{seed}": Random(seed) for seed in range(int(os.environ.get("LOOP_PROGRAMS", "20")))}
+
+
+# --- derivatives ----------------------------------------------------------------------------------------------
+
+_rng = np.random.default_rng(0)
+POINT = _rng.uniform(0.3, 0.9, 2 + ROWS)
+DIRECTION = _rng.normal(size=POINT.shape)
+STEPS = (0, 1, 4, MAX, MAX + 3)  # none, one, some, all, cut short
+TOLERANCE = 1e-12
+
+
+def weights(k):
+    return jnp.asarray(np.linspace(-1.0, 1.2, k))
+
+
+@functools.cache
+def _expected(name, n, order, point):
+    f = functools.partial((PROGRAMS | RANDOM)[name], PYTHON, n=n)
+    for _ in range(order):
+        f = jax.jacfwd(f)
+    return np.asarray(f(jnp.asarray(point)))
+
+
+def expected(name, n, order, point=POINT):
+    """The derivative of an order, of the loop unrolled: [outputs, inputs, ...]."""
+    return _expected(name, int(n), order, tuple(map(float, point)))
+
+
+def weighted(d):
+    """The derivative of the weighted sum of the outputs."""
+    return np.tensordot(weights(len(d)), d, 1)
+
+
+def loss(f):
+    def weighted_sum(p, *args):
+        y = f(p, *args)
+        return jnp.vdot(weights(len(y)), y)
+
+    return weighted_sum
+
+
+def assert_close(found, wanted, message=""):
+    scale = max(1.0, np.max(np.abs(wanted), initial=0.0))
+    np.testing.assert_allclose(found, wanted, rtol=TOLERANCE, atol=TOLERANCE * scale, err_msg=message)
+
+
+def pushed(f):
+    return lambda p: jax.jvp(f, (p,), (jnp.asarray(DIRECTION),))[1]
+
+
+def pulled(f):
+    def g(p):
+        y, pull = jax.vjp(f, p)
+        return pull(weights(len(y)))[0]
+
+    return g
+
+
+def linearized(f):
+    return lambda p: jax.linearize(f, p)[1](jnp.asarray(DIRECTION))
+
+
+def transposed(f):
+    def g(p):
+        y, f_dot = jax.linearize(f, p)
+        return jax.linear_transpose(f_dot, p)(weights(len(y)))[0]
+
+    return g
+
+
+#: name -> (transformation of a function of p, what it gives, of the exact derivative).
+FIRST = {
+    "value": (lambda f: f, None),
+    "grad": (lambda f: jax.grad(loss(f)), weighted),
+    "jacfwd": (jax.jacfwd, lambda d: d),
+    "grad of checkpoint": (lambda f: jax.grad(loss(jax.checkpoint(f))), weighted),
+    "jacrev": (jax.jacrev, lambda d: d),
+    "vjp": (pulled, weighted),
+    "jvp": (pushed, lambda d: d @ DIRECTION),
+    "linearize": (linearized, lambda d: d @ DIRECTION),
+    "linear_transpose": (transposed, weighted),
+}
+SECOND = {
+    "hessian": (lambda f: jax.hessian(loss(f)), weighted),  # jacfwd of grad
+    "jacrev of grad": (lambda f: jax.jacrev(jax.grad(loss(f))), weighted),
+    "grad of jvp": (lambda f: jax.grad(loss(pushed(f))), lambda d: weighted(d) @ DIRECTION),
+}
+
+#: Programs that go through all there is; the others through the most telling.
+SOME = (
+    "read_while_writing",
+    "carries_that_change_places",
+    "appends_and_pops",
+    "a_branch",
+    "a_loop_in_a_loop",
+    "until_converged",
+    "closed_over_tensorarray",
+)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_first_derivatives(name):
+    kinds = list(FIRST)[: None if name in SOME else 4]
+
+    @jax.jit
+    def found(p, n):
+        f = functools.partial(PROGRAMS[name], OURS, n=n)
+        return {kind: FIRST[kind][0](f)(p) for kind in kinds}
+
+    for n in STEPS:
+        for kind, value in found(POINT, n).items():
+            pick = FIRST[kind][1]
+            wanted = expected(name, n, 0) if pick is None else pick(expected(name, n, 1))
+            assert_close(value, wanted, f"{kind}, {n} steps")
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_second_derivatives(name):
+    @jax.jit
+    def found(p, n):
+        f = functools.partial(PROGRAMS[name], OURS, n=n)
+        return {kind: transform(f)(p) for kind, (transform, _) in SECOND.items()}
+
+    for n in (1, 4, MAX + 3):
+        for kind, value in found(POINT, n).items():
+            assert_close(value, SECOND[kind][1](expected(name, n, 2)), f"{kind}, {n} steps")
+
+
+THIRD = ("overwrite_a_row", "a_branch", "until_converged")
+
+
+@pytest.mark.parametrize("name", THIRD)
+def test_third_derivatives(name):
+    @jax.jit
+    def found(p, n):
+        f = functools.partial(PROGRAMS[name], OURS, n=n)
+        return jax.grad(lambda p: jnp.vdot(jax.grad(loss(pushed(f)))(p), jnp.asarray(DIRECTION)))(p)
+
+    assert_close(found(POINT, 4), weighted(expected(name, 4, 3)) @ DIRECTION @ DIRECTION)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_recomputed_residuals_give_the_same_gradient(name):
+    @jax.jit
+    def found(p, n):
+        return jax.grad(loss(functools.partial(PROGRAMS[name], library("recompute"), n=n)))(p)
+
+    for n in STEPS:
+        assert_close(found(POINT, n), weighted(expected(name, n, 1)), f"{n} steps")
+
+
+EAGER = ("read_while_writing", "a_static_tensorarray", "appends_and_pops", "a_loop_in_a_loop", "until_converged")
+
+
+@pytest.mark.parametrize("name", EAGER)
+def test_eager_derivatives_need_no_jit(name):
+    f = functools.partial(PROGRAMS[name], OURS, n=4)
+    assert_close(f(jnp.asarray(POINT)), expected(name, 4, 0))
+    assert_close(jax.grad(loss(f))(jnp.asarray(POINT)), weighted(expected(name, 4, 1)))
+    assert_close(pushed(f)(jnp.asarray(POINT)), expected(name, 4, 1) @ DIRECTION)
+
+
+# --- vmap -----------------------------------------------------------------------------------------------------
+
+BATCH_STEPS = np.array([4, 0, MAX + 3, 1])
+POINTS = POINT + 0.05 * _rng.normal(size=(4, 2 + ROWS))
+
+
+def expected_batch(name, order, points=POINTS):
+    return np.stack([expected(name, n, order, p) for p, n in zip(points, BATCH_STEPS, strict=True)])
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_example_of_a_batch_takes_its_own_number_of_steps(name):
+    def f(p, n):
+        y = PROGRAMS[name](OURS, p, n)
+        return jnp.vdot(weights(len(y)), y), y
+
+    @jax.jit
+    def found(ps, shared, ns):
+        def total(ps, shared):
+            return jnp.sum(jax.vmap(lambda p, n: f(p + shared, n)[0])(ps, ns))
+
+        gradients, values = jax.vmap(jax.grad(f, has_aux=True))(ps, ns)
+        return values, gradients, *jax.grad(total, (0, 1))(ps, shared)
+
+    value, vmap_of_grad, grad_of_vmap, shared = found(POINTS, np.zeros_like(POINT), BATCH_STEPS)
+    wanted = np.stack([weighted(d) for d in expected_batch(name, 1)])
+    assert_close(value, expected_batch(name, 0), "vmap")
+    assert_close(vmap_of_grad, wanted, "vmap of grad")
+    assert_close(grad_of_vmap, wanted, "grad of vmap")
+    assert_close(shared, wanted.sum(0), "grad of vmap, of what is the same for every example")
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_batches_of_batches_and_of_hessians(name):
+    def f(p, n):
+        return PROGRAMS[name](OURS, p, n)
+
+    @jax.jit
+    def found(ps, ns):
+        squares = [a.reshape(2, 2, *a.shape[1:]) for a in (ps, ns)]
+        return {
+            "vmap of vmap": jax.vmap(jax.vmap(f))(*squares),
+            "vmap of grad of vmap": jax.vmap(
+                lambda ps, ns: jax.grad(lambda ps: jnp.sum(jax.vmap(loss(f))(ps, ns)))(ps)
+            )(*squares),
+            "vmap of hessian": jax.vmap(jax.hessian(loss(f)))(ps, ns),
+        }
+
+    found = found(POINTS, BATCH_STEPS)
+    value, gradient, hessian = (expected_batch(name, order) for order in (0, 1, 2))
+    assert_close(found["vmap of vmap"].reshape(value.shape), value)
+    gradient = np.stack([weighted(d) for d in gradient])
+    assert_close(found["vmap of grad of vmap"].reshape(gradient.shape), gradient)
+    assert_close(found["vmap of hessian"], np.stack([weighted(d) for d in hessian]))
+
+
+def several_arguments(lib, x, w, b, n):
+    def step(i, y, b):
+        y = jnp.sin(y * w + lib.read(b, i // 2))
+        return y, lib.write(b, i, y * lib.read(b, i))
+
+    y, b = counted(lib, n, step, x, b)
+    return jnp.vdot(vector(y, b), weights(1 + ROWS))
+
+
+@pytest.mark.parametrize("axes", [c for c in itertools.product((None, 0), repeat=4) if any(a == 0 for a in c)])
+def test_in_axes(axes):
+    x, w, b = POINTS[:, 0], POINTS[:, 1], POINTS[:, 2:]
+    args = [a if axis == 0 else a[0] for a, axis in zip((x, w, b, BATCH_STEPS), axes, strict=True)]
+    examples = [[a[k] if axis == 0 else a for a, axis in zip(args, axes, strict=True)] for k in range(4)]
+    if axes[2] == 0:  # of a buffer any axis may be the batch
+        args[2], axes = args[2].T, (*axes[:2], 1, axes[3])
+    f = jax.value_and_grad(functools.partial(several_arguments, OURS), argnums=(0, 1, 2))
+    value, gradient = jax.jit(jax.vmap(f, axes))(*args)
+    wanted = jax.value_and_grad(functools.partial(several_arguments, PYTHON), argnums=(0, 1, 2))
+    for k, (x, w, b, n) in enumerate(examples):
+        value_k, gradient_k = wanted(x, w, jnp.asarray(b), int(n))
+        assert_close(value[k], value_k)
+        for found, one in zip(gradient, gradient_k, strict=True):
+            assert_close(found[k], one)
+
+
+# --- arguments and results -------------------------------------------------------------------------------------
+
+
+def up_to(n):
+    return lambda c: c[0] < n
+
+
+@pytest.mark.parametrize(("asked", "taken", "cut"), [(0, 0, False), (1, 1, False), (5, 5, False), (6, 5, True)])
+def test_return_steps(asked, taken, cut):
+    def f(x, n):
+        return ta.while_loop(up_to(n), lambda c: (c[0] + 1, c[1] * x), (0, 1.0), max_steps=5, return_steps=True)
+
+    for g in (f, jax.jit(f)):
+        (i, y), steps = g(2.0, asked)
+        assert (int(i), float(y)) == (taken, 2.0**taken)
+        assert (int(steps.taken), bool(steps.cut)) == (taken, cut)
+        assert steps == (steps.taken, steps.cut)
+    gradient, steps = jax.grad(lambda x: (f(x, asked)[0][1], f(x, asked)[1]), has_aux=True)(2.0)
+    assert (gradient, int(steps.taken), bool(steps.cut)) == (taken * 2.0 ** (taken - 1), taken, cut)
+
+
+def test_return_steps_of_a_batch_and_without_a_limit():
+    def f(n, **limit):
+        return ta.while_loop(up_to(n), lambda c: (c[0] + 2, c[1]), (0, 1.0), return_steps=True, **limit)[1]
+
+    asked = jnp.array([0, 1, 7, 20])
+    steps = jax.jit(jax.vmap(functools.partial(f, max_steps=5)))(asked)
+    np.testing.assert_array_equal(steps.taken, [0, 1, 4, 5])
+    np.testing.assert_array_equal(steps.cut, [False, False, False, True])
+    steps = jax.jit(jax.vmap(f))(asked)
+    np.testing.assert_array_equal(steps.taken, [0, 1, 4, 10])
+    assert not steps.cut.any()
+
+
+@pytest.mark.parametrize("max_steps", [0, np.int64(0)])
+def test_no_step_is_allowed(max_steps):
+    def f(x):
+        return ta.while_loop(lambda y: y < 10, lambda y: y * x, x * x, max_steps=max_steps)
+
+    assert (f(3.0), jax.grad(f)(3.0), jax.grad(jax.grad(f))(3.0)) == (9, 6, 2)
+
+
+def growth(x, **options):
+    return ta.while_loop(lambda y: y < 10.0, lambda y: y * x, 1.0 + x, **options)
+
+
+def python_growth(x):
+    return python_while(lambda y: y < 10.0, lambda y: y * x, 1.0 + x)
+
+
+@pytest.mark.parametrize("x", [2.0, 3.0, 20.0])
+def test_forward_mode_needs_no_max_steps(x):
+    wanted = python_growth(x), jax.jacfwd(python_growth)(x), jax.jacfwd(jax.jacfwd(python_growth))(x)
+    for f in (growth, functools.partial(growth, max_steps=100)):
+        np.testing.assert_allclose(f(x), wanted[0], rtol=TOLERANCE)
+        np.testing.assert_allclose(jax.jvp(f, (x,), (2.0,))[1], 2 * wanted[1], rtol=TOLERANCE)
+        np.testing.assert_allclose(jax.jacfwd(f)(x), wanted[1], rtol=TOLERANCE)
+        np.testing.assert_allclose(jax.jit(jax.jacfwd(jax.jacfwd(f)))(x), wanted[2], rtol=TOLERANCE)
+
+
+def test_forward_mode_of_a_batch_needs_no_max_steps():
+    xs = jnp.array([2.0, 3.0, 20.0])
+    found = jax.vmap(jax.jacfwd(growth))(xs)
+    np.testing.assert_allclose(found, [jax.jacfwd(python_growth)(float(x)) for x in xs], rtol=TOLERANCE)
+    found = jax.jvp(jax.vmap(growth), (xs,), (jnp.ones(3),))[1]
+    np.testing.assert_allclose(found, [jax.jacfwd(python_growth)(float(x)) for x in xs], rtol=TOLERANCE)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 4), (2, 5), (-3, 1), (4, 4), (5, 2)])
+@pytest.mark.parametrize("max_steps", [None, 3])
+def test_fori_loop_of_known_and_traced_bounds(low, high, max_steps):
+    def body(i, c):
+        return jnp.sin(c[0] * c[1]) + i, c[1] * c[1]
+
+    def wanted(x, low, high):
+        return sum(python_fori(low, high, body, (x, x), max_steps=max_steps))
+
+    def known(x, low=low, high=high):
+        return sum(ta.fori_loop(low, high, body, (x, x), max_steps=max_steps))
+
+    for f in (known, jax.jit(known)):
+        np.testing.assert_allclose(f(0.6), wanted(0.6, low, high), rtol=TOLERANCE)
+        np.testing.assert_allclose(jax.grad(f)(0.6), jax.grad(wanted)(0.6, low, high), rtol=TOLERANCE)
+    traced = jax.jit(known)(0.6, low, high)
+    np.testing.assert_allclose(traced, wanted(0.6, low, high), rtol=TOLERANCE)
+    if max_steps is not None:
+        np.testing.assert_allclose(
+            jax.jit(jax.grad(known))(0.6, low, high), jax.grad(wanted)(0.6, low, high), rtol=TOLERANCE
+        )
+
+
+@pytest.mark.parametrize("dtypes", [("int32", "int32"), ("int8", "int8"), ("uint16", "uint16"), ("int64", "int64")])
+def test_the_index_of_fori_loop_has_the_dtype_that_it_has_in_jax(dtypes):
+    bounds = [jnp.asarray(k, d) for k, d in zip((1, 4), dtypes, strict=True)]
+
+    def by(loop):
+        def f(low, high):
+            seen = []
+            value = loop(low, high, lambda i, c: (seen.append(jax.typeof(i)), c + i)[1], 0)
+            return value, seen[0]
+
+        seen = []
+        value = jax.jit(lambda low, high: (lambda v, t: (seen.append(t), v)[1])(*f(low, high)))(*bounds)
+        return int(value), str(value.dtype), str(seen[0])
+
+    assert by(ta.fori_loop) == by(lax.fori_loop)
+
+
+def test_fori_loop_of_bounds_of_a_batch():
+    def f(x, low, high):
+        return ta.fori_loop(low, high, lambda i, y: jnp.sin(y * x) + i, x, max_steps=5)
+
+    lows, highs = np.array([0, 2, 3]), np.array([4, 2, 20])
+    found = jax.vmap(jax.value_and_grad(f), (None, 0, 0))(0.6, lows, highs)
+    for k, (low, high) in enumerate(zip(lows, highs, strict=True)):
+        wanted = jax.value_and_grad(
+            lambda x: python_fori(low, high, lambda i, y: jnp.sin(y * x) + i, x, max_steps=5)  # noqa: B023
+        )(0.6)
+        np.testing.assert_allclose([f[k] for f in found], wanted, rtol=TOLERANCE)
+
+
+XS = np.linspace(0.1, 0.9, 5)
+
+
+@pytest.mark.parametrize("residuals", ["auto", "tape", "recompute"])
+@pytest.mark.parametrize("options", [{}, {"reverse": True}, {"unroll": 2}, {"length": 5}, {"unroll": True}])
+def test_scan_is_that_of_jax(options, residuals):
+    def f(c, x):
+        i, y, b = c
+        y = jnp.sin(y * x + ta_read(b, i))
+        return (i + 1, y, ta_write(b, i, y)), {"y": y, "i": i}
+
+    def by(scan, x, xs):
+        (_, y, b), ys = scan(f, (0, x, jnp.sin(xs)), xs, **options)
+        return vector(y, b, ys["y"], ys["i"])
+
+    args = 0.7, jnp.asarray(XS)
+    found = jax.jacrev(functools.partial(by, functools.partial(ta.scan, residuals=residuals)), (0, 1))(*args)
+    wanted = jax.jacfwd(functools.partial(by, lax.scan), (0, 1))(*args)
+    for a, e in zip(found, wanted, strict=True):
+        assert_close(a, e)
+
+
+def test_scan_without_xs():
+    assert jax.grad(lambda x: ta.scan(lambda c, _: (c * x, None), 1.0, length=3)[0])(2.0) == 12
+
+
+def pair(a, x):
+    return {"s": jnp.sin(a["s"] * x["s"]) + a["t"][0], "t": (a["t"][0] * x["t"][0],)}
+
+
+def folded(elems, initializer, reverse):
+    n = len(jax.tree.leaves(elems)[0])
+    slices = [jax.tree.map(lambda v, k=k: v[k], elems) for k in range(n)]
+    slices = slices[::-1] if reverse else slices
+    every = [slices.pop(0)] if initializer is None else []
+    a = every[0] if initializer is None else initializer
+    for x in slices:
+        a = pair(a, x)
+        every.append(a)
+    return a, jax.tree.map(lambda *v: jnp.stack(v), *(every[::-1] if reverse else every))
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("start", [None, 0.4])
+@pytest.mark.parametrize("length", [1, 5])
+def test_folds_are_those_of_python(length, start, reverse):
+    def ours(x, start):
+        elems = {"s": x, "t": (jnp.cos(x),)}
+        initializer = None if start is None else {"s": start, "t": (start * start,)}
+        last = (ta.foldr if reverse else ta.foldl)(pair, elems, initializer)
+        return vector(*jax.tree.leaves([last, ta.tf_scan(pair, elems, initializer, reverse=reverse)]))
+
+    def python(x, start):
+        initializer = None if start is None else {"s": start, "t": (start * start,)}
+        return vector(*jax.tree.leaves(folded({"s": x, "t": (jnp.cos(x),)}, initializer, reverse)))
+
+    x = jnp.asarray(XS[:length])
+    wrt = 0 if start is None else (0, 1)
+    assert_close(jax.jit(ours)(x, start), python(x, start))
+    for a, e in zip(*(jax.tree.leaves(jax.jacrev(f, wrt)(x, start)) for f in (ours, python)), strict=True):
+        assert_close(a, e)
+    batch = jnp.stack([x, 2 * x])
+    assert_close(jax.vmap(ours, (0, None))(batch, start), [python(x, start), python(2 * x, start)])
+
+
+def test_map_fn_is_that_of_python():
+    def f(x):
+        return {"a": jnp.sin(x["x"]) * x["y"].sum(), "b": x["y"]}
+
+    def total(mapped, x):
+        out = mapped(f, {"x": x, "y": jnp.outer(x, x)})
+        return jnp.sum(out["a"] ** 2) + jnp.sum(jnp.cos(out["b"]))
+
+    def python(f, elems):
+        outs = [f(jax.tree.map(lambda v, k=k: v[k], elems)) for k in range(5)]
+        return jax.tree.map(lambda *v: jnp.stack(v), *outs)
+
+    x = jnp.asarray(XS)
+    assert_close(jax.hessian(functools.partial(total, ta.map_fn))(x), jax.hessian(functools.partial(total, python))(x))
+
+
+def test_folds_of_nothing():
+    nothing = jnp.zeros((0, 2))
+    np.testing.assert_array_equal(ta.foldl(jnp.add, nothing, jnp.ones(2)), [1, 1])
+    np.testing.assert_array_equal(ta.foldr(jnp.add, nothing, jnp.ones(2)), [1, 1])
+    assert ta.tf_scan(jnp.add, nothing, jnp.ones(2)).shape == (0, 2)
+    assert ta.map_fn(jnp.sin, nothing).shape == (0, 2)
+    for name in ("foldl", "foldr", "tf_scan"):
+        with pytest.raises(ValueError, match=name):
+            getattr(ta, name)(jnp.add, nothing)
+
+
+# --- dtypes ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "complex64", "complex128"])
+def test_derivatives_have_the_dtype_of_the_carry(dtype):
+    def f(loop, x, b):  # exact in all of these dtypes
+        def body(c):
+            i, y, b = c
+            y = y * 2 - b[i % 4]
+            return i + 1, y, b.at[i % 4].set(y * y)
+
+        return loop(up_to(2), body, (0, x, b))[2]
+
+    x, b = jnp.asarray(0.5, dtype), jnp.asarray([0.25, 1.0, 2.0, 0.5], dtype)
+    found, pull = jax.vjp(functools.partial(f, OURS.while_loop), x, b)
+    wanted, python_pull = jax.vjp(functools.partial(f, python_while), x, b)
+    for a, e in zip([found, *pull(found)], [wanted, *python_pull(wanted)], strict=True):
+        assert a.dtype == dtype
+        np.testing.assert_array_equal(a, e)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint32", "int64"])
+def test_carries_without_derivatives(dtype):
+    def f(loop, x):
+        def body(c):
+            i, k, y = c
+            return i + 1, (k + 1).astype(dtype), y * jnp.where(k == 1, x, 2.0)
+
+        _, k, y = loop(up_to(4), body, (0, jnp.asarray(0, dtype), x))
+        return y, k
+
+    value, k = f(OURS.while_loop, 3.0)
+    assert (value, k) == f(python_while, 3.0)
+    assert k.dtype == dtype
+    assert jax.grad(lambda x: f(OURS.while_loop, x)[0])(3.0) == jax.grad(lambda x: f(python_while, x)[0])(3.0)
+
+
+WEAK = {
+    "integer": (lambda c: c < 3, lambda c: c + 1, 0),
+    "float": (lambda c: c < 3, lambda c: c * 2, 1.0),
+    "integer that becomes a float": (lambda c: c < 3, lambda c: c + 1.0, 0),
+    "weak that becomes strong": (lambda c: c < 3, lambda c: c + jnp.float32(1), 0.0),
+    "strong integer": (lambda c: c < 3, lambda c: c + 1, np.int8(0)),
+    "pair": (lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] * jnp.float32(2)), (0, 1)),
+    "bool": (lambda c: c, lambda c: ~c, True),
+    "numpy": (lambda c: c[0] < 3, lambda c: c * 2, np.ones(2, np.float32)),
+}
+
+
+@pytest.mark.parametrize("name", WEAK)
+@pytest.mark.parametrize("options", [{}, {"max_steps": 10}])
+def test_weak_types_are_promoted_as_in_jax(name, options):
+    wanted = jax.tree.leaves(lax.while_loop(*WEAK[name]))
+    found = jax.tree.leaves(ta.while_loop(*WEAK[name], **options))
+    jitted = jax.tree.leaves(jax.jit(lambda: ta.while_loop(*WEAK[name], **options))())
+    for values in (found, jitted):
+        assert [(v.dtype, v.weak_type) for v in values] == [(v.dtype, v.weak_type) for v in wanted]
+        for a, e in zip(values, wanted, strict=True):
+            np.testing.assert_array_equal(a, e)
+
+
+@pytest.mark.parametrize("residuals", ["tape", "recompute"])
+@pytest.mark.parametrize("make_key", [jax.random.key, jax.random.PRNGKey])
+def test_random_keys_in_the_carry(make_key, residuals):
+    def f(loop, x, seed, n):
+        def body(c):
+            i, key, y = c
+            key, now = jax.random.split(key)
+            return i + 1, key, jnp.sin(y * x) + jax.random.normal(now, dtype=float)
+
+        _, key, y = loop(up_to(n), body, (0, make_key(seed), x))
+        return y + jax.random.normal(key, dtype=float)
+
+    ours = functools.partial(ta.while_loop, max_steps=5, residuals=residuals)
+    seeds, ns = np.array([1, 2, 3]), np.array([3, 0, 5])
+    wanted = [jax.value_and_grad(functools.partial(f, python_while))(0.7, s, n) for s, n in zip(seeds, ns, strict=True)]
+    found = jax.jit(jax.value_and_grad(functools.partial(f, ours)))(0.7, seeds[0], ns[0])
+    np.testing.assert_allclose(found, wanted[0], rtol=TOLERANCE)
+    found = jax.vmap(jax.value_and_grad(functools.partial(f, ours)), (None, 0, 0))(0.7, seeds, ns)
+    np.testing.assert_allclose(np.stack(found, 1), wanted, rtol=TOLERANCE)
+
+
+# --- with the rest of JAX --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_jit_disabled(name):
+    f = functools.partial(PROGRAMS[name], OURS, n=4)
+    with jax.disable_jit():
+        assert_close(f(jnp.asarray(POINT)), expected(name, 4, 0))
+        assert_close(jax.grad(loss(f))(jnp.asarray(POINT)), weighted(expected(name, 4, 1)))
+
+
+def test_jit_disabled_returns_the_steps():
+    with jax.disable_jit():
+        value, steps = ta.while_loop(lambda c: c < 9, lambda c: c + 1, 0, max_steps=4, return_steps=True)
+    assert (value, steps.taken, steps.cut) == (4, 4, True)
+
+
+def test_jit_disabled_and_a_fori_loop_of_arrays():
+    with jax.disable_jit():
+        assert ta.fori_loop(jnp.int32(1), jnp.int32(4), lambda i, c: c + i, 0) == 6
+
+
+@pytest.mark.parametrize("name", ["read_while_writing", "a_loop_in_a_loop"])
+def test_everything_passes_the_checks_of_jax(name):
+    def f(p, n):
+        return jax.hessian(loss(functools.partial(PROGRAMS[name], OURS, n=n)))(p)
+
+    with jax.enable_checks(True):
+        assert_close(jax.jit(f)(POINT, 4), weighted(expected(name, 4, 2)))
+        jax.jit(jax.vmap(f))(POINTS, BATCH_STEPS)
+
+
+def test_no_tracer_leaks():
+    def f(p, n):
+        return jax.grad(loss(functools.partial(PROGRAMS["read_while_writing"], OURS, n=n)))(p)
+
+    with jax.checking_leaks():
+        jax.jit(f)(POINT, 4)
+        jax.jit(jax.vmap(f))(POINTS, BATCH_STEPS)
+
+
+def test_what_was_never_written_to_a_tape_is_no_nan():
+    def f(x):
+        return ta.while_loop(up_to(3), lambda c: (c[0] + 1, jnp.sin(c[1] * x)), (0, x), max_steps=1000)[1]
+
+    for _ in range(3):
+        jax.block_until_ready([jnp.full(1000, jnp.nan) for _ in range(8)])  # where the tape may be
+        with jax.debug_nans(True):
+            jax.grad(f)(jnp.arange(1.0, 2.0)[0])
+            jax.jit(jax.grad(f))(0.5)
+
+
+@jax.custom_vjp
+def clipped(x):
+    return jnp.sin(x)
+
+
+clipped.defvjp(lambda x: (jnp.sin(x), x), lambda x, ct: (jnp.clip(ct, -0.3, 0.3) * x,))
+
+
+@jax.custom_jvp
+def scaled(x):
+    return jnp.cos(x)
+
+
+scaled.defjvp(lambda primals, tangents: (jnp.cos(primals[0]), 3 * primals[0] * tangents[0]))
+
+
+@pytest.mark.parametrize("residuals", ["tape", "recompute"])
+@pytest.mark.parametrize("rule", [clipped, scaled])
+def test_custom_derivatives_inside_the_body(rule, residuals):
+    def f(loop, x, n):
+        return loop(up_to(n), lambda c: (c[0] + 1, rule(c[1] * x) + c[1]), (0, x))[1]
+
+    ours = functools.partial(ta.while_loop, max_steps=5, residuals=residuals)
+    ns = np.array([3, 0, 7])
+    wanted = [jax.grad(functools.partial(f, python_while, n=min(n, 5)))(0.7) for n in ns]
+    found = jax.jit(jax.grad(functools.partial(f, ours)))(0.7, 3)
+    np.testing.assert_allclose(found, wanted[0], rtol=TOLERANCE)
+    found = jax.vmap(jax.grad(functools.partial(f, ours)), (None, 0))(0.7, ns)
+    np.testing.assert_allclose(found, wanted, rtol=TOLERANCE)
+    found = jax.grad(lambda x: jnp.sum(jax.vmap(functools.partial(f, ours), (None, 0))(x, ns)))(0.7)
+    np.testing.assert_allclose(found, sum(wanted), rtol=TOLERANCE)
+
+
+def test_custom_derivatives_around_the_loop():
+    def f(x):
+        return growth(x, max_steps=10)
+
+    g = jax.custom_vjp(f)
+    g.defvjp(lambda x: jax.vjp(f, x), lambda pull, ct: pull(2 * ct))
+    assert jax.jit(jax.grad(g))(2.0) == 2 * jax.grad(python_growth)(2.0)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        None,
+        jax.checkpoint_policies.everything_saveable,
+        jax.checkpoint_policies.nothing_saveable,
+        ta.checkpoint_policies.save_reads,
+    ],
+)
+def test_policies_of_checkpoints_around_the_loop_and_its_body(policy):
+    checkpoint = functools.partial(jax.checkpoint, policy=policy)
+    for name in ("a_checkpointed_loop", "a_checkpointed_body"):
+        f = functools.partial(PROGRAMS[name], library(checkpoint=checkpoint))
+        found = jax.jit(lambda p, n, f=f: jax.grad(loss(f))(p, n))(POINT, 4)
+        assert_close(found, weighted(expected(name, 4, 1)))
+
+
+STEPS_OF_A_TRANSFORM = {
+    "eager": (lambda f: f, 4),
+    "jit": (jax.jit, 4),
+    "grad": (jax.grad, 4),
+    "jit of grad": (lambda f: jax.jit(jax.grad(f)), 4),
+    "jvp": (lambda f: lambda x: jax.jvp(f, (x,), (1.0,)), 4),
+}
+
+
+@pytest.mark.parametrize("max_steps", [10, None])
+@pytest.mark.parametrize("transform", STEPS_OF_A_TRANSFORM)
+def test_a_callback_in_the_body_runs_once_a_step(transform, max_steps):
+    transformation, steps = STEPS_OF_A_TRANSFORM[transform]
+    if max_steps is None and "grad" in transform:
+        return
+    calls = []
+
+    def body(c):
+        jax.debug.callback(lambda i: calls.append(int(i)), c[0])
+        return c[0] + 1, jnp.sin(c[1])
+
+    def f(x):
+        return ta.while_loop(up_to(4), body, (0, x), max_steps=max_steps)[1]
+
+    jax.block_until_ready(transformation(f)(0.5))
+    jax.effects_barrier()
+    assert sorted(calls) == list(range(steps))
+
+
+def test_debug_print_in_the_body(capfd):
+    def body(c):
+        jax.debug.print("step {}", c)
+        return c + 1
+
+    jax.block_until_ready(jax.jit(lambda: ta.while_loop(lambda c: c < 3, body, 0))())
+    jax.effects_barrier()
+    assert sorted(capfd.readouterr().out.split("\n")) == ["", "step 0", "step 1", "step 2"]
+
+
+EFFECTS = {
+    "debug": lambda f, i: jax.debug.callback(f, i),
+    "ordered debug": lambda f, i: jax.debug.callback(f, i, ordered=True),
+    "io": lambda f, i: jax.experimental.io_callback(f, None, i),
+}
+
+
+@pytest.mark.parametrize("used", [True, False])
+@pytest.mark.parametrize("effect", EFFECTS)
+@pytest.mark.parametrize("loop", [lax.while_loop, ta.while_loop], ids=["lax", "ours"])
+def test_effects_in_the_body_happen_as_in_jax(loop, effect, used):
+    calls = []
+
+    def body(c):
+        EFFECTS[effect](lambda i: calls.append(int(i)), c)
+        return c + 1
+
+    def f(x):
+        y = loop(lambda c: c < 3, body, x)
+        return y if used else x
+
+    jax.block_until_ready(jax.jit(f)(0))
+    jax.effects_barrier()
+    assert sorted(calls) == [0, 1, 2]
+
+
+def own_end(loop, x):
+    return loop(lambda c: c[0] < x, lambda c: (c[0] + 1, 2 * c[1] + lax.axis_index("batch")), (0, x))[1]
+
+
+def over_the_batch(f, loop, x):
+    return loop(up_to(2), lambda c: (c[0] + 1, f(c[1])), (0, x))[1]
+
+
+NAMED = {
+    "sum": (functools.partial(over_the_batch, lambda y: y + lax.psum(y, "batch")), [36.0, 37, 39]),
+    "index": (functools.partial(over_the_batch, lambda y: y + lax.axis_index("batch")), [1.0, 4, 8]),
+    "index, and ends of their own": (own_end, [2.0, 11, 94]),
+}
+
+
+@pytest.mark.parametrize("loop", [lax.while_loop, ta.while_loop, OURS.while_loop], ids=["lax", "ours", "max_steps"])
+@pytest.mark.parametrize("name", NAMED)
+def test_named_axes_inside_the_body(name, loop):
+    f, wanted = NAMED[name]
+    found = jax.vmap(functools.partial(f, loop), axis_name="batch")(jnp.array([1.0, 2.0, 4.0]))
+    np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("transform", ["value", "grad"])
+def test_a_batch_of_no_examples(transform):
+    f = functools.partial(several_arguments, OURS)
+    f = f if transform == "value" else jax.grad(f)
+    nothing = jnp.zeros((0,))
+    assert jax.vmap(f)(nothing, nothing, jnp.zeros((0, ROWS)), jnp.zeros(0, int)).shape == (0,)
+
+
+def test_linear_transpose_of_a_loop_that_is_linear_in_its_carry():
+    def f(y):
+        return ta.fori_loop(0, 3, lambda i, y: y * 2, y)
+
+    assert jax.linear_transpose(f, 1.0)(1.0) == (8.0,)
+
+
+def test_gradients_of_loops_that_do_not_depend_on_the_argument():
+    def f(x):
+        k = ta.while_loop(lambda k: k < 5, lambda k: k + 2, 0, max_steps=9)
+        y = ta.while_loop(lambda y: y < 5.0, lambda y: y * 2, 1.0)  # which needs no max_steps then
+        stopped = ta.while_loop(lambda y: y < 5.0, lambda y: y * 2, lax.stop_gradient(x))
+        unused = ta.while_loop(lambda y: y < 5.0, lambda y: y * x, x, max_steps=9)
+        del unused
+        return x * k * y + stopped
+
+    assert jax.grad(f)(2.0) == jax.jit(jax.grad(f))(2.0) == 48
+
+
+def test_the_end_of_a_loop_has_no_derivative():
+    def f(x):
+        return ta.while_loop(lambda c: c[0] < x, lambda c: (c[0] + 1, c[1] * 2), (0.0, 1.0), max_steps=9)[1]
+
+    assert (f(2.5), jax.grad(f)(2.5), jax.jacfwd(f)(2.5)) == (8, 0, 0)
+
+
+def test_integer_arguments_have_tangents_of_no_dtype():
+    def f(x, n):
+        i, y = ta.while_loop(up_to(n), lambda c: (c[0] + 1, c[1] * x), (0, 1.0), max_steps=9)
+        return y, i
+
+    (y, i), (y_dot, i_dot) = jax.jvp(f, (3.0, 2), (1.0, np.zeros((), jax.dtypes.float0)))
+    assert (y, i, y_dot) == (9, 2, 6)
+    assert i_dot.dtype == jax.dtypes.float0
+    _, pull = jax.vjp(f, 3.0, 2)
+    x_ct, n_ct = pull((1.0, np.zeros((), jax.dtypes.float0)))
+    assert x_ct == 6
+    assert n_ct.dtype == jax.dtypes.float0
+
+
+def test_the_gradient_of_a_tensorarray_is_that_of_its_rows():
+    def f(start, closed, n):
+        def body(c):
+            i, array = c
+            return i + 1, array.write(i, jnp.sin(array.read(i) * closed.read(i + 1)))
+
+        return jnp.sum(ta.while_loop(up_to(n), body, (0, start), max_steps=9)[1].stack() ** 2)
+
+    def python(rows, closed):
+        for i in range(3):
+            rows = rows.at[i].set(jnp.sin(rows[i] * closed[i + 1]))
+        return jnp.sum(rows**2)
+
+    rows = jnp.asarray(XS)
+    found = jax.jit(jax.grad(f, (0, 1)))(TensorArray.from_array(rows), TensorArray.from_array(jnp.cos(rows)), 3)
+    for a, e in zip(found, jax.grad(python, (0, 1))(rows, jnp.cos(rows)), strict=True):
+        assert_close(a.stack(), e)
+
+
+def test_a_loop_as_a_jaxpr():
+    f = functools.partial(PROGRAMS["read_while_writing"], OURS, n=4)
+    for g, wanted in ((f, expected("read_while_writing", 4, 0)), (jax.jacrev(f), expected("read_while_writing", 4, 1))):
+        jaxpr = jax.make_jaxpr(g)(POINT)
+        assert_close(jax.core.eval_jaxpr(jaxpr.jaxpr, jaxpr.consts, POINT)[0], wanted)
+
+
+# --- what a body would do after the end ------------------------------------------------------------------------
+
+
+def divides(loop, x, n):
+    """It would divide by zero after the last step."""
+    return loop(lambda c: c[0] > 0, lambda c: (c[0] - 1, c[1] + x / c[0]), (1.0 * n, x))[1]
+
+
+def takes_roots(loop, x, n):
+    """It would take the root of zero, where that has no derivative."""
+    return loop(lambda c: c[0] > 0, lambda c: (c[0] - x, c[1] + jnp.sqrt(c[0])), (n * x, x))[1]
+
+
+BEYOND = {
+    "vmap of grad": lambda f, x, ns: jax.vmap(jax.grad(f), (None, 0))(x, ns),
+    "vmap of jacfwd": lambda f, x, ns: jax.vmap(jax.jacfwd(f), (None, 0))(x, ns),
+    "vmap of hessian": lambda f, x, ns: jax.vmap(jax.hessian(f), (None, 0))(x, ns),
+    "jvp of vmap": lambda f, x, ns: jax.jvp(lambda x: jax.vmap(f, (None, 0))(x, ns), (x,), (1.0,))[1],
+    "grad of vmap": lambda f, x, ns: jax.grad(lambda xs: jnp.sum(jax.vmap(f)(xs, ns)))(jnp.full(len(ns), x)),
+}
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        *list(BEYOND)[:-1],
+        pytest.param(
+            "grad of vmap", marks=pytest.mark.xfail(strict=True, reason="0 * inf: the select comes after the step")
+        ),
+    ],
+)
+@pytest.mark.parametrize("f", [divides, takes_roots])
+def test_what_a_finished_example_would_do_leaves_no_nan(f, transform):
+    ns = np.array([0, 1, 2, 4])
+    derivative = jax.hessian if "hessian" in transform else jax.grad
+    wanted = [derivative(functools.partial(f, python_while))(0.5, int(n)) for n in ns]
+    found = BEYOND[transform](functools.partial(f, OURS.while_loop), 0.5, ns)
+    assert_close(found, wanted)
+
+
+# --- loops of JAX and ours in one another ----------------------------------------------------------------------
+
+
+def test_a_while_loop_of_jax_in_a_body_has_forward_derivatives():
+    def inner(loop, x, y, i):
+        return loop(lambda c: c[0] < i, lambda c: (c[0] + 1, jnp.sin(c[1] * x)), (0, y))[1]
+
+    def f(outer, loop, x, n):
+        return outer(up_to(n), lambda c: (c[0] + 1, inner(loop, x, c[1], c[0])), (0, x))[1]
+
+    ns = np.array([3, 0, 5])
+    wanted = [jax.jacfwd(functools.partial(f, python_while, python_while, n=n))(0.7) for n in ns]
+    for outer in (ta.while_loop, OURS.while_loop):
+        ours = functools.partial(f, outer, lax.while_loop)
+        np.testing.assert_allclose(jax.jit(jax.jacfwd(ours))(0.7, 3), wanted[0], rtol=TOLERANCE)
+        np.testing.assert_allclose(jax.vmap(jax.jacfwd(ours), (None, 0))(0.7, ns), wanted, rtol=TOLERANCE)
+
+
+def test_our_loop_in_a_while_loop_of_jax_has_forward_derivatives():
+    def f(outer, loop, x, n):
+        def body(c):
+            return c[0] + 1, loop(up_to(c[0]), lambda d: (d[0] + 1, jnp.sin(d[1] * x)), (0, c[1]))[1]
+
+        return outer(up_to(n), body, (0, x))[1]
+
+    wanted = jax.jacfwd(functools.partial(f, python_while, python_while, n=3))(0.7)
+    ours = functools.partial(f, lax.while_loop, OURS.while_loop)
+    np.testing.assert_allclose(jax.jit(jax.jacfwd(ours))(0.7, 3), wanted, rtol=TOLERANCE)
+    found = jax.vmap(jax.jacfwd(ours), (None, 0))(0.7, np.array([3, 0]))
+    np.testing.assert_allclose(found, [wanted, 1.0], rtol=TOLERANCE)
+
+
+# --- compiled once ---------------------------------------------------------------------------------------------
+
+_compilations = []
+jax.monitoring.register_event_duration_secs_listener(
+    lambda event, *_, **__: _compilations.append(event) if "backend_compile" in event else None
+)
+
+
+def predicate(c):
+    return c[0] < 4
+
+
+def body_of_a_row(c):
+    return c[0] + 1, ta_write(c[1], c[0], jnp.sin(ta_read(c[1], 1)))
+
+
+@pytest.mark.parametrize("residuals", ["tape", "recompute"])
+@pytest.mark.parametrize("transform", ["value", "grad", "jvp"])
+def test_repeated_eager_calls_compile_once(transform, residuals):
+    def f(b):
+        return ta.while_loop(predicate, body_of_a_row, (0, b), max_steps=9, residuals=residuals)[1][3]
+
+    def call(b):
+        if transform == "value":
+            return f(b)
+        return jax.grad(f)(b) if transform == "grad" else jax.jvp(f, (b,), (b,))[1]
+
+    buffers = [jnp.asarray(b) for b in np.eye(5)]
+    for b in buffers[:2]:
+        call(b)
+    before = len(_compilations)
+    for b in buffers[2:]:
+        call(b)
+    assert len(_compilations) == before
+
+
+# --- errors ----------------------------------------------------------------------------------------------------
+
+MISFITS = {
+    "structure": (lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1], c[1]), (0, 1.0)),
+    "keys": (lambda c: c["a"] < 3, lambda c: {"b": c["a"]}, {"a": 1.0}),
+    "dtype": (lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1].astype(int)), (0, jnp.ones(3))),
+    "shape": (lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1][:2]), (0, jnp.ones(3))),
+    "none": (lambda c: c < 3, lambda c: None, 0),
+    "condition that is no bool": (lambda c: c, lambda c: c + 1, 0),
+    "condition that is an array": (lambda c: c < 3, lambda c: c + 1, jnp.zeros(2)),
+    "condition that is a pair": (lambda c: (c < 3, c), lambda c: c + 1, 0),
+    "no function": (lambda c: c < 3, 5, 0),
+}
+
+
+def message(f, *args, **kwargs):
+    with pytest.raises((TypeError, ValueError)) as error:
+        f(*args, **kwargs)
+    return type(error.value), str(error.value)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("name", MISFITS)
+def test_what_does_not_fit_is_said_in_the_words_of_jax(name, jit):
+    cond_fun, body_fun, init = MISFITS[name]
+
+    def by(loop, **options):
+        f = functools.partial(loop, cond_fun, body_fun, init, **options)
+        return jax.jit(f) if jit else f
+
+    wanted = message(by(lax.while_loop))
+    assert message(by(ta.while_loop)) == wanted
+    assert message(by(ta.while_loop, max_steps=3, return_steps=True)) == wanted
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("name", ["structure", "dtype", "shape"])
+def test_what_does_not_fit_in_a_fori_loop_is_said_in_the_words_of_jax(name, traced):
+    _, body_fun, init = MISFITS[name]
+
+    def by(loop, **options):
+        def f(n):
+            return loop(0, n if traced else 3, lambda i, c: body_fun(c), init, **options)
+
+        return jax.jit(f)
+
+    wanted = message(by(lax.fori_loop), 3)
+    assert message(by(ta.fori_loop), 3) == wanted
+    assert message(by(ta.fori_loop, max_steps=3), 3) == wanted
+
+
+@pytest.mark.parametrize("bound", [2.5, True, jnp.float32(2), jnp.arange(2)], ids=str)
+def test_a_known_bound_that_is_no_integer_is_a_type_error_as_in_jax(bound):
+    for loop in (lax.fori_loop, ta.fori_loop):
+        with pytest.raises(TypeError):
+            loop(0, bound, lambda i, c: c, 0)
+
+
+def test_a_carry_that_is_no_array_is_a_type_error_as_in_jax():
+    for loop in (lax.while_loop, ta.while_loop):
+        with pytest.raises(TypeError):
+            loop(lambda c: True, lambda c: c, "text")
+
+
+@pytest.mark.parametrize("loop", ["while_loop", "fori_loop"])
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [(True, TypeError), (2.0, TypeError), ("3", TypeError), (-1, ValueError), (jnp.int32(3), TypeError)],
+)
+def test_max_steps_must_be_a_python_integer(loop, value, error):
+    args = (lambda c: c < 3, lambda c: c + 1, 0) if loop == "while_loop" else (0, 3, lambda i, c: c, 0)
+    with pytest.raises(error, match=f"^{loop}: max_steps must"):
+        getattr(ta, loop)(*args, max_steps=value)
+
+
+@pytest.mark.parametrize("value", ["taped", "", None, True])
+def test_residuals_must_be_one_that_is_there(value):
+    for call in (
+        lambda: ta.while_loop(lambda c: c < 3, lambda c: c + 1, 0, residuals=value),
+        lambda: ta.fori_loop(0, 3, lambda i, c: c, 0, residuals=value),
+        lambda: ta.fori_loop(0, jnp.int32(3), lambda i, c: c, 0, residuals=value),
+        lambda: ta.scan(lambda c, x: (c, x), 0, jnp.arange(3), residuals=value),
+    ):
+        with pytest.raises(ValueError, match="residuals must be"):
+            call()
+
+
+def unlimited(x):
+    return ta.while_loop(lambda y: y < 10.0, lambda y: y * x, 1.0 + x)
+
+
+def unlimited_fori(x, n=3):
+    return jax.jit(lambda n: ta.fori_loop(0, n, lambda i, y: y * x, 1.0))(n)
+
+
+REVERSED = {
+    "grad": lambda f: jax.grad(f),
+    "grad of jit": lambda f: jax.grad(jax.jit(f)),
+    "jit of grad": lambda f: jax.jit(jax.grad(f)),
+    "grad of checkpoint": lambda f: jax.grad(jax.checkpoint(f)),
+    "jit of grad of checkpoint": lambda f: jax.jit(jax.grad(jax.checkpoint(f))),
+    "vmap of grad": lambda f: lambda x: jax.vmap(jax.grad(f))(jnp.stack([x, x])),
+    "grad of vmap": lambda f: jax.grad(lambda x: jnp.sum(jax.vmap(f)(jnp.stack([x, 2 * x])))),
+    "vjp": lambda f: lambda x: jax.vjp(f, x),
+    "jacrev": jax.jacrev,
+    "hessian": jax.hessian,
+    "grad of jvp": lambda f: jax.grad(lambda x: jax.jvp(f, (x,), (1.0,))[1]),
+    "grad in a scan": lambda f: jax.grad(lambda x: lax.scan(lambda c, _: (f(c), None), x, length=2)[0]),
+    "grad in a cond": lambda f: jax.grad(lambda x: lax.cond(x > 0, f, lambda x: x, x)),
+    "grad in a loop": lambda f: jax.grad(
+        lambda x: ta.while_loop(up_to(2), lambda c: (c[0] + 1, f(c[1])), (0, x), max_steps=3)[1]
+    ),
+    "grad in a checkpointed body": lambda f: jax.grad(
+        lambda x: ta.while_loop(up_to(2), jax.checkpoint(lambda c: (c[0] + 1, f(c[1]))), (0, x), max_steps=3)[1]
+    ),
+}
+
+
+@pytest.mark.parametrize("f", [unlimited, unlimited_fori])
+@pytest.mark.parametrize("transform", REVERSED)
+def test_reverse_mode_without_max_steps_names_it_and_the_line(transform, f):
+    line = f.__code__.co_firstlineno + 1
+    with pytest.raises(ValueError, match=rf"test_loops\.py:{line} .*max_steps"):
+        REVERSED[transform](f)(2.0)
+
+
+# --- random programs -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_random_programs(name):
+    def f(p, n):
+        y = RANDOM[name](OURS, p, n)
+        return jnp.vdot(weights(len(y)), y)
+
+    @jax.jit
+    def found(p, ps, n, ns):
+        return {
+            "grad": jax.value_and_grad(f)(p, n),
+            "vmap of grad": jax.vmap(jax.value_and_grad(f))(ps, ns),
+            "grad of vmap": jax.grad(lambda ps: jnp.sum(jax.vmap(f)(ps, ns)))(ps),
+        }
+
+    found = found(POINT, POINTS, 4, BATCH_STEPS)
+    value, gradient = found["grad"]
+    assert_close(value, weighted(expected(name, 4, 0)))
+    assert_close(gradient, weighted(expected(name, 4, 1)), "grad")
+    values, gradients = found["vmap of grad"]
+    wanted = np.stack([weighted(d) for d in expected_batch(name, 1)])
+    assert_close(values, [weighted(d) for d in expected_batch(name, 0)], "vmap")
+    assert_close(gradients, wanted, "vmap of grad")
+    assert_close(found["grad of vmap"], wanted, "grad of vmap")
+
+
+@pytest.mark.parametrize("name", list(RANDOM)[:6])
+def test_second_derivatives_of_random_programs(name):
+    @jax.jit
+    def found(p, n):
+        f = functools.partial(RANDOM[name], OURS, n=n)
+        return {kind: SECOND[kind][0](f)(p) for kind in ("hessian", "jacrev of grad")}
+
+    for kind, value in found(POINT, 4).items():
+        assert_close(value, SECOND[kind][1](expected(name, 4, 2)), kind)

@@ -1,0 +1,235 @@
+"""Every way to keep residuals gives the derivatives of the tape."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jax_tensorarray import choice_of_residuals, fori_loop, scan, ta_add, ta_read, ta_swap, ta_write, while_loop
+
+MOST = 20
+
+
+def with_rows(x, w, n, ys, **how):
+    """Rows are read, overwritten, exchanged and added to, and all of them are used in every step."""
+
+    def body(c):
+        i, y, ys = c
+        ys, old = ta_swap(ys, jnp.array([0, 2, 0]) + i % 3, jnp.stack([y, y * 2, y * 3]))
+        ys = ta_add(ys, jnp.array([1, 1]), jnp.array([0.1, 0.2]) * y)
+        ys = jax.jit(lambda ys: ta_write(ys, i, y * w[0] + ta_read(ys, i // 2)))(ys)
+        return i + 1, jnp.sin(y + old.sum() + jnp.dot(ys, w)), ys
+
+    _, y, ys = while_loop(lambda c: c[0] < n, body, (0, x, ys), max_steps=MOST, **how)
+    return y**2 + (ys**2).sum()
+
+
+def reversible(x, w, n, v, **how):
+    """A pendulum, in symplectic steps."""
+
+    def body(c):
+        i, x, v = c
+        v = v - w[0] * jnp.sin(x)
+        return i + 1, x + 0.1 * v, v
+
+    def back(c):
+        i, x, v = c
+        x = x - 0.1 * v
+        return i - 1, x, v + w[0] * jnp.sin(x)
+
+    if how.get("residuals") == "inverse":
+        how["inverse"] = back
+    _, x, v = while_loop(lambda c: c[0] < n, body, (0, x, v[0]), max_steps=MOST, **how)
+    return x * v
+
+
+YS, W = np.linspace(0.1, 1, MOST), np.linspace(-0.3, 0.4, MOST)
+CASES = {
+    "recompute": (with_rows, {"residuals": "recompute"}),
+    "undo": (with_rows, {"residuals": "undo"}),
+    "auto": (with_rows, {"residuals": "auto"}),
+    "one checkpoint": (with_rows, {"residuals": "checkpoint", "checkpoints": 1}),
+    "three checkpoints": (with_rows, {"residuals": "checkpoint", "checkpoints": 3}),
+    "many checkpoints": (with_rows, {"residuals": "checkpoint", "checkpoints": 50}),
+    "inverse": (reversible, {"residuals": "inverse"}),
+}
+
+
+def both(name):
+    f, how = CASES[name]
+    return functools.partial(f, **how), functools.partial(f, residuals="tape")
+
+
+def assert_same(ours, wanted):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12), ours, wanted)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("n", [0, 1, 2, 7, MOST, MOST + 3])
+def test_gradients(name, n):
+    ours, tape = (jax.jit(jax.grad(f, (0, 1, 3))) for f in both(name))
+    assert_same(ours(0.3, W, n, YS), tape(0.3, W, n, YS))
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("derivative", [jax.jacfwd, jax.hessian, lambda f: jax.jacrev(jax.grad(f))])
+def test_other_derivatives(name, derivative):
+    ours, tape = (jax.jit(derivative(f)) for f in both(name))
+    assert_same(ours(0.3, W, 11, YS), tape(0.3, W, 11, YS))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_examples_of_a_batch(name):
+    xs, ns = np.array([0.3, 0.4, 0.5, 0.6]), np.array([0, 1, 7, MOST])
+    batch = YS * np.array([1.0, 2.0, 0.5, -1.0])[:, None]
+
+    def vmap_of_grad(f):
+        return jax.vmap(jax.grad(f, (0, 1, 3)), (0, None, 0, 0))(xs, W, ns, batch)
+
+    def grad_of_vmap(f):
+        return jax.grad(lambda x, w, ys: jax.vmap(f, (0, None, 0, 0))(x, w, ns, ys).sum(), (0, 1, 2))(xs, W, batch)
+
+    def both_ways(f):
+        total = jax.grad(lambda x, w, ns, ys: jax.vmap(f, (0, None, 0, 0))(x, w, ns, ys).sum(), (0, 1, 3))
+        return jax.vmap(total, (None, 0, 0, None))(xs, np.stack([W, -W]), np.stack([ns, ns[::-1]]), batch)
+
+    for transform in (vmap_of_grad, grad_of_vmap, both_ways):
+        ours, tape = (jax.jit(functools.partial(transform, f))() for f in both(name))
+        assert_same(ours, tape)
+
+
+@pytest.mark.parametrize("residuals", ["undo", "checkpoint", "inverse", "recompute"])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_scans(residuals, reverse):
+    w = jnp.linspace(0.1, 0.9, 9).reshape(3, 3)
+
+    def step(w, c, x):
+        a, b = c
+        b = b + jnp.tanh(a @ w) * x
+        a = a + jnp.sin(b)
+        return (a, b), a * b
+
+    def back(w, c, x):
+        a, b = c
+        a = a - jnp.sin(b)
+        return a, b - jnp.tanh(a @ w) * x
+
+    def f(c, xs, w, how):
+        (a, b), ys = scan(functools.partial(step, w), (c, 2 * c), xs, reverse=reverse, **how(w))
+        return (ys**2).sum() + (a * b).sum()
+
+    def how(w):
+        more = {"checkpoint": {"checkpoints": 3}, "inverse": {"inverse": functools.partial(back, w)}}
+        return {"residuals": residuals, **more.get(residuals, {})}
+
+    args = (jnp.array([0.1, 0.2, 0.3]), jnp.linspace(0.1, 0.2, 17), w)
+    wanted = jax.grad(functools.partial(f, how=lambda w: {}), (0, 1, 2))(*args)
+    assert_same(jax.grad(functools.partial(f, how=how), (0, 1, 2))(*args), wanted)
+
+
+@pytest.mark.parametrize("how", [{}, {"residuals": "undo"}, {"residuals": "checkpoint", "checkpoints": 2}])
+def test_fori_loops(how):
+    def f(x, n):
+        return fori_loop(0, n, lambda i, y: jnp.sin(y * x) + i, 1.0, **how, max_steps=9)
+
+    wanted = jax.grad(lambda x: functools.reduce(lambda y, i: jnp.sin(y * x) + i, range(7), 1.0))(0.5)
+    np.testing.assert_allclose(jax.grad(f)(0.5, 7), wanted, rtol=1e-12)
+    np.testing.assert_allclose(jax.jit(jax.grad(f))(0.5, 7), wanted, rtol=1e-12)
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3, 5])
+@pytest.mark.parametrize("steps", [1, 2, 5, 10, 19])
+def test_checkpoints_are_where_the_fewest_steps_are_run(slots, steps):
+    calls = []
+
+    @functools.cache
+    def fewest(steps, slots):
+        """Steps run to reverse `steps` of them with so many carries kept, the first among them."""
+        if steps == 1:
+            return 0
+        if slots == 1:
+            return steps * (steps - 1) // 2
+        return min(m + fewest(steps - m, slots - 1) + fewest(m, slots) for m in range(1, steps))
+
+    def body(c):
+        jax.debug.callback(lambda: calls.append(1))
+        return c[0] + 1, jnp.sin(c[1])
+
+    def f(x):
+        return while_loop(
+            lambda c: c[0] < steps, body, (0, x), max_steps=MOST, residuals="checkpoint", checkpoints=slots
+        )[1]
+
+    jax.block_until_ready(jax.jit(jax.grad(f))(0.5))
+    jax.effects_barrier()
+    assert len(calls) == steps + fewest(steps, slots) + steps  # forward, again, and once for each derivative
+
+
+def test_a_body_that_uses_a_whole_buffer_keeps_rows_only():
+    def gradient(n, **how):
+        def f(x, w):
+            def body(c):
+                i, ys = c
+                return i + 1, ta_write(ys, i, jnp.tanh(jnp.dot(ys, w) + x))
+
+            return while_loop(lambda c: c[0] < n, body, (0, jnp.zeros(n)), max_steps=n, **how)[1].sum()
+
+        return jax.jit(jax.grad(f, (0, 1))).lower(0.3, jnp.ones(n) / n).compile()
+
+    def temporary(n, **how):
+        return gradient(n, **how).memory_analysis().temp_size_in_bytes
+
+    for how in ({}, {"residuals": "undo"}):
+        assert temporary(4000, **how) < 6 * temporary(1000, **how)  # 16 times as much with a tape
+    assert temporary(4000, residuals="tape") > 100 * temporary(4000, residuals="undo")
+
+
+def test_what_auto_chooses():
+    def rows(c):
+        return c[0] + 1, ta_write(c[1], c[0], jnp.sin(ta_read(c[1], c[0] // 2)))
+
+    def whole(c):
+        return c[0] + 1, ta_write(c[1], c[0], jnp.dot(c[1], c[1]))
+
+    def by_branches(c):
+        return c[0] + 1, lax.cond(c[0] > 2, lambda b: ta_write(b, c[0], jnp.dot(b, b)), lambda b: b, c[1])
+
+    carry = (0, jnp.ones(1000))
+    assert choice_of_residuals(rows, carry).residuals == "tape"
+    chosen = choice_of_residuals(whole, carry)
+    assert chosen.residuals == "undo"
+    assert chosen.undo_bytes < 100 < 8000 <= chosen.tape_bytes
+    refused = choice_of_residuals(by_branches, carry)
+    assert refused.residuals == "tape"
+    assert "cannot be rewound" in refused.reason
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "message"),
+    [
+        ({"residuals": "none"}, ValueError, "residuals must be one of auto, tape"),
+        ({"residuals": "checkpoint"}, ValueError, "needs checkpoints, a positive integer, got None"),
+        ({"residuals": "checkpoint", "checkpoints": 0}, ValueError, "a positive integer, got 0"),
+        ({"residuals": "tape", "checkpoints": 3}, ValueError, 'checkpoints is for residuals="checkpoint"'),
+        ({"residuals": "inverse"}, ValueError, "needs inverse, a function"),
+        ({"residuals": "inverse", "inverse": lambda c: (c[0], 1)}, TypeError, "inverse must give what body_fun gives"),
+        ({"residuals": "undo", "max_steps": None}, ValueError, 'residuals="undo" needs max_steps'),
+    ],
+)
+def test_what_a_mode_needs(how, error, message):
+    with pytest.raises(error, match=message):
+        while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] * 2), (0, 1.0), **{"max_steps": 5} | how)
+
+
+def test_a_mode_that_cannot_serve_a_body_says_why():
+    def f(x):
+        def body(c):
+            return c[0] + 1, lax.cond(c[0] > 2, lambda b: ta_write(b, c[0], x), lambda b: b, c[1])
+
+        return while_loop(lambda c: c[0] < 5, body, (0, jnp.ones(9)), max_steps=9, residuals="undo")[1].sum()
+
+    with pytest.raises(ValueError, match=r"cannot rewind carry number 1, float64\[9\]: cond updates it"):
+        jax.grad(f)(1.0)
