@@ -405,7 +405,7 @@ def _known_bound(bound: Any) -> int | None:
 def _source() -> str:
     """Where the user called, for messages."""
     frame = inspect.currentframe()
-    while frame is not None and frame.f_globals.get("__name__", "").startswith(("jax_tensorarray.", "jax._src")):
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(("jax_tensorarray.", "jax.")):
         frame = frame.f_back
     return "?" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
