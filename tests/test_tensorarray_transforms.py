@@ -818,7 +818,7 @@ def by_model(seed, k, max_size=MAX_SIZE):
     return functools.partial(execute, kind, steps, index, where, lib=ListArray, max_size=max_size)
 
 
-@pytest.mark.parametrize("seed", range(0, 100, 8))
+@pytest.mark.parametrize("seed", range(0, 100, 16))
 def test_random_program_outside_of_jit(seed):
     kind, steps = random_program(seed)
     index, where = at(0, numbers(steps))
