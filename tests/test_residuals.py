@@ -68,7 +68,7 @@ def assert_same(ours, wanted):
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("n", [0, 1, 2, 7, MOST, MOST + 3])
+@pytest.mark.parametrize("n", [0, 1, 7, MOST + 3])
 def test_gradients(name, n):
     ours, tape = (jax.jit(jax.grad(f, (0, 1, 3))) for f in both(name))
     assert_same(ours(0.3, W, n, YS), tape(0.3, W, n, YS))
