@@ -224,6 +224,19 @@ def test_what_a_mode_needs(how, error, message):
         while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] * 2), (0, 1.0), **{"max_steps": 5} | how)
 
 
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"residuals": "none"}, "scan: residuals must be one of auto, tape"),
+        ({"checkpoints": 3}, 'scan: checkpoints is for residuals="checkpoint"'),
+        ({"residuals": "inverse"}, "scan: .* needs inverse, a function"),
+    ],
+)
+def test_what_a_mode_of_a_scan_needs(how, message):
+    with pytest.raises(ValueError, match=message):
+        scan(lambda c, x: (c + x, c), 0.0, jnp.arange(3.0), **how)
+
+
 def test_a_mode_that_cannot_serve_a_body_says_why():
     def f(x):
         def body(c):

@@ -172,10 +172,8 @@ def scan(
     >>> print(last, before)
     6.0 [0. 0. 1. 3.]
     """
-    if residuals in ("auto", "tape"):
-        return lax.scan(f, init, xs, length, reverse, unroll)
-    if residuals == "recompute":
-        f, _ = _for_residuals("scan", f, residuals, checkpoints, inverse, None)
+    f, mode = _for_residuals("scan", f, residuals, checkpoints, inverse, 0)
+    if mode is None or residuals == "auto":
         return lax.scan(f, init, xs, length, reverse, unroll)
     return _scan_by_rows(f, init, xs, length, reverse, residuals, checkpoints, inverse)
 

@@ -17,6 +17,16 @@ def function(jaxpr: Any) -> Callable[..., list[Array]]:
     return call
 
 
+def chosen(values: Sequence[Any], flags: Sequence[bool]) -> list[Any]:
+    return [v for v, flag in zip(values, flags, strict=True) if flag]
+
+
+def spread(values: Sequence[Any], flags: Sequence[bool], others: Sequence[Any]) -> list[Any]:
+    """`others`, with `values` in the flagged places."""
+    rest = iter(values)
+    return [next(rest) if flag else other for flag, other in zip(flags, others, strict=True)]
+
+
 def reached(jaxpr: Any, flags: Sequence[bool], *, inexact: bool) -> list[bool]:
     """Which outputs depend on a flagged input; with `inexact`, by a path of floats and complex numbers only."""
     inner = getattr(jaxpr, "jaxpr", jaxpr)
@@ -74,11 +84,10 @@ def linearize(body: Any, varying: Sequence[bool], moved: Sequence[bool], fixed: 
 
     def step(*args: Array) -> list[Array]:
         def at(*some: Array) -> tuple[list[Array], list[Array]]:
-            rest = iter(some)
-            outs = call(*[next(rest) if m else a for a, m in zip(args, moved, strict=True)])
-            return [o for o, v in zip(outs, varying, strict=True) if v], outs
+            outs = call(*spread(some, moved, args))
+            return chosen(outs, varying), outs
 
-        _, derivative, outs = jax.linearize(at, *[a for a, m in zip(args, moved, strict=True) if m], has_aux=True)
+        _, derivative, outs = jax.linearize(at, *chosen(args, moved), has_aux=True)
         residuals, structure = jax.tree.flatten(derivative)
         tree.append(structure)
         return [*outs, *residuals]
@@ -120,7 +129,7 @@ def joint_jvp(body: Any, num_consts: int, num_carry: int, moved: Sequence[bool])
     call, first = function(body), len(moved) - num_consts - num_carry
     moved_consts, moved_carry = sum(moved[first:-num_carry]), moved[len(moved) - num_carry :]
     types = abstract(body.in_avals)
-    tangents = [t.to_tangent_aval() for t, m in zip(body.in_avals, moved, strict=True) if m]
+    tangents = [t.to_tangent_aval() for t in chosen(body.in_avals, moved)]
 
     def step(*args: Array) -> list[Array]:
         before, rest = args[:first], args[first:]
@@ -130,12 +139,10 @@ def joint_jvp(body: Any, num_consts: int, num_carry: int, moved: Sequence[bool])
         inputs = [*before, *consts, *carry]
 
         def at(*some: Array) -> tuple[list[Array], list[Array]]:
-            rest = iter(some)
-            outs = call(*[next(rest) if m else x for x, m in zip(inputs, moved, strict=True)])
-            return [x for x, m in zip(outs, moved_carry, strict=True) if m], outs
+            outs = call(*spread(some, moved, inputs))
+            return chosen(outs, moved_carry), outs
 
-        primals = [x for x, m in zip(inputs, moved, strict=True) if m]
-        _, dots, outs = jax.jvp(at, primals, [*const_dots, *carry_dots], has_aux=True)
+        _, dots, outs = jax.jvp(at, chosen(inputs, moved), [*const_dots, *carry_dots], has_aux=True)
         return [*outs, *dots]
 
     split = first + num_consts

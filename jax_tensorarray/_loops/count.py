@@ -15,6 +15,7 @@ from jax.interpreters import ad, batching, mlir, xla
 
 from jax_tensorarray import _compat
 from jax_tensorarray._loops import bodies, masking
+from jax_tensorarray._loops.bodies import chosen, spread
 from jax_tensorarray._ops.empty import ta_empty
 from jax_tensorarray._ops.read import ta_read
 from jax_tensorarray._ops.write import ta_write
@@ -131,16 +132,6 @@ def moving(
     return consts, bodies.fixed_point(body, [False] * first + consts, carry, inexact=True)
 
 
-def chosen(values: Sequence[Any], flags: Sequence[bool]) -> list[Any]:
-    return [v for v, flag in zip(values, flags, strict=True) if flag]
-
-
-def spread(values: Sequence[Any], flags: Sequence[bool], others: Sequence[Any]) -> list[Any]:
-    """`others`, with `values` in the flagged places."""
-    rest = iter(values)
-    return [next(rest) if flag else other for flag, other in zip(flags, others, strict=True)]
-
-
 def zero_tangents(outs: Sequence[Array]) -> list[Any]:
     return [zero_tangent(x) for x in outs]
 
@@ -240,6 +231,11 @@ def _transpose(
     return [None, *spread(outs[:m], linear_const, [None] * num_consts), *carry_cts]
 
 
+def largest(steps: Array) -> Array:
+    """The number of steps until the last example has ended."""
+    return jnp.max(steps, initial=0) if jnp.ndim(steps) else steps
+
+
 def batched_tapes(tapes: Sequence[Tape], size: int) -> list[Tape]:
     return [((size, *shape), dtype) for shape, dtype in tapes]
 
@@ -281,7 +277,7 @@ def _batch(
             out_axes=out_axes,
         )
         consts = [args[0], *consts]
-        steps = jnp.max(args[0], initial=0)
+        steps = largest(args[0])
     else:
         step = jax.vmap(bodies.function(body), in_axes=[None, *in_axes], out_axes=out_axes)
         steps = args[0]

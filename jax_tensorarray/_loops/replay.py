@@ -18,7 +18,8 @@ from jax.interpreters import ad, batching, mlir, xla
 
 from jax_tensorarray import _compat
 from jax_tensorarray._loops import bodies, masking
-from jax_tensorarray._loops.count import chosen, count, spread
+from jax_tensorarray._loops.bodies import chosen, spread
+from jax_tensorarray._loops.count import count, largest
 from jax_tensorarray._loops.while_ import while_
 from jax_tensorarray._ops.empty import ta_empty
 from jax_tensorarray._ops.read import ta_read
@@ -119,10 +120,6 @@ def _split(operands: Sequence[Any], loop: Replay) -> tuple[Any, ...]:
 
 def _abstract_eval(*avals: Any, loop: Replay, mode: Any) -> Any:
     return list(_split(avals, loop)[5])
-
-
-def largest(steps: Array) -> Array:
-    return jnp.max(steps, initial=0) if jnp.ndim(steps) else steps
 
 
 def counted(

@@ -10,7 +10,8 @@ from jax.extend.core import Literal
 from jax.extend.core import primitives as jax_primitives
 
 from jax_tensorarray._loops import bodies
-from jax_tensorarray._loops.count import abstract, chosen, record, spread, tape
+from jax_tensorarray._loops.bodies import chosen, spread
+from jax_tensorarray._loops.count import abstract, record, tape
 from jax_tensorarray._loops.replay import Mode, Replay, batched_body, counted
 from jax_tensorarray._ops.add import ta_add_p
 from jax_tensorarray._ops.clear import ta_clear_p

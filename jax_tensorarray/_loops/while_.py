@@ -14,16 +14,16 @@ from jax.interpreters import partial_eval as pe
 
 from jax_tensorarray import _compat
 from jax_tensorarray._loops import bodies, masking
+from jax_tensorarray._loops.bodies import chosen, spread
 from jax_tensorarray._loops.count import (
     Tape,
     abstract,
     batched_tapes,
-    chosen,
+    largest,
     linearized_loop,
     make,
     moving,
     record,
-    spread,
     tangents_of,
     tape,
     zero_tangents,
@@ -204,7 +204,7 @@ def _taped_jvp(
         linear,
         [*[None] * first, *consts, *carry],
         outs[n:],
-        jnp.max(steps, initial=0) if steps.ndim else steps,
+        largest(steps),
         const_dots,
         carry_dots,
         max_steps=max_steps,
