@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import Literal
 from jax.extend.core import primitives as jax_primitives
 
 from jax_tensorarray import _compat, checkpoint_policies
@@ -417,41 +416,34 @@ def _bound(
 ) -> Any:
     """Run the jaxpr that `traced` makes of `args`, with our loop in the place of JAX's."""
     jaxpr, shape = traced(*args)
-    inner = getattr(jaxpr, "jaxpr", jaxpr)
-    values = dict(
-        zip([*inner.constvars, *inner.invars], [*jaxpr.consts, *map(jnp.asarray, jax.tree.leaves(args))], strict=True)
-    )
-    end = None
+    end = []
 
-    def read(v: Any) -> Array:
-        return v.val if isinstance(v, Literal) else values[v]
+    def equation(eqn: Any, operands: list[Array]) -> list[Array]:
+        if eqn.primitive is not jax_primitives.while_p:
+            return bodies.bind(eqn, operands)
+        params = eqn.params
+        a, b = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+        cond, body, consts, mode = params["cond_jaxpr"], params["body_jaxpr"], operands[a:b], None
+        if make_mode is not None:
+            mode, body, consts = make_mode(jax.tree.structure(shape), body, consts)
+        outs, taken = while_(
+            operands[:a],
+            consts,
+            operands[b:],
+            cond=cond,
+            body=body,
+            mode=mode,
+            max_steps=None if max_steps is None else int(max_steps),
+            source=_source(),
+        )
+        if return_steps:
+            (more,) = bodies.function(cond)(*operands[:a], *outs)
+            end.append(Steps(taken, more))
+        return outs
 
-    for eqn in inner.eqns:
-        operands, params = [read(v) for v in eqn.invars], eqn.params
-        if eqn.primitive is jax_primitives.while_p:
-            a, b = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
-            cond, body, consts, mode = params["cond_jaxpr"], params["body_jaxpr"], operands[a:b], None
-            if make_mode is not None:
-                mode, body, consts = make_mode(jax.tree.structure(shape), body, consts)
-            outs, taken = while_(
-                operands[:a],
-                consts,
-                operands[b:],
-                cond=cond,
-                body=body,
-                mode=mode,
-                max_steps=None if max_steps is None else int(max_steps),
-                source=_source(),
-            )
-            if return_steps:
-                (more,) = bodies.function(cond)(*operands[:a], *outs)
-                end = Steps(taken, more)
-        else:
-            outs = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(params))
-            outs = outs if eqn.primitive.multiple_results else [outs]
-        values.update(zip(eqn.outvars, outs, strict=True))
-    result = jax.tree.unflatten(jax.tree.structure(shape), [read(v) for v in inner.outvars])
-    return (result, end) if return_steps else result
+    outs = bodies.interpret(jaxpr, [*map(jnp.asarray, jax.tree.leaves(args))], equation, lambda x: x)
+    result = jax.tree.unflatten(jax.tree.structure(shape), outs)
+    return (result, end[-1]) if return_steps else result
 
 
 def _in_python(cond_fun: Any, body_fun: Any, carry: Any, max_steps: int | None, return_steps: bool) -> Any:

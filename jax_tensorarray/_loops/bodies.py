@@ -1,6 +1,6 @@
 """What the loops do with the jaxprs of their bodies, by public transformations of JAX only."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,31 @@ def function(jaxpr: Any) -> Callable[..., list[Array]]:
     """The function of flat arguments that a closed jaxpr is."""
     call: Callable[..., list[Array]] = jex.jaxpr_as_fun(jaxpr)
     return call
+
+
+def bind(eqn: Any, operands: Sequence[Array]) -> list[Array]:
+    """The results of one equation of a jaxpr."""
+    with eqn.ctx.manager:
+        outs = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
+    return list(outs) if eqn.primitive.multiple_results else [outs]
+
+
+def interpret(
+    jaxpr: Any, args: Sequence[Any], equation: Callable[[Any, list[Any]], Iterable[Any]], known: Callable[[Array], Any]
+) -> list[Any]:
+    """Evaluate a jaxpr in values of any kind: `equation` gives those of an equation's results from those of its
+    operands, and `known` that of a constant.
+    """
+    inner = getattr(jaxpr, "jaxpr", jaxpr)
+    values = dict(zip(inner.constvars, map(known, jaxpr.consts), strict=True))
+    values.update(zip(inner.invars, args, strict=True))
+
+    def read(v: Any) -> Any:
+        return known(v.val) if isinstance(v, jex.Literal) else values[v]
+
+    for eqn in inner.eqns:
+        values.update(zip(eqn.outvars, equation(eqn, [read(v) for v in eqn.invars]), strict=True))
+    return [read(v) for v in inner.outvars]
 
 
 def chosen(values: Sequence[Any], flags: Sequence[bool]) -> list[Any]:

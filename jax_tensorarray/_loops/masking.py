@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import Literal
 from jax.extend.core import primitives as jax_primitives
 
 from jax_tensorarray import _compat
@@ -56,22 +55,15 @@ class _Masked:
         self, jaxpr: Any, args: Sequence[Array], versions: Sequence[Version], varying: Sequence[bool]
     ) -> tuple[list[Array], list[Version]]:
         """The outputs, and of which carry each is a version."""
-        inner = getattr(jaxpr, "jaxpr", jaxpr)
-        values: dict[Any, tuple[Array, Version, bool]] = {
-            v: (x, None, False) for v, x in zip(inner.constvars, jaxpr.consts, strict=True)
-        }
 
-        def read(v: Any) -> tuple[Array, Version, bool]:
-            return (v.val, None, False) if isinstance(v, Literal) else values[v]
+        def equation(eqn: Any, found: list[tuple[Array, Version, bool]]) -> Any:
+            vary = [v for _, _, v in found]
+            outs, kept = self.equation(eqn, [x for x, _, _ in found], [version for _, version, _ in found], vary)
+            return [(x, version, any(vary) or version is not None) for x, version in zip(outs, kept, strict=True)]
 
-        values.update(zip(inner.invars, zip(args, versions, varying, strict=True), strict=True))
-        for eqn in inner.eqns:
-            operands, held, vary = zip(*map(read, eqn.invars), strict=True) if eqn.invars else ((), (), ())
-            outs, kept = self.equation(eqn, list(operands), list(held), list(vary))
-            for v, x, version in zip(eqn.outvars, outs, kept, strict=True):
-                values[v] = (x, version, any(vary) or version is not None)
-        found = [read(v) for v in inner.outvars]
-        return [x for x, _, _ in found], [version for _, version, _ in found]
+        inputs = list(zip(args, versions, varying, strict=True))
+        outs = bodies.interpret(jaxpr, inputs, equation, lambda x: (x, None, False))
+        return [x for x, _, _ in outs], [version for _, version, _ in outs]
 
     def equation(
         self, eqn: Any, operands: list[Array], held: list[Version], varying: list[bool]
@@ -86,9 +78,7 @@ class _Masked:
             rule = _RULES.get(p.name)
             if rule is not None:
                 return rule(self, eqn, operands, held, varying)
-        with eqn.ctx.manager:
-            outs = p.bind(*operands, **p.get_bind_params(params))
-        outs = list(outs) if p.multiple_results else [outs]
+        outs = bodies.bind(eqn, operands)
         return outs, [None] * len(outs)
 
     def row_op(

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Literal
 from jax.extend.core import primitives as jax_primitives
 
 from jax_tensorarray._loops import bodies
@@ -47,20 +46,10 @@ class _Log:
     def evaluate(
         self, jaxpr: Any, args: Sequence[Array], versions: Sequence[Version]
     ) -> tuple[list[Array], list[Version]]:
-        inner = getattr(jaxpr, "jaxpr", jaxpr)
-        values: dict[Any, tuple[Array, Version]] = {
-            v: (x, None) for v, x in zip(inner.constvars, jaxpr.consts, strict=True)
-        }
-        values.update(zip(inner.invars, zip(args, versions, strict=True), strict=True))
+        def equation(eqn: Any, found: list[tuple[Array, Version]]) -> Any:
+            return zip(*self.equation(eqn, [x for x, _ in found], [version for _, version in found]), strict=True)
 
-        def read(v: Any) -> tuple[Array, Version]:
-            return (v.val, None) if isinstance(v, Literal) else values[v]
-
-        for eqn in inner.eqns:
-            found = [read(v) for v in eqn.invars]
-            outs, kept = self.equation(eqn, [x for x, _ in found], [version for _, version in found])
-            values.update(zip(eqn.outvars, zip(outs, kept, strict=True), strict=True))
-        found = [read(v) for v in inner.outvars]
+        found = bodies.interpret(jaxpr, list(zip(args, versions, strict=True)), equation, lambda x: (x, None))
         return [x for x, _ in found], [version for _, version in found]
 
     def equation(self, eqn: Any, operands: list[Array], held: list[Version]) -> tuple[Sequence[Array], list[Version]]:
@@ -73,9 +62,7 @@ class _Log:
         for version, x in zip(held, operands, strict=True):
             if version is not None and (jnp.shape(x), x.dtype) in updated:
                 self.refused[version] = f"{p.name} updates it"
-        with eqn.ctx.manager:
-            outs = p.bind(*operands, **p.get_bind_params(params))
-        outs = list(outs) if p.multiple_results else [outs]
+        outs = bodies.bind(eqn, operands)
         return outs, [None] * len(outs)
 
     def update(self, p: Any, params: Any, operands: list[Array], k: int) -> tuple[list[Array], list[Version]]:
