@@ -120,6 +120,29 @@ ffi::Error Clear(ffi::AnyBuffer buffer, ffi::AnyBuffer start, ffi::AnyBuffer sto
   return clear_rows(buffer, *from, *to, out, batch_dims);
 }
 
+ffi::Error ReadPart(ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::AnyBuffer parts, ffi::RemainingArgs,
+                    ffi::Result<ffi::AnyBuffer> value, int64_t batch_dims) {
+  auto p = make_parts(buffer, index, parts, batch_dims);
+  if (p.has_error()) return p.error();
+  for (int64_t b = 0; b < p->geometry.batch; ++b) {
+    read_part_lane(p->geometry, p->index, p->parts, p->part, static_cast<const uint8_t*>(buffer.untyped_data()),
+                   static_cast<uint8_t*>(value->untyped_data()), b, 0, p->geometry.row);
+  }
+  return ffi::Error::Success();
+}
+
+ffi::Error WritePart(ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::AnyBuffer value, ffi::AnyBuffer parts,
+                     ffi::RemainingArgs, ffi::Result<ffi::AnyBuffer> out, int64_t batch_dims) {
+  auto p = make_parts(buffer, index, parts, batch_dims);
+  if (p.has_error()) return p.error();
+  auto* rows = in_place<uint8_t>(buffer, out);
+  for (int64_t b = 0; b < p->geometry.batch; ++b) {
+    write_part_lane(p->geometry, p->index, p->parts, p->part, rows, static_cast<const uint8_t*>(value.untyped_data()),
+                    b, 0, p->geometry.row);
+  }
+  return ffi::Error::Success();
+}
+
 ffi::Error Check(ffi::AnyBuffer index, ffi::Buffer<ffi::S32> size, ffi::Result<ffi::Buffer<ffi::S32>> checked,
                  std::string_view op, bool strict) {
   auto rows = index_of(index);
@@ -148,6 +171,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(kAdd, Add, bind_write(ffi::Ffi::Bind()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(kSwap, Swap, bind_swap(ffi::Ffi::Bind()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(kMask, Mask, bind_mask(ffi::Ffi::Bind()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(kClear, Clear, bind_clear(ffi::Ffi::Bind()));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(kReadPart, ReadPart, bind_read_part(ffi::Ffi::Bind()));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(kWritePart, WritePart, bind_write_part(ffi::Ffi::Bind()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(kCheck, Check, bind_check(ffi::Ffi::Bind()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(kFence, Fence, bind_fence(ffi::Ffi::Bind()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(kEmpty, Empty, bind_empty(ffi::Ffi::Bind()));
@@ -163,6 +188,8 @@ NB_MODULE(_cpu, m) {
                     {"swap", kSwap},
                     {"mask", kMask},
                     {"clear", kClear},
+                    {"read_part", kReadPart},
+                    {"write_part", kWritePart},
                     {"check", kCheck},
                     {"fence", kFence},
                     {"empty", kEmpty}});

@@ -88,6 +88,23 @@ inline ffi::ErrorOr<Plan> make_plan(const Call& call, const ffi::AnyBuffer& buff
   return plan;
 }
 
+// A row of a buffer for each batch, and which of its parts to move: the rows of each row, so to say.
+struct Parts {
+  Geometry geometry;  // row in bytes
+  Index index, parts;
+  int64_t part;  // in bytes
+};
+
+inline ffi::ErrorOr<Parts> make_parts(const ffi::AnyBuffer& buffer, const ffi::AnyBuffer& index,
+                                      const ffi::AnyBuffer& parts, int64_t batch_dims) {
+  auto at = index_of(index), count = index_of(parts);
+  if (at.has_error()) return ffi::Unexpected(at.error());
+  if (count.has_error()) return ffi::Unexpected(count.error());
+  Geometry g = geometry_of(buffer, batch_dims, 0);
+  int64_t of_a_row = buffer.dimensions()[static_cast<size_t>(batch_dims) + 1];
+  return Parts{g, at.value(), count.value(), of_a_row == 0 ? 0 : g.row / of_a_row};
+}
+
 // Operands and results of each kind of op, appended to a binding that may hold a context already.
 template <class Binding>
 auto bind_read(Binding binding) {
@@ -138,6 +155,29 @@ auto bind_clear(Binding binding) {
       .template Arg<ffi::AnyBuffer>()  // buffer
       .template Arg<ffi::AnyBuffer>()  // start
       .template Arg<ffi::AnyBuffer>()  // stop
+      .RemainingArgs()                 // readers
+      .template Ret<ffi::AnyBuffer>()  // buffer
+      .template Attr<int64_t>("batch_dims");
+}
+
+template <class Binding>
+auto bind_read_part(Binding binding) {
+  return std::move(binding)
+      .template Arg<ffi::AnyBuffer>()  // buffer
+      .template Arg<ffi::AnyBuffer>()  // index
+      .template Arg<ffi::AnyBuffer>()  // parts
+      .RemainingArgs()                 // readers
+      .template Ret<ffi::AnyBuffer>()  // value
+      .template Attr<int64_t>("batch_dims");
+}
+
+template <class Binding>
+auto bind_write_part(Binding binding) {
+  return std::move(binding)
+      .template Arg<ffi::AnyBuffer>()  // buffer
+      .template Arg<ffi::AnyBuffer>()  // index
+      .template Arg<ffi::AnyBuffer>()  // value
+      .template Arg<ffi::AnyBuffer>()  // parts
       .RemainingArgs()                 // readers
       .template Ret<ffi::AnyBuffer>()  // buffer
       .template Attr<int64_t>("batch_dims");

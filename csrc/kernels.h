@@ -122,6 +122,31 @@ TA_HD void clear_lane(const Geometry& g, const Index& start, const Index& stop, 
   }
 }
 
+// A row is made of parts, of `part` units each. The end of the first parts[batch] of them, within [begin, end].
+TA_HD inline int64_t end_of_parts(const Geometry& g, const Index& parts, int64_t part, int64_t batch, int64_t begin,
+                                  int64_t end) {
+  int64_t stop = part == 0 ? 0 : bound(parts, batch, g.row / part) * part;
+  return stop < begin ? begin : stop < end ? stop : end;
+}
+
+// The first parts of value = those of buffer[index]; the others are left as they are
+template <class Unit>
+TA_HD void read_part_lane(const Geometry& g, const Index& index, const Index& parts, int64_t part, const Unit* buffer,
+                          Unit* value, int64_t batch, int64_t begin, int64_t end) {
+  int64_t row = index.row(batch, g.size), stop = end_of_parts(g, parts, part, batch, begin, end);
+  if (row == kNoRow) return;
+  copy_units(value + batch * g.row + begin, buffer + (batch * g.size + row) * g.row + begin, stop - begin);
+}
+
+// The first parts of buffer[index] = those of value
+template <class Unit>
+TA_HD void write_part_lane(const Geometry& g, const Index& index, const Index& parts, int64_t part, Unit* buffer,
+                           const Unit* value, int64_t batch, int64_t begin, int64_t end) {
+  int64_t row = index.row(batch, g.size), stop = end_of_parts(g, parts, part, batch, begin, end);
+  if (row == kNoRow) return;
+  copy_units(buffer + (batch * g.size + row) * g.row + begin, value + batch * g.row + begin, stop - begin);
+}
+
 // The index at a position, or kNoRow if it is none of the live rows: size[batch] of them, for `count` positions each.
 TA_HD inline int32_t live_row(const Index& index, const int32_t* size, int64_t position, int64_t count) {
   return static_cast<int32_t>(index.row(position, size[position / count]));

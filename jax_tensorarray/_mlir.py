@@ -9,7 +9,7 @@ from jax.interpreters.mlir import ir
 PREFIX = "jax_tensorarray_"
 
 #: Our calls that update their first operand in place.
-IN_PLACE = frozenset(PREFIX + name for name in ("write", "add", "swap", "mask", "clear", "fence"))
+IN_PLACE = frozenset(PREFIX + name for name in ("write", "write_part", "add", "swap", "mask", "clear", "fence"))
 
 # The types of the bindings differ from version to version.
 Operation = Any

@@ -156,7 +156,7 @@ def _is_splat(value: Value) -> bool:
 def _is_pure(op: Operation, functions: dict[str, Operation]) -> bool:
     """Whether running `op` at another point of its block cannot be observed."""
     if op.name == "stablehlo.custom_call":
-        return target(op) in (PREFIX + "read", PREFIX + "check")
+        return target(op) in (PREFIX + "read", PREFIX + "read_part", PREFIX + "check")
     if op.name == "func.call":
         return all(_is_pure(inner, functions) for inner in walk(functions[op.attributes["callee"].value]))
     if not op.name.startswith(("stablehlo.", "chlo.", "func.return")) or op.name in _IMPURE:

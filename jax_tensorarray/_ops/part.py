@@ -1,0 +1,128 @@
+"""`ta_read_part` and `ta_write_part`: a row of which only the first parts are moved.
+
+Internal. A row of the tape of a loop may be the tape of an inner loop, with room for as many steps as that may take; of
+these only the ones it has taken are moved. What the others hold is not specified: nobody reads them.
+"""
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax.core import ShapedArray
+from jax.interpreters import ad
+
+from jax_tensorarray import _reference
+from jax_tensorarray._mlir import PREFIX
+from jax_tensorarray._ops.read import ta_read_p
+from jax_tensorarray._ops.write import ta_write_p
+from jax_tensorarray._register import Array, is_zero, like_buffer, make_primitive, to_front, zero_tangent
+
+
+def ta_read_part(buffer: Array, index: Array, parts: Array) -> Array:
+    """The row at `index` of a buffer `[T, M, *elem]`: an array `[M, *elem]` of which only `[:parts]` is specified.
+
+    >>> import jax.numpy as jnp
+    >>> ta_read_part(jnp.array([[1, 2, 3], [4, 5, 6]]), jnp.int32(1), jnp.int32(2))[:2]
+    Array([4, 5], dtype=int32)
+    """
+    return ta_read_part_p.bind(buffer, index, parts, batch_dims=0)
+
+
+def ta_write_part(buffer: Array, index: Array, value: Array, parts: Array) -> Array:
+    """A buffer `[T, M, *elem]` with `value[:parts]` as the first parts of the row at `index`, in place.
+
+    What becomes of the other parts of the row is not specified.
+
+    >>> import jax.numpy as jnp
+    >>> ta_write_part(jnp.array([[1, 2, 3], [4, 5, 6]]), jnp.int32(1), jnp.array([7, 8, 9]), jnp.int32(2))[1, :2]
+    Array([7, 8], dtype=int32)
+    """
+    return ta_write_part_p.bind(buffer, index, value, parts, batch_dims=0)
+
+
+def _check(op: str, buffer: Any, index: Any, parts: Any, batch_dims: int) -> None:
+    if buffer.ndim < batch_dims + 2 or not index.shape == parts.shape == buffer.shape[:batch_dims]:
+        raise ValueError(
+            f"{op}: buffer {buffer.shape}, index {index.shape} and parts {parts.shape} do not share {batch_dims} batch "
+            "axes"
+        )
+
+
+def _read_abstract_eval(buffer: Any, index: Any, parts: Any, *, batch_dims: int) -> Any:
+    _check("ta_read_part", buffer, index, parts, batch_dims)
+    return ShapedArray((*buffer.shape[:batch_dims], *buffer.shape[batch_dims + 1 :]), buffer.dtype)
+
+
+def _write_abstract_eval(buffer: Any, index: Any, value: Any, parts: Any, *, batch_dims: int) -> Any:
+    _check("ta_write_part", buffer, index, parts, batch_dims)
+    row = (*buffer.shape[:batch_dims], *buffer.shape[batch_dims + 1 :])
+    if value.shape != row or value.dtype != buffer.dtype:
+        raise TypeError(f"ta_write_part: value {value.str_short()} is not a row {row} of {buffer.dtype}")
+    return like_buffer(buffer)
+
+
+def _whole(op: str, batch_dims: int) -> dict[str, Any]:
+    """Parameters of the row op that moves all parts, which is as good: the others are nobody's concern.
+
+    Derivatives are of whole rows. They have transposes, which second derivatives in reverse mode need.
+    """
+    return {"batch_dims": batch_dims, "mode": "drop", "reverse": False, "op": op}
+
+
+def _read_jvp(primals: Any, tangents: Any, *, batch_dims: int) -> Any:
+    out = ta_read_part_p.bind(*primals, batch_dims=batch_dims)
+    if is_zero(tangents[0]):
+        return out, zero_tangent(out)
+    return out, ta_read_p.bind(tangents[0], primals[1], **_whole("ta_read_part", batch_dims))
+
+
+def _write_jvp(primals: Any, tangents: Any, *, batch_dims: int) -> Any:
+    out = ta_write_part_p.bind(*primals, batch_dims=batch_dims)
+    if is_zero(tangents[0]) and is_zero(tangents[2]):
+        return out, zero_tangent(out)
+    buffer, value = (ad.instantiate_zeros(tangents[k]) for k in (0, 2))
+    return out, ta_write_p.bind(buffer, primals[1], value, **_whole("ta_write_part", batch_dims))
+
+
+def _batch(primitive: Any, args: Any, dims: Any, *, batch_dims: int) -> Any:
+    n = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
+    args = [to_front(x, d, n) for x, d in zip(args, dims, strict=True)]
+    return primitive.bind(*args, batch_dims=batch_dims + 1), 0
+
+
+def _read_in_plain_jax(buffer: Array, index: Array, parts: Array, *, batch_dims: int) -> Array:
+    return _reference.read(buffer, index, batch_dims=batch_dims)
+
+
+def _write_in_plain_jax(buffer: Array, index: Array, value: Array, parts: Array, *, batch_dims: int) -> Array:
+    return _reference.swap(buffer, index, value, batch_dims=batch_dims, reverse=False)[0]
+
+
+def _read_kernel(ctx: Any, *operands: Any, batch_dims: int) -> Any:
+    return jax.ffi.ffi_lowering(PREFIX + "read_part")(ctx, *operands, batch_dims=np.int64(batch_dims))
+
+
+def _write_kernel(ctx: Any, *operands: Any, batch_dims: int) -> Any:
+    rule = jax.ffi.ffi_lowering(PREFIX + "write_part", operand_output_aliases={0: 0})
+    return rule(ctx, *operands, batch_dims=np.int64(batch_dims))
+
+
+ta_read_part_p = make_primitive(
+    "ta_read_part",
+    abstract_eval=_read_abstract_eval,
+    jvp=_read_jvp,
+    transpose=None,
+    batch=_batch,
+    reference=_read_in_plain_jax,
+    kernel=_read_kernel,
+)
+
+ta_write_part_p = make_primitive(
+    "ta_write_part",
+    abstract_eval=_write_abstract_eval,
+    jvp=_write_jvp,
+    transpose=None,
+    batch=_batch,
+    reference=_write_in_plain_jax,
+    kernel=_write_kernel,
+)
