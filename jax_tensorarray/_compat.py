@@ -44,6 +44,16 @@ def _private(module: str, *names: str) -> list[Any] | None:
         return None
 
 
+def cached(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Remember the results of a function of a jaxpr and hashable values, for as long as the jaxpr lives.
+
+    What JAX's own transformations of jaxprs are wrapped in: it knows the settings that tracing depends on. Without
+    it, derivatives of loops outside of jit are compiled in every call.
+    """
+    private = _private("util", "weakref_lru_cache")
+    return function if private is None else private[0](function)
+
+
 # --- in-place accumulation of cotangents -----------------------------------------------------------------------
 #
 # The transpose of a read adds one row to the cotangent of the buffer. An ordinary transpose rule returns a dense
@@ -352,6 +362,7 @@ def flattened_by_control_flow() -> bool:
 
 
 __all__ = [
+    "cached",
     "closed",
     "executes_eagerly",
     "ffi_api_version",

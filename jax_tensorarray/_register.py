@@ -156,10 +156,26 @@ def _is_packed(dtype: Any) -> bool:
     return limits is not None and limits(dtype).bits < 8
 
 
-def row_kernel(name: str, *, in_place: bool, takes_value: bool) -> Callable[..., Any]:
-    """Lowering of a row op to its kernel; the updated buffer is the first result if it is in place."""
+#: The op that a loop of this library does with its tapes.
+TAPE = "tape"
+
+
+def row_kernel(
+    name: str, *, in_place: bool, takes_value: bool, on_tapes: Callable[..., Any] | None = None
+) -> Callable[..., Any]:
+    """Lowering of a row op to its kernel; the updated buffer is the first result if it is in place.
+
+    A loop writes a row of a tape in each step and never reads it, or the other way round, and its index is in range.
+    There XLA's own slices are in place too, and fused with what they follow: `on_tapes` is the op in these.
+    """
+    named = 3 if takes_value else 2
+    native = None if on_tapes is None else mlir.lower_fun(on_tapes, multiple_results=False)
 
     def lower(ctx: Any, *operands: Any, batch_dims: int, mode: str | None, reverse: bool, op: str) -> Any:
+        buffer, index, *_ = ctx.avals_in
+        one_row = not batch_dims and not index.ndim and len(operands) == named and buffer.shape[0] > 0
+        if op == TAPE and native is not None and one_row:
+            return native(ctx, *operands)
         # XLA leaves out a call without elements to compute, which still has its indices to check.
         checks = mode != "drop" and not all(math.prod(aval.shape) for aval in ctx.avals_out)
         rule = jax.ffi.ffi_lowering(

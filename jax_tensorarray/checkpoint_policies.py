@@ -2,14 +2,16 @@
 
 from typing import Any
 
+from jax_tensorarray._loops.count import ta_count_p
+from jax_tensorarray._loops.while_ import ta_while_p
 from jax_tensorarray._ops.read import ta_read_p
 
 
 def save_reads(prim: Any, *_: Any, **__: Any) -> bool:
-    """Save the rows that `ta_read` gives, and recompute everything else.
+    """Save the rows that `ta_read` gives and what inner loops of this library record, and recompute all else.
 
-    Without it, recomputing a read needs the buffer as it was, so a checkpointed body saves the whole buffer in every
-    step: O(T^2) memory. With it the body saves rows, O(T).
+    Without it, recomputing a read, or an inner loop that reads, needs the buffer as it was, so a checkpointed body
+    saves the whole buffer in every step: O(T^2) memory. With it the body saves rows, O(T).
 
     >>> import jax, jax.numpy as jnp
     >>> from jax_tensorarray import checkpoint_policies, ta_read, ta_write
@@ -19,7 +21,7 @@ def save_reads(prim: Any, *_: Any, **__: Any) -> bool:
     >>> jax.grad(lambda x: jax.lax.fori_loop(0, 3, body, jnp.zeros(4).at[0].set(x))[3])(0.0)
     Array(8., dtype=float32, weak_type=True)
     """
-    return prim is ta_read_p
+    return prim in (ta_read_p, ta_while_p, ta_count_p)
 
 
 __all__ = ["save_reads"]

@@ -22,30 +22,6 @@ ROWS = 6
 
 # --- one program, run by the library and by Python -------------------------------------------------------------
 
-#: What the loops cannot do yet. Each is an expected failure, and an error as soon as it is none.
-KNOWN_GAPS = {
-    "effects_in_the_body_happen_as_in_jax[ours-debug-False]": "effects of a body are not declared",
-    "effects_in_the_body_happen_as_in_jax[ours-ordered": "effects of a body are not declared",
-    "effects_in_the_body_happen_as_in_jax[ours-io-False]": "effects of a body are not declared",
-    "named_axes_inside_the_body[sum-ours]": "the batching rule knows no axis names",
-    "named_axes_inside_the_body[sum-max_steps]": "the batching rule knows no axis names",
-    "named_axes_inside_the_body[index-ours]": "the batching rule knows no axis names",
-    "named_axes_inside_the_body[index-max_steps]": "the batching rule knows no axis names",
-    "named_axes_inside_the_body[index, and ends of their own-ours]": "the batching rule knows no axis names",
-    "named_axes_inside_the_body[index, and ends of their own-max_steps]": "the batching rule knows no axis names",
-    "a_while_loop_of_jax_in_a_body_has_forward_derivatives": "all results of an inner loop count as batched",
-    "repeated_eager_calls_compile_once[value-recompute]": "derived bodies are not cached",
-    "repeated_eager_calls_compile_once[grad": "derived bodies are not cached",
-    "repeated_eager_calls_compile_once[jvp": "derived bodies are not cached",
-}
-
-
-@pytest.fixture(autouse=True)
-def known_gaps(request):
-    for name, reason in KNOWN_GAPS.items():
-        if request.node.name.startswith("test_" + name):
-            request.node.add_marker(pytest.mark.xfail(strict=True, reason=reason))
-
 
 def python_while(cond_fun, body_fun, carry, *, max_steps=MAX):
     taken = 0
@@ -1308,6 +1284,45 @@ def test_named_axes_inside_the_body(name, loop):
     np.testing.assert_array_equal(found, wanted)
 
 
+@pytest.mark.parametrize("name", ["sum", "index"])
+def test_gradients_with_named_axes_inside_the_body(name):
+    f, _ = NAMED[name]
+
+    def run(loop, xs):
+        return jax.vmap(functools.partial(f, loop), axis_name="batch")(jnp.sin(xs))
+
+    xs = jnp.array([1.0, 2.0, 4.0])
+    by_jax = functools.partial(run, lambda cond, body, c: lax.fori_loop(0, 2, lambda _, c: body(c), c))
+    ours = functools.partial(run, OURS.while_loop)
+    np.testing.assert_allclose(jax.jacrev(ours)(xs), jax.jacrev(by_jax)(xs), rtol=TOLERANCE)
+
+    def grad_of_one(loop, x):
+        return jax.grad(functools.partial(f, loop))(x)
+
+    for_each = jax.vmap(functools.partial(grad_of_one, OURS.while_loop), axis_name="batch")(xs)
+    by_jax = functools.partial(grad_of_one, lambda cond, body, c: lax.fori_loop(0, 2, lambda _, c: body(c), c))
+    np.testing.assert_allclose(for_each, jax.vmap(by_jax, axis_name="batch")(xs), rtol=TOLERANCE)
+
+
+@pytest.mark.parametrize("transform", [lambda f: f, jax.jit, lambda f: lambda x: jax.vmap(f)(x[None])])
+@pytest.mark.parametrize("how", [{}, {"max_steps": 3}, {"max_steps": 9}])
+def test_refs_in_the_body_are_updated_as_by_jax(how, transform):
+    def f(loop, x):
+        ref = jax.new_ref(jnp.zeros(5))
+
+        def body(c):
+            ref[c[0]] = c[1]
+            return c[0] + 1, c[1] * 2
+
+        last = loop(lambda c: c[0] < 4, body, (0, x))[1]
+        return last, ref[...]
+
+    wanted = [8.0, [1, 2, 4, 0, 0]] if how.get("max_steps") == 3 else [16.0, [1, 2, 4, 8, 0]]
+    last, rows = transform(functools.partial(f, functools.partial(ta.while_loop, **how)))(jnp.float64(1))
+    np.testing.assert_array_equal(jnp.ravel(last), wanted[:1])
+    np.testing.assert_array_equal(jnp.ravel(rows), wanted[1])
+
+
 @pytest.mark.parametrize("transform", ["value", "grad"])
 def test_a_batch_of_no_examples(transform):
     f = functools.partial(several_arguments, OURS)
@@ -1404,15 +1419,15 @@ BEYOND = {
 }
 
 
-@pytest.mark.parametrize(
-    "transform",
-    [
-        *list(BEYOND)[:-1],
-        pytest.param(
-            "grad of vmap", marks=pytest.mark.xfail(strict=True, reason="0 * inf: the select comes after the step")
-        ),
-    ],
-)
+@pytest.mark.parametrize("f", [divides, takes_roots])
+def test_what_a_finished_example_would_do_leaves_no_nan_in_a_shared_scalar(f):
+    ns = np.array([0, 1, 2, 4])
+    wanted = sum(jax.grad(functools.partial(f, python_while))(0.5, int(n)) for n in ns)
+    ours = jax.vmap(functools.partial(f, OURS.while_loop), (None, 0))
+    np.testing.assert_allclose(jax.grad(lambda x: jnp.sum(ours(x, ns)))(0.5), wanted, rtol=TOLERANCE)
+
+
+@pytest.mark.parametrize("transform", BEYOND)
 @pytest.mark.parametrize("f", [divides, takes_roots])
 def test_what_a_finished_example_would_do_leaves_no_nan(f, transform):
     ns = np.array([0, 1, 2, 4])

@@ -187,6 +187,109 @@ def test_a_body_that_uses_a_whole_buffer_keeps_rows_only():
     assert temporary(4000, residuals="tape") > 100 * temporary(4000, residuals="undo")
 
 
+def rotated(x, w, back, n=5, **how):
+    """A leapfrog: each half is updated from the other."""
+
+    def body(c):
+        i, p, q = c
+        p = p - 0.1 * w * jnp.sin(q)
+        return i + 1, p, q + 0.1 * p
+
+    how = {"max_steps": 9, "residuals": "inverse", "inverse": back} | how
+    return while_loop(lambda c: c[0] < n, body, (0, x, x), **how)[2]
+
+
+def leap_back(w, c):
+    i, p, q = c
+    q = q - 0.1 * p
+    return i - 1, p + 0.1 * w * jnp.sin(q), q
+
+
+def leap_back_too_far(w, c):
+    i, p, q = c
+    q = q - 0.2 * p
+    return i - 1, p + 0.1 * w * jnp.sin(q), q
+
+
+CHECKED = {
+    "grad": lambda f: jax.grad(f, (0, 1)),
+    "jit": lambda f: jax.jit(jax.grad(f, (0, 1))),
+    "vmap": lambda f: lambda x, w: jax.vmap(jax.grad(f, (0, 1)), (0, None))(jnp.stack([x, 2 * x]), w),
+    "own ends": lambda f: (
+        lambda x, w: jax.vmap(lambda x, n: jax.grad(f, (0, 1))(x, w, n=n))(jnp.stack([x, x]), jnp.array([3, 0]))
+    ),
+}
+
+
+@pytest.mark.parametrize("transform", CHECKED)
+def test_an_inverse_that_is_none_is_found_out(transform):
+    def run(back, **how):
+        f = functools.partial(lambda x, w, **n: rotated(x, w, functools.partial(back, w), **how, **n))
+        return jax.block_until_ready(CHECKED[transform](f)(0.5, 2.0))
+
+    assert_same(run(leap_back, check_inverse=1e-9), run(leap_back))
+    run(leap_back_too_far)  # unless it is asked for, there is no check
+    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match="inverse is not the inverse of body_fun"):
+        run(leap_back_too_far, check_inverse=1e-9)
+
+
+def test_the_message_says_which_carry_is_off_and_by_how_much():
+    with pytest.raises(
+        ValueError, match=r"test_residuals.py:\d+: .* to its start, carry number 1, float64\[\], is off by "
+    ):
+        jax.grad(lambda x: rotated(x, 2.0, functools.partial(leap_back_too_far, 2.0), check_inverse=1e-9))(0.5)
+
+
+def test_rows_that_no_step_reads_need_no_inverse():
+    def step(c, x):
+        return c * x, c
+
+    xs = jnp.linspace(0.5, 1.5, 7)
+
+    def f(xs, **how):
+        c, ys = scan(step, 2.0, xs, **how)
+        return c + ys.sum()
+
+    ours = jax.grad(functools.partial(f, residuals="inverse", inverse=lambda c, x: c / x, check_inverse=1e-9))(xs)
+    np.testing.assert_allclose(ours, jax.grad(f)(xs), rtol=1e-12)
+
+
+SHARED = {
+    "grad": lambda f: jax.grad(f, (0, 1)),
+    "vmap of grad": lambda f: jax.vmap(jax.grad(f, (0, 1))),
+    "grad of vmap": lambda f: jax.grad(lambda x, w, n: jax.vmap(f)(x, w, n).sum(), (0, 1)),
+}
+
+
+@pytest.mark.parametrize("transform", SHARED)
+def test_what_all_steps_share_is_kept_once(transform):
+    """A matrix, a function of it, and the mask of a `where`: a tape holds vectors only."""
+
+    def f(x, w, n):
+        def body(c):
+            i, y = c
+            y = jnp.tanh(jnp.exp(w) @ y + w.T @ y)
+            return i + 1, jnp.where(jnp.arange(64)[:, None] < 32, y[:, None], jnp.broadcast_to(y[0], (64, 1)))[:, 0]
+
+        return while_loop(lambda c: c[0] < n, body, (0, x), max_steps=1000)[1].sum()
+
+    def plain(x, w, n):
+        def body(y, i):
+            new = jnp.tanh(jnp.exp(w) @ y + w.T @ y)
+            new = jnp.where(jnp.arange(64) < 32, new, new[0])
+            return jnp.where(i < n, new, y), None
+
+        return lax.scan(body, x, jnp.arange(10))[0].sum()
+
+    args = np.linspace(0.1, 0.9, 64), np.linspace(-0.04, 0.01, 64 * 64).reshape(64, 64), np.array(7)
+    if "vmap" in transform:
+        args = tuple(np.stack([a, a // 2 if a.ndim == 0 else a / 2]) for a in args)
+    ours = jax.jit(SHARED[transform](f)).lower(*args).compile()
+    assert_same(ours(*args), jax.jit(SHARED[transform](plain))(*args))
+    matrices = 1000 * 64 * 64 * 8
+    assert ours.memory_analysis().temp_size_in_bytes < matrices / 4
+
+
 def test_what_auto_chooses():
     def rows(c):
         return c[0] + 1, ta_write(c[1], c[0], jnp.sin(ta_read(c[1], c[0] // 2)))
@@ -216,6 +319,7 @@ def test_what_auto_chooses():
         ({"residuals": "tape", "checkpoints": 3}, ValueError, 'checkpoints is for residuals="checkpoint"'),
         ({"residuals": "inverse"}, ValueError, "needs inverse, a function"),
         ({"residuals": "inverse", "inverse": lambda c: (c[0], 1)}, TypeError, "inverse must give what body_fun gives"),
+        ({"check_inverse": 0.1}, ValueError, 'check_inverse is for residuals="inverse"'),
         ({"residuals": "undo", "max_steps": None}, ValueError, 'residuals="undo" needs max_steps'),
     ],
 )

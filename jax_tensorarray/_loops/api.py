@@ -13,6 +13,7 @@ from jax.extend.core import primitives as jax_primitives
 from jax_tensorarray import _compat, checkpoint_policies
 from jax_tensorarray._loops import bodies
 from jax_tensorarray._loops.replay import Checkpoint, Inverse
+from jax_tensorarray._loops.residuals import linearize
 from jax_tensorarray._loops.undo import Auto, Choice, Undo, choose
 from jax_tensorarray._loops.while_ import while_
 from jax_tensorarray._ops.empty import ta_empty
@@ -38,6 +39,7 @@ def while_loop(
     residuals: str = "auto",
     checkpoints: int | None = None,
     inverse: Callable[[Any], Any] | None = None,
+    check_inverse: float | None = None,
     return_steps: bool = False,
 ) -> Any:
     """`jax.lax.while_loop` that is differentiable in reverse, at the cost of the steps taken.
@@ -66,6 +68,8 @@ def while_loop(
               `choice_of_residuals` says which.
         checkpoints: the number of carries that "checkpoint" keeps at a time.
         inverse: for "inverse", a function from the carry after a step to the carry before it.
+        check_inverse: for debugging, how far `inverse` may lead from `init_val`, relative and absolute. If it leads
+            farther, reverse mode raises an error that says by how much.
         return_steps: whether to return a pair: the carry, and a named tuple `(taken, cut)` of the number of steps
             and whether `cond_fun` would have gone on.
 
@@ -86,7 +90,7 @@ def while_loop(
     TensorFlow: `tf.while_loop`.
     """
     _check_max_steps("while_loop", max_steps)
-    body_fun, mode = _for_residuals("while_loop", body_fun, residuals, checkpoints, inverse, max_steps)
+    mode = _mode_of("while_loop", residuals, checkpoints, inverse, max_steps, check_inverse)
     if jax.config.jax_disable_jit:
         return _in_python(cond_fun, body_fun, init_val, max_steps, return_steps)
     # JAX's own loop traces the functions, promotes weak types, and says what does not fit.
@@ -129,9 +133,13 @@ def fori_loop(
     known = low is not None and high is not None
     if known and max_steps is None:
         max_steps = max(high - low, 0)  # type: ignore[operator]
-    body_fun, mode = _for_residuals("fori_loop", body_fun, residuals, checkpoints, None, max_steps)
-    if known and (mode is None or residuals == "auto"):
-        return lax.fori_loop(low, min(high, low + max_steps), body_fun, init_val)  # type: ignore[operator,type-var]
+    mode = _mode_of("fori_loop", residuals, checkpoints, None, max_steps)
+    if known and residuals in SCANNED:
+        high = min(high, low + max_steps)  # type: ignore[operator,type-var]
+        if residuals != "recompute":
+            return lax.fori_loop(low, high, body_fun, init_val)
+        traced = jax.make_jaxpr(lambda init: lax.fori_loop(low, high, body_fun, init), return_shape=True)
+        return _bound(traced, (init_val,), max_steps, False, mode)
     if jax.config.jax_disable_jit:
         raise NotImplementedError("fori_loop: traced bounds need jit")
     traced = jax.make_jaxpr(lambda low, high, init: lax.fori_loop(low, high, body_fun, init), return_shape=True)
@@ -149,6 +157,7 @@ def scan(
     residuals: str = "auto",
     checkpoints: int | None = None,
     inverse: Callable[[Any, Any], Any] | None = None,
+    check_inverse: float | None = None,
 ) -> tuple[Any, Any]:
     """`jax.lax.scan`, with a choice of what is kept for reverse mode.
 
@@ -162,6 +171,7 @@ def scan(
         residuals: as for `while_loop`; "auto" is "tape".
         checkpoints: as for `while_loop`.
         inverse: for "inverse", a function from the carry after a step and the slice of `xs` to the carry before it.
+        check_inverse: as for `while_loop`.
 
     Returns:
         The last carry, and the stacked slices.
@@ -171,10 +181,13 @@ def scan(
     >>> print(last, before)
     6.0 [0. 0. 1. 3.]
     """
-    f, mode = _for_residuals("scan", f, residuals, checkpoints, inverse, 0)
-    if mode is None or residuals == "auto":
+    mode = _mode_of("scan", residuals, checkpoints, inverse, 0, check_inverse)
+    if residuals == "recompute":
+        traced = jax.make_jaxpr(lambda init, xs: lax.scan(f, init, xs, length, reverse, unroll), return_shape=True)
+        return _bound(traced, (init, xs), None, False, mode)
+    if residuals in SCANNED:
         return lax.scan(f, init, xs, length, reverse, unroll)
-    return _scan_by_rows(f, init, xs, length, reverse, residuals, checkpoints, inverse)
+    return _scan_by_rows(f, init, xs, length, reverse, residuals, checkpoints, inverse, check_inverse)
 
 
 def _scan_by_rows(
@@ -186,6 +199,7 @@ def _scan_by_rows(
     residuals: str,
     checkpoints: Any,
     inverse: Any,
+    check_inverse: Any,
 ) -> tuple[Any, Any]:
     """A scan as a loop that reads rows of `xs` and writes rows of the second result."""
     # JAX's own scan says what does not fit, and of what shapes the results are.
@@ -217,6 +231,7 @@ def _scan_by_rows(
         residuals=residuals,
         checkpoints=checkpoints,
         inverse=None if inverse is None else back,
+        check_inverse=check_inverse,
     )
     return carry, ys
 
@@ -244,8 +259,8 @@ def choice_of_residuals(body_fun: Callable[[Any], Any], init_val: Any) -> Choice
     body, consts = _compat.lifted(jaxpr(*leaves))
     m, n = len(consts), len(leaves)
     varying = [jnp.issubdtype(a.dtype, jnp.inexact) for a in body.in_avals]
-    moved = bodies.fixed_point(body, varying[:m], varying[m:], inexact=True)
-    linear = bodies.linearize(body, moved, [*varying[:m], *moved], [*[True] * m, *[False] * n])
+    moved = bodies.fixed_point(body, varying[:m], varying[m:], bodies.reached)
+    linear = linearize(body, moved, [*varying[:m], *moved], [*[True] * m, *[False] * n])
     return choose(linear, body, m, n)
 
 
@@ -332,30 +347,31 @@ def _check_max_steps(op: str, max_steps: Any) -> None:
 
 RESIDUALS = ("auto", "tape", "recompute", "checkpoint", "inverse", "undo")
 
+#: Those that JAX's own scan serves.
+SCANNED = ("auto", "tape", "recompute")
 
-def _for_residuals(
-    op: str, body: Callable[..., Any], residuals: str, checkpoints: Any, inverse: Any, max_steps: int | None
-) -> tuple[Callable[..., Any], "_Mode | None"]:
-    """The body, and how a loop with it finds its steps again in reverse mode."""
+#: From the tree of a carry, a body and its consts: how a loop finds its steps again, and with which body and consts.
+_Mode = Callable[[Any, Any, Sequence[Array]], tuple[Any, Any, Sequence[Array]]]
+
+
+def _mode_of(
+    op: str, residuals: str, checkpoints: Any, inverse: Any, max_steps: int | None, check_inverse: Any = None
+) -> _Mode:
     if residuals not in RESIDUALS:
         raise ValueError(f"{op}: residuals must be one of {', '.join(RESIDUALS)}; got {residuals!r}")
-    for name, given, where in (("checkpoints", checkpoints, "checkpoint"), ("inverse", inverse, "inverse")):
+    for name, given, where in (
+        ("checkpoints", checkpoints, "checkpoint"),
+        ("inverse", inverse, "inverse"),
+        ("check_inverse", check_inverse, "inverse"),
+    ):
         if given is not None and residuals != where:
             raise ValueError(f'{op}: {name} is for residuals="{where}", got residuals="{residuals}"')
-    if residuals == "recompute":
-        return jax.checkpoint(body, policy=checkpoint_policies.save_reads), None
-    if residuals == "tape":
-        return body, None
     if residuals == "auto":
-        return body, lambda tree, body, consts: (Auto(), body, consts)
-    return body, _mode_of(op, residuals, checkpoints, inverse, max_steps)
-
-
-_Mode = Callable[[Any, Any, Any], Any]
-
-
-def _mode_of(op: str, residuals: str, checkpoints: Any, inverse: Any, max_steps: Any) -> _Mode:
-    """A function that makes the mode of a loop, and its body and consts, from the tree of its carry."""
+        return lambda tree, body, consts: (Auto(), body, consts)
+    if residuals == "tape":
+        return lambda tree, body, consts: (None, body, consts)
+    if residuals == "recompute":
+        return lambda tree, body, consts: (None, _recomputed(body), consts)
     if max_steps is None:
         raise ValueError(f'{op}: residuals="{residuals}" needs max_steps')
     if residuals == "undo":
@@ -368,28 +384,77 @@ def _mode_of(op: str, residuals: str, checkpoints: Any, inverse: Any, max_steps:
         raise ValueError(f'{op}: residuals="inverse" needs inverse, a function from a carry to the one before it')
 
     def with_inverse(tree: Any, body: Any, consts: Sequence[Array]) -> Any:
-        types = body.out_avals
-        flat = jax.make_jaxpr(lambda *carry: jax.tree.leaves(inverse(jax.tree.unflatten(tree, carry))))
-        back = flat(*bodies.abstract(types))
-        found = [(a.shape, a.dtype) for a in back.out_avals]
-        if found != [(a.shape, a.dtype) for a in types]:
-            raise TypeError(
-                f"{op}: inverse must give what body_fun gives, {[a.str_short() for a in types]}, but gives "
-                f"{[a.str_short() for a in back.out_avals]}"
-            )
-        inner, own = _compat.lifted(back)
-        call, n = bodies.function(body), len(consts)
-        consts_types = bodies.abstract(body.in_avals)[:n]
-
-        def with_more_consts(*args: Array) -> list[Array]:
-            return call(*args[:n], *args[n + len(own) :])
-
-        body = jax.make_jaxpr(with_more_consts)(
-            *consts_types, *map(jax.typeof, own), *bodies.abstract(body.in_avals)[n:]
-        )
-        return Inverse(inner, len(own)), body, [*consts, *own]
+        back, own = _traced_inverse(op, inverse, tree, body)
+        body = _with_more_consts(body, len(consts), tuple(map(jax.typeof, own)))
+        tolerance = None if check_inverse is None else float(check_inverse)
+        return Inverse(back, len(own), tolerance, _source()), body, [*consts, *own]
 
     return with_inverse
+
+
+@_compat.cached
+def _recomputed(body: Any) -> Any:
+    """The body, of which reverse mode keeps the operands and the rows that were read."""
+    call = jax.checkpoint(bodies.function(body), policy=checkpoint_policies.save_reads)
+    return jax.make_jaxpr(call)(*bodies.abstract(body.in_avals))
+
+
+@_compat.cached
+def _with_more_consts(body: Any, num_consts: int, more: Sequence[Any]) -> Any:
+    """The body, which after its consts takes others that it does not use."""
+    call, types = bodies.function(body), bodies.abstract(body.in_avals)
+
+    def f(*args: Array) -> list[Array]:
+        return call(*args[:num_consts], *args[num_consts + len(more) :])
+
+    return jax.make_jaxpr(f)(*types[:num_consts], *more, *types[num_consts:])
+
+
+def _traced_inverse(op: str, inverse: Callable[[Any], Any], tree: Any, body: Any) -> tuple[Any, Sequence[Array]]:
+    """The jaxpr of the inverse of a body, and what it closes over."""
+    types = bodies.abstract(body.out_avals)
+    found = jax.eval_shape(lambda *carry: jax.tree.leaves(inverse(jax.tree.unflatten(tree, carry))), *types)
+    if [(a.shape, a.dtype) for a in found] != [(a.shape, a.dtype) for a in types]:
+        wanted, given = ([f"{a.dtype}[{','.join(map(str, a.shape))}]" for a in avals] for avals in (types, found))
+        raise TypeError(f"{op}: inverse must give what body_fun gives, {wanted}, but gives {given}")
+    # As the body of a loop of JAX, which traces a function once. What the function returns as it was, that loop does
+    # not carry: so a value below is an array, or the number of a carry, before the step or (negative) after it.
+    jaxpr = jax.make_jaxpr(lambda carry: lax.while_loop(_for_ever, inverse, carry))(jax.tree.unflatten(tree, types))
+    loops: list[tuple[Any, list[Any]]] = []
+
+    def equation(eqn: Any, values: list[Any]) -> list[Any]:
+        if eqn.primitive is jax_primitives.while_p:
+            loops.append((eqn.params["body_jaxpr"], values))
+            return [_Carry(~k) for k in range(len(eqn.outvars))]
+        return values if any(isinstance(x, _Carry) for x in values) else bodies.bind(eqn, values)
+
+    outs = bodies.interpret(jaxpr, [*map(_Carry, range(len(types)))], equation, lambda x: x)
+    if not loops:  # it returns all as it was
+        return _composed(body, (), tuple(outs), tuple(types)), ()
+    ((back, values),) = loops
+    own = [x for x in values if not isinstance(x, _Carry)]
+    places = tuple(x if isinstance(x, _Carry) else None for x in values)
+    return _composed(back, places, tuple(outs), tuple(types), tuple(map(jax.typeof, own))), own
+
+
+class _Carry(int):
+    """The number of a carry."""
+
+
+@_compat.cached
+def _composed(back: Any, places: Sequence[Any], outs: Sequence[Any], types: Sequence[Any], own: Any = ()) -> Any:
+    """The function of what it closes over and of all carries, from the body of JAX's loop."""
+
+    def f(own: Sequence[Array], carry: Sequence[Array]) -> list[Array]:
+        rest = iter(own)
+        after = bodies.function(back)(*(next(rest) if k is None else carry[k] for k in places)) if places else []
+        return [carry[k] if k >= 0 else after[~k] for k in outs]
+
+    return jax.make_jaxpr(f)(list(own), list(types))
+
+
+def _for_ever(carry: Any) -> bool:
+    return True
 
 
 def _known_bound(bound: Any) -> int | None:
@@ -412,20 +477,26 @@ def _bound(
     args: Sequence[Any],
     max_steps: int | None,
     return_steps: bool,
-    make_mode: _Mode | None = None,
+    make_mode: _Mode,
 ) -> Any:
-    """Run the jaxpr that `traced` makes of `args`, with our loop in the place of JAX's."""
+    """Run the jaxpr that `traced` makes of `args`, with our loop in the place of JAX's.
+
+    A scan of JAX stays one, with the body of the mode.
+    """
     jaxpr, shape = traced(*args)
     end = []
 
     def equation(eqn: Any, operands: list[Array]) -> list[Array]:
+        params = eqn.params
+        if eqn.primitive is jax_primitives.scan_p:
+            _, body, _ = make_mode(None, params["jaxpr"], ())
+            with eqn.ctx.manager:
+                return eqn.primitive.bind(*operands, **params | {"jaxpr": body})
         if eqn.primitive is not jax_primitives.while_p:
             return bodies.bind(eqn, operands)
-        params = eqn.params
         a, b = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
-        cond, body, consts, mode = params["cond_jaxpr"], params["body_jaxpr"], operands[a:b], None
-        if make_mode is not None:
-            mode, body, consts = make_mode(jax.tree.structure(shape), body, consts)
+        cond, body = params["cond_jaxpr"], params["body_jaxpr"]
+        mode, body, consts = make_mode(jax.tree.structure(shape), body, operands[a:b])
         outs, taken = while_(
             operands[:a],
             consts,

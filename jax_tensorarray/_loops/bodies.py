@@ -1,12 +1,12 @@
 """What the loops do with the jaxprs of their bodies, by public transformations of JAX only."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.extend import core as jex
+from jax.extend.core import primitives as jax_primitives
 
 Array = Any
 
@@ -25,12 +25,17 @@ def bind(eqn: Any, operands: Sequence[Array]) -> list[Array]:
 
 
 def interpret(
-    jaxpr: Any, args: Sequence[Any], equation: Callable[[Any, list[Any]], Iterable[Any]], known: Callable[[Array], Any]
+    jaxpr: Any,
+    args: Sequence[Any],
+    equation: Callable[[Any, list[Any]], Iterable[Any]],
+    known: Callable[[Array], Any],
+    *,
+    outvars: Sequence[Any] | None = None,
 ) -> list[Any]:
     """Evaluate a jaxpr in values of any kind: `equation` gives those of an equation's results from those of its
-    operands, and `known` that of a constant.
+    operands, and `known` that of a constant. Other `outvars` than those of the jaxpr may be asked for.
     """
-    inner = getattr(jaxpr, "jaxpr", jaxpr)
+    inner = opened(jaxpr)
     values = dict(zip(inner.constvars, map(known, jaxpr.consts), strict=True))
     values.update(zip(inner.invars, args, strict=True))
 
@@ -39,7 +44,29 @@ def interpret(
 
     for eqn in inner.eqns:
         values.update(zip(eqn.outvars, equation(eqn, [read(v) for v in eqn.invars]), strict=True))
-    return [read(v) for v in inner.outvars]
+    return [read(v) for v in (inner.outvars if outvars is None else outvars)]
+
+
+def opened(jaxpr: Any) -> Any:
+    """The jaxpr inside a closed one. Since jax 0.12 they are the same."""
+    return getattr(jaxpr, "jaxpr", jaxpr)
+
+
+def inlined(jaxpr: Any) -> Callable[..., list[Array]]:
+    """The function of flat arguments that a closed jaxpr is, without nested jits that ask for nothing special."""
+
+    def equation(eqn: Any, operands: list[Array]) -> list[Array]:
+        params = eqn.params
+        if eqn.primitive is jax_primitives.jit_p and not params["compiler_options_kvs"]:
+            special = [*params["in_shardings"], *params["out_shardings"], *params["in_layouts"], *params["out_layouts"]]
+            if all(s is None or type(s).__name__ == "UnspecifiedValue" for s in special):
+                return run(params["jaxpr"], operands)
+        return bind(eqn, operands)
+
+    def run(jaxpr: Any, args: Sequence[Array]) -> list[Array]:
+        return interpret(jaxpr, args, equation, lambda x: x)
+
+    return lambda *args: run(jaxpr, args)
 
 
 def chosen(values: Sequence[Any], flags: Sequence[bool]) -> list[Any]:
@@ -52,9 +79,9 @@ def spread(values: Sequence[Any], flags: Sequence[bool], others: Sequence[Any]) 
     return [next(rest) if flag else other for flag, other in zip(flags, others, strict=True)]
 
 
-def reached(jaxpr: Any, flags: Sequence[bool], *, inexact: bool) -> list[bool]:
-    """Which outputs depend on a flagged input; with `inexact`, by a path of floats and complex numbers only."""
-    inner = getattr(jaxpr, "jaxpr", jaxpr)
+def reached(jaxpr: Any, flags: Sequence[bool], *, inexact: bool = True) -> list[bool]:
+    """Which outputs may depend on a flagged input; with `inexact`, by a path of floats and complex numbers only."""
+    inner = opened(jaxpr)
     marked = {id(v) for v, flag in zip(inner.invars, flags, strict=True) if flag}
 
     def counts(v: Any) -> bool:
@@ -66,79 +93,17 @@ def reached(jaxpr: Any, flags: Sequence[bool], *, inexact: bool) -> list[bool]:
     return [id(v) in marked for v in inner.outvars]
 
 
-def fixed_point(body: Any, consts: Sequence[bool], carry: Sequence[bool], *, inexact: bool) -> list[bool]:
-    """Which carries depend on a flagged input after any number of steps."""
+def fixed_point(
+    body: Any, consts: Sequence[bool], carry: Sequence[bool], one_step: Callable[[Any, list[bool]], list[bool]]
+) -> list[bool]:
+    """Which carries are flagged after any number of steps, if `one_step` says which outputs are."""
     carry = list(carry)
     while True:
-        after = reached(body, [*consts, *carry], inexact=inexact)
+        after = one_step(body, [*consts, *carry])
         wider = [a or b for a, b in zip(carry, after, strict=True)]
         if wider == carry:
             return wider
         carry = wider
-
-
-@dataclass(frozen=True)
-class Linearized:
-    """A body together with the derivative of one step of it.
-
-    `jaxpr` maps what the body takes to what it gives, followed by the residuals that differ from step to step.
-    """
-
-    jaxpr: Any
-    num_outs: int
-    sources: tuple[tuple[str, Any], ...]  #: of every residual: ("taped", number) or ("given", number of an input)
-    tree: Any  #: of the tangent function, whose leaves are the residuals
-
-    @property
-    def taped(self) -> list[Any]:
-        """Types of the residuals to be kept for every step."""
-        return list(self.jaxpr.out_avals)[self.num_outs :]
-
-    def tangents(self, taped: Sequence[Array], given: Callable[[int], Array], tangents: Sequence[Array]) -> list[Array]:
-        """Tangents after one step from those before it."""
-        leaves = [taped[n] if kind == "taped" else given(n) for kind, n in self.sources]
-        return list(jax.tree.unflatten(self.tree, leaves)(*tangents))
-
-
-def linearize(body: Any, varying: Sequence[bool], moved: Sequence[bool], fixed: Sequence[bool]) -> Linearized:
-    """Linearize a body in the inputs flagged `moved`, for the outputs flagged `varying`.
-
-    Residuals that are inputs flagged `fixed`, the same in every step, are not kept.
-    """
-    call, tree = function(body), []
-
-    def step(*args: Array) -> list[Array]:
-        def at(*some: Array) -> tuple[list[Array], list[Array]]:
-            outs = call(*spread(some, moved, args))
-            return chosen(outs, varying), outs
-
-        _, derivative, outs = jax.linearize(at, *chosen(args, moved), has_aux=True)
-        residuals, structure = jax.tree.flatten(derivative)
-        tree.append(structure)
-        return [*outs, *residuals]
-
-    jaxpr = jax.make_jaxpr(step)(*abstract(body.in_avals))
-    inner = getattr(jaxpr, "jaxpr", jaxpr)
-    num_outs = len(varying)
-    inputs = {id(v): k for k, (v, f) in enumerate(zip(inner.invars, fixed, strict=True)) if f}
-    kept: dict[int, int] = {}
-    sources: list[tuple[str, Any]] = []
-    positions = []
-    for k, v in enumerate(inner.outvars[num_outs:], num_outs):
-        if id(v) in inputs:
-            sources.append(("given", inputs[id(v)]))
-            continue
-        if id(v) not in kept:
-            kept[id(v)] = len(kept)
-            positions.append(k)
-        sources.append(("taped", kept[id(v)]))
-    whole = function(jaxpr)
-
-    def selected(*args: Array) -> list[Array]:
-        outs = whole(*args)
-        return [*outs[:num_outs], *(outs[k] for k in positions)]
-
-    return Linearized(jax.make_jaxpr(selected)(*abstract(body.in_avals)), num_outs, tuple(sources), tree[-1])
 
 
 def abstract(avals: Sequence[Any]) -> list[Any]:

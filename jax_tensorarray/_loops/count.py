@@ -11,15 +11,18 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir, xla
+from jax.interpreters import ad, mlir, xla
 
 from jax_tensorarray import _compat
-from jax_tensorarray._loops import bodies, masking
+from jax_tensorarray._loops import bodies, masking, rules
 from jax_tensorarray._loops.bodies import chosen, spread
+from jax_tensorarray._loops.residuals import Linearized, linearize
+from jax_tensorarray._loops.rules import Axis, axes
 from jax_tensorarray._ops.empty import ta_empty
-from jax_tensorarray._ops.read import ta_read
-from jax_tensorarray._ops.write import ta_write
-from jax_tensorarray._register import is_zero, to_front, zero_tangent
+from jax_tensorarray._ops.part import ta_read_part, ta_write_part
+from jax_tensorarray._ops.read import ta_read_p
+from jax_tensorarray._ops.write import ta_write_p
+from jax_tensorarray._register import TAPE, Params, is_zero, to_front, zero_tangent
 
 Array = Any
 
@@ -32,8 +35,8 @@ ta_count_p = Primitive("ta_count")
 ta_count_p.multiple_results = True
 
 
-#: Shape and dtype of a tape.
-Tape = tuple[tuple[int, ...], Any]
+#: Shape and dtype of a tape, and how many of its axes come before that of the steps.
+Tape = tuple[tuple[int, ...], Any, int]
 
 
 def count(
@@ -59,7 +62,7 @@ def count(
 
 
 def _abstract_eval(*avals: Any, body: Any, **_: Any) -> Any:
-    return [a.update(weak_type=False) if hasattr(a, "weak_type") else a for a in body.out_avals]
+    return [a.update(weak_type=False) if hasattr(a, "weak_type") else a for a in body.out_avals], body.effects
 
 
 def _run(
@@ -77,25 +80,48 @@ def _run(
 
 def tape(residuals: Sequence[Any], max_steps: int) -> list[Tape]:
     """Tapes for the residuals of every step."""
-    return [((max_steps, *a.shape), a.dtype) for a in residuals]
+    return [((max_steps, *a.shape), a.dtype, 0) for a in residuals]
 
 
 def make(tapes: Sequence[Tape]) -> list[Array]:
     """Buffers that cost nothing before they are written."""
-    return [ta_empty(shape[0], shape[1:], dtype) for shape, dtype in tapes]
+    return [ta_empty(shape[0], shape[1:], dtype) for shape, dtype, _ in tapes]
 
 
 def abstract(tapes: Sequence[Tape]) -> list[Any]:
-    return [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in tapes]
+    return [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype, _ in tapes]
 
 
-def record(tapes: Sequence[Array], k: Array, residuals: Sequence[Array]) -> list[Array]:
-    return [ta_write(t, k, r, mode="drop") for t, r in zip(tapes, residuals, strict=True)]
+_ON_TAPES: Params = {"batch_dims": 0, "mode": "drop", "reverse": False, "op": TAPE}
+
+
+def record(
+    tapes: Sequence[Array], k: Array, residuals: Sequence[Array], steps: Sequence[int | None] | None = None
+) -> list[Array]:
+    """The tapes, with the residuals of step `k`. Those that are tapes of inner loops have a number of `steps`."""
+
+    def write(tape: Array, residual: Array, n: int | None) -> Array:
+        if n is None:
+            return ta_write_p.bind(tape, k, residual, **_ON_TAPES)
+        return ta_write_part(tape, k, residual, largest(residuals[n]))
+
+    return list(map(write, tapes, residuals, steps or [None] * len(tapes)))
+
+
+def play_back(tapes: Sequence[Array], k: Array, steps: Sequence[int | None]) -> list[Array]:
+    """The residuals of step `k`."""
+
+    def read(tape: Array, n: int | None) -> Array:
+        if n is None:
+            return ta_read_p.bind(tape, k, **_ON_TAPES)
+        return ta_read_part(tape, k, largest(ta_read_p.bind(tapes[n], k, **_ON_TAPES)))
+
+    return list(map(read, tapes, steps))
 
 
 def linearized_loop(
-    linear: bodies.Linearized,
-    operands: Sequence[Array],
+    linear: Linearized,
+    fixed: Sequence[Array],
     tapes: Sequence[Array],
     steps: Array,
     const_tangents: Sequence[Array],
@@ -105,19 +131,19 @@ def linearized_loop(
     reverse: bool,
     new: Sequence[Tape] = (),
 ) -> Any:
-    """Tangents of the carry after all steps, from the tapes that the loop has written. `operands` are the body's.
+    """Tangents of the carry after all steps, from the tapes that the loop has written.
 
-    `new` are the tangents of tapes that the loop itself carries.
+    `fixed` are the operands of the body that are the same in every step, and `new` the tangents of tapes that the loop
+    itself carries.
     """
-    given = sorted({n for kind, n in linear.sources if kind == "given"})
+    shared = bodies.function(linear.shared)(*fixed)
 
     def step(k: Array, *rest: Array) -> list[Array]:
         tapes, rest = rest[: len(linear.taped)], rest[len(linear.taped) :]
-        kept, tangents = rest[: len(given)], rest[len(given) :]
-        rows = [ta_read(t, k, mode="drop") for t in tapes]
-        return linear.tangents(rows, lambda n: kept[given.index(n)], tangents)
+        shared_here, tangents = rest[: len(shared)], rest[len(shared) :]
+        return linear.tangents(play_back(tapes, k, linear.steps), shared_here, tangents)
 
-    consts = [*tapes, *(operands[n] for n in given), *const_tangents]
+    consts = [*tapes, *shared, *const_tangents]
     types = [*map(jax.typeof, [*consts, *carry_tangents]), *abstract(new)]
     body = jax.make_jaxpr(step)(jax.ShapeDtypeStruct((), jnp.int32), *types)
     return count(steps, consts, carry_tangents, body=body, max_steps=max_steps, reverse=reverse, tapes=new)
@@ -129,7 +155,7 @@ def moving(
     """Which consts and which carries of a body have tangents; the `first` inputs, before the consts, have none."""
     consts = [not is_zero(t) for t in const_tangents]
     carry = [*(not is_zero(t) for t in carry_tangents), *[False] * num_tapes]
-    return consts, bodies.fixed_point(body, [False] * first + consts, carry, inexact=True)
+    return consts, bodies.fixed_point(body, [False] * first + consts, carry, bodies.reached)
 
 
 def zero_tangents(outs: Sequence[Array]) -> list[Any]:
@@ -138,7 +164,10 @@ def zero_tangents(outs: Sequence[Array]) -> list[Any]:
 
 def tangents_of(tapes: Sequence[Tape], moved: Sequence[bool]) -> list[Tape]:
     """Tapes for the tangents of those tapes."""
-    return [(shape, jax.typeof(jnp.zeros((), dtype)).to_tangent_aval().dtype) for shape, dtype in chosen(tapes, moved)]
+    return [
+        (shape, jax.typeof(jnp.zeros((), dtype)).to_tangent_aval().dtype, batch_dims)
+        for shape, dtype, batch_dims in chosen(tapes, moved)
+    ]
 
 
 def _jvp(
@@ -159,14 +188,14 @@ def _jvp(
         outs = loop(steps, consts, carry, body=body, tapes=tapes)
         return outs, zero_tangents(outs)
     n, inputs = len(carry) + len(tapes), len(body.in_avals)
-    linear = bodies.linearize(
+    linear = linearize(
         body, moved_carry, [False, *moved_consts, *moved_carry], [False, *[True] * num_consts, *[False] * n]
     )
     call = bodies.function(linear.jaxpr)
 
     def step(k: Array, *rest: Array) -> list[Array]:
         outs = call(k, *rest[: inputs - 1])
-        return [*outs[:n], *record(rest[inputs - 1 :], k, outs[n:])]
+        return [*outs[:n], *record(rest[inputs - 1 :], k, outs[n:], linear.steps)]
 
     new = tape(linear.taped, max_steps)
     taped = jax.make_jaxpr(step)(*bodies.abstract(body.in_avals), *abstract(new))
@@ -174,7 +203,7 @@ def _jvp(
     moved_operands, moved_tapes = moved_carry[: len(carry)], moved_carry[len(carry) :]
     dots = linearized_loop(
         linear,
-        [steps, *consts, *carry],
+        consts,
         outs[n:],
         steps,
         chosen(const_dots, moved_consts),
@@ -237,10 +266,11 @@ def largest(steps: Array) -> Array:
 
 
 def batched_tapes(tapes: Sequence[Tape], size: int) -> list[Tape]:
-    return [((size, *shape), dtype) for shape, dtype in tapes]
+    return [((size, *shape), dtype, batch_dims + 1) for shape, dtype, batch_dims in tapes]
 
 
 def _batch(
+    axis: Axis,
     args: Sequence[Array],
     dims: Sequence[Any],
     *,
@@ -250,47 +280,43 @@ def _batch(
     reverse: bool,
     tapes: Sequence[Tape],
 ) -> Any:
-    size = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
-    masked = dims[0] is not None  # every example takes as many steps as it needs
-    args = [x if d is None else to_front(x, d, size) for x, d in zip(args, dims, strict=True)]
-    batched = [d is not None for d in dims]
-    consts, carry = list(args[1 : 1 + num_consts]), list(args[1 + num_consts :])
-    have = [*batched[1 + num_consts :], *[True] * len(tapes)]
-    if masked:
-        carry_batched = [True] * len(have)
+    args = [x if d is None else to_front(x, d, axis.size) for x, d in zip(args, dims, strict=True)]
+    own_ends, *batched = [d is not None for d in dims]
+    steps, consts, carry = args[0], args[1 : 1 + num_consts], args[1 + num_consts :]
+    have = [*batched[num_consts:], *[True] * len(tapes)]
+    if own_ends:
+        wide = [True] * len(have)
     else:
-        carry_batched = bodies.fixed_point(body, [False, *batched[1 : 1 + num_consts]], have, inexact=False)
-    carry = [
-        x if there or not want else jnp.broadcast_to(x, (size, *jnp.shape(x)))
-        for x, there, want in zip(carry, have, carry_batched, strict=False)
-    ]
-    tapes = batched_tapes(tapes, size)
-    in_batched = [*batched[1 : 1 + num_consts], *carry_batched]
-    in_axes = [0 if b else None for b in in_batched]
-    out_axes = [0 if b else None for b in carry_batched]
-    if masked:
-        step = jax.vmap(
-            lambda k, steps, *rest: masking.step(
-                body, k < steps, (k, *rest[:num_consts]), rest[num_consts:], [False, *in_batched]
-            ),
-            in_axes=[None, 0, *in_axes],
-            out_axes=out_axes,
-        )
-        consts = [args[0], *consts]
-        steps = largest(args[0])
+        wide = bodies.fixed_point(body, [False, *batched[:num_consts]], have, axis.differing)
+    carry = widened(carry, have, wide, axis.size)
+    tapes = batched_tapes(tapes, axis.size)
+    varying = [*batched[:num_consts], *wide]
+    if own_ends:
+
+        def step(k: Array, steps: Array, *rest: Array) -> list[Array]:
+            consts, carry = (k, *rest[:num_consts]), rest[num_consts:]
+            return masking.step_of_active(body, k < steps, consts, carry, [False, *varying])
+
+        batched_step = axis.vmap(step, [None, 0, *axes(varying)], 0)
+        consts, steps = [steps, *consts], largest(steps)
     else:
-        step = jax.vmap(bodies.function(body), in_axes=[None, *in_axes], out_axes=out_axes)
-        steps = args[0]
+        batched_step = axis.vmap(bodies.function(body), [None, *axes(varying)], axes(wide))
     types = [*map(jax.typeof, [*consts, *carry]), *abstract(tapes)]
-    traced = jax.make_jaxpr(step)(jax.ShapeDtypeStruct((), jnp.int32), *types)
+    traced = jax.make_jaxpr(batched_step)(jax.ShapeDtypeStruct((), jnp.int32), *types)
     outs = count(steps, consts, carry, body=traced, max_steps=max_steps, reverse=reverse, tapes=tapes)
-    return outs, [0 if b else None for b in carry_batched]
+    return outs, axes(wide)
+
+
+def widened(xs: Sequence[Array], have: Sequence[bool], want: Sequence[bool], size: int) -> list[Array]:
+    """`xs` with a batch axis where one is wanted."""
+    return [
+        jnp.broadcast_to(x, (size, *jnp.shape(x))) if w and not h else x
+        for x, h, w in zip(xs, have, want, strict=False)
+    ]
 
 
 _compat.lowers_its_bodies(ta_count_p)
 ta_count_p.def_impl(functools.partial(xla.apply_primitive, ta_count_p))
-ta_count_p.def_abstract_eval(_abstract_eval)
-ad.primitive_jvps[ta_count_p] = _jvp
-ad.primitive_transposes[ta_count_p] = _transpose
-batching.primitive_batchers[ta_count_p] = _batch
+ta_count_p.def_effectful_abstract_eval(_abstract_eval)
 mlir.register_lowering(ta_count_p, mlir.lower_fun(_run, multiple_results=True))
+rules.register(ta_count_p, body_of=lambda params: params["body"], jvp=_jvp, transpose=_transpose, batch=_batch)

@@ -6,7 +6,7 @@ long as each of its versions comes from the one before by row ops, these are tol
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +15,11 @@ from jax.extend.core import primitives as jax_primitives
 
 from jax_tensorarray import _compat
 from jax_tensorarray._loops import bodies
+from jax_tensorarray._loops.guard import ta_guard
+from jax_tensorarray._loops.rules import Axis, axes
 from jax_tensorarray._ops.add import ta_add_p
 from jax_tensorarray._ops.clear import ta_clear_p
+from jax_tensorarray._ops.part import ta_read_part_p, ta_write_part_p
 from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._ops.swap import ta_swap_p
 from jax_tensorarray._ops.write import ta_write_p
@@ -30,19 +33,53 @@ Version = int | None
 _ROW_OPS = {ta_read_p: 2, ta_write_p: 3, ta_add_p: 3, ta_swap_p: 3}
 
 
-def step(
+def step_of_active(
     body: Any, active: Array, consts: Sequence[Array], carry: Sequence[Array], varying: Sequence[bool]
 ) -> list[Array]:
     """The carry after a step of `body(*consts, *carry)` if `active`, and as it was if not.
 
     `varying` says which inputs of the body differ from example to example.
     """
-    none: list[Version] = [None] * len(consts)
-    outs, versions = _Masked(active).evaluate(body, [*consts, *carry], [*none, *range(len(carry))], varying)
-    return [
-        out if version == k else jnp.where(active, out, old)
-        for k, (out, version, old) in enumerate(zip(outs, versions, carry, strict=True))
+    inputs = [
+        Value(x, None if k < len(consts) else k - len(consts), varies, True)
+        for k, (x, varies) in enumerate(zip([*consts, *carry], varying, strict=True))
     ]
+    outs = _Masked(active).evaluate(body, inputs)
+    return [
+        out.array if out.version == k else jnp.where(active, out.array, old)
+        for k, (out, old) in enumerate(zip(outs, carry, strict=True))
+    ]
+
+
+def batched_body(
+    axis: Axis, body: Any, lanes: int, own_ends: bool, varying: Sequence[bool], wide: Sequence[bool], types: Any
+) -> Any:
+    """The body for a batch of examples, which have ends of their own or not.
+
+    `varying` says which of its consts and carries differ from example to example, `wide` which of the carries do
+    afterwards, and `types` are those that it will be called with. With `lanes` it takes first which are active.
+    """
+    call, first = bodies.function(body), bodies.abstract(body.in_avals)[: int(lanes > 0)]
+    if not own_ends:
+        step = axis.vmap(call, [*[None] * len(first), *axes(varying)], axes(wide))
+        return jax.make_jaxpr(step)(*first, *types)
+    if not lanes:
+        num_consts = len(varying) - len(wide)
+
+        def call(active: Array, *rest: Array) -> list[Array]:
+            return step_of_active(body, active, rest[:num_consts], rest[num_consts:], varying)
+
+    active = jax.ShapeDtypeStruct((axis.size, *(first[0].shape if first else ())), jnp.bool_)
+    return jax.make_jaxpr(axis.vmap(call, [0, *axes(varying)], 0))(active, *types)
+
+
+class Value(NamedTuple):
+    """A value in a body."""
+
+    array: Array
+    version: Version = None
+    varies: bool = False  #: whether it differs from example to example
+    is_input: bool = False  #: whether it is an input of the step
 
 
 class _Masked:
@@ -51,128 +88,130 @@ class _Masked:
     def __init__(self, active: Array) -> None:
         self.active = active
 
-    def evaluate(
-        self, jaxpr: Any, args: Sequence[Array], versions: Sequence[Version], varying: Sequence[bool]
-    ) -> tuple[list[Array], list[Version]]:
-        """The outputs, and of which carry each is a version."""
+    def evaluate(self, jaxpr: Any, inputs: Sequence[Value]) -> list[Value]:
+        return bodies.interpret(jaxpr, inputs, self.equation, Value)
 
-        def equation(eqn: Any, found: list[tuple[Array, Version, bool]]) -> Any:
-            vary = [v for _, _, v in found]
-            outs, kept = self.equation(eqn, [x for x, _, _ in found], [version for _, version, _ in found], vary)
-            return [(x, version, any(vary) or version is not None) for x, version in zip(outs, kept, strict=True)]
-
-        inputs = list(zip(args, versions, varying, strict=True))
-        outs = bodies.interpret(jaxpr, inputs, equation, lambda x: (x, None, False))
-        return [x for x, _, _ in outs], [version for _, version, _ in outs]
-
-    def equation(
-        self, eqn: Any, operands: list[Array], held: list[Version], varying: list[bool]
-    ) -> tuple[Sequence[Array], list[Version]]:
+    def equation(self, eqn: Any, operands: list[Value]) -> list[Value]:
         p, params = eqn.primitive, eqn.params
         if p in _ROW_OPS:
-            return self.row_op(p, params, operands, held)
+            return self.row_op(p, params, operands)
         if p is ta_clear_p:
-            buffer, start, stop = operands
-            return [p.bind(buffer, start, jnp.where(self.active, stop, start), **params)], [held[0]]
-        if any(version is not None for version in held):
-            rule = _RULES.get(p.name)
-            if rule is not None:
-                return rule(self, eqn, operands, held, varying)
-        outs = bodies.bind(eqn, operands)
-        return outs, [None] * len(outs)
+            buffer, start, stop = (x.array for x in operands)
+            out = p.bind(buffer, start, jnp.where(self.active, stop, start), **params)
+            return [Value(out, operands[0].version, True)]
+        if p in (ta_read_part_p, ta_write_part_p):
+            *arrays, parts = (x.array for x in operands)
+            out = p.bind(*arrays, jnp.where(self.active, parts, 0), **params)
+            return [Value(out, operands[0].version if p is ta_write_part_p else None, True)]
+        if p.name in _RULES and any(x.version is not None or (x.is_input and jnp.ndim(x.array)) for x in operands):
+            return _RULES[p.name](self, eqn, operands)  # there may be a buffer among them
+        operands = [self.guard(x) for x in operands]
+        return _values(bodies.bind(eqn, [x.array for x in operands]), any(x.varies for x in operands))
 
-    def row_op(
-        self, p: Any, params: Any, operands: list[Array], held: list[Version]
-    ) -> tuple[Sequence[Array], list[Version]]:
+    def guard(self, x: Value) -> Value:
+        """An input of the step whose derivative is zero if the example is not active.
+
+        Where it has finished, the derivative of what it computes may be infinite, and infinity times zero is NaN.
+        Inputs that the examples share have no derivative of each example's own to choose, unless they are scalars:
+        these are cheap to repeat.
+        """
+        inexact = jnp.issubdtype(jax.typeof(x.array).dtype, jnp.inexact)
+        if not (x.is_input and inexact and (x.varies or not jnp.ndim(x.array))):
+            return x
+        return Value(ta_guard(self.active, x.array), x.version, True)
+
+    def row_op(self, p: Any, params: Any, operands: list[Value]) -> list[Value]:
         rows = _ROW_OPS[p]
-        where = jnp.broadcast_to(self.active, jnp.shape(operands[1]))
+        arrays = [x.array for x in operands]
+        where = jnp.broadcast_to(self.active, jnp.shape(arrays[1]))
         if len(operands) > rows:
-            where &= operands[rows]
-        out = p.bind(*operands[:rows], where, **params)
+            where &= arrays[rows]
+        out = p.bind(*arrays[:rows], where, **params)
         if p is ta_read_p:
-            return [out], [None]
-        return (out, [held[0], None]) if p.multiple_results else ([out], [held[0]])
+            return [Value(out, None, True)]
+        new, *old = out if p.multiple_results else [out]
+        return [Value(new, operands[0].version, True), *_values(old, True)]
 
-    def call(self, eqn: Any, operands: list[Array], held: list[Version], varying: list[bool]) -> Any:
-        return self.evaluate(eqn.params["jaxpr"], operands, held, varying)
+    def call(self, eqn: Any, operands: list[Value]) -> list[Value]:
+        return self.evaluate(eqn.params["jaxpr"], operands)
 
-    def checkpoint(self, eqn: Any, operands: list[Array], held: list[Version], varying: list[bool]) -> Any:
-        jaxpr, kept = eqn.params["jaxpr"], []
-
-        def f(active: Array, *operands: Array) -> Sequence[Array]:
-            outs, versions = _Masked(active).evaluate(_compat.closed(jaxpr), operands, held, varying)
-            kept.append(versions)
-            return outs
-
+    def checkpoint(self, eqn: Any, operands: list[Value]) -> list[Value]:
+        jaxpr = _compat.closed(eqn.params["jaxpr"])
+        f, as_values = self.function(jaxpr, operands)
         f = jax.checkpoint(f, policy=eqn.params["policy"], prevent_cse=eqn.params["prevent_cse"])
-        outs = f(self.active, *operands)
-        return outs, kept[-1]
+        return as_values(f(self.active, *(x.array for x in operands)))
 
-    def cond(self, eqn: Any, operands: list[Array], held: list[Version], varying: list[bool]) -> Any:
-        index, *operands = operands
-        held, branches = held[1:], eqn.params["branches"]
-        if varying[0]:
-            several = [v for v in {*held} if v is not None and held.count(v) > 1]
-            if several:  # two versions of a buffer: neither can be passed from branch to branch
-                held = [None if v in several else v for v in held]
-            return self.all_branches(branches, index, operands, held, varying[1:])
-        kept: list[list[Version]] = []
+    def function(
+        self, jaxpr: Any, like: Sequence[Value]
+    ) -> tuple[Callable[..., list[Array]], Callable[[Sequence[Array]], list[Value]]]:
+        """A function of arrays, `active` first, that evaluates the jaxpr in values like those; and what it gives."""
+        kept: list[list[Value]] = []
 
-        def masked(branch: Any) -> Callable[..., Any]:
-            def f(active: Array, *operands: Array) -> list[Array]:
-                outs, versions = _Masked(active).evaluate(branch, operands, held, varying[1:])
-                kept.append(versions)
-                return outs
+        def f(active: Array, *arrays: Array) -> list[Array]:
+            outs = _Masked(active).evaluate(jaxpr, [x._replace(array=a) for x, a in zip(like, arrays, strict=True)])
+            kept.append([x._replace(array=None) for x in outs])
+            return [x.array for x in outs]
 
-            return f
+        def as_values(arrays: Sequence[Array]) -> list[Value]:
+            return [x._replace(array=a) for x, a in zip(kept[-1], arrays, strict=True)]
 
-        outs = lax.switch(index, [masked(b) for b in branches], self.active, *operands)
-        return outs, _agreed(kept)
+        return f, as_values
 
-    def all_branches(
-        self, branches: Sequence[Any], index: Array, operands: list[Array], held: list[Version], varying: list[bool]
-    ) -> tuple[list[Array], list[Version]]:
+    def cond(self, eqn: Any, operands: list[Value]) -> list[Value]:
+        index, *rest = operands
+        branches = eqn.params["branches"]
+        if index.varies:
+            held = [x.version for x in rest]
+            # Of two versions of a buffer, neither can be passed from branch to branch.
+            rest = [x if held.count(x.version) == 1 else x._replace(version=None) for x in rest]
+            return self.all_branches(branches, self.guard(index).array, rest)
+        parts = [self.function(branch, rest) for branch in branches]
+        outs = lax.switch(index.array, [f for f, _ in parts], self.active, *(x.array for x in rest))
+        results = [as_values(outs) for _, as_values in parts]
+        return _joined(outs, results)
+
+    def all_branches(self, branches: Sequence[Any], index: Array, operands: list[Value]) -> list[Value]:
         """Every example goes through all branches, and writes in its own only: a buffer from one to the next."""
         index = jnp.clip(index, 0, len(branches) - 1)
-        results, kept, passed = [], [], list(operands)
+        results: list[list[Value]] = []
         for b, branch in enumerate(branches):
-            outs, versions = _Masked(self.active & (index == b)).evaluate(branch, passed, held, varying)
+            outs = _Masked(self.active & (index == b)).evaluate(branch, operands)
             results.append(outs)
-            kept.append(versions)
-            newest = {version: out for out, version in zip(outs, versions, strict=True) if version is not None}
-            passed = [x if version is None else newest.get(version, x) for x, version in zip(passed, held, strict=True)]
-        versions = _agreed(kept)
-        outs = []
-        for version, choices in zip(versions, zip(*results, strict=True), strict=True):
-            outs.append(choices[-1] if version is not None else _select(index, choices))
-        return outs, versions
+            newest = {x.version: x for x in outs if x.version is not None}
+            operands = [x if x.version is None else newest.get(x.version, x) for x in operands]
+        joined = _joined([x.array for x in results[-1]], results)
+        return [
+            x if x.version is not None else Value(_select(index, [r.array for r in choices]), None, True)
+            for x, choices in zip(joined, zip(*results, strict=True), strict=True)
+        ]
 
-    def scan(self, eqn: Any, operands: list[Array], held: list[Version], varying: list[bool]) -> Any:
+    def scan(self, eqn: Any, operands: list[Value]) -> list[Value]:
         params = eqn.params
         num_consts, num_carry = _compat.scan_counts(params)
-        body = params["jaxpr"]
         consts, carry = operands[:num_consts], operands[num_consts : num_consts + num_carry]
-        xs = operands[num_consts + num_carry :]
-        own: list[Version] = [None] * num_consts + list(range(num_carry)) + [None] * len(xs)
+        start = [x if x.version is not None else self.guard(x) for x in carry]
+        xs = [self.guard(x) for x in operands[num_consts + num_carry :]]
+        consts = [x._replace(version=None) for x in consts]
         kept = []
 
         def f(carry: list[Array], xs: list[Array]) -> tuple[list[Array], list[Array]]:
-            outs, versions = self.evaluate(body, [*consts, *carry, *xs], own, [True] * len(own))
-            kept.append(versions)
-            return outs[:num_carry], outs[num_carry:]
+            inputs = [*(Value(x, k, True) for k, x in enumerate(carry)), *_values(xs, True)]
+            outs = _Masked(self.active).evaluate(params["jaxpr"], [*consts, *inputs])
+            kept.append([x.version for x in outs[:num_carry]])
+            arrays = [x.array for x in outs]
+            return arrays[:num_carry], arrays[num_carry:]
 
-        carry, ys = lax.scan(f, carry, xs, params["length"], params["reverse"], params["unroll"])
-        before = held[num_consts : num_consts + num_carry]
-        after = [v if kept[-1][k] == k else None for k, v in enumerate(before)]
-        return [*carry, *ys], [*after, *[None] * len(ys)]
+        arrays = [x.array for x in start], [x.array for x in xs]
+        after, ys = lax.scan(f, *arrays, params["length"], params["reverse"], params["unroll"])
+        versions = [x.version if kept[-1][k] == k else None for k, x in enumerate(carry)]
+        return [*(Value(x, v, True) for x, v in zip(after, versions, strict=True)), *_values(ys, True)]
 
-    def count(self, eqn: Any, operands: list[Array], held: list[Version], varying: list[bool]) -> Any:
+    def count(self, eqn: Any, operands: list[Value]) -> list[Value]:
         steps, *rest = operands
-        outs = eqn.primitive.bind(jnp.where(self.active, steps, 0), *rest, **eqn.params)
-        kept = held[1 + eqn.params["num_consts"] :]  # no step, no change
-        return outs, [*kept, *[None] * (len(outs) - len(kept))]
+        outs = eqn.primitive.bind(jnp.where(self.active, steps.array, 0), *(x.array for x in rest), **eqn.params)
+        return _still(outs, rest[eqn.params["num_consts"] :])  # no step, no change
 
-    def while_(self, eqn: Any, operands: list[Array], held: list[Version], varying: list[bool]) -> Any:
+    def while_(self, eqn: Any, operands: list[Value]) -> list[Value]:
         from jax_tensorarray._loops.while_ import while_
 
         params, ours = eqn.params, "source" in eqn.params
@@ -183,10 +222,11 @@ class _Masked:
             return [active & predicate(*args)[0]]
 
         a, b = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+        arrays = [x.array for x in operands]
         outs, steps = while_(
-            [self.active, *operands[:a]],
-            operands[a:b],
-            operands[b:],
+            [self.active, *arrays[:a]],
+            arrays[a:b],
+            arrays[b:],
             cond=jax.make_jaxpr(goes_on)(jax.ShapeDtypeStruct((), jnp.bool_), *bodies.abstract(cond.in_avals)),
             body=params["body" if ours else "body_jaxpr"],
             max_steps=params["max_steps"] if ours else None,
@@ -195,15 +235,30 @@ class _Masked:
             mode=params["mode"] if ours else None,
             tapes=params["tapes"] if ours else (),
         )
-        if not ours:
-            return outs, held[b:]
-        return [*outs, steps], [*held[b:], *[None] * (len(outs) + 1 - len(held[b:]))]
+        return _still([*outs, steps] if ours else outs, operands[b:])
 
 
-def _agreed(kept: Sequence[Sequence[Version]]) -> list[Version]:
-    """Of which carry the outputs are versions, whichever branch is taken. Of two versions of one, neither is."""
-    agreed = [versions[0] if len(set(versions)) == 1 else None for versions in zip(*kept, strict=True)]
-    return [None if agreed.count(version) > 1 else version for version in agreed]
+def _values(arrays: Sequence[Array], varies: bool) -> list[Value]:
+    return [Value(x, None, varies) for x in arrays]
+
+
+def _still(outs: Sequence[Array], carry: Sequence[Value]) -> list[Value]:
+    """The results of an inner loop, of which the first are what becomes of `carry`."""
+    versions = [*(x.version for x in carry), *[None] * (len(outs) - len(carry))]
+    return [Value(x, version, True) for x, version in zip(outs, versions, strict=True)]
+
+
+def _joined(outs: Sequence[Array], results: Sequence[Sequence[Value]]) -> list[Value]:
+    """The results of a conditional, with the versions that they are whichever branch is taken.
+
+    Of two versions of one carry, neither is.
+    """
+    versions = [{x.version for x in choices} for choices in zip(*results, strict=True)]
+    agreed = [v.pop() if len(v) == 1 else None for v in versions]
+    return [
+        Value(out, None if agreed.count(version) > 1 else version, True)
+        for out, version in zip(outs, agreed, strict=True)
+    ]
 
 
 def _select(index: Array, choices: Sequence[Array]) -> Array:
@@ -214,7 +269,7 @@ def _select(index: Array, choices: Sequence[Array]) -> Array:
 
 
 #: How primitives that run jaxprs pass the buffers on. Through others a buffer is selected as a whole.
-_RULES: dict[str, Callable[..., Any]] = {
+_RULES: dict[str, Callable[..., list[Value]]] = {
     jax_primitives.jit_p.name: _Masked.call,
     jax_primitives.remat_p.name: _Masked.checkpoint,
     jax_primitives.cond_p.name: _Masked.cond,

@@ -14,12 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir, xla
+from jax.interpreters import ad, mlir, xla
 
 from jax_tensorarray import _compat
-from jax_tensorarray._loops import bodies, masking
+from jax_tensorarray._loops import bodies, masking, rules
 from jax_tensorarray._loops.bodies import chosen, spread
-from jax_tensorarray._loops.count import count, largest
+from jax_tensorarray._loops.count import count, largest, widened
+from jax_tensorarray._loops.residuals import Linearized
+from jax_tensorarray._loops.rules import Axis
 from jax_tensorarray._loops.while_ import while_
 from jax_tensorarray._ops.empty import ta_empty
 from jax_tensorarray._ops.read import ta_read
@@ -52,9 +54,9 @@ class Replay:
         return self.moved[self.num_consts :]
 
     def batched(
-        self, size: int, own_ends: bool, axes: Sequence[Any], consts: Sequence[Array], init: Sequence[Array]
+        self, axis: Axis, own_ends: bool, differ: Sequence[bool], consts: Sequence[Array], init: Sequence[Array]
     ) -> "Replay":
-        body = batched_body(self.body, self.lanes, size, own_ends, axes, [*consts, *init])
+        body = all_batched(axis, self.body, self.lanes, own_ends, differ, map(jax.typeof, [*consts, *init]))
         return replace(self, body=body, lanes=self.lanes + own_ends)
 
     def step(self, k: Array, steps: Array, consts: Sequence[Array], carry: Sequence[Array]) -> list[Array]:
@@ -119,7 +121,13 @@ def _split(operands: Sequence[Any], loop: Replay) -> tuple[Any, ...]:
 
 
 def _abstract_eval(*avals: Any, loop: Replay, mode: Any) -> Any:
-    return list(_split(avals, loop)[5])
+    return list(_split(avals, loop)[5]), loop.body.effects
+
+
+def all_batched(axis: Axis, body: Any, lanes: int, own_ends: bool, differ: Sequence[bool], types: Any) -> Any:
+    """The body for a batch of examples, which differ in those consts and in all of the carry."""
+    wide = [True] * len(body.out_avals)
+    return masking.batched_body(axis, body, lanes, own_ends, [*differ, *wide], wide, list(types))
 
 
 def counted(
@@ -174,64 +182,32 @@ def _tangent_type(x: Array) -> Any:
     return jax.typeof(x).to_tangent_aval()
 
 
-def _batch(args: Sequence[Array], dims: Sequence[Any], *, loop: Replay, mode: Any) -> Any:
-    size = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
+def _batch(axis: Axis, args: Sequence[Array], dims: Sequence[Any], *, loop: Replay, mode: Any) -> Any:
+    size = axis.size
     args = [x if d is None else to_front(x, d, size) for x, d in zip(args, dims, strict=True)]
     flags = _split([d is not None for d in dims], loop)
     steps, consts, *rest = _split(args, loop)
     # The examples share consts whose tangents they share, and perhaps the number of steps. All else is their own.
-    shared_dots = [not b for b in flags[4]]
-    shared = [
-        not b and dot
-        for b, dot in zip(flags[1], spread(shared_dots, loop.moved_consts, [True] * len(consts)), strict=True)
-    ]
+    dots_differ = spread(flags[4], loop.moved_consts, [False] * len(consts))
+    differ = [value or dot for value, dot in zip(flags[1], dots_differ, strict=True)]
 
-    def own(xs: Sequence[Array], batched: Sequence[bool], shared: Sequence[bool]) -> list[Array]:
-        return [
-            x if b or s else jnp.broadcast_to(x, (size, *jnp.shape(x)))
-            for x, b, s in zip(xs, batched, shared, strict=True)
-        ]
+    def own(xs: Sequence[Array], batched: Sequence[bool], wanted: Sequence[bool]) -> list[Array]:
+        return widened(xs, batched, wanted, size)
 
-    consts = own(consts, flags[1], shared)
-    const_dots = own(rest[2], flags[4], chosen(shared, loop.moved_consts))
-    init, extra, carry_dots = (own(rest[k], flags[2 + k], [False] * len(rest[k])) for k in (0, 1, 3))
-    axes = [None if s else 0 for s in shared]
-    wide = loop.batched(size, flags[0], axes, consts, init)
-    mode = mode.batched(loop.lanes, size, flags[0], axes, consts, init)
+    consts = own(consts, flags[1], differ)
+    const_dots = own(rest[2], flags[4], chosen(differ, loop.moved_consts))
+    init, extra, carry_dots = (own(rest[k], flags[2 + k], [True] * len(rest[k])) for k in (0, 1, 3))
+    wide = loop.batched(axis, flags[0], differ, consts, init)
+    mode = mode.batched(axis, loop.lanes, flags[0], differ, consts, init)
     outs = replay(wide, mode, steps, consts, init, mode.batched_extra(extra), const_dots, carry_dots)
     return outs, [0] * len(outs)
 
 
-def batched_body(body: Any, lanes: int, size: int, own_ends: bool, axes: Sequence[Any], values: Sequence[Array]) -> Any:
-    """The body for a batch of examples that have ends of their own, or not; all of the carry is batched.
-
-    `values` are what it will be called with, and `axes` those of its consts.
-    """
-    call, num_consts = bodies.function(body), len(axes)
-    rest_axes = [*axes, *[0] * (len(values) - num_consts)]
-    types = [*map(jax.typeof, values)]
-    lane_types = bodies.abstract(body.in_avals)[: int(lanes > 0)]
-    if not own_ends:
-        in_axes = [*[None] * len(lane_types), *rest_axes]
-        return jax.make_jaxpr(jax.vmap(call, in_axes=in_axes, out_axes=0))(*lane_types, *types)
-    varying = [axis is not None for axis in rest_axes]
-    if not lanes:
-
-        def call(active: Array, *rest: Array) -> list[Array]:
-            return masking.step(body, active, rest[:num_consts], rest[num_consts:], varying)
-
-    shape = lane_types[0].shape if lane_types else ()
-    active = jax.ShapeDtypeStruct((size, *shape), jnp.bool_)
-    return jax.make_jaxpr(jax.vmap(call, in_axes=[0, *rest_axes], out_axes=0))(active, *types)
-
-
 _compat.lowers_its_bodies(ta_replay_p)
 ta_replay_p.def_impl(functools.partial(xla.apply_primitive, ta_replay_p))
-ta_replay_p.def_abstract_eval(_abstract_eval)
-ad.primitive_jvps[ta_replay_p] = _jvp
-ad.primitive_transposes[ta_replay_p] = _transpose
-batching.primitive_batchers[ta_replay_p] = _batch
+ta_replay_p.def_effectful_abstract_eval(_abstract_eval)
 mlir.register_lowering(ta_replay_p, mlir.lower_fun(_run, multiple_results=True))
+rules.register(ta_replay_p, body_of=lambda params: params["loop"].body, jvp=_jvp, transpose=_transpose, batch=_batch)
 
 
 # --- the modes -------------------------------------------------------------------------------------------------
@@ -246,7 +222,7 @@ class Mode:
     #: Whether `batched` wants all of the carry batched.
     batches_all = False
 
-    def instead_of(self, linear: bodies.Linearized, body: Any, num_before: int, num_carry: int) -> "Mode | None":
+    def instead_of(self, linear: Linearized, body: Any, num_before: int, num_carry: int) -> "Mode | None":
         return None
 
     def forward(
@@ -259,8 +235,8 @@ class Mode:
     def extra(self, outs: list[Array]) -> list[Array]:
         return []
 
-    def batched(self, lanes: int, size: int, own_ends: bool, axes: Sequence[Any], consts: Any, init: Any) -> "Mode":
-        """The mode of a loop over a batch of examples, as `batched_body` makes its body."""
+    def batched(self, axis: Axis, lanes: int, own_ends: bool, differ: Sequence[bool], consts: Any, init: Any) -> "Mode":
+        """The mode of a loop over a batch of examples, which differ in those consts and in all of the carry."""
         return self
 
     def batched_extra(self, extra: list[Array]) -> list[Array]:
@@ -280,16 +256,20 @@ class Inverse(Mode):
 
     body: Any  #: maps *consts, *carry to the carry before, with lanes as the loop's body
     own_consts: int  #: consts of the inverse are the last of the loop's, this many
+    tolerance: float | None  #: how far from the carry at the start the inverse may lead, if that is checked
+    source: str  #: where the loop is, for the message
 
     batches_all = True
 
     def extra(self, outs: list[Array]) -> list[Array]:
         return outs
 
-    def batched(self, lanes: int, size: int, own_ends: bool, axes: Sequence[Any], consts: Any, init: Any) -> "Inverse":
+    def batched(
+        self, axis: Axis, lanes: int, own_ends: bool, differ: Sequence[bool], consts: Any, init: Any
+    ) -> "Inverse":
         m = len(consts) - self.own_consts
-        body = batched_body(self.body, lanes, size, own_ends, axes[m:], [*consts[m:], *init])
-        return Inverse(body, self.own_consts)
+        types = map(jax.typeof, [*consts[m:], *init])
+        return replace(self, body=all_batched(axis, self.body, lanes, own_ends, differ[m:], types))
 
     def pull_back(
         self, loop: Replay, steps: Array, consts: Any, init: Any, extra: Any, const_cts: Any, carry_cts: Any
@@ -305,8 +285,23 @@ class Inverse(Mode):
             return [*before, *const_cts_, *carry_cts_]
 
         outs = counted(loop, step, steps, consts, [*extra, *const_cts, *carry_cts], True)
+        if self.tolerance is not None:
+            for k, (live, start, found) in enumerate(zip(_live(loop), init, outs, strict=False)):
+                if live:
+                    jax.debug.callback(functools.partial(self.compare, k), start, found)
         cts = outs[n:]
         return cts[: len(const_cts)], cts[len(const_cts) :]
+
+    def compare(self, k: int, start: Array, found: Array) -> None:
+        """Raise ValueError if the inverse did not lead back to the start of the loop."""
+        start, found = np.asarray(start), np.asarray(found)
+        if np.allclose(found, start, self.tolerance, self.tolerance, equal_nan=True):  # type: ignore[arg-type]
+            return
+        off = np.max(np.abs(found - start)) if np.issubdtype(start.dtype, np.number) else "another value"
+        raise ValueError(
+            f"the loop at {self.source}: inverse is not the inverse of body_fun. Carried back from the end of the loop "
+            f"to its start, carry number {k}, {start.dtype}{list(start.shape)}, is off by {off}"
+        )
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,12 @@ from jax.extend.core import primitives as jax_primitives
 from jax_tensorarray._loops import bodies
 from jax_tensorarray._loops.bodies import chosen, spread
 from jax_tensorarray._loops.count import abstract, record, tape
-from jax_tensorarray._loops.replay import Mode, Replay, batched_body, counted
+from jax_tensorarray._loops.replay import Mode, Replay, all_batched, counted
+from jax_tensorarray._loops.residuals import Linearized
+from jax_tensorarray._loops.rules import Axis
 from jax_tensorarray._ops.add import ta_add_p
 from jax_tensorarray._ops.clear import ta_clear_p
+from jax_tensorarray._ops.part import ta_write_part_p
 from jax_tensorarray._ops.read import ta_read, ta_read_p
 from jax_tensorarray._ops.swap import ta_swap_p
 from jax_tensorarray._ops.write import ta_write_p
@@ -58,7 +61,8 @@ class _Log:
             return self.update(p, params, operands, held[0])
         if p is jax_primitives.jit_p and any(version is not None for version in held):
             return self.evaluate(params["jaxpr"], operands, held)
-        updated = {(jnp.shape(operands[0]), operands[0].dtype)} if p is ta_clear_p else set(_updated(eqn))
+        first = (jnp.shape(operands[0]), operands[0].dtype) if operands else None
+        updated = {first} if p in (ta_clear_p, ta_write_part_p) else set(_updated(eqn))
         for version, x in zip(held, operands, strict=True):
             if version is not None and (jnp.shape(x), x.dtype) in updated:
                 self.refused[version] = f"{p.name} updates it"
@@ -84,7 +88,7 @@ def _updated(eqn: Any) -> Iterator[tuple[Any, Any]]:
     inner = [getattr(j, "jaxpr", j) for p in eqn.params.values() for j in (p if isinstance(p, tuple | list) else (p,))]
     for jaxpr in inner:
         for e in getattr(jaxpr, "eqns", ()):
-            if e.primitive in (ta_write_p, ta_swap_p, ta_add_p, ta_clear_p):
+            if e.primitive in (ta_write_p, ta_write_part_p, ta_swap_p, ta_add_p, ta_clear_p):
                 yield e.invars[0].aval.shape, e.invars[0].aval.dtype
             yield from _updated(e)
 
@@ -136,7 +140,7 @@ class Choice(NamedTuple):
     undo_bytes: int | None
 
 
-def choose(linear: bodies.Linearized, body: Any, num_before: int, num_carry: int) -> Choice:
+def choose(linear: Linearized, body: Any, num_before: int, num_carry: int) -> Choice:
     """Undo where the tape would hold, for every step, a buffer of which the body updates rows; else the tape."""
     carry = body.out_avals
     largest = max((t.size * t.dtype.itemsize for t in linear.taped), default=0)
@@ -163,7 +167,7 @@ class Auto(Mode):
 
     tapes = True
 
-    def instead_of(self, linear: bodies.Linearized, body: Any, num_before: int, num_carry: int) -> Mode | None:
+    def instead_of(self, linear: Linearized, body: Any, num_before: int, num_carry: int) -> Mode | None:
         return Undo() if choose(linear, body, num_before, num_carry).residuals == "undo" else None
 
 
@@ -218,10 +222,10 @@ class Rewind(Mode):
     num_rows: int
     lanes: int = 0  #: those that came after the log was made: `restore` takes first which of them are active
 
-    def batched(self, lanes: int, size: int, own_ends: bool, axes: Any, consts: Any, init: Any) -> "Rewind":
+    def batched(self, axis: Axis, lanes: int, own_ends: bool, differ: Any, consts: Any, init: Any) -> "Rewind":
         types = self.restore.in_avals[int(self.lanes > 0) :]
-        values = [jax.ShapeDtypeStruct((size, *t.shape), t.dtype) for t in types]
-        restore = batched_body(self.restore, self.lanes, size, own_ends, [0] * self.num_rows, values)
+        types = [jax.ShapeDtypeStruct((axis.size, *t.shape), t.dtype) for t in types]
+        restore = all_batched(axis, self.restore, self.lanes, own_ends, [True] * self.num_rows, types)
         return replace(self, restore=restore, lanes=self.lanes + own_ends)
 
     def batched_extra(self, extra: Sequence[Array]) -> list[Array]:

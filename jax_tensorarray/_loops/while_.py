@@ -9,11 +9,11 @@ import jax.numpy as jnp
 from jax import lax
 from jax.core import ShapedArray
 from jax.extend.core import Primitive, Var
-from jax.interpreters import ad, batching, mlir, xla
+from jax.interpreters import ad, mlir, xla
 from jax.interpreters import partial_eval as pe
 
 from jax_tensorarray import _compat
-from jax_tensorarray._loops import bodies, masking
+from jax_tensorarray._loops import bodies, masking, rules
 from jax_tensorarray._loops.bodies import chosen, spread
 from jax_tensorarray._loops.count import (
     Tape,
@@ -26,8 +26,11 @@ from jax_tensorarray._loops.count import (
     record,
     tangents_of,
     tape,
+    widened,
     zero_tangents,
 )
+from jax_tensorarray._loops.residuals import linearize
+from jax_tensorarray._loops.rules import Axis, axes
 from jax_tensorarray._register import to_front
 
 Array = Any
@@ -56,10 +59,11 @@ def while_(
     tapes: Sequence[Tape] = (),
 ) -> tuple[list[Array], Array]:
     """The carry after the loop, and the number of steps taken."""
-    *outs, steps = ta_while_p.bind(
-        *cond_consts,
-        *body_consts,
-        *carry,
+    operands = [*cond_consts, *body_consts, *carry]
+    # Refs have no derivatives of a kind to be recorded: a loop that holds some is JAX's own.
+    loop = ta_while_p.bind if all(isinstance(jax.typeof(x), ShapedArray) for x in operands) else _run
+    *outs, steps = loop(
+        *operands,
         cond=cond,
         body=body,
         cond_nconsts=len(cond_consts),
@@ -80,7 +84,7 @@ def _split(operands: Sequence[Any], cond_nconsts: int, body_nconsts: int) -> tup
 
 def _abstract_eval(*avals: Any, cond: Any, body: Any, **_: Any) -> Any:
     (active,) = cond.out_avals
-    return [*body.out_avals, ShapedArray(active.shape, jnp.dtype(jnp.int32))]
+    return [*body.out_avals, ShapedArray(active.shape, jnp.dtype(jnp.int32))], {*cond.effects, *body.effects}
 
 
 def _run(
@@ -175,7 +179,7 @@ def _taped_jvp(
     max_steps, mode = (loop.keywords[name] for name in ("max_steps", "mode"))  # type: ignore[attr-defined]
     operands, n, inputs = len(carry), len(carry) + len(tapes), len(moved)
     first = inputs - n - len(consts)
-    linear = bodies.linearize(body, moved[-n:], moved, [*[False] * first, *[True] * len(consts), *[False] * n])
+    linear = linearize(body, moved[-n:], moved, [*[False] * first, *[True] * len(consts), *[False] * n])
     if mode is not None and (better := mode.instead_of(linear, body, first + len(consts), n)) is not None:
         loop = functools.partial(loop, mode=better)
         return _replayed_jvp(loop, cond, body, cond_consts, consts, carry, const_dots, carry_dots, moved)
@@ -189,7 +193,7 @@ def _taped_jvp(
     def step(*args: Array) -> list[Array]:
         k, new = args[before], args[inputs + 1 :]
         outs = call(*args[:before], *args[before + 1 : inputs + 1])
-        return [*outs[:operands], k + 1, *outs[operands:n], *record(new, k, outs[n:])]
+        return [*outs[:operands], k + 1, *outs[operands:n], *record(new, k, outs[n:], linear.steps)]
 
     new = tape(linear.taped, max_steps)
     types = [jax.ShapeDtypeStruct((), jnp.int32), *abstract([*tapes, *new])]
@@ -202,7 +206,7 @@ def _taped_jvp(
     outs = [*outs[:operands], *outs[operands + 1 :]]
     dots = linearized_loop(
         linear,
-        [*[None] * first, *consts, *carry],
+        consts,
         outs[n:],
         largest(steps),
         const_dots,
@@ -293,6 +297,7 @@ def _partial_eval_in_checkpoint(
 
 
 def _batch(
+    axis: Axis,
     args: Sequence[Array],
     dims: Sequence[Any],
     *,
@@ -306,45 +311,24 @@ def _batch(
     mode: Any,
     tapes: Sequence[Tape],
 ) -> Any:
-    size = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
-    args = [x if d is None else to_front(x, d, size) for x, d in zip(args, dims, strict=True)]
-    batched = [d is not None for d in dims]
+    args = [x if d is None else to_front(x, d, axis.size) for x, d in zip(args, dims, strict=True)]
     cond_consts, consts, carry = _split(args, cond_nconsts, body_nconsts)
-    cond_batched, consts_batched, carry_batched = _split(batched, cond_nconsts, body_nconsts)
-    first = [False] * int(lanes > 0)
-    have = [*carry_batched, *[True] * len(tapes)]
-    wide = bodies.fixed_point(body, [*first, *consts_batched], have, inexact=False)
+    cond_batched, consts_batched, have = _split([d is not None for d in dims], cond_nconsts, body_nconsts)
+    first, have = [False] * int(lanes > 0), [*have, *[True] * len(tapes)]
+    wide = bodies.fixed_point(body, [*first, *consts_batched], have, axis.differing)
     if mode is not None and mode.batches_all:
         wide = [True] * len(have)
-    (own_ends,) = bodies.reached(cond, [*cond_batched, *wide], inexact=False)
+    (own_ends,) = axis.differing(cond, [*cond_batched, *wide])
     if own_ends:
+        _check_effects(cond, body)
         wide = [True] * len(have)
-    carry = [
-        x if there or not want else jnp.broadcast_to(x, (size, *jnp.shape(x)))
-        for x, there, want in zip(carry, carry_batched, wide, strict=False)
-    ]
-    tapes = batched_tapes(tapes, size)
-    carry_axes, rest_axes = _axes(wide), _axes([*consts_batched, *wide])
-    before = lanes
-    call, active = bodies.function(body), jax.ShapeDtypeStruct((size, *cond.out_avals[0].shape), jnp.bool_)
-    types = [*map(jax.typeof, [*consts, *carry]), *abstract(tapes)]
-    if not own_ends:
-        in_axes = [*[None] * len(first), *rest_axes]
-        types = [*bodies.abstract(body.in_avals)[: len(first)], *types]
-        body = jax.make_jaxpr(jax.vmap(call, in_axes=in_axes, out_axes=carry_axes))(*types)
-    else:
-        if not lanes:
-            inner, m = body, len(consts)
-
-            def call(active: Array, *rest: Array) -> list[Array]:
-                return masking.step(inner, active, rest[:m], rest[m:], [*consts_batched, *wide])
-
-        body = jax.make_jaxpr(jax.vmap(call, in_axes=[0, *rest_axes], out_axes=0))(active, *types)
-        predicate = jax.vmap(bodies.function(cond), in_axes=_axes([*cond_batched, *wide]), out_axes=0)
-        cond = jax.make_jaxpr(predicate)(*map(jax.typeof, [*cond_consts, *carry]), *abstract(tapes))
-        lanes += 1
+    carry, tapes = widened(carry, have, wide, axis.size), batched_tapes(tapes, axis.size)
     if mode is not None:
-        mode = mode.batched(before, size, own_ends, _axes(consts_batched), consts, carry)
+        mode = mode.batched(axis, lanes, own_ends, consts_batched, consts, carry)
+    types = [*map(jax.typeof, [*consts, *carry]), *abstract(tapes)]
+    body = masking.batched_body(axis, body, lanes, own_ends, [*consts_batched, *wide], wide, types)
+    predicate = axis.vmap(bodies.function(cond), axes([*cond_batched, *wide]), 0 if own_ends else None)
+    cond = jax.make_jaxpr(predicate)(*map(jax.typeof, [*cond_consts, *carry]), *abstract(tapes))
     outs, steps = while_(
         cond_consts,
         consts,
@@ -353,22 +337,23 @@ def _batch(
         body=body,
         max_steps=max_steps,
         source=source,
-        lanes=lanes,
+        lanes=lanes + own_ends,
         mode=mode,
         tapes=tapes,
     )
-    return [*outs, steps], [*carry_axes, 0 if own_ends else None]
+    return [*outs, steps], [*axes(wide), 0 if own_ends else None]
 
 
-def _axes(flags: Sequence[bool]) -> list[Any]:
-    return [0 if flag else None for flag in flags]
+def _check_effects(cond: Any, body: Any) -> None:
+    """Raise what JAX's loop raises: an example that has ended must not act."""
+    if any(str(effect) == "IO" for effect in {*cond.effects, *body.effects}):
+        raise NotImplementedError("Unordered IO effects not supported in while_loop with batched predicate")
 
 
 _compat.lowers_its_bodies(ta_while_p)
 ta_while_p.def_impl(functools.partial(xla.apply_primitive, ta_while_p))
-ta_while_p.def_abstract_eval(_abstract_eval)
-ad.primitive_jvps[ta_while_p] = _jvp
-batching.primitive_batchers[ta_while_p] = _batch
+ta_while_p.def_effectful_abstract_eval(_abstract_eval)
+rules.register(ta_while_p, body_of=lambda params: params["body"], jvp=_jvp, batch=_batch)
 pe.custom_partial_eval_rules[ta_while_p] = _partial_eval
 pe.partial_eval_jaxpr_custom_rules[ta_while_p] = _partial_eval_in_checkpoint
 mlir.register_lowering(ta_while_p, mlir.lower_fun(_run, multiple_results=True))

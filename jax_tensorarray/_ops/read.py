@@ -4,6 +4,7 @@ from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.interpreters import ad
 
 from jax_tensorarray import _arguments, _compat, _reference
@@ -94,6 +95,11 @@ def _batch(primitive: Any, args: Any, dims: Any, **params: Unpack[Params]) -> An
     return primitive.bind(args[0], *rest, **batched_params(params, dims[1], new_axes=0)), at
 
 
+def _row_of_a_tape(tape: Array, index: Array) -> Array:
+    start = [index, *[jnp.zeros((), index.dtype)] * (tape.ndim - 1)]
+    return lax.dynamic_slice(tape, start, (1, *tape.shape[1:]), allow_negative_indices=False)[0]
+
+
 def _in_plain_jax(buffer: Array, index: Array, *where: Array, batch_dims: int, **_: Any) -> Array:
     return _reference.read(buffer, index, *where, batch_dims=batch_dims)
 
@@ -105,6 +111,6 @@ ta_read_p = make_primitive(
     transpose=None,
     batch=_batch,
     reference=_in_plain_jax,
-    kernel=row_kernel("read", in_place=False, takes_value=False),
+    kernel=row_kernel("read", in_place=False, takes_value=False, on_tapes=_row_of_a_tape),
 )
 _compat.register_accumulating_transpose(ta_read_p, _accumulate, _transpose)

@@ -4,6 +4,7 @@ from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.interpreters import ad
 
 from jax_tensorarray import _arguments, _reference
@@ -96,6 +97,11 @@ def _in_plain_jax(*operands: Array, batch_dims: int, reverse: bool, **_: Any) ->
     return _reference.swap(*operands, batch_dims=batch_dims, reverse=reverse)[0]
 
 
+def _row_of_a_tape(tape: Array, index: Array, value: Array) -> Array:
+    start = [index, *[jnp.zeros((), index.dtype)] * (tape.ndim - 1)]
+    return lax.dynamic_update_slice(tape, value[None], start, allow_negative_indices=False)
+
+
 ta_write_p = make_primitive(
     "ta_write",
     abstract_eval=_abstract_eval,
@@ -103,5 +109,5 @@ ta_write_p = make_primitive(
     transpose=_transpose,
     batch=batch_rows,
     reference=_in_plain_jax,
-    kernel=row_kernel("write", in_place=True, takes_value=True),
+    kernel=row_kernel("write", in_place=True, takes_value=True, on_tapes=_row_of_a_tape),
 )

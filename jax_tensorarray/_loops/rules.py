@@ -1,0 +1,167 @@
+"""How the rules of a loop are registered: each is traced once for a body, and then evaluated.
+
+A rule makes new loops of new bodies. JAX compiles an equation that is run outside of jit once for its parameters, so
+the bodies must be the same objects whenever the rule is called for the same loop.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax.custom_batching import custom_vmap
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching
+
+from jax_tensorarray import _compat
+from jax_tensorarray._loops import bodies
+from jax_tensorarray._loops.bodies import chosen, spread
+from jax_tensorarray._register import is_zero, zero_tangent
+
+Array = Any
+
+
+class Axis(NamedTuple):
+    """An axis that vmap adds. Its name is that of collectives in the body."""
+
+    name: Any
+    size: int
+    spmd_name: Any
+
+    def vmap(self, f: Callable[..., Any], in_axes: Sequence[Any], out_axes: Any) -> Callable[..., Any]:
+        return jax.vmap(
+            f,
+            in_axes=list(in_axes),
+            out_axes=out_axes,
+            axis_name=self.name,
+            axis_size=self.size,
+            spmd_axis_name=self.spmd_name,
+        )
+
+    def differing(self, jaxpr: Any, flags: Sequence[bool]) -> list[bool]:
+        """Which outputs differ from example to example if the flagged inputs do, as vmap finds it."""
+        found: list[Sequence[bool]] = []
+
+        @custom_vmap
+        def probe(*outs: Array) -> tuple[Array, ...]:
+            return outs
+
+        @probe.def_vmap  # which is only called if some do
+        def _(size: int, batched: Sequence[bool], *outs: Array) -> Any:
+            found.append(batched)
+            return outs, tuple(batched)
+
+        def probed(*args: Array) -> None:
+            probe(*bodies.function(jaxpr)(*args))
+
+        types = [
+            t.update(shape=(self.size, *t.shape)) if flag else t
+            for t, flag in zip(bodies.abstract(jaxpr.in_avals), flags, strict=True)
+        ]
+        jax.eval_shape(self.vmap(probed, axes(flags), None), *types)
+        return list(found[-1]) if found else [False] * len(jaxpr.out_avals)
+
+
+def axes(flags: Sequence[bool]) -> list[Any]:
+    """The first axis of what is flagged."""
+    return [0 if flag else None for flag in flags]
+
+
+def register(
+    primitive: Primitive,
+    *,
+    body_of: Callable[[dict[str, Any]], Any],
+    jvp: Callable[..., Any],
+    batch: Callable[..., Any],
+    transpose: Callable[..., Any] | None = None,
+) -> None:
+    """Give a loop its rules. `body_of` is the jaxpr, among its parameters, as long as which they are remembered."""
+    ad.primitive_jvps[primitive] = _jvp(jvp, body_of)
+    batching.fancy_primitive_batchers[primitive] = _batch(primitive, batch, body_of)
+    if transpose is not None:
+        ad.primitive_transposes[primitive] = _transpose(transpose, body_of)
+
+
+def _types(values: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(map(jax.typeof, values))
+
+
+def _jvp(rule: Callable[..., Any], body_of: Callable[[dict[str, Any]], Any]) -> Callable[..., Any]:
+    @_compat.cached
+    def traced(body: Any, params: Any, types: Sequence[Any], moved: Sequence[bool]) -> tuple[Any, list[bool]]:
+        found = []
+
+        def f(primals: list[Array], dots: list[Array]) -> list[Array]:
+            outs, tangents = rule(primals, spread(dots, moved, [zero_tangent(x) for x in primals]), **dict(params))
+            found.append([not is_zero(t) for t in tangents])
+            return [*outs, *chosen(tangents, found[-1])]
+
+        n = len(moved)
+        return jax.make_jaxpr(f)(list(types[:n]), list(types[n:])), found[-1]
+
+    def jvp(primals: Sequence[Array], tangents: Sequence[Any], **params: Any) -> Any:
+        moved = tuple(not is_zero(t) for t in tangents)
+        dots = chosen(tangents, moved)
+        jaxpr, found = traced(body_of(params), tuple(params.items()), _types([*primals, *dots]), moved)
+        results = bodies.function(jaxpr)(*primals, *dots)
+        outs = results[: len(found)]
+        return outs, spread(results[len(found) :], found, [zero_tangent(x) for x in outs])
+
+    return jvp
+
+
+def _transpose(rule: Callable[..., Any], body_of: Callable[[dict[str, Any]], Any]) -> Callable[..., Any]:
+    @_compat.cached
+    def traced(
+        body: Any, params: Any, types: Sequence[Any], zero: Sequence[Any], linear: Sequence[Any]
+    ) -> tuple[Any, list[Any]]:
+        found = []
+
+        def f(cts: list[Array], known: list[Array]) -> list[Array]:
+            given = spread(cts, [z is None for z in zero], [None if z is None else ad.Zero(z) for z in zero])
+            undefined = [None if t is None else ad.UndefinedPrimal(t) for t in linear]
+            operands = spread(known, [t is None for t in linear], undefined)
+            results = rule(given, *operands, **dict(params))
+            found.append([ct if ct is None or is_zero(ct) else True for ct in results])
+            return [ct for ct, kind in zip(results, found[-1], strict=True) if kind is True]
+
+        n = sum(z is None for z in zero)
+        return jax.make_jaxpr(f)(list(types[:n]), list(types[n:])), found[-1]
+
+    def transpose(cts: Sequence[Any], *operands: Any, **params: Any) -> Any:
+        zero = tuple(ct.aval if is_zero(ct) else None for ct in cts)
+        linear = tuple(x.aval if ad.is_undefined_primal(x) else None for x in operands)
+        arrays = [ct for ct in cts if not is_zero(ct)] + [x for x in operands if not ad.is_undefined_primal(x)]
+        jaxpr, found = traced(body_of(params), tuple(params.items()), _types(arrays), zero, linear)
+        return spread(bodies.function(jaxpr)(*arrays), [kind is True for kind in found], found)
+
+    return transpose
+
+
+def _batch(
+    primitive: Primitive, rule: Callable[..., Any], body_of: Callable[[dict[str, Any]], Any]
+) -> Callable[..., Any]:
+    @_compat.cached
+    def traced(body: Any, axis: Axis, params: Any, types: Sequence[Any], dims: Sequence[Any]) -> tuple[Any, Any]:
+        found = []
+
+        def f(*args: Array) -> Any:
+            outs, out_dims = rule(axis, args, dims, **dict(params))
+            found.append(out_dims)
+            return outs
+
+        return jax.make_jaxpr(f)(*types), found[-1]
+
+    def batch(axis_data: Any, args: Sequence[Array], dims: Sequence[Any], **params: Any) -> Any:
+        axis = Axis(axis_data.name, axis_data.size, axis_data.spmd_name)
+        if all(d is None for d in dims) and not _names(axis.name, body_of(params)):
+            outs = primitive.bind(*args, **params)
+            return outs, [None] * len(outs)
+        jaxpr, out_dims = traced(body_of(params), axis, tuple(params.items()), _types(args), tuple(dims))
+        return bodies.function(jaxpr)(*args), out_dims
+
+    return batch
+
+
+def _names(name: Any, body: Any) -> bool:
+    """Whether a body has collectives over the axis of that name."""
+    return any(getattr(effect, "name", None) == name for effect in body.effects)
