@@ -43,6 +43,10 @@ def recompute(cond, body, carry, max_steps):
     return jt.while_loop(cond, body, carry, max_steps=max_steps, residuals="recompute")
 
 
+def tape(cond, body, carry, max_steps):
+    return jt.while_loop(cond, body, carry, max_steps=max_steps, residuals="tape")
+
+
 def nested_scans(cond, body, carry, max_steps, base=16):
     """`bounded_while_loop` of https://github.com/jax-ml/jax/issues/8239."""
 
@@ -120,6 +124,21 @@ def read_earlier(loop, by_rows, rows, max_steps):
 
         _, x, ys = loop(lambda carry: carry[0] < n, body, (jnp.int32(0), x, empty(rows, x, by_rows)), max_steps)
         return jnp.sum(dense(ys) ** 2) + jnp.sum(x)
+
+    return f
+
+
+def triangular(loop, by_rows, rows, max_steps):
+    """y[k] = tanh(sum over j < k of v[k - j] y[j] + x[0]): in every step all results so far are used."""
+
+    def f(v, x, n):
+        def body(carry):
+            k, x, ys = carry
+            y = jnp.tanh(jnp.dot(lax.dynamic_slice(v, (rows - k,), (rows,)), dense(ys)) + x[0])
+            return k + 1, x, put(ys, k, y)
+
+        _, _, ys = loop(lambda carry: carry[0] < n, body, (jnp.int32(0), x, empty(rows, x[0], by_rows)), max_steps)
+        return jnp.sum(dense(ys) ** 2)
 
     return f
 
@@ -351,6 +370,48 @@ def row_sizes(report, rows, repeat, longest, T=1000):
     table(title, ["program", "row", *loops], lines)
 
 
+TRIANGULAR_LOOPS = {
+    "ours": (ours, True),
+    "ours, tape": (tape, True),
+    "Equinox checkpointed": (equinox_loop("checkpointed"), False),
+    "lax.scan": (lax_scan, False),
+}
+
+
+def triangular_case(name, T):
+    loop, by_rows = TRIANGULAR_LOOPS[name]
+    return jax.value_and_grad(triangular(loop, by_rows, T, T), (0, 1))
+
+
+def triangular_sizes(report, sizes, repeat, longest):
+    """(f) a body that uses a whole buffer in every step."""
+    stopped, last, lines = set(), {}, []
+    _, x = inputs()
+    for T in sizes:
+        v = jnp.concatenate([jnp.zeros(T), 1 / jnp.arange(1.0, T + 1) ** 2 * jnp.cos(jnp.arange(T))]).astype(x.dtype)
+        sides = {}
+        for name in TRIANGULAR_LOOPS:
+            if name in last and last[name][0] * (T / last[name][1]) ** 2 > 4 * longest:
+                stopped.add(name)
+            if name not in stopped:
+                sides[name] = Side(triangular_case(name, T), v, x, jnp.int32(T))
+        time_interleaved(sides, repeat, longest)
+        for name, side in sides.items():
+            report.add("triangular", name, side, T=T, temp_bytes=getattr(side, "temp_bytes", None))
+            if side.seconds:
+                last[name] = (min(side.seconds), T)
+            if side.note:
+                stopped.add(name)
+        row = [sides.get(name) for name in TRIANGULAR_LOOPS]
+        cells = [
+            f"{shown(median(s, 1e6 / T))} / {s.temp_bytes / 2**20:.1f}" if s and s.seconds else (s.note if s else "-")
+            for s in row
+        ]
+        lines.append([f"{T:,}", *cells])
+    title = "(f) Microseconds a step of value_and_grad / MiB of temporary memory; y[k] from a dot with all y before."
+    table(title, ["T", *TRIANGULAR_LOOPS], lines)
+
+
 def batches(report, sizes, repeat, longest, batch=16):
     """(c) vmap over examples with trip counts of their own."""
     loops = {
@@ -436,13 +497,14 @@ def compilation(report, repeat):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parts = ["bounds", "sizes", "vmap", "compile", "rows"]
+    parts = ["bounds", "sizes", "vmap", "compile", "rows", "triangular"]
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts, metavar="PART", help=", ".join(parts))
     parser.add_argument("--steps", nargs="+", type=int, default=[8, 500], metavar="N")
     parser.add_argument("--max-steps", nargs="+", type=int, default=[500, 5_000, 50_000, 500_000], metavar="N")
     parser.add_argument("--sizes", nargs="+", type=int, default=[1000, 3000, 10_000, 30_000], metavar="T")
     parser.add_argument("--vmap-sizes", nargs="+", type=int, default=[250, 1000, 4000], metavar="T")
     parser.add_argument("--rows", nargs="+", type=int, default=[8, 64, 256, 512], metavar="N", help="floats in a row")
+    parser.add_argument("--triangular-sizes", nargs="+", type=int, default=[1000, 3000, 10_000], metavar="T")
     parser.add_argument("--repeat", type=int, default=9, help="runs timed of each case")
     parser.add_argument("--longest", type=float, default=LONGEST, help="time limit of a run, and of a case (s)")
     parser.add_argument("--json", type=Path, help="where to write the results as well")
@@ -467,6 +529,8 @@ def main():
         compilation(report, arguments.repeat)
     if "rows" in arguments.parts:
         row_sizes(report, arguments.rows, *limits)
+    if "triangular" in arguments.parts:
+        triangular_sizes(report, arguments.triangular_sizes, *limits)
     if arguments.json:
         arguments.json.write_text(json.dumps(about | {"results": report.results}, indent=1) + "\n")
         print(f"Wrote {arguments.json}.")
