@@ -9,7 +9,7 @@ from jax_tensorarray import _ffi
 
 _ffi.load()
 
-from jax_tensorarray import _compat, checkpoint_policies, primitives  # noqa: E402
+from jax_tensorarray import _compat, _partition, checkpoint_policies, primitives  # noqa: E402
 from jax_tensorarray._loops.api import (  # noqa: E402
     choice_of_residuals,
     foldl,
@@ -31,6 +31,7 @@ from jax_tensorarray._tensorarray import TensorArray  # noqa: E402
 
 _compat.install_forwarding_transposes()
 _compat.run_after_lowering(order_readers)
+_partition.register()
 
 __version__ = "0.1.0"
 

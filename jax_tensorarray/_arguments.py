@@ -123,7 +123,17 @@ def as_value(op: str, value: Any, buffer: Array, index_shape: tuple[int, ...]) -
             f"{op}: a value of dtype {given} cannot be stored in a TensorArray of dtype {buffer.dtype} without loss; "
             f"convert it with .astype({str(buffer.dtype)!r}) if that is meant"
         )
-    return _broadcast(op, "value", jnp.asarray(value, buffer.dtype), (*index_shape, *buffer.shape[1:]), "rows")
+    rows = _broadcast(op, "value", jnp.asarray(value, buffer.dtype), (*index_shape, *buffer.shape[1:]), "rows")
+    return _divided_as(buffer, rows, len(index_shape))
+
+
+def _divided_as(buffer: Array, rows: Array, positions: int) -> Array:
+    """The rows, divided among devices as the buffer is, where types say how: on meshes with explicit axes."""
+    whole, own = jax.typeof(buffer), jax.typeof(rows)
+    spec = [*[None] * positions, *[*whole.sharding.spec, *[None] * whole.ndim][1 : whole.ndim]]
+    if spec == [*own.sharding.spec, *[None] * own.ndim][: own.ndim]:
+        return rows
+    return jax.sharding.reshard(rows, jax.sharding.PartitionSpec(*spec))
 
 
 def _broadcast(op: str, name: str, array: Array, shape: tuple[int, ...], what: str) -> Array:

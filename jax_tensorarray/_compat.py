@@ -12,9 +12,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 from jax.extend.core import ClosedJaxpr, Primitive  # type: ignore[attr-defined]
 from jax.extend.core import primitives as jax_primitives
 from jax.interpreters import ad, mlir
+
+# Neither has a public name. `hlo` makes operations of StableHLO, for lowering rules that are not made of calls of JAX's
+# own; `xla_client` is where XLA takes the rules by which it divides our calls among devices.
+from jaxlib import xla_client
+from jaxlib.mlir.dialects import stablehlo as hlo
 
 Array = Any
 
@@ -333,6 +339,18 @@ def run_after_lowering(rewrite: Callable[[mlir.ir.Module], None]) -> None:
     importlib.import_module("jax._src.interpreters.mlir").lower_jaxpr_to_module = lower  # type: ignore[attr-defined]
 
 
+# --- types -----------------------------------------------------------------------------------------------------
+
+
+def varying_axes(x: Any) -> frozenset[Any]:
+    """The axes of a mesh that are manual, in `shard_map`, and over which `x` differs from device to device.
+
+    The attribute of the type is documented, its name is not. Without it, `shard_map` needs `check_vma=False`.
+    """
+    manual = getattr(jax.typeof(x), "mat", None)
+    return getattr(manual, "varying", frozenset())
+
+
 # --- where we are ----------------------------------------------------------------------------------------------
 
 
@@ -367,10 +385,13 @@ __all__ = [
     "executes_eagerly",
     "ffi_api_version",
     "flattened_by_control_flow",
+    "hlo",
     "install_forwarding_transposes",
     "lifted",
     "lowers_its_bodies",
     "register_accumulating_transpose",
     "run_after_lowering",
     "scan_counts",
+    "varying_axes",
+    "xla_client",
 ]

@@ -31,6 +31,7 @@ from jax_tensorarray._mlir import (
     target,
     walk,
 )
+from jax_tensorarray._partition import label_calls
 
 
 def order_readers(module: ir.Module) -> None:
@@ -51,6 +52,7 @@ def order_readers(module: ir.Module) -> None:
             for block in list(blocks(function)):
                 _order_block(block, everything)
         _pin_to_loops(functions)
+        label_calls(module)
 
 
 # --- ordering one block ----------------------------------------------------------------------------------------

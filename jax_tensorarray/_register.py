@@ -13,11 +13,14 @@ from typing import Any, TypedDict, Unpack
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
+from jax.sharding import PartitionSpec
 
-from jax_tensorarray import _ffi
+from jax_tensorarray import _compat, _ffi
+from jax_tensorarray._compat import hlo
 from jax_tensorarray._mlir import PREFIX, mark
 
 Array = Any
@@ -30,6 +33,25 @@ class Params(TypedDict):
     mode: str | None  #: "error", "drop", or None: "error" unless vmap batches the index
     reverse: bool  #: walk the positions of the index last to first
     op: str  #: the public op that the user called, for messages
+
+
+class RowPrimitive(Primitive):
+    """A primitive whose operands must vary over the same axes of a `shard_map`, as those of JAX's own must."""
+
+    def bind(self, *operands: Any, **params: Any) -> Any:
+        return super().bind(*varying_alike(operands), **params)
+
+
+def varying_alike(operands: Sequence[Any]) -> Sequence[Any]:
+    """The operands, each varying over all manual axes that one of them varies over."""
+    if jax.sharding.get_abstract_mesh().empty:
+        return operands
+    axes = [_compat.varying_axes(x) for x in operands]
+    everywhere = frozenset().union(*axes)
+    return [
+        lax.pcast(x, tuple(sorted(everywhere - own, key=str)), to="varying") if everywhere - own else x
+        for x, own in zip(operands, axes, strict=True)
+    ]
 
 
 def make_primitive(
@@ -47,7 +69,7 @@ def make_primitive(
 
     `reference` is the meaning in plain JAX, lowered where no kernel is; `kernel` lowers to a call of one.
     """
-    primitive = Primitive(name)
+    primitive = RowPrimitive(name)
     primitive.multiple_results = multiple_results
     primitive.def_impl(functools.partial(xla.apply_primitive, primitive))
     primitive.def_abstract_eval(abstract_eval)
@@ -97,7 +119,20 @@ def like_buffer(buffer: Any) -> ShapedArray:
 
 def rows_of(buffer: Any, index: Any, batch_dims: int) -> ShapedArray:
     """Type of the rows that `index` addresses."""
-    return ShapedArray(row_shape(buffer, index, batch_dims), buffer.dtype)
+    dims = [*range(batch_dims), *[None] * (index.ndim - batch_dims), *range(batch_dims + 1, buffer.ndim)]
+    return type_like(buffer, row_shape(buffer, index, batch_dims), dims)
+
+
+def type_like(aval: Any, shape: Sequence[int], dims: Sequence[int | None], dtype: Any = None) -> ShapedArray:
+    """Type of an array whose axes are those of `aval`, or new (None): divided among devices as that is."""
+    spec = [*aval.sharding.spec, *[None] * aval.ndim]
+    sharding = aval.sharding.update(spec=PartitionSpec(*(None if d is None else spec[d] for d in dims)))
+    return aval.update(shape=tuple(shape), dtype=dtype or aval.dtype, weak_type=False, sharding=sharding)
+
+
+def with_axis(aval: Any, size: int) -> ShapedArray:
+    """That type with one more axis in front."""
+    return type_like(aval, (size, *aval.shape), [None, *range(aval.ndim)])
 
 
 # --- differentiation -------------------------------------------------------------------------------------------
@@ -169,13 +204,12 @@ def row_kernel(
     There XLA's own slices are in place too, and fused with what they follow: `on_tapes` is the op in these.
     """
     named = 3 if takes_value else 2
-    native = None if on_tapes is None else mlir.lower_fun(on_tapes, multiple_results=False)
 
     def lower(ctx: Any, *operands: Any, batch_dims: int, mode: str | None, reverse: bool, op: str) -> Any:
         buffer, index, *_ = ctx.avals_in
         one_row = not batch_dims and not index.ndim and len(operands) == named and buffer.shape[0] > 0
-        if op == TAPE and native is not None and one_row:
-            return native(ctx, *operands)
+        if op == TAPE and on_tapes is not None and one_row:
+            return [on_tapes(ctx, *operands)]
         # XLA leaves out a call without elements to compute, which still has its indices to check.
         checks = mode != "drop" and not all(math.prod(aval.shape) for aval in ctx.avals_out)
         rule = jax.ffi.ffi_lowering(
@@ -192,3 +226,25 @@ def row_kernel(
         )
 
     return lower
+
+
+def row_of_a_tape(ctx: Any, tape: Any, index: Any) -> Any:
+    """Lowering of a read of one row, by XLA's own slice."""
+    _, *row = ctx.avals_in[0].shape
+    rows = hlo.dynamic_slice(tape, _start(ctx, index), mlir.dense_int_array((1, *row)))
+    return hlo.reshape(_tensor_like(tape, row), rows)
+
+
+def tape_with_row(ctx: Any, tape: Any, index: Any, value: Any) -> Any:
+    """Lowering of a write of one row, by XLA's own slice."""
+    _, *row = ctx.avals_in[0].shape
+    return hlo.dynamic_update_slice(tape, hlo.reshape(_tensor_like(tape, [1, *row]), value), _start(ctx, index))
+
+
+def _start(ctx: Any, index: Any) -> list[Any]:
+    tape, at, *_ = ctx.avals_in
+    return [index, *[mlir.ir_constant(np.zeros((), at.dtype))] * (tape.ndim - 1)]
+
+
+def _tensor_like(value: Any, shape: Sequence[int]) -> Any:
+    return mlir.ir.RankedTensorType.get(shape, mlir.ir.RankedTensorType(value.type).element_type)

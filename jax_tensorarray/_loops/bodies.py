@@ -108,7 +108,7 @@ def fixed_point(
 
 def abstract(avals: Sequence[Any]) -> list[Any]:
     """Arguments to trace with, of those types."""
-    return [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
+    return list(avals)
 
 
 def joint_jvp(body: Any, num_consts: int, num_carry: int, moved: Sequence[bool]) -> Any:

@@ -18,11 +18,11 @@ from jax_tensorarray._loops import bodies, masking, rules
 from jax_tensorarray._loops.bodies import chosen, spread
 from jax_tensorarray._loops.residuals import Linearized, linearize
 from jax_tensorarray._loops.rules import Axis, axes
-from jax_tensorarray._ops.empty import ta_empty
+from jax_tensorarray._ops.empty import empty_like
 from jax_tensorarray._ops.part import ta_read_part, ta_write_part
 from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._ops.write import ta_write_p
-from jax_tensorarray._register import TAPE, Params, is_zero, to_front, zero_tangent
+from jax_tensorarray._register import TAPE, Params, is_zero, to_front, with_axis, zero_tangent
 
 Array = Any
 
@@ -35,8 +35,8 @@ ta_count_p = Primitive("ta_count")
 ta_count_p.multiple_results = True
 
 
-#: Shape and dtype of a tape, and how many of its axes come before that of the steps.
-Tape = tuple[tuple[int, ...], Any, int]
+#: Type of a tape, and how many of its axes come before that of the steps.
+Tape = tuple[Any, int]
 
 
 def count(
@@ -75,21 +75,27 @@ def _run(
         n, carry = state
         return n + 1, call(steps - 1 - n if reverse else n, *consts, *carry)
 
-    return lax.while_loop(lambda state: state[0] < steps, step, (jnp.int32(0), list(carry)))[1]
+    start = steps * 0  # of the type of `steps`, which may differ from device to device
+    return lax.while_loop(lambda state: state[0] < steps, step, (start, list(carry)))[1]
+
+
+def counter(steps: Array) -> Any:
+    """Type of the number of a step."""
+    return jax.typeof(steps).update(weak_type=False)
 
 
 def tape(residuals: Sequence[Any], max_steps: int) -> list[Tape]:
     """Tapes for the residuals of every step."""
-    return [((max_steps, *a.shape), a.dtype, 0) for a in residuals]
+    return [(with_axis(a, max_steps), 0) for a in residuals]
 
 
 def make(tapes: Sequence[Tape]) -> list[Array]:
     """Buffers that cost nothing before they are written."""
-    return [ta_empty(shape[0], shape[1:], dtype) for shape, dtype, _ in tapes]
+    return [empty_like(aval) for aval, _ in tapes]
 
 
 def abstract(tapes: Sequence[Tape]) -> list[Any]:
-    return [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype, _ in tapes]
+    return [aval for aval, _ in tapes]
 
 
 _ON_TAPES: Params = {"batch_dims": 0, "mode": "drop", "reverse": False, "op": TAPE}
@@ -145,7 +151,7 @@ def linearized_loop(
 
     consts = [*tapes, *shared, *const_tangents]
     types = [*map(jax.typeof, [*consts, *carry_tangents]), *abstract(new)]
-    body = jax.make_jaxpr(step)(jax.ShapeDtypeStruct((), jnp.int32), *types)
+    body = jax.make_jaxpr(step)(counter(steps), *types)
     return count(steps, consts, carry_tangents, body=body, max_steps=max_steps, reverse=reverse, tapes=new)
 
 
@@ -164,10 +170,7 @@ def zero_tangents(outs: Sequence[Array]) -> list[Any]:
 
 def tangents_of(tapes: Sequence[Tape], moved: Sequence[bool]) -> list[Tape]:
     """Tapes for the tangents of those tapes."""
-    return [
-        (shape, jax.typeof(jnp.zeros((), dtype)).to_tangent_aval().dtype, batch_dims)
-        for shape, dtype, batch_dims in chosen(tapes, moved)
-    ]
+    return [(aval.to_tangent_aval(), batch_dims) for aval, batch_dims in chosen(tapes, moved)]
 
 
 def _jvp(
@@ -249,12 +252,10 @@ def _transpose(
         return [*const_cts, *carry_cts]
 
     start = [
-        *(jnp.zeros(a.shape, a.dtype) for a in const_avals),
+        *(ad.instantiate_zeros(ad.Zero(a)) for a in const_avals),
         *map(ad.instantiate_zeros, cts),
     ]
-    transposed = jax.make_jaxpr(step)(
-        jax.ShapeDtypeStruct((), jnp.int32), *map(jax.typeof, known), *map(jax.typeof, start)
-    )
+    transposed = jax.make_jaxpr(step)(counter(steps), *map(jax.typeof, known), *map(jax.typeof, start))
     outs = count(steps, known, start, body=transposed, max_steps=max_steps, reverse=not reverse)
     carry_cts = [ct if is_linear else None for ct, is_linear in zip(outs[m:], linear_carry, strict=False)]  # not tapes
     return [None, *spread(outs[:m], linear_const, [None] * num_consts), *carry_cts]
@@ -266,7 +267,7 @@ def largest(steps: Array) -> Array:
 
 
 def batched_tapes(tapes: Sequence[Tape], size: int) -> list[Tape]:
-    return [((size, *shape), dtype, batch_dims + 1) for shape, dtype, batch_dims in tapes]
+    return [(with_axis(aval, size), batch_dims + 1) for aval, batch_dims in tapes]
 
 
 def _batch(
@@ -302,7 +303,7 @@ def _batch(
     else:
         batched_step = axis.vmap(bodies.function(body), [None, *axes(varying)], axes(wide))
     types = [*map(jax.typeof, [*consts, *carry]), *abstract(tapes)]
-    traced = jax.make_jaxpr(batched_step)(jax.ShapeDtypeStruct((), jnp.int32), *types)
+    traced = jax.make_jaxpr(batched_step)(counter(steps), *types)
     outs = count(steps, consts, carry, body=traced, max_steps=max_steps, reverse=reverse, tapes=tapes)
     return outs, axes(wide)
 

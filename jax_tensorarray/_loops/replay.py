@@ -19,7 +19,7 @@ from jax.interpreters import ad, mlir, xla
 from jax_tensorarray import _compat
 from jax_tensorarray._loops import bodies, masking, rules
 from jax_tensorarray._loops.bodies import chosen, spread
-from jax_tensorarray._loops.count import count, largest, widened
+from jax_tensorarray._loops.count import count, counter, largest, widened
 from jax_tensorarray._loops.residuals import Linearized
 from jax_tensorarray._loops.rules import Axis
 from jax_tensorarray._loops.while_ import while_
@@ -135,7 +135,7 @@ def counted(
 ) -> list[Array]:
     """The carry after `step(k, steps, *consts, *carry)` for every k."""
     types = map(jax.typeof, [steps, *consts, *carry])
-    body = jax.make_jaxpr(step)(jax.ShapeDtypeStruct((), jnp.int32), *types)
+    body = jax.make_jaxpr(step)(counter(largest(steps)), *types)
     outs: list[Array] = count(
         largest(steps), [steps, *consts], carry, body=body, max_steps=loop.max_steps, reverse=reverse
     )
@@ -170,7 +170,7 @@ def _transpose(cts: Sequence[Any], *operands: Any, loop: Replay, mode: Any) -> A
     known = [None] * (len(operands) - len(linear))
     if all(is_zero(ct) for ct in cts):
         return [*known, *(ad.Zero(x.aval) if ad.is_undefined_primal(x) else None for x in linear)]
-    zeros = [jnp.zeros(t.shape, t.dtype) for t in map(_tangent_type, chosen(consts, loop.moved_consts))]
+    zeros = [ad.instantiate_zeros(ad.Zero(t)) for t in map(_tangent_type, chosen(consts, loop.moved_consts))]
     const_cts, carry_cts = mode.pull_back(
         loop, steps, consts, init, extra, zeros, [ad.instantiate_zeros(c) for c in cts]
     )
@@ -327,7 +327,7 @@ class Checkpoint(Mode):
 
             carry = whole(kept)
             types = map(jax.typeof, [steps, start, *consts, *carry])
-            body = jax.make_jaxpr(step)(jax.ShapeDtypeStruct((), jnp.int32), *types)
+            body = jax.make_jaxpr(step)(counter(by), *types)
             outs = count(by, [steps, start, *consts], carry, body=body, max_steps=loop.max_steps, reverse=False)
             return chosen(outs, live)
 

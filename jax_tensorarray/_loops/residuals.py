@@ -168,7 +168,7 @@ class _Sources:
             *outs, steps = eqn.outvars if eqn.primitive.name == "ta_while" else [*eqn.outvars, eqn.invars[0]]
             tapes = eqn.params["tapes"]
             pairs = zip(outs[len(outs) - len(tapes) :], tapes, strict=True)
-            steps_of |= {v: steps for v, (_, _, batch_dims) in pairs if not batch_dims}
+            steps_of |= {v: steps for v, (_, batch_dims) in pairs if not batch_dims}
         found = [steps_of.get(v) for v in self.taped]
         return tuple(None if n is None or isinstance(n, jex.Literal) else self.taped.get(n) for n in found)
 

@@ -15,7 +15,7 @@ from jax.interpreters import ad, batching
 from jax_tensorarray import _compat
 from jax_tensorarray._loops import bodies
 from jax_tensorarray._loops.bodies import chosen, spread
-from jax_tensorarray._register import is_zero, zero_tangent
+from jax_tensorarray._register import is_zero, with_axis, zero_tangent
 
 Array = Any
 
@@ -54,7 +54,7 @@ class Axis(NamedTuple):
             probe(*bodies.function(jaxpr)(*args))
 
         types = [
-            t.update(shape=(self.size, *t.shape)) if flag else t
+            with_axis(t, self.size) if flag else t
             for t, flag in zip(bodies.abstract(jaxpr.in_avals), flags, strict=True)
         ]
         jax.eval_shape(self.vmap(probed, axes(flags), None), *types)

@@ -20,6 +20,7 @@ from jax_tensorarray._ops.part import ta_write_part_p
 from jax_tensorarray._ops.read import ta_read, ta_read_p
 from jax_tensorarray._ops.swap import ta_swap_p
 from jax_tensorarray._ops.write import ta_write_p
+from jax_tensorarray._register import with_axis
 
 Array = Any
 Version = int | None
@@ -224,7 +225,7 @@ class Rewind(Mode):
 
     def batched(self, axis: Axis, lanes: int, own_ends: bool, differ: Any, consts: Any, init: Any) -> "Rewind":
         types = self.restore.in_avals[int(self.lanes > 0) :]
-        types = [jax.ShapeDtypeStruct((axis.size, *t.shape), t.dtype) for t in types]
+        types = [with_axis(t, axis.size) for t in types]
         restore = all_batched(axis, self.restore, self.lanes, own_ends, [True] * self.num_rows, types)
         return replace(self, restore=restore, lanes=self.lanes + own_ends)
 

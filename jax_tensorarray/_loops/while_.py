@@ -31,7 +31,7 @@ from jax_tensorarray._loops.count import (
 )
 from jax_tensorarray._loops.residuals import linearize
 from jax_tensorarray._loops.rules import Axis, axes
-from jax_tensorarray._register import to_front
+from jax_tensorarray._register import to_front, type_like
 
 Array = Any
 
@@ -84,7 +84,8 @@ def _split(operands: Sequence[Any], cond_nconsts: int, body_nconsts: int) -> tup
 
 def _abstract_eval(*avals: Any, cond: Any, body: Any, **_: Any) -> Any:
     (active,) = cond.out_avals
-    return [*body.out_avals, ShapedArray(active.shape, jnp.dtype(jnp.int32))], {*cond.effects, *body.effects}
+    steps = type_like(active, active.shape, range(active.ndim), jnp.dtype(jnp.int32))
+    return [*body.out_avals, steps], {*cond.effects, *body.effects}
 
 
 def _run(

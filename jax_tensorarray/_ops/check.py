@@ -4,11 +4,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.core import ShapedArray
 
 from jax_tensorarray import _arguments, _reference
 from jax_tensorarray._mlir import PREFIX
-from jax_tensorarray._register import Array, make_primitive, to_front, zero_tangent
+from jax_tensorarray._register import Array, make_primitive, to_front, type_like, zero_tangent
 
 
 def ta_check(index: Any, size: Any, *, mode: str | None = None, op: str = "ta_check") -> jax.Array:
@@ -50,7 +49,7 @@ def _abstract_eval(index: Any, size: Any, *, batch_dims: int, op: str, **_: Any)
         raise TypeError(f"{op}: index must have an integer dtype, got {index.dtype}")
     if size.dtype != jnp.int32:
         raise TypeError(f"{op}: size must be int32, got {size.dtype}")
-    return ShapedArray(index.shape, jnp.dtype(jnp.int32))
+    return type_like(index, index.shape, range(index.ndim), jnp.dtype(jnp.int32))
 
 
 def _jvp(primals: Any, _: Any, **params: Any) -> Any:

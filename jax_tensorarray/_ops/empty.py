@@ -12,7 +12,9 @@ from jax_tensorarray._mlir import PREFIX
 from jax_tensorarray._register import Array, make_primitive
 
 
-def ta_empty(size: int, element_shape: int | Sequence[int] = (), dtype: Any = jnp.float32) -> jax.Array:
+def ta_empty(
+    size: int, element_shape: int | Sequence[int] = (), dtype: Any = jnp.float32, *, out_sharding: Any = None
+) -> jax.Array:
     """An uninitialised buffer of `size` rows, made in O(1): no memory is touched before it is written.
 
     Its contents are arbitrary until then. Where `jax_debug_nans` or `jax_debug_infs` is on, and on platforms without
@@ -22,6 +24,7 @@ def ta_empty(size: int, element_shape: int | Sequence[int] = (), dtype: Any = jn
         size: number of rows, a Python integer.
         element_shape: shape of a row.
         dtype: dtype of the buffer.
+        out_sharding: how it is divided among devices, as for `jax.numpy.zeros`: on meshes with explicit axes.
 
     Returns:
         Array of shape `[size, *element_shape]`. It depends on no input, so there is nothing to differentiate.
@@ -40,9 +43,26 @@ def ta_empty(size: int, element_shape: int | Sequence[int] = (), dtype: Any = jn
     row = (element_shape,) if not isinstance(element_shape, Sequence) else tuple(element_shape)
     shape = tuple(_dimension(d) for d in (size, *row))
     dtype = jnp.zeros((), dtype).dtype  # checks it, and narrows it where 64-bit types are off
-    if jax.config.jax_debug_nans or jax.config.jax_debug_infs:
-        return jnp.zeros(shape, dtype)
-    return ta_empty_p.bind(shape=shape, dtype=dtype)
+    if _zeroed():
+        return jnp.zeros(shape, dtype, out_sharding=out_sharding)
+    if out_sharding is not None:
+        made = jax.make_jaxpr(lambda: jnp.zeros(shape, dtype, out_sharding=out_sharding))()
+        return ta_empty_p.bind(aval=made.out_avals[0])
+    return ta_empty_p.bind(aval=ShapedArray(shape, dtype))
+
+
+def empty_like(aval: Any) -> jax.Array:
+    """An uninitialised buffer of a type, which says how it is divided among devices too.
+
+    >>> import jax.numpy as jnp
+    >>> empty_like(jax.typeof(jnp.zeros((3, 2)))).shape
+    (3, 2)
+    """
+    return ta_empty(aval.shape[0], aval.shape[1:], aval.dtype) if _zeroed() else ta_empty_p.bind(aval=aval)
+
+
+def _zeroed() -> bool:
+    return bool(jax.config.jax_debug_nans or jax.config.jax_debug_infs)
 
 
 def _dimension(d: Any) -> int:
@@ -53,15 +73,15 @@ def _dimension(d: Any) -> int:
     return int(d)
 
 
-def _abstract_eval(*, shape: tuple[int, ...], dtype: Any) -> Any:
-    return ShapedArray(shape, dtype)
+def _abstract_eval(*, aval: Any) -> Any:
+    return aval
 
 
-def _in_plain_jax(*, shape: tuple[int, ...], dtype: Any) -> Array:
-    return jnp.zeros(shape, dtype)
+def _in_plain_jax(*, aval: Any) -> Array:
+    return jnp.zeros(aval.shape, aval.dtype)
 
 
-def _kernel(ctx: Any, *, shape: tuple[int, ...], dtype: Any) -> Any:
+def _kernel(ctx: Any, *, aval: Any) -> Any:
     return jax.ffi.ffi_lowering(PREFIX + "empty")(ctx)
 
 

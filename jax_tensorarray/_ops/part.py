@@ -8,14 +8,13 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.core import ShapedArray
 from jax.interpreters import ad
 
 from jax_tensorarray import _reference
 from jax_tensorarray._mlir import PREFIX
 from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._ops.write import ta_write_p
-from jax_tensorarray._register import Array, is_zero, like_buffer, make_primitive, to_front, zero_tangent
+from jax_tensorarray._register import Array, is_zero, like_buffer, make_primitive, to_front, type_like, zero_tangent
 
 
 def ta_read_part(buffer: Array, index: Array, parts: Array) -> Array:
@@ -50,7 +49,8 @@ def _check(op: str, buffer: Any, index: Any, parts: Any, batch_dims: int) -> Non
 
 def _read_abstract_eval(buffer: Any, index: Any, parts: Any, *, batch_dims: int) -> Any:
     _check("ta_read_part", buffer, index, parts, batch_dims)
-    return ShapedArray((*buffer.shape[:batch_dims], *buffer.shape[batch_dims + 1 :]), buffer.dtype)
+    dims = [d for d in range(buffer.ndim) if d != batch_dims]
+    return type_like(buffer, [buffer.shape[d] for d in dims], dims)
 
 
 def _write_abstract_eval(buffer: Any, index: Any, value: Any, parts: Any, *, batch_dims: int) -> Any:

@@ -4,7 +4,6 @@ from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.interpreters import ad
 
 from jax_tensorarray import _arguments, _compat, _reference
@@ -17,6 +16,7 @@ from jax_tensorarray._register import (
     is_zero,
     make_primitive,
     row_kernel,
+    row_of_a_tape,
     rows_of,
     to_front,
     zero_tangent,
@@ -95,11 +95,6 @@ def _batch(primitive: Any, args: Any, dims: Any, **params: Unpack[Params]) -> An
     return primitive.bind(args[0], *rest, **batched_params(params, dims[1], new_axes=0)), at
 
 
-def _row_of_a_tape(tape: Array, index: Array) -> Array:
-    start = [index, *[jnp.zeros((), index.dtype)] * (tape.ndim - 1)]
-    return lax.dynamic_slice(tape, start, (1, *tape.shape[1:]), allow_negative_indices=False)[0]
-
-
 def _in_plain_jax(buffer: Array, index: Array, *where: Array, batch_dims: int, **_: Any) -> Array:
     return _reference.read(buffer, index, *where, batch_dims=batch_dims)
 
@@ -111,6 +106,6 @@ ta_read_p = make_primitive(
     transpose=None,
     batch=_batch,
     reference=_in_plain_jax,
-    kernel=row_kernel("read", in_place=False, takes_value=False, on_tapes=_row_of_a_tape),
+    kernel=row_kernel("read", in_place=False, takes_value=False, on_tapes=row_of_a_tape),
 )
 _compat.register_accumulating_transpose(ta_read_p, _accumulate, _transpose)

@@ -4,7 +4,6 @@ from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.interpreters import ad
 
 from jax_tensorarray import _arguments, _reference
@@ -18,6 +17,7 @@ from jax_tensorarray._register import (
     like_buffer,
     make_primitive,
     row_kernel,
+    tape_with_row,
     zero_tangent,
 )
 
@@ -97,11 +97,6 @@ def _in_plain_jax(*operands: Array, batch_dims: int, reverse: bool, **_: Any) ->
     return _reference.swap(*operands, batch_dims=batch_dims, reverse=reverse)[0]
 
 
-def _row_of_a_tape(tape: Array, index: Array, value: Array) -> Array:
-    start = [index, *[jnp.zeros((), index.dtype)] * (tape.ndim - 1)]
-    return lax.dynamic_update_slice(tape, value[None], start, allow_negative_indices=False)
-
-
 ta_write_p = make_primitive(
     "ta_write",
     abstract_eval=_abstract_eval,
@@ -109,5 +104,5 @@ ta_write_p = make_primitive(
     transpose=_transpose,
     batch=batch_rows,
     reference=_in_plain_jax,
-    kernel=row_kernel("write", in_place=True, takes_value=True, on_tapes=_row_of_a_tape),
+    kernel=row_kernel("write", in_place=True, takes_value=True, on_tapes=tape_with_row),
 )

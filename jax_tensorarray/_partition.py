@@ -1,0 +1,462 @@
+"""How XLA divides our calls among devices: by batch, by elements of the row, and by rows, without gathering a buffer.
+
+Every dimension of every operand and result has a label. Dimensions with one label are divided alike. Shardy gets the
+labels as the sharding rule of each call (`label_calls`, the last pass over a lowered module), and XLA's partitioner
+asks for the program of one device (`_Partitioner`).
+
+Where the rows of a buffer are divided, each device works on those that it has, with indices counted from its first
+one: others are out of range there, and dropped. What is read is zeros but on one device, and is summed: a collective of
+the size of the rows that are read.
+"""
+
+import functools
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jax.interpreters.mlir import dtype_to_ir_type, ir
+
+from jax_tensorarray._compat import xla_client
+from jax_tensorarray._mlir import IN_PLACE, PREFIX, Operation, target, walk
+
+HloSharding = Any
+Shape = Any
+
+#: What the operands and results of each call are, but for the readers that may follow.
+_CALLS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "read": (("buffer", "index", "where"), ("value",)),
+    "write": (("buffer", "index", "value", "where"), ("buffer",)),
+    "add": (("buffer", "index", "value", "where"), ("buffer",)),
+    "swap": (("buffer", "index", "value", "where"), ("buffer", "value")),
+    "mask": (("buffer", "bound"), ("buffer",)),
+    "clear": (("buffer", "bound", "bound"), ("buffer",)),
+    "check": (("index", "bound"), ("index",)),
+    "read_part": (("buffer", "bound", "parts"), ("parts of a row",)),
+    "write_part": (("buffer", "bound", "parts of a row", "parts"), ("buffer",)),
+    "fence": (("buffer",), ("buffer",)),
+    "empty": ((), ("buffer",)),
+}
+
+Label = tuple[str, int] | None
+
+
+@dataclass(frozen=True)
+class Roles:
+    """What is what in one call."""
+
+    name: str
+    batch_dims: int
+    operands: tuple[str, ...]
+    results: tuple[str, ...]
+
+    def labels(self, role: str, rank: int, index_rank: int) -> list[Label]:
+        """Of each dimension of a value: the batch, the rows, the positions of the index, or the elements of a row.
+
+        A dimension of which every device needs the whole has none.
+        """
+        batch: list[Label] = [("batch", k) for k in range(min(self.batch_dims, rank))]
+        rest = rank - len(batch)
+        if role == "buffer":
+            parts: list[Label] = [None] if self.name.endswith("_part") else []
+            rows: list[Label] = [("rows", 0)] if rest else []
+            return [*batch, *rows, *parts, *_elements(rest - len(rows) - len(parts))]
+        if role == "parts of a row":
+            return [*batch, None, *_elements(rest - 1)]
+        if role in ("index", "where"):
+            return [*batch, *self._positions(rest)]
+        if role == "value":
+            positions = index_rank - len(batch)
+            return [*batch, *self._positions(positions), *_elements(rest - positions)]
+        return [*batch, *[None] * rest] if role in ("bound", "parts") else [None] * rank
+
+    def _positions(self, n: int) -> list[Label]:
+        """Reads and checks need no order: each device may do some of them. Updates of one buffer are done in order."""
+        return [("position", k) if self.name in ("read", "check") else None for k in range(n)]
+
+    def all(self, operand_ranks: Sequence[int], result_ranks: Sequence[int]) -> tuple[list[Any], list[Any]]:
+        """Labels of all operands and of all results."""
+        index_rank = next((r for r, role in zip(operand_ranks, self.operands, strict=True) if role == "index"), 0)
+        return (
+            [self.labels(role, r, index_rank) for role, r in zip(self.operands, operand_ranks, strict=True)],
+            [self.labels(role, r, index_rank) for role, r in zip(self.results, result_ranks, strict=True)],
+        )
+
+
+def _elements(n: int) -> list[Label]:
+    return [("element", k) for k in range(n)]
+
+
+def _roles(name: str, config: str, operand_ranks: Sequence[int]) -> Roles:
+    operands, results = _CALLS[name]
+    if operands[-1:] == ("where",) and "masked = true" not in config:
+        operands = operands[:-1]
+    found = re.search(r"batch_dims = (\d+)", config)
+    batch_dims = int(found.group(1)) if found else operand_ranks[1] if name == "check" else 0
+    return Roles(name, batch_dims, (*operands, *["reader"] * (len(operand_ranks) - len(operands))), results)
+
+
+# --- the rule for Shardy ---------------------------------------------------------------------------------------
+
+
+def label_calls(module: ir.Module) -> None:
+    """Give every call of ours its sharding rule, if the module is for several devices."""
+    if not _is_divided(module):
+        return
+    for op in [op for op in walk(module.operation) if target(op).startswith(PREFIX) and len(op.operands)]:
+        rule = _sharding_rule(op)
+        if rule is not None:
+            op.attributes["sdy.sharding_rule"] = ir.Attribute.parse(rule, module.context)
+
+
+def _is_divided(module: ir.Module) -> bool:
+    name, attributes = "mhlo.num_partitions", module.operation.attributes
+    return name in attributes and ir.IntegerAttr(attributes[name]).value > 1
+
+
+def _sharding_rule(op: Operation) -> str | None:
+    types = [[ir.RankedTensorType(v.type) for v in values] for values in (op.operands, op.results)]
+    if not all(t.has_static_shape for side in types for t in side):
+        return None
+    name = target(op).removeprefix(PREFIX)
+    key = "mhlo.backend_config"
+    config = str(op.attributes[key]) if key in op.attributes else ""
+    ranks = [[t.rank for t in side] for side in types]
+    sides = _roles(name, config, ranks[0]).all(*ranks)
+    factors: dict[Any, tuple[str, int]] = {}
+    whole = []
+
+    def factor(label: Label, size: int) -> str:
+        key = len(factors) if label is None else label
+        if key not in factors:
+            factors[key] = _letter(len(factors)), size
+            if label is None:
+                whole.append(factors[key][0])
+        return factors[key][0]
+
+    def mapping(labels: Sequence[Label], t: Any) -> str:
+        return "[" + ", ".join(factor(label, size) for label, size in zip(labels, t.shape, strict=True)) + "]"
+
+    texts = [
+        "(" + ", ".join(mapping(labels, t) for labels, t in zip(side, ts, strict=True)) + ")"
+        for side, ts in zip(sides, types, strict=True)
+    ]
+    sizes = ", ".join(f"{letter}={size}" for letter, size in factors.values())
+    replicated = f" need_replication={{{', '.join(whole)}}}" if whole else ""
+    return f"#sdy.op_sharding_rule<{texts[0]}->{texts[1]} {{{sizes}}}{replicated}, custom>"
+
+
+def _letter(n: int) -> str:
+    """The name of a factor as Shardy writes it: i, j, ..., z, z_1, z_2, ..."""
+    last = ord("z") - ord("i")
+    return chr(ord("i") + n) if n <= last else f"z_{n - last}"
+
+
+# --- the program of one device ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Division:
+    """How an array is divided: among how many devices along each label, and which device has which part."""
+
+    labels: tuple[Label, ...]
+    devices: Any  #: array with an axis for each label, then those of groups of devices
+    group_types: tuple[Any, ...]  #: of these
+
+    @classmethod
+    def of(cls, sharding: HloSharding, labels: Sequence[Label]) -> "Division | None":
+        if sharding is None or not sharding.is_tiled():
+            return None
+        devices = np.reshape(sharding.tile_assignment_devices(), sharding.tile_assignment_dimensions())
+        proto = sharding.to_proto()
+        types = tuple(proto.last_tile_dims)
+        if proto.replicate_on_last_tile_dim:
+            types = (xla_client.OpSharding.Type.REPLICATED,)
+        return cls(tuple(labels), devices, types)
+
+    def parts(self, label: Label) -> int:
+        return self.devices.shape[self.labels.index(label)] if label is not None and label in self.labels else 1
+
+    def sharding(self, labels: Sequence[Label], but: Label = None) -> HloSharding:
+        """That of an array with those labels, not divided along `but`."""
+        n = len(self.labels)
+        kept = [self.labels.index(x) if x in self.labels and x not in (None, but) else None for x in labels]
+        rest = [k for k in range(n) if k not in kept]
+        groups = list(range(n, self.devices.ndim))
+        order = [k for k in kept if k is not None] + groups + rest
+        moved = self.devices.transpose(order)
+        tiles = [1 if k is None else self.devices.shape[k] for k in kept]
+        group_shape = [self.devices.shape[k] for k in groups]
+        copies = math.prod(self.devices.shape[k] for k in rest)
+        if math.prod(tiles) == 1 and not any(t == xla_client.OpSharding.Type.MANUAL for t in self.group_types):
+            return xla_client.HloSharding.replicate()
+        proto = xla_client.OpSharding()
+        proto.type = xla_client.OpSharding.Type.OTHER
+        proto.tile_assignment_dimensions = [*tiles, *group_shape, copies]
+        proto.tile_assignment_devices = [int(d) for d in moved.reshape(-1)]
+        proto.last_tile_dims = [*self.group_types, xla_client.OpSharding.Type.REPLICATED]
+        return xla_client.HloSharding.from_proto(proto)
+
+    def along(self, label: Label) -> Any:
+        """An array of devices whose last axis is that label's."""
+        return np.moveaxis(self.devices, self.labels.index(label), -1).reshape(-1, self.parts(label))
+
+
+def _shapes(shape: Shape) -> list[Shape]:
+    return list(shape.tuple_shapes()) if shape.is_tuple() else [shape]
+
+
+def _shardings(sharding: HloSharding, n: int) -> list[HloSharding]:
+    elements = sharding.tuple_elements() if sharding is not None else []
+    return list(elements) if elements else [sharding] * n
+
+
+def _packed(shape: Shape, shardings: Sequence[HloSharding]) -> HloSharding:
+    return xla_client.HloSharding.tuple_sharding(shape, list(shardings)) if shape.is_tuple() else shardings[0]
+
+
+class _Partitioner:
+    """The callbacks for one of our calls."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def propagate(self, sharding: HloSharding, shape: Shape, config: bytes) -> HloSharding:
+        return sharding
+
+    def infer(
+        self, arg_shapes: Sequence[Shape], arg_shardings: Sequence[HloSharding], shape: Shape, config: bytes
+    ) -> HloSharding:
+        results = _shapes(shape)
+        labels = self._labels(config, arg_shapes, results)[1:]
+        division = self._division(labels, arg_shardings, [None] * len(results))
+        return _packed(shape, [_like(division, x) for x in labels[1]])
+
+    def partition(
+        self,
+        arg_shapes: Sequence[Shape],
+        arg_shardings: Sequence[HloSharding],
+        shape: Shape,
+        sharding: HloSharding,
+        config: bytes,
+    ) -> tuple[bytes, list[HloSharding], HloSharding]:
+        results = _shapes(shape)
+        roles, operand_labels, result_labels = self._labels(config, arg_shapes, results)
+        outs = _shardings(sharding, len(results))
+        division = self._division((operand_labels, result_labels), arg_shardings, outs)
+        ins = list(arg_shardings)
+        if not any(x is not None and x.is_manual() for x in [*ins, *outs]):  # inside shard_map all is divided already
+            for k, (role, labels) in enumerate(zip(roles.operands, operand_labels, strict=True)):
+                ins[k] = ins[k] if role == "reader" else _like(division, labels)
+            outs = [_like(division, labels) for labels in result_labels]
+        local = _Program(roles, config.decode())
+        text = local.write(
+            [_tiled(s, x) for s, x in zip(arg_shapes, ins, strict=True)],
+            [_tiled(s, x) for s, x in zip(results, outs, strict=True)],
+            arg_shapes[0].dimensions() if arg_shapes else (),
+            division,
+        )
+        return text.encode(), ins, _packed(shape, outs)
+
+    def _labels(self, config: bytes, arg_shapes: Sequence[Shape], results: Sequence[Shape]) -> tuple[Roles, Any, Any]:
+        ranks = [[len(s.dimensions()) for s in side] for side in (arg_shapes, results)]
+        roles = _roles(self.name, config.decode(), ranks[0])
+        return roles, *roles.all(*ranks)
+
+    def _division(self, labels: Any, *shardings: Sequence[HloSharding]) -> Division | None:
+        """That of the updated buffer, or of the first that is divided of what there is besides."""
+        sides = [*zip(labels[1], shardings[1], strict=True), *zip(labels[0], shardings[0], strict=True)]
+        if self.name in ("read", "read_part"):
+            sides = [sides[1], *sides]
+        for own, sharding in sides:
+            division = Division.of(sharding, own)
+            if division is not None and any(division.parts(label) > 1 for label in own):
+                return division
+        return None
+
+
+def _like(division: Division | None, labels: Sequence[Label]) -> HloSharding:
+    return xla_client.HloSharding.replicate() if division is None else division.sharding(labels)
+
+
+def _tiled(shape: Shape, sharding: HloSharding) -> Any:
+    tile = shape if sharding is None or not sharding.is_tiled() else sharding.tile(shape)
+    return tuple(tile.dimensions()), shape.numpy_dtype()
+
+
+class _Program:
+    """The StableHLO of a call on one device."""
+
+    def __init__(self, roles: Roles, config: str) -> None:
+        self.roles, self.config = roles, config
+        self.lines: list[str] = []
+
+    def add(self, text: str) -> str:
+        name = f"%v{len(self.lines)}"
+        self.lines.append(f"{name} = {text}")
+        return name
+
+    def write(self, ins: Sequence[Any], outs: Sequence[Any], whole: Sequence[int], division: Division | None) -> str:
+        """`whole` is the shape of the first operand on all devices together."""
+        types, result_types = list(map(_type, ins)), list(map(_type, outs))
+        operands = [f"%a{k}" for k in range(len(ins))]
+        arguments = ", ".join(f"{x}: {t}" for x, t in zip(operands, types, strict=True))
+        rows = ("rows", 0)
+        divided = division is not None and division.parts(rows) > 1 and self.roles.name not in ("fence", "empty")
+        if divided:
+            self._count_from_own_rows(operands, types, ins, whole, division)
+        found = self._call(self.roles.name, operands, types, result_types, self.config)
+        results = [found] if len(outs) == 1 else [f"{found}#{k}" for k in range(len(outs))]
+        if divided:
+            for k, role in enumerate(self.roles.results):
+                if role != "buffer":
+                    results[k] = self._sum(results[k], outs[k], division.along(rows))  # type: ignore[union-attr]
+        body = "\n    ".join(self.lines)
+        returned = f"return {', '.join(results)} : {', '.join(result_types)}"
+        return (
+            f"module {{\n  func.func public @main({arguments}) -> ({', '.join(result_types)}) {{\n"
+            f"    {body}\n    {returned}\n  }}\n}}\n"
+        )
+
+    def _call(
+        self, name: str, operands: Sequence[str], types: Sequence[str], results: Sequence[str], config: str
+    ) -> str:
+        side_effect = "strict = true" in config or name == "empty"
+        aliases = ""
+        if PREFIX + name in IN_PLACE:
+            index = "0" if len(results) > 1 else ""
+            aliases = (
+                ", output_operand_aliases = [#stablehlo.output_operand_alias<output_tuple_indices = "
+                f"[{index}], operand_index = 0, operand_tuple_indices = []>]"
+            )
+        layouts = (
+            f", operand_layouts = [{', '.join(map(_layout, types))}], result_layouts = "
+            f"[{', '.join(map(_layout, results))}]"
+        )
+        out = f"({', '.join(results)})" if len(results) != 1 else results[0]
+        text = (
+            f'"stablehlo.custom_call"({", ".join(operands)}) <{{api_version = 4 : i32, backend_config = '
+            f'{config or "{}"}, call_target_name = "{PREFIX}{name}", has_side_effect = '
+            f"{'true' if side_effect else 'false'}{aliases}{layouts}}}> : ({', '.join(types)}) -> {out}"
+        )
+        if len(results) == 1:
+            return self.add(text)
+        name = f"%v{len(self.lines)}"
+        self.lines.append(f"{name}:{len(results)} = {text}")
+        return name
+
+    def _count_from_own_rows(
+        self, operands: list[str], types: list[str], ins: Sequence[Any], whole: Sequence[int], division: Any
+    ) -> None:
+        """Let the indices and bounds count from the first row that the device has."""
+        size, own = whole[self.roles.batch_dims], ins[0][0][self.roles.batch_dims]
+        devices = division.along(("rows", 0))
+        first_row = np.zeros(devices.size, np.int64)
+        for part in range(devices.shape[1]):
+            first_row[devices[:, part]] = part * own
+        table = f"dense<[{', '.join(map(str, first_row))}]> : tensor<{first_row.size}xi64>"
+        at = self.add("stablehlo.partition_id : tensor<ui32>")
+        start = self.add(
+            f"stablehlo.dynamic_slice {self.add(f'stablehlo.constant {table}')}, {at}, sizes = [1] : "
+            f"(tensor<{first_row.size}xi64>, tensor<ui32>) -> tensor<1xi64>"
+        )
+        start = self.add(f"stablehlo.reshape {start} : (tensor<1xi64>) -> tensor<i64>")
+        for k, role in enumerate(self.roles.operands):
+            # The row of a part of a row is a bound by its shape, and an index by its meaning.
+            is_index = role == "index" or (role == "bound" and self.roles.name.endswith("_part"))
+            if not is_index and role != "bound":
+                continue
+            shape = ins[k][0]
+            wide = _tensor(shape, "i64")
+            if is_index:
+                masked = "where" in self.roles.operands
+                where = operands[self.roles.operands.index("where")] if masked else None
+                operands[k] = self._checked(operands[k], types[k], shape, where, size)
+                value = self.add(f"stablehlo.convert {operands[k]} : ({_tensor(shape, 'i32')}) -> {wide}")
+            else:
+                value = self._clamped(operands[k], types[k], shape, size)
+            first = self.add(f"stablehlo.broadcast_in_dim {start}, dims = [] : (tensor<i64>) -> {wide}")
+            operands[k] = self.add(f"stablehlo.subtract {value}, {first} : {wide}")
+            types[k] = wide
+        self.config = self.config.replace("strict = true", "strict = false")
+
+    def _checked(self, index: str, t: str, shape: Sequence[int], where: str | None, size: int) -> str:
+        """The index as an int32 that is -1 where it is none of all rows; the error is raised here."""
+        if where is not None:
+            zero = self.add(f"stablehlo.constant dense<0> : {t}")
+            index = self.add(f"stablehlo.select {where}, {index}, {zero} : {_tensor(shape, 'i1')}, {t}")
+        batch = shape[: self.roles.batch_dims]
+        sizes = _tensor(batch, "i32")
+        rows = self.add(f"stablehlo.constant dense<{size}> : {sizes}")
+        op = re.search(r'op = "[^"]*"', self.config)
+        strict = "true" if "strict = true" in self.config else "false"
+        config = "{" + (op.group(0) if op else 'op = "ta_read"') + f", strict = {strict}}}"
+        return self._call("check", [index, rows], [t, sizes], [_tensor(shape, "i32")], config)
+
+    def _clamped(self, bound: str, t: str, shape: Sequence[int], size: int) -> str:
+        """A bound as an int64 in [0, size]."""
+        element = t.removesuffix(">").split("x")[-1].removeprefix("tensor<")
+        wide = _tensor(shape, "i64")
+        limit = 2 ** (int(re.sub(r"\D", "", element)) - (0 if element.startswith("ui") else 1)) - 1
+        low, high = (self.add(f"stablehlo.constant dense<{min(x, limit)}> : {t}") for x in (0, size))
+        clamped = self.add(f"stablehlo.clamp {low}, {bound}, {high} : {t}")
+        return self.add(f"stablehlo.convert {clamped} : ({t}) -> {wide}")
+
+    def _sum(self, value: str, out: Any, groups: Any) -> str:
+        """The sum over the devices that divide the rows: bit for bit what one of them has, where the others have 0."""
+        shape, dtype = out
+        t, bits = _type(out), _bits(dtype)
+        u, one = _tensor(shape, bits), f"tensor<{bits}>"
+        cast = bits not in _type(out)
+        if cast:
+            value = self.add(f"stablehlo.bitcast_convert {value} : ({t}) -> {u}")
+        op = "or" if bits == "i1" else "add"
+        table = ", ".join("[" + ", ".join(map(str, g)) + "]" for g in groups.tolist())
+        value = self.add(
+            f'"stablehlo.all_reduce"({value}) <{{channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, '
+            f"replica_groups = dense<[{table}]> : tensor<{groups.shape[0]}x{groups.shape[1]}xi64>, "
+            f"use_global_device_ids}}> ({{ ^bb0(%x: {one}, %y: {one}): %z = stablehlo.{op} %x, %y : {one} "
+            f"stablehlo.return %z : {one} }}) : ({u}) -> {u}"
+        )
+        return self.add(f"stablehlo.bitcast_convert {value} : ({u}) -> {t}") if cast else value
+
+
+def _tensor(shape: Sequence[int], element: str) -> str:
+    return f"tensor<{''.join(f'{d}x' for d in shape)}{element}>"
+
+
+def _type(value: Any) -> str:
+    shape, dtype = value
+    return _tensor(shape, _element(np.dtype(dtype)))
+
+
+@functools.cache
+def _element(dtype: Any) -> str:
+    with ir.Context():
+        return str(dtype_to_ir_type(dtype))
+
+
+def _bits(dtype: Any) -> str:
+    """Integers of the width of a dtype; complex numbers, which have none, are themselves."""
+    dtype = np.dtype(dtype)
+    if dtype == np.bool_:
+        return "i1"
+    return _element(dtype) if dtype.kind == "c" else f"ui{8 * dtype.itemsize}"
+
+
+def _layout(t: str) -> str:
+    rank = t.count("x") if "complex" not in t else t.split("complex")[0].count("x")
+    if not rank:
+        return "dense<> : tensor<0xindex>"
+    return f"dense<[{', '.join(map(str, reversed(range(rank))))}]> : tensor<{rank}xindex>"
+
+
+def register() -> None:
+    """Say to XLA how to divide our calls."""
+    for name in _CALLS:
+        p = _Partitioner(name)
+        xla_client.register_custom_call_partitioner(
+            PREFIX + name, p.propagate, p.partition, p.infer, can_side_effecting_have_replicated_sharding=True
+        )

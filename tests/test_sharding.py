@@ -1,0 +1,278 @@
+"""Buffers that are divided among devices: the right values, nothing gathered, and in place, on eight devices."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from in_place import assert_no_whole_buffer_copy
+from jax import lax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jax_tensorarray import TensorArray, ta_add, ta_empty, ta_read, ta_stack, ta_swap, ta_write, while_loop
+from jax_tensorarray._ops.clear import ta_clear
+
+STEPS, BATCH, ROW = 16, 4, 8
+rng = np.random.default_rng(0)
+BUFFER = rng.normal(size=(STEPS, ROW)) / 2
+VALUES = rng.normal(size=(STEPS, ROW)) / 2
+
+pytestmark = pytest.mark.skipif(len(jax.devices()) < 8, reason="needs eight devices: see tests/conftest.py")
+
+
+def mesh_of(kind, shape=(8,), names=("x",)):
+    return jax.make_mesh(shape, names, axis_types=(kind,) * len(shape))
+
+
+def put(x, mesh, *spec):
+    return jax.device_put(jnp.asarray(x), NamedSharding(mesh, P(*spec)))
+
+
+def collectives(compiled):
+    """How often each collective occurs, and the largest number of elements that one of them moves."""
+    text = compiled.as_text()
+    found = {}
+    for name in ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter"):
+        shapes = re.findall(rf"= \(?\w+\[([\d,]*)\][^=]* {name}(?:-start)?\(", text)
+        if shapes:
+            found[name] = len(shapes), max(int(np.prod([int(d) for d in s.split(",") if d])) for s in shapes)
+    return found
+
+
+# --- programs --------------------------------------------------------------------------------------------------
+
+
+def written(buffer, values):
+    def step(b, i):
+        return ta_write(b, i, jnp.tanh(ta_read(b, i // 2) + ta_read(values, i))), None
+
+    return lax.scan(step, buffer, jnp.arange(STEPS))[0]
+
+
+def exchanged(buffer, values):
+    def step(b, i):
+        b, old = ta_swap(b, (5 * i) % STEPS, jnp.sin(ta_read(values, i)))
+        return ta_add(b, i // 2, old * ta_read(b, 0)), old
+
+    return lax.scan(step, buffer, jnp.arange(STEPS))
+
+
+def masked_and_cleared(buffer, values):
+    def step(b, i):
+        b = ta_write(b, i, 2 * ta_read(values, i, where=i % 3 > 0), where=i % 2 == 0)
+        return ta_clear(b, i // 2, i // 2 + 2), None
+
+    b, _ = lax.scan(step, buffer, jnp.arange(STEPS))
+    return ta_stack(b, jnp.sum(values < 9) // values.shape[1] - 3)
+
+
+def gathered(buffer, values):
+    index = jnp.array([3, 0, 15, 3, -1, 16, 7])
+    rows = ta_read(buffer, index, mode="drop") * ta_read(values, index, mode="drop")
+    return ta_add(ta_write(buffer, index[::-1], rows, mode="drop"), index, rows, mode="drop")
+
+
+def looped(buffer, values):
+    def body(c):
+        i, b = c
+        return i + 1, ta_write(b, i, jnp.tanh(ta_read(b, i // 2) + ta_read(values, i)))
+
+    n = jnp.sum(values < 9) // values.shape[1] - 2
+    return while_loop(lambda c: c[0] < n, body, (0, buffer), max_steps=STEPS)[1]
+
+
+def of_the_class(buffer, values):
+    xs = TensorArray.from_array(values)
+    start = TensorArray.from_array(buffer)
+    return lax.fori_loop(0, STEPS, lambda i, b: b.write(i, jnp.tanh(b.read(i // 2) + xs.read(i))), start).stack()
+
+
+def from_nothing(buffer, values, made=lambda b: b, out_sharding=None):
+    def step(b, i):
+        return ta_write(b, i, ta_read(values, i) * ta_read(buffer, i)), None
+
+    start = made(ta_empty(STEPS, buffer.shape[1:], buffer.dtype, out_sharding=out_sharding))
+    return lax.scan(step, start, jnp.arange(STEPS))[0]
+
+
+PROGRAMS = {
+    f.__name__: f for f in (written, exchanged, masked_and_cleared, gathered, looped, of_the_class, from_nothing)
+}
+
+
+def gradient(f):
+    def loss(buffer, values):
+        return sum(jnp.sum(out * jnp.cos(out)) for out in jax.tree.leaves(f(buffer, values)))
+
+    return jax.grad(loss, (0, 1))
+
+
+TRANSFORMS = {"value": lambda f: f, "grad": gradient}
+
+
+def assert_same(found, wanted):
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
+
+
+# --- divided by elements, by rows, or both ---------------------------------------------------------------------
+
+SPECS = {"elements": (None, "x"), "rows": ("x", None), "both": ("x", "y"), "one of two axes": (None, "y")}
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("divided", SPECS)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_values_are_those_of_one_device_and_no_buffer_is_gathered(name, divided, transform, kind):
+    spec = SPECS[divided]
+    mesh = mesh_of(kind, (4, 2), ("x", "y")) if "y" in spec else mesh_of(kind)
+    f = PROGRAMS[name]
+    wanted = jax.jit(TRANSFORMS[transform](f))(BUFFER, VALUES)
+    if name == "from_nothing" and kind is AxisType.Explicit:
+        f = functools.partial(f, out_sharding=P(*spec))
+    f = TRANSFORMS[transform](f)
+    with jax.set_mesh(mesh):
+        args = put(BUFFER, mesh, *spec), put(VALUES, mesh, *spec)
+        compiled = jax.jit(f).lower(*args).compile()
+        assert_same(compiled(*args), wanted)
+    found = collectives(compiled)
+    if spec[0] is None:
+        # Nothing but the sums over all elements that the program itself asks for, which are scalars.
+        assert all(size == 1 for _, size in found.values()), found
+    else:
+        assert "all-gather" not in found or name == "gathered", found
+        largest = 7 * ROW if name == "gathered" else ROW
+        assert all(size <= largest for _, size in found.values()), found
+
+
+def test_the_result_is_divided_as_the_buffer_is():
+    mesh = mesh_of(AxisType.Auto)
+    args = put(BUFFER, mesh, None, "x"), put(VALUES, mesh, None, "x")
+    for f in (written, gradient(written)):
+        for out in jax.tree.leaves(jax.jit(f)(*args)):
+            assert out.sharding.spec == P(None, "x")
+    with jax.set_mesh(mesh_of(AxisType.Explicit)) as _:
+        mesh = mesh_of(AxisType.Explicit)
+        for spec in ((None, "x"), ("x", None)):
+            args = put(BUFFER, mesh, *spec), put(VALUES, mesh, *spec)
+            for out in jax.tree.leaves(jax.jit(gradient(written))(*args)):
+                assert jax.typeof(out).sharding.spec == P(*spec)
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("name", ["written", "looped"])
+def test_a_batch_that_is_divided_needs_no_collective(name, transform):
+    buffers, values = rng.normal(size=(2, 8, STEPS, ROW)) / 2
+    f = jax.vmap(TRANSFORMS[transform](PROGRAMS[name]))
+    mesh = mesh_of(AxisType.Auto)
+    args = put(buffers, mesh, "x"), put(values, mesh, "x")
+    compiled = jax.jit(f).lower(*args).compile()
+    assert_same(compiled(*args), jax.jit(f)(buffers, values))
+    assert not {k: v for k, v in collectives(compiled).items() if v[1] > 1}
+
+
+@pytest.mark.parametrize("spec", [(None, "x"), ("x", None)])
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("name", ["written", "looped"])
+def test_every_device_updates_its_part_in_place(name, transform, spec):
+    def program(length):
+        def f(buffer, values):
+            def step(b, i):
+                return ta_write(b, i, jnp.tanh(ta_read(b, i // 2) + ta_read(values, i))), None
+
+            def body(c):
+                return c[0] + 1, step(c[1], c[0])[0]
+
+            if name == "written":
+                return lax.scan(step, buffer, jnp.arange(length))[0]
+            return while_loop(lambda c: c[0] < length, body, (0, buffer), max_steps=length)[1]
+
+        return TRANSFORMS[transform](f)
+
+    length = 800
+    mesh = mesh_of(AxisType.Auto)
+    args = [put(np.ones((length, 8 * ROW)), mesh, *spec)] * 2
+    out = None if transform == "value" else (args[0].sharding,) * 2
+    compiled = jax.jit(program(length), out_shardings=out).lower(*args).compile()
+    part = args[0].addressable_shards[0].data
+    assert_no_whole_buffer_copy(compiled, part)
+
+
+# --- shard_map -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_in_shard_map(name, transform, check_vma):
+    mesh = mesh_of(AxisType.Auto)
+    f = PROGRAMS[name]
+    if name == "from_nothing" and check_vma:  # as for jnp.zeros, JAX wants to know that the carry will vary
+        with pytest.raises(TypeError, match=r"might be fixed by applying `jax.lax.pcast"):
+            jax.shard_map(f, mesh=mesh, in_specs=(P(None, "x"),) * 2, out_specs=P(None, "x"))(BUFFER, VALUES)
+        f = functools.partial(f, made=lambda b: lax.pcast(b, "x", to="varying"))
+    f = TRANSFORMS[transform](f)
+    spec = P(None, "x")
+    mapped = jax.shard_map(f, mesh=mesh, in_specs=(spec, spec), out_specs=spec, check_vma=check_vma)
+    args = put(BUFFER, mesh, None, "x"), put(VALUES, mesh, None, "x")
+    compiled = jax.jit(mapped).lower(*args).compile()
+    assert_same(compiled(*args), jax.jit(TRANSFORMS[transform](PROGRAMS[name]))(BUFFER, VALUES))
+    assert not collectives(compiled)
+
+
+def test_a_buffer_that_all_devices_share_gets_the_sum_of_their_gradients_in_shard_map():
+    mesh = mesh_of(AxisType.Auto)
+
+    def loss(buffer, values):  # values are each device's own
+        def body(c):
+            i, y = c
+            return i + 1, jnp.sin(ta_read(buffer, i) * y)
+
+        return lax.psum(while_loop(lambda c: c[0] < STEPS, body, (0, values), max_steps=STEPS)[1].sum(), "x")
+
+    mapped = jax.shard_map(loss, mesh=mesh, in_specs=(P(), P("x")), out_specs=P())
+    values = rng.normal(size=(8, ROW))
+
+    def plain(buffer, values):
+        return lax.fori_loop(0, STEPS, lambda i, y: jnp.sin(buffer[i] * y), values).sum()
+
+    wanted = jax.grad(plain, (0, 1))(BUFFER, values)
+    assert_same(jax.jit(jax.grad(mapped, (0, 1)))(BUFFER, put(values, mesh, "x")), wanted)
+
+
+# --- what else there is ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32, np.bool_, np.complex64, np.float16, "bfloat16", np.uint8])
+def test_rows_that_one_device_has_come_bit_for_bit(dtype):
+    mesh = mesh_of(AxisType.Auto)
+    buffer = jnp.asarray(rng.normal(size=(STEPS, ROW)) * 2).astype(dtype)
+    if jnp.issubdtype(buffer.dtype, jnp.floating):
+        buffer = buffer.at[3].set(-0.0).at[4].set(jnp.inf)
+    found = jax.jit(lambda b, i: ta_read(b, i))(put(buffer, mesh, "x"), jnp.array([3, 4, 15]))
+    wanted = np.asarray(buffer)[[3, 4, 15]]
+    assert found.dtype == buffer.dtype
+    assert np.asarray(found).tobytes() == wanted.tobytes()
+
+
+@pytest.mark.parametrize("spec", [(None, "x"), ("x", None)])
+def test_an_index_out_of_range_is_the_error_that_it_is_on_one_device(spec):
+    mesh = mesh_of(AxisType.Auto)
+    f = jax.jit(lambda b, i: ta_write(b, i, 1.0))
+    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match="ta_write: index 16 is out of range for a Tens"):
+        jax.block_until_ready(f(put(BUFFER, mesh, *spec), 16))
+    assert_same(f(put(BUFFER, mesh, *spec), 3), np.concatenate([BUFFER[:3], np.ones((1, ROW)), BUFFER[4:]]))
+
+
+@pytest.mark.parametrize("spec", [(None, "x"), ("x", None)])
+def test_a_donated_buffer_is_updated_where_it_is(spec):
+    mesh = mesh_of(AxisType.Auto)
+    buffer = put(BUFFER, mesh, *spec)
+    before = [s.data.unsafe_buffer_pointer() for s in buffer.addressable_shards]
+    out = jax.jit(functools.partial(written, values=jnp.asarray(VALUES)), donate_argnums=0)(buffer)
+    assert [s.data.unsafe_buffer_pointer() for s in out.addressable_shards] == before
+    assert_same(out, written(BUFFER, VALUES))
