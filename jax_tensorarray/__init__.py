@@ -10,6 +10,7 @@ from jax_tensorarray import _ffi
 _ffi.load()
 
 from jax_tensorarray import _compat, _partition, checkpoint_policies, primitives  # noqa: E402
+from jax_tensorarray._flax import register_with_flax  # noqa: E402
 from jax_tensorarray._loops.api import (  # noqa: E402
     choice_of_residuals,
     foldl,
@@ -44,6 +45,7 @@ __all__ = [
     "fori_loop",
     "map_fn",
     "primitives",
+    "register_with_flax",
     "scan",
     "ta_add",
     "ta_empty",

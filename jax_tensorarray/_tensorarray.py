@@ -236,7 +236,7 @@ class TensorArray:
     def size(self, name: str | None = None) -> Any:
         """Number of rows: a NumPy int32 where it is known, a traced one for an array with `max_size` inside `jit`."""
         size = self._live()
-        return np.int32(size) if isinstance(size, int) else size
+        return np.int32(size) if isinstance(size, (int, np.ndarray)) else size
 
     def __len__(self) -> int:
         size = self._known_live()
@@ -541,11 +541,8 @@ class TensorArray:
     def _check_alive(self) -> None:
         assert self._version is not None
         self._layout()
-        if not self._version.owned and any(_is_deleted(b) for b in self._version.newest().buffers):
-            raise RuntimeError(
-                "the rows of this TensorArray are gone: it was donated to a jitted function (donate_argnums). "
-                "Use the TensorArray that the function returned"
-            )
+        if not self._version.owned:
+            _check_alive(self._version.newest().buffers)
 
     def _is_concrete(self) -> bool:
         """Whether the rows are arrays, with nothing traced."""
@@ -557,6 +554,7 @@ class TensorArray:
 
     def _live(self) -> Any:
         """Number of live rows, a Python integer or an int32 array."""
+        _check_alive((self._size,))
         return self._capacity() if self._size is None else self._size
 
     def _known_live(self) -> int | None:
@@ -778,6 +776,7 @@ class TensorArray:
                 raise ValueError(
                     f"{op}: row {i} was never written, and its shape is not known (element_shape={self._spec.shape})"
                 )
+            _check_alive((row,))
             found.append(row)
         return found
 
@@ -809,14 +808,30 @@ class TensorArray:
             return (tuple(rows),), (spec, None)
         buffers = self._version.share().buffers
         if spec.max_size is not None:
-            size = self._live()
-            return (spec.element.unflatten(buffers), np.int32(size) if isinstance(size, int) else size), (spec, None)
+            size = self._size
+            if isinstance(size, int) and hasattr(buffers[0], "shape"):  # beside what are no rows, it is no size
+                # An array of rank 0, since not every library takes NumPy scalars: orbax does not restore into one.
+                size = np.array(size, np.int32)
+            return (spec.element.unflatten(buffers), size), (spec, None)
         if self._size is not None:
             buffers = tuple(b if b.shape[0] == self._size else b[: self._size] for b in buffers)
         return (spec.element.unflatten(buffers),), (spec, None)
 
+    def _zero_padded(self) -> "TensorArray":
+        """The same rows and zeros past them, so that no arbitrary memory gets into a file."""
+        if self._spec.max_size is None or self._spec.ranks is None:
+            return self
+        assert self._version is not None
+        rows = self._version.newest()
+        if (
+            not all(isinstance(b, (jax.Array, np.ndarray)) for b in rows.buffers)
+            or rows.layout.ranks != self._spec.ranks
+        ):
+            return self  # in the hands of JAX
+        return self._with(Version(Arrays(tuple(self._stacked("TensorArray", True)))), self._size)
+
     def __reduce__(self) -> Any:
-        children, aux = self._flatten()
+        children, aux = self._zero_padded()._flatten()
         return _unflatten, (aux, children)
 
 
@@ -850,8 +865,13 @@ def _traced(arrays: Any) -> bool:
     return any(isinstance(x, jax.core.Tracer) for x in arrays)
 
 
-def _is_deleted(buffer: Any) -> bool:
-    return not isinstance(buffer, jax.core.Tracer) and isinstance(buffer, jax.Array) and buffer.is_deleted()
+def _check_alive(arrays: Any) -> None:
+    for x in arrays:
+        if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer) and x.is_deleted():
+            raise RuntimeError(
+                "the rows of this TensorArray are gone: it was donated to a jitted function (donate_argnums). "
+                "Use the TensorArray that the function returned"
+            )
 
 
 def _largest(index: Any) -> int:

@@ -80,7 +80,10 @@ def spread(values: Sequence[Any], flags: Sequence[bool], others: Sequence[Any]) 
 
 
 def reached(jaxpr: Any, flags: Sequence[bool], *, inexact: bool = True) -> list[bool]:
-    """Which outputs may depend on a flagged input; with `inexact`, by a path of floats and complex numbers only."""
+    """Which outputs may depend on a flagged input.
+
+    With `inexact`, only by a path that a derivative takes: of floats and complex numbers, without `stop_gradient`.
+    """
     inner = opened(jaxpr)
     marked = {id(v) for v, flag in zip(inner.invars, flags, strict=True) if flag}
 
@@ -88,6 +91,8 @@ def reached(jaxpr: Any, flags: Sequence[bool], *, inexact: bool = True) -> list[
         return not inexact or jnp.issubdtype(getattr(v.aval, "dtype", jnp.float32), jnp.inexact)
 
     for eqn in inner.eqns:
+        if inexact and eqn.primitive is jax_primitives.stop_gradient_p:
+            continue
         if any(id(v) in marked for v in eqn.invars):
             marked |= {id(v) for v in eqn.outvars if counts(v)}
     return [id(v) in marked for v in inner.outvars]

@@ -1,0 +1,35 @@
+"""TensorArrays for `flax.serialization`, which knows no type that it was not told of."""
+
+from typing import Any
+
+from jax_tensorarray._tensorarray import TensorArray, _unflatten
+
+
+def register_with_flax() -> None:
+    """Have `flax.serialization` save and restore TensorArrays: `to_bytes`, `from_bytes`, `to_state_dict` and the like.
+
+    Flax keeps a list of the types that it can save and asks no pytree about itself, so this is to be called once, at
+    any time before saving. Nothing else of flax needs it; orbax, pickle and `copy` do not either.
+
+    Raises:
+        ImportError: flax is not installed.
+    """
+    from flax import serialization
+
+    names = "rows", "size"
+
+    def saved(ta: TensorArray) -> dict[str, Any]:
+        children, _ = ta._zero_padded()._flatten()
+        return {name: serialization.to_state_dict(x) for name, x in zip(names, children, strict=False)}
+
+    def restored(ta: TensorArray, state: dict[str, Any]) -> TensorArray:
+        children, aux = ta._flatten()
+        expected = names[: len(children)]
+        if set(state) != set(expected):
+            raise ValueError(f"{ta!r} is restored from {list(expected)}, but what was saved has {list(state)}")
+        return _unflatten(
+            aux,
+            [serialization.from_state_dict(x, state[name], name) for name, x in zip(expected, children, strict=True)],
+        )
+
+    serialization.register_serialization_state(TensorArray, saved, restored, override=True)
