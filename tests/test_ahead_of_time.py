@@ -1,0 +1,205 @@
+"""Compiling ahead of time, types without values, values while tracing, and the cache of compiled programs."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jax_tensorarray import TensorArray, scan, ta_add, ta_read, ta_stack, ta_swap, ta_write, while_loop
+
+STEPS, ROW = 12, 3
+XS = np.random.default_rng(0).normal(size=(STEPS, ROW)).astype(np.float32)
+
+
+def ops(xs):
+    def body(b, i):
+        b, old = ta_swap(b, i, jnp.tanh(ta_read(b, i // 2) + ta_read(xs, i)))
+        return ta_add(b, i // 3, old), None
+
+    b = lax.scan(body, ta_write(xs, 0, 1.0), jnp.arange(STEPS))[0]
+    return jnp.sum(ta_stack(b, STEPS - 1) ** 2)
+
+
+def of_the_class(xs):
+    ta = TensorArray(xs.dtype, size=0, dynamic_size=True, max_size=STEPS + 1, element_shape=(ROW,)).append(xs[0])
+    ta = lax.fori_loop(0, STEPS, lambda i, ta: ta.append(jnp.tanh(ta.read(i // 2) + xs[i])), ta)
+    return jnp.sum(ta.stack() ** 2)
+
+
+def loop(xs, residuals="tape"):
+    def body(carry):
+        i, ta = carry
+        return i + 1, ta.write(i, jnp.tanh(ta.read(i // 2) + ta_read(xs, i)))
+
+    init = (jnp.int32(0), TensorArray.from_array(xs))
+    _, ta = while_loop(lambda c: c[0] < STEPS - 2, body, init, max_steps=STEPS, residuals=residuals)
+    return jnp.sum(ta.stack() ** 2)
+
+
+def loop_undone(xs):
+    return loop(xs, "undo")
+
+
+def scanned(xs):
+    return jnp.sum(
+        scan(lambda ta, i: (ta.write(i, jnp.sin(ta.read(i // 2))), None), TensorArray.from_array(xs), INDEX)[0].stack()
+    )
+
+
+INDEX = jnp.arange(STEPS)
+PROGRAMS = {f.__name__: f for f in (ops, of_the_class, loop, loop_undone, scanned)}
+
+
+def plain(name, xs):
+    """The same in lists of NumPy rows."""
+    rows = [x.astype(np.float64) for x in xs]
+    if name == "ops":
+        b = [np.ones(ROW), *rows[1:]]
+        for i in range(STEPS):
+            old, b[i] = b[i], np.tanh(b[i // 2] + rows[i])
+            b[i // 3] = b[i // 3] + old
+        return np.sum(np.square(b[:-1]))
+    if name == "of_the_class":
+        b = rows[:1]
+        for i in range(STEPS):
+            b.append(np.tanh(b[i // 2] + rows[i]))
+        return np.sum(np.square(b))
+    if name == "scanned":
+        for i in range(STEPS):
+            rows[i] = np.sin(rows[i // 2])
+        return np.sum(rows)
+    b = list(rows)
+    for i in range(STEPS - 2):
+        b[i] = np.tanh(b[i // 2] + rows[i])
+    return np.sum(np.square(b))
+
+
+def slope(name, xs, direction, eps=1e-6):
+    ahead, behind = (plain(name, xs + sign * eps * direction) for sign in (1.0, -1.0))
+    return (ahead - behind) / (2 * eps)
+
+
+DIRECTION = np.cos(np.arange(STEPS * ROW)).reshape(STEPS, ROW)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_compiled_ahead_of_time(name):
+    compiled = jax.jit(jax.value_and_grad(PROGRAMS[name])).lower(jax.ShapeDtypeStruct(XS.shape, XS.dtype)).compile()
+    value, grad = compiled(XS)
+    np.testing.assert_allclose(value, plain(name, XS), rtol=1e-5)
+    np.testing.assert_allclose(np.sum(grad * DIRECTION), slope(name, XS, DIRECTION), rtol=1e-4)
+    assert compiled.memory_analysis() is not None
+
+
+def test_a_program_compiled_ahead_of_time_takes_and_gives_a_tensorarray():
+    def push(ta, x):
+        return ta.append(x), ta.size()
+
+    ta = TensorArray(jnp.float32, size=0, dynamic_size=True, max_size=4, element_shape=())
+    like = jax.eval_shape(lambda: ta)
+    compiled = jax.jit(push).lower(like, jax.ShapeDtypeStruct((), jnp.float32)).compile()
+    for k in range(3):
+        ta, size = compiled(ta, np.float32(k))
+        assert size == k
+    np.testing.assert_array_equal(ta.stack(pad=False), [0, 1, 2])
+    with pytest.raises(TypeError):
+        compiled(TensorArray(jnp.float32, size=4, element_shape=()), np.float32(0))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_types_without_values(name):
+    f = PROGRAMS[name]
+    value, grad = jax.eval_shape(jax.value_and_grad(f), jax.ShapeDtypeStruct(XS.shape, XS.dtype))
+    assert (value.shape, value.dtype) == ((), np.float32)
+    assert (grad.shape, grad.dtype) == (XS.shape, np.float32)
+
+
+def test_the_type_of_a_tensorarray_needs_no_memory():
+    def f():
+        ta = TensorArray.like({"loss": jnp.float32(0), "hidden": jnp.zeros((2, 3), jnp.bfloat16)}, 10**12)
+        return ta.write(10**9, {"loss": jnp.float32(0), "hidden": jnp.zeros((2, 3), jnp.bfloat16)})
+
+    ta = jax.eval_shape(f)
+    assert isinstance(ta, TensorArray)
+    assert len(ta) == 10**12
+    assert ta.element_shape == {"loss": (), "hidden": (2, 3)}
+    assert ta.dtype == {"loss": np.float32, "hidden": jnp.bfloat16}
+    assert {x.shape for x in jax.tree.leaves(ta)} == {(10**12,), (10**12, 2, 3)}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_values_while_tracing(name):
+    """What is known is computed while the function around it is traced, and is an array there."""
+
+    def f(x):
+        with jax.ensure_compile_time_eval():
+            value, grad = jax.value_and_grad(PROGRAMS[name])(jnp.asarray(XS))
+            table = TensorArray.from_array(grad).write(0, np.ones(ROW, np.float32))
+            seen.append((float(value), np.asarray(grad), np.asarray(table.read(0))))
+        return x * value + jnp.sum(table.read(0))
+
+    seen = []
+    found = jax.jit(f)(2.0)
+    ((value, grad, row),) = seen
+    np.testing.assert_allclose(value, plain(name, XS), rtol=1e-5)
+    np.testing.assert_allclose(np.sum(grad * DIRECTION), slope(name, XS, DIRECTION), rtol=1e-4)
+    np.testing.assert_array_equal(row, np.ones(ROW))
+    np.testing.assert_allclose(found, 2 * value + ROW, rtol=1e-6)
+
+
+# --- the cache of compiled programs ----------------------------------------------------------------------------
+
+CACHED = """
+import json, sys
+import jax, jax.numpy as jnp, numpy as np
+
+sys.path.insert(0, sys.argv[2])
+jax.config.update("jax_compilation_cache_dir", sys.argv[1])
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+events = []
+jax.monitoring.register_event_listener(lambda event, **_: events.append(event))
+
+import test_ahead_of_time as programs
+
+found = {}
+for name, f in programs.PROGRAMS.items():
+    compiled = jax.jit(jax.value_and_grad(f)).lower(programs.XS)
+    before = len(events)
+    compiled = compiled.compile()
+    here = [event.split("/")[-1] for event in events[before:] if event.startswith("/jax/compilation_cache/cache_")]
+    value, grad = compiled(programs.XS)
+    found[name] = here, float(value), np.asarray(grad).tolist()
+try:
+    step = jax.jit(lambda b, i: programs.ta_write(b, i, 1.0))
+    jax.block_until_ready(step(programs.XS, 99))
+    found["error"] = "none"
+except (ValueError, jax.errors.JaxRuntimeError) as error:
+    found["error"] = str(error)
+print(json.dumps(found))
+"""
+
+
+def test_a_second_process_finds_the_compiled_programs_of_the_first(tmp_path):
+    def run():
+        here = str(Path(__file__).parent)
+        environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+        command = [sys.executable, "-c", CACHED, str(tmp_path), here]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.splitlines()[-1])
+
+    first, second = run(), run()
+    for name in PROGRAMS:
+        assert first[name][0] == ["cache_misses"], name
+        assert second[name][0] == ["cache_hits"], name
+        assert first[name][1:] == second[name][1:]
+        np.testing.assert_allclose(second[name][1], plain(name, XS), rtol=1e-5)
+    assert "index 99 is out of range" in second["error"]
