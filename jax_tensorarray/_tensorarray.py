@@ -830,6 +830,9 @@ class TensorArray:
             return self  # in the hands of JAX
         return self._with(Version(Arrays(tuple(self._stacked("TensorArray", True)))), self._size)
 
+    def __copy__(self) -> "TensorArray":
+        return self.identity()
+
     def __reduce__(self) -> Any:
         children, aux = self._zero_padded()._flatten()
         return _unflatten, (aux, children)

@@ -441,7 +441,8 @@ model.compile(optimizer=keras.optimizers.Adam(0.02), loss="mse")
 targets = np.roll(xs, 2, axis=1)[..., :1]
 losses = model.fit(xs, targets, batch_size=16, epochs=30, verbose=0).history["loss"]
 assert losses[-1] < 0.7 * losses[0], losses
-assert abs(model.evaluate(xs, targets, batch_size=16, verbose=0) - np.mean((model.predict(xs, 16, verbose=0) - targets) ** 2)) < 1e-4
+error = np.mean((model.predict(xs, 16, verbose=0) - targets) ** 2)
+np.testing.assert_allclose(model.evaluate(xs, targets, batch_size=16, verbose=0), error, rtol=1e-4)
 print("fitted")
 """
 

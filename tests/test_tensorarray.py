@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import PartitionSpec as P
 
 from jax_tensorarray import TensorArray
 
@@ -735,7 +736,30 @@ def test_it_keeps_what_it_is_through_a_round_trip():
         for other in (copy.copy(ta), copy.deepcopy(ta), pickle.loads(pickle.dumps(ta))):
             assert repr(other) == repr(ta)
             assert jax.tree.structure(other) == tree
-            jax.tree.map(np.testing.assert_array_equal, other, ta)
+            jax.tree.map(np.testing.assert_array_equal, other._zero_padded(), ta._zero_padded())
+
+
+@pytest.mark.parametrize("make", [lambda: static(element_shape=()), lambda: growing(max_size=4).append(1.0)])
+def test_trees_of_it_may_have_anything_as_leaves(make):
+    """As the parts into which a library divides a model, and the axes, types and shardings that JAX is given."""
+    ta = make()
+    leaves = jax.tree.leaves(ta)
+    assert jax.tree.leaves(jax.tree.map(lambda x: None, ta)) == []
+    for leaf in (0, "rows", True, P(), jax.ShapeDtypeStruct((), f64)):
+        tree = jax.tree.map(lambda x, leaf=leaf: leaf, ta)
+        assert jax.tree.leaves(tree) == [leaf] * len(leaves)
+        assert jax.tree.structure(tree) == jax.tree.structure(ta)
+    many = jax.tree.map(lambda x: jnp.stack([x, x]), ta)
+    axes = jax.tree.map(lambda x: 0, ta)
+    found = jax.vmap(lambda ta: ta.write(0, 5.0).stack(), in_axes=(axes,))(many)
+    np.testing.assert_array_equal(found, jnp.stack([ta.write(0, 5.0).stack()] * 2))
+
+
+def test_sizes_are_leaves_that_are_arrays():
+    """Not NumPy's scalars, which some libraries do not take for arrays."""
+    _, size = jax.tree.leaves(growing(max_size=4).append(1.0))
+    assert isinstance(size, np.ndarray)
+    assert (size.dtype, size.shape) == (np.int32, ())
 
 
 def test_the_gradient_with_respect_to_an_array_is_an_array():

@@ -1,0 +1,107 @@
+"""Training in several processes, divided by examples and by features: the losses are those of plain JAX."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+SCRIPT = Path(__file__).parents[1] / "examples" / "data_parallel.py"
+UPDATES = 4
+
+
+@pytest.fixture(scope="module")
+def example():
+    spec = importlib.util.spec_from_file_location("examples_data_parallel", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def plain_loss(example, params, xs):
+    """The same model with its states in a list."""
+    states = [jnp.zeros((xs.shape[1], example.HIDDEN))]
+    for i, x in enumerate(xs):
+        earlier = states[max(i + 1 - example.EARLIER, 0)]
+        mixed = x @ params["hear"] + states[i] @ params["keep"] + earlier @ params["recall"] + params["bias"]
+        states.append(jnp.tanh(mixed))
+    said = [state @ params["say"] for state in states[1 + example.DELAY :]]
+    return jnp.mean((jnp.stack(said) - xs[: -example.DELAY]) ** 2)
+
+
+@pytest.fixture(scope="module")
+def losses(example):
+    """Of plain JAX on one device."""
+    params = {name: jnp.asarray(x) for name, x in example.init_params().items()}
+    m = v = jax.tree.map(jnp.zeros_like, params)
+    loss = jax.jit(jax.value_and_grad(lambda p, xs: plain_loss(example, p, xs)))
+    found = []
+    for k in range(1, UPDATES + 1):
+        value, grad = loss(params, jnp.asarray(example.make_batch(k - 1)))
+        found.append(float(value))
+        m = {n: 0.9 * m[n] + 0.1 * grad[n] for n in params}
+        v = {n: 0.99 * v[n] + 0.01 * grad[n] ** 2 for n in params}
+        for n in params:
+            params[n] -= 0.01 * (m[n] / (1 - 0.9**k)) / (jnp.sqrt(v[n] / (1 - 0.99**k)) + 1e-8)
+    return found
+
+
+def meshes(example, devices):
+    axes = ("data", "feature")
+    kinds = (jax.sharding.AxisType.Auto,) * 2
+    shapes = {"data": (devices, 1), "feature": (1, devices)}
+    return {n: jax.make_mesh(s, axes, axis_types=kinds, devices=jax.devices()[:devices]) for n, s in shapes.items()}
+
+
+@pytest.mark.skipif(len(jax.devices()) < 4, reason="needs four devices: see tests/conftest.py")
+@pytest.mark.parametrize("divided", ["data", "feature"])
+def test_one_process_with_several_devices(example, losses, divided):
+    mesh = meshes(example, 4)[divided]
+    np.testing.assert_allclose(example.train(mesh, UPDATES), losses, rtol=1e-9)
+
+
+@pytest.mark.skipif(len(jax.devices()) < 4, reason="needs four devices: see tests/conftest.py")
+@pytest.mark.parametrize("divided", ["data", "feature"])
+def test_each_device_has_its_part_of_the_states_and_rows_are_all_that_is_sent(example, divided):
+    mesh = meshes(example, 4)[divided]
+    state = example.new_state(mesh, UPDATES)
+    before = jax.tree.leaves(state["losses"])[0].addressable_shards[0].data.unsafe_buffer_pointer()
+    text = example.update.lower(state, example.batch_of(0, mesh), mesh).compile().as_text()
+    batch, hidden = example.BATCH, example.HIDDEN
+    batch, hidden = (batch // 4, hidden) if divided == "data" else (batch, hidden // 4)
+    states = rf"f64\[{example.STEPS + 1},{batch},{hidden}\]"
+    assert re.search(rf"= {states}\S* custom-call\(.*jax_tensorarray_write", text)
+    assert re.search(rf"= {states}\S* custom-call\(.*jax_tensorarray_add", text)  # of cotangents
+    gathered = re.findall(r"= \(?\w+\[([\d,]*)\][^=]* (?:all-gather|all-to-all|collective-permute)(?:-start)?\(", text)
+    sizes = [int(np.prod([int(d) for d in shape.split(",") if d])) for shape in gathered]
+    assert all(size <= example.BATCH * example.HIDDEN for size in sizes), gathered  # no more than a row
+    state = example.update(state, example.batch_of(0, mesh), mesh)
+    after = jax.tree.leaves(state["losses"])[0].addressable_shards[0].data.unsafe_buffer_pointer()
+    assert after == before
+
+
+def test_several_processes(losses):
+    command = [sys.executable, str(SCRIPT), "--processes", "2", "--devices", "1", "--updates", str(UPDATES)]
+    environment = {**os.environ, "JAX_ENABLE_X64": "1", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr
+    for name in ("data", "feature"):
+        assert f"{name}-parallel, 2 devices in 2 processes" in done.stdout
+    found = [float(x) for x in re.findall(r"loss ([\d.]+)", done.stdout)]
+    np.testing.assert_allclose(found, [*losses, *losses], atol=1e-8)
+
+
+def test_a_process_that_fails_ends_the_others(example, monkeypatch, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import sys, time\nsys.exit(3) if sys.argv[-1] == '1' else time.sleep(300)\n")
+    monkeypatch.setattr(example, "__file__", str(script))
+    start = time.monotonic()
+    assert example.start(3, []) == 3
+    assert time.monotonic() - start < 60
