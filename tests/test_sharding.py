@@ -52,6 +52,14 @@ def written(buffer, values):
     return lax.scan(step, buffer, jnp.arange(STEPS))[0]
 
 
+def read_beside_the_write(buffer, values):
+    def step(b, i):
+        before = ta_read(b, (i + 1) % STEPS)  # which the write does not depend on
+        return ta_write(b, i, jnp.sin(ta_read(values, i))), before
+
+    return lax.scan(step, buffer, jnp.arange(STEPS))
+
+
 def exchanged(buffer, values):
     def step(b, i):
         b, old = ta_swap(b, (5 * i) % STEPS, jnp.sin(ta_read(values, i)))
@@ -99,7 +107,17 @@ def from_nothing(buffer, values, made=lambda b: b, out_sharding=None):
 
 
 PROGRAMS = {
-    f.__name__: f for f in (written, exchanged, masked_and_cleared, gathered, looped, of_the_class, from_nothing)
+    f.__name__: f
+    for f in (
+        written,
+        read_beside_the_write,
+        exchanged,
+        masked_and_cleared,
+        gathered,
+        looped,
+        of_the_class,
+        from_nothing,
+    )
 }
 
 
@@ -182,7 +200,8 @@ def test_every_device_updates_its_part_in_place(name, transform, spec):
     def program(length):
         def f(buffer, values):
             def step(b, i):
-                return ta_write(b, i, jnp.tanh(ta_read(b, i // 2) + ta_read(values, i))), None
+                before = ta_read(b, i + 1, mode="drop")  # which the write does not depend on
+                return ta_write(b, i, jnp.tanh(ta_read(b, i // 2) + ta_read(values, i))), jnp.sum(before)
 
             def body(c):
                 return c[0] + 1, step(c[1], c[0])[0]
