@@ -70,7 +70,7 @@ def _in_plain_jax(index: Array, size: Array, *, batch_dims: int, **_: Any) -> Ar
     return _reference.check(index, size, batch_dims=batch_dims)
 
 
-def _kernel(ctx: Any, *operands: Any, batch_dims: int, mode: str | None, op: str) -> Any:
+def _kernel(ctx: Any, *operands: Any, batch_dims: int, mode: str | None, op: str, **_: Any) -> Any:
     return jax.ffi.ffi_lowering(PREFIX + "check")(ctx, *operands, op=op, strict=mode != "drop")
 
 
