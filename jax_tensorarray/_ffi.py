@@ -44,9 +44,9 @@ def check_driver(built: int, driver: int, module: str) -> str | None:
     built_text, driver_text = (f"{v // 1000}.{v % 1000 // 10}" for v in (built, driver))
     return (
         f"jax_tensorarray.{module} was built with CUDA {built_text}, but the driver of this machine runs CUDA "
-        f"{driver_text} at most: on its GPU the ops run as plain JAX, which is slower and drops indices out of range in "
-        f"silence. Update the driver, or rebuild with a CUDA {driver_text} compiler on PATH, or without kernels for "
-        "GPUs: `JAX_TENSORARRAY_CUDA=OFF pip install --force-reinstall --no-deps --no-cache-dir jax-tensorarray`."
+        f"{driver_text} at most: on its GPU the ops run as plain JAX, which is slower and drops indices out of range "
+        f"in silence. Update the driver, rebuild with a CUDA {driver_text} compiler on PATH, or leave the kernels out: "
+        "`JAX_TENSORARRAY_CUDA=OFF pip install --force-reinstall --no-deps --no-cache-dir jax-tensorarray`."
     )
 
 
