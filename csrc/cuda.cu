@@ -4,10 +4,10 @@
 namespace jax_tensorarray {
 namespace {
 
-// Four blocks on a multiprocessor leave a thread 64 registers. Without that wish the compiler goes for more blocks, and
+// Three blocks on a multiprocessor leave a thread 80 registers. Without that wish the compiler goes for more blocks, and
 // spills registers for it.
 template <class Body>
-__global__ void __launch_bounds__(256, 4) run(Body body, Grid grid) {
+__global__ void __launch_bounds__(256, 3) run(Body body, Grid grid) {
   run_thread(body, grid, blockIdx.x, blockIdx.y, threadIdx.x, threadIdx.y);
 }
 
