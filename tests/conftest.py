@@ -25,3 +25,17 @@ def no_error_is_left_behind():
     from jax_tensorarray import check_errors
 
     check_errors()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """Where there should be a GPU, a test that is skipped for lack of one has failed."""
+    report = yield
+    if report.skipped and "TENSORARRAY_NEEDS_GPU" in os.environ and "needs a GPU" in str(report.longrepr):
+        report.outcome, report.longrepr = "failed", f"TENSORARRAY_NEEDS_GPU is set, but: {report.longrepr}"
+    return report
+
+
+def pytest_sessionstart(session):
+    if "TENSORARRAY_NEEDS_GPU" in os.environ and jax.default_backend() != "gpu":
+        pytest.exit(f"TENSORARRAY_NEEDS_GPU is set, but jax runs on {jax.default_backend()}", returncode=1)

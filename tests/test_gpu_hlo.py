@@ -22,8 +22,8 @@ pytestmark = pytest.mark.skipif(bool(gpu_hlo.why_not()), reason=gpu_hlo.why_not(
 TRANSFORMS = {"forward": lambda f: f, "grad": jax.grad}
 
 #: Kernels an iteration more than plain JAX has, where there are more: (forward, gradient). All of them are for one
-#: reason. XLA puts a slice of its own into the fusion that makes or uses the row. A call of ours stays outside, a launch
-#: of its own, and so does what computes its index or its mask, if that is more than the number of the step.
+#: reason. XLA puts a slice of its own into the fusion that makes or uses the row. A call of ours stays outside, a
+#: launch of its own, and so does what computes its index or its mask, if that is more than the number of the step.
 MORE = {
     "write": (1, 0),
     "read_then_write": (2, 0),
