@@ -27,7 +27,8 @@ def ta_check(index: Any, size: Any, *, mode: str | None = None, op: str = "ta_ch
         int32 array of shape `I`. There is nothing to differentiate.
 
     Raises:
-        jax.errors.JaxRuntimeError, ValueError: an index is out of range (while running, on the CPU).
+        jax.errors.JaxRuntimeError, ValueError: an index is out of range (while running; on a GPU later, see
+            `check_errors`).
         TypeError: `index` is not of an integer dtype, or `size` not int32.
         ValueError: `size` is not a scalar, or `mode` none of the above.
 
