@@ -171,7 +171,7 @@ ffi::Error Check(Device device, ffi::AnyBuffer index, ffi::Buffer<ffi::S32> size
   auto rows = index_of(index);
   if (rows.has_error()) return rows.error();
   auto positions = static_cast<int64_t>(index.element_count());
-  if (positions == 0) return ffi::Error::Success();
+  if (positions == 0) return status(enqueue_nothing(device.stream));
   LiveSize live{size.typed_data(), positions / static_cast<int64_t>(size.element_count())};
   Report report = device.report(strict, op);
   return status(enqueue_check(device.stream, *rows, live, checked->typed_data(), positions, report));
@@ -179,7 +179,12 @@ ffi::Error Check(Device device, ffi::AnyBuffer index, ffi::Buffer<ffi::S32> size
 
 ffi::Error Fence(Device device, ffi::AnyBuffer buffer, ffi::RemainingArgs, ffi::Result<ffi::AnyBuffer> out) {
   auto rows = in_place(device.stream, buffer, out);
-  return rows.has_error() ? rows.error() : ffi::Error::Success();
+  return rows.has_error() ? rows.error() : status(enqueue_nothing(device.stream));
+}
+
+// Leaves its result as XLA allocated it.
+ffi::Error Empty(Device device, ffi::RemainingArgs, ffi::Result<ffi::AnyBuffer>) {
+  return status(enqueue_nothing(device.stream));
 }
 
 auto on_device() { return ffi::Ffi::Bind().Ctx<ffi::DeviceOrdinal>().Ctx<ffi::PlatformStream<cudaStream_t>>(); }
@@ -197,7 +202,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(kMask, raising<Mask>, bind_mask(on_device()), kCap
 XLA_FFI_DEFINE_HANDLER_SYMBOL(kClear, raising<Clear>, bind_clear(on_device()), kCapturable);
 XLA_FFI_DEFINE_HANDLER_SYMBOL(kCheck, raising<Check>, bind_check(on_device()), kCapturable);
 XLA_FFI_DEFINE_HANDLER_SYMBOL(kFence, raising<Fence>, bind_fence(on_device()), kCapturable);
-XLA_FFI_DEFINE_HANDLER_SYMBOL(kEmpty, Empty, bind_empty(ffi::Ffi::Bind()), kCapturable);
+XLA_FFI_DEFINE_HANDLER_SYMBOL(kEmpty, raising<Empty>, bind_empty(on_device()), kCapturable);
 
 }  // namespace
 

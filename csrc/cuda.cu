@@ -4,19 +4,21 @@
 namespace jax_tensorarray {
 namespace {
 
-// Three blocks on a multiprocessor leave a thread 80 registers. Without that wish the compiler goes for more blocks, and
-// spills registers for it.
+// Three blocks on a multiprocessor leave a thread 80 registers. Without that wish the compiler goes for more blocks,
+// and spills registers for it.
 template <class Body>
 __global__ void __launch_bounds__(256, 3) run(Body body, Grid grid) {
   run_thread(body, grid, blockIdx.x, blockIdx.y, threadIdx.x, threadIdx.y);
 }
+
+__global__ void do_nothing() {}
 
 struct OnStream {
   cudaStream_t stream;
 
   template <class Body>
   cudaError_t operator()(Body body, int64_t rows, int64_t columns) const {
-    if (rows == 0) return cudaSuccess;
+    if (rows == 0) return enqueue_nothing(stream);
     Grid grid = grid_for(rows, columns);
     void* arguments[] = {&body, &grid};
     // Its result is about this launch alone; that of the <<<...>>> syntax may be about an earlier call of anybody's.
@@ -26,6 +28,13 @@ struct OnStream {
 };
 
 }  // namespace
+
+cudaError_t enqueue_nothing(cudaStream_t stream) {
+  cudaStreamCaptureStatus capturing;
+  if (auto error = cudaStreamIsCapturing(stream, &capturing); error != cudaSuccess) return error;
+  if (capturing == cudaStreamCaptureStatusNone) return cudaSuccess;
+  return cudaLaunchKernel(reinterpret_cast<const void*>(&do_nothing), dim3(1), dim3(1), nullptr, 0, stream);
+}
 
 cudaError_t enqueue_read(cudaStream_t stream, const Walk& walk, const void* buffer, void* value) {
   return launch_read(OnStream{stream}, walk, buffer, value);

@@ -6,6 +6,9 @@
 
 namespace jax_tensorarray {
 
+// For a call that has nothing to do: there must be something in a CUDA graph, or XLA refuses it.
+cudaError_t enqueue_nothing(cudaStream_t);
+
 // Rows are in bytes.
 cudaError_t enqueue_read(cudaStream_t, const Walk&, const void* buffer, void* value);
 cudaError_t enqueue_write(cudaStream_t, const Walk&, void* buffer, const void* value);

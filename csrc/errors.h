@@ -82,11 +82,13 @@ struct Report {
 #endif
 };
 
-// --- the host's side, under a lock -----------------------------------------------------------------------------
+// --- the host's side, under a lock but for is_pending ----------------------------------------------------------
 
 inline uint32_t written(const ErrorRecord& record) { return __atomic_load_n(&record.written, __ATOMIC_ACQUIRE); }
 
-inline bool is_pending(const ErrorRecord& record) { return written(record) != record.settled; }
+inline bool is_pending(const ErrorRecord& record) {
+  return written(record) != __atomic_load_n(&record.settled, __ATOMIC_RELAXED);
+}
 
 // The text of an error that nobody has been told of.
 inline std::optional<std::string> tell(ErrorRecord& record) {

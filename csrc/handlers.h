@@ -168,9 +168,6 @@ auto bind_fence(Binding binding) {
       .template Ret<ffi::AnyBuffer>();
 }
 
-// Leaves its result as XLA allocated it: no page is touched.
-inline ffi::Error Empty(ffi::RemainingArgs, ffi::Result<ffi::AnyBuffer>) { return ffi::Error::Success(); }
-
 template <class Binding>
 auto bind_empty(Binding binding) {
   return std::move(binding).RemainingArgs().template Ret<ffi::AnyBuffer>();

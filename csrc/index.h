@@ -39,7 +39,7 @@ struct Geometry {
 
   // The batch of a position. A division is slow on a GPU, so it is left out where it is not needed.
   TA_HD int64_t batch_of(int64_t position) const {
-    if (batch == 1) return 0;
+    if (position < count) return 0;
     return count == 1 ? position : position / count;
   }
 };
@@ -98,7 +98,7 @@ struct BufferSize {
 struct LiveSize {
   const int32_t* size;
   int64_t count;
-  TA_HD int64_t operator()(int64_t position) const { return size[position / count]; }
+  TA_HD int64_t operator()(int64_t position) const { return size[position < count ? 0 : position / count]; }
 };
 
 }  // namespace jax_tensorarray

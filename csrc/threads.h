@@ -308,7 +308,7 @@ struct ClearThread {
   int64_t lanes;
 
   TA_HD void operator()(int64_t k, const Columns& at) const {
-    int64_t batch = g.batch == 1 ? 0 : k / lanes;
+    int64_t batch = k < lanes ? 0 : k / lanes;
     int64_t last = bound(stop, batch, g.size);
     const Unit zeros[kColumns] = {};
     for (int64_t row = bound(start, batch, g.size) + k - batch * lanes; row < last; row += lanes) {
