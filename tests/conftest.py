@@ -37,5 +37,8 @@ def pytest_runtest_makereport(item, call):
 
 
 def pytest_sessionstart(session):
+    import oracle
+
+    oracle.FLUSHES = jax.default_backend() == "cpu"
     if "TENSORARRAY_NEEDS_GPU" in os.environ and jax.default_backend() != "gpu":
         pytest.exit(f"TENSORARRAY_NEEDS_GPU is set, but jax runs on {jax.default_backend()}", returncode=1)

