@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 CSRC = Path(__file__).parent.parent / "csrc"
-KERNEL = re.compile(r"run<jax_tensorarray::(\w+)")
+KERNEL = re.compile(r"(do_nothing|(?<=run<jax_tensorarray::)\w+)")
 FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 REGISTERS = re.compile(r"Used (\d+) registers")
 

@@ -24,6 +24,8 @@ TRANSFORMS = {"forward": lambda f: f, "grad": jax.grad}
 #: Kernels an iteration more than plain JAX has, where there are more: (forward, gradient). All of them are for one
 #: reason. XLA puts a slice of its own into the fusion that makes or uses the row. A call of ours stays outside, a
 #: launch of its own, and so does what computes its index or its mask, if that is more than the number of the step.
+#: What XLA fuses differs from version to version, so they are compared in one only.
+COUNTED_WITH = "0.12."
 MORE = {
     "write": (1, 0),
     "read_then_write": (2, 0),
@@ -77,6 +79,7 @@ def test_the_proof_fails_for_plain_jax():
         assert_no_whole_buffer_operation(hlo("read_then_write", "grad", "plain"), buffer().nbytes)
 
 
+@pytest.mark.skipif(not jax.__version__.startswith(COUNTED_WITH), reason=f"counted with jax {COUNTED_WITH}x")
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("name", programs)
 def test_a_step_launches_no_more_kernels_than_in_plain_jax_but_for_those_that_are_listed(name, transform):
