@@ -79,10 +79,12 @@ struct Device {
 };
 
 // A handler that first raises what an earlier op of the same run has recorded, if that is known by now: then a loop
-// ends in the step after the one that failed, or soon after.
+// ends in the step after the one that failed, or soon after. The records are there: Initialize has made them.
 template <auto kHandler>
 constexpr auto raising = [](int32_t ordinal, cudaStream_t stream, auto... args) {
-  ErrorRecord* record = Records::get().first + ordinal;
+  const Records& records = Records::get();
+  if (records.error != cudaSuccess) return status(records.error);
+  ErrorRecord* record = records.first + ordinal;
   if (is_pending(*record)) {
     std::lock_guard<std::mutex> lock(errors);
     if (auto text = tell(*record)) return raised(*text);

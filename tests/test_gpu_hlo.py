@@ -5,7 +5,11 @@ it. `python tests/test_gpu_hlo.py` prints the table that is in `benchmarks/resul
 """
 
 import functools
+import os
+import subprocess
+import sys
 from collections import Counter
+from pathlib import Path
 
 import gpu_hlo
 import jax
@@ -111,6 +115,31 @@ def test_many_positions_are_sorted_before_the_call_and_few_are_not(count, is_sor
     text = gpu_hlo.compiled_for_h100(ta_add, buffer(), jnp.zeros(count, jnp.int32), buffer(count))
     assert f"sorted = {str(is_sorted).lower()}" in text
     assert (" sort(" in text or "Sort" in text) == is_sorted
+
+
+COMMANDS = "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,CONDITIONAL,WHILE,DYNAMIC_SLICE_FUSION"
+IN_GRAPHS = """
+import gpu_hlo, jax, jax.numpy as jnp
+from jax_tensorarray._programs import ours, programs
+gpu_hlo.compiled_for_h100(jax.grad(programs["read_then_write"].with_ops(ours)), jnp.zeros((1000, 64)))
+"""
+
+
+def test_our_calls_are_put_into_cuda_graphs(tmp_path):
+    flags = f"--xla_gpu_enable_command_buffer={COMMANDS} --xla_gpu_graph_min_graph_size=1 --xla_dump_to={tmp_path}"
+    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    environment = os.environ | {"XLA_FLAGS": f"{flags} --xla_dump_hlo_as_text", "PYTHONPATH": paths}
+    subprocess.run([sys.executable, "-c", IN_GRAPHS], env=environment, capture_output=True, check=True)
+    dumped = sorted(tmp_path.glob("*thunk_sequence_after_thunk_passes.txt"))
+    if not dumped:
+        pytest.skip("this version of XLA does not say what it puts into a graph")
+    graphs, ours_in_graphs = [], []
+    for line in dumped[0].read_text().splitlines():
+        depth = len(line) - len(line.lstrip())
+        graphs = [d for d in graphs if d < depth] + ([depth] if "kCommandBuffer" in line else [])
+        if ": kCustomCall" in line:
+            ours_in_graphs.append(bool(graphs))
+    assert ours_in_graphs == [True] * 4  # a read and a write, forward; an add and a swap, backward
 
 
 def table() -> str:
