@@ -25,6 +25,7 @@ export JAX_PLATFORMS=$platform XLA_PYTHON_CLIENT_PREALLOCATE=false PYTHONUNBUFFE
 output=benchmarks/results/gpu-$platform${quick:+-quick}.json
 failed=()
 
+# The limits add up to less than ten minutes.
 # part NAME SECONDS COMMAND...: what fails or takes too long is listed at the end, and the rest goes on.
 part() {
   local name=$1 limit=$2 start=$SECONDS
@@ -49,7 +50,7 @@ workers=$(($(nproc) > 12 ? 12 : $(nproc)))
 part "kernel tests" 60 "$python" -m pytest -q -n "$workers" "${kernels[@]}" tests/test_index_errors.py
 if [ ${#quick[@]} -eq 0 ]; then
   # The tests that are left out need no GPU: they are CI's.
-  part suite 200 "$python" -m pytest -q -n "$workers" --maxfail=40 --ignore=tests/test_gpu_hlo.py \
+  part suite 170 "$python" -m pytest -q -n "$workers" --maxfail=40 --ignore=tests/test_gpu_hlo.py \
     --ignore=tests/test_cuda_host.py --ignore=tests/test_main.py --ignore=tests/test_tensorflow_programs.py
 fi
 
@@ -66,14 +67,14 @@ rm -f "$output"
 figures() {  # LABEL SECONDS PARTS...
   local label=$1 seconds=$2
   shift 2
-  part "figures: $label" $((seconds + 25)) "$python" benchmarks/gpu.py --label "$label" --seconds "$seconds" \
+  part "figures: $label" $((seconds + 12)) "$python" benchmarks/gpu.py --label "$label" --seconds "$seconds" \
     --output "$output" ${quick[@]+"${quick[@]}"} --part "$@"
 }
-figures "XLA's defaults" 75 ops dtypes duplicates threshold training rows loops
+figures "XLA's defaults" 60 ops dtypes duplicates threshold training rows loops
 if [ "$platform" = cuda ]; then
   commands=FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,CONDITIONAL,WHILE,DYNAMIC_SLICE_FUSION
-  XLA_FLAGS="${XLA_FLAGS:-} --xla_gpu_enable_command_buffer=$commands" figures "command buffers with custom calls" 30 rows loops
-  XLA_FLAGS="${XLA_FLAGS:-} --xla_gpu_enable_command_buffer=" figures "no command buffers" 30 rows loops
+  XLA_FLAGS="${XLA_FLAGS:-} --xla_gpu_enable_command_buffer=$commands" figures "command buffers with custom calls" 25 rows loops
+  XLA_FLAGS="${XLA_FLAGS:-} --xla_gpu_enable_command_buffer=" figures "no command buffers" 25 rows loops
 fi
 
 printf '\n=== %ss in all; figures in %s\n' "$SECONDS" "$output"

@@ -49,6 +49,19 @@ struct Records {
 // The GPUs that have run an op.
 std::vector<int> used;
 
+void note_use(int device) {
+  std::lock_guard<std::mutex> lock(errors);
+  if (std::find(used.begin(), used.end(), device) == used.end()) used.push_back(device);
+}
+
+// For a GPU that has been waited for, without the lock: it may itself wait for what another thread is to launch.
+std::optional<std::string> tell_and_settle(ErrorRecord& record) {
+  std::lock_guard<std::mutex> lock(errors);
+  auto text = tell(record);
+  settle(record);
+  return text;
+}
+
 ffi::Error raised(const std::string& text) { return ffi::Error(ffi::ErrorCode::kOutOfRange, text); }
 
 // Runs before an executable that has an op in it, in every run of it, also where the op is in a CUDA graph.
@@ -58,13 +71,11 @@ ffi::Error raised(const std::string& text) { return ffi::Error(ffi::ErrorCode::k
 ffi::Error Initialize(int32_t device, cudaStream_t stream) {
   const Records& records = Records::get();
   if (records.error != cudaSuccess) return status(records.error);
-  std::lock_guard<std::mutex> lock(errors);
-  if (std::find(used.begin(), used.end(), device) == used.end()) used.push_back(device);
+  note_use(device);
   ErrorRecord& record = records.first[device];
   if (!is_pending(record)) return ffi::Error::Success();
   if (auto error = cudaStreamSynchronize(stream); error != cudaSuccess) return status(error);
-  auto text = tell(record);
-  settle(record);
+  auto text = tell_and_settle(record);
   return text ? raised(*text) : ffi::Error::Success();
 }
 
@@ -222,15 +233,17 @@ bool has_run() {
 
 // Waits for one GPU after the other, for an error may have been found by work that is still under way.
 std::optional<std::string> wait_for_error() {
-  std::lock_guard<std::mutex> lock(errors);
+  std::vector<int> devices;
+  {
+    std::lock_guard<std::mutex> lock(errors);
+    devices = used;
+  }
   std::optional<std::string> text;
   int current = 0;
-  if (used.empty() || cudaGetDevice(&current) != cudaSuccess) return text;
-  for (int device : used) {
+  if (devices.empty() || cudaGetDevice(&current) != cudaSuccess) return text;
+  for (int device : devices) {
     if (cudaSetDevice(device) != cudaSuccess || cudaDeviceSynchronize() != cudaSuccess) continue;
-    ErrorRecord& record = Records::get().first[device];
-    auto found = tell(record);
-    settle(record);
+    auto found = tell_and_settle(Records::get().first[device]);
     if (!text) text = found;
   }
   cudaSetDevice(current);
