@@ -7,8 +7,9 @@
 #include "module.h"
 #include "vendor.h"
 
-NB_MODULE(_cuda, m) {
-  using namespace jax_tensorarray;
+namespace jax_tensorarray {
+
+inline void define_gpu_module(nanobind::module_& m) {
   define_module(m, cuda_handlers(), cuda_stages());
   int built = 0;
   m.attr("cuda_version") = cudaRuntimeGetVersion(&built) == cudaSuccess ? built : 0;
@@ -23,3 +24,11 @@ NB_MODULE(_cuda, m) {
   m.def("wait_for_error", wait_for_error, nanobind::call_guard<nanobind::gil_scoped_release>(),
         "Wait for the GPUs that have run an op. The text of an error that they recorded, or None");
 }
+
+}  // namespace jax_tensorarray
+
+#ifdef JAX_TENSORARRAY_ROCM
+NB_MODULE(_rocm, m) { jax_tensorarray::define_gpu_module(m); }
+#else
+NB_MODULE(_cuda, m) { jax_tensorarray::define_gpu_module(m); }
+#endif

@@ -12,7 +12,9 @@
 // All of this is ordinary C++ to a host compiler: tests/cuda_host.cc runs it, block by block and thread by thread.
 #pragma once
 
+#include <cstddef>
 #include <initializer_list>
+#include <type_traits>
 
 #include "errors.h"
 #include "kernels.h"
