@@ -10,6 +10,7 @@ from jax_tensorarray import _ffi
 _ffi.load()
 
 from jax_tensorarray import _compat, _partition, checkpoint_policies, primitives  # noqa: E402
+from jax_tensorarray._errors import check_errors  # noqa: E402
 from jax_tensorarray._loops.api import (  # noqa: E402
     choice_of_residuals,
     foldl,
@@ -37,6 +38,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "TensorArray",
+    "check_errors",
     "checkpoint_policies",
     "choice_of_residuals",
     "foldl",

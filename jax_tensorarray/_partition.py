@@ -70,7 +70,7 @@ class Roles:
         if role == "value":
             positions = index_rank - len(batch)
             return [*batch, *self._positions(positions), *_elements(rest - positions)]
-        if role in ("bound", "parts"):
+        if role in ("bound", "parts", "order"):
             return [*batch, *[None] * rest]
         return [(role, k) for k in range(rank)]  # a reader, in whatever parts it comes
 
@@ -97,6 +97,8 @@ def _roles(name: str, config: str, operand_ranks: Sequence[int]) -> Roles:
         operands = operands[:-1]
     found = re.search(r"batch_dims = (\d+)", config)
     batch_dims = int(found.group(1)) if found else operand_ranks[1] if name == "check" else 0
+    if "sorted = true" in config:
+        operands = (*operands, "order")
     readers = [f"reader {k}" for k in range(len(operand_ranks) - len(operands))]
     return Roles(name, batch_dims, (*operands, *readers), results)
 

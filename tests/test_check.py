@@ -12,6 +12,7 @@ import pytest
 import unrolled
 from in_place import assert_in_place
 from jax import lax
+from waiting import finish
 
 from jax_tensorarray import _reference, checkpoint_policies, primitives, ta_read, ta_write
 from jax_tensorarray._ops.check import ta_check
@@ -27,10 +28,6 @@ RUNTIME_ERRORS = (jax.errors.JaxRuntimeError, ValueError)
 def raises(index, size=SIZE, op="ta_check"):
     text = f"{op}: index {index} is out of range for a TensorArray of size {size}"
     return pytest.raises(RUNTIME_ERRORS, match=re.escape(text) + r"(?!\d)")
-
-
-def finish(x):
-    return jax.block_until_ready(x)
 
 
 drop = functools.partial(ta_check, mode="drop")
