@@ -29,6 +29,14 @@ cudaError_t enqueue_clear(cudaStream_t, const Geometry& g, const Index& start, c
   return done(launch_clear(OnHost{}, g, start, stop, buffer));
 }
 
+cudaError_t enqueue_read_part(cudaStream_t, const Parts& parts, const void* buffer, void* value) {
+  return done(launch_read_part(OnHost{}, parts, buffer, value));
+}
+
+cudaError_t enqueue_write_part(cudaStream_t, const Parts& parts, void* buffer, const void* value) {
+  return done(launch_write_part(OnHost{}, parts, buffer, value));
+}
+
 cudaError_t enqueue_check(cudaStream_t, const Index& index, const LiveSize& live, int32_t* checked, int64_t positions,
                           const Report& report) {
   return done(launch_check(OnHost{}, index, live, checked, positions, report));
