@@ -9,7 +9,7 @@ from jax_tensorarray import _ffi
 
 _ffi.load()
 
-from jax_tensorarray import _compat, _partition, checkpoint_policies, primitives  # noqa: E402
+from jax_tensorarray import _compat, _partition, checkpoint_policies, export, primitives  # noqa: E402
 from jax_tensorarray._errors import check_errors  # noqa: E402
 from jax_tensorarray._loops.api import (  # noqa: E402
     choice_of_residuals,
@@ -41,6 +41,7 @@ __all__ = [
     "check_errors",
     "checkpoint_policies",
     "choice_of_residuals",
+    "export",
     "foldl",
     "foldr",
     "fori_loop",
