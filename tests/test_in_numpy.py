@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from in_numpy import in_numpy
 from jax import lax
+from quick import jit
 
 X = np.random.default_rng(0).normal(size=(4, 3))
 
@@ -54,7 +55,7 @@ def test_an_oracle_in_numpy_has_the_values_of_the_compiled_one(f, transform):
     if transform is derivatives and f is loops:
         f = lambda x: loops(x)[::3]  # noqa: E731  # there is no reverse mode of while_loop
     x = np.stack([X, 2 * X, -X]) if transform is jax.vmap else X
-    found, wanted = in_numpy(transform(f))(x), jax.jit(transform(f))(x)
+    found, wanted = in_numpy(transform(f))(x), jit(transform(f))(x)
     for a, e in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
         assert (a.shape, a.dtype) == (e.shape, e.dtype)
         np.testing.assert_allclose(a, e, rtol=1e-6 if e.dtype == np.float32 else 1e-11, atol=1e-12)
