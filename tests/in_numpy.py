@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal
 
+from jax_tensorarray import _compat
+
 
 def in_numpy(f: Callable[..., Any]) -> Callable[..., Any]:
     """`f`, which must not need the values of its arguments while it is traced."""
@@ -126,7 +128,7 @@ def _dynamic_update_slice(params: Any, x: np.ndarray, update: np.ndarray, *start
 
 
 def _scan(params: Any, *operands: np.ndarray) -> list[np.ndarray]:
-    consts, carry, xs = np.split(np.arange(len(operands)), np.cumsum([params["num_consts"], params["num_carry"]]))
+    consts, carry, xs = np.split(np.arange(len(operands)), np.cumsum(_compat.scan_counts(params)))
     consts, carry, xs = ([operands[k] for k in group] for group in (consts, carry, xs))
     steps = range(params["length"])
     every = []
