@@ -3,20 +3,19 @@
 // Every in-place handler aliases its first operand with its first result, so XLA copies the buffer beforehand
 // only where the old value is still needed. Operands past the named ones order this call after the readers of
 // the buffer; the kernel does not look at them.
-#include <string>
+#include <cstring>
 #include <string_view>
 
+#include "errors.h"
 #include "handlers.h"
 #include "module.h"
+#include "walks.h"
 
 namespace jax_tensorarray {
 namespace {
 
-std::string out_of_range(std::string_view op, const Index& index, int64_t position, int64_t size) {
-  int64_t value = index.value(position);
-  std::string text =
-      index.type == IndexType::kU64 ? std::to_string(static_cast<uint64_t>(value)) : std::to_string(value);
-  return std::string(op) + ": index " + text + " is out of range for a TensorArray of size " + std::to_string(size);
+ffi::Error out_of_range(std::string_view op, const Index& index, int64_t position, int64_t size) {
+  return ffi::Error(ffi::ErrorCode::kOutOfRange, message(op, index.type, index.value(position), size));
 }
 
 // The plan of a call whose indices have all been looked at: an error leaves the buffer as it was.
@@ -24,10 +23,10 @@ ffi::ErrorOr<Plan> checked_plan(const Call& call, const ffi::AnyBuffer& buffer, 
                                 const ffi::RemainingArgs& rest) {
   auto plan = make_plan(call, buffer, index, rest);
   if (plan.has_error() || !call.strict) return plan;
-  int64_t size = plan->geometry.size;
-  int64_t bad = plan->index.first_error(static_cast<int64_t>(index.element_count()), size);
-  if (bad == kNoRow) return plan;
-  return ffi::Unexpected(ffi::Error(ffi::ErrorCode::kOutOfRange, out_of_range(call.op, plan->index, bad, size)));
+  BufferSize size{plan->geometry.size};
+  int64_t stray = plan->index.first_stray(static_cast<int64_t>(index.element_count()), size);
+  if (stray == kNoRow) return plan;
+  return ffi::Unexpected(out_of_range(call.op, plan->index, stray, size(stray)));
 }
 
 // XLA honours the alias; another runtime that reads the same module need not.
@@ -45,8 +44,8 @@ ffi::Error Read(ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::RemainingArgs 
   if (plan.has_error()) return plan.error();
   const Geometry& g = plan->geometry;
   for (int64_t b = 0; b < g.batch; ++b) {
-    read_lane(g, plan->index, static_cast<const uint8_t*>(buffer.untyped_data()),
-              static_cast<uint8_t*>(value->untyped_data()), b, 0, g.row);
+    walk_read(g, plan->index, static_cast<const uint8_t*>(buffer.untyped_data()),
+              static_cast<uint8_t*>(value->untyped_data()), b);
   }
   return ffi::Error::Success();
 }
@@ -58,7 +57,7 @@ ffi::Error Write(ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::AnyBuffer val
   const Geometry& g = plan->geometry;
   auto* rows = in_place<uint8_t>(buffer, out);
   for (int64_t b = 0; b < g.batch; ++b) {
-    write_lane(g, plan->index, rows, static_cast<const uint8_t*>(value.untyped_data()), call.reverse, b, 0, g.row);
+    walk_write(g, plan->index, rows, static_cast<const uint8_t*>(value.untyped_data()), call.reverse, b);
   }
   return ffi::Error::Success();
 }
@@ -70,8 +69,8 @@ ffi::Error Swap(ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::AnyBuffer valu
   const Geometry& g = plan->geometry;
   auto* rows = in_place<uint8_t>(buffer, out);
   for (int64_t b = 0; b < g.batch; ++b) {
-    swap_lane(g, plan->index, rows, static_cast<const uint8_t*>(value.untyped_data()),
-              static_cast<uint8_t*>(old->untyped_data()), call.reverse, b, 0, g.row);
+    walk_swap(g, plan->index, rows, static_cast<const uint8_t*>(value.untyped_data()),
+              static_cast<uint8_t*>(old->untyped_data()), call.reverse, b);
   }
   return ffi::Error::Success();
 }
@@ -84,7 +83,7 @@ ffi::Error add_rows(const Plan& plan, const ffi::AnyBuffer& buffer, const ffi::A
   g.row /= static_cast<int64_t>(sizeof(Element));  // complex numbers are two elements
   auto* rows = in_place<Element>(buffer, out);
   for (int64_t b = 0; b < g.batch; ++b) {
-    add_lane<Sum>(g, plan.index, rows, static_cast<const Element*>(value.untyped_data()), reverse, b, 0, g.row);
+    walk_add<Sum>(g, plan.index, rows, static_cast<const Element*>(value.untyped_data()), reverse, b);
   }
   return ffi::Error::Success();
 }
@@ -101,7 +100,7 @@ ffi::Error clear_rows(const ffi::AnyBuffer& buffer, const Index& start, const In
                       ffi::Result<ffi::AnyBuffer>& out, int64_t batch_dims) {
   Geometry g = geometry_of(buffer, batch_dims, 0);
   auto* rows = in_place<uint8_t>(buffer, out);
-  for (int64_t b = 0; b < g.batch; ++b) clear_lane(g, start, stop, rows, b, 0, g.row);
+  for (int64_t b = 0; b < g.batch; ++b) walk_clear(g, start, stop, rows, b);
   return ffi::Error::Success();
 }
 
@@ -124,10 +123,8 @@ ffi::Error ReadPart(ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::AnyBuffer 
                     ffi::Result<ffi::AnyBuffer> value, int64_t batch_dims) {
   auto p = make_parts(buffer, index, parts, batch_dims);
   if (p.has_error()) return p.error();
-  for (int64_t b = 0; b < p->geometry.batch; ++b) {
-    read_part_lane(p->geometry, p->index, p->parts, p->part, static_cast<const uint8_t*>(buffer.untyped_data()),
-                   static_cast<uint8_t*>(value->untyped_data()), b, 0, p->geometry.row);
-  }
+  const auto* rows = static_cast<const uint8_t*>(buffer.untyped_data());
+  for (int64_t b = 0; b < p->g.batch; ++b) walk_read_part(*p, rows, static_cast<uint8_t*>(value->untyped_data()), b);
   return ffi::Error::Success();
 }
 
@@ -136,9 +133,8 @@ ffi::Error WritePart(ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::AnyBuffer
   auto p = make_parts(buffer, index, parts, batch_dims);
   if (p.has_error()) return p.error();
   auto* rows = in_place<uint8_t>(buffer, out);
-  for (int64_t b = 0; b < p->geometry.batch; ++b) {
-    write_part_lane(p->geometry, p->index, p->parts, p->part, rows, static_cast<const uint8_t*>(value.untyped_data()),
-                    b, 0, p->geometry.row);
+  for (int64_t b = 0; b < p->g.batch; ++b) {
+    walk_write_part(*p, rows, static_cast<const uint8_t*>(value.untyped_data()), b);
   }
   return ffi::Error::Success();
 }
@@ -148,14 +144,11 @@ ffi::Error Check(ffi::AnyBuffer index, ffi::Buffer<ffi::S32> size, ffi::Result<f
   auto rows = index_of(index);
   if (rows.has_error()) return rows.error();
   auto positions = static_cast<int64_t>(index.element_count());
-  int64_t count = positions == 0 ? 0 : positions / static_cast<int64_t>(size.element_count());
-  for (int64_t p = 0; p < positions; ++p) {
-    int32_t row = live_row(*rows, size.typed_data(), p, count);
-    if (strict && row == kNoRow) {
-      return ffi::Error(ffi::ErrorCode::kOutOfRange, out_of_range(op, *rows, p, size.typed_data()[p / count]));
-    }
-    checked->typed_data()[p] = row;
-  }
+  if (positions == 0) return ffi::Error::Success();
+  LiveSize live{size.typed_data(), positions / static_cast<int64_t>(size.element_count())};
+  int64_t stray = strict ? rows->first_stray(positions, live) : kNoRow;
+  if (stray != kNoRow) return out_of_range(op, *rows, stray, live(stray));
+  for (int64_t p = 0; p < positions; ++p) checked->typed_data()[p] = static_cast<int32_t>(rows->row(p, live(p)));
   return ffi::Error::Success();
 }
 
@@ -164,6 +157,9 @@ ffi::Error Fence(ffi::AnyBuffer buffer, ffi::RemainingArgs, ffi::Result<ffi::Any
   in_place<uint8_t>(buffer, out);
   return ffi::Error::Success();
 }
+
+// Leaves its result as XLA allocated it: no page is touched.
+ffi::Error Empty(ffi::RemainingArgs, ffi::Result<ffi::AnyBuffer>) { return ffi::Error::Success(); }
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(kRead, Read, bind_read(ffi::Ffi::Bind()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(kWrite, Write, bind_write(ffi::Ffi::Bind()));

@@ -1,11 +1,17 @@
-// CUDA handlers of the row ops, and the Python module that hands them to jax.ffi.
+// CUDA handlers of the row ops.
 //
 // A handler enqueues its kernel on the stream it is given and returns: it neither allocates nor synchronises, so
-// XLA may capture it in a CUDA graph.
+// XLA may capture it in a CUDA graph. What has to be allocated is allocated in the stage before, kInitialize.
 #include "cuda.h"
 
+#include <algorithm>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cuda_module.h"
 #include "handlers.h"
-#include "module.h"
 
 namespace jax_tensorarray {
 namespace {
@@ -13,6 +19,89 @@ namespace {
 ffi::Error status(cudaError_t error) {
   return error == cudaSuccess ? ffi::Error::Success() : ffi::Error::Internal(cudaGetErrorString(error));
 }
+
+// --- errors that kernels have recorded -------------------------------------------------------------------------
+
+std::mutex errors;
+
+// A record for every GPU, in host memory that all of them can write; made when it is first asked for.
+struct Records {
+  ErrorRecord* first = nullptr;
+  int count = 0;
+  cudaError_t error = cudaSuccess;
+
+  Records() {
+    error = cudaGetDeviceCount(&count);
+    if (error != cudaSuccess) return;
+    void* memory = nullptr;
+    error = cudaHostAlloc(&memory, count * sizeof(ErrorRecord), cudaHostAllocMapped | cudaHostAllocPortable);
+    if (error != cudaSuccess) return;
+    first = static_cast<ErrorRecord*>(memory);
+    std::fill_n(first, count, ErrorRecord{});
+  }
+
+  static const Records& get() {
+    static const Records records;  // never freed: kernels may be running when the process ends
+    return records;
+  }
+};
+
+// The GPUs that have run an op.
+std::vector<int> used;
+
+void note_use(int device) {
+  std::lock_guard<std::mutex> lock(errors);
+  if (std::find(used.begin(), used.end(), device) == used.end()) used.push_back(device);
+}
+
+// For a GPU that has been waited for, without the lock: it may itself wait for what another thread is to launch.
+std::optional<std::string> tell_and_settle(ErrorRecord& record) {
+  std::lock_guard<std::mutex> lock(errors);
+  auto text = tell(record);
+  settle(record);
+  return text;
+}
+
+ffi::Error raised(const std::string& text) { return ffi::Error(ffi::ErrorCode::kOutOfRange, text); }
+
+// Runs before an executable that has an op in it, in every run of it, also where the op is in a CUDA graph.
+//
+// An error of an earlier run is raised here, as soon as the GPU is done with that run, what it found afterwards
+// included.
+ffi::Error Initialize(int32_t device, cudaStream_t stream) {
+  const Records& records = Records::get();
+  if (records.error != cudaSuccess) return status(records.error);
+  note_use(device);
+  ErrorRecord& record = records.first[device];
+  if (!is_pending(record)) return ffi::Error::Success();
+  if (auto error = cudaStreamSynchronize(stream); error != cudaSuccess) return status(error);
+  auto text = tell_and_settle(record);
+  return text ? raised(*text) : ffi::Error::Success();
+}
+
+// --- handlers --------------------------------------------------------------------------------------------------
+
+// Where an op runs.
+struct Device {
+  cudaStream_t stream;
+  ErrorRecord* record;
+
+  Report report(bool strict, std::string_view op) const { return {strict ? record : nullptr, op_name(op)}; }
+};
+
+// A handler that first raises what an earlier op of the same run has recorded, if that is known by now: then a loop
+// ends in the step after the one that failed, or soon after. The records are there: Initialize has made them.
+template <auto kHandler>
+constexpr auto raising = [](int32_t ordinal, cudaStream_t stream, auto... args) {
+  const Records& records = Records::get();
+  if (records.error != cudaSuccess) return status(records.error);
+  ErrorRecord* record = records.first + ordinal;
+  if (is_pending(*record)) {
+    std::lock_guard<std::mutex> lock(errors);
+    if (auto text = tell(*record)) return raised(*text);
+  }
+  return kHandler(Device{stream, record}, args...);
+};
 
 // The memory of the updated buffer. XLA honours the alias; another runtime that reads the same module need not.
 ffi::ErrorOr<void*> in_place(cudaStream_t stream, const ffi::AnyBuffer& buffer, ffi::Result<ffi::AnyBuffer>& out) {
@@ -24,113 +113,168 @@ ffi::ErrorOr<void*> in_place(cudaStream_t stream, const ffi::AnyBuffer& buffer, 
   return to;
 }
 
-ffi::Error Read(cudaStream_t stream, ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::RemainingArgs rest,
+Walk walk_of(const Device& device, const Plan& plan, const Call& call) {
+  return Walk{plan.geometry, plan.index, plan.order, call.reverse, device.report(call.strict, call.op)};
+}
+
+ffi::Error Read(Device device, ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::RemainingArgs rest,
                 ffi::Result<ffi::AnyBuffer> value, Call call) {
   auto plan = make_plan(call, buffer, index, rest);
   if (plan.has_error()) return plan.error();
-  return status(launch_read(stream, plan->geometry, plan->index, buffer.untyped_data(), value->untyped_data()));
+  Walk walk = walk_of(device, *plan, call);
+  return status(enqueue_read(device.stream, walk, buffer.untyped_data(), value->untyped_data()));
 }
 
-ffi::Error Write(cudaStream_t stream, ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::AnyBuffer value,
+ffi::Error Write(Device device, ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::AnyBuffer value,
                  ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> out, Call call) {
   auto plan = make_plan(call, buffer, index, rest);
   if (plan.has_error()) return plan.error();
-  auto rows = in_place(stream, buffer, out);
+  auto rows = in_place(device.stream, buffer, out);
   if (rows.has_error()) return rows.error();
-  return status(launch_write(stream, plan->geometry, plan->index, *rows, value.untyped_data(), call.reverse));
+  Walk walk = walk_of(device, *plan, call);
+  return status(enqueue_write(device.stream, walk, *rows, value.untyped_data()));
 }
 
-ffi::Error Swap(cudaStream_t stream, ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::AnyBuffer value,
+ffi::Error Swap(Device device, ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::AnyBuffer value,
                 ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> old, Call call) {
   auto plan = make_plan(call, buffer, index, rest);
   if (plan.has_error()) return plan.error();
-  auto rows = in_place(stream, buffer, out);
+  auto rows = in_place(device.stream, buffer, out);
   if (rows.has_error()) return rows.error();
-  return status(
-      launch_swap(stream, plan->geometry, plan->index, *rows, value.untyped_data(), old->untyped_data(), call.reverse));
+  Walk walk = walk_of(device, *plan, call);
+  return status(enqueue_swap(device.stream, walk, *rows, value.untyped_data(), old->untyped_data()));
 }
 
-ffi::Error Add(cudaStream_t stream, ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::AnyBuffer value,
+ffi::Error Add(Device device, ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::AnyBuffer value,
                ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> out, Call call) {
   auto plan = make_plan(call, buffer, index, rest);
   if (plan.has_error()) return plan.error();
-  auto rows = in_place(stream, buffer, out);
+  auto rows = in_place(device.stream, buffer, out);
   if (rows.has_error()) return rows.error();
+  Walk walk = walk_of(device, *plan, call);
   return with_sum(buffer.element_type(), [&](auto sum) {
-    using Sum = decltype(sum);
-    Geometry g = plan->geometry;
-    g.row /= static_cast<int64_t>(sizeof(typename Sum::Element));
-    return status(launch_add<Sum>(stream, g, plan->index, *rows, value.untyped_data(), call.reverse));
+    return status(enqueue_add<decltype(sum)>(device.stream, walk, *rows, value.untyped_data()));
   });
 }
 
-ffi::Error clear_rows(cudaStream_t stream, const ffi::AnyBuffer& buffer, const Index& start, const Index& stop,
+ffi::Error clear_rows(Device device, const ffi::AnyBuffer& buffer, const Index& start, const Index& stop,
                       ffi::Result<ffi::AnyBuffer>& out, int64_t batch_dims) {
-  auto rows = in_place(stream, buffer, out);
+  auto rows = in_place(device.stream, buffer, out);
   if (rows.has_error()) return rows.error();
-  return status(launch_clear(stream, geometry_of(buffer, batch_dims, 0), start, stop, *rows));
+  return status(enqueue_clear(device.stream, geometry_of(buffer, batch_dims, 0), start, stop, *rows));
 }
 
-ffi::Error Mask(cudaStream_t stream, ffi::AnyBuffer buffer, ffi::AnyBuffer size, ffi::RemainingArgs,
+ffi::Error Mask(Device device, ffi::AnyBuffer buffer, ffi::AnyBuffer size, ffi::RemainingArgs,
                 ffi::Result<ffi::AnyBuffer> out, int64_t batch_dims) {
   auto from = index_of(size);
   if (from.has_error()) return from.error();
-  return clear_rows(stream, buffer, *from, Index{}, out, batch_dims);
+  return clear_rows(device, buffer, *from, Index{}, out, batch_dims);
 }
 
-ffi::Error Clear(cudaStream_t stream, ffi::AnyBuffer buffer, ffi::AnyBuffer start, ffi::AnyBuffer stop,
-                 ffi::RemainingArgs, ffi::Result<ffi::AnyBuffer> out, int64_t batch_dims) {
+ffi::Error Clear(Device device, ffi::AnyBuffer buffer, ffi::AnyBuffer start, ffi::AnyBuffer stop, ffi::RemainingArgs,
+                 ffi::Result<ffi::AnyBuffer> out, int64_t batch_dims) {
   auto from = index_of(start), to = index_of(stop);
   if (from.has_error()) return from.error();
   if (to.has_error()) return to.error();
-  return clear_rows(stream, buffer, *from, *to, out, batch_dims);
+  return clear_rows(device, buffer, *from, *to, out, batch_dims);
 }
 
-ffi::Error Check(cudaStream_t stream, ffi::AnyBuffer index, ffi::Buffer<ffi::S32> size,
-                 ffi::Result<ffi::Buffer<ffi::S32>> checked, std::string_view, bool) {
+ffi::Error ReadPart(Device device, ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::AnyBuffer count,
+                    ffi::RemainingArgs, ffi::Result<ffi::AnyBuffer> value, int64_t batch_dims) {
+  auto parts = make_parts(buffer, index, count, batch_dims);
+  if (parts.has_error()) return parts.error();
+  return status(enqueue_read_part(device.stream, *parts, buffer.untyped_data(), value->untyped_data()));
+}
+
+ffi::Error WritePart(Device device, ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::AnyBuffer value,
+                     ffi::AnyBuffer count, ffi::RemainingArgs, ffi::Result<ffi::AnyBuffer> out, int64_t batch_dims) {
+  auto parts = make_parts(buffer, index, count, batch_dims);
+  if (parts.has_error()) return parts.error();
+  auto rows = in_place(device.stream, buffer, out);
+  if (rows.has_error()) return rows.error();
+  return status(enqueue_write_part(device.stream, *parts, *rows, value.untyped_data()));
+}
+
+ffi::Error Check(Device device, ffi::AnyBuffer index, ffi::Buffer<ffi::S32> size,
+                 ffi::Result<ffi::Buffer<ffi::S32>> checked, std::string_view op, bool strict) {
   auto rows = index_of(index);
   if (rows.has_error()) return rows.error();
-  auto positions = static_cast<int64_t>(index.element_count()), batch = static_cast<int64_t>(size.element_count());
-  return status(launch_check(stream, *rows, size.typed_data(), checked->typed_data(), positions, batch));
+  auto positions = static_cast<int64_t>(index.element_count());
+  if (positions == 0) return status(enqueue_nothing(device.stream));
+  LiveSize live{size.typed_data(), positions / static_cast<int64_t>(size.element_count())};
+  Report report = device.report(strict, op);
+  return status(enqueue_check(device.stream, *rows, live, checked->typed_data(), positions, report));
 }
 
-ffi::Error Fence(cudaStream_t stream, ffi::AnyBuffer buffer, ffi::RemainingArgs, ffi::Result<ffi::AnyBuffer> out) {
-  auto rows = in_place(stream, buffer, out);
-  return rows.has_error() ? rows.error() : ffi::Error::Success();
+ffi::Error Fence(Device device, ffi::AnyBuffer buffer, ffi::RemainingArgs, ffi::Result<ffi::AnyBuffer> out) {
+  auto rows = in_place(device.stream, buffer, out);
+  return rows.has_error() ? rows.error() : status(enqueue_nothing(device.stream));
 }
 
-using Stream = ffi::PlatformStream<cudaStream_t>;
+// Leaves its result as XLA allocated it.
+ffi::Error Empty(Device device, ffi::RemainingArgs, ffi::Result<ffi::AnyBuffer>) {
+  return status(enqueue_nothing(device.stream));
+}
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(kRead, Read, bind_read(ffi::Ffi::Bind().Ctx<Stream>()),
-                              {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER_SYMBOL(kWrite, Write, bind_write(ffi::Ffi::Bind().Ctx<Stream>()),
-                              {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER_SYMBOL(kAdd, Add, bind_write(ffi::Ffi::Bind().Ctx<Stream>()),
-                              {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER_SYMBOL(kSwap, Swap, bind_swap(ffi::Ffi::Bind().Ctx<Stream>()),
-                              {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER_SYMBOL(kMask, Mask, bind_mask(ffi::Ffi::Bind().Ctx<Stream>()),
-                              {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER_SYMBOL(kClear, Clear, bind_clear(ffi::Ffi::Bind().Ctx<Stream>()),
-                              {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER_SYMBOL(kCheck, Check, bind_check(ffi::Ffi::Bind().Ctx<Stream>()),
-                              {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER_SYMBOL(kFence, Fence, bind_fence(ffi::Ffi::Bind().Ctx<Stream>()),
-                              {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER_SYMBOL(kEmpty, Empty, bind_empty(ffi::Ffi::Bind()), {ffi::Traits::kCmdBufferCompatible});
+auto on_device() { return ffi::Ffi::Bind().Ctx<ffi::DeviceOrdinal>().Ctx<ffi::PlatformStream<cudaStream_t>>(); }
+
+constexpr auto kCapturable = {ffi::Traits::kCmdBufferCompatible};
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    kInitialize, Initialize,
+    ffi::Ffi::BindInitialize().Ctx<ffi::DeviceOrdinal>().Ctx<ffi::PlatformStream<cudaStream_t>>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(kRead, raising<Read>, bind_read(on_device()), kCapturable);
+XLA_FFI_DEFINE_HANDLER_SYMBOL(kWrite, raising<Write>, bind_write(on_device()), kCapturable);
+XLA_FFI_DEFINE_HANDLER_SYMBOL(kAdd, raising<Add>, bind_write(on_device()), kCapturable);
+XLA_FFI_DEFINE_HANDLER_SYMBOL(kSwap, raising<Swap>, bind_swap(on_device()), kCapturable);
+XLA_FFI_DEFINE_HANDLER_SYMBOL(kMask, raising<Mask>, bind_mask(on_device()), kCapturable);
+XLA_FFI_DEFINE_HANDLER_SYMBOL(kClear, raising<Clear>, bind_clear(on_device()), kCapturable);
+XLA_FFI_DEFINE_HANDLER_SYMBOL(kReadPart, raising<ReadPart>, bind_read_part(on_device()), kCapturable);
+XLA_FFI_DEFINE_HANDLER_SYMBOL(kWritePart, raising<WritePart>, bind_write_part(on_device()), kCapturable);
+XLA_FFI_DEFINE_HANDLER_SYMBOL(kCheck, raising<Check>, bind_check(on_device()), kCapturable);
+XLA_FFI_DEFINE_HANDLER_SYMBOL(kFence, raising<Fence>, bind_fence(on_device()), kCapturable);
+XLA_FFI_DEFINE_HANDLER_SYMBOL(kEmpty, raising<Empty>, bind_empty(on_device()), kCapturable);
 
 }  // namespace
-}  // namespace jax_tensorarray
 
-NB_MODULE(_cuda, m) {
-  using namespace jax_tensorarray;
-  define_module(m, {{"read", kRead},
-                    {"write", kWrite},
-                    {"add", kAdd},
-                    {"swap", kSwap},
-                    {"mask", kMask},
-                    {"clear", kClear},
-                    {"check", kCheck},
-                    {"fence", kFence},
-                    {"empty", kEmpty}});
+Handlers cuda_handlers() {
+  return {{"read", kRead},
+          {"write", kWrite},
+          {"add", kAdd},
+          {"swap", kSwap},
+          {"mask", kMask},
+          {"clear", kClear},
+          {"read_part", kReadPart},
+          {"write_part", kWritePart},
+          {"check", kCheck},
+          {"fence", kFence},
+          {"empty", kEmpty}};
 }
+
+Handlers cuda_stages() { return {{"initialize", kInitialize}}; }
+
+bool has_run() {
+  std::lock_guard<std::mutex> lock(errors);
+  return !used.empty();
+}
+
+// Waits for one GPU after the other, for an error may have been found by work that is still under way.
+std::optional<std::string> wait_for_error() {
+  std::vector<int> devices;
+  {
+    std::lock_guard<std::mutex> lock(errors);
+    devices = used;
+  }
+  std::optional<std::string> text;
+  int current = 0;
+  if (devices.empty() || cudaGetDevice(&current) != cudaSuccess) return text;
+  for (int device : devices) {
+    if (cudaSetDevice(device) != cudaSuccess || cudaDeviceSynchronize() != cudaSuccess) continue;
+    auto found = tell_and_settle(Records::get().first[device]);
+    if (!text) text = found;
+  }
+  cudaSetDevice(current);
+  return text;
+}
+
+}  // namespace jax_tensorarray

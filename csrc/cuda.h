@@ -1,25 +1,24 @@
 // The launches that cuda.cu defines and the handlers in cuda.cc call. nvcc sees no FFI, and g++ no kernel.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
-#include "kernels.h"
+#include "threads.h"
+#include "vendor.h"
 
 namespace jax_tensorarray {
 
-// Rows are in bytes. Indices out of range are dropped.
-cudaError_t launch_read(cudaStream_t, const Geometry&, const Index&, const void* buffer, void* value);
-cudaError_t launch_write(cudaStream_t, const Geometry&, const Index&, void* buffer, const void* value, bool reverse);
-cudaError_t launch_swap(cudaStream_t, const Geometry&, const Index&, void* buffer, const void* value, void* old,
-                        bool reverse);
-cudaError_t launch_clear(cudaStream_t, const Geometry&, const Index& start, const Index& stop, void* buffer);
+// For a call that has nothing to do: there must be something in a CUDA graph, or XLA refuses it.
+cudaError_t enqueue_nothing(cudaStream_t);
 
-// `positions` of the index, the same number for each batch of `size`.
-cudaError_t launch_check(cudaStream_t, const Index&, const int32_t* size, int32_t* checked, int64_t positions,
-                         int64_t batch);
-
-// Rows are in elements of Sum.
+// Rows are in bytes.
+cudaError_t enqueue_read(cudaStream_t, const Walk&, const void* buffer, void* value);
+cudaError_t enqueue_write(cudaStream_t, const Walk&, void* buffer, const void* value);
+cudaError_t enqueue_swap(cudaStream_t, const Walk&, void* buffer, const void* value, void* old);
 template <class Sum>
-cudaError_t launch_add(cudaStream_t, const Geometry&, const Index&, void* buffer, const void* value, bool reverse);
+cudaError_t enqueue_add(cudaStream_t, const Walk&, void* buffer, const void* value);
+cudaError_t enqueue_clear(cudaStream_t, const Geometry&, const Index& start, const Index& stop, void* buffer);
+cudaError_t enqueue_read_part(cudaStream_t, const Parts&, const void* buffer, void* value);
+cudaError_t enqueue_write_part(cudaStream_t, const Parts&, void* buffer, const void* value);
+cudaError_t enqueue_check(cudaStream_t, const Index&, const LiveSize&, int32_t* checked, int64_t positions,
+                          const Report&);
 
 }  // namespace jax_tensorarray

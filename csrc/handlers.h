@@ -38,6 +38,7 @@ struct Call {
   int64_t batch_dims;
   bool strict;   // an index out of range is an error
   bool masked;   // a `where` operand follows the named ones
+  bool sorted;   // the order of the positions, sorted by row, follows that
   bool reverse;  // walk the positions last to first
 };
 
@@ -46,7 +47,7 @@ struct Call {
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jax_tensorarray::Call, xla::ffi::StructMember<std::string_view>("op"),
                                       xla::ffi::StructMember<int64_t>("batch_dims"),
                                       xla::ffi::StructMember<bool>("strict"), xla::ffi::StructMember<bool>("masked"),
-                                      xla::ffi::StructMember<bool>("reverse"));
+                                      xla::ffi::StructMember<bool>("sorted"), xla::ffi::StructMember<bool>("reverse"));
 
 namespace jax_tensorarray {
 
@@ -71,6 +72,7 @@ inline Geometry geometry_of(const ffi::AnyBuffer& buffer, int64_t batch_dims, in
 struct Plan {
   Geometry geometry;  // row in bytes
   Index index;
+  const int32_t* order;  // null: as they come
 };
 
 inline ffi::ErrorOr<Plan> make_plan(const Call& call, const ffi::AnyBuffer& buffer, const ffi::AnyBuffer& index,
@@ -84,17 +86,16 @@ inline ffi::ErrorOr<Plan> make_plan(const Call& call, const ffi::AnyBuffer& buff
     if (where.has_error()) return ffi::Unexpected(where.error());
     plan.index.where = static_cast<const uint8_t*>(where.value().untyped_data());
   }
+  if (call.sorted) {
+    auto order = rest.get<ffi::Buffer<ffi::S32>>(call.masked ? 1 : 0);
+    if (order.has_error()) return ffi::Unexpected(order.error());
+    plan.order = order.value().typed_data();
+  }
   plan.geometry = geometry_of(buffer, call.batch_dims, static_cast<int64_t>(index.element_count()));
   return plan;
 }
 
-// A row of a buffer for each batch, and which of its parts to move: the rows of each row, so to say.
-struct Parts {
-  Geometry geometry;  // row in bytes
-  Index index, parts;
-  int64_t part;  // in bytes
-};
-
+// In bytes. The parts of a row are its rows, so to say.
 inline ffi::ErrorOr<Parts> make_parts(const ffi::AnyBuffer& buffer, const ffi::AnyBuffer& index,
                                       const ffi::AnyBuffer& parts, int64_t batch_dims) {
   auto at = index_of(index), count = index_of(parts);
@@ -122,7 +123,7 @@ auto bind_write(Binding binding) {
       .template Arg<ffi::AnyBuffer>()  // buffer
       .template Arg<ffi::AnyBuffer>()  // index
       .template Arg<ffi::AnyBuffer>()  // value
-      .RemainingArgs()                 // where, readers
+      .RemainingArgs()                 // where, order, readers
       .template Ret<ffi::AnyBuffer>()  // buffer
       .template Attrs<Call>();
 }
@@ -133,7 +134,7 @@ auto bind_swap(Binding binding) {
       .template Arg<ffi::AnyBuffer>()  // buffer
       .template Arg<ffi::AnyBuffer>()  // index
       .template Arg<ffi::AnyBuffer>()  // value
-      .RemainingArgs()                 // where, readers
+      .RemainingArgs()                 // where, order, readers
       .template Ret<ffi::AnyBuffer>()  // buffer
       .template Ret<ffi::AnyBuffer>()  // old
       .template Attrs<Call>();
@@ -200,9 +201,6 @@ auto bind_fence(Binding binding) {
       .RemainingArgs()                 // readers
       .template Ret<ffi::AnyBuffer>();
 }
-
-// Leaves its result as XLA allocated it: no page is touched.
-inline ffi::Error Empty(ffi::RemainingArgs, ffi::Result<ffi::AnyBuffer>) { return ffi::Error::Success(); }
 
 template <class Binding>
 auto bind_empty(Binding binding) {

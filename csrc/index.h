@@ -11,6 +11,18 @@
 #define TA_HD
 #endif
 
+// Defined while the code that runs on a GPU is compiled, of which a source of CUDA has two passes.
+#if defined(__CUDA_ARCH__) || defined(__HIP_DEVICE_COMPILE__)
+#define TA_ON_GPU
+#endif
+
+// Arrays that are indexed in a loop stay in registers only if the loop is unrolled.
+#if defined(__CUDACC__) || defined(__HIPCC__)
+#define TA_UNROLL _Pragma("unroll")
+#else
+#define TA_UNROLL
+#endif
+
 namespace jax_tensorarray {
 
 enum class IndexType : uint8_t { kS8, kS16, kS32, kS64, kU8, kU16, kU32, kU64 };
@@ -22,6 +34,14 @@ struct Geometry {
   int64_t size;
   int64_t count;
   int64_t row;  // in units of whatever the kernel moves: bytes or elements
+
+  TA_HD int64_t positions() const { return batch * count; }
+
+  // The batch of a position. A division is slow on a GPU, so it is left out where it is not needed.
+  TA_HD int64_t batch_of(int64_t position) const {
+    if (position < count) return 0;
+    return count == 1 ? position : position / count;
+  }
 };
 
 constexpr int64_t kNoRow = -1;
@@ -55,13 +75,30 @@ struct Index {
     return i >= 0 && i < size ? i : kNoRow;
   }
 
-  // The first position whose index is an error, or kNoRow if there is none.
-  TA_HD int64_t first_error(int64_t positions, int64_t size) const {
+  // Whether the index at `position` is an error, for a caller who wants to know.
+  TA_HD bool strays(int64_t position, int64_t size) const { return !skips(position) && row(position, size) == kNoRow; }
+
+  // The first position whose index is an error, or kNoRow if there is none. `size_at(position)` rows are there.
+  template <class SizeAt>
+  TA_HD int64_t first_stray(int64_t positions, SizeAt size_at) const {
     for (int64_t p = 0; p < positions; ++p) {
-      if (!skips(p) && row(p, size) == kNoRow) return p;
+      if (strays(p, size_at(p))) return p;
     }
     return kNoRow;
   }
+};
+
+// How many rows there are for a position: as many as the buffer has, ...
+struct BufferSize {
+  int64_t size;
+  TA_HD int64_t operator()(int64_t) const { return size; }
+};
+
+// ... or the live ones: size[batch] of them, for `count` positions each.
+struct LiveSize {
+  const int32_t* size;
+  int64_t count;
+  TA_HD int64_t operator()(int64_t position) const { return size[position < count ? 0 : position / count]; }
 };
 
 }  // namespace jax_tensorarray

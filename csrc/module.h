@@ -3,23 +3,27 @@
 
 #include <nanobind/nanobind.h>
 
-#include <initializer_list>
 #include <string>
-#include <utility>
 
-#include "xla/ffi/api/ffi.h"
+#include "registration.h"
 
 namespace jax_tensorarray {
 
-// `registrations()` maps FFI target names to handlers; `ffi_api_version` is that of the headers used here.
-inline void define_module(nanobind::module_& m,
-                          std::initializer_list<std::pair<const char*, XLA_FFI_Handler*>> handlers) {
+inline nanobind::capsule capsule(XLA_FFI_Handler* handler) {
+  return nanobind::capsule(reinterpret_cast<void*>(handler));
+}
+
+// `registrations()` maps FFI target names to the handlers of their stages, that is of "execute" and of the other
+// stages that all of them share; `ffi_api_version` is that of the headers used here.
+inline void define_module(nanobind::module_& m, const Handlers& handlers, const Handlers& shared_stages = {}) {
   nanobind::dict targets;
   for (const auto& [name, handler] : handlers) {
-    std::string target = std::string("jax_tensorarray_") + name;
-    targets[target.c_str()] = nanobind::capsule(reinterpret_cast<void*>(handler));
+    nanobind::dict stages;
+    stages["execute"] = capsule(handler);
+    for (const auto& [stage, shared] : shared_stages) stages[stage.c_str()] = capsule(shared);
+    targets[("jax_tensorarray_" + name).c_str()] = stages;
   }
-  m.def("registrations", [targets] { return targets; }, "FFI target name -> handler capsule");
+  m.def("registrations", [targets] { return targets; }, "FFI target name -> stage -> handler capsule");
   m.attr("ffi_api_version") = nanobind::make_tuple(XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR);
 }
 

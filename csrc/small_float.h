@@ -56,8 +56,12 @@ struct SmallFloat {
     return b == kNan;
   }
 
+  // bfloat16 is the upper half of a float.
+  static constexpr bool kHalfOfFloat = kExponent == 8 && kMantissa == 7 && kSpecial == Special::kIeee;
+
   TA_HD float decode() const {
     uint32_t b = bits;
+    if (kHalfOfFloat && !is_nan(b)) return bits_float(b << (23 - kMantissa));
     float sign = b & kSign ? -1.0f : 1.0f;
     if (is_nan(b)) return bits_float((b & kSign && kSpecial != Special::kFnuz ? 0x80000000u : 0u) | 0x7fc00000u);
     if (kSpecial == Special::kIeee && (b & kMagnitude) == kInfinity) return sign * bits_float(0x7f800000u);
@@ -66,9 +70,7 @@ struct SmallFloat {
     if (exponent == 0) exponent = 1;  // subnormal: same scale as exponent 1, no hidden bit
     else mantissa |= 1u << kMantissa;
     int shift = exponent - kBias - kMantissa;
-    // Two steps, so that a bfloat16 subnormal does not pass through a scale below the range of float.
-    float x = static_cast<float>(mantissa);
-    return shift < -126 ? sign * (x * power_of_two(-126)) * power_of_two(shift + 126) : sign * x * power_of_two(shift);
+    return sign * static_cast<float>(mantissa) * power_of_two(shift);
   }
 
   TA_HD static SmallFloat encode(float x) {
@@ -77,6 +79,7 @@ struct SmallFloat {
     uint32_t overflow = kSpecial == Special::kIeee ? kInfinity : kNan;
     if (magnitude == 0x7f800000u) return make(kSpecial == Special::kFnuz ? kNan : overflow | sign);
     if (magnitude == 0) return make(kSpecial == Special::kFnuz ? 0u : sign);
+    if (kHalfOfFloat) return make((u + 0x7fffu + (u >> 16 & 1u)) >> 16);
 
     // x = significand * 2^(exponent - 23), 24-bit significand with its leading bit set.
     int exponent = static_cast<int>(magnitude >> 23) - 127;

@@ -9,7 +9,8 @@ from jax_tensorarray import _ffi
 
 _ffi.load()
 
-from jax_tensorarray import _compat, _partition, checkpoint_policies, primitives  # noqa: E402
+from jax_tensorarray import _compat, _partition, checkpoint_policies, export, primitives  # noqa: E402
+from jax_tensorarray._errors import check_errors  # noqa: E402
 from jax_tensorarray._flax import register_with_flax  # noqa: E402
 from jax_tensorarray._loops.api import (  # noqa: E402
     choice_of_residuals,
@@ -38,8 +39,10 @@ __version__ = "0.1.0"
 
 __all__ = [
     "TensorArray",
+    "check_errors",
     "checkpoint_policies",
     "choice_of_residuals",
+    "export",
     "foldl",
     "foldr",
     "fori_loop",

@@ -236,7 +236,7 @@ def header() -> Iterator[str]:
     yield ", ".join(f"{name} {version}" for name, version in versions().items())
     yield "devices   " + ", ".join(f"{d.platform}:{d.id} ({d.device_kind})" for d in jax.devices())
     present = {"cpu"} | {"cuda" if d.platform == "gpu" else d.platform for d in jax.devices()}
-    loaded = [name if name in present else f"{name} (no such device here)" for name in sorted(_ffi.loaded)]
+    loaded = [name if name in present else f"{name} (no such device here)" for name in sorted(_ffi.modules)]
     yield "kernels   " + ", ".join(loaded)
     for module, why in _ffi.missing.items():
         yield f"          not {_ffi.PLATFORM_OF[module].lower()} ({why}): the ops run as plain JAX there"

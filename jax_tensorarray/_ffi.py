@@ -1,6 +1,8 @@
 """Load the compiled kernels, check that they fit the running jaxlib, and register them with XLA."""
 
 import importlib
+import importlib.util
+import warnings
 from types import ModuleType
 
 import jax
@@ -8,10 +10,10 @@ import jaxlib.version
 
 from jax_tensorarray import _compat
 
-PLATFORM_OF = {"_cpu": "cpu", "_cuda": "CUDA"}
+PLATFORM_OF = {"_cpu": "cpu", "_cuda": "CUDA", "_rocm": "ROCM"}
 
-#: Platforms whose kernels are registered, as lowering rules name them.
-loaded: set[str] = set()
+#: The modules whose kernels are registered, by platform, as lowering rules name it.
+modules: dict[str, ModuleType] = {}
 
 #: Why a module could not be loaded, for the main job to say once.
 missing: dict[str, str] = {}
@@ -32,6 +34,22 @@ def check_abi(built: tuple[int, int], running: tuple[int, int] | None, module: s
     )
 
 
+def check_driver(built: int, driver: int, module: str) -> str | None:
+    """Why kernels built with one CUDA cannot run on another's driver, if so; 13020 is CUDA 13.2, and 0 no driver.
+
+    Within a major version older drivers run newer kernels.
+    """
+    if driver == 0 or driver // 1000 >= built // 1000:
+        return None
+    built_text, driver_text = (f"{v // 1000}.{v % 1000 // 10}" for v in (built, driver))
+    return (
+        f"jax_tensorarray.{module} was built with CUDA {built_text}, but the driver of this machine runs CUDA "
+        f"{driver_text} at most: on its GPU the ops run as plain JAX, which is slower and drops indices out of range "
+        f"in silence. Update the driver, rebuild with a CUDA {driver_text} compiler on PATH, or leave the kernels out: "
+        "`JAX_TENSORARRAY_CUDA=OFF pip install --force-reinstall --no-deps --no-cache-dir jax-tensorarray`."
+    )
+
+
 def _load(name: str) -> None:
     try:
         module: ModuleType = importlib.import_module(f"jax_tensorarray.{name}")
@@ -39,10 +57,16 @@ def _load(name: str) -> None:
         missing[name] = str(error)
         return
     check_abi(module.ffi_api_version, _compat.ffi_api_version(), name)
+    if hasattr(module, "driver_version"):
+        reason = check_driver(module.cuda_version, module.driver_version(), name)
+        if reason is not None:
+            missing[name] = reason
+            warnings.warn(reason, RuntimeWarning, stacklevel=4)
+            return
     platform = PLATFORM_OF[name]
-    for target, handler in module.registrations().items():
-        jax.ffi.register_ffi_target(target, handler, platform=platform)
-    loaded.add(platform.lower())
+    for target, stages in module.registrations().items():
+        jax.ffi.register_ffi_target(target, stages, platform=platform)
+    modules[platform.lower()] = module
 
 
 def load() -> None:
@@ -54,3 +78,5 @@ def load() -> None:
             "source checkout, run `pip install .`."
         )
     _load("_cuda")
+    if importlib.util.find_spec("jax_tensorarray._rocm"):
+        _load("_rocm")

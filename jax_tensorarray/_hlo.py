@@ -24,6 +24,7 @@ _IN_PLACE = {
     "copy-done",
     "custom-call",
     "dynamic-update-slice",
+    "fusion-done",
     "get-tuple-element",
     "opt-barrier",
     "parameter",
@@ -89,23 +90,27 @@ def loop_operations(hlo: str) -> Iterator[Operation]:
             match = _OPERATION.match(line)
             if match is None:
                 continue
-            opcode = match.group(3)
+            shape, opcode = match.group(2), match.group(3)
+            if opcode == "fusion-start":  # ((operands), results, context)
+                shape, opcode = shape.partition("), ")[2], "fusion"
             if opcode not in ("fusion", "reduce", "sort", "scatter", "map"):
                 stack.extend(_callees(line))
             if opcode == "fusion" and _fused_root_is_in_place(computations, line):
                 opcode = "dynamic-update-slice"
-            yield Operation(opcode, match.group(1), _num_bytes(match.group(2)), line.strip())
+            yield Operation(opcode, match.group(1), _num_bytes(shape), line.strip())
 
 
 def _fused_root_is_in_place(computations: dict[str, list[str]], line: str) -> bool:
-    """Whether a fusion does no more than update slices of an operand."""
+    """Whether a fusion does no more than update slices of an operand, or call what updates an operand in place."""
     for name in _callees(line):
         matches = ((_OPERATION.match(at), at) for at in computations.get(name, []))
         producers = {match.group(1): (match.group(3), match.end(), at) for match, at in matches if match}
         opcode, end, at = next((p for p in producers.values() if p[2].lstrip().startswith("ROOT")), ("", 0, ""))
         updates = 0
-        while opcode in ("bitcast", "dynamic-update-slice", "scatter"):
-            updates += opcode != "bitcast"
+        while opcode in ("bitcast", "dynamic-update-slice", "scatter", "custom-call", "get-tuple-element"):
+            if opcode == "custom-call" and not re.search(r"output_to_operand_aliasing=\{\{0?\}: \(0, ", at):
+                break
+            updates += opcode not in ("bitcast", "get-tuple-element")
             first = _FIRST_OPERAND.match(at, end)
             opcode, end, at = producers.get(first.group(1), ("", 0, "")) if first else ("", 0, "")
         if opcode == "parameter" and updates:

@@ -55,7 +55,7 @@ class Roles:
     def labels(self, role: str, rank: int, index_rank: int) -> list[Label]:
         """Of each dimension of a value: the batch, the rows, the positions of the index, or the elements of a row.
 
-        A dimension of which every device needs the whole has none.
+        A dimension of which every device needs the whole has none, and one that stands for itself has its own.
         """
         batch: list[Label] = [("batch", k) for k in range(min(self.batch_dims, rank))]
         rest = rank - len(batch)
@@ -70,7 +70,9 @@ class Roles:
         if role == "value":
             positions = index_rank - len(batch)
             return [*batch, *self._positions(positions), *_elements(rest - positions)]
-        return [*batch, *[None] * rest] if role in ("bound", "parts") else [None] * rank
+        if role in ("bound", "parts", "order"):
+            return [*batch, *[None] * rest]
+        return [(role, k) for k in range(rank)]  # a reader, in whatever parts it comes
 
     def _positions(self, n: int) -> list[Label]:
         """Reads and checks need no order: each device may do some of them. Updates of one buffer are done in order."""
@@ -95,7 +97,10 @@ def _roles(name: str, config: str, operand_ranks: Sequence[int]) -> Roles:
         operands = operands[:-1]
     found = re.search(r"batch_dims = (\d+)", config)
     batch_dims = int(found.group(1)) if found else operand_ranks[1] if name == "check" else 0
-    return Roles(name, batch_dims, (*operands, *["reader"] * (len(operand_ranks) - len(operands))), results)
+    if "sorted = true" in config:
+        operands = (*operands, "order")
+    readers = [f"reader {k}" for k in range(len(operand_ranks) - len(operands))]
+    return Roles(name, batch_dims, (*operands, *readers), results)
 
 
 # --- the rule for Shardy ---------------------------------------------------------------------------------------
@@ -249,7 +254,7 @@ class _Partitioner:
         ins = list(arg_shardings)
         if not any(x is not None and x.is_manual() for x in [*ins, *outs]):  # inside shard_map all is divided already
             for k, (role, labels) in enumerate(zip(roles.operands, operand_labels, strict=True)):
-                ins[k] = ins[k] if role == "reader" else _like(division, labels)
+                ins[k] = ins[k] if role.startswith("reader") else _like(division, labels)
             outs = [_like(division, labels) for labels in result_labels]
         local = _Program(roles, config.decode())
         text = local.write(

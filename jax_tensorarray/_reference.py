@@ -20,14 +20,15 @@ def _batched(f: Callable[..., Any], batch_dims: int) -> Callable[..., Any]:
     return f
 
 
-def _row(buffer: Array, index: Array, where: Array) -> tuple[Array, Array]:
+def clamped_row(index: Array, where: Array, size: int) -> tuple[Array, Array]:
     """The index clamped into range, and whether it was there."""
-    last = min(buffer.shape[0] - 1, jnp.iinfo(index.dtype).max)  # no more than the index's own dtype can hold
+    last = min(size - 1, jnp.iinfo(index.dtype).max)  # no more than the index's own dtype can hold
     found = where & (index >= 0) & (index <= last)
     return jnp.where(found, index, 0).astype(jnp.int64 if jax.config.jax_enable_x64 else jnp.int32), found
 
 
-def _mask_like(index: Array, where: tuple[Array, ...]) -> Array:
+def mask_like(index: Array, where: tuple[Array, ...]) -> Array:
+    """The mask, or one that takes all positions."""
     return where[0] if where else jnp.ones(index.shape, bool)
 
 
@@ -46,11 +47,11 @@ def read(buffer: Array, index: Array, *where: Array, batch_dims: int) -> Array:
         elem = buffer.shape[1:]
         if buffer.shape[0] == 0:
             return jnp.zeros(index.shape + elem, buffer.dtype)
-        at, found = _row(buffer, index, where)
+        at, found = clamped_row(index, where, buffer.shape[0])
         found = found.reshape(found.shape + (1,) * len(elem))
         return jnp.where(found, buffer[at], jnp.zeros((), buffer.dtype))
 
-    return _batched(one, batch_dims)(buffer, index, _mask_like(index, where))
+    return _batched(one, batch_dims)(buffer, index, mask_like(index, where))
 
 
 def _update(row: Callable[[Array, Array], Array]) -> Callable[..., tuple[Array, Array]]:
@@ -59,7 +60,7 @@ def _update(row: Callable[[Array, Array], Array]) -> Callable[..., tuple[Array, 
     def step(buffer: Array, index: Array, where: Array, value: Array) -> tuple[Array, Array]:
         if buffer.shape[0] == 0:
             return buffer, jnp.zeros_like(value)
-        at, found = _row(buffer, index, where)
+        at, found = clamped_row(index, where, buffer.shape[0])
         old = lax.dynamic_index_in_dim(buffer, at, 0, keepdims=False)
         new = jnp.where(found, row(old, value), old)
         return lax.dynamic_update_index_in_dim(buffer, new, at, 0), jnp.where(found, old, jnp.zeros_like(old))
@@ -75,7 +76,7 @@ def _rows(row: Callable[[Array, Array], Array]) -> Callable[..., tuple[Array, Ar
             result: tuple[Array, Array] = _walk(_update(row), buffer, index, where, value, reverse)
             return result
 
-        result: tuple[Array, Array] = _batched(one, batch_dims)(buffer, index, value, _mask_like(index, where))
+        result: tuple[Array, Array] = _batched(one, batch_dims)(buffer, index, value, mask_like(index, where))
         return result
 
     return op

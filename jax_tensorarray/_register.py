@@ -19,7 +19,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 from jax.sharding import PartitionSpec
 
-from jax_tensorarray import _compat, _ffi
+from jax_tensorarray import _compat, _ffi, _sorted
 from jax_tensorarray._compat import hlo
 from jax_tensorarray._mlir import PREFIX, mark
 
@@ -67,7 +67,8 @@ def make_primitive(
 ) -> Primitive:
     """A primitive with all its rules.
 
-    `reference` is the meaning in plain JAX, lowered where no kernel is; `kernel` lowers to a call of one.
+    `reference` is the meaning in plain JAX, lowered where no kernel is; `kernel` lowers to a call of one on a
+    `platform`.
     """
     primitive = RowPrimitive(name)
     primitive.multiple_results = multiple_results
@@ -81,8 +82,9 @@ def make_primitive(
         batching.primitive_batchers[primitive] = functools.partial(batch, primitive)
     fallback = mlir.lower_fun(reference, multiple_results=multiple_results)
     mlir.register_lowering(primitive, fallback)
-    for platform in sorted(_ffi.loaded):
-        mlir.register_lowering(primitive, functools.partial(_lower, kernel, fallback), platform=platform)
+    for platform in sorted(_ffi.modules):
+        lower = functools.partial(_lower, functools.partial(kernel, platform=platform), fallback)
+        mlir.register_lowering(primitive, lower, platform=platform)
     return primitive
 
 
@@ -205,11 +207,25 @@ def row_kernel(
     """
     named = 3 if takes_value else 2
 
-    def lower(ctx: Any, *operands: Any, batch_dims: int, mode: str | None, reverse: bool, op: str) -> Any:
+    def lower(
+        ctx: Any, *operands: Any, platform: str, batch_dims: int, mode: str | None, reverse: bool, op: str
+    ) -> Any:
         buffer, index, *_ = ctx.avals_in
-        one_row = not batch_dims and not index.ndim and len(operands) == named and buffer.shape[0] > 0
-        if op == TAPE and on_tapes is not None and one_row:
+        masked = len(operands) > named
+        if op == TAPE and on_tapes is not None and not (batch_dims or index.ndim or masked) and buffer.shape[0]:
             return [on_tapes(ctx, *operands)]
+        size, count = buffer.shape[batch_dims], math.prod(index.shape[batch_dims:])
+        is_sorted = in_place and _sorted.is_sorted(platform, size, count)
+        if is_sorted:
+            order = mlir.lower_fun(
+                functools.partial(_sorted.visiting_order, size=size, batch_dims=batch_dims, reverse=reverse),
+                multiple_results=False,
+            )
+            aval = ShapedArray((*index.shape[:batch_dims], count), jnp.dtype(jnp.int32))
+            positions = [1, 3] if masked else [1]  # index, where
+            inner = ctx.replace(avals_in=[ctx.avals_in[k] for k in positions], avals_out=[aval])
+            operands = (*operands, *order(inner, *(operands[k] for k in positions)))
+            ctx = ctx.replace(avals_in=[*ctx.avals_in, aval])
         # XLA leaves out a call without elements to compute, which still has its indices to check.
         checks = mode != "drop" and not all(math.prod(aval.shape) for aval in ctx.avals_out)
         rule = jax.ffi.ffi_lowering(
@@ -221,7 +237,8 @@ def row_kernel(
             op=op,
             batch_dims=np.int64(batch_dims),
             strict=mode != "drop",
-            masked=len(operands) == (4 if takes_value else 3),
+            masked=masked,
+            sorted=is_sorted,
             reverse=reverse,
         )
 

@@ -75,7 +75,8 @@ class TensorArray:
 
     Raises:
         IndexError: an index known while tracing is out of range.
-        jax.errors.JaxRuntimeError, ValueError: a traced index is out of range (while running, on the CPU).
+        jax.errors.JaxRuntimeError, ValueError: a traced index is out of range (while running; on a GPU later, see
+            `check_errors`).
         TypeError: an argument of the wrong dtype; an array with rows of unknown shape enters a loop or `cond`.
         ValueError: a row of the wrong shape; no size; growth that needs a `max_size`.
 

@@ -1,9 +1,11 @@
 """The suite runs in 64 bits, so that derivatives can be compared with finite differences, and on eight CPU devices."""
 
+import os
 import sys
 from pathlib import Path
 
 import jax
+import pytest
 
 # The helpers of the tests are plain modules beside them, importable however pytest is started.
 sys.path.insert(0, str(Path(__file__).parent))
@@ -12,3 +14,34 @@ jax.config.update("jax_enable_x64", True)
 
 # What is divided among devices is tested on eight; everything else uses the first.
 jax.config.update("jax_num_cpu_devices", 8)
+
+if library := os.environ.get("TENSORARRAY_EMULATED_GPU"):
+    import emulate
+
+    emulate.install(Path(library) if Path(library).is_file() else None)
+
+
+@pytest.fixture(autouse=True)
+def no_error_is_left_behind():
+    """A GPU raises errors later: those that a test did not expect have to be its own."""
+    yield
+    from jax_tensorarray import check_errors
+
+    check_errors()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """Where there should be a GPU, a test that is skipped for lack of one has failed."""
+    report = yield
+    if report.skipped and "TENSORARRAY_NEEDS_GPU" in os.environ and "needs a GPU" in str(report.longrepr):
+        report.outcome, report.longrepr = "failed", f"TENSORARRAY_NEEDS_GPU is set, but: {report.longrepr}"
+    return report
+
+
+def pytest_sessionstart(session):
+    import oracle
+
+    oracle.FLUSHES = jax.default_backend() == "cpu"
+    if "TENSORARRAY_NEEDS_GPU" in os.environ and jax.default_backend() != "gpu":
+        pytest.exit(f"TENSORARRAY_NEEDS_GPU is set, but jax runs on {jax.default_backend()}", returncode=1)

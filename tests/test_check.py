@@ -10,8 +10,11 @@ import numpy as np
 import oracle
 import pytest
 import unrolled
+from in_numpy import in_numpy
 from in_place import assert_in_place
 from jax import lax
+from quick import jit
+from waiting import finish
 
 from jax_tensorarray import _reference, checkpoint_policies, primitives, ta_read, ta_write
 from jax_tensorarray._ops.check import ta_check
@@ -27,10 +30,6 @@ RUNTIME_ERRORS = (jax.errors.JaxRuntimeError, ValueError)
 def raises(index, size=SIZE, op="ta_check"):
     text = f"{op}: index {index} is out of range for a TensorArray of size {size}"
     return pytest.raises(RUNTIME_ERRORS, match=re.escape(text) + r"(?!\d)")
-
-
-def finish(x):
-    return jax.block_until_ready(x)
 
 
 drop = functools.partial(ta_check, mode="drop")
@@ -443,7 +442,7 @@ def by_unrolling(buffer):
 
 @functools.cache
 def expected_derivatives():
-    return jax.grad(by_unrolling)(BUFFER), jax.jit(jax.hessian(by_unrolling))(BUFFER)
+    return tuple(in_numpy(f(by_unrolling))(BUFFER) for f in (jax.grad, jax.hessian))
 
 
 @pytest.mark.parametrize("read", READS)
@@ -453,22 +452,22 @@ def test_derivatives_with_a_checked_index_are_those_of_plain_jax(read):
 
     gradient, hessian = expected_derivatives()
     for first in (jax.grad, jax.jacfwd):
-        np.testing.assert_allclose(jax.jit(first(f))(BUFFER), gradient, rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(jit(first(f))(BUFFER), gradient, rtol=1e-10, atol=1e-12)
     for second in (jax.jacfwd, jax.jacrev):
-        np.testing.assert_allclose(jax.jit(second(jax.grad(f)))(BUFFER), hessian, rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(jit(second(jax.grad(f)))(BUFFER), hessian, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("read", READS)
 def test_batches_of_gradients_and_gradients_of_batches_are_those_of_plain_jax(read):
     buffers = np.stack([BUFFER, 2 * BUFFER, -BUFFER])
-    expected = jax.vmap(jax.grad(by_unrolling))(buffers)
+    expected = in_numpy(jax.vmap(jax.grad(by_unrolling)))(buffers)
     for axes in [(0, None, None), (0, 0, None), (0, None, 0)]:
         index = np.stack([INDEX] * 3) if axes[1] == 0 else INDEX
         size = np.stack([SIZE] * 3) if axes[2] == 0 else SIZE
         f = functools.partial(loss_of, READS[read])
-        of_gradients = jax.jit(jax.vmap(jax.grad(f), axes))(buffers, index, size)
+        of_gradients = jit(jax.vmap(jax.grad(f), axes))(buffers, index, size)
         np.testing.assert_allclose(of_gradients, expected, rtol=1e-10, atol=1e-12)
-        of_batch = jax.jit(jax.grad(lambda *args, axes=axes, f=f: jax.vmap(f, axes)(*args).sum()))
+        of_batch = jit(jax.grad(lambda *args, axes=axes, f=f: jax.vmap(f, axes)(*args).sum()))
         np.testing.assert_allclose(of_batch(buffers, index, size), expected, rtol=1e-10, atol=1e-12)
 
 

@@ -111,6 +111,47 @@ def test_an_update_of_an_operand_is_in_place_and_an_update_of_zeros_or_a_sum_is_
     }
 
 
+ON_A_GPU = """\
+%fused_slice (b: f32[100,64], i: s32[]) -> f32[1,64] {
+  %b = f32[100,64]{1,0} parameter(0)
+  %i = s32[] parameter(1)
+  ROOT %slice = f32[1,64]{1,0} dynamic-slice(%b, %i), dynamic_slice_sizes={1,64}
+}
+
+%fused_call (b.1: f32[100,64], i.1: s32[], rows: f32[9,64]) -> f32[100,64] {
+  %b.1 = f32[100,64]{1,0} parameter(0)
+  %i.1 = s32[] parameter(1)
+  %rows = f32[9,64]{1,0} parameter(2)
+  %row = f32[1,64]{1,0} dynamic-slice(%rows, %i.1), dynamic_slice_sizes={1,64}
+  ROOT %call = f32[100,64]{1,0} custom-call(%b.1, %i.1, %row), output_to_operand_aliasing={{}: (0, {})}
+}
+
+%fused_other_call (b.2: f32[100,64]) -> f32[100,64] {
+  %b.2 = f32[100,64]{1,0} parameter(0)
+  ROOT %call.2 = f32[100,64]{1,0} custom-call(%b.2), custom_call_target="y"
+}
+
+%body (c: (f32[100,64], s32[])) -> (f32[100,64], s32[]) {
+  %start = ((f32[100,64]{1,0}, s32[]), f32[1,64]{1,0}, u32[]) fusion-start(%b.3, %i.3), kind=kLoop, calls=%fused_slice
+  %done = f32[1,64]{1,0} fusion-done(%start)
+  %in_place = f32[100,64]{1,0} fusion(%b.3, %i.3, %rows.3), kind=kCustom, calls=%fused_call
+  %anew = f32[100,64]{1,0} fusion(%in_place), kind=kCustom, calls=%fused_other_call
+  ROOT %t = (f32[100,64]{1,0}, s32[]) tuple(%anew, %i.3)
+}
+
+ENTRY %main (x: f32[100,64]) -> (f32[100,64], s32[]) {
+  %loop = (f32[100,64]{1,0}, s32[]) while(%init), condition=%condition, body=%body
+}
+"""
+
+
+def test_a_slice_that_starts_early_and_a_fused_call_that_updates_an_operand_touch_no_whole_buffer():
+    operations = {op.name: op for op in _hlo.loop_operations(ON_A_GPU)}
+    assert (operations["start"].opcode, operations["start"].num_bytes) == ("fusion", 64 * 4)
+    assert operations["in_place"].opcode == "dynamic-update-slice"
+    assert [op.name for op in _hlo.loop_whole_buffer_operations(ON_A_GPU, BUFFER)] == ["anew"]
+
+
 def test_text_without_a_loop_has_no_loop_operations():
     assert list(_hlo.loop_operations("")) == []
     assert _hlo.loop_copies(LOOP.replace("body=", "calls="), BUFFER) == []

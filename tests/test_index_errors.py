@@ -9,6 +9,7 @@ import numpy as np
 import oracle
 import pytest
 from jax import lax
+from waiting import finish
 
 import jax_tensorarray as ta
 
@@ -115,7 +116,7 @@ def test_a_stray_index_raises_on_the_first_call_and_later_ones_and_does_no_harm(
     buffer = jnp.asarray(BUFFER)
     for stray in (12, -1, 10):
         with raises(op, stray):
-            jax.block_until_ready(f(buffer, jnp.array(stray)))
+            finish(f(buffer, jnp.array(stray)))
         for good in (9, 0):
             assert_all_same(f(buffer, jnp.array(good)), call(oracle, op, BUFFER, good))
     oracle.assert_same_bits(buffer, BUFFER)
@@ -127,7 +128,7 @@ def test_a_stray_index_raises_without_an_outer_jit(op, context):
     f = functools.partial(CONTEXTS[context], op)
     for _ in range(2):
         with raises(op, 12):
-            jax.block_until_ready(f(jnp.asarray(BUFFER), jnp.array(12)))
+            finish(f(jnp.asarray(BUFFER), jnp.array(12)))
         assert_all_same(f(jnp.asarray(BUFFER), jnp.array(3)), call(oracle, op, BUFFER, 3))
 
 
@@ -135,7 +136,7 @@ def test_a_stray_index_raises_without_an_outer_jit(op, context):
 @pytest.mark.parametrize("op", ROW_OPS)
 def test_a_stray_index_raises_with_jit_disabled(op, context):
     with jax.disable_jit(), raises(op, 12):
-        jax.block_until_ready(CONTEXTS[context](op, jnp.asarray(BUFFER), jnp.array(12)))
+        finish(CONTEXTS[context](op, jnp.asarray(BUFFER), jnp.array(12)))
 
 
 @pytest.mark.parametrize("op", ROW_OPS)
@@ -145,29 +146,29 @@ def test_an_error_that_comes_after_successful_calls_is_raised_too(op):
         assert_all_same(f(jnp.asarray(BUFFER), jnp.array(3)), call(oracle, op, BUFFER, 3))
     for _ in range(3):
         with raises(op, 12):
-            jax.block_until_ready(f(jnp.asarray(BUFFER), jnp.array(12)))
+            finish(f(jnp.asarray(BUFFER), jnp.array(12)))
 
 
 @pytest.mark.parametrize("op", ROW_OPS)
 def test_the_first_stray_in_order_is_named(op):
     index = jnp.array([[3, 9], [-4, 77]])
     with raises(op, -4):
-        jax.block_until_ready(call(ta, op, jnp.asarray(BUFFER), index))
+        finish(call(ta, op, jnp.asarray(BUFFER), index))
     with raises(op, 77):
-        jax.block_until_ready(call(ta, op, jnp.asarray(BUFFER), index, where=jnp.array([[True, True], [False, True]])))
+        finish(call(ta, op, jnp.asarray(BUFFER), index, where=jnp.array([[True, True], [False, True]])))
 
 
 @pytest.mark.parametrize("op", ROW_OPS)
 def test_a_buffer_without_rows_has_no_index(op):
     with raises(op, 0, size=0):
-        jax.block_until_ready(call(ta, op, jnp.zeros((0, 2)), jnp.array(0)))
+        finish(call(ta, op, jnp.zeros((0, 2)), jnp.array(0)))
 
 
 @pytest.mark.parametrize("op", ROW_OPS)
 def test_rows_without_elements_are_counted_too(op):
     f = jax.jit(lambda b, i: call(ta, op, b, i, jnp.zeros(0)))
     with raises(op, 12):
-        jax.block_until_ready(f(jnp.zeros((10, 0)), 12))
+        finish(f(jnp.zeros((10, 0)), 12))
     assert f(jnp.zeros((10, 0)), 9)[0].size == 0
 
 
@@ -190,13 +191,13 @@ def test_rows_without_elements_are_counted_too(op):
 @pytest.mark.parametrize("op", ROW_OPS)
 def test_an_index_of_any_dtype_is_named_with_its_true_value(op, index):
     with raises(op, int(index)):
-        jax.block_until_ready(call(ta, op, jnp.asarray(BUFFER), jnp.asarray(index)))
+        finish(call(ta, op, jnp.asarray(BUFFER), jnp.asarray(index)))
 
 
 @pytest.mark.parametrize("index", [12, 2**40, 2**63 + 5, np.uint64(2**63 + 5), np.int64(-(2**40))], ids=repr)
 def test_a_constant_that_a_mask_admits_at_run_time_is_named_with_its_true_value(index):
     with raises("ta_read", int(index)):
-        jax.block_until_ready(jax.jit(lambda w: ta.ta_read(BUFFER, index, where=w))(True))
+        finish(jax.jit(lambda w: ta.ta_read(BUFFER, index, where=w))(True))
 
 
 @pytest.mark.parametrize(
@@ -210,7 +211,7 @@ def test_a_stray_index_raises_in_derivatives(derivative):
     g = jax.jit(lambda x, i: derivative(lambda x: f(x, i))(x))
     for _ in range(2):
         with raises("ta_swap", 12):
-            jax.block_until_ready(g(1.5, jnp.array(12)))
+            finish(g(1.5, jnp.array(12)))
         assert np.isfinite(g(1.5, jnp.array(3)))
 
 
@@ -249,7 +250,7 @@ def test_a_python_index_that_is_dropped_or_masked_is_no_error(op):
 def test_a_python_index_that_a_mask_admits_is_an_error_at_run_time(op):
     f = jax.jit(lambda b, w: call(ta, op, b, [3, 12], where=w))
     with raises(op, 12):
-        jax.block_until_ready(f(BUFFER, np.array([True, True])))
+        finish(f(BUFFER, np.array([True, True])))
     where = np.array([True, False])
     assert_all_same(f(BUFFER, where), call(oracle, op, BUFFER, np.array([3, 12]), where=where))
 
@@ -296,7 +297,7 @@ def test_an_unbatched_index_still_raises_beside_a_batched_value(op):
     buffers, values = np.stack([BUFFER, BUFFER]), np.stack([VALUE, VALUE])
     for _ in range(2):
         with raises(op, 12):
-            jax.block_until_ready(f(buffers, 12, values))
+            finish(f(buffers, 12, values))
         assert_all_same([x[0] for x in f(buffers, 2, values)], call(oracle, op, BUFFER, 2))
 
 
@@ -305,7 +306,7 @@ def test_mode_error_raises_for_a_batched_index_under_two_vmaps(op):
     f = functools.partial(call, ta, op, mode="error")
     nested = jax.jit(jax.vmap(jax.vmap(f, (None, 0)), (0, None)))
     with raises(op, -3):
-        jax.block_until_ready(nested(np.stack([BUFFER, BUFFER]), np.array([1, -3])))
+        finish(nested(np.stack([BUFFER, BUFFER]), np.array([1, -3])))
     assert nested(np.stack([BUFFER, BUFFER]), np.array([1, 3]))[0].shape[:2] == (2, 2)
 
 
@@ -319,7 +320,7 @@ def test_masked_rows_never_raise(op):
     jitted = jax.jit(lambda b, i, v, w: f(b, i, v, where=w))
     assert_all_same(jitted(BUFFER, index, value, where), expected)
     with raises(op, 12):
-        jax.block_until_ready(jitted(BUFFER, index, value, ~where))
+        finish(jitted(BUFFER, index, value, ~where))
     mapped = jax.vmap(lambda b: f(b, jnp.asarray(index), value, where=jnp.asarray(where)))(jnp.asarray(BUFFER)[None])
     assert_all_same([x[0] for x in mapped], expected)
 
@@ -349,7 +350,7 @@ def test_an_untaken_branch_never_raises(op):
         for out in f(BUFFER, 12, 2)[:2]:
             assert_all_same(out, zeros)
         with raises(op, 12):
-            jax.block_until_ready(f(BUFFER, 12, 1))
+            finish(f(BUFFER, 12, 1))
         for out in f(BUFFER, 4, 1)[:2]:
             assert_all_same(out, call(oracle, op, BUFFER, 4))
 
@@ -367,7 +368,7 @@ def test_an_untaken_branch_never_raises_under_grad(op):
     value, gradient = f(1.5, 12, False)
     np.testing.assert_allclose([value, gradient], [1.5**2, 3.0])
     with raises(op, 12):
-        jax.block_until_ready(f(1.5, 12, True))
+        finish(f(1.5, 12, True))
 
 
 def loops():
@@ -431,9 +432,9 @@ def test_a_loop_of_no_steps_never_raises_although_one_of_one_step_does(op, loop,
 
     assert_all_same(f(BUFFER, 12, 0), (BUFFER, np.asarray(0.0)))
     with raises(op, 12):
-        jax.block_until_ready(f(BUFFER, 12, 1))
+        finish(f(BUFFER, 12, 1))
     with raises(op, -1):
-        jax.block_until_ready(f(BUFFER, -1, 2))
+        finish(f(BUFFER, -1, 2))
     assert_all_same(f(BUFFER, 4, 2), by_oracle(4, 2))
     assert_all_same(f(BUFFER, 12, 0), (BUFFER, np.asarray(0.0)))
 
@@ -468,7 +469,7 @@ def test_a_loop_of_no_steps_never_raises_whatever_else_its_step_does_with_what_i
 
     assert f(BUFFER, 12, 0) == 0
     with raises("ta_read", 12):
-        jax.block_until_ready(f(BUFFER, 12, 1))
+        finish(f(BUFFER, 12, 1))
 
 
 @pytest.mark.parametrize("op", ROW_OPS)
@@ -482,7 +483,7 @@ def test_a_branch_inside_a_loop_that_is_never_taken_never_raises(op):
 
     assert f(BUFFER, 12, False) == 3
     with raises(op, 12):
-        jax.block_until_ready(f(BUFFER, 12, True))
+        finish(f(BUFFER, 12, True))
     np.testing.assert_allclose(f(BUFFER, 4, True), 3 * call(oracle, op, BUFFER, 4)[-1].sum(), rtol=1e-15)
 
 
@@ -497,12 +498,12 @@ def test_derivatives_and_batches_of_a_loop_of_no_steps_never_raise(op):
     tangent = jax.jit(lambda x, i, n: jax.jvp(lambda x: f(x, i, n), (x,), (1.0,)))
     np.testing.assert_array_equal(tangent(1.5, 12, 0), [1.5, 1.0])
     with raises(op, 12):
-        jax.block_until_ready(tangent(1.5, 12, 1))
+        finish(tangent(1.5, 12, 1))
 
     batched = jax.jit(jax.vmap(f, (0, None, None)))
     np.testing.assert_array_equal(batched(np.array([1.5, 2.5]), 12, 0), [1.5, 2.5])
     with raises(op, 12):
-        jax.block_until_ready(batched(np.array([1.5, 2.5]), 12, 1))
+        finish(batched(np.array([1.5, 2.5]), 12, 1))
 
     each_its_own = jax.jit(jax.vmap(f, (0, None, 0)))
     np.testing.assert_array_equal(each_its_own(np.array([1.5, 2.5]), 12, np.array([0, 0])), [1.5, 2.5])

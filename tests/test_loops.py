@@ -13,6 +13,7 @@ import pytest
 import unrolled
 from jax import lax
 from list_model import ListArray
+from quick import jit
 
 import jax_tensorarray as ta
 from jax_tensorarray import TensorArray, ta_add, ta_read, ta_swap, ta_write
@@ -650,7 +651,7 @@ SOME = (
 def test_first_derivatives(name):
     kinds = list(FIRST)[: None if name in SOME else 4]
 
-    @jax.jit
+    @jit
     def found(p, n):
         f = functools.partial(PROGRAMS[name], OURS, n=n)
         return {kind: FIRST[kind][0](f)(p) for kind in kinds}
@@ -664,7 +665,7 @@ def test_first_derivatives(name):
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_second_derivatives(name):
-    @jax.jit
+    @jit
     def found(p, n):
         f = functools.partial(PROGRAMS[name], OURS, n=n)
         return {kind: transform(f)(p) for kind, (transform, _) in SECOND.items()}
@@ -679,7 +680,7 @@ THIRD = ("overwrite_a_row", "a_branch", "until_converged")
 
 @pytest.mark.parametrize("name", THIRD)
 def test_third_derivatives(name):
-    @jax.jit
+    @jit
     def found(p, n):
         f = functools.partial(PROGRAMS[name], OURS, n=n)
         return jax.grad(lambda p: jnp.vdot(jax.grad(loss(pushed(f)))(p), jnp.asarray(DIRECTION)))(p)
@@ -689,7 +690,7 @@ def test_third_derivatives(name):
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_recomputed_residuals_give_the_same_gradient(name):
-    @jax.jit
+    @jit
     def found(p, n):
         return jax.grad(loss(functools.partial(PROGRAMS[name], library("recompute"), n=n)))(p)
 
@@ -724,7 +725,7 @@ def test_every_example_of_a_batch_takes_its_own_number_of_steps(name):
         y = PROGRAMS[name](OURS, p, n)
         return jnp.vdot(weights(len(y)), y), y
 
-    @jax.jit
+    @jit
     def found(ps, shared, ns):
         def total(ps, shared):
             return jnp.sum(jax.vmap(lambda p, n: f(p + shared, n)[0])(ps, ns))
@@ -745,7 +746,7 @@ def test_batches_of_batches_and_of_hessians(name):
     def f(p, n):
         return PROGRAMS[name](OURS, p, n)
 
-    @jax.jit
+    @jit
     def found(ps, ns):
         squares = [a.reshape(2, 2, *a.shape[1:]) for a in (ps, ns)]
         return {
@@ -781,7 +782,7 @@ def test_in_axes(axes):
     if axes[2] == 0:  # of a buffer any axis may be the batch
         args[2], axes = args[2].T, (*axes[:2], 1, axes[3])
     f = jax.value_and_grad(functools.partial(several_arguments, OURS), argnums=(0, 1, 2))
-    value, gradient = jax.jit(jax.vmap(f, axes))(*args)
+    value, gradient = jit(jax.vmap(f, axes))(*args)
     wanted = jax.value_and_grad(functools.partial(several_arguments, PYTHON), argnums=(0, 1, 2))
     for k, (x, w, b, n) in enumerate(examples):
         value_k, gradient_k = wanted(x, w, jnp.asarray(b), int(n))
@@ -847,7 +848,7 @@ def test_forward_mode_needs_no_max_steps(x):
         np.testing.assert_allclose(f(x), wanted[0], rtol=TOLERANCE)
         np.testing.assert_allclose(jax.jvp(f, (x,), (2.0,))[1], 2 * wanted[1], rtol=TOLERANCE)
         np.testing.assert_allclose(jax.jacfwd(f)(x), wanted[1], rtol=TOLERANCE)
-        np.testing.assert_allclose(jax.jit(jax.jacfwd(jax.jacfwd(f)))(x), wanted[2], rtol=TOLERANCE)
+        np.testing.assert_allclose(jit(jax.jacfwd(jax.jacfwd(f)))(x), wanted[2], rtol=TOLERANCE)
 
 
 def test_forward_mode_of_a_batch_needs_no_max_steps():
@@ -877,7 +878,7 @@ def test_fori_loop_of_known_and_traced_bounds(low, high, max_steps):
     np.testing.assert_allclose(traced, wanted(0.6, low, high), rtol=TOLERANCE)
     if max_steps is not None:
         np.testing.assert_allclose(
-            jax.jit(jax.grad(known))(0.6, low, high), jax.grad(wanted)(0.6, low, high), rtol=TOLERANCE
+            jit(jax.grad(known))(0.6, low, high), jax.grad(wanted)(0.6, low, high), rtol=TOLERANCE
         )
 
 
@@ -914,22 +915,36 @@ def test_fori_loop_of_bounds_of_a_batch():
 XS = np.linspace(0.1, 0.9, 5)
 
 
-@pytest.mark.parametrize("residuals", ["auto", "tape", "recompute"])
-@pytest.mark.parametrize("options", [{}, {"reverse": True}, {"unroll": 2}, {"length": 5}, {"unroll": True}])
-def test_scan_is_that_of_jax(options, residuals):
+SCANS = {
+    "forward": {},
+    "reverse": {"reverse": True},
+    "unroll": {"unroll": 2},
+    "length": {"length": 5},
+    "unroll all": {"unroll": True},
+}
+
+
+def rows_by(scan, options, x, xs):
     def f(c, x):
         i, y, b = c
         y = jnp.sin(y * x + ta_read(b, i))
         return (i + 1, y, ta_write(b, i, y)), {"y": y, "i": i}
 
-    def by(scan, x, xs):
-        (_, y, b), ys = scan(f, (0, x, jnp.sin(xs)), xs, **options)
-        return vector(y, b, ys["y"], ys["i"])
+    (_, y, b), ys = scan(f, (0, x, jnp.sin(xs)), xs, **SCANS[options])
+    return vector(y, b, ys["y"], ys["i"])
 
-    args = 0.7, jnp.asarray(XS)
-    found = jax.jacrev(functools.partial(by, functools.partial(ta.scan, residuals=residuals)), (0, 1))(*args)
-    wanted = jax.jacfwd(functools.partial(by, lax.scan), (0, 1))(*args)
-    for a, e in zip(found, wanted, strict=True):
+
+@functools.cache
+def expected_of_scan(options):
+    return jit(jax.jacfwd(functools.partial(rows_by, lax.scan, options), (0, 1)))(0.7, XS)
+
+
+@pytest.mark.parametrize("residuals", ["auto", "tape", "recompute"])
+@pytest.mark.parametrize("options", SCANS)
+def test_scan_is_that_of_jax(options, residuals):
+    ours = functools.partial(rows_by, functools.partial(ta.scan, residuals=residuals), options)
+    found = jax.jacrev(ours, (0, 1))(0.7, jnp.asarray(XS))
+    for a, e in zip(found, expected_of_scan(options), strict=True):
         assert_close(a, e)
 
 
@@ -1079,7 +1094,7 @@ def test_random_keys_in_the_carry(make_key, residuals):
     ours = functools.partial(ta.while_loop, max_steps=5, residuals=residuals)
     seeds, ns = np.array([1, 2, 3]), np.array([3, 0, 5])
     wanted = [jax.value_and_grad(functools.partial(f, python_while))(0.7, s, n) for s, n in zip(seeds, ns, strict=True)]
-    found = jax.jit(jax.value_and_grad(functools.partial(f, ours)))(0.7, seeds[0], ns[0])
+    found = jit(jax.value_and_grad(functools.partial(f, ours)))(0.7, seeds[0], ns[0])
     np.testing.assert_allclose(found, wanted[0], rtol=TOLERANCE)
     found = jax.vmap(jax.value_and_grad(functools.partial(f, ours)), (None, 0, 0))(0.7, seeds, ns)
     np.testing.assert_allclose(np.stack(found, 1), wanted, rtol=TOLERANCE)
@@ -1113,8 +1128,8 @@ def test_everything_passes_the_checks_of_jax(name):
         return jax.hessian(loss(functools.partial(PROGRAMS[name], OURS, n=n)))(p)
 
     with jax.enable_checks(True):
-        assert_close(jax.jit(f)(POINT, 4), weighted(expected(name, 4, 2)))
-        jax.jit(jax.vmap(f))(POINTS, BATCH_STEPS)
+        assert_close(jit(f)(POINT, 4), weighted(expected(name, 4, 2)))
+        jit(jax.vmap(f))(POINTS, BATCH_STEPS)
 
 
 def test_no_tracer_leaks():
@@ -1122,8 +1137,8 @@ def test_no_tracer_leaks():
         return jax.grad(loss(functools.partial(PROGRAMS["read_while_writing"], OURS, n=n)))(p)
 
     with jax.checking_leaks():
-        jax.jit(f)(POINT, 4)
-        jax.jit(jax.vmap(f))(POINTS, BATCH_STEPS)
+        jit(f)(POINT, 4)
+        jit(jax.vmap(f))(POINTS, BATCH_STEPS)
 
 
 def test_what_was_never_written_to_a_tape_is_no_nan():
@@ -1162,7 +1177,7 @@ def test_custom_derivatives_inside_the_body(rule, residuals):
     ours = functools.partial(ta.while_loop, max_steps=5, residuals=residuals)
     ns = np.array([3, 0, 7])
     wanted = [jax.grad(functools.partial(f, python_while, n=min(n, 5)))(0.7) for n in ns]
-    found = jax.jit(jax.grad(functools.partial(f, ours)))(0.7, 3)
+    found = jit(jax.grad(functools.partial(f, ours)))(0.7, 3)
     np.testing.assert_allclose(found, wanted[0], rtol=TOLERANCE)
     found = jax.vmap(jax.grad(functools.partial(f, ours)), (None, 0))(0.7, ns)
     np.testing.assert_allclose(found, wanted, rtol=TOLERANCE)
@@ -1192,7 +1207,7 @@ def test_policies_of_checkpoints_around_the_loop_and_its_body(policy):
     checkpoint = functools.partial(jax.checkpoint, policy=policy)
     for name in ("a_checkpointed_loop", "a_checkpointed_body"):
         f = functools.partial(PROGRAMS[name], library(checkpoint=checkpoint))
-        found = jax.jit(lambda p, n, f=f: jax.grad(loss(f))(p, n))(POINT, 4)
+        found = jit(lambda p, n, f=f: jax.grad(loss(f))(p, n))(POINT, 4)
         assert_close(found, weighted(expected(name, 4, 1)))
 
 
@@ -1385,7 +1400,7 @@ def test_the_gradient_of_a_tensorarray_is_that_of_its_rows():
         return jnp.sum(rows**2)
 
     rows = jnp.asarray(XS)
-    found = jax.jit(jax.grad(f, (0, 1)))(TensorArray.from_array(rows), TensorArray.from_array(jnp.cos(rows)), 3)
+    found = jit(jax.grad(f, (0, 1)))(TensorArray.from_array(rows), TensorArray.from_array(jnp.cos(rows)), 3)
     for a, e in zip(found, jax.grad(python, (0, 1))(rows, jnp.cos(rows)), strict=True):
         assert_close(a.stack(), e)
 
@@ -1640,7 +1655,7 @@ def test_random_programs(name):
         y = RANDOM[name](OURS, p, n)
         return jnp.vdot(weights(len(y)), y)
 
-    @jax.jit
+    @jit
     def found(p, ps, n, ns):
         return {
             "grad": jax.value_and_grad(f)(p, n),
@@ -1661,7 +1676,7 @@ def test_random_programs(name):
 
 @pytest.mark.parametrize("name", list(RANDOM)[:2])
 def test_second_derivatives_of_random_programs(name):
-    @jax.jit
+    @jit
     def found(p, n):
         f = functools.partial(RANDOM[name], OURS, n=n)
         return {kind: SECOND[kind][0](f)(p) for kind in ("hessian", "jacrev of grad")}

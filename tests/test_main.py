@@ -69,7 +69,7 @@ def test_the_table_has_three_sizes_growth_copies_and_the_ratio(two_small_loops, 
 
 
 def test_absent_kernels_are_mentioned_once(two_small_loops, monkeypatch, capsys):
-    monkeypatch.setattr(main_job._ffi, "loaded", {"cpu"})
+    monkeypatch.setattr(main_job._ffi, "modules", {"cpu": None})
     monkeypatch.setattr(main_job._ffi, "missing", {"_cuda": "No module named 'jax_tensorarray._cuda'"})
     main_job.main(["--quick"])
     output = capsys.readouterr().out

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from quick import jit
 
 from jax_tensorarray import choice_of_residuals, fori_loop, scan, ta_add, ta_read, ta_swap, ta_write, while_loop
 
@@ -58,54 +59,66 @@ CASES = {
 }
 
 
-def both(name):
+@functools.cache
+def ours(transform, name):
     f, how = CASES[name]
-    return functools.partial(f, **how), functools.partial(f, residuals="tape")
+    return jit(transform(functools.partial(f, **how)))
+
+
+@functools.cache
+def tape(transform, f):
+    """The same by the tape, for every case of one program."""
+    return jit(transform(functools.partial(f, residuals="tape")))
 
 
 def assert_same(ours, wanted):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12), ours, wanted)
 
 
+def assert_same_as_tape(transform, name, *args):
+    assert_same(ours(transform, name)(*args), tape(transform, CASES[name][0])(*args))
+
+
+def gradient(f):
+    return jax.grad(f, (0, 1, 3))
+
+
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("n", [0, 1, 7, MOST + 3])
 def test_gradients(name, n):
-    ours, tape = (jax.jit(jax.grad(f, (0, 1, 3))) for f in both(name))
-    assert_same(ours(0.3, W, n, YS), tape(0.3, W, n, YS))
+    assert_same_as_tape(gradient, name, 0.3, W, n, YS)
 
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("derivative", [jax.jacfwd, jax.hessian, lambda f: jax.jacrev(jax.grad(f))])
 def test_other_derivatives(name, derivative):
-    ours, tape = (jax.jit(derivative(f)) for f in both(name))
-    assert_same(ours(0.3, W, 11, YS), tape(0.3, W, 11, YS))
+    assert_same_as_tape(derivative, name, 0.3, W, 11, YS)
+
+
+def vmap_of_grad(f):
+    return jax.vmap(gradient(f), (0, None, 0, 0))
+
+
+def grad_of_vmap(f):
+    return gradient(lambda x, w, ns, ys: jax.vmap(f, (0, None, 0, 0))(x, w, ns, ys).sum())
+
+
+def both_ways(f):
+    return lambda xs, w, ns, batch: jax.vmap(grad_of_vmap(f), (None, 0, 0, None))(
+        xs, jnp.stack([w, -w]), jnp.stack([ns, ns[::-1]]), batch
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_examples_of_a_batch(name):
     xs, ns = np.array([0.3, 0.4, 0.5, 0.6]), np.array([0, 1, 7, MOST])
     batch = YS * np.array([1.0, 2.0, 0.5, -1.0])[:, None]
-
-    def vmap_of_grad(f):
-        return jax.vmap(jax.grad(f, (0, 1, 3)), (0, None, 0, 0))(xs, W, ns, batch)
-
-    def grad_of_vmap(f):
-        return jax.grad(lambda x, w, ys: jax.vmap(f, (0, None, 0, 0))(x, w, ns, ys).sum(), (0, 1, 2))(xs, W, batch)
-
-    def both_ways(f):
-        total = jax.grad(lambda x, w, ns, ys: jax.vmap(f, (0, None, 0, 0))(x, w, ns, ys).sum(), (0, 1, 3))
-        return jax.vmap(total, (None, 0, 0, None))(xs, np.stack([W, -W]), np.stack([ns, ns[::-1]]), batch)
-
     for transform in (vmap_of_grad, grad_of_vmap, both_ways):
-        ours, tape = (jax.jit(functools.partial(transform, f))() for f in both(name))
-        assert_same(ours, tape)
+        assert_same_as_tape(transform, name, xs, W, ns, batch)
 
 
-@pytest.mark.parametrize("residuals", ["undo", "checkpoint", "inverse", "recompute"])
-@pytest.mark.parametrize("reverse", [False, True])
-def test_scans(residuals, reverse):
-    w = jnp.linspace(0.1, 0.9, 9).reshape(3, 3)
-
+@functools.cache
+def gradient_of_scan(residuals, reverse):
     def step(w, c, x):
         a, b = c
         b = b + jnp.tanh(a @ w) * x
@@ -117,17 +130,20 @@ def test_scans(residuals, reverse):
         a = a - jnp.sin(b)
         return a, b - jnp.tanh(a @ w) * x
 
-    def f(c, xs, w, how):
-        (a, b), ys = scan(functools.partial(step, w), (c, 2 * c), xs, reverse=reverse, **how(w))
+    def f(c, xs, w):
+        more = {"checkpoint": {"checkpoints": 3}, "inverse": {"inverse": functools.partial(back, w)}}
+        how = {"residuals": residuals, **more.get(residuals, {})}
+        (a, b), ys = scan(functools.partial(step, w), (c, 2 * c), xs, reverse=reverse, **how)
         return (ys**2).sum() + (a * b).sum()
 
-    def how(w):
-        more = {"checkpoint": {"checkpoints": 3}, "inverse": {"inverse": functools.partial(back, w)}}
-        return {"residuals": residuals, **more.get(residuals, {})}
+    w = jnp.linspace(0.1, 0.9, 9).reshape(3, 3)
+    return jax.grad(f, (0, 1, 2))(jnp.array([0.1, 0.2, 0.3]), jnp.linspace(0.1, 0.2, 17), w)
 
-    args = (jnp.array([0.1, 0.2, 0.3]), jnp.linspace(0.1, 0.2, 17), w)
-    wanted = jax.grad(functools.partial(f, how=lambda w: {}), (0, 1, 2))(*args)
-    assert_same(jax.grad(functools.partial(f, how=how), (0, 1, 2))(*args), wanted)
+
+@pytest.mark.parametrize("residuals", ["undo", "checkpoint", "inverse", "recompute"])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_scans(residuals, reverse):
+    assert_same(gradient_of_scan(residuals, reverse), gradient_of_scan("auto", reverse))
 
 
 @pytest.mark.parametrize("how", [{}, {"residuals": "undo"}, {"residuals": "checkpoint", "checkpoints": 2}])

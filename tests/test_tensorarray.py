@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
+from waiting import finish
 
 from jax_tensorarray import TensorArray
 
@@ -335,7 +336,7 @@ def test_a_known_index_out_of_range_has_tensorflows_message(f, index, message, k
 def test_a_traced_index_out_of_range_is_an_error_at_run_time(f, op, index):
     message = f"TensorArray.{op}: index {index} is out of range for a TensorArray of size 3"
     with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match=message):
-        jax.block_until_ready(jax.jit(f)(static(), index))
+        finish(jax.jit(f)(static(), index))
 
 
 def test_scatter_takes_as_many_rows_as_indices():
@@ -365,7 +366,7 @@ def test_where_must_be_one_bool():
     masked = jax.jit(lambda p: ta.write(7, [1.0, 2.0], where=p).stack())
     np.testing.assert_array_equal(masked(False), np.zeros((3, 2)))
     with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="index 7 is out of range"):
-        jax.block_until_ready(masked(True))
+        finish(masked(True))
 
 
 # --- unstack, split, concat ------------------------------------------------------------------------------------
@@ -574,7 +575,7 @@ def test_an_empty_array_has_nothing_to_pop():
         growing(element_shape=()).pop()
     popped = jax.jit(lambda ta: ta.pop()[1])
     with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match=r"TensorArray\.pop: index -1 is out of range"):
-        jax.block_until_ready(popped(growing(max_size=2, element_shape=())))
+        finish(popped(growing(max_size=2, element_shape=())))
 
 
 def test_appending_under_a_condition():
@@ -591,7 +592,7 @@ def test_appending_under_a_condition():
     np.testing.assert_array_equal(stacked, [1, 2, 3])
     assert (size, size.dtype) == (3, np.int32)
     with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match=r"TensorArray\.append: index 3 is out of range"):
-        jax.block_until_ready(positive(jnp.ones(5)))
+        finish(positive(jnp.ones(5)))
 
 
 def test_a_size_inside_jit_is_live():
@@ -658,7 +659,7 @@ def test_nothing_is_lost_past_max_size(run):
         lambda ta, i: ta.scatter(jnp.array([1, 2]) + 0 * i, jnp.ones(2)).stack(),
     ):
         with pytest.raises(errors, match="out of range"):
-            jax.block_until_ready(run(f, full, 2))
+            finish(run(f, full, 2))
     np.testing.assert_array_equal(full.stack(), [1, 2])
 
 
@@ -672,12 +673,12 @@ def test_rows_past_the_live_ones_cannot_be_read():
             (jax.errors.JaxRuntimeError, ValueError),
             match=f"TensorArray.{op}: index 2 is out of range for a TensorArray of size 2",
         ):
-            jax.block_until_ready(jax.jit(f)(ta, 2))
+            finish(jax.jit(f)(ta, 2))
     grown = growing().append(1.0)  # has room for more rows than it has
     with pytest.raises(
         (jax.errors.JaxRuntimeError, ValueError), match="index 1 is out of range for a TensorArray of size 1"
     ):
-        jax.block_until_ready(jax.jit(lambda i: grown.read(i))(1))
+        finish(jax.jit(lambda i: grown.read(i))(1))
 
 
 def test_examples_of_a_batch_have_sizes_of_their_own():

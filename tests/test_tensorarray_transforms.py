@@ -9,8 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
+from in_numpy import in_numpy
 from jax import lax
 from list_model import ListArray
+from quick import jit
 
 from jax_tensorarray import TensorArray, checkpoint_policies
 
@@ -336,7 +338,7 @@ def expected(kind, k):
     f = program(loss, kind, "direct", names, i, w, ListArray)
     args, tangents = inputs(names, k)
 
-    @jax.jit
+    @in_numpy
     def everything(args):
         values = program(run, kind, "direct", names, i, w, ListArray)(*args)
         if k or kind.pytree:  # of these only the gradient is compared
@@ -400,7 +402,7 @@ def test_values_and_derivatives_of_every_method(kind, context):
     kind, names = KINDS[kind], methods(KINDS[kind])
     args, tangents = inputs(names, 0)
 
-    @jax.jit
+    @jit
     def everything(i, w, args, tangents):
         derived = derivatives(
             program(loss, kind, context, names, i, w),
@@ -447,14 +449,14 @@ def test_indices_known_while_tracing(kind):
     names = methods(kind)
     args, _ = inputs(names, 0)
     f = program(loss, kind, "direct", names, {m: indices(kind, m)[0] for m in names}, WHERE[0])
-    assert_close(jax.jit(jax.grad(f, (0, 1)))(*args), expected(kind, 0)[1]["gradient"])
+    assert_close(jit(jax.grad(f, (0, 1)))(*args), expected(kind, 0)[1]["gradient"])
 
 
 @of_kind("static", "dynamic")
 def test_the_gradient_is_that_of_finite_differences(kind):
     names = methods(kind)
     i, w = {m: indices(kind, m)[0] for m in names}, WHERE[0]
-    compiled = jax.jit(program(run, kind, "direct", names, i, w))
+    compiled = jit(program(run, kind, "direct", names, i, w))
     for m in names:
 
         def f(rows, values, m=m):
@@ -480,7 +482,7 @@ def test_vmap_with_indices_that_differ(kind, context):
     args = jax.tree.map(lambda *xs: np.stack(xs), *examples)
     weights = np.array([1.0, -2.0, 0.5])
 
-    @jax.jit
+    @jit
     def everything(i, w, args):
         def of_one(i, w, *args):
             return program(loss, kind, context, names, i, w)(*args)
@@ -521,7 +523,7 @@ def one_step_by_model(kind, k):
         found = one_step(kind, methods(kind), start(kind, ListArray, rows), i, v)
         return scalar_of(found), found
 
-    return jax.jit(jax.grad(f, (0, 1), has_aux=True))
+    return jit(jax.grad(f, (0, 1), has_aux=True))
 
 
 AXES = [c for c in itertools.product([None, 0], [None, 0], [None, 0]) if any(a is not None for a in c)]
@@ -537,7 +539,7 @@ def test_vmap_over_every_combination_of_array_index_and_value(kind, in_axes):
     def at_axis(x, axis):
         return x[0] if axis is None else np.moveaxis(x, 0, axis)
 
-    @jax.jit
+    @jit
     def everything(i, rows, v):
         def f(rows, v):
             make = functools.partial(start, kind, TensorArray)
@@ -575,8 +577,8 @@ def test_examples_that_take_different_branches_have_different_sizes(branch):
     def value(rows, values, w):
         return scalar_of(f(rows, values, w))
 
-    found, sizes = jax.jit(jax.vmap(f))(ROWS, VALUES, WHERE)
-    gradient = jax.jit(jax.vmap(jax.grad(value, (0, 1))))(ROWS, VALUES, WHERE)
+    found, sizes = jit(jax.vmap(f))(ROWS, VALUES, WHERE)
+    gradient = jit(jax.vmap(jax.grad(value, (0, 1))))(ROWS, VALUES, WHERE)
     np.testing.assert_array_equal(sizes, SIZE + np.cumsum(WHERE, 1) - WHERE)
     for k in range(BATCH):
 
@@ -600,7 +602,7 @@ def test_a_vmapped_while_loop_grows_every_array_to_its_own_size():
         ta = lax.while_loop(lambda ta: ta.size() < count, lambda ta: ta.append(ta.size() + jnp.float64(1)), ta)
         return ta.stack(), ta.size()
 
-    rows, sizes = jax.jit(jax.vmap(f))(counts)
+    rows, sizes = jit(jax.vmap(f))(counts)
     np.testing.assert_array_equal(rows, [[1, 2, 0, 0], [0, 0, 0, 0], [1, 2, 3, 4]])
     np.testing.assert_array_equal(sizes, counts)
 
@@ -629,8 +631,8 @@ def test_values_and_gradients_of_every_dtype(kind, dtype):
         return f
 
     i = {m: indices(kind, m)[0] for m in names}
-    found, gradient = jax.jit(everything("scan", TensorArray))(i, rows, values)
-    wanted, wanted_gradient = jax.jit(functools.partial(everything("direct", ListArray), i))(rows, values)
+    found, gradient = jit(everything("scan", TensorArray))(i, rows, values)
+    wanted, wanted_gradient = in_numpy(functools.partial(everything("direct", ListArray), i))(rows, values)
     eps = float(jnp.finfo(dtype).eps) if inexact else 0
     assert_close(found, wanted, rtol=4 * eps, atol=4 * eps)
     scale = max([1.0, *(float(jnp.abs(g).max()) for g in jax.tree.leaves(wanted_gradient))])
@@ -697,7 +699,7 @@ def test_a_rule_of_custom_vjp_may_write_its_cotangent_into_an_array():
         return jax.tree.map(jnp.zeros_like, ta).write(index, -cotangent), None
 
     reversed_gradient.defvjp(lambda ta, index: (ta.read(index), (ta, index)), backward)
-    f = jax.jit(jax.grad(lambda ta: jnp.sum(reversed_gradient(ta, 2) ** 2)))
+    f = jit(jax.grad(lambda ta: jnp.sum(reversed_gradient(ta, 2) ** 2)))
     expected = np.zeros((SIZE, 2))
     expected[2] = -2 * ROWS[0, 2]
     np.testing.assert_allclose(f(TensorArray.from_array(jnp.asarray(ROWS[0]))).stack(), expected)
@@ -843,7 +845,7 @@ def values_and_gradient(f, *args):
 def test_random_programs_and_their_gradients(seeds):
     programs = {seed: random_program(seed) for seed in seeds}
 
-    @jax.jit
+    @jit
     def everything(traced, args):
         found = {}
         for seed, (kind, steps) in programs.items():
@@ -851,7 +853,7 @@ def test_random_programs_and_their_gradients(seeds):
             found[seed] = values_and_gradient(f, *args[seed])
         return found
 
-    @jax.jit
+    @in_numpy
     def everything_by_model(args):
         return {seed: values_and_gradient(by_model(seed, 0), *args[seed]) for seed in seeds}
 
@@ -865,7 +867,7 @@ def test_random_program_batched_and_differentiated_twice(seed):
     kind, steps = random_program(seed)
     args = arguments(seed)
 
-    @jax.jit
+    @jit
     def everything(i, w, *args):
         def value(i, w, *args):
             return scalar_of(execute(kind, steps, i, w, *args, wrapped=True))
@@ -882,7 +884,7 @@ def test_random_program_batched_and_differentiated_twice(seed):
     values, (gradient, second), of_sum = everything(*numbers(steps), *args)
     for k in range(BATCH):
 
-        @jax.jit
+        @in_numpy
         def model(*mine, k=k):
             f = by_model(seed, k)
             gradient = jax.grad(lambda *mine: scalar_of(f(*mine)), (0, 1))

@@ -26,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from waiting import finish
 
 from jax_tensorarray import TensorArray
 
@@ -218,7 +219,7 @@ def test_an_index_known_only_when_the_program_runs_is_checked_then(op, index):
 
     message = f"TensorArray.{op}: index {index} is out of range for a TensorArray of size 3"
     with pytest.raises(RUNTIME_ERRORS, match=message):
-        jax.block_until_ready(f(index))
+        finish(f(index))
 
 
 # --- stack, gather, concat -------------------------------------------------------------------------------------

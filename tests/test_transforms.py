@@ -10,8 +10,10 @@ import oracle
 import programs
 import pytest
 import unrolled
+from in_numpy import in_numpy
 from jax.test_util import check_grads
 from programs import BUFFER, CONTEXTS, DIRECTIONS, INDEX, OPS, VALUE, WHERE
+from quick import jit
 
 import jax_tensorarray as ta
 
@@ -66,8 +68,8 @@ def expected_derivatives(op):
     """The derivatives of order 1, 2 and 3 along DIRECTIONS: by unrolled plain JAX, checked against differences."""
     exact = [
         float(
-            jax.jit(derivatives(programs.loss_by(unrolled, jnp, op), [n], ["fwd"])["-over-".join(["fwd"] * n)])(
-                *on_device(BUFFER, VALUE)
+            in_numpy(derivatives(programs.loss_by(unrolled, jnp, op), [n], ["fwd"])["-over-".join(["fwd"] * n)])(
+                BUFFER, VALUE
             )
         )
         for n in (1, 2, 3)
@@ -136,7 +138,7 @@ def test_first_and_second_derivatives_agree_in_every_order_of_modes(op, context)
     expected = expected_derivatives(op)
     f = programs.loss_in(context, op)
     functions = derivatives(f, (1, 2), MODES)
-    found = jax.jit(lambda *args: {name: g(*args) for name, g in functions.items()})(*on_device(BUFFER, VALUE))
+    found = jit(lambda *args: {name: g(*args) for name, g in functions.items()})(*on_device(BUFFER, VALUE))
     assert len(found) == 6
     for name, value in found.items():
         np.testing.assert_allclose(value, expected[name.count("-over-")], rtol=1e-10, err_msg=name)
@@ -145,7 +147,7 @@ def test_first_and_second_derivatives_agree_in_every_order_of_modes(op, context)
 @pytest.mark.parametrize(("op", "context"), programs.cases(["direct", "scan", "cond"]))
 def test_third_derivatives_agree_in_every_order_of_modes(op, context):
     functions = derivatives(programs.loss_in(context, op), (3,), MODES)
-    found = jax.jit(lambda *args: {name: g(*args) for name, g in functions.items()})(*on_device(BUFFER, VALUE))
+    found = jit(lambda *args: {name: g(*args) for name, g in functions.items()})(*on_device(BUFFER, VALUE))
     assert len(found) == 8
     for name, value in found.items():
         np.testing.assert_allclose(value, expected_derivatives(op)[2], rtol=1e-10, err_msg=name)
@@ -154,14 +156,14 @@ def test_third_derivatives_agree_in_every_order_of_modes(op, context):
 @pytest.mark.parametrize("op", programs.ROW_OPS)
 def test_a_while_loop_has_forward_derivatives_up_to_the_third(op):
     functions = derivatives(programs.loss_in("while_loop", op), (1, 2, 3), ["fwd"])
-    found = jax.jit(lambda *args: [g(*args) for g in functions.values()])(*on_device(BUFFER, VALUE))
+    found = jit(lambda *args: [g(*args) for g in functions.values()])(*on_device(BUFFER, VALUE))
     np.testing.assert_allclose(found, expected_derivatives(op), rtol=1e-10)
 
 
 @pytest.mark.parametrize(("op", "context"), programs.cases(REVERSIBLE))
 def test_the_gradient_is_that_of_finite_differences(op, context):
     expected = oracle.gradient(programs.loss_by(oracle, np, op), (BUFFER, VALUE))
-    found = jax.jit(jax.grad(programs.loss_in(context, op), argnums=(0, 1)))(*on_device(BUFFER, VALUE))
+    found = jit(jax.grad(programs.loss_in(context, op), argnums=(0, 1)))(*on_device(BUFFER, VALUE))
     for a, e in zip(found, expected, strict=True):
         np.testing.assert_allclose(a, e, rtol=1e-6, atol=1e-7)
 
@@ -226,7 +228,7 @@ def test_linear_transpose_is_the_adjoint(op, inputs, context):
             operands[k] = a
         return CONTEXTS[context](op, operands[0], index, operands[1], where)
 
-    transposed = jax.jit(lambda ts, cs: jax.linear_transpose(f, *ts)(cs))(on_device(*tangents), on_device(*cotangents))
+    transposed = jit(lambda ts, cs: jax.linear_transpose(f, *ts)(cs))(on_device(*tangents), on_device(*cotangents))
     assert [t.shape for t in transposed] == [t.shape for t in tangents]
     np.testing.assert_allclose(inner(transposed, tangents), inner(cotangents, results), rtol=1e-12)
 
@@ -272,7 +274,7 @@ def test_everything_passes_the_checks_of_jax(op, context):
         forward(reverse(f, DIRECTIONS[0]), DIRECTIONS[1]),
     ]
     with jax.enable_checks(True):
-        found = jax.jit(lambda *args: [g(*args) for g in functions])(*on_device(BUFFER, VALUE))
+        found = jit(lambda *args: [g(*args) for g in functions])(*on_device(BUFFER, VALUE))
         if context == "direct":
             assert_equal_results(programs.call(ta, op, *on_device(BUFFER, INDEX, VALUE, WHERE)), expected_results(op))
     value = programs.loss_by(oracle, np, op)(BUFFER, VALUE)

@@ -47,7 +47,7 @@ def _itself(active: Array, x: Array) -> Array:
     return x
 
 
-def _kernel(ctx: Any, active: Any, x: Any) -> Any:
+def _kernel(ctx: Any, active: Any, x: Any, **_: Any) -> Any:
     return [x]
 
 

@@ -26,7 +26,8 @@ def ta_check(index: Any, size: Any, *, mode: str | None = None, op: str = "ta_ch
         int32 array of shape `I`. There is nothing to differentiate.
 
     Raises:
-        jax.errors.JaxRuntimeError, ValueError: an index is out of range (while running, on the CPU).
+        jax.errors.JaxRuntimeError, ValueError: an index is out of range (while running; on a GPU later, see
+            `check_errors`).
         TypeError: `index` is not of an integer dtype, or `size` not int32.
         ValueError: `size` is not a scalar, or `mode` none of the above.
 
@@ -69,7 +70,7 @@ def _in_plain_jax(index: Array, size: Array, *, batch_dims: int, **_: Any) -> Ar
     return _reference.check(index, size, batch_dims=batch_dims)
 
 
-def _kernel(ctx: Any, *operands: Any, batch_dims: int, mode: str | None, op: str) -> Any:
+def _kernel(ctx: Any, *operands: Any, batch_dims: int, mode: str | None, op: str, **_: Any) -> Any:
     return jax.ffi.ffi_lowering(PREFIX + "check")(ctx, *operands, op=op, strict=mode != "drop")
 
 

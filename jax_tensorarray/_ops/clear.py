@@ -65,7 +65,7 @@ def _batch(primitive: Any, args: Any, dims: Any, *, batch_dims: int) -> Any:
     return primitive.bind(*args, batch_dims=batch_dims + 1), 0
 
 
-def _kernel(ctx: Any, *operands: Any, batch_dims: int) -> Any:
+def _kernel(ctx: Any, *operands: Any, batch_dims: int, **_: Any) -> Any:
     rule = jax.ffi.ffi_lowering(PREFIX + "clear", operand_output_aliases={0: 0})
     return rule(ctx, *operands, batch_dims=np.int64(batch_dims))
 

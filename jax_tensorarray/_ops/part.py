@@ -98,11 +98,11 @@ def _write_in_plain_jax(buffer: Array, index: Array, value: Array, parts: Array,
     return _reference.swap(buffer, index, value, batch_dims=batch_dims, reverse=False)[0]
 
 
-def _read_kernel(ctx: Any, *operands: Any, batch_dims: int) -> Any:
+def _read_kernel(ctx: Any, *operands: Any, batch_dims: int, **_: Any) -> Any:
     return jax.ffi.ffi_lowering(PREFIX + "read_part")(ctx, *operands, batch_dims=np.int64(batch_dims))
 
 
-def _write_kernel(ctx: Any, *operands: Any, batch_dims: int) -> Any:
+def _write_kernel(ctx: Any, *operands: Any, batch_dims: int, **_: Any) -> Any:
     rule = jax.ffi.ffi_lowering(PREFIX + "write_part", operand_output_aliases={0: 0})
     return rule(ctx, *operands, batch_dims=np.int64(batch_dims))
 

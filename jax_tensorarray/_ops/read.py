@@ -41,7 +41,8 @@ def ta_read(buffer: Any, index: Any, *, where: Any = None, mode: str | None = No
 
     Raises:
         IndexError: a Python or NumPy index is out of range (while tracing).
-        jax.errors.JaxRuntimeError, ValueError: a traced index is out of range (while running, on the CPU).
+        jax.errors.JaxRuntimeError, ValueError: a traced index is out of range (while running; on a GPU later, see
+            `check_errors`).
         TypeError: `index` is not of an integer dtype, or `where` not bool.
         ValueError: shapes do not fit.
 

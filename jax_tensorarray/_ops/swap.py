@@ -41,7 +41,8 @@ def ta_swap(
 
     Raises:
         IndexError: a Python or NumPy index is out of range (while tracing).
-        jax.errors.JaxRuntimeError, ValueError: a traced index is out of range (while running, on the CPU).
+        jax.errors.JaxRuntimeError, ValueError: a traced index is out of range (while running; on a GPU later, see
+            `check_errors`).
         TypeError: `index` is not of an integer dtype, `where` is not bool, or `value` would lose precision.
         ValueError: shapes do not fit.
 

@@ -1,0 +1,488 @@
+// The row ops as a GPU runs them: what each thread does, and how many there are.
+//
+// A thread does one position of the index, and a few columns of its row. Duplicate indices have to mean the same as
+// in the walk from position to position that a CPU makes, so a thread looks at the others that address its row, its
+// run: of a run the last write stays, a swap takes out what the one before it put in, and the first adds up all of
+// them, in order. Hence no two threads ever write to one place, no atomic operation is needed, and the result is the
+// same in every run.
+//
+// A thread finds its run by scanning the index, or, where there are many positions, beside it in a list of positions
+// that is sorted by row (see _sorted.py).
+//
+// All of this is ordinary C++ to a host compiler: tests/cuda_host.cc runs it, block by block and thread by thread.
+#pragma once
+
+#include <cstddef>
+#include <initializer_list>
+#include <type_traits>
+
+#include "errors.h"
+#include "kernels.h"
+
+namespace jax_tensorarray {
+
+// --- launches --------------------------------------------------------------------------------------------------
+
+// How many columns a thread moves at most. Its loads are all under way before its first store.
+constexpr int kColumns = 4;
+
+// A few columns of a row: `begin` and every `step`-th one after it, before `end`.
+struct Columns {
+  int64_t begin, step, end;
+
+  // Only one of the threads of a row has it.
+  TA_HD bool has_first() const { return begin == 0; }
+};
+
+// Threads for `rows` rows of `columns` columns: x counts columns, and y rows. Two dimensions save a division each.
+struct Grid {
+  int64_t rows, columns;
+  uint32_t blocks_x, blocks_y, threads_x, threads_y;
+  int64_t columns_per_thread;
+};
+
+inline Grid grid_for(int64_t rows, int64_t columns) {
+  constexpr int64_t kThreads = 256, kMaxBlocksY = 65535;
+  constexpr int64_t kEnoughThreads = 1 << 18;  // to keep a large GPU busy: 132 multiprocessors of 2048 on an H100
+  auto ceil = [](int64_t n, int64_t d) { return (n + d - 1) / d; };
+  int64_t x = 1;
+  while (x < columns && x < kThreads) x *= 2;
+  int64_t y = kThreads / x;
+  int64_t each = rows * columns >= kColumns * kEnoughThreads ? kColumns : 1;
+  int64_t blocks_x = ceil(columns, x * each), blocks_y = ceil(rows, y);
+  if (blocks_x == 0) blocks_x = 1;  // rows without elements: their indices are looked at all the same
+  if (blocks_y > kMaxBlocksY) blocks_y = kMaxBlocksY;
+  return Grid{rows,
+              columns,
+              static_cast<uint32_t>(blocks_x),
+              static_cast<uint32_t>(blocks_y),
+              static_cast<uint32_t>(x),
+              static_cast<uint32_t>(y),
+              each};
+}
+
+// All that one thread does: `body(row, columns)` for its rows.
+template <class Body>
+TA_HD void run_thread(const Body& body, const Grid& grid, uint32_t block_x, uint32_t block_y, uint32_t thread_x,
+                      uint32_t thread_y) {
+  int64_t width = grid.threads_x * grid.columns_per_thread;
+  int64_t begin = block_x * width + thread_x, end = (block_x + int64_t{1}) * width;
+  if (end > grid.columns) end = grid.columns;
+  if (begin >= end && begin != 0) return;
+  int64_t stride = int64_t{grid.blocks_y} * grid.threads_y;
+  for (int64_t row = int64_t{block_y} * grid.threads_y + thread_y; row < grid.rows; row += stride) {
+    body(row, Columns{begin, grid.threads_x, end});
+  }
+}
+
+// --- what a thread moves ---------------------------------------------------------------------------------------
+
+struct alignas(16) Unit16 {
+  uint64_t low, high;
+};
+
+template <class Unit>
+TA_HD void load(Unit (&units)[kColumns], const Unit* row, const Columns& at) {
+  TA_UNROLL
+  for (int j = 0; j < kColumns; ++j) {
+    int64_t c = at.begin + j * at.step;
+    if (c < at.end) units[j] = row[c];
+  }
+}
+
+template <class Unit>
+TA_HD void store(Unit* row, const Unit (&units)[kColumns], const Columns& at) {
+  TA_UNROLL
+  for (int j = 0; j < kColumns; ++j) {
+    int64_t c = at.begin + j * at.step;
+    if (c < at.end) row[c] = units[j];
+  }
+}
+
+// Elements that a thread adds at once: 16 bytes of them, but no more than four, for which the registers suffice.
+template <class Sum>
+struct Wide {
+  using Element = typename Sum::Element;
+  static constexpr int kElements = sizeof(Element) < 4 ? 4 : 16 / static_cast<int>(sizeof(Element));
+
+  struct alignas(sizeof(Element) * kElements) Unit {
+    Element element[kElements];
+  };
+
+  TA_HD static Unit add(Unit a, const Unit& b) {
+    TA_UNROLL
+    for (int e = 0; e < kElements; ++e) a.element[e] = Sum::add(a.element[e], b.element[e]);
+    return a;
+  }
+};
+
+template <class Sum>
+struct Single {
+  using Unit = typename Sum::Element;
+  TA_HD static Unit add(Unit a, Unit b) { return Sum::add(a, b); }
+};
+
+// --- the positions of an index, and those that address one row -------------------------------------------------
+
+struct Walk {
+  Geometry g;
+  Index index;
+  const int32_t* order;  // null, or the positions of each batch, sorted by row and then by when they are visited
+  bool reverse;          // visit the positions last to first; `order` has it in it
+  Report report;
+
+  // The n-th position of a batch.
+  TA_HD int64_t position(int64_t batch, int64_t n) const {
+    int64_t first = batch * g.count;
+    return first + (order != nullptr ? order[first + n] : nth(n, g.count, reverse));
+  }
+
+  TA_HD int64_t row(int64_t batch, int64_t n) const { return index.row(position(batch, n), g.size); }
+
+  TA_HD bool is(int64_t row, int64_t batch, int64_t n) const {
+    return n >= 0 && n < g.count && this->row(batch, n) == row;
+  }
+
+  // The one before the n-th in its run, or a negative number.
+  TA_HD int64_t previous(int64_t row, int64_t batch, int64_t n) const {
+    if (order != nullptr) return is(row, batch, n - 1) ? n - 1 : -1;
+    do --n;
+    while (n >= 0 && !is(row, batch, n));
+    return n;
+  }
+
+  // The one after the n-th in its run, or `count`.
+  TA_HD int64_t next(int64_t row, int64_t batch, int64_t n) const {
+    if (order != nullptr) return is(row, batch, n + 1) ? n + 1 : g.count;
+    do ++n;
+    while (n < g.count && !is(row, batch, n));
+    return n;
+  }
+
+  // The last one in the run of the n-th.
+  TA_HD int64_t last(int64_t row, int64_t batch, int64_t n) const {
+    if (order == nullptr) {
+      int64_t m = g.count - 1;
+      while (m > n && !is(row, batch, m)) --m;
+      return m;
+    }
+    int64_t step = 1;  // doubled, since runs are short as a rule
+    for (; is(row, batch, n + step); step *= 2) n += step;
+    int64_t end = n + step;
+    while (end - n > 1) {
+      int64_t middle = n + (end - n) / 2;
+      if (is(row, batch, middle)) n = middle;
+      else end = middle;
+    }
+    return n;
+  }
+
+  // What becomes of a position that addresses no row.
+  TA_HD void drop(int64_t position, const Columns& at) const {
+    if (at.has_first() && index.strays(position, g.size)) report(index, g.positions(), BufferSize{g.size});
+  }
+};
+
+// --- the ops ---------------------------------------------------------------------------------------------------
+
+// value[k] = buffer[index[k]], zeros where there is no such row
+template <class Unit>
+struct ReadThread {
+  Walk walk;
+  const Unit* buffer;
+  Unit* value;
+
+  TA_HD void operator()(int64_t position, const Columns& at) const {
+    const Geometry& g = walk.g;
+    int64_t row = walk.index.row(position, g.size);
+    Unit units[kColumns] = {};
+    if (row == kNoRow) walk.drop(position, at);
+    else load(units, buffer + (g.batch_of(position) * g.size + row) * g.row, at);
+    store(value + position * g.row, units, at);
+  }
+};
+
+// for k: buffer[index[k]] = value[k]
+template <class Unit>
+struct WriteThread {
+  Walk walk;
+  Unit* buffer;
+  const Unit* value;
+
+  TA_HD void operator()(int64_t k, const Columns& at) const {
+    const Geometry& g = walk.g;
+    int64_t batch = g.batch_of(k), n = k - batch * g.count;
+    int64_t position = walk.position(batch, n), row = walk.index.row(position, g.size);
+    if (row == kNoRow) return walk.drop(position, at);
+    if (walk.next(row, batch, n) < g.count) return;
+    Unit units[kColumns] = {};
+    load(units, value + position * g.row, at);
+    store(buffer + (batch * g.size + row) * g.row, units, at);
+  }
+};
+
+// for k: buffer[index[k]], old[k] = value[k], buffer[index[k]]
+template <class Unit>
+struct SwapThread {
+  Walk walk;
+  Unit* buffer;
+  const Unit* value;
+  Unit* old;
+
+  TA_HD void operator()(int64_t k, const Columns& at) const {
+    const Geometry& g = walk.g;
+    int64_t batch = g.batch_of(k), n = k - batch * g.count;
+    int64_t position = walk.position(batch, n), row = walk.index.row(position, g.size);
+    Unit taken[kColumns] = {}, put[kColumns] = {};
+    if (row == kNoRow) {
+      walk.drop(position, at);
+    } else if (int64_t previous = walk.previous(row, batch, n); previous >= 0) {
+      load(taken, value + walk.position(batch, previous) * g.row, at);
+    } else {
+      // The first of a run takes the row out, so it has to be the one that puts the last value in.
+      Unit* there = buffer + (batch * g.size + row) * g.row;
+      load(taken, there, at);
+      load(put, value + walk.position(batch, walk.last(row, batch, n)) * g.row, at);
+      store(there, put, at);
+    }
+    store(old + position * g.row, taken, at);
+  }
+};
+
+// for k: buffer[index[k]] += value[k]
+template <class Sums>
+struct AddThread {
+  using Unit = typename Sums::Unit;
+  Walk walk;
+  Unit* buffer;
+  const Unit* value;
+
+  TA_HD void operator()(int64_t k, const Columns& at) const {
+    const Geometry& g = walk.g;
+    int64_t batch = g.batch_of(k), n = k - batch * g.count;
+    int64_t position = walk.position(batch, n), row = walk.index.row(position, g.size);
+    if (row == kNoRow) return walk.drop(position, at);
+    if (walk.previous(row, batch, n) >= 0) return;
+    Unit* there = buffer + (batch * g.size + row) * g.row;
+    for (int64_t c = at.begin; c < at.end; c += at.step) {
+      there[c] = walk.order == nullptr ? scanned(there[c], row, batch, n, c) : sorted(there[c], row, batch, n, c);
+    }
+  }
+
+  TA_HD Unit scanned(Unit sum, int64_t row, int64_t batch, int64_t n, int64_t c) const {
+    for (; n < walk.g.count; n = walk.next(row, batch, n)) sum = Sums::add(sum, value_at(batch, n, c));
+    return sum;
+  }
+
+  // Values are fetched a few at a time, since each comes from a place of its own: to wait for one after the other
+  // is what a long run would spend its time on.
+  TA_HD Unit sorted(Unit sum, int64_t row, int64_t batch, int64_t n, int64_t c) const {
+    constexpr int kAhead = 4;
+    for (bool more = true; more; n += kAhead) {
+      Unit ahead[kAhead] = {};
+      bool is_one[kAhead];
+      TA_UNROLL
+      for (int j = 0; j < kAhead; ++j) {
+        is_one[j] = walk.is(row, batch, n + j);
+        if (is_one[j]) ahead[j] = value_at(batch, n + j, c);
+      }
+      TA_UNROLL
+      for (int j = 0; j < kAhead; ++j) {
+        if (is_one[j]) sum = Sums::add(sum, ahead[j]);
+      }
+      more = is_one[kAhead - 1];
+    }
+    return sum;
+  }
+
+  TA_HD Unit value_at(int64_t batch, int64_t n, int64_t c) const {
+    return value[walk.position(batch, n) * walk.g.row + c];
+  }
+};
+
+// buffer[row] = 0 for every row in [start, stop) of the batch. Only the GPU knows the range, so each of `lanes` threads
+// a batch takes every `lanes`-th row of it: the time is proportional to the rows that are cleared.
+template <class Unit>
+struct ClearThread {
+  Geometry g;
+  Index start, stop;
+  Unit* buffer;
+  int64_t lanes;
+
+  TA_HD void operator()(int64_t k, const Columns& at) const {
+    int64_t batch = k < lanes ? 0 : k / lanes;
+    int64_t last = bound(stop, batch, g.size);
+    const Unit zeros[kColumns] = {};
+    for (int64_t row = bound(start, batch, g.size) + k - batch * lanes; row < last; row += lanes) {
+      store(buffer + (batch * g.size + row) * g.row, zeros, at);
+    }
+  }
+};
+
+// The first parts of a row of each batch. Only the GPU knows how many, so the threads of the others have nothing to do.
+template <class Unit>
+struct ReadPartThread {
+  Parts parts;
+  const Unit* buffer;
+  Unit* value;
+
+  TA_HD void operator()(int64_t batch, const Columns& at) const {
+    int64_t row = parts.row(batch), end = parts.end(batch);
+    if (row == kNoRow) return;
+    Columns moved{at.begin, at.step, at.end < end ? at.end : end};
+    Unit units[kColumns] = {};
+    load(units, buffer + (batch * parts.g.size + row) * parts.g.row, moved);
+    store(value + batch * parts.g.row, units, moved);
+  }
+};
+
+template <class Unit>
+struct WritePartThread {
+  Parts parts;
+  Unit* buffer;
+  const Unit* value;
+
+  TA_HD void operator()(int64_t batch, const Columns& at) const {
+    int64_t row = parts.row(batch), end = parts.end(batch);
+    if (row == kNoRow) return;
+    Columns moved{at.begin, at.step, at.end < end ? at.end : end};
+    Unit units[kColumns] = {};
+    load(units, value + batch * parts.g.row, moved);
+    store(buffer + (batch * parts.g.size + row) * parts.g.row, units, moved);
+  }
+};
+
+// The index at each position, or -1 if it is none of the live rows.
+struct CheckThread {
+  Index index;
+  LiveSize live;
+  int32_t* checked;
+  int64_t positions;
+  Report report;
+
+  TA_HD void operator()(int64_t position, const Columns&) const {
+    int64_t size = live(position);
+    checked[position] = static_cast<int32_t>(index.row(position, size));
+    if (index.strays(position, size)) report(index, positions, live);
+  }
+};
+
+// --- from bytes to units ---------------------------------------------------------------------------------------
+//
+// `launch(body, rows, columns)` runs a body on a grid; the rows of the walk are in bytes.
+
+inline bool is_aligned(size_t unit, int64_t row, std::initializer_list<const void*> pointers) {
+  auto bits = static_cast<uintptr_t>(row);
+  for (const void* p : pointers) bits |= reinterpret_cast<uintptr_t>(p);
+  return bits % unit == 0;
+}
+
+// Calls `run` with a null pointer to the widest unit that divides the row and to which all pointers are aligned.
+template <class Run>
+auto with_unit(int64_t row, std::initializer_list<const void*> pointers, Run run) {
+  if (is_aligned(16, row, pointers)) return run(static_cast<Unit16*>(nullptr));
+  if (is_aligned(8, row, pointers)) return run(static_cast<uint64_t*>(nullptr));
+  if (is_aligned(4, row, pointers)) return run(static_cast<uint32_t*>(nullptr));
+  if (is_aligned(2, row, pointers)) return run(static_cast<uint16_t*>(nullptr));
+  return run(static_cast<uint8_t*>(nullptr));
+}
+
+inline Geometry in_units(Geometry g, size_t unit) {
+  g.row /= static_cast<int64_t>(unit);
+  return g;
+}
+
+inline Parts in_units(Parts parts, size_t unit) {
+  parts.g = in_units(parts.g, unit);
+  parts.part /= static_cast<int64_t>(unit);
+  return parts;
+}
+
+inline Walk in_units(Walk walk, size_t unit) {
+  walk.g = in_units(walk.g, unit);
+  return walk;
+}
+
+template <class Launch>
+auto launch_read(Launch launch, const Walk& bytes, const void* buffer, void* value) {
+  return with_unit(bytes.g.row, {buffer, value}, [&](auto* unit) {
+    using Unit = std::remove_pointer_t<decltype(unit)>;
+    Walk walk = in_units(bytes, sizeof(Unit));
+    ReadThread<Unit> body{walk, static_cast<const Unit*>(buffer), static_cast<Unit*>(value)};
+    return launch(body, walk.g.positions(), walk.g.row);
+  });
+}
+
+template <class Launch>
+auto launch_write(Launch launch, const Walk& bytes, void* buffer, const void* value) {
+  return with_unit(bytes.g.row, {buffer, value}, [&](auto* unit) {
+    using Unit = std::remove_pointer_t<decltype(unit)>;
+    Walk walk = in_units(bytes, sizeof(Unit));
+    WriteThread<Unit> body{walk, static_cast<Unit*>(buffer), static_cast<const Unit*>(value)};
+    return launch(body, walk.g.positions(), walk.g.row);
+  });
+}
+
+template <class Launch>
+auto launch_swap(Launch launch, const Walk& bytes, void* buffer, const void* value, void* old) {
+  return with_unit(bytes.g.row, {buffer, value, old}, [&](auto* unit) {
+    using Unit = std::remove_pointer_t<decltype(unit)>;
+    Walk walk = in_units(bytes, sizeof(Unit));
+    SwapThread<Unit> body{walk, static_cast<Unit*>(buffer), static_cast<const Unit*>(value), static_cast<Unit*>(old)};
+    return launch(body, walk.g.positions(), walk.g.row);
+  });
+}
+
+template <class Sums, class Launch>
+auto launch_add_by(Launch launch, const Walk& bytes, void* buffer, const void* value) {
+  using Unit = typename Sums::Unit;
+  Walk walk = in_units(bytes, sizeof(Unit));
+  AddThread<Sums> body{walk, static_cast<Unit*>(buffer), static_cast<const Unit*>(value)};
+  return launch(body, walk.g.positions(), walk.g.row);
+}
+
+template <class Sum, class Launch>
+auto launch_add(Launch launch, const Walk& bytes, void* buffer, const void* value) {
+  return is_aligned(sizeof(typename Wide<Sum>::Unit), bytes.g.row, {buffer, value})
+             ? launch_add_by<Wide<Sum>>(launch, bytes, buffer, value)
+             : launch_add_by<Single<Sum>>(launch, bytes, buffer, value);
+}
+
+template <class Launch>
+auto launch_clear(Launch launch, const Geometry& bytes, const Index& start, const Index& stop, void* buffer) {
+  return with_unit(bytes.row, {buffer}, [&](auto* unit) {
+    using Unit = std::remove_pointer_t<decltype(unit)>;
+    constexpr int64_t kLanes = 4096;
+    Geometry g = in_units(bytes, sizeof(Unit));
+    ClearThread<Unit> body{g, start, stop, static_cast<Unit*>(buffer), g.size < kLanes ? g.size : kLanes};
+    return launch(body, g.batch * body.lanes, g.row);
+  });
+}
+
+template <class Launch>
+auto launch_read_part(Launch launch, const Parts& bytes, const void* buffer, void* value) {
+  return with_unit(bytes.part, {buffer, value}, [&](auto* unit) {
+    using Unit = std::remove_pointer_t<decltype(unit)>;
+    Parts parts = in_units(bytes, sizeof(Unit));
+    ReadPartThread<Unit> body{parts, static_cast<const Unit*>(buffer), static_cast<Unit*>(value)};
+    return launch(body, parts.g.batch, parts.g.row);
+  });
+}
+
+template <class Launch>
+auto launch_write_part(Launch launch, const Parts& bytes, void* buffer, const void* value) {
+  return with_unit(bytes.part, {buffer, value}, [&](auto* unit) {
+    using Unit = std::remove_pointer_t<decltype(unit)>;
+    Parts parts = in_units(bytes, sizeof(Unit));
+    WritePartThread<Unit> body{parts, static_cast<Unit*>(buffer), static_cast<const Unit*>(value)};
+    return launch(body, parts.g.batch, parts.g.row);
+  });
+}
+
+template <class Launch>
+auto launch_check(Launch launch, const Index& index, const LiveSize& live, int32_t* checked, int64_t positions,
+                  const Report& report) {
+  return launch(CheckThread{index, live, checked, positions, report}, positions, 1);
+}
+
+}  // namespace jax_tensorarray

@@ -1,0 +1,68 @@
+"""What `jax.export` has to be told of the kernels, so that functions which call them can be stored and loaded.
+
+A stored function names its kernels, so the process that loads it must have imported `jax_tensorarray`, on a machine
+with kernels for its platform. The names, operands and attributes of the calls are a contract, `CONTRACT_VERSION`:
+within one number, what an older release of this library has stored a newer one runs. How far JAX itself can read what
+another version of it has stored is said in the documentation of `jax.export`.
+
+The contract, version 1. Every call is a typed XLA FFI call (API version 4). `buffer` is `[*batch, T, *elem]`, `index`
+and `where` are `[*batch, *I]`, `value` is `[*batch, *I, *elem]`; an updated buffer is the first result and has the
+memory of the first operand. Operands that follow the named ones are not looked at: they only have to be ready first.
+
+| target `jax_tensorarray_...` | operands | results | attributes |
+|---|---|---|---|
+| `read` | buffer, index, [where] | value | op, batch_dims, strict, masked, sorted, reverse |
+| `write`, `add` | buffer, index, value, [where], [order] | buffer | the same |
+| `swap` | buffer, index, value, [where], [order] | buffer, old rows | the same |
+| `mask` | buffer, size `[*batch]` | buffer | batch_dims |
+| `clear` | buffer, start `[*batch]`, stop `[*batch]` | buffer | batch_dims |
+| `check` | index, size `[*batch]`, int32 | index, int32 | op, strict |
+| `read_part` | buffer `[*batch, T, M, *elem]`, index `[*batch]`, parts `[*batch]` | row | batch_dims |
+| `write_part` | buffer, index, row, parts | buffer | batch_dims |
+| `fence` | buffer | buffer | |
+| `empty` | | buffer | |
+
+`op` (string) is the op that messages name, `batch_dims` (int64) the number of batch axes. The rest are bools:
+`strict` raises an error for an index out of range, `masked` says that `where` is there, `sorted` that `order` is
+(int32, on GPUs: the positions sorted by row), and `reverse` visits the positions last to first.
+"""
+
+from jax.export import DisabledSafetyCheck
+
+#: Of the calls of the kernels. A stored function may name calls of a lower number.
+CONTRACT_VERSION = 1
+
+#: The custom calls that a lowered function may contain.
+TARGETS = tuple(
+    "jax_tensorarray_" + name
+    for name in (
+        "read",
+        "write",
+        "add",
+        "swap",
+        "mask",
+        "clear",
+        "check",
+        "read_part",
+        "write_part",
+        "fence",
+        "empty",
+    )
+)
+
+
+def disabled_checks() -> list[DisabledSafetyCheck]:
+    """The checks that `jax.export.export` has to leave out: that it knows our custom calls.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from jax_tensorarray import ta_read
+    >>> from jax_tensorarray.export import disabled_checks
+    >>> f = jax.jit(jax.grad(lambda b: jnp.sum(ta_read(b, 1) ** 2)))
+    >>> stored = jax.export.export(f, disabled_checks=disabled_checks())(jnp.arange(3.0))
+    >>> stored.call(jnp.arange(3.0))
+    Array([0., 2., 0.], dtype=float32)
+    """
+    return [DisabledSafetyCheck.custom_call(target) for target in TARGETS]
+
+
+__all__ = ["CONTRACT_VERSION", "TARGETS", "disabled_checks"]

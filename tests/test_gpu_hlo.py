@@ -1,0 +1,175 @@
+"""On a GPU too no loop touches a whole buffer, and where it launches more kernels than plain JAX, these tests say why.
+
+They read the HLO that XLA compiles for an H100, which takes no GPU but JAX's CUDA plugin; `gpu_hlo.py` says how to get
+it. `python tests/test_gpu_hlo.py` prints the table that is in `benchmarks/results`.
+"""
+
+import functools
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import gpu_hlo
+import jax
+import jax.numpy as jnp
+import pytest
+import test_loops_in_place as loops
+
+from jax_tensorarray import _hlo, ta_add
+from jax_tensorarray._mlir import PREFIX
+from jax_tensorarray._programs import ours, plain, programs
+
+pytestmark = pytest.mark.skipif(bool(gpu_hlo.why_not()), reason=gpu_hlo.why_not())
+
+TRANSFORMS = {"forward": lambda f: f, "grad": jax.grad}
+
+#: Kernels an iteration more than plain JAX has, where there are more: (forward, gradient). All of them are for one
+#: reason. XLA puts a slice of its own into the fusion that makes or uses the row. A call of ours stays outside, a
+#: launch of its own, and so does what computes its index or its mask, if that is more than the number of the step.
+#: What XLA fuses differs from version to version, so they are compared in one only.
+COUNTED_WITH = "0.12."
+MORE = {
+    "write": (1, 0),
+    "read_then_write": (2, 0),
+    "read_beside_write": (3, 2),
+    "read_old_after_write": (3, 2),
+    "read_new_after_write": (3, 2),
+    "three_reads": (5, 4),
+    "cross": (2, 0),
+    "overwrite": (1, 0),
+    "exchange": (2, 0),
+    "add": (1, 4),
+    "predicated": (3, 5),
+    "branches": (2, 4),
+    "read_beside_cond": (2, 0),
+    "read_beside_jit": (3, 2),
+    "closed_over": (2, 3),
+    "closed_over_jit": (2, 3),
+    "closed_over_cond": (5, 7),
+    "closed_over_scan": (2, 1),
+    "inner_writes": (3, 4),
+    "many_rows": (2, 0),
+    "checkpointed": (2, 2),
+    "issue_15906": (1, 0),
+}
+
+
+def buffer(length=1000, row=64):
+    return jnp.zeros((length, row), jnp.float32)
+
+
+@functools.cache
+def hlo(name, transform, library):
+    with jax.enable_x64(False):
+        f = programs[name].with_ops({"ours": ours, "plain": plain}[library])
+        return gpu_hlo.compiled_for_h100(TRANSFORMS[transform](f), buffer())
+
+
+def assert_no_whole_buffer_operation(text, nbytes):
+    touched = [*_hlo.loop_copies(text, nbytes), *_hlo.loop_whole_buffer_operations(text, nbytes)]
+    assert not touched, f"operations on the whole buffer in a loop: {touched}"
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("name", programs)
+def test_no_loop_touches_a_whole_buffer(name, transform):
+    assert_no_whole_buffer_operation(hlo(name, transform, "ours"), buffer().nbytes)
+
+
+def test_the_proof_fails_for_plain_jax():
+    with pytest.raises(AssertionError, match="operations on the whole buffer"):
+        assert_no_whole_buffer_operation(hlo("read_then_write", "grad", "plain"), buffer().nbytes)
+
+
+@pytest.mark.skipif(not jax.__version__.startswith(COUNTED_WITH), reason=f"counted with jax {COUNTED_WITH}x")
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("name", programs)
+def test_a_step_launches_no_more_kernels_than_in_plain_jax_but_for_those_that_are_listed(name, transform):
+    launched, of_plain_jax = (gpu_hlo.launches(hlo(name, transform, library)) for library in ("ours", "plain"))
+    more = MORE.get(name, (0, 0))[list(TRANSFORMS).index(transform)]
+    assert len(launched) <= len(of_plain_jax) + more, [op.text for op in launched]
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("name", loops.STEPS)
+def test_no_step_of_our_loops_touches_a_whole_buffer(name, transform):
+    with jax.enable_x64(False):
+        f = TRANSFORMS[transform](functools.partial(loops.run, name))
+        text = gpu_hlo.compiled_for_h100(f, buffer(200, loops.ROW))
+    assert_no_whole_buffer_operation(text, buffer(200, loops.ROW).nbytes)
+
+
+@pytest.mark.parametrize("transform", loops.BATCHED)
+@pytest.mark.parametrize("name", loops.STEPS)
+def test_no_step_of_a_batch_of_our_loops_touches_a_whole_buffer(name, transform):
+    with jax.enable_x64(False):
+        xs, f = loops.batch(200), functools.partial(loops.run, name)
+        text = gpu_hlo.compiled_for_h100(functools.partial(loops.BATCHED[transform], f), xs, jnp.zeros(3, jnp.int32))
+    assert_no_whole_buffer_operation(text, buffer(200, loops.ROW).nbytes)  # of one example would be too large already
+
+
+@pytest.mark.parametrize(("count", "is_sorted"), [(1000, True), (4, False)])
+def test_many_positions_are_sorted_before_the_call_and_few_are_not(count, is_sorted):
+    text = gpu_hlo.compiled_for_h100(ta_add, buffer(), jnp.zeros(count, jnp.int32), buffer(count))
+    assert f"sorted = {str(is_sorted).lower()}" in text
+    assert (" sort(" in text or "Sort" in text) == is_sorted
+
+
+COMMANDS = "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,CONDITIONAL,WHILE,DYNAMIC_SLICE_FUSION"
+IN_GRAPHS = """
+import gpu_hlo, jax, jax.numpy as jnp
+from jax_tensorarray._programs import ours, programs
+gpu_hlo.compiled_for_h100(jax.grad(programs["read_then_write"].with_ops(ours)), jnp.zeros((1000, 64)))
+"""
+
+
+def test_our_calls_are_put_into_cuda_graphs(tmp_path):
+    flags = f"--xla_gpu_enable_command_buffer={COMMANDS} --xla_gpu_graph_min_graph_size=1 --xla_dump_to={tmp_path}"
+    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    environment = os.environ | {"XLA_FLAGS": f"{flags} --xla_dump_hlo_as_text", "PYTHONPATH": paths}
+    subprocess.run([sys.executable, "-c", IN_GRAPHS], env=environment, capture_output=True, check=True)
+    dumped = sorted(tmp_path.glob("*thunk_sequence_after_thunk_passes.txt"))
+    if not dumped:
+        pytest.skip("this version of XLA does not say what it puts into a graph")
+    graphs, ours_in_graphs = [], []
+    for line in dumped[0].read_text().splitlines():
+        depth = len(line) - len(line.lstrip())
+        graphs = [d for d in graphs if d < depth] + ([depth] if "kCommandBuffer" in line else [])
+        if ": kCustomCall" in line:
+            ours_in_graphs.append(bool(graphs))
+    assert ours_in_graphs == [True] * 4  # a read and a write, forward; an add and a swap, backward
+
+
+def table() -> str:
+    """Kernels an iteration and whole-buffer operations of every program, as a table in Markdown."""
+    lines = [
+        f"jax {jax.__version__}, compiled for an H100 with no GPU; rows of 64 float32, T = 1000. Launches in one",
+        "iteration of every loop of the program, and whole-buffer operations (copies or fusions) among them.",
+        "",
+        "| program | | plain JAX: launches | whole-buffer | ours: launches | whole-buffer | calls of ours |",
+        "|---|---|--:|--:|--:|--:|---|",
+    ]
+    for name in programs:
+        for transform in TRANSFORMS:
+            cells = []
+            for library in ("plain", "ours"):
+                text = hlo(name, transform, library)
+                cells += [
+                    len(gpu_hlo.launches(text)),
+                    len(_hlo.loop_whole_buffer_operations(text, buffer().nbytes)),
+                ]
+            calls = Counter(
+                target
+                for op in gpu_hlo.launches(text)
+                for target in ("read", "write", "add", "swap")
+                if f'"{PREFIX}{target}"' in op.text
+            )
+            said = ", ".join(f"{n} {target}" for target, n in sorted(calls.items()))
+            lines.append(f"| {name} | {transform} | {' | '.join(map(str, cells))} | {said} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table())
