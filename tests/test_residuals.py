@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 from quick import jit
+from waiting import finish
 
 from jax_tensorarray import choice_of_residuals, fori_loop, scan, ta_add, ta_read, ta_swap, ta_write, while_loop
 
@@ -304,6 +305,24 @@ def test_what_all_steps_share_is_kept_once(transform):
     assert_same(ours(*args), jax.jit(SHARED[transform](plain))(*args))
     matrices = 1000 * 64 * 64 * 8
     assert ours.memory_analysis().temp_size_in_bytes < matrices / 4
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_an_index_that_all_steps_share_is_not_looked_at_by_a_loop_of_no_steps(nested):
+    def f(x, b, k, n):
+        def row(b):
+            return ta_read(b, k)
+
+        def body(c):
+            return c[0] + 1, c[1] * jnp.sin(lax.cond(k > 0, row, lambda b: b[0], b) if nested else row(b))
+
+        return while_loop(lambda c: c[0] < n, body, (0, x), max_steps=5)[1]
+
+    g = jax.jit(jax.grad(f))
+    assert g(2.0, jnp.ones(3), 3, 0) == 1
+    np.testing.assert_allclose(g(2.0, jnp.ones(3), 2, 2), np.sin(1) ** 2, rtol=1e-12)
+    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match="ta_read: index 3 is out of range"):
+        finish(g(2.0, jnp.ones(3), 3, 1))
 
 
 def test_what_auto_chooses():

@@ -1,6 +1,6 @@
 """What the loops do with the jaxprs of their bodies, by public transformations of JAX only."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -50,6 +50,14 @@ def interpret(
 def opened(jaxpr: Any) -> Any:
     """The jaxpr inside a closed one. Since jax 0.12 they are the same."""
     return getattr(jaxpr, "jaxpr", jaxpr)
+
+
+def jaxprs_in(params: dict[str, Any]) -> Iterator[Any]:
+    """The jaxprs among the parameters of an equation."""
+    for p in params.values():
+        for jaxpr in p if isinstance(p, tuple | list) else (p,):
+            if hasattr(opened(jaxpr), "eqns"):
+                yield opened(jaxpr)
 
 
 def inlined(jaxpr: Any) -> Callable[..., list[Array]]:

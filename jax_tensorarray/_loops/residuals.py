@@ -127,7 +127,8 @@ class _Sources:
         self.maker = {v: eqn for eqn in inner.eqns for v in eqn.outvars}
         self.unchanging = {*inner.constvars, *chosen(inner.invars, fixed)}
         for eqn in inner.eqns:
-            if not eqn.effects and all(isinstance(v, jex.Literal) or v in self.unchanging for v in _read(eqn)):
+            known = all(isinstance(v, jex.Literal) or v in self.unchanging for v in _read(eqn))
+            if known and not eqn.effects and not _may_raise(eqn):
                 self.unchanging.update(eqn.outvars)
         self.taped: dict[Any, int] = {}
         self.shared: dict[Any, int] = {}
@@ -171,6 +172,13 @@ class _Sources:
             steps_of |= {v: steps for v, (_, batch_dims) in pairs if not batch_dims}
         found = [steps_of.get(v) for v in self.taped]
         return tuple(None if n is None or isinstance(n, jex.Literal) else self.taped.get(n) for n in found)
+
+
+def _may_raise(eqn: Any) -> bool:
+    """Whether an index is checked in an equation: then it must not be evaluated for a loop of no steps."""
+    if eqn.primitive.name.startswith("ta_") and eqn.params.get("mode", "drop") != "drop":
+        return True
+    return any(_may_raise(e) for jaxpr in bodies.jaxprs_in(eqn.params) for e in jaxpr.eqns)
 
 
 def _read(eqn: Any) -> list[Any]:

@@ -86,9 +86,8 @@ class _Log:
 
 def _updated(eqn: Any) -> Iterator[tuple[Any, Any]]:
     """Shape and dtype of every buffer that the jaxprs of an equation update by rows."""
-    inner = [getattr(j, "jaxpr", j) for p in eqn.params.values() for j in (p if isinstance(p, tuple | list) else (p,))]
-    for jaxpr in inner:
-        for e in getattr(jaxpr, "eqns", ()):
+    for jaxpr in bodies.jaxprs_in(eqn.params):
+        for e in jaxpr.eqns:
             if e.primitive in (ta_write_p, ta_write_part_p, ta_swap_p, ta_add_p, ta_clear_p):
                 yield e.invars[0].aval.shape, e.invars[0].aval.dtype
             yield from _updated(e)
