@@ -204,6 +204,20 @@ def test_a_body_that_uses_a_whole_buffer_keeps_rows_only():
     assert temporary(4000, residuals="tape") > 100 * temporary(4000, residuals="undo")
 
 
+@pytest.mark.parametrize("slots", [1, 2, 3, 16])
+def test_a_buffer_that_only_it_depends_on_is_kept_too(slots):
+    def f(b, xs, **how):
+        def body(c):
+            i, b = c
+            return i + 1, ta_write(b, i, jnp.tanh(ta_read(b, i // 2) + ta_read(xs, i)))
+
+        return jnp.sum(while_loop(lambda c: c[0] < 7, body, (0, b), max_steps=8, **how)[1] ** 2)
+
+    b, xs = np.linspace(0.1, 0.9, 16).reshape(8, 2), np.linspace(-1, 0.5, 16).reshape(8, 2)
+    checkpointed = jax.grad(functools.partial(f, residuals="checkpoint", checkpoints=slots), (0, 1))(b, xs)
+    assert_same(checkpointed, jax.grad(functools.partial(f, residuals="tape"), (0, 1))(b, xs))
+
+
 def rotated(x, w, back, n=5, **how):
     """A leapfrog: each half is updated from the other."""
 

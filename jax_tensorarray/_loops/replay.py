@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.extend import core as jex
 from jax.extend.core import Primitive
 from jax.interpreters import ad, mlir, xla
 
@@ -23,9 +24,12 @@ from jax_tensorarray._loops.count import count, counter, largest, widened
 from jax_tensorarray._loops.residuals import Linearized
 from jax_tensorarray._loops.rules import Axis
 from jax_tensorarray._loops.while_ import while_
+from jax_tensorarray._ops.add import ta_add_p
+from jax_tensorarray._ops.clear import ta_clear_p
 from jax_tensorarray._ops.empty import ta_empty
+from jax_tensorarray._ops.part import ta_write_part_p
 from jax_tensorarray._ops.read import ta_read
-from jax_tensorarray._ops.write import ta_write
+from jax_tensorarray._ops.write import ta_write, ta_write_p
 from jax_tensorarray._register import is_zero, to_front
 
 Array = Any
@@ -376,15 +380,28 @@ class Checkpoint(Mode):
 
 
 def _live(loop: Replay) -> list[bool]:
-    """Which carries the loop's body reads: all but those that only become newer versions of themselves."""
-    num_inputs = len(loop.body.in_avals)
-    before = num_inputs - loop.num_carry
-    live = []
-    for k in range(loop.num_carry):
-        after = bodies.reached(loop.body, [j == before + k for j in range(num_inputs)], inexact=False)
-        others = [x for j, x in enumerate(after) if j != k]
-        live.append(any(others) or not loop.body.out_avals[k].ndim)
-    return live
+    """Which carries must be kept: all but those of which the body does nothing but write rows."""
+    inner = bodies.opened(loop.body)
+    users: dict[Any, list[tuple[Any, int]]] = {}
+    for eqn in inner.eqns:
+        for place, v in enumerate(eqn.invars):
+            if not isinstance(v, jex.Literal):
+                users.setdefault(v, []).append((eqn, place))
+
+    def only_written(v: Any, out: Any) -> bool:
+        while v is not out:
+            uses = users.get(v, [])
+            if len(uses) != 1 or uses[0][1] != 0 or uses[0][0].primitive not in _WRITES or v in inner.outvars:
+                return False
+            v = uses[0][0].outvars[0]
+        return not users.get(v) and list(inner.outvars).count(v) == 1
+
+    pairs = zip(inner.invars[len(inner.invars) - loop.num_carry :], inner.outvars, strict=True)
+    return [not (v.aval.ndim and only_written(v, out)) for v, out in pairs]
+
+
+#: Ops that give a newer version of a buffer and nothing else: what is in the rows makes no difference to anybody.
+_WRITES = (ta_write_p, ta_write_part_p, ta_add_p, ta_clear_p)
 
 
 def _nowhere(x: Array) -> Array:
