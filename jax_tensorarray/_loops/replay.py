@@ -26,11 +26,11 @@ from jax_tensorarray._loops.rules import Axis
 from jax_tensorarray._loops.while_ import while_
 from jax_tensorarray._ops.add import ta_add_p
 from jax_tensorarray._ops.clear import ta_clear_p
-from jax_tensorarray._ops.empty import ta_empty
+from jax_tensorarray._ops.empty import empty_like
 from jax_tensorarray._ops.part import ta_write_part_p
 from jax_tensorarray._ops.read import ta_read
 from jax_tensorarray._ops.write import ta_write, ta_write_p
-from jax_tensorarray._register import is_zero, to_front
+from jax_tensorarray._register import is_zero, to_front, with_axis
 
 Array = Any
 
@@ -362,7 +362,7 @@ class Checkpoint(Mode):
             top = jnp.where(pulls, jnp.where(positions[top] == end, jnp.maximum(top - 1, 0), top), place)
             return [end, top, positions, *kept, *cts]
 
-        kept = [ta_write(ta_empty(self.slots, x.shape, x.dtype), 0, x) for x in chosen(init, live)]
+        kept = [ta_write(empty_like(with_axis(jax.typeof(x), self.slots)), 0, x) for x in chosen(init, live)]
         state = [largest(steps), jnp.int32(0), jnp.zeros(self.slots, jnp.int32), *kept, *const_cts, *carry_cts]
         types = [*map(jax.typeof, state)]
         body = jax.make_jaxpr(step)(*map(jax.typeof, [steps, *consts]), *types)
@@ -405,7 +405,7 @@ _WRITES = (ta_write_p, ta_write_part_p, ta_add_p, ta_clear_p)
 
 
 def _nowhere(x: Array) -> Array:
-    return ta_empty(x.shape[0], x.shape[1:], x.dtype) if x.ndim else x
+    return empty_like(jax.typeof(x)) if x.ndim else x
 
 
 def _reach(slots: int, max_steps: int) -> np.ndarray[Any, Any]:
