@@ -134,14 +134,14 @@ _accumulating: set[Primitive] = set()
 # Without `fancy_transposes` they are not installed.
 
 
-def _open(jaxpr: Any) -> Any:
+def opened(jaxpr: Any) -> Any:
     """The jaxpr without its consts: control flow of 0.10 holds a ClosedJaxpr; later ones are both in one."""
     return getattr(jaxpr, "jaxpr", jaxpr)
 
 
 def _replace(jaxpr: Any, **changes: Any) -> Any:
-    new = _open(jaxpr).replace(**changes)
-    return new if _open(jaxpr) is jaxpr else jaxpr.replace(jaxpr=new)
+    new = opened(jaxpr).replace(**changes)
+    return new if opened(jaxpr) is jaxpr else jaxpr.replace(jaxpr=new)
 
 
 def closed(jaxpr: Any) -> Any:
@@ -151,12 +151,11 @@ def closed(jaxpr: Any) -> Any:
 
 def lifted(jaxpr: Any) -> tuple[Any, list[Array]]:
     """The jaxpr that takes its consts as its first inputs, and those consts."""
-    inner = _open(jaxpr)
+    inner = opened(jaxpr)
     if not jaxpr.consts:
         return jaxpr, []
     consts = list(jaxpr.consts)
-    opened = inner.replace(constvars=[], invars=[*inner.constvars, *inner.invars])
-    return closed(opened), consts
+    return closed(inner.replace(constvars=[], invars=[*inner.constvars, *inner.invars])), consts
 
 
 def lowers_its_bodies(primitive: Primitive) -> None:
@@ -179,9 +178,9 @@ def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
 def _bodies(eqn: Any) -> list[tuple[Any, int]]:
     """(jaxpr, position in eqn.invars of its first input) for every body whose transpose forwards accumulators."""
     if eqn.primitive is jax_primitives.cond_p:
-        return [(_open(branch), 1) for branch in eqn.params["branches"]]
+        return [(opened(branch), 1) for branch in eqn.params["branches"]]
     if eqn.primitive in (jax_primitives.jit_p, jax_primitives.scan_p, jax_primitives.remat_p):
-        return [(_open(eqn.params["jaxpr"]), 0)]
+        return [(opened(eqn.params["jaxpr"]), 0)]
     return []
 
 
@@ -199,7 +198,7 @@ def _accumulated_inputs(jaxpr: Any) -> frozenset[int]:
 
 def _forwarding(jaxpr: Any, inputs: Sequence[int]) -> Any:
     """`jaxpr` with those inputs returned as further outputs."""
-    inner = _open(jaxpr)
+    inner = opened(jaxpr)
     outvars = [*inner.outvars, *(inner.invars[k] for k in inputs)]
     return _replace(jaxpr, outvars=outvars, debug_info=inner.debug_info.with_unknown_names())
 
@@ -235,7 +234,7 @@ def install_forwarding_transposes() -> None:
         original = table[primitive]
 
         def transpose(cts: Sequence[Array], *args: Any, jaxpr: Any, **params: Any) -> Any:
-            hot = seeds(cts, args, sorted(accumulated_inputs(_open(jaxpr))))
+            hot = seeds(cts, args, sorted(accumulated_inputs(opened(jaxpr))))
             if hot:
                 jaxpr, params = forwarding(jaxpr, tuple(hot)), extend(params, len(hot))
                 cts = [*cts, *take(args, hot)]
@@ -253,7 +252,7 @@ def install_forwarding_transposes() -> None:
         original = table[jax_primitives.cond_p]
 
         def transpose(cts: Sequence[Array], *args: Any, branches: Sequence[Any], **params: Any) -> Any:
-            read = frozenset().union(*(accumulated_inputs(_open(b)) for b in branches))
+            read = frozenset().union(*(accumulated_inputs(opened(b)) for b in branches))
             hot = seeds(cts, args, sorted(k + 1 for k in read))
             if hot:
                 branches = tuple(forwarding(b, tuple(k - 1 for k in hot)) for b in branches)
@@ -264,7 +263,7 @@ def install_forwarding_transposes() -> None:
 
     def const_to_carry(jaxpr: Any, hot: tuple[int, ...], num_consts: int, num_carry: int) -> Any:
         """The body of a scan with those consts as its last carries, returned unchanged."""
-        inner = _open(jaxpr)
+        inner = opened(jaxpr)
         moved = [inner.invars[k] for k in hot]
         consts = [v for k, v in enumerate(inner.invars[:num_consts]) if k not in hot]
         carry, xs = inner.invars[num_consts : num_consts + num_carry], inner.invars[num_consts + num_carry :]
@@ -285,7 +284,7 @@ def install_forwarding_transposes() -> None:
             return params | {"num_consts": num_consts - moved, "num_carry": num_carry + moved}
         from jax._src import flattree as ft  # there since 0.11, with ft_in
 
-        num_ys = len(_open(params["jaxpr"]).outvars) - num_carry
+        num_ys = len(opened(params["jaxpr"]).outvars) - num_carry
         num_xs = len(args) - num_consts - num_carry
         return params | {
             "ft_in": ft.pack((ft.nones(num_consts - moved), ft.nones(num_carry + moved), ft.nones(num_xs))),
@@ -297,7 +296,7 @@ def install_forwarding_transposes() -> None:
 
         def transpose(cts: Sequence[Array], *args: Any, **params: Any) -> Any:
             num_consts, num_carry = scan_counts(params)
-            inner = _open(params["jaxpr"])
+            inner = opened(params["jaxpr"])
             hot = seeds(cts, args, sorted(k for k in accumulated_inputs(inner) if k < num_consts))
             if not hot:
                 return original(cts, *args, **params)
@@ -389,6 +388,7 @@ __all__ = [
     "install_forwarding_transposes",
     "lifted",
     "lowers_its_bodies",
+    "opened",
     "register_accumulating_transpose",
     "run_after_lowering",
     "scan_counts",

@@ -26,7 +26,7 @@ HloSharding = Any
 Shape = Any
 
 #: What the operands and results of each call are, but for the readers that may follow.
-_CALLS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+CALLS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "read": (("buffer", "index", "where"), ("value",)),
     "write": (("buffer", "index", "value", "where"), ("buffer",)),
     "add": (("buffer", "index", "value", "where"), ("buffer",)),
@@ -92,7 +92,7 @@ def _elements(n: int) -> list[Label]:
 
 
 def _roles(name: str, config: str, operand_ranks: Sequence[int]) -> Roles:
-    operands, results = _CALLS[name]
+    operands, results = CALLS[name]
     if operands[-1:] == ("where",) and "masked = true" not in config:
         operands = operands[:-1]
     found = re.search(r"batch_dims = (\d+)", config)
@@ -184,10 +184,10 @@ class Division:
     def parts(self, label: Label) -> int:
         return self.devices.shape[self.labels.index(label)] if label is not None and label in self.labels else 1
 
-    def sharding(self, labels: Sequence[Label], but: Label = None) -> HloSharding:
-        """That of an array with those labels, not divided along `but`."""
+    def sharding(self, labels: Sequence[Label]) -> HloSharding:
+        """That of an array with those labels."""
         n = len(self.labels)
-        kept = [self.labels.index(x) if x in self.labels and x not in (None, but) else None for x in labels]
+        kept = [self.labels.index(x) if x is not None and x in self.labels else None for x in labels]
         rest = [k for k in range(n) if k not in kept]
         groups = list(range(n, self.devices.ndim))
         order = [k for k in kept if k is not None] + groups + rest
@@ -460,7 +460,7 @@ def _layout(t: str) -> str:
 
 def register() -> None:
     """Say to XLA how to divide our calls."""
-    for name in _CALLS:
+    for name in CALLS:
         p = _Partitioner(name)
         xla_client.register_custom_call_partitioner(
             PREFIX + name, p.propagate, p.partition, p.infer, can_side_effecting_have_replicated_sharding=True

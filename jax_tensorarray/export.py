@@ -29,26 +29,14 @@ memory of the first operand. Operands that follow the named ones are not looked 
 
 from jax.export import DisabledSafetyCheck
 
+from jax_tensorarray._mlir import PREFIX
+from jax_tensorarray._partition import CALLS
+
 #: Of the calls of the kernels. A stored function may name calls of a lower number.
 CONTRACT_VERSION = 1
 
 #: The custom calls that a lowered function may contain.
-TARGETS = tuple(
-    "jax_tensorarray_" + name
-    for name in (
-        "read",
-        "write",
-        "add",
-        "swap",
-        "mask",
-        "clear",
-        "check",
-        "read_part",
-        "write_part",
-        "fence",
-        "empty",
-    )
-)
+TARGETS = tuple(PREFIX + name for name in CALLS)
 
 
 def disabled_checks() -> list[DisabledSafetyCheck]:

@@ -110,3 +110,5 @@ def test_the_fixtures_are_of_the_contract_that_there_is():
     folder = Path(exported.FIXTURES)
     assert {p.name for p in folder.glob("*.bin")} >= {exported.path(name).name for name in exported.PROGRAMS}
     assert jax_tensorarray.export.CONTRACT_VERSION == 1
+    for name in exported.PROGRAMS:
+        assert str(Path(__file__).parent.parent).encode() not in exported.path(name).read_bytes()

@@ -396,13 +396,13 @@ def _mode_of(
 def _recomputed(body: Any) -> Any:
     """The body, of which reverse mode keeps the operands and the rows that were read."""
     call = jax.checkpoint(bodies.function(body), policy=checkpoint_policies.save_reads)
-    return jax.make_jaxpr(call)(*bodies.abstract(body.in_avals))
+    return jax.make_jaxpr(call)(*body.in_avals)
 
 
 @_compat.cached
 def _with_more_consts(body: Any, num_consts: int, more: Sequence[Any]) -> Any:
     """The body, which after its consts takes others that it does not use."""
-    call, types = bodies.function(body), bodies.abstract(body.in_avals)
+    call, types = bodies.function(body), list(body.in_avals)
 
     def f(*args: Array) -> list[Array]:
         return call(*args[:num_consts], *args[num_consts + len(more) :])
@@ -412,7 +412,7 @@ def _with_more_consts(body: Any, num_consts: int, more: Sequence[Any]) -> Any:
 
 def _traced_inverse(op: str, inverse: Callable[[Any], Any], tree: Any, body: Any) -> tuple[Any, Sequence[Array]]:
     """The jaxpr of the inverse of a body, and what it closes over."""
-    types = bodies.abstract(body.out_avals)
+    types = list(body.out_avals)
     found = jax.eval_shape(lambda *carry: jax.tree.leaves(inverse(jax.tree.unflatten(tree, carry))), *types)
     if [(a.shape, a.dtype) for a in found] != [(a.shape, a.dtype) for a in types]:
         wanted, given = ([f"{a.dtype}[{','.join(map(str, a.shape))}]" for a in avals] for avals in (types, found))

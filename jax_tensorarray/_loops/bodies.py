@@ -8,6 +8,8 @@ import jax.numpy as jnp
 from jax.extend import core as jex
 from jax.extend.core import primitives as jax_primitives
 
+from jax_tensorarray import _compat
+
 Array = Any
 
 
@@ -35,7 +37,7 @@ def interpret(
     """Evaluate a jaxpr in values of any kind: `equation` gives those of an equation's results from those of its
     operands, and `known` that of a constant. Other `outvars` than those of the jaxpr may be asked for.
     """
-    inner = opened(jaxpr)
+    inner = _compat.opened(jaxpr)
     values = dict(zip(inner.constvars, map(known, jaxpr.consts), strict=True))
     values.update(zip(inner.invars, args, strict=True))
 
@@ -47,17 +49,12 @@ def interpret(
     return [read(v) for v in (inner.outvars if outvars is None else outvars)]
 
 
-def opened(jaxpr: Any) -> Any:
-    """The jaxpr inside a closed one. Since jax 0.12 they are the same."""
-    return getattr(jaxpr, "jaxpr", jaxpr)
-
-
 def jaxprs_in(params: dict[str, Any]) -> Iterator[Any]:
     """The jaxprs among the parameters of an equation."""
     for p in params.values():
         for jaxpr in p if isinstance(p, tuple | list) else (p,):
-            if hasattr(opened(jaxpr), "eqns"):
-                yield opened(jaxpr)
+            if hasattr(_compat.opened(jaxpr), "eqns"):
+                yield _compat.opened(jaxpr)
 
 
 def inlined(jaxpr: Any) -> Callable[..., list[Array]]:
@@ -87,19 +84,19 @@ def spread(values: Sequence[Any], flags: Sequence[bool], others: Sequence[Any]) 
     return [next(rest) if flag else other for flag, other in zip(flags, others, strict=True)]
 
 
-def reached(jaxpr: Any, flags: Sequence[bool], *, inexact: bool = True) -> list[bool]:
-    """Which outputs may depend on a flagged input.
+def reached(jaxpr: Any, flags: Sequence[bool]) -> list[bool]:
+    """Which outputs may depend on a flagged input by a path that a derivative takes.
 
-    With `inexact`, only by a path that a derivative takes: of floats and complex numbers, without `stop_gradient`.
+    Such a path is of floats and complex numbers, without `stop_gradient`.
     """
-    inner = opened(jaxpr)
+    inner = _compat.opened(jaxpr)
     marked = {id(v) for v, flag in zip(inner.invars, flags, strict=True) if flag}
 
     def counts(v: Any) -> bool:
-        return not inexact or jnp.issubdtype(getattr(v.aval, "dtype", jnp.float32), jnp.inexact)
+        return jnp.issubdtype(getattr(v.aval, "dtype", jnp.float32), jnp.inexact)
 
     for eqn in inner.eqns:
-        if inexact and eqn.primitive is jax_primitives.stop_gradient_p:
+        if eqn.primitive is jax_primitives.stop_gradient_p:
             continue
         if any(id(v) in marked for v in eqn.invars):
             marked |= {id(v) for v in eqn.outvars if counts(v)}
@@ -119,11 +116,6 @@ def fixed_point(
         carry = wider
 
 
-def abstract(avals: Sequence[Any]) -> list[Any]:
-    """Arguments to trace with, of those types."""
-    return list(avals)
-
-
 def joint_jvp(body: Any, num_consts: int, num_carry: int, moved: Sequence[bool]) -> Any:
     """The body that takes tangents after its consts and after its carry, and gives those of the carry too.
 
@@ -131,7 +123,7 @@ def joint_jvp(body: Any, num_consts: int, num_carry: int, moved: Sequence[bool])
     """
     call, first = function(body), len(moved) - num_consts - num_carry
     moved_consts, moved_carry = sum(moved[first:-num_carry]), moved[len(moved) - num_carry :]
-    types = abstract(body.in_avals)
+    types = list(body.in_avals)
     tangents = [t.to_tangent_aval() for t in chosen(body.in_avals, moved)]
 
     def step(*args: Array) -> list[Array]:
@@ -150,5 +142,5 @@ def joint_jvp(body: Any, num_consts: int, num_carry: int, moved: Sequence[bool])
 
     split = first + num_consts
     return jax.make_jaxpr(step)(
-        *types[:split], *abstract(tangents[:moved_consts]), *types[split:], *abstract(tangents[moved_consts:])
+        *types[:split], *list(tangents[:moved_consts]), *types[split:], *list(tangents[moved_consts:])
     )

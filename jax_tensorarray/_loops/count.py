@@ -201,7 +201,7 @@ def _jvp(
         return [*outs[:n], *record(rest[inputs - 1 :], k, outs[n:], linear.steps)]
 
     new = tape(linear.taped, max_steps)
-    taped = jax.make_jaxpr(step)(*bodies.abstract(body.in_avals), *abstract(new))
+    taped = jax.make_jaxpr(step)(*body.in_avals, *abstract(new))
     outs = loop(steps, consts, carry, body=taped, tapes=[*tapes, *new])
     moved_operands, moved_tapes = moved_carry[: len(carry)], moved_carry[len(carry) :]
     dots = linearized_loop(

@@ -59,7 +59,7 @@ def batched_body(
     `varying` says which of its consts and carries differ from example to example, `wide` which of the carries do
     afterwards, and `types` are those that it will be called with. With `lanes` it takes first which are active.
     """
-    call, first = bodies.function(body), bodies.abstract(body.in_avals)[: int(lanes > 0)]
+    call, first = bodies.function(body), list(body.in_avals)[: int(lanes > 0)]
     if not own_ends:
         step = axis.vmap(call, [*[None] * len(first), *axes(varying)], axes(wide))
         return jax.make_jaxpr(step)(*first, *types)
@@ -227,7 +227,7 @@ class _Masked:
             [self.active, *arrays[:a]],
             arrays[a:b],
             arrays[b:],
-            cond=jax.make_jaxpr(goes_on)(jax.ShapeDtypeStruct((), jnp.bool_), *bodies.abstract(cond.in_avals)),
+            cond=jax.make_jaxpr(goes_on)(jax.ShapeDtypeStruct((), jnp.bool_), *cond.in_avals),
             body=params["body" if ours else "body_jaxpr"],
             max_steps=params["max_steps"] if ours else None,
             source=params["source"] if ours else "an inner lax.while_loop",

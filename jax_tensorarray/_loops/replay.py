@@ -381,7 +381,7 @@ class Checkpoint(Mode):
 
 def _live(loop: Replay) -> list[bool]:
     """Which carries must be kept: all but those of which the body does nothing but write rows."""
-    inner = bodies.opened(loop.body)
+    inner = _compat.opened(loop.body)
     users: dict[Any, list[tuple[Any, int]]] = {}
     for eqn in inner.eqns:
         for place, v in enumerate(eqn.invars):

@@ -12,6 +12,7 @@ import jax
 from jax import lax
 from jax.extend import core as jex
 
+from jax_tensorarray import _compat
 from jax_tensorarray._loops import bodies
 from jax_tensorarray._loops.bodies import chosen, spread
 from jax_tensorarray._loops.guard import ta_guard_p
@@ -95,7 +96,7 @@ def linearize(body: Any, varying: Sequence[bool], moved: Sequence[bool], fixed: 
         tree.append(structure)
         return [*outs, *residuals]
 
-    types = bodies.abstract(body.in_avals)
+    types = list(body.in_avals)
     jaxpr = jax.make_jaxpr(step)(*types)
     found = _Sources(jaxpr, fixed)
     inner, num_outs = found.jaxpr, len(varying)
@@ -122,7 +123,7 @@ class _Sources:
     """Where the values of a jaxpr can be found again."""
 
     def __init__(self, jaxpr: Any, fixed: Sequence[bool]) -> None:
-        self.closed, self.jaxpr = jaxpr, bodies.opened(jaxpr)
+        self.closed, self.jaxpr = jaxpr, _compat.opened(jaxpr)
         inner = self.jaxpr
         self.maker = {v: eqn for eqn in inner.eqns for v in eqn.outvars}
         self.unchanging = {*inner.constvars, *chosen(inner.invars, fixed)}

@@ -53,10 +53,7 @@ class Axis(NamedTuple):
         def probed(*args: Array) -> None:
             probe(*bodies.function(jaxpr)(*args))
 
-        types = [
-            with_axis(t, self.size) if flag else t
-            for t, flag in zip(bodies.abstract(jaxpr.in_avals), flags, strict=True)
-        ]
+        types = [with_axis(t, self.size) if flag else t for t, flag in zip(list(jaxpr.in_avals), flags, strict=True)]
         jax.eval_shape(self.vmap(probed, axes(flags), None), *types)
         return list(found[-1]) if found else [False] * len(jaxpr.out_avals)
 

@@ -104,7 +104,7 @@ def log(body: Any, num_before: int, num_carry: int) -> tuple[Logged, dict[int, s
         found.append((entries, after))
         return [*outs, *entries.rows]
 
-    jaxpr = jax.make_jaxpr(step)(*bodies.abstract(body.in_avals))
+    jaxpr = jax.make_jaxpr(step)(*body.in_avals)
     entries, after = found[-1]
     rewound = [k == version and k not in entries.refused for k, version in enumerate(after)]
     for k, _, _ in entries.undo:
@@ -123,7 +123,7 @@ def log(body: Any, num_before: int, num_carry: int) -> tuple[Logged, dict[int, s
         return buffers
 
     rows = list(jaxpr.out_avals)[num_carry:]
-    types = bodies.abstract([*rows, *(a for a, r in zip(body.out_avals, rewound, strict=True) if r)])
+    types = [*rows, *(a for a, r in zip(body.out_avals, rewound, strict=True) if r)]
     return Logged(jaxpr, jax.make_jaxpr(restore)(*types), tuple(rewound)), entries.refused
 
 
@@ -204,8 +204,8 @@ class Undo(Mode):
             cond_consts,
             consts,
             [*carry, jnp.int32(0)],
-            cond=jax.make_jaxpr(goes_on)(*bodies.abstract(cond.in_avals), *types),
-            body=jax.make_jaxpr(step)(*bodies.abstract(body.in_avals), *types),
+            cond=jax.make_jaxpr(goes_on)(*cond.in_avals, *types),
+            body=jax.make_jaxpr(step)(*body.in_avals, *types),
             tapes=new,
             mode=None,  # derivatives of this loop keep a tape
         )

@@ -198,7 +198,7 @@ def _taped_jvp(
 
     new = tape(linear.taped, max_steps)
     types = [jax.ShapeDtypeStruct((), jnp.int32), *abstract([*tapes, *new])]
-    cond_types, body_types = bodies.abstract(cond.in_avals), bodies.abstract(body.in_avals)
+    cond_types, body_types = list(cond.in_avals), list(body.in_avals)
     taped_cond = jax.make_jaxpr(goes_on)(*cond_types[: len(cond_types) - len(tapes)], *types)
     taped_body = jax.make_jaxpr(step)(*body_types[:before], *types)
     outs, steps = loop(
@@ -256,7 +256,7 @@ def _joint_jvp(
     predicate, n = bodies.function(cond), len(carry)
     types = [*map(jax.typeof, [*carry, *carry_dots])]
     joint_cond = jax.make_jaxpr(lambda *args: predicate(*args[: len(cond_consts) + n]))(
-        *bodies.abstract(cond.in_avals)[: len(cond_consts)], *types
+        *cond.in_avals[: len(cond_consts)], *types
     )
     joint_body = bodies.joint_jvp(body, len(consts), n, moved)
     outs, steps = loop(cond_consts, [*consts, *const_dots], [*carry, *carry_dots], cond=joint_cond, body=joint_body)
