@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_tensorarray._mlir import LOWERINGS
+
 Array = jax.Array
 
 _INT32_MAX = np.iinfo(np.int32).max
@@ -44,6 +46,12 @@ def as_mode(op: str, mode: str | None) -> str | None:
     if mode not in (None, "error", "drop"):
         raise ValueError(f'{op}: mode must be None, "error" or "drop", got {mode!r}')
     return mode
+
+
+def check_lowering(op: str, lowering: str) -> None:
+    """One of "auto", "ffi" and "xla"."""
+    if lowering not in LOWERINGS:
+        raise ValueError(f'{op}: lowering must be "auto", "ffi" or "xla", got {lowering!r}')
 
 
 def as_index(op: str, index: Any, size: int, mode: str | None, *, masked: bool) -> tuple[Array, str | None]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jaxlib.version
 from jax.extend.core import ClosedJaxpr, Primitive  # type: ignore[attr-defined]
 from jax.extend.core import primitives as jax_primitives
 from jax.interpreters import ad, mlir
@@ -318,8 +319,10 @@ def install_forwarding_transposes() -> None:
 # --- a pass over the lowered module ----------------------------------------------------------------------------
 
 
-def run_after_lowering(rewrite: Callable[[mlir.ir.Module], None]) -> None:
+def run_after_lowering(rewrite: Callable[[mlir.ir.Module, str | None], None]) -> None:
     """Call `rewrite` on every module that JAX lowers, before it is compiled or exported.
+
+    Its second argument is the platform for which JAX compiles the module next, None if there may be others.
 
     A lowering rule sees one operation of one function; the order of reads and writes of a buffer is a matter of
     whole modules. Without this hook, a write that does not depend on an earlier read copies the buffer.
@@ -332,10 +335,20 @@ def run_after_lowering(rewrite: Callable[[mlir.ir.Module], None]) -> None:
     @functools.wraps(original)
     def lower(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
-        rewrite(result.module)
+        platforms = kwargs.get("platforms", ())
+        exported = getattr(kwargs.get("lowering_parameters"), "for_export", True)
+        rewrite(result.module, None if exported or len(platforms) != 1 else platforms[0])
         return result
 
     importlib.import_module("jax._src.interpreters.mlir").lower_jaxpr_to_module = lower  # type: ignore[attr-defined]
+
+
+def barriers_hold(platform: str) -> bool:
+    """Whether XLA keeps optimization barriers until it has assigned memory, so that they order reads and writes.
+
+    Before jaxlib 0.12 the CPU compiler drops them first.
+    """
+    return platform in ("cpu", "cuda", "rocm") and jaxlib.version.__version_info__ >= (0, 12)
 
 
 # --- types -----------------------------------------------------------------------------------------------------
@@ -379,6 +392,7 @@ def flattened_by_control_flow() -> bool:
 
 
 __all__ = [
+    "barriers_hold",
     "cached",
     "closed",
     "executes_eagerly",

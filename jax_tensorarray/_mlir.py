@@ -1,9 +1,10 @@
 """Reading the StableHLO that JAX lowers to: what is where, and what happens to a value inside an operation."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from jax.interpreters.mlir import ir
 
 PREFIX = "jax_tensorarray_"
@@ -20,6 +21,20 @@ Value = Any
 MARK = "jax_tensorarray.lowered"
 
 
+#: What a row op may be asked to lower to, see `_slices`.
+LOWERINGS = ("auto", "ffi", "xla")
+
+#: Attribute of a call that was asked for with another `lowering` than "auto".
+LOWERING = "jax_tensorarray.lowering"
+
+#: The op that a loop of this library does with its tapes. Each step writes a row of a tape and never reads it, or the
+#: other way round, and the row is that of the step.
+TAPE = "tape"
+
+#: Attribute of a call that holds the attributes of its kernel.
+CONFIG = "mhlo.backend_config"
+
+
 def mark(module: ir.Module) -> None:
     """Say that `module` is one for the pass: it need not look through the others."""
     module.operation.attributes[MARK] = ir.UnitAttr.get(module.context)
@@ -27,6 +42,11 @@ def mark(module: ir.Module) -> None:
 
 def operation(op: Any) -> Operation:
     return getattr(op, "operation", op)
+
+
+def config(call: Operation) -> ir.DictAttr:
+    """The attributes with which a kernel is called."""
+    return call.attributes[CONFIG]
 
 
 def target(op: Operation) -> str:
@@ -53,6 +73,22 @@ def blocks(op: Operation) -> Iterator[ir.Block]:
 def walk(op: Operation) -> Iterator[Operation]:
     for block in blocks(op):
         yield from map(operation, block.operations)
+
+
+def loops_of(function: Operation) -> list[Operation]:
+    return [op for op in walk(function) if op.name == "stablehlo.while"]
+
+
+def functions_in_loops(functions: dict[str, Operation]) -> set[str]:
+    """The names of those that a loop calls, or what it calls."""
+    stack = [loop for function in functions.values() for loop in loops_of(function)]
+    called: set[str] = set()
+    while stack:
+        for op in walk(stack.pop()):
+            if op.name == "func.call" and (name := op.attributes["callee"].value) not in called:
+                called.add(name)
+                stack.append(functions[name])
+    return called
 
 
 def nested_operands(op: Operation) -> Iterator[tuple[Operation, int, Value]]:
@@ -85,6 +121,37 @@ def num_bytes(value: Value) -> float:
     part: Any = element.element_type if isinstance(element, ir.ComplexType) else element
     bits = getattr(part, "width", 8) * (1 if part is element else 2)
     return math.prod(value.type.shape) * max(bits, 8) / 8
+
+
+def layouts(values: Sequence[Value]) -> list[ir.Attribute]:
+    """Row-major ones, in which our calls take and give arrays."""
+    ranks = [value.type.rank for value in values]
+    return [ir.DenseIntElementsAttr.get(np.arange(rank - 1, -1, -1), type=ir.IndexType.get()) for rank in ranks]
+
+
+_FIRST_TO_ONLY = "output_tuple_indices = [], operand_index = 0, operand_tuple_indices = []"
+
+
+def custom_call(
+    name: str, operands: Sequence[Value], result: ir.Type, config: Mapping[str, ir.Attribute], *, in_place: bool = False
+) -> Value:
+    """The result of a call of one of our kernels, which may be its first operand updated in place."""
+    alias = ir.Attribute.parse(f"#stablehlo.output_operand_alias<{_FIRST_TO_ONLY}>")
+    call = ir.Operation.create(
+        "stablehlo.custom_call",
+        [result],
+        operands,
+        {
+            "api_version": ir.IntegerAttr.get(ir.IntegerType.get_signless(32), 4),
+            "call_target_name": ir.StringAttr.get(PREFIX + name),
+            "has_side_effect": ir.BoolAttr.get(False),
+            CONFIG: ir.DictAttr.get(dict(config)),
+            "operand_layouts": ir.ArrayAttr.get(layouts(operands)),
+            "output_operand_aliases": ir.ArrayAttr.get([alias] if in_place else []),
+        },
+    )
+    call.attributes["result_layouts"] = ir.ArrayAttr.get(layouts(call.results))
+    return call.results[0]
 
 
 class Module:

@@ -13,11 +13,11 @@ Calls in loops that raise or allocate are pinned there: hoisted, they would rais
 
 from collections.abc import Sequence
 
-import numpy as np
 from jax.interpreters.mlir import ir
 
 from jax_tensorarray._branches import split_updating_branches
 from jax_tensorarray._mlir import (
+    CONFIG,
     IN_PLACE,
     MARK,
     PREFIX,
@@ -25,17 +25,26 @@ from jax_tensorarray._mlir import (
     Operation,
     Value,
     blocks,
+    config,
+    custom_call,
+    functions_in_loops,
+    layouts,
+    loops_of,
     nested_operands,
     num_bytes,
     operation,
     target,
     walk,
 )
-from jax_tensorarray._partition import label_calls
+from jax_tensorarray._partition import is_divided, label_calls
+from jax_tensorarray._slices import use_slices
 
 
-def order_readers(module: ir.Module) -> None:
-    """Rewrite `module` in place. A module without our calls is left as it is."""
+def order_readers(module: ir.Module, platform: str | None = None) -> None:
+    """Rewrite `module` in place. A module without our calls is left as it is.
+
+    `platform` is the only one that the module will run on, if it is known and XLA compiles it here and now.
+    """
     if MARK not in module.operation.attributes:
         return
     del module.operation.attributes[MARK]
@@ -51,6 +60,7 @@ def order_readers(module: ir.Module) -> None:
         for function in functions.values():
             for block in list(blocks(function)):
                 _order_block(block, everything)
+        use_slices(functions, platform=None if is_divided(module) else platform)
         _pin_to_loops(functions)
         label_calls(module)
 
@@ -178,14 +188,9 @@ def _small_results(readers: Sequence[Operation], limit: float) -> list[Value]:
     return [result for result in results if num_bytes(result) <= limit]
 
 
-def _layouts(values: Sequence[Value]) -> list[ir.Attribute]:
-    ranks = [value.type.rank for value in values]
-    return [ir.DenseIntElementsAttr.get(np.arange(rank - 1, -1, -1), type=ir.IndexType.get()) for rank in ranks]
-
-
 def _with_operands(op: Operation, extra: Sequence[Value]) -> Operation:
     attributes = {name: op.attributes[name] for name in op.attributes}
-    attributes["operand_layouts"] = ir.ArrayAttr.get([*attributes["operand_layouts"], *_layouts(extra)])
+    attributes["operand_layouts"] = ir.ArrayAttr.get([*attributes["operand_layouts"], *layouts(extra)])
     with ir.InsertionPoint(op):
         new = ir.Operation.create(
             op.name, [r.type for r in op.results], [*op.operands, *extra], attributes, loc=op.location
@@ -196,26 +201,13 @@ def _with_operands(op: Operation, extra: Sequence[Value]) -> Operation:
     return new
 
 
-_FIRST_TO_ONLY = "output_tuple_indices = [], operand_index = 0, operand_tuple_indices = []"
-
-
 def _fence(op: Operation, value: Value, readers: Sequence[Value]) -> None:
     """Give `op` the value by way of an in-place identity that waits for the readers."""
-    attributes = {
-        "api_version": ir.IntegerAttr.get(ir.IntegerType.get_signless(32), 4),
-        "backend_config": ir.DictAttr.get({}),
-        "call_target_name": ir.StringAttr.get(PREFIX + "fence"),
-        "has_side_effect": ir.BoolAttr.get(False),
-        "operand_layouts": ir.ArrayAttr.get(_layouts([value, *readers])),
-        "output_operand_aliases": ir.Attribute.parse(f"[#stablehlo.output_operand_alias<{_FIRST_TO_ONLY}>]"),
-        "result_layouts": ir.ArrayAttr.get(_layouts([value])),
-    }
-    with ir.InsertionPoint(op):
-        operands = [value, *readers]
-        fence = ir.Operation.create("stablehlo.custom_call", [value.type], operands, attributes, loc=op.location)
+    with ir.InsertionPoint(op), op.location:
+        fence = custom_call("fence", [value, *readers], value.type, {}, in_place=True)
     for user, number, used in list(nested_operands(op)):
         if used == value:
-            user.operands[number] = fence.results[0]
+            user.operands[number] = fence
 
 
 # --- what must stay in its loop --------------------------------------------------------------------------------
@@ -223,20 +215,16 @@ def _fence(op: Operation, value: Value, readers: Sequence[Value]) -> None:
 
 def _pin_to_loops(functions: dict[str, Operation]) -> None:
     """Mark the calls in loops that raise or allocate, so that XLA hoists none that it takes for loop-invariant."""
-    loops = [op for function in functions.values() for op in walk(function) if op.name == "stablehlo.while"]
-    stack, called = loops, set()
-    while stack:
-        for op in walk(stack.pop()):
+    called = functions_in_loops(functions)
+    for name, function in functions.items():
+        everywhere = [function] if name in called else loops_of(function)
+        for op in [op for outer in everywhere for op in walk(outer)]:
             if _raises_or_allocates(op):
                 op.attributes["has_side_effect"] = ir.BoolAttr.get(True)
-            if op.name == "func.call" and (name := op.attributes["callee"].value) not in called:
-                called.add(name)
-                stack.append(functions[name])
 
 
 def _raises_or_allocates(op: Operation) -> bool:
     if target(op) == PREFIX + "empty":
         return True
-    name = "mhlo.backend_config"  # where JAX puts the attributes of an FFI call
-    config = op.attributes[name] if target(op).startswith(PREFIX) and name in op.attributes else {}
-    return "strict" in config and config["strict"].value
+    attributes = config(op) if target(op).startswith(PREFIX) and CONFIG in op.attributes else {}
+    return "strict" in attributes and attributes["strict"].value

@@ -20,7 +20,7 @@ import numpy as np
 from jax.interpreters.mlir import dtype_to_ir_type, ir
 
 from jax_tensorarray._compat import xla_client
-from jax_tensorarray._mlir import IN_PLACE, PREFIX, Operation, target, walk
+from jax_tensorarray._mlir import CONFIG, IN_PLACE, PREFIX, Operation, target, walk
 
 HloSharding = Any
 Shape = Any
@@ -108,7 +108,7 @@ def _roles(name: str, config: str, operand_ranks: Sequence[int]) -> Roles:
 
 def label_calls(module: ir.Module) -> None:
     """Give every call of ours its sharding rule, if the module is for several devices."""
-    if not _is_divided(module):
+    if not is_divided(module):
         return
     for op in [op for op in walk(module.operation) if target(op).startswith(PREFIX) and len(op.operands)]:
         rule = _sharding_rule(op)
@@ -116,7 +116,8 @@ def label_calls(module: ir.Module) -> None:
             op.attributes["sdy.sharding_rule"] = ir.Attribute.parse(rule, module.context)
 
 
-def _is_divided(module: ir.Module) -> bool:
+def is_divided(module: ir.Module) -> bool:
+    """Whether a module is for several devices."""
     name, attributes = "mhlo.num_partitions", module.operation.attributes
     return name in attributes and ir.IntegerAttr(attributes[name]).value > 1
 
@@ -126,8 +127,7 @@ def _sharding_rule(op: Operation) -> str | None:
     if not all(t.has_static_shape for side in types for t in side):
         return None
     name = target(op).removeprefix(PREFIX)
-    key = "mhlo.backend_config"
-    config = str(op.attributes[key]) if key in op.attributes else ""
+    config = str(op.attributes[CONFIG]) if CONFIG in op.attributes else ""
     ranks = [[t.rank for t in side] for side in types]
     sides = _roles(name, config, ranks[0]).all(*ranks)
     factors: dict[Any, tuple[str, int]] = {}

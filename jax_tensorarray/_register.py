@@ -20,8 +20,7 @@ from jax.interpreters import ad, batching, mlir, xla
 from jax.sharding import PartitionSpec
 
 from jax_tensorarray import _compat, _ffi, _sorted
-from jax_tensorarray._compat import hlo
-from jax_tensorarray._mlir import PREFIX, mark
+from jax_tensorarray._mlir import LOWERING, PREFIX, mark
 
 Array = Any
 
@@ -33,6 +32,7 @@ class Params(TypedDict):
     mode: str | None  #: "error", "drop", or None: "error" unless vmap batches the index
     reverse: bool  #: walk the positions of the index last to first
     op: str  #: the public op that the user called, for messages
+    lowering: str  #: "auto", "ffi" or "xla", see `_slices`
 
 
 class RowPrimitive(Primitive):
@@ -193,27 +193,25 @@ def _is_packed(dtype: Any) -> bool:
     return limits is not None and limits(dtype).bits < 8
 
 
-#: The op that a loop of this library does with its tapes.
-TAPE = "tape"
-
-
-def row_kernel(
-    name: str, *, in_place: bool, takes_value: bool, on_tapes: Callable[..., Any] | None = None
-) -> Callable[..., Any]:
+def row_kernel(name: str, *, in_place: bool, takes_value: bool) -> Callable[..., Any]:
     """Lowering of a row op to its kernel; the updated buffer is the first result if it is in place.
 
-    A loop writes a row of a tape in each step and never reads it, or the other way round, and its index is in range.
-    There XLA's own slices are in place too, and fused with what they follow: `on_tapes` is the op in these.
+    `_slices` may make it one of XLA's own slices, when the whole module is there.
     """
     named = 3 if takes_value else 2
 
     def lower(
-        ctx: Any, *operands: Any, platform: str, batch_dims: int, mode: str | None, reverse: bool, op: str
+        ctx: Any,
+        *operands: Any,
+        platform: str,
+        batch_dims: int,
+        mode: str | None,
+        reverse: bool,
+        op: str,
+        lowering: str,
     ) -> Any:
         buffer, index, *_ = ctx.avals_in
         masked = len(operands) > named
-        if op == TAPE and on_tapes is not None and not (batch_dims or index.ndim or masked) and buffer.shape[0]:
-            return [on_tapes(ctx, *operands)]
         size, count = buffer.shape[batch_dims], math.prod(index.shape[batch_dims:])
         is_sorted = in_place and _sorted.is_sorted(platform, size, count)
         if is_sorted:
@@ -231,7 +229,7 @@ def row_kernel(
         rule = jax.ffi.ffi_lowering(
             PREFIX + name, operand_output_aliases={0: 0} if in_place else {}, has_side_effect=checks
         )
-        return rule(
+        results = rule(
             ctx,
             *operands,
             op=op,
@@ -241,27 +239,8 @@ def row_kernel(
             sorted=is_sorted,
             reverse=reverse,
         )
+        if lowering != "auto":
+            results[0].owner.attributes[LOWERING] = mlir.ir.StringAttr.get(lowering)
+        return results
 
     return lower
-
-
-def row_of_a_tape(ctx: Any, tape: Any, index: Any) -> Any:
-    """Lowering of a read of one row, by XLA's own slice."""
-    _, *row = ctx.avals_in[0].shape
-    rows = hlo.dynamic_slice(tape, _start(ctx, index), mlir.dense_int_array((1, *row)))
-    return hlo.reshape(_tensor_like(tape, row), rows)
-
-
-def tape_with_row(ctx: Any, tape: Any, index: Any, value: Any) -> Any:
-    """Lowering of a write of one row, by XLA's own slice."""
-    _, *row = ctx.avals_in[0].shape
-    return hlo.dynamic_update_slice(tape, hlo.reshape(_tensor_like(tape, [1, *row]), value), _start(ctx, index))
-
-
-def _start(ctx: Any, index: Any) -> list[Any]:
-    tape, at, *_ = ctx.avals_in
-    return [index, *[mlir.ir_constant(np.zeros((), at.dtype))] * (tape.ndim - 1)]
-
-
-def _tensor_like(value: Any, shape: Sequence[int]) -> Any:
-    return mlir.ir.RankedTensorType.get(shape, mlir.ir.RankedTensorType(value.type).element_type)

@@ -888,12 +888,12 @@ def _listed(ranks: Any) -> str:
 
 def _write(op: str, buffer: Array, index: Any, value: Array, where: Any) -> Array:
     buffer, index, where, mode = _arguments.row_operands(op, buffer, index, where, None)
-    return ta_write_p.bind(buffer, index, value, *where, batch_dims=0, mode=mode, reverse=False, op=op)
+    return ta_write_p.bind(buffer, index, value, *where, batch_dims=0, mode=mode, reverse=False, op=op, lowering="auto")
 
 
 def _read(op: str, buffer: Array, index: Any) -> Array:
     buffer, index, _, mode = _arguments.row_operands(op, buffer, index, None, None)
-    return ta_read_p.bind(buffer, index, batch_dims=0, mode=mode, reverse=False, op=op)
+    return ta_read_p.bind(buffer, index, batch_dims=0, mode=mode, reverse=False, op=op, lowering="auto")
 
 
 @jax.jit

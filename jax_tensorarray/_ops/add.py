@@ -20,7 +20,9 @@ from jax_tensorarray._register import (
 )
 
 
-def ta_add(buffer: Any, index: Any, value: Any, *, where: Any = None, mode: str | None = None) -> jax.Array:
+def ta_add(
+    buffer: Any, index: Any, value: Any, *, where: Any = None, mode: str | None = None, lowering: str = "auto"
+) -> jax.Array:
     """Add to rows of a buffer: `buffer[index] += value`, and the updated buffer is returned.
 
     Args:
@@ -49,8 +51,11 @@ def ta_add(buffer: Any, index: Any, value: Any, *, where: Any = None, mode: str 
     NumPy: `numpy.add.at`.
     """
     buffer, index, where, mode = _arguments.row_operands("ta_add", buffer, index, where, mode)
+    _arguments.check_lowering("ta_add", lowering)
     value = _arguments.as_value("ta_add", value, buffer, index.shape)
-    return ta_add_p.bind(buffer, index, value, *where, batch_dims=0, mode=mode, reverse=False, op="ta_add")
+    return ta_add_p.bind(
+        buffer, index, value, *where, batch_dims=0, mode=mode, reverse=False, op="ta_add", lowering=lowering
+    )
 
 
 def _abstract_eval(buffer: Any, index: Any, *rest: Any, batch_dims: int, op: str, **_: Any) -> Any:

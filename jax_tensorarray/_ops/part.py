@@ -66,7 +66,7 @@ def _whole(op: str, batch_dims: int) -> dict[str, Any]:
 
     Derivatives are of whole rows. They have transposes, which second derivatives in reverse mode need.
     """
-    return {"batch_dims": batch_dims, "mode": "drop", "reverse": False, "op": op}
+    return {"batch_dims": batch_dims, "mode": "drop", "reverse": False, "op": op, "lowering": "auto"}
 
 
 def _read_jvp(primals: Any, tangents: Any, *, batch_dims: int) -> Any:

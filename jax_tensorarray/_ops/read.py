@@ -16,14 +16,15 @@ from jax_tensorarray._register import (
     is_zero,
     make_primitive,
     row_kernel,
-    row_of_a_tape,
     rows_of,
     to_front,
     zero_tangent,
 )
 
 
-def ta_read(buffer: Any, index: Any, *, where: Any = None, mode: str | None = None) -> jax.Array:
+def ta_read(
+    buffer: Any, index: Any, *, where: Any = None, mode: str | None = None, lowering: str = "auto"
+) -> jax.Array:
     """Read rows of a buffer: `buffer[index]`.
 
     The gradient with respect to `buffer` is added row by row to the cotangent it already has, never through a
@@ -58,7 +59,10 @@ def ta_read(buffer: Any, index: Any, *, where: Any = None, mode: str | None = No
     TensorFlow: `tf.TensorArray.read` and `gather`.
     """
     buffer, index, where, mode = _arguments.row_operands("ta_read", buffer, index, where, mode)
-    return ta_read_p.bind(buffer, index, *where, batch_dims=0, mode=mode, reverse=False, op="ta_read")
+    _arguments.check_lowering("ta_read", lowering)
+    return ta_read_p.bind(
+        buffer, index, *where, batch_dims=0, mode=mode, reverse=False, op="ta_read", lowering=lowering
+    )
 
 
 def _abstract_eval(buffer: Any, index: Any, *where: Any, batch_dims: int, op: str, **_: Any) -> Any:
@@ -107,6 +111,6 @@ ta_read_p = make_primitive(
     transpose=None,
     batch=_batch,
     reference=_in_plain_jax,
-    kernel=row_kernel("read", in_place=False, takes_value=False, on_tapes=row_of_a_tape),
+    kernel=row_kernel("read", in_place=False, takes_value=False),
 )
 _compat.register_accumulating_transpose(ta_read_p, _accumulate, _transpose)

@@ -21,7 +21,7 @@ from jax_tensorarray._register import (
 
 
 def ta_swap(
-    buffer: Any, index: Any, value: Any, *, where: Any = None, mode: str | None = None
+    buffer: Any, index: Any, value: Any, *, where: Any = None, mode: str | None = None, lowering: str = "auto"
 ) -> tuple[jax.Array, jax.Array]:
     """Exchange rows of a buffer for others: `buffer[index], old = value, buffer[index]`.
 
@@ -52,8 +52,11 @@ def ta_swap(
     (Array([1., 9., 3.], dtype=float32), Array(2., dtype=float32))
     """
     buffer, index, where, mode = _arguments.row_operands("ta_swap", buffer, index, where, mode)
+    _arguments.check_lowering("ta_swap", lowering)
     value = _arguments.as_value("ta_swap", value, buffer, index.shape)
-    buffer, old = ta_swap_p.bind(buffer, index, value, *where, batch_dims=0, mode=mode, reverse=False, op="ta_swap")
+    buffer, old = ta_swap_p.bind(
+        buffer, index, value, *where, batch_dims=0, mode=mode, reverse=False, op="ta_swap", lowering=lowering
+    )
     return buffer, old
 
 

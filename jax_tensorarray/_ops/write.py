@@ -17,12 +17,13 @@ from jax_tensorarray._register import (
     like_buffer,
     make_primitive,
     row_kernel,
-    tape_with_row,
     zero_tangent,
 )
 
 
-def ta_write(buffer: Any, index: Any, value: Any, *, where: Any = None, mode: str | None = None) -> jax.Array:
+def ta_write(
+    buffer: Any, index: Any, value: Any, *, where: Any = None, mode: str | None = None, lowering: str = "auto"
+) -> jax.Array:
     """Write rows into a buffer: `buffer[index] = value`, and the updated buffer is returned.
 
     In a loop that carries the buffer, XLA updates it in place. Under `jax.grad` the rows' cotangents are taken out
@@ -57,8 +58,11 @@ def ta_write(buffer: Any, index: Any, value: Any, *, where: Any = None, mode: st
     TensorFlow: `tf.TensorArray.write` and `scatter`.
     """
     buffer, index, where, mode = _arguments.row_operands("ta_write", buffer, index, where, mode)
+    _arguments.check_lowering("ta_write", lowering)
     value = _arguments.as_value("ta_write", value, buffer, index.shape)
-    return ta_write_p.bind(buffer, index, value, *where, batch_dims=0, mode=mode, reverse=False, op="ta_write")
+    return ta_write_p.bind(
+        buffer, index, value, *where, batch_dims=0, mode=mode, reverse=False, op="ta_write", lowering=lowering
+    )
 
 
 def _abstract_eval(buffer: Any, index: Any, *rest: Any, batch_dims: int, op: str, **_: Any) -> Any:
@@ -105,5 +109,5 @@ ta_write_p = make_primitive(
     transpose=_transpose,
     batch=batch_rows,
     reference=_in_plain_jax,
-    kernel=row_kernel("write", in_place=True, takes_value=True, on_tapes=tape_with_row),
+    kernel=row_kernel("write", in_place=True, takes_value=True),
 )

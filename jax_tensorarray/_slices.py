@@ -1,0 +1,362 @@
+"""Row ops as XLA's own slices, where these do the same in place: XLA fuses them with what makes or uses the row.
+
+A call of ours stays outside of every fusion and costs a fixed time; a loop without calls may even become one function
+of machine code. But a call checks its index and updates in place whatever is around it, and slices do neither. So a
+slice stands for a call where
+
+- the index is one row, and in range for every input of the program (`_ranges`), or need not be;
+- everything that reads the buffer comes before its update by data dependence. An optimization barrier around the
+  buffer and the row that was read makes it so, in versions of XLA that keep it until memory has been assigned. It
+  also keeps XLA from reading the row once more behind the update, in a fusion of its own.
+
+`lowering` says which: "auto" as above, "ffi" for calls everywhere, and "xla" for slices also where the index is to be
+checked, by a call of its own.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from jax.interpreters import mlir
+from jax.interpreters.mlir import ir
+
+from jax_tensorarray import _compat
+from jax_tensorarray._compat import hlo
+from jax_tensorarray._mlir import (
+    IN_PLACE,
+    LOWERING,
+    LOWERINGS,
+    PREFIX,
+    TAPE,
+    Module,
+    Operation,
+    Value,
+    blocks,
+    config,
+    custom_call,
+    entry,
+    functions_in_loops,
+    is_inside,
+    nested_operands,
+    operation,
+    target,
+    terminator,
+    walk,
+)
+from jax_tensorarray._ranges import Interval, Ranges, limits
+
+#: The default of `lowering`.
+VARIABLE = "JAX_TENSORARRAY_LOWERING"
+
+
+def use_slices(functions: dict[str, Operation], *, platform: str | None) -> None:
+    """Rewrite the calls in `functions` for which slices are as good.
+
+    Args:
+        functions: those of a module in which `_ordering` has put readers before updates.
+        platform: the only one that the module will run on, if that is known and it is not divided among devices:
+            slices of buffers whose rows are, would gather them. Of other modules only tapes become slices.
+    """
+    # All are chosen before the first is rewritten: the hash of an operation is that of what it says.
+    chooser = _Chooser(functions, platform)
+    chosen = [
+        [(op, chooser.choose(op)) for op in map(operation, block.operations)]
+        for function in functions.values()
+        for block in blocks(function)
+    ]
+    unmixed = _Unmixed(functions)
+    for operations in chosen:
+        unmixed.add(operations)
+    for operations in chosen:
+        _Rewriter().rewrite(unmixed.choices(operations))
+
+
+def default_lowering() -> str:
+    """The value of `JAX_TENSORARRAY_LOWERING`."""
+    found = os.environ.get(VARIABLE, "auto")
+    if found not in LOWERINGS:
+        raise ValueError(f"{VARIABLE} must be one of {', '.join(LOWERINGS)}, got {found!r}")
+    return found
+
+
+# --- what becomes a slice --------------------------------------------------------------------------------------
+
+
+class _Choice(NamedTuple):
+    """How a call is rewritten."""
+
+    masked: bool = False  #: a `where` operand decides whether it does anything
+    drops: bool = False  #: its index may be out of range, and then it does nothing
+    checks: bool = False  #: its index may be out of range, which is an error
+    ordered: bool = False  #: others read the buffer
+    passes_on: bool = False  #: the buffer goes on from here
+
+
+class _Chooser:
+    def __init__(self, functions: dict[str, Operation], platform: str | None) -> None:
+        self.module, self.ranges = Module(functions), Ranges(functions)
+        self.default, self.platform = default_lowering(), platform
+        self.barriers_hold = platform is not None and _compat.barriers_hold(platform)
+
+    def choose(self, op: Operation) -> _Choice | None:
+        """None: it stays a call."""
+        name = target(op).removeprefix(PREFIX)
+        if target(op) == name or name not in _REWRITES:
+            return None
+        lowering = op.attributes[LOWERING].value if LOWERING in op.attributes else self.default
+        is_tape = name in ("read", "write") and config(op)["op"].value == TAPE
+        if not is_tape and (lowering == "ffi" or self.platform is None):
+            return None
+        if name == "fence":
+            return _Choice(ordered=True, passes_on=True) if self.barriers_hold and len(op.operands) > 1 else None
+        if name == "check":
+            size = self.ranges.of(op.operands[1])
+            return _Choice() if Interval(0, size.low - 1).holds(self.ranges.of(op.operands[0])) else None
+        choice = self._choose_row(op, name, lowering, is_tape)
+        return choice if choice is None or self.barriers_hold or not choice.ordered else None
+
+    def _choose_row(self, op: Operation, name: str, lowering: str, is_tape: bool) -> _Choice | None:
+        buffer, index = op.operands[:2]
+        attributes = config(op)
+        if not (isinstance(buffer.type, ir.RankedTensorType) and buffer.type.has_static_shape and buffer.type.shape[0]):
+            return None
+        if index.type.rank or attributes["batch_dims"].value or (name == "add" and not _adds(buffer)):
+            return None
+        in_range = is_tape or Interval(0, buffer.type.shape[0] - 1).holds(self.ranges.of(index))
+        strict = attributes["strict"].value
+        if strict and not in_range and lowering != "xla":
+            return None
+        choice = _Choice(masked=attributes["masked"].value, drops=not (strict or in_range))
+        choice = choice._replace(checks=strict and not in_range)
+        if choice.checks and choice.masked:
+            return None  # an index that is masked out is no error
+        if is_tape:
+            return choice
+        if name == "read":
+            updated = not self._is_never_updated(buffer, op.block)
+            return choice._replace(ordered=updated, passes_on=updated)
+        # The old row that an update puts back, or adds to, is used nowhere else. It is read first anyway.
+        return choice._replace(ordered=name == "swap" or _num_uses(buffer) > 1, passes_on=True)
+
+    def _is_never_updated(self, value: Value, block: ir.Block) -> bool:
+        """Whether nothing updates `value` after it has been read in `block`."""
+        for op in map(operation, block.operations):
+            if any(used == value and self.module.owns(user, n) for user, n, used in nested_operands(op)):
+                return False
+        if not isinstance(value, ir.BlockArgument):
+            inside = operation(block.owner)
+            if inside.name == "func.func":  # its callers may update what it returns
+                return value not in terminator(block).operands
+            return is_inside(value, inside)
+        owner = operation(value.owner.owner)
+        if owner.name == "stablehlo.while":
+            return value.arg_number in self.module.invariants(owner)
+        if owner.name == "func.func":
+            callers = self.ranges.callers.get(owner.attributes["sym_name"].value, [])
+            return all(self._is_never_updated(call.operands[value.arg_number], call.block) for call in callers)
+        return False
+
+
+def _adds(buffer: Value) -> bool:
+    """Whether XLA's addition is that of the kernels: rounded once if at all."""
+    element = buffer.type.element_type
+    return getattr(element, "width", 64) in (1, 8, 16, 32, 64) and not str(element).startswith("f8")
+
+
+def _num_uses(value: Value) -> int:
+    return sum(1 for _ in value.uses)
+
+
+class _Unmixed:
+    """Of choices those after which no buffer passes from a slice to a call in a loop, or the other way round.
+
+    A call demands a layout. For an update by a slice XLA makes sure of it with a copy, where a barrier has made the
+    layout its own to choose.
+    """
+
+    def __init__(self, functions: dict[str, Operation]) -> None:
+        self.parents: dict[Value, Value] = {}
+        self.calls: set[tuple[Value, bool]] = set()
+        self.functions = functions
+        self.in_loops: set[str] = functions_in_loops(functions)
+        for function in functions.values():
+            for op in walk(function):
+                for one, other in _same_buffer(op, functions):
+                    self.parents[self._buffer(one)] = self._buffer(other)
+
+    def _buffer(self, value: Value) -> Value:
+        """What stands for the buffer of which `value` is a version."""
+        while (parent := self.parents.get(value, value)) != value:
+            self.parents[value] = self.parents.get(parent, parent)
+            value = parent
+        return value
+
+    def _key(self, op: Operation) -> tuple[Value, bool]:
+        return self._buffer(op.operands[0]), _is_in_loop(op, self.in_loops)
+
+    def add(self, operations: Sequence[tuple[Operation, _Choice | None]]) -> None:
+        """Take note of the calls that stay."""
+        for op, choice in operations:
+            if choice is None and target(op).startswith(PREFIX) and target(op) not in _ON_NO_BUFFER:
+                self.calls.add(self._key(op))
+
+    def choices(self, operations: Sequence[tuple[Operation, _Choice | None]]) -> list[tuple[Operation, _Choice | None]]:
+        return [
+            (op, None if choice is not None and choice.passes_on and self._key(op) in self.calls else choice)
+            for op, choice in operations
+        ]
+
+
+_ON_NO_BUFFER = frozenset(PREFIX + name for name in ("check", "empty"))
+
+
+def _same_buffer(op: Operation, functions: dict[str, Operation]) -> Iterator[tuple[Value, Value]]:
+    """The values of `op` that may be one buffer, by pairs."""
+    if target(op) in IN_PLACE or op.name == "stablehlo.dynamic_update_slice":
+        yield op.operands[0], op.results[0]
+    elif op.name == "stablehlo.optimization_barrier":
+        yield from zip(op.operands, op.results, strict=True)
+    elif op.name == "stablehlo.while":
+        for region in op.regions:
+            yield from zip(op.operands, region.blocks[0].arguments, strict=True)
+        yield from zip(terminator(op.regions[1].blocks[0]).operands, op.results, strict=True)
+        yield from zip(op.operands, op.results, strict=True)
+    elif op.name == "stablehlo.case":
+        for region in op.regions:
+            yield from zip(terminator(region.blocks[0]).operands, op.results, strict=True)
+    elif op.name == "func.call":
+        block = entry(functions[op.attributes["callee"].value])
+        yield from zip(op.operands, block.arguments, strict=True)
+        yield from zip(terminator(block).operands, op.results, strict=True)
+
+
+def _is_in_loop(op: Operation, functions_in_loops: set[str]) -> bool:
+    while op.name != "func.func":
+        op = operation(op.block.owner)
+        if op.name == "stablehlo.while":
+            return True
+    return op.attributes["sym_name"].value in functions_in_loops
+
+
+# --- the slices ------------------------------------------------------------------------------------------------
+
+
+class _Rewriter:
+    """Rewrites the chosen calls of one block, in order; readers after a barrier take what has passed it."""
+
+    def __init__(self) -> None:
+        self.passed: dict[Value, Value] = {}
+
+    def rewrite(self, operations: Sequence[tuple[Operation, _Choice | None]]) -> None:
+        for op, choice in operations:
+            if LOWERING in op.attributes:
+                del op.attributes[LOWERING]
+            for user, number, value in list(nested_operands(op)):
+                if value in self.passed:
+                    user.operands[number] = self.passed[value]
+            if choice is None:
+                continue
+            with ir.InsertionPoint(op), op.location:
+                results = _REWRITES[target(op).removeprefix(PREFIX)](self, op, choice)
+            for old, new in zip(op.results, results, strict=True):
+                old.replace_all_uses_with(new)
+            op.erase()
+
+    def barrier(self, *values: Value) -> list[Value]:
+        """The values, of which none is there before all are. Later uses become uses of these."""
+        if len(values) == 1:
+            return list(values)
+        passed = list(hlo.optimization_barrier(values))
+        self.passed.update(zip(values, passed, strict=True))
+        return passed
+
+    def read(self, op: Operation, choice: _Choice) -> list[Value]:
+        buffer, index, *rest = op.operands
+        index, mask, _ = _position(op, buffer, index, rest, choice)
+        row = _row(buffer, index)
+        if mask is not None:
+            row = hlo.select(mask, row, _splat(row.type, 0))
+        if choice.ordered:
+            _, row = self.barrier(buffer, row)
+        return [row]
+
+    def _update(self, op: Operation, choice: _Choice, combine: Callable[[Value, Value], Value] | None) -> list[Value]:
+        """The updated buffer and the old row, if that was read."""
+        buffer, index, value, *rest = op.operands
+        index, mask, readers = _position(op, buffer, index, rest, choice)
+        buffer, *_ = self.barrier(buffer, *readers)
+        if combine is None and mask is None:
+            return [_with_row(buffer, index, value)]
+        old = _row(buffer, index)
+        if choice.ordered:
+            buffer, old = self.barrier(buffer, old)
+        new = value if combine is None else combine(old, value)
+        if mask is None:
+            return [_with_row(buffer, index, new), old]
+        taken = hlo.select(mask, old, _splat(old.type, 0))
+        return [_with_row(buffer, index, hlo.select(mask, new, old)), taken]
+
+    def write(self, op: Operation, choice: _Choice) -> list[Value]:
+        return self._update(op, choice, None)[:1]
+
+    def add(self, op: Operation, choice: _Choice) -> list[Value]:
+        return self._update(op, choice, hlo.add)[:1]
+
+    def swap(self, op: Operation, choice: _Choice) -> list[Value]:
+        return self._update(op, choice, lambda old, value: value)
+
+    def fence(self, op: Operation, choice: _Choice) -> list[Value]:
+        return self.barrier(*op.operands)[:1]
+
+    def check(self, op: Operation, choice: _Choice) -> list[Value]:
+        return [hlo.convert(op.results[0].type, op.operands[0])]
+
+
+_REWRITES = {name: getattr(_Rewriter, name) for name in ("read", "write", "add", "swap", "fence", "check")}
+
+
+def _position(
+    op: Operation, buffer: Value, index: Value, rest: Sequence[Value], choice: _Choice
+) -> tuple[Value, Value | None, Sequence[Value]]:
+    """Index, mask and readers that a call waits for, of the operands that follow its buffer and value."""
+    mask = rest[0] if choice.masked else None
+    size = buffer.type.shape[0]
+    if choice.checks:
+        attributes = {name: config(op)[name] for name in ("op", "strict")}
+        shape = ir.RankedTensorType.get([], ir.IntegerType.get_signless(32))
+        index = custom_call("check", [index, _splat(shape, size)], shape, attributes)
+    if choice.drops:
+        for limit, direction in ((0, "GE"), (min(size - 1, int(limits(index.type).high)), "LE")):
+            holds = hlo.compare(index, _splat(index.type, limit), hlo.ComparisonDirectionAttr.get(direction))
+            mask = holds if mask is None else hlo.and_(mask, holds)
+    return index, mask, rest[choice.masked :]
+
+
+def _row(buffer: Value, index: Value) -> Value:
+    _, *row = buffer.type.shape
+    rows = hlo.dynamic_slice(buffer, _start(buffer, index), mlir.dense_int_array((1, *row)))
+    return hlo.reshape(_tensor_like(buffer, row), rows)
+
+
+def _with_row(buffer: Value, index: Value, value: Value) -> Value:
+    _, *row = buffer.type.shape
+    return hlo.dynamic_update_slice(buffer, hlo.reshape(_tensor_like(buffer, [1, *row]), value), _start(buffer, index))
+
+
+def _start(buffer: Value, index: Value) -> list[Value]:
+    return [index, *[_splat(index.type, 0)] * (buffer.type.rank - 1)] if buffer.type.rank > 1 else [index]
+
+
+def _tensor_like(value: Value, shape: Sequence[int]) -> ir.Type:
+    return ir.RankedTensorType.get(shape, value.type.element_type)
+
+
+def _splat(type_: ir.Type, value: int) -> Value:
+    """A constant tensor, all elements of which are that number."""
+    element: ir.Type = type_.element_type
+    if isinstance(element, ir.ComplexType):
+        part = _splat(ir.RankedTensorType.get(type_.shape, element.element_type), value)
+        return hlo.complex(part, _splat(part.type, 0))
+    is_integer = isinstance(element, ir.IntegerType)
+    number = ir.IntegerAttr.get(element, value) if is_integer else ir.FloatAttr.get(element, float(value))
+    return hlo.constant(ir.DenseElementsAttr.get_splat(type_, number))
