@@ -44,7 +44,7 @@ def operation(op: Any) -> Operation:
     return getattr(op, "operation", op)
 
 
-def config(call: Operation) -> ir.DictAttr:
+def config(call: Operation) -> Any:
     """The attributes with which a kernel is called."""
     return call.attributes[CONFIG]
 
@@ -137,15 +137,17 @@ def custom_call(
 ) -> Value:
     """The result of a call of one of our kernels, which may be its first operand updated in place."""
     alias = ir.Attribute.parse(f"#stablehlo.output_operand_alias<{_FIRST_TO_ONLY}>")
+    # As `jax.ffi` makes them: the attributes of the kernel are no string, and stay beside.
     call = ir.Operation.create(
         "stablehlo.custom_call",
         [result],
         operands,
         {
-            "api_version": ir.IntegerAttr.get(ir.IntegerType.get_signless(32), 4),
+            "api_version": ir.IntegerAttr.get(ir.IntegerType.get_signless(32), 1),
+            "backend_config": ir.StringAttr.get(""),
+            CONFIG: ir.DictAttr.get(dict(config)),
             "call_target_name": ir.StringAttr.get(PREFIX + name),
             "has_side_effect": ir.BoolAttr.get(False),
-            CONFIG: ir.DictAttr.get(dict(config)),
             "operand_layouts": ir.ArrayAttr.get(layouts(operands)),
             "output_operand_aliases": ir.ArrayAttr.get([alias] if in_place else []),
         },

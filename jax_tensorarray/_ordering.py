@@ -12,6 +12,7 @@ Calls in loops that raise or allocate are pinned there: hoisted, they would rais
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from jax.interpreters.mlir import ir
 
@@ -226,5 +227,5 @@ def _pin_to_loops(functions: dict[str, Operation]) -> None:
 def _raises_or_allocates(op: Operation) -> bool:
     if target(op) == PREFIX + "empty":
         return True
-    attributes = config(op) if target(op).startswith(PREFIX) and CONFIG in op.attributes else {}
+    attributes: Any = config(op) if target(op).startswith(PREFIX) and CONFIG in op.attributes else {}
     return "strict" in attributes and attributes["strict"].value

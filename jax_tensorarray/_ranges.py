@@ -27,7 +27,7 @@ class Interval(NamedTuple):
     def is_empty(self) -> bool:
         return self.low > self.high
 
-    def __or__(self, other: "Interval") -> "Interval":  # type: ignore[override]
+    def __or__(self, other: "Interval") -> "Interval":
         if self.is_empty or other.is_empty:
             return other if self.is_empty else self
         return Interval(min(self.low, other.low), max(self.high, other.high))
@@ -77,6 +77,7 @@ class Ranges:
                     self.callers.setdefault(op.attributes["callee"].value, []).append(op)
         self.known: dict[Key, Interval] = {}
         self.assumed: dict[Key, Interval] = {}
+        self.depth = 0  # of assumptions within assumptions
         self._steps: dict[tuple[Operation, Calls], float] = {}
 
     def of(self, value: Value, calls: Calls = ()) -> Interval:
@@ -94,12 +95,14 @@ class Ranges:
 
     def under(self, key: Key, assumption: Interval, question: Callable[[], Interval]) -> Interval:
         """The answer to a question if the value of `key` were in an interval."""
-        known, steps, before = self.known, self._steps, self.assumed
-        self.known, self._steps, self.assumed = {}, {}, before | {key: assumption}
+        known, steps, assumed = self.known, self._steps, self.assumed
+        self.known, self._steps, self.assumed = {}, {}, assumed | {key: assumption}
+        self.depth += 1
         try:
             return question()
         finally:
-            self.known, self._steps, self.assumed = known, steps, before
+            self.known, self._steps, self.assumed = known, steps, assumed
+            self.depth -= 1
 
     # --- arguments of functions and loops ----------------------------------------------------------------------
 
@@ -128,9 +131,8 @@ class Ranges:
         if not in_body:
             return start | self.of(after, calls)
         bound = self._bound(loop, k, calls)
-        step = self.offset(after, calls)
-        if step is not None and step[0] == (argument, calls):
-            grows = step[1]
+        root, grows = self.offset(after, calls)
+        if root == (argument, calls):
             steps = self.steps(loop, calls) - 1
             # 0 * inf is no number, and stands for 0 here.
             low = start.low + (grows.low * steps if grows.low < 0 else 0)
@@ -139,12 +141,18 @@ class Ranges:
             last = Interval(within.low + min(grows.low, 0), within.high + max(grows.high, 0))
             if limits(argument.type).holds(last):  # else it wraps
                 return within
-        guess = start
-        for _ in range(2):
-            found = self.under((argument, calls), guess & bound, lambda: self.of(after, calls))
-            if guess.holds(found):
-                return guess & bound
-            guess |= found
+        if self.depth < _MOST_ASSUMED:
+            guess = start & bound
+            for attempt in range(3):
+                found = bound & self.under((argument, calls), guess, lambda: self.of(after, calls))
+                if guess.holds(found):
+                    return guess
+                grown = guess | found
+                if attempt:  # it will go on so, as far as the condition lets it
+                    low = -math.inf if grown.low < guess.low else guess.low
+                    high = math.inf if grown.high > guess.high else guess.high
+                    grown = Interval(low, high) & bound & limits(argument.type)
+                guess = grown
         return limits(argument.type) & bound
 
     def _bound(self, loop: Operation, k: int, calls: Calls) -> Interval:
@@ -181,10 +189,10 @@ class Ranges:
             for k, argument in enumerate(body.arguments):
                 if not _is_integer(argument) or (bound := self._bound(loop, k, calls)) == EVERYTHING:
                     continue
-                step = self.offset(terminator(body).operands[k], calls)
-                if step is None or step[0] != (argument, calls):
+                root, grows = self.offset(terminator(body).operands[k], calls)
+                if root != (argument, calls):
                     continue
-                start, grows = self.of(loop.operands[k], calls), step[1]
+                start = self.of(loop.operands[k], calls)
                 if grows.low > 0 and limits(argument.type).high >= bound.high + grows.high:
                     fewest = min(fewest, (bound.high - start.low) // grows.low + 1)
                 elif grows.high < 0 and limits(argument.type).low <= bound.low + grows.low:
@@ -214,26 +222,26 @@ class Ranges:
         call = operation(value.owner)
         return terminator(entry(self.functions[call.attributes["callee"].value])).operands[_number(value)]
 
-    def offset(self, value: Value, calls: Calls) -> tuple[Key, Interval] | None:
+    def offset(self, value: Value, calls: Calls) -> tuple[Key, Interval]:
         """A value as another one plus something in an interval."""
         value, calls = self.origin(value, calls)
+        itself = (value, calls), FALSE
         if _is_argument(value):
-            return (value, calls), FALSE
+            return itself
         op = operation(value.owner)
         if op.name in ("stablehlo.add", "stablehlo.subtract"):
+            sign = 1 if op.name == "stablehlo.add" else -1
             left, right = op.operands
-            for one, other in ((left, right), (right, left))[: 2 if op.name.endswith("add") else 1]:
+            for one, other in ((left, right), (right, left))[: 1 + (sign == 1)]:
                 amount = self._constant(other, calls)
-                found = self.offset(one, calls) if amount is not None else None
-                if found is not None and amount is not None:
-                    if op.name.endswith("subtract"):
-                        amount = -amount
-                    return found[0], Interval(found[1].low + amount, found[1].high + amount)
+                if amount is not None:
+                    root, more = self.offset(one, calls)
+                    return root, Interval(more.low + sign * amount, more.high + sign * amount)
         if op.name == "stablehlo.select":
-            one, other = (self.offset(v, calls) for v in op.operands[1:])
-            if one is not None and other is not None and one[0] == other[0]:
-                return one[0], one[1] | other[1]
-        return None
+            (one, more), (other, less) = (self.offset(v, calls) for v in op.operands[1:])
+            if one == other:
+                return one, more | less
+        return itself
 
     def _constant(self, value: Value, calls: Calls) -> float | None:
         found = self.of(value, calls)
@@ -258,8 +266,10 @@ class Ranges:
             return _of_constant(op)
         if op.name == "stablehlo.iota":
             return Interval(0, value.type.shape[op.attributes["iota_dimension"].value] - 1)
-        if op.name == "stablehlo.optimization_barrier":
+        if op.name in ("stablehlo.optimization_barrier", "stablehlo.sort"):
             return self.of(op.operands[k], calls)
+        if op.name == "chlo.top_k" and k == 1:
+            return Interval(0, op.operands[0].type.shape[-1] - 1)
         if target(op).startswith(PREFIX):
             return self._of_row_op(op, k, calls)
         if op.name in _SAME:
@@ -295,18 +305,16 @@ class Ranges:
     def _select(self, op: Operation, calls: Calls) -> Interval:
         predicate, on_true, on_false = op.operands
         found = self._chosen(op, calls)
-        if len(self.assumed) >= _MOST_ASSUMED or EMPTY in (self.of(on_true, calls), self.of(on_false, calls)):
+        if self.depth >= _MOST_ASSUMED or EMPTY in (self.of(on_true, calls), self.of(on_false, calls)):
             return found
         if self.of(predicate, calls) == EITHER:
             # Such as the select of a floor division: which it is depends on the sign of something else.
-            for key in dict.fromkeys(self._signed(predicate, calls)):
-                whole = self.of(*key)
-                cases = [whole & part for part in (Interval(-math.inf, -1), FALSE, Interval(1, math.inf))]
-                by_sign = EMPTY
-                for case in cases:
-                    if not case.is_empty:
-                        by_sign |= self.under(key, case, lambda: self._chosen(op, calls))
-                found &= by_sign
+            for key, at in dict.fromkeys(self._thresholds(predicate, calls)):
+                whole, by_case = self.of(*key), EMPTY
+                for part in (Interval(-math.inf, at - 1), Interval(at, at), Interval(at + 1, math.inf)):
+                    if not (case := whole & part).is_empty:
+                        by_case |= self.under(key, case, lambda: self._chosen(op, calls))
+                found &= by_case
         return found
 
     def _chosen(self, op: Operation, calls: Calls) -> Interval:
@@ -319,22 +327,24 @@ class Ranges:
             found |= self.of(on_false, calls)
         return found
 
-    def _signed(self, predicate: Value, calls: Calls) -> Iterator[Key]:
-        """The values whose sign decides a predicate."""
+    def _thresholds(self, predicate: Value, calls: Calls) -> Iterator[tuple[Key, float]]:
+        """Values and numbers such that a predicate depends on which of the two is less."""
         value, calls = self.origin(predicate, calls)
         if _is_argument(value):
             return
         op = operation(value.owner)
         if op.name == "stablehlo.sign" and _is_integer(value):
-            yield self.origin(op.operands[0], calls)
+            yield self.origin(op.operands[0], calls), 0
         elif op.name == "stablehlo.compare" and _is_integer(op.operands[0]):
-            for operand in op.operands:
-                if limits(operand.type) != EITHER and self._constant(operand, calls) is None:
-                    yield self.origin(operand, calls)
-                yield from self._signed(operand, calls)
+            for one, other in (op.operands, reversed(op.operands)):
+                yield from self._thresholds(one, calls)
+                limit = self._constant(other, calls)
+                if limit is not None and limits(one.type) != EITHER:
+                    root, more = self.offset(one, calls)
+                    yield (root, limit - more.low) if more.low == more.high else (self.origin(one, calls), limit)
         elif op.name in ("stablehlo.and", "stablehlo.or", "stablehlo.not"):
             for operand in op.operands:
-                yield from self._signed(operand, calls)
+                yield from self._thresholds(operand, calls)
 
 
 _DEEPEST = 50  # calls in calls
@@ -342,7 +352,7 @@ _MOST_ASSUMED = 3
 
 _SAME = frozenset(
     "stablehlo." + name
-    for name in ("broadcast_in_dim", "dynamic_slice", "reshape", "reverse", "slice", "transpose", "all_gather")
+    for name in ("broadcast_in_dim", "dynamic_slice", "reshape", "gather", "reverse", "slice", "transpose")
 )
 #: Operations whose results are elements of operands: of so many of them, or of all.
 _JOINED = {"stablehlo.concatenate": None, "stablehlo.dynamic_update_slice": 2, "stablehlo.pad": 2}

@@ -35,6 +35,13 @@ class Params(TypedDict):
     lowering: str  #: "auto", "ffi" or "xla", see `_slices`
 
 
+def row_params(
+    op: str, mode: str | None, *, lowering: str = "auto", batch_dims: int = 0, reverse: bool = False
+) -> Params:
+    """Parameters with which the public op `op` binds a primitive."""
+    return {"batch_dims": batch_dims, "mode": mode, "reverse": reverse, "op": op, "lowering": lowering}
+
+
 class RowPrimitive(Primitive):
     """A primitive whose operands must vary over the same axes of a `shard_map`, as those of JAX's own must."""
 
@@ -240,7 +247,8 @@ def row_kernel(name: str, *, in_place: bool, takes_value: bool) -> Callable[...,
             reverse=reverse,
         )
         if lowering != "auto":
-            results[0].owner.attributes[LOWERING] = mlir.ir.StringAttr.get(lowering)
+            call: Any = results[0]
+            call.owner.attributes[LOWERING] = mlir.ir.StringAttr.get(lowering)
         return results
 
     return lower

@@ -15,7 +15,7 @@ checked, by a call of its own.
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jax.interpreters import mlir
 from jax.interpreters.mlir import ir
@@ -120,7 +120,8 @@ class _Chooser:
         attributes = config(op)
         if not (isinstance(buffer.type, ir.RankedTensorType) and buffer.type.has_static_shape and buffer.type.shape[0]):
             return None
-        if index.type.rank or attributes["batch_dims"].value or (name == "add" and not _adds(buffer)):
+        # XLA moves the small floats by way of larger ones, which does not leave all of them as they are.
+        if index.type.rank or attributes["batch_dims"].value or str(buffer.type.element_type).startswith("f8"):
             return None
         in_range = is_tape or Interval(0, buffer.type.shape[0] - 1).holds(self.ranges.of(index))
         strict = attributes["strict"].value
@@ -135,8 +136,9 @@ class _Chooser:
         if name == "read":
             updated = not self._is_never_updated(buffer, op.block)
             return choice._replace(ordered=updated, passes_on=updated)
-        # The old row that an update puts back, or adds to, is used nowhere else. It is read first anyway.
-        return choice._replace(ordered=name == "swap" or _num_uses(buffer) > 1, passes_on=True)
+        return choice._replace(
+            ordered=not _is_alone(op, reads_too=name != "write" or choice.masked or choice.drops), passes_on=True
+        )
 
     def _is_never_updated(self, value: Value, block: ir.Block) -> bool:
         """Whether nothing updates `value` after it has been read in `block`."""
@@ -157,14 +159,21 @@ class _Chooser:
         return False
 
 
-def _adds(buffer: Value) -> bool:
-    """Whether XLA's addition is that of the kernels: rounded once if at all."""
-    element = buffer.type.element_type
-    return getattr(element, "width", 64) in (1, 8, 16, 32, 64) and not str(element).startswith("f8")
+def _is_alone(update: Operation, *, reads_too: bool) -> bool:
+    """Whether nothing but `update` uses a buffer between two steps of a loop, so that there is nothing to order.
 
-
-def _num_uses(value: Value) -> int:
-    return sum(1 for _ in value.uses)
+    If it does not read the buffer, other updates may follow: they are a chain. The row that it reads itself is read
+    first, since the new row is made of it; only "swap" gives it to others.
+    """
+    buffer, updated = update.operands[0], update.results[0]
+    if len(list(buffer.uses)) > 1 or len(update.results) > 1:
+        return False
+    if not reads_too:
+        return True
+    if not isinstance(buffer, ir.BlockArgument) or operation(buffer.owner.owner).name != "stablehlo.while":
+        return False
+    uses = list(updated.uses)
+    return len(uses) == 1 and operation(uses[0].owner) == terminator(buffer.owner)
 
 
 class _Unmixed:
@@ -351,9 +360,9 @@ def _tensor_like(value: Value, shape: Sequence[int]) -> ir.Type:
     return ir.RankedTensorType.get(shape, value.type.element_type)
 
 
-def _splat(type_: ir.Type, value: int) -> Value:
+def _splat(type_: Any, value: int) -> Value:
     """A constant tensor, all elements of which are that number."""
-    element: ir.Type = type_.element_type
+    element = type_.element_type
     if isinstance(element, ir.ComplexType):
         part = _splat(ir.RankedTensorType.get(type_.shape, element.element_type), value)
         return hlo.complex(part, _splat(part.type, 0))

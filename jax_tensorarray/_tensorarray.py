@@ -17,6 +17,7 @@ from jax_tensorarray._ops.empty import ta_empty
 from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._ops.stack import ta_stack
 from jax_tensorarray._ops.write import ta_write_p
+from jax_tensorarray._register import row_params
 from jax_tensorarray._versions import Arrays, Layout, List, Version, into_capacity
 
 Array = Any
@@ -888,15 +889,15 @@ def _listed(ranks: Any) -> str:
 
 def _write(op: str, buffer: Array, index: Any, value: Array, where: Any) -> Array:
     buffer, index, where, mode = _arguments.row_operands(op, buffer, index, where, None)
-    return ta_write_p.bind(buffer, index, value, *where, batch_dims=0, mode=mode, reverse=False, op=op, lowering="auto")
+    return ta_write_p.bind(buffer, index, value, *where, **row_params(op, mode))
 
 
 def _read(op: str, buffer: Array, index: Any) -> Array:
     buffer, index, _, mode = _arguments.row_operands(op, buffer, index, None, None)
-    return ta_read_p.bind(buffer, index, batch_dims=0, mode=mode, reverse=False, op=op, lowering="auto")
+    return ta_read_p.bind(buffer, index, **row_params(op, mode))
 
 
 @jax.jit
 def _read_now(buffers: tuple[Array, ...], index: Array) -> list[Array]:
-    params: Any = {"batch_dims": 0, "mode": "drop", "reverse": False, "op": "TensorArray.read"}
+    params = row_params("TensorArray.read", "drop")
     return [ta_read_p.bind(b, jnp.asarray(index, jnp.int32), **params) for b in buffers]

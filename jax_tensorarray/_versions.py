@@ -22,6 +22,7 @@ from jax_tensorarray._ops.clear import ta_clear
 from jax_tensorarray._ops.empty import ta_empty
 from jax_tensorarray._ops.swap import ta_swap_p
 from jax_tensorarray._ops.write import ta_write_p
+from jax_tensorarray._register import row_params
 
 Array = Any
 
@@ -79,7 +80,7 @@ class Arrays:
 
 @functools.partial(jax.jit, donate_argnums=0)
 def _swap(buffers: tuple[Array, ...], index: Array, values: tuple[Array, ...]) -> Any:
-    params: Any = {"batch_dims": 0, "mode": "drop", "reverse": False, "op": "TensorArray.write"}
+    params = row_params("TensorArray.write", "drop")
     index = jnp.asarray(index, jnp.int32)
     pairs = [ta_swap_p.bind(b, index, v, **params) for b, v in zip(buffers, values, strict=True)]
     return tuple(b for b, _ in pairs), tuple(old for _, old in pairs)
@@ -87,7 +88,7 @@ def _swap(buffers: tuple[Array, ...], index: Array, values: tuple[Array, ...]) -
 
 @functools.partial(jax.jit, donate_argnums=0)
 def _restore(buffers: tuple[Array, ...], index: Array, old: tuple[Array, ...]) -> tuple[Array, ...]:
-    params: Any = {"batch_dims": 0, "mode": "drop", "reverse": True, "op": "TensorArray.write"}
+    params = row_params("TensorArray.write", "drop", reverse=True)
     index = jnp.asarray(index, jnp.int32)
     return tuple(ta_write_p.bind(b, index, v, **params) for b, v in zip(buffers, old, strict=True))
 

@@ -13,6 +13,7 @@ import jax_tensorarray as ta
 from jax_tensorarray import primitives
 from jax_tensorarray._ops.check import ta_check
 from jax_tensorarray._ops.clear import ta_clear
+from jax_tensorarray._register import row_params
 
 BUFFER, INDEX, VALUE, WHERE = jnp.zeros((4, 2)), jnp.array([0, 3, 0]), jnp.ones((3, 2)), jnp.array([True, False, True])
 
@@ -128,13 +129,13 @@ def test_a_bind_by_hand_is_checked(op, operands, error):
     avals = [ShapedArray(shape, np.dtype(dtype)) for shape, dtype in operands]
     primitive = getattr(primitives, f"{op}_p")
     with pytest.raises(error, match=f"^{op}: "):
-        primitive.abstract_eval(*avals, batch_dims=0, mode=None, reverse=False, op=op)
+        primitive.abstract_eval(*avals, **row_params(op, None))
 
 
 def test_batch_axes_of_a_bind_by_hand_must_be_shared():
     avals = ShapedArray((2, 4, 2), np.dtype(float)), ShapedArray((3, 5), np.dtype(int))
     with pytest.raises(ValueError, match=r"^ta_read: .* do not share 1 batch axes"):
-        primitives.ta_read_p.abstract_eval(*avals, batch_dims=1, mode=None, reverse=False, op="ta_read")
+        primitives.ta_read_p.abstract_eval(*avals, **row_params("ta_read", None, batch_dims=1))
     with pytest.raises(ValueError, match=r"^ta_stack: .* do not share 1 batch axes"):
         primitives.ta_stack_p.abstract_eval(*avals, batch_dims=1)
     with pytest.raises(ValueError, match=r"^ta_clear: .* do not share 1 batch axes"):

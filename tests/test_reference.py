@@ -11,6 +11,7 @@ import pytest
 
 import jax_tensorarray as ta
 from jax_tensorarray import _reference, primitives
+from jax_tensorarray._register import row_params
 
 SIZE, ELEM, SHAPE = 4, (2,), (2, 3)
 
@@ -53,7 +54,7 @@ def plain(op, reverse, batch_dims):
 def kernel(op, reverse, batch_dims):
     """The primitive of an op."""
     primitive = getattr(primitives, f"ta_{op}_p")
-    params = {"batch_dims": batch_dims, "mode": "drop", "reverse": reverse, "op": f"ta_{op}"}
+    params = row_params(f"ta_{op}", "drop", batch_dims=batch_dims, reverse=reverse)
     if op == "read":
         return lambda b, i, v, *w: (primitive.bind(b, i, *w, **params),)
     return lambda *xs: primitive.bind(*xs, **params) if op == "swap" else (primitive.bind(*xs, **params),)

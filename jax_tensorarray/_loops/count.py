@@ -23,7 +23,7 @@ from jax_tensorarray._ops.empty import empty_like
 from jax_tensorarray._ops.part import ta_read_part, ta_write_part
 from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._ops.write import ta_write_p
-from jax_tensorarray._register import Params, is_zero, to_front, with_axis, zero_tangent
+from jax_tensorarray._register import is_zero, row_params, to_front, with_axis, zero_tangent
 
 Array = Any
 
@@ -99,7 +99,7 @@ def abstract(tapes: Sequence[Tape]) -> list[Any]:
     return [aval for aval, _ in tapes]
 
 
-_ON_TAPES: Params = {"batch_dims": 0, "mode": "drop", "reverse": False, "op": TAPE, "lowering": "auto"}
+_ON_TAPES = row_params(TAPE, "drop")
 
 
 def record(

@@ -16,6 +16,7 @@ from jax_tensorarray._register import (
     like_buffer,
     make_primitive,
     row_kernel,
+    row_params,
     zero_tangent,
 )
 
@@ -33,6 +34,8 @@ def ta_add(
         where: bool, broadcast to `I`. Rows where it is False are not touched.
         mode: what an index outside `[0, T)` does, negative ones included: "error" raises, "drop" skips the row.
             None is "error", but "drop" for an index that `jax.vmap` batches.
+        lowering: "ffi" for a kernel of the library, "xla" for slices of XLA's own wherever these are in place too,
+            "auto" for such slices where the index needs no check. JAX_TENSORARRAY_LOWERING says what "auto" is.
 
     Returns:
         The updated buffer. Differentiable in `buffer` and `value`.
@@ -53,9 +56,7 @@ def ta_add(
     buffer, index, where, mode = _arguments.row_operands("ta_add", buffer, index, where, mode)
     _arguments.check_lowering("ta_add", lowering)
     value = _arguments.as_value("ta_add", value, buffer, index.shape)
-    return ta_add_p.bind(
-        buffer, index, value, *where, batch_dims=0, mode=mode, reverse=False, op="ta_add", lowering=lowering
-    )
+    return ta_add_p.bind(buffer, index, value, *where, **row_params("ta_add", mode, lowering=lowering))
 
 
 def _abstract_eval(buffer: Any, index: Any, *rest: Any, batch_dims: int, op: str, **_: Any) -> Any:

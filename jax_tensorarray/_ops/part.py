@@ -14,7 +14,16 @@ from jax_tensorarray import _reference
 from jax_tensorarray._mlir import PREFIX
 from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._ops.write import ta_write_p
-from jax_tensorarray._register import Array, is_zero, like_buffer, make_primitive, to_front, type_like, zero_tangent
+from jax_tensorarray._register import (
+    Array,
+    is_zero,
+    like_buffer,
+    make_primitive,
+    row_params,
+    to_front,
+    type_like,
+    zero_tangent,
+)
 
 
 def ta_read_part(buffer: Array, index: Array, parts: Array) -> Array:
@@ -61,19 +70,15 @@ def _write_abstract_eval(buffer: Any, index: Any, value: Any, parts: Any, *, bat
     return like_buffer(buffer)
 
 
-def _whole(op: str, batch_dims: int) -> dict[str, Any]:
-    """Parameters of the row op that moves all parts, which is as good: the others are nobody's concern.
-
-    Derivatives are of whole rows. They have transposes, which second derivatives in reverse mode need.
-    """
-    return {"batch_dims": batch_dims, "mode": "drop", "reverse": False, "op": op, "lowering": "auto"}
+# Derivatives are of whole rows, which is as good: the other parts are nobody's concern. They have transposes, which
+# second derivatives in reverse mode need.
 
 
 def _read_jvp(primals: Any, tangents: Any, *, batch_dims: int) -> Any:
     out = ta_read_part_p.bind(*primals, batch_dims=batch_dims)
     if is_zero(tangents[0]):
         return out, zero_tangent(out)
-    return out, ta_read_p.bind(tangents[0], primals[1], **_whole("ta_read_part", batch_dims))
+    return out, ta_read_p.bind(tangents[0], primals[1], **row_params("ta_read_part", "drop", batch_dims=batch_dims))
 
 
 def _write_jvp(primals: Any, tangents: Any, *, batch_dims: int) -> Any:
@@ -81,7 +86,7 @@ def _write_jvp(primals: Any, tangents: Any, *, batch_dims: int) -> Any:
     if is_zero(tangents[0]) and is_zero(tangents[2]):
         return out, zero_tangent(out)
     buffer, value = (ad.instantiate_zeros(tangents[k]) for k in (0, 2))
-    return out, ta_write_p.bind(buffer, primals[1], value, **_whole("ta_write_part", batch_dims))
+    return out, ta_write_p.bind(buffer, primals[1], value, **row_params("ta_write_part", "drop", batch_dims=batch_dims))
 
 
 def _batch(primitive: Any, args: Any, dims: Any, *, batch_dims: int) -> Any:

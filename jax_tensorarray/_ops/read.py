@@ -16,6 +16,7 @@ from jax_tensorarray._register import (
     is_zero,
     make_primitive,
     row_kernel,
+    row_params,
     rows_of,
     to_front,
     zero_tangent,
@@ -36,6 +37,8 @@ def ta_read(
         where: bool, broadcast to `I`. Rows where it is False are not looked up and give zeros.
         mode: what an index outside `[0, T)` does, negative ones included: "error" raises, "drop" gives zeros.
             None is "error", but "drop" for an index that `jax.vmap` batches.
+        lowering: "ffi" for a kernel of the library, "xla" for slices of XLA's own wherever these are in place too,
+            "auto" for such slices where the index needs no check. JAX_TENSORARRAY_LOWERING says what "auto" is.
 
     Returns:
         Array of shape `[*I, *elem]` and the dtype of `buffer`. Differentiable in `buffer`, in every mode and order.
@@ -60,9 +63,7 @@ def ta_read(
     """
     buffer, index, where, mode = _arguments.row_operands("ta_read", buffer, index, where, mode)
     _arguments.check_lowering("ta_read", lowering)
-    return ta_read_p.bind(
-        buffer, index, *where, batch_dims=0, mode=mode, reverse=False, op="ta_read", lowering=lowering
-    )
+    return ta_read_p.bind(buffer, index, *where, **row_params("ta_read", mode, lowering=lowering))
 
 
 def _abstract_eval(buffer: Any, index: Any, *where: Any, batch_dims: int, op: str, **_: Any) -> Any:

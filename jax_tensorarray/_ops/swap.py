@@ -15,6 +15,7 @@ from jax_tensorarray._register import (
     like_buffer,
     make_primitive,
     row_kernel,
+    row_params,
     rows_of,
     zero_tangent,
 )
@@ -35,6 +36,8 @@ def ta_swap(
         where: bool, broadcast to `I`. Rows where it is False are not touched, and their old rows are zeros.
         mode: what an index outside `[0, T)` does, negative ones included: "error" raises, "drop" skips the row and
             gives zeros as the old one. None is "error", but "drop" for an index that `jax.vmap` batches.
+        lowering: "ffi" for a kernel of the library, "xla" for slices of XLA's own wherever these are in place too,
+            "auto" for such slices where the index needs no check. JAX_TENSORARRAY_LOWERING says what "auto" is.
 
     Returns:
         The updated buffer, and the old rows of shape `[*I, *elem]`. Differentiable in `buffer` and `value`.
@@ -54,9 +57,7 @@ def ta_swap(
     buffer, index, where, mode = _arguments.row_operands("ta_swap", buffer, index, where, mode)
     _arguments.check_lowering("ta_swap", lowering)
     value = _arguments.as_value("ta_swap", value, buffer, index.shape)
-    buffer, old = ta_swap_p.bind(
-        buffer, index, value, *where, batch_dims=0, mode=mode, reverse=False, op="ta_swap", lowering=lowering
-    )
+    buffer, old = ta_swap_p.bind(buffer, index, value, *where, **row_params("ta_swap", mode, lowering=lowering))
     return buffer, old
 
 

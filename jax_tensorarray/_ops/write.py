@@ -17,6 +17,7 @@ from jax_tensorarray._register import (
     like_buffer,
     make_primitive,
     row_kernel,
+    row_params,
     zero_tangent,
 )
 
@@ -36,6 +37,8 @@ def ta_write(
         where: bool, broadcast to `I`. Rows where it is False are not written.
         mode: what an index outside `[0, T)` does, negative ones included: "error" raises, "drop" skips the row.
             None is "error", but "drop" for an index that `jax.vmap` batches.
+        lowering: "ffi" for a kernel of the library, "xla" for slices of XLA's own wherever these are in place too,
+            "auto" for such slices where the index needs no check. JAX_TENSORARRAY_LOWERING says what "auto" is.
 
     Returns:
         The updated buffer. Differentiable in `buffer` and `value`; of duplicates the last gets all of the gradient.
@@ -60,9 +63,7 @@ def ta_write(
     buffer, index, where, mode = _arguments.row_operands("ta_write", buffer, index, where, mode)
     _arguments.check_lowering("ta_write", lowering)
     value = _arguments.as_value("ta_write", value, buffer, index.shape)
-    return ta_write_p.bind(
-        buffer, index, value, *where, batch_dims=0, mode=mode, reverse=False, op="ta_write", lowering=lowering
-    )
+    return ta_write_p.bind(buffer, index, value, *where, **row_params("ta_write", mode, lowering=lowering))
 
 
 def _abstract_eval(buffer: Any, index: Any, *rest: Any, batch_dims: int, op: str, **_: Any) -> Any:

@@ -1,0 +1,252 @@
+"""Row ops that XLA does with slices of its own are the same ops: same values, same errors, in place as well."""
+
+import re
+
+import in_place
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+from jax import lax
+from quick import jit
+
+import jax_tensorarray as jt
+from jax_tensorarray import _compat, ta_read, ta_swap, ta_write
+from jax_tensorarray._mlir import LOWERINGS
+from jax_tensorarray._programs import ours, programs
+from jax_tensorarray.primitives import ta_add_p, ta_read_p, ta_swap_p, ta_write_p
+
+ORDERED = pytest.mark.skipif(
+    not _compat.barriers_hold(jax.default_backend()), reason="this XLA drops optimization barriers before it orders"
+)
+T = 7
+OPS = {"read": jt.ta_read, "write": jt.ta_write, "add": jt.ta_add, "swap": jt.ta_swap}
+
+
+def calls(f, *args):
+    """The kernels that a lowered program calls, in order."""
+    return re.findall(r"custom_call @jax_tensorarray_(\w+)", jax.jit(f).lower(*args).as_text())
+
+
+def random(dtype, *shape):
+    return oracle.random_bits(np.random.default_rng(0), shape, dtype)
+
+
+def over_scan(op, at, lowering, mode=None, masked=False):
+    """A scan that does an op in each step, on one buffer: the buffer at the end, and what the steps took out of it."""
+
+    def body(buffer, step):
+        i, value, where = step
+        options = {"where": where} if masked else {}
+        values = () if op == "read" else (value,)
+        out = OPS[op](buffer, at(i), *values, mode=mode, lowering=lowering, **options)
+        return (out[0], out[1]) if op == "swap" else (buffer, out) if op == "read" else (out, value)
+
+    def f(buffer, values, where):
+        return lax.scan(body, buffer, (jnp.arange(T), values, where))
+
+    return f
+
+
+def expected(op, at, buffer, values, where, masked):
+    """The same in NumPy."""
+    taken = []
+    for i in range(T):
+        options = {"where": where[i]} if masked else {}
+        given = () if op == "read" else (values[i],)
+        out = getattr(oracle, f"ta_{op}")(buffer, int(at(i)), *given, **options)
+        buffer, row = (buffer, out) if op == "read" else out if op == "swap" else (out, values[i])
+        taken.append(row)
+    return buffer, np.stack(taken)
+
+
+INDICES = {
+    "in range": lambda i: (3 * i + 1) % 5,
+    "astray at times": lambda i: 2 * i - 3,
+    "unsigned": lambda i: jnp.asarray(i, jnp.uint8) + 3,
+}
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
+@pytest.mark.parametrize("at", INDICES)
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("op", OPS)
+def test_every_lowering_means_the_same(op, lowering, at, masked):
+    buffer, values = random(np.float32, 5, 3), random(np.float32, T, 3)
+    where = np.arange(T) % 3 != 1
+    found = jit(over_scan(op, INDICES[at], lowering, "drop", masked))(buffer, values, where)
+    for a, b in zip(found, expected(op, INDICES[at], buffer, values, where, masked), strict=True):
+        oracle.assert_same_numbers(a, b)
+
+
+@pytest.mark.parametrize("dtype", oracle.DTYPES, ids=oracle.name_of)
+@pytest.mark.parametrize("op", OPS)
+def test_every_dtype(op, dtype):
+    buffer, values = random(dtype, 5, 3), random(dtype, T, 3)
+    at = INDICES["astray at times"]
+    found = jit(over_scan(op, at, "auto", "drop"))(buffer, values, np.ones(T, bool))
+    for a, b in zip(found, expected(op, at, buffer, values, None, False), strict=True):
+        (oracle.assert_same_numbers if op == "add" else oracle.assert_same_bits)(a, b)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (2, 1, 3)], ids=str)
+@pytest.mark.parametrize("op", OPS)
+def test_rows_of_every_rank(op, shape):
+    buffer, values = random(np.int32, 5, *shape), random(np.int32, T, *shape)
+    at = INDICES["in range"]
+    found = jit(over_scan(op, at, "xla"))(buffer, values, np.ones(T, bool))
+    for a, b in zip(found, expected(op, at, buffer, values, None, False), strict=True):
+        oracle.assert_same_bits(a, b)
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("op", OPS)
+def test_an_index_out_of_range_is_an_error_in_every_lowering(op, lowering):
+    buffer, values = random(np.float32, 5, 3), random(np.float32, T, 3)
+    f = jit(over_scan(op, lambda i: i, lowering))
+    with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match=f"ta_{op}: index 5 is out of range"):
+        jax.block_until_ready(f(buffer, values, np.ones(T, bool)))
+        jt.check_errors()
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_the_gradient_of_an_op_is_lowered_as_it_is(lowering):
+    def f(x):
+        def body(b, ix):
+            i, row = ix
+            b = ta_write(b, i, jnp.tanh(ta_read(b, i // 2, lowering=lowering) + row), lowering=lowering)
+            b, old = ta_swap(b, (i + 1) % T, row, lowering=lowering)
+            return b, old
+
+        return lax.scan(body, jnp.zeros_like(x), (jnp.arange(T), x))
+
+    def loss(x):
+        return sum(jnp.sum(y**2) for y in f(x))
+
+    x = np.random.default_rng(0).normal(size=(T, 3))
+    found = jit(jax.grad(loss))(x)
+    eps = 1e-6
+    for k in np.ndindex(x.shape):
+        step = np.zeros_like(x)
+        step[k] = eps
+        np.testing.assert_allclose(found[k], (loss(x + step) - loss(x - step)) / (2 * eps), rtol=1e-5, atol=1e-7)
+    if lowering == "ffi":
+        assert sorted(calls(jax.grad(loss), x)) == ["add", "read", "swap", "swap", "swap", "write"]
+    elif _compat.barriers_hold(jax.default_backend()):
+        assert not calls(jax.grad(loss), x)
+
+
+# --- which it is -----------------------------------------------------------------------------------------------
+
+
+def buffers(*lengths):
+    return [np.zeros((n, 3), np.float32) for n in lengths]
+
+
+def test_a_write_in_range_is_a_slice_in_every_version():
+    f = over_scan("write", lambda i: i, "auto")
+    assert calls(f, *buffers(T, T), np.ones(T, bool)) == []
+
+
+def test_a_read_of_what_nobody_writes_is_a_slice_in_every_version():
+    f = over_scan("read", lambda i: i, "auto")
+    assert calls(f, *buffers(T, T), np.ones(T, bool)) == []
+
+
+def test_an_index_that_is_to_be_checked_makes_a_call():
+    f = over_scan("write", lambda i: i, "auto")
+    assert calls(f, *buffers(T - 1, T), np.ones(T, bool)) == ["write"]
+
+
+def test_xla_checks_with_a_call_of_its_own():
+    f = over_scan("write", lambda i: i, "xla")
+    assert calls(f, *buffers(T - 1, T), np.ones(T, bool)) == ["check"]
+
+
+def test_ffi_makes_calls_of_all():
+    for op in OPS:
+        assert calls(over_scan(op, lambda i: 0, "ffi"), *buffers(T, T), np.ones(T, bool)) == [op]
+
+
+def test_what_vmap_batches_is_one_call_for_all():
+    f = over_scan("write", lambda i: i, "auto", "drop")
+    batched = jax.vmap(f, in_axes=(0, None, None))
+    assert calls(batched, np.zeros((2, T, 3), np.float32), *buffers(T), np.ones(T, bool)) == ["write"]
+
+
+@ORDERED
+def test_a_buffer_is_for_slices_or_for_calls():
+    """A call would demand a layout of what a barrier has passed, and XLA copy the buffer for it."""
+
+    def loop(size):
+        def body(b, i):
+            b = ta_write(b, i, ta_read(b, i // 2) + 1)
+            return ta_write(b, (i + jnp.arange(size)) % T, 1.0) if size else b, None
+
+        return lambda b: lax.scan(body, b, jnp.arange(T))[0]
+
+    assert calls(loop(0), *buffers(T)) == []
+    assert calls(loop(2), *buffers(T)) == ["read", "write", "write"]
+
+
+@ORDERED
+def test_after_a_loop_of_slices_the_buffer_may_be_read_by_a_call():
+    def f(b, at):
+        b, _ = lax.scan(lambda b, i: (ta_write(b, i, ta_read(b, i // 2) + 1), None), b, jnp.arange(T))
+        return ta_read(b, at)
+
+    assert calls(f, *buffers(T), np.arange(3)) == ["read"]
+
+
+def test_exported_programs_have_calls(tmp_path):
+    """An exported program may run on another platform, and with an XLA that does not keep barriers."""
+    f = over_scan("write", lambda i: i, "auto")
+    exported = jax.export.export(jit(f), disabled_checks=jt.export.disabled_checks())(*buffers(T, T), np.ones(T, bool))
+    assert "jax_tensorarray_write" in exported.mlir_module()
+
+
+def test_a_buffer_that_is_divided_among_devices_is_for_calls():
+    mesh = jax.make_mesh((2,), ("x",), devices=jax.devices()[:2])
+    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+    f = over_scan("write", lambda i: i, "auto")
+    assert calls(f, jax.device_put(np.zeros((8, 3), np.float32), rows), *buffers(T), np.ones(T, bool)) == ["write"]
+
+
+@pytest.mark.parametrize("value", ["ffi", "xla"])
+def test_the_environment_says_what_auto_is(value, monkeypatch):
+    f = over_scan("write", lambda i: i, "auto")
+    g = over_scan("write", lambda i: i, "ffi" if value == "xla" else "xla")
+    monkeypatch.setenv("JAX_TENSORARRAY_LOWERING", value)
+    args = *buffers(T - 1, T), np.ones(T, bool)
+    assert calls(f, *args) == ["write" if value == "ffi" else "check"]
+    assert calls(g, *args) == ["write" if value == "xla" else "check"]  # a call's own choice counts
+
+
+def test_another_value_is_an_error(monkeypatch):
+    for op in OPS:
+        with pytest.raises(ValueError, match=f'ta_{op}: lowering must be "auto", "ffi" or "xla", got \'llvm\''):
+            over_scan(op, lambda i: i, "llvm")(*buffers(T, T), np.ones(T, bool))
+    monkeypatch.setenv("JAX_TENSORARRAY_LOWERING", "llvm")
+    with pytest.raises(ValueError, match="JAX_TENSORARRAY_LOWERING must be one of auto, ffi, xla, got 'llvm'"):
+        jax.jit(over_scan("write", lambda i: i, "auto")).lower(*buffers(T, T), np.ones(T, bool))
+
+
+def test_the_choice_is_a_parameter_of_the_primitives():
+    for op, primitive in (("read", ta_read_p), ("write", ta_write_p), ("add", ta_add_p), ("swap", ta_swap_p)):
+        jaxpr = jax.make_jaxpr(lambda b, op=op: OPS[op](b, 0, *([] if op == "read" else [1.0]), lowering="xla"))
+        (eqn,) = [e for e in jaxpr(buffers(T)[0]).eqns if e.primitive is primitive]
+        assert eqn.params["lowering"] == "xla"
+
+
+# --- in place --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("transform", [lambda f: f, jax.grad], ids=["forward", "gradient"])
+@pytest.mark.parametrize("lowering", ["ffi", "xla"])
+@pytest.mark.parametrize("name", programs)
+def test_no_loop_copies_a_buffer_in_any_lowering(name, lowering, transform, monkeypatch):
+    """That of "auto" is what all other tests look at."""
+    monkeypatch.setenv("JAX_TENSORARRAY_LOWERING", lowering)
+    x = jnp.ones((1000, 8), jnp.float32)
+    in_place.assert_no_whole_buffer_copy(in_place.compiled(transform(programs[name].with_ops(ours)), x), x)
