@@ -131,8 +131,8 @@ class Ranges:
         if not in_body:
             return start | self.of(after, calls)
         bound = self._bound(loop, k, calls)
-        root, grows = self.offset(after, calls)
-        if root == (argument, calls):
+        grows = self._growth(after, calls, (argument, calls), start.low)
+        if grows.low > -math.inf or grows.high < math.inf:
             steps = self.steps(loop, calls) - 1
             # 0 * inf is no number, and stands for 0 here.
             low = start.low + (grows.low * steps if grows.low < 0 else 0)
@@ -189,10 +189,8 @@ class Ranges:
             for k, argument in enumerate(body.arguments):
                 if not _is_integer(argument) or (bound := self._bound(loop, k, calls)) == EVERYTHING:
                     continue
-                root, grows = self.offset(terminator(body).operands[k], calls)
-                if root != (argument, calls):
-                    continue
                 start = self.of(loop.operands[k], calls)
+                grows = self._growth(terminator(body).operands[k], calls, (argument, calls), start.low)
                 if grows.low > 0 and limits(argument.type).high >= bound.high + grows.high:
                     fewest = min(fewest, (bound.high - start.low) // grows.low + 1)
                 elif grows.high < 0 and limits(argument.type).low <= bound.low + grows.low:
@@ -222,6 +220,31 @@ class Ranges:
         call = operation(value.owner)
         return terminator(entry(self.functions[call.attributes["callee"].value])).operands[_number(value)]
 
+    def _growth(self, after: Value, calls: Calls, before: Key, least: float) -> Interval:
+        """How much more `after` is than `before`, which starts with `least` or more."""
+        grows = self._difference(after, calls, before, least)
+        # What does not shrink stays as large as it was first. What may shrink has no such bound.
+        return grows if grows.low >= 0 else self._difference(after, calls, before, -math.inf)
+
+    def _difference(self, value: Value, calls: Calls, other: Key, least: float) -> Interval:
+        """A value minus another one that is `least` or more."""
+        value, calls = self.origin(value, calls)
+        if (value, calls) == other:
+            return FALSE
+        op = None if _is_argument(value) else operation(value.owner)
+        if op is not None and op.name in ("stablehlo.add", "stablehlo.subtract"):
+            root, more = self.offset(value, calls)
+            if root != (value, calls):
+                found = self._difference(*root, other, least)
+                return Interval(found.low + more.low, found.high + more.high)
+        if op is not None and op.name == "stablehlo.select":
+            one, another = (self._difference(v, calls, other, least) for v in op.operands[1:])
+            return one | another
+        if op is not None and op.name in ("stablehlo.maximum", "stablehlo.minimum"):
+            one, another = (self._difference(v, calls, other, least) for v in op.operands)
+            return _ARITHMETIC[op.name](one, another)
+        return Interval(-math.inf, self.of(value, calls).high - least)
+
     def offset(self, value: Value, calls: Calls) -> tuple[Key, Interval]:
         """A value as another one plus something in an interval."""
         value, calls = self.origin(value, calls)
@@ -237,10 +260,6 @@ class Ranges:
                 if amount is not None:
                     root, more = self.offset(one, calls)
                     return root, Interval(more.low + sign * amount, more.high + sign * amount)
-        if op.name == "stablehlo.select":
-            (one, more), (other, less) = (self.offset(v, calls) for v in op.operands[1:])
-            if one == other:
-                return one, more | less
         return itself
 
     def _constant(self, value: Value, calls: Calls) -> float | None:

@@ -120,6 +120,8 @@ COUNTERS = {
     "up to a limit known only to the program": (counting(0, lambda k: k + 1, lambda k, n: (k < n) & (k < T)), 0, T - 1),
     "doubled": (counting(1, lambda k: 2 * k, lambda k, n: k < T), 1, T - 1),
     "at its own pace": (counting(0, lambda k: k + jnp.where(k % 2 == 0, 1, 2), lambda k, n: k < T), 0, T - 1),
+    "now and then": (counting(0, lambda k: jnp.where(k % 3 == 0, k + 2, k + 1), lambda k, n: k < T), 0, T - 1),
+    "the larger": (counting(2, lambda k: jnp.maximum(k + 1, 5), lambda k, n: k < T), 2, T - 1),
     "round and round": (
         counting(5, lambda k: (k + 7) % T, lambda k, n: k != 0),
         0,
@@ -162,6 +164,18 @@ def test_two_counters_of_which_the_condition_bounds_one():
         return lax.while_loop(lambda c: c[0] < 5, body, (0, jnp.int32(1), jnp.float32(0)))[2]
 
     assert intervals(f) == [Interval(1, 9)]
+
+
+def test_the_size_of_an_array_that_grows_with_every_step():
+    def f(x):
+        def body(carry):
+            x, ys = carry
+            return jnp.tanh(x), ys.append(x)
+
+        ys = jt.TensorArray(jnp.float32, 0, dynamic_size=True, max_size=T, element_shape=2)
+        return jt.while_loop(lambda c: jnp.sum(c[0]) < 9.0, body, (x, ys), max_steps=T)[1].stack()
+
+    assert intervals(f, jnp.ones(2, jnp.float32)) == [Interval(0, T - 1)]
 
 
 def test_indices_from_a_tape():
