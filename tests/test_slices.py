@@ -83,11 +83,19 @@ def test_every_lowering_means_the_same(op, lowering, at, masked):
 @pytest.mark.parametrize("dtype", oracle.DTYPES, ids=oracle.name_of)
 @pytest.mark.parametrize("op", OPS)
 def test_every_dtype(op, dtype):
-    buffer, values = random(dtype, 5, 3), random(dtype, T, 3)
-    at = INDICES["astray at times"]
-    found = jit(over_scan(op, at, "auto", "drop"))(buffer, values, np.ones(T, bool))
-    for a, b in zip(found, expected(op, at, buffer, values, None, False), strict=True):
-        (oracle.assert_same_numbers if op == "add" else oracle.assert_same_bits)(a, b)
+    """Outside of a loop, whose own slices do not leave all small floats as they are in every version of XLA."""
+    buffer, value = random(dtype, 5, 3), random(dtype, 3)
+    values = () if op == "read" else (value,)
+    same = oracle.assert_same_numbers if op == "add" else oracle.assert_same_bits
+
+    @jit
+    def f(buffer, i, *values):
+        return OPS[op](buffer, jnp.clip(i, 1, 3), *values), OPS[op](buffer, i, *values, mode="drop")
+
+    for i in (-1, 2, 7):
+        expected = [getattr(oracle, f"ta_{op}")(buffer, at, *values) for at in (np.clip(i, 1, 3), i)]
+        for a, b in zip(jax.tree.leaves(f(buffer, i, *values)), jax.tree.leaves(expected), strict=True):
+            same(a, b)
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (2, 1, 3)], ids=str)
