@@ -65,6 +65,16 @@ def _is_integer(value: Value) -> bool:
     return limits(value.type) != EVERYTHING
 
 
+class _Context(NamedTuple):
+    """What has been found out, under which assumptions."""
+
+    known: dict[Key, Interval]
+    steps: dict[tuple[Operation, Calls], float]
+    guessed: dict[Key, Interval]
+    cases: dict[Key, Interval]
+    of_all_cases: "_Context | None"  #: the one around, if there are cases
+
+
 class Ranges:
     """The interval of every integer value of a module."""
 
@@ -75,16 +85,18 @@ class Ranges:
             for op in walk(function):
                 if op.name == "func.call":
                     self.callers.setdefault(op.attributes["callee"].value, []).append(op)
-        self.known: dict[Key, Interval] = {}
-        self.assumed: dict[Key, Interval] = {}
+        self.context = _Context({}, {}, {}, {}, None)
         self.depth = 0  # of assumptions within assumptions
-        self._steps: dict[tuple[Operation, Calls], float] = {}
 
     def of(self, value: Value, calls: Calls = ()) -> Interval:
         """Where all elements of `value` lie."""
-        key = (value, calls)
-        if key in self.assumed:
-            return self.assumed[key]
+        key, context = (value, calls), self.context
+        if key in context.guessed:
+            return context.guessed[key]
+        if key in context.cases:
+            return context.cases[key]
+        if context.of_all_cases is not None and _is_carried(value):
+            return self._in(context.of_all_cases, lambda: self.of(value, calls))
         if key not in self.known:
             everything = limits(value.type)
             self.known[key] = everything  # for those who come back here while it is being found out
@@ -93,15 +105,29 @@ class Ranges:
                 self.known[key] = found if everything.holds(found) else everything
         return self.known[key]
 
-    def under(self, key: Key, assumption: Interval, question: Callable[[], Interval]) -> Interval:
-        """The answer to a question if the value of `key` were in an interval."""
-        known, steps, assumed = self.known, self._steps, self.assumed
-        self.known, self._steps, self.assumed = {}, {}, assumed | {key: assumption}
+    @property
+    def known(self) -> dict[Key, Interval]:
+        return self.context.known
+
+    def guessing(self, key: Key, guess: Interval, question: Callable[[], Interval]) -> Interval:
+        """The answer to a question if the value of `key` were in an interval in every step of its loop."""
+        return self._in(_Context({}, {}, self.context.guessed | {key: guess}, {}, None), question)
+
+    def in_case(self, key: Key, case: Interval, question: Callable[[], Interval]) -> Interval:
+        """The answer to a question if the value of `key` were in an interval in this one step.
+
+        It says nothing of earlier steps, so what a loop carries is looked at without it.
+        """
+        c = self.context
+        return self._in(_Context({}, c.steps, c.guessed, c.cases | {key: case}, c.of_all_cases or c), question)
+
+    def _in(self, context: "_Context", question: Callable[[], Interval]) -> Interval:
+        before, self.context = self.context, context
         self.depth += 1
         try:
             return question()
         finally:
-            self.known, self._steps, self.assumed = known, steps, assumed
+            self.context = before
             self.depth -= 1
 
     # --- arguments of functions and loops ----------------------------------------------------------------------
@@ -144,7 +170,7 @@ class Ranges:
         if self.depth < _MOST_ASSUMED:
             guess = start & bound
             for attempt in range(3):
-                found = bound & self.under((argument, calls), guess, lambda: self.of(after, calls))
+                found = bound & self.guessing((argument, calls), guess, lambda: self.of(after, calls))
                 if guess.holds(found):
                     return guess
                 grown = guess | found
@@ -181,9 +207,9 @@ class Ranges:
 
     def steps(self, loop: Operation, calls: Calls) -> float:
         """How many steps a loop takes at most, by the counters that its condition bounds."""
-        key = (loop, calls)
-        if key not in self._steps:
-            self._steps[key] = math.inf
+        key, steps = (loop, calls), self.context.steps
+        if key not in steps:
+            steps[key] = math.inf
             body = loop.regions[1].blocks[0]
             fewest = math.inf
             for k, argument in enumerate(body.arguments):
@@ -195,8 +221,8 @@ class Ranges:
                     fewest = min(fewest, (bound.high - start.low) // grows.low + 1)
                 elif grows.high < 0 and limits(argument.type).low <= bound.low + grows.low:
                     fewest = min(fewest, (start.high - bound.low) // -grows.high + 1)
-            self._steps[key] = max(fewest, 1)
-        return self._steps[key]
+            steps[key] = max(fewest, 1)
+        return steps[key]
 
     def origin(self, value: Value, calls: Calls) -> Key:
         """Where a value has been computed, past functions that return and operations that pass it on."""
@@ -242,7 +268,10 @@ class Ranges:
             return one | another
         if op is not None and op.name in ("stablehlo.maximum", "stablehlo.minimum"):
             one, another = (self._difference(v, calls, other, least) for v in op.operands)
-            return _ARITHMETIC[op.name](one, another)
+            low = max(one.low, another.low)
+            if op.name == "stablehlo.minimum" or -math.inf < min(one.low, another.low) < 0:
+                low = min(one.low, another.low)  # one of the two may wrap, and then be the other way round
+            return Interval(low, max(one.high, another.high))
         return Interval(-math.inf, self.of(value, calls).high - least)
 
     def offset(self, value: Value, calls: Calls) -> tuple[Key, Interval]:
@@ -332,7 +361,7 @@ class Ranges:
                 whole, by_case = self.of(*key), EMPTY
                 for part in (Interval(-math.inf, at - 1), Interval(at, at), Interval(at + 1, math.inf)):
                     if not (case := whole & part).is_empty:
-                        by_case |= self.under(key, case, lambda: self._chosen(op, calls))
+                        by_case |= self.in_case(key, case, lambda: self._chosen(op, calls))
                 found &= by_case
         return found
 
@@ -383,6 +412,11 @@ def _is_argument(value: Value) -> bool:
     return isinstance(value, ir.BlockArgument)
 
 
+def _is_carried(value: Value) -> bool:
+    """Whether a loop carries a value from step to step, or out."""
+    return operation(value.owner.owner if _is_argument(value) else value.owner).name == "stablehlo.while"
+
+
 def _number(value: Value) -> int:
     return int(ir.OpResult(value).result_number)
 
@@ -395,12 +429,14 @@ def _of_constant(op: Operation) -> Interval:
     elements = op.attributes["value"]
     if not isinstance(elements, ir.DenseElementsAttr):
         return EVERYTHING
+    type_ = ir.IntegerType(ir.RankedTensorType(elements.type).element_type)
     if elements.is_splat:
-        value = ir.IntegerAttr(elements.get_splat_value())
-        unsigned = ir.IntegerType(value.type).is_unsigned or ir.IntegerType(value.type).width == 1
-        number = int(value.value)
-        return Interval(abs(number), abs(number)) if unsigned and number in (-1, 1) else Interval(number, number)
-    array = np.array(elements)
+        number = int(ir.IntegerAttr(elements.get_splat_value()).value)
+        number = number % 2**type_.width if type_.is_unsigned or type_.width == 1 else number
+        return Interval(number, number)
+    array = np.array(elements) if type_.width >= 8 else None
+    if array is None:
+        return EVERYTHING
     return Interval(int(array.min()), int(array.max())) if array.size else EMPTY
 
 

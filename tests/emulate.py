@@ -10,6 +10,7 @@ before the call, every thread of a launch does its part, and errors are recorded
 import ctypes
 import importlib
 import importlib.util
+import os
 import shutil
 import subprocess
 import sys
@@ -68,5 +69,6 @@ def install(library: Path | None = None) -> None:
     sys.modules["jax_tensorarray._cpu"] = module(library or build(Path(tempfile.mkdtemp())))
     from jax_tensorarray import _sorted
 
+    os.environ["JAX_TENSORARRAY_LOWERING"] = "ffi"  # it is the kernels that are tested
     _sorted.PLATFORMS.add("cpu")
     _sorted.SCANNED = SCANNED

@@ -61,8 +61,9 @@ def buffer(length=1000, row=64):
 
 
 @functools.cache
-def hlo(name, transform, library):
-    with jax.enable_x64(False):
+def hlo(name, transform, library, lowering="auto"):
+    with jax.enable_x64(False), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_TENSORARRAY_LOWERING", lowering)
         f = programs[name].with_ops({"ours": ours, "plain": plain}[library])
         return gpu_hlo.compiled_for_h100(TRANSFORMS[transform](f), buffer())
 
@@ -72,10 +73,11 @@ def assert_no_whole_buffer_operation(text, nbytes):
     assert not touched, f"operations on the whole buffer in a loop: {touched}"
 
 
+@pytest.mark.parametrize("lowering", ["auto", "ffi"])
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("name", programs)
-def test_no_loop_touches_a_whole_buffer(name, transform):
-    assert_no_whole_buffer_operation(hlo(name, transform, "ours"), buffer().nbytes)
+def test_no_loop_touches_a_whole_buffer(name, transform, lowering):
+    assert_no_whole_buffer_operation(hlo(name, transform, "ours", lowering), buffer().nbytes)
 
 
 def test_the_proof_fails_for_plain_jax():
@@ -128,7 +130,11 @@ gpu_hlo.compiled_for_h100(jax.grad(programs["read_then_write"].with_ops(ours)), 
 def test_our_calls_are_put_into_cuda_graphs(tmp_path):
     flags = f"--xla_gpu_enable_command_buffer={COMMANDS} --xla_gpu_graph_min_graph_size=1 --xla_dump_to={tmp_path}"
     paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
-    environment = os.environ | {"XLA_FLAGS": f"{flags} --xla_dump_hlo_as_text", "PYTHONPATH": paths}
+    environment = os.environ | {
+        "JAX_TENSORARRAY_LOWERING": "ffi",
+        "PYTHONPATH": paths,
+        "XLA_FLAGS": f"{flags} --xla_dump_hlo_as_text",
+    }
     subprocess.run([sys.executable, "-c", IN_GRAPHS], env=environment, capture_output=True, check=True)
     dumped = sorted(tmp_path.glob("*thunk_sequence_after_thunk_passes.txt"))
     if not dumped:

@@ -1,5 +1,6 @@
 """What is said of the integers of a program is true of every run, and enough to prove the indices that people write."""
 
+import os
 import random
 
 import jax
@@ -155,6 +156,45 @@ def test_a_counter_that_may_wrap_is_everything():
     assert claimed.holds(Interval(-(2**31), 2**30))
 
 
+def test_a_case_of_this_step_says_nothing_of_the_last_one():
+    """Where `k < 3`, `j` is what `k` was before, which may be 3."""
+
+    def f():
+        def body(c, k):
+            j, total = c
+            at = jnp.where(k < 3, j, 0)
+            return (k, total + ta_read(BUFFER, at, mode="drop")[0]), at
+
+        ks = jnp.arange(T, dtype=jnp.int32)
+        return lax.scan(body, (jnp.int32(0), jnp.float32(0)), ks, reverse=True)
+
+    observed, claimed = observed_and_claimed(f)
+    assert observed.max() == 3 and claimed.holds(Interval(0, 3))
+
+
+@pytest.mark.parametrize(
+    ("start", "step"),
+    [(0, lambda k: jnp.minimum(k + (2**31 - 9), k + 1)), (-5, lambda k: jnp.maximum(k - (2**31 - 1), k - 1))],
+    ids=["min", "max"],
+)
+def test_a_choice_between_two_of_which_one_wraps(start, step):
+    def f():
+        def body(c, _):
+            k, total = c
+            return (step(k), total + ta_read(BUFFER, k, mode="drop")[0]), k
+
+        return lax.scan(body, (jnp.int32(start), jnp.float32(0)), None, length=T)
+
+    observed, claimed = observed_and_claimed(f)
+    assert claimed.holds(Interval(int(observed.min()), int(observed.max())))
+
+
+def test_constants_of_all_kinds():
+    for value in (np.uint8(255), np.int8(-1), np.uint32(2**32 - 1), np.array([200, 3], np.uint8), np.int64(-(2**40))):
+        (claimed,) = intervals(lambda x, v=value: ta_read(x, jnp.asarray(v), lowering="ffi", mode="drop"), BUFFER)
+        assert claimed == Interval(int(value.min()), int(value.max()))
+
+
 def test_two_counters_of_which_the_condition_bounds_one():
     def body(c):
         n, k, total = c
@@ -200,10 +240,11 @@ def _expression(rng, depth):
     if depth == 0 or rng.random() < 0.15:
         return rng.choice(
             [
-                (lambda i, x, j: i, "i"),
-                (lambda i, x, j: x, "x"),
-                (lambda i, x, j: j, "j"),
-                *((lambda i, x, j, c=c: jnp.int32(c), str(c)) for c in (-3, 0, 1, 5)),
+                (lambda i, x, j, h: i, "i"),
+                (lambda i, x, j, h: x, "x"),
+                (lambda i, x, j, h: j, "j"),
+                (lambda i, x, j, h: h, "h"),
+                *((lambda i, x, j, h, c=c: jnp.int32(c), str(c)) for c in (-3, 0, 1, 5)),
             ]
         )
     (a, said_a), (b, said_b) = _expression(rng, depth - 1), _expression(rng, depth - 1)
@@ -234,19 +275,21 @@ def _expression(rng, depth):
     )
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(int(os.environ.get("RANGE_PROGRAMS", "60"))))
 def test_what_is_said_is_true(seed):
     rng = random.Random(seed)
-    index, said = _expression(rng, 3)
-    update, updated = _expression(rng, 2)
+    (index, said), (of_j, said_of_j), (of_h, said_of_h) = (_expression(rng, depth) for depth in (3, 2, 2))
 
     def f(x):
-        def body(j, ix):
-            at = index(*ix, j)
-            read = ta_read(BUFFER, at, mode="drop")
-            return jnp.int32(update(*ix, j)) + read[0].astype(jnp.int32), at
+        def body(c, ix):
+            j, h, total = c
+            at = index(*ix, j, h)
+            total += ta_read(BUFFER, at, mode="drop")[0]
+            return (jnp.int32(of_j(*ix, j, h)), jnp.int32(of_h(*ix, j, h)), total), at
 
-        return lax.scan(body, jnp.int32(2), (jnp.arange(T), x % 9 - 4))
+        steps = jnp.arange(T, dtype=jnp.int32)
+        return lax.scan(body, (jnp.int32(2), jnp.int32(-1), jnp.float32(0)), (steps, x % 9 - 4), reverse=seed % 2 == 1)
 
     observed, claimed = observed_and_claimed(f, X)
-    assert claimed.holds(Interval(int(observed.min()), int(observed.max()))), f"{said}, j = {updated}"
+    seen = Interval(int(observed.min()), int(observed.max()))
+    assert claimed.holds(seen), f"{said} where j = {said_of_j}, h = {said_of_h}"
