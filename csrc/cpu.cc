@@ -1,14 +1,15 @@
-// CPU handlers of the row ops, and the Python module that hands them to jax.ffi.
+// CPU handlers of the row ops.
 //
 // Every in-place handler aliases its first operand with its first result, so XLA copies the buffer beforehand
 // only where the old value is still needed. Operands past the named ones order this call after the readers of
 // the buffer; the kernel does not look at them.
+#include "cpu.h"
+
 #include <cstring>
 #include <string_view>
 
 #include "errors.h"
 #include "handlers.h"
-#include "module.h"
 #include "walks.h"
 
 namespace jax_tensorarray {
@@ -174,19 +175,19 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(kFence, Fence, bind_fence(ffi::Ffi::Bind()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(kEmpty, Empty, bind_empty(ffi::Ffi::Bind()));
 
 }  // namespace
-}  // namespace jax_tensorarray
 
-NB_MODULE(_cpu, m) {
-  using namespace jax_tensorarray;
-  define_module(m, {{"read", kRead},
-                    {"write", kWrite},
-                    {"add", kAdd},
-                    {"swap", kSwap},
-                    {"mask", kMask},
-                    {"clear", kClear},
-                    {"read_part", kReadPart},
-                    {"write_part", kWritePart},
-                    {"check", kCheck},
-                    {"fence", kFence},
-                    {"empty", kEmpty}});
+Handlers cpu_handlers() {
+  return {{"read", kRead},
+          {"write", kWrite},
+          {"add", kAdd},
+          {"swap", kSwap},
+          {"mask", kMask},
+          {"clear", kClear},
+          {"read_part", kReadPart},
+          {"write_part", kWritePart},
+          {"check", kCheck},
+          {"fence", kFence},
+          {"empty", kEmpty}};
 }
+
+}  // namespace jax_tensorarray
