@@ -46,8 +46,8 @@ struct Call {
 
 }  // namespace jax_tensorarray
 
-// XLA hands attributes over sorted by name, so each of ours has its place. To look them up by name, as XLA's own decoding
-// of structs does, takes twice as many instructions as all else that a call of one row does.
+// XLA hands attributes over sorted by name, so each of ours has its place. To look them up by name, as XLA's own
+// decoding of structs does, takes twice as many instructions as all else that a call of one row does.
 namespace xla::ffi {
 
 template <>
@@ -55,33 +55,27 @@ struct AttrDecoding<jax_tensorarray::Call> {
   using Type = jax_tensorarray::Call;
 
   static std::optional<Type> Decode(XLA_FFI_AttrType, void* dictionary, DiagnosticEngine& diagnostic) {
-    Attributes attributes{static_cast<const XLA_FFI_Attrs*>(dictionary), diagnostic};
-    auto batch_dims = attributes.get<int64_t>(0, "batch_dims");
-    auto masked = attributes.get<bool>(1, "masked");
-    auto op = attributes.get<std::string_view>(2, "op");
-    auto reverse = attributes.get<bool>(3, "reverse");
-    auto sorted = attributes.get<bool>(4, "sorted");
-    auto strict = attributes.get<bool>(5, "strict");
-    if (!(op && batch_dims && strict && masked && sorted && reverse)) return std::nullopt;
-    return Type{*op, *batch_dims, *strict, *masked, *sorted, *reverse};
+    const auto& attrs = *static_cast<const XLA_FFI_Attrs*>(dictionary);
+    Type call;
+    if (get(attrs, 0, "batch_dims", call.batch_dims, diagnostic) && get(attrs, 1, "masked", call.masked, diagnostic) &&
+        get(attrs, 2, "op", call.op, diagnostic) && get(attrs, 3, "reverse", call.reverse, diagnostic) &&
+        get(attrs, 4, "sorted", call.sorted, diagnostic) && get(attrs, 5, "strict", call.strict, diagnostic)) {
+      return call;
+    }
+    return std::nullopt;
   }
 
  private:
-  struct Attributes {
-    const XLA_FFI_Attrs* all;
-    DiagnosticEngine& diagnostic;
-
-    template <class T, size_t size>
-    XLA_FFI_ATTRIBUTE_ALWAYS_INLINE std::optional<T> get(int64_t place, const char (&name)[size]) const {
-      if (place < all->size) {
-        const XLA_FFI_ByteSpan* given = all->names[place];
-        if (given->len == size - 1 && memcmp(given->ptr, name, size - 1) == 0) {
-          return AttrDecoding<T>::Decode(all->types[place], all->attrs[place], diagnostic);
-        }
-      }
-      return diagnostic.Emit("Missing attribute: ") << name;
-    }
-  };
+  template <class T, size_t size>
+  XLA_FFI_ATTRIBUTE_ALWAYS_INLINE static bool get(const XLA_FFI_Attrs& attrs, int64_t place, const char (&name)[size],
+                                                  T& member, DiagnosticEngine& diagnostic) {
+    bool given = place < attrs.size && attrs.names[place]->len == size - 1 &&
+                 memcmp(attrs.names[place]->ptr, name, size - 1) == 0;
+    auto value = given ? AttrDecoding<T>::Decode(attrs.types[place], attrs.attrs[place], diagnostic) : std::nullopt;
+    if (value) member = *value;
+    else diagnostic.Emit("Wrong or missing attribute: ") << name;
+    return value.has_value();
+  }
 };
 
 }  // namespace xla::ffi
