@@ -1,14 +1,17 @@
-// CPU handlers of the row ops, and the Python module that hands them to jax.ffi.
+// CPU handlers of the row ops.
 //
 // Every in-place handler aliases its first operand with its first result, so XLA copies the buffer beforehand
 // only where the old value is still needed. Operands past the named ones order this call after the readers of
 // the buffer; the kernel does not look at them.
+#include "cpu.h"
+
+#include <algorithm>
 #include <cstring>
 #include <string_view>
 
 #include "errors.h"
 #include "handlers.h"
-#include "module.h"
+#include "parallel.h"
 #include "walks.h"
 
 namespace jax_tensorarray {
@@ -24,8 +27,9 @@ ffi::ErrorOr<Plan> checked_plan(const Call& call, const ffi::AnyBuffer& buffer, 
   auto plan = make_plan(call, buffer, index, rest);
   if (plan.has_error() || !call.strict) return plan;
   BufferSize size{plan->geometry.size};
-  int64_t stray = plan->index.first_stray(static_cast<int64_t>(index.element_count()), size);
-  if (stray == kNoRow) return plan;
+  auto positions = static_cast<int64_t>(index.element_count());
+  if (with_index(plan->index, [&](auto rows) { return rows.all_inside(positions, size.size); })) return plan;
+  int64_t stray = plan->index.first_stray(positions, size);
   return ffi::Unexpected(out_of_range(call.op, plan->index, stray, size(stray)));
 }
 
@@ -38,62 +42,107 @@ Unit* in_place(const ffi::AnyBuffer& buffer, ffi::Result<ffi::AnyBuffer>& out) {
   return static_cast<Unit*>(out->untyped_data());
 }
 
-ffi::Error Read(ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> value,
-                Call call) {
+// To wake a thread takes as long as to move half a megabyte where other processes keep the cores busy, and is in vain
+// then. A share this large makes that little of the whole, and two cores that are free are nearly twice as fast.
+constexpr int64_t kBytesForAThread = 2 << 20;
+
+// Rows that are long enough to be divided.
+constexpr int64_t kLongRow = 64 << 10;
+
+// Calls `work(rows, bytes)` for shares of a call that moves `moved` bytes, on as many threads as pay, but `most`: some
+// of the rows, and of each some of the bytes.
+template <class Work>
+void in_shares(ffi::ThreadPool& pool, int64_t moved, int64_t most, int64_t rows, int64_t row, const Work& work) {
+  int64_t shares = 1;
+  if (moved >= 2 * kBytesForAThread) shares = std::min({moved / kBytesForAThread, most, pool.num_threads()});
+  if (shares <= 1) return work(Range{0, rows}, Range{0, row});
+  in_parallel(pool, shares, [&](int64_t k) {
+    if (row < kLongRow) return work(Range{rows * k / shares, rows * (k + 1) / shares}, Range{0, row});
+    auto cut = [&](int64_t k) { return k == shares ? row : row * k / shares / 64 * 64; };  // between cache lines
+    work(Range{0, rows}, Range{cut(k), cut(k + 1)});
+  });
+}
+
+// The same for an op that updates a buffer, of which each thread gets other rows. It has to look at all indices to find
+// its own, and cannot foresee which these are, so short rows are left to one.
+template <class Work>
+void in_shares_of_buffer(ffi::ThreadPool& pool, const Geometry& g, const Work& work) {
+  in_shares(pool, g.positions() * g.row, g.row / 128, g.batch * g.size, g.row, work);
+}
+
+ffi::Error Read(ffi::ThreadPool pool, ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::RemainingArgs rest,
+                ffi::Result<ffi::AnyBuffer> value, Call call) {
   auto plan = checked_plan(call, buffer, index, rest);
   if (plan.has_error()) return plan.error();
   const Geometry& g = plan->geometry;
-  for (int64_t b = 0; b < g.batch; ++b) {
-    walk_read(g, plan->index, static_cast<const uint8_t*>(buffer.untyped_data()),
-              static_cast<uint8_t*>(value->untyped_data()), b);
-  }
+  const auto* from = static_cast<const uint8_t*>(buffer.untyped_data());
+  auto* to = static_cast<uint8_t*>(value->untyped_data());
+  in_shares(pool, g.positions() * g.row, g.positions() * g.row, g.positions(), g.row,
+            [&](Range positions, Range bytes) {
+              with_index(plan->index, [&](auto rows) {
+                with_bytes(bytes.size(),
+                           [&](auto n) { walk_read(g, rows, from + bytes.begin, to + bytes.begin, positions, n); });
+              });
+            });
   return ffi::Error::Success();
 }
 
-ffi::Error Write(ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::AnyBuffer value, ffi::RemainingArgs rest,
-                 ffi::Result<ffi::AnyBuffer> out, Call call) {
+ffi::Error Write(ffi::ThreadPool pool, ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::AnyBuffer value,
+                 ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> out, Call call) {
   auto plan = checked_plan(call, buffer, index, rest);
   if (plan.has_error()) return plan.error();
   const Geometry& g = plan->geometry;
-  auto* rows = in_place<uint8_t>(buffer, out);
-  for (int64_t b = 0; b < g.batch; ++b) {
-    walk_write(g, plan->index, rows, static_cast<const uint8_t*>(value.untyped_data()), call.reverse, b);
-  }
+  auto* to = in_place<uint8_t>(buffer, out);
+  const auto* from = static_cast<const uint8_t*>(value.untyped_data());
+  in_shares_of_buffer(pool, g, [&](Range mine, Range bytes) {
+    with_index(plan->index, [&](auto rows) {
+      with_bytes(bytes.size(),
+                 [&](auto n) { walk_write(g, rows, to + bytes.begin, from + bytes.begin, call.reverse, mine, n); });
+    });
+  });
   return ffi::Error::Success();
 }
 
-ffi::Error Swap(ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::AnyBuffer value, ffi::RemainingArgs rest,
-                ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> old, Call call) {
+ffi::Error Swap(ffi::ThreadPool pool, ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::AnyBuffer value,
+                ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> old, Call call) {
   auto plan = checked_plan(call, buffer, index, rest);
   if (plan.has_error()) return plan.error();
   const Geometry& g = plan->geometry;
-  auto* rows = in_place<uint8_t>(buffer, out);
-  for (int64_t b = 0; b < g.batch; ++b) {
-    walk_swap(g, plan->index, rows, static_cast<const uint8_t*>(value.untyped_data()),
-              static_cast<uint8_t*>(old->untyped_data()), call.reverse, b);
-  }
+  auto* to = in_place<uint8_t>(buffer, out);
+  auto* taken = static_cast<uint8_t*>(old->untyped_data());
+  const auto* from = static_cast<const uint8_t*>(value.untyped_data());
+  in_shares_of_buffer(pool, g, [&](Range mine, Range bytes) {
+    with_index(plan->index, [&](auto rows) {
+      with_bytes(bytes.size(), [&](auto n) {
+        walk_swap(g, rows, to + bytes.begin, from + bytes.begin, taken + bytes.begin, call.reverse, mine, n);
+      });
+    });
+  });
   return ffi::Error::Success();
 }
 
 template <class Sum>
-ffi::Error add_rows(const Plan& plan, const ffi::AnyBuffer& buffer, const ffi::AnyBuffer& value,
+ffi::Error add_rows(ffi::ThreadPool& pool, const Plan& plan, const ffi::AnyBuffer& buffer, const ffi::AnyBuffer& value,
                     ffi::Result<ffi::AnyBuffer>& out, bool reverse) {
   using Element = typename Sum::Element;
+  constexpr auto kWidth = static_cast<int64_t>(sizeof(Element));
   Geometry g = plan.geometry;
-  g.row /= static_cast<int64_t>(sizeof(Element));  // complex numbers are two elements
-  auto* rows = in_place<Element>(buffer, out);
-  for (int64_t b = 0; b < g.batch; ++b) {
-    walk_add<Sum>(g, plan.index, rows, static_cast<const Element*>(value.untyped_data()), reverse, b);
-  }
+  g.row /= kWidth;  // complex numbers are two elements
+  auto* to = in_place<Element>(buffer, out);
+  const auto* from = static_cast<const Element*>(value.untyped_data());
+  in_shares_of_buffer(pool, plan.geometry, [&](Range mine, Range bytes) {
+    int64_t first = bytes.begin / kWidth, n = bytes.size() / kWidth;
+    with_index(plan.index, [&](auto rows) { walk_add<Sum>(g, rows, to + first, from + first, reverse, mine, n); });
+  });
   return ffi::Error::Success();
 }
 
-ffi::Error Add(ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::AnyBuffer value, ffi::RemainingArgs rest,
-               ffi::Result<ffi::AnyBuffer> out, Call call) {
+ffi::Error Add(ffi::ThreadPool pool, ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::AnyBuffer value,
+               ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> out, Call call) {
   auto plan = checked_plan(call, buffer, index, rest);
   if (plan.has_error()) return plan.error();
   return with_sum(buffer.element_type(),
-                  [&](auto sum) { return add_rows<decltype(sum)>(*plan, buffer, value, out, call.reverse); });
+                  [&](auto sum) { return add_rows<decltype(sum)>(pool, *plan, buffer, value, out, call.reverse); });
 }
 
 ffi::Error clear_rows(const ffi::AnyBuffer& buffer, const Index& start, const Index& stop,
@@ -161,10 +210,12 @@ ffi::Error Fence(ffi::AnyBuffer buffer, ffi::RemainingArgs, ffi::Result<ffi::Any
 // Leaves its result as XLA allocated it: no page is touched.
 ffi::Error Empty(ffi::RemainingArgs, ffi::Result<ffi::AnyBuffer>) { return ffi::Error::Success(); }
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(kRead, Read, bind_read(ffi::Ffi::Bind()));
-XLA_FFI_DEFINE_HANDLER_SYMBOL(kWrite, Write, bind_write(ffi::Ffi::Bind()));
-XLA_FFI_DEFINE_HANDLER_SYMBOL(kAdd, Add, bind_write(ffi::Ffi::Bind()));
-XLA_FFI_DEFINE_HANDLER_SYMBOL(kSwap, Swap, bind_swap(ffi::Ffi::Bind()));
+auto with_pool() { return ffi::Ffi::Bind().Ctx<ffi::ThreadPool>(); }
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(kRead, Read, bind_read(with_pool()));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(kWrite, Write, bind_write(with_pool()));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(kAdd, Add, bind_write(with_pool()));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(kSwap, Swap, bind_swap(with_pool()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(kMask, Mask, bind_mask(ffi::Ffi::Bind()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(kClear, Clear, bind_clear(ffi::Ffi::Bind()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(kReadPart, ReadPart, bind_read_part(ffi::Ffi::Bind()));
@@ -174,19 +225,19 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(kFence, Fence, bind_fence(ffi::Ffi::Bind()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(kEmpty, Empty, bind_empty(ffi::Ffi::Bind()));
 
 }  // namespace
-}  // namespace jax_tensorarray
 
-NB_MODULE(_cpu, m) {
-  using namespace jax_tensorarray;
-  define_module(m, {{"read", kRead},
-                    {"write", kWrite},
-                    {"add", kAdd},
-                    {"swap", kSwap},
-                    {"mask", kMask},
-                    {"clear", kClear},
-                    {"read_part", kReadPart},
-                    {"write_part", kWritePart},
-                    {"check", kCheck},
-                    {"fence", kFence},
-                    {"empty", kEmpty}});
+Handlers cpu_handlers() {
+  return {{"read", kRead},
+          {"write", kWrite},
+          {"add", kAdd},
+          {"swap", kSwap},
+          {"mask", kMask},
+          {"clear", kClear},
+          {"read_part", kReadPart},
+          {"write_part", kWritePart},
+          {"check", kCheck},
+          {"fence", kFence},
+          {"empty", kEmpty}};
 }
+
+}  // namespace jax_tensorarray

@@ -78,6 +78,13 @@ struct Index {
   // Whether the index at `position` is an error, for a caller who wants to know.
   TA_HD bool strays(int64_t position, int64_t size) const { return !skips(position) && row(position, size) == kNoRow; }
 
+  bool all_inside(int64_t positions, int64_t size) const {
+    for (int64_t p = 0; p < positions; ++p) {
+      if (strays(p, size)) return false;
+    }
+    return true;
+  }
+
   // The first position whose index is an error, or kNoRow if there is none. `size_at(position)` rows are there.
   template <class SizeAt>
   TA_HD int64_t first_stray(int64_t positions, SizeAt size_at) const {

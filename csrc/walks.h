@@ -1,69 +1,146 @@
 // The row ops as a CPU runs them: one position after the other, which is what duplicate indices mean.
 //
-// Each walks the positions of one batch and moves whole rows.
+// A walk moves the first `n` units of some of the rows, and several threads may each do one at the same time. Those
+// that update a buffer visit all positions in order and leave out the rows of the others: then it does not matter which
+// positions address the same row.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
+#include <limits>
+#include <type_traits>
 
 #include "kernels.h"
 
 namespace jax_tensorarray {
 
+struct Range {
+  int64_t begin, end;
+
+  int64_t size() const { return end - begin; }
+  bool holds(int64_t k) const { return begin <= k && k < end; }
+
+  // What lies in the k-th of batches of `count`, counted from there.
+  Range in_batch(int64_t k, int64_t count) const {
+    return {std::clamp<int64_t>(begin - k * count, 0, count), std::clamp<int64_t>(end - k * count, 0, count)};
+  }
+};
+
+// An index that nothing masks, of a type that the compiler knows.
+template <class T>
+struct TypedIndex {
+  const T* data;
+
+  int64_t row(int64_t position, int64_t size) const {
+    int64_t i = data[position];
+    return i >= 0 && i < size ? i : kNoRow;
+  }
+
+  // Nothing ends the loop early, so that many positions are looked at in one instruction.
+  bool all_inside(int64_t positions, int64_t size) const {
+    T last = static_cast<T>(std::min<int64_t>(size - 1, std::numeric_limits<T>::max()));
+    bool inside = true;
+    for (int64_t p = 0; p < positions; ++p) inside &= data[p] >= 0 && data[p] <= last;
+    return inside;
+  }
+};
+
+// Calls `run` with the index, of a known type if it is a usual one: a walk over many small rows is twice as fast.
+template <class Run>
+auto with_index(const Index& index, Run run) {
+  if (index.where == nullptr && index.type == IndexType::kS32) {
+    return run(TypedIndex<int32_t>{static_cast<const int32_t*>(index.data)});
+  }
+  if (index.where == nullptr && index.type == IndexType::kS64) {
+    return run(TypedIndex<int64_t>{static_cast<const int64_t*>(index.data)});
+  }
+  return run(index);
+}
+
+// Calls `run` with a number of bytes, as a constant if it is that of a small row: to copy so many takes a few moves.
+template <class Run>
+void with_bytes(int64_t n, Run run) {
+  switch (n) {
+    case 4: return run(std::integral_constant<int64_t, 4>{});
+    case 8: return run(std::integral_constant<int64_t, 8>{});
+    case 16: return run(std::integral_constant<int64_t, 16>{});
+    case 32: return run(std::integral_constant<int64_t, 32>{});
+    case 64: return run(std::integral_constant<int64_t, 64>{});
+    default: return run(n);
+  }
+}
+
 inline void copy_bytes(uint8_t* to, const uint8_t* from, int64_t n) {
   if (n > 0) memcpy(to, from, static_cast<size_t>(n));  // an array of no elements may be null
+}
+
+template <int64_t n>
+void copy_bytes(uint8_t* to, const uint8_t* from, std::integral_constant<int64_t, n>) {
+  memcpy(to, from, n);
 }
 
 inline void zero_bytes(uint8_t* to, int64_t n) {
   if (n > 0) memset(to, 0, static_cast<size_t>(n));
 }
 
-// for k: value[k] = buffer[index[k]], zeros where there is no such row
-inline void walk_read(const Geometry& g, const Index& index, const uint8_t* buffer, uint8_t* value, int64_t batch) {
-  for (int64_t k = 0; k < g.count; ++k) {
-    int64_t position = batch * g.count + k, row = index.row(position, g.size);
-    uint8_t* to = value + position * g.row;
-    if (row == kNoRow) zero_bytes(to, g.row);
-    else copy_bytes(to, buffer + (batch * g.size + row) * g.row, g.row);
+// for k: value[k] = buffer[index[k]], zeros where there is no such row; of the positions of all batches, some
+template <class Rows, class Bytes>
+void walk_read(const Geometry& g, const Rows& index, const uint8_t* buffer, uint8_t* value, Range positions, Bytes n) {
+  for (int64_t b = 0; b < g.batch; ++b) {
+    Range here = positions.in_batch(b, g.count);
+    for (int64_t k = here.begin; k < here.end; ++k) {
+      int64_t position = b * g.count + k, row = index.row(position, g.size);
+      uint8_t* to = value + position * g.row;
+      if (row == kNoRow) zero_bytes(to, n);
+      else copy_bytes(to, buffer + (b * g.size + row) * g.row, n);
+    }
+  }
+}
+
+// Calls `visit(position, row)` for the positions of all batches, in order, with the row of all batches or kNoRow.
+template <class Rows, class Visit>
+void walk(const Geometry& g, const Rows& index, bool reverse, Visit visit) {
+  for (int64_t b = 0; b < g.batch; ++b) {
+    for (int64_t k = 0; k < g.count; ++k) {
+      int64_t position = b * g.count + nth(k, g.count, reverse), row = index.row(position, g.size);
+      visit(position, row == kNoRow ? kNoRow : b * g.size + row);
+    }
   }
 }
 
 // for k: buffer[index[k]] = value[k]
-inline void walk_write(const Geometry& g, const Index& index, uint8_t* buffer, const uint8_t* value, bool reverse,
-                       int64_t batch) {
-  for (int64_t n = 0; n < g.count; ++n) {
-    int64_t position = batch * g.count + nth(n, g.count, reverse), row = index.row(position, g.size);
-    if (row == kNoRow) continue;
-    copy_bytes(buffer + (batch * g.size + row) * g.row, value + position * g.row, g.row);
-  }
+template <class Rows, class Bytes>
+void walk_write(const Geometry& g, const Rows& index, uint8_t* buffer, const uint8_t* value, bool reverse, Range rows,
+                Bytes n) {
+  walk(g, index, reverse, [=](int64_t position, int64_t row) {
+    if (rows.holds(row)) copy_bytes(buffer + row * g.row, value + position * g.row, n);
+  });
 }
 
 // for k: buffer[index[k]], old[k] = value[k], buffer[index[k]]
-inline void walk_swap(const Geometry& g, const Index& index, uint8_t* buffer, const uint8_t* value, uint8_t* old,
-                      bool reverse, int64_t batch) {
-  for (int64_t n = 0; n < g.count; ++n) {
-    int64_t position = batch * g.count + nth(n, g.count, reverse), row = index.row(position, g.size);
+template <class Rows, class Bytes>
+void walk_swap(const Geometry& g, const Rows& index, uint8_t* buffer, const uint8_t* value, uint8_t* old, bool reverse,
+               Range rows, Bytes n) {
+  walk(g, index, reverse, [=](int64_t position, int64_t row) {
     uint8_t* taken = old + position * g.row;
-    if (row == kNoRow) {
-      zero_bytes(taken, g.row);
-      continue;
-    }
-    uint8_t* at = buffer + (batch * g.size + row) * g.row;
-    copy_bytes(taken, at, g.row);
-    copy_bytes(at, value + position * g.row, g.row);
-  }
+    if (row == kNoRow && rows.begin == 0) zero_bytes(taken, n);  // by one of the threads
+    if (!rows.holds(row)) return;
+    uint8_t* at = buffer + row * g.row;
+    copy_bytes(taken, at, n);
+    copy_bytes(at, value + position * g.row, n);
+  });
 }
 
 // for k: buffer[index[k]] += value[k]
-template <class Sum>
-void walk_add(const Geometry& g, const Index& index, typename Sum::Element* buffer, const typename Sum::Element* value,
-              bool reverse, int64_t batch) {
-  for (int64_t n = 0; n < g.count; ++n) {
-    int64_t position = batch * g.count + nth(n, g.count, reverse), row = index.row(position, g.size);
-    if (row == kNoRow) continue;
-    typename Sum::Element* at = buffer + (batch * g.size + row) * g.row;
+template <class Sum, class Rows>
+void walk_add(const Geometry& g, const Rows& index, typename Sum::Element* buffer, const typename Sum::Element* value,
+              bool reverse, Range rows, int64_t n) {
+  walk(g, index, reverse, [=](int64_t position, int64_t row) {
+    if (!rows.holds(row)) return;
+    typename Sum::Element* at = buffer + row * g.row;
     const typename Sum::Element* from = value + position * g.row;
-    for (int64_t c = 0; c < g.row; ++c) at[c] = Sum::add(at[c], from[c]);
-  }
+    for (int64_t c = 0; c < n; ++c) at[c] = Sum::add(at[c], from[c]);
+  });
 }
 
 // buffer[row] = 0 for every row in [start, stop) of the batch

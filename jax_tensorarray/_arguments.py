@@ -10,6 +10,9 @@ from jax_tensorarray._mlir import LOWERINGS
 
 Array = jax.Array
 
+#: An index that is known is left to NumPy: JAX takes longer to make an array of it than to write a row.
+Index = jax.Array | np.ndarray[Any, Any]
+
 _INT32_MAX = np.iinfo(np.int32).max
 
 
@@ -20,7 +23,7 @@ def out_of_range(op: str, index: int, size: int) -> str:
 
 def row_operands(
     op: str, buffer: Any, index: Any, where: Any, mode: str | None
-) -> tuple[Array, Array, tuple[Array, ...], str | None]:
+) -> tuple[Array, Index, tuple[Array, ...], str | None]:
     """What all row ops take, checked and converted; `where` becomes no operand or one."""
     buffer, mode = as_buffer(op, buffer), as_mode(op, mode)
     masked = where is not None and where is not True
@@ -28,10 +31,15 @@ def row_operands(
     return buffer, index, as_where(op, where, index.shape), mode
 
 
+def _as_array(x: Any) -> Array:
+    """`jnp.asarray`, which takes as long as a small op also where there is nothing to do."""
+    return x if isinstance(x, jax.Array) else jnp.asarray(x)
+
+
 def as_buffer(op: str, buffer: Any) -> Array:
     """A buffer `[T, *elem]`."""
-    array = jnp.asarray(buffer)
-    if jnp.issubdtype(array.dtype, jax.dtypes.extended):
+    array = _as_array(buffer)
+    if not isinstance(array.dtype, np.dtype):  # keys of jax.random
         raise TypeError(
             f"{op}: a TensorArray holds plain numbers, got dtype {array.dtype}; for random keys use "
             "jax.random.key_data and jax.random.wrap_key_data"
@@ -54,21 +62,22 @@ def check_lowering(op: str, lowering: str) -> None:
         raise ValueError(f'{op}: lowering must be "auto", "ffi" or "xla", got {lowering!r}')
 
 
-def as_index(op: str, index: Any, size: int, mode: str | None, *, masked: bool) -> tuple[Array, str | None]:
+def as_index(op: str, index: Any, size: int, mode: str | None, *, masked: bool) -> tuple[Index, str | None]:
     """An integer index, and the mode that is left to check at run time.
 
     Indices known while tracing are checked here. `masked` says that a `where` decides, at run time, which count.
     """
-    if any(isinstance(i, jax.core.Tracer) for i in jax.tree.leaves(index)):
+    if isinstance(index, list | tuple) and any(isinstance(i, jax.core.Tracer) for i in jax.tree.leaves(index)):
         index = jnp.asarray(index)  # a list of them is an index too
     if not hasattr(index, "dtype") or isinstance(index, np.ndarray | np.generic):
         return _as_constant_index(op, index, size, mode, masked=masked)
     _check_integer(op, index.dtype)
-    array = jnp.asarray(index)
-    return array.astype(jnp.int32) if jnp.iinfo(array.dtype).bits < 8 else array, mode
+    array = _as_array(index)
+    packed = array.dtype.kind == "V" and jnp.iinfo(array.dtype).bits < 8
+    return array.astype(jnp.int32) if packed else array, mode
 
 
-def _as_constant_index(op: str, index: Any, size: int, mode: str | None, *, masked: bool) -> tuple[Array, str | None]:
+def _as_constant_index(op: str, index: Any, size: int, mode: str | None, *, masked: bool) -> tuple[Index, str | None]:
     values = _as_integers(op, index)
     stray = np.asarray((values < 0) | (values >= size), bool)
     if not stray.any():
@@ -78,12 +87,12 @@ def _as_constant_index(op: str, index: Any, size: int, mode: str | None, *, mask
     low, high = (int(values.min()), int(values.max())) if values.size else (0, 0)
     for dtype in (np.int32, np.uint32, *((np.int64, np.uint64) if jax.config.jax_enable_x64 else ())):
         if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max:
-            return jnp.asarray(values.astype(dtype)), mode
+            return values.astype(dtype), mode
     # No dtype holds them all. What int32 cannot hold is out of range, and -1 stands for it.
     small = np.asarray((values >= -_INT32_MAX) & (values <= _INT32_MAX), bool)
     narrow = np.full(values.shape, -1, np.int32)
     narrow[small] = values[small].astype(np.int32)
-    return jnp.asarray(narrow), mode
+    return narrow, mode
 
 
 def _as_integers(op: str, index: Any) -> np.ndarray[Any, Any]:
@@ -103,7 +112,8 @@ def _as_integers(op: str, index: Any) -> np.ndarray[Any, Any]:
 
 
 def _check_integer(op: str, dtype: Any) -> None:
-    if not jnp.issubdtype(dtype, jnp.integer):
+    is_usual = isinstance(dtype, np.dtype) and dtype.kind in "iu"
+    if not is_usual and not jnp.issubdtype(dtype, jnp.integer):
         raise TypeError(f"{op}: index must have an integer dtype, got {dtype}")
 
 
@@ -111,7 +121,7 @@ def as_where(op: str, where: Any, shape: tuple[int, ...]) -> tuple[Array, ...]:
     """No operand if every row takes part, else one mask of the index's shape."""
     if where is None or where is True:
         return ()
-    array = jnp.asarray(where)
+    array = _as_array(where)
     if array.dtype != jnp.bool_:
         raise TypeError(f"{op}: where must be bool, got {array.dtype}")
     return (_broadcast(op, "where", array, shape, "an index"),)
@@ -121,18 +131,24 @@ def as_value(op: str, value: Any, buffer: Array, index_shape: tuple[int, ...]) -
     """A value of the buffer's dtype and of shape `[*I, *elem]`."""
     if isinstance(value, list | tuple):
         raise TypeError(f"{op}: value must be an array or a number, got {value!r}; jnp.asarray makes one of it")
+    rows = _broadcast(op, "value", _of_dtype(op, value, buffer.dtype), (*index_shape, *buffer.shape[1:]), "rows")
+    return _divided_as(buffer, rows, len(index_shape))
+
+
+def _of_dtype(op: str, value: Any, dtype: Any) -> Array:
+    if isinstance(value, jax.Array) and value.dtype == dtype and not jax.typeof(value).weak_type:
+        return value
     try:
-        promoted = jnp.result_type(buffer.dtype, value)
+        promoted = jnp.result_type(dtype, value)
     except ValueError:  # no implicit promotion between the two, or a strict promotion mode
         promoted = None
-    if promoted is None or promoted != buffer.dtype:  # NumPy takes None for float64
+    if promoted is None or promoted != dtype:  # NumPy takes None for float64
         given = getattr(value, "dtype", None) or jnp.result_type(value)
         raise TypeError(
-            f"{op}: a value of dtype {given} cannot be stored in a TensorArray of dtype {buffer.dtype} without loss; "
-            f"convert it with .astype({str(buffer.dtype)!r}) if that is meant"
+            f"{op}: a value of dtype {given} cannot be stored in a TensorArray of dtype {dtype} without loss; "
+            f"convert it with .astype({str(dtype)!r}) if that is meant"
         )
-    rows = _broadcast(op, "value", jnp.asarray(value, buffer.dtype), (*index_shape, *buffer.shape[1:]), "rows")
-    return _divided_as(buffer, rows, len(index_shape))
+    return jnp.asarray(value, dtype)
 
 
 def _divided_as(buffer: Array, rows: Array, positions: int) -> Array:
