@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks import environments
 
@@ -13,7 +14,7 @@ COMMITTED = Path(__file__).parent / "results" / "cpu.json"
 README = environments.ROOT / "README.md"
 
 #: A few cases of each kind, in less than two minutes.
-QUICK = {
+QUICK: dict[str, list[Any]] = {
     "cases": ["write", "read_then_write", "while_read_earlier", "large_read"],
     "derivatives": ["forward", "gradient"],
     "sizes": [1000, 4000],
@@ -78,7 +79,7 @@ def show_cases(_: argparse.Namespace) -> None:
         print(f"{case.group:9} {case.name:24} {case.about}")
 
 
-def write(found: dict[str, object], file: Path) -> None:
+def write(found: dict[str, Any], file: Path) -> None:
     """JSON with a result on each line, so that a new run makes a difference that can be read."""
     head = {key: value for key, value in found.items() if key != "results"}
     lines = ",\n".join(json.dumps(rounded(result)) for result in found["results"])
@@ -94,7 +95,7 @@ def rounded(value: object) -> object:
     return [rounded(v) for v in value] if isinstance(value, list) else value
 
 
-def draw(found: dict[str, object], file: Path) -> list[Path]:
+def draw(found: dict[str, Any], file: Path) -> list[Path]:
     try:
         import matplotlib  # noqa: F401
     except ImportError:

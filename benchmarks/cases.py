@@ -1,6 +1,6 @@
 """What is measured: programs, their rivals, and at which sizes."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from jax_tensorarray._programs import programs
@@ -43,7 +43,7 @@ class Case(NamedTuple):
     group: str
     about: str
     rivals: tuple[str, ...]
-    grid: dict[int, tuple[int, ...]]  # floats of a row -> T
+    grid: Mapping[int, tuple[int, ...]]  # floats of a row -> T
     derivatives: tuple[str, ...] = ("forward", "gradient")
     fixed: bool = False  # the sizes are what the case is about
 
@@ -141,8 +141,10 @@ CASES = {case.name: case for case in _cases()}
 
 
 def rivals_of(point: Point) -> list[str]:
-    """Who takes part, ours first. PyTorch's gradient in place takes minutes: rows of 64 say enough."""
-    skipped = {"torch_rows"} if point.derivative != "forward" and point.row != 64 else set()
+    """Who takes part, ours first. PyTorch's gradient in place takes long: rows of 64 say enough."""
+    skipped = set(_ELSEWHERE) if point.derivative == "second order" else set()
+    if point.derivative == "gradient" and point.row != 64:
+        skipped = {"torch_rows"}
     return [rival for rival in RIVALS if rival in point.case.rivals and rival not in skipped]
 
 

@@ -39,5 +39,10 @@ def found(given: dict[str, Path]) -> dict[str, Path]:
 
 
 def variables() -> dict[str, str]:
-    """What a worker finds in its environment: this checkout, and no GPU."""
-    return os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+    """What a worker finds in its environment: this checkout, and no GPU.
+
+    All threads allocate from one arena, which is the only one that `malloc_trim` gives back in full: what one case
+    leaves would otherwise hide what the next one takes.
+    """
+    mine = {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "MALLOC_ARENA_MAX": "1"}
+    return os.environ | mine

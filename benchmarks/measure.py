@@ -2,12 +2,12 @@
 
 import contextlib
 import json
-import math
 import os
 import platform
 import select
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +17,7 @@ import numpy as np
 
 from benchmarks.cases import RIVALS, Point, rivals_of
 from benchmarks.environments import FOLDER, ROOT, variables
+from benchmarks.targets import exponent
 
 Result = dict[str, Any]
 
@@ -30,7 +31,8 @@ class Limits(NamedTuple):
     repeat: int = 7  # samples of each case
     compilations: int = 3  # of each case at its smallest T
     longest: float = 3.0  # a rival goes no further in T after a longer run (s), or before one predicted to be
-    memory: int = 6 * 2**30  # bytes of temporary memory that a run may take
+    patience: float = 180.0  # the most that anything may take, compilation too (s)
+    memory: int = 6 * 2**30  # bytes that a process may take
 
 
 class Unable(Exception):
@@ -38,11 +40,12 @@ class Unable(Exception):
 
 
 class Environment:
-    """A process with its own Python, which answers requests."""
+    """A process with its own Python, which answers requests. It is ended if it takes too long or too much memory."""
 
-    def __init__(self, name: str, python: Path, patience: float) -> None:
-        self.name, self.python, self.patience = name, python, patience
+    def __init__(self, name: str, python: Path, limits: Limits) -> None:
+        self.name, self.python, self.limits = name, python, limits
         self.process: subprocess.Popen[str] | None = None
+        self.started = 0  # how often
 
     def ask(self, do: str, *args: Any) -> Any:
         """What the worker's method `do` returns. Raises Unable."""
@@ -50,9 +53,7 @@ class Environment:
         stdin, stdout = _pipes(process)
         try:
             print(json.dumps({"do": do, "with": args}), file=stdin, flush=True)
-            if not select.select([stdout], [], [], self.patience)[0]:
-                self.stop()
-                raise Unable(f"not done in {self.patience:.0f} s")
+            self._wait(process, stdout)
             line = stdout.readline()
         except BrokenPipeError:
             line = ""
@@ -64,7 +65,18 @@ class Environment:
             raise Unable(answer["note"])
         return answer["answer"]
 
+    def _wait(self, process: subprocess.Popen[str], stdout: IO[str]) -> None:
+        end = time.monotonic() + self.limits.patience
+        while not select.select([stdout], [], [], 0.2)[0]:
+            if time.monotonic() > end:
+                self.stop()
+                raise Unable(f"not done in {self.limits.patience:.0f} s")
+            if _resident_bytes(process.pid) > self.limits.memory:
+                self.stop()
+                raise Unable(f"needs > {self.limits.memory / 2**30:.0f} GiB")
+
     def _start(self) -> subprocess.Popen[str]:
+        self.started += 1
         FOLDER.mkdir(exist_ok=True)
         log = (FOLDER / f"{self.name}.log").open("a")
         self.process = subprocess.Popen(
@@ -89,6 +101,14 @@ class Environment:
             self.process = None
 
 
+def _resident_bytes(pid: int) -> int:
+    """What a process takes now. (Linux; 0 elsewhere.)"""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except OSError:
+        return 0
+
+
 def _pipes(process: subprocess.Popen[str]) -> tuple[IO[str], IO[str]]:
     assert process.stdin is not None
     assert process.stdout is not None
@@ -100,19 +120,16 @@ class Side:
 
     def __init__(self, rival: str, environment: Environment) -> None:
         self.rival, self.environment = rival, environment
-        self.times: list[tuple[int, float]] = []
+        self.times: dict[int, float] = {}  # T -> the shortest sample: a long one says more of the machine
         self.stopped: str | None = None
+        self.prepared_in = 0
 
     def predicted(self, T: int) -> float:
-        """Seconds at T: growing as it did between the last two sizes, and at least linearly."""
+        """Seconds at T: growing as before, and at least linearly."""
         if not self.times:
             return 0.0
-        (*_, (before, seconds)) = self.times
-        exponent = 1.0
-        if len(self.times) > 1:
-            (first, then), (second, now) = self.times[-2:]
-            exponent = min(max(math.log(now / then) / math.log(second / first), 1.0), 2.5)
-        return seconds * (T / before) ** exponent
+        last = max(self.times)
+        return self.times[last] * (T / last) ** max(exponent(self.times) or 1.0, 1.0)
 
 
 def equal(answer: Sequence[np.ndarray[Any, Any]], expected: Sequence[np.ndarray[Any, Any]]) -> bool:
@@ -140,20 +157,16 @@ def _at(T: int, point: Point, sides: Sequence[Side], limits: Limits, folder: Pat
             continue
         what = point.case.name, side.rival, point.derivative, T, point.row
         labels = dict(zip(("case", "rival", "derivative", "T", "row"), what, strict=True))
-        results[side.rival] = result = {**labels, "group": point.case.group, "seconds": [], "note": None}
+        result: Result = {**labels, "group": point.case.group, "seconds": [], "note": None}
+        results[side.rival] = result
         if (predicted := side.predicted(T)) > limits.longest:
             result["note"] = side.stopped = f"predicted {predicted:.0f} s"
             continue
         try:
-            result |= side.environment.ask("prepare", side.rival, what)
-            if (result["temp_bytes"] or 0) > limits.memory:
-                raise Unable(f"needs {result['temp_bytes'] / 2**30:.0f} GiB")
-            first = side.environment.ask("first", side.rival, str(folder / "answer.npz"))
+            once = _prepare(side, what, result, limits, folder)
         except Unable as error:
             result["note"] = side.stopped = str(error)
             continue
-        once = first.pop("seconds")
-        result |= first
         with np.load(folder / "answer.npz") as stored:
             answer = list(stored.values())
         if expected is None:
@@ -164,6 +177,10 @@ def _at(T: int, point: Point, sides: Sequence[Side], limits: Limits, folder: Pat
             side.stopped, result["note"], result["seconds"] = "slow", "one run", [once]
 
     timed = [side for side in sides if side.rival in results and results[side.rival]["note"] is None]
+    for side in timed:
+        if side.prepared_in != side.environment.started:  # another rival has ended the process
+            what = point.case.name, side.rival, point.derivative, T, point.row
+            _prepare(side, what, results[side.rival], limits, folder)
     _in_turns(timed, results, limits)
     if compilations:
         for _ in range(limits.compilations):
@@ -176,8 +193,19 @@ def _at(T: int, point: Point, sides: Sequence[Side], limits: Limits, folder: Pat
             with contextlib.suppress(Unable):
                 side.environment.ask("drop", side.rival)
             if results[side.rival]["seconds"] and side.stopped is None:
-                side.times.append((T, float(np.median(results[side.rival]["seconds"]))))
+                side.times[T] = min(results[side.rival]["seconds"])
     return list(results.values())
+
+
+def _prepare(side: Side, what: tuple[Any, ...], result: Result, limits: Limits, folder: Path) -> float:
+    """Compile, run once, and leave the answer in the folder. Returns the seconds of that run."""
+    result |= side.environment.ask("prepare", side.rival, what)
+    if (result["temp_bytes"] or 0) > limits.memory:
+        raise Unable(f"needs {result['temp_bytes'] / 2**30:.0f} GiB")
+    first = side.environment.ask("first", side.rival, str(folder / "answer.npz"))
+    side.prepared_in = side.environment.started
+    result |= {key: value for key, value in first.items() if key != "seconds"}
+    return float(first["seconds"])
 
 
 def _in_turns(sides: Sequence[Side], results: dict[str, Result], limits: Limits) -> None:
@@ -205,7 +233,7 @@ print(middle - start, time.perf_counter() - middle)
 
 def import_seconds(python: Path, repeat: int) -> list[list[float]]:
     """Seconds of `import jax`, and of `import jax_tensorarray` after it, each in a fresh process."""
-    command = [python, "-c", _IMPORTS]
+    command = [str(python), "-c", _IMPORTS]
     runs = [
         subprocess.run(command, cwd=ROOT, env=variables(), check=True, capture_output=True, text=True).stdout
         for _ in range(repeat)
@@ -229,9 +257,7 @@ class Run:
     """Measures points one by one; `report` has what is known so far."""
 
     def __init__(self, pythons: dict[str, Path], rivals: Sequence[str], limits: Limits, label: str) -> None:
-        self.environments = {
-            name: Environment(name, python, patience=20 * limits.longest + 120) for name, python in pythons.items()
-        }
+        self.environments = {name: Environment(name, python, limits) for name, python in pythons.items()}
         self.rivals, self.limits = rivals, limits
         self.report: dict[str, Any] = {
             "date": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cases import CASES, DERIVATIVES, OURS, RIVALS
-from benchmarks.targets import TITLES, Key, Line, at_least, curves, last_exponent, targets
+from benchmarks.targets import TITLES, Key, Line, at_least, curves, exponent, targets
 
 Report = dict[str, Any]
 Result = dict[str, Any]
@@ -56,7 +56,7 @@ def point_table(results: Sequence[Result]) -> Iterator[str]:
         cells = [number(1e6 * curve[T] / T) if T in curve else own[T]["note"] if T in own else "" for T in sizes]
         ran = [own[T] for T in sizes if T in curve]
         last = ran[-1] if ran else {}
-        power = last_exponent(curve)
+        power = exponent(curve)
         memory = [last.get("resident_bytes"), last.get("temp_bytes")]
         compiled = next((seconds for r in ran if (seconds := compile_seconds(r)) is not None), None)
         rows.append(
@@ -149,12 +149,13 @@ def plot_times(report: Report, derivative: str, file: Path, row: int = 64) -> No
             if curve := found.get(Key(name, derivative, row, rival)):
                 ax.loglog(list(curve), list(curve.values()), style, color=colour, label=RIVALS[rival][1], markersize=4)
         ax.set_title(name, fontsize=9)
+        ax.minorticks_off()
         ax.grid(True, color="0.9")
         ax.tick_params(labelsize=7)
     for ax in axes[len(names) :]:
         ax.set_axis_off()
     labels = {label: handle for ax in axes for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
-    figure.legend(labels.values(), labels, loc="outside lower center", ncols=6, fontsize=8, frameon=False)
+    figure.legend(labels.values(), labels, loc="outside upper center", ncols=6, fontsize=8, frameon=False)
     figure.supxlabel("T, steps of the loop", fontsize=9)
     figure.supylabel(f"seconds, {derivative}", fontsize=9)
     figure.savefig(file, dpi=110)
@@ -213,6 +214,7 @@ _SHOWN = {
     "inner_writes": "inner loop writes, outer loop reads",
     "many_rows": "gather and scatter four rows a step",
     "checkpointed": "`jax.checkpoint` around the body",
+    "issue_15906": "the loop of [jax issue 15906](https://github.com/jax-ml/jax/issues/15906)",
     "closed_over": "read a closed-over buffer (never written)",
 }
 _PORTED = {

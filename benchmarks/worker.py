@@ -36,13 +36,14 @@ class PeakMemory:
 
     def __enter__(self) -> "PeakMemory":
         gc.collect()
-        self.bytes = None
+        self.bytes: int | None = None
+        self.before: int | None = None
         try:
-            ctypes.CDLL(None).malloc_trim(0)  # what earlier cases have left does not hide what this one takes
+            ctypes.CDLL(None).malloc_trim(0)
             Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again
             self.before = self._read("VmRSS")
         except (OSError, AttributeError):
-            self.before = None
+            pass
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -72,7 +73,8 @@ class Worker:
 
     def first(self, key: str, path: str) -> dict[str, Any]:
         """Run once, and leave the answer in a file."""
-        prepared, found = self.ready[key], {}
+        prepared = self.ready[key]
+        found: dict[str, Any] = {}
         if prepared.compiles_on_call:
             found["compile_seconds"], _ = seconds_of(prepared)
         with PeakMemory() as peak:

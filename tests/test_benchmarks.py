@@ -77,8 +77,8 @@ def test_a_run_is_narrowed():
 
 
 def test_a_process_of_its_own_times_and_compares():
-    environment = measure.Environment("jax", Path(sys.executable), patience=120)
     limits = measure.Limits(repeat=2, compilations=1)
+    environment = measure.Environment("jax", Path(sys.executable), limits)
     point = Point(CASES["write"], "gradient", 4, (8, 16))
     try:
         sides = [measure.Side(rival, environment) for rival in ("ours", "plain")]
@@ -98,7 +98,7 @@ class Answers:
     """A worker that says what it is told to say."""
 
     def __init__(self, seconds, answers):
-        self.seconds, self.answers, self.asked = seconds, answers, []
+        self.seconds, self.answers, self.asked, self.started = seconds, answers, [], 1
 
     def ask(self, do, rival, *args):
         self.asked.append((do, rival))

@@ -394,15 +394,15 @@ def prepare(case, rival, derivative, T, row):
 
 # --- single ops, against a copy of the same bytes ------------------------------------------------------------------
 
-#: name -> (how many times its rows are moved, for each time that `memcpy` moves them; ours; plain JAX's)
+#: name -> (ours, plain JAX's)
 #: Each gives its first argument anew, which is donated: nothing is allocated and no buffer is copied on the side.
 OPS = {
-    "gather": (1, lambda out, b, i, v: jt.ta_read(b, i), lambda out, b, i, v: b[i]),
-    "scatter": (1, lambda b, i, v: jt.ta_write(b, i, v), lambda b, i, v: b.at[i].set(v)),
-    "scatter_add": (1.5, lambda b, i, v: jt.ta_add(b, i, v), lambda b, i, v: b.at[i].add(v)),
-    "stack": (1, lambda out, b, n: jt.ta_stack(b, n), lambda out, b, n: _masked(b, n)),
-    "large_read": (1, lambda out, b, i: jt.ta_read(b, i), lambda out, b, i: b[i]),
-    "large_write": (1, lambda b, i, v: jt.ta_write(b, i, v), lambda b, i, v: b.at[i].set(v)),
+    "gather": (lambda out, b, i, v: jt.ta_read(b, i), lambda out, b, i, v: b[i]),
+    "scatter": (lambda b, i, v: jt.ta_write(b, i, v), lambda b, i, v: b.at[i].set(v)),
+    "scatter_add": (lambda b, i, v: jt.ta_add(b, i, v), lambda b, i, v: b.at[i].add(v)),
+    "stack": (lambda out, b, n: jt.ta_stack(b, n), lambda out, b, n: _masked(b, n)),
+    "large_read": (lambda out, b, i: jt.ta_read(b, i), lambda out, b, i: b[i]),
+    "large_write": (lambda b, i, v: jt.ta_write(b, i, v), lambda b, i, v: b.at[i].set(v)),
 }
 
 
@@ -412,11 +412,12 @@ def _masked(b, n):
 
 def _prepare_op(case, rival, T, row):
     rng = np.random.default_rng(0)
-    # Of a large row, the second of two is moved; of many rows, all, in an order of no pattern.
-    rows = 2 if case.startswith("large") else T
-    buffer = rng.standard_normal((rows, row), dtype=np.float32)
-    value = rng.standard_normal((row,) if rows != T or case.startswith("large") else (T, row), dtype=np.float32)
-    index = np.int32(1) if case.startswith("large") else permutation(T)
+    if case.startswith("large"):  # the second of two rows is moved
+        shape, buffer_shape, index = (row,), (2, row), np.int32(1)
+    else:  # all rows are, in an order of no pattern
+        shape, buffer_shape, index = (T, row), (T, row), permutation(T)
+    buffer = rng.standard_normal(buffer_shape, dtype=np.float32)
+    value = rng.standard_normal(shape, dtype=np.float32)
     if rival == "memcpy":
         target = np.empty_like(value)
         source = value if case in ("scatter", "large_write") else buffer[1] if case == "large_read" else buffer
@@ -425,7 +426,7 @@ def _prepare_op(case, rival, T, row):
             np.copyto(target, source)
 
         return Prepared(copy, lambda _: [], resident=False)
-    _, mine, theirs = OPS[case]
+    mine, theirs = OPS[case]
     first = np.zeros_like(value)
     args = {
         "gather": (first, buffer, index, value),

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks.inputs import inputs
-from benchmarks.rivals import Prepared, Unsupported
+from benchmarks.rivals import Prepared
 from benchmarks.rivals import programs as texts
 
 
@@ -137,8 +137,6 @@ def _eager_write(T, row):
 def prepare(case, rival, derivative, T, row):
     if case == "eager_write":
         return _eager_write(T, row)
-    if derivative == "second order":
-        raise Unsupported("not written")
     program = getattr(texts, case)
     args = [tf.constant(a) for a in inputs(case, T, row)]
 

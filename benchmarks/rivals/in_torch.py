@@ -140,8 +140,6 @@ def prepare(case, rival, derivative, T, row):
     torch.set_num_threads(ALL_THREADS if row >= 2**16 else 1)
     if case == "eager_write":
         return _eager_write(xp, T, row)
-    if derivative == "second order":
-        raise Unsupported("not written")
     program = getattr(texts, case)
     args = [torch.from_numpy(a) for a in inputs(case, T, row)]
 
