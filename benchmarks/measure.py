@@ -21,6 +21,9 @@ from benchmarks.targets import exponent
 
 Result = dict[str, Any]
 
+#: A run that is predicted to take so many times `Limits.longest` is not begun: one over it, at most, is wanted.
+BY_FAR = 4
+
 #: Answers are equal if they differ by at most this share of the largest entry: sums of float32 in other orders.
 TOLERANCE = 1e-3
 
@@ -30,7 +33,7 @@ class Limits(NamedTuple):
 
     repeat: int = 7  # samples of each case
     compilations: int = 3  # of each case at its smallest T
-    longest: float = 3.0  # a rival goes no further in T after a longer run (s), or before one predicted to be
+    longest: float = 3.0  # a rival goes no further in T after a longer run (s), or before one predicted to be so by far
     patience: float = 180.0  # the most that anything may take, compilation too (s)
     memory: int = 6 * 2**30  # bytes that a process may take
 
@@ -159,7 +162,7 @@ def _at(T: int, point: Point, sides: Sequence[Side], limits: Limits, folder: Pat
         labels = dict(zip(("case", "rival", "derivative", "T", "row"), what, strict=True))
         result: Result = {**labels, "group": point.case.group, "seconds": [], "note": None}
         results[side.rival] = result
-        if (predicted := side.predicted(T)) > limits.longest:
+        if (predicted := side.predicted(T)) > BY_FAR * limits.longest:
             result["note"] = side.stopped = f"predicted {predicted:.0f} s"
             continue
         try:

@@ -94,7 +94,7 @@ def target_tables(report: Report) -> Iterator[str]:
     yield "Targets: measured, and reached or not"
     for target, title in TITLES.items():
         mine = [line for line in lines if line.target == target]
-        reached = sum(line.reached for line in mine)
+        reached = sum(line.reached is True for line in mine)
         yield ""
         yield f"{target}. {title}: {f'{reached} of {len(mine)} reached' if mine else 'not measured'}"
         if mine:
@@ -103,7 +103,7 @@ def target_tables(report: Report) -> Iterator[str]:
 
 def _target_row(line: Line) -> list[str]:
     bound = f"{'<=' if line.at_most else '>='} {line.bound:g}"
-    return [line.what, number(line.measured), bound, "yes" if line.reached else "NO", line.remark]
+    return [line.what, number(line.measured), bound, {True: "yes", False: "NO", None: "?"}[line.reached], line.remark]
 
 
 def header(report: Report) -> Iterator[str]:
@@ -172,7 +172,7 @@ def plot_ratios(report: Report, derivative: str, file: Path, row: int = 64, T: i
         for rival in _STYLES:
             other = found.get(Key(name, derivative, row, rival), {})
             if rival not in OURS and T in ours and other and min(other) <= T:
-                ratios.setdefault(name, {})[rival] = at_least(other, T)[0] / ours[T]
+                ratios.setdefault(name, {})[rival] = at_least(other, T) / ours[T]
     if not ratios:
         return
     figure = Figure(figsize=(0.62 * len(ratios) + 3, 4.5), layout="constrained")
@@ -187,7 +187,7 @@ def plot_ratios(report: Report, derivative: str, file: Path, row: int = 64, T: i
     ax.set_yscale("log")
     ax.set_xticks(range(len(ratios)), list(ratios), rotation=60, ha="right", fontsize=8)
     ax.set_ylabel(f"time over ours, {derivative}, T = {T}, rows of {row}", fontsize=8)
-    ax.legend(fontsize=7, ncols=2)
+    figure.legend(loc="outside upper center", ncols=5, fontsize=8, frameon=False)
     figure.savefig(file, dpi=110)
 
 
@@ -257,7 +257,7 @@ class _Figures:
         notes = {r["note"] for key, r in self.by_key.items() if key[:4] == (case, derivative, 64, rival) and r["note"]}
         curve = self.found.get(Key(case, derivative, 64, rival), {})
         if notes and any(size < T for size in curve):
-            return f"> {number(1e6 * at_least(curve, T)[0] / T)}"
+            return f"> {number(1e6 * at_least(curve, T) / T)}"
         return "wrong" if "wrong" in notes else "not supported" if notes else ""
 
     def copies(self, case: str, rival: str, T: int) -> str:
@@ -334,8 +334,9 @@ def _summary(report: Report) -> str:
     for target, title in TITLES.items():
         mine = [line for line in lines if line.target == target]
         if mine:
-            worst = (max if mine[0].at_most else min)(mine, key=lambda line: line.measured / line.bound)
-            reached = f"{sum(line.reached for line in mine)} of {len(mine)}"
+            known = [line for line in mine if line.reached is not None] or mine
+            worst = (max if mine[0].at_most else min)(known, key=lambda line: line.measured / line.bound)
+            reached = f"{sum(line.reached is True for line in mine)} of {len(mine)}"
             rows.append([title, reached, f"{number(worst.measured)} ({worst.what})"])
     return markdown(["target", "reached", "worst"], rows)
 

@@ -34,10 +34,14 @@ class Line(NamedTuple):
     bound: float
     at_most: bool = True
     remark: str = ""
+    at_least: bool = False  # what was measured is a bound from below
 
     @property
-    def reached(self) -> bool:
-        return self.measured <= self.bound if self.at_most else self.measured >= self.bound
+    def reached(self) -> bool | None:
+        """None if there is no telling."""
+        if self.at_most:
+            return self.measured <= self.bound
+        return True if self.measured >= self.bound else None if self.at_least else False
 
 
 TITLES = {
@@ -72,12 +76,10 @@ def is_quadratic(curve: dict[int, float]) -> bool | None:
     return None if found is None else found > LINEAR
 
 
-def at_least(curve: dict[int, float], T: int) -> tuple[float, str]:
-    """Seconds at T and a remark; where it has not run there, a bound from below: it does not grow slower than T."""
-    if T in curve:
-        return curve[T], ""
-    near = max(size for size in curve if size < T)
-    return curve[near] * T / near, f"at least, from T = {near}"
+def at_least(curve: dict[int, float], T: int) -> float:
+    """Seconds at T; where it has not run there, a bound from below: it does not grow slower than T."""
+    near = max(size for size in curve if size <= T)
+    return curve[near] * T / near
 
 
 def _programs(found: dict[Key, dict[int, float]]) -> Iterator[tuple[Key, dict[int, float]]]:
@@ -100,8 +102,8 @@ def _exponents(found: dict[Key, dict[int, float]]) -> Iterator[Line]:
         if key.row == 64 and (power := exponent(curve, 1e3, 1e5)) is not None:
             # Where even the best of all grows faster than T, it is the machine: caches, and pages that are new.
             limit = {"stacked": found.get(key._replace(rival="stacked"), {})}
-            others = {rival: exponent(other, 1e3, 1e5) for rival, other in (_against(found, key) | limit).items()}
-            known = [(other, rival) for rival, other in others.items() if other is not None]
+            others = (_against(found, key) | limit).items()
+            known = [(e, RIVALS[rival][1]) for rival, other in others if (e := exponent(other, 1e3, 1e5)) is not None]
             remark = "least of the others: {1}, {0:.2f}".format(*min(known)) if known else ""
             yield Line(1, _name(key), power, 1.05, remark=remark)
 
@@ -129,8 +131,8 @@ def _quadratic_rivals(found: dict[Key, dict[int, float]]) -> Iterator[Line]:
             continue
         for rival, other in _against(found, key).items():
             if is_quadratic(other):
-                seconds, remark = at_least(other, T)
-                yield Line(3, _name(key), seconds / curve[T], 50, False, f"{RIVALS[rival][1]} {remark}".strip())
+                remark = RIVALS[rival][1] + ("" if T in other else f", at least, from T = {max(other)}")
+                yield Line(3, _name(key), at_least(other, T) / curve[T], 50, False, remark, T not in other)
 
 
 def _stacked_outputs(found: dict[Key, dict[int, float]]) -> Iterator[Line]:

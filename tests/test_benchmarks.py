@@ -39,7 +39,7 @@ def answer(case, rival, derivative, T, row):
 @pytest.mark.parametrize(
     "name",
     ["write", "predicated", "branches", "many_rows", "checkpointed"]
-    + [name for name, case in CASES.items() if case.group != "programs"],
+    + [name for name, case in CASES.items() if case.group != "programs" and not name.endswith(("_loose", "_layers"))],
 )
 def test_the_sides_of_a_case_agree(name):
     case = CASES[name]
@@ -147,11 +147,12 @@ def test_the_arithmetic_of_the_targets():
     assert found[1].measured == pytest.approx(1) and found[1].reached
     assert found[2].measured == pytest.approx(2) and not found[2].reached and "new_ref" in found[2].remark
     # 0.1 s at T = 1000 is at least 0.8 s at 8000, where ours takes 0.016 s.
-    assert found[3].measured == pytest.approx(50) and found[3].remark == "plain JAX at least, from T = 1000"
+    assert found[3].measured == pytest.approx(50) and found[3].remark == "plain JAX, at least, from T = 1000"
     assert found[4].measured == pytest.approx(2.5) and not found[4].reached
     assert found[5].measured == pytest.approx(0.8) and not found[5].reached
     assert found[6].measured == pytest.approx(2) and not found[6].reached  # the last of target 6: to compile
     assert Line(6, "", 40.0, 50).reached
+    assert Line(3, "", 40.0, 50, at_most=False, at_least=True).reached is None
 
 
 def test_growth():
