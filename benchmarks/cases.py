@@ -120,7 +120,7 @@ def _cases() -> Iterator[Case]:
     yield Case("while_layers", "loops", "six layers in a step, for the time of compilation", _LOOPS, {64: (1000,)})
     yield Case(
         *("triangular", "loops", "all results so far are used in every step", ("ours_tape", *_LOOPS)),
-        *({1: (1000, 3000, 10_000)}, ("forward", "gradient")),
+        *({1: (1000, 3000, 10_000)}, ("forward", "gradient"), True),
     )
 
     sides, forward = ("ours", "plain", "memcpy"), ("forward",)
@@ -129,7 +129,7 @@ def _cases() -> Iterator[Case]:
         "gather": "all rows of 64 MiB (and of 4), in an order of no pattern",
         "scatter": "the same, written",
         "scatter_add": "the same, added",
-        "stack": "the dense array of as many rows",
+        "stack": "the dense array of as many rows, of which the second half is zeroed, where it lies",
     }.items():
         yield Case(name, "ops", about, sides, bulk, forward, True)
     one = {LARGE_ROW: (1,), 2**24: (1,)}

@@ -149,7 +149,7 @@ def _bandwidths(found: dict[Key, dict[int, float]]) -> Iterator[Line]:
         copy = found.get(key._replace(rival="memcpy"), {})
         if key.rival == "ours":
             for T in sorted(set(curve) & set(copy)):
-                mib = T * key.row * 4 / 2**20
+                mib = T * key.row * 4 / 2**20 / (2 if key.case == "stack" else 1)
                 # memcpy reads and writes what an addition reads twice and writes.
                 moved = 1.5 if key.case == "scatter_add" else 1.0
                 yield Line(5, _name(key), moved * copy[T] / curve[T], 0.9, False, f"{mib:.0f} MiB")

@@ -400,7 +400,7 @@ OPS = {
     "gather": (lambda out, b, i, v: jt.ta_read(b, i), lambda out, b, i, v: b[i]),
     "scatter": (lambda b, i, v: jt.ta_write(b, i, v), lambda b, i, v: b.at[i].set(v)),
     "scatter_add": (lambda b, i, v: jt.ta_add(b, i, v), lambda b, i, v: b.at[i].add(v)),
-    "stack": (lambda out, b, n: jt.ta_stack(b, n), lambda out, b, n: _masked(b, n)),
+    "stack": (lambda b, n: jt.ta_stack(b, n), lambda b, n: _masked(b, n)),
     "large_read": (lambda out, b, i: jt.ta_read(b, i), lambda out, b, i: b[i]),
     "large_write": (lambda b, i, v: jt.ta_write(b, i, v), lambda b, i, v: b.at[i].set(v)),
 }
@@ -419,8 +419,8 @@ def _prepare_op(case, rival, T, row):
     buffer = rng.standard_normal(buffer_shape, dtype=np.float32)
     value = rng.standard_normal(shape, dtype=np.float32)
     if rival == "memcpy":
-        target = np.empty_like(value)
-        source = value if case in ("scatter", "large_write") else buffer[1] if case == "large_read" else buffer
+        source = {"stack": buffer[T // 2 :], "large_read": buffer[1]}.get(case, value)
+        target = np.empty_like(source)
 
         def copy():
             np.copyto(target, source)
@@ -432,7 +432,7 @@ def _prepare_op(case, rival, T, row):
         "gather": (first, buffer, index, value),
         "scatter": (buffer, index, value),
         "scatter_add": (buffer, index, value),
-        "stack": (first, buffer, np.int32(T)),
+        "stack": (buffer, np.int32(T // 2)),
         "large_read": (first, buffer, index),
         "large_write": (buffer, index, value),
     }[case]
