@@ -51,7 +51,8 @@ part "kernel tests" 60 "$python" -m pytest -q -n "$workers" "${kernels[@]}" test
 if [ ${#quick[@]} -eq 0 ]; then
   # The tests that are left out need no GPU: they are CI's.
   part suite 170 "$python" -m pytest -q -n "$workers" --maxfail=40 --ignore=tests/test_gpu_hlo.py \
-    --ignore=tests/test_cuda_host.py --ignore=tests/test_main.py --ignore=tests/test_tensorflow_programs.py
+    --ignore=tests/test_cuda_host.py --ignore=tests/test_main.py --ignore=tests/test_tensorflow_programs.py \
+    --ignore=tests/test_benchmarks.py
 fi
 
 if command -v compute-sanitizer > /dev/null && [ "$platform" = cuda ]; then
