@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,12 @@ def setup(arguments: argparse.Namespace) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     from benchmarks import measure, report
-    from benchmarks.cases import RIVALS, points
+    from benchmarks.cases import CASES, DERIVATIVES, RIVALS, points
 
+    groups = {case.group for case in CASES.values()}
+    check("case", arguments.cases, [*CASES, *sorted(groups)])
+    check("rival", arguments.rivals, RIVALS)
+    check("derivative", arguments.derivatives, DERIVATIVES)
     quick = QUICK if arguments.quick else {}
     narrowed = [getattr(arguments, key) or quick.get(key, []) for key in ("cases", "derivatives", "sizes", "rows")]
     todo = list(points(*narrowed))
@@ -56,6 +60,13 @@ def run(arguments: argparse.Namespace) -> None:
         measured.close()
     print(*report.target_tables(measured.report), "", sep="\n")
     print(f"Wrote {arguments.output}", *draw(measured.report, arguments.output), sep=", ")
+
+
+def check(what: str, given: Sequence[str], known: Iterable[str]) -> None:
+    """A name that is misspelt measures nothing, which should not look like a result."""
+    unknown = sorted(set(given).difference(known))
+    if unknown:
+        sys.exit(f"There is no {what} {', '.join(map(repr, unknown))}: give some of {', '.join(known)}")
 
 
 def show(arguments: argparse.Namespace) -> None:
