@@ -58,6 +58,13 @@ def _module() -> Path:
     return Path(_ffi.modules["cpu"].__file__ or "")
 
 
+def _on_the_cpu() -> str:
+    """Why what runs here is not the CPU's, or nothing."""
+    if jax.default_backend() != "cpu":
+        return "jax does not run on the CPU here"
+    return "" if hasattr(_ffi.modules["cpu"], "__file__") else "the kernels here are those of an emulated GPU"
+
+
 def _count_instructions() -> dict[str, Figure]:
     command = [sys.executable, instructions.__file__, str(_module())]  # without jax, which starts threads
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
@@ -105,12 +112,12 @@ def _version_of_jax() -> str:
 
 
 KINDS = {
-    "instructions": Kind(lambda: instructions.compiler_of(_module()), instructions.why_not, _count_instructions),
-    "cpu": Kind(
-        _version_of_jax,
-        lambda: "" if jax.default_backend() == "cpu" else "jax does not run on the CPU here",
-        lambda: _count_operations(_hlo.optimized_hlo, _thunks),
+    "instructions": Kind(
+        lambda: instructions.compiler_of(_module()),
+        lambda: _on_the_cpu() or instructions.why_not(),
+        _count_instructions,
     ),
+    "cpu": Kind(_version_of_jax, _on_the_cpu, lambda: _count_operations(_hlo.optimized_hlo, _thunks)),
     "gpu": Kind(
         _version_of_jax, gpu_hlo.why_not, lambda: _count_operations(gpu_hlo.compiled_for_h100, gpu_hlo.launches)
     ),
