@@ -274,11 +274,11 @@ class Ranges:
             return Interval(low, max(one.high, another.high))
         return Interval(-math.inf, self.of(value, calls).high - least)
 
-    def offset(self, value: Value, calls: Calls) -> tuple[Key, Interval]:
-        """A value as another one plus something in an interval."""
+    def offset(self, value: Value, calls: Calls, most: int = 8) -> tuple[Key, Interval]:
+        """A value as another one plus something in an interval, `most` additions before it."""
         value, calls = self.origin(value, calls)
         itself = (value, calls), FALSE
-        if _is_argument(value):
+        if _is_argument(value) or not most:
             return itself
         op = operation(value.owner)
         if op.name in ("stablehlo.add", "stablehlo.subtract"):
@@ -287,7 +287,7 @@ class Ranges:
             for one, other in ((left, right), (right, left))[: 1 + (sign == 1)]:
                 amount = self._constant(other, calls)
                 if amount is not None:
-                    root, more = self.offset(one, calls)
+                    root, more = self.offset(one, calls, most - 1)
                     return root, Interval(more.low + sign * amount, more.high + sign * amount)
         return itself
 
@@ -359,6 +359,8 @@ class Ranges:
             # Such as the select of a floor division: which it is depends on the sign of something else.
             for key, at in dict.fromkeys(self._thresholds(predicate, calls)):
                 whole, by_case = self.of(*key), EMPTY
+                if not whole.low <= at <= whole.high or whole.low == whole.high:
+                    continue  # there is only one case
                 for part in (Interval(-math.inf, at - 1), Interval(at, at), Interval(at + 1, math.inf)):
                     if not (case := whole & part).is_empty:
                         by_case |= self.in_case(key, case, lambda: self._chosen(op, calls))

@@ -97,6 +97,7 @@ class _Chooser:
         self.module, self.ranges = Module(functions), Ranges(functions)
         self.default, self.platform = default_lowering(), platform
         self.barriers_hold = platform is not None and _compat.barriers_hold(platform)
+        self.updated: dict[Operation, set[Value]] = {}  # by the last operation of a block
 
     def choose(self, op: Operation) -> _Choice | None:
         """None: it stays a call."""
@@ -110,8 +111,8 @@ class _Chooser:
         if name == "fence":
             return _Choice(ordered=True, passes_on=True) if self.barriers_hold and len(op.operands) > 1 else None
         if name == "check":
-            size = self.ranges.of(op.operands[1])
-            return _Choice() if Interval(0, size.low - 1).holds(self.ranges.of(op.operands[0])) else None
+            size = self._range(op.operands[1])
+            return _Choice() if Interval(0, size.low - 1).holds(self._range(op.operands[0])) else None
         choice = self._choose_row(op, name, lowering, is_tape)
         return choice if choice is None or self.barriers_hold or not choice.ordered else None
 
@@ -123,7 +124,7 @@ class _Chooser:
         # XLA moves the small floats by way of larger ones, which does not leave all of them as they are.
         if index.type.rank or attributes["batch_dims"].value or str(buffer.type.element_type).startswith("f8"):
             return None
-        in_range = is_tape or Interval(0, buffer.type.shape[0] - 1).holds(self.ranges.of(index))
+        in_range = is_tape or Interval(0, buffer.type.shape[0] - 1).holds(self._range(index))
         strict = attributes["strict"].value
         if strict and not in_range and lowering != "xla":
             return None
@@ -140,11 +141,24 @@ class _Chooser:
             ordered=not _is_alone(op, reads_too=name != "write" or choice.masked or choice.drops), passes_on=True
         )
 
+    def _range(self, value: Value) -> Interval:
+        try:
+            return self.ranges.of(value)
+        except RecursionError:  # thousands of operations, one made of the other
+            return limits(value.type)
+
+    def _updated_in(self, block: ir.Block) -> set[Value]:
+        """The values that operations of a block update, or what is inside these."""
+        key = terminator(block)
+        if key not in self.updated:
+            uses = (use for op in block.operations for use in nested_operands(operation(op)))
+            self.updated[key] = {value for user, number, value in uses if self.module.owns(user, number)}
+        return self.updated[key]
+
     def _is_never_updated(self, value: Value, block: ir.Block) -> bool:
         """Whether nothing updates `value` after it has been read in `block`."""
-        for op in map(operation, block.operations):
-            if any(used == value and self.module.owns(user, n) for user, n, used in nested_operands(op)):
-                return False
+        if value in self._updated_in(block):
+            return False
         if not isinstance(value, ir.BlockArgument):
             inside = operation(block.owner)
             if inside.name == "func.func":  # its callers may update what it returns

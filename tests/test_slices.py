@@ -1,6 +1,7 @@
 """Row ops that XLA does with slices of its own are the same ops: same values, same errors, in place as well."""
 
 import re
+import time
 
 import in_place
 import jax
@@ -12,9 +13,10 @@ from jax import lax
 from quick import jit
 
 import jax_tensorarray as jt
-from jax_tensorarray import _compat, ta_read, ta_swap, ta_write
+from jax_tensorarray import _compat, _ordering, ta_read, ta_swap, ta_write
 from jax_tensorarray._mlir import LOWERINGS
 from jax_tensorarray._programs import ours, programs
+from jax_tensorarray._slices import use_slices
 from jax_tensorarray.primitives import ta_add_p, ta_read_p, ta_swap_p, ta_write_p
 
 ORDERED = pytest.mark.skipif(
@@ -245,6 +247,46 @@ def test_the_choice_is_a_parameter_of_the_primitives():
         jaxpr = jax.make_jaxpr(lambda b, op=op: OPS[op](b, 0, *([] if op == "read" else [1.0]), lowering="xla"))
         (eqn,) = [e for e in jaxpr(buffers(T)[0]).eqns if e.primitive is primitive]
         assert eqn.params["lowering"] == "xla"
+
+
+def unrolled(steps, start):
+    """A loop of Python, of which nothing but the number of operations is large."""
+
+    def f(b, i):
+        i = i * start
+        for _ in range(steps):
+            b = ta_write(b, i % 8, ta_read(b, i % 8) + 1)
+            i = i + 1
+        return b
+
+    return f
+
+
+@pytest.mark.parametrize("start", [0, 1], ids=["known", "unknown"])
+def test_to_choose_takes_time_in_proportion_to_the_program(start, monkeypatch):
+    times = {}
+
+    def timed(functions, **kwargs):
+        begin = time.perf_counter()
+        use_slices(functions, **kwargs)
+        spent.append(time.perf_counter() - begin)
+
+    monkeypatch.setattr(_ordering, "use_slices", timed)
+    for steps in (50, 200):
+        spent = []
+        for _ in range(3):
+            jax.jit(unrolled(steps, start)).lower(np.zeros((8, 2), np.float32), 3)
+        times[steps] = min(spent)
+    assert times[200] < 10 * times[50]
+
+
+def test_a_long_way_to_an_index_is_no_error():
+    def f(b, i):
+        for k in range(3000):
+            i = i + k
+        return ta_read(b, i, mode="drop"), ta_read(b, jnp.clip(i, 0, T - 1))
+
+    assert calls(f, *buffers(T), 3) == []
 
 
 # --- in place --------------------------------------------------------------------------------------------------
