@@ -3,6 +3,8 @@
 import linecache
 import operator
 import re
+import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +14,9 @@ import jax
 from jax_tensorarray import _carried, _hlo
 
 _PACKAGE = Path(__file__).parent
+
+#: Columns of a report.
+_WIDTH = 100
 
 _DTYPES = {"f": "float", "s": "int", "u": "uint", "c": "complex", "pred": "bool", "bf": "bfloat", "f8": "float8_"}
 
@@ -90,13 +95,13 @@ class LoopCopies(list[LoopCopy]):
             return "No loop copies a buffer that it carries: time grows with the number of steps alone."
         total = sum(copy.num_bytes for copy in self)
         lines = [f"{len(self)} operations on whole buffers in loops, {_readable(total)} a step:"]
-        grouped: dict[tuple[Any, ...], list[LoopCopy]] = {}
-        for copy in self:
-            grouped.setdefault((str(copy), copy.code, copy.advice), []).append(copy)
-        for (text, code, advice), same in grouped.items():
-            lines += ["", text + (f" ({len(same)} times)" if len(same) > 1 else "")]
-            lines += [f"    {code}"] if code else []
-            lines += [f"  {advice}"]
+        for advice in dict.fromkeys(copy.advice for copy in self):
+            places = Counter((str(copy), copy.code) for copy in self if copy.advice == advice)
+            lines.append("")
+            for (text, code), times in places.items():
+                lines.append(text + (f" ({times} times)" if times > 1 else ""))
+                lines += [f"    {code}"] if code else []
+            lines += textwrap.wrap(advice, _WIDTH, initial_indent="  ", subsequent_indent="  ")
         return "\n".join(lines)
 
 
