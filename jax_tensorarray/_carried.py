@@ -226,8 +226,9 @@ class _Module:
         if i.opcode == "fusion":
             inside = [(callee, part) for callee in i.callees() for part in self.computations[callee]]
         for where, part in inside:
-            if (array := self._whole_array_put(where, part, carried)) is not None:
-                yield Finding("save", i, array, (where, part.name, 0), [part, i], False)
+            if (put := self._buffer_put(where, part)) is not None and self._find(put) in carried:
+                array = self.by_name[where][put[1]].arrays[0]
+                yield Finding("save", i, array, self._find(put), [part, i], False)
         if i.opcode in _NO_MATTER:
             return
         for k, array in enumerate(i.arrays):
@@ -299,16 +300,15 @@ class _Module:
                     return True
         return False
 
-    def _whole_array_put(self, computation: str, i: Instruction, carried: set[Array]) -> str | None:
-        """The buffer that an update writes into another array, all of it in one step."""
+    def _buffer_put(self, computation: str, i: Instruction) -> Array | None:
+        """What an update writes into another array."""
         if i.opcode == "dynamic-update-slice":
-            value = i.operands[1]
+            value = computation, i.operands[1], 0
         elif i.opcode == "custom-call" and 'custom_call_target="jax_tensorarray_write' in i.attributes:
-            value = i.operands[2]
+            value = computation, i.operands[2], 0
         else:
             return None
-        buffer, array = self._find((computation, value, 0)), self.by_name[computation][value].arrays[0]
-        return array if buffer in carried and buffer != self._find((computation, i.name, 0)) else None
+        return value if self._find(value) != self._find((computation, i.name, 0)) else None
 
 
 def _index(get_tuple_element: Instruction) -> int:

@@ -5,7 +5,7 @@ import operator
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,8 +41,8 @@ _ADVICE = {
     "gradient": "The transpose of a plain write (`.at[i].set`) takes a row out of the cotangent and the transpose of a "
     "plain read (`b[i]`) adds one to it, in no order that XLA knows. Write by ta_write(b, i, x), add by ta_add, and "
     "read by ta_read(b, i).",
-    "beside": "Something reads a row of the buffer beside this update, and XLA keeps the old buffer for it. Read by "
-    "ta_read(b, i) and write by ta_write(b, i, x), which are put in an order that needs no copy.",
+    "beside": "Something in the loop still uses the buffer from before this update, and XLA keeps a copy for it. Read "
+    "rows by ta_read(b, i) and write them by ta_write(b, i, x), which are put in an order that needs no copy.",
     "ours": "This update is in place by itself, but something in the loop still uses the old buffer: plain indexing "
     "(use ta_read), the whole of it, or a version from before the update. Read by ta_read, before the update.",
     "sum": "A cond or an inner loop that reads a few rows has a gradient of the size of the buffer. Read by "
@@ -62,8 +62,11 @@ class LoopCopy(NamedTuple):
       kind: `"copy"`, `"select"` (between two buffers), `"sum"` (of two), `"anew"` (anything else that makes all rows),
         or `"save"` (the buffer is put, as a whole, into a larger array).
       operation: its name in the optimised HLO, to look it up in `jax.jit(f).lower(*args).compile().as_text()`.
-      dtype, shape, num_bytes: of the array that it makes, as XLA sees it: `vmap` adds an axis, a device has its part.
-      file, line: where in Python it comes from, or `None` where XLA has lost track.
+      dtype: of the array that it makes, by the name that JAX has for it.
+      shape: likewise, as XLA sees it: `vmap` adds an axis, and of a divided array a device has its part.
+      num_bytes: its size.
+      file: where in Python it comes from, or None where XLA has lost track.
+      line: the number of the line.
       code: that line, if the file can be read; else empty.
       in_gradient: whether it is part of a backward pass.
       advice: what to do.
@@ -94,7 +97,8 @@ class LoopCopies(list[LoopCopy]):
         if not self:
             return "No loop copies a buffer that it carries: time grows with the number of steps alone."
         total = sum(copy.num_bytes for copy in self)
-        lines = [f"{len(self)} operations on whole buffers in loops, {_readable(total)} a step:"]
+        number = f"{len(self)} operations on whole buffers" if len(self) > 1 else "1 operation on a whole buffer"
+        lines = [f"{number} in loops, {_readable(total)} a step:"]
         for advice in dict.fromkeys(copy.advice for copy in self):
             places = Counter((str(copy), copy.code) for copy in self if copy.advice == advice)
             lines.append("")
@@ -119,8 +123,7 @@ def loop_copies(f: Callable[..., Any], *args: Any, min_bytes: int = 0) -> LoopCo
     Args:
       f: a function of arrays, or pytrees of them, jitted or not. For a gradient give `jax.grad(f)`. Bind keyword
         arguments with `functools.partial`.
-      args: its arguments: arrays, or `jax.ShapeDtypeStruct`s. Small ones will do, with loops of ten steps or more: XLA
-        compiles loops of a few steps away.
+      args: its arguments: arrays, or `jax.ShapeDtypeStruct`s. Small ones will do, but XLA makes no loop of one step.
       min_bytes: buffers smaller than this are left out. By default none is, so that small examples show what large
         ones do.
 
@@ -158,12 +161,16 @@ def loop_copies(f: Callable[..., Any], *args: Any, min_bytes: int = 0) -> LoopCo
     hlo = jitted.lower(*args).compile().as_text() or ""
     frames = _hlo.frames(hlo)
     findings = list(_carried.findings(hlo))
-    selected = {finding.buffer for finding in findings if finding.kind == "select"}
-    found = (_described(finding, finding.buffer in selected, frames) for finding in findings)
+    kinds = {(finding.buffer, finding.kind) for finding in findings}
+    found = (_described(finding, kinds, frames) for finding in findings)
     return LoopCopies(copy for copy in found if copy.num_bytes >= min_bytes)
 
 
-def _described(finding: _carried.Finding, selected: bool, frames: Callable[[str], list[_hlo.Frame]]) -> LoopCopy:
+def _described(
+    finding: _carried.Finding,
+    kinds: Set[tuple[_carried.Array, str]],
+    frames: Callable[[str], list[_hlo.Frame]],
+) -> LoopCopy:
     dtype, _, dims = finding.array.rstrip("]").partition("[")
     frame = next(_lines_of_the_user(finding, frames), None)
     code = linecache.getline(frame.file, frame.line).strip() if frame else ""
@@ -177,21 +184,24 @@ def _described(finding: _carried.Finding, selected: bool, frames: Callable[[str]
         line=frame.line if frame else None,
         code=code,
         in_gradient=any("transpose(" in i.op_name for i in finding.at),
-        advice=_ADVICE[_cause(finding, selected)],
+        advice=_ADVICE[_cause(finding, kinds)],
     )
 
 
-def _cause(finding: _carried.Finding, selected: bool) -> str:
-    """Which advice fits. `selected`: the loop also selects between versions of the buffer, and so needs both."""
+def _cause(finding: _carried.Finding, kinds: Set[tuple[_carried.Array, str]]) -> str:
+    """Which advice fits. `kinds` are those of all findings: what else happens to a buffer may be why it is copied."""
     names = [i.op_name for i in finding.at]
     if finding.kind in ("sum", "anew", "save"):
         return finding.kind
     if finding.swapped:
         return "swapped"
-    if selected or names[0].endswith("jit(_where)/select_n"):
+    if (finding.buffer, "select") in kinds or names[0].endswith("jit(_where)/select_n"):
         return "select_vmap" if any("vmap(" in name for name in names) else "select"
     if any("/checkpoint" in name or "/rematted_computation" in name for name in names):
         return "checkpoint"
+    for also in ("save", "anew"):
+        if (finding.buffer, also) in kinds:
+            return also
     if any(re.search(r"/ta_\w+$", name) for name in names):
         return "ours"
     return "gradient" if any("transpose(" in name for name in names) else "beside"

@@ -78,6 +78,14 @@ def checkpointed(policy, x):
     return jnp.sum(lax.scan(body, jnp.zeros_like(x), ROWS)[0] ** 2)
 
 
+def checkpointed_write(x):
+    @jax.checkpoint
+    def body(b, i):
+        return b.at[i].set(jnp.tanh(b[i // 2] + x[i])), None
+
+    return jnp.sum(lax.scan(body, jnp.zeros_like(x), ROWS)[0] ** 2)
+
+
 def conditional_read(x):
     def body(h, i):
         return lax.cond(i % 3 == 0, lambda: jnp.cos(h), lambda: jnp.sin(h + x[i // 2])), None
@@ -92,6 +100,22 @@ def attention_to_all_rows(x):
     return jnp.sum(lax.scan(body, x, ROWS)[0] ** 2)
 
 
+def plain_read_of_the_old_buffer(x):
+    def body(c, i):
+        b, total = c
+        new = ta_write(b, i, jnp.sin(ta_read(x, i)), lowering="ffi")
+        return (new, total + jnp.sum(b[(i * 7) % 50])), None
+
+    return lax.scan(body, (jnp.ones_like(x), 0.0), ROWS)[0][1]
+
+
+def decay(x):
+    def body(b, i):
+        return 0.9 * b.at[i].set(1.0), None
+
+    return jnp.sum(lax.scan(body, x, ROWS)[0] ** 2)
+
+
 def line_with(f, text):
     """The number of the line of `f` in which `text` stands."""
     lines, start = inspect.getsourcelines(f)
@@ -99,6 +123,7 @@ def line_with(f, text):
     return number
 
 
+BESIDE = "Something in the loop still uses the buffer from before this update"
 GRADIENT = "The transpose of a plain write"
 SELECT = "In place of jnp.where"
 VMAP = "jax.vmap of a cond or a while_loop"
@@ -108,16 +133,21 @@ VMAP = "jax.vmap of a cond or a while_loop"
     ("loop", "gradient", "kind", "line", "advice"),
     [
         (write_in_a_scan, True, "copy", ".at[i].set", GRADIENT),
-        (read_beside_write, False, "copy", ".at[i].set", "Something reads a row of the buffer beside this update"),
+        (read_beside_write, False, "copy", ".at[i].set", BESIDE),
         (select_of_versions, True, "select", ".at[i].set", SELECT),
         (swapped_buffers, False, "copy", "ta_write", "The buffer changes its place in the carry"),
         (swapped_buffers, True, "copy", "ta_write", "The buffer changes its place in the carry"),
         (vmapped_cond, False, "select", "lax.cond", VMAP),
         (vmapped_while, False, "select", "lax.while_loop", VMAP),
         (functools.partial(checkpointed, None), True, "save", "lax.scan", "checkpoint_policies.save_reads"),
+        (checkpointed_write, True, "copy", ".at[i].set", "checkpoint_policies.save_reads"),
         (conditional_read, True, "sum", "lax.cond", "Read by ta_read(b, i), whose gradient is added in place"),
         (attention_to_all_rows, True, "save", "lax.scan", "residuals='undo'"),
         (attention_to_all_rows, True, "anew", "softmax", "If that is what it should do, leave it"),
+        (attention_to_all_rows, True, "copy", "ta_write", "residuals='undo'"),
+        (plain_read_of_the_old_buffer, False, "copy", "ta_write", "This update is in place by itself"),
+        (decay, False, "anew", "0.9 *", "If that is what it should do, leave it"),
+        (decay, False, "copy", "0.9 *", "If that is what it should do, leave it"),
     ],
 )
 def test_each_cause_is_found_with_its_line_and_what_to_do(loop, gradient, kind, line, advice):
@@ -263,8 +293,9 @@ def test_a_report_has_lines_code_and_advice_and_an_empty_one_is_one_line():
 
 
 def test_a_line_that_is_not_known_or_not_there_is_left_out():
-    copy = LoopCopy("copy", "copy.1", "int8", (3, 2048), 6144, None, None, "", False, "Do this.")
-    report = str(LoopCopies([copy]))
+    one = LoopCopy("copy", "copy.1", "int8", (3, 2048), 6144, None, None, "", False, "Do this.")
+    report = str(LoopCopies([one]))
+    assert report.startswith("1 operation on a whole buffer in loops, 6.0 KiB a step:\n")
     assert "a line that XLA does not tell: a copy of the buffer, int8[3, 2048], 6.0 KiB a step\n  Do this." in report
 
 
