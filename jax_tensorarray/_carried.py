@@ -131,6 +131,7 @@ class _Module:
 
     def _find(self, array: Array) -> Array:
         while (parent := self.parents.get(array, array)) != array:
+            self.parents[array] = self.parents.get(parent, parent)  # so that the way is half as long next time
             array = parent
         return array
 
@@ -216,7 +217,7 @@ class _Module:
                             yield finding._replace(at=[*finding.at, loop])
 
     def _of(self, computation: str, i: Instruction, carried: set[Array], moving: set[Array]) -> Iterator[Finding]:
-        if i.opcode in ("copy", "copy-start"):
+        if self._is_copy(i):
             source = self._find((computation, i.operands[0], 0))
             if {source, self._find((computation, i.name, 0))} & carried and not self._starts_a_loop(computation, i):
                 at = [*self._updates_of(computation, i), *self._maker(computation, i), i]
@@ -239,6 +240,12 @@ class _Module:
             elif self._adds_rows_as_a_whole(computation, i, k):
                 yield Finding("sum", i, array, buffer, [i], False)
 
+    def _is_copy(self, i: Instruction) -> bool:
+        """Whether `i` is a copy, or a fusion of nothing else."""
+        for callee in i.callees() if i.opcode == "fusion" else ():
+            return {part.opcode for part in self.computations[callee]} <= {"copy", "bitcast", "transpose", "parameter"}
+        return i.opcode in ("copy", "copy-start")
+
     def _users(self, computation: str, name: str) -> list[Instruction]:
         return [i for i in self.computations[computation] if name in i.operands and i.opcode != "parameter"]
 
@@ -247,9 +254,14 @@ class _Module:
         found = [self._users(computation, copy.name)]
         while any(user.opcode in _SAME for user in found[-1]):
             found.append([u for same in found[-1] if same.opcode in _SAME for u in self._users(computation, same.name)])
-        users = [u for users in found for u in users if u.opcode not in _SAME | {"tuple", "while", "get-tuple-element"}]
+        passing = _SAME | {"tuple", "while", "get-tuple-element"}
+        users = [u for users in found for u in users if u.opcode not in passing]
         buffer = self._find((computation, copy.name, 0))
-        return sorted(users, key=lambda u: all(self._find((computation, u.name, k)) != buffer for k in range(9)))
+
+        def is_other(user: Instruction) -> bool:
+            return all(self._find((computation, user.name, k)) != buffer for k in range(len(user.arrays)))
+
+        return sorted(users, key=is_other)
 
     def _maker(self, computation: str, i: Instruction) -> list[Instruction]:
         """What made the operand of `i`, if it is no entry of the carry."""
@@ -275,7 +287,7 @@ class _Module:
             names, at = self.by_name[callee], self._root(callee)
             if at.opcode == "tuple":
                 at = names[at.operands[k]]
-            while at.opcode in _SAME | _UPDATES | {"custom-call"} and at.operands:
+            while at.opcode in _UPDATES | {"bitcast"} or "output_to_operand_aliasing" in at.attributes:
                 at = names[at.operands[0]]
             if at.opcode == "parameter":
                 return True
@@ -284,7 +296,8 @@ class _Module:
     def _adds_rows_as_a_whole(self, computation: str, i: Instruction, k: int) -> bool:
         """Whether `i` adds to an entry of the carry an array in which a branch or a short loop has set a few rows."""
         here = self._find((computation, i.name, k))
-        if not any(self._find((computation, name, 0)) == here for name in i.operands if self._slot(computation, name)):
+        entries = [name for name in i.operands if self._slot(computation, name) is not None]
+        if not any(self._find((computation, name, 0)) == here for name in entries):
             return False
         for name in i.operands:
             operand = self.by_name[computation][name]

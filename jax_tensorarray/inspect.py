@@ -95,7 +95,7 @@ class LoopCopies(list[LoopCopy]):
 
     def __str__(self) -> str:
         if not self:
-            return "No loop copies a buffer that it carries: time grows with the number of steps alone."
+            return "No loop copies a buffer that it carries, or makes all of it anew."
         total = sum(copy.num_bytes for copy in self)
         number = f"{len(self)} operations on whole buffers" if len(self) > 1 else "1 operation on a whole buffer"
         lines = [f"{number} in loops, {_readable(total)} a step:"]
@@ -144,7 +144,7 @@ def loop_copies(f: Callable[..., Any], *args: Any, min_bytes: int = 0) -> LoopCo
     >>> plain[0].kind, plain[0].dtype, plain[0].shape, plain[0].in_gradient
     ('copy', 'float32', (20, 4), True)
     >>> print(loop_copies(jax.grad(lambda xs: cumulated(ta_write, xs)), xs))
-    No loop copies a buffer that it carries: time grows with the number of steps alone.
+    No loop copies a buffer that it carries, or makes all of it anew.
     """
     if not callable(f):
         raise TypeError(

@@ -65,6 +65,13 @@ def test_these_are_all_methods_that_tensorflow_has():
     assert {name for name in dir(tensorflow.TensorArray) if not name.startswith("_")} == METHODS
 
 
+def test_the_sections_of_the_readme_that_pages_show_are_there():
+    headings = re.findall(r"^## (.+)$", (DOCS.parent / "README.md").read_text(), re.MULTILINE)
+    shown = [title for page in PAGES for title in re.findall(r"<!-- README: (.+) -->", page.read_text())]
+    assert shown
+    assert set(shown) <= set(headings)
+
+
 def test_every_page_is_in_the_navigation():
     navigation = (DOCS.parent / "mkdocs.yml").read_text()
     for page in PAGES:

@@ -4,13 +4,14 @@ import functools
 import inspect
 from pathlib import Path
 
+import gpu_hlo
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
 
-from jax_tensorarray import TensorArray, _hlo, checkpoint_policies, ta_read, ta_write, while_loop
+from jax_tensorarray import TensorArray, _carried, _hlo, checkpoint_policies, ta_read, ta_write, while_loop
 from jax_tensorarray._programs import ours, plain, programs
 from jax_tensorarray.inspect import LoopCopies, LoopCopy, loop_copies
 
@@ -197,6 +198,18 @@ def test_our_programs_are_in_place_and_plain_ones_are_found_where_their_loops_ha
     with_plain = jax.grad(programs[name].with_ops(plain))
     copies = _hlo.loop_whole_buffer_operations(_hlo.optimized_hlo(with_plain, x), x.nbytes)
     assert bool(loop_copies(with_plain, x)) == bool(copies)
+
+
+@pytest.mark.skipif(bool(gpu_hlo.why_not()), reason=gpu_hlo.why_not())
+@pytest.mark.parametrize("name", ["cross", "closed_over_cond", "many_rows"])
+def test_loops_for_a_gpu_are_read_as_well(name):
+    x = np.ones((200, 64), np.float32)
+
+    def found(ops):
+        return list(_carried.findings(gpu_hlo.compiled_for_h100(jax.grad(programs[name].with_ops(ops)), x)))
+
+    assert found(plain)
+    assert found(ours) == []
 
 
 def recurrent(x):
