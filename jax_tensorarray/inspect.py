@@ -1,5 +1,6 @@
 """Find out what makes a loop quadratic: the whole buffers that it copies in every step."""
 
+import contextlib
 import linecache
 import operator
 import re
@@ -158,12 +159,25 @@ def loop_copies(f: Callable[..., Any], *args: Any, min_bytes: int = 0) -> LoopCo
     if min_bytes < 0:
         raise ValueError(f"loop_copies: min_bytes must not be negative, but it is {min_bytes}.")
     jitted = f if hasattr(f, "lower") else jax.jit(f)
-    hlo = jitted.lower(*args).compile().as_text() or ""
+    with _lines_of_today():
+        hlo = jitted.lower(*args).compile().as_text() or ""
     frames = _hlo.frames(hlo)
     findings = list(_carried.findings(hlo))
     kinds = {(finding.buffer, finding.kind) for finding in findings}
     found = (_described(finding, kinds, frames) for finding in findings)
     return LoopCopies(copy for copy in found if copy.num_bytes >= min_bytes)
+
+
+@contextlib.contextmanager
+def _lines_of_today() -> Iterator[None]:
+    """Have JAX's persistent cache take no program for the same that has other lines."""
+    name = "jax_compilation_cache_include_metadata_in_key"
+    before = getattr(jax.config, name)
+    jax.config.update(name, True)
+    try:
+        yield
+    finally:
+        jax.config.update(name, before)
 
 
 def _described(

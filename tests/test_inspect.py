@@ -2,6 +2,9 @@
 
 import functools
 import inspect
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import gpu_hlo
@@ -284,6 +287,29 @@ def test_jitted_functions_with_static_arguments_pytrees_and_tensorarrays_can_be_
     state = {"rows": TensorArray.from_array(jnp.ones((50, 8))), "gain": 2.0}
     assert loop_copies(grown, state, 20) == []
     assert loop_copies(jax.jit(jax.grad(write_in_a_scan)), jnp.ones((50, 8)))
+
+
+PROGRAM = """
+import sys
+import jax, jax.numpy as jnp
+from jax_tensorarray.inspect import loop_copies
+jax.config.update("jax_compilation_cache_dir", sys.argv[1])
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+f = lambda x: jax.lax.fori_loop(0, 30, lambda i, b: b.at[i].set(jnp.sin(x[i])), x).sum()
+print(*{copy.line for copy in loop_copies(jax.grad(f), jnp.ones((30, 4)))})
+"""
+
+
+def test_the_line_is_that_of_today_also_where_jax_has_stored_the_program(tmp_path):
+    file = tmp_path / "program.py"
+    line = next(k for k, text in enumerate(PROGRAM.splitlines(), 1) if text.startswith("f ="))
+    for lines_before in (0, 3):
+        file.write_text("\n" * lines_before + PROGRAM)
+        command = [sys.executable, file, tmp_path / "cache"]
+        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)}
+        run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        assert int(run.stdout) == line + lines_before
 
 
 def test_smaller_buffers_can_be_left_out():
