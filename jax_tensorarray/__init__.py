@@ -9,7 +9,7 @@ from jax_tensorarray import _ffi
 
 _ffi.load()
 
-from jax_tensorarray import _compat, _partition, checkpoint_policies, export, primitives  # noqa: E402
+from jax_tensorarray import _compat, _partition, checkpoint_policies, export, inspect, primitives  # noqa: E402
 from jax_tensorarray._errors import check_errors  # noqa: E402
 from jax_tensorarray._flax import register_with_flax  # noqa: E402
 from jax_tensorarray._loops.api import (  # noqa: E402
@@ -46,6 +46,7 @@ __all__ = [
     "foldl",
     "foldr",
     "fori_loop",
+    "inspect",
     "map_fn",
     "primitives",
     "register_with_flax",

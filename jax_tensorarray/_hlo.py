@@ -1,5 +1,6 @@
-"""Read optimised HLO: which operations of a loop body touch a whole buffer?"""
+"""Read optimised HLO: which operations of a loop body touch a whole buffer, and which lines of Python made them?"""
 
+import functools
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -116,6 +117,113 @@ def _fused_root_is_in_place(computations: dict[str, list[str]], line: str) -> bo
         if opcode == "parameter" and updates:
             return True
     return False
+
+
+class Instruction(NamedTuple):
+    """One line of HLO, taken apart. `arrays` are the arrays of its result: one, or those of a tuple."""
+
+    name: str
+    opcode: str
+    arrays: tuple[str, ...]
+    operands: tuple[str, ...]
+    attributes: str
+    is_root: bool
+
+    @property
+    def op_name(self) -> str:
+        """The name that JAX gave to what this was made from, such as `jit(f)/transpose(jvp())/while/body/scatter`."""
+        match = re.search(r'op_name="([^"]*)"', self.attributes)
+        return match.group(1) if match else ""
+
+    def callees(self) -> list[str]:
+        """The computations that this runs."""
+        return list(_callees(self.attributes))
+
+
+def _operands_end(line: str, start: int) -> int:
+    """Where the parenthesis that is open at `start` closes."""
+    depth = 1
+    for at in range(start, len(line)):
+        depth += (line[at] == "(") - (line[at] == ")")
+        if depth == 0:
+            return at
+    return len(line)
+
+
+def instructions(hlo: str) -> dict[str, list[Instruction]]:
+    """The computations of a module, each a list of its instructions, which come after what they use."""
+    found: dict[str, list[Instruction]] = {}
+    for name, lines in _computations(hlo).items():
+        found[name] = []
+        for line in lines:
+            if match := _OPERATION.match(line):
+                end = _operands_end(line, match.end())
+                inside = line[match.end() : end]
+                opcode = match.group(3)
+                operands = re.findall(r"%([\w.\-]+)", inside) if opcode != "parameter" else [inside]
+                arrays = tuple(f"{dtype}[{dims}]" for dtype, dims in _SHAPE.findall(match.group(2)))
+                is_root = line.lstrip().startswith("ROOT ")
+                found[name].append(
+                    Instruction(match.group(1), opcode, arrays, tuple(operands), line[end + 1 :], is_root)
+                )
+    return found
+
+
+def array_bytes(array: str) -> float:
+    """The size of an array that is written as in HLO, `f32[100,64]`."""
+    return _num_bytes(array)
+
+
+class Frame(NamedTuple):
+    """A line of Python."""
+
+    file: str
+    line: int
+
+
+_TABLE_ROW = re.compile(r"^(\d+) (?:\"(.*)\"|\{(.*)\})$")
+
+
+def frames(hlo: str) -> Callable[[str], list[Frame]]:
+    """A function from the attributes of an instruction to the lines that made it, the innermost first.
+
+    XLA writes tables of frames above the computations, to which `stack_frame_id` in an instruction points, or one
+    `source_file` and `source_line` in the instruction itself.
+    """
+    tables: dict[str, dict[int, str]] = {}
+    rows: dict[int, str] = {}
+    for line in hlo.splitlines():
+        if line in ("FileNames", "FunctionNames", "FileLocations", "StackFrames"):
+            rows = tables.setdefault(line, {})
+        elif match := _TABLE_ROW.match(line):
+            rows[int(match.group(1))] = match.group(2) or match.group(3) or ""
+        elif line.startswith(("%", "ENTRY")):
+            break
+    files, locations, stack = (tables.get(name, {}) for name in ("FileNames", "FileLocations", "StackFrames"))
+    # The first frame has no parent. Where that is written as 1 all parents are one too high.
+    shift = 1 if _field(stack.get(1, ""), "parent_frame_id") == 1 else 0
+
+    @functools.cache
+    def of_frame(number: int) -> tuple[Frame, ...]:
+        if number not in stack:
+            return ()
+        location = locations.get(_field(stack[number], "file_location_id"), "")
+        frame = Frame(files.get(_field(location, "file_name_id"), ""), _field(location, "line"))
+        parent = _field(stack[number], "parent_frame_id") - shift
+        return (frame, *(of_frame(parent) if parent < number else ()))
+
+    def of_attributes(attributes: str) -> list[Frame]:
+        if number := _field(attributes, "stack_frame_id"):
+            return list(of_frame(number))
+        match = re.search(r'source_file="([^"]*)" source_line=(\d+)', attributes)
+        return [Frame(match.group(1), int(match.group(2)))] if match else []
+
+    return of_attributes
+
+
+def _field(text: str, name: str) -> int:
+    match = re.search(rf"\b{name}=(\d+)", text)
+    return int(match.group(1)) if match else 0
 
 
 def loop_copies(hlo: str, num_bytes: float) -> list[Operation]:

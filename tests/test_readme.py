@@ -1,30 +1,19 @@
 """What the README shows is true."""
 
-import re
 import warnings
 from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import snippets
 
-README = (Path(__file__).parent.parent / "README.md").read_text()
-
-
-def snippets(fence):
-    found = re.findall(rf"```{fence}\n(.*?)```", README, re.DOTALL)
-    assert found
-    return found
-
-
-def run(snippet):
-    names = {}
-    exec(snippet, names)
-    return names
+FILE = Path(__file__).parent.parent / "README.md"
+README = FILE.read_text()
 
 
 def the_one_with(name):
-    (found,) = [names for names in map(run, snippets("python")) if name in names]
+    (found,) = [names for names in (s.run() for s in snippets.snippets(FILE, "python")) if name in names]
     return found
 
 
@@ -54,11 +43,11 @@ def test_the_ported_decoder_is_right():
 
 def test_tensorflows_decoder_gives_the_same_numbers():
     pytest.importorskip("tensorflow", reason="TensorFlow is an optional extra: pip install '.[tensorflow]'")
-    (snippet,) = snippets("py")
+    (snippet,) = snippets.snippets(FILE, "py")
     w, xs = decoder_inputs()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        ys = run(snippet)["decode"](w, xs).numpy()
+        ys = snippet.run()["decode"](w, xs).numpy()
     np.testing.assert_allclose(the_one_with("decode")["decode"](w, xs), ys, rtol=1e-5, atol=1e-6)
 
 

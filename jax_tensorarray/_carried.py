@@ -1,0 +1,335 @@
+"""Which operations in the loops of optimised HLO make a buffer anew that the loop carries?
+
+A *buffer* is an array that a loop carries and that something in the loop reads or updates by rows. Arrays that a loop
+carries and computes as a whole, such as the state of a recurrent network, are none.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from jax_tensorarray import _hlo
+from jax_tensorarray._hlo import Instruction
+
+#: An array of the result of an instruction: (computation, instruction, which).
+Array = tuple[str, str, int]
+
+_SAME = {"bitcast", "copy", "copy-start", "copy-done", "opt-barrier", "reshape", "transpose"}
+_FRESH = {"broadcast", "constant", "iota"}
+_UPDATES = {"dynamic-update-slice", "scatter"}
+_READS = {"dynamic-slice", "gather"}
+
+# What takes a buffer whole because the program computes with it, and what only names what another one makes.
+_NO_MATTER = {
+    "all-reduce-done",
+    "bitcast",
+    "call",
+    "conditional",
+    "constant",
+    "convolution",
+    "copy-done",
+    "custom-call",
+    "dot",
+    "fusion-done",
+    "get-tuple-element",
+    "opt-barrier",
+    "parameter",
+    "reduce",
+    "sort",
+    "tuple",
+    "while",
+    *_UPDATES,
+}
+
+
+class Finding(NamedTuple):
+    """An operation on a whole buffer; `buffer` is the same for all versions of one.
+
+    `at` are instructions that tell the line of Python, the best first. `swapped` means that the buffer is now in one
+    place of the carry, now in another.
+    """
+
+    kind: str
+    instruction: Instruction
+    array: str
+    buffer: Array
+    at: list[Instruction]
+    swapped: bool
+
+
+def findings(hlo: str) -> Iterator[Finding]:
+    """All operations of loop bodies that make a buffer of their loop anew, or put a whole one into another array."""
+    return _Module(hlo).findings()
+
+
+class _Module:
+    def __init__(self, hlo: str) -> None:
+        self.computations = _hlo.instructions(hlo)
+        self.by_name = {c: {i.name: i for i in found} for c, found in self.computations.items()}
+        self.parents: dict[Array, Array] = {}
+        self.by_rows: set[Array] = set()
+        self.loops = self._loops()
+        self.invariant = {body: self._invariant(body) for body in self.loops}
+        self.in_loops = set(self._reachable(self.loops, into_loops=True))
+        for computation, found in self.computations.items():
+            for instruction in found:
+                self._join_arrays_of(computation, instruction)
+        self.by_rows = {self._find(array) for array in self.by_rows}
+
+    # --- what runs what ---
+
+    def _loops(self) -> dict[str, Instruction]:
+        """Every loop, by the name of its body."""
+        loops = (i for found in self.computations.values() for i in found if i.opcode == "while")
+        return {match.group(1): i for i in loops if (match := re.search(r"\bbody=%?([\w.\-]+)", i.attributes))}
+
+    def _reachable(self, start: Iterable[str], into_loops: bool) -> Iterator[str]:
+        """Computations that run when those of `start` do, without those that are part of a single instruction."""
+        todo, seen = list(start), set()
+        while todo:
+            name = todo.pop()
+            if name in seen or name not in self.computations:
+                continue
+            seen.add(name)
+            yield name
+            for instruction in self.computations[name]:
+                if instruction.opcode in ("call", "conditional") or (into_loops and instruction.opcode == "while"):
+                    todo += instruction.callees()
+
+    def _root(self, computation: str) -> Instruction:
+        return next(i for i in self.computations[computation] if i.is_root)
+
+    def _parameters(self, computation: str) -> list[Instruction]:
+        found = [i for i in self.computations[computation] if i.opcode == "parameter"]
+        return sorted(found, key=lambda i: int(i.operands[0]))
+
+    def _is_parameter(self, computation: str, name: str) -> bool:
+        return self.by_name[computation][name].opcode == "parameter"
+
+    def _slot(self, computation: str, name: str) -> int | None:
+        """Which entry of the carry `name` is, seen through copies."""
+        instruction = self.by_name[computation].get(name)
+        while instruction is not None and instruction.opcode in _SAME:
+            instruction = self.by_name[computation].get(instruction.operands[0])
+        if instruction is None or instruction.opcode != "get-tuple-element":
+            return None
+        return _index(instruction) if self._is_parameter(computation, instruction.operands[0]) else None
+
+    def _invariant(self, body: str) -> set[int]:
+        """The entries of the carry that a loop only passes on."""
+        root = self._root(body)
+        if root.opcode != "tuple":
+            return set()
+        return {
+            k
+            for k, name in enumerate(root.operands)
+            if self.by_name[body][name].opcode == "get-tuple-element" and self._slot(body, name) == k
+        }
+
+    # --- which arrays are versions of one buffer ---
+
+    def _find(self, array: Array) -> Array:
+        while (parent := self.parents.get(array, array)) != array:
+            self.parents[array] = self.parents.get(parent, parent)  # so that the way is half as long next time
+            array = parent
+        return array
+
+    def _join(self, one: Array, other: Array) -> None:
+        self.parents[self._find(one)] = self._find(other)
+
+    def _join_all(self, computation: str, one: Instruction, where: str, other: Instruction) -> None:
+        for k in range(min(len(one.arrays), len(other.arrays))):
+            self._join((computation, one.name, k), (where, other.name, k))
+
+    def _join_arrays_of(self, computation: str, i: Instruction) -> None:
+        names, here = self.by_name[computation], (computation, i.name, 0)
+        operands = [names[name] for name in i.operands if name in names]
+        if i.opcode in _SAME:
+            if not (i.opcode.startswith("copy") and self._starts_afresh(computation, i)):
+                self._join(here, (computation, i.operands[0], 0))
+        elif i.opcode == "get-tuple-element":
+            self._join(here, (computation, i.operands[0], _index(i)))
+        elif i.opcode == "tuple":
+            for k, name in enumerate(i.operands):
+                self._join((computation, i.name, k), (computation, name, 0))
+        elif i.opcode in _UPDATES:
+            self._join(here, (computation, i.operands[0], 0))
+            update = operands[1 if i.opcode == "dynamic-update-slice" else 2]
+            self._moves_rows(computation, operands[0], update.arrays[0])
+        elif i.opcode in _READS:
+            self._moves_rows(computation, operands[0], i.arrays[0])
+        elif i.opcode == "custom-call":
+            self._join_call(computation, i)
+        elif i.opcode == "while":
+            for callee in i.callees():
+                (parameter,) = self._parameters(callee)
+                if callee in self.loops:
+                    self._join_all(callee, self._root(callee), callee, parameter)
+                if computation in self.in_loops:  # elsewhere one array of zeros may be the start of everything
+                    self._join_all(computation, operands[0], callee, parameter)
+                    self._join_all(computation, i, callee, parameter)
+        elif i.opcode in ("call", "fusion", "conditional"):
+            for k, callee in enumerate(i.callees()):
+                given = operands[k + 1 : k + 2] if i.opcode == "conditional" else operands
+                for operand, parameter in zip(given, self._parameters(callee), strict=False):
+                    self._join_all(computation, operand, callee, parameter)
+                self._join_all(computation, i, callee, self._root(callee))
+
+    def _starts_afresh(self, computation: str, copy: Instruction) -> bool:
+        """Whether a copy is of what does not change: the start of something new, rather than a version of it."""
+        source = self.by_name[computation].get(copy.operands[0])
+        while source is not None and source.opcode in _SAME:
+            source = self.by_name[computation].get(source.operands[0])
+        if source is None:
+            return False
+        opcodes = {source.opcode}
+        if source.opcode == "fusion":
+            opcodes = {self._root(callee).opcode for callee in source.callees()}
+        return bool(opcodes & _FRESH) or self._slot(computation, source.name) in self.invariant.get(computation, ())
+
+    def _join_call(self, computation: str, i: Instruction) -> None:
+        aliases = re.search(r"output_to_operand_aliasing=\{(.*?\)) ?\}", i.attributes)
+        for output, operand in re.findall(r"\{(\d*)\}: \((\d+), ", aliases.group(1) if aliases else ""):
+            self._join((computation, i.name, int(output or 0)), (computation, i.operands[int(operand)], 0))
+        if 'custom_call_target="jax_tensorarray_' in i.attributes and i.operands:
+            self.by_rows.add((computation, i.operands[0], 0))
+
+    def _moves_rows(self, computation: str, buffer: Instruction, rows: str) -> None:
+        if _hlo.array_bytes(rows) < _hlo.array_bytes(buffer.arrays[0]):
+            self.by_rows.add((computation, buffer.name, 0))
+
+    # --- what is done to them ---
+
+    def findings(self) -> Iterator[Finding]:
+        seen: set[str] = set()
+        for body, loop in self.loops.items():
+            (parameter,) = self._parameters(body)
+            slots = {k: self._find((body, parameter.name, k)) for k in range(len(parameter.arrays))}
+            carried = set(slots.values()) & self.by_rows
+            changing = Counter(buffer for k, buffer in slots.items() if k not in self.invariant[body])
+            moving = {buffer for buffer, places in changing.items() if places > 1}
+            for computation in self._reachable([body], into_loops=False):
+                if computation not in seen:
+                    seen.add(computation)
+                    for instruction in self.computations[computation]:
+                        for finding in self._of(computation, instruction, carried, moving):
+                            yield finding._replace(at=[*finding.at, loop])
+
+    def _of(self, computation: str, i: Instruction, carried: set[Array], moving: set[Array]) -> Iterator[Finding]:
+        if self._is_copy(i):
+            source = self._find((computation, i.operands[0], 0))
+            if {source, self._find((computation, i.name, 0))} & carried and not self._starts_a_loop(computation, i):
+                at = [*self._updates_of(computation, i), *self._maker(computation, i), i]
+                yield Finding("copy", i, i.arrays[0], source, at, source in moving)
+            return
+        inside = [(computation, i)]
+        if i.opcode == "fusion":
+            inside = [(callee, part) for callee in i.callees() for part in self.computations[callee]]
+        for where, part in inside:
+            if (put := self._buffer_put(where, part)) is not None and self._find(put) in carried:
+                array = self.by_name[where][put[1]].arrays[0]
+                yield Finding("save", i, array, self._find(put), [part, i], False)
+        if i.opcode in _NO_MATTER:
+            return
+        for k, array in enumerate(i.arrays):
+            buffer = self._find((computation, i.name, k))
+            if buffer in carried and not self._in_place(i, k):
+                selects = any(part.opcode == "select" and part.arrays == (array,) for _, part in inside)
+                yield Finding("select" if selects else "anew", i, array, buffer, [i], False)
+            elif self._adds_rows_as_a_whole(computation, i, k):
+                yield Finding("sum", i, array, buffer, [i], False)
+
+    def _is_copy(self, i: Instruction) -> bool:
+        """Whether `i` is a copy, or a fusion of nothing else."""
+        for callee in i.callees() if i.opcode == "fusion" else ():
+            return {part.opcode for part in self.computations[callee]} <= {"copy", "bitcast", "transpose", "parameter"}
+        return i.opcode in ("copy", "copy-start")
+
+    def _users(self, computation: str, name: str) -> list[Instruction]:
+        return [i for i in self.computations[computation] if name in i.operands and i.opcode != "parameter"]
+
+    def _updates_of(self, computation: str, copy: Instruction) -> list[Instruction]:
+        """What is done to a copy, updates of it first."""
+        found = [self._users(computation, copy.name)]
+        while any(user.opcode in _SAME for user in found[-1]):
+            found.append([u for same in found[-1] if same.opcode in _SAME for u in self._users(computation, same.name)])
+        passing = _SAME | {"tuple", "while", "get-tuple-element"}
+        users = [u for users in found for u in users if u.opcode not in passing]
+        buffer = self._find((computation, copy.name, 0))
+
+        def is_other(user: Instruction) -> bool:
+            return all(self._find((computation, user.name, k)) != buffer for k in range(len(user.arrays)))
+
+        return sorted(users, key=is_other)
+
+    def _maker(self, computation: str, i: Instruction) -> list[Instruction]:
+        """What made the operand of `i`, if it is no entry of the carry."""
+        found = self.by_name[computation].get(i.operands[0])
+        while found is not None and found.opcode in _SAME | {"get-tuple-element"}:
+            found = self.by_name[computation].get(found.operands[0])
+        return [] if found is None or found.opcode == "parameter" else [found]
+
+    def _starts_a_loop(self, computation: str, copy: Instruction) -> bool:
+        """Whether all that a copy is for is to be what a loop inside of this one starts with, again and again."""
+        users = self._users(computation, copy.name)
+        loops = [u for t in users if t.opcode == "tuple" and not t.is_root for u in self._users(computation, t.name)]
+        return (
+            self._starts_afresh(computation, copy)
+            and bool(loops)
+            and all(u.opcode == "tuple" and not u.is_root for u in users)
+            and all(u.opcode in ("while", "call") for u in loops)
+        )
+
+    def _in_place(self, i: Instruction, k: int) -> bool:
+        """Whether array `k` of a fusion is a parameter of it, with some rows updated."""
+        for callee in i.callees() if i.opcode == "fusion" else ():
+            names, at = self.by_name[callee], self._root(callee)
+            if at.opcode == "tuple":
+                at = names[at.operands[k]]
+            while at.opcode in _UPDATES | {"bitcast"} or "output_to_operand_aliasing" in at.attributes:
+                at = names[at.operands[0]]
+            if at.opcode == "parameter":
+                return True
+        return False
+
+    def _adds_rows_as_a_whole(self, computation: str, i: Instruction, k: int) -> bool:
+        """Whether `i` adds to an entry of the carry an array in which a branch or a short loop has set a few rows."""
+        here = self._find((computation, i.name, k))
+        entries = [name for name in i.operands if self._slot(computation, name) is not None]
+        if not any(self._find((computation, name, 0)) == here for name in entries):
+            return False
+        for name in i.operands:
+            operand = self.by_name[computation][name]
+            rows = self._find((computation, name, 0))
+            if operand.arrays != (i.arrays[k],) or rows == here or rows not in self.by_rows:
+                continue
+            for maker in self._maker(computation, Instruction("", "copy", (), (name,), "", False)):
+                if maker.opcode == "call":
+                    maker = self._root(maker.callees()[0])
+                steps = re.search(r'"known_trip_count":\{"n":"(\d+)"', maker.attributes)
+                whole = steps is not None and int(steps.group(1)) >= _length(i.arrays[k])
+                if maker.opcode == "conditional" or (maker.opcode == "while" and not whole):
+                    return True
+        return False
+
+    def _buffer_put(self, computation: str, i: Instruction) -> Array | None:
+        """What an update writes into another array."""
+        if i.opcode == "dynamic-update-slice":
+            value = computation, i.operands[1], 0
+        elif i.opcode == "custom-call" and 'custom_call_target="jax_tensorarray_write' in i.attributes:
+            value = computation, i.operands[2], 0
+        else:
+            return None
+        return value if self._find(value) != self._find((computation, i.name, 0)) else None
+
+
+def _index(get_tuple_element: Instruction) -> int:
+    match = re.search(r"index=(\d+)", get_tuple_element.attributes)
+    return int(match.group(1)) if match else 0
+
+
+def _length(array: str) -> int:
+    """The length of the first axis."""
+    match = re.search(r"\[(\d+)", array)
+    return int(match.group(1)) if match else 1

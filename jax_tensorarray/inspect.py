@@ -1,0 +1,247 @@
+"""Find out what makes a loop quadratic: the whole buffers that it copies in every step."""
+
+import contextlib
+import linecache
+import operator
+import re
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Iterator, Set
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from jax_tensorarray import _carried, _hlo
+
+_PACKAGE = Path(__file__).parent
+
+#: Columns of a report.
+_WIDTH = 100
+
+_DTYPES = {"f": "float", "s": "int", "u": "uint", "c": "complex", "pred": "bool", "bf": "bfloat", "f8": "float8_"}
+
+_WHAT = {
+    "copy": "a copy of the buffer",
+    "select": "a select between two whole buffers",
+    "sum": "a sum of two whole buffers, of which one has a few rows that are not zero",
+    "anew": "an operation that makes every row of the buffer anew",
+    "save": "a write of the whole buffer into another array",
+}
+
+_ADVICE = {
+    "swapped": "The buffer changes its place in the carry (`return (b, a)`), which moves it in memory. Keep each in "
+    "its place: exchange rows, or let the number of the step say which of two is read and which written.",
+    "checkpoint": "jax.checkpoint runs the body again in the backward pass, for which each step keeps the whole "
+    "buffer. Read by ta_read, write by ta_write, and give it the policy checkpoint_policies.save_reads.",
+    "select_vmap": "jax.vmap of a cond or a while_loop whose predicate is batched runs both sides and selects between "
+    "whole buffers. Write with ta_write(buffer, i, x, where=p) in place of the cond, and loop with "
+    "jax_tensorarray.while_loop.",
+    "select": "A select (jnp.where, lax.select, or a plain write or read whose index may be out of range) touches all "
+    "rows. In place of jnp.where(p, new_buffer, buffer) use ta_write(buffer, i, x, where=p), and ta_read for reads.",
+    "gradient": "The transpose of a plain write (`.at[i].set`) takes a row out of the cotangent and the transpose of a "
+    "plain read (`b[i]`) adds one to it, in no order that XLA knows. Write by ta_write(b, i, x), add by ta_add, and "
+    "read by ta_read(b, i).",
+    "beside": "Something in the loop still uses the buffer from before this update, and XLA keeps a copy for it. Read "
+    "rows by ta_read(b, i) and write them by ta_write(b, i, x), which are put in an order that needs no copy.",
+    "ours": "This update is in place by itself, but something in the loop still uses the old buffer: plain indexing "
+    "(use ta_read), the whole of it, or a version from before the update. Read by ta_read, before the update.",
+    "sum": "A cond or an inner loop that reads a few rows has a gradient of the size of the buffer. Read by "
+    "ta_read(b, i), whose gradient is added in place.",
+    "anew": "The loop computes every row in every step. If that is what it should do, leave it; else update the rows "
+    "that change, by ta_write, ta_add or ta_swap.",
+    "save": "Every step keeps the whole buffer: as a stacked output, or for the backward pass. With jax.checkpoint, "
+    "read by ta_read and give it the policy checkpoint_policies.save_reads. Where the body computes with the whole "
+    "buffer, use jax_tensorarray.while_loop with residuals='undo'. Stack rows rather than buffers.",
+}
+
+
+class LoopCopy(NamedTuple):
+    """An operation that touches all of a buffer in every step of a loop.
+
+    Attributes:
+      kind: `"copy"`, `"select"` (between two buffers), `"sum"` (of two), `"anew"` (anything else that makes all rows),
+        or `"save"` (the buffer is put, as a whole, into a larger array).
+      operation: its name in the optimised HLO, to look it up in `jax.jit(f).lower(*args).compile().as_text()`.
+      dtype: of the array that it makes, by the name that JAX has for it.
+      shape: likewise, as XLA sees it: `vmap` adds an axis, and of a divided array a device has its part.
+      num_bytes: its size.
+      file: where in Python it comes from, or None where XLA has lost track.
+      line: the number of the line.
+      code: that line, if the file can be read; else empty.
+      in_gradient: whether it is part of a backward pass.
+      advice: what to do.
+    """
+
+    kind: str
+    operation: str
+    dtype: str
+    shape: tuple[int, ...]
+    num_bytes: int
+    file: str | None
+    line: int | None
+    code: str
+    in_gradient: bool
+    advice: str
+
+    def __str__(self) -> str:
+        where = f"{self.file}:{self.line}" if self.file else "a line that XLA does not tell"
+        array = f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+        passing = "backward pass, " if self.in_gradient else ""
+        return f"{where}: {passing}{_WHAT[self.kind]}, {array}, {_readable(self.num_bytes)} a step"
+
+
+class LoopCopies(list[LoopCopy]):
+    """A list of `LoopCopy`, which prints as a report."""
+
+    def __str__(self) -> str:
+        if not self:
+            return "No loop copies a buffer that it carries, or makes all of it anew."
+        total = sum(copy.num_bytes for copy in self)
+        number = f"{len(self)} operations on whole buffers" if len(self) > 1 else "1 operation on a whole buffer"
+        lines = [f"{number} in loops, {_readable(total)} a step:"]
+        for advice in dict.fromkeys(copy.advice for copy in self):
+            places = Counter((str(copy), copy.code) for copy in self if copy.advice == advice)
+            lines.append("")
+            for (text, code), times in places.items():
+                lines.append(text + (f" ({times} times)" if times > 1 else ""))
+                lines += [f"    {code}"] if code else []
+            lines += textwrap.wrap(advice, _WIDTH, initial_indent="  ", subsequent_indent="  ")
+        return "\n".join(lines)
+
+
+def loop_copies(f: Callable[..., Any], *args: Any, min_bytes: int = 0) -> LoopCopies:
+    """List the operations in the loops of any JAX function that touch a whole buffer in every step.
+
+    A buffer of T rows that a loop of T steps copies makes the loop quadratic. `f` is compiled for `args`, not run, and
+    what XLA makes of its loops is looked at: `lax.scan`, `fori_loop`, `while_loop` and those of this library, the
+    loops in them, and those of backward passes if `f` is a gradient.
+
+    A *buffer* is an array that the loop carries and of which something in the loop reads or updates rows, by an index
+    that is known at run time. What a loop computes as a whole, such as the state of a recurrent network, is none, and
+    neither is a stacked output or an input of `lax.scan`.
+
+    Args:
+      f: a function of arrays, or pytrees of them, jitted or not. For a gradient give `jax.grad(f)`. Bind keyword
+        arguments with `functools.partial`.
+      args: its arguments: arrays, or `jax.ShapeDtypeStruct`s. Small ones will do, but XLA makes no loop of one step.
+      min_bytes: buffers smaller than this are left out. By default none is, so that small examples show what large
+        ones do.
+
+    Returns:
+      A list of `LoopCopy`, empty where every loop is in place. `print` shows it as a report.
+
+    Raises:
+      TypeError: `f` is no function, or `min_bytes` no integer.
+      ValueError: `min_bytes` is negative.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from jax_tensorarray import ta_write
+    >>> from jax_tensorarray.inspect import loop_copies
+    >>> def cumulated(write, xs):
+    ...     return jax.lax.fori_loop(1, 20, lambda i, ys: write(ys, i, jnp.sin(xs[i])), xs).sum()
+    >>> xs = jax.ShapeDtypeStruct((20, 4), jnp.float32)
+    >>> plain = loop_copies(jax.grad(lambda xs: cumulated(lambda ys, i, x: ys.at[i].set(x), xs)), xs)
+    >>> plain[0].kind, plain[0].dtype, plain[0].shape, plain[0].in_gradient
+    ('copy', 'float32', (20, 4), True)
+    >>> print(loop_copies(jax.grad(lambda xs: cumulated(ta_write, xs)), xs))
+    No loop copies a buffer that it carries, or makes all of it anew.
+    """
+    if not callable(f):
+        raise TypeError(
+            f"loop_copies: the first argument must be a function, not {type(f).__name__}. "
+            "Write loop_copies(f, x), not loop_copies(f(x))."
+        )
+    try:
+        min_bytes = operator.index(min_bytes)
+    except TypeError:
+        raise TypeError(f"loop_copies: min_bytes must be an integer, not {type(min_bytes).__name__}.") from None
+    if min_bytes < 0:
+        raise ValueError(f"loop_copies: min_bytes must not be negative, but it is {min_bytes}.")
+    jitted = f if hasattr(f, "lower") else jax.jit(f)
+    with _lines_of_today():
+        hlo = jitted.lower(*args).compile().as_text() or ""
+    frames = _hlo.frames(hlo)
+    findings = list(_carried.findings(hlo))
+    kinds = {(finding.buffer, finding.kind) for finding in findings}
+    found = (_described(finding, kinds, frames) for finding in findings)
+    return LoopCopies(copy for copy in found if copy.num_bytes >= min_bytes)
+
+
+@contextlib.contextmanager
+def _lines_of_today() -> Iterator[None]:
+    """Have JAX's persistent cache take no program for the same that has other lines."""
+    name = "jax_compilation_cache_include_metadata_in_key"
+    before = getattr(jax.config, name)
+    jax.config.update(name, True)
+    try:
+        yield
+    finally:
+        jax.config.update(name, before)
+
+
+def _described(
+    finding: _carried.Finding,
+    kinds: Set[tuple[_carried.Array, str]],
+    frames: Callable[[str], list[_hlo.Frame]],
+) -> LoopCopy:
+    dtype, _, dims = finding.array.rstrip("]").partition("[")
+    frame = next(_lines_of_the_user(finding, frames), None)
+    code = linecache.getline(frame.file, frame.line).strip() if frame else ""
+    return LoopCopy(
+        kind=finding.kind,
+        operation=finding.instruction.name,
+        dtype=_name_of(dtype),
+        shape=tuple(int(d) for d in dims.split(",") if d),
+        num_bytes=int(_hlo.array_bytes(finding.array)),
+        file=frame.file if frame else None,
+        line=frame.line if frame else None,
+        code=code,
+        in_gradient=any("transpose(" in i.op_name for i in finding.at),
+        advice=_ADVICE[_cause(finding, kinds)],
+    )
+
+
+def _cause(finding: _carried.Finding, kinds: Set[tuple[_carried.Array, str]]) -> str:
+    """Which advice fits. `kinds` are those of all findings: what else happens to a buffer may be why it is copied."""
+    names = [i.op_name for i in finding.at]
+    if finding.kind in ("sum", "anew", "save"):
+        return finding.kind
+    if finding.swapped:
+        return "swapped"
+    if (finding.buffer, "select") in kinds or names[0].endswith("jit(_where)/select_n"):
+        return "select_vmap" if any("vmap(" in name for name in names) else "select"
+    if any("/checkpoint" in name or "/rematted_computation" in name for name in names):
+        return "checkpoint"
+    for also in ("save", "anew"):
+        if (finding.buffer, also) in kinds:
+            return also
+    if any(re.search(r"/ta_\w+$", name) for name in names):
+        return "ours"
+    return "gradient" if any("transpose(" in name for name in names) else "beside"
+
+
+def _lines_of_the_user(finding: _carried.Finding, frames: Callable[[str], list[_hlo.Frame]]) -> Iterator[_hlo.Frame]:
+    """Lines outside of this library, the likeliest first; lines in it where there are no others."""
+    found: list[_hlo.Frame] = []
+    for i in finding.at:
+        # JAX traces this part of its scan once, and calls the line of the first scan of the process its innermost.
+        of_any_scan = re.search(r"/jit\(dynamic_(update_)?index_in_dim\)/", i.op_name)
+        found += frames(i.attributes)[1 if of_any_scan else 0 :]
+    yield from (frame for frame in found if _PACKAGE not in Path(frame.file).parents)
+    yield from found
+
+
+def _name_of(dtype: str) -> str:
+    """What JAX calls a type of HLO: `f32` is float32."""
+    match = re.fullmatch(r"(f8|bf|[a-z]+)(.*)", dtype)
+    return _DTYPES.get(match.group(1), match.group(1)) + match.group(2) if match else dtype
+
+
+def _readable(num_bytes: int) -> str:
+    size, unit = float(num_bytes), "bytes"
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            break
+        size /= 1024
+    return f"{size:.0f} {unit}" if unit == "bytes" or size >= 10 else f"{size:.1f} {unit}"
