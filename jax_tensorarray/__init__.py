@@ -1,6 +1,8 @@
 """TensorArray for JAX: row reads and writes that stay in place in loops, forward and under gradients."""
 
+import importlib
 from pkgutil import extend_path
+from typing import TYPE_CHECKING, Any
 
 # In a source checkout the compiled modules lie in the installed copy of the package.
 __path__ = extend_path(__path__, __name__)
@@ -9,7 +11,7 @@ from jax_tensorarray import _ffi
 
 _ffi.load()
 
-from jax_tensorarray import _compat, _partition, checkpoint_policies, export, inspect, primitives  # noqa: E402
+from jax_tensorarray import _compat, _partition, checkpoint_policies, export, primitives  # noqa: E402
 from jax_tensorarray._errors import check_errors  # noqa: E402
 from jax_tensorarray._flax import register_with_flax  # noqa: E402
 from jax_tensorarray._loops.api import (  # noqa: E402
@@ -35,7 +37,18 @@ _compat.install_forwarding_transposes()
 _compat.run_after_lowering(order_readers)
 _partition.register()
 
+if TYPE_CHECKING:
+    from jax_tensorarray import inspect
+
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """`jax_tensorarray.inspect` is imported when it is first used: few programs look at themselves."""
+    if name == "inspect":
+        return importlib.import_module("jax_tensorarray.inspect")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "TensorArray",
