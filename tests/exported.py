@@ -40,8 +40,13 @@ PROGRAMS = {f"{f.__name__}-{name}": g for f in (by_ops, by_a_loop) for name, g i
 
 def stored(name, platforms=("cpu",)):
     f = jax.jit(PROGRAMS[name])
-    jax.config.update("jax_hlo_source_file_canonicalization_regex", ".*/")  # whose machine it was is nobody's business
-    return jax.export.export(f, platforms=platforms, disabled_checks=disabled_checks())(ROWS).serialize()
+    folders = "jax_hlo_source_file_canonicalization_regex"
+    before = getattr(jax.config, folders)
+    jax.config.update(folders, ".*/")  # whose machine it was is nobody's business
+    try:
+        return jax.export.export(f, platforms=platforms, disabled_checks=disabled_checks())(ROWS).serialize()
+    finally:
+        jax.config.update(folders, before)
 
 
 def path(name):
