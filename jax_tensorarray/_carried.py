@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from jax_tensorarray import _hlo
 from jax_tensorarray._hlo import Instruction
+from jax_tensorarray._union_find import UnionFind
 
 #: An array of the result of an instruction: (computation, instruction, which).
 Array = tuple[str, str, int]
@@ -67,7 +68,7 @@ class _Module:
     def __init__(self, hlo: str) -> None:
         self.computations = _hlo.instructions(hlo)
         self.by_name = {c: {i.name: i for i in found} for c, found in self.computations.items()}
-        self.parents: dict[Array, Array] = {}
+        self.buffers: UnionFind[Array] = UnionFind()
         self.by_rows: set[Array] = set()
         self.loops = self._loops()
         self.invariant = {body: self._invariant(body) for body in self.loops}
@@ -75,7 +76,7 @@ class _Module:
         for computation, found in self.computations.items():
             for instruction in found:
                 self._join_arrays_of(computation, instruction)
-        self.by_rows = {self._find(array) for array in self.by_rows}
+        self.by_rows = {self.buffers.find(array) for array in self.by_rows}
 
     # --- what runs what ---
 
@@ -129,32 +130,23 @@ class _Module:
 
     # --- which arrays are versions of one buffer ---
 
-    def _find(self, array: Array) -> Array:
-        while (parent := self.parents.get(array, array)) != array:
-            self.parents[array] = self.parents.get(parent, parent)  # so that the way is half as long next time
-            array = parent
-        return array
-
-    def _join(self, one: Array, other: Array) -> None:
-        self.parents[self._find(one)] = self._find(other)
-
     def _join_all(self, computation: str, one: Instruction, where: str, other: Instruction) -> None:
         for k in range(min(len(one.arrays), len(other.arrays))):
-            self._join((computation, one.name, k), (where, other.name, k))
+            self.buffers.join((computation, one.name, k), (where, other.name, k))
 
     def _join_arrays_of(self, computation: str, i: Instruction) -> None:
         names, here = self.by_name[computation], (computation, i.name, 0)
         operands = [names[name] for name in i.operands if name in names]
         if i.opcode in _SAME:
             if not (i.opcode.startswith("copy") and self._starts_afresh(computation, i)):
-                self._join(here, (computation, i.operands[0], 0))
+                self.buffers.join(here, (computation, i.operands[0], 0))
         elif i.opcode == "get-tuple-element":
-            self._join(here, (computation, i.operands[0], _index(i)))
+            self.buffers.join(here, (computation, i.operands[0], _index(i)))
         elif i.opcode == "tuple":
             for k, name in enumerate(i.operands):
-                self._join((computation, i.name, k), (computation, name, 0))
+                self.buffers.join((computation, i.name, k), (computation, name, 0))
         elif i.opcode in _UPDATES:
-            self._join(here, (computation, i.operands[0], 0))
+            self.buffers.join(here, (computation, i.operands[0], 0))
             update = operands[1 if i.opcode == "dynamic-update-slice" else 2]
             self._moves_rows(computation, operands[0], update.arrays[0])
         elif i.opcode in _READS:
@@ -191,7 +183,7 @@ class _Module:
     def _join_call(self, computation: str, i: Instruction) -> None:
         aliases = re.search(r"output_to_operand_aliasing=\{(.*?\)) ?\}", i.attributes)
         for output, operand in re.findall(r"\{(\d*)\}: \((\d+), ", aliases.group(1) if aliases else ""):
-            self._join((computation, i.name, int(output or 0)), (computation, i.operands[int(operand)], 0))
+            self.buffers.join((computation, i.name, int(output or 0)), (computation, i.operands[int(operand)], 0))
         if 'custom_call_target="jax_tensorarray_' in i.attributes and i.operands:
             self.by_rows.add((computation, i.operands[0], 0))
 
@@ -205,7 +197,7 @@ class _Module:
         seen: set[str] = set()
         for body, loop in self.loops.items():
             (parameter,) = self._parameters(body)
-            slots = {k: self._find((body, parameter.name, k)) for k in range(len(parameter.arrays))}
+            slots = {k: self.buffers.find((body, parameter.name, k)) for k in range(len(parameter.arrays))}
             carried = set(slots.values()) & self.by_rows
             changing = Counter(buffer for k, buffer in slots.items() if k not in self.invariant[body])
             moving = {buffer for buffer, places in changing.items() if places > 1}
@@ -218,8 +210,10 @@ class _Module:
 
     def _of(self, computation: str, i: Instruction, carried: set[Array], moving: set[Array]) -> Iterator[Finding]:
         if self._is_copy(i):
-            source = self._find((computation, i.operands[0], 0))
-            if {source, self._find((computation, i.name, 0))} & carried and not self._starts_a_loop(computation, i):
+            source = self.buffers.find((computation, i.operands[0], 0))
+            if {source, self.buffers.find((computation, i.name, 0))} & carried and not self._starts_a_loop(
+                computation, i
+            ):
                 at = [*self._updates_of(computation, i), *self._maker(computation, i), i]
                 yield Finding("copy", i, i.arrays[0], source, at, source in moving)
             return
@@ -227,13 +221,13 @@ class _Module:
         if i.opcode == "fusion":
             inside = [(callee, part) for callee in i.callees() for part in self.computations[callee]]
         for where, part in inside:
-            if (put := self._buffer_put(where, part)) is not None and self._find(put) in carried:
+            if (put := self._buffer_put(where, part)) is not None and self.buffers.find(put) in carried:
                 array = self.by_name[where][put[1]].arrays[0]
-                yield Finding("save", i, array, self._find(put), [part, i], False)
+                yield Finding("save", i, array, self.buffers.find(put), [part, i], False)
         if i.opcode in _NO_MATTER:
             return
         for k, array in enumerate(i.arrays):
-            buffer = self._find((computation, i.name, k))
+            buffer = self.buffers.find((computation, i.name, k))
             if buffer in carried and not self._in_place(i, k):
                 selects = any(part.opcode == "select" and part.arrays == (array,) for _, part in inside)
                 yield Finding("select" if selects else "anew", i, array, buffer, [i], False)
@@ -256,10 +250,10 @@ class _Module:
             found.append([u for same in found[-1] if same.opcode in _SAME for u in self._users(computation, same.name)])
         passing = _SAME | {"tuple", "while", "get-tuple-element"}
         users = [u for users in found for u in users if u.opcode not in passing]
-        buffer = self._find((computation, copy.name, 0))
+        buffer = self.buffers.find((computation, copy.name, 0))
 
         def is_other(user: Instruction) -> bool:
-            return all(self._find((computation, user.name, k)) != buffer for k in range(len(user.arrays)))
+            return all(self.buffers.find((computation, user.name, k)) != buffer for k in range(len(user.arrays)))
 
         return sorted(users, key=is_other)
 
@@ -295,13 +289,13 @@ class _Module:
 
     def _adds_rows_as_a_whole(self, computation: str, i: Instruction, k: int) -> bool:
         """Whether `i` adds to an entry of the carry an array in which a branch or a short loop has set a few rows."""
-        here = self._find((computation, i.name, k))
+        here = self.buffers.find((computation, i.name, k))
         entries = [name for name in i.operands if self._slot(computation, name) is not None]
-        if not any(self._find((computation, name, 0)) == here for name in entries):
+        if not any(self.buffers.find((computation, name, 0)) == here for name in entries):
             return False
         for name in i.operands:
             operand = self.by_name[computation][name]
-            rows = self._find((computation, name, 0))
+            rows = self.buffers.find((computation, name, 0))
             if operand.arrays != (i.arrays[k],) or rows == here or rows not in self.by_rows:
                 continue
             for maker in self._maker(computation, Instruction("", "copy", (), (name,), "", False)):
@@ -321,7 +315,7 @@ class _Module:
             value = computation, i.operands[2], 0
         else:
             return None
-        return value if self._find(value) != self._find((computation, i.name, 0)) else None
+        return value if self.buffers.find(value) != self.buffers.find((computation, i.name, 0)) else None
 
 
 def _index(get_tuple_element: Instruction) -> int:

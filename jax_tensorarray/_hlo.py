@@ -48,7 +48,7 @@ def optimized_hlo(f: Callable[..., Any], *args: Any) -> str:
     return jax.jit(f).lower(*args).compile().as_text() or ""
 
 
-def _num_bytes(shape: str) -> float:
+def array_bytes(shape: str) -> float:
     """Size of the largest array in an HLO shape."""
     sizes = [0.0]
     for dtype, dims in _SHAPE.findall(shape):
@@ -98,7 +98,7 @@ def loop_operations(hlo: str) -> Iterator[Operation]:
                 stack.extend(_callees(line))
             if opcode == "fusion" and _fused_root_is_in_place(computations, line):
                 opcode = "dynamic-update-slice"
-            yield Operation(opcode, match.group(1), _num_bytes(shape), line.strip())
+            yield Operation(opcode, match.group(1), array_bytes(shape), line.strip())
 
 
 def _fused_root_is_in_place(computations: dict[str, list[str]], line: str) -> bool:
@@ -167,11 +167,6 @@ def instructions(hlo: str) -> dict[str, list[Instruction]]:
                     Instruction(match.group(1), opcode, arrays, tuple(operands), line[end + 1 :], is_root)
                 )
     return found
-
-
-def array_bytes(array: str) -> float:
-    """The size of an array that is written as in HLO, `f32[100,64]`."""
-    return _num_bytes(array)
 
 
 class Frame(NamedTuple):

@@ -44,6 +44,7 @@ from jax_tensorarray._mlir import (
     walk,
 )
 from jax_tensorarray._ranges import Interval, Ranges, limits
+from jax_tensorarray._union_find import UnionFind
 
 #: The default of `lowering`.
 VARIABLE = "JAX_TENSORARRAY_LOWERING"
@@ -198,24 +199,16 @@ class _Unmixed:
     """
 
     def __init__(self, functions: dict[str, Operation]) -> None:
-        self.parents: dict[Value, Value] = {}
+        self.buffers: UnionFind[Value] = UnionFind()
         self.calls: set[tuple[Value, bool]] = set()
-        self.functions = functions
-        self.in_loops: set[str] = functions_in_loops(functions)
+        self.in_loops = functions_in_loops(functions)
         for function in functions.values():
             for op in walk(function):
                 for one, other in _same_buffer(op, functions):
-                    self.parents[self._buffer(one)] = self._buffer(other)
-
-    def _buffer(self, value: Value) -> Value:
-        """What stands for the buffer of which `value` is a version."""
-        while (parent := self.parents.get(value, value)) != value:
-            self.parents[value] = self.parents.get(parent, parent)
-            value = parent
-        return value
+                    self.buffers.join(one, other)
 
     def _key(self, op: Operation) -> tuple[Value, bool]:
-        return self._buffer(op.operands[0]), _is_in_loop(op, self.in_loops)
+        return self.buffers.find(op.operands[0]), _is_in_loop(op, self.in_loops)
 
     def add(self, operations: Sequence[tuple[Operation, _Choice | None]]) -> None:
         """Take note of the calls that stay."""

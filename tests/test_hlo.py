@@ -174,7 +174,7 @@ def test_text_without_a_loop_has_no_loop_operations():
     ],
 )
 def test_size_of_the_largest_array_of_a_shape(shape, num_bytes):
-    assert _hlo._num_bytes(shape) == num_bytes
+    assert _hlo.array_bytes(shape) == num_bytes
 
 
 def scan_that_writes(x):

@@ -141,6 +141,4 @@ def joint_jvp(body: Any, num_consts: int, num_carry: int, moved: Sequence[bool])
         return [*outs, *dots]
 
     split = first + num_consts
-    return jax.make_jaxpr(step)(
-        *types[:split], *list(tangents[:moved_consts]), *types[split:], *list(tangents[moved_consts:])
-    )
+    return jax.make_jaxpr(step)(*types[:split], *tangents[:moved_consts], *types[split:], *tangents[moved_consts:])

@@ -1,0 +1,24 @@
+"""Which of many things are one: the versions of a buffer, in StableHLO and in HLO."""
+
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+T = TypeVar("T", bound=Hashable)
+
+
+class UnionFind(Generic[T]):
+    """Disjoint sets of things, each alone until it is joined with another."""
+
+    def __init__(self) -> None:
+        self._parents: dict[T, T] = {}
+
+    def find(self, thing: T) -> T:
+        """The one that stands for all of its set."""
+        while (parent := self._parents.get(thing, thing)) != thing:
+            self._parents[thing] = self._parents.get(parent, parent)  # so that the way is half as long next time
+            thing = parent
+        return thing
+
+    def join(self, one: T, other: T) -> None:
+        """Make one set of two."""
+        self._parents[self.find(one)] = self.find(other)
