@@ -121,10 +121,10 @@ ffi::Error Swap(ffi::ThreadPool pool, ffi::AnyBuffer buffer, ffi::AnyBuffer inde
   return ffi::Error::Success();
 }
 
-template <class Sum>
-ffi::Error add_rows(ffi::ThreadPool& pool, const Plan& plan, const ffi::AnyBuffer& buffer, const ffi::AnyBuffer& value,
-                    ffi::Result<ffi::AnyBuffer>& out, bool reverse) {
-  using Element = typename Sum::Element;
+template <class Rule>
+ffi::Error combine_rows(ffi::ThreadPool& pool, const Plan& plan, const ffi::AnyBuffer& buffer,
+                        const ffi::AnyBuffer& value, ffi::Result<ffi::AnyBuffer>& out, bool reverse) {
+  using Element = typename Rule::Element;
   constexpr auto kWidth = static_cast<int64_t>(sizeof(Element));
   Geometry g = plan.geometry;
   g.row /= kWidth;  // complex numbers are two elements
@@ -132,17 +132,20 @@ ffi::Error add_rows(ffi::ThreadPool& pool, const Plan& plan, const ffi::AnyBuffe
   const auto* from = static_cast<const Element*>(value.untyped_data());
   in_shares_of_buffer(pool, plan.geometry, [&](Range mine, Range bytes) {
     int64_t first = bytes.begin / kWidth, n = bytes.size() / kWidth;
-    with_index(plan.index, [&](auto rows) { walk_add<Sum>(g, rows, to + first, from + first, reverse, mine, n); });
+    with_index(plan.index, [&](auto rows) { walk_combine<Rule>(g, rows, to + first, from + first, reverse, mine, n); });
   });
   return ffi::Error::Success();
 }
 
-ffi::Error Add(ffi::ThreadPool pool, ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::AnyBuffer value,
-               ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> out, Call call) {
+template <class Op>
+ffi::Error Combine(ffi::ThreadPool pool, ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::AnyBuffer value,
+                   ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> out, Call call) {
   auto plan = checked_plan(call, buffer, index, rest);
   if (plan.has_error()) return plan.error();
-  return with_sum(buffer.element_type(),
-                  [&](auto sum) { return add_rows<decltype(sum)>(pool, *plan, buffer, value, out, call.reverse); });
+  ElementType type = element_type(buffer.element_type());
+  if (!has_rule<Op>(type)) return no_rule(call);
+  return with_rule<Op>(
+      type, [&](auto rule) { return combine_rows<decltype(rule)>(pool, *plan, buffer, value, out, call.reverse); });
 }
 
 ffi::Error clear_rows(const ffi::AnyBuffer& buffer, const Index& start, const Index& stop,
@@ -212,9 +215,10 @@ ffi::Error Empty(ffi::RemainingArgs, ffi::Result<ffi::AnyBuffer>) { return ffi::
 
 auto with_pool() { return ffi::Ffi::Bind().Ctx<ffi::ThreadPool>(); }
 
+}  // namespace
+
 XLA_FFI_DEFINE_HANDLER_SYMBOL(kRead, Read, bind_read(with_pool()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(kWrite, Write, bind_write(with_pool()));
-XLA_FFI_DEFINE_HANDLER_SYMBOL(kAdd, Add, bind_write(with_pool()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(kSwap, Swap, bind_swap(with_pool()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(kMask, Mask, bind_mask(ffi::Ffi::Bind()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(kClear, Clear, bind_clear(ffi::Ffi::Bind()));
@@ -224,20 +228,12 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(kCheck, Check, bind_check(ffi::Ffi::Bind()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(kFence, Fence, bind_fence(ffi::Ffi::Bind()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(kEmpty, Empty, bind_empty(ffi::Ffi::Bind()));
 
-}  // namespace
-
-Handlers cpu_handlers() {
-  return {{"read", kRead},
-          {"write", kWrite},
-          {"add", kAdd},
-          {"swap", kSwap},
-          {"mask", kMask},
-          {"clear", kClear},
-          {"read_part", kReadPart},
-          {"write_part", kWritePart},
-          {"check", kCheck},
-          {"fence", kFence},
-          {"empty", kEmpty}};
+template <class Op>
+XLA_FFI_Error* combine(XLA_FFI_CallFrame* call) {
+  XLA_FFI_DEFINE_HANDLER(handler, Combine<Op>, bind_write(with_pool()));
+  return (*handler)(call);
 }
+
+Handlers cpu_handlers() { return all_handlers(); }
 
 }  // namespace jax_tensorarray

@@ -145,16 +145,17 @@ ffi::Error Swap(Device device, ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi:
   return status(enqueue_swap(device.stream, walk, *rows, value.untyped_data(), old->untyped_data()));
 }
 
-ffi::Error Add(Device device, ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::AnyBuffer value,
-               ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> out, Call call) {
+template <class Op>
+ffi::Error Combine(Device device, ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::AnyBuffer value,
+                   ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> out, Call call) {
   auto plan = make_plan(call, buffer, index, rest);
   if (plan.has_error()) return plan.error();
+  ElementType type = element_type(buffer.element_type());
+  if (!has_rule<Op>(type)) return no_rule(call);
   auto rows = in_place(device.stream, buffer, out);
   if (rows.has_error()) return rows.error();
   Walk walk = walk_of(device, *plan, call);
-  return with_sum(buffer.element_type(), [&](auto sum) {
-    return status(enqueue_add<decltype(sum)>(device.stream, walk, *rows, value.untyped_data()));
-  });
+  return status(enqueue_combine(device.stream, Op::kName, type, walk, *rows, value.untyped_data()));
 }
 
 ffi::Error clear_rows(Device device, const ffi::AnyBuffer& buffer, const Index& start, const Index& stop,
@@ -220,12 +221,13 @@ auto on_device() { return ffi::Ffi::Bind().Ctx<ffi::DeviceOrdinal>().Ctx<ffi::Pl
 
 constexpr auto kCapturable = {ffi::Traits::kCmdBufferCompatible};
 
+}  // namespace
+
 XLA_FFI_DEFINE_HANDLER_SYMBOL(
     kInitialize, Initialize,
     ffi::Ffi::BindInitialize().Ctx<ffi::DeviceOrdinal>().Ctx<ffi::PlatformStream<cudaStream_t>>());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(kRead, raising<Read>, bind_read(on_device()), kCapturable);
 XLA_FFI_DEFINE_HANDLER_SYMBOL(kWrite, raising<Write>, bind_write(on_device()), kCapturable);
-XLA_FFI_DEFINE_HANDLER_SYMBOL(kAdd, raising<Add>, bind_write(on_device()), kCapturable);
 XLA_FFI_DEFINE_HANDLER_SYMBOL(kSwap, raising<Swap>, bind_swap(on_device()), kCapturable);
 XLA_FFI_DEFINE_HANDLER_SYMBOL(kMask, raising<Mask>, bind_mask(on_device()), kCapturable);
 XLA_FFI_DEFINE_HANDLER_SYMBOL(kClear, raising<Clear>, bind_clear(on_device()), kCapturable);
@@ -235,21 +237,13 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(kCheck, raising<Check>, bind_check(on_device()), k
 XLA_FFI_DEFINE_HANDLER_SYMBOL(kFence, raising<Fence>, bind_fence(on_device()), kCapturable);
 XLA_FFI_DEFINE_HANDLER_SYMBOL(kEmpty, raising<Empty>, bind_empty(on_device()), kCapturable);
 
-}  // namespace
-
-Handlers cuda_handlers() {
-  return {{"read", kRead},
-          {"write", kWrite},
-          {"add", kAdd},
-          {"swap", kSwap},
-          {"mask", kMask},
-          {"clear", kClear},
-          {"read_part", kReadPart},
-          {"write_part", kWritePart},
-          {"check", kCheck},
-          {"fence", kFence},
-          {"empty", kEmpty}};
+template <class Op>
+XLA_FFI_Error* combine(XLA_FFI_CallFrame* call) {
+  XLA_FFI_DEFINE_HANDLER(handler, raising<Combine<Op>>, bind_write(on_device()), kCapturable);
+  return (*handler)(call);
 }
+
+Handlers cuda_handlers() { return all_handlers(); }
 
 Handlers cuda_stages() { return {{"initialize", kInitialize}}; }
 

@@ -48,6 +48,11 @@ cudaError_t enqueue_swap(cudaStream_t stream, const Walk& walk, void* buffer, co
   return launch_swap(OnStream{stream}, walk, buffer, value, old);
 }
 
+cudaError_t enqueue_combine(cudaStream_t stream, std::string_view op, ElementType type, const Walk& walk, void* buffer,
+                            const void* value) {
+  return launch_combine(Combining{}, op, OnStream{stream}, type, walk, buffer, value);
+}
+
 cudaError_t enqueue_clear(cudaStream_t stream, const Geometry& g, const Index& start, const Index& stop, void* buffer) {
   return launch_clear(OnStream{stream}, g, start, stop, buffer);
 }
@@ -64,30 +69,5 @@ cudaError_t enqueue_check(cudaStream_t stream, const Index& index, const LiveSiz
                           int64_t positions, const Report& report) {
   return launch_check(OnStream{stream}, index, live, checked, positions, report);
 }
-
-template <class Sum>
-cudaError_t enqueue_add(cudaStream_t stream, const Walk& walk, void* buffer, const void* value) {
-  return launch_add<Sum>(OnStream{stream}, walk, buffer, value);
-}
-
-#define TA_INSTANTIATE_ADD(...) \
-  template cudaError_t enqueue_add<__VA_ARGS__>(cudaStream_t, const Walk&, void*, const void*)
-TA_INSTANTIATE_ADD(Or);
-TA_INSTANTIATE_ADD(Plain<uint8_t>);
-TA_INSTANTIATE_ADD(Plain<uint16_t>);
-TA_INSTANTIATE_ADD(Plain<uint32_t>);
-TA_INSTANTIATE_ADD(Plain<uint64_t>);
-TA_INSTANTIATE_ADD(Plain<float>);
-TA_INSTANTIATE_ADD(Plain<double>);
-TA_INSTANTIATE_ADD(Rounded<Float16>);
-TA_INSTANTIATE_ADD(Rounded<BFloat16>);
-TA_INSTANTIATE_ADD(Rounded<Float8E3M4>);
-TA_INSTANTIATE_ADD(Rounded<Float8E4M3>);
-TA_INSTANTIATE_ADD(Rounded<Float8E4M3FN>);
-TA_INSTANTIATE_ADD(Rounded<Float8E4M3FNUZ>);
-TA_INSTANTIATE_ADD(Rounded<Float8E4M3B11FNUZ>);
-TA_INSTANTIATE_ADD(Rounded<Float8E5M2>);
-TA_INSTANTIATE_ADD(Rounded<Float8E5M2FNUZ>);
-TA_INSTANTIATE_ADD(Rounded<Float8E8M0FNU>);
 
 }  // namespace jax_tensorarray

@@ -13,8 +13,8 @@ cudaError_t enqueue_nothing(cudaStream_t);
 cudaError_t enqueue_read(cudaStream_t, const Walk&, const void* buffer, void* value);
 cudaError_t enqueue_write(cudaStream_t, const Walk&, void* buffer, const void* value);
 cudaError_t enqueue_swap(cudaStream_t, const Walk&, void* buffer, const void* value, void* old);
-template <class Sum>
-cudaError_t enqueue_add(cudaStream_t, const Walk&, void* buffer, const void* value);
+cudaError_t enqueue_combine(cudaStream_t, std::string_view op, ElementType, const Walk&, void* buffer,
+                            const void* value);
 cudaError_t enqueue_clear(cudaStream_t, const Geometry&, const Index& start, const Index& stop, void* buffer);
 cudaError_t enqueue_read_part(cudaStream_t, const Parts&, const void* buffer, void* value);
 cudaError_t enqueue_write_part(cudaStream_t, const Parts&, void* buffer, const void* value);

@@ -4,10 +4,13 @@
 #include <cstdint>
 #include <cstring>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <utility>
 
+#include "combine.h"
 #include "kernels.h"
+#include "registration.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace jax_tensorarray {
@@ -25,6 +28,35 @@ inline ffi::ErrorOr<IndexType> index_type(ffi::DataType type) {
     case ffi::U32: return IndexType::kU32;
     case ffi::U64: return IndexType::kU64;
     default: return ffi::Unexpected(ffi::Error::InvalidArgument("the index of a row op must be an integer"));
+  }
+}
+
+inline ElementType element_type(ffi::DataType type) {
+  switch (type) {
+    case ffi::PRED: return ElementType::kBool;
+    case ffi::S8: return ElementType::kS8;
+    case ffi::S16: return ElementType::kS16;
+    case ffi::S32: return ElementType::kS32;
+    case ffi::S64: return ElementType::kS64;
+    case ffi::U8: return ElementType::kU8;
+    case ffi::U16: return ElementType::kU16;
+    case ffi::U32: return ElementType::kU32;
+    case ffi::U64: return ElementType::kU64;
+    case ffi::F16: return ElementType::kF16;
+    case ffi::BF16: return ElementType::kBF16;
+    case ffi::F32: return ElementType::kF32;
+    case ffi::F64: return ElementType::kF64;
+    case ffi::F8E3M4: return ElementType::kF8E3M4;
+    case ffi::F8E4M3: return ElementType::kF8E4M3;
+    case ffi::F8E4M3FN: return ElementType::kF8E4M3FN;
+    case ffi::F8E4M3FNUZ: return ElementType::kF8E4M3FNUZ;
+    case ffi::F8E4M3B11FNUZ: return ElementType::kF8E4M3B11FNUZ;
+    case ffi::F8E5M2: return ElementType::kF8E5M2;
+    case ffi::F8E5M2FNUZ: return ElementType::kF8E5M2FNUZ;
+    case ffi::F8E8M0FNU: return ElementType::kF8E8M0FNU;
+    case ffi::C64: return ElementType::kC64;
+    case ffi::C128: return ElementType::kC128;
+    default: return ElementType::kNone;
   }
 }
 
@@ -137,6 +169,10 @@ inline ffi::ErrorOr<Parts> make_parts(const ffi::AnyBuffer& buffer, const ffi::A
   return Parts{g, at.value(), count.value(), of_a_row == 0 ? 0 : g.row / of_a_row};
 }
 
+inline ffi::Error no_rule(const Call& call) {
+  return ffi::Error::InvalidArgument(std::string(call.op) + ": not for buffers of this dtype");
+}
+
 // Operands and results of each kind of op, appended to a binding that may hold a context already.
 template <class Binding>
 auto bind_read(Binding binding) {
@@ -238,35 +274,32 @@ auto bind_empty(Binding binding) {
   return std::move(binding).RemainingArgs().template Ret<ffi::AnyBuffer>();
 }
 
-// How `+` is done for a dtype: calls `run(Sum{})` with the Sum of kernels.h.
-template <class Run>
-ffi::Error with_sum(ffi::DataType type, Run run) {
-  switch (type) {
-    case ffi::PRED: return run(Or{});
-    case ffi::S8:
-    case ffi::U8: return run(Plain<uint8_t>{});
-    case ffi::S16:
-    case ffi::U16: return run(Plain<uint16_t>{});
-    case ffi::S32:
-    case ffi::U32: return run(Plain<uint32_t>{});
-    case ffi::S64:
-    case ffi::U64: return run(Plain<uint64_t>{});
-    case ffi::F32:
-    case ffi::C64: return run(Plain<float>{});
-    case ffi::F64:
-    case ffi::C128: return run(Plain<double>{});
-    case ffi::F16: return run(Rounded<Float16>{});
-    case ffi::BF16: return run(Rounded<BFloat16>{});
-    case ffi::F8E3M4: return run(Rounded<Float8E3M4>{});
-    case ffi::F8E4M3: return run(Rounded<Float8E4M3>{});
-    case ffi::F8E4M3FN: return run(Rounded<Float8E4M3FN>{});
-    case ffi::F8E4M3FNUZ: return run(Rounded<Float8E4M3FNUZ>{});
-    case ffi::F8E4M3B11FNUZ: return run(Rounded<Float8E4M3B11FNUZ>{});
-    case ffi::F8E5M2: return run(Rounded<Float8E5M2>{});
-    case ffi::F8E5M2FNUZ: return run(Rounded<Float8E5M2FNUZ>{});
-    case ffi::F8E8M0FNU: return run(Rounded<Float8E8M0FNU>{});
-    default: return ffi::Error::InvalidArgument("ta_add: there is no addition for this dtype");
-  }
+// --- the handlers of a platform --------------------------------------------------------------------------------
+//
+// Every platform defines the functions declared here.
+
+extern "C" {
+XLA_FFI_Handler kRead, kWrite, kSwap, kMask, kClear, kReadPart, kWritePart, kCheck, kFence, kEmpty;
 }
+
+template <class Op>
+XLA_FFI_Error* combine(XLA_FFI_CallFrame* call);
+
+template <class... Ops>
+Handlers handlers_with(List<Ops...>) {
+  return {{"read", kRead},
+          {"write", kWrite},
+          {"swap", kSwap},
+          {"mask", kMask},
+          {"clear", kClear},
+          {"read_part", kReadPart},
+          {"write_part", kWritePart},
+          {"check", kCheck},
+          {"fence", kFence},
+          {"empty", kEmpty},
+          {std::string(Ops::kName), combine<Ops>}...};
+}
+
+inline Handlers all_handlers() { return handlers_with(Combining{}); }
 
 }  // namespace jax_tensorarray

@@ -2,30 +2,11 @@
 #pragma once
 
 #include "index.h"
-#include "small_float.h"
 
 namespace jax_tensorarray {
 
 // The n-th position of a walk over `count` positions, first to last or last to first.
 TA_HD inline int64_t nth(int64_t n, int64_t count, bool reverse) { return reverse ? count - 1 - n : n; }
-
-// What `+` means for a dtype. Integers wrap, as XLA's do, so signed ones are added as unsigned.
-template <class T>
-struct Plain {
-  using Element = T;
-  TA_HD static T add(T a, T b) { return static_cast<T>(a + b); }
-};
-
-struct Or {  // bool
-  using Element = uint8_t;
-  TA_HD static uint8_t add(uint8_t a, uint8_t b) { return a | b; }
-};
-
-template <class Float>
-struct Rounded {
-  using Element = Float;
-  TA_HD static Float add(Float a, Float b) { return Float::encode(a.decode() + b.decode()); }
-};
 
 // The row that a bound of a range stands for, in [0, size]; no bound is the end of the buffer.
 TA_HD inline int64_t bound(const Index& at, int64_t batch, int64_t size) {

@@ -2,7 +2,7 @@
 //
 // A thread does one position of the index, and a few columns of its row. Duplicate indices have to mean the same as
 // in the walk from position to position that a CPU makes, so a thread looks at the others that address its row, its
-// run: of a run the last write stays, a swap takes out what the one before it put in, and the first adds up all of
+// run: of a run the last write stays, a swap takes out what the one before it put in, and the first combines all of
 // them, in order. Hence no two threads ever write to one place, no atomic operation is needed, and the result is the
 // same in every run.
 //
@@ -14,8 +14,10 @@
 
 #include <cstddef>
 #include <initializer_list>
+#include <string_view>
 #include <type_traits>
 
+#include "combine.h"
 #include "errors.h"
 #include "kernels.h"
 
@@ -99,27 +101,27 @@ TA_HD void store(Unit* row, const Unit (&units)[kColumns], const Columns& at) {
   }
 }
 
-// Elements that a thread adds at once: 16 bytes of them, but no more than four, for which the registers suffice.
-template <class Sum>
+// Elements that a thread combines at once: 16 bytes of them, but no more than four, for which the registers suffice.
+template <class Rule>
 struct Wide {
-  using Element = typename Sum::Element;
+  using Element = typename Rule::Element;
   static constexpr int kElements = sizeof(Element) < 4 ? 4 : 16 / static_cast<int>(sizeof(Element));
 
   struct alignas(sizeof(Element) * kElements) Unit {
     Element element[kElements];
   };
 
-  TA_HD static Unit add(Unit a, const Unit& b) {
+  TA_HD static Unit combine(Unit a, const Unit& b) {
     TA_UNROLL
-    for (int e = 0; e < kElements; ++e) a.element[e] = Sum::add(a.element[e], b.element[e]);
+    for (int e = 0; e < kElements; ++e) a.element[e] = Rule::combine(a.element[e], b.element[e]);
     return a;
   }
 };
 
-template <class Sum>
+template <class Rule>
 struct Single {
-  using Unit = typename Sum::Element;
-  TA_HD static Unit add(Unit a, Unit b) { return Sum::add(a, b); }
+  using Unit = typename Rule::Element;
+  TA_HD static Unit combine(Unit a, Unit b) { return Rule::combine(a, b); }
 };
 
 // --- the positions of an index, and those that address one row -------------------------------------------------
@@ -249,10 +251,10 @@ struct SwapThread {
   }
 };
 
-// for k: buffer[index[k]] += value[k]
-template <class Sums>
-struct AddThread {
-  using Unit = typename Sums::Unit;
+// for k: buffer[index[k]] = combine(buffer[index[k]], value[k])
+template <class Rules>
+struct CombineThread {
+  using Unit = typename Rules::Unit;
   Walk walk;
   Unit* buffer;
   const Unit* value;
@@ -269,14 +271,14 @@ struct AddThread {
     }
   }
 
-  TA_HD Unit scanned(Unit sum, int64_t row, int64_t batch, int64_t n, int64_t c) const {
-    for (; n < walk.g.count; n = walk.next(row, batch, n)) sum = Sums::add(sum, value_at(batch, n, c));
-    return sum;
+  TA_HD Unit scanned(Unit result, int64_t row, int64_t batch, int64_t n, int64_t c) const {
+    for (; n < walk.g.count; n = walk.next(row, batch, n)) result = Rules::combine(result, value_at(batch, n, c));
+    return result;
   }
 
   // Values are fetched a few at a time, since each comes from a place of its own: to wait for one after the other
   // is what a long run would spend its time on.
-  TA_HD Unit sorted(Unit sum, int64_t row, int64_t batch, int64_t n, int64_t c) const {
+  TA_HD Unit sorted(Unit result, int64_t row, int64_t batch, int64_t n, int64_t c) const {
     constexpr int kAhead = 4;
     for (bool more = true; more; n += kAhead) {
       Unit ahead[kAhead] = {};
@@ -288,11 +290,11 @@ struct AddThread {
       }
       TA_UNROLL
       for (int j = 0; j < kAhead; ++j) {
-        if (is_one[j]) sum = Sums::add(sum, ahead[j]);
+        if (is_one[j]) result = Rules::combine(result, ahead[j]);
       }
       more = is_one[kAhead - 1];
     }
-    return sum;
+    return result;
   }
 
   TA_HD Unit value_at(int64_t batch, int64_t n, int64_t c) const {
@@ -433,19 +435,31 @@ auto launch_swap(Launch launch, const Walk& bytes, void* buffer, const void* val
   });
 }
 
-template <class Sums, class Launch>
-auto launch_add_by(Launch launch, const Walk& bytes, void* buffer, const void* value) {
-  using Unit = typename Sums::Unit;
+template <class Rules, class Launch>
+auto launch_combine_by(Launch launch, const Walk& bytes, void* buffer, const void* value) {
+  using Unit = typename Rules::Unit;
   Walk walk = in_units(bytes, sizeof(Unit));
-  AddThread<Sums> body{walk, static_cast<Unit*>(buffer), static_cast<const Unit*>(value)};
+  CombineThread<Rules> body{walk, static_cast<Unit*>(buffer), static_cast<const Unit*>(value)};
   return launch(body, walk.g.positions(), walk.g.row);
 }
 
-template <class Sum, class Launch>
-auto launch_add(Launch launch, const Walk& bytes, void* buffer, const void* value) {
-  return is_aligned(sizeof(typename Wide<Sum>::Unit), bytes.g.row, {buffer, value})
-             ? launch_add_by<Wide<Sum>>(launch, bytes, buffer, value)
-             : launch_add_by<Single<Sum>>(launch, bytes, buffer, value);
+template <class Op, class Launch>
+auto launch_combine(Launch launch, ElementType type, const Walk& bytes, void* buffer, const void* value) {
+  return with_rule<Op>(type, [&](auto rule) {
+    using Rule = decltype(rule);
+    return is_aligned(sizeof(typename Wide<Rule>::Unit), bytes.g.row, {buffer, value})
+               ? launch_combine_by<Wide<Rule>>(launch, bytes, buffer, value)
+               : launch_combine_by<Single<Rule>>(launch, bytes, buffer, value);
+  });
+}
+
+// The same for the one of a list of ops that has the name.
+template <class Launch, class... Ops>
+auto launch_combine(List<Ops...>, std::string_view name, Launch launch, ElementType type, const Walk& bytes,
+                    void* buffer, const void* value) {
+  decltype(launch_read(launch, bytes, buffer, buffer)) result{};
+  ((name == Ops::kName && (result = launch_combine<Ops>(launch, type, bytes, buffer, value), true)) || ...);
+  return result;
 }
 
 template <class Launch>

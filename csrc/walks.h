@@ -131,15 +131,15 @@ void walk_swap(const Geometry& g, const Rows& index, uint8_t* buffer, const uint
   });
 }
 
-// for k: buffer[index[k]] += value[k]
-template <class Sum, class Rows>
-void walk_add(const Geometry& g, const Rows& index, typename Sum::Element* buffer, const typename Sum::Element* value,
-              bool reverse, Range rows, int64_t n) {
+// for k: buffer[index[k]] = combine(buffer[index[k]], value[k])
+template <class Rule, class Rows>
+void walk_combine(const Geometry& g, const Rows& index, typename Rule::Element* buffer,
+                  const typename Rule::Element* value, bool reverse, Range rows, int64_t n) {
   walk(g, index, reverse, [=](int64_t position, int64_t row) {
     if (!rows.holds(row)) return;
-    typename Sum::Element* at = buffer + row * g.row;
-    const typename Sum::Element* from = value + position * g.row;
-    for (int64_t c = 0; c < n; ++c) at[c] = Sum::add(at[c], from[c]);
+    typename Rule::Element* at = buffer + row * g.row;
+    const typename Rule::Element* from = value + position * g.row;
+    for (int64_t c = 0; c < n; ++c) at[c] = Rule::combine(at[c], from[c]);
   });
 }
 

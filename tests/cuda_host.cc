@@ -13,12 +13,13 @@ using namespace jax_tensorarray;
 
 namespace {
 
-enum class Op : int64_t { kRead, kWrite, kSwap, kAdd, kClear, kCheck, kReadPart, kWritePart };
+// From kCombine on: the ops of `Combining`.
+enum Op : int64_t { kRead, kWrite, kSwap, kClear, kCheck, kReadPart, kWritePart, kCombine };
 
 struct Case {
-  Op op;
+  int64_t op;
   int64_t batch, size, count, row;  // row in bytes
-  int64_t index_type, masked, sorted, reverse, strict, sum, offset;
+  int64_t index_type, masked, sorted, reverse, strict, type, offset;
   Schedule schedule;
 };
 
@@ -52,16 +53,10 @@ class Array {
   uint8_t* data_;
 };
 
-template <class... Sums>
-void add_with(int64_t which, const OnHost& launch, const Walk& walk, void* buffer, const void* value) {
-  int64_t k = 0;
-  ((k++ == which ? (void)launch_add<Sums>(launch, walk, buffer, value) : void()), ...);
-}
-
-void add(int64_t which, const OnHost& launch, const Walk& walk, void* buffer, const void* value) {
-  add_with<Or, Plain<uint8_t>, Plain<uint16_t>, Plain<uint32_t>, Plain<uint64_t>, Plain<float>, Plain<double>,
-           Rounded<Float16>, Rounded<BFloat16>, Rounded<Float8E5M2>, Rounded<Float8E4M3FN>>(which, launch, walk, buffer,
-                                                                                            value);
+template <class... Ops>
+std::string_view name_of(List<Ops...>, int64_t k) {
+  constexpr std::string_view kNames[] = {Ops::kName...};
+  return kNames[k];
 }
 
 void run(const Case& c, FILE* in, FILE* out) {
@@ -72,24 +67,24 @@ void run(const Case& c, FILE* in, FILE* out) {
   Report report{c.strict ? &record : nullptr, op_name("the op")};
   OnHost launch{c.schedule};
 
-  if (c.op == Op::kCheck) {
+  if (c.op == kCheck) {
     Array index(in, positions * index_bytes, 0), live(in, c.batch * 4, 0), checked(positions * 4, 0);
     LiveSize size{live.as<int32_t>(), c.count};
     launch_check(launch, Index{index.as<void>(), nullptr, type}, size, checked.as<int32_t>(), positions, report);
     checked.write(out);
-  } else if (c.op == Op::kClear) {
+  } else if (c.op == kClear) {
     Geometry g{c.batch, c.size, 0, c.row};
     Array buffer(in, c.batch * c.size * c.row, c.offset), start(in, c.batch * index_bytes, 0);
     Array stop(in, c.batch * index_bytes, 0);
     launch_clear(launch, g, Index{start.as<void>(), nullptr, type}, Index{stop.as<void>(), nullptr, type},
                  buffer.as<void>());
     buffer.write(out);
-  } else if (c.op == Op::kReadPart || c.op == Op::kWritePart) {  // a row has `count` parts
+  } else if (c.op == kReadPart || c.op == kWritePart) {  // a row has `count` parts
     Array buffer(in, c.batch * c.size * c.row, c.offset), index(in, c.batch * index_bytes, 0);
     Array live(in, c.batch * index_bytes, 0), value(in, c.batch * c.row, c.offset);
     Parts parts{Geometry{c.batch, c.size, 0, c.row}, Index{index.as<void>(), nullptr, type},
                 Index{live.as<void>(), nullptr, type}, c.count == 0 ? 0 : c.row / c.count};
-    bool reads = c.op == Op::kReadPart;
+    bool reads = c.op == kReadPart;
     if (reads) launch_read_part(launch, parts, buffer.as<void>(), value.as<void>());
     else launch_write_part(launch, parts, buffer.as<void>(), value.as<void>());
     (reads ? value : buffer).write(out);
@@ -99,15 +94,19 @@ void run(const Case& c, FILE* in, FILE* out) {
     Walk walk{Geometry{c.batch, c.size, c.count, c.row},
               Index{index.as<void>(), c.masked ? where.as<uint8_t>() : nullptr, type},
               c.sorted ? order.as<int32_t>() : nullptr, c.reverse != 0, report};
-    if (c.op == Op::kRead) {
+    if (c.op == kRead) {
       Array value(positions * c.row, c.offset);
       launch_read(launch, walk, buffer.as<void>(), value.as<void>());
       value.write(out);
     } else {
       Array value(in, positions * c.row, c.offset);
-      if (c.op == Op::kWrite) launch_write(launch, walk, buffer.as<void>(), value.as<void>());
-      if (c.op == Op::kAdd) add(c.sum, launch, walk, buffer.as<void>(), value.as<void>());
-      if (c.op == Op::kSwap) {
+      if (c.op == kWrite) launch_write(launch, walk, buffer.as<void>(), value.as<void>());
+      if (c.op >= kCombine) {
+        auto type = static_cast<ElementType>(c.type);
+        launch_combine(Combining{}, name_of(Combining{}, c.op - kCombine), launch, type, walk, buffer.as<void>(),
+                       value.as<void>());
+      }
+      if (c.op == kSwap) {
         Array old(positions * c.row, c.offset);
         launch_swap(launch, walk, buffer.as<void>(), value.as<void>(), old.as<void>());
         old.write(out);

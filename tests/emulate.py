@@ -10,6 +10,7 @@ before the call, every thread of a launch does its part, and errors are recorded
 import ctypes
 import importlib
 import importlib.util
+import itertools
 import os
 import shutil
 import subprocess
@@ -23,7 +24,6 @@ import jax
 SOURCES = Path(__file__).parent / "emulated_gpu"
 CSRC = Path(__file__).parent.parent / "csrc"
 COMPILER = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
-NAMES = ["read", "write", "add", "swap", "mask", "clear", "read_part", "write_part", "check", "fence", "empty"]
 
 #: More positions than this are sorted here, so that small tests take both ways.
 SCANNED = 3
@@ -45,18 +45,20 @@ def module(library: Path) -> ModuleType:
     """What `_cuda` would be, with the handlers in `library`."""
     functions = ctypes.CDLL(str(library))
     functions.emulated_handler.restype = ctypes.c_void_p
+    functions.emulated_name.restype = ctypes.c_char_p
     functions.emulated_has_run.restype = ctypes.c_bool
     functions.emulated_wait_for_error.restype = ctypes.c_char_p
 
     def handler(name):
-        return jax.ffi.pycapsule(ctypes.c_void_p(functions.emulated_handler(name.encode())))
+        return jax.ffi.pycapsule(ctypes.c_void_p(functions.emulated_handler(name)))
 
     def wait_for_error():
         text = functions.emulated_wait_for_error()
         return None if text is None else text.decode()
 
     made = ModuleType("jax_tensorarray._cpu")
-    made.registrations = lambda: {f"jax_tensorarray_{name}": {"execute": handler(name)} for name in NAMES}
+    names = list(iter(map(functions.emulated_name, itertools.count()).__next__, None))
+    made.registrations = lambda: {f"jax_tensorarray_{name.decode()}": {"execute": handler(name)} for name in names}
     made.ffi_api_version = (0, 3)
     made.has_run = functions.emulated_has_run
     made.wait_for_error = wait_for_error

@@ -20,9 +20,9 @@ cudaError_t enqueue_swap(cudaStream_t, const Walk& walk, void* buffer, const voi
   return done(launch_swap(OnHost{}, walk, buffer, value, old));
 }
 
-template <class Sum>
-cudaError_t enqueue_add(cudaStream_t, const Walk& walk, void* buffer, const void* value) {
-  return done(launch_add<Sum>(OnHost{}, walk, buffer, value));
+cudaError_t enqueue_combine(cudaStream_t, std::string_view op, ElementType type, const Walk& walk, void* buffer,
+                            const void* value) {
+  return done(launch_combine(Combining{}, op, OnHost{}, type, walk, buffer, value));
 }
 
 cudaError_t enqueue_clear(cudaStream_t, const Geometry& g, const Index& start, const Index& stop, void* buffer) {
@@ -59,6 +59,12 @@ void* emulated_handler(const char* name) {
     if (known == name) return reinterpret_cast<void*>(handler);
   }
   return nullptr;
+}
+
+// The name of the k-th handler, or null.
+const char* emulated_name(size_t k) {
+  static const Handlers handlers = cuda_handlers();
+  return k < handlers.size() ? handlers[k].first.c_str() : nullptr;
 }
 
 bool emulated_has_run() { return has_run(); }
