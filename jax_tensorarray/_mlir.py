@@ -1,16 +1,49 @@
 """Reading the StableHLO that JAX lowers to: what is where, and what happens to a value inside an operation."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from jax.interpreters.mlir import ir
 
 PREFIX = "jax_tensorarray_"
 
-#: Our calls that update their first operand in place.
-IN_PLACE = frozenset(PREFIX + name for name in ("write", "write_part", "add", "swap", "mask", "clear", "fence"))
+
+class Call(NamedTuple):
+    """What the operands and results of a call of ours are, but for the readers that may follow: see `_partition`."""
+
+    operands: tuple[str, ...]
+    results: tuple[str, ...]
+    combine: Callable[[Any, Any], Any] | None  #: makes the new row of the old one and the value, for `_slices`
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the first operand is updated, and is the first result."""
+        return self.operands[:1] == self.results[:1] == ("buffer",)
+
+
+#: Our calls by name. Every op declares its own.
+CALLS: dict[str, Call] = {}
+
+#: The targets of those that update their first operand in place.
+IN_PLACE: set[str] = set()
+
+
+def declare(
+    name: str,
+    operands: tuple[str, ...],
+    results: tuple[str, ...],
+    combine: Callable[[Any, Any], Any] | None = None,
+) -> Call:
+    """Say what the operands and results of a call are, and what it makes of two rows if it combines them."""
+    CALLS[name] = call = Call(operands, results, combine)
+    if call.in_place:
+        IN_PLACE.add(PREFIX + name)
+    return call
+
+
+declare("fence", ("buffer",), ("buffer",))
 
 # The types of the bindings differ from version to version.
 Operation = Any

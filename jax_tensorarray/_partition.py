@@ -20,25 +20,10 @@ import numpy as np
 from jax.interpreters.mlir import dtype_to_ir_type, ir
 
 from jax_tensorarray._compat import xla_client
-from jax_tensorarray._mlir import CONFIG, IN_PLACE, PREFIX, Operation, target, walk
+from jax_tensorarray._mlir import CALLS, CONFIG, IN_PLACE, PREFIX, Operation, target, walk
 
 HloSharding = Any
 Shape = Any
-
-#: What the operands and results of each call are, but for the readers that may follow.
-CALLS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "read": (("buffer", "index", "where"), ("value",)),
-    "write": (("buffer", "index", "value", "where"), ("buffer",)),
-    "add": (("buffer", "index", "value", "where"), ("buffer",)),
-    "swap": (("buffer", "index", "value", "where"), ("buffer", "value")),
-    "mask": (("buffer", "bound"), ("buffer",)),
-    "clear": (("buffer", "bound", "bound"), ("buffer",)),
-    "check": (("index", "bound"), ("index",)),
-    "read_part": (("buffer", "bound", "parts"), ("parts of a row",)),
-    "write_part": (("buffer", "bound", "parts of a row", "parts"), ("buffer",)),
-    "fence": (("buffer",), ("buffer",)),
-    "empty": ((), ("buffer",)),
-}
 
 Label = tuple[str, int] | None
 
@@ -92,7 +77,7 @@ def _elements(n: int) -> list[Label]:
 
 
 def _roles(name: str, config: str, operand_ranks: Sequence[int]) -> Roles:
-    operands, results = CALLS[name]
+    operands, results, _ = CALLS[name]
     if operands[-1:] == ("where",) and "masked = true" not in config:
         operands = operands[:-1]
     found = re.search(r"batch_dims = (\d+)", config)

@@ -8,6 +8,7 @@ all of them.
 import functools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypedDict, Unpack
 
 import jax
@@ -20,7 +21,7 @@ from jax.interpreters import ad, batching, mlir, xla
 from jax.sharding import PartitionSpec
 
 from jax_tensorarray import _compat, _ffi, _sorted
-from jax_tensorarray._mlir import LOWERING, PREFIX, mark
+from jax_tensorarray._mlir import LOWERING, PREFIX, Call, declare, mark
 
 Array = Any
 
@@ -40,6 +41,10 @@ def row_params(
 ) -> Params:
     """Parameters with which the public op `op` binds a primitive."""
     return {"batch_dims": batch_dims, "mode": mode, "reverse": reverse, "op": op, "lowering": lowering}
+
+
+#: The primitives of row ops, those of which `kernel` is a `RowKernel`, and what their calls are.
+ROW_OPS: dict[Primitive, Call] = {}
 
 
 class RowPrimitive(Primitive):
@@ -72,7 +77,7 @@ def make_primitive(
     kernel: Callable[..., Any],
     multiple_results: bool = False,
 ) -> Primitive:
-    """A primitive with all its rules.
+    """A primitive with all its rules, from which the passes and the loops of the library know it too.
 
     `reference` is the meaning in plain JAX, lowered where no kernel is; `kernel` lowers to a call of one on a
     `platform`.
@@ -92,6 +97,8 @@ def make_primitive(
     for platform in sorted(_ffi.modules):
         lower = functools.partial(_lower, functools.partial(kernel, platform=platform), fallback)
         mlir.register_lowering(primitive, lower, platform=platform)
+    if isinstance(kernel, RowKernel):
+        ROW_OPS[primitive] = kernel.call
     return primitive
 
 
@@ -200,14 +207,26 @@ def _is_packed(dtype: Any) -> bool:
     return limits is not None and limits(dtype).bits < 8
 
 
-def row_kernel(name: str, *, in_place: bool, takes_value: bool) -> Callable[..., Any]:
-    """Lowering of a row op to its kernel; the updated buffer is the first result if it is in place.
+def row_kernel(
+    name: str, operands: tuple[str, ...], results: tuple[str, ...], combine: Callable[[Any, Any], Any] | None = None
+) -> "RowKernel":
+    """Lowering of a row op to its kernel.
 
-    `_slices` may make it one of XLA's own slices, when the whole module is there.
+    The operands are `buffer`, `index`, perhaps `value`, and `where`. An op whose first result is `buffer` updates
+    it in place. `combine` is the operation of StableHLO that makes the new row of the old one and the value.
     """
-    named = 3 if takes_value else 2
+    return RowKernel(name, declare(name, operands, results, combine))
 
-    def lower(
+
+@dataclass(frozen=True)
+class RowKernel:
+    """A lowering to a call. `_slices` may make it one of XLA's own slices, when the whole module is there."""
+
+    name: str
+    call: Call
+
+    def __call__(
+        self,
         ctx: Any,
         *operands: Any,
         platform: str,
@@ -218,7 +237,7 @@ def row_kernel(name: str, *, in_place: bool, takes_value: bool) -> Callable[...,
         lowering: str,
     ) -> Any:
         buffer, index, *_ = ctx.avals_in
-        masked = len(operands) > named
+        in_place, masked = self.call.in_place, len(operands) == len(self.call.operands)
         size, count = buffer.shape[batch_dims], math.prod(index.shape[batch_dims:])
         is_sorted = in_place and _sorted.is_sorted(platform, size, count)
         if is_sorted:
@@ -234,7 +253,7 @@ def row_kernel(name: str, *, in_place: bool, takes_value: bool) -> Callable[...,
         # XLA leaves out a call without elements to compute, which still has its indices to check.
         checks = mode != "drop" and not all(math.prod(aval.shape) for aval in ctx.avals_out)
         rule = jax.ffi.ffi_lowering(
-            PREFIX + name, operand_output_aliases={0: 0} if in_place else {}, has_side_effect=checks
+            PREFIX + self.name, operand_output_aliases={0: 0} if in_place else {}, has_side_effect=checks
         )
         results = rule(
             ctx,
@@ -250,5 +269,3 @@ def row_kernel(name: str, *, in_place: bool, takes_value: bool) -> Callable[...,
             call: Any = results[0]
             call.owner.attributes[LOWERING] = mlir.ir.StringAttr.get(lowering)
         return results
-
-    return lower

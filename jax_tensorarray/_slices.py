@@ -23,6 +23,7 @@ from jax.interpreters.mlir import ir
 from jax_tensorarray import _compat
 from jax_tensorarray._compat import hlo
 from jax_tensorarray._mlir import (
+    CALLS,
     IN_PLACE,
     LOWERING,
     LOWERINGS,
@@ -103,7 +104,7 @@ class _Chooser:
     def choose(self, op: Operation) -> _Choice | None:
         """None: it stays a call."""
         name = target(op).removeprefix(PREFIX)
-        if target(op) == name or name not in _REWRITES:
+        if target(op) == name or (name not in _REWRITES and CALLS[name].combine is None):
             return None
         lowering = op.attributes[LOWERING].value if LOWERING in op.attributes else self.default
         is_tape = name in ("read", "write") and config(op)["op"].value == TAPE
@@ -273,7 +274,7 @@ class _Rewriter:
             if choice is None:
                 continue
             with ir.InsertionPoint(op), op.location:
-                results = _REWRITES[target(op).removeprefix(PREFIX)](self, op, choice)
+                results = _REWRITES.get(target(op).removeprefix(PREFIX), _Rewriter.combine)(self, op, choice)
             for old, new in zip(op.results, results, strict=True):
                 old.replace_all_uses_with(new)
             op.erase()
@@ -315,8 +316,8 @@ class _Rewriter:
     def write(self, op: Operation, choice: _Choice) -> list[Value]:
         return self._update(op, choice, None)[:1]
 
-    def add(self, op: Operation, choice: _Choice) -> list[Value]:
-        return self._update(op, choice, hlo.add)[:1]
+    def combine(self, op: Operation, choice: _Choice) -> list[Value]:
+        return self._update(op, choice, CALLS[target(op).removeprefix(PREFIX)].combine)[:1]
 
     def swap(self, op: Operation, choice: _Choice) -> list[Value]:
         return self._update(op, choice, lambda old, value: value)
@@ -328,7 +329,8 @@ class _Rewriter:
         return [hlo.convert(op.results[0].type, op.operands[0])]
 
 
-_REWRITES = {name: getattr(_Rewriter, name) for name in ("read", "write", "add", "swap", "fence", "check")}
+#: Of the calls that do not say how they combine two rows.
+_REWRITES = {name: getattr(_Rewriter, name) for name in ("read", "write", "swap", "fence", "check")}
 
 
 def _position(

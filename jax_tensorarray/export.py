@@ -22,6 +22,8 @@ memory of the first operand. Operands that follow the named ones are not looked 
 | `fence` | buffer | buffer | |
 | `empty` | | buffer | |
 
+The other ops of `csrc/combine.h` have calls like that of `add`.
+
 `op` (string) is the op that messages name, `batch_dims` (int64) the number of batch axes. The rest are bools:
 `strict` raises an error for an index out of range, `masked` says that `where` is there, `sorted` that `order` is
 (int32, on GPUs: the positions sorted by row), and `reverse` visits the positions last to first.
@@ -29,8 +31,8 @@ memory of the first operand. Operands that follow the named ones are not looked 
 
 from jax.export import DisabledSafetyCheck
 
-from jax_tensorarray._mlir import PREFIX
-from jax_tensorarray._partition import CALLS
+import jax_tensorarray._ops  # noqa: F401  # the ops declare their calls
+from jax_tensorarray._mlir import CALLS, PREFIX
 
 #: Of the calls of the kernels. A stored function may name calls of a lower number.
 CONTRACT_VERSION = 1

@@ -1,5 +1,7 @@
 """The primitives themselves, for policies, custom interpreters and inspection."""
 
+from jax.extend.core import Primitive
+
 from jax_tensorarray._ops.add import ta_add_p
 from jax_tensorarray._ops.check import ta_check_p
 from jax_tensorarray._ops.clear import ta_clear_p
@@ -8,6 +10,17 @@ from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._ops.stack import ta_stack_p
 from jax_tensorarray._ops.swap import ta_swap_p
 from jax_tensorarray._ops.write import ta_write_p
+from jax_tensorarray._register import ROW_OPS
+
+_ROW_OPS = {f"{primitive.name}_p": primitive for primitive in ROW_OPS}
+
+
+def __getattr__(name: str) -> Primitive:
+    """Every row op is here, the newer ones by the name that they are registered with."""
+    if name in _ROW_OPS:
+        return _ROW_OPS[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "ta_add_p",
@@ -19,3 +32,4 @@ __all__ = [
     "ta_swap_p",
     "ta_write_p",
 ]
+__all__ += sorted(_ROW_OPS.keys() - set(__all__))

@@ -17,20 +17,14 @@ from jax_tensorarray import _compat
 from jax_tensorarray._loops import bodies
 from jax_tensorarray._loops.guard import ta_guard
 from jax_tensorarray._loops.rules import Axis, axes
-from jax_tensorarray._ops.add import ta_add_p
 from jax_tensorarray._ops.clear import ta_clear_p
 from jax_tensorarray._ops.part import ta_read_part_p, ta_write_part_p
-from jax_tensorarray._ops.read import ta_read_p
-from jax_tensorarray._ops.swap import ta_swap_p
-from jax_tensorarray._ops.write import ta_write_p
+from jax_tensorarray._register import ROW_OPS
 
 Array = Any
 
 #: Which carry a value is a version of, or None.
 Version = int | None
-
-#: Number of operands of a row op before `where`.
-_ROW_OPS = {ta_read_p: 2, ta_write_p: 3, ta_add_p: 3, ta_swap_p: 3}
 
 
 def step_of_active(
@@ -93,7 +87,7 @@ class _Masked:
 
     def equation(self, eqn: Any, operands: list[Value]) -> list[Value]:
         p, params = eqn.primitive, eqn.params
-        if p in _ROW_OPS:
+        if p in ROW_OPS:
             return self.row_op(p, params, operands)
         if p is ta_clear_p:
             buffer, start, stop = (x.array for x in operands)
@@ -121,13 +115,13 @@ class _Masked:
         return Value(ta_guard(self.active, x.array), x.version, True)
 
     def row_op(self, p: Any, params: Any, operands: list[Value]) -> list[Value]:
-        rows = _ROW_OPS[p]
+        rows = len(ROW_OPS[p].operands) - 1  # all but `where`
         arrays = [x.array for x in operands]
         where = jnp.broadcast_to(self.active, jnp.shape(arrays[1]))
         if len(operands) > rows:
             where &= arrays[rows]
         out = p.bind(*arrays[:rows], where, **params)
-        if p is ta_read_p:
+        if not ROW_OPS[p].in_place:
             return [Value(out, None, True)]
         new, *old = out if p.multiple_results else [out]
         return [Value(new, operands[0].version, True), *_values(old, True)]

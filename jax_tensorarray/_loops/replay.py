@@ -24,13 +24,12 @@ from jax_tensorarray._loops.count import count, counter, largest, widened
 from jax_tensorarray._loops.residuals import Linearized
 from jax_tensorarray._loops.rules import Axis
 from jax_tensorarray._loops.while_ import while_
-from jax_tensorarray._ops.add import ta_add_p
 from jax_tensorarray._ops.clear import ta_clear_p
 from jax_tensorarray._ops.empty import empty_like
 from jax_tensorarray._ops.part import ta_write_part_p
 from jax_tensorarray._ops.read import ta_read
-from jax_tensorarray._ops.write import ta_write, ta_write_p
-from jax_tensorarray._register import is_zero, to_front, with_axis
+from jax_tensorarray._ops.write import ta_write
+from jax_tensorarray._register import ROW_OPS, is_zero, to_front, with_axis
 
 Array = Any
 
@@ -400,8 +399,13 @@ def _live(loop: Replay) -> list[bool]:
     return [not (v.aval.ndim and only_written(v, out)) for v, out in pairs]
 
 
-#: Ops that give a newer version of a buffer and nothing else: what is in the rows makes no difference to anybody.
-_WRITES = (ta_write_p, ta_write_part_p, ta_add_p, ta_clear_p)
+#: Ops that give a newer version of a buffer and nothing else, and are linear, so that they have a transpose: what is in
+#: the rows makes no difference to anybody, the derivative included.
+_WRITES = (
+    ta_write_part_p,
+    ta_clear_p,
+    *(p for p, call in ROW_OPS.items() if call.results == ("buffer",) and p in ad.primitive_transposes),
+)
 
 
 def _nowhere(x: Array) -> Array:

@@ -14,16 +14,18 @@ from jax_tensorarray._loops.count import abstract, record, tape
 from jax_tensorarray._loops.replay import Mode, Replay, all_batched, counted
 from jax_tensorarray._loops.residuals import Linearized
 from jax_tensorarray._loops.rules import Axis
-from jax_tensorarray._ops.add import ta_add_p
 from jax_tensorarray._ops.clear import ta_clear_p
 from jax_tensorarray._ops.part import ta_write_part_p
 from jax_tensorarray._ops.read import ta_read, ta_read_p
 from jax_tensorarray._ops.swap import ta_swap_p
 from jax_tensorarray._ops.write import ta_write_p
-from jax_tensorarray._register import with_axis
+from jax_tensorarray._register import ROW_OPS, with_axis
 
 Array = Any
 Version = int | None
+
+#: The row ops that update their buffer.
+_UPDATES = [p for p, call in ROW_OPS.items() if call.in_place]
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class _Log:
 
     def equation(self, eqn: Any, operands: list[Array], held: list[Version]) -> tuple[Sequence[Array], list[Version]]:
         p, params = eqn.primitive, eqn.params
-        if p in (ta_write_p, ta_swap_p, ta_add_p) and held[0] is not None:
+        if p in _UPDATES and held[0] is not None:
             return self.update(p, params, operands, held[0])
         if p is jax_primitives.jit_p and any(version is not None for version in held):
             return self.evaluate(params["jaxpr"], operands, held)
@@ -72,12 +74,12 @@ class _Log:
 
     def update(self, p: Any, params: Any, operands: list[Array], k: int) -> tuple[list[Array], list[Version]]:
         buffer, index, value, *where = operands
-        if p is ta_add_p:
-            old = ta_read_p.bind(buffer, index, *where, **params | {"reverse": False})
-            outs = [p.bind(buffer, index, value, *where, **params)]
-        else:
+        if p in (ta_write_p, ta_swap_p):
             new, old = ta_swap_p.bind(buffer, index, value, *where, **params)
             outs = [new, old] if p is ta_swap_p else [new]
+        else:
+            old = ta_read_p.bind(buffer, index, *where, **params | {"reverse": False})
+            outs = [p.bind(buffer, index, value, *where, **params)]
         self.rows += [index, old, *where]
         # Put back in the opposite order: of duplicates, what the first one overwrote stays.
         self.undo.append((k, 2 + len(where), params | {"mode": "drop", "reverse": not params["reverse"]}))
@@ -88,7 +90,7 @@ def _updated(eqn: Any) -> Iterator[tuple[Any, Any]]:
     """Shape and dtype of every buffer that the jaxprs of an equation update by rows."""
     for jaxpr in bodies.jaxprs_in(eqn.params):
         for e in jaxpr.eqns:
-            if e.primitive in (ta_write_p, ta_write_part_p, ta_swap_p, ta_add_p, ta_clear_p):
+            if e.primitive in (*_UPDATES, ta_write_part_p, ta_clear_p):
                 yield e.invars[0].aval.shape, e.invars[0].aval.dtype
             yield from _updated(e)
 

@@ -6,6 +6,7 @@ import jax
 from jax.interpreters import ad
 
 from jax_tensorarray import _arguments, _reference
+from jax_tensorarray._compat import hlo
 from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._register import (
     Array,
@@ -98,5 +99,5 @@ ta_add_p = make_primitive(
     transpose=_transpose,
     batch=batch_rows,
     reference=_in_plain_jax,
-    kernel=row_kernel("add", in_place=True, takes_value=True),
+    kernel=row_kernel("add", ("buffer", "index", "value", "where"), ("buffer",), hlo.add),
 )

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_tensorarray import _arguments, _reference
-from jax_tensorarray._mlir import PREFIX
+from jax_tensorarray._mlir import PREFIX, declare
 from jax_tensorarray._register import Array, make_primitive, to_front, type_like, zero_tangent
 
 
@@ -68,6 +68,9 @@ def _batch(primitive: Any, args: Any, dims: Any, *, batch_dims: int, mode: str |
 
 def _in_plain_jax(index: Array, size: Array, *, batch_dims: int, **_: Any) -> Array:
     return _reference.check(index, size, batch_dims=batch_dims)
+
+
+declare("check", ("index", "bound"), ("index",))
 
 
 def _kernel(ctx: Any, *operands: Any, batch_dims: int, mode: str | None, op: str, **_: Any) -> Any:

@@ -7,7 +7,7 @@ import numpy as np
 from jax.interpreters import ad
 
 from jax_tensorarray import _arguments, _reference
-from jax_tensorarray._mlir import PREFIX
+from jax_tensorarray._mlir import PREFIX, declare
 from jax_tensorarray._register import Array, is_zero, like_buffer, make_primitive, to_front, zero_tangent
 
 
@@ -63,6 +63,9 @@ def _batch(primitive: Any, args: Any, dims: Any, *, batch_dims: int) -> Any:
     n = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
     args = [to_front(x, d, n) for x, d in zip(args, dims, strict=True)]
     return primitive.bind(*args, batch_dims=batch_dims + 1), 0
+
+
+declare("clear", ("buffer", "bound", "bound"), ("buffer",))
 
 
 def _kernel(ctx: Any, *operands: Any, batch_dims: int, **_: Any) -> Any:

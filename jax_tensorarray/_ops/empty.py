@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray
 
-from jax_tensorarray._mlir import PREFIX
+from jax_tensorarray._mlir import PREFIX, declare
 from jax_tensorarray._register import Array, make_primitive
 
 
@@ -79,6 +79,9 @@ def _abstract_eval(*, aval: Any) -> Any:
 
 def _in_plain_jax(*, aval: Any) -> Array:
     return jnp.zeros(aval.shape, aval.dtype)
+
+
+declare("empty", (), ("buffer",))
 
 
 def _kernel(ctx: Any, **_: Any) -> Any:

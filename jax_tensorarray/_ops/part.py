@@ -11,7 +11,7 @@ import numpy as np
 from jax.interpreters import ad
 
 from jax_tensorarray import _reference
-from jax_tensorarray._mlir import PREFIX
+from jax_tensorarray._mlir import PREFIX, declare
 from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._ops.write import ta_write_p
 from jax_tensorarray._register import (
@@ -101,6 +101,10 @@ def _read_in_plain_jax(buffer: Array, index: Array, parts: Array, *, batch_dims:
 
 def _write_in_plain_jax(buffer: Array, index: Array, value: Array, parts: Array, *, batch_dims: int) -> Array:
     return _reference.swap(buffer, index, value, batch_dims=batch_dims, reverse=False)[0]
+
+
+declare("read_part", ("buffer", "bound", "parts"), ("parts of a row",))
+declare("write_part", ("buffer", "bound", "parts of a row", "parts"), ("buffer",))
 
 
 def _read_kernel(ctx: Any, *operands: Any, batch_dims: int, **_: Any) -> Any:

@@ -112,6 +112,6 @@ ta_read_p = make_primitive(
     transpose=None,
     batch=_batch,
     reference=_in_plain_jax,
-    kernel=row_kernel("read", in_place=False, takes_value=False),
+    kernel=row_kernel("read", ("buffer", "index", "where"), ("value",)),
 )
 _compat.register_accumulating_transpose(ta_read_p, _accumulate, _transpose)

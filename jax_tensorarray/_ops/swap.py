@@ -105,5 +105,5 @@ ta_swap_p = make_primitive(
     transpose=_transpose,
     batch=batch_rows,
     reference=_in_plain_jax,
-    kernel=row_kernel("swap", in_place=True, takes_value=True),
+    kernel=row_kernel("swap", ("buffer", "index", "value", "where"), ("buffer", "value")),
 )

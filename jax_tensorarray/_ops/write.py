@@ -110,5 +110,5 @@ ta_write_p = make_primitive(
     transpose=_transpose,
     batch=batch_rows,
     reference=_in_plain_jax,
-    kernel=row_kernel("write", in_place=True, takes_value=True),
+    kernel=row_kernel("write", ("buffer", "index", "value", "where"), ("buffer",)),
 )
