@@ -68,7 +68,9 @@ def _update(row: Callable[[Array, Array], Array]) -> Callable[..., tuple[Array, 
     return step
 
 
-def _rows(row: Callable[[Array, Array], Array]) -> Callable[..., tuple[Array, Array]]:
+def updating(row: Callable[[Array, Array], Array]) -> Callable[..., tuple[Array, Array]]:
+    """`for k: old[k], buffer[index[k]] = buffer[index[k]], row(buffer[index[k]], value[k])`."""
+
     def op(
         buffer: Array, index: Array, value: Array, *where: Array, batch_dims: int, reverse: bool
     ) -> tuple[Array, Array]:
@@ -87,10 +89,10 @@ def _sum(a: Array, b: Array) -> Array:
 
 
 #: `for k: old[k], buffer[index[k]] = buffer[index[k]], value[k]`
-swap = _rows(lambda old, value: value)
+swap = updating(lambda old, value: value)
 
 #: `for k: buffer[index[k]] += value[k]`, with the row before the sum as second result
-add = _rows(_sum)
+add = updating(_sum)
 
 
 def _bound(at: Array, size: int) -> Array:
