@@ -4,6 +4,7 @@
 // the end, come the handlers of every platform and the kernels for GPUs: a new op is a struct and an entry there.
 #pragma once
 
+#include <cstring>
 #include <string_view>
 #include <type_traits>
 
@@ -97,6 +98,39 @@ struct RoundedSum {
   TA_HD static Format combine(Format a, Format b) { return Format::encode(a.decode() + b.decode()); }
 };
 
+template <class T>
+struct Larger {
+  using Element = T;
+  TA_HD static T combine(T a, T b) { return a < b ? b : a; }
+};
+
+// Where a float lies in the order from -infinity by way of -0 and 0 to infinity; NaN is past all of them. It is an
+// integer, since the threads of XLA take subnormal numbers for zeros where they compare floats.
+template <class Bits>
+TA_HD Bits place(Bits bits, Bits infinity, Bits largest) {
+  if ((bits & largest) > infinity) return largest;
+  return bits < 0 ? bits ^ largest : bits;
+}
+
+TA_HD inline int32_t place(float x) { return place(static_cast<int32_t>(float_bits(x)), 0x7f800000, 0x7fffffff); }
+
+TA_HD inline int64_t place(double x) {
+  int64_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  return place<int64_t>(bits, 0x7ff0000000000000, 0x7fffffffffffffff);
+}
+
+template <class Format>
+TA_HD auto place(Format x) -> decltype(place(x.decode())) {
+  return place(x.decode());
+}
+
+template <class T>
+struct LargerFloat {
+  using Element = T;
+  TA_HD static T combine(T a, T b) { return place(a) < place(b) ? b : a; }
+};
+
 // --- ops -------------------------------------------------------------------------------------------------------
 
 struct Add {
@@ -111,9 +145,21 @@ struct Add {
   using Small = RoundedSum<Format>;
 };
 
+struct Max {
+  static constexpr std::string_view kName = "max";
+  static constexpr bool kCombinesParts = false;  // complex numbers have no order
+  using Bool = Or;
+  template <class T>
+  using Integer = Larger<T>;
+  template <class T>
+  using Float = LargerFloat<T>;
+  template <class Format>
+  using Small = LargerFloat<Format>;
+};
+
 template <class... Ops>
 struct List {};
 
-using Combining = List<Add>;
+using Combining = List<Add, Max>;
 
 }  // namespace jax_tensorarray

@@ -26,6 +26,7 @@ from jax_tensorarray._loops.api import (  # noqa: E402
 )
 from jax_tensorarray._ops.add import ta_add  # noqa: E402
 from jax_tensorarray._ops.empty import ta_empty  # noqa: E402
+from jax_tensorarray._ops.max import ta_max  # noqa: E402
 from jax_tensorarray._ops.read import ta_read  # noqa: E402
 from jax_tensorarray._ops.stack import ta_stack  # noqa: E402
 from jax_tensorarray._ops.swap import ta_swap  # noqa: E402
@@ -66,6 +67,7 @@ __all__ = [
     "scan",
     "ta_add",
     "ta_empty",
+    "ta_max",
     "ta_read",
     "ta_stack",
     "ta_swap",

@@ -1,0 +1,142 @@
+"""`ta_max`: the maximum into rows of a buffer. Its derivative belongs to the elements that attain the maximum."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, Unpack
+
+import jax
+import jax.numpy as jnp
+from jax.interpreters import ad
+
+from jax_tensorarray import _arguments, _reference
+from jax_tensorarray._compat import hlo
+from jax_tensorarray._ops.add import ta_add_p
+from jax_tensorarray._ops.read import ta_read_p
+from jax_tensorarray._ops.write import ta_write_p
+from jax_tensorarray._register import (
+    Array,
+    Params,
+    batch_rows,
+    check_operands,
+    is_zero,
+    like_buffer,
+    make_primitive,
+    row_kernel,
+    row_params,
+    zero_tangent,
+)
+
+
+def ta_max(
+    buffer: Any, index: Any, value: Any, *, where: Any = None, mode: str | None = None, lowering: str = "auto"
+) -> jax.Array:
+    """Put the larger element into rows of a buffer: `buffer[index] = maximum(buffer[index], value)`.
+
+    The derivative is that of the elements that attain the maximum: of the old row and of all positions that address
+    it, in equal shares where there are several. It is found row by row, so a loop of T steps is differentiated in O(T).
+
+    Args:
+        buffer: array of shape `[T, *elem]`, of any dtype that has an order: not complex. Bools are or-ed. NaN stays, as
+            in `jax.numpy.maximum`, and 0 is larger than -0.
+        index: integer or integer array of shape `I`. Of duplicates the largest stays.
+        value: broadcast to `[*I, *elem]`, and converted to the dtype of `buffer` where that loses nothing.
+        where: bool, broadcast to `I`. Rows where it is False are not touched.
+        mode: what an index outside `[0, T)` does, negative ones included: "error" raises, "drop" skips the row.
+            None is "error", but "drop" for an index that `jax.vmap` batches.
+        lowering: "ffi" for a kernel of the library, "xla" for slices of XLA's own wherever these are in place too,
+            "auto" for such slices where the index needs no check. JAX_TENSORARRAY_LOWERING says what "auto" is.
+
+    Returns:
+        The updated buffer. Differentiable in `buffer` and `value`.
+
+    Raises:
+        IndexError: a Python or NumPy index is out of range (while tracing).
+        jax.errors.JaxRuntimeError, ValueError: a traced index is out of range (while running; on a GPU later, see
+            `check_errors`).
+        TypeError: `buffer` is complex, `index` is not of an integer dtype, `where` is not bool, or `value` would lose
+            precision.
+        ValueError: shapes do not fit.
+
+    >>> import jax, jax.numpy as jnp
+    >>> ta_max(jnp.array([1.0, 2.0, 3.0]), jnp.array([0, 0, 2]), jnp.array([5.0, 4.0, 1.0]))
+    Array([5., 2., 3.], dtype=float32)
+    >>> jax.grad(lambda v: ta_max(jnp.zeros(2), jnp.array([1, 1, 1]), v).sum())(jnp.array([7.0, 5.0, 7.0]))
+    Array([0.5, 0. , 0.5], dtype=float32)
+
+    NumPy: `numpy.maximum.at`.
+    """
+    buffer, index, where, mode = _arguments.row_operands("ta_max", buffer, index, where, mode)
+    _arguments.check_lowering("ta_max", lowering)
+    value = _arguments.as_value("ta_max", value, buffer, index.shape)
+    return ta_max_p.bind(buffer, index, value, *where, **row_params("ta_max", mode, lowering=lowering))
+
+
+def _abstract_eval(buffer: Any, index: Any, *rest: Any, batch_dims: int, op: str, **_: Any) -> Any:
+    if jnp.issubdtype(buffer.dtype, jnp.complexfloating):
+        raise TypeError(f"{op}: complex numbers have no order, so there is no maximum of {buffer.dtype}")
+    check_operands(op, buffer, index, rest, True, batch_dims)
+    return like_buffer(buffer)
+
+
+def _jvp(primals: Any, tangents: Any, **params: Unpack[Params]) -> Any:
+    buffer, index, value, *where = primals
+    buffer_dot, _, value_dot, *_ = tangents
+    out = ta_max_p.bind(*primals, **params)
+    if is_zero(buffer_dot) and is_zero(value_dot):
+        return out, zero_tangent(out)
+    old, new = (ta_read_p.bind(b, index, *where, **params) for b in (buffer, out))
+    keeps, wins = old == new, value == new  # NaN is equal to nothing: it has no derivative, as in jnp.maximum
+    ties = jnp.maximum(keeps.astype(jnp.int32) + _count(wins, index, where, params["batch_dims"]), 1)
+
+    def share(attains: Array, dot: Array) -> Array:
+        return jnp.where(attains, dot, jnp.zeros((), dot.dtype)) / ties.astype(dot.dtype)
+
+    # Linear ops in place, of which JAX makes the transpose. The share of the old row is the same whichever position
+    # reads and writes it; those of the values are added up.
+    out_dot = ad.instantiate_zeros(buffer_dot)
+    if not is_zero(buffer_dot):
+        kept = share(keeps, ta_read_p.bind(out_dot, index, *where, **params))
+        out_dot = ta_write_p.bind(out_dot, index, kept, *where, **params)
+    if not is_zero(value_dot):
+        out_dot = ta_add_p.bind(out_dot, index, share(wins, value_dot), *where, **params)
+    return out, out_dot
+
+
+def _count(wins: Array, index: Array, where: Sequence[Array], batch_dims: int) -> Array:
+    """How many values attain the maximum of the row that each position addresses."""
+    batch, count = index.shape[:batch_dims], math.prod(index.shape[batch_dims:])
+    ones = wins.astype(jnp.int32)
+    if count <= 1:
+        return ones
+    # Positions that address one row are counted in one row of a small buffer: that of the first of them, once sorted.
+    first = _first_place
+    for _ in batch:
+        first = jax.vmap(first)
+    rows = first(index.reshape(*batch, count))
+    masks = [mask.reshape(rows.shape) for mask in where]
+    ones = ones.reshape(*rows.shape, *wins.shape[index.ndim :])
+    params = row_params("ta_max", "drop", batch_dims=batch_dims)
+    counted = ta_add_p.bind(jnp.zeros_like(ones), rows, ones, *masks, **params)
+    return ta_read_p.bind(counted, rows, **params).reshape(wins.shape)
+
+
+def _first_place(index: Array) -> Array:
+    return jnp.searchsorted(jnp.sort(index), index)
+
+
+_maximum = _reference.updating(jnp.maximum)
+
+
+def _in_plain_jax(*operands: Array, batch_dims: int, reverse: bool, **_: Any) -> Array:
+    return _maximum(*operands, batch_dims=batch_dims, reverse=reverse)[0]
+
+
+ta_max_p = make_primitive(
+    "ta_max",
+    abstract_eval=_abstract_eval,
+    jvp=_jvp,
+    transpose=None,
+    batch=batch_rows,
+    reference=_in_plain_jax,
+    kernel=row_kernel("max", ("buffer", "index", "value", "where"), ("buffer",), hlo.maximum),
+)
