@@ -156,7 +156,7 @@ def cases() -> dict[str, tuple[str, Frame]]:
         "fence": ("fence", frame([buffer], [buffer])),
         "empty": ("empty", frame([], [buffer])),
     }
-    for name in ("read", "write", "swap", "add"):
+    for name in ("read", "write", "swap", "add", "max"):
         for floats in (1, 8, 1024):
             found[f"{name} a row of {floats}"] = row_op(name, floats)
         found[f"{name} a row of 8 where"] = row_op(name, 8, masked=True)

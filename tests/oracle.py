@@ -60,6 +60,14 @@ def ta_add(
     return buffer
 
 
+def ta_max(buffer: Any, index: Any, value: Any, *, where: Any = None, mode: str | None = None) -> np.ndarray:
+    buffer = np.array(buffer)
+    value = _rows(buffer, index, value)
+    for k, row in _visited(buffer, index, where):
+        buffer[row] = larger(buffer[row], value[k])
+    return buffer
+
+
 def ta_stack(buffer: Any, size: Any = None) -> np.ndarray:
     buffer = np.array(buffer)
     for row in range(buffer.shape[0]):
@@ -113,6 +121,17 @@ def plus(a: Any, b: Any) -> np.ndarray:
         if a.dtype.itemsize <= 2:
             return sum_of_small_floats(a, b)
         return np.asarray(a + b)
+
+
+def larger(a: Any, b: Any) -> np.ndarray:
+    """Maximum of two arrays of one dtype: bools are or-ed, NaN stays, and 0 is larger than -0."""
+    a, b = np.asarray(a), np.asarray(b)
+    if a.dtype == bool:
+        return np.logical_or(a, b)
+    with np.errstate(all="ignore"):
+        # NumPy does not know all dtypes, and a double holds what is smaller.
+        x, y = (n.astype(np.float64) if a.dtype.itemsize < 8 else n for n in (a, b))
+        return np.where((x != x) | (x > y) | ((x == y) & ~np.signbit(x)), a, b).astype(a.dtype)
 
 
 # --- comparison ------------------------------------------------------------------------------------------------

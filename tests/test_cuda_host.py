@@ -24,7 +24,8 @@ CSRC = HERE.parent / "csrc"
 COMPILER = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
 SANITIZED = ["-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-Wall", "-Wextra", "-Werror"]
 
-OPS = ["read", "write", "swap", "clear", "check", "read_part", "write_part", "add"]  # in the order of cuda_host.cc
+#: In the order of cuda_host.cc.
+OPS = ["read", "write", "swap", "clear", "check", "read_part", "write_part", "add", "max"]
 INDEX_TYPES = [np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64]
 #: In the order of `ElementType`.
 DTYPES = [
@@ -114,6 +115,8 @@ class Case(NamedTuple):
                 results.append((oracle.ta_read(*arguments, where=where),))
             elif self.op == "add":
                 results.append((added(*arguments, self.value[b], where, self.reverse),))
+            elif self.op == "max":
+                results.append((oracle.ta_max(*arguments, self.value[b], where=where),))
             else:
                 buffer, old = oracle.ta_swap(*arguments, self.value[b], where=where, reverse=self.reverse)
                 results.append((old, buffer) if self.op == "swap" else (buffer,))
@@ -176,7 +179,7 @@ def assert_as_expected(run, cases):
     results = run(case.encoded() for case in cases)
     for case in cases:
         for expected in case.expected():
-            same = oracle.assert_same_numbers if case.op == "add" else oracle.assert_same_bits
+            same = oracle.assert_same_numbers if case.op in ("add", "max") else oracle.assert_same_bits
             with np.errstate(all="ignore"):
                 same(take(results, expected), expected)
         assert take_message(results) == case.message()
@@ -218,7 +221,13 @@ def test_duplicates_are_added_in_order_with_the_rounding_of_the_dtype(run, dtype
     assert_as_expected(run, [random_case(rng, "add", dtype=dtype, rows=(0, 1, 2, 3, 4, 8, 12)) for _ in range(60)])
 
 
-@pytest.mark.parametrize("op", ["write", "swap", "add"])
+@pytest.mark.parametrize("dtype", [d for d in DTYPES if np.dtype(d).kind != "c"], ids=oracle.name_of)
+def test_the_largest_of_duplicates_stays(run, dtype):
+    rng = np.random.default_rng(DTYPES.index(dtype))
+    assert_as_expected(run, [random_case(rng, "max", dtype=dtype, rows=(0, 1, 2, 3, 4, 8, 12)) for _ in range(40)])
+
+
+@pytest.mark.parametrize("op", ["write", "swap", "add", "max"])
 @pytest.mark.parametrize("is_sorted", [False, True], ids=["scanned", "sorted"])
 @pytest.mark.parametrize("rows", [1, 3, 400])
 def test_long_runs_of_duplicates_mean_the_same_by_either_way_of_finding_them(run, op, is_sorted, rows):
@@ -227,7 +236,7 @@ def test_long_runs_of_duplicates_mean_the_same_by_either_way_of_finding_them(run
     assert_as_expected(run, [random_case(rng, op, **options, schedule=s) for s in (FORWARD, BACKWARD, SHUFFLED)])
 
 
-@pytest.mark.parametrize("op", ["write", "swap", "add"])
+@pytest.mark.parametrize("op", ["write", "swap", "add", "max"])
 def test_the_schedule_of_threads_does_not_matter(run, op):
     rng = np.random.default_rng(5)
     case = random_case(rng, op, dtype=np.float32, rows=(5,), batch=2, size=3, count=40, is_sorted=False)
@@ -264,7 +273,7 @@ def test_whichever_thread_is_first_the_first_stray_in_order_is_named(run, schedu
     index = np.array([[0, 1, 9, 2, -1], [1, 77, 0, 0, 3]], np.int64)
     buffer, value = np.zeros((2, 3, 2), np.float32), np.ones((2, 5, 2), np.float32)
     where = np.array([[True, True, False, True, True], [True] * 5])
-    cases = [Case(op, buffer, index, value, schedule=schedule) for op in ("read", "write", "swap", "add")]
+    cases = [Case(op, buffer, index, value, schedule=schedule) for op in ("read", "write", "swap", "add", "max")]
     assert cases[0].message() == "the op: index 9 is out of range for a TensorArray of size 3"
     masked = [case._replace(where=where) for case in cases]
     assert masked[0].message() == "the op: index -1 is out of range for a TensorArray of size 3"

@@ -10,7 +10,7 @@ import oracle
 import pytest
 from oracle import DTYPES, FLOAT8, INTEGERS, name_of
 
-from jax_tensorarray import ta_add, ta_empty, ta_read, ta_stack, ta_swap, ta_write
+from jax_tensorarray import ta_add, ta_empty, ta_max, ta_read, ta_stack, ta_swap, ta_write
 
 INDEX = np.array([[3, 0, 3], [9, 1, -2]])
 WHERE = np.array([[True, True, True], [True, False, True]])
@@ -183,13 +183,15 @@ def test_an_index_may_have_any_integer_dtype(dtype):
 
     @jax.jit
     def f(buffer, index, value):
-        calls = [functools.partial(op, buffer, index, mode="drop") for op in (ta_read, ta_write, ta_add, ta_swap)]
-        return calls[0](), calls[1](value), calls[2](value), calls[3](value)
+        ops = (ta_read, ta_write, ta_add, ta_max, ta_swap)
+        calls = [functools.partial(op, buffer, index, mode="drop") for op in ops]
+        return calls[0](), *(call(value) for call in calls[1:])
 
     expected = (
         oracle.ta_read(buffer, index),
         oracle.ta_write(buffer, index, value),
         oracle.ta_add(buffer, index, value),
+        oracle.ta_max(buffer, index, value),
         oracle.ta_swap(buffer, index, value),
     )
     assert_all_same(f(jnp.asarray(buffer), jnp.asarray(index), jnp.asarray(value)), expected)

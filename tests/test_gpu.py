@@ -19,7 +19,7 @@ from jax_tensorarray import _ffi, check_errors
 PLATFORM = {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
 needs_gpu = pytest.mark.skipif(not hasattr(_ffi.modules.get(PLATFORM), "wait_for_error"), reason="needs a GPU")
 
-OPS = ["ta_read", "ta_write", "ta_swap", "ta_add"]
+OPS = ["ta_read", "ta_write", "ta_swap", "ta_add", "ta_max"]
 TEXT = "{}: index {} is out of range for a TensorArray of size {}"
 
 

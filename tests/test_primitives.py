@@ -44,7 +44,7 @@ def test_every_op_has_a_primitive_of_its_name():
         assert primitive.name == op
 
 
-@pytest.mark.parametrize("op", ["ta_read", "ta_write", "ta_add", "ta_swap"])
+@pytest.mark.parametrize("op", ["ta_read", "ta_write", "ta_add", "ta_max", "ta_swap"])
 @pytest.mark.parametrize("options", [{}, {"where": WHERE}, {"mode": "drop"}], ids=["plain", "where", "drop"])
 def test_a_call_is_one_equation(op, options):
     jaxpr = jax.make_jaxpr(lambda *args: call(op, *args, **options))(BUFFER, INDEX, VALUE).jaxpr
@@ -108,7 +108,7 @@ def test_reads_of_one_buffer_add_into_one_cotangent():
 
 def test_a_batch_is_an_axis_of_one_call():
     buffers, values = jnp.zeros((5, 4, 2)), jnp.ones((5, 3, 2))
-    for op in ("ta_write", "ta_add", "ta_swap"):
+    for op in ("ta_write", "ta_add", "ta_max", "ta_swap"):
         assert names(jax.vmap(lambda b, v, op=op: call(op, b, INDEX, v)), buffers, values) == [op]
     assert names(jax.vmap(jax.vmap(lambda b: ta.ta_read(b, INDEX))), buffers[None]) == ["ta_read"]
 
@@ -124,7 +124,7 @@ def test_a_batch_is_an_axis_of_one_call():
         ([((), float), ((3,), int), ((3,), float)], ValueError),  # buffer
     ],
 )
-@pytest.mark.parametrize("op", ["ta_write", "ta_add", "ta_swap"])
+@pytest.mark.parametrize("op", ["ta_write", "ta_add", "ta_max", "ta_swap"])
 def test_a_bind_by_hand_is_checked(op, operands, error):
     avals = [ShapedArray(shape, np.dtype(dtype)) for shape, dtype in operands]
     primitive = getattr(primitives, f"{op}_p")
@@ -144,7 +144,7 @@ def test_batch_axes_of_a_bind_by_hand_must_be_shared():
         primitives.ta_check_p.abstract_eval(*avals, batch_dims=1, mode=None, op="ta_check")
 
 
-@pytest.mark.parametrize("op", ["ta_write", "ta_add", "ta_swap"])
+@pytest.mark.parametrize("op", ["ta_write", "ta_add", "ta_max", "ta_swap"])
 def test_an_update_aliases_its_buffer(op):
     text = jax.jit(lambda *args: call(op, *args)).lower(BUFFER, INDEX, VALUE).as_text()
     calls = [line for line in text.splitlines() if "stablehlo.custom_call" in line]

@@ -41,7 +41,7 @@ def operands(shape, *, batch=()):
 
 @pytest.mark.parametrize("masked", [False, True], ids=["all", "where"])
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("op", programs.ROW_OPS)
+@pytest.mark.parametrize("op", [*programs.ROW_OPS, "ta_max"])
 def test_many_bytes_are_moved_as_few_are(op, shape, masked):
     buffer, index, value = operands(shape)
     where = index % 3 != 0 if masked else None
@@ -50,7 +50,7 @@ def test_many_bytes_are_moved_as_few_are(op, shape, masked):
         np.testing.assert_array_equal(result, expected)
 
 
-@pytest.mark.parametrize("op", programs.ROW_OPS)
+@pytest.mark.parametrize("op", [*programs.ROW_OPS, "ta_max"])
 def test_a_batch_of_buffers_is_divided_too(op):
     batch = operands("rows of 256 bytes", batch=(3,))
     results = jax.vmap(lambda *one: programs.call(ta, op, *one, None))(*map(jnp.asarray, batch))
