@@ -10,8 +10,8 @@ many guesses of the rates at once, each with its own steps.
 
     python examples/ode.py
 
-prints how the guesses improve, the rates beside those of a Bayesian analysis of the same data, the two curves with the
-steps under them, and what each way of reverse mode keeps of a step.
+prints how the guesses improve, the parameters beside those of a Bayesian analysis of the same data, and the two curves
+with the steps of the solver under them.
 
 For differential equations in earnest take diffrax, which has many solvers, implicit ones among them, events, controlled
 and stochastic equations, and adjoints of its own. This is how such a loop is written, if you need one of your own.
@@ -98,7 +98,7 @@ def attempt(field, t, y, slope, h):
     return end, slopes[-1], h * combined(ERROR, slopes), Piece(t, h, jnp.stack(polynomial))
 
 
-def solve(field, y0, t0, t1, *, tolerance=1e-6, first_step=0.1, max_steps=1000, residuals="auto"):
+def solve(field, y0, t0, t1, *, tolerance=1e-6, first_step=0.1, max_steps=1000):
     """Solve y' = field(t, y) from t0 to t1.
 
     Returns the pieces of the solution, a TensorArray whose size is the number of accepted steps; the number of rejected
@@ -132,7 +132,7 @@ def solve(field, y0, t0, t1, *, tolerance=1e-6, first_step=0.1, max_steps=1000, 
     row = Piece(t, h, jnp.zeros((5, *y0.shape), y0.dtype))
     pieces = TensorArray.like(row, size=0, dynamic_size=True, max_size=max_steps)
     run = Run(t, y0, field(t, y0), h, jnp.bool_(False), jnp.int32(0), pieces)
-    run = while_loop(lambda run: run.t < t1, step, run, max_steps=max_steps, residuals=residuals)
+    run = while_loop(lambda run: run.t < t1, step, run, max_steps=max_steps)
     return run.pieces, run.rejected, run.t >= t1
 
 
@@ -228,12 +228,6 @@ def drawing(params, height=15, columns=4):
     return "\n".join(f"{name:5} {''.join(row)}".rstrip() for name, row in rows)
 
 
-def bytes_of_a_step(params, max_steps=100_000, **options):
-    """The memory that a gradient needs for each step that there is room for: XLA's own figure."""
-    f = jax.grad(lambda params: loss(params, max_steps=max_steps, **options)[0])
-    return jax.jit(f).lower(params).compile().memory_analysis().temp_size_in_bytes / max_steps
-
-
 def main(updates=300, guesses=8, seed=0):
     """Fit all guesses, and show the best. Returns its parameters and its loss."""
 
@@ -256,8 +250,6 @@ def main(updates=300, guesses=8, seed=0):
         print(f"{name:9}" + "".join(f"{x:9.3f}" if x < 1 else f"{x:9.1f}" for x in row))
     print("\nThousands of pelts, counted (H, L) and computed, of hares (·) and of lynxes (-):\n")
     print(drawing(best))
-    kept = {residuals: bytes_of_a_step(best, residuals=residuals) for residuals in ("tape", "recompute")}
-    print("\nReverse mode keeps of a step, " + ", ".join(f"{r!r}: {b:.0f} bytes" for r, b in kept.items()))
     return best, float(jnp.min(values))
 
 

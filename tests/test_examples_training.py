@@ -20,7 +20,6 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 def example(name):
     spec = importlib.util.spec_from_file_location(f"examples_{name}", EXAMPLES / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where `inspect` looks for the source of a class
     spec.loader.exec_module(module)
     return module
 
@@ -93,17 +92,13 @@ def unrolled_loss(params, steps):
     return jnp.mean((jnp.log(jnp.stack(found)) - np.log(ode.PELTS)) ** 2)
 
 
-@functools.cache
-def gradient(residuals):
-    def f(params, tolerance):
-        return jax.value_and_grad(ode.loss, has_aux=True)(params, tolerance=tolerance, residuals=residuals)
-
-    return jit(f)
+@jit
+def gradient(params, tolerance):
+    return jax.value_and_grad(ode.loss, has_aux=True)(params, tolerance=tolerance)
 
 
-@pytest.mark.parametrize("residuals", ["auto", "recompute"])
-def test_the_loss_has_the_gradient_of_the_unrolled_steps(residuals):
-    (value, (accepted, rejected)), grad = gradient(residuals)(jnp.asarray(RATES), 1e-4)
+def test_the_loss_has_the_gradient_of_the_unrolled_steps():
+    (value, (accepted, rejected)), grad = gradient(jnp.asarray(RATES), 1e-4)
     *_, start = RATES.reshape(3, 2)
     run = solve_ivp(hares_and_lynxes, (1900, 1920), np.exp(start), rtol=1e-4, atol=1e-4, first_step=0.1)
     assert accepted == len(run.t) - 1 and rejected > 0
@@ -124,13 +119,13 @@ def test_the_gradient_is_the_finite_difference_of_exact_solutions():
         return np.mean((np.log(run.y.T) - np.log(ode.PELTS)) ** 2)
 
     wanted = [(exact(RATES + d) - exact(RATES - d)) / 2e-4 for d in 1e-4 * np.eye(6)]
-    _, grad = gradient("auto")(jnp.asarray(RATES), 1e-9)
+    _, grad = gradient(jnp.asarray(RATES), 1e-9)
     np.testing.assert_allclose(grad, wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_of_a_batch_each_ends_by_itself():
-    guesses, one = ode.make_guesses(5), gradient("auto")
-    together, alone = jax.vmap(one, (0, None))(guesses, 1e-4), [one(params, 1e-4) for params in guesses]
+    guesses = ode.make_guesses(5)
+    together, alone = jax.vmap(gradient, (0, None))(guesses, 1e-4), [gradient(params, 1e-4) for params in guesses]
     jax.tree.map(
         lambda found, *wanted: np.testing.assert_allclose(found, jnp.stack(wanted), rtol=1e-9), together, *alone
     )
@@ -171,13 +166,15 @@ def in_order(memory):
     return jax.tree.map(lambda x: x[order], rows)
 
 
+remember = jax.jit(replay.remember, donate_argnums=0)
+
+
 def pointers(memory):
     return [x.unsafe_buffer_pointer() for x in jax.tree.leaves(memory.rows)]
 
 
 @pytest.mark.parametrize("capacity", [1, 7, 16])
 def test_the_memory_has_what_a_deque_has_and_stays_where_it_is(capacity):
-    remember = jax.jit(replay.remember, donate_argnums=0)
     memory = replay.new_replay(jax.tree.map(lambda x: x[0], transitions(0, 1)), capacity)
     kept, before, total = deque(maxlen=capacity), pointers(memory), 0
     for number in [1, 1, 5, 5, 1, 11, 5, 1]:  # 11 are more than there is room for
@@ -190,12 +187,12 @@ def test_the_memory_has_what_a_deque_has_and_stays_where_it_is(capacity):
 
 
 def test_all_that_is_remembered_is_drawn_and_nothing_else():
-    memory = replay.new_replay(jax.tree.map(lambda x: x[0], transitions(0, 1)), 8)
+    memory = replay.new_replay(jax.tree.map(lambda x: x[0], transitions(0, 1)), 7)
     draw = jax.jit(replay.draw, static_argnums=2)
-    for first, number, there in [(3, 5, range(3, 8)), (8, 7, range(7, 15))]:
-        memory = replay.remember(memory, transitions(first, number))
+    for first, number, there in [(3, 5, range(3, 8)), (8, 5, range(6, 13)), (13, 11, range(17, 24))]:
+        memory = remember(memory, transitions(first, number))
         drawn = draw(memory, jax.random.key(first), 200)
-        counts = np.bincount((2 * drawn["reward"]).astype(int), minlength=20)
+        counts = np.bincount((2 * drawn["reward"]).astype(int), minlength=30)
         assert set(np.flatnonzero(counts)) == set(there)
         assert counts.max() < 3 * 200 / len(there)
         np.testing.assert_array_equal(drawn["seen"][:, 1], drawn["seen"][:, 0] ** 2)
@@ -220,14 +217,16 @@ def best_worth(wind):
     """Value iteration over Python's dicts."""
     cells, start, found = moves(wind)
     values = dict.fromkeys(cells, 0.0)
-    for _ in range(400):
-        values = {
+    change = 1.0
+    while change > 1e-7:
+        new = {
             at: max(
                 sum(p * (reward + 0.98 * (cells[to] != "G") * values[to]) for p, reward, to in found[at, action])
                 for action in "^v<>"
             )
             for at in cells
         }
+        values, change = new, max(abs(new[at] - values[at]) for at in cells)
     return values[start]
 
 
@@ -272,14 +271,14 @@ def flax_training():
 
 def test_a_flax_model_learns_the_same_before_and_after(flax_training):
     ours = flax_training
-    losses = {kind: ours.train(kind, 30, 40)[1] for kind in (ours.Before, ours.After)}
+    losses = {kind: ours.train(kind, 30, 20)[1] for kind in (ours.Before, ours.After)}
     np.testing.assert_allclose(losses[ours.After], losses[ours.Before], rtol=1e-5)
     assert np.mean(losses[ours.After][-5:]) < 0.95 * losses[ours.After][0]
 
 
 def test_a_flax_model_has_the_gradient_of_the_unrolled_program(flax_training):
     ours = flax_training
-    model, program = ours.After(ours.nnx.Rngs(0)), ours.make_program(np.random.default_rng(1), 12)
+    model, program = ours.After(ours.nnx.Rngs(0)), ours.make_program(np.random.default_rng(1), 6)
     graph, params = ours.nnx.split(model)
 
     def loop(params):
@@ -287,8 +286,8 @@ def test_a_flax_model_has_the_gradient_of_the_unrolled_program(flax_training):
 
     def unrolled(params):
         model, states = ours.nnx.merge(graph, params), []
-        for operator, left, right in zip(*(x.tolist() for x in program[:3]), strict=True):
-            a, b = (states[k] if k < len(states) else jnp.zeros(ours.HIDDEN, jnp.float32) for k in (left, right))
+        for operator, *lines in zip(*program[:3], strict=True):
+            a, b = (states[k] if k < len(states) else jnp.zeros(ours.HIDDEN, jnp.float32) for k in lines)
             states.append(model.line(operator, a, b))
         odds = model.answer(jnp.stack(states))[:, 0]
         return jnp.mean(jnp.where(program.bit == 1, jnp.logaddexp(0.0, -odds), jnp.logaddexp(0.0, odds)))
@@ -333,7 +332,6 @@ def test_the_script_fits_hares_and_lynxes(capsys):
     lines = printed.splitlines()
     assert sum(line.count("H") for line in lines[-20:]) > 15
     assert next(line for line in lines if line.startswith("steps")).count("|") > 20
-    assert "'recompute'" in lines[-1]
 
 
 def test_the_script_of_the_replay_buffer_draws_the_ways(capsys):
