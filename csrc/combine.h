@@ -104,20 +104,21 @@ struct Larger {
   TA_HD static T combine(T a, T b) { return a < b ? b : a; }
 };
 
-// Where a float lies in the order from -infinity by way of -0 and 0 to infinity; NaN is past all of them. It is an
-// integer, since the threads of XLA take subnormal numbers for zeros where they compare floats.
+// Where a float lies in the order from -infinity, at 0, by way of -0 and 0 to infinity; NaN is past all of them. It is
+// an integer, since the threads of XLA take subnormal numbers for zeros where they compare floats.
 template <class Bits>
-TA_HD Bits place(Bits bits, Bits infinity, Bits largest) {
-  if ((bits & largest) > infinity) return largest;
-  return bits < 0 ? bits ^ largest : bits;
+TA_HD Bits place(Bits bits, Bits infinity) {
+  Bits sign = bits >> (8 * sizeof(Bits) - 1);
+  Bits ordered = bits ^ (-sign >> 1);  // negative numbers have magnitudes that grow the other way
+  return ordered + infinity + 1;       // where NaN with a sign wraps around
 }
 
-TA_HD inline int32_t place(float x) { return place(static_cast<int32_t>(float_bits(x)), 0x7f800000, 0x7fffffff); }
+TA_HD inline uint32_t place(float x) { return place<uint32_t>(float_bits(x), 0x7f800000); }
 
-TA_HD inline int64_t place(double x) {
-  int64_t bits;
+TA_HD inline uint64_t place(double x) {
+  uint64_t bits;
   memcpy(&bits, &x, sizeof bits);
-  return place<int64_t>(bits, 0x7ff0000000000000, 0x7fffffffffffffff);
+  return place<uint64_t>(bits, 0x7ff0000000000000);
 }
 
 template <class Format>
