@@ -38,8 +38,8 @@ SHOWN = ["han-3 mur+3ed in no-2", "an-2 and ot-2 eat cous+4 with ban+2as", "ha+2
 
 
 class Texts(NamedTuple):
-    packed: jax.Array  # [number, longest + 1] symbols, END behind them
-    letters: jax.Array  # [number, longest + 1], END behind them
+    packed: jax.Array  # [number, room] symbols, END behind them
+    letters: jax.Array  # [number, room], END behind them
     count: jax.Array  # [number], of letters with one END
 
 
@@ -55,9 +55,9 @@ def unpacked(symbols):
     return letters
 
 
-def as_texts(sources, longest):
+def as_texts(sources, room):
     """The packed texts, each a list of symbols, as arrays."""
-    packed, letters = (np.full((len(sources), longest + 1), END) for _ in range(2))
+    packed, letters = (np.full((len(sources), room), END) for _ in range(2))
     count = np.zeros(len(sources), np.int32)
     for k, source in enumerate(sources):
         text = unpacked(source)
@@ -67,8 +67,8 @@ def as_texts(sources, longest):
     return Texts(*map(jnp.asarray, (packed, letters, count)))
 
 
-def make_texts(rng, number, shortest=4, longest=LONGEST):
-    """Random texts of so many letters."""
+def make_texts(rng, number, shortest=4, longest=LONGEST, room=LONGEST + 1):
+    """Random texts of so many letters, in arrays with room for more."""
     sources = []
     for _ in range(number):
         source, written, length = [], 0, rng.integers(shortest, longest + 1)
@@ -80,7 +80,7 @@ def make_texts(rng, number, shortest=4, longest=LONGEST):
             else:
                 source, written = [*source, rng.choice(LETTERS[1:])], written + 1
         sources.append(source)
-    return as_texts(sources, longest)
+    return as_texts(sources, room)
 
 
 # --- the model -------------------------------------------------------------------------------------------------
@@ -284,32 +284,33 @@ def compare(params, lengths, seed=0):
     are kept by plain JAX only.
     """
     for length in lengths:
-        packed, letters, count = (x[0] for x in make_texts(np.random.default_rng(seed), 1, length, length))
+        texts = make_texts(np.random.default_rng(seed), 1, length, length, room=length + 1)
+        packed, letters, count = (x[0] for x in texts)
         ours = temporary_memory(jax.grad(log_likelihood), params, packed, letters, count)
         plain = temporary_memory(jax.grad(plain_log_likelihood), params, packed, letters)
         yield length, ours, plain
 
 
 def main(updates=500, batch=16, lengths=(200, 800), seed=0):
-    """Train, and show what was learned. Returns the losses."""
+    """Train, and show what was learned. Returns the parameters and the losses."""
 
     def report(k, value):
         if k == 1 or k % max(1, updates // 10) == 0:
             print(f"update {k:4}: {value:.3f} minus the log-probability of a letter", flush=True)
 
     params, losses = train(updates, batch, seed=seed, report=report)
-    write_all = jax.jit(jax.vmap(decode, (None, 0, None)), static_argnums=2)
+    room = 4 * LONGEST + 1
+    write_all = jax.jit(jax.vmap(lambda params, packed: decode(params, packed, room), (None, 0)))
 
     print(f"\nNew texts, after training on texts of up to {LONGEST} letters:")
     for length in (LONGEST, 2 * LONGEST, 4 * LONGEST):
-        texts = make_texts(np.random.default_rng(seed + 1), 100, length, length)
-        same = write_all(params, texts.packed, length + 1).letters == texts.letters
+        texts = make_texts(np.random.default_rng(seed + 1), 100, length, length, room)
+        same = write_all(params, texts.packed).letters[:, :length] == texts.letters[:, :length]
         perfect, right = int(jnp.sum(jnp.all(same, axis=1))), float(jnp.mean(same))
         print(f"{length:4} letters: {perfect:3} of 100 without a mistake, {right:.1%} of the letters right")
 
-    sources = [symbols_of(source) for source in SHOWN]
-    texts = as_texts(sources, max(len(unpacked(source)) for source in sources))
-    written = write_all(params, texts.packed, texts.letters.shape[1])
+    texts = as_texts([symbols_of(source) for source in SHOWN], room)
+    written = write_all(params, texts.packed)
     print()
     for k, source in enumerate(SHOWN):
         text = "".join(LETTERS[i] for i in written.letters[k, : written.count[k]])
@@ -321,7 +322,7 @@ def main(updates=500, batch=16, lengths=(200, 800), seed=0):
     print("\nTemporary memory of the gradient for one text:")
     for length, ours, plain in compare(params, lengths, seed):
         print(f"{length:4} letters: {ours / 1e6:5.2f} MB, plain JAX {plain / 1e6:6.2f} MB")
-    return losses
+    return params, losses
 
 
 if __name__ == "__main__":

@@ -295,7 +295,7 @@ def show_alignments(word, other, temperatures, drawn=4, seed=0):
 
 
 def main(updates=1500, batch=16, words=("MAMMOTH", "CHINCHILLA"), seed=0):
-    """Align, train, and show what was learned. Returns the losses."""
+    """Align, train, and show what was learned. Returns the parameters and the losses."""
     print("Soft alignments at a temperature T: their distance, the number of them that count, how probable it is")
     print("that two letters are aligned (# is certain), and some that were drawn at random.\n")
     show_alignments("saturday", "sunday", (1.0, 0.4, 0.1))
@@ -318,7 +318,7 @@ def main(updates=1500, batch=16, words=("MAMMOTH", "CHINCHILLA"), seed=0):
         for row in np.asarray(columns[:length]).T:
             print("".join(" #"[int(pixel)] for pixel in row).rstrip())
         print(f"{''.join(LABELS[label] for label in labels[:length])}  {collapsed(labels)}\n")
-    return losses
+    return params, losses
 
 
 if __name__ == "__main__":
