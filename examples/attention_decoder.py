@@ -7,8 +7,8 @@ The decoder keeps what it has written as rows of a TensorArray and attends to al
 each step. It writes until it writes the end, after a number of steps that nobody knows in advance.
 
 Attention computes with the whole buffer in each step, so reverse mode would have to keep a copy of it for every step,
-and in plain JAX it does. `fori_loop` sees that, keeps only the row that each step has written, and takes the rows out
-again on its way back.
+and in plain JAX it does. `fori_loop` sees that: it keeps the one row that a step overwrites, and puts it back when it
+comes to that step on its way back.
 
     python examples/attention_decoder.py
 
@@ -87,7 +87,7 @@ def make_texts(rng, number, shortest=4, longest=LONGEST, room=LONGEST + 1):
 
 
 def init_params(rng, hidden=40, width=24):
-    """Some 13,000 numbers."""
+    """Some 19,000 numbers."""
 
     def normal(*shape):
         return jnp.asarray(rng.standard_normal(shape) / np.sqrt(shape[0]))

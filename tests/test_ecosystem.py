@@ -227,6 +227,7 @@ def test_optax_updates_parameters_that_are_tensorarrays(name):
 def test_the_ctc_loss_of_our_example_is_that_of_optax():
     optax = need("optax")
     example = load_example("soft_alignment")
+    rng = np.random.default_rng(0)
     batch, frames, room, kinds = 6, 12, 4, 5
     logits = jnp.asarray(rng.standard_normal((batch, frames, kinds)), jnp.float32)
     labels = rng.integers(1, kinds, (batch, room))
