@@ -57,7 +57,7 @@ def unpacked(symbols):
 
 def as_texts(sources, room):
     """The packed texts, each a list of symbols, as arrays."""
-    packed, letters = (np.full((len(sources), room), END) for _ in range(2))
+    packed, letters = (np.full((len(sources), room), END, np.int32) for _ in range(2))
     count = np.zeros(len(sources), np.int32)
     for k, source in enumerate(sources):
         text = unpacked(source)
@@ -108,17 +108,16 @@ def init_params(rng, hidden=40, width=24):
 class Decoding(NamedTuple):
     state: jax.Array  # [hidden]
     pointer: jax.Array  # which symbol of the source is read: a probability for each
-    rows: TensorArray  # row t: letter t - 1 as [width] numbers, row 0 for none
+    letter: jax.Array  # the last one that was written, END before the first
+    rows: TensorArray  # row t: what was the last letter in step t, as [width] numbers
 
 
 def start(params, symbols, longest):
-    """Before the first letter."""
+    """Before the first letter. The pointer is behind the source, from where it moves on to the first symbol."""
     hidden, (_, width), dtype = params["say"].shape[0], params["letters"].shape, params["letters"].dtype
-    return Decoding(
-        jnp.zeros(hidden, dtype),
-        (jnp.arange(symbols) == 0).astype(dtype),
-        TensorArray(dtype, 0, True, element_shape=(width,), max_size=longest + 1).append(params["letters"][END]),
-    )
+    pointer = (jnp.arange(symbols) == symbols - 1).astype(dtype)
+    rows = TensorArray(dtype, longest, element_shape=(width,))
+    return Decoding(jnp.zeros(hidden, dtype), pointer, jnp.int32(END), rows)
 
 
 def next_letter(params, source, state, pointer, rows, size):
@@ -132,8 +131,8 @@ def next_letter(params, source, state, pointer, rows, size):
     return jax.nn.log_softmax(thought @ params["say"]), attention
 
 
-def after(params, source, state, pointer, row):
-    """State and pointer when a letter is written: a gated recurrent unit, and whether the source is read on."""
+def take_in(params, source, state, pointer, row):
+    """State and pointer after a letter: a gated recurrent unit, and whether to read on."""
     x = jnp.concatenate([pointer @ source, row])
     keep, reset = jnp.split(jax.nn.sigmoid(jnp.concatenate([state, x]) @ params["gates"]), 2)
     state = keep * state + (1 - keep) * jnp.tanh(jnp.concatenate([reset * state, x]) @ params["recur"])
@@ -141,25 +140,29 @@ def after(params, source, state, pointer, row):
     return state, move * jnp.roll(pointer, 1) + (1 - move) * pointer
 
 
-def write(params, source, now, letter):
-    row = params["letters"][letter]
-    state, pointer = after(params, source, now.state, now.pointer, row)
-    return Decoding(state, pointer, now.rows.append(row))
+def step(params, source, t, now):
+    """Step t, but for the choice of a letter: log-probabilities of the next one, and the attention to each row."""
+    row = params["letters"][now.letter]
+    state, pointer = take_in(params, source, now.state, now.pointer, row)
+    # The row is written before all rows are used, so there is no use of the old buffer that XLA would keep a copy for.
+    rows = now.rows.write(t, row)
+    log_p, attention = next_letter(params, source, state, pointer, rows.stack(), t + 1)
+    return Decoding(state, pointer, now.letter, rows), log_p, attention
 
 
 def log_likelihood(params, packed, letters, count):
     """Log-probability of the first so many letters, each given those before."""
     source, letters = params["symbols"][packed], TensorArray.from_array(letters)
 
-    def step(t, carry):
+    def body(t, carry):
         now, total = carry
-        log_p, _ = next_letter(params, source, now.state, now.pointer, now.rows.stack(), now.rows.size())
+        now, log_p, _ = step(params, source, t, now)
         letter = letters.read(t)
-        return write(params, source, now, letter), total + log_p[letter]
+        return now._replace(letter=letter), total + log_p[letter]
 
     longest = len(letters)
     begin = start(params, len(packed), longest), jnp.zeros((), source.dtype)
-    return fori_loop(0, count, step, begin, max_steps=longest)[1]
+    return fori_loop(0, count, body, begin, max_steps=longest)[1]
 
 
 def loss(params, texts):
@@ -171,7 +174,7 @@ class Written(NamedTuple):
     count: jax.Array  # of letters with END, if it has come to that
     letters: jax.Array  # [longest], END behind them
     read: jax.Array  # [longest], which symbol of the source was read for each
-    attention: jax.Array  # [longest, longest], of letter t to letter j
+    attention: jax.Array  # [longest, longest], to each row, for each letter
 
 
 def decode(params, packed, longest):
@@ -179,26 +182,27 @@ def decode(params, packed, longest):
     source = params["symbols"][packed]
 
     def goes_on(carry):
-        _, letters, _, _, ended = carry
-        return ~ended & (letters.size() < longest)
+        t, ended, *_ = carry
+        return ~ended & (t < longest)
 
-    def step(carry):
-        now, letters, read, looked, _ = carry
-        log_p, attention = next_letter(params, source, now.state, now.pointer, now.rows.stack(), now.rows.size())
-        letter = jnp.argmax(log_p)
+    def body(carry):
+        t, _, now, letters, read, looked = carry
+        now, log_p, attention = step(params, source, t, now)
+        letter = jnp.argmax(log_p).astype(jnp.int32)
         return (
-            write(params, source, now, letter),
-            letters.append(letter.astype(jnp.int32)),
-            read.append(jnp.argmax(now.pointer).astype(jnp.int32)),
-            looked.append(attention[1:]),
+            t + 1,
             letter == END,
+            now._replace(letter=letter),
+            letters.write(t, letter),
+            read.write(t, jnp.argmax(now.pointer).astype(jnp.int32)),
+            looked.write(t, attention),
         )
 
-    letters, read = (TensorArray(jnp.int32, 0, True, element_shape=(), max_size=longest) for _ in range(2))
-    looked = TensorArray(source.dtype, 0, True, element_shape=(longest,), max_size=longest)
-    begin = start(params, len(packed), longest), letters, read, looked, jnp.bool_(False)
-    _, letters, read, looked, _ = while_loop(goes_on, step, begin)
-    return Written(letters.size(), letters.stack(), read.stack(), looked.stack())
+    letters, read = (TensorArray(jnp.int32, longest, element_shape=()) for _ in range(2))
+    looked = TensorArray(source.dtype, longest, element_shape=(longest,))
+    begin = jnp.int32(0), jnp.bool_(False), start(params, len(packed), longest), letters, read, looked
+    count, _, _, letters, read, looked = while_loop(goes_on, body, begin)
+    return Written(count, letters.stack(), read.stack(), looked.stack())
 
 
 # --- training --------------------------------------------------------------------------------------------------
@@ -252,24 +256,25 @@ def picture(packed, written):
     yield " " * 8 + "".join(letters[:-1])
     for t, letter in enumerate(letters):
         symbol = names[packed[written.read[t]]]
-        marks = "".join(" .:+#"[min(int(5 * a), 4)] for a in written.attention[t, :t])
+        marks = "".join(" .:+#"[min(int(5 * a), 4)] for a in written.attention[t, 1 : t + 1])
         yield f"{symbol:>4} {letter:>2} {marks}".rstrip()
 
 
 def plain_log_likelihood(params, packed, letters):
     """That of `log_likelihood` in plain JAX, for texts as long as the array: a buffer in the carry of a scan."""
     source = params["symbols"][packed]
-    first = start(params, len(packed), len(letters))
+    state, pointer, letter, rows = start(params, len(packed), len(letters))
 
-    def step(carry, letter):
-        t, state, pointer, rows, total = carry
+    def body(carry, letter):
+        t, state, pointer, last, rows, total = carry
+        row = params["letters"][last]
+        state, pointer = take_in(params, source, state, pointer, row)
+        rows = rows.at[t].set(row)
         log_p, _ = next_letter(params, source, state, pointer, rows, t + 1)
-        row = params["letters"][letter]
-        state, pointer = after(params, source, state, pointer, row)
-        return (t + 1, state, pointer, rows.at[t + 1].set(row), total + log_p[letter]), None
+        return (t + 1, state, pointer, letter, rows, total + log_p[letter]), None
 
-    begin = jnp.int32(0), first.state, first.pointer, first.rows.stack(), jnp.zeros((), source.dtype)
-    return lax.scan(step, begin, letters)[0][-1]
+    begin = jnp.int32(0), state, pointer, letter, rows.stack(), jnp.zeros((), source.dtype)
+    return lax.scan(body, begin, letters)[0][-1]
 
 
 def temporary_memory(f, *args):

@@ -157,7 +157,7 @@ class Prints(NamedTuple):
 def print_words(rng, words, longest, dirt=0.03):
     """Words of up to `longest` letters: columns are doubled at random, and some pixels have the wrong colour."""
     columns = np.zeros((len(words), 1 + WIDEST * longest, HEIGHT))
-    labels = np.full((len(words), longest), BLANK)
+    labels = np.full((len(words), longest), BLANK, np.int32)
     length, count = np.zeros(len(words), np.int32), np.zeros(len(words), np.int32)
     for k, word in enumerate(words):
         at = 1

@@ -32,33 +32,36 @@ def unrolled_step(params, source, state, pointer, rows):
     return scores - jnp.log(jnp.sum(jnp.exp(scores))), attention
 
 
+def unrolled_take_in(params, source, state, pointer, rows, letter):
+    rows = [*rows, params["letters"][letter]]
+    return *decoder.take_in(params, source, state, pointer, rows[-1]), rows
+
+
 def unrolled_start(params, packed):
-    """Source, state, pointer and rows before the first letter."""
-    state, pointer = jnp.zeros(params["say"].shape[0]), jnp.eye(len(packed))[0]
-    return params["symbols"][packed], state, pointer, [params["letters"][decoder.END]]
+    """Source, state, pointer and rows, before the first step."""
+    return params["symbols"][packed], jnp.zeros(params["say"].shape[0]), jnp.eye(len(packed))[-1], []
 
 
 def unrolled_log_likelihood(params, packed, letters):
-    source, state, pointer, rows = unrolled_start(params, packed)
-    total = 0.0
+    source, *now = unrolled_start(params, packed)
+    total, last = 0.0, decoder.END
     for letter in letters:
-        total = total + unrolled_step(params, source, state, pointer, rows)[0][letter]
-        state, pointer = decoder.after(params, source, state, pointer, params["letters"][letter])
-        rows.append(params["letters"][letter])
+        now = unrolled_take_in(params, source, *now, last)
+        total, last = total + unrolled_step(params, source, *now)[0][letter], letter
     return total
 
 
 def unrolled_decode(params, packed, longest):
     """Letters, the symbols that were read, and attention, as lists."""
-    source, state, pointer, rows = unrolled_start(params, packed)
+    source, *now = unrolled_start(params, packed)
     letters, read, looked = [], [], []
     while len(letters) < longest and decoder.END not in letters:
-        log_p, attention = in_numpy(unrolled_step)(params, source, state, pointer, rows)
+        last = letters[-1] if letters else decoder.END
+        now = in_numpy(lambda *now, last=last: unrolled_take_in(params, source, *now, last))(*now)
+        log_p, attention = in_numpy(unrolled_step)(params, source, *now)
         letters.append(int(np.argmax(log_p)))
-        read.append(int(np.argmax(pointer)))
-        looked.append(attention[1:])
-        rows.append(params["letters"][letters[-1]])
-        state, pointer = in_numpy(decoder.after)(params, source, state, pointer, rows[-1])
+        read.append(int(np.argmax(now[1])))
+        looked.append(attention)
     return letters, read, looked
 
 
@@ -115,7 +118,7 @@ def test_decoding_writes_what_a_python_loop_writes(unpacker, decode, trained):
         assert (written.letters[k, :count].tolist(), written.read[k, :count].tolist()) == (letters, read)
         assert not written.letters[k, count:].any()
         for t, attention in enumerate(looked):
-            close(written.attention[k, t], np.pad(attention, (0, longest - t)))
+            close(written.attention[k, t], np.pad(attention, (0, longest - t - 1)))
     # Some end, and some write on as long as there is room.
     assert len(set(written.count.tolist())) > 1
 
