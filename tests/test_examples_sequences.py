@@ -14,6 +14,8 @@ from in_numpy import in_numpy
 from quick import jit
 from scripts import close, example
 
+from jax_tensorarray.inspect import loop_copies
+
 decoder = example("attention_decoder")
 soft = example("soft_alignment")
 
@@ -129,6 +131,27 @@ def test_what_it_is_compared_with_in_plain_jax_is_the_same(unpacker):
     found = jit(jax.value_and_grad(decoder.plain_log_likelihood))(unpacker[0], packed, letters)
     unrolled = jax.value_and_grad(lambda params: unrolled_log_likelihood(params, packed, letters))
     close(found, in_numpy(unrolled)(unpacker[0]))
+
+
+def test_the_forward_loop_copies_no_rows():
+    params, texts = decoder.init_params(np.random.default_rng(0)), decoder.make_texts(np.random.default_rng(0), 1)
+    assert not loop_copies(decoder.log_likelihood, params, *(x[0] for x in texts))
+
+
+def test_the_picture_has_a_mark_where_a_letter_was_looked_for():
+    packed = [decoder.SYMBOLS.index(symbol) for symbol in ("a", " ", "+2", ".")]
+    letters = [decoder.LETTERS.index(letter) for letter in "a a ."]
+    attention = np.zeros((6, 6))
+    attention[2, 1], attention[3, 2], attention[3, 0] = 0.9, 0.5, 0.4  # row j + 1 is letter j, row 0 is none
+    written = decoder.Written(np.int32(5), np.array([*letters, 0]), np.array([0, 1, 2, 2, 3, 0]), attention)
+    assert list(decoder.picture(packed, written)) == [
+        "        a_a_",
+        "   a  a",
+        "   _  _",
+        "  +2  a #",
+        "  +2  _  :",
+        "   .  .",
+    ]
 
 
 def test_the_decoder_learns_and_shows_what_it_writes(unpacker):
