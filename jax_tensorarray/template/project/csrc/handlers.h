@@ -11,8 +11,6 @@ namespace ffi = xla::ffi;
 
 namespace kernels {
 
-// --- signature -------------------------------------------------------------------------------------------------
-
 // The operands, results and attributes that the lowering rule in _op.py gives, in its order.
 template <class Binding>
 auto bind_update(Binding binding) {
@@ -33,8 +31,6 @@ struct Call {
   ffi::Result<ffi::AnyBuffer> out, old;
   int64_t batch_dims;
 };
-
-// --- dispatch --------------------------------------------------------------------------------------------------
 
 template <class T>
 Update<T> update_of(Call call) {

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jax.test_util import check_grads
 
 from decay_row import _ffi, decay_row, decay_row_p
@@ -49,9 +49,10 @@ def test_values_are_those_of_numpy(run, dtype):
     assert_close(found, in_numpy(np.asarray(buffer), int(index), np.asarray(value), np.asarray(scale)), dtype)
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float16"], ids=["kernel", "plain JAX"])
 @pytest.mark.parametrize("index", [-6, -1, 5, 2**31 - 1, -(2**31), 2**32 + 1, -(2**32) + 1])
-def test_a_traced_index_out_of_range_touches_nothing_and_gives_zeros(index):
-    buffer, value, scale, _ = operands()
+def test_a_traced_index_out_of_range_touches_nothing_and_gives_zeros(index, dtype):
+    buffer, value, scale, _ = operands(dtype=dtype)
     found = jax.jit(decay_row)(buffer, jnp.asarray(index), value, scale)
     assert_close(found, (buffer, jnp.zeros_like(value)))
 
@@ -220,11 +221,9 @@ def test_vmap_of_vmap_and_of_other_axes():
 def copies_in_loops(f, *args):
     """The copies, in loops of the compiled program, of arrays of the shape of the first argument."""
     shape = re.escape(f"f64[{','.join(map(str, args[0].shape))}]")
-    computations = re.split(r"^(?=\S)", jax.jit(f).lower(*args).compile().as_text(), flags=re.MULTILINE)
-    copy = re.compile(rf"= \(?{shape}\S* copy(-start)?\(")
-    return [
-        line for text in computations if not text.startswith("ENTRY") for line in text.split("\n") if copy.search(line)
-    ]
+    text = jax.jit(f).lower(*args).compile().as_text()
+    computations = [c for c in re.split(r"^(?=\S)", text, flags=re.MULTILINE) if not c.startswith("ENTRY")]
+    return re.findall(rf"= \(?{shape}\S* copy(?:-start)?\(.*", "".join(computations))
 
 
 def in_a_loop(buffer, values, both=False):
@@ -285,3 +284,14 @@ def test_in_shard_map_each_device_has_its_own(axes, platform):
     found = jax.jit(jax.value_and_grad(total, (0, 2, 3)))(*args)
     expected = jax.value_and_grad(lambda *args: jnp.sum(by_a_loop(loss, axes, args)), (0, 2, 3))(*args)
     assert_close(found, expected)
+
+
+def test_on_a_mesh_with_explicit_axes_the_results_are_divided_as_the_buffer_is(platform):
+    devices = jax.devices(platform)
+    mesh = Mesh(np.array(devices[: 4 if len(devices) >= 4 else 1]), "row", axis_types=(AxisType.Explicit,))
+    buffer, value, scale, index = operands(row=(8,))
+    with jax.set_mesh(mesh):
+        of_rows, of_row = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in [(None, "row"), ("row",)])
+        divided = jax.jit(decay_row)(jax.device_put(buffer, of_rows), index, jax.device_put(value, of_row), scale)
+        assert [jax.typeof(x).sharding.spec for x in divided] == [of_rows.spec, of_row.spec]
+    assert_close(divided, in_numpy(buffer, int(index), value, scale))
