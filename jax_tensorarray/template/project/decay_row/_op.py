@@ -97,8 +97,6 @@ def _jvp(primals: Any, tangents: Any, *, batch_dims: int) -> Any:
     if type(scale_dot) is not ad.Zero:
         rows = scale_dot.reshape(*scale_dot.shape, *[1] * (old.ndim - batch_dims)) * old
         value_dot = ad.add_tangents(value_dot, rows)
-    if type(buffer_dot) is ad.Zero and type(value_dot) is ad.Zero:
-        return (out, old), [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in (out, old)]
     buffer_dot, value_dot = ad.instantiate_zeros(buffer_dot), ad.instantiate_zeros(value_dot)
     return (out, old), _bind(buffer_dot, index, value_dot, scale, batch_dims=batch_dims)
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.interpreters import ad
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jax.test_util import check_grads
 
@@ -53,7 +54,8 @@ def test_values_are_those_of_numpy(run, dtype):
 @pytest.mark.parametrize("index", [-6, -1, 5, 2**31 - 1, -(2**31), 2**32 + 1, -(2**32) + 1])
 def test_a_traced_index_out_of_range_touches_nothing_and_gives_zeros(index, dtype):
     buffer, value, scale, _ = operands(dtype=dtype)
-    found = jax.jit(decay_row)(buffer, jnp.asarray(index), value, scale)
+    index = jnp.asarray(index, "int32" if abs(index) <= 2**31 - 1 else "int64")
+    found = jax.jit(decay_row)(buffer, index, value, scale)
     assert_close(found, (buffer, jnp.zeros_like(value)))
 
 
@@ -151,6 +153,14 @@ def test_derivatives_in_a_scan_with_repeated_and_missing_rows():
         return jnp.sum(jnp.cos(b)) + jnp.sum(olds**2)
 
     check_grads(f, (buffer, values, scale), order=2)
+
+
+def test_cotangents_that_are_symbolic_zeros_stay_so():
+    buffer, value, scale, index = operands()
+    types = jax.typeof(buffer), jax.typeof(value)
+    linear, zeros = [ad.UndefinedPrimal(t) for t in types], [ad.Zero(t) for t in types]
+    found = ad.primitive_transposes[decay_row_p](zeros, linear[0], index, linear[1], scale, batch_dims=0)
+    assert [type(x) for x in found] == [ad.Zero, type(None), ad.Zero, type(None)]
 
 
 @pytest.mark.parametrize("index", [2, -1, 5])
