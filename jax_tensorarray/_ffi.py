@@ -32,8 +32,8 @@ def check_plugin(version: str) -> None:
     """Raise ImportError if the plugin is not of this version: there is no ABI between releases."""
     if version != __version__:
         raise ImportError(
-            f"jax-tensorarray-cuda13 {version} is installed beside jax-tensorarray {__version__}, and these two must be "
-            f"of one version. Run `pip install jax-tensorarray-cuda13=={__version__}`."
+            f"jax-tensorarray-cuda13 {version} is installed beside jax-tensorarray {__version__}, and these two must "
+            f"be of one version. Run `pip install jax-tensorarray-cuda13=={__version__}`."
         )
 
 
@@ -100,7 +100,7 @@ def _import(name: str) -> ModuleType:
 
 
 def _load(name: str) -> None:
-    """Register a module's kernels. One for GPUs is left out where it is not there, and with a warning if it is unfit."""
+    """Register the kernels of a module. One for GPUs may be missing, and is left out with a warning if it is unfit."""
     try:
         module = _import(name)
         check_abi(module.ffi_api_version, _compat.ffi_api_version(), module.__name__)

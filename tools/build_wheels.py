@@ -211,10 +211,10 @@ def try_wheel(python: Python, wheel: Path, source: Path, work: Path) -> tuple[Pa
     folder = work / f"use-{wheel.stem}-{python}"
     inside = virtual_environment(python.executable, folder, wheel, "pytest", "ml_dtypes")
     tests = without_package(source, work / f"tests-{wheel.stem}-{python}")
-    program = "import jax, jax_tensorarray; print(jax.__version__, jax_tensorarray.__file__)"
-    jax, _, place = run(inside, "-c", program, cwd=tests).strip().partition(" ")
-    if not Path(place).resolve().is_relative_to(folder.resolve()):
-        raise Failure(f"jax_tensorarray comes from {place}")
+    program = "import jax, jax_tensorarray as t; print(jax.__version__, t.__version__, t.__file__)"
+    jax, version, place = run(inside, "-c", program, cwd=tests).strip().split(" ", 2)
+    if not Path(place).resolve().is_relative_to(folder.resolve()) or version != wheel.name.split("-")[1]:
+        raise Failure(f"{wheel.name} is installed, and jax_tensorarray {version} comes from {place}")
     said = run(inside, "-W", "error", "-m", "jax_tensorarray", "--quick", cwd=tests)
     if "is not installed)" not in " ".join(said.split()) or "FAIL" in said:
         raise Failure(f"the main job says\n{said}")
