@@ -1,5 +1,6 @@
 """The suite runs in 64 bits, so that derivatives can be compared with finite differences, and on eight CPU devices."""
 
+import gc
 import os
 import sys
 import zlib
@@ -13,6 +14,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 jax.config.update("jax_enable_x64", True)
+
+# JAX's caches only grow, and to look through them for garbage again and again takes a tenth of the time.
+gc.set_threshold(20_000, 20, 50)
 
 # What is divided among devices is tested on eight; everything else uses the first.
 jax.config.update("jax_num_cpu_devices", 8)
