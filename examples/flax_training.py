@@ -1,0 +1,188 @@
+"""Train a flax model whose loop reads and writes a buffer: before, with plain indexing, and after, with ours.
+
+The model runs programs. A line of a program makes a bit from two earlier lines that it names, as in "7: 3 xor 5". The
+model has a vector for each line, made from the vectors of those two, and is to say the bit. So the vectors are a buffer
+that a loop carries, writes row by row, and reads where the program says. In plain JAX that loop copies the buffer in
+every step, forward and backward: a step of training takes a time that is quadratic in the number of lines.
+
+    python examples/flax_training.py
+
+prints the lines in which the two models differ; their losses, which are the same; how well the model runs a program
+twenty times as long as those it has learned from; what is copied before and after; and the time of a step of training.
+It needs flax and optax: `pip install flax optax`.
+"""
+
+import difflib
+import inspect
+import time
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jax_tensorarray import ta_read, ta_write
+from jax_tensorarray.inspect import loop_copies
+
+try:
+    import optax
+    from flax import nnx
+except ImportError as error:
+    raise SystemExit(f"This example needs flax and optax: pip install flax optax ({error})") from None
+
+OPERATORS = {"0": lambda a, b: 0, "1": lambda a, b: 1, "and": lambda a, b: a & b, "or": lambda a, b: a | b}
+OPERATORS |= {"xor": lambda a, b: a ^ b, "nand": lambda a, b: 1 - (a & b)}
+NAMES = list(OPERATORS)
+INPUTS = 2  # so many lines at the start are 0, 1
+HIDDEN = 64
+
+
+class Program(NamedTuple):
+    operator: jax.Array  # [T], of NAMES
+    left: jax.Array  # [T], an earlier line
+    right: jax.Array  # [T]
+    bit: jax.Array  # [T], what the line makes
+
+
+def make_program(rng, length):
+    """Random lines; the first two are the constants, and name themselves."""
+    operator = rng.integers(INPUTS, len(NAMES), length)
+    operator[:INPUTS] = range(INPUTS)
+    earlier = np.maximum(np.arange(length), 1)
+    left, right = (rng.integers(0, earlier).astype(np.int32) for _ in range(2))
+    bit = np.zeros(length, np.int32)
+    for i in range(length):
+        bit[i] = OPERATORS[NAMES[operator[i]]](bit[left[i]], bit[right[i]])
+    return Program(*map(jnp.asarray, (operator.astype(np.int32), left, right, bit)))
+
+
+# --- the model -------------------------------------------------------------------------------------------------
+
+
+class Machine(nnx.Module):
+    """What both models have in common: all but the loop."""
+
+    def __init__(self, rngs):
+        self.operators = nnx.Embed(len(NAMES), HIDDEN, rngs=rngs)
+        self.mix = nnx.Linear(3 * HIDDEN, 2 * HIDDEN, rngs=rngs)
+        self.state = nnx.Linear(2 * HIDDEN, HIDDEN, rngs=rngs)
+        self.answer = nnx.Linear(HIDDEN, 1, rngs=rngs)
+
+    def line(self, operator, a, b):
+        """The vector of a line, from those of the lines that it names."""
+        return jnp.tanh(self.state(nnx.relu(self.mix(jnp.concatenate([self.operators(operator), a, b])))))
+
+    def __call__(self, program):
+        """The logarithm of the odds that the bit of each line is 1, [T]."""
+        return self.answer(self.run(program))[:, 0]
+
+
+class Before(Machine):
+    def run(self, program):
+        def step(states, i):
+            a, b = states[program.left[i]], states[program.right[i]]
+            return states.at[i].set(self.line(program.operator[i], a, b)), None
+
+        length = len(program.bit)
+        states, _ = lax.scan(step, jnp.zeros((length, HIDDEN), jnp.float32), jnp.arange(length))
+        return states
+
+
+class After(Machine):
+    def run(self, program):
+        def step(states, i):
+            a, b = ta_read(states, program.left[i]), ta_read(states, program.right[i])
+            return ta_write(states, i, self.line(program.operator[i], a, b)), None
+
+        length = len(program.bit)
+        states, _ = lax.scan(step, jnp.zeros((length, HIDDEN), jnp.float32), jnp.arange(length))
+        return states
+
+
+def loss(model, program):
+    """Cross entropy, the mean over the lines."""
+    return jnp.mean(optax.sigmoid_binary_cross_entropy(model(program), program.bit.astype(jnp.float32)))
+
+
+# --- training --------------------------------------------------------------------------------------------------
+
+#: One for all models: `update` is compiled again for another.
+OPTIMISER = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(2e-3))
+
+
+@nnx.jit
+def update(model, optimizer, program):
+    """A step of training. The loss before it."""
+    value, gradient = nnx.value_and_grad(loss)(model, program)
+    optimizer.update(model, gradient)
+    return value
+
+
+def train(kind, updates, length, seed=0):
+    """A model of a kind, and the loss before each update: each time with a new program."""
+    model, rng = kind(nnx.Rngs(seed)), np.random.default_rng(seed)
+    optimizer, losses = nnx.Optimizer(model, OPTIMISER, wrt=nnx.Param), []
+    for _ in range(updates):
+        losses.append(float(update(model, optimizer, make_program(rng, length))))
+    return model, losses
+
+
+def right(model, program):
+    """The share of lines whose bit the model knows."""
+    return float(jnp.mean((nnx.jit(lambda m, p: m(p))(model, program) > 0) == program.bit))
+
+
+# --- what it costs ---------------------------------------------------------------------------------------------
+
+
+def copies(kind, length=1000):
+    """What `loop_copies` finds in the gradient of a model of a kind."""
+    graph, params = nnx.split(kind(nnx.Rngs(0)))
+    program = make_program(np.random.default_rng(0), length)
+    return loop_copies(jax.grad(lambda params: loss(nnx.merge(graph, params), program)), params)
+
+
+def seconds_of_an_update(kind, length):
+    """The fastest of those of a second, of three at least."""
+    model = kind(nnx.Rngs(0))
+    optimizer, program = nnx.Optimizer(model, OPTIMISER, wrt=nnx.Param), make_program(np.random.default_rng(0), length)
+    update(model, optimizer, program).block_until_ready()
+    times = []
+    while len(times) < 3 or sum(times) < 1:
+        start = time.perf_counter()
+        update(model, optimizer, program).block_until_ready()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def difference():
+    """The lines in which the two models differ."""
+    before, after = (inspect.getsource(kind.run).splitlines() for kind in (Before, After))
+    return "\n".join(line for line in difflib.ndiff(before, after) if line[0] in "-+")
+
+
+def main(updates=200, length=200, lengths=(250, 1000, 4000), seed=0):
+    """Train both, and compare. Returns the losses of both."""
+    print(difference() + "\n")
+    losses = {}
+    for kind in (Before, After):
+        model, losses[kind.__name__] = train(kind, updates, length, seed)
+    print("update     before      after")
+    for k in range(updates):
+        if k == 0 or (k + 1) % max(1, updates // 8) == 0:
+            print(f"{k + 1:6} " + " ".join(f"{losses[name][k]:10.7f}" for name in losses))
+    for longer in (length, 20 * length):
+        program = make_program(np.random.default_rng(seed + 1), longer)
+        print(f"Of a new program of {longer} lines, {100 * right(model, program):.1f} % of the bits are right.")
+
+    print(f"\nBefore: {copies(Before)}\n\nAfter: {copies(After)}\n\nMilliseconds of a step of training:\n")
+    print("lines     before      after  before / after")
+    for T in lengths:
+        before, after = (1e3 * seconds_of_an_update(kind, T) for kind in (Before, After))
+        print(f"{T:5} {before:10.1f} {after:10.1f} {before / after:15.1f}", flush=True)
+    return losses
+
+
+if __name__ == "__main__":
+    main()
