@@ -36,7 +36,7 @@ HEADER = "from jax_tensorarray import __main__; print(*__main__.header(), sep='\
 TESTS = ["test_plugin.py", "test_primitives.py", "test_empty.py", "test_errors.py", "test_write.py"]
 
 #: pip makes no bytecode of what is used once or twice.
-SETTINGS = {"JAX_PLATFORMS": "cpu", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_COMPILE": "1", "PIP_QUIET": "1"}
+SETTINGS = {"JAX_PLATFORMS": "cpu", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_COMPILE": "0", "PIP_QUIET": "1"}
 
 #: For Python 3.11, and for 3.12 and newer.
 KINDS = ["cp311", "abi3"]
