@@ -152,8 +152,9 @@ def expected_files(package: str, source: Path) -> set[str]:
     """The files of a wheel, with `*` for what depends on the platform."""
     if package == CUDA:
         return {f"{CUDA}/__init__.py", f"{CUDA}/_cuda*.so"}
-    files = [path for path in (source / CPU).rglob("*") if path.suffix in (".py", ".typed")]
-    return {path.relative_to(source).as_posix() for path in files} | {f"{CPU}/_cpu*.so"}
+    files = {path.relative_to(source) for path in (source / CPU).rglob("*") if path.is_file() and path.suffix != ".so"}
+    kept = {path.as_posix() for path in files if not any(part.endswith(("cache", "cache__")) for part in path.parts)}
+    return kept | {f"{CPU}/_cpu*.so"}
 
 
 def check_wheel(wheel: Path, package: str, kind: str, source: Path, version: str) -> str:
