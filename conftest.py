@@ -3,6 +3,9 @@
 import jax
 import pytest
 
+# A package of its own, with tests that need its kernels.
+collect_ignore = ["jax_tensorarray/template/project"]
+
 
 @pytest.fixture(autouse=True)
 def bits_of_doctests(request):

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any
 # In a source checkout the compiled modules lie in the installed copy of the package.
 __path__ = extend_path(__path__, __name__)
 
+# The builds of the wheels read it here.
+__version__ = "0.1.0"
+
 from jax_tensorarray import _ffi
 
 _ffi.load()
@@ -40,8 +43,6 @@ _partition.register()
 
 if TYPE_CHECKING:
     from jax_tensorarray import inspect
-
-__version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:

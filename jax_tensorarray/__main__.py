@@ -236,10 +236,22 @@ def header() -> Iterator[str]:
     yield ", ".join(f"{name} {version}" for name, version in versions().items())
     yield "devices   " + ", ".join(f"{d.platform}:{d.id} ({d.device_kind})" for d in jax.devices())
     present = {"cpu"} | {"cuda" if d.platform == "gpu" else d.platform for d in jax.devices()}
-    loaded = [name if name in present else f"{name} (no such device here)" for name in sorted(_ffi.modules)]
+    loaded = []
+    for name, module in sorted(_ffi.modules.items()):
+        notes = ["of jax-tensorarray-cuda13"] if _ffi.is_of_plugin(getattr(module, "__name__", "")) else []
+        notes += [] if name in present else ["no such device here"]
+        loaded.append(f"{name} ({', '.join(notes)})" if notes else name)
     yield "kernels   " + ", ".join(loaded)
-    for module, why in _ffi.missing.items():
-        yield f"          not {_ffi.PLATFORM_OF[module].lower()} ({why}): the ops run as plain JAX there"
+    for module_name, why in _ffi.missing.items():
+        platform_name = _ffi.PLATFORM_OF[module_name].lower()
+        yield from textwrap.wrap(
+            f"not {platform_name} ({why.rstrip('.')}): the ops run as plain JAX there",
+            WIDTH,
+            initial_indent=" " * 10,
+            subsequent_indent=" " * 10,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
 
 
 def _number(value: float | None) -> str:

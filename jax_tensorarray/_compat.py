@@ -140,7 +140,8 @@ def opened(jaxpr: Any) -> Any:
     return getattr(jaxpr, "jaxpr", jaxpr)
 
 
-def _replace(jaxpr: Any, **changes: Any) -> Any:
+def replaced(jaxpr: Any, **changes: Any) -> Any:
+    """The jaxpr, closed or not, with other equations, inputs or outputs."""
     new = opened(jaxpr).replace(**changes)
     return new if opened(jaxpr) is jaxpr else jaxpr.replace(jaxpr=new)
 
@@ -201,7 +202,7 @@ def _forwarding(jaxpr: Any, inputs: Sequence[int]) -> Any:
     """`jaxpr` with those inputs returned as further outputs."""
     inner = opened(jaxpr)
     outvars = [*inner.outvars, *(inner.invars[k] for k in inputs)]
-    return _replace(jaxpr, outvars=outvars, debug_info=inner.debug_info.with_unknown_names())
+    return replaced(jaxpr, outvars=outvars, debug_info=inner.debug_info.with_unknown_names())
 
 
 def install_forwarding_transposes() -> None:
@@ -269,7 +270,7 @@ def install_forwarding_transposes() -> None:
         consts = [v for k, v in enumerate(inner.invars[:num_consts]) if k not in hot]
         carry, xs = inner.invars[num_consts : num_consts + num_carry], inner.invars[num_consts + num_carry :]
         outs, ys = inner.outvars[:num_carry], inner.outvars[num_carry:]
-        return _replace(
+        return replaced(
             jaxpr,
             invars=[*consts, *carry, *moved, *xs],
             outvars=[*outs, *moved, *ys],

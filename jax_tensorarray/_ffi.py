@@ -8,15 +8,33 @@ from types import ModuleType
 import jax
 import jaxlib.version
 
-from jax_tensorarray import _compat
+from jax_tensorarray import __version__, _compat
 
 PLATFORM_OF = {"_cpu": "cpu", "_cuda": "CUDA", "_rocm": "ROCM"}
+
+#: The package that `cuda13/` builds: the CUDA kernels, for a wheel of this one that has none. It is known by its name,
+#: since a search for entry points takes 3 ms in every process.
+PLUGIN = "jax_tensorarray_cuda13"
 
 #: The modules whose kernels are registered, by platform, as lowering rules name it.
 modules: dict[str, ModuleType] = {}
 
 #: Why a module could not be loaded, for the main job to say once.
 missing: dict[str, str] = {}
+
+
+def is_of_plugin(module: str) -> bool:
+    """Whether a module, by its full name, is one of the plugin's."""
+    return module.startswith(f"{PLUGIN}.")
+
+
+def check_plugin(version: str) -> None:
+    """Raise ImportError if the plugin is not of this version: there is no ABI between releases."""
+    if version != __version__:
+        raise ImportError(
+            f"jax-tensorarray-cuda13 {version} is installed beside jax-tensorarray {__version__}, and these two must "
+            f"be of one version. Run `pip install jax-tensorarray-cuda13=={__version__}`."
+        )
 
 
 def check_abi(built: tuple[int, int], running: tuple[int, int] | None, module: str) -> None:
@@ -26,43 +44,80 @@ def check_abi(built: tuple[int, int], running: tuple[int, int] | None, module: s
     """
     if running is None or (running[0] == built[0] and running[1] >= built[1]):
         return
+    package = f"jax-tensorarray-cuda13=={__version__}" if is_of_plugin(module) else "jax-tensorarray"
     raise ImportError(
-        f"jax_tensorarray.{module} was built for XLA FFI {built[0]}.{built[1]}, but the installed jaxlib "
+        f"{module} was built for XLA FFI {built[0]}.{built[1]}, but the installed jaxlib "
         f"{jaxlib.version.__version__} has {running[0]}.{running[1]}. It needs jaxlib 0.10.2 or newer, and kernels "
         "built with jaxlib 0.10.2. Run `pip install --upgrade jax jaxlib`, or rebuild with "
-        "`pip install --force-reinstall --no-deps --no-cache-dir jax-tensorarray`."
+        f"`pip install --force-reinstall --no-deps --no-cache-dir {package}`."
     )
 
 
-def check_driver(built: int, driver: int, module: str) -> str | None:
-    """Why kernels built with one CUDA cannot run on another's driver, if so; 13020 is CUDA 13.2, and 0 no driver.
+def check_driver(built: int, driver: int, module: str) -> None:
+    """Raise ImportError if kernels built with one CUDA cannot run on another's driver.
 
-    Within a major version older drivers run newer kernels.
+    13020 is CUDA 13.2, and 0 no driver. Within a major version older drivers run newer kernels.
     """
     if driver == 0 or driver // 1000 >= built // 1000:
-        return None
+        return
     built_text, driver_text = (f"{v // 1000}.{v % 1000 // 10}" for v in (built, driver))
-    return (
-        f"jax_tensorarray.{module} was built with CUDA {built_text}, but the driver of this machine runs CUDA "
-        f"{driver_text} at most: on its GPU the ops run as plain JAX, which is slower and drops indices out of range "
-        f"in silence. Update the driver, rebuild with a CUDA {driver_text} compiler on PATH, or leave the kernels out: "
-        "`JAX_TENSORARRAY_CUDA=OFF pip install --force-reinstall --no-deps --no-cache-dir jax-tensorarray`."
+    raise ImportError(
+        f"{module} was built with CUDA {built_text}, but the driver of this machine runs CUDA {driver_text} at most. "
+        f"Update the driver, build jax-tensorarray from source with a CUDA {driver_text} compiler on PATH, or leave "
+        "the kernels out: "
+        + (
+            "`pip uninstall jax-tensorarray-cuda13`."
+            if is_of_plugin(module)
+            else "`JAX_TENSORARRAY_CUDA=OFF pip install --force-reinstall --no-deps --no-cache-dir jax-tensorarray`."
+        )
     )
+
+
+def _import_plugin(name: str) -> ModuleType:
+    """A module of the plugin. ModuleNotFoundError says that there is no plugin, ImportError what is wrong with it."""
+    try:
+        version: str = importlib.import_module(PLUGIN).__version__
+    except (ModuleNotFoundError, AttributeError):  # the latter of a folder that an uninstall left empty
+        raise ModuleNotFoundError("not built, and jax-tensorarray-cuda13 is not installed") from None
+    check_plugin(version)
+    try:
+        return importlib.import_module(f"{PLUGIN}.{name}")
+    except ImportError as error:
+        raise ImportError(
+            f"jax-tensorarray-cuda13 {version} is installed and cannot be imported ({error}). Run "
+            f"`pip install --force-reinstall --no-deps --no-cache-dir jax-tensorarray-cuda13=={version}`."
+        ) from error
+
+
+def _import(name: str) -> ModuleType:
+    """The module that was built with this package, else the plugin's."""
+    try:
+        return importlib.import_module(f"jax_tensorarray.{name}")
+    except ModuleNotFoundError:
+        if name != "_cuda":
+            raise
+    return _import_plugin(name)
 
 
 def _load(name: str) -> None:
+    """Register the kernels of a module. One for GPUs may be missing, and is left out with a warning if it is unfit."""
     try:
-        module: ModuleType = importlib.import_module(f"jax_tensorarray.{name}")
+        module = _import(name)
+        check_abi(module.ffi_api_version, _compat.ffi_api_version(), module.__name__)
+        if hasattr(module, "driver_version"):
+            check_driver(module.cuda_version, module.driver_version(), module.__name__)
     except ImportError as error:
+        if name == "_cpu":
+            raise
         missing[name] = str(error)
+        if not isinstance(error, ModuleNotFoundError):
+            warnings.warn(
+                f"{error} Until then the ops run on a GPU as plain JAX, which is slower and drops indices out of range "
+                "in silence.",
+                RuntimeWarning,
+                stacklevel=4,
+            )
         return
-    check_abi(module.ffi_api_version, _compat.ffi_api_version(), name)
-    if hasattr(module, "driver_version"):
-        reason = check_driver(module.cuda_version, module.driver_version(), name)
-        if reason is not None:
-            missing[name] = reason
-            warnings.warn(reason, RuntimeWarning, stacklevel=4)
-            return
     platform = PLATFORM_OF[name]
     for target, stages in module.registrations().items():
         jax.ffi.register_ffi_target(target, stages, platform=platform)
@@ -70,13 +125,15 @@ def _load(name: str) -> None:
 
 
 def load() -> None:
-    """Register the kernels of every module that was built. The CPU module is required."""
-    _load("_cpu")
-    if "_cpu" in missing:
+    """Register the kernels of every module that was built or installed. The CPU module is required."""
+    try:
+        importlib.import_module("jax_tensorarray._cpu")
+    except ImportError as error:
         raise ImportError(
-            f"jax_tensorarray's compiled module cannot be imported ({missing['_cpu']}). Install the package; in a "
-            "source checkout, run `pip install .`."
-        )
+            f"jax_tensorarray's compiled module cannot be imported ({error}). Install the package; in a source "
+            "checkout, run `pip install .`."
+        ) from error
+    _load("_cpu")
     _load("_cuda")
     if importlib.util.find_spec("jax_tensorarray._rocm"):
         _load("_rocm")

@@ -1,4 +1,4 @@
-"""Which CUDA compiler a build finds, and which kernels a process loads."""
+"""Which CUDA compiler a build finds, and which drivers its kernels run on."""
 
 import os
 import subprocess
@@ -44,7 +44,7 @@ def test_a_compiler_from_pypi_is_found_if_it_is_complete(tmp_path):
     ("built", "driver"), [(13000, 13000), (13000, 13010), (13020, 13000), (12090, 13000), (13000, 0)]
 )
 def test_kernels_run_on_drivers_of_their_major_version_and_newer_ones(built, driver):
-    assert _ffi.check_driver(built, driver, "_cuda") is None
+    _ffi.check_driver(built, driver, "jax_tensorarray._cuda")
 
 
 def test_kernels_that_are_too_new_for_the_driver_are_said_to_be_so_and_left_out(monkeypatch):
@@ -67,3 +67,4 @@ def test_kernels_that_are_too_new_for_the_driver_are_said_to_be_so_and_left_out(
         _ffi._load("_cuda")
     assert not _ffi.modules
     assert "Update the driver" in _ffi.missing["_cuda"]
+    assert "JAX_TENSORARRAY_CUDA=OFF pip install" in _ffi.missing["_cuda"]

@@ -75,17 +75,17 @@ def test_the_running_ffi_version_is_read_from_the_header_of_jaxlib():
 
 @pytest.mark.parametrize("running", [(0, 3), (0, 4), (0, 99)])
 def test_kernels_run_under_the_ffi_they_were_built_for_and_newer_ones(running):
-    _ffi.check_abi((0, 3), running, "_cpu")
+    _ffi.check_abi((0, 3), running, "jax_tensorarray._cpu")
 
 
 def test_an_unknown_ffi_version_is_given_the_benefit_of_the_doubt():
-    _ffi.check_abi((0, 3), None, "_cpu")
+    _ffi.check_abi((0, 3), None, "jax_tensorarray._cpu")
 
 
 @pytest.mark.parametrize("running", [(0, 2), (1, 0), (1, 3)])
 def test_an_abi_mismatch_is_an_import_error_that_says_what_to_run(running):
     with pytest.raises(ImportError) as error:
-        _ffi.check_abi((0, 3), running, "_cpu")
+        _ffi.check_abi((0, 3), running, "jax_tensorarray._cpu")
     message = str(error.value)
     assert "XLA FFI 0.3" in message and f"{running[0]}.{running[1]}" in message
     assert "jaxlib 0.10.2" in message and "pip install" in message

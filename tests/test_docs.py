@@ -1,5 +1,6 @@
 """What the documentation shows is true: its snippets run, print what it says, and nothing public is left out."""
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -70,6 +71,18 @@ def test_the_sections_of_the_readme_that_pages_show_are_there():
     shown = [title for page in PAGES for title in re.findall(r"<!-- README: (.+) -->", page.read_text())]
     assert shown
     assert set(shown) <= set(headings)
+
+
+def test_the_code_that_pages_show_is_there_and_so_are_the_files_that_they_link_to():
+    specification = importlib.util.spec_from_file_location("source_code", DOCS / "source_code.py")
+    source_code = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(source_code)
+    shown = {page: source_code.on_page_markdown(page.read_text()) for page in PAGES}  # raises for what is not there
+    assert "def _transpose(" in shown[DOCS / "primitive.md"]
+    for page in PAGES:
+        assert "<!-- code:" not in shown[page]
+        for _, file in source_code.LINK.findall(page.read_text()):
+            assert (DOCS.parent / file).is_file(), f"{page.name}: {file}"
 
 
 def test_every_page_is_in_the_navigation():

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from scripts import example as load_example
 
 from jax_tensorarray import TensorArray, fori_loop, while_loop
 
@@ -221,6 +222,30 @@ def test_optax_updates_parameters_that_are_tensorarrays(name):
     assert isinstance(found, TensorArray)
     close((found.stack(), values), (wanted, wanted_values), 1e-4)
     close(jax.tree.leaves(state), jax.tree.leaves(wanted_state), 1e-4)
+
+
+def test_the_ctc_loss_of_our_example_is_that_of_optax():
+    optax = need("optax")
+    example = load_example("soft_alignment")
+    rng = np.random.default_rng(0)
+    batch, frames, room, kinds = 6, 12, 4, 5
+    logits = jnp.asarray(rng.standard_normal((batch, frames, kinds)), jnp.float32)
+    labels = rng.integers(1, kinds, (batch, room))
+    length, count = rng.integers(8, frames + 1, batch), rng.integers(0, room + 1, batch)
+
+    def ours(logits):
+        log_p = jax.nn.log_softmax(logits)
+        return -jax.vmap(example.log_likelihood)(log_p, length, labels, count)
+
+    def theirs(logits):
+        logit_paddings = (np.arange(frames) >= length[:, None]).astype(np.float32)
+        label_paddings = (np.arange(room) >= count[:, None]).astype(np.float32)
+        return optax.ctc_loss(logits, logit_paddings, labels, label_paddings)
+
+    def with_gradient(f):
+        return jax.jit(lambda logits: (f(logits), jax.grad(lambda x: jnp.sum(f(x)))(logits)))(logits)
+
+    close(with_gradient(ours), with_gradient(theirs), 1e-4)
 
 
 # --- diffrax ---------------------------------------------------------------------------------------------------

@@ -1,32 +1,15 @@
 """The examples: searches and losses as the same thing unrolled in plain Python, and training that learns."""
 
-import importlib.util
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from in_numpy import in_numpy
 from quick import jit
-
-EXAMPLES = Path(__file__).parents[1] / "examples"
-
-
-def example(name):
-    spec = importlib.util.spec_from_file_location(f"examples_{name}", EXAMPLES / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
+from scripts import close, example
 
 beam = example("beam_search")
 rnnt = example("rnnt")
-
-
-def close(found, expected):
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10), found, expected)
-
 
 # --- beam search -----------------------------------------------------------------------------------------------
 

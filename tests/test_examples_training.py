@@ -1,7 +1,6 @@
 """The examples that fit and train: a solver as SciPy's, a memory as Python's deque, a model as its plain twin."""
 
 import functools
-import importlib.util
 import sys
 from collections import deque
 from pathlib import Path
@@ -13,16 +12,7 @@ import pytest
 from in_numpy import in_numpy
 from quick import jit
 from scipy.integrate import RK45, solve_ivp
-
-EXAMPLES = Path(__file__).parents[1] / "examples"
-
-
-def example(name):
-    spec = importlib.util.spec_from_file_location(f"examples_{name}", EXAMPLES / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
+from scripts import example
 
 ode = example("ode")
 replay = example("replay_buffer")

@@ -307,6 +307,32 @@ def test_time_does_not_depend_on_max_steps(f, few, many, transform, allowed):
     raise AssertionError(f"the same steps of at most {many} took {ratios} times as long as of at most {few}")
 
 
+@pytest.mark.parametrize("residuals", ["tape", "recompute", "undo"])
+@pytest.mark.parametrize("update", ["write", "write_where_data_say", "write_in_a_jit", "append", "append_some"])
+def test_a_buffer_that_is_only_written_is_not_copied_on_the_way_back(update, residuals):
+    """The step that is done again writes in vain: what it overwrites is the buffer before the step, still in use."""
+    n = 64
+
+    def loss(x, index):
+        appends = update.startswith("append")
+        rows = TensorArray.like(x, 0 if appends else n, dynamic_size=appends, max_size=n if appends else None)
+
+        def body(c):
+            i, x, rows = c
+            y = jnp.cos(x)
+            if appends:
+                rows = rows.append(y, where=(jnp.sum(y) > 0 if update == "append_some" else None))
+            else:
+                write = jax.jit(TensorArray.write) if update == "write_in_a_jit" else TensorArray.write
+                rows = write(rows, i if update == "write" else ta_read(index, i), y)
+            return i + 1, y, rows
+
+        return jnp.sum(while_loop(lambda c: c[0] < 40, body, (0, x, rows), max_steps=n, residuals=residuals)[2].stack())
+
+    x = jnp.ones(4)
+    assert_no_whole_buffer_copy(compiled(jax.grad(loss), x, jnp.arange(n)), jnp.zeros((n, 4)))
+
+
 PEAKS = """
     import resource
     import jax, jax.numpy as jnp

@@ -1,28 +1,23 @@
 """Training in several processes, divided by examples and by features: the losses are those of plain JAX."""
 
-import importlib.util
 import os
 import re
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scripts
 
-SCRIPT = Path(__file__).parents[1] / "examples" / "data_parallel.py"
 UPDATES = 4
 
 
 @pytest.fixture(scope="module")
 def example():
-    spec = importlib.util.spec_from_file_location("examples_data_parallel", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return scripts.example("data_parallel")
 
 
 def plain_loss(example, params, xs):
@@ -88,7 +83,16 @@ def test_each_device_has_its_part_of_the_states_and_rows_are_all_that_is_sent(ex
 
 
 def test_several_processes(losses):
-    command = [sys.executable, str(SCRIPT), "--processes", "2", "--devices", "1", "--updates", str(UPDATES)]
+    command = [
+        sys.executable,
+        str(scripts.DIRECTORY / "data_parallel.py"),
+        "--processes",
+        "2",
+        "--devices",
+        "1",
+        "--updates",
+        str(UPDATES),
+    ]
     environment = {**os.environ, "JAX_ENABLE_X64": "1", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
     assert done.returncode == 0, done.stderr

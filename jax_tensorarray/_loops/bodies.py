@@ -74,6 +74,23 @@ def inlined(jaxpr: Any) -> Callable[..., list[Array]]:
     return lambda *args: run(jaxpr, args)
 
 
+def pruned(jaxpr: Any) -> Any:
+    """A closed jaxpr without the equations of which nobody needs a result, those of nested jits included."""
+    inner, partly = _compat.opened(jaxpr), False
+    needed, kept = {id(v) for v in inner.outvars}, []
+    for eqn in reversed(inner.eqns):
+        wanted = [id(v) in needed for v in eqn.outvars]
+        if eqn.effects or any(wanted):
+            needed |= {id(v) for v in eqn.invars}
+            kept.append(eqn)
+            partly |= eqn.primitive is jax_primitives.jit_p and not all(wanted)
+    if partly:
+        flat = jax.make_jaxpr(inlined(jaxpr))(*jaxpr.in_avals)
+        if len(flat.eqns) > len(inner.eqns):
+            return pruned(flat)
+    return _compat.replaced(jaxpr, eqns=kept[::-1])
+
+
 def chosen(values: Sequence[Any], flags: Sequence[bool]) -> list[Any]:
     return [v for v, flag in zip(values, flags, strict=True) if flag]
 

@@ -138,7 +138,9 @@ def counted(
 ) -> list[Array]:
     """The carry after `step(k, steps, *consts, *carry)` for every k."""
     types = map(jax.typeof, [steps, *consts, *carry])
-    body = jax.make_jaxpr(step)(counter(largest(steps)), *types)
+    # Going back, a step is done again for its derivative. Its last write is in vain then, but XLA would keep it, and
+    # copy the buffer for it: it may raise. It did not, though, when the loop went forward.
+    body = bodies.pruned(jax.make_jaxpr(step)(counter(largest(steps)), *types))
     outs: list[Array] = count(
         largest(steps), [steps, *consts], carry, body=body, max_steps=loop.max_steps, reverse=reverse
     )

@@ -1,0 +1,101 @@
+"""Begin a JAX primitive of your own: `python -m jax_tensorarray.template DIR NAME` writes a package that works.
+
+The package in `project/` is the template, and real code: it is built and tested as it is. To write another one, its
+name is replaced. What is in it, and why, is told by `docs/primitive.md`.
+"""
+
+import functools
+import importlib.util
+import io
+import keyword
+import re
+import sysconfig
+import tokenize
+import tomllib
+from pathlib import Path
+
+PROJECT = Path(__file__).parent / "project"
+
+#: The name of the package in there, of its function, and in what its kernels are called.
+NAME = "decay_row"
+
+
+def write(folder: Path, name: str) -> list[Path]:
+    """Write a package called `name` into `folder`, which is new or empty. The files, relative to it.
+
+    Raises:
+        ValueError: `name` cannot be the name of such a package.
+        FileExistsError: there is something in `folder`.
+    """
+    check_name(name)
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise FileExistsError(
+            f"{folder} is there already, and nothing is overwritten: give a folder that is new or empty"
+        )
+    written = []
+    for source in files():
+        path = Path(renamed(str(source), name))
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(renamed((PROJECT / source).read_text(), name))
+        written.append(path)
+    return written
+
+
+def files() -> list[Path]:
+    """The files of the template, relative to it; there may be others, which Python or a tool has left."""
+    found = (path.relative_to(PROJECT) for path in PROJECT.rglob("*") if path.is_file())
+    return sorted(path for path in found if not any(part.endswith(("cache", "cache__")) for part in path.parts))
+
+
+def renamed(text: str, name: str) -> str:
+    """The text with another name: in code, in capitals for options of the build, and as packages on PyPI have them."""
+    spelled = {NAME: name, NAME.upper(): name.upper(), _on_pypi(NAME): _on_pypi(name)}
+    for old, new in spelled.items():
+        text = text.replace(old, new)
+    return text
+
+
+def check_name(name: str) -> None:
+    """Raise ValueError if a package cannot have that name, with the reason."""
+    if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or keyword.iskeyword(name):
+        raise ValueError(
+            "NAME must be in lower snake case, such as my_op, and no keyword of Python: words of letters a-z and "
+            f"digits, a letter first, joined by single underscores; got {name!r}"
+        )
+    if place := _installed(name):
+        raise ValueError(f"NAME must not be {name!r}, which would hide the module of that name ({place})")
+    used = _used_names()
+    taken = {word for word in used if NAME not in word}
+    if any(renamed(word, name) in taken for word in used - taken):
+        raise ValueError(f"NAME must not be {name!r}, which the package uses for something else: choose another name")
+
+
+def _installed(name: str) -> str | None:
+    """Where a module of that name is, if there is one. Without an `__init__.py` a folder is one if it is installed."""
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is not None:
+        return None if spec is None else spec.origin
+    site_packages = {sysconfig.get_path(scheme) for scheme in ("purelib", "platlib")}
+    places = spec.submodule_search_locations or []
+    return next((place for place in places if str(Path(place).parent) in site_packages), None)
+
+
+@functools.cache
+def _used_names() -> frozenset[str]:
+    """Names that mean something in a package: those in its Python files, its folders, and what it is built of."""
+    used = {name for path in files() if path.suffix == ".py" for name in _names((PROJECT / path).read_text())}
+    used |= {path.parts[0] for path in files() if path.parent.parts}
+    used |= set(re.findall(r"^/(\w+)/$", (PROJECT / ".gitignore").read_text(), re.MULTILINE))
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())
+    needed = [*project["build-system"]["requires"], *project["project"]["dependencies"], "pytest"]
+    used |= {re.split(r"[^\w-]", requirement)[0].replace("-", "_") for requirement in needed}
+    return frozenset(used)
+
+
+def _names(code: str) -> set[str]:
+    tokens = tokenize.generate_tokens(io.StringIO(code).readline)
+    return {token.string for token in tokens if token.type == tokenize.NAME}
+
+
+def _on_pypi(name: str) -> str:
+    return name.replace("_", "-")

@@ -1,0 +1,14 @@
+"""A JAX primitive that updates one row of a buffer in place, with kernels for CPU and CUDA."""
+
+from pkgutil import extend_path
+
+# In a source checkout the compiled modules lie in the installed copy of the package.
+__path__ = extend_path(__path__, __name__)
+
+from decay_row import _ffi
+
+_ffi.load()
+
+from decay_row._op import decay_row, decay_row_p  # noqa: E402
+
+__all__ = ["decay_row", "decay_row_p"]

@@ -1,0 +1,45 @@
+"""Load the compiled kernels, check that they fit the running jaxlib, and register them with XLA."""
+
+import importlib
+import re
+from pathlib import Path
+
+import jax
+import jaxlib.version
+
+#: The name of the handlers in a lowered program. It is global in the process, so it begins with that of the package.
+TARGET = "decay_row_update"
+
+#: The platforms that have a kernel, as lowering rules name them.
+platforms: list[str] = []
+
+
+def ffi_api_version(include: str) -> tuple[int, ...]:
+    """(major, minor) of XLA's FFI, as the headers in that folder say."""
+    header = (Path(include) / "xla" / "ffi" / "api" / "c_api.h").read_text()
+    return tuple(int(n) for n in re.findall(r"#define XLA_FFI_API_(?:MAJOR|MINOR) (\d+)", header))
+
+
+def check_abi(built: tuple[int, ...], running: tuple[int, ...]) -> None:
+    """Raise ImportError if kernels cannot run: a handler that XLA refuses poisons all later calls of the process."""
+    if built[0] == running[0] and built[1] <= running[1]:
+        return
+    raise ImportError(
+        f"decay_row was built for XLA FFI {built[0]}.{built[1]}, but jaxlib {jaxlib.version.__version__} has "
+        f"{running[0]}.{running[1]}. Upgrade jax and jaxlib, or build it again with an older jaxlib."
+    )
+
+
+def load() -> None:
+    """Register the kernels of the modules that were built. That of the CPU is required."""
+    for name, platform in [("_cpu", "cpu"), ("_cuda", "CUDA")]:
+        try:
+            module = importlib.import_module(f"decay_row.{name}")
+        except ImportError as error:
+            if name == "_cpu":
+                raise ImportError(f"decay_row is not built ({error}): run `pip install .` in its folder.") from error
+            continue
+        check_abi(module.ffi_api_version, ffi_api_version(jax.ffi.include_dir()))
+        for target, handler in module.registrations().items():
+            jax.ffi.register_ffi_target(target, handler, platform=platform)
+        platforms.append(platform.lower())

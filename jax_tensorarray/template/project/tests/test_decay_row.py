@@ -1,0 +1,316 @@
+"""The op means what NumPy says, under every transformation, and is in place."""
+
+import functools
+import itertools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.interpreters import ad
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.test_util import check_grads
+
+from decay_row import _ffi, decay_row, decay_row_p
+
+
+def in_numpy(buffer, index, value, scale):
+    """What the op means."""
+    buffer = np.array(buffer)
+    if not 0 <= index < len(buffer):
+        return buffer, np.zeros_like(buffer[0])
+    old = buffer[index].copy()
+    buffer[index] = scale * old + value
+    return buffer, old
+
+
+def operands(batch=(), size=5, row=(3, 2), dtype=np.float64):
+    rng = np.random.default_rng(0)
+    buffer, value, scale = (rng.standard_normal(shape) for shape in [(*batch, size, *row), (*batch, *row), batch])
+    return *(jnp.asarray(x, dtype) for x in (buffer, value, scale)), jnp.asarray(rng.integers(0, size, batch), "int32")
+
+
+def assert_close(found, expected, dtype=np.float64):
+    tolerance = max(1e-12, 8 * float(jnp.finfo(dtype).eps))
+    for f, e in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(np.asarray(f, complex), np.asarray(e, complex), rtol=tolerance, atol=tolerance)
+
+
+# --- values ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "complex64", "complex128"])
+@pytest.mark.parametrize("run", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_values_are_those_of_numpy(run, dtype):
+    buffer, value, scale, index = operands(dtype=dtype)
+    found = run(decay_row)(buffer, index, value, scale)
+    assert [x.dtype for x in found] == [buffer.dtype, buffer.dtype]
+    assert_close(found, in_numpy(np.asarray(buffer), int(index), np.asarray(value), np.asarray(scale)), dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16"], ids=["kernel", "plain JAX"])
+@pytest.mark.parametrize("index", [-6, -1, 5, 2**31 - 1, -(2**31), 2**32 + 1, -(2**32) + 1])
+def test_a_traced_index_out_of_range_touches_nothing_and_gives_zeros(index, dtype):
+    buffer, value, scale, _ = operands(dtype=dtype)
+    index = jnp.asarray(index, "int32" if abs(index) <= 2**31 - 1 else "int64")
+    found = jax.jit(decay_row)(buffer, index, value, scale)
+    assert_close(found, (buffer, jnp.zeros_like(value)))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "uint32", "int64", "uint64"])
+def test_an_index_may_be_of_any_integer_dtype(dtype):
+    buffer, value, scale, _ = operands(size=200, row=())
+    top = min(199, np.iinfo(dtype).max)
+    found = jax.jit(decay_row)(buffer, jnp.asarray(top, dtype), value, scale)
+    assert_close(found, in_numpy(buffer, top, value, scale))
+
+
+@pytest.mark.parametrize("size, row", [(1, ()), (3, (0,)), (7, (1000,)), (2, (3, 1, 5))])
+def test_rows_of_all_shapes(size, row):
+    buffer, value, scale, index = operands(size=size, row=row)
+    assert_close(jax.jit(decay_row)(buffer, index, value, scale), in_numpy(buffer, int(index), value, scale))
+
+
+def test_in_a_scan():
+    buffer, _, _, _ = operands()
+    indices, values = np.array([0, 3, 3, 1, 0]), np.random.default_rng(1).standard_normal((5, 3, 2))
+    found = lax.scan(lambda b, x: decay_row(b, x[0], x[1], 0.5), buffer, (indices, values))
+    expected, olds = buffer, []
+    for i, v in zip(indices, values, strict=True):
+        expected, old = in_numpy(expected, i, v, 0.5)
+        olds.append(old)
+    assert_close(found, (expected, np.stack(olds)))
+
+
+def test_without_jit_as_a_debugger_sees_it():
+    buffer, value, scale, index = operands()
+    with jax.disable_jit():
+        assert_close(decay_row(buffer, index, value, scale), in_numpy(buffer, int(index), value, scale))
+
+
+# --- bad inputs ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "text"),
+    [
+        ({"index": 5}, IndexError, "index 5 is out of range for 5 rows"),
+        ({"index": -1}, IndexError, "index -1 is out of range"),
+        ({"index": 1.0}, TypeError, "index must be one integer"),
+        ({"index": np.arange(2)}, TypeError, "index must be one integer"),
+        ({"buffer": np.arange(5)}, TypeError, "floating or complex dtype, got int64"),
+        ({"buffer": np.float64(1)}, ValueError, "got a scalar"),
+        ({"buffer": np.ones((5, 3, 2), np.float32)}, TypeError, "value of dtype float64 does not fit"),
+        ({"scale": np.ones(2)}, ValueError, "scale must be a scalar"),
+        ({"value": np.ones(3)}, ValueError, "broadcast"),
+    ],
+)
+def test_bad_inputs_are_said_to_be_so(changed, error, text):
+    buffer, value, scale, index = operands()
+    with pytest.raises(error, match=text):
+        decay_row(**{"buffer": buffer, "index": index, "value": value, "scale": scale} | changed)
+
+
+def test_a_bind_by_hand_is_checked():
+    buffer, value, scale, index = operands()
+    with pytest.raises(TypeError, match="with 1 batch axes"):
+        decay_row_p.bind(buffer, index, value, scale, batch_dims=1)
+
+
+# --- derivatives -----------------------------------------------------------------------------------------------
+
+SOME = [some for n in (1, 2, 3) for some in itertools.combinations(("buffer", "value", "scale"), n)]
+
+
+@pytest.mark.parametrize("names", SOME, ids="-".join)
+def test_derivatives_of_two_orders_are_those_of_finite_differences(names):
+    """Of the operands that are not named the tangents are symbolic zeros."""
+    buffer, value, scale, index = operands()
+    given = {"buffer": buffer, "value": value, "scale": scale}
+
+    def f(*args):
+        return decay_row(index=index, **given | dict(zip(names, args, strict=True)))
+
+    check_grads(jax.jit(f), [given[name] for name in names], order=2)
+
+
+@pytest.mark.parametrize("result", [0, 1])
+def test_derivatives_of_one_result_alone(result):
+    """Of the other one the cotangent is a symbolic zero."""
+    buffer, value, scale, index = operands()
+    check_grads(jax.jit(lambda b, v, s: decay_row(b, index, v, s)[result] ** 2), (buffer, value, scale), order=2)
+
+
+def test_derivatives_in_a_scan_with_repeated_and_missing_rows():
+    buffer, _, scale, _ = operands(row=(2,))
+    values = jnp.asarray(np.random.default_rng(1).standard_normal((5, 2)))
+
+    @jax.jit
+    def f(b, vs, s):
+        b, olds = lax.scan(lambda b, x: decay_row(b, x[0], x[1], jnp.sin(s)), b, (np.array([0, 3, 9, 3, 3]), vs))
+        return jnp.sum(jnp.cos(b)) + jnp.sum(olds**2)
+
+    check_grads(f, (buffer, values, scale), order=2)
+
+
+def test_cotangents_that_are_symbolic_zeros_stay_so():
+    buffer, value, scale, index = operands()
+    types = jax.typeof(buffer), jax.typeof(value)
+    linear, zeros = [ad.UndefinedPrimal(t) for t in types], [ad.Zero(t) for t in types]
+    found = ad.primitive_transposes[decay_row_p](zeros, linear[0], index, linear[1], scale, batch_dims=0)
+    assert [type(x) for x in found] == [ad.Zero, type(None), ad.Zero, type(None)]
+
+
+@pytest.mark.parametrize("index", [2, -1, 5])
+def test_it_is_its_own_transpose(index):
+    """`<A(b, v), (c, w)> = <(b, v), A(c, w)>`, also where the row is out of range."""
+    buffer, value, scale, _ = operands()
+    one, other = (buffer, value), (jnp.cos(buffer), jnp.sin(value))
+
+    def inner(x, y):
+        return sum(jnp.vdot(a, b) for a, b in zip(x, y, strict=True))
+
+    def a(b, v):
+        return decay_row(b, jnp.int32(index), v, scale)
+
+    assert_close(inner(a(*one), other), inner(one, a(*other)))
+    assert_close(jax.linear_transpose(a, *one)(other), a(*other))
+
+
+# --- batches ---------------------------------------------------------------------------------------------------
+
+IN_AXES = [axes for axes in itertools.product([0, None], repeat=4) if any(a == 0 for a in axes)]
+
+
+def by_a_loop(f, axes, args):
+    size = next(len(x) for x, a in zip(args, axes, strict=True) if a == 0)
+    rows = [f(*(x if a is None else x[k] for x, a in zip(args, axes, strict=True))) for k in range(size)]
+    return jax.tree.map(lambda *xs: jnp.stack(xs), *rows)
+
+
+def loss(buffer, index, value, scale):
+    out, old = decay_row(buffer, index, value, scale)
+    return jnp.sum(jnp.sin(out)) + jnp.sum(old**3)
+
+
+def batch_of(axes):
+    buffer, value, scale, index = operands((4,), row=(2,))
+    index = index.at[0].set(7)  # out of range
+    return [x if a == 0 else x[1] for x, a in zip((buffer, index, value, scale), axes, strict=True)]
+
+
+@pytest.mark.parametrize("axes", IN_AXES, ids=str)
+@pytest.mark.parametrize("f", [decay_row, jax.grad(loss, (0, 2, 3))], ids=["value", "grad"])
+def test_vmap_is_a_loop(f, axes):
+    args = batch_of(axes)
+    assert_close(jax.vmap(f, axes)(*args), by_a_loop(f, axes, args))
+
+
+def test_grad_of_vmap_is_vmap_of_grad():
+    args = batch_of((0, 0, 0, 0))
+    found = jax.grad(lambda b, i, v, s: jnp.sum(jax.vmap(loss)(b, i, v, s)), (0, 2, 3))(*args)
+    assert_close(found, jax.vmap(jax.grad(loss, (0, 2, 3)))(*args))
+
+
+def test_second_order_of_a_batch():
+    buffer, index, value, scale = batch_of((0, 0, 0, 0))
+    check_grads(jax.jit(lambda b, v, s: jax.vmap(loss)(b, index, v, s)), (buffer, value, scale), order=2)
+
+
+def test_vmap_of_vmap_and_of_other_axes():
+    buffer, value, scale, index = operands((2, 4), row=(3,))
+    both = jax.vmap(jax.vmap(decay_row, (0, 0, 1, 0)), (1, 0, 2, 0))
+    found = both(buffer.swapaxes(0, 1), index, value.transpose(2, 1, 0), scale)
+    for k, m in np.ndindex(2, 4):
+        expected = in_numpy(buffer[k, m], int(index[k, m]), value[k, m], scale[k, m])
+        assert_close([x[k, m] for x in found], expected)
+
+
+# --- kernels ---------------------------------------------------------------------------------------------------
+
+
+def copies_in_loops(f, *args):
+    """The copies, in loops of the compiled program, of arrays of the shape of the first argument."""
+    shape = re.escape(f"f64[{','.join(map(str, args[0].shape))}]")
+    text = jax.jit(f).lower(*args).compile().as_text()
+    computations = dict(re.findall(r"^(?:ENTRY )?%?([\w.-]+) [^\n]*\{\n(.*?)^\}", text, re.DOTALL | re.MULTILINE))
+    inside, called = [], re.findall(r"body=%?([\w.-]+)", text)
+    while called:
+        computation = computations.pop(called.pop(), "")
+        inside.append(computation)
+        called += re.findall(r"[\w.-]+", computation)
+    return re.findall(rf"= \(?{shape}\S* copy(?:-start)?\(.*", "".join(inside))
+
+
+def in_a_loop(buffer, values, both=False):
+    def step(b, x):
+        out, old = decay_row(b, x[0] % len(b), x[1], 0.9)
+        return out, jnp.sum(old * x[1]) + (jnp.sum(b * out) if both else 0)  # with both, XLA has to keep b
+
+    buffer, ys = lax.scan(step, buffer, (jnp.arange(len(values)), values))
+    return jnp.sum(buffer**2) + jnp.sum(ys)
+
+
+def test_loops_are_in_place_forward_and_backward(platform):
+    if platform not in _ffi.platforms:
+        pytest.skip(f"no kernel was built for {platform}")
+    args = jnp.zeros((50, 3)), jnp.ones((20, 3))
+    assert copies_in_loops(in_a_loop, *args) == []
+    assert copies_in_loops(jax.grad(in_a_loop), *args) == []
+    assert copies_in_loops(functools.partial(in_a_loop, both=True), *args)  # it finds those that are there
+
+
+@pytest.mark.parametrize("kernel_platform", _ffi.platforms)
+def test_the_kernel_is_called_in_place(kernel_platform):
+    buffer, value, scale, index = operands((4,))
+    traced = jax.jit(jax.vmap(decay_row)).trace(buffer, index, value, scale)
+    text = traced.lower(lowering_platforms=(kernel_platform,)).as_text()
+    (call,) = [line for line in text.split("\n") if _ffi.TARGET in line]
+    assert "output_operand_alias<output_tuple_indices = [0], operand_index = 0" in call
+    assert "batch_dims = 1 : i64" in call
+
+
+def test_other_platforms_have_plain_jax():
+    buffer, value, scale, index = operands()
+    text = jax.jit(decay_row).trace(buffer, index, value, scale).lower(lowering_platforms=("tpu",)).as_text()
+    assert _ffi.TARGET not in text
+
+
+def test_kernels_that_are_newer_than_jaxlib_are_refused():
+    _ffi.check_abi((0, 3), (0, 3))
+    _ffi.check_abi((0, 3), (0, 5))
+    for built, running in [((0, 3), (0, 2)), ((0, 3), (1, 3))]:
+        with pytest.raises(ImportError, match=r"built for XLA FFI 0\.3"):
+            _ffi.check_abi(built, running)
+
+
+# --- devices ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("axes", [(0, 0, 0, 0), (0, None, 0, None), (None, 0, None, None)], ids=str)
+def test_in_shard_map_each_device_has_its_own(axes, platform):
+    devices = jax.devices(platform)
+    mesh = Mesh(np.array(devices[: 4 if len(devices) >= 4 else 1]), "batch")
+    specs = tuple(PartitionSpec("batch") if a == 0 else PartitionSpec() for a in axes)
+    args = batch_of(axes)
+
+    def total(*args):
+        in_shards = jax.shard_map(jax.vmap(loss, axes), mesh=mesh, in_specs=specs, out_specs=PartitionSpec("batch"))
+        return jnp.sum(in_shards(*args))
+
+    found = jax.jit(jax.value_and_grad(total, (0, 2, 3)))(*args)
+    expected = jax.value_and_grad(lambda *args: jnp.sum(by_a_loop(loss, axes, args)), (0, 2, 3))(*args)
+    assert_close(found, expected)
+
+
+def test_on_a_mesh_with_explicit_axes_the_results_are_divided_as_the_buffer_is(platform):
+    devices = jax.devices(platform)
+    mesh = Mesh(np.array(devices[: 4 if len(devices) >= 4 else 1]), "row", axis_types=(AxisType.Explicit,))
+    buffer, value, scale, index = operands(row=(8,))
+    with jax.set_mesh(mesh):
+        of_rows, of_row = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in [(None, "row"), ("row",)])
+        divided = jax.jit(decay_row)(jax.device_put(buffer, of_rows), index, jax.device_put(value, of_row), scale)
+        assert [jax.typeof(x).sharding.spec for x in divided] == [of_rows.spec, of_row.spec]
+    assert_close(divided, in_numpy(buffer, int(index), value, scale))

@@ -1,0 +1,320 @@
+"""The examples of sequences: a decoder as a Python loop over lists, and sums over alignments as all of them."""
+
+import contextlib
+import io
+import itertools
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from in_numpy import in_numpy
+from quick import jit
+from scripts import close, example
+
+from jax_tensorarray.inspect import loop_copies
+
+decoder = example("attention_decoder")
+soft = example("soft_alignment")
+
+# --- decoder ---------------------------------------------------------------------------------------------------
+
+
+def unrolled_step(params, source, state, pointer, rows):
+    """Log-probabilities and attention, with a list of rows and a score for each."""
+    query = jnp.concatenate([state, pointer @ source]) @ params["query"]
+    back = [min(len(rows) - 1 - t, decoder.FAR) for t in range(len(rows))]
+    scores = jnp.stack([row @ query + params["places"][d] @ query for row, d in zip(rows, back, strict=True)])
+    attention = jnp.exp(scores) / jnp.sum(jnp.exp(scores))
+    seen = sum(a * row for a, row in zip(attention, rows, strict=True))
+    thought = jnp.tanh(jnp.concatenate([state, pointer @ source, seen]) @ params["think"])
+    scores = thought @ params["say"]
+    return scores - jnp.log(jnp.sum(jnp.exp(scores))), attention
+
+
+def unrolled_take_in(params, source, state, pointer, rows, letter):
+    rows = [*rows, params["letters"][letter]]
+    return *decoder.take_in(params, source, state, pointer, rows[-1]), rows
+
+
+def unrolled_start(params, packed):
+    """Source, state, pointer and rows, before the first step."""
+    return params["symbols"][packed], jnp.zeros(params["say"].shape[0]), jnp.eye(len(packed))[-1], []
+
+
+def unrolled_log_likelihood(params, packed, letters):
+    source, *now = unrolled_start(params, packed)
+    total, last = 0.0, decoder.END
+    for letter in letters:
+        now = unrolled_take_in(params, source, *now, last)
+        total, last = total + unrolled_step(params, source, *now)[0][letter], letter
+    return total
+
+
+def unrolled_decode(params, packed, longest):
+    """Letters, the symbols that were read, and attention, as lists."""
+    source, *now = unrolled_start(params, packed)
+    letters, read, looked = [], [], []
+    while len(letters) < longest and decoder.END not in letters:
+        last = letters[-1] if letters else decoder.END
+        now = in_numpy(lambda *now, last=last: unrolled_take_in(params, source, *now, last))(*now)
+        log_p, attention = in_numpy(unrolled_step)(params, source, *now)
+        letters.append(int(np.argmax(log_p)))
+        read.append(int(np.argmax(now[1])))
+        looked.append(attention)
+    return letters, read, looked
+
+
+def run(main, **options):
+    """What a script returns, and what it prints. It compiles with `quick.jit`."""
+    printed = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+        patch.setattr(jax, "jit", jit)
+        return *main(**options), printed.getvalue()
+
+
+@pytest.fixture(scope="module")
+def unpacker():
+    return run(decoder.main, updates=120, batch=8, lengths=(100,))
+
+
+@pytest.fixture(scope="module")
+def decode():
+    return jit(jax.vmap(decoder.decode, (None, 0, None)), static_argnums=2)
+
+
+def test_a_packed_text_stands_for_its_letters():
+    assert "".join(decoder.unpacked(decoder.symbols_of("han-3 mur+3ed"))) == "hannah murmured"
+    texts = decoder.make_texts(np.random.default_rng(0), 30, 5, 12)
+    assert set(texts.count.tolist()) == set(range(6, 14))
+    for packed, letters, count in zip(*map(np.asarray, texts), strict=True):
+        text = decoder.unpacked([decoder.SYMBOLS[s] for s in packed if s != decoder.END])
+        assert [decoder.LETTERS[i] for i in letters[: count - 1]] == text
+        assert not letters[count - 1 :].any()
+
+
+def test_the_loss_has_the_gradient_of_a_loop_over_lists(unpacker):
+    texts = decoder.make_texts(np.random.default_rng(4), 3, 4, 9, room=10)
+    counts = texts.count.tolist()
+    assert len(set(counts)) > 1
+
+    def unrolled(params):
+        one_by_one = zip(*map(np.asarray, texts[:2]), counts, strict=True)
+        log_p = [unrolled_log_likelihood(params, packed, letters[:count]) for packed, letters, count in one_by_one]
+        return -sum(log_p) / sum(counts)
+
+    found = jit(jax.value_and_grad(decoder.loss))(unpacker[0], texts)
+    close(found, in_numpy(jax.value_and_grad(unrolled))(unpacker[0]))
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_decoding_writes_what_a_python_loop_writes(unpacker, decode, trained):
+    params = unpacker[0] if trained else decoder.init_params(np.random.default_rng(3))
+    texts, longest = decoder.make_texts(np.random.default_rng(5), 4, 4, 8, room=10), 10
+    written = decode(params, texts.packed, longest)
+    for k, packed in enumerate(texts.packed):
+        letters, read, looked = unrolled_decode(params, packed, longest)
+        count = int(written.count[k])
+        assert (written.letters[k, :count].tolist(), written.read[k, :count].tolist()) == (letters, read)
+        assert not written.letters[k, count:].any()
+        for t, attention in enumerate(looked):
+            close(written.attention[k, t], np.pad(attention, (0, longest - t - 1)))
+    # Some end, and some write on as long as there is room.
+    assert len(set(written.count.tolist())) > 1
+
+
+def test_what_it_is_compared_with_in_plain_jax_is_the_same(unpacker):
+    texts = decoder.make_texts(np.random.default_rng(6), 1, 7, 7, room=8)
+    packed, letters = (np.asarray(x[0]) for x in texts[:2])
+    found = jit(jax.value_and_grad(decoder.plain_log_likelihood))(unpacker[0], packed, letters)
+    unrolled = jax.value_and_grad(lambda params: unrolled_log_likelihood(params, packed, letters))
+    close(found, in_numpy(unrolled)(unpacker[0]))
+
+
+def test_the_forward_loop_copies_no_rows():
+    params, texts = decoder.init_params(np.random.default_rng(0)), decoder.make_texts(np.random.default_rng(0), 1)
+    assert not loop_copies(decoder.log_likelihood, params, *(x[0] for x in texts))
+
+
+def test_the_picture_has_a_mark_where_a_letter_was_looked_for():
+    packed = [decoder.SYMBOLS.index(symbol) for symbol in ("a", " ", "+2", ".")]
+    letters = [decoder.LETTERS.index(letter) for letter in "a a ."]
+    attention = np.zeros((6, 6))
+    attention[2, 1], attention[3, 2], attention[3, 0] = 0.9, 0.5, 0.4  # row j + 1 is letter j, row 0 is none
+    written = decoder.Written(np.int32(5), np.array([*letters, 0]), np.array([0, 1, 2, 2, 3, 0]), attention)
+    assert list(decoder.picture(packed, written)) == [
+        "        a_a_",
+        "   a  a",
+        "   _  _",
+        "  +2  a #",
+        "  +2  _  :",
+        "   .  .",
+    ]
+
+
+def test_the_decoder_learns_and_shows_what_it_writes(unpacker):
+    _, losses, printed = unpacker
+    assert np.mean(losses[-10:]) < 0.7 * np.mean(losses[:10])
+    assert f"update  120: {losses[-1]:.3f}" in printed
+    assert "han-3 mur+3ed in no-2  ->  " in printed
+
+
+def test_a_long_text_takes_less_memory_than_in_plain_jax(unpacker):
+    ours, plain = map(float, re.search(r"100 letters: +(\S+) MB, plain JAX +(\S+) MB", unpacker[-1]).groups())
+    assert 10 * ours < plain
+
+
+# --- soft edit distance ----------------------------------------------------------------------------------------
+
+
+def alignments(n, m):
+    """All alignments of n letters with m, each as its pairs."""
+    if not n or not m:
+        return [[]]
+    paired = [[*pairs, (n - 1, m - 1)] for pairs in alignments(n - 1, m - 1)]
+    return paired + alignments(n - 1, m) + alignments(n, m - 1)
+
+
+def plain_edit_distance(a, b):
+    above = list(range(len(b) + 1))
+    for i, x in enumerate(a, 1):
+        row = [i]
+        for j, y in enumerate(b, 1):
+            row.append(min(above[j] + 1, row[-1] + 1, above[j - 1] + (x != y)))
+        above = row
+    return above[-1]
+
+
+@pytest.fixture(scope="module")
+def sums():
+    """The distance, the expected alignment and the entropy."""
+    functions = soft.soft_edit_distance, soft.expected_alignment, soft.entropy
+    return jit(lambda *args: tuple(f(*args) for f in functions))
+
+
+@pytest.mark.parametrize(("n", "m"), [(3, 4), (4, 2), (0, 3), (3, 0)])
+def test_the_soft_edit_distance_and_its_gradients_are_sums_over_all_alignments(sums, n, m):
+    replace, temperature = np.random.default_rng(0).uniform(0, 2, (4, 4)), 0.7
+    every = alignments(n, m)
+    costs = [sum(replace[p] for p in pairs) + soft.GAP * (n + m - 2 * len(pairs)) for pairs in every]
+    weights = np.exp(-np.asarray(costs) / temperature)
+    probability = weights / weights.sum()
+    aligned = np.zeros((4, 4))
+    for p, pairs in zip(probability, every, strict=True):
+        for pair in pairs:
+            aligned[pair] += p
+    entropy = -np.sum(probability * np.log(probability))
+    close(sums(jnp.asarray(replace), temperature, n, m), (-temperature * np.log(weights.sum()), aligned, entropy))
+
+
+def test_its_gradient_is_that_of_finite_differences(sums):
+    rng, eps = np.random.default_rng(2), 1e-5
+    replace, towards = (jnp.asarray(rng.uniform(0, 2, (4, 4))) for _ in range(2))
+    above, below = (sums(replace + way * towards, 0.3, 4, 4)[0] for way in (eps, -eps))
+    found = jnp.vdot(sums(replace, 0.3, 4, 4)[1], towards)
+    np.testing.assert_allclose(found, (above - below) / (2 * eps), rtol=1e-7)
+
+
+def test_it_becomes_the_edit_distance_as_the_temperature_falls():
+    rng = np.random.default_rng(3)
+    pairs = [[rng.integers(0, 3, rng.integers(0, 7)).tolist() for _ in range(2)] for _ in range(30)]
+    replace = np.ones((len(pairs), 6, 6))
+    for k, (a, b) in enumerate(pairs):
+        replace[k, : len(a), : len(b)] = np.not_equal.outer(a, b)
+    sizes = np.asarray([[len(a), len(b)] for a, b in pairs])
+    distances = jit(jax.vmap(soft.soft_edit_distance, (0, None, 0, 0)))
+    hard = np.asarray([plain_edit_distance(a, b) for a, b in pairs], float)
+    gaps = []
+    for temperature in (0.1, 0.01, 0.001):
+        found = distances(jnp.asarray(replace), temperature, *sizes.T)
+        gaps.append(hard - np.asarray(found))
+        # There are fewer than 3 ** 12 alignments, of which each is at most as good as the best one.
+        assert (gaps[-1] > -1e-12).all() and (gaps[-1] < temperature * 12 * math.log(3)).all()
+    assert gaps[0].max() > 0.1
+
+
+def test_drawn_alignments_are_as_frequent_as_they_are_probable(sums):
+    replace, temperature, draws = jnp.asarray(np.random.default_rng(4).uniform(0, 2, (4, 4))), 0.6, 4000
+    draw = jit(jax.vmap(soft.draw_alignment, (0, None, None, None, None)))
+    steps, count = map(np.asarray, draw(jax.random.split(jax.random.key(0), draws), replace, temperature, 3, 3))
+    aligned = np.zeros(replace.shape)
+    for path, taken in zip(steps.tolist(), count.tolist(), strict=True):
+        assert path[0] == [3, 3] and not any(map(any, path[taken:]))
+        for (i, j), (next_i, next_j) in itertools.pairwise([*path[:taken], [0, 0]]):
+            assert (i - next_i, j - next_j) in ((1, 1), (1, 0), (0, 1))
+            if i > next_i and j > next_j:
+                aligned[next_i, next_j] += 1
+    expected = sums(replace, temperature, 3, 3)[1]
+    np.testing.assert_allclose(aligned / draws, expected, atol=4 * 0.5 / math.sqrt(draws))
+    assert set(count.tolist()) == {3, 4, 5, 6}
+
+
+def test_an_alignment_is_written_in_two_lines():
+    assert soft.written_out("abc", "bd", [[3, 2], [2, 1], [1, 0]]) == ("abc", "-bd")
+    assert soft.written_out("a", "bc", [[1, 2], [1, 1], [0, 1]]) == ("-a-", "b-c")
+
+
+# --- CTC -------------------------------------------------------------------------------------------------------
+
+
+def enumerated_log_likelihood(log_p, length, labels):
+    """The sum over all labellings of the frames that collapse to the labels."""
+    ways = []
+    for path in itertools.product(range(log_p.shape[1]), repeat=length):
+        if [b for a, b in zip((0, *path), path, strict=False) if b not in (a, 0)] == labels:
+            ways.append(sum(log_p[t, k] for t, k in enumerate(path)))
+    return jnp.log(jnp.sum(jnp.exp(jnp.stack(ways))))
+
+
+@pytest.fixture(scope="module")
+def ctc():
+    return jit(jax.value_and_grad(soft.log_likelihood))
+
+
+@pytest.mark.parametrize("labels", [[], [1], [2, 1], [1, 1], [2, 2, 1]], ids=str)
+def test_ctc_is_the_sum_over_all_labellings_of_the_frames(ctc, labels):
+    log_p = jax.nn.log_softmax(jnp.asarray(np.random.default_rng(5).standard_normal((6, 3))))
+    padded = jnp.asarray(labels + [0] * (3 - len(labels)))
+    found = ctc(log_p, 5, padded, len(labels))
+    close(found, in_numpy(jax.value_and_grad(lambda p: enumerated_log_likelihood(p, 5, labels)))(log_p))
+    assert not found[1][5:].any()
+
+
+def test_ctc_is_hopeless_where_there_are_too_few_frames(ctc):
+    log_p, labels = jnp.log(jnp.full((6, 3), 1 / 3)), jnp.asarray([1, 1, 0])
+    assert ctc(log_p, 2, labels, 2)[0] < soft.IMPOSSIBLE / 2
+    close(ctc(log_p, 3, labels, 2)[0], 3 * math.log(1 / 3))
+
+
+def test_repeated_labels_collapse_and_blanks_vanish():
+    assert soft.collapsed([soft.LABELS.index(label) for label in "--MM-AAM-MMO-"]) == "MAMMO"
+
+
+def test_what_is_printed_has_the_shapes_of_the_letters():
+    columns, length, labels, count = soft.print_words(np.random.default_rng(0), ["TEA", "I"], 4, dirt=0.0)
+    assert (count.tolist(), labels[1].tolist()) == ([3, 1], [soft.LABELS.index("I"), 0, 0, 0])
+    assert not any(columns[k, n:].any() for k, n in enumerate(length))
+    # Doubled columns are one, and then the page is as the font has it.
+    page = np.asarray(columns[1])
+    once = [tuple(a) for a, b in zip(page, [*page[1:], None], strict=True) if b is None or (a != b).any()]
+    assert once[1:-1] == [(1, 0, 0, 0, 1), (1, 1, 1, 1, 1), (1, 0, 0, 0, 1)]
+
+
+@pytest.fixture(scope="module")
+def reader():
+    return run(soft.main, updates=250, batch=8, words=("TEA",))
+
+
+def test_a_reader_learns_and_shows_what_it_reads(reader):
+    _, losses, printed = reader
+    assert np.mean(losses[-10:]) < 0.5 * np.mean(losses[20:30])
+    assert f"update  250: {losses[-1]:6.3f}" in printed
+    read = int(re.search(r"(\d+) of 200 new words are read", printed).group(1))
+    assert read > 20
+
+
+def test_the_alignments_are_shown(reader):
+    assert "saturday          saturday\n" in reader[-1]
+    assert "s--unday          s--unday\n" in reader[-1]
