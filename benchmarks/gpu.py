@@ -16,8 +16,8 @@ import numpy as np
 from jax import lax
 
 import jax_tensorarray as ta
-from jax_tensorarray import _sorted
 from jax_tensorarray.__main__ import versions
+from jax_tensorarray._lowering import sorting
 from jax_tensorarray._programs import ours, plain, programs
 
 try:
@@ -140,19 +140,19 @@ def duplicates(report):
 
 @part
 def threshold(report):
-    """From how many positions on sorting pays: what `_sorted.SCANNED` should be."""
-    set_to = _sorted.SCANNED
+    """From how many positions on sorting pays: what `sorting.SCANNED` should be."""
+    set_to = sorting.SCANNED
     for row in (16, 1024):
         for count in (32, 128, 512) if report.quick else (32, 64, 128, 256, 512, 1024, 4096):
             for scanned in (0, 2**31):
                 if not report.has_time():
                     continue
-                _sorted.SCANNED = scanned
+                sorting.SCANNED = scanned
                 f = donating(lambda b, i, v: ta.ta_add(b, i, v, mode="drop"))  # a function of its own: compiled anew
                 us = 1e6 * seconds_a_call(f, *arguments("add", count, row, jnp.float32), longest=0.1)
                 way = "scanned" if scanned else "sorted"
                 report.add(part="threshold", op="add", row=row, count=count, way=way, microseconds=us)
-    _sorted.SCANNED = set_to
+    sorting.SCANNED = set_to
 
 
 # --- loops -----------------------------------------------------------------------------------------------------

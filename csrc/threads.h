@@ -7,7 +7,7 @@
 // same in every run.
 //
 // A thread finds its run by scanning the index, or, where there are many positions, beside it in a list of positions
-// that is sorted by row (see _sorted.py).
+// that is sorted by row (see _lowering/sorting.py).
 //
 // All of this is ordinary C++ to a host compiler: tests/cuda_host.cc runs it, block by block and thread by thread.
 #pragma once

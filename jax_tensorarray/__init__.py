@@ -14,7 +14,7 @@ from jax_tensorarray import _ffi
 
 _ffi.load()
 
-from jax_tensorarray import _compat, _partition, checkpoint_policies, export, primitives  # noqa: E402
+from jax_tensorarray import _compat, _lowering, checkpoint_policies, export, primitives  # noqa: E402
 from jax_tensorarray._errors import check_errors  # noqa: E402
 from jax_tensorarray._flax import register_with_flax  # noqa: E402
 from jax_tensorarray._loops.api import (  # noqa: E402
@@ -34,12 +34,10 @@ from jax_tensorarray._ops.read import ta_read  # noqa: E402
 from jax_tensorarray._ops.stack import ta_stack  # noqa: E402
 from jax_tensorarray._ops.swap import ta_swap  # noqa: E402
 from jax_tensorarray._ops.write import ta_write  # noqa: E402
-from jax_tensorarray._ordering import order_readers  # noqa: E402
 from jax_tensorarray._tensorarray import TensorArray  # noqa: E402
 
 _compat.install_forwarding_transposes()
-_compat.run_after_lowering(order_readers)
-_partition.register()
+_lowering.install()
 
 if TYPE_CHECKING:
     from jax_tensorarray import inspect

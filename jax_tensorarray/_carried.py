@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from jax_tensorarray import _hlo
 from jax_tensorarray._hlo import Instruction
-from jax_tensorarray._union_find import UnionFind
+from jax_tensorarray._lowering.union_find import UnionFind
 
 #: An array of the result of an instruction: (computation, instruction, which).
 Array = tuple[str, str, int]

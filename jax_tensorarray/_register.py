@@ -20,8 +20,9 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 from jax.sharding import PartitionSpec
 
-from jax_tensorarray import _compat, _ffi, _sorted
-from jax_tensorarray._mlir import LOWERING, PREFIX, Call, declare, mark
+from jax_tensorarray import _compat, _ffi
+from jax_tensorarray._lowering import sorting
+from jax_tensorarray._lowering.mlir import LOWERING, PREFIX, Call, declare, mark
 
 Array = Any
 
@@ -33,7 +34,7 @@ class Params(TypedDict):
     mode: str | None  #: "error", "drop", or None: "error" unless vmap batches the index
     reverse: bool  #: walk the positions of the index last to first
     op: str  #: the public op that the user called, for messages
-    lowering: str  #: "auto", "ffi" or "xla", see `_slices`
+    lowering: str  #: "auto", "ffi" or "xla", see `_lowering.slices`
 
 
 def row_params(
@@ -220,7 +221,7 @@ def row_kernel(
 
 @dataclass(frozen=True)
 class RowKernel:
-    """A lowering to a call. `_slices` may make it one of XLA's own slices, when the whole module is there."""
+    """A lowering to a call. `_lowering.slices` may make it one of XLA's own slices, when the whole module is there."""
 
     name: str
     call: Call
@@ -239,10 +240,10 @@ class RowKernel:
         buffer, index, *_ = ctx.avals_in
         in_place, masked = self.call.in_place, len(operands) == len(self.call.operands)
         size, count = buffer.shape[batch_dims], math.prod(index.shape[batch_dims:])
-        is_sorted = in_place and _sorted.is_sorted(platform, size, count)
+        is_sorted = in_place and sorting.is_sorted(platform, size, count)
         if is_sorted:
             order = mlir.lower_fun(
-                functools.partial(_sorted.visiting_order, size=size, batch_dims=batch_dims, reverse=reverse),
+                functools.partial(sorting.visiting_order, size=size, batch_dims=batch_dims, reverse=reverse),
                 multiple_results=False,
             )
             aval = ShapedArray((*index.shape[:batch_dims], count), jnp.dtype(jnp.int32))

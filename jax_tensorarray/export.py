@@ -32,7 +32,7 @@ The other ops of `csrc/combine.h` have calls like that of `add`.
 from jax.export import DisabledSafetyCheck
 
 import jax_tensorarray._ops  # noqa: F401  # the ops declare their calls
-from jax_tensorarray._mlir import CALLS, PREFIX
+from jax_tensorarray._lowering.mlir import CALLS, PREFIX
 
 #: Of the calls of the kernels. A stored function may name calls of a lower number.
 CONTRACT_VERSION = 1

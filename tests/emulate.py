@@ -69,8 +69,8 @@ def install(library: Path | None = None) -> None:
     """Give `jax_tensorarray`, which must not have been imported yet, this GPU's kernels instead of the CPU's."""
     assert "jax_tensorarray" not in sys.modules
     sys.modules["jax_tensorarray._cpu"] = module(library or build(Path(tempfile.mkdtemp())))
-    from jax_tensorarray import _sorted
+    from jax_tensorarray._lowering import sorting
 
     os.environ["JAX_TENSORARRAY_LOWERING"] = "ffi"  # it is the kernels that are tested
-    _sorted.PLATFORMS.add("cpu")
-    _sorted.SCANNED = SCANNED
+    sorting.PLATFORMS.add("cpu")
+    sorting.SCANNED = SCANNED

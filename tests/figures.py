@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import test_loops_in_place as loops
 
 from jax_tensorarray import _ffi, _hlo
-from jax_tensorarray._mlir import PREFIX
+from jax_tensorarray._lowering.mlir import PREFIX
 from jax_tensorarray._programs import ours, programs
 
 COMMITTED = Path(__file__).with_name("figures.json")

@@ -16,7 +16,7 @@ import jax
 from jax.experimental import topologies
 
 from jax_tensorarray import _ffi, _hlo
-from jax_tensorarray._mlir import PREFIX
+from jax_tensorarray._lowering.mlir import PREFIX
 
 # The plugin looks for libraries of CUDA, which only a program that runs needs.
 os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")

@@ -17,7 +17,7 @@ import numpy as np
 import oracle
 import pytest
 
-from jax_tensorarray import _sorted
+from jax_tensorarray._lowering import sorting
 
 HERE = Path(__file__).parent
 CSRC = HERE.parent / "csrc"
@@ -99,7 +99,7 @@ class Case(NamedTuple):
         if self.is_sorted:
             where = () if self.where is None else (self.where,)
             arrays.append(
-                np.asarray(_sorted.visiting_order(self.index, *where, size=size, batch_dims=1, reverse=self.reverse))
+                np.asarray(sorting.visiting_order(self.index, *where, size=size, batch_dims=1, reverse=self.reverse))
             )
         if self.op != "read":
             arrays.append(self.value)
@@ -352,7 +352,7 @@ def test_positions_are_sorted_by_row_and_then_by_when_they_are_visited(index_typ
     size = 40
     low, high = max(np.iinfo(index_type).min, -5), size + 5
     index, where = rng.integers(low, high, (3, 4, 50)).astype(index_type), rng.random((3, 4, 50)) < 0.8
-    order = np.asarray(_sorted.visiting_order(index, where, size=size, batch_dims=1, reverse=reverse))
+    order = np.asarray(sorting.visiting_order(index, where, size=size, batch_dims=1, reverse=reverse))
     assert (order.shape, order.dtype) == ((3, 200), np.int32)
     for b in range(3):
         rows = [int(i) if w and 0 <= i < size else size for i, w in zip(index[b].flat, where[b].flat, strict=True)]
@@ -361,7 +361,7 @@ def test_positions_are_sorted_by_row_and_then_by_when_they_are_visited(index_typ
 
 
 def test_only_a_gpu_with_many_positions_has_them_sorted():
-    assert _sorted.is_sorted("cuda", size=10, count=1000)
-    assert not _sorted.is_sorted("cuda", size=10, count=4)
-    assert not _sorted.is_sorted("cpu", size=10, count=1000)
-    assert not _sorted.is_sorted("cuda", size=2**32, count=1000)
+    assert sorting.is_sorted("cuda", size=10, count=1000)
+    assert not sorting.is_sorted("cuda", size=10, count=4)
+    assert not sorting.is_sorted("cpu", size=10, count=1000)
+    assert not sorting.is_sorted("cuda", size=2**32, count=1000)

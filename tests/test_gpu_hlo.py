@@ -18,7 +18,7 @@ import pytest
 import test_loops_in_place as loops
 
 from jax_tensorarray import _hlo, ta_add
-from jax_tensorarray._mlir import PREFIX
+from jax_tensorarray._lowering.mlir import PREFIX
 from jax_tensorarray._programs import ours, plain, programs
 
 pytestmark = pytest.mark.skipif(bool(gpu_hlo.why_not()), reason=gpu_hlo.why_not())

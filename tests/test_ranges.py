@@ -11,8 +11,8 @@ from jax import lax
 
 import jax_tensorarray as jt
 from jax_tensorarray import ta_read, ta_write
-from jax_tensorarray._mlir import PREFIX, operation, target, walk
-from jax_tensorarray._ranges import Interval, Ranges
+from jax_tensorarray._lowering.mlir import PREFIX, operation, target, walk
+from jax_tensorarray._lowering.ranges import Interval, Ranges
 
 T = 12
 CALLS = (PREFIX + "read", PREFIX + "write", PREFIX + "add", PREFIX + "swap")

@@ -18,7 +18,7 @@ from jax_tensorarray._loops import bodies, masking, rules
 from jax_tensorarray._loops.bodies import chosen, spread
 from jax_tensorarray._loops.residuals import Linearized, linearize
 from jax_tensorarray._loops.rules import Axis, axes
-from jax_tensorarray._mlir import TAPE
+from jax_tensorarray._lowering.mlir import TAPE
 from jax_tensorarray._ops.empty import empty_like
 from jax_tensorarray._ops.part import ta_read_part, ta_write_part
 from jax_tensorarray._ops.read import ta_read_p

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_tensorarray import _arguments, _reference
-from jax_tensorarray._mlir import PREFIX, declare
+from jax_tensorarray._lowering.mlir import PREFIX, declare
 from jax_tensorarray._register import Array, make_primitive, to_front, type_like, zero_tangent
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from jax.interpreters import ad
 
 from jax_tensorarray import _arguments, _reference
-from jax_tensorarray._mlir import PREFIX, declare
+from jax_tensorarray._lowering.mlir import PREFIX, declare
 from jax_tensorarray._register import Array, is_zero, like_buffer, make_primitive, to_front, zero_tangent
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray
 
-from jax_tensorarray._mlir import PREFIX, declare
+from jax_tensorarray._lowering.mlir import PREFIX, declare
 from jax_tensorarray._register import Array, make_primitive
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from jax.interpreters import ad
 
 from jax_tensorarray import _reference
-from jax_tensorarray._mlir import PREFIX, declare
+from jax_tensorarray._lowering.mlir import PREFIX, declare
 from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._ops.write import ta_write_p
 from jax_tensorarray._register import (

@@ -4,7 +4,7 @@ A call of ours stays outside of every fusion and costs a fixed time; a loop with
 of machine code. But a call checks its index and updates in place whatever is around it, and slices do neither. So a
 slice stands for a call where
 
-- the index is one row, and in range for every input of the program (`_ranges`), or need not be;
+- the index is one row, and in range for every input of the program (`ranges`), or need not be;
 - everything that reads the buffer comes before its update by data dependence. An optimization barrier around the
   buffer and the row that was read makes it so, in versions of XLA that keep it until memory has been assigned. It
   also keeps XLA from reading the row once more behind the update, in a fusion of its own.
@@ -22,7 +22,7 @@ from jax.interpreters.mlir import ir
 
 from jax_tensorarray import _compat
 from jax_tensorarray._compat import hlo
-from jax_tensorarray._mlir import (
+from jax_tensorarray._lowering.mlir import (
     CALLS,
     IN_PLACE,
     LOWERING,
@@ -44,8 +44,8 @@ from jax_tensorarray._mlir import (
     terminator,
     walk,
 )
-from jax_tensorarray._ranges import Interval, Ranges, limits
-from jax_tensorarray._union_find import UnionFind
+from jax_tensorarray._lowering.ranges import Interval, Ranges, limits
+from jax_tensorarray._lowering.union_find import UnionFind
 
 #: The default of `lowering`.
 VARIABLE = "JAX_TENSORARRAY_LOWERING"
@@ -55,7 +55,7 @@ def use_slices(functions: dict[str, Operation], *, platform: str | None) -> None
     """Rewrite the calls in `functions` for which slices are as good.
 
     Args:
-        functions: those of a module in which `_ordering` has put readers before updates.
+        functions: those of a module in which `ordering` has put readers before updates.
         platform: the only one that the module will run on, if that is known and it is not divided among devices:
             slices of buffers whose rows are, would gather them. Of other modules only tapes become slices.
     """

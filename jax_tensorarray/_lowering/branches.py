@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from jax.interpreters.mlir import ir
 
-from jax_tensorarray._mlir import Module, Operation, Value, is_inside, nested_operands, operation, terminator
+from jax_tensorarray._lowering.mlir import Module, Operation, Value, is_inside, nested_operands, operation, terminator
 
 
 def split_updating_branches(op: Operation, module: Module) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 from jax.interpreters.mlir import dtype_to_ir_type, ir
 
 from jax_tensorarray._compat import xla_client
-from jax_tensorarray._mlir import CALLS, CONFIG, IN_PLACE, PREFIX, Operation, target, walk
+from jax_tensorarray._lowering.mlir import CALLS, CONFIG, IN_PLACE, PREFIX, Operation, target, walk
 
 HloSharding = Any
 Shape = Any

@@ -11,11 +11,11 @@ PREFIX = "jax_tensorarray_"
 
 
 class Call(NamedTuple):
-    """What the operands and results of a call of ours are, but for the readers that may follow: see `_partition`."""
+    """What the operands and results of a call of ours are, but for the readers that may follow (see `partition`)."""
 
     operands: tuple[str, ...]
     results: tuple[str, ...]
-    combine: Callable[[Any, Any], Any] | None  #: makes the new row of the old one and the value, for `_slices`
+    combine: Callable[[Any, Any], Any] | None  #: makes the new row of the old one and the value, for `slices`
 
     @property
     def in_place(self) -> bool:
@@ -54,7 +54,7 @@ Value = Any
 MARK = "jax_tensorarray.lowered"
 
 
-#: What a row op may be asked to lower to, see `_slices`.
+#: What a row op may be asked to lower to, see `slices`.
 LOWERINGS = ("auto", "ffi", "xla")
 
 #: Attribute of a call that was asked for with another `lowering` than "auto".

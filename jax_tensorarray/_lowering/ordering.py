@@ -16,8 +16,8 @@ from typing import Any
 
 from jax.interpreters.mlir import ir
 
-from jax_tensorarray._branches import split_updating_branches
-from jax_tensorarray._mlir import (
+from jax_tensorarray._lowering.branches import split_updating_branches
+from jax_tensorarray._lowering.mlir import (
     CONFIG,
     IN_PLACE,
     MARK,
@@ -37,8 +37,8 @@ from jax_tensorarray._mlir import (
     target,
     walk,
 )
-from jax_tensorarray._partition import is_divided, label_calls
-from jax_tensorarray._slices import use_slices
+from jax_tensorarray._lowering.partition import is_divided, label_calls
+from jax_tensorarray._lowering.slices import use_slices
 
 
 def order_readers(module: ir.Module, platform: str | None = None) -> None:
