@@ -16,8 +16,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 import test_loops_in_place as loops
+from jax import lax
 
-from jax_tensorarray import _hlo, ta_add
+from jax_tensorarray import _hlo, ta_add, ta_max, ta_read
 from jax_tensorarray._lowering.mlir import PREFIX
 from jax_tensorarray._programs import ours, plain, programs
 
@@ -60,6 +61,20 @@ def assert_no_whole_buffer_operation(text, nbytes):
 @pytest.mark.parametrize("name", programs)
 def test_no_loop_touches_a_whole_buffer(name, transform, lowering):
     assert_no_whole_buffer_operation(hlo(name, transform, "ours", lowering), buffer().nbytes)
+
+
+@pytest.mark.parametrize("lowering", ["auto", "ffi"])
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_a_loop_of_maxima_touches_no_whole_buffer(transform, lowering):
+    def loss(x):
+        def body(b, i):
+            return ta_max(b, i // 2, jnp.sin(ta_read(b, i)), lowering=lowering), None
+
+        return jnp.sum(lax.scan(body, x, jnp.arange(len(x)))[0] ** 2)
+
+    with jax.enable_x64(False):
+        text = gpu_hlo.compiled_for_h100(TRANSFORMS[transform](loss), buffer())
+    assert_no_whole_buffer_operation(text, buffer().nbytes)
 
 
 def test_the_proof_fails_for_plain_jax():
