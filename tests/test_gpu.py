@@ -59,8 +59,11 @@ def test_ops_of_all_sizes_mean_what_the_oracle_says(op, size, row, count):
     check(op, size, row, count)
 
 
-@pytest.mark.parametrize("dtype", [np.int8, np.float16, np.float64, np.complex64, np.bool_])
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(
+    ("op", "dtype"),
+    [(op, dtype) for op in OPS for dtype in (np.int8, np.float16, np.float64, np.bool_)]
+    + [(op, np.complex64) for op in OPS if op != "ta_max"],  # complex numbers have no order
+)
 def test_sanitized_small_launches(op, dtype):
     """The tests that CUDA's own sanitizers run, which take their time."""
     check(op, 4, (6,), 7, dtype)
