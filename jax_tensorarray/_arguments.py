@@ -88,10 +88,16 @@ def _as_constant_index(op: str, index: Any, size: int, mode: str | None, *, mask
     for dtype in (np.int32, np.uint32, *((np.int64, np.uint64) if jax.config.jax_enable_x64 else ())):
         if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max:
             return values.astype(dtype), mode
-    # No dtype holds them all. What int32 cannot hold is out of range, and -1 stands for it.
-    small = np.asarray((values >= -_INT32_MAX) & (values <= _INT32_MAX), bool)
-    narrow = np.full(values.shape, -1, np.int32)
-    narrow[small] = values[small].astype(np.int32)
+    # No dtype holds them all. What the widest cannot hold is out of range, and -1 stands for it.
+    limits = np.iinfo(np.int64 if jax.config.jax_enable_x64 else np.int32)
+    fits = np.asarray((values >= limits.min) & (values <= limits.max), bool)
+    if not (fits | stray).all():
+        raise OverflowError(
+            f"{op}: index {values[~(fits | stray)][0]} does not fit into the integers that JAX has by default; "
+            'jax.config.update("jax_enable_x64", True) gives it larger ones'
+        )
+    narrow = np.full(values.shape, -1, limits.dtype)
+    narrow[fits] = values[fits].astype(limits.dtype)
     return narrow, mode
 
 

@@ -30,6 +30,25 @@ def test_rows_past_two_to_the_31(dtype):
     assert touched < 2**29 or jax.default_backend() != "cpu"  # elsewhere the buffers are not this process's memory
 
 
+@pytest.mark.parametrize("x64", [False, True])
+@pytest.mark.parametrize("lowering", ["auto", "xla", "ffi"])
+def test_constant_indices_past_two_to_the_31(lowering, x64):
+    def f(index):
+        b = ta_empty(2**32 + 8, (), jnp.int8)
+        b = ta_write(ta_write(b, 3, jnp.int8(7)), index, jnp.int8(5), lowering=lowering)
+        b = ta_add(b, index, jnp.int8(2), lowering=lowering)
+        return ta_read(b, index, lowering=lowering), ta_read(b, 3), ta_read(b, -1, mode="drop", lowering=lowering)
+
+    with jax.enable_x64(x64):
+        for index in (2**31 - 1, 2**31, 2**32 - 1):
+            assert jax.tree.map(int, jax.jit(f, static_argnums=0)(index)) == (7, 7, 0)
+        if x64:
+            assert jax.tree.map(int, jax.jit(f, static_argnums=0)(2**32 + 3)) == (7, 7, 0)
+        else:
+            with pytest.raises(OverflowError, match=f"ta_write: index {2**32 + 3} does not fit .*jax_enable_x64"):
+                f(2**32 + 3)
+
+
 def test_an_index_past_two_to_the_31_is_reported_whole():
     with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match=f"index {2**40} is out of range .* of size 4"):
         finish(ta_read(jnp.zeros(4), jnp.asarray(2**40)))

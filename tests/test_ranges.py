@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 
 import jax_tensorarray as jt
-from jax_tensorarray import ta_read, ta_write
+from jax_tensorarray import ta_empty, ta_read, ta_swap, ta_write
 from jax_tensorarray._lowering.mlir import PREFIX, operation, target, walk
 from jax_tensorarray._lowering.ranges import Interval, Ranges
 
@@ -23,8 +23,8 @@ def calls_stay(monkeypatch):
     monkeypatch.setenv("JAX_TENSORARRAY_LOWERING", "ffi")
 
 
-def intervals(f, *args):
-    """The intervals of the indices of all row ops in `f(*args)` but those on tapes, in the order of the program."""
+def intervals(f, *args, of=CALLS):
+    """The intervals of the indices of the row ops in `f(*args)` but those on tapes, in the order of the program."""
     module = jax.jit(f).lower(*args).compiler_ir()
     with module.context:
         functions = {
@@ -33,13 +33,13 @@ def intervals(f, *args):
             if op.name == "func.func"
         }
         ranges = Ranges(functions)
-        calls = [op for function in functions.values() for op in walk(function) if target(op) in CALLS]
+        calls = [op for function in functions.values() for op in walk(function) if target(op) in of]
         return [ranges.of(op.operands[1]) for op in calls]
 
 
 def observed_and_claimed(f, *args):
     """The indices with which `f` reads rows, its second result, and what is said of them. The first needs the rows."""
-    (claimed,) = intervals(f, *args)
+    (claimed,) = intervals(f, *args, of=CALLS[:1])
     return np.asarray(jax.jit(f)(*args)[1]), claimed
 
 
@@ -189,6 +189,13 @@ def test_a_choice_between_two_of_which_one_wraps(start, step):
     assert claimed.holds(Interval(int(observed.min()), int(observed.max())))
 
 
+def test_nothing_is_said_of_rows_that_nobody_has_written():
+    def f():
+        return ta_read(BUFFER, ta_read(ta_empty(3, (), jnp.int32), 1), mode="drop")
+
+    assert Interval(-(2**31), 2**31 - 1) in intervals(f)
+
+
 def test_constants_of_all_kinds():
     for value in (np.uint8(255), np.int8(-1), np.uint32(2**32 - 1), np.array([200, 3], np.uint8), np.int64(-(2**40))):
         (claimed,) = intervals(lambda x, v=value: ta_read(x, jnp.asarray(v), lowering="ffi", mode="drop"), BUFFER)
@@ -235,6 +242,17 @@ def test_indices_from_a_tape():
     assert sorted(claimed) == [Interval(0, (T - 1) // 2)] * 2 + [Interval(0, T - 1)] * 2
 
 
+def reversed_where(a, b, c):
+    """The second of two where the first is small: a case of one element is none of the other."""
+    pair = jnp.stack([jnp.int32(a), jnp.int32(b)])
+    return jnp.where(pair < c, pair[::-1], 0)[0]
+
+
+def swapped(a, b):
+    pair = jnp.stack([jnp.int32(a), jnp.int32(b)])
+    return ta_swap(jnp.zeros(2, jnp.int32), jnp.array([1, 1]), pair, lowering="ffi")[1][1]
+
+
 def _expression(rng, depth):
     """A random function of integers, and what it says."""
     if depth == 0 or rng.random() < 0.15:
@@ -244,7 +262,7 @@ def _expression(rng, depth):
                 (lambda i, x, j, h: x, "x"),
                 (lambda i, x, j, h: j, "j"),
                 (lambda i, x, j, h: h, "h"),
-                *((lambda i, x, j, h, c=c: jnp.int32(c), str(c)) for c in (-3, 0, 1, 5)),
+                *((lambda i, x, j, h, c=c: jnp.int32(c), str(c)) for c in (-3, 0, 1, 5, 2**31 - 9)),
             ]
         )
     (a, said_a), (b, said_b) = _expression(rng, depth - 1), _expression(rng, depth - 1)
@@ -269,6 +287,8 @@ def _expression(rng, depth):
             (lambda *v: a(*v) & b(*v), f"({said_a} & {said_b})"),
             (lambda *v: a(*v) | b(*v), f"({said_a} | {said_b})"),
             (lambda *v: jnp.clip(a(*v), -4, c + 9), f"clip({said_a}, -4, {c + 9})"),
+            (lambda *v: reversed_where(a(*v), b(*v), c), f"where(pair < {c}, pair[::-1], 0)[0] of {said_a}, {said_b}"),
+            (lambda *v: swapped(a(*v), b(*v)), f"what a second swap takes out of {said_a}, {said_b}"),
             (lambda *v: a(*v).astype(jnp.int8).astype(jnp.int32), f"int8({said_a})"),
             (lambda *v: a(*v).astype(jnp.uint16).astype(jnp.int32), f"uint16({said_a})"),
         ]

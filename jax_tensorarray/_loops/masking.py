@@ -171,13 +171,28 @@ class _Masked:
         for b, branch in enumerate(branches):
             outs = _Masked(self.active & (index == b)).evaluate(branch, operands)
             results.append(outs)
-            newest = {x.version: x for x in outs if x.version is not None}
-            operands = [x if x.version is None else newest.get(x.version, x) for x in operands]
+            if b == 0:
+                slots = self.slots(outs, branches[1:], operands)
+            passed = {v: outs[slot] for v, slot in slots.items() if outs[slot].version == v}
+            operands = [passed.get(x.version, x) for x in operands]
         joined = _joined([x.array for x in results[-1]], results)
         return [
             x if x.version is not None else Value(_select(index, [r.array for r in choices]), None, True)
             for x, choices in zip(joined, zip(*results, strict=True), strict=True)
         ]
+
+    def slots(self, first: Sequence[Value], others: Sequence[Any], operands: list[Value]) -> dict[Version, int]:
+        """In which result each carry passes from branch to branch: the first branch has given these.
+
+        If that has returned two versions of a carry, the carry is where all the other branches return one.
+        """
+        results, held = [first], [x.version for x in first if x.version is not None]
+        if len(held) > len(set(held)):
+            for branch in others:
+                f, as_values = self.function(branch, operands)
+                results.append(as_values(jax.eval_shape(f, self.active, *(x.array for x in operands))))
+        joined = _joined([x.array for x in first], results)
+        return {x.version: slot for slot, x in enumerate(joined) if x.version is not None}
 
     def scan(self, eqn: Any, operands: list[Value]) -> list[Value]:
         params = eqn.params

@@ -60,6 +60,9 @@ LOWERINGS = ("auto", "ffi", "xla")
 #: Attribute of a call that was asked for with another `lowering` than "auto".
 LOWERING = "jax_tensorarray.lowering"
 
+#: Attribute of the call that makes a buffer of which no row is read before it has been written.
+WRITTEN_FIRST = "jax_tensorarray.written_first"
+
 #: The op that a loop of this library does with its tapes. Each step writes a row of a tape and never reads it, or the
 #: other way round, and the row is that of the step.
 TAPE = "tape"

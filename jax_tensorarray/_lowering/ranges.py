@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from jax.interpreters.mlir import ir
 
-from jax_tensorarray._lowering.mlir import PREFIX, Operation, Value, entry, operation, target, terminator, walk
+from jax_tensorarray._lowering.mlir import PREFIX, WRITTEN_FIRST, Operation, Value, entry, operation, target, terminator, walk
 
 
 class Interval(NamedTuple):
@@ -260,9 +260,8 @@ class Ranges:
         op = None if _is_argument(value) else operation(value.owner)
         if op is not None and op.name in ("stablehlo.add", "stablehlo.subtract"):
             root, more = self.offset(value, calls)
-            if root != (value, calls):
-                found = self._difference(*root, other, least)
-                return Interval(found.low + more.low, found.high + more.high)
+            if root == other:  # that of anything else may wrap where `other` does not
+                return more
         if op is not None and op.name == "stablehlo.select":
             one, another = (self._difference(v, calls, other, least) for v in op.operands[1:])
             return one | another
@@ -299,6 +298,10 @@ class Ranges:
 
     def _of_result(self, value: Value, calls: Calls) -> Interval:
         op, k = operation(value.owner), _number(value)
+        context = self.context
+        if context.of_all_cases is not None and op.name not in _ONE_BY_ONE and not all(map(_is_scalar, context.cases)):
+            # What holds of one element at a time says nothing where they are moved.
+            return self._in(context.of_all_cases, lambda: self.of(value, calls))
         if op.name == "func.call":
             return self.of(self._returned(value), (*calls, op)) if len(calls) < _DEEPEST else EVERYTHING
         if op.name == "stablehlo.while":
@@ -338,8 +341,8 @@ class Ranges:
     def _of_row_op(self, op: Operation, k: int, calls: Calls) -> Interval:
         """What our own calls give. Rows that are skipped are zeros."""
         name = target(op).removeprefix(PREFIX)
-        if name == "empty":
-            return EMPTY  # nobody reads what has not been written
+        if name == "empty" and WRITTEN_FIRST in op.attributes:
+            return EMPTY
         if name in ("fence", "read_part"):
             return self.of(op.operands[0], calls)
         if name in ("read", "mask", "clear"):
@@ -347,7 +350,8 @@ class Ranges:
         if name in ("write", "write_part"):
             return self.of(op.operands[0], calls) | self.of(op.operands[2], calls)
         if name == "swap":
-            return self.of(op.operands[0], calls) | self.of(op.operands[2 - 2 * k], calls) | FALSE
+            # Of duplicates, a later one takes out what an earlier one has put in.
+            return self.of(op.operands[0], calls) | self.of(op.operands[2], calls) | FALSE
         return EVERYTHING
 
     def _select(self, op: Operation, calls: Calls) -> Interval:
@@ -407,6 +411,11 @@ _SAME = frozenset(
 #: Operations whose results are elements of operands: of so many of them, or of all.
 _JOINED = {"stablehlo.concatenate": None, "stablehlo.dynamic_update_slice": 2, "stablehlo.pad": 2}
 
+#: Operations of which each element is made of those in the same place, and what passes values on.
+_ONE_BY_ONE = frozenset(
+    "stablehlo." + name for name in ("compare", "constant", "iota", "optimization_barrier", "reshape", "select")
+) | {"func.call"}
+
 _MIRRORED = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE", "EQ": "EQ", "NE": "NE"}
 
 
@@ -417,6 +426,10 @@ def _is_argument(value: Value) -> bool:
 def _is_carried(value: Value) -> bool:
     """Whether a loop carries a value from step to step, or out."""
     return operation(value.owner.owner if _is_argument(value) else value.owner).name == "stablehlo.while"
+
+
+def _is_scalar(key: Key) -> bool:
+    return not key[0].type.rank
 
 
 def _number(value: Value) -> int:
@@ -512,3 +525,4 @@ _ARITHMETIC: dict[str, Callable[..., Interval]] = {
     "stablehlo.and": _and,
     "stablehlo.or": _or,
 }
+_ONE_BY_ONE |= _ARITHMETIC.keys()

@@ -50,6 +50,8 @@ from jax_tensorarray._lowering.union_find import UnionFind
 #: The default of `lowering`.
 VARIABLE = "JAX_TENSORARRAY_LOWERING"
 
+_INT32_MAX = 2**31 - 1
+
 
 def use_slices(functions: dict[str, Operation], *, platform: str | None) -> None:
     """Rewrite the calls in `functions` for which slices are as good.
@@ -132,8 +134,8 @@ class _Chooser:
             return None
         choice = _Choice(masked=attributes["masked"].value, drops=not (strict or in_range))
         choice = choice._replace(checks=strict and not in_range)
-        if choice.checks and choice.masked:
-            return None  # an index that is masked out is no error
+        if choice.checks and (choice.masked or buffer.type.shape[0] > _INT32_MAX):
+            return None  # an index that is masked out is no error; the call that checks counts rows in int32
         if is_tape:
             return choice
         if name == "read":
@@ -339,15 +341,25 @@ def _position(
     """Index, mask and readers that a call waits for, of the operands that follow its buffer and value."""
     mask = rest[0] if choice.masked else None
     size = buffer.type.shape[0]
+    index = _widened(index, size)
     if choice.checks:
         attributes = {name: config(op)[name] for name in ("op", "strict")}
         shape = ir.RankedTensorType.get([], ir.IntegerType.get_signless(32))
         index = custom_call("check", [index, _splat(shape, size)], shape, attributes)
     if choice.drops:
-        for limit, direction in ((0, "GE"), (min(size - 1, int(limits(index.type).high)), "LE")):
+        for limit, direction in ((0, "GE"), (size - 1, "LE")):
             holds = hlo.compare(index, _splat(index.type, limit), hlo.ComparisonDirectionAttr.get(direction))
             mask = holds if mask is None else hlo.and_(mask, holds)
     return index, mask, rest[choice.masked :]
+
+
+def _widened(index: Value, size: int) -> Value:
+    """The index in a dtype that has all rows: in the dtype of a start XLA clamps it, to a last row that wraps if not."""
+    element, bits = index.type.element_type, 32 if size <= _INT32_MAX else 64
+    if element.width > bits or (element.width == bits and (bits == 64 or not element.is_unsigned)):
+        return index
+    wide = 64 if element.is_unsigned and element.width == 32 else bits
+    return hlo.convert(ir.RankedTensorType.get([], ir.IntegerType.get_signless(wide)), index)
 
 
 def _row(buffer: Value, index: Value) -> Value:
