@@ -6,7 +6,7 @@
 #     benchmarks/gpu.sh --platform cpu --quick         # anywhere: to see that it runs through
 #
 # PYTHON names the interpreter. What it needs is installed there: jax with its CUDA plugin, scikit-build-core, nanobind,
-# cmake and ninja, pytest and pytest-xdist, and nvcc on PATH. optax, equinox and compute-sanitizer are used if there.
+# cmake and ninja, hypothesis, pytest and pytest-xdist, and nvcc on PATH. optax, equinox and compute-sanitizer are used if there.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

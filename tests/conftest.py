@@ -6,8 +6,10 @@ import zlib
 from collections import Counter
 from pathlib import Path
 
+import hypothesis
 import jax
 import pytest
+from hypothesis import HealthCheck
 
 # The helpers of the tests are plain modules beside them, importable however pytest is started.
 sys.path.insert(0, str(Path(__file__).parent))
@@ -16,6 +18,15 @@ jax.config.update("jax_enable_x64", True)
 
 # What is divided among devices is tested on eight; everything else uses the first.
 jax.config.update("jax_num_cpu_devices", 8)
+
+# Random programs and the like: `ci` takes minutes and is the same every time, `night` is for HYPOTHESIS_PROFILE.
+hypothesis.settings.register_profile(
+    "ci", deadline=None, derandomize=True, database=None, max_examples=25, suppress_health_check=list(HealthCheck)
+)
+hypothesis.settings.register_profile(
+    "night", parent=hypothesis.settings.get_profile("ci"), derandomize=False, max_examples=10_000, print_blob=True
+)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 if library := os.environ.get("TENSORARRAY_EMULATED_GPU"):
     import emulate

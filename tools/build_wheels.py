@@ -213,7 +213,7 @@ def without_package(source: Path, folder: Path) -> Path:
 def try_wheel(python: Python, wheel: Path, source: Path, work: Path) -> tuple[Path, str]:
     """The environment where a CPU wheel is installed, after some of the tests."""
     folder = work / f"use-{wheel.stem}-{python}"
-    inside = virtual_environment(python.executable, folder, wheel, "pytest", "ml_dtypes")
+    inside = virtual_environment(python.executable, folder, wheel, "hypothesis", "pytest", "ml_dtypes")
     tests = without_package(source, work / f"tests-{wheel.stem}-{python}")
     program = "import jax, jax_tensorarray as t; print(jax.__version__, t.__version__, t.__file__)"
     jax, version, place = run(inside, "-c", program, cwd=tests).strip().split(" ", 2)

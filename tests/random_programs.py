@@ -1,0 +1,806 @@
+"""Random programs over buffers: one grammar, of which NumPy and this library each have an interpreter.
+
+A program is plain data, so hypothesis can shrink it, and a failure is kept as it was printed. Its state has a slot for
+each of `STATE`: an integer, rows, and buffers of them. A block is a list of statements, each of which adds values to
+those that there are; then every slot gets one of these back: its newest, or any other of its type, so that buffers
+cross, and old versions live on. Inner blocks see the values of the outer ones, which makes them closures.
+
+`Jets` are NumPy's numbers with derivatives: by all parameters, in one direction, and by both.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import io_callback
+
+import jax_tensorarray as ta
+
+# --- the grammar -----------------------------------------------------------------------------------------------
+
+#: Types of the slots: an integer, rows of shape () and (2,), and buffers of these. Ints are int32, floats are float64.
+STATE = ("i", "s", "v", "S", "S", "V", "I")
+ROW_OF = {"S": "s", "V": "v", "I": "i"}
+PARAMETERS = 4
+BATCH = 3
+
+
+class Index(NamedTuple):
+    """`(a * ref + b)`, brought into range or not, as a dtype."""
+
+    ref: int
+    a: int
+    b: int
+    guard: str  # "mod", "clip" or "raw"
+
+
+class At(NamedTuple):
+    """Where an op goes, and how."""
+
+    parts: tuple[Index, ...]  # one: a scalar
+    dtype: str
+    where: Any  # None or a Test
+    mode: str | None
+    lowering: str
+
+
+class Test(NamedTuple):
+    """`a < b`, or whether an integer is odd."""
+
+    kind: str
+    a: int
+    b: int
+
+
+class Arithmetic(NamedTuple):
+    kind: str
+    tag: str
+    a: int
+    b: int
+
+
+class Convert(NamedTuple):
+    """A row of the other shape."""
+
+    tag: str
+    a: int
+
+
+class IntArithmetic(NamedTuple):
+    kind: str
+    a: int
+    b: int
+    c: int
+
+
+class Read(NamedTuple):
+    tag: str
+    buffer: int
+    at: At
+
+
+class Update(NamedTuple):
+    op: str
+    tag: str
+    buffer: int
+    at: At
+    rows: tuple[int, ...]
+
+
+class Block(NamedTuple):
+    statements: tuple[Any, ...]
+    results: tuple[int | None, ...]  # None: the newest version of the slot
+
+
+class Cond(NamedTuple):
+    test: Test
+    blocks: tuple[Block, Block]
+
+
+class Switch(NamedTuple):
+    index: int
+    blocks: tuple[Block, ...]
+
+
+class Call(NamedTuple):
+    """A block in a nested jit, or under `jax.checkpoint`."""
+
+    kind: str
+    block: Block
+
+
+class Loop(NamedTuple):
+    kind: str  # of which library, and which loop
+    steps: int  # at most, as far as known while tracing
+    trips: int  # reference to an integer that says how many, if the loop looks at it
+    test: Test | None  # what a while loop looks at besides
+    reverse: bool
+    residuals: str
+    checkpoints: int
+    block: Block
+
+
+class Leapfrog(NamedTuple):
+    """A reversible loop, of two rows."""
+
+    a: int
+    b: int
+    steps: int
+    trips: int
+
+
+class Log(NamedTuple):
+    """An effect: an integer is written down."""
+
+    a: int
+
+
+class Program(NamedTuple):
+    sizes: tuple[int, int, int]  # of S, V and I
+    ints: str  # dtype of I
+    start: int
+    block: Block
+
+
+_refs = st.integers(0, 5)
+_small = st.integers(-3, 9)
+DTYPES = ("int32", "int8", "uint8", "int16", "uint16", "int64", "uint32", "uint64")
+SIZES = (3, 1, 2, 5, 0, 127, 128, 129, 130, 255, 256, 257, 300)
+RESIDUALS = ("auto", "tape", "recompute", "checkpoint", "undo")
+
+_tests = st.builds(Test, st.sampled_from(["lt", "odd"]), _refs, _refs)
+_indices = st.builds(
+    Index, _refs, st.sampled_from([1, 2, -1, 0, 50]), _small, st.sampled_from(["mod", "mod", "mod", "clip", "raw"])
+)
+_ats = st.builds(
+    At,
+    st.one_of(st.tuples(_indices), st.tuples(_indices), st.tuples(_indices, _indices, _indices)),
+    st.sampled_from(DTYPES),
+    st.one_of(st.none(), st.none(), _tests),
+    st.sampled_from([None, "drop", "error"]),
+    st.sampled_from(["auto", "auto", "xla", "ffi"]),
+)
+_buffers = st.sampled_from(["S", "S", "V", "I"])
+_simple = st.one_of(
+    st.builds(
+        Update,
+        st.sampled_from(["write", "write", "add", "swap", "max"]),
+        _buffers,
+        _refs,
+        _ats,
+        st.tuples(_refs, _refs, _refs),
+    ),
+    st.builds(Read, _buffers, _refs, _ats),
+    st.builds(
+        Arithmetic, st.sampled_from(["sin", "mul", "add", "jvp", "vjp"]), st.sampled_from(["s", "v"]), _refs, _refs
+    ),
+    st.builds(Convert, st.sampled_from(["s", "v"]), _refs),
+    st.builds(IntArithmetic, st.sampled_from(["add", "mul", "mod", "sub", "where"]), _refs, _refs, _small),
+    st.builds(Log, _refs),
+)
+
+
+def _blocks(depth: int) -> st.SearchStrategy[Block]:
+    results = st.tuples(*[st.one_of(st.none(), st.none(), st.none(), _refs)] * len(STATE))
+    statement = _simple
+    if depth:
+        inner = _blocks(depth - 1)
+        statement = st.one_of(
+            _simple,
+            _simple,
+            st.builds(Cond, _tests, st.tuples(inner, inner)),
+            st.builds(Switch, _refs, st.tuples(inner, inner, inner)),
+            st.builds(Call, st.sampled_from(["jit", "checkpoint", "save_reads"]), inner),
+            _loops(inner),
+            _loops(inner),
+            st.builds(Leapfrog, _refs, _refs, st.integers(0, 4), _refs),
+        )
+    return st.builds(Block, st.lists(statement, min_size=1, max_size=4 if depth else 3).map(tuple), results)
+
+
+LOOPS = ("lax.fori_loop", "lax.scan", "lax.while_loop", "fori_loop", "scan", "while_loop", "while_loop")
+
+
+def _loops(inner: st.SearchStrategy[Block]) -> st.SearchStrategy[Loop]:
+    return st.builds(
+        Loop,
+        st.sampled_from(LOOPS),
+        st.integers(0, 5),
+        _refs,
+        st.one_of(st.none(), _tests),
+        st.booleans(),
+        st.sampled_from(RESIDUALS),
+        st.integers(1, 3),
+        inner,
+    )
+
+
+def programs() -> st.SearchStrategy[Program]:
+    return st.builds(
+        Program,
+        st.tuples(*[st.sampled_from(SIZES)] * 3),
+        st.sampled_from(["int32", "int8", "uint8", "int64"]),
+        st.integers(-2, 6),
+        _blocks(2),
+    )
+
+
+def statements(node: Any) -> Any:
+    """Everything in a program."""
+    if isinstance(node, tuple):
+        if hasattr(node, "_fields"):
+            yield node
+        for x in node:
+            yield from statements(x)
+
+
+# --- the meaning of a program, but for what the machines do -----------------------------------------------------
+
+
+class Value(NamedTuple):
+    value: Any
+    slot: int | None
+
+
+class Scope:
+    """The values that there are, by type, oldest first."""
+
+    def __init__(self, outer: "Scope | None", state: Sequence[Any]) -> None:
+        self.values: dict[str, list[Value]] = {tag: [] for tag in {*STATE}}
+        if outer is not None:
+            for tag, values in outer.values.items():
+                self.values[tag] = [Value(x.value, None) for x in values]
+        self.put(state)
+
+    def put(self, state: Sequence[Any]) -> None:
+        for slot, (tag, value) in enumerate(zip(STATE, state, strict=True)):
+            self.add(tag, value, slot)
+
+    def add(self, tag: str, value: Any, slot: int | None = None) -> None:
+        self.values[tag].append(Value(value, slot))
+
+    def get(self, tag: str, ref: int) -> Any:
+        return self.entry(tag, ref).value
+
+    def entry(self, tag: str, ref: int) -> Value:
+        """The values are counted from the newest."""
+        values = self.values[tag]
+        return values[-1 - ref % len(values)]
+
+    def own(self, slot: int) -> Any:
+        return next(x.value for x in reversed(self.values[STATE[slot]]) if x.slot == slot)
+
+    def state(self) -> tuple[Any, ...]:
+        return tuple(self.own(slot) for slot in range(len(STATE)))
+
+
+def run(m: Any, block: Block, outer: Scope | None, state: Sequence[Any], counter: Any = None) -> tuple[Any, ...]:
+    """The state after a block, on a machine."""
+    scope = Scope(outer, state)
+    if counter is not None:
+        scope.add("i", counter)
+    for s in block.statements:
+        step(m, s, scope)
+    return tuple(
+        scope.own(slot) if ref is None else scope.get(STATE[slot], ref) for slot, ref in enumerate(block.results)
+    )
+
+
+def step(m: Any, s: Any, scope: Scope) -> None:
+    get = scope.get
+    if isinstance(s, Arithmetic):
+        scope.add(s.tag, m.arithmetic(s.kind, get(s.tag, s.a), get(s.tag, s.b)))
+    elif isinstance(s, Convert):
+        scope.add(s.tag, m.convert(s.tag, get("v" if s.tag == "s" else "s", s.a)))
+    elif isinstance(s, IntArithmetic):
+        scope.add("i", m.integer(s.kind, get("i", s.a), get("i", s.b), s.c))
+    elif isinstance(s, Log):
+        m.log(get("i", s.a))
+    elif isinstance(s, Read):
+        buffer = get(s.tag, s.buffer)
+        scope.add(ROW_OF[s.tag], m.read(s.tag, buffer, *where_to(m, s.at, scope, buffer)))
+    elif isinstance(s, Update):
+        buffer, slot = scope.entry(s.tag, s.buffer)
+        rows = [get(ROW_OF[s.tag], r) for r in s.rows[: len(s.at.parts)]]
+        new, old = m.update(s.op, s.tag, buffer, rows, *where_to(m, s.at, scope, buffer))
+        scope.add(s.tag, new, slot)
+        if old is not None:
+            scope.add(ROW_OF[s.tag], old)
+    elif isinstance(s, Leapfrog):
+        trips = m.integer("mod", get("i", s.trips), 0, s.steps)
+        a, b = m.leapfrog(get("s", s.a), get("s", s.b), s.steps, trips)
+        scope.add("s", a)
+        scope.add("s", b)
+    else:
+        scope.put(control(m, s, scope))
+
+
+def control(m: Any, s: Any, scope: Scope) -> tuple[Any, ...]:
+    state = scope.state()
+    if isinstance(s, Cond):
+        yes, no = ((lambda *x, b=b: run(m, b, scope, x)) for b in s.blocks)
+        return m.cond(test(m, s.test, scope), yes, no, state)
+    if isinstance(s, Switch):
+        branches = [lambda *x, b=b: run(m, b, scope, x) for b in s.blocks]
+        return m.switch(scope.get("i", s.index), branches, state)
+    if isinstance(s, Call):
+        return m.call(s.kind, lambda *x: run(m, s.block, scope, x), state)
+    trips = m.integer("mod", scope.get("i", s.trips), 0, s.steps + 1)
+
+    def goes_on(*x: Any) -> Any:
+        return test(m, s.test, Scope(None, x))
+
+    results, more = m.loop(
+        s, trips, goes_on if s.test else None, lambda k, *x: run(m, s.block, scope, x, counter=k), state
+    )
+    for x in more:
+        scope.add("s", x)
+    return results
+
+
+def test(m: Any, t: Test, scope: Scope) -> Any:
+    return m.test(t.kind, scope.get("i", t.a), scope.get("i", t.b))
+
+
+def where_to(m: Any, at: At, scope: Scope, buffer: Any) -> tuple[Any, ...]:
+    """The parts of an index, the mask, and the options."""
+    parts = [m.index(p, scope.get("i", p.ref), at.dtype, buffer) for p in at.parts]
+    return parts, None if at.where is None else test(m, at.where, scope), at.mode, at.lowering
+
+
+# --- NumPy -----------------------------------------------------------------------------------------------------
+
+
+class Jet(NamedTuple):
+    """A number, its derivatives by the parameters, that in one direction, and those of that."""
+
+    x: np.ndarray
+    d: np.ndarray  # [PARAMETERS, *shape]
+    e: np.ndarray
+    de: np.ndarray
+
+
+def constant(x: Any) -> Jet:
+    x = np.asarray(x, np.float64)
+    zeros = np.zeros((PARAMETERS, *x.shape))
+    return Jet(x, zeros, np.zeros(x.shape), zeros)
+
+
+def each(f: Callable[..., Any], *jets: Jet) -> Jet:
+    """A linear function of arrays whose last axes are those of the jets, for all parts alike."""
+    parts = [f(*xs) for xs in zip(*jets, strict=True)]
+    return Jet(*parts)
+
+
+def chain(j: Jet, f0: Any, f1: Any, f2: Any) -> Jet:
+    """An elementwise function, of which these are the values and two derivatives."""
+    return Jet(f0, f1 * j.d, f1 * j.e, f1 * j.de + f2 * j.d * j.e)
+
+
+def times(a: Jet, b: Jet) -> Jet:
+    return Jet(a.x * b.x, a.d * b.x + a.x * b.d, a.e * b.x + a.x * b.e, a.de * b.x + a.d * b.e + a.e * b.d + a.x * b.de)
+
+
+def sine(j: Jet) -> Jet:
+    return chain(j, np.sin(j.x), np.cos(j.x), -np.sin(j.x))
+
+
+def wrapped(x: int) -> int:
+    return (x + 2**31) % 2**32 - 2**31
+
+
+class Stray(NamedTuple):
+    index: int
+    size: int
+
+
+def poisoned(j: Jet) -> Jet:
+    return each(lambda x: np.full_like(x, np.nan), j)
+
+
+class InNumPy:
+    """Programs, one operation after the other.
+
+    What a stray index that is an error reads or updates becomes NaN. A program that has some in its results cannot have
+    done without it, and must have raised.
+    """
+
+    def __init__(self, dropping: bool = False) -> None:
+        self.strays: list[Stray] = []
+        self.logged: list[int] = []
+        self.dropping = dropping  # whatever the mode says
+
+    def arithmetic(self, kind: str, a: Jet, b: Jet) -> Jet:
+        if kind == "mul":
+            return each(lambda x: 0.5 * x, times(a, b))
+        if kind == "add":
+            return each(lambda x, y: x + 0.5 * y, a, b)
+        if kind == "sin":
+            return sine(a)
+        # Rules of their own, by which the derivative by the parameters is twice what it should be. The other, along
+        # one direction, is taken of what the rules say: that of a custom_vjp's function is the true one.
+        x, first, second = np.sin(a.x), 2 * np.cos(a.x), -2 * np.sin(a.x)
+        found = chain(a, x, first, second)
+        return found if kind == "jvp" else found._replace(e=np.cos(a.x) * a.e)
+
+    def convert(self, tag: str, a: Jet) -> Jet:
+        if tag == "s":
+            return each(lambda x: x[..., 0] - 0.5 * x[..., 1], a)
+        return each(lambda x: np.stack([x, -0.5 * x], -1), a)
+
+    def integer(self, kind: str, a: int, b: int, c: int) -> int:
+        found = {"add": a + c, "mul": a * c, "sub": a - b, "mod": a % (abs(c) + 1), "where": a if a < b else c}
+        return wrapped(found[kind])
+
+    def test(self, kind: str, a: int, b: int) -> bool:
+        return a < b if kind == "lt" else a % 2 == 1
+
+    def index(self, p: Index, ref: int, dtype: str, buffer: Any) -> int:
+        size = len(buffer) if isinstance(buffer, np.ndarray) else len(buffer.x)
+        i = wrapped(wrapped(ref * p.a) + p.b)
+        i = {"mod": i % max(size, 1), "clip": min(max(i, 0), max(size - 1, 0)), "raw": i}[p.guard]
+        return int(np.array(i, np.int64).astype(dtype))
+
+    def log(self, a: int) -> None:
+        self.logged.append(a)
+
+    def rows(self, parts: list[int], where: Any, mode: Any, size: int) -> list[int | None]:
+        """The row of each position, None for those that are skipped."""
+        found: list[int | None] = []
+        for i in parts:
+            if where is not None and not where:
+                found.append(None)
+            elif 0 <= i < size:
+                found.append(i)
+            else:
+                found.append(None)
+                if mode != "drop" and not self.dropping:
+                    self.strays.append(Stray(i, size))
+        return found
+
+    def read(self, tag: str, buffer: Any, parts: list[int], where: Any, mode: Any, lowering: str) -> Any:
+        if tag == "I":
+            rows = [0 if r is None else int(buffer[r]) for r in self.rows(parts, where, mode, len(buffer))]
+            return wrapped(sum(rows))
+        shape = buffer.x.shape[1:]
+        total, before = constant(np.zeros(shape)), len(self.strays)
+        for k, r in enumerate(self.rows(parts, where, mode, len(buffer.x))):
+            if r is not None:
+                total = each(lambda t, x, k=k: t + 0.5**k * x, total, row_of(buffer, r))
+        return total if len(self.strays) == before else poisoned(total)
+
+    def update(
+        self, op: str, tag: str, buffer: Any, values: list[Any], parts: list[int], where: Any, mode: Any, lowering: str
+    ) -> tuple[Any, Any]:
+        if tag == "I":
+            return self.update_ints(op, buffer, values, self.rows(parts, where, mode, len(buffer)))
+        before = len(self.strays)
+        rows = self.rows(parts, where, mode, len(buffer.x))
+        olds = constant(np.zeros(buffer.x.shape[1:]))
+        if len(self.strays) > before:
+            return poisoned(buffer), poisoned(olds) if op == "swap" else None
+        if op == "max":
+            return self.maximum(buffer, values, rows), None
+        for k, (r, value) in enumerate(zip(rows, values, strict=True)):
+            if r is None:
+                continue
+            old = row_of(buffer, r)
+            olds = each(lambda t, x, k=k: t + 0.5**k * x, olds, old)
+            buffer = with_row(buffer, r, each(np.add, old, value) if op == "add" else value)
+        return buffer, olds if op == "swap" else None
+
+    def maximum(self, buffer: Jet, values: list[Jet], rows: list[int | None]) -> Jet:
+        """Those that attain the maximum share its derivative."""
+        for r in {r for r in rows if r is not None}:
+            choices = [row_of(buffer, r), *(v for v, at in zip(values, rows, strict=True) if at == r)]
+            top = np.max([c.x for c in choices], axis=0)
+            weights = [(c.x == top) / sum(c.x == top for c in choices) for c in choices]
+
+            def shared(*parts: Any, weights: Any = weights) -> Any:
+                return sum(w * p for w, p in zip(weights, parts, strict=True))
+
+            buffer = with_row(buffer, r, each(shared, *choices)._replace(x=top))
+        return buffer
+
+    def update_ints(self, op: str, buffer: Any, values: list[int], rows: list[int | None]) -> tuple[Any, Any]:
+        buffer, olds = buffer.copy(), 0
+        for r, value in zip(rows, values, strict=True):
+            if r is None:
+                continue
+            x = np.array(value, np.int64).astype(buffer.dtype)
+            olds += int(buffer[r])
+            with np.errstate(over="ignore"):
+                buffer[r] = {"add": lambda r=r, x=x: buffer[r] + x, "max": lambda r=r, x=x: max(buffer[r], x)}.get(
+                    op, lambda x=x: x
+                )()
+        return buffer, wrapped(olds) if op == "swap" else None
+
+    def cond(self, predicate: bool, yes: Any, no: Any, state: Any) -> Any:
+        return (yes if predicate else no)(*state)
+
+    def switch(self, index: int, branches: Any, state: Any) -> Any:
+        return branches[min(max(index, 0), len(branches) - 1)](*state)
+
+    def call(self, kind: str, f: Any, state: Any) -> Any:
+        return f(*state)
+
+    def loop(self, s: Loop, trips: int, goes_on: Any, body: Any, state: Any) -> Any:
+        if s.kind == "lax.while_loop" or s.kind == "while_loop":
+            k = 0
+            while k < trips and k < s.steps and (goes_on is None or goes_on(*state)):
+                state, k = body(k, *state), k + 1
+            return state, []
+        if s.kind == "fori_loop":
+            for k in range(min(trips, s.steps)):
+                state = body(k, *state)
+            return state, []
+        ys = {}
+        for k in reversed(range(s.steps)) if s.kind.endswith("scan") and s.reverse else range(s.steps):
+            state = body(k, *state)
+            ys[k] = state[1]
+        if not s.kind.endswith("scan"):
+            return state, []
+        total = constant(0.0)
+        for k in range(s.steps):
+            total = each(lambda t, y, k=k: t + 0.5**k * y, total, ys[k])
+        return state, [total]
+
+    def leapfrog(self, a: Jet, b: Jet, steps: int, trips: int) -> Any:
+        for _ in range(min(trips, steps)):
+            a = each(lambda x, y: x + 0.5 * y, a, sine(b))
+            b = each(lambda x, y: x - 0.5 * y, b, sine(a))
+        return a, b
+
+
+def row_of(buffer: Jet, r: int) -> Jet:
+    return Jet(buffer.x[r], buffer.d[:, r], buffer.e[r], buffer.de[:, r])
+
+
+def with_row(buffer: Jet, r: int, row: Jet) -> Jet:
+    x, d, e, de = (part.copy() for part in buffer)
+    x[r], d[:, r], e[r], de[:, r] = row
+    return Jet(x, d, e, de)
+
+
+# --- the library -----------------------------------------------------------------------------------------------
+
+
+@jax.custom_jvp
+def twice_by_jvp(x: Any) -> Any:
+    return jnp.sin(x)
+
+
+@twice_by_jvp.defjvp
+def _(primals: Any, tangents: Any) -> Any:
+    return twice_by_jvp(*primals), 2 * jnp.cos(primals[0]) * tangents[0]
+
+
+@jax.custom_vjp
+def twice_by_vjp(x: Any) -> Any:
+    return jnp.sin(x)
+
+
+twice_by_vjp.defvjp(lambda x: (jnp.sin(x), x), lambda x, ct: (2 * jnp.cos(x) * ct,))
+
+
+class InJax:
+    """Programs as a user writes them."""
+
+    def __init__(self, *, dropping: bool = False, reverse_mode: bool = True, log: list[int] | None = None) -> None:
+        self.dropping, self.reverse_mode, self.logged = dropping, reverse_mode, log
+
+    def arithmetic(self, kind: str, a: Any, b: Any) -> Any:
+        if kind == "mul":
+            return 0.5 * (a * b)
+        if kind == "add":
+            return a + 0.5 * b
+        return {"sin": jnp.sin, "jvp": twice_by_jvp, "vjp": twice_by_vjp}[kind](a)
+
+    def convert(self, tag: str, a: Any) -> Any:
+        return a[0] - 0.5 * a[1] if tag == "s" else jnp.stack([a, -0.5 * a])
+
+    def integer(self, kind: str, a: Any, b: Any, c: int) -> Any:
+        if kind == "where":
+            return jnp.where(a < b, a, c)
+        return {"add": lambda: a + c, "mul": lambda: a * c, "sub": lambda: a - b, "mod": lambda: a % (abs(c) + 1)}[
+            kind
+        ]()
+
+    def test(self, kind: str, a: Any, b: Any) -> Any:
+        return a < b if kind == "lt" else a % 2 == 1
+
+    def index(self, p: Index, ref: Any, dtype: str, buffer: Any) -> Any:
+        i, size = ref * p.a + p.b, len(buffer)
+        if p.guard == "mod":
+            i = i % max(size, 1)
+        elif p.guard == "clip":
+            i = jnp.clip(i, 0, max(size - 1, 0))
+        return i.astype(dtype)
+
+    def log(self, a: Any) -> None:
+        if self.logged is not None:
+            io_callback(lambda x: self.logged.append(int(x)), None, a, ordered=True)
+
+    def options(self, parts: list[Any], where: Any, mode: Any, lowering: str) -> tuple[Any, dict[str, Any]]:
+        mode = "drop" if self.dropping else mode
+        index = jnp.stack(parts) if len(parts) > 1 else parts[0]
+        return index, {"where": where, "mode": mode, "lowering": lowering}
+
+    def read(self, tag: str, buffer: Any, parts: list[Any], *options: Any) -> Any:
+        index, keywords = self.options(parts, *options)
+        return self.row(tag, ta.ta_read(buffer, index, **keywords), len(parts))
+
+    def row(self, tag: str, rows: Any, n: int) -> Any:
+        """One row of several: their sum, in which each has a weight of its own."""
+        rows = rows if n > 1 else rows[None]
+        if tag == "I":
+            return jnp.sum(rows.astype(jnp.int32), 0, dtype=jnp.int32)
+        return jnp.tensordot(0.5 ** jnp.arange(n), rows, 1)
+
+    def update(self, op: str, tag: str, buffer: Any, values: list[Any], parts: list[Any], *options: Any) -> Any:
+        index, keywords = self.options(parts, *options)
+        value = jnp.stack(values) if len(values) > 1 else values[0]
+        result = getattr(ta, f"ta_{op}")(buffer, index, value.astype(buffer.dtype), **keywords)
+        if op != "swap":
+            return result, None
+        return result[0], self.row(tag, result[1], len(parts))
+
+    def cond(self, predicate: Any, yes: Any, no: Any, state: Any) -> Any:
+        return lax.cond(predicate, yes, no, *state)
+
+    def switch(self, index: Any, branches: Any, state: Any) -> Any:
+        return lax.switch(index, branches, *state)
+
+    def call(self, kind: str, f: Any, state: Any) -> Any:
+        if kind == "jit":
+            return jax.jit(f)(*state)
+        policy = ta.checkpoint_policies.save_reads if kind == "save_reads" else None
+        return jax.checkpoint(f, policy=policy)(*state)
+
+    def loop(self, s: Loop, trips: Any, goes_on: Any, step: Any, state: Any) -> Any:
+        def body(k: Any, *state: Any) -> Any:
+            return step(jnp.asarray(k, jnp.int32), *state)
+
+        kind = "while_loop" if s.kind == "lax.while_loop" and self.reverse_mode else s.kind
+        options: dict[str, Any] = {"residuals": s.residuals}
+        if s.residuals == "checkpoint":
+            options["checkpoints"] = s.checkpoints
+        if kind.endswith("while_loop"):
+
+            def more(carry: Any) -> Any:
+                k, state = carry
+                here = k < trips if goes_on is None else (k < trips) & goes_on(*state)
+                return here if kind == "while_loop" else here & (k < s.steps)
+
+            def next_carry(carry: Any) -> Any:
+                return carry[0] + 1, body(carry[0], *carry[1])
+
+            start = (jnp.int32(0), state)
+            if kind == "while_loop":
+                return ta.while_loop(more, next_carry, start, max_steps=s.steps, **options)[1], []
+            return lax.while_loop(more, next_carry, start)[1], []
+        if kind.endswith("fori_loop"):
+            if kind == "fori_loop":
+                return ta.fori_loop(0, trips, lambda k, x: body(k, *x), state, max_steps=s.steps, **options), []
+            return lax.fori_loop(0, s.steps, lambda k, x: body(k, *x), state), []
+
+        def scanned(x: Any, k: Any) -> Any:
+            after = body(k, *x)
+            return after, after[1]
+
+        ks = jnp.arange(s.steps, dtype=jnp.int32)
+        scan = functools.partial(ta.scan, **options) if kind == "scan" else lax.scan
+        state, ys = scan(scanned, state, ks, reverse=s.reverse)
+        return state, [jnp.dot(0.5 ** jnp.arange(s.steps), ys)]
+
+    def leapfrog(self, a: Any, b: Any, steps: int, trips: Any) -> Any:
+        def forward(carry: Any) -> Any:
+            k, a, b = carry
+            a = a + 0.5 * jnp.sin(b)
+            return k + 1, a, b - 0.5 * jnp.sin(a)
+
+        def back(carry: Any) -> Any:
+            k, a, b = carry
+            b = b + 0.5 * jnp.sin(a)
+            return k - 1, a - 0.5 * jnp.sin(b), b
+
+        start = (jnp.int32(0), a, b)
+        keywords: Any = {"max_steps": steps, "residuals": "inverse", "inverse": back, "check_inverse": 1e-6}
+        return ta.while_loop(lambda c: c[0] < trips, forward, start, **keywords)[1:]
+
+
+# --- a program as a function ------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _numbers(n: int) -> np.ndarray:
+    return np.random.default_rng(n).uniform(-1, 1, n)
+
+
+THETA = np.array([0.3, -0.8, 1.1, 0.6])
+DIRECTION = np.array([0.7, -0.4, 0.2, 0.9])
+INTS = np.array([3, 0, 1, 5, 2, 7, -1, 4])
+
+
+def initial(program: Program, theta: Any, start: Any, xp: Any) -> tuple[Any, ...]:
+    """The buffers are made of constants and the parameters, such that each row depends on one of these."""
+    s, v, i = program.sizes
+    which = np.arange(s) % PARAMETERS, np.arange(2 * v).reshape(v, 2) % PARAMETERS
+    ints = np.resize(INTS, i).astype(program.ints)
+
+    def taken(k: Any) -> Any:
+        return theta[k] if xp is jnp else each(lambda x: x[..., k], theta)
+
+    def scaled(constants: Any, x: Any) -> Any:
+        return constants * x if xp is jnp else each(lambda part: constants * part, x)
+
+    return (
+        start,
+        taken(0),
+        scaled(np.ones(2), taken(np.array([1, 2]))),
+        scaled(_numbers(s), taken(which[0])),
+        scaled(_numbers(s)[::-1], taken(which[0])),
+        scaled(_numbers(2 * v).reshape(v, 2), taken(which[1])),
+        xp.asarray(ints),
+    )
+
+
+def outputs(program: Program, machine: InJax, theta: Any, start: Any) -> tuple[Any, ...]:
+    return run(machine, program.block, None, initial(program, theta, start, jnp))
+
+
+def loss(state: Sequence[Any], xp: Any) -> Any:
+    """A number that depends on every element, by way of a function that is not linear."""
+    floats = [x for tag, x in zip(STATE, state, strict=True) if tag not in "iI"]
+    total = 0.0 if xp is jnp else constant(0.0)
+    for n, x in enumerate(floats):
+        if xp is jnp:
+            total += jnp.sum(jnp.asarray(weights(n, x.shape)) * jnp.sin(x))
+        else:
+            w = weights(n, x.x.shape)
+            axes = tuple(range(-w.ndim, 0))
+            total = each(lambda t, p, w=w, axes=axes: t + np.sum(w * p, axis=axes), total, sine(x))
+    return total
+
+
+def weights(n: int, shape: tuple[int, ...]) -> np.ndarray:
+    return np.cos(1.0 + n + np.arange(np.prod(shape, dtype=int))).reshape(shape)
+
+
+class Expected(NamedTuple):
+    state: tuple[Any, ...]  # of NumPy arrays
+    loss: Jet
+    strays: list[Stray]
+    logged: list[int]
+
+
+def expected(program: Program, theta: Any = THETA, start: int | None = None, dropping: bool = False) -> Expected:
+    """What NumPy says of a program."""
+    m = InNumPy(dropping)
+    zeros = np.zeros((PARAMETERS, PARAMETERS))
+    parameters = Jet(np.asarray(theta), np.eye(PARAMETERS), DIRECTION, zeros)
+    start = program.start if start is None else start
+    with np.errstate(invalid="ignore"):
+        state = run(m, program.block, None, initial(program, parameters, start, np))
+        total = loss(state, np)
+    return Expected(tuple(x.x if isinstance(x, Jet) else np.asarray(x) for x in state), total, m.strays, m.logged)
+
+
+def kept_otherwise(node: Any) -> Any:
+    """The same program, with other residuals for loops that cannot be undone."""
+    if isinstance(node, Loop) and node.residuals == "undo":
+        node = node._replace(residuals="auto")
+    if isinstance(node, tuple):
+        parts = map(kept_otherwise, node)
+        return type(node)(*parts) if hasattr(node, "_fields") else tuple(parts)
+    return node
+
+
+def kinds(program: Program) -> set[str]:
+    """Of arithmetic: what the rules of a program's functions do not allow depends on them."""
+    return {s.kind for s in statements(program) if isinstance(s, Arithmetic)}

@@ -1,0 +1,187 @@
+"""Random programs give what NumPy says, under every transformation."""
+
+import re
+
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from random_programs import (
+    BATCH,
+    DIRECTION,
+    STATE,
+    THETA,
+    InJax,
+    expected,
+    initial,
+    kept_otherwise,
+    kinds,
+    loss,
+    outputs,
+    programs,
+    run,
+)
+from waiting import finish
+
+FLOATS = [k for k, tag in enumerate(STATE) if tag not in "iI"]
+
+
+def total(program, machine):
+    return lambda theta, start: loss(outputs(program, machine, theta, start), jnp)
+
+
+def close(got, want, what):
+    got, want = np.asarray(got), np.asarray(want)
+    assert got.shape == want.shape, what
+    assert not np.isnan(want).any(), f"{what}: an index out of range that the program needs, and no error"
+    scale = max(1.0, np.max(np.abs(want), initial=0.0))
+    np.testing.assert_allclose(got, want, rtol=1e-8, atol=1e-9 * scale, err_msg=what)
+
+
+def raising(f, strays):
+    """The results of `f()`, or None if it has raised an error that says which index is out of range."""
+    try:
+        return finish(f())
+    except (jax.errors.JaxRuntimeError, ValueError) as error:
+        found = re.search(r"index (-?\d+) is out of range for a TensorArray of size (\d+)", str(error))
+        if found is None or tuple(map(int, found.groups())) not in {tuple(s) for s in strays}:
+            raise
+        return None
+
+
+def same_state(got, want):
+    for k, (x, y) in enumerate(zip(got, want, strict=True)):
+        close(x, y, f"slot {k}, {STATE[k]}")
+
+
+# --- transformations: what each gives, and what NumPy says it should ---------------------------------------------
+
+
+def values(program, evaluate):
+    want, log = expected(program), []
+    machine = InJax(reverse_mode=False, log=log)
+    got = raising(lambda: evaluate(program, machine), want.strays)
+    if got is not None:
+        same_state(got, want.state)
+        jax.effects_barrier()
+        assert want.strays or log == want.logged
+
+
+def jitted(program, machine):
+    return jax.jit(lambda *args: outputs(program, machine, *args))(THETA, jnp.int32(program.start))
+
+
+def eager(program, machine):
+    return outputs(program, machine, jnp.asarray(THETA), jnp.int32(program.start))
+
+
+def donated(program, machine):
+    state = initial(program, jnp.asarray(THETA), jnp.int32(program.start), jnp)
+    state = jax.tree.map(jnp.copy, state)  # no two are one array
+    return jax.jit(lambda state: run(machine, program.block, None, state), donate_argnums=0)(state)
+
+
+def derivatives(program, part, differentiated):
+    want = expected(program)
+    f = differentiated(total(program, InJax()))
+    got = raising(lambda: jax.jit(f)(THETA, jnp.int32(program.start)), want.strays)
+    if got is not None:
+        close(got, getattr(want.loss, part), part)
+
+
+def transposed(f):
+    def g(theta, start):
+        tangent = lambda dot: jax.jvp(lambda t: f(t, start), (theta,), (dot,))[1]  # noqa: E731
+        return jax.linear_transpose(tangent, theta)(1.0)[0]
+
+    return g
+
+
+def linearized(f):
+    return lambda theta, start: jax.linearize(lambda t: f(t, start), theta)[1](DIRECTION)
+
+
+def along(f):
+    return lambda theta, start: jax.jvp(lambda t: f(t, start), (theta,), (jnp.asarray(DIRECTION),))[1]
+
+
+def twice_reverse(f):
+    return lambda theta, start: jax.grad(lambda t: jax.grad(f)(t, start) @ DIRECTION)(theta)
+
+
+def checkpointed(f):
+    return jax.grad(jax.checkpoint(f))
+
+
+def examples(program, own_starts, own_thetas, axis):
+    """A batch that differs in parameters, starts or both: arguments, their axes, and what NumPy says of each."""
+    thetas = np.stack([THETA * (1 + 0.25 * k * own_thetas) for k in range(BATCH)])
+    starts = np.array([program.start + 2 * k * own_starts for k in range(BATCH)], np.int32)
+    want = [expected(program, t, int(s), dropping=True) for t, s in zip(thetas, starts, strict=True)]
+    theta = np.moveaxis(thetas, 0, axis) if own_thetas else THETA
+    return (theta, starts if own_starts else starts[0]), (axis if own_thetas else None, 0 if own_starts else None), want
+
+
+def batched_state(program, *batch):
+    args, axes, want = examples(program, *batch)
+    machine = InJax(dropping=True, reverse_mode=False)
+    got = jax.jit(jax.vmap(lambda *args: outputs(program, machine, *args), axes))(*args)
+    same_state(got, [np.stack(x) for x in zip(*(w.state for w in want), strict=True)])
+
+
+def vmap_of_grad(program, *batch):
+    args, axes, want = examples(program, *batch)
+    f = jax.value_and_grad(total(program, InJax(dropping=True)))
+    value, gradient = jax.jit(jax.vmap(f, axes, out_axes=(0, batch[-1])))(*args)
+    close(value, np.stack([w.loss.x for w in want]), "values")
+    close(gradient, np.stack([w.loss.d for w in want], batch[-1]), "vmap of the gradient")
+
+
+def grad_of_vmap(program, *batch):
+    args, axes, want = examples(program, *batch)
+    f = total(program, InJax(dropping=True))
+    gradient = jax.jit(jax.grad(lambda *args: jnp.sum(jax.vmap(f, axes)(*args))))(*args)
+    gradients = [w.loss.d for w in want]
+    close(gradient, sum(gradients) if axes[0] is None else np.stack(gradients, axes[0]), "gradient of the vmap")
+
+
+#: name -> (what it does with a program, whether it takes functions that have no forward-mode derivative)
+TRANSFORMATIONS = {
+    "jit": (lambda p, *_: values(p, jitted), True),
+    "eager": (lambda p, *_: values(p, eager), True),
+    "donation": (lambda p, *_: values(p, donated), True),
+    "grad": (lambda p, *_: derivatives(p, "d", jax.grad), True),
+    "grad of checkpoint": (lambda p, *_: derivatives(p, "d", checkpointed), True),
+    "jvp": (lambda p, *_: derivatives(p, "e", along), False),
+    "linearize": (lambda p, *_: derivatives(p, "e", linearized), False),
+    "linear_transpose": (lambda p, *_: derivatives(p, "d", transposed), False),
+    "jvp of grad": (lambda p, *_: derivatives(p, "de", lambda f: along(jax.grad(f))), True),
+    "grad of grad": (lambda p, *_: derivatives(p, "de", twice_reverse), False),
+    "vmap": (batched_state, True),
+    "vmap of grad": (vmap_of_grad, True),
+    "grad of vmap": (grad_of_vmap, True),
+}
+
+
+def check(transformation, program, *args):
+    f, any_function = TRANSFORMATIONS[transformation]
+    if not any_function and "vjp" in kinds(program):
+        return
+    try:
+        f(program, *args)
+    except ValueError as error:  # not every body can be, and the error says which modes can do without
+        if 'residuals="undo" cannot rewind' not in str(error):
+            raise
+        f(kept_otherwise(program), *args)
+
+
+BATCHES = st.sampled_from([(True, False), (False, True), (True, True)])
+
+
+@pytest.mark.parametrize("transformation", TRANSFORMATIONS)
+@given(program=programs(), differ=BATCHES, axis=st.sampled_from([0, 1, -1]))
+def test_a_random_program(transformation, program, differ, axis):
+    """`differ` and `axis` are of a batch: whether its examples differ in where they start, and in their parameters."""
+    check(transformation, program, *differ, axis)
