@@ -13,7 +13,15 @@ from random_programs import (
     DIRECTION,
     STATE,
     THETA,
+    At,
+    Block,
+    Cond,
+    Index,
     InJax,
+    Loop,
+    Program,
+    Predicate,
+    Update,
     expected,
     initial,
     kept_otherwise,
@@ -185,3 +193,51 @@ BATCHES = st.sampled_from([(True, False), (False, True), (True, True)])
 def test_a_random_program(transformation, program, differ, axis):
     """`differ` and `axis` are of a batch: whether its examples differ in where they start, and in their parameters."""
     check(transformation, program, *differ, axis)
+
+
+# --- programs that once failed ---------------------------------------------------------------------------------
+
+OWN = (None,) * len(STATE)  # every slot gets its own buffer back
+
+
+def loop(kind, *statements):
+    return Block((Loop(kind, 4, 0, None, False, "tape", 1, Block(statements, OWN)),), OWN)
+
+
+def update(op, *, dtype="int32", guard="mod", mode=None, lowering="auto"):
+    return Update(op, "S", 1, At((Index(0, 1, 0, guard),), dtype, None, mode, lowering), (0, 0, 0))
+
+
+def two_versions():
+    """One branch passes two buffers on, the other returns a new version of the first in both places but one."""
+    crossing = Block((update("write"),), (None, None, None, None, 2, None, None))
+    return loop("while_loop", Cond(Predicate("odd", 0, 0), (Block((), OWN), crossing)))
+
+
+ONCE = {
+    "a start whose dtype has no value for the last row": (
+        ("jit", "grad", "donation"),
+        [
+            Program((rows, 3, 3), "int32", 1, loop("lax.fori_loop", update(op, dtype=dtype, mode=mode)))
+            for rows, dtype in ((129, "int8"), (300, "int8"), (257, "uint8"))
+            for op in ("write", "add", "max", "swap")
+            for mode in (None, "drop")
+        ],
+    ),
+    "a check of a buffer of one row, of which XLA needs no index": (
+        ("jit",),
+        [Program((1, 3, 3), "int32", 1, loop("lax.scan", update("write", guard="raw", lowering="xla")))],
+    ),
+    "two versions of a buffer from one branch": (
+        ("vmap", "vmap of grad", "grad of vmap"),
+        [Program((5, 3, 3), "int32", 1, two_versions())],
+    ),
+}
+
+
+@pytest.mark.parametrize("what", ONCE)
+def test_a_program_that_once_failed(what):
+    transformations, found = ONCE[what]
+    for transformation in transformations:
+        for program in found:
+            check(transformation, program, True, False, 0)

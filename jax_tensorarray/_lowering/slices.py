@@ -134,8 +134,10 @@ class _Chooser:
             return None
         choice = _Choice(masked=attributes["masked"].value, drops=not (strict or in_range))
         choice = choice._replace(checks=strict and not in_range)
-        if choice.checks and (choice.masked or buffer.type.shape[0] > _INT32_MAX):
-            return None  # an index that is masked out is no error; the call that checks counts rows in int32
+        # An index that is masked out is no error. The call that checks counts rows in int32, and XLA leaves it out where
+        # there is one row, which needs no index.
+        if choice.checks and (choice.masked or not 1 < buffer.type.shape[0] <= _INT32_MAX):
+            return None
         if is_tape:
             return choice
         if name == "read":
