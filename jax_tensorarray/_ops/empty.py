@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray
 
+from jax_tensorarray import _arguments
 from jax_tensorarray._lowering.mlir import PREFIX, declare
 from jax_tensorarray._register import Array, make_primitive
 
@@ -30,8 +31,8 @@ def ta_empty(
         Array of shape `[size, *element_shape]`. It depends on no input, so there is nothing to differentiate.
 
     Raises:
-        TypeError: `size` or `element_shape` is not made of integers.
-        ValueError: one of them is negative.
+        TypeError: `size` or `element_shape` is not made of integers, or `dtype` is none of numbers or bool.
+        ValueError: one of them is negative, or too large for any array.
 
     >>> import jax.numpy as jnp
     >>> buffer = ta_empty(1_000_000, (64,))
@@ -40,9 +41,9 @@ def ta_empty(
 
     NumPy: `numpy.empty`.
     """
-    row = (element_shape,) if not isinstance(element_shape, Sequence) else tuple(element_shape)
-    shape = tuple(_dimension(d) for d in (size, *row))
-    dtype = jnp.zeros((), dtype).dtype  # checks it, and narrows it where 64-bit types are off
+    is_shape = isinstance(element_shape, Sequence) and not isinstance(element_shape, str | bytes)
+    shape = tuple(_dimension(d) for d in (size, *(element_shape if is_shape else (element_shape,))))
+    dtype = _arguments.as_dtype("ta_empty", dtype)
     if _zeroed():
         return jnp.zeros(shape, dtype, out_sharding=out_sharding)
     if out_sharding is not None:
@@ -61,6 +62,9 @@ def empty_like(aval: Any) -> jax.Array:
     return ta_empty(aval.shape[0], aval.shape[1:], aval.dtype) if _zeroed() else ta_empty_p.bind(aval=aval)
 
 
+_LARGEST = np.iinfo(np.int64).max
+
+
 def _zeroed() -> bool:
     return bool(jax.config.jax_debug_nans or jax.config.jax_debug_infs)
 
@@ -70,6 +74,8 @@ def _dimension(d: Any) -> int:
         raise TypeError(f"ta_empty: sizes must be Python integers, known while tracing; got {d!r}")
     if d < 0:
         raise ValueError(f"ta_empty: sizes must not be negative, got {d}")
+    if d > _LARGEST:
+        raise ValueError(f"ta_empty: sizes must be less than 2**63, got {d}")
     return int(d)
 
 
