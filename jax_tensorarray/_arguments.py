@@ -1,6 +1,7 @@
 """Check and convert what users pass to the row ops. Every message says what was given and what is allowed."""
 
 import reprlib
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -43,14 +44,14 @@ def is_array_like(x: Any) -> bool:
 
     It is asked and not tried: an error or an interrupt in a conversion is the caller's own, and has to reach him.
     """
-    if isinstance(x, list | tuple):
-        return all(map(is_array_like, x))
     if isinstance(x, (*_NUMBERS, jax.Array)):
         return True
     if isinstance(x, np.ndarray | np.generic):
         return jnp.issubdtype(x.dtype, jnp.number) or x.dtype == np.bool_
     if isinstance(x, type | str | bytes):
         return False
+    if isinstance(x, Sequence):
+        return all(map(is_array_like, x))
     if any(hasattr(x, name) for name in ("__jax_array__", "__array__", "__array_interface__")):
         return True
     try:

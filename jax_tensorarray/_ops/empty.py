@@ -42,7 +42,8 @@ def ta_empty(
     NumPy: `numpy.empty`.
     """
     is_shape = isinstance(element_shape, Sequence) and not isinstance(element_shape, str | bytes)
-    shape = tuple(_dimension(d) for d in (size, *(element_shape if is_shape else (element_shape,))))
+    row = tuple(element_shape) if is_shape else (element_shape,)  # type: ignore[arg-type]
+    shape = tuple(_dimension(d) for d in (size, *row))
     dtype = _arguments.as_dtype("ta_empty", dtype)
     if _zeroed():
         return jnp.zeros(shape, dtype, out_sharding=out_sharding)
