@@ -1,9 +1,9 @@
-"""Run JAX's own tests without this library and with it imported, and name those that only fail with it.
+"""Run JAX's own tests without this library and with it imported, and name those that differ.
 
-    git clone --depth 1 --branch jax-v0.12.0 https://github.com/jax-ml/jax
-    python tests/jax_own_tests.py jax/tests/source_info_test.py jax/tests/pjit_test.py
+    git clone --depth 1 --branch jax-v0.10.2 https://github.com/jax-ml/jax /tmp/jax
+    python tests/jax_own_tests.py /tmp/jax/tests/source_info_test.py /tmp/jax/tests/pjit_test.py
 
-The tests should be those of the installed jax. Of others some fail in both runs, which says nothing about this library.
+The tests should be those of the installed jax. Of another version's some fail in both runs, which says nothing.
 """
 
 import json
@@ -27,7 +27,9 @@ class Outcomes:
     def pytest_runtest_logreport(self, report):
         print(json.dumps([report.nodeid, report.outcome]), file=self.file, flush=True)
 
-    pytest_collectreport = pytest_runtest_logreport
+    def pytest_collectreport(self, report):
+        if report.failed:  # a file that cannot be imported has no tests
+            self.pytest_runtest_logreport(report)
 
 
 def run_here(path, output, setup):
@@ -45,30 +47,31 @@ def outcomes(path, setup="", log=None):
     with tempfile.NamedTemporaryFile() as output:
         command = [sys.executable, __file__, "--here", path, output.name, setup]
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
-        subprocess.run(command, cwd=path.parents[1], env=environment, stdout=log, stderr=log, check=False)
+        subprocess.run(command, cwd=path.parent, env=environment, stdout=log, stderr=log, check=False)
         for test, outcome in map(json.loads, Path(output.name).read_text().splitlines()):
             # A test has a setup, a call and a teardown; passed it has if all three have.
             found[test] = outcome if found.get(test, "passed") == "passed" else found[test]
     return found
 
 
-def main(paths):
-    """Compare the two runs of each file; the logs lie beside each other in a temporary directory."""
-    logs, harmed = Path(tempfile.mkdtemp(prefix="jax_own_tests_")), []
+def main(paths, setup="import jax_tensorarray"):
+    """Compare the two runs of each file, and say whether a test differs. `setup` is run first in the second of them."""
+    logs, is_any = Path(tempfile.mkdtemp(prefix="jax_own_tests_")), False
     for path in paths:
         runs = []
-        for name, setup in [("without", ""), ("with", "import jax_tensorarray")]:
+        for name, lines in [("without", ""), ("with", setup)]:
             with open(logs / f"{Path(path).stem}_{name}.log", "w") as log:
-                runs.append(outcomes(path, setup, log))
+                runs.append(outcomes(path, lines, log))
         without, with_library = runs
         differ = sorted(test for test in without | with_library if without.get(test) != with_library.get(test))
         failed = sum(outcome == "failed" for outcome in without.values())
-        print(f"{path}: {len(without)} tests, {failed} fail without this library too, {len(differ)} differ", flush=True)
+        print(f"{path}: {len(without) - 1} tests, of which {failed} fail without the library; {len(differ)} differ")
         for test in differ:
-            print(f"  {test}: {without.get(test)} without, {with_library.get(test)} with it", flush=True)
-        harmed += differ
+            print(f"  {test}: {without.get(test)} without it, {with_library.get(test)} with it")
+        sys.stdout.flush()
+        is_any |= bool(differ)
     print(f"logs: {logs}")
-    return bool(harmed)
+    return is_any
 
 
 if __name__ == "__main__":
