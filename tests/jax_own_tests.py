@@ -46,7 +46,7 @@ def outcomes(path, setup="", log=None):
     path, found = Path(path).resolve(), {}
     with tempfile.NamedTemporaryFile() as output:
         command = [sys.executable, __file__, "--here", path, output.name, setup]
-        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]])}
         subprocess.run(command, cwd=path.parent, env=environment, stdout=log, stderr=log, check=False)
         for test, outcome in map(json.loads, Path(output.name).read_text().splitlines()):
             # A test has a setup, a call and a teardown; passed it has if all three have.

@@ -91,7 +91,8 @@ def observe():
 def observations(library):
     with tempfile.TemporaryDirectory() as cache:
         settings = {
-            "PYTHONPATH": str(Path(__file__).parents[1]),  # the package that lies beside these tests
+            # The package that lies beside these tests.
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path]),
             "JAX_PLATFORMS": "cpu",
             "JAX_COMPILATION_CACHE_DIR": cache,
             "JAX_COMPILATION_CACHE_INCLUDE_METADATA_IN_KEY": "1",
