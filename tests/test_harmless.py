@@ -7,9 +7,9 @@ import hashlib
 import inspect
 import json
 import os
+import shutil
 import subprocess
 import sys
-import tempfile
 import traceback
 import warnings
 from pathlib import Path
@@ -88,26 +88,26 @@ def observe():
     yield "compilation cache", sorted(os.listdir(jax.config.jax_compilation_cache_dir))
 
 
-def observations(library):
-    with tempfile.TemporaryDirectory() as cache:
-        settings = {
-            # The package that lies beside these tests.
-            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path]),
-            "JAX_PLATFORMS": "cpu",
-            "JAX_COMPILATION_CACHE_DIR": cache,
-            "JAX_COMPILATION_CACHE_INCLUDE_METADATA_IN_KEY": "1",
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-        }
-        run = subprocess.run(
-            [sys.executable, __file__, library], env=os.environ | settings, capture_output=True, text=True, check=False
-        )
+def observations(library, cache):
+    settings = {
+        # The package that lies beside these tests.
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path]),
+        "JAX_PLATFORMS": "cpu",
+        "JAX_COMPILATION_CACHE_DIR": str(cache),
+        "JAX_COMPILATION_CACHE_INCLUDE_METADATA_IN_KEY": "1",
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+    run = subprocess.run(
+        [sys.executable, __file__, library], env=os.environ | settings, capture_output=True, text=True, check=False
+    )
     assert run.returncode == 0, run.stderr
+    shutil.rmtree(cache)  # whose name is part of a key
     return json.loads(run.stdout)
 
 
-def test_importing_changes_no_program_no_cache_key_no_location_and_no_traceback():
-    without, with_library = observations(""), observations("jax_tensorarray")
+def test_importing_changes_no_program_no_cache_key_no_location_and_no_traceback(tmp_path):
+    without, with_library = (observations(library, tmp_path / "cache") for library in ["", "jax_tensorarray"])
     assert len(without["compilation cache"]) > 2 * len(list(programs()))
     different = [name for name in without if without[name] != with_library[name]]
     assert {name: (without[name], with_library[name]) for name in different} == {}
