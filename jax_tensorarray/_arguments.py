@@ -79,11 +79,11 @@ def _refuse_keys(op: str, name: str, dtype: Any) -> None:
 
 
 def _converted(op: str, name: str, x: Any, allowed: str, convert: Any) -> Any:
-    """`convert(x)`. Rows of a list that differ in length are no array."""
+    """`convert(x)`. Rows of a list that differ in length are no array, and neither is an integer of no dtype."""
     try:
         return convert(x)
-    except ValueError as error:
-        if not isinstance(x, list | tuple):
+    except (ValueError, OverflowError) as error:
+        if not isinstance(x, list | tuple | int):
             raise
         raise TypeError(_must_be(op, name, x, allowed)) from error
 

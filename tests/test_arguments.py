@@ -82,7 +82,7 @@ REFUSED = {
     "where": [
         *[(x, TypeError, "must be bool, got int*") for x in [1, 0, np.array([1, 0]), jnp.ones(2, jnp.int8), [True, 2]]],
         *[(x, TypeError, "must be bool, got float64") for x in [1.0, [1.0, 0.0]]],
-        *[(x, TypeError, "must be bool or an array of bools, got *") for x in ["text", object(), {"a": True}]],
+        *[(x, TypeError, "must be bool or an array of bools, got *") for x in ["text", object(), {"a": True}, 2**70]],
         (KEYS[0], TypeError, "must be bool, got key<fry>"),
     ],
     "mode": [
