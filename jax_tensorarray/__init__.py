@@ -36,6 +36,7 @@ from jax_tensorarray._ops.swap import ta_swap  # noqa: E402
 from jax_tensorarray._ops.write import ta_write  # noqa: E402
 from jax_tensorarray._tensorarray import TensorArray  # noqa: E402
 
+_compat.hide_own_frames()
 _compat.install_forwarding_transposes()
 _lowering.install()
 

@@ -1,5 +1,7 @@
 """Check and convert what users pass to the row ops. Every message says what was given and what is allowed."""
 
+import reprlib
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -14,6 +16,9 @@ Array = jax.Array
 Index = jax.Array | np.ndarray[Any, Any]
 
 _INT32_MAX = np.iinfo(np.int32).max
+
+_short = reprlib.Repr()
+_short.maxother = _short.maxstring = 80
 
 
 def out_of_range(op: str, index: int, size: int) -> str:
@@ -31,19 +36,77 @@ def row_operands(
     return buffer, index, as_where(op, where, index.shape), mode
 
 
-def _as_array(x: Any) -> Array:
-    """`jnp.asarray`, which takes as long as a small op also where there is nothing to do."""
-    return x if isinstance(x, jax.Array) else jnp.asarray(x)
+_NUMBERS = (bool, int, float, complex)
+
+
+def is_array_like(x: Any) -> bool:
+    """Whether `x` is, or says how to become, an array of numbers.
+
+    It is asked and not tried: an error or an interrupt in a conversion is the caller's own, and has to reach him.
+    """
+    if isinstance(x, (*_NUMBERS, jax.Array)):
+        return True
+    if isinstance(x, np.ndarray | np.generic):
+        return jnp.issubdtype(x.dtype, jnp.number) or x.dtype == np.bool_
+    if isinstance(x, type | str | bytes):
+        return False
+    if isinstance(x, Sequence):
+        return all(map(is_array_like, x))
+    if any(hasattr(x, name) for name in ("__jax_array__", "__array__", "__array_interface__")):
+        return True
+    try:
+        memoryview(x)
+    except TypeError:
+        return False
+    return True
+
+
+def _as_array(op: str, name: str, x: Any, allowed: str) -> Array:
+    """An array of numbers. `jnp.asarray` takes as long as a small op also where there is nothing to do."""
+    if not isinstance(x, jax.Array):
+        if not is_array_like(x):
+            raise TypeError(_must_be(op, name, x, allowed) + _way_out(op, x))
+        return _converted(op, name, x, allowed, jnp.asarray)
+    return x
+
+
+def _refuse_keys(op: str, name: str, dtype: Any) -> None:
+    if not isinstance(dtype, np.dtype):
+        raise TypeError(
+            f"{op}: {name} must be of numbers or bool, got dtype {dtype}; for random keys use jax.random.key_data and "
+            "jax.random.wrap_key_data"
+        )
+
+
+def _converted(op: str, name: str, x: Any, allowed: str, convert: Any) -> Any:
+    """`convert(x)`. Rows of a list that differ in length are no array, and neither is an integer of no dtype."""
+    try:
+        return convert(x)
+    except (ValueError, OverflowError) as error:
+        if not isinstance(x, list | tuple | int):
+            raise
+        raise TypeError(_must_be(op, name, x, allowed)) from error
+
+
+def _must_be(op: str, name: str, x: Any, allowed: str) -> str:
+    given = f"dtype {x.dtype}" if isinstance(x, np.ndarray | np.generic) else _short.repr(x)
+    return f"{op}: {name} must be {allowed}, got {given}"
+
+
+def _way_out(op: str, x: Any) -> str:
+    from jax_tensorarray import TensorArray  # made of these ops
+
+    if isinstance(x, TensorArray):
+        return "; a TensorArray is read and written by its own methods"
+    if isinstance(x, list | tuple) or x is None or jax.tree_util.all_leaves([x]):
+        return ""
+    return f"; for a tree of arrays call {op} for each of them, by jax.tree.map, or use TensorArray.like"
 
 
 def as_buffer(op: str, buffer: Any) -> Array:
     """A buffer `[T, *elem]`."""
-    array = _as_array(buffer)
-    if not isinstance(array.dtype, np.dtype):  # keys of jax.random
-        raise TypeError(
-            f"{op}: a TensorArray holds plain numbers, got dtype {array.dtype}; for random keys use "
-            "jax.random.key_data and jax.random.wrap_key_data"
-        )
+    array = _as_array(op, "buffer", buffer, "an array of shape [T, *elem]")
+    _refuse_keys(op, "buffer", array.dtype)
     if array.ndim == 0:
         raise ValueError(f"{op}: buffer must have shape [T, *elem], got a scalar of dtype {array.dtype}")
     return array
@@ -51,14 +114,14 @@ def as_buffer(op: str, buffer: Any) -> Array:
 
 def as_mode(op: str, mode: str | None) -> str | None:
     """One of None, "error" and "drop"."""
-    if mode not in (None, "error", "drop"):
+    if mode is not None and not (isinstance(mode, str) and mode in ("error", "drop")):
         raise ValueError(f'{op}: mode must be None, "error" or "drop", got {mode!r}')
     return mode
 
 
 def check_lowering(op: str, lowering: str) -> None:
     """One of "auto", "ffi" and "xla"."""
-    if lowering not in LOWERINGS:
+    if not isinstance(lowering, str) or lowering not in LOWERINGS:
         raise ValueError(f'{op}: lowering must be "auto", "ffi" or "xla", got {lowering!r}')
 
 
@@ -67,14 +130,39 @@ def as_index(op: str, index: Any, size: int, mode: str | None, *, masked: bool) 
 
     Indices known while tracing are checked here. `masked` says that a `where` decides, at run time, which count.
     """
-    if isinstance(index, list | tuple) and any(isinstance(i, jax.core.Tracer) for i in jax.tree.leaves(index)):
-        index = jnp.asarray(index)  # a list of them is an index too
-    if not hasattr(index, "dtype") or isinstance(index, np.ndarray | np.generic):
-        return _as_constant_index(op, index, size, mode, masked=masked)
-    _check_integer(op, index.dtype)
-    array = _as_array(index)
+    array = _index_like(op, index)
+    if not isinstance(array, jax.Array):
+        return _as_constant_index(op, array, size, mode, masked=masked)
+    _check_integer(op, array.dtype)
     packed = array.dtype.kind == "V" and jnp.iinfo(array.dtype).bits < 8
     return array.astype(jnp.int32) if packed else array, mode
+
+
+_INTEGERS = "an integer or an array of integers"
+
+
+def _index_like(op: str, index: Any) -> Any:
+    """An index, known or traced, of which the dtype and the range are still to be checked."""
+    if isinstance(index, jax.Array | int):
+        return index
+    if isinstance(index, tuple):
+        raise TypeError(
+            f"{_must_be(op, 'index', index, _INTEGERS)}; for several rows give a list or an array. For one element "
+            "take its row: ta_read(buffer, i)[j], or ta_write(buffer, i, ta_read(buffer, i).at[j].set(x))"
+        )
+    if isinstance(index, list):
+        leaves = jax.tree.leaves(index)
+        if any(isinstance(i, bool) or getattr(i, "dtype", None) == np.bool_ for i in leaves):
+            raise TypeError(_must_be(op, "index", index, _INTEGERS) + _MASK)
+        is_jax = any(isinstance(i, jax.core.Tracer) for i in leaves)
+    else:
+        is_jax = hasattr(index, "__jax_array__")
+    if is_jax or not is_array_like(index):
+        return _as_array(op, "index", index, _INTEGERS)
+    return index
+
+
+_MASK = "; a mask is given by where"
 
 
 def _as_constant_index(op: str, index: Any, size: int, mode: str | None, *, masked: bool) -> tuple[Index, str | None]:
@@ -103,15 +191,11 @@ def _as_constant_index(op: str, index: Any, size: int, mode: str | None, *, mask
 
 def _as_integers(op: str, index: Any) -> np.ndarray[Any, Any]:
     """Python or NumPy integers as an array: of dtype object if they need more than 64 bits."""
-    wrong = TypeError(f"{op}: index must be an integer or an array of integers, got {index!r}")
-    try:
-        values = np.asarray(index)
-    except ValueError:  # ragged
-        raise wrong from None
+    values = _converted(op, "index", index, _INTEGERS, np.asarray)
     if not hasattr(index, "dtype") and (values.size == 0 or values.dtype in (np.float64, object)):
         values = np.asarray(index, object)
         if any(isinstance(v, bool) or not isinstance(v, int) for v in values.flat):
-            raise wrong
+            raise TypeError(_must_be(op, "index", index, _INTEGERS))
         return values if values.size else values.astype(np.int32)
     _check_integer(op, values.dtype)
     return values
@@ -120,14 +204,15 @@ def _as_integers(op: str, index: Any) -> np.ndarray[Any, Any]:
 def _check_integer(op: str, dtype: Any) -> None:
     is_usual = isinstance(dtype, np.dtype) and dtype.kind in "iu"
     if not is_usual and not jnp.issubdtype(dtype, jnp.integer):
-        raise TypeError(f"{op}: index must have an integer dtype, got {dtype}")
+        is_mask = _MASK if dtype == np.bool_ else ""
+        raise TypeError(f"{op}: index must have an integer dtype, got {dtype}{is_mask}")
 
 
 def as_where(op: str, where: Any, shape: tuple[int, ...]) -> tuple[Array, ...]:
     """No operand if every row takes part, else one mask of the index's shape."""
     if where is None or where is True:
         return ()
-    array = _as_array(where)
+    array = _as_array(op, "where", where, "bool or an array of bools")
     if array.dtype != jnp.bool_:
         raise TypeError(f"{op}: where must be bool, got {array.dtype}")
     return (_broadcast(op, "where", array, shape, "an index"),)
@@ -135,8 +220,12 @@ def as_where(op: str, where: Any, shape: tuple[int, ...]) -> tuple[Array, ...]:
 
 def as_value(op: str, value: Any, buffer: Array, index_shape: tuple[int, ...]) -> Array:
     """A value of the buffer's dtype and of shape `[*I, *elem]`."""
+    allowed = "an array or a number"
     if isinstance(value, list | tuple):
-        raise TypeError(f"{op}: value must be an array or a number, got {value!r}; jnp.asarray makes one of it")
+        raise TypeError(_must_be(op, "value", value, allowed) + "; jnp.asarray makes one of it")
+    if not (isinstance(value, (*_NUMBERS, np.ndarray, np.generic)) and is_array_like(value)):
+        value = _as_array(op, "value", value, allowed)
+        _refuse_keys(op, "value", value.dtype)
     rows = _broadcast(op, "value", _of_dtype(op, value, buffer.dtype), (*index_shape, *buffer.shape[1:]), "rows")
     return _divided_as(buffer, rows, len(index_shape))
 
@@ -144,6 +233,10 @@ def as_value(op: str, value: Any, buffer: Array, index_shape: tuple[int, ...]) -
 def _of_dtype(op: str, value: Any, dtype: Any) -> Array:
     if isinstance(value, jax.Array) and value.dtype == dtype and not jax.typeof(value).weak_type:
         return value
+    if isinstance(value, int) and jnp.issubdtype(dtype, jnp.integer):
+        limits = jnp.iinfo(dtype)
+        if not limits.min <= value <= limits.max:
+            raise OverflowError(f"{op}: value {value} does not fit into {dtype}, [{limits.min}, {limits.max}]")
     try:
         promoted = jnp.result_type(dtype, value)
     except ValueError:  # no implicit promotion between the two, or a strict promotion mode
@@ -178,13 +271,23 @@ def _broadcast(op: str, name: str, array: Array, shape: tuple[int, ...], what: s
     return jnp.broadcast_to(array, shape)
 
 
+def as_dtype(op: str, dtype: Any) -> Any:
+    """A dtype that a buffer can have: narrowed where 64-bit types are off, as JAX does."""
+    try:
+        found = jnp.zeros((), dtype).dtype
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{op}: dtype must be one of numbers or bool, got {_short.repr(dtype)}") from error
+    _refuse_keys(op, "dtype", found)
+    return found
+
+
 def as_size(op: str, size: Any, name: str = "size") -> Array:
     """A scalar number of rows; `name` is what the user knows it by."""
     if isinstance(size, np.ndarray) and not size.ndim:
         size = size[()]
     if isinstance(size, int | np.integer) and not isinstance(size, bool):
         return jnp.asarray(max(min(int(size), _INT32_MAX), -1), jnp.int32)
-    array = jnp.asarray(size)
+    array = _as_array(op, name, size, "an integer")
     if not jnp.issubdtype(array.dtype, jnp.integer):
         raise TypeError(f"{op}: {name} must have an integer dtype, got {array.dtype}")
     if array.ndim:

@@ -7,6 +7,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import jax
 import jaxlib.version
+from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Primitive  # type: ignore[attr-defined]
 from jax.extend.core import primitives as jax_primitives
 from jax.interpreters import ad, mlir
@@ -367,6 +369,19 @@ def varying_axes(x: Any) -> frozenset[Any]:
 # --- where we are ----------------------------------------------------------------------------------------------
 
 
+def hide_own_frames() -> None:
+    """Have JAX pass over the frames of this package as over its own: in source locations and in tracebacks.
+
+    Our hooks are below every program that is lowered, and would be the innermost line of each of its functions. Without
+    the second, private name our frames stay in the tracebacks that JAX filters.
+    """
+    package = os.path.dirname(__file__)
+    source_info_util.register_exclusion(package + os.sep)
+    private = _private("traceback_util", "register_exclusion")
+    if private is not None:
+        private[0](package)
+
+
 def executes_eagerly() -> bool:
     """Whether an operation on concrete arrays is run right now, rather than recorded by a transformation.
 
@@ -399,6 +414,7 @@ __all__ = [
     "executes_eagerly",
     "ffi_api_version",
     "flattened_by_control_flow",
+    "hide_own_frames",
     "hlo",
     "install_forwarding_transposes",
     "lifted",

@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_tensorarray import _arguments
+
 Array = Any
 
 #: Shape of a row: None for an unknown dimension, or for all of it where the rank is unknown too.
@@ -35,8 +37,10 @@ def known_indices(op: str, indices: Any) -> Any:
         return None
     try:
         array = np.asarray(indices)
-    except ValueError:
-        raise TypeError(f"{op}: indices must be an array of integers, got {indices!r}") from None
+    except ValueError as error:
+        if not isinstance(indices, list | tuple):
+            raise
+        raise TypeError(f"{op}: indices must be an array of integers, got {indices!r}") from error
     if not array.size and not hasattr(indices, "dtype"):
         return array.astype(np.int32)
     if not jnp.issubdtype(array.dtype, jnp.integer):
@@ -139,10 +143,9 @@ def as_rows(value: Any, dtype: Any) -> Array:
 
 
 def _as_array(value: Any, dtype: Any) -> Array:
-    try:
-        return jnp.asarray(value)
-    except (TypeError, ValueError):  # a string, None, or anything else that is no number
-        raise _wrong_dtype(np.asarray(value).dtype, dtype) from None
+    if not _arguments.is_array_like(value):  # a string, None, or anything else that is no number
+        raise _wrong_dtype(np.asarray(value).dtype, dtype)
+    return jnp.asarray(value)
 
 
 def _kind(dtype: Any) -> str:

@@ -404,7 +404,7 @@ class TensorArray:
             _elements.check_readable(known, len(self))
             stacked = self._stack_list(op, [self._read(op, int(i), int(i)) for i in known.reshape(-1)])
             return stacked.reshape(*known.shape, *stacked.shape[1:])
-        return self._read(op, indices if known is None else known, known)
+        return self._read(op, jnp.asarray(indices) if known is None else known, known)
 
     def scatter(self, indices: Any, value: Any, name: str | None = None) -> "TensorArray":
         """The TensorArray with `value[k]` at row `indices[k]`, written in order: of duplicates the last one stays.

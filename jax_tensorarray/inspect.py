@@ -7,14 +7,11 @@ import re
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator, Set
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 
 from jax_tensorarray import _carried, _hlo
-
-_PACKAGE = Path(__file__).parent
 
 #: Columns of a report.
 _WIDTH = 100
@@ -222,14 +219,11 @@ def _cause(finding: _carried.Finding, kinds: Set[tuple[_carried.Array, str]]) ->
 
 
 def _lines_of_the_user(finding: _carried.Finding, frames: Callable[[str], list[_hlo.Frame]]) -> Iterator[_hlo.Frame]:
-    """Lines outside of this library, the likeliest first; lines in it where there are no others."""
-    found: list[_hlo.Frame] = []
+    """Lines outside of JAX and of this library, the likeliest first."""
     for i in finding.at:
         # JAX traces this part of its scan once, and calls the line of the first scan of the process its innermost.
         of_any_scan = re.search(r"/jit\(dynamic_(update_)?index_in_dim\)/", i.op_name)
-        found += frames(i.attributes)[1 if of_any_scan else 0 :]
-    yield from (frame for frame in found if _PACKAGE not in Path(frame.file).parents)
-    yield from found
+        yield from frames(i.attributes)[1 if of_any_scan else 0 :]
 
 
 def _name_of(dtype: str) -> str:

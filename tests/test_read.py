@@ -40,7 +40,7 @@ def test_indices_of_rank_eight():
         np.uint64(2),
         np.array(2),
         [2, 0, 2],
-        (1, 1),
+        [1, 1],
         [[0], [1]],
         [np.int8(1), 2],
         [],

@@ -9,6 +9,7 @@ import numpy as np
 from jax.core import ShapedArray
 from jax.interpreters import mlir
 
+from jax_tensorarray import _arguments
 from jax_tensorarray._lowering.mlir import PREFIX, WRITTEN_FIRST, declare
 from jax_tensorarray._register import Array, make_primitive
 
@@ -31,8 +32,8 @@ def ta_empty(
         Array of shape `[size, *element_shape]`. It depends on no input, so there is nothing to differentiate.
 
     Raises:
-        TypeError: `size` or `element_shape` is not made of integers.
-        ValueError: one of them is negative.
+        TypeError: `size` or `element_shape` is not made of integers, or `dtype` is none of numbers or bool.
+        ValueError: one of them is negative, or too large for any array.
 
     >>> import jax.numpy as jnp
     >>> buffer = ta_empty(1_000_000, (64,))
@@ -41,9 +42,10 @@ def ta_empty(
 
     NumPy: `numpy.empty`.
     """
-    row = (element_shape,) if not isinstance(element_shape, Sequence) else tuple(element_shape)
+    is_shape = isinstance(element_shape, Sequence) and not isinstance(element_shape, str | bytes)
+    row = tuple(element_shape) if is_shape else (element_shape,)  # type: ignore[arg-type]
     shape = tuple(_dimension(d) for d in (size, *row))
-    dtype = jnp.zeros((), dtype).dtype  # checks it, and narrows it where 64-bit types are off
+    dtype = _arguments.as_dtype("ta_empty", dtype)
     if _zeroed():
         return jnp.zeros(shape, dtype, out_sharding=out_sharding)
     if out_sharding is not None:
@@ -64,6 +66,9 @@ def empty_like(aval: Any) -> jax.Array:
     return jnp.zeros(aval.shape, aval.dtype) if _zeroed() else ta_empty_p.bind(aval=aval, written_first=True)
 
 
+_LARGEST = np.iinfo(np.int64).max
+
+
 def _zeroed() -> bool:
     return bool(jax.config.jax_debug_nans or jax.config.jax_debug_infs)
 
@@ -73,6 +78,8 @@ def _dimension(d: Any) -> int:
         raise TypeError(f"ta_empty: sizes must be Python integers, known while tracing; got {d!r}")
     if d < 0:
         raise ValueError(f"ta_empty: sizes must not be negative, got {d}")
+    if d > _LARGEST:
+        raise ValueError(f"ta_empty: sizes must be less than 2**63, got {d}")
     return int(d)
 
 

@@ -47,7 +47,7 @@ def ta_read(
         IndexError: a Python or NumPy index is out of range (while tracing).
         jax.errors.JaxRuntimeError, ValueError: a traced index is out of range (while running; on a GPU later, see
             `check_errors`).
-        TypeError: `index` is not of an integer dtype, or `where` not bool.
+        TypeError: `index` is a tuple or not of an integer dtype, or `where` not bool.
         ValueError: shapes do not fit.
 
     >>> import jax, jax.numpy as jnp

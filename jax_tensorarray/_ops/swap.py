@@ -46,7 +46,7 @@ def ta_swap(
         IndexError: a Python or NumPy index is out of range (while tracing).
         jax.errors.JaxRuntimeError, ValueError: a traced index is out of range (while running; on a GPU later, see
             `check_errors`).
-        TypeError: `index` is not of an integer dtype, `where` is not bool, or `value` would lose precision.
+        TypeError: `index` is a tuple or not of an integer dtype, `where` is not bool, or `value` would lose precision.
         ValueError: shapes do not fit.
 
     >>> import jax.numpy as jnp
