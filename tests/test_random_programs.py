@@ -19,8 +19,8 @@ from random_programs import (
     Index,
     InJax,
     Loop,
-    Program,
     Predicate,
+    Program,
     Update,
     expected,
     initial,
@@ -32,8 +32,6 @@ from random_programs import (
     run,
 )
 from waiting import finish
-
-FLOATS = [k for k, tag in enumerate(STATE) if tag not in "iI"]
 
 
 def total(program, machine):

@@ -14,7 +14,17 @@ from typing import NamedTuple
 import numpy as np
 from jax.interpreters.mlir import ir
 
-from jax_tensorarray._lowering.mlir import PREFIX, WRITTEN_FIRST, Operation, Value, entry, operation, target, terminator, walk
+from jax_tensorarray._lowering.mlir import (
+    PREFIX,
+    WRITTEN_FIRST,
+    Operation,
+    Value,
+    entry,
+    operation,
+    target,
+    terminator,
+    walk,
+)
 
 
 class Interval(NamedTuple):

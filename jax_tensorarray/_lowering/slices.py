@@ -134,8 +134,8 @@ class _Chooser:
             return None
         choice = _Choice(masked=attributes["masked"].value, drops=not (strict or in_range))
         choice = choice._replace(checks=strict and not in_range)
-        # An index that is masked out is no error. The call that checks counts rows in int32, and XLA leaves it out where
-        # there is one row, which needs no index.
+        # An index that is masked out is no error. The call that checks counts rows in int32, and XLA leaves it out of a
+        # slice of the only row, which needs no index.
         if choice.checks and (choice.masked or not 1 < buffer.type.shape[0] <= _INT32_MAX):
             return None
         if is_tape:
@@ -356,7 +356,7 @@ def _position(
 
 
 def _widened(index: Value, size: int) -> Value:
-    """The index in a dtype that has all rows: in the dtype of a start XLA clamps it, to a last row that wraps if not."""
+    """The index in a dtype that has all rows: XLA clamps a start in its own dtype, to a last row that wraps if not."""
     element, bits = index.type.element_type, 32 if size <= _INT32_MAX else 64
     if element.width > bits or (element.width == bits and (bits == 64 or not element.is_unsigned)):
         return index
