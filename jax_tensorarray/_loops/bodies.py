@@ -57,6 +57,14 @@ def jaxprs_in(params: dict[str, Any]) -> Iterator[Any]:
                 yield _compat.opened(jaxpr)
 
 
+def has(jaxpr: Any, primitive: Any) -> bool:
+    """Whether there is an equation of that primitive in a jaxpr or in one that it holds."""
+    return any(
+        eqn.primitive is primitive or any(has(inner, primitive) for inner in jaxprs_in(eqn.params))
+        for eqn in _compat.opened(jaxpr).eqns
+    )
+
+
 def inlined(jaxpr: Any) -> Callable[..., list[Array]]:
     """The function of flat arguments that a closed jaxpr is, without nested jits that ask for nothing special."""
 
