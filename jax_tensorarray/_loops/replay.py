@@ -71,7 +71,12 @@ class Replay:
     @property
     def primal(self) -> Any:
         """The body for steps that are only run, of which there may be derivatives again."""
-        return _primal(self.body, (*[False] * int(self.lanes > 0), *self.moved))
+        return _primal(self.body, (*self.no_lanes, *self.moved))
+
+    @property
+    def no_lanes(self) -> list[bool]:
+        """What the body takes before its consts: it has no derivative."""
+        return [False] * int(self.lanes > 0)
 
     def first(self, k: Array, steps: Array) -> list[Array]:
         return [k < steps] if self.lanes else []
@@ -176,8 +181,8 @@ def counted(
 def _run(*operands: Array, loop: Replay, mode: Any) -> list[Array]:
     """Primals and tangents together, from the beginning."""
     steps, consts, init, _, const_dots, carry_dots = _split(operands, loop)
-    first = [False] * int(loop.lanes > 0)
-    joint = bodies.function(bodies.joint_jvp(loop.body, loop.num_consts, loop.num_carry, [*first, *loop.moved]))
+    moved = [*loop.no_lanes, *loop.moved]
+    joint = bodies.function(bodies.joint_jvp(loop.body, loop.num_consts, loop.num_carry, moved))
 
     def step(k: Array, steps: Array, *rest: Array) -> list[Array]:
         return joint(*loop.first(k, steps), *rest)
@@ -305,7 +310,9 @@ class Inverse(Mode):
     def pull_back(
         self, loop: Replay, steps: Array, consts: Any, init: Any, extra: Any, const_cts: Any, carry_cts: Any
     ) -> tuple[list[Array], list[Array]]:
-        back, n, m = bodies.function(self.body), loop.num_carry, len(consts)
+        n, m = loop.num_carry, len(consts)
+        moved = (*loop.no_lanes, *loop.moved_consts[m - self.own_consts :], *loop.moved_carry)
+        back = bodies.function(_primal(self.body, moved))
 
         def step(k: Array, steps: Array, *rest: Array) -> list[Array]:
             consts, carry, cts = rest[:m], rest[m + 1 : m + 1 + n], rest[m + 1 + n :]
@@ -417,7 +424,7 @@ class Checkpoint(Mode):
 
 def _live(loop: Replay) -> list[bool]:
     """Which carries must be kept: all but those of which the body does nothing but write rows."""
-    inner = _compat.opened(loop.body)
+    inner = _compat.opened(bodies.pruned(loop.body))
     users: dict[Any, list[tuple[Any, int]]] = {}
     for eqn in inner.eqns:
         for place, v in enumerate(eqn.invars):
