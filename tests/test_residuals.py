@@ -264,6 +264,33 @@ def test_an_inverse_that_is_none_is_found_out(transform):
         run(leap_back_too_far, check_inverse=1e-9)
 
 
+@pytest.mark.parametrize("order", ["vmap of grad", "grad of vmap"])
+def test_an_example_that_has_ended_in_a_loop_around_has_nothing_to_check(order):
+    def inner(x, w, n):
+        how = {"residuals": "inverse", "inverse": lambda c: (c[0] - 1, (c[1] - w) / 1.1), "check_inverse": 1e-9}
+        return while_loop(lambda c: c[0] < n, lambda c: (c[0] + 1, c[1] * 1.1 + w), (0, x), max_steps=5, **how)[1]
+
+    def outer(x, w, n):
+        return while_loop(lambda c: c[0] < n, lambda c: (c[0] + 1, jnp.sin(inner(c[1], w, c[0]))), (0, x), max_steps=5)[
+            1
+        ]
+
+    def plain(x, w, n):
+        for k in range(n):
+            for _ in range(k):
+                x = x * 1.1 + w
+            x = jnp.sin(x)
+        return x
+
+    x, w, n = np.array([0.1, 0.2, 0.3]), np.array([0.5, 0.6, 0.7]), np.array([0, 2, 4])
+    if order == "vmap of grad":
+        ours = jax.vmap(jax.grad(outer, (0, 1)))(x, w, n)
+    else:
+        ours = jax.grad(lambda x, w: jax.vmap(outer)(x, w, n).sum(), (0, 1))(x, w)
+    wanted = [jax.grad(plain, (0, 1))(*each) for each in zip(x, w, n, strict=True)]
+    assert_same(ours, tuple(np.stack(gs) for gs in zip(*wanted, strict=True)))
+
+
 def test_the_message_says_which_carry_is_off_and_by_how_much():
     with pytest.raises(
         ValueError, match=r"test_residuals.py:\d+: .* to its start, carry number 1, float64\[\], is off by "
