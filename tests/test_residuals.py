@@ -271,15 +271,16 @@ def test_an_example_that_has_ended_in_a_loop_around_has_nothing_to_check(order):
         return while_loop(lambda c: c[0] < n, lambda c: (c[0] + 1, c[1] * 1.1 + w), (0, x), max_steps=5, **how)[1]
 
     def outer(x, w, n):
-        return while_loop(lambda c: c[0] < n, lambda c: (c[0] + 1, jnp.sin(inner(c[1], w, c[0]))), (0, x), max_steps=5)[
+        return while_loop(lambda c: c[0] < n, lambda c: (c[0] + 1, jnp.sin(inner(w, c[1], c[0]))), (0, x), max_steps=5)[
             1
         ]
 
     def plain(x, w, n):
         for k in range(n):
+            y = w
             for _ in range(k):
-                x = x * 1.1 + w
-            x = jnp.sin(x)
+                y = y * 1.1 + x
+            x = jnp.sin(y)
         return x
 
     x, w, n = np.array([0.1, 0.2, 0.3]), np.array([0.5, 0.6, 0.7]), np.array([0, 2, 4])
