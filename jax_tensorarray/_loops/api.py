@@ -67,8 +67,9 @@ def while_loop(
               that use a whole buffer in each step, of which a tape would hold T copies.
             - "auto": "undo" where a tape would hold whole buffers that the body updates by rows, else "tape".
               `choice_of_residuals` says which.
-        checkpoints: the number of carries that "checkpoint" keeps at a time.
-        inverse: for "inverse", a function from the carry after a step to the carry before it.
+        checkpoints: the number of carries that "checkpoint" keeps at a time, of which it uses no more than `max_steps`.
+        inverse: for "inverse", a function from the carry after a step to the carry before it. What the body passes on
+            as it was is so before the step too, whatever `inverse` makes of it.
         check_inverse: for debugging, how far `inverse` may lead from `init_val`, relative and absolute. If it leads
             farther, reverse mode raises an error that says by how much.
         return_steps: whether to return a pair: the carry, and a named tuple `(taken, cut)` of the number of steps
