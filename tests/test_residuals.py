@@ -264,6 +264,34 @@ def test_an_inverse_that_is_none_is_found_out(transform):
         run(leap_back_too_far, check_inverse=1e-9)
 
 
+@pytest.mark.parametrize("order", ["vmap of grad", "grad of vmap"])
+def test_an_example_that_has_ended_in_a_loop_around_has_nothing_to_check(order):
+    def inner(x, w, n):
+        how = {"residuals": "inverse", "inverse": lambda c: (c[0] - 1, (c[1] - w) / 1.1), "check_inverse": 1e-9}
+        return while_loop(lambda c: c[0] < n, lambda c: (c[0] + 1, c[1] * 1.1 + w), (0, x), max_steps=5, **how)[1]
+
+    def outer(x, w, n):
+        return while_loop(lambda c: c[0] < n, lambda c: (c[0] + 1, jnp.sin(inner(w, c[1], c[0]))), (0, x), max_steps=5)[
+            1
+        ]
+
+    def plain(x, w, n):
+        for k in range(n):
+            y = w
+            for _ in range(k):
+                y = y * 1.1 + x
+            x = jnp.sin(y)
+        return x
+
+    x, w, n = np.array([0.1, 0.2, 0.3]), np.array([0.5, 0.6, 0.7]), np.array([0, 2, 4])
+    if order == "vmap of grad":
+        ours = jax.vmap(jax.grad(outer, (0, 1)))(x, w, n)
+    else:
+        ours = jax.grad(lambda x, w: jax.vmap(outer)(x, w, n).sum(), (0, 1))(x, w)
+    wanted = [jax.grad(plain, (0, 1))(*each) for each in zip(x, w, n, strict=True)]
+    assert_same(ours, tuple(np.stack(gs) for gs in zip(*wanted, strict=True)))
+
+
 def test_the_message_says_which_carry_is_off_and_by_how_much():
     with pytest.raises(
         ValueError, match=r"test_residuals.py:\d+: .* to its start, carry number 1, float64\[\], is off by "
@@ -399,3 +427,143 @@ def test_a_mode_that_cannot_serve_a_body_says_why():
 
     with pytest.raises(ValueError, match=r"cannot rewind carry number 1, float64\[9\]: cond updates it"):
         jax.grad(f)(1.0)
+
+
+@jax.custom_vjp
+def sine(x):
+    return jnp.sin(x)
+
+
+sine.defvjp(lambda x: (jnp.sin(x), x), lambda x, ct: (ct * jnp.cos(x),))
+
+
+def coupled(x, w, n, loop, row, add):
+    """Carries that are passed on, that are not differentiated, and that are rows; rules of the user; a loop inside."""
+
+    def body(c):
+        i, p, q, r, x, y, b = c
+        q = q + sine(r)
+        r = r + lax.cond(i % 2 == 0, sine, jnp.cos, q)
+        x = x + sine(y * p) * w + q
+        y = y + loop(lambda c: c[0] < i % 3, lambda c: (c[0] + 1, 1.1 * c[1] + sine(x)), grow_back(x), (0, x))[1]
+        return i + 1, p, q, r, x, y, add(b, i % 2, x + jnp.sin(row(b, 2)))
+
+    def grow_back(x):
+        return lambda c: (c[0] - 1, (c[1] - sine(x)) / 1.1)
+
+    def back(c):
+        i, p, q, r, x, y, b = c
+        i = i - 1
+        b = add(b, i % 2, -x - jnp.sin(row(b, 2)))
+        y = y - loop(lambda c: c[0] < i % 3, lambda c: (c[0] + 1, 1.1 * c[1] + sine(x)), grow_back(x), (0, x))[1]
+        x = x - sine(y * p) * w - q
+        r = r - lax.cond(i % 2 == 0, sine, jnp.cos, q)
+        return i, p, q - sine(r), r, x, y, b
+
+    start = 0, w, 0.1, 0.2, x, 2 * x, jnp.array([0.1, 0.2, 0.3]) * w
+    *_, x, y, b = loop(lambda c: c[0] < n, body, back, start)
+    return jnp.sin(x) * y + (b**2).sum()
+
+
+def in_python(cond, body, back, c):
+    while cond(c):
+        c = body(c)
+    return c
+
+
+MODES = {
+    "tape": {"residuals": "tape"},
+    "recompute": {"residuals": "recompute"},
+    "undo": {"residuals": "undo"},
+    "two checkpoints": {"residuals": "checkpoint", "checkpoints": 2},
+    "more checkpoints than steps": {"residuals": "checkpoint", "checkpoints": 10**9},
+    "inverse": {"residuals": "inverse", "check_inverse": 1e-9},
+}
+
+
+def by_mode(name):
+    def loop(cond, body, back, c):
+        inverse = {"inverse": back} if name == "inverse" else {}
+        return while_loop(cond, body, c, max_steps=4, **MODES[name], **inverse)
+
+    return loop
+
+
+def jvp_of_grad_in_one_argument(f):
+    return lambda x, w: jax.jvp(lambda x: jax.grad(f)(x, w), (x,), (jnp.cos(x),))
+
+
+def grad_of_grad(f):
+    return jax.grad(lambda x, w: sum(jnp.vdot(jnp.cos(g), g) for g in jax.grad(f, (0, 1))(x, w)), (0, 1))
+
+
+@pytest.mark.parametrize("derivative", [jvp_of_grad_in_one_argument, grad_of_grad])
+@pytest.mark.parametrize("name", MODES)
+def test_derivatives_of_second_order_with_rules_of_the_user(name, derivative):
+    x, w, ends = np.array([0.3, 0.4, 0.5]), 0.6, [0, 4, 3]
+
+    def ours(x, w, n):
+        return jax.checkpoint(lambda x, w: coupled(x, w, n, by_mode(name), ta_read, ta_add))(x, w)
+
+    def in_batch(x, w):
+        return jax.vmap(ours, (0, None, 0))(x, w, jnp.array(ends)).sum()
+
+    def one_by_one(x, w):
+        parts = [
+            coupled(x[k], w, n, in_python, lambda b, i: b[i], lambda b, i, y: b.at[i].add(y))
+            for k, n in enumerate(ends)
+        ]
+        return sum(parts)
+
+    assert_same(jit(derivative(in_batch))(x, w), jit(derivative(one_by_one))(x, w))
+
+
+@pytest.mark.parametrize("max_steps", [0, 1])
+@pytest.mark.parametrize("how", [*MODES.values(), {"residuals": "checkpoint", "checkpoints": 1}])
+def test_loops_of_hardly_a_step(how, max_steps):
+    inverse = {"inverse": lambda c: (c[0] - 1, c[1] / 3)} if how["residuals"] == "inverse" else {}
+
+    def f(x, n):
+        return while_loop(
+            lambda c: c[0] < n, lambda c: (c[0] + 1, c[1] * 3), (0, x), max_steps=max_steps, **how, **inverse
+        )[1]
+
+    for n in (0, 5):
+        assert jax.grad(f)(2.0, n) == 3 ** min(n, max_steps)
+
+
+def test_checkpoints_cost_no_more_than_they_are_used():
+    def gradient(checkpoints, max_steps):
+        def f(x):
+            def body(c):
+                return c[0] + 1, jnp.sin(c[1])
+
+            how = {"residuals": "checkpoint", "checkpoints": checkpoints, "max_steps": max_steps}
+            return while_loop(lambda c: c[0] < 50, body, (0, x), **how)[1]
+
+        return jax.jit(jax.grad(f)).lower(0.5)
+
+    wanted = jax.grad(lambda x: functools.reduce(lambda x, _: jnp.sin(x), range(50), x))(0.5)
+    for checkpoints, max_steps in ((10**9, 100), (1000, 10**8), (3, 2**31 - 1)):
+        lowered = gradient(checkpoints, max_steps)
+        assert len(lowered.as_text()) < 10**6  # a table for every number of them and of repetitions would be in it
+        compiled = lowered.compile()
+        assert compiled.memory_analysis().temp_size_in_bytes < 10**5
+        np.testing.assert_allclose(compiled(0.5), wanted, rtol=1e-12)
+
+
+def test_what_the_body_prints_and_does_not_use_is_no_residual():
+    seen = []
+
+    def f(x):
+        def body(c):
+            i, y, b = c
+            jax.debug.callback(seen.append, ta_read(b, i))
+            return i + 1, jnp.sin(y), ta_write(b, i, y)
+
+        return while_loop(lambda c: c[0] < 3, body, (0, x, jnp.arange(3.0)), max_steps=3, residuals="recompute")[1]
+
+    wanted = jax.grad(lambda x: jnp.sin(jnp.sin(jnp.sin(x))))(0.5)
+    np.testing.assert_allclose(jax.grad(f)(0.5), wanted, rtol=1e-12)
+    jax.effects_barrier()
+    assert sorted(set(map(float, seen))) == [0, 1, 2]

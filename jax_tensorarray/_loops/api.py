@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.extend import core as jex
 from jax.extend.core import primitives as jax_primitives
 
 from jax_tensorarray import _compat, checkpoint_policies
@@ -66,8 +67,9 @@ def while_loop(
               that use a whole buffer in each step, of which a tape would hold T copies.
             - "auto": "undo" where a tape would hold whole buffers that the body updates by rows, else "tape".
               `choice_of_residuals` says which.
-        checkpoints: the number of carries that "checkpoint" keeps at a time.
-        inverse: for "inverse", a function from the carry after a step to the carry before it.
+        checkpoints: the number of carries that "checkpoint" keeps at a time, of which it uses no more than `max_steps`.
+        inverse: for "inverse", a function from the carry after a step to the carry before it. What the body passes on
+            as it was is so before the step too, whatever `inverse` makes of it.
         check_inverse: for debugging, how far `inverse` may lead from `init_val`, relative and absolute. If it leads
             farther, reverse mode raises an error that says by how much.
         return_steps: whether to return a pair: the carry, and a named tuple `(taken, cut)` of the number of steps
@@ -350,8 +352,15 @@ RESIDUALS = ("auto", "tape", "recompute", "checkpoint", "inverse", "undo")
 #: Those that JAX's own scan serves.
 SCANNED = ("auto", "tape", "recompute")
 
-#: From the tree of a carry, a body and its consts: how a loop finds its steps again, and with which body and consts.
-_Mode = Callable[[Any, Any, Sequence[Array]], tuple[Any, Any, Sequence[Array]]]
+
+class _Carry(int):
+    """The number of a carry."""
+
+
+#: From the carry of the user's functions, a body and its consts: how a loop finds its steps again, and with which body
+#: and consts. JAX makes a const of what a body passes on as it was. So the carry is given by its tree and its leaves,
+#: each the number of a carry of the loop, or an array.
+_Mode = Callable[[Any, Any, Any, Sequence[Array]], tuple[Any, Any, Sequence[Array]]]
 
 
 def _mode_of(
@@ -367,24 +376,24 @@ def _mode_of(
         if given is not None and residuals != where:
             raise ValueError(f'{op}: {name} is for residuals="{where}", got residuals="{residuals}"')
     if residuals == "auto":
-        return lambda tree, body, consts: (Auto(), body, consts)
+        return lambda tree, leaves, body, consts: (Auto(), body, consts)
     if residuals == "tape":
-        return lambda tree, body, consts: (None, body, consts)
+        return lambda tree, leaves, body, consts: (None, body, consts)
     if residuals == "recompute":
-        return lambda tree, body, consts: (None, _recomputed(body), consts)
+        return lambda tree, leaves, body, consts: (None, _recomputed(body), consts)
     if max_steps is None:
         raise ValueError(f'{op}: residuals="{residuals}" needs max_steps')
     if residuals == "undo":
-        return lambda tree, body, consts: (Undo(), body, consts)
+        return lambda tree, leaves, body, consts: (Undo(), body, consts)
     if residuals == "checkpoint":
         if isinstance(checkpoints, bool) or not isinstance(checkpoints, int) or checkpoints < 1:
             raise ValueError(f'{op}: residuals="checkpoint" needs checkpoints, a positive integer, got {checkpoints!r}')
-        return lambda tree, body, consts: (Checkpoint(checkpoints), body, consts)
+        return lambda tree, leaves, body, consts: (Checkpoint(checkpoints), body, consts)
     if inverse is None:
         raise ValueError(f'{op}: residuals="inverse" needs inverse, a function from a carry to the one before it')
 
-    def with_inverse(tree: Any, body: Any, consts: Sequence[Array]) -> Any:
-        back, own = _traced_inverse(op, inverse, tree, body)
+    def with_inverse(tree: Any, leaves: Any, body: Any, consts: Sequence[Array]) -> Any:
+        back, own = _traced_inverse(op, inverse, tree, leaves, body)
         body = _with_more_consts(body, len(consts), tuple(map(jax.typeof, own)))
         tolerance = None if check_inverse is None else float(check_inverse)
         return Inverse(back, len(own), tolerance, _source()), body, [*consts, *own]
@@ -410,9 +419,11 @@ def _with_more_consts(body: Any, num_consts: int, more: Sequence[Any]) -> Any:
     return jax.make_jaxpr(f)(*types[:num_consts], *more, *types[num_consts:])
 
 
-def _traced_inverse(op: str, inverse: Callable[[Any], Any], tree: Any, body: Any) -> tuple[Any, Sequence[Array]]:
-    """The jaxpr of the inverse of a body, and what it closes over."""
-    types = list(body.out_avals)
+def _traced_inverse(
+    op: str, inverse: Callable[[Any], Any], tree: Any, leaves: Sequence[Any], body: Any
+) -> tuple[Any, Sequence[Array]]:
+    """The jaxpr of the inverse of a body, and what it closes over, with those leaves of its carry that are arrays."""
+    types = [body.out_avals[x] if isinstance(x, _Carry) else jax.typeof(x) for x in leaves]
     found = jax.eval_shape(lambda *carry: jax.tree.leaves(inverse(jax.tree.unflatten(tree, carry))), *types)
     if [(a.shape, a.dtype) for a in found] != [(a.shape, a.dtype) for a in types]:
         wanted, given = ([f"{a.dtype}[{','.join(map(str, a.shape))}]" for a in avals] for avals in (types, found))
@@ -428,17 +439,16 @@ def _traced_inverse(op: str, inverse: Callable[[Any], Any], tree: Any, body: Any
             return [_Carry(~k) for k in range(len(eqn.outvars))]
         return values if any(isinstance(x, _Carry) for x in values) else bodies.bind(eqn, values)
 
-    outs = bodies.interpret(jaxpr, [*map(_Carry, range(len(types)))], equation, lambda x: x)
+    outs = bodies.interpret(jaxpr, leaves, equation, lambda x: x)
+    # What the body passes on is none of the loop's carries, whatever the inverse makes of it.
+    outs = [out for x, out in zip(leaves, outs, strict=True) if isinstance(x, _Carry)]
+    types = list(body.out_avals)
     if not loops:  # it returns all as it was
         return _composed(body, (), tuple(outs), tuple(types)), ()
     ((back, values),) = loops
     own = [x for x in values if not isinstance(x, _Carry)]
     places = tuple(x if isinstance(x, _Carry) else None for x in values)
     return _composed(back, places, tuple(outs), tuple(types), tuple(map(jax.typeof, own))), own
-
-
-class _Carry(int):
-    """The number of a carry."""
 
 
 @_compat.cached
@@ -489,14 +499,17 @@ def _bound(
     def equation(eqn: Any, operands: list[Array]) -> list[Array]:
         params = eqn.params
         if eqn.primitive is jax_primitives.scan_p:
-            _, body, _ = make_mode(None, params["jaxpr"], ())
+            _, body, _ = make_mode(None, None, params["jaxpr"], ())
             with eqn.ctx.manager:
                 return eqn.primitive.bind(*operands, **params | {"jaxpr": body})
         if eqn.primitive is not jax_primitives.while_p:
             return bodies.bind(eqn, operands)
         a, b = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
         cond, body = params["cond_jaxpr"], params["body_jaxpr"]
-        mode, body, consts = make_mode(jax.tree.structure(shape), body, operands[a:b])
+        known = {v: x for v, x in zip(eqn.invars, operands, strict=True) if not isinstance(v, jex.Literal)}
+        known |= {v: _Carry(k) for k, v in enumerate(eqn.outvars)}
+        leaves = [known[v] for v in _compat.opened(jaxpr).outvars]
+        mode, body, consts = make_mode(jax.tree.structure(shape), leaves, body, operands[a:b])
         outs, taken = while_(
             operands[:a],
             consts,

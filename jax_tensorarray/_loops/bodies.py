@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core as jex
 from jax.extend.core import primitives as jax_primitives
+from jax.interpreters import partial_eval as pe
 
 from jax_tensorarray import _compat
 
@@ -57,6 +58,14 @@ def jaxprs_in(params: dict[str, Any]) -> Iterator[Any]:
                 yield _compat.opened(jaxpr)
 
 
+def has(jaxpr: Any, primitive: Any) -> bool:
+    """Whether there is an equation of that primitive in a jaxpr or in one that it holds."""
+    return any(
+        eqn.primitive is primitive or any(has(inner, primitive) for inner in jaxprs_in(eqn.params))
+        for eqn in _compat.opened(jaxpr).eqns
+    )
+
+
 def inlined(jaxpr: Any) -> Callable[..., list[Array]]:
     """The function of flat arguments that a closed jaxpr is, without nested jits that ask for nothing special."""
 
@@ -75,20 +84,10 @@ def inlined(jaxpr: Any) -> Callable[..., list[Array]]:
 
 
 def pruned(jaxpr: Any) -> Any:
-    """A closed jaxpr without the equations of which nobody needs a result, those of nested jits included."""
-    inner, partly = _compat.opened(jaxpr), False
-    needed, kept = {id(v) for v in inner.outvars}, []
-    for eqn in reversed(inner.eqns):
-        wanted = [id(v) in needed for v in eqn.outvars]
-        if eqn.effects or any(wanted):
-            needed |= {id(v) for v in eqn.invars}
-            kept.append(eqn)
-            partly |= eqn.primitive is jax_primitives.jit_p and not all(wanted)
-    if partly:
-        flat = jax.make_jaxpr(inlined(jaxpr))(*jaxpr.in_avals)
-        if len(flat.eqns) > len(inner.eqns):
-            return pruned(flat)
-    return _compat.replaced(jaxpr, eqns=kept[::-1])
+    """A closed jaxpr without what its results do not need, that in control flow included."""
+    inner = _compat.opened(jaxpr)
+    needed, _ = pe.dce_jaxpr(inner, [True] * len(inner.outvars), instantiate=True)
+    return needed if inner is jaxpr else jaxpr.replace(jaxpr=needed)
 
 
 def chosen(values: Sequence[Any], flags: Sequence[bool]) -> list[Any]:
@@ -104,7 +103,8 @@ def spread(values: Sequence[Any], flags: Sequence[bool], others: Sequence[Any]) 
 def reached(jaxpr: Any, flags: Sequence[bool]) -> list[bool]:
     """Which outputs may depend on a flagged input by a path that a derivative takes.
 
-    Such a path is of floats and complex numbers, without `stop_gradient`.
+    Such a path is of floats and complex numbers, without `stop_gradient`. It is followed into control flow as far as
+    JAX does: what is taken to depend on an input, and does not, may be a `custom_vjp` that has no such derivative.
     """
     inner = _compat.opened(jaxpr)
     marked = {id(v) for v, flag in zip(inner.invars, flags, strict=True) if flag}
@@ -113,11 +113,41 @@ def reached(jaxpr: Any, flags: Sequence[bool]) -> list[bool]:
         return jnp.issubdtype(getattr(v.aval, "dtype", jnp.float32), jnp.inexact)
 
     for eqn in inner.eqns:
-        if eqn.primitive is jax_primitives.stop_gradient_p:
-            continue
-        if any(id(v) in marked for v in eqn.invars):
-            marked |= {id(v) for v in eqn.outvars if counts(v)}
+        operands = [id(v) in marked for v in eqn.invars]
+        if any(operands):
+            results = zip(eqn.outvars, _reached_results(eqn, operands), strict=True)
+            marked |= {id(v) for v, flag in results if flag and counts(v)}
     return [id(v) in marked for v in inner.outvars]
+
+
+def _reached_results(eqn: Any, flags: list[bool]) -> list[bool]:
+    """Which results of an equation may depend on a flagged operand."""
+    p, params = eqn.primitive, eqn.params
+    if p is jax_primitives.stop_gradient_p:
+        return [False]
+    if p in (jax_primitives.jit_p, jax_primitives.remat_p):
+        return reached(params["jaxpr"], flags)
+    if p is jax_primitives.cond_p:
+        return [any(some) for some in zip(*(reached(branch, flags[1:]) for branch in params["branches"]), strict=True)]
+    if p is jax_primitives.scan_p:
+        n, m = _compat.scan_counts(params)
+        consts, carry, xs = flags[:n], flags[n : n + m], flags[n + m :]
+        carry = fixed_point(params["jaxpr"], consts, carry, lambda body, flags: reached(body, [*flags, *xs])[:m])
+        return [*carry, *reached(params["jaxpr"], [*consts, *carry, *xs])[m:]]
+    if p is jax_primitives.while_p or p.name == "ta_while":
+        ours = p.name == "ta_while"
+        flags = flags[params["cond_nconsts"] :]
+        consts, carry = flags[: params["body_nconsts"]], flags[params["body_nconsts"] :]
+        if not ours:
+            return fixed_point(params["body_jaxpr"], consts, carry, reached)
+        first = [False] * int(params["lanes"] > 0)
+        carry = [*carry, *[False] * len(params["tapes"])]
+        return [*fixed_point(params["body"], [*first, *consts], carry, reached), False]
+    if p.name == "ta_count":
+        consts, carry = flags[: 1 + params["num_consts"]], flags[1 + params["num_consts"] :]
+        carry = [*carry, *[False] * len(params["tapes"])]
+        return fixed_point(params["body"], consts, carry, reached)
+    return [True] * len(eqn.outvars)
 
 
 def fixed_point(

@@ -10,8 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import Primitive
+from jax.extend.core import Primitive, Var
 from jax.interpreters import ad, mlir, xla
+from jax.interpreters import partial_eval as pe
 
 from jax_tensorarray import _compat
 from jax_tensorarray._loops import bodies, masking, rules
@@ -317,7 +318,25 @@ def widened(xs: Sequence[Array], have: Sequence[bool], want: Sequence[bool], siz
     ]
 
 
+def _partial_eval_in_checkpoint(
+    policy: Any, unknown: Sequence[bool], instantiated: Sequence[bool], eqn: Any
+) -> tuple[Any, Any, list[bool], list[bool], list[Any]]:
+    """What jax.checkpoint does with a primitive that has no rule, but for effects.
+
+    JAX would save all results of a loop that has some, and lose those that only a `jax.debug.callback` is given.
+    """
+    n = len(eqn.outvars)
+    needed = [v for v, there in zip(eqn.invars, instantiated, strict=True) if isinstance(v, Var) and not there]
+    if any(unknown):
+        return None, eqn, [True] * n, [True] * n, needed
+    decision = policy(eqn.primitive, *(v.aval for v in eqn.invars), **eqn.params)
+    if decision is True or type(decision).__name__ == "SaveableType":
+        return eqn, None, [False] * n, [False] * n, []
+    return eqn, eqn, [False] * n, [True] * n, needed
+
+
 _compat.lowers_its_bodies(ta_count_p)
+pe.partial_eval_jaxpr_custom_rules[ta_count_p] = _partial_eval_in_checkpoint
 ta_count_p.def_impl(functools.partial(xla.apply_primitive, ta_count_p))
 ta_count_p.def_effectful_abstract_eval(_abstract_eval)
 mlir.register_lowering(ta_count_p, mlir.lower_fun(_run, multiple_results=True))

@@ -5,6 +5,7 @@ the writes of the steps after it.
 """
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 from jax import lax
 from jax.extend import core as jex
 from jax.extend.core import Primitive
+from jax.extend.core import primitives as jax_primitives
 from jax.interpreters import ad, mlir, xla
 
 from jax_tensorarray import _compat
@@ -64,7 +66,17 @@ class Replay:
 
     def step(self, k: Array, steps: Array, consts: Sequence[Array], carry: Sequence[Array]) -> list[Array]:
         """The carry after step `k`, of those examples that take it."""
-        return bodies.function(self.body)(*self.first(k, steps), *consts, *carry)
+        return bodies.function(self.primal)(*self.first(k, steps), *consts, *carry)
+
+    @property
+    def primal(self) -> Any:
+        """The body for steps that are only run, of which there may be derivatives again."""
+        return _primal(self.body, (*self.no_lanes, *self.moved))
+
+    @property
+    def no_lanes(self) -> list[bool]:
+        """What the body takes before its consts: it has no derivative."""
+        return [False] * int(self.lanes > 0)
 
     def first(self, k: Array, steps: Array) -> list[Array]:
         return [k < steps] if self.lanes else []
@@ -81,16 +93,35 @@ class Replay:
         """Cotangents of the consts, added to the running ones, and of the carry before step `k`."""
 
         def f(moved_consts: list[Array], moved_carry: list[Array]) -> tuple[list[Array], list[Array]]:
-            outs = self.step(
-                k,
-                steps,
-                spread(moved_consts, self.moved_consts, consts),
-                spread(moved_carry, self.moved_carry, carry),
+            outs = bodies.function(self.body)(
+                *self.first(k, steps),
+                *spread(moved_consts, self.moved_consts, consts),
+                *spread(moved_carry, self.moved_carry, carry),
             )
             return moved_consts, chosen(outs, self.moved_carry)
 
         _, pull = jax.vjp(f, chosen(consts, self.moved_consts), chosen(carry, self.moved_carry))
         return pull((list(const_cts), list(carry_cts)))
+
+
+@_compat.cached
+def _primal(body: Any, moved: Sequence[bool]) -> Any:
+    """What `jax.linearize` runs of a body in the inputs flagged: of a `custom_vjp` the first of its two rules.
+
+    A function with such rules cannot be differentiated in forward mode, but its derivative in reverse mode can.
+    """
+    if not bodies.has(body, jax_primitives.custom_vjp_call_p):
+        return body
+    call = bodies.inlined(body)
+
+    def step(*args: Array) -> list[Array]:
+        def at(*some: Array) -> tuple[list[Array], list[Array]]:
+            outs = call(*spread(some, moved, args))
+            return outs, outs
+
+        return jax.linearize(at, *chosen(args, moved), has_aux=True)[2]
+
+    return bodies.pruned(jax.make_jaxpr(step)(*body.in_avals))
 
 
 ta_replay_p = Primitive("ta_replay")
@@ -150,8 +181,8 @@ def counted(
 def _run(*operands: Array, loop: Replay, mode: Any) -> list[Array]:
     """Primals and tangents together, from the beginning."""
     steps, consts, init, _, const_dots, carry_dots = _split(operands, loop)
-    first = [False] * int(loop.lanes > 0)
-    joint = bodies.function(bodies.joint_jvp(loop.body, loop.num_consts, loop.num_carry, [*first, *loop.moved]))
+    moved = [*loop.no_lanes, *loop.moved]
+    joint = bodies.function(bodies.joint_jvp(loop.body, loop.num_consts, loop.num_carry, moved))
 
     def step(k: Array, steps: Array, *rest: Array) -> list[Array]:
         return joint(*loop.first(k, steps), *rest)
@@ -279,28 +310,34 @@ class Inverse(Mode):
     def pull_back(
         self, loop: Replay, steps: Array, consts: Any, init: Any, extra: Any, const_cts: Any, carry_cts: Any
     ) -> tuple[list[Array], list[Array]]:
-        back, n, m = bodies.function(self.body), loop.num_carry, len(consts)
+        n, m = loop.num_carry, len(consts)
+        moved = (*loop.no_lanes, *loop.moved_consts[m - self.own_consts :], *loop.moved_carry)
+        back = bodies.function(_primal(self.body, moved))
 
         def step(k: Array, steps: Array, *rest: Array) -> list[Array]:
-            consts, carry, cts = rest[:m], rest[m : m + n], rest[m + n :]
+            consts, carry, cts = rest[:m], rest[m + 1 : m + 1 + n], rest[m + 1 + n :]
             before = back(*loop.first(k, steps), *consts[m - self.own_consts :], *carry)
             const_cts_, carry_cts_ = loop.pull_back(
                 k, steps, consts, before, cts[: len(const_cts)], cts[len(const_cts) :]
             )
-            return [*before, *const_cts_, *carry_cts_]
+            return [k == 0, *before, *const_cts_, *carry_cts_]
 
-        outs = counted(loop, step, steps, consts, [*extra, *const_cts, *carry_cts], True)
+        never = largest(steps) < 0
+        at_start, *outs = counted(loop, step, steps, consts, [never, *extra, *const_cts, *carry_cts], True)
         if self.tolerance is not None:
             for k, (live, start, found) in enumerate(zip(_live(loop), init, outs, strict=False)):
                 if live:
-                    jax.debug.callback(functools.partial(self.compare, k), start, found)
+                    jax.debug.callback(functools.partial(self.compare, k), at_start, start, found)
         cts = outs[n:]
         return cts[: len(const_cts)], cts[len(const_cts) :]
 
-    def compare(self, k: int, start: Array, found: Array) -> None:
-        """Raise ValueError if the inverse did not lead back to the start of the loop."""
+    def compare(self, k: int, at_start: Array, start: Array, found: Array) -> None:
+        """Raise ValueError if the inverse did not lead back to the start of the loop.
+
+        An example that has ended before in a loop around this one takes no step back, from values without a meaning.
+        """
         start, found = np.asarray(start), np.asarray(found)
-        if np.allclose(found, start, self.tolerance, self.tolerance, equal_nan=True):  # type: ignore[arg-type]
+        if not at_start or np.allclose(found, start, self.tolerance, self.tolerance, equal_nan=True):  # type: ignore[arg-type]
             return
         off = np.max(np.abs(found - start)) if np.issubdtype(start.dtype, np.number) else "another value"
         raise ValueError(
@@ -319,7 +356,8 @@ class Checkpoint(Mode):
         self, loop: Replay, steps: Array, consts: Any, init: Any, extra: Any, const_cts: Any, carry_cts: Any
     ) -> tuple[list[Array], list[Array]]:
         m, c = len(consts), len(const_cts)
-        reach = _reach(self.slots, loop.max_steps)
+        slots = max(1, min(self.slots, loop.max_steps))  # one for each step is all that there is to keep
+        reach = _Reach(loop.max_steps)
         # What a step does not read, such as rows of results, is not kept: it is written anew, to nowhere.
         live = _live(loop)
 
@@ -345,14 +383,16 @@ class Checkpoint(Mode):
         def step(steps: Array, *args: Array) -> list[Array]:
             consts, (end, top, positions, *rest) = args[:m], args[m:]
             kept, cts = rest[:n], rest[n:]
-            start = positions[top]
-            length, free = end - start, self.slots - top
-            by = jnp.where(length == 1, 0, jnp.where(free == 1, length - 1, _split_at(reach, length, free)))
+            start = ta_read(positions, top, mode="drop")
+            length, free = end - start, slots - top
+            by = jnp.where(length == 1, 0, jnp.where(free == 1, length - 1, reach.split(length, free)))
             pulls = (length == 1) | (free == 1)
             carry = advance(by, start, steps, consts, [ta_read(t, top, mode="drop") for t in kept])
             place = top + 1
-            kept = [ta_write(t, place, x, where=~pulls, mode="drop") for t, x in zip(kept, carry, strict=True)]
-            positions = jnp.where(pulls, positions, positions.at[place].set(start + by, mode="drop"))
+            positions, *kept = (
+                ta_write(t, place, x, where=~pulls, mode="drop")
+                for t, x in zip([positions, *kept], [start + by, *carry], strict=True)
+            )
 
             def pull(cts: list[Array]) -> list[Array]:
                 const_cts, carry_cts = loop.pull_back(end - 1, steps, consts, whole(carry), cts[:c], cts[c:])
@@ -360,11 +400,13 @@ class Checkpoint(Mode):
 
             cts = lax.cond(pulls, pull, lambda cts: cts, list(cts))
             end = jnp.where(pulls, end - 1, end)
-            top = jnp.where(pulls, jnp.where(positions[top] == end, jnp.maximum(top - 1, 0), top), place)
+            top = jnp.where(pulls, jnp.where(start == end, jnp.maximum(top - 1, 0), top), place)
             return [end, top, positions, *kept, *cts]
 
-        kept = [ta_write(empty_like(with_axis(jax.typeof(x), self.slots)), 0, x) for x in chosen(init, live)]
-        state = [largest(steps), jnp.int32(0), jnp.zeros(self.slots, jnp.int32), *kept, *const_cts, *carry_cts]
+        end = largest(steps)
+        first = end * 0
+        kept = [ta_write(empty_like(with_axis(jax.typeof(x), slots)), 0, x) for x in [first, *chosen(init, live)]]
+        state = [end, first, *kept, *const_cts, *carry_cts]
         types = [*map(jax.typeof, state)]
         body = jax.make_jaxpr(step)(*map(jax.typeof, [steps, *consts]), *types)
         outs, _ = while_(
@@ -373,7 +415,7 @@ class Checkpoint(Mode):
             state,
             cond=jax.make_jaxpr(goes_on)(*types),
             body=body,
-            max_steps=2 * loop.max_steps + 1,
+            max_steps=min(2 * loop.max_steps + 1, _LIMIT),
             source="the checkpointed loop",
         )
         cts = outs[3 + n :]
@@ -382,7 +424,7 @@ class Checkpoint(Mode):
 
 def _live(loop: Replay) -> list[bool]:
     """Which carries must be kept: all but those of which the body does nothing but write rows."""
-    inner = _compat.opened(loop.body)
+    inner = _compat.opened(bodies.pruned(loop.body))
     users: dict[Any, list[tuple[Any, int]]] = {}
     for eqn in inner.eqns:
         for place, v in enumerate(eqn.invars):
@@ -414,29 +456,44 @@ def _nowhere(x: Array) -> Array:
     return empty_like(jax.typeof(x)) if x.ndim else x
 
 
-def _reach(slots: int, max_steps: int) -> np.ndarray[Any, Any]:
-    """`reach[s, r]`: how many steps can be reversed with s carries kept if none is run more than r times over.
+_LIMIT = np.iinfo(np.int32).max
 
-    It is the binomial coefficient of s + r over s (Griewank 1992).
+
+class _Reach:
+    """`reach(s, r)`: how many steps can be reversed with s carries kept if none is run more than r times over.
+
+    It is the binomial coefficient of s + r over s (Griewank 1992). What is more than `max_steps` need only be that.
     """
-    rows, limit = [], np.iinfo(np.int32).max
-    columns = 2
-    while slots > 1 and (columns + 1) * columns // 2 < max_steps:
-        columns += 1
-    row = np.ones(columns + 1, np.int64)  # with no carry kept nothing is reversed; the recursion wants ones
-    for _ in range(slots + 1):
-        rows.append(np.minimum(row, limit).astype(np.int32))
-        row = np.minimum(np.cumsum(row), limit)
-    return np.stack(rows)
 
+    def __init__(self, max_steps: int) -> None:
+        # Rows for the smaller of s and r, from 2 on, each as far as it is needed: a few times sqrt(max_steps) in all.
+        enough = min(max_steps, _LIMIT)
+        b = np.arange(2 + math.isqrt(2 * enough))
+        rows = [(b + 1) * (b + 2) // 2]
+        while rows[-1][min(len(rows) + 1, len(rows[-1]) - 1)] < enough:
+            row = np.cumsum(rows[-1])
+            rows.append(row[: 1 + np.searchsorted(row, enough)])
+        sizes = np.array([len(row) for row in rows])
+        self.last, self.first = sizes - 1, np.cumsum(sizes) - sizes
+        self.table = np.minimum(np.concatenate(rows), _LIMIT).astype(np.int32)
 
-def _split_at(reach: np.ndarray[Any, Any], length: Array, free: Array) -> Array:
-    """How far to run before the next carry is kept, so that the fewest steps are run: Griewank and Walther 2000."""
-    table = jnp.asarray(reach)
-    row = table[free]
-    r = jnp.maximum(jnp.searchsorted(row, length), 1).astype(jnp.int32)
+    def __call__(self, s: Array, r: Array) -> Array:
+        few, many = jnp.minimum(s, r), jnp.maximum(s, r)
+        row = jnp.clip(few - 2, 0, len(self.first) - 1)
+        last, first = jnp.asarray(self.last)[row], jnp.asarray(self.first)[row]
+        found = jnp.asarray(self.table)[first + jnp.minimum(many, last)]
+        return jnp.where(few < 2, jnp.where(few == 1, 1 + jnp.minimum(many, _LIMIT - 1), few == 0), found)
 
-    def at(s: Array, r: Array) -> Array:
-        return jnp.where(r < 0, 0, table[s, jnp.maximum(r, 0)])
+    def split(self, length: Array, free: Array) -> Array:
+        """How far to run before the next carry is kept, so that the fewest steps are run: Griewank and Walther 2000."""
+        most = int(self.last[0])
 
-    return jnp.clip(jnp.maximum(at(free, r - 2), length - at(free - 1, r)), 1, length - 1)
+        def halve(_: Any, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+            low, high = bounds
+            middle = (low + high) // 2
+            enough = self(free, middle) >= length
+            return jnp.where(enough, low, middle + 1), jnp.where(enough, middle, high)
+
+        _, r = lax.fori_loop(0, most.bit_length(), halve, (length * 0 + 1, length * 0 + most))
+        by = jnp.maximum(self(free, r - 2), length - self(free - 1, r))
+        return jnp.clip(by, 1, length - 1).astype(length.dtype)

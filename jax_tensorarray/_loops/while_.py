@@ -236,7 +236,7 @@ def _replayed_jvp(
     keywords = loop.keywords  # type: ignore[attr-defined]
     lanes, mode = keywords["lanes"], keywords["mode"]
     again = Replay(body, lanes, len(consts), tuple(moved[int(lanes > 0) :]), keywords["max_steps"])
-    outs, steps, extra, mode = mode.forward(loop, cond, body, cond_consts, consts, carry)
+    outs, steps, extra, mode = mode.forward(loop, cond, again.primal, cond_consts, consts, carry)
     dots = replay(again, mode, steps, consts, carry, extra, const_dots, carry_dots)
     return outs, dots, steps
 
