@@ -195,7 +195,11 @@ class Checks {
     batches_ = 1;
     row_bytes_ = bytes_of(element_type(dtype_));
     if (row_bytes_ == 0) return fails(wrong(op_, {"buffer", given}, "have elements of whole bytes"));
-    if (multiply(batches_, batch_) && multiply(row_bytes_, row_) && size_ >= 0) return true;
+    int64_t bytes = 0;
+    if (multiply(batches_, batch_) && multiply(row_bytes_, row_) && size_ >= 0 &&
+        !__builtin_mul_overflow(batches_, size_, &bytes) && !__builtin_mul_overflow(bytes, row_bytes_, &bytes)) {
+      return true;
+    }
     return fails(wrong(op_, {"buffer", given}, "have fewer than 2^63 bytes"));
   }
 

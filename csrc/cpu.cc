@@ -19,7 +19,9 @@ namespace {
 
 // For a handler with all that it calls in one piece. The checks of a call are short, and half of what they take would
 // be to hand what they found from one function to the next.
+#ifndef TA_ONE_PIECE
 #define TA_ONE_PIECE [[gnu::flatten]]
+#endif
 
 ffi::Error out_of_range(std::string_view op, const Index& index, int64_t position, int64_t size) {
   return ffi::Error(ffi::ErrorCode::kOutOfRange, message(op, index.type, index.value(position), size));
