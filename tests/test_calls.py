@@ -31,7 +31,7 @@ HERE = Path(__file__).parent
 CSRC = HERE.parent / "csrc"
 COMPILER = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
 
-#: Operands and results of each handler: their names in messages, and dimensions. B: the batch, T: the rows, M: the parts
+#: Operands and results of each handler: their names in messages, and dimensions. B: the batch, T: rows, M: the parts
 #: of a row, R: what a row or a part has, I: positions of the index.
 ROWS = ("buffer: B T R", "index: B I")
 UPDATE = (*ROWS, "value: B I R")
