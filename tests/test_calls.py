@@ -273,73 +273,56 @@ def _misfits(call, arrays, signature):
 # --- what a right call means -----------------------------------------------------------------------------------
 
 
-def meaning(call):
-    """The error of a call whose arguments fit, or nothing, and its results."""
-    count = len(SIGNATURES[call.handler][0]) + call.attributes.get("masked", False)
-    arrays = [x.numbers() for x in call.operands[:count]]
+def error_of(call, index, where, sizes):
+    """What a call with right arguments says of the first index, in order, that is out of range; or nothing."""
+    if call.attributes["strict"]:
+        for i, w, size in zip(index.flat, where.flat, sizes.flat, strict=True):
+            if w and not 0 <= int(i) < size:
+                return f"{call.op}: index {int(i)} is out of range for a TensorArray of size {size}"
+    return ""
+
+
+def meaning(call, found):
+    """The error of a call whose arguments fit, or nothing, and its results; what is not specified is as found."""
+    named = len(SIGNATURES[call.handler][0])
+    arrays = [x.numbers() for x in call.operands[: named + call.attributes.get("masked", False)]]
+    if call.handler in ("fence", "empty"):
+        return "", arrays
     if call.handler == "check":
         index, size = arrays
-        result = np.zeros(index.shape, np.int32)
+        sizes = np.broadcast_to(size.reshape((*size.shape, *[1] * (index.ndim - size.ndim))), index.shape)
+        results = [np.zeros(index.shape, np.int32)]
         for b in np.ndindex(size.shape):
-            for i in index[b].flat if call.attributes["strict"] else ():
-                if not 0 <= int(i) < size[b]:
-                    return stray(call, i, size[b]), []
-            result[b] = oracle.ta_check(index[b], size[b])
-        return "", [result]
-    if call.handler == "empty":
-        return "", []
-    buffer = arrays[0]
-    if call.handler == "fence":
-        return "", [buffer]
+            results[0][b] = oracle.ta_check(index[b], size[b])
+        return error_of(call, index, np.full(index.shape, True), sizes), results
+    buffer, index = arrays[:2]
     n = call.attributes["batch_dims"]
-    batch = buffer.shape[:n]
-    results = [np.array(buffer)]
+    results, options = [np.array(buffer)], {}
     if call.handler in ROW_OPS:
-        index = arrays[1]
-        where = arrays[2 + (call.handler != "read")] if call.attributes["masked"] else np.full(index.shape, True)
-        size = buffer.shape[n]
-        if call.attributes["strict"]:
-            for i, w in zip(index.flat, where.flat, strict=True):
-                if w and not 0 <= int(i) < size:
-                    return stray(call, i, size), []
+        where = arrays[named] if call.attributes["masked"] else np.full(index.shape, True)
+        error = error_of(call, index, where, np.full(index.shape, buffer.shape[n]))
         rows = np.zeros((*index.shape, *buffer.shape[n + 1 :]), buffer.dtype)
         results = {"read": [rows], "swap": [*results, rows]}.get(call.handler, results)
-    for b in np.ndindex(batch):
-        one = [x[b] for x in arrays[: len(SIGNATURES[call.handler][0])]]
+        if call.handler in ("write", "swap", "add"):
+            options["reverse"] = call.attributes["reverse"]
+    elif call.handler == "read_part":
+        results = [np.frombuffer(found[0], buffer.dtype).reshape(*buffer.shape[:n], *buffer.shape[n + 1 :]).copy()]
+    for b in np.ndindex(buffer.shape[:n]):
+        one = [x[b] for x in arrays[:named]]
         if call.handler in ROW_OPS:
-            options = {"where": where[b]}
-            if call.handler in ("swap", "write", "add"):
-                options["reverse"] = call.attributes["reverse"]
-            if call.handler == "max" and call.attributes["reverse"]:
-                options = {"where": where[b]}  # the largest is the same
-            op = {"write": "swap"}.get(call.handler, call.handler)
-            made = getattr(oracle, f"ta_{op}")(*one, **options)
-            made = made[:1] if call.handler == "write" else made if isinstance(made, tuple) else (made,)
+            op = {"write": oracle.ta_swap}.get(call.handler) or getattr(oracle, f"ta_{call.handler}")
+            made = op(*one, where=where[b], **options)
+            for result, x in zip(results, made if isinstance(made, tuple) else (made,), strict=False):
+                result[b] = x
         elif call.handler in ("mask", "clear"):
-            made = [oracle.ta_clear(one[0], one[1], one[2] if call.handler == "clear" else buffer.shape[n])]
-        else:
-            made = [part_of(call.handler, *one)]
-        for result, x in zip(results, made, strict=True):
+            results[0][b] = oracle.ta_clear(one[0], one[1], one[2] if call.handler == "clear" else len(one[0]))
+        elif 0 <= int(one[1]) < len(one[0]):
+            row, parts = int(one[1]), max(int(one[-1]), 0)
             if call.handler == "read_part":
-                results = [np.zeros((*batch, *buffer.shape[n + 1 :]), buffer.dtype)]
-                return "", []  # what is past the parts is not specified
-            result[b] = x
-    return "", results
-
-
-def part_of(handler, buffer, index, *rest):
-    if handler == "read_part":
-        return buffer[0] if len(buffer) else np.zeros(buffer.shape[1:], buffer.dtype)
-    value, parts = rest
-    buffer = np.array(buffer)
-    if 0 <= int(index) < len(buffer):
-        n = min(max(int(parts), 0), buffer.shape[1])
-        buffer[int(index), :n] = value[:n]
-    return buffer
-
-
-def stray(call, index, size):
-    return f"{call.op}: index {int(index)} is out of range for a TensorArray of size {int(size)}"
+                results[0][b][:parts] = one[0][row, :parts]
+            else:
+                results[0][b][row, :parts] = one[2][:parts]
+    return error if call.handler in ROW_OPS else "", results
 
 
 def has_other_order(call):
@@ -445,7 +428,7 @@ def assert_as_meant(call, error, results):
         return
     if any(math.prod(d or 1 for d in x.shape) >= 2**60 for x in [*call.operands, *call.results]):
         return  # no elements, of a size that no number holds: an error or not
-    expected_error, expected = meaning(call)
+    expected_error, expected = meaning(call, results)
     assert error == expected_error, (error, expected_error, call)
     for e, data in zip(expected, results, strict=False) if not error else ():
         oracle.assert_same_numbers(np.frombuffer(data, e.dtype).reshape(e.shape), e)
