@@ -6,9 +6,9 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "combine.h"
 #include "index.h"

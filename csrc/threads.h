@@ -133,8 +133,8 @@ struct Walk {
   bool reverse;          // visit the positions last to first; `order` has it in it
   Report report;
 
-  // The n-th position of a batch. A number that is none makes a wrong row of an order that nobody has sorted, but no
-  // access to what is not there.
+  // The n-th position of a batch. The order is an operand like others: a number in it that is no position must not
+  // lead to an access of what is not there.
   TA_HD int64_t position(int64_t batch, int64_t n) const {
     int64_t first = batch * g.count;
     if (order == nullptr) return first + nth(n, g.count, reverse);
