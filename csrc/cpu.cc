@@ -17,20 +17,24 @@
 namespace jax_tensorarray {
 namespace {
 
+// Compiles a handler and all that it calls as one function. The checks of a call are short: to hand on what they have
+// found, from function to function, would cost half as much again. Tests that are compiled anew do without.
+#ifndef TA_ONE_PIECE
+#define TA_ONE_PIECE [[gnu::flatten]]
+#endif
+
 ffi::Error out_of_range(std::string_view op, const Index& index, int64_t position, int64_t size) {
   return ffi::Error(ffi::ErrorCode::kOutOfRange, message(op, index.type, index.value(position), size));
 }
 
-// The plan of a call whose indices have all been looked at: an error leaves the buffer as it was.
-ffi::ErrorOr<Plan> checked_plan(const Call& call, const ffi::AnyBuffer& buffer, const ffi::AnyBuffer& index,
-                                const ffi::RemainingArgs& rest) {
-  auto plan = make_plan(call, buffer, index, rest);
-  if (plan.has_error() || !call.strict) return plan;
-  BufferSize size{plan->geometry.size};
-  auto positions = static_cast<int64_t>(index.element_count());
-  if (with_index(plan->index, [&](auto rows) { return rows.all_inside(positions, size.size); })) return plan;
-  int64_t stray = plan->index.first_stray(positions, size);
-  return ffi::Unexpected(out_of_range(call.op, plan->index, stray, size(stray)));
+// Whether no index is an error: one leaves the buffer as it was.
+bool all_inside(const Call& call, const Plan& plan, ffi::Error& error) {
+  if (!call.strict) return true;
+  BufferSize size{plan.geometry.size};
+  int64_t positions = plan.geometry.positions();
+  if (with_index(plan.index, [&](auto rows) { return rows.all_inside(positions, size.size); })) return true;
+  int64_t stray = plan.index.first_stray(positions, size);
+  return error = out_of_range(call.op, plan.index, stray, size(stray)), false;
 }
 
 // XLA honours the alias; another runtime that reads the same module need not.
@@ -70,16 +74,17 @@ void in_shares_of_buffer(ffi::ThreadPool& pool, const Geometry& g, const Work& w
   in_shares(pool, g.positions() * g.row, g.row / 128, g.batch * g.size, g.row, work);
 }
 
-ffi::Error Read(ffi::ThreadPool pool, ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::RemainingArgs rest,
-                ffi::Result<ffi::AnyBuffer> value, Call call) {
-  auto plan = checked_plan(call, buffer, index, rest);
-  if (plan.has_error()) return plan.error();
-  const Geometry& g = plan->geometry;
+TA_ONE_PIECE ffi::Error Read(ffi::ThreadPool pool, ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::RemainingArgs rest,
+                             ffi::Result<ffi::AnyBuffer> value, Call call) {
+  ffi::Error error;
+  Plan plan{};
+  if (!plan_read(plan, call, buffer, index, rest, *value, error) || !all_inside(call, plan, error)) return error;
+  const Geometry& g = plan.geometry;
   const auto* from = static_cast<const uint8_t*>(buffer.untyped_data());
   auto* to = static_cast<uint8_t*>(value->untyped_data());
   in_shares(pool, g.positions() * g.row, g.positions() * g.row, g.positions(), g.row,
             [&](Range positions, Range bytes) {
-              with_index(plan->index, [&](auto rows) {
+              with_index(plan.index, [&](auto rows) {
                 with_bytes(bytes.size(),
                            [&](auto n) { walk_read(g, rows, from + bytes.begin, to + bytes.begin, positions, n); });
               });
@@ -87,15 +92,16 @@ ffi::Error Read(ffi::ThreadPool pool, ffi::AnyBuffer buffer, ffi::AnyBuffer inde
   return ffi::Error::Success();
 }
 
-ffi::Error Write(ffi::ThreadPool pool, ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::AnyBuffer value,
-                 ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> out, Call call) {
-  auto plan = checked_plan(call, buffer, index, rest);
-  if (plan.has_error()) return plan.error();
-  const Geometry& g = plan->geometry;
+TA_ONE_PIECE ffi::Error Write(ffi::ThreadPool pool, ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::AnyBuffer value,
+                              ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> out, Call call) {
+  ffi::Error error;
+  Plan plan{};
+  if (!plan_write(plan, call, buffer, index, value, rest, *out, error) || !all_inside(call, plan, error)) return error;
+  const Geometry& g = plan.geometry;
   auto* to = in_place<uint8_t>(buffer, out);
   const auto* from = static_cast<const uint8_t*>(value.untyped_data());
   in_shares_of_buffer(pool, g, [&](Range mine, Range bytes) {
-    with_index(plan->index, [&](auto rows) {
+    with_index(plan.index, [&](auto rows) {
       with_bytes(bytes.size(),
                  [&](auto n) { walk_write(g, rows, to + bytes.begin, from + bytes.begin, call.reverse, mine, n); });
     });
@@ -103,16 +109,20 @@ ffi::Error Write(ffi::ThreadPool pool, ffi::AnyBuffer buffer, ffi::AnyBuffer ind
   return ffi::Error::Success();
 }
 
-ffi::Error Swap(ffi::ThreadPool pool, ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::AnyBuffer value,
-                ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> old, Call call) {
-  auto plan = checked_plan(call, buffer, index, rest);
-  if (plan.has_error()) return plan.error();
-  const Geometry& g = plan->geometry;
+TA_ONE_PIECE ffi::Error Swap(ffi::ThreadPool pool, ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::AnyBuffer value,
+                             ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> old,
+                             Call call) {
+  ffi::Error error;
+  Plan plan{};
+  if (!plan_write(plan, call, buffer, index, value, rest, *out, error, *old) || !all_inside(call, plan, error)) {
+    return error;
+  }
+  const Geometry& g = plan.geometry;
   auto* to = in_place<uint8_t>(buffer, out);
   auto* taken = static_cast<uint8_t*>(old->untyped_data());
   const auto* from = static_cast<const uint8_t*>(value.untyped_data());
   in_shares_of_buffer(pool, g, [&](Range mine, Range bytes) {
-    with_index(plan->index, [&](auto rows) {
+    with_index(plan.index, [&](auto rows) {
       with_bytes(bytes.size(), [&](auto n) {
         walk_swap(g, rows, to + bytes.begin, from + bytes.begin, taken + bytes.begin, call.reverse, mine, n);
       });
@@ -121,9 +131,10 @@ ffi::Error Swap(ffi::ThreadPool pool, ffi::AnyBuffer buffer, ffi::AnyBuffer inde
   return ffi::Error::Success();
 }
 
+// Not in one piece with the rest, of which there would be one for each dtype then.
 template <class Rule>
-ffi::Error combine_rows(ffi::ThreadPool& pool, const Plan& plan, const ffi::AnyBuffer& buffer,
-                        const ffi::AnyBuffer& value, ffi::Result<ffi::AnyBuffer>& out, bool reverse) {
+[[gnu::noinline]] ffi::Error combine_rows(ffi::ThreadPool& pool, const Plan& plan, const ffi::AnyBuffer& buffer,
+                                          const ffi::AnyBuffer& value, ffi::Result<ffi::AnyBuffer>& out, bool reverse) {
   using Element = typename Rule::Element;
   constexpr auto kWidth = static_cast<int64_t>(sizeof(Element));
   Geometry g = plan.geometry;
@@ -138,76 +149,86 @@ ffi::Error combine_rows(ffi::ThreadPool& pool, const Plan& plan, const ffi::AnyB
 }
 
 template <class Op>
-ffi::Error Combine(ffi::ThreadPool pool, ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::AnyBuffer value,
-                   ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> out, Call call) {
-  auto plan = checked_plan(call, buffer, index, rest);
-  if (plan.has_error()) return plan.error();
-  ElementType type = element_type(buffer.element_type());
-  if (!has_rule<Op>(type)) return no_rule(call);
-  return with_rule<Op>(
-      type, [&](auto rule) { return combine_rows<decltype(rule)>(pool, *plan, buffer, value, out, call.reverse); });
+TA_ONE_PIECE ffi::Error Combine(ffi::ThreadPool pool, ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::AnyBuffer value,
+                                ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> out, Call call) {
+  ffi::Error error;
+  Plan plan{};
+  if (!plan_combine<Op>(plan, call, buffer, index, value, rest, *out, error) || !all_inside(call, plan, error)) {
+    return error;
+  }
+  return with_rule<Op>(element_type(buffer.element_type()), [&](auto rule) {
+    return combine_rows<decltype(rule)>(pool, plan, buffer, value, out, call.reverse);
+  });
 }
 
-ffi::Error clear_rows(const ffi::AnyBuffer& buffer, const Index& start, const Index& stop,
-                      ffi::Result<ffi::AnyBuffer>& out, int64_t batch_dims) {
-  Geometry g = geometry_of(buffer, batch_dims, 0);
+void clear_rows(const Cleared& cleared, const ffi::AnyBuffer& buffer, ffi::Result<ffi::AnyBuffer>& out) {
   auto* rows = in_place<uint8_t>(buffer, out);
-  for (int64_t b = 0; b < g.batch; ++b) walk_clear(g, start, stop, rows, b);
-  return ffi::Error::Success();
+  for (int64_t b = 0; b < cleared.geometry.batch; ++b) {
+    walk_clear(cleared.geometry, cleared.start, cleared.stop, rows, b);
+  }
 }
 
-ffi::Error Mask(ffi::AnyBuffer buffer, ffi::AnyBuffer size, ffi::RemainingArgs, ffi::Result<ffi::AnyBuffer> out,
-                int64_t batch_dims) {
-  auto from = index_of(size);
-  if (from.has_error()) return from.error();
-  return clear_rows(buffer, *from, Index{}, out, batch_dims);
+TA_ONE_PIECE ffi::Error Mask(ffi::AnyBuffer buffer, ffi::AnyBuffer size, ffi::RemainingArgs,
+                             ffi::Result<ffi::AnyBuffer> out, BatchCall call) {
+  ffi::Error error;
+  Cleared cleared{};
+  if (plan_mask(cleared, buffer, size, *out, call.batch_dims, error)) clear_rows(cleared, buffer, out);
+  return error;
 }
 
 ffi::Error Clear(ffi::AnyBuffer buffer, ffi::AnyBuffer start, ffi::AnyBuffer stop, ffi::RemainingArgs,
-                 ffi::Result<ffi::AnyBuffer> out, int64_t batch_dims) {
-  auto from = index_of(start), to = index_of(stop);
-  if (from.has_error()) return from.error();
-  if (to.has_error()) return to.error();
-  return clear_rows(buffer, *from, *to, out, batch_dims);
+                 ffi::Result<ffi::AnyBuffer> out, BatchCall call) {
+  ffi::Error error;
+  Cleared cleared{};
+  if (plan_clear(cleared, buffer, start, stop, *out, call.batch_dims, error)) clear_rows(cleared, buffer, out);
+  return error;
 }
 
 ffi::Error ReadPart(ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::AnyBuffer parts, ffi::RemainingArgs,
-                    ffi::Result<ffi::AnyBuffer> value, int64_t batch_dims) {
-  auto p = make_parts(buffer, index, parts, batch_dims);
-  if (p.has_error()) return p.error();
+                    ffi::Result<ffi::AnyBuffer> value, BatchCall call) {
+  ffi::Error error;
+  Parts p{};
+  if (!plan_read_part(p, buffer, index, parts, *value, call.batch_dims, error)) return error;
   const auto* rows = static_cast<const uint8_t*>(buffer.untyped_data());
-  for (int64_t b = 0; b < p->g.batch; ++b) walk_read_part(*p, rows, static_cast<uint8_t*>(value->untyped_data()), b);
-  return ffi::Error::Success();
+  for (int64_t b = 0; b < p.g.batch; ++b) walk_read_part(p, rows, static_cast<uint8_t*>(value->untyped_data()), b);
+  return error;
 }
 
 ffi::Error WritePart(ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::AnyBuffer value, ffi::AnyBuffer parts,
-                     ffi::RemainingArgs, ffi::Result<ffi::AnyBuffer> out, int64_t batch_dims) {
-  auto p = make_parts(buffer, index, parts, batch_dims);
-  if (p.has_error()) return p.error();
+                     ffi::RemainingArgs, ffi::Result<ffi::AnyBuffer> out, BatchCall call) {
+  ffi::Error error;
+  Parts p{};
+  if (!plan_write_part(p, buffer, index, value, parts, *out, call.batch_dims, error)) return error;
   auto* rows = in_place<uint8_t>(buffer, out);
-  for (int64_t b = 0; b < p->g.batch; ++b) {
-    walk_write_part(*p, rows, static_cast<const uint8_t*>(value.untyped_data()), b);
+  for (int64_t b = 0; b < p.g.batch; ++b) {
+    walk_write_part(p, rows, static_cast<const uint8_t*>(value.untyped_data()), b);
   }
-  return ffi::Error::Success();
+  return error;
 }
 
-ffi::Error Check(ffi::AnyBuffer index, ffi::Buffer<ffi::S32> size, ffi::Result<ffi::Buffer<ffi::S32>> checked,
-                 std::string_view op, bool strict) {
-  auto rows = index_of(index);
-  if (rows.has_error()) return rows.error();
-  auto positions = static_cast<int64_t>(index.element_count());
-  if (positions == 0) return ffi::Error::Success();
-  LiveSize live{size.typed_data(), positions / static_cast<int64_t>(size.element_count())};
-  int64_t stray = strict ? rows->first_stray(positions, live) : kNoRow;
-  if (stray != kNoRow) return out_of_range(op, *rows, stray, live(stray));
-  for (int64_t p = 0; p < positions; ++p) checked->typed_data()[p] = static_cast<int32_t>(rows->row(p, live(p)));
-  return ffi::Error::Success();
+ffi::Error Check(ffi::AnyBuffer index, ffi::AnyBuffer size, ffi::Result<ffi::AnyBuffer> out, CheckCall call) {
+  ffi::Error error;
+  Checked checked{};
+  if (!plan_check(checked, call.op, index, size, *out, error)) return error;
+  const auto& [rows, live, positions] = checked;
+  int64_t stray = call.strict ? rows.first_stray(positions, live) : kNoRow;
+  if (stray != kNoRow) return out_of_range(call.op, rows, stray, live(stray));
+  auto* inside = static_cast<int32_t*>(out->untyped_data());
+  for (int64_t p = 0; p < positions; ++p) inside[p] = static_cast<int32_t>(rows.row(p, live(p)));
+  return error;
+}
+
+// Out of the way of the fences that XLA gives the buffer itself, as it does.
+[[gnu::noinline]] ffi::Error copy_buffer(const ffi::AnyBuffer& buffer, ffi::Result<ffi::AnyBuffer>& out) {
+  ffi::Error error;
+  if (plan_fence(buffer, *out, error)) in_place<uint8_t>(buffer, out);
+  return error;
 }
 
 // An identity whose extra operands must be ready first: it orders readers of the buffer before its next owner.
 ffi::Error Fence(ffi::AnyBuffer buffer, ffi::RemainingArgs, ffi::Result<ffi::AnyBuffer> out) {
-  in_place<uint8_t>(buffer, out);
-  return ffi::Error::Success();
+  if (out->untyped_data() == buffer.untyped_data()) return ffi::Error::Success();
+  return copy_buffer(buffer, out);
 }
 
 // Leaves its result as XLA allocated it: no page is touched.

@@ -119,95 +119,103 @@ Walk walk_of(const Device& device, const Plan& plan, const Call& call) {
 
 ffi::Error Read(Device device, ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::RemainingArgs rest,
                 ffi::Result<ffi::AnyBuffer> value, Call call) {
-  auto plan = make_plan(call, buffer, index, rest);
-  if (plan.has_error()) return plan.error();
-  Walk walk = walk_of(device, *plan, call);
+  ffi::Error error;
+  Plan plan{};
+  if (!plan_read(plan, call, buffer, index, rest, *value, error)) return error;
+  Walk walk = walk_of(device, plan, call);
   return status(enqueue_read(device.stream, walk, buffer.untyped_data(), value->untyped_data()));
 }
 
 ffi::Error Write(Device device, ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::AnyBuffer value,
                  ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> out, Call call) {
-  auto plan = make_plan(call, buffer, index, rest);
-  if (plan.has_error()) return plan.error();
+  ffi::Error error;
+  Plan plan{};
+  if (!plan_write(plan, call, buffer, index, value, rest, *out, error)) return error;
   auto rows = in_place(device.stream, buffer, out);
   if (rows.has_error()) return rows.error();
-  Walk walk = walk_of(device, *plan, call);
+  Walk walk = walk_of(device, plan, call);
   return status(enqueue_write(device.stream, walk, *rows, value.untyped_data()));
 }
 
 ffi::Error Swap(Device device, ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::AnyBuffer value,
                 ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> old, Call call) {
-  auto plan = make_plan(call, buffer, index, rest);
-  if (plan.has_error()) return plan.error();
+  ffi::Error error;
+  Plan plan{};
+  if (!plan_write(plan, call, buffer, index, value, rest, *out, error, *old)) return error;
   auto rows = in_place(device.stream, buffer, out);
   if (rows.has_error()) return rows.error();
-  Walk walk = walk_of(device, *plan, call);
+  Walk walk = walk_of(device, plan, call);
   return status(enqueue_swap(device.stream, walk, *rows, value.untyped_data(), old->untyped_data()));
 }
 
 template <class Op>
 ffi::Error Combine(Device device, ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::AnyBuffer value,
                    ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> out, Call call) {
-  auto plan = make_plan(call, buffer, index, rest);
-  if (plan.has_error()) return plan.error();
-  ElementType type = element_type(buffer.element_type());
-  if (!has_rule<Op>(type)) return no_rule(call);
+  ffi::Error error;
+  Plan plan{};
+  if (!plan_combine<Op>(plan, call, buffer, index, value, rest, *out, error)) return error;
   auto rows = in_place(device.stream, buffer, out);
   if (rows.has_error()) return rows.error();
-  Walk walk = walk_of(device, *plan, call);
+  Walk walk = walk_of(device, plan, call);
+  ElementType type = element_type(buffer.element_type());
   return status(enqueue_combine(device.stream, Op::kName, type, walk, *rows, value.untyped_data()));
 }
 
-ffi::Error clear_rows(Device device, const ffi::AnyBuffer& buffer, const Index& start, const Index& stop,
-                      ffi::Result<ffi::AnyBuffer>& out, int64_t batch_dims) {
+ffi::Error clear_rows(Device device, const Cleared& cleared, const ffi::AnyBuffer& buffer,
+                      ffi::Result<ffi::AnyBuffer>& out) {
   auto rows = in_place(device.stream, buffer, out);
   if (rows.has_error()) return rows.error();
-  return status(enqueue_clear(device.stream, geometry_of(buffer, batch_dims, 0), start, stop, *rows));
+  return status(enqueue_clear(device.stream, cleared.geometry, cleared.start, cleared.stop, *rows));
 }
 
 ffi::Error Mask(Device device, ffi::AnyBuffer buffer, ffi::AnyBuffer size, ffi::RemainingArgs,
-                ffi::Result<ffi::AnyBuffer> out, int64_t batch_dims) {
-  auto from = index_of(size);
-  if (from.has_error()) return from.error();
-  return clear_rows(device, buffer, *from, Index{}, out, batch_dims);
+                ffi::Result<ffi::AnyBuffer> out, BatchCall call) {
+  ffi::Error error;
+  Cleared cleared{};
+  if (!plan_mask(cleared, buffer, size, *out, call.batch_dims, error)) return error;
+  return clear_rows(device, cleared, buffer, out);
 }
 
 ffi::Error Clear(Device device, ffi::AnyBuffer buffer, ffi::AnyBuffer start, ffi::AnyBuffer stop, ffi::RemainingArgs,
-                 ffi::Result<ffi::AnyBuffer> out, int64_t batch_dims) {
-  auto from = index_of(start), to = index_of(stop);
-  if (from.has_error()) return from.error();
-  if (to.has_error()) return to.error();
-  return clear_rows(device, buffer, *from, *to, out, batch_dims);
+                 ffi::Result<ffi::AnyBuffer> out, BatchCall call) {
+  ffi::Error error;
+  Cleared cleared{};
+  if (!plan_clear(cleared, buffer, start, stop, *out, call.batch_dims, error)) return error;
+  return clear_rows(device, cleared, buffer, out);
 }
 
 ffi::Error ReadPart(Device device, ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::AnyBuffer count,
-                    ffi::RemainingArgs, ffi::Result<ffi::AnyBuffer> value, int64_t batch_dims) {
-  auto parts = make_parts(buffer, index, count, batch_dims);
-  if (parts.has_error()) return parts.error();
-  return status(enqueue_read_part(device.stream, *parts, buffer.untyped_data(), value->untyped_data()));
+                    ffi::RemainingArgs, ffi::Result<ffi::AnyBuffer> value, BatchCall call) {
+  ffi::Error error;
+  Parts parts{};
+  if (!plan_read_part(parts, buffer, index, count, *value, call.batch_dims, error)) return error;
+  return status(enqueue_read_part(device.stream, parts, buffer.untyped_data(), value->untyped_data()));
 }
 
 ffi::Error WritePart(Device device, ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::AnyBuffer value,
-                     ffi::AnyBuffer count, ffi::RemainingArgs, ffi::Result<ffi::AnyBuffer> out, int64_t batch_dims) {
-  auto parts = make_parts(buffer, index, count, batch_dims);
-  if (parts.has_error()) return parts.error();
+                     ffi::AnyBuffer count, ffi::RemainingArgs, ffi::Result<ffi::AnyBuffer> out, BatchCall call) {
+  ffi::Error error;
+  Parts parts{};
+  if (!plan_write_part(parts, buffer, index, value, count, *out, call.batch_dims, error)) return error;
   auto rows = in_place(device.stream, buffer, out);
   if (rows.has_error()) return rows.error();
-  return status(enqueue_write_part(device.stream, *parts, *rows, value.untyped_data()));
+  return status(enqueue_write_part(device.stream, parts, *rows, value.untyped_data()));
 }
 
-ffi::Error Check(Device device, ffi::AnyBuffer index, ffi::Buffer<ffi::S32> size,
-                 ffi::Result<ffi::Buffer<ffi::S32>> checked, std::string_view op, bool strict) {
-  auto rows = index_of(index);
-  if (rows.has_error()) return rows.error();
-  auto positions = static_cast<int64_t>(index.element_count());
-  if (positions == 0) return status(enqueue_nothing(device.stream));
-  LiveSize live{size.typed_data(), positions / static_cast<int64_t>(size.element_count())};
-  Report report = device.report(strict, op);
-  return status(enqueue_check(device.stream, *rows, live, checked->typed_data(), positions, report));
+ffi::Error Check(Device device, ffi::AnyBuffer index, ffi::AnyBuffer size, ffi::Result<ffi::AnyBuffer> out,
+                 CheckCall call) {
+  ffi::Error error;
+  Checked checked{};
+  if (!plan_check(checked, call.op, index, size, *out, error)) return error;
+  if (checked.positions == 0) return status(enqueue_nothing(device.stream));
+  Report report = device.report(call.strict, call.op);
+  return status(enqueue_check(device.stream, checked.index, checked.size, static_cast<int32_t*>(out->untyped_data()),
+                              checked.positions, report));
 }
 
 ffi::Error Fence(Device device, ffi::AnyBuffer buffer, ffi::RemainingArgs, ffi::Result<ffi::AnyBuffer> out) {
+  ffi::Error error;
+  if (!plan_fence(buffer, *out, error)) return error;
   auto rows = in_place(device.stream, buffer, out);
   return rows.has_error() ? rows.error() : status(enqueue_nothing(device.stream));
 }

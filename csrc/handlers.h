@@ -1,4 +1,4 @@
-// What the handlers of every platform share: the attributes of a call, and its geometry.
+// What the handlers of every platform share: the attributes of a call, and what it means once it has been checked.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,7 @@
 #include <string_view>
 #include <utility>
 
+#include "checks.h"
 #include "combine.h"
 #include "kernels.h"
 #include "registration.h"
@@ -15,98 +16,105 @@
 
 namespace jax_tensorarray {
 
-namespace ffi = xla::ffi;
-
-inline ffi::ErrorOr<IndexType> index_type(ffi::DataType type) {
-  switch (type) {
-    case ffi::S8: return IndexType::kS8;
-    case ffi::S16: return IndexType::kS16;
-    case ffi::S32: return IndexType::kS32;
-    case ffi::S64: return IndexType::kS64;
-    case ffi::U8: return IndexType::kU8;
-    case ffi::U16: return IndexType::kU16;
-    case ffi::U32: return IndexType::kU32;
-    case ffi::U64: return IndexType::kU64;
-    default: return ffi::Unexpected(ffi::Error::InvalidArgument("the index of a row op must be an integer"));
-  }
-}
-
-inline ElementType element_type(ffi::DataType type) {
-  switch (type) {
-    case ffi::PRED: return ElementType::kBool;
-    case ffi::S8: return ElementType::kS8;
-    case ffi::S16: return ElementType::kS16;
-    case ffi::S32: return ElementType::kS32;
-    case ffi::S64: return ElementType::kS64;
-    case ffi::U8: return ElementType::kU8;
-    case ffi::U16: return ElementType::kU16;
-    case ffi::U32: return ElementType::kU32;
-    case ffi::U64: return ElementType::kU64;
-    case ffi::F16: return ElementType::kF16;
-    case ffi::BF16: return ElementType::kBF16;
-    case ffi::F32: return ElementType::kF32;
-    case ffi::F64: return ElementType::kF64;
-    case ffi::F8E3M4: return ElementType::kF8E3M4;
-    case ffi::F8E4M3: return ElementType::kF8E4M3;
-    case ffi::F8E4M3FN: return ElementType::kF8E4M3FN;
-    case ffi::F8E4M3FNUZ: return ElementType::kF8E4M3FNUZ;
-    case ffi::F8E4M3B11FNUZ: return ElementType::kF8E4M3B11FNUZ;
-    case ffi::F8E5M2: return ElementType::kF8E5M2;
-    case ffi::F8E5M2FNUZ: return ElementType::kF8E5M2FNUZ;
-    case ffi::F8E8M0FNU: return ElementType::kF8E8M0FNU;
-    case ffi::C64: return ElementType::kC64;
-    case ffi::C128: return ElementType::kC128;
-    default: return ElementType::kNone;
-  }
-}
-
-inline ffi::ErrorOr<Index> index_of(const ffi::AnyBuffer& index) {
-  auto type = index_type(index.element_type());
-  if (type.has_error()) return ffi::Unexpected(type.error());
-  return Index{index.untyped_data(), nullptr, type.value()};
-}
-
 // The attributes that all row ops share.
 struct Call {
-  std::string_view op;  // the name the user called, for messages
   int64_t batch_dims;
-  bool strict;   // an index out of range is an error
-  bool masked;   // a `where` operand follows the named ones
-  bool sorted;   // the order of the positions, sorted by row, follows that
-  bool reverse;  // walk the positions last to first
+  bool masked;          // a `where` operand follows the named ones
+  std::string_view op;  // the name the user called, for messages
+  bool reverse;         // walk the positions last to first
+  bool sorted;          // the order of the positions, sorted by row, follows that
+  bool strict;          // an index out of range is an error
+};
+
+// Those of the ops that have rows for each batch.
+struct BatchCall {
+  int64_t batch_dims;
+};
+
+struct CheckCall {
+  std::string_view op;
+  bool strict;
 };
 
 }  // namespace jax_tensorarray
 
 // XLA hands attributes over sorted by name, so each of ours has its place. To look them up by name, as XLA's own
-// decoding of structs does, takes twice as many instructions as all else that a call of one row does.
+// decoding does, takes twice as many instructions as all else that a call of one row does.
 namespace xla::ffi {
 
-template <>
-struct AttrDecoding<jax_tensorarray::Call> {
-  using Type = jax_tensorarray::Call;
+template <class Attributes>
+struct DecodingByPlace {
+  using Type = Attributes;
 
-  static std::optional<Type> Decode(XLA_FFI_AttrType, void* dictionary, DiagnosticEngine& diagnostic) {
+ protected:
+  template <class T, size_t size>
+  struct Attribute {
+    const char (&name)[size];
+    T Attributes::* member;
+  };
+
+  template <class T, size_t size>
+  static Attribute<T, size> attribute(const char (&name)[size], T Attributes::* member) {
+    return {name, member};
+  }
+
+  // The attributes are these, in this order, and no others.
+  template <class... Expected>
+  XLA_FFI_ATTRIBUTE_ALWAYS_INLINE static std::optional<Type> decode(void* dictionary, DiagnosticEngine& diagnostic,
+                                                                    const Expected&... expected) {
     const auto& attrs = *static_cast<const XLA_FFI_Attrs*>(dictionary);
-    Type call;
-    if (get(attrs, 0, "batch_dims", call.batch_dims, diagnostic) && get(attrs, 1, "masked", call.masked, diagnostic) &&
-        get(attrs, 2, "op", call.op, diagnostic) && get(attrs, 3, "reverse", call.reverse, diagnostic) &&
-        get(attrs, 4, "sorted", call.sorted, diagnostic) && get(attrs, 5, "strict", call.strict, diagnostic)) {
-      return call;
+    if (XLA_FFI_PREDICT_FALSE(attrs.size != sizeof...(expected))) {
+      return diagnostic.Emit("Wrong number of attributes: expected ")
+             << sizeof...(expected) << " but got " << attrs.size;
     }
-    return std::nullopt;
+    Type decoded;
+    int64_t place = 0;
+    bool all = (get(attrs, place++, expected, decoded, diagnostic) && ...);
+    return XLA_FFI_PREDICT_TRUE(all) ? std::optional(decoded) : std::nullopt;
   }
 
  private:
   template <class T, size_t size>
-  XLA_FFI_ATTRIBUTE_ALWAYS_INLINE static bool get(const XLA_FFI_Attrs& attrs, int64_t place, const char (&name)[size],
-                                                  T& member, DiagnosticEngine& diagnostic) {
-    bool given = place < attrs.size && attrs.names[place]->len == size - 1 &&
-                 memcmp(attrs.names[place]->ptr, name, size - 1) == 0;
-    auto value = given ? AttrDecoding<T>::Decode(attrs.types[place], attrs.attrs[place], diagnostic) : std::nullopt;
-    if (value) member = *value;
-    else diagnostic.Emit("Wrong or missing attribute: ") << name;
-    return value.has_value();
+  XLA_FFI_ATTRIBUTE_ALWAYS_INLINE static bool get(const XLA_FFI_Attrs& attrs, int64_t place,
+                                                  const Attribute<T, size>& expected, Type& decoded,
+                                                  DiagnosticEngine& diagnostic) {
+    const XLA_FFI_ByteSpan& name = *attrs.names[place];
+    bool given = name.len == size - 1 && memcmp(name.ptr, expected.name, size - 1) == 0;
+    if (XLA_FFI_PREDICT_TRUE(given)) {
+      auto value = AttrDecoding<T>::Decode(attrs.types[place], attrs.attrs[place], diagnostic);
+      if (XLA_FFI_PREDICT_TRUE(value.has_value())) {
+        decoded.*expected.member = *value;
+        return true;
+      }
+    }
+    diagnostic.Emit("Wrong or missing attribute: ") << expected.name;
+    return false;
+  }
+};
+
+template <>
+struct AttrDecoding<jax_tensorarray::Call> : DecodingByPlace<jax_tensorarray::Call> {
+  XLA_FFI_ATTRIBUTE_ALWAYS_INLINE
+  static std::optional<Type> Decode(XLA_FFI_AttrType, void* dictionary, DiagnosticEngine& diagnostic) {
+    return decode(dictionary, diagnostic, attribute("batch_dims", &Type::batch_dims),
+                  attribute("masked", &Type::masked), attribute("op", &Type::op), attribute("reverse", &Type::reverse),
+                  attribute("sorted", &Type::sorted), attribute("strict", &Type::strict));
+  }
+};
+
+template <>
+struct AttrDecoding<jax_tensorarray::BatchCall> : DecodingByPlace<jax_tensorarray::BatchCall> {
+  XLA_FFI_ATTRIBUTE_ALWAYS_INLINE
+  static std::optional<Type> Decode(XLA_FFI_AttrType, void* dictionary, DiagnosticEngine& diagnostic) {
+    return decode(dictionary, diagnostic, attribute("batch_dims", &Type::batch_dims));
+  }
+};
+
+template <>
+struct AttrDecoding<jax_tensorarray::CheckCall> : DecodingByPlace<jax_tensorarray::CheckCall> {
+  XLA_FFI_ATTRIBUTE_ALWAYS_INLINE
+  static std::optional<Type> Decode(XLA_FFI_AttrType, void* dictionary, DiagnosticEngine& diagnostic) {
+    return decode(dictionary, diagnostic, attribute("op", &Type::op), attribute("strict", &Type::strict));
   }
 };
 
@@ -114,22 +122,10 @@ struct AttrDecoding<jax_tensorarray::Call> {
 
 namespace jax_tensorarray {
 
-inline int64_t product(ffi::AnyBuffer::Dimensions dims, size_t begin, size_t end) {
-  int64_t n = 1;
-  for (size_t d = begin; d < end; ++d) n *= dims[d];
-  return n;
-}
-
-inline Geometry geometry_of(const ffi::AnyBuffer& buffer, int64_t batch_dims, int64_t positions) {
-  auto dims = buffer.dimensions();
-  auto time = static_cast<size_t>(batch_dims);
-  Geometry g{};
-  g.batch = product(dims, 0, time);
-  g.size = dims[time];
-  g.count = g.batch == 0 ? 0 : positions / g.batch;
-  g.row = product(dims, time + 1, dims.size()) * static_cast<int64_t>(ffi::ByteWidth(buffer.element_type()));
-  return g;
-}
+// --- what a call means -----------------------------------------------------------------------------------------
+//
+// Each `plan_` fills in what its op has to know, if the call is right. If it is not, it returns false and leaves in
+// `error` what is wrong. Handlers do nothing before.
 
 // Where the buffer lies, which rows to visit, and how large everything is.
 struct Plan {
@@ -138,39 +134,124 @@ struct Plan {
   const int32_t* order;  // null: as they come
 };
 
-inline ffi::ErrorOr<Plan> make_plan(const Call& call, const ffi::AnyBuffer& buffer, const ffi::AnyBuffer& index,
-                                    const ffi::RemainingArgs& rest) {
-  Plan plan{};
-  auto rows = index_of(index);
-  if (rows.has_error()) return ffi::Unexpected(rows.error());
-  plan.index = rows.value();
+// `rows` are the operands and results that have a row for each position.
+template <class... Rows>
+XLA_FFI_ATTRIBUTE_ALWAYS_INLINE inline bool plan_rows(Plan& plan, const Call& call, ffi::AnyBuffer buffer,
+                                                      ffi::AnyBuffer index, const ffi::RemainingArgs& rest,
+                                                      ffi::Error& error, Rows... rows) {
+  Checks checks(call.op, error);
+  if (!checks.buffer(buffer, call.batch_dims) || !checks.index(index, plan.index) || !(checks.rows(rows) && ...)) {
+    return false;
+  }
+  plan.geometry = checks.geometry();
   if (call.masked) {
     auto where = rest.get<ffi::AnyBuffer>(0);
-    if (where.has_error()) return ffi::Unexpected(where.error());
-    plan.index.where = static_cast<const uint8_t*>(where.value().untyped_data());
+    if (where.has_error()) return error = missing(call.op, "where", "masked"), false;
+    if (!checks.where(*where)) return false;
+    plan.index.where = static_cast<const uint8_t*>(where->untyped_data());
   }
   if (call.sorted) {
-    auto order = rest.get<ffi::Buffer<ffi::S32>>(call.masked ? 1 : 0);
-    if (order.has_error()) return ffi::Unexpected(order.error());
-    plan.order = order.value().typed_data();
+    auto order = rest.get<ffi::AnyBuffer>(call.masked ? 1 : 0);
+    if (order.has_error()) return error = missing(call.op, "order", "sorted"), false;
+    if (!checks.order(*order)) return false;
+    plan.order = static_cast<const int32_t*>(order->untyped_data());
   }
-  plan.geometry = geometry_of(buffer, call.batch_dims, static_cast<int64_t>(index.element_count()));
-  return plan;
+  return true;
 }
 
-// In bytes. The parts of a row are its rows, so to say.
-inline ffi::ErrorOr<Parts> make_parts(const ffi::AnyBuffer& buffer, const ffi::AnyBuffer& index,
-                                      const ffi::AnyBuffer& parts, int64_t batch_dims) {
-  auto at = index_of(index), count = index_of(parts);
-  if (at.has_error()) return ffi::Unexpected(at.error());
-  if (count.has_error()) return ffi::Unexpected(count.error());
-  Geometry g = geometry_of(buffer, batch_dims, 0);
+inline bool plan_read(Plan& plan, const Call& call, ffi::AnyBuffer buffer, ffi::AnyBuffer index,
+                      const ffi::RemainingArgs& rest, ffi::AnyBuffer value, ffi::Error& error) {
+  return plan_rows(plan, call, buffer, index, rest, error, Argument{"result", value});
+}
+
+// `old` is there if the rows that are overwritten are a result too.
+template <class... Old>
+bool plan_write(Plan& plan, const Call& call, ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::AnyBuffer value,
+                const ffi::RemainingArgs& rest, ffi::AnyBuffer out, ffi::Error& error, Old... old) {
+  return plan_rows(plan, call, buffer, index, rest, error, Argument{"value", value}, Argument{"result old", old}...) &&
+         Checks(call.op, error).updated(buffer, out);
+}
+
+template <class Op>
+bool plan_combine(Plan& plan, const Call& call, ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::AnyBuffer value,
+                  const ffi::RemainingArgs& rest, ffi::AnyBuffer out, ffi::Error& error) {
+  if (!plan_write(plan, call, buffer, index, value, rest, out, error)) return false;
+  if (has_rule<Op>(element_type(buffer.element_type()))) return true;
+  return error = wrong(call.op, {"buffer", buffer}, "be of a dtype that this op has a meaning for"), false;
+}
+
+// Rows of each batch that are to be zeros.
+struct Cleared {
+  Geometry geometry;  // row in bytes
+  Index start, stop;
+};
+
+inline bool plan_mask(Cleared& cleared, ffi::AnyBuffer buffer, ffi::AnyBuffer size, ffi::AnyBuffer out,
+                      int64_t batch_dims, ffi::Error& error) {
+  Checks checks("jax_tensorarray_mask", error);
+  if (!checks.buffer(buffer, batch_dims) || !checks.bound({"size", size}, cleared.start)) return false;
+  cleared.geometry = checks.geometry();
+  return checks.updated(buffer, out);
+}
+
+inline bool plan_clear(Cleared& cleared, ffi::AnyBuffer buffer, ffi::AnyBuffer start, ffi::AnyBuffer stop,
+                       ffi::AnyBuffer out, int64_t batch_dims, ffi::Error& error) {
+  Checks checks("jax_tensorarray_clear", error);
+  if (!checks.buffer(buffer, batch_dims) || !checks.bound({"start", start}, cleared.start) ||
+      !checks.bound({"stop", stop}, cleared.stop)) {
+    return false;
+  }
+  cleared.geometry = checks.geometry();
+  return checks.updated(buffer, out);
+}
+
+// In bytes. The parts of a row are its rows, so to say. `row` is one for each batch.
+inline bool plan_parts(Parts& plan, Checks& checks, ffi::AnyBuffer buffer, ffi::AnyBuffer index, Argument row,
+                       ffi::AnyBuffer parts, int64_t batch_dims) {
+  if (!checks.buffer(buffer, batch_dims, 1) || !checks.bound({"index", index}, plan.index) || !checks.row(row) ||
+      !checks.bound({"parts", parts}, plan.count)) {
+    return false;
+  }
   int64_t of_a_row = buffer.dimensions()[static_cast<size_t>(batch_dims) + 1];
-  return Parts{g, at.value(), count.value(), of_a_row == 0 ? 0 : g.row / of_a_row};
+  plan.g = checks.geometry();
+  plan.part = of_a_row == 0 ? 0 : plan.g.row / of_a_row;
+  return true;
 }
 
-inline ffi::Error no_rule(const Call& call) {
-  return ffi::Error::InvalidArgument(std::string(call.op) + ": not for buffers of this dtype");
+inline bool plan_read_part(Parts& plan, ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::AnyBuffer parts,
+                           ffi::AnyBuffer value, int64_t batch_dims, ffi::Error& error) {
+  Checks checks("jax_tensorarray_read_part", error);
+  return plan_parts(plan, checks, buffer, index, {"result", value}, parts, batch_dims);
+}
+
+inline bool plan_write_part(Parts& plan, ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::AnyBuffer value,
+                            ffi::AnyBuffer parts, ffi::AnyBuffer out, int64_t batch_dims, ffi::Error& error) {
+  Checks checks("jax_tensorarray_write_part", error);
+  return plan_parts(plan, checks, buffer, index, {"value", value}, parts, batch_dims) && checks.updated(buffer, out);
+}
+
+// Indices, and how many rows there are for those of each batch.
+struct Checked {
+  Index index;
+  LiveSize size;
+  int64_t positions;
+};
+
+inline bool plan_check(Checked& checked, std::string_view op, ffi::AnyBuffer index, ffi::AnyBuffer size,
+                       ffi::AnyBuffer out, ffi::Error& error) {
+  Checks checks(op, error);
+  if (!checks.size(size) || !checks.index(index, checked.index) ||
+      !checks.is({"result", out}, ffi::S32, index.dimensions())) {
+    return false;
+  }
+  checked.size = {static_cast<const int32_t*>(size.untyped_data()), checks.geometry().count};
+  checked.positions = checks.geometry().positions();
+  return true;
+}
+
+inline bool plan_fence(ffi::AnyBuffer buffer, ffi::AnyBuffer out, ffi::Error& error) {
+  Checks checks("jax_tensorarray_fence", error);
+  return checks.whole_bytes(buffer) && checks.updated(buffer, out);
 }
 
 // Operands and results of each kind of op, appended to a binding that may hold a context already.
@@ -214,7 +295,7 @@ auto bind_mask(Binding binding) {
       .template Arg<ffi::AnyBuffer>()  // size
       .RemainingArgs()                 // readers
       .template Ret<ffi::AnyBuffer>()  // buffer
-      .template Attr<int64_t>("batch_dims");
+      .template Attrs<BatchCall>();
 }
 
 template <class Binding>
@@ -225,7 +306,7 @@ auto bind_clear(Binding binding) {
       .template Arg<ffi::AnyBuffer>()  // stop
       .RemainingArgs()                 // readers
       .template Ret<ffi::AnyBuffer>()  // buffer
-      .template Attr<int64_t>("batch_dims");
+      .template Attrs<BatchCall>();
 }
 
 template <class Binding>
@@ -236,7 +317,7 @@ auto bind_read_part(Binding binding) {
       .template Arg<ffi::AnyBuffer>()  // parts
       .RemainingArgs()                 // readers
       .template Ret<ffi::AnyBuffer>()  // value
-      .template Attr<int64_t>("batch_dims");
+      .template Attrs<BatchCall>();
 }
 
 template <class Binding>
@@ -248,17 +329,16 @@ auto bind_write_part(Binding binding) {
       .template Arg<ffi::AnyBuffer>()  // parts
       .RemainingArgs()                 // readers
       .template Ret<ffi::AnyBuffer>()  // buffer
-      .template Attr<int64_t>("batch_dims");
+      .template Attrs<BatchCall>();
 }
 
 template <class Binding>
 auto bind_check(Binding binding) {
   return std::move(binding)
-      .template Arg<ffi::AnyBuffer>()         // index
-      .template Arg<ffi::Buffer<ffi::S32>>()  // size
-      .template Ret<ffi::Buffer<ffi::S32>>()  // index
-      .template Attr<std::string_view>("op")
-      .template Attr<bool>("strict");
+      .template Arg<ffi::AnyBuffer>()  // index
+      .template Arg<ffi::AnyBuffer>()  // size
+      .template Ret<ffi::AnyBuffer>()  // index
+      .template Attrs<CheckCall>();
 }
 
 template <class Binding>

@@ -25,7 +25,7 @@
 
 namespace jax_tensorarray {
 
-enum class IndexType : uint8_t { kS8, kS16, kS32, kS64, kU8, kU16, kU32, kU64 };
+enum class IndexType : uint8_t { kS8, kS16, kS32, kS64, kU8, kU16, kU32, kU64, kNone };
 
 // `buffer` is [batch, size, row], `index` and `where` are [batch, count], `value` is [batch, count, row].
 // All arithmetic is 64-bit: a buffer may hold more than 2^31 elements.
@@ -62,6 +62,7 @@ struct Index {
       case IndexType::kU16: return static_cast<const uint16_t*>(data)[position];
       case IndexType::kU32: return static_cast<const uint32_t*>(data)[position];
       case IndexType::kU64: return static_cast<int64_t>(static_cast<const uint64_t*>(data)[position]);
+      case IndexType::kNone: break;
     }
     return kNoRow;
   }

@@ -133,10 +133,13 @@ struct Walk {
   bool reverse;          // visit the positions last to first; `order` has it in it
   Report report;
 
-  // The n-th position of a batch.
+  // The n-th position of a batch. The order is an operand like others: a number in it that is no position must not
+  // lead to an access of what is not there.
   TA_HD int64_t position(int64_t batch, int64_t n) const {
     int64_t first = batch * g.count;
-    return first + (order != nullptr ? order[first + n] : nth(n, g.count, reverse));
+    if (order == nullptr) return first + nth(n, g.count, reverse);
+    auto sorted = static_cast<uint32_t>(order[first + n]);
+    return first + (sorted < g.count ? sorted : 0);
   }
 
   TA_HD int64_t row(int64_t batch, int64_t n) const { return index.row(position(batch, n), g.size); }

@@ -115,7 +115,7 @@ def plus(a: Any, b: Any) -> np.ndarray:
         wide = object if a.dtype.itemsize == 8 else np.int64
         n = bits(a.dtype)
         half = 0 if a.dtype.name.startswith("u") else 2 ** (n - 1)
-        total = np.asarray(a.astype(wide) + b.astype(wide))
+        total = np.asarray(a.astype(wide) + b.astype(wide), wide)
         return np.asarray((total + half) % 2**n - half).astype(a.dtype)
     with np.errstate(all="ignore"):
         if a.dtype.itemsize <= 2:

@@ -301,6 +301,41 @@ def test_an_index_out_of_range_is_the_error_that_it_is_on_one_device(spec):
     assert_same(f(put(BUFFER, mesh, *spec), 3), np.concatenate([BUFFER[:3], np.ones((1, ROW)), BUFFER[4:]]))
 
 
+def divided_reads():
+    """Sums over all devices of what each reads by its part of the index."""
+    mesh = mesh_of(AxisType.Auto)
+    table, tables = put(BUFFER, mesh), put(np.stack([BUFFER] * 8), mesh, "x")
+
+    def read(b, i):
+        return ta_read(b, i, mode="drop")
+
+    def summed(b, i):
+        return lax.psum(read(b, i).sum(), "x")
+
+    return {
+        "positions": (lambda b, i: read(b, i).sum(), table),
+        "batch": (lambda b, i: jax.vmap(read)(b, i).sum(), tables),
+        "shard_map": (jax.shard_map(summed, mesh=mesh, in_specs=(P(), P("x")), out_specs=P()), table),
+    }
+
+
+@pytest.mark.parametrize("name", ["positions", "batch", "shard_map"])
+def test_one_device_may_drop_an_index_before_all_of_them_meet(name):
+    f, buffer = divided_reads()[name]
+    index = np.array([0, 1, 2, 3, 4, 99, 6, -1])
+    found = jax.jit(f)(buffer, put(index, mesh_of(AxisType.Auto), "x"))
+    assert_same(found, BUFFER[index[[0, 1, 2, 3, 4, 6]]].sum())
+
+
+def test_an_index_that_only_one_device_has_is_an_error_of_the_whole_program():
+    mesh = mesh_of(AxisType.Auto)
+    f = jax.jit(jax.vmap(lambda b, i: ta_write(b, i, 1.0, mode="error")))
+    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match="ta_write: index 99 is out of range for a Tens"):
+        finish(f(put(np.stack([BUFFER] * 8), mesh, "x"), put([0, 1, 2, 3, 4, 99, 6, 7], mesh, "x")))
+    with contextlib.suppress(jax.errors.JaxRuntimeError):  # of GPUs
+        check_errors()
+
+
 @pytest.mark.parametrize("spec", [(None, "x"), ("x", None)])
 def test_a_donated_buffer_is_updated_where_it_is(spec):
     mesh = mesh_of(AxisType.Auto)

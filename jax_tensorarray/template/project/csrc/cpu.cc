@@ -9,11 +9,11 @@ namespace {
 
 ffi::Error Run(ffi::AnyBuffer buffer, ffi::Buffer<ffi::S32> index, ffi::AnyBuffer value, ffi::AnyBuffer scale,
                ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> old, int64_t batch_dims) {
-  // XLA honours the alias of the lowering rule; another runtime that reads the same module need not.
-  if (out->untyped_data() != buffer.untyped_data() && buffer.size_bytes() != 0) {
-    memcpy(out->untyped_data(), buffer.untyped_data(), buffer.size_bytes());
-  }
-  return dispatch(Call{buffer, index, value, scale, out, old, batch_dims}, [](auto update) {
+  return dispatch(Call{buffer, index, value, scale, out, old, batch_dims}, [&](auto update) {
+    // XLA honours the alias of the lowering rule; another runtime that reads the same module need not.
+    if (out->untyped_data() != buffer.untyped_data() && buffer.size_bytes() != 0) {
+      memcpy(out->untyped_data(), buffer.untyped_data(), buffer.size_bytes());
+    }
     for (int64_t b = 0; b < update.batch; ++b) {
       auto* target = update.target(b);
       for (int64_t k = 0; k < update.row; ++k) update.element(target, b, k);

@@ -17,13 +17,14 @@ ffi::Error status(cudaError_t error) {
 ffi::Error Run(cudaStream_t stream, ffi::AnyBuffer buffer, ffi::Buffer<ffi::S32> index, ffi::AnyBuffer value,
                ffi::AnyBuffer scale, ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> old,
                int64_t batch_dims) {
-  if (out->untyped_data() != buffer.untyped_data() && buffer.size_bytes() != 0) {
-    auto error = cudaMemcpyAsync(out->untyped_data(), buffer.untyped_data(), buffer.size_bytes(),
-                                 cudaMemcpyDeviceToDevice, stream);
-    if (error != cudaSuccess) return status(error);
-  }
-  return dispatch(Call{buffer, index, value, scale, out, old, batch_dims},
-                  [stream](auto update) { return status(launch(stream, update)); });
+  return dispatch(Call{buffer, index, value, scale, out, old, batch_dims}, [&](auto update) {
+    if (out->untyped_data() != buffer.untyped_data() && buffer.size_bytes() != 0) {
+      auto error = cudaMemcpyAsync(out->untyped_data(), buffer.untyped_data(), buffer.size_bytes(),
+                                   cudaMemcpyDeviceToDevice, stream);
+      if (error != cudaSuccess) return status(error);
+    }
+    return status(launch(stream, update));
+  });
 }
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(kRun, Run, bind_update(ffi::Ffi::Bind().Ctx<ffi::PlatformStream<cudaStream_t>>()),

@@ -1,8 +1,11 @@
 // What the handlers of all platforms share: the signature of the call, and how its buffers become an Update.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "update.h"
 #include "xla/ffi/api/ffi.h"
@@ -46,12 +49,33 @@ Update<T> update_of(Call call) {
   return update;
 }
 
-// Calls `run` with the Update of the dtype. The lowering rule asks for no other dtypes, and one of them is an error
-// that Python sees: a handler must never abort the process.
+// The name of an argument that does not fit the others, or null. Anybody can call a handler with anything, so whatever
+// memory is addressed by is checked before any is touched.
+inline const char* misfit(Call call) {
+  auto shape = call.buffer.dimensions();
+  auto dims = static_cast<size_t>(call.batch_dims);
+  if (call.batch_dims < 0 || dims >= shape.size()) return "batch_dims";
+  std::vector<int64_t> all(shape.begin(), shape.end()), batch(all.begin(), all.begin() + dims), row(all);
+  row.erase(row.begin() + dims);
+  auto is = [](auto x, ffi::DataType type, const std::vector<int64_t>& like) {
+    auto shape = x.dimensions();
+    return x.element_type() == type && std::equal(shape.begin(), shape.end(), like.begin(), like.end());
+  };
+  auto type = call.buffer.element_type();
+  if (!is(call.index, ffi::S32, batch)) return "index";
+  if (!is(call.value, type, row)) return "value";
+  if (!is(call.scale, type, batch)) return "scale";
+  if (!is(*call.out, type, all)) return "the first result";
+  if (!is(*call.old, type, row)) return "the second result";
+  return nullptr;
+}
+
+// Calls `run` with the Update of the dtype. The lowering rule asks for nothing that is an error here, and what is one
+// is an error that Python sees: a handler must never abort the process.
 template <class Run>
 ffi::Error dispatch(Call call, Run run) {
-  if (call.batch_dims < 0 || call.batch_dims >= static_cast<int64_t>(call.buffer.dimensions().size())) {
-    return ffi::Error::InvalidArgument("decay_row: batch_dims does not fit the buffer");
+  if (const char* name = misfit(call)) {
+    return ffi::Error::InvalidArgument(std::string("decay_row: ") + name + " does not fit the buffer");
   }
   switch (call.buffer.element_type()) {
     case ffi::F32: return run(update_of<float>(call));

@@ -286,6 +286,29 @@ def test_kernels_that_are_newer_than_jaxlib_are_refused():
             _ffi.check_abi(built, running)
 
 
+# --- calls by hand ---------------------------------------------------------------------------------------------
+
+
+def test_a_call_by_hand_that_does_not_fit_is_an_error_before_memory_is_touched():
+    buffer, value, scale, index = operands(batch=(2,))
+    right = [jax.typeof(x) for x in (buffer, index, value, scale, buffer, value)]
+
+    def call(types, batch_dims):
+        results = [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in types[4:]]
+        made = jax.ffi.ffi_call(_ffi.TARGET, results)
+        return jax.block_until_ready(made(*(jnp.zeros(t.shape, t.dtype) for t in types[:4]), batch_dims=batch_dims))
+
+    wrong = r"decay_row: .* does not fit the buffer|Wrong buffer dtype"
+    call(right, np.int64(1))
+    for batch_dims in (-1, 0, 2, 4, 2**62):
+        with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match=wrong):
+            call(right, np.int64(batch_dims))
+    for k, t in enumerate(right):
+        for changed in (t.update(shape=(*t.shape, 2)), t.update(shape=(1, *t.shape[1:])), t.update(dtype=np.int64)):
+            with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match=wrong):
+                call([*right[:k], changed, *right[k + 1 :]], np.int64(1))
+
+
 # --- devices ---------------------------------------------------------------------------------------------------
 
 
