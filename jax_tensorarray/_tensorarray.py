@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,7 +19,7 @@ from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._ops.stack import ta_stack
 from jax_tensorarray._ops.write import ta_write_p
 from jax_tensorarray._register import row_params
-from jax_tensorarray._versions import Arrays, Layout, List, Version, into_capacity
+from jax_tensorarray._versions import Layout, Version, exactly, into_capacity
 
 Array = Any
 
@@ -206,7 +207,7 @@ class TensorArray:
             self._check_max_size(known)
             self._size = known
             if not infer_shape and not all_known:
-                self._version = Version(List([None] * known))
+                self._version = Version([None] * known)
         if all_known:
             self._allocate([(shape, _elements.as_dtype(dtype)) for shape, dtype in rows])
 
@@ -516,7 +517,7 @@ class TensorArray:
     def _layout(self) -> Layout:
         """Shapes and dtypes of the rows."""
         assert self._version is not None
-        layout: Layout = self._version.newest().layout
+        layout = self._version.layout
         if layout.ranks != self._spec.ranks:
             raise ValueError(
                 f"this TensorArray has rows of rank {_listed(self._spec.ranks)}, but those of its buffer are of rank "
@@ -529,27 +530,27 @@ class TensorArray:
         """The buffers, which are not ours alone from now on."""
         self._check_alive()
         assert self._version is not None
-        buffers: tuple[Array, ...] = self._version.share().buffers
+        buffers: tuple[Array, ...] = self._version.share()
         return buffers
 
     def _run(self, f: Callable[[tuple[Array, ...]], Any]) -> Any:
         """`f(buffers)`; if that is run right now they stay ours."""
         self._check_alive()
         assert self._version is not None
-        if _eager(() if self._version.owned else self._version.newest().buffers):
-            return self._version.look(lambda rows: f(rows.buffers))
-        return f(self._version.share().buffers)
+        if _eager(() if self._version.owned else self._version.newest()):
+            return self._version.look(f)
+        return f(self._version.share())
 
     def _check_alive(self) -> None:
         assert self._version is not None
         self._layout()
         if not self._version.owned:
-            _check_alive(self._version.newest().buffers)
+            _check_alive(self._version.newest())
 
     def _is_concrete(self) -> bool:
         """Whether the rows are arrays, with nothing traced."""
         assert self._version is not None
-        return self._version.owned or not _traced(self._version.newest().buffers)
+        return self._version.owned or not _traced(self._version.newest())
 
     def _capacity(self) -> int:
         return self._layout().capacity
@@ -581,7 +582,7 @@ class TensorArray:
         if not spec.dynamic_size:
             self._size = None
         # A write outside of tracing may update them in place: nobody else has them.
-        self._version = Version(Arrays(buffers), owned=_eager(buffers))
+        self._version = Version(buffers, owned=_eager(buffers))
 
     def _stacked_spec(self, ranks: list[int]) -> _Spec:
         spec = self._spec
@@ -594,9 +595,7 @@ class TensorArray:
         size = n if self._spec.dynamic_size else None
         ta = self._with(None, size)
         ta._spec = self._stacked_spec([x.ndim - 1 for x in values])
-        ta._version = Version(
-            Arrays(tuple(values if capacity is None else (into_capacity(x, capacity) for x in values)))
-        )
+        ta._version = Version(tuple(values if capacity is None else (into_capacity(x, capacity) for x in values)))
         return ta
 
     def _converted(self, value: Any) -> list[Array]:
@@ -657,22 +656,18 @@ class TensorArray:
         if grows:
             buffers, size = self._grown(buffers, index, known, where, at_end)
         buffers = tuple(_write(op, b, index, x, where) for b, x in zip(buffers, values, strict=True))
-        return self._with(Version(Arrays(buffers)), size if grows else self._size)
+        return self._with(Version(buffers), size if grows else self._size)
 
     def _put_now(self, index: Any, values: list[Array], size: int) -> "TensorArray":
         """Write outside of tracing, in place where nobody else has the rows."""
         assert self._version is not None
         self._check_alive()
-        stop = _largest(index) + 1
-        version, capacity = self._version, self._capacity()
-        if stop > size:
-            # Of many rows those in between may stay unwritten; of one, only those before it.
-            zeros_to = stop - 1 if isinstance(index, int) else stop
-            if zeros_to > size or stop > capacity:
-                room = capacity if stop <= capacity else max(stop, 2 * capacity, 8)
-                version = version.make_room(size, zeros_to, room)
-            size = stop
-        version = version.write(index, tuple(values), size)
+        stop, capacity = _largest(index) + 1, self._capacity()
+        # Of many rows those in between may stay unwritten; of one, only those before it.
+        zeros = size, stop - 1 if isinstance(index, int) else stop
+        room = max(stop, 2 * capacity, 8) if stop > capacity else 0
+        size = max(size, stop)
+        version = self._version.write(index, tuple(values), size, zeros, room)
         return self._with(version, size if self._spec.dynamic_size else None)
 
     def _grown(
@@ -707,7 +702,7 @@ class TensorArray:
             return self._list_rows(op, int(known))[0]
         self._need_shape(op)
         if known is not None and size is not None and self._is_concrete() and _compat.executes_eagerly():
-            return spec.element.unflatten(self._run(lambda buffers: _read_now(buffers, known)))
+            return spec.element.unflatten(self._run(lambda buffers: exactly(partial(_read_now, buffers), known)))
         buffers = self._buffers()
         if size is None or (known is None and size != self._capacity()):
             index = index if checked else ta_check(index, self._live(), op=op)
@@ -747,7 +742,7 @@ class TensorArray:
     def _as_list(self, rows: list[Array]) -> "TensorArray":
         spec = self._spec
         dtype = spec.dtype if spec.ranks is None else self.dtype
-        return self._with(Version(List(rows)), len(rows), ranks=None, dtype=dtype)
+        return self._with(Version(rows), len(rows), ranks=None, dtype=dtype)
 
     def _need_known(self, op: str, index: Any) -> None:
         if index is None:
@@ -761,17 +756,15 @@ class TensorArray:
         assert self._version is not None
         version = self._version
         if not _compat.executes_eagerly():  # what a transformation writes must not be seen outside of it
-            version = Version(version.share().copy(), owned=True, seen=size)
-        if index >= size:
-            capacity = len(version.newest().rows)
-            version = version.make_room(size, index, max(index + 1, 2 * capacity) if index >= capacity else capacity)
-            size = index + 1
-        return self._with(version.write(index, row, size), size)
+            version = Version(list(version.share()), owned=True, seen=size)
+        capacity, zeros = len(version.newest()), (size, index)
+        size = max(size, index + 1)
+        return self._with(version.write(index, row, size, zeros, max(size, 2 * capacity) if size > capacity else 0), size)
 
     def _list_rows(self, op: str, index: int | None = None) -> list[Array]:
         """All rows, or one of them; unwritten ones are zeros if the shape of a row is known."""
         assert self._version is not None
-        rows = self._version.look(lambda rows: rows.rows[: self._size])
+        rows = self._version.look(lambda rows: rows[: self._size])
         found = []
         for i, row in enumerate(rows if index is None else rows[index : index + 1], index or 0):
             if row is None:
@@ -797,7 +790,7 @@ class TensorArray:
     def _flatten(self) -> tuple[tuple[Any, ...], Any]:
         spec = self._spec
         if spec.ranks is None and _compat.flattened_by_control_flow():
-            rows = () if self._version is None else self._version.newest().rows
+            rows = () if self._version is None else self._version.newest()
             if all(row is None for row in rows):
                 raise TypeError(
                     "a TensorArray whose rows have an unknown shape cannot enter scan, while_loop, fori_loop or cond; "
@@ -806,9 +799,9 @@ class TensorArray:
         if self._version is None:
             return (), (spec, self._size)
         if spec.ranks is None:
-            rows = self._version.share().rows[: self._size]
+            rows = self._version.share()[: self._size]
             return (tuple(rows),), (spec, None)
-        buffers = self._version.share().buffers
+        buffers = self._version.share()
         if spec.max_size is not None:
             size = self._size
             if isinstance(size, int) and hasattr(buffers[0], "shape"):  # beside what are no rows, it is no size
@@ -824,13 +817,12 @@ class TensorArray:
         if self._spec.max_size is None or self._spec.ranks is None:
             return self
         assert self._version is not None
-        rows = self._version.newest()
         if (
-            not all(isinstance(b, (jax.Array, np.ndarray)) for b in rows.buffers)
-            or rows.layout.ranks != self._spec.ranks
+            not all(isinstance(b, (jax.Array, np.ndarray)) for b in self._version.newest())
+            or self._version.layout.ranks != self._spec.ranks
         ):
             return self  # in the hands of JAX
-        return self._with(Version(Arrays(tuple(self._stacked("TensorArray", True)))), self._size)
+        return self._with(Version(tuple(self._stacked("TensorArray", True))), self._size)
 
     def __copy__(self) -> "TensorArray":
         return self.identity()
@@ -851,9 +843,9 @@ def _unflatten(aux: Any, children: Any) -> TensorArray:
     ta._spec, ta._size = aux
     ta._version = None
     if children and ta._spec.ranks is None:
-        ta._version, ta._size = Version(List(list(children[0]))), len(children[0])
+        ta._version, ta._size = Version(list(children[0])), len(children[0])
     elif children:
-        ta._version = Version(Arrays(tuple(ta._spec.element.flatten_up_to(children[0]))))
+        ta._version = Version(tuple(ta._spec.element.flatten_up_to(children[0])))
         ta._size = children[1] if len(children) > 1 else None
     return ta
 
@@ -900,4 +892,4 @@ def _read(op: str, buffer: Array, index: Any) -> Array:
 @jax.jit
 def _read_now(buffers: tuple[Array, ...], index: Array) -> list[Array]:
     params = row_params("TensorArray.read", "drop")
-    return [ta_read_p.bind(b, jnp.asarray(index, jnp.int32), **params) for b in buffers]
+    return [ta_read_p.bind(b, index, **params) for b in buffers]
