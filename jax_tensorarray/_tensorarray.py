@@ -45,6 +45,13 @@ class _Spec:
         return f"rows of rank {_listed(self.ranks)}"
 
 
+@dataclass(frozen=True)
+class _Leaf:
+    """A size that came as a leaf of a pytree or out of a file: it may be anything, and is checked where it is used."""
+
+    value: Any
+
+
 class TensorArray:
     """A list of arrays, the rows, with the methods and the meaning of `tf.TensorArray`.
 
@@ -100,7 +107,7 @@ class TensorArray:
 
     _spec: _Spec
     _version: Version | None  # None as long as the shape of a row is unknown
-    _size: Any  # of the live rows: a Python integer, an int32 array, or None for all that are there
+    _size: Any  # of the live rows: a Python integer, a traced int32, a _Leaf, or None for all that are there
 
     def __init__(
         self,
@@ -178,6 +185,8 @@ class TensorArray:
             known = _elements.known_size(max_size)
             if known is None:
                 raise TypeError("TensorArray: max_size is a shape and must be known while tracing")
+            if known > np.iinfo(np.int32).max:
+                raise ValueError(f"TensorArray: max_size must be below 2**31, since sizes are of int32, got {known}")
             max_size = known
         dtype = _elements.as_dtype(rows[0][1]) if element == _ONE else None
         self._spec = _Spec(element, bool(dynamic_size), max_size, infer_shape, rows[0][0], dtype)
@@ -202,7 +211,9 @@ class TensorArray:
                 )
             if not all_known:
                 raise TypeError("TensorArray: a traced size needs element_shape")
-            self._size = jnp.asarray(size, jnp.int32)
+            # Under vmap one that is not allowed is dropped, as an index is: there are no rows then.
+            checked = ta_check(size, self._spec.max_size + 1, op="TensorArray: size not in [0, max_size]")
+            self._size = jnp.maximum(checked, 0)
         else:
             self._check_max_size(known)
             self._size = known
@@ -239,7 +250,9 @@ class TensorArray:
     def size(self, name: str | None = None) -> Any:
         """Number of rows: a NumPy int32 where it is known, a traced one for an array with `max_size` inside `jit`."""
         size = self._live()
-        return np.int32(size) if isinstance(size, (int, np.ndarray)) else size
+        if isinstance(size, jax.core.Tracer):
+            return size
+        return np.int32(size) if size <= np.iinfo(np.int32).max else np.int64(size)
 
     def __len__(self) -> int:
         size = self._known_live()
@@ -360,7 +373,7 @@ class TensorArray:
             row = self._read(op, size - 1, size - 1)
             return self._with(self._version, size - 1), row
         size = self._live()
-        row = self._read(op, size - 1, None, checked=True)  # -1 is no row, and no index past the live rows is asked for
+        row = self._read(op, size - 1, None)
         return self._with(self._version, jnp.maximum(size - 1, 0)), row
 
     # --- many rows ---------------------------------------------------------------------------------------------
@@ -556,18 +569,32 @@ class TensorArray:
         return self._layout().capacity
 
     def _live(self) -> Any:
-        """Number of live rows, a Python integer or an int32 array."""
-        _check_alive((self._size,))
-        return self._capacity() if self._size is None else self._size
+        """Number of live rows, a Python integer or a traced int32."""
+        size = self._size
+        if isinstance(size, _Leaf):
+            size = self._checked_size(size.value)
+            if isinstance(size, int):
+                self._size = size  # a traced one must not outlive what is being traced
+        return self._capacity() if size is None else size
 
     def _known_live(self) -> int | None:
         size = self._live()
-        if isinstance(size, jax.core.Tracer):
-            return None
-        if not isinstance(size, int):
-            self._layout()  # of many arrays that were stacked, none has this size
-            size = self._size = int(size)
-        return size
+        return None if isinstance(size, jax.core.Tracer) else int(size)
+
+    def _checked_size(self, size: Any) -> Any:
+        """A size that came from outside."""
+        capacity = self._capacity()  # of many arrays that were stacked, none has this size
+        if getattr(size, "ndim", None) == 0 and not isinstance(size, jax.core.Tracer):
+            _check_alive((size,))
+            size = np.asarray(size)[()]
+        known = _elements.known_size(size)
+        if known is None:
+            # -1 is the size of an array of which no row can be read, written or taken: nothing else says that there is
+            # something wrong.
+            return jnp.where(_is_index(size, capacity + 1), size.astype(jnp.int32), -1)
+        if known > capacity:
+            raise ValueError(f"TensorArray: size {known} is larger than max_size {capacity}")
+        return known
 
     def _allocate(self, rows: list[tuple[Any, Any]]) -> None:
         """Make the buffers: zeros for the rows that are there, nothing for those that may come."""
@@ -674,14 +701,14 @@ class TensorArray:
         self, buffers: tuple[Array, ...], index: Any, known: Any, where: Any, at_end: bool
     ) -> tuple[tuple[Array, ...], Any]:
         """Zeros in the rows between the live ones and those that are about to be written, and the new size."""
-        max_size, size = self._spec.max_size, self._live()
+        size = self._live()
         new_size: Any
         if isinstance(size, int) and known is not None and where is None:
             new_size = max(size, _largest(known) + 1)
             at_end = at_end or (isinstance(known, int) and known <= size)
         else:
             index = jnp.asarray(index)
-            written = (index >= 0) & (index < max_size)  # an index outside is an error, or dropped under vmap
+            written = _is_index(index, self._capacity())  # one outside is an error, or dropped under vmap
             if where is not None:
                 written &= where
             stops = jnp.where(written, index.astype(jnp.int32) + 1, 0)
@@ -692,7 +719,7 @@ class TensorArray:
             buffers = tuple(ta_clear(b, size, stop) for b in buffers)
         return buffers, new_size
 
-    def _read(self, op: str, index: Any, known: Any, checked: bool = False) -> Any:
+    def _read(self, op: str, index: Any, known: Any) -> Any:
         """Rows at an index of any shape; `known` if it is not traced."""
         spec, size = self._spec, self._known_live()
         if known is not None and size is not None:
@@ -703,16 +730,16 @@ class TensorArray:
         self._need_shape(op)
         if known is not None and size is not None and self._is_concrete() and _compat.executes_eagerly():
             return spec.element.unflatten(self._run(lambda buffers: exactly(partial(_read_now, buffers), known)))
-        buffers = self._buffers()
+        buffers, mode = self._buffers(), None
         if size is None or (known is None and size != self._capacity()):
-            index = index if checked else ta_check(index, self._live(), op=op)
-        return spec.element.unflatten([_read(op, b, index) for b in buffers])
+            index, mode = ta_check(index, self._live(), op=op), "drop"
+        return spec.element.unflatten([_read(op, b, index, mode) for b in buffers])
 
     def _stacked(self, op: str, pad: bool) -> list[Array]:
         spec, size = self._spec, self._known_live()
         if spec.max_size is not None and pad and not self._is_list():
             self._need_shape(op)
-            if size == spec.max_size:
+            if size == self._capacity():
                 return list(self._buffers())
             return self._run(lambda buffers: [ta_stack(b, self._live()) for b in buffers])
         if size is None:
@@ -804,9 +831,10 @@ class TensorArray:
         buffers = self._version.share()
         if spec.max_size is not None:
             size = self._size
-            if isinstance(size, int) and hasattr(buffers[0], "shape"):  # beside what are no rows, it is no size
+            if isinstance(size, int):
                 # An array of rank 0, since not every library takes NumPy scalars: orbax does not restore into one.
                 size = np.array(size, np.int32)
+            size = size.value if isinstance(size, _Leaf) else size
             return (spec.element.unflatten(buffers), size), (spec, None)
         if self._size is not None:
             buffers = tuple(b if b.shape[0] == self._size else b[: self._size] for b in buffers)
@@ -829,7 +857,7 @@ class TensorArray:
 
     def __reduce__(self) -> Any:
         children, aux = self._zero_padded()._flatten()
-        return _unflatten, (aux, children)
+        return _restored, (aux, children)
 
 
 def _flatten_with_keys(ta: TensorArray) -> tuple[Any, Any]:
@@ -846,7 +874,16 @@ def _unflatten(aux: Any, children: Any) -> TensorArray:
         ta._version, ta._size = Version(list(children[0])), len(children[0])
     elif children:
         ta._version = Version(tuple(ta._spec.element.flatten_up_to(children[0])))
-        ta._size = children[1] if len(children) > 1 else None
+        ta._size = _Leaf(children[1]) if len(children) > 1 else None
+    return ta
+
+
+def _restored(aux: Any, children: Any) -> TensorArray:
+    """A TensorArray from a file, whose size is checked at once if it is there."""
+    ta = _unflatten(aux, children)
+    size = ta._size.value if isinstance(ta._size, _Leaf) else None
+    if isinstance(size, np.ndarray | np.generic | jax.Array | int) and not np.ndim(size):
+        ta._live()
     return ta
 
 
@@ -875,6 +912,11 @@ def _largest(index: Any) -> int:
     return index if isinstance(index, int) else int(index.max())
 
 
+def _is_index(index: Array, size: int) -> Array:
+    """Whether a traced index is in [0, size), computed in its own dtype, which need not hold the size."""
+    return (index >= 0) & (index <= min(size - 1, jnp.iinfo(index.dtype).max))
+
+
 def _listed(ranks: Any) -> str:
     return ", ".join(map(str, ranks))
 
@@ -884,8 +926,8 @@ def _write(op: str, buffer: Array, index: Any, value: Array, where: Any) -> Arra
     return ta_write_p.bind(buffer, index, value, *where, **row_params(op, mode))
 
 
-def _read(op: str, buffer: Array, index: Any) -> Array:
-    buffer, index, _, mode = _arguments.row_operands(op, buffer, index, None, None)
+def _read(op: str, buffer: Array, index: Any, mode: str | None) -> Array:
+    buffer, index, _, mode = _arguments.row_operands(op, buffer, index, None, mode)
     return ta_read_p.bind(buffer, index, **row_params(op, mode))
 
 
