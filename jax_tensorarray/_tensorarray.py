@@ -40,7 +40,8 @@ class _Spec:
 
     def __repr__(self) -> str:
         if self.ranks is None:
-            shape = "an unknown shape" if self.infer_shape else "shapes that may differ"
+            known = "an unknown shape" if self.shape is None else "a partly unknown shape"
+            shape = known if self.infer_shape else "shapes that may differ"
             return f"rows of {shape} (element_shape={self.shape})"
         return f"rows of rank {_listed(self.ranks)}"
 
@@ -155,7 +156,10 @@ class TensorArray:
         if not leaves:
             raise ValueError("TensorArray.like: there is no array in x")
         ta = cls.__new__(cls)
-        rows = [(np.shape(leaf), leaf.dtype if hasattr(leaf, "dtype") else jnp.result_type(leaf)) for leaf in leaves]
+        rows = []
+        for leaf in leaves:
+            row = leaf if hasattr(leaf, "dtype") else _elements.as_rows("TensorArray.like", leaf)
+            rows.append((np.shape(row), row.dtype))
         ta._create(element, rows, size, dynamic_size, max_size, True)
         return ta
 
@@ -167,7 +171,7 @@ class TensorArray:
         Array([2., 3.], dtype=float32)
         """
         leaves, element = jax.tree.flatten(value)
-        leaves = [_elements.as_rows(x, jnp.asarray(x).dtype) for x in leaves]
+        leaves = [_elements.as_rows("TensorArray.from_array", x) for x in leaves]
         if not leaves:
             raise ValueError("TensorArray.from_array: there is no array in value")
         n = _elements.number_of_rows("TensorArray.from_array", leaves)
@@ -182,7 +186,7 @@ class TensorArray:
         if max_size is not None:
             if not dynamic_size:
                 raise ValueError("TensorArray: max_size says how far an array may grow, so it needs dynamic_size=True")
-            known = _elements.known_size(max_size)
+            known = _elements.known_size(max_size, "max_size")
             if known is None:
                 raise TypeError("TensorArray: max_size is a shape and must be known while tracing")
             if known > np.iinfo(np.int32).max:
@@ -322,8 +326,8 @@ class TensorArray:
         """
         op = "TensorArray.write"
         at, on = _elements.known_index(op, index), _elements.known_predicate(op, where)
-        values = self._converted(value)
-        self = self._accepting([x.shape for x in values])
+        values = self._converted(op, value)
+        self = self._accepting(op, [x.shape for x in values])
         return self._put(op, index if at is None else at, at, values, where, on)
 
     def append(self, value: Any, *, where: Any = None) -> "TensorArray":
@@ -346,8 +350,8 @@ class TensorArray:
         op = "TensorArray.append"
         self._check_dynamic(op)
         on = _elements.known_predicate(op, where)
-        values = self._converted(value)
-        self = self._accepting([x.shape for x in values])
+        values = self._converted(op, value)
+        self = self._accepting(op, [x.shape for x in values])
         at = self._known_live()
         return self._put(op, self._live() if at is None else at, at, values, where, on, at_end=True)
 
@@ -437,9 +441,9 @@ class TensorArray:
         indices = jnp.asarray(indices) if known is None else known
         if indices.ndim != 1:
             raise ValueError(f"{op}: indices must be a vector, got shape {indices.shape}")
-        values = self._converted(value)
+        values = self._converted(op, value)
         n = _elements.number_of_rows(op, values)
-        self = self._accepting([x.shape[1:] for x in values])
+        self = self._accepting(op, [x.shape[1:] for x in values])
         if n != indices.shape[0]:
             raise ValueError(f"{op}: {indices.shape[0]} indices were given, and {n} rows")
         if self._is_list():
@@ -456,9 +460,9 @@ class TensorArray:
             ValueError: there are more rows than the array has, and it is not dynamic; or rows of another shape.
         """
         op = "TensorArray.unstack"
-        values = self._converted(value)
+        values = self._converted(op, value)
         n = _elements.number_of_rows(op, values)
-        self = self._accepting([x.shape[1:] for x in values], replaced=True)
+        self = self._accepting(op, [x.shape[1:] for x in values], replaced=True)
         if not self._spec.dynamic_size and n > len(self):
             raise ValueError(f"Cannot unstack {n} tensors into a TensorArray of static size {len(self)}")
         if self._spec.max_size is not None and n > self._spec.max_size:
@@ -480,7 +484,7 @@ class TensorArray:
         op = "TensorArray.split"
         lengths = _elements.as_lengths(lengths)
         spec = self._spec
-        values = self._converted(value)
+        values = self._converted(op, value)
         for x in values:
             _elements.check_lengths(lengths, x)
         if not spec.dynamic_size and len(lengths) != len(self):
@@ -496,7 +500,7 @@ class TensorArray:
         if not lengths:
             return self._with(self._version, 0 if spec.dynamic_size else self._size)
         length = lengths[0] if len(set(lengths)) == 1 else None
-        self = self._accepting([(length, *x.shape[1:]) for x in values], replaced=True)
+        self = self._accepting(op, [(length, *x.shape[1:]) for x in values], replaced=True)
         if self._spec.max_size is not None and len(lengths) > self._spec.max_size:
             raise ValueError(f"Cannot split into {len(lengths)} rows with max_size {self._spec.max_size}")
         if length is not None:
@@ -625,23 +629,23 @@ class TensorArray:
         ta._version = Version(tuple(values if capacity is None else (into_capacity(x, capacity) for x in values)))
         return ta
 
-    def _converted(self, value: Any) -> list[Array]:
+    def _converted(self, op: str, value: Any) -> list[Array]:
         """The leaves of `value` as arrays of the dtype of the rows."""
         spec = self._spec
         try:
             leaves = spec.element.flatten_up_to(value)
         except (TypeError, ValueError) as error:
             raise ValueError(
-                f"TensorArray: rows have the structure {spec.element}, but value has {jax.tree.structure(value)}"
+                f"{op}: rows have the structure {spec.element}, but value has {jax.tree.structure(value)}"
             ) from error
         dtypes = (spec.dtype,) if spec.ranks is None else self._layout().dtypes
-        return [_elements.as_rows(x, dtype) for x, dtype in zip(leaves, dtypes, strict=True)]
+        return [_elements.as_rows(op, x, dtype) for x, dtype in zip(leaves, dtypes, strict=True)]
 
-    def _accepting(self, shapes: list[Shape], *, replaced: bool = False) -> "TensorArray":
+    def _accepting(self, op: str, shapes: list[Shape], *, replaced: bool = False) -> "TensorArray":
         """The array, able to hold rows of those shapes from now on. `replaced` says that all rows will be others."""
         spec = self._spec
         if spec.ranks is None:
-            _elements.check_shape(shapes[0], spec.shape)
+            _elements.check_shape(op, shapes[0], spec.shape)
             if not spec.infer_shape or replaced:
                 return self
             ta = self._with(None, self._size)
@@ -652,8 +656,8 @@ class TensorArray:
             return self
         if spec.infer_shape:
             for shape, row in zip(shapes, expected, strict=True):
-                _elements.check_shape(shape, row)
-        _elements.check_shape(shapes[0], spec.shape)
+                _elements.check_shape(op, shape, row)
+        _elements.check_shape(op, shapes[0], spec.shape)
         return self if replaced else self._as_list(list(self._stacked("TensorArray", False)[0]))
 
     def _put(
@@ -819,9 +823,10 @@ class TensorArray:
         if spec.ranks is None and _compat.flattened_by_control_flow():
             rows = () if self._version is None else self._version.newest()
             if all(row is None for row in rows):
+                given = "an unknown shape" if spec.shape is None else f"a partly unknown shape, {spec.shape},"
                 raise TypeError(
-                    "a TensorArray whose rows have an unknown shape cannot enter scan, while_loop, fori_loop or cond; "
-                    "say the shape of a row: TensorArray(..., element_shape=...)"
+                    f"a TensorArray whose rows have {given} cannot enter scan, while_loop, fori_loop or cond; say all "
+                    "of the shape of a row: TensorArray(..., element_shape=...)"
                 )
         if self._version is None:
             return (), (spec, self._size)

@@ -260,10 +260,15 @@ class Version:
         def shared(store: _Store, nested: bool) -> Any:
             if nested:
                 return _copied(store.rows)
+            store.trim()
+            if len(store.log) > 1:  # older versions need these rows, and the others may donate them
+                return self.detach()
             store.owned = False
             return store.rows
 
-        return self._alone(shared)
+        while (rows := self._alone(shared)) is None:
+            pass
+        return rows
 
     def write(
         self, index: Any, values: Any, stop: int, zeros: tuple[int, int] = (0, 0), capacity: int = 0
