@@ -14,7 +14,7 @@ every version must be as it was, and the lock free. Three rules are kept for tha
   assign that belongs to it.
 - What is not done by one such call is done in an order that is right at every step: the log has what a list is going
   to lose before it loses it, and only what nobody else has is changed in several steps.
-- The lock is taken by `Version._alone` and nothing else.
+- The lock is taken by `_Store.alone` and nothing else.
 """
 
 import threading
@@ -221,6 +221,20 @@ class _Store:
                 oldest.detach()
             self.log.popleft()
 
+    def alone(self, f: Callable[..., Any], *args: Any) -> Any:
+        """`f(self, nested, *args)` under the lock, which is free afterwards wherever an interrupt comes.
+
+        `nested` says that this thread has the lock already: a handler of a signal, or a finalizer, which uses what it
+        has interrupted. It may look at the rows, but neither change nor keep them.
+        """
+        nested = self.lock._is_owned()
+        try:
+            with self.lock:
+                return f(self, nested, *args)
+        finally:  # an interrupt may come when the block is left and the lock not yet released
+            if not nested and self.lock._is_owned():
+                self.lock.release()
+
 
 class Version:
     """One version of the rows, held by the TensorArrays that have it."""
@@ -302,21 +316,13 @@ class Version:
         self._at = _Store(store.rows_of(number), True, store.seen), 0
 
     def _alone(self, f: Callable[[_Store, bool], Any]) -> Any:
-        """`f(store, nested)` under the lock of the store of which this is the newest version.
-
-        `nested` says that this thread has the lock already: a handler of a signal, or a finalizer, which uses what it
-        has interrupted. It may look at the rows, but neither change nor keep them.
-        """
+        """`f(store, nested)`, alone with the store of which this is the newest version: see `_Store.alone`."""
         while True:
-            store, number = self._at
-            lock = store.lock
-            nested = lock._is_owned()
-            try:
-                with lock:
-                    if self._at[0] is store and number != store.log[-1][0]:
-                        self.detach()
-                    if self._at[0] is store:
-                        return f(store, nested)
-            finally:  # an interrupt may come when the block is left and the lock not yet released
-                if not nested and lock._is_owned():
-                    lock.release()
+            found = self._at[0].alone(self._newest_in, f)
+            if found:
+                return found[0]
+
+    def _newest_in(self, store: _Store, nested: bool, f: Callable[[_Store, bool], Any]) -> Any:
+        if self._at[0] is store and self._at[1] != store.log[-1][0]:
+            self.detach()
+        return (f(store, nested),) if self._at[0] is store else ()
