@@ -155,7 +155,9 @@ def as_rows(op: str, value: Any, dtype: Any = None) -> Array:
     try:
         return jnp.asarray(value, dtype)
     except ValueError as error:
-        raise ValueError(f"{op}: value must be an array, or a list that is as long everywhere, got {value!r}") from error
+        raise ValueError(
+            f"{op}: value must be an array, or a list that is as long everywhere, got {value!r}"
+        ) from error
 
 
 def _as_array(op: str, value: Any, dtype: Any) -> Array:

@@ -208,7 +208,8 @@ class TensorArray:
         known = _elements.known_size(size)
         all_known = all(_elements.is_known(shape) for shape, _ in rows)
         if known is None:
-            if max_size is None:
+            limit = self._spec.max_size
+            if limit is None:
                 raise TypeError(
                     "TensorArray: size is a shape and must be known while tracing, got a traced value; give "
                     "dynamic_size=True and max_size for a size that is known only at run time"
@@ -216,7 +217,7 @@ class TensorArray:
             if not all_known:
                 raise TypeError("TensorArray: a traced size needs element_shape")
             # Under vmap one that is not allowed is dropped, as an index is: there are no rows then.
-            checked = ta_check(size, self._spec.max_size + 1, op="TensorArray: size not in [0, max_size]")
+            checked = ta_check(size, limit + 1, op="TensorArray: size not in [0, max_size]")
             self._size = jnp.maximum(checked, 0)
         else:
             self._check_max_size(known)
@@ -790,7 +791,9 @@ class TensorArray:
             version = Version(list(version.share()), owned=True, seen=size)
         capacity, zeros = len(version.newest()), (size, index)
         size = max(size, index + 1)
-        return self._with(version.write(index, row, size, zeros, max(size, 2 * capacity) if size > capacity else 0), size)
+        return self._with(
+            version.write(index, row, size, zeros, max(size, 2 * capacity) if size > capacity else 0), size
+        )
 
     def _list_rows(self, op: str, index: int | None = None) -> list[Array]:
         """All rows, or one of them; unwritten ones are zeros if the shape of a row is known."""

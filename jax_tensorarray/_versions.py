@@ -21,6 +21,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jax_tensorarray import _compat
 from jax_tensorarray._ops.clear import ta_clear
 from jax_tensorarray._ops.empty import ta_empty
 from jax_tensorarray._ops.swap import ta_swap_p
@@ -143,7 +145,7 @@ class _Store:
     """The newest rows, and what it takes to get back to the versions that are alive.
 
     An entry of the log is the number of a version, a weak reference to the one before it, the index that was written,
-    and a pair: all rows as they are since, and those at the index as they were. The first entry is where the log begins.
+    and a pair: all rows as they are since, and those at the index as they were. The log begins with the first entry.
     """
 
     __slots__ = ("layout", "lock", "log", "owned", "seen", "warm")
@@ -162,7 +164,8 @@ class _Store:
 
     def rows_of(self, version: int) -> Any:
         """A copy of its rows."""
-        with jax.ensure_compile_time_eval():  # by arrays, also where an older version is looked at inside of jit
+        # By arrays, also where an older version is looked at inside of jit.
+        with nullcontext() if _compat.executes_eagerly() else jax.ensure_compile_time_eval():
             rows = _copied(self.rows)
             for number, _, index, (_, old) in reversed(self.log):
                 if number == version:

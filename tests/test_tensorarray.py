@@ -289,12 +289,20 @@ def test_a_row_of_another_dtype_is_refused(dtype, value, given):
     [
         (lambda: static().write(0, "abc"), TypeError, r"TensorArray\.write: value must be .* numbers, got 'abc'"),
         (lambda: static().write(0, {"a": 1}), TypeError, r"TensorArray\.write: value must be .* numbers, got {'a': 1}"),
-        (lambda: static().write(0, [[1.0], [1.0, 2.0]]), ValueError, r"TensorArray\.write: value .* as long everywhere"),
+        (
+            lambda: static().write(0, [[1.0], [1.0, 2.0]]),
+            ValueError,
+            r"TensorArray\.write: value .* as long everywhere",
+        ),
         (lambda: static().write(0, jax.random.key(0)), TypeError, r"TensorArray\.write: value .*key_data"),
         (lambda: static().write(0, np.int32(1)), TypeError, r"TensorArray\.write: .* int32; convert value"),
         (lambda: static().write(0, 1.0), ValueError, r"TensorArray\.write: Incompatible shape for value"),
         (lambda: static().unstack(None), TypeError, r"TensorArray\.unstack: value must be"),
-        (lambda: static().scatter({"a": 0}, [[1.0, 2.0]]), TypeError, r"TensorArray\.scatter: indices must be integers"),
+        (
+            lambda: static().scatter({"a": 0}, [[1.0, 2.0]]),
+            TypeError,
+            r"TensorArray\.scatter: indices must be integers",
+        ),
         (lambda: static().gather([2**70]), IndexError, "read from index 1180591620717411303424 but array size is: 3"),
         (lambda: growing().write(2**70, 1.0), IndexError, "no array has so many rows"),
         (lambda: static().split("abc", [1, 1, 1]), TypeError, r"TensorArray\.split: value must be"),

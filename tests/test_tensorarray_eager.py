@@ -226,7 +226,9 @@ def test_an_interrupt_before_any_instruction_changes_nothing(how, action, monkey
         third = second.scatter([2, 0], [-2.0, -3.0])
         if at % 3 == 0:
             _versions._warm.clear()
-        was_interrupted, _ = interrupted(lambda new=third, old=second: ACTIONS[action](new, old), _versions.__file__, at)
+        was_interrupted, _ = interrupted(
+            lambda new=third, old=second: ACTIONS[action](new, old), _versions.__file__, at
+        )
         found = []
 
         def other(versions=(first, second, third), found=found):

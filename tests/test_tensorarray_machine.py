@@ -169,7 +169,9 @@ class Arrays(RuleBasedStateMachine):
 
     # --- new versions ------------------------------------------------------------------------------------------
 
-    @rule(target=held, old=held, index=indices, x=numbers, dtype=index_dtypes, where=st.sampled_from([None, True, False]))
+    @rule(
+        target=held, old=held, index=indices, x=numbers, dtype=index_dtypes, where=st.sampled_from([None, True, False])
+    )
     def write(self, old, index, x, dtype, where):
         index = max(index, 0) if np.dtype(dtype).kind == "u" else index
         rows = old.rows if where is False else self.written(old.rows, index, x)
@@ -261,7 +263,12 @@ class Arrays(RuleBasedStateMachine):
 
     @rule(target=views, old=held)
     def stack(self, old):
-        if not old.rows or not is_written(old.rows) or old.life.over or len({str(leaves(r)[0][1]) for r in old.rows}) > 1:
+        if (
+            not old.rows
+            or not is_written(old.rows)
+            or old.life.over
+            or len({str(leaves(r)[0][1]) for r in old.rows}) > 1
+        ):
             return multiple()
         stacked = old.ta.stack(pad=False)
         wanted = jax.tree.map(lambda *x: np.stack(x), *old.rows)
