@@ -66,7 +66,8 @@ class TensorArray:
 
     Args:
         dtype: dtype of the rows. Rows of another dtype are refused; Python numbers, and lists of them, are converted.
-        size: number of rows, a Python integer. Rows that were never written are zeros.
+        size: number of rows, a Python integer. Rows that were never written are zeros. With `max_size` it may be
+            traced: one outside of `[0, max_size]` is then an error at run time, as an index is, and dropped under vmap.
         dynamic_size: whether writing past the end makes the array longer. Rows in between are zeros. Inside of `jit`
             and the other transformations an array can only grow up to `max_size`.
         clear_after_read: ignored. Rows can be read any number of times, as in `tf.function`.
@@ -81,7 +82,8 @@ class TensorArray:
         name: ignored.
         max_size: the number of rows that a `dynamic_size` array may grow to. Its size is then a value of the program,
             known only at run time, and `stack` gives `max_size` rows, zeros past the size. Memory for them is taken
-            at once but not touched before it is written.
+            at once but not touched before it is written. The size is a leaf of the pytree: who changes it there may
+            see rows that were not written, but none past `max_size`.
 
     Raises:
         IndexError: an index known while tracing is out of range.

@@ -66,7 +66,7 @@ def layout_of(buffers: Buffers) -> Layout:
 
 def exactly(f: Callable[[Any], Any], index: Any) -> Any:
     """`f(index)` for a known index as it is: where 64-bit types are off, JAX would narrow one that needs them."""
-    if (index if isinstance(index, int) else index.max(initial=0)) < _INT32_MAX:
+    if (index if type(index) is int else index.max(initial=0)) < _INT32_MAX:
         return f(np.asarray(index, np.int32))
     with jax.enable_x64(True):
         return f(np.asarray(index, np.int64))
@@ -185,24 +185,21 @@ class _Store:
             return
 
         def swap(index: Any) -> None:
-            args = (index, values)
-            if stop > start:
-                args = (index, values, *np.asarray(zeros, index.dtype))
-            self._warm_up(rows, args)
+            args = (index, values, *np.asarray(zeros, index.dtype)) if stop > start else (index, values)
+            kind = len(args), index.shape, index.dtype, jax.config.jax_enable_x64
+            if kind not in self.warm:
+                self._warm_up(kind, rows, args)
             swapped = map(_swap, (rows,), *[(x,) for x in args])
             self.log.extend(zip((number,), (before,), (index,), swapped, strict=True))
 
         exactly(swap, index)
 
-    def _warm_up(self, buffers: Buffers, args: Any) -> None:
+    def _warm_up(self, kind: Any, buffers: Buffers, args: Any) -> None:
         """Have JAX compile a call of `_swap` with such buffers, and remember it.
 
         Only the first call of a kind runs through Python, where an interrupt may come when the buffers are gone and
         the results are not here yet. So that one is made with others, of which no page is touched.
         """
-        kind = len(args), args[0].shape, args[0].dtype, jax.config.jax_enable_x64
-        if kind in self.warm:
-            return
         if self.layout is None:
             self.layout = layout_of(buffers)
         if (self.layout, kind) not in _warm:

@@ -309,8 +309,8 @@ def test_a_row_of_another_dtype_is_refused(dtype, value, given):
         (lambda: static().split(jnp.ones(3), "abc"), TypeError, r"TensorArray\.split: lengths must be integers"),
         (lambda: TensorArray("abc", 3), TypeError, "dtype must be one of numbers or bool, got 'abc'"),
         (lambda: TensorArray(f64, 3, element_shape=2.5), TypeError, "element_shape must be made of .*, got 2.5"),
-        (lambda: TensorArray.like("a", 3), TypeError, r"TensorArray\.like: value must be"),
-        (lambda: TensorArray.from_array("a"), TypeError, r"TensorArray\.from_array: value must be"),
+        (lambda: TensorArray.like("abc", 3), TypeError, r"TensorArray\.like: value must be"),
+        (lambda: TensorArray.from_array("abc"), TypeError, r"TensorArray\.from_array: value must be"),
         (
             lambda: TensorArray.like({"a": 0.0, "b": 1}, 3).write(0, {"a": 1.0}),
             ValueError,

@@ -206,18 +206,18 @@ ACTIONS = {
     "write": lambda new, old: new.write(3, 5.0),
     "branch": lambda new, old: old.write(3, 5.0),
     "read": lambda new, old: (new.read(3), old.read(3)),
-    "share": lambda new, old: (old.stack(), new.stack(), new.write(1, 3.0)),
-    "grow": lambda new, old: new.append(5.0).write(9, 1.0),
-    "gap": lambda new, old: new.pop()[0].append(1.0).pop()[0].pop()[0].write(3, 9.0),
+    "share": lambda new, old: (new.stack(), new.write(1, 3.0)),
+    "grow": lambda new, old: new.write(9, 1.0),
+    "gap": lambda new, old: new.pop()[0].pop()[0].write(3, 9.0),
 }
 
 
-@pytest.mark.parametrize("action", ACTIONS)
-@pytest.mark.parametrize("how", ["growing", "ragged"])
+@pytest.mark.parametrize(
+    ("how", "action"),
+    [*(("growing", action) for action in ACTIONS), *(("ragged", action) for action in list(ACTIONS)[:4])],
+)
 def test_an_interrupt_before_any_instruction_changes_nothing(how, action, monkeypatch):
     """All versions are as they were, and another thread can use them."""
-    if how == "ragged" and action in ("grow", "gap"):
-        pytest.skip("an array of a fixed size")
     monkeypatch.setattr(_versions, "LOG_LIMIT", 2)
     was_interrupted, at = True, 0
     while was_interrupted:
