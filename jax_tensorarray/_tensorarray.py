@@ -256,6 +256,8 @@ class TensorArray:
 
     def size(self, name: str | None = None) -> Any:
         """Number of rows: a NumPy int32 where it is known, a traced one for an array with `max_size` inside `jit`."""
+        if isinstance(self._size, _Leaf) and np.ndim(self._size.value):
+            return self._size.value  # of many arrays that vmap or scan stacked
         size = self._live()
         if isinstance(size, jax.core.Tracer):
             return size

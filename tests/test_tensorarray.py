@@ -827,6 +827,7 @@ def test_examples_of_a_batch_have_sizes_of_their_own():
     stacked, sizes = jax.vmap(lambda ta: (ta.stack(), ta.size()))(ta)
     np.testing.assert_array_equal(stacked, [[1, 2, 0, 0], [5, 0, 0, 0]])
     np.testing.assert_array_equal(sizes, [2, 1])
+    np.testing.assert_array_equal(ta.size(), [2, 1])
     last = jax.vmap(lambda ta: ta.read(ta.size() - 1))(ta)
     np.testing.assert_array_equal(last, [2, 5])
     first = jax.tree.map(lambda x: x[0], ta)
