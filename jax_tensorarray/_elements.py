@@ -43,6 +43,10 @@ def known_indices(op: str, indices: Any) -> Any:
         raise TypeError(f"{op}: indices must be an array of integers, got {indices!r}") from error
     if not array.size and not hasattr(indices, "dtype"):
         return array.astype(np.int32)
+    if array.dtype == object and all(type(i) is int for i in array.flat):
+        return array  # some need more than 64 bits, and are out of range
+    if array.dtype == object:
+        _raise_what_numpy_hides(indices)
     if not jnp.issubdtype(array.dtype, jnp.integer):
         raise TypeError(f"{op}: indices must be integers, got {_described(indices)}")
     return array
@@ -59,8 +63,8 @@ def known_predicate(op: str, where: Any) -> bool | None:
     return None if isinstance(where, jax.core.Tracer) else bool(where)
 
 
-def known_size(size: Any) -> int | None:
-    """The number of rows given to a constructor as a Python integer; None if it is traced."""
+def known_size(size: Any, name: str = "size") -> int | None:
+    """A number of rows given to a constructor as a Python integer; None if it is traced."""
     if isinstance(size, jax.core.Tracer) and jnp.issubdtype(size.dtype, jnp.integer) and not size.ndim:
         return None
     if not isinstance(size, bool):
@@ -70,19 +74,23 @@ def known_size(size: Any) -> int | None:
             pass
         else:
             if n < 0:
-                raise ValueError(f"TensorArray: size must not be negative, got {n}")
+                raise ValueError(f"TensorArray: {name} must not be negative, got {n}")
             return int(n)
-    raise TypeError(f"TensorArray: size must be an integer, got {_described(size)}")
+    raise TypeError(f"TensorArray: {name} must be an integer, got {_described(size)}")
 
 
 def as_dtype(dtype: Any) -> np.dtype[Any]:
     """A dtype that JAX has: narrowed where 64-bit types are off, as JAX does."""
-    if jnp.issubdtype(dtype, jax.dtypes.extended):
+    try:
+        is_extended = jnp.issubdtype(dtype, jax.dtypes.extended)
+        found = np.dtype(np.bool_ if is_extended else jax.dtypes.canonicalize_dtype(dtype))
+    except TypeError as error:
+        raise TypeError(f"TensorArray: dtype must be one of numbers or bool, got {dtype!r}") from error
+    if is_extended:
         raise TypeError(
             f"TensorArray: dtype must be one of numbers, got {dtype}; for random keys use jax.random.key_data and "
             "jax.random.wrap_key_data"
         )
-    found = np.dtype(jax.dtypes.canonicalize_dtype(dtype))
     if not (jnp.issubdtype(found, jnp.number) or found == np.bool_):
         raise TypeError(f"TensorArray: dtype must be one of numbers or bool, got {dtype!r}")
     return found
@@ -94,7 +102,10 @@ def as_shape(shape: Any) -> Shape:
         return None
     if getattr(shape, "rank", shape) is None:  # tf.TensorShape(None)
         return None
-    dims = (shape,) if isinstance(shape, int | np.integer) else tuple(shape)
+    try:
+        dims = (shape,) if isinstance(shape, int | np.integer) else tuple(shape)
+    except TypeError:
+        dims = (shape,)
     for d in dims:
         if isinstance(d, bool) or not (d is None or isinstance(d, int | np.integer)):
             raise TypeError(f"TensorArray: element_shape must be made of integers and None, got {shape!r}")
@@ -115,9 +126,9 @@ def is_compatible(shape: Shape, expected: Shape) -> bool:
     return len(shape) == len(expected) and all(None in (a, b) or a == b for a, b in zip(shape, expected, strict=True))
 
 
-def check_shape(shape: Shape, expected: Shape) -> None:
+def check_shape(op: str, shape: Shape, expected: Shape) -> None:
     if not is_compatible(shape, expected):
-        raise ValueError(f"Incompatible shape for value ({shape}), expected ({expected})")
+        raise ValueError(f"{op}: Incompatible shape for value ({shape}), expected ({expected})")
 
 
 _PYTHON_KINDS = {bool: "b", int: "i", float: "f", complex: "c"}
@@ -125,27 +136,53 @@ _PYTHON_KINDS = {bool: "b", int: "i", float: "f", complex: "c"}
 _HOLDS = {"b": "b", "i": "bi", "f": "bif", "c": "bifc"}
 
 
-def as_rows(value: Any, dtype: Any) -> Array:
-    """`value` as an array of `dtype`: arrays must have it, Python numbers and lists of them are converted to it."""
-    if isinstance(value, jax.Array) and value.dtype == dtype and not value.weak_type:
+def as_rows(op: str, value: Any, dtype: Any = None) -> Array:
+    """`value` as an array of `dtype`: arrays must have it, Python numbers and lists of them are converted to it.
+
+    None is the dtype that it has.
+    """
+    if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.extended):
+        raise TypeError(f"{op}: value must be made of numbers, got keys; jax.random.key_data makes numbers of them")
+    if isinstance(value, jax.Array) and (value.dtype == dtype or dtype is None) and not value.weak_type:
         return value
     kind = _python_kind(value)
-    if kind is None:
-        value = _as_array(value, dtype)
+    if kind is None or dtype is None:
+        value = _as_array(op, value, dtype)
+        dtype = value.dtype if dtype is None else dtype
         if not jax.typeof(value).weak_type and value.dtype != dtype:
-            raise _wrong_dtype(value.dtype, dtype)
+            raise _wrong_dtype(op, value.dtype, dtype)
         kind = _kind(value.dtype) if value.dtype != dtype else None
     if kind is not None and kind not in _HOLDS[_kind(dtype)] + "?":
-        raise _wrong_dtype(jnp.asarray(value).dtype, dtype)
+        raise _wrong_dtype(op, jnp.asarray(value).dtype, dtype)
     if kind == "i" and _kind(dtype) == "i" and not hasattr(value, "dtype"):
-        _check_bounds(value, dtype)
-    return jnp.asarray(value, dtype)
+        _check_bounds(op, value, dtype)
+    try:
+        return jnp.asarray(value, dtype)
+    except ValueError as error:
+        raise ValueError(
+            f"{op}: value must be an array, or a list that is as long everywhere, got {value!r}"
+        ) from error
 
 
-def _as_array(value: Any, dtype: Any) -> Array:
-    if not _arguments.is_array_like(value):  # a string, None, or anything else that is no number
-        raise _wrong_dtype(np.asarray(value).dtype, dtype)
-    return jnp.asarray(value)
+def _as_array(op: str, value: Any, dtype: Any) -> Array:
+    if _arguments.is_array_like(value):
+        return jnp.asarray(value)
+    _raise_what_numpy_hides(value)
+    given = np.dtype(str if any(isinstance(v, str) for v in jax.tree.leaves(value)) else object)
+    wrong = "" if dtype is None else f": {_mismatch(given, dtype)}"
+    raise TypeError(f"{op}: value must be made of numbers, got {value!r}{wrong}")
+
+
+def _raise_what_numpy_hides(value: Any) -> None:
+    """What asking for the length of a value raises: NumPy takes a value that raises there for one without a length.
+
+    It may be an interrupt, and must not become an error that speaks of dtypes.
+    """
+    if isinstance(value, list | tuple):
+        for v in value:
+            _raise_what_numpy_hides(v)
+    elif hasattr(type(value), "__len__"):
+        len(value)
 
 
 def _kind(dtype: Any) -> str:
@@ -165,17 +202,19 @@ def _python_kind(value: Any) -> str | None:
     return None if None in kinds else max(kinds, key="?bifc".index, default="?")  # type: ignore[arg-type]
 
 
-def _check_bounds(value: Any, dtype: Any) -> None:
+def _check_bounds(op: str, value: Any, dtype: Any) -> None:
     limits = jnp.iinfo(dtype)
     for v in jax.tree.leaves(value):
         if not limits.min <= v <= limits.max:
-            raise OverflowError(f"TensorArray: {v} does not fit into {np.dtype(dtype).name}")
+            raise OverflowError(f"{op}: value {v} does not fit into {np.dtype(dtype).name}")
 
 
-def _wrong_dtype(given: Any, dtype: Any) -> TypeError:
-    return TypeError(
-        f"TensorArray dtype is {np.dtype(dtype).name} but Op is trying to write dtype {np.dtype(given).name}"
-    )
+def _wrong_dtype(op: str, given: Any, dtype: Any) -> TypeError:
+    return TypeError(f"{op}: {_mismatch(given, dtype)}; convert value with .astype if that is meant")
+
+
+def _mismatch(given: Any, dtype: Any) -> str:
+    return f"TensorArray dtype is {np.dtype(dtype).name} but Op is trying to write dtype {np.dtype(given).name}"
 
 
 def number_of_rows(op: str, leaves: list[Array]) -> int:
@@ -196,7 +235,13 @@ def as_lengths(lengths: Any) -> list[int]:
             "TensorArray.split: lengths are shapes and must be known while tracing; give Python integers, or "
             "unstack rows that are padded to one length"
         )
-    array = np.asarray(lengths)
+    try:
+        array = np.asarray(lengths)
+    except ValueError:
+        raise TypeError(f"TensorArray.split: lengths must be integers, got {lengths!r}") from None
+    if array.dtype == object or array.dtype.kind in "SU":
+        _raise_what_numpy_hides(lengths)
+        raise TypeError(f"TensorArray.split: lengths must be integers, got {lengths!r}")
     if array.ndim != 1:
         raise ValueError(f"Expected lengths to be a vector, received shape: {list(array.shape)}")
     if array.size and not np.issubdtype(array.dtype, np.integer):
@@ -248,12 +293,17 @@ def check_readable(index: Any, size: int) -> None:
         raise IndexError(f"Tried to read from index {i} but array size is: {size}")
 
 
+_MOST = 2**48  # bytes that a machine can address
+
+
 def check_writable(index: Any, size: int | None, max_size: int | None) -> None:
     """IndexError if one of the known indices cannot be written. `size` is None where the array grows."""
     limit = max_size if size is None else size
-    for i in _strays(index, np.inf if limit is None else limit):
+    for i in _strays(index, _MOST if limit is None else limit):
         if i < 0:
             raise IndexError(f"Writing to negative indices (index {i}) is not allowed.")
+        if limit is None:
+            raise IndexError(f"Tried to write to index {i}, and no array has so many rows")
         if size is None:
             raise IndexError(f"Tried to write to index {i}, which is out of range: max_size is {max_size}")
         raise IndexError(f"Tried to write to index {i} but array is not resizeable and size is: {size}")

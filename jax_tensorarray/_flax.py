@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jax_tensorarray._tensorarray import TensorArray, _unflatten
+from jax_tensorarray._tensorarray import TensorArray, _restored
 
 
 def register_with_flax() -> None:
@@ -27,7 +27,7 @@ def register_with_flax() -> None:
         expected = names[: len(children)]
         if set(state) != set(expected):
             raise ValueError(f"{ta!r} is restored from {list(expected)}, but what was saved has {list(state)}")
-        return _unflatten(
+        return _restored(
             aux,
             [serialization.from_state_dict(x, state[name], name) for name, x in zip(expected, children, strict=True)],
         )

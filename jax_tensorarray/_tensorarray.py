@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,7 +19,7 @@ from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._ops.stack import ta_stack
 from jax_tensorarray._ops.write import ta_write_p
 from jax_tensorarray._register import row_params
-from jax_tensorarray._versions import Arrays, Layout, List, Version, into_capacity
+from jax_tensorarray._versions import Layout, Version, exactly, into_capacity
 
 Array = Any
 
@@ -39,9 +40,17 @@ class _Spec:
 
     def __repr__(self) -> str:
         if self.ranks is None:
-            shape = "an unknown shape" if self.infer_shape else "shapes that may differ"
+            known = "an unknown shape" if self.shape is None else "a partly unknown shape"
+            shape = known if self.infer_shape else "shapes that may differ"
             return f"rows of {shape} (element_shape={self.shape})"
         return f"rows of rank {_listed(self.ranks)}"
+
+
+@dataclass(frozen=True)
+class _Leaf:
+    """A size that came as a leaf of a pytree or out of a file: it may be anything, and is checked where it is used."""
+
+    value: Any
 
 
 class TensorArray:
@@ -57,7 +66,8 @@ class TensorArray:
 
     Args:
         dtype: dtype of the rows. Rows of another dtype are refused; Python numbers, and lists of them, are converted.
-        size: number of rows, a Python integer. Rows that were never written are zeros.
+        size: number of rows, a Python integer. Rows that were never written are zeros. With `max_size` it may be
+            traced: one outside of `[0, max_size]` is then an error at run time, as an index is, and dropped under vmap.
         dynamic_size: whether writing past the end makes the array longer. Rows in between are zeros. Inside of `jit`
             and the other transformations an array can only grow up to `max_size`.
         clear_after_read: ignored. Rows can be read any number of times, as in `tf.function`.
@@ -72,7 +82,8 @@ class TensorArray:
         name: ignored.
         max_size: the number of rows that a `dynamic_size` array may grow to. Its size is then a value of the program,
             known only at run time, and `stack` gives `max_size` rows, zeros past the size. Memory for them is taken
-            at once but not touched before it is written.
+            at once but not touched before it is written. The size is a leaf of the pytree: who changes it there may
+            see rows that were not written, but none past `max_size`.
 
     Raises:
         IndexError: an index known while tracing is out of range.
@@ -99,7 +110,7 @@ class TensorArray:
 
     _spec: _Spec
     _version: Version | None  # None as long as the shape of a row is unknown
-    _size: Any  # of the live rows: a Python integer, an int32 array, or None for all that are there
+    _size: Any  # of the live rows: a Python integer, a traced int32, a _Leaf, or None for all that are there
 
     def __init__(
         self,
@@ -147,7 +158,10 @@ class TensorArray:
         if not leaves:
             raise ValueError("TensorArray.like: there is no array in x")
         ta = cls.__new__(cls)
-        rows = [(np.shape(leaf), leaf.dtype if hasattr(leaf, "dtype") else jnp.result_type(leaf)) for leaf in leaves]
+        rows = []
+        for leaf in leaves:
+            row = leaf if hasattr(leaf, "dtype") else _elements.as_rows("TensorArray.like", leaf)
+            rows.append((np.shape(row), row.dtype))
         ta._create(element, rows, size, dynamic_size, max_size, True)
         return ta
 
@@ -159,7 +173,7 @@ class TensorArray:
         Array([2., 3.], dtype=float32)
         """
         leaves, element = jax.tree.flatten(value)
-        leaves = [_elements.as_rows(x, jnp.asarray(x).dtype) for x in leaves]
+        leaves = [_elements.as_rows("TensorArray.from_array", x) for x in leaves]
         if not leaves:
             raise ValueError("TensorArray.from_array: there is no array in value")
         n = _elements.number_of_rows("TensorArray.from_array", leaves)
@@ -174,9 +188,11 @@ class TensorArray:
         if max_size is not None:
             if not dynamic_size:
                 raise ValueError("TensorArray: max_size says how far an array may grow, so it needs dynamic_size=True")
-            known = _elements.known_size(max_size)
+            known = _elements.known_size(max_size, "max_size")
             if known is None:
                 raise TypeError("TensorArray: max_size is a shape and must be known while tracing")
+            if known > np.iinfo(np.int32).max:
+                raise ValueError(f"TensorArray: max_size must be below 2**31, since sizes are of int32, got {known}")
             max_size = known
         dtype = _elements.as_dtype(rows[0][1]) if element == _ONE else None
         self._spec = _Spec(element, bool(dynamic_size), max_size, infer_shape, rows[0][0], dtype)
@@ -194,19 +210,22 @@ class TensorArray:
         known = _elements.known_size(size)
         all_known = all(_elements.is_known(shape) for shape, _ in rows)
         if known is None:
-            if max_size is None:
+            limit = self._spec.max_size
+            if limit is None:
                 raise TypeError(
                     "TensorArray: size is a shape and must be known while tracing, got a traced value; give "
                     "dynamic_size=True and max_size for a size that is known only at run time"
                 )
             if not all_known:
                 raise TypeError("TensorArray: a traced size needs element_shape")
-            self._size = jnp.asarray(size, jnp.int32)
+            # Under vmap one that is not allowed is dropped, as an index is: there are no rows then.
+            checked = ta_check(size, limit + 1, op="TensorArray: size not in [0, max_size]")
+            self._size = jnp.maximum(checked, 0)
         else:
             self._check_max_size(known)
             self._size = known
             if not infer_shape and not all_known:
-                self._version = Version(List([None] * known))
+                self._version = Version([None] * known)
         if all_known:
             self._allocate([(shape, _elements.as_dtype(dtype)) for shape, dtype in rows])
 
@@ -237,8 +256,12 @@ class TensorArray:
 
     def size(self, name: str | None = None) -> Any:
         """Number of rows: a NumPy int32 where it is known, a traced one for an array with `max_size` inside `jit`."""
+        if isinstance(self._size, _Leaf) and np.ndim(self._size.value):
+            return self._size.value  # of many arrays that vmap or scan stacked
         size = self._live()
-        return np.int32(size) if isinstance(size, (int, np.ndarray)) else size
+        if isinstance(size, jax.core.Tracer):
+            return size
+        return np.int32(size) if size <= np.iinfo(np.int32).max else np.int64(size)
 
     def __len__(self) -> int:
         size = self._known_live()
@@ -308,8 +331,8 @@ class TensorArray:
         """
         op = "TensorArray.write"
         at, on = _elements.known_index(op, index), _elements.known_predicate(op, where)
-        values = self._converted(value)
-        self = self._accepting([x.shape for x in values])
+        values = self._converted(op, value)
+        self = self._accepting(op, [x.shape for x in values])
         return self._put(op, index if at is None else at, at, values, where, on)
 
     def append(self, value: Any, *, where: Any = None) -> "TensorArray":
@@ -332,8 +355,8 @@ class TensorArray:
         op = "TensorArray.append"
         self._check_dynamic(op)
         on = _elements.known_predicate(op, where)
-        values = self._converted(value)
-        self = self._accepting([x.shape for x in values])
+        values = self._converted(op, value)
+        self = self._accepting(op, [x.shape for x in values])
         at = self._known_live()
         return self._put(op, self._live() if at is None else at, at, values, where, on, at_end=True)
 
@@ -359,7 +382,7 @@ class TensorArray:
             row = self._read(op, size - 1, size - 1)
             return self._with(self._version, size - 1), row
         size = self._live()
-        row = self._read(op, size - 1, None, checked=True)  # -1 is no row, and no index past the live rows is asked for
+        row = self._read(op, size - 1, None)
         return self._with(self._version, jnp.maximum(size - 1, 0)), row
 
     # --- many rows ---------------------------------------------------------------------------------------------
@@ -423,9 +446,9 @@ class TensorArray:
         indices = jnp.asarray(indices) if known is None else known
         if indices.ndim != 1:
             raise ValueError(f"{op}: indices must be a vector, got shape {indices.shape}")
-        values = self._converted(value)
+        values = self._converted(op, value)
         n = _elements.number_of_rows(op, values)
-        self = self._accepting([x.shape[1:] for x in values])
+        self = self._accepting(op, [x.shape[1:] for x in values])
         if n != indices.shape[0]:
             raise ValueError(f"{op}: {indices.shape[0]} indices were given, and {n} rows")
         if self._is_list():
@@ -442,9 +465,9 @@ class TensorArray:
             ValueError: there are more rows than the array has, and it is not dynamic; or rows of another shape.
         """
         op = "TensorArray.unstack"
-        values = self._converted(value)
+        values = self._converted(op, value)
         n = _elements.number_of_rows(op, values)
-        self = self._accepting([x.shape[1:] for x in values], replaced=True)
+        self = self._accepting(op, [x.shape[1:] for x in values], replaced=True)
         if not self._spec.dynamic_size and n > len(self):
             raise ValueError(f"Cannot unstack {n} tensors into a TensorArray of static size {len(self)}")
         if self._spec.max_size is not None and n > self._spec.max_size:
@@ -466,7 +489,7 @@ class TensorArray:
         op = "TensorArray.split"
         lengths = _elements.as_lengths(lengths)
         spec = self._spec
-        values = self._converted(value)
+        values = self._converted(op, value)
         for x in values:
             _elements.check_lengths(lengths, x)
         if not spec.dynamic_size and len(lengths) != len(self):
@@ -482,7 +505,7 @@ class TensorArray:
         if not lengths:
             return self._with(self._version, 0 if spec.dynamic_size else self._size)
         length = lengths[0] if len(set(lengths)) == 1 else None
-        self = self._accepting([(length, *x.shape[1:]) for x in values], replaced=True)
+        self = self._accepting(op, [(length, *x.shape[1:]) for x in values], replaced=True)
         if self._spec.max_size is not None and len(lengths) > self._spec.max_size:
             raise ValueError(f"Cannot split into {len(lengths)} rows with max_size {self._spec.max_size}")
         if length is not None:
@@ -516,7 +539,7 @@ class TensorArray:
     def _layout(self) -> Layout:
         """Shapes and dtypes of the rows."""
         assert self._version is not None
-        layout: Layout = self._version.newest().layout
+        layout = self._version.layout
         if layout.ranks != self._spec.ranks:
             raise ValueError(
                 f"this TensorArray has rows of rank {_listed(self._spec.ranks)}, but those of its buffer are of rank "
@@ -529,44 +552,58 @@ class TensorArray:
         """The buffers, which are not ours alone from now on."""
         self._check_alive()
         assert self._version is not None
-        buffers: tuple[Array, ...] = self._version.share().buffers
+        buffers: tuple[Array, ...] = self._version.share()
         return buffers
 
     def _run(self, f: Callable[[tuple[Array, ...]], Any]) -> Any:
         """`f(buffers)`; if that is run right now they stay ours."""
         self._check_alive()
         assert self._version is not None
-        if _eager(() if self._version.owned else self._version.newest().buffers):
-            return self._version.look(lambda rows: f(rows.buffers))
-        return f(self._version.share().buffers)
+        if _eager(() if self._version.owned else self._version.newest()):
+            return self._version.look(f)
+        return f(self._version.share())
 
     def _check_alive(self) -> None:
         assert self._version is not None
         self._layout()
         if not self._version.owned:
-            _check_alive(self._version.newest().buffers)
+            _check_alive(self._version.newest())
 
     def _is_concrete(self) -> bool:
         """Whether the rows are arrays, with nothing traced."""
         assert self._version is not None
-        return self._version.owned or not _traced(self._version.newest().buffers)
+        return self._version.owned or not _traced(self._version.newest())
 
     def _capacity(self) -> int:
         return self._layout().capacity
 
     def _live(self) -> Any:
-        """Number of live rows, a Python integer or an int32 array."""
-        _check_alive((self._size,))
-        return self._capacity() if self._size is None else self._size
+        """Number of live rows, a Python integer or a traced int32."""
+        size = self._size
+        if isinstance(size, _Leaf):
+            size = self._checked_size(size.value)
+            if isinstance(size, int):
+                self._size = size  # a traced one must not outlive what is being traced
+        return self._capacity() if size is None else size
 
     def _known_live(self) -> int | None:
         size = self._live()
-        if isinstance(size, jax.core.Tracer):
-            return None
-        if not isinstance(size, int):
-            self._layout()  # of many arrays that were stacked, none has this size
-            size = self._size = int(size)
-        return size
+        return None if isinstance(size, jax.core.Tracer) else int(size)
+
+    def _checked_size(self, size: Any) -> Any:
+        """A size that came from outside."""
+        capacity = self._capacity()  # of many arrays that were stacked, none has this size
+        if getattr(size, "ndim", None) == 0 and not isinstance(size, jax.core.Tracer):
+            _check_alive((size,))
+            size = np.asarray(size)[()]
+        known = _elements.known_size(size)
+        if known is None:
+            # -1 is the size of an array of which no row can be read, written or taken: nothing else says that there is
+            # something wrong.
+            return jnp.where(_is_index(size, capacity + 1), size.astype(jnp.int32), -1)
+        if known > capacity:
+            raise ValueError(f"TensorArray: size {known} is larger than max_size {capacity}")
+        return known
 
     def _allocate(self, rows: list[tuple[Any, Any]]) -> None:
         """Make the buffers: zeros for the rows that are there, nothing for those that may come."""
@@ -581,7 +618,7 @@ class TensorArray:
         if not spec.dynamic_size:
             self._size = None
         # A write outside of tracing may update them in place: nobody else has them.
-        self._version = Version(Arrays(buffers), owned=_eager(buffers))
+        self._version = Version(buffers, owned=_eager(buffers))
 
     def _stacked_spec(self, ranks: list[int]) -> _Spec:
         spec = self._spec
@@ -594,28 +631,26 @@ class TensorArray:
         size = n if self._spec.dynamic_size else None
         ta = self._with(None, size)
         ta._spec = self._stacked_spec([x.ndim - 1 for x in values])
-        ta._version = Version(
-            Arrays(tuple(values if capacity is None else (into_capacity(x, capacity) for x in values)))
-        )
+        ta._version = Version(tuple(values if capacity is None else (into_capacity(x, capacity) for x in values)))
         return ta
 
-    def _converted(self, value: Any) -> list[Array]:
+    def _converted(self, op: str, value: Any) -> list[Array]:
         """The leaves of `value` as arrays of the dtype of the rows."""
         spec = self._spec
         try:
             leaves = spec.element.flatten_up_to(value)
         except (TypeError, ValueError) as error:
             raise ValueError(
-                f"TensorArray: rows have the structure {spec.element}, but value has {jax.tree.structure(value)}"
+                f"{op}: rows have the structure {spec.element}, but value has {jax.tree.structure(value)}"
             ) from error
         dtypes = (spec.dtype,) if spec.ranks is None else self._layout().dtypes
-        return [_elements.as_rows(x, dtype) for x, dtype in zip(leaves, dtypes, strict=True)]
+        return [_elements.as_rows(op, x, dtype) for x, dtype in zip(leaves, dtypes, strict=True)]
 
-    def _accepting(self, shapes: list[Shape], *, replaced: bool = False) -> "TensorArray":
+    def _accepting(self, op: str, shapes: list[Shape], *, replaced: bool = False) -> "TensorArray":
         """The array, able to hold rows of those shapes from now on. `replaced` says that all rows will be others."""
         spec = self._spec
         if spec.ranks is None:
-            _elements.check_shape(shapes[0], spec.shape)
+            _elements.check_shape(op, shapes[0], spec.shape)
             if not spec.infer_shape or replaced:
                 return self
             ta = self._with(None, self._size)
@@ -626,8 +661,8 @@ class TensorArray:
             return self
         if spec.infer_shape:
             for shape, row in zip(shapes, expected, strict=True):
-                _elements.check_shape(shape, row)
-        _elements.check_shape(shapes[0], spec.shape)
+                _elements.check_shape(op, shape, row)
+        _elements.check_shape(op, shapes[0], spec.shape)
         return self if replaced else self._as_list(list(self._stacked("TensorArray", False)[0]))
 
     def _put(
@@ -657,36 +692,32 @@ class TensorArray:
         if grows:
             buffers, size = self._grown(buffers, index, known, where, at_end)
         buffers = tuple(_write(op, b, index, x, where) for b, x in zip(buffers, values, strict=True))
-        return self._with(Version(Arrays(buffers)), size if grows else self._size)
+        return self._with(Version(buffers), size if grows else self._size)
 
     def _put_now(self, index: Any, values: list[Array], size: int) -> "TensorArray":
         """Write outside of tracing, in place where nobody else has the rows."""
         assert self._version is not None
         self._check_alive()
-        stop = _largest(index) + 1
-        version, capacity = self._version, self._capacity()
-        if stop > size:
-            # Of many rows those in between may stay unwritten; of one, only those before it.
-            zeros_to = stop - 1 if isinstance(index, int) else stop
-            if zeros_to > size or stop > capacity:
-                room = capacity if stop <= capacity else max(stop, 2 * capacity, 8)
-                version = version.make_room(size, zeros_to, room)
-            size = stop
-        version = version.write(index, tuple(values), size)
+        stop, capacity = _largest(index) + 1, self._capacity()
+        # Of many rows those in between may stay unwritten; of one, only those before it.
+        zeros = size, stop - 1 if isinstance(index, int) else stop
+        room = max(stop, 2 * capacity, 8) if stop > capacity else 0
+        size = max(size, stop)
+        version = self._version.write(index, tuple(values), size, zeros, room)
         return self._with(version, size if self._spec.dynamic_size else None)
 
     def _grown(
         self, buffers: tuple[Array, ...], index: Any, known: Any, where: Any, at_end: bool
     ) -> tuple[tuple[Array, ...], Any]:
         """Zeros in the rows between the live ones and those that are about to be written, and the new size."""
-        max_size, size = self._spec.max_size, self._live()
+        size = self._live()
         new_size: Any
         if isinstance(size, int) and known is not None and where is None:
             new_size = max(size, _largest(known) + 1)
             at_end = at_end or (isinstance(known, int) and known <= size)
         else:
             index = jnp.asarray(index)
-            written = (index >= 0) & (index < max_size)  # an index outside is an error, or dropped under vmap
+            written = _is_index(index, self._capacity())  # one outside is an error, or dropped under vmap
             if where is not None:
                 written &= where
             stops = jnp.where(written, index.astype(jnp.int32) + 1, 0)
@@ -697,7 +728,7 @@ class TensorArray:
             buffers = tuple(ta_clear(b, size, stop) for b in buffers)
         return buffers, new_size
 
-    def _read(self, op: str, index: Any, known: Any, checked: bool = False) -> Any:
+    def _read(self, op: str, index: Any, known: Any) -> Any:
         """Rows at an index of any shape; `known` if it is not traced."""
         spec, size = self._spec, self._known_live()
         if known is not None and size is not None:
@@ -707,17 +738,17 @@ class TensorArray:
             return self._list_rows(op, int(known))[0]
         self._need_shape(op)
         if known is not None and size is not None and self._is_concrete() and _compat.executes_eagerly():
-            return spec.element.unflatten(self._run(lambda buffers: _read_now(buffers, known)))
-        buffers = self._buffers()
+            return spec.element.unflatten(self._run(lambda buffers: exactly(partial(_read_now, buffers), known)))
+        buffers, mode = self._buffers(), None
         if size is None or (known is None and size != self._capacity()):
-            index = index if checked else ta_check(index, self._live(), op=op)
-        return spec.element.unflatten([_read(op, b, index) for b in buffers])
+            index, mode = ta_check(index, self._live(), op=op), "drop"
+        return spec.element.unflatten([_read(op, b, index, mode) for b in buffers])
 
     def _stacked(self, op: str, pad: bool) -> list[Array]:
         spec, size = self._spec, self._known_live()
         if spec.max_size is not None and pad and not self._is_list():
             self._need_shape(op)
-            if size == spec.max_size:
+            if size == self._capacity():
                 return list(self._buffers())
             return self._run(lambda buffers: [ta_stack(b, self._live()) for b in buffers])
         if size is None:
@@ -747,7 +778,7 @@ class TensorArray:
     def _as_list(self, rows: list[Array]) -> "TensorArray":
         spec = self._spec
         dtype = spec.dtype if spec.ranks is None else self.dtype
-        return self._with(Version(List(rows)), len(rows), ranks=None, dtype=dtype)
+        return self._with(Version(rows), len(rows), ranks=None, dtype=dtype)
 
     def _need_known(self, op: str, index: Any) -> None:
         if index is None:
@@ -761,17 +792,17 @@ class TensorArray:
         assert self._version is not None
         version = self._version
         if not _compat.executes_eagerly():  # what a transformation writes must not be seen outside of it
-            version = Version(version.share().copy(), owned=True, seen=size)
-        if index >= size:
-            capacity = len(version.newest().rows)
-            version = version.make_room(size, index, max(index + 1, 2 * capacity) if index >= capacity else capacity)
-            size = index + 1
-        return self._with(version.write(index, row, size), size)
+            version = Version(list(version.share()), owned=True, seen=size)
+        capacity, zeros = len(version.newest()), (size, index)
+        size = max(size, index + 1)
+        return self._with(
+            version.write(index, row, size, zeros, max(size, 2 * capacity) if size > capacity else 0), size
+        )
 
     def _list_rows(self, op: str, index: int | None = None) -> list[Array]:
         """All rows, or one of them; unwritten ones are zeros if the shape of a row is known."""
         assert self._version is not None
-        rows = self._version.look(lambda rows: rows.rows[: self._size])
+        rows = self._version.look(lambda rows: rows[: self._size])
         found = []
         for i, row in enumerate(rows if index is None else rows[index : index + 1], index or 0):
             if row is None:
@@ -797,23 +828,25 @@ class TensorArray:
     def _flatten(self) -> tuple[tuple[Any, ...], Any]:
         spec = self._spec
         if spec.ranks is None and _compat.flattened_by_control_flow():
-            rows = () if self._version is None else self._version.newest().rows
+            rows = () if self._version is None else self._version.newest()
             if all(row is None for row in rows):
+                given = "an unknown shape" if spec.shape is None else f"a partly unknown shape, {spec.shape},"
                 raise TypeError(
-                    "a TensorArray whose rows have an unknown shape cannot enter scan, while_loop, fori_loop or cond; "
-                    "say the shape of a row: TensorArray(..., element_shape=...)"
+                    f"a TensorArray whose rows have {given} cannot enter scan, while_loop, fori_loop or cond; say all "
+                    "of the shape of a row: TensorArray(..., element_shape=...)"
                 )
         if self._version is None:
             return (), (spec, self._size)
         if spec.ranks is None:
-            rows = self._version.share().rows[: self._size]
+            rows = self._version.share()[: self._size]
             return (tuple(rows),), (spec, None)
-        buffers = self._version.share().buffers
+        buffers = self._version.share()
         if spec.max_size is not None:
             size = self._size
-            if isinstance(size, int) and hasattr(buffers[0], "shape"):  # beside what are no rows, it is no size
+            if isinstance(size, int):
                 # An array of rank 0, since not every library takes NumPy scalars: orbax does not restore into one.
                 size = np.array(size, np.int32)
+            size = size.value if isinstance(size, _Leaf) else size
             return (spec.element.unflatten(buffers), size), (spec, None)
         if self._size is not None:
             buffers = tuple(b if b.shape[0] == self._size else b[: self._size] for b in buffers)
@@ -824,20 +857,19 @@ class TensorArray:
         if self._spec.max_size is None or self._spec.ranks is None:
             return self
         assert self._version is not None
-        rows = self._version.newest()
         if (
-            not all(isinstance(b, (jax.Array, np.ndarray)) for b in rows.buffers)
-            or rows.layout.ranks != self._spec.ranks
+            not all(isinstance(b, (jax.Array, np.ndarray)) for b in self._version.newest())
+            or self._version.layout.ranks != self._spec.ranks
         ):
             return self  # in the hands of JAX
-        return self._with(Version(Arrays(tuple(self._stacked("TensorArray", True)))), self._size)
+        return self._with(Version(tuple(self._stacked("TensorArray", True))), self._size)
 
     def __copy__(self) -> "TensorArray":
         return self.identity()
 
     def __reduce__(self) -> Any:
         children, aux = self._zero_padded()._flatten()
-        return _unflatten, (aux, children)
+        return _restored, (aux, children)
 
 
 def _flatten_with_keys(ta: TensorArray) -> tuple[Any, Any]:
@@ -851,10 +883,19 @@ def _unflatten(aux: Any, children: Any) -> TensorArray:
     ta._spec, ta._size = aux
     ta._version = None
     if children and ta._spec.ranks is None:
-        ta._version, ta._size = Version(List(list(children[0]))), len(children[0])
+        ta._version, ta._size = Version(list(children[0])), len(children[0])
     elif children:
-        ta._version = Version(Arrays(tuple(ta._spec.element.flatten_up_to(children[0]))))
-        ta._size = children[1] if len(children) > 1 else None
+        ta._version = Version(tuple(ta._spec.element.flatten_up_to(children[0])))
+        ta._size = _Leaf(children[1]) if len(children) > 1 else None
+    return ta
+
+
+def _restored(aux: Any, children: Any) -> TensorArray:
+    """A TensorArray from a file, whose size is checked at once if it is there."""
+    ta = _unflatten(aux, children)
+    size = ta._size.value if isinstance(ta._size, _Leaf) else None
+    if isinstance(size, np.ndarray | np.generic | jax.Array | int) and not np.ndim(size):
+        ta._live()
     return ta
 
 
@@ -883,6 +924,11 @@ def _largest(index: Any) -> int:
     return index if isinstance(index, int) else int(index.max())
 
 
+def _is_index(index: Array, size: int) -> Array:
+    """Whether a traced index is in [0, size), computed in its own dtype, which need not hold the size."""
+    return (index >= 0) & (index <= min(size - 1, jnp.iinfo(index.dtype).max))
+
+
 def _listed(ranks: Any) -> str:
     return ", ".join(map(str, ranks))
 
@@ -892,12 +938,12 @@ def _write(op: str, buffer: Array, index: Any, value: Array, where: Any) -> Arra
     return ta_write_p.bind(buffer, index, value, *where, **row_params(op, mode))
 
 
-def _read(op: str, buffer: Array, index: Any) -> Array:
-    buffer, index, _, mode = _arguments.row_operands(op, buffer, index, None, None)
+def _read(op: str, buffer: Array, index: Any, mode: str | None) -> Array:
+    buffer, index, _, mode = _arguments.row_operands(op, buffer, index, None, mode)
     return ta_read_p.bind(buffer, index, **row_params(op, mode))
 
 
 @jax.jit
 def _read_now(buffers: tuple[Array, ...], index: Array) -> list[Array]:
     params = row_params("TensorArray.read", "drop")
-    return [ta_read_p.bind(b, jnp.asarray(index, jnp.int32), **params) for b in buffers]
+    return [ta_read_p.bind(b, index, **params) for b in buffers]

@@ -2,15 +2,27 @@
 
 Outside of `jit` a TensorArray is a value, as an array is: a write returns a new one and the old one stays as it was.
 What the write overwrote is kept in a log for as long as somebody holds an older version. In `ta = ta.write(i, x)`
-nobody does after the assignment, so a loop of writes is in place and its log is empty. An older version that is
+nobody does after the assignment, so a loop of writes is in place and its log has one entry. An older version that is
 looked at, or outlives `LOG_LIMIT` writes, gets a copy of the rows of its own, once.
+
+Between any two instructions a thread may be interrupted: by Ctrl-C, or by whatever else a signal handler raises. Then
+every version must be as it was, and the lock free. Three rules are kept for that:
+
+- Python handles signals between instructions, never inside of a function that is written in C. The call that updates
+  buffers in place deletes those that it is given, so its results must not be dropped: `deque.extend` makes the call
+  and puts the results into the log, and the newest entry of the log *is* the newest state. There is nothing else to
+  assign that belongs to it.
+- What is not done by one such call is done in an order that is right at every step: the log has what a list is going
+  to lose before it loses it, and only what nobody else has is changed in several steps.
+- The lock is taken by `_Store.alone` and nothing else.
 """
 
-import functools
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jax_tensorarray import _compat
 from jax_tensorarray._ops.clear import ta_clear
 from jax_tensorarray._ops.empty import ta_empty
 from jax_tensorarray._ops.swap import ta_swap_p
@@ -25,9 +38,12 @@ from jax_tensorarray._ops.write import ta_write_p
 from jax_tensorarray._register import row_params
 
 Array = Any
+Buffers = tuple[Array, ...]
 
 #: How many overwritten rows are kept for a version before it gets a copy of its own.
 LOG_LIMIT = 256
+
+_INT32_MAX = np.iinfo(np.int32).max
 
 
 class Layout(NamedTuple):
@@ -39,73 +55,57 @@ class Layout(NamedTuple):
     dtypes: tuple[Any, ...]
 
 
-class Arrays:
-    """Rows that are stacked in buffers `[capacity, *elem]`, one for each leaf of an element."""
-
-    __slots__ = ("_layout", "buffers")
-
-    def __init__(self, buffers: tuple[Array, ...]) -> None:
-        self.buffers = buffers
-        self._layout: Layout | None = None
-
-    @property
-    def layout(self) -> Layout:
-        if self._layout is None:
-            shapes = tuple(b.shape[1:] for b in self.buffers)
-            dtypes = tuple(np.dtype(b.dtype) for b in self.buffers)
-            ranks = tuple(b.ndim - 1 for b in self.buffers)
-            self._layout = Layout(self.buffers[0].shape[0] if ranks[0] >= 0 else 0, ranks, shapes, dtypes)
-        return self._layout
-
-    def copy(self) -> "Arrays":
-        return Arrays(_copy(self.buffers))
-
-    def swap(self, index: Any, values: Any) -> Any:
-        self.buffers, old = _swap(self.buffers, index, values)
-        return old
-
-    def restore(self, index: Any, old: Any) -> None:
-        self.buffers = _restore(self.buffers, index, old)
-
-    def grow(self, capacity: int) -> None:
-        if capacity > self.layout.capacity:
-            self.buffers, self._layout = _grow(self.buffers, capacity), None
-
-    def clear(self, start: int, stop: int) -> None:
-        self.buffers = _clear(self.buffers, start, stop)
+def layout_of(buffers: Buffers) -> Layout:
+    ranks = tuple(b.ndim - 1 for b in buffers)
+    capacities = [b.shape[0] if b.ndim else 0 for b in buffers]
+    if len(set(capacities)) > 1:
+        raise ValueError(f"the leaves of this TensorArray have different numbers of rows: {capacities}")
+    shapes, dtypes = tuple(b.shape[1:] for b in buffers), tuple(np.dtype(b.dtype) for b in buffers)
+    return Layout(capacities[0], ranks, shapes, dtypes)
 
 
-# The functions below own their first argument and update it in place.
+def exactly(f: Callable[[Any], Any], index: Any) -> Any:
+    """`f(index)` for a known index as it is: where 64-bit types are off, JAX would narrow one that needs them."""
+    if (index if type(index) is int else index.max(initial=0)) < _INT32_MAX:
+        return f(np.asarray(index, np.int32))
+    with jax.enable_x64(True):
+        return f(np.asarray(index, np.int64))
 
 
-@functools.partial(jax.jit, donate_argnums=0)
-def _swap(buffers: tuple[Array, ...], index: Array, values: tuple[Array, ...]) -> Any:
+# --- rows that are stacked in buffers --------------------------------------------------------------------------
+#
+# Those of the functions below that donate their first argument update it in place.
+
+
+@partial(jax.jit, donate_argnums=0)
+def _swap(buffers: Buffers, index: Array, values: Buffers, *zeros: Array) -> tuple[Buffers, Buffers]:
+    """The buffers with those rows at the index, and the old ones. Rows between two `zeros` are cleared before."""
+    if zeros:
+        buffers = tuple(ta_clear(b, *zeros) for b in buffers)
     params = row_params("TensorArray.write", "drop")
-    index = jnp.asarray(index, jnp.int32)
     pairs = [ta_swap_p.bind(b, index, v, **params) for b, v in zip(buffers, values, strict=True)]
     return tuple(b for b, _ in pairs), tuple(old for _, old in pairs)
 
 
-@functools.partial(jax.jit, donate_argnums=0)
-def _restore(buffers: tuple[Array, ...], index: Array, old: tuple[Array, ...]) -> tuple[Array, ...]:
+@partial(jax.jit, donate_argnums=0)
+def _restore(buffers: Buffers, index: Array, old: Buffers) -> Buffers:
     params = row_params("TensorArray.write", "drop", reverse=True)
-    index = jnp.asarray(index, jnp.int32)
     return tuple(ta_write_p.bind(b, index, v, **params) for b, v in zip(buffers, old, strict=True))
 
 
-@functools.partial(jax.jit, donate_argnums=0)
-def _clear(buffers: tuple[Array, ...], start: Array, stop: Array) -> tuple[Array, ...]:
-    return tuple(ta_clear(b, start, stop) for b in buffers)
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def _grow(buffers: tuple[Array, ...], capacity: int) -> tuple[Array, ...]:
+@partial(jax.jit, static_argnums=1)
+def _grow(buffers: Buffers, capacity: int) -> Buffers:
     return tuple(into_capacity(b, capacity) for b in buffers)
 
 
 @jax.jit
-def _copy(buffers: tuple[Array, ...]) -> tuple[Array, ...]:
+def _copy(buffers: Buffers) -> Buffers:
     return tuple(jnp.copy(b) for b in buffers)
+
+
+@partial(jax.jit, keep_unused=True)  # so that the result is where the buffers are
+def _alike(buffers: Buffers) -> Buffers:
+    return tuple(ta_empty(b.shape[0], b.shape[1:], b.dtype) for b in buffers)
 
 
 def into_capacity(rows: Array, capacity: int) -> Array:
@@ -115,139 +115,214 @@ def into_capacity(rows: Array, capacity: int) -> Array:
     return lax.dynamic_update_slice(ta_empty(capacity, rows.shape[1:], rows.dtype), rows, (0,) * rows.ndim)
 
 
-class List:
-    """Rows that are kept one by one, since their shapes differ. An unwritten one is None."""
+# --- rows of either kind: a tuple of buffers, or a list of rows whose shapes differ, None where unwritten ------
 
-    __slots__ = ("rows",)
 
-    def __init__(self, rows: list[Any]) -> None:
-        self.rows = rows
+def _copied(rows: Any) -> Any:
+    return list(rows) if isinstance(rows, list) else _copy(rows)
 
-    def copy(self) -> "List":
-        return List(list(self.rows))
 
-    def swap(self, index: int, row: Any) -> Any:
-        old, self.rows[index] = self.rows[index], row
-        return old
+def _grown(rows: Any, capacity: int) -> Any:
+    return [*rows, *[None] * (capacity - len(rows))] if isinstance(rows, list) else _grow(rows, capacity)
 
-    def restore(self, index: int, old: Any) -> None:
-        self.rows[index] = old
 
-    def grow(self, capacity: int) -> None:
-        self.rows.extend([None] * (capacity - len(self.rows)))
+def _restored(rows: Any, index: Any, old: Any) -> Any:
+    """Those rows, which are nobody else's, with the old ones at the index."""
+    if not isinstance(rows, list):
+        return exactly(lambda index: _restore(rows, index, old), index)
+    rows[index] = old
+    return rows
 
-    def clear(self, start: int, stop: int) -> None:
-        self.rows[start:stop] = [None] * (stop - start)
+
+_warm: set[Any] = set()  # the same of all stores
+
+
+def _nobody() -> None:
+    """A weak reference to a version that is gone."""
 
 
 class _Store:
-    """The newest rows, and what it takes to get back to the versions that are alive."""
+    """The newest rows, and what it takes to get back to the versions that are alive.
 
-    __slots__ = ("__weakref__", "lock", "log", "newest", "owned", "rows", "seen")
+    An entry of the log is the number of a version, a weak reference to the one before it, the index that was written,
+    and a pair: all rows as they are since, and those at the index as they were. The log begins with the first entry.
+    """
+
+    __slots__ = ("layout", "lock", "log", "owned", "seen", "warm")
 
     def __init__(self, rows: Any, owned: bool, seen: int) -> None:
-        self.rows = rows
+        self.log: deque[tuple[int, Callable[[], Version | None], Any, Any]] = deque([(0, _nobody, None, (rows, None))])
         self.owned = owned  # nobody else holds these rows
         self.seen = seen  # rows at or past this one belong to no version
-        self.newest = 0
-        self.log: deque[tuple[Any, Any, Any]] = deque()  # (version before the write, index, rows before the write)
-        self.lock = threading.RLock()
+        self.layout: Layout | None = None
+        self.warm: set[Any] = set()  # the kinds of calls of `_swap` that were made with such rows
+        self.lock: Any = threading.RLock()
+
+    @property
+    def rows(self) -> Any:
+        return self.log[-1][3][0]
+
+    def rows_of(self, version: int) -> Any:
+        """A copy of its rows."""
+        # By arrays, also where an older version is looked at inside of jit.
+        with nullcontext() if _compat.executes_eagerly() else jax.ensure_compile_time_eval():
+            rows = _copied(self.rows)
+            for number, _, index, (_, old) in reversed(self.log):
+                if number == version:
+                    break
+                rows = _restored(rows, index, old)
+        return rows
+
+    def write(self, before: Callable[[], "Version | None"], index: Any, values: Any, zeros: tuple[int, int]) -> None:
+        """Update the newest rows in place, and have the log say what was there."""
+        (newest, _, _, (rows, _)), (start, stop) = self.log[-1], zeros
+        number = newest + 1
+        if isinstance(rows, list):
+            if stop > start:
+                rows[start:stop] = [None] * (stop - start)
+            self.log.append((number, before, index, (rows, rows[index])))
+            rows[index] = values
+            return
+
+        def swap(index: Any) -> None:
+            args = (index, values, *np.asarray(zeros, index.dtype)) if stop > start else (index, values)
+            kind = len(args), index.shape, index.dtype, jax.config.jax_enable_x64
+            if kind not in self.warm:
+                self._warm_up(kind, rows, args)
+            swapped = map(_swap, (rows,), *[(x,) for x in args])
+            self.log.extend(zip((number,), (before,), (index,), swapped, strict=True))
+
+        exactly(swap, index)
+
+    def _warm_up(self, kind: Any, buffers: Buffers, args: Any) -> None:
+        """Have JAX compile a call of `_swap` with such buffers, and remember it.
+
+        Only the first call of a kind runs through Python, where an interrupt may come when the buffers are gone and
+        the results are not here yet. So that one is made with others, of which no page is touched.
+        """
+        if self.layout is None:
+            self.layout = layout_of(buffers)
+        if (self.layout, kind) not in _warm:
+            alone = all(len(b.sharding.device_set) == 1 for b in buffers)
+            try:
+                _swap((_alike if alone else _copy)(buffers), *args)
+            except jax.errors.JaxRuntimeError:  # there is no memory for them
+                return
+        _warm.add((self.layout, kind))
+        self.warm.add(kind)
 
     def trim(self) -> None:
-        while self.log:
-            oldest = self.log[0][0]()
-            if oldest is not None and len(self.log) <= LOG_LIMIT:
-                return
-            if oldest is not None:
+        """Forget what nobody can ask for any more."""
+        while len(self.log) > 1:
+            oldest = self.log[1][1]()
+            if oldest is not None and oldest.is_in(self):
+                if len(self.log) <= LOG_LIMIT:
+                    return
                 oldest.detach()
             self.log.popleft()
+
+    def alone(self, f: Callable[..., Any], *args: Any) -> Any:
+        """`f(self, nested, *args)` under the lock, which is free afterwards wherever an interrupt comes.
+
+        `nested` says that this thread has the lock already: a handler of a signal, or a finalizer, which uses what it
+        has interrupted. It may look at the rows, but neither change nor keep them.
+        """
+        nested = self.lock._is_owned()
+        try:
+            with self.lock:
+                return f(self, nested, *args)
+        finally:  # an interrupt may come when the block is left and the lock not yet released
+            if not nested and self.lock._is_owned():
+                self.lock.release()
 
 
 class Version:
     """One version of the rows, held by the TensorArrays that have it."""
 
-    __slots__ = ("__weakref__", "_number", "_store")
+    __slots__ = ("__weakref__", "_at")
 
     def __init__(self, rows: Any, *, owned: bool = False, seen: int = 0) -> None:
-        self._store = _Store(rows, owned, seen)
-        self._number = 0
+        self._at = _Store(rows, owned, seen), 0  # and the number of this version in that store
 
     def newest(self) -> Any:
         """Rows of the same shapes and dtypes as these, at no cost."""
-        return self._store.rows
+        return self._at[0].rows
+
+    @property
+    def layout(self) -> Layout:
+        """What these rows are, if they are stacked in buffers."""
+        store = self._at[0]
+        if store.layout is None:
+            store.layout = layout_of(store.rows)
+        return store.layout
 
     @property
     def owned(self) -> bool:
         """Whether nobody else holds the newest rows."""
-        return self._store.owned
+        return self._at[0].owned
+
+    def is_in(self, store: _Store) -> bool:
+        return self._at[0] is store
 
     def look(self, f: Callable[[Any], Any]) -> Any:
         """`f(rows)`, which must not keep them: the next write updates them in place."""
-        store = self._lock()
-        try:
-            return f(store.rows)
-        finally:
-            store.lock.release()
+        return self._alone(lambda store, nested: f(store.rows))
 
     def share(self) -> Any:
         """The rows, to be held by others: they are not updated in place any more."""
-        store = self._lock()
-        store.owned = False
-        store.lock.release()
-        return store.rows
 
-    def write(self, index: Any, values: Any, stop: int) -> "Version":
-        """The version in which `index` has those rows, and rows at or past `stop` are unused."""
-        store = self._lock()
-        try:
-            if not store.owned:
-                return Version(store.rows.copy(), owned=True, seen=store.seen).write(index, values, stop)
-            old = store.rows.swap(index, values)
-            store.log.append((weakref.ref(self), index, old))
-            store.newest += 1
-            store.seen = max(store.seen, stop)
-            new = Version.__new__(Version)
-            new._store, new._number = store, store.newest
+        def shared(store: _Store, nested: bool) -> Any:
+            if nested:
+                return _copied(store.rows)
             store.trim()
-            return new
-        finally:
-            store.lock.release()
+            if len(store.log) > 1:  # older versions need these rows, and the others may donate them
+                return self.detach()
+            store.owned = False
+            return store.rows
 
-    def make_room(self, start: int, stop: int, capacity: int) -> "Version":
-        """The same rows below `start`, zeros up to `stop`, and room for `capacity`; at best in place."""
-        store = self._lock()
-        try:
-            visible = stop > start and store.seen > start  # an older version has rows where zeros are to be
-            version = self if store.owned and not visible else self._copied()
-            rows = version._store.rows
-            rows.grow(capacity)
-            if stop > start:
-                rows.clear(start, stop)
-            return version
-        finally:
-            store.lock.release()
+        while (rows := self._alone(shared)) is None:
+            pass
+        return rows
+
+    def write(
+        self, index: Any, values: Any, stop: int, zeros: tuple[int, int] = (0, 0), capacity: int = 0
+    ) -> "Version":
+        """The version in which `index` has those rows, and rows at or past `stop` are unused.
+
+        Before that, those from the one of `zeros` to the other are cleared. A `capacity` other than 0 says that there
+        is no room for the rows, and for how many there shall be.
+        """
+
+        def written(store: _Store, nested: bool) -> Version:
+            shown = zeros[1] > zeros[0] < store.seen  # an older version has rows where zeros are to be
+            before: Callable[[], Version | None] = weakref.ref(self)
+            if capacity or shown or nested or not store.owned:
+                rows = _grown(store.rows, capacity) if capacity else _copied(store.rows)
+                store, before = _Store(rows, True, stop), _nobody
+            else:
+                store.trim()
+                store.seen = max(store.seen, stop)
+            new = Version.__new__(Version)
+            new._at = store, store.log[-1][0] + 1
+            store.write(before, index, values, zeros)
+            return new
+
+        found: Version = self._alone(written)
+        return found
 
     def detach(self) -> None:
         """Give this version a copy of the rows of its own. The lock of its store is held."""
-        copied = self._copied()
-        self._store, self._number = copied._store, 0
+        store, number = self._at
+        self._at = _Store(store.rows_of(number), True, store.seen), 0
 
-    def _lock(self) -> _Store:
-        """The store of which this is the newest version, locked."""
+    def _alone(self, f: Callable[[_Store, bool], Any]) -> Any:
+        """`f(store, nested)`, alone with the store of which this is the newest version: see `_Store.alone`."""
         while True:
-            store = self._store
-            store.lock.acquire()
-            if self._store is store and self._number != store.newest:
-                self.detach()
-            if self._store is store:
-                return store
-            store.lock.release()
+            found = self._at[0].alone(self._newest_in, f)
+            if found:
+                return found[0]
 
-    def _copied(self) -> "Version":
-        store = self._store
-        with jax.ensure_compile_time_eval():  # by arrays, also where an older version is looked at inside of jit
-            rows = store.rows.copy()
-            for back in range(1, store.newest - self._number + 1):
-                _, index, old = store.log[-back]
-                rows.restore(index, old)
-        return Version(rows, owned=True, seen=store.seen)
+    def _newest_in(self, store: _Store, nested: bool, f: Callable[[_Store, bool], Any]) -> Any:
+        if self._at[0] is store and self._at[1] != store.log[-1][0]:
+            self.detach()
+        return (f(store, nested),) if self._at[0] is store else ()

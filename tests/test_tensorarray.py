@@ -93,7 +93,82 @@ def test_a_traced_size_needs_max_size():
     np.testing.assert_array_equal(jax.jit(f)(3), [0, 0, 0, 7, 0])
 
 
+def of_size(n):
+    return TensorArray(f64, size=n, dynamic_size=True, max_size=5, element_shape=())
+
+
+@pytest.mark.parametrize("size", [50, 6, -1, 2**32 + 3, -(2**32), np.int8(-1), np.uint32(2**32 - 1)])
+def test_a_traced_size_that_is_not_allowed_is_an_error_at_run_time(size):
+    for f in (lambda n: of_size(n).stack(), lambda n: of_size(n).size()):
+        message = rf"TensorArray: size not in \[0, max_size\]: index {size} is out of range"
+        with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match=message):
+            finish(jax.jit(f)(size))
+
+
+def test_under_vmap_it_is_dropped():
+    stacked, sizes = jax.vmap(lambda n: (of_size(n).append(7.0).stack(), of_size(n).size()))(jnp.array([50, -1, 2]))
+    np.testing.assert_array_equal(stacked, [[7, 0, 0, 0, 0], [7, 0, 0, 0, 0], [0, 0, 7, 0, 0]])
+    np.testing.assert_array_equal(sizes, [0, 0, 2])
+
+
+def with_size(ta, size):
+    return jax.tree.map(lambda x: size if jnp.ndim(x) == 0 else x, ta)
+
+
+@pytest.mark.parametrize(
+    ("size", "error", "message"),
+    [
+        (50, ValueError, "size 50 is larger than max_size 5"),
+        (-3, ValueError, "size must not be negative, got -3"),
+        (np.int64(2**32 + 2), ValueError, "size 4294967298 is larger"),
+        (2.5, TypeError, "size must be an integer, got 2.5"),
+        (True, TypeError, "size must be an integer, got True"),
+        ("x", TypeError, "size must be an integer, got 'x'"),
+    ],
+)
+def test_a_size_that_came_as_a_leaf_is_checked(size, error, message):
+    ta = with_size(of_size(0).append(1.0).append(2.0), size)
+    uses = (
+        lambda: ta.size(),
+        lambda: ta.stack(),
+        lambda: ta.read(0),
+        lambda: ta.append(1.0),
+        lambda: ta.pop(),
+        lambda: pickle.dumps(ta),
+        lambda: ta.write(0, 1.0),
+    )
+    for use in uses:
+        with pytest.raises(error, match=message):
+            use()
+
+
+@pytest.mark.parametrize("size", [50, -3, 2**32 + 2])
+def test_so_is_a_traced_one(size):
+    """No row that nobody wrote is seen: what reads, writes at the end or takes a row raises."""
+    ta = of_size(0).append(1.0).append(2.0)
+    for f in (
+        lambda ta, i: ta.read(i + 4),
+        lambda ta, i: ta.gather(jnp.array([0, 1]) + i),
+        lambda ta, i: ta.append(1.0).stack(),
+        lambda ta, i: ta.pop()[1],
+    ):
+        with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="is out of range"):
+            finish(jax.jit(lambda n, i, f=f: f(with_size(ta, n), i))(size, 0))
+    np.testing.assert_array_equal(jax.jit(lambda n: with_size(ta, n).stack())(size), np.zeros(5))
+
+
+def test_leaves_of_rows_have_as_many_of_them():
+    ta = TensorArray.from_array((jnp.ones(3), jnp.ones(3)))
+    other = jax.tree.unflatten(jax.tree.structure(ta), [jnp.ones(3), jnp.ones(2)])
+    with pytest.raises(ValueError, match=r"different numbers of rows: \[3, 2\]"):
+        other.read(2)
+
+
 def test_max_size_is_for_arrays_that_grow():
+    with pytest.raises(ValueError, match=r"below 2\*\*31, since sizes are of int32"):
+        growing(max_size=2**31)
+    with pytest.raises(TypeError, match="max_size must be an integer, got '3'"):
+        growing(max_size="3")
     with pytest.raises(ValueError, match="dynamic_size=True"):
         TensorArray(f64, size=2, max_size=3)
     with pytest.raises(ValueError, match="size 4 is larger than max_size 3"):
@@ -207,6 +282,65 @@ def test_a_row_of_another_dtype_is_refused(dtype, value, given):
         ta.write(0, value)
     with pytest.raises(TypeError, match=message):
         ta.unstack([value])
+
+
+@pytest.mark.parametrize(
+    ("f", "error", "message"),
+    [
+        (lambda: static().write(0, "abc"), TypeError, r"TensorArray\.write: value must be .* numbers, got 'abc'"),
+        (lambda: static().write(0, {"a": 1}), TypeError, r"TensorArray\.write: value must be .* numbers, got {'a': 1}"),
+        (
+            lambda: static().write(0, [[1.0], [1.0, 2.0]]),
+            ValueError,
+            r"TensorArray\.write: value .* as long everywhere",
+        ),
+        (lambda: static().write(0, jax.random.key(0)), TypeError, r"TensorArray\.write: value .*key_data"),
+        (lambda: static().write(0, np.int32(1)), TypeError, r"TensorArray\.write: .* int32; convert value"),
+        (lambda: static().write(0, 1.0), ValueError, r"TensorArray\.write: Incompatible shape for value"),
+        (lambda: static().unstack(None), TypeError, r"TensorArray\.unstack: value must be"),
+        (
+            lambda: static().scatter({"a": 0}, [[1.0, 2.0]]),
+            TypeError,
+            r"TensorArray\.scatter: indices must be integers",
+        ),
+        (lambda: static().gather([2**70]), IndexError, "read from index 1180591620717411303424 but array size is: 3"),
+        (lambda: growing().write(2**70, 1.0), IndexError, "no array has so many rows"),
+        (lambda: static().split("abc", [1, 1, 1]), TypeError, r"TensorArray\.split: value must be"),
+        (lambda: static().split(jnp.ones(3), "abc"), TypeError, r"TensorArray\.split: lengths must be integers"),
+        (lambda: TensorArray("abc", 3), TypeError, "dtype must be one of numbers or bool, got 'abc'"),
+        (lambda: TensorArray(f64, 3, element_shape=2.5), TypeError, "element_shape must be made of .*, got 2.5"),
+        (lambda: TensorArray.like("abc", 3), TypeError, r"TensorArray\.like: value must be"),
+        (lambda: TensorArray.from_array("abc"), TypeError, r"TensorArray\.from_array: value must be"),
+        (
+            lambda: TensorArray.like({"a": 0.0, "b": 1}, 3).write(0, {"a": 1.0}),
+            ValueError,
+            r"TensorArray\.write: rows have the structure",
+        ),
+    ],
+)
+def test_an_error_names_the_method_and_the_argument(f, error, message):
+    with pytest.raises(error, match=message):
+        f()
+
+
+def test_what_interrupts_a_conversion_is_not_hidden():
+    """NumPy takes what raises when it is asked for its length for something without one."""
+
+    class Interrupted:
+        def __len__(self):
+            raise KeyboardInterrupt
+
+        def __getitem__(self, _):
+            return 1.0
+
+    for f in (
+        lambda x: static().write(0, x),
+        lambda x: static().unstack([x]),
+        lambda x: static().gather(x),
+        lambda x: static().split(jnp.ones(3), x),
+    ):
+        with pytest.raises(KeyboardInterrupt):
+            f(Interrupted())
 
 
 def test_a_python_integer_that_does_not_fit_is_refused():
@@ -574,7 +708,8 @@ def test_an_empty_array_has_nothing_to_pop():
     with pytest.raises(IndexError, match="array size is: 0"):
         growing(element_shape=()).pop()
     popped = jax.jit(lambda ta: ta.pop()[1])
-    with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match=r"TensorArray\.pop: index -1 is out of range"):
+    message = r"TensorArray\.pop: index -1 is out of range for a TensorArray of size 0"
+    with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match=message):
         finish(popped(growing(max_size=2, element_shape=())))
 
 
@@ -692,6 +827,7 @@ def test_examples_of_a_batch_have_sizes_of_their_own():
     stacked, sizes = jax.vmap(lambda ta: (ta.stack(), ta.size()))(ta)
     np.testing.assert_array_equal(stacked, [[1, 2, 0, 0], [5, 0, 0, 0]])
     np.testing.assert_array_equal(sizes, [2, 1])
+    np.testing.assert_array_equal(ta.size(), [2, 1])
     last = jax.vmap(lambda ta: ta.read(ta.size() - 1))(ta)
     np.testing.assert_array_equal(last, [2, 5])
     first = jax.tree.map(lambda x: x[0], ta)
@@ -783,6 +919,16 @@ def test_unknown_rows_cannot_enter_control_flow():
             for g in (f, jax.jit(f)):
                 with pytest.raises(TypeError, match=message):
                     g(ta)
+    with pytest.raises(TypeError, match=r"a partly unknown shape, \(None, 3\), cannot enter .* element_shape"):
+        lax.fori_loop(0, 3, lambda i, ta: ta.write(i, jnp.ones((2, 3))), TensorArray(f64, 3, element_shape=[None, 3]))
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint32, np.int64, np.uint64])
+def test_an_index_of_any_dtype_grows_an_array(dtype):
+    ta = growing(max_size=300, element_shape=())
+    for f in (lambda i: (ta.write(i, 7.0).size(), ta.write(i, 7.0).read(i)), lambda i: ta.write(i, 7.0).stack()[i]):
+        np.testing.assert_array_equal(np.ravel(jax.tree.leaves(jax.jit(f)(dtype(100))))[-1], 7)
+    assert jax.jit(lambda i: ta.write(i, 7.0).size())(dtype(100)) == 101
 
 
 def test_but_they_can_enter_jit_and_be_closed_over():

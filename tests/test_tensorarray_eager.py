@@ -1,4 +1,7 @@
-"""Outside of jit: a write is in place unless somebody holds the rows, and every older version keeps its value."""
+"""Outside of jit: a write is in place unless somebody holds the rows, and an interrupt leaves all as it was.
+
+That every version keeps its rows is what `test_tensorarray_machine.py` is about.
+"""
 
 import gc
 import itertools
@@ -9,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from interrupts import interrupted
 
 from jax_tensorarray import TensorArray, _compat, _versions
 
@@ -16,7 +20,7 @@ f64 = jnp.float64
 
 
 def pointer(ta):
-    (buffer,) = ta._version.newest().buffers
+    (buffer,) = ta._version.newest()
     return buffer.unsafe_buffer_pointer()
 
 
@@ -53,68 +57,6 @@ def test_a_write_is_in_place(how):
     assert rows(ta) == [1, 1, 1, 5, 6, 1, 1, 1]
 
 
-@pytest.mark.parametrize("how", KINDS)
-def test_an_older_version_keeps_its_value(how):
-    first = made(how)
-    second = first.write(1, -1.0)
-    third = second.scatter([1, 3, 1], [-2.0, -3.0, -4.0])
-    assert rows(first) == [0, 10, 20, 30]
-    assert rows(third) == [0, -4, 20, -3]
-    assert rows(second) == [0, -1, 20, 30]
-
-
-@pytest.mark.parametrize("how", KINDS)
-def test_versions_can_branch(how):
-    trunk = made(how)
-    left, right = trunk.write(0, 1.0), trunk.write(0, 2.0)
-    left2, right2 = left.write(3, 3.0), right.write(3, 4.0)
-    both = trunk.identity().write(2, 5.0)
-    assert rows(left2) == [1, 10, 20, 3]
-    assert rows(right2) == [2, 10, 20, 4]
-    assert rows(both) == [0, 10, 5, 30]
-    assert rows(trunk) == [0, 10, 20, 30]
-    assert rows(left) == [1, 10, 20, 30]
-    assert rows(right) == [2, 10, 20, 30]
-
-
-@pytest.mark.parametrize("how", KINDS)
-@pytest.mark.parametrize("seed", range(4))
-def test_any_history_can_be_read_again(how, seed, monkeypatch):
-    monkeypatch.setattr(_versions, "LOG_LIMIT", 5)
-    rng = np.random.default_rng(seed)
-    history = [(made(how), [0.0, 10.0, 20.0, 30.0])]
-    for step in range(60):
-        ta, expected = history[rng.integers(len(history))]
-        expected, size = list(expected), len(expected)
-        what = rng.choice(["write", "scatter", "append", "gap", "pop", "forget", "flatten", "read"])
-        if what == "write" and size:
-            i = int(rng.integers(size))
-            expected[i] = float(step)
-            history.append((ta.write(i, float(step)), expected))
-        elif what == "scatter" and size:
-            for i, x in zip(indices := rng.integers(size, size=3), [1.0, 2.0, 3.0], strict=True):
-                expected[i] = x
-            history.append((ta.scatter(indices, [1.0, 2.0, 3.0]), expected))
-        elif what == "append" and how in ("growing", "limited") and size < 6:
-            history.append((ta.append(float(step)), [*expected, float(step)]))
-        elif what == "gap" and how == "growing":
-            history.append((ta.write(size + 2, float(step)), [*expected, 0.0, 0.0, float(step)]))
-        elif what == "pop" and how in ("growing", "limited") and size:
-            popped, row = ta.pop()
-            assert row == expected[-1]
-            history.append((popped, expected[:-1]))
-        elif what == "forget" and len(history) > 3:
-            history.pop(int(rng.integers(len(history))))
-        elif what == "flatten":
-            history.append((jax.tree.map(lambda x: x, ta), expected))
-        elif what == "read" and size:
-            i = int(rng.integers(size))
-            assert ta.read(i) == expected[i]
-        del ta
-    for ta, expected in history:
-        assert rows(ta) == expected
-
-
 def test_an_older_version_costs_one_copy_at_most():
     first = made("static", 1000)
     ta, pointers = first, set()
@@ -122,7 +64,7 @@ def test_an_older_version_costs_one_copy_at_most():
         ta = ta.write(i % 1000, 1.0)
         pointers.add(pointer(ta))
     assert len(pointers) == 1
-    assert len(ta._version._store.log) <= 1
+    assert len(ta._version._at[0].log) <= 2
     assert rows(first)[:3] == [0, 10, 20]
 
 
@@ -130,12 +72,12 @@ def test_a_loop_keeps_no_log():
     ta = made("static")
     for _ in range(10):
         ta = ta.write(0, 1.0)
-    assert len(ta._version._store.log) <= 1
+    assert len(ta._version._at[0].log) <= 2
 
 
 def test_versions_are_freed():
     ta = made("static", 100)
-    buffer = ta._version.newest().buffers[0]
+    buffer = ta._version.newest()[0]
     count = len(gc.get_referrers(buffer))
     for i in range(100):
         ta = ta.write(i, 1.0)
@@ -143,17 +85,7 @@ def test_versions_are_freed():
     assert count >= 1
 
 
-def test_what_was_stacked_is_not_written_to():
-    ta = made("static")
-    stacked = ta.stack()
-    view = np.asarray(stacked)
-    ta = ta.write(0, -1.0).write(1, -2.0)
-    np.testing.assert_array_equal(stacked, [0, 10, 20, 30])
-    np.testing.assert_array_equal(view, [0, 10, 20, 30])
-    assert rows(ta) == [-1, -2, 20, 30]
-
-
-def test_nor_what_was_unstacked_or_flattened():
+def test_what_was_unstacked_or_flattened_is_not_written_to():
     x = jnp.arange(4.0)
     ta = TensorArray(f64, size=4).unstack(x).write(0, -1.0)
     np.testing.assert_array_equal(x, np.arange(4.0))
@@ -167,7 +99,7 @@ def test_nor_what_was_unstacked_or_flattened():
     np.testing.assert_array_equal(x, np.arange(4.0))
 
 
-def test_nor_what_a_jitted_function_closed_over():
+def test_nor_is_what_a_jitted_function_closed_over():
     ta = made("static")
     f = jax.jit(lambda i: ta.read(i))
     assert f(1) == 10
@@ -193,15 +125,6 @@ def test_an_older_version_may_be_used_inside_of_a_transformation(how):
     assert rows(third) == [0, -1, -2, 30]
 
 
-def test_a_row_that_is_read_is_nobodys_but_the_readers():
-    ta = made("static")
-    row = ta.read(1)
-    part = ta.gather([1, 2])
-    ta = ta.write(1, -1.0)
-    assert row == 10
-    np.testing.assert_array_equal(part, [10, 20])
-
-
 def test_a_donated_array_is_gone_and_says_so():
     step = jax.jit(lambda ta: ta.write(0, -1.0), donate_argnums=0)
     ta = made("static")
@@ -212,6 +135,15 @@ def test_a_donated_array_is_gone_and_says_so():
             f()
     assert len(ta) == 4
     assert "size=4" in repr(ta)
+
+
+def test_donating_a_version_leaves_the_older_ones():
+    first = made("static")
+    second = first.write(1, -1.0)
+    jax.jit(lambda ta: ta.write(0, -1.0), donate_argnums=0)(second)
+    assert rows(first) == [0, 10, 20, 30]
+    with pytest.raises(RuntimeError, match="donated to a jitted function"):
+        second.read(0)
 
 
 def test_an_error_leaves_the_array_as_it_was():
@@ -268,25 +200,76 @@ def test_it_works_with_jit_disabled():
         assert rows(first) == [0, 10, 20, 30]
 
 
-def test_threads_may_write_to_versions_of_one_array():
-    ta = made("static", 64)
-    results = {}
+# --- interrupts ------------------------------------------------------------------------------------------------
 
-    def work(k):
-        mine = ta
-        for i in range(64):
-            mine = mine.write(i, float(k))
-            if i % 9 == 0:
-                assert ta.read(i) == 10 * i
-        results[k] = rows(mine)
+ACTIONS = {
+    "write": lambda new, old: new.write(3, 5.0),
+    "branch": lambda new, old: old.write(3, 5.0),
+    "read": lambda new, old: (new.read(3), old.read(3)),
+    "share": lambda new, old: (new.stack(), new.write(1, 3.0)),
+    "grow": lambda new, old: new.write(9, 1.0),
+    "gap": lambda new, old: new.pop()[0].pop()[0].write(3, 9.0),
+}
 
-    threads = [threading.Thread(target=work, args=(k,)) for k in range(8)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    assert results == {k: [float(k)] * 64 for k in range(8)}
-    assert rows(ta) == [10.0 * i for i in range(64)]
+
+@pytest.mark.parametrize(
+    ("how", "action"),
+    [*(("growing", action) for action in ACTIONS), *(("ragged", action) for action in list(ACTIONS)[:4])],
+)
+def test_an_interrupt_before_any_instruction_changes_nothing(how, action, monkeypatch):
+    """All versions are as they were, and another thread can use them."""
+    monkeypatch.setattr(_versions, "LOG_LIMIT", 2)
+    was_interrupted, at = True, 0
+    while was_interrupted:
+        first = made(how)
+        second = first.write(1, -1.0)
+        third = second.scatter([2, 0], [-2.0, -3.0])
+        if at % 3 == 0:
+            _versions._warm.clear()
+        was_interrupted, _ = interrupted(
+            lambda new=third, old=second: ACTIONS[action](new, old), _versions.__file__, at
+        )
+        found = []
+
+        def other(versions=(first, second, third), found=found):
+            found += [rows(ta) for ta in versions]
+            found += [rows(ta.write(0, 7.0)) for ta in versions]
+            found += [rows(ta) for ta in versions]
+
+        thread = threading.Thread(target=other, daemon=True)
+        thread.start()
+        thread.join(60)
+        assert not thread.is_alive(), at
+        expected = [[0, 10, 20, 30], [0, -1, 20, 30], [-3, -1, -2, 30]]
+        assert found == [*expected, *[[7, *e[1:]] for e in expected], *expected], at
+        at += 1
+    assert at > 20
+
+
+def test_a_handler_may_use_what_it_interrupts(monkeypatch):
+    """As a signal handler or a finalizer does, in the same thread, while a write is under way."""
+    ta = made("static")
+    seen = []
+
+    def push(self, *args, original=_versions._Store.write):
+        if not seen:
+            seen.append(ta.stack())
+            seen.append(ta.write(3, 7.0))
+        original(self, *args)
+
+    monkeypatch.setattr(_versions._Store, "write", push)
+    after = ta.write(0, -1.0)
+    assert np.asarray(seen[0]).tolist() == rows(ta) == [0, 10, 20, 30]
+    assert rows(seen[1]) == [0, 10, 20, 7]
+    assert rows(after) == [-1, 10, 20, 30]
+
+
+@pytest.mark.parametrize("x64", [False, True])
+@pytest.mark.parametrize("index", [0, 2**31 - 2, 2**31, 2**32 + 3, np.array([1, 2**40]), np.array([], np.int32)])
+def test_no_index_is_narrowed(index, x64):
+    with jax.enable_x64(x64):
+        found = _versions.exactly(lambda index: jax.jit(lambda i: i)(index), index)
+    assert np.array_equal(np.asarray(found, object), np.asarray(index, object))
 
 
 @pytest.mark.parametrize("empty", [(0, (2,)), (3, (0,)), (0, ())])
@@ -303,11 +286,11 @@ def _seconds_a_write(n, writes=2000):
     x = jnp.ones(64)
     ta = TensorArray(f64, size=n, element_shape=(64,))
     ta = ta.write(0, x)
-    jax.block_until_ready(ta._version.newest().buffers)
+    jax.block_until_ready(ta._version.newest())
     start = time.perf_counter()
     for i in range(writes):
         ta = ta.write(i % n, x)
-    jax.block_until_ready(ta._version.newest().buffers)
+    jax.block_until_ready(ta._version.newest())
     return (time.perf_counter() - start) / writes
 
 
@@ -327,7 +310,7 @@ def test_appending_is_linear():
         ta = TensorArray(f64, size=0, dynamic_size=True, element_shape=(64,))
         for _ in range(n):
             ta = ta.append(x)
-        jax.block_until_ready(ta._version.newest().buffers)
+        jax.block_until_ready(ta._version.newest())
         return time.perf_counter() - start
 
     x = jnp.ones(64)
