@@ -1,6 +1,7 @@
 """The loops that users call: drop-in for those of `jax.lax`, and differentiable in reverse."""
 
 import inspect
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from jax_tensorarray._loops import bodies
 from jax_tensorarray._loops.replay import Checkpoint, Inverse
 from jax_tensorarray._loops.residuals import linearize
 from jax_tensorarray._loops.undo import Auto, Choice, Undo, choose
-from jax_tensorarray._loops.while_ import while_
+from jax_tensorarray._loops.while_ import counting, while_
 from jax_tensorarray._ops.empty import ta_empty
 from jax_tensorarray._ops.read import ta_read
 from jax_tensorarray._ops.write import ta_write
@@ -92,10 +93,11 @@ def while_loop(
     _check_max_steps("while_loop", max_steps)
     mode = _mode_of("while_loop", residuals, checkpoints, inverse, max_steps, check_inverse)
     if jax.config.jax_disable_jit:
-        return _in_python(cond_fun, body_fun, init_val, max_steps, return_steps)
-    # JAX's own loop traces the functions, promotes weak types, and says what does not fit.
-    traced = jax.make_jaxpr(lambda init: lax.while_loop(cond_fun, body_fun, init), return_shape=True)
-    return _bound(traced, (init_val,), max_steps, return_steps, mode)
+        try:
+            return _in_python(cond_fun, body_fun, init_val, max_steps, return_steps)
+        except jax.errors.ConcretizationTypeError:
+            pass  # as JAX's own: what vmap batches, say, is no Python bool
+    return _bound(_while_loop, (cond_fun, body_fun), (init_val,), max_steps, return_steps, mode)
 
 
 def fori_loop(
@@ -104,6 +106,7 @@ def fori_loop(
     body_fun: Callable[[Any, Any], Any],
     init_val: Any,
     *,
+    unroll: int | bool | None = None,
     max_steps: int | None = None,
     residuals: str = "auto",
     checkpoints: int | None = None,
@@ -115,6 +118,7 @@ def fori_loop(
         upper: the index past the last one, likewise.
         body_fun: from an index and the carry to the next carry.
         init_val: the carry to start with, any pytree.
+        unroll: how many steps to unroll, if both bounds are known.
         max_steps: an upper bound of `upper - lower`, needed in reverse mode if one of them is traced. No more steps
             are taken.
         residuals: as for `while_loop`, but "inverse". With known bounds "auto" is "tape".
@@ -135,15 +139,18 @@ def fori_loop(
         max_steps = max(high - low, 0)  # type: ignore[operator]
     mode = _mode_of("fori_loop", residuals, checkpoints, None, max_steps)
     if known and residuals in SCANNED:
-        high = min(high, low + max_steps)  # type: ignore[operator,type-var]
+        if high - low > max_steps:  # type: ignore[operator]
+            lower, upper = low, low + max_steps  # type: ignore[operator]
         if residuals != "recompute":
-            return lax.fori_loop(low, high, body_fun, init_val)
-        traced = jax.make_jaxpr(lambda init: lax.fori_loop(low, high, body_fun, init), return_shape=True)
-        return _bound(traced, (init_val,), max_steps, False, mode)
+            return lax.fori_loop(lower, upper, body_fun, init_val, unroll=unroll)
+        return _bound(_fori_loop, (body_fun,), (init_val,), max_steps, False, mode, (lower, upper, unroll))
     if jax.config.jax_disable_jit:
-        raise NotImplementedError("fori_loop: traced bounds need jit")
-    traced = jax.make_jaxpr(lambda low, high, init: lax.fori_loop(low, high, body_fun, init), return_shape=True)
-    return _bound(traced, (jnp.asarray(lower), jnp.asarray(upper), init_val), max_steps, False, mode)
+        try:
+            return _in_python(_below, _and_count(body_fun), (lower, upper, init_val), max_steps, False)[2]
+        except jax.errors.ConcretizationTypeError:
+            pass
+    unroll = None if known else unroll
+    return _bound(_fori_loop, (body_fun,), (lower, upper, init_val), max_steps, False, mode, (unroll,))
 
 
 def scan(
@@ -183,8 +190,7 @@ def scan(
     """
     mode = _mode_of("scan", residuals, checkpoints, inverse, 0, check_inverse)
     if residuals == "recompute":
-        traced = jax.make_jaxpr(lambda init, xs: lax.scan(f, init, xs, length, reverse, unroll), return_shape=True)
-        return _bound(traced, (init, xs), None, False, mode)
+        return _bound(_scan, (f,), (init, xs), None, False, mode, (length, reverse, unroll))
     if residuals in SCANNED:
         return lax.scan(f, init, xs, length, reverse, unroll)
     return _scan_by_rows(f, init, xs, length, reverse, residuals, checkpoints, inverse, check_inverse)
@@ -458,10 +464,11 @@ def _for_ever(carry: Any) -> bool:
 
 
 def _known_bound(bound: Any) -> int | None:
-    """The bound as a Python integer; None if it is traced, or no integer, which JAX's own loop says."""
-    if isinstance(bound, jax.core.Tracer | bool | np.bool_) or not hasattr(bound, "__index__"):
+    """The bound as a Python integer; None if it is traced, or no number, which JAX's own loop says."""
+    try:
+        return int(bound)
+    except (TypeError, ValueError, OverflowError):
         return None
-    return int(bound.__index__())
 
 
 def _source() -> str:
@@ -472,18 +479,65 @@ def _source() -> str:
     return "?" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
+# JAX's own loops trace the functions, promote weak types, and say what does not fit.
+
+
+def _while_loop(cond_fun: Any, body_fun: Any, init: Any) -> Any:
+    return lax.while_loop(cond_fun, body_fun, init)
+
+
+def _fori_loop(body_fun: Any, *args: Any) -> Any:
+    *bounds, init, unroll = args
+    return lax.fori_loop(*bounds, body_fun, init, unroll=unroll)
+
+
+def _scan(f: Any, init: Any, xs: Any, length: Any, reverse: Any, unroll: Any) -> Any:
+    return lax.scan(f, init, xs, length, reverse, unroll)
+
+
+def _trace(loop: Callable[..., Any], functions: Sequence[Any], types: Any, tree: Any, options: Sequence[Any]) -> Any:
+    """The jaxpr of a loop of JAX, and what it gives."""
+
+    def flat(*leaves: Array) -> Any:
+        return loop(*functions, *jax.tree.unflatten(tree, leaves), *options)
+
+    with jax.disable_jit(False):
+        return jax.make_jaxpr(flat, return_shape=True)(*types)
+
+
+@_compat.cached
+def _traces_of(body_fun: Any) -> Callable[..., Any]:
+    """`_trace`, which remembers what it has traced as long as there are the functions, as JAX's loops do."""
+    body = weakref.ref(body_fun)
+
+    @_compat.cached
+    def traced(cond_fun: Any, single: bool, loop: Any, types: Any, tree: Any, options: Sequence[Any]) -> Any:
+        return _trace(loop, [body()] if single else [cond_fun, body()], types, tree, options)
+
+    return traced
+
+
+def _traced(loop: Callable[..., Any], functions: Sequence[Any], args: Any, options: Sequence[Any]) -> Any:
+    leaves, tree = jax.tree.flatten(args)
+    try:
+        types = tuple(map(jax.typeof, leaves))
+        hash((tree, options, *map(weakref.ref, functions)))
+    except TypeError:  # no function, say, or no array: JAX's loop says so
+        return _trace(loop, functions, leaves, tree, options)
+    return _traces_of(functions[-1])(functions[0], len(functions) == 1, loop, types, tree, options)
+
+
 def _bound(
-    traced: Callable[..., Any],
+    loop: Callable[..., Any],
+    functions: Sequence[Any],
     args: Sequence[Any],
     max_steps: int | None,
     return_steps: bool,
     make_mode: _Mode,
+    options: Sequence[Any] = (),
 ) -> Any:
-    """Run the jaxpr that `traced` makes of `args`, with our loop in the place of JAX's.
-
-    A scan of JAX stays one, with the body of the mode.
-    """
-    jaxpr, shape = traced(*args)
+    """Run a loop of JAX as ours. A scan of JAX stays one, with the body of the mode."""
+    jaxpr, shape = _traced(loop, functions, args, tuple(options))
     end = []
 
     def equation(eqn: Any, operands: list[Array]) -> list[Array]:
@@ -512,14 +566,25 @@ def _bound(
             end.append(Steps(taken, more))
         return outs
 
-    outs = bodies.interpret(jaxpr, [*map(jnp.asarray, jax.tree.leaves(args))], equation, lambda x: x)
+    outs = bodies.interpret(jaxpr, jax.tree.leaves(args), equation, lambda x: x)
     result = jax.tree.unflatten(jax.tree.structure(shape), outs)
     return (result, end[-1]) if return_steps else result
 
 
 def _in_python(cond_fun: Any, body_fun: Any, carry: Any, max_steps: int | None, return_steps: bool) -> Any:
-    """The loop under `jax.disable_jit`, as JAX runs its own."""
-    taken = 0
+    """The loop under `jax.disable_jit`, as JAX runs its own: the functions may change NumPy arrays in place."""
+    carry, taken = jax.tree.map(jnp.asarray, carry), 0
     while (max_steps is None or taken < max_steps) and cond_fun(carry):
-        carry, taken = body_fun(carry), taken + 1
-    return (carry, Steps(jnp.int32(taken), jnp.asarray(cond_fun(carry)))) if return_steps else carry
+        carry, taken = jax.tree.map(jnp.asarray, body_fun(carry)), taken + 1
+    if not return_steps:
+        return carry
+    dtype = counting(max_steps)
+    return carry, Steps(jnp.asarray(min(taken, jnp.iinfo(dtype).max), dtype), jnp.asarray(cond_fun(carry)))
+
+
+def _below(state: Any) -> Any:
+    return state[0] < state[1]
+
+
+def _and_count(body_fun: Any) -> Callable[[Any], Any]:
+    return lambda state: (state[0] + 1, state[1], body_fun(state[0], state[2]))

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ from jax_tensorarray._loops.count import (
 )
 from jax_tensorarray._loops.residuals import linearize
 from jax_tensorarray._loops.rules import Axis, axes
-from jax_tensorarray._register import to_front, type_like
+from jax_tensorarray._register import is_zero, to_front, type_like
 
 Array = Any
 
@@ -41,6 +41,8 @@ Array = Any
 #
 # Under vmap every example has its own end. Then there are `lanes` axes of examples: `cond` gives, and steps has, an
 # element for each, the body takes first which of them are active, and the loop goes on while any is.
+#
+# Steps are counted as `counting` says, and a count that its dtype cannot hold stays at the largest that it can.
 ta_while_p = Primitive("ta_while")
 ta_while_p.multiple_results = True
 
@@ -82,9 +84,20 @@ def _split(operands: Sequence[Any], cond_nconsts: int, body_nconsts: int) -> tup
     return operands[:cond_nconsts], operands[cond_nconsts:n], operands[n:]
 
 
-def _abstract_eval(*avals: Any, cond: Any, body: Any, **_: Any) -> Any:
+def counting(max_steps: int | None) -> Any:
+    """The dtype in which steps are counted: int32 if `max_steps` has a value in it, else the widest that JAX has."""
+    narrow = max_steps is not None and max_steps <= jnp.iinfo(jnp.int32).max
+    return jnp.dtype(jnp.int32) if narrow else jax.dtypes.canonicalize_dtype(jnp.int64)
+
+
+def bounded(max_steps: int | None) -> bool:
+    """Whether the loop can count to `max_steps`. No tape has more rows either."""
+    return max_steps is not None and max_steps <= jnp.iinfo(counting(max_steps)).max
+
+
+def _abstract_eval(*avals: Any, cond: Any, body: Any, max_steps: int | None, **_: Any) -> Any:
     (active,) = cond.out_avals
-    steps = type_like(active, active.shape, range(active.ndim), jnp.dtype(jnp.int32))
+    steps = type_like(active, active.shape, range(active.ndim), counting(max_steps))
     return [*body.out_avals, steps], {*cond.effects, *body.effects}
 
 
@@ -103,26 +116,31 @@ def _run(
     cond_consts, body_consts, carry = _split(operands, cond_nconsts, body_nconsts)
     carry = [*carry, *make(tapes)]
     predicate, call = bodies.function(cond), bodies.function(body)
+    dtype, limited = counting(max_steps), bounded(max_steps)
 
     def more(k: Array, carry: Sequence[Array]) -> Array:
         (active,) = predicate(*cond_consts, *carry)
-        return active if max_steps is None else active & (k < max_steps)
+        return active & (k < max_steps) if limited else active
 
+    def after(k: Array, taken: Any = 1) -> Array:
+        return k + taken if limited else jnp.where(k < jnp.iinfo(dtype).max, k + taken, k)
+
+    start = jnp.zeros((), dtype)
     if not lanes:
         steps, outs = lax.while_loop(
             lambda state: more(*state),
-            lambda state: (state[0] + 1, call(*body_consts, *state[1])),
-            (jnp.int32(0), list(carry)),
+            lambda state: (after(state[0]), call(*body_consts, *state[1])),
+            (start, list(carry)),
         )
         return [*outs, steps]
 
     def step(state: Any) -> Any:
         k, active, taken, carry = state
-        carry = call(active, *body_consts, *carry)
-        return k + 1, active & more(k + 1, carry), taken + active, carry
+        k, carry = after(k), call(active, *body_consts, *carry)
+        return k, active & more(k, carry), after(taken, active.astype(dtype)), carry
 
-    active = more(jnp.int32(0), carry)
-    state = (jnp.int32(0), active, jnp.zeros(active.shape, jnp.int32), list(carry))
+    active = more(start, carry)
+    state = (start, active, jnp.zeros(active.shape, dtype), list(carry))
     _, _, taken, outs = lax.while_loop(lambda state: jnp.any(state[1]), step, state)
     return [*outs, taken]
 
@@ -149,12 +167,19 @@ def _jvp(
     if not any(moved_carry):
         outs, steps = loop(cond_consts, consts, carry, cond=cond, body=body, tapes=tapes)
         return [*outs, steps], zero_tangents([*outs, steps])
-    const_dots = chosen(const_dots, moved_consts)
-    carry_dots = [ad.instantiate_zeros(t) for t in chosen(carry_dots, moved_carry[: len(carry)])]
+    limited = bounded(max_steps)
+    if not limited:  # what `moving` finds may be too much, and then it is the reverse mode of something
+        have = [not is_zero(t) for t in carry_dots]
+        moved_carry = bodies.fixed_point(body, [*[False] * first, *moved_consts], have, bodies.moved)
+    given = [ad.instantiate_zeros(t) if moves else t for t, moves in zip(carry_dots, moved_carry, strict=False)]
+    const_dots, carry_dots = chosen(const_dots, moved_consts), chosen(given, moved_carry[: len(carry)])
     moved = [*[False] * first, *moved_consts, *moved_carry]
     taped = mode is None or mode.tapes
-    if max_steps is None:
+    if not limited:
         outs, dots, steps = _joint_jvp(loop, cond, body, cond_consts, consts, carry, const_dots, carry_dots, moved)
+        # The tangent of what no step changes comes from before the loop: so it has a transpose.
+        same = chosen(_unchanged(body, len(carry)), moved_carry)
+        dots = [before if is_same else dot for before, is_same, dot in zip(carry_dots, same, dots, strict=True)]
     elif taped:
         outs, dots, steps = _taped_jvp(
             loop, cond, body, cond_consts, consts, carry, const_dots, carry_dots, moved, tapes
@@ -191,19 +216,19 @@ def _taped_jvp(
         some = args[: len(cond_consts) + operands]
         return predicate(*some, *args[len(some) + 1 : len(some) + 1 + len(tapes)])
 
+    start = jnp.zeros((), counting(max_steps))
+
     def step(*args: Array) -> list[Array]:
         k, new = args[before], args[inputs + 1 :]
         outs = call(*args[:before], *args[before + 1 : inputs + 1])
         return [*outs[:operands], k + 1, *outs[operands:n], *record(new, k, outs[n:], linear.steps)]
 
     new = tape(linear.taped, max_steps)
-    types = [jax.ShapeDtypeStruct((), jnp.int32), *abstract([*tapes, *new])]
+    types = [jax.typeof(start), *abstract([*tapes, *new])]
     cond_types, body_types = list(cond.in_avals), list(body.in_avals)
     taped_cond = jax.make_jaxpr(goes_on)(*cond_types[: len(cond_types) - len(tapes)], *types)
     taped_body = jax.make_jaxpr(step)(*body_types[:before], *types)
-    outs, steps = loop(
-        cond_consts, consts, [*carry, jnp.int32(0)], cond=taped_cond, body=taped_body, tapes=[*tapes, *new]
-    )
+    outs, steps = loop(cond_consts, consts, [*carry, start], cond=taped_cond, body=taped_body, tapes=[*tapes, *new])
     outs = [*outs[:operands], *outs[operands + 1 :]]
     dots = linearized_loop(
         linear,
@@ -263,38 +288,169 @@ def _joint_jvp(
     return outs[:n], outs[n:], steps
 
 
-def _needs_max_steps(source: str) -> ValueError:
+def _unchanged(body: Any, num_carry: int) -> list[bool]:
+    """Which carries the body gives as it took them."""
+    inner = _compat.opened(body)
+    return [v is w for v, w in zip(inner.invars[len(inner.invars) - num_carry :], inner.outvars, strict=True)]
+
+
+def _transpose(
+    cts: Sequence[Any], *operands: Any, max_steps: int | None, source: str, cond_nconsts: int, **params: Any
+) -> Any:
+    """That of a loop which is linear in some operands. Derivatives of a loop with max_steps are other loops."""
+    linear = [ad.is_undefined_primal(x) for x in operands]
+    if all(is_zero(ct) for ct in cts):
+        return [ad.Zero(x.aval) if is_linear else None for x, is_linear in zip(operands, linear, strict=True)]
+    if not bounded(max_steps):
+        raise _needs_max_steps(source, max_steps)
+    params |= {"max_steps": max_steps, "source": source, "cond_nconsts": cond_nconsts}
+
+    # A linear function is its derivative, at zero as well as anywhere.
+    def loop(*some: Array) -> list[Array]:
+        return chosen(ta_while_p.bind(*spread(some, linear, operands), **params), given)
+
+    given = [not is_zero(ct) for ct in cts]
+    zeros = [ad.instantiate_zeros(ad.Zero(x.aval)) for x in chosen(operands, linear)]
+    _, pull = jax.vjp(loop, *zeros)
+    return spread(pull(chosen(cts, given)), linear, [None] * len(operands))
+
+
+def _needs_max_steps(source: str, max_steps: int | None) -> ValueError:
+    few = "" if max_steps is None else f" of at most {jnp.iinfo(counting(max_steps)).max}, not {max_steps}"
     return ValueError(
-        f"the loop at {source} is differentiated in reverse, so it needs max_steps, the largest number of steps it may "
-        "take: while_loop(cond_fun, body_fun, init_val, max_steps=...). Memory is only used for the steps taken. "
+        f"the loop at {source} is differentiated in reverse, so it needs max_steps{few}, the largest number of steps "
+        "it may take: while_loop(cond_fun, body_fun, init_val, max_steps=...). Memory is only used for the steps taken. "
         "(jax.jvp and jax.jacfwd need no max_steps.)"
     )
 
 
-# Part of a loop is unknown only where its tangents are put off, for reverse mode. Those of a loop with max_steps are a
-# loop of their own by then.
+# Part of a loop is unknown only where its tangents are put off, for reverse mode or jax.linearize. Those of a loop with
+# max_steps are a loop of their own by then. Of one without, there is a loop that runs again, with the tangents; it has
+# no transpose, but nobody may ask for one. As for JAX's own loop, what is known is found in one that has only that.
 
 
-def _partial_eval(trace: Any, *tracers: Any, source: str, max_steps: int | None, **params: Any) -> Any:
-    if max_steps is None:
-        raise _needs_max_steps(source)
-    return trace.default_process_primitive(ta_while_p, tracers, params | {"source": source, "max_steps": max_steps})
+@_compat.cached
+def _uses(jaxpr: Any) -> list[list[bool]]:
+    """Of each output of a jaxpr, which inputs it depends on."""
+    inner = _compat.opened(jaxpr)
+    n = len(inner.outvars)
+    return [pe.dce_jaxpr(inner, [k == j for j in range(n)])[1] for k in range(n)]
+
+
+@_compat.cached
+def _part(jaxpr: Any, inputs: Sequence[bool], outputs: Sequence[bool]) -> Any:
+    """The jaxpr of some outputs, and of the inputs that are flagged."""
+    part, _ = pe.dce_jaxpr(_compat.opened(jaxpr), list(outputs), list(inputs))
+    return _compat.replaced(jaxpr, **{k: getattr(part, k) for k in _PARTS})
+
+
+_PARTS = ("invars", "outvars", "eqns", "effects", "debug_info")
+
+
+class _Part(NamedTuple):
+    """A loop with fewer operands and results: which ones it has, and its parameters."""
+
+    operands: list[bool]
+    results: list[bool]
+    params: dict[str, Any]
+
+
+def _restricted(operands: Sequence[bool], carry: Sequence[bool], params: dict[str, Any]) -> _Part:
+    """The loop of the carries flagged in `carry`, of which the tapes are the last, and of the consts in `operands`."""
+    a, m, tapes = params["cond_nconsts"], params["body_nconsts"], params["tapes"]
+    first, n = int(params["lanes"] > 0), len(carry) - len(tapes)
+    cond_consts, consts, _ = _split(operands, a, m)
+    fewer = {
+        "cond": _part(params["cond"], (*cond_consts, *carry), (True,)),
+        "body": _part(params["body"], (*[True] * first, *consts, *carry), tuple(carry)),
+        "cond_nconsts": sum(cond_consts),
+        "body_nconsts": sum(consts),
+        "tapes": tuple(chosen(tapes, carry[n:])),
+    }
+    return _Part([*cond_consts, *consts, *carry[:n]], [*carry, True], params | fewer)
+
+
+def _known(unknown: Sequence[bool], params: dict[str, Any]) -> _Part | None:
+    """The loop of what does not depend on unknown operands; None if its end does."""
+    a, m, tapes = params["cond_nconsts"], params["body_nconsts"], params["tapes"]
+    first = int(params["lanes"] > 0)
+    cond_consts, consts, carry = _split(unknown, a, m)
+    uses = _uses(params["body"])
+
+    def one_step(body: Any, flags: Sequence[bool]) -> list[bool]:
+        return [any(u and f for u, f in zip(used, flags, strict=True)) for used in uses]
+
+    carry = bodies.fixed_point(
+        params["body"], [*[False] * first, *consts], [*carry, *[False] * len(tapes)], one_step
+    )
+    (read,) = _uses(params["cond"])
+    if any(u and f for u, f in zip(read, [*cond_consts, *carry], strict=True)):
+        return None
+    return _restricted([not x for x in unknown], [not x for x in carry], params)
+
+
+def _splits(mode: Any) -> bool:
+    """Whether the loop means the same with fewer carries: with some modes not, which speak of all of them."""
+    return mode is None or mode.tapes
+
+
+def _partial_eval(trace: Any, *tracers: Any, **params: Any) -> Any:
+    unknown = [not t.is_known() for t in tracers]
+    known = _known(unknown, params) if any(unknown) and _splits(params["mode"]) else None
+    # With all operands known this runs the loop.
+    outs = trace.default_process_primitive(ta_while_p, tracers, params)
+    if known is None or not any(known.results[:-1]):
+        return outs
+    found = ta_while_p.bind(*(t.pval.get_known() for t in chosen(tracers, known.operands)), **known.params)
+    return spread(found, known.results, outs)
 
 
 def _partial_eval_in_checkpoint(
     policy: Any, unknown: Sequence[bool], instantiated: Sequence[bool], eqn: Any
 ) -> tuple[Any, Any, list[bool], list[bool], list[Any]]:
-    """What jax.checkpoint does with a primitive that has no rule, but for the error."""
+    """What jax.checkpoint does with a primitive that has no rule, but for what is known of it."""
     n = len(eqn.outvars)
     needed = [v for v, there in zip(eqn.invars, instantiated, strict=True) if isinstance(v, Var) and not there]
     if any(unknown):
-        if eqn.params["max_steps"] is None:
-            raise _needs_max_steps(eqn.params["source"])
-        return None, eqn, [True] * n, [True] * n, needed
+        known = _known(unknown, eqn.params) if _splits(eqn.params["mode"]) else None
+        if known is None:
+            return None, eqn, [True] * n, [True] * n, needed
+        return _equation_of(eqn, known), eqn, [not there for there in known.results], [True] * n, needed
     decision = policy(eqn.primitive, *(v.aval for v in eqn.invars), **eqn.params)
     if decision is True or type(decision).__name__ == "SaveableType":
         return eqn, None, [False] * n, [False] * n, []
     return eqn, eqn, [False] * n, [True] * n, needed
+
+
+def _equation_of(eqn: Any, part: _Part) -> Any:
+    return eqn.replace(
+        invars=chosen(eqn.invars, part.operands),
+        outvars=chosen(eqn.outvars, part.results),
+        params=part.params,
+        effects={*part.params["cond"].effects, *part.params["body"].effects},
+    )
+
+
+def _without_unused(used: list[bool], *args: Any) -> tuple[list[bool], Any]:
+    """The loop without the carries that nobody needs, and the operands that are left."""
+    eqn = args[-1]  # since 0.11 there is something before it
+    params, n = eqn.params, len(eqn.invars)
+    if not any(used) and not eqn.effects:
+        return [False] * n, None
+    if not _splits(params["mode"]):
+        return [True] * n, eqn
+    a, m, tapes, first = params["cond_nconsts"], params["body_nconsts"], params["tapes"], int(params["lanes"] > 0)
+    cond, body = (_compat.opened(params[name]) for name in ("cond", "body"))
+    _, read = pe.dce_jaxpr(cond, [True])
+    carry = [x or y for x, y in zip(used[:-1], read[a:], strict=True)]
+    while True:
+        _, live = pe.dce_jaxpr(body, carry)
+        wider = [x or y for x, y in zip(carry, live[first + m :], strict=True)]
+        if wider == carry:
+            break
+        carry = wider
+    part = _restricted([*read[:a], *live[first : first + m], *carry[: len(carry) - len(tapes)]], carry, params)
+    return part.operands, _equation_of(eqn, part)
 
 
 def _batch(
@@ -355,6 +511,8 @@ _compat.lowers_its_bodies(ta_while_p)
 ta_while_p.def_impl(functools.partial(xla.apply_primitive, ta_while_p))
 ta_while_p.def_effectful_abstract_eval(_abstract_eval)
 rules.register(ta_while_p, body_of=lambda params: params["body"], jvp=_jvp, batch=_batch)
+ad.primitive_transposes[ta_while_p] = _transpose
+pe.dce_rules[ta_while_p] = _without_unused
 pe.custom_partial_eval_rules[ta_while_p] = _partial_eval
 pe.partial_eval_jaxpr_custom_rules[ta_while_p] = _partial_eval_in_checkpoint
 mlir.register_lowering(ta_while_p, mlir.lower_fun(_run, multiple_results=True))
