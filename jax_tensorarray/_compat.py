@@ -169,6 +169,27 @@ def lowers_its_bodies(primitive: Primitive) -> None:
     primitive.is_high = lambda *_, **__: False  # type: ignore[method-assign]
 
 
+def checked_as(primitive: Primitive, run: Callable[..., Any]) -> None:
+    """Let `checkify` look for errors in what `primitive` runs: `run(*operands, **params)`.
+
+    There is no public way to say so. Without it checkify finds no error in our loops.
+    """
+    private = _private("checkify", "error_checks")
+    if private is None:
+        return
+    (rules,) = private
+
+    @functools.wraps(run)
+    def rule(*args: Any, **params: Any) -> Any:
+        # Before the operands come the error, and what is enabled; and since 0.11 something else. It is the rule of jit
+        # that knows: it is what runs.
+        first = 1 + next(k for k, x in enumerate(args) if isinstance(x, frozenset))
+        (eqn,) = opened(jax.make_jaxpr(jax.jit(functools.partial(run, **params)))(*map(jax.typeof, args[first:]))).eqns
+        return rules[eqn.primitive](*args, **eqn.params)
+
+    rules[primitive] = rule
+
+
 def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
     """(number of consts, number of carries) of a scan; 0.11 and later keep them as the shapes of trees."""
     if "num_consts" in params:
@@ -395,6 +416,7 @@ def flattened_by_control_flow() -> bool:
 __all__ = [
     "barriers_hold",
     "cached",
+    "checked_as",
     "closed",
     "executes_eagerly",
     "ffi_api_version",

@@ -521,9 +521,13 @@ def _traced(loop: Callable[..., Any], functions: Sequence[Any], args: Any, optio
     leaves, tree = jax.tree.flatten(args)
     try:
         types = tuple(map(jax.typeof, leaves))
+    except TypeError:
+        loop(*functions, *args, *options)  # says what is no array
+        raise
+    try:
         hash((tree, options, *map(weakref.ref, functions)))
-    except TypeError:  # no function, say, or no array: JAX's loop says so
-        return _trace(loop, functions, leaves, tree, options)
+    except TypeError:  # no function, say
+        return _trace(loop, functions, types, tree, options)
     return _traces_of(functions[-1])(functions[0], len(functions) == 1, loop, types, tree, options)
 
 
@@ -560,6 +564,7 @@ def _bound(
             mode=mode,
             max_steps=None if max_steps is None else int(max_steps),
             source=_source(),
+            counts=return_steps or max_steps is not None,
         )
         if return_steps:
             (more,) = bodies.function(cond)(*operands[:a], *outs)

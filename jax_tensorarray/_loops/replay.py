@@ -209,6 +209,7 @@ def _batch(axis: Axis, args: Sequence[Array], dims: Sequence[Any], *, loop: Repl
 
 
 _compat.lowers_its_bodies(ta_replay_p)
+_compat.checked_as(ta_replay_p, _run)
 ta_replay_p.def_impl(functools.partial(xla.apply_primitive, ta_replay_p))
 ta_replay_p.def_effectful_abstract_eval(_abstract_eval)
 mlir.register_lowering(ta_replay_p, mlir.lower_fun(_run, multiple_results=True))
@@ -352,7 +353,7 @@ class Checkpoint(Mode):
             carry = advance(by, start, steps, consts, [ta_read(t, top, mode="drop") for t in kept])
             place = top + 1
             kept = [ta_write(t, place, x, where=~pulls, mode="drop") for t, x in zip(kept, carry, strict=True)]
-            positions = jnp.where(pulls, positions, positions.at[place].set(start + by, mode="drop"))
+            positions = jnp.where(~pulls & (jnp.arange(self.slots) == place), start + by, positions)
 
             def pull(cts: list[Array]) -> list[Array]:
                 const_cts, carry_cts = loop.pull_back(end - 1, steps, consts, whole(carry), cts[:c], cts[c:])

@@ -31,11 +31,11 @@ from jax_tensorarray._loops.count import (
 )
 from jax_tensorarray._loops.residuals import linearize
 from jax_tensorarray._loops.rules import Axis, axes
-from jax_tensorarray._register import is_zero, to_front, type_like
+from jax_tensorarray._register import ROW_OPS, is_zero, to_front, type_like
 
 Array = Any
 
-# Operands: *cond_consts, *body_consts, *carry. Results: *carry, steps. `cond` maps *cond_consts, *carry to a bool, and
+# Operands: *cond_consts, *body_consts, *carry. Results: *carry and, if the loop `counts`, steps. `cond` maps *cond_consts, *carry to a bool, and
 # `body` *body_consts, *carry to *carry. The loop ends after `max_steps`, if that is not None. The last carries may be
 # `tapes`, as of `ta_count`.
 #
@@ -59,12 +59,13 @@ def while_(
     lanes: int = 0,
     mode: Any = None,
     tapes: Sequence[Tape] = (),
-) -> tuple[list[Array], Array]:
-    """The carry after the loop, and the number of steps taken."""
+    counts: bool = True,
+) -> tuple[list[Array], Any]:
+    """The carry after the loop, and the number of steps taken, or None if it is not counted."""
     operands = [*cond_consts, *body_consts, *carry]
     # Refs have no derivatives of a kind to be recorded: a loop that holds some is JAX's own.
     loop = ta_while_p.bind if all(isinstance(jax.typeof(x), ShapedArray) for x in operands) else _run
-    *outs, steps = loop(
+    outs = loop(
         *operands,
         cond=cond,
         body=body,
@@ -75,8 +76,9 @@ def while_(
         lanes=lanes,
         mode=mode,
         tapes=tuple(tapes),
+        counts=counts,
     )
-    return outs, steps
+    return (outs[:-1], outs[-1]) if counts else (outs, None)
 
 
 def _split(operands: Sequence[Any], cond_nconsts: int, body_nconsts: int) -> tuple[Any, Any, Any]:
@@ -95,10 +97,10 @@ def bounded(max_steps: int | None) -> bool:
     return max_steps is not None and max_steps <= jnp.iinfo(counting(max_steps)).max
 
 
-def _abstract_eval(*avals: Any, cond: Any, body: Any, max_steps: int | None, **_: Any) -> Any:
+def _abstract_eval(*avals: Any, cond: Any, body: Any, max_steps: int | None, counts: bool, **_: Any) -> Any:
     (active,) = cond.out_avals
-    steps = type_like(active, active.shape, range(active.ndim), counting(max_steps))
-    return [*body.out_avals, steps], {*cond.effects, *body.effects}
+    steps = [type_like(active, active.shape, range(active.ndim), counting(max_steps))] if counts else []
+    return [*body.out_avals, *steps], {*cond.effects, *body.effects}
 
 
 def _run(
@@ -112,37 +114,58 @@ def _run(
     lanes: int,
     mode: Any,
     tapes: Sequence[Tape],
+    counts: bool,
 ) -> Any:
     cond_consts, body_consts, carry = _split(operands, cond_nconsts, body_nconsts)
     carry = [*carry, *make(tapes)]
     predicate, call = bodies.function(cond), bodies.function(body)
+
+    def goes_on(carry: Sequence[Array]) -> Array:
+        (active,) = predicate(*cond_consts, *carry)
+        return active
+
+    if not counts and (not lanes or _is_cheap(cond)):  # as JAX's own loop
+
+        def step_of_all(carry: Sequence[Array]) -> list[Array]:
+            return call(*([goes_on(carry)] if lanes else []), *body_consts, *carry)
+
+        return lax.while_loop(lambda carry: jnp.any(goes_on(carry)) if lanes else goes_on(carry), step_of_all, carry)
     dtype, limited = counting(max_steps), bounded(max_steps)
 
     def more(k: Array, carry: Sequence[Array]) -> Array:
-        (active,) = predicate(*cond_consts, *carry)
-        return active & (k < max_steps) if limited else active
+        return goes_on(carry) & (k < max_steps) if limited else goes_on(carry)
 
     def after(k: Array, taken: Any = 1) -> Array:
-        return k + taken if limited else jnp.where(k < jnp.iinfo(dtype).max, k + taken, k)
+        return k + taken if limited else lax.select(k < jnp.iinfo(dtype).max, k + taken, k)
 
     start = jnp.zeros((), dtype)
     if not lanes:
         steps, outs = lax.while_loop(
             lambda state: more(*state),
             lambda state: (after(state[0]), call(*body_consts, *state[1])),
-            (start, list(carry)),
+            (start, carry),
         )
         return [*outs, steps]
 
     def step(state: Any) -> Any:
         k, active, taken, carry = state
-        k, carry = after(k), call(active, *body_consts, *carry)
-        return k, active & more(k, carry), after(taken, active.astype(dtype)), carry
+        carry = call(active, *body_consts, *carry)
+        k, taken = after(k), after(taken, active.astype(dtype))
+        return k, active & more(k, carry), taken, carry
 
     active = more(start, carry)
-    state = (start, active, jnp.zeros(active.shape, dtype), list(carry))
+    state = (start, active, jnp.zeros(active.shape, dtype), carry)
     _, _, taken, outs = lax.while_loop(lambda state: jnp.any(state[1]), step, state)
-    return [*outs, taken]
+    return [*outs, taken] if counts else outs
+
+
+def _is_cheap(cond: Any) -> bool:
+    """Whether a condition may be evaluated twice a step, as JAX's own loop does if that of examples differs."""
+
+    def reads(jaxpr: Any) -> bool:
+        return any(eqn.primitive in ROW_OPS or any(map(reads, bodies.jaxprs_in(eqn.params))) for eqn in jaxpr.eqns)
+
+    return not cond.effects and not reads(_compat.opened(cond))
 
 
 def _jvp(
@@ -158,15 +181,16 @@ def _jvp(
     lanes: int,
     mode: Any,
     tapes: Sequence[Tape],
+    counts: bool,
 ) -> Any:
     cond_consts, consts, carry = _split(primals, cond_nconsts, body_nconsts)
     _, const_dots, carry_dots = _split(tangents, cond_nconsts, body_nconsts)
-    loop = functools.partial(while_, max_steps=max_steps, source=source, lanes=lanes, mode=mode)
+    loop = functools.partial(while_, max_steps=max_steps, source=source, lanes=lanes, mode=mode, counts=counts)
     first = int(lanes > 0)  # the body takes which lanes are active first
     moved_consts, moved_carry = moving(body, first, const_dots, carry_dots, len(tapes))
     if not any(moved_carry):
-        outs, steps = loop(cond_consts, consts, carry, cond=cond, body=body, tapes=tapes)
-        return [*outs, steps], zero_tangents([*outs, steps])
+        results = _results(*loop(cond_consts, consts, carry, cond=cond, body=body, tapes=tapes))
+        return results, zero_tangents(results)
     limited = bounded(max_steps)
     if not limited:  # what `moving` finds may be too much, and then it is the reverse mode of something
         have = [not is_zero(t) for t in carry_dots]
@@ -186,7 +210,12 @@ def _jvp(
         )
     else:
         outs, dots, steps = _replayed_jvp(loop, cond, body, cond_consts, consts, carry, const_dots, carry_dots, moved)
-    return [*outs, steps], [*spread(dots, moved_carry, zero_tangents(outs)), *zero_tangents([steps])]
+    results = _results(outs, steps)
+    return results, spread(dots, [*moved_carry, *[False] * counts], zero_tangents(results))
+
+
+def _results(outs: list[Array], steps: Any) -> list[Array]:
+    return outs if steps is None else [*outs, steps]
 
 
 def _taped_jvp(
@@ -367,7 +396,7 @@ def _restricted(operands: Sequence[bool], carry: Sequence[bool], params: dict[st
         "body_nconsts": sum(consts),
         "tapes": tuple(chosen(tapes, carry[n:])),
     }
-    return _Part([*cond_consts, *consts, *carry[:n]], [*carry, True], params | fewer)
+    return _Part([*cond_consts, *consts, *carry[:n]], [*carry, *[True] * params["counts"]], params | fewer)
 
 
 def _known(unknown: Sequence[bool], params: dict[str, Any]) -> _Part | None:
@@ -399,7 +428,7 @@ def _partial_eval(trace: Any, *tracers: Any, **params: Any) -> Any:
     known = _known(unknown, params) if any(unknown) and _splits(params["mode"]) else None
     # With all operands known this runs the loop.
     outs = trace.default_process_primitive(ta_while_p, tracers, params)
-    if known is None or not any(known.results[:-1]):
+    if known is None:
         return outs
     found = ta_while_p.bind(*(t.pval.get_known() for t in chosen(tracers, known.operands)), **known.params)
     return spread(found, known.results, outs)
@@ -442,7 +471,7 @@ def _without_unused(used: list[bool], *args: Any) -> tuple[list[bool], Any]:
     a, m, tapes, first = params["cond_nconsts"], params["body_nconsts"], params["tapes"], int(params["lanes"] > 0)
     cond, body = (_compat.opened(params[name]) for name in ("cond", "body"))
     _, read = pe.dce_jaxpr(cond, [True])
-    carry = [x or y for x, y in zip(used[:-1], read[a:], strict=True)]
+    carry = [x or y for x, y in zip(used[: len(read) - a], read[a:], strict=True)]
     while True:
         _, live = pe.dce_jaxpr(body, carry)
         wider = [x or y for x, y in zip(carry, live[first + m :], strict=True)]
@@ -467,6 +496,7 @@ def _batch(
     lanes: int,
     mode: Any,
     tapes: Sequence[Tape],
+    counts: bool,
 ) -> Any:
     args = [x if d is None else to_front(x, d, axis.size) for x, d in zip(args, dims, strict=True)]
     cond_consts, consts, carry = _split(args, cond_nconsts, body_nconsts)
@@ -497,8 +527,9 @@ def _batch(
         lanes=lanes + own_ends,
         mode=mode,
         tapes=tapes,
+        counts=counts,
     )
-    return [*outs, steps], [*axes(wide), 0 if own_ends else None]
+    return _results(outs, steps), axes([*wide, *[own_ends] * counts])
 
 
 def _check_effects(cond: Any, body: Any) -> None:
@@ -507,7 +538,17 @@ def _check_effects(cond: Any, body: Any) -> None:
         raise NotImplementedError("Unordered IO effects not supported in while_loop with batched predicate")
 
 
+def _run_checked(*operands: Array, lanes: int, **params: Any) -> Any:
+    if lanes:
+        raise ValueError(
+            f"checkify of vmap of the loop at {params['source']}: an example that has ended would be checked too, so "
+            "neither this loop nor JAX's own can be checked. Write vmap of checkify"
+        )
+    return _run(*operands, lanes=lanes, **params)
+
+
 _compat.lowers_its_bodies(ta_while_p)
+_compat.checked_as(ta_while_p, _run_checked)
 ta_while_p.def_impl(functools.partial(xla.apply_primitive, ta_while_p))
 ta_while_p.def_effectful_abstract_eval(_abstract_eval)
 rules.register(ta_while_p, body_of=lambda params: params["body"], jvp=_jvp, batch=_batch)
