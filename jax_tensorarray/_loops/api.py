@@ -13,6 +13,7 @@ from jax.extend.core import primitives as jax_primitives
 
 from jax_tensorarray import _compat, checkpoint_policies
 from jax_tensorarray._loops import bodies
+from jax_tensorarray._loops.ported import explained, unpacked
 from jax_tensorarray._loops.replay import Checkpoint, Inverse
 from jax_tensorarray._loops.residuals import linearize
 from jax_tensorarray._loops.undo import Auto, Choice, Undo, choose
@@ -31,6 +32,7 @@ class Steps(NamedTuple):
     cut: Any
 
 
+@explained
 def while_loop(
     cond_fun: Callable[[Any], Any],
     body_fun: Callable[[Any], Any],
@@ -97,9 +99,15 @@ def while_loop(
             return _in_python(cond_fun, body_fun, init_val, max_steps, return_steps)
         except jax.errors.ConcretizationTypeError:
             pass  # as JAX's own: what vmap batches, say, is no Python bool
-    return _bound(_while_loop, (cond_fun, body_fun), (init_val,), max_steps, return_steps, mode)
+    try:
+        return _bound(_while_loop, (cond_fun, body_fun), (init_val,), max_steps, return_steps, mode)
+    except TypeError as error:
+        if ported := unpacked("while_loop", {"cond_fun": cond_fun, "body_fun": body_fun}, init_val):
+            raise ported from error
+        raise
 
 
+@explained
 def fori_loop(
     lower: Any,
     upper: Any,
@@ -143,7 +151,8 @@ def fori_loop(
             lower, upper = low, low + max_steps  # type: ignore[operator]
         if residuals != "recompute":
             return lax.fori_loop(lower, upper, body_fun, init_val, unroll=unroll)
-        return _bound(_fori_loop, (body_fun,), (init_val,), max_steps, False, mode, (lower, upper, unroll))
+        options = (lower, upper, unroll)
+        return _bound(_fori_loop_of_known, (body_fun,), (init_val,), max_steps, False, mode, options)
     if jax.config.jax_disable_jit:
         try:
             return _in_python(_below, _and_count(body_fun), (lower, upper, init_val), max_steps, False)[2]
@@ -209,7 +218,10 @@ def _scan_by_rows(
 ) -> tuple[Any, Any]:
     """A scan as a loop that reads rows of `xs` and writes rows of the second result."""
     # JAX's own scan says what does not fit, and of what shapes the results are.
-    _, shapes = jax.eval_shape(lambda init, xs: lax.scan(f, init, xs, length, reverse), init, xs)
+    last, shapes = jax.eval_shape(lambda init, xs: lax.scan(f, init, xs, length, reverse), init, xs)
+    if inverse is not None:
+        row = jax.eval_shape(lambda xs: jax.tree.map(lambda x: x[0], xs), xs)
+        _check_inverse("scan", jax.eval_shape(inverse, last, row), last)
     leaves = [*jax.tree.leaves(shapes), *jax.tree.leaves(xs)]
     n = leaves[0].shape[0] if leaves else int(length or 0)
 
@@ -260,7 +272,13 @@ def choice_of_residuals(body_fun: Callable[[Any], Any], init_val: Any) -> Choice
     >>> choice_of_residuals(body, (0, jnp.ones(1000))).residuals
     'undo'
     """
-    leaves, tree = jax.tree.flatten(jax.eval_shape(lambda x: x, init_val))
+    try:  # JAX's own loop says what does not fit
+        init_val = jax.eval_shape(lambda x: x, init_val)
+        jax.eval_shape(lambda x: lax.while_loop(_for_ever, body_fun, x), init_val)
+    except TypeError as error:
+        ported = unpacked("choice_of_residuals", {"body_fun": body_fun}, init_val)
+        raise ported or TypeError(f"choice_of_residuals: {error}") from error
+    leaves, tree = jax.tree.flatten(init_val)
     jaxpr = jax.make_jaxpr(lambda *leaves: jax.tree.leaves(body_fun(jax.tree.unflatten(tree, leaves))))
     body, consts = _compat.lifted(jaxpr(*leaves))
     m, n = len(consts), len(leaves)
@@ -270,6 +288,7 @@ def choice_of_residuals(body_fun: Callable[[Any], Any], init_val: Any) -> Choice
     return choose(linear, body, m, n)
 
 
+@explained
 def map_fn(fn: Callable[[Any], Any], elems: Any) -> Any:
     """`fn` of every slice of `elems` along the first axis, stacked.
 
@@ -283,6 +302,7 @@ def map_fn(fn: Callable[[Any], Any], elems: Any) -> Any:
     return ys
 
 
+@explained
 def foldl(fn: Callable[[Any, Any], Any], elems: Any, initializer: Any = None) -> Any:
     """`fn(...fn(fn(initializer, elems[0]), elems[1])..., elems[-1])`; without one, `elems[0]` is the initializer.
 
@@ -295,6 +315,7 @@ def foldl(fn: Callable[[Any, Any], Any], elems: Any, initializer: Any = None) ->
     return _fold("foldl", fn, elems, initializer, False)[0]
 
 
+@explained
 def foldr(fn: Callable[[Any, Any], Any], elems: Any, initializer: Any = None) -> Any:
     """`foldl` from the last slice to the first.
 
@@ -307,6 +328,7 @@ def foldr(fn: Callable[[Any, Any], Any], elems: Any, initializer: Any = None) ->
     return _fold("foldr", fn, elems, initializer, True)[0]
 
 
+@explained
 def tf_scan(fn: Callable[[Any, Any], Any], elems: Any, initializer: Any = None, reverse: bool = False) -> Any:
     """All the accumulators of a fold, stacked. Without an initializer the first slice is the first of them.
 
@@ -386,8 +408,9 @@ def _mode_of(
         if isinstance(checkpoints, bool) or not isinstance(checkpoints, int) or checkpoints < 1:
             raise ValueError(f'{op}: residuals="checkpoint" needs checkpoints, a positive integer, got {checkpoints!r}')
         return lambda tree, body, consts: (Checkpoint(checkpoints), body, consts)
-    if inverse is None:
-        raise ValueError(f'{op}: residuals="inverse" needs inverse, a function from a carry to the one before it')
+    if not callable(inverse):
+        error = ValueError if inverse is None else TypeError
+        raise error(f'{op}: residuals="inverse" needs inverse, a function from a carry to the one before it')
 
     def with_inverse(tree: Any, body: Any, consts: Sequence[Array]) -> Any:
         back, own = _traced_inverse(op, inverse, tree, body)
@@ -419,10 +442,7 @@ def _with_more_consts(body: Any, num_consts: int, more: Sequence[Any]) -> Any:
 def _traced_inverse(op: str, inverse: Callable[[Any], Any], tree: Any, body: Any) -> tuple[Any, Sequence[Array]]:
     """The jaxpr of the inverse of a body, and what it closes over."""
     types = list(body.out_avals)
-    found = jax.eval_shape(lambda *carry: jax.tree.leaves(inverse(jax.tree.unflatten(tree, carry))), *types)
-    if [(a.shape, a.dtype) for a in found] != [(a.shape, a.dtype) for a in types]:
-        wanted, given = ([f"{a.dtype}[{','.join(map(str, a.shape))}]" for a in avals] for avals in (types, found))
-        raise TypeError(f"{op}: inverse must give what body_fun gives, {wanted}, but gives {given}")
+    _check_inverse(op, jax.eval_shape(inverse, jax.tree.unflatten(tree, types)), jax.tree.unflatten(tree, types))
     # As the body of a loop of JAX, which traces a function once. What the function returns as it was, that loop does
     # not carry: so a value below is an array, or the number of a carry, before the step or (negative) after it.
     jaxpr = jax.make_jaxpr(lambda carry: lax.while_loop(_for_ever, inverse, carry))(jax.tree.unflatten(tree, types))
@@ -459,6 +479,19 @@ def _composed(back: Any, places: Sequence[Any], outs: Sequence[Any], types: Sequ
     return jax.make_jaxpr(f)(list(own), list(types))
 
 
+def _check_inverse(op: str, found: Any, wanted: Any) -> None:
+    """Raise TypeError if what an inverse gives is not what the body gives."""
+
+    def described(x: Any) -> str:
+        leaves = ", ".join(f"{a.dtype}[{','.join(map(str, a.shape))}]" for a in jax.tree.leaves(x))
+        return f"{jax.tree.structure(x)} of {leaves}"
+
+    if described(found) != described(wanted):
+        raise TypeError(
+            f"{op}: inverse must give a carry as body_fun does, {described(wanted)}, but gives {described(found)}"
+        )
+
+
 def _for_ever(carry: Any) -> bool:
     return True
 
@@ -486,9 +519,12 @@ def _while_loop(cond_fun: Any, body_fun: Any, init: Any) -> Any:
     return lax.while_loop(cond_fun, body_fun, init)
 
 
-def _fori_loop(body_fun: Any, *args: Any) -> Any:
-    *bounds, init, unroll = args
-    return lax.fori_loop(*bounds, body_fun, init, unroll=unroll)
+def _fori_loop(body_fun: Any, lower: Any, upper: Any, init: Any, unroll: Any) -> Any:
+    return lax.fori_loop(lower, upper, body_fun, init, unroll=unroll)
+
+
+def _fori_loop_of_known(body_fun: Any, init: Any, lower: Any, upper: Any, unroll: Any) -> Any:
+    return lax.fori_loop(lower, upper, body_fun, init, unroll=unroll)
 
 
 def _scan(f: Any, init: Any, xs: Any, length: Any, reverse: Any, unroll: Any) -> Any:

@@ -35,9 +35,9 @@ from jax_tensorarray._register import ROW_OPS, is_zero, to_front, type_like
 
 Array = Any
 
-# Operands: *cond_consts, *body_consts, *carry. Results: *carry and, if the loop `counts`, steps. `cond` maps *cond_consts, *carry to a bool, and
-# `body` *body_consts, *carry to *carry. The loop ends after `max_steps`, if that is not None. The last carries may be
-# `tapes`, as of `ta_count`.
+# Operands: *cond_consts, *body_consts, *carry. Results: *carry and, if the loop `counts`, steps. `cond` maps
+# *cond_consts, *carry to a bool, and `body` *body_consts, *carry to *carry. The loop ends after `max_steps`, if that is
+# not None. The last carries may be `tapes`, as of `ta_count`.
 #
 # Under vmap every example has its own end. Then there are `lanes` axes of examples: `cond` gives, and steps has, an
 # element for each, the body takes first which of them are active, and the loop goes on while any is.
@@ -348,8 +348,8 @@ def _needs_max_steps(source: str, max_steps: int | None) -> ValueError:
     few = "" if max_steps is None else f" of at most {jnp.iinfo(counting(max_steps)).max}, not {max_steps}"
     return ValueError(
         f"the loop at {source} is differentiated in reverse, so it needs max_steps{few}, the largest number of steps "
-        "it may take: while_loop(cond_fun, body_fun, init_val, max_steps=...). Memory is only used for the steps taken. "
-        "(jax.jvp and jax.jacfwd need no max_steps.)"
+        "it may take: while_loop(cond_fun, body_fun, init_val, max_steps=...). Memory is only used for the steps "
+        "taken. (jax.jvp and jax.jacfwd need no max_steps.)"
     )
 
 
@@ -409,9 +409,7 @@ def _known(unknown: Sequence[bool], params: dict[str, Any]) -> _Part | None:
     def one_step(body: Any, flags: Sequence[bool]) -> list[bool]:
         return [any(u and f for u, f in zip(used, flags, strict=True)) for used in uses]
 
-    carry = bodies.fixed_point(
-        params["body"], [*[False] * first, *consts], [*carry, *[False] * len(tapes)], one_step
-    )
+    carry = bodies.fixed_point(params["body"], [*[False] * first, *consts], [*carry, *[False] * len(tapes)], one_step)
     (read,) = _uses(params["cond"])
     if any(u and f for u, f in zip(read, [*cond_consts, *carry], strict=True)):
         return None
@@ -541,8 +539,8 @@ def _check_effects(cond: Any, body: Any) -> None:
 def _run_checked(*operands: Array, lanes: int, **params: Any) -> Any:
     if lanes:
         raise ValueError(
-            f"checkify of vmap of the loop at {params['source']}: an example that has ended would be checked too, so "
-            "neither this loop nor JAX's own can be checked. Write vmap of checkify"
+            f"the loop at {params['source']} is under checkify-of-vmap-of-while, where examples that have ended would "
+            "be checked too. As for JAX's own loop, write vmap-of-checkify-of-while"
         )
     return _run(*operands, lanes=lanes, **params)
 
