@@ -93,8 +93,13 @@ def counting(max_steps: int | None) -> Any:
 
 
 def bounded(max_steps: int | None) -> bool:
-    """Whether the loop can count to `max_steps`. No tape has more rows either."""
+    """Whether there is a `max_steps` that the loop can count to."""
     return max_steps is not None and max_steps <= jnp.iinfo(counting(max_steps)).max
+
+
+def taped(max_steps: int | None) -> bool:
+    """Whether there is a `max_steps` for which a tape may have room."""
+    return bounded(max_steps) and counting(max_steps) != jnp.int64
 
 
 def _abstract_eval(*avals: Any, cond: Any, body: Any, max_steps: int | None, counts: bool, **_: Any) -> Any:
@@ -191,20 +196,19 @@ def _jvp(
     if not any(moved_carry):
         results = _results(*loop(cond_consts, consts, carry, cond=cond, body=body, tapes=tapes))
         return results, zero_tangents(results)
-    limited = bounded(max_steps)
-    if not limited:  # what `moving` finds may be too much, and then it is the reverse mode of something
+    reversible = taped(max_steps)
+    if not reversible:  # what `moving` finds may be too much, and then it is the reverse mode of something
         have = [not is_zero(t) for t in carry_dots]
         moved_carry = bodies.fixed_point(body, [*[False] * first, *moved_consts], have, bodies.moved)
     given = [ad.instantiate_zeros(t) if moves else t for t, moves in zip(carry_dots, moved_carry, strict=False)]
     const_dots, carry_dots = chosen(const_dots, moved_consts), chosen(given, moved_carry[: len(carry)])
     moved = [*[False] * first, *moved_consts, *moved_carry]
-    taped = mode is None or mode.tapes
-    if not limited:
+    if not reversible:
         outs, dots, steps = _joint_jvp(loop, cond, body, cond_consts, consts, carry, const_dots, carry_dots, moved)
         # The tangent of what no step changes comes from before the loop: so it has a transpose.
         same = chosen(_unchanged(body, len(carry)), moved_carry)
         dots = [before if is_same else dot for before, is_same, dot in zip(carry_dots, same, dots, strict=True)]
-    elif taped:
+    elif mode is None or mode.tapes:
         outs, dots, steps = _taped_jvp(
             loop, cond, body, cond_consts, consts, carry, const_dots, carry_dots, moved, tapes
         )
@@ -330,7 +334,7 @@ def _transpose(
     linear = [ad.is_undefined_primal(x) for x in operands]
     if all(is_zero(ct) for ct in cts):
         return [ad.Zero(x.aval) if is_linear else None for x, is_linear in zip(operands, linear, strict=True)]
-    if not bounded(max_steps):
+    if not taped(max_steps):
         raise _needs_max_steps(source, max_steps)
     params |= {"max_steps": max_steps, "source": source, "cond_nconsts": cond_nconsts}
 
@@ -345,7 +349,7 @@ def _transpose(
 
 
 def _needs_max_steps(source: str, max_steps: int | None) -> ValueError:
-    few = "" if max_steps is None else f" of at most {jnp.iinfo(counting(max_steps)).max}, not {max_steps}"
+    few = "" if max_steps is None else f" of at most {jnp.iinfo(counting(0)).max}, not {max_steps}"
     return ValueError(
         f"the loop at {source} is differentiated in reverse, so it needs max_steps{few}, the largest number of steps "
         "it may take: while_loop(cond_fun, body_fun, init_val, max_steps=...). Memory is only used for the steps "
