@@ -56,8 +56,8 @@ def while_loop(
         cond_fun: from the carry to a bool: whether to take another step.
         body_fun: from the carry to the next one, of the same structure, shapes and dtypes.
         init_val: the carry to start with, any pytree. TensorArrays need a known `element_shape`.
-        max_steps: an upper bound of the number of steps. It is needed in reverse mode. The loop ends there even if
-            `cond_fun` says to go on.
+        max_steps: an upper bound of the number of steps. Reverse mode needs one, below 2**31, for what is differentiated.
+            The loop ends there even if `cond_fun` says to go on. Without 64 bits, 2**31 and more are no bound.
         residuals: what is kept of each step for reverse mode.
 
             - "tape": all that its derivative needs.
@@ -74,7 +74,7 @@ def while_loop(
         check_inverse: for debugging, how far `inverse` may lead from `init_val`, relative and absolute. If it leads
             farther, reverse mode raises an error that says by how much.
         return_steps: whether to return a pair: the carry, and a named tuple `(taken, cut)` of the number of steps
-            and whether `cond_fun` would have gone on.
+            and whether `cond_fun` would have gone on. Without 64 bits, 2**31 - 1 steps means that or more.
 
     Returns:
         The carry after the last step. Differentiable in `init_val` and in all that the functions close over, in
@@ -82,7 +82,7 @@ def while_loop(
 
     Raises:
         TypeError, ValueError: what `jax.lax.while_loop` raises, with its messages.
-        ValueError: `max_steps` is not given and the loop is differentiated in reverse.
+        ValueError: `max_steps` is not given and a derivative in reverse mode goes through the loop.
 
     >>> import jax
     >>> def root(a):  # Newton's method, until it is good enough
@@ -128,7 +128,7 @@ def fori_loop(
         init_val: the carry to start with, any pytree.
         unroll: how many steps to unroll, if both bounds are known.
         max_steps: an upper bound of `upper - lower`, needed in reverse mode if one of them is traced. No more steps
-            are taken.
+            are taken. It is as for `while_loop`.
         residuals: as for `while_loop`, but "inverse". With known bounds "auto" is "tape".
         checkpoints: as for `while_loop`.
 
