@@ -174,18 +174,17 @@ def checked_as(primitive: Primitive, run: Callable[..., Any]) -> None:
 
     There is no public way to say so. Without it checkify finds no error in our loops.
     """
-    private = _private("checkify", "error_checks")
+    private = _private("checkify", "error_checks", "checkify_jaxpr")
     if private is None:
         return
-    (rules,) = private
+    rules, check = private
 
-    @functools.wraps(run)
     def rule(*args: Any, **params: Any) -> Any:
-        # Before the operands come the error, and what is enabled; and since 0.11 something else. It is the rule of jit
-        # that knows: it is what runs.
+        # Before the operands come the error and what is enabled, and since 0.11 the numbers of errors before these.
         first = 1 + next(k for k, x in enumerate(args) if isinstance(x, frozenset))
-        (eqn,) = opened(jax.make_jaxpr(jax.jit(functools.partial(run, **params)))(*map(jax.typeof, args[first:]))).eqns
-        return rules[eqn.primitive](*args, **eqn.params)
+        *numbers, error, enabled = args[:first]
+        jaxpr = jax.make_jaxpr(functools.partial(run, **params))(*map(jax.typeof, args[first:]))
+        return check(*numbers, jaxpr, enabled, error, *args[first:])
 
     rules[primitive] = rule
 

@@ -56,8 +56,9 @@ def while_loop(
         cond_fun: from the carry to a bool: whether to take another step.
         body_fun: from the carry to the next one, of the same structure, shapes and dtypes.
         init_val: the carry to start with, any pytree. TensorArrays need a known `element_shape`.
-        max_steps: an upper bound of the number of steps. Reverse mode needs one, below 2**31, for what is differentiated.
-            The loop ends there even if `cond_fun` says to go on. Without 64 bits, 2**31 and more are no bound.
+        max_steps: an upper bound of the number of steps. Reverse mode needs one, below 2**31, for what is
+            differentiated. The loop ends there even if `cond_fun` says to go on. Without 64 bits, 2**31 and more are
+            no bound.
         residuals: what is kept of each step for reverse mode.
 
             - "tape": all that its derivative needs.
