@@ -279,8 +279,12 @@ CHECKED = {
 def test_checkify_finds_the_errors_of_a_body(name):
     def errors(by):
         f = checkify.checkify(functools.partial(CHECKED[name], by), errors=checkify.all_checks)
-        first = [f(n)[0].get() for n in (1, 5)] + [jax.jit(f)(5)[0].get(), jax.vmap(f)(jnp.arange(1, 6))[0].get()]
-        return [text and text.splitlines()[0].split(" (check")[0] for text in first]
+        try:
+            batched = jax.vmap(f)(jnp.arange(1, 6))[0].get()
+        except ValueError as error:  # that of JAX before 0.11, whose own loop has it too
+            batched = str(error)
+        found = [f(1)[0].get(), f(5)[0].get(), jax.jit(f)(5)[0].get(), batched]
+        return [text and text.splitlines()[0].split(" (check")[0] for text in found]
 
     assert errors(OURS) == errors(LAX)
     assert errors(OURS)[0] is None
