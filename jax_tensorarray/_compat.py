@@ -169,6 +169,21 @@ def lowers_its_bodies(primitive: Primitive) -> None:
     primitive.is_high = lambda *_, **__: False  # type: ignore[method-assign]
 
 
+@cached
+def known_part(jaxpr: Any, unknown: Sequence[bool], forced: Sequence[bool] | bool = False) -> tuple[Any, list[bool]]:
+    """The jaxpr of what does not depend on unknown inputs, and which outputs are not in it: the `forced` ones too.
+
+    Public since 0.11. Without it everything is unknown, and loops without max_steps may need it in vain.
+    """
+    private = _private("interpreters.partial_eval", "partial_eval_jaxpr_nounits")
+    if private is None:
+        return jaxpr, [True] * len(jaxpr.out_avals)
+    known, _, unknown_outs, *_ = private[0](jaxpr, list(unknown), forced if forced is False else list(forced))
+    inner = opened(known)
+    outvars = inner.outvars[: len(unknown_outs) - sum(unknown_outs)]  # the others are for the unknown part
+    return replaced(known, outvars=outvars, debug_info=inner.debug_info.with_unknown_names()), list(unknown_outs)
+
+
 def checked_as(primitive: Primitive, run: Callable[..., Any]) -> None:
     """Let `checkify` look for errors in what `primitive` runs: `run(*operands, **params)`.
 
@@ -422,6 +437,7 @@ __all__ = [
     "flattened_by_control_flow",
     "hlo",
     "install_forwarding_transposes",
+    "known_part",
     "lifted",
     "lowers_its_bodies",
     "opened",

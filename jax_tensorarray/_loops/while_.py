@@ -362,24 +362,6 @@ def _needs_max_steps(source: str, max_steps: int | None) -> ValueError:
 # no transpose, but nobody may ask for one. As for JAX's own loop, what is known is found in one that has only that.
 
 
-@_compat.cached
-def _uses(jaxpr: Any) -> list[list[bool]]:
-    """Of each output of a jaxpr, which inputs it depends on."""
-    inner = _compat.opened(jaxpr)
-    n = len(inner.outvars)
-    return [pe.dce_jaxpr(inner, [k == j for j in range(n)])[1] for k in range(n)]
-
-
-@_compat.cached
-def _part(jaxpr: Any, inputs: Sequence[bool], outputs: Sequence[bool]) -> Any:
-    """The jaxpr of some outputs, and of the inputs that are flagged."""
-    part, _ = pe.dce_jaxpr(_compat.opened(jaxpr), list(outputs), list(inputs))
-    return _compat.replaced(jaxpr, **{k: getattr(part, k) for k in _PARTS})
-
-
-_PARTS = ("invars", "outvars", "eqns", "effects", "debug_info")
-
-
 class _Part(NamedTuple):
     """A loop with fewer operands and results: which ones it has, and its parameters."""
 
@@ -388,36 +370,34 @@ class _Part(NamedTuple):
     params: dict[str, Any]
 
 
-def _restricted(operands: Sequence[bool], carry: Sequence[bool], params: dict[str, Any]) -> _Part:
+def _part(operands: Sequence[bool], carry: Sequence[bool], cond: Any, body: Any, params: dict[str, Any]) -> _Part:
     """The loop of the carries flagged in `carry`, of which the tapes are the last, and of the consts in `operands`."""
-    a, m, tapes = params["cond_nconsts"], params["body_nconsts"], params["tapes"]
-    first, n = int(params["lanes"] > 0), len(carry) - len(tapes)
-    cond_consts, consts, _ = _split(operands, a, m)
+    cond_consts, consts, _ = _split(operands, params["cond_nconsts"], params["body_nconsts"])
+    n = len(carry) - len(params["tapes"])
     fewer = {
-        "cond": _part(params["cond"], (*cond_consts, *carry), (True,)),
-        "body": _part(params["body"], (*[True] * first, *consts, *carry), tuple(carry)),
+        "cond": cond,
+        "body": body,
         "cond_nconsts": sum(cond_consts),
         "body_nconsts": sum(consts),
-        "tapes": tuple(chosen(tapes, carry[n:])),
+        "tapes": tuple(chosen(params["tapes"], carry[n:])),
     }
     return _Part([*cond_consts, *consts, *carry[:n]], [*carry, *[True] * params["counts"]], params | fewer)
 
 
 def _known(unknown: Sequence[bool], params: dict[str, Any]) -> _Part | None:
     """The loop of what does not depend on unknown operands; None if its end does."""
-    a, m, tapes = params["cond_nconsts"], params["body_nconsts"], params["tapes"]
-    first = int(params["lanes"] > 0)
-    cond_consts, consts, carry = _split(unknown, a, m)
-    uses = _uses(params["body"])
+    cond_consts, consts, carry = _split(unknown, params["cond_nconsts"], params["body_nconsts"])
+    consts, carry = [*[False] * int(params["lanes"] > 0), *consts], [*carry, *[False] * len(params["tapes"])]
 
-    def one_step(body: Any, flags: Sequence[bool]) -> list[bool]:
-        return [any(u and f for u, f in zip(used, flags, strict=True)) for used in uses]
+    def one_step(body: Any, flags: list[bool]) -> list[bool]:
+        return _compat.known_part(body, tuple(flags))[1]
 
-    carry = bodies.fixed_point(params["body"], [*[False] * first, *consts], [*carry, *[False] * len(tapes)], one_step)
-    (read,) = _uses(params["cond"])
-    if any(u and f for u, f in zip(read, [*cond_consts, *carry], strict=True)):
+    carry = bodies.fixed_point(params["body"], consts, carry, one_step)
+    cond, (end_is_unknown,) = _compat.known_part(params["cond"], (*cond_consts, *carry))
+    if end_is_unknown:
         return None
-    return _restricted([not x for x in unknown], [not x for x in carry], params)
+    body, _ = _compat.known_part(params["body"], (*consts, *carry), tuple(carry))
+    return _part([not x for x in unknown], [not x for x in carry], cond, body, params)
 
 
 def _splits(mode: Any) -> bool:
@@ -464,24 +444,34 @@ def _equation_of(eqn: Any, part: _Part) -> Any:
 
 def _without_unused(used: list[bool], *args: Any) -> tuple[list[bool], Any]:
     """The loop without the carries that nobody needs, and the operands that are left."""
-    eqn = args[-1]  # since 0.11 there is something before it
+    eqn = args[-1]  # before it comes, in 0.12, which operands are live
     params, n = eqn.params, len(eqn.invars)
     if not any(used) and not eqn.effects:
         return [False] * n, None
     if not _splits(params["mode"]):
         return [True] * n, eqn
     a, m, tapes, first = params["cond_nconsts"], params["body_nconsts"], params["tapes"], int(params["lanes"] > 0)
-    cond, body = (_compat.opened(params[name]) for name in ("cond", "body"))
-    _, read = pe.dce_jaxpr(cond, [True])
+    _, read = _live(params["cond"], (True,))
     carry = [x or y for x, y in zip(used[: len(read) - a], read[a:], strict=True)]
     while True:
-        _, live = pe.dce_jaxpr(body, carry)
+        _, live = _live(params["body"], tuple(carry))
         wider = [x or y for x, y in zip(carry, live[first + m :], strict=True)]
         if wider == carry:
             break
         carry = wider
-    part = _restricted([*read[:a], *live[first : first + m], *carry[: len(carry) - len(tapes)]], carry, params)
+    operands = [*read[:a], *live[first : first + m], *carry[: len(carry) - len(tapes)]]
+    cond, _ = _live(params["cond"], (True,), (*read[:a], *carry))
+    body, _ = _live(params["body"], tuple(carry), (*[True] * first, *live[first : first + m], *carry))
+    part = _part(operands, carry, cond, body, params)
     return part.operands, _equation_of(eqn, part)
+
+
+@_compat.cached
+def _live(jaxpr: Any, outputs: Sequence[bool], inputs: Any = False) -> tuple[Any, list[bool]]:
+    """The jaxpr of those outputs, with the flagged inputs even if it does not read them, and which inputs it has."""
+    part, live = pe.dce_jaxpr(_compat.opened(jaxpr), list(outputs), inputs if inputs is False else list(inputs))
+    names = ("invars", "outvars", "eqns", "effects", "debug_info")
+    return _compat.replaced(jaxpr, **{name: getattr(part, name) for name in names}), live
 
 
 def _batch(
