@@ -40,7 +40,7 @@ def step_of_active(
     ]
     outs = _Masked(active).evaluate(body, inputs)
     return [
-        out.array if out.version == k else lax.select(jnp.broadcast_to(active, jnp.shape(old)), out.array, old)
+        out.array if out.version == k else lax.select(active, out.array, old)
         for k, (out, old) in enumerate(zip(outs, carry, strict=True))
     ]
 
