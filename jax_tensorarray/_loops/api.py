@@ -489,7 +489,7 @@ def _check_inverse(op: str, found: Any, wanted: Any) -> None:
 
     if described(found) != described(wanted):
         raise TypeError(
-            f"{op}: inverse must give a carry as body_fun does, {described(wanted)}, but gives {described(found)}"
+            f"{op}: inverse must give what body_fun gives, {described(wanted)}, but gives {described(found)}"
         )
 
 
