@@ -170,7 +170,7 @@ def lowers_its_bodies(primitive: Primitive) -> None:
 
 
 @cached
-def known_part(jaxpr: Any, unknown: Sequence[bool], forced: Sequence[bool] | bool = False) -> tuple[Any, list[bool]]:
+def known_part(jaxpr: Any, unknown: Sequence[bool], forced: Sequence[bool] = ()) -> tuple[Any, list[bool]]:
     """The jaxpr of what does not depend on unknown inputs, and which outputs are not in it: the `forced` ones too.
 
     Public since 0.11. Without it everything is unknown, and loops without max_steps may need it in vain.
@@ -178,7 +178,7 @@ def known_part(jaxpr: Any, unknown: Sequence[bool], forced: Sequence[bool] | boo
     private = _private("interpreters.partial_eval", "partial_eval_jaxpr_nounits")
     if private is None:
         return jaxpr, [True] * len(jaxpr.out_avals)
-    known, _, unknown_outs, *_ = private[0](jaxpr, list(unknown), forced if forced is False else list(forced))
+    known, _, unknown_outs, *_ = private[0](jaxpr, list(unknown), list(forced) or False)
     inner = opened(known)
     outvars = inner.outvars[: len(unknown_outs) - sum(unknown_outs)]  # the others are for the unknown part
     return replaced(known, outvars=outvars, debug_info=inner.debug_info.with_unknown_names()), list(unknown_outs)
