@@ -171,6 +171,41 @@ def lowers_its_bodies(primitive: Primitive) -> None:
     primitive.is_high = lambda *_, **__: False  # type: ignore[method-assign]
 
 
+@cached
+def known_part(jaxpr: Any, unknown: Sequence[bool], forced: Sequence[bool] = ()) -> tuple[Any, list[bool]]:
+    """The jaxpr of what does not depend on unknown inputs, and which outputs are not in it: the `forced` ones too.
+
+    Public since 0.11. Without it everything is unknown, and loops without max_steps may need it in vain.
+    """
+    private = _private("interpreters.partial_eval", "partial_eval_jaxpr_nounits")
+    if private is None:
+        return jaxpr, [True] * len(jaxpr.out_avals)
+    known, _, unknown_outs, *_ = private[0](jaxpr, list(unknown), list(forced) or False)
+    inner = opened(known)
+    outvars = inner.outvars[: len(unknown_outs) - sum(unknown_outs)]  # the others are for the unknown part
+    return replaced(known, outvars=outvars, debug_info=inner.debug_info.with_unknown_names()), list(unknown_outs)
+
+
+def checked_as(primitive: Primitive, run: Callable[..., Any]) -> None:
+    """Let `checkify` look for errors in what `primitive` runs: `run(*operands, **params)`.
+
+    There is no public way to say so. Without it checkify finds no error in our loops.
+    """
+    private = _private("checkify", "error_checks", "checkify_jaxpr")
+    if private is None:
+        return
+    rules, check = private
+
+    def rule(*args: Any, **params: Any) -> Any:
+        # Before the operands come the error and what is enabled, and since 0.11 the numbers of errors before these.
+        first = 1 + next(k for k, x in enumerate(args) if isinstance(x, frozenset))
+        *numbers, error, enabled = args[:first]
+        jaxpr = jax.make_jaxpr(functools.partial(run, **params))(*map(jax.typeof, args[first:]))
+        return check(*numbers, jaxpr, enabled, error, *args[first:])
+
+    rules[primitive] = rule
+
+
 def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
     """(number of consts, number of carries) of a scan; 0.11 and later keep them as the shapes of trees."""
     if "num_consts" in params:
@@ -410,6 +445,7 @@ def flattened_by_control_flow() -> bool:
 __all__ = [
     "barriers_hold",
     "cached",
+    "checked_as",
     "closed",
     "executes_eagerly",
     "ffi_api_version",
@@ -417,6 +453,7 @@ __all__ = [
     "hide_own_frames",
     "hlo",
     "install_forwarding_transposes",
+    "known_part",
     "lifted",
     "lowers_its_bodies",
     "opened",

@@ -333,7 +333,9 @@ def test_sizes_of_a_new_buffer_that_no_integer_holds_are_value_errors():
         ta_empty(3, 2**70)
 
 
-@pytest.mark.parametrize("dtype", ["nonsense", "U1", object(), {"a": 1}, [1], np.zeros(1)], ids=lambda x: type(x).__name__)
+@pytest.mark.parametrize(
+    "dtype", ["nonsense", "U1", object(), {"a": 1}, [1], np.zeros(1)], ids=lambda x: type(x).__name__
+)
 def test_a_dtype_that_is_none_of_numbers_is_a_type_error(dtype):
     with pytest.raises(TypeError, match=r"^ta_empty: dtype must be one of numbers or bool, got "):
         ta_empty(3, dtype=dtype)

@@ -1,6 +1,7 @@
 """The loops that users call: drop-in for those of `jax.lax`, and differentiable in reverse."""
 
 import inspect
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -13,10 +14,11 @@ from jax.extend.core import primitives as jax_primitives
 
 from jax_tensorarray import _compat, checkpoint_policies
 from jax_tensorarray._loops import bodies
+from jax_tensorarray._loops.ported import explained, unpacked
 from jax_tensorarray._loops.replay import Checkpoint, Inverse
 from jax_tensorarray._loops.residuals import linearize
 from jax_tensorarray._loops.undo import Auto, Choice, Undo, choose
-from jax_tensorarray._loops.while_ import while_
+from jax_tensorarray._loops.while_ import counting, while_
 from jax_tensorarray._ops.empty import ta_empty
 from jax_tensorarray._ops.read import ta_read
 from jax_tensorarray._ops.write import ta_write
@@ -31,6 +33,7 @@ class Steps(NamedTuple):
     cut: Any
 
 
+@explained
 def while_loop(
     cond_fun: Callable[[Any], Any],
     body_fun: Callable[[Any], Any],
@@ -54,8 +57,9 @@ def while_loop(
         cond_fun: from the carry to a bool: whether to take another step.
         body_fun: from the carry to the next one, of the same structure, shapes and dtypes.
         init_val: the carry to start with, any pytree. TensorArrays need a known `element_shape`.
-        max_steps: an upper bound of the number of steps. It is needed in reverse mode. The loop ends there even if
-            `cond_fun` says to go on.
+        max_steps: an upper bound of the number of steps. Reverse mode needs one, below 2**31, for what is
+            differentiated. The loop ends there even if `cond_fun` says to go on. Without 64 bits, 2**31 and more are
+            no bound.
         residuals: what is kept of each step for reverse mode.
 
             - "tape": all that its derivative needs.
@@ -73,7 +77,7 @@ def while_loop(
         check_inverse: for debugging, how far `inverse` may lead from `init_val`, relative and absolute. If it leads
             farther, reverse mode raises an error that says by how much.
         return_steps: whether to return a pair: the carry, and a named tuple `(taken, cut)` of the number of steps
-            and whether `cond_fun` would have gone on.
+            and whether `cond_fun` would have gone on. Without 64 bits, 2**31 - 1 steps means that or more.
 
     Returns:
         The carry after the last step. Differentiable in `init_val` and in all that the functions close over, in
@@ -81,7 +85,7 @@ def while_loop(
 
     Raises:
         TypeError, ValueError: what `jax.lax.while_loop` raises, with its messages.
-        ValueError: `max_steps` is not given and the loop is differentiated in reverse.
+        ValueError: `max_steps` is not given and a derivative in reverse mode goes through the loop.
 
     >>> import jax
     >>> def root(a):  # Newton's method, until it is good enough
@@ -94,18 +98,26 @@ def while_loop(
     _check_max_steps("while_loop", max_steps)
     mode = _mode_of("while_loop", residuals, checkpoints, inverse, max_steps, check_inverse)
     if jax.config.jax_disable_jit:
-        return _in_python(cond_fun, body_fun, init_val, max_steps, return_steps)
-    # JAX's own loop traces the functions, promotes weak types, and says what does not fit.
-    traced = jax.make_jaxpr(lambda init: lax.while_loop(cond_fun, body_fun, init), return_shape=True)
-    return _bound(traced, (init_val,), max_steps, return_steps, mode)
+        try:
+            return _in_python(cond_fun, body_fun, init_val, max_steps, return_steps)
+        except jax.errors.ConcretizationTypeError:
+            pass  # as JAX's own: what vmap batches, say, is no Python bool
+    try:
+        return _bound(_while_loop, (cond_fun, body_fun), (init_val,), max_steps, return_steps, mode)
+    except TypeError as error:
+        if ported := unpacked("while_loop", {"cond_fun": cond_fun, "body_fun": body_fun}, init_val):
+            raise ported from error
+        raise
 
 
+@explained
 def fori_loop(
     lower: Any,
     upper: Any,
     body_fun: Callable[[Any, Any], Any],
     init_val: Any,
     *,
+    unroll: int | bool | None = None,
     max_steps: int | None = None,
     residuals: str = "auto",
     checkpoints: int | None = None,
@@ -117,8 +129,9 @@ def fori_loop(
         upper: the index past the last one, likewise.
         body_fun: from an index and the carry to the next carry.
         init_val: the carry to start with, any pytree.
+        unroll: how many steps to unroll, if both bounds are known.
         max_steps: an upper bound of `upper - lower`, needed in reverse mode if one of them is traced. No more steps
-            are taken.
+            are taken. It is as for `while_loop`.
         residuals: as for `while_loop`, but "inverse". With known bounds "auto" is "tape".
         checkpoints: as for `while_loop`.
 
@@ -137,15 +150,19 @@ def fori_loop(
         max_steps = max(high - low, 0)  # type: ignore[operator]
     mode = _mode_of("fori_loop", residuals, checkpoints, None, max_steps)
     if known and residuals in SCANNED:
-        high = min(high, low + max_steps)  # type: ignore[operator,type-var]
+        if high - low > max_steps:  # type: ignore[operator]
+            lower, upper = low, low + max_steps  # type: ignore[operator]
         if residuals != "recompute":
-            return lax.fori_loop(low, high, body_fun, init_val)
-        traced = jax.make_jaxpr(lambda init: lax.fori_loop(low, high, body_fun, init), return_shape=True)
-        return _bound(traced, (init_val,), max_steps, False, mode)
+            return lax.fori_loop(lower, upper, body_fun, init_val, unroll=unroll)
+        options = (lower, upper, unroll)
+        return _bound(_fori_loop_of_known, (body_fun,), (init_val,), max_steps, False, mode, options)
     if jax.config.jax_disable_jit:
-        raise NotImplementedError("fori_loop: traced bounds need jit")
-    traced = jax.make_jaxpr(lambda low, high, init: lax.fori_loop(low, high, body_fun, init), return_shape=True)
-    return _bound(traced, (jnp.asarray(lower), jnp.asarray(upper), init_val), max_steps, False, mode)
+        try:
+            return _in_python(_below, _and_count(body_fun), (lower, upper, init_val), max_steps, False)[2]
+        except jax.errors.ConcretizationTypeError:
+            pass
+    unroll = None if known else unroll
+    return _bound(_fori_loop, (body_fun,), (lower, upper, init_val), max_steps, False, mode, (unroll,))
 
 
 def scan(
@@ -185,8 +202,7 @@ def scan(
     """
     mode = _mode_of("scan", residuals, checkpoints, inverse, 0, check_inverse)
     if residuals == "recompute":
-        traced = jax.make_jaxpr(lambda init, xs: lax.scan(f, init, xs, length, reverse, unroll), return_shape=True)
-        return _bound(traced, (init, xs), None, False, mode)
+        return _bound(_scan, (f,), (init, xs), None, False, mode, (length, reverse, unroll))
     if residuals in SCANNED:
         return lax.scan(f, init, xs, length, reverse, unroll)
     return _scan_by_rows(f, init, xs, length, reverse, residuals, checkpoints, inverse, check_inverse)
@@ -205,7 +221,10 @@ def _scan_by_rows(
 ) -> tuple[Any, Any]:
     """A scan as a loop that reads rows of `xs` and writes rows of the second result."""
     # JAX's own scan says what does not fit, and of what shapes the results are.
-    _, shapes = jax.eval_shape(lambda init, xs: lax.scan(f, init, xs, length, reverse), init, xs)
+    last, shapes = jax.eval_shape(lambda init, xs: lax.scan(f, init, xs, length, reverse), init, xs)
+    if inverse is not None:
+        row = jax.eval_shape(lambda xs: jax.tree.map(lambda x: x[0], xs), xs)
+        _check_inverse("scan", jax.eval_shape(inverse, last, row), last)
     leaves = [*jax.tree.leaves(shapes), *jax.tree.leaves(xs)]
     n = leaves[0].shape[0] if leaves else int(length or 0)
 
@@ -256,7 +275,13 @@ def choice_of_residuals(body_fun: Callable[[Any], Any], init_val: Any) -> Choice
     >>> choice_of_residuals(body, (0, jnp.ones(1000))).residuals
     'undo'
     """
-    leaves, tree = jax.tree.flatten(jax.eval_shape(lambda x: x, init_val))
+    try:  # JAX's own loop says what does not fit
+        init_val = jax.eval_shape(lambda x: x, init_val)
+        jax.eval_shape(lambda x: lax.while_loop(_for_ever, body_fun, x), init_val)
+    except TypeError as error:
+        ported = unpacked("choice_of_residuals", {"body_fun": body_fun}, init_val)
+        raise ported or TypeError(f"choice_of_residuals: {error}") from error
+    leaves, tree = jax.tree.flatten(init_val)
     jaxpr = jax.make_jaxpr(lambda *leaves: jax.tree.leaves(body_fun(jax.tree.unflatten(tree, leaves))))
     body, consts = _compat.lifted(jaxpr(*leaves))
     m, n = len(consts), len(leaves)
@@ -266,6 +291,7 @@ def choice_of_residuals(body_fun: Callable[[Any], Any], init_val: Any) -> Choice
     return choose(linear, body, m, n)
 
 
+@explained
 def map_fn(fn: Callable[[Any], Any], elems: Any) -> Any:
     """`fn` of every slice of `elems` along the first axis, stacked.
 
@@ -279,6 +305,7 @@ def map_fn(fn: Callable[[Any], Any], elems: Any) -> Any:
     return ys
 
 
+@explained
 def foldl(fn: Callable[[Any, Any], Any], elems: Any, initializer: Any = None) -> Any:
     """`fn(...fn(fn(initializer, elems[0]), elems[1])..., elems[-1])`; without one, `elems[0]` is the initializer.
 
@@ -291,6 +318,7 @@ def foldl(fn: Callable[[Any, Any], Any], elems: Any, initializer: Any = None) ->
     return _fold("foldl", fn, elems, initializer, False)[0]
 
 
+@explained
 def foldr(fn: Callable[[Any, Any], Any], elems: Any, initializer: Any = None) -> Any:
     """`foldl` from the last slice to the first.
 
@@ -303,6 +331,7 @@ def foldr(fn: Callable[[Any, Any], Any], elems: Any, initializer: Any = None) ->
     return _fold("foldr", fn, elems, initializer, True)[0]
 
 
+@explained
 def tf_scan(fn: Callable[[Any, Any], Any], elems: Any, initializer: Any = None, reverse: bool = False) -> Any:
     """All the accumulators of a fold, stacked. Without an initializer the first slice is the first of them.
 
@@ -389,8 +418,9 @@ def _mode_of(
         if isinstance(checkpoints, bool) or not isinstance(checkpoints, int) or checkpoints < 1:
             raise ValueError(f'{op}: residuals="checkpoint" needs checkpoints, a positive integer, got {checkpoints!r}')
         return lambda tree, leaves, body, consts: (Checkpoint(checkpoints), body, consts)
-    if inverse is None:
-        raise ValueError(f'{op}: residuals="inverse" needs inverse, a function from a carry to the one before it')
+    if not callable(inverse):
+        error = ValueError if inverse is None else TypeError
+        raise error(f'{op}: residuals="inverse" needs inverse, a function from a carry to the one before it')
 
     def with_inverse(tree: Any, leaves: Any, body: Any, consts: Sequence[Array]) -> Any:
         back, own = _traced_inverse(op, inverse, tree, leaves, body)
@@ -424,10 +454,7 @@ def _traced_inverse(
 ) -> tuple[Any, Sequence[Array]]:
     """The jaxpr of the inverse of a body, and what it closes over, with those leaves of its carry that are arrays."""
     types = [body.out_avals[x] if isinstance(x, _Carry) else jax.typeof(x) for x in leaves]
-    found = jax.eval_shape(lambda *carry: jax.tree.leaves(inverse(jax.tree.unflatten(tree, carry))), *types)
-    if [(a.shape, a.dtype) for a in found] != [(a.shape, a.dtype) for a in types]:
-        wanted, given = ([f"{a.dtype}[{','.join(map(str, a.shape))}]" for a in avals] for avals in (types, found))
-        raise TypeError(f"{op}: inverse must give what body_fun gives, {wanted}, but gives {given}")
+    _check_inverse(op, jax.eval_shape(inverse, jax.tree.unflatten(tree, types)), jax.tree.unflatten(tree, types))
     # As the body of a loop of JAX, which traces a function once. What the function returns as it was, that loop does
     # not carry: so a value below is an array, or the number of a carry, before the step or (negative) after it.
     jaxpr = jax.make_jaxpr(lambda carry: lax.while_loop(_for_ever, inverse, carry))(jax.tree.unflatten(tree, types))
@@ -463,15 +490,29 @@ def _composed(back: Any, places: Sequence[Any], outs: Sequence[Any], types: Sequ
     return jax.make_jaxpr(f)(list(own), list(types))
 
 
+def _check_inverse(op: str, found: Any, wanted: Any) -> None:
+    """Raise TypeError if what an inverse gives is not what the body gives."""
+
+    def described(x: Any) -> str:
+        leaves = ", ".join(f"{a.dtype}[{','.join(map(str, a.shape))}]" for a in jax.tree.leaves(x))
+        return f"{jax.tree.structure(x)} of {leaves}"
+
+    if described(found) != described(wanted):
+        raise TypeError(
+            f"{op}: inverse must give what body_fun gives, {described(wanted)}, but gives {described(found)}"
+        )
+
+
 def _for_ever(carry: Any) -> bool:
     return True
 
 
 def _known_bound(bound: Any) -> int | None:
-    """The bound as a Python integer; None if it is traced, or no integer, which JAX's own loop says."""
-    if isinstance(bound, jax.core.Tracer | bool | np.bool_) or not hasattr(bound, "__index__"):
+    """The bound as a Python integer; None if it is traced, or no number, which JAX's own loop says."""
+    try:
+        return int(bound)
+    except (TypeError, ValueError, OverflowError):
         return None
-    return int(bound.__index__())
 
 
 def _source() -> str:
@@ -482,18 +523,72 @@ def _source() -> str:
     return "?" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
+# JAX's own loops trace the functions, promote weak types, and say what does not fit.
+
+
+def _while_loop(cond_fun: Any, body_fun: Any, init: Any) -> Any:
+    return lax.while_loop(cond_fun, body_fun, init)
+
+
+def _fori_loop(body_fun: Any, lower: Any, upper: Any, init: Any, unroll: Any) -> Any:
+    return lax.fori_loop(lower, upper, body_fun, init, unroll=unroll)
+
+
+def _fori_loop_of_known(body_fun: Any, init: Any, lower: Any, upper: Any, unroll: Any) -> Any:
+    return lax.fori_loop(lower, upper, body_fun, init, unroll=unroll)
+
+
+def _scan(f: Any, init: Any, xs: Any, length: Any, reverse: Any, unroll: Any) -> Any:
+    return lax.scan(f, init, xs, length, reverse, unroll)
+
+
+def _trace(loop: Callable[..., Any], functions: Sequence[Any], types: Any, tree: Any, options: Sequence[Any]) -> Any:
+    """The jaxpr of a loop of JAX, and what it gives."""
+
+    def flat(*leaves: Array) -> Any:
+        return loop(*functions, *jax.tree.unflatten(tree, leaves), *options)
+
+    with jax.disable_jit(False):
+        return jax.make_jaxpr(flat, return_shape=True)(*types)
+
+
+@_compat.cached
+def _traces_of(body_fun: Any) -> Callable[..., Any]:
+    """`_trace`, which remembers what it has traced as long as there are the functions, as JAX's loops do."""
+    body = weakref.ref(body_fun)
+
+    @_compat.cached
+    def traced(cond_fun: Any, single: bool, loop: Any, types: Any, tree: Any, options: Sequence[Any]) -> Any:
+        return _trace(loop, [body()] if single else [cond_fun, body()], types, tree, options)
+
+    return traced
+
+
+def _traced(loop: Callable[..., Any], functions: Sequence[Any], args: Any, options: Sequence[Any]) -> Any:
+    leaves, tree = jax.tree.flatten(args)
+    try:
+        types = tuple(map(jax.typeof, leaves))
+    except TypeError:
+        loop(*functions, *args, *options)  # says what is no array
+        raise
+    try:
+        hash((tree, options, *map(weakref.ref, functions)))
+    except TypeError:  # no function, say
+        return _trace(loop, functions, types, tree, options)
+    return _traces_of(functions[-1])(functions[0], len(functions) == 1, loop, types, tree, options)
+
+
 def _bound(
-    traced: Callable[..., Any],
+    loop: Callable[..., Any],
+    functions: Sequence[Any],
     args: Sequence[Any],
     max_steps: int | None,
     return_steps: bool,
     make_mode: _Mode,
+    options: Sequence[Any] = (),
 ) -> Any:
-    """Run the jaxpr that `traced` makes of `args`, with our loop in the place of JAX's.
-
-    A scan of JAX stays one, with the body of the mode.
-    """
-    jaxpr, shape = traced(*args)
+    """Run a loop of JAX as ours. A scan of JAX stays one, with the body of the mode."""
+    jaxpr, shape = _traced(loop, functions, args, tuple(options))
     end = []
 
     def equation(eqn: Any, operands: list[Array]) -> list[Array]:
@@ -519,20 +614,32 @@ def _bound(
             mode=mode,
             max_steps=None if max_steps is None else int(max_steps),
             source=_source(),
+            counts=return_steps or max_steps is not None,
         )
         if return_steps:
             (more,) = bodies.function(cond)(*operands[:a], *outs)
             end.append(Steps(taken, more))
         return outs
 
-    outs = bodies.interpret(jaxpr, [*map(jnp.asarray, jax.tree.leaves(args))], equation, lambda x: x)
+    outs = bodies.interpret(jaxpr, jax.tree.leaves(args), equation, lambda x: x)
     result = jax.tree.unflatten(jax.tree.structure(shape), outs)
     return (result, end[-1]) if return_steps else result
 
 
 def _in_python(cond_fun: Any, body_fun: Any, carry: Any, max_steps: int | None, return_steps: bool) -> Any:
-    """The loop under `jax.disable_jit`, as JAX runs its own."""
-    taken = 0
+    """The loop under `jax.disable_jit`, as JAX runs its own: the functions may change NumPy arrays in place."""
+    carry, taken = jax.tree.map(jnp.asarray, carry), 0
     while (max_steps is None or taken < max_steps) and cond_fun(carry):
-        carry, taken = body_fun(carry), taken + 1
-    return (carry, Steps(jnp.int32(taken), jnp.asarray(cond_fun(carry)))) if return_steps else carry
+        carry, taken = jax.tree.map(jnp.asarray, body_fun(carry)), taken + 1
+    if not return_steps:
+        return carry
+    dtype = counting(max_steps)
+    return carry, Steps(jnp.asarray(min(taken, jnp.iinfo(dtype).max), dtype), jnp.asarray(cond_fun(carry)))
+
+
+def _below(state: Any) -> Any:
+    return state[0] < state[1]
+
+
+def _and_count(body_fun: Any) -> Callable[[Any], Any]:
+    return lambda state: (state[0] + 1, state[1], body_fun(state[0], state[2]))

@@ -1,10 +1,12 @@
 """What the loops do with the jaxprs of their bodies, by public transformations of JAX only."""
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
 from jax.extend import core as jex
 from jax.extend.core import primitives as jax_primitives
 from jax.interpreters import partial_eval as pe
@@ -148,6 +150,33 @@ def _reached_results(eqn: Any, flags: list[bool]) -> list[bool]:
         carry = [*carry, *[False] * len(params["tapes"])]
         return fixed_point(params["body"], consts, carry, reached)
     return [True] * len(eqn.outvars)
+
+
+def moved(jaxpr: Any, flags: Sequence[bool]) -> list[bool]:
+    """Which outputs have tangents if the flagged inputs do, as jvp finds it."""
+    if not any(flags):
+        return [False] * len(jaxpr.out_avals)
+    found: list[list[bool]] = []
+
+    @jax.custom_jvp
+    def probe(*outs: Array) -> tuple[Array, ...]:
+        return outs
+
+    @functools.partial(probe.defjvp, symbolic_zeros=True)
+    def _(primals: Any, tangents: Any) -> Any:  # which is only called if some do
+        found.append([not isinstance(t, SymbolicZero) for t in tangents])
+        return primals, tangents
+
+    def at(primals: Sequence[Array], tangents: Sequence[Array], others: Sequence[Array]) -> None:
+        def f(*some: Array) -> tuple[Array, ...]:
+            return probe(*function(jaxpr)(*spread(some, flags, others)))
+
+        jax.jvp(f, primals, tangents)
+
+    types = list(jaxpr.in_avals)
+    primals = chosen(types, flags)
+    jax.eval_shape(at, primals, [t.to_tangent_aval() for t in primals], types)
+    return found[-1] if found else [False] * len(jaxpr.out_avals)
 
 
 def fixed_point(

@@ -337,6 +337,7 @@ def _partial_eval_in_checkpoint(
 
 _compat.lowers_its_bodies(ta_count_p)
 pe.partial_eval_jaxpr_custom_rules[ta_count_p] = _partial_eval_in_checkpoint
+_compat.checked_as(ta_count_p, _run)
 ta_count_p.def_impl(functools.partial(xla.apply_primitive, ta_count_p))
 ta_count_p.def_effectful_abstract_eval(_abstract_eval)
 mlir.register_lowering(ta_count_p, mlir.lower_fun(_run, multiple_results=True))

@@ -26,7 +26,7 @@ def ta_guard(active: Array, x: Array) -> Array:
 def _abstract_eval(active: Any, x: Any) -> Any:
     if active.shape != x.shape[: active.ndim]:
         raise ValueError(f"ta_guard: active {active.shape} and x {x.shape} do not share batch axes")
-    return like_buffer(x)
+    return like_buffer(x).update(weak_type=x.weak_type)  # it is a value of a loop body, of any type
 
 
 def _jvp(primals: Any, tangents: Any) -> Any:

@@ -40,7 +40,7 @@ def step_of_active(
     ]
     outs = _Masked(active).evaluate(body, inputs)
     return [
-        out.array if out.version == k else jnp.where(active, out.array, old)
+        out.array if out.version == k else lax.select(active, out.array, old)
         for k, (out, old) in enumerate(zip(outs, carry, strict=True))
     ]
 
@@ -243,8 +243,9 @@ class _Masked:
             lanes=params["lanes"] if ours else 0,
             mode=params["mode"] if ours else None,
             tapes=params["tapes"] if ours else (),
+            counts=ours and params["counts"],
         )
-        return _still([*outs, steps] if ours else outs, operands[b:])
+        return _still(outs if steps is None else [*outs, steps], operands[b:])
 
 
 def _values(arrays: Sequence[Array], varies: bool) -> list[Value]:

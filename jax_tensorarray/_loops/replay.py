@@ -240,6 +240,7 @@ def _batch(axis: Axis, args: Sequence[Array], dims: Sequence[Any], *, loop: Repl
 
 
 _compat.lowers_its_bodies(ta_replay_p)
+_compat.checked_as(ta_replay_p, _run)
 ta_replay_p.def_impl(functools.partial(xla.apply_primitive, ta_replay_p))
 ta_replay_p.def_effectful_abstract_eval(_abstract_eval)
 mlir.register_lowering(ta_replay_p, mlir.lower_fun(_run, multiple_results=True))

@@ -167,8 +167,10 @@ class _Sources:
             if eqn.primitive.name not in ("ta_while", "ta_count"):
                 continue
             # A tape with batch axes has its steps behind them.
-            *outs, steps = eqn.outvars if eqn.primitive.name == "ta_while" else [*eqn.outvars, eqn.invars[0]]
             tapes = eqn.params["tapes"]
+            if not tapes:
+                continue
+            *outs, steps = eqn.outvars if eqn.primitive.name == "ta_while" else [*eqn.outvars, eqn.invars[0]]
             pairs = zip(outs[len(outs) - len(tapes) :], tapes, strict=True)
             steps_of |= {v: steps for v, (_, batch_dims) in pairs if not batch_dims}
         found = [steps_of.get(v) for v in self.taped]

@@ -4,7 +4,7 @@ A rule makes new loops of new bodies. JAX compiles an equation that is run outsi
 the bodies must be the same objects whenever the rule is called for the same loop.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -150,7 +150,7 @@ def _batch(
 
     def batch(axis_data: Any, args: Sequence[Array], dims: Sequence[Any], **params: Any) -> Any:
         axis = Axis(axis_data.name, axis_data.size, axis_data.spmd_name)
-        if all(d is None for d in dims) and not _names(axis.name, body_of(params)):
+        if all(d is None for d in dims) and not _named(axis.name, [body_of(params), *bodies.jaxprs_in(params)]):
             outs = primitive.bind(*args, **params)
             return outs, [None] * len(outs)
         jaxpr, out_dims = traced(body_of(params), axis, tuple(params.items()), _types(args), tuple(dims))
@@ -159,6 +159,6 @@ def _batch(
     return batch
 
 
-def _names(name: Any, body: Any) -> bool:
-    """Whether a body has collectives over the axis of that name."""
-    return any(getattr(effect, "name", None) == name for effect in body.effects)
+def _named(name: Any, jaxprs: Iterable[Any]) -> bool:
+    """Whether there are collectives over the axis of that name."""
+    return any(getattr(effect, "name", None) == name for jaxpr in jaxprs for effect in jaxpr.effects)

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,16 +31,18 @@ from jax_tensorarray._loops.count import (
 )
 from jax_tensorarray._loops.residuals import linearize
 from jax_tensorarray._loops.rules import Axis, axes
-from jax_tensorarray._register import to_front, type_like
+from jax_tensorarray._register import ROW_OPS, is_zero, to_front, type_like
 
 Array = Any
 
-# Operands: *cond_consts, *body_consts, *carry. Results: *carry, steps. `cond` maps *cond_consts, *carry to a bool, and
-# `body` *body_consts, *carry to *carry. The loop ends after `max_steps`, if that is not None. The last carries may be
-# `tapes`, as of `ta_count`.
+# Operands: *cond_consts, *body_consts, *carry. Results: *carry and, if the loop `counts`, steps. `cond` maps
+# *cond_consts, *carry to a bool, and `body` *body_consts, *carry to *carry. The loop ends after `max_steps`, if that is
+# not None. The last carries may be `tapes`, as of `ta_count`.
 #
 # Under vmap every example has its own end. Then there are `lanes` axes of examples: `cond` gives, and steps has, an
 # element for each, the body takes first which of them are active, and the loop goes on while any is.
+#
+# Steps are counted as `counting` says, and a count that its dtype cannot hold stays at the largest that it can.
 ta_while_p = Primitive("ta_while")
 ta_while_p.multiple_results = True
 
@@ -57,12 +59,13 @@ def while_(
     lanes: int = 0,
     mode: Any = None,
     tapes: Sequence[Tape] = (),
-) -> tuple[list[Array], Array]:
-    """The carry after the loop, and the number of steps taken."""
+    counts: bool = True,
+) -> tuple[list[Array], Any]:
+    """The carry after the loop, and the number of steps taken, or None if it is not counted."""
     operands = [*cond_consts, *body_consts, *carry]
     # Refs have no derivatives of a kind to be recorded: a loop that holds some is JAX's own.
     loop = ta_while_p.bind if all(isinstance(jax.typeof(x), ShapedArray) for x in operands) else _run
-    *outs, steps = loop(
+    outs = loop(
         *operands,
         cond=cond,
         body=body,
@@ -73,8 +76,9 @@ def while_(
         lanes=lanes,
         mode=mode,
         tapes=tuple(tapes),
+        counts=counts,
     )
-    return outs, steps
+    return (outs[:-1], outs[-1]) if counts else (outs, None)
 
 
 def _split(operands: Sequence[Any], cond_nconsts: int, body_nconsts: int) -> tuple[Any, Any, Any]:
@@ -82,10 +86,26 @@ def _split(operands: Sequence[Any], cond_nconsts: int, body_nconsts: int) -> tup
     return operands[:cond_nconsts], operands[cond_nconsts:n], operands[n:]
 
 
-def _abstract_eval(*avals: Any, cond: Any, body: Any, **_: Any) -> Any:
+def counting(max_steps: int | None) -> Any:
+    """The dtype in which steps are counted: int32 if `max_steps` has a value in it, else the widest that JAX has."""
+    narrow = max_steps is not None and max_steps <= jnp.iinfo(jnp.int32).max
+    return jnp.dtype(jnp.int32) if narrow else jax.dtypes.canonicalize_dtype(jnp.int64)
+
+
+def bounded(max_steps: int | None) -> bool:
+    """Whether there is a `max_steps` that the loop can count to."""
+    return max_steps is not None and max_steps <= jnp.iinfo(counting(max_steps)).max
+
+
+def taped(max_steps: int | None) -> bool:
+    """Whether there is a `max_steps` for which a tape may have room."""
+    return bounded(max_steps) and counting(max_steps) != jnp.int64
+
+
+def _abstract_eval(*avals: Any, cond: Any, body: Any, max_steps: int | None, counts: bool, **_: Any) -> Any:
     (active,) = cond.out_avals
-    steps = type_like(active, active.shape, range(active.ndim), jnp.dtype(jnp.int32))
-    return [*body.out_avals, steps], {*cond.effects, *body.effects}
+    steps = [type_like(active, active.shape, range(active.ndim), counting(max_steps))] if counts else []
+    return [*body.out_avals, *steps], {*cond.effects, *body.effects}
 
 
 def _run(
@@ -99,32 +119,58 @@ def _run(
     lanes: int,
     mode: Any,
     tapes: Sequence[Tape],
+    counts: bool,
 ) -> Any:
     cond_consts, body_consts, carry = _split(operands, cond_nconsts, body_nconsts)
     carry = [*carry, *make(tapes)]
     predicate, call = bodies.function(cond), bodies.function(body)
 
-    def more(k: Array, carry: Sequence[Array]) -> Array:
+    def goes_on(carry: Sequence[Array]) -> Array:
         (active,) = predicate(*cond_consts, *carry)
-        return active if max_steps is None else active & (k < max_steps)
+        return active
 
+    if not counts and (not lanes or _is_cheap(cond)):  # as JAX's own loop
+
+        def step_of_all(carry: Sequence[Array]) -> list[Array]:
+            return call(*([goes_on(carry)] if lanes else []), *body_consts, *carry)
+
+        return lax.while_loop(lambda carry: jnp.any(goes_on(carry)) if lanes else goes_on(carry), step_of_all, carry)
+    dtype, limited = counting(max_steps), bounded(max_steps)
+
+    def more(k: Array, carry: Sequence[Array]) -> Array:
+        return goes_on(carry) & (k < max_steps) if limited else goes_on(carry)
+
+    def after(k: Array, taken: Any = 1) -> Array:
+        return k + taken if limited else lax.select(k < jnp.iinfo(dtype).max, k + taken, k)
+
+    start = jnp.zeros((), dtype)
     if not lanes:
         steps, outs = lax.while_loop(
             lambda state: more(*state),
-            lambda state: (state[0] + 1, call(*body_consts, *state[1])),
-            (jnp.int32(0), list(carry)),
+            lambda state: (after(state[0]), call(*body_consts, *state[1])),
+            (start, carry),
         )
         return [*outs, steps]
 
     def step(state: Any) -> Any:
         k, active, taken, carry = state
         carry = call(active, *body_consts, *carry)
-        return k + 1, active & more(k + 1, carry), taken + active, carry
+        k, taken = after(k), after(taken, active.astype(dtype))
+        return k, active & more(k, carry), taken, carry
 
-    active = more(jnp.int32(0), carry)
-    state = (jnp.int32(0), active, jnp.zeros(active.shape, jnp.int32), list(carry))
+    active = more(start, carry)
+    state = (start, active, jnp.zeros(active.shape, dtype), carry)
     _, _, taken, outs = lax.while_loop(lambda state: jnp.any(state[1]), step, state)
-    return [*outs, taken]
+    return [*outs, taken] if counts else outs
+
+
+def _is_cheap(cond: Any) -> bool:
+    """Whether a condition may be evaluated twice a step, as JAX's own loop does if that of examples differs."""
+
+    def reads(jaxpr: Any) -> bool:
+        return any(eqn.primitive in ROW_OPS or any(map(reads, bodies.jaxprs_in(eqn.params))) for eqn in jaxpr.eqns)
+
+    return not cond.effects and not reads(_compat.opened(cond))
 
 
 def _jvp(
@@ -140,28 +186,40 @@ def _jvp(
     lanes: int,
     mode: Any,
     tapes: Sequence[Tape],
+    counts: bool,
 ) -> Any:
     cond_consts, consts, carry = _split(primals, cond_nconsts, body_nconsts)
     _, const_dots, carry_dots = _split(tangents, cond_nconsts, body_nconsts)
-    loop = functools.partial(while_, max_steps=max_steps, source=source, lanes=lanes, mode=mode)
+    loop = functools.partial(while_, max_steps=max_steps, source=source, lanes=lanes, mode=mode, counts=counts)
     first = int(lanes > 0)  # the body takes which lanes are active first
     moved_consts, moved_carry = moving(body, first, const_dots, carry_dots, len(tapes))
     if not any(moved_carry):
-        outs, steps = loop(cond_consts, consts, carry, cond=cond, body=body, tapes=tapes)
-        return [*outs, steps], zero_tangents([*outs, steps])
-    const_dots = chosen(const_dots, moved_consts)
-    carry_dots = [ad.instantiate_zeros(t) for t in chosen(carry_dots, moved_carry[: len(carry)])]
+        results = _results(*loop(cond_consts, consts, carry, cond=cond, body=body, tapes=tapes))
+        return results, zero_tangents(results)
+    reversible = taped(max_steps)
+    if not reversible:  # what `moving` finds may be too much, and then it is the reverse mode of something
+        have = [not is_zero(t) for t in carry_dots]
+        moved_carry = bodies.fixed_point(body, [*[False] * first, *moved_consts], have, bodies.moved)
+    given = [ad.instantiate_zeros(t) if moves else t for t, moves in zip(carry_dots, moved_carry, strict=False)]
+    const_dots, carry_dots = chosen(const_dots, moved_consts), chosen(given, moved_carry[: len(carry)])
     moved = [*[False] * first, *moved_consts, *moved_carry]
-    taped = mode is None or mode.tapes
-    if max_steps is None:
+    if not reversible:
         outs, dots, steps = _joint_jvp(loop, cond, body, cond_consts, consts, carry, const_dots, carry_dots, moved)
-    elif taped:
+        # The tangent of what no step changes comes from before the loop: so it has a transpose.
+        same = chosen(_unchanged(body, len(carry)), moved_carry)
+        dots = [before if is_same else dot for before, is_same, dot in zip(carry_dots, same, dots, strict=True)]
+    elif mode is None or mode.tapes:
         outs, dots, steps = _taped_jvp(
             loop, cond, body, cond_consts, consts, carry, const_dots, carry_dots, moved, tapes
         )
     else:
         outs, dots, steps = _replayed_jvp(loop, cond, body, cond_consts, consts, carry, const_dots, carry_dots, moved)
-    return [*outs, steps], [*spread(dots, moved_carry, zero_tangents(outs)), *zero_tangents([steps])]
+    results = _results(outs, steps)
+    return results, spread(dots, [*moved_carry, *[False] * counts], zero_tangents(results))
+
+
+def _results(outs: list[Array], steps: Any) -> list[Array]:
+    return outs if steps is None else [*outs, steps]
 
 
 def _taped_jvp(
@@ -191,19 +249,19 @@ def _taped_jvp(
         some = args[: len(cond_consts) + operands]
         return predicate(*some, *args[len(some) + 1 : len(some) + 1 + len(tapes)])
 
+    start = jnp.zeros((), counting(max_steps))
+
     def step(*args: Array) -> list[Array]:
         k, new = args[before], args[inputs + 1 :]
         outs = call(*args[:before], *args[before + 1 : inputs + 1])
         return [*outs[:operands], k + 1, *outs[operands:n], *record(new, k, outs[n:], linear.steps)]
 
     new = tape(linear.taped, max_steps)
-    types = [jax.ShapeDtypeStruct((), jnp.int32), *abstract([*tapes, *new])]
+    types = [jax.typeof(start), *abstract([*tapes, *new])]
     cond_types, body_types = list(cond.in_avals), list(body.in_avals)
     taped_cond = jax.make_jaxpr(goes_on)(*cond_types[: len(cond_types) - len(tapes)], *types)
     taped_body = jax.make_jaxpr(step)(*body_types[:before], *types)
-    outs, steps = loop(
-        cond_consts, consts, [*carry, jnp.int32(0)], cond=taped_cond, body=taped_body, tapes=[*tapes, *new]
-    )
+    outs, steps = loop(cond_consts, consts, [*carry, start], cond=taped_cond, body=taped_body, tapes=[*tapes, *new])
     outs = [*outs[:operands], *outs[operands + 1 :]]
     dots = linearized_loop(
         linear,
@@ -263,38 +321,157 @@ def _joint_jvp(
     return outs[:n], outs[n:], steps
 
 
-def _needs_max_steps(source: str) -> ValueError:
+def _unchanged(body: Any, num_carry: int) -> list[bool]:
+    """Which carries the body gives as it took them."""
+    inner = _compat.opened(body)
+    return [v is w for v, w in zip(inner.invars[len(inner.invars) - num_carry :], inner.outvars, strict=True)]
+
+
+def _transpose(
+    cts: Sequence[Any], *operands: Any, max_steps: int | None, source: str, cond_nconsts: int, **params: Any
+) -> Any:
+    """That of a loop which is linear in some operands. Derivatives of a loop with max_steps are other loops."""
+    linear = [ad.is_undefined_primal(x) for x in operands]
+    if all(is_zero(ct) for ct in cts):
+        return [ad.Zero(x.aval) if is_linear else None for x, is_linear in zip(operands, linear, strict=True)]
+    if not taped(max_steps):
+        raise _needs_max_steps(source, max_steps)
+    params |= {"max_steps": max_steps, "source": source, "cond_nconsts": cond_nconsts}
+
+    # A linear function is its derivative, at zero as well as anywhere.
+    def loop(*some: Array) -> list[Array]:
+        return chosen(ta_while_p.bind(*spread(some, linear, operands), **params), given)
+
+    given = [not is_zero(ct) for ct in cts]
+    zeros = [ad.instantiate_zeros(ad.Zero(x.aval)) for x in chosen(operands, linear)]
+    _, pull = jax.vjp(loop, *zeros)
+    return spread(pull(chosen(cts, given)), linear, [None] * len(operands))
+
+
+def _needs_max_steps(source: str, max_steps: int | None) -> ValueError:
+    few = "" if max_steps is None else f" of at most {jnp.iinfo(counting(0)).max}, not {max_steps}"
     return ValueError(
-        f"the loop at {source} is differentiated in reverse, so it needs max_steps, the largest number of steps it may "
-        "take: while_loop(cond_fun, body_fun, init_val, max_steps=...). Memory is only used for the steps taken. "
-        "(jax.jvp and jax.jacfwd need no max_steps.)"
+        f"the loop at {source} is differentiated in reverse, so it needs max_steps{few}, the largest number of steps "
+        "it may take: while_loop(cond_fun, body_fun, init_val, max_steps=...). Memory is only used for the steps "
+        "taken. (jax.jvp and jax.jacfwd need no max_steps.)"
     )
 
 
-# Part of a loop is unknown only where its tangents are put off, for reverse mode. Those of a loop with max_steps are a
-# loop of their own by then.
+# Part of a loop is unknown only where its tangents are put off, for reverse mode or jax.linearize. Those of a loop with
+# max_steps are a loop of their own by then. Of one without, there is a loop that runs again, with the tangents; it has
+# no transpose, but nobody may ask for one. As for JAX's own loop, what is known is found in one that has only that.
 
 
-def _partial_eval(trace: Any, *tracers: Any, source: str, max_steps: int | None, **params: Any) -> Any:
-    if max_steps is None:
-        raise _needs_max_steps(source)
-    return trace.default_process_primitive(ta_while_p, tracers, params | {"source": source, "max_steps": max_steps})
+class _Part(NamedTuple):
+    """A loop with fewer operands and results: which ones it has, and its parameters."""
+
+    operands: list[bool]
+    results: list[bool]
+    params: dict[str, Any]
+
+
+def _part(operands: Sequence[bool], carry: Sequence[bool], cond: Any, body: Any, params: dict[str, Any]) -> _Part:
+    """The loop of the carries flagged in `carry`, of which the tapes are the last, and of the consts in `operands`."""
+    cond_consts, consts, _ = _split(operands, params["cond_nconsts"], params["body_nconsts"])
+    n = len(carry) - len(params["tapes"])
+    fewer = {
+        "cond": cond,
+        "body": body,
+        "cond_nconsts": sum(cond_consts),
+        "body_nconsts": sum(consts),
+        "tapes": tuple(chosen(params["tapes"], carry[n:])),
+    }
+    return _Part([*cond_consts, *consts, *carry[:n]], [*carry, *[True] * params["counts"]], params | fewer)
+
+
+def _known(unknown: Sequence[bool], params: dict[str, Any]) -> _Part | None:
+    """The loop of what does not depend on unknown operands; None if its end does."""
+    cond_consts, consts, carry = _split(unknown, params["cond_nconsts"], params["body_nconsts"])
+    consts, carry = [*[False] * int(params["lanes"] > 0), *consts], [*carry, *[False] * len(params["tapes"])]
+
+    def one_step(body: Any, flags: list[bool]) -> list[bool]:
+        return _compat.known_part(body, tuple(flags))[1]
+
+    carry = bodies.fixed_point(params["body"], consts, carry, one_step)
+    cond, (end_is_unknown,) = _compat.known_part(params["cond"], (*cond_consts, *carry))
+    if end_is_unknown:
+        return None
+    body, _ = _compat.known_part(params["body"], (*consts, *carry), tuple(carry))
+    return _part([not x for x in unknown], [not x for x in carry], cond, body, params)
+
+
+def _splits(mode: Any) -> bool:
+    """Whether the loop means the same with fewer carries: with some modes not, which speak of all of them."""
+    return mode is None or mode.tapes
+
+
+def _partial_eval(trace: Any, *tracers: Any, **params: Any) -> Any:
+    unknown = [not t.is_known() for t in tracers]
+    known = _known(unknown, params) if any(unknown) and _splits(params["mode"]) else None
+    # With all operands known this runs the loop.
+    outs = trace.default_process_primitive(ta_while_p, tracers, params)
+    if known is None:
+        return outs
+    found = ta_while_p.bind(*(t.pval.get_known() for t in chosen(tracers, known.operands)), **known.params)
+    return spread(found, known.results, outs)
 
 
 def _partial_eval_in_checkpoint(
     policy: Any, unknown: Sequence[bool], instantiated: Sequence[bool], eqn: Any
 ) -> tuple[Any, Any, list[bool], list[bool], list[Any]]:
-    """What jax.checkpoint does with a primitive that has no rule, but for the error."""
+    """What jax.checkpoint does with a primitive that has no rule, but for what is known of it."""
     n = len(eqn.outvars)
     needed = [v for v, there in zip(eqn.invars, instantiated, strict=True) if isinstance(v, Var) and not there]
     if any(unknown):
-        if eqn.params["max_steps"] is None:
-            raise _needs_max_steps(eqn.params["source"])
-        return None, eqn, [True] * n, [True] * n, needed
+        known = _known(unknown, eqn.params) if _splits(eqn.params["mode"]) else None
+        if known is None:
+            return None, eqn, [True] * n, [True] * n, needed
+        return _equation_of(eqn, known), eqn, [not there for there in known.results], [True] * n, needed
     decision = policy(eqn.primitive, *(v.aval for v in eqn.invars), **eqn.params)
     if decision is True or type(decision).__name__ == "SaveableType":
         return eqn, None, [False] * n, [False] * n, []
     return eqn, eqn, [False] * n, [True] * n, needed
+
+
+def _equation_of(eqn: Any, part: _Part) -> Any:
+    return eqn.replace(
+        invars=chosen(eqn.invars, part.operands),
+        outvars=chosen(eqn.outvars, part.results),
+        params=part.params,
+        effects={*part.params["cond"].effects, *part.params["body"].effects},
+    )
+
+
+def _without_unused(used: list[bool], *args: Any) -> tuple[list[bool], Any]:
+    """The loop without the carries that nobody needs, and the operands that are left."""
+    eqn = args[-1]  # before it comes, in 0.12, which operands are live
+    params, n = eqn.params, len(eqn.invars)
+    if not any(used) and not eqn.effects:
+        return [False] * n, None
+    if not _splits(params["mode"]):
+        return [True] * n, eqn
+    a, m, tapes, first = params["cond_nconsts"], params["body_nconsts"], params["tapes"], int(params["lanes"] > 0)
+    _, read = _live(params["cond"], (True,))
+    carry = [x or y for x, y in zip(used[: len(read) - a], read[a:], strict=True)]
+    while True:
+        _, live = _live(params["body"], tuple(carry))
+        wider = [x or y for x, y in zip(carry, live[first + m :], strict=True)]
+        if wider == carry:
+            break
+        carry = wider
+    operands = [*read[:a], *live[first : first + m], *carry[: len(carry) - len(tapes)]]
+    cond, _ = _live(params["cond"], (True,), (*read[:a], *carry))
+    body, _ = _live(params["body"], tuple(carry), (*[True] * first, *live[first : first + m], *carry))
+    part = _part(operands, carry, cond, body, params)
+    return part.operands, _equation_of(eqn, part)
+
+
+@_compat.cached
+def _live(jaxpr: Any, outputs: Sequence[bool], inputs: Any = False) -> tuple[Any, list[bool]]:
+    """The jaxpr of those outputs, with the flagged inputs even if it does not read them, and which inputs it has."""
+    part, live = pe.dce_jaxpr(_compat.opened(jaxpr), list(outputs), inputs if inputs is False else list(inputs))
+    names = ("invars", "outvars", "eqns", "effects", "debug_info")
+    return _compat.replaced(jaxpr, **{name: getattr(part, name) for name in names}), live
 
 
 def _batch(
@@ -311,6 +488,7 @@ def _batch(
     lanes: int,
     mode: Any,
     tapes: Sequence[Tape],
+    counts: bool,
 ) -> Any:
     args = [x if d is None else to_front(x, d, axis.size) for x, d in zip(args, dims, strict=True)]
     cond_consts, consts, carry = _split(args, cond_nconsts, body_nconsts)
@@ -341,8 +519,9 @@ def _batch(
         lanes=lanes + own_ends,
         mode=mode,
         tapes=tapes,
+        counts=counts,
     )
-    return [*outs, steps], [*axes(wide), 0 if own_ends else None]
+    return _results(outs, steps), axes([*wide, *[own_ends] * counts])
 
 
 def _check_effects(cond: Any, body: Any) -> None:
@@ -351,10 +530,22 @@ def _check_effects(cond: Any, body: Any) -> None:
         raise NotImplementedError("Unordered IO effects not supported in while_loop with batched predicate")
 
 
+def _run_checked(*operands: Array, lanes: int, **params: Any) -> Any:
+    if lanes:
+        raise ValueError(
+            f"the loop at {params['source']} is under checkify-of-vmap-of-while, where examples that have ended would "
+            "be checked too. As for JAX's own loop, write vmap-of-checkify-of-while"
+        )
+    return _run(*operands, lanes=lanes, **params)
+
+
 _compat.lowers_its_bodies(ta_while_p)
+_compat.checked_as(ta_while_p, _run_checked)
 ta_while_p.def_impl(functools.partial(xla.apply_primitive, ta_while_p))
 ta_while_p.def_effectful_abstract_eval(_abstract_eval)
 rules.register(ta_while_p, body_of=lambda params: params["body"], jvp=_jvp, batch=_batch)
+ad.primitive_transposes[ta_while_p] = _transpose
+pe.dce_rules[ta_while_p] = _without_unused
 pe.custom_partial_eval_rules[ta_while_p] = _partial_eval
 pe.partial_eval_jaxpr_custom_rules[ta_while_p] = _partial_eval_in_checkpoint
 mlir.register_lowering(ta_while_p, mlir.lower_fun(_run, multiple_results=True))
