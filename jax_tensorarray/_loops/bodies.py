@@ -144,7 +144,7 @@ def _reached_results(eqn: Any, flags: list[bool]) -> list[bool]:
             return fixed_point(params["body_jaxpr"], consts, carry, reached)
         first = [False] * int(params["lanes"] > 0)
         carry = [*carry, *[False] * len(params["tapes"])]
-        return [*fixed_point(params["body"], [*first, *consts], carry, reached), False]
+        return [*fixed_point(params["body"], [*first, *consts], carry, reached), *[False] * params["counts"]]
     if p.name == "ta_count":
         consts, carry = flags[: 1 + params["num_consts"]], flags[1 + params["num_consts"] :]
         carry = [*carry, *[False] * len(params["tapes"])]
