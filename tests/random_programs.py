@@ -27,6 +27,7 @@ import jax_tensorarray as ta
 STATE = ("i", "s", "v", "S", "S", "V", "I")
 ROW_OF = {"S": "s", "V": "v", "I": "i"}
 PARAMETERS = 4
+LARGE = 0.123  # which no number is by design
 BATCH = 3
 
 
@@ -50,7 +51,7 @@ class At(NamedTuple):
 
 
 class Predicate(NamedTuple):
-    """`a < b`, or whether an integer is odd."""
+    """`a < b`, whether an integer is odd, or whether a number is large."""
 
     kind: str
     a: int
@@ -90,6 +91,14 @@ class Update(NamedTuple):
     buffer: int
     at: At
     rows: tuple[int, ...]
+
+
+class Scale(NamedTuple):
+    """All rows at once, by a number."""
+
+    tag: str
+    buffer: int
+    a: int
 
 
 class Block(NamedTuple):
@@ -158,7 +167,7 @@ _rows = st.sampled_from(["s", "s", "v"])
 RESIDUALS = ("auto", "tape", "recompute", "checkpoint", "undo")
 LOOPS = ("lax.fori_loop", "lax.scan", "lax.while_loop", "fori_loop", "scan", "while_loop", "while_loop")
 
-_tests = st.builds(Predicate, st.sampled_from(["lt", "odd"]), _refs, _refs)
+_tests = st.builds(Predicate, st.sampled_from(["lt", "odd", "large"]), _refs, _refs)
 _indices = st.builds(
     Index,
     _refs,
@@ -170,6 +179,7 @@ _others = {
     st.builds(Arithmetic, st.sampled_from(["sin", "mul", "add", "jvp", "vjp"]), _rows, _refs, _refs): 3,
     st.builds(IntArithmetic, st.sampled_from(["add", "mul", "mod", "sub", "where"]), _refs, _refs, _small): 1,
     st.builds(Convert, _rows, _refs): 1,
+    st.builds(Scale, st.sampled_from(["S", "V"]), _refs, _refs): 1,
     st.builds(Log, _refs): 1,
 }
 _leapfrogs = st.builds(Leapfrog, _refs, _refs, st.integers(0, 4), _refs)
@@ -318,6 +328,9 @@ def step(m: Any, s: Any, scope: Scope) -> None:
         scope.add(s.tag, m.convert(s.tag, get("v" if s.tag == "s" else "s", s.a)))
     elif isinstance(s, IntArithmetic):
         scope.add("i", m.integer(s.kind, get("i", s.a), get("i", s.b), s.c))
+    elif isinstance(s, Scale):
+        buffer, slot = scope.entry(s.tag, s.buffer)
+        scope.add(s.tag, m.scale(buffer, get("s", s.a)), slot)
     elif isinstance(s, Log):
         m.log(get("i", s.a))
     elif isinstance(s, Read):
@@ -363,7 +376,8 @@ def control(m: Any, s: Any, scope: Scope) -> tuple[Any, ...]:
 
 
 def test(m: Any, t: Predicate, scope: Scope) -> Any:
-    return m.test(t.kind, scope.get("i", t.a), scope.get("i", t.b))
+    tag = "s" if t.kind == "large" else "i"
+    return m.test(t.kind, scope.get(tag, t.a), scope.get(tag, t.b))
 
 
 def where_to(m: Any, at: At, scope: Scope, buffer: Any) -> tuple[Any, ...]:
@@ -456,8 +470,13 @@ class InNumPy:
         found = {"add": a + c, "mul": a * c, "sub": a - b, "mod": a % (abs(c) + 1), "where": a if a < b else c}
         return wrapped(found[kind])
 
-    def test(self, kind: str, a: int, b: int) -> bool:
+    def test(self, kind: str, a: Any, b: Any) -> bool:
+        if kind == "large":
+            return bool(a.x > LARGE)
         return a < b if kind == "lt" else a % 2 == 1
+
+    def scale(self, buffer: Jet, a: Jet) -> Jet:
+        return times(buffer, each(lambda x: x.reshape(*x.shape, *[1] * buffer.x.ndim), sine(a)))
 
     def index(self, p: Index, ref: int, dtype: str, buffer: Any) -> int:
         size = len(buffer) if isinstance(buffer, np.ndarray) else len(buffer.x)
@@ -631,7 +650,12 @@ class InJax:
         ]()
 
     def test(self, kind: str, a: Any, b: Any) -> Any:
+        if kind == "large":
+            return a > LARGE
         return a < b if kind == "lt" else a % 2 == 1
+
+    def scale(self, buffer: Any, a: Any) -> Any:
+        return buffer * jnp.sin(a)
 
     def index(self, p: Index, ref: Any, dtype: str, buffer: Any) -> Any:
         i, size = ref * p.a + p.b, len(buffer)

@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-import os
 import types
 from typing import Any
 
@@ -64,7 +63,6 @@ def library(residuals="auto", checkpoint=jax.checkpoint):
         array=TensorArray.from_array,
         select=jnp.where,
         truth=jnp.asarray,
-        integer=lambda x: x.astype(jnp.int32),
     )
 
 
@@ -86,7 +84,6 @@ PYTHON = types.SimpleNamespace(
     array=lambda rows, dynamic_size=None, max_size=None: ListArray.from_array(rows, max_size),
     select=lambda p, x, y: x if p else y,
     truth=bool,
-    integer=int,
 )
 
 #: name -> function of (lib, p, n) that gives a vector. p is [2 + ROWS], n the number of steps asked for.
@@ -434,121 +431,6 @@ def a_loop_after_a_loop(lib, p, n):
     return vector(y, b)
 
 
-# --- random programs -------------------------------------------------------------------------------------------
-
-SIMPLE = ("write", "write", "add", "add", "swap", "swap", "read", "read", "where", "number", "scale", "exchange")
-NESTED = ("cond", "cond", "switch", "fori", "while", "scan", "lax_fori", "jit", "checkpoint")
-
-
-class Random:
-    """A body made of row ops on the buffers `a` and `b` and of a number `s`; the same for the same seed."""
-
-    def __init__(self, seed):
-        self.rng = np.random.default_rng(seed)
-        self.body = self.block(2, 2, 4)
-        self.limit = self.rng.choice([0.6, 1.0, 100.0])  # of s, where the loop ends
-
-    def block(self, depth, low=1, high=2):
-        return [self.statement(depth) for _ in range(self.rng.integers(low, high))]
-
-    def statement(self, depth):
-        rng = self.rng
-        nested = rng.random() < (0.0, 0.15, 0.5)[depth]
-        kind = str(rng.choice(NESTED if nested else SIMPLE))
-        return types.SimpleNamespace(
-            kind=kind,
-            buffer=rng.integers(2),
-            other=rng.integers(3),
-            index=rng.integers(0, 5, 4),
-            row=rng.integers(0, 5, 4),
-            expression=rng.integers(5),
-            predicate=(rng.integers(3), rng.uniform(-0.5, 0.9)),
-            blocks=[self.block(depth - 1) for _ in range(3)] if nested else [],
-        )
-
-    def __call__(self, lib, p, n):
-        s, w, rows = split(p)
-        closed = jnp.sin(rows)
-
-        def step(c):
-            i, *state = c
-            return i + 1, *execute(lib, self.body, w, closed, i, 0, tuple(state))
-
-        start = (0, rows, jnp.cos(rows), s)
-        return vector(*lib.while_loop(lambda c: (c[0] < n) & (jnp.square(c[3]) < self.limit), step, start))
-
-
-def execute(lib, statements, w, closed, i, j, state):
-    """The state after the statements, in step `i` of the loop and step `j` of a loop in it."""
-
-    def index(numbers, s):
-        at = numbers[0] * i + numbers[1] * j + numbers[2]
-        if numbers[3] == 0:
-            at = at + lib.integer(jnp.floor(jnp.abs(s) * 5))
-        return at % ROWS
-
-    for at in statements:
-        *buffers, s = state
-        k, blocks = at.buffer, at.blocks
-        kind, number = at.predicate
-        holds = [(i + j) % 2 == 0, s > number, s * w < number][kind]
-
-        def value(at=at, buffers=buffers, s=s):
-            row = lib.read((*buffers, closed)[at.other], index(at.row, s))
-            if at.expression == 0:
-                return jnp.sin(s * w + row)
-            if at.expression == 1:
-                return jnp.tanh(s) * row + w / 2
-            if at.expression == 2:
-                return jnp.cos(row * w) * s
-            return 0.7 * row + 0.3 * s if at.expression == 3 else s * row
-
-        def run(block, state, j=j):
-            return tuple(execute(lib, block, w, closed, i, j, tuple(state)))
-
-        def branches(blocks=blocks, run=run):
-            return [lambda *now, block=block: run(block, now) for block in blocks]
-
-        if at.kind == "write":
-            buffers[k] = lib.write(buffers[k], index(at.index, s), value())
-        elif at.kind == "where":
-            buffers[k] = lib.write(buffers[k], index(at.index, s), value(), where=lib.truth(holds))
-        elif at.kind == "add":
-            buffers[k] = lib.add(buffers[k], index(at.index, s), value())
-        elif at.kind == "swap":
-            buffers[k], old = lib.swap(buffers[k], index(at.index, s), value())
-            s = jnp.sin(s + old * w)
-        elif at.kind in ("read", "number"):
-            s = value()
-        elif at.kind == "scale":
-            buffers[k] = buffers[k] * jnp.cos(s)
-        elif at.kind == "exchange":
-            buffers = buffers[::-1]
-        elif at.kind == "cond":
-            *buffers, s = lib.cond(holds, *branches()[:2], *state)
-        elif at.kind == "switch":
-            *buffers, s = lib.switch(index(at.index, s) % 4, branches(), *state)
-        elif at.kind == "fori":
-            *buffers, s = lib.fori_loop(0, index(at.index, s) % 4, lambda j, c: run(blocks[0], c, j), state)  # noqa: B023
-        elif at.kind == "lax_fori":
-            *buffers, s = lib.lax_fori(0, 2, lambda j, c: run(blocks[0], c, j), state)  # noqa: B023
-        elif at.kind == "scan":
-            (*buffers, s), _ = lib.lax_scan(lambda c, j: (run(blocks[0], c, j), 0.0), state, np.arange(2))  # noqa: B023
-        elif at.kind == "while":
-            *buffers, s, _ = lib.while_loop(
-                lambda c: (c[3] < 3) & (jnp.sin(4 * c[2]) > number),  # noqa: B023
-                lambda c: (*run(blocks[0], c[:3], c[3]), c[3] + 1),  # noqa: B023
-                (*state, 0),
-            )
-        else:
-            *buffers, s = getattr(lib, at.kind)(branches()[0])(*state)
-        state = (*buffers, s)
-    return state
-
-
-RANDOM = {f"random{seed}": Random(seed) for seed in range(int(os.environ.get("LOOP_PROGRAMS", "6")))}
-
-
 # --- derivatives ----------------------------------------------------------------------------------------------
 
 _rng = np.random.default_rng(0)
@@ -564,7 +446,7 @@ def weights(k):
 
 @functools.cache
 def _expected(name, n, order, point):
-    f = functools.partial((PROGRAMS | RANDOM)[name], PYTHON, n=n)
+    f = functools.partial(PROGRAMS[name], PYTHON, n=n)
     for _ in range(order):
         f = jax.jacfwd(f)
     return np.asarray(f(jnp.asarray(point)))
@@ -1632,42 +1514,3 @@ def test_reverse_mode_without_max_steps_names_it_and_the_line(transform, f):
     line = f.__code__.co_firstlineno + 1
     with pytest.raises(ValueError, match=rf"test_loops\.py:{line} .*max_steps"):
         REVERSED[transform](f)(2.0)
-
-
-# --- random programs -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", RANDOM)
-def test_random_programs(name):
-    def f(p, n):
-        y = RANDOM[name](OURS, p, n)
-        return jnp.vdot(weights(len(y)), y)
-
-    @jit
-    def found(p, ps, n, ns):
-        return {
-            "grad": jax.value_and_grad(f)(p, n),
-            "vmap of grad": jax.vmap(jax.value_and_grad(f))(ps, ns),
-            "grad of vmap": jax.grad(lambda ps: jnp.sum(jax.vmap(f)(ps, ns)))(ps),
-        }
-
-    found = found(POINT, POINTS, 4, BATCH_STEPS)
-    value, gradient = found["grad"]
-    assert_close(value, weighted(expected(name, 4, 0)))
-    assert_close(gradient, weighted(expected(name, 4, 1)), "grad")
-    values, gradients = found["vmap of grad"]
-    wanted = np.stack([weighted(d) for d in expected_batch(name, 1)])
-    assert_close(values, [weighted(d) for d in expected_batch(name, 0)], "vmap")
-    assert_close(gradients, wanted, "vmap of grad")
-    assert_close(found["grad of vmap"], wanted, "grad of vmap")
-
-
-@pytest.mark.parametrize("name", list(RANDOM)[:2])
-def test_second_derivatives_of_random_programs(name):
-    @jit
-    def found(p, n):
-        f = functools.partial(RANDOM[name], OURS, n=n)
-        return {kind: SECOND[kind][0](f)(p) for kind in ("hessian", "jacrev of grad")}
-
-    for kind, value in found(POINT, 4).items():
-        assert_close(value, SECOND[kind][1](expected(name, 4, 2)), kind)

@@ -1,20 +1,28 @@
-"""JAX's own tests with the loops of this library in the place of those of `jax.lax`.
+"""Run JAX's own tests without this library and with it, and name those that differ.
 
-    python tools/jax_own_tests.py ~/jax/tests/lax_control_flow_test.py [another test file ...] [-- options of pytest]
+    git clone --depth 1 --branch jax-v0.10.2 https://github.com/jax-ml/jax /tmp/jax
+    python tools/jax_own_tests.py /tmp/jax/tests/pjit_test.py                            # the library is imported
+    python tools/jax_own_tests.py --our-loops /tmp/jax/tests/lax_control_flow_test.py    # and its loops are tested
 
-The files are those of a checkout of JAX, at the version that is installed. Where they say `lax.scan`,
-`lax.while_loop` or `lax.fori_loop`, a copy says ours; JAX itself is as it is. In `lax_control_flow_test.py` four tests
-fail, as is expected, and in `checkify_test.py` none. The exit code is 1 if another one did.
+The tests should be those of the installed jax. Of another version's some fail in both runs, which says nothing. With
+`--our-loops` the second run has a copy of the file in which `lax.scan`, `lax.while_loop` and `lax.fori_loop` are ours,
+and JAX itself is as it is. The exit code is 1 if a test differs that need not.
 """
 
+import json
+import os
 import re
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-#: They look for `while` in a jaxpr, and for JAX's text of the error in reverse mode.
+ROOT = Path(__file__).parents[1]
+
+#: With our loops these have to: they look for `while` in a jaxpr, and for JAX's text of the error in reverse mode.
 EXPECTED = ("testForiLoopBatchedIssue1190", "testWhileGradError")
 
 
@@ -24,31 +32,68 @@ def with_our_loops(source: str) -> str:
     return re.sub(r"^import jax$", "import jax; import jax_tensorarray as _ours", source, count=1, flags=re.MULTILINE)
 
 
-class Failures:
-    """The names of the tests that fail."""
+class Outcomes:
+    """A pytest plugin that writes the outcome of every part of every test down at once: the process may die."""
 
-    def __init__(self) -> None:
-        self.names: set[str] = set()
+    def __init__(self, file: Any) -> None:
+        self.file = file
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.failed:
-            self.names.add(report.nodeid.split("::")[-1])
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        print(json.dumps([report.nodeid.split("::")[-1], report.outcome]), file=self.file, flush=True)
+
+    def pytest_collectreport(self, report: Any) -> None:
+        if report.failed:  # a file that cannot be imported has no tests
+            self.pytest_runtest_logreport(report)
+
+
+def run_here(path: str, output: str, setup: str) -> None:
+    """Run one file of tests in this process, after the lines of Python in `setup`."""
+    exec(setup, {})
+    options = ["-q", "--tb=short", "-p", "no:cacheprovider", "--import-mode=importlib", "-c", os.devnull]
+    with open(output, "w") as file:
+        pytest.main([*options, f"--rootdir={Path(path).parents[1]}", path], plugins=[Outcomes(file)])
+        print(json.dumps(["the whole run", "passed"]), file=file)
+
+
+def outcomes(path: Path, setup: str, log: Path) -> dict[str, str]:
+    """{test: outcome} of one file of tests, run in a process of its own."""
+    found: dict[str, str] = {}
+    with tempfile.NamedTemporaryFile() as output, log.open("w") as said:
+        command = [sys.executable, __file__, "--here", path, output.name, setup]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]])}
+        subprocess.run(command, cwd=path.parent, env=environment, stdout=said, stderr=said, check=False)
+        for test, outcome in map(json.loads, Path(output.name).read_text().splitlines()):
+            # A test has a setup, a call and a teardown; passed it has if all three have.
+            found[test] = outcome if found.get(test, "passed") == "passed" else found[test]
+    return found
 
 
 def main(arguments: list[str]) -> int:
-    split = arguments.index("--") if "--" in arguments else len(arguments)
-    failures = Failures()
-    with tempfile.TemporaryDirectory() as directory:
-        copies = []
-        for file in map(Path, arguments[:split]):
-            copies.append(Path(directory, file.name))
-            copies[-1].write_text(with_our_loops(file.read_text()))
-        where = ["--rootdir", directory, "-c", "/dev/null", "-p", "no:cacheprovider"]
-        status = pytest.main([*map(str, copies), *where, *arguments[split + 1 :]], plugins=[failures])
-    unexpected = sorted(name for name in failures.names if not name.startswith(EXPECTED))
-    print(f"{len(failures.names)} failed, of which {len(unexpected)} unexpected", *unexpected, sep="\n")
-    return int(bool(unexpected) or status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED))
+    """Compare the two runs of each file, and say whether a test differs."""
+    our_loops = "--our-loops" in arguments
+    expected = EXPECTED if our_loops else ()
+    logs, is_any = Path(tempfile.mkdtemp(prefix="jax_own_tests_")), False
+    for path in [Path(x).resolve() for x in arguments if x != "--our-loops"]:
+        without = outcomes(path, "", logs / f"{path.stem}_without.log")
+        tested = path
+        if our_loops:
+            tested = logs / "tests" / path.name
+            tested.parent.mkdir(exist_ok=True)
+            tested.write_text(with_our_loops(path.read_text()))
+        with_library = outcomes(tested, "import jax_tensorarray", logs / f"{path.stem}_with.log")
+        differ = sorted(test for test in without | with_library if without.get(test) != with_library.get(test))
+        failed = sum(outcome == "failed" for outcome in without.values())
+        print(f"{path}: {len(without) - 1} tests, of which {failed} fail without the library; {len(differ)} differ")
+        for test in differ:
+            note = " (expected)" if test.startswith(expected) else ""
+            print(f"  {test}: {without.get(test)} without it, {with_library.get(test)} with it{note}", flush=True)
+            is_any |= not note
+    print(f"logs: {logs}")
+    return int(is_any)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    if sys.argv[1] == "--here":
+        run_here(*sys.argv[2:])
+    else:
+        sys.exit(main(sys.argv[1:]))
