@@ -358,7 +358,7 @@ class TensorArray:
         values = self._converted(op, value)
         self = self._accepting(op, [x.shape for x in values])
         at = self._known_live()
-        return self._put(op, self._live() if at is None else at, at, values, where, on, at_end=True)
+        return self._put(op, self._claimed() if at is None else at, at, values, where, on, at_end=True)
 
     def pop(self) -> tuple["TensorArray", Any]:
         """The TensorArray without its last row, and that row. Needs `dynamic_size=True`.
@@ -586,6 +586,12 @@ class TensorArray:
                 self._size = size  # a traced one must not outlive what is being traced
         return self._capacity() if size is None else size
 
+    def _claimed(self) -> Any:
+        """The same as a place to append to, unchecked: the write checks it, where it is not known to be in range."""
+        leaf = self._size.value if isinstance(self._size, _Leaf) else None
+        is_usual = isinstance(leaf, jax.core.Tracer) and not leaf.ndim and leaf.dtype == jnp.int32
+        return leaf if is_usual else self._live()
+
     def _known_live(self) -> int | None:
         size = self._live()
         return None if isinstance(size, jax.core.Tracer) else int(size)
@@ -710,7 +716,7 @@ class TensorArray:
         self, buffers: tuple[Array, ...], index: Any, known: Any, where: Any, at_end: bool
     ) -> tuple[tuple[Array, ...], Any]:
         """Zeros in the rows between the live ones and those that are about to be written, and the new size."""
-        size = self._live()
+        size = self._claimed() if at_end else self._live()
         new_size: Any
         if isinstance(size, int) and known is not None and where is None:
             new_size = max(size, _largest(known) + 1)
@@ -722,6 +728,8 @@ class TensorArray:
                 written &= where
             stops = jnp.where(written, index.astype(jnp.int32) + 1, 0)
             new_size = jnp.maximum(jnp.max(stops) if stops.ndim else stops, size)
+            if at_end:  # checked where it is used, as `size` was not
+                return buffers, _Leaf(new_size)
         if not at_end:
             # A single row is the last one, and covers what was there; of many, some in between may stay unwritten.
             stop = new_size - 1 if np.ndim(index) == 0 else new_size
