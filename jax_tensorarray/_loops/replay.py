@@ -338,7 +338,8 @@ class Inverse(Mode):
         An example that has ended before in a loop around this one takes no step back, from values without a meaning.
         """
         start, found = np.asarray(start), np.asarray(found)
-        if not at_start or np.allclose(found, start, self.tolerance, self.tolerance, equal_nan=True):
+        tolerance = self.tolerance or 0.0
+        if not at_start or np.allclose(found, start, tolerance, tolerance, equal_nan=True):
             return
         off = np.max(np.abs(found - start)) if np.issubdtype(start.dtype, np.number) else "another value"
         raise ValueError(
