@@ -5,7 +5,7 @@ each of `STATE`: an integer, rows, and buffers of them. A block is a list of sta
 those that there are; then every slot gets one of these back: its newest, or any other of its type, so that buffers
 cross, and old versions live on. Inner blocks see the values of the outer ones, which makes them closures.
 
-`Jets` are NumPy's numbers with derivatives: by all parameters, in one direction, and by both.
+A `Jet` is a number of NumPy's with derivatives: by all parameters, in one direction, and by both.
 """
 
 import functools
