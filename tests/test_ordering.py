@@ -120,7 +120,7 @@ def test_a_read_of_the_old_buffer_that_depends_on_the_write_stays_behind_it():
 
 def test_a_loop_that_writes_gets_a_fence_for_a_read_in_front_of_it():
     def f(b, i):
-        return ta_read(b, i), lax.fori_loop(0, 3, lambda k, b: ta_write(b, k, 1.0), b)
+        return ta_read(b, i, lowering="ffi"), lax.fori_loop(0, 3, lambda k, b: ta_write(b, k, 1.0, lowering="ffi"), b)
 
     assert operands(f, B, I, target="fence") == [2]
 
@@ -147,10 +147,10 @@ def test_the_mark_for_the_pass_does_not_stay_in_the_module():
 @pytest.mark.parametrize(
     "op",
     [
-        lambda b, i: ta_read(b, i, mode="error"),
-        lambda b, i: ta_write(b, i, 1.0, mode="error")[0],
-        lambda b, i: ta_add(b, i, 1.0, mode="error")[0],
-        lambda b, i: ta_swap(b, i, 1.0, mode="error")[1],
+        lambda b, i: ta_read(b, i, lowering="ffi"),
+        lambda b, i: ta_write(b, i, 1.0, lowering="ffi")[0],
+        lambda b, i: ta_add(b, i, 1.0, lowering="ffi")[0],
+        lambda b, i: ta_swap(b, i, 1.0, lowering="ffi")[1],
     ],
 )
 def test_an_op_that_may_raise_is_pinned_to_its_loop(op):

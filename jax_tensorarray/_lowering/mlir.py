@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jax.interpreters.mlir import ir
 
+from jax_tensorarray._compat import hlo
+
 PREFIX = "jax_tensorarray_"
 
 
@@ -63,6 +65,9 @@ LOWERING = "jax_tensorarray.lowering"
 #: Attribute of the call that makes a buffer of which no row is read before it has been written.
 WRITTEN_FIRST = "jax_tensorarray.written_first"
 
+#: Attribute of an op of which an index out of range is an error that is known elsewhere, see `record`.
+CHECKED = "jax_tensorarray.checked"
+
 #: The op that a loop of this library does with its tapes. Each step writes a row of a tape and never reads it, or the
 #: other way round, and the row is that of the step.
 TAPE = "tape"
@@ -87,6 +92,18 @@ def config(call: Operation) -> Any:
 
 def target(op: Operation) -> str:
     return op.attributes["call_target_name"].value if op.name == "stablehlo.custom_call" else ""
+
+
+def callee(op: Operation) -> str | None:
+    """The name of the function that `op` calls, if it is a call."""
+    name: str | None = op.attributes["callee"].value if op.name == "func.call" else None
+    return name
+
+
+def lowering_of(op: Operation, default: str) -> str:
+    """What a call of ours may become, see `slices`."""
+    name: str = op.attributes[LOWERING].value if LOWERING in op.attributes else default
+    return name
 
 
 def entry(function: Operation) -> ir.Block:
@@ -125,6 +142,15 @@ def functions_in_loops(functions: dict[str, Operation]) -> set[str]:
                 called.add(name)
                 stack.append(functions[name])
     return called
+
+
+def is_in_loop(op: Operation, functions_in_loops: set[str]) -> bool:
+    """Whether `op` is in a loop, or in one of those functions."""
+    while op.name != "func.func":
+        op = operation(op.block.owner)
+        if op.name == "stablehlo.while":
+            return True
+    return op.attributes["sym_name"].value in functions_in_loops
 
 
 def nested_operands(op: Operation) -> Iterator[tuple[Operation, int, Value]]:
@@ -190,6 +216,77 @@ def custom_call(
     )
     call.attributes["result_layouts"] = ir.ArrayAttr.get(layouts(call.results))
     return call.results[0]
+
+
+# --- values ----------------------------------------------------------------------------------------------------
+
+INT32_MAX = 2**31 - 1
+
+
+def tensor(shape: Sequence[int], element: ir.Type) -> ir.RankedTensorType:
+    """The type of an array."""
+    return ir.RankedTensorType.get(shape, element)
+
+
+def splat(type_: Any, value: int) -> Value:
+    """A constant tensor, all elements of which are that number."""
+    element = type_.element_type
+    if isinstance(element, ir.ComplexType):
+        part = splat(tensor(type_.shape, element.element_type), value)
+        return hlo.complex(part, splat(part.type, 0))
+    is_integer = isinstance(element, ir.IntegerType)
+    number = ir.IntegerAttr.get(element, value) if is_integer else ir.FloatAttr.get(element, float(value))
+    return hlo.constant(ir.DenseElementsAttr.get_splat(type_, number))
+
+
+def constant(value: Value) -> int | None:
+    """The number that all elements of an array of integers are, if the program says so."""
+    if isinstance(value, ir.BlockArgument):
+        return None
+    producer = operation(value.owner)
+    if producer.name == "stablehlo.broadcast_in_dim":
+        return constant(producer.operands[0])
+    if producer.name != "stablehlo.constant" or not isinstance(value.type.element_type, ir.IntegerType):
+        return None
+    elements = ir.DenseElementsAttr(producer.attributes["value"])
+    return int(ir.IntegerAttr(elements.get_splat_value()).value) if elements.is_splat else None
+
+
+def shared_scalar(value: Value) -> Value | None:
+    """The scalar that all elements of an array are, if the program makes it of one."""
+    if not value.type.rank:
+        return value
+    producer = None if isinstance(value, ir.BlockArgument) else operation(value.owner)
+    if producer is None or producer.name not in ("stablehlo.broadcast_in_dim", "stablehlo.reshape"):
+        return None
+    return shared_scalar(producer.operands[0])
+
+
+def widened(index: Value, size: int) -> Value:
+    """The index in a dtype that has all rows: XLA clamps a start in its own dtype, to a last row that wraps if not."""
+    element, bits = index.type.element_type, 32 if size <= INT32_MAX else 64
+    if element.width > bits or (element.width == bits and (bits == 64 or not element.is_unsigned)):
+        return index
+    wide = 64 if element.is_unsigned and element.width == 32 else bits
+    return hlo.convert(tensor(index.type.shape, ir.IntegerType.get_signless(wide)), index)
+
+
+def astray(index: Value, size: Value | int) -> Value:
+    """Whether an index is out of range, elementwise; `size` is a number, or an int32 array of the same shape."""
+    index = widened(index, INT32_MAX if not isinstance(size, int) else size)
+    is_unsigned = index.type.element_type.is_unsigned
+    if isinstance(size, int):
+        limit = splat(index.type, size)
+    else:
+        limit = hlo.maximum(size, splat(size.type, 0)) if is_unsigned else size
+        limit = limit if limit.type == index.type else hlo.convert(index.type, limit)
+    strays = compare(index, limit, "GE")
+    return strays if is_unsigned else hlo.or_(strays, compare(index, splat(index.type, 0), "LT"))
+
+
+def compare(left: Value, right: Value, direction: str) -> Value:
+    """An array of bool; `direction` is "LT", "EQ" and so on."""
+    return hlo.compare(left, right, hlo.ComparisonDirectionAttr.get(direction))
 
 
 class Module:

@@ -38,7 +38,8 @@ from jax_tensorarray._lowering.mlir import (
     walk,
 )
 from jax_tensorarray._lowering.partition import is_divided, label_calls
-from jax_tensorarray._lowering.slices import use_slices
+from jax_tensorarray._lowering.record import check_by_record
+from jax_tensorarray._lowering.slices import default_lowering, use_slices
 
 
 def order_readers(module: ir.Module, platform: str | None = None) -> None:
@@ -53,6 +54,8 @@ def order_readers(module: ir.Module, platform: str | None = None) -> None:
         op.attributes["sym_name"].value: op for op in map(operation, module.body.operations) if op.name == "func.func"
     }
     with module.context:
+        if platform is not None and not is_divided(module):
+            check_by_record(functions, default_lowering())
         everything = Module(functions)
         for function in functions.values():
             for block in reversed(list(blocks(function))):

@@ -1,22 +1,24 @@
 """Row ops as XLA's own slices, where these do the same in place: XLA fuses them with what makes or uses the row.
 
 A call of ours stays outside of every fusion and costs a fixed time; a loop without calls may even become one function
-of machine code. But a call checks its index and updates in place whatever is around it, and slices do neither. So a
-slice stands for a call where
+of machine code. But a call raises and updates in place whatever is around it, and slices do neither. So a slice stands
+for a call where
 
-- the index is one row, and in range for every input of the program (`ranges`), or need not be;
+- the index is one row, which need not be in range, or is checked already (`record`);
 - everything that reads the buffer comes before its update by data dependence. An optimization barrier around the
   buffer and the row that was read makes it so, in versions of XLA that keep it until memory has been assigned. It
   also keeps XLA from reading the row once more behind the update, in a fusion of its own.
 
-`lowering` says which: "auto" as above, "ffi" for calls everywhere, and "xla" for slices also where the index is to be
-checked, by a call of its own.
+`lowering` says which: "auto" as above, "ffi" for calls everywhere, and "xla" for slices also outside of loops,
+where a call of its own has to raise.
 """
 
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import numpy as np
 from jax.interpreters import mlir
 from jax.interpreters.mlir import ir
 
@@ -24,6 +26,7 @@ from jax_tensorarray import _compat
 from jax_tensorarray._compat import hlo
 from jax_tensorarray._lowering.mlir import (
     CALLS,
+    CHECKED,
     IN_PLACE,
     LOWERING,
     LOWERINGS,
@@ -32,25 +35,31 @@ from jax_tensorarray._lowering.mlir import (
     Module,
     Operation,
     Value,
+    astray,
     blocks,
+    callee,
     config,
-    custom_call,
     entry,
     functions_in_loops,
+    is_in_loop,
     is_inside,
+    lowering_of,
     nested_operands,
     operation,
+    splat,
     target,
+    tensor,
     terminator,
     walk,
+    widened,
 )
-from jax_tensorarray._lowering.ranges import Interval, Ranges, limits
 from jax_tensorarray._lowering.union_find import UnionFind
+
+#: As many rows an op may have as slices on a CPU. On a GPU each is a kernel, and one of ours does them all.
+_MOST_SLICES = 16
 
 #: The default of `lowering`.
 VARIABLE = "JAX_TENSORARRAY_LOWERING"
-
-_INT32_MAX = 2**31 - 1
 
 
 def use_slices(functions: dict[str, Operation], *, platform: str | None) -> None:
@@ -91,15 +100,21 @@ class _Choice(NamedTuple):
 
     masked: bool = False  #: a `where` operand decides whether it does anything
     drops: bool = False  #: its index may be out of range, and then it does nothing
-    checks: bool = False  #: its index may be out of range, which is an error
     ordered: bool = False  #: others read the buffer
     passes_on: bool = False  #: the buffer goes on from here
+    shared: int = 0  #: how many batch axes have one index for all examples
 
 
 class _Chooser:
     def __init__(self, functions: dict[str, Operation], platform: str | None) -> None:
-        self.module, self.ranges = Module(functions), Ranges(functions)
+        self.module = Module(functions)
+        self.callers: dict[str, list[Operation]] = {name: [] for name in functions}
+        for function in functions.values():
+            for op in walk(function):
+                if (called := callee(op)) is not None:
+                    self.callers[called].append(op)
         self.default, self.platform = default_lowering(), platform
+        self.most_slices = _MOST_SLICES if platform == "cpu" else 1
         self.barriers_hold = platform is not None and _compat.barriers_hold(platform)
         self.updated: dict[Operation, set[Value]] = {}  # by the last operation of a block
 
@@ -108,36 +123,33 @@ class _Chooser:
         name = target(op).removeprefix(PREFIX)
         if target(op) == name or (name not in _REWRITES and CALLS[name].combine is None):
             return None
-        lowering = op.attributes[LOWERING].value if LOWERING in op.attributes else self.default
         is_tape = name in ("read", "write") and config(op)["op"].value == TAPE
-        if not is_tape and (lowering == "ffi" or self.platform is None):
+        if not is_tape and (lowering_of(op, self.default) == "ffi" or self.platform is None):
             return None
         if name == "fence":
             return _Choice(ordered=True, passes_on=True) if self.barriers_hold and len(op.operands) > 1 else None
         if name == "check":
-            size = self._range(op.operands[1])
-            return _Choice() if Interval(0, size.low - 1).holds(self._range(op.operands[0])) else None
-        choice = self._choose_row(op, name, lowering, is_tape)
+            return None if config(op)["strict"].value else _Choice(drops=self._is_of_account(op))
+        choice = self._choose_row(op, name, is_tape)
         return choice if choice is None or self.barriers_hold or not choice.ordered else None
 
-    def _choose_row(self, op: Operation, name: str, lowering: str, is_tape: bool) -> _Choice | None:
+    def _choose_row(self, op: Operation, name: str, is_tape: bool) -> _Choice | None:
         buffer, index = op.operands[:2]
         attributes = config(op)
-        if not (isinstance(buffer.type, ir.RankedTensorType) and buffer.type.has_static_shape and buffer.type.shape[0]):
+        types, batch_dims = (buffer.type, index.type), attributes["batch_dims"].value
+        if not all(isinstance(t, ir.RankedTensorType) and t.has_static_shape for t in types):
+            return None
+        if 0 in buffer.type.shape[: batch_dims + 1]:
             return None
         # XLA moves the small floats by way of larger ones, which does not leave all of them as they are.
-        if index.type.rank or attributes["batch_dims"].value or str(buffer.type.element_type).startswith("f8"):
+        if str(buffer.type.element_type).startswith("f8") or (attributes["strict"].value and not is_tape):
             return None
-        in_range = is_tape or Interval(0, buffer.type.shape[0] - 1).holds(self._range(index))
-        strict = attributes["strict"].value
-        if strict and not in_range and lowering != "xla":
+        shared, own = _shared_axes(index, batch_dims)
+        if attributes["sorted"].value or not 0 < math.prod(own.type.shape) <= self.most_slices:
             return None
-        choice = _Choice(masked=attributes["masked"].value, drops=not (strict or in_range))
-        choice = choice._replace(checks=strict and not in_range)
-        # An index that is masked out is no error. The call that checks counts rows in int32, and XLA leaves it out of a
-        # slice of the only row, which needs no index.
-        if choice.checks and (choice.masked or not 1 < buffer.type.shape[0] <= _INT32_MAX):
-            return None
+        choice = _Choice(
+            masked=attributes["masked"].value, drops=not is_tape and self._is_of_account(op), shared=shared
+        )
         if is_tape:
             return choice
         if name == "read":
@@ -147,11 +159,13 @@ class _Chooser:
             ordered=not _is_alone(op, reads_too=name != "write" or choice.masked or choice.drops), passes_on=True
         )
 
-    def _range(self, value: Value) -> Interval:
-        try:
-            return self.ranges.of(value)
-        except RecursionError:  # thousands of operations, one made of the other
-            return limits(value.type)
+    def _is_of_account(self, op: Operation) -> bool:
+        """Whether anybody can see what `op` does when its index is out of range.
+
+        Nobody where that has been recorded on a CPU, which raises before it gives anything away: a GPU hands out arrays
+        and raises later.
+        """
+        return CHECKED not in op.attributes or self.platform != "cpu"
 
     def _updated_in(self, block: ir.Block) -> set[Value]:
         """The values that operations of a block update, or what is inside these."""
@@ -174,7 +188,7 @@ class _Chooser:
         if owner.name == "stablehlo.while":
             return value.arg_number in self.module.invariants(owner)
         if owner.name == "func.func":
-            callers = self.ranges.callers.get(owner.attributes["sym_name"].value, [])
+            callers = self.callers[owner.attributes["sym_name"].value]
             return all(self._is_never_updated(call.operands[value.arg_number], call.block) for call in callers)
         return False
 
@@ -213,7 +227,7 @@ class _Unmixed:
                     self.buffers.join(one, other)
 
     def _key(self, op: Operation) -> tuple[Value, bool]:
-        return self.buffers.find(op.operands[0]), _is_in_loop(op, self.in_loops)
+        return self.buffers.find(op.operands[0]), is_in_loop(op, self.in_loops)
 
     def add(self, operations: Sequence[tuple[Operation, _Choice | None]]) -> None:
         """Take note of the calls that stay."""
@@ -251,14 +265,6 @@ def _same_buffer(op: Operation, functions: dict[str, Operation]) -> Iterator[tup
         yield from zip(terminator(block).operands, op.results, strict=True)
 
 
-def _is_in_loop(op: Operation, functions_in_loops: set[str]) -> bool:
-    while op.name != "func.func":
-        op = operation(op.block.owner)
-        if op.name == "stablehlo.while":
-            return True
-    return op.attributes["sym_name"].value in functions_in_loops
-
-
 # --- the slices ------------------------------------------------------------------------------------------------
 
 
@@ -270,8 +276,9 @@ class _Rewriter:
 
     def rewrite(self, operations: Sequence[tuple[Operation, _Choice | None]]) -> None:
         for op, choice in operations:
-            if LOWERING in op.attributes:
-                del op.attributes[LOWERING]
+            for name in (LOWERING, CHECKED):
+                if name in op.attributes:
+                    del op.attributes[name]
             for user, number, value in list(nested_operands(op)):
                 if value in self.passed:
                     user.operands[number] = self.passed[value]
@@ -291,37 +298,49 @@ class _Rewriter:
         self.passed.update(zip(values, passed, strict=True))
         return passed
 
+    def ordered(self, buffer: Value, rows: Value) -> list[Value]:
+        """The buffer, which is there no earlier than what has been read of it, and that.
+
+        A slice does not pass a barrier as it is: XLA would make it once more for each of its uses.
+        """
+        shape = rows.type.shape
+        buffer, rows = self.barrier(buffer, _reshaped(rows, [n for n in shape if n != 1]))
+        return [buffer, _reshaped(rows, shape)]
+
     def read(self, op: Operation, choice: _Choice) -> list[Value]:
-        buffer, index, *rest = op.operands
-        index, mask, _ = _position(op, buffer, index, rest, choice)
-        row = _row(buffer, index)
-        if mask is not None:
-            row = hlo.select(mask, row, _splat(row.type, 0))
+        accesses, _ = _accesses(op, choice)
+        buffer, result = op.operands[0], op.results[0].type
+        rows = _joined([access.taken(access.row_of(buffer)) for access in accesses], result, choice.shared)
         if choice.ordered:
-            _, row = self.barrier(buffer, row)
-        return [row]
+            _, rows = self.ordered(buffer, rows)
+        return [rows]
 
     def _update(self, op: Operation, choice: _Choice, combine: Callable[[Value, Value], Value] | None) -> list[Value]:
-        """The updated buffer and the old row, if that was read."""
-        buffer, index, value, *rest = op.operands
-        index, mask, readers = _position(op, buffer, index, rest, choice)
+        """The updated buffer and the old rows, if these were read."""
+        accesses, readers = _accesses(op, choice)
+        buffer, _, value, *_ = op.operands
         buffer, *_ = self.barrier(buffer, *readers)
-        if combine is None and mask is None:
-            return [_with_row(buffer, index, value)]
-        old = _row(buffer, index)
-        if choice.ordered:
-            buffer, old = self.barrier(buffer, old)
-        new = value if combine is None else combine(old, value)
-        if mask is None:
-            return [_with_row(buffer, index, new), old]
-        taken = hlo.select(mask, old, _splat(old.type, 0))
-        return [_with_row(buffer, index, hlo.select(mask, new, old)), taken]
+        taken = {}
+        for access in reversed(accesses) if config(op)["reverse"].value else accesses:
+            new = access.of_positions(value)
+            if combine is None and access.mask is None:
+                buffer = access.with_row(buffer, new)
+                continue
+            old = access.row_of(buffer)
+            if choice.ordered:
+                buffer, old = self.ordered(buffer, old)
+            new = new if combine is None else combine(old, new)
+            new = new if access.mask is None else hlo.select(access.mask, new, old)
+            buffer, taken[access.place] = access.with_row(buffer, new), access.taken(old)
+        if len(op.results) == 1:
+            return [buffer]
+        return [buffer, _joined([taken[access.place] for access in accesses], op.results[1].type, choice.shared)]
 
     def write(self, op: Operation, choice: _Choice) -> list[Value]:
-        return self._update(op, choice, None)[:1]
+        return self._update(op, choice, None)
 
     def combine(self, op: Operation, choice: _Choice) -> list[Value]:
-        return self._update(op, choice, CALLS[target(op).removeprefix(PREFIX)].combine)[:1]
+        return self._update(op, choice, CALLS[target(op).removeprefix(PREFIX)].combine)
 
     def swap(self, op: Operation, choice: _Choice) -> list[Value]:
         return self._update(op, choice, lambda old, value: value)
@@ -330,65 +349,109 @@ class _Rewriter:
         return self.barrier(*op.operands)[:1]
 
     def check(self, op: Operation, choice: _Choice) -> list[Value]:
-        return [hlo.convert(op.results[0].type, op.operands[0])]
+        index, size = op.operands
+        result = op.results[0].type
+        row = hlo.convert(result, index)
+        if not choice.drops:
+            return [row]
+        dims = mlir.dense_int_array(range(size.type.rank))
+        sizes = size if size.type.rank == result.rank else hlo.broadcast_in_dim(result, size, dims)
+        return [hlo.select(astray(index, sizes), splat(result, -1), row)]
 
 
 #: Of the calls that do not say how they combine two rows.
 _REWRITES = {name: getattr(_Rewriter, name) for name in ("read", "write", "swap", "fence", "check")}
 
 
-def _position(
-    op: Operation, buffer: Value, index: Value, rest: Sequence[Value], choice: _Choice
-) -> tuple[Value, Value | None, Sequence[Value]]:
-    """Index, mask and readers that a call waits for, of the operands that follow its buffer and value."""
-    mask = rest[0] if choice.masked else None
-    size = buffer.type.shape[0]
-    index = _widened(index, size)
-    if choice.checks:
-        attributes = {name: config(op)[name] for name in ("op", "strict")}
-        shape = ir.RankedTensorType.get([], ir.IntegerType.get_signless(32))
-        index = custom_call("check", [index, _splat(shape, size)], shape, attributes)
-    if choice.drops:
-        for limit, direction in ((0, "GE"), (size - 1, "LE")):
-            holds = hlo.compare(index, _splat(index.type, limit), hlo.ComparisonDirectionAttr.get(direction))
-            mask = holds if mask is None else hlo.and_(mask, holds)
-    return index, mask, rest[choice.masked :]
+# --- the rows of an op -----------------------------------------------------------------------------------------
 
 
-def _widened(index: Value, size: int) -> Value:
-    """The index in a dtype that has all rows: XLA clamps a start in its own dtype, to a last row that wraps if not."""
-    element, bits = index.type.element_type, 32 if size <= _INT32_MAX else 64
-    if element.width > bits or (element.width == bits and (bits == 64 or not element.is_unsigned)):
-        return index
-    wide = 64 if element.is_unsigned and element.width == 32 else bits
-    return hlo.convert(ir.RankedTensorType.get([], ir.IntegerType.get_signless(wide)), index)
+def _shared_axes(index: Value, batch_dims: int) -> tuple[int, Value]:
+    """How many of the outermost batch axes an index is the same along, and what it is without these."""
+    shared = 0
+    while not isinstance(index, ir.BlockArgument):
+        producer = operation(index.owner)
+        if producer.name != "stablehlo.broadcast_in_dim":
+            break
+        source, shape = producer.operands[0], index.type.shape
+        axes = len(shape) - source.type.rank
+        dims = list(ir.DenseI64ArrayAttr(producer.attributes["broadcast_dimensions"]))
+        is_repeated = dims == list(range(axes, len(shape))) and source.type.shape == shape[axes:]
+        if not (is_repeated and 0 < axes <= batch_dims - shared):
+            break
+        shared, index = shared + axes, source
+    return shared, index
 
 
-def _row(buffer: Value, index: Value) -> Value:
-    _, *row = buffer.type.shape
-    rows = hlo.dynamic_slice(buffer, _start(buffer, index), mlir.dense_int_array((1, *row)))
-    return hlo.reshape(_tensor_like(buffer, row), rows)
+class _Access(NamedTuple):
+    """One slice of a buffer: a row, or the rows of one index in all examples that share it."""
+
+    shared: int  #: number of axes of examples that share it
+    place: tuple[int, ...]  #: of the index, behind these axes
+    start: tuple[Value, ...]
+    shape: tuple[int, ...]
+    mask: Value | None  #: of that shape: False where the op does nothing
+
+    def row_of(self, buffer: Value) -> Value:
+        return hlo.dynamic_slice(buffer, self.start, mlir.dense_int_array(self.shape))
+
+    def with_row(self, buffer: Value, row: Value) -> Value:
+        return hlo.dynamic_update_slice(buffer, row, self.start)
+
+    def taken(self, row: Value) -> Value:
+        """What an op gives of a row: zeros where it does nothing."""
+        return row if self.mask is None else hlo.select(self.mask, row, splat(row.type, 0))
+
+    def of_positions(self, value: Value) -> Value:
+        """The part of an operand `[*batch, *I, *row]` that belongs here."""
+        return _part(value, self.shared, self.place, self.shape)
 
 
-def _with_row(buffer: Value, index: Value, value: Value) -> Value:
-    _, *row = buffer.type.shape
-    return hlo.dynamic_update_slice(buffer, hlo.reshape(_tensor_like(buffer, [1, *row]), value), _start(buffer, index))
+def _accesses(op: Operation, choice: _Choice) -> tuple[list[_Access], Sequence[Value]]:
+    """The slices that a call stands for, in the order of its positions, and the readers that it waits for."""
+    call = CALLS[target(op).removeprefix(PREFIX)]
+    operands, readers = list(op.operands), op.operands[len(call.operands) - (not choice.masked) :]
+    buffer, batch_dims = operands[0], config(op)["batch_dims"].value
+    where = operands[len(call.operands) - 1] if choice.masked else None
+    _, index = _shared_axes(operands[1], batch_dims)
+    size, shape = buffer.type.shape[batch_dims], buffer.type.shape
+    batch, inner = shape[: choice.shared], batch_dims - choice.shared
+    sizes = (*batch, *[1] * (inner + 1), *shape[batch_dims + 1 :])
+    found = []
+    for place in np.ndindex(*index.type.shape):
+        row = widened(_part(index, 0, place, ()), size)
+        mask = None if where is None else _part(where, choice.shared, place, batch)
+        if choice.drops:
+            inside = hlo.not_(astray(row, size))
+            inside = inside if mask is None else hlo.broadcast_in_dim(mask.type, inside, mlir.dense_int_array([]))
+            mask = inside if mask is None else hlo.and_(mask, inside)
+        if mask is not None:
+            dims = mlir.dense_int_array(range(mask.type.rank))
+            mask = hlo.broadcast_in_dim(tensor(sizes, mask.type.element_type), mask, dims)
+        start = [0] * choice.shared, list(place[:inner]), [row], [0] * (len(shape) - batch_dims - 1)
+        starts = (splat(row.type, at) if isinstance(at, int) else at for part in start for at in part)
+        found.append(_Access(choice.shared, place, tuple(starts), sizes, mask))
+    return found, readers
 
 
-def _start(buffer: Value, index: Value) -> list[Value]:
-    return [index, *[_splat(index.type, 0)] * (buffer.type.rank - 1)] if buffer.type.rank > 1 else [index]
+def _part(value: Value, shared: int, place: Sequence[int], shape: Sequence[int]) -> Value:
+    """The elements of `value` at one place of the axes that follow the shared ones, in that shape."""
+    before, after = [0] * shared, list(value.type.shape)
+    if place:
+        start = [*before, *place, *[0] * (len(after) - shared - len(place))]
+        after[shared : shared + len(place)] = [at + 1 for at in place]
+        value = hlo.slice(value, *map(mlir.dense_int_array, (start, after, [1] * len(after))))
+    return _reshaped(value, shape)
 
 
-def _tensor_like(value: Value, shape: Sequence[int]) -> ir.Type:
-    return ir.RankedTensorType.get(shape, value.type.element_type)
+def _joined(rows: Sequence[Value], result: ir.Type, shared: int) -> Value:
+    """What an op gives of the rows at its places."""
+    if len(rows) > 1:
+        batch, row = result.shape[:shared], math.prod(result.shape[shared:]) // len(rows)
+        rows = [hlo.concatenate([_reshaped(r, [*batch, 1, row]) for r in rows], mlir.i64_attr(shared))]
+    return _reshaped(rows[0], result.shape)
 
 
-def _splat(type_: Any, value: int) -> Value:
-    """A constant tensor, all elements of which are that number."""
-    element = type_.element_type
-    if isinstance(element, ir.ComplexType):
-        part = _splat(ir.RankedTensorType.get(type_.shape, element.element_type), value)
-        return hlo.complex(part, _splat(part.type, 0))
-    is_integer = isinstance(element, ir.IntegerType)
-    number = ir.IntegerAttr.get(element, value) if is_integer else ir.FloatAttr.get(element, float(value))
-    return hlo.constant(ir.DenseElementsAttr.get_splat(type_, number))
+def _reshaped(value: Value, shape: Sequence[int]) -> Value:
+    of = tensor(shape, value.type.element_type)
+    return value if value.type == of else hlo.reshape(of, value)
