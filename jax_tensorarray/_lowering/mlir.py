@@ -68,6 +68,12 @@ WRITTEN_FIRST = "jax_tensorarray.written_first"
 #: Attribute of an op of which an index out of range is an error that is known elsewhere, see `record`.
 CHECKED = "jax_tensorarray.checked"
 
+#: The number of values that a record is made of; the first says whether there is one.
+RECORD = 3
+
+#: Attribute of a loop or a function to which a record is handed whose first number XLA cannot know, see `record`.
+UNKNOWN = "jax_tensorarray.unknown"
+
 #: The op that a loop of this library does with its tapes. Each step writes a row of a tape and never reads it, or the
 #: other way round, and the row is that of the step.
 TAPE = "tape"
@@ -92,6 +98,11 @@ def config(call: Operation) -> Any:
 
 def target(op: Operation) -> str:
     return op.attributes["call_target_name"].value if op.name == "stablehlo.custom_call" else ""
+
+
+def is_ours(op: Operation) -> bool:
+    """Whether `op` is a call of one of our kernels."""
+    return target(op).startswith(PREFIX)
 
 
 def callee(op: Operation) -> str | None:
@@ -151,6 +162,17 @@ def is_in_loop(op: Operation, functions_in_loops: set[str]) -> bool:
         if op.name == "stablehlo.while":
             return True
     return op.attributes["sym_name"].value in functions_in_loops
+
+
+def unknown_at(op: Operation) -> Value | None:
+    """A number that is 0 while nothing is wrong, and that XLA cannot know, if there is one where `op` is."""
+    while op.name != "func.func":
+        block = op.block
+        op = operation(block.owner)
+        if UNKNOWN in op.attributes:
+            unknown: Value = block.arguments[len(block.arguments) - RECORD]
+            return unknown
+    return None
 
 
 def nested_operands(op: Operation) -> Iterator[tuple[Operation, int, Value]]:

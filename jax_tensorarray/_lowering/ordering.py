@@ -16,12 +16,14 @@ from typing import Any
 
 from jax.interpreters.mlir import ir
 
+from jax_tensorarray import _compat
 from jax_tensorarray._lowering.branches import split_updating_branches
 from jax_tensorarray._lowering.mlir import (
     CONFIG,
     IN_PLACE,
     MARK,
     PREFIX,
+    UNKNOWN,
     Module,
     Operation,
     Value,
@@ -55,7 +57,7 @@ def order_readers(module: ir.Module, platform: str | None = None) -> None:
     }
     with module.context:
         if platform is not None and not is_divided(module):
-            check_by_record(functions, default_lowering())
+            check_by_record(functions, default_lowering(), unknown=not _compat.barriers_hold(platform))
         everything = Module(functions)
         for function in functions.values():
             for block in reversed(list(blocks(function))):
@@ -65,6 +67,9 @@ def order_readers(module: ir.Module, platform: str | None = None) -> None:
             for block in list(blocks(function)):
                 _order_block(block, everything)
         use_slices(functions, platform=None if is_divided(module) else platform)
+        for op in [op for function in functions.values() for op in (function, *walk(function))]:
+            if UNKNOWN in op.attributes:
+                del op.attributes[UNKNOWN]
         _pin_to_loops(functions)
         label_calls(module)
 

@@ -23,8 +23,10 @@ from jax_tensorarray._lowering.mlir import (
     CHECKED,
     CONFIG,
     INT32_MAX,
+    LOWERING,
     PREFIX,
     TAPE,
+    UNKNOWN,
     Operation,
     Value,
     astray,
@@ -36,6 +38,7 @@ from jax_tensorarray._lowering.mlir import (
     entry,
     functions_in_loops,
     is_in_loop,
+    is_ours,
     lowering_of,
     nested_operands,
     operation,
@@ -61,20 +64,22 @@ def _types() -> Record:
     return Record(*(tensor([], element) for element in bits))
 
 
-def check_by_record(functions: dict[str, Operation], default: str) -> None:
+def check_by_record(functions: dict[str, Operation], default: str, *, unknown: bool) -> None:
     """Have indices in loops recorded if they are out of range; `strict` ops become `CHECKED` ones, which drop them.
 
-    Only where one of them may become a slice, by its `lowering` or the `default`: kernels of their own raise.
+    Only where one of them may become a slice, by its `lowering` or the `default`: kernels of their own raise. With
+    `unknown` every loop that has an op gets a record, and XLA cannot know that it begins empty.
     """
     strict = [op for function in functions.values() for op in walk(function) if _is_strict(op)]
     for op in strict:
         if _cannot_stray(op):
             _set_checked(op)
     in_loops = functions_in_loops(functions)
-    asked = {(lowering_of(op, default), is_in_loop(op, in_loops)) for op in strict if _is_strict(op)}
+    asking = [op for function in functions.values() for op in walk(function) if is_ours(op)] if unknown else strict
+    asked = {(lowering_of(op, default), is_in_loop(op, in_loops)) for op in asking if unknown or _is_strict(op)}
     if asked & {("auto", True), ("xla", True), ("xla", False)}:
         with ir.Location.unknown():
-            _Threading(functions).run()
+            _Threading(functions, unknown).run()
 
 
 # --- ops -------------------------------------------------------------------------------------------------------
@@ -82,7 +87,7 @@ def check_by_record(functions: dict[str, Operation], default: str) -> None:
 
 def _is_strict(op: Operation) -> bool:
     """Whether an op raises, and can be recorded instead."""
-    if not target(op).startswith(PREFIX) or CONFIG not in op.attributes or "strict" not in config(op):
+    if not is_ours(op) or CONFIG not in op.attributes or "strict" not in config(op):
         return False
     index, size = _index_and_size(op)
     return config(op)["strict"].value and index.type.has_static_shape and (size is None or size <= INT32_MAX)
@@ -145,15 +150,15 @@ def _only_called(functions: dict[str, Operation]) -> list[str]:
 class _Threading:
     """Hands the record to whatever checks an index or waits for something, and takes it back from there."""
 
-    def __init__(self, functions: dict[str, Operation]) -> None:
-        self.functions, self.names = functions, _only_called(functions)
+    def __init__(self, functions: dict[str, Operation], unknown: bool) -> None:
+        self.functions, self.names, self.unknown = functions, _only_called(functions), unknown
         self.sites: list[tuple[str, bool]] = []  #: names of ops, and whether they have an uint64 as index
         self.checking = self._functions_with(_is_strict)
         for name in self.names:
             for loop in reversed([op for op in _steps(functions[name]) if op.name == _WHILE]):
                 if any(map(self._checks, map(operation, _condition(loop).operations))):
                     _carry_predicate(loop)
-        self.needing = self._functions_with(lambda op: _is_strict(op) or _waits(op))
+        self.needing = self._functions_with(self._needs_itself)
 
     def _functions_with(self, holds: Callable[[Operation], bool]) -> set[str]:
         """The names of those in which something `holds`, or in what they call."""
@@ -170,7 +175,10 @@ class _Threading:
 
     def _needs(self, op: Operation) -> bool:
         """Whether `op` has to know the record."""
-        return any(_is_strict(x) or _waits(x) or callee(x) in self.needing for x in _with_steps(op))
+        return any(self._needs_itself(x) or callee(x) in self.needing for x in _with_steps(op))
+
+    def _needs_itself(self, op: Operation) -> bool:
+        return _is_strict(op) or _waits(op) or (self.unknown and is_ours(op))
 
     def run(self) -> None:
         for name in self.names:
@@ -178,16 +186,22 @@ class _Threading:
                 self._extend_function(self.functions[name])
         block = entry(self.functions["main"])
         with ir.InsertionPoint.at_block_begin(block):
-            empty = Record(*(splat(t, 0) for t in _types()))
+            types = _types()
+            empty = Record(*(splat(t, 0) for t in types))
+            if self.unknown:  # what a call gives is
+                attributes = {"op": ir.StringAttr.get("record"), "strict": ir.BoolAttr.get(False)}
+                site = custom_call("check", [empty.site, splat(types.size, 1)], types.site, attributes)
+                operation(site.owner).attributes[LOWERING] = ir.StringAttr.get("ffi")
+                empty = empty._replace(site=site)
         self._thread(block, empty, raises=True)  # last: by now all that functions check is known
 
     def _thread(self, block: ir.Block, record: Record, *, raises: bool = False) -> Record:
         """The record at the end of a block that begins with it; `raises`: it begins empty, and is raised."""
-        empty, unraised = raises, False
+        empty, unraised = raises and not self.unknown, False
         for op, after in pairwise([operation(op) for op in block.operations]):
             is_row_op, checks = _is_strict(op), self._checks(op)
             # Until the first check there is nothing to wait for.
-            if not checks and (not self._needs(op) or (empty and op.name != _CALL)):
+            if not checks and (not self._needs(op) or is_ours(op) or (empty and op.name != _CALL)):
                 continue
             empty, unraised = empty and not checks, unraised or checks
             if is_row_op:
@@ -216,12 +230,16 @@ class _Threading:
         for block in (region.blocks[0] for region in op.regions if op.name in _BRANCHES):
             _return_more(block, self._thread(block, record))
         new = _with_more(op, [] if op.name in _BRANCHES else record, _types())
+        if self.unknown and new.name == _WHILE:
+            new.attributes[UNKNOWN] = ir.UnitAttr.get()
         return Record(*list(new.results)[-len(record) :])
 
     def _extend_function(self, function: Operation) -> None:
         block, types, attributes = entry(function), _types(), function.attributes
         record = Record(*(block.add_argument(t, function.location) for t in types))
         _return_more(block, self._thread(block, record))
+        if self.unknown:
+            attributes[UNKNOWN] = ir.UnitAttr.get()
         old = attributes["function_type"].value
         attributes["function_type"] = ir.TypeAttr.get(
             ir.FunctionType.get([*old.inputs, *types], [*old.results, *types])

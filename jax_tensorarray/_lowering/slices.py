@@ -13,6 +13,7 @@ for a call where
 where a call of its own has to raise.
 """
 
+import functools
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -50,6 +51,7 @@ from jax_tensorarray._lowering.mlir import (
     target,
     tensor,
     terminator,
+    unknown_at,
     walk,
     widened,
 )
@@ -81,7 +83,7 @@ def use_slices(functions: dict[str, Operation], *, platform: str | None) -> None
     for operations in chosen:
         unmixed.add(operations)
     for operations in chosen:
-        _Rewriter().rewrite(unmixed.choices(operations))
+        _Rewriter(chooser.barriers_hold).rewrite(unmixed.choices(operations))
 
 
 def default_lowering() -> str:
@@ -103,6 +105,7 @@ class _Choice(NamedTuple):
     ordered: bool = False  #: others read the buffer
     passes_on: bool = False  #: the buffer goes on from here
     shared: int = 0  #: how many batch axes have one index for all examples
+    unknown: Value | None = None  #: a number that is 0, but XLA cannot see that
 
 
 class _Chooser:
@@ -127,11 +130,19 @@ class _Chooser:
         if not is_tape and (lowering_of(op, self.default) == "ffi" or self.platform is None):
             return None
         if name == "fence":
-            return _Choice(ordered=True, passes_on=True) if self.barriers_hold and len(op.operands) > 1 else None
+            choice = _Choice(ordered=True, passes_on=True)
+            return self._ordered(op, choice) if len(op.operands) > 1 and _has_elements(op.operands[0]) else None
         if name == "check":
             return None if config(op)["strict"].value else _Choice(drops=self._is_of_account(op))
         choice = self._choose_row(op, name, is_tape)
-        return choice if choice is None or self.barriers_hold or not choice.ordered else None
+        return choice if choice is None or not choice.ordered else self._ordered(op, choice)
+
+    def _ordered(self, op: Operation, choice: _Choice) -> _Choice | None:
+        """The choice, with what it takes to put reads before updates, if that is there."""
+        if self.barriers_hold:
+            return choice
+        unknown = unknown_at(op)
+        return None if unknown is None else choice._replace(unknown=unknown)
 
     def _choose_row(self, op: Operation, name: str, is_tape: bool) -> _Choice | None:
         buffer, index = op.operands[:2]
@@ -191,6 +202,11 @@ class _Chooser:
             callers = self.callers[owner.attributes["sym_name"].value]
             return all(self._is_never_updated(call.operands[value.arg_number], call.block) for call in callers)
         return False
+
+
+def _has_elements(buffer: Value) -> bool:
+    kind = buffer.type
+    return isinstance(kind, ir.RankedTensorType) and kind.has_static_shape and kind.rank > 0 and 0 not in kind.shape
 
 
 def _is_alone(update: Operation, *, reads_too: bool) -> bool:
@@ -269,10 +285,18 @@ def _same_buffer(op: Operation, functions: dict[str, Operation]) -> Iterator[tup
 
 
 class _Rewriter:
-    """Rewrites the chosen calls of one block, in order; readers after a barrier take what has passed it."""
+    """Rewrites the chosen calls of one block, in order.
 
-    def __init__(self) -> None:
+    What is read of a buffer comes before it is updated, in one of two ways, and each gives the buffer that is there
+    afterwards and a number for the index of the update: an optimization barrier, behind which the buffer is another
+    value, or a number that is 0.
+    """
+
+    def __init__(self, barriers_hold: bool) -> None:
+        self.barriers_hold = barriers_hold
         self.passed: dict[Value, Value] = {}
+        self.tokens: dict[Value, Value] = {}
+        self.unknown: Value | None = None
 
     def rewrite(self, operations: Sequence[tuple[Operation, _Choice | None]]) -> None:
         for op, choice in operations:
@@ -284,54 +308,84 @@ class _Rewriter:
                     user.operands[number] = self.passed[value]
             if choice is None:
                 continue
+            self.unknown = choice.unknown
             with ir.InsertionPoint(op), op.location:
                 results = _REWRITES.get(target(op).removeprefix(PREFIX), _Rewriter.combine)(self, op, choice)
             for old, new in zip(op.results, results, strict=True):
                 old.replace_all_uses_with(new)
             op.erase()
 
-    def barrier(self, *values: Value) -> list[Value]:
-        """The values, of which none is there before all are. Later uses become uses of these."""
-        if len(values) == 1:
-            return list(values)
-        passed = list(hlo.optimization_barrier(values))
-        self.passed.update(zip(values, passed, strict=True))
-        return passed
+    def after(self, buffer: Value, readers: Sequence[Value]) -> tuple[Value, Value | None]:
+        """The buffer once the readers have been."""
+        if not readers:
+            return buffer, None
+        if self.barriers_hold:
+            passed = list(hlo.optimization_barrier([buffer, *readers]))
+            self.passed.update(zip([buffer, *readers], passed, strict=True))
+            return passed[0], None
+        tokens = [self.tokens[r] if r in self.tokens else self._token_of(r) for r in readers if 0 not in r.type.shape]
+        return buffer, functools.reduce(hlo.add, tokens) if tokens else None
 
-    def ordered(self, buffer: Value, rows: Value) -> list[Value]:
-        """The buffer, which is there no earlier than what has been read of it, and that.
+    def read_first(self, buffer: Value, of: ir.Type, read: Callable[[], Value]) -> tuple[Value, Value | None, Value]:
+        """The buffer once `read()` has been, and that, which is of type `of`."""
+        if self.barriers_hold:
+            # A slice does not pass a barrier as it is: XLA would make it once more for each of its uses.
+            rows = _reshaped(read(), [n for n in of.shape if n != 1])
+            buffer, token = self.after(buffer, [rows])
+            return buffer, token, _reshaped(self.passed[rows], of.shape)
+        number = tensor([], ir.IntegerType.get_signless(32))
+        rows, token = self._branch(
+            [of, number],
+            lambda: [read(), splat(number, 0)],
+            lambda: [splat(of, 0), splat(number, 1)],
+        )
+        self.tokens[rows] = token
+        return buffer, token, rows
 
-        A slice does not pass a barrier as it is: XLA would make it once more for each of its uses.
-        """
-        shape = rows.type.shape
-        buffer, rows = self.barrier(buffer, _reshaped(rows, [n for n in shape if n != 1]))
-        return [buffer, _reshaped(rows, shape)]
+    def _branch(self, types: Sequence[ir.Type], *branches: Callable[[], Sequence[Value]]) -> Sequence[Value]:
+        """What the first of two branches makes, which is the one that is run, but XLA does not know that."""
+        case = ir.Operation.create("stablehlo.case", types, [self.unknown], regions=2)
+        for region, make in zip(case.regions, branches, strict=True):
+            with ir.InsertionPoint(region.blocks.append()):
+                ir.Operation.create("stablehlo.return", [], make())
+        return list(case.results)
+
+    def _token_of(self, value: Value) -> Value:
+        """A number that is 0, once `value` is there."""
+        ones, element = [1] * value.type.rank, value.type.element_type
+        first = hlo.slice(value, *map(mlir.dense_int_array, ([0] * len(ones), ones, ones)))
+        first = _reshaped(hlo.real(first) if isinstance(element, ir.ComplexType) else first, ())
+        number = tensor([], ir.IntegerType.get_signless(32))
+        zero, other = lambda: [splat(number, 0)], lambda: [hlo.convert(number, first)]
+        return self._branch([number], zero, other)[0]
 
     def read(self, op: Operation, choice: _Choice) -> list[Value]:
         accesses, _ = _accesses(op, choice)
         buffer, result = op.operands[0], op.results[0].type
-        rows = _joined([access.taken(access.row_of(buffer)) for access in accesses], result, choice.shared)
-        if choice.ordered:
-            _, rows = self.ordered(buffer, rows)
-        return [rows]
+
+        def rows() -> Value:
+            return _joined([access.taken(access.row_of(buffer)) for access in accesses], result, choice.shared)
+
+        return [self.read_first(buffer, result, rows)[-1] if choice.ordered else rows()]
 
     def _update(self, op: Operation, choice: _Choice, combine: Callable[[Value, Value], Value] | None) -> list[Value]:
         """The updated buffer and the old rows, if these were read."""
         accesses, readers = _accesses(op, choice)
-        buffer, _, value, *_ = op.operands
-        buffer, *_ = self.barrier(buffer, *readers)
-        taken = {}
+        value, taken = op.operands[2], {}
+        buffer, waits = self.after(op.operands[0], readers)
         for access in reversed(accesses) if config(op)["reverse"].value else accesses:
-            new = access.of_positions(value)
-            if combine is None and access.mask is None:
-                buffer = access.with_row(buffer, new)
-                continue
-            old = access.row_of(buffer)
-            if choice.ordered:
-                buffer, old = self.ordered(buffer, old)
-            new = new if combine is None else combine(old, new)
-            new = new if access.mask is None else hlo.select(access.mask, new, old)
-            buffer, taken[access.place] = access.with_row(buffer, new), access.taken(old)
+            new, tokens = access.of_positions(value), [waits]
+            if combine is not None or access.mask is not None:
+                read = functools.partial(access.row_of, buffer)
+                if choice.ordered:
+                    buffer, token, old = self.read_first(buffer, new.type, read)
+                    tokens.append(token)
+                else:
+                    old = read()
+                new = new if combine is None else combine(old, new)
+                new = new if access.mask is None else hlo.select(access.mask, new, old)
+                taken[access.place] = access.taken(old)
+            buffer = access.behind(tokens).with_row(buffer, new)
         if len(op.results) == 1:
             return [buffer]
         return [buffer, _joined([taken[access.place] for access in accesses], op.results[1].type, choice.shared)]
@@ -346,7 +400,16 @@ class _Rewriter:
         return self._update(op, choice, lambda old, value: value)
 
     def fence(self, op: Operation, choice: _Choice) -> list[Value]:
-        return self.barrier(*op.operands)[:1]
+        buffer, *readers = op.operands
+        buffer, token = self.after(buffer, readers)
+        if self.barriers_hold:
+            return [buffer]
+        # An update that changes nothing, but XLA does not know that either: one element by itself.
+        rank, number = buffer.type.rank, tensor([], ir.IntegerType.get_signless(32))
+        first = _Access(0, (), (splat(number, 0),) * rank, (1,) * rank, None, 0)
+        of = tensor(first.shape, buffer.type.element_type)
+        _, own, element = self.read_first(buffer, of, lambda: first.row_of(buffer))
+        return [first.behind([token, own]).with_row(buffer, element)]
 
     def check(self, op: Operation, choice: _Choice) -> list[Value]:
         index, size = op.operands
@@ -391,6 +454,16 @@ class _Access(NamedTuple):
     start: tuple[Value, ...]
     shape: tuple[int, ...]
     mask: Value | None  #: of that shape: False where the op does nothing
+    axis: int  #: that of the rows
+
+    def behind(self, tokens: Sequence[Value | None]) -> "_Access":
+        """The same, when the tokens are there, which are 0."""
+        start = list(self.start)
+        for token in tokens:
+            if token is not None:
+                at = start[self.axis]
+                start[self.axis] = hlo.add(at, token if token.type == at.type else hlo.convert(at.type, token))
+        return self._replace(start=tuple(start))
 
     def row_of(self, buffer: Value) -> Value:
         return hlo.dynamic_slice(buffer, self.start, mlir.dense_int_array(self.shape))
@@ -430,7 +503,7 @@ def _accesses(op: Operation, choice: _Choice) -> tuple[list[_Access], Sequence[V
             mask = hlo.broadcast_in_dim(tensor(sizes, mask.type.element_type), mask, dims)
         start = [0] * choice.shared, list(place[:inner]), [row], [0] * (len(shape) - batch_dims - 1)
         starts = (splat(row.type, at) if isinstance(at, int) else at for part in start for at in part)
-        found.append(_Access(choice.shared, place, tuple(starts), sizes, mask))
+        found.append(_Access(choice.shared, place, tuple(starts), sizes, mask, batch_dims))
     return found, readers
 
 
