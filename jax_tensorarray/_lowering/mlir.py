@@ -68,10 +68,7 @@ WRITTEN_FIRST = "jax_tensorarray.written_first"
 #: Attribute of an op of which an index out of range is an error that is known elsewhere, see `record`.
 CHECKED = "jax_tensorarray.checked"
 
-#: The number of values that a record is made of; the first says whether there is one.
-RECORD = 3
-
-#: Attribute of a loop or a function to which a record is handed whose first number XLA cannot know, see `record`.
+#: Attribute of a loop or a function that is handed, as its last argument, a 0 that XLA cannot know to be one.
 UNKNOWN = "jax_tensorarray.unknown"
 
 #: The op that a loop of this library does with its tapes. Each step writes a row of a tape and never reads it, or the
@@ -170,8 +167,8 @@ def unknown_at(op: Operation) -> Value | None:
         block = op.block
         op = operation(block.owner)
         if UNKNOWN in op.attributes:
-            unknown: Value = block.arguments[len(block.arguments) - RECORD]
-            return unknown
+            last: Value = block.arguments[len(block.arguments) - 1]
+            return last
     return None
 
 

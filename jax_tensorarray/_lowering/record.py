@@ -8,11 +8,12 @@ other loop goes on only while the record is empty, since what it waits for may b
 The record passes through loops, branches and functions, and `main` has it raised behind each of them.
 """
 
+import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jax.interpreters import mlir
 from jax.interpreters.mlir import ir
@@ -50,18 +51,8 @@ from jax_tensorarray._lowering.mlir import (
     walk,
 )
 
-
-class Record(NamedTuple):
-    """The first index that was out of range."""
-
-    site: Value  #: int32: the number of what it was an index of, 0 for none
-    index: Value  #: int64; an uint64 has its bits here
-    size: Value  #: int32: how many rows there were
-
-
-def _types() -> Record:
-    bits = map(ir.IntegerType.get_signless, (32, 64, 32))
-    return Record(*(tensor([], element) for element in bits))
+#: The code of the first index that was out of range, or 0, which comes last; before it what does not fit into it.
+Record = Sequence[Value]
 
 
 def check_by_record(functions: dict[str, Operation], default: str, *, unknown: bool) -> None:
@@ -79,7 +70,7 @@ def check_by_record(functions: dict[str, Operation], default: str, *, unknown: b
     asked = {(lowering_of(op, default), is_in_loop(op, in_loops)) for op in asking if unknown or _is_strict(op)}
     if asked & {("auto", True), ("xla", True), ("xla", False)}:
         with ir.Location.unknown():
-            _Threading(functions, unknown).run()
+            _Threading(functions, _Codes([op for op in strict if _is_strict(op)]), unknown).run()
 
 
 # --- ops -------------------------------------------------------------------------------------------------------
@@ -150,9 +141,9 @@ def _only_called(functions: dict[str, Operation]) -> list[str]:
 class _Threading:
     """Hands the record to whatever checks an index or waits for something, and takes it back from there."""
 
-    def __init__(self, functions: dict[str, Operation], unknown: bool) -> None:
-        self.functions, self.names, self.unknown = functions, _only_called(functions), unknown
-        self.sites: list[tuple[str, bool]] = []  #: names of ops, and whether they have an uint64 as index
+    def __init__(self, functions: dict[str, Operation], codes: "_Codes", unknown: bool) -> None:
+        self.functions, self.names = functions, _only_called(functions)
+        self.codes, self.unknown = codes, unknown
         self.checking = self._functions_with(_is_strict)
         for name in self.names:
             for loop in reversed([op for op in _steps(functions[name]) if op.name == _WHILE]):
@@ -186,18 +177,18 @@ class _Threading:
                 self._extend_function(self.functions[name])
         block = entry(self.functions["main"])
         with ir.InsertionPoint.at_block_begin(block):
-            types = _types()
-            empty = Record(*(splat(t, 0) for t in types))
+            empty = [splat(t, 0) for t in self.codes.types]
             if self.unknown:  # what a call gives is
-                attributes = {"op": ir.StringAttr.get("record"), "strict": ir.BoolAttr.get(False)}
-                site = custom_call("check", [empty.site, splat(types.size, 1)], types.site, attributes)
-                operation(site.owner).attributes[LOWERING] = ir.StringAttr.get("ffi")
-                empty = empty._replace(site=site)
-        self._thread(block, empty, raises=True)  # last: by now all that functions check is known
+                zero, one = (splat(_integer(32), n) for n in (0, 1))
+                empty[-1] = hlo.convert(self.codes.types[-1], _call_of_check("record", zero, one, raises=False))
+        self._thread(block, empty, frozenset(), raises=True)  # last: by now all that functions check is known
 
-    def _thread(self, block: ir.Block, record: Record, *, raises: bool = False) -> Record:
-        """The record at the end of a block that begins with it; `raises`: it begins empty, and is raised."""
-        empty, unraised = raises and not self.unknown, False
+    def _thread(self, block: ir.Block, record: Record, known: Set[Any], *, raises: bool = False) -> Record:
+        """The record at the end of a block that begins with it; `raises`: it begins empty, and is raised.
+
+        `known` are the positions that have been checked before.
+        """
+        empty, unraised, known = raises and not self.unknown, False, set(known)
         for op, after in pairwise([operation(op) for op in block.operations]):
             is_row_op, checks = _is_strict(op), self._checks(op)
             # Until the first check there is nothing to wait for.
@@ -205,39 +196,43 @@ class _Threading:
                 continue
             empty, unraised = empty and not checks, unraised or checks
             if is_row_op:
-                with ir.InsertionPoint(op), op.location:
-                    record = self._checked(op, record)
+                position = _position(op)
+                if not known & {position, position._replace(mask=None)}:
+                    known.add(position)
+                    with ir.InsertionPoint(op), op.location:
+                        record = self.codes.checked(config(op)["op"].value, position, record)
                 _set_checked(op)
                 continue
-            record = self._extend(op, record)
+            record = self._extend(op, record, known)
             if raises and unraised:
-                record, unraised = self._raised(record, after), False
-        return self._raised(record, terminator(block)) if raises and unraised else record
+                record, unraised = self.codes.raised(record, after), False
+        return self.codes.raised(record, terminator(block)) if raises and unraised else record
 
-    def _extend(self, op: Operation, record: Record) -> Record:
+    def _extend(self, op: Operation, record: Record, known: Set[Any]) -> Record:
         """Replace a loop, a conditional or a call by one that passes the record through."""
         if op.name == _WHILE:
             waits, condition, body = _waits(op), _condition(op), op.regions[1].blocks[0]
-            seen, inner = (
-                Record(*(block.add_argument(t, op.location) for t in _types())) for block in (condition, body)
-            )
-            _return_more(body, self._thread(body, inner))
+            *_, seen = self._arguments(condition, op)
+            _return_more(body, self._thread(body, self._arguments(body, op), known))
             if waits:
                 end = terminator(condition)
                 with ir.InsertionPoint(end), end.location:
-                    goes_on = hlo.and_(end.operands[0], _is_at(seen, 0))
+                    goes_on = hlo.and_(end.operands[0], compare(seen, splat(seen.type, 0), "EQ"))
                 _return(condition, [goes_on])
         for block in (region.blocks[0] for region in op.regions if op.name in _BRANCHES):
-            _return_more(block, self._thread(block, record))
-        new = _with_more(op, [] if op.name in _BRANCHES else record, _types())
+            _return_more(block, self._thread(block, record, known))
+        new = _with_more(op, [] if op.name in _BRANCHES else record, self.codes.types)
         if self.unknown and new.name == _WHILE:
             new.attributes[UNKNOWN] = ir.UnitAttr.get()
-        return Record(*list(new.results)[-len(record) :])
+        return list(new.results)[-len(record) :]
+
+    def _arguments(self, block: ir.Block, op: Operation) -> Record:
+        """The record as more arguments of a block of `op`."""
+        return [block.add_argument(t, op.location) for t in self.codes.types]
 
     def _extend_function(self, function: Operation) -> None:
-        block, types, attributes = entry(function), _types(), function.attributes
-        record = Record(*(block.add_argument(t, function.location) for t in types))
-        _return_more(block, self._thread(block, record))
+        block, types, attributes = entry(function), self.codes.types, function.attributes
+        _return_more(block, self._thread(block, self._arguments(block, function), frozenset()))
         if self.unknown:
             attributes[UNKNOWN] = ir.UnitAttr.get()
         old = attributes["function_type"].value
@@ -248,47 +243,9 @@ class _Threading:
             if name in attributes:
                 attributes[name] = ir.ArrayAttr.get([*attributes[name], *[ir.DictAttr.get({})] * len(types)])
 
-    def _checked(self, op: Operation, record: Record) -> Record:
-        """The record after an op, whose own index becomes it if that is the first that is out of range."""
-        index, size, mask = _position(op)
-        index_at, size_at, strays = _first_stray(index, size, mask)
-        is_unsigned = index.type.element_type.is_unsigned and index.type.element_type.width == 64
-        site = (config(op)["op"].value, is_unsigned)
-        if site not in self.sites:
-            self.sites.append(site)
-        types = _types()
-        found = Record(
-            splat(types.site, self.sites.index(site) + 1),
-            hlo.bitcast_convert(types.index, index_at) if is_unsigned else hlo.convert(types.index, index_at),
-            size_at,
-        )
-        first = hlo.and_(strays, _is_at(record, 0))
-        return Record(*(hlo.select(first, new, old) for new, old in zip(found, record, strict=True)))
-
-    def _raised(self, record: Record, before: Operation) -> Record:
-        """The record, once it has been raised if it is not empty."""
-        types, raised = _types(), None
-        with ir.InsertionPoint(before), before.location:
-            for number, (name, is_unsigned) in enumerate(self.sites):
-                is_here = _is_at(record, number + 1)
-                index = hlo.select(is_here, record.index, splat(types.index, 0))
-                if is_unsigned:
-                    index = hlo.bitcast_convert(tensor([], ir.IntegerType.get_unsigned(64)), index)
-                size = hlo.select(is_here, record.size, splat(types.size, 1))
-                attributes = {"op": ir.StringAttr.get(name), "strict": ir.BoolAttr.get(True)}
-                none = custom_call("check", [index, size], types.site, attributes)
-                none.owner.attributes["has_side_effect"] = ir.BoolAttr.get(True)
-                raised = none if raised is None else hlo.or_(raised, none)
-        assert raised is not None
-        return record._replace(site=raised)
-
 
 def _with_steps(op: Operation) -> list[Operation]:
     return [op, *(_steps(op) if op.name in (_WHILE, *_BRANCHES) else [])]
-
-
-def _is_at(record: Record, site: int) -> Value:
-    return compare(record.site, splat(record.site.type, site), "EQ")
 
 
 # --- loops -----------------------------------------------------------------------------------------------------
@@ -392,42 +349,142 @@ def _with_more(op: Operation, operands: Sequence[Value], types: Sequence[ir.Type
     return new
 
 
-# --- indices ---------------------------------------------------------------------------------------------------
+# --- what it says ----------------------------------------------------------------------------------------------
 
 
-def _position(op: Operation) -> tuple[Value, Value, Value | None]:
-    """Index, number of rows (int32) and mask of an op, all of one shape: scalars, or one-dimensional."""
-    index, rows = _index_and_size(op)
-    attributes = config(op)
-    mask = None
+class _Position(NamedTuple):
+    """Which rows an op is for."""
+
+    index: Value
+    size: Value | int  #: how many rows there are, if need be as int32 `[*batch]`
+    mask: Value | None  #: bool of the shape of the index: False where the op does nothing
+
+
+def _position(op: Operation) -> _Position:
+    index, size = _index_and_size(op)
+    attributes, mask = config(op), None
     if "masked" in attributes and attributes["masked"].value:
         mask = op.operands[len(CALLS[target(op).removeprefix(PREFIX)].operands) - 1]
-    shape, int32 = index.type.shape, ir.IntegerType.get_signless(32)
-    if rows is not None:
-        one, of_mask = shared_scalar(index), None if mask is None else shared_scalar(mask)
-        if one is not None and (mask is None) == (of_mask is None):
-            index, mask, shape = one, of_mask, []
-        size = splat(tensor(shape, int32), rows)
-    else:
-        size = op.operands[1]
-        dims = mlir.dense_int_array(range(size.type.rank))
-        size = hlo.broadcast_in_dim(tensor(shape, int32), size, dims) if size.type.rank < len(shape) else size
-    if not shape:
-        return index, size, mask
-    flat = [math.prod(shape)]
-    index, size, mask = (
-        v if v is None else hlo.reshape(tensor(flat, v.type.element_type), v) for v in (index, size, mask)
-    )
-    return index, size, mask
+    if size is None:
+        known = constant(op.operands[1])
+        return _Position(index, op.operands[1] if known is None else known, mask)
+    one, one_mask = shared_scalar(index), None if mask is None else shared_scalar(mask)
+    if one is not None and (mask is None) == (one_mask is None):
+        return _Position(one, size, one_mask)
+    return _Position(index, size, mask)
 
 
-def _first_stray(index: Value, size: Value, mask: Value | None) -> tuple[Value, Value, Value]:
+#: A code has a number of an op and of a size in the upper half, and this many ops at most.
+_OPS = 256
+
+
+class _Codes:
+    """How a record is written and read: its code is the lower half of the index, and above it which op and which size.
+
+    A program that has indices of 64 bits carries their upper half beside the code, and one that computes a size that.
+    """
+
+    def __init__(self, strict: Sequence[Operation]) -> None:
+        positions = list(map(_position, strict))
+        elements = [p.index.type.element_type for p in positions]
+        self.is_wide = any(e.width == 64 or (e.width == 32 and e.is_unsigned) for e in elements)
+        self.computes = any(not isinstance(p.size, int) for p in positions)
+        self.ops: list[tuple[str, bool]] = []  #: names, and whether the index is an uint64
+        self.sizes: list[int | None] = []
+        self.types = [*[_integer(32)] * (self.computes + self.is_wide), _integer(64)]
+
+    def checked(self, name: str, position: _Position, record: Record) -> Record:
+        """The record behind an op, whose own index becomes it if that is the first that is out of range."""
+        index, size, strays = _first_stray(position)
+        element, code = index.type.element_type, record[-1].type
+        is_long = element.is_unsigned and element.width == 64
+        op = _number(self.ops, (name, is_long)) + 1
+        of_size = _number(self.sizes, position.size if isinstance(position.size, int) else None)
+        whole = hlo.bitcast_convert(code, index) if is_long else hlo.convert(code, index)
+        lower = hlo.and_(whole, splat(code, _LOWER))
+        found = [hlo.or_(lower, splat(code, (of_size * _OPS + op) << 32))]
+        if self.is_wide:
+            found.insert(0, hlo.convert(_integer(32), hlo.shift_right_logical(whole, splat(code, 32))))
+        if self.computes:
+            found.insert(0, size)
+        first = hlo.and_(strays, compare(record[-1], splat(code, 0), "EQ"))
+        return [hlo.select(first, new, old) for new, old in zip(found, record, strict=True)]
+
+    def raised(self, record: Record, before: Operation) -> Record:
+        """The record, once it has been raised if there is one."""
+        with ir.InsertionPoint(before), before.location:
+            index, size, op = self._read(record)
+            raised = []
+            for number, (name, is_long) in enumerate(self.ops, 1):
+                is_here = compare(op, splat(op.type, number), "EQ")
+                own, rows = (hlo.select(is_here, v, splat(v.type, n)) for v, n in ((index, 0), (size, 1)))
+                if is_long:
+                    own = hlo.bitcast_convert(tensor([], ir.IntegerType.get_unsigned(64)), own)
+                raised.append(_call_of_check(name, own, rows, raises=True))
+            return [*record[:-1], hlo.convert(record[-1].type, functools.reduce(hlo.or_, raised))]
+
+    def _read(self, record: Record) -> tuple[Value, Value, Value]:
+        """Index, size and number of the op."""
+        *others, code = record
+        half = splat(code.type, 32)
+        upper = hlo.convert(_integer(32), hlo.shift_right_logical(code, half))
+        if self.is_wide:
+            lower = hlo.and_(code, splat(code.type, _LOWER))
+            index = hlo.or_(hlo.shift_left(hlo.convert(code.type, others[-1]), half), lower)
+        else:
+            index = hlo.shift_right_arithmetic(hlo.shift_left(code, half), half)
+        of_size = hlo.shift_right_logical(upper, splat(upper.type, 8))
+        size = others[0] if self.computes else splat(upper.type, 1)
+        for number, known in enumerate(self.sizes):
+            if known is not None:
+                size = hlo.select(compare(of_size, splat(upper.type, number), "EQ"), splat(upper.type, known), size)
+        return index, size, hlo.and_(upper, splat(upper.type, _OPS - 1))
+
+
+_LOWER = 2**32 - 1
+
+
+def _number(known: list[Any], one: Any) -> int:
+    """The number of something, by which it is called from then on."""
+    if one not in known:
+        known.append(one)
+    return known.index(one)
+
+
+def _integer(bits: int) -> ir.Type:
+    return tensor([], ir.IntegerType.get_signless(bits))
+
+
+def _call_of_check(op: str, index: Value, size: Value, *, raises: bool) -> Value:
+    """The index, once a kernel has looked at it."""
+    attributes = {"op": ir.StringAttr.get(op), "strict": ir.BoolAttr.get(raises)}
+    result = custom_call("check", [index, size], _integer(32), attributes)
+    call = operation(result.owner)
+    call.attributes["has_side_effect"] = ir.BoolAttr.get(raises)
+    call.attributes[LOWERING] = ir.StringAttr.get("ffi")
+    return result
+
+
+def _first_stray(position: _Position) -> tuple[Value, Value, Value]:
     """The first index that is out of range, with the number of rows there, and whether there is one."""
-    strays = astray(index, size)
+    index, size, mask = position
+    shape, int32 = index.type.shape, ir.IntegerType.get_signless(32)
+    if isinstance(size, int):
+        sizes = splat(tensor(shape, int32), size)
+    elif size.type.rank < len(shape):
+        sizes = hlo.broadcast_in_dim(tensor(shape, int32), size, mlir.dense_int_array(range(size.type.rank)))
+    else:
+        sizes = size
+    if shape:
+        flat = [math.prod(shape)]
+        index, sizes, mask = (
+            v if v is None else hlo.reshape(tensor(flat, v.type.element_type), v) for v in (index, sizes, mask)
+        )
+    strays = astray(index, size if isinstance(size, int) else sizes)
     if mask is not None:
         strays = hlo.and_(strays, mask)
-    if not index.type.rank:
-        return index, size, strays
+    if not shape:
+        return index, sizes, strays
     places = tensor(index.type.shape, ir.IntegerType.get_signless(64))
     place = tensor([], places.element_type)
     none = splat(place, index.type.shape[0])
@@ -439,6 +496,6 @@ def _first_stray(index: Value, size: Value, mask: Value | None) -> tuple[Value, 
     first = reduce.results[0]
     at, rows = (
         hlo.reshape(tensor([], v.type.element_type), hlo.dynamic_slice(v, [first], mlir.dense_int_array([1])))
-        for v in (index, size)
+        for v in (index, sizes)
     )
     return at, rows, compare(first, none, "LT")

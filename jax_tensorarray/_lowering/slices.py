@@ -39,6 +39,7 @@ from jax_tensorarray._lowering.mlir import (
     astray,
     blocks,
     callee,
+    compare,
     config,
     entry,
     functions_in_loops,
@@ -344,7 +345,9 @@ class _Rewriter:
 
     def _branch(self, types: Sequence[ir.Type], *branches: Callable[[], Sequence[Value]]) -> Sequence[Value]:
         """What the first of two branches makes, which is the one that is run, but XLA does not know that."""
-        case = ir.Operation.create("stablehlo.case", types, [self.unknown], regions=2)
+        is_other = compare(self.unknown, splat(self.unknown.type, 0), "NE")
+        index = hlo.convert(tensor([], ir.IntegerType.get_signless(32)), is_other)
+        case = ir.Operation.create("stablehlo.case", types, [index], regions=2)
         for region, make in zip(case.regions, branches, strict=True):
             with ir.InsertionPoint(region.blocks.append()):
                 ir.Operation.create("stablehlo.return", [], make())
