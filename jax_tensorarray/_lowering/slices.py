@@ -47,6 +47,7 @@ from jax_tensorarray._lowering.mlir import (
     is_inside,
     lowering_of,
     nested_operands,
+    num_bytes,
     operation,
     splat,
     target,
@@ -60,6 +61,10 @@ from jax_tensorarray._lowering.union_find import UnionFind
 
 #: As many rows an op may have as slices on a CPU. On a GPU each is a kernel, and one of ours does them all.
 _MOST_SLICES = 16
+
+#: As many bytes an op may both read and write by slices where a branch has to put these in order. A loop over rows that
+#: are longer has XLA run each branch by itself, which takes longer than the one call that does both.
+_MOST_BYTES = 64
 
 #: The default of `lowering`.
 VARIABLE = "JAX_TENSORARRAY_LOWERING"
@@ -103,6 +108,7 @@ class _Choice(NamedTuple):
 
     masked: bool = False  #: a `where` operand decides whether it does anything
     drops: bool = False  #: its index may be out of range, and then it does nothing
+    does_both: bool = False  #: it reads the rows that it updates
     ordered: bool = False  #: others read the buffer
     passes_on: bool = False  #: the buffer goes on from here
     shared: int = 0  #: how many batch axes have one index for all examples
@@ -143,7 +149,9 @@ class _Chooser:
         if self.barriers_hold:
             return choice
         unknown = unknown_at(op)
-        return None if unknown is None else choice._replace(unknown=unknown)
+        if unknown is None or (choice.does_both and num_bytes(op.operands[2]) > _MOST_BYTES):
+            return None
+        return choice._replace(unknown=unknown)
 
     def _choose_row(self, op: Operation, name: str, is_tape: bool) -> _Choice | None:
         buffer, index = op.operands[:2]
@@ -167,9 +175,8 @@ class _Chooser:
         if name == "read":
             updated = not self._is_never_updated(buffer, op.block)
             return choice._replace(ordered=updated, passes_on=updated)
-        return choice._replace(
-            ordered=not _is_alone(op, reads_too=name != "write" or choice.masked or choice.drops), passes_on=True
-        )
+        does_both = name != "write" or choice.masked or choice.drops
+        return choice._replace(does_both=does_both, ordered=not _is_alone(op, reads_too=does_both), passes_on=True)
 
     def _is_of_account(self, op: Operation) -> bool:
         """Whether anybody can see what `op` does when its index is out of range.
@@ -378,7 +385,7 @@ class _Rewriter:
         buffer, waits = self.after(op.operands[0], readers)
         for access in reversed(accesses) if config(op)["reverse"].value else accesses:
             new, tokens = access.of_positions(value), [waits]
-            if combine is not None or access.mask is not None:
+            if choice.does_both:
                 read = functools.partial(access.row_of, buffer)
                 if choice.ordered:
                     buffer, token, old = self.read_first(buffer, new.type, read)
