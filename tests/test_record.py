@@ -1,0 +1,231 @@
+"""An index out of range in a loop is recorded there and raised behind it: the first of the program, as it is."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from quick import jit
+
+from jax_tensorarray import TensorArray, ta_add, ta_read, ta_swap, ta_write
+
+SIZES = (6, 4)
+ROW = 2
+STEPS = 5
+
+
+class Stray(Exception):
+    """The first index that is out of range, when Python runs a program."""
+
+
+def in_jax(op, buffer, index, row, **options):
+    """The buffer and a row, of any op."""
+    if op == "read":
+        return buffer, ta_read(buffer, index, **options)
+    if op == "swap":
+        return ta_swap(buffer, index, row, **options)
+    return {"write": ta_write, "add": ta_add}[op](buffer, index, row, **options), row
+
+
+def in_python(op, buffer, index, row):
+    for i in np.ravel(index):
+        if not 0 <= i < len(buffer):
+            raise Stray(f"ta_{op}: index {i} is out of range for a TensorArray of size {len(buffer)}")
+    return buffer, row
+
+
+def random_plan(rng):
+    """Statements: an op, its buffer, which number of a step is the index, and what it is inside of."""
+    wrappings = ["bare", "jit", "cond", "loop", "while", "masked", "rows", "vmap"]
+    return [
+        (str(rng.choice(["read", "write", "add", "swap"])), int(rng.integers(2)), k, str(rng.choice(wrappings)))
+        for k in range(int(rng.integers(2, 6)))
+    ]
+
+
+def program(plan):
+    def step(carry, numbers):
+        buffers, row = list(carry[0]), carry[1]
+        for op, b, k, how in plan:
+            i, go = numbers[k], numbers[k - 1] % 2 == 0
+
+            def run(buffer, row, op=op, i=i):
+                return in_jax(op, buffer, i, row)
+
+            if how == "jit":
+                out = jax.jit(run)(buffers[b], row)
+            elif how == "cond":
+                out = lax.cond(go, run, lambda *c: c, buffers[b], row)
+            elif how == "loop":
+                out = lax.fori_loop(0, 2, lambda _, c, run=run: run(*c), (buffers[b], row))
+            elif how == "while":  # once, or not at all
+                body = lambda c, run=run: (c[0] + 1, *run(*c[1:]))  # noqa: E731
+                out = lax.while_loop(lambda c, go=go: (c[0] < 1) & go, body, (0, buffers[b], row))[1:]
+            elif how == "masked":
+                out = in_jax(op, buffers[b], i, row, where=go)
+            elif how == "rows":
+                new, rows = in_jax(op, buffers[b], jnp.stack([i, i + 1]), jnp.stack([row, row]))
+                out = new, rows[0]
+            elif how == "vmap":
+                two = jax.tree.map(lambda x: jnp.stack([x, x]), (buffers[b], row))
+                out = jax.tree.map(lambda x: x[0], jax.vmap(run)(*two))
+            else:
+                out = run(buffers[b], row)
+            buffers[b], row = out[0], row + out[1]  # what nobody wants, JAX does not run
+        return (tuple(buffers), row), None
+
+    def f(numbers):
+        start = tuple(jnp.ones((n, ROW)) for n in SIZES), jnp.ones(ROW)
+        return lax.scan(step, start, numbers)[0]
+
+    return f
+
+
+def first_stray(plan, numbers):
+    for step in numbers:
+        for op, b, k, how in plan:
+            go = how not in ("cond", "while", "masked") or step[k - 1] % 2 == 0
+            if go:
+                in_python(op, np.ones((SIZES[b], ROW)), [step[k], step[k] + 1] if how == "rows" else step[k], None)
+
+
+def error_of(f, *args):
+    with pytest.raises((jax.errors.JaxRuntimeError, ValueError)) as caught:
+        jax.block_until_ready(f(*args))
+    return re.search(r"ta_\w+: index .* size \d+", str(caught.value)).group()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_first_of_the_program_is_raised(seed):
+    rng = np.random.default_rng(seed)
+    plan = random_plan(rng)
+    f = jit(program(plan))
+    for _ in range(12):
+        numbers = rng.integers(0, 3, (STEPS, len(plan)))
+        for _ in range(rng.integers(0, 3)):
+            numbers[rng.integers(STEPS), rng.integers(len(plan))] = rng.integers(-9, 12)
+        try:
+            first_stray(plan, numbers)
+        except Stray as stray:
+            assert error_of(f, numbers) == str(stray)
+        else:
+            jax.block_until_ready(f(numbers))
+
+
+@pytest.mark.parametrize(
+    "dtype", [np.int8, np.uint8, np.int32, np.uint32, np.int64, np.uint64], ids=lambda d: d.__name__
+)
+def test_an_index_of_any_dtype_is_told_as_it_is(dtype):
+    f = jit(lambda b, at: lax.scan(lambda b, i: (ta_add(b, i, 1.0), None), b, at)[0])
+    for bad in {np.iinfo(dtype).max, np.iinfo(dtype).min, 5, 2**7 - 1} - set(range(5)):
+        text = f"ta_add: index {bad} is out of range for a TensorArray of size 5"
+        assert error_of(f, np.zeros(5), np.array([4, bad, 0], dtype)) == text
+
+
+def test_a_loop_that_waits_for_a_row_ends():
+    """Each of these goes on for ever, if it goes on with what a row out of range is."""
+    read = "ta_read: index 9 is out of range for a TensorArray of size 3"
+
+    def inside(b, i):
+        return lax.while_loop(lambda x: x < 1, lambda x: x + ta_read(b, i), 0.0)
+
+    def condition(b, i):
+        return lax.while_loop(lambda x: ta_read(b, i) + 0 * x < 1, lambda x: x + 1, 0.0)
+
+    def inner(b, i):
+        def step(x, i):
+            row = ta_read(b, i)
+            return lax.while_loop(lambda y: y < 1, lambda y: y + row, x), None
+
+        return lax.scan(step, 0.0, i[None])[0]
+
+    def later(b, i):
+        row = lax.scan(lambda x, i: (ta_read(b, i), None), 0.0, i[None])[0]
+        return jax.jit(lambda row: lax.while_loop(lambda y: y < 1, lambda y: y + row, 0.0))(row)
+
+    def bound(b, i):
+        return lax.scan(
+            lambda x, i: (lax.fori_loop(0, 2**62 + ta_read(b, i).astype(int), lambda k, x: x + k, x), None),
+            0.0,
+            i[None],
+        )[0]
+
+    for f in (inside, condition, inner, later, bound):
+        assert error_of(jit(f), np.zeros(3), np.int32(9)) == read
+
+
+def test_what_is_not_run_raises_nothing():
+    b = np.zeros(3)
+    assert jit(lambda b: lax.fori_loop(0, 0, lambda i, b: ta_write(b, i + 7, 1.0), b))(b).sum() == 0
+    f = jit(lambda b, i: lax.fori_loop(0, 2, lambda _, b: lax.cond(i < 3, lambda: ta_write(b, i, 1.0), lambda: b), b))
+    assert f(b, 7).sum() == 0
+    assert f(b, 1).sum() == 1
+
+
+def test_after_an_error_everything_works():
+    f = jit(lambda b, i: lax.fori_loop(0, 3, lambda k, b: ta_write(b, i + k, 1.0), b))
+    for _ in range(3):
+        assert error_of(f, np.zeros(5), 3) == "ta_write: index 5 is out of range for a TensorArray of size 5"
+        np.testing.assert_array_equal(f(np.zeros(5), 1), [0, 1, 1, 1, 0])
+
+
+def test_what_comes_before_it_has_happened():
+    seen = []
+
+    def body(k, b):
+        jax.debug.callback(lambda k: seen.append(int(k)), k, ordered=True)
+        return ta_write(b, k, 1.0)
+
+    error_of(jit(lambda n, b: lax.fori_loop(0, n, body, b)), 5, np.zeros(3))
+    assert seen[:3] == [0, 1, 2]
+
+
+def test_the_gradient_raises_what_the_program_does():
+    def f(x, at):
+        b, _ = lax.scan(lambda b, i: (ta_write(b, i, jnp.sin(x)), None), jnp.zeros(4), at)
+        return jnp.sum(b**2)
+
+    assert error_of(jit(jax.grad(f)), 0.5, np.array([1, -2, 7])) == (
+        "ta_write: index -2 is out of range for a TensorArray of size 4"
+    )
+
+
+def test_the_size_of_a_tensorarray_is_told_as_it_is():
+    def f(n, at):
+        ta = TensorArray(jnp.float32, n, dynamic_size=True, max_size=9, element_shape=[])
+        ta = lax.fori_loop(0, n, lambda i, ta: ta.write(i, 1.0), ta)
+        return lax.fori_loop(0, at, lambda i, x: x + ta.read(i), 0.0)
+
+    assert jit(f)(4, 4) == 4
+    with pytest.raises(
+        (jax.errors.JaxRuntimeError, ValueError), match="index 4 is out of range for a TensorArray of size 4"
+    ):
+        jax.block_until_ready(jit(f)(4, 6))
+
+
+def test_vmapped_indices_are_checked_where_they_are_to_be():
+    def f(b, at):
+        return lax.scan(lambda b, i: (ta_write(b, i, 1.0, mode="error"), None), b, at)[0]
+
+    g = jit(jax.vmap(f))
+    at = np.array([[0, 1], [2, 7], [-1, 0]])
+    assert error_of(g, np.zeros((3, 4)), at) == "ta_write: index -1 is out of range for a TensorArray of size 4"
+    np.testing.assert_array_equal(g(np.zeros((3, 4)), at % 4).sum(1), [2, 2, 2])
+
+
+def test_a_function_that_is_used_in_other_ways_keeps_its_calls():
+    """A comparator of a sort has no place for a record."""
+
+    @jax.jit
+    def key(b, i):
+        return ta_read(b, i)
+
+    def f(b, at):
+        total = lax.scan(lambda x, i: (x + key(b, i), None), 0.0, at)[0]
+        return total, lax.map(lambda i: key(b, i), at)
+
+    total, rows = jit(f)(np.arange(4.0), np.array([3, 0]))
+    assert total == 3
+    np.testing.assert_array_equal(rows, [3, 0])
