@@ -20,16 +20,15 @@ from jax_tensorarray._lowering.slices import use_slices
 from jax_tensorarray._programs import ours, programs
 from jax_tensorarray.primitives import ta_add_p, ta_read_p, ta_swap_p, ta_write_p
 
-ORDERED = pytest.mark.skipif(
-    not _compat.barriers_hold(jax.default_backend()), reason="this XLA drops optimization barriers before it orders"
-)
 T = 7
 OPS = {"read": jt.ta_read, "write": jt.ta_write, "add": jt.ta_add, "swap": jt.ta_swap}
 
 
 def calls(f, *args):
-    """The kernels that a lowered program calls, in order."""
-    return re.findall(r"custom_call @jax_tensorarray_(\w+)", jax.jit(f).lower(*args).as_text())
+    """The kernels that a lowered program calls, in order, but for the one with which a record begins."""
+    lines = jax.jit(f).lower(*args).as_text().splitlines()
+    found = [re.search(r"custom_call @jax_tensorarray_(\w+)", line) for line in lines if 'op = "record"' not in line]
+    return [match.group(1) for match in found if match]
 
 
 def random(dtype, *shape):
@@ -145,7 +144,7 @@ def test_the_gradient_of_an_op_is_lowered_as_it_is(lowering):
         np.testing.assert_allclose(found[k], difference / (2 * eps), rtol=1e-5, atol=1e-7)
     if lowering == "ffi":
         assert sorted(calls(jax.grad(loss), x)) == ["add", "read", "swap", "swap", "swap", "write"]
-    elif _compat.barriers_hold(jax.default_backend()):
+    else:
         assert set(calls(jax.grad(loss), x)) == {"check"}  # behind the loops
 
 
@@ -200,10 +199,9 @@ def test_few_rows_are_slices(own, examples):
         found = calls(batched, b, np.arange(examples), *buffers(T), np.ones(T, bool))
     else:
         found = calls(jax.vmap(f, in_axes=(0, None, None)), b, *buffers(T), np.ones(T, bool))
-    assert found == (["write"] if own and examples > 16 else [])
+    assert in_loop(found) == (["write"] if examples > 16 and (own or not _compat.barriers_hold("cpu")) else [])
 
 
-@ORDERED
 def test_a_buffer_is_for_slices_or_for_calls():
     """A call would demand a layout of what a barrier has passed, and XLA copy the buffer for it."""
 
@@ -219,7 +217,6 @@ def test_a_buffer_is_for_slices_or_for_calls():
     assert in_loop(calls(loop(20), *buffers(T))) == ["read", "write", "write"]
 
 
-@ORDERED
 def test_after_a_loop_of_slices_the_buffer_may_be_read_by_a_call():
     def f(b, at):
         b, _ = lax.scan(lambda b, i: (ta_write(b, i, ta_read(b, i // 2) + 1), None), b, jnp.arange(T))

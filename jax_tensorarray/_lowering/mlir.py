@@ -62,9 +62,6 @@ LOWERINGS = ("auto", "ffi", "xla")
 #: Attribute of a call that was asked for with another `lowering` than "auto".
 LOWERING = "jax_tensorarray.lowering"
 
-#: Attribute of the call that makes a buffer of which no row is read before it has been written.
-WRITTEN_FIRST = "jax_tensorarray.written_first"
-
 #: Attribute of an op of which an index out of range is an error that is known elsewhere, see `record`.
 CHECKED = "jax_tensorarray.checked"
 

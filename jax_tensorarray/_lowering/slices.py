@@ -17,7 +17,7 @@ import functools
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jax.interpreters import mlir
@@ -112,7 +112,7 @@ class _Choice(NamedTuple):
     ordered: bool = False  #: others read the buffer
     passes_on: bool = False  #: the buffer goes on from here
     shared: int = 0  #: how many batch axes have one index for all examples
-    unknown: Value | None = None  #: a number that is 0, but XLA cannot see that
+    unknown: Value = None  #: a number that is 0, but XLA cannot see that
 
 
 class _Chooser:
@@ -141,8 +141,8 @@ class _Chooser:
             return self._ordered(op, choice) if len(op.operands) > 1 and _has_elements(op.operands[0]) else None
         if name == "check":
             return None if config(op)["strict"].value else _Choice(drops=self._is_of_account(op))
-        choice = self._choose_row(op, name, is_tape)
-        return choice if choice is None or not choice.ordered else self._ordered(op, choice)
+        of_row = self._choose_row(op, name, is_tape)
+        return of_row if of_row is None or not of_row.ordered else self._ordered(op, of_row)
 
     def _ordered(self, op: Operation, choice: _Choice) -> _Choice | None:
         """The choice, with what it takes to put reads before updates, if that is there."""
@@ -304,7 +304,7 @@ class _Rewriter:
         self.barriers_hold = barriers_hold
         self.passed: dict[Value, Value] = {}
         self.tokens: dict[Value, Value] = {}
-        self.unknown: Value | None = None
+        self.unknown: Value = None
 
     def rewrite(self, operations: Sequence[tuple[Operation, _Choice | None]]) -> None:
         for op, choice in operations:
@@ -334,7 +334,7 @@ class _Rewriter:
         tokens = [self.tokens[r] if r in self.tokens else self._token_of(r) for r in readers if 0 not in r.type.shape]
         return buffer, functools.reduce(hlo.add, tokens) if tokens else None
 
-    def read_first(self, buffer: Value, of: ir.Type, read: Callable[[], Value]) -> tuple[Value, Value | None, Value]:
+    def read_first(self, buffer: Value, of: Any, read: Callable[[], Value]) -> tuple[Value, Value | None, Value]:
         """The buffer once `read()` has been, and that, which is of type `of`."""
         if self.barriers_hold:
             # A slice does not pass a barrier as it is: XLA would make it once more for each of its uses.
@@ -527,7 +527,7 @@ def _part(value: Value, shared: int, place: Sequence[int], shape: Sequence[int])
     return _reshaped(value, shape)
 
 
-def _joined(rows: Sequence[Value], result: ir.Type, shared: int) -> Value:
+def _joined(rows: Sequence[Value], result: Any, shared: int) -> Value:
     """What an op gives of the rows at its places."""
     if len(rows) > 1:
         batch, row = result.shape[:shared], math.prod(result.shape[shared:]) // len(rows)

@@ -10,7 +10,7 @@ from jax.core import ShapedArray
 from jax.interpreters import mlir
 
 from jax_tensorarray import _arguments
-from jax_tensorarray._lowering.mlir import PREFIX, WRITTEN_FIRST, declare
+from jax_tensorarray._lowering.mlir import PREFIX, declare
 from jax_tensorarray._register import Array, make_primitive
 
 
@@ -50,20 +50,18 @@ def ta_empty(
         return jnp.zeros(shape, dtype, out_sharding=out_sharding)
     if out_sharding is not None:
         made = jax.make_jaxpr(lambda: jnp.zeros(shape, dtype, out_sharding=out_sharding))()
-        return ta_empty_p.bind(aval=made.out_avals[0], written_first=False)
-    return ta_empty_p.bind(aval=ShapedArray(shape, dtype), written_first=False)
+        return ta_empty_p.bind(aval=made.out_avals[0])
+    return ta_empty_p.bind(aval=ShapedArray(shape, dtype))
 
 
 def empty_like(aval: Any) -> jax.Array:
     """An uninitialised buffer of a type, which says how it is divided among devices too.
 
-    For those who read no row before they have written it: what is read is taken for something that was written.
-
     >>> import jax.numpy as jnp
     >>> empty_like(jax.typeof(jnp.zeros((3, 2)))).shape
     (3, 2)
     """
-    return jnp.zeros(aval.shape, aval.dtype) if _zeroed() else ta_empty_p.bind(aval=aval, written_first=True)
+    return jnp.zeros(aval.shape, aval.dtype) if _zeroed() else ta_empty_p.bind(aval=aval)
 
 
 _LARGEST = np.iinfo(np.int64).max
@@ -83,23 +81,19 @@ def _dimension(d: Any) -> int:
     return int(d)
 
 
-def _abstract_eval(*, aval: Any, written_first: bool) -> Any:
+def _abstract_eval(*, aval: Any) -> Any:
     return aval
 
 
-def _in_plain_jax(*, aval: Any, written_first: bool) -> Array:
+def _in_plain_jax(*, aval: Any) -> Array:
     return jnp.zeros(aval.shape, aval.dtype)
 
 
 declare("empty", (), ("buffer",))
 
 
-def _kernel(ctx: Any, *, written_first: bool, **_: Any) -> Any:
-    results = jax.ffi.ffi_lowering(PREFIX + "empty")(ctx)
-    if written_first:
-        call: Any = results[0]
-        call.owner.attributes[WRITTEN_FIRST] = mlir.ir.UnitAttr.get()
-    return results
+def _kernel(ctx: Any, *, **_: Any) -> Any:
+    return jax.ffi.ffi_lowering(PREFIX + "empty")(ctx)
 
 
 ta_empty_p = make_primitive(

@@ -38,7 +38,7 @@ def ta_read(
         mode: what an index outside `[0, T)` does, negative ones included: "error" raises, "drop" gives zeros.
             None is "error", but "drop" for an index that `jax.vmap` batches.
         lowering: "ffi" for a kernel of the library, "xla" for slices of XLA's own wherever these are in place too,
-            "auto" for such slices where the index needs no check. JAX_TENSORARRAY_LOWERING says what "auto" is.
+            "auto" for such slices in loops. JAX_TENSORARRAY_LOWERING says what "auto" is.
 
     Returns:
         Array of shape `[*I, *elem]` and the dtype of `buffer`. Differentiable in `buffer`, in every mode and order.

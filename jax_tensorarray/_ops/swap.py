@@ -37,7 +37,7 @@ def ta_swap(
         mode: what an index outside `[0, T)` does, negative ones included: "error" raises, "drop" skips the row and
             gives zeros as the old one. None is "error", but "drop" for an index that `jax.vmap` batches.
         lowering: "ffi" for a kernel of the library, "xla" for slices of XLA's own wherever these are in place too,
-            "auto" for such slices where the index needs no check. JAX_TENSORARRAY_LOWERING says what "auto" is.
+            "auto" for such slices in loops. JAX_TENSORARRAY_LOWERING says what "auto" is.
 
     Returns:
         The updated buffer, and the old rows of shape `[*I, *elem]`. Differentiable in `buffer` and `value`.
