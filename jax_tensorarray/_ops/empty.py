@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray
-from jax.interpreters import mlir
 
 from jax_tensorarray import _arguments
 from jax_tensorarray._lowering.mlir import PREFIX, declare
@@ -92,7 +91,7 @@ def _in_plain_jax(*, aval: Any) -> Array:
 declare("empty", (), ("buffer",))
 
 
-def _kernel(ctx: Any, *, **_: Any) -> Any:
+def _kernel(ctx: Any, **_: Any) -> Any:
     return jax.ffi.ffi_lowering(PREFIX + "empty")(ctx)
 
 
