@@ -119,22 +119,50 @@ def terminator(block: ir.Block) -> Operation:
     return operation(block.operations[len(block.operations) - 1])
 
 
+#: Names of operations that have been seen to have no regions: most have none, and to ask each takes long.
+_leaves: set[str] = set()
+
+
+def is_leaf(op: Operation) -> bool:
+    """Whether there is nothing inside `op`."""
+    name = op.name
+    if name in _leaves:
+        return True
+    if len(op.regions):
+        return False
+    _leaves.add(name)
+    return True
+
+
 def blocks(op: Operation) -> Iterator[ir.Block]:
     """Every block inside `op`, innermost last."""
     for region in op.regions:
         for block in region.blocks:
             yield block
-            for inner in block.operations:
-                yield from blocks(operation(inner))
+            for inner in map(operation, block.operations):
+                if not is_leaf(inner):
+                    yield from blocks(inner)
 
 
 def walk(op: Operation) -> Iterator[Operation]:
-    for block in blocks(op):
-        yield from map(operation, block.operations)
+    """Every operation inside `op`."""
+    for region in op.regions:
+        for block in region.blocks:
+            for inner in map(operation, block.operations):
+                yield inner
+                if not is_leaf(inner):
+                    yield from walk(inner)
 
 
-def loops_of(function: Operation) -> list[Operation]:
-    return [op for op in walk(function) if op.name == "stablehlo.while"]
+def loops_of(op: Operation) -> Iterator[Operation]:
+    """The loops in `op` that are in no other."""
+    for region in op.regions:
+        for block in region.blocks:
+            for inner in map(operation, block.operations):
+                if inner.name == "stablehlo.while":
+                    yield inner
+                elif not is_leaf(inner):
+                    yield from loops_of(inner)
 
 
 def functions_in_loops(functions: dict[str, Operation]) -> set[str]:
@@ -173,6 +201,8 @@ def nested_operands(op: Operation) -> Iterator[tuple[Operation, int, Value]]:
     """Each (operation, operand number, value) of `op` and of everything in its regions."""
     for number, value in enumerate(op.operands):
         yield op, number, value
+    if is_leaf(op):
+        return
     for region in op.regions:
         for block in region.blocks:
             for inner in block.operations:

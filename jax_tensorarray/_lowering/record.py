@@ -110,6 +110,7 @@ def _set_checked(op: Operation) -> None:
 
 _WHILE, _CALL = "stablehlo.while", "func.call"
 _BRANCHES = ("stablehlo.case", "stablehlo.if")
+_PASSED_THROUGH = frozenset({_WHILE, *_BRANCHES})
 
 
 def _steps(op: Operation) -> Iterator[Operation]:
@@ -117,7 +118,7 @@ def _steps(op: Operation) -> Iterator[Operation]:
     for region in op.regions:
         for inner in map(operation, region.blocks[0].operations):
             yield inner
-            if inner.name in (_WHILE, *_BRANCHES):
+            if inner.name in _PASSED_THROUGH:
                 yield from _steps(inner)
 
 
@@ -245,7 +246,7 @@ class _Threading:
 
 
 def _with_steps(op: Operation) -> list[Operation]:
-    return [op, *(_steps(op) if op.name in (_WHILE, *_BRANCHES) else [])]
+    return [op, *(_steps(op) if op.name in _PASSED_THROUGH else [])]
 
 
 # --- loops -----------------------------------------------------------------------------------------------------
