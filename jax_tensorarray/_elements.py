@@ -303,13 +303,13 @@ def joined(rows: Array) -> Array:
 
 def readable(index: Any, size: int, where: Any, mode: str | None) -> tuple[Any, Any, str | None]:
     """Known indices that are to be read of a known size, settled: see `_settled`. IndexError if one is not below it."""
+    return _settled(index, size, where, mode, _unreadable, size)
 
-    def error(i: int) -> str:
-        if i < 0:
-            return f"Reading from negative indices (index {i}) is not allowed."
-        return f"Tried to read from index {i} but array size is: {size}"
 
-    return _settled(index, where, mode, size, error)
+def _unreadable(index: int, size: int) -> str:
+    if index < 0:
+        return f"Reading from negative indices (index {index}) is not allowed."
+    return f"Tried to read from index {index} but array size is: {size}"
 
 
 _MOST = 2**48  # bytes that a machine can address
@@ -323,21 +323,21 @@ def writable(
     `size` is None where the array grows.
     """
     limit = max_size if size is None else size
+    return _settled(index, _MOST if limit is None else limit, where, mode, _unwritable, size, max_size)
 
-    def error(i: int) -> str:
-        if i < 0:
-            return f"Writing to negative indices (index {i}) is not allowed."
-        if limit is None:
-            return f"Tried to write to index {i}, and no array has so many rows"
-        if size is None:
-            return f"Tried to write to index {i}, which is out of range: max_size is {max_size}"
-        return f"Tried to write to index {i} but array is not resizeable and size is: {size}"
 
-    return _settled(index, where, mode, _MOST if limit is None else limit, error)
+def _unwritable(index: int, size: int | None, max_size: int | None) -> str:
+    if index < 0:
+        return f"Writing to negative indices (index {index}) is not allowed."
+    if size is not None:
+        return f"Tried to write to index {index} but array is not resizeable and size is: {size}"
+    if max_size is not None:
+        return f"Tried to write to index {index}, which is out of range: max_size is {max_size}"
+    return f"Tried to write to index {index}, and no array has so many rows"
 
 
 def _settled(
-    index: Any, where: Any, mode: str | None, limit: int, error: Callable[[int], str]
+    index: Any, limit: int, where: Any, mode: str | None, error: Callable[..., str], *sizes: int | None
 ) -> tuple[Any, Any, str | None]:
     """Known indices in [0, limit), -1 for each that is masked or dropped, and the `where` and `mode` left to look at.
 
@@ -359,7 +359,7 @@ def _settled(
             settled = np.full(index.shape, -1)  # of a dtype that has it
             settled[~skipped] = index[~skipped]
     if strays and mode != "drop":
-        raise IndexError(error(strays[0]))
+        raise IndexError(error(strays[0], *sizes))
     return settled, where if is_traced else None, "drop"
 
 

@@ -89,12 +89,10 @@ def _without_mask(index: Array, size: Array, where: Array, *, batch_dims: int, *
 
 
 def _kernel(ctx: Any, *operands: Any, batch_dims: int, mode: str | None, op: str, **_: Any) -> Any:
-    # What cannot raise is a comparison, which XLA fuses with what is around it.
-    plain = _in_plain_jax if mode == "drop" else _without_mask if len(operands) == 3 else None
-    if plain is not None:
-        rule = mlir.lower_fun(functools.partial(plain, batch_dims=batch_dims, mode=mode, op=op), multiple_results=False)
-        return rule(ctx, *operands)
-    return jax.ffi.ffi_lowering(PREFIX + "check")(ctx, *operands, op=op, strict=True)
+    if len(operands) == 3:
+        masked = functools.partial(_without_mask, batch_dims=batch_dims, mode=mode, op=op)
+        return mlir.lower_fun(masked, multiple_results=False)(ctx, *operands)
+    return jax.ffi.ffi_lowering(PREFIX + "check")(ctx, *operands, op=op, strict=mode != "drop")
 
 
 ta_check_p = make_primitive(
