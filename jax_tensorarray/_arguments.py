@@ -145,6 +145,8 @@ def _index_like(op: str, index: Any) -> Any:
     """An index, known or traced, of which the dtype and the range are still to be checked."""
     if isinstance(index, jax.Array | int):
         return index
+    if isinstance(index, np.ndarray) and index.dtype == object:
+        index = index.tolist()  # integers of which some need more than 64 bits
     if isinstance(index, tuple):
         raise TypeError(
             f"{_must_be(op, 'index', index, _INTEGERS)}; for several rows give a list or an array. For one element "

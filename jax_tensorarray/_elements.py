@@ -4,6 +4,8 @@ Where everything is known the messages are those of TensorFlow's eager TensorArr
 """
 
 import math
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import jax
@@ -52,15 +54,29 @@ def known_indices(op: str, indices: Any) -> Any:
     return array
 
 
-def known_predicate(op: str, where: Any) -> bool | None:
-    """`where` as a Python bool; None if it is traced."""
-    if where is None or isinstance(where, bool):
-        return where is not False
-    if getattr(where, "dtype", None) != np.bool_:
-        raise TypeError(f"{op}: where must be bool, got {_described(where)}")
-    if where.ndim:
-        raise TypeError(f"{op}: where must be a scalar, got shape {where.shape}")
-    return None if isinstance(where, jax.core.Tracer) else bool(where)
+def options(
+    op: str, name: Any, where: Any, mode: Any, shape: tuple[int, ...] = ()
+) -> tuple[Array | np.ndarray[Any, Any] | None, str | None]:
+    """`where` for an index of that shape, and the mode.
+
+    None is a `where` that takes all rows. One that is known comes as NumPy's bools; any other is traced.
+    """
+    check_name(op, name, "where and mode are")
+    mode = _arguments.as_mode(op, mode)
+    if where is None or where is True:
+        return None, mode
+    if where is False:
+        return np.zeros(shape, bool), mode
+    is_jax = any(isinstance(w, jax.core.Tracer) for w in jax.tree.leaves(where)) or hasattr(where, "__jax_array__")
+    with nullcontext() if is_jax else jax.ensure_compile_time_eval():
+        (mask,) = _arguments.as_where(op, where, shape)
+    return mask if isinstance(mask, jax.core.Tracer) else np.asarray(mask), mode
+
+
+def check_name(op: str, name: Any, others: str) -> None:
+    """TensorFlow's `name`, which is ignored. What is given by keyword must not be taken for it, and get lost."""
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"{op}: name must be a string, got {_described(name)}; {others} given by keyword")
 
 
 def known_size(size: Any, name: str = "size") -> int | None:
@@ -285,34 +301,66 @@ def joined(rows: Array) -> Array:
     return rows.reshape(math.prod(rows.shape[:2]), *rows.shape[2:])
 
 
-def check_readable(index: Any, size: int) -> None:
-    """IndexError if one of the known indices is not below the known size."""
-    for i in _strays(index, size):
-        if i < 0:
-            raise IndexError(f"Reading from negative indices (index {i}) is not allowed.")
-        raise IndexError(f"Tried to read from index {i} but array size is: {size}")
+def readable(index: Any, size: int, where: Any, mode: str | None) -> tuple[Any, Any, str | None]:
+    """Known indices that are to be read of a known size, settled: see `_settled`. IndexError if one is not below it."""
+    return _settled(index, size, where, mode, _unreadable, size)
+
+
+def _unreadable(index: int, size: int) -> str:
+    if index < 0:
+        return f"Reading from negative indices (index {index}) is not allowed."
+    return f"Tried to read from index {index} but array size is: {size}"
 
 
 _MOST = 2**48  # bytes that a machine can address
 
 
-def check_writable(index: Any, size: int | None, max_size: int | None) -> None:
-    """IndexError if one of the known indices cannot be written. `size` is None where the array grows."""
+def writable(
+    index: Any, size: int | None, max_size: int | None, where: Any, mode: str | None
+) -> tuple[Any, Any, str | None]:
+    """Known indices that are to be written, settled: see `_settled`. IndexError if one cannot be.
+
+    `size` is None where the array grows.
+    """
     limit = max_size if size is None else size
-    for i in _strays(index, _MOST if limit is None else limit):
-        if i < 0:
-            raise IndexError(f"Writing to negative indices (index {i}) is not allowed.")
-        if limit is None:
-            raise IndexError(f"Tried to write to index {i}, and no array has so many rows")
-        if size is None:
-            raise IndexError(f"Tried to write to index {i}, which is out of range: max_size is {max_size}")
-        raise IndexError(f"Tried to write to index {i} but array is not resizeable and size is: {size}")
+    return _settled(index, _MOST if limit is None else limit, where, mode, _unwritable, size, max_size)
 
 
-def _strays(index: Any, limit: float) -> Any:
+def _unwritable(index: int, size: int | None, max_size: int | None) -> str:
+    if index < 0:
+        return f"Writing to negative indices (index {index}) is not allowed."
+    if size is not None:
+        return f"Tried to write to index {index} but array is not resizeable and size is: {size}"
+    if max_size is not None:
+        return f"Tried to write to index {index}, which is out of range: max_size is {max_size}"
+    return f"Tried to write to index {index}, and no array has so many rows"
+
+
+def _settled(
+    index: Any, limit: int, where: Any, mode: str | None, error: Callable[..., str], *sizes: int | None
+) -> tuple[Any, Any, str | None]:
+    """Known indices in [0, limit), -1 for each that is masked or dropped, and the `where` and `mode` left to look at.
+
+    Where an error depends on a `where` that is traced, nothing is settled, and the mode is not "drop".
+    """
+    is_traced = isinstance(where, jax.core.Tracer)
+    if is_traced and mode != "drop":
+        return index, where, mode
+    known, settled = None if is_traced else where, index
     if isinstance(index, int):
-        return () if 0 <= index < limit else (index,)
-    return index[(index < 0) | (index >= limit)].tolist()
+        is_masked = known is not None and not known
+        strays = () if 0 <= index < limit or is_masked else (index,)
+        settled = -1 if is_masked or strays else index
+    else:
+        counts = np.full(index.shape, True) if known is None else known
+        stray = np.asarray((index < 0) | (index >= limit), bool) & counts
+        skipped, strays = stray | ~counts, index[stray].tolist()
+        if skipped.any():
+            settled = np.full(index.shape, -1)  # of a dtype that has it
+            settled[~skipped] = index[~skipped]
+    if strays and mode != "drop":
+        raise IndexError(error(strays[0], *sizes))
+    return settled, where if is_traced else None, "drop"
 
 
 def _described(x: Any) -> str:

@@ -294,17 +294,33 @@ class TensorArray:
 
     # --- one row -----------------------------------------------------------------------------------------------
 
-    def read(self, index: Any, name: str | None = None) -> Any:
+    def read(self, index: Any, name: str | None = None, *, where: Any = None, mode: str | None = None) -> Any:
         """The row at `index`. Differentiable.
+
+        Args:
+            index: integer, from 0 on.
+            name: ignored.
+            where: bool. If it is False the row is zeros and `index` is not looked at.
+            mode: what an index does that is negative, or not below `size()`: "error" raises, "drop" gives zeros. None
+                is "error", but "drop" for an index or a size that `jax.vmap` batches.
 
         Raises:
             IndexError, jax.errors.JaxRuntimeError: there is no such row.
+            TypeError: `where` is not bool.
+            ValueError: no row was written yet and its shape is not known.
 
-        >>> TensorArray.from_array(jnp.array([1.0, 2.0, 3.0])).read(2)
+        >>> ta = TensorArray.from_array(jnp.array([1.0, 2.0, 3.0]))
+        >>> ta.read(2)
         Array(3., dtype=float32)
+        >>> ta.read(3, mode="drop")
+        Array(0., dtype=float32)
+
+        TensorFlow: `tf.TensorArray.read`, which has no masks.
         """
-        at = _elements.known_index("TensorArray.read", index)
-        return self._read("TensorArray.read", index if at is None else at, at)
+        op = "TensorArray.read"
+        at = _elements.known_index(op, index)
+        where, mode = _elements.options(op, name, where, mode)
+        return self._read(op, index if at is None else at, at, where, mode)
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
@@ -314,7 +330,9 @@ class TensorArray:
     def __iter__(self) -> Iterator[Any]:
         return map(self.read, range(len(self)))
 
-    def write(self, index: Any, value: Any, name: str | None = None, *, where: Any = None) -> "TensorArray":
+    def write(
+        self, index: Any, value: Any, name: str | None = None, *, where: Any = None, mode: str | None = None
+    ) -> "TensorArray":
         """The TensorArray whose row at `index` is `value`. Differentiable: the last write gets the gradient.
 
         Args:
@@ -323,28 +341,40 @@ class TensorArray:
             name: ignored.
             where: bool. If it is False nothing is written and `index` is not looked at. This is the way to write
                 conditionally: a `cond` or `jnp.where` between two TensorArrays may touch all rows under `vmap`.
+            mode: what an index does that is negative, or past the end that the array may grow to: "error" raises,
+                "drop" writes nothing. None is "error", but "drop" for an index that `jax.vmap` batches.
 
         Raises:
             IndexError, jax.errors.JaxRuntimeError: there is no such row and the array cannot grow to it.
-            TypeError: `value` has another dtype.
+            TypeError: `value` has another dtype, or `where` is not bool.
             ValueError: `value` has another shape, or growing inside `jit` needs `max_size`.
+
+        >>> ta = TensorArray(jnp.float32, size=2, element_shape=())
+        >>> ta.write(0, 1.0).write(1, 2.0, where=False).write(2, 3.0, mode="drop").stack()
+        Array([1., 0.], dtype=float32)
+
+        TensorFlow: `tf.TensorArray.write`, which has no masks.
         """
         op = "TensorArray.write"
-        at, on = _elements.known_index(op, index), _elements.known_predicate(op, where)
+        at = _elements.known_index(op, index)
+        where, mode = _elements.options(op, name, where, mode)
         values = self._converted(op, value)
         self = self._accepting(op, [x.shape for x in values])
-        return self._put(op, index if at is None else at, at, values, where, on)
+        return self._put(op, index if at is None else at, at, values, where, mode)
 
-    def append(self, value: Any, *, where: Any = None) -> "TensorArray":
+    def append(self, value: Any, *, where: Any = None, mode: str | None = None) -> "TensorArray":
         """The TensorArray with one row more. Needs `dynamic_size=True`.
 
         Args:
             value: the row.
             where: bool. If it is False nothing is appended.
+            mode: what happens to a row past `max_size`: "error" raises, "drop" leaves it out. None is "error", but
+                "drop" for a size that `jax.vmap` batches.
 
         Raises:
             IndexError, jax.errors.JaxRuntimeError: it has `max_size` rows already.
-            ValueError: the array has a fixed size, or growing inside `jit` needs `max_size`.
+            TypeError: `value` has another dtype, or `where` is not bool.
+            ValueError: `value` has another shape, the array has a fixed size, or growing inside `jit` needs `max_size`.
 
         >>> ta = TensorArray(jnp.float32, size=0, dynamic_size=True)
         >>> for x in [1.0, 2.0, 3.0]:
@@ -354,18 +384,24 @@ class TensorArray:
         """
         op = "TensorArray.append"
         self._check_dynamic(op)
-        on = _elements.known_predicate(op, where)
+        where, mode = _elements.options(op, None, where, mode)
         values = self._converted(op, value)
         self = self._accepting(op, [x.shape for x in values])
         at = self._known_live()
-        return self._put(op, self._claimed() if at is None else at, at, values, where, on, at_end=True)
+        return self._put(op, self._claimed() if at is None else at, at, values, where, mode, at_end=True)
 
-    def pop(self) -> tuple["TensorArray", Any]:
-        """The TensorArray without its last row, and that row. Needs `dynamic_size=True`.
+    def pop(self, *, where: Any = None, mode: str | None = None) -> tuple["TensorArray", Any]:
+        """The TensorArray without its last row, and that row, which is differentiable. Needs `dynamic_size=True`.
+
+        Args:
+            where: bool. If it is False no row is taken away, and the row is zeros.
+            mode: what an array without rows does: "error" raises, "drop" gives zeros. None is "error", but "drop" for
+                a size that `jax.vmap` batches.
 
         Raises:
             IndexError, jax.errors.JaxRuntimeError: there are no rows.
-            ValueError: the array has a fixed size.
+            TypeError: `where` is not bool.
+            ValueError: the array has a fixed size, or a traced `where` needs `max_size`.
 
         >>> ta, row = TensorArray.from_array(jnp.array([1.0, 2.0]), dynamic_size=True).pop()
         >>> row
@@ -375,15 +411,22 @@ class TensorArray:
         """
         op = "TensorArray.pop"
         self._check_dynamic(op)
+        where, mode = _elements.options(op, None, where, mode)
         size = self._known_live()
-        if size is not None:
-            if not size:
-                raise IndexError("Tried to pop a row but array size is: 0")
-            row = self._read(op, size - 1, size - 1)
-            return self._with(self._version, size - 1), row
-        size = self._live()
-        row = self._read(op, size - 1, None)
-        return self._with(self._version, jnp.maximum(size - 1, 0)), row
+        if size is None or isinstance(where, jax.core.Tracer):
+            if self._spec.max_size is None:
+                raise ValueError(
+                    f"{op}: with a where that is traced the size is known only at run time, which needs max_size: give "
+                    "TensorArray(..., max_size=n), the largest number of rows it may have"
+                )
+            row = self._read(op, self._live() - 1, None if size is None else size - 1, where, mode)
+            left = jnp.maximum(jnp.asarray(self._live(), jnp.int32) - 1, 0)
+            return self._with(self._version, left if where is None else jnp.where(where, left, self._live())), row
+        taken = where is None or bool(where)
+        if taken and not size and mode != "drop":
+            raise IndexError("Tried to pop a row but array size is: 0")
+        at = size - 1 if taken else -1
+        return self._with(self._version, max(at, 0) if taken else size), self._read(op, at, at, mode="drop")
 
     # --- many rows ---------------------------------------------------------------------------------------------
 
@@ -399,6 +442,7 @@ class TensorArray:
             ValueError: the shape of the rows is not known, or rows have different shapes.
             TypeError: `pad=False` and a size known only at run time.
         """
+        _elements.check_name("TensorArray.stack", name, "pad is")
         return self._spec.element.unflatten(self._stacked("TensorArray.stack", pad))
 
     def concat(self, name: str | None = None) -> Any:
@@ -414,49 +458,79 @@ class TensorArray:
             return self._spec.element.unflatten([_elements.joined(x) for x in self._stacked(op, True)])
         return _elements.concatenated(self._list_rows(op), self._spec.shape, self._spec.dtype)
 
-    def gather(self, indices: Any, name: str | None = None) -> Any:
+    def gather(self, indices: Any, name: str | None = None, *, where: Any = None, mode: str | None = None) -> Any:
         """The rows at `indices`, an array of shape `I`, as one array `[*I, *elem]`. Differentiable.
+
+        Args:
+            indices: integers.
+            name: ignored.
+            where: bool, broadcast to `I`. Rows where it is False are zeros, and their indices are not looked at.
+            mode: what an index out of range does: see `read`.
 
         Raises:
             IndexError, jax.errors.JaxRuntimeError: an index is out of range.
+            TypeError: an index is not an integer, or `where` not bool.
+            ValueError: `where` does not fit `I`, or the shape of a row is not known.
+
+        >>> TensorArray.from_array(jnp.array([1.0, 2.0])).gather([1, 0, 7], where=jnp.array([True, True, False]))
+        Array([2., 1., 0.], dtype=float32)
+
+        TensorFlow: `tf.TensorArray.gather`, which has no masks.
         """
         op = "TensorArray.gather"
         known = _elements.known_indices(op, indices)
-        if self._is_list():
-            self._need_known(op, known)
-            _elements.check_readable(known, len(self))
-            stacked = self._stack_list(op, [self._read(op, int(i), int(i)) for i in known.reshape(-1)])
-            return stacked.reshape(*known.shape, *stacked.shape[1:])
-        return self._read(op, jnp.asarray(indices) if known is None else known, known)
+        indices = jnp.asarray(indices) if known is None else known
+        where, mode = _elements.options(op, name, where, mode, indices.shape)
+        if not self._is_list():
+            return self._read(op, indices, known, where, mode)
+        self._need_known(op, known, where)
+        known, *_ = _elements.readable(known, len(self), where, mode)
+        stacked = self._stack_list(op, [self._read(op, int(i), int(i), mode="drop") for i in known.reshape(-1)])
+        return stacked.reshape(*known.shape, *stacked.shape[1:])
 
-    def scatter(self, indices: Any, value: Any, name: str | None = None) -> "TensorArray":
+    def scatter(
+        self, indices: Any, value: Any, name: str | None = None, *, where: Any = None, mode: str | None = None
+    ) -> "TensorArray":
         """The TensorArray with `value[k]` at row `indices[k]`, written in order: of duplicates the last one stays.
+
+        Differentiable: of duplicates the last one that is written gets the gradient.
 
         Args:
             indices: integers `[n]`.
             value: rows `[n, *elem]`.
             name: ignored.
+            where: bool, broadcast to `[n]`. Rows where it is False are not written, and their indices not looked at.
+            mode: what an index out of range does: see `write`.
 
         Raises:
             IndexError, jax.errors.JaxRuntimeError: an index is out of range.
-            ValueError: `indices` and `value` differ in length, or a row has the wrong shape.
+            TypeError: an index is not an integer, `value` has another dtype, or `where` is not bool.
+            ValueError: `indices` and `value` differ in length, a row has the wrong shape, `where` does not fit, or
+                growing inside `jit` needs `max_size`.
+
+        >>> ta = TensorArray(jnp.float32, size=3, element_shape=())
+        >>> ta.scatter([2, 0, 9], jnp.array([1.0, 2.0, 3.0]), mode="drop").stack()
+        Array([2., 0., 1.], dtype=float32)
+
+        TensorFlow: `tf.TensorArray.scatter`, which has no masks.
         """
         op = "TensorArray.scatter"
         known = _elements.known_indices(op, indices)
         indices = jnp.asarray(indices) if known is None else known
         if indices.ndim != 1:
             raise ValueError(f"{op}: indices must be a vector, got shape {indices.shape}")
+        where, mode = _elements.options(op, name, where, mode, indices.shape)
         values = self._converted(op, value)
         n = _elements.number_of_rows(op, values)
         self = self._accepting(op, [x.shape[1:] for x in values])
         if n != indices.shape[0]:
             raise ValueError(f"{op}: {indices.shape[0]} indices were given, and {n} rows")
         if self._is_list():
-            self._need_known(op, known)
-            for i, row in zip(known.tolist(), values[0], strict=True):
-                self = self._put(op, i, i, [row], None, True)
+            self._need_known(op, known, where)
+            for k, (i, row) in enumerate(zip(known.tolist(), values[0], strict=True)):
+                self = self._put(op, i, i, [row], where if where is None else where[k], mode)
             return self
-        return self._put(op, indices, known, values, None, True) if n else self
+        return self._put(op, indices, known, values, where, mode) if n else self
 
     def unstack(self, value: Any, name: str | None = None) -> "TensorArray":
         """The TensorArray with the rows of `value`, an array `[n, *elem]`, and no others. Makes no copy.
@@ -672,20 +746,22 @@ class TensorArray:
         return self if replaced else self._as_list(list(self._stacked("TensorArray", False)[0]))
 
     def _put(
-        self, op: str, index: Any, known: Any, values: list[Array], where: Any, on: bool | None, at_end: bool = False
+        self, op: str, index: Any, known: Any, values: list[Array], where: Any, mode: str | None, at_end: bool = False
     ) -> "TensorArray":
-        """Write rows, one or many; `known` is the index if it is not traced, and so is `on` of `where`."""
+        """Write rows, one or many; `known` is the index if it is not traced."""
         spec, size = self._spec, self._known_live()
-        if on is False:
+        if isinstance(where, np.ndarray | np.generic) and not where.any():
             return self
-        if on and known is not None:
-            _elements.check_writable(known, None if spec.dynamic_size else size, spec.max_size)
+        if known is not None:
+            limit = None if spec.dynamic_size else size
+            known, where, mode = _elements.writable(known, limit, spec.max_size, where, mode)
+            if mode == "drop" and _largest(known) < 0:
+                return self
+            index = known
         if self._is_list():
-            self._need_known(op, known)
-            if on is None:
-                raise TypeError(f"{op}: rows of different shapes need a where that is known while tracing")
+            self._need_known(op, known, where)
             return self._put_in_list(int(known), values[0], size or 0)
-        if size is not None and known is not None and on and _eager(values) and self._is_concrete():
+        if size is not None and known is not None and where is None and _eager(values) and self._is_concrete():
             return self._put_now(known, values, size)
         grows = spec.dynamic_size and (known is None or size is None or _largest(known) >= size)
         if grows and spec.max_size is None:
@@ -693,11 +769,10 @@ class TensorArray:
                 f"{op}: inside jit, grad, vmap and loops a TensorArray with dynamic_size=True grows no further than "
                 "max_size: give TensorArray(..., max_size=n), the largest number of rows it may have"
             )
-        where = where if on is None else None
         buffers = self._buffers()
         if grows:
-            buffers, size = self._grown(buffers, index, known, where, at_end)
-        buffers = tuple(_write(op, b, index, x, where) for b, x in zip(buffers, values, strict=True))
+            buffers, size = self._grown(op, buffers, index, known, where, at_end)
+        buffers = tuple(_write(op, b, index, x, where, mode) for b, x in zip(buffers, values, strict=True))
         return self._with(Version(buffers), size if grows else self._size)
 
     def _put_now(self, index: Any, values: list[Array], size: int) -> "TensorArray":
@@ -713,7 +788,7 @@ class TensorArray:
         return self._with(version, size if self._spec.dynamic_size else None)
 
     def _grown(
-        self, buffers: tuple[Array, ...], index: Any, known: Any, where: Any, at_end: bool
+        self, op: str, buffers: tuple[Array, ...], index: Any, known: Any, where: Any, at_end: bool
     ) -> tuple[tuple[Array, ...], Any]:
         """Zeros in the rows between the live ones and those that are about to be written, and the new size."""
         size = self._claimed() if at_end else self._live()
@@ -722,8 +797,8 @@ class TensorArray:
             new_size = max(size, _largest(known) + 1)
             at_end = at_end or (isinstance(known, int) and known <= size)
         else:
-            index = jnp.asarray(index)
-            written = _is_index(index, self._capacity())  # one outside is an error, or dropped under vmap
+            index, _ = _arguments.as_index(op, index, self._capacity(), "drop", masked=True)
+            written = _is_index(index, self._capacity())  # one outside is an error, or dropped
             if where is not None:
                 written &= where
             stops = jnp.where(written, index.astype(jnp.int32) + 1, 0)
@@ -736,21 +811,22 @@ class TensorArray:
             buffers = tuple(ta_clear(b, size, stop) for b in buffers)
         return buffers, new_size
 
-    def _read(self, op: str, index: Any, known: Any) -> Any:
+    def _read(self, op: str, index: Any, known: Any, where: Any = None, mode: str | None = None) -> Any:
         """Rows at an index of any shape; `known` if it is not traced."""
-        spec, size = self._spec, self._known_live()
+        spec, size, is_settled = self._spec, self._known_live(), False
         if known is not None and size is not None:
-            _elements.check_readable(known, size)
+            known, where, mode = _elements.readable(known, size, where, mode)
+            index, is_settled = known, mode == "drop"
         if self._is_list():
-            self._need_known(op, known)
+            self._need_known(op, known, where)
             return self._list_rows(op, int(known))[0]
         self._need_shape(op)
-        if known is not None and size is not None and self._is_concrete() and _compat.executes_eagerly():
+        if is_settled and where is None and self._is_concrete() and _compat.executes_eagerly():
             return spec.element.unflatten(self._run(lambda buffers: exactly(partial(_read_now, buffers), known)))
-        buffers, mode = self._buffers(), None
-        if size is None or (known is None and size != self._capacity()):
-            index, mode = ta_check(index, self._live(), op=op), "drop"
-        return spec.element.unflatten([_read(op, b, index, mode) for b in buffers])
+        buffers = self._buffers()
+        if not is_settled and size != self._capacity():
+            index, where, mode = ta_check(index, self._live(), where=where, mode=mode, op=op), None, "drop"
+        return spec.element.unflatten([_read(op, b, index, where, mode) for b in buffers])
 
     def _stacked(self, op: str, pad: bool) -> list[Array]:
         spec, size = self._spec, self._known_live()
@@ -788,13 +864,15 @@ class TensorArray:
         dtype = spec.dtype if spec.ranks is None else self.dtype
         return self._with(Version(rows), len(rows), ranks=None, dtype=dtype)
 
-    def _need_known(self, op: str, index: Any) -> None:
+    def _need_known(self, op: str, index: Any, where: Any) -> None:
         if index is None:
             raise TypeError(
                 f"{op}: a TensorArray with infer_shape=False keeps rows of different shapes, so an index must be known "
                 "while tracing, a Python integer. If all rows have one shape, give element_shape or infer_shape=True; "
                 "if not, pad them to one shape"
             )
+        if isinstance(where, jax.core.Tracer):
+            raise TypeError(f"{op}: rows of different shapes need a where that is known while tracing")
 
     def _put_in_list(self, index: int, row: Array, size: int) -> "TensorArray":
         assert self._version is not None
@@ -810,6 +888,10 @@ class TensorArray:
     def _list_rows(self, op: str, index: int | None = None) -> list[Array]:
         """All rows, or one of them; unwritten ones are zeros if the shape of a row is known."""
         assert self._version is not None
+        if index is not None and index < 0:
+            raise ValueError(
+                f"{op}: a row that is not read is zeros, of no known shape in a TensorArray with infer_shape=False"
+            )
         rows = self._version.look(lambda rows: rows[: self._size])
         found = []
         for i, row in enumerate(rows if index is None else rows[index : index + 1], index or 0):
@@ -941,14 +1023,14 @@ def _listed(ranks: Any) -> str:
     return ", ".join(map(str, ranks))
 
 
-def _write(op: str, buffer: Array, index: Any, value: Array, where: Any) -> Array:
-    buffer, index, where, mode = _arguments.row_operands(op, buffer, index, where, None)
+def _write(op: str, buffer: Array, index: Any, value: Array, where: Any, mode: str | None) -> Array:
+    buffer, index, where, mode = _arguments.row_operands(op, buffer, index, where, mode)
     return ta_write_p.bind(buffer, index, value, *where, **row_params(op, mode))
 
 
-def _read(op: str, buffer: Array, index: Any, mode: str | None) -> Array:
-    buffer, index, _, mode = _arguments.row_operands(op, buffer, index, None, mode)
-    return ta_read_p.bind(buffer, index, **row_params(op, mode))
+def _read(op: str, buffer: Array, index: Any, where: Any, mode: str | None) -> Array:
+    buffer, index, where, mode = _arguments.row_operands(op, buffer, index, where, mode)
+    return ta_read_p.bind(buffer, index, *where, **row_params(op, mode))
 
 
 @jax.jit

@@ -27,10 +27,11 @@ class ListArray:
     rows: tuple[Any, ...]
     zero: Any
     max_size: int | None = None
+    dynamic: bool = True
 
     @classmethod
-    def from_array(cls, value: Any, max_size: int | None = None) -> "ListArray":
-        return cls(_rows_of(value), jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), value), max_size)
+    def from_array(cls, value: Any, max_size: int | None = None, dynamic: bool = True) -> "ListArray":
+        return cls(_rows_of(value), jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), value), max_size, dynamic)
 
     def size(self) -> np.int32:
         return np.int32(len(self.rows))
@@ -38,23 +39,27 @@ class ListArray:
     def identity(self) -> "ListArray":
         return self
 
-    def write(self, index: Any, value: Any, *, where: Any = True) -> "ListArray":
-        if not where:
+    def write(self, index: Any, value: Any, *, where: Any = True, mode: str | None = None) -> "ListArray":
+        limit = (self.max_size or np.inf) if self.dynamic else len(self.rows)
+        if not where or (mode == "drop" and not 0 <= index < limit):
             return self
+        assert 0 <= index < limit
         i = operator.index(index)
-        assert i >= 0
         rows = list(self.rows) + [self.zero] * (i + 1 - len(self.rows))
         rows[i] = value
-        assert self.max_size is None or len(rows) <= self.max_size
         return replace(self, rows=tuple(rows))
 
-    def append(self, value: Any, *, where: Any = True) -> "ListArray":
-        return self.write(len(self.rows), value, where=where)
+    def append(self, value: Any, *, where: Any = True, mode: str | None = None) -> "ListArray":
+        return self.write(len(self.rows), value, where=where, mode=mode)
 
-    def pop(self) -> tuple["ListArray", Any]:
+    def pop(self, *, where: Any = True, mode: str | None = None) -> tuple["ListArray", Any]:
+        if not where or (mode == "drop" and not self.rows):
+            return self, self.zero
         return replace(self, rows=self.rows[:-1]), self.rows[-1]
 
-    def read(self, index: Any) -> Any:
+    def read(self, index: Any, *, where: Any = True, mode: str | None = None) -> Any:
+        if not where or (mode == "drop" and not 0 <= index < len(self.rows)):
+            return self.zero
         assert index >= 0
         return self.rows[operator.index(index)]
 
@@ -72,13 +77,14 @@ class ListArray:
     def concat(self) -> Any:
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), self.stack())
 
-    def gather(self, indices: Any) -> Any:
-        return self._stacked([self.read(i) for i in indices])
+    def gather(self, indices: Any, *, where: Any = True, mode: str | None = None) -> Any:
+        wheres = np.broadcast_to(where, len(indices))
+        return self._stacked([self.read(i, where=w, mode=mode) for i, w in zip(indices, wheres, strict=True)])
 
-    def scatter(self, indices: Any, value: Any) -> "ListArray":
+    def scatter(self, indices: Any, value: Any, *, where: Any = True, mode: str | None = None) -> "ListArray":
         ta = self
-        for i, row in zip(indices, _rows_of(value), strict=True):
-            ta = ta.write(i, row)
+        for i, w, row in zip(indices, np.broadcast_to(where, len(indices)), _rows_of(value), strict=True):
+            ta = ta.write(i, row, where=w, mode=mode)
         return ta
 
     def unstack(self, value: Any) -> "ListArray":

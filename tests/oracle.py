@@ -84,9 +84,10 @@ def ta_clear(buffer: Any, start: Any, stop: Any) -> np.ndarray:
     return buffer
 
 
-def ta_check(index: Any, size: Any, *, mode: str | None = None) -> np.ndarray:
+def ta_check(index: Any, size: Any, *, where: Any = None, mode: str | None = None) -> np.ndarray:
     index = np.asarray(index)
-    live = [int(i) if 0 <= int(i) < int(size) else -1 for i in index.flat]
+    counts = np.broadcast_to(True if where is None else where, index.shape)
+    live = [int(i) if w and 0 <= int(i) < int(size) else -1 for i, w in zip(index.flat, counts.flat, strict=True)]
     return np.array(live, np.int32).reshape(index.shape)
 
 

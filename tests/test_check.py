@@ -32,7 +32,13 @@ def raises(index, size=SIZE, op="ta_check"):
     return pytest.raises(RUNTIME_ERRORS, match=re.escape(text) + r"(?!\d)")
 
 
+bind = primitives.ta_check_p.bind
 drop = functools.partial(ta_check, mode="drop")
+
+
+def masked(index, size):
+    """The same by the kernel, which is asked for the good ones only."""
+    return ta_check(index, size, where=oracle.ta_check(index, size) >= 0, mode="error")
 
 
 # --- values ----------------------------------------------------------------------------------------------------
@@ -41,7 +47,7 @@ drop = functools.partial(ta_check, mode="drop")
 @pytest.mark.parametrize("shape", [(), (1,), (5,), (2, 3), (0,), (2, 0), (1, 2, 1)], ids=str)
 def test_an_index_of_live_rows_is_itself(shape):
     index = rng.integers(0, SIZE, shape)
-    for f in (ta_check, jax.jit(ta_check), drop):
+    for f in (ta_check, jax.jit(ta_check), drop, masked):
         oracle.assert_same_bits(f(jnp.asarray(index), SIZE), index.astype(np.int32))
 
 
@@ -53,12 +59,14 @@ def test_an_index_may_have_any_integer_dtype_and_value(dtype, size):
     values |= {max(-1, limits.min), max(-(2**32) + 1, limits.min), min(2**31 - 1, limits.max)}
     index = np.array(sorted(values), dtype)
     expected = oracle.ta_check(index, size)
-    oracle.assert_same_bits(drop(jnp.asarray(index), np.int32(size)), expected)
+    for f in (drop, masked):
+        oracle.assert_same_bits(f(jnp.asarray(index), np.int32(size)), expected)
     oracle.assert_same_bits(jax.jit(drop)(index, np.int32(size)), expected)
     oracle.assert_same_bits(jax.jit(functools.partial(_reference.check, batch_dims=0))(index, np.int32(size)), expected)
     if limits.bits < 64:
         with jax.enable_x64(False):
-            oracle.assert_same_bits(drop(jnp.asarray(index), np.int32(size)), expected)
+            for f in (drop, masked):
+                oracle.assert_same_bits(f(jnp.asarray(index), np.int32(size)), expected)
             plain = _reference.check(jnp.asarray(index), jnp.int32(size), batch_dims=0)
             oracle.assert_same_bits(plain, expected)
 
@@ -91,7 +99,11 @@ def test_plain_jax_and_the_kernel_both_mean_what_numpy_does(batch, shape):
         expected[k] = oracle.ta_check(index[k], size[k])
     n, args = len(batch), (jnp.asarray(index), jnp.asarray(size))
     oracle.assert_same_bits(_reference.check(*args, batch_dims=n), expected)
-    oracle.assert_same_bits(primitives.ta_check_p.bind(*args, batch_dims=n, mode="drop", op="ta_check"), expected)
+    params = {"batch_dims": n, "op": "ta_check"}
+    oracle.assert_same_bits(bind(*args, mode="drop", **params), expected)
+    oracle.assert_same_bits(bind(*args, jnp.asarray(expected >= 0), mode=None, **params), expected)
+    where = rng.random(index.shape) < 0.5
+    oracle.assert_same_bits(bind(*args, jnp.asarray(where), mode="drop", **params), np.where(where, expected, -1))
 
 
 def test_a_platform_without_kernels_gets_plain_jax():
@@ -116,6 +128,12 @@ def test_arguments_are_checked():
         ta_check(1, jnp.array([3, 4]))
     with pytest.raises(ValueError, match=r'^ta_check: mode must be None, "error" or "drop", got \'clip\''):
         ta_check(1, 3, mode="clip")
+    with pytest.raises(TypeError, match=r"^ta_check: where must be bool, got int32"):
+        ta_check(1, 3, where=jnp.int32(1))
+    with pytest.raises(ValueError, match=r"^ta_check: where of shape \(2,\) does not fit an index of shape \(3,\)"):
+        ta_check([1, 2, 0], 3, where=jnp.array([True, False]))
+    with pytest.raises(TypeError, match=r"^ta_check: where bool\[2\] must be bool\(3,\)"):
+        bind(jnp.arange(3), jnp.int32(3), jnp.ones(2, bool), batch_dims=0, mode="drop", op="ta_check")
 
 
 # --- errors ----------------------------------------------------------------------------------------------------
@@ -142,6 +160,11 @@ def in_vmap_of_others(index, size):
     return jax.vmap(lambda x: x + ta_check(index, size))(jnp.zeros(2, jnp.int32))[1]
 
 
+def in_vmap_of_where(index, size):
+    """A batched mask leaves the index as it is: not batched, so that a stray raises."""
+    return jax.vmap(lambda where: ta_check(index, size, where=where))(jnp.array([True, False]))[0]
+
+
 def in_vmap_of_index(index, size):
     """The index is batched, and strays are asked for."""
     return jax.vmap(lambda i: ta_check(i, size, mode="error"))(jnp.stack([index * 0, index]))[1]
@@ -164,7 +187,10 @@ CONTEXTS = {
     "fori_loop": in_fori,
     "cond": in_cond,
     "checkpoint": jax.checkpoint(ta_check),
+    "masked": lambda index, size: ta_check(index, size, where=index != 3),
+    "masked_vector": lambda index, size: ta_check(index[None], size, where=index != 3)[0],
     "vmap_of_others": in_vmap_of_others,
+    "vmap_of_where": in_vmap_of_where,
     "vmap_of_index": in_vmap_of_index,
     "vmap_of_size": in_vmap_of_size,
     "jvp": in_jvp,
@@ -191,6 +217,17 @@ def test_a_stray_index_raises_with_jit_disabled(context):
 def test_the_error_names_the_op_that_the_user_called():
     with raises(7, op="TensorArray.read"):
         finish(ta_check(7, SIZE, op="TensorArray.read"))
+
+
+@pytest.mark.parametrize("size", [SIZE, 0, -(2**31)], ids=str)
+def test_a_masked_index_is_not_looked_at(size):
+    """Also where there are no rows; and the first stray that counts is named, with the size that there is."""
+    index = np.array([[-9, 0, 7], [3, 99, -1]])
+    f = jax.jit(ta_check)
+    for where in (oracle.ta_check(index, size) >= 0, np.zeros((2, 3), bool), np.array([[False], [False]])):
+        oracle.assert_same_bits(f(index, np.int32(size), where=where), oracle.ta_check(index, size, where=where))
+    with raises(99, size):
+        finish(f(index, np.int32(size), where=index > 7))
 
 
 @pytest.mark.parametrize("size", [-(2**31), 0, 6, 2**31 - 1])
@@ -422,6 +459,7 @@ def checked(b, i, s):
 
 READS = {
     "plain": checked,
+    "masked": lambda b, i, s: ta_read(b, ta_check(i, s, where=s > 0)),
     "drop": lambda b, i, s: ta_read(b, drop(i, s), mode="drop"),
     "nested_jit": jax.jit(checked),
     "cond": lambda b, i, s: lax.cond(s > 0, checked, lambda b, i, s: b[0], b, i, s),
@@ -471,7 +509,7 @@ def test_batches_of_gradients_and_gradients_of_batches_are_those_of_plain_jax(re
         np.testing.assert_allclose(of_batch(buffers, index, size), expected, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("read", ["plain", "nested_jit", "cond", "checkpoint", "save_reads"])
+@pytest.mark.parametrize("read", ["plain", "masked", "nested_jit", "cond", "checkpoint", "save_reads"])
 def test_a_stray_index_raises_in_derivatives(read):
     f = functools.partial(loss_of, READS[read])
     second = jax.grad(lambda b, *rest: (jax.grad(f)(b, *rest) ** 2).sum())

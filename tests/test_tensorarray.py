@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import re
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 from waiting import finish
 
-from jax_tensorarray import TensorArray
+from jax_tensorarray import TensorArray, ta_read
 
 f64 = jnp.float64
 
@@ -489,18 +490,126 @@ def test_gather_takes_indices_of_any_shape():
     assert ta.gather([]).shape == (0, 2)
 
 
-def test_where_must_be_one_bool():
-    ta = static()
-    np.testing.assert_array_equal(ta.write(7, [1.0, 2.0], where=False).stack(), np.zeros((3, 2)))
-    np.testing.assert_array_equal(ta.write(0, [1.0, 2.0], where=np.bool_(True)).read(0), [1, 2])
-    with pytest.raises(TypeError, match="where must be bool"):
-        ta.write(0, [1.0, 2.0], where=1)
-    with pytest.raises(TypeError, match="where must be a scalar"):
-        ta.write(0, [1.0, 2.0], where=jnp.array([True]))
-    masked = jax.jit(lambda p: ta.write(7, [1.0, 2.0], where=p).stack())
-    np.testing.assert_array_equal(masked(False), np.zeros((3, 2)))
-    with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="index 7 is out of range"):
-        finish(masked(True))
+# --- where and mode --------------------------------------------------------------------------------------------
+
+
+def stack_of(*values, max_size=4):
+    return TensorArray.from_array(jnp.array(values), dynamic_size=True, max_size=max_size)
+
+
+#: The methods that take `where` and `mode`: what came out, and the array after it.
+MASKABLE = {
+    "read": lambda ta, i, **how: (ta.read(i, **how), ta),
+    "gather": lambda ta, i, **how: (ta.gather([i], **how)[0], ta),
+    "write": lambda ta, i, **how: (0.0, ta.write(i, 9.0, **how)),
+    "scatter": lambda ta, i, **how: (0.0, ta.scatter([i], [9.0], **how)),
+    "append": lambda ta, i, **how: (0.0, ta.append(9.0, **how)),
+    "pop": lambda ta, i, **how: ta.pop(**how)[::-1],
+}
+#: An array and an index of which the method makes an error: what is looked up or written is not there.
+STRAY = {
+    **{m: (stack_of(1.0, 2.0), 2) for m in ("read", "gather")},
+    **{m: (stack_of(1.0, 2.0), 4) for m in ("write", "scatter")},
+    "append": (stack_of(1.0, 2.0, 3.0, 4.0), 0),
+    "pop": (stack_of(1.0).pop()[0], 0),
+}
+
+
+@pytest.mark.parametrize("run", [lambda f, *args: f(*args), lambda f, *args: jax.jit(f)(*args)], ids=["eager", "jit"])
+@pytest.mark.parametrize("method", MASKABLE)
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"where": 1},
+        {"where": "yes"},
+        {"where": np.ones((2, 3), bool)},
+        {"where": jnp.ones(2)},
+        {"where": [True, 1.0]},
+        {"mode": "clip"},
+        {"mode": True},
+    ],
+    ids=repr,
+)
+def test_a_wrong_where_or_mode_is_what_it_is_to_the_ops(method, how, run):
+    index = [0] if method in ("gather", "scatter") else 0
+    with pytest.raises((TypeError, ValueError)) as of_op:
+        ta_read(jnp.zeros(3), index, **how)
+    text = str(of_op.value).replace("ta_read", f"TensorArray.{method}")
+    with pytest.raises(of_op.type, match=re.escape(text)):
+        run(lambda ta: MASKABLE[method](ta, 0, **how)[0], stack_of(1.0, 2.0))
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda ta: ta.read(0, jnp.array(True)),
+        lambda ta: ta.write(0, [1.0, 2.0], False),
+        lambda ta: ta.gather([0], [True]),
+        lambda ta: ta.scatter([0], [[1.0, 2.0]], [True]),
+        lambda ta: ta.stack(False),
+    ],
+)
+def test_what_is_given_by_keyword_is_not_lost_in_the_name(f):
+    with pytest.raises(TypeError, match=r"^TensorArray\.\w+: name must be a string, got .* given by keyword$"):
+        f(static())
+
+
+@pytest.mark.parametrize("method", MASKABLE)
+@pytest.mark.parametrize("how", ["known", "traced", "traced where"])
+def test_a_row_that_is_not_there_is_an_error_unless_it_is_masked_or_dropped(method, how):
+    (ta, index), f = STRAY[method], MASKABLE[method]
+
+    def run(where=None, **mode):
+        if how == "known":
+            out, after = f(ta, index, where=where, **mode)
+        elif how == "traced":
+            out, after = jax.jit(lambda ta, i, w: f(ta, i, where=w, **mode))(ta, index, where)
+        else:
+            out, after = jax.jit(lambda w: f(ta, index, where=w, **mode))(where)
+        finish(after.stack())
+        return out, after
+
+    for where, mode in [(False, {}), (False, {"mode": "error"}), (True, {"mode": "drop"}), (False, {"mode": "drop"})]:
+        out, after = run(np.array(where), **mode)
+        assert out == 0
+        np.testing.assert_array_equal(rows(after), rows(ta))
+    for mode in ({}, {"mode": "error"}):
+        text = "array size is|max_size is" if how == "known" else rf"TensorArray\.{method}: index -?\d is out of range"
+        with pytest.raises((IndexError, jax.errors.JaxRuntimeError, ValueError), match=text):
+            run(np.array(True), **mode)
+
+
+@pytest.mark.parametrize("index", [-1, 2**31, 2**40, 2**100, -(2**100)], ids=repr)
+@pytest.mark.parametrize("x64", [True, False])
+def test_a_python_index_of_any_magnitude_is_masked_and_dropped(index, x64):
+    """The array is one that grows, which has to find out how far."""
+    with jax.enable_x64(x64):
+        ta = TensorArray.from_array(jnp.ones(2, jnp.float32), dynamic_size=True, max_size=4)
+        for f in (jax.jit, lambda f: f):
+            for where, mode in ((False, None), (True, "drop")):
+                method = f(lambda ta, w, mode=mode: ta.write(index, 5.0, where=w, mode=mode))
+                np.testing.assert_array_equal(rows(method(ta, where)), [1, 1])
+                method = f(lambda ta, w, mode=mode: ta.scatter([index, 2], [5.0, 6.0], where=[w, True], mode=mode))
+                np.testing.assert_array_equal(rows(method(ta, where)), [1, 1, 6])
+                method = f(lambda ta, w, mode=mode: ta.gather([index, 1], where=[w, True], mode=mode))
+                np.testing.assert_array_equal(method(ta, where), [0, 1])
+
+
+@pytest.mark.parametrize("method", MASKABLE)
+def test_what_vmap_batches_is_dropped_unless_errors_are_asked_for(method):
+    """As for the ops it is the index that decides, which is the size of an array that is appended to; a mask is not."""
+    (ta, index), f = STRAY[method], MASKABLE[method]
+    tas = jax.tree.map(lambda x: jnp.stack([x, x]), ta)
+    indices, wheres = jnp.array([index, index]), jnp.array([True, True])
+    out, after = jax.jit(jax.vmap(f))(tas, indices)
+    np.testing.assert_array_equal(out, [0, 0])
+    np.testing.assert_array_equal(after.size(), [len(ta)] * 2)
+    for raising, operands in (
+        (lambda ta, i: f(ta, i, mode="error"), (tas, indices)),
+        (lambda w: f(ta, index, where=w), (wheres,)),
+    ):
+        with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match=f"{method}: index -?[0-9] is out of range"):
+            finish(jax.jit(jax.vmap(raising))(*operands))
 
 
 # --- unstack, split, concat ------------------------------------------------------------------------------------
@@ -616,6 +725,22 @@ def test_rows_of_different_shapes_need_known_indices():
             jax.jit(f)(jnp.array(1))
     with pytest.raises(TypeError, match="where that is known"):
         jax.jit(lambda p: ragged().write(0, jnp.ones(1), where=p).read(0))(True)
+    for f in (
+        lambda p: ragged().read(0, where=p),
+        lambda p: ragged().gather([0], where=p),
+        lambda p: ragged().scatter([0], jnp.ones((1, 1)), where=p).read(0),
+    ):
+        with pytest.raises(TypeError, match="where that is known"):
+            jax.jit(f)(True)
+
+
+def test_rows_of_different_shapes_are_masked_and_dropped_where_no_zeros_are_asked_for():
+    ta = ragged().scatter([9, 0, 1], [[7.0], [8.0], [9.0]], where=[True, False, True], mode="drop")
+    np.testing.assert_array_equal(ta.read(0, where=True, mode="drop"), ragged().read(0))
+    np.testing.assert_array_equal(ta.gather([1, 1], where=np.array(True)), [[9], [9]])
+    for f in (lambda: ta.read(0, where=False), lambda: ta.read(9, mode="drop"), lambda: ta.gather([1, 9], mode="drop")):
+        with pytest.raises(ValueError, match="a row that is not read is zeros, of no known shape"):
+            f()
 
 
 def test_an_element_shape_still_holds_for_them():

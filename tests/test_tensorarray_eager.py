@@ -52,9 +52,10 @@ def test_a_write_is_in_place(how):
     before = pointer(ta)
     for i in range(8):
         ta = ta.write(i, 1.0)
-    ta = ta.scatter([3, 4], [5.0, 6.0])
+    ta = ta.scatter([3, 4], [5.0, 6.0]).write(0, 7.0, where=False).write(-1, 7.0, mode="drop")
+    ta = ta.scatter([5, 2, -1], [7.0, 8.0, 9.0], where=jnp.array([False, True, True]), mode="drop")
     assert pointer(ta) == before
-    assert rows(ta) == [1, 1, 1, 5, 6, 1, 1, 1]
+    assert rows(ta) == [1, 1, 8, 5, 6, 1, 1, 1]
 
 
 def test_an_older_version_costs_one_copy_at_most():

@@ -102,6 +102,23 @@ def write_where(xs):
 
 
 @program
+def reads_past_the_end(xs):
+    def body(ta, i, x):
+        return ta.write(i, jnp.sin(x) + ta.read(i - 1, mode="drop") + ta.read(i // 2, where=x[0] > 0))
+
+    return total(over_steps(body, TensorArray.from_array(xs), xs))
+
+
+@program
+def masked_gather_and_scatter(xs):
+    def body(ta, i, x):
+        seen = ta.gather(i + jnp.arange(-2, 2), where=x[:4] > 0, mode="drop")
+        return ta.scatter(i * 5 % len(xs) + jnp.arange(4), jnp.tanh(seen) + x, where=x[4:8] > 0, mode="drop")
+
+    return total(over_steps(body, TensorArray.from_array(xs), xs))
+
+
+@program
 def two_arrays(xs):
     def body(c, i, x):
         a, b = c
@@ -303,6 +320,16 @@ def stack_machine(xs):
     def body(ta, i, x):
         ta, row = ta.pop()
         return ta.append(jnp.sin(row)).append(x + row)
+
+    return total(over_steps(body, growing(xs, 1, 2), xs))
+
+
+@program
+def masked_stack_machine(xs):
+    def body(ta, i, x):
+        ta, row = ta.pop(where=x[0] > 0)
+        ta, none = ta.pop(where=x[1] > 0, mode="drop")
+        return ta.append(jnp.sin(row), where=x[0] > 0).append(none + x + ta.read(i // 2, mode="drop"), mode="drop")
 
     return total(over_steps(body, growing(xs, 1, 2), xs))
 

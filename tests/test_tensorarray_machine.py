@@ -26,6 +26,8 @@ GONE = "donated to a jitted function"
 
 numbers = st.integers(-9, 9)
 indices = st.integers(-1, MAX_SIZE + 1)
+wheres = st.sampled_from([None, True, False])
+modes = st.sampled_from([None, "error", "drop"])
 index_dtypes = st.sampled_from([int, np.int8, np.uint8, np.int64, np.uint64, np.uint32, jnp.int16])
 
 
@@ -120,12 +122,12 @@ def with_error(kind, f, text):
         raise AssertionError(f"no {kind.__name__}")
 
 
-def _write_row(ta, index, x, known):
-    return ta.write(0 if known else index, x)
+def _write_row(ta, index, x, where, known, mode):
+    return ta.write(0 if known else index, x, where=where, mode=mode)
 
 
-_write_in_jit = jax.jit(_write_row, static_argnums=3)
-_write_donated = jax.jit(_write_row, static_argnums=3, donate_argnums=0)
+_write_in_jit = jax.jit(_write_row, static_argnums=(4, 5))
+_write_donated = jax.jit(_write_row, static_argnums=(4, 5), donate_argnums=0)
 
 
 class Arrays(RuleBasedStateMachine):
@@ -143,18 +145,25 @@ class Arrays(RuleBasedStateMachine):
         self.all.append(held)
         return held
 
-    def written(self, rows, index, x):
-        """The rows after a write, None if it is an error."""
+    def written(self, rows, index, x, where=None, mode=None):
+        """The rows after a write, the same ones if nothing is written, None if it is an error."""
         kind = self.kind
+        if where is False:
+            return rows
         if not 0 <= index < (len(rows) if not kind.dynamic else kind.limit or np.inf):
-            return None
+            return rows if mode == "drop" else None
         gap = None if kind.ragged else kind.row(0)
         rows = [*rows, *[gap] * (index + 1 - len(rows))]
         rows[index] = kind.row(x)
         return tuple(rows)
 
     def attempt(self, held, f, rows):
-        """`f(ta)`, which is to have those rows, or raise an IndexError if they are None; or the array is gone."""
+        """`f(ta)`, which is to have those rows, or raise an IndexError if they are None; or the array is gone.
+
+        If they are the rows that it has, nothing was written, and the array itself is given.
+        """
+        if rows is held.rows:
+            return multiple() if held.life.over else self.hold(f(held.ta), rows, held.life)
         try:
             ta = f(held.ta)
         except IndexError:
@@ -169,51 +178,60 @@ class Arrays(RuleBasedStateMachine):
 
     # --- new versions ------------------------------------------------------------------------------------------
 
-    @rule(
-        target=held, old=held, index=indices, x=numbers, dtype=index_dtypes, where=st.sampled_from([None, True, False])
-    )
-    def write(self, old, index, x, dtype, where):
+    @rule(target=held, old=held, index=indices, x=numbers, dtype=index_dtypes, where=wheres, mode=modes)
+    def write(self, old, index, x, dtype, where, mode):
         index = max(index, 0) if np.dtype(dtype).kind == "u" else index
-        rows = old.rows if where is False else self.written(old.rows, index, x)
-        if where is False:  # gives the array itself
-            if old.life.over:
-                return multiple()
-            return self.hold(old.ta.write(dtype(index), self.kind.row(x), where=False), rows, old.life)
-        return self.attempt(old, lambda ta: ta.write(dtype(index), self.kind.row(x), where=where), rows)
+        rows = self.written(old.rows, index, x, where, mode)
+        return self.attempt(old, lambda ta: ta.write(dtype(index), self.kind.row(x), where=where, mode=mode), rows)
 
-    @rule(target=held, old=held, many=st.lists(st.tuples(indices, numbers), min_size=1, max_size=4))
-    def scatter(self, old, many):
+    @rule(
+        target=held,
+        old=held,
+        many=st.lists(st.tuples(indices, numbers, st.booleans()), min_size=1, max_size=4),
+        masked=st.booleans(),
+        mode=modes,
+    )
+    def scatter(self, old, many, masked, mode):
         if self.kind.ragged:
-            many = [(i, 3) for i, _ in many]  # rows of one shape, since they come in one array
+            many = [(i, 3, where) for i, _, where in many]  # rows of one shape, since they come in one array
         rows = old.rows
-        for i, x in many:
-            rows = rows if rows is None else self.written(rows, i, x)
-        values = jax.tree.map(lambda *x: np.stack(x), *[self.kind.row(x) for _, x in many])
-        return self.attempt(old, lambda ta: ta.scatter([i for i, _ in many], values), rows)
+        for i, x, where in many:
+            rows = rows if rows is None else self.written(rows, i, x, where if masked else None, mode)
+        values = jax.tree.map(lambda *x: np.stack(x), *[self.kind.row(x) for _, x, _ in many])
+        index, where = [i for i, _, _ in many], [where for _, _, where in many] if masked else None
+        return self.attempt(old, lambda ta: ta.scatter(index, values, where=where, mode=mode), rows)
 
-    @rule(target=held, old=held, x=numbers)
-    def append(self, old, x):
-        if not self.kind.dynamic:
-            with_error(ValueError, lambda: old.ta.append(self.kind.row(x)), "fixed size")
-            return multiple()
-        return self.attempt(old, lambda ta: ta.append(self.kind.row(x)), self.written(old.rows, len(old.rows), x))
+    @rule(target=held, old=held, x=numbers, where=wheres, mode=modes)
+    def append(self, old, x, where, mode):
+        def append(ta):
+            return ta.append(self.kind.row(x), where=where, mode=mode)
 
-    @rule(target=held, old=held)
-    def pop(self, old):
         if not self.kind.dynamic:
-            with_error(ValueError, old.ta.pop, "fixed size")
+            with_error(ValueError, lambda: append(old.ta), "fixed size")
             return multiple()
-        if not old.rows or old.rows[-1] is None:
-            with_error((IndexError, ValueError, RuntimeError), old.ta.pop, "")
+        return self.attempt(old, append, self.written(old.rows, len(old.rows), x, where, mode))
+
+    @rule(target=held, old=held, where=wheres, mode=modes)
+    def pop(self, old, where, mode):
+        def pop():
+            return old.ta.pop(where=where, mode=mode)
+
+        if not self.kind.dynamic:
+            with_error(ValueError, pop, "fixed size")
+            return multiple()
+        row, is_taken = self.looked_up(old, max(len(old.rows) - 1, 0), where, mode), where is not False and old.rows
+        if isinstance(row, Exception):
+            if not old.life.over:
+                with_error(type(row), pop, str(row))
             return multiple()
         try:
-            ta, row = old.ta.pop()
+            ta, found = pop()
         except RuntimeError as error:
             assert GONE in str(error)
             assert old.life.over
             return multiple()
-        assert leaves(row) == leaves(old.rows[-1])
-        return self.hold(ta, old.rows[:-1], old.life)
+        assert leaves(found) == leaves(row)
+        return self.hold(ta, old.rows[:-1] if is_taken else old.rows, old.life)
 
     @rule(target=held, old=held, xs=st.lists(numbers, min_size=1, max_size=5))
     def unstack(self, old, xs):
@@ -261,6 +279,31 @@ class Arrays(RuleBasedStateMachine):
     def look(self, old):
         check(old)
 
+    def looked_up(self, old, index, where=None, mode=None):
+        """The row that a read gives, or the error that it raises."""
+        inside = 0 <= index < len(old.rows)
+        if where is not False and inside:
+            return ValueError("never written") if old.rows[index] is None else old.rows[index]
+        if where is not False and mode != "drop":
+            return IndexError("negative indices" if index < 0 else f"array size is: {len(old.rows)}")
+        if self.kind.ragged:
+            return ValueError("zeros, of no known shape")
+        return ValueError("no row was written yet") if old.ta.element_shape is None else self.kind.row(0)
+
+    @rule(old=held, index=indices, dtype=index_dtypes, where=wheres, mode=modes)
+    def read(self, old, index, dtype, where, mode):
+        def read():
+            return old.ta.read(dtype(index), where=where, mode=mode)
+
+        index = max(index, 0) if np.dtype(dtype).kind == "u" else index
+        if old.life.over:
+            return
+        row = self.looked_up(old, index, where, mode)
+        if isinstance(row, Exception):
+            with_error(type(row), read, str(row))
+        else:
+            assert leaves(read()) == leaves(row)
+
     @rule(target=views, old=held)
     def stack(self, old):
         if (
@@ -282,15 +325,19 @@ class Arrays(RuleBasedStateMachine):
             assert leaves(stacked) == leaves(wanted)
             assert leaves(seen) == leaves(wanted)
 
-    @rule(old=held, many=st.lists(st.integers(0, MAX_SIZE), max_size=3))
-    def gather(self, old, many):
+    @rule(old=held, many=st.lists(st.tuples(indices, st.booleans()), min_size=1, max_size=3), mode=modes)
+    def gather(self, old, many, mode):
+        def gather():
+            return old.ta.gather([i for i, _ in many], where=np.array([where for _, where in many]), mode=mode)
+
         if old.life.over or self.kind.ragged:
             return
-        if any(i >= len(old.rows) for i in many):
-            with_error(IndexError, lambda: old.ta.gather(many), "array size is")
-        elif many:
-            wanted = jax.tree.map(lambda *x: np.stack(x), *[old.rows[i] for i in many])
-            assert leaves(old.ta.gather(many)) == leaves(wanted)
+        rows = [self.looked_up(old, i, where, mode) for i, where in many]
+        errors = sorted((row for row in rows if isinstance(row, Exception)), key=lambda e: type(e) is not IndexError)
+        if errors:  # all indices are looked at before the rows are
+            with_error(type(errors[0]), gather, str(errors[0]))
+        else:
+            assert leaves(gather()) == leaves(jax.tree.map(lambda *x: np.stack(x), *rows))
 
     @rule(old=held)
     def concat(self, old):
@@ -299,15 +346,17 @@ class Arrays(RuleBasedStateMachine):
 
     # --- jit ---------------------------------------------------------------------------------------------------
 
-    @rule(target=held, old=held, x=numbers, donated=st.booleans())
-    def write_in_jit(self, old, x, donated):
+    @rule(target=held, old=held, x=numbers, donated=st.booleans(), where=st.booleans(), mode=modes)
+    def write_in_jit(self, old, x, donated, where, mode):
         if not old.rows or self.kind.ragged or old.life.over:
             return multiple()
         known = self.kind.dynamic and not self.kind.limit  # as is needed where arrays grow without end
         index = 0 if known else len(old.rows) - 1
+        if mode == "drop" and not known:
+            index = MAX_SIZE + x
         old.life.over = donated
-        ta = (_write_donated if donated else _write_in_jit)(old.ta, index, self.kind.row(x), known)
-        return self.hold(ta, self.written(old.rows, index, x))
+        ta = (_write_donated if donated else _write_in_jit)(old.ta, index, self.kind.row(x), where, known, mode)
+        return self.hold(ta, self.written(old.rows, index, x, where, mode))
 
     # --- threads and interrupts --------------------------------------------------------------------------------
 

@@ -56,7 +56,7 @@ def start(kind, lib, rows, max_size=MAX_SIZE):
     rows = as_rows(kind, rows)
     max_size = max_size if kind.dynamic else None
     if lib is ListArray:
-        return ListArray.from_array(rows, max_size)
+        return ListArray.from_array(rows, max_size, kind.dynamic)
     if not kind.pytree:
         return TensorArray.from_array(rows, dynamic_size=kind.dynamic, max_size=max_size)
     row = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), rows)
@@ -66,6 +66,11 @@ def start(kind, lib, rows, max_size=MAX_SIZE):
 def vector(*indices):
     known = all(isinstance(i, int | np.integer) for i in indices)
     return np.array(indices) if known else jnp.stack([jnp.asarray(i, jnp.int32) for i in indices])
+
+
+def flags(*wheres):
+    known = all(isinstance(w, bool | np.bool_) for w in wheres)
+    return np.array(wheres) if known else jnp.stack([jnp.asarray(w) for w in wheres])
 
 
 def varied(v, k):
@@ -88,6 +93,28 @@ def split(kind, ta, i, v, w):
     return ta.split(jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), pieces), lengths), ()
 
 
+def gather_masked(kind, ta, i, v, w):
+    """The index is looked at where `w` is True, and dropped."""
+    return ta, (ta.gather(vector(i, 0, i), where=flags(w, True, w)), ta.gather(vector(i, 0, i), where=w, mode="drop"))
+
+
+def scatter_masked(kind, ta, i, v, w):
+    ta = ta.scatter(vector(i, 0, i), three(kind, v), where=flags(w, True, False))
+    return ta.scatter(vector(1, i, i), three(kind, varied(v, 3)), mode="drop"), ()
+
+
+def append_drop(kind, ta, i, v, w):
+    """More rows than there is room for."""
+    return ta.append(as_rows(kind, v), mode="drop").append(as_rows(kind, varied(v, 1)), mode="drop"), ()
+
+
+def pop_masked(kind, ta, i, v, w):
+    """More rows than there are."""
+    ta, maybe = ta.append(as_rows(kind, v)).pop(where=w)
+    ta, last = ta.pop(mode="drop")[0].pop(mode="drop")
+    return ta, (maybe, last)
+
+
 def identity(kind, ta, i, v, w):
     same = ta.identity()
     return same.write(i, as_rows(kind, v)), (ta.read(0), same.read(0))
@@ -103,35 +130,40 @@ def old_version(kind, ta, i, v, w):
 METHODS: dict[str, Any] = {
     "write": lambda kind, ta, i, v, w: (ta.write(i, as_rows(kind, v)), ()),
     "write_where": lambda kind, ta, i, v, w: (ta.write(i, as_rows(kind, v), where=w), ()),
+    "write_drop": lambda kind, ta, i, v, w: (ta.write(i, as_rows(kind, v), mode="drop"), ()),
     "read": lambda kind, ta, i, v, w: (ta, ta.read(i)),
+    "read_masked": lambda kind, ta, i, v, w: (ta, (ta.read(i, where=w), ta.read(i, mode="drop"))),
     "getitem": lambda kind, ta, i, v, w: (ta, ta[i]),
     "stack": lambda kind, ta, i, v, w: (ta.write(i, as_rows(kind, v)), ta.stack()),
     "concat": lambda kind, ta, i, v, w: (ta.write(i, as_rows(kind, v)), ta.concat()),
     "gather": lambda kind, ta, i, v, w: (ta, ta.gather(vector(i, 0, i))),
+    "gather_masked": gather_masked,
     "scatter": lambda kind, ta, i, v, w: (ta.scatter(vector(i, 0, i), three(kind, v)), ()),
+    "scatter_masked": scatter_masked,
     "unstack": lambda kind, ta, i, v, w: (ta.unstack(many(kind, v)), ()),
     "split": split,
     "append": lambda kind, ta, i, v, w: (ta.append(as_rows(kind, v)), ()),
     "append_where": lambda kind, ta, i, v, w: (ta.append(as_rows(kind, v), where=w), ()),
+    "append_drop": append_drop,
     "pop": lambda kind, ta, i, v, w: ta.pop(),
+    "pop_masked": pop_masked,
     "pop_append": lambda kind, ta, i, v, w: (ta.pop()[0].append(as_rows(kind, v)), ta.pop()[1]),
     "size": lambda kind, ta, i, v, w: (ta.write(i, as_rows(kind, v)), jnp.asarray(ta.size())),
     "identity": identity,
     "old_version": old_version,
 }
-GROWING = ["append", "append_where", "pop", "pop_append"]
-READING = ["read", "getitem", "gather"]
+GROWING = ["append", "append_where", "append_drop", "pop", "pop_masked", "pop_append"]
+READING = ["read", "read_masked", "getitem", "gather", "gather_masked"]
+MASKED = ["write_where", "write_drop", "read_masked", "gather_masked", "scatter_masked"]
 
 
 def methods(kind):
     return [m for m in METHODS if kind.dynamic or m not in GROWING]
 
 
-def indices(kind, method):
-    if method in READING:
-        return READS
-    found = WRITES[kind.dynamic]
-    return np.where(WHERE, found, 99) if method == "write_where" else found  # nobody looks at the 99
+def indices(kind, method, where=WHERE):
+    found = READS if method in READING else WRITES[kind.dynamic]
+    return np.where(where, found, [99, -1, MAX_SIZE]) if method in MASKED else found
 
 
 # --- the places where JAX lets a program put a step ------------------------------------------------------------
@@ -511,7 +543,7 @@ def one_step(kind, names, ta, i, v):
 
 
 def first_indices(kind):
-    return {m: indices(kind, "write" if m == "write_where" else m)[:, 0] for m in methods(kind)}
+    return {m: indices(kind, m, where=True)[:, 0] for m in methods(kind)}
 
 
 @functools.cache
@@ -756,26 +788,34 @@ def random_program(seed):
         method = str(rng.choice([m for m in methods(kind) if m not in ("pop_append", "size", "old_version")]))
         version = len(sizes) - 1 if rng.random() < 0.6 else int(rng.integers(len(sizes)))
         size = sizes[version]
-        if (method.startswith("append") and size.max() == MAX_SIZE) or (
-            method in ("pop", "gather", "read", "getitem", "identity") and not size.min()
+        if (method in ("append", "append_where", "pop_masked") and size.max() == MAX_SIZE) or (
+            method in ("pop", *READING, "identity") and not size.min()
         ):
             continue
         where = rng.random(BATCH) < 0.6
         below = np.where(size > 0, size, 1) if method in READING else np.full(BATCH, limit)
         index = rng.integers(0, below[:, None], (BATCH, 3))
+        if method in MASKED:
+            index = np.where(where[:, None], index, rng.choice([-1, MAX_SIZE, 99], (BATCH, 3)))
         steps.append(Step(method, version, WRAPS[rng.integers(len(WRAPS))], index, where))
         if method in ("write", "identity", "stack", "concat"):
             size = np.maximum(size, index[:, 0] + 1)
-        elif method == "write_where":
+        elif method in ("write_where", "write_drop"):
             size = np.where(where, np.maximum(size, index[:, 0] + 1), size)
+        elif method == "scatter_masked":
+            size = np.maximum(np.where(where, np.maximum(size, index[:, 0] + 1), size), 2)
         elif method == "scatter":
             size = np.maximum(size, index.max(1) + 1)
         elif method in ("unstack", "split"):
             size = np.full(BATCH, SIZE + kind.dynamic)
+        elif method == "append_drop":
+            size = np.minimum(size + 2, MAX_SIZE)
         elif method.startswith("append"):
             size = size + np.where(where | (method == "append"), 1, 0)
         elif method == "pop":
             size = size - 1
+        elif method == "pop_masked":
+            size = np.maximum(size + 1 - where - 2, 0)
         sizes.append(size)
     return kind, steps
 

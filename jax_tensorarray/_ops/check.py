@@ -1,16 +1,18 @@
 """`ta_check`: the index, once it is known to be one of the live rows."""
 
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.interpreters import mlir
 
 from jax_tensorarray import _arguments, _reference
 from jax_tensorarray._lowering.mlir import PREFIX, declare
 from jax_tensorarray._register import Array, make_primitive, to_front, type_like, zero_tangent
 
 
-def ta_check(index: Any, size: Any, *, mode: str | None = None, op: str = "ta_check") -> jax.Array:
+def ta_check(index: Any, size: Any, *, where: Any = None, mode: str | None = None, op: str = "ta_check") -> jax.Array:
     """The index where it is in `[0, size)`, for a size that only the running program knows.
 
     Internal: `TensorArray` reads rows with the index that this gives, so that no row past the live ones is read.
@@ -18,6 +20,7 @@ def ta_check(index: Any, size: Any, *, mode: str | None = None, op: str = "ta_ch
     Args:
         index: integer or integer array of shape `I`.
         size: number of live rows, an int32 scalar that may be traced.
+        where: bool, broadcast to `I`. Where it is False the index is not looked at, and -1 is given.
         mode: what an index outside `[0, size)` does, negative ones included: "error" raises, "drop" gives -1. None
             is "error", but "drop" for an index or a size that `jax.vmap` batches.
         op: what the user called, for messages.
@@ -28,8 +31,8 @@ def ta_check(index: Any, size: Any, *, mode: str | None = None, op: str = "ta_ch
     Raises:
         jax.errors.JaxRuntimeError, ValueError: an index is out of range (while running; on a GPU later, see
             `check_errors`).
-        TypeError: `index` is not of an integer dtype, or `size` not int32.
-        ValueError: `size` is not a scalar, or `mode` none of the above.
+        TypeError: `index` is not of an integer dtype, `size` not int32, or `where` not bool.
+        ValueError: `size` is not a scalar, `where` does not fit, or `mode` is none of the above.
 
     >>> import jax.numpy as jnp
     >>> ta_check(jnp.array([0, 2]), 3)
@@ -40,16 +43,19 @@ def ta_check(index: Any, size: Any, *, mode: str | None = None, op: str = "ta_ch
     size, mode = _arguments.as_size(op, size), _arguments.as_mode(op, mode)
     # Nobody knows the size while tracing: every index of Python is out of a range of none, and left to check.
     index, mode = _arguments.as_index(op, index, 0, mode, masked=True)
-    return ta_check_p.bind(index, size, batch_dims=0, mode=mode, op=op)
+    return ta_check_p.bind(index, size, *_arguments.as_where(op, where, index.shape), batch_dims=0, mode=mode, op=op)
 
 
-def _abstract_eval(index: Any, size: Any, *, batch_dims: int, op: str, **_: Any) -> Any:
+def _abstract_eval(index: Any, size: Any, *where: Any, batch_dims: int, op: str, **_: Any) -> Any:
     if size.ndim != batch_dims or index.shape[:batch_dims] != size.shape:
         raise ValueError(f"{op}: index {index.shape} and size {size.shape} do not share {batch_dims} batch axes")
     if not jnp.issubdtype(index.dtype, jnp.integer):
         raise TypeError(f"{op}: index must have an integer dtype, got {index.dtype}")
     if size.dtype != jnp.int32:
         raise TypeError(f"{op}: size must be int32, got {size.dtype}")
+    for w in where:
+        if w.shape != index.shape or w.dtype != jnp.bool_:
+            raise TypeError(f"{op}: where {w.str_short()} must be bool{index.shape}")
     return type_like(index, index.shape, range(index.ndim), jnp.dtype(jnp.int32))
 
 
@@ -59,21 +65,33 @@ def _jvp(primals: Any, _: Any, **params: Any) -> Any:
 
 
 def _batch(primitive: Any, args: Any, dims: Any, *, batch_dims: int, mode: str | None, op: str) -> Any:
-    index_dim, size_dim = dims
-    n = args[0].shape[index_dim] if size_dim is None else args[1].shape[size_dim]
+    n = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
     args = [to_front(x, d, n) for x, d in zip(args, dims, strict=True)]
-    # Either of them, batched, belongs to examples that may not be running.
-    return primitive.bind(*args, batch_dims=batch_dims + 1, mode=mode or "drop", op=op), 0
+    # The index or the size, batched, belongs to examples that may not be running.
+    if mode is None and any(d is not None for d in dims[:2]):
+        mode = "drop"
+    return primitive.bind(*args, batch_dims=batch_dims + 1, mode=mode, op=op), 0
 
 
-def _in_plain_jax(index: Array, size: Array, *, batch_dims: int, **_: Any) -> Array:
-    return _reference.check(index, size, batch_dims=batch_dims)
+def _in_plain_jax(index: Array, size: Array, *where: Array, batch_dims: int, **_: Any) -> Array:
+    found = _reference.check(index, size, batch_dims=batch_dims)
+    return jnp.where(where[0], found, -1) if where else found
 
 
 declare("check", ("index", "bound"), ("index",))
 
 
+def _without_mask(index: Array, size: Array, where: Array, *, batch_dims: int, **params: Any) -> Array:
+    """The same by a check without a mask: each index has its own size, and a masked one is the first of one row."""
+    sizes = jnp.broadcast_to(size.reshape(size.shape + (1,) * (index.ndim - batch_dims)), index.shape)
+    operands = jnp.where(where, index, 0), jnp.where(where, sizes, 1)
+    return jnp.where(where, ta_check_p.bind(*operands, batch_dims=index.ndim, **params), -1)
+
+
 def _kernel(ctx: Any, *operands: Any, batch_dims: int, mode: str | None, op: str, **_: Any) -> Any:
+    if len(operands) == 3:
+        masked = functools.partial(_without_mask, batch_dims=batch_dims, mode=mode, op=op)
+        return mlir.lower_fun(masked, multiple_results=False)(ctx, *operands)
     return jax.ffi.ffi_lowering(PREFIX + "check")(ctx, *operands, op=op, strict=mode != "drop")
 
 
