@@ -14,7 +14,7 @@ every version must be as it was, and the lock free. Three rules are kept for tha
   assign that belongs to it.
 - What is not done by one such call is done in an order that is right at every step: the log has what a list is going
   to lose before it loses it, and only what nobody else has is changed in several steps.
-- The lock is taken by `_Store.alone` and nothing else.
+- The lock is taken by `Version._alone` and nothing else.
 """
 
 import threading
@@ -189,8 +189,7 @@ class _Store:
             kind = len(args), index.shape, index.dtype, jax.config.jax_enable_x64
             if kind not in self.warm:
                 self._warm_up(kind, rows, args)
-            swapped = map(_swap, (rows,), *[(x,) for x in args])
-            self.log.extend(zip((number,), (before,), (index,), swapped, strict=True))
+            self.log.extend(zip((number,), (before,), (index,), map(_swap, (rows,), *zip(args)), strict=True))
 
         exactly(swap, index)
 
@@ -220,20 +219,6 @@ class _Store:
                     return
                 oldest.detach()
             self.log.popleft()
-
-    def alone(self, f: Callable[..., Any], *args: Any) -> Any:
-        """`f(self, nested, *args)` under the lock, which is free afterwards wherever an interrupt comes.
-
-        `nested` says that this thread has the lock already: a handler of a signal, or a finalizer, which uses what it
-        has interrupted. It may look at the rows, but neither change nor keep them.
-        """
-        nested = self.lock._is_owned()
-        try:
-            with self.lock:
-                return f(self, nested, *args)
-        finally:  # an interrupt may come when the block is left and the lock not yet released
-            if not nested and self.lock._is_owned():
-                self.lock.release()
 
 
 class Version:
@@ -293,36 +278,48 @@ class Version:
         is no room for the rows, and for how many there shall be.
         """
 
-        def written(store: _Store, nested: bool) -> Version:
-            shown = zeros[1] > zeros[0] < store.seen  # an older version has rows where zeros are to be
-            before: Callable[[], Version | None] = weakref.ref(self)
-            if capacity or shown or nested or not store.owned:
-                rows = _grown(store.rows, capacity) if capacity else _copied(store.rows)
-                store, before = _Store(rows, True, stop), _nobody
-            else:
-                store.trim()
-                store.seen = max(store.seen, stop)
-            new = Version.__new__(Version)
-            new._at = store, store.log[-1][0] + 1
-            store.write(before, index, values, zeros)
-            return new
+        new: Version = self._alone(self._written, index, values, stop, zeros, capacity)
+        return new
 
-        found: Version = self._alone(written)
-        return found
+    def _written(
+        self, store: _Store, nested: bool, index: Any, values: Any, stop: int, zeros: tuple[int, int], capacity: int
+    ) -> "Version":
+        shown = zeros[1] > zeros[0] < store.seen  # an older version has rows where zeros are to be
+        before: Callable[[], Version | None] = weakref.ref(self)
+        if capacity or shown or nested or not store.owned:
+            rows = _grown(store.rows, capacity) if capacity else _copied(store.rows)
+            store, before = _Store(rows, True, stop), _nobody
+        else:
+            store.trim()
+            if stop > store.seen:
+                store.seen = stop
+        new = Version.__new__(Version)
+        new._at = store, store.log[-1][0] + 1
+        store.write(before, index, values, zeros)
+        return new
 
     def detach(self) -> None:
         """Give this version a copy of the rows of its own. The lock of its store is held."""
         store, number = self._at
         self._at = _Store(store.rows_of(number), True, store.seen), 0
 
-    def _alone(self, f: Callable[[_Store, bool], Any]) -> Any:
-        """`f(store, nested)`, alone with the store of which this is the newest version: see `_Store.alone`."""
-        while True:
-            found = self._at[0].alone(self._newest_in, f)
-            if found:
-                return found[0]
+    def _alone(self, f: Callable[..., Any], *args: Any) -> Any:
+        """`f(store, nested, *args)` under the lock of the store of which this is the newest version.
 
-    def _newest_in(self, store: _Store, nested: bool, f: Callable[[_Store, bool], Any]) -> Any:
-        if self._at[0] is store and self._at[1] != store.log[-1][0]:
-            self.detach()
-        return (f(store, nested),) if self._at[0] is store else ()
+        The lock is free afterwards, wherever an interrupt comes. `nested` says that this thread has it already: a
+        handler of a signal, or a finalizer, which uses what it has interrupted. It may look at the rows, but neither
+        change nor keep them.
+        """
+        while True:
+            store = self._at[0]
+            lock = store.lock
+            nested = lock._is_owned()
+            try:
+                with lock:
+                    if self._at[0] is store and self._at[1] != store.log[-1][0]:
+                        self.detach()
+                    if self._at[0] is store:
+                        return f(store, nested, *args)
+            finally:  # an interrupt may come when the block is left and the lock not yet released
+                if not nested and lock._is_owned():
+                    lock.release()
