@@ -329,6 +329,8 @@ class TensorArray:
             TypeError: `value` has another dtype.
             ValueError: `value` has another shape, or growing inside `jit` needs `max_size`.
         """
+        if where is None and type(index) is int and (ta := self._written_now(index, value)) is not None:
+            return ta
         op = "TensorArray.write"
         at, on = _elements.known_index(op, index), _elements.known_predicate(op, where)
         values = self._converted(op, value)
@@ -699,6 +701,21 @@ class TensorArray:
             buffers, size = self._grown(buffers, index, known, where, at_end)
         buffers = tuple(_write(op, b, index, x, where) for b, x in zip(buffers, values, strict=True))
         return self._with(Version(buffers), size if grows else self._size)
+
+    def _written_now(self, index: int, value: Any) -> "TensorArray | None":
+        """What `write` gives where there is nothing to convert, to grow, to trace or to refuse, as in most eager loops.
+
+        None where there may be: then all of that is done, and takes three times as long.
+        """
+        version, size = self._version, self._size
+        capacity = 0 if version is None else version.capacity_for(value)
+        if not 0 <= index < capacity or self._spec.element != _ONE or not _compat.executes_eagerly():
+            return None
+        if size is not None:
+            if type(size) is not int or index > size:
+                return None
+            size = max(size, index + 1)
+        return self._with(version.write(index, (value,), size or capacity), size)
 
     def _put_now(self, index: Any, values: list[Array], size: int) -> "TensorArray":
         """Write outside of tracing, in place where nobody else has the rows."""
