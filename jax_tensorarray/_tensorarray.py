@@ -356,6 +356,8 @@ class TensorArray:
         """
         op = "TensorArray.append"
         self._check_dynamic(op)
+        if where is None and type(self._size) is int and (ta := self._written_now(self._size, value)) is not None:
+            return ta
         on = _elements.known_predicate(op, where)
         values = self._converted(op, value)
         self = self._accepting(op, [x.shape for x in values])
@@ -715,6 +717,8 @@ class TensorArray:
             if type(size) is not int or index > size:
                 return None
             size = max(size, index + 1)
+        if type(value) is np.ndarray:
+            value = value.copy()  # JAX reads it when its turn comes, and it may have changed by then
         return self._with(version.write(index, (value,), size or capacity), size)
 
     def _put_now(self, index: Any, values: list[Array], size: int) -> "TensorArray":

@@ -190,11 +190,11 @@ class _Store:
             self.log.append((newest + 1, before, index, (rows, rows[index])))
             rows[index] = values
             return
-        at, kind = index, jax.config.jax_enable_x64
+        at, kind = index, (type(values[0]), jax.config.jax_enable_x64)
         if type(index) is not int:
-            kind = kind, index.shape, index.dtype
+            kind = *kind, index.shape, index.dtype
         if stop > start:
-            at, kind = (index, *np.asarray(zeros, getattr(index, "dtype", np.int32))), (kind, "zeros")
+            at, kind = (index, *np.asarray(zeros, getattr(index, "dtype", np.int32))), (*kind, "zeros")
         if kind not in self.warm:
             self._warm_up(kind, rows, at, values)
         swapped = map(_swap, (rows,), (at,), (values,))
@@ -259,8 +259,9 @@ class Version:
         layout = store.layout
         if layout is None or not store.owned or len(layout.shapes) > 1:
             return 0
-        # A traced array is of another type than the buffers that it would be written to.
-        usual = type(row) is type(store.log[-1][3][0][0]) and not row.weak_type
+        # A traced array is of another type than the buffer that it would be written to.
+        kind = type(row)
+        usual = kind is np.ndarray or (kind is type(store.log[-1][3][0][0]) and not row.weak_type)
         return layout.capacity if usual and row.shape == layout.shapes[0] and row.dtype == layout.dtypes[0] else 0
 
     def is_in(self, store: _Store) -> bool:

@@ -55,7 +55,7 @@ class Kind:
         return ta, tuple(self.row(0) for _ in range(3))
 
     def row(self, x):
-        return np.float32(x)
+        return np.asarray(x, np.float32)
 
 
 class Growing(Kind):
@@ -170,16 +170,23 @@ class Arrays(RuleBasedStateMachine):
     # --- new versions ------------------------------------------------------------------------------------------
 
     @rule(
-        target=held, old=held, index=indices, x=numbers, dtype=index_dtypes, where=st.sampled_from([None, True, False])
+        target=held,
+        old=held,
+        index=indices,
+        x=numbers,
+        dtype=index_dtypes,
+        where=st.sampled_from([None, True, False]),
+        given=st.sampled_from([np.asarray, jnp.asarray]),
     )
-    def write(self, old, index, x, dtype, where):
+    def write(self, old, index, x, dtype, where, given):
         index = max(index, 0) if np.dtype(dtype).kind == "u" else index
         rows = old.rows if where is False else self.written(old.rows, index, x)
+        row = jax.tree.map(given, self.kind.row(x))
         if where is False:  # gives the array itself
             if old.life.over:
                 return multiple()
-            return self.hold(old.ta.write(dtype(index), self.kind.row(x), where=False), rows, old.life)
-        return self.attempt(old, lambda ta: ta.write(dtype(index), self.kind.row(x), where=where), rows)
+            return self.hold(old.ta.write(dtype(index), row, where=False), rows, old.life)
+        return self.attempt(old, lambda ta: ta.write(dtype(index), row, where=where), rows)
 
     @rule(target=held, old=held, many=st.lists(st.tuples(indices, numbers), min_size=1, max_size=4))
     def scatter(self, old, many):
