@@ -710,7 +710,9 @@ class TensorArray:
         None where there may be: then all of that is done, and takes three times as long.
         """
         version, size = self._version, self._size
-        capacity = 0 if version is None else version.capacity_for(value)
+        if version is None:
+            return None
+        capacity = version.capacity_for(value)
         if not 0 <= index < capacity or self._spec.element != _ONE or not _compat.executes_eagerly():
             return None
         if size is not None:

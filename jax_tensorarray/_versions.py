@@ -65,7 +65,7 @@ def layout_of(buffers: Buffers) -> Layout:
 
 
 def exactly(f: Callable[..., Any], index: Any, *args: Any) -> Any:
-    """`f(index, *args)` for a known index as it is: where 64-bit types are off, JAX would narrow one that needs them."""
+    """`f(index, *args)` for a known index as it is: with 64-bit types off, JAX would narrow one that needs them."""
     if type(index) is int:
         if index < _INT32_MAX:
             return f(index, *args)
@@ -190,7 +190,8 @@ class _Store:
             self.log.append((newest + 1, before, index, (rows, rows[index])))
             rows[index] = values
             return
-        at, kind = index, (type(values[0]), jax.config.jax_enable_x64)
+        at: Any = index
+        kind: tuple[Any, ...] = type(values[0]), jax.config.jax_enable_x64
         if type(index) is not int:
             kind = *kind, index.shape, index.dtype
         if stop > start:
@@ -254,7 +255,7 @@ class Version:
         return self._at[0].owned
 
     def capacity_for(self, row: Any) -> int:
-        """How many rows there is room for if nobody else has them, and `row` is an array just like each of them; or 0."""
+        """How many rows there is room for, if nobody else has them and `row` is an array just like each; else 0."""
         store = self._at[0]
         layout = store.layout
         if layout is None or not store.owned or len(layout.shapes) > 1:
@@ -295,7 +296,6 @@ class Version:
         Before that, those from the one of `zeros` to the other are cleared. A `capacity` other than 0 says that there
         is no room for the rows, and for how many there shall be.
         """
-
         new: Version = self._alone(self._written, index, values, stop, zeros, capacity)
         return new
 
