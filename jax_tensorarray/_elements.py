@@ -32,13 +32,13 @@ def known_index(op: str, index: Any) -> int | None:
 
 
 def known_indices(op: str, indices: Any) -> Any:
-    """The indices as a NumPy array; None if they are traced."""
+    """The indices as a NumPy array, which nobody else can change; None if they are traced."""
     if any(isinstance(i, jax.core.Tracer) for i in jax.tree.leaves(indices)):
         if not jnp.issubdtype(jnp.asarray(indices).dtype, jnp.integer):
             raise TypeError(f"{op}: indices must be integers, got {_described(indices)}")
         return None
     try:
-        array = np.asarray(indices)
+        array = np.array(indices)
     except ValueError as error:
         if not isinstance(indices, list | tuple):
             raise
@@ -157,10 +157,13 @@ def as_rows(op: str, value: Any, dtype: Any = None) -> Array:
 
     None is the dtype that it has.
     """
-    if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.extended):
-        raise TypeError(f"{op}: value must be made of numbers, got keys; jax.random.key_data makes numbers of them")
-    if isinstance(value, jax.Array) and (value.dtype == dtype or dtype is None) and not value.weak_type:
-        return value
+    if isinstance(value, jax.Array):
+        if dtype is not None and value.dtype == dtype and not value.weak_type:
+            return value
+        if jnp.issubdtype(value.dtype, jax.dtypes.extended):
+            raise TypeError(f"{op}: value must be made of numbers, got keys; jax.random.key_data makes numbers of them")
+        if dtype is None and not value.weak_type:
+            return value
     kind = _python_kind(value)
     if kind is None or dtype is None:
         value = _as_array(op, value, dtype)

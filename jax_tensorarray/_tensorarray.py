@@ -355,6 +355,9 @@ class TensorArray:
 
         TensorFlow: `tf.TensorArray.write`, which has no masks.
         """
+        plain = where is None and mode is None and name is None
+        if plain and type(index) is int and (ta := self._written_now(index, value)) is not None:
+            return ta
         op = "TensorArray.write"
         at = _elements.known_index(op, index)
         where, mode = _elements.options(op, name, where, mode)
@@ -384,6 +387,9 @@ class TensorArray:
         """
         op = "TensorArray.append"
         self._check_dynamic(op)
+        plain = where is None and mode is None
+        if plain and type(self._size) is int and (ta := self._written_now(self._size, value)) is not None:
+            return ta
         where, mode = _elements.options(op, None, where, mode)
         values = self._converted(op, value)
         self = self._accepting(op, [x.shape for x in values])
@@ -774,6 +780,25 @@ class TensorArray:
             buffers, size = self._grown(op, buffers, index, known, where, at_end)
         buffers = tuple(_write(op, b, index, x, where, mode) for b, x in zip(buffers, values, strict=True))
         return self._with(Version(buffers), size if grows else self._size)
+
+    def _written_now(self, index: int, value: Any) -> "TensorArray | None":
+        """What `write` gives where there is nothing to convert, to grow, to trace or to refuse, as in most eager loops.
+
+        None where there may be: then all of that is done, and takes three times as long.
+        """
+        version, size = self._version, self._size
+        if version is None:
+            return None
+        capacity = version.capacity_for(value)
+        if not 0 <= index < capacity or self._spec.element != _ONE or not _compat.executes_eagerly():
+            return None
+        if size is not None:
+            if type(size) is not int or index > size:
+                return None
+            size = max(size, index + 1)
+        if type(value) is np.ndarray:
+            value = value.copy()  # JAX reads it when its turn comes, and it may have changed by then
+        return self._with(version.write(index, (value,), size or capacity), size)
 
     def _put_now(self, index: Any, values: list[Array], size: int) -> "TensorArray":
         """Write outside of tracing, in place where nobody else has the rows."""

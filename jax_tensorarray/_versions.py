@@ -14,7 +14,7 @@ every version must be as it was, and the lock free. Three rules are kept for tha
   assign that belongs to it.
 - What is not done by one such call is done in an order that is right at every step: the log has what a list is going
   to lose before it loses it, and only what nobody else has is changed in several steps.
-- The lock is taken by `_Store.alone` and nothing else.
+- The lock is taken by `Version._alone` and nothing else.
 """
 
 import threading
@@ -64,12 +64,15 @@ def layout_of(buffers: Buffers) -> Layout:
     return Layout(capacities[0], ranks, shapes, dtypes)
 
 
-def exactly(f: Callable[[Any], Any], index: Any) -> Any:
-    """`f(index)` for a known index as it is: where 64-bit types are off, JAX would narrow one that needs them."""
-    if (index if type(index) is int else index.max(initial=0)) < _INT32_MAX:
-        return f(np.asarray(index, np.int32))
+def exactly(f: Callable[..., Any], index: Any, *args: Any) -> Any:
+    """`f(index, *args)` for a known index as it is: with 64-bit types off, JAX would narrow one that needs them."""
+    if type(index) is int:
+        if index < _INT32_MAX:
+            return f(index, *args)
+    elif index.max(initial=0) < _INT32_MAX:
+        return f(np.asarray(index, np.int32), *args)
     with jax.enable_x64(True):
-        return f(np.asarray(index, np.int64))
+        return f(np.asarray(index, np.int64), *args)
 
 
 # --- rows that are stacked in buffers --------------------------------------------------------------------------
@@ -78,8 +81,12 @@ def exactly(f: Callable[[Any], Any], index: Any) -> Any:
 
 
 @partial(jax.jit, donate_argnums=0)
-def _swap(buffers: Buffers, index: Array, values: Buffers, *zeros: Array) -> tuple[Buffers, Buffers]:
-    """The buffers with those rows at the index, and the old ones. Rows between two `zeros` are cleared before."""
+def _swap(buffers: Buffers, at: Any, values: Buffers) -> tuple[Buffers, Buffers]:
+    """The buffers with those rows at the index, and the old ones.
+
+    `at` is the index, or the index and two numbers; the rows from the one to the other are cleared before.
+    """
+    index, *zeros = at if isinstance(at, tuple) else (at,)
     if zeros:
         buffers = tuple(ta_clear(b, *zeros) for b in buffers)
     params = row_params("TensorArray.write", "drop")
@@ -173,28 +180,28 @@ class _Store:
                 rows = _restored(rows, index, old)
         return rows
 
-    def write(self, before: Callable[[], "Version | None"], index: Any, values: Any, zeros: tuple[int, int]) -> None:
-        """Update the newest rows in place, and have the log say what was there."""
-        (newest, _, _, (rows, _)), (start, stop) = self.log[-1], zeros
-        number = newest + 1
+    def write(self, index: Any, before: Callable[[], "Version | None"], values: Any, zeros: tuple[int, int]) -> None:
+        """Update the newest rows in place, and have the log say what was there. The index is as `exactly` gives it."""
+        newest, _, _, (rows, _) = self.log[-1]
+        start, stop = zeros
         if isinstance(rows, list):
             if stop > start:
                 rows[start:stop] = [None] * (stop - start)
-            self.log.append((number, before, index, (rows, rows[index])))
+            self.log.append((newest + 1, before, index, (rows, rows[index])))
             rows[index] = values
             return
+        at: Any = index
+        kind: tuple[Any, ...] = type(values[0]), jax.config.jax_enable_x64
+        if type(index) is not int:
+            kind = *kind, index.shape, index.dtype
+        if stop > start:
+            at, kind = (index, *np.asarray(zeros, getattr(index, "dtype", np.int32))), (*kind, "zeros")
+        if kind not in self.warm:
+            self._warm_up(kind, rows, at, values)
+        swapped = map(_swap, (rows,), (at,), (values,))
+        self.log.extend(zip((newest + 1,), (before,), (index,), swapped))  # noqa: B905 (a keyword takes as long as zip)
 
-        def swap(index: Any) -> None:
-            args = (index, values, *np.asarray(zeros, index.dtype)) if stop > start else (index, values)
-            kind = len(args), index.shape, index.dtype, jax.config.jax_enable_x64
-            if kind not in self.warm:
-                self._warm_up(kind, rows, args)
-            swapped = map(_swap, (rows,), *[(x,) for x in args])
-            self.log.extend(zip((number,), (before,), (index,), swapped, strict=True))
-
-        exactly(swap, index)
-
-    def _warm_up(self, kind: Any, buffers: Buffers, args: Any) -> None:
+    def _warm_up(self, kind: Any, buffers: Buffers, at: Any, values: Buffers) -> None:
         """Have JAX compile a call of `_swap` with such buffers, and remember it.
 
         Only the first call of a kind runs through Python, where an interrupt may come when the buffers are gone and
@@ -205,7 +212,7 @@ class _Store:
         if (self.layout, kind) not in _warm:
             alone = all(len(b.sharding.device_set) == 1 for b in buffers)
             try:
-                _swap((_alike if alone else _copy)(buffers), *args)
+                _swap((_alike if alone else _copy)(buffers), at, values)
             except jax.errors.JaxRuntimeError:  # there is no memory for them
                 return
         _warm.add((self.layout, kind))
@@ -220,20 +227,6 @@ class _Store:
                     return
                 oldest.detach()
             self.log.popleft()
-
-    def alone(self, f: Callable[..., Any], *args: Any) -> Any:
-        """`f(self, nested, *args)` under the lock, which is free afterwards wherever an interrupt comes.
-
-        `nested` says that this thread has the lock already: a handler of a signal, or a finalizer, which uses what it
-        has interrupted. It may look at the rows, but neither change nor keep them.
-        """
-        nested = self.lock._is_owned()
-        try:
-            with self.lock:
-                return f(self, nested, *args)
-        finally:  # an interrupt may come when the block is left and the lock not yet released
-            if not nested and self.lock._is_owned():
-                self.lock.release()
 
 
 class Version:
@@ -260,6 +253,17 @@ class Version:
     def owned(self) -> bool:
         """Whether nobody else holds the newest rows."""
         return self._at[0].owned
+
+    def capacity_for(self, row: Any) -> int:
+        """How many rows there is room for, if nobody else has them and `row` is an array just like each; else 0."""
+        store = self._at[0]
+        layout = store.layout
+        if layout is None or not store.owned or len(layout.shapes) > 1:
+            return 0
+        # A traced array is of another type than the buffer that it would be written to.
+        kind = type(row)
+        usual = kind is np.ndarray or (kind is type(store.log[-1][3][0][0]) and not row.weak_type)
+        return layout.capacity if usual and row.shape == layout.shapes[0] and row.dtype == layout.dtypes[0] else 0
 
     def is_in(self, store: _Store) -> bool:
         return self._at[0] is store
@@ -292,37 +296,48 @@ class Version:
         Before that, those from the one of `zeros` to the other are cleared. A `capacity` other than 0 says that there
         is no room for the rows, and for how many there shall be.
         """
+        new: Version = self._alone(self._written, index, values, stop, zeros, capacity)
+        return new
 
-        def written(store: _Store, nested: bool) -> Version:
-            shown = zeros[1] > zeros[0] < store.seen  # an older version has rows where zeros are to be
-            before: Callable[[], Version | None] = weakref.ref(self)
-            if capacity or shown or nested or not store.owned:
-                rows = _grown(store.rows, capacity) if capacity else _copied(store.rows)
-                store, before = _Store(rows, True, stop), _nobody
-            else:
-                store.trim()
-                store.seen = max(store.seen, stop)
-            new = Version.__new__(Version)
-            new._at = store, store.log[-1][0] + 1
-            store.write(before, index, values, zeros)
-            return new
-
-        found: Version = self._alone(written)
-        return found
+    def _written(
+        self, store: _Store, nested: bool, index: Any, values: Any, stop: int, zeros: tuple[int, int], capacity: int
+    ) -> "Version":
+        shown = zeros[1] > zeros[0] < store.seen  # an older version has rows where zeros are to be
+        before: Callable[[], Version | None] = weakref.ref(self)
+        if capacity or shown or nested or not store.owned:
+            rows = _grown(store.rows, capacity) if capacity else _copied(store.rows)
+            store, before = _Store(rows, True, stop), _nobody
+        else:
+            store.trim()
+            store.seen = max(store.seen, stop)
+        new = Version.__new__(Version)
+        new._at = store, store.log[-1][0] + 1
+        exactly(store.write, index, before, values, zeros)
+        return new
 
     def detach(self) -> None:
         """Give this version a copy of the rows of its own. The lock of its store is held."""
         store, number = self._at
         self._at = _Store(store.rows_of(number), True, store.seen), 0
 
-    def _alone(self, f: Callable[[_Store, bool], Any]) -> Any:
-        """`f(store, nested)`, alone with the store of which this is the newest version: see `_Store.alone`."""
-        while True:
-            found = self._at[0].alone(self._newest_in, f)
-            if found:
-                return found[0]
+    def _alone(self, f: Callable[..., Any], *args: Any) -> Any:
+        """`f(store, nested, *args)` under the lock of the store of which this is the newest version.
 
-    def _newest_in(self, store: _Store, nested: bool, f: Callable[[_Store, bool], Any]) -> Any:
-        if self._at[0] is store and self._at[1] != store.log[-1][0]:
-            self.detach()
-        return (f(store, nested),) if self._at[0] is store else ()
+        The lock is free afterwards, wherever an interrupt comes. `nested` says that this thread has it already: a
+        handler of a signal, or a finalizer, which uses what it has interrupted. It may look at the rows, but neither
+        change nor keep them.
+        """
+        found: tuple[Any, ...] = ()
+        while not found:
+            store = self._at[0]
+            lock = store.lock
+            nested = lock._is_owned()
+            try:
+                with lock:
+                    if self._at[0] is store and self._at[1] != store.log[-1][0]:
+                        self.detach()
+                    found = (f(store, nested, *args),) if self._at[0] is store else ()
+            finally:  # an interrupt may come when the block is left and the lock not yet released
+                if not nested and lock._is_owned():
+                    lock.release()
+        return found[0]

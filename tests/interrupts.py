@@ -28,6 +28,7 @@ def interrupted(f: Callable[[], object], file: str, at: int) -> tuple[bool, obje
         return instruction
 
     before = sys.gettrace()
+    sys._getframe().f_trace_opcodes = True  # Python 3.12 looks at settrace whether any frame asks for instructions
     sys.settrace(call)
     try:
         return False, f()

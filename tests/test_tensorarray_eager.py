@@ -100,6 +100,23 @@ def test_what_was_unstacked_or_flattened_is_not_written_to():
     np.testing.assert_array_equal(x, np.arange(4.0))
 
 
+def test_what_was_passed_may_change_afterwards():
+    """Also while JAX still waits for the rows that were there before."""
+    slow = jnp.ones((1500, 1500), f64)
+    row, index = np.array([1.0, 2.0]), np.array([2, 3], np.int32)
+    TensorArray.from_array(slow[:4, :2]).write(0, row).write(1, row).scatter(index, [row, row]).gather(index)
+    for _ in range(3):
+        slow = slow @ slow / 1500
+    ta = TensorArray.from_array(slow[:4, :2]).write(0, row)
+    ta = ta.write(1, row)
+    first = ta.gather(index)
+    later = ta.scatter(index, jnp.stack([row, row]))
+    row[:], index[:] = 9, 0
+    np.testing.assert_allclose(first, [[1, 1], [1, 1]])
+    np.testing.assert_allclose(later.stack(), [[1, 2]] * 4)
+    np.testing.assert_allclose(ta.stack(), [[1, 2], [1, 2], [1, 1], [1, 1]])
+
+
 def test_nor_is_what_a_jitted_function_closed_over():
     ta = made("static")
     f = jax.jit(lambda i: ta.read(i))
@@ -205,6 +222,7 @@ def test_it_works_with_jit_disabled():
 
 ACTIONS = {
     "write": lambda new, old: new.write(3, 5.0),
+    "write an array": lambda new, old: new.write(3, jnp.asarray(5.0)).write(2, np.asarray(6.0)),
     "branch": lambda new, old: old.write(3, 5.0),
     "read": lambda new, old: (new.read(3), old.read(3)),
     "share": lambda new, old: (new.stack(), new.write(1, 3.0)),
@@ -215,7 +233,7 @@ ACTIONS = {
 
 @pytest.mark.parametrize(
     ("how", "action"),
-    [*(("growing", action) for action in ACTIONS), *(("ragged", action) for action in list(ACTIONS)[:4])],
+    [*(("growing", action) for action in ACTIONS), *(("ragged", action) for action in list(ACTIONS)[:5])],
 )
 def test_an_interrupt_before_any_instruction_changes_nothing(how, action, monkeypatch):
     """All versions are as they were, and another thread can use them."""

@@ -57,7 +57,7 @@ class Kind:
         return ta, tuple(self.row(0) for _ in range(3))
 
     def row(self, x):
-        return np.float32(x)
+        return np.asarray(x, np.float32)
 
 
 class Growing(Kind):
@@ -178,11 +178,20 @@ class Arrays(RuleBasedStateMachine):
 
     # --- new versions ------------------------------------------------------------------------------------------
 
-    @rule(target=held, old=held, index=indices, x=numbers, dtype=index_dtypes, where=wheres, mode=modes)
-    def write(self, old, index, x, dtype, where, mode):
+    @rule(
+        target=held,
+        old=held,
+        index=indices,
+        x=numbers,
+        dtype=index_dtypes,
+        where=wheres,
+        mode=modes,
+        given=st.sampled_from([np.asarray, jnp.asarray]),
+    )
+    def write(self, old, index, x, dtype, where, mode, given):
         index = max(index, 0) if np.dtype(dtype).kind == "u" else index
-        rows = self.written(old.rows, index, x, where, mode)
-        return self.attempt(old, lambda ta: ta.write(dtype(index), self.kind.row(x), where=where, mode=mode), rows)
+        rows, row = self.written(old.rows, index, x, where, mode), jax.tree.map(given, self.kind.row(x))
+        return self.attempt(old, lambda ta: ta.write(dtype(index), row, where=where, mode=mode), rows)
 
     @rule(
         target=held,
