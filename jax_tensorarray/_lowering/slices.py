@@ -162,21 +162,27 @@ class _Chooser:
         if 0 in buffer.type.shape[: batch_dims + 1]:
             return None
         # XLA moves the small floats by way of larger ones, which does not leave all of them as they are.
-        if str(buffer.type.element_type).startswith("f8") or (attributes["strict"].value and not is_tape):
+        element = str(buffer.type.element_type)
+        if element.startswith("f8") or (attributes["strict"].value and not is_tape):
+            return None
+        if element == "bf16" and name == "max":  # XLA takes the smallest of these for 0
             return None
         shared, own = _shared_axes(index, batch_dims)
         if attributes["sorted"].value or not 0 < math.prod(own.type.shape) <= self.most_slices:
             return None
+        # Of an example that has finished its loop the step is a row that no tape has.
+        in_range = is_tape and (attributes["strict"].value or CHECKED in op.attributes)
+        drops = not in_range and self._is_of_account(op)
+        masked = attributes["masked"].value
         choice = _Choice(
-            masked=attributes["masked"].value, drops=not is_tape and self._is_of_account(op), shared=shared
+            masked, drops, shared=shared, does_both=name != "read" and (name != "write" or masked or drops)
         )
         if is_tape:
             return choice
         if name == "read":
             updated = not self._is_never_updated(buffer, op.block)
             return choice._replace(ordered=updated, passes_on=updated)
-        does_both = name != "write" or choice.masked or choice.drops
-        return choice._replace(does_both=does_both, ordered=not _is_alone(op, reads_too=does_both), passes_on=True)
+        return choice._replace(ordered=not _is_alone(op, reads_too=choice.does_both), passes_on=True)
 
     def _is_of_account(self, op: Operation) -> bool:
         """Whether anybody can see what `op` does when its index is out of range.
