@@ -26,9 +26,9 @@ pytestmark = pytest.mark.skipif(bool(gpu_hlo.why_not()), reason=gpu_hlo.why_not(
 
 TRANSFORMS = {"forward": lambda f: f, "grad": jax.grad}
 
-#: Kernels an iteration more than plain JAX has, where there are more: (forward, gradient). The record of what is out of
-#: range is one, which plain JAX has not; a write that may have to be dropped reads the row by one more; and reads before
-#: an update are kept apart by barriers, of which each row passes one.
+#: Kernels an iteration more than plain JAX has, where there are more: (forward, gradient). The record of what is out
+#: of range is one; a write that may have to be dropped reads the row by one more; and reads before an update are kept
+#: apart by barriers, of which each row passes one.
 #: What XLA fuses differs from version to version, so they are compared in one only.
 COUNTED_WITH = "0.12."
 MORE = {
