@@ -164,6 +164,8 @@ def as_rows(op: str, value: Any, dtype: Any = None) -> Array:
             raise TypeError(f"{op}: value must be made of numbers, got keys; jax.random.key_data makes numbers of them")
         if dtype is None and not value.weak_type:
             return value
+    if isinstance(value, np.ndarray):
+        value = value.copy()  # JAX may use the memory as it is, and read it when its turn comes
     kind = _python_kind(value)
     if kind is None or dtype is None:
         value = _as_array(op, value, dtype)

@@ -110,7 +110,7 @@ def test_what_was_passed_may_change_afterwards():
     ta = TensorArray.from_array(slow[:4, :2]).write(0, row)
     ta = ta.write(1, row)
     first = ta.gather(index)
-    later = ta.scatter(index, jnp.stack([row, row]))
+    later = ta.scatter(index, np.stack([row, row]))
     row[:], index[:] = 9, 0
     np.testing.assert_allclose(first, [[1, 1], [1, 1]])
     np.testing.assert_allclose(later.stack(), [[1, 2]] * 4)
