@@ -144,25 +144,29 @@ def blocks(op: Operation) -> Iterator[ir.Block]:
                     yield from blocks(inner)
 
 
-def walk(op: Operation) -> Iterator[Operation]:
-    """Every operation inside `op`."""
+def directly_in(op: Operation) -> Iterator[Operation]:
+    """The operations of the blocks of `op`, without what is inside these."""
+    if is_leaf(op):
+        return
     for region in op.regions:
         for block in region.blocks:
-            for inner in map(operation, block.operations):
-                yield inner
-                if not is_leaf(inner):
-                    yield from walk(inner)
+            yield from map(operation, block.operations)
+
+
+def walk(op: Operation) -> Iterator[Operation]:
+    """Every operation inside `op`."""
+    for inner in directly_in(op):
+        yield inner
+        yield from walk(inner)
 
 
 def loops_of(op: Operation) -> Iterator[Operation]:
     """The loops in `op` that are in no other."""
-    for region in op.regions:
-        for block in region.blocks:
-            for inner in map(operation, block.operations):
-                if inner.name == "stablehlo.while":
-                    yield inner
-                elif not is_leaf(inner):
-                    yield from loops_of(inner)
+    for inner in directly_in(op):
+        if inner.name == "stablehlo.while":
+            yield inner
+        else:
+            yield from loops_of(inner)
 
 
 def functions_in_loops(functions: dict[str, Operation]) -> set[str]:
@@ -201,12 +205,8 @@ def nested_operands(op: Operation) -> Iterator[tuple[Operation, int, Value]]:
     """Each (operation, operand number, value) of `op` and of everything in its regions."""
     for number, value in enumerate(op.operands):
         yield op, number, value
-    if is_leaf(op):
-        return
-    for region in op.regions:
-        for block in region.blocks:
-            for inner in block.operations:
-                yield from nested_operands(operation(inner))
+    for inner in directly_in(op):
+        yield from nested_operands(inner)
 
 
 def is_inside(value: Value, op: Operation) -> bool:

@@ -36,6 +36,7 @@ from jax_tensorarray._lowering.mlir import (
     config,
     constant,
     custom_call,
+    directly_in,
     entry,
     functions_in_loops,
     is_in_loop,
@@ -115,11 +116,10 @@ _PASSED_THROUGH = frozenset({_WHILE, *_BRANCHES})
 
 def _steps(op: Operation) -> Iterator[Operation]:
     """All that a record gets to in `op`, in its loops and branches too, but not in what it calls."""
-    for region in op.regions:
-        for inner in map(operation, region.blocks[0].operations):
-            yield inner
-            if inner.name in _PASSED_THROUGH:
-                yield from _steps(inner)
+    for inner in directly_in(op):
+        yield inner
+        if inner.name in _PASSED_THROUGH:
+            yield from _steps(inner)
 
 
 def _only_called(functions: dict[str, Operation]) -> list[str]:
