@@ -175,7 +175,7 @@ def functions_in_loops(functions: dict[str, Operation]) -> set[str]:
     called: set[str] = set()
     while stack:
         for op in walk(stack.pop()):
-            if op.name == "func.call" and (name := op.attributes["callee"].value) not in called:
+            if (name := callee(op)) is not None and name not in called:
                 called.add(name)
                 stack.append(functions[name])
     return called
@@ -274,6 +274,11 @@ def tensor(shape: Sequence[int], element: ir.Type) -> ir.RankedTensorType:
     return ir.RankedTensorType.get(shape, element)
 
 
+def integer(bits: int) -> ir.RankedTensorType:
+    """The type of a signed integer."""
+    return tensor([], ir.IntegerType.get_signless(bits))
+
+
 def splat(type_: Any, value: int) -> Value:
     """A constant tensor, all elements of which are that number."""
     element = type_.element_type
@@ -363,7 +368,7 @@ class Module:
             return number in self._held_in_loop[op]
         if op.name == "func.call":
             return self._argument(self._held, self.holds, op, number)
-        return number == 0 and target(op).startswith(PREFIX) and target(op) != PREFIX + "check"
+        return number == 0 and is_ours(op) and target(op) != PREFIX + "check"
 
     def invariants(self, loop: Operation) -> set[int]:
         """Positions of the loop-carried values that the body returns as they were."""

@@ -31,6 +31,7 @@ from jax_tensorarray._lowering.mlir import (
     config,
     custom_call,
     functions_in_loops,
+    is_ours,
     layouts,
     loops_of,
     nested_operands,
@@ -235,5 +236,5 @@ def _pin_to_loops(functions: dict[str, Operation]) -> None:
 def _raises_or_allocates(op: Operation) -> bool:
     if target(op) == PREFIX + "empty":
         return True
-    attributes: Any = config(op) if target(op).startswith(PREFIX) and CONFIG in op.attributes else {}
+    attributes: Any = config(op) if is_ours(op) and CONFIG in op.attributes else {}
     return "strict" in attributes and attributes["strict"].value

@@ -39,6 +39,7 @@ from jax_tensorarray._lowering.mlir import (
     directly_in,
     entry,
     functions_in_loops,
+    integer,
     is_in_loop,
     is_ours,
     lowering_of,
@@ -180,7 +181,7 @@ class _Threading:
         with ir.InsertionPoint.at_block_begin(block):
             empty = [splat(t, 0) for t in self.codes.types]
             if self.unknown:  # what a call gives is
-                zero, one = (splat(_integer(32), n) for n in (0, 1))
+                zero, one = (splat(integer(32), n) for n in (0, 1))
                 empty[-1] = hlo.convert(self.codes.types[-1], _call_of_check("record", zero, one, raises=False))
         self._thread(block, empty, frozenset(), raises=True)  # last: by now all that functions check is known
 
@@ -392,7 +393,7 @@ class _Codes:
         self.computes = any(not isinstance(p.size, int) for p in positions)
         self.ops: list[tuple[str, bool]] = []  #: names, and whether the index is an uint64
         self.sizes: list[int | None] = []
-        self.types = [*[_integer(32)] * (self.computes + self.is_wide), _integer(64)]
+        self.types = [*[integer(32)] * (self.computes + self.is_wide), integer(64)]
 
     def checked(self, name: str, position: _Position, record: Record) -> Record:
         """The record behind an op, whose own index becomes it if that is the first that is out of range."""
@@ -405,7 +406,7 @@ class _Codes:
         lower = hlo.and_(whole, splat(code, _LOWER))
         found = [hlo.or_(lower, splat(code, (of_size * _OPS + op) << 32))]
         if self.is_wide:
-            found.insert(0, hlo.convert(_integer(32), hlo.shift_right_logical(whole, splat(code, 32))))
+            found.insert(0, hlo.convert(integer(32), hlo.shift_right_logical(whole, splat(code, 32))))
         if self.computes:
             found.insert(0, size)
         first = hlo.and_(strays, compare(record[-1], splat(code, 0), "EQ"))
@@ -428,7 +429,7 @@ class _Codes:
         """Index, size and number of the op."""
         *others, code = record
         half = splat(code.type, 32)
-        upper = hlo.convert(_integer(32), hlo.shift_right_logical(code, half))
+        upper = hlo.convert(integer(32), hlo.shift_right_logical(code, half))
         if self.is_wide:
             lower = hlo.and_(code, splat(code.type, _LOWER))
             index = hlo.or_(hlo.shift_left(hlo.convert(code.type, others[-1]), half), lower)
@@ -452,14 +453,10 @@ def _number(known: list[Any], one: Any) -> int:
     return known.index(one)
 
 
-def _integer(bits: int) -> ir.Type:
-    return tensor([], ir.IntegerType.get_signless(bits))
-
-
 def _call_of_check(op: str, index: Value, size: Value, *, raises: bool) -> Value:
     """The index, once a kernel has looked at it."""
     attributes = {"op": ir.StringAttr.get(op), "strict": ir.BoolAttr.get(raises)}
-    result = custom_call("check", [index, size], _integer(32), attributes)
+    result = custom_call("check", [index, size], integer(32), attributes)
     call = operation(result.owner)
     call.attributes["has_side_effect"] = ir.BoolAttr.get(raises)
     call.attributes[LOWERING] = ir.StringAttr.get("ffi")

@@ -43,8 +43,10 @@ from jax_tensorarray._lowering.mlir import (
     config,
     entry,
     functions_in_loops,
+    integer,
     is_in_loop,
     is_inside,
+    is_ours,
     lowering_of,
     nested_operands,
     num_bytes,
@@ -262,7 +264,7 @@ class _Unmixed:
     def add(self, operations: Sequence[tuple[Operation, _Choice | None]]) -> None:
         """Take note of the calls that stay."""
         for op, choice in operations:
-            if choice is None and target(op).startswith(PREFIX) and target(op) not in _ON_NO_BUFFER:
+            if choice is None and is_ours(op) and target(op) not in _ON_NO_BUFFER:
                 self.calls.add(self._key(op))
 
     def choices(self, operations: Sequence[tuple[Operation, _Choice | None]]) -> list[tuple[Operation, _Choice | None]]:
@@ -347,7 +349,7 @@ class _Rewriter:
             rows = _reshaped(read(), [n for n in of.shape if n != 1])
             buffer, token = self.after(buffer, [rows])
             return buffer, token, _reshaped(self.passed[rows], of.shape)
-        number = tensor([], ir.IntegerType.get_signless(32))
+        number = integer(32)
         rows, token = self._branch(
             [of, number],
             lambda: [read(), splat(number, 0)],
@@ -359,7 +361,7 @@ class _Rewriter:
     def _branch(self, types: Sequence[ir.Type], *branches: Callable[[], Sequence[Value]]) -> Sequence[Value]:
         """What the first of two branches makes, which is the one that is run, but XLA does not know that."""
         is_other = compare(self.unknown, splat(self.unknown.type, 0), "NE")
-        index = hlo.convert(tensor([], ir.IntegerType.get_signless(32)), is_other)
+        index = hlo.convert(integer(32), is_other)
         case = ir.Operation.create("stablehlo.case", types, [index], regions=2)
         for region, make in zip(case.regions, branches, strict=True):
             with ir.InsertionPoint(region.blocks.append()):
@@ -371,7 +373,7 @@ class _Rewriter:
         ones, element = [1] * value.type.rank, value.type.element_type
         first = hlo.slice(value, *map(mlir.dense_int_array, ([0] * len(ones), ones, ones)))
         first = _reshaped(hlo.real(first) if isinstance(element, ir.ComplexType) else first, ())
-        number = tensor([], ir.IntegerType.get_signless(32))
+        number = integer(32)
         zero, other = lambda: [splat(number, 0)], lambda: [hlo.convert(number, first)]
         return self._branch([number], zero, other)[0]
 
@@ -421,7 +423,7 @@ class _Rewriter:
         if self.barriers_hold:
             return [buffer]
         # An update that changes nothing, but XLA does not know that either: one element by itself.
-        rank, number = buffer.type.rank, tensor([], ir.IntegerType.get_signless(32))
+        rank, number = buffer.type.rank, integer(32)
         first = _Access(0, (), (splat(number, 0),) * rank, (1,) * rank, None, 0)
         of = tensor(first.shape, buffer.type.element_type)
         _, own, element = self.read_first(buffer, of, lambda: first.row_of(buffer))
