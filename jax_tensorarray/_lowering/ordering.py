@@ -57,8 +57,10 @@ def order_readers(module: ir.Module, platform: str | None = None) -> None:
         op.attributes["sym_name"].value: op for op in map(operation, module.body.operations) if op.name == "func.func"
     }
     with module.context:
-        if platform is not None and not is_divided(module):
-            check_by_record(functions, default_lowering(), unknown=not _compat.barriers_hold(platform))
+        platform = None if is_divided(module) else platform
+        needs_unknown = platform is not None and not _compat.barriers_hold(platform)
+        if platform is not None:
+            check_by_record(functions, default_lowering(), unknown=needs_unknown)
         everything = Module(functions)
         for function in functions.values():
             for block in reversed(list(blocks(function))):
@@ -67,10 +69,11 @@ def order_readers(module: ir.Module, platform: str | None = None) -> None:
         for function in functions.values():
             for block in list(blocks(function)):
                 _order_block(block, everything)
-        use_slices(functions, platform=None if is_divided(module) else platform)
-        for op in [op for function in functions.values() for op in (function, *walk(function))]:
-            if UNKNOWN in op.attributes:
-                del op.attributes[UNKNOWN]
+        use_slices(functions, platform=platform)
+        if needs_unknown:
+            for op in [op for function in functions.values() for op in (function, *walk(function))]:
+                if UNKNOWN in op.attributes:
+                    del op.attributes[UNKNOWN]
         _pin_to_loops(functions)
         label_calls(module)
 
