@@ -4,10 +4,11 @@ A call of ours stays outside of every fusion and costs a fixed time; a loop with
 of machine code. But a call raises and updates in place whatever is around it, and slices do neither. So a slice stands
 for a call where
 
-- the index is one row, which need not be in range, or is checked already (`record`);
+- the index is one row, or a few on a CPU, which need not be in range or are checked already (`record`);
 - everything that reads the buffer comes before its update by data dependence. An optimization barrier around the
-  buffer and the row that was read makes it so, in versions of XLA that keep it until memory has been assigned. It
-  also keeps XLA from reading the row once more behind the update, in a fusion of its own.
+  buffer and the row that was read makes it so, in versions of XLA that keep it until memory has been assigned. In
+  others a branch does, which XLA does not know to be always run: it gives a 0 beside the row, for the index of the
+  update. Either keeps XLA from reading the row once more behind the update, in a fusion of its own.
 
 `lowering` says which: "auto" as above, "ffi" for calls everywhere, and "xla" for slices also outside of loops,
 where a call of its own has to raise.
