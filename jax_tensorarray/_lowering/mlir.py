@@ -65,6 +65,9 @@ LOWERING = "jax_tensorarray.lowering"
 #: Attribute of an op of which an index out of range is an error that is known elsewhere, see `record`.
 CHECKED = "jax_tensorarray.checked"
 
+#: Attribute of an op whose index is in range, see `bounds`.
+IN_RANGE = "jax_tensorarray.in_range"
+
 #: Attribute of a loop or a function that is handed, as its last argument, a 0 that XLA cannot know to be one.
 UNKNOWN = "jax_tensorarray.unknown"
 
@@ -99,6 +102,19 @@ def is_ours(op: Operation) -> bool:
     return target(op).startswith(PREFIX)
 
 
+def addresses_rows(op: Operation) -> bool:
+    """Whether `op` is a call of ours with an index that has to be in range."""
+    return is_ours(op) and CONFIG in op.attributes and "strict" in config(op)
+
+
+def index_and_size(op: Operation) -> tuple[Value, int | None]:
+    """The index of such a call, and the number of rows unless the program computes it."""
+    if target(op) == PREFIX + "check":
+        return op.operands[0], constant(op.operands[1])
+    buffer, index = op.operands[:2]
+    return index, buffer.type.shape[config(op)["batch_dims"].value]
+
+
 def callee(op: Operation) -> str | None:
     """The name of the function that `op` calls, if it is a call."""
     name: str | None = op.attributes["callee"].value if op.name == "func.call" else None
@@ -109,6 +125,16 @@ def lowering_of(op: Operation, default: str) -> str:
     """What a call of ours may become, see `slices`."""
     name: str = op.attributes[LOWERING].value if LOWERING in op.attributes else default
     return name
+
+
+def callers_of(functions: dict[str, Operation]) -> dict[str, list[Operation]]:
+    """The calls of every function."""
+    callers: dict[str, list[Operation]] = {name: [] for name in functions}
+    for function in functions.values():
+        for op in walk(function):
+            if (name := callee(op)) is not None:
+                callers[name].append(op)
+    return callers
 
 
 def entry(function: Operation) -> ir.Block:
@@ -199,6 +225,25 @@ def unknown_at(op: Operation) -> Value | None:
             last: Value = block.arguments[len(block.arguments) - 1]
             return last
     return None
+
+
+def added_by_step(carried: Value, behind: Value, functions: Mapping[str, Operation]) -> int | None:
+    """What a step of a loop adds to a number that it carries, by itself or in one of the functions, if a constant."""
+    calls, added = [], 0
+    while not isinstance(behind, ir.BlockArgument):
+        op = operation(behind.owner)
+        if (name := callee(op)) is not None and name in functions:
+            calls.append(op)
+            behind = terminator(entry(functions[name])).operands[ir.OpResult(behind).result_number]
+        elif op.name == "stablehlo.add" and not added and (by := constant(op.operands[1])) is not None:
+            behind, added = op.operands[0], by
+        else:
+            return None
+    for call in reversed(calls):
+        if not isinstance(behind, ir.BlockArgument) or operation(behind.owner.owner).name != "func.func":
+            return None
+        behind = call.operands[behind.arg_number]
+    return added if behind == carried else None
 
 
 def nested_operands(op: Operation) -> Iterator[tuple[Operation, int, Value]]:
@@ -338,6 +383,12 @@ def astray(index: Value, size: Value | int) -> Value:
 def compare(left: Value, right: Value, direction: str) -> Value:
     """An array of bool; `direction` is "LT", "EQ" and so on."""
     return hlo.compare(left, right, hlo.ComparisonDirectionAttr.get(direction))
+
+
+def direction_of(comparison: Operation) -> str:
+    """What makes the result true: "LT", "EQ" and so on."""
+    name: str = hlo.ComparisonDirectionAttr(comparison.attributes["comparison_direction"]).value
+    return name
 
 
 class Module:

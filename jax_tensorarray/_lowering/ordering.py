@@ -17,6 +17,7 @@ from typing import Any
 from jax.interpreters.mlir import ir
 
 from jax_tensorarray import _compat
+from jax_tensorarray._lowering.bounds import mark_those_in_range
 from jax_tensorarray._lowering.branches import split_updating_branches
 from jax_tensorarray._lowering.mlir import (
     CONFIG,
@@ -60,6 +61,7 @@ def order_readers(module: ir.Module, platform: str | None = None) -> None:
         platform = None if is_divided(module) else platform
         needs_unknown = platform is not None and not _compat.barriers_hold(platform)
         if platform is not None:
+            mark_those_in_range(functions)
             check_by_record(functions, default_lowering(), unknown=needs_unknown)
         everything = Module(functions)
         for function in functions.values():

@@ -23,6 +23,7 @@ from jax_tensorarray._lowering.mlir import (
     CALLS,
     CHECKED,
     CONFIG,
+    IN_RANGE,
     INT32_MAX,
     LOWERING,
     PREFIX,
@@ -30,15 +31,19 @@ from jax_tensorarray._lowering.mlir import (
     UNKNOWN,
     Operation,
     Value,
+    added_by_step,
+    addresses_rows,
     astray,
     callee,
     compare,
     config,
     constant,
     custom_call,
+    direction_of,
     directly_in,
     entry,
     functions_in_loops,
+    index_and_size,
     integer,
     is_in_loop,
     is_ours,
@@ -65,7 +70,7 @@ def check_by_record(functions: dict[str, Operation], default: str, *, unknown: b
     """
     strict = [op for function in functions.values() for op in walk(function) if _is_strict(op)]
     for op in strict:
-        if _cannot_stray(op):
+        if _is_never_out(op):
             _set_checked(op)
     in_loops = functions_in_loops(functions)
     asking = [op for function in functions.values() for op in walk(function) if is_ours(op)] if unknown else strict
@@ -80,26 +85,16 @@ def check_by_record(functions: dict[str, Operation], default: str, *, unknown: b
 
 def _is_strict(op: Operation) -> bool:
     """Whether an op raises, and can be recorded instead."""
-    if not is_ours(op) or CONFIG not in op.attributes or "strict" not in config(op):
+    if not addresses_rows(op) or IN_RANGE in op.attributes or not config(op)["strict"].value:
         return False
-    index, size = _index_and_size(op)
-    return config(op)["strict"].value and index.type.has_static_shape and (size is None or size <= INT32_MAX)
+    index, size = index_and_size(op)
+    return index.type.has_static_shape and (size is None or size <= INT32_MAX)
 
 
-def _index_and_size(op: Operation) -> tuple[Value, int | None]:
-    """The index of an op, and the number of rows unless that is an operand."""
-    if target(op) == PREFIX + "check":
-        return op.operands[0], None
-    buffer, index = op.operands[:2]
-    return index, buffer.type.shape[config(op)["batch_dims"].value]
-
-
-def _cannot_stray(op: Operation) -> bool:
-    """Whether there is nothing to check: no index at all, the number of a step, or one that is in the program."""
-    index, size = _index_and_size(op)
-    number = constant(index)
-    is_row = number is not None and size is not None and 0 <= number < size
-    return is_row or 0 in index.type.shape or config(op)["op"].value == TAPE
+def _is_never_out(op: Operation) -> bool:
+    """Whether there is nothing to check: no index at all, or the number of a step."""
+    index, _ = index_and_size(op)
+    return 0 in index.type.shape or config(op)["op"].value == TAPE
 
 
 def _set_checked(op: Operation) -> None:
@@ -269,22 +264,16 @@ def _counts(loop: Operation) -> bool:
         return False
     compare = operation(predicate.owner)
     step, end = compare.operands
-    if "LT" not in str(compare.attributes["comparison_direction"]) or not _is_argument(step, condition):
+    if direction_of(compare) != "LT" or not _is_argument(step, condition):
         return False
     if _is_argument(end, condition):  # what the loop is told and passes on
         number = end.arg_number
         if terminator(body).operands[number] != body.arguments[number]:
             return False
         end = loop.operands[number]
-    next_step = terminator(body).operands[step.arg_number]
-    if constant(end) is None or isinstance(next_step, ir.BlockArgument):
-        return False
-    add = operation(next_step.owner)
-    return (
-        add.name == "stablehlo.add"
-        and add.operands[0] == body.arguments[step.arg_number]
-        and (constant(add.operands[1]) or 0) > 0
-    )
+    number = step.arg_number
+    by = added_by_step(body.arguments[number], terminator(body).operands[number], {})
+    return constant(end) is not None and by is not None and by > 0
 
 
 def _is_argument(value: Value, block: ir.Block) -> bool:
@@ -363,13 +352,12 @@ class _Position(NamedTuple):
 
 
 def _position(op: Operation) -> _Position:
-    index, size = _index_and_size(op)
+    index, size = index_and_size(op)
     attributes, mask = config(op), None
     if "masked" in attributes and attributes["masked"].value:
         mask = op.operands[len(CALLS[target(op).removeprefix(PREFIX)].operands) - 1]
-    if size is None:
-        known = constant(op.operands[1])
-        return _Position(index, op.operands[1] if known is None else known, mask)
+    if target(op) == PREFIX + "check":
+        return _Position(index, op.operands[1] if size is None else size, mask)
     one, one_mask = shared_scalar(index), None if mask is None else shared_scalar(mask)
     if one is not None and (mask is None) == (one_mask is None):
         return _Position(one, size, one_mask)

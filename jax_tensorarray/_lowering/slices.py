@@ -30,6 +30,7 @@ from jax_tensorarray._lowering.mlir import (
     CALLS,
     CHECKED,
     IN_PLACE,
+    IN_RANGE,
     LOWERING,
     LOWERINGS,
     PREFIX,
@@ -39,7 +40,7 @@ from jax_tensorarray._lowering.mlir import (
     Value,
     astray,
     blocks,
-    callee,
+    callers_of,
     compare,
     config,
     entry,
@@ -121,11 +122,7 @@ class _Choice(NamedTuple):
 class _Chooser:
     def __init__(self, functions: dict[str, Operation], platform: str | None) -> None:
         self.module = Module(functions)
-        self.callers: dict[str, list[Operation]] = {name: [] for name in functions}
-        for function in functions.values():
-            for op in walk(function):
-                if (called := callee(op)) is not None:
-                    self.callers[called].append(op)
+        self.callers = callers_of(functions)
         self.default, self.platform = default_lowering(), platform
         self.most_slices = _MOST_SLICES if platform == "cpu" else 1
         self.barriers_hold = platform is not None and _compat.barriers_hold(platform)
@@ -143,7 +140,8 @@ class _Chooser:
             choice = _Choice(ordered=True, passes_on=True)
             return self._ordered(op, choice) if len(op.operands) > 1 and _has_elements(op.operands[0]) else None
         if name == "check":
-            return None if config(op)["strict"].value else _Choice(drops=self._is_of_account(op))
+            is_checked = IN_RANGE in op.attributes or not config(op)["strict"].value
+            return _Choice(drops=self._is_of_account(op)) if is_checked else None
         of_row = self._choose_row(op, name, is_tape)
         return of_row if of_row is None or not of_row.ordered else self._ordered(op, of_row)
 
@@ -166,7 +164,8 @@ class _Chooser:
             return None
         # XLA moves the small floats by way of larger ones, which does not leave all of them as they are.
         element = str(buffer.type.element_type)
-        if element.startswith("f8") or (attributes["strict"].value and not is_tape):
+        is_checked = IN_RANGE in op.attributes or is_tape or not attributes["strict"].value
+        if element.startswith("f8") or not is_checked:
             return None
         if element == "bf16" and name == "max":  # XLA takes the smallest of these for 0
             return None
@@ -188,12 +187,12 @@ class _Chooser:
         return choice._replace(ordered=not _is_alone(op, reads_too=choice.does_both), passes_on=True)
 
     def _is_of_account(self, op: Operation) -> bool:
-        """Whether anybody can see what `op` does when its index is out of range.
+        """Whether the index of `op` may be out of range, and anybody can see what it does then.
 
-        Nobody where that has been recorded on a CPU, which raises before it gives anything away: a GPU hands out arrays
-        and raises later.
+        Nobody can where that has been recorded on a CPU, which raises before it gives anything away. A GPU hands out
+        arrays and raises later.
         """
-        return CHECKED not in op.attributes or self.platform != "cpu"
+        return IN_RANGE not in op.attributes and (CHECKED not in op.attributes or self.platform != "cpu")
 
     def _updated_in(self, block: ir.Block) -> set[Value]:
         """The values that operations of a block update, or what is inside these."""
@@ -317,7 +316,7 @@ class _Rewriter:
 
     def rewrite(self, operations: Sequence[tuple[Operation, _Choice | None]]) -> None:
         for op, choice in operations:
-            for name in (LOWERING, CHECKED):
+            for name in (LOWERING, CHECKED, IN_RANGE):
                 if name in op.attributes:
                     del op.attributes[name]
             for user, number, value in list(nested_operands(op)):

@@ -1,0 +1,233 @@
+"""Indices that are in range whatever the data: the steps of a loop that counts, `jnp.arange`, and numbers near these.
+
+The bounds of a value are the least and the greatest number that any of its elements may be. They follow from the
+operations that make it, on any way that the program may take. Where numbers wrap or are data, there are none, and the
+index is checked (`record`).
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+from jax.interpreters.mlir import ir
+
+from jax_tensorarray._lowering.mlir import (
+    IN_RANGE,
+    Operation,
+    Value,
+    added_by_step,
+    addresses_rows,
+    callee,
+    callers_of,
+    constant,
+    direction_of,
+    entry,
+    index_and_size,
+    operation,
+    terminator,
+    walk,
+)
+
+Bounds = tuple[int, int]
+
+#: Whatever is made of more operations one after the other is not looked at.
+_DEEPEST = 40
+
+#: Operations that give elements of some operands as they are, or another dtype.
+_CHOOSING = {
+    **dict.fromkeys(["broadcast_in_dim", "reshape", "slice", "dynamic_slice", "reverse", "transpose"], slice(1)),
+    **dict.fromkeys(["convert", "concatenate"], slice(None)),
+    "dynamic_update_slice": slice(2),
+    "select": slice(1, None),
+}
+#: What these make of two numbers; a bool is 0 or 1.
+_COMBINING: dict[str, Callable[[Bounds, Bounds], Bounds | None]] = {
+    "add": lambda x, y: (x[0] + y[0], x[1] + y[1]),
+    "subtract": lambda x, y: (x[0] - y[1], x[1] - y[0]),
+    "multiply": lambda x, y: (x[0] * y[0], x[1] * y[1]) if x[0] >= 0 and y[0] >= 0 else None,
+    "maximum": lambda x, y: (max(x[0], y[0]), max(x[1], y[1])),
+    "minimum": lambda x, y: (min(x[0], y[0]), min(x[1], y[1])),
+    "divide": lambda x, y: (x[0] // y[1], x[1] // y[0]) if x[0] >= 0 and y[0] > 0 else None,
+    "remainder": lambda x, y: (0, min(x[1], y[1] - 1)) if x[0] >= 0 and y[0] > 0 else None,
+    "and": lambda x, y: (int(x == y == (1, 1)), min(x[1], y[1])) if x[0] >= 0 and y[0] >= 0 else None,
+    "LT": lambda x, y: (int(x[1] < y[0]), int(x[0] < y[1])),
+    "EQ": lambda x, y: (int(x == y and x[0] == x[1]), int(x[0] <= y[1] and y[0] <= x[1])),
+    "NE": lambda x, y: (int(x[1] < y[0] or y[1] < x[0]), int(x != y or x[0] != x[1])),
+}
+
+
+def mark_those_in_range(functions: dict[str, Operation]) -> None:
+    """Mark every row op whose index is in range."""
+    bounds = BoundsOf(functions, callers_of(functions))
+    for op in [op for function in functions.values() for op in walk(function) if addresses_rows(op)]:
+        index, size = index_and_size(op)
+        found = None if size is None else bounds(index)
+        if size is not None and found is not None and found[0] >= 0 and found[1] < size:
+            op.attributes[IN_RANGE] = ir.UnitAttr.get()
+
+
+class BoundsOf:
+    """Gives the bounds of a value of a module, or None; `call` is that of the function it is in, if it is one only."""
+
+    def __init__(
+        self,
+        functions: dict[str, Operation],
+        callers: dict[str, list[Operation]],
+        call: Operation = None,
+        outer: "BoundsOf | None" = None,
+    ) -> None:
+        self.functions, self.callers, self.call, self.outer = functions, callers, call, outer
+        self.known: dict[Value, Bounds | None] = {}
+        self.depth: int = 0 if outer is None else outer.depth
+        self.assumes: bool = outer is not None and outer.assumes
+
+    def __call__(self, value: Value) -> Bounds | None:
+        if value not in self.known:
+            self.known[value] = None  # meanwhile: what depends on itself has none
+            kind = value.type.element_type if isinstance(value.type, ir.RankedTensorType) else None
+            if isinstance(kind, ir.IntegerType) and self.depth < _DEEPEST:
+                self.depth += 1
+                found = self._argument(value) if isinstance(value, ir.BlockArgument) else self._result(value)
+                self.depth -= 1
+                self.known[value] = found or (0, 1) if kind.width == 1 else _unless_wrapped(found, kind)
+        return self.known[value]
+
+    def _any(self, values: Iterable[Value]) -> Bounds | None:
+        return _union(list(map(self, values)))
+
+    def _argument(self, value: Value) -> Bounds | None:
+        owner, number = operation(value.owner.owner), value.arg_number
+        if owner.name == "stablehlo.while":
+            return self._carried(owner, number, in_step=value.owner == owner.regions[1].blocks[0])
+        if owner.name != "func.func":
+            return None
+        if self.outer is not None:
+            return self.outer(self.call.operands[number])
+        return self._any(call.operands[number] for call in self.callers[owner.attributes["sym_name"].value])
+
+    def _result(self, value: Value) -> Bounds | None:
+        op, number = operation(value.owner), ir.OpResult(value).result_number
+        name = op.name.removeprefix("stablehlo.")
+        if name == "constant":
+            return _of_constant(op.attributes["value"])
+        if name == "iota":
+            return 0, value.type.shape[op.attributes["iota_dimension"].value] - 1
+        if name == "sign" and (bounds := self(op.operands[0])) is not None:
+            return max(-1, min(bounds[0], 1)), max(-1, min(bounds[1], 1))
+        if name == "select" and (of_predicate := self(op.operands[0])) in ((0, 0), (1, 1)):
+            return self(op.operands[2 - of_predicate[0]])
+        if name in _CHOOSING:
+            return self._any(list(op.operands)[_CHOOSING[name]])
+        if name == "and" and self._exclude_each_other(*op.operands):
+            return 0, 0
+        if (kind := direction_of(op) if name == "compare" else name) in _COMBINING:
+            left, right = map(self, op.operands)
+            return None if left is None or right is None else _COMBINING[kind](left, right)
+        if name in ("case", "if"):
+            return self._any(terminator(region.blocks[0]).operands[number] for region in op.regions)
+        if name == "optimization_barrier":
+            return self(op.operands[number])
+        if name == "while":
+            return self._carried(op, number, in_step=False)
+        if (called := callee(op)) is not None:
+            inside = BoundsOf(self.functions, self.callers, op, self)
+            return inside(terminator(entry(self.functions[called])).operands[number])
+        return None
+
+    def _exclude_each_other(self, signs_differ: Value, has_rest: Value) -> bool:
+        """Whether both are what jnp asks to see if a quotient is to be rounded down, of numbers that leave no doubt.
+
+        That is `sign(x) != 1` and `remainder(x, y) != 0`: only 0 has another sign if x is not negative, and no rest.
+        """
+        signs, rest = (_operands(_bare(condition), "compare", "NE") for condition in (signs_differ, has_rest))
+        if not signs or not rest or self(signs[1]) != (1, 1) or constant(rest[1]) != 0:
+            return False
+        of_sign, of_rest = _operands(signs[0], "sign"), _operands(rest[0], "remainder")
+        bounds = self(of_sign[0]) if of_sign and of_sign == of_rest[:1] else None
+        return bounds is not None and bounds[0] >= 0
+
+    def _carried(self, loop: Operation, number: int, *, in_step: bool) -> Bounds | None:
+        """What a loop carries: when a step begins, or also behind the last."""
+        start, body = self(loop.operands[number]), loop.regions[1].blocks[0]
+        carried, behind = body.arguments[number], terminator(body).operands[number]
+        if start is None:
+            return None
+        if (by := added_by_step(carried, behind, self.functions)) is not None:
+            most = self._most_steps(loop) if by else 0
+            moved = None if most is None else by * max(most - in_step, 0)
+            return None if moved is None else (start[0] + min(moved, 0), start[1] + max(moved, 0))
+        if self.assumes:  # one induction in another would take long
+            return None
+        kept = _union([start, self._behind(behind, carried, start)])
+        return kept if kept is not None and kept == _union([kept, self._behind(behind, carried, kept)]) else None
+
+    def _behind(self, value: Value, carried: Value, bounds: Bounds) -> Bounds | None:
+        """The bounds of a value if `carried` had those."""
+        inside = BoundsOf(self.functions, self.callers, self.call, self.outer)
+        inside.assumes, inside.depth = True, self.depth
+        inside.known.update({known: b for known, b in self.known.items() if b is not None})
+        inside.known[carried] = bounds
+        return inside(value)
+
+    def _most_steps(self, loop: Operation) -> int | None:
+        """How many steps a loop has at most, if a number that grows with each has to be less than another."""
+        condition, body = loop.regions[0].blocks[0], loop.regions[1].blocks[0]
+        most = []
+        for counter, limit in _less_than(terminator(condition).operands[0]):
+            end = self(limit)
+            if end is None or not isinstance(counter, ir.BlockArgument) or counter.owner != condition:
+                continue
+            number = counter.arg_number
+            start, behind = self(loop.operands[number]), terminator(body).operands[number]
+            by = added_by_step(body.arguments[number], behind, self.functions)
+            if start is not None and by is not None and by > 0:
+                last = max(start[1], end[1] - 1 + by)
+                if _unless_wrapped((start[0], last), counter.type.element_type) is not None:
+                    most.append(max(0, -((start[0] - end[1]) // by)))
+        return min(most, default=None)
+
+
+def _less_than(predicate: Value) -> Iterator[tuple[Value, Value]]:
+    """Numbers of which the first is less than the second, if the predicate is true."""
+    predicate = _bare(predicate)
+    if less := _operands(predicate, "compare", "LT"):
+        yield less[0], less[1]
+    for operand in _operands(predicate, "and"):
+        yield from _less_than(operand)
+
+
+def _bare(predicate: Value) -> Value:
+    """A bool before it was made a bool once more."""
+    while True:
+        differ = _operands(predicate, "compare", "NE")
+        made_of = differ[:1] if differ and constant(differ[1]) == 0 else _operands(predicate, "convert")
+        if not made_of or made_of[0].type.element_type.width != 1:
+            return predicate
+        predicate = made_of[0]
+
+
+def _operands(value: Value, name: str, direction: str = "") -> list[Value]:
+    """What a value is made of, if by that operation."""
+    op = None if isinstance(value, ir.BlockArgument) else operation(value.owner)
+    if op is None or op.name != f"stablehlo.{name}" or (direction and direction_of(op) != direction):
+        return []
+    return list(op.operands)
+
+
+def _union(found: list[Bounds | None]) -> Bounds | None:
+    known = [bounds for bounds in found if bounds is not None]
+    return (min(b[0] for b in known), max(b[1] for b in known)) if known and len(known) == len(found) else None
+
+
+def _unless_wrapped(bounds: Bounds | None, kind: Any) -> Bounds | None:
+    """The bounds, if the dtype has all these numbers."""
+    least = 0 if kind.is_unsigned else -(2 ** (kind.width - 1))
+    return bounds if bounds is not None and least <= bounds[0] and bounds[1] < least + 2**kind.width else None
+
+
+def _of_constant(attribute: Any) -> Bounds | None:
+    try:
+        numbers = np.asarray(ir.DenseIntElementsAttr(attribute))
+    except (TypeError, ValueError):  # of 4 bits, or kept elsewhere
+        return None
+    return (int(numbers.min()), int(numbers.max())) if numbers.size else None
