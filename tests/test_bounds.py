@@ -52,9 +52,9 @@ def value(xp, e, k, c, x):
     if kind == "joined":
         return xp.concatenate([xp.stack([first, k])[::-1], xp.arange(3, dtype=xp.int32)])[xp.abs(x % 5)]
     if kind in ("up", "down"):
-        by = xp.int32(2 if kind == "up" else -2)
+        by = 2 if kind == "up" else -2
         if xp is np:
-            return first + 3 * by
+            return first + np.int32(3 * by)
         return lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1] + by), (0, first))[1]
     if kind == "switch":
         return [first, k, c][x % 3] if xp is np else lax.switch(x % 3, [lambda: first, lambda: k, lambda: c])
