@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from jax.interpreters.mlir import ir
+from jax.interpreters.mlir import dense_int_array, ir
 
 from jax_tensorarray._compat import hlo
 
@@ -365,6 +365,14 @@ def widened(index: Value, size: int) -> Value:
         return index
     wide = 64 if element.is_unsigned and element.width == 32 else bits
     return hlo.convert(tensor(index.type.shape, ir.IntegerType.get_signless(wide)), index)
+
+
+def of_positions(sizes: Value, shape: Sequence[int]) -> Value:
+    """The numbers of rows `[*batch]` for every position of an index of that shape."""
+    if sizes.type.rank == len(shape):
+        return sizes
+    kind = tensor(shape, sizes.type.element_type)
+    return hlo.broadcast_in_dim(kind, sizes, dense_int_array(range(sizes.type.rank)))
 
 
 def astray(index: Value, size: Value | int) -> Value:

@@ -20,7 +20,7 @@ import numpy as np
 from jax.interpreters.mlir import dtype_to_ir_type, ir
 
 from jax_tensorarray._compat import xla_client
-from jax_tensorarray._lowering.mlir import CALLS, CONFIG, IN_PLACE, PREFIX, Operation, target, walk
+from jax_tensorarray._lowering.mlir import CALLS, CONFIG, IN_PLACE, PREFIX, Operation, is_ours, target, walk
 
 HloSharding = Any
 Shape = Any
@@ -95,7 +95,7 @@ def label_calls(module: ir.Module) -> None:
     """Give every call of ours its sharding rule, if the module is for several devices."""
     if not is_divided(module):
         return
-    for op in [op for op in walk(module.operation) if target(op).startswith(PREFIX) and len(op.operands)]:
+    for op in [op for op in walk(module.operation) if is_ours(op) and len(op.operands)]:
         rule = _sharding_rule(op)
         if rule is not None:
             op.attributes["sdy.sharding_rule"] = ir.Attribute.parse(rule, module.context)

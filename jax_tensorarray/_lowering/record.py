@@ -49,6 +49,7 @@ from jax_tensorarray._lowering.mlir import (
     is_ours,
     lowering_of,
     nested_operands,
+    of_positions,
     operation,
     shared_scalar,
     splat,
@@ -455,12 +456,7 @@ def _first_stray(position: _Position) -> tuple[Value, Value, Value]:
     """The first index that is out of range, with the number of rows there, and whether there is one."""
     index, size, mask = position
     shape, int32 = index.type.shape, ir.IntegerType.get_signless(32)
-    if isinstance(size, int):
-        sizes = splat(tensor(shape, int32), size)
-    elif size.type.rank < len(shape):
-        sizes = hlo.broadcast_in_dim(tensor(shape, int32), size, mlir.dense_int_array(range(size.type.rank)))
-    else:
-        sizes = size
+    sizes = splat(tensor(shape, int32), size) if isinstance(size, int) else of_positions(size, shape)
     if shape:
         flat = [math.prod(shape)]
         index, sizes, mask = (

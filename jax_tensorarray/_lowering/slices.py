@@ -52,6 +52,7 @@ from jax_tensorarray._lowering.mlir import (
     lowering_of,
     nested_operands,
     num_bytes,
+    of_positions,
     operation,
     splat,
     target,
@@ -435,9 +436,7 @@ class _Rewriter:
         row = hlo.convert(result, index)
         if not choice.drops:
             return [row]
-        dims = mlir.dense_int_array(range(size.type.rank))
-        sizes = size if size.type.rank == result.rank else hlo.broadcast_in_dim(result, size, dims)
-        return [hlo.select(astray(index, sizes), splat(result, -1), row)]
+        return [hlo.select(astray(index, of_positions(size, result.shape)), splat(result, -1), row)]
 
 
 #: Of the calls that do not say how they combine two rows.
