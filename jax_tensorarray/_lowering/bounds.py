@@ -201,7 +201,7 @@ def _bare(predicate: Value) -> Value:
     while True:
         differ = _operands(predicate, "compare", "NE")
         made_of = differ[:1] if differ and constant(differ[1]) == 0 else _operands(predicate, "convert")
-        if not made_of or made_of[0].type.element_type.width != 1:
+        if not made_of or getattr(made_of[0].type.element_type, "width", None) != 1:
             return predicate
         predicate = made_of[0]
 
