@@ -23,6 +23,7 @@ from jax_tensorarray._lowering.mlir import (
     direction_of,
     entry,
     index_and_size,
+    operands_of,
     operation,
     terminator,
     walk,
@@ -139,10 +140,10 @@ class BoundsOf:
 
         That is `sign(x) != 1` and `remainder(x, y) != 0`: only 0 has another sign if x is not negative, and no rest.
         """
-        signs, rest = (_operands(_bare(condition), "compare", "NE") for condition in (signs_differ, has_rest))
+        signs, rest = (operands_of(_bare(condition), "compare", "NE") for condition in (signs_differ, has_rest))
         if not signs or not rest or self(signs[1]) != (1, 1) or constant(rest[1]) != 0:
             return False
-        of_sign, of_rest = _operands(signs[0], "sign"), _operands(rest[0], "remainder")
+        of_sign, of_rest = operands_of(signs[0], "sign"), operands_of(rest[0], "remainder")
         bounds = self(of_sign[0]) if of_sign and of_sign == of_rest[:1] else None
         return bounds is not None and bounds[0] >= 0
 
@@ -190,28 +191,20 @@ class BoundsOf:
 def _less_than(predicate: Value) -> Iterator[tuple[Value, Value]]:
     """Numbers of which the first is less than the second, if the predicate is true."""
     predicate = _bare(predicate)
-    if less := _operands(predicate, "compare", "LT"):
+    if less := operands_of(predicate, "compare", "LT"):
         yield less[0], less[1]
-    for operand in _operands(predicate, "and"):
+    for operand in operands_of(predicate, "and"):
         yield from _less_than(operand)
 
 
 def _bare(predicate: Value) -> Value:
     """A bool before it was made a bool once more."""
     while True:
-        differ = _operands(predicate, "compare", "NE")
-        made_of = differ[:1] if differ and constant(differ[1]) == 0 else _operands(predicate, "convert")
+        differ = operands_of(predicate, "compare", "NE")
+        made_of = differ[:1] if differ and constant(differ[1]) == 0 else operands_of(predicate, "convert")
         if not made_of or getattr(made_of[0].type.element_type, "width", None) != 1:
             return predicate
         predicate = made_of[0]
-
-
-def _operands(value: Value, name: str, direction: str = "") -> list[Value]:
-    """What a value is made of, if by that operation."""
-    op = None if isinstance(value, ir.BlockArgument) else operation(value.owner)
-    if op is None or op.name != f"stablehlo.{name}" or (direction and direction_of(op) != direction):
-        return []
-    return list(op.operands)
 
 
 def _union(found: list[Bounds | None]) -> Bounds | None:

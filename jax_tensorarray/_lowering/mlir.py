@@ -115,6 +115,11 @@ def index_and_size(op: Operation) -> tuple[Value, int | None]:
     return index, buffer.type.shape[config(op)["batch_dims"].value]
 
 
+def may_raise(op: Operation) -> bool:
+    """Whether such a call raises where its index is out of range, which it may be."""
+    return config(op)["strict"].value and IN_RANGE not in op.attributes
+
+
 def callee(op: Operation) -> str | None:
     """The name of the function that `op` calls, if it is a call."""
     name: str | None = op.attributes["callee"].value if op.name == "func.call" else None
@@ -397,6 +402,14 @@ def direction_of(comparison: Operation) -> str:
     """What makes the result true: "LT", "EQ" and so on."""
     name: str = hlo.ComparisonDirectionAttr(comparison.attributes["comparison_direction"]).value
     return name
+
+
+def operands_of(value: Value, name: str, direction: str = "") -> list[Value]:
+    """What a value is made of, if by that operation."""
+    op = None if isinstance(value, ir.BlockArgument) else operation(value.owner)
+    if op is None or op.name != f"stablehlo.{name}" or (direction and direction_of(op) != direction):
+        return []
+    return list(op.operands)
 
 
 class Module:

@@ -23,7 +23,6 @@ from jax_tensorarray._lowering.mlir import (
     CALLS,
     CHECKED,
     CONFIG,
-    IN_RANGE,
     INT32_MAX,
     LOWERING,
     PREFIX,
@@ -39,7 +38,6 @@ from jax_tensorarray._lowering.mlir import (
     config,
     constant,
     custom_call,
-    direction_of,
     directly_in,
     entry,
     functions_in_loops,
@@ -48,8 +46,10 @@ from jax_tensorarray._lowering.mlir import (
     is_in_loop,
     is_ours,
     lowering_of,
+    may_raise,
     nested_operands,
     of_positions,
+    operands_of,
     operation,
     shared_scalar,
     splat,
@@ -86,7 +86,7 @@ def check_by_record(functions: dict[str, Operation], default: str, *, unknown: b
 
 def _is_strict(op: Operation) -> bool:
     """Whether an op raises, and can be recorded instead."""
-    if not addresses_rows(op) or IN_RANGE in op.attributes or not config(op)["strict"].value:
+    if not addresses_rows(op) or not may_raise(op):
         return False
     index, size = index_and_size(op)
     return index.type.has_static_shape and (size is None or size <= INT32_MAX)
@@ -260,13 +260,10 @@ def _waits(op: Operation) -> bool:
 
 def _counts(loop: Operation) -> bool:
     condition, body = _condition(loop), loop.regions[1].blocks[0]
-    predicate = terminator(condition).operands[0]
-    if isinstance(predicate, ir.BlockArgument) or operation(predicate.owner).name != "stablehlo.compare":
+    compared = operands_of(terminator(condition).operands[0], "compare", "LT")
+    if not compared or not _is_argument(compared[0], condition):
         return False
-    compare = operation(predicate.owner)
-    step, end = compare.operands
-    if direction_of(compare) != "LT" or not _is_argument(step, condition):
-        return False
+    step, end = compared
     if _is_argument(end, condition):  # what the loop is told and passes on
         number = end.arg_number
         if terminator(body).operands[number] != body.arguments[number]:

@@ -50,6 +50,7 @@ from jax_tensorarray._lowering.mlir import (
     is_inside,
     is_ours,
     lowering_of,
+    may_raise,
     nested_operands,
     num_bytes,
     of_positions,
@@ -141,8 +142,7 @@ class _Chooser:
             choice = _Choice(ordered=True, passes_on=True)
             return self._ordered(op, choice) if len(op.operands) > 1 and _has_elements(op.operands[0]) else None
         if name == "check":
-            is_checked = IN_RANGE in op.attributes or not config(op)["strict"].value
-            return _Choice(drops=self._is_of_account(op)) if is_checked else None
+            return None if may_raise(op) else _Choice(drops=self._is_of_account(op))
         of_row = self._choose_row(op, name, is_tape)
         return of_row if of_row is None or not of_row.ordered else self._ordered(op, of_row)
 
@@ -165,8 +165,7 @@ class _Chooser:
             return None
         # XLA moves the small floats by way of larger ones, which does not leave all of them as they are.
         element = str(buffer.type.element_type)
-        is_checked = IN_RANGE in op.attributes or is_tape or not attributes["strict"].value
-        if element.startswith("f8") or not is_checked:
+        if element.startswith("f8") or (may_raise(op) and not is_tape):
             return None
         if element == "bf16" and name == "max":  # XLA takes the smallest of these for 0
             return None
