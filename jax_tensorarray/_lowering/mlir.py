@@ -177,8 +177,6 @@ def blocks(op: Operation) -> Iterator[ir.Block]:
 
 def directly_in(op: Operation) -> Iterator[Operation]:
     """The operations of the blocks of `op`, without what is inside these."""
-    if is_leaf(op):
-        return
     for region in op.regions:
         for block in region.blocks:
             yield from map(operation, block.operations)
@@ -188,7 +186,8 @@ def walk(op: Operation) -> Iterator[Operation]:
     """Every operation inside `op`."""
     for inner in directly_in(op):
         yield inner
-        yield from walk(inner)
+        if not is_leaf(inner):
+            yield from walk(inner)
 
 
 def loops_of(op: Operation) -> Iterator[Operation]:
@@ -196,7 +195,7 @@ def loops_of(op: Operation) -> Iterator[Operation]:
     for inner in directly_in(op):
         if inner.name == "stablehlo.while":
             yield inner
-        else:
+        elif not is_leaf(inner):
             yield from loops_of(inner)
 
 
@@ -255,8 +254,9 @@ def nested_operands(op: Operation) -> Iterator[tuple[Operation, int, Value]]:
     """Each (operation, operand number, value) of `op` and of everything in its regions."""
     for number, value in enumerate(op.operands):
         yield op, number, value
-    for inner in directly_in(op):
-        yield from nested_operands(inner)
+    if not is_leaf(op):
+        for inner in directly_in(op):
+            yield from nested_operands(inner)
 
 
 def is_inside(value: Value, op: Operation) -> bool:
