@@ -152,6 +152,13 @@ struct Argument {
                                      text(buffer.element_type(), buffer.dimensions()));
 }
 
+[[gnu::cold, gnu::noinline]] inline ffi::Error wrong_index_dims(std::string_view op, ffi::AnyBuffer buffer,
+                                                                int64_t index_dims, size_t most) {
+  return ffi::Error::InvalidArgument(std::string(op) + ": index_dims is " + std::to_string(index_dims) +
+                                     ", and must be from 1 to " + std::to_string(most) + " for buffer " +
+                                     text(buffer.element_type(), buffer.dimensions()));
+}
+
 [[gnu::cold, gnu::noinline]] inline ffi::Error missing(std::string_view op, const char* name, const char* attribute) {
   return ffi::Error::InvalidArgument(std::string(op) + ": " + name + " is missing, and must be there since `" +
                                      attribute + "` is true");
@@ -182,21 +189,25 @@ class Checks {
  public:
   Checks(std::string_view op, ffi::Error& error) : op_(op), error_(error) {}
 
-  // `[*batch, size, *row]`, where a row has `row_dims` dimensions or more.
-  bool buffer(ffi::AnyBuffer given, int64_t batch_dims, size_t row_dims = 0) {
+  // `[*batch, *sizes, *row]`, where a row has `row_dims` dimensions or more. An index counts the rows of all sizes.
+  bool buffer(ffi::AnyBuffer given, int64_t batch_dims, size_t row_dims = 0, int64_t index_dims = 1) {
     Dims dims = given.dimensions();
     if (batch_dims < 0 || static_cast<size_t>(batch_dims) + row_dims >= dims.size()) {
       return fails(wrong_batch_dims(op_, given, batch_dims, row_dims + 1));
     }
-    dtype_ = given.element_type();
     batch_ = dims.first(static_cast<size_t>(batch_dims));
-    row_ = dims.last(dims.size() - batch_.size() - 1);
-    size_ = dims[batch_.size()];
-    batches_ = 1;
+    size_t most = dims.size() - batch_.size() - row_dims;
+    if (index_dims < 1 || static_cast<size_t>(index_dims) > most) {
+      return fails(wrong_index_dims(op_, given, index_dims, most));
+    }
+    dtype_ = given.element_type();
+    row_ = dims.last(dims.size() - batch_.size() - static_cast<size_t>(index_dims));
+    size_ = batches_ = 1;
     row_bytes_ = bytes_of(element_type(dtype_));
     if (row_bytes_ == 0) return fails(wrong(op_, {"buffer", given}, "have elements of whole bytes"));
     int64_t bytes = 0;
-    if (multiply(batches_, batch_) && multiply(row_bytes_, row_) && size_ >= 0 &&
+    if (multiply(batches_, batch_) && multiply(row_bytes_, row_) &&
+        multiply(size_, dims.first(dims.size() - row_.size()).last(static_cast<size_t>(index_dims))) &&
         !__builtin_mul_overflow(batches_, size_, &bytes) && !__builtin_mul_overflow(bytes, row_bytes_, &bytes)) {
       return true;
     }

@@ -19,6 +19,7 @@ namespace jax_tensorarray {
 // The attributes that all row ops share.
 struct Call {
   int64_t batch_dims;
+  int64_t index_dims = 1;  // how many axes an index counts the rows of; not there if it is one
   bool masked;          // a `where` operand follows the named ones
   std::string_view op;  // the name the user called, for messages
   bool reverse;         // walk the positions last to first
@@ -96,9 +97,15 @@ template <>
 struct AttrDecoding<jax_tensorarray::Call> : DecodingByPlace<jax_tensorarray::Call> {
   XLA_FFI_ATTRIBUTE_ALWAYS_INLINE
   static std::optional<Type> Decode(XLA_FFI_AttrType, void* dictionary, DiagnosticEngine& diagnostic) {
-    return decode(dictionary, diagnostic, attribute("batch_dims", &Type::batch_dims),
-                  attribute("masked", &Type::masked), attribute("op", &Type::op), attribute("reverse", &Type::reverse),
-                  attribute("sorted", &Type::sorted), attribute("strict", &Type::strict));
+    auto decode_with = [&](const auto&... of_index) {
+      return decode(dictionary, diagnostic, attribute("batch_dims", &Type::batch_dims), of_index...,
+                    attribute("masked", &Type::masked), attribute("op", &Type::op),
+                    attribute("reverse", &Type::reverse), attribute("sorted", &Type::sorted),
+                    attribute("strict", &Type::strict));
+    };
+    constexpr int64_t kWithIndexDims = 7;
+    if (static_cast<const XLA_FFI_Attrs*>(dictionary)->size != kWithIndexDims) return decode_with();
+    return decode_with(attribute("index_dims", &Type::index_dims));
   }
 };
 
@@ -140,7 +147,8 @@ XLA_FFI_ATTRIBUTE_ALWAYS_INLINE inline bool plan_rows(Plan& plan, const Call& ca
                                                       ffi::AnyBuffer index, const ffi::RemainingArgs& rest,
                                                       ffi::Error& error, Rows... rows) {
   Checks checks(call.op, error);
-  if (!checks.buffer(buffer, call.batch_dims) || !checks.index(index, plan.index) || !(checks.rows(rows) && ...)) {
+  if (!checks.buffer(buffer, call.batch_dims, 0, call.index_dims) || !checks.index(index, plan.index) ||
+      !(checks.rows(rows) && ...)) {
     return false;
   }
   plan.geometry = checks.geometry();

@@ -148,10 +148,7 @@ def _index_like(op: str, index: Any) -> Any:
     if isinstance(index, np.ndarray) and index.dtype == object:
         index = index.tolist()  # integers of which some need more than 64 bits
     if isinstance(index, tuple):
-        raise TypeError(
-            f"{_must_be(op, 'index', index, _INTEGERS)}; for several rows give a list or an array. For one element "
-            "take its row: ta_read(buffer, i)[j], or ta_write(buffer, i, ta_read(buffer, i).at[j].set(x))"
-        )
+        raise TypeError(_must_be(op, "index", index, _INTEGERS))
     if isinstance(index, list):
         leaves = jax.tree.leaves(index)
         if any(isinstance(i, bool) or getattr(i, "dtype", None) == np.bool_ for i in leaves):
@@ -162,6 +159,12 @@ def _index_like(op: str, index: Any) -> Any:
     if is_jax or not is_array_like(index):
         return _as_array(op, "index", index, _INTEGERS)
     return index
+
+
+def as_known(op: str, index: Any) -> np.ndarray[Any, Any] | None:
+    """The integers of an index that is known while tracing, None for any other."""
+    array = _index_like(op, index)
+    return None if isinstance(array, jax.Array) else _as_integers(op, array)
 
 
 _MASK = "; a mask is given by where"
@@ -220,16 +223,20 @@ def as_where(op: str, where: Any, shape: tuple[int, ...]) -> tuple[Array, ...]:
     return (_broadcast(op, "where", array, shape, "an index"),)
 
 
-def as_value(op: str, value: Any, buffer: Array, index_shape: tuple[int, ...]) -> Array:
-    """A value of the buffer's dtype and of shape `[*I, *elem]`."""
+def as_value(
+    op: str, value: Any, buffer: Array, index_shape: tuple[int, ...], batch_dims: int = 0, index_dims: int = 1
+) -> Array:
+    """A value of the buffer's dtype and of shape `[*batch, *I, *elem]`; `index_shape` is `[*batch, *I]`."""
     allowed = "an array or a number"
     if isinstance(value, list | tuple):
         raise TypeError(_must_be(op, "value", value, allowed) + "; jnp.asarray makes one of it")
     if not (isinstance(value, (*_NUMBERS, np.ndarray, np.generic)) and is_array_like(value)):
         value = _as_array(op, "value", value, allowed)
         _refuse_keys(op, "value", value.dtype)
-    rows = _broadcast(op, "value", _of_dtype(op, value, buffer.dtype), (*index_shape, *buffer.shape[1:]), "rows")
-    return _divided_as(buffer, rows, len(index_shape))
+    shape = (*index_shape, *buffer.shape[batch_dims + index_dims :])
+    rows = _broadcast(op, "value", _of_dtype(op, value, buffer.dtype), shape, "rows")
+    positions = [None] * (len(index_shape) - batch_dims)
+    return _divided_as(buffer, rows, [*range(batch_dims), *positions, *range(batch_dims + index_dims, buffer.ndim)])
 
 
 def _of_dtype(op: str, value: Any, dtype: Any) -> Array:
@@ -252,10 +259,14 @@ def _of_dtype(op: str, value: Any, dtype: Any) -> Array:
     return jnp.asarray(value, dtype)
 
 
-def _divided_as(buffer: Array, rows: Array, positions: int) -> Array:
-    """The rows, divided among devices as the buffer is, where types say how: on meshes with explicit axes."""
+def _divided_as(buffer: Array, rows: Array, dims: Sequence[int | None]) -> Array:
+    """The rows, divided among devices as the buffer is, where types say how: on meshes with explicit axes.
+
+    `dims` says which axis of the buffer each of theirs is.
+    """
     whole, own = jax.typeof(buffer), jax.typeof(rows)
-    spec = [*[None] * positions, *[*whole.sharding.spec, *[None] * whole.ndim][1 : whole.ndim]]
+    of_buffer = [*whole.sharding.spec, *[None] * whole.ndim]
+    spec = [None if d is None else of_buffer[d] for d in dims]
     if spec == [*own.sharding.spec, *[None] * own.ndim][: own.ndim]:
         return rows
     return jax.sharding.reshard(rows, jax.sharding.PartitionSpec(*spec))

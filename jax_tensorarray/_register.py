@@ -31,6 +31,7 @@ class Params(TypedDict):
     """What a row op is bound with, besides its operands."""
 
     batch_dims: int  #: leading axes that buffer, index, value and where share
+    index_dims: int  #: axes behind these of which an index counts the rows, the last one fastest
     mode: str | None  #: "error", "drop", or None: "error" unless vmap batches the index
     reverse: bool  #: walk the positions of the index last to first
     op: str  #: the public op that the user called, for messages
@@ -38,10 +39,23 @@ class Params(TypedDict):
 
 
 def row_params(
-    op: str, mode: str | None, *, lowering: str = "auto", batch_dims: int = 0, reverse: bool = False
+    op: str,
+    mode: str | None,
+    *,
+    lowering: str = "auto",
+    batch_dims: int = 0,
+    index_dims: int = 1,
+    reverse: bool = False,
 ) -> Params:
     """Parameters with which the public op `op` binds a primitive."""
-    return {"batch_dims": batch_dims, "mode": mode, "reverse": reverse, "op": op, "lowering": lowering}
+    return {
+        "batch_dims": batch_dims,
+        "index_dims": index_dims,
+        "mode": mode,
+        "reverse": reverse,
+        "op": op,
+        "lowering": lowering,
+    }
 
 
 #: The primitives of row ops, those of which `kernel` is a `RowKernel`, and what their calls are.
@@ -93,6 +107,8 @@ def make_primitive(
         ad.primitive_transposes[primitive] = transpose
     if batch is not None:
         batching.primitive_batchers[primitive] = functools.partial(batch, primitive)
+    if isinstance(kernel, RowKernel):
+        reference = _on_one_axis(reference, kernel.call)
     fallback = mlir.lower_fun(reference, multiple_results=multiple_results)
     mlir.register_lowering(primitive, fallback)
     for platform in sorted(_ffi.modules):
@@ -106,24 +122,21 @@ def make_primitive(
 # --- abstract eval ---------------------------------------------------------------------------------------------
 
 
-def row_shape(buffer: Any, index: Any, batch_dims: int) -> tuple[int, ...]:
-    """Shape of the rows that `index` addresses: `[*batch, *I, *elem]`."""
-    return (*index.shape, *buffer.shape[batch_dims + 1 :])
-
-
-def check_operands(op: str, buffer: Any, index: Any, rest: Sequence[Any], takes_value: bool, batch_dims: int) -> None:
+def check_operands(
+    op: str, buffer: Any, index: Any, rest: Sequence[Any], takes_value: bool, batch_dims: int, index_dims: int
+) -> None:
     """What a bind must satisfy. The public functions make it so; this guards binds by hand."""
     if buffer.ndim <= batch_dims or index.shape[:batch_dims] != buffer.shape[:batch_dims]:
         raise ValueError(f"{op}: buffer {buffer.shape} and index {index.shape} do not share {batch_dims} batch axes")
+    if not 0 < index_dims <= buffer.ndim - batch_dims:
+        raise ValueError(f"{op}: buffer {buffer.shape} with {batch_dims} batch axes has no rows of {index_dims} axes")
     if not jnp.issubdtype(index.dtype, jnp.integer):
         raise TypeError(f"{op}: index must have an integer dtype, got {index.dtype}")
     value, where = (rest[:1], rest[1:]) if takes_value else ((), rest)
+    rows = (*index.shape, *buffer.shape[batch_dims + index_dims :])
     for v in value:
-        if v.shape != row_shape(buffer, index, batch_dims) or v.dtype != buffer.dtype:
-            raise TypeError(
-                f"{op}: value {v.str_short()} does not fit rows {row_shape(buffer, index, batch_dims)} of "
-                f"{buffer.dtype}"
-            )
+        if v.shape != rows or v.dtype != buffer.dtype:
+            raise TypeError(f"{op}: value {v.str_short()} does not fit rows {rows} of {buffer.dtype}")
     for w in where:
         if w.shape != index.shape or w.dtype != jnp.bool_:
             raise TypeError(f"{op}: where {w.str_short()} must be bool{index.shape}")
@@ -134,10 +147,11 @@ def like_buffer(buffer: Any) -> ShapedArray:
     return buffer.update(weak_type=False)
 
 
-def rows_of(buffer: Any, index: Any, batch_dims: int) -> ShapedArray:
-    """Type of the rows that `index` addresses."""
-    dims = [*range(batch_dims), *[None] * (index.ndim - batch_dims), *range(batch_dims + 1, buffer.ndim)]
-    return type_like(buffer, row_shape(buffer, index, batch_dims), dims)
+def rows_of(buffer: Any, index: Any, batch_dims: int, index_dims: int) -> ShapedArray:
+    """Type of the rows that `index` addresses: `[*batch, *I, *elem]`."""
+    elem = range(batch_dims + index_dims, buffer.ndim)
+    dims = [*range(batch_dims), *[None] * (index.ndim - batch_dims), *elem]
+    return type_like(buffer, [*index.shape, *(buffer.shape[d] for d in elem)], dims)
 
 
 def type_like(aval: Any, shape: Sequence[int], dims: Sequence[int | None], dtype: Any = None) -> ShapedArray:
@@ -192,6 +206,24 @@ def batched_params(params: Params, index_dim: int | None, new_axes: int = 1) -> 
 # --- lowering --------------------------------------------------------------------------------------------------
 
 
+def _on_one_axis(reference: Callable[..., Any], call: Call) -> Callable[..., Any]:
+    """The meaning of a row op whose index counts the rows of several axes, by that for one."""
+
+    def meaning(buffer: Array, *operands: Array, batch_dims: int, index_dims: int, **params: Any) -> Any:
+        if index_dims == 1:
+            return reference(buffer, *operands, batch_dims=batch_dims, **params)
+        batch, sizes, elem = np.split(buffer.shape, [batch_dims, batch_dims + index_dims])
+        merged = buffer.reshape(*batch, math.prod(sizes), *elem)
+        out = reference(merged, *operands, batch_dims=batch_dims, **params)
+        if not call.in_place:
+            return out
+        if len(call.results) == 1:
+            return out.reshape(buffer.shape)
+        return (out[0].reshape(buffer.shape), *out[1:])
+
+    return meaning
+
+
 def _lower(kernel: Callable[..., Any], fallback: Callable[..., Any], ctx: Any, *operands: Any, **params: Any) -> Any:
     """Lower to a kernel, or to plain JAX for the dtypes that are packed below a byte, which no kernel can address."""
     packed = any(_is_packed(aval.dtype) for aval in (*ctx.avals_in, *ctx.avals_out))
@@ -232,6 +264,7 @@ class RowKernel:
         *operands: Any,
         platform: str,
         batch_dims: int,
+        index_dims: int,
         mode: str | None,
         reverse: bool,
         op: str,
@@ -239,7 +272,8 @@ class RowKernel:
     ) -> Any:
         buffer, index, *_ = ctx.avals_in
         in_place, masked = self.call.in_place, len(operands) == len(self.call.operands)
-        size, count = buffer.shape[batch_dims], math.prod(index.shape[batch_dims:])
+        size = math.prod(buffer.shape[batch_dims : batch_dims + index_dims])
+        count = math.prod(index.shape[batch_dims:])
         is_sorted = in_place and sorting.is_sorted(platform, size, count)
         if is_sorted:
             order = mlir.lower_fun(
@@ -265,6 +299,7 @@ class RowKernel:
             masked=masked,
             sorted=is_sorted,
             reverse=reverse,
+            **({} if index_dims == 1 else {"index_dims": np.int64(index_dims)}),
         )
         if lowering != "auto":
             call: Any = results[0]

@@ -24,7 +24,9 @@ memory of the first operand. Operands that follow the named ones are not looked 
 
 The other ops of `csrc/combine.h` have calls like that of `add`.
 
-`op` (string) is the op that messages name, `batch_dims` (int64) the number of batch axes. The rest are bools:
+`op` (string) is the op that messages name, `batch_dims` (int64) the number of batch axes. `index_dims` (int64, 1 unless
+it is there, and only in calls with `strict`, `masked`, `sorted` and `reverse`) is the number of axes in the place of
+`T`: an index counts the rows of them all, the last axis fastest. The rest are bools:
 `strict` raises an error for an index out of range, `masked` says that `where` is there, `sorted` that `order` is
 (int32, on GPUs: the positions sorted by row), and `reverse` visits the positions last to first.
 """

@@ -48,6 +48,8 @@ class At(NamedTuple):
     where: Any  # None or a Predicate
     mode: str | None
     lowering: str
+    form: str = "rows"  # or a window from the first part on; elements (part, column) or columns of a buffer of rows (2,)
+    column: Index = Index(0, 1, 0, "mod")
 
 
 class Predicate(NamedTuple):
@@ -201,6 +203,8 @@ def _simple(dtypes: Sequence[str]) -> st.SearchStrategy[Any]:
         weighted({st.none(): 3, _tests: 1}),
         st.sampled_from([None, "drop", "drop", "error"]),
         st.sampled_from(["auto", "auto", "xla", "ffi"]),
+        st.sampled_from(["rows", "rows", "rows", "window", "element", "column"]),
+        _indices,
     )
     ops, buffers = st.sampled_from(["write", "write", "add", "swap", "max"]), st.sampled_from(["S", "S", "S", "V", "I"])
     updates = st.builds(Update, ops, buffers, _refs, ats, st.tuples(_refs, _refs, _refs))
@@ -334,15 +338,17 @@ def step(m: Any, s: Any, scope: Scope) -> None:
     elif isinstance(s, Log):
         m.log(get("i", s.a))
     elif isinstance(s, Read):
-        buffer = get(s.tag, s.buffer)
-        scope.add(ROW_OF[s.tag], m.read(s.tag, buffer, *where_to(m, s.at, scope, buffer)))
+        tag, row = tags(s)
+        scope.add(row, m.read(tag, where_to(m, s.at, scope, get(tag, s.buffer))))
     elif isinstance(s, Update):
-        buffer, slot = scope.entry(s.tag, s.buffer)
-        rows = [get(ROW_OF[s.tag], r) for r in s.rows[: len(s.at.parts)]]
-        new, old = m.update(s.op, s.tag, buffer, rows, *where_to(m, s.at, scope, buffer))
-        scope.add(s.tag, new, slot)
+        tag, row = tags(s)
+        buffer, slot = scope.entry(tag, s.buffer)
+        places = where_to(m, s.at, scope, buffer)
+        rows = [get(row, r) for r in s.rows[: places.count]]
+        new, old = m.update(s.op, tag, rows, places)
+        scope.add(tag, new, slot)
         if old is not None:
-            scope.add(ROW_OF[s.tag], old)
+            scope.add(row, old)
     elif isinstance(s, Leapfrog):
         trips = m.integer("mod", get("i", s.trips), 0, s.steps)
         a, b = m.leapfrog(get("s", s.a), get("s", s.b), s.steps, trips)
@@ -350,6 +356,11 @@ def step(m: Any, s: Any, scope: Scope) -> None:
         scope.add("s", b)
     else:
         scope.put(control(m, s, scope))
+
+
+def tags(s: Any) -> tuple[str, str]:
+    """The type of the buffer that a statement is about, and that of what it reads or writes there."""
+    return ("V", "s") if s.at.form in ("element", "column") else (s.tag, ROW_OF[s.tag])
 
 
 def control(m: Any, s: Any, scope: Scope) -> tuple[Any, ...]:
@@ -380,10 +391,27 @@ def test(m: Any, t: Predicate, scope: Scope) -> Any:
     return m.test(t.kind, scope.get(tag, t.a), scope.get(tag, t.b))
 
 
-def where_to(m: Any, at: At, scope: Scope, buffer: Any) -> tuple[Any, ...]:
-    """The parts of an index, the mask, and the options."""
-    parts = [m.index(p, scope.get("i", p.ref), at.dtype, buffer) for p in at.parts]
-    return parts, None if at.where is None else test(m, at.where, scope), at.mode, at.lowering
+class Places(NamedTuple):
+    """Where a machine goes."""
+
+    buffer: Any
+    at: At
+    parts: list[Any]  # of the index
+    column: Any
+    where: Any
+    count: int  # of positions
+
+
+def where_to(m: Any, at: At, scope: Scope, buffer: Any) -> Places:
+    shape = (buffer.x if isinstance(buffer, Jet) else buffer).shape
+
+    def index(p: Index, axis: int) -> Any:
+        return m.index(p, scope.get("i", p.ref), at.dtype, shape[axis])
+
+    parts = [index(p, 1 if at.form == "column" else 0) for p in at.parts]
+    column = index(at.column, 1) if at.form == "element" else None
+    where = None if at.where is None else test(m, at.where, scope)
+    return Places(buffer, at, parts, column, where, min(3, shape[0]) if at.form == "window" else len(parts))
 
 
 # --- NumPy -----------------------------------------------------------------------------------------------------
@@ -478,8 +506,7 @@ class InNumPy:
     def scale(self, buffer: Jet, a: Jet) -> Jet:
         return times(buffer, each(lambda x: x.reshape(*x.shape, *[1] * buffer.x.ndim), sine(a)))
 
-    def index(self, p: Index, ref: int, dtype: str, buffer: Any) -> int:
-        size = len(buffer) if isinstance(buffer, np.ndarray) else len(buffer.x)
+    def index(self, p: Index, ref: int, dtype: str, size: int) -> int:
         i = wrapped(wrapped(ref * p.a) + p.b)
         i = {"mod": i % max(size, 1), "clip": min(max(i, 0), max(size - 1, 0)), "raw": i}[p.guard]
         return int(np.array(i, np.int64).astype(dtype))
@@ -487,67 +514,77 @@ class InNumPy:
     def log(self, a: int) -> None:
         self.logged.append(a)
 
-    def rows(self, parts: list[int], where: Any, mode: Any, size: int) -> list[int | None]:
-        """The row of each position, None for those that are skipped."""
-        found: list[int | None] = []
-        for i in parts:
-            if where is not None and not where:
-                found.append(None)
-            elif 0 <= i < size:
-                found.append(i)
-            else:
-                found.append(None)
-                if mode != "drop" and not self.dropping:
-                    self.strays.append(Stray(i, size))
-        return found
+    def cells(self, places: Places) -> list[tuple[Any, ...] | None]:
+        """What each position is in the buffer, None for those that are skipped."""
+        (size, *rest), form = (x.shape if isinstance(x := places.buffer, np.ndarray) else x.x.shape), places.at.form
+        if form == "window":
+            found = [((places.parts[0] + k,), (size,)) for k in range(places.count)]
+        elif form == "element":
+            found = [((i, places.column), (size, *rest)) for i in places.parts]
+        else:
+            found = [((i,), (*rest,) if form == "column" else (size,)) for i in places.parts]
+        cells: list[tuple[Any, ...] | None] = []
+        for place, sizes in found:
+            strays = [Stray(i, n) for i, n in zip(place, sizes, strict=True) if not 0 <= i < n]
+            masked = places.where is not None and not places.where
+            cells.append(None if masked or strays else (..., *place) if form == "column" else place)
+            if strays and not masked and places.at.mode != "drop" and not self.dropping:
+                self.strays.extend(strays)
+        return cells
 
-    def read(self, tag: str, buffer: Any, parts: list[int], where: Any, mode: Any, lowering: str) -> Any:
+    def read(self, tag: str, places: Places) -> Any:
+        buffer, before = places.buffer, len(self.strays)
+        cells = self.cells(places)
         if tag == "I":
-            rows = [0 if r is None else int(buffer[r]) for r in self.rows(parts, where, mode, len(buffer))]
-            return wrapped(sum(rows))
-        shape = buffer.x.shape[1:]
-        total, before = constant(np.zeros(shape)), len(self.strays)
-        for k, r in enumerate(self.rows(parts, where, mode, len(buffer.x))):
-            if r is not None:
-                total = each(lambda t, x, k=k: t + 0.5**k * x, total, row_of(buffer, r))
+            return wrapped(sum(0 if cell is None else int(buffer[cell]) for cell in cells))
+        total = self.sum_of([None if cell is None else row_of(buffer, cell) for cell in cells], shape_of(tag, places))
         return total if len(self.strays) == before else poisoned(total)
 
-    def update(
-        self, op: str, tag: str, buffer: Any, values: list[Any], parts: list[int], where: Any, mode: Any, lowering: str
-    ) -> tuple[Any, Any]:
-        if tag == "I":
-            return self.update_ints(op, buffer, values, self.rows(parts, where, mode, len(buffer)))
-        before = len(self.strays)
-        rows = self.rows(parts, where, mode, len(buffer.x))
-        olds = constant(np.zeros(buffer.x.shape[1:]))
-        if len(self.strays) > before:
-            return poisoned(buffer), poisoned(olds) if op == "swap" else None
-        if op == "max":
-            return self.maximum(buffer, values, rows), None
-        for k, (r, value) in enumerate(zip(rows, values, strict=True)):
-            if r is None:
-                continue
-            old = row_of(buffer, r)
-            olds = each(lambda t, x, k=k: t + 0.5**k * x, olds, old)
-            buffer = with_row(buffer, r, each(np.add, old, value) if op == "add" else value)
-        return buffer, olds if op == "swap" else None
+    def sum_of(self, rows: list[Jet | None], shape: tuple[int, ...]) -> Jet:
+        """One row of several, as `InJax.row`."""
+        total = constant(np.zeros(shape))
+        for k, row in enumerate(rows):
+            if row is not None:
+                row = folded(row) if row.x.shape != shape else row
+                total = each(lambda t, x, k=k: t + 0.5**k * x, total, row)
+        return total
 
-    def maximum(self, buffer: Jet, values: list[Jet], rows: list[int | None]) -> Jet:
+    def update(self, op: str, tag: str, values: list[Any], places: Places) -> tuple[Any, Any]:
+        buffer, before = places.buffer, len(self.strays)
+        cells = self.cells(places)
+        if tag == "I":
+            return self.update_ints(op, buffer, values, cells)
+        shape = shape_of(tag, places)
+        if len(self.strays) > before:
+            return poisoned(buffer), poisoned(constant(np.zeros(shape))) if op == "swap" else None
+        if places.at.form == "column":
+            values = [each(lambda x: np.repeat(x[..., None], len(buffer.x), -1), v) for v in values]
+        if op == "max":
+            return self.maximum(buffer, values, cells), None
+        olds: list[Jet | None] = []
+        for cell, value in zip(cells, values, strict=True):
+            old = None if cell is None else row_of(buffer, cell)
+            olds.append(old)
+            if old is not None:
+                buffer = with_row(buffer, cell, each(np.add, old, value) if op == "add" else value)
+        return buffer, self.sum_of(olds, shape) if op == "swap" else None
+
+    def maximum(self, buffer: Jet, values: list[Jet], cells: list[Any]) -> Jet:
         """Those that attain the maximum share its derivative."""
-        for r in {r for r in rows if r is not None}:
-            choices = [row_of(buffer, r), *(v for v, at in zip(values, rows, strict=True) if at == r)]
+        for cell in {cell for cell in cells if cell is not None}:
+            choices = [row_of(buffer, cell), *(v for v, at in zip(values, cells, strict=True) if at == cell)]
             top = np.max([c.x for c in choices], axis=0)
             weights = [(c.x == top) / sum(c.x == top for c in choices) for c in choices]
 
             def shared(*parts: Any, weights: Any = weights) -> Any:
                 return sum(w * p for w, p in zip(weights, parts, strict=True))
 
-            buffer = with_row(buffer, r, each(shared, *choices)._replace(x=top))
+            buffer = with_row(buffer, cell, each(shared, *choices)._replace(x=top))
         return buffer
 
-    def update_ints(self, op: str, buffer: Any, values: list[int], rows: list[int | None]) -> tuple[Any, Any]:
+    def update_ints(self, op: str, buffer: Any, values: list[int], cells: list[Any]) -> tuple[Any, Any]:
         buffer, olds = buffer.copy(), 0
-        for r, value in zip(rows, values, strict=True):
+        for r, value in zip(cells, values, strict=True):
             if r is None:
                 continue
             x = np.array(value, np.int64).astype(buffer.dtype)
@@ -595,14 +632,26 @@ class InNumPy:
         return a, b
 
 
-def row_of(buffer: Jet, r: int) -> Jet:
-    return Jet(buffer.x[r], buffer.d[:, r], buffer.e[r], buffer.de[:, r])
+def row_of(buffer: Jet, cell: tuple[Any, ...]) -> Jet:
+    lead = (slice(None), *cell)
+    return Jet(buffer.x[cell], buffer.d[lead], buffer.e[cell], buffer.de[lead])
 
 
-def with_row(buffer: Jet, r: int, row: Jet) -> Jet:
+def with_row(buffer: Jet, cell: Any, row: Jet) -> Jet:
     x, d, e, de = (part.copy() for part in buffer)
-    x[r], d[:, r], e[r], de[:, r] = row
+    lead = (slice(None), *cell)
+    x[cell], d[lead], e[cell], de[lead] = row
     return Jet(x, d, e, de)
+
+
+def folded(column: Jet) -> Jet:
+    """A number for a column: its sum, in which each element has a weight of its own."""
+    return each(lambda x: x @ 0.5 ** np.arange(len(column.x)), column)
+
+
+def shape_of(tag: str, places: Places) -> tuple[int, ...]:
+    """The shape of what is read or written at a place."""
+    return () if places.at.form in ("element", "column") else places.buffer.x.shape[1:]
 
 
 # --- the library -----------------------------------------------------------------------------------------------
@@ -657,8 +706,8 @@ class InJax:
     def scale(self, buffer: Any, a: Any) -> Any:
         return buffer * jnp.sin(a)
 
-    def index(self, p: Index, ref: Any, dtype: str, buffer: Any) -> Any:
-        i, size = ref * p.a + p.b, len(buffer)
+    def index(self, p: Index, ref: Any, dtype: str, size: int) -> Any:
+        i = ref * p.a + p.b
         if p.guard == "mod":
             i = i % max(size, 1)
         elif p.guard == "clip":
@@ -669,29 +718,40 @@ class InJax:
         if self.logged is not None:
             io_callback(lambda x: self.logged.append(int(x)), None, a, ordered=True)
 
-    def options(self, parts: list[Any], where: Any, mode: Any, lowering: str) -> tuple[Any, dict[str, Any]]:
-        mode = "drop" if self.dropping else mode
+    def options(self, places: Places) -> tuple[Any, dict[str, Any]]:
+        at, parts = places.at, places.parts
+        keywords = {"where": places.where, "mode": "drop" if self.dropping else at.mode, "lowering": at.lowering}
+        if at.form == "window":
+            return parts[0], keywords | {"length": places.count}
         index = jnp.stack(parts) if len(parts) > 1 else parts[0]
-        return index, {"where": where, "mode": mode, "lowering": lowering}
+        if at.form == "element":
+            return (index, places.column), keywords
+        return index, keywords | ({"axis": 1} if at.form == "column" else {})
 
-    def read(self, tag: str, buffer: Any, parts: list[Any], *options: Any) -> Any:
-        index, keywords = self.options(parts, *options)
-        return self.row(tag, ta.ta_read(buffer, index, **keywords), len(parts))
+    def read(self, tag: str, places: Places) -> Any:
+        index, keywords = self.options(places)
+        return self.row(tag, ta.ta_read(places.buffer, index, **keywords), places)
 
-    def row(self, tag: str, rows: Any, n: int) -> Any:
+    def row(self, tag: str, rows: Any, places: Places) -> Any:
         """One row of several: their sum, in which each has a weight of its own."""
-        rows = rows if n > 1 else rows[None]
+        if places.at.form == "column":
+            rows = jnp.tensordot(0.5 ** jnp.arange(len(rows)), rows, 1)
+        if places.at.form != "window" and places.count == 1:
+            rows = rows[None]
         if tag == "I":
             return jnp.sum(rows.astype(jnp.int32), 0, dtype=jnp.int32)
-        return jnp.tensordot(0.5 ** jnp.arange(n), rows, 1)
+        return jnp.tensordot(0.5 ** jnp.arange(places.count), rows, 1)
 
-    def update(self, op: str, tag: str, buffer: Any, values: list[Any], parts: list[Any], *options: Any) -> Any:
-        index, keywords = self.options(parts, *options)
-        value = jnp.stack(values) if len(values) > 1 else values[0]
+    def update(self, op: str, tag: str, values: list[Any], places: Places) -> tuple[Any, Any]:
+        (index, keywords), buffer = self.options(places), places.buffer
+        if places.at.form != "window" and places.count == 1:
+            value = values[0]
+        else:
+            value = jnp.stack(values) if values else jnp.zeros((0, *buffer.shape[1:]))
         result = getattr(ta, f"ta_{op}")(buffer, index, value.astype(buffer.dtype), **keywords)
         if op != "swap":
             return result, None
-        return result[0], self.row(tag, result[1], len(parts))
+        return result[0], self.row(tag, result[1], places)
 
     def cond(self, predicate: Any, yes: Any, no: Any, state: Any) -> Any:
         return lax.cond(predicate, yes, no, *state)

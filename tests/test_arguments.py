@@ -53,15 +53,10 @@ REFUSED = {
         *[(x, TypeError, f"must be an integer or an array of integers, got {x}") for x in [[1.0], [1, None], slice(2)]],
         ([[1], [1, 2]], TypeError, "must be an integer or an array of integers, got [[1], [1, 2]]"),
         ({"a": 1}, TypeError, f"must be an integer or an array of integers, got {{'a': 1}}; {BY_TREE}"),
+        ((), TypeError, "must be an integer, an array of integers or a tuple of these, got ()"),
         *[
-            (
-                x,
-                TypeError,
-                f"must be an integer or an array of integers, got {x}; for several rows give a list or an "
-                "array. For one element take its row: ta_read(buffer, i)[j], or ta_write(buffer, i, ta_read(buffer, i)"
-                ".at[j].set(x))",
-            )
-            for x in [(), (1, 2), (1,), ([0, 1], [0, 1])]
+            (x, IndexError, "has 2 parts, more than there are axes in a buffer of shape (3,)")
+            for x in [(1, 2), ([0, 1], [0, 1])]
         ],
         ([True, 2], TypeError, "must be an integer or an array of integers, got [True, 2]; a mask is given by where"),
         *[
@@ -84,6 +79,14 @@ REFUSED = {
         *[(x, TypeError, "must be bool, got float64") for x in [1.0, [1.0, 0.0]]],
         *[(x, TypeError, "must be bool or an array of bools, got *") for x in ["text", object(), {"a": True}, 2**70]],
         (KEYS[0], TypeError, "must be bool, got key<fry>"),
+    ],
+    "axis": [
+        *[(x, TypeError, "must be an integer that is known while tracing, got *") for x in [None, 1.0, True, (0,)]],
+        *[(x, ValueError, f"{x} is out of range for a buffer of shape (3,)") for x in [1, -2, 2**70]],
+    ],
+    "length": [
+        *[(x, TypeError, "must be an integer that is known while tracing, got *") for x in [1.0, True, jnp.array(1)]],
+        *[(x, ValueError, f"{x} is not in [0, 3], the size of axis 0") for x in [4, -1]],
     ],
     "mode": [
         (x, ValueError, f'must be None, "error" or "drop", got {x!r}')

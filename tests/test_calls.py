@@ -150,6 +150,8 @@ def operand(rng, dtype, shape, **options):
 def right_call(rng, handler):
     few = lambda n: tuple(int(d) for d in rng.integers(1, 4, rng.integers(n + 1)))  # noqa: E731
     dims = {"B": few(2), "T": (int(rng.integers(1, 5)),), "R": few(2), "I": few(2), "M": (int(rng.integers(1, 4)),)}
+    if handler in ROW_OPS and rng.random() < 0.3:
+        dims["T"] = tuple(int(d) for d in rng.integers(1, 4, 2))
     if rng.random() < 0.1:
         dims[rng.choice(list(dims))] = (0,)
     elements = int(rng.choice([1, 2, 4, 5, 6, 9, 10, 11, 12, 16, 20] + [15, 18] * (handler != "max")))
@@ -177,6 +179,8 @@ def right_call(rng, handler):
             "reverse": reverse and handler != "max",
             "strict": strict,
         }
+        if len(dims["T"]) > 1 or rng.random() < 0.3:
+            call.attributes["index_dims"] = len(dims["T"])
         if masked:
             call.operands.append(operand(rng, 1, call.operands[1].shape))
         if is_sorted:
@@ -195,7 +199,8 @@ def right_call(rng, handler):
 def order_of(call):
     """The positions of each batch sorted by row, as `sorting.visiting_order` has them."""
     buffer, index = call.operands[:2]
-    n, size = call.attributes["batch_dims"], buffer.shape[call.attributes["batch_dims"]]
+    n = call.attributes["batch_dims"]
+    size = math.prod(buffer.shape[n : n + call.attributes.get("index_dims", 1)])
     rows = index.numbers().reshape(*index.shape[:n], math.prod(index.shape[n:]))
     where = np.full(rows.shape, True)
     if call.attributes["masked"]:
@@ -216,7 +221,7 @@ def misfits(call):
     needed, resulting = ([x.split(": ") for x in side] for side in SIGNATURES[call.handler])
     flags = call.attributes
     wanted = {"check": ["op", "strict"], "fence": [], "empty": []}.get(call.handler, ["batch_dims"])
-    kinds = {"batch_dims": int, "op": str}
+    kinds = {"batch_dims": int, "op": str} | ({"index_dims": int} if "index_dims" in flags else {})
     wanted = [*kinds, "masked", "reverse", "sorted", "strict"] if call.handler in ROW_OPS else wanted
     if call.handler not in ("fence", "empty") and (
         sorted(flags) != sorted(wanted) or any(type(flags[k]) is not kinds.get(k, bool) for k in flags)
@@ -245,7 +250,10 @@ def _misfits(call, arrays, signature):
         n, rank = call.attributes["batch_dims"], len(first.shape)
         if not 0 <= n < rank - call.handler.endswith("_part"):
             return ["batch_dims", "buffer"]
-        dims = {"B": first.shape[:n], "T": first.shape[n : n + 1], "R": first.shape[n + 1 :]}
+        k = call.attributes.get("index_dims", 1)
+        if not 1 <= k <= rank - n:
+            return ["index_dims"]
+        dims = {"B": first.shape[:n], "T": first.shape[n : n + k], "R": first.shape[n + k :]}
         dims["M"] = dims["R"][:1]
         dims["R"] = dims["R"][1:] if call.handler.endswith("_part") else dims["R"]
     wrong = [name for name, x in arrays.items() if min(x.shape, default=0) < 0]
@@ -297,6 +305,8 @@ def meaning(call, found):
         return error_of(call, index, np.full(index.shape, True), sizes), results
     buffer, index = arrays[:2]
     n = call.attributes["batch_dims"]
+    rows = n + call.attributes.get("index_dims", 1)
+    arrays[0] = buffer = buffer.reshape(*buffer.shape[:n], math.prod(buffer.shape[n:rows]), *buffer.shape[rows:])
     results, options = [np.array(buffer)], {}
     if call.handler in ROW_OPS:
         where = arrays[named] if call.attributes["masked"] else np.full(index.shape, True)
@@ -359,7 +369,7 @@ def changed(rng, call):
         call.attributes |= changes[rng.integers(4)]
     elif what == "flag" and call.attributes:
         name = str(rng.choice([k for k in call.attributes if k != "op"]))
-        if name == "batch_dims":
+        if name in ("batch_dims", "index_dims"):
             n = call.attributes[name]
             call.attributes[name] = int(rng.choice(np.array([-1, n - 1, n + 1, n + 2, 2**62, -(2**63)], object)))
         else:

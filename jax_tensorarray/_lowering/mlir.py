@@ -1,5 +1,6 @@
 """Reading the StableHLO that JAX lowers to: what is where, and what happens to a value inside an operation."""
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -111,8 +112,16 @@ def index_and_size(op: Operation) -> tuple[Value, int | None]:
     """The index of such a call, and the number of rows unless the program computes it."""
     if target(op) == PREFIX + "check":
         return op.operands[0], constant(op.operands[1])
-    buffer, index = op.operands[:2]
-    return index, buffer.type.shape[config(op)["batch_dims"].value]
+    return op.operands[1], math.prod(index_sizes(op))
+
+
+def index_sizes(op: Operation) -> list[int]:
+    """The sizes of the axes of which the index of a row op counts the rows: of one, unless it says of how many."""
+    attributes: Any = config(op)
+    batch_dims = attributes["batch_dims"].value
+    index_dims = attributes["index_dims"].value if "index_dims" in attributes else 1
+    sizes: list[int] = op.operands[0].type.shape[batch_dims : batch_dims + index_dims]
+    return sizes
 
 
 def may_raise(op: Operation) -> bool:
@@ -361,6 +370,63 @@ def shared_scalar(value: Value) -> Value | None:
     if producer is None or producer.name not in ("stablehlo.broadcast_in_dim", "stablehlo.reshape"):
         return None
     return shared_scalar(producer.operands[0])
+
+
+class Window(NamedTuple):
+    """An index `[*I, length]` of consecutive numbers."""
+
+    repeated: Operation  #: gives each number the first of its window
+    length: int
+
+    @property
+    def shape(self) -> list[int]:
+        """`I`."""
+        of: list[int] = self.repeated.results[0].type.shape
+        return of[:-1]
+
+
+def window_of(index: Value, size: int) -> Window | None:
+    """What windows of `size` rows an index is made of, if the program counts up from a first number."""
+    element = index.type.element_type
+    if size > 2 ** (element.width - (not element.is_unsigned)):
+        return None  # what counts up may wrap
+    for first, number in itertools.permutations(operands_of(index, "add"), 2):
+        if repeats_along_last(first) and _counts_along_last(number):
+            return Window(operation(first.owner), index.type.shape[-1])
+    return None
+
+
+def repeats_along_last(value: Value) -> bool:
+    """Whether an array is made by repeating numbers along a last axis."""
+    last = value.type.rank - 1
+    return bool(operands_of(value, "broadcast_in_dim")) and last not in _dims_of(operation(value.owner))
+
+
+def without_last(repeated: Operation) -> Value:
+    """What such an operation repeats, as an array without that axis."""
+    source, of = repeated.operands[0], repeated.results[0].type
+    shape, dims = of.shape[:-1], _dims_of(repeated)
+    if dims == list(range(len(shape))) and source.type.shape == shape:
+        return source
+    return hlo.broadcast_in_dim(tensor(shape, of.element_type), source, dense_int_array(dims))
+
+
+def _dims_of(broadcast: Operation) -> list[int]:
+    return list(ir.DenseI64ArrayAttr(broadcast.attributes["broadcast_dimensions"]))
+
+
+def _counts_along_last(value: Value) -> bool:
+    """Whether an array is 0, 1, 2 ... along its last axis, wherever one is in the others."""
+    while not isinstance(value, ir.BlockArgument):
+        producer, last = operation(value.owner), value.type.rank - 1
+        if producer.name == "stablehlo.iota":
+            return producer.attributes["iota_dimension"].value == last
+        if producer.name != "stablehlo.broadcast_in_dim" or _dims_of(producer)[-1:] != [last]:
+            return False
+        value = producer.operands[0]
+        if value.type.shape[-1] != producer.results[0].type.shape[-1]:
+            return False
+    return False
 
 
 def widened(index: Value, size: int) -> Value:

@@ -34,6 +34,7 @@ class Roles:
 
     name: str
     batch_dims: int
+    index_dims: int
     operands: tuple[str, ...]
     results: tuple[str, ...]
 
@@ -46,7 +47,8 @@ class Roles:
         rest = rank - len(batch)
         if role == "buffer":
             parts: list[Label] = [None] if self.name.endswith("_part") else []
-            rows: list[Label] = [("rows", 0)] if rest else []
+            # Of several axes the outermost may be divided: then the rows of a device are consecutive.
+            rows: list[Label] = [("rows", 0), *[None] * (self.index_dims - 1)] if rest else []
             return [*batch, *rows, *parts, *_elements(rest - len(rows) - len(parts))]
         if role == "parts of a row":
             return [*batch, None, *_elements(rest - 1)]
@@ -82,10 +84,12 @@ def _roles(name: str, config: str, operand_ranks: Sequence[int]) -> Roles:
         operands = operands[:-1]
     found = re.search(r"batch_dims = (\d+)", config)
     batch_dims = int(found.group(1)) if found else operand_ranks[1] if name == "check" else 0
+    found = re.search(r"index_dims = (\d+)", config)
+    index_dims = int(found.group(1)) if found else 1
     if "sorted = true" in config:
         operands = (*operands, "order")
     readers = [f"reader {k}" for k in range(len(operand_ranks) - len(operands))]
-    return Roles(name, batch_dims, (*operands, *readers), results)
+    return Roles(name, batch_dims, index_dims, (*operands, *readers), results)
 
 
 # --- the rule for Shardy ---------------------------------------------------------------------------------------
@@ -341,7 +345,8 @@ class _Program:
         self, operands: list[str], types: list[str], ins: Sequence[Any], whole: Sequence[int], division: Any
     ) -> None:
         """Let the indices and bounds count from the first row that the device has."""
-        size, own = whole[self.roles.batch_dims], ins[0][0][self.roles.batch_dims]
+        axes = slice(self.roles.batch_dims, self.roles.batch_dims + self.roles.index_dims)
+        size, own = math.prod(whole[axes]), math.prod(ins[0][0][axes])
         devices = division.along(("rows", 0))
         first_row = np.zeros(devices.size, np.int64)
         for part in range(devices.shape[1]):

@@ -51,12 +51,16 @@ from jax_tensorarray._lowering.mlir import (
     of_positions,
     operands_of,
     operation,
+    repeats_along_last,
     shared_scalar,
     splat,
     target,
     tensor,
     terminator,
     walk,
+    widened,
+    window_of,
+    without_last,
 )
 
 #: The code of the first index that was out of range, or 0, which comes last; before it what does not fit into it.
@@ -356,10 +360,29 @@ def _position(op: Operation) -> _Position:
         mask = op.operands[len(CALLS[target(op).removeprefix(PREFIX)].operands) - 1]
     if target(op) == PREFIX + "check":
         return _Position(index, op.operands[1] if size is None else size, mask)
+    return _of_one(_Position(index, size, mask))
+
+
+def _of_one(position: _Position) -> _Position:
+    """The same by one number, if the program repeats it."""
+    index, size, mask = position
     one, one_mask = shared_scalar(index), None if mask is None else shared_scalar(mask)
     if one is not None and (mask is None) == (one_mask is None):
         return _Position(one, size, one_mask)
-    return _Position(index, size, mask)
+    return position
+
+
+def _of_windows(position: _Position) -> _Position:
+    """The same by one number for each window of consecutive rows: the first of them that is out of range, if any is."""
+    index, size, mask = position
+    window = window_of(index, size) if isinstance(size, int) else None
+    if window is None or not (mask is None or repeats_along_last(mask)):
+        return position
+    # That is the first of all, or the one behind the last of the buffer.
+    first = widened(without_last(window.repeated), size)
+    fits = compare(first, splat(first.type, size - window.length), "LE")
+    index = hlo.select(fits, first, hlo.maximum(first, splat(first.type, size)))
+    return _of_one(_Position(index, size, None if mask is None else without_last(operation(mask.owner))))
 
 
 #: A code has a number of an op and of a size in the upper half, and this many ops at most.
@@ -451,7 +474,7 @@ def _call_of_check(op: str, index: Value, size: Value, *, raises: bool) -> Value
 
 def _first_stray(position: _Position) -> tuple[Value, Value, Value]:
     """The first index that is out of range, with the number of rows there, and whether there is one."""
-    index, size, mask = position
+    index, size, mask = _of_windows(position)
     shape, int32 = index.type.shape, ir.IntegerType.get_signless(32)
     sizes = splat(tensor(shape, int32), size) if isinstance(size, int) else of_positions(size, shape)
     if shape:

@@ -45,6 +45,7 @@ from jax_tensorarray._lowering.mlir import (
     config,
     entry,
     functions_in_loops,
+    index_sizes,
     integer,
     is_in_loop,
     is_inside,
@@ -55,6 +56,7 @@ from jax_tensorarray._lowering.mlir import (
     num_bytes,
     of_positions,
     operation,
+    repeats_along_last,
     splat,
     target,
     tensor,
@@ -62,6 +64,8 @@ from jax_tensorarray._lowering.mlir import (
     unknown_at,
     walk,
     widened,
+    window_of,
+    without_last,
 )
 from jax_tensorarray._lowering.union_find import UnionFind
 
@@ -91,7 +95,7 @@ def use_slices(functions: dict[str, Operation], *, platform: str | None) -> None
         for function in functions.values()
         for block in blocks(function)
     ]
-    unmixed = _Unmixed(functions)
+    unmixed = _Unmixed(functions, chooser.in_loops)
     for operations in chosen:
         unmixed.add(operations)
     for operations in chosen:
@@ -118,6 +122,7 @@ class _Choice(NamedTuple):
     ordered: bool = False  #: others read the buffer
     passes_on: bool = False  #: the buffer goes on from here
     shared: int = 0  #: how many batch axes have one index for all examples
+    by_windows: bool = False  #: its rows are consecutive ones, or those of several such windows
     unknown: Value = None  #: a number that is 0, but XLA cannot see that
 
 
@@ -129,6 +134,9 @@ class _Chooser:
         self.most_slices = _MOST_SLICES if platform == "cpu" else 1
         self.barriers_hold = platform is not None and _compat.barriers_hold(platform)
         self.updated: dict[Operation, set[Value]] = {}  # by the last operation of a block
+        self.in_loops = functions_in_loops(functions)
+        calls = [op for function in functions.values() for op in walk(function) if target(op) == PREFIX + "check"]
+        self.checks_outside = any(may_raise(op) and not is_in_loop(op, self.in_loops) for op in calls)
 
     def choose(self, op: Operation) -> _Choice | None:
         """None: it stays a call."""
@@ -161,7 +169,8 @@ class _Chooser:
         types, batch_dims = (buffer.type, index.type), attributes["batch_dims"].value
         if not all(isinstance(t, ir.RankedTensorType) and t.has_static_shape for t in types):
             return None
-        if 0 in buffer.type.shape[: batch_dims + 1]:
+        sizes = index_sizes(op)
+        if 0 in buffer.type.shape[: batch_dims + len(sizes)]:
             return None
         # XLA moves the small floats by way of larger ones, which does not leave all of them as they are.
         element = str(buffer.type.element_type)
@@ -169,18 +178,26 @@ class _Chooser:
             return None
         if element == "bf16" and name == "max":  # XLA takes the smallest of these for 0
             return None
-        shared, own = _shared_axes(index, batch_dims)
-        if attributes["sorted"].value or not 0 < math.prod(own.type.shape) <= self.most_slices:
-            return None
         # Of an example that has finished its loop the step is a row that no tape has.
         in_range = is_tape and (attributes["strict"].value or CHECKED in op.attributes)
         drops = not in_range and self._is_of_account(op)
         masked = attributes["masked"].value
-        choice = _Choice(
-            masked, drops, shared=shared, does_both=name != "read" and (name != "write" or masked or drops)
-        )
+        shared, own = _shared_axes(index, batch_dims)
+        window = None if drops or len(sizes) > 1 else window_of(own, sizes[0])
+        if window is not None and (not masked or repeats_along_last(op.operands[len(CALLS[name].operands) - 1])):
+            positions, by_windows = window.shape, 0 < window.length <= sizes[0]
+        else:
+            positions, by_windows = own.type.shape, False
+        # A GPU visits many positions in a sorted order, which those of one slice need not be in.
+        is_sorted = attributes["sorted"].value and not (by_windows and math.prod(positions) == 1)
+        if is_sorted or not 0 < math.prod(positions) <= self.most_slices:
+            return None
+        does_both = name != "read" and (name != "write" or masked or drops)
+        choice = _Choice(masked, drops, shared=shared, does_both=does_both, by_windows=by_windows)
         if is_tape:
             return choice
+        if self.checks_outside and not is_in_loop(op, self.in_loops):
+            return None  # of a slice XLA may know the result without the index, and then nobody asks whether that is right
         if name == "read":
             updated = not self._is_never_updated(buffer, op.block)
             return choice._replace(ordered=updated, passes_on=updated)
@@ -249,10 +266,10 @@ class _Unmixed:
     layout its own to choose.
     """
 
-    def __init__(self, functions: dict[str, Operation]) -> None:
+    def __init__(self, functions: dict[str, Operation], in_loops: set[str]) -> None:
         self.buffers: UnionFind[Value] = UnionFind()
         self.calls: set[tuple[Value, bool]] = set()
-        self.in_loops = functions_in_loops(functions)
+        self.in_loops = in_loops
         for function in functions.values():
             for op in walk(function):
                 for one, other in _same_buffer(op, functions):
@@ -499,13 +516,19 @@ class _Access(NamedTuple):
 def _accesses(op: Operation, choice: _Choice) -> tuple[list[_Access], Sequence[Value]]:
     """The slices that a call stands for, in the order of its positions, and the readers that it waits for."""
     call = CALLS[target(op).removeprefix(PREFIX)]
-    operands, readers = list(op.operands), op.operands[len(call.operands) - (not choice.masked) :]
+    of_sorting = config(op)["sorted"].value
+    operands, readers = list(op.operands), op.operands[len(call.operands) - (not choice.masked) + of_sorting :]
     buffer, batch_dims = operands[0], config(op)["batch_dims"].value
     where = operands[len(call.operands) - 1] if choice.masked else None
     _, index = _shared_axes(operands[1], batch_dims)
-    size, shape = buffer.type.shape[batch_dims], buffer.type.shape
-    batch, inner = shape[: choice.shared], batch_dims - choice.shared
-    sizes = (*batch, *[1] * (inner + 1), *shape[batch_dims + 1 :])
+    rows, length = index_sizes(op), 1
+    window = window_of(index, rows[0]) if choice.by_windows else None
+    if window is not None:
+        index, length = without_last(window.repeated), window.length
+        where = None if where is None else without_last(operation(where.owner))
+    size, shape = math.prod(rows), buffer.type.shape
+    batch, inner, elem = shape[: choice.shared], batch_dims - choice.shared, shape[batch_dims + len(rows) :]
+    sizes = (*batch, *[1] * (inner + len(rows) - 1), length, *elem)
     found = []
     for place in np.ndindex(*index.type.shape):
         row = widened(_part(index, 0, place, ()), size)
@@ -517,10 +540,19 @@ def _accesses(op: Operation, choice: _Choice) -> tuple[list[_Access], Sequence[V
         if mask is not None:
             dims = mlir.dense_int_array(range(mask.type.rank))
             mask = hlo.broadcast_in_dim(tensor(sizes, mask.type.element_type), mask, dims)
-        start = [0] * choice.shared, list(place[:inner]), [row], [0] * (len(shape) - batch_dims - 1)
+        start = [0] * choice.shared, list(place[:inner]), _along_axes(row, rows), [0] * len(elem)
         starts = (splat(row.type, at) if isinstance(at, int) else at for part in start for at in part)
         found.append(_Access(choice.shared, place, tuple(starts), sizes, mask, batch_dims))
     return found, readers
+
+
+def _along_axes(row: Value, sizes: Sequence[int]) -> list[Value]:
+    """Where a row is along axes of these sizes, of which it counts the last one fastest."""
+    places: list[Value] = []
+    for size in reversed(sizes[1:]):
+        places.insert(0, hlo.remainder(row, splat(row.type, size)))
+        row = hlo.divide(row, splat(row.type, size))
+    return [row, *places]
 
 
 def _part(value: Value, shared: int, place: Sequence[int], shape: Sequence[int]) -> Value:

@@ -5,7 +5,7 @@ from typing import Any, Unpack
 import jax
 from jax.interpreters import ad
 
-from jax_tensorarray import _arguments, _reference
+from jax_tensorarray import _addressing, _reference
 from jax_tensorarray._compat import hlo
 from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._register import (
@@ -17,21 +17,31 @@ from jax_tensorarray._register import (
     like_buffer,
     make_primitive,
     row_kernel,
-    row_params,
     zero_tangent,
 )
 
 
 def ta_add(
-    buffer: Any, index: Any, value: Any, *, where: Any = None, mode: str | None = None, lowering: str = "auto"
+    buffer: Any,
+    index: Any,
+    value: Any,
+    *,
+    axis: int = 0,
+    length: int | None = None,
+    where: Any = None,
+    mode: str | None = None,
+    lowering: str = "auto",
 ) -> jax.Array:
     """Add to rows of a buffer: `buffer[index] += value`, and the updated buffer is returned.
 
     Args:
         buffer: array of shape `[T, *elem]`, any dtype. Integers wrap, bools are or-ed, and the 8- and 16-bit floats
             are rounded after each addition.
-        index: integer or integer array of shape `I`. Duplicates are added in order.
+        index: integer or integer array of shape `I`, or a tuple of these, which addresses elements as `buffer[i, j]`
+            of NumPy does. Duplicates are added in order.
         value: broadcast to `[*I, *elem]`, and converted to the dtype of `buffer` where that loses nothing.
+        axis: the axis of the rows, or the first of those that a tuple addresses: `buffer[:, index]` for 1.
+        length: None, or so many consecutive rows from each index on, an axis more behind `I`.
         where: bool, broadcast to `I`. Rows where it is False are not touched.
         mode: what an index outside `[0, T)` does, negative ones included: "error" raises, "drop" skips the row.
             None is "error", but "drop" for an index that `jax.vmap` batches.
@@ -45,8 +55,8 @@ def ta_add(
         IndexError: a Python or NumPy index is out of range (while tracing).
         jax.errors.JaxRuntimeError, ValueError: a traced index is out of range (while running; on a GPU later, see
             `check_errors`).
-        TypeError: `index` is a tuple or not of an integer dtype, `where` is not bool, or `value` would lose precision.
-        ValueError: shapes do not fit.
+        TypeError: `index` is not of an integer dtype, `where` is not bool, or `value` would lose precision.
+        ValueError: shapes do not fit, or `axis` or `length` is not one that the buffer has.
 
     >>> import jax.numpy as jnp
     >>> ta_add(jnp.zeros(3), jnp.array([1, 1, 2]), jnp.array([1.0, 2.0, 4.0]))
@@ -54,14 +64,14 @@ def ta_add(
 
     NumPy: `numpy.add.at`.
     """
-    buffer, index, where, mode = _arguments.row_operands("ta_add", buffer, index, where, mode)
-    _arguments.check_lowering("ta_add", lowering)
-    value = _arguments.as_value("ta_add", value, buffer, index.shape)
-    return ta_add_p.bind(buffer, index, value, *where, **row_params("ta_add", mode, lowering=lowering))
+    rows = _addressing.rows(
+        "ta_add", buffer, index, axis=axis, length=length, where=where, mode=mode, lowering=lowering
+    )
+    return ta_add_p.bind(*rows.with_value(value), **rows.params)
 
 
-def _abstract_eval(buffer: Any, index: Any, *rest: Any, batch_dims: int, op: str, **_: Any) -> Any:
-    check_operands(op, buffer, index, rest, True, batch_dims)
+def _abstract_eval(buffer: Any, index: Any, *rest: Any, batch_dims: int, index_dims: int, op: str, **_: Any) -> Any:
+    check_operands(op, buffer, index, rest, True, batch_dims, index_dims)
     return like_buffer(buffer)
 
 

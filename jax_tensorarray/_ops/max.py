@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import ad
 
-from jax_tensorarray import _arguments, _reference
+from jax_tensorarray import _addressing, _reference
 from jax_tensorarray._compat import hlo
 from jax_tensorarray._ops.add import ta_add_p
 from jax_tensorarray._ops.read import ta_read_p
@@ -28,7 +28,15 @@ from jax_tensorarray._register import (
 
 
 def ta_max(
-    buffer: Any, index: Any, value: Any, *, where: Any = None, mode: str | None = None, lowering: str = "auto"
+    buffer: Any,
+    index: Any,
+    value: Any,
+    *,
+    axis: int = 0,
+    length: int | None = None,
+    where: Any = None,
+    mode: str | None = None,
+    lowering: str = "auto",
 ) -> jax.Array:
     """Put the larger element into rows of a buffer: `buffer[index] = maximum(buffer[index], value)`.
 
@@ -38,8 +46,11 @@ def ta_max(
     Args:
         buffer: array of shape `[T, *elem]`, of any dtype that has an order: not complex. Bools are or-ed. NaN stays, as
             in `jax.numpy.maximum`, and 0 is larger than -0.
-        index: integer or integer array of shape `I`. Of duplicates the largest stays.
+        index: integer or integer array of shape `I`, or a tuple of these, which addresses elements as `buffer[i, j]`
+            of NumPy does. Of duplicates the largest stays.
         value: broadcast to `[*I, *elem]`, and converted to the dtype of `buffer` where that loses nothing.
+        axis: the axis of the rows, or the first of those that a tuple addresses: `buffer[:, index]` for 1.
+        length: None, or so many consecutive rows from each index on, an axis more behind `I`.
         where: bool, broadcast to `I`. Rows where it is False are not touched.
         mode: what an index outside `[0, T)` does, negative ones included: "error" raises, "drop" skips the row.
             None is "error", but "drop" for an index that `jax.vmap` batches.
@@ -53,9 +64,9 @@ def ta_max(
         IndexError: a Python or NumPy index is out of range (while tracing).
         jax.errors.JaxRuntimeError, ValueError: a traced index is out of range (while running; on a GPU later, see
             `check_errors`).
-        TypeError: `buffer` is complex, `index` is a tuple or not of an integer dtype, `where` is not bool, or `value`
+        TypeError: `buffer` is complex, `index` is not of an integer dtype, `where` is not bool, or `value`
             would lose precision.
-        ValueError: shapes do not fit.
+        ValueError: shapes do not fit, or `axis` or `length` is not one that the buffer has.
 
     >>> import jax, jax.numpy as jnp
     >>> ta_max(jnp.array([1.0, 2.0, 3.0]), jnp.array([0, 0, 2]), jnp.array([5.0, 4.0, 1.0]))
@@ -65,16 +76,16 @@ def ta_max(
 
     NumPy: `numpy.maximum.at`.
     """
-    buffer, index, where, mode = _arguments.row_operands("ta_max", buffer, index, where, mode)
-    _arguments.check_lowering("ta_max", lowering)
-    value = _arguments.as_value("ta_max", value, buffer, index.shape)
-    return ta_max_p.bind(buffer, index, value, *where, **row_params("ta_max", mode, lowering=lowering))
+    rows = _addressing.rows(
+        "ta_max", buffer, index, axis=axis, length=length, where=where, mode=mode, lowering=lowering
+    )
+    return ta_max_p.bind(*rows.with_value(value), **rows.params)
 
 
-def _abstract_eval(buffer: Any, index: Any, *rest: Any, batch_dims: int, op: str, **_: Any) -> Any:
+def _abstract_eval(buffer: Any, index: Any, *rest: Any, batch_dims: int, index_dims: int, op: str, **_: Any) -> Any:
     if jnp.issubdtype(buffer.dtype, jnp.complexfloating):
         raise TypeError(f"{op}: complex numbers have no order, so there is no maximum of {buffer.dtype}")
-    check_operands(op, buffer, index, rest, True, batch_dims)
+    check_operands(op, buffer, index, rest, True, batch_dims, index_dims)
     return like_buffer(buffer)
 
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import ad
 
-from jax_tensorarray import _arguments, _compat, _reference
+from jax_tensorarray import _addressing, _compat, _reference
 from jax_tensorarray._register import (
     Array,
     Params,
@@ -16,7 +16,6 @@ from jax_tensorarray._register import (
     is_zero,
     make_primitive,
     row_kernel,
-    row_params,
     rows_of,
     to_front,
     zero_tangent,
@@ -24,7 +23,14 @@ from jax_tensorarray._register import (
 
 
 def ta_read(
-    buffer: Any, index: Any, *, where: Any = None, mode: str | None = None, lowering: str = "auto"
+    buffer: Any,
+    index: Any,
+    *,
+    axis: int = 0,
+    length: int | None = None,
+    where: Any = None,
+    mode: str | None = None,
+    lowering: str = "auto",
 ) -> jax.Array:
     """Read rows of a buffer: `buffer[index]`.
 
@@ -33,7 +39,10 @@ def ta_read(
 
     Args:
         buffer: array of shape `[T, *elem]`, any dtype.
-        index: integer or integer array of shape `I`.
+        index: integer or integer array of shape `I`, or a tuple of these, which addresses elements as `buffer[i, j]`
+            of NumPy does.
+        axis: the axis of the rows, or the first of those that a tuple addresses: `buffer[:, index]` for 1.
+        length: None, or so many consecutive rows from each index on, an axis more behind `I`.
         where: bool, broadcast to `I`. Rows where it is False are not looked up and give zeros.
         mode: what an index outside `[0, T)` does, negative ones included: "error" raises, "drop" gives zeros.
             None is "error", but "drop" for an index that `jax.vmap` batches.
@@ -41,19 +50,25 @@ def ta_read(
             "auto" for such slices in loops. JAX_TENSORARRAY_LOWERING says what "auto" is.
 
     Returns:
-        Array of shape `[*I, *elem]` and the dtype of `buffer`. Differentiable in `buffer`, in every mode and order.
+        Array of shape `[*I, *elem]` and the dtype of `buffer`, behind the axes before `axis`. Differentiable in
+        `buffer`, in every mode and order.
 
     Raises:
         IndexError: a Python or NumPy index is out of range (while tracing).
         jax.errors.JaxRuntimeError, ValueError: a traced index is out of range (while running; on a GPU later, see
             `check_errors`).
-        TypeError: `index` is a tuple or not of an integer dtype, or `where` not bool.
-        ValueError: shapes do not fit.
+        TypeError: `index` is not of an integer dtype, or `where` not bool.
+        ValueError: shapes do not fit, or `axis` or `length` is not one that the buffer has.
 
     >>> import jax, jax.numpy as jnp
     >>> buffer = jnp.arange(6.0).reshape(3, 2)
     >>> ta_read(buffer, 1)
     Array([2., 3.], dtype=float32)
+    >>> ta_read(buffer, (2, 0)), ta_read(buffer, 1, axis=1)
+    (Array(4., dtype=float32), Array([1., 3., 5.], dtype=float32))
+    >>> ta_read(buffer, 1, length=2)
+    Array([[2., 3.],
+           [4., 5.]], dtype=float32)
     >>> jax.grad(lambda b: ta_read(b, jnp.array([1, 1])).sum())(buffer)
     Array([[0., 0.],
            [2., 2.],
@@ -61,14 +76,15 @@ def ta_read(
 
     TensorFlow: `tf.TensorArray.read` and `gather`.
     """
-    buffer, index, where, mode = _arguments.row_operands("ta_read", buffer, index, where, mode)
-    _arguments.check_lowering("ta_read", lowering)
-    return ta_read_p.bind(buffer, index, *where, **row_params("ta_read", mode, lowering=lowering))
+    rows = _addressing.rows(
+        "ta_read", buffer, index, axis=axis, length=length, where=where, mode=mode, lowering=lowering
+    )
+    return ta_read_p.bind(*rows.operands, **rows.params)
 
 
-def _abstract_eval(buffer: Any, index: Any, *where: Any, batch_dims: int, op: str, **_: Any) -> Any:
-    check_operands(op, buffer, index, where, False, batch_dims)
-    return rows_of(buffer, index, batch_dims)
+def _abstract_eval(buffer: Any, index: Any, *where: Any, batch_dims: int, index_dims: int, op: str, **_: Any) -> Any:
+    check_operands(op, buffer, index, where, False, batch_dims, index_dims)
+    return rows_of(buffer, index, batch_dims, index_dims)
 
 
 def _jvp(primals: Any, tangents: Any, **params: Unpack[Params]) -> Any:

@@ -5,7 +5,7 @@ from typing import Any, Unpack
 import jax
 from jax.interpreters import ad
 
-from jax_tensorarray import _arguments, _reference
+from jax_tensorarray import _addressing, _reference
 from jax_tensorarray._register import (
     Array,
     Params,
@@ -15,14 +15,21 @@ from jax_tensorarray._register import (
     like_buffer,
     make_primitive,
     row_kernel,
-    row_params,
     rows_of,
     zero_tangent,
 )
 
 
 def ta_swap(
-    buffer: Any, index: Any, value: Any, *, where: Any = None, mode: str | None = None, lowering: str = "auto"
+    buffer: Any,
+    index: Any,
+    value: Any,
+    *,
+    axis: int = 0,
+    length: int | None = None,
+    where: Any = None,
+    mode: str | None = None,
+    lowering: str = "auto",
 ) -> tuple[jax.Array, jax.Array]:
     """Exchange rows of a buffer for others: `buffer[index], old = value, buffer[index]`.
 
@@ -30,9 +37,11 @@ def ta_swap(
 
     Args:
         buffer: array of shape `[T, *elem]`, any dtype.
-        index: integer or integer array of shape `I`. Duplicates are exchanged in order: a later one takes out what
-            an earlier one put in.
+        index: integer or integer array of shape `I`, or a tuple of these, which addresses elements as `buffer[i, j]`
+            of NumPy does. Duplicates are exchanged in order: a later one takes out what an earlier one put in.
         value: broadcast to `[*I, *elem]`, and converted to the dtype of `buffer` where that loses nothing.
+        axis: the axis of the rows, or the first of those that a tuple addresses: `buffer[:, index]` for 1.
+        length: None, or so many consecutive rows from each index on, an axis more behind `I`.
         where: bool, broadcast to `I`. Rows where it is False are not touched, and their old rows are zeros.
         mode: what an index outside `[0, T)` does, negative ones included: "error" raises, "drop" skips the row and
             gives zeros as the old one. None is "error", but "drop" for an index that `jax.vmap` batches.
@@ -46,24 +55,24 @@ def ta_swap(
         IndexError: a Python or NumPy index is out of range (while tracing).
         jax.errors.JaxRuntimeError, ValueError: a traced index is out of range (while running; on a GPU later, see
             `check_errors`).
-        TypeError: `index` is a tuple or not of an integer dtype, `where` is not bool, or `value` would lose precision.
-        ValueError: shapes do not fit.
+        TypeError: `index` is not of an integer dtype, `where` is not bool, or `value` would lose precision.
+        ValueError: shapes do not fit, or `axis` or `length` is not one that the buffer has.
 
     >>> import jax.numpy as jnp
     >>> buffer, old = ta_swap(jnp.array([1.0, 2.0, 3.0]), 1, 9.0)
     >>> buffer, old
     (Array([1., 9., 3.], dtype=float32), Array(2., dtype=float32))
     """
-    buffer, index, where, mode = _arguments.row_operands("ta_swap", buffer, index, where, mode)
-    _arguments.check_lowering("ta_swap", lowering)
-    value = _arguments.as_value("ta_swap", value, buffer, index.shape)
-    buffer, old = ta_swap_p.bind(buffer, index, value, *where, **row_params("ta_swap", mode, lowering=lowering))
+    rows = _addressing.rows(
+        "ta_swap", buffer, index, axis=axis, length=length, where=where, mode=mode, lowering=lowering
+    )
+    buffer, old = ta_swap_p.bind(*rows.with_value(value), **rows.params)
     return buffer, old
 
 
-def _abstract_eval(buffer: Any, index: Any, *rest: Any, batch_dims: int, op: str, **_: Any) -> Any:
-    check_operands(op, buffer, index, rest, True, batch_dims)
-    return like_buffer(buffer), rows_of(buffer, index, batch_dims)
+def _abstract_eval(buffer: Any, index: Any, *rest: Any, batch_dims: int, index_dims: int, op: str, **_: Any) -> Any:
+    check_operands(op, buffer, index, rest, True, batch_dims, index_dims)
+    return like_buffer(buffer), rows_of(buffer, index, batch_dims, index_dims)
 
 
 def _jvp(primals: Any, tangents: Any, **params: Unpack[Params]) -> Any:

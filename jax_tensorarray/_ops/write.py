@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import ad
 
-from jax_tensorarray import _arguments, _reference
+from jax_tensorarray import _addressing, _reference
 from jax_tensorarray._ops.swap import ta_swap_p
 from jax_tensorarray._register import (
     Array,
@@ -17,13 +17,20 @@ from jax_tensorarray._register import (
     like_buffer,
     make_primitive,
     row_kernel,
-    row_params,
     zero_tangent,
 )
 
 
 def ta_write(
-    buffer: Any, index: Any, value: Any, *, where: Any = None, mode: str | None = None, lowering: str = "auto"
+    buffer: Any,
+    index: Any,
+    value: Any,
+    *,
+    axis: int = 0,
+    length: int | None = None,
+    where: Any = None,
+    mode: str | None = None,
+    lowering: str = "auto",
 ) -> jax.Array:
     """Write rows into a buffer: `buffer[index] = value`, and the updated buffer is returned.
 
@@ -32,8 +39,11 @@ def ta_write(
 
     Args:
         buffer: array of shape `[T, *elem]`, any dtype.
-        index: integer or integer array of shape `I`. Duplicates are written in order: the last one stays.
+        index: integer or integer array of shape `I`, or a tuple of these, which addresses elements as `buffer[i, j]`
+            of NumPy does. Duplicates are written in order: the last one stays.
         value: broadcast to `[*I, *elem]`, and converted to the dtype of `buffer` where that loses nothing.
+        axis: the axis of the rows, or the first of those that a tuple addresses: `buffer[:, index]` for 1.
+        length: None, or so many consecutive rows from each index on, an axis more behind `I`.
         where: bool, broadcast to `I`. Rows where it is False are not written.
         mode: what an index outside `[0, T)` does, negative ones included: "error" raises, "drop" skips the row.
             None is "error", but "drop" for an index that `jax.vmap` batches.
@@ -47,27 +57,31 @@ def ta_write(
         IndexError: a Python or NumPy index is out of range (while tracing).
         jax.errors.JaxRuntimeError, ValueError: a traced index is out of range (while running; on a GPU later, see
             `check_errors`).
-        TypeError: `index` is a tuple or not of an integer dtype, `where` is not bool, or `value` would lose precision.
-        ValueError: shapes do not fit.
+        TypeError: `index` is not of an integer dtype, `where` is not bool, or `value` would lose precision.
+        ValueError: shapes do not fit, or `axis` or `length` is not one that the buffer has.
 
     >>> import jax, jax.numpy as jnp
     >>> ta_write(jnp.zeros((3, 2)), 1, jnp.array([5.0, 6.0]))
     Array([[0., 0.],
            [5., 6.],
            [0., 0.]], dtype=float32)
+    >>> ta_write(jnp.zeros((3, 2)), (1, 0), 7.0)
+    Array([[0., 0.],
+           [7., 0.],
+           [0., 0.]], dtype=float32)
     >>> jax.grad(lambda v: ta_write(jnp.zeros(3), jnp.array([1, 1]), v).sum())(jnp.array([7.0, 8.0]))
     Array([0., 1.], dtype=float32)
 
     TensorFlow: `tf.TensorArray.write` and `scatter`.
     """
-    buffer, index, where, mode = _arguments.row_operands("ta_write", buffer, index, where, mode)
-    _arguments.check_lowering("ta_write", lowering)
-    value = _arguments.as_value("ta_write", value, buffer, index.shape)
-    return ta_write_p.bind(buffer, index, value, *where, **row_params("ta_write", mode, lowering=lowering))
+    rows = _addressing.rows(
+        "ta_write", buffer, index, axis=axis, length=length, where=where, mode=mode, lowering=lowering
+    )
+    return ta_write_p.bind(*rows.with_value(value), **rows.params)
 
 
-def _abstract_eval(buffer: Any, index: Any, *rest: Any, batch_dims: int, op: str, **_: Any) -> Any:
-    check_operands(op, buffer, index, rest, True, batch_dims)
+def _abstract_eval(buffer: Any, index: Any, *rest: Any, batch_dims: int, index_dims: int, op: str, **_: Any) -> Any:
+    check_operands(op, buffer, index, rest, True, batch_dims, index_dims)
     return like_buffer(buffer)
 
 

@@ -1,0 +1,316 @@
+"""Rows along another axis, elements, and windows of rows: what NumPy's indexing says, in place, with derivatives."""
+
+import re
+
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+from hypothesis import given
+from in_place import assert_in_place
+from jax import lax
+from waiting import finish
+
+import jax_tensorarray as ta
+from jax_tensorarray.export import disabled_checks
+
+OPS = ("read", "write", "add", "max", "swap")
+
+
+# --- against NumPy ---------------------------------------------------------------------------------------------
+
+
+@st.composite
+def addresses(draw):
+    """A buffer's shape, an axis, the parts of an index (their values and dtypes), a length or None, and a mask."""
+    shape = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=4)))
+    axis = draw(st.integers(0, len(shape) - 1))
+    count = draw(st.integers(1, len(shape) - axis))
+    common = tuple(draw(st.lists(st.integers(0, 3), max_size=2)))
+    parts = []
+    for size in shape[axis : axis + count]:
+        keep = draw(st.integers(0, len(common)))
+        own = tuple(n if draw(st.booleans()) else 1 for n in common[keep:])
+        dtype = draw(st.sampled_from(["int8", "uint8", "int32", "uint32", "int64"]))
+        low = 0 if dtype[0] == "u" else -2
+        values = draw(st.lists(st.integers(low, size + 1), min_size=int(np.prod(own)), max_size=int(np.prod(own))))
+        parts.append(np.array(values, dtype).reshape(own))
+    length = draw(st.one_of(st.none(), st.integers(0, shape[axis + count - 1])))
+    where = draw(st.one_of(st.none(), st.integers(0, 2**9 - 1)))
+    return shape, axis, parts, length, where
+
+
+def cells(shape, axis, parts, length, where):
+    """`[*I]` arrays: the coordinates along the addressed axes, and which positions take part."""
+    common = np.broadcast_shapes(*(p.shape for p in parts))
+    mask = np.full(common, True) if where is None else np.array([where >> k & 1 for k in range(9)], bool)
+    mask = mask if where is None else np.resize(mask, common)
+    at = [np.broadcast_to(p, common).astype(np.int64) for p in parts]
+    if length is not None:
+        at, mask = [a[..., None] + np.zeros(length, int) for a in at], mask[..., None] & np.full(length, True)
+        at[-1] = at[-1] + np.arange(length)
+    sizes = shape[axis : axis + len(parts)]
+    inside = np.all([(0 <= a) & (a < n) for a, n in zip(at, sizes, strict=True)], 0) & mask
+    return at, inside
+
+
+def in_numpy(op, buffer, value, axis, at, inside):
+    """One position after the other."""
+    buffer, lead = buffer.copy(), (slice(None),) * axis
+    rows = np.zeros((*buffer.shape[:axis], *inside.shape, *buffer.shape[axis + len(at) :]), buffer.dtype)
+    for k in np.ndindex(inside.shape):
+        if not inside[k]:
+            continue
+        cell, position = (*lead, *(int(a[k]) for a in at)), (*lead, *k)
+        rows[position] = buffer[cell]
+        if op != "read":
+            new = {"add": np.add, "max": np.maximum}.get(op, lambda old, new: new)
+            buffer[cell] = new(buffer[cell], value[position])
+    return {"read": (rows,), "swap": (buffer, rows)}.get(op, (buffer,))
+
+
+def call(op, buffer, parts, value, mask, axis, length, **options):
+    index = tuple(parts) if len(parts) > 1 else parts[0]
+    values = () if op == "read" else (value,)
+    out = getattr(ta, f"ta_{op}")(buffer, index, *values, axis=axis, length=length, where=mask, **options)
+    return out if isinstance(out, tuple) else (out,)
+
+
+HOW = {
+    "known": lambda f, buffer, parts, value, mask: f(buffer, parts, value, mask),
+    "traced": lambda f, *args: jax.jit(f)(*args),
+    "of many": lambda f, *args: jax.tree.map(lambda x: x[1], jax.jit(jax.vmap(f))(*jax.tree.map(three, args))),
+    "of one buffer": lambda f, buffer, *rest: jax.tree.map(
+        lambda x: x[2], jax.jit(jax.vmap(f, (None, *[0] * len(rest))))(buffer, *jax.tree.map(three, rest))
+    ),
+    "by one index": lambda f, buffer, parts, value, mask: jax.tree.map(
+        lambda x: x[1], jax.jit(jax.vmap(f, (0, None, 0, None)))(three(buffer), parts, three(value), mask)
+    ),
+    "in a loop": lambda f, buffer, parts, value, mask: in_a_loop(f, buffer, parts, value, mask),
+}
+
+
+def three(x):
+    return np.stack([x] * 3)
+
+
+def in_a_loop(f, buffer, parts, value, mask):
+    """By a loop of one step, where ops are slices."""
+
+    def run(buffer, parts, value, mask):
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(f, buffer, parts, value, mask))
+        is_read = zeros[0].shape != buffer.shape
+        start = zeros if is_read else (buffer, *zeros[1:])
+        return lax.fori_loop(0, 1, lambda k, c: f(buffer if is_read else c[0], parts, value, mask), start)
+
+    return jax.jit(run)(buffer, parts, value, mask)
+
+
+@pytest.mark.parametrize("how", HOW)
+@given(address=addresses(), op=st.sampled_from(OPS), lowering=st.sampled_from(["auto", "xla", "ffi"]))
+def test_an_op_is_what_numpy_says(how, address, op, lowering):
+    shape, axis, parts, length, where = address
+    at, inside = cells(*address)
+    rng = np.random.default_rng(3)
+    buffer = rng.normal(size=shape)
+    value = rng.normal(size=(*shape[:axis], *inside.shape, *shape[axis + len(parts) :]))
+    mask = None
+    if where is not None:
+        common = np.broadcast_shapes(*(p.shape for p in parts))
+        mask = np.resize(np.array([where >> k & 1 for k in range(9)], bool), common)
+    want = in_numpy(op, buffer, value, axis, at, inside)
+
+    def f(buffer, parts, value, mask):
+        return call(op, buffer, parts, value, mask, axis, length, mode="drop", lowering=lowering)
+
+    got = HOW[how](f, buffer, parts, value, mask)
+    for x, y in zip(got, want, strict=True):
+        oracle.assert_same_bits(x, y)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(
+    ("shape", "index", "keywords"),
+    [
+        ((3, 4, 2), (np.array([0, 2, 0]), np.array([3, 1, 3])), {}),
+        ((3, 4, 2), np.array([3, 1]), {"axis": 1}),
+        ((6, 2), np.array([1, 3, 2]), {"length": 3}),
+        ((2, 3, 4), (2, np.array([0, 2])), {"axis": 1, "length": 2}),
+    ],
+)
+def test_derivatives_are_those_of_plain_jax(op, shape, index, keywords):
+    """Which `jnp` has of the same index in full, one position after the other."""
+    axis = keywords.get("axis", 0)
+    rng = np.random.default_rng(1)
+    buffer = rng.normal(size=shape)
+    parts = [np.asarray(p) for p in (index if isinstance(index, tuple) else (index,))]
+    at, inside = cells(shape, axis, parts, keywords.get("length"), None)
+    value = rng.normal(size=(*shape[:axis], *inside.shape, *shape[axis + len(parts) :]))
+    lead = (slice(None),) * axis
+
+    def ours(buffer, value):
+        values = () if op == "read" else (value,)
+        out = jax.jit(lambda *x: getattr(ta, f"ta_{op}")(x[0], index, *x[1:], **keywords))(buffer, *values)
+        return sum(jnp.sum(jnp.sin(x + k)) for k, x in enumerate(jax.tree.leaves(out)))
+
+    def plain(buffer, value):
+        rows = []
+        for k in np.ndindex(inside.shape):
+            cell, position = (*lead, *(int(a[k]) for a in at)), (*lead, *k)
+            rows.append(buffer[cell])
+            if op != "read":
+                update = buffer.at[cell]
+                buffer = getattr(update, {"add": "add", "max": "max"}.get(op, "set"))(value[position])
+        taken = sum(jnp.sum(jnp.sin(row + (op == "swap"))) for row in rows)
+        return taken if op == "read" else jnp.sum(jnp.sin(buffer)) + (taken if op == "swap" else 0.0)
+
+    for derivative in (jax.value_and_grad, lambda f, n: (lambda *x: jax.hessian(f, n)(*x))):
+        got, want = (derivative(f, (0, 1))(buffer, value) for f in (ours, plain))
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-10, atol=1e-12), got, want)
+
+
+# --- what is wrong ---------------------------------------------------------------------------------------------
+
+BUFFER = jnp.zeros((3, 4, 5))
+
+
+@pytest.mark.parametrize(
+    ("index", "keywords", "error", "text"),
+    [
+        ((), {}, TypeError, r"index must be an integer, an array of integers or a tuple of these, got \(\)"),
+        ((1, 2.0), {}, TypeError, r"ta_read\(axis=1\): index must be an integer or an array of integers, got 2.0"),
+        ((1, (2,)), {}, TypeError, r"ta_read\(axis=1\): index must be an integer or an array of integers, got \(2,\)"),
+        ((0, 0, 0, 0), {}, IndexError, r"index has 4 parts, more than there are axes in a buffer of shape \(3, 4, 5\)$"),
+        ((0, 0), {"axis": 2}, IndexError, r"has 2 parts, more than there are axes in a buffer of shape \(3, 4, 5\) from axis 2 on"),
+        (([0, 1], [0, 1, 2]), {}, ValueError, r"index has parts of shapes \(2,\) and \(3,\), which do not fit"),
+        ((1, 4), {}, IndexError, r"ta_read\(axis=1\): index 4 is out of range for a TensorArray of size 4"),
+        ((-1, 4), {}, IndexError, r"ta_read\(axis=0\): index -1 is out of range for a TensorArray of size 3"),
+        (4, {"axis": 1}, IndexError, r"ta_read\(axis=1\): index 4 is out of range for a TensorArray of size 4"),
+        (0, {"axis": 3}, ValueError, r"axis 3 is out of range for a buffer of shape \(3, 4, 5\)"),
+        (0, {"axis": -4}, ValueError, r"axis -4 is out of range for a buffer of shape \(3, 4, 5\)"),
+        (0, {"axis": True}, TypeError, "axis must be an integer that is known while tracing, got True"),
+        (0, {"axis": jnp.int32(1)}, TypeError, "axis must be an integer that is known while tracing"),
+        (2, {"length": 2}, IndexError, "ta_read: index 3 is out of range for a TensorArray of size 3"),
+        (2**40, {"length": 2}, IndexError, "ta_read: index 1099511627776 is out of range"),
+        ((0, 3), {"length": 2}, IndexError, r"ta_read\(axis=1\): index 4 is out of range for a TensorArray of size 4"),
+        (0, {"length": 4}, ValueError, r"length 4 is not in \[0, 3\], the size of axis 0"),
+        (0, {"length": -1}, ValueError, r"length -1 is not in \[0, 3\]"),
+        (0, {"length": 2.0}, TypeError, "length must be an integer that is known while tracing, got 2.0"),
+    ],
+)
+def test_an_argument_that_is_wrong_says_so(index, keywords, error, text):
+    with pytest.raises(error, match=text):
+        ta.ta_read(BUFFER, index, **keywords)
+
+
+@pytest.mark.parametrize("in_a_loop", [False, True])
+@pytest.mark.parametrize(
+    ("f", "stray", "size"),
+    [
+        (lambda i: ta.ta_read(BUFFER, (i, 1)), (3, r"\(axis=0\)"), 3),
+        (lambda i: ta.ta_read(BUFFER, (1, i)), (-1, r"\(axis=1\)"), 4),
+        (lambda i: ta.ta_read(BUFFER, i, axis=2), (5, r"\(axis=2\)"), 5),
+        (lambda i: ta.ta_read(BUFFER, i, axis=-1, length=2), (4, r"\(axis=2\)"), 5),
+        (lambda i: ta.ta_read(BUFFER, i, length=2), (2, ""), 3),
+        (lambda i: ta.ta_read(BUFFER, i.astype(jnp.uint32), length=2), (2**32 - 1, ""), 3),
+    ],
+)
+def test_an_index_that_is_out_of_range_while_running_names_its_axis(f, stray, size, in_a_loop):
+    index, where = stray
+    # Of a window the first row that there is not.
+    said = size if index < size and index >= 0 else index
+
+    def program(i):
+        return lax.fori_loop(0, 2, lambda k, s: s + jnp.sum(f(i)), 0.0) if in_a_loop else f(i)
+
+    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match=f"ta_read{where}: index {said} is out of .*{size}"):
+        finish(jax.jit(program)(np.int64(index)))
+
+
+def test_a_tuple_needs_integers_for_all_rows_of_its_axes():
+    buffer = jax.ShapeDtypeStruct((2**16, 2**16), jnp.int8)
+    with jax.enable_x64(False), pytest.raises(OverflowError, match="counts the 4294967296 rows of the axes .*enable_x64"):
+        jax.eval_shape(lambda b: ta.ta_read(b, (1, 2)), buffer)
+    assert jax.eval_shape(lambda b: ta.ta_read(b, (1, 2)), buffer).shape == ()
+
+
+@pytest.mark.parametrize("mode", ["drop", None])
+def test_an_unsigned_window_does_not_wrap_to_the_first_rows(mode):
+    def f(i):
+        return ta.ta_write(jnp.zeros(5), i, jnp.ones(3), length=3, mode=mode)
+
+    got = jax.jit(jax.vmap(f))(np.array([2**32 - 1, 3, 1], np.uint32))
+    np.testing.assert_array_equal(got, [[0, 0, 0, 0, 0], [0, 0, 0, 1, 1], [0, 1, 1, 1, 0]])
+
+
+# --- in place --------------------------------------------------------------------------------------------------
+
+
+def elements(b, w):
+    rows, steps = b.shape
+
+    def body(c, i):
+        b, s = c
+        s = jnp.tanh(s + ta.ta_read(b, (i % rows, (7 * i) % steps)) * w)
+        return (ta.ta_write(b, (i % rows, i), s), s), None
+
+    return jnp.sum(lax.scan(body, (b, w), jnp.arange(steps))[0][0])
+
+
+def columns(b, w):
+    steps = b.shape[1]
+
+    def body(c, i):
+        b, s = c
+        s = jnp.tanh(s + ta.ta_read(b, (7 * i) % steps, axis=1) * w)
+        return (ta.ta_write(b, i, s, axis=1), s), None
+
+    return jnp.sum(lax.scan(body, (b, b[:, 0]), jnp.arange(steps))[0][0])
+
+
+def windows(b, w, length=4):
+    b = b.T
+    steps = len(b)
+
+    def body(c, i):
+        b, s = c
+        s = jnp.tanh(s + ta.ta_read(b, (7 * i) % (steps - length + 1), length=length) * w)
+        return (ta.ta_add(b, jnp.minimum(i, steps - length), s, length=length), s), None
+
+    return jnp.sum(lax.scan(body, (b, b[:length]), jnp.arange(steps))[0][0])
+
+
+LOOPS = {"elements": elements, "columns": columns, "windows": windows}
+TRANSFORMS = {
+    "forward": lambda f: f,
+    "grad": lambda f: jax.grad(f, (0, 1)),
+    "vmap of grad": lambda f: lambda b, w: jax.vmap(jax.grad(f), (0, None))(jnp.stack([b] * 3), w),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_loop_is_in_place(name, transform):
+    f = TRANSFORMS[transform](LOOPS[name])
+    assert_in_place(f, lambda steps: (jnp.ones((3, steps), jnp.float32), jnp.float32(0.5)))
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_ops_in_a_loop_are_slices(name):
+    """Also where each example has an index of its own."""
+    args = jnp.ones((4, 3, 100), jnp.float32), jnp.ones(4, jnp.float32)
+    text = jax.jit(jax.vmap(LOOPS[name])).lower(*args).compile().as_text()
+    assert set(re.findall(r'custom_call_target="jax_tensorarray_(\w+)"', text)) <= {"check"}
+
+
+def test_a_stored_function_has_elements_and_windows():
+    def f(b, i):
+        return ta.ta_add(b, (i, 1), ta.ta_read(b, i, axis=1)[0] + ta.ta_read(b, 0, length=2)[1, 1])
+
+    args = jnp.arange(12.0).reshape(3, 4), jnp.int32(2)
+    stored = jax.export.export(jax.jit(f), disabled_checks=disabled_checks())(*args).serialize()
+    want = np.arange(12.0).reshape(3, 4)
+    want[2, 1] += want[0, 2] + want[1, 1]
+    np.testing.assert_array_equal(jax.export.deserialize(stored).call(*args), want)
