@@ -29,7 +29,8 @@ def larger(inner):
     pairs = st.tuples(st.sampled_from(PAIRS), inner, inner)
     dtypes = st.sampled_from(["int8", "uint8", "int16", "uint32", "int64", "bool"])
     others = st.tuples(st.sampled_from(["jit", "joined", "sign", "up", "down", "switch"]), inner)
-    return pairs | pairs | st.tuples(st.just("as"), dtypes, inner) | others
+    clamped = st.tuples(st.just("clamp"), inner, inner, inner)
+    return pairs | pairs | st.tuples(st.just("as"), dtypes, inner) | others | clamped
 
 
 EXPRESSIONS = st.recursive(LEAVES, larger, max_leaves=5)
@@ -51,6 +52,8 @@ def value(xp, e, k, c, x):
         return first + xp.int32(1) if xp is np else one_more(first)
     if kind == "joined":
         return xp.concatenate([xp.stack([first, k])[::-1], xp.arange(3, dtype=xp.int32)])[xp.abs(x % 5)]
+    if kind == "clamp":  # XLA's upper bound is the stronger one
+        return np.minimum(np.maximum(first, others[0]), others[1]) if xp is np else lax.clamp(others[0], first, others[1])
     if kind in ("up", "down"):
         by = 2 if kind == "up" else -2
         if xp is np:

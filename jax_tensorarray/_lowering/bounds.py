@@ -115,6 +115,9 @@ class BoundsOf:
             return 0, value.type.shape[op.attributes["iota_dimension"].value] - 1
         if name == "sign" and (bounds := self(op.operands[0])) is not None:
             return max(-1, min(bounds[0], 1)), max(-1, min(bounds[1], 1))
+        if name == "clamp":
+            least, _, most = map(self, op.operands)
+            return None if least is None or most is None else (min(least[0], most[0]), most[1])
         if name == "select" and (of_predicate := self(op.operands[0])) in ((0, 0), (1, 1)):
             return self(op.operands[2 - of_predicate[0]])
         if name in _CHOOSING:
