@@ -136,7 +136,7 @@ class _Chooser:
         self.updated: dict[Operation, set[Value]] = {}  # by the last operation of a block
         self.in_loops = functions_in_loops(functions)
         calls = [op for function in functions.values() for op in walk(function) if target(op) == PREFIX + "check"]
-        self.checks_outside = any(may_raise(op) and not is_in_loop(op, self.in_loops) for op in calls)
+        self.checks_outside = any(_may_be_lost(op) and not is_in_loop(op, self.in_loops) for op in calls)
 
     def choose(self, op: Operation) -> _Choice | None:
         """None: it stays a call."""
@@ -235,6 +235,11 @@ class _Chooser:
             callers = self.callers[owner.attributes["sym_name"].value]
             return all(self._is_never_updated(call.operands[value.arg_number], call.block) for call in callers)
         return False
+
+
+def _may_be_lost(check: Operation) -> bool:
+    """Whether a check raises as long as its result is used, and not otherwise."""
+    return may_raise(check) and not check.attributes["has_side_effect"].value
 
 
 def _has_elements(buffer: Value) -> bool:
