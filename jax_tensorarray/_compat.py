@@ -3,6 +3,7 @@
 Each function says what happens where the private name is missing: results never depend on it, only speed does.
 """
 
+import contextlib
 import functools
 import importlib
 import importlib.util
@@ -204,6 +205,19 @@ def checked_as(primitive: Primitive, run: Callable[..., Any]) -> None:
         return check(*numbers, jaxpr, enabled, error, *args[first:])
 
     rules[primitive] = rule
+
+
+def at_source_of(eqn: Any) -> Any:
+    """A context in which what is traced has the place in the source of an equation.
+
+    Private. Without it what `in_place` makes of a program is said to be where it is called.
+    """
+    private = _private("source_info_util", "user_context", "current_name_stack")
+    if private is None:
+        return contextlib.nullcontext()
+    user_context, current_name_stack = private
+    info = eqn.source_info
+    return user_context(info.traceback, name_stack=current_name_stack() + info.name_stack)
 
 
 def scan_counts(params: dict[str, Any]) -> tuple[int, int]:

@@ -68,15 +68,19 @@ def has(jaxpr: Any, primitive: Any) -> bool:
     )
 
 
+def asks_for_nothing(params: dict[str, Any]) -> bool:
+    """Whether a nested jit says nothing of how it is to be compiled."""
+    special = [*params["in_shardings"], *params["out_shardings"], *params["in_layouts"], *params["out_layouts"]]
+    is_usual = all(s is None or type(s).__name__ == "UnspecifiedValue" for s in special)
+    return is_usual and not params["compiler_options_kvs"]
+
+
 def inlined(jaxpr: Any) -> Callable[..., list[Array]]:
     """The function of flat arguments that a closed jaxpr is, without nested jits that ask for nothing special."""
 
     def equation(eqn: Any, operands: list[Array]) -> list[Array]:
-        params = eqn.params
-        if eqn.primitive is jax_primitives.jit_p and not params["compiler_options_kvs"]:
-            special = [*params["in_shardings"], *params["out_shardings"], *params["in_layouts"], *params["out_layouts"]]
-            if all(s is None or type(s).__name__ == "UnspecifiedValue" for s in special):
-                return run(params["jaxpr"], operands)
+        if eqn.primitive is jax_primitives.jit_p and asks_for_nothing(eqn.params):
+            return run(eqn.params["jaxpr"], operands)
         return bind(eqn, operands)
 
     def run(jaxpr: Any, args: Sequence[Array]) -> list[Array]:

@@ -1,0 +1,323 @@
+"""Slices, gathers and scatters of a few rows, as row ops.
+
+An `Address` is where an equation goes, as far as shapes say: it starts at some places along consecutive axes, takes one
+row there, or a window of rows along the last of them, and all of the other axes. What starts elsewhere, or takes more,
+is no row and stays as it is.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend.core import Primitive
+
+from jax_tensorarray._in_place.values import Update, Value, arrays
+from jax_tensorarray._ops.add import ta_add_p
+from jax_tensorarray._ops.max import ta_max_p
+from jax_tensorarray._ops.read import ta_read_p
+from jax_tensorarray._ops.write import ta_write_p
+from jax_tensorarray._register import Params, row_params
+
+Array = Any
+
+_INT32_MAX = np.iinfo(np.int32).max
+
+
+class Address(NamedTuple):
+    """Where an equation goes in a buffer of this shape."""
+
+    shape: tuple[int, ...]
+    batch: int  #: so many first axes have indices of their own
+    axis: int  #: the first axis along which it starts somewhere; those from `batch` on are taken as a whole
+    sizes: tuple[int, ...]  #: of the axes along which it does
+    length: int | None  #: how many rows a window has
+    drops: bool  #: what starts out of range is left out; else it is moved into range
+
+    @property
+    def params(self) -> Params:
+        return row_params("in_place", "drop", batch_dims=self.axis, index_dims=len(self.sizes))
+
+    @property
+    def behind(self) -> int:
+        """The first axis behind those along which it starts."""
+        return self.axis + len(self.sizes)
+
+    def index(self, starts: Sequence[Array]) -> tuple[Array, Array | None]:
+        """The index `[*shape[:axis], *I(, length)]` of arrays `[*batch, *I]`, and which starts are in range."""
+        length = self.length or 1
+        lasts = [*(size - 1 for size in self.sizes[:-1]), self.sizes[-1] - length]
+        at: Any = None
+        inside: Any = None
+        for start, size, last in zip(starts, self.sizes, lasts, strict=True):
+            start = _as_int32(start, size)
+            if self.drops:
+                found = (start >= 0) & (start <= last)
+                inside = found if inside is None else inside & found
+            row = lax.clamp(np.int32(0), start, np.int32(last))
+            at = row if at is None else at * np.int32(size) + row
+        if inside is not None:
+            at = jnp.where(inside, at, np.int32(-length))  # all of a window is left out
+        return self._over_axes(self._windows(at)), inside
+
+    def _windows(self, first: Array) -> Array:
+        if self.length is None:
+            return first
+        shape = (*first.shape, self.length)
+        firsts = lax.broadcast_in_dim(first, shape, range(first.ndim))
+        return firsts + lax.broadcasted_iota(np.int32, shape, first.ndim)
+
+    def _over_axes(self, index: Array) -> Array:
+        """The same for all places along the axes that are taken as a whole."""
+        if self.axis == self.batch:
+            return index
+        shape = (*self.shape[: self.axis], *index.shape[self.batch :])
+        return lax.broadcast_in_dim(index, shape, [*range(self.batch), *range(self.axis, len(shape))])
+
+    def rows_shape(self, positions: Sequence[int]) -> tuple[int, ...]:
+        """Of the rows for so many positions, `I`."""
+        window = () if self.length is None else (self.length,)
+        return (*self.shape[: self.axis], *positions, *window, *self.shape[self.behind :])
+
+    def positions_first(self, rows: Array, count: int) -> Array:
+        """Rows `[*batch, *axes, *I, ...]` as `[*batch, *I, *axes, ...]`."""
+        return jnp.moveaxis(rows, range(self.axis, self.axis + count), range(self.batch, self.batch + count))
+
+    def positions_behind(self, rows: Array, count: int) -> Array:
+        """The other way round."""
+        return jnp.moveaxis(rows, range(self.batch, self.batch + count), range(self.axis, self.axis + count))
+
+
+def _as_int32(start: Array, size: int) -> Array:
+    """A start in a dtype that has the size. What is out of range of the axis may become any other that is."""
+    limits = jnp.iinfo(start.dtype)
+    if limits.max > _INT32_MAX:
+        start = jnp.minimum(start, np.asarray(size, start.dtype))
+    if limits.min < -_INT32_MAX - 1:
+        start = jnp.maximum(start, np.asarray(-1, start.dtype))
+    return start.astype(np.int32)
+
+
+def _has_rows(aval: Any) -> bool:
+    """Whether a buffer is of a type that row ops have, and large enough for them to matter."""
+    dtype = aval.dtype
+    if jnp.issubdtype(dtype, jax.dtypes.extended) or aval.weak_type or math.prod(aval.shape) > _INT32_MAX:
+        return False
+    return math.prod(aval.shape) > 1 and np.dtype(dtype).itemsize * 8 == _bits(dtype)
+
+
+def _bits(dtype: Any) -> int:
+    if dtype == np.bool_:
+        return 8
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        return np.dtype(dtype).itemsize * 8
+    return int((jnp.iinfo if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo)(dtype).bits)
+
+
+def _address(
+    aval: Any, taken: Sequence[int], batch: int, starts: Sequence[int], *, drops: bool
+) -> Address | None:
+    """The address of what takes so much of each axis, from somewhere along the axes `starts` on."""
+    if not starts or not _has_rows(aval):
+        return None
+    shape, first, last = aval.shape, min(starts), max(starts)
+    if sorted(starts) != list(range(first, last + 1)) or first < batch:
+        return None
+    if any(taken[d] != 1 for d in range(first, last)) or not 0 < taken[last] <= shape[last]:
+        return None
+    if any(taken[d] != shape[d] for d in range(batch, len(shape)) if d not in starts):
+        return None
+    length = None if taken[last] == 1 else taken[last]
+    return Address(shape, batch, first, shape[first : last + 1], length, drops)
+
+
+# --- dynamic_slice and dynamic_update_slice ---------------------------------------------------------------------
+
+
+def _of_slice(aval: Any, taken: Sequence[int]) -> Address | None:
+    starts = [d for d, (n, size) in enumerate(zip(taken, aval.shape, strict=True)) if n != size]
+    return _address(aval, taken, 0, range(starts[0], starts[-1] + 1) if starts else (), drops=False)
+
+
+def _starts(address: Address, operands: Sequence[Array]) -> list[Array]:
+    return list(operands[address.axis : address.behind])
+
+
+def dynamic_slice(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
+    buffer, *starts = operands
+    taken = eqn.params["slice_sizes"]
+    address = _of_slice(eqn.invars[0].aval, taken)
+    if address is None or len(starts) != len(taken):
+        return None
+    index, _ = address.index(_starts(address, arrays(starts)))
+    rows = ta_read_p.bind(*arrays([buffer]), index, **address.params)
+    return [Value(rows.reshape(taken))]
+
+
+def dynamic_update_slice(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
+    buffer, rows, *starts = operands
+    address = _of_slice(eqn.invars[0].aval, eqn.invars[1].aval.shape)
+    if address is None or len(starts) != len(address.shape):
+        return None
+    index, _ = address.index(_starts(address, arrays(starts)))
+    (array,) = arrays([rows])
+    return [_updated(buffer, Update(ta_write_p, index, array.reshape(address.rows_shape(())), None, address.params, True))]
+
+
+def _updated(buffer: Value, update: Update) -> Value:
+    """The next version of a buffer. Of one of zeros it is remembered which rows are not."""
+    value = buffer.updated(update)
+    if buffer.only is not None and update.primitive is ta_add_p:
+        value.only = (*buffer.only, update)
+    elif buffer.only == () and _writes_once(update):
+        value.only = (update._replace(primitive=ta_add_p),)
+    return value
+
+
+def _writes_once(update: Update) -> bool:
+    """Whether rows are written, no two of them to one place: those of a window are not."""
+    positions = np.shape(update.index)[update.params["batch_dims"] :]
+    return update.primitive is ta_write_p and (math.prod(positions) == 1 or update.is_window)
+
+
+# --- gather and scatter ----------------------------------------------------------------------------------------
+
+
+class _Numbers(NamedTuple):
+    """The dimension numbers of a gather or a scatter, by names that both have."""
+
+    offset: tuple[int, ...]  #: axes of the rows in the result or in the updates
+    collapsed: tuple[int, ...]
+    starts: tuple[int, ...]
+    batch: tuple[int, ...]
+    batch_of_indices: tuple[int, ...]
+
+
+def _of_gather(d: Any) -> _Numbers:
+    return _Numbers(
+        d.offset_dims,
+        d.collapsed_slice_dims,
+        d.start_index_map,
+        d.operand_batching_dims,
+        d.start_indices_batching_dims,
+    )
+
+
+def _of_scatter(d: Any) -> _Numbers:
+    return _Numbers(
+        d.update_window_dims,
+        d.inserted_window_dims,
+        d.scatter_dims_to_operand_dims,
+        d.operand_batching_dims,
+        d.scatter_indices_batching_dims,
+    )
+
+
+class _Gathered(NamedTuple):
+    """An address, and how its rows lie in the result of a gather or the updates of a scatter."""
+
+    address: Address
+    numbers: _Numbers
+    taken: tuple[int, ...]
+
+    @property
+    def kept(self) -> list[int]:
+        """The axes of the buffer that the rows have."""
+        return [d for d in range(len(self.taken)) if d not in (*self.numbers.collapsed, *self.numbers.batch)]
+
+    def order(self, rank: int) -> list[int]:
+        """Which axis of `[*batch, *I, *kept]` each axis of the result is."""
+        positions = rank - len(self.numbers.offset)
+        of_rows, of_positions = iter(range(positions, rank)), iter(range(positions))
+        return [next(of_rows if d in self.numbers.offset else of_positions) for d in range(rank)]
+
+    def starts(self, indices: Array) -> list[Array]:
+        return [indices[..., self.numbers.starts.index(d)] for d in range(self.address.axis, self.address.behind)]
+
+
+def _gathered(eqn: Any, numbers: _Numbers, taken: Sequence[int]) -> _Gathered | None:
+    """None: it is not of rows that have a place in a buffer."""
+    buffer, indices = (v.aval for v in eqn.invars[:2])
+    batch, mode = len(numbers.batch), eqn.params["mode"]
+    if numbers.batch != tuple(range(batch)) or numbers.batch_of_indices != tuple(range(batch)):
+        return None
+    if mode == lax.GatherScatterMode.ONE_HOT or not jnp.issubdtype(indices.dtype, jnp.integer):
+        return None
+    drops = mode == lax.GatherScatterMode.FILL_OR_DROP or (
+        mode == lax.GatherScatterMode.PROMISE_IN_BOUNDS and eqn.primitive.name != "gather"
+    )
+    address = _address(buffer, taken, batch, numbers.starts, drops=drops)
+    return None if address is None else _Gathered(address, numbers, tuple(taken))
+
+
+def gather(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
+    buffer, indices = operands
+    found = _gathered(eqn, _of_gather(eqn.params["dimension_numbers"]), eqn.params["slice_sizes"])
+    if found is None:
+        return None
+    address, result = found.address, eqn.outvars[0].aval
+    (at,) = arrays([indices])
+    index, inside = address.index(found.starts(at))
+    rows = ta_read_p.bind(*arrays([buffer]), index, **address.params)
+    positions = at.shape[address.batch : -1]
+    rows = address.positions_first(rows, len(positions))
+    rows = rows.reshape(*at.shape[:-1], *(found.taken[d] for d in found.kept))
+    if inside is not None:
+        inside = lax.broadcast_in_dim(inside, rows.shape, range(inside.ndim))
+        rows = jnp.where(inside, rows, jnp.asarray(eqn.params["fill_value"], rows.dtype))
+    return [Value(jnp.transpose(rows, found.order(result.ndim)))]
+
+
+def scatter(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
+    buffer, indices, updates = operands
+    primitive = _SCATTERS[eqn.primitive.name]
+    numbers, d = _of_scatter(eqn.params["dimension_numbers"]), eqn.invars[0].aval.ndim
+    window = iter(eqn.invars[2].aval.shape[k] for k in numbers.offset)
+    taken = [1 if k in (*numbers.collapsed, *numbers.batch) else next(window) for k in range(d)]
+    found = _gathered(eqn, numbers, taken)
+    if found is None or not _combines(eqn, primitive):
+        return None
+    address = found.address
+    at, rows = arrays([indices, updates])
+    index, _ = address.index(found.starts(at))
+    positions = at.shape[address.batch : -1]
+    order = found.order(rows.ndim)
+    rows = jnp.transpose(rows, np.argsort(order))
+    batch, axes = address.shape[: address.batch], address.shape[address.batch : address.axis]
+    rest = address.rows_shape(())[address.axis :]
+    rows = address.positions_behind(rows.reshape(*batch, *positions, *axes, *rest), len(positions))
+    return [_updated(buffer, Update(primitive, index, rows, None, address.params))]
+
+
+_SCATTERS: dict[str, Primitive] = {"scatter": ta_write_p, "scatter-add": ta_add_p, "scatter_max": ta_max_p}
+
+
+def _combines(eqn: Any, primitive: Primitive) -> bool:
+    """Whether a scatter does with the rows what the op does."""
+    if primitive is ta_write_p:
+        jaxpr = eqn.params["update_jaxpr"]
+        return jaxpr is None or (not jaxpr.eqns and jaxpr.outvars[0] is jaxpr.invars[1])
+    dtype = eqn.invars[0].aval.dtype
+    return dtype != np.bool_ and not (primitive is ta_max_p and jnp.issubdtype(dtype, jnp.complexfloating))
+
+
+#: What looks whether there is something to do, without doing it.
+def is_of_rows(eqn: Any) -> bool:
+    """Whether an equation is one of these, with an address."""
+    name = eqn.primitive.name
+    if name == "dynamic_slice":
+        return _of_slice(eqn.invars[0].aval, eqn.params["slice_sizes"]) is not None
+    if name == "dynamic_update_slice":
+        return _of_slice(eqn.invars[0].aval, eqn.invars[1].aval.shape) is not None
+    return name == "gather" or name in _SCATTERS
+
+
+RULES: dict[str, Callable[[Any, Sequence[Value]], list[Value] | None]] = {
+    "dynamic_slice": dynamic_slice,
+    "dynamic_update_slice": dynamic_update_slice,
+    "gather": gather,
+    **dict.fromkeys(_SCATTERS, scatter),
+}

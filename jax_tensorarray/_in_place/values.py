@@ -1,0 +1,110 @@
+"""The values of a program that is evaluated, with what is known of how they were made."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import Primitive
+
+from jax_tensorarray._ops.read import ta_read_p
+from jax_tensorarray._ops.write import ta_write_p
+from jax_tensorarray._register import Params
+
+Array = Any
+
+
+class Update(NamedTuple):
+    """Rows of a buffer are updated: by the op `primitive`, of which these are the operands behind the buffer."""
+
+    primitive: Primitive
+    index: Array
+    rows: Array
+    where: Array | None
+    params: Params
+    is_window: bool = False  #: the positions are one row or consecutive ones
+
+    def apply(self, buffer: Array, active: "Predicate | None" = None) -> "tuple[Array, Update]":
+        """The buffer after it, where it is active, and what was done."""
+        where = self.where if active is None else _both(active.of_positions(self.index), self.where)
+        masks = [] if where is None else [where]
+        return self.primitive.bind(buffer, self.index, self.rows, *masks, **self.params), self._replace(where=where)
+
+    def undone(self, old: Array) -> "Update":
+        """Puts back the rows that a buffer had before."""
+        masks = [] if self.where is None else [self.where]
+        rows = ta_read_p.bind(old, self.index, *masks, **self.params)
+        params: Params = {**self.params, "reverse": not self.params["reverse"]}
+        return Update(ta_write_p, self.index, rows, self.where, params)
+
+
+class Predicate(NamedTuple):
+    """Bools that are the same along all but the first `mask.ndim` axes of what they are for."""
+
+    mask: Array
+
+    def of_positions(self, index: Array) -> Array:
+        return lax.broadcast_in_dim(self.mask, jnp.shape(index), range(self.mask.ndim))
+
+    def inverted(self) -> "Predicate":
+        return Predicate(~self.mask)
+
+    def select(self, no: Array, yes: Array) -> Array:
+        """All of the one array or of the other, for each example."""
+        return lax.select_n(lax.broadcast_in_dim(self.mask, no.shape, range(self.mask.ndim)), no, yes)
+
+
+def _both(a: Array, b: Array | None) -> Array:
+    return a if b is None else a & b
+
+
+class Value:
+    """A value: an array, and what it is made of, if that is of use to a rule.
+
+    Attributes:
+        array: the array.
+        before: the value of which this one is the next version, and `update` what was done to its rows.
+        only: all updates of an array of zeros that this one is; else None.
+        repeated: bools that this one repeats; else None.
+        is_used: whether something but the next update uses it.
+    """
+
+    __slots__ = ("array", "before", "is_used", "only", "repeated", "update")
+
+    def __init__(
+        self,
+        array: Array,
+        *,
+        before: "Value | None" = None,
+        update: Update | None = None,
+        only: tuple[Update, ...] | None = None,
+        repeated: Predicate | None = None,
+    ) -> None:
+        self.array, self.before, self.update, self.only, self.repeated = array, before, update, only, repeated
+        self.is_used = False
+
+    def updated(self, update: Update, active: Predicate | None = None) -> "Value":
+        """The next version."""
+        array, done = update.apply(self.array, active)
+        return Value(array, before=self, update=done)
+
+    def versions(self) -> "Iterator[Value]":
+        """This one and all before it, newest first."""
+        value: Value | None = self
+        while value is not None:
+            yield value
+            value = value.before
+
+
+def arrays(values: Sequence[Value]) -> list[Array]:
+    """The arrays, of which each is used."""
+    for x in values:
+        x.is_used = True
+    return [x.array for x in values]
+
+
+def typed_as(x: Array, aval: Any) -> bool:
+    """Whether an array is of a type, that of a result that it is to stand for."""
+    own = jax.typeof(x)
+    return own.shape == aval.shape and own.dtype == aval.dtype and own.weak_type == aval.weak_type
