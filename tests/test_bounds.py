@@ -22,7 +22,8 @@ DATA = np.array([3, 0, -2, 7, 2**31 - 1, 1, -(2**31)], np.int32)
 # --- expressions: k is the number of a step, c what the loop carries, x a number of the data -------------------
 
 LEAVES = st.sampled_from([("k",), ("c",), ("x",), ("c",), ("k",)]) | st.tuples(st.just("number"), st.integers(-3, 6))
-PAIRS = ["add", "subtract", "multiply", "maximum", "minimum", "floor_divide", "remainder", "fmod", "where", "less"]
+COMPARED = ["less", "less_equal", "greater", "greater_equal"]
+PAIRS = ["add", "subtract", "multiply", "maximum", "minimum", "floor_divide", "remainder", "fmod", "where", *COMPARED]
 
 
 def larger(inner):
@@ -61,8 +62,8 @@ def value(xp, e, k, c, x):
         return lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1] + by), (0, first))[1]
     if kind == "switch":
         return [first, k, c][x % 3] if xp is np else lax.switch(x % 3, [lambda: first, lambda: k, lambda: c])
-    if kind in ("where", "less"):
-        return xp.where(x % 2 == 0 if kind == "where" else first < others[0], first, others[0] + 1)
+    if kind in ("where", *COMPARED):
+        return xp.where(x % 2 == 0 if kind == "where" else getattr(xp, kind)(first, others[0]), first, others[0] + 1)
     if kind in ("floor_divide", "remainder", "fmod"):
         others = [xp.where(others[0] == 0, xp.int32(3), others[0])]
     return getattr(xp, kind)(first, *others)

@@ -38,7 +38,11 @@ def checkpoint(repair: "Repair", eqn: Any, operands: Sequence[Value]) -> list[Va
 
 def cond(repair: "Repair", eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     index, *rest = arrays(operands)
-    outs = lax.switch(index, [repair.function(branch) for branch in eqn.params["branches"]], *rest)
+    functions = [repair.function(branch) for branch in eqn.params["branches"]]
+    branches = [jax.make_jaxpr(f)(*_types(operands[1:])) for f in functions]
+    if any(branch.consts for branch in branches):
+        return [Value(x) for x in lax.switch(index, functions, *rest)]
+    outs = eqn.primitive.bind(index, *rest, **eqn.params | {"branches": tuple(branches)})
     return [Value(x) for x in outs]
 
 

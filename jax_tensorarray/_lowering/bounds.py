@@ -52,6 +52,9 @@ _COMBINING: dict[str, Callable[[Bounds, Bounds], Bounds | None]] = {
     "remainder": lambda x, y: (0, min(x[1], y[1] - 1)) if x[0] >= 0 and y[0] > 0 else None,
     "and": lambda x, y: (int(x == y == (1, 1)), min(x[1], y[1])) if x[0] >= 0 and y[0] >= 0 else None,
     "LT": lambda x, y: (int(x[1] < y[0]), int(x[0] < y[1])),
+    "LE": lambda x, y: (int(x[1] <= y[0]), int(x[0] <= y[1])),
+    "GT": lambda x, y: (int(y[1] < x[0]), int(y[0] < x[1])),
+    "GE": lambda x, y: (int(y[1] <= x[0]), int(y[0] <= x[1])),
     "EQ": lambda x, y: (int(x == y and x[0] == x[1]), int(x[0] <= y[1] and y[0] <= x[1])),
     "NE": lambda x, y: (int(x[1] < y[0] or y[1] < x[0]), int(x != y or x[0] != x[1])),
 }
