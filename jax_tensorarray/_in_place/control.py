@@ -12,6 +12,7 @@ from jax_tensorarray._in_place.selects import select
 from jax_tensorarray._in_place.values import Predicate, Value, arrays
 from jax_tensorarray._loops import bodies
 from jax_tensorarray._loops.api import while_loop
+from jax_tensorarray.checkpoint_policies import save_reads
 
 if TYPE_CHECKING:
     from jax_tensorarray._in_place.repair import Repair
@@ -27,46 +28,71 @@ def jit(repair: "Repair", eqn: Any, operands: Sequence[Value]) -> list[Value] | 
     return repair.evaluate(params["jaxpr"], operands)
 
 
-def checkpoint(repair: "Repair", eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
+def checkpoint(repair: "Repair", eqn: Any, operands: Sequence[Value], added: dict[int, Value]) -> list[Value]:
+    """Rows that are read are kept besides what the policy keeps: else each step keeps the buffers that it reads."""
     params = eqn.params
-    jaxpr, consts = _compat.lifted(jax.make_jaxpr(repair.function(params["jaxpr"]))(*_types(operands)))
-    inner = params["jaxpr"] if hasattr(params["jaxpr"], "consts") else None
-    new = jaxpr if inner is not None else _compat.opened(jaxpr)
-    outs = eqn.primitive.bind(*consts, *arrays(operands), **params | {"jaxpr": new})
+    inputs = [*operands, *added.values()]
+    jaxpr, consts = _compat.lifted(jax.make_jaxpr(_adding(repair.function, params["jaxpr"], added))(*_types(inputs)))
+    new = jaxpr if hasattr(params["jaxpr"], "consts") else _compat.opened(jaxpr)
+    policy = _with_rows(params["policy"])
+    outs = eqn.primitive.bind(*consts, *arrays(inputs), **params | {"jaxpr": new, "policy": policy})
     return [Value(x) for x in outs]
 
 
-def cond(repair: "Repair", eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
-    index, *rest = arrays(operands)
-    functions = [repair.function(branch) for branch in eqn.params["branches"]]
-    branches = [jax.make_jaxpr(f)(*_types(operands[1:])) for f in functions]
+def _with_rows(policy: Any) -> Any:
+    def keeps(prim: Any, *args: Any, **params: Any) -> Any:
+        kept = False if policy is None else policy(prim, *args, **params)
+        return kept or save_reads(prim, *args, **params)
+
+    return keeps
+
+
+def _adding(function: Any, jaxpr: Any, added: dict[int, Value]) -> Callable[..., list[Array]]:
+    """The function that a jaxpr is, which takes behind its operands what is added to some of its results."""
+
+    def f(*args: Array) -> list[Array]:
+        split = len(args) - len(added)
+        more = dict(zip(added, map(Value, args[split:]), strict=True))
+        return function(jaxpr, more)(*args[:split])
+
+    return f
+
+
+def cond(repair: "Repair", eqn: Any, operands: Sequence[Value], added: dict[int, Value]) -> list[Value]:
+    index, *rest = arrays([*operands, *added.values()])
+    functions = [_adding(repair.function, branch, added) for branch in eqn.params["branches"]]
+    branches = [jax.make_jaxpr(f)(*map(jax.typeof, rest)) for f in functions]
     if any(branch.consts for branch in branches):
         return [Value(x) for x in lax.switch(index, functions, *rest)]
     outs = eqn.primitive.bind(index, *rest, **eqn.params | {"branches": tuple(branches)})
     return [Value(x) for x in outs]
 
 
-def scan(repair: "Repair", eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
+def scan(repair: "Repair", eqn: Any, operands: Sequence[Value], added: dict[int, Value]) -> list[Value] | None:
     params = eqn.params
-    num_consts, num_carry = _compat.scan_counts(params)
-    inputs = arrays(operands)
-    consts, carry, xs = inputs[:num_consts], inputs[num_consts : num_consts + num_carry], inputs[num_consts + num_carry :]
+    n, m = _compat.scan_counts(params)
+    consts, carry, xs = operands[:n], list(operands[n : n + m]), operands[n + m :]
+    for number, value in added.items():
+        if carry[number].only != ():
+            return None
+        carry[number] = value
     body = repair.of_loop().function(params["jaxpr"])
+    of_consts = arrays(consts)
 
     def step(carry: list[Array], xs: list[Array]) -> tuple[list[Array], list[Array]]:
-        outs = body(*consts, *carry, *xs)
-        return outs[:num_carry], outs[num_carry:]
+        outs = body(*of_consts, *carry, *xs)
+        return outs[:m], outs[m:]
 
-    carry, ys = lax.scan(
+    after, ys = lax.scan(
         step,
-        carry,
-        xs,
+        arrays(carry),
+        arrays(xs),
         length=params["length"],
         reverse=params["reverse"],
         unroll=params["unroll"],
         **{name: value for name, value in params.items() if name == "_split_transpose"},
     )
-    return [Value(x) for x in (*carry, *ys)]
+    return [Value(x) for x in (*after, *ys)]
 
 
 def while_(repair: "Repair", eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
@@ -100,12 +126,11 @@ def _types(operands: Sequence[Value]) -> list[Any]:
 LOOPS = ("scan", "while")
 CALLS = ("jit", "pjit")
 
-RULES: dict[str, Callable[["Repair", Any, Sequence[Value]], list[Value] | None]] = {
-    "jit": jit,
-    "pjit": jit,
+#: Rules that add to results what is to be added to these.
+ADDING: dict[str, Callable[["Repair", Any, Sequence[Value], dict[int, Value]], list[Value] | None]] = {
     "checkpoint": checkpoint,
     "remat2": checkpoint,
     "cond": cond,
     "scan": scan,
-    "while": while_,
 }
+RULES: dict[str, Callable[..., list[Value] | None]] = {"jit": jit, "pjit": jit, "while": while_, **ADDING}

@@ -1,7 +1,10 @@
 """Evaluates a jaxpr with what it does to rows done by row ops."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
+
+from jax import lax
+from jax.extend import core as jex
 
 from jax_tensorarray import _compat
 from jax_tensorarray._in_place import control, rows, selects, sums
@@ -25,12 +28,35 @@ class Repair:
         self.max_steps, self.in_loop = max_steps, in_loop
 
     def evaluate(self, jaxpr: Any, inputs: Sequence[Value]) -> list[Value]:
-        return bodies.interpret(jaxpr, inputs, self._equation, Value)
+        inner = _compat.opened(jaxpr)
+        values = dict(zip(inner.constvars, map(Value, jaxpr.consts), strict=True))
+        values.update(zip(inner.invars, inputs, strict=True))
+        moved = sums.moved_into(inner) if self.in_loop else {}
 
-    def function(self, jaxpr: Any) -> Callable[..., list[Array]]:
-        """The function of arrays that a jaxpr is, repaired."""
+        def read(v: Any) -> Value:
+            return Value(v.val) if isinstance(v, jex.Literal) else values[v]
+
+        for eqn in inner.eqns:
+            if eqn.primitive.name == "add_any" and eqn.outvars[0] in values:
+                continue  # inside of another
+            added = {s.number: read(s.other) for s in moved.get(id(eqn), ())}
+            results, done = self._equation(eqn, [read(v) for v in eqn.invars], added)
+            values.update(zip(eqn.outvars, results, strict=True))
+            values.update((s.eqn.outvars[0], results[s.number]) for s in moved.get(id(eqn), ()) if s.number in done)
+        return [read(v) for v in inner.outvars]
+
+    def function(self, jaxpr: Any, added: Mapping[int, Value] | None = None) -> Callable[..., list[Array]]:
+        """The function of arrays that a jaxpr is, repaired; and what is added to some of its results."""
         closed = _compat.closed(jaxpr)
-        return lambda *args: [x.array for x in self.evaluate(closed, [Value(x) for x in args])]
+
+        def f(*args: Array) -> list[Array]:
+            outs = self.evaluate(closed, [Value(x) for x in args])
+            for number, value in (added or {}).items():
+                found = sums.total(outs[number], value)
+                outs[number] = Value(lax.add(*arrays([outs[number], value]))) if found is None else found
+            return [x.array for x in outs]
+
+        return f
 
     def of_loop(self) -> "Repair":
         """What evaluates the body of a loop."""
@@ -49,20 +75,26 @@ class Repair:
             return any(map(inner.finds, bodies.jaxprs_in(eqn.params)))
         return self.in_loop and rows.is_of_rows(eqn)
 
-    def _equation(self, eqn: Any, operands: list[Value]) -> list[Value]:
+    def _equation(
+        self, eqn: Any, operands: list[Value], added: dict[int, Value]
+    ) -> tuple[list[Value], Iterable[int]]:
+        """The results, and to which of them it has been added what is to be added."""
         with _compat.at_source_of(eqn):
-            results = self._repaired(eqn, operands)
-            if results is None:
-                results = [Value(x) for x in bodies.bind(eqn, arrays(operands))]
-        return results
+            results = self._repaired(eqn, operands, added)
+            if results is not None:
+                return results, added if eqn.primitive.name in control.ADDING else ()
+            return [Value(x) for x in bodies.bind(eqn, arrays(operands))], ()
 
-    def _repaired(self, eqn: Any, operands: list[Value]) -> list[Value] | None:
+    def _repaired(self, eqn: Any, operands: list[Value], added: dict[int, Value]) -> list[Value] | None:
         name = eqn.primitive.name
         if name in control.RULES:
-            within = self.in_loop and name in control.CALLS  # where a select may be all that there is
-            if within or self._finds(eqn):
+            if self.in_loop and name in control.CALLS:  # where a select may be all that there is
                 return control.RULES[name](self, eqn, operands)
-            return None
+            if not self._finds(eqn):
+                return None
+            if name in control.ADDING:
+                return control.ADDING[name](self, eqn, operands, added)
+            return control.RULES[name](self, eqn, operands)
         if not self.in_loop:
             return None
         found = (rule(eqn, operands) for rule in RULES.get(name, ()))

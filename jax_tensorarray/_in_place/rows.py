@@ -153,8 +153,7 @@ def dynamic_slice(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     if address is None or len(starts) != len(taken):
         return None
     index, _ = address.index(_starts(address, arrays(starts)))
-    rows = ta_read_p.bind(*arrays([buffer]), index, **address.params)
-    return [Value(rows.reshape(taken))]
+    return [Value(_read(buffer, index, address).reshape(taken))]
 
 
 def dynamic_update_slice(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
@@ -163,13 +162,28 @@ def dynamic_update_slice(eqn: Any, operands: Sequence[Value]) -> list[Value] | N
     if address is None or len(starts) != len(address.shape):
         return None
     index, _ = address.index(_starts(address, arrays(starts)))
+    update = Update(ta_write_p, index, _reshaped(rows, address.rows_shape(())), None, address.params)
+    return [_updated(buffer, update._replace(is_window=True, is_zero=rows.only == ()))]
+
+
+def _read(buffer: Value, index: Array, address: Address) -> Array:
+    """The rows. Of what has been selected from a buffer and zeros, the buffer is asked."""
+    part = buffer.part
+    if part is None or part.updates or part.active.mask.ndim > address.axis:
+        return ta_read_p.bind(*arrays([buffer]), index, **address.params)
+    return ta_read_p.bind(*arrays([part.whole]), index, part.active.of_positions(index), **address.params)
+
+
+def _reshaped(rows: Value, shape: Sequence[int]) -> Array:
     (array,) = arrays([rows])
-    return [_updated(buffer, Update(ta_write_p, index, array.reshape(address.rows_shape(())), None, address.params, True))]
+    return array.reshape(shape)
 
 
 def _updated(buffer: Value, update: Update) -> Value:
     """The next version of a buffer. Of one of zeros it is remembered which rows are not."""
-    value = buffer.updated(update)
+    value, part = buffer.updated(update), buffer.part
+    if part is not None and update.primitive is ta_write_p and part.active.mask.ndim <= update.params["batch_dims"]:
+        value.part = part._replace(updates=(*part.updates, update))
     if buffer.only is not None and update.primitive is ta_add_p:
         value.only = (*buffer.only, update)
     elif buffer.only == () and _writes_once(update):
@@ -261,7 +275,7 @@ def gather(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     address, result = found.address, eqn.outvars[0].aval
     (at,) = arrays([indices])
     index, inside = address.index(found.starts(at))
-    rows = ta_read_p.bind(*arrays([buffer]), index, **address.params)
+    rows = _read(buffer, index, address)
     positions = at.shape[address.batch : -1]
     rows = address.positions_first(rows, len(positions))
     rows = rows.reshape(*at.shape[:-1], *(found.taken[d] for d in found.kept))
@@ -289,7 +303,8 @@ def scatter(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     batch, axes = address.shape[: address.batch], address.shape[address.batch : address.axis]
     rest = address.rows_shape(())[address.axis :]
     rows = address.positions_behind(rows.reshape(*batch, *positions, *axes, *rest), len(positions))
-    return [_updated(buffer, Update(primitive, index, rows, None, address.params))]
+    update = Update(primitive, index, rows, None, address.params, is_zero=updates.only == ())
+    return [_updated(buffer, update)]
 
 
 _SCATTERS: dict[str, Primitive] = {"scatter": ta_write_p, "scatter-add": ta_add_p, "scatter_max": ta_max_p}

@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tensorarray._in_place.values import Predicate, Value
+from jax_tensorarray._in_place.values import Part, Predicate, Value
 from jax_tensorarray._loops import bodies
 
 
@@ -21,12 +21,18 @@ def select_n(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     no, yes = cases
     if no is yes:
         return [no]
-    predicate = predicate_of(which, no.array.shape)
-    selected = None if predicate is None else select(predicate, no, yes)
+    predicate = predicate_of(which)
+    if predicate is None:
+        return None
+    selected = select(predicate, no, yes)
+    if selected is None and () in (no.only, yes.only):
+        (array,) = bodies.bind(eqn, [x.array for x in operands])
+        part = Part(no, predicate.inverted()) if yes.only == () else Part(yes, predicate)
+        selected = Value(array, part=part)
     return None if selected is None else [selected]
 
 
-def predicate_of(which: Value, shape: Sequence[int]) -> Predicate | None:
+def predicate_of(which: Value) -> Predicate | None:
     if not jnp.issubdtype(which.array.dtype, np.bool_):
         return None
     return which.repeated or (Predicate(which.array) if not which.array.ndim else None)
@@ -51,11 +57,10 @@ def select(predicate: Predicate, no: Value, yes: Value) -> Value | None:
         return base
     if of_no and of_yes:
         return None
-    for versions, active in sides:
-        for v in versions[:1]:
-            newest = v
-        for v in versions:
-            newest = newest.updated(v.update.undone(v.before.array), active.inverted())
+    versions, active = sides[0] if of_yes else sides[1]
+    newest = versions[0]
+    for v in versions:
+        newest = newest.updated(v.update.undone(v.before.array), active.inverted())
     return newest
 
 
@@ -72,7 +77,7 @@ def _until(base: Value, newest: Value) -> Any:
 def broadcast_in_dim(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     """Of bools: those of the first axes are repeated along the others."""
     mask, dims = operands[0], eqn.params["broadcast_dimensions"]
-    shape, of = mask.array.shape, eqn.outvars[0].aval.shape
+    of = eqn.outvars[0].aval.shape
     if mask.array.dtype != np.bool_ or tuple(dims) != tuple(range(len(dims))):
         return None
     source = mask.repeated or Predicate(mask.array)
@@ -80,7 +85,6 @@ def broadcast_in_dim(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
         source = Predicate(source.mask[..., 0])
     if source.mask.shape != of[: source.mask.ndim]:
         return None
-    del shape
     return _repeated(eqn, operands, source)
 
 

@@ -1,40 +1,121 @@
-"""Sums of two buffers of which one is zeros but for a few rows: what the gradient of a plain read is made of."""
+"""Sums of buffers of which one is known to be zeros but for some rows: what the gradient of plain JAX is made of.
 
+The transpose of a read is an array of zeros to which a row is added, and that is added to the cotangent there is. The
+rows are added to that in place instead. Where the zeros are made in a branch or before an inner loop, the cotangent goes
+in there and what is added comes out (`moved_into`). The transpose of a select is two selects with zeros, whose sum is
+again one buffer.
+"""
+
+from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from jax import lax
 from jax.extend import core as jex
 
-from jax_tensorarray._in_place.values import Value
+from jax_tensorarray import _compat
+from jax_tensorarray._in_place.values import Part, Value
+from jax_tensorarray._loops import bodies
+from jax_tensorarray._ops.add import ta_add_p
 
 
 def broadcast_in_dim(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     """Zeros, to which no row has been added so far."""
-    (v, *_), result = eqn.invars, eqn.outvars[0].aval
+    v, result = eqn.invars[0], eqn.outvars[0].aval
     is_number = isinstance(v, jex.Literal) and np.ndim(v.val) == 0
     if not is_number or v.val != 0 or result.weak_type or not result.ndim:
         return None
-    return [Value(_as_it_is(eqn, operands), only=())]
-
-
-def _as_it_is(eqn: Any, operands: Sequence[Value]) -> Any:
-    from jax_tensorarray._loops import bodies
-
-    return bodies.bind(eqn, [x.array for x in operands])[0]
+    (array,) = bodies.bind(eqn, [x.array for x in operands])
+    return [Value(array, only=())]
 
 
 def add(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     """Adds to the rows in place."""
-    if any(x.only is None for x in operands):
-        whole, some = sorted(operands, key=lambda x: x.only is not None)
-        if some.only is None:
-            return None
-        for update in some.only:
-            whole = whole.updated(update)
-        return [whole]
-    first, second = operands
-    return [Value(_as_it_is(eqn, operands), only=(*first.only, *second.only))]
+    found = total(*operands)
+    return None if found is None else [found]
+
+
+def total(a: Value, b: Value) -> Value | None:
+    """The sum, None if that takes all rows."""
+    if a.only is not None and b.only is not None:
+        return Value(lax.add(a.array, b.array), only=(*a.only, *b.only))
+    for whole, some in ((a, b), (b, a)):
+        if some.only is not None:
+            for update in some.only:
+                whole = whole.updated(update)
+            return whole
+    return _of_parts(a, b)
+
+
+def _of_parts(a: Value, b: Value) -> Value | None:
+    """The sum of what is selected of a buffer and of the rest of it, one of which has been updated."""
+    if a.part is None or b.part is None or a.part.updates:
+        a, b = b, a
+    p, q = a.part, b.part
+    if p is None or q is None or p.updates or p.whole is not q.whole or not p.active.is_opposite(q.active):
+        return None
+    whole = p.whole
+    for update in q.updates:
+        whole = whole.updated(update, q.active)
+        if not update.is_zero:  # the others had zeros there, and are not selected
+            whole = whole.updated(update._replace(primitive=ta_add_p), p.active)
+    return whole
+
+
+# --- sums that are done inside -----------------------------------------------------------------------------------
+
+
+class Sum(NamedTuple):
+    """The result `number` of an equation is used for one thing only: to be added to `other`."""
+
+    number: int
+    other: Any
+    eqn: Any
+
+
+def moved_into(jaxpr: Any) -> dict[int, list[Sum]]:
+    """By the `id` of an equation of control flow, the sums of its results with what there is before it."""
+    uses = Counter(id(v) for eqn in jaxpr.eqns for v in eqn.invars if not isinstance(v, jex.Literal))
+    uses.update(id(v) for v in jaxpr.outvars if not isinstance(v, jex.Literal))
+    made = {id(v): k for k, eqn in enumerate(jaxpr.eqns) for v in eqn.outvars}
+    sums = {id(v): eqn for eqn in jaxpr.eqns if eqn.primitive.name == "add_any" for v in eqn.invars}
+    found: dict[int, list[Sum]] = {}
+    for place, eqn in enumerate(jaxpr.eqns):
+        for number, v in enumerate(eqn.outvars):
+            of = sums.get(id(v))
+            if eqn.primitive.name not in ("cond", "scan", "checkpoint", "remat2") or of is None or uses[id(v)] != 1:
+                continue
+            other = next((w for w in of.invars if w is not v), v)
+            if other is v or isinstance(other, jex.Literal) or made.get(id(other), -1) >= place:
+                continue
+            if eqn.primitive.name != "scan" or _is_sum(eqn, number):
+                found.setdefault(id(eqn), []).append(Sum(number, other, of))
+                made[id(of.outvars[0])] = place
+    return found
+
+
+def _is_sum(eqn: Any, number: int) -> bool:
+    """Whether a scan does nothing with a carry but to add to it."""
+    num_consts, num_carry = _compat.scan_counts(eqn.params)
+    if number >= num_carry:
+        return False
+    body = _compat.opened(eqn.params["jaxpr"])
+    start, v = body.invars[num_consts + number], body.outvars[number]
+    makers = {id(w): e for e in body.eqns for w in e.outvars}
+    uses = Counter(id(w) for e in body.eqns for w in e.invars)
+    uses.update(id(w) for w in body.outvars)
+    if uses[id(start)] != 1:
+        return False
+
+    def reaches(v: Any) -> bool:
+        if v is start:
+            return True
+        maker = makers.get(id(v))
+        is_sum = maker is not None and maker.primitive.name == "add_any" and uses[id(v)] == 1
+        return is_sum and any(reaches(w) for w in maker.invars if not isinstance(w, jex.Literal))
+
+    return reaches(v)
 
 
 RULES = {"broadcast_in_dim": broadcast_in_dim, "add_any": add, "add": add}

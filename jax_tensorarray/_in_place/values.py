@@ -24,6 +24,7 @@ class Update(NamedTuple):
     where: Array | None
     params: Params
     is_window: bool = False  #: the positions are one row or consecutive ones
+    is_zero: bool = False  #: the rows are zeros
 
     def apply(self, buffer: Array, active: "Predicate | None" = None) -> "tuple[Array, Update]":
         """The buffer after it, where it is active, and what was done."""
@@ -43,12 +44,16 @@ class Predicate(NamedTuple):
     """Bools that are the same along all but the first `mask.ndim` axes of what they are for."""
 
     mask: Array
+    of: Array = None  #: what it is the opposite of
+
+    def is_opposite(self, other: "Predicate") -> bool:
+        return self.of is other.mask or other.of is self.mask
 
     def of_positions(self, index: Array) -> Array:
         return lax.broadcast_in_dim(self.mask, jnp.shape(index), range(self.mask.ndim))
 
     def inverted(self) -> "Predicate":
-        return Predicate(~self.mask)
+        return Predicate(~self.mask, self.mask)
 
     def select(self, no: Array, yes: Array) -> Array:
         """All of the one array or of the other, for each example."""
@@ -59,6 +64,14 @@ def _both(a: Array, b: Array | None) -> Array:
     return a if b is None else a & b
 
 
+class Part(NamedTuple):
+    """A buffer where it is active and zeros elsewhere, and then updated."""
+
+    whole: "Value"
+    active: Predicate
+    updates: tuple[Update, ...] = ()
+
+
 class Value:
     """A value: an array, and what it is made of, if that is of use to a rule.
 
@@ -66,11 +79,12 @@ class Value:
         array: the array.
         before: the value of which this one is the next version, and `update` what was done to its rows.
         only: all updates of an array of zeros that this one is; else None.
+        part: what it is if it has been selected from a buffer and zeros; else None.
         repeated: bools that this one repeats; else None.
         is_used: whether something but the next update uses it.
     """
 
-    __slots__ = ("array", "before", "is_used", "only", "repeated", "update")
+    __slots__ = ("array", "before", "is_used", "only", "part", "repeated", "update")
 
     def __init__(
         self,
@@ -79,10 +93,11 @@ class Value:
         before: "Value | None" = None,
         update: Update | None = None,
         only: tuple[Update, ...] | None = None,
+        part: Part | None = None,
         repeated: Predicate | None = None,
     ) -> None:
-        self.array, self.before, self.update, self.only, self.repeated = array, before, update, only, repeated
-        self.is_used = False
+        self.array, self.before, self.update, self.only = array, before, update, only
+        self.part, self.repeated, self.is_used = part, repeated, False
 
     def updated(self, update: Update, active: Predicate | None = None) -> "Value":
         """The next version."""

@@ -333,6 +333,7 @@ class _Rewriter:
     def __init__(self, barriers_hold: bool) -> None:
         self.barriers_hold = barriers_hold
         self.passed: dict[Value, Value] = {}
+        self.behind: dict[Value, set[Value]] = {}  #: of a buffer from a barrier: rows that have been read before it
         self.tokens: dict[Value, Value] = {}
         self.unknown: Value = None
 
@@ -355,11 +356,14 @@ class _Rewriter:
 
     def after(self, buffer: Value, readers: Sequence[Value]) -> tuple[Value, Value | None]:
         """The buffer once the readers have been."""
+        before = self.behind.get(buffer, set())
+        readers = [r for r in readers if r not in before]
         if not readers:
             return buffer, None
         if self.barriers_hold:
             passed = list(hlo.optimization_barrier([buffer, *readers]))
             self.passed.update(zip([buffer, *readers], passed, strict=True))
+            self.behind[passed[0]] = before.union(passed[1:])
             return passed[0], None
         tokens = [self.tokens[r] if r in self.tokens else self._token_of(r) for r in readers if 0 not in r.type.shape]
         return buffer, functools.reduce(hlo.add, tokens) if tokens else None
@@ -370,7 +374,9 @@ class _Rewriter:
             # A slice does not pass a barrier as it is: XLA would make it once more for each of its uses.
             rows = _reshaped(read(), [n for n in of.shape if n != 1])
             buffer, token = self.after(buffer, [rows])
-            return buffer, token, _reshaped(self.passed[rows], of.shape)
+            result = _reshaped(self.passed[rows], of.shape)
+            self.behind[buffer].add(result)
+            return buffer, token, result
         number = integer(32)
         rows, token = self._branch(
             [of, number],
