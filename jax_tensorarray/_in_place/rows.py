@@ -93,6 +93,7 @@ class Address(NamedTuple):
 
 def _as_int32(start: Array, size: int) -> Array:
     """A start in a dtype that has the size. What is out of range of the axis may become any other that is."""
+    start = jnp.asarray(start)
     limits = jnp.iinfo(start.dtype)
     if limits.max > _INT32_MAX:
         start = jnp.minimum(start, np.asarray(size, start.dtype))

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 
 from jax_tensorarray._in_place.values import Part, Predicate, Value
 from jax_tensorarray._loops import bodies
@@ -16,7 +15,7 @@ from jax_tensorarray._loops import bodies
 
 def select_n(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     which, *cases = operands
-    if len(cases) != 2 or not cases[0].array.ndim:
+    if len(cases) != 2 or not cases[0].shape:
         return None
     no, yes = cases
     if no is yes:
@@ -33,9 +32,9 @@ def select_n(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
 
 
 def predicate_of(which: Value) -> Predicate | None:
-    if not jnp.issubdtype(which.array.dtype, np.bool_):
+    if not which.is_bool:
         return None
-    return which.repeated or (Predicate(which.array) if not which.array.ndim else None)
+    return which.repeated or (None if which.shape else Predicate(jnp.asarray(which.array)))
 
 
 def select(predicate: Predicate, no: Value, yes: Value) -> Value | None:
@@ -78,9 +77,9 @@ def broadcast_in_dim(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     """Of bools: those of the first axes are repeated along the others."""
     mask, dims = operands[0], eqn.params["broadcast_dimensions"]
     of = eqn.outvars[0].aval.shape
-    if mask.array.dtype != np.bool_ or tuple(dims) != tuple(range(len(dims))):
+    if not mask.is_bool or tuple(dims) != tuple(range(len(dims))):
         return None
-    source = mask.repeated or Predicate(mask.array)
+    source = mask.repeated or Predicate(jnp.asarray(mask.array))
     while source.mask.ndim and source.mask.shape[-1] == 1 and of[source.mask.ndim - 1] != 1:
         source = Predicate(source.mask[..., 0])
     if source.mask.shape != of[: source.mask.ndim]:
@@ -91,17 +90,17 @@ def broadcast_in_dim(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
 def reshape(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     """Of bools: axes of size 1 are put behind, or taken away there."""
     (mask,), of = operands, eqn.outvars[0].aval.shape
-    if mask.array.dtype != np.bool_:
+    if not mask.is_bool:
         return None
-    source = mask.repeated or Predicate(mask.array)
+    source = mask.repeated or Predicate(jnp.asarray(mask.array))
     n = source.mask.ndim
-    is_longer = of[:n] == source.mask.shape and set(of[n:]) <= {1} and set(mask.array.shape[n:]) <= {1}
+    is_longer = of[:n] == source.mask.shape and set(of[n:]) <= {1} and set(mask.shape[n:]) <= {1}
     return _repeated(eqn, operands, source) if is_longer else None
 
 
 def elementwise(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     """Of bools that are repeated alike."""
-    if any(x.array.dtype != np.bool_ or x.repeated is None for x in operands):
+    if any(not x.is_bool or x.repeated is None for x in operands):
         return None
     masks = [x.repeated.mask for x in operands]
     if len({m.shape for m in masks}) > 1:

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.extend.core import Primitive
 
@@ -98,6 +99,15 @@ class Value:
     ) -> None:
         self.array, self.before, self.update, self.only = array, before, update, only
         self.part, self.repeated, self.is_used = part, repeated, False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return np.shape(self.array)
+
+    @property
+    def is_bool(self) -> bool:
+        """Whether it is of bools; a literal is a number of Python's."""
+        return getattr(self.array, "dtype", np.dtype(type(self.array))) == np.bool_
 
     def updated(self, update: Update, active: Predicate | None = None) -> "Value":
         """The next version."""
