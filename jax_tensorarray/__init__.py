@@ -17,6 +17,7 @@ _ffi.load()
 from jax_tensorarray import _compat, _lowering, checkpoint_policies, export, primitives  # noqa: E402
 from jax_tensorarray._errors import check_errors  # noqa: E402
 from jax_tensorarray._flax import register_with_flax  # noqa: E402
+from jax_tensorarray._in_place.api import in_place  # noqa: E402
 from jax_tensorarray._loops.api import (  # noqa: E402
     choice_of_residuals,
     foldl,
@@ -60,6 +61,7 @@ __all__ = [
     "foldl",
     "foldr",
     "fori_loop",
+    "in_place",
     "inspect",
     "map_fn",
     "primitives",

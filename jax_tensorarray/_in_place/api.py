@@ -2,12 +2,35 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, overload
 
 import jax
 
 from jax_tensorarray._in_place.repair import Repair
 from jax_tensorarray._in_place.values import Value
+from jax_tensorarray._loops.api import check_max_steps
+
+_NAMES = ("__module__", "__name__", "__qualname__", "__doc__")
+
+
+@overload
+def in_place(
+    fun: Callable[..., Any],
+    *,
+    max_steps: int | None = None,
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+) -> Callable[..., Any]: ...
+
+
+@overload
+def in_place(
+    fun: None = None,
+    *,
+    max_steps: int | None = None,
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
 
 
 def in_place(
@@ -17,16 +40,65 @@ def in_place(
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
 ) -> Any:
+    """The same function with the loops in it made linear, as they are written.
+
+    A loop of plain JAX that reads and writes rows of a buffer copies all of it in every step where a read and a write
+    are in no order, where a whole buffer is selected, as `jnp.where` and `jax.vmap` do, and under `jax.grad`. The rows
+    that are read and written in `fun` (`b[i]`, `b[:, i]`, `b[i, j]`, `.at[].set`, `.at[].add`, `lax.dynamic_slice`
+    and so on) are found, and this library's ops read and write them instead. The results are the same; indices out of
+    range mean what they mean in JAX.
+
+    What is not understood stays as it was. `jax_tensorarray.inspect.loop_copies(in_place(fun), ...)` says what that is.
+
+    Args:
+        fun: a function that JAX can trace. It may differentiate, batch and compile inside, and the result may be
+            differentiated, batched and compiled. Without it, a decorator is returned.
+        max_steps: None, or an upper bound of the steps of every `lax.while_loop` inside, which makes those
+            differentiable in reverse.
+        static_argnums: as for `jax.jit`: arguments that are no arrays.
+        static_argnames: likewise.
+
+    Returns:
+        A function with the signature of `fun`.
+
+    Raises:
+        TypeError: `fun` is not callable, or `max_steps` is not an integer.
+        ValueError: `max_steps` is negative.
+        jax.errors.JaxRuntimeError, ValueError: a loop takes more than `max_steps` steps (while running; on a GPU later,
+            see `check_errors`).
+
+    >>> import jax, jax.numpy as jnp
+    >>> from jax import lax
+    >>> def f(b):
+    ...     body = lambda i, b: b.at[i].set(jnp.sin(b[i - 1]))
+    ...     return lax.fori_loop(1, len(b), body, b).sum()
+    >>> jax.grad(in_place(f))(jnp.ones(4))
+    Array([1.9352956, 0.       , 0.       , 0.       ], dtype=float32)
+    """
     if fun is None:
         return functools.partial(
             in_place, max_steps=max_steps, static_argnums=static_argnums, static_argnames=static_argnames
         )
+    if not callable(fun):
+        raise TypeError(f"in_place: fun must be callable, got {fun!r}")
+    check_max_steps("in_place", max_steps)
 
     def repaired(*args: Any, **kwargs: Any) -> Any:
-        flat, tree = jax.tree.flatten((args, kwargs))
-        jaxpr, out = jax.make_jaxpr(lambda *xs: fun(*tree.unflatten(xs)[0], **tree.unflatten(xs)[1]), return_shape=True)(*flat)
-        outs = Repair(max_steps).evaluate(jaxpr, [Value(x) for x in flat])
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        is_array = [isinstance(x, jax.core.Tracer) for x in leaves]  # the others are static
+
+        def of_arrays(*arrays: Any) -> Any:
+            rest = iter(arrays)
+            whole = [next(rest) if flag else x for x, flag in zip(leaves, is_array, strict=True)]
+            args, kwargs = tree.unflatten(whole)
+            return fun(*args, **kwargs)
+
+        arrays = [x for x, flag in zip(leaves, is_array, strict=True) if flag]
+        jaxpr, out = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
+        outs = Repair(max_steps).evaluate(jaxpr, [Value(x) for x in arrays])
         return jax.tree.unflatten(jax.tree.structure(out), [x.array for x in outs])
 
-    functools.update_wrapper(repaired, fun)
-    return jax.jit(repaired, static_argnums=static_argnums, static_argnames=static_argnames, inline=True)
+    functools.update_wrapper(repaired, fun, [name for name in _NAMES if hasattr(fun, name)])
+    # Inlined: within another jit it is as if the equations stood there.
+    static = {"static_argnums": static_argnums, "static_argnames": static_argnames}
+    return jax.jit(repaired, inline=True, **{name: given for name, given in static.items() if given != ()})

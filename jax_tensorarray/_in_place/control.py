@@ -1,5 +1,6 @@
 """Loops, conditionals and calls, whose bodies are repaired too."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,8 @@ from jax_tensorarray._in_place.selects import select
 from jax_tensorarray._in_place.values import Predicate, Value, arrays
 from jax_tensorarray._loops import bodies
 from jax_tensorarray._loops.api import while_loop
+from jax_tensorarray._ops.check import ta_check
+from jax_tensorarray._ops.write import ta_write
 from jax_tensorarray.checkpoint_policies import save_reads
 
 if TYPE_CHECKING:
@@ -115,8 +118,28 @@ def while_(repair: "Repair", eqn: Any, operands: Sequence[Value]) -> list[Value]
         selected = [(select(chosen, *pair), *pair) for pair in zip(before, after, strict=True)]
         return [chosen.select(old.array, new.array) if x is None else x.array for x, old, new in selected]
 
-    outs = while_loop(goes_on, step, carry, max_steps=repair.max_steps)
-    return [Value(x) for x in outs]
+    if repair.max_steps is None:
+        return [Value(x) for x in while_loop(goes_on, step, carry)]
+    outs, steps = while_loop(goes_on, step, carry, max_steps=repair.max_steps, return_steps=True)
+    # The number of a step too many. Nothing is given that does not know that there was none.
+    most = min(repair.max_steps, _INT32_MAX - 1) + 1
+    number = jnp.where(steps.cut, most, 0)
+    is_right = ta_check(number, most, mode="error", op="in_place: more than max_steps steps") >= 0
+    return [Value(_known_if(is_right, x)) for x in outs]
+
+
+_INT32_MAX = 2**31 - 1
+
+#: So many elements may as well be selected as a row is written.
+_FEW = 1024
+
+
+def _known_if(is_right: Array, x: Array) -> Array:
+    """An array, once it is known that it is right."""
+    if math.prod(x.shape) <= _FEW:
+        return jnp.where(is_right, x, jnp.zeros_like(x))
+    row = jnp.zeros(x.shape[1:], x.dtype)
+    return ta_write(x, jnp.where(is_right, -1, 0), row, mode="drop")
 
 
 def _types(operands: Sequence[Value]) -> list[Any]:

@@ -95,7 +95,7 @@ def while_loop(
 
     TensorFlow: `tf.while_loop`.
     """
-    _check_max_steps("while_loop", max_steps)
+    check_max_steps("while_loop", max_steps)
     mode = _mode_of("while_loop", residuals, checkpoints, inverse, max_steps, check_inverse)
     if jax.config.jax_disable_jit:
         try:
@@ -143,7 +143,7 @@ def fori_loop(
     >>> print(jax.jit(jax.grad(power))(2.0, 3))
     12.0
     """
-    _check_max_steps("fori_loop", max_steps)
+    check_max_steps("fori_loop", max_steps)
     low, high = (_known_bound(b) for b in (lower, upper))
     known = low is not None and high is not None
     if known and max_steps is None:
@@ -367,7 +367,7 @@ def _fold(op: str, fn: Callable[[Any, Any], Any], elems: Any, initializer: Any, 
 # --- from a loop of JAX to one of ours -------------------------------------------------------------------------
 
 
-def _check_max_steps(op: str, max_steps: Any) -> None:
+def check_max_steps(op: str, max_steps: Any) -> None:
     if max_steps is None:
         return
     if isinstance(max_steps, bool) or not isinstance(max_steps, int | np.integer):
