@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.extend import core as jex
 
 from jax_tensorarray import _compat
+from jax_tensorarray._in_place.rows import is_update
 from jax_tensorarray._in_place.selects import select
 from jax_tensorarray._in_place.values import Predicate, Value, arrays
 from jax_tensorarray._loops import bodies
@@ -82,20 +84,76 @@ def scan(repair: "Repair", eqn: Any, operands: Sequence[Value], added: dict[int,
     body = repair.of_loop().function(params["jaxpr"])
     of_consts = arrays(consts)
 
-    def step(carry: list[Array], xs: list[Array]) -> tuple[list[Array], list[Array]]:
+    def step(carry: Sequence[Array], xs: Sequence[Array]) -> tuple[list[Array], list[Array]]:
         outs = body(*of_consts, *carry, *xs)
         return outs[:m], outs[m:]
 
-    after, ys = lax.scan(
-        step,
-        arrays(carry),
-        arrays(xs),
-        length=params["length"],
-        reverse=params["reverse"],
-        unroll=params["unroll"],
-        **{name: value for name, value in params.items() if name == "_split_transpose"},
-    )
+    known = {name: params[name] for name in ("length", "reverse", "unroll", "_split_transpose") if name in params}
+    after, ys = _scan_by_rounds(step, arrays(carry), arrays(xs), _round_of(params["jaxpr"], n, m), **known)
     return [Value(x) for x in (*after, *ys)]
+
+
+def _round_of(body: Any, num_consts: int, num_carry: int) -> int:
+    """After how many steps every buffer that changes its place in the carry is where it was.
+
+    XLA has a place in memory for each, to which it moves in every step all that is there.
+    """
+    inner = _compat.opened(body)
+    place = {v: k for k, v in enumerate(inner.invars[num_consts : num_consts + num_carry])}
+    makers = {v: eqn for eqn in inner.eqns for v in eqn.outvars}
+    came_from: dict[int, int] = {}
+    for k, v in enumerate(inner.outvars[:num_carry]):
+        while not isinstance(v, jex.Literal) and v in makers and is_update(makers[v]):
+            v = makers[v].invars[0]
+        if not isinstance(v, jex.Literal) and v in place and v.aval.ndim:
+            came_from[k] = place[v]
+    lengths = [1]
+    for start in came_from:
+        at, steps = came_from[start], 1
+        while at != start and at in came_from and steps <= len(came_from):
+            at, steps = came_from[at], steps + 1
+        lengths.append(steps if at == start else 1)
+    found = math.lcm(*lengths)
+    return found if found <= _LONGEST_ROUND else 1
+
+
+#: So many steps may become one.
+_LONGEST_ROUND = 6
+
+
+def _scan_by_rounds(
+    step: Callable[..., Any], carry: list[Array], xs: list[Array], steps: int, *, length: int, reverse: bool, **options: Any
+) -> tuple[list[Array], list[Array]]:
+    """A scan each of whose steps is so many of those of `step`; those that are left come behind it."""
+    if steps == 1:
+        after, ys = lax.scan(step, carry, xs, length=length, reverse=reverse, **options)
+        return after, ys
+    rounds, left = divmod(length, steps)
+    order = range(steps)[:: -1 if reverse else 1]
+
+    def all_steps(carry: list[Array], xs: list[Array]) -> tuple[list[Array], list[Array]]:
+        return _in_order(step, carry, xs, order)
+
+    first = left if reverse else 0
+    of_rounds = [x[first : first + rounds * steps].reshape(rounds, steps, *x.shape[1:]) for x in xs]
+    carry, ys = lax.scan(all_steps, carry, of_rounds, length=rounds, reverse=reverse, **options)
+    ys = [y.reshape(rounds * steps, *y.shape[2:]) for y in ys]
+    if not left:
+        return carry, ys
+    rest = [x[:left] if reverse else x[rounds * steps :] for x in xs]
+    carry, more = _in_order(step, carry, rest, range(left)[:: -1 if reverse else 1])
+    pairs = zip(more, ys, strict=True) if reverse else zip(ys, more, strict=True)
+    return carry, [jnp.concatenate(pair) for pair in pairs]
+
+
+def _in_order(
+    step: Callable[..., Any], carry: list[Array], xs: list[Array], order: Sequence[int]
+) -> tuple[list[Array], list[Array]]:
+    """The carry after those steps, and what each gives."""
+    found: dict[int, list[Array]] = {}
+    for k in order:
+        carry, found[k] = step(carry, [x[k] for x in xs])
+    return carry, [jnp.stack(column) for column in zip(*(found[k] for k in sorted(found)), strict=True)]
 
 
 def while_(repair: "Repair", eqn: Any, operands: Sequence[Value]) -> list[Value] | None:

@@ -169,10 +169,13 @@ def dynamic_update_slice(eqn: Any, operands: Sequence[Value]) -> list[Value] | N
 
 def _read(buffer: Value, index: Array, address: Address) -> Array:
     """The rows. Of what has been selected from a buffer and zeros, the buffer is asked."""
-    part = buffer.part
-    if part is None or part.updates or part.active.mask.ndim > address.axis:
-        return ta_read_p.bind(*arrays([buffer]), index, **address.params)
-    return ta_read_p.bind(*arrays([part.whole]), index, part.active.of_positions(index), **address.params)
+    part, guard = buffer.part, buffer.guard
+    if part is not None and not part.updates and part.active.mask.ndim <= address.axis:
+        return ta_read_p.bind(*arrays([part.whole]), index, part.active.of_positions(index), **address.params)
+    if guard is not None and buffer.before is not None and guard.mask.ndim <= address.axis:
+        rows = _read(buffer.before, index, address)
+        return guard.select(lax.stop_gradient(rows), rows)
+    return ta_read_p.bind(*arrays([buffer]), index, **address.params)
 
 
 def _reshaped(rows: Value, shape: Sequence[int]) -> Array:
@@ -288,13 +291,16 @@ def gather(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
 
 def scatter(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     buffer, indices, updates = operands
-    primitive = _SCATTERS[eqn.primitive.name]
+    primitive, combine = _SCATTERS[eqn.primitive.name]
     numbers, d = _of_scatter(eqn.params["dimension_numbers"]), eqn.invars[0].aval.ndim
     window = iter(eqn.invars[2].aval.shape[k] for k in numbers.offset)
     taken = [1 if k in (*numbers.collapsed, *numbers.batch) else next(window) for k in range(d)]
     found = _gathered(eqn, numbers, taken)
     if found is None or not _combines(eqn, primitive):
         return None
+    at = indices.array
+    if combine is not None and math.prod(at.shape[found.address.batch : -1]) != 1:
+        return None  # a row may be there more than once
     address = found.address
     at, rows = arrays([indices, updates])
     index, _ = address.index(found.starts(at))
@@ -304,20 +310,37 @@ def scatter(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     batch, axes = address.shape[: address.batch], address.shape[address.batch : address.axis]
     rest = address.rows_shape(())[address.axis :]
     rows = address.positions_behind(rows.reshape(*batch, *positions, *axes, *rest), len(positions))
+    if eqn.primitive.name == "scatter-sub":
+        rows = -rows
+    if combine is not None:
+        rows = combine(_read(buffer, index, address), rows)
     update = Update(primitive, index, rows, None, address.params, is_zero=updates.only == ())
     return [_updated(buffer, update)]
 
 
-_SCATTERS: dict[str, Primitive] = {"scatter": ta_write_p, "scatter-add": ta_add_p, "scatter_max": ta_max_p}
+#: The op, and what makes the row to write of the one that is there and the other, if no op does.
+_SCATTERS: dict[str, tuple[Primitive, Callable[[Array, Array], Array] | None]] = {
+    "scatter": (ta_write_p, None),
+    "scatter-add": (ta_add_p, None),
+    "scatter-sub": (ta_add_p, None),
+    "scatter-max": (ta_max_p, None),
+    "scatter-min": (ta_write_p, jnp.minimum),
+    "scatter-mul": (ta_write_p, lax.mul),
+}
 
 
 def _combines(eqn: Any, primitive: Primitive) -> bool:
     """Whether a scatter does with the rows what the op does."""
-    if primitive is ta_write_p:
+    if eqn.primitive.name == "scatter":
         jaxpr = eqn.params["update_jaxpr"]
         return jaxpr is None or (not jaxpr.eqns and jaxpr.outvars[0] is jaxpr.invars[1])
     dtype = eqn.invars[0].aval.dtype
     return dtype != np.bool_ and not (primitive is ta_max_p and jnp.issubdtype(dtype, jnp.complexfloating))
+
+
+def is_update(eqn: Any) -> bool:
+    """Whether the result is the first operand, with other rows."""
+    return eqn.primitive.name == "dynamic_update_slice" or eqn.primitive.name in _SCATTERS
 
 
 #: What looks whether there is something to do, without doing it.

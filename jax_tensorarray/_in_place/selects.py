@@ -7,7 +7,7 @@ there already, and the rows that should not be different are put back.
 from collections.abc import Sequence
 from typing import Any
 
-import jax.numpy as jnp
+import numpy as np
 
 from jax_tensorarray._in_place.values import Part, Predicate, Value
 from jax_tensorarray._loops import bodies
@@ -24,17 +24,37 @@ def select_n(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     if predicate is None:
         return None
     selected = select(predicate, no, yes)
-    if selected is None and () in (no.only, yes.only):
-        (array,) = bodies.bind(eqn, [x.array for x in operands])
-        part = Part(no, predicate.inverted()) if yes.only == () else Part(yes, predicate)
-        selected = Value(array, part=part)
+    if selected is None:
+        selected = _special(eqn, operands, predicate)
     return None if selected is None else [selected]
 
 
-def predicate_of(which: Value) -> Predicate | None:
-    if not which.is_bool:
+def _special(eqn: Any, operands: Sequence[Value], predicate: Predicate) -> Value | None:
+    """A select that is all of a buffer after all, or whose result is what another rule knows more of."""
+    _, no, yes = operands
+    made: dict[str, Any] = {}
+    for other, whole, active in ((no, yes, predicate), (yes, no, predicate.inverted())):
+        if other.only == ():
+            made = {"part": Part(whole, active)}
+        elif other.stopped is whole:
+            made = {"before": whole, "guard": active}
+    if not made:
         return None
-    return which.repeated or (None if which.shape else Predicate(jnp.asarray(which.array)))
+    (array,) = bodies.bind(eqn, [x.array for x in operands])
+    return Value(array, **made)
+
+
+def predicate_of(which: Value) -> Predicate | None:
+    if not which.may_select or (which.repeated is None and which.shape):
+        return None
+    return Predicate(which.source.mask)
+
+
+def stop_gradient(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
+    if not operands[0].shape:
+        return None
+    (array,) = bodies.bind(eqn, [operands[0].array])
+    return [Value(array, stopped=operands[0])]
 
 
 def select(predicate: Predicate, no: Value, yes: Value) -> Value | None:
@@ -45,7 +65,7 @@ def select(predicate: Predicate, no: Value, yes: Value) -> Value | None:
     base = next((v for v in yes.versions() if id(v) in before), None)
     if base is None:
         return None
-    of_no, of_yes = (list(_until(base, x)) for x in (no, yes))
+    of_no, of_yes = ([v for v in _until(base, x) if v.update is not None] for x in (no, yes))
     if any(v.update.params["batch_dims"] < predicate.mask.ndim for v in (*of_no, *of_yes)):
         return None
     sides = [(of_yes, predicate), (of_no, predicate.inverted())]
@@ -74,41 +94,42 @@ def _until(base: Value, newest: Value) -> Any:
 
 
 def broadcast_in_dim(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
-    """Of bools: those of the first axes are repeated along the others."""
-    mask, dims = operands[0], eqn.params["broadcast_dimensions"]
-    of = eqn.outvars[0].aval.shape
-    if not mask.is_bool or tuple(dims) != tuple(range(len(dims))):
+    """Of what chooses: the elements of the first axes are repeated along the others."""
+    dims, of = eqn.params["broadcast_dimensions"], eqn.outvars[0].aval.shape
+    if not operands[0].may_select or tuple(dims) != tuple(range(len(dims))):
         return None
-    source = mask.repeated or Predicate(jnp.asarray(mask.array))
-    while source.mask.ndim and source.mask.shape[-1] == 1 and of[source.mask.ndim - 1] != 1:
-        source = Predicate(source.mask[..., 0])
-    if source.mask.shape != of[: source.mask.ndim]:
+    source = operands[0].source
+    n = len(source.shape)
+    while n and source.shape[n - 1] == 1 and of[n - 1] != 1:
+        n -= 1
+    if source.shape[:n] != of[:n]:
         return None
-    return _repeated(eqn, operands, source)
+    return _repeated(eqn, operands, source if n == len(source.shape) else Value(source.array.reshape(of[:n])))
 
 
 def reshape(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
-    """Of bools: axes of size 1 are put behind, or taken away there."""
-    (mask,), of = operands, eqn.outvars[0].aval.shape
-    if not mask.is_bool:
+    """Of what chooses: axes of size 1 are put behind, or taken away there."""
+    (mask, *_), of = operands, eqn.outvars[0].aval.shape
+    if not mask.may_select:
         return None
-    source = mask.repeated or Predicate(jnp.asarray(mask.array))
-    n = source.mask.ndim
-    is_longer = of[:n] == source.mask.shape and set(of[n:]) <= {1} and set(mask.shape[n:]) <= {1}
+    source = mask.source
+    n = len(source.shape)
+    is_longer = of[:n] == source.shape and set(of[n:]) <= {1} and set(mask.shape[n:]) <= {1}
     return _repeated(eqn, operands, source) if is_longer else None
 
 
 def elementwise(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
-    """Of bools that are repeated alike."""
-    if any(not x.is_bool or x.repeated is None for x in operands):
+    """Of what chooses: if all is repeated alike, so is the result."""
+    sources = [x.source for x in operands if x.shape]
+    if not all(x.may_select for x in operands) or not any(x.repeated for x in operands):
         return None
-    masks = [x.repeated.mask for x in operands]
-    if len({m.shape for m in masks}) > 1:
+    if len({x.shape for x in sources}) > 1 or eqn.outvars[0].aval.dtype not in (np.bool_, np.int32):
         return None
-    return _repeated(eqn, operands, Predicate(bodies.bind(eqn, masks)[0]))
+    (array,) = bodies.bind(eqn, [x.source.array for x in operands])
+    return _repeated(eqn, operands, Value(array))
 
 
-def _repeated(eqn: Any, operands: Sequence[Value], source: Predicate) -> list[Value]:
+def _repeated(eqn: Any, operands: Sequence[Value], source: Value) -> list[Value]:
     return [Value(bodies.bind(eqn, [x.array for x in operands])[0], repeated=source)]
 
 
@@ -116,5 +137,6 @@ RULES = {
     "select_n": select_n,
     "broadcast_in_dim": broadcast_in_dim,
     "reshape": reshape,
-    **dict.fromkeys(["and", "or", "not", "xor"], elementwise),
+    "stop_gradient": stop_gradient,
+    **dict.fromkeys(["and", "or", "not", "xor", "eq", "ne", "convert_element_type"], elementwise),
 }

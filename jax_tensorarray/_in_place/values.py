@@ -81,11 +81,13 @@ class Value:
         before: the value of which this one is the next version, and `update` what was done to its rows.
         only: all updates of an array of zeros that this one is; else None.
         part: what it is if it has been selected from a buffer and zeros; else None.
-        repeated: bools that this one repeats; else None.
+        guard: where it is `before`; elsewhere it is the same without a derivative.
+        stopped: the value of which this is the same without a derivative; else None.
+        repeated: the value of which this one repeats each element along further axes; else None.
         is_used: whether something but the next update uses it.
     """
 
-    __slots__ = ("array", "before", "is_used", "only", "part", "repeated", "update")
+    __slots__ = ("_mask", "array", "before", "guard", "is_used", "only", "part", "repeated", "stopped", "update")
 
     def __init__(
         self,
@@ -95,19 +97,36 @@ class Value:
         update: Update | None = None,
         only: tuple[Update, ...] | None = None,
         part: Part | None = None,
-        repeated: Predicate | None = None,
+        guard: Predicate | None = None,
+        stopped: "Value | None" = None,
+        repeated: "Value | None" = None,
     ) -> None:
         self.array, self.before, self.update, self.only = array, before, update, only
-        self.part, self.repeated, self.is_used = part, repeated, False
+        self.part, self.guard, self.stopped, self.repeated = part, guard, stopped, repeated
+        self.is_used = False
+        self._mask: Array = None
+
+    @property
+    def mask(self) -> Array:
+        """The bools that an array of bools or of 0 and 1 is. They are the same object whenever they are asked for."""
+        if self._mask is None:
+            x = jnp.asarray(self.array)
+            self._mask = x if x.dtype == np.bool_ else x != 0
+        return self._mask
 
     @property
     def shape(self) -> tuple[int, ...]:
         return np.shape(self.array)
 
     @property
-    def is_bool(self) -> bool:
-        """Whether it is of bools; a literal is a number of Python's."""
-        return getattr(self.array, "dtype", np.dtype(type(self.array))) == np.bool_
+    def may_select(self) -> bool:
+        """Whether it is of a dtype that chooses between cases; a literal is a number of Python's."""
+        return getattr(self.array, "dtype", np.dtype(type(self.array))) in (np.bool_, np.int32)
+
+    @property
+    def source(self) -> "Value":
+        """What it repeats, or itself."""
+        return self if self.repeated is None else self.repeated
 
     def updated(self, update: Update, active: Predicate | None = None) -> "Value":
         """The next version."""
