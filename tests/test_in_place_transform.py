@@ -1,0 +1,413 @@
+"""`in_place`: plain programs give what they gave, and no loop in them works on whole buffers any more."""
+
+import functools
+import inspect as python_inspect
+
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+from hypothesis import given
+from in_place import assert_in_place, assert_no_whole_buffer_copy, compiled
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+from jax.experimental import io_callback
+from waiting import finish
+
+from jax_tensorarray import _programs, in_place
+from jax_tensorarray._programs import programs
+
+
+def rows(steps):
+    return (jnp.linspace(-0.9, 0.9, 4 * steps, dtype=jnp.float32).reshape(steps, 4),)
+
+
+def scan(body, init, steps):
+    return lax.scan(lambda c, i: (body(c, i), None), init, jnp.arange(steps))[0]
+
+
+# --- loops as people write them --------------------------------------------------------------------------------
+
+
+def columns(x):
+    b = x.T
+
+    def body(b, i):
+        return b.at[:, i].set(jnp.sin(b[:, (i * 7) % b.shape[1]] + x[i]))
+
+    return jnp.sum(scan(body, b, len(x)) ** 2)
+
+
+def elements(x):
+    def body(b, i):
+        return b.at[i, i % 4].set(jnp.sin(b[(i * 7) % len(x), (i + 1) % 4]))
+
+    return jnp.sum(scan(body, x, len(x)) ** 2)
+
+
+def windows(x):
+    def body(b, i):
+        rows = lax.dynamic_slice_in_dim(b, (i * 3) % (len(x) - 4), 4)
+        return lax.dynamic_update_slice_in_dim(b, jnp.sin(rows), i, 0)
+
+    return jnp.sum(scan(body, x, len(x)) ** 2)
+
+
+def crossing(x):
+    def body(c, i):
+        a, b = c
+        return b.at[i].set(jnp.sin(a[(i * 7) % len(x)])), a
+
+    a, b = scan(body, (x, x * 2), len(x))
+    return jnp.sum(a**2) + jnp.sum(b)
+
+
+def read_before_select(x):
+    """The version that may not be selected is read, and the rows put back."""
+
+    def body(b, i):
+        new = b.at[i].set(jnp.sin(x[i]))
+        return jnp.where(new[(i * 5) % len(x)][0] > 0.5, new, b)
+
+    return jnp.sum(scan(body, x, len(x)) ** 2)
+
+
+def combined(x):
+    def body(b, i):
+        b = b.at[i].multiply(1.5).at[(i * 7) % len(x)].min(0.3)
+        return b.at[i // 2].max(0.1).at[i].add(0.1).at[i // 3].subtract(0.2)
+
+    return jnp.sum(scan(body, x, len(x)) ** 2)
+
+
+def either(x):
+    def body(c, i):
+        one = lambda a, b: (a.at[i].set(b[i // 2]), b)  # noqa: E731
+        return lax.cond(x[i, 0] > 0, one, lambda a, b: (a, b.at[i].add(a[i // 2])), *c)
+
+    a, b = scan(body, (x, x + 1), len(x))
+    return jnp.sum(a * b)
+
+
+def read_again_beside_a_conditional(x):
+    """A row is read and reshaped, beside a conditional that writes."""
+
+    def body(c, i):
+        b, total = c
+        seen = b[(i * 7) % len(x)].reshape(1, 4)[0]
+        return lax.cond(x[i, 0] > 0, lambda b: b.at[i].set(jnp.sin(x[i])), lambda b: b, b), total + jnp.sum(seen**2)
+
+    return scan(body, (x, 0.0), len(x))[1]
+
+
+def each_by_its_own_end(x):
+    def one(n, x):
+        body = lambda c: (c[0] + 1, c[1].at[c[0]].set(jnp.sin(c[1][c[0] // 2])))  # noqa: E731
+        return lax.while_loop(lambda c: c[0] < n, body, (0, x))[1]
+
+    steps = len(x)
+    return jnp.sum(jax.vmap(one)(jnp.array([steps // 2, steps, steps - 1]), jnp.stack([x] * 3)) ** 2)
+
+
+def each_by_its_own_branch(x):
+    def one(k, x):
+        write = lambda b, i: b.at[i].set(jnp.sin(b[i // 2]))  # noqa: E731
+        return scan(lambda b, i: lax.cond((i + k) % 2 == 0, write, lambda b, i: b, b, i), x, len(x))
+
+    return jnp.sum(jax.vmap(one)(jnp.arange(3), jnp.stack([x] * 3)) ** 2)
+
+
+LOOPS = {
+    f.__name__: f
+    for f in (
+        columns,
+        elements,
+        windows,
+        crossing,
+        read_before_select,
+        combined,
+        either,
+        read_again_beside_a_conditional,
+        each_by_its_own_end,
+        each_by_its_own_branch,
+    )
+}
+FORWARD_ONLY = ("each_by_its_own_end",)  # in plain JAX
+ORDERS = {
+    "value": lambda f: in_place(f),
+    "gradient": lambda f: jax.grad(in_place(f)),
+    "of a gradient": lambda f: in_place(jax.grad(f)),
+}
+#: What a gradient of plain JAX has in loops that is no work on rows.
+LEFT = {
+    ("crossing", "of a gradient"): "cotangents that change their places",
+    ("each_by_its_own_branch", "of a gradient"): "selects with zeros, of which several are added",
+    ("many_rows", "of a gradient"): "masks of whole buffers, for writes that may be of one row",
+    ("checkpointed", "of a gradient"): "the buffers that it keeps, one for each step",
+}
+
+
+def plain(f, order):
+    return f if order == "value" else jax.grad(f)
+
+
+@pytest.mark.parametrize(
+    ("name", "order"), [(n, o) for n in LOOPS for o in ORDERS if o == "value" or n not in FORWARD_ONLY]
+)
+def test_a_plain_loop_gives_what_it_gave_and_is_in_place(name, order):
+    f = ORDERS[order](LOOPS[name])
+    got, want = (jax.jit(g)(*rows(40)) for g in (f, plain(LOOPS[name], order)))
+    np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6)
+    if (name, order) not in LEFT:
+        assert_in_place(f, rows, length=1000)
+
+
+@pytest.mark.parametrize(("name", "order"), [(n, o) for n in programs for o in ORDERS])
+def test_a_program_of_the_suite_gives_what_it_gave_and_is_in_place(name, order):
+    f = programs[name].with_ops(_programs.plain)
+    g = ORDERS[order](f)
+    got, want = (jax.jit(h)(*rows(40)) for h in (g, plain(f, order)))
+    np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6)
+    if (name, order) not in LEFT:
+        assert_no_whole_buffer_copy(compiled(g, *rows(1000)), *rows(1000))
+
+
+def test_the_proof_fails_for_what_is_left():
+    """So that a case leaves the list when it is repaired."""
+    for name, order in LEFT:
+        f = LOOPS[name] if name in LOOPS else programs[name].with_ops(_programs.plain)
+        with pytest.raises(AssertionError):
+            assert_no_whole_buffer_copy(compiled(ORDERS[order](f), *rows(1000)), *rows(1000))
+
+
+# --- indices mean what they mean in JAX ------------------------------------------------------------------------
+
+MODES = ("clip", "fill", "drop", "promise_in_bounds", None)
+
+
+@st.composite
+def indexing(draw):
+    """How a buffer `[2, 5, 3]` is indexed: the places of the index, their dtypes, and by how much they are out."""
+    axes = draw(st.sampled_from([(0,), (1,), (2,), (0, 1), (1, 2), (0, 1, 2), (0, 2)]))
+    shape = draw(st.sampled_from([(), (3,), (2, 2)]))
+    dtypes = [draw(st.sampled_from(["int8", "uint8", "int32", "uint32", "int64"])) for _ in axes]
+    starts = [draw(st.integers(-7, 7)) for _ in axes]
+    return axes, shape, dtypes, starts
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@given(
+    how=indexing(),
+    mode=st.sampled_from(MODES),
+    op=st.sampled_from(["get", "set", "add", "multiply", "min", "max", "window"]),
+    dtype=st.sampled_from(["float32", "int32", "bool", "complex64", "float16"]),
+)
+def test_an_index_out_of_range_means_what_it_means_in_jax(batched, how, mode, op, dtype):
+    axes, shape, dtypes, starts = how
+    if dtype in ("complex64", "bool") and op not in ("get", "set", "window"):
+        op = "set"
+    if mode == "promise_in_bounds" and op != "get":
+        mode = "drop"
+    buffer = np.arange(30).reshape(2, 5, 3).astype(dtype)
+
+    def f(buffer, k):
+        def step(c, i):
+            b, total = c
+            at = [slice(None)] * 3
+            for axis, d, start in zip(axes, dtypes, starts, strict=True):
+                offsets = jnp.arange(np.prod(shape, dtype=int)).reshape(shape)
+                at[axis] = (start + i + k + offsets).astype(d)
+            at = tuple(at)
+            if op == "window":
+                first = [jnp.ravel(jnp.int32(0) if isinstance(a, slice) else a)[0].astype(dtypes[0]) for a in at]
+                sizes = (1, 2, 2)
+                got = lax.dynamic_slice(b, first, sizes)
+                b = lax.dynamic_update_slice(b, jnp.flip(got), first)
+            else:
+                got = b.at[at].get(mode=mode)
+                if op != "get":
+                    b = getattr(b.at[at], op)(jnp.asarray(3, b.dtype), mode=mode)
+            return (b, total + jnp.sum(jnp.nan_to_num(got.astype(jnp.complex64)))), None
+
+        return lax.scan(step, (buffer, jnp.complex64(0)), jnp.arange(3))[0]
+
+    args = (buffer, np.int32(0))
+    if batched:
+        f, args = jax.vmap(f), (np.stack([buffer] * 3), np.arange(3, dtype=np.int32))
+    got, want = jax.jit(in_place(f))(*args), jax.jit(f)(*args)
+    oracle.assert_same_bits(got[0], want[0])
+    np.testing.assert_allclose(got[1], want[1], rtol=1e-5)
+
+
+# --- what a function is besides its loops ----------------------------------------------------------------------
+
+
+def fill(b, i):
+    return b.at[i].set(jnp.sin(b[i - 1]))
+
+
+def test_it_is_a_decorator_with_and_without_arguments():
+    @in_place
+    def f(x, *, n=3):
+        """Doc."""
+        return lax.fori_loop(0, n, lambda i, b: fill(b, i), x)
+
+    @in_place(static_argnames="n")
+    def g(x, n=3):
+        return lax.fori_loop(0, n, lambda i, b: fill(b, i), x)
+
+    assert f.__name__ == "f" and f.__doc__ == "Doc."
+    assert list(python_inspect.signature(g).parameters) == ["x", "n"]
+    x = jnp.arange(5.0)
+    for got, n in [(f(x), 3), (f(x, n=4), 4), (g(x), 3), (g(x, 4), 4), (g(x, n=2), 2)]:
+        np.testing.assert_allclose(got, lax.fori_loop(0, n, lambda i, b: fill(b, i), x), rtol=1e-6)
+    h = in_place(lambda b, kind: b if kind == "a" else -b, static_argnums=1)
+    assert h(1.0, "a") == 1 and h(1.0, "b") == -1
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "text"),
+    [
+        (lambda: in_place(3), TypeError, "in_place: fun must be callable, got 3"),
+        (lambda: in_place(fill, max_steps=1.5), TypeError, "in_place: max_steps must be a Python integer, got 1.5"),
+        (lambda: in_place(fill, max_steps=-1), ValueError, "in_place: max_steps must not be negative, got -1"),
+    ],
+)
+def test_what_it_does_not_take(make, error, text):
+    with pytest.raises(error, match=text):
+        make()
+
+
+def test_a_program_with_nothing_to_repair_compiles_to_the_same():
+    def f(x, w):
+        def body(c, row):
+            c = jnp.tanh(c @ w + row)
+            return c, jnp.where(c > 0, c, 0)
+
+        c, ys = lax.scan(body, x[0], x)
+        return jnp.sum(ys[jnp.argmax(ys[:, 0])]), lax.while_loop(lambda c: jnp.sum(c) > 1, lambda c: c / 2, c)
+
+    args = jnp.ones((6, 4)), jnp.ones((4, 4))
+    texts = [jax.jit(g).lower(*args).as_text() for g in (f, in_place(f))]
+    assert texts[0] == texts[1]
+
+
+def test_types_and_trees_are_those_of_the_function():
+    def f(tree, n):
+        def body(i, c):
+            return {"b": fill(c["b"], i), "n": c["n"] + 1, "w": c["w"] * 2.0}
+
+        return lax.fori_loop(0, n, body, tree | {"w": 1.0, "n": 0}), None, (n, "no array")[:1]
+
+    args = {"b": jnp.ones(4, jnp.bfloat16)}, 3
+    got, want = (jax.eval_shape(g, *args) for g in (in_place(f), f))
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert (x.shape, x.dtype, x.weak_type) == (y.shape, y.dtype, y.weak_type)
+
+
+def test_effects_happen_in_order_and_once():
+    seen = []
+
+    def f(b):
+        def body(i, b):
+            io_callback(lambda i: seen.append(int(i)), None, i, ordered=True)
+            return fill(b, i)
+
+        return lax.fori_loop(0, 4, body, b)
+
+    finish(jax.jit(in_place(f))(jnp.ones(5)))
+    jax.effects_barrier()
+    assert seen == [0, 1, 2, 3]
+
+
+def test_named_axes_are_those_outside():
+    def f(b):
+        return lax.fori_loop(0, 3, lambda i, b: b.at[i].set(lax.psum(b[i], "batch")), b)
+
+    x = jnp.arange(12.0).reshape(3, 4)
+    got, want = (jax.vmap(g, axis_name="batch")(x) for g in (in_place(f), f))
+    np.testing.assert_array_equal(got, want)
+
+
+def test_rules_of_a_function_of_its_own_are_kept():
+    @jax.custom_vjp
+    def double(x):
+        return jnp.sin(x)
+
+    double.defvjp(lambda x: (jnp.sin(x), x), lambda x, ct: (2 * jnp.cos(x) * ct,))
+
+    @jax.custom_jvp
+    def triple(x):
+        return jnp.sin(x)
+
+    triple.defjvp(lambda primals, tangents: (jnp.sin(*primals), 3 * jnp.cos(*primals) * tangents[0]))
+
+    def f(x):
+        return jnp.sum(lax.fori_loop(0, 3, lambda i, b: b.at[i].set(double(b[i]) + triple(b[i - 1])), x))
+
+    x = jnp.arange(5.0)
+    for order in (lambda f: jax.grad(f), lambda f: jax.grad(in_place(f)), lambda f: in_place(jax.grad(f))):
+        np.testing.assert_allclose(order(f)(x), jax.grad(f)(x), rtol=1e-5)
+
+
+def test_the_policy_of_a_checkpoint_is_kept():
+    """What it saves is saved, and the rows that are read besides."""
+    policy = jax.checkpoint_policies.save_only_these_names("kept")
+
+    def f(x):
+        @functools.partial(jax.checkpoint, policy=policy)
+        def body(b, i):
+            return b.at[i].set(jnp.sin(checkpoint_name(jnp.cos(b[i // 2]), "kept"))), None
+
+        return jnp.sum(lax.scan(body, x, jnp.arange(len(x)))[0])
+
+    np.testing.assert_allclose(jax.grad(in_place(f))(*rows(20)), jax.grad(f)(*rows(20)), rtol=1e-5)
+    assert_in_place(jax.grad(in_place(f)), rows, length=1000)
+    text = str(jax.make_jaxpr(jax.grad(in_place(f)))(*rows(20)))
+    assert text.count("cos") == str(jax.make_jaxpr(jax.grad(f))(*rows(20))).count("cos")
+
+
+# --- max_steps -------------------------------------------------------------------------------------------------
+
+
+def power(x, n):
+    return lax.while_loop(lambda c: c[0] < n, lambda c: (c[0] + 1, jnp.sin(c[1]) * x), (0, x))[1]
+
+
+def unrolled(x, n):
+    y = x
+    for _ in range(n):
+        y = jnp.sin(y) * x
+    return y
+
+
+def test_while_loops_are_differentiable_up_to_max_steps():
+    f = in_place(power, max_steps=5)
+    for n in (0, 3, 5):
+        np.testing.assert_allclose(jax.grad(f)(0.5, n), jax.grad(unrolled)(0.5, n), rtol=1e-5)
+    got = jax.vmap(jax.grad(f))(jnp.array([0.5, 0.7]), jnp.array([2, 4]))
+    np.testing.assert_allclose(got, [jax.grad(unrolled)(0.5, 2), jax.grad(unrolled)(0.7, 4)], rtol=1e-5)
+
+
+@pytest.mark.parametrize("most", [0, 5])
+@pytest.mark.parametrize(
+    "order", [lambda f: f, jax.grad, lambda f: lambda x, n: jax.vmap(f, (0, None))(jnp.full(3, x), n)]
+)
+def test_more_steps_than_max_steps_are_an_error(order, most):
+    f = jax.jit(order(in_place(power, max_steps=most)))
+    finish(f(0.5, most))
+    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match="in_place: more than max_steps steps"):
+        finish(f(0.5, most + 1))
+
+
+def test_a_large_result_knows_of_a_step_too_many():
+    def f(b, n):
+        return lax.while_loop(lambda c: c[0] < n, lambda c: (c[0] + 1, fill(c[1], c[0])), (0, b))[1]
+
+    g = jax.jit(in_place(f, max_steps=5))
+    np.testing.assert_array_equal(g(jnp.ones(3000), 5), f(jnp.ones(3000), 5))
+    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match="in_place: more than max_steps steps"):
+        finish(g(jnp.ones(3000), 6))
