@@ -20,11 +20,11 @@ namespace jax_tensorarray {
 struct Call {
   int64_t batch_dims;
   int64_t index_dims = 1;  // how many axes an index counts the rows of; not there if it is one
-  bool masked;          // a `where` operand follows the named ones
-  std::string_view op;  // the name the user called, for messages
-  bool reverse;         // walk the positions last to first
-  bool sorted;          // the order of the positions, sorted by row, follows that
-  bool strict;          // an index out of range is an error
+  bool masked;             // a `where` operand follows the named ones
+  std::string_view op;     // the name the user called, for messages
+  bool reverse;            // walk the positions last to first
+  bool sorted;             // the order of the positions, sorted by row, follows that
+  bool strict;             // an index out of range is an error
 };
 
 // Those of the ops that have rows for each batch.

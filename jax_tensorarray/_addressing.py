@@ -29,20 +29,20 @@ class Rows(NamedTuple):
 
     op: str
     buffer: Array
-    index: Index
+    at: Index
     where: tuple[Array, ...]
     params: Params
 
     @property
     def operands(self) -> tuple[Any, ...]:
         """Those of an op that takes no value."""
-        return (self.buffer, self.index, *self.where)
+        return (self.buffer, self.at, *self.where)
 
     def with_value(self, value: Any) -> tuple[Any, ...]:
         """Those of an op that takes one: broadcast to `[*batch, *I, *elem]`, in the dtype of the buffer."""
         batch_dims, index_dims = self.params["batch_dims"], self.params["index_dims"]
-        rows = _arguments.as_value(self.op, value, self.buffer, self.index.shape, batch_dims, index_dims)
-        return (self.buffer, self.index, rows, *self.where)
+        rows = _arguments.as_value(self.op, value, self.buffer, self.at.shape, batch_dims, index_dims)
+        return (self.buffer, self.at, rows, *self.where)
 
 
 def rows(
@@ -83,9 +83,9 @@ def rows(
     else:
         at, mode = _counted(op, names, found, sizes, shape, mask, mode), "drop"
     batch = buffer.shape[:axis]
-    at, *mask = (_for_each(batch, x) for x in (at, *mask))
+    at, *masks = (_for_each(batch, x) for x in (at, *mask))
     params = row_params(names[0], mode, lowering=lowering, batch_dims=axis, index_dims=len(parts))
-    return Rows(op, buffer, at, tuple(mask), params)
+    return Rows(op, buffer, at, tuple(masks), params)
 
 
 def _as_axis(op: str, axis: Any, buffer: Array) -> int:

@@ -48,7 +48,9 @@ class At(NamedTuple):
     where: Any  # None or a Predicate
     mode: str | None
     lowering: str
-    form: str = "rows"  # or a window from the first part on; elements (part, column) or columns of a buffer of rows (2,)
+    form: str = (
+        "rows"  # or a window from the first part on; elements (part, column) or columns of a buffer of rows (2,)
+    )
     column: Index = Index(0, 1, 0, "mod")
 
 

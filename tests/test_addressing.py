@@ -53,7 +53,7 @@ def cells(shape, axis, parts, length, where):
         at, mask = [a[..., None] + np.zeros(length, int) for a in at], mask[..., None] & np.full(length, True)
         at[-1] = at[-1] + np.arange(length)
     sizes = shape[axis : axis + len(parts)]
-    inside = np.all([(0 <= a) & (a < n) for a, n in zip(at, sizes, strict=True)], 0) & mask
+    inside = np.all([(a >= 0) & (a < n) for a, n in zip(at, sizes, strict=True)], 0) & mask
     return at, inside
 
 
@@ -167,7 +167,7 @@ def test_derivatives_are_those_of_plain_jax(op, shape, index, keywords):
         taken = sum(jnp.sum(jnp.sin(row + (op == "swap"))) for row in rows)
         return taken if op == "read" else jnp.sum(jnp.sin(buffer)) + (taken if op == "swap" else 0.0)
 
-    for derivative in (jax.value_and_grad, lambda f, n: (lambda *x: jax.hessian(f, n)(*x))):
+    for derivative in (jax.value_and_grad, lambda f, n: lambda *x: jax.hessian(f, n)(*x)):
         got, want = (derivative(f, (0, 1))(buffer, value) for f in (ours, plain))
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-10, atol=1e-12), got, want)
 
@@ -183,8 +183,18 @@ BUFFER = jnp.zeros((3, 4, 5))
         ((), {}, TypeError, r"index must be an integer, an array of integers or a tuple of these, got \(\)"),
         ((1, 2.0), {}, TypeError, r"ta_read\(axis=1\): index must be an integer or an array of integers, got 2.0"),
         ((1, (2,)), {}, TypeError, r"ta_read\(axis=1\): index must be an integer or an array of integers, got \(2,\)"),
-        ((0, 0, 0, 0), {}, IndexError, r"index has 4 parts, more than there are axes in a buffer of shape \(3, 4, 5\)$"),
-        ((0, 0), {"axis": 2}, IndexError, r"has 2 parts, more than there are axes in a buffer of shape \(3, 4, 5\) from axis 2 on"),
+        (
+            (0, 0, 0, 0),
+            {},
+            IndexError,
+            r"index has 4 parts, more than there are axes in a buffer of shape \(3, 4, 5\)$",
+        ),
+        (
+            (0, 0),
+            {"axis": 2},
+            IndexError,
+            r"has 2 parts, more than there are axes in a buffer of shape \(3, 4, 5\) from axis 2 on",
+        ),
         (([0, 1], [0, 1, 2]), {}, ValueError, r"index has parts of shapes \(2,\) and \(3,\), which do not fit"),
         ((1, 4), {}, IndexError, r"ta_read\(axis=1\): index 4 is out of range for a TensorArray of size 4"),
         ((-1, 4), {}, IndexError, r"ta_read\(axis=0\): index -1 is out of range for a TensorArray of size 3"),
@@ -226,13 +236,18 @@ def test_an_index_that_is_out_of_range_while_running_names_its_axis(f, stray, si
     def program(i):
         return lax.fori_loop(0, 2, lambda k, s: s + jnp.sum(f(i)), 0.0) if in_a_loop else f(i)
 
-    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match=f"ta_read{where}: index {said} is out of .*{size}"):
+    with pytest.raises(
+        (ValueError, jax.errors.JaxRuntimeError), match=f"ta_read{where}: index {said} is out of .*{size}"
+    ):
         finish(jax.jit(program)(np.int64(index)))
 
 
 def test_a_tuple_needs_integers_for_all_rows_of_its_axes():
     buffer = jax.ShapeDtypeStruct((2**16, 2**16), jnp.int8)
-    with jax.enable_x64(False), pytest.raises(OverflowError, match="counts the 4294967296 rows of the axes .*enable_x64"):
+    with (
+        jax.enable_x64(False),
+        pytest.raises(OverflowError, match=r"counts the 4294967296 rows of the axes .*enable_x64"),
+    ):
         jax.eval_shape(lambda b: ta.ta_read(b, (1, 2)), buffer)
     assert jax.eval_shape(lambda b: ta.ta_read(b, (1, 2)), buffer).shape == ()
 

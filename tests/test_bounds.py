@@ -54,7 +54,9 @@ def value(xp, e, k, c, x):
     if kind == "joined":
         return xp.concatenate([xp.stack([first, k])[::-1], xp.arange(3, dtype=xp.int32)])[xp.abs(x % 5)]
     if kind == "clamp":  # XLA's upper bound is the stronger one
-        return np.minimum(np.maximum(first, others[0]), others[1]) if xp is np else lax.clamp(others[0], first, others[1])
+        return (
+            np.minimum(np.maximum(first, others[0]), others[1]) if xp is np else lax.clamp(others[0], first, others[1])
+        )
     if kind in ("up", "down"):
         by = 2 if kind == "up" else -2
         if xp is np:

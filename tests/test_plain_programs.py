@@ -2,14 +2,25 @@
 
 import functools
 
-import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
 from jax import lax
-from random_programs import DIRECTION, THETA, InJax, Loop, Places, Program, Update, expected, kinds, loss, outputs, programs
+from random_programs import (
+    DIRECTION,
+    THETA,
+    InJax,
+    Places,
+    Program,
+    Update,
+    expected,
+    kinds,
+    loss,
+    outputs,
+    programs,
+)
 from test_random_programs import BATCHES, close, examples, same_state
 
 from jax_tensorarray import in_place

@@ -90,7 +90,7 @@ def in_place(
         def of_arrays(*arrays: Any) -> Any:
             rest = iter(arrays)
             whole = [next(rest) if flag else x for x, flag in zip(leaves, is_array, strict=True)]
-            args, kwargs = tree.unflatten(whole)
+            args, kwargs = jax.tree.unflatten(tree, whole)
             return fun(*args, **kwargs)
 
         arrays = [x for x, flag in zip(leaves, is_array, strict=True) if flag]
@@ -100,5 +100,5 @@ def in_place(
 
     functools.update_wrapper(repaired, fun, [name for name in _NAMES if hasattr(fun, name)])
     # Inlined: within another jit it is as if the equations stood there.
-    static = {"static_argnums": static_argnums, "static_argnames": static_argnames}
+    static: Any = {"static_argnums": static_argnums, "static_argnames": static_argnames}
     return jax.jit(repaired, inline=True, **{name: given for name, given in static.items() if given != ()})

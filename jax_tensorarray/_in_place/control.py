@@ -122,7 +122,14 @@ _LONGEST_ROUND = 6
 
 
 def _scan_by_rounds(
-    step: Callable[..., Any], carry: list[Array], xs: list[Array], steps: int, *, length: int, reverse: bool, **options: Any
+    step: Callable[..., Any],
+    carry: list[Array],
+    xs: list[Array],
+    steps: int,
+    *,
+    length: int,
+    reverse: bool,
+    **options: Any,
 ) -> tuple[list[Array], list[Array]]:
     """A scan each of whose steps is so many of those of `step`; those that are left come behind it."""
     if steps == 1:
@@ -181,7 +188,8 @@ def while_(repair: "Repair", eqn: Any, operands: Sequence[Value]) -> list[Value]
     outs, steps = while_loop(goes_on, step, carry, max_steps=repair.max_steps, return_steps=True)
     # The number of a step too many. Nothing is given that does not know that there was none.
     most = min(repair.max_steps, _INT32_MAX - 1) + 1
-    number = jnp.where(steps.cut, most, 0)
+    # An example that has finished an outer loop is cut before its first step.
+    number = jnp.where(steps.cut & (steps.taken >= repair.max_steps), most, 0)
     is_right = ta_check(number, most, mode="error", op="in_place: more than max_steps steps") >= 0
     return [Value(_known_if(is_right, x)) for x in outs]
 

@@ -75,9 +75,7 @@ class Repair:
             return any(map(inner.finds, bodies.jaxprs_in(eqn.params)))
         return self.in_loop and rows.is_of_rows(eqn)
 
-    def _equation(
-        self, eqn: Any, operands: list[Value], added: dict[int, Value]
-    ) -> tuple[list[Value], Iterable[int]]:
+    def _equation(self, eqn: Any, operands: list[Value], added: dict[int, Value]) -> tuple[list[Value], Iterable[int]]:
         """The results, and to which of them it has been added what is to be added."""
         with _compat.at_source_of(eqn):
             results = self._repaired(eqn, operands, added)

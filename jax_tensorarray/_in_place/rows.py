@@ -46,7 +46,7 @@ class Address(NamedTuple):
         """The first axis behind those along which it starts."""
         return self.axis + len(self.sizes)
 
-    def index(self, starts: Sequence[Array]) -> tuple[Array, Array | None]:
+    def positions(self, starts: Sequence[Array]) -> tuple[Array, Array | None]:
         """The index `[*shape[:axis], *I(, length)]` of arrays `[*batch, *I]`, and which starts are in range."""
         length = self.length or 1
         lasts = [*(size - 1 for size in self.sizes[:-1]), self.sizes[-1] - length]
@@ -118,9 +118,7 @@ def _bits(dtype: Any) -> int:
     return int((jnp.iinfo if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo)(dtype).bits)
 
 
-def _address(
-    aval: Any, taken: Sequence[int], batch: int, starts: Sequence[int], *, drops: bool
-) -> Address | None:
+def _address(aval: Any, taken: Sequence[int], batch: int, starts: Sequence[int], *, drops: bool) -> Address | None:
     """The address of what takes so much of each axis, from somewhere along the axes `starts` on."""
     if not starts or not _has_rows(aval):
         return None
@@ -153,7 +151,7 @@ def dynamic_slice(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     address = _of_slice(eqn.invars[0].aval, taken)
     if address is None or len(starts) != len(taken):
         return None
-    index, _ = address.index(_starts(address, arrays(starts)))
+    index, _ = address.positions(_starts(address, arrays(starts)))
     return [Value(_read(buffer, index, address).reshape(taken))]
 
 
@@ -162,7 +160,7 @@ def dynamic_update_slice(eqn: Any, operands: Sequence[Value]) -> list[Value] | N
     address = _of_slice(eqn.invars[0].aval, eqn.invars[1].aval.shape)
     if address is None or len(starts) != len(address.shape):
         return None
-    index, _ = address.index(_starts(address, arrays(starts)))
+    index, _ = address.positions(_starts(address, arrays(starts)))
     update = Update(ta_write_p, index, _reshaped(rows, address.rows_shape(())), None, address.params)
     return [_updated(buffer, update._replace(is_window=True, is_zero=rows.only == ()))]
 
@@ -278,7 +276,7 @@ def gather(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
         return None
     address, result = found.address, eqn.outvars[0].aval
     (at,) = arrays([indices])
-    index, inside = address.index(found.starts(at))
+    index, inside = address.positions(found.starts(at))
     rows = _read(buffer, index, address)
     positions = at.shape[address.batch : -1]
     rows = address.positions_first(rows, len(positions))
@@ -303,10 +301,10 @@ def scatter(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
         return None  # a row may be there more than once
     address = found.address
     at, rows = arrays([indices, updates])
-    index, _ = address.index(found.starts(at))
+    index, _ = address.positions(found.starts(at))
     positions = at.shape[address.batch : -1]
     order = found.order(rows.ndim)
-    rows = jnp.transpose(rows, np.argsort(order))
+    rows = jnp.transpose(rows, np.argsort(order).tolist())
     batch, axes = address.shape[: address.batch], address.shape[address.batch : address.axis]
     rest = address.rows_shape(())[address.axis :]
     rows = address.positions_behind(rows.reshape(*batch, *positions, *axes, *rest), len(positions))

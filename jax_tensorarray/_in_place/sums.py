@@ -1,9 +1,9 @@
 """Sums of buffers of which one is known to be zeros but for some rows: what the gradient of plain JAX is made of.
 
 The transpose of a read is an array of zeros to which a row is added, and that is added to the cotangent there is. The
-rows are added to that in place instead. Where the zeros are made in a branch or before an inner loop, the cotangent goes
-in there and what is added comes out (`moved_into`). The transpose of a select is two selects with zeros, whose sum is
-again one buffer.
+rows are added to that in place instead. Where the zeros are made in a branch or before an inner loop, the cotangent
+goes in there and what is added comes out (`moved_into`). The transpose of a select is two selects with zeros, whose sum
+is again one buffer.
 """
 
 from collections import Counter
@@ -15,7 +15,7 @@ from jax import lax
 from jax.extend import core as jex
 
 from jax_tensorarray import _compat
-from jax_tensorarray._in_place.values import Part, Value
+from jax_tensorarray._in_place.values import Value
 from jax_tensorarray._loops import bodies
 from jax_tensorarray._ops.add import ta_add_p
 
@@ -112,8 +112,9 @@ def _is_sum(eqn: Any, number: int) -> bool:
         if v is start:
             return True
         maker = makers.get(id(v))
-        is_sum = maker is not None and maker.primitive.name == "add_any" and uses[id(v)] == 1
-        return is_sum and any(reaches(w) for w in maker.invars if not isinstance(w, jex.Literal))
+        if maker is None or maker.primitive.name != "add_any" or uses[id(v)] != 1:
+            return False
+        return any(reaches(w) for w in maker.invars if not isinstance(w, jex.Literal))
 
     return reaches(v)
 

@@ -134,7 +134,7 @@ class Value:
         return Value(array, before=self, update=done)
 
     def versions(self) -> "Iterator[Value]":
-        """This one and all before it, newest first."""
+        """It and all before it, newest first."""
         value: Value | None = self
         while value is not None:
             yield value

@@ -197,7 +197,9 @@ class _Chooser:
         if is_tape:
             return choice
         if self.checks_outside and not is_in_loop(op, self.in_loops):
-            return None  # of a slice XLA may know the result without the index, and then nobody asks whether that is right
+            return (
+                None  # of a slice XLA may know the result without the index, and then nobody asks whether that is right
+            )
         if name == "read":
             updated = not self._is_never_updated(buffer, op.block)
             return choice._replace(ordered=updated, passes_on=updated)
