@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given
 from in_place import assert_in_place
 from jax import lax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 from waiting import finish
 
 import jax_tensorarray as ta
@@ -330,3 +332,38 @@ def test_a_stored_function_has_elements_and_windows():
     want = np.arange(12.0).reshape(3, 4)
     want[2, 1] += want[0, 2] + want[1, 1]
     np.testing.assert_array_equal(jax.export.deserialize(stored).call(*args), want)
+
+
+# --- divided among devices ---------------------------------------------------------------------------------------
+
+SPECS = [("x", None, None), (None, "x", None), (None, None, "x"), ("x", None, "y")]
+DIVIDED = {
+    "elements": ((jnp.array([5, 0, 9, 5]), jnp.array([3, 1, 0, 3])), {}),
+    "rows along an axis": (jnp.array([3, 0, 3]), {"axis": 1}),
+    "elements along axes": ((2, jnp.array([1, 7])), {"axis": 1}),
+    "windows": (jnp.array([1, 4]), {"length": 3}),
+}
+
+
+@pytest.mark.skipif(len(jax.devices()) < 8, reason="needs eight devices: see tests/conftest.py")
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("op", ["read", "add", "swap"])
+@pytest.mark.parametrize("name", DIVIDED)
+def test_a_buffer_may_be_divided(name, op, kind):
+    """Also along the axes that are addressed."""
+    index, keywords = DIVIDED[name]
+    buffer = np.random.default_rng(0).normal(size=(8, 4, 8))
+
+    def f(b):
+        values = () if op == "read" else (2.0,)
+        out = getattr(ta, f"ta_{op}")(b, index, *values, mode="drop", **keywords)
+        return out if isinstance(out, tuple) else (out,)
+
+    want = f(jnp.asarray(buffer))
+    for spec in SPECS if kind == AxisType.Auto else SPECS[-1:]:
+        mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(kind,) * 2)
+        with jax.set_mesh(mesh):
+            divided = jax.device_put(jnp.asarray(buffer), NamedSharding(mesh, P(*spec)))
+            got = jax.jit(f)(divided)
+        for x, y in zip(got, want, strict=True):
+            oracle.assert_same_bits(np.asarray(x), np.asarray(y))

@@ -14,6 +14,8 @@ from in_place import assert_in_place, assert_no_whole_buffer_copy, compiled
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import io_callback
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 from waiting import finish
 
 from jax_tensorarray import _programs, in_place
@@ -368,6 +370,34 @@ def test_the_policy_of_a_checkpoint_is_kept():
     assert_in_place(jax.grad(in_place(f)), rows, length=1000)
     text = str(jax.make_jaxpr(jax.grad(in_place(f)))(*rows(20)))
     assert text.count("cos") == str(jax.make_jaxpr(jax.grad(f))(*rows(20))).count("cos")
+
+
+@pytest.mark.skipif(len(jax.devices()) < 8, reason="needs eight devices: see tests/conftest.py")
+@pytest.mark.parametrize(
+    ("kind", "spec"),
+    [
+        (AxisType.Auto, ("x", None)),
+        (AxisType.Auto, (None, "x")),
+        (AxisType.Auto, ("x", "y")),
+        (AxisType.Explicit, (None, "x")),  # where plain JAX has no slices of divided rows
+    ],
+)
+def test_buffers_may_be_divided_among_devices(kind, spec):
+    def f(x):
+        def body(b, i):
+            new = b.at[i].set(jnp.sin(b[i // 2] + x[i]))
+            return jnp.where(i % 3 == 0, b, new), new[i].sum()
+
+        b, ys = lax.scan(body, x, jnp.arange(len(x)))
+        return jnp.sum(b**2) + jnp.sum(ys)
+
+    x = jnp.linspace(-1, 1, 64).reshape(8, 8)
+    mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(kind,) * 2)
+    with jax.set_mesh(mesh):
+        divided = jax.device_put(x, NamedSharding(mesh, P(*spec)))
+        want = jax.jit(jax.grad(f))(divided)
+        for g in (jax.grad(in_place(f)), in_place(jax.grad(f))):
+            np.testing.assert_allclose(jax.jit(g)(divided), want, rtol=1e-5)
 
 
 # --- max_steps -------------------------------------------------------------------------------------------------

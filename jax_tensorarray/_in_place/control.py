@@ -73,13 +73,13 @@ def cond(repair: "Repair", eqn: Any, operands: Sequence[Value], added: dict[int,
     return [Value(x) for x in outs]
 
 
-def scan(repair: "Repair", eqn: Any, operands: Sequence[Value], added: dict[int, Value]) -> list[Value] | None:
+def scan(repair: "Repair", eqn: Any, operands: Sequence[Value], added: dict[int, Value]) -> list[Value]:
     params = eqn.params
     n, m = _compat.scan_counts(params)
     consts, carry, xs = operands[:n], list(operands[n : n + m]), operands[n + m :]
+    for number in [k for k in added if carry[k].only != ()]:
+        del added[number]  # a sum that stays where it is
     for number, value in added.items():
-        if carry[number].only != ():
-            return None
         carry[number] = value
     body = repair.of_loop().function(params["jaxpr"])
     of_consts = arrays(consts)
@@ -215,8 +215,8 @@ def _types(operands: Sequence[Value]) -> list[Any]:
 LOOPS = ("scan", "while")
 CALLS = ("jit", "pjit")
 
-#: Rules that add to results what is to be added to these.
-ADDING: dict[str, Callable[["Repair", Any, Sequence[Value], dict[int, Value]], list[Value] | None]] = {
+#: Rules that add to results what is to be added to these. They take out what they do not add.
+ADDING: dict[str, Callable[["Repair", Any, Sequence[Value], dict[int, Value]], list[Value]]] = {
     "checkpoint": checkpoint,
     "remat2": checkpoint,
     "cond": cond,

@@ -8,7 +8,7 @@ from jax.extend import core as jex
 
 from jax_tensorarray import _compat
 from jax_tensorarray._in_place import control, rows, selects, sums
-from jax_tensorarray._in_place.values import Value, arrays
+from jax_tensorarray._in_place.values import Value, arrays, has_type_of
 from jax_tensorarray._loops import bodies
 
 Array = Any
@@ -95,5 +95,9 @@ class Repair:
             return control.RULES[name](self, eqn, operands)
         if not self.in_loop:
             return None
-        found = (rule(eqn, operands) for rule in RULES.get(name, ()))
-        return next((results for results in found if results is not None), None)
+        for rule in RULES.get(name, ()):
+            results = rule(eqn, operands)
+            # What plain JAX has made of Python's numbers stays as weakly typed as it is.
+            if results is not None and all(map(has_type_of, results, eqn.outvars)):
+                return results
+        return None

@@ -148,7 +148,7 @@ def arrays(values: Sequence[Value]) -> list[Array]:
     return [x.array for x in values]
 
 
-def typed_as(x: Array, aval: Any) -> bool:
-    """Whether an array is of a type, that of a result that it is to stand for."""
-    own = jax.typeof(x)
-    return own.shape == aval.shape and own.dtype == aval.dtype and own.weak_type == aval.weak_type
+def has_type_of(x: Value, v: Any) -> bool:
+    """Whether a value is of the type that a variable of a jaxpr has."""
+    own, of = jax.typeof(x.array), v.aval
+    return own.shape == of.shape and own.dtype == of.dtype and own.weak_type == of.weak_type
