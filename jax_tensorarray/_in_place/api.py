@@ -73,7 +73,7 @@ def in_place(
     ...     body = lambda i, b: b.at[i].set(jnp.sin(b[i - 1]))
     ...     return lax.fori_loop(1, len(b), body, b).sum()
     >>> jax.grad(in_place(f))(jnp.ones(4))
-    Array([1.9352956, 0.       , 0.       , 0.       ], dtype=float32)
+    Array([2.16485, 0.     , 0.     , 0.     ], dtype=float32)
     """
     if fun is None:
         return functools.partial(
@@ -94,11 +94,14 @@ def in_place(
             return fun(*args, **kwargs)
 
         arrays = [x for x, flag in zip(leaves, is_array, strict=True) if flag]
-        jaxpr, out = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
-        outs = Repair(max_steps).evaluate(jaxpr, [Value(x) for x in arrays])
-        return jax.tree.unflatten(jax.tree.structure(out), [x.array for x in outs])
+        # Inlined: within another jit it is as if the equations stood there.
+        plain = jax.jit(of_arrays, inline=True)
+        traced, repair = plain.trace(*arrays), Repair(max_steps)
+        if not repair.finds(traced.jaxpr):
+            return plain(*arrays)
+        outs = repair.evaluate(traced.jaxpr, [Value(x) for x in arrays])
+        return jax.tree.unflatten(jax.tree.structure(traced.out_info), [x.array for x in outs])
 
     functools.update_wrapper(repaired, fun, [name for name in _NAMES if hasattr(fun, name)])
-    # Inlined: within another jit it is as if the equations stood there.
     static: Any = {"static_argnums": static_argnums, "static_argnames": static_argnames}
     return jax.jit(repaired, inline=True, **{name: given for name, given in static.items() if given != ()})
