@@ -10,9 +10,9 @@ from jax import lax
 from jax.extend import core as jex
 
 from jax_tensorarray import _compat
-from jax_tensorarray._in_place.rows import is_update
+from jax_tensorarray._in_place.rows import has_rows, is_update
 from jax_tensorarray._in_place.selects import select
-from jax_tensorarray._in_place.values import Predicate, Value, arrays
+from jax_tensorarray._in_place.values import Predicate, Value, as_written
 from jax_tensorarray._loops import bodies
 from jax_tensorarray._loops.api import while_loop
 from jax_tensorarray._ops.check import ta_check
@@ -40,7 +40,7 @@ def checkpoint(repair: "Repair", eqn: Any, operands: Sequence[Value], added: dic
     jaxpr, consts = _compat.lifted(jax.make_jaxpr(_adding(repair.function, params["jaxpr"], added))(*_types(inputs)))
     new = jaxpr if hasattr(params["jaxpr"], "consts") else _compat.opened(jaxpr)
     policy = _with_rows(params["policy"])
-    outs = eqn.primitive.bind(*consts, *arrays(inputs), **params | {"jaxpr": new, "policy": policy})
+    outs = eqn.primitive.bind(*consts, *as_written(inputs), **params | {"jaxpr": new, "policy": policy})
     return [Value(x) for x in outs]
 
 
@@ -64,7 +64,7 @@ def _adding(function: Any, jaxpr: Any, added: dict[int, Value]) -> Callable[...,
 
 
 def cond(repair: "Repair", eqn: Any, operands: Sequence[Value], added: dict[int, Value]) -> list[Value]:
-    index, *rest = arrays([*operands, *added.values()])
+    index, *rest = as_written([*operands, *added.values()])
     functions = [_adding(repair.function, branch, added) for branch in eqn.params["branches"]]
     branches = [jax.make_jaxpr(f)(*map(jax.typeof, rest)) for f in functions]
     if any(branch.consts for branch in branches):
@@ -82,14 +82,14 @@ def scan(repair: "Repair", eqn: Any, operands: Sequence[Value], added: dict[int,
     for number, value in added.items():
         carry[number] = value
     body = repair.of_loop().function(params["jaxpr"])
-    of_consts = arrays(consts)
+    of_consts = as_written(consts)
 
     def step(carry: Sequence[Array], xs: Sequence[Array]) -> tuple[list[Array], list[Array]]:
         outs = body(*of_consts, *carry, *xs)
         return outs[:m], outs[m:]
 
     known = {name: params[name] for name in ("length", "reverse", "unroll", "_split_transpose") if name in params}
-    after, ys = _scan_by_rounds(step, arrays(carry), arrays(xs), _round_of(params["jaxpr"], n, m), **known)
+    after, ys = _scan_by_rounds(step, as_written(carry), as_written(xs), _round_of(params["jaxpr"], n, m), **known)
     return [Value(x) for x in (*after, *ys)]
 
 
@@ -105,7 +105,7 @@ def _round_of(body: Any, num_consts: int, num_carry: int) -> int:
     for k, v in enumerate(inner.outvars[:num_carry]):
         while not isinstance(v, jex.Literal) and v in makers and is_update(makers[v]):
             v = makers[v].invars[0]
-        if not isinstance(v, jex.Literal) and v in place and v.aval.ndim:
+        if not isinstance(v, jex.Literal) and v in place and has_rows(v.aval):
             came_from[k] = place[v]
     lengths = [1]
     for start in came_from:
@@ -164,7 +164,7 @@ def _in_order(
 
 
 def while_(repair: "Repair", eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
-    params, inputs = eqn.params, arrays(operands)
+    params, inputs = eqn.params, as_written(operands)
     a, b = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
     of_cond, of_body, carry = inputs[:a], inputs[a:b], inputs[b:]
     inner = repair.of_loop()
@@ -174,7 +174,7 @@ def while_(repair: "Repair", eqn: Any, operands: Sequence[Value]) -> list[Value]
         return jnp.any(predicate(*of_cond, *carry)[0])
 
     def step(carry: list[Array]) -> list[Array]:
-        (active,) = predicate(*of_cond, *carry)
+        active = jnp.asarray(predicate(*of_cond, *carry)[0])
         before = [Value(x) for x in carry]
         after = inner.evaluate(body, [*map(Value, of_body), *before])
         if not active.ndim:
@@ -209,7 +209,7 @@ def _known_if(is_right: Array, x: Array) -> Array:
 
 
 def _types(operands: Sequence[Value]) -> list[Any]:
-    return [jax.typeof(x.array) for x in operands]
+    return [jax.typeof(x) for x in as_written(operands)]
 
 
 LOOPS = ("scan", "while")

@@ -8,7 +8,7 @@ from jax.extend import core as jex
 
 from jax_tensorarray import _compat
 from jax_tensorarray._in_place import control, rows, selects, sums
-from jax_tensorarray._in_place.values import Value, arrays, has_type_of
+from jax_tensorarray._in_place.values import Value, arrays, as_written, has_type_of
 from jax_tensorarray._loops import bodies
 
 Array = Any
@@ -34,7 +34,7 @@ class Repair:
         moved = sums.moved_into(inner) if self.in_loop else {}
 
         def read(v: Any) -> Value:
-            return Value(v.val) if isinstance(v, jex.Literal) else values[v]
+            return Value.of_literal(v) if isinstance(v, jex.Literal) else values[v]
 
         for eqn in inner.eqns:
             if eqn.primitive.name == "add_any" and eqn.outvars[0] in values:
@@ -81,7 +81,7 @@ class Repair:
             results = self._repaired(eqn, operands, added)
             if results is not None:
                 return results, added if eqn.primitive.name in control.ADDING else ()
-            return [Value(x) for x in bodies.bind(eqn, arrays(operands))], ()
+            return [Value(x) for x in bodies.bind(eqn, as_written(operands))], ()
 
     def _repaired(self, eqn: Any, operands: list[Value], added: dict[int, Value]) -> list[Value] | None:
         name = eqn.primitive.name

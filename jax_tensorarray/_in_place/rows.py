@@ -26,6 +26,9 @@ Array = Any
 
 _INT32_MAX = np.iinfo(np.int32).max
 
+#: What is done to all of a smaller buffer takes no longer than what is done to a row of it.
+LEAST_BYTES = 4096
+
 
 class Address(NamedTuple):
     """Where an equation goes in a buffer of this shape."""
@@ -102,12 +105,13 @@ def _as_int32(start: Array, size: int) -> Array:
     return start.astype(np.int32)
 
 
-def _has_rows(aval: Any) -> bool:
+def has_rows(aval: Any) -> bool:
     """Whether a buffer is of a type that row ops have, and large enough for them to matter."""
-    dtype = aval.dtype
-    if jnp.issubdtype(dtype, jax.dtypes.extended) or aval.weak_type or math.prod(aval.shape) > _INT32_MAX:
+    dtype, size = aval.dtype, math.prod(aval.shape)
+    if jnp.issubdtype(dtype, jax.dtypes.extended) or aval.weak_type or not 1 < size <= _INT32_MAX:
         return False
-    return math.prod(aval.shape) > 1 and np.dtype(dtype).itemsize * 8 == _bits(dtype)
+    bytes_of_one = np.dtype(dtype).itemsize
+    return size * bytes_of_one >= LEAST_BYTES and bytes_of_one * 8 == _bits(dtype)
 
 
 def _bits(dtype: Any) -> int:
@@ -120,7 +124,7 @@ def _bits(dtype: Any) -> int:
 
 def _address(aval: Any, taken: Sequence[int], batch: int, starts: Sequence[int], *, drops: bool) -> Address | None:
     """The address of what takes so much of each axis, from somewhere along the axes `starts` on."""
-    if not starts or not _has_rows(aval):
+    if not starts or not has_rows(aval):
         return None
     shape, first, last = aval.shape, min(starts), max(starts)
     if sorted(starts) != list(range(first, last + 1)) or first < batch:
@@ -349,7 +353,7 @@ def is_of_rows(eqn: Any) -> bool:
         return _of_slice(eqn.invars[0].aval, eqn.params["slice_sizes"]) is not None
     if name == "dynamic_update_slice":
         return _of_slice(eqn.invars[0].aval, eqn.invars[1].aval.shape) is not None
-    return name == "gather" or name in _SCATTERS
+    return (name == "gather" or name in _SCATTERS) and has_rows(eqn.invars[0].aval)
 
 
 RULES: dict[str, Callable[[Any, Sequence[Value]], list[Value] | None]] = {

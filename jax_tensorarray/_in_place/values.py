@@ -87,7 +87,19 @@ class Value:
         is_used: whether something but the next update uses it.
     """
 
-    __slots__ = ("_mask", "array", "before", "guard", "is_used", "only", "part", "repeated", "stopped", "update")
+    __slots__ = (
+        "_mask",
+        "array",
+        "before",
+        "guard",
+        "is_used",
+        "literal",
+        "only",
+        "part",
+        "repeated",
+        "stopped",
+        "update",
+    )
 
     def __init__(
         self,
@@ -104,7 +116,14 @@ class Value:
         self.array, self.before, self.update, self.only = array, before, update, only
         self.part, self.guard, self.stopped, self.repeated = part, guard, stopped, repeated
         self.is_used = False
+        self.literal: Any = None  # the number of Python's that it is
         self._mask: Array = None
+
+    @classmethod
+    def of_literal(cls, v: Any) -> "Value":
+        value = cls(np.asarray(v.val, v.aval.dtype))
+        value.literal = v.val
+        return value
 
     @property
     def mask(self) -> Array:
@@ -120,8 +139,8 @@ class Value:
 
     @property
     def may_select(self) -> bool:
-        """Whether it is of a dtype that chooses between cases; a literal is a number of Python's."""
-        return getattr(self.array, "dtype", np.dtype(type(self.array))) in (np.bool_, np.int32)
+        """Whether it is of a dtype that chooses between cases."""
+        return self.array.dtype in (np.bool_, np.int32)
 
     @property
     def source(self) -> "Value":
@@ -146,6 +165,11 @@ def arrays(values: Sequence[Value]) -> list[Array]:
     for x in values:
         x.is_used = True
     return [x.array for x in values]
+
+
+def as_written(values: Sequence[Value]) -> list[Array]:
+    """What an equation is bound with that stays as it is: literals are numbers of Python's, which are weakly typed."""
+    return [x if value.literal is None else value.literal for x, value in zip(arrays(values), values, strict=True)]
 
 
 def has_type_of(x: Value, v: Any) -> bool:
