@@ -16,12 +16,11 @@ from jax import lax
 
 from jax_tensorarray import _arguments
 from jax_tensorarray._arguments import Index
+from jax_tensorarray._lowering.mlir import INT32_MAX
 from jax_tensorarray._ops.check import ta_check
 from jax_tensorarray._register import Params, row_params
 
 Array = jax.Array
-
-_INT32_MAX = np.iinfo(np.int32).max
 
 
 class Rows(NamedTuple):
@@ -57,14 +56,13 @@ def rows(
     lowering: str = "auto",
 ) -> Rows:
     """The rows that `op` is for, by the arguments that all such ops have."""
-    buffer, mode = _arguments.as_buffer(op, buffer), _arguments.as_mode(op, mode)
     _arguments.check_lowering(op, lowering)
-    masked = where is not None and where is not True
     if length is None and type(axis) is int and axis == 0 and not isinstance(index, tuple):
-        index, mode = _arguments.as_index(op, index, buffer.shape[0], mode, masked=masked)
-        mask = _arguments.as_where(op, where, index.shape)
+        buffer, index, mask, mode = _arguments.row_operands(op, buffer, index, where, mode)
         return Rows(op, buffer, index, mask, row_params(op, mode, lowering=lowering))
 
+    buffer, mode = _arguments.as_buffer(op, buffer), _arguments.as_mode(op, mode)
+    masked = where is not None and where is not True
     axis = _as_axis(op, axis, buffer)
     parts = _as_parts(op, index, axis, buffer)
     sizes = buffer.shape[axis : axis + len(parts)]
@@ -153,7 +151,7 @@ def _counted(
 ) -> Index:
     """One index for those of several axes, which counts the last one fastest; -1 where one of them is out of range."""
     total = math.prod(sizes)
-    dtype: Any = np.int32 if total <= _INT32_MAX else np.int64
+    dtype: Any = np.int32 if total <= INT32_MAX else np.int64
     if dtype == np.int64 and not jax.config.jax_enable_x64:
         raise OverflowError(
             f"{op}: a tuple counts the {total} rows of the axes {tuple(sizes)} in integers that JAX does not have by "
@@ -172,7 +170,7 @@ def _counted(
         at, inside = at * dtype(size) + row.astype(dtype), inside & is_inside
     if isinstance(at, np.ndarray | np.generic):
         return np.broadcast_to(np.where(inside, at, dtype(-1)), shape)
-    return at if inside is True else jnp.where(inside, at, dtype(-1))
+    return jnp.where(inside, at, dtype(-1))
 
 
 def _for_each(batch: tuple[int, ...], x: Any) -> Any:

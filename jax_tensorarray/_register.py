@@ -226,14 +226,15 @@ def _on_one_axis(reference: Callable[..., Any], call: Call) -> Callable[..., Any
 
 def _lower(kernel: Callable[..., Any], fallback: Callable[..., Any], ctx: Any, *operands: Any, **params: Any) -> Any:
     """Lower to a kernel, or to plain JAX for the dtypes that are packed below a byte, which no kernel can address."""
-    packed = any(_is_packed(aval.dtype) for aval in (*ctx.avals_in, *ctx.avals_out))
+    packed = any(is_packed(aval.dtype) for aval in (*ctx.avals_in, *ctx.avals_out))
     if packed:
         return fallback(ctx, *operands, **params)
     mark(ctx.module_context.module)
     return kernel(ctx, *operands, **params)
 
 
-def _is_packed(dtype: Any) -> bool:
+def is_packed(dtype: Any) -> bool:
+    """Whether elements of a dtype are smaller than a byte."""
     limits = (
         jnp.iinfo if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo if jnp.issubdtype(dtype, jnp.floating) else None
     )

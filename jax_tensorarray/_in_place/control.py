@@ -15,6 +15,7 @@ from jax_tensorarray._in_place.selects import select
 from jax_tensorarray._in_place.values import Predicate, Value, as_written
 from jax_tensorarray._loops import bodies
 from jax_tensorarray._loops.api import while_loop
+from jax_tensorarray._lowering.mlir import INT32_MAX
 from jax_tensorarray._ops.check import ta_check
 from jax_tensorarray._ops.write import ta_write
 from jax_tensorarray.checkpoint_policies import save_reads
@@ -187,14 +188,12 @@ def while_(repair: "Repair", eqn: Any, operands: Sequence[Value]) -> list[Value]
         return [Value(x) for x in while_loop(goes_on, step, carry)]
     outs, steps = while_loop(goes_on, step, carry, max_steps=repair.max_steps, return_steps=True)
     # The number of a step too many. Nothing is given that does not know that there was none.
-    most = min(repair.max_steps, _INT32_MAX - 1) + 1
+    most = min(repair.max_steps, INT32_MAX - 1) + 1
     # An example that has finished an outer loop is cut before its first step.
     number = jnp.where(steps.cut & (steps.taken >= repair.max_steps), most, 0)
     is_right = ta_check(number, most, mode="error", op="in_place: more than max_steps steps") >= 0
     return [Value(_known_if(is_right, x)) for x in outs]
 
-
-_INT32_MAX = 2**31 - 1
 
 #: So many elements may as well be selected as a row is written.
 _FEW = 1024

@@ -16,15 +16,14 @@ from jax import lax
 from jax.extend.core import Primitive
 
 from jax_tensorarray._in_place.values import Update, Value, arrays
+from jax_tensorarray._lowering.mlir import INT32_MAX
 from jax_tensorarray._ops.add import ta_add_p
 from jax_tensorarray._ops.max import ta_max_p
 from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._ops.write import ta_write_p
-from jax_tensorarray._register import Params, row_params
+from jax_tensorarray._register import Params, is_packed, row_params
 
 Array = Any
-
-_INT32_MAX = np.iinfo(np.int32).max
 
 #: What is done to all of a smaller buffer takes no longer than what is done to a row of it.
 LEAST_BYTES = 4096
@@ -98,9 +97,9 @@ def _as_int32(start: Array, size: int) -> Array:
     """A start in a dtype that has the size. What is out of range of the axis may become any other that is."""
     start = jnp.asarray(start)
     limits = jnp.iinfo(start.dtype)
-    if limits.max > _INT32_MAX:
+    if limits.max > INT32_MAX:
         start = jnp.minimum(start, np.asarray(size, start.dtype))
-    if limits.min < -_INT32_MAX - 1:
+    if limits.min < -INT32_MAX - 1:
         start = jnp.maximum(start, np.asarray(-1, start.dtype))
     return start.astype(np.int32)
 
@@ -108,18 +107,9 @@ def _as_int32(start: Array, size: int) -> Array:
 def has_rows(aval: Any) -> bool:
     """Whether a buffer is of a type that row ops have, and large enough for them to matter."""
     dtype, size = aval.dtype, math.prod(aval.shape)
-    if jnp.issubdtype(dtype, jax.dtypes.extended) or aval.weak_type or not 1 < size <= _INT32_MAX:
+    if jnp.issubdtype(dtype, jax.dtypes.extended) or aval.weak_type or not 1 < size <= INT32_MAX:
         return False
-    bytes_of_one = np.dtype(dtype).itemsize
-    return size * bytes_of_one >= LEAST_BYTES and bytes_of_one * 8 == _bits(dtype)
-
-
-def _bits(dtype: Any) -> int:
-    if dtype == np.bool_:
-        return 8
-    if jnp.issubdtype(dtype, jnp.complexfloating):
-        return np.dtype(dtype).itemsize * 8
-    return int((jnp.iinfo if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo)(dtype).bits)
+    return size * np.dtype(dtype).itemsize >= LEAST_BYTES and not is_packed(dtype)
 
 
 def _address(aval: Any, taken: Sequence[int], batch: int, starts: Sequence[int], *, drops: bool) -> Address | None:
@@ -345,7 +335,6 @@ def is_update(eqn: Any) -> bool:
     return eqn.primitive.name == "dynamic_update_slice" or eqn.primitive.name in _SCATTERS
 
 
-#: What looks whether there is something to do, without doing it.
 def is_of_rows(eqn: Any) -> bool:
     """Whether an equation is one of these, with an address."""
     name = eqn.primitive.name

@@ -76,8 +76,7 @@ class Sum(NamedTuple):
 
 def moved_into(jaxpr: Any) -> dict[int, list[Sum]]:
     """By the `id` of an equation of control flow, the sums of its results with what there is before it."""
-    uses = Counter(id(v) for eqn in jaxpr.eqns for v in eqn.invars if not isinstance(v, jex.Literal))
-    uses.update(id(v) for v in jaxpr.outvars if not isinstance(v, jex.Literal))
+    uses = _uses(jaxpr)
     made = {id(v): k for k, eqn in enumerate(jaxpr.eqns) for v in eqn.outvars}
     sums = {id(v): eqn for eqn in jaxpr.eqns if eqn.primitive.name == "add_any" for v in eqn.invars}
     found: dict[int, list[Sum]] = {}
@@ -95,6 +94,12 @@ def moved_into(jaxpr: Any) -> dict[int, list[Sum]]:
     return found
 
 
+def _uses(jaxpr: Any) -> Counter[int]:
+    """How often each variable is used, by its `id`."""
+    used = [v for eqn in jaxpr.eqns for v in eqn.invars]
+    return Counter(map(id, [*used, *jaxpr.outvars]))
+
+
 def _is_sum(eqn: Any, number: int) -> bool:
     """Whether a scan does nothing with a carry but to add to it."""
     num_consts, num_carry = _compat.scan_counts(eqn.params)
@@ -103,8 +108,7 @@ def _is_sum(eqn: Any, number: int) -> bool:
     body = _compat.opened(eqn.params["jaxpr"])
     start, v = body.invars[num_consts + number], body.outvars[number]
     makers = {id(w): e for e in body.eqns for w in e.outvars}
-    uses = Counter(id(w) for e in body.eqns for w in e.invars)
-    uses.update(id(w) for w in body.outvars)
+    uses = _uses(body)
     if uses[id(start)] != 1:
         return False
 

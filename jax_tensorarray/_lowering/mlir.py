@@ -399,19 +399,20 @@ def window_of(index: Value, size: int) -> Window | None:
 def repeats_along_last(value: Value) -> bool:
     """Whether an array is made by repeating numbers along a last axis."""
     last = value.type.rank - 1
-    return bool(operands_of(value, "broadcast_in_dim")) and last not in _dims_of(operation(value.owner))
+    return bool(operands_of(value, "broadcast_in_dim")) and last not in dims_of(operation(value.owner))
 
 
 def without_last(repeated: Operation) -> Value:
     """What such an operation repeats, as an array without that axis."""
     source, of = repeated.operands[0], repeated.results[0].type
-    shape, dims = of.shape[:-1], _dims_of(repeated)
+    shape, dims = of.shape[:-1], dims_of(repeated)
     if dims == list(range(len(shape))) and source.type.shape == shape:
         return source
     return hlo.broadcast_in_dim(tensor(shape, of.element_type), source, dense_int_array(dims))
 
 
-def _dims_of(broadcast: Operation) -> list[int]:
+def dims_of(broadcast: Operation) -> list[int]:
+    """Which axis of the result each of the operand is."""
     return list(ir.DenseI64ArrayAttr(broadcast.attributes["broadcast_dimensions"]))
 
 
@@ -421,7 +422,7 @@ def _counts_along_last(value: Value) -> bool:
         producer, last = operation(value.owner), value.type.rank - 1
         if producer.name == "stablehlo.iota":
             return producer.attributes["iota_dimension"].value == last
-        if producer.name != "stablehlo.broadcast_in_dim" or _dims_of(producer)[-1:] != [last]:
+        if producer.name != "stablehlo.broadcast_in_dim" or dims_of(producer)[-1:] != [last]:
             return False
         value = producer.operands[0]
         if value.type.shape[-1] != producer.results[0].type.shape[-1]:

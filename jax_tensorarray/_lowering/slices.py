@@ -43,6 +43,7 @@ from jax_tensorarray._lowering.mlir import (
     callers_of,
     compare,
     config,
+    dims_of,
     entry,
     functions_in_loops,
     index_sizes,
@@ -197,9 +198,8 @@ class _Chooser:
         if is_tape:
             return choice
         if self.checks_outside and not is_in_loop(op, self.in_loops):
-            return (
-                None  # of a slice XLA may know the result without the index, and then nobody asks whether that is right
-            )
+            # Of a slice XLA may know the result without the index, and then nobody asks whether that is right.
+            return None
         if name == "read":
             updated = not self._is_never_updated(buffer, op.block)
             return choice._replace(ordered=updated, passes_on=updated)
@@ -484,8 +484,7 @@ def _shared_axes(index: Value, batch_dims: int) -> tuple[int, Value]:
             break
         source, shape = producer.operands[0], index.type.shape
         axes = len(shape) - source.type.rank
-        dims = list(ir.DenseI64ArrayAttr(producer.attributes["broadcast_dimensions"]))
-        is_repeated = dims == list(range(axes, len(shape))) and source.type.shape == shape[axes:]
+        is_repeated = dims_of(producer) == list(range(axes, len(shape))) and source.type.shape == shape[axes:]
         if not (is_repeated and 0 < axes <= batch_dims - shared):
             break
         shared, index = shared + axes, source
