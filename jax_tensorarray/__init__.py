@@ -18,6 +18,7 @@ from jax_tensorarray import _compat, _lowering, checkpoint_policies, export, pri
 from jax_tensorarray._errors import check_errors  # noqa: E402
 from jax_tensorarray._flax import register_with_flax  # noqa: E402
 from jax_tensorarray._in_place.api import in_place  # noqa: E402
+from jax_tensorarray._loops import under_vmap  # noqa: E402
 from jax_tensorarray._loops.api import (  # noqa: E402
     choice_of_residuals,
     foldl,
@@ -39,6 +40,7 @@ from jax_tensorarray._tensorarray import TensorArray  # noqa: E402
 
 _compat.hide_own_frames()
 _compat.install_forwarding_transposes()
+under_vmap.install()
 _lowering.install()
 
 if TYPE_CHECKING:

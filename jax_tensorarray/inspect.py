@@ -32,8 +32,7 @@ _ADVICE = {
     "checkpoint": "jax.checkpoint runs the body again in the backward pass, for which each step keeps the whole "
     "buffer. Read by ta_read, write by ta_write, and give it the policy checkpoint_policies.save_reads.",
     "select_vmap": "jax.vmap of a cond or a while_loop whose predicate is batched runs both sides and selects between "
-    "whole buffers. Write with ta_write(buffer, i, x, where=p) in place of the cond, and loop with "
-    "jax_tensorarray.while_loop.",
+    "whole buffers. Read rows by ta_read(b, i) and write them by ta_write(b, i, x), which are masked instead.",
     "select": "A select (jnp.where, lax.select, or a plain write or read whose index may be out of range) touches all "
     "rows. In place of jnp.where(p, new_buffer, buffer) use ta_write(buffer, i, x, where=p), and ta_read for reads.",
     "gradient": "The transpose of a plain write (`.at[i].set`) takes a row out of the cotangent and the transpose of a "

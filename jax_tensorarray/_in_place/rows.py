@@ -189,8 +189,7 @@ def _updated(buffer: Value, update: Update) -> Value:
 
 def _writes_once(update: Update) -> bool:
     """Whether rows are written, no two of them to one place: those of a window are not."""
-    positions = np.shape(update.index)[update.params["batch_dims"] :]
-    return update.primitive is ta_write_p and (math.prod(positions) == 1 or update.is_window)
+    return update.primitive is ta_write_p and update.is_window
 
 
 # --- gather and scatter ----------------------------------------------------------------------------------------
@@ -290,8 +289,8 @@ def scatter(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     found = _gathered(eqn, numbers, taken)
     if found is None or not _combines(eqn, primitive):
         return None
-    at = indices.array
-    if combine is not None and math.prod(at.shape[found.address.batch : -1]) != 1:
+    is_window = math.prod(indices.shape[found.address.batch : -1]) == 1
+    if combine is not None and not is_window:
         return None  # a row may be there more than once
     address = found.address
     at, rows = arrays([indices, updates])
@@ -306,7 +305,7 @@ def scatter(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
         rows = -rows
     if combine is not None:
         rows = combine(_read(buffer, index, address), rows)
-    update = Update(primitive, index, rows, None, address.params, is_zero=updates.only == ())
+    update = Update(primitive, index, rows, None, address.params, is_window, updates.only == ())
     return [_updated(buffer, update)]
 
 

@@ -21,13 +21,19 @@ from jax_tensorarray._ops.add import ta_add_p
 
 
 def broadcast_in_dim(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
-    """Zeros, to which no row has been added so far."""
+    """Zeros, to which no row has been added so far; or an array of zeros and rows, the same for more examples."""
     v, result = eqn.invars[0], eqn.outvars[0].aval
-    is_number = isinstance(v, jex.Literal) and np.ndim(v.val) == 0
-    if not is_number or v.val != 0 or result.weak_type or not result.ndim:
+    is_zero = isinstance(v, jex.Literal) and np.ndim(v.val) == 0 and v.val == 0
+    rows = () if is_zero else operands[0].only
+    if rows is None or result.weak_type or not result.ndim:
         return None
+    if rows:
+        more = result.shape[: result.ndim - v.aval.ndim]
+        if (*more, *v.aval.shape) != result.shape or min(eqn.params["broadcast_dimensions"]) < len(more):
+            return None
+        rows = tuple(update.repeated(more) for update in rows)
     (array,) = bodies.bind(eqn, [x.array for x in operands])
-    return [Value(array, only=())]
+    return [Value(array, only=rows)]
 
 
 def add(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:

@@ -33,6 +33,15 @@ class Update(NamedTuple):
         masks = [] if where is None else [where]
         return self.primitive.bind(buffer, self.index, self.rows, *masks, **self.params), self._replace(where=where)
 
+    def repeated(self, shape: tuple[int, ...]) -> "Update":
+        """The same for examples along new first axes."""
+        index, rows, where = (
+            None if x is None else lax.broadcast_in_dim(x, (*shape, *x.shape), range(len(shape), len(shape) + x.ndim))
+            for x in (jnp.asarray(self.index), self.rows, self.where)
+        )
+        params: Params = {**self.params, "batch_dims": self.params["batch_dims"] + len(shape)}
+        return self._replace(index=index, rows=rows, where=where, params=params)
+
     def undone(self, old: Array) -> "Update":
         """Puts back the rows that a buffer had before."""
         masks = [] if self.where is None else [self.where]

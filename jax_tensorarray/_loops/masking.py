@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.extend.core import primitives as jax_primitives
 
@@ -65,6 +66,12 @@ def batched_body(
 
     active = jax.ShapeDtypeStruct((axis.size, *(first[0].shape if first else ())), jnp.bool_)
     return jax.make_jaxpr(axis.vmap(call, [0, *axes(varying)], 0))(active, *types)
+
+
+def every_branch(branches: Sequence[Any], index: Array, operands: Sequence[Array]) -> list[Array]:
+    """The results of the branch of that index for an example, if `jax.vmap` takes all examples through all of them."""
+    inputs = [Value(x, k, True, True) for k, x in enumerate(operands)]
+    return [x.array for x in _Masked(np.True_).all_branches(branches, index, inputs)]
 
 
 class Value(NamedTuple):

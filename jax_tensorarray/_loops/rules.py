@@ -73,7 +73,7 @@ def register(
 ) -> None:
     """Give a loop its rules. `body_of` is the jaxpr, among its parameters, as long as which they are remembered."""
     ad.primitive_jvps[primitive] = _jvp(jvp, body_of)
-    batching.fancy_primitive_batchers[primitive] = _batch(primitive, batch, body_of)
+    batching.fancy_primitive_batchers[primitive] = batching_rule(primitive, batch, body_of)
     if transpose is not None:
         ad.primitive_transposes[primitive] = _transpose(transpose, body_of)
 
@@ -134,9 +134,11 @@ def _transpose(rule: Callable[..., Any], body_of: Callable[[dict[str, Any]], Any
     return transpose
 
 
-def _batch(
+def batching_rule(
     primitive: Primitive, rule: Callable[..., Any], body_of: Callable[[dict[str, Any]], Any]
 ) -> Callable[..., Any]:
+    """The rule that JAX calls, of one that is traced once for a body."""
+
     @_compat.cached
     def traced(body: Any, axis: Axis, params: Any, types: Sequence[Any], dims: Sequence[Any]) -> tuple[Any, Any]:
         found = []

@@ -1,0 +1,167 @@
+"""`jax.vmap` of JAX's own `cond`, `switch` and `while_loop` around row ops: right, and linear."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from in_place import assert_in_place
+from jax import lax
+
+import jax_tensorarray as ta
+
+EXAMPLES = 3
+
+
+def looped(x, length):
+    """Of three branches two write, and one of these reads too."""
+
+    def body(b, i):
+        kind = jnp.where(x[0] * jnp.cos(2.0 * i) > 0, 0, jnp.where(x[1] > 0, 1, 2))
+        branches = [
+            lambda b: ta.ta_write(b, i, jnp.sin(ta.ta_read(b, i // 2)) + x),
+            lambda b: ta.ta_add(b, i - 1, 0.5 * ta.ta_read(b, i)),
+            lambda b: b,
+        ]
+        b = lax.switch(kind, branches, b)
+        return b, ta.ta_read(b, i)[0]
+
+    b, ys = lax.scan(body, jnp.ones((length, len(x))), jnp.arange(1, length))
+    return jnp.sum(b * jnp.cos(jnp.arange(length))[:, None]) + jnp.sum(ys)
+
+
+def unrolled(known):
+    """The same without a loop or a branch, for an example of which the values are known."""
+
+    def f(x, length):
+        b, total = [jnp.ones(len(x))] * length, 0.0
+        for i in range(1, length):
+            if known[0] * np.cos(2.0 * i) > 0:
+                b[i] = jnp.sin(b[i // 2]) + x
+            elif known[1] > 0:
+                b[i - 1] = b[i - 1] + 0.5 * b[i]
+            total = total + b[i][0]
+        return jnp.sum(jnp.stack(b) * jnp.cos(jnp.arange(length))[:, None]) + total
+
+    return f
+
+
+OF_ONE = {
+    "value": lambda f: f,
+    "gradient": jax.grad,
+    "Hessian-vector": lambda f: lambda x, n: jax.jvp(lambda x: jax.grad(f)(x, n), (x,), (jnp.cos(x),))[1],
+}
+
+
+def examples(length):
+    return jnp.asarray(np.random.default_rng(length).normal(size=(EXAMPLES, 2)), jnp.float32)
+
+
+@pytest.mark.parametrize("name", OF_ONE)
+def test_switch_gives_what_each_example_gives(name):
+    xs = examples(6)
+    found = jax.jit(jax.vmap(lambda x: OF_ONE[name](looped)(x, 6)))(xs)
+    expected = [OF_ONE[name](unrolled(x))(jnp.asarray(x), 6) for x in np.asarray(xs)]
+    np.testing.assert_allclose(found, np.stack(expected), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [*OF_ONE, "gradient of vmap"])
+def test_switch_is_in_place(name):
+    def f(b, xs):  # `b` says how large the buffers are
+        if name in OF_ONE:
+            return jax.vmap(lambda x: OF_ONE[name](looped)(x, b.shape[1]))(xs)
+        return jax.grad(lambda xs: jnp.sum(jax.vmap(lambda x: looped(x, b.shape[1]))(xs)))(xs)
+
+    assert_in_place(f, lambda n: (jnp.zeros((EXAMPLES, n, 2)), examples(n)))
+
+
+def counted(n, x, b):
+    def body(state):
+        i, b = state
+        return i + 1, ta.ta_write(b, i, jnp.sin(ta.ta_read(b, i - 1)) + x)
+
+    return lax.while_loop(lambda state: state[0] < n, body, (1, b))
+
+
+def test_while_loop_whose_examples_end_at_different_times():
+    ns, xs = np.array([1, 4, 6]), np.array([0.1, 0.2, 0.3], np.float32)
+    steps, found = jax.jit(jax.vmap(counted, (0, 0, None)))(ns, xs, jnp.ones((6, 2)))
+    expected = np.ones((3, 6, 2), np.float32)
+    for b, n, x in zip(expected, ns, xs, strict=True):
+        for i in range(1, n):
+            b[i] = np.sin(b[i - 1]) + x
+    np.testing.assert_array_equal(steps, ns)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("tangents", [False, True])
+def test_while_loop_is_in_place(tangents):
+    def f(b):
+        ns = b.shape[1] - jnp.arange(EXAMPLES)
+        return jax.vmap(counted)(ns, jnp.ones(EXAMPLES), b)[1]
+
+    def both(b):
+        return jax.jvp(f, (b,), (b,))
+
+    assert_in_place(both if tangents else f, lambda n: (jnp.zeros((EXAMPLES, n, 2)),))
+
+
+def test_while_loop_that_ends_for_all_at_once_shares_what_it_shares():
+    _, b = jax.eval_shape(jax.vmap(counted, (None, None, 0)), 3, 1.0, jnp.zeros((EXAMPLES, 4)))
+    assert b.shape == (EXAMPLES, 4)
+    text = str(jax.make_jaxpr(jax.vmap(counted, (None, None, 0)))(3, 1.0, jnp.zeros((EXAMPLES, 4))))
+    assert "ta_while" not in text
+
+
+def test_a_branch_that_is_not_taken_does_not_raise():
+    def f(p, i):
+        return lax.cond(p, lambda: ta.ta_read(jnp.arange(3.0), i, mode="error"), lambda: -1.0)
+
+    found = jax.vmap(f)(jnp.array([True, False]), jnp.array([2, 7]))
+    np.testing.assert_array_equal(found, [2.0, -1.0])
+    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match="ta_read: index 7 is out of range"):
+        jax.block_until_ready(jax.vmap(f)(jnp.array([True, True]), jnp.array([2, 7])))
+        ta.check_errors()
+
+
+def test_an_infinite_derivative_that_is_not_taken_is_not_seen():
+    def f(x, p):
+        def yes(b):
+            return ta.ta_write(b, 0, jnp.sqrt(x))
+
+        return lax.cond(p, yes, lambda b: ta.ta_write(b, 1, x), jnp.zeros(2)).sum()
+
+    of_each = jax.vmap(jax.grad(f))(jnp.array([0.0, 4.0]), jnp.array([False, True]))
+    np.testing.assert_array_equal(of_each, [1.0, 0.25])
+    shared = jax.grad(lambda x: jnp.sum(jax.vmap(f, (None, 0))(x, jnp.array([False, False]))))(0.0)
+    assert shared == 2.0
+
+
+def test_collectives_and_names_inside():
+    def f(p, x):
+        def yes(b):
+            return ta.ta_write(b, 0, lax.psum(x, "examples"))
+
+        return lax.cond(p, yes, lambda b: ta.ta_write(b, 1, 1.0 * lax.axis_index("examples")), jnp.zeros(2))
+
+    found = jax.vmap(f, axis_name="examples")(jnp.array([True, False, True]), jnp.array([1.0, 2.0, 3.0]))
+    np.testing.assert_array_equal(found, [[6, 0], [0, 1], [6, 0]])
+
+
+def test_what_acts_is_left_to_jax():
+    def f(p):
+        def yes(b):
+            jax.experimental.io_callback(lambda: None, None)
+            return ta.ta_write(b, 0, 1.0)
+
+        return lax.cond(p, yes, lambda b: b, jnp.zeros(2))
+
+    with pytest.raises(NotImplementedError, match="IO effect not supported in vmap-of-cond"):
+        jax.vmap(f)(jnp.array([True, False]))
+
+
+def test_programs_without_row_ops_are_jaxs():
+    def f(p, x):
+        return lax.cond(p, jnp.sin, jnp.cos, x)
+
+    jaxpr = jax.make_jaxpr(jax.vmap(f))(jnp.array([True, False]), jnp.ones(2))
+    assert "select_n" in str(jaxpr) and "ta_" not in str(jaxpr)
