@@ -300,7 +300,19 @@ def windows(b, w, length=4):
     return jnp.sum(lax.scan(body, (b, b[:length]), jnp.arange(steps))[0][0])
 
 
-LOOPS = {"elements": elements, "columns": columns, "windows": windows}
+def window_after_row(b, w):
+    """A window is read of what a row has just been written into."""
+    b = b.T
+    steps = len(b)
+
+    def body(b, i):
+        b = ta.ta_write(b, i, jnp.sin(ta.ta_read(b, i // 2)) * w)
+        return ta.ta_add(b, i // 3, jnp.full((3, 3), jnp.cos(w)), length=3), None
+
+    return jnp.sum(lax.scan(body, b, jnp.arange(steps))[0])
+
+
+LOOPS = {"elements": elements, "columns": columns, "windows": windows, "window_after_row": window_after_row}
 TRANSFORMS = {
     "forward": lambda f: f,
     "grad": lambda f: jax.grad(f, (0, 1)),

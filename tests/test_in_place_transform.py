@@ -58,6 +58,14 @@ def elements(x):
     return jnp.sum(scan(body, x, len(x)) ** 2)
 
 
+def known_places(x):
+    def body(b, i):
+        new = jnp.sin(b[0]) + b[-1] * jnp.sum(b[2:5]) + b[i // 2, 1]
+        return b.at[i].set(new).at[3].add(x[i])
+
+    return jnp.sum(scan(body, x, len(x)) ** 2)
+
+
 def windows(x):
     def body(b, i):
         rows = lax.dynamic_slice_in_dim(b, (i * 3) % (len(x) - 4), 4)
@@ -130,11 +138,50 @@ def each_by_its_own_branch(x):
     return jnp.sum(jax.vmap(one)(jnp.arange(3), jnp.stack([x] * 3)) ** 2)
 
 
+def walked(x, wave):
+    return scan(lambda b, i: b.at[i].set(wave(b[i // 2]) + x[i]), x, len(x))
+
+
+@jax.custom_jvp
+def walk(x, times):
+    return walked(x, jnp.sin) * times
+
+
+@walk.defjvp
+def _(primals, tangents):
+    x, times = primals
+    return walk(x, times), walked(x, jnp.cos) * times * tangents[0]
+
+
+@jax.custom_vjp
+def walk_back(x, times):
+    return walked(x, jnp.sin) * times, times
+
+
+def _walk_back(times, x, cts):
+    return walked(x, jnp.cos) * times * cts[0], None
+
+
+walk_back.defvjp(lambda x, times: (walk_back(x, times), (times, x)), lambda res, cts: _walk_back(*res, cts))
+
+
+def rules_of_its_own(x):
+    """Which are no derivatives of the function, and have loops too."""
+    return jnp.sum(walk(x, 2) ** 2) + jnp.sum(walk_back(x, 3)[0])
+
+
+def divided(x):
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(AxisType.Auto,))
+    f = jax.shard_map(lambda x: walked(x, jnp.sin) * lax.axis_size("x"), mesh=mesh, in_specs=P("x"), out_specs=P("x"))
+    return jnp.sum(f(x) ** 2)
+
+
 LOOPS = {
     f.__name__: f
     for f in (
         columns,
         elements,
+        known_places,
         windows,
         crossing,
         read_before_select,
@@ -143,6 +190,8 @@ LOOPS = {
         read_again_beside_a_conditional,
         each_by_its_own_end,
         each_by_its_own_branch,
+        rules_of_its_own,
+        divided,
     )
 }
 FORWARD_ONLY = ("each_by_its_own_end",)  # in plain JAX
@@ -183,6 +232,38 @@ def test_a_program_of_the_suite_gives_what_it_gave_and_is_in_place(name, order):
     np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6)
     if (name, order) not in LEFT:
         assert_no_whole_buffer_copy(compiled(g, *rows(1000)), *rows(1000))
+
+
+OUTSIDE = {
+    "vmap": jax.vmap,
+    "vmap of grad": lambda f: jax.vmap(jax.grad(f)),
+    "grad of vmap": lambda f: jax.grad(lambda xs: jnp.sum(jax.vmap(f)(xs))),
+}
+
+
+@pytest.mark.parametrize("outside", OUTSIDE)
+def test_examples_with_branches_of_their_own_outside(outside):
+    def one(x):
+        def write(b, i):
+            return b.at[i].set(jnp.sin(b[i // 2]) * x[0])
+
+        def body(b, i):
+            b = lax.cond(jnp.cos(i * x[0, 0]) > 0, write, lambda b, i: b.at[0].add(x[i]), b, i)
+            return b, b[i, 0]
+
+        b, ys = lax.scan(body, x, jnp.arange(len(x)))
+        return jnp.sum(b**2) + jnp.sum(ys)
+
+    def batch(steps):
+        return (jnp.stack([*rows(steps)] * 3) * jnp.array([1.0, 2.0, 3.0])[:, None, None],)
+
+    f = OUTSIDE[outside]
+    for g in (f(in_place(one)), in_place(f(one))):
+        np.testing.assert_allclose(jax.jit(g)(*batch(20)), jax.jit(f(one))(*batch(20)), rtol=2e-5, atol=2e-6)
+    assert_in_place(f(in_place(one)), batch, length=1000)
+    if outside == "grad of vmap":  # of which plain JAX keeps the masks of whole buffers
+        return
+    assert_in_place(in_place(f(one)), batch, length=1000)
 
 
 def test_the_proof_fails_for_what_is_left():

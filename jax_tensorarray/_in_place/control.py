@@ -1,4 +1,4 @@
-"""Loops, conditionals and calls, whose bodies are repaired too."""
+"""Loops and conditionals, whose bodies are repaired too."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,12 +13,10 @@ from jax_tensorarray import _compat
 from jax_tensorarray._in_place.rows import has_rows, is_update
 from jax_tensorarray._in_place.selects import select
 from jax_tensorarray._in_place.values import Predicate, Value, as_written
-from jax_tensorarray._loops import bodies
 from jax_tensorarray._loops.api import while_loop
 from jax_tensorarray._lowering.mlir import INT32_MAX
 from jax_tensorarray._ops.check import ta_check
 from jax_tensorarray._ops.write import ta_write
-from jax_tensorarray.checkpoint_policies import save_reads
 
 if TYPE_CHECKING:
     from jax_tensorarray._in_place.repair import Repair
@@ -26,47 +24,9 @@ if TYPE_CHECKING:
 Array = Any
 
 
-def jit(repair: "Repair", eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
-    """In the place of its call, so that what is known of its operands is known inside, unless it asks for something."""
-    params = eqn.params
-    if not bodies.asks_for_nothing(params):
-        return None
-    return repair.evaluate(params["jaxpr"], operands)
-
-
-def checkpoint(repair: "Repair", eqn: Any, operands: Sequence[Value], added: dict[int, Value]) -> list[Value]:
-    """Rows that are read are kept besides what the policy keeps: else each step keeps the buffers that it reads."""
-    params = eqn.params
-    inputs = [*operands, *added.values()]
-    jaxpr, consts = _compat.lifted(jax.make_jaxpr(_adding(repair.function, params["jaxpr"], added))(*_types(inputs)))
-    new = jaxpr if hasattr(params["jaxpr"], "consts") else _compat.opened(jaxpr)
-    policy = _with_rows(params["policy"])
-    outs = eqn.primitive.bind(*consts, *as_written(inputs), **params | {"jaxpr": new, "policy": policy})
-    return [Value(x) for x in outs]
-
-
-def _with_rows(policy: Any) -> Any:
-    def keeps(prim: Any, *args: Any, **params: Any) -> Any:
-        kept = False if policy is None else policy(prim, *args, **params)
-        return kept or save_reads(prim, *args, **params)
-
-    return keeps
-
-
-def _adding(function: Any, jaxpr: Any, added: dict[int, Value]) -> Callable[..., list[Array]]:
-    """The function that a jaxpr is, which takes behind its operands what is added to some of its results."""
-
-    def f(*args: Array) -> list[Array]:
-        split = len(args) - len(added)
-        more = dict(zip(added, map(Value, args[split:]), strict=True))
-        return function(jaxpr, more)(*args[:split])
-
-    return f
-
-
 def cond(repair: "Repair", eqn: Any, operands: Sequence[Value], added: dict[int, Value]) -> list[Value]:
     index, *rest = as_written([*operands, *added.values()])
-    functions = [_adding(repair.function, branch, added) for branch in eqn.params["branches"]]
+    functions = [repair.adding(branch, added) for branch in eqn.params["branches"]]
     branches = [jax.make_jaxpr(f)(*map(jax.typeof, rest)) for f in functions]
     if any(branch.consts for branch in branches):
         return [Value(x) for x in lax.switch(index, functions, *rest)]
@@ -176,8 +136,8 @@ def while_(repair: "Repair", eqn: Any, operands: Sequence[Value]) -> list[Value]
 
     def step(carry: list[Array]) -> list[Array]:
         active = jnp.asarray(predicate(*of_cond, *carry)[0])
-        before = [Value(x) for x in carry]
-        after = inner.evaluate(body, [*map(Value, of_body), *before])
+        before = [Value.given(x) for x in carry]
+        after = inner.evaluate(body, [*map(Value.given, of_body), *before])
         if not active.ndim:
             return [x.array for x in after]
         chosen = Predicate(active)
@@ -207,18 +167,11 @@ def _known_if(is_right: Array, x: Array) -> Array:
     return ta_write(x, jnp.where(is_right, -1, 0), row, mode="drop")
 
 
-def _types(operands: Sequence[Value]) -> list[Any]:
-    return [jax.typeof(x) for x in as_written(operands)]
-
-
 LOOPS = ("scan", "while")
-CALLS = ("jit", "pjit")
 
 #: Rules that add to results what is to be added to these. They take out what they do not add.
 ADDING: dict[str, Callable[["Repair", Any, Sequence[Value], dict[int, Value]], list[Value]]] = {
-    "checkpoint": checkpoint,
-    "remat2": checkpoint,
     "cond": cond,
     "scan": scan,
 }
-RULES: dict[str, Callable[..., list[Value] | None]] = {"jit": jit, "pjit": jit, "while": while_, **ADDING}
+RULES: dict[str, Callable[..., list[Value] | None]] = {"while": while_, **ADDING}

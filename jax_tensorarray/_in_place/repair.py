@@ -3,16 +3,21 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import jax
 from jax import lax
 from jax.extend import core as jex
 
 from jax_tensorarray import _compat
-from jax_tensorarray._in_place import control, rows, selects, sums
+from jax_tensorarray._in_place import calls, control, rows, selects, sums
 from jax_tensorarray._in_place.values import Value, arrays, as_written, has_type_of
 from jax_tensorarray._loops import bodies
 
 Array = Any
 Rule = Callable[[Any, Sequence[Value]], list[Value] | None]
+
+#: What runs jaxprs, and of this what adds to its results.
+RUNS = {**calls.RULES, **control.RULES}
+ADDS = {**calls.ADDING, **control.ADDING}
 
 #: By primitive, the rules that are asked one after the other. None: what it does stays as it is.
 RULES: dict[str, list[Rule]] = {}
@@ -29,7 +34,7 @@ class Repair:
 
     def evaluate(self, jaxpr: Any, inputs: Sequence[Value]) -> list[Value]:
         inner = _compat.opened(jaxpr)
-        values = dict(zip(inner.constvars, map(Value, jaxpr.consts), strict=True))
+        values = dict(zip(inner.constvars, map(Value.given, jaxpr.consts), strict=True))
         values.update(zip(inner.invars, inputs, strict=True))
         moved = sums.moved_into(inner) if self.in_loop else {}
 
@@ -50,13 +55,29 @@ class Repair:
         closed = _compat.closed(jaxpr)
 
         def f(*args: Array) -> list[Array]:
-            outs = self.evaluate(closed, [Value(x) for x in args])
+            outs = self.evaluate(closed, [Value.given(x) for x in args])
             for number, value in (added or {}).items():
                 found = sums.total(outs[number], value)
                 outs[number] = Value(lax.add(*arrays([outs[number], value]))) if found is None else found
             return [x.array for x in outs]
 
         return f
+
+    def adding(self, jaxpr: Any, added: Mapping[int, Value]) -> Callable[..., list[Array]]:
+        """That function, which takes behind its operands what is added to some of its results."""
+
+        def f(*args: Array) -> list[Array]:
+            split = len(args) - len(added)
+            more = dict(zip(added, map(Value, args[split:]), strict=True))
+            return self.function(jaxpr, more)(*args[:split])
+
+        return f
+
+    def call(self, f: Callable[..., Any], *args: Any) -> Any:
+        """What a function gives, repaired."""
+        jaxpr, out = jax.make_jaxpr(f, return_shape=True)(*args)
+        outs = self.function(jaxpr)(*jax.tree.leaves(args))
+        return jax.tree.unflatten(jax.tree.structure(out), outs)
 
     def of_loop(self) -> "Repair":
         """What evaluates the body of a loop."""
@@ -68,7 +89,7 @@ class Repair:
 
     def _finds(self, eqn: Any) -> bool:
         name = eqn.primitive.name
-        if name in control.RULES:
+        if name in RUNS:
             inner = self.of_loop() if name in control.LOOPS else self
             if name == "while" and self.max_steps is not None:
                 return True
@@ -80,19 +101,19 @@ class Repair:
         with _compat.at_source_of(eqn):
             results = self._repaired(eqn, operands, added)
             if results is not None:
-                return results, added if eqn.primitive.name in control.ADDING else ()
+                return results, added if eqn.primitive.name in ADDS else ()
             return [Value(x) for x in bodies.bind(eqn, as_written(operands))], ()
 
     def _repaired(self, eqn: Any, operands: list[Value], added: dict[int, Value]) -> list[Value] | None:
         name = eqn.primitive.name
-        if name in control.RULES:
-            if self.in_loop and name in control.CALLS:  # where a select may be all that there is
-                return control.RULES[name](self, eqn, operands)
+        if name in RUNS:
+            if self.in_loop and name in calls.INLINED:  # where a select may be all that there is
+                return RUNS[name](self, eqn, operands)
             if not self._finds(eqn):
                 return None
-            if name in control.ADDING:
-                return control.ADDING[name](self, eqn, operands, added)
-            return control.RULES[name](self, eqn, operands)
+            if name in ADDS:
+                return ADDS[name](self, eqn, operands, added)
+            return RUNS[name](self, eqn, operands)
         if not self.in_loop:
             return None
         for rule in RULES.get(name, ()):

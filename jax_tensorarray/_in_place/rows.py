@@ -16,6 +16,7 @@ from jax import lax
 from jax.extend.core import Primitive
 
 from jax_tensorarray._in_place.values import Update, Value, arrays
+from jax_tensorarray._loops import bodies
 from jax_tensorarray._lowering.mlir import INT32_MAX
 from jax_tensorarray._ops.add import ta_add_p
 from jax_tensorarray._ops.max import ta_max_p
@@ -147,6 +148,42 @@ def dynamic_slice(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
         return None
     index, _ = address.positions(_starts(address, arrays(starts)))
     return [Value(_read(buffer, index, address).reshape(taken))]
+
+
+#: A slice from a place that is known while tracing is of some rows if it takes no larger share of the buffer.
+_SMALL_SHARE = 8
+
+
+def _of_known_slice(aval: Any, taken: Sequence[int]) -> Address | None:
+    return _of_slice(aval, taken) if math.prod(taken) * _SMALL_SHARE <= math.prod(aval.shape) else None
+
+
+def _known(address: Address, starts: Sequence[int]) -> Array:
+    """The index of a slice from there."""
+    index, _ = address.positions([np.int32(starts[d]) for d in range(address.axis, address.behind)])
+    return index
+
+
+def slice_(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
+    """Some rows of a buffer that has been there before the step: of another, the derivative takes all of it anyway."""
+    (buffer,), taken, strides = operands, eqn.outvars[0].aval.shape, eqn.params["strides"]
+    address = _of_known_slice(eqn.invars[0].aval, taken) if buffer.is_given else None
+    if address is None or (strides is not None and set(strides) != {1}):
+        return None
+    return [Value(_read(buffer, _known(address, eqn.params["start_indices"]), address).reshape(taken))]
+
+
+def pad(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
+    """Of some rows, with zeros: what the transpose of such a slice is."""
+    rows, zero = operands
+    result, config = eqn.outvars[0].aval, eqn.params["padding_config"]
+    is_of_rows = zero.literal == 0 and all(low >= 0 and high >= 0 and inner == 0 for low, high, inner in config)
+    address = _of_known_slice(result, rows.shape) if is_of_rows else None
+    if address is None:
+        return None
+    index, (of_rows,) = _known(address, [low for low, _, _ in config]), arrays([rows])
+    update = Update(ta_add_p, index, of_rows.reshape(address.rows_shape(())), None, address.params, is_window=True)
+    return [Value(bodies.bind(eqn, [of_rows, zero.array])[0], only=(update,))]
 
 
 def dynamic_update_slice(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
@@ -337,6 +374,8 @@ def is_update(eqn: Any) -> bool:
 def is_of_rows(eqn: Any) -> bool:
     """Whether an equation is one of these, with an address."""
     name = eqn.primitive.name
+    if name == "slice":
+        return _of_known_slice(eqn.invars[0].aval, eqn.outvars[0].aval.shape) is not None
     if name == "dynamic_slice":
         return _of_slice(eqn.invars[0].aval, eqn.params["slice_sizes"]) is not None
     if name == "dynamic_update_slice":
@@ -345,6 +384,8 @@ def is_of_rows(eqn: Any) -> bool:
 
 
 RULES: dict[str, Callable[[Any, Sequence[Value]], list[Value] | None]] = {
+    "slice": slice_,
+    "pad": pad,
     "dynamic_slice": dynamic_slice,
     "dynamic_update_slice": dynamic_update_slice,
     "gather": gather,

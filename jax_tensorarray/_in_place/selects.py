@@ -23,10 +23,22 @@ def select_n(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     predicate = predicate_of(which)
     if predicate is None:
         return None
-    selected = select(predicate, no, yes)
+    selected = _of_few_rows(eqn, operands, predicate) or select(predicate, no, yes)
     if selected is None:
         selected = _special(eqn, operands, predicate)
     return None if selected is None else [selected]
+
+
+def _of_few_rows(eqn: Any, operands: Sequence[Value], predicate: Predicate) -> Value | None:
+    """Of two arrays of zeros and some rows: again one."""
+    _, no, yes = operands
+    if no.only is None or yes.only is None:
+        return None
+    if any(update.params["batch_dims"] < predicate.mask.ndim for update in (*no.only, *yes.only)):
+        return None
+    (array,) = bodies.bind(eqn, [x.array for x in operands])
+    only = [update.masked(predicate.inverted()) for update in no.only]
+    return Value(array, only=(*only, *(update.masked(predicate) for update in yes.only)))
 
 
 def _special(eqn: Any, operands: Sequence[Value], predicate: Predicate) -> Value | None:

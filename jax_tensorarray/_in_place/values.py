@@ -27,11 +27,15 @@ class Update(NamedTuple):
     is_window: bool = False  #: the positions are one row or consecutive ones
     is_zero: bool = False  #: the rows are zeros
 
-    def apply(self, buffer: Array, active: "Predicate | None" = None) -> "tuple[Array, Update]":
-        """The buffer after it, where it is active, and what was done."""
-        where = self.where if active is None else _both(active.of_positions(self.index), self.where)
-        masks = [] if where is None else [where]
-        return self.primitive.bind(buffer, self.index, self.rows, *masks, **self.params), self._replace(where=where)
+    def apply(self, buffer: Array) -> Array:
+        """The buffer after it."""
+        masks = [] if self.where is None else [self.where]
+        return self.primitive.bind(buffer, self.index, self.rows, *masks, **self.params)
+
+    def masked(self, active: "Predicate") -> "Update":
+        """The same where it is active."""
+        where = active.of_positions(self.index)
+        return self._replace(where=where if self.where is None else where & self.where)
 
     def repeated(self, shape: tuple[int, ...]) -> "Update":
         """The same for examples along new first axes."""
@@ -70,10 +74,6 @@ class Predicate(NamedTuple):
         return lax.select_n(lax.broadcast_in_dim(self.mask, no.shape, range(self.mask.ndim)), no, yes)
 
 
-def _both(a: Array, b: Array | None) -> Array:
-    return a if b is None else a & b
-
-
 class Part(NamedTuple):
     """A buffer where it is active and zeros elsewhere, and then updated."""
 
@@ -94,6 +94,7 @@ class Value:
         stopped: the value of which this is the same without a derivative; else None.
         repeated: the value of which this one repeats each element along further axes; else None.
         is_used: whether something but the next update uses it.
+        is_given: whether it, or the version that it was made of, has been there before what is evaluated.
     """
 
     __slots__ = (
@@ -101,6 +102,7 @@ class Value:
         "array",
         "before",
         "guard",
+        "is_given",
         "is_used",
         "literal",
         "only",
@@ -121,12 +123,18 @@ class Value:
         guard: Predicate | None = None,
         stopped: "Value | None" = None,
         repeated: "Value | None" = None,
+        is_given: bool = False,
     ) -> None:
         self.array, self.before, self.update, self.only = array, before, update, only
         self.part, self.guard, self.stopped, self.repeated = part, guard, stopped, repeated
         self.is_used = False
+        self.is_given: bool = is_given or (before is not None and before.is_given)
         self.literal: Any = None  # the number of Python's that it is
         self._mask: Array = None
+
+    @classmethod
+    def given(cls, array: Array) -> "Value":
+        return cls(array, is_given=True)
 
     @classmethod
     def of_literal(cls, v: Any) -> "Value":
@@ -158,8 +166,9 @@ class Value:
 
     def updated(self, update: Update, active: Predicate | None = None) -> "Value":
         """The next version."""
-        array, done = update.apply(self.array, active)
-        return Value(array, before=self, update=done)
+        if active is not None:
+            update = update.masked(active)
+        return Value(update.apply(self.array), before=self, update=update)
 
     def versions(self) -> "Iterator[Value]":
         """It and all before it, newest first."""

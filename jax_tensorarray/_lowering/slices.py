@@ -303,7 +303,7 @@ _ON_NO_BUFFER = frozenset(PREFIX + name for name in ("check", "empty"))
 
 def _same_buffer(op: Operation, functions: dict[str, Operation]) -> Iterator[tuple[Value, Value]]:
     """The values of `op` that may be one buffer, by pairs."""
-    if target(op) in IN_PLACE or op.name == "stablehlo.dynamic_update_slice":
+    if target(op) in IN_PLACE or op.name == _UPDATE:
         yield op.operands[0], op.results[0]
     elif op.name == "stablehlo.optimization_barrier":
         yield from zip(op.operands, op.results, strict=True)
@@ -322,6 +322,9 @@ def _same_buffer(op: Operation, functions: dict[str, Operation]) -> Iterator[tup
 
 
 # --- the slices ------------------------------------------------------------------------------------------------
+
+
+_UPDATE = "stablehlo.dynamic_update_slice"
 
 
 class _Rewriter:
@@ -370,11 +373,14 @@ class _Rewriter:
         tokens = [self.tokens[r] if r in self.tokens else self._token_of(r) for r in readers if 0 not in r.type.shape]
         return buffer, functools.reduce(hlo.add, tokens) if tokens else None
 
-    def read_first(self, buffer: Value, of: Any, read: Callable[[], Value]) -> tuple[Value, Value | None, Value]:
-        """The buffer once `read()` has been, and that, which is of type `of`."""
+    def read_first(self, buffer: Value, of: Any, read: Callable[[Value], Value]) -> tuple[Value, Value | None, Value]:
+        """The buffer once it has been read by `read(buffer)`, and that, which is of type `of`."""
         if self.barriers_hold:
+            if not isinstance(buffer, ir.BlockArgument) and operation(buffer.owner).name == _UPDATE:
+                # XLA would make the update once more in the fusion that reads, of the buffer before it.
+                buffer = hlo.optimization_barrier([buffer])
             # A slice does not pass a barrier as it is: XLA would make it once more for each of its uses.
-            rows = _reshaped(read(), [n for n in of.shape if n != 1])
+            rows = _reshaped(read(buffer), [n for n in of.shape if n != 1])
             buffer, token = self.after(buffer, [rows])
             result = _reshaped(self.passed[rows], of.shape)
             self.behind[buffer].add(result)
@@ -382,7 +388,7 @@ class _Rewriter:
         number = integer(32)
         rows, token = self._branch(
             [of, number],
-            lambda: [read(), splat(number, 0)],
+            lambda: [read(buffer), splat(number, 0)],
             lambda: [splat(of, 0), splat(number, 1)],
         )
         self.tokens[rows] = token
@@ -411,10 +417,10 @@ class _Rewriter:
         accesses, _ = _accesses(op, choice)
         buffer, result = op.operands[0], op.results[0].type
 
-        def rows() -> Value:
+        def rows(buffer: Value) -> Value:
             return _joined([access.taken(access.row_of(buffer)) for access in accesses], result, choice.shared)
 
-        return [self.read_first(buffer, result, rows)[-1] if choice.ordered else rows()]
+        return [self.read_first(buffer, result, rows)[-1] if choice.ordered else rows(buffer)]
 
     def _update(self, op: Operation, choice: _Choice, combine: Callable[[Value, Value], Value] | None) -> list[Value]:
         """The updated buffer and the old rows, if these were read."""
@@ -424,12 +430,11 @@ class _Rewriter:
         for access in reversed(accesses) if config(op)["reverse"].value else accesses:
             new, tokens = access.of_positions(value), [waits]
             if choice.does_both:
-                read = functools.partial(access.row_of, buffer)
                 if choice.ordered:
-                    buffer, token, old = self.read_first(buffer, new.type, read)
+                    buffer, token, old = self.read_first(buffer, new.type, access.row_of)
                     tokens.append(token)
                 else:
-                    old = read()
+                    old = access.row_of(buffer)
                 new = new if combine is None else combine(old, new)
                 new = new if access.mask is None else hlo.select(access.mask, new, old)
                 taken[access.place] = access.taken(old)
@@ -456,7 +461,7 @@ class _Rewriter:
         rank, number = buffer.type.rank, integer(32)
         first = _Access(0, (), (splat(number, 0),) * rank, (1,) * rank, None, 0)
         of = tensor(first.shape, buffer.type.element_type)
-        _, own, element = self.read_first(buffer, of, lambda: first.row_of(buffer))
+        _, own, element = self.read_first(buffer, of, first.row_of)
         return [first.behind([token, own]).with_row(buffer, element)]
 
     def check(self, op: Operation, choice: _Choice) -> list[Value]:

@@ -1,0 +1,154 @@
+"""Calls of functions, which are repaired too: `jit`, `checkpoint`, `custom_jvp`, `custom_vjp`, `shard_map`.
+
+What a function asks for stays: policies, rules of its own, specs. In rules of its own, loops are repaired as well.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_derivatives import SymbolicZero
+
+from jax_tensorarray import _compat
+from jax_tensorarray._in_place.values import Value, as_written
+from jax_tensorarray._loops import bodies
+from jax_tensorarray._loops.bodies import chosen, spread
+from jax_tensorarray.checkpoint_policies import save_reads
+
+if TYPE_CHECKING:
+    from jax_tensorarray._in_place.repair import Repair
+
+Array = Any
+
+
+def jit(repair: "Repair", eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
+    """In the place of its call, so that what is known of its operands is known inside, unless it asks for something."""
+    params = eqn.params
+    if not bodies.asks_for_nothing(params):
+        return None
+    return repair.evaluate(params["jaxpr"], operands)
+
+
+def checkpoint(repair: "Repair", eqn: Any, operands: Sequence[Value], added: dict[int, Value]) -> list[Value]:
+    """Rows that are read are kept besides what the policy keeps: else each step keeps the buffers that it reads."""
+    params = eqn.params
+    inputs = as_written([*operands, *added.values()])
+    f = repair.adding(params["jaxpr"], added)
+    jaxpr, consts = _compat.lifted(jax.make_jaxpr(f)(*map(jax.typeof, inputs)))
+    new = jaxpr if hasattr(params["jaxpr"], "consts") else _compat.opened(jaxpr)
+    policy = _with_rows(params["policy"])
+    outs = eqn.primitive.bind(*consts, *inputs, **params | {"jaxpr": new, "policy": policy})
+    return [Value(x) for x in outs]
+
+
+def _with_rows(policy: Any) -> Any:
+    def keeps(prim: Any, *args: Any, **params: Any) -> Any:
+        kept = False if policy is None else policy(prim, *args, **params)
+        return kept or save_reads(prim, *args, **params)
+
+    return keeps
+
+
+# --- derivatives of their own ----------------------------------------------------------------------------------
+#
+# The rules are there as functions that JAX calls with what it knows by then. So what is repaired is the derivative of
+# the call: traced, it is what the rule makes.
+
+
+def custom_jvp(repair: "Repair", eqn: Any, operands: Sequence[Value]) -> list[Value]:
+    @jax.custom_jvp
+    def f(*args: Array) -> list[Array]:
+        return repair.function(eqn.params["call_jaxpr"])(*args)
+
+    def rule(primals: Sequence[Array], tangents: Sequence[Any]) -> Any:
+        moved = [not isinstance(t, SymbolicZero) for t in tangents]
+
+        def derivative(primals: list[Array], dots: list[Array]) -> Any:
+            def of(*some: Array) -> list[Array]:
+                return bodies.bind(eqn, spread(some, moved, primals))
+
+            outs, tangents = jax.jvp(of, chosen(primals, moved), dots)
+            return outs, chosen(tangents, _are_inexact(outs))
+
+        outs, found = repair.call(derivative, list(primals), chosen(tangents, moved))
+        return outs, spread(found, _are_inexact(outs), _zeros(outs))
+
+    f.defjvp(rule, symbolic_zeros=True)
+    return [Value(x) for x in f(*as_written(operands))]
+
+
+def custom_vjp(repair: "Repair", eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
+    if eqn.params["symbolic_zeros"]:
+        return None  # its rule asks which operands and results have derivatives: only JAX knows
+
+    @jax.custom_vjp
+    def f(*args: Array) -> list[Array]:
+        return repair.function(eqn.params["call_jaxpr"])(*args)
+
+    def forward(*args: Array) -> Any:
+        moved = _are_inexact(args)
+
+        def of(*args: Array) -> Any:
+            def of_some(*some: Array) -> list[Array]:
+                return bodies.bind(eqn, spread(some, moved, args))
+
+            return jax.vjp(of_some, *chosen(args, moved))
+
+        return repair.call(of, *args)
+
+    def backward(pull: Callable[..., Any], cts: Sequence[Any]) -> tuple[Any, ...]:
+        outs = [v.aval for v in eqn.outvars]
+
+        def of(pull: Callable[..., Any], some: list[Array]) -> Any:
+            return pull(spread(some, _are_inexact(outs), _zeros(outs)))
+
+        found = repair.call(of, pull, chosen(cts, _are_inexact(outs)))
+        moved = _are_inexact([v.aval for v in eqn.invars])
+        return tuple(spread(found, moved, [None] * len(moved)))
+
+    f.defvjp(forward, backward)
+    return [Value(x) for x in f(*as_written(operands))]
+
+
+def _are_inexact(arrays: Sequence[Any]) -> list[bool]:
+    return [jnp.issubdtype(jnp.result_type(x), jnp.inexact) for x in arrays]
+
+
+def _zeros(outs: Sequence[Any]) -> list[Any]:
+    """The tangents of integers."""
+    return [np.zeros(np.shape(x), jax.dtypes.float0) for x in outs]
+
+
+# --- divided arguments -----------------------------------------------------------------------------------------
+
+
+def shard_map(repair: "Repair", eqn: Any, operands: Sequence[Value]) -> list[Value]:
+    params = eqn.params
+    f = jax.shard_map(
+        repair.function(params["jaxpr"]),
+        mesh=params["mesh"],
+        in_specs=tuple(params["in_specs"]),
+        out_specs=list(params["out_specs"]),
+        axis_names=params["newly_manual_axes"],
+        check_vma=params["check_vma"],
+    )
+    return [Value(x) for x in f(*as_written(operands))]
+
+
+INLINED = ("jit", "pjit")
+
+#: As those of `control`.
+ADDING: dict[str, Callable[["Repair", Any, Sequence[Value], dict[int, Value]], list[Value]]] = {
+    "checkpoint": checkpoint,
+    "remat2": checkpoint,
+}
+RULES: dict[str, Callable[..., list[Value] | None]] = {
+    "jit": jit,
+    "pjit": jit,
+    "custom_jvp_call": custom_jvp,
+    "custom_vjp_call": custom_vjp,
+    "shard_map": shard_map,
+    **ADDING,
+}
