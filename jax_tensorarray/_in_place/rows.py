@@ -39,6 +39,7 @@ class Address(NamedTuple):
     sizes: tuple[int, ...]  #: of the axes along which it does
     length: int | None  #: how many rows a window has
     drops: bool  #: what starts out of range is left out; else it is moved into range
+    whole: tuple[int, ...] = ()  #: axes along which it has a start, and takes all there is
 
     @property
     def params(self) -> Params:
@@ -49,8 +50,11 @@ class Address(NamedTuple):
         """The first axis behind those along which it starts."""
         return self.axis + len(self.sizes)
 
-    def positions(self, starts: Sequence[Array]) -> tuple[Array, Array | None]:
-        """The index `[*shape[:axis], *I(, length)]` of arrays `[*batch, *I]`, and which starts are in range."""
+    def positions(self, starts: Sequence[Array], whole: Sequence[Array] = ()) -> tuple[Array, Array | None]:
+        """The index `[*shape[:axis], *I(, length)]` of arrays `[*batch, *I]`, and which starts are in range.
+
+        `whole` are the starts along the axes of which all is taken.
+        """
         length = self.length or 1
         lasts = [*(size - 1 for size in self.sizes[:-1]), self.sizes[-1] - length]
         at: Any = None
@@ -63,6 +67,8 @@ class Address(NamedTuple):
             row = lax.clamp(np.int32(0), start, np.int32(last))
             at = row if at is None else at * np.int32(size) + row
         if inside is not None:
+            for start in whole:
+                inside &= start == 0
             at = jnp.where(inside, at, np.int32(-length))  # all of a window is left out
         return self._over_axes(self._windows(at)), inside
 
@@ -115,9 +121,12 @@ def has_rows(aval: Any) -> bool:
 
 def _address(aval: Any, taken: Sequence[int], batch: int, starts: Sequence[int], *, drops: bool) -> Address | None:
     """The address of what takes so much of each axis, from somewhere along the axes `starts` on."""
+    shape = aval.shape
+    whole = tuple(d for d in starts if taken[d] == shape[d])
+    starts = [d for d in starts if d not in whole]
     if not starts or not has_rows(aval):
         return None
-    shape, first, last = aval.shape, min(starts), max(starts)
+    first, last = min(starts), max(starts)
     if sorted(starts) != list(range(first, last + 1)) or first < batch:
         return None
     if any(taken[d] != 1 for d in range(first, last)) or not 0 < taken[last] <= shape[last]:
@@ -125,7 +134,7 @@ def _address(aval: Any, taken: Sequence[int], batch: int, starts: Sequence[int],
     if any(taken[d] != shape[d] for d in range(batch, len(shape)) if d not in starts):
         return None
     length = None if taken[last] == 1 else taken[last]
-    return Address(shape, batch, first, shape[first : last + 1], length, drops)
+    return Address(shape, batch, first, shape[first : last + 1], length, drops, whole)
 
 
 # --- dynamic_slice and dynamic_update_slice ---------------------------------------------------------------------
@@ -280,8 +289,11 @@ class _Gathered(NamedTuple):
         of_rows, of_positions = iter(range(positions, rank)), iter(range(positions))
         return [next(of_rows if d in self.numbers.offset else of_positions) for d in range(rank)]
 
-    def starts(self, indices: Array) -> list[Array]:
-        return [indices[..., self.numbers.starts.index(d)] for d in range(self.address.axis, self.address.behind)]
+    def positions(self, indices: Array) -> tuple[Array, Array | None]:
+        """As those of the address."""
+        address = self.address
+        parts = range(address.axis, address.behind), address.whole
+        return address.positions(*([indices[..., self.numbers.starts.index(d)] for d in axes] for axes in parts))
 
 
 def _gathered(eqn: Any, numbers: _Numbers, taken: Sequence[int]) -> _Gathered | None:
@@ -306,7 +318,7 @@ def gather(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
         return None
     address, result = found.address, eqn.outvars[0].aval
     (at,) = arrays([indices])
-    index, inside = address.positions(found.starts(at))
+    index, inside = found.positions(at)
     rows = _read(buffer, index, address)
     positions = at.shape[address.batch : -1]
     rows = address.positions_first(rows, len(positions))
@@ -331,7 +343,7 @@ def scatter(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
         return None  # a row may be there more than once
     address = found.address
     at, rows = arrays([indices, updates])
-    index, _ = address.positions(found.starts(at))
+    index, _ = found.positions(at)
     positions = at.shape[address.batch : -1]
     order = found.order(rows.ndim)
     rows = jnp.transpose(rows, np.argsort(order).tolist())
