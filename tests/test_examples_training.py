@@ -311,6 +311,25 @@ def test_without_flax_the_example_says_what_to_install(monkeypatch):
         example("flax_training")
 
 
+# --- a tree search ---------------------------------------------------------------------------------------------
+
+
+def test_the_tree_search_finds_what_exhaustive_search_finds_and_copies_no_tree(capsys):
+    pytest.importorskip("mctx")
+    search = example("tree_search")
+    moves = search.main(sizes=(8,))
+    assert all(move in search.best(position)[1] for position, move in zip(search.POSITIONS, moves, strict=True))
+    printed = capsys.readouterr().out
+    assert "The trees are the same, bit for bit." in printed
+    assert "in_place: 0 operations on whole trees" in printed and "plain JAX: 0" not in printed
+
+
+def test_without_mctx_the_tree_search_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mctx", None)
+    with pytest.raises(SystemExit, match="This example needs mctx: pip install mctx"):
+        example("tree_search")
+
+
 # --- scripts ---------------------------------------------------------------------------------------------------
 
 
