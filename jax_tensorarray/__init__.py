@@ -17,6 +17,7 @@ _ffi.load()
 from jax_tensorarray import _compat, _lowering, checkpoint_policies, export, primitives  # noqa: E402
 from jax_tensorarray._errors import check_errors  # noqa: E402
 from jax_tensorarray._flax import register_with_flax  # noqa: E402
+from jax_tensorarray._in_place import early  # noqa: E402
 from jax_tensorarray._in_place.api import in_place  # noqa: E402
 from jax_tensorarray._loops import under_vmap  # noqa: E402
 from jax_tensorarray._loops.api import (  # noqa: E402
@@ -40,6 +41,7 @@ from jax_tensorarray._tensorarray import TensorArray  # noqa: E402
 
 _compat.hide_own_frames()
 _compat.install_forwarding_transposes()
+early.install()
 under_vmap.install()
 _lowering.install()
 

@@ -431,6 +431,18 @@ def hide_own_frames() -> None:
         private[0](package)
 
 
+def is_differentiated(x: Any) -> bool:
+    """Whether `x` is what a derivative is taken with respect to, or has been made of it, right now.
+
+    The tracer of reverse mode is private. Without it `in_place` repairs loops after they have been differentiated in
+    reverse, and leaves what that has made of some.
+    """
+    return isinstance(x, ad.JVPTracer if _linearize_tracer is None else (ad.JVPTracer, *_linearize_tracer))
+
+
+_linearize_tracer = _private("interpreters.ad", "LinearizeTracer")
+
+
 def executes_eagerly() -> bool:
     """Whether an operation on concrete arrays is run right now, rather than recorded by a transformation.
 
@@ -467,6 +479,7 @@ __all__ = [
     "hide_own_frames",
     "hlo",
     "install_forwarding_transposes",
+    "is_differentiated",
     "known_part",
     "lifted",
     "lowers_its_bodies",

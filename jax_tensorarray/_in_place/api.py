@@ -6,6 +6,7 @@ from typing import Any, overload
 
 import jax
 
+from jax_tensorarray._in_place import early
 from jax_tensorarray._in_place.repair import Repair
 from jax_tensorarray._in_place.values import Value
 from jax_tensorarray._loops.api import check_max_steps
@@ -96,9 +97,10 @@ def in_place(
         arrays = [x for x, flag in zip(leaves, is_array, strict=True) if flag]
         # Inlined: within another jit it is as if the equations stood there.
         plain = jax.jit(of_arrays, inline=True)
-        traced, repair = plain.trace(*arrays), Repair(max_steps)
-        if not repair.finds(traced.jaxpr):
-            return plain(*arrays)
+        with early.repairs(max_steps):
+            traced, repair = plain.trace(*arrays), Repair(max_steps)
+            if not repair.finds(traced.jaxpr):
+                return plain(*arrays)
         outs = repair.evaluate(traced.jaxpr, [Value(x) for x in arrays])
         return jax.tree.unflatten(jax.tree.structure(traced.out_info), [x.array for x in outs])
 

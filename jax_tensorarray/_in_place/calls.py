@@ -138,6 +138,7 @@ def shard_map(repair: "Repair", eqn: Any, operands: Sequence[Value]) -> list[Val
 
 
 INLINED = ("jit", "pjit")
+OF_RULES = ("custom_jvp_call", "custom_vjp_call")
 
 #: As those of `control`.
 ADDING: dict[str, Callable[["Repair", Any, Sequence[Value], dict[int, Value]], list[Value]]] = {

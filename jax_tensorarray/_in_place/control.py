@@ -124,7 +124,7 @@ def _in_order(
     return carry, [jnp.stack(column) for column in zip(*(found[k] for k in sorted(found)), strict=True)]
 
 
-def while_(repair: "Repair", eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
+def while_(repair: "Repair", eqn: Any, operands: Sequence[Value]) -> list[Value]:
     params, inputs = eqn.params, as_written(operands)
     a, b = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
     of_cond, of_body, carry = inputs[:a], inputs[a:b], inputs[b:]

@@ -79,20 +79,29 @@ class Repair:
         outs = self.function(jaxpr)(*jax.tree.leaves(args))
         return jax.tree.unflatten(jax.tree.structure(out), outs)
 
+    def loop(self, eqn: Any, operands: Sequence[Value]) -> list[Value]:
+        """The results of a loop, repaired."""
+        if eqn.primitive.name == "scan":
+            return control.scan(self, eqn, operands, {})
+        return control.while_(self, eqn, operands)
+
     def of_loop(self) -> "Repair":
         """What evaluates the body of a loop."""
         return Repair(self.max_steps, in_loop=True)
 
     def finds(self, jaxpr: Any) -> bool:
         """Whether there is something to repair."""
-        return any(map(self._finds, _compat.opened(jaxpr).eqns))
+        return any(map(self.finds_in, _compat.opened(jaxpr).eqns))
 
-    def _finds(self, eqn: Any) -> bool:
+    def finds_in(self, eqn: Any) -> bool:
+        """Whether there is something to repair in an equation."""
         name = eqn.primitive.name
         if name in RUNS:
             inner = self.of_loop() if name in control.LOOPS else self
             if name == "while" and self.max_steps is not None:
                 return True
+            if name in calls.OF_RULES and any(map(bodies.has_row_ops, bodies.jaxprs_in(eqn.params))):
+                return True  # what has been repaired before, but for its rules
             return any(map(inner.finds, bodies.jaxprs_in(eqn.params)))
         return self.in_loop and rows.is_of_rows(eqn)
 
@@ -109,7 +118,7 @@ class Repair:
         if name in RUNS:
             if self.in_loop and name in calls.INLINED:  # where a select may be all that there is
                 return RUNS[name](self, eqn, operands)
-            if not self._finds(eqn):
+            if not self.finds_in(eqn):
                 return None
             if name in ADDS:
                 return ADDS[name](self, eqn, operands, added)

@@ -12,6 +12,7 @@ from jax.extend.core import primitives as jax_primitives
 from jax.interpreters import partial_eval as pe
 
 from jax_tensorarray import _compat
+from jax_tensorarray._register import ROW_OPS
 
 Array = Any
 
@@ -66,6 +67,11 @@ def has(jaxpr: Any, primitive: Any) -> bool:
         eqn.primitive is primitive or any(has(inner, primitive) for inner in jaxprs_in(eqn.params))
         for eqn in _compat.opened(jaxpr).eqns
     )
+
+
+def has_row_ops(jaxpr: Any) -> bool:
+    """Whether rows are read or written in an open jaxpr, or in one that it holds."""
+    return any(eqn.primitive in ROW_OPS or any(map(has_row_ops, jaxprs_in(eqn.params))) for eqn in jaxpr.eqns)
 
 
 def asks_for_nothing(params: dict[str, Any]) -> bool:

@@ -14,7 +14,6 @@ from jax.interpreters import batching
 
 from jax_tensorarray._loops import bodies, masking, rules
 from jax_tensorarray._loops.while_ import while_
-from jax_tensorarray._register import ROW_OPS
 
 Array = Any
 
@@ -65,17 +64,13 @@ def _while_differs(
     return differs
 
 
-def _is_of_rows(jaxpr: Any) -> bool:
-    return any(eqn.primitive in ROW_OPS or any(map(_is_of_rows, bodies.jaxprs_in(eqn.params))) for eqn in jaxpr.eqns)
-
-
 def _is_ours(params: dict[str, Any]) -> bool:
     """Whether rows are read or written inside, and nothing else is done than to compute and to communicate."""
     jaxprs = list(bodies.jaxprs_in(params))
     effects = {effect for jaxpr in jaxprs for effect in jaxpr.effects}
     if "branches_platforms" in params or any(type(effect).__name__ != "NamedAxisEffect" for effect in effects):
         return False
-    return any(map(_is_of_rows, jaxprs))
+    return any(map(bodies.has_row_ops, jaxprs))
 
 
 def _let_come_here(

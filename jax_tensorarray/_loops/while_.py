@@ -31,7 +31,7 @@ from jax_tensorarray._loops.count import (
 )
 from jax_tensorarray._loops.residuals import linearize
 from jax_tensorarray._loops.rules import Axis, axes
-from jax_tensorarray._register import ROW_OPS, is_zero, to_front, type_like
+from jax_tensorarray._register import is_zero, to_front, type_like
 
 Array = Any
 
@@ -166,11 +166,7 @@ def _run(
 
 def _is_cheap(cond: Any) -> bool:
     """Whether a condition may be evaluated twice a step, as JAX's own loop does if that of examples differs."""
-
-    def reads(jaxpr: Any) -> bool:
-        return any(eqn.primitive in ROW_OPS or any(map(reads, bodies.jaxprs_in(eqn.params))) for eqn in jaxpr.eqns)
-
-    return not cond.effects and not reads(_compat.opened(cond))
+    return not cond.effects and not bodies.has_row_ops(_compat.opened(cond))
 
 
 def _jvp(
