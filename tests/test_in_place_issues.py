@@ -1,4 +1,4 @@
-"""Programs that people have reported to JAX as quadratic, re-expressed: under `in_place` they are linear, and the same."""
+"""Programs that people have reported to JAX as quadratic, re-expressed: the same and linear under `in_place`."""
 
 import functools
 
