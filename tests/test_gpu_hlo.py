@@ -15,10 +15,12 @@ import gpu_hlo
 import jax
 import jax.numpy as jnp
 import pytest
+import test_in_place_issues as reported
+import test_in_place_transform as plain_loops
 import test_loops_in_place as loops
 from jax import lax
 
-from jax_tensorarray import _hlo, ta_add, ta_max, ta_read
+from jax_tensorarray import _hlo, in_place, ta_add, ta_max, ta_read
 from jax_tensorarray._lowering.mlir import PREFIX
 from jax_tensorarray._programs import ours, plain, programs
 
@@ -108,6 +110,24 @@ def test_no_step_of_a_batch_of_our_loops_touches_a_whole_buffer(name, transform)
         xs, f = loops.batch(200), functools.partial(loops.run, name)
         text = gpu_hlo.compiled_for_h100(functools.partial(loops.BATCHED[transform], f), xs, jnp.zeros(3, jnp.int32))
     assert_no_whole_buffer_operation(text, buffer(200, loops.ROW).nbytes)  # of one example would be too large already
+
+
+@pytest.mark.parametrize("name", [name for name in plain_loops.LOOPS if name != "divided"])  # that is among CPUs
+def test_no_plain_loop_under_in_place_touches_a_whole_buffer(name):
+    f = in_place(plain_loops.LOOPS[name])
+    with jax.enable_x64(False):
+        (x,) = plain_loops.rows(1000)
+        text = gpu_hlo.compiled_for_h100(f if name in plain_loops.FORWARD_ONLY else jax.grad(f), x)
+    assert_no_whole_buffer_operation(text, x.nbytes)
+
+
+@pytest.mark.parametrize("issue", reported.PROGRAMS)
+def test_no_reported_program_under_in_place_touches_a_whole_buffer(issue):
+    transform, f, args_of = reported.PROGRAMS[issue]
+    with jax.enable_x64(False):
+        args = args_of(1100)
+        text = gpu_hlo.compiled_for_h100(transform(in_place(f)), *args)
+    assert_no_whole_buffer_operation(text, args[0].nbytes)
 
 
 @pytest.mark.parametrize(("count", "is_sorted"), [(1000, True), (4, False)])
