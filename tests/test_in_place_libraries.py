@@ -82,6 +82,17 @@ def flax_network():
     return jax.grad(lambda p: jnp.sum(model.apply(p, x))), model.init(KEY, x)
 
 
+def keras_layer():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KERAS_BACKEND", "jax")
+        keras = need("keras")
+    layer = keras.layers.Bidirectional(keras.layers.GRU(8, return_sequences=True))
+    x = jax.random.normal(KEY, (3, 20, 4))
+    layer(x)
+    weights, others = ([v.value for v in vs] for vs in (layer.trainable_variables, layer.non_trainable_variables))
+    return jax.grad(lambda weights: jnp.sum(layer.stateless_call(weights, others, x)[0] ** 2)), weights
+
+
 def jax_minimize():
     from jax.scipy.optimize import minimize
 
@@ -133,6 +144,7 @@ def optax_history():
         flashbax_items,
         flax_network,
         jax_minimize,
+        keras_layer,
         numpyro_samples,
         optax_history,
     ],
