@@ -254,6 +254,20 @@ def test_examples_with_branches_of_their_own_outside(outside):
         assert_in_place(g, batch, length=1000)
 
 
+@pytest.mark.parametrize("order", ["value", "gradient"])
+def test_a_body_may_be_repaired_by_itself(order):
+    def f(body, x):
+        return jnp.sum(lax.scan(lambda b, i: (body(b, x, i), None), x, jnp.arange(len(x)))[0] ** 2)
+
+    def body(b, x, i):
+        new = b.at[i].set(jnp.sin(b[i // 2]) + x[i])
+        return jnp.where(x[i, 0] > 0, new, b)
+
+    ours, theirs = (plain(functools.partial(f, body), order) for body in (in_place(body), body))
+    np.testing.assert_allclose(jax.jit(ours)(*rows(40)), jax.jit(theirs)(*rows(40)), rtol=2e-5, atol=2e-6)
+    assert_in_place(ours, rows, length=1000)
+
+
 def test_a_loop_that_differs_by_where_it_is_traced():
     """A function that is compiled by itself is another one inside of `in_place`, and stays what it is outside."""
     walk_once = jax.jit(lambda x: walked(x, jnp.sin))

@@ -7,7 +7,7 @@ from typing import Any, overload
 import jax
 
 from jax_tensorarray._in_place import early
-from jax_tensorarray._in_place.repair import Repair
+from jax_tensorarray._in_place.repair import Repair, has_loops
 from jax_tensorarray._in_place.values import Value
 from jax_tensorarray._loops.api import check_max_steps
 
@@ -98,7 +98,9 @@ def in_place(
         # Inlined: within another jit it is as if the equations stood there.
         plain = jax.jit(of_arrays, inline=True)
         with early.repairs(max_steps):
-            traced, repair = plain.trace(*arrays), Repair(max_steps)
+            traced = plain.trace(*arrays)
+            # A function without loops is taken for the body of one.
+            repair = Repair(max_steps, in_loop=not has_loops(traced.jaxpr))
             if not repair.finds(traced.jaxpr):
                 return plain(*arrays)
         outs = repair.evaluate(traced.jaxpr, [Value(x) for x in arrays])

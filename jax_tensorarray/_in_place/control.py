@@ -167,7 +167,7 @@ def _known_if(is_right: Array, x: Array) -> Array:
     return ta_write(x, jnp.where(is_right, -1, 0), row, mode="drop")
 
 
-LOOPS = ("scan", "while")
+LOOPS: tuple[str, ...] = ("scan", "while")
 
 #: Rules that add to results what is to be added to these. They take out what they do not add.
 ADDING: dict[str, Callable[["Repair", Any, Sequence[Value], dict[int, Value]], list[Value]]] = {

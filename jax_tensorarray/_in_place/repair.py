@@ -26,6 +26,17 @@ for family in (rows.RULES, selects.RULES, sums.RULES):
         RULES.setdefault(name, []).append(rule)
 
 
+def has_loops(jaxpr: Any) -> bool:
+    """Whether there is a loop in a jaxpr, repaired or not."""
+    return any(
+        eqn.primitive.name in _ALL_LOOPS or any(map(has_loops, bodies.jaxprs_in(eqn.params)))
+        for eqn in _compat.opened(jaxpr).eqns
+    )
+
+
+_ALL_LOOPS = (*control.LOOPS, "ta_while", "ta_count", "ta_replay")
+
+
 class Repair:
     """Evaluates jaxprs. Rows matter in loops, where work on all of them is done again and again."""
 
