@@ -34,6 +34,16 @@ if library := os.environ.get("TENSORARRAY_EMULATED_GPU"):
     emulate.install(Path(library) if Path(library).is_file() else None)
 
 
+@pytest.fixture(scope="module")
+def every_buffer_is_large():
+    """For `in_place`, which leaves small ones as they are."""
+    from jax_tensorarray._in_place import rows
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rows, "LEAST_BYTES", 0)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def no_error_is_left_behind():
     """A GPU raises errors later: those that a test did not expect have to be its own."""

@@ -19,16 +19,9 @@ from jax.sharding import PartitionSpec as P
 from waiting import finish
 
 from jax_tensorarray import _programs, in_place
-from jax_tensorarray._in_place import rows as rows_of_plain_programs
 from jax_tensorarray._programs import programs
 
-
-@pytest.fixture(autouse=True, scope="module")
-def every_buffer_is_large():
-    """Small ones would stay as they are."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rows_of_plain_programs, "LEAST_BYTES", 0)
-        yield
+pytestmark = pytest.mark.usefixtures("every_buffer_is_large")
 
 
 def rows(steps):

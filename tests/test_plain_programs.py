@@ -24,17 +24,11 @@ from random_programs import (
 from test_random_programs import BATCHES, close, examples, same_state
 
 from jax_tensorarray import in_place
-from jax_tensorarray._in_place import rows as rows_of_plain_programs
 
 MOST_STEPS = 6
 
 
-@pytest.fixture(autouse=True, scope="module")
-def every_buffer_is_large():
-    """Small ones would stay as they are."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rows_of_plain_programs, "LEAST_BYTES", 0)
-        yield
+pytestmark = pytest.mark.usefixtures("every_buffer_is_large")
 
 
 class InPlainJax(InJax):

@@ -28,10 +28,7 @@ for family in (rows.RULES, selects.RULES, sums.RULES):
 
 def has_loops(jaxpr: Any) -> bool:
     """Whether there is a loop in a jaxpr, repaired or not."""
-    return any(
-        eqn.primitive.name in _ALL_LOOPS or any(map(has_loops, bodies.jaxprs_in(eqn.params)))
-        for eqn in _compat.opened(jaxpr).eqns
-    )
+    return bodies.any_equation(jaxpr, lambda eqn: eqn.primitive.name in _ALL_LOOPS)
 
 
 _ALL_LOOPS = (*control.LOOPS, "ta_while", "ta_count", "ta_replay")

@@ -61,17 +61,17 @@ def jaxprs_in(params: dict[str, Any]) -> Iterator[Any]:
                 yield _compat.opened(jaxpr)
 
 
-def has(jaxpr: Any, primitive: Any) -> bool:
-    """Whether there is an equation of that primitive in a jaxpr or in one that it holds."""
+def any_equation(jaxpr: Any, test: Callable[[Any], bool]) -> bool:
+    """Whether one of the equations of a jaxpr, or of one that it holds, passes a test."""
     return any(
-        eqn.primitive is primitive or any(has(inner, primitive) for inner in jaxprs_in(eqn.params))
+        test(eqn) or any(any_equation(inner, test) for inner in jaxprs_in(eqn.params))
         for eqn in _compat.opened(jaxpr).eqns
     )
 
 
 def has_row_ops(jaxpr: Any) -> bool:
-    """Whether rows are read or written in an open jaxpr, or in one that it holds."""
-    return any(eqn.primitive in ROW_OPS or any(map(has_row_ops, jaxprs_in(eqn.params))) for eqn in jaxpr.eqns)
+    """Whether rows are read or written in a jaxpr."""
+    return any_equation(jaxpr, lambda eqn: eqn.primitive in ROW_OPS)
 
 
 def asks_for_nothing(params: dict[str, Any]) -> bool:

@@ -110,7 +110,7 @@ def _primal(body: Any, moved: Sequence[bool]) -> Any:
 
     A function with such rules cannot be differentiated in forward mode, but its derivative in reverse mode can.
     """
-    if not bodies.has(body, jax_primitives.custom_vjp_call_p):
+    if not bodies.any_equation(body, lambda eqn: eqn.primitive is jax_primitives.custom_vjp_call_p):
         return body
     call = bodies.inlined(body)
 

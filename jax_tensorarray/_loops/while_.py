@@ -166,7 +166,7 @@ def _run(
 
 def _is_cheap(cond: Any) -> bool:
     """Whether a condition may be evaluated twice a step, as JAX's own loop does if that of examples differs."""
-    return not cond.effects and not bodies.has_row_ops(_compat.opened(cond))
+    return not cond.effects and not bodies.has_row_ops(cond)
 
 
 def _jvp(
