@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jaxlib.version
 from jax.extend import source_info_util
-from jax.extend.core import ClosedJaxpr, Primitive  # type: ignore[attr-defined]
+from jax.extend.core import ClosedJaxpr, Literal, Primitive  # type: ignore[attr-defined]
 from jax.extend.core import primitives as jax_primitives
 from jax.interpreters import ad, mlir
 
@@ -429,6 +429,27 @@ def hide_own_frames() -> None:
     private = _private("traceback_util", "register_exclusion")
     if private is not None:
         private[0](package)
+
+
+def makes_refs(x: Any) -> bool:
+    """Whether refs are made and dropped in a jaxpr or an equation. Private. Without it `in_place` leaves them."""
+    private = _private("core", "InternalMutableArrayEffect")
+    return private is not None and any(isinstance(effect, private[0]) for effect in x.effects)
+
+
+def discharged(jaxpr: Any) -> Any:
+    """The same closed jaxpr with those refs as arrays, as JAX has it before it compiles.
+
+    Private. Without it `in_place` leaves refs.
+    """
+    private = _private("state.discharge", "discharge_state")
+    return jaxpr if private is None else private[0](jaxpr, should_discharge=False, lower=False)
+
+
+def writes_refs(eqn: Any) -> list[bool]:
+    """Which operands of an equation are refs that it writes. The names in its effects are private."""
+    written = {effect.input for effect in eqn.effects if getattr(effect, "name", "") in ("Write", "Accum")}
+    return [not isinstance(v, Literal) and v in written for v in eqn.invars]
 
 
 def is_differentiated(x: Any) -> bool:

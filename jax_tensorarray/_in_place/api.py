@@ -6,7 +6,7 @@ from typing import Any, overload
 
 import jax
 
-from jax_tensorarray._in_place import early
+from jax_tensorarray._in_place import early, refs
 from jax_tensorarray._in_place.repair import Repair, has_loops
 from jax_tensorarray._in_place.values import Value
 from jax_tensorarray._loops.api import check_max_steps
@@ -99,11 +99,12 @@ def in_place(
         plain = jax.jit(of_arrays, inline=True)
         with early.repairs(max_steps):
             traced = plain.trace(*arrays)
+            jaxpr = refs.as_arrays(traced.jaxpr)
             # A function without loops is taken for the body of one.
-            repair = Repair(max_steps, in_loop=not has_loops(traced.jaxpr))
-            if not repair.finds(traced.jaxpr):
+            repair = Repair(max_steps, in_loop=not has_loops(jaxpr))
+            if not repair.finds(jaxpr):
                 return plain(*arrays)
-        outs = repair.evaluate(traced.jaxpr, [Value(x) for x in arrays])
+        outs = repair.evaluate(jaxpr, [Value(x) for x in arrays])
         return jax.tree.unflatten(jax.tree.structure(traced.out_info), [x.array for x in outs])
 
     functools.update_wrapper(repaired, fun, [name for name in _NAMES if hasattr(fun, name)])

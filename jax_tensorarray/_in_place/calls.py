@@ -31,6 +31,11 @@ def jit(repair: "Repair", eqn: Any, operands: Sequence[Value]) -> list[Value] | 
     return repair.evaluate(params["jaxpr"], operands)
 
 
+def closed(repair: "Repair", eqn: Any, operands: Sequence[Value]) -> list[Value]:
+    """What JAX has made of a body with refs."""
+    return repair.evaluate(eqn.params["call_jaxpr"], operands)
+
+
 def checkpoint(repair: "Repair", eqn: Any, operands: Sequence[Value], added: dict[int, Value]) -> list[Value]:
     """Rows that are read are kept besides what the policy keeps: else each step keeps the buffers that it reads."""
     params = eqn.params
@@ -137,7 +142,7 @@ def shard_map(repair: "Repair", eqn: Any, operands: Sequence[Value]) -> list[Val
     return [Value(x) for x in f(*as_written(operands))]
 
 
-INLINED = ("jit", "pjit")
+INLINED = ("jit", "pjit", "closed_call", "eval_jaxpr")
 OF_RULES = ("custom_jvp_call", "custom_vjp_call")
 
 #: As those of `control`.
@@ -148,6 +153,8 @@ ADDING: dict[str, Callable[["Repair", Any, Sequence[Value], dict[int, Value]], l
 RULES: dict[str, Callable[..., list[Value] | None]] = {
     "jit": jit,
     "pjit": jit,
+    "closed_call": closed,
+    "eval_jaxpr": closed,
     "custom_jvp_call": custom_jvp,
     "custom_vjp_call": custom_vjp,
     "shard_map": shard_map,

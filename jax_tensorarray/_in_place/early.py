@@ -8,7 +8,7 @@ being repaired it does what it did.
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -17,8 +17,10 @@ from jax.extend.core import Primitive
 from jax.extend.core import primitives as jax_primitives
 
 from jax_tensorarray import _compat
+from jax_tensorarray._in_place import refs
 from jax_tensorarray._in_place.repair import Repair
 from jax_tensorarray._in_place.values import Value
+from jax_tensorarray._loops import bodies
 
 
 class _Request(NamedTuple):
@@ -44,6 +46,9 @@ def _repairing(primitive: Primitive) -> Callable[..., Any]:
         request = _request.value
         if request is None or not any(map(_compat.is_differentiated, args)):
             return usual(*args, **params)
+        are_refs = list(map(refs.is_ref, args))
+        if any(are_refs) or any(map(_compat.makes_refs, bodies.jaxprs_in(params))):
+            return _with_refs(primitive, functools.partial(usual, **params), args, are_refs, request.max_steps)
         loop = SimpleNamespace(primitive=primitive, params=params)
         repair = Repair(request.max_steps)
         if not repair.finds_in(loop):
@@ -52,6 +57,28 @@ def _repairing(primitive: Primitive) -> Callable[..., Any]:
             return [x.array for x in repair.loop(loop, list(map(Value, args)))]
 
     return bind
+
+
+def _with_refs(
+    primitive: Primitive, loop: Callable[..., Any], args: Sequence[Any], are_refs: Sequence[bool], max_steps: int | None
+) -> Any:
+    """A loop over refs takes all that is in them, and puts back what it has written when it is done."""
+    repair = Repair(max_steps)
+    given = [x[...] if flag else x for x, flag in zip(args, are_refs, strict=True)]
+    with _request(None):
+        plain = jax.make_jaxpr(refs.on_arrays(loop, are_refs))(*given)
+        jaxpr = refs.as_arrays(plain)
+        if jaxpr is plain or not repair.finds(jaxpr):
+            return loop(*args)
+        outs = [x.array for x in repair.evaluate(jaxpr, list(map(Value, given)))]
+    [eqn] = (eqn for eqn in _compat.opened(plain).eqns if eqn.primitive is primitive)
+    count = len(outs) - sum(are_refs)
+    ends = iter(outs[count:])
+    for ref, is_ref, is_written in zip(args, are_refs, _compat.writes_refs(eqn), strict=True):
+        end = next(ends) if is_ref else None
+        if is_written:
+            ref[...] = end
+    return outs[:count]
 
 
 def install() -> None:

@@ -8,7 +8,7 @@ from jax import lax
 from jax.extend import core as jex
 
 from jax_tensorarray import _compat
-from jax_tensorarray._in_place import calls, control, rows, selects, sums
+from jax_tensorarray._in_place import calls, control, refs, rows, selects, sums
 from jax_tensorarray._in_place.values import Value, arrays, as_written, has_type_of
 from jax_tensorarray._loops import bodies
 
@@ -60,7 +60,7 @@ class Repair:
 
     def function(self, jaxpr: Any, added: Mapping[int, Value] | None = None) -> Callable[..., list[Array]]:
         """The function of arrays that a jaxpr is, repaired; and what is added to some of its results."""
-        closed = _compat.closed(jaxpr)
+        closed = refs.as_arrays(_compat.closed(jaxpr))
 
         def f(*args: Array) -> list[Array]:
             outs = self.evaluate(closed, [Value.given(x) for x in args])

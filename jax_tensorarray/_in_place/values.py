@@ -125,11 +125,12 @@ class Value:
         repeated: "Value | None" = None,
         is_given: bool = False,
     ) -> None:
-        self.array, self.before, self.update, self.only = array, before, update, only
+        self.literal = array if isinstance(array, complex | float | int) else None  #: the number of Python's that it is
+        self.array = array if self.literal is None else np.asarray(array, jnp.result_type(array))
+        self.before, self.update, self.only = before, update, only
         self.part, self.guard, self.stopped, self.repeated = part, guard, stopped, repeated
         self.is_used = False
         self.is_given: bool = is_given or (before is not None and before.is_given)
-        self.literal: Any = None  # the number of Python's that it is
         self._mask: Array = None
 
     @classmethod

@@ -1,0 +1,45 @@
+"""Refs (`jax.new_ref`), which are arrays again before rows are looked for.
+
+JAX does so too before it compiles, but after it has differentiated: there every read of a ref keeps all of it.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import primitives as jax_primitives
+
+from jax_tensorarray import _compat
+from jax_tensorarray._loops import bodies
+
+Array = Any
+
+
+def as_arrays(jaxpr: Any) -> Any:
+    """A closed jaxpr in which the refs that it makes are arrays. Those that it is given stay."""
+    if not _compat.makes_refs(_compat.opened(jaxpr)) or bodies.any_equation(jaxpr, _is_rule_with_refs):
+        return jaxpr
+    try:
+        return _compat.discharged(jaxpr)
+    except NotImplementedError:  # something in it has no such form
+        return jaxpr
+
+
+def _is_rule_with_refs(eqn: Any) -> bool:
+    """Its result could not be differentiated."""
+    return eqn.primitive is jax_primitives.custom_vjp_call_p and _compat.makes_refs(eqn)
+
+
+def is_ref(x: Any) -> bool:
+    return hasattr(jax.typeof(x), "inner_aval")
+
+
+def on_arrays(bind: Callable[..., Any], is_a_ref: Sequence[bool]) -> Callable[..., list[Array]]:
+    """What takes arrays in the place of refs, and returns behind the results what is in those at the end."""
+
+    def f(*args: Array) -> list[Array]:
+        given = [jax.new_ref(x) if flag else x for x, flag in zip(args, is_a_ref, strict=True)]
+        outs = bind(*given)
+        return [*outs, *(jax.freeze(x) for x, flag in zip(given, is_a_ref, strict=True) if flag)]
+
+    return f
