@@ -7,7 +7,7 @@ from jax_tensorarray._loops.while_ import ta_while_p
 from jax_tensorarray._ops.read import ta_read_p
 
 
-def save_reads(prim: Any, *_: Any, **__: Any) -> bool:
+def save_reads(prim: Any, /, *_: Any, **__: Any) -> bool:
     """Save the rows that `ta_read` gives and what inner loops of this library record, and recompute all else.
 
     Without it, recomputing a read, or an inner loop that reads, needs the buffer as it was, so a checkpointed body

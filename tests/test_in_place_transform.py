@@ -14,6 +14,8 @@ from in_place import assert_in_place, assert_no_whole_buffer_copy, compiled
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import io_callback
+from jax.extend.core import Primitive
+from jax.interpreters import ad, mlir
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from waiting import finish
@@ -530,3 +532,19 @@ def test_a_large_result_knows_of_a_step_too_many():
     np.testing.assert_array_equal(g(jnp.ones(3000), 5), f(jnp.ones(3000), 5))
     with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match="in_place: more than max_steps steps"):
         finish(g(jnp.ones(3000), 6))
+
+
+def test_a_policy_is_asked_about_a_primitive_with_any_parameters():
+    own = Primitive("own")
+    own.def_impl(lambda x, prim: x)
+    own.def_abstract_eval(lambda x, prim: x)
+    ad.deflinear2(own, lambda ct, x, prim: [ct])
+    mlir.register_lowering(own, lambda ctx, x, prim: [x])
+
+    def f(b):
+        def body(i, b):
+            return b.at[i].set(own.bind(jnp.sin(b[i - 1]), prim=0))
+
+        return lax.fori_loop(1, 9, jax.checkpoint(body), b).sum()
+
+    np.testing.assert_allclose(jax.grad(in_place(f))(*rows(9)), jax.grad(f)(*rows(9)), rtol=1e-6)

@@ -49,7 +49,7 @@ def checkpoint(repair: "Repair", eqn: Any, operands: Sequence[Value], added: dic
 
 
 def _with_rows(policy: Any) -> Any:
-    def keeps(prim: Any, *args: Any, **params: Any) -> Any:
+    def keeps(prim: Any, /, *args: Any, **params: Any) -> Any:
         kept = False if policy is None else policy(prim, *args, **params)
         return kept or save_reads(prim, *args, **params)
 
