@@ -371,10 +371,15 @@ def install_forwarding_transposes() -> None:
 # --- a pass over the lowered module ----------------------------------------------------------------------------
 
 
-def run_after_lowering(rewrite: Callable[[mlir.ir.Module, str | None], None]) -> None:
+def can_rewrite_modules() -> bool:
+    """Whether `run_after_lowering` does what it says."""
+    return _private("interpreters.mlir", "lower_jaxpr_to_module") is not None
+
+
+def run_after_lowering(rewrite: Callable[[mlir.ir.Module, Sequence[str], bool], None]) -> None:
     """Call `rewrite` on every module that JAX lowers, before it is compiled or exported.
 
-    Its second argument is the platform for which JAX compiles the module next, None if there may be others.
+    Its further arguments are the platforms that the module is for, and whether JAX compiles it next.
 
     A lowering rule sees one operation of one function; the order of reads and writes of a buffer is a matter of
     whole modules. Without this hook, a write that does not depend on an earlier read copies the buffer.
@@ -387,9 +392,8 @@ def run_after_lowering(rewrite: Callable[[mlir.ir.Module, str | None], None]) ->
     @functools.wraps(original)
     def lower(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
-        platforms = kwargs.get("platforms", ())
         exported = getattr(kwargs.get("lowering_parameters"), "for_export", True)
-        rewrite(result.module, None if exported or len(platforms) != 1 else platforms[0])
+        rewrite(result.module, kwargs.get("platforms", ()), not exported)
         return result
 
     importlib.import_module("jax._src.interpreters.mlir").lower_jaxpr_to_module = lower  # type: ignore[attr-defined]
@@ -400,7 +404,7 @@ def barriers_hold(platform: str) -> bool:
 
     Before jaxlib 0.12 the CPU compiler drops them first.
     """
-    return platform in ("cpu", "cuda", "rocm") and jaxlib.version.__version_info__ >= (0, 12)
+    return platform == "tpu" or (platform in ("cpu", "cuda", "rocm") and jaxlib.version.__version_info__ >= (0, 12))
 
 
 # --- types -----------------------------------------------------------------------------------------------------

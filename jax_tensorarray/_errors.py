@@ -1,6 +1,7 @@
 """Errors that a GPU has recorded: a kernel cannot raise, so somebody has to ask."""
 
 import contextlib
+import warnings
 
 import jax
 
@@ -14,13 +15,21 @@ def check_errors() -> None:
     library that runs there raises the error, as soon as it is known, or this function does. Call it where a program
     is to be told of errors for certain: at the end, or once an epoch.
 
-    On other platforms it does nothing and waits for nothing. A CPU raises errors where they are made.
+    On other platforms it waits for nothing. A CPU raises errors where they are made. A TPU drops what is out of range
+    and records nothing, so nobody can know, which a `RuntimeWarning` says.
 
     Raises:
         jax.errors.JaxRuntimeError: an op got an index that is out of range, with the text that it has on a CPU.
 
     >>> check_errors()
     """
+    if jax.default_backend() == "tpu":
+        warnings.warn(
+            "check_errors: a TPU drops indices that are out of range and records none, so there may have been some. "
+            "Run the program on a CPU to find out.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
     for platform, module in _ffi.modules.items():
         if not hasattr(module, "has_run") or not module.has_run():
             continue

@@ -96,26 +96,42 @@ def loop_operations(hlo: str) -> Iterator[Operation]:
                 shape, opcode = shape.partition("), ")[2], "fusion"
             if opcode not in ("fusion", "reduce", "sort", "scatter", "map"):
                 stack.extend(_callees(line))
-            if opcode == "fusion" and _fused_root_is_in_place(computations, line):
-                opcode = "dynamic-update-slice"
-            yield Operation(opcode, match.group(1), array_bytes(shape), line.strip())
+            num_bytes = array_bytes(shape)
+            if opcode == "fusion" and (left := _not_in_place(computations, line)) < num_bytes:
+                opcode, num_bytes = ("fusion", left) if left else ("dynamic-update-slice", num_bytes)
+            yield Operation(opcode, match.group(1), num_bytes, line.strip())
 
 
-def _fused_root_is_in_place(computations: dict[str, list[str]], line: str) -> bool:
-    """Whether a fusion does no more than update slices of an operand, or call what updates an operand in place."""
+def _not_in_place(computations: dict[str, list[str]], line: str) -> float:
+    """How many bytes of the results of a fusion are more than slices of an operand updated in place."""
+    found = 0.0
     for name in _callees(line):
         matches = ((_OPERATION.match(at), at) for at in computations.get(name, []))
-        producers = {match.group(1): (match.group(3), match.end(), at) for match, at in matches if match}
-        opcode, end, at = next((p for p in producers.values() if p[2].lstrip().startswith("ROOT")), ("", 0, ""))
-        updates = 0
-        while opcode in ("bitcast", "dynamic-update-slice", "scatter", "custom-call", "get-tuple-element"):
-            if opcode == "custom-call" and not re.search(r"output_to_operand_aliasing=\{\{0?\}: \(0, ", at):
-                break
-            updates += opcode not in ("bitcast", "get-tuple-element")
-            first = _FIRST_OPERAND.match(at, end)
-            opcode, end, at = producers.get(first.group(1), ("", 0, "")) if first else ("", 0, "")
-        if opcode == "parameter" and updates:
-            return True
+        producers = {match.group(1): (match, at) for match, at in matches if match}
+        root = next((key for key, (_, at) in producers.items() if at.lstrip().startswith("ROOT")), "")
+        results = [root]
+        if root in producers and producers[root][0].group(3) == "tuple":
+            match, at = producers[root]
+            results = re.findall(r"%([\w.\-]+)", at[match.end() : _operands_end(at, match.end())])
+        found += sum(
+            array_bytes(producers[key][0].group(2)) for key in results if not _updates_a_parameter(producers, key)
+        )
+    return found
+
+
+def _updates_a_parameter(producers: dict[str, tuple[re.Match[str], str]], name: str) -> bool:
+    """Whether a value is a parameter with slices updated, also by a call that updates an operand in place."""
+    updates = 0
+    while name in producers:
+        match, at = producers[name]
+        opcode = match.group(3)
+        if opcode not in ("bitcast", "dynamic-update-slice", "scatter", "custom-call", "get-tuple-element"):
+            return opcode == "parameter" and updates > 0
+        if opcode == "custom-call" and not re.search(r"output_to_operand_aliasing=\{\{0?\}: \(0, ", at):
+            return False
+        updates += opcode not in ("bitcast", "get-tuple-element")
+        first = _FIRST_OPERAND.match(at, match.end())
+        name = first.group(1) if first else ""
     return False
 
 

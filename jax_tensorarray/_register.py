@@ -22,7 +22,8 @@ from jax.sharding import PartitionSpec
 
 from jax_tensorarray import _compat, _ffi
 from jax_tensorarray._lowering import sorting
-from jax_tensorarray._lowering.mlir import LOWERING, PREFIX, Call, declare, mark
+from jax_tensorarray._lowering.fallback import add as add_fallback
+from jax_tensorarray._lowering.mlir import LOWERING, PREFIX, WITHOUT_KERNELS, Call, declare, is_ours, mark, operation
 
 Array = Any
 
@@ -116,6 +117,9 @@ def make_primitive(
         mlir.register_lowering(primitive, lower, platform=platform)
     if isinstance(kernel, RowKernel):
         ROW_OPS[primitive] = kernel.call
+        for platform in WITHOUT_KERNELS if _compat.can_rewrite_modules() else ():
+            lower = functools.partial(_lower_without_kernel, functools.partial(kernel, platform=platform), fallback)
+            mlir.register_lowering(primitive, lower, platform=platform)
     return primitive
 
 
@@ -231,6 +235,21 @@ def _lower(kernel: Callable[..., Any], fallback: Callable[..., Any], ctx: Any, *
         return fallback(ctx, *operands, **params)
     mark(ctx.module_context.module)
     return kernel(ctx, *operands, **params)
+
+
+def _lower_without_kernel(
+    kernel: Callable[..., Any], fallback: Callable[..., Any], ctx: Any, *operands: Any, **params: Any
+) -> Any:
+    """Lower to a call that the pass over the module replaces: by slices, or by plain JAX, which is a function here."""
+    if ctx.dim_var_values:  # sizes or platforms that are not known yet, which are values of the function around
+        return fallback(ctx, *operands, **params)
+    results = _lower(kernel, fallback, ctx, *operands, **params)
+    call = operation(results[0].owner)
+    if is_ours(call):
+        context = ctx.module_context
+        meaning = functools.partial(fallback, ctx, **params)
+        add_fallback(context.module, context.symbol_table, params["op"], call, lambda args: meaning(*args))
+    return results
 
 
 def is_packed(dtype: Any) -> bool:

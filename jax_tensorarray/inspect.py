@@ -6,12 +6,12 @@ import operator
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Any, NamedTuple
 
 import jax
 
-from jax_tensorarray import _carried, _hlo
+from jax_tensorarray import _ahead, _carried, _hlo
 
 #: Columns of a report.
 _WIDTH = 100
@@ -106,7 +106,7 @@ class LoopCopies(list[LoopCopy]):
         return "\n".join(lines)
 
 
-def loop_copies(f: Callable[..., Any], *args: Any, min_bytes: int = 0) -> LoopCopies:
+def loop_copies(f: Callable[..., Any], *args: Any, min_bytes: int = 0, platform: str | None = None) -> LoopCopies:
     """List the operations in the loops of any JAX function that touch a whole buffer in every step.
 
     A buffer of T rows that a loop of T steps copies makes the loop quadratic. `f` is compiled for `args`, not run, and
@@ -123,13 +123,16 @@ def loop_copies(f: Callable[..., Any], *args: Any, min_bytes: int = 0) -> LoopCo
       args: its arguments: arrays, or `jax.ShapeDtypeStruct`s. Small ones will do, but XLA makes no loop of one step.
       min_bytes: buffers smaller than this are left out. By default none is, so that small examples show what large
         ones do.
+      platform: None for the one that `f` runs on here, or `"cpu"`, `"cuda"` (an H100) or `"tpu"` (a v5e), of which
+        there need be none: XLA's compiler for it is enough. Arrays divided among devices are taken for whole ones.
 
     Returns:
       A list of `LoopCopy`, empty where every loop is in place. `print` shows it as a report.
 
     Raises:
       TypeError: `f` is no function, or `min_bytes` no integer.
-      ValueError: `min_bytes` is negative.
+      ValueError: `min_bytes` is negative, or there is no such `platform`.
+      ImportError: XLA's compiler for `platform` is not installed. The message says how to install it.
 
     >>> import jax, jax.numpy as jnp
     >>> from jax_tensorarray import ta_write
@@ -154,14 +157,25 @@ def loop_copies(f: Callable[..., Any], *args: Any, min_bytes: int = 0) -> LoopCo
         raise TypeError(f"loop_copies: min_bytes must be an integer, not {type(min_bytes).__name__}.") from None
     if min_bytes < 0:
         raise ValueError(f"loop_copies: min_bytes must not be negative, but it is {min_bytes}.")
-    jitted = f if hasattr(f, "lower") else jax.jit(f)
+    if platform not in (None, *_ahead.PLATFORMS):
+        known = ", ".join(map(repr, _ahead.PLATFORMS))
+        raise ValueError(f"loop_copies: platform must be None or one of {known}, but it is {platform!r}.")
     with _lines_of_today():
-        hlo = jitted.lower(*args).compile().as_text() or ""
+        hlo = _compiled(f, args, platform).as_text() or ""
     frames = _hlo.frames(hlo)
     findings = list(_carried.findings(hlo))
     kinds = {(finding.buffer, finding.kind) for finding in findings}
     found = (_described(finding, kinds, frames) for finding in findings)
     return LoopCopies(copy for copy in found if copy.num_bytes >= min_bytes)
+
+
+def _compiled(f: Callable[..., Any], args: Sequence[Any], platform: str | None) -> Any:
+    if platform is None:
+        return (f if hasattr(f, "lower") else jax.jit(f)).lower(*args).compile()
+    try:
+        return _ahead.compiled_for(platform, f, *args)
+    except ImportError as error:
+        raise ImportError(f"loop_copies: {error}") from None
 
 
 @contextlib.contextmanager

@@ -14,7 +14,17 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jax_tensorarray import TensorArray, _carried, _hlo, checkpoint_policies, ta_read, ta_write, while_loop
+from jax_tensorarray import (
+    TensorArray,
+    _ahead,
+    _carried,
+    _ffi,
+    _hlo,
+    checkpoint_policies,
+    ta_read,
+    ta_write,
+    while_loop,
+)
 from jax_tensorarray._programs import ours, plain, programs
 from jax_tensorarray.inspect import LoopCopies, LoopCopy, loop_copies
 
@@ -213,6 +223,33 @@ def test_loops_for_a_gpu_are_read_as_well(name):
 
     assert found(plain)
     assert found(ours) == []
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu"])
+def test_a_platform_that_is_not_there_is_compiled_for(platform):
+    if platform != "cpu" and _ahead.why_not(platform):
+        with pytest.raises(
+            ImportError, match=f"loop_copies: XLA's compiler for '{platform}' is not installed. Run `pip"
+        ):
+            loop_copies(jnp.sin, 1.0, platform=platform)
+        return
+
+    def gradient(x, ops):
+        body = lambda i, b: ops.write(b, i, jnp.sin(ops.read(b, i - 1)))  # noqa: E731
+        return jax.grad(lambda x: jnp.sum(lax.fori_loop(1, len(x), body, x) ** 2))(x)
+
+    x = np.ones((1000, 64), np.float32)
+    found = loop_copies(functools.partial(gradient, ops=plain), x, platform=platform)
+    assert found and found[0].shape == x.shape and found[0].file == __file__
+    if platform != "cuda" or "cuda" in _ffi.modules:
+        assert loop_copies(functools.partial(gradient, ops=ours), x, platform=platform) == []
+
+
+def test_there_are_three_platforms():
+    with pytest.raises(
+        ValueError, match="loop_copies: platform must be None or one of 'cpu', 'cuda', 'tpu', but it is 'x'"
+    ):
+        loop_copies(jnp.sin, 1.0, platform="x")
 
 
 def recurrent(x):

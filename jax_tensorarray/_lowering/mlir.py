@@ -69,6 +69,12 @@ CHECKED = "jax_tensorarray.checked"
 #: Attribute of an op whose index is in range, see `bounds`.
 IN_RANGE = "jax_tensorarray.in_range"
 
+#: Platforms that call no kernels. Row ops become operations of XLA's own there, see `fallback`.
+WITHOUT_KERNELS = frozenset({"tpu"})
+
+#: Attribute of a call that stands for a function of XLA's own operations: its name.
+FALLBACK = "jax_tensorarray.fallback"
+
 #: Attribute of a loop or a function that is handed, as its last argument, a 0 that XLA cannot know to be one.
 UNKNOWN = "jax_tensorarray.unknown"
 

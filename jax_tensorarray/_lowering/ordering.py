@@ -17,6 +17,7 @@ from typing import Any
 from jax.interpreters.mlir import ir
 
 from jax_tensorarray import _compat
+from jax_tensorarray._lowering import fallback
 from jax_tensorarray._lowering.bounds import mark_those_in_range
 from jax_tensorarray._lowering.branches import split_updating_branches
 from jax_tensorarray._lowering.mlir import (
@@ -25,6 +26,7 @@ from jax_tensorarray._lowering.mlir import (
     MARK,
     PREFIX,
     UNKNOWN,
+    WITHOUT_KERNELS,
     Module,
     Operation,
     Value,
@@ -42,27 +44,31 @@ from jax_tensorarray._lowering.mlir import (
     walk,
 )
 from jax_tensorarray._lowering.partition import is_divided, label_calls
-from jax_tensorarray._lowering.record import check_by_record
+from jax_tensorarray._lowering.record import check_by_record, drop_strays
 from jax_tensorarray._lowering.slices import default_lowering, use_slices
 
 
-def order_readers(module: ir.Module, platform: str | None = None) -> None:
-    """Rewrite `module` in place. A module without our calls is left as it is.
-
-    `platform` is the only one that the module will run on, if it is known and XLA compiles it here and now.
-    """
+def order_readers(module: ir.Module, platforms: Sequence[str] = (), is_compiled_next: bool = False) -> None:
+    """Rewrite `module` in place, which is for these platforms. A module without our calls is left as it is."""
     if MARK not in module.operation.attributes:
         return
     del module.operation.attributes[MARK]
     functions = {
         op.attributes["sym_name"].value: op for op in map(operation, module.body.operations) if op.name == "func.func"
     }
+    # What a version of XLA makes of barriers and slices is known of this one.
+    platform = platforms[0] if len(platforms) == 1 and (is_compiled_next or platforms[0] in WITHOUT_KERNELS) else None
     with module.context:
-        platform = None if is_divided(module) else platform
+        meanings = {name: functions.pop(name) for name in fallback.names(functions)}
+        divided = is_divided(module)
+        platform = None if divided and platform not in WITHOUT_KERNELS else platform
         needs_unknown = platform is not None and not _compat.barriers_hold(platform)
         if platform is not None:
             mark_those_in_range(functions)
-            check_by_record(functions, default_lowering(), unknown=needs_unknown)
+            if platform in WITHOUT_KERNELS:
+                drop_strays(functions)
+            else:
+                check_by_record(functions, default_lowering(), unknown=needs_unknown)
         everything = Module(functions)
         for function in functions.values():
             for block in reversed(list(blocks(function))):
@@ -71,12 +77,13 @@ def order_readers(module: ir.Module, platform: str | None = None) -> None:
         for function in functions.values():
             for block in list(blocks(function)):
                 _order_block(block, everything)
-        use_slices(functions, platform=platform)
+        use_slices(functions, platform=platform, divided=divided)
         if needs_unknown:
             for op in [op for function in functions.values() for op in (function, *walk(function))]:
                 if UNKNOWN in op.attributes:
                     del op.attributes[UNKNOWN]
         _pin_to_loops(functions)
+        fallback.replace_calls(functions, meanings, fences=not WITHOUT_KERNELS.isdisjoint(platforms))
         label_calls(module)
 
 

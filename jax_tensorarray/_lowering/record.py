@@ -85,6 +85,14 @@ def check_by_record(functions: dict[str, Operation], default: str, *, unknown: b
             _Threading(functions, _Codes([op for op in strict if _is_strict(op)]), unknown).run()
 
 
+def drop_strays(functions: dict[str, Operation]) -> None:
+    """Have no index raise, where no call can: `strict` ops become `CHECKED` ones."""
+    for function in functions.values():
+        for op in walk(function):
+            if addresses_rows(op) and may_raise(op):
+                _set_checked(op)
+
+
 # --- ops -------------------------------------------------------------------------------------------------------
 
 

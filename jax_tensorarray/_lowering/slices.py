@@ -4,7 +4,7 @@ A call of ours stays outside of every fusion and costs a fixed time; a loop with
 of machine code. But a call raises and updates in place whatever is around it, and slices do neither. So a slice stands
 for a call where
 
-- the index is one row, or a few on a CPU, which need not be in range or are checked already (`record`);
+- the index is one row, or a few but on a GPU, which need not be in range or are checked already (`record`);
 - everything that reads the buffer comes before its update by data dependence. An optimization barrier around the
   buffer and the row that was read makes it so, in versions of XLA that keep it until memory has been assigned. In
   others a branch does, which XLA does not know to be always run: it gives a 0 beside the row, for the index of the
@@ -35,6 +35,7 @@ from jax_tensorarray._lowering.mlir import (
     LOWERINGS,
     PREFIX,
     TAPE,
+    WITHOUT_KERNELS,
     Module,
     Operation,
     Value,
@@ -70,7 +71,7 @@ from jax_tensorarray._lowering.mlir import (
 )
 from jax_tensorarray._lowering.union_find import UnionFind
 
-#: As many rows an op may have as slices on a CPU. On a GPU each is a kernel, and one of ours does them all.
+#: As many rows an op may have as slices. On a GPU each is a kernel, and one of ours does them all.
 _MOST_SLICES = 16
 
 #: As many bytes an op may both read and write by slices where a branch has to put these in order. A loop over rows that
@@ -81,16 +82,17 @@ _MOST_BYTES = 64
 VARIABLE = "JAX_TENSORARRAY_LOWERING"
 
 
-def use_slices(functions: dict[str, Operation], *, platform: str | None) -> None:
+def use_slices(functions: dict[str, Operation], *, platform: str | None, divided: bool = False) -> None:
     """Rewrite the calls in `functions` for which slices are as good.
 
     Args:
         functions: those of a module in which `ordering` has put readers before updates.
         platform: the only one that the module will run on, if that is known and it is not divided among devices:
             slices of buffers whose rows are, would gather them. Of other modules only tapes become slices.
+        divided: whether it is divided all the same, where there are no kernels. A slice for each example would gather.
     """
     # All are chosen before the first is rewritten: the hash of an operation is that of what it says.
-    chooser = _Chooser(functions, platform)
+    chooser = _Chooser(functions, platform, divided)
     chosen = [
         [(op, chooser.choose(op)) for op in map(operation, block.operations)]
         for function in functions.values()
@@ -128,11 +130,11 @@ class _Choice(NamedTuple):
 
 
 class _Chooser:
-    def __init__(self, functions: dict[str, Operation], platform: str | None) -> None:
+    def __init__(self, functions: dict[str, Operation], platform: str | None, divided: bool) -> None:
         self.module = Module(functions)
         self.callers = callers_of(functions)
-        self.default, self.platform = default_lowering(), platform
-        self.most_slices = _MOST_SLICES if platform == "cpu" else 1
+        self.default, self.platform, self.divided = default_lowering(), platform, divided
+        self.most_slices = _MOST_SLICES if platform == "cpu" or platform in WITHOUT_KERNELS else 1
         self.barriers_hold = platform is not None and _compat.barriers_hold(platform)
         self.updated: dict[Operation, set[Value]] = {}  # by the last operation of a block
         self.in_loops = functions_in_loops(functions)
@@ -184,6 +186,8 @@ class _Chooser:
         drops = not in_range and self._is_of_account(op)
         masked = attributes["masked"].value
         shared, own = _shared_axes(index, batch_dims)
+        if self.divided and shared < batch_dims:
+            return None
         window = None if drops or len(sizes) > 1 else window_of(own, sizes[0])
         if window is not None and (not masked or repeats_along_last(op.operands[len(CALLS[name].operands) - 1])):
             positions, by_windows = window.shape, 0 < window.length <= sizes[0]

@@ -10,7 +10,6 @@ import jax
 import numpy as np
 from jax.interpreters import ad
 
-from jax_tensorarray import _reference
 from jax_tensorarray._lowering.mlir import PREFIX, declare
 from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._ops.write import ta_write_p
@@ -71,7 +70,7 @@ def _write_abstract_eval(buffer: Any, index: Any, value: Any, parts: Any, *, bat
 
 
 # Derivatives are of whole rows, which is as good: the other parts are nobody's concern. They have transposes, which
-# second derivatives in reverse mode need.
+# second derivatives in reverse mode need. Where there are no kernels whole rows are moved as well.
 
 
 def _read_jvp(primals: Any, tangents: Any, *, batch_dims: int) -> Any:
@@ -96,11 +95,11 @@ def _batch(primitive: Any, args: Any, dims: Any, *, batch_dims: int) -> Any:
 
 
 def _read_in_plain_jax(buffer: Array, index: Array, parts: Array, *, batch_dims: int) -> Array:
-    return _reference.read(buffer, index, batch_dims=batch_dims)
+    return ta_read_p.bind(buffer, index, **row_params("ta_read_part", "drop", batch_dims=batch_dims))
 
 
 def _write_in_plain_jax(buffer: Array, index: Array, value: Array, parts: Array, *, batch_dims: int) -> Array:
-    return _reference.swap(buffer, index, value, batch_dims=batch_dims, reverse=False)[0]
+    return ta_write_p.bind(buffer, index, value, **row_params("ta_write_part", "drop", batch_dims=batch_dims))
 
 
 declare("read_part", ("buffer", "bound", "parts"), ("parts of a row",))

@@ -1,0 +1,76 @@
+"""Compile for a platform that need not be there: XLA's compilers need no device, only a description of one."""
+
+import functools
+import importlib.util
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+
+#: What NVIDIA says of the H100 SXM, in the words of XLA's GpuTargetConfigProto.
+_H100 = Path(__file__).parent / "h100.txtpb"
+
+#: The TPU that programs are compiled for, and its type in the words of libtpu.
+_TPU, _TPU_TYPE = "v5e:2x2", "v5litepod-4"
+
+PLATFORMS = ("cpu", "cuda", "tpu")
+
+#: By platform, the module that its compiler comes with, and how to install it.
+_COMPILERS = {
+    "cuda": (
+        "jax_plugins.xla_cuda13",
+        f"pip install --no-deps jax-cuda13-plugin=={jax.__version__} jax-cuda13-pjrt=={jax.__version__}",
+    ),
+    "tpu": ("libtpu", "pip install 'jax[tpu]'"),
+}
+
+
+def compiled_for(platform: str, f: Callable[..., Any], *args: Any, topology: str = _TPU) -> Any:
+    """A function of arrays compiled for a CPU, an H100 or a TPU v5e, of whose arguments only types are looked at.
+
+    Raises ImportError where the compiler for the platform is not installed.
+    """
+    device = jax.sharding.SingleDeviceSharding(devices_of(platform, topology)[0])
+    described = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jax.numpy.shape(x), _dtype(x), sharding=device), args)
+    jitted = f if hasattr(f, "trace") else jax.jit(f)
+    return jitted.trace(*described).lower(lowering_platforms=(platform,)).compile()
+
+
+def _dtype(x: Any) -> Any:
+    return jax.dtypes.canonicalize_dtype(getattr(x, "dtype", None) or jax.numpy.result_type(x))
+
+
+def devices_of(platform: str, topology: str = _TPU) -> list[Any]:
+    """Devices of that kind, which cannot run anything."""
+    if platform == "cpu":
+        return jax.devices("cpu")
+    if why := why_not(platform):
+        raise ImportError(why)
+    return _described_devices(platform, topology if platform == "tpu" else "")
+
+
+def why_not(platform: str) -> str:
+    """Why nothing can be compiled for a platform here, or nothing."""
+    module, install = _COMPILERS[platform]
+    package = module.partition(".")[0]
+    if importlib.util.find_spec(package) is None or importlib.util.find_spec(module) is None:
+        return f"XLA's compiler for {platform!r} is not installed. Run `{install}`."
+    return ""
+
+
+@functools.cache
+def _described_devices(platform: str, topology: str) -> list[Any]:
+    if platform == "cuda":
+        # The plugin looks for libraries of CUDA, which only a program that runs needs.
+        os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
+        of_gpu = {"target_config": _H100.read_text(), "topology": "1x1x1"}
+        return list(topologies.get_topology_desc("", platform="cuda", **of_gpu).devices)
+    # libtpu asks the machine which TPU it has.
+    told = {"TPU_SKIP_MDS_QUERY": "1", "TPU_ACCELERATOR_TYPE": _TPU_TYPE, "TPU_WORKER_HOSTNAMES": "localhost"}
+    told["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # there is none that two processes would use at once
+    for name, value in told.items():
+        os.environ.setdefault(name, value)
+    return list(topologies.get_topology_desc(topology_name=topology, platform="tpu").devices)

@@ -1,0 +1,81 @@
+"""What the calls that are left mean in plain JAX, for platforms without kernels.
+
+A row op is lowered to a call there too, so that the pass over the module finds it, and beside it to a function of the
+same meaning. The calls that have not become slices become calls of these functions, and fences become barriers.
+"""
+
+from collections.abc import Callable, Sequence
+
+from jax.interpreters.mlir import ir
+
+from jax_tensorarray._compat import hlo
+from jax_tensorarray._lowering.mlir import FALLBACK, PREFIX, Operation, Value, target, walk
+
+
+def add(
+    module: ir.Module,
+    symbols: ir.SymbolTable,
+    name: str,
+    call: Operation,
+    meaning: Callable[[Sequence[Value]], Sequence[Value]],
+) -> None:
+    """Add a function of what a call means, and let the call know it."""
+    inputs = [v.type for v in call.operands]
+    attributes = {
+        "function_type": ir.TypeAttr.get(ir.FunctionType.get(inputs, [v.type for v in call.results])),
+        "sym_name": ir.StringAttr.get(f"{PREFIX}{name}"),
+        "sym_visibility": ir.StringAttr.get("private"),
+    }
+    with ir.InsertionPoint(module.body):
+        function = ir.Operation.create("func.func", [], [], attributes, regions=1)
+    found = symbols.insert(function)
+    block = function.regions[0].blocks.append(*inputs)
+    with ir.InsertionPoint(block):
+        ir.Operation.create("func.return", [], meaning(list(block.arguments)))
+    call.attributes[FALLBACK] = ir.FlatSymbolRefAttr.get(found.value)
+
+
+def names(functions: dict[str, Operation]) -> set[str]:
+    """Those of the functions that calls stand for."""
+    calls = (op for function in functions.values() for op in walk(function) if FALLBACK in op.attributes)
+    return {op.attributes[FALLBACK].value for op in calls}
+
+
+def replace_calls(functions: dict[str, Operation], meanings: dict[str, Operation], *, fences: bool) -> None:
+    """Replace the calls in `functions` for which there are `meanings`, and the fences if so asked."""
+    used = set()
+    for function in functions.values():
+        for op in list(walk(function)):
+            if FALLBACK in op.attributes:
+                used.add(op.attributes[FALLBACK].value)
+                _replace(op, len(meanings[op.attributes[FALLBACK].value].regions[0].blocks[0].arguments))
+            elif fences and target(op) == PREFIX + "fence":
+                _replace_fence(op)
+    for name, function in meanings.items():
+        if name not in used:
+            function.erase()
+
+
+def _replace(call: Operation, count: int) -> None:
+    """What else it has as operands it waits for."""
+    operands = list(call.operands)
+    with ir.InsertionPoint(call), call.location:
+        if len(operands) > count:
+            operands[0] = _behind(operands[0], operands[count:])
+        attributes = {"callee": call.attributes[FALLBACK]}
+        new = ir.Operation.create("func.call", [r.type for r in call.results], operands[:count], attributes)
+    for old_result, new_result in zip(call.results, new.results, strict=True):
+        old_result.replace_all_uses_with(new_result)
+    call.erase()
+
+
+def _replace_fence(fence: Operation) -> None:
+    buffer, *readers = fence.operands
+    with ir.InsertionPoint(fence), fence.location:
+        fence.results[0].replace_all_uses_with(_behind(buffer, readers))
+    fence.erase()
+
+
+def _behind(buffer: Value, readers: Sequence[Value]) -> Value:
+    passed = hlo.optimization_barrier([buffer, *readers])  # of one operand, it is no sequence
+    return passed[0] if readers else passed
