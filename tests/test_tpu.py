@@ -1,4 +1,4 @@
-"""What a TPU runs, where there is none: operations of XLA's own, which a CPU can run too, and what libtpu makes of them.
+"""What a TPU runs, where there is none: operations of XLA's own, which a CPU runs too, and what libtpu makes of them.
 
 The first tests need nothing. The others read the HLO for a TPU v5e, which takes its compiler: `pip install 'jax[tpu]'`.
 `python tests/test_tpu.py` prints the table that is in `benchmarks/results`.
