@@ -402,9 +402,9 @@ def run_after_lowering(rewrite: Callable[[mlir.ir.Module, Sequence[str], bool], 
 def barriers_hold(platform: str) -> bool:
     """Whether XLA keeps optimization barriers until it has assigned memory, so that they order reads and writes.
 
-    Before jaxlib 0.12 the CPU compiler drops them first.
+    Before jaxlib 0.12 the CPU compiler drops them first. Those for GPUs and TPUs have kept them since 0.10.2 at least.
     """
-    return platform == "tpu" or (platform in ("cpu", "cuda", "rocm") and jaxlib.version.__version_info__ >= (0, 12))
+    return platform in ("cuda", "rocm", "tpu") or (platform == "cpu" and jaxlib.version.__version_info__ >= (0, 12))
 
 
 # --- types -----------------------------------------------------------------------------------------------------
