@@ -3,20 +3,26 @@
 # CUDA, and the table of figures, which is left in benchmarks/results.
 #
 #     benchmarks/gpu.sh                                # on a machine with a GPU
+#     benchmarks/gpu.sh --wheel FILE                   # likewise, with kernels that have been built elsewhere
 #     benchmarks/gpu.sh --platform cpu --quick         # anywhere: to see that it runs through
+#
+# A wheel for the machine that is lent at times, an H200 with Python 3.12:
+#
+#     JAX_TENSORARRAY_CUDA=ON pip wheel --no-deps --config-settings=cmake.define.CMAKE_CUDA_ARCHITECTURES=90 .
 #
 # PYTHON names the interpreter. What it needs is installed there: jax with its CUDA plugin, scikit-build-core, nanobind,
 # cmake and ninja, hypothesis, pytest and pytest-xdist, and nvcc on PATH. optax, equinox and compute-sanitizer are used if there.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-platform=cuda quick=() install=yes
+platform=cuda quick=() install=yes wheel=
 while [ $# -gt 0 ]; do
   case $1 in
     --platform) platform=$2; shift ;;
     --quick) quick=(--quick) ;;
     --no-install) install=no ;;
-    *) echo "usage: benchmarks/gpu.sh [--platform cpu] [--quick] [--no-install]"; exit 2 ;;
+    --wheel) wheel=$2; shift ;;
+    *) echo "usage: benchmarks/gpu.sh [--platform cpu] [--quick] [--no-install | --wheel FILE]"; exit 2 ;;
   esac
   shift
 done
@@ -37,7 +43,9 @@ part() {
   printf '=== %s: %ss\n' "$name" $((SECONDS - start))
 }
 
-if [ "$install" = yes ]; then
+if [ -n "$wheel" ]; then
+  part install 60 "$python" -m pip install --no-deps --no-index --force-reinstall "$wheel"
+elif [ "$install" = yes ]; then
   cuda=ON && [ "$platform" = cpu ] && cuda=OFF
   part install 120 env JAX_TENSORARRAY_CUDA=$cuda "$python" -m pip install --no-build-isolation --no-deps --no-index \
     --force-reinstall --config-settings=cmake.define.CMAKE_CUDA_ARCHITECTURES=native .
