@@ -24,7 +24,18 @@ from random_programs import THETA, InJax, expected, outputs
 from random_programs import programs as random_programs
 from test_random_programs import close, examples, same_state, total
 
-from jax_tensorarray import _ahead, _hlo, check_errors, in_place, ta_add, ta_max, ta_read, ta_swap, ta_write
+from jax_tensorarray import (
+    TensorArray,
+    _ahead,
+    _hlo,
+    check_errors,
+    in_place,
+    ta_add,
+    ta_max,
+    ta_read,
+    ta_swap,
+    ta_write,
+)
 from jax_tensorarray._lowering.mlir import PREFIX
 from jax_tensorarray._programs import ours, plain, programs
 from jax_tensorarray.export import disabled_checks
@@ -169,6 +180,21 @@ def test_the_proof_fails_for_plain_jax():
 def test_a_step_has_no_more_operations_than_in_plain_jax_but_for_those_that_are_listed(name, transform):
     own, of_plain_jax = (operations(hlo(name, transform, library)) for library in ("ours", "plain"))
     assert len(own) <= len(of_plain_jax) + MORE.get((name, transform), 0), [op.text for op in own]
+
+
+@needs_compiler
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_a_tensorarray_is_in_place_as_well(transform):
+    def loss(x):
+        def body(i, array):
+            return array.write(i, jnp.sin(array.read(i - 1)) + x[i])
+
+        array = TensorArray(jnp.float32, size=len(x), element_shape=x.shape[1:]).write(0, x[0])
+        return jnp.sum(lax.fori_loop(1, len(x), body, array).stack() ** 2)
+
+    with jax.enable_x64(False):
+        text = _ahead.compiled_for("tpu", TRANSFORMS[transform](loss), buffer()).as_text()
+    assert_no_whole_buffer_operation(text, buffer().nbytes)
 
 
 @needs_compiler
