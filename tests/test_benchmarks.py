@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import measure, report
+from benchmarks import measure, memory, report
 from benchmarks.cases import CASES, PORTED, RIVALS, Point, points, rivals_of
 from benchmarks.environments import python_of
 from benchmarks.rivals import Unsupported, in_jax
@@ -197,3 +197,11 @@ def test_the_command_knows_its_environments():
     assert python_of("torch").parts[-4:] == (".benchmarks", "torch", "bin", "python")
     given = command.parser().parse_args(["run", "--python", "jax=/usr/bin/python3"])
     assert given.python == [("jax", Path("/usr/bin/python3"))]
+
+
+@pytest.mark.parametrize("program", memory.PROGRAMS)
+def test_all_ways_of_keeping_what_a_gradient_needs_give_the_same(program):
+    found = {way: memory.one(program, way, 9, 0) for way in memory.WAYS}
+    for way, figures in found.items():
+        assert figures["answer"] == pytest.approx(found["lax.scan"]["answer"], rel=1e-3), way
+        assert figures["cpu"] > 0 and figures["microseconds"] > 0

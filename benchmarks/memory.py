@@ -1,0 +1,194 @@
+"""The memory and the time of a gradient through T steps, for every way of keeping what it needs, and for rivals.
+
+python benchmarks/memory.py [--steps 1000 10000 100000] [--output FILE.md]
+
+The time and the resident memory are a CPU's, of a process for each figure. For an H100 and a TPU v5e it is what XLA
+says that the compiled program needs besides its arguments, where its compiler is installed.
+"""
+
+import argparse
+import json
+import math
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+import jax_tensorarray as jt
+from jax_tensorarray import _ahead
+
+try:
+    import equinox.internal as eqxi
+except ImportError:
+    eqxi = None
+
+ROW = 256
+LARGEST = 4e9  # bytes that a program may need to be run
+
+
+def chain(while_loop, T):
+    """x = tanh(w x), of which nothing but the last is asked for."""
+
+    def loss(x, w, n):
+        def body(s):
+            return s[0] + 1, jnp.tanh(w @ s[1])
+
+        return jnp.sum(while_loop(lambda s: s[0] < n, body, (jnp.int32(0), x), T)[1])
+
+    return loss
+
+
+def rows(while_loop, T):
+    """A row is read, and the next one written."""
+
+    def loss(x, w, n):
+        def body(s):
+            i, b = s
+            row = jnp.tanh(w @ jt.ta_read(b, i // 2, mode="drop"))
+            return i + 1, jt.ta_write(b, i + 1, row, mode="drop")
+
+        b = jt.ta_write(jnp.zeros((T + 1, ROW)), 0, x)
+        return jnp.sum(while_loop(lambda s: s[0] < n, body, (jnp.int32(0), b), T)[1] ** 2)
+
+    return loss
+
+
+PROGRAMS = {"chain": chain, "rows": rows}
+
+
+def ours(residuals, **options):
+    def while_loop(cond, body, start, T):
+        more = {"checkpoints": max(1, math.isqrt(2 * T))} if residuals == "checkpoint" else {}
+        return jt.while_loop(cond, body, start, max_steps=T, residuals=residuals, **more, **options)
+
+    return while_loop
+
+
+def scan(cond, body, start, T):
+    return lax.scan(lambda s, _: (body(s), None), start, None, length=T)[0]
+
+
+def nested_scans(cond, body, start, T):
+    """Two, of about the same length, the outer one of checkpointed steps."""
+    inner = math.isqrt(T)
+
+    def some(s, _):
+        # Steps past the last are not taken.
+        return lax.scan(lambda s, _: (lax.cond(cond(s), body, lambda s: s, s), None), s, None, length=inner)[0], None
+
+    return lax.scan(jax.checkpoint(some), start, None, length=-(-T // inner))[0]
+
+
+def equinox(kind):
+    def while_loop(cond, body, start, T):
+        return eqxi.while_loop(cond, body, start, max_steps=T, kind=kind)
+
+    return while_loop
+
+
+WAYS = {
+    "tape": ours("tape"),
+    "recompute": ours("recompute"),
+    "checkpoint": ours("checkpoint"),
+    "undo": ours("undo"),
+    "lax.scan": scan,
+    "nested scans": nested_scans,
+}
+if eqxi is not None:
+    WAYS |= {"Equinox checkpointed": equinox("checkpointed"), "Equinox bounded": equinox("bounded")}
+
+
+def resident():
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def one(program, way, T, seconds):
+    """The figures of one gradient, in this process."""
+    gradient = jax.grad(PROGRAMS[program](WAYS[way], T), (0, 1))
+    args = jnp.linspace(-1, 1, ROW), jnp.eye(ROW) + 0.1 / ROW, jnp.int32(T)
+    found = {}
+    for platform in ("cuda", "tpu"):
+        if not _ahead.why_not(platform):
+            memory = _ahead.compiled_for(platform, gradient, *args).memory_analysis()
+            found[platform] = memory.temp_size_in_bytes
+    compiled = jax.jit(gradient).lower(*args).compile()
+    found["cpu"] = compiled.memory_analysis().temp_size_in_bytes
+    if found["cpu"] > LARGEST:
+        return found
+    before, start = resident(), time.perf_counter()
+    out = jax.block_until_ready(compiled(*args))
+    took = [time.perf_counter() - start]
+    found["resident"] = resident() - before
+    while sum(took) < seconds and len(took) < 5:
+        start = time.perf_counter()
+        jax.block_until_ready(compiled(*args))
+        took.append(time.perf_counter() - start)
+    return found | {"microseconds": 1e6 * min(took) / T, "answer": float(jnp.linalg.norm(out[1]))}
+
+
+def measure(program, way, T, limit):
+    """Those figures by a process of its own, or why there are none."""
+    command = [sys.executable, __file__, "--one", program, way, str(T)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
+    except subprocess.TimeoutExpired:
+        return f"> {limit} s"
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        return "out of memory" if "memory" in lines[-1].lower() or done.returncode < 0 else lines[-1][:40]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def readable(num_bytes):
+    return "" if num_bytes is None else f"{num_bytes / 1e6:.3g}"
+
+
+def table(steps, limit):
+    lines = [
+        f"jax {jax.__version__}. A gradient through T steps on rows of {ROW} float32: megabytes that XLA needs for it",
+        "on an H100, on a TPU v5e (besides its vector memory) and on a CPU, megabytes that come to be resident on a CPU,",
+        f"and microseconds a step there, in {limit:.0f} seconds for each way. The first four are this library's.",
+    ]
+    for program, f in PROGRAMS.items():
+        lines += ["", f"## {program}: {f.__doc__}", ""]
+        lines += ["| way | T | H100 | TPU | CPU | resident | us a step |", "|---|--:|--:|--:|--:|--:|--:|"]
+        for T in steps:
+            answer = None
+            for way in WAYS:
+                found = measure(program, way, T, limit)
+                if isinstance(found, str):
+                    lines.append(f"| {way} | {T} | | | | | {found} |")
+                    continue
+                answer = found.get("answer", answer) if answer is None else answer
+                if "answer" in found and not math.isclose(found["answer"], answer, rel_tol=1e-2):
+                    raise AssertionError(f"{program}, {way}, {T}: {found['answer']} is not {answer}")
+                sizes = " | ".join(readable(found.get(key)) for key in ("cuda", "tpu", "cpu", "resident"))
+                took = f"{found['microseconds']:.2f}" if "answer" in found else "too large"
+                lines.append(f"| {way} | {T} | {sizes} | {took} |")
+                print(lines[-1], flush=True)
+    return "\n".join(lines)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, nargs="+", default=[1000, 10_000, 100_000])
+    parser.add_argument("--limit", type=float, default=120, help="seconds for each figure")
+    parser.add_argument("--output", type=Path, help="a file for the table")
+    parser.add_argument("--one", nargs=3, metavar=("PROGRAM", "WAY", "STEPS"), help="one figure, by this process")
+    arguments = parser.parse_args()
+    if arguments.one:
+        program, way, T = arguments.one
+        print(json.dumps(one(program, way, int(T), 2)))
+        return
+    text = table(arguments.steps, arguments.limit)
+    if arguments.output:
+        arguments.output.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
