@@ -151,7 +151,7 @@ def readable(num_bytes):
 def table(steps, limit):
     lines = [
         f"jax {jax.__version__}. A gradient through T steps on rows of {ROW} float32: megabytes that XLA needs for it",
-        "on an H100, on a TPU v5e (besides its vector memory) and on a CPU, megabytes that come to be resident on a CPU,",
+        "on an H100, on a TPU v5e (besides its vector memory) and on a CPU, megabytes that become resident on a CPU,",
         f"and microseconds a step there, in {limit:.0f} seconds for each way. The first four are this library's.",
     ]
     for program, f in PROGRAMS.items():
