@@ -34,13 +34,10 @@ def compiled_for(platform: str, f: Callable[..., Any], *args: Any, topology: str
     Raises ImportError where the compiler for the platform is not installed.
     """
     device = jax.sharding.SingleDeviceSharding(devices_of(platform, topology)[0])
-    described = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jax.numpy.shape(x), _dtype(x), sharding=device), args)
+    types = jax.eval_shape(lambda *args: args, *args)
+    described = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), types)
     jitted = f if hasattr(f, "trace") else jax.jit(f)
     return jitted.trace(*described).lower(lowering_platforms=(platform,)).compile()
-
-
-def _dtype(x: Any) -> Any:
-    return jax.dtypes.canonicalize_dtype(getattr(x, "dtype", None) or jax.numpy.result_type(x))
 
 
 def devices_of(platform: str, topology: str = _TPU) -> list[Any]:

@@ -419,20 +419,7 @@ def varying_axes(x: Any) -> frozenset[Any]:
     return getattr(manual, "varying", frozenset())
 
 
-# --- where we are ----------------------------------------------------------------------------------------------
-
-
-def hide_own_frames() -> None:
-    """Have JAX pass over the frames of this package as over its own: in source locations and in tracebacks.
-
-    Our hooks are below every program that is lowered, and would be the innermost line of each of its functions. Without
-    the second, private name our frames stay in the tracebacks that JAX filters.
-    """
-    package = os.path.dirname(__file__)
-    source_info_util.register_exclusion(package + os.sep)
-    private = _private("traceback_util", "register_exclusion")
-    if private is not None:
-        private[0](package)
+# --- refs ------------------------------------------------------------------------------------------------------
 
 
 def makes_refs(x: Any) -> bool:
@@ -454,6 +441,22 @@ def writes_refs(eqn: Any) -> list[bool]:
     """Which operands of an equation are refs that it writes. The names in its effects are private."""
     written = {effect.input for effect in eqn.effects if getattr(effect, "name", "") in ("Write", "Accum")}
     return [not isinstance(v, Literal) and v in written for v in eqn.invars]
+
+
+# --- where we are ----------------------------------------------------------------------------------------------
+
+
+def hide_own_frames() -> None:
+    """Have JAX pass over the frames of this package as over its own: in source locations and in tracebacks.
+
+    Our hooks are below every program that is lowered, and would be the innermost line of each of its functions. Without
+    the second, private name our frames stay in the tracebacks that JAX filters.
+    """
+    package = os.path.dirname(__file__)
+    source_info_util.register_exclusion(package + os.sep)
+    private = _private("traceback_util", "register_exclusion")
+    if private is not None:
+        private[0](package)
 
 
 def is_differentiated(x: Any) -> bool:

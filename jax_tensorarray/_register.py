@@ -246,9 +246,7 @@ def _lower_without_kernel(
     results = _lower(kernel, fallback, ctx, *operands, **params)
     call = operation(results[0].owner)
     if is_ours(call):
-        context = ctx.module_context
-        meaning = functools.partial(fallback, ctx, **params)
-        add_fallback(context.module, context.symbol_table, params["op"], call, lambda args: meaning(*args))
+        add_fallback(ctx.module_context, params["op"], call, functools.partial(fallback, ctx, **params))
     return results
 
 

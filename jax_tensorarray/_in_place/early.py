@@ -46,7 +46,7 @@ def _repairing(primitive: Primitive) -> Callable[..., Any]:
         request = _request.value
         if request is None or not any(map(_compat.is_differentiated, args)):
             return usual(*args, **params)
-        are_refs = list(map(refs.is_ref, args))
+        are_refs = [isinstance(x, jax.Ref) for x in args]
         if any(are_refs) or any(map(_compat.makes_refs, bodies.jaxprs_in(params))):
             return _with_refs(primitive, functools.partial(usual, **params), args, are_refs, request.max_steps)
         loop = SimpleNamespace(primitive=primitive, params=params)

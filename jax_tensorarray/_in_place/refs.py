@@ -30,10 +30,6 @@ def _is_rule_with_refs(eqn: Any) -> bool:
     return eqn.primitive is jax_primitives.custom_vjp_call_p and _compat.makes_refs(eqn)
 
 
-def is_ref(x: Any) -> bool:
-    return hasattr(jax.typeof(x), "inner_aval")
-
-
 def on_arrays(bind: Callable[..., Any], is_a_ref: Sequence[bool]) -> Callable[..., list[Array]]:
     """What takes arrays in the place of refs, and returns behind the results what is in those at the end."""
 

@@ -5,33 +5,28 @@ same meaning. The calls that have not become slices become calls of these functi
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from jax.interpreters.mlir import ir
 
 from jax_tensorarray._compat import hlo
-from jax_tensorarray._lowering.mlir import FALLBACK, PREFIX, Operation, Value, target, walk
+from jax_tensorarray._lowering.mlir import FALLBACK, PREFIX, Operation, Value, entry, target, walk
 
 
-def add(
-    module: ir.Module,
-    symbols: ir.SymbolTable,
-    name: str,
-    call: Operation,
-    meaning: Callable[[Sequence[Value]], Sequence[Value]],
-) -> None:
-    """Add a function of what a call means, and let the call know it."""
+def add(context: Any, name: str, call: Operation, meaning: Callable[..., Sequence[Value]]) -> None:
+    """Add a function of what a call means to the module of a `context`, and let the call know it."""
     inputs = [v.type for v in call.operands]
     attributes = {
         "function_type": ir.TypeAttr.get(ir.FunctionType.get(inputs, [v.type for v in call.results])),
         "sym_name": ir.StringAttr.get(f"{PREFIX}{name}"),
         "sym_visibility": ir.StringAttr.get("private"),
     }
-    with ir.InsertionPoint(module.body):
+    with ir.InsertionPoint(context.module.body):
         function = ir.Operation.create("func.func", [], [], attributes, regions=1)
-    found = symbols.insert(function)
+    found = context.symbol_table.insert(function)
     block = function.regions[0].blocks.append(*inputs)
     with ir.InsertionPoint(block):
-        ir.Operation.create("func.return", [], meaning(list(block.arguments)))
+        ir.Operation.create("func.return", [], meaning(*block.arguments))
     call.attributes[FALLBACK] = ir.FlatSymbolRefAttr.get(found.value)
 
 
@@ -41,15 +36,16 @@ def names(functions: dict[str, Operation]) -> set[str]:
     return {op.attributes[FALLBACK].value for op in calls}
 
 
-def replace_calls(functions: dict[str, Operation], meanings: dict[str, Operation], *, fences: bool) -> None:
-    """Replace the calls in `functions` for which there are `meanings`, and the fences if so asked."""
+def replace_calls(functions: dict[str, Operation], meanings: dict[str, Operation]) -> None:
+    """Replace the calls in `functions` for which there are `meanings`, and the fences."""
     used = set()
     for function in functions.values():
         for op in list(walk(function)):
             if FALLBACK in op.attributes:
-                used.add(op.attributes[FALLBACK].value)
-                _replace(op, len(meanings[op.attributes[FALLBACK].value].regions[0].blocks[0].arguments))
-            elif fences and target(op) == PREFIX + "fence":
+                name = op.attributes[FALLBACK].value
+                used.add(name)
+                _replace(op, len(entry(meanings[name]).arguments))
+            elif target(op) == PREFIX + "fence":
                 _replace_fence(op)
     for name, function in meanings.items():
         if name not in used:

@@ -59,7 +59,8 @@ def order_readers(module: ir.Module, platforms: Sequence[str] = (), is_compiled_
     # What a version of XLA makes of barriers and slices is known of this one.
     platform = platforms[0] if len(platforms) == 1 and (is_compiled_next or platforms[0] in WITHOUT_KERNELS) else None
     with module.context:
-        meanings = {name: functions.pop(name) for name in fallback.names(functions)}
+        calls_nothing = not WITHOUT_KERNELS.isdisjoint(platforms)
+        meanings = {name: functions.pop(name) for name in fallback.names(functions)} if calls_nothing else {}
         divided = is_divided(module)
         platform = None if divided and platform not in WITHOUT_KERNELS else platform
         needs_unknown = platform is not None and not _compat.barriers_hold(platform)
@@ -83,7 +84,8 @@ def order_readers(module: ir.Module, platforms: Sequence[str] = (), is_compiled_
                 if UNKNOWN in op.attributes:
                     del op.attributes[UNKNOWN]
         _pin_to_loops(functions)
-        fallback.replace_calls(functions, meanings, fences=not WITHOUT_KERNELS.isdisjoint(platforms))
+        if calls_nothing:
+            fallback.replace_calls(functions, meanings)
         label_calls(module)
 
 
