@@ -22,6 +22,12 @@ def assert_in_place(f, args_of, length=2000):
         assert_linear_time(long, compiled(f, *args_of(16 * length)), args_of, 4 * length)
 
 
+def assert_no_whole_buffer_operation(hlo, num_bytes):
+    """No loop body in a text of optimised HLO copies, or otherwise makes anew, that many bytes."""
+    touched = [*_hlo.loop_copies(hlo, num_bytes), *_hlo.loop_whole_buffer_operations(hlo, num_bytes)]
+    assert not touched, f"operations on the whole buffer in a loop: {touched}"
+
+
 def assert_no_whole_buffer_copy(program, buffer):
     """No loop body of a compiled program copies, or otherwise makes anew, an array as large as `buffer`."""
     hlo = program.as_text()

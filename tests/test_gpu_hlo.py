@@ -18,6 +18,7 @@ import pytest
 import test_in_place_issues as reported
 import test_in_place_transform as plain_loops
 import test_loops_in_place as loops
+from in_place import assert_no_whole_buffer_operation
 from jax import lax
 
 from jax_tensorarray import _hlo, in_place, ta_add, ta_max, ta_read
@@ -57,11 +58,6 @@ def hlo(name, transform, library, lowering="auto"):
         return gpu_hlo.compiled_for_h100(TRANSFORMS[transform](f), buffer())
 
 
-def assert_no_whole_buffer_operation(text, nbytes):
-    touched = [*_hlo.loop_copies(text, nbytes), *_hlo.loop_whole_buffer_operations(text, nbytes)]
-    assert not touched, f"operations on the whole buffer in a loop: {touched}"
-
-
 @pytest.mark.parametrize("lowering", ["auto", "ffi"])
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("name", programs)
@@ -90,7 +86,7 @@ def test_the_proof_fails_for_plain_jax():
         assert_no_whole_buffer_operation(hlo("read_then_write", "grad", "plain"), buffer().nbytes)
 
 
-@pytest.mark.skipif(not jax.__version__.startswith(COUNTED_WITH), reason=f"counted with jax {COUNTED_WITH}")
+@pytest.mark.skipif(not jax.__version__.startswith(COUNTED_WITH), reason="not counted with this version of jax")
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("name", programs)
 def test_a_step_launches_no_more_kernels_than_in_plain_jax_but_for_those_that_are_listed(name, transform):

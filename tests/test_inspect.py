@@ -235,7 +235,9 @@ def test_a_platform_that_is_not_there_is_compiled_for(platform):
         return
 
     def gradient(x, ops):
-        body = lambda i, b: ops.write(b, i, jnp.sin(ops.read(b, i - 1)))  # noqa: E731
+        def body(i, b):
+            return ops.write(b, i, jnp.sin(ops.read(b, i - 1)))
+
         return jax.grad(lambda x: jnp.sum(lax.fori_loop(1, len(x), body, x) ** 2))(x)
 
     x = np.ones((1000, 64), np.float32)

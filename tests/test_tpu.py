@@ -16,6 +16,7 @@ import test_in_place_issues as reported
 import test_in_place_transform as plain_loops
 import test_loops_in_place as loops
 from hypothesis import given
+from in_place import assert_no_whole_buffer_operation
 from jax import lax
 from jax.export import DisabledSafetyCheck
 from jax.sharding import Mesh, NamedSharding
@@ -144,11 +145,6 @@ def hlo(name, transform, library):
     with jax.enable_x64(False):
         f = programs[name].with_ops({"ours": ours, "plain": plain}[library])
         return _ahead.compiled_for("tpu", TRANSFORMS[transform](f), buffer()).as_text()
-
-
-def assert_no_whole_buffer_operation(text, nbytes):
-    touched = [*_hlo.loop_copies(text, nbytes), *_hlo.loop_whole_buffer_operations(text, nbytes)]
-    assert not touched, f"operations on the whole buffer in a loop: {touched}"
 
 
 #: Operations of optimised HLO for which a TPU does nothing.
@@ -311,8 +307,8 @@ def table() -> str:
             cells = []
             for library in ("plain", "ours"):
                 text, size = hlo(name, transform, library), buffer().nbytes
-                whole = len(_hlo.loop_copies(text, size)) + len(_hlo.loop_whole_buffer_operations(text, size))
-                cells += [len(operations(text)), whole, cycles(text)]
+                whole = _hlo.loop_whole_buffer_operations(text, size)  # copies are among them
+                cells += [len(operations(text)), len(whole), cycles(text)]
             lines.append(f"| {name} | {transform} | {' | '.join(map(str, cells))} |")
     lines += ["", "A row read and the next one written, T = 10 000, in cycles of XLA's estimate:", ""]
     lines += ["| row | float32: plain JAX | ours | bfloat16: plain JAX | ours | int8: plain JAX | ours |"]
