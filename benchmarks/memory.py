@@ -1,6 +1,6 @@
 """The memory and the time of a gradient through T steps, for every way of keeping what it needs, and for rivals.
 
-python benchmarks/memory.py [--steps 1000 10000 100000] [--output FILE.md]
+python -m benchmarks.memory [--steps 1000 10000 100000] [--output FILE.md]
 
 The time and the resident memory are a CPU's, of a process for each figure. For an H100 and a TPU v5e it is what XLA
 says that the compiled program needs besides its arguments, where its compiler is installed.
@@ -20,12 +20,8 @@ import jax.numpy as jnp
 from jax import lax
 
 import jax_tensorarray as jt
+from benchmarks.rivals import in_jax
 from jax_tensorarray import _ahead
-
-try:
-    import equinox.internal as eqxi
-except ImportError:
-    eqxi = None
 
 ROW = 256
 LARGEST = 4e9  # bytes that a program may need to be run
@@ -61,16 +57,8 @@ def rows(while_loop, T):
 PROGRAMS = {"chain": chain, "rows": rows}
 
 
-def ours(residuals, **options):
-    def while_loop(cond, body, start, T):
-        more = {"checkpoints": max(1, math.isqrt(2 * T))} if residuals == "checkpoint" else {}
-        return jt.while_loop(cond, body, start, max_steps=T, residuals=residuals, **more, **options)
-
-    return while_loop
-
-
-def scan(cond, body, start, T):
-    return lax.scan(lambda s, _: (body(s), None), start, None, length=T)[0]
+def with_checkpoints(cond, body, start, T):
+    return jt.while_loop(cond, body, start, max_steps=T, residuals="checkpoint", checkpoints=max(1, math.isqrt(2 * T)))
 
 
 def nested_scans(cond, body, start, T):
@@ -84,23 +72,16 @@ def nested_scans(cond, body, start, T):
     return lax.scan(jax.checkpoint(some), start, None, length=-(-T // inner))[0]
 
 
-def equinox(kind):
-    def while_loop(cond, body, start, T):
-        return eqxi.while_loop(cond, body, start, max_steps=T, kind=kind)
-
-    return while_loop
-
-
 WAYS = {
-    "tape": ours("tape"),
-    "recompute": ours("recompute"),
-    "checkpoint": ours("checkpoint"),
-    "undo": ours("undo"),
-    "lax.scan": scan,
+    "tape": in_jax.ours_while("tape"),
+    "recompute": in_jax.ours_while("recompute"),
+    "checkpoint": with_checkpoints,
+    "undo": in_jax.ours_while("undo"),
+    "lax.scan": in_jax.whole_scan,
     "nested scans": nested_scans,
 }
-if eqxi is not None:
-    WAYS |= {"Equinox checkpointed": equinox("checkpointed"), "Equinox bounded": equinox("bounded")}
+if in_jax.equinox is not None:
+    WAYS |= {f"Equinox {kind}": in_jax.equinox_while(kind) for kind in ("checkpointed", "bounded")}
 
 
 def resident():
@@ -133,7 +114,7 @@ def one(program, way, T, seconds):
 
 def measure(program, way, T, limit):
     """Those figures by a process of its own, or why there are none."""
-    command = [sys.executable, __file__, "--one", program, way, str(T)]
+    command = [sys.executable, "-m", "benchmarks.memory", "--one", program, way, str(T)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
     except subprocess.TimeoutExpired:

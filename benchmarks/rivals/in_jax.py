@@ -128,7 +128,7 @@ def _fori(start, stop, body, carry):
     return lax.fori_loop(start, stop, body, carry)
 
 
-def _equinox(kind):
+def equinox_while(kind):
     def while_loop(cond, body, carry, max_steps):
         if equinox is None:
             raise Unsupported("Equinox is not installed")
@@ -170,7 +170,7 @@ def _nested_scans(cond, body, carry, max_steps, base=16):
     return level(math.ceil(math.log(max_steps, base) - 1e-9), carry)
 
 
-def _whole_scan(cond, body, carry, max_steps):
+def whole_scan(cond, body, carry, max_steps):
     """`lax.scan` over all steps that there might be: right where that is how many there are."""
     return lax.scan(lambda carry, _: (body(carry), None), carry, None, length=max_steps)[0]
 
@@ -179,7 +179,7 @@ def _lax_while(cond, body, carry, max_steps):
     return lax.while_loop(cond, body, carry)
 
 
-def _ours_while(residuals):
+def ours_while(residuals):
     def while_loop(cond, body, carry, max_steps):
         return jt.while_loop(cond, body, carry, max_steps=max_steps, residuals=residuals)
 
@@ -241,18 +241,18 @@ class InJAX:
         return jnp.zeros(shape, jnp.int32 if integer else jnp.float32)
 
 
-_CHECKPOINTED, _BOUNDED = _equinox("checkpointed"), _equinox("bounded")
+_CHECKPOINTED, _BOUNDED = equinox_while("checkpointed"), equinox_while("bounded")
 
 #: How each rival holds rows, and its loops.
 DIALECTS = {
-    "ours": InJAX(_unstack_ours, while_loop=_ours_while("auto")),
-    "ours_recompute": InJAX(_unstack_ours, while_loop=_ours_while("recompute")),
-    "ours_tape": InJAX(_unstack_ours, while_loop=_ours_while("tape")),
+    "ours": InJAX(_unstack_ours, while_loop=ours_while("auto")),
+    "ours_recompute": InJAX(_unstack_ours, while_loop=ours_while("recompute")),
+    "ours_tape": InJAX(_unstack_ours, while_loop=ours_while("tape")),
     "ours_class": InJAX(_unstack_ours),
-    "plain": InJAX(ArrayRows, while_loop=_whole_scan),
+    "plain": InJAX(ArrayRows, while_loop=whole_scan),
     "lax_while": InJAX(ArrayRows, while_loop=_lax_while),
     "nested_scans": InJAX(ArrayRows, while_loop=_nested_scans),
-    "new_ref": InJAX(lambda array: RefRows(jax.new_ref(array)), while_loop=_whole_scan),
+    "new_ref": InJAX(lambda array: RefRows(jax.new_ref(array)), while_loop=whole_scan),
     "eqx_checkpointed": InJAX(ArrayRows, _counted(_CHECKPOINTED), _CHECKPOINTED),
     "eqx_bounded": InJAX(ArrayRows, _counted(_BOUNDED), _BOUNDED),
 }
