@@ -44,6 +44,16 @@ def every_buffer_is_large():
         yield
 
 
+@pytest.fixture(scope="module")
+def every_array_is_sent():
+    """For loops with `offload=True`, which send no small rows."""
+    from jax_tensorarray._loops import count
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(count, "SMALL", 16)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def no_error_is_left_behind():
     """A GPU raises errors later: those that a test did not expect have to be its own."""

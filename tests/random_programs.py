@@ -168,7 +168,7 @@ def weighted(choices: dict[Any, int]) -> st.SearchStrategy[Any]:
 _refs = st.integers(0, 5)
 _small = st.integers(-3, 9)
 _rows = st.sampled_from(["s", "s", "v"])
-RESIDUALS = ("auto", "tape", "recompute", "checkpoint", "undo")
+RESIDUALS = ("auto", "tape", "recompute", "checkpoint", "undo", "offload", "memory")
 LOOPS = ("lax.fori_loop", "lax.scan", "lax.while_loop", "fori_loop", "scan", "while_loop", "while_loop")
 
 _tests = st.builds(Predicate, st.sampled_from(["lt", "odd", "large"]), _refs, _refs)
@@ -772,9 +772,11 @@ class InJax:
             return step(jnp.asarray(k, jnp.int32), *state)
 
         kind = "while_loop" if s.kind == "lax.while_loop" and self.reverse_mode else s.kind
-        options: dict[str, Any] = {"residuals": s.residuals}
-        if s.residuals == "checkpoint":
-            options["checkpoints"] = s.checkpoints
+        options: dict[str, Any] = {
+            "checkpoint": {"residuals": "checkpoint", "checkpoints": s.checkpoints},
+            "offload": {"offload": True},
+            "memory": {"memory": 100 * s.checkpoints},
+        }.get(s.residuals, {"residuals": s.residuals})
         if kind.endswith("while_loop"):
 
             def more(carry: Any) -> Any:

@@ -33,6 +33,8 @@ from random_programs import (
 )
 from waiting import finish
 
+pytestmark = pytest.mark.usefixtures("every_array_is_sent")
+
 
 def total(program, machine):
     return lambda theta, start: loss(outputs(program, machine, theta, start), jnp)

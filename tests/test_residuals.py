@@ -387,10 +387,38 @@ def test_what_auto_chooses():
     assert "cannot be rewound" in refused.reason
 
 
+def test_what_takes_too_much_memory_gives_way_to_checkpoints():
+    def body(c):
+        return c[0] + 1, jnp.sin(c[1])
+
+    start, many = (0, jnp.ones(100)), 2000  # 800 bytes a step, and 808 a carry
+    assert choice_of_residuals(body, start, max_steps=many, memory=800 * many).residuals == "tape"
+    chosen = choice_of_residuals(body, start, max_steps=many, memory=800 * many - 1)
+    assert (chosen.residuals, chosen.checkpoints) == ("checkpoint", (800 * many - 1) // 808)
+    assert choice_of_residuals(body, start, max_steps=many, memory=0).checkpoints == 1
+
+    loops = [
+        lambda x, **how: while_loop(lambda c: c[0] < 7, body, (0, x), max_steps=many, **how)[1],
+        lambda x, **how: fori_loop(0, many, lambda i, x: lax.select(i < 7, jnp.sin(x), x), x, **how),
+        lambda x, **how: scan(lambda x, i: (lax.select(i < 7, jnp.sin(x), x), i), x, jnp.arange(many), **how)[0],
+    ]
+    x = jnp.linspace(0, 1, 100)
+    for loop in loops:
+        within = jax.jit(jax.grad(lambda x, loop=loop: jnp.sum(loop(x, memory=100_000)))).lower(x).compile()
+        assert within.memory_analysis().temp_size_in_bytes < 200_000
+        want = jax.grad(lambda x: jnp.sum(functools.reduce(lambda y, _: jnp.sin(y), range(7), x)))(x)
+        np.testing.assert_allclose(within(x), want, rtol=1e-10)
+
+
 @pytest.mark.parametrize(
     ("how", "error", "message"),
     [
         ({"residuals": "none"}, ValueError, "residuals must be one of auto, tape"),
+        ({"residuals": "tape", "memory": 9}, ValueError, 'memory is for residuals="auto", got residuals="tape"'),
+        ({"offload": True, "memory": 9}, ValueError, 'memory is for residuals="auto", got offload=True'),
+        ({"memory": 1e9}, ValueError, r"memory must be a number of bytes, got 1000000000\.0"),
+        ({"memory": -1}, ValueError, "memory must be a number of bytes, got -1"),
+        ({"memory": 9, "max_steps": None}, ValueError, "memory needs max_steps"),
         ({"residuals": "checkpoint"}, ValueError, "needs checkpoints, a positive integer, got None"),
         ({"residuals": "checkpoint", "checkpoints": 0}, ValueError, "a positive integer, got 0"),
         ({"residuals": "tape", "checkpoints": 3}, ValueError, 'checkpoints is for residuals="checkpoint"'),

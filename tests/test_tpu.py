@@ -57,6 +57,7 @@ def as_on_a_tpu(f):
     return run
 
 
+@pytest.mark.usefixtures("every_array_is_sent")
 @given(program=random_programs())
 def test_a_random_program(program):
     want = expected(program, dropping=True)
@@ -64,6 +65,7 @@ def test_a_random_program(program):
     same_state(run(THETA, jnp.int32(program.start)), want.state)
 
 
+@pytest.mark.usefixtures("every_array_is_sent")
 @given(program=random_programs())
 def test_the_gradient_of_a_random_program(program):
     want = expected(program, dropping=True)
@@ -75,6 +77,7 @@ def test_the_gradient_of_a_random_program(program):
             raise
 
 
+@pytest.mark.usefixtures("every_array_is_sent")
 @given(program=random_programs())
 def test_a_batch_of_a_random_program(program):
     args, axes, want = examples(program, True, True, 0)

@@ -179,9 +179,9 @@ def _lax_while(cond, body, carry, max_steps):
     return lax.while_loop(cond, body, carry)
 
 
-def ours_while(residuals):
+def ours_while(residuals, **how):
     def while_loop(cond, body, carry, max_steps):
-        return jt.while_loop(cond, body, carry, max_steps=max_steps, residuals=residuals)
+        return jt.while_loop(cond, body, carry, max_steps=max_steps, residuals=residuals, **how)
 
     return while_loop
 

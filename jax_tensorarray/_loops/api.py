@@ -15,9 +15,9 @@ from jax.extend.core import primitives as jax_primitives
 from jax_tensorarray import _compat, checkpoint_policies
 from jax_tensorarray._loops import bodies
 from jax_tensorarray._loops.ported import explained, unpacked
-from jax_tensorarray._loops.replay import Checkpoint, Inverse
+from jax_tensorarray._loops.replay import Checkpoint, Inverse, OnHost
 from jax_tensorarray._loops.residuals import linearize
-from jax_tensorarray._loops.undo import Auto, Choice, Undo, choose
+from jax_tensorarray._loops.undo import Auto, Choice, Undo, choose_within
 from jax_tensorarray._loops.while_ import counting, while_
 from jax_tensorarray._ops.empty import ta_empty
 from jax_tensorarray._ops.read import ta_read
@@ -41,6 +41,8 @@ def while_loop(
     *,
     max_steps: int | None = None,
     residuals: str = "auto",
+    offload: bool = False,
+    memory: int | None = None,
     checkpoints: int | None = None,
     inverse: Callable[[Any], Any] | None = None,
     check_inverse: float | None = None,
@@ -69,8 +71,14 @@ def while_loop(
             - "inverse": nothing. `inverse` finds the carry before a step from the one after it.
             - "undo": the rows that the step overwrote, and those carries that are not updated by rows. For bodies
               that use a whole buffer in each step, of which a tape would hold T copies.
-            - "auto": "undo" where a tape would hold whole buffers that the body updates by rows, else "tape".
-              `choice_of_residuals` says which.
+            - "auto": "undo" where a tape would hold whole buffers that the body updates by rows, else "tape"; but
+              "checkpoint" where that does not fit into `memory`. `choice_of_residuals` says which.
+        offload: whether the tape of "tape" or "recompute" ("auto" is "tape" then) is in the memory of the host. The
+            device holds none of it, whatever `max_steps` is: each row is sent there while the loop goes on, and comes
+            back one step before it is needed. On a CPU, which is its own host, there is nothing to gain.
+        memory: for "auto", how many bytes may be kept for `max_steps` steps, of each example under `jax.vmap` of the
+            derivative. What is kept has room for all of these from the start, since XLA allocates the memory of a
+            program before it runs. If it would be more, "checkpoint" keeps as many carries as fit.
         checkpoints: the number of carries that "checkpoint" keeps at a time, of which it uses no more than `max_steps`.
         inverse: for "inverse", a function from the carry after a step to the carry before it. What the body passes on
             as it was is so before the step too, whatever `inverse` makes of it.
@@ -96,7 +104,7 @@ def while_loop(
     TensorFlow: `tf.while_loop`.
     """
     check_max_steps("while_loop", max_steps)
-    mode = _mode_of("while_loop", residuals, checkpoints, inverse, max_steps, check_inverse)
+    mode = _mode_of("while_loop", residuals, checkpoints, inverse, max_steps, check_inverse, offload, memory)
     if jax.config.jax_disable_jit:
         try:
             return _in_python(cond_fun, body_fun, init_val, max_steps, return_steps)
@@ -120,6 +128,8 @@ def fori_loop(
     unroll: int | bool | None = None,
     max_steps: int | None = None,
     residuals: str = "auto",
+    offload: bool = False,
+    memory: int | None = None,
     checkpoints: int | None = None,
 ) -> Any:
     """`jax.lax.fori_loop` that is differentiable in reverse, with bounds known only at run time too.
@@ -133,6 +143,8 @@ def fori_loop(
         max_steps: an upper bound of `upper - lower`, needed in reverse mode if one of them is traced. No more steps
             are taken. It is as for `while_loop`.
         residuals: as for `while_loop`, but "inverse". With known bounds "auto" is "tape".
+        offload: as for `while_loop`.
+        memory: as for `while_loop`.
         checkpoints: as for `while_loop`.
 
     Returns:
@@ -148,8 +160,8 @@ def fori_loop(
     known = low is not None and high is not None
     if known and max_steps is None:
         max_steps = max(high - low, 0)  # type: ignore[operator]
-    mode = _mode_of("fori_loop", residuals, checkpoints, None, max_steps)
-    if known and residuals in SCANNED:
+    mode = _mode_of("fori_loop", residuals, checkpoints, None, max_steps, None, offload, memory)
+    if known and residuals in SCANNED and not offload and memory is None:
         if high - low > max_steps:  # type: ignore[operator]
             lower, upper = low, low + max_steps  # type: ignore[operator]
         if residuals != "recompute":
@@ -174,6 +186,8 @@ def scan(
     unroll: int | bool = 1,
     *,
     residuals: str = "auto",
+    offload: bool = False,
+    memory: int | None = None,
     checkpoints: int | None = None,
     inverse: Callable[[Any, Any], Any] | None = None,
     check_inverse: float | None = None,
@@ -188,6 +202,8 @@ def scan(
         reverse: whether to go from the last slice to the first.
         unroll: how many steps to unroll.
         residuals: as for `while_loop`; "auto" is "tape".
+        offload: as for `while_loop`.
+        memory: as for `while_loop`.
         checkpoints: as for `while_loop`.
         inverse: for "inverse", a function from the carry after a step and the slice of `xs` to the carry before it.
         check_inverse: as for `while_loop`.
@@ -200,12 +216,16 @@ def scan(
     >>> print(last, before)
     6.0 [0. 0. 1. 3.]
     """
-    mode = _mode_of("scan", residuals, checkpoints, inverse, 0, check_inverse)
+    mode = _mode_of("scan", residuals, checkpoints, inverse, 0, check_inverse, offload, memory)
+    if offload or memory is not None:
+        return _scan_by_rows(f, init, xs, length, reverse, residuals, offload=offload, memory=memory)
     if residuals == "recompute":
         return _bound(_scan, (f,), (init, xs), None, False, mode, (length, reverse, unroll))
     if residuals in SCANNED:
         return lax.scan(f, init, xs, length, reverse, unroll)
-    return _scan_by_rows(f, init, xs, length, reverse, residuals, checkpoints, inverse, check_inverse)
+    return _scan_by_rows(
+        f, init, xs, length, reverse, residuals, checkpoints=checkpoints, inverse=inverse, check_inverse=check_inverse
+    )
 
 
 def _scan_by_rows(
@@ -215,9 +235,9 @@ def _scan_by_rows(
     length: int | None,
     reverse: bool,
     residuals: str,
-    checkpoints: Any,
-    inverse: Any,
-    check_inverse: Any,
+    *,
+    inverse: Any = None,
+    **options: Any,
 ) -> tuple[Any, Any]:
     """A scan as a loop that reads rows of `xs` and writes rows of the second result."""
     # JAX's own scan says what does not fit, and of what shapes the results are.
@@ -250,22 +270,26 @@ def _scan_by_rows(
         (jnp.int32(0), init, ys),
         max_steps=n,
         residuals=residuals,
-        checkpoints=checkpoints,
         inverse=None if inverse is None else back,
-        check_inverse=check_inverse,
+        **options,
     )
     return carry, ys
 
 
-def choice_of_residuals(body_fun: Callable[[Any], Any], init_val: Any) -> Choice:
+def choice_of_residuals(
+    body_fun: Callable[[Any], Any], init_val: Any, *, max_steps: int | None = None, memory: int | None = None
+) -> Choice:
     """What `residuals="auto"` chooses for a `while_loop` with that body, if all of its carry is differentiated.
 
     Args:
         body_fun: from the carry to the next one.
         init_val: the carry, or `jax.ShapeDtypeStruct`s of it.
+        max_steps: as for `while_loop`.
+        memory: as for `while_loop`.
 
     Returns:
-        A named tuple `(residuals, reason, tape_bytes, undo_bytes)`, with the bytes that each step would keep.
+        A named tuple `(residuals, reason, tape_bytes, undo_bytes, checkpoints)`: the bytes that each step would keep,
+        and how many carries are kept if the choice is "checkpoint".
 
     >>> import jax.numpy as jnp
     >>> from jax_tensorarray import ta_write
@@ -275,6 +299,9 @@ def choice_of_residuals(body_fun: Callable[[Any], Any], init_val: Any) -> Choice
     >>> choice_of_residuals(body, (0, jnp.ones(1000))).residuals
     'undo'
     """
+    check_max_steps("choice_of_residuals", max_steps)
+    if memory is not None:
+        _check_memory("choice_of_residuals", memory, "auto", False, max_steps)
     try:  # JAX's own loop says what does not fit
         init_val = jax.eval_shape(lambda x: x, init_val)
         jax.eval_shape(lambda x: lax.while_loop(_for_ever, body_fun, x), init_val)
@@ -288,7 +315,7 @@ def choice_of_residuals(body_fun: Callable[[Any], Any], init_val: Any) -> Choice
     varying = [jnp.issubdtype(a.dtype, jnp.inexact) for a in body.in_avals]
     moved = bodies.fixed_point(body, varying[:m], varying[m:], bodies.reached)
     linear = linearize(body, moved, [*varying[:m], *moved], [*[True] * m, *[False] * n])
-    return choose(linear, body, m, n)
+    return choose_within(memory, max_steps or 0, linear, body, m, n)
 
 
 @explained
@@ -378,7 +405,7 @@ def check_max_steps(op: str, max_steps: Any) -> None:
 
 RESIDUALS = ("auto", "tape", "recompute", "checkpoint", "inverse", "undo")
 
-#: Those that JAX's own scan serves.
+#: Those that JAX's own scan serves, and that may keep a tape.
 SCANNED = ("auto", "tape", "recompute")
 
 
@@ -393,7 +420,14 @@ _Mode = Callable[[Any, Any, Any, Sequence[Array]], tuple[Any, Any, Sequence[Arra
 
 
 def _mode_of(
-    op: str, residuals: str, checkpoints: Any, inverse: Any, max_steps: int | None, check_inverse: Any = None
+    op: str,
+    residuals: str,
+    checkpoints: Any,
+    inverse: Any,
+    max_steps: int | None,
+    check_inverse: Any = None,
+    offload: Any = False,
+    memory: Any = None,
 ) -> _Mode:
     if residuals not in RESIDUALS:
         raise ValueError(f"{op}: residuals must be one of {', '.join(RESIDUALS)}; got {residuals!r}")
@@ -404,12 +438,19 @@ def _mode_of(
     ):
         if given is not None and residuals != where:
             raise ValueError(f'{op}: {name} is for residuals="{where}", got residuals="{residuals}"')
+    if not isinstance(offload, bool):
+        raise TypeError(f"{op}: offload must be True or False, got {offload!r}")
+    if offload and residuals not in SCANNED:
+        raise ValueError(f'{op}: offload is for residuals {", ".join(SCANNED)}, got residuals="{residuals}"')
+    if memory is not None:
+        _check_memory(op, memory, residuals, offload, max_steps)
+    taped, within = OnHost() if offload else None, Auto(None if memory is None else int(memory))
     if residuals == "auto":
-        return lambda tree, leaves, body, consts: (Auto(), body, consts)
+        return lambda tree, leaves, body, consts: (taped or within, body, consts)
     if residuals == "tape":
-        return lambda tree, leaves, body, consts: (None, body, consts)
+        return lambda tree, leaves, body, consts: (taped, body, consts)
     if residuals == "recompute":
-        return lambda tree, leaves, body, consts: (None, _recomputed(body), consts)
+        return lambda tree, leaves, body, consts: (taped, _recomputed(body), consts)
     if max_steps is None:
         raise ValueError(f'{op}: residuals="{residuals}" needs max_steps')
     if residuals == "undo":
@@ -429,6 +470,16 @@ def _mode_of(
         return Inverse(back, len(own), tolerance, _source()), body, [*consts, *own]
 
     return with_inverse
+
+
+def _check_memory(op: str, memory: Any, residuals: str, offload: bool, max_steps: int | None) -> None:
+    if isinstance(memory, bool) or not isinstance(memory, int | np.integer) or memory < 0:
+        raise ValueError(f"{op}: memory must be a number of bytes, got {memory!r}")
+    if residuals != "auto" or offload:
+        given = "offload=True" if offload else f'residuals="{residuals}"'
+        raise ValueError(f'{op}: memory is for residuals="auto", got {given}')
+    if max_steps is None:
+        raise ValueError(f"{op}: memory needs max_steps")
 
 
 @_compat.cached

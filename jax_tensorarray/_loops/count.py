@@ -21,6 +21,16 @@ from jax_tensorarray._loops.residuals import Linearized, linearize
 from jax_tensorarray._loops.rules import Axis, axes
 from jax_tensorarray._lowering.mlir import TAPE
 from jax_tensorarray._ops.empty import empty_like
+from jax_tensorarray._ops.host import (
+    is_on_host,
+    on_host,
+    placed_as,
+    ta_host_empty,
+    ta_host_read,
+    ta_host_read_p,
+    ta_host_write,
+    zeros,
+)
 from jax_tensorarray._ops.part import ta_read_part, ta_write_part
 from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._ops.write import ta_write_p
@@ -71,14 +81,42 @@ def _run(
     steps: Array, *rest: Array, body: Any, num_consts: int, max_steps: int, reverse: bool, tapes: Sequence[Tape]
 ) -> Any:
     consts, carry = rest[:num_consts], [*rest[num_consts:], *make(tapes)]
-    call = bodies.function(body)
+    fetched = _reads_of_host(body, num_consts)
+
+    def number(n: Array) -> Array:
+        return steps - 1 - n if reverse else n
+
+    def fetch(n: Array) -> list[Array]:
+        # After the last step comes none: that is the row of some other one, and nobody looks at it.
+        return [ta_host_read(consts[place], number(n), **params) for place, params in fetched.values()]
 
     def step(state: Any) -> Any:
-        n, carry = state
-        return n + 1, call(steps - 1 - n if reverse else n, *consts, *carry)
+        n, rows, carry = state
+        here = dict(zip(fetched, rows, strict=True))
+
+        def equation(eqn: Any, operands: list[Array]) -> list[Array]:
+            return [here[eqn.outvars[0]]] if eqn.outvars and eqn.outvars[0] in here else bodies.bind(eqn, operands)
+
+        args = [number(n), *consts, *carry]
+        outs = bodies.interpret(body, args, equation, lambda x: x) if fetched else bodies.function(body)(*args)
+        return n + 1, fetch(n + 1), outs
 
     start = steps * 0  # of the type of `steps`, which may differ from device to device
-    return lax.while_loop(lambda state: state[0] < steps, step, (start, list(carry)))[1]
+    return lax.while_loop(lambda state: state[0] < steps, step, (start, fetch(start), list(carry)))[2]
+
+
+def _reads_of_host(body: Any, num_consts: int) -> dict[Any, tuple[int, dict[str, Any]]]:
+    """The rows that a body reads from tapes on the host, by its variables: of which const, and the parameters.
+
+    They are sent a step before they are needed.
+    """
+    inner = _compat.opened(body)
+    step, *consts = inner.invars[: 1 + num_consts]
+    return {
+        eqn.outvars[0]: (consts.index(eqn.invars[0]), eqn.params)
+        for eqn in inner.eqns
+        if eqn.primitive is ta_host_read_p and eqn.invars[0] in consts and eqn.invars[1] is step
+    }
 
 
 def counter(steps: Array) -> Any:
@@ -86,14 +124,22 @@ def counter(steps: Array) -> Any:
     return jax.typeof(steps).update(weak_type=False)
 
 
-def tape(residuals: Sequence[Any], max_steps: int) -> list[Tape]:
-    """Tapes for the residuals of every step."""
-    return [(with_axis(a, max_steps), 0) for a in residuals]
+#: Rows of fewer bytes stay on the device: to send them would take longer, and XLA cannot send a number to a TPU's host.
+SMALL = 128
+
+
+def tape(residuals: Sequence[Any], max_steps: int, offload: bool = False) -> list[Tape]:
+    """Tapes for the residuals of every step, in the memory of the host for those that are there and, with `offload`,
+    for all that are not small.
+    """
+    types = [on_host(a) if offload and a.size * a.dtype.itemsize >= SMALL else a for a in residuals]
+    # XLA makes equal zeros once, and copies them for a second tape: so no two on the host are of the same length.
+    return [(with_axis(a, max_steps + k if is_on_host(a) else max_steps), 0) for k, a in enumerate(types)]
 
 
 def make(tapes: Sequence[Tape]) -> list[Array]:
     """Buffers that cost nothing before they are written."""
-    return [empty_like(aval) for aval, _ in tapes]
+    return [ta_host_empty(aval) if is_on_host(aval) else empty_like(aval) for aval, _ in tapes]
 
 
 def abstract(tapes: Sequence[Tape]) -> list[Any]:
@@ -109,6 +155,8 @@ def record(
     """The tapes, with the residuals of step `k`. Those that are tapes of inner loops have a number of `steps`."""
 
     def write(tape: Array, residual: Array, n: int | None) -> Array:
+        if is_on_host(jax.typeof(tape)):
+            return ta_host_write(tape, k, residual)
         if n is None:
             return ta_write_p.bind(tape, k, residual, **_ON_TAPES)
         return ta_write_part(tape, k, residual, largest(residuals[n]))
@@ -116,15 +164,17 @@ def record(
     return list(map(write, tapes, residuals, steps or [None] * len(tapes)))
 
 
-def play_back(tapes: Sequence[Array], k: Array, steps: Sequence[int | None]) -> list[Array]:
-    """The residuals of step `k`."""
+def play_back(tapes: Sequence[Array], k: Array, steps: Sequence[int | None], types: Sequence[Any]) -> list[Array]:
+    """The residuals of step `k`, of those types."""
 
-    def read(tape: Array, n: int | None) -> Array:
+    def read(tape: Array, n: int | None, aval: Any) -> Array:
+        if is_on_host(jax.typeof(tape)):
+            return placed_as(ta_host_read(tape, k), aval)
         if n is None:
             return ta_read_p.bind(tape, k, **_ON_TAPES)
         return ta_read_part(tape, k, largest(ta_read_p.bind(tapes[n], k, **_ON_TAPES)))
 
-    return list(map(read, tapes, steps))
+    return list(map(read, tapes, steps, types))
 
 
 def linearized_loop(
@@ -149,7 +199,7 @@ def linearized_loop(
     def step(k: Array, *rest: Array) -> list[Array]:
         tapes, rest = rest[: len(linear.taped)], rest[len(linear.taped) :]
         shared_here, tangents = rest[: len(shared)], rest[len(shared) :]
-        return linear.tangents(play_back(tapes, k, linear.steps), shared_here, tangents)
+        return linear.tangents(play_back(tapes, k, linear.steps, linear.taped), shared_here, tangents)
 
     consts = [*tapes, *shared, *const_tangents]
     types = [*map(jax.typeof, [*consts, *carry_tangents]), *abstract(new)]
@@ -202,7 +252,9 @@ def _jvp(
         outs = call(k, *rest[: inputs - 1])
         return [*outs[:n], *record(rest[inputs - 1 :], k, outs[n:], linear.steps)]
 
-    new = tape(linear.taped, max_steps)
+    # The derivative of what reads or writes a tape on the host has its own tape there.
+    offload = any(is_on_host(a) for a in body.in_avals)
+    new = tape(linear.taped, max_steps, offload)
     taped = jax.make_jaxpr(step)(*body.in_avals, *abstract(new))
     outs = loop(steps, consts, carry, body=taped, tapes=[*tapes, *new])
     moved_operands, moved_tapes = moved_carry[: len(carry)], moved_carry[len(carry) :]
@@ -254,8 +306,8 @@ def _transpose(
         return [*const_cts, *carry_cts]
 
     start = [
-        *(ad.instantiate_zeros(ad.Zero(a)) for a in const_avals),
-        *map(ad.instantiate_zeros, cts),
+        *map(zeros, const_avals),
+        *(zeros(ct.aval) if is_zero(ct) else ct for ct in cts),
     ]
     transposed = jax.make_jaxpr(step)(counter(steps), *map(jax.typeof, known), *map(jax.typeof, start))
     outs = count(steps, known, start, body=transposed, max_steps=max_steps, reverse=not reverse)

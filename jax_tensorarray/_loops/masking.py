@@ -19,6 +19,7 @@ from jax_tensorarray._loops import bodies
 from jax_tensorarray._loops.guard import ta_guard
 from jax_tensorarray._loops.rules import Axis, axes
 from jax_tensorarray._ops.clear import ta_clear_p
+from jax_tensorarray._ops.host import ta_host_read_p, ta_host_write_p
 from jax_tensorarray._ops.part import ta_read_part_p, ta_write_part_p
 from jax_tensorarray._register import ROW_OPS
 
@@ -104,6 +105,12 @@ class _Masked:
             *arrays, parts = (x.array for x in operands)
             out = p.bind(*arrays, jnp.where(self.active, parts, 0), **params)
             return [Value(out, operands[0].version if p is ta_write_part_p else None, True)]
+        if p is ta_host_read_p:
+            (tape, step) = (x.array for x in operands)
+            row = p.bind(tape, step, **params)
+            return [Value(jnp.where(self.active, row, jnp.zeros_like(row)), None, True)]
+        if p is ta_host_write_p:  # of an example that has ended a row that is not read
+            return [Value(p.bind(*(x.array for x in operands), **params), operands[0].version, True)]
         if p.name in _RULES and any(x.version is not None or (x.is_input and jnp.ndim(x.array)) for x in operands):
             return _RULES[p.name](self, eqn, operands)  # there may be a buffer among them
         operands = [self.guard(x) for x in operands]

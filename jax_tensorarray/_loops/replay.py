@@ -256,10 +256,15 @@ class Mode:
     #: Whether a tape is kept after all, unless `instead_of` it there is a better mode.
     tapes = False
 
+    #: Whether that tape is in the memory of the host.
+    offload = False
+
     #: Whether `batched` wants all of the carry batched.
     batches_all = False
 
-    def instead_of(self, linear: Linearized, body: Any, num_before: int, num_carry: int) -> "Mode | None":
+    def instead_of(
+        self, linear: Linearized, body: Any, num_before: int, num_carry: int, max_steps: int
+    ) -> "Mode | None":
         return None
 
     def forward(
@@ -285,6 +290,14 @@ class Mode:
     ) -> tuple[list[Array], list[Array]]:
         """Cotangents of the consts, added to those given, and of the carry before the loop from those after it."""
         raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class OnHost(Mode):
+    """A tape in the memory of the host."""
+
+    tapes = True
+    offload = True
 
 
 @dataclass(frozen=True)
@@ -425,8 +438,12 @@ class Checkpoint(Mode):
 
 
 def _live(loop: Replay) -> list[bool]:
+    return live_carries(loop.body, loop.num_carry)
+
+
+def live_carries(body: Any, num_carry: int) -> list[bool]:
     """Which carries must be kept: all but those of which the body does nothing but write rows."""
-    inner = _compat.opened(bodies.pruned(loop.body))
+    inner = _compat.opened(bodies.pruned(body))
     users: dict[Any, list[tuple[Any, int]]] = {}
     for eqn in inner.eqns:
         for place, v in enumerate(eqn.invars):
@@ -441,7 +458,7 @@ def _live(loop: Replay) -> list[bool]:
             v = uses[0][0].outvars[0]
         return not users.get(v) and list(inner.outvars).count(v) == 1
 
-    pairs = zip(inner.invars[len(inner.invars) - loop.num_carry :], inner.outvars, strict=True)
+    pairs = zip(inner.invars[len(inner.invars) - num_carry :], inner.outvars, strict=True)
     return [not (v.aval.ndim and only_written(v, out)) for v, out in pairs]
 
 

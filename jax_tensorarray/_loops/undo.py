@@ -11,7 +11,7 @@ from jax.extend.core import primitives as jax_primitives
 from jax_tensorarray._loops import bodies
 from jax_tensorarray._loops.bodies import chosen, spread
 from jax_tensorarray._loops.count import abstract, record, tape
-from jax_tensorarray._loops.replay import Mode, Replay, all_batched, counted
+from jax_tensorarray._loops.replay import Checkpoint, Mode, Replay, all_batched, counted, live_carries
 from jax_tensorarray._loops.residuals import Linearized
 from jax_tensorarray._loops.rules import Axis
 from jax_tensorarray._ops.clear import ta_clear_p
@@ -140,6 +140,7 @@ class Choice(NamedTuple):
     reason: str
     tape_bytes: int
     undo_bytes: int | None
+    checkpoints: int | None = None
 
 
 def choose(linear: Linearized, body: Any, num_before: int, num_carry: int) -> Choice:
@@ -163,14 +164,36 @@ def choose(linear: Linearized, body: Any, num_before: int, num_carry: int) -> Ch
     return Choice("undo", "the tape would hold a whole buffer for every step", taped, undone)
 
 
+def choose_within(
+    memory: int | None, max_steps: int, linear: Linearized, body: Any, num_before: int, num_carry: int
+) -> Choice:
+    """That choice, if it takes no more than `memory` bytes for all steps, or else as many checkpoints as these hold."""
+    choice = choose(linear, body, num_before, num_carry)
+    if memory is None:
+        return choice
+    kept = choice.tape_bytes if choice.residuals == "tape" else choice.undo_bytes or 0
+    if kept * max_steps <= memory:
+        return choice
+    read = live_carries(body, num_carry)
+    size = max(1, bytes_of([c for c, is_read in zip(body.out_avals, read, strict=True) if is_read]))
+    checkpoints = max(1, min(max_steps, memory // size))
+    reason = f'"{choice.residuals}" would take {kept * max_steps} bytes for {max_steps} steps, and memory={memory}'
+    return choice._replace(residuals="checkpoint", reason=reason, checkpoints=checkpoints)
+
+
 @dataclass(frozen=True)
 class Auto(Mode):
-    """A tape, or undo where that would hold whole buffers."""
+    """A tape, or undo where that would hold whole buffers, or checkpoints where there is no `memory` for either."""
+
+    memory: int | None = None
 
     tapes = True
 
-    def instead_of(self, linear: Linearized, body: Any, num_before: int, num_carry: int) -> Mode | None:
-        return Undo() if choose(linear, body, num_before, num_carry).residuals == "undo" else None
+    def instead_of(self, linear: Linearized, body: Any, num_before: int, num_carry: int, max_steps: int) -> Mode | None:
+        choice = choose_within(self.memory, max_steps, linear, body, num_before, num_carry)
+        if choice.checkpoints is not None:
+            return Checkpoint(choice.checkpoints)
+        return Undo() if choice.residuals == "undo" else None
 
 
 @dataclass(frozen=True)

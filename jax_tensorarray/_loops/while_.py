@@ -235,7 +235,7 @@ def _taped_jvp(
     operands, n, inputs = len(carry), len(carry) + len(tapes), len(moved)
     first = inputs - n - len(consts)
     linear = linearize(body, moved[-n:], moved, [*[False] * first, *[True] * len(consts), *[False] * n])
-    if mode is not None and (better := mode.instead_of(linear, body, first + len(consts), n)) is not None:
+    if mode is not None and (better := mode.instead_of(linear, body, first + len(consts), n, max_steps)) is not None:
         loop = functools.partial(loop, mode=better)
         return _replayed_jvp(loop, cond, body, cond_consts, consts, carry, const_dots, carry_dots, moved)
     call, predicate = bodies.function(linear.jaxpr), bodies.function(cond)
@@ -252,7 +252,7 @@ def _taped_jvp(
         outs = call(*args[:before], *args[before + 1 : inputs + 1])
         return [*outs[:operands], k + 1, *outs[operands:n], *record(new, k, outs[n:], linear.steps)]
 
-    new = tape(linear.taped, max_steps)
+    new = tape(linear.taped, max_steps, mode is not None and mode.offload)
     types = [jax.typeof(start), *abstract([*tapes, *new])]
     cond_types, body_types = list(cond.in_avals), list(body.in_avals)
     taped_cond = jax.make_jaxpr(goes_on)(*cond_types[: len(cond_types) - len(tapes)], *types)
