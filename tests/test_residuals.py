@@ -395,7 +395,19 @@ def test_what_takes_too_much_memory_gives_way_to_checkpoints():
     assert choice_of_residuals(body, start, max_steps=many, memory=800 * many).residuals == "tape"
     chosen = choice_of_residuals(body, start, max_steps=many, memory=800 * many - 1)
     assert (chosen.residuals, chosen.checkpoints) == ("checkpoint", (800 * many - 1) // 808)
-    assert choice_of_residuals(body, start, max_steps=many, memory=0).checkpoints == 1
+    # Five of them reverse 1287 steps if each is run nine times, and six 3003.
+    assert choice_of_residuals(body, start, max_steps=many, memory=0).checkpoints == 6
+
+    def deep(c):
+        return c[0] + 1, jnp.sin(jnp.sin(jnp.sin(c[1])))
+
+    assert choice_of_residuals(deep, start, max_steps=many, memory=1000 * many).residuals == "undo"
+
+    def by_rows(c):  # whose carries are large
+        return c[0] + 1, ta_write(c[1], c[0], jnp.sin(ta_read(c[1], c[0] // 2)))
+
+    chosen = choice_of_residuals(by_rows, (0, jnp.ones((many, 4))), max_steps=many, memory=1)
+    assert chosen.residuals == "tape"
 
     loops = [
         lambda x, **how: while_loop(lambda c: c[0] < 7, body, (0, x), max_steps=many, **how)[1],

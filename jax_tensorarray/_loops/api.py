@@ -71,14 +71,15 @@ def while_loop(
             - "inverse": nothing. `inverse` finds the carry before a step from the one after it.
             - "undo": the rows that the step overwrote, and those carries that are not updated by rows. For bodies
               that use a whole buffer in each step, of which a tape would hold T copies.
-            - "auto": "undo" where a tape would hold whole buffers that the body updates by rows, else "tape"; but
-              "checkpoint" where that does not fit into `memory`. `choice_of_residuals` says which.
+            - "auto": "undo" where a tape would hold whole buffers that the body updates by rows, else "tape"; where
+              that does not fit into `memory`, "undo" or "checkpoint". `choice_of_residuals` says which.
         offload: whether the tape of "tape" or "recompute" ("auto" is "tape" then) is in the memory of the host. The
             device holds none of it, whatever `max_steps` is: each row is sent there while the loop goes on, and comes
             back one step before it is needed. On a CPU, which is its own host, there is nothing to gain.
         memory: for "auto", how many bytes may be kept for `max_steps` steps, of each example under `jax.vmap` of the
             derivative. What is kept has room for all of these from the start, since XLA allocates the memory of a
-            program before it runs. If it would be more, "checkpoint" keeps as many carries as fit.
+            program before it runs. "checkpoint" keeps as many carries as fit, and enough for every step to run nine
+            times at most. Where nothing fits, what takes the fewest bytes is chosen.
         checkpoints: the number of carries that "checkpoint" keeps at a time, of which it uses no more than `max_steps`.
         inverse: for "inverse", a function from the carry after a step to the carry before it. What the body passes on
             as it was is so before the step too, whatever `inverse` makes of it.

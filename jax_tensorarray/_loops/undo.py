@@ -1,5 +1,6 @@
 """Undoing the writes of a step: its buffers are found again by putting back the rows that it overwrote."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -150,35 +151,54 @@ def choose(linear: Linearized, body: Any, num_before: int, num_carry: int) -> Ch
     taped = bytes_of(linear.taped)
     if not any(1024 < c.size * c.dtype.itemsize <= largest and c.ndim for c in carry):
         return Choice("tape", "no residual is as large as a buffer of the carry", taped, None)
-    logged, refused = log(body, num_before, num_carry)
-    if refused:
+    undone, refused = _undo_bytes(body, num_before, num_carry)
+    if undone is None:
         k, why = next(iter(refused.items()))
         return Choice("tape", f"carry number {k}, {carry[k].str_short()}, cannot be rewound: {why}", taped, None)
-    kept = [
-        *list(logged.jaxpr.out_avals)[num_carry:],
-        *(c for c, r in zip(carry, logged.rewound, strict=True) if not r),
-    ]
-    undone = bytes_of(kept)
     if undone >= taped:
         return Choice("tape", "the log would be as large as the tape", taped, undone)
     return Choice("undo", "the tape would hold a whole buffer for every step", taped, undone)
 
 
+def _undo_bytes(body: Any, num_before: int, num_carry: int) -> tuple[int | None, dict[int, str]]:
+    """What undo would keep of a step, or None and which carries cannot be rewound, and why."""
+    logged, refused = log(body, num_before, num_carry)
+    kept = [c for c, r in zip(body.out_avals, logged.rewound, strict=True) if not r]
+    return None if refused else bytes_of([*list(logged.jaxpr.out_avals)[num_carry:], *kept]), refused
+
+
 def choose_within(
     memory: int | None, max_steps: int, linear: Linearized, body: Any, num_before: int, num_carry: int
 ) -> Choice:
-    """That choice, if it takes no more than `memory` bytes for all steps, or else as many checkpoints as these hold."""
+    """That choice, if it takes no more than `memory` bytes for all steps, or else undo or checkpoints if these do.
+
+    Where nothing fits, what takes the fewest bytes. There are checkpoints enough for every step to run nine times at most.
+    """
     choice = choose(linear, body, num_before, num_carry)
     if memory is None:
         return choice
     kept = choice.tape_bytes if choice.residuals == "tape" else choice.undo_bytes or 0
     if kept * max_steps <= memory:
         return choice
+    reason = f'"{choice.residuals}" would take {kept * max_steps} bytes for {max_steps} steps, and memory={memory}'
+    others = [(kept * max_steps, choice)]
+    undone = choice.undo_bytes
+    if choice.residuals == "tape":
+        undone = _undo_bytes(body, num_before, num_carry)[0]
+        if undone is not None:
+            others.append((undone * max_steps, choice._replace(residuals="undo", undo_bytes=undone, reason=reason)))
     read = live_carries(body, num_carry)
     size = max(1, bytes_of([c for c, is_read in zip(body.out_avals, read, strict=True) if is_read]))
-    checkpoints = max(1, min(max_steps, memory // size))
-    reason = f'"{choice.residuals}" would take {kept * max_steps} bytes for {max_steps} steps, and memory={memory}'
-    return choice._replace(residuals="checkpoint", reason=reason, checkpoints=checkpoints)
+    checkpoints = min(max_steps, max(memory // size, _fewest(max_steps)))
+    of_checkpoints = choice._replace(residuals="checkpoint", reason=reason, checkpoints=checkpoints)
+    others.append((checkpoints * size, of_checkpoints._replace(undo_bytes=undone)))
+    fitting = (other for size, other in others if size <= memory)
+    return next(fitting, min(others, key=lambda other: other[0])[1])
+
+
+def _fewest(max_steps: int) -> int:
+    """How many checkpoints let a loop be reversed with no step run more than nine times."""
+    return next(k for k in range(1, max_steps + 2) if math.comb(k + 8, k) >= max_steps)
 
 
 @dataclass(frozen=True)
