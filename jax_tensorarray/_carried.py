@@ -48,7 +48,7 @@ class Finding(NamedTuple):
     """An operation on a whole buffer; `buffer` is the same for all versions of one.
 
     `at` are instructions that tell the line of Python, the best first. `swapped` means that the buffer is now in one
-    place of the carry, now in another.
+    place of the carry, now in another. `steps` is how often it happens in one run of the program, if XLA knows.
     """
 
     kind: str
@@ -57,11 +57,18 @@ class Finding(NamedTuple):
     buffer: Array
     at: list[Instruction]
     swapped: bool
+    steps: int | None = None
 
 
 def findings(hlo: str) -> Iterator[Finding]:
     """All operations of loop bodies that make a buffer of their loop anew, or put a whole one into another array."""
     return _Module(hlo).findings()
+
+
+def steps_are_known(hlo: str) -> bool:
+    """Whether XLA knows how many steps every loop takes: then the program ends, whatever it is given."""
+    loops = [line for line in hlo.splitlines() if " while(" in line]
+    return all("known_trip_count" in line for line in loops)
 
 
 class _Module:
@@ -71,6 +78,7 @@ class _Module:
         self.buffers: UnionFind[Array] = UnionFind()
         self.by_rows: set[Array] = set()
         self.loops = self._loops()
+        self.loops_in = {body: self._loops_in(body) for body in self.loops}
         self.invariant = {body: self._invariant(body) for body in self.loops}
         self.in_loops = set(self._reachable(self.loops, into_loops=True))
         for computation, found in self.computations.items():
@@ -97,6 +105,20 @@ class _Module:
             for instruction in self.computations[name]:
                 if instruction.opcode in ("call", "conditional") or (into_loops and instruction.opcode == "while"):
                     todo += instruction.callees()
+
+    def _steps(self, body: str) -> int | None:
+        """How many steps a loop takes in all, in the loops around it."""
+        found = re.search(r'"known_trip_count":\{"n":"(\d+)"', self.loops[body].attributes)
+        if found is None:
+            return None
+        around = next((b for b, inside in self.loops_in.items() if body in inside), None)
+        outside = 1 if around is None else self._steps(around)
+        return None if outside is None else int(found.group(1)) * outside
+
+    def _loops_in(self, body: str) -> set[str]:
+        """The loops that are directly in another."""
+        here = {i.name for name in self._reachable([body], into_loops=False) for i in self.computations[name]}
+        return {inner for inner, loop in self.loops.items() if loop.name in here and inner != body}
 
     def _root(self, computation: str) -> Instruction:
         return next(i for i in self.computations[computation] if i.is_root)
@@ -206,7 +228,7 @@ class _Module:
                     seen.add(computation)
                     for instruction in self.computations[computation]:
                         for finding in self._of(computation, instruction, carried, moving):
-                            yield finding._replace(at=[*finding.at, loop])
+                            yield finding._replace(at=[*finding.at, loop], steps=self._steps(body))
 
     def _of(self, computation: str, i: Instruction, carried: set[Array], moving: set[Array]) -> Iterator[Finding]:
         if self._is_copy(i):

@@ -10,7 +10,7 @@ import importlib.util
 import inspect
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -399,6 +399,47 @@ def run_after_lowering(rewrite: Callable[[mlir.ir.Module, Sequence[str], bool], 
     importlib.import_module("jax._src.interpreters.mlir").lower_jaxpr_to_module = lower  # type: ignore[attr-defined]
 
 
+@contextlib.contextmanager
+def compilations(seen: Callable[[str, Any, Any], None]) -> Iterator[None]:
+    """Call `seen(name, jaxpr, executable)` for every program that JAX compiles meanwhile, in any thread.
+
+    There is no public way to look at what other code has compiled. Without these names it raises NotImplementedError.
+    The jaxpr is None where JAX had lowered the program before.
+    """
+    lowering, compiling = (
+        importlib.import_module(f"jax._src.{module}") for module in ("interpreters.mlir", "compiler")
+    )
+    lower, compile_ = (
+        getattr(module, name, None)
+        for module, name in ((lowering, "lower_jaxpr_to_module"), (compiling, "compile_or_get_cached"))
+    )
+    if lower is None or compile_ is None:
+        raise NotImplementedError(f"jax {jax.__version__} does not tell what it compiles")
+    lowered: dict[int, tuple[Any, Any]] = {}  # with the module, so that no other one gets its number
+
+    @functools.wraps(lower)
+    def lower_and_keep(name: str, jaxpr: Any, *args: Any, **kwargs: Any) -> Any:
+        result = lower(name, jaxpr, *args, **kwargs)
+        lowered[id(result.module)] = (result.module, jaxpr)
+        return result
+
+    @functools.wraps(compile_)
+    def compile_and_tell(backend: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
+        executable = compile_(backend, module, *args, **kwargs)
+        name = mlir.ir.StringAttr(module.operation.attributes["sym_name"]).value
+        _, jaxpr = lowered.pop(id(module), (None, None))
+        seen(name, None if jaxpr is None else closed(jaxpr), executable)
+        return executable
+
+    lowering.lower_jaxpr_to_module = lower_and_keep  # type: ignore[attr-defined]
+    compiling.compile_or_get_cached = compile_and_tell  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        lowering.lower_jaxpr_to_module = lower  # type: ignore[attr-defined]
+        compiling.compile_or_get_cached = compile_  # type: ignore[attr-defined]
+
+
 def barriers_hold(platform: str) -> bool:
     """Whether XLA keeps optimization barriers until it has assigned memory, so that they order reads and writes.
 
@@ -501,6 +542,7 @@ __all__ = [
     "cached",
     "checked_as",
     "closed",
+    "compilations",
     "executes_eagerly",
     "ffi_api_version",
     "flattened_by_control_flow",

@@ -1,24 +1,39 @@
 """Find out what makes a loop quadratic: the whole buffers that it copies in every step."""
 
 import contextlib
+import importlib
 import linecache
 import operator
 import re
+import sys
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
 from jax_tensorarray import _ahead, _carried, _hlo
+
+if TYPE_CHECKING:
+    from jax_tensorarray._doctor import LoopCopyError, Report, forbid_copies, watch
+
+__all__ = ["LoopCopies", "LoopCopy", "LoopCopyError", "Report", "forbid_copies", "loop_copies", "watch"]
+
+
+def __getattr__(name: str) -> Any:
+    """What watches others is imported when it is first used."""
+    if name in __all__:
+        return getattr(importlib.import_module("jax_tensorarray._doctor"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 #: Columns of a report.
 _WIDTH = 100
 
 _DTYPES = {"f": "float", "s": "int", "u": "uint", "c": "complex", "pred": "bool", "bf": "bfloat", "f8": "float8_"}
 
-_WHAT = {
+WHAT = {
     "copy": "a copy of the buffer",
     "select": "a select between two whole buffers",
     "sum": "a sum of two whole buffers, of which one has a few rows that are not zero",
@@ -67,6 +82,7 @@ class LoopCopy(NamedTuple):
       code: that line, if the file can be read; else empty.
       in_gradient: whether it is part of a backward pass.
       advice: what to do.
+      steps: how often it happens in one run of the program, if XLA knows the trip counts of the loops; else None.
     """
 
     kind: str
@@ -79,12 +95,13 @@ class LoopCopy(NamedTuple):
     code: str
     in_gradient: bool
     advice: str
+    steps: int | None = None
 
     def __str__(self) -> str:
         where = f"{self.file}:{self.line}" if self.file else "a line that XLA does not tell"
         array = f"{self.dtype}[{', '.join(map(str, self.shape))}]"
         passing = "backward pass, " if self.in_gradient else ""
-        return f"{where}: {passing}{_WHAT[self.kind]}, {array}, {_readable(self.num_bytes)} a step"
+        return f"{where}: {passing}{WHAT[self.kind]}, {array}, {readable(self.num_bytes)} a step"
 
 
 class LoopCopies(list[LoopCopy]):
@@ -95,7 +112,7 @@ class LoopCopies(list[LoopCopy]):
             return "No loop copies a buffer that it carries, or makes all of it anew."
         total = sum(copy.num_bytes for copy in self)
         number = f"{len(self)} operations on whole buffers" if len(self) > 1 else "1 operation on a whole buffer"
-        lines = [f"{number} in loops, {_readable(total)} a step:"]
+        lines = [f"{number} in loops, {readable(total)} a step:"]
         for advice in dict.fromkeys(copy.advice for copy in self):
             places = Counter((str(copy), copy.code) for copy in self if copy.advice == advice)
             lines.append("")
@@ -160,8 +177,13 @@ def loop_copies(f: Callable[..., Any], *args: Any, min_bytes: int = 0, platform:
     if platform not in (None, *_ahead.PLATFORMS):
         known = ", ".join(map(repr, _ahead.PLATFORMS))
         raise ValueError(f"loop_copies: platform must be None or one of {known}, but it is {platform!r}.")
-    with _lines_of_today():
+    with lines_of_today():
         hlo = _compiled(f, args, platform).as_text() or ""
+    return copies_in(hlo, min_bytes)
+
+
+def copies_in(hlo: str, min_bytes: int) -> LoopCopies:
+    """The operations on whole buffers of at least so many bytes in the loops of optimised HLO."""
     frames = _hlo.frames(hlo)
     findings = list(_carried.findings(hlo))
     kinds = {(finding.buffer, finding.kind) for finding in findings}
@@ -179,7 +201,7 @@ def _compiled(f: Callable[..., Any], args: Sequence[Any], platform: str | None) 
 
 
 @contextlib.contextmanager
-def _lines_of_today() -> Iterator[None]:
+def lines_of_today() -> Iterator[None]:
     """Have JAX's persistent cache take no program for the same that has other lines."""
     name = "jax_compilation_cache_include_metadata_in_key"
     before = getattr(jax.config, name)
@@ -209,6 +231,7 @@ def _described(
         code=code,
         in_gradient=any("transpose(" in i.op_name for i in finding.at),
         advice=_ADVICE[_cause(finding, kinds)],
+        steps=finding.steps,
     )
 
 
@@ -245,10 +268,15 @@ def _name_of(dtype: str) -> str:
     return _DTYPES.get(match.group(1), match.group(1)) + match.group(2) if match else dtype
 
 
-def _readable(num_bytes: int) -> str:
+def readable(num_bytes: int) -> str:
+    """A number of bytes, with its unit."""
     size, unit = float(num_bytes), "bytes"
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if size < 1024 or unit == "GiB":
             break
         size /= 1024
     return f"{size:.0f} {unit}" if unit == "bytes" or size >= 10 else f"{size:.1f} {unit}"
+
+
+if __name__ == "__main__":
+    sys.exit(importlib.import_module("jax_tensorarray._doctor").main())

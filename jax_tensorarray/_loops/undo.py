@@ -172,7 +172,8 @@ def choose_within(
 ) -> Choice:
     """That choice, if it takes no more than `memory` bytes for all steps, or else undo or checkpoints if these do.
 
-    Where nothing fits, what takes the fewest bytes. There are checkpoints enough for every step to run nine times at most.
+    Where nothing fits, what takes the fewest bytes. There are checkpoints enough for every step to run nine times at
+    most.
     """
     choice = choose(linear, body, num_before, num_carry)
     if memory is None:
