@@ -210,7 +210,7 @@ def checked_as(primitive: Primitive, run: Callable[..., Any]) -> None:
 def at_source_of(eqn: Any) -> Any:
     """A context in which what is traced has the place in the source of an equation.
 
-    Private. Without it what `in_place` makes of a program is said to be where it is called.
+    Private. Without it what a loop or `in_place` makes of a program is said to be where that is called.
     """
     private = _private("source_info_util", "user_context", "current_name_stack")
     if private is None:
@@ -218,6 +218,19 @@ def at_source_of(eqn: Any) -> Any:
     user_context, current_name_stack = private
     info = eqn.source_info
     return user_context(info.traceback, name_stack=current_name_stack() + info.name_stack)
+
+
+def source_here() -> Callable[[], Any]:
+    """Remember where the user is: a function that gives a context in which what is traced is said to be made there.
+
+    JAX keeps the innermost frames of a stack, of which those of the user would be none in the depths of a loop. Private.
+    Without it a loop has no line.
+    """
+    private = _private("source_info_util", "user_context", "current")
+    if private is None:
+        return contextlib.nullcontext
+    user_context, current = private
+    return functools.partial(user_context, current().traceback)
 
 
 def scan_counts(params: dict[str, Any]) -> tuple[int, int]:

@@ -146,11 +146,7 @@ class Report:
         if small := sum(cost(copy) < least for copy in listed):
             lines += ["", f"{small} more move less than a thousandth of the first, and are not listed."]
         if any(case.trial is not None for case in self.cases):
-            lines += [
-                "",
-                "To have what was tried: jax.jit(jax_tensorarray.in_place(f)). --heal runs the whole",
-                "program so.",
-            ]
+            lines += ["", "To keep what was tried, write jax.jit(jax_tensorarray.in_place(f))."]
         return "\n".join(lines)
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import linecache
+import math
 import operator
 import re
 import sys
@@ -52,9 +53,10 @@ _ADVICE = {
     "rows. In place of jnp.where(p, new_buffer, buffer) use ta_write(buffer, i, x, where=p), and ta_read for reads.",
     "gradient": "The transpose of a plain write (`.at[i].set`) takes a row out of the cotangent and the transpose of a "
     "plain read (`b[i]`) adds one to it, in no order that XLA knows. Write by ta_write(b, i, x), add by ta_add, and "
-    "read by ta_read(b, i).",
+    "read by ta_read(b, i); rows of another axis take axis=, and elements a tuple as index.",
     "beside": "Something in the loop still uses the buffer from before this update, and XLA keeps a copy for it. Read "
-    "rows by ta_read(b, i) and write them by ta_write(b, i, x), which are put in an order that needs no copy.",
+    "rows by ta_read(b, i) and write them by ta_write(b, i, x), which are put in an order that needs no copy; rows of "
+    "another axis take axis=, and elements a tuple as index.",
     "ours": "This update is in place by itself, but something in the loop still uses the old buffer: plain indexing "
     "(use ta_read), the whole of it, or a version from before the update. Read by ta_read, before the update.",
     "sum": "A cond or an inner loop that reads a few rows has a gradient of the size of the buffer. Read by "
@@ -64,6 +66,9 @@ _ADVICE = {
     "save": "Every step keeps the whole buffer: as a stacked output, or for the backward pass. With jax.checkpoint, "
     "read by ta_read and give it the policy checkpoint_policies.save_reads. Where the body computes with the whole "
     "buffer, use jax_tensorarray.while_loop with residuals='undo'. Stack rows rather than buffers.",
+    "tape": "The body computes with the whole buffer, so that the tape of the loop holds it for every step. With "
+    "residuals='undo', or 'auto' where that chooses it, the loop keeps the rows that a step overwrites: for this the "
+    "body has to write them by ta_write, ta_add or ta_swap.",
 }
 
 
@@ -186,9 +191,15 @@ def copies_in(hlo: str, min_bytes: int) -> LoopCopies:
     """The operations on whole buffers of at least so many bytes in the loops of optimised HLO."""
     frames = _hlo.frames(hlo)
     findings = list(_carried.findings(hlo))
-    kinds = {(finding.buffer, finding.kind) for finding in findings}
+    kinds = {(finding.buffer, "tape" if _is_tape(finding) else finding.kind) for finding in findings}
     found = (_described(finding, kinds, frames) for finding in findings)
-    return LoopCopies(copy for copy in found if copy.num_bytes >= min_bytes)
+    # An array of one element is no buffer, whatever is done to it by rows.
+    return LoopCopies(copy for copy in found if copy.num_bytes >= min_bytes and math.prod(copy.shape) > 1)
+
+
+def _is_tape(finding: _carried.Finding) -> bool:
+    """Whether a loop of this library puts the buffer on its tape."""
+    return finding.kind == "save" and finding.at[0].op_name.endswith("/ta_write")
 
 
 def _compiled(f: Callable[..., Any], args: Sequence[Any], platform: str | None) -> Any:
@@ -238,6 +249,8 @@ def _described(
 def _cause(finding: _carried.Finding, kinds: Set[tuple[_carried.Array, str]]) -> str:
     """Which advice fits. `kinds` are those of all findings: what else happens to a buffer may be why it is copied."""
     names = [i.op_name for i in finding.at]
+    if (finding.buffer, "tape") in kinds and finding.kind != "select":
+        return "tape"
     if finding.kind in ("sum", "anew", "save"):
         return finding.kind
     if finding.swapped:

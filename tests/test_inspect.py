@@ -178,6 +178,33 @@ def test_each_cause_is_found_with_its_line_and_what_to_do(loop, gradient, kind, 
         assert copy.num_bytes == 4 * np.prod(copy.shape)
 
 
+def attention_in_our_loop(x, residuals="tape"):
+    def body(c):
+        i, b = c
+        return i + 1, ta_write(b, i, jnp.tanh(b @ ta_read(b, i)) @ b)
+
+    last = while_loop(lambda c: c[0] < len(x), body, (0, x), max_steps=len(x), residuals=residuals)
+    return jnp.sum(last[1])
+
+
+def test_our_loop_is_named_by_its_own_lines_and_not_recommended_to_who_uses_it():
+    found = loop_copies(jax.grad(attention_in_our_loop), X)
+    assert {copy.line for copy in found if copy.kind == "save"} == {line_with(attention_in_our_loop, "while_loop(")}
+    assert {copy.line for copy in found if copy.kind != "save"} == {line_with(attention_in_our_loop, "ta_write(")}
+    (advice,) = {copy.advice for copy in found if copy.kind == "save"}
+    assert "With residuals='undo'" in advice
+    assert "while_loop" not in advice
+    as_advised = loop_copies(jax.grad(functools.partial(attention_in_our_loop, residuals="undo")), X)
+    assert {copy.kind for copy in as_advised} <= {"anew", "copy"}  # the cotangent of all rows, in every step
+
+
+def test_an_array_of_one_element_is_no_buffer():
+    def loop(x):
+        return lax.fori_loop(0, 50, lambda i, c: (c[1], c[0].at[i % 1].set(c[1][i % 1] + 1)), (x, x))
+
+    assert loop_copies(loop, np.ones(1, np.float32)) == []
+
+
 def test_what_the_advice_says_helps():
     def without_the_exchange(x):
         def body(c, i):

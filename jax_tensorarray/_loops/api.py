@@ -640,6 +640,7 @@ def _bound(
     options: Sequence[Any] = (),
 ) -> Any:
     """Run a loop of JAX as ours. A scan of JAX stays one, with the body of the mode."""
+    here = _compat.source_here()
     jaxpr, shape = _traced(loop, functions, args, tuple(options))
     end = []
 
@@ -647,7 +648,7 @@ def _bound(
         params = eqn.params
         if eqn.primitive is jax_primitives.scan_p:
             _, body, _ = make_mode(None, None, params["jaxpr"], ())
-            with eqn.ctx.manager:
+            with eqn.ctx.manager, here():
                 return eqn.primitive.bind(*operands, **params | {"jaxpr": body})
         if eqn.primitive is not jax_primitives.while_p:
             return bodies.bind(eqn, operands)
@@ -657,17 +658,18 @@ def _bound(
         known |= {v: _Carry(k) for k, v in enumerate(eqn.outvars)}
         leaves = [known[v] for v in _compat.opened(jaxpr).outvars]
         mode, body, consts = make_mode(jax.tree.structure(shape), leaves, body, operands[a:b])
-        outs, taken = while_(
-            operands[:a],
-            consts,
-            operands[b:],
-            cond=cond,
-            body=body,
-            mode=mode,
-            max_steps=None if max_steps is None else int(max_steps),
-            source=_source(),
-            counts=return_steps or max_steps is not None,
-        )
+        with here():
+            outs, taken = while_(
+                operands[:a],
+                consts,
+                operands[b:],
+                cond=cond,
+                body=body,
+                mode=mode,
+                max_steps=None if max_steps is None else int(max_steps),
+                source=_source(),
+                counts=return_steps or max_steps is not None,
+            )
         if return_steps:
             (more,) = bodies.function(cond)(*operands[:a], *outs)
             end.append(Steps(taken, more))

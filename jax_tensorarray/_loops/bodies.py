@@ -49,7 +49,8 @@ def interpret(
         return known(v.val) if isinstance(v, jex.Literal) else values[v]
 
     for eqn in inner.eqns:
-        values.update(zip(eqn.outvars, equation(eqn, [read(v) for v in eqn.invars]), strict=True))
+        with _compat.at_source_of(eqn):
+            values.update(zip(eqn.outvars, equation(eqn, [read(v) for v in eqn.invars]), strict=True))
     return [read(v) for v in (inner.outvars if outvars is None else outvars)]
 
 
