@@ -10,6 +10,7 @@ import importlib.util
 import inspect
 import os
 import re
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -221,10 +222,10 @@ def at_source_of(eqn: Any) -> Any:
 
 
 def source_here() -> Callable[[], Any]:
-    """Remember where the user is: a function that gives a context in which what is traced is said to be made there.
+    """Remember where the user is: a function that gives a context in which all that is traced has been made there.
 
-    JAX keeps the innermost frames of a stack, of which those of the user would be none in the depths of a loop. Private.
-    Without it a loop has no line.
+    JAX keeps the innermost frames of a stack: in the depths of a loop, none of the user's. Private. Without it a loop
+    has no line.
     """
     private = _private("source_info_util", "user_context", "current")
     if private is None:
@@ -412,6 +413,12 @@ def run_after_lowering(rewrite: Callable[[mlir.ir.Module, Sequence[str], bool], 
     importlib.import_module("jax._src.interpreters.mlir").lower_jaxpr_to_module = lower  # type: ignore[attr-defined]
 
 
+#: Who wants to know of what JAX compiles, and what has been put aside for that.
+_watchers: list[Callable[[str, Any, Any], None]] = []
+_unwatched: list[tuple[Any, str, Any]] = []
+_watching = threading.Lock()
+
+
 @contextlib.contextmanager
 def compilations(seen: Callable[[str, Any, Any], None]) -> Iterator[None]:
     """Call `seen(name, jaxpr, executable)` for every program that JAX compiles meanwhile, in any thread.
@@ -419,13 +426,23 @@ def compilations(seen: Callable[[str, Any, Any], None]) -> Iterator[None]:
     There is no public way to look at what other code has compiled. Without these names it raises NotImplementedError.
     The jaxpr is None where JAX had lowered the program before.
     """
-    lowering, compiling = (
-        importlib.import_module(f"jax._src.{module}") for module in ("interpreters.mlir", "compiler")
-    )
-    lower, compile_ = (
-        getattr(module, name, None)
-        for module, name in ((lowering, "lower_jaxpr_to_module"), (compiling, "compile_or_get_cached"))
-    )
+    with _watching:
+        if not _watchers:
+            _watch_compilations()
+        _watchers.append(seen)
+    try:
+        yield
+    finally:
+        with _watching:
+            _watchers.remove(seen)
+            while _unwatched and not _watchers:
+                setattr(*_unwatched.pop())
+
+
+def _watch_compilations() -> None:
+    lowering, compiling = (importlib.import_module(f"jax._src.{name}") for name in ("interpreters.mlir", "compiler"))
+    lower = getattr(lowering, "lower_jaxpr_to_module", None)
+    compile_ = getattr(compiling, "compile_or_get_cached", None)
     if lower is None or compile_ is None:
         raise NotImplementedError(f"jax {jax.__version__} does not tell what it compiles")
     lowered: dict[int, tuple[Any, Any]] = {}  # with the module, so that no other one gets its number
@@ -441,16 +458,16 @@ def compilations(seen: Callable[[str, Any, Any], None]) -> Iterator[None]:
         executable = compile_(backend, module, *args, **kwargs)
         name = mlir.ir.StringAttr(module.operation.attributes["sym_name"]).value
         _, jaxpr = lowered.pop(id(module), (None, None))
-        seen(name, None if jaxpr is None else closed(jaxpr), executable)
+        for seen in tuple(_watchers):
+            seen(name, None if jaxpr is None else closed(jaxpr), executable)
         return executable
 
-    lowering.lower_jaxpr_to_module = lower_and_keep  # type: ignore[attr-defined]
-    compiling.compile_or_get_cached = compile_and_tell  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        lowering.lower_jaxpr_to_module = lower  # type: ignore[attr-defined]
-        compiling.compile_or_get_cached = compile_  # type: ignore[attr-defined]
+    for owner, name, wrapped in (
+        (lowering, "lower_jaxpr_to_module", lower_and_keep),
+        (compiling, "compile_or_get_cached", compile_and_tell),
+    ):
+        _unwatched.append((owner, name, getattr(owner, name)))
+        setattr(owner, name, wrapped)
 
 
 def barriers_hold(platform: str) -> bool:

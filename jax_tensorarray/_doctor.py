@@ -33,6 +33,9 @@ _NOISE = 1e-3
 
 _WIDTH = 79
 
+#: Of what runs for more seconds than this, no program is run again to be timed.
+_LONG = 60
+
 
 class LoopCopyError(RuntimeError):
     """What `forbid_copies` raises. `copies` are the operations on whole buffers that were found."""
@@ -90,15 +93,18 @@ class Report:
         """All operations on whole buffers, those that move most bytes first."""
         return sorted((copy for case in self.cases for copy in case.copies), key=cost, reverse=True)
 
-    def try_in_place(self, progress: Callable[[str], None] = lambda text: None) -> None:
-        """Try what `in_place` makes of each program: how many copies are left and, if it is sure to end, the time."""
+    def try_in_place(self, *, timed: bool = True, progress: Callable[[str], None] = lambda text: None) -> None:
+        """Try what `in_place` makes of each program: how many copies are left and, if `timed`, what is gained.
+
+        A program is only run, on zeros, if it does nothing but compute, and XLA knows how many steps its loops take.
+        """
         for n, case in enumerate(self.cases, 1):
             progress(f"trying in_place on {case.program} ({n} of {len(self.cases)})")
             if case.jaxpr is None:
                 case.failed = "JAX had traced it before"
                 continue
             try:
-                case.trial = _tried(case)
+                case.trial = _tried(case, timed)
             except Exception as error:  # whatever it is, the report goes on
                 case.failed = f"{type(error).__name__}: {error}".splitlines()[0]
         progress("")
@@ -279,17 +285,16 @@ def _look(report: Report, name: str, jaxpr: Any, executable: Any, min_bytes: int
     large = {finding.at[-1].name for finding in _carried.findings(hlo)} if copies else set()
     report.in_place += loops - len(large)
     if copies:
-        program = name.removeprefix("jit_").removeprefix("jit__") or name
+        program = name.removeprefix("jit_")
         report.cases.append(Case(program, copies, jaxpr=jaxpr, ends=_carried.steps_are_known(hlo)))
 
 
-def _tried(case: Case) -> Trial:
-    """The program under `in_place`. It is run, on zeros, if nobody can see that and it is sure to end."""
+def _tried(case: Case, timed: bool) -> Trial:
     plain, types = jaxpr_as_fun(case.jaxpr), [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in case.jaxpr.in_avals]
     least = min(copy.num_bytes for copy in case.copies)
     before, after = (jax.jit(f).lower(*types).compile() for f in (plain, in_place(plain)))
     left = len(inspect.copies_in(after.as_text() or "", least))
-    if not case.ends or case.jaxpr.effects:
+    if not (timed and case.ends) or case.jaxpr.effects:
         return Trial(left, None, None)
     zeros = [jax.numpy.zeros(a.shape, a.dtype) for a in types]
     return Trial(left, _seconds(before, zeros), _seconds(after, zeros))
@@ -342,7 +347,7 @@ def _inspected(options: argparse.Namespace) -> int:
         status = _run(options)
     seconds = time.perf_counter() - started
     if not options.no_trial:
-        report.try_in_place(functools.partial(_progress, out))
+        report.try_in_place(timed=seconds < _LONG, progress=functools.partial(_progress, out))
     print(f"\n{report.text(out.isatty() and 'NO_COLOR' not in os.environ)}", file=out)
     if options.json:
         options.json.write_text(json.dumps(report.as_json() | {"seconds": seconds, "status": status}))

@@ -1,5 +1,6 @@
 """The doctor looks at programs that know nothing of it: what it finds, what it tries, and what it leaves alone."""
 
+import contextlib
 import json
 import os
 import re
@@ -208,6 +209,19 @@ def test_nothing_is_left_behind():
     with pytest.raises(ZeroDivisionError), watch(), forbid_copies():
         1 / 0  # noqa: B018
     assert before == (compiler.compile_or_get_cached, mlir.lower_jaxpr_to_module, jax.jit)
+
+
+def test_whoever_watches_longer_sees_what_others_do_not():
+    with contextlib.ExitStack() as first:
+        mine = first.enter_context(watch())
+        theirs = watch()
+        others = theirs.__enter__()
+        fresh(plain)(X)
+        first.close()
+        fresh(jax.grad(plain))(X)
+        theirs.__exit__(None, None, None)
+    assert (mine.programs, mine.cases) == (1, [])
+    assert [case.copies[0].shape for case in others.cases] == [(300, 32)]
 
 
 def test_pytest_has_a_marker_and_a_fixture(tmp_path):
