@@ -15,6 +15,7 @@ import pytest
 from jax import lax
 
 from jax_tensorarray import in_place, ta_read, ta_write
+from jax_tensorarray._doctor import main
 from jax_tensorarray.inspect import LoopCopyError, forbid_copies, watch
 
 PROGRAM = """
@@ -107,23 +108,32 @@ def test_healing_runs_it_twice_and_says_what_was_gained(folder):
 
 
 @pytest.mark.parametrize(
-    ("end", "code"),
-    [("raise KeyError('x')", 1), ("sys.exit('no')", 1), ("sys.exit()", 0), ("raise KeyboardInterrupt", 130)],
+    ("end", "code"), [("1 / 0", 1), ("sys.exit('no')", 1), ("sys.exit()", 0), ("raise KeyboardInterrupt", 130)]
 )
-def test_the_report_comes_however_the_program_ends(folder, end, code):
-    (folder / "ends.py").write_text(f"import sys, jax\njax.jit(lambda x: x + 1)(1)\n{end}\n")
-    done = inspect(folder, "ends.py")
-    assert done.returncode == code
-    assert re.search(r"[1-9] programs were compiled, with 0 loops\.", done.stderr)
-    if code == 1:
-        assert "KeyError: 'x'" in done.stderr or "no\n" in done.stderr
+def test_the_report_comes_however_the_program_ends(folder, capsys, end, code):
+    script = folder / "ends.py"
+    script.write_text(f"import sys, jax\njax.jit(lambda x: x + {code})(1)\n{end}\n")
+    before = sys.argv, sys.path[:]
+    assert main([str(script)]) == code
+    assert (sys.argv, sys.path) == before
+    report = capsys.readouterr().err
+    assert re.search(r"[1-9] programs were compiled, with 0 loops\.", report)
+    assert ("ZeroDivisionError" in report) == (end == "1 / 0")
+    assert ("no\n" in report) == ("no" in end)
 
 
-def test_what_is_no_program_is_refused(folder):
-    for arguments, text in ((["no.py"], "there is no file no.py"), (["--min-bytes", "-1", "program.py"], "not be neg")):
-        done = inspect(folder, *arguments)
-        assert done.returncode == 2
-        assert text in done.stderr
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["no.py"], "there is no file no.py"),
+        (["--min-bytes", "-1", "no.py"], "--min-bytes must not be negative"),
+        ([], "the following arguments are required: SCRIPT"),
+    ],
+)
+def test_what_is_no_program_is_refused(capsys, arguments, text):
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+    assert text in capsys.readouterr().err
 
 
 def loss(write, read, x):
