@@ -28,6 +28,7 @@ from jax_tensorarray._loops.api import (  # noqa: E402
     map_fn,
     scan,
     tf_scan,
+    tf_while_loop,
     while_loop,
 )
 from jax_tensorarray._ops.add import ta_add  # noqa: E402
@@ -37,7 +38,7 @@ from jax_tensorarray._ops.read import ta_read  # noqa: E402
 from jax_tensorarray._ops.stack import ta_stack  # noqa: E402
 from jax_tensorarray._ops.swap import ta_swap  # noqa: E402
 from jax_tensorarray._ops.write import ta_write  # noqa: E402
-from jax_tensorarray._tensorarray import TensorArray  # noqa: E402
+from jax_tensorarray._tensorarray import TensorArray, map_structure  # noqa: E402
 
 _compat.hide_own_frames()
 _compat.install_forwarding_transposes()
@@ -68,6 +69,7 @@ __all__ = [
     "in_place",
     "inspect",
     "map_fn",
+    "map_structure",
     "primitives",
     "register_with_flax",
     "scan",
@@ -79,5 +81,6 @@ __all__ = [
     "ta_swap",
     "ta_write",
     "tf_scan",
+    "tf_while_loop",
     "while_loop",
 ]

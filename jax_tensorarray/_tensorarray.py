@@ -871,6 +871,18 @@ class TensorArray:
             return list(self._buffers())
         return self._run(lambda buffers: [b[:size] for b in buffers])
 
+    def _has_no_shape(self) -> bool:
+        """Whether no row was written, nobody has said of which shape one is, and all will have the same."""
+        spec = self._spec
+        written = self._version is not None and any(row is not None for row in self._version.newest())
+        return spec.ranks is None and spec.infer_shape and not written and not _elements.is_known(spec.shape)
+
+    def _with_shape(self, element_shape: Any) -> "TensorArray":
+        spec = self._spec
+        return TensorArray(
+            spec.dtype, self._size, spec.dynamic_size, element_shape=element_shape, max_size=spec.max_size
+        )
+
     def _need_shape(self, op: str) -> None:
         if self._version is None:
             raise ValueError(
@@ -1062,3 +1074,62 @@ def _read(op: str, buffer: Array, index: Any, where: Any, mode: str | None) -> A
 def _read_now(buffers: tuple[Array, ...], index: Array) -> list[Array]:
     params = row_params("TensorArray.read", "drop")
     return [ta_read_p.bind(b, index, **params) for b in buffers]
+
+
+def with_shapes_of_writes(step: Callable[[Any], Any], carry: Any) -> Any:
+    """A carry in which arrays that do not say the shape of a row have that of the rows which a step writes.
+
+    The step is traced for it once, if there are such arrays. Where that fails they are left as they are: the loop says
+    what does not fit.
+    """
+    leaves, tree = jax.tree.flatten(carry, is_leaf=_is_array)
+    undecided = [_is_array(x) and x._has_no_shape() for x in leaves]
+    if not any(undecided):
+        return carry
+    found: list[list[Any]] = []
+
+    def traced(*known: Any) -> None:
+        given = iter(known)
+        args = [x if flag else next(given) for x, flag in zip(leaves, undecided, strict=True)]
+        found.append(jax.tree.leaves(step(jax.tree.unflatten(tree, args)), is_leaf=_is_array))
+
+    try:
+        jax.eval_shape(traced, *(x for x, flag in zip(leaves, undecided, strict=True) if not flag))
+    except Exception:
+        return carry
+    if len(found[-1]) != len(leaves):
+        return carry
+    return jax.tree.unflatten(
+        tree,
+        [
+            x._with_shape(y.element_shape) if flag and _is_array(y) and not y._has_no_shape() else x
+            for x, y, flag in zip(leaves, found[-1], undecided, strict=True)
+        ],
+    )
+
+
+def _is_array(x: Any) -> bool:
+    return isinstance(x, TensorArray)
+
+
+def map_structure(func: Callable[..., Any], *structure: Any) -> Any:
+    """`jax.tree.map` for which a `TensorArray` is a leaf: what `tf.nest.map_structure` does.
+
+    `jax.tree.map` goes into arrays: it maps the buffer and the size. `func` gets the arrays themselves.
+
+    Args:
+      func: from a leaf of each structure to a leaf of the result.
+      structure: pytrees of the same structure.
+
+    Returns:
+      A pytree of that structure.
+
+    >>> import jax.numpy as jnp
+    >>> old, new = ({"done": jnp.array(False), "rows": TensorArray.from_array([x, x])} for x in (1.0, 2.0))
+    >>> after = map_structure(lambda a, b: b if isinstance(b, TensorArray) else a | True, old, new)
+    >>> print(after["done"], after["rows"].stack())
+    True [2. 2.]
+
+    TensorFlow: `tf.nest.map_structure`.
+    """
+    return jax.tree.map(func, *structure, is_leaf=_is_array)

@@ -1,5 +1,6 @@
 """The loops that users call: drop-in for those of `jax.lax`, and differentiable in reverse."""
 
+import contextlib
 import inspect
 import weakref
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ from jax_tensorarray._loops.while_ import counting, while_
 from jax_tensorarray._ops.empty import ta_empty
 from jax_tensorarray._ops.read import ta_read
 from jax_tensorarray._ops.write import ta_write
+from jax_tensorarray._tensorarray import with_shapes_of_writes
 
 Array = Any
 
@@ -58,7 +60,8 @@ def while_loop(
     Args:
         cond_fun: from the carry to a bool: whether to take another step.
         body_fun: from the carry to the next one, of the same structure, shapes and dtypes.
-        init_val: the carry to start with, any pytree. TensorArrays need a known `element_shape`.
+        init_val: the carry to start with, any pytree. A TensorArray that does not say its `element_shape` has that of
+            the rows which `body_fun` writes.
         max_steps: an upper bound of the number of steps. Reverse mode needs one, below 2**31, for what is
             differentiated. The loop ends there even if `cond_fun` says to go on. Without 64 bits, 2**31 and more are
             no bound.
@@ -106,6 +109,7 @@ def while_loop(
     """
     check_max_steps("while_loop", max_steps)
     mode = _mode_of("while_loop", residuals, checkpoints, inverse, max_steps, check_inverse, offload, memory)
+    init_val = with_shapes_of_writes(body_fun, init_val)
     if jax.config.jax_disable_jit:
         try:
             return _in_python(cond_fun, body_fun, init_val, max_steps, return_steps)
@@ -162,6 +166,7 @@ def fori_loop(
     if known and max_steps is None:
         max_steps = max(high - low, 0)  # type: ignore[operator]
     mode = _mode_of("fori_loop", residuals, checkpoints, None, max_steps, None, offload, memory)
+    init_val = with_shapes_of_writes(lambda carry: body_fun(lower, carry), init_val)
     if known and residuals in SCANNED and not offload and memory is None:
         if high - low > max_steps:  # type: ignore[operator]
             lower, upper = low, low + max_steps  # type: ignore[operator]
@@ -218,6 +223,7 @@ def scan(
     6.0 [0. 0. 1. 3.]
     """
     mode = _mode_of("scan", residuals, checkpoints, inverse, 0, check_inverse, offload, memory)
+    init = with_shapes_of_writes(lambda carry: f(carry, jax.tree.map(lambda x: x[0], xs))[0], init)
     if offload or memory is not None:
         return _scan_by_rows(f, init, xs, length, reverse, residuals, offload=offload, memory=memory)
     if residuals == "recompute":
@@ -317,6 +323,83 @@ def choice_of_residuals(
     moved = bodies.fixed_point(body, varying[:m], varying[m:], bodies.reached)
     linear = linearize(body, moved, [*varying[:m], *moved], [*[True] * m, *[False] * n])
     return choose_within(memory, max_steps or 0, linear, body, m, n)
+
+
+def tf_while_loop(
+    cond: Callable[..., Any],
+    body: Callable[..., Any],
+    loop_vars: Sequence[Any],
+    shape_invariants: Any = None,
+    parallel_iterations: int | None = 10,
+    back_prop: bool = True,
+    swap_memory: bool = False,
+    maximum_iterations: Any = None,
+    name: str | None = None,
+    *,
+    max_steps: int | None = None,
+) -> Any:
+    """`while_loop` with the arguments of `tf.while_loop`: functions of several variables.
+
+    Args:
+        cond: from the variables, each an argument, to a bool: whether to take another step.
+        body: from the variables to a tuple or list of the next ones, or to the next one if there is one.
+        loop_vars: a tuple or list of the variables to start with. Each is a pytree, such as a `TensorArray`.
+        shape_invariants: ignored: no shape of a JAX loop changes.
+        parallel_iterations: ignored: XLA finds what can run at the same time.
+        back_prop: whether the results are differentiated. If not, their derivatives are zero.
+        swap_memory: whether what reverse mode needs is kept in the memory of the host: `offload` of `while_loop`.
+        maximum_iterations: an upper bound of the number of steps: an integer, which may be traced.
+        name: of a scope around the loop.
+        max_steps: as for `while_loop`. Only needed in reverse mode, if `maximum_iterations` is traced or not given.
+
+    Returns:
+        The variables after the last step, in a tuple or list as `loop_vars` is. Differentiable as `while_loop`.
+
+    Raises:
+        TypeError: `loop_vars` is no tuple or list, or `body` gives another number of variables.
+        TypeError, ValueError: what `while_loop` raises.
+
+    >>> import jax.numpy as jnp
+    >>> from jax_tensorarray import TensorArray
+    >>> squares = TensorArray(jnp.int32, 5, element_shape=())
+    >>> i, squares = tf_while_loop(lambda i, _: i < 5, lambda i, ta: (i + 1, ta.write(i, i * i)), (0, squares))
+    >>> print(i, squares.stack())
+    5 [ 0  1  4  9 16]
+
+    TensorFlow: `tf.while_loop`.
+    """
+    if not isinstance(loop_vars, tuple | list):
+        raise TypeError(f"tf_while_loop: loop_vars must be a tuple or list, not {type(loop_vars).__name__}")
+    number = len(loop_vars)
+
+    def step(variables: Any) -> Any:
+        after = body(*variables)
+        if not isinstance(after, tuple | list) and number == 1:
+            after = (after,)
+        if not isinstance(after, tuple | list) or len(after) != number:
+            given = f"{len(after)}" if isinstance(after, tuple | list) else type(after).__name__
+            raise TypeError(f"tf_while_loop: body must give {number} variables, but gives {given}")
+        return tuple(after)
+
+    bound = None if maximum_iterations is None else _known_bound(maximum_iterations)
+    if bound is not None:
+        max_steps = bound if max_steps is None else min(bound, max_steps)
+    options: dict[str, Any] = {"max_steps": max_steps, "offload": swap_memory}
+    with jax.named_scope(name) if name else contextlib.nullcontext():
+        if maximum_iterations is None or bound is not None:
+            after = while_loop(lambda variables: cond(*variables), step, tuple(loop_vars), **options)
+        else:
+            _, after = while_loop(
+                lambda state: (state[0] < maximum_iterations) & cond(*state[1]),
+                lambda state: (state[0] + 1, step(state[1])),
+                (jnp.zeros((), maximum_iterations.dtype), tuple(loop_vars)),
+                **options,
+            )
+    if not back_prop:
+        after = jax.tree.map(lax.stop_gradient, after)
+    if hasattr(loop_vars, "_fields"):
+        return type(loop_vars)(*after)
+    return type(loop_vars)(after)
 
 
 @explained
