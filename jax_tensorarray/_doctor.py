@@ -80,12 +80,14 @@ class Report:
       programs: how many programs were compiled.
       loops: how many loops are in them.
       in_place: how many of these copy no whole buffer.
+      unread: programs that could not be looked at.
       cases: the programs with loops that do, those that copy most first.
     """
 
     programs: int = 0
     loops: int = 0
     in_place: int = 0
+    unread: int = 0
     cases: list[Case] = field(default_factory=list)
 
     @property
@@ -130,7 +132,8 @@ class Report:
         def bold(text: str) -> str:
             return f"\x1b[1m{text}\x1b[0m" if colours else text
 
-        compiled = f"{self.programs} programs were compiled, with {self.loops} loops"
+        unread = f" ({self.unread} could not be read)" if self.unread else ""
+        compiled = f"{self.programs} programs were compiled{unread}, with {self.loops} loops"
         if not self.cases:
             return compiled + (", all in place: none copies a buffer." if self.loops else ".")
         lines = [bold(f"{compiled}: {self.loops - self.in_place} copy whole buffers, {self.in_place} do not.")]
@@ -237,7 +240,10 @@ def watch(*, min_bytes: int = MIN_BYTES) -> Iterator[Report]:
     report = Report()
 
     def seen(name: str, jaxpr: Any, executable: Any) -> None:
-        _look(report, name, jaxpr, executable, min_bytes)
+        try:
+            _look(report, name, jaxpr, executable, min_bytes)
+        except Exception:  # the program goes on, whatever XLA has written
+            report.unread += 1
 
     with inspect.lines_of_today(), _compat.compilations(seen):
         try:
@@ -280,9 +286,9 @@ def _look(report: Report, name: str, jaxpr: Any, executable: Any, min_bytes: int
     report.programs += 1
     hlo = "\n".join(module.to_string() for module in executable.hlo_modules())
     loops = hlo.count(" while(")
-    report.loops += loops
     copies = inspect.copies_in(hlo, min_bytes) if loops else LoopCopies()
     large = {finding.at[-1].name for finding in _carried.findings(hlo)} if copies else set()
+    report.loops += loops
     report.in_place += loops - len(large)
     if copies:
         program = name.removeprefix("jit_")

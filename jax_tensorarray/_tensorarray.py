@@ -1125,7 +1125,7 @@ def map_structure(func: Callable[..., Any], *structure: Any) -> Any:
       A pytree of that structure.
 
     >>> import jax.numpy as jnp
-    >>> old, new = ({"done": jnp.array(False), "rows": TensorArray.from_array([x, x])} for x in (1.0, 2.0))
+    >>> old, new = ({"done": jnp.array(False), "rows": TensorArray.from_array(jnp.full(2, x))} for x in (1.0, 2.0))
     >>> after = map_structure(lambda a, b: b if isinstance(b, TensorArray) else a | True, old, new)
     >>> print(after["done"], after["rows"].stack())
     True [2. 2.]

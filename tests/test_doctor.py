@@ -234,6 +234,17 @@ def test_whoever_watches_longer_sees_what_others_do_not():
     assert [case.copies[0].shape for case in others.cases] == [(300, 32)]
 
 
+def test_a_program_goes_on_where_its_hlo_cannot_be_read(monkeypatch):
+    def fails(hlo, min_bytes):
+        raise ValueError("what is this?")
+
+    monkeypatch.setattr("jax_tensorarray.inspect.copies_in", fails)
+    with watch() as report:
+        fresh(plain)(X)
+    assert (report.unread, report.cases) == (1, [])
+    assert "(1 could not be read)" in str(report)
+
+
 def test_pytest_has_a_marker_and_a_fixture(tmp_path):
     (tmp_path / "conftest.py").write_text('pytest_plugins = ["jax_tensorarray.pytest_plugin"]\n')
     tests = """
