@@ -65,10 +65,9 @@ def findings(hlo: str) -> Iterator[Finding]:
     return _Module(hlo).findings()
 
 
-def steps_are_known(hlo: str) -> bool:
-    """Whether XLA knows how many steps every loop takes: then the program ends, whatever it is given."""
-    loops = [line for line in hlo.splitlines() if " while(" in line]
-    return all("known_trip_count" in line for line in loops)
+def trip_counts(hlo: str) -> list[int | None]:
+    """How many steps each loop takes whenever it runs, or None where XLA does not know."""
+    return [_trip_count(line) for line in hlo.splitlines() if " while(" in line]
 
 
 class _Module:
@@ -108,12 +107,10 @@ class _Module:
 
     def _steps(self, body: str) -> int | None:
         """How many steps a loop takes in all, in the loops around it."""
-        found = re.search(r'"known_trip_count":\{"n":"(\d+)"', self.loops[body].attributes)
-        if found is None:
-            return None
+        here = _trip_count(self.loops[body].attributes)
         around = next((b for b, inside in self.loops_in.items() if body in inside), None)
         outside = 1 if around is None else self._steps(around)
-        return None if outside is None else int(found.group(1)) * outside
+        return None if here is None or outside is None else here * outside
 
     def _loops_in(self, body: str) -> set[str]:
         """The loops that are directly in another."""
@@ -223,12 +220,13 @@ class _Module:
             carried = set(slots.values()) & self.by_rows
             changing = Counter(buffer for k, buffer in slots.items() if k not in self.invariant[body])
             moving = {buffer for buffer, places in changing.items() if places > 1}
+            steps = self._steps(body)
             for computation in self._reachable([body], into_loops=False):
                 if computation not in seen:
                     seen.add(computation)
                     for instruction in self.computations[computation]:
                         for finding in self._of(computation, instruction, carried, moving):
-                            yield finding._replace(at=[*finding.at, loop], steps=self._steps(body))
+                            yield finding._replace(at=[*finding.at, loop], steps=steps)
 
     def _of(self, computation: str, i: Instruction, carried: set[Array], moving: set[Array]) -> Iterator[Finding]:
         if self._is_copy(i):
@@ -323,8 +321,8 @@ class _Module:
             for maker in self._maker(computation, Instruction("", "copy", (), (name,), "", False)):
                 if maker.opcode == "call":
                     maker = self._root(maker.callees()[0])
-                steps = re.search(r'"known_trip_count":\{"n":"(\d+)"', maker.attributes)
-                whole = steps is not None and int(steps.group(1)) >= _length(i.arrays[k])
+                steps = _trip_count(maker.attributes)
+                whole = steps is not None and steps >= _length(i.arrays[k])
                 if maker.opcode == "conditional" or (maker.opcode == "while" and not whole):
                     return True
         return False
@@ -338,6 +336,11 @@ class _Module:
         else:
             return None
         return value if self.buffers.find(value) != self.buffers.find((computation, i.name, 0)) else None
+
+
+def _trip_count(loop: str) -> int | None:
+    match = re.search(r'"known_trip_count":\{"n":"(\d+)"', loop)
+    return int(match.group(1)) if match else None
 
 
 def _index(get_tuple_element: Instruction) -> int:

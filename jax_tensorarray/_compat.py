@@ -208,15 +208,17 @@ def checked_as(primitive: Primitive, run: Callable[..., Any]) -> None:
     rules[primitive] = rule
 
 
+_source_info = _private("source_info_util", "user_context", "current_name_stack", "current")
+
+
 def at_source_of(eqn: Any) -> Any:
     """A context in which what is traced has the place in the source of an equation.
 
     Private. Without it what a loop or `in_place` makes of a program is said to be where that is called.
     """
-    private = _private("source_info_util", "user_context", "current_name_stack")
-    if private is None:
+    if _source_info is None:
         return contextlib.nullcontext()
-    user_context, current_name_stack = private
+    user_context, current_name_stack, _ = _source_info
     info = eqn.source_info
     return user_context(info.traceback, name_stack=current_name_stack() + info.name_stack)
 
@@ -227,10 +229,9 @@ def source_here() -> Callable[[], Any]:
     JAX keeps the innermost frames of a stack: in the depths of a loop, none of the user's. Private. Without it a loop
     has no line.
     """
-    private = _private("source_info_util", "user_context", "current")
-    if private is None:
+    if _source_info is None:
         return contextlib.nullcontext
-    user_context, current = private
+    user_context, _, current = _source_info
     return functools.partial(user_context, current().traceback)
 
 

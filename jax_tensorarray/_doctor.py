@@ -183,11 +183,9 @@ def _described(copies: Sequence[LoopCopy]) -> list[str]:
     lines = [f"   {_short(copy.file)}:{copy.line}" if copy.file else "   a line that XLA does not tell"]
     if copy.code:
         lines.append(f"       {copy.code}"[:_WIDTH])
-    array = f"{copy.dtype}[{', '.join(map(str, copy.shape))}]"
     steps = f"{copy.steps} steps" if copy.steps else "steps that XLA cannot count"
-    passing = "backward pass, " if copy.in_gradient else ""
     times = f" ({len(copies)} times)" if len(copies) > 1 else ""
-    what = f"{passing}{inspect.WHAT[copy.kind]}, {array}{times}: {inspect.readable(copy.num_bytes)} a step, {steps}."
+    what = f"{inspect.what_it_is(copy)}{times}: {inspect.readable(copy.num_bytes)} a step, {steps}."
     return [*lines, *_wrapped(what), *_wrapped(copy.advice)]
 
 
@@ -285,14 +283,14 @@ def forbid_copies(*, min_bytes: int = MIN_BYTES) -> Iterator[None]:
 def _look(report: Report, name: str, jaxpr: Any, executable: Any, min_bytes: int) -> None:
     report.programs += 1
     hlo = "\n".join(module.to_string() for module in executable.hlo_modules())
-    loops = hlo.count(" while(")
-    copies = inspect.copies_in(hlo, min_bytes) if loops else LoopCopies()
-    large = {finding.at[-1].name for finding in _carried.findings(hlo)} if copies else set()
-    report.loops += loops
-    report.in_place += loops - len(large)
+    loops = _carried.trip_counts(hlo)
+    findings = list(_carried.findings(hlo)) if loops else []
+    copies = inspect.copies_in(hlo, min_bytes, findings) if loops else LoopCopies()
+    report.loops += len(loops)
+    report.in_place += len(loops) - (len({finding.at[-1].name for finding in findings}) if copies else 0)
     if copies:
         program = name.removeprefix("jit_")
-        report.cases.append(Case(program, copies, jaxpr=jaxpr, ends=_carried.steps_are_known(hlo)))
+        report.cases.append(Case(program, copies, jaxpr=jaxpr, ends=None not in loops))
 
 
 def _tried(case: Case, timed: bool) -> Trial:

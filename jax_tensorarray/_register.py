@@ -158,6 +158,12 @@ def rows_of(buffer: Any, index: Any, batch_dims: int, index_dims: int) -> Shaped
     return type_like(buffer, [*index.shape, *(buffer.shape[d] for d in elem)], dims)
 
 
+def row_of(buffer: Any, batch_dims: int) -> ShapedArray:
+    """Type of one row of a buffer `[*batch, T, *elem]`: `[*batch, *elem]`."""
+    dims = [d for d in range(buffer.ndim) if d != batch_dims]
+    return type_like(buffer, [buffer.shape[d] for d in dims], dims)
+
+
 def type_like(aval: Any, shape: Sequence[int], dims: Sequence[int | None], dtype: Any = None) -> ShapedArray:
     """Type of an array whose axes are those of `aval`, or new (None): divided among devices as that is."""
     spec = [*aval.sharding.spec, *[None] * aval.ndim]

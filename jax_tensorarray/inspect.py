@@ -34,7 +34,7 @@ _WIDTH = 100
 
 _DTYPES = {"f": "float", "s": "int", "u": "uint", "c": "complex", "pred": "bool", "bf": "bfloat", "f8": "float8_"}
 
-WHAT = {
+_WHAT = {
     "copy": "a copy of the buffer",
     "select": "a select between two whole buffers",
     "sum": "a sum of two whole buffers, of which one has a few rows that are not zero",
@@ -104,9 +104,13 @@ class LoopCopy(NamedTuple):
 
     def __str__(self) -> str:
         where = f"{self.file}:{self.line}" if self.file else "a line that XLA does not tell"
-        array = f"{self.dtype}[{', '.join(map(str, self.shape))}]"
-        passing = "backward pass, " if self.in_gradient else ""
-        return f"{where}: {passing}{WHAT[self.kind]}, {array}, {readable(self.num_bytes)} a step"
+        return f"{where}: {what_it_is(self)}, {readable(self.num_bytes)} a step"
+
+
+def what_it_is(copy: LoopCopy) -> str:
+    """What is done, and to which array."""
+    passing = "backward pass, " if copy.in_gradient else ""
+    return f"{passing}{_WHAT[copy.kind]}, {copy.dtype}[{', '.join(map(str, copy.shape))}]"
 
 
 class LoopCopies(list[LoopCopy]):
@@ -187,10 +191,10 @@ def loop_copies(f: Callable[..., Any], *args: Any, min_bytes: int = 0, platform:
     return copies_in(hlo, min_bytes)
 
 
-def copies_in(hlo: str, min_bytes: int) -> LoopCopies:
-    """The operations on whole buffers of at least so many bytes in the loops of optimised HLO."""
+def copies_in(hlo: str, min_bytes: int, findings: Sequence[_carried.Finding] | None = None) -> LoopCopies:
+    """The operations on whole buffers of at least so many bytes in the loops of optimised HLO, or of its findings."""
     frames = _hlo.frames(hlo)
-    findings = list(_carried.findings(hlo))
+    findings = list(_carried.findings(hlo)) if findings is None else findings
     kinds = {(finding.buffer, "tape" if _is_tape(finding) else finding.kind) for finding in findings}
     found = (_described(finding, kinds, frames) for finding in findings)
     # An array of one element is no buffer, whatever is done to it by rows.

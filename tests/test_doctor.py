@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jax_tensorarray import in_place, ta_read, ta_write
+from jax_tensorarray import _compat, in_place, ta_read, ta_write
 from jax_tensorarray._doctor import main
 from jax_tensorarray.inspect import LoopCopyError, forbid_copies, watch
 
@@ -212,13 +212,16 @@ def test_copies_can_be_forbidden():
 
 
 def test_nothing_is_left_behind():
-    from jax._src import compiler
-    from jax._src.interpreters import mlir
+    def replaced():
+        lower, compile_ = ("interpreters.mlir", "lower_jaxpr_to_module"), ("compiler", "compile_or_get_cached")
+        return [*_compat._private(*lower), *_compat._private(*compile_), jax.jit]
 
-    before = compiler.compile_or_get_cached, mlir.lower_jaxpr_to_module, jax.jit
+    before = replaced()
+    with watch():
+        assert replaced() != before
     with pytest.raises(ZeroDivisionError), watch(), forbid_copies():
         1 / 0  # noqa: B018
-    assert before == (compiler.compile_or_get_cached, mlir.lower_jaxpr_to_module, jax.jit)
+    assert before == replaced()
 
 
 def test_whoever_watches_longer_sees_what_others_do_not():
@@ -235,7 +238,7 @@ def test_whoever_watches_longer_sees_what_others_do_not():
 
 
 def test_a_program_goes_on_where_its_hlo_cannot_be_read(monkeypatch):
-    def fails(hlo, min_bytes):
+    def fails(hlo, min_bytes, findings):
         raise ValueError("what is this?")
 
     monkeypatch.setattr("jax_tensorarray.inspect.copies_in", fails)

@@ -339,7 +339,9 @@ class Inverse(Mode):
         never = largest(steps) < 0
         at_start, *outs = counted(loop, step, steps, consts, [never, *extra, *const_cts, *carry_cts], True)
         if self.tolerance is not None:
-            for k, (live, start, found) in enumerate(zip(_live(loop), init, outs, strict=False)):
+            for k, (live, start, found) in enumerate(
+                zip(live_carries(loop.body, loop.num_carry), init, outs, strict=False)
+            ):
                 if live:
                     jax.debug.callback(functools.partial(self.compare, k), at_start, start, found)
         cts = outs[n:]
@@ -374,7 +376,7 @@ class Checkpoint(Mode):
         slots = max(1, min(self.slots, loop.max_steps))  # one for each step is all that there is to keep
         reach = _Reach(loop.max_steps)
         # What a step does not read, such as rows of results, is not kept: it is written anew, to nowhere.
-        live = _live(loop)
+        live = live_carries(loop.body, loop.num_carry)
 
         def whole(kept: Sequence[Array]) -> list[Array]:
             return spread(kept, live, [_nowhere(x) for x in init])
@@ -435,10 +437,6 @@ class Checkpoint(Mode):
         )
         cts = outs[3 + n :]
         return cts[:c], cts[c:]
-
-
-def _live(loop: Replay) -> list[bool]:
-    return live_carries(loop.body, loop.num_carry)
 
 
 def live_carries(body: Any, num_carry: int) -> list[bool]:

@@ -19,7 +19,7 @@ from jax.interpreters import ad, batching, mlir, xla
 
 from jax_tensorarray import _compat
 from jax_tensorarray._ops.empty import empty_like
-from jax_tensorarray._register import Array, is_zero, like_buffer, to_front, type_like, zero_tangent
+from jax_tensorarray._register import Array, is_zero, like_buffer, row_of, to_front, zero_tangent
 
 HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
 
@@ -72,11 +72,6 @@ def ta_host_write(tape: Array, step: Array, value: Array, *, batch_dims: int = 0
     return ta_host_write_p.bind(tape, step, placed_as(value, jax.typeof(tape)), batch_dims=batch_dims)
 
 
-def _row(tape: Any, batch_dims: int) -> Any:
-    dims = [d for d in range(tape.ndim) if d != batch_dims]
-    return type_like(tape, [tape.shape[d] for d in dims], dims)
-
-
 def _check(op: str, tape: Any, step: Any, batch_dims: int) -> None:
     if not is_on_host(tape) or tape.ndim <= batch_dims or step.shape:
         raise TypeError(f"{op}: {tape.str_short()} and {step.str_short()} are no tape on the host and a step")
@@ -84,12 +79,12 @@ def _check(op: str, tape: Any, step: Any, batch_dims: int) -> None:
 
 def _read_abstract_eval(tape: Any, step: Any, *, batch_dims: int, space: Any) -> Any:
     _check("ta_host_read", tape, step, batch_dims)
-    return _row(tape, batch_dims).update(memory_space=space)
+    return row_of(tape, batch_dims).update(memory_space=space)
 
 
 def _write_abstract_eval(tape: Any, step: Any, value: Any, *, batch_dims: int) -> Any:
     _check("ta_host_write", tape, step, batch_dims)
-    row = _row(tape, batch_dims)
+    row = row_of(tape, batch_dims)
     if value.shape != row.shape or value.dtype != row.dtype or not is_on_host(value):
         raise TypeError(f"ta_host_write: value {value.str_short()} is not a row {row.str_short()} on the host")
     return like_buffer(tape)

@@ -18,9 +18,9 @@ from jax_tensorarray._register import (
     is_zero,
     like_buffer,
     make_primitive,
+    row_of,
     row_params,
     to_front,
-    type_like,
     zero_tangent,
 )
 
@@ -57,13 +57,12 @@ def _check(op: str, buffer: Any, index: Any, parts: Any, batch_dims: int) -> Non
 
 def _read_abstract_eval(buffer: Any, index: Any, parts: Any, *, batch_dims: int) -> Any:
     _check("ta_read_part", buffer, index, parts, batch_dims)
-    dims = [d for d in range(buffer.ndim) if d != batch_dims]
-    return type_like(buffer, [buffer.shape[d] for d in dims], dims)
+    return row_of(buffer, batch_dims)
 
 
 def _write_abstract_eval(buffer: Any, index: Any, value: Any, parts: Any, *, batch_dims: int) -> Any:
     _check("ta_write_part", buffer, index, parts, batch_dims)
-    row = (*buffer.shape[:batch_dims], *buffer.shape[batch_dims + 1 :])
+    row = row_of(buffer, batch_dims).shape
     if value.shape != row or value.dtype != buffer.dtype:
         raise TypeError(f"ta_write_part: value {value.str_short()} is not a row {row} of {buffer.dtype}")
     return like_buffer(buffer)
