@@ -37,6 +37,7 @@ class _Spec:
     shape: Shape = None  #: of a row, as far as it was given
     dtype: Any = None  #: None where the rows say it
     ranks: tuple[int, ...] | None = None  #: of an element's leaves, where rows are stacked in buffers
+    by_loop: bool = False  #: whether max_size comes from the steps of a loop, since nobody gave it
 
     def __repr__(self) -> str:
         if self.ranks is None:
@@ -83,7 +84,9 @@ class TensorArray:
         max_size: the number of rows that a `dynamic_size` array may grow to. Its size is then a value of the program,
             known only at run time, and `stack` gives `max_size` rows, zeros past the size. Memory for them is taken
             at once but not touched before it is written. The size is a leaf of the pytree: who changes it there may
-            see rows that were not written, but none past `max_size`.
+            see rows that were not written, but none past `max_size`. Without it, the loops of jax_tensorarray that
+            have a `max_steps` make room for one row a step; a row more is an error. Inside of `jit` such an array is
+            stacked by `stack(pad=True)`, and outside of it is as long as its rows.
 
     Raises:
         IndexError: an index known while tracing is out of range.
@@ -363,6 +366,7 @@ class TensorArray:
         where, mode = _elements.options(op, name, where, mode)
         values = self._converted(op, value)
         self = self._accepting(op, [x.shape for x in values])
+        op, mode = self._writing(op, mode)
         return self._put(op, index if at is None else at, at, values, where, mode)
 
     def append(self, value: Any, *, where: Any = None, mode: str | None = None) -> "TensorArray":
@@ -393,6 +397,7 @@ class TensorArray:
         where, mode = _elements.options(op, None, where, mode)
         values = self._converted(op, value)
         self = self._accepting(op, [x.shape for x in values])
+        op, mode = self._writing(op, mode)
         at = self._known_live()
         return self._put(op, self._claimed() if at is None else at, at, values, where, mode, at_end=True)
 
@@ -436,13 +441,14 @@ class TensorArray:
 
     # --- many rows ---------------------------------------------------------------------------------------------
 
-    def stack(self, name: str | None = None, *, pad: bool = True) -> Any:
+    def stack(self, name: str | None = None, *, pad: bool | None = None) -> Any:
         """All rows as one array `[size, *elem]`, without a copy where that is possible. Differentiable.
 
         Args:
             name: ignored.
             pad: with `max_size` there are `max_size` rows, those past the size zeros, inside and outside of `jit`
-                alike. With `pad=False` there are exactly `size()` rows, which must be known: outside of `jit`.
+                alike. With `pad=False` there are exactly `size()` rows, which must be known: outside of `jit`. None
+                is True, but False for a `max_size` that a loop found: nobody has asked for zeros then.
 
         Raises:
             ValueError: the shape of the rows is not known, or rows have different shapes.
@@ -461,7 +467,7 @@ class TensorArray:
         """
         op = "TensorArray.concat"
         if not self._is_list():
-            return self._spec.element.unflatten([_elements.joined(x) for x in self._stacked(op, True)])
+            return self._spec.element.unflatten([_elements.joined(x) for x in self._stacked(op, None)])
         return _elements.concatenated(self._list_rows(op), self._spec.shape, self._spec.dtype)
 
     def gather(self, indices: Any, name: str | None = None, *, where: Any = None, mode: str | None = None) -> Any:
@@ -536,6 +542,7 @@ class TensorArray:
             for k, (i, row) in enumerate(zip(known.tolist(), values[0], strict=True)):
                 self = self._put(op, i, i, [row], where if where is None else where[k], mode)
             return self
+        op, mode = self._writing(op, mode)
         return self._put(op, indices, known, values, where, mode) if n else self
 
     def unstack(self, value: Any, name: str | None = None) -> "TensorArray":
@@ -773,7 +780,8 @@ class TensorArray:
         if grows and spec.max_size is None:
             raise ValueError(
                 f"{op}: inside jit, grad, vmap and loops a TensorArray with dynamic_size=True grows no further than "
-                "max_size: give TensorArray(..., max_size=n), the largest number of rows it may have"
+                "max_size: give TensorArray(..., max_size=n), the largest number of rows it may have. The loops of "
+                "jax_tensorarray find it from their max_steps or maximum_iterations"
             )
         buffers = self._buffers()
         if grows:
@@ -853,8 +861,16 @@ class TensorArray:
             index, where, mode = ta_check(index, self._live(), where=where, mode=mode, op=op), None, "drop"
         return spec.element.unflatten([_read(op, b, index, where, mode) for b in buffers])
 
-    def _stacked(self, op: str, pad: bool) -> list[Array]:
+    def _stacked(self, op: str, pad: bool | None) -> list[Array]:
         spec, size = self._spec, self._known_live()
+        if pad is None:
+            pad = not spec.by_loop
+            if size is None and not pad:
+                raise TypeError(
+                    f"{op}: the number of rows is known only at run time here, and max_size, {spec.max_size}, was "
+                    "found by a loop. Write stack(pad=True) for that many rows, zeros past the size, or give "
+                    "TensorArray(..., max_size=n) where the array is made"
+                )
         if spec.max_size is not None and pad and not self._is_list():
             self._need_shape(op)
             if size == self._capacity():
@@ -878,10 +894,35 @@ class TensorArray:
         return spec.ranks is None and spec.infer_shape and not written and not _elements.is_known(spec.shape)
 
     def _with_shape(self, element_shape: Any) -> "TensorArray":
+        ta = self._with(None, self._size, shape=_elements.as_shape(element_shape))
+        ta._allocate([(ta._spec.shape, ta._spec.dtype)])
+        return ta
+
+    def _has_no_bound(self) -> bool:
+        """Whether the array may grow, nobody has said how far, and its rows are or will be in one buffer."""
         spec = self._spec
-        return TensorArray(
-            spec.dtype, self._size, spec.dynamic_size, element_shape=element_shape, max_size=spec.max_size
-        )
+        return spec.dynamic_size and spec.max_size is None and not self._is_list()
+
+    def _bounded(self, more: int) -> "TensorArray":
+        """The same rows in an array with room for more."""
+        size = self._live() if self._version is not None else self._size
+        limit, changes = size + more, {"max_size": size + more, "by_loop": True}
+        if self._version is None:
+            return self._with(None, size, **changes)
+        return self._with(Version(tuple(into_capacity(b[:size], limit) for b in self._buffers())), size, **changes)
+
+    def _unbounded(self) -> "TensorArray":
+        """The array as it was before a loop bounded it, where its size is known: it grows again as far as it has to."""
+        if not self._spec.by_loop or (size := self._known_live()) is None:
+            return self
+        return self._with(Version(self._buffers()), size, max_size=None, by_loop=False)
+
+    def _writing(self, op: str, mode: str | None) -> tuple[str, str | None]:
+        """How the array is written, if nobody has said how far it may grow: a row too many is an error, never lost."""
+        if not self._spec.by_loop:
+            return op, mode
+        found = f"{op} (max_size={self._spec.max_size}, which a loop found: one row a step. Give it if there are more)"
+        return found, mode or "error"
 
     def _need_shape(self, op: str) -> None:
         if self._version is None:
@@ -1076,36 +1117,62 @@ def _read_now(buffers: tuple[Array, ...], index: Array) -> list[Array]:
     return [ta_read_p.bind(b, index, **params) for b in buffers]
 
 
-def with_shapes_of_writes(step: Callable[[Any], Any], carry: Any) -> Any:
-    """A carry in which arrays that do not say the shape of a row have that of the rows which a step writes.
+def entering_loop(step: Callable[[Any], Any], carry: Any, max_steps: Any) -> Any:
+    """A carry in which each array says what a loop must know: of which shape a row is, and how many there may be.
 
-    The step is traced for it once, if there are such arrays. Where that fails they are left as they are: the loop says
-    what does not fit.
+    The step is traced to see of which shape the rows are that it writes, if there is an array that does not say it. An
+    array that grows, and does not say how far, gets room for one row a step. Where a trace fails the loop says what
+    does not fit.
     """
     leaves, tree = jax.tree.flatten(carry, is_leaf=_is_array)
-    undecided = [_is_array(x) and x._has_no_shape() for x in leaves]
+    undecided = [_is_array(x) and (x._has_no_shape() or x._has_no_bound()) for x in leaves]
     if not any(undecided):
         return carry
+    entering, after = leaves, _leaves_after(step, tree, leaves, undecided)
+    if after is None:
+        bounded = [
+            x._bounded(max_steps or 0) if flag and x._has_no_bound() else x
+            for x, flag in zip(leaves, undecided, strict=True)
+        ]
+        after = _leaves_after(step, tree, bounded, undecided)
+        entering = leaves if max_steps is None else bounded
+    if after is None:
+        return jax.tree.unflatten(tree, entering)
+
+    def decided(before: Any, x: Any, y: Any) -> Any:
+        if not _is_array(y):
+            return x
+        if x._spec.by_loop and type(y._size) is int and y._size == x._size:
+            x = before  # it did not grow
+        return x._with_shape(y.element_shape) if x._has_no_shape() and not y._has_no_shape() else x
+
+    found = [
+        decided(before, x, y) if flag else x
+        for before, x, y, flag in zip(leaves, entering, after, undecided, strict=True)
+    ]
+    return jax.tree.unflatten(tree, found)
+
+
+def _leaves_after(step: Callable[[Any], Any], tree: Any, leaves: list[Any], closed: list[bool]) -> list[Any] | None:
+    """What a step makes of the leaves of a carry, of which some are closed over. None where it cannot be traced."""
     found: list[list[Any]] = []
 
     def traced(*known: Any) -> None:
         given = iter(known)
-        args = [x if flag else next(given) for x, flag in zip(leaves, undecided, strict=True)]
+        args = [x if flag else next(given) for x, flag in zip(leaves, closed, strict=True)]
         found.append(jax.tree.leaves(step(jax.tree.unflatten(tree, args)), is_leaf=_is_array))
 
     try:
-        jax.eval_shape(traced, *(x for x, flag in zip(leaves, undecided, strict=True) if not flag))
+        jax.eval_shape(traced, *(x for x, flag in zip(leaves, closed, strict=True) if not flag))
     except Exception:
-        return carry
-    if len(found[-1]) != len(leaves):
-        return carry
-    return jax.tree.unflatten(
-        tree,
-        [
-            x._with_shape(y.element_shape) if flag and _is_array(y) and not y._has_no_shape() else x
-            for x, y, flag in zip(leaves, found[-1], undecided, strict=True)
-        ],
-    )
+        return None
+    return found[-1] if len(found[-1]) == len(leaves) else None
+
+
+def leaving_loop(carry: Any) -> Any:
+    """What a loop gives, in which an array that it bounded grows again as far as it has to, where its size is known."""
+    leaves, tree = jax.tree.flatten(carry, is_leaf=_is_array)
+    return jax.tree.unflatten(tree, [x._unbounded() if _is_array(x) else x for x in leaves])
 
 
 def _is_array(x: Any) -> bool:

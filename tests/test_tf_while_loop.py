@@ -12,6 +12,9 @@ from jax_tensorarray import TensorArray, fori_loop, map_structure, scan, tf_whil
 
 X = np.linspace(-1, 1, 12).reshape(4, 3)
 
+#: JAX raises the former from the first call of a compiled function, and the latter from its fast path.
+RUNTIME_ERRORS = (jax.errors.JaxRuntimeError, ValueError)
+
 
 def in_python(steps, x):
     rows = []
@@ -143,3 +146,153 @@ def test_where_nothing_says_a_shape_the_loop_asks_for_it():
         tf_while_loop(
             lambda i, _: i < 4, lambda i, ta: (i + 1, ta.write(i, ta.read(i))), (0, TensorArray(jnp.float32, 4))
         )
+
+
+# --- arrays that grow, and do not say how far -----------------------------------------------------------------------
+
+
+def growing(**options):
+    return TensorArray(np.float64, size=0, dynamic_size=True, **options)
+
+
+def rows_in_python(steps, x, stride=1):
+    """The rows of a list that grows as TensorFlow's array does: zeros in between."""
+    rows = []
+    for i in range(steps):
+        rows += [np.zeros_like(x)] * (stride * i - len(rows)) + [x]
+        x = np.sin(x) * 2
+    return np.array(rows)
+
+
+def by_tf_while_loop(steps, x, ta, stride=1):
+    return tf_while_loop(
+        lambda i, *_: i < steps,
+        lambda i, x, ta: (i + 1, jnp.sin(x) * 2, ta.write(stride * i, x)),
+        (0, x, ta),
+        maximum_iterations=6,
+    )[2]
+
+
+def by_fori_loop(steps, x, ta):
+    body = lambda i, c: (jnp.sin(c[0]) * 2, c[1].write(i, c[0]))  # noqa: E731
+    return fori_loop(0, steps, body, (x, ta), max_steps=6)[1]
+
+
+def by_scan(steps, x, ta):
+    def body(carry, i):
+        x, ta = carry
+        return (jnp.sin(x) * 2, ta.append(x, where=i < steps)), None
+
+    return scan(body, (x, ta), jnp.arange(6))[0][1]
+
+
+@pytest.mark.parametrize("loop", [by_tf_while_loop, by_fori_loop, by_scan])
+@pytest.mark.parametrize("options", [{}, {"element_shape": (3,)}, {"element_shape": (None,)}])
+def test_an_array_that_grows_in_a_loop_gets_room_for_a_row_a_step(loop, options):
+    x = jnp.asarray(X[0])
+    after = loop(4, x, growing(**options))
+    np.testing.assert_allclose(after.stack(), rows_in_python(4, X[0]))
+    np.testing.assert_allclose(after.concat(), rows_in_python(4, X[0]).reshape(-1))
+    np.testing.assert_allclose(after.append(x).stack(), [*rows_in_python(4, X[0]), X[0]])
+
+    def padded(n, x):
+        after = loop(n, x, growing(**options))
+        return after.stack(pad=True), after.size()
+
+    for n in (0, 4, 6):
+        stacked, size = jit(padded)(n, x)
+        assert (stacked.shape, size) == ((6, 3), n)
+        np.testing.assert_allclose(stacked[:n], rows_in_python(n, X[0]).reshape(n, 3))
+        np.testing.assert_array_equal(stacked[n:], 0)
+    want = jax.grad(lambda x: sum(jnp.sum(row**2) for row in in_python(4, x)[1]))(x)
+    np.testing.assert_allclose(jit(jax.grad(lambda x: jnp.sum(padded(4, x)[0] ** 2)))(x), want)
+    stacked, sizes = jit(jax.vmap(padded, (0, None)))(jnp.array([2, 5]), x)
+    np.testing.assert_array_equal(sizes, [2, 5])
+    np.testing.assert_allclose(stacked[0, :2], rows_in_python(2, X[0]))
+
+
+def test_rows_that_are_there_before_the_loop_stay_and_one_loop_may_follow_another():
+    x = jnp.asarray(X[0])
+    ta = growing().write(0, x)
+    for _ in range(2):
+        ta = fori_loop(0, 3, lambda i, ta: ta.append(ta.read(i) + 1), ta)
+    want = [X[0]]
+    for _ in range(2):
+        for i in range(3):
+            want.append(want[i] + 1)
+    np.testing.assert_allclose(ta.stack(), want)
+
+
+def test_how_many_rows_there_are_is_not_guessed():
+    def f(n, x, pad=None):
+        return by_tf_while_loop(n, x, growing()).stack(pad=pad)
+
+    x = jnp.asarray(X[0])
+    with pytest.raises(
+        TypeError, match=r"TensorArray.stack: .* max_size, 6, was found by a loop. Write stack\(pad=True"
+    ):
+        jit(f)(4, x)
+    with pytest.raises(TypeError, match=r"TensorArray.concat: .* max_size, 6, was found by a loop"):
+        jit(lambda n, x: by_tf_while_loop(n, x, growing()).concat())(4, x)
+    returned = jit(lambda n, x: by_tf_while_loop(n, x, growing()))(4, x)
+    np.testing.assert_allclose(returned.stack(), rows_in_python(4, X[0]))
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_a_row_past_what_the_loop_found_is_an_error_and_never_lost(batched):
+    def f(n, stride):
+        return by_tf_while_loop(n, jnp.asarray(X[0]), growing(), stride).stack(pad=True)
+
+    call = jit(jax.vmap(f) if batched else f)
+    args = (lambda *xs: [jnp.array([1, x]) for x in xs]) if batched else (lambda *xs: xs)
+    stacked = call(*args(3, 2))
+    np.testing.assert_allclose((stacked[1] if batched else stacked)[:5], rows_in_python(3, X[0], 2))
+    with pytest.raises(
+        RUNTIME_ERRORS, match=r"max_size=6, which a loop found: one row a step.*index 6 is out of range"
+    ):
+        jax.block_until_ready(call(*args(4, 2)))
+
+
+def test_an_array_that_does_not_grow_in_the_loop_stays_as_it_was():
+    ta = growing().unstack(jnp.asarray(X))
+    _, total, after = tf_while_loop(
+        lambda i, *_: i < 4, lambda i, s, ta: (i + 1, s + ta.read(i), ta), (0, jnp.zeros(3), ta), maximum_iterations=9
+    )
+    np.testing.assert_allclose(total, X.sum(0))
+    assert len(jit(lambda ta: by_reads(ta))(ta)) == len(after) == 4
+
+
+def by_reads(ta):
+    return tf_while_loop(lambda i, ta: i < 4, lambda i, ta: (i + 1, ta), (0, ta), maximum_iterations=9)[1]
+
+
+def test_without_a_bound_of_the_steps_the_loop_asks_for_max_size():
+    for options in ({}, {"element_shape": ()}):
+        with pytest.raises(
+            ValueError, match=r"give TensorArray\(..., max_size=n\).* from their max_steps or maximum_it"
+        ):
+            while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1].write(c[0], 1.0)), (0, growing(**options)))
+
+
+@pytest.mark.parametrize(
+    ("given", "described"),
+    [
+        ("x", "'x'"),
+        (2.5, "2.5"),
+        (True, "True"),
+        ([3], r"\[3\]"),
+        (np.ones(2, np.int32), r"int32\[2\]"),
+        (np.float32(3), "f"),
+    ],
+)
+def test_maximum_iterations_is_an_integer(given, described):
+    with pytest.raises(TypeError, match=f"tf_while_loop: maximum_iterations must be an integer, got {described}"):
+        tf_while_loop(lambda i: i < 2, lambda i: i + 1, [0], maximum_iterations=given)
+    if hasattr(given, "dtype"):
+        with pytest.raises(TypeError, match=f"tf_while_loop: maximum_iterations must be an integer, got {described}"):
+            jax.jit(lambda n: tf_while_loop(lambda i: i < 2, lambda i: i + 1, [0], maximum_iterations=n))(given)
+
+
+def test_maximum_iterations_is_not_negative():
+    with pytest.raises(ValueError, match="tf_while_loop: maximum_iterations must not be negative, got -1"):
+        tf_while_loop(lambda i: i < 2, lambda i: i + 1, [0], maximum_iterations=-1)

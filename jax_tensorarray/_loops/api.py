@@ -23,7 +23,7 @@ from jax_tensorarray._loops.while_ import counting, while_
 from jax_tensorarray._ops.empty import ta_empty
 from jax_tensorarray._ops.read import ta_read
 from jax_tensorarray._ops.write import ta_write
-from jax_tensorarray._tensorarray import with_shapes_of_writes
+from jax_tensorarray._tensorarray import entering_loop, leaving_loop
 
 Array = Any
 
@@ -61,7 +61,7 @@ def while_loop(
         cond_fun: from the carry to a bool: whether to take another step.
         body_fun: from the carry to the next one, of the same structure, shapes and dtypes.
         init_val: the carry to start with, any pytree. A TensorArray that does not say its `element_shape` has that of
-            the rows which `body_fun` writes.
+            the rows which `body_fun` writes. One that grows and has no `max_size` gets room for `max_steps` more rows.
         max_steps: an upper bound of the number of steps. Reverse mode needs one, below 2**31, for what is
             differentiated. The loop ends there even if `cond_fun` says to go on. Without 64 bits, 2**31 and more are
             no bound.
@@ -109,14 +109,14 @@ def while_loop(
     """
     check_max_steps("while_loop", max_steps)
     mode = _mode_of("while_loop", residuals, checkpoints, inverse, max_steps, check_inverse, offload, memory)
-    init_val = with_shapes_of_writes(body_fun, init_val)
+    init_val = entering_loop(body_fun, init_val, max_steps)
     if jax.config.jax_disable_jit:
         try:
-            return _in_python(cond_fun, body_fun, init_val, max_steps, return_steps)
+            return leaving_loop(_in_python(cond_fun, body_fun, init_val, max_steps, return_steps))
         except jax.errors.ConcretizationTypeError:
             pass  # as JAX's own: what vmap batches, say, is no Python bool
     try:
-        return _bound(_while_loop, (cond_fun, body_fun), (init_val,), max_steps, return_steps, mode)
+        return leaving_loop(_bound(_while_loop, (cond_fun, body_fun), (init_val,), max_steps, return_steps, mode))
     except TypeError as error:
         if ported := unpacked("while_loop", {"cond_fun": cond_fun, "body_fun": body_fun}, init_val):
             raise ported from error
@@ -166,21 +166,21 @@ def fori_loop(
     if known and max_steps is None:
         max_steps = max(high - low, 0)  # type: ignore[operator]
     mode = _mode_of("fori_loop", residuals, checkpoints, None, max_steps, None, offload, memory)
-    init_val = with_shapes_of_writes(lambda carry: body_fun(lower, carry), init_val)
+    init_val = entering_loop(lambda carry: body_fun(lower, carry), init_val, max_steps)
     if known and residuals in SCANNED and not offload and memory is None:
         if high - low > max_steps:  # type: ignore[operator]
             lower, upper = low, low + max_steps  # type: ignore[operator]
         if residuals != "recompute":
-            return lax.fori_loop(lower, upper, body_fun, init_val, unroll=unroll)
+            return leaving_loop(lax.fori_loop(lower, upper, body_fun, init_val, unroll=unroll))
         options = (lower, upper, unroll)
-        return _bound(_fori_loop_of_known, (body_fun,), (init_val,), max_steps, False, mode, options)
+        return leaving_loop(_bound(_fori_loop_of_known, (body_fun,), (init_val,), max_steps, False, mode, options))
     if jax.config.jax_disable_jit:
         try:
-            return _in_python(_below, _and_count(body_fun), (lower, upper, init_val), max_steps, False)[2]
+            return leaving_loop(_in_python(_below, _and_count(body_fun), (lower, upper, init_val), max_steps, False)[2])
         except jax.errors.ConcretizationTypeError:
             pass
     unroll = None if known else unroll
-    return _bound(_fori_loop, (body_fun,), (lower, upper, init_val), max_steps, False, mode, (unroll,))
+    return leaving_loop(_bound(_fori_loop, (body_fun,), (lower, upper, init_val), max_steps, False, mode, (unroll,)))
 
 
 def scan(
@@ -223,16 +223,16 @@ def scan(
     6.0 [0. 0. 1. 3.]
     """
     mode = _mode_of("scan", residuals, checkpoints, inverse, 0, check_inverse, offload, memory)
-    init = with_shapes_of_writes(lambda carry: f(carry, jax.tree.map(lambda x: x[0], xs))[0], init)
+    steps = next((np.shape(x)[0] for x in jax.tree.leaves(xs) if np.ndim(x)), length)
+    init = entering_loop(lambda carry: f(carry, jax.tree.map(lambda x: x[0], xs))[0], init, steps)
     if offload or memory is not None:
-        return _scan_by_rows(f, init, xs, length, reverse, residuals, offload=offload, memory=memory)
+        return leaving_loop(_scan_by_rows(f, init, xs, length, reverse, residuals, offload=offload, memory=memory))
     if residuals == "recompute":
-        return _bound(_scan, (f,), (init, xs), None, False, mode, (length, reverse, unroll))
+        return leaving_loop(_bound(_scan, (f,), (init, xs), None, False, mode, (length, reverse, unroll)))
     if residuals in SCANNED:
-        return lax.scan(f, init, xs, length, reverse, unroll)
-    return _scan_by_rows(
-        f, init, xs, length, reverse, residuals, checkpoints=checkpoints, inverse=inverse, check_inverse=check_inverse
-    )
+        return leaving_loop(lax.scan(f, init, xs, length, reverse, unroll))
+    options = {"checkpoints": checkpoints, "inverse": inverse, "check_inverse": check_inverse}
+    return leaving_loop(_scan_by_rows(f, init, xs, length, reverse, residuals, **options))
 
 
 def _scan_by_rows(
@@ -356,7 +356,9 @@ def tf_while_loop(
         The variables after the last step, in a tuple or list as `loop_vars` is. Differentiable as `while_loop`.
 
     Raises:
-        TypeError: `loop_vars` is no tuple or list, or `body` gives another number of variables.
+        TypeError: `loop_vars` is no tuple or list, `body` gives another number of variables, or `maximum_iterations`
+            is no integer.
+        ValueError: `maximum_iterations` is known and negative.
         TypeError, ValueError: what `while_loop` raises.
 
     >>> import jax.numpy as jnp
@@ -381,6 +383,7 @@ def tf_while_loop(
             raise TypeError(f"tf_while_loop: body must give {number} variables, but gives {given}")
         return tuple(after)
 
+    _check_maximum_iterations(maximum_iterations)
     bound = None if maximum_iterations is None else _known_bound(maximum_iterations)
     if bound is not None:
         max_steps = bound if max_steps is None else min(bound, max_steps)
@@ -400,6 +403,18 @@ def tf_while_loop(
     if hasattr(loop_vars, "_fields"):
         return type(loop_vars)(*after)
     return type(loop_vars)(after)
+
+
+def _check_maximum_iterations(given: Any) -> None:
+    if given is None:
+        return
+    is_array = hasattr(given, "dtype") and hasattr(given, "shape")
+    is_integer = jnp.issubdtype(given.dtype, jnp.integer) if is_array else type(given) is int
+    if not is_integer or np.shape(given):
+        described = f"{given.dtype}[{','.join(map(str, given.shape))}]" if is_array else repr(given)
+        raise TypeError(f"tf_while_loop: maximum_iterations must be an integer, got {described}")
+    if (known := _known_bound(given)) is not None and known < 0:
+        raise ValueError(f"tf_while_loop: maximum_iterations must not be negative, got {known}")
 
 
 @explained
