@@ -686,6 +686,11 @@ class TensorArray:
     def _checked_size(self, size: Any) -> Any:
         """A size that came from outside."""
         capacity = self._capacity()  # of many arrays that were stacked, none has this size
+        if np.ndim(size):
+            raise TypeError(
+                f"TensorArray: the size of this array is of shape {np.shape(size)}, though its rows are those of one "
+                "array: a function that jax.tree.map called has changed it. map_structure hands over the array itself"
+            )
         if getattr(size, "ndim", None) == 0 and not isinstance(size, jax.core.Tracer):
             _check_alive((size,))
             size = np.asarray(size)[()]

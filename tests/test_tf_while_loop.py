@@ -115,6 +115,27 @@ def test_an_array_is_a_leaf_of_a_structure():
     assert [type(x) for x in jax.tree.leaves(map_structure(lambda x: 1, state(1.0)))] == [int] * 3
 
 
+def test_a_mask_that_is_mapped_into_an_array_that_grows_is_found_by_its_size():
+    """With as many rows as examples nothing else is wrong with it."""
+    finished = jnp.array([True, False, True])
+    old = TensorArray(jnp.float64, 0, dynamic_size=True, max_size=3, element_shape=(3,))
+
+    def kept(old, new):
+        return jnp.where(finished.reshape(-1, *[1] * (new.ndim - 1)), old, new)
+
+    mixed = jax.tree.map(kept, old, old.write(0, jnp.ones(3)))
+    for use in (lambda ta: ta.stack(), lambda ta: ta.read(0), lambda ta: ta.append(jnp.ones(3))):
+        for call in (use, jax.jit(use)):
+            with pytest.raises(TypeError, match=r"is of shape \(3,\), .* jax.tree.map .* map_structure"):
+                call(mixed)
+
+
+def test_an_array_is_not_chosen_by_where():
+    ta = TensorArray(jnp.float64, 3, element_shape=())
+    with pytest.raises(TypeError, match="TensorArray"):
+        jnp.where(True, ta, ta)
+
+
 def test_the_shape_of_a_row_is_that_of_what_the_body_writes():
     def by_while(x):
         start = (0, x, TensorArray(x.dtype, 4))
