@@ -38,6 +38,7 @@ class _Spec:
     dtype: Any = None  #: None where the rows say it
     ranks: tuple[int, ...] | None = None  #: of an element's leaves, where rows are stacked in buffers
     by_loop: bool = False  #: whether max_size comes from the steps of a loop, since nobody gave it
+    is_unused: bool = False  #: whether a loop has seen that its body writes no row, so that it need not know its shape
 
     def __repr__(self) -> str:
         if self.ranks is None:
@@ -918,6 +919,8 @@ class TensorArray:
 
     def _unbounded(self) -> "TensorArray":
         """The array as it was before a loop bounded it, where its size is known: it grows again as far as it has to."""
+        if self._spec.is_unused:
+            return self._with(None, self._size, is_unused=False)
         if not self._spec.by_loop or (size := self._known_live()) is None:
             return self
         return self._with(Version(self._buffers()), size, max_size=None, by_loop=False)
@@ -1000,7 +1003,7 @@ class TensorArray:
 
     def _flatten(self) -> tuple[tuple[Any, ...], Any]:
         spec = self._spec
-        if spec.ranks is None and _compat.flattened_by_control_flow():
+        if spec.ranks is None and not spec.is_unused and _compat.flattened_by_control_flow():
             rows = () if self._version is None else self._version.newest()
             if all(row is None for row in rows):
                 given = "an unknown shape" if spec.shape is None else f"a partly unknown shape, {spec.shape},"
@@ -1125,6 +1128,8 @@ def _read_now(buffers: tuple[Array, ...], index: Array) -> list[Array]:
 def entering_loop(step: Callable[[Any], Any], carry: Any, max_steps: Any) -> Any:
     """A carry in which each array says what a loop must know: of which shape a row is, and how many there may be.
 
+    One that nobody writes needs no shape, since it has no row.
+
     The step is traced to see of which shape the rows are that it writes, if there is an array that does not say it. An
     array that grows, and does not say how far, gets room for one row a step. Where a trace fails the loop says what
     does not fit.
@@ -1149,6 +1154,8 @@ def entering_loop(step: Callable[[Any], Any], carry: Any, max_steps: Any) -> Any
             return x
         if x._spec.by_loop and type(y._size) is int and y._size == x._size:
             x = before  # it did not grow
+        if y._version is None:
+            return x._with(None, x._size, is_unused=True)
         return x._with_shape(y.element_shape) if x._has_no_shape() and not y._has_no_shape() else x
 
     found = [
@@ -1184,7 +1191,9 @@ def _is_array(x: Any) -> bool:
     return isinstance(x, TensorArray)
 
 
-def map_structure(func: Callable[..., Any], *structure: Any) -> Any:
+def map_structure(
+    func: Callable[..., Any], *structure: Any, check_types: bool = True, expand_composites: bool = False
+) -> Any:
     """`jax.tree.map` for which a `TensorArray` is a leaf: what `tf.nest.map_structure` does.
 
     `jax.tree.map` goes into arrays: it maps the buffer and the size. `func` gets the arrays themselves.
@@ -1192,6 +1201,8 @@ def map_structure(func: Callable[..., Any], *structure: Any) -> Any:
     Args:
       func: from a leaf of each structure to a leaf of the result.
       structure: pytrees of the same structure.
+      check_types: ignored: containers must be of the same types.
+      expand_composites: ignored: `func` gets what is in a pytree of any kind but a `TensorArray`.
 
     Returns:
       A pytree of that structure.
