@@ -912,7 +912,8 @@ class TensorArray:
     def _bounded(self, more: int) -> "TensorArray":
         """The same rows in an array with room for more."""
         size = self._live() if self._version is not None else self._size
-        limit, changes = size + more, {"max_size": size + more, "by_loop": True}
+        limit = min(size + more, np.iinfo(np.int32).max)
+        changes = {"max_size": limit, "by_loop": True}
         if self._version is None:
             return self._with(None, size, **changes)
         return self._with(Version(tuple(into_capacity(b[:size], limit) for b in self._buffers())), size, **changes)

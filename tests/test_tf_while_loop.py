@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from quick import jit
 
-from jax_tensorarray import TensorArray, fori_loop, map_structure, scan, tf_while_loop, while_loop
+from jax_tensorarray import TensorArray, foldl, foldr, fori_loop, map_structure, scan, tf_while_loop, while_loop
 
 X = np.linspace(-1, 1, 12).reshape(4, 3)
 
@@ -182,6 +182,30 @@ def test_where_nothing_says_a_shape_the_loop_asks_for_it():
         )
 
 
+@pytest.mark.parametrize("options", [{"size": 4}, {"size": 0, "dynamic_size": True}])
+def test_a_fold_takes_the_keywords_of_tensorflow_and_finds_the_shape_of_a_row(options):
+    def f(x, fold, **keywords):
+        start = (0, jnp.zeros(3), TensorArray(x.dtype, **options))
+        step = lambda a, x: (a[0] + 1, a[1] + x, a[2].write(a[0], a[1] * x))  # noqa: E731
+        _, total, rows = fold(step, x, start, parallel_iterations=1, name="folding", **keywords)
+        return jnp.sum(total**2) + jnp.sum(rows.stack(pad=True) ** 2)
+
+    def want(x):
+        total, squares = jnp.zeros(3), 0.0
+        for row in x:
+            squares += jnp.sum((total * row) ** 2)
+            total += row
+        return jnp.sum(total**2) + squares
+
+    x = jnp.asarray(X)
+    for fold, y in ((foldl, x), (foldr, x[::-1])):
+        np.testing.assert_allclose(jit(lambda y, fold=fold: f(y, fold))(y), want(x))
+        for swap_memory in (False, True):
+            gradient = jit(jax.grad(lambda y, fold=fold, swap=swap_memory: f(y, fold, swap_memory=swap)))(y)
+            np.testing.assert_allclose(gradient, jax.grad(want)(x)[:: 1 if fold is foldl else -1])
+        assert not jit(jax.grad(lambda y, fold=fold: f(y, fold, back_prop=False)))(y).any()
+
+
 # --- arrays that grow, and do not say how far -----------------------------------------------------------------------
 
 
@@ -285,6 +309,16 @@ def test_a_row_past_what_the_loop_found_is_an_error_and_never_lost(batched):
         RUNTIME_ERRORS, match=r"max_size=6, which a loop found: one row a step.*index 6 is out of range"
     ):
         jax.block_until_ready(call(*args(4, 2)))
+
+
+def test_a_bound_that_is_beyond_every_size_is_cut():
+    more = jax.eval_shape(lambda: by_huge_bound().stack(pad=True))
+    assert more.shape == (2**31 - 1,)
+
+
+def by_huge_bound():
+    rows = TensorArray(jnp.bool_, size=2, dynamic_size=True, element_shape=())
+    return while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1].append(True)), (0, rows), max_steps=2**40)[1]
 
 
 def test_an_array_that_does_not_grow_in_the_loop_stays_as_it_was():

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_tensorarray import TensorArray, fori_loop, map_structure, tf_while_loop
+from jax_tensorarray import TensorArray, foldl, fori_loop, map_structure, tf_while_loop
 
 Array = Any
 
@@ -25,8 +25,8 @@ def take(x: Array, indices: Array) -> Array:
     return x[indices]
 
 
-def argmax(x: Array) -> Array:
-    return jnp.argmax(x, -1).astype(jnp.int32)
+def argmax(x: Array, axis: int = -1, output_type: Any = jnp.int32) -> Array:
+    return jnp.argmax(x, axis).astype(output_type)
 
 
 def total(x: Array) -> Array:
@@ -127,8 +127,9 @@ def cumsum(x: Array, axis: int = 0) -> Array:
     return jnp.cumsum(x, axis)
 
 
-def one_hot(indices: Any, depth: int, on_value: Any, off_value: Any = 0) -> Array:
-    return jnp.where(jnp.asarray(indices)[..., None] == jnp.arange(depth), on_value, off_value)
+def one_hot(indices: Any, depth: int, on_value: Any, off_value: Any = 0, dtype: Any = None) -> Array:
+    chosen = jnp.where(jnp.asarray(indices)[..., None] == jnp.arange(depth), on_value, off_value)
+    return chosen if dtype is None else chosen.astype(dtype)
 
 
 def reverse_sequence(x: Array, lengths: Array, seq_axis: int, batch_axis: int) -> Array:
@@ -142,6 +143,10 @@ def reverse_sequence(x: Array, lengths: Array, seq_axis: int, batch_axis: int) -
 
 def sequence_mask(lengths: Array, maxlen: int) -> Array:
     return jnp.arange(maxlen) < lengths[..., None]
+
+
+def tensor_scatter_nd_add(x: Array, indices: Array, updates: Array) -> Array:
+    return x.at[tuple(jnp.moveaxis(indices, -1, 0))].add(updates)
 
 
 def tile(x: Any, multiples: Any) -> Array:
@@ -163,7 +168,7 @@ def where_of_examples(condition: Array, x: Array, y: Array) -> Array:
 
 #: What a port finds under the names of `names.NAMES`.
 NAMESPACE: dict[str, Any] = {
-    **{"jax": jax, "jnp": jnp, "TensorArray": TensorArray, "fori_loop": fori_loop, "map_structure": map_structure},
-    "tf_while_loop": tf_while_loop,
+    **{"jax": jax, "jnp": jnp, "TensorArray": TensorArray, "foldl": foldl, "fori_loop": fori_loop},
+    **{"map_structure": map_structure, "tf_while_loop": tf_while_loop},
 }
 NAMESPACE["ops"] = SimpleNamespace(**{name: value for name, value in globals().items() if not name.startswith("_")})

@@ -7,10 +7,20 @@ _OF_NUMPY = {
     **{"bool": "bool_", "cast": "asarray", "concat": "concatenate", "fill": "full", "math.log": "log"},
     **{"math.logical_and": "logical_and", "math.logical_not": "logical_not", "math.minimum": "minimum"},
     **{"pow": "power", "range": "arange", "rank": "ndim", "reduce_all": "all", "math.reduce_all": "all"},
-    **{"reduce_any": "any", "reduce_max": "max", "reduce_sum": "sum", "compat.v1.transpose": "transpose"},
+    **{
+        "reduce_any": "any",
+        "reduce_max": "max",
+        "reduce_min": "min",
+        "maximum": "maximum",
+        "newaxis": "newaxis",
+        "math.logical_xor": "logical_xor",
+        "reduce_sum": "sum",
+        "compat.v1.transpose": "transpose",
+    },
 }
 
 _OWN = (
+    *("argmax", "tensor_scatter_nd_add"),
     *("cond", "constant", "convert_to_tensor", "executing_eagerly", "gather", "get_static_value", "is_tensor"),
     *("one_hot", "reverse_sequence", "sequence_mask", "tile", "transpose", "where", "TensorShape", "Variable"),
 )
@@ -25,6 +35,7 @@ NAMES = {
     "tf.compat.v1.while_loop": "tf_while_loop",
     "tf.debugging.assert_equal": "ops.assert_equal",
     "tf.debugging.assert_greater": "ops.assert_greater",
+    "tf.foldl": "foldl",
     "tf.math.cumsum": "ops.cumsum",
     "tf.name_scope": "jax.named_scope",
     "tf.nest.assert_same_structure": "ops.assert_same_structure",

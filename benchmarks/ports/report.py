@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.ports import addons, keras, opennmt, probability
+from benchmarks.ports import addons, detr, keras, opennmt, probability
 from benchmarks.ports.source import Change, Program, count, lines_of, own_operations, renamed
 
 PROGRAMS = {
@@ -13,6 +13,7 @@ PROGRAMS = {
     "opennmt": opennmt.PROGRAM,
     "keras": keras.PROGRAM,
     "probability": probability.PROGRAM,
+    "detr": detr.PROGRAM,
 }
 
 

@@ -17,7 +17,8 @@ WHEELS = FOLDER / "wheels"
 
 #: A line that has to do with an array or a loop.
 _OF_ARRAYS = re.compile(
-    r"TensorArray|while_loop|in tf\.range|max_steps|_ta\b|(?<!\btf)\.(?:read|write|gather|scatter|stack|unstack|size)\("
+    r"TensorArray|_ta\b|while_loop|fold[lr]|in tf\.range|max_steps"
+    r"|(?<!\btf)\.(?:read|write|gather|scatter|stack|unstack|size)\("
 )
 _NAME = re.compile(r"\b(?:tf1?|ps)\.(?:\w+\.)*\w+")
 

@@ -431,9 +431,18 @@ def map_fn(fn: Callable[[Any], Any], elems: Any) -> Any:
     return ys
 
 
-@explained
-def foldl(fn: Callable[[Any, Any], Any], elems: Any, initializer: Any = None) -> Any:
+def foldl(
+    fn: Callable[[Any, Any], Any],
+    elems: Any,
+    initializer: Any = None,
+    parallel_iterations: int | None = 10,
+    back_prop: bool = True,
+    swap_memory: bool = False,
+    name: str | None = None,
+) -> Any:
     """`fn(...fn(fn(initializer, elems[0]), elems[1])..., elems[-1])`; without one, `elems[0]` is the initializer.
+
+    The other arguments are those of `tf_while_loop`. An accumulator may hold a `TensorArray`, as the carry of `scan`.
 
     >>> import jax.numpy as jnp
     >>> foldl(lambda a, x: 10 * a + x, jnp.array([1, 2, 3]))
@@ -441,11 +450,18 @@ def foldl(fn: Callable[[Any, Any], Any], elems: Any, initializer: Any = None) ->
 
     TensorFlow: `tf.foldl`.
     """
-    return _fold("foldl", fn, elems, initializer, False)[0]
+    return _fold("foldl", fn, elems, initializer, False, back_prop, swap_memory, name)
 
 
-@explained
-def foldr(fn: Callable[[Any, Any], Any], elems: Any, initializer: Any = None) -> Any:
+def foldr(
+    fn: Callable[[Any, Any], Any],
+    elems: Any,
+    initializer: Any = None,
+    parallel_iterations: int | None = 10,
+    back_prop: bool = True,
+    swap_memory: bool = False,
+    name: str | None = None,
+) -> Any:
     """`foldl` from the last slice to the first.
 
     >>> import jax.numpy as jnp
@@ -454,7 +470,7 @@ def foldr(fn: Callable[[Any, Any], Any], elems: Any, initializer: Any = None) ->
 
     TensorFlow: `tf.foldr`.
     """
-    return _fold("foldr", fn, elems, initializer, True)[0]
+    return _fold("foldr", fn, elems, initializer, True, back_prop, swap_memory, name)
 
 
 @explained
@@ -467,27 +483,44 @@ def tf_scan(fn: Callable[[Any, Any], Any], elems: Any, initializer: Any = None, 
 
     TensorFlow: `tf.scan`.
     """
-    return _fold("tf_scan", fn, elems, initializer, reverse)[1]
+    start, rest, first = _initialized("tf_scan", elems, initializer, reverse)
 
-
-def _fold(op: str, fn: Callable[[Any, Any], Any], elems: Any, initializer: Any, reverse: bool) -> tuple[Any, Any]:
     def step(a: Any, x: Any) -> tuple[Any, Any]:
         a = fn(a, x)
         return a, a
 
+    _, after = lax.scan(step, start, rest, reverse=reverse)
+    if first is None:
+        return after
+    return jax.tree.map(lambda x, xs: jnp.concatenate([xs, x[None]] if reverse else [x[None], xs]), first, after)
+
+
+def _fold(
+    op: str,
+    fn: Callable[[Any, Any], Any],
+    elems: Any,
+    initializer: Any,
+    reverse: bool,
+    back_prop: bool,
+    swap_memory: bool,
+    name: str | None,
+) -> Any:
+    start, rest, _ = _initialized(op, elems, initializer, reverse)
+    with jax.named_scope(name) if name else contextlib.nullcontext():
+        last, _ = scan(lambda a, x: (fn(a, x), None), start, rest, reverse=reverse, offload=swap_memory)
+    return last if back_prop else jax.tree.map(lax.stop_gradient, last)
+
+
+def _initialized(op: str, elems: Any, initializer: Any, reverse: bool) -> tuple[Any, Any, Any]:
+    """What a fold starts with and goes through, and the slice that it starts with if no initializer is given."""
     if initializer is not None:
-        return lax.scan(step, initializer, elems, reverse=reverse)
+        return initializer, elems, None
     elems = jax.tree.map(jnp.asarray, elems)
     if any(x.ndim == 0 or x.shape[0] == 0 for x in jax.tree.leaves(elems)):
         raise ValueError(f"{op}: without an initializer there must be at least one slice in elems")
     first, rest = (-1, slice(None, -1)) if reverse else (0, slice(1, None))
     start = jax.tree.map(lambda x: x[first], elems)
-    last, after = lax.scan(step, start, jax.tree.map(lambda x: x[rest], elems), reverse=reverse)
-
-    def joined(x: Array, xs: Array) -> Array:
-        return jnp.concatenate([xs, x[None]] if reverse else [x[None], xs])
-
-    return last, jax.tree.map(joined, start, after)
+    return start, jax.tree.map(lambda x: x[rest], elems), start
 
 
 # --- from a loop of JAX to one of ours -------------------------------------------------------------------------
