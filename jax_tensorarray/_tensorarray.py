@@ -909,9 +909,12 @@ class TensorArray:
         spec = self._spec
         return spec.dynamic_size and spec.max_size is None and not self._is_list()
 
+    def _known_size(self) -> Any:
+        return self._size if self._version is None else self._live()
+
     def _bounded(self, more: int) -> "TensorArray":
         """The same rows in an array with room for more."""
-        size = self._live() if self._version is not None else self._size
+        size = self._known_size()
         limit = min(size + more, np.iinfo(np.int32).max)
         changes = {"max_size": limit, "by_loop": True}
         if self._version is None:
@@ -1129,26 +1132,45 @@ def _read_now(buffers: tuple[Array, ...], index: Array) -> list[Array]:
 def entering_loop(step: Callable[[Any], Any], carry: Any, max_steps: Any) -> Any:
     """A carry in which each array says what a loop must know: of which shape a row is, and how many there may be.
 
-    One that nobody writes needs no shape, since it has no row.
-
-    The step is traced to see of which shape the rows are that it writes, if there is an array that does not say it. An
-    array that grows, and does not say how far, gets room for one row a step. Where a trace fails the loop says what
-    does not fit.
+    The step is traced for it, if there is an array that does not say so. An array that the step writes has rows of the
+    shape that is written, and one that grows gets room for a row a step, or for what a loop inside of the step adds.
+    One that nobody writes needs neither.
     """
     leaves, tree = jax.tree.flatten(carry, is_leaf=_is_array)
     undecided = [_is_array(x) and (x._has_no_shape() or x._has_no_bound()) for x in leaves]
     if not any(undecided):
         return carry
-    entering, after = leaves, _leaves_after(step, tree, leaves, undecided)
+    steps = 0 if max_steps is None else int(max_steps)
+
+    def bounded(rows: list[int]) -> list[Any]:
+        each = zip(leaves, rows, undecided, strict=True)
+        return [x._bounded(steps * n) if n and flag and x._has_no_bound() else x for x, n, flag in each]
+
+    entering, after, is_traced = leaves, None, True
+    try:
+        after = _leaves_after(step, tree, leaves, undecided)
+    except Exception:  # an array that must have a bound to be written, or the user's own
+        is_traced = False
+    if not is_traced:
+        entering = bounded([1] * len(leaves))
+        try:
+            after = _leaves_after(step, tree, entering, undecided)
+        except Exception:
+            if jax.config.jax_disable_jit:  # it may be a program that cannot be traced
+                return carry
+            raise
     if after is None:
-        bounded = [
-            x._bounded(max_steps or 0) if flag and x._has_no_bound() else x
-            for x, flag in zip(leaves, undecided, strict=True)
-        ]
-        after = _leaves_after(step, tree, bounded, undecided)
-        entering = leaves if max_steps is None else bounded
-    if after is None:
-        return jax.tree.unflatten(tree, entering)
+        return carry
+    if is_traced and any(added := [_added(x, y) for x, y in zip(leaves, after, strict=True)]):
+        if max_steps is None:
+            raise ValueError(
+                "a TensorArray grows in a loop inside of one whose number of steps has no bound: give "
+                "TensorArray(..., max_size=n), the largest number of rows it may have, or the outer loop max_steps or "
+                "maximum_iterations"
+            )
+        entering = bounded(added)
+    if max_steps is None:
+        entering = leaves
 
     def decided(before: Any, x: Any, y: Any) -> Any:
         if not _is_array(y):
@@ -1159,15 +1181,12 @@ def entering_loop(step: Callable[[Any], Any], carry: Any, max_steps: Any) -> Any
             return x._with(None, x._size, is_unused=True)
         return x._with_shape(y.element_shape) if x._has_no_shape() and not y._has_no_shape() else x
 
-    found = [
-        decided(before, x, y) if flag else x
-        for before, x, y, flag in zip(leaves, entering, after, undecided, strict=True)
-    ]
-    return jax.tree.unflatten(tree, found)
+    each = zip(leaves, entering, after, undecided, strict=True)
+    return jax.tree.unflatten(tree, [decided(before, x, y) if flag else x for before, x, y, flag in each])
 
 
 def _leaves_after(step: Callable[[Any], Any], tree: Any, leaves: list[Any], closed: list[bool]) -> list[Any] | None:
-    """What a step makes of the leaves of a carry, of which some are closed over. None where it cannot be traced."""
+    """What a step makes of the leaves of a carry, of which some are closed over. None where they are not as many."""
     found: list[list[Any]] = []
 
     def traced(*known: Any) -> None:
@@ -1175,11 +1194,14 @@ def _leaves_after(step: Callable[[Any], Any], tree: Any, leaves: list[Any], clos
         args = [x if flag else next(given) for x, flag in zip(leaves, closed, strict=True)]
         found.append(jax.tree.leaves(step(jax.tree.unflatten(tree, args)), is_leaf=_is_array))
 
-    try:
-        jax.eval_shape(traced, *(x for x, flag in zip(leaves, closed, strict=True) if not flag))
-    except Exception:
-        return None
+    jax.eval_shape(traced, *(x for x, flag in zip(leaves, closed, strict=True) if not flag))
     return found[-1] if len(found[-1]) == len(leaves) else None
+
+
+def _added(x: Any, y: Any) -> int:
+    """How many rows a loop inside of a step may add to an array, which did not say how many it may have."""
+    grew = _is_array(x) and _is_array(y) and x._has_no_bound() and y._spec.by_loop
+    return y._spec.max_size - x._known_size() if grew else 0
 
 
 def leaving_loop(carry: Any) -> Any:

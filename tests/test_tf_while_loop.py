@@ -311,6 +311,38 @@ def test_a_row_past_what_the_loop_found_is_an_error_and_never_lost(batched):
         jax.block_until_ready(call(*args(4, 2)))
 
 
+def append_twice(ta, more=0):
+    return tf_while_loop(
+        lambda j, ta: j < 2, lambda j, ta: (j + 1, ta.append(1.0 + j)), (0, ta), maximum_iterations=2 + more
+    )[1]
+
+
+def test_a_loop_in_a_loop_adds_its_rows_in_each_step():
+    def f(n, **options):
+        start = (0, growing(element_shape=()))
+        return tf_while_loop(lambda i, _: i < n, lambda i, ta: (i + 1, append_twice(ta)), start, **options)[1]
+
+    np.testing.assert_array_equal(f(2, maximum_iterations=3).stack(), [1, 2, 1, 2])
+    stacked = jit(lambda n: f(n, maximum_iterations=3).stack(pad=True))
+    np.testing.assert_array_equal(stacked(3), [1, 2, 1, 2, 1, 2])
+    np.testing.assert_array_equal(stacked(1), [1, 2, 0, 0, 0, 0])
+    with pytest.raises(ValueError, match=r"grows in a loop inside of one whose number of steps has no bound: give"):
+        f(2)
+
+
+def test_a_second_loop_under_jit_has_the_room_that_the_first_one_found():
+    f = jit(lambda: append_twice(append_twice(growing(element_shape=()), 2)).stack(pad=True))
+    np.testing.assert_array_equal(f(), [1, 2, 1, 2])
+    f = jit(lambda: append_twice(append_twice(growing(element_shape=()), 1)).stack(pad=True))
+    with pytest.raises(RUNTIME_ERRORS, match=r"max_size=3, which a loop found: .*index 3 is out of range"):
+        jax.block_until_ready(f())
+
+
+def test_a_mistake_in_the_body_is_what_the_error_is_about():
+    with pytest.raises(TypeError, match="dot_general requires contracting dimensions"):
+        fori_loop(0, 3, lambda i, ta: ta.write(i, jnp.ones(3) @ jnp.ones(4)), growing())
+
+
 def test_a_bound_that_is_beyond_every_size_is_cut():
     more = jax.eval_shape(lambda: by_huge_bound().stack(pad=True))
     assert more.shape == (2**31 - 1,)
