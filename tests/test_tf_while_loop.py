@@ -393,6 +393,12 @@ def test_maximum_iterations_is_an_integer(given, described):
             jax.jit(lambda n: tf_while_loop(lambda i: i < 2, lambda i: i + 1, [0], maximum_iterations=n))(given)
 
 
+def test_max_steps_is_an_integer_too():
+    for given in ("x", 2.5):
+        with pytest.raises(TypeError, match=f"tf_while_loop: max_steps must be a Python integer, got {given!r}"):
+            tf_while_loop(lambda i: i < 2, lambda i: i + 1, [0], maximum_iterations=3, max_steps=given)
+
+
 def test_maximum_iterations_is_not_negative():
     with pytest.raises(ValueError, match="tf_while_loop: maximum_iterations must not be negative, got -1"):
         tf_while_loop(lambda i: i < 2, lambda i: i + 1, [0], maximum_iterations=-1)

@@ -26,8 +26,8 @@ def own_names(ops: Any) -> dict[str, Any]:
 
 def run(names: dict[str, Any], ops: Any) -> dict[str, Any]:
     rng = np.random.default_rng(3)
-    shapes = {"w": (STATE, STATE), "embed": (TOKENS, STATE), "out": (STATE, TOKENS), "source": (5, STATE)}
-    p = {name: ops.asarray(rng.standard_normal(shape).astype(np.float32)) for name, shape in shapes.items()}
+    shapes = {"w": (STATE, STATE), "embed": (TOKENS, STATE), "out": (STATE, TOKENS), "source": (STATE, 5)}
+    params = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
     start = rng.standard_normal((BATCH, STATE)).astype(np.float32)
     found = {}
     for case, width, penalties, attends, least in (
@@ -37,27 +37,37 @@ def run(names: dict[str, Any], ops: Any) -> dict[str, Any]:
         ("beam, penalties", BEAM, {"length_penalty": 0.6, "coverage_penalty": 0.2}, True, 3),
     ):
 
-        def model(ids: Any, step: Any, state: Any, attends: bool = attends) -> Any:
-            h = ops.tanh(ops.matmul(state["h"], p["w"]) + ops.take(p["embed"], ids))
-            logits = ops.matmul(h, p["out"]) + ops.asarray(np.eye(TOKENS, dtype=np.float32)[END] * 3)
-            attention = ops.softmax(ops.matmul(h, p["source"].T if ops.in_xla else ops.tf.transpose(p["source"])))
-            return (logits, {"h": h}, attention) if attends else (logits, {"h": h})
+        def decode(
+            p: Any, width: int = width, penalties: Any = penalties, attends: Any = attends, n: int = least
+        ) -> Any:
+            def model(ids: Any, step: Any, state: Any) -> Any:
+                h = ops.tanh(ops.matmul(state["h"], p["w"]) + ops.take(p["embed"], ids))
+                logits = ops.matmul(h, p["out"]) + ops.asarray(np.eye(TOKENS, dtype=np.float32)[END] * 3)
+                attention = ops.softmax(ops.matmul(h, p["source"]))
+                return (logits, {"h": h}, attention) if attends else (logits, {"h": h})
 
-        result = names["dynamic_decode"](
-            model,
-            ops.asarray(np.ones(BATCH, np.int32)),
-            end_id=END,
-            initial_state={"h": ops.asarray(np.repeat(start, width, 0))},
-            decoding_strategy=names["BeamSearch"](width, **penalties) if width > 1 else names["GreedySearch"](),
-            maximum_iterations=LONGEST,
-            minimum_iterations=least,
-            attention_history=attends,
-            attention_size=5,
-        )
+            return names["dynamic_decode"](
+                model,
+                ops.asarray(np.ones(BATCH, np.int32)),
+                end_id=END,
+                initial_state={"h": ops.asarray(np.repeat(start, width, 0))},
+                decoding_strategy=names["BeamSearch"](width, **penalties) if width > 1 else names["GreedySearch"](),
+                maximum_iterations=LONGEST,
+                minimum_iterations=n,
+                attention_history=attends,
+                attention_size=5,
+            )
+
+        def loss(p: Any, decode: Any = decode) -> Any:
+            result = decode(p)
+            return ops.total(result.log_probs) + ops.total(result.state["h"])
+
+        result = decode({name: ops.asarray(value) for name, value in params.items()})
         found |= {f"{case}: ids": result.ids, f"{case}: lengths": result.lengths, f"{case}: h": result.state["h"]}
         found |= {f"{case}: log_probs": result.log_probs}
         if attends:
             found[f"{case}: attention"] = result.attention
+        found |= {f"{case}: d/d{name}": value for name, value in ops.gradient(loss)(params).items()}
     return found
 
 

@@ -1,6 +1,7 @@
 """A program as it is published, and what has to change in it: names by a table, lines by a list with reasons."""
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -74,7 +75,7 @@ class Program(NamedTuple):
     filler: dict[str, Any] = {}  # noqa: RUF012
 
     def source(self) -> str:
-        return "\n\n".join(_definitions(self.wheel.read(path), names) for path, names in self.parts.items())
+        return "\n\n".join(_definitions(self.wheel, path, tuple(names)) for path, names in self.parts.items())
 
     def original(self, ops: Any) -> dict[str, Any]:
         """The names of the program as it is."""
@@ -162,7 +163,9 @@ def code_lines(source: str) -> list[str]:
     return [line for n, line in lines if n not in skipped and line.strip() and not line.lstrip().startswith("#")]
 
 
-def _definitions(source: str, names: Sequence[str]) -> str:
+@functools.cache
+def _definitions(wheel: Wheel, path: str, names: Sequence[str]) -> str:
+    source = wheel.read(path)
     lines = source.split("\n")
     found = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     return "\n\n\n".join("\n".join(lines[found[name].lineno - 1 : found[name].end_lineno]) for name in names)

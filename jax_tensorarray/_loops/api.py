@@ -384,6 +384,7 @@ def tf_while_loop(
         return tuple(after)
 
     _check_maximum_iterations(maximum_iterations)
+    check_max_steps("tf_while_loop", max_steps)
     bound = None if maximum_iterations is None else _known_bound(maximum_iterations)
     if bound is not None:
         max_steps = bound if max_steps is None else min(bound, max_steps)
