@@ -293,7 +293,7 @@ def _look(report: Report, name: str, jaxpr: Any, executable: Any, min_bytes: int
     findings = list(_carried.findings(hlo)) if loops else []
     copies = inspect.copies_in(hlo, min_bytes, findings) if loops else LoopCopies()
     report.loops += len(loops)
-    report.in_place += len(loops) - (len({finding.at[-1].name for finding in findings}) if copies else 0)
+    report.in_place += len(loops) - len({f.at[-1].name for f in findings if inspect.counts(f, min_bytes)})
     if copies:
         program = name.removeprefix("jit_")
         report.cases.append(Case(program, copies, jaxpr=jaxpr, ends=None not in loops))

@@ -233,6 +233,17 @@ def test_steps_of_loops_in_loops_are_multiplied_and_those_that_are_not_known_are
     assert "steps that XLA cannot\n   count" in str(report) or "steps that XLA cannot count" in str(report)
 
 
+def test_a_loop_counts_as_in_place_if_only_small_buffers_are_copied_in_it():
+    def both(large, small):
+        return plain(large) + plain(small)
+
+    for min_bytes, in_place_ones in ((10_000, 2), (0, 0)):
+        with watch(min_bytes=min_bytes) as report:
+            fresh(lambda x: jax.grad(both, (0, 1))(x, x[:40, :4]))(X)
+        assert (report.loops, report.in_place) == (4, in_place_ones)
+        assert {copy.shape for copy in report.copies} == ({(300, 32)} if min_bytes else {(300, 32), (40, 4)})
+
+
 def test_copies_can_be_forbidden():
     with forbid_copies():
         fresh(in_place(jax.grad(plain)))(X)
