@@ -20,7 +20,7 @@ _SAME = {"bitcast", "copy", "copy-start", "copy-done", "opt-barrier", "reshape",
 _FRESH = {"broadcast", "constant", "iota"}
 _UPDATES = {"dynamic-update-slice", "scatter"}
 _READS = {"dynamic-slice", "gather"}
-_REDUCES = {"convolution", "dot", "reduce"}
+_MOVES_ROWS = {*_UPDATES, *_READS, "conditional", "get-tuple-element", "tuple", "while"}
 
 # What takes a buffer whole because the program computes with it, and what only names what another one makes.
 _NO_MATTER = {
@@ -280,25 +280,24 @@ class _Module:
 
     def _whole_uses(self, computation: str, buffer: Array) -> list[Instruction]:
         """What makes something else of all rows of a buffer, such as a product with all of them."""
-        found: list[Instruction] = []
-        for i in self.computations[computation]:
-            given = [k for k, name in enumerate(i.operands) if self.buffers.find((computation, name, 0)) == buffer]
-            if i.opcode in _REDUCES and given:
-                found.append(i)
-            for callee in i.callees() if given and i.opcode in ("call", "fusion") else ():
-                parameters = self._parameters(callee)
-                found += [part for k in given for part in self._reductions_of(callee, parameters[k].name)]
-        return found
+        versions = [
+            i.name for i in self.computations[computation] if self.buffers.find((computation, i.name, 0)) == buffer
+        ]
+        uses = [use for name in versions for use in self._computed_from(computation, name)]
+        return [i for where, i in uses if self.buffers.find((where, i.name, 0)) != buffer]
 
-    def _reductions_of(self, computation: str, name: str) -> list[Instruction]:
-        """Reductions of an array as a whole, also of what is computed from it element by element."""
-        found = []
+    def _computed_from(self, computation: str, name: str) -> Iterator[tuple[str, Instruction]]:
+        """Instructions, and where they are, that take an array as a whole to compute with it."""
         for user in self._users(computation, name):
-            if user.opcode in _REDUCES:
-                found.append(user)
-            elif user.opcode not in _READS | _UPDATES | {"fusion", "tuple"}:
-                found += self._reductions_of(computation, user.name)
-        return found
+            if user.opcode in ("call", "fusion"):
+                for callee in user.callees():
+                    given = zip(user.operands, self._parameters(callee), strict=True)
+                    for parameter in (parameter for operand, parameter in given if operand == name):
+                        yield from self._computed_from(callee, parameter.name)
+            elif user.opcode in _SAME:
+                yield from self._computed_from(computation, user.name)
+            elif user.opcode not in _MOVES_ROWS and 'custom_call_target="jax_tensorarray_' not in user.attributes:
+                yield computation, user
 
     def _users(self, computation: str, name: str) -> list[Instruction]:
         return [i for i in self.computations[computation] if name in i.operands and i.opcode != "parameter"]

@@ -43,9 +43,10 @@ _WHAT = {
     "broadcast": "a copy of the buffer for each of several examples",
 }
 
-_REDUCTION = {"dot": "A product (einsum, dot or @)", "reduce": "A sum or another reduction"}
+_COMPUTATION = {"dot": "A product (einsum, dot or @)", "reduce": "A sum or another reduction"}
 
-_ADVICE = {
+#: What to do, by the cause.
+ADVICE = {
     "swapped": "The buffer changes its place in the carry (`return (b, a)`), which moves it in memory. Keep each in "
     "its place: exchange rows, or let the number of the step say which of two is read and which written.",
     "checkpoint": "jax.checkpoint runs the body again in the backward pass, for which each step keeps the whole "
@@ -256,7 +257,7 @@ def _described(
         line=frame.line if frame else None,
         code=code,
         in_gradient=any("transpose(" in i.op_name for i in finding.at),
-        advice=_ADVICE[_cause(finding, kinds)].format(_whole_use(finding, frames)),
+        advice=ADVICE[_cause(finding, kinds)].format(_whole_use(finding, frames)),
         steps=finding.steps,
     )
 
@@ -293,7 +294,7 @@ def _whole_use(finding: _carried.Finding, frames: Callable[[str], list[_hlo.Fram
     of_loop = frames(finding.at[-1].attributes)
     known = ((i, at[0]) for i in finding.whole if (at := frames(i.attributes)) and at != of_loop)
     i, frame = next(known, (finding.whole[0], None))
-    what = _REDUCTION.get(i.opcode, f"A {i.opcode}")
+    what = _COMPUTATION.get(i.opcode, "Something")
     return f"{what} at {frame.file}:{frame.line}" if frame else what
 
 
