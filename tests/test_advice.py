@@ -30,6 +30,25 @@ def recurrence(ops, x):
     return jnp.sum(lax.scan(body, jnp.zeros_like(x), rows_of(x))[0] ** 2)
 
 
+def columns(as_advised, x):
+    def body(b, i):
+        if as_advised:
+            return ta_write(b, i, jnp.tanh(ta_read(b, i // 2, axis=1) + x[i]), axis=1), None
+        return b.at[:, i].set(jnp.tanh(b[:, i // 2] + x[i])), None
+
+    return jnp.sum(lax.scan(body, x.T, rows_of(x))[0] ** 2)
+
+
+def elements(as_advised, x):
+    def body(b, i):
+        k = i % WIDTH
+        if as_advised:
+            return ta_write(b, (i, k), jnp.tanh(ta_read(b, (i // 2, k)))), None
+        return b.at[i, k].set(jnp.tanh(b[i // 2, k])), None
+
+    return jnp.sum(lax.scan(body, x, rows_of(x))[0] ** 2)
+
+
 def read_and_write(read, write, x):
     def body(c, i):
         b, total = c
@@ -197,6 +216,14 @@ def product_in_our_loop(residuals, x):
     return jnp.sum(jta.while_loop(lambda c: c[0] < len(x), body, (0, x), max_steps=len(x), residuals=residuals)[1])
 
 
+def chain(from_data, x, at):
+    def body(i, b):
+        to, seen = (at[i], at[i - 1]) if from_data else (i, i - 1)
+        return ta_write(b, to, jnp.sin(ta_read(b, seen)))
+
+    return jnp.sum(lax.fori_loop(1, len(x), body, x))
+
+
 class Advice(NamedTuple):
     """A program as found, which gets this advice on the line with this text, and as advised.
 
@@ -206,7 +233,7 @@ class Advice(NamedTuple):
     found: Callable
     advised: Callable
     line: str
-    gain: float = 2.0
+    gain: float = 1.5
     left: frozenset[str] = frozenset()
 
 
@@ -223,6 +250,12 @@ PLAIN_READ, PLAIN_WRITE = plain.read, plain.write
 
 ADVICE = {
     ("gradient", "a recurrence"): Advice(*gradients(*with_ops(recurrence)), WRITE),
+    ("gradient", "columns"): Advice(
+        *gradients(functools.partial(columns, False), functools.partial(columns, True)), ".at[:, i].set"
+    ),
+    ("gradient", "elements"): Advice(
+        *gradients(functools.partial(elements, False), functools.partial(elements, True)), ".at[i, k].set"
+    ),
     ("beside", "a read"): Advice(
         functools.partial(read_and_write, PLAIN_READ, PLAIN_WRITE),
         functools.partial(read_and_write, ta_read, ta_write),
@@ -277,21 +310,21 @@ ADVICE = {
 }
 
 
-def seconds(f, x):
+def seconds(f, *args):
     start = time.perf_counter()
-    jax.block_until_ready(f(x))
+    jax.block_until_ready(f(*args))
     return time.perf_counter() - start
 
 
-def assert_faster(found, advised, x, gain, attempts=8):
+def assert_faster(slow, fast, *args, gain, attempts=8):
     """The least of some runs of each, in turn. It is measured again if another process got in the way."""
     gains = []
     for _ in range(attempts):
-        times = [(seconds(found, x), seconds(advised, x)) for _ in range(5)]
+        times = [(seconds(slow, *args), seconds(fast, *args)) for _ in range(5)]
         gains.append(min(before for before, _ in times) / min(after for _, after in times))
         if gains[-1] > gain:
             return
-    raise AssertionError(f"as advised it is {gains} times as fast")
+    raise AssertionError(f"it is {gains} times as fast, not {gain}")
 
 
 @pytest.mark.parametrize(("cause", "program"), ADVICE)
@@ -305,7 +338,16 @@ def test_a_program_that_does_what_is_advised_is_in_place_as_right_and_faster(cau
     assert {copy.kind for copy in loop_copies(advice.advised, x)} == advice.left
     found, advised = (jax.jit(f).lower(x).compile() for f in (advice.found, advice.advised))
     np.testing.assert_allclose(found(x), advised(x), rtol=1e-5, atol=1e-5)
-    assert_faster(found, advised, x, advice.gain)
+    assert_faster(found, advised, x, gain=advice.gain)
+
+
+@pytest.mark.parametrize("transform", [lambda f: f, jax.grad], ids=["forward", "gradient"])
+def test_an_index_from_data_costs_about_as_much_as_one_that_the_loop_counts(transform):
+    x, at = jnp.ones((4000, 4), jnp.float32), jnp.arange(4000, dtype=jnp.int32)
+    from_data, counted = (
+        jax.jit(transform(functools.partial(chain, of_data))).lower(x, at).compile() for of_data in (True, False)
+    )
+    assert_faster(counted, from_data, x, at, gain=0.5)
 
 
 def test_each_advice_is_tried():
