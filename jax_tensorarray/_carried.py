@@ -291,7 +291,7 @@ class _Module:
         for user in self._users(computation, name):
             if user.opcode in ("call", "fusion"):
                 for callee in user.callees():
-                    given = zip(user.operands, self._parameters(callee), strict=True)
+                    given = zip(user.operands, self._parameters(callee), strict=False)
                     for parameter in (parameter for operand, parameter in given if operand == name):
                         yield from self._computed_from(callee, parameter.name)
             elif user.opcode in _SAME:

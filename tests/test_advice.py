@@ -302,6 +302,14 @@ ADVICE = {
         "scan(body",
         left=frozenset({"anew"}),
     ),
+    ("save", "a product in a loop that has residuals="): Advice(
+        *gradients(
+            functools.partial(product_with_all_rows, functools.partial(jta.scan, residuals="tape")),
+            functools.partial(product_with_all_rows, functools.partial(jta.scan, residuals="undo")),
+        ),
+        "scan(body",
+        left=frozenset({"anew"}),
+    ),
     ("tape", "a product"): Advice(
         *gradients(functools.partial(product_in_our_loop, "tape"), functools.partial(product_in_our_loop, "undo")),
         "while_loop(",
