@@ -77,6 +77,12 @@ class _Module:
     def __init__(self, hlo: str) -> None:
         self.computations = _hlo.instructions(hlo)
         self.by_name = {c: {i.name: i for i in found} for c, found in self.computations.items()}
+        self.users: dict[str, dict[str, list[Instruction]]] = {}
+        for c, found in self.computations.items():
+            of_name = self.users[c] = {}
+            for i in found:
+                for name in dict.fromkeys(i.operands if i.opcode != "parameter" else ()):
+                    of_name.setdefault(name, []).append(i)
         self.buffers: UnionFind[Array] = UnionFind()
         self.by_rows: set[Array] = set()
         self.loops = self._loops()
@@ -243,9 +249,9 @@ class _Module:
             return
         if self._is_broadcast(computation, i):
             source = self.buffers.find((computation, i.operands[0], 0))
-            if source in carried:
+            if source in carried and self.buffers.find((computation, i.name, 0)) in self.by_rows:
                 yield Finding("broadcast", i, i.arrays[0], source, [i], False)
-            return
+                return
         inside = [(computation, i)]
         if i.opcode == "fusion":
             inside = [(callee, part) for callee in i.callees() for part in self.computations[callee]]
@@ -300,7 +306,7 @@ class _Module:
                 yield computation, user
 
     def _users(self, computation: str, name: str) -> list[Instruction]:
-        return [i for i in self.computations[computation] if name in i.operands and i.opcode != "parameter"]
+        return self.users[computation].get(name, [])
 
     def _updates_of(self, computation: str, copy: Instruction) -> list[Instruction]:
         """What is done to a copy, updates of it first."""

@@ -211,7 +211,7 @@ def test_a_product_with_all_rows_is_named_where_a_copy_is_made_for_it():
     def attention(x):
         def body(c, i):
             b, query = c
-            weights = jax.nn.softmax(jnp.where(ROWS < i, b @ query, -1e9))
+            weights = jax.nn.softmax(jnp.where(i > ROWS, b @ query, -1e9))
             return (b.at[i].set(query), jnp.tanh(weights @ b)), None
 
         return lax.scan(body, (x, x[0]), ROWS)[0][1]
