@@ -6,7 +6,7 @@ carries and computes as a whole, such as the state of a recurrent network, are n
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from jax_tensorarray import _hlo
@@ -20,6 +20,7 @@ _SAME = {"bitcast", "copy", "copy-start", "copy-done", "opt-barrier", "reshape",
 _FRESH = {"broadcast", "constant", "iota"}
 _UPDATES = {"dynamic-update-slice", "scatter"}
 _READS = {"dynamic-slice", "gather"}
+_MOVES_ROWS = {*_UPDATES, *_READS, "conditional", "get-tuple-element", "tuple", "while"}
 
 # What takes a buffer whole because the program computes with it, and what only names what another one makes.
 _NO_MATTER = {
@@ -49,6 +50,7 @@ class Finding(NamedTuple):
 
     `at` are instructions that tell the line of Python, the best first. `swapped` means that the buffer is now in one
     place of the carry, now in another. `steps` is how often it happens in one run of the program, if XLA knows.
+    `whole` are instructions that compute something else from all rows of a buffer that is copied.
     """
 
     kind: str
@@ -58,6 +60,7 @@ class Finding(NamedTuple):
     at: list[Instruction]
     swapped: bool
     steps: int | None = None
+    whole: Sequence[Instruction] = ()
 
 
 def findings(hlo: str) -> Iterator[Finding]:
@@ -74,6 +77,12 @@ class _Module:
     def __init__(self, hlo: str) -> None:
         self.computations = _hlo.instructions(hlo)
         self.by_name = {c: {i.name: i for i in found} for c, found in self.computations.items()}
+        self.users: dict[str, dict[str, list[Instruction]]] = {}
+        for c, found in self.computations.items():
+            of_name = self.users[c] = {}
+            for i in found:
+                for name in dict.fromkeys(i.operands if i.opcode != "parameter" else ()):
+                    of_name.setdefault(name, []).append(i)
         self.buffers: UnionFind[Array] = UnionFind()
         self.by_rows: set[Array] = set()
         self.loops = self._loops()
@@ -235,8 +244,14 @@ class _Module:
                 computation, i
             ):
                 at = [*self._updates_of(computation, i), *self._maker(computation, i), i]
-                yield Finding("copy", i, i.arrays[0], source, at, source in moving)
+                whole = self._whole_uses(computation, source)
+                yield Finding("copy", i, i.arrays[0], source, at, source in moving, whole=whole)
             return
+        if self._is_broadcast(computation, i):
+            source = self.buffers.find((computation, i.operands[0], 0))
+            if source in carried and self.buffers.find((computation, i.name, 0)) in self.by_rows:
+                yield Finding("broadcast", i, i.arrays[0], source, [i], False)
+                return
         inside = [(computation, i)]
         if i.opcode == "fusion":
             inside = [(callee, part) for callee in i.callees() for part in self.computations[callee]]
@@ -248,11 +263,13 @@ class _Module:
             return
         for k, array in enumerate(i.arrays):
             buffer = self.buffers.find((computation, i.name, k))
-            if buffer in carried and not self._in_place(i, k):
+            if self._in_place(i, k):
+                continue
+            if self._adds_rows_as_a_whole(computation, i, k):
+                yield Finding("sum", i, array, buffer, [i], False)
+            elif buffer in carried:
                 selects = any(part.opcode == "select" and part.arrays == (array,) for _, part in inside)
                 yield Finding("select" if selects else "anew", i, array, buffer, [i], False)
-            elif self._adds_rows_as_a_whole(computation, i, k):
-                yield Finding("sum", i, array, buffer, [i], False)
 
     def _is_copy(self, i: Instruction) -> bool:
         """Whether `i` is a copy, or a fusion of nothing else."""
@@ -260,8 +277,36 @@ class _Module:
             return {part.opcode for part in self.computations[callee]} <= {"copy", "bitcast", "transpose", "parameter"}
         return i.opcode in ("copy", "copy-start")
 
+    def _is_broadcast(self, computation: str, i: Instruction) -> bool:
+        """Whether `i` repeats an array, or is a fusion that does nothing else."""
+        opcodes = {i.opcode}
+        for callee in i.callees() if i.opcode == "fusion" else ():
+            opcodes = {part.opcode for part in self.computations[callee]} - {"bitcast", "parameter"}
+        return opcodes == {"broadcast"} and i.operands[0] in self.by_name[computation]
+
+    def _whole_uses(self, computation: str, buffer: Array) -> list[Instruction]:
+        """What makes something else of all rows of a buffer, such as a product with all of them."""
+        versions = [
+            i.name for i in self.computations[computation] if self.buffers.find((computation, i.name, 0)) == buffer
+        ]
+        uses = [use for name in versions for use in self._computed_from(computation, name)]
+        return [i for where, i in uses if self.buffers.find((where, i.name, 0)) != buffer]
+
+    def _computed_from(self, computation: str, name: str) -> Iterator[tuple[str, Instruction]]:
+        """Instructions, and where they are, that take an array as a whole to compute with it."""
+        for user in self._users(computation, name):
+            if user.opcode in ("call", "fusion"):
+                for callee in user.callees():
+                    given = zip(user.operands, self._parameters(callee), strict=False)
+                    for parameter in (parameter for operand, parameter in given if operand == name):
+                        yield from self._computed_from(callee, parameter.name)
+            elif user.opcode in _SAME:
+                yield from self._computed_from(computation, user.name)
+            elif user.opcode not in _MOVES_ROWS and 'custom_call_target="jax_tensorarray_' not in user.attributes:
+                yield computation, user
+
     def _users(self, computation: str, name: str) -> list[Instruction]:
-        return [i for i in self.computations[computation] if name in i.operands and i.opcode != "parameter"]
+        return self.users[computation].get(name, [])
 
     def _updates_of(self, computation: str, copy: Instruction) -> list[Instruction]:
         """What is done to a copy, updates of it first."""
@@ -308,10 +353,16 @@ class _Module:
         return False
 
     def _adds_rows_as_a_whole(self, computation: str, i: Instruction, k: int) -> bool:
-        """Whether `i` adds to an entry of the carry an array in which a branch or a short loop has set a few rows."""
+        """Whether `i` adds to an entry of the carry an array in which a few rows have been set.
+
+        That is done by a branch, by a short loop, or by an update of zeros, of which a select may have been made.
+        """
         here = self.buffers.find((computation, i.name, k))
-        entries = [name for name in i.operands if self._slot(computation, name) is not None]
-        if not any(self.buffers.find((computation, name, 0)) == here for name in entries):
+        versions = [name for name in i.operands if self.buffers.find((computation, name, 0)) == here]
+        others = [name for name in i.operands if name not in versions]
+        if versions and self._has_rows_in_zeros(computation, others, _hlo.array_bytes(i.arrays[k])):
+            return True
+        if all(self._slot(computation, name) is None for name in versions):
             return False
         for name in i.operands:
             operand = self.by_name[computation][name]
@@ -327,6 +378,32 @@ class _Module:
                     return True
         return False
 
+    def _has_rows_in_zeros(self, computation: str, names: Sequence[str], least: float) -> bool:
+        """Whether one of some arrays, of at least so many bytes, was made in this step by an update of a constant."""
+        todo, seen = list(names), set()
+        while todo:
+            name = todo.pop()
+            made = self.by_name[computation][name]
+            if name in seen or self._slot(computation, name) is not None or _bytes_of(made) < least:
+                continue
+            seen.add(name)
+            opcodes = {made.opcode}
+            if made.opcode == "fusion":
+                opcodes = {self._root(callee).opcode for callee in made.callees()}
+            if opcodes & _UPDATES and self._is_constant(computation, made.operands[0]):
+                return True
+            todo += made.operands if made.opcode in ("fusion", "select", "reduce", *_SAME) else ()
+        return False
+
+    def _is_constant(self, computation: str, name: str) -> bool:
+        """Whether an array has one value everywhere."""
+        made = self.by_name[computation][name]
+        while made.opcode in _SAME:
+            made = self.by_name[computation][made.operands[0]]
+        if made.opcode == "fusion":
+            return {self._root(callee).opcode for callee in made.callees()} <= _FRESH
+        return made.opcode in _FRESH
+
     def _buffer_put(self, computation: str, i: Instruction) -> Array | None:
         """What an update writes into another array."""
         if i.opcode == "dynamic-update-slice":
@@ -341,6 +418,10 @@ class _Module:
 def _trip_count(loop: str) -> int | None:
     match = re.search(r'"known_trip_count":\{"n":"(\d+)"', loop)
     return int(match.group(1)) if match else None
+
+
+def _bytes_of(i: Instruction) -> float:
+    return max((_hlo.array_bytes(array) for array in i.arrays), default=0.0)
 
 
 def _index(get_tuple_element: Instruction) -> int:

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import functools
+import importlib
 import json
 import os
 import runpy
@@ -57,7 +58,7 @@ class Trial(NamedTuple):
         if self.before is None or self.after is None:
             return text
         gain = f"{self.before / self.after:.1f} times as fast" if self.after < self.before else "no faster"
-        return f"{text}; {_milliseconds(self.before)} -> {_milliseconds(self.after)}, {gain}"
+        return f"{text}; {milliseconds(self.before)} -> {milliseconds(self.after)}, {gain}"
 
 
 @dataclass
@@ -137,22 +138,15 @@ class Report:
         if not self.cases:
             return compiled + (", all in place: none copies a buffer." if self.loops else ".")
         lines = [bold(f"{compiled}: {self.loops - self.in_place} copy whole buffers, {self.in_place} do not.")]
-        listed = self.copies
-        least = _NOISE * cost(listed[0])
-        number = 0
-        for case in self.cases:
-            worth = [copy for copy in case.copies if cost(copy) >= least]
-            if not worth:
-                continue
-            number += 1
-            lines += ["", bold(f"{number}. {case.program}: {_total(worth)}")]
+        for number, (case, worth) in enumerate(worth_listing(self), 1):
+            lines += ["", bold(f"{number}. {case.program}: {total_cost(worth)}")]
             if case.trial is not None:
                 lines.append(f"   under in_place: {case.trial}")
             elif case.failed:
                 lines += _wrapped(f"in_place could not be tried: {case.failed}")
-            for copies in _alike(worth):
+            for copies in alike(worth):
                 lines += ["", *_described(copies)]
-        if small := sum(cost(copy) < least for copy in listed):
+        if small := len(self.copies) - sum(len(copies) for _, copies in worth_listing(self)):
             lines += ["", f"{small} more move less than a thousandth of the first, and are not listed."]
         if any(case.trial is not None for case in self.cases):
             lines += ["", "To keep what was tried, write jax.jit(jax_tensorarray.in_place(f))."]
@@ -164,12 +158,19 @@ def cost(copy: LoopCopy) -> int:
     return copy.num_bytes * (copy.steps or 1)
 
 
-def _total(copies: Sequence[LoopCopy]) -> str:
+def worth_listing(report: Report) -> list[tuple[Case, list[LoopCopy]]]:
+    """The programs, each with its copies that move a thousandth of the worst or more."""
+    least = _NOISE * max((cost(copy) for copy in report.copies), default=0)
+    listed = ((case, [copy for copy in case.copies if cost(copy) >= least]) for case in report.cases)
+    return [(case, copies) for case, copies in listed if copies]
+
+
+def total_cost(copies: Sequence[LoopCopy]) -> str:
     text = inspect.readable(sum(map(cost, copies)))
     return f"{text} a run" if all(copy.steps for copy in copies) else f"{text} a run or more"
 
 
-def _alike(copies: Sequence[LoopCopy]) -> list[list[LoopCopy]]:
+def alike(copies: Sequence[LoopCopy]) -> list[list[LoopCopy]]:
     """Those of one line, kind and advice together, what costs most first."""
     found: dict[Any, list[LoopCopy]] = {}
     for copy in sorted(copies, key=cost, reverse=True):
@@ -180,30 +181,35 @@ def _alike(copies: Sequence[LoopCopy]) -> list[list[LoopCopy]]:
 
 def _described(copies: Sequence[LoopCopy]) -> list[str]:
     copy = copies[0]
-    lines = [f"   {_short(copy.file)}:{copy.line}" if copy.file else "   a line that XLA does not tell"]
+    lines = [f"   {name_of_file(copy.file)}:{copy.line}" if copy.file else "   a line that XLA does not tell"]
     if copy.code:
         lines.append(f"       {copy.code}"[:_WIDTH])
+    return [*lines, *_wrapped(what_and_how_often(copies)), *_wrapped(copy.advice)]
+
+
+def what_and_how_often(copies: Sequence[LoopCopy]) -> str:
+    """What copies that are alike do, in a sentence."""
+    copy = copies[0]
     steps = f"{copy.steps} steps" if copy.steps else "steps that XLA cannot count"
     times = f" ({len(copies)} times)" if len(copies) > 1 else ""
-    what = f"{inspect.what_it_is(copy)}{times}: {inspect.readable(copy.num_bytes)} a step, {steps}."
-    return [*lines, *_wrapped(what), *_wrapped(copy.advice)]
+    return f"{inspect.what_it_is(copy)}{times}: {inspect.readable(copy.num_bytes)} a step, {steps}."
 
 
 def _wrapped(text: str) -> list[str]:
     return textwrap.wrap(text, _WIDTH, initial_indent="   ", subsequent_indent="   ")
 
 
-def _short(file: str | None) -> str:
+def name_of_file(file: str) -> str:
     """The file from here, or from where Python's packages are."""
-    text = os.path.relpath(file or "")
+    text = os.path.relpath(file)
     if text.startswith(".."):
-        text = file or ""
+        text = file
         for folder in ("site-packages", "dist-packages"):
             text = text.rpartition(f"{folder}{os.sep}")[2]
     return text
 
 
-def _milliseconds(seconds: float) -> str:
+def milliseconds(seconds: float) -> str:
     return f"{1e3 * seconds:.3g} ms"
 
 
@@ -287,7 +293,7 @@ def _look(report: Report, name: str, jaxpr: Any, executable: Any, min_bytes: int
     findings = list(_carried.findings(hlo)) if loops else []
     copies = inspect.copies_in(hlo, min_bytes, findings) if loops else LoopCopies()
     report.loops += len(loops)
-    report.in_place += len(loops) - (len({finding.at[-1].name for finding in findings}) if copies else 0)
+    report.in_place += len(loops) - len({f.at[-1].name for f in findings if inspect.counts(f, min_bytes)})
     if copies:
         program = name.removeprefix("jit_")
         report.cases.append(Case(program, copies, jaxpr=jaxpr, ends=None not in loops))
@@ -331,6 +337,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("-m", action="store_true", dest="module", help="SCRIPT is the name of a module")
     parser.add_argument("--fail", action="store_true", help="exit with 1 if a loop copies a whole buffer")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there as well")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with excerpts of the source and bars")
     parser.add_argument("--min-bytes", type=int, default=MIN_BYTES, metavar="N", help="leave smaller buffers out")
     parser.add_argument("--no-trial", action="store_true", help="do not try in_place")
     parser.add_argument("--heal", action="store_true", help="run the program again, with all that it jits in place")
@@ -355,6 +362,9 @@ def _inspected(options: argparse.Namespace) -> int:
     print(f"\n{report.text(out.isatty() and 'NO_COLOR' not in os.environ)}", file=out)
     if options.json:
         options.json.write_text(json.dumps(report.as_json() | {"seconds": seconds, "status": status}))
+    if options.html:
+        page = importlib.import_module("jax_tensorarray._page")  # which imports this module
+        options.html.write_text(page.html(report, options.script), encoding="utf-8")
     return status or int(options.fail and bool(report.cases))
 
 
@@ -398,6 +408,8 @@ def _compared(options: argparse.Namespace) -> int:
             file = Path(folder) / "report.json"
             command = [sys.executable, "-m", "jax_tensorarray.inspect", "--no-trial", "--json", str(file)]
             command += ["--min-bytes", str(options.min_bytes), *["-m"] * options.module]
+            if options.html and not more:
+                command += ["--html", str(options.html)]
             status = subprocess.call([*command, options.script, *options.arguments], env=os.environ | more)
             if not file.exists():
                 return status or 1

@@ -40,15 +40,20 @@ _WHAT = {
     "sum": "a sum of two whole buffers, of which one has a few rows that are not zero",
     "anew": "an operation that makes every row of the buffer anew",
     "save": "a write of the whole buffer into another array",
+    "broadcast": "a copy of the buffer for each of several examples",
 }
 
-_ADVICE = {
+_COMPUTATION = {"dot": "A product (einsum, dot or @)", "reduce": "A sum or another reduction"}
+
+#: What to do, by the cause.
+ADVICE = {
     "swapped": "The buffer changes its place in the carry (`return (b, a)`), which moves it in memory. Keep each in "
     "its place: exchange rows, or let the number of the step say which of two is read and which written.",
     "checkpoint": "jax.checkpoint runs the body again in the backward pass, for which each step keeps the whole "
     "buffer. Read by ta_read, write by ta_write, and give it the policy checkpoint_policies.save_reads.",
-    "select_vmap": "jax.vmap of a cond or a while_loop whose predicate is batched runs both sides and selects between "
-    "whole buffers. Read rows by ta_read(b, i) and write them by ta_write(b, i, x), which are masked instead.",
+    "select_vmap": "jax.vmap of a cond or a while_loop whose predicate is batched runs both sides. It selects between "
+    "whole buffers or, where they are only read, between their gradients, and copies what all examples share. Read "
+    "rows by ta_read(b, i) and write them by ta_write(b, i, x), which are masked instead.",
     "select": "A select (jnp.where, lax.select, or a plain write or read whose index may be out of range) touches all "
     "rows. In place of jnp.where(p, new_buffer, buffer) use ta_write(buffer, i, x, where=p), and ta_read for reads.",
     "gradient": "The transpose of a plain write (`.at[i].set`) takes a row out of the cotangent and the transpose of a "
@@ -59,13 +64,17 @@ _ADVICE = {
     "another axis take axis=, and elements a tuple as index.",
     "ours": "This update is in place by itself, but something in the loop still uses the old buffer: plain indexing "
     "(use ta_read), the whole of it, or a version from before the update. Read by ta_read, before the update.",
-    "sum": "A cond or an inner loop that reads a few rows has a gradient of the size of the buffer. Read by "
-    "ta_read(b, i), whose gradient is added in place.",
+    "whole": "{} computes with all rows of the buffer in every step, which takes its time whatever is done. The copy "
+    "beside it can go: compute with the buffer only after this update, or only before it, in what the new row is made "
+    "of. Read single rows by ta_read(b, i), and write by ta_write(b, i, x).",
+    "sum": "A cond or an inner loop that reads a few rows has a gradient of the size of the buffer, and so has a cond "
+    "that jax.vmap turns into a select. Read by ta_read(b, i), whose gradient is added in place.",
     "anew": "The loop computes every row in every step. If that is what it should do, leave it; else update the rows "
     "that change, by ta_write, ta_add or ta_swap.",
     "save": "Every step keeps the whole buffer: as a stacked output, or for the backward pass. With jax.checkpoint, "
     "read by ta_read and give it the policy checkpoint_policies.save_reads. Where the body computes with the whole "
-    "buffer, use jax_tensorarray.while_loop with residuals='undo'. Stack rows rather than buffers.",
+    "buffer, write by ta_write and give the loop residuals='undo', which scan, fori_loop and while_loop of "
+    "jax_tensorarray take. Stack rows rather than buffers.",
     "tape": "The body computes with the whole buffer, so that the tape of the loop holds it for every step. With "
     "residuals='undo', or 'auto' where that chooses it, the loop keeps the rows that a step overwrites: for this the "
     "body has to write them by ta_write, ta_add or ta_swap.",
@@ -76,8 +85,9 @@ class LoopCopy(NamedTuple):
     """An operation that touches all of a buffer in every step of a loop.
 
     Attributes:
-      kind: `"copy"`, `"select"` (between two buffers), `"sum"` (of two), `"anew"` (anything else that makes all rows),
-        or `"save"` (the buffer is put, as a whole, into a larger array).
+      kind: `"copy"`, `"broadcast"` (a copy for each of several examples), `"select"` (between two buffers), `"sum"` (of
+        two), `"anew"` (anything else that makes all rows), or `"save"` (the buffer is put, as a whole, into a larger
+        array).
       operation: its name in the optimised HLO, to look it up in `jax.jit(f).lower(*args).compile().as_text()`.
       dtype: of the array that it makes, by the name that JAX has for it.
       shape: likewise, as XLA sees it: `vmap` adds an axis, and of a divided array a device has its part.
@@ -196,9 +206,12 @@ def copies_in(hlo: str, min_bytes: int, findings: Sequence[_carried.Finding] | N
     frames = _hlo.frames(hlo)
     findings = list(_carried.findings(hlo)) if findings is None else findings
     kinds = {(finding.buffer, "tape" if _is_tape(finding) else finding.kind) for finding in findings}
-    found = (_described(finding, kinds, frames) for finding in findings)
-    # An array of one element is no buffer, whatever is done to it by rows.
-    return LoopCopies(copy for copy in found if copy.num_bytes >= min_bytes and math.prod(copy.shape) > 1)
+    return LoopCopies(_described(finding, kinds, frames) for finding in findings if counts(finding, min_bytes))
+
+
+def counts(finding: _carried.Finding, min_bytes: int) -> bool:
+    """Whether a finding is about a buffer of at least so many bytes. An array of one element is no buffer."""
+    return _hlo.array_bytes(finding.array) >= min_bytes and math.prod(_shape(finding)) > 1
 
 
 def _is_tape(finding: _carried.Finding) -> bool:
@@ -232,20 +245,19 @@ def _described(
     kinds: Set[tuple[_carried.Array, str]],
     frames: Callable[[str], list[_hlo.Frame]],
 ) -> LoopCopy:
-    dtype, _, dims = finding.array.rstrip("]").partition("[")
     frame = next(_lines_of_the_user(finding, frames), None)
     code = linecache.getline(frame.file, frame.line).strip() if frame else ""
     return LoopCopy(
         kind=finding.kind,
         operation=finding.instruction.name,
-        dtype=_name_of(dtype),
-        shape=tuple(int(d) for d in dims.split(",") if d),
+        dtype=_name_of(finding.array.partition("[")[0]),
+        shape=_shape(finding),
         num_bytes=int(_hlo.array_bytes(finding.array)),
         file=frame.file if frame else None,
         line=frame.line if frame else None,
         code=code,
         in_gradient=any("transpose(" in i.op_name for i in finding.at),
-        advice=_ADVICE[_cause(finding, kinds)],
+        advice=ADVICE[_cause(finding, kinds)].format(_whole_use(finding, frames)),
         steps=finding.steps,
     )
 
@@ -255,6 +267,8 @@ def _cause(finding: _carried.Finding, kinds: Set[tuple[_carried.Array, str]]) ->
     names = [i.op_name for i in finding.at]
     if (finding.buffer, "tape") in kinds and finding.kind != "select":
         return "tape"
+    if finding.kind == "broadcast":
+        return "select_vmap" if "vmap(" in names[0] else "anew"
     if finding.kind in ("sum", "anew", "save"):
         return finding.kind
     if finding.swapped:
@@ -266,9 +280,22 @@ def _cause(finding: _carried.Finding, kinds: Set[tuple[_carried.Array, str]]) ->
     for also in ("save", "anew"):
         if (finding.buffer, also) in kinds:
             return also
+    if finding.whole and not any("transpose(" in name for name in names):
+        return "whole"
     if any(re.search(r"/ta_\w+$", name) for name in names):
         return "ours"
     return "gradient" if any("transpose(" in name for name in names) else "beside"
+
+
+def _whole_use(finding: _carried.Finding, frames: Callable[[str], list[_hlo.Frame]]) -> str:
+    """What computes with the whole buffer, and on which line. XLA may know no other than that of the loop."""
+    if not finding.whole:
+        return ""
+    of_loop = frames(finding.at[-1].attributes)
+    known = ((i, at[0]) for i in finding.whole if (at := frames(i.attributes)) and at != of_loop)
+    i, frame = next(known, (finding.whole[0], None))
+    what = _COMPUTATION.get(i.opcode, "Something")
+    return f"{what} at {frame.file}:{frame.line}" if frame else what
 
 
 def _lines_of_the_user(finding: _carried.Finding, frames: Callable[[str], list[_hlo.Frame]]) -> Iterator[_hlo.Frame]:
@@ -277,6 +304,10 @@ def _lines_of_the_user(finding: _carried.Finding, frames: Callable[[str], list[_
         # JAX traces this part of its scan once, and calls the line of the first scan of the process its innermost.
         of_any_scan = re.search(r"/jit\(dynamic_(update_)?index_in_dim\)/", i.op_name)
         yield from frames(i.attributes)[1 if of_any_scan else 0 :]
+
+
+def _shape(finding: _carried.Finding) -> tuple[int, ...]:
+    return tuple(int(d) for d in re.findall(r"\d+", finding.array.partition("[")[2]))
 
 
 def _name_of(dtype: str) -> str:

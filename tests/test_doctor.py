@@ -1,9 +1,11 @@
 """The doctor looks at programs that know nothing of it: what it finds, what it tries, and what it leaves alone."""
 
 import contextlib
+import html
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -95,6 +97,42 @@ def test_a_module_can_be_looked_at_and_ci_can_fail(folder):
     copy = first["copies"][0]
     assert (copy["shape"], copy["steps"], copy["line"]) == ([1000, 64], 999, 8)
     assert copy["cost"] == 999 * copy["num_bytes"]
+
+
+#: What a browser makes of a page: how wide it is, the bars in it, and the lines that are marked.
+MEASURE = """<script>
+const width = bar => bar.getBoundingClientRect().width / bar.parentElement.getBoundingClientRect().width
+const bars = [...document.querySelectorAll(".bar")].map(bar => [bar.className, width(bar)])
+const lines = [...document.querySelectorAll(".hit")].map(line => line.innerText)
+const fits = document.documentElement.scrollWidth <= window.innerWidth
+document.body.textContent = JSON.stringify({ title: document.title, bars, lines, fits })
+</script>"""
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="Chromium is not installed")
+@pytest.mark.parametrize("width", [1000, 420])
+def test_a_browser_shows_the_page(tmp_path, width):
+    text = "<loss> & sum"
+    (tmp_path / "program.py").write_text(PROGRAM.replace("b[(7 * i) % n])", f"b[(7 * i) % n])  # {text}"))
+    report = inspect(tmp_path, "--html", "page.html", "--json", "report.json", "program.py")
+    assert report.returncode == 0, report.stderr
+    page = tmp_path / "page.html"
+    page.write_text(page.read_text() + MEASURE)
+    options = ["headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-background-networking"]
+    options += [f"user-data-dir={tmp_path / 'profile'}", f"window-size={width},2000", "dump-dom"]
+    command = ["chromium", *(f"--{option}" for option in options), page.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    shown = json.loads(html.unescape(re.search(r"<body>(.*)</body>", done.stdout, re.DOTALL)[1]))
+    assert shown["title"] == "program.py: loops that copy"
+    assert shown["fits"]
+    assert [line.split(None, 1) for line in shown["lines"]] == [
+        ["8", f"return b.at[i].set(jnp.sin(b[i - 1]) + b[(7 * i) % n])  # {text}"]
+    ]
+    (as_is, before), (healed, after), *moved = shown["bars"]
+    trial = json.loads((tmp_path / "report.json").read_text())["cases"][0]["in_place"]
+    assert (as_is, healed, before) == ("bar", "bar cured", 1)
+    assert after == pytest.approx(trial["after"] / trial["before"], abs=0.02)
+    assert max(width for _, width in moved) == 1
 
 
 def test_healing_runs_it_twice_and_says_what_was_gained(folder):
@@ -193,6 +231,17 @@ def test_steps_of_loops_in_loops_are_multiplied_and_those_that_are_not_known_are
     (case,) = report.cases
     assert case.trial.before is None  # it might never end on zeros
     assert "steps that XLA cannot\n   count" in str(report) or "steps that XLA cannot count" in str(report)
+
+
+def test_a_loop_counts_as_in_place_if_only_small_buffers_are_copied_in_it():
+    def both(large, small):
+        return plain(large) + plain(small)
+
+    for min_bytes, in_place_ones in ((10_000, 2), (0, 0)):
+        with watch(min_bytes=min_bytes) as report:
+            fresh(lambda x: jax.grad(both, (0, 1))(x, x[:40, :4]))(X)
+        assert (report.loops, report.in_place) == (4, in_place_ones)
+        assert {copy.shape for copy in report.copies} == ({(300, 32)} if min_bytes else {(300, 32), (40, 4)})
 
 
 def test_copies_can_be_forbidden():

@@ -249,6 +249,55 @@ def test_examples_with_branches_of_their_own_outside(outside):
         assert_in_place(g, batch, length=1000)
 
 
+def test_what_all_examples_read_is_not_repeated_for_each():
+    """`jax.vmap` of a `cond` gives each example a buffer of its own, which XLA does not make for a plain read."""
+    table = jnp.sin(jnp.arange(4000.0)).reshape(1000, 4)
+
+    def walk(x):
+        def step(c):
+            i, at, xs = c
+            row = lax.cond(at % 3 == 0, lambda at, t: t[at], lambda at, t: t[at // 2] * 2, at, table)
+            return i + 1, (at * 7 + 3) % len(table), xs.at[i].set(row)
+
+        return lax.while_loop(lambda c: c[0] < 300, step, (1, x, jnp.zeros((300, 4))))[2]
+
+    f, starts = jax.vmap(walk), jnp.arange(20)
+    np.testing.assert_allclose(jax.jit(in_place(f))(starts), jax.jit(f)(starts), rtol=1e-6)
+    program = compiled(in_place(f), starts)
+    assert f"[20,{len(table)},4]" not in program.as_text()
+    assert_no_whole_buffer_copy(program, jnp.zeros((20, 300, 4)))
+
+
+def test_what_goes_to_most_rows_stays_as_it_is():
+    def relaxed(x, places):
+        def step(i, x):
+            return jnp.minimum(x, jnp.full_like(x, jnp.inf).at[places[::-1]].min(x[places] + i))
+
+        return lax.fori_loop(0, 30, step, x)
+
+    args = jnp.linspace(-1, 1, 2000), jnp.arange(0, 4000) // 2
+    texts = [str(jax.make_jaxpr(g)(*args)) for g in (relaxed, in_place(relaxed))]
+    assert texts[0].count("gather[") == texts[1].count("gather[") == 1
+    assert "ta_" not in texts[1]
+
+
+@pytest.mark.parametrize("order", ["value", "gradient"])
+def test_copies_that_a_program_asks_for_are_left_to_xla(order):
+    """Equinox's loops copy what they carry, and select between the copies."""
+
+    def f(x):
+        def step(c, _):
+            i, b = c
+            new = jnp.copy(b.at[i].set(jnp.sin(b[i // 2]) + b[i - 1]))
+            return (i + 1, jnp.where(i < len(x) - 1, new, b)), None
+
+        return jnp.sum(lax.scan(step, (1, jnp.copy(x)), None, length=len(x))[0][1] ** 2)
+
+    g, want = plain(in_place(f), order), plain(f, order)
+    np.testing.assert_allclose(jax.jit(g)(*rows(40)), jax.jit(want)(*rows(40)), rtol=2e-5, atol=2e-6)
+    assert_in_place(g, rows, length=1000)
+
+
 @pytest.mark.parametrize("order", ["value", "gradient"])
 def test_a_body_may_be_repaired_by_itself(order):
     def f(body, x):

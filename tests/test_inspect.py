@@ -198,6 +198,31 @@ def test_our_loop_is_named_by_its_own_lines_and_not_recommended_to_who_uses_it()
     assert {copy.kind for copy in as_advised} <= {"anew", "copy"}  # the cotangent of all rows, in every step
 
 
+@pytest.mark.parametrize(
+    "of", [jax.jit, jax.checkpoint, lambda f: lambda x: f(x), lambda f: lambda x: jax.vmap(f)(jnp.stack([x, x]))]
+)
+@pytest.mark.parametrize(("loop", "line"), [(vmapped_while, "lax.while_loop"), (vmapped_cond, "lax.cond")])
+def test_a_select_is_on_the_line_of_its_loop_whoever_calls_it(of, loop, line):
+    found = loop_copies(of(loop), X)
+    assert {copy.line for copy in found if copy.kind == "select"} == {line_with(loop, line)}
+
+
+def test_a_product_with_all_rows_is_named_where_a_copy_is_made_for_it():
+    def attention(x):
+        def body(c, i):
+            b, query = c
+            weights = jax.nn.softmax(jnp.where(i > ROWS, b @ query, -1e9))
+            return (b.at[i].set(query), jnp.tanh(weights @ b)), None
+
+        return lax.scan(body, (x, x[0]), ROWS)[0][1]
+
+    found = loop_copies(attention, X)
+    assert found
+    for copy in found:
+        assert (copy.kind, copy.code.count(".at[i].set")) == ("copy", 1)
+        assert copy.advice.startswith("A product (einsum, dot or @)")
+
+
 def test_an_array_of_one_element_is_no_buffer():
     def loop(x):
         return lax.fori_loop(0, 50, lambda i, c: (c[1], c[0].at[i % 1].set(c[1][i % 1] + 1)), (x, x))

@@ -5,6 +5,7 @@ row there, or a window of rows along the last of them, and all of the other axes
 is no row and stays as it is.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -30,6 +31,10 @@ Array = Any
 LEAST_BYTES = 4096
 
 
+#: What goes to at least this share of all rows takes about as long as a copy of them.
+_LARGE_SHARE = 0.5
+
+
 class Address(NamedTuple):
     """Where an equation goes in a buffer of this shape."""
 
@@ -45,6 +50,15 @@ class Address(NamedTuple):
     def params(self) -> Params:
         return row_params("in_place", "drop", batch_dims=self.axis, index_dims=len(self.sizes))
 
+    def of_one(self, axes: int) -> "Address":
+        """The same in what one example has along so many first axes."""
+        return self._replace(shape=self.shape[axes:], batch=self.batch - axes, axis=self.axis - axes)
+
+    @property
+    def length_of_one(self) -> int:
+        """How many rows there are for each index."""
+        return self.length or 1
+
     @property
     def behind(self) -> int:
         """The first axis behind those along which it starts."""
@@ -55,8 +69,7 @@ class Address(NamedTuple):
 
         `whole` are the starts along the axes of which all is taken.
         """
-        length = self.length or 1
-        lasts = [*(size - 1 for size in self.sizes[:-1]), self.sizes[-1] - length]
+        lasts = [*(size - 1 for size in self.sizes[:-1]), self.sizes[-1] - self.length_of_one]
         at: Any = None
         inside: Any = None
         for start, size, last in zip(starts, self.sizes, lasts, strict=True):
@@ -69,7 +82,7 @@ class Address(NamedTuple):
         if inside is not None:
             for start in whole:
                 inside &= start == 0
-            at = jnp.where(inside, at, np.int32(-length))  # all of a window is left out
+            at = jnp.where(inside, at, np.int32(-self.length_of_one))  # all of a window is left out
         return self._over_axes(self._windows(at)), inside
 
     def _windows(self, first: Array) -> Array:
@@ -111,20 +124,23 @@ def _as_int32(start: Array, size: int) -> Array:
     return start.astype(np.int32)
 
 
-def has_rows(aval: Any) -> bool:
-    """Whether a buffer is of a type that row ops have, and large enough for them to matter."""
+def has_rows(aval: Any, examples: int = 1) -> bool:
+    """Whether a buffer is of a type that row ops have, and large enough for them to matter.
+
+    Examples that have indices of their own are updated one by one, and each of them has to be large as well.
+    """
     dtype, size = aval.dtype, math.prod(aval.shape)
     if jnp.issubdtype(dtype, jax.dtypes.extended) or aval.weak_type or not 1 < size <= INT32_MAX:
         return False
-    return size * np.dtype(dtype).itemsize >= LEAST_BYTES and not is_packed(dtype)
+    return size * np.dtype(dtype).itemsize >= max(LEAST_BYTES, examples * LEAST_BYTES // 4) and not is_packed(dtype)
 
 
 def _address(aval: Any, taken: Sequence[int], batch: int, starts: Sequence[int], *, drops: bool) -> Address | None:
     """The address of what takes so much of each axis, from somewhere along the axes `starts` on."""
     shape = aval.shape
     whole = tuple(d for d in starts if taken[d] == shape[d])
-    starts = [d for d in starts if d not in whole]
-    if not starts or not has_rows(aval):
+    starts = [int(d) for d in starts if d not in whole]  # a gather may give numbers of NumPy's
+    if not starts or not has_rows(aval, math.prod(shape[:batch])):
         return None
     first, last = min(starts), max(starts)
     if sorted(starts) != list(range(first, last + 1)) or first < batch:
@@ -206,8 +222,13 @@ def dynamic_update_slice(eqn: Any, operands: Sequence[Value]) -> list[Value] | N
 
 
 def _read(buffer: Value, index: Array, address: Address) -> Array:
-    """The rows. Of what has been selected from a buffer and zeros, the buffer is asked."""
-    part, guard = buffer.part, buffer.guard
+    """The rows. What all examples share, and what has been selected from a buffer and zeros, is read itself."""
+    part, guard, shared = buffer.part, buffer.guard, buffer.shared
+    if shared is not None and (axes := len(buffer.shape) - len(shared.shape)) <= address.batch:
+        read = functools.partial(_read, shared, address=address.of_one(axes))
+        for _ in range(axes):
+            read = jax.vmap(read)
+        return read(index)
     if part is not None and not part.updates and part.active.mask.ndim <= address.axis:
         return ta_read_p.bind(*arrays([part.whole]), index, part.active.of_positions(index), **address.params)
     if guard is not None and buffer.before is not None and guard.mask.ndim <= address.axis:
@@ -308,7 +329,10 @@ def _gathered(eqn: Any, numbers: _Numbers, taken: Sequence[int]) -> _Gathered | 
         mode == lax.GatherScatterMode.PROMISE_IN_BOUNDS and eqn.primitive.name != "gather"
     )
     address = _address(buffer, taken, batch, numbers.starts, drops=drops)
-    return None if address is None else _Gathered(address, numbers, tuple(taken))
+    rows = math.prod(indices.shape[batch:-1])
+    if address is None or rows * address.length_of_one >= _LARGE_SHARE * math.prod(address.sizes):
+        return None
+    return _Gathered(address, numbers, tuple(taken))
 
 
 def gather(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
@@ -395,7 +419,18 @@ def is_of_rows(eqn: Any) -> bool:
     return (name == "gather" or name in _SCATTERS) and has_rows(eqn.invars[0].aval)
 
 
+def broadcast_in_dim(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
+    """Of a buffer for all examples of a batch, as `jax.vmap` makes of one that both sides of a `cond` use."""
+    of, dims, source = eqn.outvars[0].aval, eqn.params["broadcast_dimensions"], operands[0]
+    axes = of.ndim - len(dims)
+    is_shared = axes > 0 and tuple(dims) == tuple(range(axes, of.ndim)) and source.shape == of.shape[axes:]
+    if not is_shared or len(operands) > 1 or not has_rows(eqn.invars[0].aval):
+        return None
+    return [Value(bodies.bind(eqn, [source.array])[0], shared=source)]
+
+
 RULES: dict[str, Callable[[Any, Sequence[Value]], list[Value] | None]] = {
+    "broadcast_in_dim": broadcast_in_dim,
     "slice": slice_,
     "pad": pad,
     "dynamic_slice": dynamic_slice,

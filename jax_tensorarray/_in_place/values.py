@@ -93,6 +93,7 @@ class Value:
         guard: where it is `before`; elsewhere it is the same without a derivative.
         stopped: the value of which this is the same without a derivative; else None.
         repeated: the value of which this one repeats each element along further axes; else None.
+        shared: the value that this one is for each of the examples along new first axes; else None.
         is_used: whether something but the next update uses it.
         is_given: whether it, or the version that it was made of, has been there before what is evaluated.
     """
@@ -108,6 +109,7 @@ class Value:
         "only",
         "part",
         "repeated",
+        "shared",
         "stopped",
         "update",
     )
@@ -123,12 +125,13 @@ class Value:
         guard: Predicate | None = None,
         stopped: "Value | None" = None,
         repeated: "Value | None" = None,
+        shared: "Value | None" = None,
         is_given: bool = False,
     ) -> None:
         self.literal = array if isinstance(array, complex | float | int) else None  #: the number of Python's that it is
         self.array = array if self.literal is None else np.asarray(array, jnp.result_type(array))
         self.before, self.update, self.only = before, update, only
-        self.part, self.guard, self.stopped, self.repeated = part, guard, stopped, repeated
+        self.part, self.guard, self.stopped, self.repeated, self.shared = part, guard, stopped, repeated, shared
         self.is_used = False
         self.is_given: bool = is_given or (before is not None and before.is_given)
         self._mask: Array = None
