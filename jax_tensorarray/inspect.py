@@ -327,4 +327,4 @@ def readable(num_bytes: int) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(importlib.import_module("jax_tensorarray._doctor").main())
+    sys.exit(importlib.import_module("jax_tensorarray._doctor_command").main())

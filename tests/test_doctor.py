@@ -17,7 +17,7 @@ import pytest
 from jax import lax
 
 from jax_tensorarray import _compat, in_place, ta_read, ta_write
-from jax_tensorarray._doctor import main
+from jax_tensorarray._doctor_command import main
 from jax_tensorarray.inspect import LoopCopyError, forbid_copies, watch
 
 PROGRAM = """

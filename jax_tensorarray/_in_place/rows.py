@@ -28,7 +28,7 @@ from jax_tensorarray._register import Params, is_packed, row_params
 Array = Any
 
 #: What is done to all of a smaller buffer takes no longer than what is done to a row of it.
-LEAST_BYTES = 4096
+LEAST_BYTES = 1024
 
 
 #: What goes to at least this share of all rows takes about as long as a copy of them.
@@ -132,7 +132,7 @@ def has_rows(aval: Any, examples: int = 1) -> bool:
     dtype, size = aval.dtype, math.prod(aval.shape)
     if jnp.issubdtype(dtype, jax.dtypes.extended) or aval.weak_type or not 1 < size <= INT32_MAX:
         return False
-    return size * np.dtype(dtype).itemsize >= max(LEAST_BYTES, examples * LEAST_BYTES // 4) and not is_packed(dtype)
+    return size * np.dtype(dtype).itemsize >= examples * LEAST_BYTES and not is_packed(dtype)
 
 
 def _address(aval: Any, taken: Sequence[int], batch: int, starts: Sequence[int], *, drops: bool) -> Address | None:

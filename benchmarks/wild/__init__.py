@@ -1,0 +1,1 @@
+"""Public programs under the doctor and `in_place`."""

@@ -1,0 +1,555 @@
+"""Programs of public libraries, as their documentation writes them. `n` is what grows."""
+
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+#: Makes a function and its arguments from a size.
+Make = Callable[[int], tuple[Callable[..., Any], tuple[Any, ...]]]
+
+
+class Program(NamedTuple):
+    """A program: `kind` and `what` describe it, `small` and `large` are its sizes.
+
+    `gradient` says whether the sum of its results is differentiated by its first argument too. `note` says what its
+    maintainers could change, or why nothing is gained.
+    """
+
+    library: str
+    kind: str
+    what: str
+    n: str
+    small: int
+    large: int
+    make: Make
+    gradient: bool = False
+    note: str = ""
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return self.make.__name__
+
+
+PROGRAMS: list[Program] = []
+
+
+def program(library: str, kind: str, what: str, n: str, small: int, large: int, **more: Any) -> Callable[[Make], Make]:
+    """Register what makes a program."""
+
+    def register(make: Make) -> Make:
+        PROGRAMS.append(Program(library, kind, what, n, small, large, make, **more))
+        return make
+
+    return register
+
+
+KEY = jax.random.key(0)
+
+
+@program(
+    "mctx",
+    "tree search",
+    "gumbel_muzero_policy, 16 roots, 32 actions",
+    "simulations",
+    100,
+    400,
+    note="""`backward` is a `while_loop` under `vmap`, for which JAX selects between whole trees at every level. One
+loop for the batch, `while jnp.any(index != ROOT_INDEX)`, in which a search that has finished writes out of range,
+`x.at[batch_range, jnp.where(going, parent, n)].set(v, mode="drop")`, gave the same trees bit for bit and took 157 ms
+in place of 791 ms at 400 simulations, `in_place` 111 ms. Two arrays are still copied then.""",
+)
+def mctx_search(n: int) -> Any:
+    import mctx
+
+    roots, actions, width = 16, 32, 16
+
+    def recurrent(params: Any, key: Any, action: Any, state: Any) -> Any:
+        state = jnp.tanh(state @ params["w"] + jax.nn.one_hot(action, actions) @ params["a"])
+        step = mctx.RecurrentFnOutput(
+            reward=state[:, 0],
+            discount=jnp.full(roots, 0.97),
+            prior_logits=state @ params["p"],
+            value=state @ params["v"],
+        )
+        return step, state
+
+    keys = jax.random.split(KEY, 6)
+    shapes = {"w": (width, width), "a": (actions, width), "p": (width, actions), "v": (width,)}
+    params = {name: jax.random.normal(k, shape) / 4 for k, (name, shape) in zip(keys, shapes.items(), strict=False)}
+    logits, state = jax.random.normal(keys[4], (roots, actions)), jax.random.normal(keys[5], (roots, width))
+    root = mctx.RootFnOutput(prior_logits=logits, value=jnp.zeros(roots), embedding=state)
+
+    def search(key: Any) -> Any:
+        return mctx.gumbel_muzero_policy(params, key, root, recurrent, num_simulations=n)
+
+    return search, (KEY,)
+
+
+@program(
+    "optax",
+    "assignment",
+    "assignment.hungarian_algorithm, vmap of 16",
+    "rows",
+    32,
+    128,
+    note="""The vectors that are copied have 130 numbers for each example: to copy them takes no longer than to write
+one row.""",
+)
+def optax_assignment(n: int) -> Any:
+    from optax import assignment
+
+    costs = jax.random.uniform(KEY, (16, n, n))
+    return jax.vmap(assignment.hungarian_algorithm), (costs,)
+
+
+@program("optax", "optimiser", "lbfgs on Rosenbrock's function, 100 steps", "memory", 50, 200)
+def optax_lbfgs(n: int) -> Any:
+    import optax
+
+    def rosenbrock(x: Any) -> Any:
+        return jnp.sum(100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2)
+
+    def minimized(x: Any) -> Any:
+        method = optax.lbfgs(memory_size=n)
+        value_and_grad = optax.value_and_grad_from_state(rosenbrock)
+
+        def step(carry: Any, _: Any) -> Any:
+            x, state = carry
+            value, grad = value_and_grad(x, state=state)
+            update, state = method.update(grad, state, x, value=value, grad=grad, value_fn=rosenbrock)
+            return (optax.apply_updates(x, update), state), value
+
+        return lax.scan(step, (x, method.init(x)), None, length=100)[1]
+
+    return minimized, (jnp.linspace(-1, 1, 100),)
+
+
+@program(
+    "ott-jax",
+    "dynamic programming",
+    "univariate.north_west_solver",
+    "points",
+    1000,
+    4000,
+    gradient=True,
+    note="""The loop carries the marginals, the duals and the pairs, of which a `cond` under `vmap` selects the whole
+arrays. A step needs no more than numbers of the one before: a `lax.scan` that carries `i`, `j`, what is left of the
+two masses and the two last duals, stacks the others as outputs, and puts the duals in place by one `.at[].set`
+behind the loop, gave equal results in 0.88 ms in place of 20 ms, and the gradient in 1.0 ms in place of 350 ms, at
+4000 points.""",
+)
+def ott_north_west(n: int) -> Any:
+    from ott.geometry import pointcloud
+    from ott.problems.linear import linear_problem
+    from ott.solvers.linear import univariate
+
+    keys = jax.random.split(KEY)
+    x, y = (jax.random.normal(key, (n, 1)) for key in keys)
+
+    def cost(x: Any) -> Any:
+        problem = linear_problem.LinearProblem(pointcloud.PointCloud(x, y))
+        return univariate.north_west_solver(problem).ot_costs
+
+    return cost, (x,)
+
+
+@program(
+    "ott-jax", "solver", "sinkhorn without implicit differentiation, 100 iterations", "points", 64, 256, gradient=True
+)
+def ott_sinkhorn(n: int) -> Any:
+    from ott.geometry import pointcloud
+    from ott.problems.linear import linear_problem
+    from ott.solvers.linear import sinkhorn
+
+    keys = jax.random.split(KEY)
+    x, y = (jax.random.normal(key, (n, 4)) for key in keys)
+    solve = sinkhorn.Sinkhorn(implicit_diff=None, min_iterations=100, max_iterations=100)
+
+    def cost(x: Any) -> Any:
+        return solve(linear_problem.LinearProblem(pointcloud.PointCloud(x, y))).reg_ot_cost
+
+    return cost, (x,)
+
+
+@program(
+    "matfree",
+    "solver",
+    "low_rank.cholesky_partial_pivot of a Gram matrix",
+    "rank",
+    100,
+    400,
+    gradient=True,
+    note="""`_swap_rows` writes one row and then the other, while the first version is still read. To read both and
+write both, `arr.at[jnp.stack([i, j])].set(arr[jnp.stack([j, i])])`, took 24 ms in place of 46 ms at rank 400, as
+`in_place` does. The gradient is another matter: each step computes with all of the factor (`L @ L[i]`), so JAX keeps
+all of it for each.""",
+)
+def matfree_cholesky(n: int) -> Any:
+    from matfree import low_rank
+
+    x = jax.random.normal(KEY, (800, 3))
+
+    def factor(x: Any) -> Any:
+        def element(i: Any, j: Any) -> Any:
+            return jnp.exp(-jnp.sum((x[i] - x[j]) ** 2)) + 0.1 * (i == j)
+
+        return low_rank.cholesky_partial_pivot(element, nrows=len(x), rank=n)()[0]
+
+    return factor, (x,)
+
+
+@program("matfree", "solver", "decomp.tridiag_sym, Lanczos without custom_vjp", "vectors", 50, 200, gradient=True)
+def matfree_lanczos(n: int) -> Any:
+    from matfree import decomp
+
+    diagonal = jnp.linspace(1, 100, 2000)
+    decompose = decomp.tridiag_sym(n, reortho="none", custom_vjp=False, materialize=False)
+
+    def decomposed(diagonal: Any) -> Any:
+        found = decompose(lambda x, d: d * x + 0.1 * jnp.roll(x, 1) + 0.1 * jnp.roll(x, -1), jnp.ones(2000), diagonal)
+        return found.J_small
+
+    return decomposed, (diagonal,)
+
+
+@program(
+    "matfree",
+    "solver",
+    "decomp.hessenberg, Arnoldi without custom_vjp",
+    "vectors",
+    50,
+    200,
+    gradient=True,
+    note="""Every step multiplies by all vectors so far, and JAX keeps all of them for each. The library's
+`custom_vjp`, its default, is the cure; it is off here.""",
+)
+def matfree_arnoldi(n: int) -> Any:
+    from matfree import decomp
+
+    matrix = jax.random.normal(KEY, (400, 400)) / 20
+    decompose = decomp.hessenberg(n, reortho="none", custom_vjp=False)
+    return lambda matrix: decompose(lambda x, m: m @ x, jnp.ones(400), matrix).J_small, (matrix,)
+
+
+@program("jax", "solver", "scipy.sparse.linalg.gmres, one restart", "restart", 50, 200)
+def jax_gmres(n: int) -> Any:
+    from jax.scipy.sparse.linalg import gmres
+
+    matrix = jnp.eye(1000) * 2 + jax.random.normal(KEY, (1000, 1000)) / 40
+    return lambda b: gmres(lambda x: matrix @ x, b, restart=n, maxiter=1, solve_method="incremental")[0], (
+        jnp.ones(1000),
+    )
+
+
+@program(
+    "jaxkd",
+    "graph and tree",
+    "nearest neighbours in a k-d tree, 256 queries",
+    "neighbours",
+    16,
+    64,
+    note="""The list of each query has no more than 64 neighbours: to select all of it takes no longer than to write
+one.""",
+)
+def jaxkd_neighbours(n: int) -> Any:
+    import jaxkd
+
+    points = jax.random.normal(KEY, (5000, 3))
+    return lambda points: jaxkd.build_and_query(points, points[:256], k=n), (points,)
+
+
+@program(
+    "jaxscape", "graph and tree", "LCPDistance, Bellman-Ford from 8 vertices", "side of a grid", 16, 32, gradient=True
+)
+def jaxscape_paths(n: int) -> Any:
+    import jaxscape
+
+    def distance(grid: Any) -> Any:
+        graph = jaxscape.GridGraph(grid, fun=lambda x, y: (x + y) / 2)
+        return jaxscape.LCPDistance()(graph, sources=jnp.arange(8), targets=jnp.arange(n * n))
+
+    return distance, (jax.random.uniform(KEY, (n, n), minval=0.1),)
+
+
+@program("diffrax", "solver", "Tsit5 with SaveAt(ts), 64 variables", "saved times", 250, 1000, gradient=True)
+def diffrax_saved(n: int) -> Any:
+    import diffrax
+
+    def solved(y: Any) -> Any:
+        return diffrax.diffeqsolve(
+            diffrax.ODETerm(lambda t, y, args: jnp.sin(jnp.roll(y, 1)) - y),
+            diffrax.Tsit5(),
+            0.0,
+            10.0,
+            10.0 / n,
+            y,
+            saveat=diffrax.SaveAt(ts=jnp.linspace(0, 10, n)),
+            stepsize_controller=diffrax.PIDController(1e-4, 1e-4, dtmax=10.0 / n),
+            max_steps=2 * n,
+        ).ys
+
+    return solved, (jnp.linspace(-1, 1, 64),)
+
+
+@program(
+    "equinox",
+    "solver",
+    "internal.while_loop(kind='bounded') that reads and writes rows",
+    "steps",
+    64,
+    256,
+    gradient=True,
+    note="""The loop copies what it carries and selects between the copies. `buffers=lambda carry: carry[1]`, which
+tells it what is written, does not change that where the loop reads rows as well.""",
+)
+def equinox_loop(n: int) -> Any:
+    from equinox.internal import while_loop
+
+    def filled(x: Any) -> Any:
+        def body(carry: Any) -> Any:
+            i, rows = carry
+            return i + 1, rows.at[i].set(jnp.sin(rows[i - 1]) + rows[i // 2])
+
+        return while_loop(lambda c: c[0] < n, body, (1, x), max_steps=n, kind="bounded")[1]
+
+    return filled, (jnp.ones((n, 64)),)
+
+
+@program(
+    "blackjax",
+    "sampler",
+    "nuts, 16 chains of 20 draws",
+    "dimensions",
+    100,
+    400,
+    note="""The checkpoints of a chain are written in a `cond` within two `while_loop`s under `vmap`. `in_place`
+masks the write; the selects of the loops around it stay, since a whole new array comes out of the loop inside.""",
+)
+def blackjax_nuts(n: int) -> Any:
+    import blackjax
+
+    def chain(key: Any) -> Any:
+        nuts = blackjax.nuts(lambda x: -0.5 * jnp.sum(x**2 * jnp.linspace(1, 9, n)), 0.1, jnp.ones(n))
+
+        def step(state: Any, key: Any) -> Any:
+            state, _ = nuts.step(key, state)
+            return state, state.position
+
+        return lax.scan(step, nuts.init(jnp.ones(n)), jax.random.split(key, 20))[1]
+
+    return jax.vmap(chain), (jax.random.split(KEY, 16),)
+
+
+@program("numpyro", "sampler", "NUTS through fori_collect", "draws", 250, 1000)
+def numpyro_nuts(n: int) -> Any:
+    import numpyro
+    from numpyro.infer import NUTS
+    from numpyro.util import fori_collect
+
+    y = jnp.linspace(-1, 1, 20)
+
+    def model(y: Any) -> None:
+        mean = numpyro.sample("mean", numpyro.distributions.Normal(jnp.zeros(20), 1).to_event(1))
+        numpyro.sample("y", numpyro.distributions.Normal(mean, 1).to_event(1), obs=y)
+
+    def sampled(key: Any) -> Any:
+        kernel = NUTS(model)
+        state = kernel.init(key, 5, None, (y,), {})
+        return fori_collect(0, n, lambda s: kernel.sample(s, (y,), {}), state, transform=lambda s: s.z, progbar=False)
+
+    return sampled, (KEY,)
+
+
+@program(
+    "flashbax",
+    "replay buffer",
+    "add and sample of an item buffer, 500 steps",
+    "length",
+    2500,
+    10000,
+    note="""Nothing is copied. `in_place` is faster because it reads the sampled rows by one call.""",
+)
+def flashbax_items(n: int) -> Any:
+    import flashbax
+
+    buffer = flashbax.make_item_buffer(max_length=n, min_length=1, sample_batch_size=8)
+
+    def filled(key: Any) -> Any:
+        def step(state: Any, key: Any) -> Any:
+            state = buffer.add(state, {"x": jax.random.normal(key, (64,))})
+            return state, buffer.sample(state, key).experience["x"].sum()
+
+        return lax.scan(step, buffer.init({"x": jnp.zeros(64)}), jax.random.split(key, 500))[1]
+
+    return filled, (KEY,)
+
+
+@program("flashbax", "replay buffer", "prioritised trajectories, 8 environments, 200 steps", "length", 1000, 4000)
+def flashbax_prioritised(n: int) -> Any:
+    import flashbax
+
+    buffer = flashbax.make_prioritised_trajectory_buffer(
+        add_batch_size=8,
+        sample_batch_size=8,
+        sample_sequence_length=4,
+        period=1,
+        min_length_time_axis=8,
+        max_length_time_axis=n,
+    )
+
+    def filled(key: Any) -> Any:
+        def step(state: Any, key: Any) -> Any:
+            state = buffer.add(state, {"x": jax.random.normal(key, (8, 8, 16))})
+            sample = buffer.sample(state, key)
+            state = buffer.set_priorities(state, sample.indices, sample.experience["x"].sum((1, 2)) ** 2 + 0.1)
+            return state, sample.experience["x"].sum()
+
+        return lax.scan(step, buffer.init({"x": jnp.zeros(16)}), jax.random.split(key, 200))[1]
+
+    return filled, (KEY,)
+
+
+@program(
+    "jumanji",
+    "environment",
+    "BinPack-v2, a random policy, vmap of 16",
+    "steps",
+    20,
+    80,
+    note="""Every step makes all of the 40 empty spaces anew, and that is what it should do.""",
+)
+def jumanji_bin_pack(n: int) -> Any:
+    return _environment("BinPack-v2", n)
+
+
+@program(
+    "jumanji",
+    "environment",
+    "Snake-v1, a random policy, vmap of 16",
+    "steps",
+    100,
+    400,
+    note="""A board has 12 by 12 cells: to select all of it takes no longer than to write one.""",
+)
+def jumanji_snake(n: int) -> Any:
+    return _environment("Snake-v1", n)
+
+
+def _environment(name: str, n: int) -> Any:
+    import jumanji
+
+    environment = jumanji.make(name)
+
+    def rollout(key: Any) -> Any:
+        state, step = environment.reset(key)
+
+        def act(carry: Any, key: Any) -> Any:
+            state, step = carry
+            mask = step.observation.action_mask
+            action = jax.random.categorical(key, jnp.where(mask.ravel(), 0.0, -1e9))
+            action = jnp.stack(jnp.unravel_index(action, mask.shape)) if mask.ndim > 1 else action
+            state, step = environment.step(state, action)
+            return (state, step), step.reward
+
+        return lax.scan(act, (state, step), jax.random.split(key, n))[1]
+
+    return jax.vmap(rollout), (jax.random.split(KEY, 16),)
+
+
+@program(
+    "pgx",
+    "environment",
+    "go_9x9, a random policy, vmap of 16",
+    "moves",
+    50,
+    200,
+    note="""A board has 81 points, and a game keeps 162 hashes of 8 bytes: to select all of these takes no longer
+than to write one.""",
+)
+def pgx_go(n: int) -> Any:
+    import pgx
+
+    environment = pgx.make("go_9x9")
+
+    def game(key: Any) -> Any:
+        def move(state: Any, key: Any) -> Any:
+            action = jax.random.categorical(key, jnp.where(state.legal_action_mask, 0.0, -1e9))
+            state = environment.step(state, action)
+            return state, state.rewards
+
+        return lax.scan(move, environment.init(key), jax.random.split(key, n))
+
+    return jax.vmap(game), (jax.random.split(KEY, 16),)
+
+
+@program("flax", "recurrent network", "linen.RNN of an LSTMCell, batch of 8", "steps", 100, 400, gradient=True)
+def flax_lstm(n: int) -> Any:
+    from flax import linen as nn
+
+    model, x = nn.RNN(nn.LSTMCell(64)), jnp.ones((8, n, 16))
+    return lambda params: model.apply(params, x), (model.init(KEY, x),)
+
+
+@program("keras", "recurrent network", "Bidirectional GRU with a mask, batch of 8", "steps", 100, 400, gradient=True)
+def keras_gru(n: int) -> Any:
+    os.environ["KERAS_BACKEND"] = "jax"
+    import keras
+
+    layer = keras.layers.Bidirectional(keras.layers.GRU(64, return_sequences=True))
+    x, mask = jax.random.normal(KEY, (8, n, 16)), jnp.arange(n) < jnp.arange(1, 9)[:, None] * n // 8
+    layer(x, mask=mask)
+    weights, others = ([v.value for v in vs] for vs in (layer.trainable_variables, layer.non_trainable_variables))
+    return lambda weights: layer.stateless_call(weights, others, x, mask=mask)[0], (weights,)
+
+
+@program("optax", "dynamic programming", "ctc_loss, batch of 8", "frames", 100, 400, gradient=True)
+def optax_ctc(n: int) -> Any:
+    import optax
+
+    logits = jax.random.normal(KEY, (8, n, 32))
+    labels = jax.random.randint(KEY, (8, n // 4), 1, 32)
+    paddings = jnp.zeros((8, n)), jnp.zeros((8, n // 4))
+    return lambda logits: optax.losses.ctc_loss(logits, paddings[0], labels, paddings[1]), (logits,)
+
+
+@program(
+    "jaxopt",
+    "optimiser",
+    "LBFGS, 50 unrolled steps",
+    "history",
+    50,
+    200,
+    gradient=True,
+    note="""The history is written at one place and read backwards from there by two scans in the same step, one of
+which XLA puts behind the write. 40 KiB a step at a history of 200 are no loss beside the scans.""",
+)
+def jaxopt_lbfgs(n: int) -> Any:
+    import jaxopt
+
+    def minimum(scale: Any) -> Any:
+        def f(x: Any) -> Any:
+            return jnp.sum(scale * (x - 1) ** 2) + jnp.sum((x[1:] - x[:-1] ** 2) ** 2)
+
+        options = {"implicit_diff": False, "linesearch": "backtracking"}
+        solver = jaxopt.LBFGS(f, maxiter=50, tol=0.0, history_size=n, maxls=4, **options)
+        return solver.run(jnp.zeros(100)).params
+
+    return minimum, (jnp.linspace(1, 2, 100),)
+
+
+@program("tinygp", "dynamic programming", "a quasiseparable solve", "points", 1000, 4000, gradient=True)
+def tinygp_solve(n: int) -> Any:
+    import tinygp
+
+    t = jnp.linspace(0, 100, n)
+
+    def likelihood(scale: Any) -> Any:
+        kernel = tinygp.kernels.quasisep.Matern32(scale)
+        return tinygp.GaussianProcess(kernel, t, diag=0.1).log_probability(jnp.sin(t))
+
+    return likelihood, (jnp.asarray(1.5),)

@@ -1,0 +1,123 @@
+"""The table of the documentation, its picture, and the rows of the README."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from benchmarks.wild.measure import Found, Row
+from benchmarks.wild.programs import PROGRAMS, Program
+from jax_tensorarray.inspect import readable
+
+#: What is faster or slower by less than this is no difference: so much do equal programs differ.
+NOISE = 1.15
+
+BEGIN, END = "<!-- python -m benchmarks.wild: begin -->", "<!-- end -->"
+
+BY_NAME = {program.name: program for program in PROGRAMS}
+
+
+def table(rows: Sequence[Row]) -> str:
+    """All programs, those that gain most first."""
+    head = "| program | grows | | found | as it is | `in_place` | |\n|---|---|---|---|---|---|---|"
+    lines = [line for row in sorted(rows, key=gain, reverse=True) for line in _lines(row)]
+    return "\n".join([head, *lines])
+
+
+def best(rows: Sequence[Row], number: int = 3) -> str:
+    """The rows of the README: what gains most of all libraries, one of each."""
+    chosen: dict[str, Row] = {}
+    for row in sorted(rows, key=gain, reverse=True):
+        chosen.setdefault(BY_NAME[row.name].library, row)
+    lines = ["| public program | as it is | under `in_place` |", "|---|---|---|"]
+    for row in list(chosen.values())[:number]:
+        program, (which, found) = BY_NAME[row.name], max(_largest(row), key=lambda pair: pair[1].gain)
+        what = f"{program.library} {row.version}, {program.what}, {found.size} {program.n}"
+        lines.append(f"| {what}{which and f', {which}'} | {_ms(found.before)} | {_ms(found.after)} |")
+    return "\n".join(lines)
+
+
+def gain(row: Row) -> float:
+    """How many times as fast the larger program is, forward or backward."""
+    return max(found.gain for _, found in _largest(row))
+
+
+def _largest(row: Row) -> Iterator[tuple[str, Found]]:
+    for which, sizes in (("", row.forward), ("gradient", row.gradient)):
+        if sizes:
+            yield which, sizes[-1]
+
+
+def _lines(row: Row) -> Iterator[str]:
+    program = BY_NAME[row.name]
+    first = f"**{program.library}** {row.version}, {program.what}"
+    sizes = f"{program.n}: " + ", ".join(str(found.size) for found in row.forward)
+    for which, found in (("forward", row.forward), ("gradient", row.gradient)):
+        if not found:
+            continue
+        before, after = (" → ".join(map(_ms, times)) for times in ([x.before for x in found], [x.after for x in found]))
+        cells = [first, sizes, which, _what_is_found(found[-1]), before, after, _gained(found[-1])]
+        yield f"| {' | '.join(cells)} |"
+        first = sizes = ""
+
+
+def _what_is_found(found: Found) -> str:
+    if not found.copies:
+        return "nothing"
+    left = "none left" if not found.left else f"{found.left} left"
+    return f"{found.copies} in `{found.where}`, {readable(found.num_bytes)} a step; {left}"
+
+
+def _gained(found: Found) -> str:
+    if not found.is_equal:
+        return "**different results**"
+    if 1 / NOISE < found.gain < NOISE:
+        return "the same"
+    return f"{found.gain:.1f} times as fast" if found.gain > 1 else f"{1 / found.gain:.1f} times as slow"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.2g} ms" if seconds < 0.0995 else f"{1e3 * seconds:.0f} ms"
+
+
+def notes() -> str:
+    """What maintainers could change."""
+    return "\n\n".join(f"**{p.library}, {p.what}.** {p.note}" for p in PROGRAMS if p.note)
+
+
+def written(page: str, *parts: str) -> str:
+    """A page with what is between its marks replaced."""
+    for part in parts:
+        before, _, rest = page.partition(BEGIN)
+        _, _, after = rest.partition(END)
+        head = f"{before}{BEGIN}\n\n{part}\n\n{END}"
+        if len(parts) > 1:
+            return head + written(after, *parts[1:])
+        page = head + after
+    return page
+
+
+def draw(rows: Sequence[Row], file: Path) -> None:
+    """A bar for each program and pass: how many times as fast it is."""
+    from matplotlib.figure import Figure
+
+    bars = []
+    for row in sorted(rows, key=gain):
+        program = BY_NAME[row.name]
+        for which, found in _largest(row):
+            bars.append((f"{program.library}, {_short(program)}{which and ', gradient'}", found.gain))
+    figure = Figure(figsize=(8, 0.21 * len(bars) + 0.9), layout="constrained")
+    axes = figure.subplots()
+    colours = ["#2b8a3e" if value > NOISE else "#d9480f" if value < 1 / NOISE else "0.65" for _, value in bars]
+    axes.barh(range(len(bars)), [value - 1 for _, value in bars], left=1, color=colours)
+    axes.set_yticks(range(len(bars)), [name for name, _ in bars], fontsize=7)
+    axes.set_xscale("log")
+    axes.set_xticks([1, 10, 100], ["as fast", "10 times", "100 times"])
+    axes.minorticks_off()
+    axes.set_ylim(-0.7, len(bars) - 0.3)
+    axes.grid(True, axis="x", color="0.9")
+    axes.set_axisbelow(True)
+    axes.set_title("Public programs under in_place, at the larger size", fontsize=10)
+    figure.savefig(file, metadata={"Date": None})
+
+
+def _short(program: Program) -> str:
+    return program.what.split(",")[0].split(" (")[0]
