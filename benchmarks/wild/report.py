@@ -1,5 +1,6 @@
 """The table of the documentation, its picture, and the rows of the README."""
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -80,7 +81,8 @@ def _ms(seconds: float) -> str:
 
 def notes() -> str:
     """What maintainers could change."""
-    return "\n\n".join(f"**{p.library}, {p.what}.** {p.note}" for p in PROGRAMS if p.note)
+    texts = (f"**{p.library}, {p.what}.** {p.note}" for p in PROGRAMS if p.note)
+    return "\n\n".join(textwrap.fill(text, 120, break_on_hyphens=False, break_long_words=False) for text in texts)
 
 
 def written(page: str, *parts: str) -> str:
