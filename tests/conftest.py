@@ -2,6 +2,7 @@
 
 import os
 import sys
+import tempfile
 import zlib
 from collections import Counter
 from pathlib import Path
@@ -31,7 +32,10 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 if library := os.environ.get("TENSORARRAY_EMULATED_GPU"):
     import emulate
 
-    emulate.install(Path(library) if Path(library).is_file() else None)
+    if not Path(library).is_file():
+        library = str(emulate.build(Path(tempfile.mkdtemp())))
+        os.environ["TENSORARRAY_EMULATED_GPU"] = library  # for the processes of xdist, each of which would build it
+    emulate.install(Path(library))
 
 
 @pytest.fixture(scope="module")
