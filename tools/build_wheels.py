@@ -133,7 +133,7 @@ def check_size(file: Path, limit: int) -> None:
 
 
 def check_sdist(sdist: Path) -> str:
-    """Check that an sdist has all files that git tracks, and no built ones. Return what to say of it."""
+    """Check that an sdist has all files that git tracks, and no built ones. Return a summary."""
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     if built := sorted(name for name in names if re.search(r"\.(so|pyc|pyd|dylib|o|whl)$", name)):
@@ -158,7 +158,7 @@ def expected_files(package: str, source: Path) -> set[str]:
 
 
 def check_wheel(wheel: Path, package: str, kind: str, source: Path, version: str) -> str:
-    """Check the tag, each file, and the size of a wheel. Return what to say of it."""
+    """Check the tag, each file, and the size of a wheel. Return a summary."""
     found_package, found_version, python_tag, abi_tag, _ = wheel.name.removesuffix(".whl").split("-")
     wanted = (package, version, *(("cp312", "abi3") if kind == "abi3" else (kind, kind)))
     if (found_package, found_version, python_tag, abi_tag) != wanted:
@@ -211,7 +211,7 @@ def without_package(source: Path, folder: Path) -> Path:
 
 
 def try_wheel(python: Python, wheel: Path, source: Path, work: Path) -> tuple[Path, str]:
-    """Install a CPU wheel and run some of the tests. Return its interpreter, and what to say of it."""
+    """Install a CPU wheel and run some of the tests. Return its interpreter and a summary."""
     folder = work / f"use-{wheel.stem}-{python}"
     inside = virtual_environment(python.executable, folder, wheel, "hypothesis", "pytest", "ml_dtypes")
     tests = without_package(source, work / f"tests-{wheel.stem}-{python}")

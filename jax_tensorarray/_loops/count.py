@@ -225,7 +225,7 @@ def zero_tangents(outs: Sequence[Array]) -> list[Any]:
 
 
 def tangents_of(tapes: Sequence[Tape], moved: Sequence[bool]) -> list[Tape]:
-    """Return the types of tapes for the tangents of the moved tapes."""
+    """Return the types of tapes for the tangents of the flagged tapes."""
     return [(aval.to_tangent_aval(), batch_dims) for aval, batch_dims in chosen(tapes, moved)]
 
 

@@ -182,7 +182,7 @@ class _Masked:
         return _joined(outs, results)
 
     def all_branches(self, branches: Sequence[Any], index: Array, operands: list[Value]) -> list[Value]:
-        """Take every example through all branches. It writes in its own only, and buffers pass from one to the next."""
+        """Take an example through all branches. It writes in its own only; buffers pass on to the next."""
         index = jnp.clip(index, 0, len(branches) - 1)
         results: list[list[Value]] = []
         for b, branch in enumerate(branches):
@@ -276,7 +276,7 @@ def _still(outs: Sequence[Array], carry: Sequence[Value]) -> list[Value]:
 
 
 def _joined(outs: Sequence[Array], results: Sequence[Sequence[Value]]) -> list[Value]:
-    """Return the results of a conditional, with the versions that they are whichever branch is taken.
+    """Return the results of a conditional. A result has a version if all branches agree on it.
 
     If two results are versions of one carry, both lose their version.
     """

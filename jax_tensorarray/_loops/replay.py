@@ -278,7 +278,7 @@ class Mode:
         return []
 
     def batched(self, axis: Axis, lanes: int, own_ends: bool, differ: Sequence[bool], consts: Any, init: Any) -> "Mode":
-        """Return the mode of a loop over a batch of examples, whose flagged consts and carries differ."""
+        """Return the mode for a batch of examples that differ in the flagged consts and in all of the carry."""
         return self
 
     def batched_extra(self, extra: list[Array]) -> list[Array]:

@@ -27,7 +27,7 @@ class Taped(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """A value that is the same in every step, by its number among those."""
+    """A value that is the same in every step, by its number among the shared values."""
 
     number: int
 
@@ -147,7 +147,7 @@ class _Sources:
         return Taped(self.taped.setdefault(v, len(self.taped)))
 
     def compute(self, variables: Sequence[Any], values: dict[Any, Array]) -> list[Array]:
-        """Compute variables that are the same in every step from the values of such inputs."""
+        """Compute variables that are the same in every step. `values` has the inputs that are."""
         needed, eqns = set(variables), []
         for eqn in reversed(self.jaxpr.eqns):
             if not needed.isdisjoint(eqn.outvars):

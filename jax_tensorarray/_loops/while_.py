@@ -165,7 +165,7 @@ def _run(
 
 
 def _is_cheap(cond: Any) -> bool:
-    """Return whether a condition may be evaluated twice a step, as JAX's own loop does if it differs by example."""
+    """Return whether a condition may be evaluated twice a step, as JAX's own loop does for a batched condition."""
     return not cond.effects and not bodies.has_row_ops(cond)
 
 

@@ -263,7 +263,7 @@ class _Partitioner:
         return roles, *roles.all(*ranks)
 
     def _division(self, labels: Any, *shardings: Sequence[HloSharding]) -> Division | None:
-        """Return how the updated buffer is divided, or else the first of the other results and operands that is."""
+        """Return how the buffer is divided or, if it is not, the first other result or operand that is."""
         sides = [*zip(labels[1], shardings[1], strict=True), *zip(labels[0], shardings[0], strict=True)]
         if self.name in ("read", "read_part"):
             sides = [sides[1], *sides]

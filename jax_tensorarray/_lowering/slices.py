@@ -10,8 +10,8 @@ for a call where
   others a branch does, since XLA does not know that it is always run: it returns a 0 beside the row, for the index of
   the update. Either keeps XLA from reading the row once more behind the update, in a fusion of its own.
 
-`lowering` is "auto" for slices as above, "ffi" for calls everywhere, and "xla" for slices also outside of loops, where a
-separate call then has to raise.
+`lowering` is "auto" for slices as above, "ffi" for calls everywhere, and "xla" for slices also outside of loops, where
+a separate call then has to raise.
 """
 
 import functools

@@ -32,7 +32,7 @@ def ta_check(index: Any, size: Any, *, where: Any = None, mode: str | None = Non
         jax.errors.JaxRuntimeError, ValueError: an index is out of range (while running; on a GPU later, see
             `check_errors`).
         TypeError: `index` is not of an integer dtype, `size` not int32, or `where` not bool.
-            ValueError: `size` is not a scalar, `where` does not fit, or `mode` is not one of the above.
+        ValueError: `size` is not a scalar, `where` does not fit, or `mode` is not one of the above.
 
     >>> import jax.numpy as jnp
     >>> ta_check(jnp.array([0, 2]), 3)

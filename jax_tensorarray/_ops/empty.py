@@ -31,7 +31,7 @@ def ta_empty(
         Array of shape `[size, *element_shape]`. It depends on no input, so there is nothing to differentiate.
 
     Raises:
-            TypeError: `size` or `element_shape` is not made of integers, or `dtype` is not one of numbers or bool.
+        TypeError: `size` or `element_shape` is not made of integers, or `dtype` is not a number type or bool.
         ValueError: one of them is negative, or too large for any array.
 
     >>> import jax.numpy as jnp

@@ -51,7 +51,7 @@ def ta_write(
             outside of loops as well. "ffi": always a kernel. JAX_TENSORARRAY_LOWERING overrides "auto".
 
     Returns:
-            The updated buffer. Differentiable in `buffer` and `value`; the last of duplicates gets all of the gradient.
+        The updated buffer. Differentiable in `buffer` and `value`; the last of duplicates gets all of the gradient.
 
     Raises:
         IndexError: a Python or NumPy index is out of range (while tracing).
