@@ -11,7 +11,8 @@ from typing import Any
 from benchmarks import environments
 
 COMMITTED = Path(__file__).parent / "results" / "cpu.json"
-README = environments.ROOT / "README.md"
+#: The pages that have figures of a run.
+PAGES = [environments.ROOT / name for name in ("README.md", "benchmarks/README.md", "docs/porting.md")]
 
 #: A few cases of each kind, in less than two minutes.
 QUICK: dict[str, list[Any]] = {
@@ -80,7 +81,9 @@ def show(arguments: argparse.Namespace) -> None:
 def readme(arguments: argparse.Namespace) -> None:
     from benchmarks import report
 
-    README.write_text(report.readme(README.read_text(), json.loads(arguments.file.read_text())))
+    found = json.loads(arguments.file.read_text())
+    for page in PAGES:
+        page.write_text(report.readme(page.read_text(), found))
 
 
 def show_cases(_: argparse.Namespace) -> None:
@@ -164,7 +167,7 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("file", nargs="?", type=Path, default=COMMITTED)
     one.set_defaults(do=show)
 
-    one = commands.add_parser("readme", help="write the figures of a run into the README")
+    one = commands.add_parser("readme", help="write the figures of a run into the README and the pages")
     one.add_argument("file", nargs="?", type=Path, default=COMMITTED)
     one.set_defaults(do=readme)
 

@@ -289,11 +289,27 @@ def _gradients(figures: _Figures) -> str:
 def _rivals(figures: _Figures) -> str:
     rows = []
     for case in _SHOWN | {"decoder": "", "lstm": "", "beam_search": "", "while_read_earlier": ""}:
-        about = _SHOWN.get(case) or _PORTED.get(case) or "loop with the number of steps known at run time"
+        about = _about(case)
         for derivative in DERIVATIVES[:2]:
             cells = [_best(figures, case, rivals, derivative) for rivals in _FAMILIES.values()]
             rows.append([about if derivative == "forward" else "", derivative, *cells])
     return markdown(["loop, T = 8000", "", *_FAMILIES], rows)
+
+
+#: The loops of the README.
+_FEW = ("write", "read_then_write", "read_beside_write", "swap", "decoder", "beam_search", "while_read_earlier")
+
+
+def _gradients_of_rivals(figures: _Figures) -> str:
+    """A few lines of `_rivals`."""
+    rows = [
+        [_about(case), *(_best(figures, case, rivals, "gradient") for rivals in _FAMILIES.values())] for case in _FEW
+    ]
+    return markdown(["loop, gradient", *_FAMILIES], rows)
+
+
+def _about(case: str) -> str:
+    return _SHOWN.get(case) or _PORTED.get(case) or "loop with the number of steps known at run time"
 
 
 def _best(figures: _Figures, case: str, rivals: Sequence[str], derivative: str) -> str:
@@ -342,11 +358,12 @@ def _summary(report: Report) -> str:
 
 
 def readme(text: str, report: Report) -> str:
-    """The README with the figures of a run between the marks `<!-- figures: NAME -->` and `<!-- end of figures -->`."""
+    """A page with the figures of a run between the marks `<!-- figures: NAME -->` and `<!-- end of figures -->`."""
     figures = _Figures(report)
     made = {
         "gradients": lambda: _gradients(figures),
         "rivals": lambda: _rivals(figures),
+        "best": lambda: _gradients_of_rivals(figures),
         "tensorflow": lambda: _tensorflow(figures),
         "targets": lambda: _summary(report),
     }

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """`jax_tensorarray.inspect` is imported when it is first used: few programs look at themselves."""
+    """Import `jax_tensorarray.inspect` when it is first used, since few programs examine themselves."""
     if name == "inspect":
         return importlib.import_module("jax_tensorarray.inspect")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -23,7 +23,7 @@ from jax_tensorarray import __version__, _ffi, _hlo, in_place
 from jax_tensorarray._programs import Program, ours, plain, programs
 
 PLAIN, REPAIRED, OURS = "plain JAX", "in_place", "jax_tensorarray"
-#: What runs a program: written in plain JAX, that under `in_place`, and written with row ops.
+#: How a program is run: written in plain JAX, the same under `in_place`, and written with row ops.
 SIDES: dict[str, Callable[[Program], Callable[[jax.Array], jax.Array]]] = {
     PLAIN: lambda program: program.with_ops(plain),
     REPAIRED: lambda program: in_place(program.with_ops(plain)),
@@ -47,7 +47,7 @@ WIDTH = 100
 
 
 class Derivative(NamedTuple):
-    """What is computed of a program, a function of `x` with two outputs."""
+    """A derivative of a program, which is a function of `x` with two outputs."""
 
     title: str
     outputs: tuple[str, str]
@@ -64,7 +64,7 @@ second_order = Derivative(
 
 
 class Case(NamedTuple):
-    """A row of a table: a program, what is computed of it, and at which T."""
+    """A row of a table: a program, the derivative computed, the shape of a row, and the values of T."""
 
     program: Program
     derivative: Derivative
@@ -72,7 +72,7 @@ class Case(NamedTuple):
     sizes: tuple[int, ...]
 
     def x(self, T: int) -> np.ndarray[Any, Any]:
-        """The input, the same on every run and machine."""
+        """Return the input, the same on every run and machine."""
         return np.random.default_rng(0).standard_normal((T, *self.row), dtype=np.float32)
 
 
@@ -85,7 +85,7 @@ class Key(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """What a case did on one side. A time is None where the run was left out."""
+    """Measurements of a case on one side. A time is None where the run was left out."""
 
     microseconds: list[float | None]
     copies: int
@@ -106,14 +106,14 @@ class Progress:
         self.shown = sys.stderr.isatty()
 
     def step(self, doing: str) -> None:
-        """One more thing is done, and `doing` is next."""
+        """Count one more thing as done, and show that `doing` is next."""
         self.done += 1
         filled = 30 * self.done // self.total
         seconds = time.perf_counter() - self.start
         self._write(f"[{'#' * filled}{'.' * (30 - filled)}] {self.done}/{self.total}  {seconds:.0f} s  {doing}")
 
     def clear(self) -> None:
-        """Make room for a line of output."""
+        """Clear the line, to make room for output."""
         self._write("")
 
     def _write(self, text: str) -> None:
@@ -126,7 +126,7 @@ class Progress:
 
 
 def compile_all(keys: Sequence[Key], progress: Progress) -> dict[Key, Any]:
-    """Executables. XLA compiles in two threads while this one traces and lowers."""
+    """Compile all keys. XLA compiles in two threads while this one traces and lowers."""
     executables: dict[Key, Any] = {}
     waiting: deque[tuple[Key, Future[Any]]] = deque()
 
@@ -147,7 +147,7 @@ def compile_all(keys: Sequence[Key], progress: Progress) -> dict[Key, Any]:
 
 
 def seconds_of(run: Callable[[jax.Array], Any], x: jax.Array, spend: float = 0.02) -> float:
-    """The shortest of several runs: at least three, unless the first takes long."""
+    """Return the shortest of several runs: at least three, unless the first takes long."""
     times: list[float] = []
     while not times or (times[0] < 5 * spend and (sum(times) < spend or len(times) < 3)):
         start = time.perf_counter()
@@ -179,7 +179,7 @@ def measure(case: Case, side: str, executables: dict[Key, Any], progress: Progre
 
 
 class Check(NamedTuple):
-    """Whether a case gives what plain JAX gives, in one sentence."""
+    """Whether a case gives the same as plain JAX, in one sentence."""
 
     case: Case
     passed: bool
@@ -210,7 +210,7 @@ def check(case: Case, executables: dict[Key, Any]) -> Check:
 
 
 def report_checks(checks: Sequence[Check]) -> Iterator[str]:
-    """A sentence for each failure and for a handful of the others, and one for the rest."""
+    """Yield a sentence for each failure and for a handful of the others, and one for the rest."""
     passed = [c for c in checks if c.passed]
     named = [c for c in passed if c.case.program.name in HANDFUL and c.case.derivative is gradient]
     yield from (f"  ok    {c.sentence}" for c in named)
@@ -229,7 +229,7 @@ def report_checks(checks: Sequence[Check]) -> Iterator[str]:
 
 
 def versions() -> dict[str, str]:
-    """What runs here."""
+    """Return the versions that run here."""
     return {
         "jax_tensorarray": __version__,
         "jax": jax.__version__,
@@ -239,7 +239,7 @@ def versions() -> dict[str, str]:
 
 
 def header() -> Iterator[str]:
-    """Versions, devices and kernels."""
+    """Yield lines with versions, devices and kernels."""
     yield ", ".join(f"{name} {version}" for name, version in versions().items())
     yield "devices   " + ", ".join(f"{d.platform}:{d.id} ({d.device_kind})" for d in jax.devices())
     present = {"cpu"} | {"cuda" if d.platform == "gpu" else d.platform for d in jax.devices()}
@@ -272,7 +272,7 @@ def _factor(value: float | None) -> str:
 
 
 def table(rows: dict[Case, dict[str, Measured]], width: int) -> Iterator[str]:
-    """Cases of the same sizes, the sides beside each other; the first column is `width` wide."""
+    """Yield a table of cases of the same sizes, the sides beside each other. Its first column is `width` wide."""
     side = f"T={next(iter(rows)).sizes[-1]}".rjust(7) + " grows copies"
     sides = {name: side if name == PLAIN else side + " faster" for name in SIDES}
     yield (" " * width + "".join(" |" + name.center(len(text)) for name, text in sides.items())).rstrip()
@@ -293,7 +293,7 @@ def _ratio(measured: dict[str, Measured], side: str) -> float | None:
 
 
 def tables(results: dict[Case, dict[str, Measured]]) -> Iterator[str]:
-    """What the columns mean, and all tables."""
+    """Yield the meaning of the columns, and all tables."""
     sizes = next(iter(results)).sizes
     growth = (
         f"grows: that over the time a step at T / {sizes[-1] // sizes[0]}; "
@@ -320,7 +320,7 @@ def tables(results: dict[Case, dict[str, Measured]]) -> Iterator[str]:
 
 
 def summary(results: dict[Case, dict[str, Measured]]) -> str:
-    """One sentence."""
+    """Return a summary in one sentence."""
     theirs, repaired, mine = (sum(m[side].copies + m[side].other for m in results.values()) for side in SIDES)
     made = (
         f"in all, the loops of plain JAX make a whole buffer in {theirs} places, "
@@ -341,7 +341,7 @@ def summary(results: dict[Case, dict[str, Measured]]) -> str:
 
 
 def plot(results: dict[Case, dict[str, Measured]], file: Path) -> None:
-    """Time a step against T, both axes logarithmic, one panel a case."""
+    """Plot time a step against T, both axes logarithmic, one panel a case."""
     from matplotlib.figure import Figure
 
     columns = min(7, len(results))
@@ -374,7 +374,7 @@ def plot(results: dict[Case, dict[str, Measured]], file: Path) -> None:
 
 
 def cases(quick: bool = False) -> list[Case]:
-    """The rows of the tables: the loop that started this, all others, and a few second derivatives."""
+    """Return the rows of the tables: the loop that started this, all others, and a few second derivatives."""
     sizes = QUICK_SIZES if quick else SIZES
     found = [Case(program, gradient, (64,), sizes) for program in programs.values() if program.name != "issue_15906"]
     if first := programs.get("issue_15906"):
@@ -433,7 +433,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _cannot_plot(file: Path) -> str | None:
-    """Why not, in a sentence, before a minute is spent on what cannot be drawn."""
+    """Return why plotting is impossible, in a sentence, before a minute is spent. None if it is possible."""
     if importlib.util.find_spec("matplotlib") is None:
         return "--plot needs matplotlib. Run `pip install 'jax-tensorarray[plot]'`."
     from matplotlib.backend_bases import FigureCanvasBase

@@ -1,8 +1,8 @@
-"""Which rows of a buffer an op is for: what users pass, as the operands and the parameters of a row op.
+"""Convert the arguments that say which rows of a buffer an op is for to operands and parameters of a row op.
 
-An index addresses rows along one axis. With `axis` those before it are batch axes, for all of which the index is the
-same. A tuple addresses several axes, and becomes one index that counts their rows. `length` makes each index the first
-of that many: an axis more, which `_lowering.mlir.window_of` knows again.
+An index addresses rows along one axis. With `axis`, the axes before it are batch axes, and all of them share the
+index. A tuple addresses several axes, and becomes one index that counts their rows. With `length`, each index is the
+first of that many rows: the index gets one more axis, which `_lowering.mlir.window_of` recognises.
 """
 
 import math
@@ -24,7 +24,7 @@ Array = jax.Array
 
 
 class Rows(NamedTuple):
-    """The operands of a row op but for the value, and its parameters."""
+    """The operands of a row op except the value, and its parameters."""
 
     op: str
     buffer: Array
@@ -34,11 +34,14 @@ class Rows(NamedTuple):
 
     @property
     def operands(self) -> tuple[Any, ...]:
-        """Those of an op that takes no value."""
+        """The operands of an op that takes no value."""
         return (self.buffer, self.at, *self.where)
 
     def with_value(self, value: Any) -> tuple[Any, ...]:
-        """Those of an op that takes one: broadcast to `[*batch, *I, *elem]`, in the dtype of the buffer."""
+        """Return the operands of an op that takes a value.
+
+        The value is broadcast to `[*batch, *I, *elem]` and gets the dtype of the buffer.
+        """
         batch_dims, index_dims = self.params["batch_dims"], self.params["index_dims"]
         rows = _arguments.as_value(self.op, value, self.buffer, self.at.shape, batch_dims, index_dims)
         return (self.buffer, self.at, rows, *self.where)
@@ -55,7 +58,7 @@ def rows(
     mode: str | None = None,
     lowering: str = "auto",
 ) -> Rows:
-    """The rows that `op` is for, by the arguments that all such ops have."""
+    """Return the rows that `op` is for, from the arguments that all such ops have."""
     _arguments.check_lowering(op, lowering)
     if length is None and type(axis) is int and axis == 0 and not isinstance(index, tuple):
         buffer, index, mask, mode = _arguments.row_operands(op, buffer, index, where, mode)
@@ -125,7 +128,7 @@ def _common_shape(op: str, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]
 def _windows(
     op: str, first: Any, length: int, size: int, mode: str | None, *, masked: bool
 ) -> tuple[Index, str | None]:
-    """The numbers from each of an index on, with the mode that is left to check."""
+    """Return the consecutive numbers that start at each entry of an index, and the mode that is left to check."""
     known = _arguments.as_known(op, first)
     if known is not None:
         return _arguments.as_index(op, known[..., None] + np.arange(length), size, mode, masked=masked)
@@ -136,7 +139,7 @@ def _windows(
     firsts = lax.broadcast_in_dim(array, shape, range(array.ndim))
     numbers = firsts + lax.broadcasted_iota(array.dtype, shape, array.ndim)
     if mode != "error" and jnp.iinfo(array.dtype).min == 0:
-        numbers = jnp.where(numbers < firsts, firsts, numbers)  # what wraps to 0 is out of range
+        numbers = jnp.where(numbers < firsts, firsts, numbers)  # a number that wraps to 0 is out of range
     return numbers, mode
 
 
@@ -149,7 +152,7 @@ def _counted(
     mask: Sequence[Array],
     mode: str | None,
 ) -> Index:
-    """One index for those of several axes, which counts the last one fastest; -1 where one of them is out of range."""
+    """Combine the indices of several axes into one, the last axis fastest; -1 where one of them is out of range."""
     total = math.prod(sizes)
     dtype: Any = np.int32 if total <= INT32_MAX else np.int64
     if dtype == np.int64 and not jax.config.jax_enable_x64:
@@ -174,5 +177,5 @@ def _counted(
 
 
 def _for_each(batch: tuple[int, ...], x: Any) -> Any:
-    """An array with batch axes in front, along which it is the same."""
+    """Return the array with batch axes in front, repeated along them."""
     return lax.broadcast_in_dim(x, (*batch, *x.shape), range(len(batch), len(batch) + x.ndim)) if batch else x

@@ -1,4 +1,4 @@
-"""Compile for a platform that need not be there: XLA's compilers need no device, only a description of one."""
+"""Compile for a platform that need not be present: XLA's compilers need no device, only a description of one."""
 
 import functools
 import importlib.util
@@ -10,10 +10,10 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
-#: What NVIDIA says of the H100 SXM, in the words of XLA's GpuTargetConfigProto.
+#: A description of NVIDIA's H100 SXM, as XLA's GpuTargetConfigProto.
 _H100 = Path(__file__).parent / "h100.txtpb"
 
-#: The TPU that programs are compiled for, and its type in the words of libtpu.
+#: The TPU that programs are compiled for, and the name of its type in libtpu.
 _TPU, _TPU_TYPE = "v5e:2x2", "v5litepod-4"
 
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -29,9 +29,9 @@ _COMPILERS = {
 
 
 def compiled_for(platform: str, f: Callable[..., Any], *args: Any, topology: str = _TPU) -> Any:
-    """A function of arrays compiled for a CPU, an H100 or a TPU v5e, of whose arguments only types are looked at.
+    """Compile a function of arrays for a CPU, an H100 or a TPU v5e. Only the types of its arguments matter.
 
-    Raises ImportError where the compiler for the platform is not installed.
+    Raises ImportError if the compiler for the platform is not installed.
     """
     device = jax.sharding.SingleDeviceSharding(devices_of(platform, topology)[0])
     types = jax.eval_shape(lambda *args: args, *args)
@@ -41,7 +41,7 @@ def compiled_for(platform: str, f: Callable[..., Any], *args: Any, topology: str
 
 
 def devices_of(platform: str, topology: str = _TPU) -> list[Any]:
-    """Devices of that kind, which cannot run anything."""
+    """Return devices of that kind, which cannot run anything."""
     if platform == "cpu":
         return jax.devices("cpu")
     if why := why_not(platform):
@@ -50,7 +50,7 @@ def devices_of(platform: str, topology: str = _TPU) -> list[Any]:
 
 
 def why_not(platform: str) -> str:
-    """Why nothing can be compiled for a platform here, or nothing."""
+    """Return the reason why nothing can be compiled for a platform here, or an empty text if it can."""
     module, install = _COMPILERS[platform]
     package = module.partition(".")[0]
     if importlib.util.find_spec(package) is None or importlib.util.find_spec(module) is None:
@@ -61,13 +61,13 @@ def why_not(platform: str) -> str:
 @functools.cache
 def _described_devices(platform: str, topology: str) -> list[Any]:
     if platform == "cuda":
-        # The plugin looks for libraries of CUDA, which only a program that runs needs.
+        # The plugin looks for CUDA libraries, which are only needed to run a program.
         os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
         of_gpu = {"target_config": _H100.read_text(), "topology": "1x1x1"}
         return list(topologies.get_topology_desc("", platform="cuda", **of_gpu).devices)
     # libtpu asks the machine which TPU it has.
     told = {"TPU_SKIP_MDS_QUERY": "1", "TPU_ACCELERATOR_TYPE": _TPU_TYPE, "TPU_WORKER_HOSTNAMES": "localhost"}
-    told["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # there is none that two processes would use at once
+    told["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # there is no TPU that two processes could use at once
     for name, value in told.items():
         os.environ.setdefault(name, value)
     return list(topologies.get_topology_desc(topology_name=topology, platform="tpu").devices)

@@ -12,7 +12,7 @@ from jax_tensorarray._lowering.mlir import LOWERINGS
 
 Array = jax.Array
 
-#: An index that is known is left to NumPy: JAX takes longer to make an array of it than to write a row.
+#: A known index stays in NumPy: JAX takes longer to make an array of it than to write a row.
 Index = jax.Array | np.ndarray[Any, Any]
 
 _INT32_MAX = np.iinfo(np.int32).max
@@ -22,14 +22,14 @@ _short.maxother = _short.maxstring = 80
 
 
 def out_of_range(op: str, index: int, size: int) -> str:
-    """Text of an index error, the same from Python and from the kernels."""
+    """Return the text of an index error, the same from Python and from the kernels."""
     return f"{op}: index {index} is out of range for a TensorArray of size {size}"
 
 
 def row_operands(
     op: str, buffer: Any, index: Any, where: Any, mode: str | None
 ) -> tuple[Array, Index, tuple[Array, ...], str | None]:
-    """What all row ops take, checked and converted; `where` becomes no operand or one."""
+    """Check and convert the operands that all row ops take. `where` becomes one operand or none."""
     buffer, mode = as_buffer(op, buffer), as_mode(op, mode)
     masked = where is not None and where is not True
     index, mode = as_index(op, index, buffer.shape[0], mode, masked=masked)
@@ -40,9 +40,9 @@ _NUMBERS = (bool, int, float, complex)
 
 
 def is_array_like(x: Any) -> bool:
-    """Whether `x` is, or says how to become, an array of numbers.
+    """Return whether `x` is an array of numbers, or says how to become one.
 
-    It is asked and not tried: an error or an interrupt in a conversion is the caller's own, and has to reach him.
+    It is tested rather than tried: an error or an interrupt during a conversion is the caller's own and must reach him.
     """
     if isinstance(x, (*_NUMBERS, jax.Array)):
         return True
@@ -62,7 +62,7 @@ def is_array_like(x: Any) -> bool:
 
 
 def _as_array(op: str, name: str, x: Any, allowed: str) -> Array:
-    """An array of numbers. `jnp.asarray` takes as long as a small op also where there is nothing to do."""
+    """Return an array of numbers. `jnp.asarray` takes as long as a small op even where there is nothing to do."""
     if not isinstance(x, jax.Array):
         if not is_array_like(x):
             raise TypeError(_must_be(op, name, x, allowed) + _way_out(op, x))
@@ -79,7 +79,7 @@ def _refuse_keys(op: str, name: str, dtype: Any) -> None:
 
 
 def _converted(op: str, name: str, x: Any, allowed: str, convert: Any) -> Any:
-    """`convert(x)`. Rows of a list that differ in length are no array, and neither is an integer of no dtype."""
+    """Return `convert(x)`. A ragged list and an integer too large for any dtype raise TypeError."""
     try:
         return convert(x)
     except (ValueError, OverflowError) as error:
@@ -104,7 +104,7 @@ def _way_out(op: str, x: Any) -> str:
 
 
 def as_buffer(op: str, buffer: Any) -> Array:
-    """A buffer `[T, *elem]`."""
+    """Return a buffer `[T, *elem]`."""
     array = _as_array(op, "buffer", buffer, "an array of shape [T, *elem]")
     _refuse_keys(op, "buffer", array.dtype)
     if array.ndim == 0:
@@ -113,22 +113,22 @@ def as_buffer(op: str, buffer: Any) -> Array:
 
 
 def as_mode(op: str, mode: str | None) -> str | None:
-    """One of None, "error" and "drop"."""
+    """Return the mode: None, "error" or "drop"."""
     if mode is not None and not (isinstance(mode, str) and mode in ("error", "drop")):
         raise ValueError(f'{op}: mode must be None, "error" or "drop", got {mode!r}')
     return mode
 
 
 def check_lowering(op: str, lowering: str) -> None:
-    """One of "auto", "ffi" and "xla"."""
+    """Check that the lowering is "auto", "ffi" or "xla"."""
     if not isinstance(lowering, str) or lowering not in LOWERINGS:
         raise ValueError(f'{op}: lowering must be "auto", "ffi" or "xla", got {lowering!r}')
 
 
 def as_index(op: str, index: Any, size: int, mode: str | None, *, masked: bool) -> tuple[Index, str | None]:
-    """An integer index, and the mode that is left to check at run time.
+    """Return an integer index, and the mode that is left to check at run time.
 
-    Indices known while tracing are checked here. `masked` says that a `where` decides, at run time, which count.
+    Indices known while tracing are checked here. `masked` says that a `where` decides at run time which of them count.
     """
     array = _index_like(op, index)
     if not isinstance(array, jax.Array):
@@ -142,11 +142,11 @@ _INTEGERS = "an integer or an array of integers"
 
 
 def _index_like(op: str, index: Any) -> Any:
-    """An index, known or traced, of which the dtype and the range are still to be checked."""
+    """Return an index, known or traced, with its dtype and range still to be checked."""
     if isinstance(index, jax.Array | int):
         return index
     if isinstance(index, np.ndarray) and index.dtype == object:
-        index = index.tolist()  # integers of which some need more than 64 bits
+        index = index.tolist()  # integers, some of which need more than 64 bits
     if isinstance(index, tuple):
         raise TypeError(_must_be(op, "index", index, _INTEGERS))
     if isinstance(index, list):
@@ -162,7 +162,7 @@ def _index_like(op: str, index: Any) -> Any:
 
 
 def as_known(op: str, index: Any) -> np.ndarray[Any, Any] | None:
-    """The integers of an index that is known while tracing, None for any other."""
+    """Return the integers of an index that is known while tracing; None for any other."""
     array = _index_like(op, index)
     return None if isinstance(array, jax.Array) else _as_integers(op, array)
 
@@ -181,7 +181,7 @@ def _as_constant_index(op: str, index: Any, size: int, mode: str | None, *, mask
     for dtype in (np.int32, np.uint32, *((np.int64, np.uint64) if jax.config.jax_enable_x64 else ())):
         if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max:
             return values.astype(dtype), mode
-    # No dtype holds them all. What the widest cannot hold is out of range, and -1 stands for it.
+    # No dtype holds them all. A number that the widest cannot hold is out of range, and becomes -1.
     limits = np.iinfo(np.int64 if jax.config.jax_enable_x64 else np.int32)
     fits = np.asarray((values >= limits.min) & (values <= limits.max), bool)
     if not (fits | stray).all():
@@ -195,7 +195,7 @@ def _as_constant_index(op: str, index: Any, size: int, mode: str | None, *, mask
 
 
 def _as_integers(op: str, index: Any) -> np.ndarray[Any, Any]:
-    """Python or NumPy integers as an array: of dtype object if they need more than 64 bits."""
+    """Return Python or NumPy integers as an array, of dtype object if they need more than 64 bits."""
     values = _converted(op, "index", index, _INTEGERS, np.asarray)
     if not hasattr(index, "dtype") and (values.size == 0 or values.dtype in (np.float64, object)):
         values = np.asarray(index, object)
@@ -214,7 +214,7 @@ def _check_integer(op: str, dtype: Any) -> None:
 
 
 def as_where(op: str, where: Any, shape: tuple[int, ...]) -> tuple[Array, ...]:
-    """No operand if every row takes part, else one mask of the index's shape."""
+    """Return no operand if every row takes part, else one mask of the shape of the index."""
     if where is None or where is True:
         return ()
     array = _as_array(op, "where", where, "bool or an array of bools")
@@ -226,7 +226,7 @@ def as_where(op: str, where: Any, shape: tuple[int, ...]) -> tuple[Array, ...]:
 def as_value(
     op: str, value: Any, buffer: Array, index_shape: tuple[int, ...], batch_dims: int = 0, index_dims: int = 1
 ) -> Array:
-    """A value of the buffer's dtype and of shape `[*batch, *I, *elem]`; `index_shape` is `[*batch, *I]`."""
+    """Return a value of the buffer's dtype and of shape `[*batch, *I, *elem]`; `index_shape` is `[*batch, *I]`."""
     allowed = "an array or a number"
     if isinstance(value, list | tuple):
         raise TypeError(_must_be(op, "value", value, allowed) + "; jnp.asarray makes one of it")
@@ -260,9 +260,9 @@ def _of_dtype(op: str, value: Any, dtype: Any) -> Array:
 
 
 def _divided_as(buffer: Array, rows: Array, dims: Sequence[int | None]) -> Array:
-    """The rows, divided among devices as the buffer is, where types say how: on meshes with explicit axes.
+    """Shard the rows as the buffer is, if its type says how: on meshes with explicit axes.
 
-    `dims` says which axis of the buffer each of theirs is.
+    `dims` maps each axis of the rows to an axis of the buffer.
     """
     whole, own = jax.typeof(buffer), jax.typeof(rows)
     of_buffer = [*whole.sharding.spec, *[None] * whole.ndim]
@@ -285,7 +285,7 @@ def _broadcast(op: str, name: str, array: Array, shape: tuple[int, ...], what: s
 
 
 def as_dtype(op: str, dtype: Any) -> Any:
-    """A dtype that a buffer can have: narrowed where 64-bit types are off, as JAX does."""
+    """Return a dtype that a buffer can have: narrowed where 64-bit types are off, as JAX does."""
     try:
         found = jnp.zeros((), dtype).dtype
     except (TypeError, ValueError) as error:
@@ -295,7 +295,7 @@ def as_dtype(op: str, dtype: Any) -> Any:
 
 
 def as_size(op: str, size: Any, name: str = "size") -> Array:
-    """A scalar number of rows; `name` is what the user knows it by."""
+    """Return a scalar number of rows; `name` is the name of the argument in messages."""
     if isinstance(size, np.ndarray) and not size.ndim:
         size = size[()]
     if isinstance(size, int | np.integer) and not isinstance(size, bool):

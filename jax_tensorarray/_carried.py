@@ -1,7 +1,7 @@
-"""Which operations in the loops of optimised HLO make a buffer anew that the loop carries?
+"""Find the operations in the loops of optimised HLO that make a carried buffer anew.
 
-A *buffer* is an array that a loop carries and that something in the loop reads or updates by rows. Arrays that a loop
-carries and computes as a whole, such as the state of a recurrent network, are none.
+A *buffer* is an array that a loop carries and that something in the loop reads or updates by rows. An array that a
+loop carries and computes as a whole, such as the state of a recurrent network, is not a buffer.
 """
 
 import re
@@ -22,7 +22,7 @@ _UPDATES = {"dynamic-update-slice", "scatter"}
 _READS = {"dynamic-slice", "gather"}
 _MOVES_ROWS = {*_UPDATES, *_READS, "conditional", "get-tuple-element", "tuple", "while"}
 
-# What takes a buffer whole because the program computes with it, and what only names what another one makes.
+# Operations that take a whole buffer because the program computes with it, or that only name another one's result.
 _NO_MATTER = {
     "all-reduce-done",
     "bitcast",
@@ -48,9 +48,9 @@ _NO_MATTER = {
 class Finding(NamedTuple):
     """An operation on a whole buffer; `buffer` is the same for all versions of one.
 
-    `at` are instructions that tell the line of Python, the best first. `swapped` means that the buffer is now in one
-    place of the carry, now in another. `steps` is how often it happens in one run of the program, if XLA knows.
-    `whole` are instructions that compute something else from all rows of a buffer that is copied.
+    `at` are instructions that tell the line of Python, the best first. `swapped` means that the buffer changes its
+    place in the carry. `steps` is how often it happens in one run of the program, if XLA knows. `whole` are
+    instructions that compute something else from all rows of the copied buffer.
     """
 
     kind: str
@@ -64,12 +64,12 @@ class Finding(NamedTuple):
 
 
 def findings(hlo: str) -> Iterator[Finding]:
-    """All operations of loop bodies that make a buffer of their loop anew, or put a whole one into another array."""
+    """Yield the operations of loop bodies that make a buffer of their loop anew, or put it whole into another array."""
     return _Module(hlo).findings()
 
 
 def trip_counts(hlo: str) -> list[int | None]:
-    """How many steps each loop takes whenever it runs, or None where XLA does not know."""
+    """Return how many steps each loop takes whenever it runs, None where XLA does not know."""
     return [_trip_count(line) for line in hlo.splitlines() if " while(" in line]
 
 
@@ -97,12 +97,12 @@ class _Module:
     # --- what runs what ---
 
     def _loops(self) -> dict[str, Instruction]:
-        """Every loop, by the name of its body."""
+        """Return every loop, by the name of its body."""
         loops = (i for found in self.computations.values() for i in found if i.opcode == "while")
         return {match.group(1): i for i in loops if (match := re.search(r"\bbody=%?([\w.\-]+)", i.attributes))}
 
     def _reachable(self, start: Iterable[str], into_loops: bool) -> Iterator[str]:
-        """Computations that run when those of `start` do, without those that are part of a single instruction."""
+        """Yield computations that run together with `start`, except bodies of single instructions such as fusions."""
         todo, seen = list(start), set()
         while todo:
             name = todo.pop()
@@ -115,14 +115,14 @@ class _Module:
                     todo += instruction.callees()
 
     def _steps(self, body: str) -> int | None:
-        """How many steps a loop takes in all, in the loops around it."""
+        """Return how many steps a loop takes in total, over all steps of the loops around it."""
         here = _trip_count(self.loops[body].attributes)
         around = next((b for b, inside in self.loops_in.items() if body in inside), None)
         outside = 1 if around is None else self._steps(around)
         return None if here is None or outside is None else here * outside
 
     def _loops_in(self, body: str) -> set[str]:
-        """The loops that are directly in another."""
+        """Return the loops directly inside another."""
         here = {i.name for name in self._reachable([body], into_loops=False) for i in self.computations[name]}
         return {inner for inner, loop in self.loops.items() if loop.name in here and inner != body}
 
@@ -137,7 +137,7 @@ class _Module:
         return self.by_name[computation][name].opcode == "parameter"
 
     def _slot(self, computation: str, name: str) -> int | None:
-        """Which entry of the carry `name` is, seen through copies."""
+        """Return which entry of the carry `name` is, seen through copies."""
         instruction = self.by_name[computation].get(name)
         while instruction is not None and instruction.opcode in _SAME:
             instruction = self.by_name[computation].get(instruction.operands[0])
@@ -146,7 +146,7 @@ class _Module:
         return _index(instruction) if self._is_parameter(computation, instruction.operands[0]) else None
 
     def _invariant(self, body: str) -> set[int]:
-        """The entries of the carry that a loop only passes on."""
+        """Return the entries of the carry that a loop only passes on."""
         root = self._root(body)
         if root.opcode != "tuple":
             return set()
@@ -186,7 +186,7 @@ class _Module:
                 (parameter,) = self._parameters(callee)
                 if callee in self.loops:
                     self._join_all(callee, self._root(callee), callee, parameter)
-                if computation in self.in_loops:  # elsewhere one array of zeros may be the start of everything
+                if computation in self.in_loops:  # outside of loops, one array of zeros may start several buffers
                     self._join_all(computation, operands[0], callee, parameter)
                     self._join_all(computation, i, callee, parameter)
         elif i.opcode in ("call", "fusion", "conditional"):
@@ -197,7 +197,7 @@ class _Module:
                 self._join_all(computation, i, callee, self._root(callee))
 
     def _starts_afresh(self, computation: str, copy: Instruction) -> bool:
-        """Whether a copy is of what does not change: the start of something new, rather than a version of it."""
+        """Return whether a copy starts a new buffer, rather than a version of one, since its source never changes."""
         source = self.by_name[computation].get(copy.operands[0])
         while source is not None and source.opcode in _SAME:
             source = self.by_name[computation].get(source.operands[0])
@@ -272,20 +272,20 @@ class _Module:
                 yield Finding("select" if selects else "anew", i, array, buffer, [i], False)
 
     def _is_copy(self, i: Instruction) -> bool:
-        """Whether `i` is a copy, or a fusion of nothing else."""
+        """Return whether `i` is a copy, or a fusion of nothing else."""
         for callee in i.callees() if i.opcode == "fusion" else ():
             return {part.opcode for part in self.computations[callee]} <= {"copy", "bitcast", "transpose", "parameter"}
         return i.opcode in ("copy", "copy-start")
 
     def _is_broadcast(self, computation: str, i: Instruction) -> bool:
-        """Whether `i` repeats an array, or is a fusion that does nothing else."""
+        """Return whether `i` repeats an array, or is a fusion that does nothing else."""
         opcodes = {i.opcode}
         for callee in i.callees() if i.opcode == "fusion" else ():
             opcodes = {part.opcode for part in self.computations[callee]} - {"bitcast", "parameter"}
         return opcodes == {"broadcast"} and i.operands[0] in self.by_name[computation]
 
     def _whole_uses(self, computation: str, buffer: Array) -> list[Instruction]:
-        """What makes something else of all rows of a buffer, such as a product with all of them."""
+        """Return the instructions that compute something else from all rows of a buffer, such as a product."""
         versions = [
             i.name for i in self.computations[computation] if self.buffers.find((computation, i.name, 0)) == buffer
         ]
@@ -293,7 +293,7 @@ class _Module:
         return [i for where, i in uses if self.buffers.find((where, i.name, 0)) != buffer]
 
     def _computed_from(self, computation: str, name: str) -> Iterator[tuple[str, Instruction]]:
-        """Instructions, and where they are, that take an array as a whole to compute with it."""
+        """Yield the instructions that compute with an array as a whole, each with its computation."""
         for user in self._users(computation, name):
             if user.opcode in ("call", "fusion"):
                 for callee in user.callees():
@@ -309,7 +309,7 @@ class _Module:
         return self.users[computation].get(name, [])
 
     def _updates_of(self, computation: str, copy: Instruction) -> list[Instruction]:
-        """What is done to a copy, updates of it first."""
+        """Return the users of a copy, updates of it first."""
         found = [self._users(computation, copy.name)]
         while any(user.opcode in _SAME for user in found[-1]):
             found.append([u for same in found[-1] if same.opcode in _SAME for u in self._users(computation, same.name)])
@@ -323,14 +323,14 @@ class _Module:
         return sorted(users, key=is_other)
 
     def _maker(self, computation: str, i: Instruction) -> list[Instruction]:
-        """What made the operand of `i`, if it is no entry of the carry."""
+        """Return the instruction that made the operand of `i`; empty if it is an entry of the carry."""
         found = self.by_name[computation].get(i.operands[0])
         while found is not None and found.opcode in _SAME | {"get-tuple-element"}:
             found = self.by_name[computation].get(found.operands[0])
         return [] if found is None or found.opcode == "parameter" else [found]
 
     def _starts_a_loop(self, computation: str, copy: Instruction) -> bool:
-        """Whether all that a copy is for is to be what a loop inside of this one starts with, again and again."""
+        """Return whether a copy only serves as the initial carry of a loop inside of this one, in every step."""
         users = self._users(computation, copy.name)
         loops = [u for t in users if t.opcode == "tuple" and not t.is_root for u in self._users(computation, t.name)]
         return (
@@ -341,7 +341,7 @@ class _Module:
         )
 
     def _in_place(self, i: Instruction, k: int) -> bool:
-        """Whether array `k` of a fusion is a parameter of it, with some rows updated."""
+        """Return whether array `k` of a fusion is one of its parameters, with some rows updated."""
         for callee in i.callees() if i.opcode == "fusion" else ():
             names, at = self.by_name[callee], self._root(callee)
             if at.opcode == "tuple":
@@ -353,9 +353,9 @@ class _Module:
         return False
 
     def _adds_rows_as_a_whole(self, computation: str, i: Instruction, k: int) -> bool:
-        """Whether `i` adds to an entry of the carry an array in which a few rows have been set.
+        """Return whether `i` adds to an entry of the carry an array with only a few rows set.
 
-        That is done by a branch, by a short loop, or by an update of zeros, of which a select may have been made.
+        Such an array comes from a branch, from a short loop, or from an update of zeros, perhaps through a select.
         """
         here = self.buffers.find((computation, i.name, k))
         versions = [name for name in i.operands if self.buffers.find((computation, name, 0)) == here]
@@ -379,7 +379,7 @@ class _Module:
         return False
 
     def _has_rows_in_zeros(self, computation: str, names: Sequence[str], least: float) -> bool:
-        """Whether one of some arrays, of at least so many bytes, was made in this step by an update of a constant."""
+        """Return whether one of some arrays, of `least` bytes or more, was made in this step by updating a constant."""
         todo, seen = list(names), set()
         while todo:
             name = todo.pop()
@@ -396,7 +396,7 @@ class _Module:
         return False
 
     def _is_constant(self, computation: str, name: str) -> bool:
-        """Whether an array has one value everywhere."""
+        """Return whether an array has one value everywhere."""
         made = self.by_name[computation][name]
         while made.opcode in _SAME:
             made = self.by_name[computation][made.operands[0]]
@@ -405,7 +405,7 @@ class _Module:
         return made.opcode in _FRESH
 
     def _buffer_put(self, computation: str, i: Instruction) -> Array | None:
-        """What an update writes into another array."""
+        """Return the array that an update writes into another one."""
         if i.opcode == "dynamic-update-slice":
             value = computation, i.operands[1], 0
         elif i.opcode == "custom-call" and 'custom_call_target="jax_tensorarray_write' in i.attributes:
@@ -430,6 +430,6 @@ def _index(get_tuple_element: Instruction) -> int:
 
 
 def _length(array: str) -> int:
-    """The length of the first axis."""
+    """Return the length of the first axis."""
     match = re.search(r"\[(\d+)", array)
     return int(match.group(1)) if match else 1

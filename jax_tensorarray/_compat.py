@@ -22,8 +22,8 @@ from jax.extend.core import ClosedJaxpr, Literal, Primitive  # type: ignore[attr
 from jax.extend.core import primitives as jax_primitives
 from jax.interpreters import ad, mlir
 
-# Neither has a public name. `hlo` makes operations of StableHLO, for lowering rules that are not made of calls of JAX's
-# own; `xla_client` is where XLA takes the rules by which it divides our calls among devices.
+# Neither has a public name. `hlo` makes operations of StableHLO, for lowering rules that are not made of JAX's own
+# calls; `xla_client` is where XLA takes the rules by which it divides our calls among devices.
 from jaxlib import xla_client
 from jaxlib.mlir.dialects import stablehlo as hlo
 
@@ -31,7 +31,7 @@ Array = Any
 
 
 def ffi_api_version() -> tuple[int, int] | None:
-    """(major, minor) of XLA's FFI in the installed jaxlib, read from the header it ships."""
+    """Return (major, minor) of XLA's FFI in the installed jaxlib, read from the header it ships."""
     spec = importlib.util.find_spec("jaxlib")
     if spec is None or spec.origin is None:
         return None
@@ -47,7 +47,7 @@ def ffi_api_version() -> tuple[int, int] | None:
 
 
 def _private(module: str, *names: str) -> list[Any] | None:
-    """Those private names of JAX, or None if this version lacks one."""
+    """Return those private names of JAX, or None if this version lacks one."""
     try:
         found = importlib.import_module(f"jax._src.{module}")
         return [getattr(found, name) for name in names]
@@ -58,8 +58,8 @@ def _private(module: str, *names: str) -> list[Any] | None:
 def cached(function: Callable[..., Any]) -> Callable[..., Any]:
     """Remember the results of a function of a jaxpr and hashable values, for as long as the jaxpr lives.
 
-    What JAX's own transformations of jaxprs are wrapped in: it knows the settings that tracing depends on. Without
-    it, derivatives of loops outside of jit are compiled in every call.
+    JAX wraps its own transformations of jaxprs in this: it knows the settings that tracing depends on. Without it,
+    derivatives of loops outside of jit are compiled in every call.
     """
     private = _private("util", "weakref_lru_cache")
     return function if private is None else private[0](function)
@@ -140,23 +140,23 @@ _accumulating: set[Primitive] = set()
 
 
 def opened(jaxpr: Any) -> Any:
-    """The jaxpr without its consts: control flow of 0.10 holds a ClosedJaxpr; later ones are both in one."""
+    """Return the jaxpr without its consts: control flow of 0.10 holds a ClosedJaxpr; later ones are both in one."""
     return getattr(jaxpr, "jaxpr", jaxpr)
 
 
 def replaced(jaxpr: Any, **changes: Any) -> Any:
-    """The jaxpr, closed or not, with other equations, inputs or outputs."""
+    """Return the jaxpr, closed or not, with other equations, inputs or outputs."""
     new = opened(jaxpr).replace(**changes)
     return new if opened(jaxpr) is jaxpr else jaxpr.replace(jaxpr=new)
 
 
 def closed(jaxpr: Any) -> Any:
-    """The jaxpr with its consts: before 0.11 some equations hold one that has none, and no place for them."""
+    """Return the jaxpr with its consts: before 0.11 some equations hold one without, and have no place for them."""
     return jaxpr if hasattr(jaxpr, "consts") else ClosedJaxpr(jaxpr, ())
 
 
 def lifted(jaxpr: Any) -> tuple[Any, list[Array]]:
-    """The jaxpr that takes its consts as its first inputs, and those consts."""
+    """Return the jaxpr that takes its consts as its first inputs, and those consts."""
     inner = opened(jaxpr)
     if not jaxpr.consts:
         return jaxpr, []
@@ -167,17 +167,18 @@ def lifted(jaxpr: Any) -> tuple[Any, list[Array]]:
 def lowers_its_bodies(primitive: Primitive) -> None:
     """Say that the jaxprs in the parameters of `primitive` are lowered with it, as `mlir.lower_fun` does.
 
-    Since 0.11 functions such as `jnp.searchsorted` are primitives that JAX takes apart before it lowers. It refuses
-    those whose parameters hold them and that do not say how; earlier versions have no such primitives.
+    Since 0.11 functions such as `jnp.searchsorted` are primitives that JAX takes apart before it lowers. It refuses a
+    primitive with such functions in its parameters if the primitive does not say how. Earlier versions have no such
+    primitives.
     """
     primitive.is_high = lambda *_, **__: False  # type: ignore[method-assign]
 
 
 @cached
 def known_part(jaxpr: Any, unknown: Sequence[bool], forced: Sequence[bool] = ()) -> tuple[Any, list[bool]]:
-    """The jaxpr of what does not depend on unknown inputs, and which outputs are not in it: the `forced` ones too.
+    """Return the jaxpr of what does not depend on unknown inputs, and which outputs it lacks: the `forced` ones too.
 
-    Public since 0.11. Without it everything is unknown, and loops without max_steps may need it in vain.
+    Public since 0.11. Without it everything is unknown, and loops may demand a max_steps that they do not need.
     """
     private = _private("interpreters.partial_eval", "partial_eval_jaxpr_nounits")
     if private is None:
@@ -212,9 +213,9 @@ _source_info = _private("source_info_util", "user_context", "current_name_stack"
 
 
 def at_source_of(eqn: Any) -> Any:
-    """A context in which what is traced has the place in the source of an equation.
+    """Return a context in which what is traced has the place in the source of an equation.
 
-    Private. Without it what a loop or `in_place` makes of a program is said to be where that is called.
+    Private. Without it the result of a loop or `in_place` seems to come from where these are called.
     """
     if _source_info is None:
         return contextlib.nullcontext()
@@ -224,10 +225,10 @@ def at_source_of(eqn: Any) -> Any:
 
 
 def source_here() -> Callable[[], Any]:
-    """Remember where the user is: a function that gives a context in which all that is traced has been made there.
+    """Remember where the user is: return a function that gives a context for tracing at that place in the source.
 
-    JAX keeps the innermost frames of a stack: in the depths of a loop, none of the user's. Private. Without it a loop
-    has no line.
+    JAX keeps the innermost frames of a stack: deep in a loop, none of the user's. Private. Without it a loop has no
+    line.
     """
     if _source_info is None:
         return contextlib.nullcontext
@@ -236,7 +237,7 @@ def source_here() -> Callable[[], Any]:
 
 
 def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
-    """(number of consts, number of carries) of a scan; 0.11 and later keep them as the shapes of trees."""
+    """Return (number of consts, number of carries) of a scan; 0.11 and later keep them as the shapes of trees."""
     if "num_consts" in params:
         return params["num_consts"], params["num_carry"]
     consts, carry, _ = params["ft_in"].unpack()
@@ -244,7 +245,7 @@ def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
 
 
 def _bodies(eqn: Any) -> list[tuple[Any, int]]:
-    """(jaxpr, position in eqn.invars of its first input) for every body whose transpose forwards accumulators."""
+    """Return (jaxpr, position of its first input in eqn.invars) of each body whose transpose forwards accumulators."""
     if eqn.primitive is jax_primitives.cond_p:
         return [(opened(branch), 1) for branch in eqn.params["branches"]]
     if eqn.primitive in (jax_primitives.jit_p, jax_primitives.scan_p, jax_primitives.remat_p):
@@ -253,7 +254,7 @@ def _bodies(eqn: Any) -> list[tuple[Any, int]]:
 
 
 def _accumulated_inputs(jaxpr: Any) -> frozenset[int]:
-    """Positions of the inputs of `jaxpr` into whose cotangent an accumulating primitive adds in place."""
+    """Return the positions of the inputs of `jaxpr` into whose cotangent an accumulating primitive adds in place."""
     position = {id(v): k for k, v in enumerate(jaxpr.invars)}
     found = set()
     for eqn in jaxpr.eqns:
@@ -265,7 +266,7 @@ def _accumulated_inputs(jaxpr: Any) -> frozenset[int]:
 
 
 def _forwarding(jaxpr: Any, inputs: Sequence[int]) -> Any:
-    """`jaxpr` with those inputs returned as further outputs."""
+    """Return `jaxpr` with those inputs returned as further outputs."""
     inner = opened(jaxpr)
     outvars = [*inner.outvars, *(inner.invars[k] for k in inputs)]
     return replaced(jaxpr, outvars=outvars, debug_info=inner.debug_info.with_unknown_names())
@@ -287,7 +288,7 @@ def install_forwarding_transposes() -> None:
     forwarding = weakref_lru_cache(_forwarding)
 
     def seeds(cts: Sequence[Any], args: Sequence[Any], inputs: Sequence[int]) -> list[int]:
-        """Those inputs whose running cotangent is a value to start from, unless there is nothing to transpose."""
+        """Return the inputs whose running cotangent is a value to start from, unless there is nothing to transpose."""
         if all(type(ct) is ad.Zero for ct in cts):
             return []
         return [k for k in inputs if isinstance(args[k], ValAccum) and type(args[k].val) is not ad.Zero]
@@ -330,7 +331,7 @@ def install_forwarding_transposes() -> None:
         table[jax_primitives.cond_p] = transpose
 
     def const_to_carry(jaxpr: Any, hot: tuple[int, ...], num_consts: int, num_carry: int) -> Any:
-        """The body of a scan with those consts as its last carries, returned unchanged."""
+        """Return the body of a scan with those consts as its last carries, returned unchanged."""
         inner = opened(jaxpr)
         moved = [inner.invars[k] for k in hot]
         consts = [v for k, v in enumerate(inner.invars[:num_consts]) if k not in hot]
@@ -346,7 +347,7 @@ def install_forwarding_transposes() -> None:
     cached_const_to_carry = weakref_lru_cache(const_to_carry)
 
     def rescan(params: dict[str, Any], args: Sequence[Any], moved: int) -> dict[str, Any]:
-        """The parameters of a scan that has `moved` of its consts as carries instead."""
+        """Return the parameters of a scan that has `moved` of its consts as carries instead."""
         num_consts, num_carry = scan_counts(params)
         if "num_consts" in params:
             return params | {"num_consts": num_consts - moved, "num_carry": num_carry + moved}
@@ -387,7 +388,7 @@ def install_forwarding_transposes() -> None:
 
 
 def can_rewrite_modules() -> bool:
-    """Whether `run_after_lowering` does what it says."""
+    """Return whether `run_after_lowering` does what it says."""
     return _private("interpreters.mlir", "lower_jaxpr_to_module") is not None
 
 
@@ -472,9 +473,10 @@ def _watch_compilations() -> None:
 
 
 def barriers_hold(platform: str) -> bool:
-    """Whether XLA keeps optimization barriers until it has assigned memory, so that they order reads and writes.
+    """Return whether XLA keeps optimization barriers until memory is assigned, so that they order reads and writes.
 
-    Before jaxlib 0.12 the CPU compiler drops them first. Those for GPUs and TPUs have kept them since 0.10.2 at least.
+    Before jaxlib 0.12 the CPU compiler drops them first. The compilers for GPUs and TPUs have kept them since 0.10.2 at
+    least.
     """
     return platform in ("cuda", "rocm", "tpu") or (platform == "cpu" and jaxlib.version.__version_info__ >= (0, 12))
 
@@ -483,7 +485,7 @@ def barriers_hold(platform: str) -> bool:
 
 
 def varying_axes(x: Any) -> frozenset[Any]:
-    """The axes of a mesh that are manual, in `shard_map`, and over which `x` differs from device to device.
+    """Return the manual axes of a mesh, in `shard_map`, over which `x` differs from device to device.
 
     The attribute of the type is documented, its name is not. Without it, `shard_map` needs `check_vma=False`.
     """
@@ -495,13 +497,13 @@ def varying_axes(x: Any) -> frozenset[Any]:
 
 
 def makes_refs(x: Any) -> bool:
-    """Whether refs are made and dropped in a jaxpr or an equation. Private. Without it `in_place` leaves them."""
+    """Return whether a jaxpr or an equation makes and drops refs. Private. Without it `in_place` leaves them."""
     private = _private("core", "InternalMutableArrayEffect")
     return private is not None and any(isinstance(effect, private[0]) for effect in x.effects)
 
 
 def discharged(jaxpr: Any) -> Any:
-    """The same closed jaxpr with those refs as arrays, as JAX has it before it compiles.
+    """Return the same closed jaxpr with those refs as arrays, as JAX has it before it compiles.
 
     Private. Without it `in_place` leaves refs.
     """
@@ -510,7 +512,7 @@ def discharged(jaxpr: Any) -> Any:
 
 
 def writes_refs(eqn: Any) -> list[bool]:
-    """Which operands of an equation are refs that it writes. The names in its effects are private."""
+    """Return which operands of an equation are refs that it writes. The names in its effects are private."""
     written = {effect.input for effect in eqn.effects if getattr(effect, "name", "") in ("Write", "Accum")}
     return [not isinstance(v, Literal) and v in written for v in eqn.invars]
 
@@ -532,10 +534,10 @@ def hide_own_frames() -> None:
 
 
 def is_differentiated(x: Any) -> bool:
-    """Whether `x` is what a derivative is taken with respect to, or has been made of it, right now.
+    """Return whether a derivative is being taken right now with respect to `x`, or to a value that `x` is made of.
 
-    The tracer of reverse mode is private. Without it `in_place` repairs loops after they have been differentiated in
-    reverse, and leaves what that has made of some.
+    The tracer of reverse mode is private. Without it `in_place` repairs loops only after they have been differentiated
+    in reverse, and leaves some of the loops that differentiation makes.
     """
     return isinstance(x, ad.JVPTracer if _linearize_tracer is None else (ad.JVPTracer, *_linearize_tracer))
 
@@ -544,7 +546,7 @@ _linearize_tracer = _private("interpreters.ad", "LinearizeTracer")
 
 
 def executes_eagerly() -> bool:
-    """Whether an operation on concrete arrays is run right now, rather than recorded by a transformation.
+    """Return whether an operation on concrete arrays is run right now, rather than recorded by a transformation.
 
     Only then may a TensorArray be updated in place outside of `jit`. Without this knowledge such writes copy.
     """
@@ -555,9 +557,9 @@ _trace_state_clean = _private("core", "trace_state_clean")
 
 
 def flattened_by_control_flow() -> bool:
-    """Whether the pytree rule that calls this was called by `lax.scan`, `while_loop`, `cond` or one of their kin.
+    """Return whether `lax.scan`, `while_loop`, `cond` or one of their kin called the pytree rule that calls this.
 
-    For an error message only: otherwise users would read of two pytrees that differ in their metadata.
+    It serves an error message only: otherwise users would read of two pytrees that differ in their metadata.
     """
     frame = inspect.currentframe()
     while frame is not None:

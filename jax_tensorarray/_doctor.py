@@ -1,4 +1,4 @@
-"""Look at all that a program compiles: which of its loops copy whole buffers, and what `in_place` makes of them."""
+"""Examine everything that a program compiles: which of its loops copy whole buffers, and what `in_place` changes."""
 
 import contextlib
 import os
@@ -14,17 +14,17 @@ from jax.extend.core import jaxpr_as_fun
 from jax_tensorarray import _carried, _compat, in_place, inspect
 from jax_tensorarray.inspect import LoopCopies, LoopCopy
 
-#: Buffers of fewer bytes are not looked for, unless asked for.
+#: Smaller buffers are ignored by default.
 MIN_BYTES = 4096
 
-#: What costs less than this part of the worst is counted, not listed.
+#: A copy that costs less than this part of the worst one is counted, not listed.
 _NOISE = 1e-3
 
 WIDTH = 79
 
 
 class LoopCopyError(RuntimeError):
-    """What `forbid_copies` raises. `copies` are the operations on whole buffers that were found."""
+    """The error of `forbid_copies`. `copies` are the operations on whole buffers that were found."""
 
     def __init__(self, program: str, copies: LoopCopies) -> None:
         super().__init__(f"forbid_copies: in {program}, {copies}")
@@ -32,7 +32,7 @@ class LoopCopyError(RuntimeError):
 
 
 class Trial(NamedTuple):
-    """What `in_place` makes of a program: the copies left, and seconds before and after, if it could be run."""
+    """The effect of `in_place` on a program: the copies left, and the seconds before and after if it could be run."""
 
     left: int
     before: float | None
@@ -48,26 +48,26 @@ class Trial(NamedTuple):
 
 @dataclass
 class Case:
-    """A program that JAX has compiled, whose loops copy whole buffers."""
+    """A program that JAX has compiled and whose loops copy whole buffers."""
 
     program: str
     copies: LoopCopies
     trial: Trial | None = None
     failed: str = ""  #: why there is no trial
     jaxpr: Any = field(default=None, repr=False)
-    ends: bool = False  #: whether it ends, whatever it is given
+    ends: bool = False  #: whether it terminates for every input
 
 
 @dataclass
 class Report:
-    """What has been compiled while somebody watched.
+    """What JAX has compiled while it was watched.
 
     Attributes:
       programs: how many programs were compiled.
       loops: how many loops are in them.
       in_place: how many of these copy no whole buffer.
-      unread: programs that could not be looked at.
-      cases: the programs with loops that do, those that copy most first.
+      unread: how many programs could not be examined.
+      cases: the programs with loops that copy one, those that copy most first.
     """
 
     programs: int = 0
@@ -78,13 +78,13 @@ class Report:
 
     @property
     def copies(self) -> list[LoopCopy]:
-        """All operations on whole buffers, those that move most bytes first."""
+        """All operations on whole buffers, sorted by the bytes they move, most first."""
         return sorted((copy for case in self.cases for copy in case.copies), key=cost, reverse=True)
 
     def try_in_place(self, *, timed: bool = True, progress: Callable[[str], None] = lambda text: None) -> None:
-        """Try what `in_place` makes of each program: how many copies are left and, if `timed`, what is gained.
+        """Try `in_place` on each program: count the copies that are left and, if `timed`, measure the gain.
 
-        A program is only run, on zeros, if it does nothing but compute, and XLA knows how many steps its loops take.
+        A program is run on zeros, and only if it has no side effects and XLA knows how many steps its loops take.
         """
         for n, case in enumerate(self.cases, 1):
             progress(f"trying in_place on {case.program} ({n} of {len(self.cases)})")
@@ -98,7 +98,7 @@ class Report:
         progress("")
 
     def as_json(self) -> dict[str, Any]:
-        """The report as numbers and strings."""
+        """Return the report as numbers and strings."""
         cases = [
             {
                 "program": case.program,
@@ -113,7 +113,7 @@ class Report:
         return self.text(False)
 
     def text(self, colours: bool) -> str:
-        """The report in 79 columns."""
+        """Return the report in 79 columns."""
 
         def bold(text: str) -> str:
             return f"\x1b[1m{text}\x1b[0m" if colours else text
@@ -139,12 +139,12 @@ class Report:
 
 
 def cost(copy: LoopCopy) -> int:
-    """The bytes of a copy in all steps, or in one where XLA does not know how many there are."""
+    """Return the bytes of a copy in all steps, or in one step if XLA does not know how many there are."""
     return copy.num_bytes * (copy.steps or 1)
 
 
 def worth_listing(report: Report) -> list[tuple[Case, list[LoopCopy]]]:
-    """The programs, each with its copies that move a thousandth of the worst or more."""
+    """Return the programs, each with its copies that move at least a thousandth of the worst."""
     least = _NOISE * max((cost(copy) for copy in report.copies), default=0)
     listed = ((case, [copy for copy in case.copies if cost(copy) >= least]) for case in report.cases)
     return [(case, copies) for case, copies in listed if copies]
@@ -156,7 +156,7 @@ def total_cost(copies: Sequence[LoopCopy]) -> str:
 
 
 def alike(copies: Sequence[LoopCopy]) -> list[list[LoopCopy]]:
-    """Those of one line, kind and advice together, what costs most first."""
+    """Group copies of the same line, kind and advice, the most expensive first."""
     found: dict[Any, list[LoopCopy]] = {}
     for copy in sorted(copies, key=cost, reverse=True):
         key = (copy.file, copy.line, copy.kind, copy.shape, copy.dtype, copy.in_gradient, copy.advice)
@@ -173,7 +173,7 @@ def _described(copies: Sequence[LoopCopy]) -> list[str]:
 
 
 def what_and_how_often(copies: Sequence[LoopCopy]) -> str:
-    """What copies that are alike do, in a sentence."""
+    """Describe copies that are alike in one sentence."""
     copy = copies[0]
     steps = f"{copy.steps} steps" if copy.steps else "steps that XLA cannot count"
     times = f" ({len(copies)} times)" if len(copies) > 1 else ""
@@ -185,7 +185,7 @@ def _wrapped(text: str) -> list[str]:
 
 
 def name_of_file(file: str) -> str:
-    """The file from here, or from where Python's packages are."""
+    """Return the path relative to the current folder, or to the folder of Python's packages."""
     text = os.path.relpath(file)
     if text.startswith(".."):
         text = file
@@ -203,16 +203,16 @@ def milliseconds(seconds: float) -> str:
 
 @contextlib.contextmanager
 def watch(*, min_bytes: int = MIN_BYTES) -> Iterator[Report]:
-    """Look at all programs that JAX compiles in a block, in any thread, and at what their loops copy.
+    """Examine all programs that JAX compiles in a block, in any thread, for what their loops copy.
 
-    What JAX has compiled before is not looked at. Programs run as they are.
+    Programs that JAX has compiled before are not examined. Programs run as they are.
 
     Args:
       min_bytes: buffers smaller than this are left out.
 
     Yields:
-      A `Report`, which is complete when the block ends. It prints as a text, and `try_in_place()` adds what `in_place`
-      would make of each program.
+      A `Report`, which is complete when the block ends. It prints as a text, and `try_in_place()` adds the effect that
+      `in_place` would have on each program.
 
     Raises:
       NotImplementedError: this version of JAX does not tell what it compiles.
@@ -231,7 +231,7 @@ def watch(*, min_bytes: int = MIN_BYTES) -> Iterator[Report]:
     def seen(name: str, jaxpr: Any, executable: Any) -> None:
         try:
             _look(report, name, jaxpr, executable, min_bytes)
-        except Exception:  # the program goes on, whatever XLA has written
+        except Exception:  # the program must go on, even if its HLO cannot be read
             report.unread += 1
 
     with inspect.lines_of_today(), _compat.compilations(seen):
@@ -243,7 +243,7 @@ def watch(*, min_bytes: int = MIN_BYTES) -> Iterator[Report]:
 
 @contextlib.contextmanager
 def forbid_copies(*, min_bytes: int = MIN_BYTES) -> Iterator[None]:
-    """Raise an error if a program is compiled in a block whose loops copy whole buffers, in place of running it.
+    """Raise an error if a program compiled in a block has loops that copy whole buffers; it is then not run.
 
     Args:
       min_bytes: buffers smaller than this may be copied.
@@ -296,7 +296,7 @@ def _tried(case: Case, timed: bool) -> Trial:
 
 
 def _seconds(f: Callable[..., Any], args: Sequence[Any], limit: float = 1.0) -> float:
-    """The least of some runs, which take a second in all, or of one."""
+    """Return the shortest time of several runs, a second in all, or of one longer run."""
     took: list[float] = []
     jax.block_until_ready(f(*args))
     while not took or (sum(took) < limit and len(took) < 10):

@@ -1,4 +1,4 @@
-"""The command `python -m jax_tensorarray.inspect`: run a program, look at what it compiles, report, and heal it."""
+"""The command `python -m jax_tensorarray.inspect`: run a program, examine what it compiles, report, and repair it."""
 
 import argparse
 import contextlib
@@ -23,15 +23,15 @@ from jax_tensorarray import in_place
 from jax_tensorarray._doctor import MIN_BYTES, WIDTH, watch
 from jax_tensorarray._page import html
 
-#: Of what runs for more seconds than this, no program is run again to be timed.
+#: After a run of more seconds than this, no program is run again for timing.
 _LONG = 60
 
-#: Set in a process that `--heal` starts: it jits every function under `in_place`.
+#: Set in the process started by `--heal`, in which every function is jitted under `in_place`.
 _HEAL = "JAX_TENSORARRAY_HEAL"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """`python -m jax_tensorarray.inspect [options] SCRIPT [ARGS...]`, or `-m MODULE`: the exit status."""
+    """Run `python -m jax_tensorarray.inspect [options] SCRIPT [ARGS...]`, or `-m MODULE`. Return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m jax_tensorarray.inspect",
         description="Run a program, and report which of its loops copy whole buffers, where, and what in_place makes "
@@ -76,7 +76,7 @@ def _progress(out: TextIO, text: str) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    """Run the program as Python would: its exit status."""
+    """Run the program as Python would, and return its exit status."""
     before, path = sys.argv, sys.path[0]
     sys.argv = [options.script, *options.arguments]
     try:
@@ -102,7 +102,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _compared(options: argparse.Namespace) -> int:
-    """Run the program as it is and with all that it jits under `in_place`, each in a process of its own."""
+    """Run the program as it is, and with everything it jits under `in_place`, each in a process of its own."""
     found = []
     with tempfile.TemporaryDirectory() as folder:
         for name, more in (("as it is", {}), ("under in_place", {_HEAL: "1"})):
@@ -133,7 +133,7 @@ def _compared(options: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _healed() -> Iterator[None]:
-    """Have `jax.jit` take every function under `in_place`."""
+    """Make `jax.jit` take every function under `in_place`."""
     jit = jax.jit
 
     @functools.wraps(jit)
@@ -150,7 +150,7 @@ def _healed() -> Iterator[None]:
 
 
 class _Healing(threading.local):
-    """Whether a function is being traced under `in_place`, which repairs what that jits too."""
+    """Whether a function is being traced under `in_place`, which also repairs the functions jitted inside."""
 
     now = False
 
@@ -176,7 +176,7 @@ def _under_in_place(fun: Callable[..., Any]) -> Callable[..., Any]:
         _healing.now = True
         try:
             return in_place(of_arrays)(*(x for x, array in zip(leaves, is_array, strict=True) if array))
-        except Exception:  # it is what it was, then: with its own errors, if these are its own
+        except Exception:  # run it unchanged: if the error is its own, it raises it again
             return fun(*args, **kwargs)
         finally:
             _healing.now = False

@@ -1,6 +1,6 @@
-"""What users of a TensorArray pass in, checked and converted: indices, sizes, shapes and rows.
+"""Check and convert what users of a TensorArray pass in: indices, sizes, shapes and rows.
 
-Where everything is known the messages are those of TensorFlow's eager TensorArray.
+Where everything is known the messages are the same as in TensorFlow's eager TensorArray.
 """
 
 import math
@@ -21,7 +21,7 @@ Shape = tuple[int | None, ...] | None
 
 
 def known_index(op: str, index: Any) -> int | None:
-    """The index as a Python integer; None if it is traced."""
+    """Return the index as a Python integer; None if it is traced."""
     if isinstance(index, int) and not isinstance(index, bool):
         return index
     if not hasattr(index, "dtype") or not jnp.issubdtype(index.dtype, jnp.integer):
@@ -32,7 +32,7 @@ def known_index(op: str, index: Any) -> int | None:
 
 
 def known_indices(op: str, indices: Any) -> Any:
-    """The indices as a NumPy array, which nobody else can change; None if they are traced."""
+    """Return the indices as a NumPy array that is a private copy; None if they are traced."""
     if any(isinstance(i, jax.core.Tracer) for i in jax.tree.leaves(indices)):
         if not jnp.issubdtype(jnp.asarray(indices).dtype, jnp.integer):
             raise TypeError(f"{op}: indices must be integers, got {_described(indices)}")
@@ -57,9 +57,9 @@ def known_indices(op: str, indices: Any) -> Any:
 def options(
     op: str, name: Any, where: Any, mode: Any, shape: tuple[int, ...] = ()
 ) -> tuple[Array | np.ndarray[Any, Any] | None, str | None]:
-    """`where` for an index of that shape, and the mode.
+    """Return `where` for an index of that shape, and the mode.
 
-    None is a `where` that takes all rows. One that is known comes as NumPy's bools; any other is traced.
+    A `where` of None takes all rows. A known one is returned as NumPy bools; otherwise it is traced.
     """
     check_name(op, name, "where and mode are")
     mode = _arguments.as_mode(op, mode)
@@ -74,13 +74,13 @@ def options(
 
 
 def check_name(op: str, name: Any, others: str) -> None:
-    """TensorFlow's `name`, which is ignored. What is given by keyword must not be taken for it, and get lost."""
+    """Check TensorFlow's `name`, which is ignored, so that another argument passed in its place is not lost."""
     if name is not None and not isinstance(name, str):
         raise TypeError(f"{op}: name must be a string, got {_described(name)}; {others} given by keyword")
 
 
 def known_size(size: Any, name: str = "size") -> int | None:
-    """A number of rows given to a constructor as a Python integer; None if it is traced."""
+    """Return a number of rows given to a constructor as a Python integer; None if it is traced."""
     if isinstance(size, jax.core.Tracer) and jnp.issubdtype(size.dtype, jnp.integer) and not size.ndim:
         return None
     if not isinstance(size, bool):
@@ -96,7 +96,7 @@ def known_size(size: Any, name: str = "size") -> int | None:
 
 
 def as_dtype(dtype: Any) -> np.dtype[Any]:
-    """A dtype that JAX has: narrowed where 64-bit types are off, as JAX does."""
+    """Return a dtype that JAX has: narrowed where 64-bit types are off, as JAX does."""
     try:
         is_extended = jnp.issubdtype(dtype, jax.dtypes.extended)
         found = np.dtype(np.bool_ if is_extended else jax.dtypes.canonicalize_dtype(dtype))
@@ -113,7 +113,7 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
 
 
 def as_shape(shape: Any) -> Shape:
-    """An `element_shape`: None, or a sequence of dimensions of which some may be None."""
+    """Return an `element_shape`: None, or a tuple of dimensions, some of them perhaps None."""
     if shape is None:
         return None
     if getattr(shape, "rank", shape) is None:  # tf.TensorShape(None)
@@ -131,12 +131,12 @@ def as_shape(shape: Any) -> Shape:
 
 
 def is_known(shape: Shape) -> bool:
-    """Whether every dimension is."""
+    """Return whether every dimension is known."""
     return shape is not None and None not in shape
 
 
 def is_compatible(shape: Shape, expected: Shape) -> bool:
-    """Whether the two can be shapes of the same row."""
+    """Return whether both can be shapes of the same row."""
     if shape is None or expected is None:
         return True
     return len(shape) == len(expected) and all(None in (a, b) or a == b for a, b in zip(shape, expected, strict=True))
@@ -153,9 +153,9 @@ _HOLDS = {"b": "b", "i": "bi", "f": "bif", "c": "bifc"}
 
 
 def as_rows(op: str, value: Any, dtype: Any = None) -> Array:
-    """`value` as an array of `dtype`: arrays must have it, Python numbers and lists of them are converted to it.
+    """Return `value` as an array of `dtype`. Python numbers and lists are converted; arrays must have the dtype.
 
-    None is the dtype that it has.
+    A `dtype` of None keeps the dtype of the value.
     """
     if isinstance(value, jax.Array):
         if dtype is not None and value.dtype == dtype and not value.weak_type:
@@ -195,9 +195,9 @@ def _as_array(op: str, value: Any, dtype: Any) -> Array:
 
 
 def _raise_what_numpy_hides(value: Any) -> None:
-    """What asking for the length of a value raises: NumPy takes a value that raises there for one without a length.
+    """Raise the error of a failing `len(value)`. NumPy hides it and treats the value as one without a length.
 
-    It may be an interrupt, and must not become an error that speaks of dtypes.
+    The exception may be an interrupt, and must not become an error about dtypes.
     """
     if isinstance(value, list | tuple):
         for v in value:
@@ -214,7 +214,7 @@ def _kind(dtype: Any) -> str:
 
 
 def _python_kind(value: Any) -> str | None:
-    """Kind of a Python number or of nested lists of them, "?" for empty lists; None for everything else."""
+    """Return the kind of a Python number or of nested lists of them, "?" for empty lists; None for everything else."""
     if type(value) in _PYTHON_KINDS:
         return _PYTHON_KINDS[type(value)]
     if not isinstance(value, list | tuple):
@@ -239,7 +239,7 @@ def _mismatch(given: Any, dtype: Any) -> str:
 
 
 def number_of_rows(op: str, leaves: list[Array]) -> int:
-    """The leading dimension that all leaves of a value share."""
+    """Return the leading dimension that all leaves of a value share."""
     for x in leaves:
         if not x.ndim:
             raise ValueError(f"{op}: value must have rows along its first axis, got a scalar")
@@ -250,7 +250,7 @@ def number_of_rows(op: str, leaves: list[Array]) -> int:
 
 
 def as_lengths(lengths: Any) -> list[int]:
-    """The `lengths` of `split`."""
+    """Return the `lengths` of `split` as Python integers."""
     if any(isinstance(n, jax.core.Tracer) for n in jax.tree.leaves(lengths)):
         raise TypeError(
             "TensorArray.split: lengths are shapes and must be known while tracing; give Python integers, or "
@@ -283,7 +283,7 @@ def check_lengths(lengths: list[int], value: Array) -> None:
 
 
 def concatenated(rows: list[Array], shape: Shape, dtype: Any) -> Array:
-    """Rows of different lengths one after the other; `shape` is what is known of all."""
+    """Concatenate rows of different lengths. `shape` is the part of their shape that is known for all."""
     for i, row in enumerate(rows):
         if not row.ndim:
             raise ValueError(f"Concat saw a scalar shape at index {i} but requires at least vectors.")
@@ -300,14 +300,14 @@ def concatenated(rows: list[Array], shape: Shape, dtype: Any) -> Array:
 
 
 def joined(rows: Array) -> Array:
-    """The rows of `[n, length, ...]` one after the other: `[n * length, ...]`."""
+    """Concatenate the rows of `[n, length, ...]`: `[n * length, ...]`."""
     if rows.ndim < 2:
         raise ValueError("Concat saw a scalar shape at index 0 but requires at least vectors.")
     return rows.reshape(math.prod(rows.shape[:2]), *rows.shape[2:])
 
 
 def readable(index: Any, size: int, where: Any, mode: str | None) -> tuple[Any, Any, str | None]:
-    """Known indices that are to be read of a known size, settled: see `_settled`. IndexError if one is not below it."""
+    """Settle known indices to read from a known size (see `_settled`). IndexError if one is not below it."""
     return _settled(index, size, where, mode, _unreadable, size)
 
 
@@ -323,9 +323,9 @@ _MOST = 2**48  # bytes that a machine can address
 def writable(
     index: Any, size: int | None, max_size: int | None, where: Any, mode: str | None
 ) -> tuple[Any, Any, str | None]:
-    """Known indices that are to be written, settled: see `_settled`. IndexError if one cannot be.
+    """Settle known indices to write (see `_settled`). IndexError if one cannot be written.
 
-    `size` is None where the array grows.
+    `size` is None if the array grows.
     """
     limit = max_size if size is None else size
     return _settled(index, _MOST if limit is None else limit, where, mode, _unwritable, size, max_size)
@@ -344,9 +344,9 @@ def _unwritable(index: int, size: int | None, max_size: int | None) -> str:
 def _settled(
     index: Any, limit: int, where: Any, mode: str | None, error: Callable[..., str], *sizes: int | None
 ) -> tuple[Any, Any, str | None]:
-    """Known indices in [0, limit), -1 for each that is masked or dropped, and the `where` and `mode` left to look at.
+    """Return known indices in [0, limit), -1 for each masked or dropped one, and the `where` and `mode` that remain.
 
-    Where an error depends on a `where` that is traced, nothing is settled, and the mode is not "drop".
+    If an error depends on a traced `where`, nothing is settled, and the mode is not "drop".
     """
     is_traced = isinstance(where, jax.core.Tracer)
     if is_traced and mode != "drop":

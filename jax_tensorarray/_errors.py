@@ -15,11 +15,11 @@ def check_errors() -> None:
     library that runs there raises the error, as soon as it is known, or this function does. Call it where a program
     is to be told of errors for certain: at the end, or once an epoch.
 
-    On other platforms it waits for nothing. A CPU raises errors where they are made. A TPU drops what is out of range
-    and records nothing, so nobody can know, which a `RuntimeWarning` says.
+    On other platforms it waits for nothing. A CPU raises errors where they occur. A TPU drops an index that is out of
+    range and records nothing, so errors go unnoticed; a `RuntimeWarning` says so.
 
     Raises:
-        jax.errors.JaxRuntimeError: an op got an index that is out of range, with the text that it has on a CPU.
+        jax.errors.JaxRuntimeError: an op got an index that is out of range. The text is the same as on a CPU.
 
     >>> check_errors()
     """

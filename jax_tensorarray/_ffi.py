@@ -12,24 +12,24 @@ from jax_tensorarray import __version__, _compat
 
 PLATFORM_OF = {"_cpu": "cpu", "_cuda": "CUDA", "_rocm": "ROCM"}
 
-#: The package that `cuda13/` builds: the CUDA kernels, for a wheel of this one that has none. It is known by its name,
-#: since a search for entry points takes 3 ms in every process.
+#: The package that `cuda13/` builds: the CUDA kernels, for a wheel of this package without them. It is found by its
+#: name, since a search for entry points takes 3 ms in every process.
 PLUGIN = "jax_tensorarray_cuda13"
 
 #: The modules whose kernels are registered, by platform, as lowering rules name it.
 modules: dict[str, ModuleType] = {}
 
-#: Why a module could not be loaded, for the main job to say once.
+#: Why a module could not be loaded. The main job reports it once.
 missing: dict[str, str] = {}
 
 
 def is_of_plugin(module: str) -> bool:
-    """Whether a module, by its full name, is one of the plugin's."""
+    """Return whether a module, given by its full name, belongs to the plugin."""
     return module.startswith(f"{PLUGIN}.")
 
 
 def check_plugin(version: str) -> None:
-    """Raise ImportError if the plugin is not of this version: there is no ABI between releases."""
+    """Raise ImportError if the plugin has another version than this package: there is no ABI between releases."""
     if version != __version__:
         raise ImportError(
             f"jax-tensorarray-cuda13 {version} is installed beside jax-tensorarray {__version__}, and these two must "
@@ -40,7 +40,7 @@ def check_plugin(version: str) -> None:
 def check_abi(built: tuple[int, int], running: tuple[int, int] | None, module: str) -> None:
     """Raise ImportError if kernels built for one FFI version cannot run under another.
 
-    XLA's FFI is backward compatible only, and a handler it refuses poisons every later JAX call of the process.
+    XLA's FFI is backward compatible only. A handler that it refuses breaks every later JAX call of the process.
     """
     if running is None or (running[0] == built[0] and running[1] >= built[1]):
         return
@@ -74,10 +74,13 @@ def check_driver(built: int, driver: int, module: str) -> None:
 
 
 def _import_plugin(name: str) -> ModuleType:
-    """A module of the plugin. ModuleNotFoundError says that there is no plugin, ImportError what is wrong with it."""
+    """Import a module of the plugin.
+
+    ModuleNotFoundError means that there is no plugin, any other ImportError that something is wrong with it.
+    """
     try:
         version: str = importlib.import_module(PLUGIN).__version__
-    except (ModuleNotFoundError, AttributeError):  # the latter of a folder that an uninstall left empty
+    except (ModuleNotFoundError, AttributeError):  # AttributeError: an uninstall left an empty folder
         raise ModuleNotFoundError("not built, and jax-tensorarray-cuda13 is not installed") from None
     check_plugin(version)
     try:
@@ -90,7 +93,7 @@ def _import_plugin(name: str) -> ModuleType:
 
 
 def _import(name: str) -> ModuleType:
-    """The module that was built with this package, else the plugin's."""
+    """Import the module that was built with this package, else the plugin's."""
     try:
         return importlib.import_module(f"jax_tensorarray.{name}")
     except ModuleNotFoundError:
@@ -100,7 +103,7 @@ def _import(name: str) -> ModuleType:
 
 
 def _load(name: str) -> None:
-    """Register the kernels of a module. One for GPUs may be missing, and is left out with a warning if it is unfit."""
+    """Register the kernels of a module. A GPU module may be missing; one that does not fit only gives a warning."""
     try:
         module = _import(name)
         check_abi(module.ffi_api_version, _compat.ffi_api_version(), module.__name__)

@@ -1,4 +1,4 @@
-"""TensorArrays for `flax.serialization`, which knows no type that it was not told of."""
+"""TensorArrays for `flax.serialization`, which only knows types that were registered with it."""
 
 from typing import Any
 
@@ -6,10 +6,10 @@ from jax_tensorarray._tensorarray import TensorArray, _restored
 
 
 def register_with_flax() -> None:
-    """Have `flax.serialization` save and restore TensorArrays: `to_bytes`, `from_bytes`, `to_state_dict` and the like.
+    """Make `flax.serialization` save and restore TensorArrays: `to_bytes`, `from_bytes`, `to_state_dict` and the like.
 
-    Flax keeps a list of the types that it can save and asks no pytree about itself, so this is to be called once, at
-    any time before saving. Nothing else of flax needs it; orbax, pickle and `copy` do not either.
+    Flax keeps a list of the types that it can save and does not ask pytrees how to save them. Call this function
+    once, at any time before saving. Nothing else in flax needs it; neither do orbax, pickle and `copy`.
 
     Raises:
         ImportError: flax is not installed.

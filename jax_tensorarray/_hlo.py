@@ -1,4 +1,4 @@
-"""Read optimised HLO: which operations of a loop body touch a whole buffer, and which lines of Python made them?"""
+"""Read optimised HLO: find operations of loop bodies that touch a whole buffer, and the lines of Python behind them."""
 
 import functools
 import math
@@ -16,7 +16,7 @@ _FIRST_OPERAND = re.compile(r"(?:[a-z]\w*\[[^%]*)?%?([\w.\-]+)")
 _CALLED = re.compile(r"\b(?:body|condition|to_apply|calls|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 
-# Results of these share memory with an operand, or are a computation that is looked into on its own.
+# The result shares memory with an operand, or comes from a computation that is examined separately.
 _IN_PLACE = {
     "bitcast",
     "call",
@@ -44,12 +44,12 @@ class Operation(NamedTuple):
 
 
 def optimized_hlo(f: Callable[..., Any], *args: Any) -> str:
-    """The HLO that XLA compiles `f` to."""
+    """Return the HLO that XLA compiles `f` to."""
     return jax.jit(f).lower(*args).compile().as_text() or ""
 
 
 def array_bytes(shape: str) -> float:
-    """Size of the largest array in an HLO shape."""
+    """Return the size of the largest array in an HLO shape."""
     sizes = [0.0]
     for dtype, dims in _SHAPE.findall(shape):
         digits = re.search(r"\d+", dtype)
@@ -78,7 +78,7 @@ def _callees(line: str) -> Iterator[str]:
 
 
 def loop_operations(hlo: str) -> Iterator[Operation]:
-    """Every operation that runs once an iteration of some loop; a fusion counts as one operation."""
+    """Yield every operation that runs once an iteration of some loop; a fusion counts as one operation."""
     computations = _computations(hlo)
     stack = [m for lines in computations.values() for line in lines for m in re.findall(r"\bbody=%?([\w.\-]+)", line)]
     seen: set[str] = set()
@@ -103,7 +103,7 @@ def loop_operations(hlo: str) -> Iterator[Operation]:
 
 
 def _not_in_place(computations: dict[str, list[str]], line: str) -> float:
-    """How many bytes of the results of a fusion are more than slices of an operand updated in place."""
+    """Return how many bytes of the results of a fusion are not slices of an operand updated in place."""
     found = 0.0
     for name in _callees(line):
         matches = ((_OPERATION.match(at), at) for at in computations.get(name, []))
@@ -120,7 +120,7 @@ def _not_in_place(computations: dict[str, list[str]], line: str) -> float:
 
 
 def _updates_a_parameter(producers: dict[str, tuple[re.Match[str], str]], name: str) -> bool:
-    """Whether a value is a parameter with slices updated, also by a call that updates an operand in place."""
+    """Return whether a value is a parameter with slices updated, perhaps by a call that updates an operand in place."""
     updates = 0
     while name in producers:
         match, at = producers[name]
@@ -136,7 +136,7 @@ def _updates_a_parameter(producers: dict[str, tuple[re.Match[str], str]], name: 
 
 
 class Instruction(NamedTuple):
-    """One line of HLO, taken apart. `arrays` are the arrays of its result: one, or those of a tuple."""
+    """One line of HLO, parsed. `arrays` are the arrays of its result: one, or several for a tuple."""
 
     name: str
     opcode: str
@@ -147,17 +147,17 @@ class Instruction(NamedTuple):
 
     @property
     def op_name(self) -> str:
-        """The name that JAX gave to what this was made from, such as `jit(f)/transpose(jvp())/while/body/scatter`."""
+        """The name that JAX gave to its origin, such as `jit(f)/transpose(jvp())/while/body/scatter`."""
         match = re.search(r'op_name="([^"]*)"', self.attributes)
         return match.group(1) if match else ""
 
     def callees(self) -> list[str]:
-        """The computations that this runs."""
+        """Return the computations that this instruction runs."""
         return list(_callees(self.attributes))
 
 
 def _operands_end(line: str, start: int) -> int:
-    """Where the parenthesis that is open at `start` closes."""
+    """Return the position at which the parenthesis open at `start` closes."""
     depth = 1
     for at in range(start, len(line)):
         depth += (line[at] == "(") - (line[at] == ")")
@@ -167,7 +167,7 @@ def _operands_end(line: str, start: int) -> int:
 
 
 def instructions(hlo: str) -> dict[str, list[Instruction]]:
-    """The computations of a module, each a list of its instructions, which come after what they use."""
+    """Return the computations of a module, each as a list of instructions in which operands come before their users."""
     found: dict[str, list[Instruction]] = {}
     for name, lines in _computations(hlo).items():
         found[name] = []
@@ -196,10 +196,10 @@ _TABLE_ROW = re.compile(r"^(\d+) (?:\"(.*)\"|\{(.*)\})$")
 
 
 def frames(hlo: str) -> Callable[[str], list[Frame]]:
-    """A function from the attributes of an instruction to the lines that made it, the innermost first.
+    """Return a function from the attributes of an instruction to the lines that made it, the innermost first.
 
-    XLA writes tables of frames above the computations, to which `stack_frame_id` in an instruction points, or one
-    `source_file` and `source_line` in the instruction itself.
+    XLA either writes tables of frames above the computations, into which `stack_frame_id` of an instruction points, or
+    one `source_file` and `source_line` in the instruction itself.
     """
     tables: dict[str, dict[int, str]] = {}
     rows: dict[int, str] = {}
@@ -238,10 +238,10 @@ def _field(text: str, name: str) -> int:
 
 
 def loop_copies(hlo: str, num_bytes: float) -> list[Operation]:
-    """Copies of at least `num_bytes` inside loop bodies."""
+    """Return the copies of at least `num_bytes` inside loop bodies."""
     return [op for op in loop_operations(hlo) if op.opcode in ("copy", "copy-start") and op.num_bytes >= num_bytes]
 
 
 def loop_whole_buffer_operations(hlo: str, num_bytes: float) -> list[Operation]:
-    """Operations inside loop bodies that make a result of at least `num_bytes` other than in place."""
+    """Return the operations inside loop bodies that make a result of at least `num_bytes` and are not in place."""
     return [op for op in loop_operations(hlo) if op.opcode not in _IN_PLACE and op.num_bytes >= num_bytes]

@@ -84,7 +84,7 @@ def _case(number: int, case: Case, copies: Sequence[LoopCopy], worst: int) -> st
 
 
 def _place(file: str | None, line: int | None, groups: Sequence[Sequence[LoopCopy]], worst: int) -> str:
-    """What is done in one line."""
+    """Return the part of the page about one line of source."""
     where = f"{name_of_file(file)}:{line}" if file else "a line that XLA does not tell"
     parts = [f"<article><h3><code>{escape(where)}</code></h3>"]
     if file and line:

@@ -1,7 +1,7 @@
 """Loops over a buffer, each written once for plain JAX and for this library.
 
 The main job, the tests and the benchmarks run the same programs. Each maps `x` of shape `[T, *elem]` to a scalar;
-`ops` says how rows are read and written.
+`ops` has the functions that read and write rows.
 """
 
 import functools
@@ -31,7 +31,7 @@ def _plain_swap(buffer: Array, index: Array, value: Array) -> tuple[Array, Array
     return buffer.at[index].set(value), buffer[index]
 
 
-#: What people write today.
+#: Plain JAX, as people write it today.
 plain = SimpleNamespace(
     read=lambda buffer, index: buffer[index],
     write=_plain_write,
@@ -52,7 +52,7 @@ class Program(NamedTuple):
     loss: Callable[[Any, Array], Array]
 
     def with_ops(self, ops: Any) -> Callable[[Array], Array]:
-        """The program as a function of `x` alone."""
+        """Return the program as a function of `x` alone."""
         return functools.partial(self.loss, ops)
 
 
@@ -68,7 +68,7 @@ def _program(about: str) -> Callable[[Callable[[Any, Array], Array]], Callable[[
 
 
 def _over_steps(body: Callable[[Any, tuple[Array, Array]], Any], carry: Any, x: Array) -> Any:
-    """Carry after `body(carry, (i, x[i]))` for every row of `x`."""
+    """Return the carry after `body(carry, (i, x[i]))` for every row of `x`."""
     return lax.scan(lambda c, ix: (body(c, ix), None), carry, (jnp.arange(len(x)), x))[0]
 
 

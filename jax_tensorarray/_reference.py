@@ -1,4 +1,4 @@
-"""What every op means, in plain JAX: the lowering wherever there is no kernel.
+"""The meaning of every op in plain JAX: the lowering wherever there is no kernel.
 
 All operands carry the same `batch_dims` leading axes. A platform without kernels cannot raise from inside a
 program, so an index out of range is dropped here in every mode.
@@ -21,19 +21,19 @@ def _batched(f: Callable[..., Any], batch_dims: int) -> Callable[..., Any]:
 
 
 def clamped_row(index: Array, where: Array, size: int) -> tuple[Array, Array]:
-    """The index clamped into range, and whether it was there."""
+    """Return the index clamped into range, and whether it was in range."""
     last = min(size - 1, jnp.iinfo(index.dtype).max)  # no more than the index's own dtype can hold
     found = where & (index >= 0) & (index <= last)
     return jnp.where(found, index, 0).astype(jnp.int64 if jax.config.jax_enable_x64 else jnp.int32), found
 
 
 def mask_like(index: Array, where: tuple[Array, ...]) -> Array:
-    """The mask, or one that takes all positions."""
+    """Return the mask, or one that takes all positions."""
     return where[0] if where else jnp.ones(index.shape, bool)
 
 
 def _walk(step: Callable[..., Any], buffer: Array, index: Array, where: Array, value: Array, reverse: bool) -> Any:
-    """`for k: buffer, out[k] = step(buffer, index[k], where[k], value[k])`, over all positions of `index`."""
+    """Run `for k: buffer, out[k] = step(buffer, index[k], where[k], value[k])` over all positions of `index`."""
     elem = buffer.shape[1:]
     flat = (index.reshape(-1), where.reshape(-1), value.reshape(index.size, *elem))
     buffer, outs = lax.scan(lambda b, x: step(b, *x), buffer, flat, reverse=reverse)
@@ -41,7 +41,7 @@ def _walk(step: Callable[..., Any], buffer: Array, index: Array, where: Array, v
 
 
 def read(buffer: Array, index: Array, *where: Array, batch_dims: int) -> Array:
-    """`value[k] = buffer[index[k]]`; zeros where masked or out of range."""
+    """Return `value[k] = buffer[index[k]]`; zeros where masked or out of range."""
 
     def one(buffer: Array, index: Array, where: Array) -> Array:
         elem = buffer.shape[1:]
@@ -55,7 +55,7 @@ def read(buffer: Array, index: Array, *where: Array, batch_dims: int) -> Array:
 
 
 def _update(row: Callable[[Array, Array], Array]) -> Callable[..., tuple[Array, Array]]:
-    """A step of `_walk`: replace the row by `row(old, value)` and give the old one."""
+    """Return a step of `_walk` that replaces the row by `row(old, value)` and gives the old one."""
 
     def step(buffer: Array, index: Array, where: Array, value: Array) -> tuple[Array, Array]:
         if buffer.shape[0] == 0:
@@ -69,7 +69,7 @@ def _update(row: Callable[[Array, Array], Array]) -> Callable[..., tuple[Array, 
 
 
 def updating(row: Callable[[Array, Array], Array]) -> Callable[..., tuple[Array, Array]]:
-    """`for k: old[k], buffer[index[k]] = buffer[index[k]], row(buffer[index[k]], value[k])`."""
+    """Return the op `for k: old[k], buffer[index[k]] = buffer[index[k]], row(buffer[index[k]], value[k])`."""
 
     def op(
         buffer: Array, index: Array, value: Array, *where: Array, batch_dims: int, reverse: bool
@@ -96,13 +96,13 @@ add = updating(_sum)
 
 
 def _bound(at: Array, size: int) -> Array:
-    """`at` clamped to [0, size], in a dtype that holds it."""
+    """Return `at` clamped to [0, size], in a dtype that holds it."""
     row = jnp.clip(at, 0, min(size, jnp.iinfo(at.dtype).max))
     return row.astype(jnp.int64 if jax.config.jax_enable_x64 else jnp.int32)
 
 
 def mask(buffer: Array, size: Array, *, batch_dims: int) -> Array:
-    """Zeros in the rows at or past `size`."""
+    """Return the buffer with zeros in the rows at or past `size`."""
 
     def one(buffer: Array, size: Array) -> Array:
         keep = jnp.arange(buffer.shape[0]) < _bound(size, buffer.shape[0])
@@ -112,7 +112,7 @@ def mask(buffer: Array, size: Array, *, batch_dims: int) -> Array:
 
 
 def clear(buffer: Array, start: Array, stop: Array, *, batch_dims: int) -> Array:
-    """Zeros in the rows [start, stop), one row at a time: where there are none, nothing is done."""
+    """Set the rows [start, stop) to zeros, one row at a time; an empty range costs nothing."""
     if buffer.size == 0:
         return buffer
     size, elem = buffer.shape[batch_dims], buffer.shape[batch_dims + 1 :]
@@ -131,7 +131,7 @@ def clear(buffer: Array, start: Array, stop: Array, *, batch_dims: int) -> Array
 
 
 def check(index: Array, size: Array, *, batch_dims: int) -> Array:
-    """The index where it is in `[0, size)`, else -1."""
+    """Return the index where it is in `[0, size)`, else -1."""
 
     def one(index: Array, size: Array) -> Array:
         limits = jnp.iinfo(index.dtype)

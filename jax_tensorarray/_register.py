@@ -1,6 +1,6 @@
 """Turn the rules of an op into a JAX primitive.
 
-A rule is an ordinary function; this module says to JAX which is which. Every op of the library has the operands
+A rule is an ordinary function; this module registers it with JAX. Every op of the library has the operands
 `buffer, index[, value][, where]` and the parameters of `Params`, so that one batching rule and one lowering serve
 all of them.
 """
@@ -29,10 +29,10 @@ Array = Any
 
 
 class Params(TypedDict):
-    """What a row op is bound with, besides its operands."""
+    """The parameters that a row op is bound with."""
 
     batch_dims: int  #: leading axes that buffer, index, value and where share
-    index_dims: int  #: axes behind these of which an index counts the rows, the last one fastest
+    index_dims: int  #: number of axes behind these whose rows an index counts, the last one fastest
     mode: str | None  #: "error", "drop", or None: "error" unless vmap batches the index
     reverse: bool  #: walk the positions of the index last to first
     op: str  #: the public op that the user called, for messages
@@ -48,7 +48,7 @@ def row_params(
     index_dims: int = 1,
     reverse: bool = False,
 ) -> Params:
-    """Parameters with which the public op `op` binds a primitive."""
+    """Return the parameters that the public op `op` binds a primitive with."""
     return {
         "batch_dims": batch_dims,
         "index_dims": index_dims,
@@ -59,19 +59,19 @@ def row_params(
     }
 
 
-#: The primitives of row ops, those of which `kernel` is a `RowKernel`, and what their calls are.
+#: The primitives of row ops, whose `kernel` is a `RowKernel`, and the calls they lower to.
 ROW_OPS: dict[Primitive, Call] = {}
 
 
 class RowPrimitive(Primitive):
-    """A primitive whose operands must vary over the same axes of a `shard_map`, as those of JAX's own must."""
+    """A primitive whose operands must vary over the same axes of a `shard_map`, as for JAX's own primitives."""
 
     def bind(self, *operands: Any, **params: Any) -> Any:
         return super().bind(*varying_alike(operands), **params)
 
 
 def varying_alike(operands: Sequence[Any]) -> Sequence[Any]:
-    """The operands, each varying over all manual axes that one of them varies over."""
+    """Return the operands, each varying over all manual axes over which at least one of them varies."""
     if jax.sharding.get_abstract_mesh().empty:
         return operands
     axes = [_compat.varying_axes(x) for x in operands]
@@ -93,10 +93,10 @@ def make_primitive(
     kernel: Callable[..., Any],
     multiple_results: bool = False,
 ) -> Primitive:
-    """A primitive with all its rules, from which the passes and the loops of the library know it too.
+    """Make a primitive with all its rules, and register it with the passes and loops of the library.
 
-    `reference` is the meaning in plain JAX, lowered where no kernel is; `kernel` lowers to a call of one on a
-    `platform`.
+    `reference` is the meaning in plain JAX, used as the lowering where there is no kernel. `kernel` lowers to a call
+    of a kernel on a `platform`.
     """
     primitive = RowPrimitive(name)
     primitive.multiple_results = multiple_results
@@ -129,7 +129,7 @@ def make_primitive(
 def check_operands(
     op: str, buffer: Any, index: Any, rest: Sequence[Any], takes_value: bool, batch_dims: int, index_dims: int
 ) -> None:
-    """What a bind must satisfy. The public functions make it so; this guards binds by hand."""
+    """Check the operands of a bind. The public functions make them fit; this guards binds by hand."""
     if buffer.ndim <= batch_dims or index.shape[:batch_dims] != buffer.shape[:batch_dims]:
         raise ValueError(f"{op}: buffer {buffer.shape} and index {index.shape} do not share {batch_dims} batch axes")
     if not 0 < index_dims <= buffer.ndim - batch_dims:
@@ -147,32 +147,32 @@ def check_operands(
 
 
 def like_buffer(buffer: Any) -> ShapedArray:
-    """Type of the updated buffer."""
+    """Return the type of the updated buffer."""
     return buffer.update(weak_type=False)
 
 
 def rows_of(buffer: Any, index: Any, batch_dims: int, index_dims: int) -> ShapedArray:
-    """Type of the rows that `index` addresses: `[*batch, *I, *elem]`."""
+    """Return the type of the rows that `index` addresses: `[*batch, *I, *elem]`."""
     elem = range(batch_dims + index_dims, buffer.ndim)
     dims = [*range(batch_dims), *[None] * (index.ndim - batch_dims), *elem]
     return type_like(buffer, [*index.shape, *(buffer.shape[d] for d in elem)], dims)
 
 
 def row_of(buffer: Any, batch_dims: int) -> ShapedArray:
-    """Type of one row of a buffer `[*batch, T, *elem]`: `[*batch, *elem]`."""
+    """Return the type of one row of a buffer `[*batch, T, *elem]`: `[*batch, *elem]`."""
     dims = [d for d in range(buffer.ndim) if d != batch_dims]
     return type_like(buffer, [buffer.shape[d] for d in dims], dims)
 
 
 def type_like(aval: Any, shape: Sequence[int], dims: Sequence[int | None], dtype: Any = None) -> ShapedArray:
-    """Type of an array whose axes are those of `aval`, or new (None): divided among devices as that is."""
+    """Return the type of an array whose axes come from `aval` or are new (None), sharded as `aval` is."""
     spec = [*aval.sharding.spec, *[None] * aval.ndim]
     sharding = aval.sharding.update(spec=PartitionSpec(*(None if d is None else spec[d] for d in dims)))
     return aval.update(shape=tuple(shape), dtype=dtype or aval.dtype, weak_type=False, sharding=sharding)
 
 
 def with_axis(aval: Any, size: int) -> ShapedArray:
-    """That type with one more axis in front."""
+    """Return the type with one more axis in front."""
     return type_like(aval, (size, *aval.shape), [None, *range(aval.ndim)])
 
 
@@ -180,12 +180,12 @@ def with_axis(aval: Any, size: int) -> ShapedArray:
 
 
 def is_zero(x: Any) -> bool:
-    """Whether a tangent or cotangent is symbolically zero."""
+    """Return whether a tangent or cotangent is symbolically zero."""
     return type(x) is ad.Zero
 
 
 def zero_tangent(out: Array) -> Any:
-    """The symbolic zero that is the tangent of a constant `out`."""
+    """Return the symbolic zero that is the tangent of a constant `out`."""
     return ad.Zero(jax.typeof(out).to_tangent_aval())
 
 
@@ -193,14 +193,14 @@ def zero_tangent(out: Array) -> Any:
 
 
 def to_front(x: Array, dim: int | None, size: int) -> Array:
-    """`x` with its batch axis first, made if it has none."""
+    """Return `x` with its batch axis first; the axis is added if it has none."""
     return jnp.broadcast_to(x, (size, *x.shape)) if dim is None else jnp.moveaxis(x, dim, 0)
 
 
 def batch_rows(
     primitive: Primitive, args: Sequence[Array], dims: Sequence[int | None], **params: Unpack[Params]
 ) -> Any:
-    """Batching rule of every row op: one more native batch axis, at the front of all operands."""
+    """Batch any row op: add one more native batch axis at the front of all operands."""
     size = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
     args = [to_front(x, d, size) for x, d in zip(args, dims, strict=True)]
     out = primitive.bind(*args, **batched_params(params, dims[1]))
@@ -208,7 +208,7 @@ def batch_rows(
 
 
 def batched_params(params: Params, index_dim: int | None, new_axes: int = 1) -> Params:
-    """Parameters under vmap. An index that vmap batches belongs to examples that may not be running."""
+    """Return the parameters under vmap. An index that vmap batches may belong to examples that are not running."""
     dropped = params["mode"] is None and index_dim is not None
     return params | {"batch_dims": params["batch_dims"] + new_axes, "mode": "drop" if dropped else params["mode"]}
 
@@ -217,7 +217,7 @@ def batched_params(params: Params, index_dim: int | None, new_axes: int = 1) -> 
 
 
 def _on_one_axis(reference: Callable[..., Any], call: Call) -> Callable[..., Any]:
-    """The meaning of a row op whose index counts the rows of several axes, by that for one."""
+    """Extend `reference`, written for one axis, to an index that counts the rows of several axes."""
 
     def meaning(buffer: Array, *operands: Array, batch_dims: int, index_dims: int, **params: Any) -> Any:
         if index_dims == 1:
@@ -235,7 +235,7 @@ def _on_one_axis(reference: Callable[..., Any], call: Call) -> Callable[..., Any
 
 
 def _lower(kernel: Callable[..., Any], fallback: Callable[..., Any], ctx: Any, *operands: Any, **params: Any) -> Any:
-    """Lower to a kernel, or to plain JAX for the dtypes that are packed below a byte, which no kernel can address."""
+    """Lower to a kernel, or to plain JAX for packed dtypes: no kernel can address less than a byte."""
     packed = any(is_packed(aval.dtype) for aval in (*ctx.avals_in, *ctx.avals_out))
     if packed:
         return fallback(ctx, *operands, **params)
@@ -246,8 +246,8 @@ def _lower(kernel: Callable[..., Any], fallback: Callable[..., Any], ctx: Any, *
 def _lower_without_kernel(
     kernel: Callable[..., Any], fallback: Callable[..., Any], ctx: Any, *operands: Any, **params: Any
 ) -> Any:
-    """Lower to a call that the pass over the module replaces: by slices, or by plain JAX, which is a function here."""
-    if ctx.dim_var_values:  # sizes or platforms that are not known yet, which are values of the function around
+    """Lower to a call that the pass over the module replaces: by slices, or by a function in plain JAX."""
+    if ctx.dim_var_values:  # sizes or platforms that are still unknown: values of the enclosing function
         return fallback(ctx, *operands, **params)
     results = _lower(kernel, fallback, ctx, *operands, **params)
     call = operation(results[0].owner)
@@ -257,7 +257,7 @@ def _lower_without_kernel(
 
 
 def is_packed(dtype: Any) -> bool:
-    """Whether elements of a dtype are smaller than a byte."""
+    """Return whether elements of a dtype are smaller than a byte."""
     limits = (
         jnp.iinfo if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo if jnp.issubdtype(dtype, jnp.floating) else None
     )
@@ -267,17 +267,17 @@ def is_packed(dtype: Any) -> bool:
 def row_kernel(
     name: str, operands: tuple[str, ...], results: tuple[str, ...], combine: Callable[[Any, Any], Any] | None = None
 ) -> "RowKernel":
-    """Lowering of a row op to its kernel.
+    """Return the lowering of a row op to its kernel.
 
     The operands are `buffer`, `index`, perhaps `value`, and `where`. An op whose first result is `buffer` updates
-    it in place. `combine` is the operation of StableHLO that makes the new row of the old one and the value.
+    it in place. `combine` is the StableHLO operation that makes the new row from the old one and the value.
     """
     return RowKernel(name, declare(name, operands, results, combine))
 
 
 @dataclass(frozen=True)
 class RowKernel:
-    """A lowering to a call. `_lowering.slices` may make it one of XLA's own slices, when the whole module is there."""
+    """A lowering to a call, which `_lowering.slices` may turn into XLA's own slices once the whole module is there."""
 
     name: str
     call: Call
@@ -309,7 +309,7 @@ class RowKernel:
             inner = ctx.replace(avals_in=[ctx.avals_in[k] for k in positions], avals_out=[aval])
             operands = (*operands, *order(inner, *(operands[k] for k in positions)))
             ctx = ctx.replace(avals_in=[*ctx.avals_in, aval])
-        # XLA leaves out a call without elements to compute, which still has its indices to check.
+        # XLA removes a call whose results have no elements, but its indices still have to be checked.
         checks = mode != "drop" and not all(math.prod(aval.shape) for aval in ctx.avals_out)
         rule = jax.ffi.ffi_lowering(
             PREFIX + self.name, operand_output_aliases={0: 0} if in_place else {}, has_side_effect=checks

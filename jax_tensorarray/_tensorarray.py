@@ -28,7 +28,7 @@ _ONE = jax.tree.structure(0)  # of an element that is an array
 
 @dataclass(frozen=True)
 class _Spec:
-    """What is known of a TensorArray besides its rows: all that must be the same before and after a loop."""
+    """All that is known of a TensorArray besides its rows. It must be the same before and after a loop."""
 
     element: PyTreeDef
     dynamic_size: bool
@@ -50,7 +50,7 @@ class _Spec:
 
 @dataclass(frozen=True)
 class _Leaf:
-    """A size that came as a leaf of a pytree or out of a file: it may be anything, and is checked where it is used."""
+    """A size that came as a leaf of a pytree or from a file. It may be anything, and is checked where it is used."""
 
     value: Any
 
@@ -84,10 +84,10 @@ class TensorArray:
         name: ignored.
         max_size: the number of rows that a `dynamic_size` array may grow to. Its size is then a value of the program,
             known only at run time, and `stack` gives `max_size` rows, zeros past the size. Memory for them is taken
-            at once but not touched before it is written. The size is a leaf of the pytree: who changes it there may
-            see rows that were not written, but none past `max_size`. Without it, the loops of jax_tensorarray that
-            have a `max_steps` make room for one row a step; a row more is an error. Inside of `jit` such an array is
-            stacked by `stack(pad=True)`, and outside of it is as long as its rows.
+            at once but not touched before it is written. The size is a leaf of the pytree: changing it there may
+            expose rows that were not written, but none past `max_size`. Without `max_size`, the loops of
+            jax_tensorarray that have a `max_steps` make room for one row a step; one row more is an error. Inside of
+            `jit` such an array is stacked by `stack(pad=True)`; outside of it, it is as long as its rows.
 
     Raises:
         IndexError: an index known while tracing is out of range.
@@ -144,7 +144,7 @@ class TensorArray:
     def like(
         cls, x: Any, size: Any = None, *, dynamic_size: bool | None = None, max_size: int | None = None
     ) -> "TensorArray":
-        """A TensorArray with rows of the shape and dtype of `x`.
+        """Return a TensorArray with rows of the shape and dtype of `x`.
 
         Args:
             x: an array, a `jax.ShapeDtypeStruct`, a number, or a pytree of them. With a pytree every method works
@@ -171,7 +171,7 @@ class TensorArray:
 
     @classmethod
     def from_array(cls, value: Any, *, dynamic_size: bool | None = None, max_size: int | None = None) -> "TensorArray":
-        """A TensorArray of the rows of `value`, an array `[size, *elem]` or a pytree of them.
+        """Return a TensorArray with the rows of `value`, an array `[size, *elem]` or a pytree of such arrays.
 
         >>> TensorArray.from_array(jnp.arange(6.0).reshape(3, 2)).read(1)
         Array([2., 3.], dtype=float32)
@@ -222,7 +222,7 @@ class TensorArray:
                 )
             if not all_known:
                 raise TypeError("TensorArray: a traced size needs element_shape")
-            # Under vmap one that is not allowed is dropped, as an index is: there are no rows then.
+            # Under vmap a size out of range is dropped, as an index is: there are no rows then.
             checked = ta_check(size, limit + 1, op="TensorArray: size not in [0, max_size]")
             self._size = jnp.maximum(checked, 0)
         else:
@@ -259,7 +259,10 @@ class TensorArray:
         return self._spec.dynamic_size
 
     def size(self, name: str | None = None) -> Any:
-        """Number of rows: a NumPy int32 where it is known, a traced one for an array with `max_size` inside `jit`."""
+        """Return the number of rows: a NumPy int32 if it is known, else a traced int32.
+
+        It is traced for an array with `max_size` inside of `jit`.
+        """
         if isinstance(self._size, _Leaf) and np.ndim(self._size.value):
             return self._size.value  # of many arrays that vmap or scan stacked
         size = self._live()
@@ -299,14 +302,14 @@ class TensorArray:
     # --- one row -----------------------------------------------------------------------------------------------
 
     def read(self, index: Any, name: str | None = None, *, where: Any = None, mode: str | None = None) -> Any:
-        """The row at `index`. Differentiable.
+        """Return the row at `index`. Differentiable.
 
         Args:
             index: integer, from 0 on.
             name: ignored.
-            where: bool. If it is False the row is zeros and `index` is not looked at.
-            mode: what an index does that is negative, or not below `size()`: "error" raises, "drop" gives zeros. None
-                is "error", but "drop" for an index or a size that `jax.vmap` batches.
+            where: bool. If it is False the row is zeros and `index` is ignored.
+            mode: what happens to an index that is negative, or not below `size()`: "error" raises, "drop" gives
+                zeros. None is "error", but "drop" for an index or a size that `jax.vmap` batches.
 
         Raises:
             IndexError, jax.errors.JaxRuntimeError: there is no such row.
@@ -337,16 +340,16 @@ class TensorArray:
     def write(
         self, index: Any, value: Any, name: str | None = None, *, where: Any = None, mode: str | None = None
     ) -> "TensorArray":
-        """The TensorArray whose row at `index` is `value`. Differentiable: the last write gets the gradient.
+        """Return the TensorArray whose row at `index` is `value`. Differentiable: the last write gets the gradient.
 
         Args:
             index: integer, from 0 on. Past the end is an error, unless `dynamic_size` is given.
             value: the row, of the dtype and shape of the others, or a Python number or lists of them.
             name: ignored.
-            where: bool. If it is False nothing is written and `index` is not looked at. This is the way to write
+            where: bool. If it is False nothing is written and `index` is ignored. This is the way to write
                 conditionally: a `cond` or `jnp.where` between two TensorArrays may touch all rows under `vmap`.
-            mode: what an index does that is negative, or past the end that the array may grow to: "error" raises,
-                "drop" writes nothing. None is "error", but "drop" for an index that `jax.vmap` batches.
+            mode: what happens to an index that is negative, or past the end to which the array may grow: "error"
+                raises, "drop" writes nothing. None is "error", but "drop" for an index that `jax.vmap` batches.
 
         Raises:
             IndexError, jax.errors.JaxRuntimeError: there is no such row and the array cannot grow to it.
@@ -371,7 +374,7 @@ class TensorArray:
         return self._put(op, index if at is None else at, at, values, where, mode)
 
     def append(self, value: Any, *, where: Any = None, mode: str | None = None) -> "TensorArray":
-        """The TensorArray with one row more. Needs `dynamic_size=True`.
+        """Return the TensorArray with `value` appended as its last row. Needs `dynamic_size=True`.
 
         Args:
             value: the row.
@@ -403,12 +406,12 @@ class TensorArray:
         return self._put(op, self._claimed() if at is None else at, at, values, where, mode, at_end=True)
 
     def pop(self, *, where: Any = None, mode: str | None = None) -> tuple["TensorArray", Any]:
-        """The TensorArray without its last row, and that row, which is differentiable. Needs `dynamic_size=True`.
+        """Return the TensorArray without its last row, and that row (differentiable). Needs `dynamic_size=True`.
 
         Args:
             where: bool. If it is False no row is taken away, and the row is zeros.
-            mode: what an array without rows does: "error" raises, "drop" gives zeros. None is "error", but "drop" for
-                a size that `jax.vmap` batches.
+            mode: what happens if the array has no rows: "error" raises, "drop" gives zeros. None is "error", but
+                "drop" for a size that `jax.vmap` batches.
 
         Raises:
             IndexError, jax.errors.JaxRuntimeError: there are no rows.
@@ -443,13 +446,14 @@ class TensorArray:
     # --- many rows ---------------------------------------------------------------------------------------------
 
     def stack(self, name: str | None = None, *, pad: bool | None = None) -> Any:
-        """All rows as one array `[size, *elem]`, without a copy where that is possible. Differentiable.
+        """Return all rows as one array `[size, *elem]`, without a copy where that is possible. Differentiable.
 
         Args:
             name: ignored.
-            pad: with `max_size` there are `max_size` rows, those past the size zeros, inside and outside of `jit`
-                alike. With `pad=False` there are exactly `size()` rows, which must be known: outside of `jit`. None
-                is True, but False for a `max_size` that a loop found: nobody has asked for zeros then.
+            pad: whether an array with `max_size` gives `max_size` rows, with zeros past the size, inside and outside
+                of `jit` alike. `pad=False` gives exactly `size()` rows; the size must then be known, so it works
+                outside of `jit` only. None is True, but False for a `max_size` that a loop found, since nobody has
+                asked for zeros then.
 
         Raises:
             ValueError: the shape of the rows is not known, or rows have different shapes.
@@ -459,9 +463,9 @@ class TensorArray:
         return self._spec.element.unflatten(self._stacked("TensorArray.stack", pad))
 
     def concat(self, name: str | None = None) -> Any:
-        """All rows one after the other, `[n_0 + n_1 + ..., *rest]` from rows `[n_k, *rest]`. Differentiable.
+        """Join all rows along their first axis: `[n_0 + n_1 + ..., *rest]` from rows `[n_k, *rest]`. Differentiable.
 
-        With `max_size` the rows past the size are there too, as zeros.
+        With `max_size` the rows past the size are included, as zeros.
 
         Raises:
             ValueError: rows are scalars, or differ in more than their length, or the shape of one is not known.
@@ -472,13 +476,13 @@ class TensorArray:
         return _elements.concatenated(self._list_rows(op), self._spec.shape, self._spec.dtype)
 
     def gather(self, indices: Any, name: str | None = None, *, where: Any = None, mode: str | None = None) -> Any:
-        """The rows at `indices`, an array of shape `I`, as one array `[*I, *elem]`. Differentiable.
+        """Return the rows at `indices`, an array of shape `I`, as one array `[*I, *elem]`. Differentiable.
 
         Args:
             indices: integers.
             name: ignored.
-            where: bool, broadcast to `I`. Rows where it is False are zeros, and their indices are not looked at.
-            mode: what an index out of range does: see `read`.
+            where: bool, broadcast to `I`. Rows where it is False are zeros, and their indices are ignored.
+            mode: what happens to an index out of range: see `read`.
 
         Raises:
             IndexError, jax.errors.JaxRuntimeError: an index is out of range.
@@ -504,7 +508,7 @@ class TensorArray:
     def scatter(
         self, indices: Any, value: Any, name: str | None = None, *, where: Any = None, mode: str | None = None
     ) -> "TensorArray":
-        """The TensorArray with `value[k]` at row `indices[k]`, written in order: of duplicates the last one stays.
+        """Return the TensorArray with `value[k]` written to row `indices[k]`, in order: the last duplicate stays.
 
         Differentiable: of duplicates the last one that is written gets the gradient.
 
@@ -512,8 +516,8 @@ class TensorArray:
             indices: integers `[n]`.
             value: rows `[n, *elem]`.
             name: ignored.
-            where: bool, broadcast to `[n]`. Rows where it is False are not written, and their indices not looked at.
-            mode: what an index out of range does: see `write`.
+            where: bool, broadcast to `[n]`. Rows where it is False are not written, and their indices are ignored.
+            mode: what happens to an index out of range: see `write`.
 
         Raises:
             IndexError, jax.errors.JaxRuntimeError: an index is out of range.
@@ -547,7 +551,7 @@ class TensorArray:
         return self._put(op, indices, known, values, where, mode) if n else self
 
     def unstack(self, value: Any, name: str | None = None) -> "TensorArray":
-        """The TensorArray with the rows of `value`, an array `[n, *elem]`, and no others. Makes no copy.
+        """Return the TensorArray with exactly the rows of `value`, an array `[n, *elem]`. Makes no copy.
 
         Raises:
             ValueError: there are more rows than the array has, and it is not dynamic; or rows of another shape.
@@ -563,7 +567,7 @@ class TensorArray:
         return self._filled(values)
 
     def split(self, value: Any, lengths: Any, name: str | None = None) -> "TensorArray":
-        """The TensorArray whose rows are pieces of `value`, cut along its first axis.
+        """Return the TensorArray whose rows are pieces of `value`, cut along its first axis.
 
         Args:
             value: array `[sum(lengths), *rest]`.
@@ -603,14 +607,14 @@ class TensorArray:
     # --- for TensorFlow's sake ---------------------------------------------------------------------------------
 
     def identity(self) -> "TensorArray":
-        """A TensorArray with the same rows."""
+        """Return a TensorArray with the same rows."""
         return self._with(self._version, self._size)
 
     def close(self, name: str | None = None) -> None:
-        """Nothing: memory is freed when the last TensorArray that has it is gone."""
+        """Do nothing: memory is freed when the last TensorArray that holds it is gone."""
 
     def grad(self, source: Any, flow: Any = None, name: str | None = None) -> Any:
-        """Not there, as in TensorFlow 2: use `jax.grad`."""
+        """Raise NotImplementedError, as TensorFlow 2 does not have it either: use `jax.grad`."""
         raise NotImplementedError("TensorArray.grad is not supported; jax.grad differentiates through a TensorArray")
 
     # --- rows and versions -------------------------------------------------------------------------------------
@@ -625,7 +629,7 @@ class TensorArray:
         return self._spec.ranks is None and self._version is not None
 
     def _layout(self) -> Layout:
-        """Shapes and dtypes of the rows."""
+        """Return shapes and dtypes of the rows."""
         assert self._version is not None
         layout = self._version.layout
         if layout.ranks != self._spec.ranks:
@@ -637,14 +641,14 @@ class TensorArray:
         return layout
 
     def _buffers(self) -> tuple[Array, ...]:
-        """The buffers, which are not ours alone from now on."""
+        """Return the buffers. They are shared from now on, so they are no longer updated in place."""
         self._check_alive()
         assert self._version is not None
         buffers: tuple[Array, ...] = self._version.share()
         return buffers
 
     def _run(self, f: Callable[[tuple[Array, ...]], Any]) -> Any:
-        """`f(buffers)`; if that is run right now they stay ours."""
+        """Return `f(buffers)`. If it runs eagerly, the buffers stay ours."""
         self._check_alive()
         assert self._version is not None
         if _eager(() if self._version.owned else self._version.newest()):
@@ -658,7 +662,7 @@ class TensorArray:
             _check_alive(self._version.newest())
 
     def _is_concrete(self) -> bool:
-        """Whether the rows are arrays, with nothing traced."""
+        """Return whether the rows are concrete arrays, none of them traced."""
         assert self._version is not None
         return self._version.owned or not _traced(self._version.newest())
 
@@ -666,7 +670,7 @@ class TensorArray:
         return self._layout().capacity
 
     def _live(self) -> Any:
-        """Number of live rows, a Python integer or a traced int32."""
+        """Return the number of live rows, a Python integer or a traced int32."""
         size = self._size
         if isinstance(size, _Leaf):
             size = self._checked_size(size.value)
@@ -675,7 +679,10 @@ class TensorArray:
         return self._capacity() if size is None else size
 
     def _claimed(self) -> Any:
-        """The same as a place to append to, unchecked: the write checks it, where it is not known to be in range."""
+        """Return the number of live rows as an index to append at, unchecked.
+
+        The write checks it, unless it is known to be in range.
+        """
         leaf = self._size.value if isinstance(self._size, _Leaf) else None
         is_usual = isinstance(leaf, jax.core.Tracer) and not leaf.ndim and leaf.dtype == jnp.int32
         return leaf if is_usual else self._live()
@@ -685,8 +692,8 @@ class TensorArray:
         return None if isinstance(size, jax.core.Tracer) else int(size)
 
     def _checked_size(self, size: Any) -> Any:
-        """A size that came from outside."""
-        capacity = self._capacity()  # of many arrays that were stacked, none has this size
+        """Check a size that came from outside, and return it as a Python integer or a traced int32."""
+        capacity = self._capacity()  # raises if vmap or scan has stacked several arrays
         if np.ndim(size):
             raise TypeError(
                 f"TensorArray: the size of this array is of shape {np.shape(size)}, though its rows are those of one "
@@ -697,15 +704,14 @@ class TensorArray:
             size = np.asarray(size)[()]
         known = _elements.known_size(size)
         if known is None:
-            # -1 is the size of an array of which no row can be read, written or taken: nothing else says that there is
-            # something wrong.
+            # With size -1 no row can be read, written or taken; nothing else shows that something is wrong.
             return jnp.where(_is_index(size, capacity + 1), size.astype(jnp.int32), -1)
         if known > capacity:
             raise ValueError(f"TensorArray: size {known} is larger than max_size {capacity}")
         return known
 
     def _allocate(self, rows: list[tuple[Any, Any]]) -> None:
-        """Make the buffers: zeros for the rows that are there, nothing for those that may come."""
+        """Make the buffers: zeros for the rows that are live, uninitialised memory for rows that may follow."""
         spec = self._spec
         if spec.max_size is None:
             buffers = tuple(jnp.zeros((self._size, *shape), dtype) for shape, dtype in rows)
@@ -716,7 +722,7 @@ class TensorArray:
         self._spec = self._stacked_spec([len(shape) for shape, _ in rows])
         if not spec.dynamic_size:
             self._size = None
-        # A write outside of tracing may update them in place: nobody else has them.
+        # A write outside of tracing may update them in place: nobody else holds them.
         self._version = Version(buffers, owned=_eager(buffers))
 
     def _stacked_spec(self, ranks: list[int]) -> _Spec:
@@ -725,7 +731,7 @@ class TensorArray:
         return replace(spec, ranks=tuple(ranks), infer_shape=fixed, shape=None if fixed else spec.shape, dtype=None)
 
     def _filled(self, values: list[Array]) -> "TensorArray":
-        """The array with exactly those rows."""
+        """Return the array with exactly those rows."""
         n, capacity = values[0].shape[0], self._spec.max_size
         size = n if self._spec.dynamic_size else None
         ta = self._with(None, size)
@@ -734,7 +740,7 @@ class TensorArray:
         return ta
 
     def _converted(self, op: str, value: Any) -> list[Array]:
-        """The leaves of `value` as arrays of the dtype of the rows."""
+        """Return the leaves of `value` as arrays of the dtype of the rows."""
         spec = self._spec
         try:
             leaves = spec.element.flatten_up_to(value)
@@ -746,7 +752,7 @@ class TensorArray:
         return [_elements.as_rows(op, x, dtype) for x, dtype in zip(leaves, dtypes, strict=True)]
 
     def _accepting(self, op: str, shapes: list[Shape], *, replaced: bool = False) -> "TensorArray":
-        """The array, able to hold rows of those shapes from now on. `replaced` says that all rows will be others."""
+        """Return an array that can hold rows of those shapes. `replaced` says that all of its rows will be replaced."""
         spec = self._spec
         if spec.ranks is None:
             _elements.check_shape(op, shapes[0], spec.shape)
@@ -767,7 +773,7 @@ class TensorArray:
     def _put(
         self, op: str, index: Any, known: Any, values: list[Array], where: Any, mode: str | None, at_end: bool = False
     ) -> "TensorArray":
-        """Write rows, one or many; `known` is the index if it is not traced."""
+        """Write one row or many. `known` is the index if it is not traced, else None."""
         spec, size = self._spec, self._known_live()
         if isinstance(where, np.ndarray | np.generic) and not where.any():
             return self
@@ -796,9 +802,9 @@ class TensorArray:
         return self._with(Version(buffers), size if grows else self._size)
 
     def _written_now(self, index: int, value: Any) -> "TensorArray | None":
-        """What `write` gives where there is nothing to convert, to grow, to trace or to refuse, as in most eager loops.
+        """Write on the fast path, which fits most eager loops: no conversion, growth, tracing or error is needed.
 
-        None where there may be: then all of that is done, and takes three times as long.
+        Return None if any of these may be needed. The general path then does them, and takes three times as long.
         """
         version, size = self._version, self._size
         if version is None:
@@ -815,11 +821,11 @@ class TensorArray:
         return self._with(version.write(index, (value,), size or capacity), size)
 
     def _put_now(self, index: Any, values: list[Array], size: int) -> "TensorArray":
-        """Write outside of tracing, in place where nobody else has the rows."""
+        """Write eagerly, in place if nobody else holds the rows."""
         assert self._version is not None
         self._check_alive()
         stop, capacity = _largest(index) + 1, self._capacity()
-        # Of many rows those in between may stay unwritten; of one, only those before it.
+        # With many rows, rows in between may stay unwritten; with one, only the rows before it.
         zeros = size, stop - 1 if isinstance(index, int) else stop
         room = max(stop, 2 * capacity, 8) if stop > capacity else 0
         size = max(size, stop)
@@ -829,7 +835,7 @@ class TensorArray:
     def _grown(
         self, op: str, buffers: tuple[Array, ...], index: Any, known: Any, where: Any, at_end: bool
     ) -> tuple[tuple[Array, ...], Any]:
-        """Zeros in the rows between the live ones and those that are about to be written, and the new size."""
+        """Clear the rows between the live ones and those to be written. Return the buffers and the new size."""
         size = self._claimed() if at_end else self._live()
         new_size: Any
         if isinstance(size, int) and known is not None and where is None:
@@ -837,7 +843,7 @@ class TensorArray:
             at_end = at_end or (isinstance(known, int) and known <= size)
         else:
             index, _ = _arguments.as_index(op, index, self._capacity(), "drop", masked=True)
-            written = _is_index(index, self._capacity())  # one outside is an error, or dropped
+            written = _is_index(index, self._capacity())  # an index outside is an error, or dropped
             if where is not None:
                 written &= where
             stops = jnp.where(written, index.astype(jnp.int32) + 1, 0)
@@ -845,13 +851,13 @@ class TensorArray:
             if at_end:  # checked where it is used, as `size` was not
                 return buffers, _Leaf(new_size)
         if not at_end:
-            # A single row is the last one, and covers what was there; of many, some in between may stay unwritten.
+            # A single row is the last one, and is overwritten; with many, some in between may stay unwritten.
             stop = new_size - 1 if np.ndim(index) == 0 else new_size
             buffers = tuple(ta_clear(b, size, stop) for b in buffers)
         return buffers, new_size
 
     def _read(self, op: str, index: Any, known: Any, where: Any = None, mode: str | None = None) -> Any:
-        """Rows at an index of any shape; `known` if it is not traced."""
+        """Return the rows at an index of any shape. `known` is the index if it is not traced, else None."""
         spec, size, is_settled = self._spec, self._known_live(), False
         if known is not None and size is not None:
             known, where, mode = _elements.readable(known, size, where, mode)
@@ -894,7 +900,7 @@ class TensorArray:
         return self._run(lambda buffers: [b[:size] for b in buffers])
 
     def _has_no_shape(self) -> bool:
-        """Whether no row was written, nobody has said of which shape one is, and all will have the same."""
+        """Return whether the shape of a row is still unknown: not given, no row written, and all rows will share it."""
         spec = self._spec
         written = self._version is not None and any(row is not None for row in self._version.newest())
         return spec.ranks is None and spec.infer_shape and not written and not _elements.is_known(spec.shape)
@@ -905,7 +911,7 @@ class TensorArray:
         return ta
 
     def _has_no_bound(self) -> bool:
-        """Whether the array may grow, nobody has said how far, and its rows are or will be in one buffer."""
+        """Return whether the array may grow without a given bound, with its rows in one buffer, now or later."""
         spec = self._spec
         return spec.dynamic_size and spec.max_size is None and not self._is_list()
 
@@ -913,7 +919,7 @@ class TensorArray:
         return self._size if self._version is None else self._live()
 
     def _bounded(self, more: int) -> "TensorArray":
-        """The same rows in an array with room for more."""
+        """Return an array with the same rows and room for `more`."""
         size = self._known_size()
         limit = min(size + more, np.iinfo(np.int32).max)
         changes = {"max_size": limit, "by_loop": True}
@@ -922,7 +928,7 @@ class TensorArray:
         return self._with(Version(tuple(into_capacity(b[:size], limit) for b in self._buffers())), size, **changes)
 
     def _unbounded(self) -> "TensorArray":
-        """The array as it was before a loop bounded it, where its size is known: it grows again as far as it has to."""
+        """Undo the bound that a loop has set, if the size is known: the array then grows again as far as needed."""
         if self._spec.is_unused:
             return self._with(None, self._size, is_unused=False)
         if not self._spec.by_loop or (size := self._known_live()) is None:
@@ -930,7 +936,10 @@ class TensorArray:
         return self._with(Version(self._buffers()), size, max_size=None, by_loop=False)
 
     def _writing(self, op: str, mode: str | None) -> tuple[str, str | None]:
-        """How the array is written, if nobody has said how far it may grow: a row too many is an error, never lost."""
+        """Return the name and the mode to write with.
+
+        If a loop has set the bound, a row too many is an error, never dropped.
+        """
         if not self._spec.by_loop:
             return op, mode
         found = f"{op} (max_size={self._spec.max_size}, which a loop found: one row a step. Give it if there are more)"
@@ -967,7 +976,7 @@ class TensorArray:
     def _put_in_list(self, index: int, row: Array, size: int) -> "TensorArray":
         assert self._version is not None
         version = self._version
-        if not _compat.executes_eagerly():  # what a transformation writes must not be seen outside of it
+        if not _compat.executes_eagerly():  # writes of a transformation must not be visible outside of it
             version = Version(list(version.share()), owned=True, seen=size)
         capacity, zeros = len(version.newest()), (size, index)
         size = max(size, index + 1)
@@ -976,7 +985,7 @@ class TensorArray:
         )
 
     def _list_rows(self, op: str, index: int | None = None) -> list[Array]:
-        """All rows, or one of them; unwritten ones are zeros if the shape of a row is known."""
+        """Return all rows, or the one at `index`. Unwritten ones are zeros if the shape of a row is known."""
         assert self._version is not None
         if index is not None and index < 0:
             raise ValueError(
@@ -1033,7 +1042,7 @@ class TensorArray:
         return (spec.element.unflatten(buffers),), (spec, None)
 
     def _zero_padded(self) -> "TensorArray":
-        """The same rows and zeros past them, so that no arbitrary memory gets into a file."""
+        """Return the array with zeros past its rows, so that no uninitialised memory gets into a file."""
         if self._spec.max_size is None or self._spec.ranks is None:
             return self
         assert self._version is not None
@@ -1071,7 +1080,7 @@ def _unflatten(aux: Any, children: Any) -> TensorArray:
 
 
 def _restored(aux: Any, children: Any) -> TensorArray:
-    """A TensorArray from a file, whose size is checked at once if it is there."""
+    """Return a TensorArray from a file. Its size is checked at once if it is a concrete value."""
     ta = _unflatten(aux, children)
     size = ta._size.value if isinstance(ta._size, _Leaf) else None
     if isinstance(size, np.ndarray | np.generic | jax.Array | int) and not np.ndim(size):
@@ -1083,7 +1092,7 @@ jax.tree_util.register_pytree_with_keys(TensorArray, _flatten_with_keys, _unflat
 
 
 def _eager(arrays: Any) -> bool:
-    """Whether an operation on those arrays is run right now, with nothing traced."""
+    """Return whether an operation on those arrays is run right now, with nothing traced."""
     return _compat.executes_eagerly() and not _traced(arrays)
 
 
@@ -1105,7 +1114,7 @@ def _largest(index: Any) -> int:
 
 
 def _is_index(index: Array, size: int) -> Array:
-    """Whether a traced index is in [0, size), computed in its own dtype, which need not hold the size."""
+    """Return whether a traced index is in [0, size), computed in its own dtype, which need not hold the size."""
     return (index >= 0) & (index <= min(size - 1, jnp.iinfo(index.dtype).max))
 
 
@@ -1130,11 +1139,11 @@ def _read_now(buffers: tuple[Array, ...], index: Array) -> list[Array]:
 
 
 def entering_loop(step: Callable[[Any], Any], carry: Any, max_steps: Any) -> Any:
-    """A carry in which each array says what a loop must know: of which shape a row is, and how many there may be.
+    """Return a carry in which each array knows what a loop needs: the shape of a row, and how many there may be.
 
-    The step is traced for it, if there is an array that does not say so. An array that the step writes has rows of the
-    shape that is written, and one that grows gets room for a row a step, or for what a loop inside of the step adds.
-    One that nobody writes needs neither.
+    If an array lacks either, the step is traced to find out. An array that the step writes gets the shape of the rows
+    that are written. One that grows gets room for a row a step, or for the rows that a loop inside of the step adds.
+    An array that nobody writes needs neither.
     """
     leaves, tree = jax.tree.flatten(carry, is_leaf=_is_array)
     undecided = [_is_array(x) and (x._has_no_shape() or x._has_no_bound()) for x in leaves]
@@ -1186,7 +1195,7 @@ def entering_loop(step: Callable[[Any], Any], carry: Any, max_steps: Any) -> Any
 
 
 def _leaves_after(step: Callable[[Any], Any], tree: Any, leaves: list[Any], closed: list[bool]) -> list[Any] | None:
-    """What a step makes of the leaves of a carry, of which some are closed over. None where they are not as many."""
+    """Return the leaves of the carry after a step, with some leaves closed over. None if their number has changed."""
     found: list[list[Any]] = []
 
     def traced(*known: Any) -> None:
@@ -1199,13 +1208,13 @@ def _leaves_after(step: Callable[[Any], Any], tree: Any, leaves: list[Any], clos
 
 
 def _added(x: Any, y: Any) -> int:
-    """How many rows a loop inside of a step may add to an array, which did not say how many it may have."""
+    """Return how many rows a loop inside of a step may add to an array that was not bounded before it."""
     grew = _is_array(x) and _is_array(y) and x._has_no_bound() and y._spec.by_loop
     return y._spec.max_size - x._known_size() if grew else 0
 
 
 def leaving_loop(carry: Any) -> Any:
-    """What a loop gives, in which an array that it bounded grows again as far as it has to, where its size is known."""
+    """Return a carry in which the arrays that the loop bounded may grow again, where their size is known."""
     leaves, tree = jax.tree.flatten(carry, is_leaf=_is_array)
     return jax.tree.unflatten(tree, [x._unbounded() if _is_array(x) else x for x in leaves])
 
@@ -1217,7 +1226,7 @@ def _is_array(x: Any) -> bool:
 def map_structure(
     func: Callable[..., Any], *structure: Any, check_types: bool = True, expand_composites: bool = False
 ) -> Any:
-    """`jax.tree.map` for which a `TensorArray` is a leaf: what `tf.nest.map_structure` does.
+    """Map `func` over pytrees with every `TensorArray` as a leaf, as `tf.nest.map_structure` does.
 
     `jax.tree.map` goes into arrays: it maps the buffer and the size. `func` gets the arrays themselves.
 
@@ -1225,7 +1234,7 @@ def map_structure(
       func: from a leaf of each structure to a leaf of the result.
       structure: pytrees of the same structure.
       check_types: ignored: containers must be of the same types.
-      expand_composites: ignored: `func` gets what is in a pytree of any kind but a `TensorArray`.
+      expand_composites: ignored: `func` gets the leaves of every pytree except a `TensorArray`.
 
     Returns:
       A pytree of that structure.

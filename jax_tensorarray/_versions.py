@@ -1,19 +1,18 @@
 """Versions of a list of rows: the newest is updated in place, and every older one can still be read.
 
 Outside of `jit` a TensorArray is a value, as an array is: a write returns a new one and the old one stays as it was.
-What the write overwrote is kept in a log for as long as somebody holds an older version. In `ta = ta.write(i, x)`
+The overwritten rows are kept in a log for as long as somebody holds an older version. In `ta = ta.write(i, x)`
 nobody does after the assignment, so a loop of writes is in place and its log has one entry. An older version that is
-looked at, or outlives `LOG_LIMIT` writes, gets a copy of the rows of its own, once.
+read, or outlives `LOG_LIMIT` writes, gets a copy of the rows of its own, once.
 
-Between any two instructions a thread may be interrupted: by Ctrl-C, or by whatever else a signal handler raises. Then
-every version must be as it was, and the lock free. Three rules are kept for that:
+A thread may be interrupted between any two instructions: by Ctrl-C, or by another exception from a signal handler.
+Every version must then be as it was, and the lock free. Three rules ensure this:
 
-- Python handles signals between instructions, never inside of a function that is written in C. The call that updates
-  buffers in place deletes those that it is given, so its results must not be dropped: `deque.extend` makes the call
-  and puts the results into the log, and the newest entry of the log *is* the newest state. There is nothing else to
-  assign that belongs to it.
-- What is not done by one such call is done in an order that is right at every step: the log has what a list is going
-  to lose before it loses it, and only what nobody else has is changed in several steps.
+- Python handles signals between instructions, never inside of a function written in C. The call that updates buffers
+  in place deletes the buffers it is given, so its results must not be dropped: `deque.extend` makes the call and puts
+  the results into the log, and the newest entry of the log *is* the newest state. No other assignment is needed.
+- Everything else is done in an order that is right at every step: the log has what a list is going to lose before
+  the list loses it, and only data that nobody else holds is changed in several steps.
 - The lock is taken by `Version._alone` and nothing else.
 """
 
@@ -65,7 +64,7 @@ def layout_of(buffers: Buffers) -> Layout:
 
 
 def exactly(f: Callable[..., Any], index: Any, *args: Any) -> Any:
-    """`f(index, *args)` for a known index as it is: with 64-bit types off, JAX would narrow one that needs them."""
+    """Return `f(index, *args)` without narrowing a large index, as JAX would do with 64-bit types off."""
     if type(index) is int:
         if index < _INT32_MAX:
             return f(index, *args)
@@ -77,14 +76,14 @@ def exactly(f: Callable[..., Any], index: Any, *args: Any) -> Any:
 
 # --- rows that are stacked in buffers --------------------------------------------------------------------------
 #
-# Those of the functions below that donate their first argument update it in place.
+# Functions below that donate their first argument update it in place.
 
 
 @partial(jax.jit, donate_argnums=0)
 def _swap(buffers: Buffers, at: Any, values: Buffers) -> tuple[Buffers, Buffers]:
-    """The buffers with those rows at the index, and the old ones.
+    """Write rows at the index. Return the updated buffers and the old rows.
 
-    `at` is the index, or the index and two numbers; the rows from the one to the other are cleared before.
+    `at` is the index, or the index and two numbers; the rows between these two are cleared first.
     """
     index, *zeros = at if isinstance(at, tuple) else (at,)
     if zeros:
@@ -110,13 +109,13 @@ def _copy(buffers: Buffers) -> Buffers:
     return tuple(jnp.copy(b) for b in buffers)
 
 
-@partial(jax.jit, keep_unused=True)  # so that the result is where the buffers are
+@partial(jax.jit, keep_unused=True)  # so that the result is placed on the devices of the buffers
 def _alike(buffers: Buffers) -> Buffers:
     return tuple(ta_empty(b.shape[0], b.shape[1:], b.dtype) for b in buffers)
 
 
 def into_capacity(rows: Array, capacity: int) -> Array:
-    """A buffer of `capacity` rows that begins with these; the others are uninitialised."""
+    """Return a buffer of `capacity` rows that begins with `rows`; the others are uninitialised."""
     if rows.shape[0] == capacity:
         return rows
     return lax.dynamic_update_slice(ta_empty(capacity, rows.shape[1:], rows.dtype), rows, (0,) * rows.ndim)
@@ -134,25 +133,25 @@ def _grown(rows: Any, capacity: int) -> Any:
 
 
 def _restored(rows: Any, index: Any, old: Any) -> Any:
-    """Those rows, which are nobody else's, with the old ones at the index."""
+    """Put the old rows back at the index. Nobody else may hold `rows`."""
     if not isinstance(rows, list):
         return exactly(lambda index: _restore(rows, index, old), index)
     rows[index] = old
     return rows
 
 
-_warm: set[Any] = set()  # the same of all stores
+_warm: set[Any] = set()  # layouts and kinds of the compiled calls, for all stores
 
 
 def _nobody() -> None:
-    """A weak reference to a version that is gone."""
+    """Return None, as a weak reference to a version that is gone does."""
 
 
 class _Store:
-    """The newest rows, and what it takes to get back to the versions that are alive.
+    """The newest rows, and the log that leads back to the versions that are alive.
 
-    An entry of the log is the number of a version, a weak reference to the one before it, the index that was written,
-    and a pair: all rows as they are since, and those at the index as they were. The log begins with the first entry.
+    An entry of the log is the number of a version, a weak reference to the version before it, the written index, and a
+    pair: all rows as they are since, and the rows at the index as they were. The log begins with the first entry.
     """
 
     __slots__ = ("layout", "lock", "log", "owned", "seen", "warm")
@@ -170,8 +169,8 @@ class _Store:
         return self.log[-1][3][0]
 
     def rows_of(self, version: int) -> Any:
-        """A copy of its rows."""
-        # By arrays, also where an older version is looked at inside of jit.
+        """Return a copy of the rows of a version."""
+        # Compute with concrete arrays, even if an older version is read inside of jit.
         with nullcontext() if _compat.executes_eagerly() else jax.ensure_compile_time_eval():
             rows = _copied(self.rows)
             for number, _, index, (_, old) in reversed(self.log):
@@ -181,7 +180,7 @@ class _Store:
         return rows
 
     def write(self, index: Any, before: Callable[[], "Version | None"], values: Any, zeros: tuple[int, int]) -> None:
-        """Update the newest rows in place, and have the log say what was there. The index is as `exactly` gives it."""
+        """Update the newest rows in place, and log the old ones. The index comes from `exactly`."""
         newest, _, _, (rows, _) = self.log[-1]
         start, stop = zeros
         if isinstance(rows, list):
@@ -202,10 +201,10 @@ class _Store:
         self.log.extend(zip((newest + 1,), (before,), (index,), swapped))  # noqa: B905 (a keyword takes as long as zip)
 
     def _warm_up(self, kind: Any, buffers: Buffers, at: Any, values: Buffers) -> None:
-        """Have JAX compile a call of `_swap` with such buffers, and remember it.
+        """Make JAX compile a call of `_swap` with such buffers, and remember it.
 
-        Only the first call of a kind runs through Python, where an interrupt may come when the buffers are gone and
-        the results are not here yet. So that one is made with others, of which no page is touched.
+        Only the first call of a kind runs through Python. An interrupt may come there when the buffers are already
+        gone and the results have not arrived. So that call is made with other buffers, whose pages are never touched.
         """
         if self.layout is None:
             self.layout = layout_of(buffers)
@@ -219,7 +218,7 @@ class _Store:
         self.warm.add(kind)
 
     def trim(self) -> None:
-        """Forget what nobody can ask for any more."""
+        """Drop the entries of the log that nobody can need any more."""
         while len(self.log) > 1:
             oldest = self.log[1][1]()
             if oldest is not None and oldest.is_in(self):
@@ -230,7 +229,7 @@ class _Store:
 
 
 class Version:
-    """One version of the rows, held by the TensorArrays that have it."""
+    """One version of the rows, held by the TensorArrays with these rows."""
 
     __slots__ = ("__weakref__", "_at")
 
@@ -238,12 +237,12 @@ class Version:
         self._at = _Store(rows, owned, seen), 0  # and the number of this version in that store
 
     def newest(self) -> Any:
-        """Rows of the same shapes and dtypes as these, at no cost."""
+        """Return rows of the same shapes and dtypes as these, at no cost."""
         return self._at[0].rows
 
     @property
     def layout(self) -> Layout:
-        """What these rows are, if they are stacked in buffers."""
+        """The layout of these rows, if they are stacked in buffers."""
         store = self._at[0]
         if store.layout is None:
             store.layout = layout_of(store.rows)
@@ -255,7 +254,7 @@ class Version:
         return self._at[0].owned
 
     def capacity_for(self, row: Any) -> int:
-        """How many rows there is room for, if nobody else has them and `row` is an array just like each; else 0."""
+        """Return the capacity if nobody else holds the rows and `row` is an array just like each of them, else 0."""
         store = self._at[0]
         layout = store.layout
         if layout is None or not store.owned or len(layout.shapes) > 1:
@@ -269,11 +268,11 @@ class Version:
         return self._at[0] is store
 
     def look(self, f: Callable[[Any], Any]) -> Any:
-        """`f(rows)`, which must not keep them: the next write updates them in place."""
+        """Return `f(rows)`. It must not keep them: the next write updates them in place."""
         return self._alone(lambda store, nested: f(store.rows))
 
     def share(self) -> Any:
-        """The rows, to be held by others: they are not updated in place any more."""
+        """Return the rows for others to hold: they are not updated in place any more."""
 
         def shared(store: _Store, nested: bool) -> Any:
             if nested:
@@ -291,10 +290,10 @@ class Version:
     def write(
         self, index: Any, values: Any, stop: int, zeros: tuple[int, int] = (0, 0), capacity: int = 0
     ) -> "Version":
-        """The version in which `index` has those rows, and rows at or past `stop` are unused.
+        """Return the version with those rows at `index`, in which rows at or past `stop` are unused.
 
-        Before that, those from the one of `zeros` to the other are cleared. A `capacity` other than 0 says that there
-        is no room for the rows, and for how many there shall be.
+        Before that, the rows between the two numbers in `zeros` are cleared. A `capacity` other than 0 means that the
+        rows do not fit, and is the number of rows to make room for.
         """
         new: Version = self._alone(self._written, index, values, stop, zeros, capacity)
         return new
@@ -316,16 +315,16 @@ class Version:
         return new
 
     def detach(self) -> None:
-        """Give this version a copy of the rows of its own. The lock of its store is held."""
+        """Give this version a copy of the rows of its own. The caller holds the lock of its store."""
         store, number = self._at
         self._at = _Store(store.rows_of(number), True, store.seen), 0
 
     def _alone(self, f: Callable[..., Any], *args: Any) -> Any:
-        """`f(store, nested, *args)` under the lock of the store of which this is the newest version.
+        """Return `f(store, nested, *args)`, run under the lock of the store with this version as the newest one.
 
         The lock is free afterwards, wherever an interrupt comes. `nested` says that this thread has it already: a
-        handler of a signal, or a finalizer, which uses what it has interrupted. It may look at the rows, but neither
-        change nor keep them.
+        signal handler or a finalizer is using what it has interrupted. It may look at the rows, but must not change or
+        keep them.
         """
         found: tuple[Any, ...] = ()
         while not found:

@@ -8,7 +8,7 @@ from jax_tensorarray._ops.read import ta_read_p
 
 
 def save_reads(prim: Any, /, *_: Any, **__: Any) -> bool:
-    """Save the rows that `ta_read` gives and what inner loops of this library record, and recompute all else.
+    """Save the rows that `ta_read` returns and the records of inner loops of this library; recompute all else.
 
     Without it, recomputing a read, or an inner loop that reads, needs the buffer as it was, so a checkpointed body
     saves the whole buffer in every step: O(T^2) memory. With it the body saves rows, O(T).
@@ -21,8 +21,8 @@ def save_reads(prim: Any, /, *_: Any, **__: Any) -> bool:
     >>> jax.grad(lambda x: jax.lax.fori_loop(0, 3, body, jnp.zeros(4).at[0].set(x))[3])(0.0)
     Array(8., dtype=float32, weak_type=True)
     """
-    # A policy that does not save a callback makes JAX run it again, without a thought of what it is called with: if
-    # that is saved and used by nothing else, there is no such variable (KeyError).
+    # JAX runs a callback again if the policy does not save it, but does not keep its arguments alive: if they are
+    # saved and used by nothing else, the variable is missing (KeyError).
     return prim in (ta_read_p, ta_while_p, ta_count_p) or prim.name in ("debug_callback", "debug_print")
 
 

@@ -1,13 +1,13 @@
-"""What `jax.export` has to be told of the kernels, so that functions which call them can be stored and loaded.
+"""Tell `jax.export` about the kernels, so that functions which call them can be stored and loaded.
 
 A stored function names its kernels, so the process that loads it must have imported `jax_tensorarray`, on a machine
 with kernels for its platform. The names, operands and attributes of the calls are a contract, `CONTRACT_VERSION`:
-within one number, what an older release of this library has stored a newer one runs. How far JAX itself can read what
-another version of it has stored is said in the documentation of `jax.export`.
+within one number, a newer release of this library runs what an older one has stored. The documentation of
+`jax.export` says how far JAX itself can read what another version of it has stored.
 
 The contract, version 1. Every call is a typed XLA FFI call (API version 4). `buffer` is `[*batch, T, *elem]`, `index`
 and `where` are `[*batch, *I]`, `value` is `[*batch, *I, *elem]`; an updated buffer is the first result and has the
-memory of the first operand. Operands that follow the named ones are not looked at: they only have to be ready first.
+memory of the first operand. Operands that follow the named ones are ignored: they only have to be ready first.
 
 | target `jax_tensorarray_...` | operands | results | attributes |
 |---|---|---|---|
@@ -22,7 +22,7 @@ memory of the first operand. Operands that follow the named ones are not looked 
 | `fence` | buffer | buffer | |
 | `empty` | | buffer | |
 
-The other ops of `csrc/combine.h` have calls like that of `add`.
+The other ops of `csrc/combine.h` are called like `add`.
 
 `op` (string) is the op that messages name, `batch_dims` (int64) the number of batch axes. `index_dims` (int64, 1 unless
 it is there, and only in calls with `strict`, `masked`, `sorted` and `reverse`) is the number of axes in the place of
@@ -36,7 +36,7 @@ from jax.export import DisabledSafetyCheck
 import jax_tensorarray._ops  # noqa: F401  # the ops declare their calls
 from jax_tensorarray._lowering.mlir import CALLS, PREFIX
 
-#: Of the calls of the kernels. A stored function may name calls of a lower number.
+#: The version of the contract. A stored function may name calls of a lower number.
 CONTRACT_VERSION = 1
 
 #: The custom calls that a lowered function may contain.
@@ -44,7 +44,7 @@ TARGETS = tuple(PREFIX + name for name in CALLS)
 
 
 def disabled_checks() -> list[DisabledSafetyCheck]:
-    """The checks that `jax.export.export` has to leave out: that it knows our custom calls.
+    """Return the checks that `jax.export.export` has to skip: it does not know our custom calls.
 
     >>> import jax, jax.numpy as jnp
     >>> from jax_tensorarray import ta_read

@@ -1,4 +1,4 @@
-"""Find out what makes a loop quadratic: the whole buffers that it copies in every step."""
+"""Find what makes a loop quadratic: the whole buffers that it copies in every step."""
 
 import contextlib
 import importlib
@@ -23,7 +23,7 @@ __all__ = ["LoopCopies", "LoopCopy", "LoopCopyError", "Report", "forbid_copies",
 
 
 def __getattr__(name: str) -> Any:
-    """What watches others is imported when it is first used."""
+    """Import the watching functions when they are first used."""
     if name in __all__:
         return getattr(importlib.import_module("jax_tensorarray._doctor"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -94,7 +94,7 @@ class LoopCopy(NamedTuple):
       num_bytes: its size.
       file: where in Python it comes from, or None where XLA has lost track.
       line: the number of the line.
-      code: that line, if the file can be read; else empty.
+      code: the text of that line, if the file can be read; else empty.
       in_gradient: whether it is part of a backward pass.
       advice: what to do.
       steps: how often it happens in one run of the program, if XLA knows the trip counts of the loops; else None.
@@ -118,7 +118,7 @@ class LoopCopy(NamedTuple):
 
 
 def what_it_is(copy: LoopCopy) -> str:
-    """What is done, and to which array."""
+    """Return what is done, and to which array."""
     passing = "backward pass, " if copy.in_gradient else ""
     return f"{passing}{_WHAT[copy.kind]}, {copy.dtype}[{', '.join(map(str, copy.shape))}]"
 
@@ -145,28 +145,28 @@ class LoopCopies(list[LoopCopy]):
 def loop_copies(f: Callable[..., Any], *args: Any, min_bytes: int = 0, platform: str | None = None) -> LoopCopies:
     """List the operations in the loops of any JAX function that touch a whole buffer in every step.
 
-    A buffer of T rows that a loop of T steps copies makes the loop quadratic. `f` is compiled for `args`, not run, and
-    what XLA makes of its loops is looked at: `lax.scan`, `fori_loop`, `while_loop` and those of this library, the
-    loops in them, and those of backward passes if `f` is a gradient.
+    A loop of T steps is quadratic if it copies a buffer of T rows. `f` is compiled for `args`, not run, and the
+    compiled loops are examined: `lax.scan`, `fori_loop`, `while_loop` and the loops of this library, loops nested in
+    them, and the loops of backward passes if `f` is a gradient.
 
-    A *buffer* is an array that the loop carries and of which something in the loop reads or updates rows, by an index
-    that is known at run time. What a loop computes as a whole, such as the state of a recurrent network, is none, and
-    neither is a stacked output or an input of `lax.scan`.
+    A *buffer* is an array that the loop carries and that something in the loop reads or updates by rows, at an index
+    known only at run time. An array that the loop computes as a whole, such as the state of a recurrent network, is
+    not a buffer, and neither is a stacked output or an input of `lax.scan`.
 
     Args:
       f: a function of arrays, or pytrees of them, jitted or not. For a gradient give `jax.grad(f)`. Bind keyword
         arguments with `functools.partial`.
       args: its arguments: arrays, or `jax.ShapeDtypeStruct`s. Small ones will do, but XLA makes no loop of one step.
-      min_bytes: buffers smaller than this are left out. By default none is, so that small examples show what large
-        ones do.
-      platform: None for the one that `f` runs on here, or `"cpu"`, `"cuda"` (an H100) or `"tpu"` (a v5e), of which
-        there need be none: XLA's compiler for it is enough. Arrays divided among devices are taken for whole ones.
+      min_bytes: buffers smaller than this are left out. By default all are examined, so that small examples show
+        what large ones do.
+      platform: None for the one that `f` runs on here, or `"cpu"`, `"cuda"` (an H100) or `"tpu"` (a v5e). No such
+        device is needed: XLA's compiler for it is enough. Arrays divided among devices are taken for whole ones.
 
     Returns:
       A list of `LoopCopy`, empty where every loop is in place. `print` shows it as a report.
 
     Raises:
-      TypeError: `f` is no function, or `min_bytes` no integer.
+      TypeError: `f` is not a function, or `min_bytes` is not an integer.
       ValueError: `min_bytes` is negative, or there is no such `platform`.
       ImportError: XLA's compiler for `platform` is not installed. The message says how to install it.
 
@@ -202,7 +202,7 @@ def loop_copies(f: Callable[..., Any], *args: Any, min_bytes: int = 0, platform:
 
 
 def copies_in(hlo: str, min_bytes: int, findings: Sequence[_carried.Finding] | None = None) -> LoopCopies:
-    """The operations on whole buffers of at least so many bytes in the loops of optimised HLO, or of its findings."""
+    """Return the operations on buffers of at least `min_bytes` in loops of optimised HLO, or among its `findings`."""
     frames = _hlo.frames(hlo)
     findings = list(_carried.findings(hlo)) if findings is None else findings
     kinds = {(finding.buffer, "tape" if _is_tape(finding) else finding.kind) for finding in findings}
@@ -210,12 +210,12 @@ def copies_in(hlo: str, min_bytes: int, findings: Sequence[_carried.Finding] | N
 
 
 def counts(finding: _carried.Finding, min_bytes: int) -> bool:
-    """Whether a finding is about a buffer of at least so many bytes. An array of one element is no buffer."""
+    """Return whether a finding is about a buffer of at least `min_bytes`. An array of one element is not a buffer."""
     return _hlo.array_bytes(finding.array) >= min_bytes and math.prod(_shape(finding)) > 1
 
 
 def _is_tape(finding: _carried.Finding) -> bool:
-    """Whether a loop of this library puts the buffer on its tape."""
+    """Return whether a loop of this library puts the buffer on its tape."""
     return finding.kind == "save" and finding.at[0].op_name.endswith("/ta_write")
 
 
@@ -230,7 +230,7 @@ def _compiled(f: Callable[..., Any], args: Sequence[Any], platform: str | None) 
 
 @contextlib.contextmanager
 def lines_of_today() -> Iterator[None]:
-    """Have JAX's persistent cache take no program for the same that has other lines."""
+    """Make JAX's persistent cache distinguish programs that differ only in their source lines."""
     name = "jax_compilation_cache_include_metadata_in_key"
     before = getattr(jax.config, name)
     jax.config.update(name, True)
@@ -263,7 +263,7 @@ def _described(
 
 
 def _cause(finding: _carried.Finding, kinds: Set[tuple[_carried.Array, str]]) -> str:
-    """Which advice fits. `kinds` are those of all findings: what else happens to a buffer may be why it is copied."""
+    """Return which advice fits. `kinds` holds the kinds of all findings: another one may be why a buffer is copied."""
     names = [i.op_name for i in finding.at]
     if (finding.buffer, "tape") in kinds and finding.kind != "select":
         return "tape"
@@ -288,7 +288,7 @@ def _cause(finding: _carried.Finding, kinds: Set[tuple[_carried.Array, str]]) ->
 
 
 def _whole_use(finding: _carried.Finding, frames: Callable[[str], list[_hlo.Frame]]) -> str:
-    """What computes with the whole buffer, and on which line. XLA may know no other than that of the loop."""
+    """Return what computes with the whole buffer, and on which line. XLA may know only the line of the loop."""
     if not finding.whole:
         return ""
     of_loop = frames(finding.at[-1].attributes)
@@ -299,9 +299,9 @@ def _whole_use(finding: _carried.Finding, frames: Callable[[str], list[_hlo.Fram
 
 
 def _lines_of_the_user(finding: _carried.Finding, frames: Callable[[str], list[_hlo.Frame]]) -> Iterator[_hlo.Frame]:
-    """Lines outside of JAX and of this library, the likeliest first."""
+    """Yield lines outside of JAX and of this library, the likeliest first."""
     for i in finding.at:
-        # JAX traces this part of its scan once, and calls the line of the first scan of the process its innermost.
+        # JAX traces this part of its scan once, so its innermost line is the first scan of the process.
         of_any_scan = re.search(r"/jit\(dynamic_(update_)?index_in_dim\)/", i.op_name)
         yield from frames(i.attributes)[1 if of_any_scan else 0 :]
 
@@ -311,13 +311,13 @@ def _shape(finding: _carried.Finding) -> tuple[int, ...]:
 
 
 def _name_of(dtype: str) -> str:
-    """What JAX calls a type of HLO: `f32` is float32."""
+    """Return JAX's name of an HLO type: `f32` is float32."""
     match = re.fullmatch(r"(f8|bf|[a-z]+)(.*)", dtype)
     return _DTYPES.get(match.group(1), match.group(1)) + match.group(2) if match else dtype
 
 
 def readable(num_bytes: int) -> str:
-    """A number of bytes, with its unit."""
+    """Return a number of bytes with its unit."""
     size, unit = float(num_bytes), "bytes"
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if size < 1024 or unit == "GiB":

@@ -16,7 +16,7 @@ _ROW_OPS = {f"{primitive.name}_p": primitive for primitive in ROW_OPS}
 
 
 def __getattr__(name: str) -> Primitive:
-    """Every row op is here, the newer ones by the name that they are registered with."""
+    """Return the primitive of any row op by the name it is registered with, newer ones included."""
     if name in _ROW_OPS:
         return _ROW_OPS[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

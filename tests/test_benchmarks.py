@@ -17,8 +17,6 @@ from benchmarks.rivals import programs as texts
 from benchmarks.targets import Line, curves, exponent, is_quadratic, targets
 from jax_tensorarray._programs import programs
 
-README = Path(__file__).parent.parent / "README.md"
-
 #: Equinox says not to write a row twice and not to read one that is written later, and gives wrong gradients then.
 #: The others are what JAX 0.12 does.
 WRONG = {
@@ -187,8 +185,9 @@ def test_a_report_has_tables_and_plots(tmp_path):
 
 
 @pytest.mark.skipif(not command.COMMITTED.exists(), reason="no results are committed")
-def test_the_readme_has_the_figures_of_the_committed_results():
-    text = README.read_text()
+@pytest.mark.parametrize("page", command.PAGES, ids=str)
+def test_pages_have_the_figures_of_the_committed_results(page):
+    text = page.read_text()
     assert text.count("<!-- figures: ") == text.count("<!-- end of figures -->") > 0
     assert report.readme(text, json.loads(command.COMMITTED.read_text())) == text, "run `python -m benchmarks readme`"
 

@@ -66,13 +66,6 @@ def test_these_are_all_methods_that_tensorflow_has():
     assert {name for name in dir(tensorflow.TensorArray) if not name.startswith("_")} == METHODS
 
 
-def test_the_sections_of_the_readme_that_pages_show_are_there():
-    headings = re.findall(r"^## (.+)$", (DOCS.parent / "README.md").read_text(), re.MULTILINE)
-    shown = [title for page in PAGES for title in re.findall(r"<!-- README: (.+) -->", page.read_text())]
-    assert shown
-    assert set(shown) <= set(headings)
-
-
 def test_the_code_that_pages_show_is_there_and_so_are_the_files_that_they_link_to():
     specification = importlib.util.spec_from_file_location("source_code", DOCS / "source_code.py")
     source_code = importlib.util.module_from_spec(specification)

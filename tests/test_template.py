@@ -33,7 +33,7 @@ def test_a_package_is_written_and_the_next_two_commands_are_shown(tmp_path, monk
     written = {str(path.relative_to(tmp_path / "new")) for path in (tmp_path / "new").rglob("*") if path.is_file()}
     assert set(re.findall(r"^  (\S+)$", shown, re.MULTILINE)) == written
     assert {f"{NAME}/_op.py", f"tests/test_{NAME}.py", "pyproject.toml", ".gitignore", "csrc/cuda.cu"} <= written
-    assert shown.endswith("  python -m pip install './new[test]'\n  python -m pytest ./new\n")
+    assert shown.endswith("  python -m pip install -e './new[test]'\n  python -m pytest ./new\n")
 
 
 def test_the_name_is_everywhere_and_that_of_the_template_nowhere(tmp_path):

@@ -70,7 +70,7 @@ class Row(NamedTuple):
 
 
 def run(*command: object, cwd: Path, env: dict[str, str] | None = None, limit: int = 1800) -> str:
-    """What a command says. What it said last is the failure, if it fails."""
+    """Run a command and return its output. If it fails, the end of its output is the failure."""
     # Whatever is on the path of this process is not there for the one that is tested.
     hidden = ("PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE")
     done = subprocess.run(
@@ -90,7 +90,7 @@ def run(*command: object, cwd: Path, env: dict[str, str] | None = None, limit: i
 
 
 def virtual_environment(python: str, folder: Path, *packages: object) -> Path:
-    """The interpreter of a new environment."""
+    """Make an environment with those packages, and return its interpreter."""
     run(python, "-m", "venv", "--without-pip", folder, cwd=folder.parent)
     inside = folder / "bin" / "python"
     pip(inside, "install", *packages, cwd=folder.parent)
@@ -98,12 +98,12 @@ def virtual_environment(python: str, folder: Path, *packages: object) -> Path:
 
 
 def pip(inside: Path, *command: object, cwd: Path) -> str:
-    """Run this process's pip for an environment, which so has nothing but what was asked for."""
+    """Run this process's pip for an environment, so that the environment has nothing but what was asked for."""
     return run(sys.executable, "-m", "pip", "--python", inside, *command, cwd=cwd)
 
 
 def pythons() -> list[Python]:
-    """The newest interpreter of each version from 3.11 on, oldest first; no free-threaded ones."""
+    """Return the newest interpreter of each version from 3.11 on, oldest first; no free-threaded ones."""
     candidates = [Path(sys.executable), *Path.home().glob(".pyenv/versions/*/bin/python")]
     candidates += [Path(found) for minor in range(11, 20) if (found := shutil.which(f"python3.{minor}"))]
     ask = "import sys, sysconfig; print(*sys.version_info[:3], sysconfig.get_config_var('Py_GIL_DISABLED') or 0)"
@@ -119,7 +119,7 @@ def pythons() -> list[Python]:
 
 
 def users(kind: str) -> list[Python]:
-    """The interpreters of this machine that can use a kind of wheel, oldest first."""
+    """Return the interpreters of this machine that can use a kind of wheel, oldest first."""
     return [p for p in pythons() if (p.version[:2] == (3, 11) if kind == "cp311" else p.version >= (3, 12))]
 
 
@@ -127,13 +127,13 @@ def users(kind: str) -> list[Python]:
 
 
 def check_size(file: Path, limit: int) -> None:
-    """Raise Failure if a file is larger than what it is known to be, by far."""
+    """Raise Failure if a file is larger than `limit`, which is far above its known size."""
     if file.stat().st_size > limit:
         raise Failure(f"{file.name} has {file.stat().st_size} bytes, more than {limit}")
 
 
 def check_sdist(sdist: Path) -> str:
-    """All that git tracks is in it, and nothing that was built."""
+    """Check that an sdist has all files that git tracks, and no built ones. Return a summary."""
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     if built := sorted(name for name in names if re.search(r"\.(so|pyc|pyd|dylib|o|whl)$", name)):
@@ -149,7 +149,7 @@ def check_sdist(sdist: Path) -> str:
 
 
 def expected_files(package: str, source: Path) -> set[str]:
-    """The files of a wheel, with `*` for what depends on the platform."""
+    """Return the files of a wheel, with `*` for what depends on the platform."""
     if package == CUDA:
         return {f"{CUDA}/__init__.py", f"{CUDA}/_cuda*.so"}
     files = {path.relative_to(source) for path in (source / CPU).rglob("*") if path.is_file() and path.suffix != ".so"}
@@ -158,7 +158,7 @@ def expected_files(package: str, source: Path) -> set[str]:
 
 
 def check_wheel(wheel: Path, package: str, kind: str, source: Path, version: str) -> str:
-    """The tag, each file, and the size."""
+    """Check the tag, each file, and the size of a wheel. Return a summary."""
     found_package, found_version, python_tag, abi_tag, _ = wheel.name.removesuffix(".whl").split("-")
     wanted = (package, version, *(("cp312", "abi3") if kind == "abi3" else (kind, kind)))
     if (found_package, found_version, python_tag, abi_tag) != wanted:
@@ -182,7 +182,7 @@ def check_wheel(wheel: Path, package: str, kind: str, source: Path, version: str
 
 
 def audited(wheel: Path, kind: str, tools: Path, work: Path) -> Iterator[str]:
-    """What the tools for it find in a wheel: only the stable ABI, only libraries that every system has."""
+    """Check that a wheel uses only the stable ABI and libraries of every system. Yield what the tools for that find."""
     run(tools, "-m", "twine", "check", "--strict", wheel, cwd=work)
     if kind == "abi3":
         report = work / f"{wheel.name}.json"
@@ -202,7 +202,7 @@ def audited(wheel: Path, kind: str, tools: Path, work: Path) -> Iterator[str]:
 
 
 def without_package(source: Path, folder: Path) -> Path:
-    """The tests and their settings: all that they may find of this repository."""
+    """Copy the tests and their settings to `folder`: all that they may find of this repository."""
     folder.mkdir()
     for name in ("pyproject.toml", "conftest.py"):
         shutil.copy(source / name, folder)
@@ -211,7 +211,7 @@ def without_package(source: Path, folder: Path) -> Path:
 
 
 def try_wheel(python: Python, wheel: Path, source: Path, work: Path) -> tuple[Path, str]:
-    """The environment where a CPU wheel is installed, after some of the tests."""
+    """Install a CPU wheel and run some of the tests. Return its interpreter and a summary."""
     folder = work / f"use-{wheel.stem}-{python}"
     inside = virtual_environment(python.executable, folder, wheel, "hypothesis", "pytest", "ml_dtypes")
     tests = without_package(source, work / f"tests-{wheel.stem}-{python}")
@@ -255,7 +255,7 @@ assert (write(jnp.zeros(3), 1) == jnp.array([0.0, 1.0, 0.0])).all()
 
 
 def built(command: Sequence[object], folder: Path, pattern: str, work: Path, env: dict[str, str] | None = None) -> Path:
-    """The file that a build leaves in `folder`."""
+    """Run a build, and return the file that it leaves in `folder`."""
     folder.mkdir()
     run(*command, cwd=work, env=env)
     (file,) = folder.glob(pattern)
@@ -263,7 +263,7 @@ def built(command: Sequence[object], folder: Path, pattern: str, work: Path, env
 
 
 def wheels(arguments: argparse.Namespace, work: Path, dist: Path) -> Iterator[Row]:
-    """Build and try everything; a row for each, and no wheel without an sdist."""
+    """Build and try everything. Yield a row for each artifact, and no wheel without an sdist."""
     start = time.monotonic()
     tools = virtual_environment(sys.executable, work / "tools", *TOOLS)
     sdist = built((tools, "-m", "build", "--sdist", "--outdir", work / "sdist", ROOT), work / "sdist", "*.tar.gz", work)

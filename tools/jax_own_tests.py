@@ -4,7 +4,7 @@
     python tools/jax_own_tests.py /tmp/jax/tests/pjit_test.py                            # the library is imported
     python tools/jax_own_tests.py --our-loops /tmp/jax/tests/lax_control_flow_test.py    # and its loops are tested
 
-The tests should be those of the installed jax. Of another version's some fail in both runs, which says nothing. With
+The tests should belong to the installed jax. Some tests of another version fail in both runs, which says nothing. With
 `--our-loops` the second run has a copy of the file in which `lax.scan`, `lax.while_loop` and `lax.fori_loop` are ours,
 and JAX itself is as it is. The exit code is 1 if a test differs that need not.
 """
@@ -27,7 +27,7 @@ EXPECTED = ("testForiLoopBatchedIssue1190", "testWhileGradError")
 
 
 def with_our_loops(source: str) -> str:
-    """The source of a test file, line by line the same, but for whose loops it calls."""
+    """Return the source of a test file, line by line the same, but with calls of our loops."""
     source = re.sub(r"""(?<![\w."'])(jax\.)?lax\.(scan|while_loop|fori_loop)\b""", r"_ours.\2", source)
     return re.sub(r"^import jax$", "import jax; import jax_tensorarray as _ours", source, count=1, flags=re.MULTILINE)
 
@@ -56,7 +56,7 @@ def run_here(path: str, output: str, setup: str) -> None:
 
 
 def outcomes(path: Path, setup: str, log: Path) -> dict[str, str]:
-    """{test: outcome} of one file of tests, run in a process of its own."""
+    """Return {test: outcome} of one file of tests, run in a process of its own."""
     found: dict[str, str] = {}
     with tempfile.NamedTemporaryFile() as output, log.open("w") as said:
         command = [sys.executable, __file__, "--here", path, output.name, setup]
@@ -69,7 +69,7 @@ def outcomes(path: Path, setup: str, log: Path) -> dict[str, str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Compare the two runs of each file, and say whether a test differs."""
+    """Compare the two runs of each file. Return 1 if a test differs that need not, else 0."""
     our_loops = "--our-loops" in arguments
     expected = EXPECTED if our_loops else ()
     logs, is_any = Path(tempfile.mkdtemp(prefix="jax_own_tests_")), False

@@ -211,8 +211,8 @@ def matfree_cholesky(n: int) -> Any:
     25,
     100,
     gradient=True,
-    note="""With 200 vectors its gradient is chaos in single precision: an input that differs by 1e-7 changes it by a third.
-In double precision `in_place` gives it to 13 digits.""",
+    note="""With 200 vectors the gradient is chaos in single precision: an input that differs by 1e-7 changes it by a
+third. In double precision `in_place` gives it to 13 digits.""",
 )
 def matfree_lanczos(n: int) -> Any:
     from matfree import decomp

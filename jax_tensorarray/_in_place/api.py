@@ -41,22 +41,23 @@ def in_place(
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
 ) -> Any:
-    """The same function with the loops in it made linear, as they are written.
+    """Return the same function with the loops in it made linear, as they are written.
 
-    A loop of plain JAX that reads and writes rows of a buffer copies all of it in every step where a read and a write
-    are in no order, where a whole buffer is selected, as `jnp.where` and `jax.vmap` do, and under `jax.grad`. The rows
-    that are read and written in `fun` (`b[i]`, `b[:, i]`, `b[i, j]`, `.at[].set`, `.at[].add`, `lax.dynamic_slice`
-    and so on) are found, and this library's ops read and write them instead. The results are the same; indices out of
+    A loop of plain JAX that reads and writes rows of a buffer copies all of it in every step in three cases: if a read
+    and a write are unordered, if a whole buffer is selected, as by `jnp.where` and `jax.vmap`, and under `jax.grad`.
+    `in_place` finds the reads and writes of rows in `fun` (`b[i]`, `b[:, i]`, `b[i, j]`, `.at[].set`, `.at[].add`,
+    `lax.dynamic_slice` and so on) and replaces them by this library's ops. The results are the same; indices out of
     range mean what they mean in JAX.
 
-    What is not understood stays as it was. `jax_tensorarray.inspect.loop_copies(in_place(fun), ...)` says what that is.
+    Any other operation stays as it was. `jax_tensorarray.inspect.loop_copies(in_place(fun), ...)` lists what still
+    copies.
 
     Args:
         fun: a function that JAX can trace. It may differentiate, batch and compile inside, and the result may be
             differentiated, batched and compiled. Without it, a decorator is returned.
-        max_steps: None, or an upper bound of the steps of every `lax.while_loop` inside, which makes those
-            differentiable in reverse.
-        static_argnums: as for `jax.jit`: arguments that are no arrays.
+        max_steps: None, or an upper bound on the steps of every `lax.while_loop` inside. With a bound these loops are
+            differentiable in reverse mode.
+        static_argnums: as for `jax.jit`: arguments that are not arrays.
         static_argnames: likewise.
 
     Returns:
@@ -100,7 +101,7 @@ def in_place(
         with early.repairs(max_steps):
             traced = plain.trace(*arrays)
             jaxpr = refs.as_arrays(traced.jaxpr)
-            # A function without loops is taken for the body of one.
+            # A function without loops is treated as the body of a loop.
             repair = Repair(max_steps, in_loop=not has_loops(jaxpr))
             if not repair.finds(jaxpr):
                 return plain(*arrays)

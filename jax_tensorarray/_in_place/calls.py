@@ -1,6 +1,6 @@
-"""Calls of functions, which are repaired too: `jit`, `checkpoint`, `custom_jvp`, `custom_vjp`, `shard_map`.
+"""Repair calls of functions too: `jit`, `checkpoint`, `custom_jvp`, `custom_vjp`, `shard_map`.
 
-What a function asks for stays: policies, rules of its own, specs. In rules of its own, loops are repaired as well.
+What a call specifies is kept: policies, derivative rules, specs. Loops inside of derivative rules are repaired as well.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +24,10 @@ Array = Any
 
 
 def jit(repair: "Repair", eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
-    """In the place of its call, so that what is known of its operands is known inside, unless it asks for something."""
+    """Inline the call, unless it has options.
+
+    What is known of its operands is then known inside.
+    """
     params = eqn.params
     if not bodies.asks_for_nothing(params):
         return None
@@ -32,12 +35,12 @@ def jit(repair: "Repair", eqn: Any, operands: Sequence[Value]) -> list[Value] | 
 
 
 def closed(repair: "Repair", eqn: Any, operands: Sequence[Value]) -> list[Value]:
-    """What JAX has made of a body with refs."""
+    """Evaluate the jaxpr that JAX has made of a body with refs."""
     return repair.evaluate(eqn.params["call_jaxpr"], operands)
 
 
 def checkpoint(repair: "Repair", eqn: Any, operands: Sequence[Value], added: dict[int, Value]) -> list[Value]:
-    """Rows that are read are kept besides what the policy keeps: else each step keeps the buffers that it reads."""
+    """Keep rows that are read in addition to what the policy keeps: else each step keeps the buffers that it reads."""
     params = eqn.params
     inputs = as_written([*operands, *added.values()])
     f = repair.adding(params["jaxpr"], added)
@@ -58,8 +61,8 @@ def _with_rows(policy: Any) -> Any:
 
 # --- derivatives of their own ----------------------------------------------------------------------------------
 #
-# The rules are there as functions that JAX calls with what it knows by then. So what is repaired is the derivative of
-# the call: traced, it is what the rule makes.
+# JAX holds the rules as functions, which it calls with what it knows by then. So the derivative of the call is
+# repaired instead: tracing it gives what the rule makes.
 
 
 def custom_jvp(repair: "Repair", eqn: Any, operands: Sequence[Value]) -> list[Value]:
@@ -86,7 +89,7 @@ def custom_jvp(repair: "Repair", eqn: Any, operands: Sequence[Value]) -> list[Va
 
 def custom_vjp(repair: "Repair", eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     if eqn.params["symbolic_zeros"]:
-        return None  # its rule asks which operands and results have derivatives: only JAX knows
+        return None  # its rule asks which operands and results have derivatives, and only JAX knows
 
     @jax.custom_vjp
     def f(*args: Array) -> list[Array]:
@@ -122,7 +125,7 @@ def _are_inexact(arrays: Sequence[Any]) -> list[bool]:
 
 
 def _zeros(outs: Sequence[Any]) -> list[Any]:
-    """The tangents of integers."""
+    """Return the tangents of integers."""
     return [np.zeros(np.shape(x), jax.dtypes.float0) for x in outs]
 
 
@@ -145,7 +148,7 @@ def shard_map(repair: "Repair", eqn: Any, operands: Sequence[Value]) -> list[Val
 INLINED = ("jit", "pjit", "closed_call", "eval_jaxpr")
 OF_RULES = ("custom_jvp_call", "custom_vjp_call")
 
-#: As those of `control`.
+#: See `control.ADDING`.
 ADDING: dict[str, Callable[["Repair", Any, Sequence[Value], dict[int, Value]], list[Value]]] = {
     "checkpoint": checkpoint,
     "remat2": checkpoint,

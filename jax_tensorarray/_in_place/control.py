@@ -39,7 +39,7 @@ def scan(repair: "Repair", eqn: Any, operands: Sequence[Value], added: dict[int,
     n, m = _compat.scan_counts(params)
     consts, carry, xs = operands[:n], list(operands[n : n + m]), operands[n + m :]
     for number in [k for k in added if carry[k].only != ()]:
-        del added[number]  # a sum that stays where it is
+        del added[number]  # this sum is not moved into the loop
     for number, value in added.items():
         carry[number] = value
     body = repair.of_loop().function(params["jaxpr"])
@@ -55,9 +55,9 @@ def scan(repair: "Repair", eqn: Any, operands: Sequence[Value], added: dict[int,
 
 
 def _round_of(body: Any, num_consts: int, num_carry: int) -> int:
-    """After how many steps every buffer that changes its place in the carry is where it was.
+    """Return the number of steps after which every buffer that moves in the carry is back in its place.
 
-    XLA has a place in memory for each, to which it moves in every step all that is there.
+    XLA has memory for each place, and moves the contents there in every step.
     """
     inner = _compat.opened(body)
     place = {v: k for k, v in enumerate(inner.invars[num_consts : num_consts + num_carry])}
@@ -78,7 +78,7 @@ def _round_of(body: Any, num_consts: int, num_carry: int) -> int:
     return found if found <= _LONGEST_ROUND else 1
 
 
-#: So many steps may become one.
+#: At most this many steps are merged into one.
 _LONGEST_ROUND = 6
 
 
@@ -92,7 +92,7 @@ def _scan_by_rounds(
     reverse: bool,
     **options: Any,
 ) -> tuple[list[Array], list[Array]]:
-    """A scan each of whose steps is so many of those of `step`; those that are left come behind it."""
+    """Scan with `steps` calls of `step` in each step of the loop, and run the remaining ones after it."""
     if steps == 1:
         after, ys = lax.scan(step, carry, xs, length=length, reverse=reverse, **options)
         return after, ys
@@ -117,7 +117,7 @@ def _scan_by_rounds(
 def _in_order(
     step: Callable[..., Any], carry: list[Array], xs: list[Array], order: Sequence[int]
 ) -> tuple[list[Array], list[Array]]:
-    """The carry after those steps, and what each gives."""
+    """Return the carry after those steps, and the output of each."""
     found: dict[int, list[Array]] = {}
     for k in order:
         carry, found[k] = step(carry, [x[k] for x in xs])
@@ -147,20 +147,20 @@ def while_(repair: "Repair", eqn: Any, operands: Sequence[Value]) -> list[Value]
     if repair.max_steps is None:
         return [Value(x) for x in while_loop(goes_on, step, carry)]
     outs, steps = while_loop(goes_on, step, carry, max_steps=repair.max_steps, return_steps=True)
-    # The number of a step too many. Nothing is given that does not know that there was none.
+    # Positive if there was a step too many. Every result is made to depend on the check of this number.
     most = min(repair.max_steps, INT32_MAX - 1) + 1
-    # An example that has finished an outer loop is cut before its first step.
+    # An example that has finished an outer loop is stopped before its first step.
     number = jnp.where(steps.cut & (steps.taken >= repair.max_steps), most, 0)
     is_right = ta_check(number, most, mode="error", op="in_place: more than max_steps steps") >= 0
     return [Value(_known_if(is_right, x)) for x in outs]
 
 
-#: So many elements may as well be selected as a row is written.
+#: Up to this many elements, a select costs no more than writing a row.
 _FEW = 1024
 
 
 def _known_if(is_right: Array, x: Array) -> Array:
-    """An array, once it is known that it is right."""
+    """Return the array, made to depend on the check `is_right`."""
     if math.prod(x.shape) <= _FEW:
         return jnp.where(is_right, x, jnp.zeros_like(x))
     row = jnp.zeros(x.shape[1:], x.dtype)
@@ -169,7 +169,7 @@ def _known_if(is_right: Array, x: Array) -> Array:
 
 LOOPS: tuple[str, ...] = ("scan", "while")
 
-#: Rules that add to results what is to be added to these. They take out what they do not add.
+#: Rules that perform sums of their results inside (`added`). They remove from `added` the sums that they leave out.
 ADDING: dict[str, Callable[["Repair", Any, Sequence[Value], dict[int, Value]], list[Value]]] = {
     "cond": cond,
     "scan": scan,

@@ -1,9 +1,9 @@
-"""Loops that a program differentiates are repaired before.
+"""Repair loops before a program differentiates them.
 
-What a derivative of plain JAX has made of a loop says more than what is written in the loop: that all versions of a
-buffer are kept, or masks of whole buffers. So the loop is repaired first, and then differentiated. JAX has no way to
-ask for that but the call by which every loop comes into a program, the `bind` of its primitive. Where no function is
-being repaired it does what it did.
+A derivative that plain JAX has made of a loop contains more than the loop itself: all versions of a buffer are kept,
+or masks of whole buffers. So the loop is repaired first, and then differentiated. JAX offers only one place to do so,
+through which every loop enters a program: the `bind` of its primitive. While no function is being repaired, `bind`
+behaves as usual.
 """
 
 import contextlib
@@ -27,13 +27,13 @@ class _Request(NamedTuple):
     max_steps: int | None
 
 
-#: What JAX remembers of a traced function it remembers for the value that this has.
+#: The current request. It is a part of the key in JAX's caches of traced functions.
 _request = jax.make_user_context(None)
 
 
 @contextlib.contextmanager
 def repairs(max_steps: int | None) -> Iterator[None]:
-    """In this context every loop that is differentiated is repaired."""
+    """Repair every loop that is differentiated in this context."""
     with _request(_Request(max_steps)):
         yield
 
@@ -62,7 +62,7 @@ def _repairing(primitive: Primitive) -> Callable[..., Any]:
 def _with_refs(
     primitive: Primitive, loop: Callable[..., Any], args: Sequence[Any], are_refs: Sequence[bool], max_steps: int | None
 ) -> Any:
-    """A loop over refs takes all that is in them, and puts back what it has written when it is done."""
+    """Run a loop over refs on their contents, and store the results in the refs that it writes."""
     repair = Repair(max_steps)
     given = [x[...] if flag else x for x, flag in zip(args, are_refs, strict=True)]
     with _request(None):
@@ -82,6 +82,6 @@ def _with_refs(
 
 
 def install() -> None:
-    """Let JAX's loops come here first."""
+    """Route the loops of JAX through this module."""
     for primitive in (jax_primitives.scan_p, jax_primitives.while_p):
         primitive.bind = _repairing(primitive)  # type: ignore[method-assign]

@@ -1,6 +1,6 @@
-"""Refs (`jax.new_ref`), which are arrays again before rows are looked for.
+"""Turn refs (`jax.new_ref`) back into arrays before rows are looked for.
 
-JAX does so too before it compiles, but after it has differentiated: there every read of a ref keeps all of it.
+JAX does so too before it compiles, but only after differentiation, where every read of a ref keeps all of it.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,22 +16,22 @@ Array = Any
 
 
 def as_arrays(jaxpr: Any) -> Any:
-    """A closed jaxpr in which the refs that it makes are arrays. Those that it is given stay."""
+    """Return a closed jaxpr in which the refs that it creates are arrays. Refs among its inputs stay."""
     if not _compat.makes_refs(_compat.opened(jaxpr)) or bodies.any_equation(jaxpr, _is_rule_with_refs):
         return jaxpr
     try:
         return _compat.discharged(jaxpr)
-    except NotImplementedError:  # something in it has no such form
+    except NotImplementedError:  # some primitive in it has no such form
         return jaxpr
 
 
 def _is_rule_with_refs(eqn: Any) -> bool:
-    """Its result could not be differentiated."""
+    """Return whether this is a `custom_vjp` with refs: as arrays, its result could not be differentiated."""
     return eqn.primitive is jax_primitives.custom_vjp_call_p and _compat.makes_refs(eqn)
 
 
 def on_arrays(bind: Callable[..., Any], is_a_ref: Sequence[bool]) -> Callable[..., list[Array]]:
-    """What takes arrays in the place of refs, and returns behind the results what is in those at the end."""
+    """Return a function that takes arrays in place of refs, and returns their final contents after the results."""
 
     def f(*args: Array) -> list[Array]:
         given = [jax.new_ref(x) if flag else x for x, flag in zip(args, is_a_ref, strict=True)]

@@ -1,4 +1,4 @@
-"""Evaluates a jaxpr with what it does to rows done by row ops."""
+"""Evaluate a jaxpr with row ops in place of its operations on rows."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -15,11 +15,11 @@ from jax_tensorarray._loops import bodies
 Array = Any
 Rule = Callable[[Any, Sequence[Value]], list[Value] | None]
 
-#: What runs jaxprs, and of this what adds to its results.
+#: Rules of primitives that run jaxprs, and the ones among them that can perform sums of their results inside.
 RUNS = {**calls.RULES, **control.RULES}
 ADDS = {**calls.ADDING, **control.ADDING}
 
-#: By primitive, the rules that are asked one after the other. None: what it does stays as it is.
+#: By primitive, the rules to try, in this order. If each returns None, the equation stays as it is.
 RULES: dict[str, list[Rule]] = {}
 for family in (rows.RULES, selects.RULES, sums.RULES):
     for name, rule in family.items():
@@ -27,7 +27,7 @@ for family in (rows.RULES, selects.RULES, sums.RULES):
 
 
 def has_loops(jaxpr: Any) -> bool:
-    """Whether there is a loop in a jaxpr, repaired or not."""
+    """Return whether there is a loop in a jaxpr, repaired or not."""
     return bodies.any_equation(jaxpr, lambda eqn: eqn.primitive.name in _ALL_LOOPS)
 
 
@@ -35,7 +35,7 @@ _ALL_LOOPS = (*control.LOOPS, "ta_while", "ta_count", "ta_replay")
 
 
 class Repair:
-    """Evaluates jaxprs. Rows matter in loops, where work on all of them is done again and again."""
+    """An evaluator of jaxprs. Rows matter in loops, where work on all of them is repeated in every step."""
 
     def __init__(self, max_steps: int | None = None, *, in_loop: bool = False) -> None:
         self.max_steps, self.in_loop = max_steps, in_loop
@@ -51,7 +51,7 @@ class Repair:
 
         for eqn in inner.eqns:
             if eqn.primitive.name == "add_any" and eqn.outvars[0] in values:
-                continue  # inside of another
+                continue  # done inside of another equation
             added = {s.number: read(s.other) for s in moved.get(id(eqn), ())}
             results, done = self._equation(eqn, [read(v) for v in eqn.invars], added)
             values.update(zip(eqn.outvars, results, strict=True))
@@ -59,7 +59,7 @@ class Repair:
         return [read(v) for v in inner.outvars]
 
     def function(self, jaxpr: Any, added: Mapping[int, Value] | None = None) -> Callable[..., list[Array]]:
-        """The function of arrays that a jaxpr is, repaired; and what is added to some of its results."""
+        """Return a repaired jaxpr as a function of arrays, with `added` added to some of its results."""
         closed = refs.as_arrays(_compat.closed(jaxpr))
 
         def f(*args: Array) -> list[Array]:
@@ -72,7 +72,7 @@ class Repair:
         return f
 
     def adding(self, jaxpr: Any, added: Mapping[int, Value]) -> Callable[..., list[Array]]:
-        """That function, which takes behind its operands what is added to some of its results."""
+        """Return the same function with the values to add as further arguments, after its operands."""
 
         def f(*args: Array) -> list[Array]:
             split = len(args) - len(added)
@@ -82,39 +82,39 @@ class Repair:
         return f
 
     def call(self, f: Callable[..., Any], *args: Any) -> Any:
-        """What a function gives, repaired."""
+        """Call a function, repaired."""
         jaxpr, out = jax.make_jaxpr(f, return_shape=True)(*args)
         outs = self.function(jaxpr)(*jax.tree.leaves(args))
         return jax.tree.unflatten(jax.tree.structure(out), outs)
 
     def loop(self, eqn: Any, operands: Sequence[Value]) -> list[Value]:
-        """The results of a loop, repaired."""
+        """Return the results of a loop, repaired."""
         if eqn.primitive.name == "scan":
             return control.scan(self, eqn, operands, {})
         return control.while_(self, eqn, operands)
 
     def of_loop(self) -> "Repair":
-        """What evaluates the body of a loop."""
+        """Return the evaluator for the body of a loop."""
         return Repair(self.max_steps, in_loop=True)
 
     def finds(self, jaxpr: Any) -> bool:
-        """Whether there is something to repair."""
+        """Return whether there is something to repair in a jaxpr."""
         return any(map(self.finds_in, _compat.opened(jaxpr).eqns))
 
     def finds_in(self, eqn: Any) -> bool:
-        """Whether there is something to repair in an equation."""
+        """Return whether there is something to repair in an equation."""
         name = eqn.primitive.name
         if name in RUNS:
             inner = self.of_loop() if name in control.LOOPS else self
             if name == "while" and self.max_steps is not None:
                 return True
             if name in calls.OF_RULES and any(map(bodies.has_row_ops, bodies.jaxprs_in(eqn.params))):
-                return True  # what has been repaired before, but for its rules
+                return True  # repaired before, except for its rules
             return any(map(inner.finds, bodies.jaxprs_in(eqn.params)))
         return self.in_loop and rows.is_of_rows(eqn)
 
     def _equation(self, eqn: Any, operands: list[Value], added: dict[int, Value]) -> tuple[list[Value], Iterable[int]]:
-        """The results, and to which of them it has been added what is to be added."""
+        """Return the results, and the numbers of the results that already contain their sums."""
         with _compat.at_source_of(eqn):
             results = self._repaired(eqn, operands, added)
             if results is not None:
@@ -124,7 +124,7 @@ class Repair:
     def _repaired(self, eqn: Any, operands: list[Value], added: dict[int, Value]) -> list[Value] | None:
         name = eqn.primitive.name
         if name in RUNS:
-            if self.in_loop and name in calls.INLINED:  # where a select may be all that there is
+            if self.in_loop and name in calls.INLINED:  # it may contain nothing but a select
                 return RUNS[name](self, eqn, operands)
             if not self.finds_in(eqn):
                 return None
@@ -135,7 +135,7 @@ class Repair:
             return None
         for rule in RULES.get(name, ()):
             results = rule(eqn, operands)
-            # What plain JAX has made of Python's numbers stays as weakly typed as it is.
+            # Arrays that plain JAX made from Python numbers stay weakly typed.
             if results is not None and all(map(has_type_of, results, eqn.outvars)):
                 return results
         return None

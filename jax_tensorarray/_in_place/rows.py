@@ -1,8 +1,8 @@
-"""Slices, gathers and scatters of a few rows, as row ops.
+"""Rewrite slices, gathers and scatters of a few rows as row ops.
 
-An `Address` is where an equation goes, as far as shapes say: it starts at some places along consecutive axes, takes one
-row there, or a window of rows along the last of them, and all of the other axes. What starts elsewhere, or takes more,
-is no row and stays as it is.
+An `Address` is the place of an equation in a buffer, as far as shapes determine it. The equation starts at some
+places along consecutive axes, takes one row there, or a window of rows along the last of these axes, and takes all
+other axes as a whole. An equation that starts elsewhere, or takes more, is not about rows and stays as it is.
 """
 
 import functools
@@ -27,47 +27,47 @@ from jax_tensorarray._register import Params, is_packed, row_params
 
 Array = Any
 
-#: What is done to all of a smaller buffer takes no longer than what is done to a row of it.
+#: An operation on all of a smaller buffer takes no longer than one on a single row of it.
 LEAST_BYTES = 1024
 
 
-#: What goes to at least this share of all rows takes about as long as a copy of them.
+#: An access to at least this share of all rows takes about as long as a copy of all.
 _LARGE_SHARE = 0.5
 
 
 class Address(NamedTuple):
-    """Where an equation goes in a buffer of this shape."""
+    """The place of an equation in a buffer of this shape."""
 
     shape: tuple[int, ...]
-    batch: int  #: so many first axes have indices of their own
+    batch: int  #: number of leading axes that have indices of their own
     axis: int  #: the first axis along which it starts somewhere; those from `batch` on are taken as a whole
-    sizes: tuple[int, ...]  #: of the axes along which it does
+    sizes: tuple[int, ...]  #: the sizes of the axes along which it starts somewhere
     length: int | None  #: how many rows a window has
-    drops: bool  #: what starts out of range is left out; else it is moved into range
-    whole: tuple[int, ...] = ()  #: axes along which it has a start, and takes all there is
+    drops: bool  #: a start out of range is left out; else it is moved into range
+    whole: tuple[int, ...] = ()  #: axes along which it has a start, but takes all rows
 
     @property
     def params(self) -> Params:
         return row_params("in_place", "drop", batch_dims=self.axis, index_dims=len(self.sizes))
 
     def of_one(self, axes: int) -> "Address":
-        """The same in what one example has along so many first axes."""
+        """Return the address in one example of a batch along the first `axes` axes."""
         return self._replace(shape=self.shape[axes:], batch=self.batch - axes, axis=self.axis - axes)
 
     @property
     def length_of_one(self) -> int:
-        """How many rows there are for each index."""
+        """The number of rows for each index."""
         return self.length or 1
 
     @property
     def behind(self) -> int:
-        """The first axis behind those along which it starts."""
+        """The first axis after the axes along which it starts."""
         return self.axis + len(self.sizes)
 
     def positions(self, starts: Sequence[Array], whole: Sequence[Array] = ()) -> tuple[Array, Array | None]:
-        """The index `[*shape[:axis], *I(, length)]` of arrays `[*batch, *I]`, and which starts are in range.
+        """Return the index `[*shape[:axis], *I(, length)]` for starts `[*batch, *I]`, and which starts are in range.
 
-        `whole` are the starts along the axes of which all is taken.
+        `whole` are the starts along the axes that are taken as a whole.
         """
         lasts = [*(size - 1 for size in self.sizes[:-1]), self.sizes[-1] - self.length_of_one]
         at: Any = None
@@ -82,7 +82,7 @@ class Address(NamedTuple):
         if inside is not None:
             for start in whole:
                 inside &= start == 0
-            at = jnp.where(inside, at, np.int32(-self.length_of_one))  # all of a window is left out
+            at = jnp.where(inside, at, np.int32(-self.length_of_one))  # a window is left out as a whole
         return self._over_axes(self._windows(at)), inside
 
     def _windows(self, first: Array) -> Array:
@@ -93,28 +93,31 @@ class Address(NamedTuple):
         return firsts + lax.broadcasted_iota(np.int32, shape, first.ndim)
 
     def _over_axes(self, index: Array) -> Array:
-        """The same for all places along the axes that are taken as a whole."""
+        """Repeat the index along the axes that are taken as a whole."""
         if self.axis == self.batch:
             return index
         shape = (*self.shape[: self.axis], *index.shape[self.batch :])
         return lax.broadcast_in_dim(index, shape, [*range(self.batch), *range(self.axis, len(shape))])
 
     def rows_shape(self, positions: Sequence[int]) -> tuple[int, ...]:
-        """Of the rows for so many positions, `I`."""
+        """Return the shape of the rows for positions of shape `I`."""
         window = () if self.length is None else (self.length,)
         return (*self.shape[: self.axis], *positions, *window, *self.shape[self.behind :])
 
     def positions_first(self, rows: Array, count: int) -> Array:
-        """Rows `[*batch, *axes, *I, ...]` as `[*batch, *I, *axes, ...]`."""
+        """Reorder rows `[*batch, *axes, *I, ...]` to `[*batch, *I, *axes, ...]`."""
         return jnp.moveaxis(rows, range(self.axis, self.axis + count), range(self.batch, self.batch + count))
 
     def positions_behind(self, rows: Array, count: int) -> Array:
-        """The other way round."""
+        """Reorder rows `[*batch, *I, *axes, ...]` to `[*batch, *axes, *I, ...]`."""
         return jnp.moveaxis(rows, range(self.batch, self.batch + count), range(self.axis, self.axis + count))
 
 
 def _as_int32(start: Array, size: int) -> Array:
-    """A start in a dtype that has the size. What is out of range of the axis may become any other that is."""
+    """Convert a start to int32.
+
+    A start out of range of the axis stays out of range, but may become another number.
+    """
     start = jnp.asarray(start)
     limits = jnp.iinfo(start.dtype)
     if limits.max > INT32_MAX:
@@ -125,9 +128,9 @@ def _as_int32(start: Array, size: int) -> Array:
 
 
 def has_rows(aval: Any, examples: int = 1) -> bool:
-    """Whether a buffer is of a type that row ops have, and large enough for them to matter.
+    """Return whether row ops support the type of a buffer, and the buffer is large enough for them to matter.
 
-    Examples that have indices of their own are updated one by one, and each of them has to be large as well.
+    Examples with indices of their own are updated one by one, so each of them has to be large as well.
     """
     dtype, size = aval.dtype, math.prod(aval.shape)
     if jnp.issubdtype(dtype, jax.dtypes.extended) or aval.weak_type or not 1 < size <= INT32_MAX:
@@ -136,10 +139,10 @@ def has_rows(aval: Any, examples: int = 1) -> bool:
 
 
 def _address(aval: Any, taken: Sequence[int], batch: int, starts: Sequence[int], *, drops: bool) -> Address | None:
-    """The address of what takes so much of each axis, from somewhere along the axes `starts` on."""
+    """Return the address of an access that takes `taken` of each axis, and starts somewhere along the axes `starts`."""
     shape = aval.shape
     whole = tuple(d for d in starts if taken[d] == shape[d])
-    starts = [int(d) for d in starts if d not in whole]  # a gather may give numbers of NumPy's
+    starts = [int(d) for d in starts if d not in whole]  # a gather may give NumPy integers
     if not starts or not has_rows(aval, math.prod(shape[:batch])):
         return None
     first, last = min(starts), max(starts)
@@ -175,7 +178,7 @@ def dynamic_slice(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     return [Value(_read(buffer, index, address).reshape(taken))]
 
 
-#: A slice from a place that is known while tracing is of some rows if it takes no larger share of the buffer.
+#: A slice from a place known while tracing is an access to rows if the buffer is at least this many times as large.
 _SMALL_SHARE = 8
 
 
@@ -184,13 +187,16 @@ def _of_known_slice(aval: Any, taken: Sequence[int]) -> Address | None:
 
 
 def _known(address: Address, starts: Sequence[int]) -> Array:
-    """The index of a slice from there."""
+    """Return the index of a slice that starts there."""
     index, _ = address.positions([np.int32(starts[d]) for d in range(address.axis, address.behind)])
     return index
 
 
 def slice_(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
-    """Some rows of a buffer that has been there before the step: of another, the derivative takes all of it anyway."""
+    """Read some rows of a buffer that existed before the step.
+
+    For any other buffer the derivative takes all of it anyway.
+    """
     (buffer,), taken, strides = operands, eqn.outvars[0].aval.shape, eqn.params["strides"]
     address = _of_known_slice(eqn.invars[0].aval, taken) if buffer.is_given else None
     if address is None or (strides is not None and set(strides) != {1}):
@@ -199,7 +205,7 @@ def slice_(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
 
 
 def pad(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
-    """Of some rows, with zeros: what the transpose of such a slice is."""
+    """Pad some rows with zeros: the transpose of a slice from a known place."""
     rows, zero = operands
     result, config = eqn.outvars[0].aval, eqn.params["padding_config"]
     is_of_rows = zero.literal == 0 and all(low >= 0 and high >= 0 and inner == 0 for low, high, inner in config)
@@ -222,7 +228,10 @@ def dynamic_update_slice(eqn: Any, operands: Sequence[Value]) -> list[Value] | N
 
 
 def _read(buffer: Value, index: Array, address: Address) -> Array:
-    """The rows. What all examples share, and what has been selected from a buffer and zeros, is read itself."""
+    """Read the rows.
+
+    If all examples share a buffer, or it was selected from a buffer and zeros, the original buffer is read.
+    """
     part, guard, shared = buffer.part, buffer.guard, buffer.shared
     if shared is not None and (axes := len(buffer.shape) - len(shared.shape)) <= address.batch:
         read = functools.partial(_read, shared, address=address.of_one(axes))
@@ -243,7 +252,7 @@ def _reshaped(rows: Value, shape: Sequence[int]) -> Array:
 
 
 def _updated(buffer: Value, update: Update) -> Value:
-    """The next version of a buffer. Of one of zeros it is remembered which rows are not."""
+    """Return the next version of a buffer. For a buffer of zeros, remember which rows are not zero."""
     value, part = buffer.updated(update), buffer.part
     if part is not None and update.primitive is ta_write_p and part.active.mask.ndim <= update.params["batch_dims"]:
         value.part = part._replace(updates=(*part.updates, update))
@@ -255,7 +264,7 @@ def _updated(buffer: Value, update: Update) -> Value:
 
 
 def _writes_once(update: Update) -> bool:
-    """Whether rows are written, no two of them to one place: those of a window are not."""
+    """Return whether rows are written, no two of them to one place, as is certain for a window."""
     return update.primitive is ta_write_p and update.is_window
 
 
@@ -263,7 +272,7 @@ def _writes_once(update: Update) -> bool:
 
 
 class _Numbers(NamedTuple):
-    """The dimension numbers of a gather or a scatter, by names that both have."""
+    """The dimension numbers of a gather or a scatter, under names common to both."""
 
     offset: tuple[int, ...]  #: axes of the rows in the result or in the updates
     collapsed: tuple[int, ...]
@@ -293,7 +302,7 @@ def _of_scatter(d: Any) -> _Numbers:
 
 
 class _Gathered(NamedTuple):
-    """An address, and how its rows lie in the result of a gather or the updates of a scatter."""
+    """An address, and the layout of its rows in the result of a gather or the updates of a scatter."""
 
     address: Address
     numbers: _Numbers
@@ -305,20 +314,20 @@ class _Gathered(NamedTuple):
         return [d for d in range(len(self.taken)) if d not in (*self.numbers.collapsed, *self.numbers.batch)]
 
     def order(self, rank: int) -> list[int]:
-        """Which axis of `[*batch, *I, *kept]` each axis of the result is."""
+        """Return which axis of `[*batch, *I, *kept]` each axis of the result is."""
         positions = rank - len(self.numbers.offset)
         of_rows, of_positions = iter(range(positions, rank)), iter(range(positions))
         return [next(of_rows if d in self.numbers.offset else of_positions) for d in range(rank)]
 
     def positions(self, indices: Array) -> tuple[Array, Array | None]:
-        """As those of the address."""
+        """Return the index and the starts in range, as `Address.positions` does."""
         address = self.address
         parts = range(address.axis, address.behind), address.whole
         return address.positions(*([indices[..., self.numbers.starts.index(d)] for d in axes] for axes in parts))
 
 
 def _gathered(eqn: Any, numbers: _Numbers, taken: Sequence[int]) -> _Gathered | None:
-    """None: it is not of rows that have a place in a buffer."""
+    """Return the address of a gather or a scatter, None if it does not access rows that have a place in a buffer."""
     buffer, indices = (v.aval for v in eqn.invars[:2])
     batch, mode = len(numbers.batch), eqn.params["mode"]
     if numbers.batch != tuple(range(batch)) or numbers.batch_of_indices != tuple(range(batch)):
@@ -382,7 +391,7 @@ def scatter(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     return [_updated(buffer, update)]
 
 
-#: The op, and what makes the row to write of the one that is there and the other, if no op does.
+#: The op, and, if no op combines rows that way, the function from the old row and the update to the row to write.
 _SCATTERS: dict[str, tuple[Primitive, Callable[[Array, Array], Array] | None]] = {
     "scatter": (ta_write_p, None),
     "scatter-add": (ta_add_p, None),
@@ -394,7 +403,7 @@ _SCATTERS: dict[str, tuple[Primitive, Callable[[Array, Array], Array] | None]] =
 
 
 def _combines(eqn: Any, primitive: Primitive) -> bool:
-    """Whether a scatter does with the rows what the op does."""
+    """Return whether a scatter combines rows as the op does."""
     if eqn.primitive.name == "scatter":
         jaxpr = eqn.params["update_jaxpr"]
         return jaxpr is None or (not jaxpr.eqns and jaxpr.outvars[0] is jaxpr.invars[1])
@@ -403,12 +412,12 @@ def _combines(eqn: Any, primitive: Primitive) -> bool:
 
 
 def is_update(eqn: Any) -> bool:
-    """Whether the result is the first operand, with other rows."""
+    """Return whether the result is the first operand with some rows replaced."""
     return eqn.primitive.name == "dynamic_update_slice" or eqn.primitive.name in _SCATTERS
 
 
 def is_of_rows(eqn: Any) -> bool:
-    """Whether an equation is one of these, with an address."""
+    """Return whether a rule of this module may apply to an equation: one with an address, or on a buffer with rows."""
     name = eqn.primitive.name
     if name == "slice":
         return _of_known_slice(eqn.invars[0].aval, eqn.outvars[0].aval.shape) is not None
@@ -420,7 +429,7 @@ def is_of_rows(eqn: Any) -> bool:
 
 
 def broadcast_in_dim(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
-    """Of a buffer for all examples of a batch, as `jax.vmap` makes of one that both sides of a `cond` use."""
+    """Broadcast a buffer to all examples of a batch, as `jax.vmap` does if both sides of a `cond` use it."""
     of, dims, source = eqn.outvars[0].aval, eqn.params["broadcast_dimensions"], operands[0]
     axes = of.ndim - len(dims)
     is_shared = axes > 0 and tuple(dims) == tuple(range(axes, of.ndim)) and source.shape == of.shape[axes:]

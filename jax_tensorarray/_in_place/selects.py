@@ -1,7 +1,7 @@
-"""Selects between two versions of a buffer: of rows, where they are known to be all in which the two differ.
+"""Rewrite selects between two versions of a buffer to select only the rows in which they may differ.
 
-Where nobody has looked at the version that may not be selected, the updates are made anew, masked. Else that version is
-there already, and the rows that should not be different are put back.
+If the version that may not be selected is unused, its updates are made anew, masked. Otherwise that version exists
+already, and the rows that should not differ are put back.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ def select_n(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
 
 
 def _of_few_rows(eqn: Any, operands: Sequence[Value], predicate: Predicate) -> Value | None:
-    """Of two arrays of zeros and some rows: again one."""
+    """Select between two arrays of zeros and some rows; the result is one, too."""
     _, no, yes = operands
     if no.only is None or yes.only is None:
         return None
@@ -42,7 +42,10 @@ def _of_few_rows(eqn: Any, operands: Sequence[Value], predicate: Predicate) -> V
 
 
 def _special(eqn: Any, operands: Sequence[Value], predicate: Predicate) -> Value | None:
-    """A select that is all of a buffer after all, or whose result is what another rule knows more of."""
+    """Select between a buffer and zeros, or between a buffer and itself without a derivative.
+
+    The result records that for other rules.
+    """
     _, no, yes = operands
     made: dict[str, Any] = {}
     for other, whole, active in ((no, yes, predicate), (yes, no, predicate.inverted())):
@@ -70,7 +73,7 @@ def stop_gradient(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
 
 
 def select(predicate: Predicate, no: Value, yes: Value) -> Value | None:
-    """The one or the other for each example, None if that takes all rows."""
+    """Return one version or the other for each example, None if that takes all rows."""
     if no is yes:
         return no
     before = set(map(id, no.versions()))
@@ -103,7 +106,7 @@ def _until(base: Value, newest: Value) -> Any:
 
 
 def copy(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
-    """Of a value, which nobody can tell from it: XLA makes copies where they are needed."""
+    """Return the operand itself: XLA makes copies where they are needed."""
     return list(operands)
 
 
@@ -111,7 +114,7 @@ def copy(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
 
 
 def broadcast_in_dim(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
-    """Of what chooses: the elements of the first axes are repeated along the others."""
+    """Broadcast a predicate: the elements of its first axes are repeated along the others."""
     dims, of = eqn.params["broadcast_dimensions"], eqn.outvars[0].aval.shape
     if not operands[0].may_select or tuple(dims) != tuple(range(len(dims))):
         return None
@@ -125,7 +128,7 @@ def broadcast_in_dim(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
 
 
 def reshape(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
-    """Of what chooses: axes of size 1 are put behind, or taken away there."""
+    """Reshape a predicate: axes of size 1 are added or removed at the end."""
     (mask, *_), of = operands, eqn.outvars[0].aval.shape
     if not mask.may_select:
         return None
@@ -136,7 +139,7 @@ def reshape(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
 
 
 def elementwise(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
-    """Of what chooses: if all is repeated alike, so is the result."""
+    """Combine predicates elementwise: if all operands are repeated alike, so is the result."""
     sources = [x.source for x in operands if x.shape]
     if not all(x.may_select for x in operands) or not any(x.repeated for x in operands):
         return None

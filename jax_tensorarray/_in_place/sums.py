@@ -1,9 +1,9 @@
-"""Sums of buffers of which one is known to be zeros but for some rows: what the gradient of plain JAX is made of.
+"""Add buffers in place if one of them is known to be zeros except for some rows, as in gradients of plain JAX.
 
-The transpose of a read is an array of zeros to which a row is added, and that is added to the cotangent there is. The
-rows are added to that in place instead. Where the zeros are made in a branch or before an inner loop, the cotangent
-goes in there and what is added comes out (`moved_into`). The transpose of a select is two selects with zeros, whose sum
-is again one buffer.
+The transpose of a read is an array of zeros to which a row is added. It is then added to the existing cotangent. Here
+the rows are added to that cotangent in place instead. If the zeros are made in a branch or before an inner loop, the
+cotangent is passed in, and the sum comes out (`moved_into`). The transpose of a select is two selects with zeros, and
+their sum is one buffer again.
 """
 
 from collections import Counter
@@ -21,7 +21,7 @@ from jax_tensorarray._ops.add import ta_add_p
 
 
 def broadcast_in_dim(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
-    """Zeros, to which no row has been added so far; or an array of zeros and rows, the same for more examples."""
+    """Make zeros, to which no row has been added so far; or repeat an array of zeros and rows for more examples."""
     v, result = eqn.invars[0], eqn.outvars[0].aval
     is_zero = isinstance(v, jex.Literal) and np.ndim(v.val) == 0 and v.val == 0
     rows = () if is_zero else operands[0].only
@@ -37,13 +37,13 @@ def broadcast_in_dim(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
 
 
 def add(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
-    """Adds to the rows in place."""
+    """Add to the rows in place."""
     found = total(*operands)
     return None if found is None else [found]
 
 
 def total(a: Value, b: Value) -> Value | None:
-    """The sum, None if that takes all rows."""
+    """Return the sum, None if that takes all rows."""
     if a.only is not None and b.only is not None:
         return Value(lax.add(a.array, b.array), only=(*a.only, *b.only))
     for whole, some in ((a, b), (b, a)):
@@ -55,7 +55,7 @@ def total(a: Value, b: Value) -> Value | None:
 
 
 def _of_parts(a: Value, b: Value) -> Value | None:
-    """The sum of what is selected of a buffer and of the rest of it, one of which has been updated."""
+    """Return the sum of the selected part of a buffer and the rest of it, one of them updated."""
     if a.part is None or b.part is None or a.part.updates:
         a, b = b, a
     p, q = a.part, b.part
@@ -73,7 +73,7 @@ def _of_parts(a: Value, b: Value) -> Value | None:
 
 
 class Sum(NamedTuple):
-    """The result `number` of an equation is used for one thing only: to be added to `other`."""
+    """A result `number` of an equation that is used only once, to be added to `other`."""
 
     number: int
     other: Any
@@ -81,7 +81,10 @@ class Sum(NamedTuple):
 
 
 def moved_into(jaxpr: Any) -> dict[int, list[Sum]]:
-    """By the `id` of an equation of control flow, the sums of its results with what there is before it."""
+    """Return the sums that can be moved into control flow, by the `id` of its equation.
+
+    Each adds a result of the equation to a value that exists before it.
+    """
     uses = _uses(jaxpr)
     made = {id(v): k for k, eqn in enumerate(jaxpr.eqns) for v in eqn.outvars}
     sums = {id(v): eqn for eqn in jaxpr.eqns if eqn.primitive.name == "add_any" for v in eqn.invars}
@@ -101,13 +104,13 @@ def moved_into(jaxpr: Any) -> dict[int, list[Sum]]:
 
 
 def _uses(jaxpr: Any) -> Counter[int]:
-    """How often each variable is used, by its `id`."""
+    """Return how often each variable is used, by its `id`."""
     used = [v for eqn in jaxpr.eqns for v in eqn.invars]
     return Counter(map(id, [*used, *jaxpr.outvars]))
 
 
 def _is_sum(eqn: Any, number: int) -> bool:
-    """Whether a scan does nothing with a carry but to add to it."""
+    """Return whether a scan does nothing with a carry except adding to it."""
     num_consts, num_carry = _compat.scan_counts(eqn.params)
     if number >= num_carry:
         return False

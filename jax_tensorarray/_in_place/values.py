@@ -1,4 +1,4 @@
-"""The values of a program that is evaluated, with what is known of how they were made."""
+"""The values of an evaluated program, with what is known about how they were made."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ Array = Any
 
 
 class Update(NamedTuple):
-    """Rows of a buffer are updated: by the op `primitive`, of which these are the operands behind the buffer."""
+    """An update of rows of a buffer by the op `primitive`, with its operands after the buffer."""
 
     primitive: Primitive
     index: Array
@@ -28,17 +28,17 @@ class Update(NamedTuple):
     is_zero: bool = False  #: the rows are zeros
 
     def apply(self, buffer: Array) -> Array:
-        """The buffer after it."""
+        """Return the buffer after the update."""
         masks = [] if self.where is None else [self.where]
         return self.primitive.bind(buffer, self.index, self.rows, *masks, **self.params)
 
     def masked(self, active: "Predicate") -> "Update":
-        """The same where it is active."""
+        """Return the same update, masked to where `active` is true."""
         where = active.of_positions(self.index)
         return self._replace(where=where if self.where is None else where & self.where)
 
     def repeated(self, shape: tuple[int, ...]) -> "Update":
-        """The same for examples along new first axes."""
+        """Return the same update for examples along new first axes."""
         index, rows, where = (
             None if x is None else lax.broadcast_in_dim(x, (*shape, *x.shape), range(len(shape), len(shape) + x.ndim))
             for x in (jnp.asarray(self.index), self.rows, self.where)
@@ -47,7 +47,7 @@ class Update(NamedTuple):
         return self._replace(index=index, rows=rows, where=where, params=params)
 
     def undone(self, old: Array) -> "Update":
-        """Puts back the rows that a buffer had before."""
+        """Return the update that puts back the rows of an older version."""
         masks = [] if self.where is None else [self.where]
         rows = ta_read_p.bind(old, self.index, *masks, **self.params)
         params: Params = {**self.params, "reverse": not self.params["reverse"]}
@@ -55,10 +55,10 @@ class Update(NamedTuple):
 
 
 class Predicate(NamedTuple):
-    """Bools that are the same along all but the first `mask.ndim` axes of what they are for."""
+    """Bools that are constant along all but the first `mask.ndim` axes of the array they apply to."""
 
     mask: Array
-    of: Array = None  #: what it is the opposite of
+    of: Array = None  #: the mask that this one inverts
 
     def is_opposite(self, other: "Predicate") -> bool:
         return self.of is other.mask or other.of is self.mask
@@ -70,12 +70,12 @@ class Predicate(NamedTuple):
         return Predicate(~self.mask, self.mask)
 
     def select(self, no: Array, yes: Array) -> Array:
-        """All of the one array or of the other, for each example."""
+        """Return one array or the other for each example, as a whole."""
         return lax.select_n(lax.broadcast_in_dim(self.mask, no.shape, range(self.mask.ndim)), no, yes)
 
 
 class Part(NamedTuple):
-    """A buffer where it is active and zeros elsewhere, and then updated."""
+    """A buffer where `active` is true, zeros elsewhere, and updated since."""
 
     whole: "Value"
     active: Predicate
@@ -83,19 +83,19 @@ class Part(NamedTuple):
 
 
 class Value:
-    """A value: an array, and what it is made of, if that is of use to a rule.
+    """A value: an array, and how it was made, if a rule can use that.
 
     Attributes:
         array: the array.
-        before: the value of which this one is the next version, and `update` what was done to its rows.
-        only: all updates of an array of zeros that this one is; else None.
-        part: what it is if it has been selected from a buffer and zeros; else None.
-        guard: where it is `before`; elsewhere it is the same without a derivative.
-        stopped: the value of which this is the same without a derivative; else None.
-        repeated: the value of which this one repeats each element along further axes; else None.
-        shared: the value that this one is for each of the examples along new first axes; else None.
-        is_used: whether something but the next update uses it.
-        is_given: whether it, or the version that it was made of, has been there before what is evaluated.
+        before: the previous version, if there is one; `update` is what was done to its rows since.
+        only: if this is an array of zeros with updates, all of the updates; else None.
+        part: how it was selected from a buffer and zeros; else None.
+        guard: where it is `before`; elsewhere it is `before` without a derivative.
+        stopped: the value that this one equals, but for its derivative, which is stopped here; else None.
+        repeated: the value whose elements this one repeats along further axes; else None.
+        shared: the value that this one repeats for all examples along new first axes; else None.
+        is_used: whether anything but the next update uses it.
+        is_given: whether it, or the version that it was made from, existed before the evaluated jaxpr.
     """
 
     __slots__ = (
@@ -128,7 +128,7 @@ class Value:
         shared: "Value | None" = None,
         is_given: bool = False,
     ) -> None:
-        self.literal = array if isinstance(array, complex | float | int) else None  #: the number of Python's that it is
+        self.literal = array if isinstance(array, complex | float | int) else None  #: the Python number that it is
         self.array = array if self.literal is None else np.asarray(array, jnp.result_type(array))
         self.before, self.update, self.only = before, update, only
         self.part, self.guard, self.stopped, self.repeated, self.shared = part, guard, stopped, repeated, shared
@@ -148,7 +148,7 @@ class Value:
 
     @property
     def mask(self) -> Array:
-        """The bools that an array of bools or of 0 and 1 is. They are the same object whenever they are asked for."""
+        """The predicate that an array of bools or of 0 and 1 is. It is the same object on every access."""
         if self._mask is None:
             x = jnp.asarray(self.array)
             self._mask = x if x.dtype == np.bool_ else x != 0
@@ -160,22 +160,22 @@ class Value:
 
     @property
     def may_select(self) -> bool:
-        """Whether it is of a dtype that chooses between cases."""
+        """Whether its dtype can choose between cases."""
         return self.array.dtype in (np.bool_, np.int32)
 
     @property
     def source(self) -> "Value":
-        """What it repeats, or itself."""
+        """The value that it repeats, or itself."""
         return self if self.repeated is None else self.repeated
 
     def updated(self, update: Update, active: Predicate | None = None) -> "Value":
-        """The next version."""
+        """Return the next version."""
         if active is not None:
             update = update.masked(active)
         return Value(update.apply(self.array), before=self, update=update)
 
     def versions(self) -> "Iterator[Value]":
-        """It and all before it, newest first."""
+        """Yield this version and all before it, newest first."""
         value: Value | None = self
         while value is not None:
             yield value
@@ -183,18 +183,18 @@ class Value:
 
 
 def arrays(values: Sequence[Value]) -> list[Array]:
-    """The arrays, of which each is used."""
+    """Return the arrays, and mark all values as used."""
     for x in values:
         x.is_used = True
     return [x.array for x in values]
 
 
 def as_written(values: Sequence[Value]) -> list[Array]:
-    """What an equation is bound with that stays as it is: literals are numbers of Python's, which are weakly typed."""
+    """Return the operands to bind an unchanged equation with: literals stay Python numbers, which are weakly typed."""
     return [x if value.literal is None else value.literal for x, value in zip(arrays(values), values, strict=True)]
 
 
 def has_type_of(x: Value, v: Any) -> bool:
-    """Whether a value is of the type that a variable of a jaxpr has."""
+    """Return whether a value has the type of a variable of a jaxpr."""
     own, of = jax.typeof(x.array), v.aval
     return own.shape == of.shape and own.dtype == of.dtype and own.weak_type == of.weak_type

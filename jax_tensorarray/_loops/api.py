@@ -1,4 +1,4 @@
-"""The loops that users call: drop-in for those of `jax.lax`, and differentiable in reverse."""
+"""The loops that users call: replacements for the loops of `jax.lax` that are differentiable in reverse."""
 
 import contextlib
 import inspect
@@ -50,53 +50,53 @@ def while_loop(
     check_inverse: float | None = None,
     return_steps: bool = False,
 ) -> Any:
-    """`jax.lax.while_loop` that is differentiable in reverse, at the cost of the steps taken.
+    """Run `jax.lax.while_loop`, differentiable in reverse at the cost of the steps taken.
 
-    Under `jax.grad` and its kin each step records what its derivative needs, on a tape with room for `max_steps` that
-    takes no time and no memory before it is written; so 500 steps cost the same whatever `max_steps` is. Under
-    `jax.vmap` every example ends by itself, and buffers that are updated by rows (a `TensorArray`, or an array and the
-    row ops) are never copied.
+    Under `jax.grad` and its kin each step records the values that its derivative needs, on a tape with room for
+    `max_steps` steps. The tape takes no time and no memory before it is written, so 500 steps cost the same whatever
+    `max_steps` is. Under `jax.vmap` every example ends by itself. Buffers that are updated by rows (a `TensorArray`,
+    or an array and the row ops) are never copied.
 
     Args:
-        cond_fun: from the carry to a bool: whether to take another step.
-        body_fun: from the carry to the next one, of the same structure, shapes and dtypes.
-        init_val: the carry to start with, any pytree. A TensorArray that does not say its `element_shape` has that of
-            the rows which `body_fun` writes. One that grows and has no `max_size` gets room for `max_steps` more rows.
-        max_steps: an upper bound of the number of steps. Reverse mode needs one, below 2**31, for what is
-            differentiated. The loop ends there even if `cond_fun` says to go on. Without 64 bits, 2**31 and more are
-            no bound.
-        residuals: what is kept of each step for reverse mode.
+        cond_fun: maps the carry to a bool: whether to take another step.
+        body_fun: maps the carry to the next one, of the same structure, shapes and dtypes.
+        init_val: the initial carry, any pytree. A TensorArray without `element_shape` takes the shape of the rows that
+            `body_fun` writes. One that grows and has no `max_size` gets room for `max_steps` more rows.
+        max_steps: an upper bound on the number of steps. The loop ends there even if `cond_fun` is still true. Reverse
+            mode needs a bound below 2**31 if the loop is differentiated. Without 64-bit types, 2**31 and more are no
+            bound.
+        residuals: what reverse mode keeps of each step.
 
-            - "tape": all that its derivative needs.
+            - "tape": all values that its derivative needs.
             - "recompute": the carry, and the rows that were read; everything else is computed again.
-            - "checkpoint": nothing. In the whole, `checkpoints` carries are, and the loop runs on from them as often
-              as it must; they are placed so that the fewest steps are run (binomial checkpointing).
-            - "inverse": nothing. `inverse` finds the carry before a step from the one after it.
-            - "undo": the rows that the step overwrote, and those carries that are not updated by rows. For bodies
-              that use a whole buffer in each step, of which a tape would hold T copies.
-            - "auto": "undo" where a tape would hold whole buffers that the body updates by rows, else "tape"; where
-              that does not fit into `memory`, "undo" or "checkpoint". `choice_of_residuals` says which.
-        offload: whether the tape of "tape" or "recompute" ("auto" is "tape" then) is in the memory of the host. The
-            device holds none of it, whatever `max_steps` is: each row is sent there while the loop goes on, and comes
-            back one step before it is needed. On a CPU, which is its own host, there is nothing to gain.
-        memory: for "auto", how many bytes may be kept for `max_steps` steps, of each example under `jax.vmap` of the
-            derivative. What is kept has room for all of these from the start, since XLA allocates the memory of a
-            program before it runs. "checkpoint" keeps as many carries as fit, and enough for every step to run nine
-            times at most. Where nothing fits, what takes the fewest bytes is chosen.
-        checkpoints: the number of carries that "checkpoint" keeps at a time, of which it uses no more than `max_steps`.
-        inverse: for "inverse", a function from the carry after a step to the carry before it. What the body passes on
-            as it was is so before the step too, whatever `inverse` makes of it.
-        check_inverse: for debugging, how far `inverse` may lead from `init_val`, relative and absolute. If it leads
-            farther, reverse mode raises an error that says by how much.
+            - "checkpoint": nothing. The whole loop keeps `checkpoints` carries, and runs on from them as often as it
+              must. They are placed so that the fewest steps are run (binomial checkpointing).
+            - "inverse": nothing. `inverse` computes the carry before a step from the carry after it.
+            - "undo": the rows that the step overwrote, and the carries that are not updated by rows. For bodies that
+              use a whole buffer in each step: a tape would hold T copies of it.
+            - "auto": "undo" if a tape would hold whole buffers that the body updates by rows, else "tape". If this
+              does not fit into `memory`, "undo" or "checkpoint". `choice_of_residuals` returns the choice.
+        offload: whether the tape of "tape" or "recompute" is in host memory ("auto" is "tape" then). The device holds
+            no part of it, whatever `max_steps` is. Each row is sent to the host while the loop goes on, and comes back
+            one step before it is needed. A CPU is its own host, so there is nothing to gain.
+        memory: for "auto", how many bytes may be kept for `max_steps` steps, per example if the derivative is under
+            `jax.vmap`. There is room for all these steps from the start, since XLA allocates the memory of a program
+            before it runs. "checkpoint" keeps as many carries as fit, and enough for every step to run nine times at
+            most. If nothing fits, the choice with the fewest bytes is taken.
+        checkpoints: the number of carries that "checkpoint" keeps at a time. It uses no more than `max_steps`.
+        inverse: for "inverse", maps the carry after a step to the carry before it. Carries that the body returns
+            unchanged are taken to be the same before the step, whatever `inverse` returns for them.
+        check_inverse: for debugging, the tolerance, relative and absolute, within which `inverse` must lead back to
+            `init_val`. If it does not, reverse mode raises an error that states the difference.
         return_steps: whether to return a pair: the carry, and a named tuple `(taken, cut)` of the number of steps
-            and whether `cond_fun` would have gone on. Without 64 bits, 2**31 - 1 steps means that or more.
+            and whether `cond_fun` was still true. Without 64-bit types, 2**31 - 1 steps means that many or more.
 
     Returns:
-        The carry after the last step. Differentiable in `init_val` and in all that the functions close over, in
-        forward mode and, with `max_steps`, in reverse mode and every order of both.
+        The carry after the last step. Differentiable in `init_val` and in all values that the functions close over:
+        in forward mode and, with `max_steps`, in reverse mode and every order of both.
 
     Raises:
-        TypeError, ValueError: what `jax.lax.while_loop` raises, with its messages.
+        TypeError, ValueError: as `jax.lax.while_loop`, with its messages.
         ValueError: `max_steps` is not given and a derivative in reverse mode goes through the loop.
 
     >>> import jax
@@ -137,23 +137,23 @@ def fori_loop(
     memory: int | None = None,
     checkpoints: int | None = None,
 ) -> Any:
-    """`jax.lax.fori_loop` that is differentiable in reverse, with bounds known only at run time too.
+    """Run `jax.lax.fori_loop`, differentiable in reverse also if the bounds are known only at run time.
 
     Args:
         lower: the first index, an integer that may be traced.
         upper: the index past the last one, likewise.
-        body_fun: from an index and the carry to the next carry.
-        init_val: the carry to start with, any pytree.
+        body_fun: maps an index and the carry to the next carry.
+        init_val: the initial carry, any pytree.
         unroll: how many steps to unroll, if both bounds are known.
-        max_steps: an upper bound of `upper - lower`, needed in reverse mode if one of them is traced. No more steps
-            are taken. It is as for `while_loop`.
-        residuals: as for `while_loop`, but "inverse". With known bounds "auto" is "tape".
+        max_steps: an upper bound on `upper - lower`, needed in reverse mode if one of them is traced. No more steps
+            are taken. Otherwise as for `while_loop`.
+        residuals: as for `while_loop`, without "inverse". With known bounds "auto" is "tape".
         offload: as for `while_loop`.
         memory: as for `while_loop`.
         checkpoints: as for `while_loop`.
 
     Returns:
-        The carry after the last step. Differentiable as that of `while_loop`.
+        The carry after the last step. Differentiable like the result of `while_loop`.
 
     >>> import jax
     >>> power = lambda x, n: fori_loop(0, n, lambda i, y: x * y, 1.0, max_steps=1000)
@@ -198,11 +198,11 @@ def scan(
     inverse: Callable[[Any, Any], Any] | None = None,
     check_inverse: float | None = None,
 ) -> tuple[Any, Any]:
-    """`jax.lax.scan`, with a choice of what is kept for reverse mode.
+    """Run `jax.lax.scan`, with a choice of what is kept for reverse mode.
 
     Args:
-        f: from the carry and a slice of `xs` to the next carry and a slice of the second result.
-        init: the carry to start with, any pytree.
+        f: maps the carry and a slice of `xs` to the next carry and a slice of the second result.
+        init: the initial carry, any pytree.
         xs: arrays of the same leading length, any pytree.
         length: the number of steps, if there are no `xs`.
         reverse: whether to go from the last slice to the first.
@@ -211,7 +211,7 @@ def scan(
         offload: as for `while_loop`.
         memory: as for `while_loop`.
         checkpoints: as for `while_loop`.
-        inverse: for "inverse", a function from the carry after a step and the slice of `xs` to the carry before it.
+        inverse: for "inverse", maps the carry after a step and the slice of `xs` to the carry before it.
         check_inverse: as for `while_loop`.
 
     Returns:
@@ -246,7 +246,7 @@ def _scan_by_rows(
     inverse: Any = None,
     **options: Any,
 ) -> tuple[Any, Any]:
-    """A scan as a loop that reads rows of `xs` and writes rows of the second result."""
+    """Run a scan as a loop that reads rows of `xs` and writes rows of the second result."""
     # JAX's own scan says what does not fit, and of what shapes the results are.
     last, shapes = jax.eval_shape(lambda init, xs: lax.scan(f, init, xs, length, reverse), init, xs)
     if inverse is not None:
@@ -286,10 +286,10 @@ def _scan_by_rows(
 def choice_of_residuals(
     body_fun: Callable[[Any], Any], init_val: Any, *, max_steps: int | None = None, memory: int | None = None
 ) -> Choice:
-    """What `residuals="auto"` chooses for a `while_loop` with that body, if all of its carry is differentiated.
+    """Return the choice of `residuals="auto"` for a `while_loop` with that body, if all of its carry is differentiated.
 
     Args:
-        body_fun: from the carry to the next one.
+        body_fun: maps the carry to the next one.
         init_val: the carry, or `jax.ShapeDtypeStruct`s of it.
         max_steps: as for `while_loop`.
         memory: as for `while_loop`.
@@ -338,16 +338,16 @@ def tf_while_loop(
     *,
     max_steps: int | None = None,
 ) -> Any:
-    """`while_loop` with the arguments of `tf.while_loop`: functions of several variables.
+    """Run `while_loop` with the arguments of `tf.while_loop`: functions of several variables.
 
     Args:
-        cond: from the variables, each an argument, to a bool: whether to take another step.
-        body: from the variables to a tuple or list of the next ones, or to the next one if there is one.
-        loop_vars: a tuple or list of the variables to start with. Each is a pytree, such as a `TensorArray`.
+        cond: maps the variables, each an argument, to a bool: whether to take another step.
+        body: maps the variables to a tuple or list of the next ones; a single one may also be returned by itself.
+        loop_vars: a tuple or list of the initial variables. Each is a pytree, such as a `TensorArray`.
         shape_invariants: ignored: no shape of a JAX loop changes.
         parallel_iterations: ignored: XLA finds what can run at the same time.
         back_prop: whether the results are differentiated. If not, their derivatives are zero.
-        swap_memory: whether what reverse mode needs is kept in the memory of the host: `offload` of `while_loop`.
+        swap_memory: whether the residuals of reverse mode are kept in host memory: `offload` of `while_loop`.
         maximum_iterations: an upper bound of the number of steps: an integer, which may be traced.
         name: of a scope around the loop.
         max_steps: as for `while_loop`. Only needed in reverse mode, if `maximum_iterations` is traced or not given.
@@ -359,7 +359,7 @@ def tf_while_loop(
         TypeError: `loop_vars` is no tuple or list, `body` gives another number of variables, or `maximum_iterations`
             is no integer.
         ValueError: `maximum_iterations` is known and negative.
-        TypeError, ValueError: what `while_loop` raises.
+        TypeError, ValueError: as `while_loop`.
 
     >>> import jax.numpy as jnp
     >>> from jax_tensorarray import TensorArray
@@ -420,7 +420,7 @@ def _check_maximum_iterations(given: Any) -> None:
 
 @explained
 def map_fn(fn: Callable[[Any], Any], elems: Any) -> Any:
-    """`fn` of every slice of `elems` along the first axis, stacked.
+    """Return `fn` of every slice of `elems` along the first axis, stacked.
 
     >>> import jax.numpy as jnp
     >>> map_fn(lambda x: x * x, jnp.arange(4.0))
@@ -441,9 +441,10 @@ def foldl(
     swap_memory: bool = False,
     name: str | None = None,
 ) -> Any:
-    """`fn(...fn(fn(initializer, elems[0]), elems[1])..., elems[-1])`; without one, `elems[0]` is the initializer.
+    """Return `fn(...fn(fn(initializer, elems[0]), elems[1])..., elems[-1])`.
 
-    The other arguments are those of `tf_while_loop`. An accumulator may hold a `TensorArray`, as the carry of `scan`.
+    Without an initializer, `elems[0]` is the initializer. The other arguments are as for `tf_while_loop`. An
+    accumulator may hold a `TensorArray`, like the carry of `scan`.
 
     >>> import jax.numpy as jnp
     >>> foldl(lambda a, x: 10 * a + x, jnp.array([1, 2, 3]))
@@ -463,7 +464,7 @@ def foldr(
     swap_memory: bool = False,
     name: str | None = None,
 ) -> Any:
-    """`foldl` from the last slice to the first.
+    """Fold from the last slice to the first, and otherwise as `foldl`.
 
     >>> import jax.numpy as jnp
     >>> foldr(lambda a, x: 10 * a + x, jnp.array([1, 2, 3]))
@@ -476,7 +477,7 @@ def foldr(
 
 @explained
 def tf_scan(fn: Callable[[Any, Any], Any], elems: Any, initializer: Any = None, reverse: bool = False) -> Any:
-    """All the accumulators of a fold, stacked. Without an initializer the first slice is the first of them.
+    """Return all the accumulators of a fold, stacked. Without an initializer the first slice is the first of them.
 
     >>> import jax.numpy as jnp
     >>> tf_scan(lambda a, x: a + x, jnp.array([1, 2, 3]))
@@ -513,7 +514,7 @@ def _fold(
 
 
 def _initialized(op: str, elems: Any, initializer: Any, reverse: bool) -> tuple[Any, Any, Any]:
-    """What a fold starts with and goes through, and the slice that it starts with if no initializer is given."""
+    """Return what a fold starts with, what it goes through, and the first slice if no initializer is given."""
     if initializer is not None:
         return initializer, elems, None
     elems = jax.tree.map(jnp.asarray, elems)
@@ -538,7 +539,7 @@ def check_max_steps(op: str, max_steps: Any) -> None:
 
 RESIDUALS = ("auto", "tape", "recompute", "checkpoint", "inverse", "undo")
 
-#: Those that JAX's own scan serves, and that may keep a tape.
+#: The modes that JAX's own scan serves, and that may keep a tape.
 SCANNED = ("auto", "tape", "recompute")
 
 
@@ -546,9 +547,9 @@ class _Carry(int):
     """The number of a carry."""
 
 
-#: From the carry of the user's functions, a body and its consts: how a loop finds its steps again, and with which body
-#: and consts. JAX makes a const of what a body passes on as it was. So the carry is given by its tree and its leaves,
-#: each the number of a carry of the loop, or an array.
+#: Maps the carry of the user's functions, a body and its consts to the mode, the body and the consts of a loop. JAX
+#: makes a const of a value that a body returns unchanged. So the carry is given by its tree and its leaves, each the
+#: number of a carry of the loop, or an array.
 _Mode = Callable[[Any, Any, Any, Sequence[Array]], tuple[Any, Any, Sequence[Array]]]
 
 
@@ -617,14 +618,14 @@ def _check_memory(op: str, memory: Any, residuals: str, offload: bool, max_steps
 
 @_compat.cached
 def _recomputed(body: Any) -> Any:
-    """The body, of which reverse mode keeps the operands and the rows that were read."""
+    """Return the body with a checkpoint: reverse mode keeps its operands and the rows that were read."""
     call = jax.checkpoint(bodies.function(body), policy=checkpoint_policies.save_reads)
     return jax.make_jaxpr(call)(*body.in_avals)
 
 
 @_compat.cached
 def _with_more_consts(body: Any, num_consts: int, more: Sequence[Any]) -> Any:
-    """The body, which after its consts takes others that it does not use."""
+    """Add consts to a body, after its own, that it does not use."""
     call, types = bodies.function(body), list(body.in_avals)
 
     def f(*args: Array) -> list[Array]:
@@ -636,11 +637,15 @@ def _with_more_consts(body: Any, num_consts: int, more: Sequence[Any]) -> Any:
 def _traced_inverse(
     op: str, inverse: Callable[[Any], Any], tree: Any, leaves: Sequence[Any], body: Any
 ) -> tuple[Any, Sequence[Array]]:
-    """The jaxpr of the inverse of a body, and what it closes over, with those leaves of its carry that are arrays."""
+    """Return the jaxpr of the inverse of a body, and the values that it closes over.
+
+    These include the leaves of the carry that are arrays.
+    """
     types = [body.out_avals[x] if isinstance(x, _Carry) else jax.typeof(x) for x in leaves]
     _check_inverse(op, jax.eval_shape(inverse, jax.tree.unflatten(tree, types)), jax.tree.unflatten(tree, types))
-    # As the body of a loop of JAX, which traces a function once. What the function returns as it was, that loop does
-    # not carry: so a value below is an array, or the number of a carry, before the step or (negative) after it.
+    # The inverse is traced as the body of a loop of JAX, which traces a function once. That loop does not carry what
+    # the function returns unchanged: so a value below is an array, or the number of a carry, before the step or
+    # (negative) after it.
     jaxpr = jax.make_jaxpr(lambda carry: lax.while_loop(_for_ever, inverse, carry))(jax.tree.unflatten(tree, types))
     loops: list[tuple[Any, list[Any]]] = []
 
@@ -651,7 +656,7 @@ def _traced_inverse(
         return values if any(isinstance(x, _Carry) for x in values) else bodies.bind(eqn, values)
 
     outs = bodies.interpret(jaxpr, leaves, equation, lambda x: x)
-    # What the body passes on is none of the loop's carries, whatever the inverse makes of it.
+    # A value that the body returns unchanged is not a carry of the loop, whatever the inverse returns for it.
     outs = [out for x, out in zip(leaves, outs, strict=True) if isinstance(x, _Carry)]
     types = list(body.out_avals)
     if not loops:  # it returns all as it was
@@ -664,7 +669,7 @@ def _traced_inverse(
 
 @_compat.cached
 def _composed(back: Any, places: Sequence[Any], outs: Sequence[Any], types: Sequence[Any], own: Any = ()) -> Any:
-    """The function of what it closes over and of all carries, from the body of JAX's loop."""
+    """Return the inverse as a function of what it closes over and of all carries, from the body of JAX's loop."""
 
     def f(own: Sequence[Array], carry: Sequence[Array]) -> list[Array]:
         rest = iter(own)
@@ -675,7 +680,7 @@ def _composed(back: Any, places: Sequence[Any], outs: Sequence[Any], types: Sequ
 
 
 def _check_inverse(op: str, found: Any, wanted: Any) -> None:
-    """Raise TypeError if what an inverse gives is not what the body gives."""
+    """Raise TypeError if an inverse does not return the types that the body returns."""
 
     def described(x: Any) -> str:
         leaves = ", ".join(f"{a.dtype}[{','.join(map(str, a.shape))}]" for a in jax.tree.leaves(x))
@@ -692,7 +697,7 @@ def _for_ever(carry: Any) -> bool:
 
 
 def _known_bound(bound: Any) -> int | None:
-    """The bound as a Python integer; None if it is traced, or no number, which JAX's own loop says."""
+    """Return the bound as a Python integer; None if it is traced or no number, which JAX's own loop reports."""
     try:
         return int(bound)
     except (TypeError, ValueError, OverflowError):
@@ -700,7 +705,7 @@ def _known_bound(bound: Any) -> int | None:
 
 
 def _source() -> str:
-    """Where the user called, for messages."""
+    """Return where the user called the loop, for messages."""
     frame = inspect.currentframe()
     while frame is not None and frame.f_globals.get("__name__", "").startswith(("jax_tensorarray.", "jax.")):
         frame = frame.f_back
@@ -727,7 +732,7 @@ def _scan(f: Any, init: Any, xs: Any, length: Any, reverse: Any, unroll: Any) ->
 
 
 def _trace(loop: Callable[..., Any], functions: Sequence[Any], types: Any, tree: Any, options: Sequence[Any]) -> Any:
-    """The jaxpr of a loop of JAX, and what it gives."""
+    """Return the jaxpr of a loop of JAX, and the shapes of its results."""
 
     def flat(*leaves: Array) -> Any:
         return loop(*functions, *jax.tree.unflatten(tree, leaves), *options)
@@ -738,7 +743,7 @@ def _trace(loop: Callable[..., Any], functions: Sequence[Any], types: Any, tree:
 
 @_compat.cached
 def _traces_of(body_fun: Any) -> Callable[..., Any]:
-    """`_trace`, which remembers what it has traced as long as there are the functions, as JAX's loops do."""
+    """Return a `_trace` that caches its results for as long as the functions live, as JAX's loops do."""
     body = weakref.ref(body_fun)
 
     @_compat.cached
@@ -771,7 +776,7 @@ def _bound(
     make_mode: _Mode,
     options: Sequence[Any] = (),
 ) -> Any:
-    """Run a loop of JAX as ours. A scan of JAX stays one, with the body of the mode."""
+    """Run a loop of JAX as ours. A scan of JAX remains a scan, with the body of the mode."""
     here = _compat.source_here()
     jaxpr, shape = _traced(loop, functions, args, tuple(options))
     end = []
@@ -813,7 +818,7 @@ def _bound(
 
 
 def _in_python(cond_fun: Any, body_fun: Any, carry: Any, max_steps: int | None, return_steps: bool) -> Any:
-    """The loop under `jax.disable_jit`, as JAX runs its own: the functions may change NumPy arrays in place."""
+    """Run the loop under `jax.disable_jit`, as JAX runs its own: the functions may change NumPy arrays in place."""
     carry, taken = jax.tree.map(jnp.asarray, carry), 0
     while (max_steps is None or taken < max_steps) and cond_fun(carry):
         carry, taken = jax.tree.map(jnp.asarray, body_fun(carry)), taken + 1

@@ -1,4 +1,4 @@
-"""What the loops do with the jaxprs of their bodies, by public transformations of JAX only."""
+"""Operations of the loops on the jaxprs of their bodies, by public transformations of JAX only."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,13 +18,13 @@ Array = Any
 
 
 def function(jaxpr: Any) -> Callable[..., list[Array]]:
-    """The function of flat arguments that a closed jaxpr is."""
+    """Return a closed jaxpr as a function of flat arguments."""
     call: Callable[..., list[Array]] = jex.jaxpr_as_fun(jaxpr)
     return call
 
 
 def bind(eqn: Any, operands: Sequence[Array]) -> list[Array]:
-    """The results of one equation of a jaxpr."""
+    """Bind one equation of a jaxpr, and return the list of its results."""
     with eqn.ctx.manager:
         outs = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
     return list(outs) if eqn.primitive.multiple_results else [outs]
@@ -38,8 +38,10 @@ def interpret(
     *,
     outvars: Sequence[Any] | None = None,
 ) -> list[Any]:
-    """Evaluate a jaxpr in values of any kind: `equation` gives those of an equation's results from those of its
-    operands, and `known` that of a constant. Other `outvars` than those of the jaxpr may be asked for.
+    """Evaluate a jaxpr in values of any kind.
+
+    `equation` maps an equation and the values of its operands to the values of its results. `known` maps a constant to
+    its value. With `outvars` the values of other variables than the outputs are returned.
     """
     inner = _compat.opened(jaxpr)
     values = dict(zip(inner.constvars, map(known, jaxpr.consts), strict=True))
@@ -55,7 +57,7 @@ def interpret(
 
 
 def jaxprs_in(params: dict[str, Any]) -> Iterator[Any]:
-    """The jaxprs among the parameters of an equation."""
+    """Yield the jaxprs among the parameters of an equation."""
     for p in params.values():
         for jaxpr in p if isinstance(p, tuple | list) else (p,):
             if hasattr(_compat.opened(jaxpr), "eqns"):
@@ -63,7 +65,7 @@ def jaxprs_in(params: dict[str, Any]) -> Iterator[Any]:
 
 
 def any_equation(jaxpr: Any, test: Callable[[Any], bool]) -> bool:
-    """Whether one of the equations of a jaxpr, or of one that it holds, passes a test."""
+    """Return whether an equation of a jaxpr, or of a jaxpr nested in it, passes a test."""
     return any(
         test(eqn) or any(any_equation(inner, test) for inner in jaxprs_in(eqn.params))
         for eqn in _compat.opened(jaxpr).eqns
@@ -71,19 +73,19 @@ def any_equation(jaxpr: Any, test: Callable[[Any], bool]) -> bool:
 
 
 def has_row_ops(jaxpr: Any) -> bool:
-    """Whether rows are read or written in a jaxpr."""
+    """Return whether a jaxpr reads or writes rows."""
     return any_equation(jaxpr, lambda eqn: eqn.primitive in ROW_OPS)
 
 
 def asks_for_nothing(params: dict[str, Any]) -> bool:
-    """Whether a nested jit says nothing of how it is to be compiled."""
+    """Return whether a nested jit has no shardings, layouts or compiler options of its own."""
     special = [*params["in_shardings"], *params["out_shardings"], *params["in_layouts"], *params["out_layouts"]]
     is_usual = all(s is None or type(s).__name__ == "UnspecifiedValue" for s in special)
     return is_usual and not params["compiler_options_kvs"]
 
 
 def inlined(jaxpr: Any) -> Callable[..., list[Array]]:
-    """The function of flat arguments that a closed jaxpr is, without nested jits that ask for nothing special."""
+    """Return a closed jaxpr as a function of flat arguments, with nested jits inlined that ask for nothing special."""
 
     def equation(eqn: Any, operands: list[Array]) -> list[Array]:
         if eqn.primitive is jax_primitives.jit_p and asks_for_nothing(eqn.params):
@@ -97,7 +99,7 @@ def inlined(jaxpr: Any) -> Callable[..., list[Array]]:
 
 
 def pruned(jaxpr: Any) -> Any:
-    """A closed jaxpr without what its results do not need, that in control flow included."""
+    """Remove what the results of a closed jaxpr do not need, in control flow too."""
     inner = _compat.opened(jaxpr)
     needed, _ = pe.dce_jaxpr(inner, [True] * len(inner.outvars), instantiate=True)
     return needed if inner is jaxpr else jaxpr.replace(jaxpr=needed)
@@ -108,16 +110,17 @@ def chosen(values: Sequence[Any], flags: Sequence[bool]) -> list[Any]:
 
 
 def spread(values: Sequence[Any], flags: Sequence[bool], others: Sequence[Any]) -> list[Any]:
-    """`others`, with `values` in the flagged places."""
+    """Return `others`, with `values` in the flagged places."""
     rest = iter(values)
     return [next(rest) if flag else other for flag, other in zip(flags, others, strict=True)]
 
 
 def reached(jaxpr: Any, flags: Sequence[bool]) -> list[bool]:
-    """Which outputs may depend on a flagged input by a path that a derivative takes.
+    """Return which outputs may depend on a flagged input by a path that a derivative takes.
 
-    Such a path is of floats and complex numbers, without `stop_gradient`. It is followed into control flow as far as
-    JAX does: what is taken to depend on an input, and does not, may be a `custom_vjp` that has no such derivative.
+    Such a path consists of floats and complex numbers, without `stop_gradient`. It is followed into control flow only
+    as far as JAX does: an output that is wrongly taken to depend on an input may be a `custom_vjp` without such a
+    derivative.
     """
     inner = _compat.opened(jaxpr)
     marked = {id(v) for v, flag in zip(inner.invars, flags, strict=True) if flag}
@@ -134,7 +137,7 @@ def reached(jaxpr: Any, flags: Sequence[bool]) -> list[bool]:
 
 
 def _reached_results(eqn: Any, flags: list[bool]) -> list[bool]:
-    """Which results of an equation may depend on a flagged operand."""
+    """Return which results of an equation may depend on a flagged operand."""
     p, params = eqn.primitive, eqn.params
     if p is jax_primitives.stop_gradient_p:
         return [False]
@@ -164,7 +167,7 @@ def _reached_results(eqn: Any, flags: list[bool]) -> list[bool]:
 
 
 def moved(jaxpr: Any, flags: Sequence[bool]) -> list[bool]:
-    """Which outputs have tangents if the flagged inputs do, as jvp finds it."""
+    """Return which outputs have tangents if the flagged inputs do, as `jax.jvp` finds it."""
     if not any(flags):
         return [False] * len(jaxpr.out_avals)
     found: list[list[bool]] = []
@@ -174,7 +177,7 @@ def moved(jaxpr: Any, flags: Sequence[bool]) -> list[bool]:
         return outs
 
     @functools.partial(probe.defjvp, symbolic_zeros=True)
-    def _(primals: Any, tangents: Any) -> Any:  # which is only called if some do
+    def _(primals: Any, tangents: Any) -> Any:  # only called if some have tangents
         found.append([not isinstance(t, SymbolicZero) for t in tangents])
         return primals, tangents
 
@@ -193,7 +196,7 @@ def moved(jaxpr: Any, flags: Sequence[bool]) -> list[bool]:
 def fixed_point(
     body: Any, consts: Sequence[bool], carry: Sequence[bool], one_step: Callable[[Any, list[bool]], list[bool]]
 ) -> list[bool]:
-    """Which carries are flagged after any number of steps, if `one_step` says which outputs are."""
+    """Return which carries are flagged after any number of steps, where `one_step` flags the outputs of one step."""
     carry = list(carry)
     while True:
         after = one_step(body, [*consts, *carry])
@@ -204,9 +207,9 @@ def fixed_point(
 
 
 def joint_jvp(body: Any, num_consts: int, num_carry: int, moved: Sequence[bool]) -> Any:
-    """The body that takes tangents after its consts and after its carry, and gives those of the carry too.
+    """Extend a body by tangents: it takes them after its consts and after its carry, and returns the carry's too.
 
-    `moved` says which of its inputs have tangents.
+    `moved` flags the inputs that have tangents.
     """
     call, first = function(body), len(moved) - num_consts - num_carry
     moved_consts, moved_carry = sum(moved[first:-num_carry]), moved[len(moved) - num_carry :]

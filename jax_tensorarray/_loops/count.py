@@ -1,6 +1,6 @@
-"""`ta_count`: a loop of a number of steps known before it starts, perhaps only at run time. It can be transposed.
+"""`ta_count`: a loop whose number of steps is known before it starts, perhaps only at run time. It can be transposed.
 
-The derivatives of every loop of the library are such loops: the trip count and the residuals are there by then.
+The derivatives of every loop of the library are such loops: the trip count and the residuals are known by then.
 """
 
 import functools
@@ -47,7 +47,7 @@ ta_count_p = Primitive("ta_count")
 ta_count_p.multiple_results = True
 
 
-#: Type of a tape, and how many of its axes come before that of the steps.
+#: The type of a tape, and how many axes come before its axis of steps.
 Tape = tuple[Any, int]
 
 
@@ -87,7 +87,7 @@ def _run(
         return steps - 1 - n if reverse else n
 
     def fetch(n: Array) -> list[Array]:
-        # After the last step comes none: that is the row of some other one, and nobody looks at it.
+        # After the last step this fetches the row of another step, which is not used.
         return [ta_host_read(consts[place], number(n), **params) for place, params in fetched.values()]
 
     def step(state: Any) -> Any:
@@ -106,9 +106,9 @@ def _run(
 
 
 def _reads_of_host(body: Any, num_consts: int) -> dict[Any, tuple[int, dict[str, Any]]]:
-    """The rows that a body reads from tapes on the host, by its variables: of which const, and the parameters.
+    """Map each row that a body reads from a tape on the host to the number of the tape's const and the parameters.
 
-    They are sent a step before they are needed.
+    The rows are sent one step before they are needed.
     """
     inner = _compat.opened(body)
     step, *consts = inner.invars[: 1 + num_consts]
@@ -120,25 +120,26 @@ def _reads_of_host(body: Any, num_consts: int) -> dict[Any, tuple[int, dict[str,
 
 
 def counter(steps: Array) -> Any:
-    """Type of the number of a step."""
+    """Return the type of the number of a step."""
     return jax.typeof(steps).update(weak_type=False)
 
 
-#: Rows of fewer bytes stay on the device: to send them would take longer, and XLA cannot send a number to a TPU's host.
+#: Rows of fewer bytes stay on the device: sending them takes longer, and XLA cannot send a scalar to a TPU's host.
 SMALL = 128
 
 
 def tape(residuals: Sequence[Any], max_steps: int, offload: bool = False) -> list[Tape]:
-    """Tapes for the residuals of every step, in the memory of the host for those that are there and, with `offload`,
-    for all that are not small.
+    """Return the types of tapes for the residuals of every step.
+
+    Residuals in host memory have their tapes there. With `offload` so do all others that are not small.
     """
     types = [on_host(a) if offload and a.size * a.dtype.itemsize >= SMALL else a for a in residuals]
-    # XLA makes equal zeros once, and copies them for a second tape: so no two on the host are of the same length.
+    # XLA makes equal zeros once and copies them for a second tape. So no two tapes on the host have the same length.
     return [(with_axis(a, max_steps + k if is_on_host(a) else max_steps), 0) for k, a in enumerate(types)]
 
 
 def make(tapes: Sequence[Tape]) -> list[Array]:
-    """Buffers that cost nothing before they are written."""
+    """Return buffers that cost nothing before they are written."""
     return [ta_host_empty(aval) if is_on_host(aval) else empty_like(aval) for aval, _ in tapes]
 
 
@@ -152,7 +153,10 @@ _ON_TAPES = row_params(TAPE, "drop")
 def record(
     tapes: Sequence[Array], k: Array, residuals: Sequence[Array], steps: Sequence[int | None] | None = None
 ) -> list[Array]:
-    """The tapes, with the residuals of step `k`. Those that are tapes of inner loops have a number of `steps`."""
+    """Write the residuals of step `k` to the tapes.
+
+    If a residual is the tape of an inner loop, its entry in `steps` says which residual counts the steps of that loop.
+    """
 
     def write(tape: Array, residual: Array, n: int | None) -> Array:
         if is_on_host(jax.typeof(tape)):
@@ -165,7 +169,7 @@ def record(
 
 
 def play_back(tapes: Sequence[Array], k: Array, steps: Sequence[int | None], types: Sequence[Any]) -> list[Array]:
-    """The residuals of step `k`, of those types."""
+    """Read the residuals of step `k`, of those types, from the tapes."""
 
     def read(tape: Array, n: int | None, aval: Any) -> Array:
         if is_on_host(jax.typeof(tape)):
@@ -189,9 +193,9 @@ def linearized_loop(
     reverse: bool,
     new: Sequence[Tape] = (),
 ) -> Any:
-    """Tangents of the carry after all steps, from the tapes that the loop has written.
+    """Return the tangents of the carry after all steps, from the tapes that the loop has written.
 
-    `fixed` are the operands of the body that are the same in every step, and `new` the tangents of tapes that the loop
+    `fixed` are the operands of the body that are the same in every step. `new` are the tangents of tapes that the loop
     itself carries.
     """
     shared = bodies.function(linear.shared)(*fixed)
@@ -210,7 +214,7 @@ def linearized_loop(
 def moving(
     body: Any, first: int, const_tangents: Sequence[Any], carry_tangents: Sequence[Any], num_tapes: int
 ) -> tuple[list[bool], list[bool]]:
-    """Which consts and which carries of a body have tangents; the `first` inputs, before the consts, have none."""
+    """Return which consts and which carries of a body have tangents. Its `first` inputs have none."""
     consts = [not is_zero(t) for t in const_tangents]
     carry = [*(not is_zero(t) for t in carry_tangents), *[False] * num_tapes]
     return consts, bodies.fixed_point(body, [False] * first + consts, carry, bodies.reached)
@@ -221,7 +225,7 @@ def zero_tangents(outs: Sequence[Array]) -> list[Any]:
 
 
 def tangents_of(tapes: Sequence[Tape], moved: Sequence[bool]) -> list[Tape]:
-    """Tapes for the tangents of those tapes."""
+    """Return the types of tapes for the tangents of the flagged tapes."""
     return [(aval.to_tangent_aval(), batch_dims) for aval, batch_dims in chosen(tapes, moved)]
 
 
@@ -284,7 +288,7 @@ def _transpose(
 ) -> Any:
     consts, carry = rest[:num_consts], rest[num_consts:]
     linear_const = [ad.is_undefined_primal(c) for c in consts]
-    # A carry that is known is one of zeros, where a tangent came into the loop by another way. All are linear.
+    # A known carry is zeros: its tangent came into the loop by another way. All carries are linear.
     linear_carry = [ad.is_undefined_primal(c) for c in carry]
     if all(is_zero(ct) for ct in cts):
         return [None, *(ad.Zero(x.aval) if ad.is_undefined_primal(x) else None for x in rest)]
@@ -316,7 +320,7 @@ def _transpose(
 
 
 def largest(steps: Array) -> Array:
-    """The number of steps until the last example has ended."""
+    """Return the number of steps until the last example has ended."""
     return jnp.max(steps, initial=0) if jnp.ndim(steps) else steps
 
 
@@ -363,7 +367,7 @@ def _batch(
 
 
 def widened(xs: Sequence[Array], have: Sequence[bool], want: Sequence[bool], size: int) -> list[Array]:
-    """`xs` with a batch axis where one is wanted."""
+    """Return `xs` with a batch axis where one is wanted."""
     return [
         jnp.broadcast_to(x, (size, *jnp.shape(x))) if w and not h else x
         for x, h, w in zip(xs, have, want, strict=False)
@@ -373,9 +377,9 @@ def widened(xs: Sequence[Array], have: Sequence[bool], want: Sequence[bool], siz
 def _partial_eval_in_checkpoint(
     policy: Any, unknown: Sequence[bool], instantiated: Sequence[bool], eqn: Any
 ) -> tuple[Any, Any, list[bool], list[bool], list[Any]]:
-    """What jax.checkpoint does with a primitive that has no rule, but for effects.
+    """Apply the rule of `jax.checkpoint` for primitives without a rule, with a difference for effects.
 
-    JAX would save all results of a loop that has some, and lose those that only a `jax.debug.callback` is given.
+    JAX would save all results of a loop with effects, and lose results that only a `jax.debug.callback` uses.
     """
     n = len(eqn.outvars)
     needed = [v for v, there in zip(eqn.invars, instantiated, strict=True) if isinstance(v, Var) and not there]

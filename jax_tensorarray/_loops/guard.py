@@ -1,7 +1,7 @@
 """`ta_guard`: an array whose derivative is zero for the examples that are not active. It costs nothing forward.
 
-`where(active, x, stop_gradient(x))` means the same. But what that gives is, to a tape, something new in every step.
-This is `x`, and if all steps share it no tape keeps it.
+`where(active, x, stop_gradient(x))` means the same, but a tape would keep its result for every step. A guard is `x`
+itself: if all steps share it, no tape keeps it.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from jax_tensorarray._register import Array, is_zero, like_buffer, make_primitiv
 
 
 def ta_guard(active: Array, x: Array) -> Array:
-    """`x`, of which only the examples that are active have derivatives.
+    """Return `x`, with derivatives for the active examples only.
 
     >>> import jax, jax.numpy as jnp
     >>> f = lambda x: jnp.sum(ta_guard(jnp.array([True, False]), x) ** 2)

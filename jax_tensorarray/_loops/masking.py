@@ -32,9 +32,9 @@ Version = int | None
 def step_of_active(
     body: Any, active: Array, consts: Sequence[Array], carry: Sequence[Array], varying: Sequence[bool]
 ) -> list[Array]:
-    """The carry after a step of `body(*consts, *carry)` if `active`, and as it was if not.
+    """Return the carry after a step of `body(*consts, *carry)` if `active`, else the carry as it was.
 
-    `varying` says which inputs of the body differ from example to example.
+    `varying` flags the inputs of the body that differ from example to example.
     """
     inputs = [
         Value(x, None if k < len(consts) else k - len(consts), varies, True)
@@ -50,10 +50,10 @@ def step_of_active(
 def batched_body(
     axis: Axis, body: Any, lanes: int, own_ends: bool, varying: Sequence[bool], wide: Sequence[bool], types: Any
 ) -> Any:
-    """The body for a batch of examples, which have ends of their own or not.
+    """Return the body for a batch of examples, with ends of their own or not.
 
-    `varying` says which of its consts and carries differ from example to example, `wide` which of the carries do
-    afterwards, and `types` are those that it will be called with. With `lanes` it takes first which are active.
+    `varying` flags the consts and carries that differ from example to example, and `wide` the carries that do so
+    afterwards. `types` are the types of its arguments. With `lanes` it takes first which examples are active.
     """
     call, first = bodies.function(body), list(body.in_avals)[: int(lanes > 0)]
     if not own_ends:
@@ -70,7 +70,7 @@ def batched_body(
 
 
 def every_branch(branches: Sequence[Any], index: Array, operands: Sequence[Array]) -> list[Array]:
-    """The results of the branch of that index for an example, if `jax.vmap` takes all examples through all of them."""
+    """Return the results of the branch of that index, where `jax.vmap` takes all examples through all branches."""
     inputs = [Value(x, k, True, True) for k, x in enumerate(operands)]
     return [x.array for x in _Masked(np.True_).all_branches(branches, index, inputs)]
 
@@ -85,7 +85,7 @@ class Value(NamedTuple):
 
 
 class _Masked:
-    """Evaluates jaxprs in which no row is touched unless `active`."""
+    """Evaluates jaxprs without touching a row unless `active`."""
 
     def __init__(self, active: Array) -> None:
         self.active = active
@@ -109,7 +109,7 @@ class _Masked:
             (tape, step) = (x.array for x in operands)
             row = p.bind(tape, step, **params)
             return [Value(jnp.where(self.active, row, jnp.zeros_like(row)), None, True)]
-        if p is ta_host_write_p:  # of an example that has ended a row that is not read
+        if p is ta_host_write_p:  # an example that has ended writes a row that is not read
             return [Value(p.bind(*(x.array for x in operands), **params), operands[0].version, True)]
         if p.name in _RULES and any(x.version is not None or (x.is_input and jnp.ndim(x.array)) for x in operands):
             return _RULES[p.name](self, eqn, operands)  # there may be a buffer among them
@@ -117,11 +117,11 @@ class _Masked:
         return _values(bodies.bind(eqn, [x.array for x in operands]), any(x.varies for x in operands))
 
     def guard(self, x: Value) -> Value:
-        """An input of the step whose derivative is zero if the example is not active.
+        """Guard an input of the step, so that its derivative is zero if the example is not active.
 
-        Where it has finished, the derivative of what it computes may be infinite, and infinity times zero is NaN.
-        Inputs that the examples share have no derivative of each example's own to choose, unless they are scalars:
-        these are cheap to repeat.
+        In an example that has finished, the derivative may be infinite, and infinity times zero is NaN. Inputs that the
+        examples share have no derivative of each example's own to choose. They are guarded only if they are scalars,
+        which are cheap to repeat.
         """
         inexact = jnp.issubdtype(jax.typeof(x.array).dtype, jnp.inexact)
         if not (x.is_input and inexact and (x.varies or not jnp.ndim(x.array))):
@@ -152,7 +152,10 @@ class _Masked:
     def function(
         self, jaxpr: Any, like: Sequence[Value]
     ) -> tuple[Callable[..., list[Array]], Callable[[Sequence[Array]], list[Value]]]:
-        """A function of arrays, `active` first, that evaluates the jaxpr in values like those; and what it gives."""
+        """Return a function of arrays that evaluates the jaxpr, and a function that turns its results into values.
+
+        The first takes `active` before the arrays, and treats these as values like those in `like`.
+        """
         kept: list[list[Value]] = []
 
         def f(active: Array, *arrays: Array) -> list[Array]:
@@ -170,7 +173,7 @@ class _Masked:
         branches = eqn.params["branches"]
         if index.varies:
             held = [x.version for x in rest]
-            # Of two versions of a buffer, neither can be passed from branch to branch.
+            # If there are two versions of a buffer, neither can be passed from branch to branch.
             rest = [x if held.count(x.version) == 1 else x._replace(version=None) for x in rest]
             return self.all_branches(branches, self.guard(index).array, rest)
         parts = [self.function(branch, rest) for branch in branches]
@@ -179,7 +182,7 @@ class _Masked:
         return _joined(outs, results)
 
     def all_branches(self, branches: Sequence[Any], index: Array, operands: list[Value]) -> list[Value]:
-        """Every example goes through all branches, and writes in its own only: a buffer from one to the next."""
+        """Take an example through all branches. It writes in its own only; buffers pass on to the next."""
         index = jnp.clip(index, 0, len(branches) - 1)
         results: list[list[Value]] = []
         for b, branch in enumerate(branches):
@@ -196,9 +199,9 @@ class _Masked:
         ]
 
     def slots(self, first: Sequence[Value], others: Sequence[Any], operands: list[Value]) -> dict[Version, int]:
-        """In which result each carry passes from branch to branch: the first branch has given these.
+        """Return in which result each carry passes from branch to branch, given the results of the first branch.
 
-        If that has returned two versions of a carry, the carry is where all the other branches return one.
+        If the first branch returns two versions of a carry, the carry is where all the other branches return one.
         """
         results, held = [first], [x.version for x in first if x.version is not None]
         if len(held) > len(set(held)):
@@ -267,15 +270,15 @@ def _values(arrays: Sequence[Array], varies: bool) -> list[Value]:
 
 
 def _still(outs: Sequence[Array], carry: Sequence[Value]) -> list[Value]:
-    """The results of an inner loop, of which the first are what becomes of `carry`."""
+    """Return the results of an inner loop as values. The first results are what becomes of `carry`."""
     versions = [*(x.version for x in carry), *[None] * (len(outs) - len(carry))]
     return [Value(x, version, True) for x, version in zip(outs, versions, strict=True)]
 
 
 def _joined(outs: Sequence[Array], results: Sequence[Sequence[Value]]) -> list[Value]:
-    """The results of a conditional, with the versions that they are whichever branch is taken.
+    """Return the results of a conditional. A result has a version if all branches agree on it.
 
-    Of two versions of one carry, neither is.
+    If two results are versions of one carry, both lose their version.
     """
     versions = [{x.version for x in choices} for choices in zip(*results, strict=True)]
     agreed = [v.pop() if len(v) == 1 else None for v in versions]
@@ -292,7 +295,7 @@ def _select(index: Array, choices: Sequence[Array]) -> Array:
     return out
 
 
-#: How primitives that run jaxprs pass the buffers on. Through others a buffer is selected as a whole.
+#: How primitives that run jaxprs pass the buffers on. In others a buffer is selected as a whole.
 _RULES: dict[str, Callable[..., list[Value]]] = {
     jax_primitives.jit_p.name: _Masked.call,
     jax_primitives.remat_p.name: _Masked.checkpoint,

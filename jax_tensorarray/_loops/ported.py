@@ -1,4 +1,4 @@
-"""What to write in the place of what TensorFlow's loops take, for programs that come from there."""
+"""Hints for programs that come from TensorFlow: what to write in place of the arguments of its loops."""
 
 import functools
 import inspect
@@ -24,7 +24,7 @@ _KEYWORDS = {
 
 
 def explained(loop: F) -> F:
-    """The loop, which says what to write for a keyword of TensorFlow."""
+    """Wrap a loop so that a keyword of TensorFlow raises an error, which says what to write instead."""
 
     @functools.wraps(loop)
     def called(*args: Any, **keywords: Any) -> Any:
@@ -38,7 +38,7 @@ def explained(loop: F) -> F:
 
 
 def unpacked(op: str, functions: dict[str, Any], carry: Any) -> TypeError | None:
-    """An error if one of the functions takes the parts of the carry, as TensorFlow's do."""
+    """Return an error if one of the functions takes the parts of the carry, as in TensorFlow."""
     if not isinstance(carry, tuple | list):
         return None
     for name, f in functions.items():

@@ -1,6 +1,6 @@
 """`ta_replay`: the tangents of a loop that kept no tape. Its transpose visits the steps again, last to first.
 
-How a step is found again is the mode's: by inverting the one after it, by running on from a checkpoint, or by undoing
+The mode says how a step is found again: by inverting the one after it, by running on from a checkpoint, or by undoing
 the writes of the steps after it.
 """
 
@@ -38,7 +38,7 @@ Array = Any
 
 @dataclass(frozen=True)
 class Replay:
-    """A loop whose steps can be visited again. The body is that of `ta_while`, with `lanes` of examples."""
+    """A loop whose steps can be visited again. It has the body of a `ta_while` with `lanes` of examples."""
 
     body: Any
     lanes: int
@@ -65,17 +65,17 @@ class Replay:
         return replace(self, body=body, lanes=self.lanes + own_ends)
 
     def step(self, k: Array, steps: Array, consts: Sequence[Array], carry: Sequence[Array]) -> list[Array]:
-        """The carry after step `k`, of those examples that take it."""
+        """Return the carry after step `k`, for the examples that take it."""
         return bodies.function(self.primal)(*self.first(k, steps), *consts, *carry)
 
     @property
     def primal(self) -> Any:
-        """The body for steps that are only run, of which there may be derivatives again."""
+        """The body for steps that are only run. These may be differentiated again."""
         return _primal(self.body, (*self.no_lanes, *self.moved))
 
     @property
     def no_lanes(self) -> list[bool]:
-        """What the body takes before its consts: it has no derivative."""
+        """Flags of what the body takes before its consts: it has no derivative."""
         return [False] * int(self.lanes > 0)
 
     def first(self, k: Array, steps: Array) -> list[Array]:
@@ -90,7 +90,7 @@ class Replay:
         const_cts: Sequence[Array],
         carry_cts: Sequence[Array],
     ) -> tuple[list[Array], list[Array]]:
-        """Cotangents of the consts, added to the running ones, and of the carry before step `k`."""
+        """Return the cotangents of the consts, added to the running ones, and of the carry before step `k`."""
 
         def f(moved_consts: list[Array], moved_carry: list[Array]) -> tuple[list[Array], list[Array]]:
             outs = bodies.function(self.body)(
@@ -106,7 +106,7 @@ class Replay:
 
 @_compat.cached
 def _primal(body: Any, moved: Sequence[bool]) -> Any:
-    """What `jax.linearize` runs of a body in the inputs flagged: of a `custom_vjp` the first of its two rules.
+    """Return a body as `jax.linearize` runs it in the flagged inputs: with the first rule of each `custom_vjp`.
 
     A function with such rules cannot be differentiated in forward mode, but its derivative in reverse mode can.
     """
@@ -159,7 +159,7 @@ def _abstract_eval(*avals: Any, loop: Replay, mode: Any) -> Any:
 
 
 def all_batched(axis: Axis, body: Any, lanes: int, own_ends: bool, differ: Sequence[bool], types: Any) -> Any:
-    """The body for a batch of examples, which differ in those consts and in all of the carry."""
+    """Return the body for a batch of examples that differ in the flagged consts and in all of the carry."""
     wide = [True] * len(body.out_avals)
     return masking.batched_body(axis, body, lanes, own_ends, [*differ, *wide], wide, list(types))
 
@@ -167,10 +167,10 @@ def all_batched(axis: Axis, body: Any, lanes: int, own_ends: bool, differ: Seque
 def counted(
     loop: Replay, step: Callable[..., Any], steps: Array, consts: Sequence[Array], carry: Sequence[Array], reverse: bool
 ) -> list[Array]:
-    """The carry after `step(k, steps, *consts, *carry)` for every k."""
+    """Return the carry after `step(k, steps, *consts, *carry)` for every k."""
     types = map(jax.typeof, [steps, *consts, *carry])
-    # Going back, a step is done again for its derivative. Its last write is in vain then, but XLA would keep it, and
-    # copy the buffer for it: it may raise. It did not, though, when the loop went forward.
+    # Going back, a step is run again for its derivative, which does not need its last write. XLA would keep the write,
+    # since it may raise, and copy the buffer for it. But it did not raise when the loop went forward.
     body = bodies.pruned(jax.make_jaxpr(step)(counter(largest(steps)), *types))
     outs: list[Array] = count(
         largest(steps), [steps, *consts], carry, body=body, max_steps=loop.max_steps, reverse=reverse
@@ -179,7 +179,7 @@ def counted(
 
 
 def _run(*operands: Array, loop: Replay, mode: Any) -> list[Array]:
-    """Primals and tangents together, from the beginning."""
+    """Run primals and tangents together from the beginning, and return the tangents."""
     steps, consts, init, _, const_dots, carry_dots = _split(operands, loop)
     moved = [*loop.no_lanes, *loop.moved]
     joint = bodies.function(bodies.joint_jvp(loop.body, loop.num_consts, loop.num_carry, moved))
@@ -223,7 +223,7 @@ def _batch(axis: Axis, args: Sequence[Array], dims: Sequence[Any], *, loop: Repl
     args = [x if d is None else to_front(x, d, size) for x, d in zip(args, dims, strict=True)]
     flags = _split([d is not None for d in dims], loop)
     steps, consts, *rest = _split(args, loop)
-    # The examples share consts whose tangents they share, and perhaps the number of steps. All else is their own.
+    # Examples share the consts whose tangents they share, and perhaps the number of steps. All else is their own.
     dots_differ = spread(flags[4], loop.moved_consts, [False] * len(consts))
     differ = [value or dot for value, dot in zip(flags[1], dots_differ, strict=True)]
 
@@ -251,9 +251,9 @@ rules.register(ta_replay_p, body_of=lambda params: params["loop"].body, jvp=_jvp
 
 
 class Mode:
-    """How steps are found again."""
+    """A way to find steps again."""
 
-    #: Whether a tape is kept after all, unless `instead_of` it there is a better mode.
+    #: Whether a tape is kept after all, unless `instead_of` returns a better mode.
     tapes = False
 
     #: Whether that tape is in the memory of the host.
@@ -270,7 +270,7 @@ class Mode:
     def forward(
         self, loop: Callable[..., Any], cond: Any, body: Any, cond_consts: Any, consts: Any, carry: Any
     ) -> tuple[list[Array], Array, list[Array], "Mode"]:
-        """Run the loop: the carry after it, the steps taken, what `pull_back` needs besides, and whose it is."""
+        """Run the loop. Return the carry, the steps taken, what else `pull_back` needs, and the mode to call it on."""
         outs, steps = loop(cond_consts, consts, carry, cond=cond, body=body)
         return outs, steps, self.extra(outs), self
 
@@ -278,17 +278,20 @@ class Mode:
         return []
 
     def batched(self, axis: Axis, lanes: int, own_ends: bool, differ: Sequence[bool], consts: Any, init: Any) -> "Mode":
-        """The mode of a loop over a batch of examples, which differ in those consts and in all of the carry."""
+        """Return the mode for a batch of examples that differ in the flagged consts and in all of the carry."""
         return self
 
     def batched_extra(self, extra: list[Array]) -> list[Array]:
-        """`extra`, whose batch axis is the first, where `pull_back` of a batched loop expects it."""
+        """Return `extra`, whose batch axis is the first, as `pull_back` of a batched loop expects it."""
         return extra
 
     def pull_back(
         self, loop: Replay, steps: Array, consts: Any, init: Any, extra: Any, const_cts: Any, carry_cts: Any
     ) -> tuple[list[Array], list[Array]]:
-        """Cotangents of the consts, added to those given, and of the carry before the loop from those after it."""
+        """Return the cotangents of the consts, added to the given ones, and of the carry before the loop.
+
+        `carry_cts` are the cotangents of the carry after the loop.
+        """
         raise NotImplementedError
 
 
@@ -302,10 +305,10 @@ class OnHost(Mode):
 
 @dataclass(frozen=True)
 class Inverse(Mode):
-    """The step before is that which the user's inverse makes of the one after. `extra` is the carry at the end."""
+    """Finds the carry before a step by the user's inverse from the carry after it. `extra` is the carry at the end."""
 
     body: Any  #: maps *consts, *carry to the carry before, with lanes as the loop's body
-    own_consts: int  #: consts of the inverse are the last of the loop's, this many
+    own_consts: int  #: how many consts at the end of the loop's are the inverse's
     tolerance: float | None  #: how far from the carry at the start the inverse may lead, if that is checked
     source: str  #: where the loop is, for the message
 
@@ -350,7 +353,7 @@ class Inverse(Mode):
     def compare(self, k: int, at_start: Array, start: Array, found: Array) -> None:
         """Raise ValueError if the inverse did not lead back to the start of the loop.
 
-        An example that has ended before in a loop around this one takes no step back, from values without a meaning.
+        An example that has already ended in an outer loop takes no step back: its values have no meaning.
         """
         start, found = np.asarray(start), np.asarray(found)
         tolerance = self.tolerance or 0.0
@@ -365,7 +368,7 @@ class Inverse(Mode):
 
 @dataclass(frozen=True)
 class Checkpoint(Mode):
-    """The loop runs on from one of `slots` carries that are kept, where binomial checkpointing has put them."""
+    """Runs the loop on from one of `slots` carries, which binomial checkpointing has placed."""
 
     slots: int
 
@@ -375,7 +378,7 @@ class Checkpoint(Mode):
         m, c = len(consts), len(const_cts)
         slots = max(1, min(self.slots, loop.max_steps))  # one for each step is all that there is to keep
         reach = _Reach(loop.max_steps)
-        # What a step does not read, such as rows of results, is not kept: it is written anew, to nowhere.
+        # Carries that a step does not read, such as rows of results, are not kept: they are written anew, to nowhere.
         live = live_carries(loop.body, loop.num_carry)
 
         def whole(kept: Sequence[Array]) -> list[Array]:
@@ -440,7 +443,7 @@ class Checkpoint(Mode):
 
 
 def live_carries(body: Any, num_carry: int) -> list[bool]:
-    """Which carries must be kept: all but those of which the body does nothing but write rows."""
+    """Return which carries must be kept: all but buffers to which the body does nothing but write rows."""
     inner = _compat.opened(bodies.pruned(body))
     users: dict[Any, list[tuple[Any, int]]] = {}
     for eqn in inner.eqns:
@@ -460,8 +463,8 @@ def live_carries(body: Any, num_carry: int) -> list[bool]:
     return [not (v.aval.ndim and only_written(v, out)) for v, out in pairs]
 
 
-#: Ops that give a newer version of a buffer and nothing else, and are linear, so that they have a transpose: what is in
-#: the rows makes no difference to anybody, the derivative included.
+#: Ops that return a newer version of a buffer and nothing else, and are linear, so that they have a transpose. The
+#: contents of the rows make no difference, not even to the derivative.
 _WRITES = (
     ta_write_part_p,
     ta_clear_p,
@@ -479,7 +482,7 @@ _LIMIT = np.iinfo(np.int32).max
 class _Reach:
     """`reach(s, r)`: how many steps can be reversed with s carries kept if none is run more than r times over.
 
-    It is the binomial coefficient of s + r over s (Griewank 1992). What is more than `max_steps` need only be that.
+    It is the binomial coefficient of s + r over s (Griewank 1992), cut off at `max_steps`.
     """
 
     def __init__(self, max_steps: int) -> None:
@@ -502,7 +505,7 @@ class _Reach:
         return jnp.where(few < 2, jnp.where(few == 1, 1 + jnp.minimum(many, _LIMIT - 1), few == 0), found)
 
     def split(self, length: Array, free: Array) -> Array:
-        """How far to run before the next carry is kept, so that the fewest steps are run: Griewank and Walther 2000."""
+        """Return how far to run before the next carry is kept, for the fewest steps (Griewank and Walther 2000)."""
         most = int(self.last[0])
 
         def halve(_: Any, bounds: tuple[Array, Array]) -> tuple[Array, Array]:

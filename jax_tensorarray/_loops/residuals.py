@@ -1,7 +1,7 @@
 """The derivative of one step of a loop, and what has to be kept of the step for it.
 
-`jax.linearize` needs values that the step computed, its residuals. A tape keeps those that differ from step to step.
-What all steps share is computed once, and what is only a broadcast of something smaller is made again.
+`jax.linearize` needs values that the step computed, its residuals. A tape keeps the ones that differ from step to step.
+Values that all steps share are computed once, and a broadcast of a smaller value is made again.
 """
 
 from collections.abc import Sequence
@@ -21,25 +21,25 @@ Array = Any
 
 
 class Taped(NamedTuple):
-    """A value that differs from step to step: so many before it on the tapes."""
+    """A value that differs from step to step, by its number on the tapes."""
 
     number: int
 
 
 class Shared(NamedTuple):
-    """A value that is the same in every step."""
+    """A value that is the same in every step, by its number among the shared values."""
 
     number: int
 
 
 class Literal(NamedTuple):
-    """A number in the program."""
+    """A literal of the program."""
 
     value: Any
 
 
 class Broadcast(NamedTuple):
-    """What an equation makes of a smaller value."""
+    """A broadcast of a smaller value, by its equation."""
 
     eqn: Any
     operand: Any
@@ -54,7 +54,7 @@ class Linearized:
     sources: tuple[Any, ...]  #: of every residual
     tree: Any  #: of the tangent function, whose leaves are the residuals
     shared: Any  #: maps the inputs that are the same in every step to the residuals that are
-    #: Of each taped residual that is the tape of an inner loop: which one is the number of steps that it has taken.
+    #: For each taped residual that is the tape of an inner loop: which residual counts the steps of that loop.
     steps: tuple[int | None, ...]
 
     @property
@@ -63,7 +63,7 @@ class Linearized:
         return list(self.jaxpr.out_avals)[self.num_outs :]
 
     def tangents(self, taped: Sequence[Array], shared: Sequence[Array], tangents: Sequence[Array]) -> list[Array]:
-        """Tangents after one step from those before it."""
+        """Return the tangents after one step from the tangents before it."""
 
         def value(source: Any) -> Array:
             match source:
@@ -120,7 +120,7 @@ def linearize(body: Any, varying: Sequence[bool], moved: Sequence[bool], fixed: 
 
 
 class _Sources:
-    """Where the values of a jaxpr can be found again."""
+    """Finds where the values of a jaxpr can be computed again."""
 
     def __init__(self, jaxpr: Any, fixed: Sequence[bool]) -> None:
         self.closed, self.jaxpr = jaxpr, _compat.opened(jaxpr)
@@ -147,7 +147,7 @@ class _Sources:
         return Taped(self.taped.setdefault(v, len(self.taped)))
 
     def compute(self, variables: Sequence[Any], values: dict[Any, Array]) -> list[Array]:
-        """Values of variables that are the same in every step, from those of the inputs that are."""
+        """Compute variables that are the same in every step. `values` has the inputs that are."""
         needed, eqns = set(variables), []
         for eqn in reversed(self.jaxpr.eqns):
             if not needed.isdisjoint(eqn.outvars):
@@ -161,7 +161,7 @@ class _Sources:
         return [values[v] for v in variables]
 
     def steps(self) -> tuple[int | None, ...]:
-        """Of each taped variable that an inner loop has written as its tape: the number of its steps, if taped."""
+        """Return, for each taped variable, which taped variable counts its steps, if it is an inner loop's tape."""
         steps_of: dict[Any, Any] = {}
         for eqn in self.jaxpr.eqns:
             if eqn.primitive.name not in ("ta_while", "ta_count"):
@@ -178,12 +178,12 @@ class _Sources:
 
 
 def _may_raise(eqn: Any) -> bool:
-    """Whether an index is checked in an equation: then it must not be evaluated for a loop of no steps."""
+    """Return whether an equation checks an index: then it must not be evaluated for a loop of no steps."""
     if eqn.primitive.name.startswith("ta_") and eqn.params.get("mode", "drop") != "drop":
         return True
     return any(_may_raise(e) for jaxpr in bodies.jaxprs_in(eqn.params) for e in jaxpr.eqns)
 
 
 def _read(eqn: Any) -> list[Any]:
-    """What the value of an equation depends on. That of a guard is its operand."""
+    """Return what the value of an equation depends on. For a guard this is its operand."""
     return eqn.invars[1:] if eqn.primitive is ta_guard_p else eqn.invars

@@ -1,4 +1,4 @@
-"""How the rules of a loop are registered: each is traced once for a body, and then evaluated.
+"""Registration of the rules of a loop: each rule is traced once for a body, and then evaluated.
 
 A rule makes new loops of new bodies. JAX compiles an equation that is run outside of jit once for its parameters, so
 the bodies must be the same objects whenever the rule is called for the same loop.
@@ -21,7 +21,7 @@ Array = Any
 
 
 class Axis(NamedTuple):
-    """An axis that vmap adds. Its name is that of collectives in the body."""
+    """An axis that vmap adds. Collectives in the body refer to it by its name."""
 
     name: Any
     size: int
@@ -38,14 +38,14 @@ class Axis(NamedTuple):
         )
 
     def differing(self, jaxpr: Any, flags: Sequence[bool]) -> list[bool]:
-        """Which outputs differ from example to example if the flagged inputs do, as vmap finds it."""
+        """Return which outputs differ from example to example if the flagged inputs do, as `jax.vmap` finds it."""
         found: list[Sequence[bool]] = []
 
         @custom_vmap
         def probe(*outs: Array) -> tuple[Array, ...]:
             return outs
 
-        @probe.def_vmap  # which is only called if some do
+        @probe.def_vmap  # only called if some differ
         def _(size: int, batched: Sequence[bool], *outs: Array) -> Any:
             found.append(batched)
             return outs, tuple(batched)
@@ -59,7 +59,7 @@ class Axis(NamedTuple):
 
 
 def axes(flags: Sequence[bool]) -> list[Any]:
-    """The first axis of what is flagged."""
+    """Return axis 0 for what is flagged, and None for the rest."""
     return [0 if flag else None for flag in flags]
 
 
@@ -71,7 +71,7 @@ def register(
     batch: Callable[..., Any],
     transpose: Callable[..., Any] | None = None,
 ) -> None:
-    """Give a loop its rules. `body_of` is the jaxpr, among its parameters, as long as which they are remembered."""
+    """Register the rules of a loop. Their traces are kept as long as the body that `body_of(params)` returns."""
     ad.primitive_jvps[primitive] = _jvp(jvp, body_of)
     batching.fancy_primitive_batchers[primitive] = batching_rule(primitive, batch, body_of)
     if transpose is not None:
@@ -137,7 +137,7 @@ def _transpose(rule: Callable[..., Any], body_of: Callable[[dict[str, Any]], Any
 def batching_rule(
     primitive: Primitive, rule: Callable[..., Any], body_of: Callable[[dict[str, Any]], Any]
 ) -> Callable[..., Any]:
-    """The rule that JAX calls, of one that is traced once for a body."""
+    """Return the rule that JAX calls, made of a rule that is traced once for a body."""
 
     @_compat.cached
     def traced(body: Any, axis: Axis, params: Any, types: Sequence[Any], dims: Sequence[Any]) -> tuple[Any, Any]:
@@ -162,5 +162,5 @@ def batching_rule(
 
 
 def _named(name: Any, jaxprs: Iterable[Any]) -> bool:
-    """Whether there are collectives over the axis of that name."""
+    """Return whether the jaxprs have collectives over the axis of that name."""
     return any(getattr(effect, "name", None) == name for jaxpr in jaxprs for effect in jaxpr.effects)

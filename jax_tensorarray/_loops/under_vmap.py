@@ -1,8 +1,8 @@
-"""`jax.vmap` of JAX's own `cond`, `switch` and `while_loop` whose predicates differ from example to example.
+"""`jax.vmap` of JAX's own `cond`, `switch` and `while_loop` if their predicates differ from example to example.
 
 JAX runs all branches, and the steps of finished examples, and selects between the results: of a buffer, all rows. Here
-rows are written for those examples only that take a branch or go on, so the results are the same and no buffer is
-selected. What has no row ops in it, or has effects, is left to JAX.
+rows are written only for the examples that take a branch or go on, so the results are the same and no buffer is
+selected. A conditional or loop without row ops, or with effects, is left to JAX.
 """
 
 from collections.abc import Callable, Sequence
@@ -65,7 +65,7 @@ def _while_differs(
 
 
 def _is_ours(params: dict[str, Any]) -> bool:
-    """Whether rows are read or written inside, and nothing else is done than to compute and to communicate."""
+    """Return whether rows are read or written inside, and nothing else is done than to compute and to communicate."""
     jaxprs = list(bodies.jaxprs_in(params))
     effects = {effect for jaxpr in jaxprs for effect in jaxpr.effects}
     if "branches_platforms" in params or any(type(effect).__name__ != "NamedAxisEffect" for effect in effects):
@@ -88,6 +88,6 @@ def _let_come_here(
 
 
 def install() -> None:
-    """Let `jax.vmap` of JAX's own control flow come here first."""
+    """Have `jax.vmap` of JAX's own control flow try these rules first."""
     _let_come_here(jax_primitives.cond_p, _cond, _cond_differs, lambda params: params["branches"][0])
     _let_come_here(jax_primitives.while_p, _while, _while_differs, lambda params: params["body_jaxpr"])

@@ -1,4 +1,4 @@
-"""Undoing the writes of a step: its buffers are found again by putting back the rows that it overwrote."""
+"""Undoing the writes of a step: its buffers are restored by putting back the rows that it overwrote."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -31,10 +31,10 @@ _UPDATES = [p for p, call in ROW_OPS.items() if call.in_place]
 
 @dataclass(frozen=True)
 class Logged:
-    """A body that also gives what it overwrites, and the body that puts it back.
+    """A body that also returns what it overwrites, and the body that puts it back.
 
-    `jaxpr` maps what the body takes to what it gives, followed by the rows of the log. `restore` maps these rows and
-    the carries flagged in `rewound`, after the step, to those carries before it.
+    `jaxpr` maps the arguments of the body to its results, followed by the rows of the log. `restore` maps these rows
+    and the carries flagged in `rewound`, after the step, to the same carries before it.
     """
 
     jaxpr: Any
@@ -82,13 +82,13 @@ class _Log:
             old = ta_read_p.bind(buffer, index, *where, **params | {"reverse": False})
             outs = [p.bind(buffer, index, value, *where, **params)]
         self.rows += [index, old, *where]
-        # Put back in the opposite order: of duplicates, what the first one overwrote stays.
+        # Rows are put back in the opposite order: for duplicates, what the first one overwrote stays.
         self.undo.append((k, 2 + len(where), params | {"mode": "drop", "reverse": not params["reverse"]}))
         return outs, [k, *[None] * (len(outs) - 1)]
 
 
 def _updated(eqn: Any) -> Iterator[tuple[Any, Any]]:
-    """Shape and dtype of every buffer that the jaxprs of an equation update by rows."""
+    """Yield the shape and dtype of every buffer that the jaxprs of an equation update by rows."""
     for jaxpr in bodies.jaxprs_in(eqn.params):
         for e in jaxpr.eqns:
             if e.primitive in (*_UPDATES, ta_write_part_p, ta_clear_p):
@@ -97,7 +97,7 @@ def _updated(eqn: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def log(body: Any, num_before: int, num_carry: int) -> tuple[Logged, dict[int, str]]:
-    """The body with a log; and which carries cannot be rewound, for the reason given."""
+    """Return the body with a log, and the reason for each carry that cannot be rewound."""
     found: list[Any] = []
 
     def step(*args: Array) -> list[Array]:
@@ -135,7 +135,7 @@ def bytes_of(types: Sequence[Any]) -> int:
 
 
 class Choice(NamedTuple):
-    """What `residuals="auto"` chooses, and why: the bytes that each step would keep."""
+    """The choice of `residuals="auto"`, its reason, and the bytes that each step would keep."""
 
     residuals: str
     reason: str
@@ -145,7 +145,7 @@ class Choice(NamedTuple):
 
 
 def choose(linear: Linearized, body: Any, num_before: int, num_carry: int) -> Choice:
-    """Undo where the tape would hold, for every step, a buffer of which the body updates rows; else the tape."""
+    """Choose undo if the tape would hold, for every step, a buffer that the body updates by rows; else the tape."""
     carry = body.out_avals
     largest = max((t.size * t.dtype.itemsize for t in linear.taped), default=0)
     taped = bytes_of(linear.taped)
@@ -161,7 +161,7 @@ def choose(linear: Linearized, body: Any, num_before: int, num_carry: int) -> Ch
 
 
 def _undo_bytes(body: Any, num_before: int, num_carry: int) -> tuple[int | None, dict[int, str]]:
-    """What undo would keep of a step, or None and which carries cannot be rewound, and why."""
+    """Return the bytes that undo would keep of a step, or None, and why the carries cannot be rewound."""
     logged, refused = log(body, num_before, num_carry)
     kept = [c for c, r in zip(body.out_avals, logged.rewound, strict=True) if not r]
     return None if refused else bytes_of([*list(logged.jaxpr.out_avals)[num_carry:], *kept]), refused
@@ -170,10 +170,10 @@ def _undo_bytes(body: Any, num_before: int, num_carry: int) -> tuple[int | None,
 def choose_within(
     memory: int | None, max_steps: int, linear: Linearized, body: Any, num_before: int, num_carry: int
 ) -> Choice:
-    """That choice, if it takes no more than `memory` bytes for all steps, or else undo or checkpoints if these do.
+    """Return the choice of `choose` if it fits into `memory` bytes for all steps, else undo or checkpoints if one fits.
 
-    Where nothing fits, what takes the fewest bytes. There are checkpoints enough for every step to run nine times at
-    most.
+    If nothing fits, the choice with the fewest bytes is returned. There are enough checkpoints for every step to run
+    nine times at most.
     """
     choice = choose(linear, body, num_before, num_carry)
     if memory is None:
@@ -198,13 +198,13 @@ def choose_within(
 
 
 def _fewest(max_steps: int) -> int:
-    """How many checkpoints let a loop be reversed with no step run more than nine times."""
+    """Return the fewest checkpoints with which a loop is reversed and no step is run more than nine times."""
     return next(k for k in range(1, max_steps + 2) if math.comb(k + 8, k) >= max_steps)
 
 
 @dataclass(frozen=True)
 class Auto(Mode):
-    """A tape, or undo where that would hold whole buffers, or checkpoints where there is no `memory` for either."""
+    """A tape, or undo if the tape would hold whole buffers, or checkpoints if `memory` suffices for neither."""
 
     memory: int | None = None
 
@@ -261,12 +261,12 @@ class Undo(Mode):
 
 @dataclass(frozen=True)
 class Rewind(Mode):
-    """The buffers before a step are those after it, with the rows put back. `extra`: these buffers, and the tapes."""
+    """Restores the buffers before a step by putting rows back. `extra` is the buffers after the loop, and the tapes."""
 
     restore: Any
     rewound: tuple[bool, ...]
     num_rows: int
-    lanes: int = 0  #: those that came after the log was made: `restore` takes first which of them are active
+    lanes: int = 0  #: lanes added after the log was made: `restore` takes first which are active
 
     def batched(self, axis: Axis, lanes: int, own_ends: bool, differ: Any, consts: Any, init: Any) -> "Rewind":
         types = self.restore.in_avals[int(self.lanes > 0) :]

@@ -61,7 +61,7 @@ def while_(
     tapes: Sequence[Tape] = (),
     counts: bool = True,
 ) -> tuple[list[Array], Any]:
-    """The carry after the loop, and the number of steps taken, or None if it is not counted."""
+    """Run the loop. Return the carry after it, and the number of steps taken, or None if it is not counted."""
     operands = [*cond_consts, *body_consts, *carry]
     # Refs have no derivatives of a kind to be recorded: a loop that holds some is JAX's own.
     loop = ta_while_p.bind if all(isinstance(jax.typeof(x), ShapedArray) for x in operands) else _run
@@ -87,18 +87,18 @@ def _split(operands: Sequence[Any], cond_nconsts: int, body_nconsts: int) -> tup
 
 
 def counting(max_steps: int | None) -> Any:
-    """The dtype in which steps are counted: int32 if `max_steps` has a value in it, else the widest that JAX has."""
+    """Return the dtype in which steps are counted: int32 if it can hold `max_steps`, else the widest that JAX has."""
     narrow = max_steps is not None and max_steps <= jnp.iinfo(jnp.int32).max
     return jnp.dtype(jnp.int32) if narrow else jax.dtypes.canonicalize_dtype(jnp.int64)
 
 
 def bounded(max_steps: int | None) -> bool:
-    """Whether there is a `max_steps` that the loop can count to."""
+    """Return whether there is a `max_steps` that the loop can count to."""
     return max_steps is not None and max_steps <= jnp.iinfo(counting(max_steps)).max
 
 
 def taped(max_steps: int | None) -> bool:
-    """Whether there is a `max_steps` for which a tape may have room."""
+    """Return whether there is a `max_steps` for which a tape may have room."""
     return bounded(max_steps) and counting(max_steps) != jnp.int64
 
 
@@ -165,7 +165,7 @@ def _run(
 
 
 def _is_cheap(cond: Any) -> bool:
-    """Whether a condition may be evaluated twice a step, as JAX's own loop does if that of examples differs."""
+    """Return whether a condition may be evaluated twice a step, as JAX's own loop does for a batched condition."""
     return not cond.effects and not bodies.has_row_ops(cond)
 
 
@@ -230,7 +230,7 @@ def _taped_jvp(
     moved: Sequence[bool],
     tapes: Sequence[Tape],
 ) -> tuple[list[Array], list[Array], Array]:
-    """Two loops, of which the second is linear in the tangents: so every loop can be transposed."""
+    """Run two loops. The second is linear in the tangents, so every loop can be transposed."""
     max_steps, mode = (loop.keywords[name] for name in ("max_steps", "mode"))  # type: ignore[attr-defined]
     operands, n, inputs = len(carry), len(carry) + len(tapes), len(moved)
     first = inputs - n - len(consts)
@@ -284,7 +284,7 @@ def _replayed_jvp(
     carry_dots: Sequence[Array],
     moved: Sequence[bool],
 ) -> tuple[list[Array], list[Array], Array]:
-    """A loop that keeps no tape, and one that finds its steps again."""
+    """Run a loop that keeps no tape, and one that finds its steps again."""
     from jax_tensorarray._loops.replay import Replay, replay
 
     keywords = loop.keywords  # type: ignore[attr-defined]
@@ -306,7 +306,7 @@ def _joint_jvp(
     carry_dots: Sequence[Array],
     moved: Sequence[bool],
 ) -> tuple[list[Array], list[Array], Array]:
-    """One loop of primals and tangents, which keeps no tape: there is no bound on how long it would be."""
+    """Run one loop of primals and tangents. It keeps no tape, since the length of a tape would have no bound."""
     predicate, n = bodies.function(cond), len(carry)
     types = [*map(jax.typeof, [*carry, *carry_dots])]
     joint_cond = jax.make_jaxpr(lambda *args: predicate(*args[: len(cond_consts) + n]))(
@@ -318,7 +318,7 @@ def _joint_jvp(
 
 
 def _unchanged(body: Any, num_carry: int) -> list[bool]:
-    """Which carries the body gives as it took them."""
+    """Return which carries the body returns as it took them."""
     inner = _compat.opened(body)
     return [v is w for v, w in zip(inner.invars[len(inner.invars) - num_carry :], inner.outvars, strict=True)]
 
@@ -326,7 +326,7 @@ def _unchanged(body: Any, num_carry: int) -> list[bool]:
 def _transpose(
     cts: Sequence[Any], *operands: Any, max_steps: int | None, source: str, cond_nconsts: int, **params: Any
 ) -> Any:
-    """That of a loop which is linear in some operands. Derivatives of a loop with max_steps are other loops."""
+    """Transpose a loop that is linear in some operands. Derivatives of a loop with max_steps are other loops."""
     linear = [ad.is_undefined_primal(x) for x in operands]
     if all(is_zero(ct) for ct in cts):
         return [ad.Zero(x.aval) if is_linear else None for x, is_linear in zip(operands, linear, strict=True)]
@@ -353,9 +353,9 @@ def _needs_max_steps(source: str, max_steps: int | None) -> ValueError:
     )
 
 
-# Part of a loop is unknown only where its tangents are put off, for reverse mode or jax.linearize. Those of a loop with
-# max_steps are a loop of their own by then. Of one without, there is a loop that runs again, with the tangents; it has
-# no transpose, but nobody may ask for one. As for JAX's own loop, what is known is found in one that has only that.
+# Part of a loop is unknown only where its tangents are put off, for reverse mode or jax.linearize. With max_steps the
+# tangents are a loop of their own by then. Without max_steps the loop runs again, with the tangents; it has no
+# transpose, but perhaps none is needed. As for JAX's own loop, the known results come from a loop of the known carries.
 
 
 class _Part(NamedTuple):
@@ -367,7 +367,7 @@ class _Part(NamedTuple):
 
 
 def _part(operands: Sequence[bool], carry: Sequence[bool], cond: Any, body: Any, params: dict[str, Any]) -> _Part:
-    """The loop of the carries flagged in `carry`, of which the tapes are the last, and of the consts in `operands`."""
+    """Return the loop of the carries flagged in `carry`, which has the tapes last, and of the consts in `operands`."""
     cond_consts, consts, _ = _split(operands, params["cond_nconsts"], params["body_nconsts"])
     n = len(carry) - len(params["tapes"])
     fewer = {
@@ -381,7 +381,7 @@ def _part(operands: Sequence[bool], carry: Sequence[bool], cond: Any, body: Any,
 
 
 def _known(unknown: Sequence[bool], params: dict[str, Any]) -> _Part | None:
-    """The loop of what does not depend on unknown operands; None if its end does."""
+    """Return the loop of what does not depend on unknown operands; None if its end does."""
     cond_consts, consts, carry = _split(unknown, params["cond_nconsts"], params["body_nconsts"])
     consts, carry = [*[False] * int(params["lanes"] > 0), *consts], [*carry, *[False] * len(params["tapes"])]
 
@@ -397,7 +397,7 @@ def _known(unknown: Sequence[bool], params: dict[str, Any]) -> _Part | None:
 
 
 def _splits(mode: Any) -> bool:
-    """Whether the loop means the same with fewer carries: with some modes not, which speak of all of them."""
+    """Return whether the loop means the same with fewer carries. Some modes refer to all of them."""
     return mode is None or mode.tapes
 
 
@@ -415,7 +415,7 @@ def _partial_eval(trace: Any, *tracers: Any, **params: Any) -> Any:
 def _partial_eval_in_checkpoint(
     policy: Any, unknown: Sequence[bool], instantiated: Sequence[bool], eqn: Any
 ) -> tuple[Any, Any, list[bool], list[bool], list[Any]]:
-    """What jax.checkpoint does with a primitive that has no rule, but for what is known of it."""
+    """Apply the rule of `jax.checkpoint` for primitives without a rule, but split off what is known."""
     n = len(eqn.outvars)
     needed = [v for v, there in zip(eqn.invars, instantiated, strict=True) if isinstance(v, Var) and not there]
     if any(unknown):
@@ -439,7 +439,7 @@ def _equation_of(eqn: Any, part: _Part) -> Any:
 
 
 def _without_unused(used: list[bool], *args: Any) -> tuple[list[bool], Any]:
-    """The loop without the carries that nobody needs, and the operands that are left."""
+    """Remove the carries that nobody needs. Return which operands are left, and the equation."""
     eqn = args[-1]  # before it comes, in 0.12, which operands are live
     params, n = eqn.params, len(eqn.invars)
     if not any(used) and not eqn.effects:
@@ -464,7 +464,10 @@ def _without_unused(used: list[bool], *args: Any) -> tuple[list[bool], Any]:
 
 @_compat.cached
 def _live(jaxpr: Any, outputs: Sequence[bool], inputs: Any = False) -> tuple[Any, list[bool]]:
-    """The jaxpr of those outputs, with the flagged inputs even if it does not read them, and which inputs it has."""
+    """Return the jaxpr of the flagged outputs, and which inputs it has.
+
+    It has the inputs flagged in `inputs` even if it does not read them.
+    """
     part, live = pe.dce_jaxpr(_compat.opened(jaxpr), list(outputs), inputs if inputs is False else list(inputs))
     names = ("invars", "outvars", "eqns", "effects", "debug_info")
     return _compat.replaced(jaxpr, **{name: getattr(part, name) for name in names}), live
@@ -521,7 +524,7 @@ def _batch(
 
 
 def _check_effects(cond: Any, body: Any) -> None:
-    """Raise what JAX's loop raises: an example that has ended must not act."""
+    """Raise the error of JAX's loop for effects: an example that has ended must not have any."""
     if any(str(effect) == "IO" for effect in {*cond.effects, *body.effects}):
         raise NotImplementedError("Unordered IO effects not supported in while_loop with batched predicate")
 

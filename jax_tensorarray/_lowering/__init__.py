@@ -12,6 +12,6 @@ from jax_tensorarray._lowering import ordering, partition
 
 
 def install() -> None:
-    """Have JAX run the passes on what it lowers, and XLA ask how calls are divided."""
+    """Register the passes with JAX, and with XLA the rules by which it divides calls."""
     _compat.run_after_lowering(ordering.order_readers)
     partition.register()

@@ -1,7 +1,7 @@
-"""Indices that are in range whatever the data: the steps of a loop that counts, `jnp.arange`, and numbers near these.
+"""Finds indices that the compiler can prove to be in range: loop counters, `jnp.arange`, and numbers near these.
 
 The bounds of a value are the least and the greatest number that any of its elements may be. They follow from the
-operations that make it, on any way that the program may take. Where numbers wrap or are data, there are none, and the
+operations that make it, on every path that the program may take. A number that wraps or is data has no bounds, and the
 index is checked (`record`).
 """
 
@@ -31,17 +31,17 @@ from jax_tensorarray._lowering.mlir import (
 
 Bounds = tuple[int, int]
 
-#: Whatever is made of more operations one after the other is not looked at.
+#: Values that are made by a longer chain of operations are not looked at.
 _DEEPEST = 40
 
-#: Operations that give elements of some operands as they are, or another dtype.
+#: Operations that return elements of some operands as they are, or in another dtype.
 _CHOOSING = {
     **dict.fromkeys(["broadcast_in_dim", "reshape", "slice", "dynamic_slice", "reverse", "transpose"], slice(1)),
     **dict.fromkeys(["convert", "concatenate"], slice(None)),
     "dynamic_update_slice": slice(2),
     "select": slice(1, None),
 }
-#: What these make of two numbers; a bool is 0 or 1.
+#: The bounds that these operations make of the bounds of two operands; a bool is 0 or 1.
 _COMBINING: dict[str, Callable[[Bounds, Bounds], Bounds | None]] = {
     "add": lambda x, y: (x[0] + y[0], x[1] + y[1]),
     "subtract": lambda x, y: (x[0] - y[1], x[1] - y[0]),
@@ -61,7 +61,7 @@ _COMBINING: dict[str, Callable[[Bounds, Bounds], Bounds | None]] = {
 
 
 def mark_those_in_range(functions: dict[str, Operation]) -> None:
-    """Mark every row op whose index is in range."""
+    """Mark every row op whose index is provably in range."""
     bounds = BoundsOf(functions, callers_of(functions))
     for op in [op for function in functions.values() for op in walk(function) if addresses_rows(op)]:
         index, size = index_and_size(op)
@@ -71,7 +71,10 @@ def mark_those_in_range(functions: dict[str, Operation]) -> None:
 
 
 class BoundsOf:
-    """Gives the bounds of a value of a module, or None; `call` is that of the function it is in, if it is one only."""
+    """Finds the bounds of a value of a module, or None.
+
+    With `call`, a function is analysed for that call only, and `outer` gives the bounds of the call's operands.
+    """
 
     def __init__(
         self,
@@ -142,9 +145,10 @@ class BoundsOf:
         return None
 
     def _exclude_each_other(self, signs_differ: Value, has_rest: Value) -> bool:
-        """Whether both are what jnp asks to see if a quotient is to be rounded down, of numbers that leave no doubt.
+        """Return whether two conditions of jnp, which both hold if a quotient is rounded down, can never both hold.
 
-        That is `sign(x) != 1` and `remainder(x, y) != 0`: only 0 has another sign if x is not negative, and no rest.
+        They are `sign(x) != 1` and `remainder(x, y) != 0`. If x is not negative, only 0 has another sign, and it has no
+        remainder.
         """
         signs, rest = (operands_of(_bare(condition), "compare", "NE") for condition in (signs_differ, has_rest))
         if not signs or not rest or self(signs[1]) != (1, 1) or constant(rest[1]) != 0:
@@ -154,7 +158,7 @@ class BoundsOf:
         return bounds is not None and bounds[0] >= 0
 
     def _carried(self, loop: Operation, number: int, *, in_step: bool) -> Bounds | None:
-        """What a loop carries: when a step begins, or also behind the last."""
+        """Return the bounds of a carried value: when a step begins or, if not `in_step`, also after the last one."""
         start, body = self(loop.operands[number]), loop.regions[1].blocks[0]
         carried, behind = body.arguments[number], terminator(body).operands[number]
         if start is None:
@@ -169,7 +173,7 @@ class BoundsOf:
         return kept if kept is not None and kept == _union([kept, self._behind(behind, carried, kept)]) else None
 
     def _behind(self, value: Value, carried: Value, bounds: Bounds) -> Bounds | None:
-        """The bounds of a value if `carried` had those."""
+        """Return the bounds of a value on the assumption that `carried` has those bounds."""
         inside = BoundsOf(self.functions, self.callers, self.call, self.outer)
         inside.assumes, inside.depth = True, self.depth
         inside.known.update({known: b for known, b in self.known.items() if b is not None})
@@ -177,7 +181,7 @@ class BoundsOf:
         return inside(value)
 
     def _most_steps(self, loop: Operation) -> int | None:
-        """How many steps a loop has at most, if a number that grows with each has to be less than another."""
+        """Return the most steps that a loop can have, if a number that grows with each has to be less than another."""
         condition, body = loop.regions[0].blocks[0], loop.regions[1].blocks[0]
         most = []
         for counter, limit in _less_than(terminator(condition).operands[0]):
@@ -195,7 +199,7 @@ class BoundsOf:
 
 
 def _less_than(predicate: Value) -> Iterator[tuple[Value, Value]]:
-    """Numbers of which the first is less than the second, if the predicate is true."""
+    """Yield pairs of numbers such that the first is less than the second if the predicate is true."""
     predicate = _bare(predicate)
     if less := operands_of(predicate, "compare", "LT"):
         yield less[0], less[1]
@@ -204,7 +208,7 @@ def _less_than(predicate: Value) -> Iterator[tuple[Value, Value]]:
 
 
 def _bare(predicate: Value) -> Value:
-    """A bool before it was made a bool once more."""
+    """Return a bool without the operations that make it a bool once more."""
     while True:
         differ = operands_of(predicate, "compare", "NE")
         made_of = differ[:1] if differ and constant(differ[1]) == 0 else operands_of(predicate, "convert")
@@ -219,7 +223,7 @@ def _union(found: list[Bounds | None]) -> Bounds | None:
 
 
 def _unless_wrapped(bounds: Bounds | None, kind: Any) -> Bounds | None:
-    """The bounds, if the dtype has all these numbers."""
+    """Return the bounds if the dtype has all these numbers, else None."""
     least = 0 if kind.is_unsigned else -(2 ** (kind.width - 1))
     return bounds if bounds is not None and least <= bounds[0] and bounds[1] < least + 2**kind.width else None
 

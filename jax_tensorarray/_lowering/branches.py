@@ -1,10 +1,10 @@
 """Conditionals whose branches update buffers, in the form that XLA runs in place.
 
-XLA's copy insertion takes the branches of a conditional for steps that run one after the other (always before jaxlib
+XLA's copy insertion treats the branches of a conditional as steps that run one after the other (always before jaxlib
 0.12, and in some programs since). A branch that updates a buffer in place then seems to destroy what a later branch
 still needs, and the buffer is copied in every execution. Only an update in the last branch is safe. So a conditional
-whose other branches update buffers becomes a chain of two-way conditionals, each of which either passes everything on
-or, as its last branch, runs one of the original ones. Exactly one of them does.
+whose other branches update buffers becomes a chain of two-way conditionals. Each conditional either passes everything
+on or, as its last branch, runs one of the original branches. Exactly one of them does.
 """
 
 from collections.abc import Sequence
@@ -43,13 +43,16 @@ def _nested(block: ir.Block) -> list[tuple[Operation, int, Value]]:
 
 
 def _owned_captures(block: ir.Block, module: Module) -> dict[Value, None]:
-    """An ordered set, so that the same program always lowers to the same text."""
+    """Return the values from outside that a block updates in place.
+
+    The set is ordered, so that the same program always lowers to the same text.
+    """
     owned = (v for user, number, v in _nested(block) if module.owns(user, number))
     return dict.fromkeys(v for v in owned if not is_inside(v, operation(block.owner)))
 
 
 def _placeholders(op: Operation, blocks: Sequence[ir.Block], owned: dict[Value, None]) -> dict[int, Value]:
-    """For each result that is some buffer from outside, updated in place: that buffer, to pass on meanwhile."""
+    """Map each result that is an outer buffer, updated in place, to that buffer, which is passed on meanwhile."""
     found: dict[int, Value] = {}
     left = dict(owned)
     for block in blocks:
@@ -67,7 +70,7 @@ def _placeholders(op: Operation, blocks: Sequence[ir.Block], owned: dict[Value, 
 
 
 def _source(value: Value, owned: dict[Value, None]) -> Value:
-    """Follow a chain of in-place updates back, through the operand that each result has its place and type from."""
+    """Follow a chain of in-place updates back, from each result to the operand in its place if it has its type."""
     while value not in owned and not isinstance(value, ir.BlockArgument):
         operands = list(operation(value.owner).operands)
         if value.result_number >= len(operands) or operands[value.result_number].type != value.type:
@@ -83,9 +86,10 @@ def _rename(block: ir.Block, names: dict[Value, Value]) -> None:
 
 
 def _case_of_others(op: Operation, blocks: Sequence[ir.Block | None], passed: Sequence[Value]) -> list[Value]:
-    """The conditional of the branches that update nothing. What all of them pass on as it is does not go through it.
+    """Make the conditional of the branches that update nothing.
 
-    Else XLA takes the result for a buffer of its own, and copies.
+    Values that all of them pass on unchanged do not go through it. Else XLA takes the result for a buffer of its own,
+    and copies.
     """
     others = [block for block in blocks if block is not None]
     changed = [j for j, v in enumerate(passed) if any(terminator(block).operands[j] != v for block in others)]
@@ -105,7 +109,7 @@ def _case_of_others(op: Operation, blocks: Sequence[ir.Block | None], passed: Se
 
 
 def _case(op: Operation, index: Value, blocks: Sequence[ir.Block | None], passed: Sequence[Value]) -> list[Value]:
-    """A conditional of those branches; where there is None, one that returns `passed`."""
+    """Make a conditional of those branches. In place of None it has a branch that returns `passed`."""
     case = ir.Operation.create("stablehlo.case", [v.type for v in passed], [index], regions=len(blocks))
     for region, block in zip(case.regions, blocks, strict=True):
         if block is not None:
@@ -123,14 +127,14 @@ def _make(name: str, of: ir.Type, operands: Sequence[Value], **attributes: str) 
 
 
 def _zeros(of: ir.RankedTensorType) -> Value:
-    """An array of zeros, by way of a scalar: the Python bindings cannot make a constant of every element type."""
+    """Make an array of zeros from a scalar: the Python bindings cannot make a constant of every element type."""
     scalar, number = ir.RankedTensorType.get([], of.element_type), ir.RankedTensorType.get([], ir.F32Type.get())
     zero = _make("constant", number, [], value=f"dense<0.0> : {number}")
     return _make("broadcast_in_dim", of, [_make("convert", scalar, [zero])], broadcast_dimensions="array<i64>")
 
 
 def _equals(index: Value, k: int, count: int) -> Value:
-    """1 if a conditional of `count` branches would run branch `k` for `index`, else 0."""
+    """Return 1 if a conditional of `count` branches would run branch `k` for `index`, else 0."""
     flag = ir.RankedTensorType.get([], ir.IntegerType.get_signless(1))
 
     def compare(direction: str, to: int) -> Value:

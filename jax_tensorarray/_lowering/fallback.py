@@ -1,6 +1,6 @@
-"""What the calls that are left mean in plain JAX, for platforms without kernels.
+"""Plain JAX for the calls that are left, on platforms without kernels.
 
-A row op is lowered to a call there too, so that the pass over the module finds it, and beside it to a function of the
+There, too, a row op is lowered to a call, so that the pass over the module finds it, and also to a function of the
 same meaning. The calls that have not become slices become calls of these functions, and fences become barriers.
 """
 
@@ -14,7 +14,7 @@ from jax_tensorarray._lowering.mlir import FALLBACK, PREFIX, Operation, Value, e
 
 
 def add(context: Any, name: str, call: Operation, meaning: Callable[..., Sequence[Value]]) -> None:
-    """Add a function of what a call means to the module of a `context`, and let the call know it."""
+    """Add a function with the meaning of a call to the module of a `context`, and name it in the call."""
     inputs = [v.type for v in call.operands]
     attributes = {
         "function_type": ir.TypeAttr.get(ir.FunctionType.get(inputs, [v.type for v in call.results])),
@@ -31,7 +31,7 @@ def add(context: Any, name: str, call: Operation, meaning: Callable[..., Sequenc
 
 
 def names(functions: dict[str, Operation]) -> set[str]:
-    """Those of the functions that calls stand for."""
+    """Return the names of the functions that calls stand for."""
     calls = (op for function in functions.values() for op in walk(function) if FALLBACK in op.attributes)
     return {op.attributes[FALLBACK].value for op in calls}
 
@@ -53,7 +53,7 @@ def replace_calls(functions: dict[str, Operation], meanings: dict[str, Operation
 
 
 def _replace(call: Operation, count: int) -> None:
-    """What else it has as operands it waits for."""
+    """Replace a call by a call of its function, which takes `count` operands. It waits for the other operands."""
     operands = list(call.operands)
     with ir.InsertionPoint(call), call.location:
         if len(operands) > count:

@@ -1,4 +1,4 @@
-"""Reading the StableHLO that JAX lowers to: what is where, and what happens to a value inside an operation."""
+"""Reading the StableHLO that JAX lowers to: where things are, and what happens to a value inside an operation."""
 
 import itertools
 import math
@@ -14,7 +14,7 @@ PREFIX = "jax_tensorarray_"
 
 
 class Call(NamedTuple):
-    """What the operands and results of a call of ours are, but for the readers that may follow (see `partition`)."""
+    """The operands and results of a call of ours, without the readers that may follow (see `partition`)."""
 
     operands: tuple[str, ...]
     results: tuple[str, ...]
@@ -29,7 +29,7 @@ class Call(NamedTuple):
 #: Our calls by name. Every op declares its own.
 CALLS: dict[str, Call] = {}
 
-#: The targets of those that update their first operand in place.
+#: The targets of the calls that update their first operand in place.
 IN_PLACE: set[str] = set()
 
 
@@ -39,7 +39,7 @@ def declare(
     results: tuple[str, ...],
     combine: Callable[[Any, Any], Any] | None = None,
 ) -> Call:
-    """Say what the operands and results of a call are, and what it makes of two rows if it combines them."""
+    """Declare the operands and results of a call, and how it combines two rows if it does."""
     CALLS[name] = call = Call(operands, results, combine)
     if call.in_place:
         IN_PLACE.add(PREFIX + name)
@@ -63,7 +63,7 @@ LOWERINGS = ("auto", "ffi", "xla")
 #: Attribute of a call that was asked for with another `lowering` than "auto".
 LOWERING = "jax_tensorarray.lowering"
 
-#: Attribute of an op of which an index out of range is an error that is known elsewhere, see `record`.
+#: Attribute of an op whose index is checked elsewhere, so that it does not raise itself; see `record`.
 CHECKED = "jax_tensorarray.checked"
 
 #: Attribute of an op whose index is in range, see `bounds`.
@@ -75,11 +75,11 @@ WITHOUT_KERNELS = frozenset({"tpu"})
 #: Attribute of a call that stands for a function of XLA's own operations: its name.
 FALLBACK = "jax_tensorarray.fallback"
 
-#: Attribute of a loop or a function that is handed, as its last argument, a 0 that XLA cannot know to be one.
+#: Attribute of a loop or a function whose last argument is a 0 that XLA cannot know to be one.
 UNKNOWN = "jax_tensorarray.unknown"
 
-#: The op that a loop of this library does with its tapes. Each step writes a row of a tape and never reads it, or the
-#: other way round, and the row is that of the step.
+#: The name under which a loop of this library reads and writes its tapes. Each step writes a row of a tape and never
+#: reads it, or the other way round, and the number of the row is the number of the step.
 TAPE = "tape"
 
 #: Attribute of a call that holds the attributes of its kernel.
@@ -87,7 +87,7 @@ CONFIG = "mhlo.backend_config"
 
 
 def mark(module: ir.Module) -> None:
-    """Say that `module` is one for the pass: it need not look through the others."""
+    """Mark `module` for the pass, which need not look through the others."""
     module.operation.attributes[MARK] = ir.UnitAttr.get(module.context)
 
 
@@ -96,7 +96,7 @@ def operation(op: Any) -> Operation:
 
 
 def config(call: Operation) -> Any:
-    """The attributes with which a kernel is called."""
+    """Return the attributes with which a kernel is called."""
     return call.attributes[CONFIG]
 
 
@@ -105,24 +105,24 @@ def target(op: Operation) -> str:
 
 
 def is_ours(op: Operation) -> bool:
-    """Whether `op` is a call of one of our kernels."""
+    """Return whether `op` is a call of one of our kernels."""
     return target(op).startswith(PREFIX)
 
 
 def addresses_rows(op: Operation) -> bool:
-    """Whether `op` is a call of ours with an index that has to be in range."""
+    """Return whether `op` is a call of ours with an index that has to be in range."""
     return is_ours(op) and CONFIG in op.attributes and "strict" in config(op)
 
 
 def index_and_size(op: Operation) -> tuple[Value, int | None]:
-    """The index of such a call, and the number of rows unless the program computes it."""
+    """Return the index of such a call, and the number of rows unless the program computes it."""
     if target(op) == PREFIX + "check":
         return op.operands[0], constant(op.operands[1])
     return op.operands[1], math.prod(index_sizes(op))
 
 
 def index_sizes(op: Operation) -> list[int]:
-    """The sizes of the axes of which the index of a row op counts the rows: of one, unless it says of how many."""
+    """Return the sizes of the axes along which the index of a row op counts rows: one, unless `index_dims` is set."""
     attributes: Any = config(op)
     batch_dims = attributes["batch_dims"].value
     index_dims = attributes["index_dims"].value if "index_dims" in attributes else 1
@@ -131,24 +131,24 @@ def index_sizes(op: Operation) -> list[int]:
 
 
 def may_raise(op: Operation) -> bool:
-    """Whether such a call raises where its index is out of range, which it may be."""
+    """Return whether such a call raises if its index is out of range, and the index may be so."""
     return config(op)["strict"].value and IN_RANGE not in op.attributes
 
 
 def callee(op: Operation) -> str | None:
-    """The name of the function that `op` calls, if it is a call."""
+    """Return the name of the function that `op` calls, if it is a call."""
     name: str | None = op.attributes["callee"].value if op.name == "func.call" else None
     return name
 
 
 def lowering_of(op: Operation, default: str) -> str:
-    """What a call of ours may become, see `slices`."""
+    """Return the `lowering` of a call of ours, which says what it may become (see `slices`)."""
     name: str = op.attributes[LOWERING].value if LOWERING in op.attributes else default
     return name
 
 
 def callers_of(functions: dict[str, Operation]) -> dict[str, list[Operation]]:
-    """The calls of every function."""
+    """Return the calls of every function."""
     callers: dict[str, list[Operation]] = {name: [] for name in functions}
     for function in functions.values():
         for op in walk(function):
@@ -165,12 +165,12 @@ def terminator(block: ir.Block) -> Operation:
     return operation(block.operations[len(block.operations) - 1])
 
 
-#: Names of operations that have been seen to have no regions: most have none, and to ask each takes long.
+#: Names of operations that were found to have no regions. Most have none, and asking each operation is slow.
 _leaves: set[str] = set()
 
 
 def is_leaf(op: Operation) -> bool:
-    """Whether there is nothing inside `op`."""
+    """Return whether there is nothing inside `op`."""
     name = op.name
     if name in _leaves:
         return True
@@ -181,7 +181,7 @@ def is_leaf(op: Operation) -> bool:
 
 
 def blocks(op: Operation) -> Iterator[ir.Block]:
-    """Every block inside `op`, innermost last."""
+    """Yield every block inside `op`, innermost last."""
     for region in op.regions:
         for block in region.blocks:
             yield block
@@ -191,14 +191,14 @@ def blocks(op: Operation) -> Iterator[ir.Block]:
 
 
 def directly_in(op: Operation) -> Iterator[Operation]:
-    """The operations of the blocks of `op`, without what is inside these."""
+    """Yield the operations of the blocks of `op`, without what is inside these."""
     for region in op.regions:
         for block in region.blocks:
             yield from map(operation, block.operations)
 
 
 def walk(op: Operation) -> Iterator[Operation]:
-    """Every operation inside `op`."""
+    """Yield every operation inside `op`."""
     for inner in directly_in(op):
         yield inner
         if not is_leaf(inner):
@@ -206,7 +206,7 @@ def walk(op: Operation) -> Iterator[Operation]:
 
 
 def loops_of(op: Operation) -> Iterator[Operation]:
-    """The loops in `op` that are in no other."""
+    """Yield the loops in `op` that are in no other."""
     for inner in directly_in(op):
         if inner.name == "stablehlo.while":
             yield inner
@@ -215,7 +215,7 @@ def loops_of(op: Operation) -> Iterator[Operation]:
 
 
 def functions_in_loops(functions: dict[str, Operation]) -> set[str]:
-    """The names of those that a loop calls, or what it calls."""
+    """Return the names of the functions that a loop calls, directly or through other functions."""
     stack = [loop for function in functions.values() for loop in loops_of(function)]
     called: set[str] = set()
     while stack:
@@ -227,7 +227,7 @@ def functions_in_loops(functions: dict[str, Operation]) -> set[str]:
 
 
 def is_in_loop(op: Operation, functions_in_loops: set[str]) -> bool:
-    """Whether `op` is in a loop, or in one of those functions."""
+    """Return whether `op` is in a loop, or in one of those functions."""
     while op.name != "func.func":
         op = operation(op.block.owner)
         if op.name == "stablehlo.while":
@@ -236,7 +236,7 @@ def is_in_loop(op: Operation, functions_in_loops: set[str]) -> bool:
 
 
 def unknown_at(op: Operation) -> Value | None:
-    """A number that is 0 while nothing is wrong, and that XLA cannot know, if there is one where `op` is."""
+    """Return a number that is 0 while nothing is wrong, and that XLA cannot know, if there is one at `op`."""
     while op.name != "func.func":
         block = op.block
         op = operation(block.owner)
@@ -247,7 +247,10 @@ def unknown_at(op: Operation) -> Value | None:
 
 
 def added_by_step(carried: Value, behind: Value, functions: Mapping[str, Operation]) -> int | None:
-    """What a step of a loop adds to a number that it carries, by itself or in one of the functions, if a constant."""
+    """Return the constant that a step of a loop adds to a number that it carries, or None if it does anything else.
+
+    Calls of the given functions are followed.
+    """
     calls, added = [], 0
     while not isinstance(behind, ir.BlockArgument):
         op = operation(behind.owner)
@@ -266,7 +269,7 @@ def added_by_step(carried: Value, behind: Value, functions: Mapping[str, Operati
 
 
 def nested_operands(op: Operation) -> Iterator[tuple[Operation, int, Value]]:
-    """Each (operation, operand number, value) of `op` and of everything in its regions."""
+    """Yield each (operation, operand number, value) of `op` and of everything in its regions."""
     for number, value in enumerate(op.operands):
         yield op, number, value
     if not is_leaf(op):
@@ -275,7 +278,7 @@ def nested_operands(op: Operation) -> Iterator[tuple[Operation, int, Value]]:
 
 
 def is_inside(value: Value, op: Operation) -> bool:
-    """Whether `value` is made in a block of `op`, or deeper."""
+    """Return whether `value` is made in a block of `op`, or deeper."""
     block = value.owner if isinstance(value, ir.BlockArgument) else operation(value.owner).block
     while True:
         parent = operation(block.owner)
@@ -287,7 +290,7 @@ def is_inside(value: Value, op: Operation) -> bool:
 
 
 def num_bytes(value: Value) -> float:
-    """Size of a ranked tensor; infinite for anything else."""
+    """Return the size of a ranked tensor in bytes, and infinity for anything else."""
     if not isinstance(value.type, ir.RankedTensorType) or not value.type.has_static_shape:
         return math.inf
     element: Any = value.type.element_type
@@ -297,7 +300,7 @@ def num_bytes(value: Value) -> float:
 
 
 def layouts(values: Sequence[Value]) -> list[ir.Attribute]:
-    """Row-major ones, in which our calls take and give arrays."""
+    """Return row-major layouts, in which our calls take and return arrays."""
     ranks = [value.type.rank for value in values]
     return [ir.DenseIntElementsAttr.get(np.arange(rank - 1, -1, -1), type=ir.IndexType.get()) for rank in ranks]
 
@@ -308,7 +311,7 @@ _FIRST_TO_ONLY = "output_tuple_indices = [], operand_index = 0, operand_tuple_in
 def custom_call(
     name: str, operands: Sequence[Value], result: ir.Type, config: Mapping[str, ir.Attribute], *, in_place: bool = False
 ) -> Value:
-    """The result of a call of one of our kernels, which may be its first operand updated in place."""
+    """Call one of our kernels and return its result, which may be its first operand updated in place."""
     alias = ir.Attribute.parse(f"#stablehlo.output_operand_alias<{_FIRST_TO_ONLY}>")
     # As `jax.ffi` makes them: the attributes of the kernel are no string, and stay beside.
     call = ir.Operation.create(
@@ -335,17 +338,17 @@ INT32_MAX = 2**31 - 1
 
 
 def tensor(shape: Sequence[int], element: ir.Type) -> ir.RankedTensorType:
-    """The type of an array."""
+    """Return the type of an array."""
     return ir.RankedTensorType.get(shape, element)
 
 
 def integer(bits: int) -> ir.RankedTensorType:
-    """The type of a signed integer."""
+    """Return the type of a signed integer."""
     return tensor([], ir.IntegerType.get_signless(bits))
 
 
 def splat(type_: Any, value: int) -> Value:
-    """A constant tensor, all elements of which are that number."""
+    """Make a constant tensor in which all elements are that number."""
     element = type_.element_type
     if isinstance(element, ir.ComplexType):
         part = splat(tensor(type_.shape, element.element_type), value)
@@ -356,7 +359,7 @@ def splat(type_: Any, value: int) -> Value:
 
 
 def constant(value: Value) -> int | None:
-    """The number that all elements of an array of integers are, if the program says so."""
+    """Return the number that all elements of an integer array are, if the program says so."""
     if isinstance(value, ir.BlockArgument):
         return None
     producer = operation(value.owner)
@@ -369,7 +372,7 @@ def constant(value: Value) -> int | None:
 
 
 def shared_scalar(value: Value) -> Value | None:
-    """The scalar that all elements of an array are, if the program makes it of one."""
+    """Return the scalar that all elements of an array are, if the program makes it of one."""
     if not value.type.rank:
         return value
     producer = None if isinstance(value, ir.BlockArgument) else operation(value.owner)
@@ -392,7 +395,10 @@ class Window(NamedTuple):
 
 
 def window_of(index: Value, size: int) -> Window | None:
-    """What windows of `size` rows an index is made of, if the program counts up from a first number."""
+    """Return the windows of consecutive numbers that an index is made of, or None.
+
+    The program must count up from the first number of each window. `size` is the number of rows of the buffer.
+    """
     element = index.type.element_type
     if size > 2 ** (element.width - (not element.is_unsigned)):
         return None  # what counts up may wrap
@@ -403,13 +409,13 @@ def window_of(index: Value, size: int) -> Window | None:
 
 
 def repeats_along_last(value: Value) -> bool:
-    """Whether an array is made by repeating numbers along a last axis."""
+    """Return whether an array is made by repeating numbers along a last axis."""
     last = value.type.rank - 1
     return bool(operands_of(value, "broadcast_in_dim")) and last not in dims_of(operation(value.owner))
 
 
 def without_last(repeated: Operation) -> Value:
-    """What such an operation repeats, as an array without that axis."""
+    """Return what such an operation repeats, as an array without that axis."""
     source, of = repeated.operands[0], repeated.results[0].type
     shape, dims = of.shape[:-1], dims_of(repeated)
     if dims == list(range(len(shape))) and source.type.shape == shape:
@@ -418,12 +424,12 @@ def without_last(repeated: Operation) -> Value:
 
 
 def dims_of(broadcast: Operation) -> list[int]:
-    """Which axis of the result each of the operand is."""
+    """Return, for each axis of the operand, which axis of the result it is."""
     return list(ir.DenseI64ArrayAttr(broadcast.attributes["broadcast_dimensions"]))
 
 
 def _counts_along_last(value: Value) -> bool:
-    """Whether an array is 0, 1, 2 ... along its last axis, wherever one is in the others."""
+    """Return whether an array is 0, 1, 2 ... along its last axis, at every place in the others."""
     while not isinstance(value, ir.BlockArgument):
         producer, last = operation(value.owner), value.type.rank - 1
         if producer.name == "stablehlo.iota":
@@ -437,7 +443,10 @@ def _counts_along_last(value: Value) -> bool:
 
 
 def widened(index: Value, size: int) -> Value:
-    """The index in a dtype that has all rows: XLA clamps a start in its own dtype, to a last row that wraps if not."""
+    """Convert an index to a dtype that has all rows.
+
+    XLA clamps a start in the start's own dtype. In a smaller dtype the last row that it clamps to would wrap.
+    """
     element, bits = index.type.element_type, 32 if size <= INT32_MAX else 64
     if element.width > bits or (element.width == bits and (bits == 64 or not element.is_unsigned)):
         return index
@@ -446,7 +455,7 @@ def widened(index: Value, size: int) -> Value:
 
 
 def of_positions(sizes: Value, shape: Sequence[int]) -> Value:
-    """The numbers of rows `[*batch]` for every position of an index of that shape."""
+    """Broadcast numbers of rows `[*batch]` to the positions of an index of that shape."""
     if sizes.type.rank == len(shape):
         return sizes
     kind = tensor(shape, sizes.type.element_type)
@@ -454,7 +463,7 @@ def of_positions(sizes: Value, shape: Sequence[int]) -> Value:
 
 
 def astray(index: Value, size: Value | int) -> Value:
-    """Whether an index is out of range, elementwise; `size` is a number, or an int32 array of the same shape."""
+    """Return whether an index is out of range, elementwise; `size` is a number, or an int32 array of the same shape."""
     index = widened(index, INT32_MAX if not isinstance(size, int) else size)
     is_unsigned = index.type.element_type.is_unsigned
     if isinstance(size, int):
@@ -467,18 +476,18 @@ def astray(index: Value, size: Value | int) -> Value:
 
 
 def compare(left: Value, right: Value, direction: str) -> Value:
-    """An array of bool; `direction` is "LT", "EQ" and so on."""
+    """Compare two arrays elementwise; `direction` is "LT", "EQ" and so on."""
     return hlo.compare(left, right, hlo.ComparisonDirectionAttr.get(direction))
 
 
 def direction_of(comparison: Operation) -> str:
-    """What makes the result true: "LT", "EQ" and so on."""
+    """Return the direction of a comparison: "LT", "EQ" and so on."""
     name: str = hlo.ComparisonDirectionAttr(comparison.attributes["comparison_direction"]).value
     return name
 
 
 def operands_of(value: Value, name: str, direction: str = "") -> list[Value]:
-    """What a value is made of, if by that operation."""
+    """Return the operands of the operation that makes a value, or nothing if it is another operation or direction."""
     op = None if isinstance(value, ir.BlockArgument) else operation(value.owner)
     if op is None or op.name != f"stablehlo.{name}" or (direction and direction_of(op) != direction):
         return []
@@ -496,7 +505,7 @@ class Module:
         self._invariants: dict[Operation, set[int]] = {}
 
     def owns(self, op: Operation, number: int) -> bool:
-        """Whether the operand is updated in place by `op`, or inside it."""
+        """Return whether `op`, or an operation inside it, updates the operand in place."""
         if target(op) in IN_PLACE or op.name == "stablehlo.dynamic_update_slice":
             return number == 0
         if op.name == "stablehlo.while":
@@ -504,7 +513,7 @@ class Module:
         return op.name == "func.call" and self._argument(self._owned, self.owns, op, number)
 
     def holds(self, op: Operation, number: int) -> bool:
-        """Whether one of our calls gets the operand as its buffer, in `op` or inside it."""
+        """Return whether `op`, or a call of ours inside it, gets the operand as its buffer."""
         if op.name == "stablehlo.while":
             if op not in self._held_in_loop:
                 body = op.regions[1].blocks[0]
@@ -516,7 +525,7 @@ class Module:
         return number == 0 and is_ours(op) and target(op) != PREFIX + "check"
 
     def invariants(self, loop: Operation) -> set[int]:
-        """Positions of the loop-carried values that the body returns as they were."""
+        """Return the positions of the loop-carried values that the body returns unchanged."""
         if loop not in self._invariants:
             body = loop.regions[1].blocks[0]
             pairs = zip(body.arguments, terminator(body).operands, strict=True)

@@ -49,14 +49,14 @@ from jax_tensorarray._lowering.slices import default_lowering, use_slices
 
 
 def order_readers(module: ir.Module, platforms: Sequence[str] = (), is_compiled_next: bool = False) -> None:
-    """Rewrite `module` in place, which is for these platforms. A module without our calls is left as it is."""
+    """Rewrite `module` in place for these platforms. A module without our calls is left as it is."""
     if MARK not in module.operation.attributes:
         return
     del module.operation.attributes[MARK]
     functions = {
         op.attributes["sym_name"].value: op for op in map(operation, module.body.operations) if op.name == "func.func"
     }
-    # What a version of XLA makes of barriers and slices is known of this one.
+    # How XLA treats barriers and slices is known for the installed version only.
     platform = platforms[0] if len(platforms) == 1 and (is_compiled_next or platforms[0] in WITHOUT_KERNELS) else None
     with module.context:
         calls_nothing = not WITHOUT_KERNELS.isdisjoint(platforms)
@@ -102,11 +102,11 @@ class _Block:
         self.rank = list(self.order)
 
     def producer(self, value: Value) -> int | None:
-        """The operation of this block that makes `value`."""
+        """Return the operation of this block that makes `value`."""
         return None if isinstance(value, ir.BlockArgument) else self.identity.get(operation(value.owner))
 
     def ancestors(self, k: int, since: int) -> set[int]:
-        """Operations of rank `since` or more that operation `k` depends on, itself included."""
+        """Return the operations of rank `since` or more that operation `k` depends on, itself included."""
         found, stack = set(), [k]
         while stack:
             at = stack.pop()
@@ -163,7 +163,7 @@ def _order_block(mlir_block: ir.Block, module: Module) -> None:
         if readers:
             pending.setdefault(owner, []).append((value, readers))
 
-    # Last owner first: to give it operands an op is replaced, and what it had made is gone for those after it.
+    # Last owner first: an op is replaced to give it operands, and its old results are gone for the owners after it.
     for owner, values in sorted(pending.items(), key=lambda item: -block.rank[item[0]]):
         for value, readers in values:
             known = block.ancestors(owner, min(block.rank[k] for k in readers))
@@ -184,13 +184,13 @@ def _order_block(mlir_block: ir.Block, module: Module) -> None:
 
 
 def _is_splat(value: Value) -> bool:
-    """Whether XLA would rather make this array anew in every iteration of a loop than carry it into the loop."""
+    """Return whether XLA would rather make this array anew in every iteration than carry it into a loop."""
     producer = None if isinstance(value, ir.BlockArgument) else operation(value.owner)
     return producer is not None and producer.name in ("stablehlo.broadcast_in_dim", "stablehlo.constant")
 
 
 def _is_pure(op: Operation, functions: dict[str, Operation]) -> bool:
-    """Whether running `op` at another point of its block cannot be observed."""
+    """Return whether running `op` at another point of its block cannot be observed."""
     if op.name == "stablehlo.custom_call":
         return target(op) in (PREFIX + "read", PREFIX + "read_part", PREFIX + "check")
     if op.name == "func.call":
@@ -207,7 +207,7 @@ _IMPURE = frozenset(
 
 
 def _small_results(readers: Sequence[Operation], limit: float) -> list[Value]:
-    """What to wait for. A result as large as the buffer would have to be materialised for it, so none of those."""
+    """Return the results to wait for. Large results are left out: they would have to be materialised."""
     results = [result for op in readers for result in op.results if isinstance(result.type, ir.RankedTensorType)]
     return [result for result in results if num_bytes(result) <= limit]
 
@@ -238,7 +238,7 @@ def _fence(op: Operation, value: Value, readers: Sequence[Value]) -> None:
 
 
 def _pin_to_loops(functions: dict[str, Operation]) -> None:
-    """Mark the calls in loops that raise or allocate, so that XLA hoists none that it takes for loop-invariant."""
+    """Mark the calls in loops that raise or allocate, so that XLA does not hoist them as loop-invariant."""
     called = functions_in_loops(functions)
     for name, function in functions.items():
         everywhere = [function] if name in called else loops_of(function)

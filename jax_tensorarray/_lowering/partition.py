@@ -4,9 +4,9 @@ Every dimension of every operand and result has a label. Dimensions with one lab
 labels as the sharding rule of each call (`label_calls`, the last pass over a lowered module), and XLA's partitioner
 asks for the program of one device (`_Partitioner`).
 
-Where the rows of a buffer are divided, each device works on those that it has, with indices counted from its first
-one: others are out of range there, and dropped. What is read is zeros but on one device, and is summed: a collective of
-the size of the rows that are read.
+Where the rows of a buffer are divided, each device works on its own rows, with indices counted from the first of them.
+Other indices are out of range there, and dropped. A read gives zeros on all devices but one, and the results are summed
+by a collective of the size of the rows that are read.
 """
 
 import functools
@@ -30,7 +30,7 @@ Label = tuple[str, int] | None
 
 @dataclass(frozen=True)
 class Roles:
-    """What is what in one call."""
+    """The meaning of each part of one call."""
 
     name: str
     batch_dims: int
@@ -39,15 +39,15 @@ class Roles:
     results: tuple[str, ...]
 
     def labels(self, role: str, rank: int, index_rank: int) -> list[Label]:
-        """Of each dimension of a value: the batch, the rows, the positions of the index, or the elements of a row.
+        """Label each dimension of a value: the batch, the rows, the positions of the index, or the elements of a row.
 
-        A dimension of which every device needs the whole has none, and one that stands for itself has its own.
+        A dimension has no label if every device needs the whole of it. Each dimension of a reader has its own.
         """
         batch: list[Label] = [("batch", k) for k in range(min(self.batch_dims, rank))]
         rest = rank - len(batch)
         if role == "buffer":
             parts: list[Label] = [None] if self.name.endswith("_part") else []
-            # Of several axes the outermost may be divided: then the rows of a device are consecutive.
+            # If there are several axes the outermost may be divided: then the rows of a device are consecutive.
             rows: list[Label] = [("rows", 0), *[None] * (self.index_dims - 1)] if rest else []
             return [*batch, *rows, *parts, *_elements(rest - len(rows) - len(parts))]
         if role == "parts of a row":
@@ -62,11 +62,14 @@ class Roles:
         return [(role, k) for k in range(rank)]  # a reader, in whatever parts it comes
 
     def _positions(self, n: int) -> list[Label]:
-        """Reads and checks need no order: each device may do some of them. Updates of one buffer are done in order."""
+        """Label the positions of an index.
+
+        Reads and checks need no order, so each device may do some of them. Updates of one buffer are done in order.
+        """
         return [("position", k) if self.name in ("read", "check") else None for k in range(n)]
 
     def all(self, operand_ranks: Sequence[int], result_ranks: Sequence[int]) -> tuple[list[Any], list[Any]]:
-        """Labels of all operands and of all results."""
+        """Return the labels of all operands and of all results."""
         index_rank = next((r for r, role in zip(operand_ranks, self.operands, strict=True) if role == "index"), 0)
         return (
             [self.labels(role, r, index_rank) for role, r in zip(self.operands, operand_ranks, strict=True)],
@@ -106,7 +109,7 @@ def label_calls(module: ir.Module) -> None:
 
 
 def is_divided(module: ir.Module) -> bool:
-    """Whether a module is for several devices."""
+    """Return whether a module is for several devices."""
     name, attributes = "mhlo.num_partitions", module.operation.attributes
     return name in attributes and ir.IntegerAttr(attributes[name]).value > 1
 
@@ -143,7 +146,7 @@ def _sharding_rule(op: Operation) -> str | None:
 
 
 def _letter(n: int) -> str:
-    """The name of a factor as Shardy writes it: i, j, ..., z, z_1, z_2, ..."""
+    """Return the name of a factor as Shardy writes it: i, j, ..., z, z_1, z_2, ..."""
     last = ord("z") - ord("i")
     return chr(ord("i") + n) if n <= last else f"z_{n - last}"
 
@@ -156,8 +159,8 @@ class Division:
     """How an array is divided: among how many devices along each label, and which device has which part."""
 
     labels: tuple[Label, ...]
-    devices: Any  #: array with an axis for each label, then those of groups of devices
-    group_types: tuple[Any, ...]  #: of these
+    devices: Any  #: array with an axis for each label, then axes for groups of devices
+    group_types: tuple[Any, ...]  #: the types of these groups
 
     @classmethod
     def of(cls, sharding: HloSharding, labels: Sequence[Label]) -> "Division | None":
@@ -174,7 +177,7 @@ class Division:
         return self.devices.shape[self.labels.index(label)] if label is not None and label in self.labels else 1
 
     def sharding(self, labels: Sequence[Label]) -> HloSharding:
-        """That of an array with those labels."""
+        """Return the sharding of an array with those labels."""
         n = len(self.labels)
         kept = [self.labels.index(x) if x is not None and x in self.labels else None for x in labels]
         rest = [k for k in range(n) if k not in kept]
@@ -194,7 +197,7 @@ class Division:
         return xla_client.HloSharding.from_proto(proto)
 
     def along(self, label: Label) -> Any:
-        """An array of devices whose last axis is that label's."""
+        """Return an array of devices whose last axis belongs to that label."""
         return np.moveaxis(self.devices, self.labels.index(label), -1).reshape(-1, self.parts(label))
 
 
@@ -260,7 +263,7 @@ class _Partitioner:
         return roles, *roles.all(*ranks)
 
     def _division(self, labels: Any, *shardings: Sequence[HloSharding]) -> Division | None:
-        """That of the updated buffer, or of the first that is divided of what there is besides."""
+        """Return how the buffer is divided or, if it is not, the first other result or operand that is."""
         sides = [*zip(labels[1], shardings[1], strict=True), *zip(labels[0], shardings[0], strict=True)]
         if self.name in ("read", "read_part"):
             sides = [sides[1], *sides]
@@ -293,7 +296,7 @@ class _Program:
         return name
 
     def write(self, ins: Sequence[Any], outs: Sequence[Any], whole: Sequence[int], division: Division | None) -> str:
-        """`whole` is the shape of the first operand on all devices together."""
+        """Return the text of the program. `whole` is the shape of the first operand on all devices together."""
         types, result_types = list(map(_type, ins)), list(map(_type, outs))
         operands = [f"%a{k}" for k in range(len(ins))]
         arguments = ", ".join(f"{x}: {t}" for x, t in zip(operands, types, strict=True))
@@ -344,7 +347,7 @@ class _Program:
     def _count_from_own_rows(
         self, operands: list[str], types: list[str], ins: Sequence[Any], whole: Sequence[int], division: Any
     ) -> None:
-        """Let the indices and bounds count from the first row that the device has."""
+        """Let the indices and bounds count from the first row of the device."""
         axes = slice(self.roles.batch_dims, self.roles.batch_dims + self.roles.index_dims)
         size, own = math.prod(whole[axes]), math.prod(ins[0][0][axes])
         devices = division.along(("rows", 0))
@@ -378,7 +381,7 @@ class _Program:
         self.config = self.config.replace("strict = true", "strict = false")
 
     def _checked(self, index: str, t: str, shape: Sequence[int], where: str | None, size: int) -> str:
-        """The index as an int32 that is -1 where it is none of all rows; the error is raised here."""
+        """Return the index as an int32, with -1 where it is outside of all rows. The error is raised here."""
         if where is not None:
             zero = self.add(f"stablehlo.constant dense<0> : {t}")
             index = self.add(f"stablehlo.select {where}, {index}, {zero} : {_tensor(shape, 'i1')}, {t}")
@@ -391,7 +394,7 @@ class _Program:
         return self._call("check", [index, rows], [t, sizes], [_tensor(shape, "i32")], config)
 
     def _clamped(self, bound: str, t: str, shape: Sequence[int], size: int) -> str:
-        """A bound as an int64 in [0, size]."""
+        """Return a bound as an int64 in [0, size]."""
         element = t.removesuffix(">").split("x")[-1].removeprefix("tensor<")
         wide = _tensor(shape, "i64")
         limit = 2 ** (int(re.sub(r"\D", "", element)) - (0 if element.startswith("ui") else 1)) - 1
@@ -400,7 +403,7 @@ class _Program:
         return self.add(f"stablehlo.convert {clamped} : ({t}) -> {wide}")
 
     def _sum(self, value: str, out: Any, groups: Any) -> str:
-        """The sum over the devices that divide the rows: bit for bit what one of them has, where the others have 0."""
+        """Sum a value over the devices that divide the rows, bit for bit: all devices but one have 0."""
         shape, dtype = out
         t, bits = _type(out), _bits(dtype)
         u, one = _tensor(shape, bits), f"tensor<{bits}>"
@@ -434,7 +437,7 @@ def _element(dtype: Any) -> str:
 
 
 def _bits(dtype: Any) -> str:
-    """Integers of the width of a dtype; complex numbers, which have none, are themselves."""
+    """Return the integer type with the width of a dtype. A complex dtype has none and is returned itself."""
     dtype = np.dtype(dtype)
     if dtype == np.bool_:
         return "i1"
@@ -449,7 +452,7 @@ def _layout(t: str) -> str:
 
 
 def register() -> None:
-    """Say to XLA how to divide our calls."""
+    """Register with XLA the rules by which it divides our calls."""
     for name in CALLS:
         p = _Partitioner(name)
         xla_client.register_custom_call_partitioner(

@@ -2,8 +2,8 @@
 
 A call of a kernel raises where it is, and takes ten times as long as a slice of one row. So in a loop an op has its
 index checked by arithmetic of XLA's own: the first that is out of range becomes the record, which is the op, the index
-and the number of rows. What the op then does is of no account, and a loop that counts its steps runs to its end. Any
-other loop goes on only while the record is empty, since what it waits for may be due to a row that was not there.
+index checked by arithmetic of XLA's own: the first that is out of range becomes the record, which is the op, the index
+and the number of rows. The result of the op does not matter then, and a loop that counts its steps runs to its end. Any
 
 The record passes through loops, branches and functions, and `main` has it raised behind each of them.
 """
@@ -63,15 +63,15 @@ from jax_tensorarray._lowering.mlir import (
     without_last,
 )
 
-#: The code of the first index that was out of range, or 0, which comes last; before it what does not fit into it.
+#: The last value is the code of the first index that was out of range, or 0. Before it come numbers that do not fit in.
 Record = Sequence[Value]
 
 
 def check_by_record(functions: dict[str, Operation], default: str, *, unknown: bool) -> None:
     """Have indices in loops recorded if they are out of range; `strict` ops become `CHECKED` ones, which drop them.
 
-    Only where one of them may become a slice, by its `lowering` or the `default`: kernels of their own raise. With
-    `unknown` every loop that has an op gets a record, and XLA cannot know that it begins empty.
+    This is done only if one of the ops may become a slice, by its `lowering` or the `default`: kernels raise by
+    themselves. With `unknown` every loop that has an op gets a record, and XLA cannot know that it begins empty.
     """
     strict = [op for function in functions.values() for op in walk(function) if _is_strict(op)]
     for op in strict:
@@ -86,7 +86,7 @@ def check_by_record(functions: dict[str, Operation], default: str, *, unknown: b
 
 
 def drop_strays(functions: dict[str, Operation]) -> None:
-    """Have no index raise, where no call can: `strict` ops become `CHECKED` ones."""
+    """Make `strict` ops `CHECKED` ones, so that no index raises, on platforms where no call can."""
     for function in functions.values():
         for op in walk(function):
             if addresses_rows(op) and may_raise(op):
@@ -97,7 +97,7 @@ def drop_strays(functions: dict[str, Operation]) -> None:
 
 
 def _is_strict(op: Operation) -> bool:
-    """Whether an op raises, and can be recorded instead."""
+    """Return whether an op raises, and can be recorded instead."""
     if not addresses_rows(op) or not may_raise(op):
         return False
     index, size = index_and_size(op)
@@ -105,7 +105,7 @@ def _is_strict(op: Operation) -> bool:
 
 
 def _is_never_out(op: Operation) -> bool:
-    """Whether there is nothing to check: no index at all, or the number of a step."""
+    """Return whether there is nothing to check: no index at all, or the number of a step."""
     index, _ = index_and_size(op)
     return 0 in index.type.shape or config(op)["op"].value == TAPE
 
@@ -124,7 +124,7 @@ _PASSED_THROUGH = frozenset({_WHILE, *_BRANCHES})
 
 
 def _steps(op: Operation) -> Iterator[Operation]:
-    """All that a record gets to in `op`, in its loops and branches too, but not in what it calls."""
+    """Yield all operations that a record gets to in `op`, in its loops and branches too, but not in what it calls."""
     for inner in directly_in(op):
         yield inner
         if inner.name in _PASSED_THROUGH:
@@ -132,7 +132,7 @@ def _steps(op: Operation) -> Iterator[Operation]:
 
 
 def _only_called(functions: dict[str, Operation]) -> list[str]:
-    """`main`, and the functions that a record gets to wherever they are used: these may have more arguments."""
+    """Return `main`, and the functions that a record gets to wherever they are used: these may have more arguments."""
     uses = Counter(callee(op) for function in functions.values() for op in walk(function))
     allowed = set(functions)
     while True:
@@ -162,7 +162,7 @@ class _Threading:
         self.needing = self._functions_with(self._needs_itself)
 
     def _functions_with(self, holds: Callable[[Operation], bool]) -> set[str]:
-        """The names of those in which something `holds`, or in what they call."""
+        """Return the names of the functions in which something `holds`, or in what they call."""
         found: set[str] = set()
         while True:
             more = {n for n in self.names if any(holds(op) or callee(op) in found for op in _steps(self.functions[n]))}
@@ -171,11 +171,11 @@ class _Threading:
             found = more
 
     def _checks(self, op: Operation) -> bool:
-        """Whether an index is checked by `op`, or in it."""
+        """Return whether an index is checked by `op`, or in it."""
         return any(_is_strict(x) or callee(x) in self.checking for x in _with_steps(op))
 
     def _needs(self, op: Operation) -> bool:
-        """Whether `op` has to know the record."""
+        """Return whether `op` has to know the record."""
         return any(self._needs_itself(x) or callee(x) in self.needing for x in _with_steps(op))
 
     def _needs_itself(self, op: Operation) -> bool:
@@ -188,15 +188,15 @@ class _Threading:
         block = entry(self.functions["main"])
         with ir.InsertionPoint.at_block_begin(block):
             empty = [splat(t, 0) for t in self.codes.types]
-            if self.unknown:  # what a call gives is
+            if self.unknown:  # XLA cannot know what a call returns
                 zero, one = (splat(integer(32), n) for n in (0, 1))
                 empty[-1] = hlo.convert(self.codes.types[-1], _call_of_check("record", zero, one, raises=False))
         self._thread(block, empty, frozenset(), raises=True)  # last: by now all that functions check is known
 
     def _thread(self, block: ir.Block, record: Record, known: Set[Any], *, raises: bool = False) -> Record:
-        """The record at the end of a block that begins with it; `raises`: it begins empty, and is raised.
+        """Pass the record through a block, and return the record at its end.
 
-        `known` are the positions that have been checked before.
+        With `raises` it begins empty, and is raised. `known` are the positions that have been checked before.
         """
         empty, unraised, known = raises and not self.unknown, False, set(known)
         for op, after in pairwise([operation(op) for op in block.operations]):
@@ -237,7 +237,7 @@ class _Threading:
         return list(new.results)[-len(record) :]
 
     def _arguments(self, block: ir.Block, op: Operation) -> Record:
-        """The record as more arguments of a block of `op`."""
+        """Add the record as further arguments of a block of `op`, and return these."""
         return [block.add_argument(t, op.location) for t in self.codes.types]
 
     def _extend_function(self, function: Operation) -> None:
@@ -266,7 +266,7 @@ def _condition(loop: Operation) -> ir.Block:
 
 
 def _waits(op: Operation) -> bool:
-    """Whether `op` is a loop that might run for ever if its rows were others: one that does not count to a number."""
+    """Return whether `op` is a loop that might run for ever on wrong rows: one that does not count to a number."""
     return op.name == _WHILE and not _counts(op)
 
 
@@ -276,7 +276,7 @@ def _counts(loop: Operation) -> bool:
     if not compared or not _is_argument(compared[0], condition):
         return False
     step, end = compared
-    if _is_argument(end, condition):  # what the loop is told and passes on
+    if _is_argument(end, condition):  # a value that the loop is given and passes on
         number = end.arg_number
         if terminator(body).operands[number] != body.arguments[number]:
             return False
@@ -291,7 +291,7 @@ def _is_argument(value: Value, block: ir.Block) -> bool:
 
 
 def _carry_predicate(loop: Operation) -> None:
-    """Have a loop evaluate its condition before the first step and behind each, where a record can be made of it."""
+    """Have a loop evaluate its condition before the first step and after each, where a record can be made of it."""
     condition, body, location = _condition(loop), loop.regions[1].blocks[0], loop.location
     predicate = terminator(condition).operands[0]
     kind = predicate.type
@@ -308,7 +308,7 @@ def _carry_predicate(loop: Operation) -> None:
 
 
 def _copy(block: ir.Block, renamed: dict[Value, Value], before: Operation, result: Value) -> Value:
-    """`result` of the operations of a block, copied to another place with other arguments."""
+    """Copy the operations of a block to another place with other arguments, and return the copy of `result`."""
     with ir.InsertionPoint(before):
         for op in [operation(op) for op in block.operations][:-1]:
             new = operation(op.clone())
@@ -354,7 +354,7 @@ def _with_more(op: Operation, operands: Sequence[Value], types: Sequence[ir.Type
 
 
 class _Position(NamedTuple):
-    """Which rows an op is for."""
+    """The rows that an op addresses."""
 
     index: Value
     size: Value | int  #: how many rows there are, if need be as int32 `[*batch]`
@@ -372,7 +372,7 @@ def _position(op: Operation) -> _Position:
 
 
 def _of_one(position: _Position) -> _Position:
-    """The same by one number, if the program repeats it."""
+    """Return the same position with one number, if the program repeats it."""
     index, size, mask = position
     one, one_mask = shared_scalar(index), None if mask is None else shared_scalar(mask)
     if one is not None and (mask is None) == (one_mask is None):
@@ -381,12 +381,15 @@ def _of_one(position: _Position) -> _Position:
 
 
 def _of_windows(position: _Position) -> _Position:
-    """The same by one number for each window of consecutive rows: the first of them that is out of range, if any is."""
+    """Return the same position with one number for each window of consecutive rows.
+
+    It is the first number of the window that is out of range, if there is one.
+    """
     index, size, mask = position
     window = window_of(index, size) if isinstance(size, int) else None
     if window is None or not (mask is None or repeats_along_last(mask)):
         return position
-    # That is the first of all, or the one behind the last of the buffer.
+    # The first number out of range is the first of all, or the number after the last row of the buffer.
     first = widened(without_last(window.repeated), size)
     fits = compare(first, splat(first.type, size - window.length), "LE")
     index = hlo.select(fits, first, hlo.maximum(first, splat(first.type, size)))
@@ -398,9 +401,9 @@ _OPS = 256
 
 
 class _Codes:
-    """How a record is written and read: its code is the lower half of the index, and above it which op and which size.
+    """Writes and reads a record: its code has the lower half of the index, and above it the numbers of the op and size.
 
-    A program that has indices of 64 bits carries their upper half beside the code, and one that computes a size that.
+    A program with indices of 64 bits carries their upper half beside the code. A computed size comes before it.
     """
 
     def __init__(self, strict: Sequence[Operation]) -> None:
@@ -413,7 +416,7 @@ class _Codes:
         self.types = [*[integer(32)] * (self.computes + self.is_wide), integer(64)]
 
     def checked(self, name: str, position: _Position, record: Record) -> Record:
-        """The record behind an op, whose own index becomes it if that is the first that is out of range."""
+        """Return the record after an op. The op's index becomes the record if it is the first that is out of range."""
         index, size, strays = _first_stray(position)
         element, code = index.type.element_type, record[-1].type
         is_long = element.is_unsigned and element.width == 64
@@ -430,7 +433,7 @@ class _Codes:
         return [hlo.select(first, new, old) for new, old in zip(found, record, strict=True)]
 
     def raised(self, record: Record, before: Operation) -> Record:
-        """The record, once it has been raised if there is one."""
+        """Raise the record if there is one, and return it as it is after that."""
         with ir.InsertionPoint(before), before.location:
             index, size, op = self._read(record)
             raised = []
@@ -443,7 +446,7 @@ class _Codes:
             return [*record[:-1], hlo.convert(record[-1].type, functools.reduce(hlo.or_, raised))]
 
     def _read(self, record: Record) -> tuple[Value, Value, Value]:
-        """Index, size and number of the op."""
+        """Return the index, the size and the number of the op."""
         *others, code = record
         half = splat(code.type, 32)
         upper = hlo.convert(integer(32), hlo.shift_right_logical(code, half))
@@ -464,14 +467,14 @@ _LOWER = 2**32 - 1
 
 
 def _number(known: list[Any], one: Any) -> int:
-    """The number of something, by which it is called from then on."""
+    """Return the number of something, which it keeps from then on."""
     if one not in known:
         known.append(one)
     return known.index(one)
 
 
 def _call_of_check(op: str, index: Value, size: Value, *, raises: bool) -> Value:
-    """The index, once a kernel has looked at it."""
+    """Have a kernel check an index, and return the index."""
     attributes = {"op": ir.StringAttr.get(op), "strict": ir.BoolAttr.get(raises)}
     result = custom_call("check", [index, size], integer(32), attributes)
     call = operation(result.owner)
@@ -481,7 +484,7 @@ def _call_of_check(op: str, index: Value, size: Value, *, raises: bool) -> Value
 
 
 def _first_stray(position: _Position) -> tuple[Value, Value, Value]:
-    """The first index that is out of range, with the number of rows there, and whether there is one."""
+    """Return the first index that is out of range, the number of rows there, and whether there is one."""
     index, size, mask = _of_windows(position)
     shape, int32 = index.type.shape, ir.IntegerType.get_signless(32)
     sizes = splat(tensor(shape, int32), size) if isinstance(size, int) else of_positions(size, shape)

@@ -4,14 +4,14 @@ A call of ours stays outside of every fusion and costs a fixed time; a loop with
 of machine code. But a call raises and updates in place whatever is around it, and slices do neither. So a slice stands
 for a call where
 
-- the index is one row, or a few but on a GPU, which need not be in range or are checked already (`record`);
+- the index is one row, or a few except on a GPU, and it need not be in range or is checked already (`record`);
 - everything that reads the buffer comes before its update by data dependence. An optimization barrier around the
   buffer and the row that was read makes it so, in versions of XLA that keep it until memory has been assigned. In
-  others a branch does, which XLA does not know to be always run: it gives a 0 beside the row, for the index of the
-  update. Either keeps XLA from reading the row once more behind the update, in a fusion of its own.
+  others a branch does, since XLA does not know that it is always run: it returns a 0 beside the row, for the index of
+  the update. Either keeps XLA from reading the row once more behind the update, in a fusion of its own.
 
-`lowering` says which: "auto" as above, "ffi" for calls everywhere, and "xla" for slices also outside of loops,
-where a call of its own has to raise.
+`lowering` is "auto" for slices as above, "ffi" for calls everywhere, and "xla" for slices also outside of loops, where
+a separate call then has to raise.
 """
 
 import functools
@@ -71,11 +71,11 @@ from jax_tensorarray._lowering.mlir import (
 )
 from jax_tensorarray._lowering.union_find import UnionFind
 
-#: As many rows an op may have as slices. On a GPU each is a kernel, and one of ours does them all.
+#: The most rows of an op that become slices. On a GPU each slice is a kernel, and one of ours does them all.
 _MOST_SLICES = 16
 
-#: As many bytes an op may both read and write by slices where a branch has to put these in order. A loop over rows that
-#: are longer has XLA run each branch by itself, which takes longer than the one call that does both.
+#: The most bytes that an op may both read and write by slices if a branch has to order these. In a loop over longer
+#: rows XLA runs each branch by itself, which takes longer than the one call that does both.
 _MOST_BYTES = 64
 
 #: The default of `lowering`.
@@ -86,12 +86,12 @@ def use_slices(functions: dict[str, Operation], *, platform: str | None, divided
     """Rewrite the calls in `functions` for which slices are as good.
 
     Args:
-        functions: those of a module in which `ordering` has put readers before updates.
-        platform: the only one that the module will run on, if that is known and it is not divided among devices:
-            slices of buffers whose rows are, would gather them. Of other modules only tapes become slices.
-        divided: whether it is divided all the same, where there are no kernels. A slice for each example would gather.
+        functions: the functions of a module in which `ordering` has put readers before updates.
+        platform: the only platform that the module will run on, if that is known and the module is not divided among
+            devices: slices of a buffer with divided rows would gather it. In other modules only tapes become slices.
+        divided: whether the module is divided nevertheless, without kernels. A slice for each example would gather.
     """
-    # All are chosen before the first is rewritten: the hash of an operation is that of what it says.
+    # All are chosen before the first is rewritten: the hash of an operation depends on its contents.
     chooser = _Chooser(functions, platform, divided)
     chosen = [
         [(op, chooser.choose(op)) for op in map(operation, block.operations)]
@@ -106,7 +106,7 @@ def use_slices(functions: dict[str, Operation], *, platform: str | None, divided
 
 
 def default_lowering() -> str:
-    """The value of `JAX_TENSORARRAY_LOWERING`."""
+    """Return the value of `JAX_TENSORARRAY_LOWERING`."""
     found = os.environ.get(VARIABLE, "auto")
     if found not in LOWERINGS:
         raise ValueError(f"{VARIABLE} must be one of {', '.join(LOWERINGS)}, got {found!r}")
@@ -125,7 +125,7 @@ class _Choice(NamedTuple):
     ordered: bool = False  #: others read the buffer
     passes_on: bool = False  #: the buffer goes on from here
     shared: int = 0  #: how many batch axes have one index for all examples
-    by_windows: bool = False  #: its rows are consecutive ones, or those of several such windows
+    by_windows: bool = False  #: its rows are one or several windows of consecutive rows
     unknown: Value = None  #: a number that is 0, but XLA cannot see that
 
 
@@ -142,7 +142,7 @@ class _Chooser:
         self.checks_outside = any(_may_be_lost(op) and not is_in_loop(op, self.in_loops) for op in calls)
 
     def choose(self, op: Operation) -> _Choice | None:
-        """None: it stays a call."""
+        """Return how to rewrite a call, or None if it stays a call."""
         name = target(op).removeprefix(PREFIX)
         if target(op) == name or (name not in _REWRITES and CALLS[name].combine is None):
             return None
@@ -158,7 +158,7 @@ class _Chooser:
         return of_row if of_row is None or not of_row.ordered else self._ordered(op, of_row)
 
     def _ordered(self, op: Operation, choice: _Choice) -> _Choice | None:
-        """The choice, with what it takes to put reads before updates, if that is there."""
+        """Return the choice with what it takes to put reads before updates, or None if that is not there."""
         if self.barriers_hold:
             return choice
         unknown = unknown_at(op)
@@ -181,7 +181,7 @@ class _Chooser:
             return None
         if element == "bf16" and name == "max":  # XLA takes the smallest of these for 0
             return None
-        # Of an example that has finished its loop the step is a row that no tape has.
+        # If an example has finished its loop, its step is a row that no tape has.
         in_range = is_tape and (attributes["strict"].value or CHECKED in op.attributes)
         drops = not in_range and self._is_of_account(op)
         masked = attributes["masked"].value
@@ -193,7 +193,7 @@ class _Chooser:
             positions, by_windows = window.shape, 0 < window.length <= sizes[0]
         else:
             positions, by_windows = own.type.shape, False
-        # A GPU visits many positions in a sorted order, which those of one slice need not be in.
+        # A GPU visits many positions in a sorted order. The positions of one slice need not be sorted.
         is_sorted = attributes["sorted"].value and not (by_windows and math.prod(positions) == 1)
         if is_sorted or not 0 < math.prod(positions) <= self.most_slices:
             return None
@@ -210,15 +210,15 @@ class _Chooser:
         return choice._replace(ordered=not _is_alone(op, reads_too=choice.does_both), passes_on=True)
 
     def _is_of_account(self, op: Operation) -> bool:
-        """Whether the index of `op` may be out of range, and anybody can see what it does then.
+        """Return whether the index of `op` may be out of range with an effect that anybody can see.
 
-        Nobody can where that has been recorded on a CPU, which raises before it gives anything away. A GPU hands out
+        Nobody can see it if it has been recorded on a CPU, which raises before it returns anything. A GPU returns
         arrays and raises later.
         """
         return IN_RANGE not in op.attributes and (CHECKED not in op.attributes or self.platform != "cpu")
 
     def _updated_in(self, block: ir.Block) -> set[Value]:
-        """The values that operations of a block update, or what is inside these."""
+        """Return the values that operations of a block update, in the block or inside these operations."""
         key = terminator(block)
         if key not in self.updated:
             uses = (use for op in block.operations for use in nested_operands(operation(op)))
@@ -226,7 +226,7 @@ class _Chooser:
         return self.updated[key]
 
     def _is_never_updated(self, value: Value, block: ir.Block) -> bool:
-        """Whether nothing updates `value` after it has been read in `block`."""
+        """Return whether nothing updates `value` after it has been read in `block`."""
         if value in self._updated_in(block):
             return False
         if not isinstance(value, ir.BlockArgument):
@@ -244,7 +244,7 @@ class _Chooser:
 
 
 def _may_be_lost(check: Operation) -> bool:
-    """Whether a check raises as long as its result is used, and not otherwise."""
+    """Return whether a check raises as long as its result is used, and not otherwise."""
     return may_raise(check) and not check.attributes["has_side_effect"].value
 
 
@@ -254,7 +254,7 @@ def _has_elements(buffer: Value) -> bool:
 
 
 def _is_alone(update: Operation, *, reads_too: bool) -> bool:
-    """Whether nothing but `update` uses a buffer between two steps of a loop, so that there is nothing to order.
+    """Return whether nothing but `update` uses a buffer between two steps of a loop, so there is nothing to order.
 
     If it does not read the buffer, other updates may follow: they are a chain. The row that it reads itself is read
     first, since the new row is made of it; only "swap" gives it to others.
@@ -271,10 +271,10 @@ def _is_alone(update: Operation, *, reads_too: bool) -> bool:
 
 
 class _Unmixed:
-    """Of choices those after which no buffer passes from a slice to a call in a loop, or the other way round.
+    """Drops choices so that no buffer passes from a slice to a call in a loop, or the other way round.
 
-    A call demands a layout. For an update by a slice XLA makes sure of it with a copy, where a barrier has made the
-    layout its own to choose.
+    A call demands a layout. If a barrier has left the layout to XLA, XLA makes sure of it with a copy for an update by
+    a slice.
     """
 
     def __init__(self, functions: dict[str, Operation], in_loops: set[str]) -> None:
@@ -290,7 +290,7 @@ class _Unmixed:
         return self.buffers.find(op.operands[0]), is_in_loop(op, self.in_loops)
 
     def add(self, operations: Sequence[tuple[Operation, _Choice | None]]) -> None:
-        """Take note of the calls that stay."""
+        """Note the calls that stay."""
         for op, choice in operations:
             if choice is None and is_ours(op) and target(op) not in _ON_NO_BUFFER:
                 self.calls.add(self._key(op))
@@ -306,7 +306,7 @@ _ON_NO_BUFFER = frozenset(PREFIX + name for name in ("check", "empty"))
 
 
 def _same_buffer(op: Operation, functions: dict[str, Operation]) -> Iterator[tuple[Value, Value]]:
-    """The values of `op` that may be one buffer, by pairs."""
+    """Yield the pairs of values of `op` that may be one buffer."""
     if target(op) in IN_PLACE or op.name == _UPDATE:
         yield op.operands[0], op.results[0]
     elif op.name == "stablehlo.optimization_barrier":
@@ -334,9 +334,9 @@ _UPDATE = "stablehlo.dynamic_update_slice"
 class _Rewriter:
     """Rewrites the chosen calls of one block, in order.
 
-    What is read of a buffer comes before it is updated, in one of two ways, and each gives the buffer that is there
-    afterwards and a number for the index of the update: an optimization barrier, behind which the buffer is another
-    value, or a number that is 0.
+    Reads of a buffer come before its update, in one of two ways. Each gives the buffer that is there afterwards and a
+    number for the index of the update: an optimization barrier, behind which the buffer is another value, or a number
+    that is 0.
     """
 
     def __init__(self, barriers_hold: bool) -> None:
@@ -364,7 +364,7 @@ class _Rewriter:
             op.erase()
 
     def after(self, buffer: Value, readers: Sequence[Value]) -> tuple[Value, Value | None]:
-        """The buffer once the readers have been."""
+        """Return the buffer after the readers, and a number for the index of an update, or None."""
         before = self.behind.get(buffer, set())
         readers = [r for r in readers if r not in before]
         if not readers:
@@ -378,7 +378,10 @@ class _Rewriter:
         return buffer, functools.reduce(hlo.add, tokens) if tokens else None
 
     def read_first(self, buffer: Value, of: Any, read: Callable[[Value], Value]) -> tuple[Value, Value | None, Value]:
-        """The buffer once it has been read by `read(buffer)`, and that, which is of type `of`."""
+        """Return the buffer after `read(buffer)`, a number for the index of an update or None, and what was read.
+
+        What is read has the type `of`.
+        """
         if self.barriers_hold:
             if not isinstance(buffer, ir.BlockArgument) and operation(buffer.owner).name == _UPDATE:
                 # XLA would make the update once more in the fusion that reads, of the buffer before it.
@@ -399,7 +402,7 @@ class _Rewriter:
         return buffer, token, rows
 
     def _branch(self, types: Sequence[ir.Type], *branches: Callable[[], Sequence[Value]]) -> Sequence[Value]:
-        """What the first of two branches makes, which is the one that is run, but XLA does not know that."""
+        """Return what the first of two branches makes. It is the one that is run, but XLA does not know that."""
         is_other = compare(self.unknown, splat(self.unknown.type, 0), "NE")
         index = hlo.convert(integer(32), is_other)
         case = ir.Operation.create("stablehlo.case", types, [index], regions=2)
@@ -409,7 +412,7 @@ class _Rewriter:
         return list(case.results)
 
     def _token_of(self, value: Value) -> Value:
-        """A number that is 0, once `value` is there."""
+        """Return a number that is 0, once `value` is there."""
         ones, element = [1] * value.type.rank, value.type.element_type
         first = hlo.slice(value, *map(mlir.dense_int_array, ([0] * len(ones), ones, ones)))
         first = _reshaped(hlo.real(first) if isinstance(element, ir.ComplexType) else first, ())
@@ -427,7 +430,7 @@ class _Rewriter:
         return [self.read_first(buffer, result, rows)[-1] if choice.ordered else rows(buffer)]
 
     def _update(self, op: Operation, choice: _Choice, combine: Callable[[Value, Value], Value] | None) -> list[Value]:
-        """The updated buffer and the old rows, if these were read."""
+        """Return the updated buffer, and the old rows if the op returns them."""
         accesses, readers = _accesses(op, choice)
         value, taken = op.operands[2], {}
         buffer, waits = self.after(op.operands[0], readers)
@@ -477,7 +480,7 @@ class _Rewriter:
         return [hlo.select(astray(index, of_positions(size, result.shape)), splat(result, -1), row)]
 
 
-#: Of the calls that do not say how they combine two rows.
+#: The rewriters of calls that do not say how they combine two rows.
 _REWRITES = {name: getattr(_Rewriter, name) for name in ("read", "write", "swap", "fence", "check")}
 
 
@@ -485,7 +488,7 @@ _REWRITES = {name: getattr(_Rewriter, name) for name in ("read", "write", "swap"
 
 
 def _shared_axes(index: Value, batch_dims: int) -> tuple[int, Value]:
-    """How many of the outermost batch axes an index is the same along, and what it is without these."""
+    """Return how many of the outermost batch axes an index is the same along, and the index without these."""
     shared = 0
     while not isinstance(index, ir.BlockArgument):
         producer = operation(index.owner)
@@ -503,15 +506,15 @@ def _shared_axes(index: Value, batch_dims: int) -> tuple[int, Value]:
 class _Access(NamedTuple):
     """One slice of a buffer: a row, or the rows of one index in all examples that share it."""
 
-    shared: int  #: number of axes of examples that share it
+    shared: int  #: number of outermost batch axes whose examples share it
     place: tuple[int, ...]  #: of the index, behind these axes
     start: tuple[Value, ...]
     shape: tuple[int, ...]
     mask: Value | None  #: of that shape: False where the op does nothing
-    axis: int  #: that of the rows
+    axis: int  #: the axis of the rows
 
     def behind(self, tokens: Sequence[Value | None]) -> "_Access":
-        """The same, when the tokens are there, which are 0."""
+        """Return the same access, once the tokens, which are 0, are there."""
         start = list(self.start)
         for token in tokens:
             if token is not None:
@@ -526,16 +529,16 @@ class _Access(NamedTuple):
         return hlo.dynamic_update_slice(buffer, row, self.start)
 
     def taken(self, row: Value) -> Value:
-        """What an op gives of a row: zeros where it does nothing."""
+        """Return the row as the op returns it: zeros where the op does nothing."""
         return row if self.mask is None else hlo.select(self.mask, row, splat(row.type, 0))
 
     def of_positions(self, value: Value) -> Value:
-        """The part of an operand `[*batch, *I, *row]` that belongs here."""
+        """Return the part of an operand `[*batch, *I, *row]` that belongs here."""
         return _part(value, self.shared, self.place, self.shape)
 
 
 def _accesses(op: Operation, choice: _Choice) -> tuple[list[_Access], Sequence[Value]]:
-    """The slices that a call stands for, in the order of its positions, and the readers that it waits for."""
+    """Return the slices that a call stands for, in the order of its positions, and the readers that it waits for."""
     call = CALLS[target(op).removeprefix(PREFIX)]
     of_sorting = config(op)["sorted"].value
     operands, readers = list(op.operands), op.operands[len(call.operands) - (not choice.masked) + of_sorting :]
@@ -568,7 +571,7 @@ def _accesses(op: Operation, choice: _Choice) -> tuple[list[_Access], Sequence[V
 
 
 def _along_axes(row: Value, sizes: Sequence[int]) -> list[Value]:
-    """Where a row is along axes of these sizes, of which it counts the last one fastest."""
+    """Return where a row is along axes of these sizes. The last one counts fastest."""
     places: list[Value] = []
     for size in reversed(sizes[1:]):
         places.insert(0, hlo.remainder(row, splat(row.type, size)))
@@ -577,7 +580,7 @@ def _along_axes(row: Value, sizes: Sequence[int]) -> list[Value]:
 
 
 def _part(value: Value, shared: int, place: Sequence[int], shape: Sequence[int]) -> Value:
-    """The elements of `value` at one place of the axes that follow the shared ones, in that shape."""
+    """Return the elements of `value` at one place of the axes that follow the shared ones, in that shape."""
     before, after = [0] * shared, list(value.type.shape)
     if place:
         start = [*before, *place, *[0] * (len(after) - shared - len(place))]
@@ -587,7 +590,7 @@ def _part(value: Value, shared: int, place: Sequence[int], shape: Sequence[int])
 
 
 def _joined(rows: Sequence[Value], result: Any, shared: int) -> Value:
-    """What an op gives of the rows at its places."""
+    """Return the result of an op, joined of the rows at its places."""
     if len(rows) > 1:
         batch, row = result.shape[:shared], math.prod(result.shape[shared:]) // len(rows)
         rows = [hlo.concatenate([_reshaped(r, [*batch, 1, row]) for r in rows], mlir.i64_attr(shared))]

@@ -1,8 +1,8 @@
-"""The positions of an index sorted by the row they address, for a GPU that visits many of them at once.
+"""Sorts the positions of an index by the row that they address, for a GPU that visits many of them at once.
 
 On a GPU one thread does one position, and has to know which others address the same row (see csrc/threads.h). For few
-positions it reads the whole index. For many that would be quadratic, so the index is sorted beforehand, by XLA, and
-every thread finds its likes beside it.
+positions it reads the whole index. For many that would be quadratic, so XLA sorts the index beforehand, and every
+thread finds the positions of its row beside its own.
 """
 
 import jax
@@ -16,19 +16,19 @@ Array = jax.Array
 #: Platforms whose kernels do one position a thread. A CPU walks from one to the next and needs no order.
 PLATFORMS = {"cuda", "rocm"}
 
-#: Up to how many positions a batch a thread reads them all: that takes it about 2 microseconds, and a sort takes more.
+#: Up to this many positions in a batch a thread reads them all: in about 2 microseconds, and a sort takes more.
 SCANNED = 128
 
 
 def is_sorted(platform: str, size: int, count: int) -> bool:
-    """Whether the kernel for `count` positions of a buffer of `size` rows gets them sorted."""
+    """Return whether the kernel for `count` positions of a buffer of `size` rows gets them sorted."""
     return platform in PLATFORMS and count > SCANNED and size < jnp.iinfo(jnp.uint32).max
 
 
 def visiting_order(index: Array, *where: Array, size: int, batch_dims: int, reverse: bool) -> Array:
-    """The positions `[*batch, count]` sorted by row, and for one row in the order in which the op visits them.
+    """Return the positions `[*batch, count]` sorted by row, and for one row in the order in which the op visits them.
 
-    Those that address no row come last. `reverse` says that the op visits positions last to first.
+    Positions that address no row come last. `reverse` says that the op visits positions last to first.
     """
     batch = index.shape[:batch_dims]
     row, found = _reference.clamped_row(index, _reference.mask_like(index, where), size)

@@ -1,4 +1,4 @@
-"""Which of many things are one: the versions of a buffer, in StableHLO and in HLO."""
+"""Disjoint sets, for the versions of a buffer in StableHLO and in HLO."""
 
 from collections.abc import Hashable
 from typing import Generic, TypeVar
@@ -13,7 +13,7 @@ class UnionFind(Generic[T]):
         self._parents: dict[T, T] = {}
 
     def find(self, thing: T) -> T:
-        """The one that stands for all of its set."""
+        """Return the representative of the set of a thing."""
         while (parent := self._parents.get(thing, thing)) != thing:
             self._parents[thing] = self._parents.get(parent, parent)  # so that the way is half as long next time
             thing = parent

@@ -1,4 +1,4 @@
-"""The ops, one file each. With the first of them all are imported: each adds itself to the tables of what there is."""
+"""The ops, one file each. Importing this package imports all of them, and each adds itself to the tables of ops."""
 
 import importlib
 import pkgutil

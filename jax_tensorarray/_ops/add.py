@@ -32,21 +32,21 @@ def ta_add(
     mode: str | None = None,
     lowering: str = "auto",
 ) -> jax.Array:
-    """Add to rows of a buffer: `buffer[index] += value`, and the updated buffer is returned.
+    """Add to rows of a buffer: `buffer[index] += value`. The updated buffer is returned.
 
     Args:
         buffer: array of shape `[T, *elem]`, any dtype. Integers wrap, bools are or-ed, and the 8- and 16-bit floats
             are rounded after each addition.
         index: integer or integer array of shape `I`, or a tuple of these, which addresses elements as `buffer[i, j]`
             of NumPy does. Duplicates are added in order.
-        value: broadcast to `[*I, *elem]`, and converted to the dtype of `buffer` where that loses nothing.
-        axis: the axis of the rows, or the first of those that a tuple addresses: `buffer[:, index]` for 1.
-        length: None, or so many consecutive rows from each index on, an axis more behind `I`.
+        value: broadcast to `[*I, *elem]`, and converted to the dtype of `buffer` if that loses nothing.
+        axis: the axis of the rows, or the first axis that a tuple addresses: 1 for `buffer[:, index]`.
+        length: None, or the number of consecutive rows from each index on, which become an axis behind `I`.
         where: bool, broadcast to `I`. Rows where it is False are not touched.
         mode: what an index outside `[0, T)` does, negative ones included: "error" raises, "drop" skips the row.
             None is "error", but "drop" for an index that `jax.vmap` batches.
-        lowering: "ffi" for a kernel of the library, "xla" for slices of XLA's own wherever these are in place too,
-            "auto" for such slices in loops. JAX_TENSORARRAY_LOWERING says what "auto" is.
+        lowering: "auto": XLA slices where they are in place too, mostly in loops, else a kernel. "xla": such slices
+            outside of loops as well. "ffi": always a kernel. JAX_TENSORARRAY_LOWERING overrides "auto".
 
     Returns:
         The updated buffer. Differentiable in `buffer` and `value`.

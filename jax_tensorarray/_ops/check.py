@@ -1,4 +1,4 @@
-"""`ta_check`: the index, once it is known to be one of the live rows."""
+"""`ta_check`: the index, once it is known to be in the range of the live rows."""
 
 import functools
 from typing import Any
@@ -13,9 +13,9 @@ from jax_tensorarray._register import Array, make_primitive, to_front, type_like
 
 
 def ta_check(index: Any, size: Any, *, where: Any = None, mode: str | None = None, op: str = "ta_check") -> jax.Array:
-    """The index where it is in `[0, size)`, for a size that only the running program knows.
+    """Return the index where it is in `[0, size)`, for a size that only the running program knows.
 
-    Internal: `TensorArray` reads rows with the index that this gives, so that no row past the live ones is read.
+    Internal: `TensorArray` reads rows with the returned index, so that no row past the live ones is read.
 
     Args:
         index: integer or integer array of shape `I`.
@@ -32,7 +32,7 @@ def ta_check(index: Any, size: Any, *, where: Any = None, mode: str | None = Non
         jax.errors.JaxRuntimeError, ValueError: an index is out of range (while running; on a GPU later, see
             `check_errors`).
         TypeError: `index` is not of an integer dtype, `size` not int32, or `where` not bool.
-        ValueError: `size` is not a scalar, `where` does not fit, or `mode` is none of the above.
+        ValueError: `size` is not a scalar, `where` does not fit, or `mode` is not one of the above.
 
     >>> import jax.numpy as jnp
     >>> ta_check(jnp.array([0, 2]), 3)
@@ -41,7 +41,7 @@ def ta_check(index: Any, size: Any, *, where: Any = None, mode: str | None = Non
     Array([ 0, -1, -1], dtype=int32)
     """
     size, mode = _arguments.as_size(op, size), _arguments.as_mode(op, mode)
-    # Nobody knows the size while tracing: every index of Python is out of a range of none, and left to check.
+    # The size is unknown while tracing. Every Python index is out of a range of 0 rows, and so is left to be checked.
     index, mode = _arguments.as_index(op, index, 0, mode, masked=True)
     return ta_check_p.bind(index, size, *_arguments.as_where(op, where, index.shape), batch_dims=0, mode=mode, op=op)
 
@@ -82,7 +82,7 @@ declare("check", ("index", "bound"), ("index",))
 
 
 def _without_mask(index: Array, size: Array, where: Array, *, batch_dims: int, **params: Any) -> Array:
-    """The same by a check without a mask: each index has its own size, and a masked one is the first of one row."""
+    """Check masked indices without a mask: each index has its own size, and a masked one is the first of one row."""
     sizes = jnp.broadcast_to(size.reshape(size.shape + (1,) * (index.ndim - batch_dims)), index.shape)
     operands = jnp.where(where, index, 0), jnp.where(where, sizes, 1)
     return jnp.where(where, ta_check_p.bind(*operands, batch_dims=index.ndim, **params), -1)

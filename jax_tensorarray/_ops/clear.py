@@ -12,7 +12,7 @@ from jax_tensorarray._register import Array, is_zero, like_buffer, make_primitiv
 
 
 def ta_clear(buffer: Any, start: Any, stop: Any) -> jax.Array:
-    """A buffer with zeros in the rows `[start, stop)`, in place, in time proportional to their number.
+    """Return a buffer with zeros in the rows `[start, stop)`, in place, in time proportional to their number.
 
     Internal: `TensorArray` clears the gap between its live rows and a row that is written past them.
 

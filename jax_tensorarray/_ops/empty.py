@@ -1,4 +1,4 @@
-"""`ta_empty`: a buffer that nobody has written to, made in O(1)."""
+"""`ta_empty`: an uninitialised buffer, made in O(1)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +16,7 @@ from jax_tensorarray._register import Array, make_primitive
 def ta_empty(
     size: int, element_shape: int | Sequence[int] = (), dtype: Any = jnp.float32, *, out_sharding: Any = None
 ) -> jax.Array:
-    """An uninitialised buffer of `size` rows, made in O(1): no memory is touched before it is written.
+    """Return an uninitialised buffer of `size` rows, made in O(1): no memory is touched before it is written.
 
     Its contents are arbitrary until then. Where `jax_debug_nans` or `jax_debug_infs` is on, and on platforms without
     kernels, it is filled with zeros.
@@ -31,7 +31,7 @@ def ta_empty(
         Array of shape `[size, *element_shape]`. It depends on no input, so there is nothing to differentiate.
 
     Raises:
-        TypeError: `size` or `element_shape` is not made of integers, or `dtype` is none of numbers or bool.
+        TypeError: `size` or `element_shape` is not made of integers, or `dtype` is not a number type or bool.
         ValueError: one of them is negative, or too large for any array.
 
     >>> import jax.numpy as jnp
@@ -54,7 +54,7 @@ def ta_empty(
 
 
 def empty_like(aval: Any) -> jax.Array:
-    """An uninitialised buffer of a type, which says how it is divided among devices too.
+    """Return an uninitialised buffer of a type, which also says how the buffer is divided among devices.
 
     >>> import jax.numpy as jnp
     >>> empty_like(jax.typeof(jnp.zeros((3, 2)))).shape

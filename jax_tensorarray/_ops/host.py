@@ -1,11 +1,11 @@
-"""`ta_host_read` and `ta_host_write`: rows of a tape in the memory of the host. `ta_place` moves rows there and back.
+"""`ta_host_read` and `ta_host_write`: rows of a tape in host memory. `ta_place` moves rows there and back.
 
 Internal: the tapes of loops with `offload=True`. The type of a tape says where it is (`jax.memory.Space.Host`). XLA
-moves slices between the two memories, and no more: so there are no gathers and no scatters, and all examples of a batch
-are at the same row.
+moves only slices between the two memories. So there are no gathers and no scatters, and all examples of a batch are at
+the same row.
 
-`ta_place` is `jax.device_put`, with a transpose that puts the cotangent where the operand was: JAX's leaves it where it
-is.
+`ta_place` is `jax.device_put` with a transpose that puts the cotangent where the operand was. JAX's own transpose
+leaves it where it is.
 """
 
 import functools
@@ -25,32 +25,32 @@ HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
 
 
 def is_on_host(aval: Any) -> bool:
-    """Whether a type is that of an array in the memory of the host."""
+    """Return whether a type is the type of an array in host memory."""
     return getattr(aval, "memory_space", DEVICE) == HOST
 
 
 def on_host(aval: Any) -> Any:
-    """That type, in the memory of the host."""
+    """Return that type, in host memory."""
     return aval.update(memory_space=HOST)
 
 
 def place(x: Array, space: Any) -> Array:
-    """`x` in a memory space."""
+    """Return `x` in a memory space."""
     return x if jax.typeof(x).memory_space == space else ta_place_p.bind(x, space=space, moves=_MOVES)
 
 
 def placed_as(x: Array, aval: Any) -> Array:
-    """`x` in the memory of that type."""
+    """Return `x` in the memory of that type."""
     return place(x, HOST if is_on_host(aval) else DEVICE)
 
 
 def zeros(aval: Any) -> Array:
-    """Zeros of a type, in its memory."""
+    """Return zeros of a type, in its memory."""
     return placed_as(ad.instantiate_zeros(ad.Zero(aval)), aval)
 
 
 def ta_host_empty(aval: Any) -> Array:
-    """A tape of that type, which nobody has written to. The device holds none of it.
+    """Return a tape of that type to which nobody has written. The device holds no part of it.
 
     >>> import jax, jax.numpy as jnp
     >>> jax.typeof(ta_host_empty(on_host(jax.typeof(jnp.zeros((3, 2))))))
@@ -60,7 +60,7 @@ def ta_host_empty(aval: Any) -> Array:
 
 
 def ta_host_read(tape: Array, step: Array, *, batch_dims: int = 0, space: Any = DEVICE) -> Array:
-    """The row of a step, `[*batch, *elem]`, of a tape `[*batch, T, *elem]` on the host: in that memory space.
+    """Return the row of a step, `[*batch, *elem]`, of a tape `[*batch, T, *elem]` on the host, in that memory space.
 
     `step` is a scalar in `[0, T)`. The derivative adds the row to the running cotangent of the tape.
     """
@@ -68,7 +68,10 @@ def ta_host_read(tape: Array, step: Array, *, batch_dims: int = 0, space: Any = 
 
 
 def ta_host_write(tape: Array, step: Array, value: Array, *, batch_dims: int = 0) -> Array:
-    """A tape `[*batch, T, *elem]` on the host with `value` as the row of a step, in place. No step writes twice."""
+    """Write `value` as the row of a step of a tape `[*batch, T, *elem]` on the host, in place.
+
+    No step writes twice.
+    """
     return ta_host_write_p.bind(tape, step, placed_as(value, jax.typeof(tape)), batch_dims=batch_dims)
 
 
@@ -125,8 +128,8 @@ def _write_transpose(ct: Any, tape: Any, step: Array, value: Any, *, batch_dims:
     has_tape, has_value = ad.is_undefined_primal(tape), ad.is_undefined_primal(value)
     if is_zero(ct):
         return [ad.Zero(tape.aval) if has_tape else None, None, ad.Zero(value.aval) if has_value else None]
-    # Of a tape each row is written once, so that nobody asks for the cotangent of what was there. Zeros would be right,
-    # but to write them beside the read is to copy the tape.
+    # Each row of a tape is written once, so nobody asks for the cotangent of its old value. Zeros would be right, but
+    # writing them beside the read would copy the tape.
     row = ta_host_read(ct, step, batch_dims=batch_dims, space=HOST) if has_value else None
     return [ct if has_tape else None, None, row]
 
@@ -135,7 +138,7 @@ def _write_transpose(ct: Any, tape: Any, step: Array, value: Any, *, batch_dims:
 
 
 def _same_for_all(step: Array, dim: int | None) -> Array:
-    """The step at which a batch is: that of its examples which have not ended, where those that have stopped before."""
+    """Return the step at which a batch is: the largest, since examples that have ended stopped at an earlier one."""
     return step if dim is None else jnp.max(step, axis=dim)
 
 

@@ -40,22 +40,22 @@ def ta_max(
 ) -> jax.Array:
     """Put the larger element into rows of a buffer: `buffer[index] = maximum(buffer[index], value)`.
 
-    The derivative is that of the elements that attain the maximum: of the old row and of all positions that address
-    it, in equal shares where there are several. It is found row by row, so a loop of T steps is differentiated in O(T).
+    The derivative belongs to the elements that attain the maximum, in the old row and at all positions that address
+    it. Several elements share it equally. It is found row by row, so a loop of T steps is differentiated in O(T).
 
     Args:
         buffer: array of shape `[T, *elem]`, of any dtype that has an order: not complex. Bools are or-ed. NaN stays, as
             in `jax.numpy.maximum`, and 0 is larger than -0.
         index: integer or integer array of shape `I`, or a tuple of these, which addresses elements as `buffer[i, j]`
             of NumPy does. Of duplicates the largest stays.
-        value: broadcast to `[*I, *elem]`, and converted to the dtype of `buffer` where that loses nothing.
-        axis: the axis of the rows, or the first of those that a tuple addresses: `buffer[:, index]` for 1.
-        length: None, or so many consecutive rows from each index on, an axis more behind `I`.
+        value: broadcast to `[*I, *elem]`, and converted to the dtype of `buffer` if that loses nothing.
+        axis: the axis of the rows, or the first axis that a tuple addresses: 1 for `buffer[:, index]`.
+        length: None, or the number of consecutive rows from each index on, which become an axis behind `I`.
         where: bool, broadcast to `I`. Rows where it is False are not touched.
         mode: what an index outside `[0, T)` does, negative ones included: "error" raises, "drop" skips the row.
             None is "error", but "drop" for an index that `jax.vmap` batches.
-        lowering: "ffi" for a kernel of the library, "xla" for slices of XLA's own wherever these are in place too,
-            "auto" for such slices in loops. JAX_TENSORARRAY_LOWERING says what "auto" is.
+        lowering: "auto": XLA slices where they are in place too, mostly in loops, else a kernel. "xla": such slices
+            outside of loops as well. "ffi": always a kernel. JAX_TENSORARRAY_LOWERING overrides "auto".
 
     Returns:
         The updated buffer. Differentiable in `buffer` and `value`.
@@ -102,8 +102,8 @@ def _jvp(primals: Any, tangents: Any, **params: Unpack[Params]) -> Any:
     def share(attains: Array, dot: Array) -> Array:
         return jnp.where(attains, dot, jnp.zeros((), dot.dtype)) / ties.astype(dot.dtype)
 
-    # Linear ops in place, of which JAX makes the transpose. The share of the old row is the same whichever position
-    # reads and writes it; those of the values are added up.
+    # Linear ops in place, whose transpose JAX makes. The share of the old row is the same whichever position reads and
+    # writes it; the shares of the values are added up.
     out_dot = ad.instantiate_zeros(buffer_dot)
     if not is_zero(buffer_dot):
         kept = share(keeps, ta_read_p.bind(out_dot, index, *where, **params))
@@ -114,12 +114,12 @@ def _jvp(primals: Any, tangents: Any, **params: Unpack[Params]) -> Any:
 
 
 def _count(wins: Array, index: Array, where: Sequence[Array], batch_dims: int) -> Array:
-    """How many values attain the maximum of the row that each position addresses."""
+    """Count, for each position, the values that attain the maximum of its row."""
     batch, count = index.shape[:batch_dims], math.prod(index.shape[batch_dims:])
     ones = wins.astype(jnp.int32)
     if count <= 1:
         return ones
-    # Positions that address one row are counted in one row of a small buffer: that of the first of them, once sorted.
+    # Positions that address one row are counted in one row of a small buffer: the first of their rows, once sorted.
     first = _first_place
     for _ in batch:
         first = jax.vmap(first)

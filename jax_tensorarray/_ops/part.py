@@ -1,7 +1,7 @@
-"""`ta_read_part` and `ta_write_part`: a row of which only the first parts are moved.
+"""`ta_read_part` and `ta_write_part`: read and write only the first parts of a row.
 
-Internal. A row of the tape of a loop may be the tape of an inner loop, with room for as many steps as that may take; of
-these only the ones it has taken are moved. What the others hold is not specified: nobody reads them.
+Internal. A row of the tape of a loop may be the tape of an inner loop, with room for the most steps that it may take.
+Only the steps that it has taken are moved. The contents of the others are not specified: nobody reads them.
 """
 
 from typing import Any
@@ -26,7 +26,7 @@ from jax_tensorarray._register import (
 
 
 def ta_read_part(buffer: Array, index: Array, parts: Array) -> Array:
-    """The row at `index` of a buffer `[T, M, *elem]`: an array `[M, *elem]` of which only `[:parts]` is specified.
+    """Return the row at `index` of a buffer `[T, M, *elem]`, as an array `[M, *elem]`: only `[:parts]` is specified.
 
     >>> import jax.numpy as jnp
     >>> ta_read_part(jnp.array([[1, 2, 3], [4, 5, 6]]), jnp.int32(1), jnp.int32(2))[:2]
@@ -36,7 +36,7 @@ def ta_read_part(buffer: Array, index: Array, parts: Array) -> Array:
 
 
 def ta_write_part(buffer: Array, index: Array, value: Array, parts: Array) -> Array:
-    """A buffer `[T, M, *elem]` with `value[:parts]` as the first parts of the row at `index`, in place.
+    """Write `value[:parts]` to the first parts of the row at `index` of a buffer `[T, M, *elem]`, in place.
 
     What becomes of the other parts of the row is not specified.
 
@@ -68,8 +68,8 @@ def _write_abstract_eval(buffer: Any, index: Any, value: Any, parts: Any, *, bat
     return like_buffer(buffer)
 
 
-# Derivatives are of whole rows, which is as good: the other parts are nobody's concern. They have transposes, which
-# second derivatives in reverse mode need. Where there are no kernels whole rows are moved as well.
+# Derivatives are of whole rows, which is as good: nobody reads the other parts. They have transposes, which second
+# derivatives in reverse mode need. Where there are no kernels whole rows are moved as well.
 
 
 def _read_jvp(primals: Any, tangents: Any, *, batch_dims: int) -> Any:

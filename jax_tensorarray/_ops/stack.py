@@ -12,7 +12,7 @@ from jax_tensorarray._register import Array, is_zero, like_buffer, make_primitiv
 
 
 def ta_stack(buffer: Any, size: Any = None) -> jax.Array:
-    """The rows of a buffer as one dense array; those at or past `size` are zeros.
+    """Return the rows of a buffer as one dense array, with zeros in the rows at or past `size`.
 
     Args:
         buffer: array of shape `[T, *elem]`, any dtype.

@@ -1,4 +1,4 @@
-"""`ta_swap`: put rows into a buffer and take out those that were there. It is its own transpose."""
+"""`ta_swap`: put rows into a buffer and take out the rows that were there. It is its own transpose."""
 
 from typing import Any, Unpack
 
@@ -39,14 +39,14 @@ def ta_swap(
         buffer: array of shape `[T, *elem]`, any dtype.
         index: integer or integer array of shape `I`, or a tuple of these, which addresses elements as `buffer[i, j]`
             of NumPy does. Duplicates are exchanged in order: a later one takes out what an earlier one put in.
-        value: broadcast to `[*I, *elem]`, and converted to the dtype of `buffer` where that loses nothing.
-        axis: the axis of the rows, or the first of those that a tuple addresses: `buffer[:, index]` for 1.
-        length: None, or so many consecutive rows from each index on, an axis more behind `I`.
+        value: broadcast to `[*I, *elem]`, and converted to the dtype of `buffer` if that loses nothing.
+        axis: the axis of the rows, or the first axis that a tuple addresses: 1 for `buffer[:, index]`.
+        length: None, or the number of consecutive rows from each index on, which become an axis behind `I`.
         where: bool, broadcast to `I`. Rows where it is False are not touched, and their old rows are zeros.
         mode: what an index outside `[0, T)` does, negative ones included: "error" raises, "drop" skips the row and
             gives zeros as the old one. None is "error", but "drop" for an index that `jax.vmap` batches.
-        lowering: "ffi" for a kernel of the library, "xla" for slices of XLA's own wherever these are in place too,
-            "auto" for such slices in loops. JAX_TENSORARRAY_LOWERING says what "auto" is.
+        lowering: "auto": XLA slices where they are in place too, mostly in loops, else a kernel. "xla": such slices
+            outside of loops as well. "ffi": always a kernel. JAX_TENSORARRAY_LOWERING overrides "auto".
 
     Returns:
         The updated buffer, and the old rows of shape `[*I, *elem]`. Differentiable in `buffer` and `value`.

@@ -32,7 +32,7 @@ def ta_write(
     mode: str | None = None,
     lowering: str = "auto",
 ) -> jax.Array:
-    """Write rows into a buffer: `buffer[index] = value`, and the updated buffer is returned.
+    """Write rows into a buffer: `buffer[index] = value`. The updated buffer is returned.
 
     In a loop that carries the buffer, XLA updates it in place. Under `jax.grad` the rows' cotangents are taken out
     of the buffer's cotangent in place as well, so T writes are differentiated in O(T).
@@ -41,17 +41,17 @@ def ta_write(
         buffer: array of shape `[T, *elem]`, any dtype.
         index: integer or integer array of shape `I`, or a tuple of these, which addresses elements as `buffer[i, j]`
             of NumPy does. Duplicates are written in order: the last one stays.
-        value: broadcast to `[*I, *elem]`, and converted to the dtype of `buffer` where that loses nothing.
-        axis: the axis of the rows, or the first of those that a tuple addresses: `buffer[:, index]` for 1.
-        length: None, or so many consecutive rows from each index on, an axis more behind `I`.
+        value: broadcast to `[*I, *elem]`, and converted to the dtype of `buffer` if that loses nothing.
+        axis: the axis of the rows, or the first axis that a tuple addresses: 1 for `buffer[:, index]`.
+        length: None, or the number of consecutive rows from each index on, which become an axis behind `I`.
         where: bool, broadcast to `I`. Rows where it is False are not written.
         mode: what an index outside `[0, T)` does, negative ones included: "error" raises, "drop" skips the row.
             None is "error", but "drop" for an index that `jax.vmap` batches.
-        lowering: "ffi" for a kernel of the library, "xla" for slices of XLA's own wherever these are in place too,
-            "auto" for such slices in loops. JAX_TENSORARRAY_LOWERING says what "auto" is.
+        lowering: "auto": XLA slices where they are in place too, mostly in loops, else a kernel. "xla": such slices
+            outside of loops as well. "ffi": always a kernel. JAX_TENSORARRAY_LOWERING overrides "auto".
 
     Returns:
-        The updated buffer. Differentiable in `buffer` and `value`; of duplicates the last gets all of the gradient.
+        The updated buffer. Differentiable in `buffer` and `value`; the last of duplicates gets all of the gradient.
 
     Raises:
         IndexError: a Python or NumPy index is out of range (while tracing).

@@ -1,7 +1,7 @@
 """Begin a JAX primitive of your own: `python -m jax_tensorarray.template DIR NAME` writes a package that works.
 
 The package in `project/` is the template, and real code: it is built and tested as it is. To write another one, its
-name is replaced. What is in it, and why, is told by `docs/primitive.md`.
+name is replaced. `docs/primitive.md` explains what is in it, and why.
 """
 
 import functools
@@ -16,12 +16,12 @@ from pathlib import Path
 
 PROJECT = Path(__file__).parent / "project"
 
-#: The name of the package in there, of its function, and in what its kernels are called.
+#: The name of the package in there and of its function, and a part of the names of its kernels.
 NAME = "decay_row"
 
 
 def write(folder: Path, name: str) -> list[Path]:
-    """Write a package called `name` into `folder`, which is new or empty. The files, relative to it.
+    """Write a package called `name` into `folder`, which is new or empty. Return its files, relative to `folder`.
 
     Raises:
         ValueError: `name` cannot be the name of such a package.
@@ -42,13 +42,13 @@ def write(folder: Path, name: str) -> list[Path]:
 
 
 def files() -> list[Path]:
-    """The files of the template, relative to it; there may be others, which Python or a tool has left."""
+    """Return the files of the template, relative to it, without what Python or a tool has left there."""
     found = (path.relative_to(PROJECT) for path in PROJECT.rglob("*") if path.is_file())
     return sorted(path for path in found if not any(part.endswith(("cache", "cache__")) for part in path.parts))
 
 
 def renamed(text: str, name: str) -> str:
-    """The text with another name: in code, in capitals for options of the build, and as packages on PyPI have them."""
+    """Replace the name in a text: in code, in capitals for build options, and in the spelling of packages on PyPI."""
     spelled = {NAME: name, NAME.upper(): name.upper(), _on_pypi(NAME): _on_pypi(name)}
     for old, new in spelled.items():
         text = text.replace(old, new)
@@ -56,7 +56,7 @@ def renamed(text: str, name: str) -> str:
 
 
 def check_name(name: str) -> None:
-    """Raise ValueError if a package cannot have that name, with the reason."""
+    """Raise ValueError, with the reason, if a package cannot have that name."""
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or keyword.iskeyword(name):
         raise ValueError(
             "NAME must be in lower snake case, such as my_op, and no keyword of Python: words of letters a-z and "
@@ -71,7 +71,10 @@ def check_name(name: str) -> None:
 
 
 def _installed(name: str) -> str | None:
-    """Where a module of that name is, if there is one. Without an `__init__.py` a folder is one if it is installed."""
+    """Return the place of the module of that name, or None if there is no such module.
+
+    A folder without an `__init__.py` counts as one only if it is installed.
+    """
     spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is not None:
         return None if spec is None else spec.origin
@@ -82,7 +85,7 @@ def _installed(name: str) -> str | None:
 
 @functools.cache
 def _used_names() -> frozenset[str]:
-    """Names that mean something in a package: those in its Python files, its folders, and what it is built of."""
+    """Return the names that a package uses: in its Python files, for its folders, and of its dependencies."""
     used = {name for path in files() if path.suffix == ".py" for name in _names((PROJECT / path).read_text())}
     used |= {path.parts[0] for path in files() if path.parent.parts}
     used |= set(re.findall(r"^/(\w+)/$", (PROJECT / ".gitignore").read_text(), re.MULTILINE))

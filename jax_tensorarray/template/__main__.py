@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # A path without a separator would be the name of a package on PyPI.
     place = str(given.folder) if given.folder.is_absolute() else os.path.join(os.curdir, given.folder)
     print("\nBuild and test it:\n")
-    print(f"  python -m pip install {shlex.quote(place + '[test]')}")
+    print(f"  python -m pip install -e {shlex.quote(place + '[test]')}")
     print(f"  python -m pytest {shlex.quote(place)}")
 
 

@@ -1,4 +1,4 @@
-"""What JAX has no documented name for, each with its reason. Nothing else may depend on such a name."""
+"""Access to parts of JAX without a documented name, each with its reason. Nothing else may depend on such a name."""
 
 from typing import Any
 
@@ -7,10 +7,10 @@ from jax import lax
 
 
 def varying_alike(*operands: Any) -> tuple[Any, ...]:
-    """The operands, each varying over all axes of a `shard_map` over which one of them varies.
+    """Return the operands, each varying over all axes of a `shard_map` over which at least one of them varies.
 
-    JAX's own primitives do this by themselves. The type of an array says over which axes it varies, by an attribute
-    that has no documented name. Where a version lacks it, `shard_map` needs `check_vma=False`.
+    JAX's own primitives do this by themselves. The type of an array says over which axes it varies, in an attribute
+    without a documented name. Where a version lacks it, `shard_map` needs `check_vma=False`.
     """
     if jax.sharding.get_abstract_mesh().empty:
         return operands

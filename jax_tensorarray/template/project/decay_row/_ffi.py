@@ -7,7 +7,7 @@ from pathlib import Path
 import jax
 import jaxlib.version
 
-#: The name of the handlers in a lowered program. It is global in the process, so it begins with that of the package.
+#: The name of the handlers in a lowered program. It is global in the process, so it begins with the package's name.
 TARGET = "decay_row_update"
 
 #: The platforms that have a kernel, as lowering rules name them.
@@ -15,13 +15,13 @@ platforms: list[str] = []
 
 
 def ffi_api_version(include: str) -> tuple[int, ...]:
-    """(major, minor) of XLA's FFI, as the headers in that folder say."""
+    """Return (major, minor) of XLA's FFI, as the headers in that folder say."""
     header = (Path(include) / "xla" / "ffi" / "api" / "c_api.h").read_text()
     return tuple(int(n) for n in re.findall(r"#define XLA_FFI_API_(?:MAJOR|MINOR) (\d+)", header))
 
 
 def check_abi(built: tuple[int, ...], running: tuple[int, ...]) -> None:
-    """Raise ImportError if kernels cannot run: a handler that XLA refuses poisons all later calls of the process."""
+    """Raise ImportError if kernels cannot run: a handler that XLA refuses breaks all later calls of the process."""
     if built[0] == running[0] and built[1] <= running[1]:
         return
     raise ImportError(
@@ -31,7 +31,7 @@ def check_abi(built: tuple[int, ...], running: tuple[int, ...]) -> None:
 
 
 def load() -> None:
-    """Register the kernels of the modules that were built. That of the CPU is required."""
+    """Register the kernels of the modules that were built. The module for the CPU is required."""
     for name, platform in [("_cpu", "cpu"), ("_cuda", "CUDA")]:
         try:
             module = importlib.import_module(f"decay_row.{name}")

@@ -20,7 +20,7 @@ from decay_row._compat import varying_alike
 def decay_row(buffer: Any, index: Any, value: Any, scale: Any) -> tuple[jax.Array, jax.Array]:
     """Decay a row and add to it: `buffer[index], old = scale * buffer[index] + value, buffer[index]`.
 
-    In a loop that carries the buffer it is updated in place, and so is its cotangent under `jax.grad`.
+    In a loop that carries the buffer, the buffer is updated in place, and so is its cotangent under `jax.grad`.
 
     Args:
         buffer: array of shape `[T, *row]`, of a floating or complex dtype.
@@ -33,7 +33,7 @@ def decay_row(buffer: Any, index: Any, value: Any, scale: Any) -> tuple[jax.Arra
 
     Raises:
         IndexError: a Python integer is out of range.
-        TypeError: a dtype does not fit: nothing is converted that loses by it.
+        TypeError: a dtype does not fit: no value is converted if that loses precision.
         ValueError: shapes do not fit.
     """
     buffer, index = jnp.asarray(buffer), _as_index(index, jnp.shape(buffer))
@@ -50,7 +50,7 @@ def decay_row(buffer: Any, index: Any, value: Any, scale: Any) -> tuple[jax.Arra
 
 
 def _as_index(index: Any, shape: tuple[int, ...]) -> Any:
-    """The index as a scalar of dtype int32, which is the one that the kernels know."""
+    """Return the index as a scalar of dtype int32, the only one that the kernels know."""
     if not shape:
         raise ValueError("decay_row: buffer must have shape [T, *row], got a scalar")
     if isinstance(index, int | np.integer) and not isinstance(index, bool):
@@ -61,7 +61,7 @@ def _as_index(index: Any, shape: tuple[int, ...]) -> Any:
         raise TypeError(f"decay_row: index must be one integer, got {jnp.result_type(index)}{list(jnp.shape(index))}")
     if index.dtype.itemsize < 4 or index.dtype == jnp.int32:
         return jnp.asarray(index, jnp.int32)
-    # What a wider dtype has beyond int32 must stay out of range.
+    # A number of a wider dtype beyond int32 must stay out of range.
     return jnp.where((index >= 0) & (index < shape[0]), index, shape[0]).astype(jnp.int32)
 
 
@@ -74,7 +74,10 @@ def _bind(*operands: Any, batch_dims: int) -> tuple[Any, Any]:
 
 
 def _abstract_eval(buffer: Any, index: Any, value: Any, scale: Any, *, batch_dims: int) -> tuple[Any, Any]:
-    """Types of the results: those of the operands but for the shape, so that nothing else that they say is lost."""
+    """Return the types of the results.
+
+    Both are the type of the buffer with some parts replaced, so that all other parts of it are kept.
+    """
     batch, row = buffer.shape[:batch_dims], buffer.shape[batch_dims + 1 :]
     shapes = index.shape == scale.shape == batch and value.shape == (*batch, *row)
     if not shapes or index.dtype != jnp.int32 or not buffer.dtype == value.dtype == scale.dtype:
@@ -90,7 +93,7 @@ def _abstract_eval(buffer: Any, index: Any, value: Any, scale: Any, *, batch_dim
 
 
 def _jvp(primals: Any, tangents: Any, *, batch_dims: int) -> Any:
-    """The op is linear in `buffer` and `value`; the derivative by `scale` is the old row, which it has taken out."""
+    """Differentiate: the op is linear in `buffer` and `value`, and its derivative by `scale` is its second result."""
     buffer, index, value, scale = primals
     buffer_dot, _, value_dot, scale_dot = tangents
     out, old = _bind(buffer, index, value, scale, batch_dims=batch_dims)
@@ -105,7 +108,7 @@ def _jvp(primals: Any, tangents: Any, *, batch_dims: int) -> Any:
 
 
 def _transpose(cts: Any, buffer: Any, index: Any, value: Any, scale: Any, *, batch_dims: int) -> Any:
-    """Of a row and a value the op makes `[[scale, 1], [1, 0]]` times both, which is a symmetric matrix."""
+    """Transpose: the op multiplies a row and a value by `[[scale, 1], [1, 0]]`, which is a symmetric matrix."""
     is_linear = [ad.is_undefined_primal(x) for x in (buffer, value)]
     if all(type(ct) is ad.Zero for ct in cts):
         grads = [ad.Zero(x.aval) if linear else None for x, linear in zip((buffer, value), is_linear, strict=True)]
@@ -120,7 +123,7 @@ def _transpose(cts: Any, buffer: Any, index: Any, value: Any, scale: Any, *, bat
 
 
 def _batch(operands: Any, dims: Any, *, batch_dims: int) -> Any:
-    """One more batch axis in front of all operands, which the kernels take as it is: no loop, and still one call."""
+    """Add a batch axis in front of all operands, which the kernels take as it is: no loop, and still one call."""
     size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
     operands = [
         jnp.broadcast_to(x, (size, *x.shape)) if d is None else jnp.moveaxis(x, d, 0)
@@ -133,7 +136,7 @@ def _batch(operands: Any, dims: Any, *, batch_dims: int) -> Any:
 
 
 def _in_plain_jax(buffer: Any, index: Any, value: Any, scale: Any, *, batch_dims: int) -> tuple[Any, Any]:
-    """The meaning of the op: where there is no kernel it is lowered to this."""
+    """Compute the op in plain JAX, its lowering where there is no kernel."""
 
     def one(buffer: Any, index: Any, value: Any, scale: Any) -> tuple[Any, Any]:
         index = jnp.where(index < 0, buffer.shape[0], index)  # out of range, and not counted from the end
@@ -147,7 +150,7 @@ def _in_plain_jax(buffer: Any, index: Any, value: Any, scale: Any, *, batch_dims
 
 
 def _lower(ctx: Any, *operands: Any, batch_dims: int) -> Any:
-    """A call of the kernel, whose first result is in the memory of the first operand."""
+    """Lower to a call of the kernel, whose first result uses the memory of the first operand."""
     if ctx.avals_in[0].dtype not in (jnp.float32, jnp.float64):
         return _fallback(ctx, *operands, batch_dims=batch_dims)
     call = jax.ffi.ffi_lowering(_ffi.TARGET, operand_output_aliases={0: 0})

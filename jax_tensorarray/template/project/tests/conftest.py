@@ -1,7 +1,16 @@
-"""Every test runs in 64 bits, and on the CPU and a GPU."""
+"""Run every test in 64 bits, on the CPU and a GPU, and on this copy of the package."""
+
+import os
+from pathlib import Path
 
 import jax
 import pytest
+
+import decay_row
+
+HERE, IMPORTED = Path(__file__).parents[1] / "decay_row", Path(decay_row.__file__).parent
+if not IMPORTED.samefile(HERE) and "DECAY_ROW_INSTALLED" not in os.environ:
+    pytest.exit(f"these are tests of {HERE}, but {IMPORTED} is imported: pip install -e .", returncode=4)
 
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_num_cpu_devices", 4)

@@ -1,4 +1,4 @@
-"""The op means what NumPy says, under every transformation, and is in place."""
+"""The op agrees with NumPy under every transformation, and is in place."""
 
 import functools
 import itertools
@@ -17,7 +17,7 @@ from decay_row import _ffi, decay_row, decay_row_p
 
 
 def in_numpy(buffer, index, value, scale):
-    """What the op means."""
+    """Compute the op in NumPy."""
     buffer = np.array(buffer)
     if not 0 <= index < len(buffer):
         return buffer, np.zeros_like(buffer[0])
@@ -126,7 +126,7 @@ SOME = [some for n in (1, 2, 3) for some in itertools.combinations(("buffer", "v
 
 @pytest.mark.parametrize("names", SOME, ids="-".join)
 def test_derivatives_of_two_orders_are_those_of_finite_differences(names):
-    """Of the operands that are not named the tangents are symbolic zeros."""
+    """Differentiate by some operands only: the tangents of the others are symbolic zeros."""
     buffer, value, scale, index = operands()
     given = {"buffer": buffer, "value": value, "scale": scale}
 
@@ -138,7 +138,7 @@ def test_derivatives_of_two_orders_are_those_of_finite_differences(names):
 
 @pytest.mark.parametrize("result", [0, 1])
 def test_derivatives_of_one_result_alone(result):
-    """Of the other one the cotangent is a symbolic zero."""
+    """Differentiate one result: the cotangent of the other is a symbolic zero."""
     buffer, value, scale, index = operands()
     check_grads(jax.jit(lambda b, v, s: decay_row(b, index, v, s)[result] ** 2), (buffer, value, scale), order=2)
 
@@ -165,7 +165,7 @@ def test_cotangents_that_are_symbolic_zeros_stay_so():
 
 @pytest.mark.parametrize("index", [2, -1, 5])
 def test_it_is_its_own_transpose(index):
-    """`<A(b, v), (c, w)> = <(b, v), A(c, w)>`, also where the row is out of range."""
+    """Check `<A(b, v), (c, w)> = <(b, v), A(c, w)>`, also where the row is out of range."""
     buffer, value, scale, _ = operands()
     one, other = (buffer, value), (jnp.cos(buffer), jnp.sin(value))
 
@@ -232,7 +232,7 @@ def test_vmap_of_vmap_and_of_other_axes():
 
 
 def copies_in_loops(f, *args):
-    """The copies, in loops of the compiled program, of arrays of the shape of the first argument."""
+    """Return the copies of arrays of the first argument's shape in the loops of the compiled program."""
     shape = re.escape(f"f64[{','.join(map(str, args[0].shape))}]")
     text = jax.jit(f).lower(*args).compile().as_text()
     computations = dict(re.findall(r"^(?:ENTRY )?%?([\w.-]+) [^\n]*\{\n(.*?)^\}", text, re.DOTALL | re.MULTILINE))
