@@ -196,6 +196,51 @@ def test_few_rows_are_slices(own, examples):
     assert in_loop(found) == (["write"] if own and examples > 16 else [])
 
 
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32])
+@pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
+@pytest.mark.parametrize("shape", [(300,), (300, 2), (20, 15, 2), "batch"], ids=str)
+def test_many_rows_of_a_buffer_that_nobody_updates_are_one_gather(shape, masked, dtype):
+    """XLA fuses it with what uses the rows. Indices out of range give zeros, in every dtype of theirs."""
+    rng = np.random.default_rng(1)
+    batch = shape == "batch"
+    shape = (300, 2) if batch else shape
+    elem = shape[2:] if len(shape) == 3 else shape[1:]
+    buffer = rng.standard_normal((40, *shape) if batch else shape).astype(np.float32)
+    low, high = (-5, 120) if dtype == np.int8 else (0, 256) if dtype == np.uint8 else (-9, 309)
+    index = rng.integers(low, high, (T, 40)).astype(dtype)
+    where = rng.random((T, 40)) < 0.7
+
+    def read(buffer, i, p):
+        options = {"where": p} if masked else {}
+        if len(shape) == 3:
+            i = (i.astype(np.int32) // 15, i.astype(np.int32) % 15)
+        return jt.ta_read(buffer, i, mode="drop", **options)
+
+    def f(buffer, index, where):
+        step = jax.vmap(read) if batch else read
+        return lax.scan(lambda c, x: (c, jnp.sin(step(buffer, *x))), 0, (index, where))[1]
+
+    found = jax.jit(f)(buffer, index, where)
+    flat = buffer.reshape((40, 300, 2) if batch else (300, *elem))
+    at = index.astype(int)
+    valid = (at >= 0) & (at < 300) & (where if masked else True)
+    rows = flat[np.arange(40), np.clip(at, 0, 299)] if batch else flat[np.clip(at, 0, 299)]
+    rows = np.where(valid.reshape(valid.shape + (1,) * len(elem)), rows, 0)
+    np.testing.assert_allclose(found, np.sin(rows), rtol=1e-6)
+    assert in_loop(calls(f, buffer, index, where)) == []
+    assert "stablehlo.gather" in jax.jit(f).lower(buffer, index, where).as_text()
+
+
+def test_an_index_out_of_range_among_many_is_an_error():
+    def f(buffer, index):
+        return lax.scan(lambda c, i: (c + jt.ta_read(buffer, i), None), jnp.zeros(30), index)[0]
+
+    index = np.arange(60).reshape(2, 30)
+    np.testing.assert_array_equal(jax.jit(f)(np.arange(60.0), index), index[0] + index[1])
+    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match="ta_read: index 59 is out of range"):
+        jax.block_until_ready(jax.jit(f)(np.arange(59.0), index))
+
+
 def test_a_buffer_is_for_slices_or_for_calls():
     """A call would demand a layout of what a barrier has passed, and XLA copy the buffer for it."""
 

@@ -4,7 +4,8 @@ A call of ours stays outside of every fusion and costs a fixed time; a loop with
 of machine code. But a call raises and updates in place whatever is around it, and slices do neither. So a slice stands
 for a call where
 
-- the index is one row, or a few except on a GPU, and it need not be in range or is checked already (`record`);
+- the index is one row, or a few except on a GPU, and it need not be in range or is checked already (`record`). On a
+  CPU a read of many rows is one gather, if nothing updates the buffer;
 - everything that reads the buffer comes before its update by data dependence. An optimization barrier around the
   buffer and the row that was read makes it so, in versions of XLA that keep it until memory has been assigned. In
   others a branch does, since XLA does not know that it is always run: it returns a 0 beside the row, for the index of
@@ -126,6 +127,7 @@ class _Choice(NamedTuple):
     passes_on: bool = False  #: the buffer goes on from here
     shared: int = 0  #: how many batch axes have one index for all examples
     by_windows: bool = False  #: its rows are one or several windows of consecutive rows
+    gathers: bool = False  #: all rows are read by one gather
     unknown: Value = None  #: a number that is 0, but XLA cannot see that
 
 
@@ -195,17 +197,20 @@ class _Chooser:
             positions, by_windows = own.type.shape, False
         # A GPU visits many positions in a sorted order. The positions of one slice need not be sorted.
         is_sorted = attributes["sorted"].value and not (by_windows and math.prod(positions) == 1)
-        if is_sorted or not 0 < math.prod(positions) <= self.most_slices:
+        gathers = name == "read" and self.platform == "cpu" and math.prod(positions) > self.most_slices
+        if is_sorted or not (gathers or 0 < math.prod(positions) <= self.most_slices):
             return None
         does_both = name != "read" and (name != "write" or masked or drops)
         choice = _Choice(masked, drops, shared=shared, does_both=does_both, by_windows=by_windows)
         if is_tape:
-            return choice
+            return None if gathers else choice
         if self.checks_outside and not is_in_loop(op, self.in_loops):
             # Of a slice XLA may know the result without the index, and then nobody asks whether that is right.
             return None
         if name == "read":
             updated = not self._is_never_updated(buffer, op.block)
+            if gathers:
+                return None if updated else choice._replace(gathers=True)
             return choice._replace(ordered=updated, passes_on=updated)
         return choice._replace(ordered=not _is_alone(op, reads_too=choice.does_both), passes_on=True)
 
@@ -421,6 +426,8 @@ class _Rewriter:
         return self._branch([number], zero, other)[0]
 
     def read(self, op: Operation, choice: _Choice) -> list[Value]:
+        if choice.gathers:
+            return [_gathered(op, choice)]
         accesses, _ = _accesses(op, choice)
         buffer, result = op.operands[0], op.results[0].type
 
@@ -568,6 +575,34 @@ def _accesses(op: Operation, choice: _Choice) -> tuple[list[_Access], Sequence[V
         starts = (splat(row.type, at) if isinstance(at, int) else at for part in start for at in part)
         found.append(_Access(choice.shared, place, tuple(starts), sizes, mask, batch_dims))
     return found, readers
+
+
+def _gathered(op: Operation, choice: _Choice) -> Value:
+    """Return the rows of a read, by one gather."""
+    buffer, index = op.operands[:2]
+    batch_dims, sizes = config(op)["batch_dims"].value, index_sizes(op)
+    shape, size, places = buffer.type.shape, math.prod(sizes), index.type.rank
+    batch, elem = shape[:batch_dims], shape[batch_dims + len(sizes) :]
+    dims = hlo.GatherDimensionNumbers.get(
+        offset_dims=list(range(places, places + len(elem))),
+        collapsed_slice_dims=[batch_dims],
+        operand_batching_dims=list(range(batch_dims)),
+        start_indices_batching_dims=list(range(batch_dims)),
+        start_index_map=[batch_dims],
+        index_vector_dim=places,
+    )
+    row = widened(index, size)
+    starts, taken = _reshaped(row, [*index.type.shape, 1]), mlir.dense_int_array([*[1] * (batch_dims + 1), *elem])
+    rows = hlo.gather(_reshaped(buffer, [*batch, size, *elem]), starts, dims, taken)
+    mask = op.operands[2] if choice.masked else None
+    if choice.drops:
+        inside = hlo.not_(astray(row, size))
+        mask = inside if mask is None else hlo.and_(mask, inside)
+    if mask is None:
+        return rows
+    whole = tensor(rows.type.shape, mask.type.element_type)
+    mask = hlo.broadcast_in_dim(whole, mask, mlir.dense_int_array(range(places)))
+    return hlo.select(mask, rows, splat(rows.type, 0))
 
 
 def _along_axes(row: Value, sizes: Sequence[int]) -> list[Value]:
