@@ -1,6 +1,6 @@
 """Draw the memory that gradients of loops take against the number of steps: `python docs/draw_memory.py FILE.svg`.
 
-The programs are those of `docs/loops.md`. They are compiled, not run.
+The programs are in `docs/loops.md`. They are compiled, not run.
 """
 
 import re
@@ -19,7 +19,7 @@ PANELS = {
 
 
 def programs() -> dict[str, Any]:
-    """What the snippets of the page define."""
+    """Return what the snippets of the page define."""
     names: dict[str, Any] = {}
     for snippet in re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE):
         exec(snippet, names)
@@ -27,7 +27,7 @@ def programs() -> dict[str, Any]:
 
 
 def draw(file: str) -> None:
-    """One panel a program, one line a mode."""
+    """Draw one panel for each program, with one line for each mode."""
     found = programs()
     figure = Figure(figsize=(8, 3.4), layout="constrained")
     for axes, (name, (title, modes)) in zip(figure.subplots(1, 2, sharey=True), PANELS.items(), strict=True):

@@ -24,7 +24,7 @@ _HEADING = re.compile(r"^(?:#|//) --- (.+?) -+\n", re.MULTILINE)
 
 
 def part(code: str, title: str) -> str:
-    """The section with that title, or else what begins with it and goes on until something else begins.
+    """Return the section with that title, or else the code from there to where something else begins.
 
     Raises:
         KeyError: there is neither.

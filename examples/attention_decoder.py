@@ -44,7 +44,7 @@ class Texts(NamedTuple):
 
 
 def unpacked(symbols):
-    """The letters that a list of symbols stands for: what the decoder has to learn."""
+    """Return the letters that a list of symbols stands for. The decoder has to learn this."""
     letters = []
     for symbol in symbols:
         if symbol in COPIES:
@@ -56,7 +56,7 @@ def unpacked(symbols):
 
 
 def as_texts(sources, room):
-    """The packed texts, each a list of symbols, as arrays."""
+    """Convert packed texts, each a list of symbols, to arrays."""
     packed, letters = (np.full((len(sources), room), END, np.int32) for _ in range(2))
     count = np.zeros(len(sources), np.int32)
     for k, source in enumerate(sources):
@@ -68,7 +68,7 @@ def as_texts(sources, room):
 
 
 def make_texts(rng, number, shortest=4, longest=LONGEST, room=LONGEST + 1):
-    """Random texts of so many letters, in arrays with room for more."""
+    """Make random texts of `shortest` to `longest` letters, in arrays with room for more."""
     sources = []
     for _ in range(number):
         source, written, length = [], 0, rng.integers(shortest, longest + 1)
@@ -87,7 +87,7 @@ def make_texts(rng, number, shortest=4, longest=LONGEST, room=LONGEST + 1):
 
 
 def init_params(rng, hidden=40, width=24):
-    """Some 19,000 numbers."""
+    """Return parameters, about 19,000 numbers."""
 
     def normal(*shape):
         return jnp.asarray(rng.standard_normal(shape) / np.sqrt(shape[0]))
@@ -113,7 +113,7 @@ class Decoding(NamedTuple):
 
 
 def start(params, symbols, longest):
-    """Before the first letter. The pointer is behind the source, from where it moves on to the first symbol."""
+    """Return the state before the first letter. The pointer is behind the source, and moves on to the first symbol."""
     hidden, (_, width), dtype = params["say"].shape[0], params["letters"].shape, params["letters"].dtype
     pointer = (jnp.arange(symbols) == symbols - 1).astype(dtype)
     rows = TensorArray(dtype, longest, element_shape=(width,))
@@ -121,7 +121,7 @@ def start(params, symbols, longest):
 
 
 def next_letter(params, source, state, pointer, rows, size):
-    """Log-probabilities of the next letter, and the attention to each row; those from `size` on do not exist yet."""
+    """Return log-probabilities of the next letter and the attention to each row. Rows from `size` on do not exist."""
     context = pointer @ source
     query = jnp.concatenate([state, context]) @ params["query"]
     place = jnp.arange(len(rows))
@@ -132,7 +132,7 @@ def next_letter(params, source, state, pointer, rows, size):
 
 
 def take_in(params, source, state, pointer, row):
-    """State and pointer after a letter: a gated recurrent unit, and whether to read on."""
+    """Return state and pointer after a letter, from a gated recurrent unit and a gate for reading on."""
     x = jnp.concatenate([pointer @ source, row])
     keep, reset = jnp.split(jax.nn.sigmoid(jnp.concatenate([state, x]) @ params["gates"]), 2)
     state = keep * state + (1 - keep) * jnp.tanh(jnp.concatenate([reset * state, x]) @ params["recur"])
@@ -141,7 +141,7 @@ def take_in(params, source, state, pointer, row):
 
 
 def step(params, source, t, now):
-    """Step t, but for the choice of a letter: log-probabilities of the next one, and the attention to each row."""
+    """Take step t without choosing the next letter. Also return its log-probabilities and the attention to each row."""
     row = params["letters"][now.letter]
     state, pointer = take_in(params, source, now.state, now.pointer, row)
     # The row is written before all rows are used, so there is no use of the old buffer that XLA would keep a copy for.
@@ -151,7 +151,7 @@ def step(params, source, t, now):
 
 
 def log_likelihood(params, packed, letters, count):
-    """Log-probability of the first so many letters, each given those before."""
+    """Return the log-probability of the first `count` letters, each given the letters before it."""
     source, letters = params["symbols"][packed], TensorArray.from_array(letters)
 
     def body(t, carry):
@@ -166,7 +166,7 @@ def log_likelihood(params, packed, letters, count):
 
 
 def loss(params, texts):
-    """The negative log-likelihood of a letter, on average."""
+    """Return the negative log-likelihood of a letter, on average."""
     return -jnp.sum(jax.vmap(log_likelihood, (None, 0, 0, 0))(params, *texts)) / jnp.sum(texts.count)
 
 
@@ -178,7 +178,7 @@ class Written(NamedTuple):
 
 
 def decode(params, packed, longest):
-    """What the decoder makes of a source: always the most probable letter, until that is the end."""
+    """Decode a source: write the most probable letter in each step, until that letter is END."""
     source = params["symbols"][packed]
 
     def goes_on(carry):
@@ -209,7 +209,7 @@ def decode(params, packed, longest):
 
 
 def adam(params, moments, gradient, k, rate):
-    """A step of the optimiser, k = 1, 2, ..."""
+    """Take a step of the optimiser, k = 1, 2, ..."""
     m, v = moments
     m = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, m, gradient)
     v = jax.tree.map(lambda v, g: 0.99 * v + 0.01 * g * g, v, gradient)
@@ -221,7 +221,7 @@ def adam(params, moments, gradient, k, rate):
 
 
 def train(updates, batch, rate=0.01, seed=0, report=lambda k, loss: None):
-    """The trained parameters, and the loss before each update."""
+    """Return the trained parameters, and the loss before each update."""
     rng = np.random.default_rng(seed)
     params = init_params(rng)
     moments = jax.tree.map(jnp.zeros_like, (params, params))
@@ -245,12 +245,12 @@ def train(updates, batch, rate=0.01, seed=0, report=lambda k, loss: None):
 
 
 def symbols_of(text):
-    """The symbols of a packed text as it is written, "mur+3"."""
+    """Split a packed text, as it is written in "mur+3", into its symbols."""
     return re.findall(r"[+-]\d|.", text)
 
 
 def picture(packed, written):
-    """One line for each letter: the symbol that was read, the letter, and the attention to the letters before it."""
+    """Yield a line for each letter: the symbol that was read, the letter, and the attention to the letters before."""
     names = [*"._", *SYMBOLS[2:]]
     letters = [names[i] for i in written.letters[: written.count]]
     yield " " * 8 + "".join(letters[:-1])
@@ -261,7 +261,7 @@ def picture(packed, written):
 
 
 def plain_log_likelihood(params, packed, letters):
-    """That of `log_likelihood` in plain JAX, for texts as long as the array: a buffer in the carry of a scan."""
+    """Compute `log_likelihood` in plain JAX, for texts as long as the array, with a buffer in the carry of a scan."""
     source = params["symbols"][packed]
     state, pointer, letter, rows = start(params, len(packed), len(letters))
 
@@ -278,15 +278,15 @@ def plain_log_likelihood(params, packed, letters):
 
 
 def temporary_memory(f, *args):
-    """Bytes that XLA allocates for a function beside its arguments and results."""
+    """Return the bytes that XLA allocates for a function beside its arguments and results."""
     return jax.jit(f).lower(*args).compile().memory_analysis().temp_size_in_bytes
 
 
 def compare(params, lengths, seed=0):
-    """Memory of the gradient for one text, here and in plain JAX, for several lengths.
+    """Yield the memory of the gradient for one text, here and in plain JAX, for several lengths.
 
-    Both keep the pointer into the source, which has a number for every symbol, in each step. All rows, in each step,
-    are kept by plain JAX only.
+    Both keep the pointer into the source, a number for every symbol, in each step. Only plain JAX keeps all rows in
+    each step.
     """
     for length in lengths:
         texts = make_texts(np.random.default_rng(seed), 1, length, length, room=length + 1)
@@ -297,7 +297,7 @@ def compare(params, lengths, seed=0):
 
 
 def main(updates=500, batch=16, lengths=(200, 800), seed=0):
-    """Train, and show what was learned. Returns the parameters and the losses."""
+    """Train, and show what was learned. Return the parameters and the losses."""
 
     def report(k, value):
         if k == 1 or k % max(1, updates // 10) == 0:

@@ -33,7 +33,7 @@ IMPOSSIBLE = -1e9
 
 
 def make_words(rng, number):
-    """Pairs of what is seen, [number, LONGEST] symbols, and of the letters that were meant, padded with END."""
+    """Make words: the symbols that are seen, [number, LONGEST], and the letters meant, padded with END."""
     seen = np.full((number, LONGEST), SYMBOLS.index("."))
     meant = np.full((number, LONGEST), END)
     for k, word in enumerate(rng.choice(LEXICON, number)):
@@ -44,7 +44,7 @@ def make_words(rng, number):
 
 
 def init_params(rng, hidden=16):
-    """Some 550 numbers."""
+    """Return parameters, about 550 numbers."""
 
     def normal(*shape):
         return jnp.asarray(0.3 * rng.standard_normal(shape))
@@ -70,7 +70,7 @@ class Search(NamedTuple):
 
 
 def beam_search(params, seen, beam):
-    """The best hypotheses for one word: letters [beam, LONGEST], log-probabilities [beam], and the steps it took."""
+    """Return the best hypotheses for one word: letters [beam, LONGEST], log-probabilities [beam], and the steps."""
     hidden, dtype = params["recur"].shape[0], params["recur"].dtype
 
     def extend(search):
@@ -125,7 +125,7 @@ def beam_search(params, seen, beam):
 
 
 def edit_distance(word, other):
-    """How many letters to insert, delete or replace. Both words are padded with END."""
+    """Count the letters to insert, delete or replace. Both words are padded with END."""
     column = jnp.arange(len(other) + 1)
 
     def next_row(i, above):
@@ -138,14 +138,14 @@ def edit_distance(word, other):
 
 
 def expected_error(params, seen, meant, beam):
-    """Edit distance to the word that was meant, averaged over the hypotheses by their probability."""
+    """Return the edit distance to the word that was meant, averaged over the hypotheses by their probability."""
     words, scores, _ = beam_search(params, seen, beam)
     errors = jax.vmap(edit_distance, (0, None))(words, meant)
     return jax.nn.softmax(scores) @ errors.astype(scores.dtype)
 
 
 def loss(params, seen, meant, beam):
-    """The mean over many words, each of which is searched as long as it takes."""
+    """Return the mean over many words. Each is searched as long as it takes."""
     return jnp.mean(jax.vmap(expected_error, (None, 0, 0, None))(params, seen, meant, beam))
 
 
@@ -153,7 +153,7 @@ def loss(params, seen, meant, beam):
 
 
 def adam(params, moments, gradient, k, rate):
-    """A step of the optimiser, k = 1, 2, ..."""
+    """Take a step of the optimiser, k = 1, 2, ..."""
     m, v = moments
     m = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, m, gradient)
     v = jax.tree.map(lambda v, g: 0.99 * v + 0.01 * g * g, v, gradient)
@@ -165,7 +165,7 @@ def adam(params, moments, gradient, k, rate):
 
 
 def train(updates, batch, beam, rate=0.02, seed=0, report=lambda k, loss: None):
-    """The trained parameters, and the loss before each update."""
+    """Return the trained parameters, and the loss before each update."""
     rng = np.random.default_rng(seed)
     params = init_params(rng)
     moments = jax.tree.map(jnp.zeros_like, (params, params))
@@ -188,7 +188,7 @@ def spelled(indices, letters):
 
 
 def main(updates=700, batch=32, beam=8, seed=0):
-    """Train, and show what was learned. Returns the losses."""
+    """Train, and show what was learned. Return the losses."""
 
     def report(k, value):
         if k == 1 or k % max(1, updates // 8) == 0:

@@ -3,7 +3,7 @@
 The model repeats what it has heard some steps before. Its states are rows of a TensorArray, from which every step reads
 the last one and an earlier one. The losses of the training so far are another TensorArray, in a state that is donated
 to every update. What each device has is said once, as shardings of the inputs and of the first rows. The program is
-that of one device, and so are the losses.
+the same as on one device, and so are the losses.
 
     python examples/data_parallel.py --processes 2
 
@@ -28,7 +28,7 @@ from jax_tensorarray import TensorArray, fori_loop
 
 STEPS, INPUTS, HIDDEN, BATCH = 12, 3, 24, 24
 DELAY = 3  # the target is the input of that many steps before
-EARLIER = 3  # a state is made from the last one and from that of so many steps before
+EARLIER = 3  # a state is made from the last one and from the one so many steps before
 
 #: How arrays are divided: examples on the axis "data" of the mesh, features of a state on the axis "feature".
 STATES = P(None, "data", "feature")
@@ -49,7 +49,7 @@ def init_params(seed=0):
 
 
 def make_batch(update, examples=slice(None)):
-    """Those examples of the batch of an update, [steps, examples, inputs]."""
+    """Return some examples of the batch of an update, [steps, examples, inputs]."""
     return np.random.default_rng([1, update]).standard_normal((STEPS, BATCH, INPUTS))[:, examples]
 
 
@@ -57,7 +57,7 @@ def make_batch(update, examples=slice(None)):
 
 
 def run(params, xs, mesh):
-    """The states of all steps, a TensorArray of rows [examples, hidden]; row 0 is the state before the first step."""
+    """Return all states, a TensorArray of rows [examples, hidden]. Row 0 is the state before the first step."""
     states = TensorArray(xs.dtype, size=STEPS + 1, element_shape=(xs.shape[1], HIDDEN))
     states = jax.lax.with_sharding_constraint(states, NamedSharding(mesh, STATES))
 
@@ -72,7 +72,7 @@ def run(params, xs, mesh):
 
 
 def loss(params, xs, mesh):
-    """How far what is said is from what was heard before, on the average."""
+    """Return the mean squared difference between the output and the input that was heard before."""
     said = run(params, xs, mesh).stack()[1 + DELAY :] @ params["say"]
     return jnp.mean((said - xs[:-DELAY]) ** 2)
 
@@ -82,7 +82,7 @@ def loss(params, xs, mesh):
 
 @functools.partial(jax.jit, static_argnames=("mesh", "rate"), donate_argnames="state")
 def update(state, xs, mesh, rate=0.01):
-    """A step of Adam. The state is updated where it is."""
+    """Take a step of Adam. The state is updated where it is."""
     value, gradient = jax.value_and_grad(loss)(state["params"], xs, mesh)
     k = state["losses"].size() + 1
     m = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, state["m"], gradient)
@@ -96,7 +96,7 @@ def update(state, xs, mesh, rate=0.01):
 
 
 def place(make, shape, mesh, spec):
-    """An array of which every process makes its own parts, `make(index)`."""
+    """Make an array in parts. Every process makes its own, `make(index)`."""
     dtype = jnp.result_type(float)
     return jax.make_array_from_callback(shape, NamedSharding(mesh, spec), lambda index: make(index).astype(dtype))
 
@@ -118,7 +118,7 @@ def batch_of(k, mesh):
 
 
 def train(mesh, updates):
-    """The loss before each update, as NumPy's array, which every process has."""
+    """Return the loss before each update, as a NumPy array that every process has."""
     state = new_state(mesh, updates)
     for k in range(updates):
         state = update(state, batch_of(k, mesh), mesh)
@@ -126,7 +126,7 @@ def train(mesh, updates):
 
 
 def main(updates):
-    """Train on all devices that there are, divided by examples and by features. Returns the losses of both."""
+    """Train on all devices that there are, divided by examples and by features. Return the losses of both."""
     devices, found = len(jax.devices()), {}
     for name, shape in {"data": (devices, 1), "feature": (1, devices)}.items():
         mesh = jax.make_mesh(shape, ("data", "feature"), axis_types=(jax.sharding.AxisType.Auto,) * 2)

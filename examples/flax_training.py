@@ -46,7 +46,7 @@ class Program(NamedTuple):
 
 
 def make_program(rng, length):
-    """Random lines; the first two are the constants, and name themselves."""
+    """Make a program of random lines. The first two are the constants, and name themselves."""
     operator = rng.integers(INPUTS, len(NAMES), length)
     operator[:INPUTS] = range(INPUTS)
     earlier = np.maximum(np.arange(length), 1)
@@ -70,11 +70,11 @@ class Machine(nnx.Module):
         self.answer = nnx.Linear(HIDDEN, 1, rngs=rngs)
 
     def line(self, operator, a, b):
-        """The vector of a line, from those of the lines that it names."""
+        """Return the vector of a line, from the vectors of the lines that it names."""
         return jnp.tanh(self.state(nnx.relu(self.mix(jnp.concatenate([self.operators(operator), a, b])))))
 
     def __call__(self, program):
-        """The logarithm of the odds that the bit of each line is 1, [T]."""
+        """Return the logarithm of the odds that the bit of each line is 1, [T]."""
         return self.answer(self.run(program))[:, 0]
 
 
@@ -101,7 +101,7 @@ class After(Machine):
 
 
 def loss(model, program):
-    """Cross entropy, the mean over the lines."""
+    """Return the cross entropy, the mean over the lines."""
     return jnp.mean(optax.sigmoid_binary_cross_entropy(model(program), program.bit.astype(jnp.float32)))
 
 
@@ -113,14 +113,14 @@ OPTIMISER = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(2e-3))
 
 @nnx.jit
 def update(model, optimizer, program):
-    """A step of training. The loss before it."""
+    """Take a step of training. Return the loss before it."""
     value, gradient = nnx.value_and_grad(loss)(model, program)
     optimizer.update(model, gradient)
     return value
 
 
 def train(kind, updates, length, seed=0):
-    """A model of a kind, and the loss before each update: each time with a new program."""
+    """Train a model of a kind, with a new program in each update. Return it, and the loss before each update."""
     model, rng = kind(nnx.Rngs(seed)), np.random.default_rng(seed)
     optimizer, losses = nnx.Optimizer(model, OPTIMISER, wrt=nnx.Param), []
     for _ in range(updates):
@@ -129,7 +129,7 @@ def train(kind, updates, length, seed=0):
 
 
 def right(model, program):
-    """The share of lines whose bit the model knows."""
+    """Return the share of lines whose bit the model knows."""
     return float(jnp.mean((nnx.jit(lambda m, p: m(p))(model, program) > 0) == program.bit))
 
 
@@ -137,14 +137,14 @@ def right(model, program):
 
 
 def copies(kind, length=1000):
-    """What `loop_copies` finds in the gradient of a model of a kind."""
+    """Return what `loop_copies` finds in the gradient of a model of a kind."""
     graph, params = nnx.split(kind(nnx.Rngs(0)))
     program = make_program(np.random.default_rng(0), length)
     return loop_copies(jax.grad(lambda params: loss(nnx.merge(graph, params), program)), params)
 
 
 def seconds_of_an_update(kind, length):
-    """The fastest of those of a second, of three at least."""
+    """Return the seconds of the fastest update. Updates run for a second, and at least three times."""
     model = kind(nnx.Rngs(0))
     optimizer, program = nnx.Optimizer(model, OPTIMISER, wrt=nnx.Param), make_program(np.random.default_rng(0), length)
     update(model, optimizer, program).block_until_ready()
@@ -157,13 +157,13 @@ def seconds_of_an_update(kind, length):
 
 
 def difference():
-    """The lines in which the two models differ."""
+    """Return the lines in which the two models differ."""
     before, after = (inspect.getsource(kind.run).splitlines() for kind in (Before, After))
     return "\n".join(line for line in difflib.ndiff(before, after) if line[0] in "-+")
 
 
 def main(updates=200, length=200, lengths=(250, 1000, 4000), seed=0):
-    """Train both, and compare. Returns the losses of both."""
+    """Train both, and compare. Return the losses of both."""
     print(difference() + "\n")
     losses = {}
     for kind in (Before, After):

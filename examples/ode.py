@@ -10,8 +10,8 @@ many guesses of the rates at once, each with its own steps.
 
     python examples/ode.py
 
-prints how the guesses improve, the parameters beside those of a Bayesian analysis of the same data, and the two curves
-with the steps of the solver under them.
+prints how the guesses improve, the parameters beside the ones from a Bayesian analysis of the same data, and the two
+curves with the steps of the solver under them.
 
 For differential equations in earnest take diffrax, which has many solvers, implicit ones among them, events, controlled
 and stochastic equations, and adjoints of its own. This is how such a loop is written, if you need one of your own.
@@ -85,7 +85,7 @@ def combined(weights, slopes):
 
 
 def attempt(field, t, y, slope, h):
-    """A step: the state and the slope at its end, the error in the state, and the polynomial in between."""
+    """Try a step: return the state and the slope at its end, the error in the state, and the polynomial in between."""
     slopes = [slope]
     for node, weights in STAGES:
         end = y + h * combined(weights, slopes)
@@ -101,11 +101,12 @@ def attempt(field, t, y, slope, h):
 def solve(field, y0, t0, t1, *, tolerance=1e-6, first_step=0.1, max_steps=1000):
     """Solve y' = field(t, y) from t0 to t1.
 
-    Returns the pieces of the solution, a TensorArray whose size is the number of accepted steps; the number of rejected
-    ones; and whether it has come to t1, for which `max_steps` attempts may be too few. Differentiable in y0 and in all
-    that the field closes over. Steps are chosen, not differentiated: but for the tolerance the solution does not depend
-    on them. A rejected attempt must not overflow, or the gradient is NaN, as from any `where` between a number and
-    infinity: give a shorter `first_step` then. No later one is more than ten times as long as one that was accepted.
+    Return the pieces of the solution, the number of rejected steps, and whether the solver has come to t1. The pieces
+    are a TensorArray whose size is the number of accepted steps. `max_steps` attempts may be too few to come to t1. The
+    solution is differentiable in y0 and in all that the field closes over. Steps are chosen, not differentiated: but
+    for the tolerance the solution does not depend on them. A rejected attempt must not overflow, or the gradient is
+    NaN, as from any `where` between a number and infinity: give a shorter `first_step` then. No later attempt is more
+    than ten times as long as an accepted step.
     """
 
     def step(run):
@@ -137,7 +138,7 @@ def solve(field, y0, t0, t1, *, tolerance=1e-6, first_step=0.1, max_steps=1000):
 
 
 def evaluate(pieces, times):
-    """The solution at some times, [len(times), n]: each from the piece in which it lies."""
+    """Return the solution at some times, [len(times), n], each from the piece in which it lies."""
     starts = pieces.stack().start
     starts = jnp.where(jnp.arange(len(starts)) < pieces.size(), starts, jnp.inf)
     piece = pieces.gather(jnp.searchsorted(starts, times, side="right") - 1)
@@ -152,7 +153,7 @@ def evaluate(pieces, times):
 
 
 def populations(params, times=YEARS, **options):
-    """The pieces of the solution and the rest that `solve` returns, and the numbers of both animals at some times."""
+    """Return the numbers of both animals at some times, then the pieces of the solution and the rest from `solve`."""
     births, eaten, deaths, gained, *start = jnp.exp(params)
 
     def field(t, y):
@@ -164,7 +165,7 @@ def populations(params, times=YEARS, **options):
 
 
 def loss(params, pelts=PELTS, times=YEARS, **options):
-    """The mean square of the difference of logarithms, with how many steps it took: accepted and rejected."""
+    """Return the mean square of the difference of logarithms, and the numbers of accepted and of rejected steps."""
     found, pieces, rejected, done = populations(params, times, **options)
     # What is not positive has no logarithm: a coarse solution of a bad guess.
     wrong = jnp.mean((jnp.log(jnp.maximum(found, 1e-3)) - jnp.log(pelts)) ** 2)
@@ -175,7 +176,7 @@ def loss(params, pelts=PELTS, times=YEARS, **options):
 
 
 def adam(params, moments, gradient, k, rate):
-    """A step of the optimiser, k = 1, 2, ..."""
+    """Take a step of the optimiser, k = 1, 2, ..."""
     m, v = moments
     m = 0.9 * m + 0.1 * gradient
     v = 0.99 * v + 0.01 * gradient**2
@@ -183,7 +184,7 @@ def adam(params, moments, gradient, k, rate):
 
 
 def make_guesses(number, seed=0):
-    """Logarithms of parameters, each some times too large or too small; the animals as in the first year."""
+    """Make guesses, logarithms of parameters: rough rates and the first year's animals, each off by a random factor."""
     rng = np.random.default_rng(seed)
     guess = np.log([1.0, 0.02, 1.0, 0.02, *PELTS[0]])
     return jnp.asarray(guess + 0.5 * rng.standard_normal((number, len(NAMES))))
@@ -191,13 +192,13 @@ def make_guesses(number, seed=0):
 
 @jax.jit
 def update(params, moments, k, rate, pelts):
-    """A step of all guesses: their losses and how many steps each took, then what comes after."""
+    """Update all guesses. Return their losses and numbers of solver steps, then the new parameters and moments."""
     (value, steps), gradient = jax.vmap(jax.value_and_grad(loss, has_aux=True), (0, None))(params, pelts)
     return value, steps, *adam(params, moments, gradient, k, rate)
 
 
 def fit(guesses, updates, rate=0.03, pelts=PELTS, report=lambda *args: None):
-    """The parameters that each guess has led to before the last update, and their losses, [guesses]."""
+    """Return the parameters that each guess has led to before the last update, and their losses, [guesses]."""
     params, moments = guesses, (jnp.zeros_like(guesses), jnp.zeros_like(guesses))
     for k in range(1, updates + 1):
         guesses = params
@@ -210,7 +211,7 @@ def fit(guesses, updates, rate=0.03, pelts=PELTS, report=lambda *args: None):
 
 
 def drawing(params, height=15, columns=4):
-    """Both curves and the pelts that were counted, so many columns a year, over the steps of the solver."""
+    """Draw both curves and the pelts that were counted, `columns` columns a year, over the steps of the solver."""
     times = np.linspace(YEARS[0], YEARS[-1], columns * (len(YEARS) - 1) + 1)
     curves, pieces, _, _ = jax.jit(populations)(params, times)
     top = 1.05 * max(PELTS.max(), float(curves.max()))
@@ -229,7 +230,7 @@ def drawing(params, height=15, columns=4):
 
 
 def main(updates=300, guesses=8, seed=0):
-    """Fit all guesses, and show the best. Returns its parameters and its loss."""
+    """Fit all guesses, and show the best. Return its parameters and its loss."""
 
     def report(k, value, steps):
         if str(k).strip("0") in ("1", "3") or k == updates:

@@ -35,14 +35,14 @@ class Replay(NamedTuple):
 
 
 def new_replay(transition, capacity):
-    """Room for so many transitions like this one."""
+    """Make an empty replay with room for `capacity` transitions like this one."""
     return Replay(TensorArray.like(transition, capacity), jnp.int32(0), jnp.int32(0))
 
 
 def remember(replay, transitions):
-    """Those at `[n, ...]`, of which the last is the newest: the oldest ones go, if there is no room.
+    """Remember transitions `[n, ...]`, the newest last. The oldest ones go, if there is no room.
 
-    More than there is room for will do too: rows are written in order, and the last stays.
+    There may be more transitions than rows: they are written in order, and the last one in a row stays.
     """
     number, capacity = len(jax.tree.leaves(transitions)[0]), len(replay.rows)
     return Replay(
@@ -53,7 +53,7 @@ def remember(replay, transitions):
 
 
 def draw(replay, key, number):
-    """So many at random, `[number, ...]`, of those that there are. There has to be one."""
+    """Draw transitions at random from the filled rows, `[number, ...]`. There has to be one."""
     return replay.rows.gather(jax.random.randint(key, (number,), 0, replay.filled))
 
 
@@ -84,7 +84,7 @@ class Transition(NamedTuple):
 
 
 def move(place, action, gust, wind):
-    """A step of one walker. `gust` is a pair: a number in [0, 1), below `wind` if it blows, and the way it blows."""
+    """Move one walker. `gust` is a pair: a number in [0, 1), below `wind` if it blows, and the way it blows."""
     blows, way = gust
     way = jnp.where(blows < wind, way, action)
     row, column = jnp.array([place // WIDTH, place % WIDTH]) + jnp.asarray(MOVES)[way]
@@ -113,7 +113,7 @@ def new_state(capacity, walkers, seed=0):
 
 
 def live(state, wind, batch, adventure=0.3):
-    """All walkers take a step, remember it, and learn from so many transitions."""
+    """Let all walkers take a step, remember it, and learn from `batch` transitions."""
     key, *keys = jax.random.split(state.key, 6)
     shape = state.places.shape
     action = jnp.argmax(state.values[state.places], axis=1)
@@ -137,17 +137,17 @@ def live(state, wind, batch, adventure=0.3):
 
 @functools.partial(jax.jit, static_argnames="batch", donate_argnames="state")
 def train(state, wind, steps, batch=512):
-    """So many steps. The state is updated where it is."""
+    """Take `steps` steps. The state is updated where it is."""
     return lax.fori_loop(0, steps, lambda _, state: live(state, wind, batch), state)
 
 
 @jax.jit
 def worth(policy, wind):
-    """What a walk from START is worth if it follows a policy, [places]; without one, the most that it can be."""
+    """Return the worth of a walk from START under a policy, [places]. Without one, return the most that it can be."""
     places = jnp.arange(len(CLIFF))
 
     def expected(values):
-        """After each move from each place, [places, moves]."""
+        """Return what is expected after each move from each place, [places, moves]."""
 
         def one(place, action):
             quiet = move(place, action, (1.0, action), wind)
@@ -168,7 +168,7 @@ def worth(policy, wind):
 
 
 def seconds_to_remember(capacity, donated, floats=64, runs=20):
-    """The fastest of some calls that remember one transition of two observations of so many numbers."""
+    """Return the fastest of `runs` calls that remember one transition: two observations of `floats` numbers."""
     f = jax.jit(remember, donate_argnums=0 if donated else ())
     new = {"seen": jnp.ones((1, floats)), "then": jnp.ones((1, floats)), "action": jnp.zeros(1), "reward": jnp.ones(1)}
     replay = new_replay(jax.tree.map(lambda x: x[0], new), capacity)
@@ -181,14 +181,14 @@ def seconds_to_remember(capacity, donated, floats=64, runs=20):
 
 
 def drawing(values):
-    """The map with the move that is best at each place."""
+    """Return the lines of the map with the move that is best at each place."""
     arrows = [ARROWS[k] for k in jnp.argmax(values, axis=1)]
     arrows = [at if at in "#G" else arrow for at, arrow in zip("".join(MAP), arrows, strict=True)]
     return [" ".join(arrows[k : k + WIDTH]) for k in range(0, len(arrows), WIDTH)]
 
 
 def main(rounds=7, walkers=16, capacity=20_000, sizes=(4096, 65_536), seed=0):
-    """Let them learn, with wind and without, and take the time. Returns what a walk is worth after each round."""
+    """Let them learn, with wind and without, and take the time. Return the worth of a walk after each round."""
     found, ways = {}, {}
     for name, wind in {"wind": 0.2, "calm": 0.0}.items():
         state = new_state(capacity, walkers, seed)

@@ -42,7 +42,7 @@ class Recordings(NamedTuple):
 
 
 def make_recordings(rng, number):
-    """Spoken words of one to six sounds."""
+    """Make recordings of spoken words of one to six sounds."""
     voice = np.random.default_rng(9)
     looks = np.concatenate([np.zeros((1, CHANNELS)), voice.standard_normal((len(SOUNDS), CHANNELS))])
     frames = np.zeros((number, LONGEST_SOUND, CHANNELS))
@@ -64,7 +64,7 @@ def make_recordings(rng, number):
 
 
 def init_params(rng, hidden=14):
-    """Some 700 numbers."""
+    """Return parameters, about 700 numbers."""
 
     def normal(*shape):
         return jnp.asarray(0.3 * rng.standard_normal(shape))
@@ -80,18 +80,18 @@ def init_params(rng, hidden=14):
 
 
 def encode(params, frames):
-    """What is heard at each frame, [T, hidden], from the frame and the one before."""
+    """Return what is heard at each frame, [T, hidden], from the frame and the one before."""
     before = jnp.concatenate([jnp.zeros_like(frames[:1]), frames[:-1]])
     return jnp.tanh(jnp.concatenate([frames, before], axis=-1) @ params["listen"] + params["bias"]) @ params["heard"]
 
 
 def remember(params, state, label):
-    """The state after one more label."""
+    """Return the state after one more label."""
     return jnp.tanh(state @ params["recur"] + params["embed"][label])
 
 
 def joint(params, heard, state):
-    """Log-probabilities of the labels, of what is heard and what has been said."""
+    """Return log-probabilities of the labels, given the encoded frame and the state after the labels so far."""
     return jax.nn.log_softmax(jnp.tanh(heard + state) @ params["out"])
 
 
@@ -108,7 +108,10 @@ class Decoding(NamedTuple):
 
 
 def greedy(params, frames, length):
-    """The most probable label, step by step: how it ended. `sum(log_p.stack())` is that of the path, differentiable."""
+    """Decode with the most probable label in each step, and return how it ended.
+
+    `sum(log_p.stack())` is the log-probability of the path, and differentiable.
+    """
     heard = TensorArray.from_array(encode(params, frames))
     hidden, dtype = params["recur"].shape[0], params["recur"].dtype
 
@@ -144,7 +147,7 @@ def greedy(params, frames, length):
 
 
 def path_log_p(params, frames, length):
-    """Log-probability of the path that greedy decoding takes."""
+    """Return the log-probability of the path that greedy decoding takes."""
     return jnp.sum(greedy(params, frames, length).log_p.stack())
 
 
@@ -152,7 +155,7 @@ def path_log_p(params, frames, length):
 
 
 def log_likelihood(params, frames, length, labels, count):
-    """Log-probability of the labels, summed over alignments (A. Graves, arXiv:1211.3711, equation 16)."""
+    """Return the log-probability of the labels, summed over alignments (A. Graves, arXiv:1211.3711, equation 16)."""
     hidden, dtype = params["recur"].shape[0], params["recur"].dtype
     states = TensorArray(dtype, LONGEST_WORD + 1, element_shape=(hidden,)).write(0, jnp.zeros(hidden, dtype))
     states = fori_loop(
@@ -192,14 +195,14 @@ def log_likelihood(params, frames, length, labels, count):
 
 
 def loss(params, recordings):
-    """Of a batch: the negative log-likelihood of a recording, on average."""
+    """Return the negative log-likelihood of a recording, on average over a batch."""
     return -jnp.mean(jax.vmap(log_likelihood, (None, 0, 0, 0, 0))(params, *recordings))
 
 
 def contrast(params, recordings):
-    """How much more probable the model's own reading of a recording is than the right one, on average.
+    """Return how much more probable the model's own reading of a recording is than the right one, on average.
 
-    Zero where they are the same, since the alignment that was decoded is then one of those that are summed.
+    It is zero where they are the same, since the decoded alignment is then one of the alignments in the sum.
     """
 
     def one(frames, length, labels, count):
@@ -213,7 +216,7 @@ def contrast(params, recordings):
 
 
 def adam(params, moments, gradient, k, rate):
-    """A step of the optimiser, k = 1, 2, ..."""
+    """Take a step of the optimiser, k = 1, 2, ..."""
     m, v = moments
     m = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, m, gradient)
     v = jax.tree.map(lambda v, g: 0.99 * v + 0.01 * g * g, v, gradient)
@@ -225,7 +228,7 @@ def adam(params, moments, gradient, k, rate):
 
 
 def descend(loss, params, batches, rate, report=lambda k, loss: None):
-    """Parameters after an update with each of the batches, and the loss before each."""
+    """Return the parameters after an update with each of the batches, and the loss before each."""
     moments = jax.tree.map(jnp.zeros_like, (params, params))
 
     @jax.jit
@@ -242,14 +245,14 @@ def descend(loss, params, batches, rate, report=lambda k, loss: None):
 
 
 def train(updates, batch, seed=0, report=lambda k, loss: None):
-    """Parameters learned with the loss, and the loss before each update."""
+    """Return parameters learned with the loss, and the loss before each update."""
     rng = np.random.default_rng(seed)
     params = init_params(rng)
     return descend(loss, params, (make_recordings(rng, batch) for _ in range(updates)), 0.03, report)
 
 
 def refine(params, updates, batch, seed=1, report=lambda k, loss: None):
-    """Parameters learned further from the model's own mistakes, and the sum of both losses before each update."""
+    """Train further on the model's own mistakes. Return parameters, and the sum of both losses before each update."""
     rng = np.random.default_rng(seed)
 
     def both(params, recordings):
@@ -260,7 +263,7 @@ def refine(params, updates, batch, seed=1, report=lambda k, loss: None):
 
 @jax.jit
 def read_all(params, recordings):
-    """What greedy decoding makes of a batch: the number of labels, the labels, their frames, the log-probability."""
+    """Decode a batch greedily. Return the number of labels, the labels, their frames, and the log-probability."""
 
     def read(frames, length):
         found = greedy(params, frames, length)
@@ -270,7 +273,7 @@ def read_all(params, recordings):
 
 
 def right(params, recordings):
-    """How many recordings are spelled without a mistake."""
+    """Count the recordings that are spelled without a mistake."""
     _, labels, _, _ = read_all(params, recordings)
     return int(jnp.sum(jnp.all(labels == recordings.labels, axis=1)))
 
@@ -280,7 +283,7 @@ def spelled(labels):
 
 
 def main(updates=300, batch=16, seed=0):
-    """Train in two phases, and show what was learned. Returns the losses of both."""
+    """Train in two phases, and show what was learned. Return the losses of both."""
     new = make_recordings(np.random.default_rng(seed + 2), 200)
 
     def report(what, of):

@@ -39,7 +39,7 @@ def soft_minimum(a, b, temperature):
 
 
 def soft_edit_table(replace, temperature, length):
-    """Row i, column j: the soft edit distance of the first i letters of a word and the first j of another.
+    """Return a table: row i, column j is the soft edit distance of the first i letters of a word and j of another.
 
     `replace[i, j]` is the cost of letter i of the one for letter j of the other. There are rows for `length` letters.
     """
@@ -59,7 +59,7 @@ def soft_edit_table(replace, temperature, length):
 
 
 def soft_edit_distance(replace, temperature, length, other):
-    """That of a word of `length` letters and one of `other`."""
+    """Return the soft edit distance of a word of `length` letters and one of `other`."""
     return soft_edit_table(replace, temperature, length).read(length)[other]
 
 
@@ -68,12 +68,12 @@ expected_alignment = jax.grad(soft_edit_distance)
 
 
 def entropy(replace, temperature, length, other):
-    """Of the alignments: exp(entropy) is how many there would be, if all were as good as each other."""
+    """Return the entropy of the alignments. exp(entropy) would be their number, if all were as good as each other."""
     return -jax.grad(soft_edit_distance, argnums=1)(replace, temperature, length, other)
 
 
 def draw_alignment(key, replace, temperature, length, other):
-    """One of the alignments, with its probability: steps from the end to the start, and how many.
+    """Draw an alignment by its probability. Return its steps, from the end to the start, and how many.
 
     Step [i, j] is from there. A step to [i - 1, j - 1] aligns two letters, one to [i - 1, j] or [i, j - 1] has a gap.
     """
@@ -101,10 +101,10 @@ def draw_alignment(key, replace, temperature, length, other):
 
 
 def log_likelihood(log_p, length, labels, count, blank=0):
-    """Log-probability of the labels, summed over alignments (A. Graves et al., ICML 2006, equations 5 to 8).
+    """Return the log-probability of the labels over all alignments (A. Graves et al., ICML 2006, equations 5 to 8).
 
     `log_p[t]` are log-probabilities of all labels in frame t, of `length` frames. The first `count` of `labels` are
-    those of the word. A word that has no alignment, in so few frames, has one of about `IMPOSSIBLE`.
+    the word. A word without an alignment in so few frames has a log-probability of about `IMPOSSIBLE`.
     """
     frames = TensorArray.from_array(log_p)
     # Blanks before, between and after the labels, any number of frames for each, none for a blank.
@@ -155,7 +155,7 @@ class Prints(NamedTuple):
 
 
 def print_words(rng, words, longest, dirt=0.03):
-    """Words of up to `longest` letters: columns are doubled at random, and some pixels have the wrong colour."""
+    """Make prints of words of up to `longest` letters. Columns are doubled and pixels are flipped, at random."""
     columns = np.zeros((len(words), 1 + WIDEST * longest, HEIGHT))
     labels = np.full((len(words), longest), BLANK, np.int32)
     length, count = np.zeros(len(words), np.int32), np.zeros(len(words), np.int32)
@@ -179,7 +179,7 @@ def random_words(rng, number, longest):
 
 
 def init_params(rng, hidden=64):
-    """Some 4,300 numbers."""
+    """Return parameters, about 4,300 numbers."""
 
     def normal(*shape):
         return jnp.asarray(rng.standard_normal(shape) / np.sqrt(shape[0]))
@@ -192,14 +192,14 @@ def init_params(rng, hidden=64):
 
 
 def read_columns(params, columns):
-    """Log-probabilities of the labels, [columns, labels], from each column and its neighbours."""
+    """Return log-probabilities of the labels, [columns, labels], from each column and its neighbours."""
     wide = jnp.pad(columns, ((REACH, REACH), (0, 0)))
     window = jnp.concatenate([wide[k : k + len(columns)] for k in range(2 * REACH + 1)], axis=1)
     return jax.nn.log_softmax(jnp.tanh(window @ params["see"] + params["bias"]) @ params["say"])
 
 
 def loss(params, prints):
-    """The negative log-likelihood of a letter, on average."""
+    """Return the negative log-likelihood of a letter, on average."""
 
     def one(columns, length, labels, count):
         return log_likelihood(read_columns(params, columns), length, labels, count)
@@ -208,13 +208,13 @@ def loss(params, prints):
 
 
 def most_probable(params, prints):
-    """The most probable label of each column, a list for every word."""
+    """Return the most probable label of each column, a list for every word."""
     labels = jax.vmap(lambda columns: jnp.argmax(read_columns(params, columns), axis=-1))(prints.columns)
     return [row[:n] for row, n in zip(labels.tolist(), prints.length.tolist(), strict=True)]
 
 
 def collapsed(labels):
-    """The word that labels of columns stand for: repeated ones are one, and blanks are none."""
+    """Return the word that labels of columns stand for. Repeated labels count once, and blanks are left out."""
     return "".join(LABELS[b] for a, b in zip([BLANK, *labels[:-1]], labels, strict=True) if b not in (a, BLANK))
 
 
@@ -222,7 +222,7 @@ def collapsed(labels):
 
 
 def adam(params, moments, gradient, k, rate):
-    """A step of the optimiser, k = 1, 2, ..."""
+    """Take a step of the optimiser, k = 1, 2, ..."""
     m, v = moments
     m = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, m, gradient)
     v = jax.tree.map(lambda v, g: 0.99 * v + 0.01 * g * g, v, gradient)
@@ -234,7 +234,7 @@ def adam(params, moments, gradient, k, rate):
 
 
 def train(updates, batch, rate=0.02, longest=6, seed=0, report=lambda k, loss, params: None):
-    """The trained parameters, and the loss before each update."""
+    """Return the trained parameters, and the loss before each update."""
     rng = np.random.default_rng(seed)
     params = init_params(rng)
     moments = jax.tree.map(jnp.zeros_like, (params, params))
@@ -257,14 +257,14 @@ def train(updates, batch, rate=0.02, longest=6, seed=0, report=lambda k, loss, p
 
 
 def shaded(word, other, alignment):
-    """A line for each letter of the word, the first one for those of the other."""
+    """Yield a line with the letters of the other word, then a line for each letter of the word."""
     yield "  " + " ".join(other)
     for letter, row in zip(word, alignment, strict=True):
         yield f"{letter} " + " ".join(" .:+#"[min(int(5 * p), 4)] for p in row)
 
 
 def written_out(word, other, steps):
-    """An alignment in two lines, with a dash for each gap."""
+    """Return an alignment in two lines, with a dash for each gap."""
     lines = "", ""
     for (i, j), (next_i, next_j) in zip(steps, [*steps[1:], (0, 0)], strict=True):
         lines = (word[i - 1] if next_i < i else "-") + lines[0], (other[j - 1] if next_j < j else "-") + lines[1]
@@ -272,7 +272,7 @@ def written_out(word, other, steps):
 
 
 def show_alignments(word, other, temperatures, drawn=4, seed=0):
-    """The soft alignment of two words at each of the temperatures, and some of its alignments."""
+    """Print the soft alignment of two words at each of the temperatures, and some of its alignments."""
     replace = jnp.asarray([[float(a != b) for b in other] for a in word])
     sizes = len(word), len(other)
 
@@ -297,7 +297,7 @@ def show_alignments(word, other, temperatures, drawn=4, seed=0):
 
 
 def main(updates=1500, batch=16, words=("MAMMOTH", "CHINCHILLA"), seed=0):
-    """Align, train, and show what was learned. Returns the parameters and the losses."""
+    """Align, train, and show what was learned. Return the parameters and the losses."""
     print("Soft alignments at a temperature T: their distance, the number of them that count, how probable it is")
     print("that two letters are aligned (# is certain), and some that were drawn at random.\n")
     show_alignments("saturday", "sunday", (1.0, 0.4, 0.1))

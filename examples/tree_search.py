@@ -35,7 +35,7 @@ POSITIONS = ("xx.oo....", "x.o..o..x", "o..xx.o..", ".........")
 
 
 def board_of(position):
-    """1 for the one who is to move, -1 for the other."""
+    """Return a board, with 1 for the player who is to move and -1 for the other."""
     return np.array([{"x": 1, "o": -1, ".": 0}[c] for c in position], np.int8)
 
 
@@ -48,7 +48,7 @@ def is_over(board):
 
 
 def play(board, action):
-    """The board as the other player sees it, and what the move was worth. Where the game is over, nothing happens."""
+    """Return the board as the other player sees it, and the reward of the move. After the end nothing happens."""
     over = is_over(board)
     moved = jnp.where(over, board, board.at[action].set(1))
     reward = jnp.where(~over & is_won(moved, 1), 1.0, 0.0)
@@ -56,7 +56,7 @@ def play(board, action):
 
 
 def play_out(key, board):
-    """What random moves of both come to, for the one who is to move."""
+    """Make random moves for both, to the end. Return what they come to for the player who is to move."""
 
     def move(i, state):
         board, value, sign = state
@@ -76,7 +76,7 @@ def logits(board):
 
 
 def after(_, key, actions, boards):
-    """What mctx asks of a game: the next boards, and what they are worth."""
+    """Return the next boards, and what they are worth, in the form for mctx."""
     boards, rewards = jax.vmap(play)(boards, actions)
     over = jax.vmap(is_over)(boards)
     values = jax.vmap(play_out)(jax.random.split(key, len(boards)), boards)
@@ -90,7 +90,7 @@ def after(_, key, actions, boards):
 
 
 def search(key, boards, simulations):
-    """The output of mctx: the moves, and the trees."""
+    """Return the output of mctx: the moves, and the trees."""
     root = mctx.RootFnOutput(
         prior_logits=jax.vmap(logits)(boards),
         value=jax.vmap(play_out)(jax.random.split(key, len(boards)), boards),
@@ -102,7 +102,7 @@ def search(key, boards, simulations):
 
 
 def searches(simulations):
-    """The same search, with and without."""
+    """Return the same search without and with `in_place`."""
     plain = functools.partial(search, simulations=simulations)
     return {"plain JAX": plain, "in_place": in_place(plain)}
 
@@ -112,7 +112,7 @@ def searches(simulations):
 
 @functools.cache
 def best(position):
-    """What a position is worth to `x`, who is to move, and the moves that get it."""
+    """Return the worth of a position to `x`, the player to move, and the moves that get it."""
     boards = [position[:k] + "x" + position[k + 1 :] for k, c in enumerate(position) if c == "."]
     moves = [k for k, c in enumerate(position) if c == "."]
     values = []
@@ -140,7 +140,7 @@ def seconds(f, *args):
 
 
 def main(simulations: int = 400, sizes: Sequence[int] = (125, 500, 2000)):
-    """Returns the moves that are found."""
+    """Search, and show the results. Return the moves that are found."""
     key, boards = jax.random.key(0), jnp.stack([board_of(p) for p in POSITIONS])
     found = {name: jax.jit(f)(key, boards) for name, f in searches(simulations).items()}
     moves = np.asarray(found["in_place"].action).tolist()
