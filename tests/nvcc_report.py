@@ -1,6 +1,7 @@
 """Compile the kernels for every major architecture; print what registers they take, and fail on a spill or warning.
 
-python tests/nvcc_report.py
+python tests/nvcc_report.py        # all of them
+python tests/nvcc_report.py 5/3    # a third, another one for each number
 """
 
 import re
@@ -61,16 +62,23 @@ def report(nvcc: str, architecture: str) -> list[str]:
     return wrong
 
 
-def main() -> int:
+def part(architectures: list[str], which: str = "0/1") -> list[str]:
+    """Return every nth of them, from the kth on: "k/n"."""
+    number, parts = map(int, which.split("/"))
+    return architectures[number % parts :: parts]
+
+
+def main(arguments: list[str]) -> int:
     nvcc = shutil.which("nvcc")
     if nvcc is None:
         print("nvcc is not here: nothing is compiled for a GPU")
         return 0
     with ThreadPoolExecutor(2) as pool:
-        wrong = [text for found in pool.map(lambda a: report(nvcc, a), major_architectures(nvcc)) for text in found]
+        chosen = part(major_architectures(nvcc), *arguments)
+        wrong = [text for found in pool.map(lambda a: report(nvcc, a), chosen) for text in found]
     print("\n".join(wrong))
     return bool(wrong)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
