@@ -5,7 +5,7 @@ of machine code. But a call raises and updates in place whatever is around it, a
 for a call where
 
 - the index is one row, or a few except on a GPU, and it need not be in range or is checked already (`record`). On a
-  CPU a read of many rows is one gather, if nothing updates the buffer;
+  CPU a read of many rows in a loop is one gather, if nothing updates the buffer;
 - everything that reads the buffer comes before its update by data dependence. An optimization barrier around the
   buffer and the row that was read makes it so, in versions of XLA that keep it until memory has been assigned. In
   others a branch does, since XLA does not know that it is always run: it returns a 0 beside the row, for the index of
@@ -197,7 +197,8 @@ class _Chooser:
             positions, by_windows = own.type.shape, False
         # A GPU visits many positions in a sorted order. The positions of one slice need not be sorted.
         is_sorted = attributes["sorted"].value and not (by_windows and math.prod(positions) == 1)
-        gathers = name == "read" and self.platform == "cpu" and math.prod(positions) > self.most_slices
+        is_many = math.prod(positions) > self.most_slices
+        gathers = name == "read" and self.platform == "cpu" and is_many and is_in_loop(op, self.in_loops)
         if is_sorted or not (gathers or 0 < math.prod(positions) <= self.most_slices):
             return None
         does_both = name != "read" and (name != "write" or masked or drops)
