@@ -16,9 +16,9 @@ import numpy as np
 from jax import lax
 
 import jax_tensorarray as ta
-from jax_tensorarray.__main__ import versions
-from jax_tensorarray._lowering import sorting
-from jax_tensorarray._programs import ours, plain, programs
+from jax_tensorarray._ops import sorting
+from jax_tensorarray._selfcheck.programs import ours, plain, programs
+from jax_tensorarray._selfcheck.report import versions
 
 try:
     import equinox.internal as eqxi

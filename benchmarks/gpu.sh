@@ -52,21 +52,21 @@ elif [ "$install" = yes ]; then
 fi
 
 # Kernel tests: what the ops mean, on sizes that fill a GPU too. TENSORARRAY_NEEDS_GPU turns skips into failures.
-kernels=(tests/test_gpu.py tests/test_read.py tests/test_write.py tests/test_swap.py tests/test_add.py)
+kernels=(tests/gpu/test_gpu.py tests/ops/test_read.py tests/ops/test_write.py tests/ops/test_swap.py tests/ops/test_add.py)
 [ "$platform" = cpu ] || export TENSORARRAY_NEEDS_GPU=1
 workers=$(($(nproc) > 12 ? 12 : $(nproc)))
-part "kernel tests" 60 "$python" -m pytest -q -n "$workers" "${kernels[@]}" tests/test_index_errors.py
+part "kernel tests" 60 "$python" -m pytest -q -n "$workers" "${kernels[@]}" tests/ops/test_index_errors.py
 if [ ${#quick[@]} -eq 0 ]; then
   # The tests that are left out need no GPU: they are CI's.
-  part suite 170 "$python" -m pytest -q -n "$workers" --maxfail=40 --ignore=tests/test_gpu_hlo.py \
-    --ignore=tests/test_cuda_host.py --ignore=tests/test_main.py --ignore=tests/test_tensorflow_programs.py \
-    --ignore=tests/test_benchmarks.py
+  part suite 170 "$python" -m pytest -q -n "$workers" --maxfail=40 --ignore=tests/gpu/test_gpu_hlo.py \
+    --ignore=tests/gpu/test_cuda_host.py --ignore=tests/docs/test_main.py --ignore=tests/array/test_tensorflow_programs.py \
+    --ignore=tests/docs/test_benchmarks.py
 fi
 
 if command -v compute-sanitizer > /dev/null && [ "$platform" = cuda ]; then
   for tool in memcheck racecheck; do
     part "$tool" 45 compute-sanitizer --tool "$tool" --error-exitcode 9 --target-processes all \
-      "$python" -m pytest -q -p no:xdist tests/test_gpu.py -k "sanitized"
+      "$python" -m pytest -q -p no:xdist tests/gpu/test_gpu.py -k "sanitized"
   done
 else
   echo "compute-sanitizer is not here, or there is no GPU: left out"

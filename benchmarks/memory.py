@@ -21,7 +21,7 @@ from jax import lax
 
 import jax_tensorarray as jt
 from benchmarks.rivals import in_jax
-from jax_tensorarray import _ahead
+from jax_tensorarray._hlo import ahead
 
 ROW = 256
 LARGEST = 4e9  # bytes that a program may need to be run
@@ -96,8 +96,8 @@ def one(program, way, T, seconds):
     args = jnp.linspace(-1, 1, ROW), jnp.eye(ROW) + 0.1 / ROW, jnp.int32(T)
     found = {}
     for platform in ("cuda", "tpu"):
-        if not _ahead.why_not(platform):
-            memory = _ahead.compiled_for(platform, gradient, *args).memory_analysis()
+        if not ahead.why_not(platform):
+            memory = ahead.compiled_for(platform, gradient, *args).memory_analysis()
             found[platform] = memory.temp_size_in_bytes
     compiled = jax.jit(gradient).lower(*args).compile()
     found["cpu"] = compiled.memory_analysis().temp_size_in_bytes

@@ -7,9 +7,9 @@
 // same in every run.
 //
 // A thread finds its run by scanning the index, or, where there are many positions, beside it in a list of positions
-// that is sorted by row (see _lowering/sorting.py).
+// that is sorted by row (see _ops/sorting.py).
 //
-// All of this is ordinary C++ to a host compiler: tests/cuda_host.cc runs it, block by block and thread by thread.
+// All of this is ordinary C++ to a host compiler: tests/gpu/cuda_host.cc runs it, block by block and thread by thread.
 #pragma once
 
 #include <cstddef>

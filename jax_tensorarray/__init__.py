@@ -10,35 +10,22 @@ __path__ = extend_path(__path__, __name__)
 # The builds of the wheels read it here.
 __version__ = "0.1.0"
 
-from jax_tensorarray import _ffi
-
-_ffi.load()
-
-from jax_tensorarray import _compat, _lowering, checkpoint_policies, export, primitives  # noqa: E402
-from jax_tensorarray._errors import check_errors  # noqa: E402
-from jax_tensorarray._flax import register_with_flax  # noqa: E402
-from jax_tensorarray._in_place import early  # noqa: E402
-from jax_tensorarray._in_place.api import in_place  # noqa: E402
-from jax_tensorarray._loops import under_vmap  # noqa: E402
-from jax_tensorarray._loops.api import (  # noqa: E402
-    choice_of_residuals,
-    foldl,
-    foldr,
-    fori_loop,
-    map_fn,
-    scan,
-    tf_scan,
-    tf_while_loop,
-    while_loop,
-)
-from jax_tensorarray._ops.add import ta_add  # noqa: E402
-from jax_tensorarray._ops.empty import ta_empty  # noqa: E402
-from jax_tensorarray._ops.max import ta_max  # noqa: E402
-from jax_tensorarray._ops.read import ta_read  # noqa: E402
-from jax_tensorarray._ops.stack import ta_stack  # noqa: E402
-from jax_tensorarray._ops.swap import ta_swap  # noqa: E402
-from jax_tensorarray._ops.write import ta_write  # noqa: E402
-from jax_tensorarray._tensorarray import TensorArray, map_structure  # noqa: E402
+from jax_tensorarray import _compat, _lowering, checkpoint_policies, export, primitives
+from jax_tensorarray._array.flax import register_with_flax
+from jax_tensorarray._array.tensorarray import TensorArray, map_structure
+from jax_tensorarray._in_place import early
+from jax_tensorarray._in_place.api import in_place
+from jax_tensorarray._kernels import check_errors
+from jax_tensorarray._loops import under_vmap
+from jax_tensorarray._loops.api import choice_of_residuals, fori_loop, scan, while_loop
+from jax_tensorarray._loops.tensorflow import foldl, foldr, map_fn, tf_scan, tf_while_loop
+from jax_tensorarray._ops.add import ta_add
+from jax_tensorarray._ops.empty import ta_empty
+from jax_tensorarray._ops.max import ta_max
+from jax_tensorarray._ops.read import ta_read
+from jax_tensorarray._ops.stack import ta_stack
+from jax_tensorarray._ops.swap import ta_swap
+from jax_tensorarray._ops.write import ta_write
 
 _compat.hide_own_frames()
 _compat.install_forwarding_transposes()

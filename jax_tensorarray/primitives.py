@@ -6,11 +6,11 @@ from jax_tensorarray._ops.add import ta_add_p
 from jax_tensorarray._ops.check import ta_check_p
 from jax_tensorarray._ops.clear import ta_clear_p
 from jax_tensorarray._ops.empty import ta_empty_p
+from jax_tensorarray._ops.primitive import ROW_OPS
 from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._ops.stack import ta_stack_p
 from jax_tensorarray._ops.swap import ta_swap_p
 from jax_tensorarray._ops.write import ta_write_p
-from jax_tensorarray._register import ROW_OPS
 
 _ROW_OPS = {f"{primitive.name}_p": primitive for primitive in ROW_OPS}
 

@@ -12,8 +12,8 @@ import jax
 import pytest
 from hypothesis import HealthCheck
 
-# The helpers of the tests are plain modules beside them, importable however pytest is started.
-sys.path.insert(0, str(Path(__file__).parent))
+# The helpers of the tests are plain modules in `support`, importable however pytest is started.
+sys.path.insert(0, str(Path(__file__).parent / "support"))
 
 jax.config.update("jax_enable_x64", True)
 

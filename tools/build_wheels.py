@@ -30,10 +30,10 @@ ROOT = Path(__file__).resolve().parent.parent
 TOOLS = ["build", "twine", "abi3audit", *(["auditwheel"] if sys.platform == "linux" else [])]
 
 #: What the main job finds. (cibuildwheel runs all of it, which takes longer than building a wheel.)
-HEADER = "from jax_tensorarray import __main__; print(*__main__.header(), sep='\\n')"
+HEADER = "from jax_tensorarray._selfcheck import report; print(*report.header(), sep='\\n')"
 
 #: The kernels, their errors, and what is done with a plugin.
-TESTS = ["test_plugin.py", "test_primitives.py", "test_empty.py", "test_errors.py", "test_write.py"]
+TESTS = ["package/test_plugin.py", *(f"ops/test_{name}.py" for name in ("primitives", "empty", "errors", "write"))]
 
 #: pip makes no bytecode of what is used once or twice.
 SETTINGS = {"JAX_PLATFORMS": "cpu", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_COMPILE": "0", "PIP_QUIET": "1"}
@@ -235,9 +235,10 @@ def try_plugin(inside: Path, plugin: Path, work: Path) -> str:
     pip(inside, "install", "--no-deps", plugin, cwd=work)
     program = """
 import jax, jax.numpy as jnp
-from jax_tensorarray import __main__, _ffi, ta_write
-print(*__main__.header(), sep="\\n")
-kernels = _ffi.modules["cuda"]
+from jax_tensorarray import _kernels, ta_write
+from jax_tensorarray._selfcheck import report
+print(*report.header(), sep="\\n")
+kernels = _kernels.modules["cuda"]
 assert kernels.__name__ == "jax_tensorarray_cuda13._cuda" and kernels.cuda_version // 1000 == 13, kernels
 write = jax.jit(lambda b, i: ta_write(b, i, 1.0))
 assert "jax_tensorarray_write" in write.trace(jnp.zeros(3), 1).lower(lowering_platforms=("cuda",)).as_text()
@@ -247,7 +248,14 @@ assert (write(jnp.zeros(3), 1) == jnp.array([0.0, 1.0, 0.0])).all()
     if "cuda (of jax-tensorarray-cuda13" not in said:
         raise Failure(f"the main job says\n{said}")
     pip(inside, "uninstall", "-y", "jax-tensorarray-cuda13", cwd=work)
-    run(inside, "-W", "error", "-c", "from jax_tensorarray import _ffi; assert 'cuda' not in _ffi.modules", cwd=work)
+    run(
+        inside,
+        "-W",
+        "error",
+        "-c",
+        "from jax_tensorarray import _kernels; assert 'cuda' not in _kernels.modules",
+        cwd=work,
+    )
     return "found, and lowered to"
 
 

@@ -13,8 +13,8 @@ from jax.custom_derivatives import SymbolicZero
 
 from jax_tensorarray import _compat
 from jax_tensorarray._in_place.values import Value, as_written
-from jax_tensorarray._loops import bodies
-from jax_tensorarray._loops.bodies import chosen, spread
+from jax_tensorarray._loops import jaxprs
+from jax_tensorarray._loops.jaxprs import chosen, spread
 from jax_tensorarray.checkpoint_policies import save_reads
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def jit(repair: "Repair", eqn: Any, operands: Sequence[Value]) -> list[Value] | 
     What is known of its operands is then known inside.
     """
     params = eqn.params
-    if not bodies.asks_for_nothing(params):
+    if not jaxprs.asks_for_nothing(params):
         return None
     return repair.evaluate(params["jaxpr"], operands)
 
@@ -75,7 +75,7 @@ def custom_jvp(repair: "Repair", eqn: Any, operands: Sequence[Value]) -> list[Va
 
         def derivative(primals: list[Array], dots: list[Array]) -> Any:
             def of(*some: Array) -> list[Array]:
-                return bodies.bind(eqn, spread(some, moved, primals))
+                return jaxprs.bind(eqn, spread(some, moved, primals))
 
             outs, tangents = jax.jvp(of, chosen(primals, moved), dots)
             return outs, chosen(tangents, _are_inexact(outs))
@@ -100,7 +100,7 @@ def custom_vjp(repair: "Repair", eqn: Any, operands: Sequence[Value]) -> list[Va
 
         def of(*args: Array) -> Any:
             def of_some(*some: Array) -> list[Array]:
-                return bodies.bind(eqn, spread(some, moved, args))
+                return jaxprs.bind(eqn, spread(some, moved, args))
 
             return jax.vjp(of_some, *chosen(args, moved))
 

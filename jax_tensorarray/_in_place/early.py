@@ -20,7 +20,7 @@ from jax_tensorarray import _compat
 from jax_tensorarray._in_place import refs
 from jax_tensorarray._in_place.repair import Repair
 from jax_tensorarray._in_place.values import Value
-from jax_tensorarray._loops import bodies
+from jax_tensorarray._loops import jaxprs
 
 
 class _Request(NamedTuple):
@@ -47,7 +47,7 @@ def _repairing(primitive: Primitive) -> Callable[..., Any]:
         if request is None or not any(map(_compat.is_differentiated, args)):
             return usual(*args, **params)
         are_refs = [isinstance(x, jax.Ref) for x in args]
-        if any(are_refs) or any(map(_compat.makes_refs, bodies.jaxprs_in(params))):
+        if any(are_refs) or any(map(_compat.makes_refs, jaxprs.jaxprs_in(params))):
             return _with_refs(primitive, functools.partial(usual, **params), args, are_refs, request.max_steps)
         loop = SimpleNamespace(primitive=primitive, params=params)
         repair = Repair(request.max_steps)

@@ -10,14 +10,14 @@ import jax
 from jax.extend.core import primitives as jax_primitives
 
 from jax_tensorarray import _compat
-from jax_tensorarray._loops import bodies
+from jax_tensorarray._loops import jaxprs
 
 Array = Any
 
 
 def as_arrays(jaxpr: Any) -> Any:
     """Return a closed jaxpr in which the refs that it creates are arrays. Refs among its inputs stay."""
-    if not _compat.makes_refs(_compat.opened(jaxpr)) or bodies.any_equation(jaxpr, _is_rule_with_refs):
+    if not _compat.makes_refs(_compat.opened(jaxpr)) or jaxprs.any_equation(jaxpr, _is_rule_with_refs):
         return jaxpr
     try:
         return _compat.discharged(jaxpr)

@@ -10,7 +10,7 @@ from jax.extend import core as jex
 from jax_tensorarray import _compat
 from jax_tensorarray._in_place import calls, control, refs, rows, selects, sums
 from jax_tensorarray._in_place.values import Value, arrays, as_written, has_type_of
-from jax_tensorarray._loops import bodies
+from jax_tensorarray._loops import jaxprs
 
 Array = Any
 Rule = Callable[[Any, Sequence[Value]], list[Value] | None]
@@ -28,7 +28,7 @@ for family in (rows.RULES, selects.RULES, sums.RULES):
 
 def has_loops(jaxpr: Any) -> bool:
     """Return whether there is a loop in a jaxpr, repaired or not."""
-    return bodies.any_equation(jaxpr, lambda eqn: eqn.primitive.name in _ALL_LOOPS)
+    return jaxprs.any_equation(jaxpr, lambda eqn: eqn.primitive.name in _ALL_LOOPS)
 
 
 _ALL_LOOPS = (*control.LOOPS, "ta_while", "ta_count", "ta_replay")
@@ -108,9 +108,9 @@ class Repair:
             inner = self.of_loop() if name in control.LOOPS else self
             if name == "while" and self.max_steps is not None:
                 return True
-            if name in calls.OF_RULES and any(map(bodies.has_row_ops, bodies.jaxprs_in(eqn.params))):
+            if name in calls.OF_RULES and any(map(jaxprs.has_row_ops, jaxprs.jaxprs_in(eqn.params))):
                 return True  # repaired before, except for its rules
-            return any(map(inner.finds, bodies.jaxprs_in(eqn.params)))
+            return any(map(inner.finds, jaxprs.jaxprs_in(eqn.params)))
         return self.in_loop and rows.is_of_rows(eqn)
 
     def _equation(self, eqn: Any, operands: list[Value], added: dict[int, Value]) -> tuple[list[Value], Iterable[int]]:
@@ -119,7 +119,7 @@ class Repair:
             results = self._repaired(eqn, operands, added)
             if results is not None:
                 return results, added if eqn.primitive.name in ADDS else ()
-            return [Value(x) for x in bodies.bind(eqn, as_written(operands))], ()
+            return [Value(x) for x in jaxprs.bind(eqn, as_written(operands))], ()
 
     def _repaired(self, eqn: Any, operands: list[Value], added: dict[int, Value]) -> list[Value] | None:
         name = eqn.primitive.name

@@ -17,13 +17,13 @@ from jax import lax
 from jax.extend.core import Primitive
 
 from jax_tensorarray._in_place.values import Update, Value, arrays
-from jax_tensorarray._loops import bodies
+from jax_tensorarray._loops import jaxprs
 from jax_tensorarray._lowering.mlir import INT32_MAX
 from jax_tensorarray._ops.add import ta_add_p
 from jax_tensorarray._ops.max import ta_max_p
+from jax_tensorarray._ops.primitive import Params, is_packed, row_params
 from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._ops.write import ta_write_p
-from jax_tensorarray._register import Params, is_packed, row_params
 
 Array = Any
 
@@ -214,7 +214,7 @@ def pad(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
         return None
     index, (of_rows,) = _known(address, [low for low, _, _ in config]), arrays([rows])
     update = Update(ta_add_p, index, of_rows.reshape(address.rows_shape(())), None, address.params, is_window=True)
-    return [Value(bodies.bind(eqn, [of_rows, zero.array])[0], only=(update,))]
+    return [Value(jaxprs.bind(eqn, [of_rows, zero.array])[0], only=(update,))]
 
 
 def dynamic_update_slice(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
@@ -435,7 +435,7 @@ def broadcast_in_dim(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     is_shared = axes > 0 and tuple(dims) == tuple(range(axes, of.ndim)) and source.shape == of.shape[axes:]
     if not is_shared or len(operands) > 1 or not has_rows(eqn.invars[0].aval):
         return None
-    return [Value(bodies.bind(eqn, [source.array])[0], shared=source)]
+    return [Value(jaxprs.bind(eqn, [source.array])[0], shared=source)]
 
 
 RULES: dict[str, Callable[[Any, Sequence[Value]], list[Value] | None]] = {

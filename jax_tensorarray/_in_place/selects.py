@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from jax_tensorarray._in_place.values import Part, Predicate, Value
-from jax_tensorarray._loops import bodies
+from jax_tensorarray._loops import jaxprs
 
 
 def select_n(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
@@ -36,7 +36,7 @@ def _of_few_rows(eqn: Any, operands: Sequence[Value], predicate: Predicate) -> V
         return None
     if any(update.params["batch_dims"] < predicate.mask.ndim for update in (*no.only, *yes.only)):
         return None
-    (array,) = bodies.bind(eqn, [x.array for x in operands])
+    (array,) = jaxprs.bind(eqn, [x.array for x in operands])
     only = [update.masked(predicate.inverted()) for update in no.only]
     return Value(array, only=(*only, *(update.masked(predicate) for update in yes.only)))
 
@@ -55,7 +55,7 @@ def _special(eqn: Any, operands: Sequence[Value], predicate: Predicate) -> Value
             made = {"before": whole, "guard": active}
     if not made:
         return None
-    (array,) = bodies.bind(eqn, [x.array for x in operands])
+    (array,) = jaxprs.bind(eqn, [x.array for x in operands])
     return Value(array, **made)
 
 
@@ -68,7 +68,7 @@ def predicate_of(which: Value) -> Predicate | None:
 def stop_gradient(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     if not operands[0].shape:
         return None
-    (array,) = bodies.bind(eqn, [operands[0].array])
+    (array,) = jaxprs.bind(eqn, [operands[0].array])
     return [Value(array, stopped=operands[0])]
 
 
@@ -145,12 +145,12 @@ def elementwise(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
         return None
     if len({x.shape for x in sources}) > 1 or eqn.outvars[0].aval.dtype not in (np.bool_, np.int32):
         return None
-    (array,) = bodies.bind(eqn, [x.source.array for x in operands])
+    (array,) = jaxprs.bind(eqn, [x.source.array for x in operands])
     return _repeated(eqn, operands, Value(array))
 
 
 def _repeated(eqn: Any, operands: Sequence[Value], source: Value) -> list[Value]:
-    return [Value(bodies.bind(eqn, [x.array for x in operands])[0], repeated=source)]
+    return [Value(jaxprs.bind(eqn, [x.array for x in operands])[0], repeated=source)]
 
 
 RULES = {

@@ -16,7 +16,7 @@ from jax.extend import core as jex
 
 from jax_tensorarray import _compat
 from jax_tensorarray._in_place.values import Value
-from jax_tensorarray._loops import bodies
+from jax_tensorarray._loops import jaxprs
 from jax_tensorarray._ops.add import ta_add_p
 
 
@@ -32,7 +32,7 @@ def broadcast_in_dim(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
         if (*more, *v.aval.shape) != result.shape or min(eqn.params["broadcast_dimensions"]) < len(more):
             return None
         rows = tuple(update.repeated(more) for update in rows)
-    (array,) = bodies.bind(eqn, [x.array for x in operands])
+    (array,) = jaxprs.bind(eqn, [x.array for x in operands])
     return [Value(array, only=rows)]
 
 

@@ -9,9 +9,9 @@ import numpy as np
 from jax import lax
 from jax.extend.core import Primitive
 
+from jax_tensorarray._ops.primitive import Params
 from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._ops.write import ta_write_p
-from jax_tensorarray._register import Params
 
 Array = Any
 

@@ -15,9 +15,9 @@ from jax.interpreters import ad, mlir, xla
 from jax.interpreters import partial_eval as pe
 
 from jax_tensorarray import _compat
-from jax_tensorarray._loops import bodies, masking, rules
-from jax_tensorarray._loops.bodies import chosen, spread
-from jax_tensorarray._loops.residuals import Linearized, linearize
+from jax_tensorarray._loops import jaxprs, masking, rules
+from jax_tensorarray._loops.jaxprs import chosen, spread
+from jax_tensorarray._loops.linearize import Linearized, linearize
 from jax_tensorarray._loops.rules import Axis, axes
 from jax_tensorarray._lowering.mlir import TAPE
 from jax_tensorarray._ops.empty import empty_like
@@ -32,9 +32,9 @@ from jax_tensorarray._ops.host import (
     zeros,
 )
 from jax_tensorarray._ops.part import ta_read_part, ta_write_part
+from jax_tensorarray._ops.primitive import is_zero, row_params, to_front, with_axis, zero_tangent
 from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._ops.write import ta_write_p
-from jax_tensorarray._register import is_zero, row_params, to_front, with_axis, zero_tangent
 
 Array = Any
 
@@ -95,10 +95,10 @@ def _run(
         here = dict(zip(fetched, rows, strict=True))
 
         def equation(eqn: Any, operands: list[Array]) -> list[Array]:
-            return [here[eqn.outvars[0]]] if eqn.outvars and eqn.outvars[0] in here else bodies.bind(eqn, operands)
+            return [here[eqn.outvars[0]]] if eqn.outvars and eqn.outvars[0] in here else jaxprs.bind(eqn, operands)
 
         args = [number(n), *consts, *carry]
-        outs = bodies.interpret(body, args, equation, lambda x: x) if fetched else bodies.function(body)(*args)
+        outs = jaxprs.interpret(body, args, equation, lambda x: x) if fetched else jaxprs.function(body)(*args)
         return n + 1, fetch(n + 1), outs
 
     start = steps * 0  # of the type of `steps`, which may differ from device to device
@@ -198,7 +198,7 @@ def linearized_loop(
     `fixed` are the operands of the body that are the same in every step. `new` are the tangents of tapes that the loop
     itself carries.
     """
-    shared = bodies.function(linear.shared)(*fixed)
+    shared = jaxprs.function(linear.shared)(*fixed)
 
     def step(k: Array, *rest: Array) -> list[Array]:
         tapes, rest = rest[: len(linear.taped)], rest[len(linear.taped) :]
@@ -217,7 +217,7 @@ def moving(
     """Return which consts and which carries of a body have tangents. Its `first` inputs have none."""
     consts = [not is_zero(t) for t in const_tangents]
     carry = [*(not is_zero(t) for t in carry_tangents), *[False] * num_tapes]
-    return consts, bodies.fixed_point(body, [False] * first + consts, carry, bodies.reached)
+    return consts, jaxprs.fixed_point(body, [False] * first + consts, carry, jaxprs.reached)
 
 
 def zero_tangents(outs: Sequence[Array]) -> list[Any]:
@@ -250,7 +250,7 @@ def _jvp(
     linear = linearize(
         body, moved_carry, [False, *moved_consts, *moved_carry], [False, *[True] * num_consts, *[False] * n]
     )
-    call = bodies.function(linear.jaxpr)
+    call = jaxprs.function(linear.jaxpr)
 
     def step(k: Array, *rest: Array) -> list[Array]:
         outs = call(k, *rest[: inputs - 1])
@@ -295,7 +295,7 @@ def _transpose(
     known = [c for c, is_linear in zip(consts, linear_const, strict=True) if not is_linear]
     const_avals = [c.aval for c in chosen(consts, linear_const)]
     carry_avals = body.out_avals
-    call, m = bodies.function(body), len(const_avals)
+    call, m = jaxprs.function(body), len(const_avals)
 
     def step(k: Array, *rest: Array) -> list[Array]:
         known_here, ct = rest[: len(known)], rest[len(known) :]
@@ -346,7 +346,7 @@ def _batch(
     if own_ends:
         wide = [True] * len(have)
     else:
-        wide = bodies.fixed_point(body, [False, *batched[:num_consts]], have, axis.differing)
+        wide = jaxprs.fixed_point(body, [False, *batched[:num_consts]], have, axis.differing)
     carry = widened(carry, have, wide, axis.size)
     tapes = batched_tapes(tapes, axis.size)
     varying = [*batched[:num_consts], *wide]
@@ -359,7 +359,7 @@ def _batch(
         batched_step = axis.vmap(step, [None, 0, *axes(varying)], 0)
         consts, steps = [steps, *consts], largest(steps)
     else:
-        batched_step = axis.vmap(bodies.function(body), [None, *axes(varying)], axes(wide))
+        batched_step = axis.vmap(jaxprs.function(body), [None, *axes(varying)], axes(wide))
     types = [*map(jax.typeof, [*consts, *carry]), *abstract(tapes)]
     traced = jax.make_jaxpr(batched_step)(counter(steps), *types)
     outs = count(steps, consts, carry, body=traced, max_steps=max_steps, reverse=reverse, tapes=tapes)

@@ -15,13 +15,13 @@ from jax import lax
 from jax.extend.core import primitives as jax_primitives
 
 from jax_tensorarray import _compat
-from jax_tensorarray._loops import bodies
-from jax_tensorarray._loops.guard import ta_guard
+from jax_tensorarray._loops import jaxprs
 from jax_tensorarray._loops.rules import Axis, axes
 from jax_tensorarray._ops.clear import ta_clear_p
+from jax_tensorarray._ops.guard import ta_guard
 from jax_tensorarray._ops.host import ta_host_read_p, ta_host_write_p
 from jax_tensorarray._ops.part import ta_read_part_p, ta_write_part_p
-from jax_tensorarray._register import ROW_OPS
+from jax_tensorarray._ops.primitive import ROW_OPS
 
 Array = Any
 
@@ -55,7 +55,7 @@ def batched_body(
     `varying` flags the consts and carries that differ from example to example, and `wide` the carries that do so
     afterwards. `types` are the types of its arguments. With `lanes` it takes first which examples are active.
     """
-    call, first = bodies.function(body), list(body.in_avals)[: int(lanes > 0)]
+    call, first = jaxprs.function(body), list(body.in_avals)[: int(lanes > 0)]
     if not own_ends:
         step = axis.vmap(call, [*[None] * len(first), *axes(varying)], axes(wide))
         return jax.make_jaxpr(step)(*first, *types)
@@ -91,7 +91,7 @@ class _Masked:
         self.active = active
 
     def evaluate(self, jaxpr: Any, inputs: Sequence[Value]) -> list[Value]:
-        return bodies.interpret(jaxpr, inputs, self.equation, Value)
+        return jaxprs.interpret(jaxpr, inputs, self.equation, Value)
 
     def equation(self, eqn: Any, operands: list[Value]) -> list[Value]:
         p, params = eqn.primitive, eqn.params
@@ -114,7 +114,7 @@ class _Masked:
         if p.name in _RULES and any(x.version is not None or (x.is_input and jnp.ndim(x.array)) for x in operands):
             return _RULES[p.name](self, eqn, operands)  # there may be a buffer among them
         operands = [self.guard(x) for x in operands]
-        return _values(bodies.bind(eqn, [x.array for x in operands]), any(x.varies for x in operands))
+        return _values(jaxprs.bind(eqn, [x.array for x in operands]), any(x.varies for x in operands))
 
     def guard(self, x: Value) -> Value:
         """Guard an input of the step, so that its derivative is zero if the example is not active.
@@ -242,7 +242,7 @@ class _Masked:
 
         params, ours = eqn.params, "source" in eqn.params
         cond = params["cond" if ours else "cond_jaxpr"]
-        predicate = bodies.function(cond)
+        predicate = jaxprs.function(cond)
 
         def goes_on(active: Array, *args: Array) -> list[Array]:
             return [active & predicate(*args)[0]]

@@ -20,18 +20,18 @@ from jax.extend.core import primitives as jax_primitives
 from jax.interpreters import ad, mlir, xla
 
 from jax_tensorarray import _compat
-from jax_tensorarray._loops import bodies, masking, rules
-from jax_tensorarray._loops.bodies import chosen, spread
+from jax_tensorarray._loops import jaxprs, masking, rules
 from jax_tensorarray._loops.count import count, counter, largest, widened
-from jax_tensorarray._loops.residuals import Linearized
+from jax_tensorarray._loops.jaxprs import chosen, spread
+from jax_tensorarray._loops.linearize import Linearized
 from jax_tensorarray._loops.rules import Axis
 from jax_tensorarray._loops.while_ import while_
 from jax_tensorarray._ops.clear import ta_clear_p
 from jax_tensorarray._ops.empty import empty_like
 from jax_tensorarray._ops.part import ta_write_part_p
+from jax_tensorarray._ops.primitive import ROW_OPS, is_zero, to_front, with_axis
 from jax_tensorarray._ops.read import ta_read
 from jax_tensorarray._ops.write import ta_write
-from jax_tensorarray._register import ROW_OPS, is_zero, to_front, with_axis
 
 Array = Any
 
@@ -66,7 +66,7 @@ class Replay:
 
     def step(self, k: Array, steps: Array, consts: Sequence[Array], carry: Sequence[Array]) -> list[Array]:
         """Return the carry after step `k`, for the examples that take it."""
-        return bodies.function(self.primal)(*self.first(k, steps), *consts, *carry)
+        return jaxprs.function(self.primal)(*self.first(k, steps), *consts, *carry)
 
     @property
     def primal(self) -> Any:
@@ -93,7 +93,7 @@ class Replay:
         """Return the cotangents of the consts, added to the running ones, and of the carry before step `k`."""
 
         def f(moved_consts: list[Array], moved_carry: list[Array]) -> tuple[list[Array], list[Array]]:
-            outs = bodies.function(self.body)(
+            outs = jaxprs.function(self.body)(
                 *self.first(k, steps),
                 *spread(moved_consts, self.moved_consts, consts),
                 *spread(moved_carry, self.moved_carry, carry),
@@ -110,9 +110,9 @@ def _primal(body: Any, moved: Sequence[bool]) -> Any:
 
     A function with such rules cannot be differentiated in forward mode, but its derivative in reverse mode can.
     """
-    if not bodies.any_equation(body, lambda eqn: eqn.primitive is jax_primitives.custom_vjp_call_p):
+    if not jaxprs.any_equation(body, lambda eqn: eqn.primitive is jax_primitives.custom_vjp_call_p):
         return body
-    call = bodies.inlined(body)
+    call = jaxprs.inlined(body)
 
     def step(*args: Array) -> list[Array]:
         def at(*some: Array) -> tuple[list[Array], list[Array]]:
@@ -121,7 +121,7 @@ def _primal(body: Any, moved: Sequence[bool]) -> Any:
 
         return jax.linearize(at, *chosen(args, moved), has_aux=True)[2]
 
-    return bodies.pruned(jax.make_jaxpr(step)(*body.in_avals))
+    return jaxprs.pruned(jax.make_jaxpr(step)(*body.in_avals))
 
 
 ta_replay_p = Primitive("ta_replay")
@@ -171,7 +171,7 @@ def counted(
     types = map(jax.typeof, [steps, *consts, *carry])
     # Going back, a step is run again for its derivative, which does not need its last write. XLA would keep the write,
     # since it may raise, and copy the buffer for it. But it did not raise when the loop went forward.
-    body = bodies.pruned(jax.make_jaxpr(step)(counter(largest(steps)), *types))
+    body = jaxprs.pruned(jax.make_jaxpr(step)(counter(largest(steps)), *types))
     outs: list[Array] = count(
         largest(steps), [steps, *consts], carry, body=body, max_steps=loop.max_steps, reverse=reverse
     )
@@ -182,7 +182,7 @@ def _run(*operands: Array, loop: Replay, mode: Any) -> list[Array]:
     """Run primals and tangents together from the beginning, and return the tangents."""
     steps, consts, init, _, const_dots, carry_dots = _split(operands, loop)
     moved = [*loop.no_lanes, *loop.moved]
-    joint = bodies.function(bodies.joint_jvp(loop.body, loop.num_consts, loop.num_carry, moved))
+    joint = jaxprs.function(jaxprs.joint_jvp(loop.body, loop.num_consts, loop.num_carry, moved))
 
     def step(k: Array, steps: Array, *rest: Array) -> list[Array]:
         return joint(*loop.first(k, steps), *rest)
@@ -329,7 +329,7 @@ class Inverse(Mode):
     ) -> tuple[list[Array], list[Array]]:
         n, m = loop.num_carry, len(consts)
         moved = (*loop.no_lanes, *loop.moved_consts[m - self.own_consts :], *loop.moved_carry)
-        back = bodies.function(_primal(self.body, moved))
+        back = jaxprs.function(_primal(self.body, moved))
 
         def step(k: Array, steps: Array, *rest: Array) -> list[Array]:
             consts, carry, cts = rest[:m], rest[m + 1 : m + 1 + n], rest[m + 1 + n :]
@@ -444,7 +444,7 @@ class Checkpoint(Mode):
 
 def live_carries(body: Any, num_carry: int) -> list[bool]:
     """Return which carries must be kept: all but buffers to which the body does nothing but write rows."""
-    inner = _compat.opened(bodies.pruned(body))
+    inner = _compat.opened(jaxprs.pruned(body))
     users: dict[Any, list[tuple[Any, int]]] = {}
     for eqn in inner.eqns:
         for place, v in enumerate(eqn.invars):

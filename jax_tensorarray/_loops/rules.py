@@ -13,9 +13,9 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
 from jax_tensorarray import _compat
-from jax_tensorarray._loops import bodies
-from jax_tensorarray._loops.bodies import chosen, spread
-from jax_tensorarray._register import is_zero, with_axis, zero_tangent
+from jax_tensorarray._loops import jaxprs
+from jax_tensorarray._loops.jaxprs import chosen, spread
+from jax_tensorarray._ops.primitive import is_zero, with_axis, zero_tangent
 
 Array = Any
 
@@ -51,7 +51,7 @@ class Axis(NamedTuple):
             return outs, tuple(batched)
 
         def probed(*args: Array) -> None:
-            probe(*bodies.function(jaxpr)(*args))
+            probe(*jaxprs.function(jaxpr)(*args))
 
         types = [with_axis(t, self.size) if flag else t for t, flag in zip(list(jaxpr.in_avals), flags, strict=True)]
         jax.eval_shape(self.vmap(probed, axes(flags), None), *types)
@@ -99,7 +99,7 @@ def _jvp(rule: Callable[..., Any], body_of: Callable[[dict[str, Any]], Any]) -> 
         moved = tuple(not is_zero(t) for t in tangents)
         dots = chosen(tangents, moved)
         jaxpr, found = traced(body_of(params), tuple(params.items()), _types([*primals, *dots]), moved)
-        results = bodies.function(jaxpr)(*primals, *dots)
+        results = jaxprs.function(jaxpr)(*primals, *dots)
         outs = results[: len(found)]
         return outs, spread(results[len(found) :], found, [zero_tangent(x) for x in outs])
 
@@ -129,7 +129,7 @@ def _transpose(rule: Callable[..., Any], body_of: Callable[[dict[str, Any]], Any
         linear = tuple(x.aval if ad.is_undefined_primal(x) else None for x in operands)
         arrays = [ct for ct in cts if not is_zero(ct)] + [x for x in operands if not ad.is_undefined_primal(x)]
         jaxpr, found = traced(body_of(params), tuple(params.items()), _types(arrays), zero, linear)
-        return spread(bodies.function(jaxpr)(*arrays), [kind is True for kind in found], found)
+        return spread(jaxprs.function(jaxpr)(*arrays), [kind is True for kind in found], found)
 
     return transpose
 
@@ -152,11 +152,11 @@ def batching_rule(
 
     def batch(axis_data: Any, args: Sequence[Array], dims: Sequence[Any], **params: Any) -> Any:
         axis = Axis(axis_data.name, axis_data.size, axis_data.spmd_name)
-        if all(d is None for d in dims) and not _named(axis.name, [body_of(params), *bodies.jaxprs_in(params)]):
+        if all(d is None for d in dims) and not _named(axis.name, [body_of(params), *jaxprs.jaxprs_in(params)]):
             outs = primitive.bind(*args, **params)
             return outs, [None] * len(outs)
         jaxpr, out_dims = traced(body_of(params), axis, tuple(params.items()), _types(args), tuple(dims))
-        return bodies.function(jaxpr)(*args), out_dims
+        return jaxprs.function(jaxpr)(*args), out_dims
 
     return batch
 

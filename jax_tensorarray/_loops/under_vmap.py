@@ -12,7 +12,7 @@ from jax.extend.core import Primitive
 from jax.extend.core import primitives as jax_primitives
 from jax.interpreters import batching
 
-from jax_tensorarray._loops import bodies, masking, rules
+from jax_tensorarray._loops import jaxprs, masking, rules
 from jax_tensorarray._loops.while_ import while_
 
 Array = Any
@@ -59,18 +59,18 @@ def _while_differs(
 ) -> bool:
     n = cond_nconsts + body_nconsts
     of_cond, of_body, carry = batched[:cond_nconsts], batched[cond_nconsts:n], batched[n:]
-    carry = bodies.fixed_point(body_jaxpr, of_body, carry, axis.differing)
+    carry = jaxprs.fixed_point(body_jaxpr, of_body, carry, axis.differing)
     (differs,) = axis.differing(cond_jaxpr, [*of_cond, *carry])
     return differs
 
 
 def _is_ours(params: dict[str, Any]) -> bool:
     """Return whether rows are read or written inside, and nothing else is done than to compute and to communicate."""
-    jaxprs = list(bodies.jaxprs_in(params))
-    effects = {effect for jaxpr in jaxprs for effect in jaxpr.effects}
+    bodies = list(jaxprs.jaxprs_in(params))
+    effects = {effect for jaxpr in bodies for effect in jaxpr.effects}
     if "branches_platforms" in params or any(type(effect).__name__ != "NamedAxisEffect" for effect in effects):
         return False
-    return any(map(bodies.has_row_ops, jaxprs))
+    return any(map(jaxprs.has_row_ops, bodies))
 
 
 def _let_come_here(

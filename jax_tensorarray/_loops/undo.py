@@ -9,18 +9,18 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import primitives as jax_primitives
 
-from jax_tensorarray._loops import bodies
-from jax_tensorarray._loops.bodies import chosen, spread
+from jax_tensorarray._loops import jaxprs
 from jax_tensorarray._loops.count import abstract, record, tape
+from jax_tensorarray._loops.jaxprs import chosen, spread
+from jax_tensorarray._loops.linearize import Linearized
 from jax_tensorarray._loops.replay import Checkpoint, Mode, Replay, all_batched, counted, live_carries
-from jax_tensorarray._loops.residuals import Linearized
 from jax_tensorarray._loops.rules import Axis
 from jax_tensorarray._ops.clear import ta_clear_p
 from jax_tensorarray._ops.part import ta_write_part_p
+from jax_tensorarray._ops.primitive import ROW_OPS, with_axis
 from jax_tensorarray._ops.read import ta_read, ta_read_p
 from jax_tensorarray._ops.swap import ta_swap_p
 from jax_tensorarray._ops.write import ta_write_p
-from jax_tensorarray._register import ROW_OPS, with_axis
 
 Array = Any
 Version = int | None
@@ -56,7 +56,7 @@ class _Log:
         def equation(eqn: Any, found: list[tuple[Array, Version]]) -> Any:
             return zip(*self.equation(eqn, [x for x, _ in found], [version for _, version in found]), strict=True)
 
-        found = bodies.interpret(jaxpr, list(zip(args, versions, strict=True)), equation, lambda x: (x, None))
+        found = jaxprs.interpret(jaxpr, list(zip(args, versions, strict=True)), equation, lambda x: (x, None))
         return [x for x, _ in found], [version for _, version in found]
 
     def equation(self, eqn: Any, operands: list[Array], held: list[Version]) -> tuple[Sequence[Array], list[Version]]:
@@ -70,7 +70,7 @@ class _Log:
         for version, x in zip(held, operands, strict=True):
             if version is not None and (jnp.shape(x), x.dtype) in updated:
                 self.refused[version] = f"{p.name} updates it"
-        outs = bodies.bind(eqn, operands)
+        outs = jaxprs.bind(eqn, operands)
         return outs, [None] * len(outs)
 
     def update(self, p: Any, params: Any, operands: list[Array], k: int) -> tuple[list[Array], list[Version]]:
@@ -89,7 +89,7 @@ class _Log:
 
 def _updated(eqn: Any) -> Iterator[tuple[Any, Any]]:
     """Yield the shape and dtype of every buffer that the jaxprs of an equation update by rows."""
-    for jaxpr in bodies.jaxprs_in(eqn.params):
+    for jaxpr in jaxprs.jaxprs_in(eqn.params):
         for e in jaxpr.eqns:
             if e.primitive in (*_UPDATES, ta_write_part_p, ta_clear_p):
                 yield e.invars[0].aval.shape, e.invars[0].aval.dtype
@@ -232,7 +232,7 @@ class Undo(Mode):
                 f'the loop at {keywords["source"]}: residuals="undo" cannot rewind carry number {k}, '
                 f'{jax.typeof(carry[k]).str_short()}: {why}. Use residuals="tape" or "checkpoint"'
             )
-        call, predicate, inputs = bodies.function(logged.jaxpr), bodies.function(cond), first + len(consts) + n
+        call, predicate, inputs = jaxprs.function(logged.jaxpr), jaxprs.function(cond), first + len(consts) + n
         kept = [not r for r in logged.rewound]
         rows = list(logged.jaxpr.out_avals)[n:]
 
@@ -284,7 +284,7 @@ class Rewind(Mode):
         n, m, c = sum(self.rewound), len(consts), len(const_cts)
         tapes = extra[n:]
         num_kept = len(tapes) - self.num_rows
-        restore = bodies.function(self.restore)
+        restore = jaxprs.function(self.restore)
 
         def step(k: Array, steps: Array, *rest: Array) -> list[Array]:
             consts, rest = rest[:m], rest[m:]

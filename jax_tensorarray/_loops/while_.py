@@ -13,8 +13,7 @@ from jax.interpreters import ad, mlir, xla
 from jax.interpreters import partial_eval as pe
 
 from jax_tensorarray import _compat
-from jax_tensorarray._loops import bodies, masking, rules
-from jax_tensorarray._loops.bodies import chosen, spread
+from jax_tensorarray._loops import jaxprs, masking, rules
 from jax_tensorarray._loops.count import (
     Tape,
     abstract,
@@ -29,9 +28,10 @@ from jax_tensorarray._loops.count import (
     widened,
     zero_tangents,
 )
-from jax_tensorarray._loops.residuals import linearize
+from jax_tensorarray._loops.jaxprs import chosen, spread
+from jax_tensorarray._loops.linearize import linearize
 from jax_tensorarray._loops.rules import Axis, axes
-from jax_tensorarray._register import is_zero, to_front, type_like
+from jax_tensorarray._ops.primitive import is_zero, to_front, type_like
 
 Array = Any
 
@@ -123,7 +123,7 @@ def _run(
 ) -> Any:
     cond_consts, body_consts, carry = _split(operands, cond_nconsts, body_nconsts)
     carry = [*carry, *make(tapes)]
-    predicate, call = bodies.function(cond), bodies.function(body)
+    predicate, call = jaxprs.function(cond), jaxprs.function(body)
 
     def goes_on(carry: Sequence[Array]) -> Array:
         (active,) = predicate(*cond_consts, *carry)
@@ -166,7 +166,7 @@ def _run(
 
 def _is_cheap(cond: Any) -> bool:
     """Return whether a condition may be evaluated twice a step, as JAX's own loop does for a batched condition."""
-    return not cond.effects and not bodies.has_row_ops(cond)
+    return not cond.effects and not jaxprs.has_row_ops(cond)
 
 
 def _jvp(
@@ -195,7 +195,7 @@ def _jvp(
     reversible = taped(max_steps)
     if not reversible:  # what `moving` finds may be too much, and then it is the reverse mode of something
         have = [not is_zero(t) for t in carry_dots]
-        moved_carry = bodies.fixed_point(body, [*[False] * first, *moved_consts], have, bodies.moved)
+        moved_carry = jaxprs.fixed_point(body, [*[False] * first, *moved_consts], have, jaxprs.moved)
     given = [ad.instantiate_zeros(t) if moves else t for t, moves in zip(carry_dots, moved_carry, strict=False)]
     const_dots, carry_dots = chosen(const_dots, moved_consts), chosen(given, moved_carry[: len(carry)])
     moved = [*[False] * first, *moved_consts, *moved_carry]
@@ -238,7 +238,7 @@ def _taped_jvp(
     if mode is not None and (better := mode.instead_of(linear, body, first + len(consts), n, max_steps)) is not None:
         loop = functools.partial(loop, mode=better)
         return _replayed_jvp(loop, cond, body, cond_consts, consts, carry, const_dots, carry_dots, moved)
-    call, predicate = bodies.function(linear.jaxpr), bodies.function(cond)
+    call, predicate = jaxprs.function(linear.jaxpr), jaxprs.function(cond)
     before = inputs - len(tapes)  # the counter comes between the carry and the tapes
 
     def goes_on(*args: Array) -> list[Array]:
@@ -307,12 +307,12 @@ def _joint_jvp(
     moved: Sequence[bool],
 ) -> tuple[list[Array], list[Array], Array]:
     """Run one loop of primals and tangents. It keeps no tape, since the length of a tape would have no bound."""
-    predicate, n = bodies.function(cond), len(carry)
+    predicate, n = jaxprs.function(cond), len(carry)
     types = [*map(jax.typeof, [*carry, *carry_dots])]
     joint_cond = jax.make_jaxpr(lambda *args: predicate(*args[: len(cond_consts) + n]))(
         *cond.in_avals[: len(cond_consts)], *types
     )
-    joint_body = bodies.joint_jvp(body, len(consts), n, moved)
+    joint_body = jaxprs.joint_jvp(body, len(consts), n, moved)
     outs, steps = loop(cond_consts, [*consts, *const_dots], [*carry, *carry_dots], cond=joint_cond, body=joint_body)
     return outs[:n], outs[n:], steps
 
@@ -388,7 +388,7 @@ def _known(unknown: Sequence[bool], params: dict[str, Any]) -> _Part | None:
     def one_step(body: Any, flags: list[bool]) -> list[bool]:
         return _compat.known_part(body, tuple(flags))[1]
 
-    carry = bodies.fixed_point(params["body"], consts, carry, one_step)
+    carry = jaxprs.fixed_point(params["body"], consts, carry, one_step)
     cond, (end_is_unknown,) = _compat.known_part(params["cond"], (*cond_consts, *carry))
     if end_is_unknown:
         return None
@@ -493,7 +493,7 @@ def _batch(
     cond_consts, consts, carry = _split(args, cond_nconsts, body_nconsts)
     cond_batched, consts_batched, have = _split([d is not None for d in dims], cond_nconsts, body_nconsts)
     first, have = [False] * int(lanes > 0), [*have, *[True] * len(tapes)]
-    wide = bodies.fixed_point(body, [*first, *consts_batched], have, axis.differing)
+    wide = jaxprs.fixed_point(body, [*first, *consts_batched], have, axis.differing)
     if mode is not None and mode.batches_all:
         wide = [True] * len(have)
     (own_ends,) = axis.differing(cond, [*cond_batched, *wide])
@@ -505,7 +505,7 @@ def _batch(
         mode = mode.batched(axis, lanes, own_ends, consts_batched, consts, carry)
     types = [*map(jax.typeof, [*consts, *carry]), *abstract(tapes)]
     body = masking.batched_body(axis, body, lanes, own_ends, [*consts_batched, *wide], wide, types)
-    predicate = axis.vmap(bodies.function(cond), axes([*cond_batched, *wide]), 0 if own_ends else None)
+    predicate = axis.vmap(jaxprs.function(cond), axes([*cond_batched, *wide]), 0 if own_ends else None)
     cond = jax.make_jaxpr(predicate)(*map(jax.typeof, [*cond_consts, *carry]), *abstract(tapes))
     outs, steps = while_(
         cond_consts,

@@ -27,6 +27,7 @@ from jax.interpreters.mlir import ir
 
 from jax_tensorarray import _compat
 from jax_tensorarray._compat import hlo
+from jax_tensorarray._hlo.union_find import UnionFind
 from jax_tensorarray._lowering.mlir import (
     CALLS,
     CHECKED,
@@ -70,7 +71,6 @@ from jax_tensorarray._lowering.mlir import (
     window_of,
     without_last,
 )
-from jax_tensorarray._lowering.union_find import UnionFind
 
 #: The most rows of an op that become slices. On a GPU each slice is a kernel, and one of ours does them all.
 _MOST_SLICES = 16

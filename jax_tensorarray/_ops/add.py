@@ -5,10 +5,9 @@ from typing import Any, Unpack
 import jax
 from jax.interpreters import ad
 
-from jax_tensorarray import _addressing, _reference
 from jax_tensorarray._compat import hlo
-from jax_tensorarray._ops.read import ta_read_p
-from jax_tensorarray._register import (
+from jax_tensorarray._ops import addressing, reference
+from jax_tensorarray._ops.primitive import (
     Array,
     Params,
     batch_rows,
@@ -19,6 +18,7 @@ from jax_tensorarray._register import (
     row_kernel,
     zero_tangent,
 )
+from jax_tensorarray._ops.read import ta_read_p
 
 
 def ta_add(
@@ -64,9 +64,7 @@ def ta_add(
 
     NumPy: `numpy.add.at`.
     """
-    rows = _addressing.rows(
-        "ta_add", buffer, index, axis=axis, length=length, where=where, mode=mode, lowering=lowering
-    )
+    rows = addressing.rows("ta_add", buffer, index, axis=axis, length=length, where=where, mode=mode, lowering=lowering)
     return ta_add_p.bind(*rows.with_value(value), **rows.params)
 
 
@@ -99,7 +97,7 @@ def _transpose(ct: Any, buffer: Any, index: Array, value: Any, *where: Array, **
 
 
 def _in_plain_jax(*operands: Array, batch_dims: int, reverse: bool, **_: Any) -> Array:
-    return _reference.add(*operands, batch_dims=batch_dims, reverse=reverse)[0]
+    return reference.add(*operands, batch_dims=batch_dims, reverse=reverse)[0]
 
 
 ta_add_p = make_primitive(

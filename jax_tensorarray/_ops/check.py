@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import mlir
 
-from jax_tensorarray import _arguments, _reference
 from jax_tensorarray._lowering.mlir import PREFIX, declare
-from jax_tensorarray._register import Array, make_primitive, to_front, type_like, zero_tangent
+from jax_tensorarray._ops import arguments, reference
+from jax_tensorarray._ops.primitive import Array, make_primitive, to_front, type_like, zero_tangent
 
 
 def ta_check(index: Any, size: Any, *, where: Any = None, mode: str | None = None, op: str = "ta_check") -> jax.Array:
@@ -40,10 +40,10 @@ def ta_check(index: Any, size: Any, *, where: Any = None, mode: str | None = Non
     >>> ta_check(jnp.array([0, 3, -1]), 3, mode="drop")
     Array([ 0, -1, -1], dtype=int32)
     """
-    size, mode = _arguments.as_size(op, size), _arguments.as_mode(op, mode)
+    size, mode = arguments.as_size(op, size), arguments.as_mode(op, mode)
     # The size is unknown while tracing. Every Python index is out of a range of 0 rows, and so is left to be checked.
-    index, mode = _arguments.as_index(op, index, 0, mode, masked=True)
-    return ta_check_p.bind(index, size, *_arguments.as_where(op, where, index.shape), batch_dims=0, mode=mode, op=op)
+    index, mode = arguments.as_index(op, index, 0, mode, masked=True)
+    return ta_check_p.bind(index, size, *arguments.as_where(op, where, index.shape), batch_dims=0, mode=mode, op=op)
 
 
 def _abstract_eval(index: Any, size: Any, *where: Any, batch_dims: int, op: str, **_: Any) -> Any:
@@ -74,7 +74,7 @@ def _batch(primitive: Any, args: Any, dims: Any, *, batch_dims: int, mode: str |
 
 
 def _in_plain_jax(index: Array, size: Array, *where: Array, batch_dims: int, **_: Any) -> Array:
-    found = _reference.check(index, size, batch_dims=batch_dims)
+    found = reference.check(index, size, batch_dims=batch_dims)
     return jnp.where(where[0], found, -1) if where else found
 
 

@@ -6,9 +6,9 @@ import jax
 import numpy as np
 from jax.interpreters import ad
 
-from jax_tensorarray import _arguments, _reference
 from jax_tensorarray._lowering.mlir import PREFIX, declare
-from jax_tensorarray._register import Array, is_zero, like_buffer, make_primitive, to_front, zero_tangent
+from jax_tensorarray._ops import arguments, reference
+from jax_tensorarray._ops.primitive import Array, is_zero, like_buffer, make_primitive, to_front, zero_tangent
 
 
 def ta_clear(buffer: Any, start: Any, stop: Any) -> jax.Array:
@@ -34,8 +34,8 @@ def ta_clear(buffer: Any, start: Any, stop: Any) -> jax.Array:
     >>> ta_clear(jnp.array([1.0, 2.0, 3.0, 4.0]), 1, 3)
     Array([1., 0., 0., 4.], dtype=float32)
     """
-    buffer = _arguments.as_buffer("ta_clear", buffer)
-    start, stop = (_arguments.as_size("ta_clear", at, name) for at, name in ((start, "start"), (stop, "stop")))
+    buffer = arguments.as_buffer("ta_clear", buffer)
+    start, stop = (arguments.as_size("ta_clear", at, name) for at, name in ((start, "start"), (stop, "stop")))
     return ta_clear_p.bind(buffer, start, stop, batch_dims=0)
 
 
@@ -79,6 +79,6 @@ ta_clear_p = make_primitive(
     jvp=_jvp,
     transpose=_transpose,
     batch=_batch,
-    reference=_reference.clear,
+    reference=reference.clear,
     kernel=_kernel,
 )

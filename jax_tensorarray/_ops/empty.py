@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray
 
-from jax_tensorarray import _arguments
 from jax_tensorarray._lowering.mlir import PREFIX, declare
-from jax_tensorarray._register import Array, make_primitive
+from jax_tensorarray._ops import arguments
+from jax_tensorarray._ops.primitive import Array, make_primitive
 
 
 def ta_empty(
@@ -44,7 +44,7 @@ def ta_empty(
     is_shape = isinstance(element_shape, Sequence) and not isinstance(element_shape, str | bytes)
     row = tuple(element_shape) if is_shape else (element_shape,)  # type: ignore[arg-type]
     shape = tuple(_dimension(d) for d in (size, *row))
-    dtype = _arguments.as_dtype("ta_empty", dtype)
+    dtype = arguments.as_dtype("ta_empty", dtype)
     if _zeroed():
         return jnp.zeros(shape, dtype, out_sharding=out_sharding)
     if out_sharding is not None:

@@ -19,7 +19,7 @@ from jax.interpreters import ad, batching, mlir, xla
 
 from jax_tensorarray import _compat
 from jax_tensorarray._ops.empty import empty_like
-from jax_tensorarray._register import Array, is_zero, like_buffer, row_of, to_front, zero_tangent
+from jax_tensorarray._ops.primitive import Array, is_zero, like_buffer, row_of, to_front, zero_tangent
 
 HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
 

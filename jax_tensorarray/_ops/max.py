@@ -8,12 +8,10 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import ad
 
-from jax_tensorarray import _addressing, _reference
 from jax_tensorarray._compat import hlo
+from jax_tensorarray._ops import addressing, reference
 from jax_tensorarray._ops.add import ta_add_p
-from jax_tensorarray._ops.read import ta_read_p
-from jax_tensorarray._ops.write import ta_write_p
-from jax_tensorarray._register import (
+from jax_tensorarray._ops.primitive import (
     Array,
     Params,
     batch_rows,
@@ -25,6 +23,8 @@ from jax_tensorarray._register import (
     row_params,
     zero_tangent,
 )
+from jax_tensorarray._ops.read import ta_read_p
+from jax_tensorarray._ops.write import ta_write_p
 
 
 def ta_max(
@@ -76,9 +76,7 @@ def ta_max(
 
     NumPy: `numpy.maximum.at`.
     """
-    rows = _addressing.rows(
-        "ta_max", buffer, index, axis=axis, length=length, where=where, mode=mode, lowering=lowering
-    )
+    rows = addressing.rows("ta_max", buffer, index, axis=axis, length=length, where=where, mode=mode, lowering=lowering)
     return ta_max_p.bind(*rows.with_value(value), **rows.params)
 
 
@@ -135,7 +133,7 @@ def _first_place(index: Array) -> Array:
     return jnp.searchsorted(jnp.sort(index), index)
 
 
-_maximum = _reference.updating(jnp.maximum)
+_maximum = reference.updating(jnp.maximum)
 
 
 def _in_plain_jax(*operands: Array, batch_dims: int, reverse: bool, **_: Any) -> Array:

@@ -11,9 +11,7 @@ import numpy as np
 from jax.interpreters import ad
 
 from jax_tensorarray._lowering.mlir import PREFIX, declare
-from jax_tensorarray._ops.read import ta_read_p
-from jax_tensorarray._ops.write import ta_write_p
-from jax_tensorarray._register import (
+from jax_tensorarray._ops.primitive import (
     Array,
     is_zero,
     like_buffer,
@@ -23,6 +21,8 @@ from jax_tensorarray._register import (
     to_front,
     zero_tangent,
 )
+from jax_tensorarray._ops.read import ta_read_p
+from jax_tensorarray._ops.write import ta_write_p
 
 
 def ta_read_part(buffer: Array, index: Array, parts: Array) -> Array:

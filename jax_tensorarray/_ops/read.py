@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import ad
 
-from jax_tensorarray import _addressing, _compat, _reference
-from jax_tensorarray._register import (
+from jax_tensorarray import _compat
+from jax_tensorarray._ops import addressing, reference
+from jax_tensorarray._ops.primitive import (
     Array,
     Params,
     batch_rows,
@@ -76,7 +77,7 @@ def ta_read(
 
     TensorFlow: `tf.TensorArray.read` and `gather`.
     """
-    rows = _addressing.rows(
+    rows = addressing.rows(
         "ta_read", buffer, index, axis=axis, length=length, where=where, mode=mode, lowering=lowering
     )
     return ta_read_p.bind(*rows.operands, **rows.params)
@@ -118,7 +119,7 @@ def _batch(primitive: Any, args: Any, dims: Any, **params: Unpack[Params]) -> An
 
 
 def _in_plain_jax(buffer: Array, index: Array, *where: Array, batch_dims: int, **_: Any) -> Array:
-    return _reference.read(buffer, index, *where, batch_dims=batch_dims)
+    return reference.read(buffer, index, *where, batch_dims=batch_dims)
 
 
 ta_read_p = make_primitive(

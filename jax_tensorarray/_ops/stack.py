@@ -6,9 +6,9 @@ import jax
 import numpy as np
 from jax.interpreters import ad
 
-from jax_tensorarray import _arguments, _reference
 from jax_tensorarray._lowering.mlir import PREFIX, declare
-from jax_tensorarray._register import Array, is_zero, like_buffer, make_primitive, to_front, zero_tangent
+from jax_tensorarray._ops import arguments, reference
+from jax_tensorarray._ops.primitive import Array, is_zero, like_buffer, make_primitive, to_front, zero_tangent
 
 
 def ta_stack(buffer: Any, size: Any = None) -> jax.Array:
@@ -32,10 +32,10 @@ def ta_stack(buffer: Any, size: Any = None) -> jax.Array:
 
     TensorFlow: `tf.TensorArray.stack`.
     """
-    buffer = _arguments.as_buffer("ta_stack", buffer)
+    buffer = arguments.as_buffer("ta_stack", buffer)
     if size is None:
         return buffer
-    return ta_stack_p.bind(buffer, _arguments.as_size("ta_stack", size), batch_dims=0)
+    return ta_stack_p.bind(buffer, arguments.as_size("ta_stack", size), batch_dims=0)
 
 
 def _abstract_eval(buffer: Any, size: Any, *, batch_dims: int) -> Any:
@@ -75,6 +75,6 @@ ta_stack_p = make_primitive(
     jvp=_jvp,
     transpose=_transpose,
     batch=_batch,
-    reference=_reference.mask,
+    reference=reference.mask,
     kernel=_kernel,
 )

@@ -5,8 +5,8 @@ from typing import Any, Unpack
 import jax
 from jax.interpreters import ad
 
-from jax_tensorarray import _addressing, _reference
-from jax_tensorarray._register import (
+from jax_tensorarray._ops import addressing, reference
+from jax_tensorarray._ops.primitive import (
     Array,
     Params,
     batch_rows,
@@ -63,7 +63,7 @@ def ta_swap(
     >>> buffer, old
     (Array([1., 9., 3.], dtype=float32), Array(2., dtype=float32))
     """
-    rows = _addressing.rows(
+    rows = addressing.rows(
         "ta_swap", buffer, index, axis=axis, length=length, where=where, mode=mode, lowering=lowering
     )
     buffer, old = ta_swap_p.bind(*rows.with_value(value), **rows.params)
@@ -103,7 +103,7 @@ def _transpose(cts: Any, buffer: Any, index: Array, value: Any, *where: Array, *
 
 
 def _in_plain_jax(*operands: Array, batch_dims: int, reverse: bool, **_: Any) -> tuple[Array, Array]:
-    return _reference.swap(*operands, batch_dims=batch_dims, reverse=reverse)
+    return reference.swap(*operands, batch_dims=batch_dims, reverse=reverse)
 
 
 ta_swap_p = make_primitive(

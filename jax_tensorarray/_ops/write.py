@@ -6,9 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import ad
 
-from jax_tensorarray import _addressing, _reference
-from jax_tensorarray._ops.swap import ta_swap_p
-from jax_tensorarray._register import (
+from jax_tensorarray._ops import addressing, reference
+from jax_tensorarray._ops.primitive import (
     Array,
     Params,
     batch_rows,
@@ -19,6 +18,7 @@ from jax_tensorarray._register import (
     row_kernel,
     zero_tangent,
 )
+from jax_tensorarray._ops.swap import ta_swap_p
 
 
 def ta_write(
@@ -74,7 +74,7 @@ def ta_write(
 
     TensorFlow: `tf.TensorArray.write` and `scatter`.
     """
-    rows = _addressing.rows(
+    rows = addressing.rows(
         "ta_write", buffer, index, axis=axis, length=length, where=where, mode=mode, lowering=lowering
     )
     return ta_write_p.bind(*rows.with_value(value), **rows.params)
@@ -114,7 +114,7 @@ def _transpose(ct: Any, buffer: Any, index: Array, value: Any, *where: Array, **
 
 
 def _in_plain_jax(*operands: Array, batch_dims: int, reverse: bool, **_: Any) -> Array:
-    return _reference.swap(*operands, batch_dims=batch_dims, reverse=reverse)[0]
+    return reference.swap(*operands, batch_dims=batch_dims, reverse=reverse)[0]
 
 
 ta_write_p = make_primitive(

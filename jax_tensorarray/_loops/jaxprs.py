@@ -1,0 +1,234 @@
+"""Operations of the loops on the jaxprs of their bodies, by public transformations of JAX only."""
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
+from jax.extend import core as jex
+from jax.extend.core import primitives as jax_primitives
+from jax.interpreters import partial_eval as pe
+
+from jax_tensorarray import _compat
+from jax_tensorarray._ops.primitive import ROW_OPS
+
+Array = Any
+
+
+def function(jaxpr: Any) -> Callable[..., list[Array]]:
+    """Return a closed jaxpr as a function of flat arguments."""
+    call: Callable[..., list[Array]] = jex.jaxpr_as_fun(jaxpr)
+    return call
+
+
+def bind(eqn: Any, operands: Sequence[Array]) -> list[Array]:
+    """Bind one equation of a jaxpr, and return the list of its results."""
+    with eqn.ctx.manager:
+        outs = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
+    return list(outs) if eqn.primitive.multiple_results else [outs]
+
+
+def interpret(
+    jaxpr: Any,
+    args: Sequence[Any],
+    equation: Callable[[Any, list[Any]], Iterable[Any]],
+    known: Callable[[Array], Any],
+    *,
+    outvars: Sequence[Any] | None = None,
+) -> list[Any]:
+    """Evaluate a jaxpr in values of any kind.
+
+    `equation` maps an equation and the values of its operands to the values of its results. `known` maps a constant to
+    its value. With `outvars` the values of other variables than the outputs are returned.
+    """
+    inner = _compat.opened(jaxpr)
+    values = dict(zip(inner.constvars, map(known, jaxpr.consts), strict=True))
+    values.update(zip(inner.invars, args, strict=True))
+
+    def read(v: Any) -> Any:
+        return known(v.val) if isinstance(v, jex.Literal) else values[v]
+
+    for eqn in inner.eqns:
+        with _compat.at_source_of(eqn):
+            values.update(zip(eqn.outvars, equation(eqn, [read(v) for v in eqn.invars]), strict=True))
+    return [read(v) for v in (inner.outvars if outvars is None else outvars)]
+
+
+def jaxprs_in(params: dict[str, Any]) -> Iterator[Any]:
+    """Yield the jaxprs among the parameters of an equation."""
+    for p in params.values():
+        for jaxpr in p if isinstance(p, tuple | list) else (p,):
+            if hasattr(_compat.opened(jaxpr), "eqns"):
+                yield _compat.opened(jaxpr)
+
+
+def any_equation(jaxpr: Any, test: Callable[[Any], bool]) -> bool:
+    """Return whether an equation of a jaxpr, or of a jaxpr nested in it, passes a test."""
+    return any(
+        test(eqn) or any(any_equation(inner, test) for inner in jaxprs_in(eqn.params))
+        for eqn in _compat.opened(jaxpr).eqns
+    )
+
+
+def has_row_ops(jaxpr: Any) -> bool:
+    """Return whether a jaxpr reads or writes rows."""
+    return any_equation(jaxpr, lambda eqn: eqn.primitive in ROW_OPS)
+
+
+def asks_for_nothing(params: dict[str, Any]) -> bool:
+    """Return whether a nested jit has no shardings, layouts or compiler options of its own."""
+    special = [*params["in_shardings"], *params["out_shardings"], *params["in_layouts"], *params["out_layouts"]]
+    is_usual = all(s is None or type(s).__name__ == "UnspecifiedValue" for s in special)
+    return is_usual and not params["compiler_options_kvs"]
+
+
+def inlined(jaxpr: Any) -> Callable[..., list[Array]]:
+    """Return a closed jaxpr as a function of flat arguments, with nested jits inlined that ask for nothing special."""
+
+    def equation(eqn: Any, operands: list[Array]) -> list[Array]:
+        if eqn.primitive is jax_primitives.jit_p and asks_for_nothing(eqn.params):
+            return run(eqn.params["jaxpr"], operands)
+        return bind(eqn, operands)
+
+    def run(jaxpr: Any, args: Sequence[Array]) -> list[Array]:
+        return interpret(jaxpr, args, equation, lambda x: x)
+
+    return lambda *args: run(jaxpr, args)
+
+
+def pruned(jaxpr: Any) -> Any:
+    """Remove what the results of a closed jaxpr do not need, in control flow too."""
+    inner = _compat.opened(jaxpr)
+    needed, _ = pe.dce_jaxpr(inner, [True] * len(inner.outvars), instantiate=True)
+    return needed if inner is jaxpr else jaxpr.replace(jaxpr=needed)
+
+
+def chosen(values: Sequence[Any], flags: Sequence[bool]) -> list[Any]:
+    return [v for v, flag in zip(values, flags, strict=True) if flag]
+
+
+def spread(values: Sequence[Any], flags: Sequence[bool], others: Sequence[Any]) -> list[Any]:
+    """Return `others`, with `values` in the flagged places."""
+    rest = iter(values)
+    return [next(rest) if flag else other for flag, other in zip(flags, others, strict=True)]
+
+
+def reached(jaxpr: Any, flags: Sequence[bool]) -> list[bool]:
+    """Return which outputs may depend on a flagged input by a path that a derivative takes.
+
+    Such a path consists of floats and complex numbers, without `stop_gradient`. It is followed into control flow only
+    as far as JAX does: an output that is wrongly taken to depend on an input may be a `custom_vjp` without such a
+    derivative.
+    """
+    inner = _compat.opened(jaxpr)
+    marked = {id(v) for v, flag in zip(inner.invars, flags, strict=True) if flag}
+
+    def counts(v: Any) -> bool:
+        return jnp.issubdtype(getattr(v.aval, "dtype", jnp.float32), jnp.inexact)
+
+    for eqn in inner.eqns:
+        operands = [id(v) in marked for v in eqn.invars]
+        if any(operands):
+            results = zip(eqn.outvars, _reached_results(eqn, operands), strict=True)
+            marked |= {id(v) for v, flag in results if flag and counts(v)}
+    return [id(v) in marked for v in inner.outvars]
+
+
+def _reached_results(eqn: Any, flags: list[bool]) -> list[bool]:
+    """Return which results of an equation may depend on a flagged operand."""
+    p, params = eqn.primitive, eqn.params
+    if p is jax_primitives.stop_gradient_p:
+        return [False]
+    if p in (jax_primitives.jit_p, jax_primitives.remat_p):
+        return reached(params["jaxpr"], flags)
+    if p is jax_primitives.cond_p:
+        return [any(some) for some in zip(*(reached(branch, flags[1:]) for branch in params["branches"]), strict=True)]
+    if p is jax_primitives.scan_p:
+        n, m = _compat.scan_counts(params)
+        consts, carry, xs = flags[:n], flags[n : n + m], flags[n + m :]
+        carry = fixed_point(params["jaxpr"], consts, carry, lambda body, flags: reached(body, [*flags, *xs])[:m])
+        return [*carry, *reached(params["jaxpr"], [*consts, *carry, *xs])[m:]]
+    if p is jax_primitives.while_p or p.name == "ta_while":
+        ours = p.name == "ta_while"
+        flags = flags[params["cond_nconsts"] :]
+        consts, carry = flags[: params["body_nconsts"]], flags[params["body_nconsts"] :]
+        if not ours:
+            return fixed_point(params["body_jaxpr"], consts, carry, reached)
+        first = [False] * int(params["lanes"] > 0)
+        carry = [*carry, *[False] * len(params["tapes"])]
+        return [*fixed_point(params["body"], [*first, *consts], carry, reached), *[False] * params["counts"]]
+    if p.name == "ta_count":
+        consts, carry = flags[: 1 + params["num_consts"]], flags[1 + params["num_consts"] :]
+        carry = [*carry, *[False] * len(params["tapes"])]
+        return fixed_point(params["body"], consts, carry, reached)
+    return [True] * len(eqn.outvars)
+
+
+def moved(jaxpr: Any, flags: Sequence[bool]) -> list[bool]:
+    """Return which outputs have tangents if the flagged inputs do, as `jax.jvp` finds it."""
+    if not any(flags):
+        return [False] * len(jaxpr.out_avals)
+    found: list[list[bool]] = []
+
+    @jax.custom_jvp
+    def probe(*outs: Array) -> tuple[Array, ...]:
+        return outs
+
+    @functools.partial(probe.defjvp, symbolic_zeros=True)
+    def _(primals: Any, tangents: Any) -> Any:  # only called if some have tangents
+        found.append([not isinstance(t, SymbolicZero) for t in tangents])
+        return primals, tangents
+
+    def at(primals: Sequence[Array], tangents: Sequence[Array], others: Sequence[Array]) -> None:
+        def f(*some: Array) -> tuple[Array, ...]:
+            return probe(*function(jaxpr)(*spread(some, flags, others)))
+
+        jax.jvp(f, primals, tangents)
+
+    types = list(jaxpr.in_avals)
+    primals = chosen(types, flags)
+    jax.eval_shape(at, primals, [t.to_tangent_aval() for t in primals], types)
+    return found[-1] if found else [False] * len(jaxpr.out_avals)
+
+
+def fixed_point(
+    body: Any, consts: Sequence[bool], carry: Sequence[bool], one_step: Callable[[Any, list[bool]], list[bool]]
+) -> list[bool]:
+    """Return which carries are flagged after any number of steps, where `one_step` flags the outputs of one step."""
+    carry = list(carry)
+    while True:
+        after = one_step(body, [*consts, *carry])
+        wider = [a or b for a, b in zip(carry, after, strict=True)]
+        if wider == carry:
+            return wider
+        carry = wider
+
+
+def joint_jvp(body: Any, num_consts: int, num_carry: int, moved: Sequence[bool]) -> Any:
+    """Extend a body by tangents: it takes them after its consts and after its carry, and returns the carry's too.
+
+    `moved` flags the inputs that have tangents.
+    """
+    call, first = function(body), len(moved) - num_consts - num_carry
+    moved_consts, moved_carry = sum(moved[first:-num_carry]), moved[len(moved) - num_carry :]
+    types = list(body.in_avals)
+    tangents = [t.to_tangent_aval() for t in chosen(body.in_avals, moved)]
+
+    def step(*args: Array) -> list[Array]:
+        before, rest = args[:first], args[first:]
+        consts, rest = rest[:num_consts], rest[num_consts:]
+        const_dots, rest = rest[:moved_consts], rest[moved_consts:]
+        carry, carry_dots = rest[:num_carry], rest[num_carry:]
+        inputs = [*before, *consts, *carry]
+
+        def at(*some: Array) -> tuple[list[Array], list[Array]]:
+            outs = call(*spread(some, moved, inputs))
+            return chosen(outs, moved_carry), outs
+
+        _, dots, outs = jax.jvp(at, chosen(inputs, moved), [*const_dots, *carry_dots], has_aux=True)
+        return [*outs, *dots]
+
+    split = first + num_consts
+    return jax.make_jaxpr(step)(*types[:split], *tangents[:moved_consts], *types[split:], *tangents[moved_consts:])

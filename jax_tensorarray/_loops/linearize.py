@@ -1,0 +1,189 @@
+"""The derivative of one step of a loop, and what has to be kept of the step for it.
+
+`jax.linearize` needs values that the step computed, its residuals. A tape keeps the ones that differ from step to step.
+Values that all steps share are computed once, and a broadcast of a smaller value is made again.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+from jax import lax
+from jax.extend import core as jex
+
+from jax_tensorarray import _compat
+from jax_tensorarray._loops import jaxprs
+from jax_tensorarray._loops.jaxprs import chosen, spread
+from jax_tensorarray._ops.guard import ta_guard_p
+
+Array = Any
+
+
+class Taped(NamedTuple):
+    """A value that differs from step to step, by its number on the tapes."""
+
+    number: int
+
+
+class Shared(NamedTuple):
+    """A value that is the same in every step, by its number among the shared values."""
+
+    number: int
+
+
+class Literal(NamedTuple):
+    """A literal of the program."""
+
+    value: Any
+
+
+class Broadcast(NamedTuple):
+    """A broadcast of a smaller value, by its equation."""
+
+    eqn: Any
+    operand: Any
+
+
+@dataclass(frozen=True, eq=False)
+class Linearized:
+    """A body together with the derivative of one step of it."""
+
+    jaxpr: Any  #: maps what the body takes to what it gives, followed by the residuals to be taped
+    num_outs: int
+    sources: tuple[Any, ...]  #: of every residual
+    tree: Any  #: of the tangent function, whose leaves are the residuals
+    shared: Any  #: maps the inputs that are the same in every step to the residuals that are
+    #: For each taped residual that is the tape of an inner loop: which residual counts the steps of that loop.
+    steps: tuple[int | None, ...]
+
+    @property
+    def taped(self) -> list[Any]:
+        """Types of the residuals to be kept for every step."""
+        return list(self.jaxpr.out_avals)[self.num_outs :]
+
+    def tangents(self, taped: Sequence[Array], shared: Sequence[Array], tangents: Sequence[Array]) -> list[Array]:
+        """Return the tangents after one step from the tangents before it."""
+
+        def value(source: Any) -> Array:
+            match source:
+                case Taped(n):
+                    return taped[n]
+                case Shared(n):
+                    return shared[n]
+                case Literal(x):
+                    return x
+                case Broadcast(eqn, operand):
+                    return jaxprs.bind(eqn, [value(operand)])[0]
+
+        return list(jax.tree.unflatten(self.tree, map(value, self.sources))(*tangents))
+
+
+def linearize(body: Any, varying: Sequence[bool], moved: Sequence[bool], fixed: Sequence[bool]) -> Linearized:
+    """Linearize a body in the inputs flagged `moved`, for the outputs flagged `varying`.
+
+    The inputs flagged `fixed` are the same in every step.
+    """
+    call, tree = jaxprs.inlined(body), []
+
+    def step(*args: Array) -> list[Array]:
+        def at(*some: Array) -> tuple[list[Array], list[Array]]:
+            outs = call(*spread(some, moved, args))
+            return chosen(outs, varying), outs
+
+        _, derivative, outs = jax.linearize(at, *chosen(args, moved), has_aux=True)
+        residuals, structure = jax.tree.flatten(derivative)
+        tree.append(structure)
+        return [*outs, *residuals]
+
+    types = list(body.in_avals)
+    jaxpr = jax.make_jaxpr(step)(*types)
+    found = _Sources(jaxpr, fixed)
+    inner, num_outs = found.jaxpr, len(varying)
+    sources = tuple(map(found.of, inner.outvars[num_outs:]))
+
+    def selected(*args: Array) -> list[Array]:
+        outvars = [*inner.outvars[:num_outs], *found.taped]
+        return jaxprs.interpret(jaxpr, args, jaxprs.bind, lambda x: x, outvars=outvars)
+
+    def shared(*args: Array) -> list[Array]:
+        return found.compute([*found.shared], dict(zip(chosen(inner.invars, fixed), args, strict=True)))
+
+    return Linearized(
+        jax.make_jaxpr(selected)(*types),
+        num_outs,
+        sources,
+        tree[-1],
+        jax.make_jaxpr(shared)(*chosen(types, fixed)),
+        found.steps(),
+    )
+
+
+class _Sources:
+    """Finds where the values of a jaxpr can be computed again."""
+
+    def __init__(self, jaxpr: Any, fixed: Sequence[bool]) -> None:
+        self.closed, self.jaxpr = jaxpr, _compat.opened(jaxpr)
+        inner = self.jaxpr
+        self.maker = {v: eqn for eqn in inner.eqns for v in eqn.outvars}
+        self.unchanging = {*inner.constvars, *chosen(inner.invars, fixed)}
+        for eqn in inner.eqns:
+            known = all(isinstance(v, jex.Literal) or v in self.unchanging for v in _read(eqn))
+            if known and not eqn.effects and not _may_raise(eqn):
+                self.unchanging.update(eqn.outvars)
+        self.taped: dict[Any, int] = {}
+        self.shared: dict[Any, int] = {}
+
+    def of(self, v: Any) -> Any:
+        if isinstance(v, jex.Literal):
+            return Literal(v.val)
+        eqn = self.maker.get(v)
+        if eqn is not None and eqn.primitive is ta_guard_p:
+            return self.of(eqn.invars[1])  # which is the same value
+        if eqn is not None and eqn.primitive is lax.broadcast_in_dim_p and len(eqn.invars) == 1:
+            return Broadcast(eqn, self.of(eqn.invars[0]))
+        if v in self.unchanging:
+            return Shared(self.shared.setdefault(v, len(self.shared)))
+        return Taped(self.taped.setdefault(v, len(self.taped)))
+
+    def compute(self, variables: Sequence[Any], values: dict[Any, Array]) -> list[Array]:
+        """Compute variables that are the same in every step. `values` has the inputs that are."""
+        needed, eqns = set(variables), []
+        for eqn in reversed(self.jaxpr.eqns):
+            if not needed.isdisjoint(eqn.outvars):
+                eqns.append(eqn)
+                needed.update(v for v in _read(eqn) if not isinstance(v, jex.Literal))
+        values = values | dict(zip(self.jaxpr.constvars, self.closed.consts, strict=True))
+        for eqn in reversed(eqns):
+            operands = [v.val if isinstance(v, jex.Literal) else values[v] for v in _read(eqn)]
+            outs = operands if eqn.primitive is ta_guard_p else jaxprs.bind(eqn, operands)
+            values.update(zip(eqn.outvars, outs, strict=True))
+        return [values[v] for v in variables]
+
+    def steps(self) -> tuple[int | None, ...]:
+        """Return, for each taped variable, which taped variable counts its steps, if it is an inner loop's tape."""
+        steps_of: dict[Any, Any] = {}
+        for eqn in self.jaxpr.eqns:
+            if eqn.primitive.name not in ("ta_while", "ta_count"):
+                continue
+            # A tape with batch axes has its steps behind them.
+            tapes = eqn.params["tapes"]
+            if not tapes:
+                continue
+            *outs, steps = eqn.outvars if eqn.primitive.name == "ta_while" else [*eqn.outvars, eqn.invars[0]]
+            pairs = zip(outs[len(outs) - len(tapes) :], tapes, strict=True)
+            steps_of |= {v: steps for v, (_, batch_dims) in pairs if not batch_dims}
+        found = [steps_of.get(v) for v in self.taped]
+        return tuple(None if n is None or isinstance(n, jex.Literal) else self.taped.get(n) for n in found)
+
+
+def _may_raise(eqn: Any) -> bool:
+    """Return whether an equation checks an index: then it must not be evaluated for a loop of no steps."""
+    if eqn.primitive.name.startswith("ta_") and eqn.params.get("mode", "drop") != "drop":
+        return True
+    return any(_may_raise(e) for jaxpr in jaxprs.jaxprs_in(eqn.params) for e in jaxpr.eqns)
+
+
+def _read(eqn: Any) -> list[Any]:
+    """Return what the value of an equation depends on. For a guard this is its operand."""
+    return eqn.invars[1:] if eqn.primitive is ta_guard_p else eqn.invars

@@ -1,0 +1,181 @@
+"""Convert the arguments that say which rows of a buffer an op is for to operands and parameters of a row op.
+
+An index addresses rows along one axis. With `axis`, the axes before it are batch axes, and all of them share the
+index. A tuple addresses several axes, and becomes one index that counts their rows. With `length`, each index is the
+first of that many rows: the index gets one more axis, which `_lowering.mlir.window_of` recognises.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jax_tensorarray._lowering.mlir import INT32_MAX
+from jax_tensorarray._ops import arguments
+from jax_tensorarray._ops.arguments import Index
+from jax_tensorarray._ops.check import ta_check
+from jax_tensorarray._ops.primitive import Params, row_params
+
+Array = jax.Array
+
+
+class Rows(NamedTuple):
+    """The operands of a row op except the value, and its parameters."""
+
+    op: str
+    buffer: Array
+    at: Index
+    where: tuple[Array, ...]
+    params: Params
+
+    @property
+    def operands(self) -> tuple[Any, ...]:
+        """The operands of an op that takes no value."""
+        return (self.buffer, self.at, *self.where)
+
+    def with_value(self, value: Any) -> tuple[Any, ...]:
+        """Return the operands of an op that takes a value.
+
+        The value is broadcast to `[*batch, *I, *elem]` and gets the dtype of the buffer.
+        """
+        batch_dims, index_dims = self.params["batch_dims"], self.params["index_dims"]
+        rows = arguments.as_value(self.op, value, self.buffer, self.at.shape, batch_dims, index_dims)
+        return (self.buffer, self.at, rows, *self.where)
+
+
+def rows(
+    op: str,
+    buffer: Any,
+    index: Any,
+    *,
+    axis: Any = 0,
+    length: Any = None,
+    where: Any = None,
+    mode: str | None = None,
+    lowering: str = "auto",
+) -> Rows:
+    """Return the rows that `op` is for, from the arguments that all such ops have."""
+    arguments.check_lowering(op, lowering)
+    if length is None and type(axis) is int and axis == 0 and not isinstance(index, tuple):
+        buffer, index, mask, mode = arguments.row_operands(op, buffer, index, where, mode)
+        return Rows(op, buffer, index, mask, row_params(op, mode, lowering=lowering))
+
+    buffer, mode = arguments.as_buffer(op, buffer), arguments.as_mode(op, mode)
+    masked = where is not None and where is not True
+    axis = _as_axis(op, axis, buffer)
+    parts = _as_parts(op, index, axis, buffer)
+    sizes = buffer.shape[axis : axis + len(parts)]
+    names = [op if len(parts) == 1 and axis == 0 else f"{op}(axis={axis + k})" for k in range(len(parts))]
+    found = [arguments.as_index(*each, mode, masked=masked) for each in zip(names, parts, sizes, strict=True)]
+    shape = _common_shape(op, [part.shape for part, _ in found])
+    mask = arguments.as_where(op, where, shape)
+    if length is not None:
+        length = _as_length(op, length, axis + len(parts) - 1, buffer)
+        found = [(part[..., None], left) for part, left in found[:-1]]
+        found.append(_windows(names[-1], parts[-1], length, sizes[-1], mode, masked=masked))
+        shape = (*shape, length)
+        mask = tuple(lax.broadcast_in_dim(m, shape, range(m.ndim)) for m in mask)
+    if len(parts) == 1:
+        ((at, mode),) = found
+    else:
+        at, mode = _counted(op, names, found, sizes, shape, mask, mode), "drop"
+    batch = buffer.shape[:axis]
+    at, *masks = (_for_each(batch, x) for x in (at, *mask))
+    params = row_params(names[0], mode, lowering=lowering, batch_dims=axis, index_dims=len(parts))
+    return Rows(op, buffer, at, tuple(masks), params)
+
+
+def _as_axis(op: str, axis: Any, buffer: Array) -> int:
+    if isinstance(axis, bool) or not isinstance(axis, int | np.integer):
+        raise TypeError(f"{op}: axis must be an integer that is known while tracing, got {axis!r}")
+    if not -buffer.ndim <= axis < buffer.ndim:
+        raise ValueError(f"{op}: axis {axis} is out of range for a buffer of shape {buffer.shape}")
+    return int(axis) % buffer.ndim
+
+
+def _as_parts(op: str, index: Any, axis: int, buffer: Array) -> tuple[Any, ...]:
+    parts = index if isinstance(index, tuple) else (index,)
+    if not parts:
+        raise TypeError(f"{op}: index must be an integer, an array of integers or a tuple of these, got ()")
+    if len(parts) > buffer.ndim - axis:
+        rest = f" from axis {axis} on" if axis else ""
+        raise IndexError(
+            f"{op}: index has {len(parts)} parts, more than there are axes in a buffer of shape {buffer.shape}{rest}"
+        )
+    return parts
+
+
+def _as_length(op: str, length: Any, axis: int, buffer: Array) -> int:
+    if isinstance(length, bool) or not isinstance(length, int | np.integer):
+        raise TypeError(f"{op}: length must be an integer that is known while tracing, got {length!r}")
+    if not 0 <= length <= buffer.shape[axis]:
+        raise ValueError(f"{op}: length {length} is not in [0, {buffer.shape[axis]}], the size of axis {axis}")
+    return int(length)
+
+
+def _common_shape(op: str, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    try:
+        return np.broadcast_shapes(*shapes)
+    except ValueError:
+        texts = " and ".join(map(str, shapes))
+        raise ValueError(f"{op}: index has parts of shapes {texts}, which do not fit each other") from None
+
+
+def _windows(
+    op: str, first: Any, length: int, size: int, mode: str | None, *, masked: bool
+) -> tuple[Index, str | None]:
+    """Return the consecutive numbers that start at each entry of an index, and the mode that is left to check."""
+    known = arguments.as_known(op, first)
+    if known is not None:
+        return arguments.as_index(op, known[..., None] + np.arange(length), size, mode, masked=masked)
+    array, mode = arguments.as_index(op, first, size, mode, masked=masked)
+    if jnp.iinfo(array.dtype).bits < 32:
+        array = jnp.asarray(array, jnp.int32)
+    shape = (*array.shape, length)
+    firsts = lax.broadcast_in_dim(array, shape, range(array.ndim))
+    numbers = firsts + lax.broadcasted_iota(array.dtype, shape, array.ndim)
+    if mode != "error" and jnp.iinfo(array.dtype).min == 0:
+        numbers = jnp.where(numbers < firsts, firsts, numbers)  # a number that wraps to 0 is out of range
+    return numbers, mode
+
+
+def _counted(
+    op: str,
+    names: Sequence[str],
+    found: Sequence[tuple[Index, str | None]],
+    sizes: Sequence[int],
+    shape: tuple[int, ...],
+    mask: Sequence[Array],
+    mode: str | None,
+) -> Index:
+    """Combine the indices of several axes into one, the last axis fastest; -1 where one of them is out of range."""
+    total = math.prod(sizes)
+    dtype: Any = np.int32 if total <= INT32_MAX else np.int64
+    if dtype == np.int64 and not jax.config.jax_enable_x64:
+        raise OverflowError(
+            f"{op}: a tuple counts the {total} rows of the axes {tuple(sizes)} in integers that JAX does not have by "
+            'default; jax.config.update("jax_enable_x64", True) gives it larger ones'
+        )
+    at: Any = np.zeros((), dtype)
+    inside: Any = np.ones((), bool)
+    for name, (part, left), size in zip(names, found, sizes, strict=True):
+        row: Any = part
+        if isinstance(part, jax.Array) or left != "drop":
+            whole = jnp.broadcast_to(part, shape)
+            row = ta_check(whole, size, where=mask[0] if mask else None, mode=mode, op=name)
+            is_inside = row >= 0
+        else:
+            is_inside = np.asarray((part >= 0) & (part < size))
+        at, inside = at * dtype(size) + row.astype(dtype), inside & is_inside
+    if isinstance(at, np.ndarray | np.generic):
+        return np.broadcast_to(np.where(inside, at, dtype(-1)), shape)
+    return jnp.where(inside, at, dtype(-1))
+
+
+def _for_each(batch: tuple[int, ...], x: Any) -> Any:
+    """Return the array with batch axes in front, repeated along them."""
+    return lax.broadcast_in_dim(x, (*batch, *x.shape), range(len(batch), len(batch) + x.ndim)) if batch else x

@@ -1,0 +1,62 @@
+"""`ta_guard`: an array whose derivative is zero for the examples that are not active. It costs nothing forward.
+
+`where(active, x, stop_gradient(x))` means the same, but a tape would keep its result for every step. A guard is `x`
+itself: if all steps share it, no tape keeps it.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from jax_tensorarray._ops.primitive import Array, is_zero, like_buffer, make_primitive, to_front, zero_tangent
+
+
+def ta_guard(active: Array, x: Array) -> Array:
+    """Return `x`, with derivatives for the active examples only.
+
+    >>> import jax, jax.numpy as jnp
+    >>> f = lambda x: jnp.sum(ta_guard(jnp.array([True, False]), x) ** 2)
+    >>> print(f(jnp.array([1.0, 2.0])), jax.grad(f)(jnp.array([1.0, 2.0])))
+    5.0 [2. 0.]
+    """
+    return ta_guard_p.bind(active, x)
+
+
+def _abstract_eval(active: Any, x: Any) -> Any:
+    if active.shape != x.shape[: active.ndim]:
+        raise ValueError(f"ta_guard: active {active.shape} and x {x.shape} do not share batch axes")
+    return like_buffer(x).update(weak_type=x.weak_type)  # it is a value of a loop body, of any type
+
+
+def _jvp(primals: Any, tangents: Any) -> Any:
+    active, x = primals
+    out, t = ta_guard_p.bind(active, x), tangents[1]
+    if is_zero(t):
+        return out, zero_tangent(out)
+    wide = lax.broadcast_in_dim(active, jnp.shape(t), tuple(range(jnp.ndim(active))))
+    return out, lax.select(wide, t, jnp.zeros_like(t))
+
+
+def _batch(primitive: Any, args: Any, dims: Any) -> Any:
+    n = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
+    return primitive.bind(*(to_front(x, d, n) for x, d in zip(args, dims, strict=True))), 0
+
+
+def _itself(active: Array, x: Array) -> Array:
+    return x
+
+
+def _kernel(ctx: Any, active: Any, x: Any, **_: Any) -> Any:
+    return [x]
+
+
+ta_guard_p = make_primitive(
+    "ta_guard",
+    abstract_eval=_abstract_eval,
+    jvp=_jvp,
+    transpose=None,
+    batch=_batch,
+    reference=_itself,
+    kernel=_kernel,
+)

@@ -1,0 +1,331 @@
+"""Turn the rules of an op into a JAX primitive.
+
+A rule is an ordinary function; this module registers it with JAX. Every op of the library has the operands
+`buffer, index[, value][, where]` and the parameters of `Params`, so that one batching rule and one lowering serve
+all of them.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict, Unpack
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.core import ShapedArray
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir, xla
+from jax.sharding import PartitionSpec
+
+from jax_tensorarray import _compat, _kernels
+from jax_tensorarray._lowering.fallback import add as add_fallback
+from jax_tensorarray._lowering.mlir import LOWERING, PREFIX, WITHOUT_KERNELS, Call, declare, is_ours, mark, operation
+from jax_tensorarray._ops import sorting
+
+Array = Any
+
+
+class Params(TypedDict):
+    """The parameters that a row op is bound with."""
+
+    batch_dims: int  #: leading axes that buffer, index, value and where share
+    index_dims: int  #: number of axes behind these whose rows an index counts, the last one fastest
+    mode: str | None  #: "error", "drop", or None: "error" unless vmap batches the index
+    reverse: bool  #: walk the positions of the index last to first
+    op: str  #: the public op that the user called, for messages
+    lowering: str  #: "auto", "ffi" or "xla", see `_lowering.slices`
+
+
+def row_params(
+    op: str,
+    mode: str | None,
+    *,
+    lowering: str = "auto",
+    batch_dims: int = 0,
+    index_dims: int = 1,
+    reverse: bool = False,
+) -> Params:
+    """Return the parameters that the public op `op` binds a primitive with."""
+    return {
+        "batch_dims": batch_dims,
+        "index_dims": index_dims,
+        "mode": mode,
+        "reverse": reverse,
+        "op": op,
+        "lowering": lowering,
+    }
+
+
+#: The primitives of row ops, whose `kernel` is a `RowKernel`, and the calls they lower to.
+ROW_OPS: dict[Primitive, Call] = {}
+
+
+class RowPrimitive(Primitive):
+    """A primitive whose operands must vary over the same axes of a `shard_map`, as for JAX's own primitives."""
+
+    def bind(self, *operands: Any, **params: Any) -> Any:
+        return super().bind(*varying_alike(operands), **params)
+
+
+def varying_alike(operands: Sequence[Any]) -> Sequence[Any]:
+    """Return the operands, each varying over all manual axes over which at least one of them varies."""
+    if jax.sharding.get_abstract_mesh().empty:
+        return operands
+    axes = [_compat.varying_axes(x) for x in operands]
+    everywhere = frozenset().union(*axes)
+    return [
+        lax.pcast(x, tuple(sorted(everywhere - own, key=str)), to="varying") if everywhere - own else x
+        for x, own in zip(operands, axes, strict=True)
+    ]
+
+
+def make_primitive(
+    name: str,
+    *,
+    abstract_eval: Callable[..., Any],
+    jvp: Callable[..., Any] | None,
+    transpose: Callable[..., Any] | None,
+    batch: Callable[..., Any] | None,
+    reference: Callable[..., Any],
+    kernel: Callable[..., Any],
+    multiple_results: bool = False,
+) -> Primitive:
+    """Make a primitive with all its rules, and register it with the passes and loops of the library.
+
+    `reference` is the meaning in plain JAX, used as the lowering where there is no kernel. `kernel` lowers to a call
+    of a kernel on a `platform`.
+    """
+    primitive = RowPrimitive(name)
+    primitive.multiple_results = multiple_results
+    primitive.def_impl(functools.partial(xla.apply_primitive, primitive))
+    primitive.def_abstract_eval(abstract_eval)
+    if jvp is not None:
+        ad.primitive_jvps[primitive] = jvp
+    if transpose is not None:
+        ad.primitive_transposes[primitive] = transpose
+    if batch is not None:
+        batching.primitive_batchers[primitive] = functools.partial(batch, primitive)
+    if isinstance(kernel, RowKernel):
+        reference = _on_one_axis(reference, kernel.call)
+    fallback = mlir.lower_fun(reference, multiple_results=multiple_results)
+    mlir.register_lowering(primitive, fallback)
+    for platform in sorted(_kernels.modules):
+        lower = functools.partial(_lower, functools.partial(kernel, platform=platform), fallback)
+        mlir.register_lowering(primitive, lower, platform=platform)
+    if isinstance(kernel, RowKernel):
+        ROW_OPS[primitive] = kernel.call
+        for platform in WITHOUT_KERNELS if _compat.can_rewrite_modules() else ():
+            lower = functools.partial(_lower_without_kernel, functools.partial(kernel, platform=platform), fallback)
+            mlir.register_lowering(primitive, lower, platform=platform)
+    return primitive
+
+
+# --- abstract eval ---------------------------------------------------------------------------------------------
+
+
+def check_operands(
+    op: str, buffer: Any, index: Any, rest: Sequence[Any], takes_value: bool, batch_dims: int, index_dims: int
+) -> None:
+    """Check the operands of a bind. The public functions make them fit; this guards binds by hand."""
+    if buffer.ndim <= batch_dims or index.shape[:batch_dims] != buffer.shape[:batch_dims]:
+        raise ValueError(f"{op}: buffer {buffer.shape} and index {index.shape} do not share {batch_dims} batch axes")
+    if not 0 < index_dims <= buffer.ndim - batch_dims:
+        raise ValueError(f"{op}: buffer {buffer.shape} with {batch_dims} batch axes has no rows of {index_dims} axes")
+    if not jnp.issubdtype(index.dtype, jnp.integer):
+        raise TypeError(f"{op}: index must have an integer dtype, got {index.dtype}")
+    value, where = (rest[:1], rest[1:]) if takes_value else ((), rest)
+    rows = (*index.shape, *buffer.shape[batch_dims + index_dims :])
+    for v in value:
+        if v.shape != rows or v.dtype != buffer.dtype:
+            raise TypeError(f"{op}: value {v.str_short()} does not fit rows {rows} of {buffer.dtype}")
+    for w in where:
+        if w.shape != index.shape or w.dtype != jnp.bool_:
+            raise TypeError(f"{op}: where {w.str_short()} must be bool{index.shape}")
+
+
+def like_buffer(buffer: Any) -> ShapedArray:
+    """Return the type of the updated buffer."""
+    return buffer.update(weak_type=False)
+
+
+def rows_of(buffer: Any, index: Any, batch_dims: int, index_dims: int) -> ShapedArray:
+    """Return the type of the rows that `index` addresses: `[*batch, *I, *elem]`."""
+    elem = range(batch_dims + index_dims, buffer.ndim)
+    dims = [*range(batch_dims), *[None] * (index.ndim - batch_dims), *elem]
+    return type_like(buffer, [*index.shape, *(buffer.shape[d] for d in elem)], dims)
+
+
+def row_of(buffer: Any, batch_dims: int) -> ShapedArray:
+    """Return the type of one row of a buffer `[*batch, T, *elem]`: `[*batch, *elem]`."""
+    dims = [d for d in range(buffer.ndim) if d != batch_dims]
+    return type_like(buffer, [buffer.shape[d] for d in dims], dims)
+
+
+def type_like(aval: Any, shape: Sequence[int], dims: Sequence[int | None], dtype: Any = None) -> ShapedArray:
+    """Return the type of an array whose axes come from `aval` or are new (None), sharded as `aval` is."""
+    spec = [*aval.sharding.spec, *[None] * aval.ndim]
+    sharding = aval.sharding.update(spec=PartitionSpec(*(None if d is None else spec[d] for d in dims)))
+    return aval.update(shape=tuple(shape), dtype=dtype or aval.dtype, weak_type=False, sharding=sharding)
+
+
+def with_axis(aval: Any, size: int) -> ShapedArray:
+    """Return the type with one more axis in front."""
+    return type_like(aval, (size, *aval.shape), [None, *range(aval.ndim)])
+
+
+# --- differentiation -------------------------------------------------------------------------------------------
+
+
+def is_zero(x: Any) -> bool:
+    """Return whether a tangent or cotangent is symbolically zero."""
+    return type(x) is ad.Zero
+
+
+def zero_tangent(out: Array) -> Any:
+    """Return the symbolic zero that is the tangent of a constant `out`."""
+    return ad.Zero(jax.typeof(out).to_tangent_aval())
+
+
+# --- batching --------------------------------------------------------------------------------------------------
+
+
+def to_front(x: Array, dim: int | None, size: int) -> Array:
+    """Return `x` with its batch axis first; the axis is added if it has none."""
+    return jnp.broadcast_to(x, (size, *x.shape)) if dim is None else jnp.moveaxis(x, dim, 0)
+
+
+def batch_rows(
+    primitive: Primitive, args: Sequence[Array], dims: Sequence[int | None], **params: Unpack[Params]
+) -> Any:
+    """Batch any row op: add one more native batch axis at the front of all operands."""
+    size = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
+    args = [to_front(x, d, size) for x, d in zip(args, dims, strict=True)]
+    out = primitive.bind(*args, **batched_params(params, dims[1]))
+    return (out, [0] * len(out)) if primitive.multiple_results else (out, 0)
+
+
+def batched_params(params: Params, index_dim: int | None, new_axes: int = 1) -> Params:
+    """Return the parameters under vmap. An index that vmap batches may belong to examples that are not running."""
+    dropped = params["mode"] is None and index_dim is not None
+    return params | {"batch_dims": params["batch_dims"] + new_axes, "mode": "drop" if dropped else params["mode"]}
+
+
+# --- lowering --------------------------------------------------------------------------------------------------
+
+
+def _on_one_axis(reference: Callable[..., Any], call: Call) -> Callable[..., Any]:
+    """Extend `reference`, written for one axis, to an index that counts the rows of several axes."""
+
+    def meaning(buffer: Array, *operands: Array, batch_dims: int, index_dims: int, **params: Any) -> Any:
+        if index_dims == 1:
+            return reference(buffer, *operands, batch_dims=batch_dims, **params)
+        batch, sizes, elem = np.split(buffer.shape, [batch_dims, batch_dims + index_dims])
+        merged = buffer.reshape(*batch, math.prod(sizes), *elem)
+        out = reference(merged, *operands, batch_dims=batch_dims, **params)
+        if not call.in_place:
+            return out
+        if len(call.results) == 1:
+            return out.reshape(buffer.shape)
+        return (out[0].reshape(buffer.shape), *out[1:])
+
+    return meaning
+
+
+def _lower(kernel: Callable[..., Any], fallback: Callable[..., Any], ctx: Any, *operands: Any, **params: Any) -> Any:
+    """Lower to a kernel, or to plain JAX for packed dtypes: no kernel can address less than a byte."""
+    packed = any(is_packed(aval.dtype) for aval in (*ctx.avals_in, *ctx.avals_out))
+    if packed:
+        return fallback(ctx, *operands, **params)
+    mark(ctx.module_context.module)
+    return kernel(ctx, *operands, **params)
+
+
+def _lower_without_kernel(
+    kernel: Callable[..., Any], fallback: Callable[..., Any], ctx: Any, *operands: Any, **params: Any
+) -> Any:
+    """Lower to a call that the pass over the module replaces: by slices, or by a function in plain JAX."""
+    if ctx.dim_var_values:  # sizes or platforms that are still unknown: values of the enclosing function
+        return fallback(ctx, *operands, **params)
+    results = _lower(kernel, fallback, ctx, *operands, **params)
+    call = operation(results[0].owner)
+    if is_ours(call):
+        add_fallback(ctx.module_context, params["op"], call, functools.partial(fallback, ctx, **params))
+    return results
+
+
+def is_packed(dtype: Any) -> bool:
+    """Return whether elements of a dtype are smaller than a byte."""
+    limits = (
+        jnp.iinfo if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo if jnp.issubdtype(dtype, jnp.floating) else None
+    )
+    return limits is not None and limits(dtype).bits < 8
+
+
+def row_kernel(
+    name: str, operands: tuple[str, ...], results: tuple[str, ...], combine: Callable[[Any, Any], Any] | None = None
+) -> "RowKernel":
+    """Return the lowering of a row op to its kernel.
+
+    The operands are `buffer`, `index`, perhaps `value`, and `where`. An op whose first result is `buffer` updates
+    it in place. `combine` is the StableHLO operation that makes the new row from the old one and the value.
+    """
+    return RowKernel(name, declare(name, operands, results, combine))
+
+
+@dataclass(frozen=True)
+class RowKernel:
+    """A lowering to a call, which `_lowering.slices` may turn into XLA's own slices once the whole module is there."""
+
+    name: str
+    call: Call
+
+    def __call__(
+        self,
+        ctx: Any,
+        *operands: Any,
+        platform: str,
+        batch_dims: int,
+        index_dims: int,
+        mode: str | None,
+        reverse: bool,
+        op: str,
+        lowering: str,
+    ) -> Any:
+        buffer, index, *_ = ctx.avals_in
+        in_place, masked = self.call.in_place, len(operands) == len(self.call.operands)
+        size = math.prod(buffer.shape[batch_dims : batch_dims + index_dims])
+        count = math.prod(index.shape[batch_dims:])
+        is_sorted = in_place and sorting.is_sorted(platform, size, count)
+        if is_sorted:
+            order = mlir.lower_fun(
+                functools.partial(sorting.visiting_order, size=size, batch_dims=batch_dims, reverse=reverse),
+                multiple_results=False,
+            )
+            aval = ShapedArray((*index.shape[:batch_dims], count), jnp.dtype(jnp.int32))
+            positions = [1, 3] if masked else [1]  # index, where
+            inner = ctx.replace(avals_in=[ctx.avals_in[k] for k in positions], avals_out=[aval])
+            operands = (*operands, *order(inner, *(operands[k] for k in positions)))
+            ctx = ctx.replace(avals_in=[*ctx.avals_in, aval])
+        # XLA removes a call whose results have no elements, but its indices still have to be checked.
+        checks = mode != "drop" and not all(math.prod(aval.shape) for aval in ctx.avals_out)
+        rule = jax.ffi.ffi_lowering(
+            PREFIX + self.name, operand_output_aliases={0: 0} if in_place else {}, has_side_effect=checks
+        )
+        results = rule(
+            ctx,
+            *operands,
+            op=op,
+            batch_dims=np.int64(batch_dims),
+            strict=mode != "drop",
+            masked=masked,
+            sorted=is_sorted,
+            reverse=reverse,
+            **({} if index_dims == 1 else {"index_dims": np.int64(index_dims)}),
+        )
+        if lowering != "auto":
+            call: Any = results[0]
+            call.owner.attributes[LOWERING] = mlir.ir.StringAttr.get(lowering)
+        return results

@@ -1,0 +1,39 @@
+"""Sorts the positions of an index by the row that they address, for a GPU that visits many of them at once.
+
+On a GPU one thread does one position, and has to know which others address the same row (see csrc/threads.h). For few
+positions it reads the whole index. For many that would be quadratic, so XLA sorts the index beforehand, and every
+thread finds the positions of its row beside its own.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jax_tensorarray._ops import reference
+
+Array = jax.Array
+
+#: Platforms whose kernels do one position a thread. A CPU walks from one to the next and needs no order.
+PLATFORMS = {"cuda", "rocm"}
+
+#: Up to this many positions in a batch a thread reads them all: in about 2 microseconds, and a sort takes more.
+SCANNED = 128
+
+
+def is_sorted(platform: str, size: int, count: int) -> bool:
+    """Return whether the kernel for `count` positions of a buffer of `size` rows gets them sorted."""
+    return platform in PLATFORMS and count > SCANNED and size < jnp.iinfo(jnp.uint32).max
+
+
+def visiting_order(index: Array, *where: Array, size: int, batch_dims: int, reverse: bool) -> Array:
+    """Return the positions `[*batch, count]` sorted by row, and for one row in the order in which the op visits them.
+
+    Positions that address no row come last. `reverse` says that the op visits positions last to first.
+    """
+    batch = index.shape[:batch_dims]
+    row, found = reference.clamped_row(index, reference.mask_like(index, where), size)
+    row = jnp.where(found, row.astype(jnp.uint32), jnp.uint32(size)).reshape(*batch, -1)
+    position = lax.broadcasted_iota(jnp.int32, row.shape, batch_dims)
+    if reverse:
+        row, position = (lax.rev(x, (batch_dims,)) for x in (row, position))
+    return lax.sort((row, position), dimension=batch_dims, num_keys=1, is_stable=True)[1]

@@ -1,0 +1,36 @@
+"""What to do about a loop that copies a buffer."""
+
+#: What to do, by the cause.
+ADVICE = {
+    "swapped": "The buffer changes its place in the carry (`return (b, a)`), which moves it in memory. Keep each in "
+    "its place: exchange rows, or let the number of the step say which of two is read and which written.",
+    "checkpoint": "jax.checkpoint runs the body again in the backward pass, for which each step keeps the whole "
+    "buffer. Read by ta_read, write by ta_write, and give it the policy checkpoint_policies.save_reads.",
+    "select_vmap": "jax.vmap of a cond or a while_loop whose predicate is batched runs both sides. It selects between "
+    "whole buffers or, where they are only read, between their gradients, and copies what all examples share. Read "
+    "rows by ta_read(b, i) and write them by ta_write(b, i, x), which are masked instead.",
+    "select": "A select (jnp.where, lax.select, or a plain write or read whose index may be out of range) touches all "
+    "rows. In place of jnp.where(p, new_buffer, buffer) use ta_write(buffer, i, x, where=p), and ta_read for reads.",
+    "gradient": "The transpose of a plain write (`.at[i].set`) takes a row out of the cotangent and the transpose of a "
+    "plain read (`b[i]`) adds one to it, in no order that XLA knows. Write by ta_write(b, i, x), add by ta_add, and "
+    "read by ta_read(b, i); rows of another axis take axis=, and elements a tuple as index.",
+    "beside": "Something in the loop still uses the buffer from before this update, and XLA keeps a copy for it. Read "
+    "rows by ta_read(b, i) and write them by ta_write(b, i, x), which are put in an order that needs no copy; rows of "
+    "another axis take axis=, and elements a tuple as index.",
+    "ours": "This update is in place by itself, but something in the loop still uses the old buffer: plain indexing "
+    "(use ta_read), the whole of it, or a version from before the update. Read by ta_read, before the update.",
+    "whole": "{} computes with all rows of the buffer in every step, which takes its time whatever is done. The copy "
+    "beside it can go: compute with the buffer only after this update, or only before it, in what the new row is made "
+    "of. Read single rows by ta_read(b, i), and write by ta_write(b, i, x).",
+    "sum": "A cond or an inner loop that reads a few rows has a gradient of the size of the buffer, and so has a cond "
+    "that jax.vmap turns into a select. Read by ta_read(b, i), whose gradient is added in place.",
+    "anew": "The loop computes every row in every step. If that is what it should do, leave it; else update the rows "
+    "that change, by ta_write, ta_add or ta_swap.",
+    "save": "Every step keeps the whole buffer: as a stacked output, or for the backward pass. With jax.checkpoint, "
+    "read by ta_read and give it the policy checkpoint_policies.save_reads. Where the body computes with the whole "
+    "buffer, write by ta_write and give the loop residuals='undo', which scan, fori_loop and while_loop of "
+    "jax_tensorarray take. Stack rows rather than buffers.",
+    "tape": "The body computes with the whole buffer, so that the tape of the loop holds it for every step. With "
+    "residuals='undo', or 'auto' where that chooses it, the loop keeps the rows that a step overwrites: for this the "
+    "body has to write them by ta_write, ta_add or ta_swap.",
+}

@@ -1,0 +1,281 @@
+"""Find what makes a loop quadratic: the whole buffers that it copies in every step."""
+
+import contextlib
+import linecache
+import math
+import operator
+import re
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence, Set
+from typing import Any, NamedTuple
+
+import jax
+
+from jax_tensorarray._hlo import ahead
+from jax_tensorarray._hlo import buffers as hlo_buffers
+from jax_tensorarray._hlo import text as hlo_text
+from jax_tensorarray.inspect._advice import ADVICE
+
+#: Columns of a report.
+_WIDTH = 100
+
+_DTYPES = {"f": "float", "s": "int", "u": "uint", "c": "complex", "pred": "bool", "bf": "bfloat", "f8": "float8_"}
+
+_WHAT = {
+    "copy": "a copy of the buffer",
+    "select": "a select between two whole buffers",
+    "sum": "a sum of two whole buffers, of which one has a few rows that are not zero",
+    "anew": "an operation that makes every row of the buffer anew",
+    "save": "a write of the whole buffer into another array",
+    "broadcast": "a copy of the buffer for each of several examples",
+}
+
+_COMPUTATION = {"dot": "A product (einsum, dot or @)", "reduce": "A sum or another reduction"}
+
+
+class LoopCopy(NamedTuple):
+    """An operation that touches all of a buffer in every step of a loop.
+
+    Attributes:
+      kind: `"copy"`, `"broadcast"` (a copy for each of several examples), `"select"` (between two buffers), `"sum"` (of
+        two), `"anew"` (anything else that makes all rows), or `"save"` (the buffer is put, as a whole, into a larger
+        array).
+      operation: its name in the optimised HLO, to look it up in `jax.jit(f).lower(*args).compile().as_text()`.
+      dtype: of the array that it makes, by the name that JAX has for it.
+      shape: likewise, as XLA sees it: `vmap` adds an axis, and of a divided array a device has its part.
+      num_bytes: its size.
+      file: where in Python it comes from, or None where XLA has lost track.
+      line: the number of the line.
+      code: the text of that line, if the file can be read; else empty.
+      in_gradient: whether it is part of a backward pass.
+      advice: what to do.
+      steps: how often it happens in one run of the program, if XLA knows the trip counts of the loops; else None.
+    """
+
+    kind: str
+    operation: str
+    dtype: str
+    shape: tuple[int, ...]
+    num_bytes: int
+    file: str | None
+    line: int | None
+    code: str
+    in_gradient: bool
+    advice: str
+    steps: int | None = None
+
+    def __str__(self) -> str:
+        where = f"{self.file}:{self.line}" if self.file else "a line that XLA does not tell"
+        return f"{where}: {what_it_is(self)}, {readable(self.num_bytes)} a step"
+
+
+def what_it_is(copy: LoopCopy) -> str:
+    """Return what is done, and to which array."""
+    passing = "backward pass, " if copy.in_gradient else ""
+    return f"{passing}{_WHAT[copy.kind]}, {copy.dtype}[{', '.join(map(str, copy.shape))}]"
+
+
+class LoopCopies(list[LoopCopy]):
+    """A list of `LoopCopy`, which prints as a report."""
+
+    def __str__(self) -> str:
+        if not self:
+            return "No loop copies a buffer that it carries, or makes all of it anew."
+        total = sum(copy.num_bytes for copy in self)
+        number = f"{len(self)} operations on whole buffers" if len(self) > 1 else "1 operation on a whole buffer"
+        lines = [f"{number} in loops, {readable(total)} a step:"]
+        for advice in dict.fromkeys(copy.advice for copy in self):
+            places = Counter((str(copy), copy.code) for copy in self if copy.advice == advice)
+            lines.append("")
+            for (text, code), times in places.items():
+                lines.append(text + (f" ({times} times)" if times > 1 else ""))
+                lines += [f"    {code}"] if code else []
+            lines += textwrap.wrap(advice, _WIDTH, initial_indent="  ", subsequent_indent="  ")
+        return "\n".join(lines)
+
+
+def loop_copies(f: Callable[..., Any], *args: Any, min_bytes: int = 0, platform: str | None = None) -> LoopCopies:
+    """List the operations in the loops of any JAX function that touch a whole buffer in every step.
+
+    A loop of T steps is quadratic if it copies a buffer of T rows. `f` is compiled for `args`, not run, and the
+    compiled loops are examined: `lax.scan`, `fori_loop`, `while_loop` and the loops of this library, loops nested in
+    them, and the loops of backward passes if `f` is a gradient.
+
+    A *buffer* is an array that the loop carries and that something in the loop reads or updates by rows, at an index
+    known only at run time. An array that the loop computes as a whole, such as the state of a recurrent network, is
+    not a buffer, and neither is a stacked output or an input of `lax.scan`.
+
+    Args:
+      f: a function of arrays, or pytrees of them, jitted or not. For a gradient give `jax.grad(f)`. Bind keyword
+        arguments with `functools.partial`.
+      args: its arguments: arrays, or `jax.ShapeDtypeStruct`s. Small ones will do, but XLA makes no loop of one step.
+      min_bytes: buffers smaller than this are left out. By default all are examined, so that small examples show
+        what large ones do.
+      platform: None for the one that `f` runs on here, or `"cpu"`, `"cuda"` (an H100) or `"tpu"` (a v5e). No such
+        device is needed: XLA's compiler for it is enough. Arrays divided among devices are taken for whole ones.
+
+    Returns:
+      A list of `LoopCopy`, empty where every loop is in place. `print` shows it as a report.
+
+    Raises:
+      TypeError: `f` is not a function, or `min_bytes` is not an integer.
+      ValueError: `min_bytes` is negative, or there is no such `platform`.
+      ImportError: XLA's compiler for `platform` is not installed. The message says how to install it.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from jax_tensorarray import ta_write
+    >>> from jax_tensorarray.inspect import loop_copies
+    >>> def cumulated(write, xs):
+    ...     return jax.lax.fori_loop(1, 20, lambda i, ys: write(ys, i, jnp.sin(xs[i])), xs).sum()
+    >>> xs = jax.ShapeDtypeStruct((20, 4), jnp.float32)
+    >>> plain = loop_copies(jax.grad(lambda xs: cumulated(lambda ys, i, x: ys.at[i].set(x), xs)), xs)
+    >>> plain[0].kind, plain[0].dtype, plain[0].shape, plain[0].in_gradient
+    ('copy', 'float32', (20, 4), True)
+    >>> print(loop_copies(jax.grad(lambda xs: cumulated(ta_write, xs)), xs))
+    No loop copies a buffer that it carries, or makes all of it anew.
+    """
+    if not callable(f):
+        raise TypeError(
+            f"loop_copies: the first argument must be a function, not {type(f).__name__}. "
+            "Write loop_copies(f, x), not loop_copies(f(x))."
+        )
+    try:
+        min_bytes = operator.index(min_bytes)
+    except TypeError:
+        raise TypeError(f"loop_copies: min_bytes must be an integer, not {type(min_bytes).__name__}.") from None
+    if min_bytes < 0:
+        raise ValueError(f"loop_copies: min_bytes must not be negative, but it is {min_bytes}.")
+    if platform not in (None, *ahead.PLATFORMS):
+        known = ", ".join(map(repr, ahead.PLATFORMS))
+        raise ValueError(f"loop_copies: platform must be None or one of {known}, but it is {platform!r}.")
+    with lines_of_today():
+        hlo = _compiled(f, args, platform).as_text() or ""
+    return copies_in(hlo, min_bytes)
+
+
+def copies_in(hlo: str, min_bytes: int, findings: Sequence[hlo_buffers.Finding] | None = None) -> LoopCopies:
+    """Return the operations on buffers of at least `min_bytes` in loops of optimised HLO, or among its `findings`."""
+    frames = hlo_text.frames(hlo)
+    findings = list(hlo_buffers.findings(hlo)) if findings is None else findings
+    kinds = {(finding.buffer, "tape" if _is_tape(finding) else finding.kind) for finding in findings}
+    return LoopCopies(_described(finding, kinds, frames) for finding in findings if counts(finding, min_bytes))
+
+
+def counts(finding: hlo_buffers.Finding, min_bytes: int) -> bool:
+    """Return whether a finding is about a buffer of at least `min_bytes`. An array of one element is not a buffer."""
+    return hlo_text.array_bytes(finding.array) >= min_bytes and math.prod(_shape(finding)) > 1
+
+
+def _is_tape(finding: hlo_buffers.Finding) -> bool:
+    """Return whether a loop of this library puts the buffer on its tape."""
+    return finding.kind == "save" and finding.at[0].op_name.endswith("/ta_write")
+
+
+def _compiled(f: Callable[..., Any], args: Sequence[Any], platform: str | None) -> Any:
+    if platform is None:
+        return (f if hasattr(f, "lower") else jax.jit(f)).lower(*args).compile()
+    try:
+        return ahead.compiled_for(platform, f, *args)
+    except ImportError as error:
+        raise ImportError(f"loop_copies: {error}") from None
+
+
+@contextlib.contextmanager
+def lines_of_today() -> Iterator[None]:
+    """Make JAX's persistent cache distinguish programs that differ only in their source lines."""
+    name = "jax_compilation_cache_include_metadata_in_key"
+    before = getattr(jax.config, name)
+    jax.config.update(name, True)
+    try:
+        yield
+    finally:
+        jax.config.update(name, before)
+
+
+def _described(
+    finding: hlo_buffers.Finding,
+    kinds: Set[tuple[hlo_buffers.Array, str]],
+    frames: Callable[[str], list[hlo_text.Frame]],
+) -> LoopCopy:
+    frame = next(_lines_of_the_user(finding, frames), None)
+    code = linecache.getline(frame.file, frame.line).strip() if frame else ""
+    return LoopCopy(
+        kind=finding.kind,
+        operation=finding.instruction.name,
+        dtype=_name_of(finding.array.partition("[")[0]),
+        shape=_shape(finding),
+        num_bytes=int(hlo_text.array_bytes(finding.array)),
+        file=frame.file if frame else None,
+        line=frame.line if frame else None,
+        code=code,
+        in_gradient=any("transpose(" in i.op_name for i in finding.at),
+        advice=ADVICE[_cause(finding, kinds)].format(_whole_use(finding, frames)),
+        steps=finding.steps,
+    )
+
+
+def _cause(finding: hlo_buffers.Finding, kinds: Set[tuple[hlo_buffers.Array, str]]) -> str:
+    """Return which advice fits. `kinds` holds the kinds of all findings: another one may be why a buffer is copied."""
+    names = [i.op_name for i in finding.at]
+    if (finding.buffer, "tape") in kinds and finding.kind != "select":
+        return "tape"
+    if finding.kind == "broadcast":
+        return "select_vmap" if "vmap(" in names[0] else "anew"
+    if finding.kind in ("sum", "anew", "save"):
+        return finding.kind
+    if finding.swapped:
+        return "swapped"
+    if (finding.buffer, "select") in kinds or names[0].endswith("jit(_where)/select_n"):
+        return "select_vmap" if any("vmap(" in name for name in names) else "select"
+    if any("/checkpoint" in name or "/rematted_computation" in name for name in names):
+        return "checkpoint"
+    for also in ("save", "anew"):
+        if (finding.buffer, also) in kinds:
+            return also
+    if finding.whole and not any("transpose(" in name for name in names):
+        return "whole"
+    if any(re.search(r"/ta_\w+$", name) for name in names):
+        return "ours"
+    return "gradient" if any("transpose(" in name for name in names) else "beside"
+
+
+def _whole_use(finding: hlo_buffers.Finding, frames: Callable[[str], list[hlo_text.Frame]]) -> str:
+    """Return what computes with the whole buffer, and on which line. XLA may know only the line of the loop."""
+    if not finding.whole:
+        return ""
+    of_loop = frames(finding.at[-1].attributes)
+    known = ((i, at[0]) for i in finding.whole if (at := frames(i.attributes)) and at != of_loop)
+    i, frame = next(known, (finding.whole[0], None))
+    what = _COMPUTATION.get(i.opcode, "Something")
+    return f"{what} at {frame.file}:{frame.line}" if frame else what
+
+
+def _lines_of_the_user(
+    finding: hlo_buffers.Finding, frames: Callable[[str], list[hlo_text.Frame]]
+) -> Iterator[hlo_text.Frame]:
+    """Yield lines outside of JAX and of this library, the likeliest first."""
+    for i in finding.at:
+        # JAX traces this part of its scan once, so its innermost line is the first scan of the process.
+        of_any_scan = re.search(r"/jit\(dynamic_(update_)?index_in_dim\)/", i.op_name)
+        yield from frames(i.attributes)[1 if of_any_scan else 0 :]
+
+
+def _shape(finding: hlo_buffers.Finding) -> tuple[int, ...]:
+    return tuple(int(d) for d in re.findall(r"\d+", finding.array.partition("[")[2]))
+
+
+def _name_of(dtype: str) -> str:
+    """Return JAX's name of an HLO type: `f32` is float32."""
+    match = re.fullmatch(r"(f8|bf|[a-z]+)(.*)", dtype)
+    return _DTYPES.get(match.group(1), match.group(1)) + match.group(2) if match else dtype
+
+
+def readable(num_bytes: int) -> str:
+    """Return a number of bytes with its unit."""
+    size, unit = float(num_bytes), "bytes"
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            break
+        size /= 1024
+    return f"{size:.0f} {unit}" if unit == "bytes" or size >= 10 else f"{size:.1f} {unit}"

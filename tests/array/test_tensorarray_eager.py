@@ -1,0 +1,341 @@
+"""Outside of jit: a write is in place unless somebody holds the rows, and an interrupt leaves all as it was.
+
+That every version keeps its rows is what `test_tensorarray_machine.py` is about.
+"""
+
+import gc
+import itertools
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from interrupts import interrupted
+
+from jax_tensorarray import TensorArray, _compat
+from jax_tensorarray._array import history
+
+f64 = jnp.float64
+
+
+def pointer(ta):
+    (buffer,) = ta._version.newest()
+    return buffer.unsafe_buffer_pointer()
+
+
+def made(how, n=4):
+    """An array of n rows 0, 10, 20, ..."""
+    if how == "static":
+        ta = TensorArray(f64, size=n, element_shape=())
+    elif how == "growing":
+        ta = TensorArray(f64, size=0, dynamic_size=True)
+    elif how == "limited":
+        ta = TensorArray(f64, size=0, dynamic_size=True, max_size=n + 2)
+    elif how == "ragged":
+        ta = TensorArray(f64, size=n, infer_shape=False)
+    for i in range(n):
+        ta = ta.write(i, 10.0 * i)
+    return ta
+
+
+KINDS = ["static", "growing", "limited", "ragged"]
+
+
+def rows(ta):
+    return np.asarray(ta.stack(pad=False)).tolist()
+
+
+@pytest.mark.parametrize("how", ["static", "growing", "limited"])
+def test_a_write_is_in_place(how):
+    ta = made(how, 8)
+    before = pointer(ta)
+    for i in range(8):
+        ta = ta.write(i, 1.0)
+    ta = ta.scatter([3, 4], [5.0, 6.0]).write(0, 7.0, where=False).write(-1, 7.0, mode="drop")
+    ta = ta.scatter([5, 2, -1], [7.0, 8.0, 9.0], where=jnp.array([False, True, True]), mode="drop")
+    assert pointer(ta) == before
+    assert rows(ta) == [1, 1, 8, 5, 6, 1, 1, 1]
+
+
+def test_an_older_version_costs_one_copy_at_most():
+    first = made("static", 1000)
+    ta, pointers = first, set()
+    for i in range(3 * history.LOG_LIMIT):
+        ta = ta.write(i % 1000, 1.0)
+        pointers.add(pointer(ta))
+    assert len(pointers) == 1
+    assert len(ta._version._at[0].log) <= 2
+    assert rows(first)[:3] == [0, 10, 20]
+
+
+def test_a_loop_keeps_no_log():
+    ta = made("static")
+    for _ in range(10):
+        ta = ta.write(0, 1.0)
+    assert len(ta._version._at[0].log) <= 2
+
+
+def test_versions_are_freed():
+    ta = made("static", 100)
+    buffer = ta._version.newest()[0]
+    count = len(gc.get_referrers(buffer))
+    for i in range(100):
+        ta = ta.write(i, 1.0)
+    assert buffer.is_deleted()  # donated to the write that followed
+    assert count >= 1
+
+
+def test_what_was_unstacked_or_flattened_is_not_written_to():
+    x = jnp.arange(4.0)
+    ta = TensorArray(f64, size=4).unstack(x).write(0, -1.0)
+    np.testing.assert_array_equal(x, np.arange(4.0))
+    (leaf,) = jax.tree.leaves(ta)
+    ta = ta.write(1, -2.0)
+    np.testing.assert_array_equal(leaf, [-1, 1, 2, 3])
+    assert rows(ta) == [-1, -2, 2, 3]
+    pair = TensorArray.from_array((x, x)).write(0, (5.0, 6.0))
+    np.testing.assert_array_equal(pair.stack()[0], [5, 1, 2, 3])
+    np.testing.assert_array_equal(pair.stack()[1], [6, 1, 2, 3])
+    np.testing.assert_array_equal(x, np.arange(4.0))
+
+
+def test_what_was_passed_may_change_afterwards():
+    """Also while JAX still waits for the rows that were there before."""
+    slow = jnp.ones((1500, 1500), f64)
+    row, index = np.array([1.0, 2.0]), np.array([2, 3], np.int32)
+    TensorArray.from_array(slow[:4, :2]).write(0, row).write(1, row).scatter(index, [row, row]).gather(index)
+    for _ in range(3):
+        slow = slow @ slow / 1500
+    ta = TensorArray.from_array(slow[:4, :2]).write(0, row)
+    ta = ta.write(1, row)
+    first = ta.gather(index)
+    later = ta.scatter(index, np.stack([row, row]))
+    row[:], index[:] = 9, 0
+    np.testing.assert_allclose(first, [[1, 1], [1, 1]])
+    np.testing.assert_allclose(later.stack(), [[1, 2]] * 4)
+    np.testing.assert_allclose(ta.stack(), [[1, 2], [1, 2], [1, 1], [1, 1]])
+
+
+def test_nor_is_what_a_jitted_function_closed_over():
+    ta = made("static")
+    f = jax.jit(lambda i: ta.read(i))
+    assert f(1) == 10
+    later = ta.write(1, -1.0)
+    assert f(1) == 10
+    assert later.read(1) == -1
+    g = jax.jit(lambda x: ta.write(0, x).stack())
+    np.testing.assert_array_equal(g(7.0), [7, 10, 20, 30])
+    assert rows(ta) == [0, 10, 20, 30]
+
+
+@pytest.mark.parametrize("how", KINDS)
+def test_an_older_version_may_be_used_inside_of_a_transformation(how):
+    first = made(how)
+    second = first.write(1, -1.0)
+    third = second.write(2, -2.0)
+    with jax.checking_leaks():
+        assert rows(jax.lax.cond(True, lambda ta: second, lambda ta: ta, third)) == [0, -1, 20, 30]
+        np.testing.assert_array_equal(jax.jit(lambda: first.stack(pad=False))(), [0, 10, 20, 30])
+        assert jax.grad(lambda x: x * first.read(1))(1.0) == 10
+    assert rows(first) == [0, 10, 20, 30]
+    assert rows(second) == [0, -1, 20, 30]
+    assert rows(third) == [0, -1, -2, 30]
+
+
+def test_a_donated_array_is_gone_and_says_so():
+    step = jax.jit(lambda ta: ta.write(0, -1.0), donate_argnums=0)
+    ta = made("static")
+    after = step(ta)
+    assert rows(after) == [-1, 10, 20, 30]
+    for f in (lambda: ta.read(0), lambda: ta.stack(), lambda: ta.write(0, 1.0), lambda: ta.gather([0])):
+        with pytest.raises(RuntimeError, match="donated to a jitted function"):
+            f()
+    assert len(ta) == 4
+    assert "size=4" in repr(ta)
+
+
+def test_donating_a_version_leaves_the_older_ones():
+    first = made("static")
+    second = first.write(1, -1.0)
+    jax.jit(lambda ta: ta.write(0, -1.0), donate_argnums=0)(second)
+    assert rows(first) == [0, 10, 20, 30]
+    with pytest.raises(RuntimeError, match="donated to a jitted function"):
+        second.read(0)
+
+
+def test_an_error_leaves_the_array_as_it_was():
+    ta = made("limited")
+    for f in (
+        lambda: ta.write(0, np.int32(1)),
+        lambda: ta.write(0, [1.0, 2.0]),
+        lambda: ta.write(99, 1.0),
+        lambda: ta.scatter([0, 99], [1.0, 2.0]),
+        lambda: ta.unstack([1.0] * 99),
+    ):
+        with pytest.raises((TypeError, ValueError, IndexError)):
+            f()
+    assert rows(ta) == [0, 10, 20, 30]
+
+
+def test_capacity_doubles():
+    ta, pointers = TensorArray(f64, size=0, dynamic_size=True, element_shape=()), []
+    for i in range(1000):
+        ta = ta.append(float(i))
+        pointers.append(pointer(ta))
+    moved = sum(a != b for a, b in itertools.pairwise(pointers))
+    assert moved <= 8  # 8, 16, ..., 1024
+    assert rows(ta) == list(range(1000))
+
+
+def test_gradients_of_eager_loops_are_right():
+    def f(xs):
+        ta = TensorArray(f64, size=4, element_shape=())
+        for i in range(4):
+            ta = ta.write(i, xs[i] * (ta.read(i - 1) if i else 1.0))
+        return ta.stack().sum()
+
+    xs = jnp.array([2.0, 3.0, 5.0, 7.0])
+    np.testing.assert_allclose(jax.grad(f)(xs), [1 + 3 + 15 + 105, 2 + 10 + 70, 6 + 42, 30])
+
+
+def test_without_the_hook_writes_copy_and_are_right(monkeypatch):
+    monkeypatch.setattr(_compat, "executes_eagerly", lambda: False)
+    ta = made("static")
+    first, before = ta, pointer(ta)
+    ta = ta.write(0, 1.0)
+    assert pointer(ta) != before
+    assert rows(ta) == [1, 10, 20, 30]
+    assert rows(first) == [0, 10, 20, 30]
+
+
+def test_it_works_with_jit_disabled():
+    with jax.disable_jit():
+        ta = made("growing")
+        first = ta
+        ta = ta.write(6, 1.0)
+        assert rows(ta) == [0, 10, 20, 30, 0, 0, 1]
+        assert rows(first) == [0, 10, 20, 30]
+
+
+# --- interrupts ------------------------------------------------------------------------------------------------
+
+ACTIONS = {
+    "write": lambda new, old: new.write(3, 5.0),
+    "write an array": lambda new, old: new.write(3, jnp.asarray(5.0)).write(2, np.asarray(6.0)),
+    "branch": lambda new, old: old.write(3, 5.0),
+    "read": lambda new, old: (new.read(3), old.read(3)),
+    "share": lambda new, old: (new.stack(), new.write(1, 3.0)),
+    "grow": lambda new, old: new.write(9, 1.0),
+    "gap": lambda new, old: new.pop()[0].pop()[0].write(3, 9.0),
+}
+
+
+@pytest.mark.parametrize(
+    ("how", "action"),
+    [*(("growing", action) for action in ACTIONS), *(("ragged", action) for action in list(ACTIONS)[:5])],
+)
+def test_an_interrupt_before_any_instruction_changes_nothing(how, action, monkeypatch):
+    """All versions are as they were, and another thread can use them."""
+    monkeypatch.setattr(history, "LOG_LIMIT", 2)
+    was_interrupted, at = True, 0
+    while was_interrupted:
+        first = made(how)
+        second = first.write(1, -1.0)
+        third = second.scatter([2, 0], [-2.0, -3.0])
+        if at % 3 == 0:
+            history._warm.clear()
+        was_interrupted, _ = interrupted(lambda new=third, old=second: ACTIONS[action](new, old), history.__file__, at)
+        found = []
+
+        def other(versions=(first, second, third), found=found):
+            found += [rows(ta) for ta in versions]
+            found += [rows(ta.write(0, 7.0)) for ta in versions]
+            found += [rows(ta) for ta in versions]
+
+        thread = threading.Thread(target=other, daemon=True)
+        thread.start()
+        thread.join(60)
+        assert not thread.is_alive(), at
+        expected = [[0, 10, 20, 30], [0, -1, 20, 30], [-3, -1, -2, 30]]
+        assert found == [*expected, *[[7, *e[1:]] for e in expected], *expected], at
+        at += 1
+    assert at > 20
+
+
+def test_a_handler_may_use_what_it_interrupts(monkeypatch):
+    """As a signal handler or a finalizer does, in the same thread, while a write is under way."""
+    ta = made("static")
+    seen = []
+
+    def push(self, *args, original=history._Store.write):
+        if not seen:
+            seen.append(ta.stack())
+            seen.append(ta.write(3, 7.0))
+        original(self, *args)
+
+    monkeypatch.setattr(history._Store, "write", push)
+    after = ta.write(0, -1.0)
+    assert np.asarray(seen[0]).tolist() == rows(ta) == [0, 10, 20, 30]
+    assert rows(seen[1]) == [0, 10, 20, 7]
+    assert rows(after) == [-1, 10, 20, 30]
+
+
+@pytest.mark.parametrize("x64", [False, True])
+@pytest.mark.parametrize("index", [0, 2**31 - 2, 2**31, 2**32 + 3, np.array([1, 2**40]), np.array([], np.int32)])
+def test_no_index_is_narrowed(index, x64):
+    with jax.enable_x64(x64):
+        found = history.exactly(lambda index: jax.jit(lambda i: i)(index), index)
+    assert np.array_equal(np.asarray(found, object), np.asarray(index, object))
+
+
+@pytest.mark.parametrize("empty", [(0, (2,)), (3, (0,)), (0, ())])
+def test_arrays_without_elements(empty):
+    size, element_shape = empty
+    ta = TensorArray(f64, size=size, element_shape=element_shape)
+    for i in range(size):
+        ta = ta.write(i, jnp.zeros(element_shape))
+        ta = ta.write(i, jnp.zeros(element_shape))
+    assert ta.stack().shape == (size, *element_shape)
+
+
+def _seconds_a_write(n, writes=2000):
+    x = jnp.ones(64)
+    ta = TensorArray(f64, size=n, element_shape=(64,))
+    ta = ta.write(0, x)
+    jax.block_until_ready(ta._version.newest())
+    start = time.perf_counter()
+    for i in range(writes):
+        ta = ta.write(i % n, x)
+    jax.block_until_ready(ta._version.newest())
+    return (time.perf_counter() - start) / writes
+
+
+def test_a_write_takes_the_same_time_whatever_the_size():
+    """A copy of the larger buffer, 50 MB, takes some 10 ms; a write some 20 us."""
+    ratios = []
+    for _ in range(5):
+        ratios.append(_seconds_a_write(100_000) / _seconds_a_write(1000))
+        if ratios[-1] < 5:
+            return
+    raise AssertionError(f"a write into 100 times as many rows took {ratios} times as long")
+
+
+def test_appending_is_linear():
+    def seconds(n):
+        start = time.perf_counter()
+        ta = TensorArray(f64, size=0, dynamic_size=True, element_shape=(64,))
+        for _ in range(n):
+            ta = ta.append(x)
+        jax.block_until_ready(ta._version.newest())
+        return time.perf_counter() - start
+
+    x = jnp.ones(64)
+    ratios = []
+    for _ in range(5):
+        seconds(16_000)  # compiles for every capacity
+        ratios.append(seconds(16_000) / seconds(4000))
+        if ratios[-1] < 7:
+            return
+    raise AssertionError(f"4 times the rows took {ratios} times as long")

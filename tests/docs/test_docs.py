@@ -1,0 +1,84 @@
+"""What the documentation shows is true: its snippets run, print what it says, and nothing public is left out."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import jax
+import pytest
+from snippets import snippets
+
+import jax_tensorarray
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = sorted(DOCS.glob("*.md"))
+
+
+def pages_with(fence):
+    return [pytest.param(page, id=page.name) for page in PAGES if snippets(page, fence)]
+
+
+@pytest.fixture(autouse=True)
+def as_users_run_them():
+    with jax.enable_x64(False):
+        yield
+
+
+@pytest.mark.parametrize("page", pages_with("python"))
+def test_the_snippets_of_a_page_run_one_after_the_other_and_print_what_it_says(page):
+    names = {}
+    for snippet in snippets(page, "python"):
+        snippet.run(names)
+
+
+@pytest.mark.parametrize("page", pages_with("py"))
+@pytest.mark.filterwarnings("ignore")
+def test_the_snippets_of_tensorflow_run_and_print_what_the_page_says(page):
+    pytest.importorskip("tensorflow", reason="TensorFlow is an optional extra: pip install '.[tensorflow]'")
+    names = {}
+    for snippet in snippets(page, "py"):
+        snippet.run(names)
+
+
+def test_every_public_name_is_in_the_reference():
+    reference = (DOCS / "api.md").read_text()
+    for name in jax_tensorarray.__all__:
+        assert re.search(rf"jax_tensorarray\.{name}\b", reference), name
+    for name in jax_tensorarray.primitives.__all__:
+        assert name in reference
+
+
+#: Of `tf.TensorArray`.
+METHODS = {
+    *("close", "concat", "dtype", "dynamic_size", "element_shape", "flow", "gather", "grad", "handle", "identity"),
+    *("read", "scatter", "size", "split", "stack", "unstack", "write"),
+}
+
+
+def test_the_table_for_tensorflow_has_every_method():
+    first_columns = re.findall(r"^\| (.*?) \|", (DOCS / "porting.md").read_text(), re.MULTILINE)
+    for name in METHODS:
+        assert any(re.search(rf"`\.{name}(\(.*\))?`", column) for column in first_columns), name
+
+
+def test_these_are_all_methods_that_tensorflow_has():
+    tensorflow = pytest.importorskip("tensorflow", reason="TensorFlow is an optional extra")
+    assert {name for name in dir(tensorflow.TensorArray) if not name.startswith("_")} == METHODS
+
+
+def test_the_code_that_pages_show_is_there_and_so_are_the_files_that_they_link_to():
+    specification = importlib.util.spec_from_file_location("source_code", DOCS / "source_code.py")
+    source_code = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(source_code)
+    shown = {page: source_code.on_page_markdown(page.read_text()) for page in PAGES}  # raises for what is not there
+    assert "def _transpose(" in shown[DOCS / "primitive.md"]
+    for page in PAGES:
+        assert "<!-- code:" not in shown[page]
+        for _, file in source_code.LINK.findall(page.read_text()):
+            assert (DOCS.parent / file).is_file(), f"{page.name}: {file}"
+
+
+def test_every_page_is_in_the_navigation():
+    navigation = (DOCS.parent / "mkdocs.yml").read_text()
+    for page in PAGES:
+        assert f": {page.name}\n" in navigation

@@ -1,0 +1,108 @@
+"""`python -m jax_tensorarray.template` writes a package, or says why it cannot. CI builds and tests such a package."""
+
+import ast
+import re
+import runpy
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from jax_tensorarray import template
+from jax_tensorarray.template.__main__ import main
+
+REPOSITORY = Path(__file__).parents[2]
+NAME = "q8_gather2_x"
+
+
+def imported(code):
+    """The packages that a Python file imports something of."""
+    nodes = list(ast.walk(ast.parse(code)))
+    modules = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    modules += [node.module for node in nodes if isinstance(node, ast.ImportFrom)]
+    return {module.split(".")[0] for module in modules}
+
+
+def test_a_package_is_written_and_the_next_two_commands_are_shown(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["template", "new", NAME])
+    monkeypatch.delitem(sys.modules, "jax_tensorarray.template.__main__")
+    runpy.run_module("jax_tensorarray.template", run_name="__main__")
+    shown = capsys.readouterr().out
+    written = {str(path.relative_to(tmp_path / "new")) for path in (tmp_path / "new").rglob("*") if path.is_file()}
+    assert set(re.findall(r"^  (\S+)$", shown, re.MULTILINE)) == written
+    assert {f"{NAME}/_op.py", f"tests/test_{NAME}.py", "pyproject.toml", ".gitignore", "csrc/cuda.cu"} <= written
+    assert shown.endswith("  python -m pip install -e './new[test]'\n  python -m pytest ./new\n")
+
+
+def test_the_name_is_everywhere_and_that_of_the_template_nowhere(tmp_path):
+    template.write(tmp_path, NAME)
+    for path in (path for path in tmp_path.rglob("*") if path.is_file()):
+        assert not re.search(r"decay.row", str(path.relative_to(tmp_path)) + path.read_text(), re.IGNORECASE), path
+    project = tomllib.loads((tmp_path / "pyproject.toml").read_text())
+    assert project["project"]["name"] == "q8-gather2-x"
+    assert project["tool"]["scikit-build"]["wheel"]["packages"] == [NAME]
+    assert f'targets["{NAME}_update"]' in (tmp_path / "csrc" / "module.h").read_text()
+    assert "set(Q8_GATHER2_X_CUDA AUTO" in (tmp_path / "CMakeLists.txt").read_text()
+
+
+def test_the_template_is_the_package_of_its_own_name(tmp_path):
+    for path in template.write(tmp_path, template.NAME):
+        assert (tmp_path / path).read_bytes() == (template.PROJECT / path).read_bytes()
+
+
+def test_the_code_compiles_and_needs_nothing_but_jax(tmp_path):
+    template.write(tmp_path, NAME)
+    for path in tmp_path.rglob("*.py"):
+        code = path.read_text()
+        compile(code, path, "exec")
+        assert imported(code) <= {NAME, "jax", "jaxlib", "numpy", "pytest"} | sys.stdlib_module_names, path
+        assert "jax._src" not in code, path
+
+
+def test_it_is_built_with_the_oldest_jax_that_it_and_this_library_support():
+    ours, its = (tomllib.loads((folder / "pyproject.toml").read_text()) for folder in (REPOSITORY, template.PROJECT))
+    assert its["build-system"] == ours["build-system"]
+    assert its["project"]["dependencies"] == ours["project"]["dependencies"]
+    assert its["project"]["requires-python"] == ours["project"]["requires-python"]
+
+
+@pytest.mark.parametrize("name", ["Op", "my-op", "9op", "_op", "op_", "my__op", "a b", "", "für", "class", "lambda"])
+def test_a_name_in_another_form_is_refused(tmp_path, name):
+    with pytest.raises(ValueError, match=rf"lower snake case, such as my_op.* got {re.escape(repr(name))}"):
+        template.write(tmp_path, name)
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["jax", "jax_tensorarray", "pytest", "math", "json"])
+def test_a_name_that_would_hide_an_installed_module_is_refused(tmp_path, name):
+    with pytest.raises(ValueError, match=f"{name!r}, which would hide the module of that name"):
+        template.write(tmp_path, name)
+
+
+@pytest.mark.parametrize("name", ["buffer", "sum", "type", "csrc", "build", "jnp", "lax"])
+def test_a_name_that_the_package_uses_for_something_else_is_refused(tmp_path, name):
+    with pytest.raises(ValueError, match=f"{name!r}, which the package uses for something else"):
+        template.write(tmp_path, name)
+
+
+def test_nothing_is_overwritten(tmp_path, capsys):
+    mine = tmp_path / "mine.txt"
+    mine.write_text("mine")
+    for folder in (tmp_path, mine):
+        with pytest.raises(SystemExit):
+            main([str(folder), NAME])
+        assert "is there already, and nothing is overwritten" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+    assert mine.read_text() == "mine"
+
+
+def test_a_folder_of_the_same_name_is_no_module_unless_it_is_installed(tmp_path, monkeypatch):
+    place = tmp_path / NAME
+    place.mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert template.write(place, NAME)
+    monkeypatch.setattr(template.sysconfig, "get_path", lambda scheme: str(tmp_path))
+    with pytest.raises(ValueError, match=f"would hide the module of that name .*{NAME}"):
+        template.write(tmp_path / "another", NAME)

@@ -1,0 +1,51 @@
+"""No step costs more than figures.json says, or less: a figure that is better is to be committed too."""
+
+import figures
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from jax_tensorarray._hlo import text as hlo_text
+
+
+@pytest.mark.parametrize("name", figures.KINDS)
+def test_figures_are_those_that_are_committed(name):
+    kind = figures.KINDS[name]
+    if reason := kind.why_not():
+        pytest.skip(reason)
+    version = kind.version()
+    committed = figures.committed().get(name, {})
+    if version not in committed:
+        pytest.skip(f"there are figures for {', '.join(committed) or 'nothing'}, not for {version}: {figures.COMMAND}")
+    changed = figures.differences(committed[version], kind.count())
+    assert not changed, "\n".join([*changed, f"If this is meant: {figures.COMMAND}"])
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        ({"write": 100}, {"write": 109}, []),
+        ({"write": 100}, {"write": 111}, ["write: 100 -> 111"]),
+        ({"write": 100}, {"write": 80}, ["write: 100 -> 80"]),
+        ({"write": {"all": 2, "copy": 2}}, {"write": {"all": 1, "copy": 1}}, ["write: all 2 -> 1, copy 2 -> 1"]),
+        ({"write": 1}, {"read": {"all": 2}}, ["write: 1 -> nothing", "read: nothing -> 2 all"]),
+    ],
+)
+def test_what_differs_is_said(before, now, said):
+    assert figures.differences(before, now) == said
+
+
+def test_operations_on_a_whole_buffer_are_counted_apart():
+    def f(x):
+        return lax.fori_loop(0, 50, lambda i, b: jnp.sin(b) + i, x)
+
+    x = jnp.zeros((100, 64))
+    text = hlo_text.optimized_hlo(f, x)
+    assert figures.operations(list(hlo_text.loop_operations(text)), text, x.nbytes)["whole buffer"] == 1
+
+
+def test_what_is_written_is_read_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(figures, "COMMITTED", tmp_path / "figures.json")
+    written = {"cpu": {"jax 0.12": {"write": {"all": 1}, "read": {"all": 2}}, "jax 0.10": {}}, "gpu": {}}
+    figures.write(written)
+    assert figures.committed() == written

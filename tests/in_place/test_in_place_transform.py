@@ -1,0 +1,445 @@
+"""`in_place`: plain programs give what they gave, and no loop in them works on whole buffers any more."""
+
+import functools
+import inspect as python_inspect
+
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+from hypothesis import given
+from in_place import assert_in_place, assert_no_whole_buffer_copy, compiled
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+from jax.experimental import io_callback
+from jax.extend.core import Primitive
+from jax.interpreters import ad, mlir
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from plain_loops import (
+    FORWARD_ONLY,
+    LOOPS,
+    rows,
+    walked,
+)
+from waiting import finish
+
+from jax_tensorarray import in_place
+from jax_tensorarray._selfcheck import programs as selfcheck_programs
+from jax_tensorarray._selfcheck.programs import programs
+
+pytestmark = pytest.mark.usefixtures("every_buffer_is_large")
+
+
+# --- loops as people write them --------------------------------------------------------------------------------
+
+
+ORDERS = {
+    "value": lambda f: in_place(f),
+    "gradient": lambda f: jax.grad(in_place(f)),
+    "of a gradient": lambda f: in_place(jax.grad(f)),
+}
+
+
+def plain(f, order):
+    return f if order == "value" else jax.grad(f)
+
+
+@pytest.mark.parametrize(
+    ("name", "order"), [(n, o) for n in LOOPS for o in ORDERS if o == "value" or n not in FORWARD_ONLY]
+)
+def test_a_plain_loop_gives_what_it_gave_and_is_in_place(name, order):
+    f = ORDERS[order](LOOPS[name])
+    got, want = (jax.jit(g)(*rows(40)) for g in (f, plain(LOOPS[name], order)))
+    np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6)
+    assert_in_place(f, rows, length=1000)
+
+
+@pytest.mark.parametrize(("name", "order"), [(n, o) for n in programs for o in ORDERS])
+def test_a_program_of_the_suite_gives_what_it_gave_and_is_in_place(name, order):
+    f = programs[name].with_ops(selfcheck_programs.plain)
+    g = ORDERS[order](f)
+    got, want = (jax.jit(h)(*rows(40)) for h in (g, plain(f, order)))
+    np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6)
+    assert_no_whole_buffer_copy(compiled(g, *rows(1000)), *rows(1000))
+
+
+OUTSIDE = {
+    "vmap": jax.vmap,
+    "vmap of grad": lambda f: jax.vmap(jax.grad(f)),
+    "grad of vmap": lambda f: jax.grad(lambda xs: jnp.sum(jax.vmap(f)(xs))),
+}
+
+
+@pytest.mark.parametrize("outside", OUTSIDE)
+def test_examples_with_branches_of_their_own_outside(outside):
+    def one(x):
+        def write(b, i):
+            return b.at[i].set(jnp.sin(b[i // 2]) * x[0])
+
+        def body(b, i):
+            b = lax.cond(jnp.cos(i * x[0, 0]) > 0, write, lambda b, i: b.at[0].add(x[i]), b, i)
+            return b, b[i, 0]
+
+        b, ys = lax.scan(body, x, jnp.arange(len(x)))
+        return jnp.sum(b**2) + jnp.sum(ys)
+
+    def batch(steps):
+        return (jnp.stack([*rows(steps)] * 3) * jnp.array([1.0, 2.0, 3.0])[:, None, None],)
+
+    f = OUTSIDE[outside]
+    for g in (f(in_place(one)), in_place(f(one))):
+        np.testing.assert_allclose(jax.jit(g)(*batch(20)), jax.jit(f(one))(*batch(20)), rtol=2e-5, atol=2e-6)
+        assert_in_place(g, batch, length=1000)
+
+
+def test_what_all_examples_read_is_not_repeated_for_each():
+    """`jax.vmap` of a `cond` gives each example a buffer of its own, which XLA does not make for a plain read."""
+    table = jnp.sin(jnp.arange(4000.0)).reshape(1000, 4)
+
+    def walk(x):
+        def step(c):
+            i, at, xs = c
+            row = lax.cond(at % 3 == 0, lambda at, t: t[at], lambda at, t: t[at // 2] * 2, at, table)
+            return i + 1, (at * 7 + 3) % len(table), xs.at[i].set(row)
+
+        return lax.while_loop(lambda c: c[0] < 300, step, (1, x, jnp.zeros((300, 4))))[2]
+
+    f, starts = jax.vmap(walk), jnp.arange(20)
+    np.testing.assert_allclose(jax.jit(in_place(f))(starts), jax.jit(f)(starts), rtol=1e-6)
+    program = compiled(in_place(f), starts)
+    assert f"[20,{len(table)},4]" not in program.as_text()
+    assert_no_whole_buffer_copy(program, jnp.zeros((20, 300, 4)))
+
+
+def test_what_goes_to_most_rows_stays_as_it_is():
+    def relaxed(x, places):
+        def step(i, x):
+            return jnp.minimum(x, jnp.full_like(x, jnp.inf).at[places[::-1]].min(x[places] + i))
+
+        return lax.fori_loop(0, 30, step, x)
+
+    args = jnp.linspace(-1, 1, 2000), jnp.arange(0, 4000) // 2
+    texts = [str(jax.make_jaxpr(g)(*args)) for g in (relaxed, in_place(relaxed))]
+    assert texts[0].count("gather[") == texts[1].count("gather[") == 1
+    assert "ta_" not in texts[1]
+
+
+@pytest.mark.parametrize("order", ["value", "gradient"])
+def test_copies_that_a_program_asks_for_are_left_to_xla(order):
+    """Equinox's loops copy what they carry, and select between the copies."""
+
+    def f(x):
+        def step(c, _):
+            i, b = c
+            new = jnp.copy(b.at[i].set(jnp.sin(b[i // 2]) + b[i - 1]))
+            return (i + 1, jnp.where(i < len(x) - 1, new, b)), None
+
+        return jnp.sum(lax.scan(step, (1, jnp.copy(x)), None, length=len(x))[0][1] ** 2)
+
+    g, want = plain(in_place(f), order), plain(f, order)
+    np.testing.assert_allclose(jax.jit(g)(*rows(40)), jax.jit(want)(*rows(40)), rtol=2e-5, atol=2e-6)
+    assert_in_place(g, rows, length=1000)
+
+
+@pytest.mark.parametrize("order", ["value", "gradient"])
+def test_a_body_may_be_repaired_by_itself(order):
+    def f(body, x):
+        return jnp.sum(lax.scan(lambda b, i: (body(b, x, i), None), x, jnp.arange(len(x)))[0] ** 2)
+
+    def body(b, x, i):
+        new = b.at[i].set(jnp.sin(b[i // 2]) + x[i])
+        return jnp.where(x[i, 0] > 0, new, b)
+
+    ours, theirs = (plain(functools.partial(f, body), order) for body in (in_place(body), body))
+    np.testing.assert_allclose(jax.jit(ours)(*rows(40)), jax.jit(theirs)(*rows(40)), rtol=2e-5, atol=2e-6)
+    assert_in_place(ours, rows, length=1000)
+
+
+def test_a_loop_that_differs_by_where_it_is_traced():
+    """A function that is compiled by itself is another one inside of `in_place`, and stays what it is outside."""
+    walk_once = jax.jit(lambda x: walked(x, jnp.sin))
+    before = str(jax.make_jaxpr(walk_once)(*rows(20)))
+    inside = str(jax.make_jaxpr(in_place(jax.grad(lambda x: jnp.sum(walk_once(x)))))(*rows(20)))
+    assert "ta_write" in inside and "ta_write" not in before
+    assert str(jax.make_jaxpr(walk_once)(*rows(20))) == before
+    assert "ta_" not in str(jax.make_jaxpr(jax.grad(lambda x: jnp.sum(walk_once(x))))(*rows(20)))
+
+
+# --- indices mean what they mean in JAX ------------------------------------------------------------------------
+
+MODES = ("clip", "fill", "drop", "promise_in_bounds", None)
+
+
+@st.composite
+def indexing(draw):
+    """How a buffer `[2, 5, 3]` is indexed: the places of the index, their dtypes, and by how much they are out."""
+    axes = draw(st.sampled_from([(0,), (1,), (2,), (0, 1), (1, 2), (0, 1, 2), (0, 2)]))
+    shape = draw(st.sampled_from([(), (3,), (2, 2)]))
+    dtypes = [draw(st.sampled_from(["int8", "uint8", "int32", "uint32", "int64"])) for _ in axes]
+    starts = [draw(st.integers(-7, 7)) for _ in axes]
+    return axes, shape, dtypes, starts
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@given(
+    how=indexing(),
+    mode=st.sampled_from(MODES),
+    op=st.sampled_from(["get", "set", "add", "multiply", "min", "max", "window"]),
+    dtype=st.sampled_from(["float32", "int32", "bool", "complex64", "float16"]),
+)
+def test_an_index_out_of_range_means_what_it_means_in_jax(batched, how, mode, op, dtype):
+    axes, shape, dtypes, starts = how
+    if dtype in ("complex64", "bool") and op not in ("get", "set", "window"):
+        op = "set"
+    if mode == "promise_in_bounds" and op != "get":
+        mode = "drop"
+    buffer = np.arange(30).reshape(2, 5, 3).astype(dtype)
+
+    def f(buffer, k):
+        def step(c, i):
+            b, total = c
+            at = [slice(None)] * 3
+            for axis, d, start in zip(axes, dtypes, starts, strict=True):
+                offsets = jnp.arange(np.prod(shape, dtype=int)).reshape(shape)
+                at[axis] = (start + i + k + offsets).astype(d)
+            at = tuple(at)
+            if op == "window":
+                first = [jnp.ravel(jnp.int32(0) if isinstance(a, slice) else a)[0].astype(dtypes[0]) for a in at]
+                sizes = (1, 2, 2)
+                got = lax.dynamic_slice(b, first, sizes)
+                b = lax.dynamic_update_slice(b, jnp.flip(got), first)
+            else:
+                got = b.at[at].get(mode=mode)
+                if op != "get":
+                    b = getattr(b.at[at], op)(jnp.asarray(3, b.dtype), mode=mode)
+            return (b, total + jnp.sum(jnp.nan_to_num(got.astype(jnp.complex64)))), None
+
+        return lax.scan(step, (buffer, jnp.complex64(0)), jnp.arange(3))[0]
+
+    args = (buffer, np.int32(0))
+    if batched:
+        f, args = jax.vmap(f), (np.stack([buffer] * 3), np.arange(3, dtype=np.int32))
+    got, want = jax.jit(in_place(f))(*args), jax.jit(f)(*args)
+    oracle.assert_same_bits(got[0], want[0])
+    np.testing.assert_allclose(got[1], want[1], rtol=1e-5)
+
+
+# --- what a function is besides its loops ----------------------------------------------------------------------
+
+
+def fill(b, i):
+    return b.at[i].set(jnp.sin(b[i - 1]))
+
+
+def test_it_is_a_decorator_with_and_without_arguments():
+    @in_place
+    def f(x, *, n=3):
+        """Doc."""
+        return lax.fori_loop(0, n, lambda i, b: fill(b, i), x)
+
+    @in_place(static_argnames="n")
+    def g(x, n=3):
+        return lax.fori_loop(0, n, lambda i, b: fill(b, i), x)
+
+    assert f.__name__ == "f" and f.__doc__ == "Doc."
+    assert list(python_inspect.signature(g).parameters) == ["x", "n"]
+    x = jnp.arange(5.0)
+    for got, n in [(f(x), 3), (f(x, n=4), 4), (g(x), 3), (g(x, 4), 4), (g(x, n=2), 2)]:
+        np.testing.assert_allclose(got, lax.fori_loop(0, n, lambda i, b: fill(b, i), x), rtol=1e-6)
+    h = in_place(lambda b, kind: b if kind == "a" else -b, static_argnums=1)
+    assert h(1.0, "a") == 1 and h(1.0, "b") == -1
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "text"),
+    [
+        (lambda: in_place(3), TypeError, "in_place: fun must be callable, got 3"),
+        (lambda: in_place(fill, max_steps=1.5), TypeError, "in_place: max_steps must be a Python integer, got 1.5"),
+        (lambda: in_place(fill, max_steps=-1), ValueError, "in_place: max_steps must not be negative, got -1"),
+    ],
+)
+def test_what_it_does_not_take(make, error, text):
+    with pytest.raises(error, match=text):
+        make()
+
+
+def test_a_program_with_nothing_to_repair_compiles_to_the_same():
+    def f(x, w):
+        def body(c, row):
+            c = jnp.tanh(c @ w + row)
+            return c, jnp.where(c > 0, c, 0)
+
+        c, ys = lax.scan(body, x[0], x)
+        return jnp.sum(ys[jnp.argmax(ys[:, 0])]), lax.while_loop(lambda c: jnp.sum(c) > 1, lambda c: c / 2, c)
+
+    args = jnp.ones((6, 4)), jnp.ones((4, 4))
+    texts = [jax.jit(g).lower(*args).as_text() for g in (f, in_place(f))]
+    assert texts[0] == texts[1]
+
+
+def test_types_and_trees_are_those_of_the_function():
+    def f(tree, n):
+        def body(i, c):
+            return {"b": fill(c["b"], i), "n": c["n"] + 1, "w": c["w"] * 2.0}
+
+        return lax.fori_loop(0, n, body, tree | {"w": 1.0, "n": 0}), None, (n, "no array")[:1]
+
+    args = {"b": jnp.ones(4, jnp.bfloat16)}, 3
+    got, want = (jax.eval_shape(g, *args) for g in (in_place(f), f))
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert (x.shape, x.dtype, x.weak_type) == (y.shape, y.dtype, y.weak_type)
+
+
+def test_effects_happen_in_order_and_once():
+    seen = []
+
+    def f(b):
+        def body(i, b):
+            io_callback(lambda i: seen.append(int(i)), None, i, ordered=True)
+            return fill(b, i)
+
+        return lax.fori_loop(0, 4, body, b)
+
+    finish(jax.jit(in_place(f))(jnp.ones(5)))
+    jax.effects_barrier()
+    assert seen == [0, 1, 2, 3]
+
+
+def test_named_axes_are_those_outside():
+    def f(b):
+        return lax.fori_loop(0, 3, lambda i, b: b.at[i].set(lax.psum(b[i], "batch")), b)
+
+    x = jnp.arange(12.0).reshape(3, 4)
+    got, want = (jax.vmap(g, axis_name="batch")(x) for g in (in_place(f), f))
+    np.testing.assert_array_equal(got, want)
+
+
+def test_rules_of_a_function_of_its_own_are_kept():
+    @jax.custom_vjp
+    def double(x):
+        return jnp.sin(x)
+
+    double.defvjp(lambda x: (jnp.sin(x), x), lambda x, ct: (2 * jnp.cos(x) * ct,))
+
+    @jax.custom_jvp
+    def triple(x):
+        return jnp.sin(x)
+
+    triple.defjvp(lambda primals, tangents: (jnp.sin(*primals), 3 * jnp.cos(*primals) * tangents[0]))
+
+    def f(x):
+        return jnp.sum(lax.fori_loop(0, 3, lambda i, b: b.at[i].set(double(b[i]) + triple(b[i - 1])), x))
+
+    x = jnp.arange(5.0)
+    for order in (lambda f: jax.grad(f), lambda f: jax.grad(in_place(f)), lambda f: in_place(jax.grad(f))):
+        np.testing.assert_allclose(order(f)(x), jax.grad(f)(x), rtol=1e-5)
+
+
+def test_the_policy_of_a_checkpoint_is_kept():
+    """What it saves is saved, and the rows that are read besides."""
+    policy = jax.checkpoint_policies.save_only_these_names("kept")
+
+    def f(x):
+        @functools.partial(jax.checkpoint, policy=policy)
+        def body(b, i):
+            return b.at[i].set(jnp.sin(checkpoint_name(jnp.cos(b[i // 2]), "kept"))), None
+
+        return jnp.sum(lax.scan(body, x, jnp.arange(len(x)))[0])
+
+    np.testing.assert_allclose(jax.grad(in_place(f))(*rows(20)), jax.grad(f)(*rows(20)), rtol=1e-5)
+    assert_in_place(jax.grad(in_place(f)), rows, length=1000)
+    text = str(jax.make_jaxpr(jax.grad(in_place(f)))(*rows(20)))
+    assert text.count("cos") == str(jax.make_jaxpr(jax.grad(f))(*rows(20))).count("cos")
+
+
+@pytest.mark.skipif(len(jax.devices()) < 8, reason="needs eight devices: see tests/conftest.py")
+@pytest.mark.parametrize(
+    ("kind", "spec"),
+    [
+        (AxisType.Auto, ("x", None)),
+        (AxisType.Auto, (None, "x")),
+        (AxisType.Auto, ("x", "y")),
+        (AxisType.Explicit, (None, "x")),  # where plain JAX has no slices of divided rows
+    ],
+)
+def test_buffers_may_be_divided_among_devices(kind, spec):
+    def f(x):
+        def body(b, i):
+            new = b.at[i].set(jnp.sin(b[i // 2] + x[i]))
+            return jnp.where(i % 3 == 0, b, new), new[i].sum()
+
+        b, ys = lax.scan(body, x, jnp.arange(len(x)))
+        return jnp.sum(b**2) + jnp.sum(ys)
+
+    x = jnp.linspace(-1, 1, 64).reshape(8, 8)
+    mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(kind,) * 2)
+    with jax.set_mesh(mesh):
+        divided = jax.device_put(x, NamedSharding(mesh, P(*spec)))
+        want = jax.jit(jax.grad(f))(divided)
+        for g in (jax.grad(in_place(f)), in_place(jax.grad(f))):
+            np.testing.assert_allclose(jax.jit(g)(divided), want, rtol=1e-5)
+
+
+# --- max_steps -------------------------------------------------------------------------------------------------
+
+
+def power(x, n):
+    return lax.while_loop(lambda c: c[0] < n, lambda c: (c[0] + 1, jnp.sin(c[1]) * x), (0, x))[1]
+
+
+def unrolled(x, n):
+    y = x
+    for _ in range(n):
+        y = jnp.sin(y) * x
+    return y
+
+
+def test_while_loops_are_differentiable_up_to_max_steps():
+    f = in_place(power, max_steps=5)
+    for n in (0, 3, 5):
+        np.testing.assert_allclose(jax.grad(f)(0.5, n), jax.grad(unrolled)(0.5, n), rtol=1e-5)
+    got = jax.vmap(jax.grad(f))(jnp.array([0.5, 0.7]), jnp.array([2, 4]))
+    np.testing.assert_allclose(got, [jax.grad(unrolled)(0.5, 2), jax.grad(unrolled)(0.7, 4)], rtol=1e-5)
+    inside = in_place(jax.value_and_grad(power), max_steps=5)  # which plain JAX does not differentiate
+    np.testing.assert_allclose(inside(0.5, 3), (unrolled(0.5, 3), jax.grad(unrolled)(0.5, 3)), rtol=1e-5)
+
+
+@pytest.mark.parametrize("most", [0, 5])
+@pytest.mark.parametrize(
+    "order", [lambda f: f, jax.grad, lambda f: lambda x, n: jax.vmap(f, (0, None))(jnp.full(3, x), n)]
+)
+def test_more_steps_than_max_steps_are_an_error(order, most):
+    f = jax.jit(order(in_place(power, max_steps=most)))
+    finish(f(0.5, most))
+    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match="in_place: more than max_steps steps"):
+        finish(f(0.5, most + 1))
+
+
+def test_a_large_result_knows_of_a_step_too_many():
+    def f(b, n):
+        return lax.while_loop(lambda c: c[0] < n, lambda c: (c[0] + 1, fill(c[1], c[0])), (0, b))[1]
+
+    g = jax.jit(in_place(f, max_steps=5))
+    np.testing.assert_array_equal(g(jnp.ones(3000), 5), f(jnp.ones(3000), 5))
+    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match="in_place: more than max_steps steps"):
+        finish(g(jnp.ones(3000), 6))
+
+
+def test_a_policy_is_asked_about_a_primitive_with_any_parameters():
+    own = Primitive("own")
+    own.def_impl(lambda x, prim: x)
+    own.def_abstract_eval(lambda x, prim: x)
+    ad.deflinear2(own, lambda ct, x, prim: [ct])
+    mlir.register_lowering(own, lambda ctx, x, prim: [x])
+
+    def f(b):
+        def body(i, b):
+            return b.at[i].set(own.bind(jnp.sin(b[i - 1]), prim=0))
+
+        return lax.fori_loop(1, 9, jax.checkpoint(body), b).sum()
+
+    np.testing.assert_allclose(jax.grad(in_place(f))(*rows(9)), jax.grad(f)(*rows(9)), rtol=1e-6)

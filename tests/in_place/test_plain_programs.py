@@ -1,0 +1,195 @@
+"""Random programs in plain JAX give under `in_place` what NumPy says, in every order of the transformations."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from jax import lax
+from random_checks import BATCHES, close, examples, same_state
+from random_programs import (
+    DIRECTION,
+    THETA,
+    InJax,
+    Places,
+    Program,
+    Update,
+    expected,
+    kinds,
+    loss,
+    outputs,
+    programs,
+)
+
+from jax_tensorarray import in_place
+
+MOST_STEPS = 6
+
+
+pytestmark = pytest.mark.usefixtures("every_buffer_is_large")
+
+
+class InPlainJax(InJax):
+    """Programs as those write them who do not know this library. What is out of range is dropped."""
+
+    def __init__(self):
+        super().__init__(dropping=True)
+
+    def cells(self, places: Places):
+        """What to index the buffer with."""
+        buffer, (first, *_), form = places.buffer, places.parts, places.at.form
+
+        def index(i, size):
+            i = i.astype(jnp.int64)
+            return jnp.where((i < 0) | (i >= size), size, i)  # a negative index would count from the end
+
+        if form == "window":
+            limits = jnp.iinfo(first.dtype)
+            if limits.min == 0:
+                first = jnp.minimum(first, min(len(buffer), limits.max))
+            return (index(first.astype(jnp.int64) + jnp.arange(places.count), len(buffer)),)
+        axis = 1 if form == "column" else 0
+        parts = [index(p, buffer.shape[axis]) for p in places.parts]
+        rows = jnp.stack(parts) if len(parts) > 1 else parts[0]
+        if form == "element":
+            return rows, index(places.column, buffer.shape[1])
+        return (slice(None), rows) if form == "column" else (rows,)
+
+    def rows(self, places):
+        rows = places.buffer.at[self.cells(places)].get(mode="fill", fill_value=0)
+        return rows if places.where is None else jnp.where(places.where, rows, jnp.zeros_like(rows))
+
+    def read(self, tag, places):
+        return self.row(tag, self.rows(places), places)
+
+    def update(self, op, tag, values, places):
+        buffer = places.buffer
+        if places.at.form != "window" and places.count == 1:
+            value = values[0]
+        else:
+            value = jnp.stack(values) if values else jnp.zeros((0, *buffer.shape[1:]))
+        update = buffer.at[self.cells(places)]
+        new = (update.add if op == "add" else update.set)(value.astype(buffer.dtype), mode="drop")
+        old = self.row(tag, self.rows(places), places) if op == "swap" else None
+        return new if places.where is None else jnp.where(places.where, new, buffer), old
+
+    def call(self, kind, f, state):
+        return jax.checkpoint(f)(*state) if kind == "checkpoint" else jax.jit(f)(*state)
+
+    def loop(self, s, trips, goes_on, step, state):
+        kind = {"fori_loop": "while_loop"}.get(s.kind, s.kind.removeprefix("lax."))
+        if s.kind == "fori_loop":
+            trips, goes_on = jnp.minimum(trips, s.steps), None
+        return Plain.loop(self, s._replace(kind="lax." + kind), trips, goes_on, step, state)
+
+    def leapfrog(self, a, b, steps, trips):
+        def forward(k, ab):
+            a, b = ab
+            a = a + 0.5 * jnp.sin(b)
+            return jnp.where(k < trips, a, ab[0]), jnp.where(k < trips, b - 0.5 * jnp.sin(a), b)
+
+        return lax.fori_loop(0, steps, forward, (a, b))
+
+
+class Plain(InJax):
+    """Whose while loops are those of lax, also in reverse mode."""
+
+    def loop(self, s, *args):
+        self.reverse_mode = False
+        return InJax.loop(self, s, *args)
+
+
+def plainer(node):
+    """The same program without what plain JAX has no derivatives for, or other ones."""
+    if isinstance(node, Update) and node.op == "max":
+        node = node._replace(op="add")
+    if isinstance(node, Update) and node.op == "swap":  # one row after the other, where plain JAX reads them all first
+        node = node._replace(at=node.at._replace(parts=node.at.parts[:1]))
+    if isinstance(node, Program):
+        node = node._replace(sizes=tuple(n or 2 for n in node.sizes))  # of no rows plain JAX reads none
+    if isinstance(node, tuple):
+        parts = map(plainer, node)
+        return type(node)(*parts) if hasattr(node, "_fields") else tuple(parts)
+    return node
+
+
+def state_of(program):
+    return lambda theta, start: outputs(program, InPlainJax(), theta, start)
+
+
+def total(program):
+    return lambda theta, start: loss(state_of(program)(theta, start), jnp)
+
+
+repaired = functools.partial(in_place, max_steps=MOST_STEPS)
+
+
+def value(program, *_):
+    got = jax.jit(in_place(state_of(program)))(THETA, jnp.int32(program.start))
+    same_state(got, expected(program, dropping=True).state)
+
+
+def derivative(part, order):
+    def check(program, *_):
+        got = jax.jit(order(total(program)))(THETA, jnp.int32(program.start))
+        close(got, getattr(expected(program, dropping=True).loss, part), part)
+
+    return check
+
+
+def along(f):
+    return lambda theta, start: jax.jvp(lambda t: f(t, start), (theta,), (jnp.asarray(DIRECTION),))[1]
+
+
+def linearized(f):
+    return lambda theta, start: jax.linearize(lambda t: f(t, start), theta)[1](jnp.asarray(DIRECTION))
+
+
+def batched(order):
+    def check(program, *batch):
+        args, axes, want = examples(program, *batch)
+        got = jax.jit(order(state_of(program), axes))(*args)
+        same_state(got, [np.stack(x) for x in zip(*(w.state for w in want), strict=True)])
+
+    return check
+
+
+def batched_gradient(order):
+    def check(program, *batch):
+        args, axes, want = examples(program, *batch)
+        got = jax.jit(order(total(program), axes))(*args)
+        close(got, np.stack([w.loss.d for w in want]), "gradients")
+
+    return check
+
+
+ORDERS = {
+    "value": value,
+    "grad": derivative("d", lambda f: jax.grad(repaired(f))),
+    "grad inside": derivative("d", lambda f: in_place(jax.grad(repaired(f)))),
+    "checkpoint": derivative("d", lambda f: jax.grad(jax.checkpoint(repaired(f)))),
+    "jvp": derivative("e", lambda f: along(in_place(f))),
+    "jvp inside": derivative("e", lambda f: in_place(along(f))),
+    "linearize": derivative("e", lambda f: linearized(repaired(f))),
+    "jvp of grad": derivative("de", lambda f: along(jax.grad(repaired(f)))),
+    "vmap": batched(lambda f, axes: jax.vmap(in_place(f), axes)),
+    "vmap inside": batched(lambda f, axes: in_place(jax.vmap(f, axes))),
+    "vmap of grad": batched_gradient(lambda f, axes: jax.vmap(jax.grad(repaired(f)), axes)),
+    "vmap of grad inside": batched_gradient(lambda f, axes: in_place(jax.vmap(jax.grad(repaired(f)), axes))),
+}
+FORWARD = ("jvp", "jvp inside", "linearize", "jvp of grad")
+
+
+def check(order, program, *batch):
+    program = plainer(program)
+    if order in FORWARD and order != "jvp of grad" and "vjp" in kinds(program):
+        return
+    ORDERS[order](program, *batch)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@given(program=programs(), differ=BATCHES)
+def test_a_random_plain_program(order, program, differ):
+    check(order, program, *differ, 0)

@@ -1,0 +1,327 @@
+"""The doctor looks at programs that know nothing of it: what it finds, what it tries, and what it leaves alone."""
+
+import contextlib
+import html
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jax_tensorarray import _compat, in_place, ta_read, ta_write
+from jax_tensorarray.inspect import LoopCopyError, forbid_copies, watch
+from jax_tensorarray.inspect._command import main
+
+PROGRAM = """
+import functools, sys
+import jax, jax.numpy as jnp
+
+@functools.partial(jax.jit, static_argnames="n")
+def train(xs, n):
+    def body(i, b):
+        return b.at[i].set(jnp.sin(b[i - 1]) + b[(7 * i) % n])
+    return jax.grad(lambda xs: jnp.sum(jax.lax.fori_loop(1, n, body, xs) ** 2))(xs)
+
+@jax.jit
+def in_place_already(xs):
+    return jax.lax.fori_loop(1, 300, lambda i, b: b.at[i].set(b[i - 1] * 2), xs)
+
+@jax.jit
+def small(xs):
+    loss = lambda xs: jax.lax.fori_loop(1, 40, lambda i, b: b.at[i].set(b[i - 1] * 2), xs).sum()
+    return jax.grad(loss)(xs)
+
+if __name__ == "__main__":
+    print(float(jnp.sum(train(0.1 * jnp.ones((1000, 64)), n=1000))), sys.argv[1:])
+    in_place_already(jnp.ones((300, 64)))
+    small(jnp.ones((40, 32)))
+    sys.exit(int(sys.argv[1]) if sys.argv[1:] else 0)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    return tmp_path
+
+
+def run(folder, *arguments):
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def inspect(folder, *arguments):
+    return run(folder, "-m", "jax_tensorarray.inspect", *arguments)
+
+
+def test_a_program_runs_as_it_is_and_its_worst_loop_is_named(folder):
+    plain, found = run(folder, "program.py", "3", "--all"), inspect(folder, "program.py", "3", "--all")
+    assert (found.returncode, found.stdout) == (plain.returncode, plain.stdout) == (3, plain.stdout)
+    assert "['3', '--all']" in plain.stdout
+    report = found.stderr
+    assert re.search(r"\d+ programs were compiled, with \d loops: \d copy whole buffers, \d do not\.", report)
+    assert re.search(r"1\. train: \d+ MiB a run", report)
+    assert "program.py:8\n       return b.at[i].set(jnp.sin(b[i - 1]) + b[(7 * i) % n])" in report
+    assert re.search(r"\b999\s+steps", report)
+    assert "backward pass" in report
+    assert re.search(r"under in_place: nothing left to copy; \S+ ms -> \S+ ms, \S+ times as fast", report)
+    assert "in_place_already" not in report
+    assert max(map(len, report.splitlines())) <= 80
+    assert "\x1b" not in report
+
+
+def test_what_is_small_is_left_out_or_only_counted(folder):
+    report = inspect(folder, "--no-trial", "program.py").stderr
+    assert "small" not in report
+    assert re.search(r"\d more move less than a thousandth of the first", report)
+    nothing = inspect(folder, "--min-bytes", "1000000", "--fail", "program.py")
+    assert nothing.returncode == 0
+    assert "all in place" in nothing.stderr
+
+
+def test_a_module_can_be_looked_at_and_ci_can_fail(folder):
+    done = inspect(folder, "--no-trial", "--fail", "--json", "report.json", "-m", "program")
+    assert done.returncode == 1
+    report = json.loads((folder / "report.json").read_text())
+    first = report["cases"][0]
+    assert (first["program"], first["in_place"], report["status"]) == ("train", None, 0)
+    copy = first["copies"][0]
+    assert (copy["shape"], copy["steps"], copy["line"]) == ([1000, 64], 999, 8)
+    assert copy["cost"] == 999 * copy["num_bytes"]
+
+
+#: What a browser makes of a page: how wide it is, the bars in it, and the lines that are marked.
+MEASURE = """<script>
+const width = bar => bar.getBoundingClientRect().width / bar.parentElement.getBoundingClientRect().width
+const bars = [...document.querySelectorAll(".bar")].map(bar => [bar.className, width(bar)])
+const lines = [...document.querySelectorAll(".hit")].map(line => line.innerText)
+const fits = document.documentElement.scrollWidth <= window.innerWidth
+document.body.textContent = JSON.stringify({ title: document.title, bars, lines, fits })
+</script>"""
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="Chromium is not installed")
+@pytest.mark.parametrize("width", [1000, 420])
+def test_a_browser_shows_the_page(tmp_path, width):
+    text = "<loss> & sum"
+    (tmp_path / "program.py").write_text(PROGRAM.replace("b[(7 * i) % n])", f"b[(7 * i) % n])  # {text}"))
+    report = inspect(tmp_path, "--html", "page.html", "--json", "report.json", "program.py")
+    assert report.returncode == 0, report.stderr
+    page = tmp_path / "page.html"
+    page.write_text(page.read_text() + MEASURE)
+    options = ["headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-background-networking"]
+    options += [f"user-data-dir={tmp_path / 'profile'}", f"window-size={width},2000", "dump-dom"]
+    command = ["chromium", *(f"--{option}" for option in options), page.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    shown = json.loads(html.unescape(re.search(r"<body>(.*)</body>", done.stdout, re.DOTALL)[1]))
+    assert shown["title"] == "program.py: loops that copy"
+    assert shown["fits"]
+    assert [line.split(None, 1) for line in shown["lines"]] == [
+        ["8", f"return b.at[i].set(jnp.sin(b[i - 1]) + b[(7 * i) % n])  # {text}"]
+    ]
+    (as_is, before), (healed, after), *moved = shown["bars"]
+    trial = json.loads((tmp_path / "report.json").read_text())["cases"][0]["in_place"]
+    assert (as_is, healed, before) == ("bar", "bar cured", 1)
+    assert after == pytest.approx(trial["after"] / trial["before"], abs=0.02)
+    assert max(width for _, width in moved) == 1
+
+
+def test_healing_runs_it_twice_and_says_what_was_gained(folder):
+    done = inspect(folder, "--heal", "--fail", "program.py")
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    assert float(first.split()[0]) == pytest.approx(float(second.split()[0]), rel=1e-5)
+    assert re.search(
+        r"--- program\.py: \d+ operations on whole buffers in loops as it is, 0 under in_place", done.stderr
+    )
+
+
+@pytest.mark.parametrize(
+    ("end", "code"), [("1 / 0", 1), ("sys.exit('no')", 1), ("sys.exit()", 0), ("raise KeyboardInterrupt", 130)]
+)
+def test_the_report_comes_however_the_program_ends(folder, capsys, end, code):
+    script = folder / "ends.py"
+    script.write_text(f"import sys, jax\njax.jit(lambda x: x + {code})(1)\n{end}\n")
+    before = sys.argv, sys.path[:]
+    assert main([str(script)]) == code
+    assert (sys.argv, sys.path) == before
+    report = capsys.readouterr().err
+    assert re.search(r"[1-9] programs were compiled, with 0 loops\.", report)
+    assert ("ZeroDivisionError" in report) == (end == "1 / 0")
+    assert ("no\n" in report) == ("no" in end)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["no.py"], "there is no file no.py"),
+        (["--min-bytes", "-1", "no.py"], "--min-bytes must not be negative"),
+        ([], "the following arguments are required: SCRIPT"),
+    ],
+)
+def test_what_is_no_program_is_refused(capsys, arguments, text):
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+    assert text in capsys.readouterr().err
+
+
+def loss(write, read, x):
+    return jnp.sum(
+        lax.fori_loop(1, len(x), lambda i, b: write(b, i, jnp.sin(read(b, i - 1) + read(b, i // 2))), x) ** 2
+    )
+
+
+def plain(x):
+    return loss(lambda b, i, row: b.at[i].set(row), lambda b, i: b[i], x)
+
+
+def ours(x):
+    return loss(ta_write, ta_read, x)
+
+
+def fresh(f):
+    """A function that JAX has not compiled."""
+    return jax.jit(lambda x: f(x))
+
+
+X = np.linspace(0, 1, 300 * 32).reshape(300, 32)
+
+
+def test_watching_sees_programs_of_a_block_and_of_nothing_else():
+    with watch() as report:
+        got = fresh(jax.grad(plain))(X)
+        fresh(jax.grad(ours))(X)
+    fresh(jax.grad(plain))(X)
+    (case,) = report.cases
+    assert {copy.shape for copy in case.copies} == {(300, 32)}
+    assert {copy.steps for copy in case.copies} == {299}
+    assert all(copy.code and copy.file == __file__ for copy in case.copies)
+    report.try_in_place()
+    assert case.trial.left == 0
+    assert "under in_place: nothing left to copy" in str(report)
+    np.testing.assert_allclose(got, jax.grad(plain)(X))
+
+
+def test_steps_of_loops_in_loops_are_multiplied_and_those_that_are_not_known_are_not_guessed():
+    def twice(x):
+        return jnp.sum(lax.fori_loop(0, 5, lambda _, x: lax.fori_loop(1, 300, body, x), x))
+
+    def body(i, b):
+        return b.at[i].set(jnp.sin(b[i - 1]) + b[i // 2])
+
+    def while_it_is_small(x):
+        return lax.while_loop(lambda c: c[1][c[0], 0] < 9, lambda c: (c[0] + 1, body(c[0], c[1]) + 0 * c[1]), (1, x))[1]
+
+    with watch() as report:
+        fresh(jax.grad(twice))(X)
+    assert {copy.steps for copy in report.copies} == {5 * 299}
+    with watch() as report:
+        jax.jit(while_it_is_small).lower(X).compile()
+    assert {copy.steps for copy in report.copies} == {None}
+    report.try_in_place()
+    (case,) = report.cases
+    assert case.trial.before is None  # it might never end on zeros
+    assert "steps that XLA cannot\n   count" in str(report) or "steps that XLA cannot count" in str(report)
+
+
+def test_a_loop_counts_as_in_place_if_only_small_buffers_are_copied_in_it():
+    def both(large, small):
+        return plain(large) + plain(small)
+
+    for min_bytes, in_place_ones in ((10_000, 2), (0, 0)):
+        with watch(min_bytes=min_bytes) as report:
+            fresh(lambda x: jax.grad(both, (0, 1))(x, x[:40, :4]))(X)
+        assert (report.loops, report.in_place) == (4, in_place_ones)
+        assert {copy.shape for copy in report.copies} == ({(300, 32)} if min_bytes else {(300, 32), (40, 4)})
+
+
+def test_copies_can_be_forbidden():
+    with forbid_copies():
+        fresh(in_place(jax.grad(plain)))(X)
+        fresh(jax.grad(ours))(X)
+    with forbid_copies(min_bytes=10**6):
+        fresh(jax.grad(plain))(X)
+    f = fresh(jax.grad(plain))
+    with (
+        pytest.raises(LoopCopyError, match=r"(?s)forbid_copies: in .*test_doctor.py:\d+: .*ta_write") as error,
+        forbid_copies(),
+    ):
+        f(X)
+    assert error.value.copies[0].shape == (300, 32)
+    f(X)  # elsewhere it runs
+
+
+def test_nothing_is_left_behind():
+    def replaced():
+        lower, compile_ = ("interpreters.mlir", "lower_jaxpr_to_module"), ("compiler", "compile_or_get_cached")
+        return [*_compat._private(*lower), *_compat._private(*compile_), jax.jit]
+
+    before = replaced()
+    with watch():
+        assert replaced() != before
+    with pytest.raises(ZeroDivisionError), watch(), forbid_copies():
+        1 / 0  # noqa: B018
+    assert before == replaced()
+
+
+def test_whoever_watches_longer_sees_what_others_do_not():
+    with contextlib.ExitStack() as first:
+        mine = first.enter_context(watch())
+        theirs = watch()
+        others = theirs.__enter__()
+        fresh(plain)(X)
+        first.close()
+        fresh(jax.grad(plain))(X)
+        theirs.__exit__(None, None, None)
+    assert (mine.programs, mine.cases) == (1, [])
+    assert [case.copies[0].shape for case in others.cases] == [(300, 32)]
+
+
+def test_a_program_goes_on_where_its_hlo_cannot_be_read(monkeypatch):
+    def fails(hlo, min_bytes, findings):
+        raise ValueError("what is this?")
+
+    monkeypatch.setattr("jax_tensorarray.inspect._watch.copies_in", fails)
+    with watch() as report:
+        fresh(plain)(X)
+    assert (report.unread, report.cases) == (1, [])
+    assert "(1 could not be read)" in str(report)
+
+
+def test_pytest_has_a_marker_and_a_fixture(tmp_path):
+    (tmp_path / "conftest.py").write_text('pytest_plugins = ["jax_tensorarray.pytest_plugin"]\n')
+    tests = """
+        import jax, jax.numpy as jnp, pytest
+
+        def run(n):
+            loss = lambda x: jax.lax.fori_loop(1, n, lambda i, b: b.at[i].set(jnp.sin(b[i - 1])), x).sum()
+            jax.jit(jax.grad(loss))(jnp.ones((n, 16)))
+
+        def test_free(): run(200)
+
+        @pytest.mark.forbid_copies
+        def test_marked(): run(201)
+
+        @pytest.mark.forbid_copies(min_bytes=10**6)
+        def test_marked_for_large_ones(): run(202)
+
+        def test_asked(forbid_copies): run(203)
+    """
+    (tmp_path / "test_it.py").write_text(textwrap.dedent(tests))
+    done = run(tmp_path, "-m", "pytest", "-q", "--strict-markers", "-p", "no:cacheprovider", "test_it.py")
+    assert "2 failed, 2 passed" in done.stdout, done.stdout
+    assert {
+        name for name in ("test_free", "test_marked", "test_asked") if f"FAILED test_it.py::{name} " in done.stdout
+    } == {
+        "test_marked",
+        "test_asked",
+    }

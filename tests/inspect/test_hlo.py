@@ -1,0 +1,222 @@
+"""The reader of optimised HLO: on text written by hand, and on loops that are known to copy or not to."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jax_tensorarray._hlo import text as hlo_text
+
+BUFFER = 100 * 64 * 4
+
+LOOP = """\
+HloModule jit_f, is_scheduled=true
+
+%parallel_copy (p: f32[100,64]) -> f32[100,64] {
+  %p = f32[100,64]{1,0} parameter(0)
+  ROOT %outlined = f32[100,64]{1,0} copy(%p)
+}
+
+%fused_update (b: f32[100,64], row: f32[1,64], i: s32[]) -> f32[100,64] {
+  %b = f32[100,64]{1,0} parameter(0)
+  %row = f32[1,64]{1,0} parameter(1)
+  %i = s32[] parameter(2)
+  %zero = s32[] constant(0)
+  %update = f32[100,64]{1,0} dynamic-update-slice(%b, %row, %i, %zero)
+  ROOT %reshaped = f32[6400]{0} bitcast(%update)
+}
+
+%fused_zeros (row: f32[1,64], i: s32[]) -> f32[100,64] {
+  %row.1 = f32[1,64]{1,0} parameter(0)
+  %i.1 = s32[] parameter(1)
+  %zeros = f32[100,64]{1,0} broadcast(%i.1), dimensions={}
+  ROOT %dense = f32[100,64]{1,0} dynamic-update-slice(f32[100,64]{1,0} %zeros, f32[1,64]{1,0} %row.1, s32[] %i.1)
+}
+
+%fused_sum (a: f32[100,64], b: f32[100,64]) -> f32[6400] {
+  %a.1 = f32[100,64]{1,0} parameter(0)
+  %b.1 = f32[100,64]{1,0} parameter(1)
+  %sum = f32[100,64]{1,0} add(%a.1, %b.1)
+  ROOT %flat = f32[6400]{0} bitcast(%sum)
+}
+
+%taken (arg: (f32[100,64])) -> f32[100,64] {
+  %arg = (f32[100,64]{1,0}) parameter(0)
+  %of_arg = f32[100,64]{1,0} get-tuple-element(%arg), index=0
+  ROOT %in_branch = f32[100,64]{1,0} copy(%of_arg)
+}
+
+%untaken (arg.1: (f32[100,64])) -> f32[100,64] {
+  %arg.1 = (f32[100,64]{1,0}) parameter(0)
+  ROOT %of_arg.1 = f32[100,64]{1,0} get-tuple-element(%arg.1), index=0
+}
+
+%inner_body (c.1: (f32[100,64], s32[])) -> (f32[100,64], s32[]) {
+  %c.1 = (f32[100,64]{1,0}, s32[]) parameter(0)
+  %of_c.1 = f32[100,64]{1,0} get-tuple-element(%c.1), index=0
+  %in_inner = f32[100,64]{1,0} copy(%of_c.1)
+  ROOT %t.1 = (f32[100,64]{1,0}, s32[]) tuple(%in_inner, %i.9)
+}
+
+%body (c: (f32[100,64], s32[])) -> (f32[100,64], s32[]) {
+  %c = (f32[100,64]{1,0}, /*index=1*/ s32[]) parameter(0)
+  %of_c = f32[100,64]{1,0} get-tuple-element(%c), index=0
+  %i.9 = s32[] get-tuple-element(%c), index=1
+  %direct = f32[100,64]{1,0} copy(%of_c)
+  %small = f32[64]{0} copy(%row.9)
+  %called = f32[100,64]{1,0} call(%direct), to_apply=%parallel_copy
+  %branched = f32[100,64]{1,0} conditional(%p.9, %x, %x), branch_computations={%untaken, %taken}
+  %looped = (f32[100,64]{1,0}, s32[]) while(%c), condition=%cond, body=%inner_body
+  %in_place = f32[6400]{0} fusion(%of_c, %row.9, %i.9), kind=kLoop, calls=%fused_update
+  %made_dense = f32[100,64]{1,0} fusion(%row.9, %i.9), kind=kLoop, calls=%fused_zeros
+  %added = f32[6400]{0} fusion(%called, %branched), kind=kLoop, calls=%fused_sum
+  %kernel = (f32[100,64]{1,0}, f32[64]{0}) custom-call(%of_c), custom_call_target="jax_tensorarray_swap"
+  ROOT %t = (f32[100,64]{1,0}, s32[]) tuple(%called, %i.9)
+}
+
+%cond (c.2: (f32[100,64], s32[])) -> pred[] {
+  %c.2 = (f32[100,64]{1,0}, s32[]) parameter(0)
+  ROOT %less = pred[] constant(true)
+}
+
+ENTRY %main.3 (x: f32[100,64]) -> f32[100,64] {
+  %x.9 = f32[100,64]{1,0} parameter(0)
+  %before_the_loop = f32[100,64]{1,0} copy(%x.9)
+  %init = (f32[100,64]{1,0}, s32[]) tuple(%before_the_loop, %zero.9)
+  %while.1 = (f32[100,64]{1,0}, s32[]) while(%init), condition=%cond, body=%body, backend_config={"n":"3"}
+  ROOT %out = f32[100,64]{1,0} get-tuple-element(%while.1), index=0
+}
+"""
+
+
+def names(operations):
+    return sorted(op.name for op in operations)
+
+
+def test_copies_are_found_in_the_body_and_in_what_it_calls_but_not_outside_the_loop():
+    assert names(hlo_text.loop_copies(LOOP, BUFFER)) == ["direct", "in_branch", "in_inner", "outlined"]
+
+
+def test_smaller_copies_count_where_asked_for():
+    assert "small" in names(hlo_text.loop_copies(LOOP, 64 * 4))
+    assert hlo_text.loop_copies(LOOP, BUFFER + 1) == []
+
+
+def test_an_update_of_an_operand_is_in_place_and_an_update_of_zeros_or_a_sum_is_not():
+    assert set(names(hlo_text.loop_whole_buffer_operations(LOOP, BUFFER))) == {
+        *names(hlo_text.loop_copies(LOOP, BUFFER)),
+        "made_dense",
+        "added",
+    }
+
+
+ON_A_GPU = """\
+%fused_slice (b: f32[100,64], i: s32[]) -> f32[1,64] {
+  %b = f32[100,64]{1,0} parameter(0)
+  %i = s32[] parameter(1)
+  ROOT %slice = f32[1,64]{1,0} dynamic-slice(%b, %i), dynamic_slice_sizes={1,64}
+}
+
+%fused_call (b.1: f32[100,64], i.1: s32[], rows: f32[9,64]) -> f32[100,64] {
+  %b.1 = f32[100,64]{1,0} parameter(0)
+  %i.1 = s32[] parameter(1)
+  %rows = f32[9,64]{1,0} parameter(2)
+  %row = f32[1,64]{1,0} dynamic-slice(%rows, %i.1), dynamic_slice_sizes={1,64}
+  ROOT %call = f32[100,64]{1,0} custom-call(%b.1, %i.1, %row), output_to_operand_aliasing={{}: (0, {})}
+}
+
+%fused_other_call (b.2: f32[100,64]) -> f32[100,64] {
+  %b.2 = f32[100,64]{1,0} parameter(0)
+  ROOT %call.2 = f32[100,64]{1,0} custom-call(%b.2), custom_call_target="y"
+}
+
+%body (c: (f32[100,64], s32[])) -> (f32[100,64], s32[]) {
+  %start = ((f32[100,64]{1,0}, s32[]), f32[1,64]{1,0}, u32[]) fusion-start(%b.3, %i.3), kind=kLoop, calls=%fused_slice
+  %done = f32[1,64]{1,0} fusion-done(%start)
+  %in_place = f32[100,64]{1,0} fusion(%b.3, %i.3, %rows.3), kind=kCustom, calls=%fused_call
+  %anew = f32[100,64]{1,0} fusion(%in_place), kind=kCustom, calls=%fused_other_call
+  ROOT %t = (f32[100,64]{1,0}, s32[]) tuple(%anew, %i.3)
+}
+
+ENTRY %main (x: f32[100,64]) -> (f32[100,64], s32[]) {
+  %loop = (f32[100,64]{1,0}, s32[]) while(%init), condition=%condition, body=%body
+}
+"""
+
+
+def test_a_slice_that_starts_early_and_a_fused_call_that_updates_an_operand_touch_no_whole_buffer():
+    operations = {op.name: op for op in hlo_text.loop_operations(ON_A_GPU)}
+    assert (operations["start"].opcode, operations["start"].num_bytes) == ("fusion", 64 * 4)
+    assert operations["in_place"].opcode == "dynamic-update-slice"
+    assert [op.name for op in hlo_text.loop_whole_buffer_operations(ON_A_GPU, BUFFER)] == ["anew"]
+
+
+def test_text_without_a_loop_has_no_loop_operations():
+    assert list(hlo_text.loop_operations("")) == []
+    assert hlo_text.loop_copies(LOOP.replace("body=", "calls="), BUFFER) == []
+
+
+@pytest.mark.parametrize(
+    ("shape", "num_bytes"),
+    [
+        ("f32[100,64]{1,0}", 25600),
+        ("pred[8]{0}", 8),
+        ("bf16[3]{0}", 6),
+        ("f8e4m3fn[3]{0}", 3),
+        ("f8e5m2fnuz[3]{0}", 3),
+        ("c128[2]{0}", 32),
+        ("s4[6]{0}", 3),
+        ("f64[]", 8),
+        ("f32[0,64]{1,0}", 0),
+        ("token[]", 0),
+        ("(s32[], (f32[2,3]{1,0}, u8[5]{0}), /*index=2*/ bf16[4]{0})", 24),
+    ],
+)
+def test_size_of_the_largest_array_of_a_shape(shape, num_bytes):
+    assert hlo_text.array_bytes(shape) == num_bytes
+
+
+def scan_that_writes(x):
+    return lax.scan(lambda b, ix: (b.at[ix[0]].set(ix[1]), None), jnp.zeros_like(x), (jnp.arange(len(x)), x))[0]
+
+
+X = np.ones((100, 64), np.float32)
+
+
+def test_the_gradient_of_a_plain_write_copies_in_its_loop():
+    assert hlo_text.loop_copies(
+        hlo_text.optimized_hlo(jax.grad(lambda x: jnp.sum(scan_that_writes(x) ** 2)), X), X.nbytes
+    )
+
+
+def test_a_plain_write_copies_nothing():
+    hlo = hlo_text.optimized_hlo(scan_that_writes, X)
+    assert list(hlo_text.loop_operations(hlo))
+    assert hlo_text.loop_whole_buffer_operations(hlo, X.nbytes) == []
+
+
+def test_work_on_the_whole_carry_is_an_operation_but_not_a_copy():
+    hlo = hlo_text.optimized_hlo(lambda x: lax.fori_loop(0, 50, lambda i, b: jnp.sin(b) + i, x), X)
+    assert hlo_text.loop_copies(hlo, X.nbytes) == []
+    assert hlo_text.loop_whole_buffer_operations(hlo, X.nbytes)
+
+
+def test_copies_inside_a_branch_and_an_inner_loop_of_a_loop_are_found():
+    def outer(x):
+        def body(b, i):
+            # A read of the old buffer after the write keeps XLA from writing in place.
+            def store(b):
+                new = b.at[i].set(jnp.sin(b[i - 1]))
+                return new + b[i + 1]
+
+            inner = lax.fori_loop(0, 3, lambda _, b: lax.cond(i > 2, store, lambda b: b, b), b)
+            return inner, None
+
+        return lax.scan(body, x, jnp.arange(len(x)))[0]
+
+    assert hlo_text.loop_whole_buffer_operations(hlo_text.optimized_hlo(outer, X), X.nbytes)
+
+
+def test_without_a_loop_there_is_nothing():
+    assert list(hlo_text.loop_operations(hlo_text.optimized_hlo(lambda x: x + 1, X))) == []

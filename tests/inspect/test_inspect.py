@@ -1,0 +1,470 @@
+"""`loop_copies` finds what makes a loop quadratic, in the user's line, and nothing in loops that are in place."""
+
+import functools
+import inspect
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import gpu_hlo
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jax_tensorarray import TensorArray, _kernels, checkpoint_policies, ta_read, ta_write, while_loop
+from jax_tensorarray._hlo import ahead
+from jax_tensorarray._hlo import buffers as hlo_buffers
+from jax_tensorarray._hlo import text as hlo_text
+from jax_tensorarray._selfcheck.programs import ours, plain, programs
+from jax_tensorarray.inspect import LoopCopies, LoopCopy, loop_copies
+
+X = jax.ShapeDtypeStruct((50, 8), jnp.float32)
+ROWS = jnp.arange(50)
+
+
+def write_in_a_scan(x):
+    def body(ys, i):
+        return ys.at[i].set(jnp.tanh(ys[i // 2] + x[i])), None
+
+    return jnp.sum(lax.scan(body, jnp.zeros_like(x), ROWS)[0] ** 2)
+
+
+def read_beside_write(x):
+    def body(c, i):
+        b, total = c
+        return (b.at[i].set(jnp.sin(x[i])), total + jnp.sum(b[(i * 7) % 50])), None
+
+    return lax.scan(body, (jnp.ones_like(x), 0.0), ROWS)[0][1]
+
+
+def select_of_versions(x):
+    def body(b, i):
+        new = b.at[i].set(jnp.sin(b[i // 2]))
+        return jnp.where(i % 3 == 0, new, b), None
+
+    return jnp.sum(lax.scan(body, x, ROWS)[0] ** 2)
+
+
+def swapped_buffers(x):
+    def body(c, i):
+        a, b = c
+        return (ta_write(b, i, jnp.sin(ta_read(a, i // 2)) + x[i]), a), None
+
+    return jnp.sum(lax.scan(body, (x, x), ROWS)[0][0] ** 2)
+
+
+def vmapped_cond(x):
+    def one(b, until):
+        def body(b, i):
+            return lax.cond(i < until, lambda b: b.at[i].set(jnp.sin(b[i // 2])), lambda b: b, b), None
+
+        return lax.scan(body, b, ROWS)[0]
+
+    return jnp.sum(jax.vmap(one, (None, 0))(x, x[:3, 0]) ** 2)
+
+
+def vmapped_while(x):
+    def one(until):
+        def body(c):
+            i, b = c
+            return i + 1, b.at[i].set(jnp.sin(b[i // 2]) * until)
+
+        return lax.while_loop(lambda c: c[0] < until, body, (0, x))[1]
+
+    return jnp.sum(jax.vmap(one)(x[:3, 0]) ** 2)
+
+
+def checkpointed(policy, x):
+    @functools.partial(jax.checkpoint, policy=policy)
+    def body(b, i):
+        return ta_write(b, i, jnp.tanh(ta_read(b, i // 2) + ta_read(x, i))), None
+
+    return jnp.sum(lax.scan(body, jnp.zeros_like(x), ROWS)[0] ** 2)
+
+
+def checkpointed_write(x):
+    @jax.checkpoint
+    def body(b, i):
+        return b.at[i].set(jnp.tanh(b[i // 2] + x[i])), None
+
+    return jnp.sum(lax.scan(body, jnp.zeros_like(x), ROWS)[0] ** 2)
+
+
+def conditional_read(x):
+    def body(h, i):
+        return lax.cond(i % 3 == 0, lambda: jnp.cos(h), lambda: jnp.sin(h + x[i // 2])), None
+
+    return jnp.sum(lax.scan(body, x[0], ROWS)[0])
+
+
+def attention_to_all_rows(x):
+    def body(b, i):
+        return ta_write(b, i, jax.nn.softmax(b @ ta_read(b, i)) @ b), None
+
+    return jnp.sum(lax.scan(body, x, ROWS)[0] ** 2)
+
+
+def plain_read_of_the_old_buffer(x):
+    def body(c, i):
+        b, total = c
+        new = ta_write(b, i, jnp.sin(ta_read(x, i)), lowering="ffi")
+        return (new, total + jnp.sum(b[(i * 7) % 50])), None
+
+    return lax.scan(body, (jnp.ones_like(x), 0.0), ROWS)[0][1]
+
+
+def decay(x):
+    def body(b, i):
+        return 0.9 * b.at[i].set(1.0), None
+
+    return jnp.sum(lax.scan(body, x, ROWS)[0] ** 2)
+
+
+def line_with(f, text):
+    """The number of the line of `f` in which `text` stands."""
+    lines, start = inspect.getsourcelines(f)
+    (number,) = [start + k for k, line in enumerate(lines) if text in line]
+    return number
+
+
+BESIDE = "Something in the loop still uses the buffer from before this update"
+GRADIENT = "The transpose of a plain write"
+SELECT = "In place of jnp.where"
+VMAP = "jax.vmap of a cond or a while_loop"
+
+
+@pytest.mark.parametrize(
+    ("loop", "gradient", "kind", "line", "advice"),
+    [
+        (write_in_a_scan, True, "copy", ".at[i].set", GRADIENT),
+        (read_beside_write, False, "copy", ".at[i].set", BESIDE),
+        (select_of_versions, True, "select", ".at[i].set", SELECT),
+        (swapped_buffers, False, "copy", "ta_write", "The buffer changes its place in the carry"),
+        (swapped_buffers, True, "copy", "ta_write", "The buffer changes its place in the carry"),
+        (vmapped_cond, False, "select", "lax.cond", VMAP),
+        (vmapped_while, False, "select", "lax.while_loop", VMAP),
+        (functools.partial(checkpointed, None), True, "save", "lax.scan", "checkpoint_policies.save_reads"),
+        (checkpointed_write, True, "copy", ".at[i].set", "checkpoint_policies.save_reads"),
+        (conditional_read, True, "sum", "lax.cond", "Read by ta_read(b, i), whose gradient is added in place"),
+        (attention_to_all_rows, True, "save", "lax.scan", "residuals='undo'"),
+        (attention_to_all_rows, True, "anew", "softmax", "If that is what it should do, leave it"),
+        (attention_to_all_rows, True, "copy", "ta_write", "residuals='undo'"),
+        (plain_read_of_the_old_buffer, False, "copy", "ta_write", "This update is in place by itself"),
+        (decay, False, "anew", "0.9 *", "If that is what it should do, leave it"),
+        (decay, False, "copy", "0.9 *", "If that is what it should do, leave it"),
+    ],
+)
+def test_each_cause_is_found_with_its_line_and_what_to_do(loop, gradient, kind, line, advice):
+    found = loop_copies(jax.grad(loop) if gradient else loop, X)
+    function = loop.func if isinstance(loop, functools.partial) else loop
+    assert {(copy.kind, copy.line) for copy in found} >= {(kind, line_with(function, line))}
+    of_kind = [copy for copy in found if copy.kind == kind]
+    assert all(advice in copy.advice for copy in of_kind), found
+    for copy in found:
+        assert Path(copy.file) == Path(__file__)
+        assert copy.code == Path(__file__).read_text().splitlines()[copy.line - 1].strip()
+        assert copy.dtype == "float32"
+        assert copy.shape[-2:] == (50, 8)
+        assert copy.num_bytes == 4 * np.prod(copy.shape)
+
+
+def attention_in_our_loop(x, residuals="tape"):
+    def body(c):
+        i, b = c
+        return i + 1, ta_write(b, i, jnp.tanh(b @ ta_read(b, i)) @ b)
+
+    last = while_loop(lambda c: c[0] < len(x), body, (0, x), max_steps=len(x), residuals=residuals)
+    return jnp.sum(last[1])
+
+
+def test_our_loop_is_named_by_its_own_lines_and_not_recommended_to_who_uses_it():
+    found = loop_copies(jax.grad(attention_in_our_loop), X)
+    assert {copy.line for copy in found if copy.kind == "save"} == {line_with(attention_in_our_loop, "while_loop(")}
+    assert {copy.line for copy in found if copy.kind != "save"} == {line_with(attention_in_our_loop, "ta_write(")}
+    (advice,) = {copy.advice for copy in found if copy.kind == "save"}
+    assert "With residuals='undo'" in advice
+    assert "while_loop" not in advice
+    as_advised = loop_copies(jax.grad(functools.partial(attention_in_our_loop, residuals="undo")), X)
+    assert {copy.kind for copy in as_advised} <= {"anew", "copy"}  # the cotangent of all rows, in every step
+
+
+@pytest.mark.parametrize(
+    "of", [jax.jit, jax.checkpoint, lambda f: lambda x: f(x), lambda f: lambda x: jax.vmap(f)(jnp.stack([x, x]))]
+)
+@pytest.mark.parametrize(("loop", "line"), [(vmapped_while, "lax.while_loop"), (vmapped_cond, "lax.cond")])
+def test_a_select_is_on_the_line_of_its_loop_whoever_calls_it(of, loop, line):
+    found = loop_copies(of(loop), X)
+    assert {copy.line for copy in found if copy.kind == "select"} == {line_with(loop, line)}
+
+
+def test_a_product_with_all_rows_is_named_where_a_copy_is_made_for_it():
+    def attention(x):
+        def body(c, i):
+            b, query = c
+            weights = jax.nn.softmax(jnp.where(i > ROWS, b @ query, -1e9))
+            return (b.at[i].set(query), jnp.tanh(weights @ b)), None
+
+        return lax.scan(body, (x, x[0]), ROWS)[0][1]
+
+    found = loop_copies(attention, X)
+    assert found
+    for copy in found:
+        assert (copy.kind, copy.code.count(".at[i].set")) == ("copy", 1)
+        assert copy.advice.startswith("A product (einsum, dot or @)")
+
+
+def test_an_array_of_one_element_is_no_buffer():
+    def loop(x):
+        return lax.fori_loop(0, 50, lambda i, c: (c[1], c[0].at[i % 1].set(c[1][i % 1] + 1)), (x, x))
+
+    assert loop_copies(loop, np.ones(1, np.float32)) == []
+
+
+def test_what_the_advice_says_helps():
+    def without_the_exchange(x):
+        def body(c, i):
+            a, b = c
+            even, odd = i % 2 == 0, i % 2 == 1
+            row = jnp.sin(jnp.where(even, ta_read(a, i // 2), ta_read(b, i // 2))) + ta_read(x, i)
+            return (ta_write(a, i, row, where=odd), ta_write(b, i, row, where=even)), None
+
+        return jnp.sum(lax.scan(body, (x, x), ROWS)[0][0] ** 2)
+
+    def of_examples(x):
+        def one(until):
+            def body(c):
+                i, b = c
+                return i + 1, ta_write(b, i, jnp.sin(ta_read(b, i // 2)) * until)
+
+            return while_loop(lambda c: c[0] < until, body, (0, x), max_steps=50)[1]
+
+        return jnp.sum(jax.vmap(one)(x[:3, 0]) ** 2)
+
+    repaired = [without_the_exchange, of_examples, functools.partial(checkpointed, checkpoint_policies.save_reads)]
+    for loop in repaired:
+        assert loop_copies(loop, X) == []
+        assert loop_copies(jax.grad(loop), X) == []
+
+
+@pytest.mark.parametrize("name", programs)
+def test_our_programs_are_in_place_and_plain_ones_are_found_where_their_loops_have_copies(name):
+    x = np.ones((50, 8), np.float32)
+    assert loop_copies(jax.grad(programs[name].with_ops(ours)), x) == []
+    with_plain = jax.grad(programs[name].with_ops(plain))
+    copies = hlo_text.loop_whole_buffer_operations(hlo_text.optimized_hlo(with_plain, x), x.nbytes)
+    assert bool(loop_copies(with_plain, x)) == bool(copies)
+
+
+@pytest.mark.skipif(bool(gpu_hlo.why_not()), reason=gpu_hlo.why_not())
+@pytest.mark.parametrize("name", ["cross", "closed_over_cond", "many_rows"])
+def test_loops_for_a_gpu_are_read_as_well(name):
+    x = np.ones((200, 64), np.float32)
+
+    def found(ops):
+        return list(hlo_buffers.findings(gpu_hlo.compiled_for_h100(jax.grad(programs[name].with_ops(ops)), x)))
+
+    assert found(plain)
+    assert found(ours) == []
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu"])
+def test_a_platform_that_is_not_there_is_compiled_for(platform):
+    if platform != "cpu" and ahead.why_not(platform):
+        with pytest.raises(
+            ImportError, match=f"loop_copies: XLA's compiler for '{platform}' is not installed. Run `pip"
+        ):
+            loop_copies(jnp.sin, 1.0, platform=platform)
+        return
+
+    def gradient(x, ops):
+        def body(i, b):
+            return ops.write(b, i, jnp.sin(ops.read(b, i - 1)))
+
+        return jax.grad(lambda x: jnp.sum(lax.fori_loop(1, len(x), body, x) ** 2))(x)
+
+    x = np.ones((1000, 64), np.float32)
+    found = loop_copies(functools.partial(gradient, ops=plain), x, platform=platform)
+    assert found and found[0].shape == x.shape and found[0].file == __file__
+    if platform != "cuda" or "cuda" in _kernels.modules:
+        assert loop_copies(functools.partial(gradient, ops=ours), x, platform=platform) == []
+
+
+def test_there_are_three_platforms():
+    with pytest.raises(
+        ValueError, match="loop_copies: platform must be None or one of 'cpu', 'cuda', 'tpu', but it is 'x'"
+    ):
+        loop_copies(jnp.sin, 1.0, platform="x")
+
+
+def recurrent(x):
+    def body(h, row):
+        h = jnp.tanh(h @ jnp.eye(8) + row)
+        return h, h
+
+    return jnp.sum(lax.scan(body, jnp.zeros(8), x)[1] ** 2)
+
+
+def recurrent_with_a_state_of_the_size_of_its_inputs(x):
+    def body(h, row):
+        h = jnp.tanh(h @ jnp.eye(50) + row[0])
+        return h, h
+
+    return jnp.sum(lax.scan(body, jnp.zeros((8, 50)), x)[1] ** 2)
+
+
+def scan_in_a_scan(x):
+    def outer(h, row):
+        def inner(h, other):
+            h = jnp.sin(h + other * row[0])
+            return h, h
+
+        return lax.scan(inner, h, x)
+
+    return jnp.sum(lax.scan(outer, jnp.zeros(8), x)[1] ** 2)
+
+
+def layers_in_a_scan(x):
+    weights = jnp.ones((3, 8, 8)) * x[0, 0]
+
+    def step(h, row):
+        return lax.scan(lambda h, w: (jnp.tanh(h @ w) + row, None), h, weights)[0], row
+
+    return jnp.sum(lax.scan(step, jnp.zeros(8), x)[0] ** 2)
+
+
+def random_numbers(x):
+    def body(key, row):
+        key, of_step = jax.random.split(key)
+        return key, jax.random.normal(of_step, (50, 8)) * row
+
+    return jnp.sum(lax.scan(body, jax.random.key(0), x)[1] ** 2)
+
+
+def no_loop(x):
+    return jnp.sum(jnp.sin(x) ** 2)
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        recurrent,
+        recurrent_with_a_state_of_the_size_of_its_inputs,
+        scan_in_a_scan,
+        layers_in_a_scan,
+        random_numbers,
+        no_loop,
+    ],
+)
+def test_states_stacked_outputs_and_inner_loops_are_no_copies(loop):
+    assert loop_copies(loop, X) == []
+    assert loop_copies(jax.grad(loop), X) == []
+
+
+def test_jitted_functions_with_static_arguments_pytrees_and_tensorarrays_can_be_looked_at():
+    @functools.partial(jax.jit, static_argnums=1)
+    def grown(state, steps):
+        return lax.fori_loop(0, steps, lambda i, ta: ta.write(i, ta.read(i // 2) * state["gain"]), state["rows"])
+
+    state = {"rows": TensorArray.from_array(jnp.ones((50, 8))), "gain": 2.0}
+    assert loop_copies(grown, state, 20) == []
+    assert loop_copies(jax.jit(jax.grad(write_in_a_scan)), jnp.ones((50, 8)))
+
+
+PROGRAM = """
+import sys
+import jax, jax.numpy as jnp
+from jax_tensorarray.inspect import loop_copies
+jax.config.update("jax_compilation_cache_dir", sys.argv[1])
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+f = lambda x: jax.lax.fori_loop(0, 30, lambda i, b: b.at[i].set(jnp.sin(x[i])), x).sum()
+print(*{copy.line for copy in loop_copies(jax.grad(f), jnp.ones((30, 4)))})
+"""
+
+
+def test_the_line_is_that_of_today_also_where_jax_has_stored_the_program(tmp_path):
+    file = tmp_path / "program.py"
+    line = next(k for k, text in enumerate(PROGRAM.splitlines(), 1) if text.startswith("f ="))
+    for lines_before in (0, 3):
+        file.write_text("\n" * lines_before + PROGRAM)
+        command = [sys.executable, file, tmp_path / "cache"]
+        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+        run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        assert int(run.stdout) == line + lines_before
+
+
+def test_smaller_buffers_can_be_left_out():
+    num_bytes = 50 * 8 * 4
+    found = loop_copies(read_beside_write, X, min_bytes=num_bytes)
+    assert found
+    assert found == loop_copies(read_beside_write, X)
+    assert loop_copies(read_beside_write, X, min_bytes=num_bytes + 1) == []
+
+
+def test_a_report_has_lines_code_and_advice_and_an_empty_one_is_one_line():
+    found = loop_copies(jax.grad(write_in_a_scan), X)
+    report = str(found)
+    assert report.startswith(f"{len(found)} operations on whole buffers in loops, ")
+    line = line_with(write_in_a_scan, ".at[i].set")
+    copy = f"{__file__}:{line}: backward pass, a copy of the buffer, float32[50, 8], 1.6 KiB a step"
+    assert f"\n{copy} (2 times)\n    return ys.at[i].set(jnp.tanh(ys[i // 2] + x[i])), None\n  The trans" in report
+    assert " ".join(report.split()).count(found[0].advice) == 1
+    assert str(loop_copies(no_loop, X)).count("\n") == 0
+
+
+def test_a_line_that_is_not_known_or_not_there_is_left_out():
+    one = LoopCopy("copy", "copy.1", "int8", (3, 2048), 6144, None, None, "", False, "Do this.")
+    report = str(LoopCopies([one]))
+    assert report.startswith("1 operation on a whole buffer in loops, 6.0 KiB a step:\n")
+    assert "a line that XLA does not tell: a copy of the buffer, int8[3, 2048], 6.0 KiB a step\n  Do this." in report
+
+
+@pytest.mark.parametrize(
+    ("arguments", "keywords", "error", "text"),
+    [
+        ((np.ones(3),), {}, TypeError, "the first argument must be a function, not ndarray"),
+        ((no_loop, X), {"min_bytes": 0.5}, TypeError, "min_bytes must be an integer, not float"),
+        ((no_loop, X), {"min_bytes": -1}, ValueError, "min_bytes must not be negative, but it is -1"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments, keywords, error, text):
+    with pytest.raises(error, match=text):
+        loop_copies(*arguments, **keywords)
+
+
+TABLES = """\
+HloModule jit_f
+
+FileNames
+1 "/home/me/a.py"
+2 "/home/me/b.py"
+
+FunctionNames
+1 "f"
+
+FileLocations
+1 {file_name_id=1 function_name_id=1 line=7 end_line=7 column=12 end_column=67}
+2 {file_name_id=2 function_name_id=1 line=9 end_line=9 column=6 end_column=53}
+
+StackFrames
+1 {file_location_id=1 parent_frame_id=%d}
+2 {file_location_id=2 parent_frame_id=%d}
+
+"""
+
+
+@pytest.mark.parametrize("none_is", [0, 1])
+def test_the_tables_of_frames_are_read_however_parents_are_counted(none_is):
+    frames = hlo_text.frames(TABLES % (none_is, none_is + 1))
+    inner, outer = ("/home/me/b.py", 9), ("/home/me/a.py", 7)
+    assert frames('metadata={op_name="jit(f)/add" stack_frame_id=2}') == [inner, outer]
+    assert frames('metadata={op_name="jit(f)/add" stack_frame_id=1}') == [outer]
+    assert frames('metadata={op_name="jit(f)/add"}') == []
+
+
+def test_a_line_that_stands_in_the_instruction_is_read():
+    frames = hlo_text.frames("HloModule jit_f\n")
+    assert frames('metadata={op_name="add" source_file="/home/me/a.py" source_line=7}') == [("/home/me/a.py", 7)]

@@ -1,0 +1,250 @@
+"""Loops whose tapes are in the memory of the host: the derivatives of Python's own loops, and the HLO for accelerators.
+
+A CPU is its own host, but has the memory kind, so that types and programs are those of accelerators.
+"""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from in_place import assert_no_whole_buffer_copy, compiled
+from jax import lax
+from quick import jit
+
+from jax_tensorarray import fori_loop, scan, ta_read, ta_write, while_loop
+from jax_tensorarray._hlo import ahead
+from jax_tensorarray._hlo import text as hlo_text
+
+MOST = 9
+rng = np.random.default_rng(0)
+X, W = rng.standard_normal((4, 3)), 0.6 * rng.standard_normal((3, 3))
+N = np.array([5, 0, 9, 3])
+
+
+def in_python(cond, body, carry, most, **_):
+    """The loop of known trip count, unrolled: `cond` is only asked for its number."""
+    for _ in range(most):
+        carry = body(carry)
+    return carry
+
+
+# Each takes a loop `(cond, body, carry, most)`, the number of steps, and operands.
+
+
+def chain(loop, n, x, w):
+    return jnp.sum(loop(lambda s: s[0] < n, lambda s: (s[0] + 1, jnp.tanh(s[1] @ w)), (0, x), MOST)[1] ** 2)
+
+
+def rows(loop, n, x, w):
+    def body(s):
+        i, b = s
+        return i + 1, ta_write(b, i + 1, jnp.sin(ta_read(b, i // 2) @ w) + ta_read(b, i))
+
+    return jnp.sum(loop(lambda s: s[0] < n, body, (0, ta_write(jnp.zeros((MOST + 1, 3)), 0, x)), MOST)[1] ** 2)
+
+
+def matrices(loop, n, x, w):
+    def body(s):
+        i, a = s
+        return i + 1, jnp.cos(w @ a.T + 0.1 * a)
+
+    return jnp.sum(loop(lambda s: s[0] < n, body, (0, jnp.outer(x, x)), MOST)[1] ** 2)
+
+
+def nested(loop, n, x, w):
+    def body(s):
+        i, y = s
+        inner = loop(lambda s: s[0] < 2, lambda s: (s[0] + 1, jnp.sin(s[1] @ w)), (0, y), 2)
+        return i + 1, jnp.cos(inner[1]) * y
+
+    return jnp.sum(loop(lambda s: s[0] < n, body, (0, x), MOST)[1] ** 2)
+
+
+PROGRAMS = [chain, rows, matrices, nested]
+
+
+def on_host(cond, body, carry, most, **how):
+    return while_loop(cond, body, carry, max_steps=most, offload=True, **how)
+
+
+def recomputed(cond, body, carry, most):
+    return on_host(cond, body, carry, most, residuals="recompute")
+
+
+def by_scan(cond, body, carry, most):
+    def step(s, _):
+        after = body(s)
+        return jax.tree.map(lambda a, b: lax.select(cond(s), a, b), after, jax.tree.map(jnp.asarray, s)), None
+
+    return scan(step, jax.tree.map(jnp.asarray, carry), length=most, offload=True)[0]
+
+
+def by_fori_loop(cond, body, carry, most):
+    def step(_, s):
+        return jax.tree.map(lambda a, b: lax.select(cond(s), a, b), body(s), jax.tree.map(jnp.asarray, s))
+
+    return fori_loop(0, most, step, jax.tree.map(jnp.asarray, carry), offload=True)
+
+
+LOOPS = [on_host, recomputed, by_scan, by_fori_loop]
+
+
+def unrolled(program, n):
+    def loop(cond, body, carry, most):
+        return in_python(cond, body, carry, int(n) if most == MOST else most)
+
+    return functools.partial(program, loop, n)
+
+
+TRANSFORMS = {
+    "grad": lambda f, x: jax.grad(f, (0, 1))(x, W),
+    "jvp": lambda f, x: jax.jvp(f, (x, W), (jnp.cos(x), jnp.sin(W)))[1],
+    "forward over reverse": lambda f, x: jax.jacfwd(jax.grad(f, 1), 1)(x, W),
+    "reverse over reverse": lambda f, x: jax.jacrev(jax.grad(f, 1), (0, 1))(x, W),
+    "reverse over forward": lambda f, x: jax.jacrev(jax.jacfwd(f, 1), 0)(x, W),
+    "checkpoint": lambda f, x: jax.grad(jax.checkpoint(f), (0, 1))(x, W),
+}
+
+
+@pytest.mark.usefixtures("every_array_is_sent")
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("loop", LOOPS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
+def test_derivatives_are_those_of_pythons_loop(program, loop, transform):
+    x, n = jnp.asarray(X[0]), 5
+    want = TRANSFORMS[transform](unrolled(program, n), x)
+    found = jit(TRANSFORMS[transform], static_argnums=0)(functools.partial(program, loop, n), x)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-10), found, want)
+
+
+BATCHED = {
+    "vmap of grad": lambda f, xs, ns: jax.vmap(lambda x, n: jax.grad(lambda x: f(n, x, W))(x))(xs, ns),
+    "grad of vmap": lambda f, xs, ns: jax.grad(lambda w: jax.vmap(lambda x, n: f(n, x, w))(xs, ns).sum())(W),
+    "vmap of second": lambda f, xs, ns: jax.vmap(lambda x, n: jax.hessian(lambda x: f(n, x, W))(x))(xs, ns),
+    "grad of vmap of grad": lambda f, xs, ns: jax.grad(
+        lambda w: (jax.vmap(lambda x, n: jax.grad(lambda x: f(n, x, w))(x))(xs, ns) ** 2).sum()
+    )(W),
+}
+
+
+@pytest.mark.usefixtures("every_array_is_sent")
+@pytest.mark.parametrize("transform", BATCHED)
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
+def test_every_example_of_a_batch_ends_by_itself(program, transform):
+    ours = jit(BATCHED[transform], static_argnums=0)(functools.partial(program, on_host), jnp.asarray(X), N)
+
+    def of_example(k):
+        return BATCHED[transform](lambda n, x, w: unrolled(program, N[k])(x, w), X[k : k + 1], N[:1])
+
+    each = [of_example(k) for k in range(len(N))]
+    want = sum(each) if transform.startswith("grad") else np.concatenate(each)
+    np.testing.assert_allclose(ours, want, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.usefixtures("every_array_is_sent")
+@pytest.mark.parametrize("outer", ["lax.scan", "ours", "ours on the host"])
+def test_a_loop_inside_of_another_loop(outer):
+    def loss(w, offload, scanned):
+        def step(y, x):
+            y = while_loop(
+                lambda s: s[0] < 3,
+                lambda s: (s[0] + 1, jnp.sin(s[1] @ w) + x),
+                (0, y),
+                max_steps=5,
+                offload=offload,
+            )[1]
+            return y, y
+
+        return jnp.sum(scanned(step, jnp.zeros(3), jnp.asarray(X))[1] ** 2)
+
+    scans = {"lax.scan": lax.scan, "ours": scan, "ours on the host": functools.partial(scan, offload=True)}
+    found = jax.jit(jax.grad(loss), static_argnums=(1, 2))(W, True, scans[outer])
+    np.testing.assert_allclose(found, jax.grad(loss)(W, False, lax.scan), rtol=1e-8)
+
+
+def test_it_runs_outside_of_jit():
+    found = jax.grad(functools.partial(chain, on_host, 5))(jnp.asarray(X[0]), W)
+    np.testing.assert_allclose(found, jax.grad(unrolled(chain, 5))(jnp.asarray(X[0]), W), rtol=1e-8)
+
+
+@pytest.mark.parametrize("residuals", ["checkpoint", "undo", "inverse"])
+def test_ways_without_a_tape_have_nothing_to_send(residuals):
+    how = {"checkpoint": {"checkpoints": 2}, "inverse": {"inverse": lambda s: s}}.get(residuals, {})
+    with pytest.raises(ValueError, match=f'while_loop: offload is for .*, got residuals="{residuals}"'):
+        while_loop(lambda x: x < 3, lambda x: x + 1, 0, max_steps=3, residuals=residuals, offload=True, **how)
+
+
+@pytest.mark.parametrize("loop", [while_loop, fori_loop, scan])
+def test_offload_is_a_bool(loop):
+    args = {while_loop: (lambda x: x < 3, abs, 0), fori_loop: (0, 3, max, 0), scan: (lambda c, x: (c, x), 0, X)}[loop]
+    with pytest.raises(TypeError, match=f"{loop.__name__}: offload must be True or False, got 'pinned_host'"):
+        loop(*args, offload="pinned_host")
+
+
+# --- what XLA makes of it --------------------------------------------------------------------------------------
+
+ROW = 256
+
+
+def gradient(T, transform="grad"):
+    def loss(x, w, n):
+        def body(s):
+            return s[0] + 1, jnp.tanh(w @ s[1])
+
+        return jnp.sum(while_loop(lambda s: s[0] < n, body, (0, x), max_steps=T, offload=True)[1])
+
+    f = {
+        "grad": jax.grad(loss, (0, 1)),
+        "vmap of grad": jax.vmap(jax.grad(loss, (0, 1)), (0, None, 0)),
+        "second order": lambda x, w, n: jax.jvp(lambda x: jax.grad(loss)(x, w, n), (x,), (x,))[1],
+        "reverse over reverse": jax.grad(lambda x, w, n: jnp.sum(jax.grad(loss)(x, w, n) ** 2)),
+    }[transform]
+    many = (8,) if transform.startswith("vmap") else ()
+    return f, jnp.zeros((*many, ROW), jnp.float32), jnp.zeros((ROW, ROW), jnp.float32), jnp.zeros(many, jnp.int32)
+
+
+def test_a_cpu_has_no_copy_of_the_tape_in_a_loop():
+    f, *args = gradient(1000)
+    assert_no_whole_buffer_copy(compiled(f, *args), np.empty((1000, ROW), np.float32))
+
+
+needs = [
+    pytest.param(p, marks=pytest.mark.skipif(bool(ahead.why_not(p)), reason=ahead.why_not(p))) for p in ("cuda", "tpu")
+]
+
+
+@pytest.mark.parametrize("transform", ["grad", "vmap of grad", "second order", "reverse over reverse"])
+@pytest.mark.parametrize("platform", needs)
+def test_the_device_holds_nothing_of_the_tape(platform, transform):
+    with jax.enable_x64(False):
+        programs = [ahead.compiled_for(platform, *gradient(T, transform)) for T in (1000, 10_000)]
+    short, long = (program.memory_analysis() for program in programs)
+    tape = 1000 * ROW * 4
+    assert short.host_temp_size_in_bytes >= tape
+    assert 9 < long.host_temp_size_in_bytes / short.host_temp_size_in_bytes < 11
+    # A number of the second derivative stays: it is smaller than what is sent.
+    assert long.temp_size_in_bytes - short.temp_size_in_bytes < 0.3 * tape
+    text = programs[0].as_text()
+    whole = [line for line in text.splitlines() if re.search(r"\[(8,)?10\d\d,256\]\S* (copy|transpose)\(", line)]
+    if "grad" in transform:
+        assert not whole, whole
+    assert not hlo_text.loop_copies(text, tape)
+    assert len(re.findall(r"dynamic-update-slice-start\S* = ", text)) >= 2  # sent while something else is done
+    assert len(re.findall(r"dynamic-slice-start\S* = ", text)) >= 2
+
+
+@pytest.mark.parametrize("platform", needs[:1])
+def test_a_row_comes_back_while_the_step_after_it_is_computed(platform):
+    with jax.enable_x64(False):
+        text = ahead.compiled_for(platform, *gradient(1000)).as_text()
+    computations = re.split(r"\n(?=\S)", text)
+    (back,) = [c for c in computations if " fusion-start(" in c and "dynamic-slice" in c and not c.startswith("ENTRY")]
+    lines = [line for line in back.splitlines() if "fusion" in line]
+    starts, ends, products = (
+        [k for k, line in enumerate(lines) if word in line]
+        for word in (" fusion-start(", " fusion-done(", "reduce_fusion =")
+    )
+    assert starts and max(starts) < min(products) and max(products) < min(ends), back

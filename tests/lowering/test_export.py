@@ -1,0 +1,116 @@
+"""Functions that call the kernels can be stored, and run by another process, another release and another jax."""
+
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import exported
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_tensorarray
+from jax_tensorarray import export, ta_read, ta_write, while_loop
+from jax_tensorarray._lowering import mlir
+
+flatbuffers = pytest.importorskip("flatbuffers", reason="jax.export stores functions with it")
+
+
+@pytest.fixture(autouse=True)
+def without_64_bits():
+    with jax.enable_x64(False):
+        yield
+
+
+def expected(name):
+    return jax.jit(exported.PROGRAMS[name])(exported.ROWS)
+
+
+def test_without_the_list_jax_refuses():
+    with pytest.raises(ValueError, match="custom calls whose targets have no compatibility guarantees"):
+        jax.export.export(jax.jit(exported.by_ops))(exported.ROWS)
+
+
+@pytest.mark.parametrize("name", exported.PROGRAMS)
+def test_what_is_stored_is_loaded_and_run(name):
+    loaded = jax.export.deserialize(exported.stored(name))
+    np.testing.assert_array_equal(loaded.call(exported.ROWS), expected(name))
+
+
+@pytest.mark.parametrize("name", exported.PROGRAMS)
+def test_what_an_older_release_and_the_oldest_jax_stored_still_runs(name):
+    """Made by jax 0.10.2 with the contract of that number."""
+    loaded = jax.export.deserialize(exported.path(name).read_bytes())
+    np.testing.assert_allclose(loaded.call(exported.ROWS), expected(name), rtol=1e-6)
+
+
+def test_another_process_runs_it(tmp_path):
+    name = "by_a_loop-grad"
+    (tmp_path / "stored.bin").write_bytes(exported.stored(name))
+    np.save(tmp_path / "rows.npy", exported.ROWS)
+    program = """
+        import sys
+        from pathlib import Path
+        import jax, numpy as np
+        import jax_tensorarray
+
+        folder = Path(sys.argv[1])
+        loaded = jax.export.deserialize((folder / "stored.bin").read_bytes())
+        np.save(folder / "result.npy", loaded.call(np.load(folder / "rows.npy")))
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program), str(tmp_path)], check=True)
+    np.testing.assert_array_equal(np.load(tmp_path / "result.npy"), expected(name))
+
+
+def test_the_cotangent_of_a_stored_function():
+    """`vjp_order=1` stores the function together with its gradient."""
+    f = jax.jit(exported.by_ops)
+    checks = export.disabled_checks()
+    loaded = jax.export.deserialize(jax.export.export(f, disabled_checks=checks)(exported.ROWS).serialize(vjp_order=1))
+    np.testing.assert_allclose(jax.grad(loaded.call)(exported.ROWS), jax.grad(f)(exported.ROWS), rtol=1e-6)
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_a_symbolic_batch(gradient):
+    def f(b, xs):
+        def body(c):
+            i, b = c
+            return i + 1, ta_write(b, i, jnp.tanh(ta_read(b, i // 2) + ta_read(xs, i)))
+
+        return jnp.sum(while_loop(lambda c: c[0] < 5, body, (0, b), max_steps=6)[1] ** 2)
+
+    g = jax.jit(jax.vmap(jax.grad(f, (0, 1)) if gradient else f))
+    shape = jax.export.symbolic_shape("batch, 6, 2")
+    types = [jax.ShapeDtypeStruct(shape, jnp.float32)] * 2
+    loaded = jax.export.deserialize(jax.export.export(g, disabled_checks=export.disabled_checks())(*types).serialize())
+    for batch in (1, 3):
+        args = np.random.default_rng(0).normal(size=(2, batch, 6, 2)).astype(np.float32)
+        for a, b in zip(jax.tree.leaves(loaded.call(*args)), jax.tree.leaves(g(*args)), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+def test_one_file_for_cpu_and_cuda():
+    loaded = jax.export.deserialize(exported.stored("by_ops-grad", platforms=("cpu", "cuda")))
+    assert loaded.platforms == ("cpu", "cuda")
+    np.testing.assert_allclose(loaded.call(exported.ROWS), expected("by_ops-grad"), rtol=1e-6)
+
+
+def test_the_list_has_every_call_that_there_is():
+    registered = set(__import__("jax_tensorarray._cpu")._cpu.registrations())
+    assert set(export.TARGETS) == registered
+    assert set(export.TARGETS) >= mlir.IN_PLACE
+    table = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|", export.__doc__, re.MULTILINE)
+    named = {name for row in table for name in re.findall(r"`(\w+)`", row)}
+    like_add = {name for name, call in mlir.CALLS.items() if call.combine and call[:2] == mlir.CALLS["add"][:2]}
+    assert {mlir.PREFIX + name for name in named | like_add} == set(export.TARGETS)
+
+
+def test_the_fixtures_are_of_the_contract_that_there_is():
+    folder = Path(exported.FIXTURES)
+    assert {p.name for p in folder.glob("*.bin")} >= {exported.path(name).name for name in exported.PROGRAMS}
+    assert jax_tensorarray.export.CONTRACT_VERSION == 1
+    for name in exported.PROGRAMS:
+        assert str(Path(__file__).parents[2]).encode() not in exported.path(name).read_bytes()

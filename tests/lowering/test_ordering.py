@@ -1,0 +1,232 @@
+"""The pass over lowered modules changes speed and never values."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from in_numpy import in_numpy
+from jax import lax
+from quick import jit
+
+from jax_tensorarray import ta_add, ta_empty, ta_read, ta_swap, ta_write
+from jax_tensorarray._selfcheck.programs import ours, plain
+
+SIZE, ROW, STEPS = 7, 3, 5
+
+
+def random_program(seed):
+    """A loop of random reads and updates of any earlier version of two buffers, some inside cond, jit or a loop."""
+    rng = np.random.default_rng(seed)
+    plan = [
+        (
+            rng.choice(["read", "write", "add", "swap"]),
+            rng.choice(["bare", "jit", "cond", "loop"]),
+            *rng.integers(0, 99, 4),
+        )
+        for _ in range(rng.integers(3, 9))
+    ]
+    kept = rng.integers(0, 99, 3)
+
+    def loss(ops, x):
+        def step(i, carry):
+            buffers, rows = list(carry[:2]), [carry[2]]
+            for what, how, b, r, j, k in plan:
+                buffer, row, index = buffers[b % len(buffers)], rows[r % len(rows)], (i * k + j) % SIZE
+
+                def instruction(buffer, row, what=what, index=index):
+                    if what == "read":
+                        return buffer, jnp.sin(ops.read(buffer, index)) + row
+                    if what == "swap":
+                        new, old = ops.swap(buffer, index, row)
+                        return new, old
+                    update = ops.write if what == "write" else ops.add
+                    return update(buffer, index, jnp.cos(row)), row
+
+                if how == "jit":
+                    new, seen = jax.jit(instruction)(buffer, row)
+                elif how == "cond":
+                    choices = [instruction, lambda b, r: (b, r * 0.5), lambda b, r, w=index: (ops.write(b, w, r), r)]
+                    new, seen = lax.switch((i + j) % 3, choices, buffer, row)
+                elif how == "loop":
+                    new, seen = lax.fori_loop(0, 2, lambda _, c, f=instruction: f(*c), (buffer, row))
+                else:
+                    new, seen = instruction(buffer, row)
+                buffers.append(new)
+                rows.append(seen)
+            return (
+                buffers[-1 - kept[0] % len(buffers)],
+                buffers[-1 - kept[1] % len(buffers)],
+                jnp.tanh(rows[-1 - kept[2] % len(rows)]),
+            )
+
+        a, b, row = lax.fori_loop(0, STEPS, step, (x, jnp.cos(x), x[0]))
+        return jnp.sum(jnp.sin(a)) + jnp.sum(b * b) + jnp.sum(row)
+
+    return loss
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_random_program_gives_what_plain_jax_gives(seed):
+    loss = random_program(seed)
+    x = jnp.asarray(np.random.default_rng(seed).standard_normal((SIZE, ROW)), jnp.float64)
+    got = jit(jax.value_and_grad(lambda x: loss(ours, x)))(x)
+    expected = in_numpy(jax.value_and_grad(lambda x: loss(plain, x)))(x)
+    for g, e in zip(got, expected, strict=True):
+        np.testing.assert_allclose(g, e, rtol=1e-9, atol=1e-9)
+
+
+def calls(f, *args, target):
+    """The lowered calls of one of our kernels: (text of operands, has_side_effect)."""
+    text = jax.jit(f).lower(*args).as_text()
+    lines = [line for line in text.splitlines() if f"@jax_tensorarray_{target}(" in line]
+    return [(line.split("(", 1)[1].split(")", 1)[0].split(", "), "has_side_effect = true" in line) for line in lines]
+
+
+def operands(f, *args, target):
+    return [len(names) for names, _ in calls(f, *args, target=target)]
+
+
+B = jnp.ones((SIZE, ROW))
+I = jnp.int32(2)  # noqa: E741
+
+
+def test_a_write_waits_for_an_earlier_read_it_does_not_depend_on():
+    assert operands(lambda b, i: (ta_read(b, i), ta_write(b, 1, 5.0)), B, I, target="write") == [4]
+
+
+def test_a_write_that_depends_on_the_read_needs_no_further_operand():
+    assert operands(lambda b, i: ta_write(b, 1, ta_read(b, i)), B, I, target="write") == [3]
+
+
+def test_a_read_of_the_old_buffer_is_moved_in_front_of_the_write():
+    def f(b, i):
+        new = ta_write(b, 1, 5.0)
+        return new, ta_read(b, i + 1)
+
+    assert operands(f, B, I, target="write") == [4]
+    new, old = jax.jit(f)(B, jnp.int32(0))
+    np.testing.assert_array_equal(new[1], np.full(ROW, 5.0))
+    np.testing.assert_array_equal(old, np.ones(ROW))
+
+
+def test_a_read_of_the_old_buffer_that_depends_on_the_write_stays_behind_it():
+    def f(b, i):
+        new = ta_write(b, i, 5.0)
+        return new, ta_read(b, new[i, 0].astype(jnp.int32))
+
+    assert operands(f, B, I, target="write") == [3]
+    np.testing.assert_array_equal(jax.jit(f)(B * 3, I)[1], np.full(ROW, 3.0))
+
+
+def test_a_loop_that_writes_gets_a_fence_for_a_read_in_front_of_it():
+    def f(b, i):
+        return ta_read(b, i, lowering="ffi"), lax.fori_loop(0, 3, lambda k, b: ta_write(b, k, 1.0, lowering="ffi"), b)
+
+    assert operands(f, B, I, target="fence") == [2]
+
+
+def test_a_buffer_nobody_updates_gets_nothing():
+    def f(b, i):
+        return ta_read(b, i), ta_read(b, i + 1)
+
+    assert operands(f, B, I, target="read") == [2, 2]
+    assert operands(f, B, I, target="fence") == []
+
+
+def test_a_module_without_our_ops_is_left_alone():
+    def f(b):
+        return lax.fori_loop(0, 3, lambda i, b: b.at[i].set(b[0]), b)
+
+    assert "jax_tensorarray" not in jax.jit(f).lower(B).as_text()
+
+
+def test_the_mark_for_the_pass_does_not_stay_in_the_module():
+    assert "jax_tensorarray" not in jax.jit(lambda b: ta_read(b, 1)).lower(B).as_text().splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        lambda b, i: ta_read(b, i, lowering="ffi"),
+        lambda b, i: ta_write(b, i, 1.0, lowering="ffi")[0],
+        lambda b, i: ta_add(b, i, 1.0, lowering="ffi")[0],
+        lambda b, i: ta_swap(b, i, 1.0, lowering="ffi")[1],
+    ],
+)
+def test_an_op_that_may_raise_is_pinned_to_its_loop(op):
+    def pinned(f):
+        names = ("read", "write", "add", "swap")
+        return [effect for target in names for _, effect in calls(f, B, I, target=target)]
+
+    def invariant(b, i):
+        return lax.fori_loop(0, i, lambda k, c: c + op(b, i), jnp.zeros(ROW))
+
+    def varying(b, i):
+        return lax.fori_loop(0, i, lambda k, c: c + op(b, k), jnp.zeros(ROW))
+
+    def nested(b, i):
+        return lax.fori_loop(0, i, lambda k, c: lax.fori_loop(0, i, lambda _, c: c + op(b, k), c), jnp.zeros(ROW))
+
+    assert pinned(invariant) == [True]
+    assert pinned(varying) == [True]
+    assert pinned(nested) == [True]
+    assert pinned(lambda b, i: jax.jit(lambda n: invariant(b, n))(i)) == [True]
+    assert pinned(lambda b, i: lax.fori_loop(0, i, lambda k, c: jax.jit(lambda c: c + op(b, k))(c), B[0])) == [True]
+    assert pinned(op) == [False]
+
+
+def test_an_empty_buffer_is_allocated_in_each_iteration_of_its_loop():
+    def f(b, i):
+        return lax.fori_loop(0, i, lambda k, c: c + jnp.sum(ta_write(ta_empty(4), jnp.arange(4), 1.0)), 0.0)
+
+    assert [effect for _, effect in calls(f, B, I, target="empty")] == [True]
+    assert jax.jit(f)(B, jnp.int32(3)) == 12.0
+
+
+@pytest.mark.parametrize("index", [-5, -1, 0, 1, 2, 3, 4, 99])
+def test_a_switch_with_updates_in_several_branches_runs_the_one_that_jax_runs(index):
+    def f(index, b, row):
+        return lax.switch(
+            index,
+            [
+                lambda b, row: (ta_write(b, 0, row), row, jnp.int8(1), True, jnp.complex64(1j)),
+                lambda b, row: (b, ta_read(b, 1) * 2, jnp.int8(2), False, jnp.complex64(2j)),
+                lambda b, row: (*ta_swap(b, 2, row), jnp.int8(3), True, jnp.complex64(3j)),
+                lambda b, row: (ta_add(b, 3, row), row + 1, jnp.int8(4), False, jnp.complex64(4j)),
+            ],
+            b,
+            row,
+        )
+
+    b, row = np.arange(SIZE * ROW, dtype=np.float32).reshape(SIZE, ROW), np.full(ROW, 50.0, np.float32)
+    k = min(max(index, 0), 3)
+    new, out = b.copy(), row
+    if k == 0:
+        new[0] = row
+    elif k == 1:
+        out = b[1] * 2
+    elif k == 2:
+        new[2], out = row, b[2]
+    else:
+        new[3] += row
+        out = row + 1
+    expected = (new, out, k + 1, k % 2 == 0, (k + 1) * 1j)
+    for got, value in zip(jax.jit(f)(index, b, row), expected, strict=True):
+        np.testing.assert_array_equal(got, value)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_version_of_a_buffer_can_be_read_after_the_last_write(seed):
+    rng = np.random.default_rng(seed)
+    plan = [(int(rng.integers(0, k + 1)), int(rng.integers(0, SIZE))) for k in range(5)]
+    reads = [(int(rng.integers(0, 6)), int(rng.integers(0, SIZE))) for _ in range(8)]
+
+    def versions(ops, x):
+        found = [x]
+        for k, (old, i) in enumerate(plan):
+            found.append(ops.write(found[old], i, x[i] + k))
+        return [ops.read(found[v], i) for v, i in reads]
+
+    x = jnp.arange(float(SIZE * ROW)).reshape(SIZE, ROW)
+    for ours_, plain_ in zip(jax.jit(lambda x: versions(ours, x))(x), versions(plain, x), strict=True):
+        np.testing.assert_array_equal(ours_, plain_)

@@ -1,0 +1,357 @@
+"""Row ops that XLA does with slices of its own are the same ops: same values, same errors, in place as well."""
+
+import re
+import time
+
+import in_place
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+from jax import lax
+from quick import jit
+
+import jax_tensorarray as jt
+from jax_tensorarray import ta_read, ta_swap, ta_write
+from jax_tensorarray._lowering import ordering
+from jax_tensorarray._lowering.mlir import LOWERINGS
+from jax_tensorarray._lowering.slices import use_slices
+from jax_tensorarray._selfcheck.programs import ours, programs
+from jax_tensorarray.primitives import ta_add_p, ta_read_p, ta_swap_p, ta_write_p
+
+T = 7
+OPS = {"read": jt.ta_read, "write": jt.ta_write, "add": jt.ta_add, "swap": jt.ta_swap}
+
+
+def calls(f, *args):
+    """The kernels that a lowered program calls, in order, but for the one with which a record begins."""
+    lines = jax.jit(f).lower(*args).as_text().splitlines()
+    found = [re.search(r"custom_call @jax_tensorarray_(\w+)", line) for line in lines if 'op = "record"' not in line]
+    return [match.group(1) for match in found if match]
+
+
+def random(dtype, *shape):
+    return oracle.random_bits(np.random.default_rng(0), shape, dtype)
+
+
+def over_scan(op, at, lowering, mode=None, masked=False):
+    """A scan that does an op in each step, on one buffer: the buffer at the end, and what the steps took out of it."""
+
+    def body(buffer, step):
+        i, value, where = step
+        options = {"where": where} if masked else {}
+        values = () if op == "read" else (value,)
+        out = OPS[op](buffer, at(i), *values, mode=mode, lowering=lowering, **options)
+        return (out[0], out[1]) if op == "swap" else (buffer, out) if op == "read" else (out, value)
+
+    def f(buffer, values, where):
+        return lax.scan(body, buffer, (jnp.arange(T), values, where))
+
+    return f
+
+
+def expected(op, at, buffer, values, where, masked):
+    """The same in NumPy."""
+    taken = []
+    for i in range(T):
+        options = {"where": where[i]} if masked else {}
+        given = () if op == "read" else (values[i],)
+        out = getattr(oracle, f"ta_{op}")(buffer, int(at(i)), *given, **options)
+        buffer, row = (buffer, out) if op == "read" else out if op == "swap" else (out, values[i])
+        taken.append(row)
+    return buffer, np.stack(taken)
+
+
+INDICES = {
+    "in range": lambda i: (3 * i + 1) % 5,
+    "astray at times": lambda i: 2 * i - 3,
+    "unsigned": lambda i: jnp.asarray(i, jnp.uint8) + 3,
+}
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
+@pytest.mark.parametrize("at", INDICES)
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("op", OPS)
+def test_every_lowering_means_the_same(op, lowering, at, masked):
+    buffer, values = random(np.float32, 5, 3), random(np.float32, T, 3)
+    where = np.arange(T) % 3 != 1
+    found = jit(over_scan(op, INDICES[at], lowering, "drop", masked))(buffer, values, where)
+    for a, b in zip(found, expected(op, INDICES[at], buffer, values, where, masked), strict=True):
+        oracle.assert_same_numbers(a, b)
+
+
+@pytest.mark.parametrize("dtype", oracle.DTYPES, ids=oracle.name_of)
+@pytest.mark.parametrize("op", OPS)
+def test_every_dtype(op, dtype):
+    """Outside of a loop, whose own slices do not leave all small floats as they are in every version of XLA."""
+    buffer, value = random(dtype, 5, 3), random(dtype, 3)
+    values = () if op == "read" else (value,)
+    same = oracle.assert_same_numbers if op == "add" else oracle.assert_same_bits
+
+    @jit
+    def f(buffer, i, *values):
+        return OPS[op](buffer, jnp.clip(i, 1, 3), *values), OPS[op](buffer, i, *values, mode="drop")
+
+    for i in (-1, 2, 7):
+        expected = [getattr(oracle, f"ta_{op}")(buffer, at, *values) for at in (np.clip(i, 1, 3), i)]
+        for a, b in zip(jax.tree.leaves(f(buffer, i, *values)), jax.tree.leaves(expected), strict=True):
+            same(a, b)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (2, 1, 3)], ids=str)
+@pytest.mark.parametrize("op", OPS)
+def test_rows_of_every_rank(op, shape):
+    buffer, values = random(np.int32, 5, *shape), random(np.int32, T, *shape)
+    at = INDICES["in range"]
+    found = jit(over_scan(op, at, "xla"))(buffer, values, np.ones(T, bool))
+    for a, b in zip(found, expected(op, at, buffer, values, None, False), strict=True):
+        oracle.assert_same_bits(a, b)
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("op", OPS)
+def test_an_index_out_of_range_is_an_error_in_every_lowering(op, lowering):
+    buffer, values = random(np.float32, 5, 3), random(np.float32, T, 3)
+    f = jit(over_scan(op, lambda i: i, lowering))
+    with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match=f"ta_{op}: index 5 is out of range"):
+        jax.block_until_ready(f(buffer, values, np.ones(T, bool)))
+        jt.check_errors()
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_the_gradient_of_an_op_is_lowered_as_it_is(lowering):
+    def f(x):
+        def body(b, ix):
+            i, row = ix
+            b = ta_write(b, i, jnp.tanh(ta_read(b, i // 2, lowering=lowering) + row), lowering=lowering)
+            b, old = ta_swap(b, (i + 1) % T, row, lowering=lowering)
+            return b, old
+
+        return lax.scan(body, jnp.zeros_like(x), (jnp.arange(T), x))
+
+    def loss(x):
+        return sum(jnp.sum(y**2) for y in f(x))
+
+    x = np.random.default_rng(0).normal(size=(T, 3))
+    found, compiled = jit(jax.grad(loss))(x), jit(loss)
+    eps = 1e-6
+    for k in np.ndindex(x.shape):
+        step = np.zeros_like(x)
+        step[k] = eps
+        difference = compiled(x + step) - compiled(x - step)
+        np.testing.assert_allclose(found[k], difference / (2 * eps), rtol=1e-5, atol=1e-7)
+    if lowering == "ffi":
+        assert sorted(calls(jax.grad(loss), x)) == ["add", "read", "swap", "swap", "swap", "write"]
+    else:
+        assert calls(jax.grad(loss), x) == []
+
+
+# --- which it is -----------------------------------------------------------------------------------------------
+
+
+def buffers(*lengths):
+    return [np.zeros((n, 3), np.float32) for n in lengths]
+
+
+def in_loop(found):
+    """Without the calls that raise behind the loop what was out of range in it."""
+    return [name for name in found if name != "check"]
+
+
+def test_a_write_or_read_is_a_slice_in_every_version():
+    for op in ("write", "read"):
+        for index, behind in ((lambda i: i, []), (lambda i: i + 1, ["check"])):
+            assert calls(over_scan(op, index, "auto"), *buffers(T, T), np.ones(T, bool)) == behind
+
+
+def test_an_index_that_is_in_the_program_needs_no_check():
+    assert calls(over_scan("write", lambda i: 3, "auto"), *buffers(T, T), np.ones(T, bool)) == []
+    assert calls(lambda b: ta_read(b, 3), *buffers(T)) == []
+
+
+def test_out_of_loops_an_op_raises_by_itself_or_is_asked_to_be_a_slice():
+    assert calls(lambda b, i: ta_read(b, i), *buffers(T), 3) == ["read"]
+    assert calls(lambda b, i: ta_read(b, i, mode="drop"), *buffers(T), 3) == []
+    assert calls(lambda b, i: ta_read(b, i, lowering="xla"), *buffers(T), 3) == ["check"]
+
+
+def test_ffi_makes_calls_of_all():
+    for op in OPS:
+        assert calls(over_scan(op, lambda i: 0, "ffi"), *buffers(T, T), np.ones(T, bool)) == [op]
+
+
+@pytest.mark.parametrize("examples", [2, 30])
+@pytest.mark.parametrize("own", [False, True], ids=["one index for all", "an index each"])
+def test_few_rows_are_slices(own, examples):
+    """All examples in one where they share an index; else as many slices as examples, or one call for many."""
+
+    def f(buffer, k, values, where):
+        return over_scan("write", lambda i: (i + k) % T, "auto")(buffer, values, where)
+
+    # Rows of all examples that are short enough for a slice in every version.
+    args = np.zeros((examples, T, 1), np.float16), np.arange(examples), np.zeros((T, 1), np.float16), np.ones(T, bool)
+    found = calls(jax.vmap(f, (0, 0 if own else None, None, None)), args[0], args[1] if own else 0, *args[2:])
+    assert in_loop(found) == (["write"] if own and examples > 16 else [])
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32])
+@pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
+@pytest.mark.parametrize("shape", [(300,), (300, 2), (20, 15, 2), "batch"], ids=str)
+def test_many_rows_of_a_buffer_that_nobody_updates_are_one_gather(shape, masked, dtype):
+    """XLA fuses it with what uses the rows. Indices out of range give zeros, in every dtype of theirs."""
+    rng = np.random.default_rng(1)
+    batch = shape == "batch"
+    shape = (300, 2) if batch else shape
+    elem = shape[2:] if len(shape) == 3 else shape[1:]
+    buffer = rng.standard_normal((40, *shape) if batch else shape).astype(np.float32)
+    low, high = (-5, 120) if dtype == np.int8 else (0, 256) if dtype == np.uint8 else (-9, 309)
+    index = rng.integers(low, high, (T, 40)).astype(dtype)
+    where = rng.random((T, 40)) < 0.7
+
+    def read(buffer, i, p):
+        options = {"where": p} if masked else {}
+        if len(shape) == 3:
+            i = (i.astype(np.int32) // 15, i.astype(np.int32) % 15)
+        return jt.ta_read(buffer, i, mode="drop", **options)
+
+    def f(buffer, index, where):
+        step = jax.vmap(read) if batch else read
+        return lax.scan(lambda c, x: (c, jnp.sin(step(buffer, *x))), 0, (index, where))[1]
+
+    found = jax.jit(f)(buffer, index, where)
+    flat = buffer.reshape((40, 300, 2) if batch else (300, *elem))
+    at = index.astype(int)
+    valid = (at >= 0) & (at < 300) & (where if masked else True)
+    rows = flat[np.arange(40), np.clip(at, 0, 299)] if batch else flat[np.clip(at, 0, 299)]
+    rows = np.where(valid.reshape(valid.shape + (1,) * len(elem)), rows, 0)
+    np.testing.assert_allclose(found, np.sin(rows), rtol=1e-6)
+    assert in_loop(calls(f, buffer, index, where)) == []
+    assert "stablehlo.gather" in jax.jit(f).lower(buffer, index, where).as_text()
+
+
+def test_an_index_out_of_range_among_many_is_an_error():
+    def f(buffer, index):
+        return lax.scan(lambda c, i: (c + jt.ta_read(buffer, i), None), jnp.zeros(30), index)[0]
+
+    index = np.arange(60).reshape(2, 30)
+    np.testing.assert_array_equal(jax.jit(f)(np.arange(60.0), index), index[0] + index[1])
+    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match="ta_read: index 59 is out of range"):
+        jax.block_until_ready(jax.jit(f)(np.arange(59.0), index))
+
+
+def test_a_buffer_is_for_slices_or_for_calls():
+    """A call would demand a layout of what a barrier has passed, and XLA copy the buffer for it."""
+
+    def loop(size):
+        def body(b, i):
+            b = ta_write(b, i, ta_read(b, i // 2) + 1)
+            return ta_write(b, (i + jnp.arange(size)) % T, 1.0) if size else b, None
+
+        return lambda b: lax.scan(body, b, jnp.arange(T))[0]
+
+    assert in_loop(calls(loop(0), *buffers(T))) == []
+    assert in_loop(calls(loop(2), *buffers(T))) == []
+    assert in_loop(calls(loop(20), *buffers(T))) == ["read", "write", "write"]
+
+
+def test_after_a_loop_of_slices_the_buffer_may_be_read_by_a_call():
+    def f(b, at):
+        b, _ = lax.scan(lambda b, i: (ta_write(b, i, ta_read(b, i // 2) + 1), None), b, jnp.arange(T))
+        return ta_read(b, at)
+
+    assert in_loop(calls(f, *buffers(T), np.arange(20))) == ["read"]
+
+
+def test_exported_programs_have_calls(tmp_path):
+    """An exported program may run on another platform, and with an XLA that does not keep barriers."""
+    f = over_scan("write", lambda i: i, "auto")
+    exported = jax.export.export(jit(f), disabled_checks=jt.export.disabled_checks())(*buffers(T, T), np.ones(T, bool))
+    assert "jax_tensorarray_write" in exported.mlir_module()
+
+
+def test_a_buffer_that_is_divided_among_devices_is_for_calls():
+    mesh = jax.make_mesh((2,), ("x",), devices=jax.devices()[:2])
+    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+    f = over_scan("write", lambda i: i, "auto")
+    assert calls(f, jax.device_put(np.zeros((8, 3), np.float32), rows), *buffers(T), np.ones(T, bool)) == ["write"]
+
+
+@pytest.mark.parametrize("value", ["ffi", "xla"])
+def test_the_environment_says_what_auto_is(value, monkeypatch):
+    f = over_scan("write", lambda i: i, "auto")
+    g = over_scan("write", lambda i: i, "ffi" if value == "xla" else "xla")
+    monkeypatch.setenv("JAX_TENSORARRAY_LOWERING", value)
+    args = *buffers(T - 1, T), np.ones(T, bool)
+    assert calls(f, *args) == ["write" if value == "ffi" else "check"]
+    assert calls(g, *args) == ["write" if value == "xla" else "check"]  # a call's own choice counts
+
+
+def test_another_value_is_an_error(monkeypatch):
+    for op in OPS:
+        with pytest.raises(ValueError, match=f'ta_{op}: lowering must be "auto", "ffi" or "xla", got \'llvm\''):
+            over_scan(op, lambda i: i, "llvm")(*buffers(T, T), np.ones(T, bool))
+    monkeypatch.setenv("JAX_TENSORARRAY_LOWERING", "llvm")
+    with pytest.raises(ValueError, match="JAX_TENSORARRAY_LOWERING must be one of auto, ffi, xla, got 'llvm'"):
+        jax.jit(over_scan("write", lambda i: i, "auto")).lower(*buffers(T, T), np.ones(T, bool))
+
+
+def test_the_choice_is_a_parameter_of_the_primitives():
+    for op, primitive in (("read", ta_read_p), ("write", ta_write_p), ("add", ta_add_p), ("swap", ta_swap_p)):
+        jaxpr = jax.make_jaxpr(lambda b, op=op: OPS[op](b, 0, *([] if op == "read" else [1.0]), lowering="xla"))
+        (eqn,) = [e for e in jaxpr(buffers(T)[0]).eqns if e.primitive is primitive]
+        assert eqn.params["lowering"] == "xla"
+
+
+def unrolled(steps, start):
+    """A loop of Python, of which nothing but the number of operations is large."""
+
+    def f(b, i):
+        i = i * start
+        for _ in range(steps):
+            b = ta_write(b, i % 8, ta_read(b, i % 8) + 1)
+            i = i + 1
+        return b
+
+    return f
+
+
+@pytest.mark.parametrize("start", [0, 1], ids=["known", "unknown"])
+def test_to_choose_takes_time_in_proportion_to_the_program(start, monkeypatch):
+    times = {}
+
+    def timed(functions, **kwargs):
+        begin = time.perf_counter()
+        use_slices(functions, **kwargs)
+        spent.append(time.perf_counter() - begin)
+
+    monkeypatch.setattr(ordering, "use_slices", timed)
+    for steps in (50, 200):
+        spent = []
+        for _ in range(3):
+            jax.jit(unrolled(steps, start)).lower(np.zeros((8, 2), np.float32), 3)
+        times[steps] = min(spent)
+    assert times[200] < 10 * times[50]
+
+
+def test_a_long_way_to_an_index_is_no_error():
+    def f(b, i):
+        for k in range(3000):
+            i = i + k
+        return ta_read(b, i, mode="drop"), ta_read(b, jnp.clip(i, 0, T - 1))
+
+    assert calls(f, *buffers(T), 3) == ["read"]
+
+
+# --- in place --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lowering", ["ffi", "xla"])
+@pytest.mark.parametrize("name", programs)
+def test_no_loop_copies_a_buffer_in_any_lowering(name, lowering, monkeypatch):
+    """Forward and backward. That of "auto" is what all other tests look at."""
+    monkeypatch.setenv("JAX_TENSORARRAY_LOWERING", lowering)
+    x = jnp.ones((1000, 8), jnp.float32)
+    f = jax.value_and_grad(programs[name].with_ops(ours))
+    in_place.assert_no_whole_buffer_copy(in_place.compiled(f, x), x)

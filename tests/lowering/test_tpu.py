@@ -1,0 +1,319 @@
+"""What a TPU runs, where there is none: operations of XLA's own, which a CPU runs too, and what libtpu makes of them.
+
+The first tests need nothing. The others read the HLO for a TPU v5e, which takes its compiler: `pip install 'jax[tpu]'`.
+`python tests/lowering/test_tpu.py` prints the table that is in `benchmarks/results`.
+"""
+
+import functools
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import loop_steps as loops
+import numpy as np
+import plain_loops
+import pytest
+import reported
+from hypothesis import given
+from in_place import assert_no_whole_buffer_operation
+from jax import lax
+from jax.export import DisabledSafetyCheck
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from random_checks import close, examples, same_state, total
+from random_programs import THETA, InJax, expected, outputs
+from random_programs import programs as random_programs
+
+from jax_tensorarray import TensorArray, check_errors, in_place, ta_add, ta_max, ta_read, ta_swap, ta_write
+from jax_tensorarray._hlo import ahead
+from jax_tensorarray._hlo import text as hlo_text
+from jax_tensorarray._lowering.mlir import PREFIX
+from jax_tensorarray._selfcheck.programs import ours, plain, programs
+from jax_tensorarray.export import disabled_checks
+
+# --- what is lowered, run by a CPU -----------------------------------------------------------------------------
+
+
+def as_on_a_tpu(f):
+    """`f` as it is lowered for a TPU, run on the CPU, which runs operations of XLA's own as well."""
+
+    def run(*args):
+        exported = jax.export.export(jax.jit(f), platforms=["tpu"], disabled_checks=[DisabledSafetyCheck.platform()])(
+            *args
+        )
+        assert PREFIX + "fence" not in exported.mlir_module()
+        return exported.call(*args)
+
+    return run
+
+
+@pytest.mark.usefixtures("every_array_is_sent")
+@given(program=random_programs())
+def test_a_random_program(program):
+    want = expected(program, dropping=True)
+    run = as_on_a_tpu(lambda *args: outputs(program, InJax(dropping=True, reverse_mode=False), *args))
+    same_state(run(THETA, jnp.int32(program.start)), want.state)
+
+
+@pytest.mark.usefixtures("every_array_is_sent")
+@given(program=random_programs())
+def test_the_gradient_of_a_random_program(program):
+    want = expected(program, dropping=True)
+    try:
+        f = as_on_a_tpu(jax.grad(total(program, InJax(dropping=True))))
+        close(f(THETA, jnp.int32(program.start)), want.loss.d, "gradient")
+    except ValueError as error:
+        if 'residuals="undo" cannot rewind' not in str(error):
+            raise
+
+
+@pytest.mark.usefixtures("every_array_is_sent")
+@given(program=random_programs())
+def test_a_batch_of_a_random_program(program):
+    args, axes, want = examples(program, True, True, 0)
+    f = total(program, InJax(dropping=True, reverse_mode=False))
+    losses = as_on_a_tpu(jax.vmap(f, axes))(*args)
+    close(losses, np.stack([w.loss.x for w in want]), "vmap")
+
+
+@pytest.mark.parametrize("op", [ta_write, ta_add, ta_max, ta_swap])
+@pytest.mark.parametrize("index", [-1, 5, 2**31 - 1])
+def test_an_index_out_of_range_does_nothing_and_raises_nothing(op, index):
+    buffer = jnp.arange(10.0).reshape(5, 2)
+    out = as_on_a_tpu(op)(buffer, jnp.int32(index), jnp.full(2, 7.0))
+    after, taken = out if op is ta_swap else (out, None)
+    np.testing.assert_array_equal(after, buffer)
+    if op is ta_swap:
+        np.testing.assert_array_equal(taken, np.zeros(2))
+    np.testing.assert_array_equal(as_on_a_tpu(ta_read)(buffer, jnp.int32(index)), np.zeros(2))
+
+
+def test_nobody_can_know_of_errors_on_a_tpu(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    with pytest.warns(RuntimeWarning, match="check_errors: a TPU drops indices that are out of range"):
+        check_errors()
+
+
+def test_a_program_for_a_cpu_and_a_tpu_runs_on_both():
+    f = jax.grad(programs["cross"].with_ops(ours))
+    x = jnp.linspace(-1, 1, 40).reshape(10, 4)
+    both = jax.export.export(jax.jit(f), platforms=["cpu", "tpu"], disabled_checks=disabled_checks())(x)
+    np.testing.assert_allclose(both.call(x), jax.grad(programs["cross"].with_ops(plain))(x), rtol=1e-5)
+    assert PREFIX + "fence" not in both.mlir_module()
+
+
+# --- what XLA compiles for one ---------------------------------------------------------------------------------
+
+needs_compiler = pytest.mark.skipif(bool(ahead.why_not("tpu")), reason=ahead.why_not("tpu"))
+
+
+def along_itself(f):
+    return lambda x: jax.jvp(f, (x,), (x,))[1]
+
+
+TRANSFORMS = {
+    "forward": lambda f: f,
+    "grad": jax.grad,
+    "second order": lambda f: along_itself(jax.grad(f)),
+    "vmap": lambda f: lambda x: jax.vmap(f)(jnp.stack([x, x + 1])),
+    "vmap of grad": lambda f: lambda x: jax.vmap(jax.grad(f))(jnp.stack([x, x + 1])),
+}
+
+#: Operations an iteration more than plain JAX has, where there are more. Each of many rows is a slice of its own.
+COUNTED_WITH = "0.12."
+MORE = {
+    ("branches", "second order"): 5,
+    ("many_rows", "forward"): 8,
+    ("many_rows", "grad"): 24,
+    ("many_rows", "second order"): 47,
+}
+
+
+def buffer(length=1000, row=64):
+    return jnp.zeros((length, row), jnp.float32)
+
+
+@functools.cache
+def hlo(name, transform, library):
+    with jax.enable_x64(False):
+        f = programs[name].with_ops({"ours": ours, "plain": plain}[library])
+        return ahead.compiled_for("tpu", TRANSFORMS[transform](f), buffer()).as_text()
+
+
+#: Operations of optimised HLO for which a TPU does nothing.
+FREE = {"bitcast", "call", "conditional", "constant", "copy-done", "fusion-done", "get-tuple-element", "opt-barrier"}
+FREE |= {"parameter", "tuple", "while", "after-all"}
+
+
+def operations(text):
+    return [op for op in hlo_text.loop_operations(text) if op.opcode not in FREE]
+
+
+@needs_compiler
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("name", programs)
+def test_no_loop_touches_a_whole_buffer(name, transform):
+    assert_no_whole_buffer_operation(hlo(name, transform, "ours"), buffer().nbytes)
+
+
+@needs_compiler
+def test_the_proof_fails_for_plain_jax():
+    with pytest.raises(AssertionError, match="operations on the whole buffer"):
+        assert_no_whole_buffer_operation(hlo("read_then_write", "grad", "plain"), buffer().nbytes)
+
+
+@needs_compiler
+@pytest.mark.skipif(not jax.__version__.startswith(COUNTED_WITH), reason=f"counted with jax {COUNTED_WITH}x")
+@pytest.mark.parametrize("transform", ["forward", "grad", "second order"])
+@pytest.mark.parametrize("name", programs)
+def test_a_step_has_no_more_operations_than_in_plain_jax_but_for_those_that_are_listed(name, transform):
+    own, of_plain_jax = (operations(hlo(name, transform, library)) for library in ("ours", "plain"))
+    assert len(own) <= len(of_plain_jax) + MORE.get((name, transform), 0), [op.text for op in own]
+
+
+@needs_compiler
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_a_tensorarray_is_in_place_as_well(transform):
+    def loss(x):
+        def body(i, array):
+            return array.write(i, jnp.sin(array.read(i - 1)) + x[i])
+
+        array = TensorArray(jnp.float32, size=len(x), element_shape=x.shape[1:]).write(0, x[0])
+        return jnp.sum(lax.fori_loop(1, len(x), body, array).stack() ** 2)
+
+    with jax.enable_x64(False):
+        text = ahead.compiled_for("tpu", TRANSFORMS[transform](loss), buffer()).as_text()
+    assert_no_whole_buffer_operation(text, buffer().nbytes)
+
+
+@needs_compiler
+@pytest.mark.parametrize("transform", ["forward", "grad"])
+@pytest.mark.parametrize("name", loops.STEPS)
+def test_no_step_of_our_loops_touches_a_whole_buffer(name, transform):
+    with jax.enable_x64(False):
+        f = TRANSFORMS[transform](functools.partial(loops.run, name))
+        text = ahead.compiled_for("tpu", f, buffer(200, loops.ROW)).as_text()
+    assert_no_whole_buffer_operation(text, buffer(200, loops.ROW).nbytes)
+
+
+@needs_compiler
+@pytest.mark.parametrize("transform", loops.BATCHED)
+@pytest.mark.parametrize("name", loops.STEPS)
+def test_no_step_of_a_batch_of_our_loops_touches_a_whole_buffer(name, transform):
+    with jax.enable_x64(False):
+        xs, f = loops.batch(200), functools.partial(loops.run, name)
+        run = functools.partial(loops.BATCHED[transform], f)
+        text = ahead.compiled_for("tpu", run, xs, jnp.zeros(3, jnp.int32)).as_text()
+    assert_no_whole_buffer_operation(text, buffer(200, loops.ROW).nbytes)  # of one example would be too large already
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", [name for name in plain_loops.LOOPS if name != "divided"])
+def test_no_plain_loop_under_in_place_touches_a_whole_buffer(name):
+    f = in_place(plain_loops.LOOPS[name])
+    with jax.enable_x64(False):
+        (x,) = plain_loops.rows(1000)
+        text = ahead.compiled_for("tpu", f if name in plain_loops.FORWARD_ONLY else jax.grad(f), x).as_text()
+    assert_no_whole_buffer_operation(text, x.nbytes)
+
+
+@needs_compiler
+@pytest.mark.parametrize("issue", reported.PROGRAMS)
+def test_no_reported_program_under_in_place_touches_a_whole_buffer(issue):
+    transform, f, args_of = reported.PROGRAMS[issue]
+    with jax.enable_x64(False):
+        args = args_of(1100)
+        text = ahead.compiled_for("tpu", transform(in_place(f)), *args).as_text()
+    assert_no_whole_buffer_operation(text, args[0].nbytes)
+
+
+def mesh(topology="v5e:2x2"):
+    return Mesh(np.asarray(ahead.devices_of("tpu", topology)).reshape(4), ("x",))
+
+
+@needs_compiler
+@pytest.mark.parametrize("transform", ["forward", "grad"])
+@pytest.mark.parametrize("what", ["batch", "elements"])
+@pytest.mark.parametrize("name", ["write", "cross", "exchange", "many_rows", "branches", "closed_over_scan"])
+def test_no_loop_on_four_devices_touches_all_that_one_has_or_moves_it(name, what, transform):
+    f = TRANSFORMS[transform](programs[name].with_ops(ours))
+    shape, spec = {"batch": ((8, 1000, 64), P("x")), "elements": ((1000, 512), P(None, "x"))}[what]
+    with jax.enable_x64(False):
+        x = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh(), spec))
+        run = jax.jit(jax.vmap(f) if what == "batch" else f)
+        text = run.trace(x).lower(lowering_platforms=("tpu",)).compile().as_text()
+    assert_no_whole_buffer_operation(text, math.prod(shape))  # a quarter, of four bytes each
+    moving = [
+        op for op in hlo_text.loop_operations(text) if op.opcode.startswith(("all-", "collective", "reduce-scatter"))
+    ]
+    assert all(op.num_bytes <= 8 for op in moving)  # a sum over the elements of a row
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ["cross", "exchange", "many_rows"])
+def test_a_v5p_is_served_as_well(name):
+    with jax.enable_x64(False):
+        f = jax.grad(programs[name].with_ops(ours))
+        text = ahead.compiled_for("tpu", f, buffer(), topology="v5p:2x2x1").as_text()
+    assert_no_whole_buffer_operation(text, buffer().nbytes)
+
+
+ROWS, DTYPES = (1, 8, 100, 128), (jnp.float32, jnp.bfloat16, jnp.int8)
+
+
+def one_row(row, dtype, ops):
+    """The HLO of a loop that reads a row and writes the next one."""
+
+    def f(b):
+        return lax.fori_loop(1, len(b), lambda i, b: ops.write(b, i, ops.read(b, i - 1) + 1), b)
+
+    with jax.enable_x64(False):
+        return ahead.compiled_for("tpu", f, jax.ShapeDtypeStruct((10_000, row), dtype)).as_text()
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("row", ROWS)
+def test_a_row_of_any_size_costs_as_much_as_in_plain_jax(row, dtype):
+    """By what XLA estimates: rows lie in tiles, of which whole ones are moved."""
+    own, of_plain_jax = (one_row(row, dtype, ops) for ops in (ours, plain))
+    assert_no_whole_buffer_operation(own, 10_000 * row * jnp.dtype(dtype).itemsize)
+    assert cycles(own) <= 1.1 * cycles(of_plain_jax)
+
+
+def cycles(text):
+    """What XLA takes a step of all loops to cost."""
+    found = (re.search(r'"estimated_cycles":"(\d+)"', op.text) for op in hlo_text.loop_operations(text))
+    return sum(int(match.group(1)) for match in found if match)
+
+
+def table() -> str:
+    """Operations an iteration and those on whole buffers of every program, as a table in Markdown."""
+    lines = [
+        f"jax {jax.__version__}, compiled for a TPU v5e with no TPU; rows of 64 float32, T = 1000. Operations in one",
+        "iteration of every loop of the program, those on whole buffers, and XLA's estimate of what they take,",
+        "in cycles. It gives no estimate for some copies and updates, and none for scalars.",
+        "",
+        "| program | | plain JAX: operations | whole-buffer | cycles | ours: operations | whole-buffer | cycles |",
+        "|---|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    for name in programs:
+        for transform in ("forward", "grad"):
+            cells = []
+            for library in ("plain", "ours"):
+                text, size = hlo(name, transform, library), buffer().nbytes
+                whole = hlo_text.loop_whole_buffer_operations(text, size)  # copies are among them
+                cells += [len(operations(text)), len(whole), cycles(text)]
+            lines.append(f"| {name} | {transform} | {' | '.join(map(str, cells))} |")
+    lines += ["", "A row read and the next one written, T = 10 000, in cycles of XLA's estimate:", ""]
+    lines += ["| row | float32: plain JAX | ours | bfloat16: plain JAX | ours | int8: plain JAX | ours |"]
+    lines += ["|--:|--:|--:|--:|--:|--:|--:|"]
+    for row in ROWS:
+        costs = [cycles(one_row(row, dtype, library)) for dtype in DTYPES for library in (plain, ours)]
+        lines.append(f"| {row} | {' | '.join(map(str, costs))} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table())

@@ -1,0 +1,418 @@
+"""`ta_clear`: zeros in a range of rows, in place, at no cost where there are none."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import oracle
+import pytest
+import unrolled
+from in_numpy import in_numpy
+from in_place import assert_in_place, assert_linear_time, assert_no_whole_buffer_copy, compiled
+from jax import lax
+from quick import jit
+
+from jax_tensorarray import primitives, ta_read, ta_write
+from jax_tensorarray._ops import reference
+from jax_tensorarray._ops.clear import ta_clear
+
+rng = np.random.default_rng(0)
+SIZE, ELEM = 5, (2,)
+BUFFER = rng.normal(size=(SIZE, *ELEM))
+DTYPES = [d for d in oracle.DTYPES if np.dtype(d) != ml_dtypes.float8_e8m0fnu]  # which has no zero
+
+
+# --- values ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("elem", [(), (3,), (2, 1, 3), (0,)], ids=str)
+@pytest.mark.parametrize("rows", [0, 1, 4])
+def test_rows_from_start_to_stop_are_zeros(rows, elem):
+    buffer = rng.normal(size=(rows, *elem))
+    f = jax.jit(ta_clear)
+    for start, stop in itertools.product(range(-2, rows + 3), repeat=2):
+        expected = oracle.ta_clear(buffer, start, stop)
+        oracle.assert_same_bits(f(jnp.asarray(buffer), start, stop), expected)
+        oracle.assert_same_bits(ta_clear(jnp.asarray(buffer), start, jnp.array(stop)), expected)
+
+
+@pytest.mark.parametrize("rank", range(1, 9))
+def test_buffers_of_rank_up_to_eight(rank):
+    buffer = rng.normal(size=(3, 2, 1, 2, 1, 2, 1, 2)[:rank])
+    oracle.assert_same_bits(ta_clear(jnp.asarray(buffer), jnp.array(1), 2), oracle.ta_clear(buffer, 1, 2))
+
+
+def values_of(dtype):
+    """Both ends of the range of an integer dtype, its middle, and what is around the ends of the buffer."""
+    limits = np.iinfo(dtype)
+    return sorted({0, 1, 3, SIZE - 1, SIZE, SIZE + 1, limits.max, limits.min, limits.max // 2 + 1})
+
+
+@pytest.mark.parametrize("start_dtype", oracle.INTEGERS, ids=oracle.name_of)
+@pytest.mark.parametrize("stop_dtype", oracle.INTEGERS, ids=oracle.name_of)
+def test_start_and_stop_may_each_have_any_integer_dtype_and_value(start_dtype, stop_dtype):
+    f = jax.jit(ta_clear)
+    plain = jax.jit(functools.partial(reference.clear, batch_dims=0))
+    for start, stop in itertools.product(values_of(start_dtype), values_of(stop_dtype)):
+        args = jnp.asarray(BUFFER), start_dtype(start), stop_dtype(stop)
+        expected = oracle.ta_clear(BUFFER, start, stop)
+        oracle.assert_same_bits(f(*args), expected)
+        oracle.assert_same_bits(plain(*args), expected)
+
+
+@pytest.mark.parametrize("dtype", oracle.INTEGERS, ids=oracle.name_of)
+def test_start_and_stop_of_any_dtype_work_without_jit_too(dtype):
+    for start, stop in itertools.product(values_of(dtype), repeat=2):
+        found = ta_clear(jnp.asarray(BUFFER), jnp.asarray(start, dtype), dtype(stop))
+        oracle.assert_same_bits(found, oracle.ta_clear(BUFFER, start, stop))
+
+
+ANY = [
+    -(2**100),
+    -(2**40),
+    -1,
+    2,
+    2**31,
+    2**32 + 2,
+    2**63,
+    2**100,
+    np.int64(2**40),
+    np.uint64(2**63),
+    np.array(-(2**40)),
+]
+
+
+@pytest.mark.parametrize("at", ANY, ids=repr)
+@pytest.mark.parametrize("x64", [True, False])
+def test_a_python_or_numpy_bound_may_be_of_any_magnitude(at, x64):
+    buffer = BUFFER.astype(np.float32)
+    with jax.enable_x64(x64):
+        oracle.assert_same_bits(ta_clear(jnp.asarray(buffer), at, 4), oracle.ta_clear(buffer, at, 4))
+        oracle.assert_same_bits(ta_clear(jnp.asarray(buffer), 1, at), oracle.ta_clear(buffer, 1, at))
+
+
+@pytest.mark.parametrize("dtype", [np.uint32, np.int32, np.uint8], ids=oracle.name_of)
+def test_plain_jax_does_not_wrap_a_bound_without_64_bits(dtype):
+    with jax.enable_x64(False):
+        buffer = BUFFER.astype(np.float32)
+        plain = functools.partial(reference.clear, batch_dims=0)
+        jitted = jax.jit(plain)
+        for start, stop in itertools.product(values_of(dtype), repeat=2):
+            # Without jit every call is compiled anew: the ends of the range in pairs, and all others with themselves.
+            limits = np.iinfo(dtype).min, np.iinfo(dtype).max
+            eager = start == stop or (start in limits and stop in limits)
+            for f in (plain, jitted) if eager else (jitted,):
+                found = f(jnp.asarray(buffer), jnp.asarray(dtype(start)), dtype(stop))
+                oracle.assert_same_bits(found, oracle.ta_clear(buffer, start, stop))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=oracle.name_of)
+def test_other_rows_are_left_bit_for_bit(dtype):
+    buffer = oracle.random_bits(rng, (5, 3), dtype)
+    f = jax.jit(ta_clear)
+    for start, stop in [(1, 3), (0, 9), (3, 3), (4, 1)]:
+        expected = oracle.ta_clear(buffer, start, stop)
+        oracle.assert_same_bits(f(jnp.asarray(buffer), start, stop), expected)
+        oracle.assert_same_bits(ta_clear(jnp.asarray(buffer), start, stop), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=oracle.name_of)
+def test_dtypes_packed_below_a_byte_have_plain_jax_and_all_others_a_kernel(dtype):
+    text = jax.jit(ta_clear).lower(jnp.zeros((4, 3), dtype), 1, 2).as_text()
+    assert ("@jax_tensorarray_clear" in text) == (dtype not in oracle.PACKED)
+
+
+def test_a_platform_without_kernels_gets_plain_jax():
+    f = jax.vmap(jax.grad(lambda b, i: (ta_clear(b, i, 3) ** 2).sum()), (None, 0))
+    traced = jax.jit(f).trace(jnp.asarray(BUFFER), jnp.arange(3))
+    assert "jax_tensorarray_clear" in traced.lower(lowering_platforms=("cpu",)).as_text()
+    assert "jax_tensorarray" not in traced.lower(lowering_platforms=("tpu",)).as_text()
+
+
+@pytest.mark.parametrize("batch", [(), (3,), (2, 2), (0,), (2, 0)], ids=str)
+@pytest.mark.parametrize("shape", [(4, 2), (0, 2), (4, 0), (4,)], ids=str)
+def test_clearing_in_plain_jax_and_by_the_kernel(batch, shape):
+    buffer = rng.normal(size=(*batch, *shape))
+    start, stop = rng.integers(-1, 4, batch), rng.integers(0, 6, batch)
+    expected = np.empty_like(buffer)
+    for k in np.ndindex(batch):
+        expected[k] = oracle.ta_clear(buffer[k], start[k], stop[k])
+    args = jnp.asarray(buffer), jnp.asarray(start), jnp.asarray(stop)
+    oracle.assert_same_bits(reference.clear(*args, batch_dims=len(batch)), expected)
+    oracle.assert_same_bits(primitives.ta_clear_p.bind(*args, batch_dims=len(batch)), expected)
+
+
+def test_the_buffer_is_still_there_after_clearing():
+    f = jax.jit(lambda b: (ta_clear(b, 1, 2), b))
+    np.testing.assert_array_equal(f(jnp.ones(3)), [[1, 0, 1], [1, 1, 1]])
+
+
+def test_cleared_nans_become_zeros_and_so_do_their_tangents():
+    buffer = jnp.array([1.0, np.nan, np.inf])
+    value, tangent = jax.jvp(lambda b: ta_clear(b, 1, 3), (buffer,), (buffer,))
+    np.testing.assert_array_equal(value, [1, 0, 0])
+    np.testing.assert_array_equal(tangent, [1, 0, 0])
+
+
+@pytest.mark.parametrize("name", ["start", "stop"])
+def test_a_bound_is_an_integer_scalar(name):
+    bounds = {"start": 0, "stop": 1}
+    with pytest.raises(TypeError, match=f"^ta_clear: {name} must have an integer dtype, got float"):
+        ta_clear(BUFFER, **(bounds | {name: 1.0}))
+    with pytest.raises(ValueError, match=rf"^ta_clear: {name} must be a scalar, got shape \(2,\)"):
+        ta_clear(BUFFER, **(bounds | {name: jnp.array([1, 2])}))
+
+
+# --- in control flow -------------------------------------------------------------------------------------------
+#
+# A program of a few steps, each of which writes a row and then clears a range, by way of every kind of loop.
+
+STARTS = np.array([1, 3, -2, 4, 9, 2])
+STOPS = np.array([3, 3, 1, 99, 11, 0])
+
+
+def step(lib, xp, buffer, x, k, start, stop):
+    row = xp.sin(lib.ta_read(buffer, (k + 2) % SIZE)) + x
+    return lib.ta_clear(lib.ta_write(buffer, k % SIZE, row * (1 + k)), start, stop)
+
+
+class Ours:
+    ta_read, ta_write, ta_clear = map(staticmethod, (ta_read, ta_write, ta_clear))
+
+
+def by_hand(lib, xp, buffer, x):
+    for k in range(len(STARTS)):
+        buffer = step(lib, xp, buffer, x, k, STARTS[k], STOPS[k])
+    return buffer
+
+
+def in_scan(buffer, x, wrap=lambda f: f):
+    body = wrap(lambda b, ks: step(Ours, jnp, b, x, *ks))
+    xs = (jnp.arange(len(STARTS)), jnp.asarray(STARTS), jnp.asarray(STOPS))
+    return lax.scan(lambda b, ks: (body(b, ks), None), buffer, xs)[0]
+
+
+def nth_step(b, x, k):
+    return step(Ours, jnp, b, x, k, jnp.asarray(STARTS)[k], jnp.asarray(STOPS)[k])
+
+
+def in_while(buffer, x):
+    def body(carry):
+        k, b = carry
+        return k + 1, nth_step(b, x, k)
+
+    return lax.while_loop(lambda c: c[0] < len(STARTS), body, (0, buffer))[1]
+
+
+def in_cond(buffer, x):
+    def body(k, b):
+        other = nth_step(b, x, k)  # which the branch does not need
+        return lax.cond(k < 99, lambda b: nth_step(b, x, k), lambda b: other, b)
+
+    return lax.fori_loop(0, len(STARTS), body, buffer)
+
+
+def in_switch(buffer, x):
+    def body(k, b):
+        branches = [lambda b: nth_step(b, x, k), lambda b: nth_step(b, x, k), lambda b: nth_step(b, x, k)]
+        return lax.switch(k % 3, branches, b)
+
+    return lax.fori_loop(0, len(STARTS), body, buffer)
+
+
+CONTEXTS = {
+    "python": lambda buffer, x: by_hand(Ours, jnp, buffer, x),
+    "scan": in_scan,
+    "fori_loop": lambda buffer, x: lax.fori_loop(0, len(STARTS), lambda k, b: nth_step(b, x, k), buffer),
+    "while_loop": in_while,
+    "cond": in_cond,
+    "switch": in_switch,
+    "nested_jit": functools.partial(in_scan, wrap=lambda f: jax.jit(jax.jit(f))),
+    "checkpoint": jax.checkpoint(in_scan),
+    "checkpointed_scan": functools.partial(in_scan, wrap=jax.checkpoint),
+}
+REVERSIBLE = [c for c in CONTEXTS if c != "while_loop"]
+X = rng.normal(size=ELEM)
+WEIGHTS = rng.normal(size=BUFFER.shape)
+
+
+def loss(xp, run, buffer, x):
+    out = run(buffer, x)
+    return xp.sum(WEIGHTS * xp.sin(out)) + xp.sum(out) ** 2 / 2
+
+
+def by_unrolling(buffer, x):
+    return loss(jnp, functools.partial(by_hand, unrolled, jnp), buffer, x)
+
+
+@pytest.mark.parametrize("jit", [jax.jit, lambda f: f], ids=["jit", "eager"])
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_a_program_that_clears_has_the_same_result_everywhere(context, jit):
+    found = jit(CONTEXTS[context])(jnp.asarray(BUFFER), jnp.asarray(X))
+    np.testing.assert_allclose(found, by_hand(oracle, np, BUFFER, X), rtol=1e-12)
+
+
+@pytest.mark.parametrize("context", REVERSIBLE)
+def test_its_gradient_is_that_of_finite_differences(context):
+    f = functools.partial(loss, jnp, CONTEXTS[context])
+    found = jit(jax.grad(f, argnums=(0, 1)))(BUFFER, X)
+    expected = oracle.gradient(functools.partial(loss, np, functools.partial(by_hand, oracle, np)), [BUFFER, X])
+    for a, e in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, e, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_its_directional_derivative_is_that_of_plain_jax(context):
+    tangents = np.cos(BUFFER), np.cos(X)
+    f = functools.partial(loss, jnp, CONTEXTS[context])
+    found = jit(lambda *args: jax.jvp(f, args, tangents))(BUFFER, X)
+    expected = in_numpy(lambda *args: jax.jvp(by_unrolling, args, tangents))(BUFFER, X)
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("outer", [jax.jacfwd, jax.jacrev])
+@pytest.mark.parametrize("inner", [jax.jacfwd, jax.jacrev])
+@pytest.mark.parametrize("context", ["scan", "cond", "nested_jit", "checkpointed_scan"])
+def test_its_second_derivatives_are_those_of_plain_jax(context, inner, outer):
+    found = jit(outer(inner(functools.partial(loss, jnp, CONTEXTS[context]))))(BUFFER, X)
+    expected = in_numpy(outer(inner(by_unrolling)))(BUFFER, X)
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("context", REVERSIBLE)
+def test_batches_of_gradients_and_gradients_of_batches_are_those_of_plain_jax(context):
+    buffers, xs = np.stack([BUFFER, BUFFER[::-1], 2 * BUFFER]), np.stack([X, 2 * X, -X])
+
+    def both(f):
+        of_batch = jax.grad(lambda b, x: jax.vmap(f)(b, x).sum(), argnums=(0, 1))
+        return lambda b, x: (jax.vmap(jax.grad(f, argnums=(0, 1)))(b, x), of_batch(b, x))
+
+    found = jit(both(functools.partial(loss, jnp, CONTEXTS[context])))(buffers, xs)
+    expected = in_numpy(both(by_unrolling))(buffers, xs)
+    for a, e in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, e, rtol=1e-9, atol=1e-10)
+
+
+# --- batches ---------------------------------------------------------------------------------------------------
+
+AXES = [a for a in itertools.product([None, 0, 1, 2], [None, 0], [None, 0]) if a != (None, None, None)]
+
+
+@pytest.mark.parametrize("axes", AXES, ids=str)
+@pytest.mark.parametrize("dtype", [np.float64, ml_dtypes.int4], ids=oracle.name_of)
+def test_a_batch_is_a_loop_over_its_examples(axes, dtype):
+    buffer = rng.integers(1, 7, (3, 4, 2)).astype(dtype)
+    buffer = buffer[0] if axes[0] is None else np.moveaxis(buffer, 0, axes[0])
+    start, stop = (np.int64(1) if axes[1] is None else np.array([1, -3, 4])), np.array([2, 3, 9])
+    stop = stop[1] if axes[2] is None else stop
+    args = buffer, start, stop
+
+    def example(k):
+        return [x if a is None else np.take(x, k, a) for x, a in zip(args, axes, strict=True)]
+
+    expected = np.stack([oracle.ta_clear(*example(k)) for k in range(3)])
+    f = jax.vmap(ta_clear, axes)
+    oracle.assert_same_bits(f(*map(jnp.asarray, args)), expected)
+    oracle.assert_same_bits(jax.jit(f)(*args), expected)
+    out = jax.jit(jax.vmap(ta_clear, axes, out_axes=1))(*args)
+    oracle.assert_same_bits(np.moveaxis(np.asarray(out), 1, 0), expected)
+
+
+def test_a_batch_of_batches_is_one_call():
+    start, stop = rng.integers(-1, 5, 2), rng.integers(-1, 6, 3)
+    f = jax.vmap(jax.vmap(ta_clear, (None, None, 0)), (None, 0, None))
+    expected = [[oracle.ta_clear(BUFFER, i, j) for j in stop] for i in start]
+    oracle.assert_same_bits(f(jnp.asarray(BUFFER), start, stop), np.array(expected))
+    assert str(jax.make_jaxpr(f)(BUFFER, start, stop)).count("= ta_clear[") == 1
+
+
+@pytest.mark.parametrize("axes", [a for a in AXES if a[0] in (None, 0)], ids=str)
+def test_the_gradient_of_a_batch_is_zero_in_its_cleared_rows(axes):
+    args = [np.stack([BUFFER] * 3), np.array([1, -3, 4]), np.array([2, 3, 9])]
+    args = [x[0] if a is None else x for x, a in zip(args, axes, strict=True)]
+    weights = rng.normal(size=(3, *BUFFER.shape))
+
+    def f(buffer):
+        return (weights * jax.vmap(ta_clear, axes)(buffer, *args[1:])).sum()
+
+    shares = [oracle.ta_clear(w, *(np.broadcast_to(x, 3)[k] for x in args[1:])) for k, w in enumerate(weights)]
+    expected = np.sum(shares, 0) if axes[0] is None else np.stack(shares)
+    np.testing.assert_allclose(jax.jit(jax.grad(f))(args[0]), expected, rtol=1e-14)
+
+
+# --- in place --------------------------------------------------------------------------------------------------
+
+
+def rows_of(length, dtype=jnp.float32):
+    return (jnp.ones((length, 64), dtype),)
+
+
+def appending(x):
+    """Each step writes a row some way past the live ones, and clears the gap; mostly there is none."""
+
+    def body(carry, k):
+        b, size = carry
+        index = jnp.minimum(size + (k % 7 == 0), len(x) - 1)
+        b = ta_write(ta_clear(b, size, index), index, jnp.sin(ta_read(b, k // 2)))
+        return (b, jnp.maximum(size, index + 1)), None
+
+    return jnp.sum(lax.scan(body, (x, jnp.int32(0)), jnp.arange(len(x)))[0][0] ** 2)
+
+
+def clearing_nothing(x):
+    def body(b, k):
+        b = ta_clear(b, k, k - len(x))
+        return ta_write(b, k, 2 * ta_read(b, (k * 7) % len(x))), None
+
+    return jnp.sum(lax.scan(body, x, jnp.arange(len(x)))[0] ** 2)
+
+
+def read_beside_clear(x):
+    def body(carry, k):
+        b, total = carry
+        seen = ta_read(b, (k * 7) % len(x))
+        cleared = ta_clear(b, k, k + 1)
+        return (cleared, total + jnp.sum(jnp.sin(seen) * ta_read(b, k))), None
+
+    return lax.scan(body, (x, jnp.zeros((), x.dtype)), jnp.arange(len(x)))[0][1]
+
+
+def clear_in_cond(x):
+    def body(b, k):
+        b = lax.cond(k % 3 == 0, lambda b: ta_clear(b, k - 1, k), lambda b: ta_write(b, k, jnp.cos(ta_read(b, k))), b)
+        return b, None
+
+    return jnp.sum(lax.scan(body, x, jnp.arange(len(x)))[0] ** 2)
+
+
+PROGRAMS = {f.__name__: f for f in (appending, clearing_nothing, read_beside_clear, clear_in_cond)}
+
+
+@pytest.mark.parametrize("transform", [lambda f: f, jax.grad], ids=["forward", "gradient"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_loop_that_clears_is_in_place(name, transform):
+    assert_in_place(transform(PROGRAMS[name]), rows_of)
+
+
+def test_a_batched_gradient_is_in_place():
+    f = jax.vmap(jax.grad(appending))
+    assert_in_place(f, lambda length: (jnp.stack([rows_of(length)[0]] * 3),), length=1000)
+
+
+@pytest.mark.parametrize("batch", [(), (2,)], ids=str)
+def test_clearing_nothing_costs_nothing_in_plain_jax_either(batch):
+    """A dtype that is packed below a byte has no kernel."""
+
+    def f(x):
+        ends = jnp.zeros(batch, int)
+        body = functools.partial(reference.clear, batch_dims=len(batch))
+        return lax.fori_loop(0, x.shape[len(batch)], lambda k, b: body(b, ends + k, ends + k + (k % 5 == 0)), x)
+
+    def args_of(length):
+        return (jnp.ones((*batch, length, 64), jnp.int8),)
+
+    assert_no_whole_buffer_copy(compiled(f, *args_of(2000)), args_of(2000)[0])
+    assert_linear_time(compiled(f, *args_of(2000)), compiled(f, *args_of(8000)), args_of, 2000)

@@ -1,0 +1,233 @@
+"""Loops that users write with lax, forward and gradient, update every buffer in place and take linear time."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from in_numpy import in_numpy
+from in_place import assert_in_place, assert_linear_time, assert_no_whole_buffer_copy, compiled
+from jax import lax
+from quick import jit
+
+from jax_tensorarray import ta_add, ta_empty, ta_read, ta_stack, ta_swap, ta_write
+from jax_tensorarray._hlo import text as hlo_text
+from jax_tensorarray._selfcheck.programs import ours, plain, programs
+
+ROW = 16  # small enough for a buffer of 8000 rows to stay in the cache of one core
+
+
+def rows(length, row=ROW):
+    """Buffer-sized input with rows of both signs, so that both branches of a cond are taken."""
+    return jnp.asarray(np.random.default_rng(0).standard_normal((length, row)) * 0.5, jnp.float32)
+
+
+def forward(f):
+    return f
+
+
+def forward_over_reverse(f):
+    """The product of the Hessian and a vector."""
+    return lambda x: jax.jvp(jax.grad(f), (x,), (jnp.cos(x),))[1]
+
+
+def args_of(length):
+    return (rows(length),)
+
+
+@pytest.mark.parametrize("transform", [forward, jax.grad])
+@pytest.mark.parametrize("name", programs)
+def test_program_is_in_place(name, transform):
+    assert_in_place(transform(programs[name].with_ops(ours)), args_of)
+
+
+ORDERED_OR_NOT = [
+    "write",
+    "read_then_write",
+    "read_beside_write",
+    "read_old_after_write",
+    "read_new_after_write",
+    "three_reads",
+]
+
+
+@pytest.mark.parametrize("name", ORDERED_OR_NOT)
+def test_second_order_is_in_place(name):
+    assert_in_place(forward_over_reverse(programs[name].with_ops(ours)), args_of)
+
+
+@pytest.mark.parametrize("name", sorted(set(programs) - set(ORDERED_OR_NOT)))
+def test_second_order_of_the_other_programs_has_no_copy(name):
+    f = forward_over_reverse(programs[name].with_ops(ours))
+    assert_no_whole_buffer_copy(compiled(f, rows(2000)), rows(2000))
+
+
+@pytest.mark.parametrize(("name", "transform"), [(n, t) for n in programs for t in (forward, jax.grad)])
+def test_program_gives_what_plain_jax_gives(name, transform):
+    x = rows(40, 6)
+    got = jax.jit(transform(programs[name].with_ops(ours)))(x)
+    expected = in_numpy(transform(programs[name].with_ops(plain)))(x)
+    np.testing.assert_allclose(got, expected, rtol=2e-4, atol=1e-5)
+
+
+def reverse_over_reverse(f):
+    return jax.grad(lambda x: jnp.sum(jax.grad(f)(x) * jnp.cos(x)))
+
+
+def reverse_over_forward(f):
+    return jax.grad(lambda x: jnp.sum(forward_over_direction(f)(x)))
+
+
+def forward_over_direction(f):
+    return lambda x: jax.jvp(f, (x,), (jnp.ones_like(x),))[1]
+
+
+def third_order(f):
+    return jax.grad(lambda x: jnp.sum(reverse_over_reverse(f)(x) * jnp.sin(x)))
+
+
+def gradient_of_checkpoint(f):
+    return jax.grad(jax.checkpoint(f))
+
+
+HIGHER = [reverse_over_forward, forward_over_reverse, third_order, gradient_of_checkpoint]
+NESTED = ["branches", "closed_over_jit", "closed_over_cond", "closed_over_scan", "inner_writes", "many_rows"]
+
+
+@pytest.mark.parametrize(
+    ("name", "transform"),
+    [(n, reverse_over_reverse) for n in programs] + [(n, t) for n in NESTED for t in HIGHER],
+)
+def test_higher_derivatives_of_a_program_are_those_of_plain_jax(name, transform):
+    x = rows(9, 2).astype(jnp.float64)
+    got = jit(transform(programs[name].with_ops(ours)))(x)
+    expected = in_numpy(transform(programs[name].with_ops(plain)))(x)
+    np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_the_proof_fails_for_plain_jax():
+    f = jax.grad(programs["write"].with_ops(plain))
+    short, long = (compiled(f, rows(length, 64)) for length in (1000, 4000))
+    with pytest.raises(AssertionError, match="copies of the whole buffer"):
+        assert_no_whole_buffer_copy(short, rows(1000, 64))
+    with pytest.raises(AssertionError, match="took"):
+        assert_linear_time(short, long, lambda length: (rows(length, 64),), 1000, attempts=2)
+
+
+# --- loops that cannot be written once for every transformation ------------------------------------------------
+
+
+def while_program(x):
+    """Reads two earlier rows and writes a third, until a count known only at run time."""
+
+    def body(c):
+        i, b = c
+        return i + 1, ta_write(b, i, jnp.tanh(ta_read(b, i // 2) + ta_read(x, i)))
+
+    limit = jnp.where(x[0, 0] > 1e9, 1, len(x))
+    return lax.while_loop(lambda c: c[0] < limit, body, (0, jnp.zeros_like(x)))[1]
+
+
+def while_that_reads_in_its_condition(x):
+    def body(c):
+        i, b = c
+        return i + 1, ta_write(b, i, jnp.sin(ta_read(x, i)))
+
+    def running(c):
+        i, b = c
+        return (i < len(x)) & (ta_read(b, i, where=i < len(x))[0] < 1e9)
+
+    return lax.while_loop(running, body, (0, jnp.zeros_like(x)))[1]
+
+
+def forward_mode(f):
+    return lambda x: jax.jvp(f, (x,), (jnp.cos(x),))[1]
+
+
+@pytest.mark.parametrize("transform", [forward, forward_mode])
+@pytest.mark.parametrize("f", [while_program, while_that_reads_in_its_condition])
+def test_while_loop(f, transform):
+    assert_in_place(transform(f), args_of)
+
+
+def test_uninitialised_buffer_that_a_loop_fills_and_stacks():
+    def f(x):
+        b = lax.fori_loop(0, len(x), lambda i, b: ta_write(b, i, jnp.sin(ta_read(x, i))), ta_empty(len(x), (ROW,)))
+        return jnp.sum(ta_stack(b, jnp.int32(len(x) // 2)) ** 2)
+
+    assert_no_whole_buffer_copy(compiled(jax.grad(f), rows(2000)), rows(2000))
+    x = rows(50)
+    np.testing.assert_allclose(f(x), np.sum(np.sin(np.asarray(x))[:25] ** 2), rtol=1e-5)
+
+
+def test_buffer_made_inside_an_outer_loop_is_not_shared_between_its_iterations():
+    def f(x):
+        def outer(total, row):
+            b = lax.fori_loop(0, 5, lambda i, b: ta_write(b, i, row * i), ta_empty(5, (3,)))
+            return total + jnp.sum(b**2), None
+
+        return lax.scan(outer, 0.0, x)[0]
+
+    x = rows(7, 3)
+    np.testing.assert_allclose(jax.jit(f)(x), np.sum(np.asarray(x) ** 2) * 30, rtol=1e-5)
+
+
+def test_constant_buffer_that_a_loop_reads_is_not_made_anew_in_every_step():
+    def f(x):
+        zeros = jnp.zeros_like(x)
+        return lax.scan(lambda c, i: (c + ta_read(zeros, i), None), x[0], jnp.arange(len(x)))[0]
+
+    assert_no_whole_buffer_copy(compiled(f, rows(2000)), rows(2000))
+
+
+@pytest.mark.parametrize("name", ["read_then_write", "three_reads", "predicated", "closed_over_jit", "inner_writes"])
+def test_vmapped_gradient(name):
+    f = jax.vmap(jax.grad(programs[name].with_ops(ours)))
+    assert_in_place(f, lambda length: (jnp.stack([rows(length, 16)] * 3),), length=1000)
+
+
+@pytest.mark.parametrize("branches", [2, 3, 4])
+@pytest.mark.parametrize("transform", [forward, jax.grad])
+def test_switch_whose_branches_write_add_swap_or_read(branches, transform):
+    def loss(x):
+        def body(c, ix):
+            (b, hand), (i, row) = c, ix
+            choices = [
+                lambda b, hand: (ta_write(b, i, jnp.sin(row) + hand), hand),
+                lambda b, hand: (b, hand + ta_read(b, i // 2)),
+                lambda b, hand: ta_swap(b, i // 3, jnp.cos(hand)),
+                lambda b, hand: (ta_add(b, i // 2, hand), hand * 0.5),
+            ]
+            return lax.switch(i % branches, choices[:branches], b, hand), None
+
+        b, hand = lax.scan(body, (x, x[0]), (jnp.arange(len(x)), x))[0]
+        return jnp.sum(b**2) + jnp.sum(hand)
+
+    assert_in_place(transform(loss), args_of)
+
+
+def test_policy_save_reads_keeps_rows_and_not_buffers():
+    loss = programs["checkpointed"].with_ops(ours)
+    x = rows(100, 4)
+    jaxpr = jax.make_jaxpr(jax.grad(loss))(x)
+    scans = [eqn for eqn in jaxpr.jaxpr.eqns if eqn.primitive.name == "scan"]
+    shapes = {v.aval.shape for eqn in scans for v in eqn.outvars}
+    assert (100, 100, 4) not in shapes
+    without = functools.partial(programs["checkpointed"].loss, ours.__class__(**vars(ours) | {"policy": None}))
+    eqns = jax.make_jaxpr(jax.grad(without))(x).jaxpr.eqns
+    assert (100, 100, 4) in {v.aval.shape for eqn in eqns for v in eqn.outvars}
+
+
+def test_dead_programs_compile_to_nothing():
+    """The ordering operands keep nothing alive that the program does not need."""
+
+    def f(x):
+        def body(b, i):
+            ta_read(b, (i * 7) % len(x))
+            return ta_write(b, i, jnp.ones(ROW, x.dtype)), None
+
+        lax.scan(body, x, jnp.arange(len(x)))
+        return x[0]
+
+    assert list(hlo_text.loop_operations(hlo_text.optimized_hlo(f, rows(100)))) == []

@@ -1,0 +1,441 @@
+"""`ta_max`: values, dtypes, ties, derivatives, in every context, in place."""
+
+import functools
+import re
+import types
+
+import in_place
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import oracle
+import programs
+import pytest
+from in_numpy import in_numpy
+from jax import lax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from quick import jit
+from waiting import finish
+
+import jax_tensorarray as ta
+from jax_tensorarray import primitives, ta_max, ta_read
+from jax_tensorarray._ops.primitive import row_params
+
+DTYPES = [d for d in oracle.DTYPES if np.dtype(d).kind != "c"]
+
+
+def by_rows(buffer, index, value, *, where=None, mode=None):
+    """Row by row, in plain JAX: each is the `jnp.max` of the old one and of all that is put into it."""
+    index = np.asarray(index).reshape(-1)
+    where = np.broadcast_to(True if where is None else np.asarray(where).reshape(-1), index.shape)
+    value = value.reshape(index.shape + buffer.shape[1:])
+    return jnp.stack(
+        [
+            jnp.max(jnp.stack([row, *(value[k] for k in range(index.size) if where[k] and index[k] == i)]), axis=0)
+            for i, row in enumerate(buffer)
+        ]
+    )
+
+
+# --- values ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("elem", [(), (3,), (2, 0)], ids=str)
+@pytest.mark.parametrize("shape", [(), (5,), (2, 3), (0,), (1, 2, 1)], ids=str)
+def test_the_larger_element_is_put_where_the_index_says(shape, elem):
+    rng = np.random.default_rng(0)
+    buffer, index, value = rng.normal(size=(4, *elem)), rng.integers(0, 4, shape), rng.normal(size=shape + elem)
+    expected = buffer.copy()
+    np.maximum.at(expected, index, value)
+    found = ta_max(jnp.asarray(buffer), jnp.asarray(index), jnp.asarray(value))
+    oracle.assert_same_bits(found, expected)
+    oracle.assert_same_bits(oracle.ta_max(buffer, index, value), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=oracle.name_of)
+def test_every_dtype_that_has_an_order(dtype):
+    rng = np.random.default_rng(0)
+    buffer, value = oracle.random_bits(rng, (5, 40), dtype), oracle.random_bits(rng, (6, 40), dtype)
+    index = np.array([3, 0, 3, 9, 3, -1])
+    found = ta_max(jnp.asarray(buffer), jnp.asarray(index), jnp.asarray(value), mode="drop")
+    if dtype in oracle.PACKED:  # in plain JAX, by XLA's own maximum
+        assert "jax_tensorarray_" not in jax.jit(ta_max).lower(buffer, jnp.asarray(index), value).as_text()
+    with np.errstate(invalid="ignore"):
+        oracle.assert_same_numbers(found, oracle.ta_max(buffer, index, value))
+
+
+@pytest.mark.parametrize("dtype", oracle.FLOAT8, ids=oracle.name_of)
+def test_all_pairs_of_8_bit_floats(dtype):
+    patterns = np.arange(256).astype(np.uint8)
+    a, b = (x.reshape(-1).view(dtype) for x in np.meshgrid(patterns, patterns, indexing="ij"))
+    found = ta_max(jnp.asarray(a.copy()), jnp.arange(a.size), jnp.asarray(b.copy()))
+    oracle.assert_same_numbers(found, oracle.larger(a, b))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64], ids=oracle.name_of)
+def test_zeros_subnormals_infinities_and_nans(dtype):
+    tiny = np.finfo(dtype).smallest_subnormal if dtype in (np.float32, np.float64) else ml_dtypes.finfo(dtype).tiny
+    ends = np.array([0.0, float(tiny), 2 * float(tiny), 1.0, np.inf, np.nan], np.float64)
+    numbers = np.concatenate([ends, -ends]).astype(dtype)
+    a, b = (x.reshape(-1) for x in np.meshgrid(numbers, numbers, indexing="ij"))
+    found = ta_max(jnp.asarray(a), jnp.arange(a.size), jnp.asarray(b))
+    oracle.assert_same_numbers(found, oracle.larger(a, b))
+
+
+def test_complex_numbers_have_no_order():
+    with pytest.raises(TypeError, match="ta_max: complex numbers have no order, so there is no maximum of complex64"):
+        ta_max(jnp.zeros(3, jnp.complex64), 1, jnp.zeros((), jnp.complex64))
+
+
+def test_what_is_masked_or_out_of_range_is_left_alone():
+    buffer, index = np.arange(6.0).reshape(3, 2), np.array([-1, 3, 1, 0, 2**40])
+    where = np.array([True, True, True, False, True])
+    found = ta_max(jnp.asarray(buffer), jnp.asarray(index), 3.5, where=where, mode="drop")
+    np.testing.assert_array_equal(found, [[0, 1], [3.5, 3.5], [4, 5]])
+    assert ta_max(jnp.zeros((0, 2)), jnp.array([0, 1]), 1.0, mode="drop").shape == (0, 2)
+    with pytest.raises(IndexError, match="ta_max: index 3 is out of range for a TensorArray of size 3"):
+        ta_max(buffer, 3, 1.0)
+    with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="ta_max: index 3 is out of range for"):
+        finish(jax.jit(ta_max)(buffer, 3, 1.0))
+    with pytest.raises(TypeError, match="ta_max: a value of dtype float32 cannot be stored"):
+        ta_max(jnp.zeros(3, jnp.int32), 1, np.float32(1.5))
+
+
+@pytest.mark.parametrize("lowering", ["auto", "ffi", "xla"])
+@pytest.mark.parametrize("at", [lambda i: (3 * i + 1) % 5, lambda i: 2 * i - 3], ids=["in range", "astray at times"])
+def test_every_lowering_means_the_same(lowering, at):
+    rng = np.random.default_rng(0)
+    buffer, values, where = rng.normal(size=(5, 3)), rng.normal(size=(7, 3)), np.arange(7) % 3 != 1
+
+    def step(b, x):
+        return ta_max(b, at(x[0]), x[1], where=x[2], mode="drop", lowering=lowering), None
+
+    found = jit(lambda b: lax.scan(step, b, (jnp.arange(7), jnp.asarray(values), jnp.asarray(where)))[0])(buffer)
+    oracle.assert_same_bits(found, oracle.ta_max(buffer, at(np.arange(7)), values, where=where))
+
+
+# --- contexts --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("context", ["direct", "scan", "fori_loop", "while_loop", "cond", "checkpointed_scan", "vmap"])
+def test_values_and_derivatives_in_every_context(context):
+    operands = map(jnp.asarray, (programs.BUFFER, programs.INDEX, programs.VALUE, programs.WHERE))
+    found = jit(functools.partial(programs.CONTEXTS[context], "ta_max"))(*operands)
+    expected = programs.call(oracle, "ta_max", programs.BUFFER, programs.INDEX, programs.VALUE, programs.WHERE)
+    oracle.assert_same_bits(found[0], expected[0])
+
+    f, plain = programs.loss_in(context, "ta_max"), programs.loss_by(oracle, np, "ta_max")
+    args, (d, e, _) = (programs.BUFFER, programs.VALUE), programs.DIRECTIONS
+
+    def forward(f, tangents):
+        return lambda *args: jax.jvp(f, args, tuple(map(jnp.asarray, tangents)))[1]
+
+    def reverse(f, tangents):
+        gradient = jax.grad(f, argnums=(0, 1))
+        return lambda *args: sum(jnp.vdot(g, t) for g, t in zip(gradient(*args), tangents, strict=True))
+
+    last = forward if context == "while_loop" else reverse  # which JAX does not differentiate in reverse
+    derivatives = (forward(f, d), last(f, d), forward(last(f, d), e), last(forward(f, d), e))
+    found = jit(lambda *args: [g(*args) for g in derivatives])(*args)
+    first, second = oracle.derivative(plain, args, [d]), oracle.derivative(plain, args, [d, e])
+    np.testing.assert_allclose(found, [first, first, second, second], rtol=1e-5)
+
+
+def test_eagerly_and_with_jit_disabled():
+    f = programs.loss_in("direct", "ta_max")
+    args = jnp.asarray(programs.BUFFER), jnp.asarray(programs.VALUE)
+    expected = jax.jit(jax.grad(f))(*args)
+    np.testing.assert_allclose(jax.grad(f)(*args), expected, rtol=1e-12)
+    with jax.disable_jit():
+        np.testing.assert_allclose(jax.grad(f)(*args), expected, rtol=1e-12)
+
+
+#: Of buffer, index, value and where: each alone, each left out, and all.
+AXES = [(0,) * 4, *(tuple(0 if (n == k) == alone else None for n in range(4)) for k in range(4) for alone in (1, 0))]
+
+
+@pytest.mark.parametrize("axes", AXES, ids=str)
+def test_vmap_of_every_operand_and_of_its_gradient(axes):
+    rng = np.random.default_rng(0)
+    shapes = ((3, 5, 2), (3, 4), (3, 4, 2), (3, 4))
+    buffer, value = (rng.integers(-2, 3, shapes[k]).astype(float) for k in (0, 2))  # with ties
+    operands = [buffer, rng.integers(0, 5, shapes[1]), value, rng.random(shapes[3]) < 0.8]
+    batch = [x if a == 0 else x[0] for x, a in zip(operands, axes, strict=True)]
+    weights = np.cos(np.arange(10.0)).reshape(5, 2)
+
+    def loss(op, buffer, index, value, where):
+        return (weights * op(buffer, index, value, where=where) ** 2).sum()
+
+    f = jax.value_and_grad(functools.partial(loss, ta_max), argnums=(0, 2))
+    found, found_gradients = jit(jax.vmap(f, axes))(*batch)
+    gradient_of_sum = jit(jax.grad(lambda *args: jax.vmap(functools.partial(loss, ta_max), axes)(*args).sum(), 2))
+    total = gradient_of_sum(*batch)
+    for k in range(3):
+        own = [x if a is None else x[k] for x, a in zip(batch, axes, strict=True)]
+        gradients = jax.grad(lambda b, v, own=own: loss(by_rows, b, own[1], v, own[3]), (0, 1))(
+            jnp.asarray(own[0]), jnp.asarray(own[2])
+        )
+        np.testing.assert_allclose(found[k], loss(oracle.ta_max, *own), rtol=1e-12)
+        for a, b in zip(found_gradients, gradients, strict=True):
+            np.testing.assert_allclose(a[k], b, rtol=1e-12, atol=1e-12)
+        if axes[2] == 0:
+            np.testing.assert_allclose(total[k], gradients[1], rtol=1e-12, atol=1e-12)
+        else:
+            total = total - gradients[1]
+    if axes[2] is None:
+        np.testing.assert_allclose(total, 0, atol=1e-10)
+
+
+# --- derivatives -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((), np.float64), ((3, 4), np.float64), ((12,), np.float32), ((12,), ml_dtypes.bfloat16)],
+    ids=["one", "many", "float32", "bfloat16"],
+)
+def test_ties_share_the_derivative_evenly(shape, dtype):
+    rng = np.random.default_rng(1)
+    buffer, value = (rng.integers(0, 2, s).astype(dtype) for s in ((4, 7), (*shape, 7)))
+    index, where = rng.integers(0, 4, shape), rng.random(shape) < 0.8
+    d, w = rng.integers(-4, 5, value.shape).astype(dtype), rng.integers(-4, 5, buffer.shape).astype(dtype)
+
+    def derivatives(op):
+        def f(b, v):
+            return op(b, index, v, where=where)
+
+        def back(b, v):
+            return jax.vjp(f, b, v)[1](jnp.asarray(w))
+
+        return lambda b, v: (jax.jvp(f, (b, v), (jnp.asarray(w), jnp.asarray(d))), back(b, v))
+
+    found, expected = (jit(derivatives(op))(jnp.asarray(buffer), jnp.asarray(value)) for op in (ta_max, by_rows))
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert a.dtype == dtype
+        np.testing.assert_allclose(
+            a.astype(np.float64), b.astype(np.float64), rtol=0, atol=16 * float(ml_dtypes.finfo(dtype).eps)
+        )
+
+
+def test_one_position_has_the_derivative_of_the_maximum_of_jax():
+    numbers = np.array([-np.inf, -1, -0.0, 0.0, 1, np.inf, np.nan])
+    a, b = (x.reshape(-1) for x in np.meshgrid(numbers, numbers))
+
+    def of(maximum):
+        return jax.grad(lambda a, b: jnp.vdot(jnp.arange(1.0, 50), maximum(a, b)), argnums=(0, 1))(a, b)
+
+    expected = of(jnp.maximum)
+    for a_, b_ in zip(of(lambda a, b: ta_max(a[None], 0, b)[0]), expected, strict=True):
+        np.testing.assert_array_equal(a_, b_)
+    for a_, b_ in zip(of(lambda a, b: ta_max(a, jnp.arange(49), b)), expected, strict=True):
+        np.testing.assert_array_equal(a_, b_)
+
+
+def test_only_rows_are_touched_and_only_for_what_is_differentiated():
+    def names(argnums, index):
+        jaxpr = jax.make_jaxpr(jax.grad(lambda b, v: ta_max(b, index, v).sum(), argnums))
+        value = jnp.ones((*index.shape, 3))
+        text = str(jaxpr(jnp.ones((50, 3)), value))
+        return re.findall(r"ta_\w+(?=\[)", text)
+
+    one, many = jnp.array(4), jnp.array([4, 2, 4])
+    assert names(0, one) == ["ta_max", "ta_read", "ta_read", "ta_swap", "ta_add"]
+    assert names(1, one) == ["ta_max", "ta_read", "ta_read", "ta_read"]
+    assert names((0, 1), many) == ["ta_max", *["ta_read"] * 2, "ta_add", "ta_read", "ta_read", "ta_swap", "ta_add"]
+
+
+@pytest.mark.parametrize("dtype", [np.bool_, np.int16], ids=oracle.name_of)
+def test_discrete_buffers_have_tangents_of_float0(dtype):
+    buffer, value = np.array([1, 0, 1]).astype(dtype), np.array([0, 1]).astype(dtype)
+    tangents = np.zeros(3, jax.dtypes.float0), np.zeros(2, jax.dtypes.float0)
+    out, dot = jax.jvp(lambda b, v: ta_max(b, jnp.array([1, 2]), v), (buffer, value), tangents)
+    oracle.assert_same_bits(out, oracle.ta_max(buffer, [1, 2], value))
+    assert dot.dtype == jax.dtypes.float0
+
+
+def test_the_rules_of_the_primitive_are_those_of_every_row_op():
+    assert primitives.ta_max_p.name == "ta_max"
+    assert "ta_max_p" in primitives.__all__
+    with pytest.raises(TypeError, match="value float64\\[2\\] does not fit rows"):
+        primitives.ta_max_p.bind(jnp.zeros((3, 2)), jnp.array([1]), jnp.zeros(2), **row_params("ta_max", "drop"))
+
+
+# --- loops -----------------------------------------------------------------------------------------------------
+
+STEPS = 9
+
+
+def peaks(lib, x, w, n, ys, **how):
+    """The largest rows so far are used by every later step, some of several positions at once."""
+
+    def body(c):
+        i, y, ys = c
+        ys = lib.max(ys, i % 4, jnp.sin(y * w))
+        ys = lib.max(ys, np.array([0, 2, 0]), jnp.stack([y * w, w, y + w]))
+        return i + 1, jnp.sin(y + jnp.sum(ys * w)), ys
+
+    return lib.loop(lambda c: c[0] < n, body, (0, x, ys), **how)
+
+
+def only_written(lib, x, w, n, ys, **how):
+    """No step uses the rows, but the derivative does."""
+
+    def body(c):
+        i, y, ys = c
+        return i + 1, jnp.cos(3 * y), lib.max(ys, i % 4, jnp.sin(y * w))
+
+    return lib.loop(lambda c: c[0] < n, body, (0, x, ys), **how)
+
+
+def unrolled(cond, body, init, **_):
+    for _ in range(STEPS - 2):
+        init = body(init)
+    return init
+
+
+OURS = types.SimpleNamespace(max=ta_max, loop=functools.partial(ta.while_loop, max_steps=STEPS))
+PLAIN = types.SimpleNamespace(max=lambda b, i, v: by_rows(b, np.broadcast_to(i, np.shape(v)[:-1]), v), loop=unrolled)
+MODES = {
+    "tape": {},
+    "recompute": {},
+    "undo": {},
+    "auto": {},
+    "checkpoint": {"checkpoints": 2},
+}
+
+
+X, W, YS = np.array([0.3, -0.8]), np.array([0.2, -0.9, 1.1]), np.sin(np.arange(12.0)).reshape(4, 3) / 4
+
+
+def gradients(program, lib, steps, compile, **how):
+    weights = np.cos(np.arange(12.0)).reshape(4, 3)
+
+    def loss(x, w, ys):
+        _, y, ys = program(lib, x, w, steps, ys, **how)
+        return y + jnp.sum(weights * ys**2)
+
+    return compile(jax.vmap(jax.grad(loss, (0, 1, 2)), (0, None, None)))(X, W, YS)
+
+
+@functools.cache
+def expected_gradients(program):
+    return gradients(program, PLAIN, STEPS - 2, in_numpy)
+
+
+@pytest.mark.parametrize(
+    ("program", "residuals"),
+    [*((peaks, residuals) for residuals in MODES), (only_written, "recompute"), (only_written, "checkpoint")],
+)
+def test_loops_are_differentiated_whatever_they_keep(program, residuals):
+    found = gradients(program, OURS, jnp.int32(STEPS - 2), jit, residuals=residuals, **MODES[residuals])
+    for a, b in zip(found, expected_gradients(program), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
+
+
+def test_examples_of_a_batch_end_by_themselves():
+    rng = np.random.default_rng(0)
+    ns, x = np.array([2, 7, 0, 5]), rng.normal(size=4)
+
+    def f(n, x):
+        return jnp.sum(peaks(OURS, x, W, n, YS)[2] ** 2)
+
+    found = jit(jax.vmap(jax.value_and_grad(f, 1)))(ns, x)
+    one = jit(jax.value_and_grad(f, 1))
+    for k in range(4):
+        np.testing.assert_allclose([found[0][k], found[1][k]], one(ns[k], x[k]), rtol=1e-10, atol=1e-14)
+
+
+def overwritten(lowering, loop):
+    """A loop that carries a buffer, and reads another row of it than it updates."""
+
+    def f(xs):
+        def body(c, i):
+            b, total = c
+            seen = ta_read(b, (i * 3) % len(xs), lowering=lowering)
+            b = ta_max(b, (i * 7) % len(xs), ta_read(xs, i, lowering=lowering), lowering=lowering)
+            return (b, total + jnp.sum(seen)), None
+
+        start = (-jnp.ones_like(xs), jnp.zeros((), xs.dtype))
+        if loop == "scan":
+            return lax.scan(body, start, jnp.arange(len(xs)))[0]
+        last = ta.while_loop(
+            lambda c: c[0] < len(xs), lambda c: (c[0] + 1, *body(c[1:], c[0])[0]), (0, *start), max_steps=len(xs)
+        )
+        return last[1:]
+
+    return f
+
+
+@pytest.mark.parametrize(("transform", "loop"), [("forward", "scan"), ("gradient", "scan"), ("gradient", "while_loop")])
+@pytest.mark.parametrize("lowering", ["auto", "ffi"])
+def test_loops_are_in_place(transform, lowering, loop):
+    rng = np.random.default_rng(0)
+    f = overwritten(lowering, loop)
+    if transform == "gradient":
+        f = jax.grad(lambda xs, f=f: jnp.sum(f(xs)[0] ** 2) + f(xs)[1])
+    in_place.assert_in_place(f, lambda n: (jnp.asarray(rng.normal(size=(n, 16)).astype(np.float32)),))
+
+
+def test_checkpointed_bodies_that_save_reads_are_in_place():
+    def f(xs):
+        def step(b, i):
+            return ta_max(b, i // 2, jnp.sin(ta_read(xs, i))), None
+
+        body = jax.checkpoint(step, policy=ta.checkpoint_policies.save_reads, prevent_cse=False)
+        return jnp.sum(lax.scan(body, jnp.zeros_like(xs), jnp.arange(len(xs)))[0] ** 2)
+
+    program = in_place.compiled(jax.grad(f), xs := jnp.ones((1000, 16)))
+    in_place.assert_no_whole_buffer_copy(program, xs)
+    assert program.memory_analysis().temp_size_in_bytes < 20 * xs.nbytes
+
+
+# --- elsewhere -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(len(jax.devices()) < 8, reason="needs eight devices: see tests/conftest.py")
+@pytest.mark.parametrize("spec", [(None, "x"), ("x", None)], ids=["elements", "rows"])
+def test_a_buffer_that_is_divided_is_not_gathered(spec):
+    rng = np.random.default_rng(0)
+    buffer, values, index = rng.normal(size=(16, 8)), rng.normal(size=(5, 8)), jnp.array([3, 15, 3, -1, 16])
+
+    def f(buffer, values):
+        def step(b, i):
+            return ta_max(b, (5 * i) % 16, jnp.sin(ta_read(b, i))), None
+
+        b = lax.scan(step, buffer, jnp.arange(16))[0]
+        return jnp.sum(ta_max(b, index, values, mode="drop") ** 3)
+
+    g = jax.value_and_grad(f, (0, 1))
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,))
+    wanted = jax.jit(g)(buffer, values)
+    args = [jax.device_put(x, NamedSharding(mesh, P(*s))) for x, s in ((buffer, spec), (values, (None, spec[1])))]
+    program = jax.jit(g).lower(*args).compile()
+    for a, b in zip(jax.tree.leaves(program(*args)), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12)
+    assert "all-gather" not in program.as_text()
+
+    divided = jax.shard_map(lambda b, v: lax.psum(f(b, v), "x"), in_specs=P(None, "x"), out_specs=P())
+    with jax.set_mesh(mesh):
+        found = jax.jit(jax.grad(divided))(buffer, values)
+    np.testing.assert_allclose(found, wanted[1][0], rtol=1e-12)
+
+
+def test_an_exported_function_has_it():
+    rng = np.random.default_rng(0)
+    f = jax.jit(jax.grad(lambda b: jnp.sum(ta_max(b, jnp.array([0, 2]), jnp.sin(b[:2])) ** 2)))
+    buffer = jnp.asarray(rng.normal(size=(3, 2)))
+    stored = jax.export.export(f, disabled_checks=ta.export.disabled_checks())(buffer).serialize()
+    np.testing.assert_array_equal(jax.export.deserialize(stored).call(buffer), f(buffer))
+
+
+def test_other_platforms_have_it_in_plain_jax():
+    rng = np.random.default_rng(0)
+    traced = jax.jit(ta_max).trace(jnp.ones((4, 3)), jnp.array([1, 1]), jnp.ones((2, 3)))
+    assert "stablehlo.maximum" in traced.lower(lowering_platforms=("tpu",)).as_text()
+    operands = rng.normal(size=(4, 3)), np.array([1, 7, 1]), rng.normal(size=(3, 3)), np.array([True, True, False])
+    from jax_tensorarray._ops.max import _in_plain_jax
+
+    found = _in_plain_jax(*map(jnp.asarray, operands), batch_dims=0, reverse=False)
+    oracle.assert_same_bits(found, oracle.ta_max(*operands[:3], where=operands[3]))

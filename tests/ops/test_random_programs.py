@@ -1,0 +1,214 @@
+"""Random programs give what NumPy says, under every transformation."""
+
+import re
+
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from random_checks import BATCHES, close, examples, same_state, total
+from random_programs import (
+    DIRECTION,
+    STATE,
+    THETA,
+    At,
+    Block,
+    Cond,
+    Index,
+    InJax,
+    Loop,
+    Predicate,
+    Program,
+    Update,
+    expected,
+    initial,
+    kept_otherwise,
+    kinds,
+    outputs,
+    programs,
+    run,
+)
+from waiting import finish
+
+pytestmark = pytest.mark.usefixtures("every_array_is_sent")
+
+
+def raising(f, strays):
+    """The results of `f()`, or None if it has raised an error that says which index is out of range."""
+    try:
+        return finish(f())
+    except (jax.errors.JaxRuntimeError, ValueError) as error:
+        found = re.search(r"index (-?\d+) is out of range for a TensorArray of size (\d+)", str(error))
+        if found is None or tuple(map(int, found.groups())) not in {tuple(s) for s in strays}:
+            raise
+        return None
+
+
+# --- transformations: what each gives, and what NumPy says it should ---------------------------------------------
+
+
+def values(program, evaluate):
+    want, log = expected(program), []
+    machine = InJax(reverse_mode=False, log=log)
+    got = raising(lambda: evaluate(program, machine), want.strays)
+    if got is not None:
+        same_state(got, want.state)
+        jax.effects_barrier()
+        assert want.strays or log == want.logged
+
+
+def jitted(program, machine):
+    return jax.jit(lambda *args: outputs(program, machine, *args))(THETA, jnp.int32(program.start))
+
+
+def eager(program, machine):
+    return outputs(program, machine, jnp.asarray(THETA), jnp.int32(program.start))
+
+
+def donated(program, machine):
+    state = initial(program, jnp.asarray(THETA), jnp.int32(program.start), jnp)
+    state = jax.tree.map(jnp.copy, state)  # no two are one array
+    return jax.jit(lambda state: run(machine, program.block, None, state), donate_argnums=0)(state)
+
+
+def derivatives(program, part, differentiated):
+    want = expected(program)
+    f = differentiated(total(program, InJax()))
+    got = raising(lambda: jax.jit(f)(THETA, jnp.int32(program.start)), want.strays)
+    # A read of no rows has no derivative, so nothing of the program needs it.
+    if got is not None and all(stray.size for stray in want.strays):
+        close(got, getattr(want.loss, part), part)
+
+
+def transposed(f):
+    def g(theta, start):
+        tangent = lambda dot: jax.jvp(lambda t: f(t, start), (theta,), (dot,))[1]  # noqa: E731
+        return jax.linear_transpose(tangent, theta)(1.0)[0]
+
+    return g
+
+
+def linearized(f):
+    return lambda theta, start: jax.linearize(lambda t: f(t, start), theta)[1](DIRECTION)
+
+
+def along(f):
+    return lambda theta, start: jax.jvp(lambda t: f(t, start), (theta,), (jnp.asarray(DIRECTION),))[1]
+
+
+def twice_reverse(f):
+    return lambda theta, start: jax.grad(lambda t: jax.grad(f)(t, start) @ DIRECTION)(theta)
+
+
+def checkpointed(f):
+    return jax.grad(jax.checkpoint(f))
+
+
+def batched_state(program, *batch):
+    args, axes, want = examples(program, *batch)
+    machine = InJax(dropping=True, reverse_mode=False)
+    got = jax.jit(jax.vmap(lambda *args: outputs(program, machine, *args), axes))(*args)
+    same_state(got, [np.stack(x) for x in zip(*(w.state for w in want), strict=True)])
+
+
+def vmap_of_grad(program, *batch):
+    args, axes, want = examples(program, *batch)
+    f = jax.value_and_grad(total(program, InJax(dropping=True)))
+    value, gradient = jax.jit(jax.vmap(f, axes, out_axes=(0, batch[-1])))(*args)
+    close(value, np.stack([w.loss.x for w in want]), "values")
+    close(gradient, np.stack([w.loss.d for w in want], batch[-1]), "vmap of the gradient")
+
+
+def grad_of_vmap(program, *batch):
+    args, axes, want = examples(program, *batch)
+    f = total(program, InJax(dropping=True))
+    gradient = jax.jit(jax.grad(lambda *args: jnp.sum(jax.vmap(f, axes)(*args))))(*args)
+    gradients = [w.loss.d for w in want]
+    close(gradient, sum(gradients) if axes[0] is None else np.stack(gradients, axes[0]), "gradient of the vmap")
+
+
+#: name -> (what it does with a program, whether it takes functions that have no forward-mode derivative)
+TRANSFORMATIONS = {
+    "jit": (lambda p, *_: values(p, jitted), True),
+    "eager": (lambda p, *_: values(p, eager), True),
+    "donation": (lambda p, *_: values(p, donated), True),
+    "grad": (lambda p, *_: derivatives(p, "d", jax.grad), True),
+    "grad of checkpoint": (lambda p, *_: derivatives(p, "d", checkpointed), True),
+    "jvp": (lambda p, *_: derivatives(p, "e", along), False),
+    "linearize": (lambda p, *_: derivatives(p, "e", linearized), False),
+    "linear_transpose": (lambda p, *_: derivatives(p, "d", transposed), False),
+    "jvp of grad": (lambda p, *_: derivatives(p, "de", lambda f: along(jax.grad(f))), True),
+    "grad of grad": (lambda p, *_: derivatives(p, "de", twice_reverse), False),
+    "vmap": (batched_state, True),
+    "vmap of grad": (vmap_of_grad, True),
+    "grad of vmap": (grad_of_vmap, True),
+}
+
+
+def check(transformation, program, *args):
+    f, any_function = TRANSFORMATIONS[transformation]
+    if not any_function and "vjp" in kinds(program):
+        return
+    try:
+        f(program, *args)
+    except ValueError as error:  # not every body can be, and the error says which modes can do without
+        if 'residuals="undo" cannot rewind' not in str(error):
+            raise
+        f(kept_otherwise(program), *args)
+
+
+@pytest.mark.parametrize("transformation", TRANSFORMATIONS)
+@given(program=programs(), differ=BATCHES, axis=st.sampled_from([0, 1, -1]))
+def test_a_random_program(transformation, program, differ, axis):
+    """`differ` and `axis` are of a batch: whether its examples differ in where they start, and in their parameters."""
+    check(transformation, program, *differ, axis)
+
+
+# --- programs that once failed ---------------------------------------------------------------------------------
+
+OWN = (None,) * len(STATE)  # every slot gets its own buffer back
+
+
+def loop(kind, *statements):
+    return Block((Loop(kind, 4, 0, None, False, "tape", 1, Block(statements, OWN)),), OWN)
+
+
+def update(op, *, dtype="int32", guard="mod", mode=None, lowering="auto"):
+    return Update(op, "S", 1, At((Index(0, 1, 0, guard),), dtype, None, mode, lowering), (0, 0, 0))
+
+
+def two_versions():
+    """One branch passes two buffers on, the other returns a new version of the first in both places but one."""
+    crossing = Block((update("write"),), (None, None, None, None, 2, None, None))
+    return loop("while_loop", Cond(Predicate("odd", 0, 0), (Block((), OWN), crossing)))
+
+
+ONCE = {
+    "a start whose dtype has no value for the last row": (
+        ("jit", "grad", "donation"),
+        [
+            Program((rows, 3, 3), "int32", 1, loop("lax.fori_loop", update(op, dtype=dtype, mode=mode)))
+            for rows, dtype in ((129, "int8"), (300, "int8"), (257, "uint8"))
+            for op in ("write", "add", "max", "swap")
+            for mode in (None, "drop")
+        ],
+    ),
+    "a check of a buffer of one row, of which XLA needs no index": (
+        ("jit",),
+        [Program((1, 3, 3), "int32", 7, Block((update("write", guard="raw", lowering="xla"),), OWN))],
+    ),
+    "two versions of a buffer from one branch": (
+        ("vmap", "vmap of grad", "grad of vmap"),
+        [Program((5, 3, 3), "int32", 1, two_versions())],
+    ),
+}
+
+
+@pytest.mark.parametrize("what", ONCE)
+def test_a_program_that_once_failed(what):
+    transformations, found = ONCE[what]
+    for transformation in transformations:
+        for program in found:
+            check(transformation, program, True, False, 0)
