@@ -85,13 +85,6 @@ def _jvp(primals: Any, tangents: Any, **params: Unpack[Params]) -> Any:
 def _transpose(ct: Any, buffer: Any, index: Array, value: Any, *where: Array, **params: Unpack[Params]) -> Any:
     nothing = [None] * len(where)
     needs_buffer, needs_value = ad.is_undefined_primal(buffer), ad.is_undefined_primal(value)
-    if is_zero(ct):
-        return [
-            ad.Zero(buffer.aval) if needs_buffer else None,
-            None,
-            ad.Zero(value.aval) if needs_value else None,
-            *nothing,
-        ]
     rows = ta_read_p.bind(ct, index, *where, **params) if needs_value else None
     return [ct if needs_buffer else None, None, rows, *nothing]
 

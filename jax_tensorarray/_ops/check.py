@@ -9,7 +9,7 @@ from jax.interpreters import mlir
 
 from jax_tensorarray._lowering.mlir import PREFIX, declare
 from jax_tensorarray._ops import arguments, reference
-from jax_tensorarray._ops.primitive import Array, make_primitive, to_front, type_like, zero_tangent
+from jax_tensorarray._ops.primitive import Array, all_to_front, make_primitive, type_like, zero_tangent
 
 
 def ta_check(index: Any, size: Any, *, where: Any = None, mode: str | None = None, op: str = "ta_check") -> jax.Array:
@@ -65,12 +65,10 @@ def _jvp(primals: Any, _: Any, **params: Any) -> Any:
 
 
 def _batch(primitive: Any, args: Any, dims: Any, *, batch_dims: int, mode: str | None, op: str) -> Any:
-    n = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
-    args = [to_front(x, d, n) for x, d in zip(args, dims, strict=True)]
     # The index or the size, batched, belongs to examples that may not be running.
     if mode is None and any(d is not None for d in dims[:2]):
         mode = "drop"
-    return primitive.bind(*args, batch_dims=batch_dims + 1, mode=mode, op=op), 0
+    return primitive.bind(*all_to_front(args, dims), batch_dims=batch_dims + 1, mode=mode, op=op), 0
 
 
 def _in_plain_jax(index: Array, size: Array, *where: Array, batch_dims: int, **_: Any) -> Array:
@@ -99,7 +97,6 @@ ta_check_p = make_primitive(
     "ta_check",
     abstract_eval=_abstract_eval,
     jvp=_jvp,
-    transpose=None,
     batch=_batch,
     reference=_in_plain_jax,
     kernel=_kernel,

@@ -3,12 +3,9 @@
 from typing import Any
 
 import jax
-import numpy as np
-from jax.interpreters import ad
 
-from jax_tensorarray._lowering.mlir import PREFIX, declare
 from jax_tensorarray._ops import arguments, reference
-from jax_tensorarray._ops.primitive import Array, is_zero, like_buffer, make_primitive, to_front, zero_tangent
+from jax_tensorarray._ops.primitive import Array, batch_operands, like_buffer, make_primitive, simple_kernel
 
 
 def ta_clear(buffer: Any, start: Any, stop: Any) -> jax.Array:
@@ -48,37 +45,16 @@ def _abstract_eval(buffer: Any, start: Any, stop: Any, *, batch_dims: int) -> An
     return like_buffer(buffer)
 
 
-def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
-    out = ta_clear_p.bind(*primals, **params)
-    if is_zero(tangents[0]):
-        return out, zero_tangent(out)
-    return out, ta_clear_p.bind(tangents[0], *primals[1:], **params)
-
-
 def _transpose(ct: Any, buffer: Any, start: Array, stop: Array, **params: Any) -> Any:
-    return [ad.Zero(buffer.aval) if is_zero(ct) else ta_clear_p.bind(ct, start, stop, **params), None, None]
-
-
-def _batch(primitive: Any, args: Any, dims: Any, *, batch_dims: int) -> Any:
-    n = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
-    args = [to_front(x, d, n) for x, d in zip(args, dims, strict=True)]
-    return primitive.bind(*args, batch_dims=batch_dims + 1), 0
-
-
-declare("clear", ("buffer", "bound", "bound"), ("buffer",))
-
-
-def _kernel(ctx: Any, *operands: Any, batch_dims: int, **_: Any) -> Any:
-    rule = jax.ffi.ffi_lowering(PREFIX + "clear", operand_output_aliases={0: 0})
-    return rule(ctx, *operands, batch_dims=np.int64(batch_dims))
+    return [ta_clear_p.bind(ct, start, stop, **params), None, None]
 
 
 ta_clear_p = make_primitive(
     "ta_clear",
     abstract_eval=_abstract_eval,
-    jvp=_jvp,
+    linear_in=(0,),
     transpose=_transpose,
-    batch=_batch,
+    batch=batch_operands,
     reference=reference.clear,
-    kernel=_kernel,
+    kernel=simple_kernel("clear", ("buffer", "bound", "bound"), ("buffer",)),
 )

@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray
 
-from jax_tensorarray._lowering.mlir import PREFIX, declare
 from jax_tensorarray._ops import arguments
-from jax_tensorarray._ops.primitive import Array, make_primitive
+from jax_tensorarray._ops.primitive import Array, make_primitive, simple_kernel
 
 
 def ta_empty(
@@ -88,19 +87,9 @@ def _in_plain_jax(*, aval: Any) -> Array:
     return jnp.zeros(aval.shape, aval.dtype)
 
 
-declare("empty", (), ("buffer",))
-
-
-def _kernel(ctx: Any, **_: Any) -> Any:
-    return jax.ffi.ffi_lowering(PREFIX + "empty")(ctx)
-
-
 ta_empty_p = make_primitive(
     "ta_empty",
     abstract_eval=_abstract_eval,
-    jvp=None,
-    transpose=None,
-    batch=None,
     reference=_in_plain_jax,
-    kernel=_kernel,
+    kernel=simple_kernel("empty", (), ("buffer",)),
 )

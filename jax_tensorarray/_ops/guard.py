@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from jax_tensorarray._ops.primitive import Array, is_zero, like_buffer, make_primitive, to_front, zero_tangent
+from jax_tensorarray._ops.primitive import Array, all_to_front, is_zero, like_buffer, make_primitive, zero_tangent
 
 
 def ta_guard(active: Array, x: Array) -> Array:
@@ -39,8 +39,7 @@ def _jvp(primals: Any, tangents: Any) -> Any:
 
 
 def _batch(primitive: Any, args: Any, dims: Any) -> Any:
-    n = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
-    return primitive.bind(*(to_front(x, d, n) for x, d in zip(args, dims, strict=True))), 0
+    return primitive.bind(*all_to_front(args, dims)), 0
 
 
 def _itself(active: Array, x: Array) -> Array:
@@ -55,7 +54,6 @@ ta_guard_p = make_primitive(
     "ta_guard",
     abstract_eval=_abstract_eval,
     jvp=_jvp,
-    transpose=None,
     batch=_batch,
     reference=_itself,
     kernel=_kernel,

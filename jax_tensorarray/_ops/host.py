@@ -19,7 +19,15 @@ from jax.interpreters import ad, batching, mlir, xla
 
 from jax_tensorarray import _compat
 from jax_tensorarray._ops.empty import empty_like
-from jax_tensorarray._ops.primitive import Array, is_zero, like_buffer, row_of, to_front, zero_tangent
+from jax_tensorarray._ops.primitive import (
+    Array,
+    is_zero,
+    like_buffer,
+    nonzero_transpose,
+    row_of,
+    to_front,
+    zero_tangent,
+)
 
 HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
 
@@ -119,15 +127,11 @@ def _accumulate(running: Array, ct: Array, step: Array, *, batch_dims: int, spac
 
 
 def _read_transpose(ct: Any, tape: Any, step: Array, *, batch_dims: int, space: Any) -> Any:
-    if is_zero(ct):
-        return [ad.Zero(tape.aval), None]
     return [ta_host_write(zeros(tape.aval), step, ct, batch_dims=batch_dims), None]
 
 
 def _write_transpose(ct: Any, tape: Any, step: Array, value: Any, *, batch_dims: int) -> Any:
     has_tape, has_value = ad.is_undefined_primal(tape), ad.is_undefined_primal(value)
-    if is_zero(ct):
-        return [ad.Zero(tape.aval) if has_tape else None, None, ad.Zero(value.aval) if has_value else None]
     # Each row of a tape is written once, so nobody asks for the cotangent of its old value. Zeros would be right, but
     # writing them beside the read would copy the tape.
     row = ta_host_read(ct, step, batch_dims=batch_dims, space=HOST) if has_value else None
@@ -204,9 +208,9 @@ mlir.register_lowering(ta_host_empty_p, mlir.lower_fun(_empty_on_cpu, multiple_r
 ta_host_read_p = _primitive("ta_host_read", _read_abstract_eval, _read)
 ad.primitive_jvps[ta_host_read_p] = _read_jvp
 batching.primitive_batchers[ta_host_read_p] = functools.partial(_batch, ta_host_read_p)
-_compat.register_accumulating_transpose(ta_host_read_p, _accumulate, _read_transpose)
+_compat.register_accumulating_transpose(ta_host_read_p, _accumulate, nonzero_transpose(_read_transpose))
 
 ta_host_write_p = _primitive("ta_host_write", _write_abstract_eval, _write)
 ad.primitive_jvps[ta_host_write_p] = _write_jvp
-ad.primitive_transposes[ta_host_write_p] = _write_transpose
+ad.primitive_transposes[ta_host_write_p] = nonzero_transpose(_write_transpose)
 batching.primitive_batchers[ta_host_write_p] = functools.partial(_batch, ta_host_write_p)

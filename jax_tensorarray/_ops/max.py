@@ -144,7 +144,6 @@ ta_max_p = make_primitive(
     "ta_max",
     abstract_eval=_abstract_eval,
     jvp=_jvp,
-    transpose=None,
     batch=batch_rows,
     reference=_in_plain_jax,
     kernel=row_kernel("max", ("buffer", "index", "value", "where"), ("buffer",), hlo.maximum),

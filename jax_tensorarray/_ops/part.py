@@ -6,19 +6,17 @@ Only the steps that it has taken are moved. The contents of the others are not s
 
 from typing import Any
 
-import jax
-import numpy as np
 from jax.interpreters import ad
 
-from jax_tensorarray._lowering.mlir import PREFIX, declare
 from jax_tensorarray._ops.primitive import (
     Array,
+    batch_operands,
     is_zero,
     like_buffer,
     make_primitive,
     row_of,
     row_params,
-    to_front,
+    simple_kernel,
     zero_tangent,
 )
 from jax_tensorarray._ops.read import ta_read_p
@@ -87,12 +85,6 @@ def _write_jvp(primals: Any, tangents: Any, *, batch_dims: int) -> Any:
     return out, ta_write_p.bind(buffer, primals[1], value, **row_params("ta_write_part", "drop", batch_dims=batch_dims))
 
 
-def _batch(primitive: Any, args: Any, dims: Any, *, batch_dims: int) -> Any:
-    n = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
-    args = [to_front(x, d, n) for x, d in zip(args, dims, strict=True)]
-    return primitive.bind(*args, batch_dims=batch_dims + 1), 0
-
-
 def _read_in_plain_jax(buffer: Array, index: Array, parts: Array, *, batch_dims: int) -> Array:
     return ta_read_p.bind(buffer, index, **row_params("ta_read_part", "drop", batch_dims=batch_dims))
 
@@ -101,35 +93,20 @@ def _write_in_plain_jax(buffer: Array, index: Array, value: Array, parts: Array,
     return ta_write_p.bind(buffer, index, value, **row_params("ta_write_part", "drop", batch_dims=batch_dims))
 
 
-declare("read_part", ("buffer", "bound", "parts"), ("parts of a row",))
-declare("write_part", ("buffer", "bound", "parts of a row", "parts"), ("buffer",))
-
-
-def _read_kernel(ctx: Any, *operands: Any, batch_dims: int, **_: Any) -> Any:
-    return jax.ffi.ffi_lowering(PREFIX + "read_part")(ctx, *operands, batch_dims=np.int64(batch_dims))
-
-
-def _write_kernel(ctx: Any, *operands: Any, batch_dims: int, **_: Any) -> Any:
-    rule = jax.ffi.ffi_lowering(PREFIX + "write_part", operand_output_aliases={0: 0})
-    return rule(ctx, *operands, batch_dims=np.int64(batch_dims))
-
-
 ta_read_part_p = make_primitive(
     "ta_read_part",
     abstract_eval=_read_abstract_eval,
     jvp=_read_jvp,
-    transpose=None,
-    batch=_batch,
+    batch=batch_operands,
     reference=_read_in_plain_jax,
-    kernel=_read_kernel,
+    kernel=simple_kernel("read_part", ("buffer", "bound", "parts"), ("parts of a row",)),
 )
 
 ta_write_part_p = make_primitive(
     "ta_write_part",
     abstract_eval=_write_abstract_eval,
     jvp=_write_jvp,
-    transpose=None,
-    batch=_batch,
+    batch=batch_operands,
     reference=_write_in_plain_jax,
-    kernel=_write_kernel,
+    kernel=simple_kernel("write_part", ("buffer", "bound", "parts of a row", "parts"), ("buffer",)),
 )

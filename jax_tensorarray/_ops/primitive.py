@@ -86,26 +86,30 @@ def make_primitive(
     name: str,
     *,
     abstract_eval: Callable[..., Any],
-    jvp: Callable[..., Any] | None,
-    transpose: Callable[..., Any] | None,
-    batch: Callable[..., Any] | None,
+    linear_in: Sequence[int] = (),
+    jvp: Callable[..., Any] | None = None,
+    transpose: Callable[..., Any] | None = None,
+    batch: Callable[..., Any] | None = None,
     reference: Callable[..., Any],
     kernel: Callable[..., Any],
     multiple_results: bool = False,
 ) -> Primitive:
     """Make a primitive with all its rules, and register it with the passes and loops of the library.
 
-    `reference` is the meaning in plain JAX, used as the lowering where there is no kernel. `kernel` lowers to a call
-    of a kernel on a `platform`.
+    An op that is linear in some of its operands together, `linear_in`, needs no `jvp`. `transpose` is called for
+    cotangents of which at least one is not zero. `reference` is the meaning in plain JAX, used as the lowering where
+    there is no kernel. `kernel` lowers to a call of a kernel on a `platform`.
     """
     primitive = RowPrimitive(name)
     primitive.multiple_results = multiple_results
     primitive.def_impl(functools.partial(xla.apply_primitive, primitive))
     primitive.def_abstract_eval(abstract_eval)
+    if linear_in:
+        jvp = functools.partial(_linear_jvp, primitive, linear_in)
     if jvp is not None:
         ad.primitive_jvps[primitive] = jvp
     if transpose is not None:
-        ad.primitive_transposes[primitive] = transpose
+        ad.primitive_transposes[primitive] = nonzero_transpose(transpose)
     if batch is not None:
         batching.primitive_batchers[primitive] = functools.partial(batch, primitive)
     if isinstance(kernel, RowKernel):
@@ -189,6 +193,28 @@ def zero_tangent(out: Array) -> Any:
     return ad.Zero(jax.typeof(out).to_tangent_aval())
 
 
+def _linear_jvp(primitive: Primitive, linear_in: Sequence[int], primals: Any, tangents: Any, **params: Any) -> Any:
+    """Return the op of the primals, and the op of the tangents of the operands that it is linear in."""
+    out = primitive.bind(*primals, **params)
+    if all(is_zero(tangents[k]) for k in linear_in):
+        return out, [zero_tangent(x) for x in out] if primitive.multiple_results else zero_tangent(out)
+    operands = list(primals)
+    for k in linear_in:
+        operands[k] = ad.instantiate_zeros(tangents[k])
+    return out, primitive.bind(*operands, **params)
+
+
+def nonzero_transpose(transpose: Callable[..., Any]) -> Callable[..., Any]:
+    """Extend a transpose to cotangents that are all symbolically zero."""
+
+    def rule(cts: Any, *operands: Any, **params: Any) -> Any:
+        if all(map(is_zero, cts if isinstance(cts, Sequence) else [cts])):
+            return [ad.Zero(x.aval) if ad.is_undefined_primal(x) else None for x in operands]
+        return transpose(cts, *operands, **params)
+
+    return rule
+
+
 # --- batching --------------------------------------------------------------------------------------------------
 
 
@@ -197,13 +223,22 @@ def to_front(x: Array, dim: int | None, size: int) -> Array:
     return jnp.broadcast_to(x, (size, *x.shape)) if dim is None else jnp.moveaxis(x, dim, 0)
 
 
+def all_to_front(args: Sequence[Array], dims: Sequence[int | None]) -> list[Array]:
+    """Return the operands with their batch axes first; the axis is added to those that have none."""
+    size = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
+    return [to_front(x, d, size) for x, d in zip(args, dims, strict=True)]
+
+
+def batch_operands(primitive: Primitive, args: Sequence[Array], dims: Sequence[int | None], *, batch_dims: int) -> Any:
+    """Batch an op without an index: add one more native batch axis at the front of all operands."""
+    return primitive.bind(*all_to_front(args, dims), batch_dims=batch_dims + 1), 0
+
+
 def batch_rows(
     primitive: Primitive, args: Sequence[Array], dims: Sequence[int | None], **params: Unpack[Params]
 ) -> Any:
     """Batch any row op: add one more native batch axis at the front of all operands."""
-    size = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
-    args = [to_front(x, d, size) for x, d in zip(args, dims, strict=True)]
-    out = primitive.bind(*args, **batched_params(params, dims[1]))
+    out = primitive.bind(*all_to_front(args, dims), **batched_params(params, dims[1]))
     return (out, [0] * len(out)) if primitive.multiple_results else (out, 0)
 
 
@@ -254,6 +289,17 @@ def _lower_without_kernel(
     if is_ours(call):
         add_fallback(ctx.module_context, params["op"], call, functools.partial(fallback, ctx, **params))
     return results
+
+
+def simple_kernel(name: str, operands: tuple[str, ...], results: tuple[str, ...]) -> Callable[..., Any]:
+    """Declare the kernel of an op that is no row op, and return the lowering to it."""
+    aliases = {0: 0} if declare(name, operands, results).in_place else {}
+
+    def lower(ctx: Any, *operands: Any, batch_dims: int | None = None, **_: Any) -> Any:
+        attributes = {} if batch_dims is None else {"batch_dims": np.int64(batch_dims)}
+        return jax.ffi.ffi_lowering(PREFIX + name, operand_output_aliases=aliases)(ctx, *operands, **attributes)
+
+    return lower
 
 
 def is_packed(dtype: Any) -> bool:

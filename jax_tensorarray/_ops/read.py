@@ -4,7 +4,6 @@ from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
-from jax.interpreters import ad
 
 from jax_tensorarray import _compat
 from jax_tensorarray._ops import addressing, reference
@@ -14,12 +13,11 @@ from jax_tensorarray._ops.primitive import (
     batch_rows,
     batched_params,
     check_operands,
-    is_zero,
     make_primitive,
+    nonzero_transpose,
     row_kernel,
     rows_of,
     to_front,
-    zero_tangent,
 )
 
 
@@ -88,13 +86,6 @@ def _abstract_eval(buffer: Any, index: Any, *where: Any, batch_dims: int, index_
     return rows_of(buffer, index, batch_dims, index_dims)
 
 
-def _jvp(primals: Any, tangents: Any, **params: Unpack[Params]) -> Any:
-    out = ta_read_p.bind(*primals, **params)
-    if is_zero(tangents[0]):
-        return out, zero_tangent(out)
-    return out, ta_read_p.bind(tangents[0], *primals[1:], **params)
-
-
 def _accumulate(running: Array, ct: Array, index: Array, *where: Array, **params: Unpack[Params]) -> Array:
     from jax_tensorarray._ops.add import ta_add_p  # each is the other's transpose
 
@@ -102,8 +93,6 @@ def _accumulate(running: Array, ct: Array, index: Array, *where: Array, **params
 
 
 def _transpose(ct: Any, buffer: Any, index: Array, *where: Array, **params: Unpack[Params]) -> Any:
-    if is_zero(ct):
-        return [ad.Zero(buffer.aval), *[None] * (1 + len(where))]
     zeros = jnp.zeros(buffer.aval.shape, buffer.aval.dtype)
     return [_accumulate(zeros, ct, index, *where, **params), *[None] * (1 + len(where))]
 
@@ -125,10 +114,9 @@ def _in_plain_jax(buffer: Array, index: Array, *where: Array, batch_dims: int, *
 ta_read_p = make_primitive(
     "ta_read",
     abstract_eval=_abstract_eval,
-    jvp=_jvp,
-    transpose=None,
+    linear_in=(0,),
     batch=_batch,
     reference=_in_plain_jax,
     kernel=row_kernel("read", ("buffer", "index", "where"), ("value",)),
 )
-_compat.register_accumulating_transpose(ta_read_p, _accumulate, _transpose)
+_compat.register_accumulating_transpose(ta_read_p, _accumulate, nonzero_transpose(_transpose))

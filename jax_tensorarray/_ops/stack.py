@@ -3,12 +3,9 @@
 from typing import Any
 
 import jax
-import numpy as np
-from jax.interpreters import ad
 
-from jax_tensorarray._lowering.mlir import PREFIX, declare
 from jax_tensorarray._ops import arguments, reference
-from jax_tensorarray._ops.primitive import Array, is_zero, like_buffer, make_primitive, to_front, zero_tangent
+from jax_tensorarray._ops.primitive import Array, batch_operands, like_buffer, make_primitive, simple_kernel
 
 
 def ta_stack(buffer: Any, size: Any = None) -> jax.Array:
@@ -44,37 +41,16 @@ def _abstract_eval(buffer: Any, size: Any, *, batch_dims: int) -> Any:
     return like_buffer(buffer)
 
 
-def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
-    out = ta_stack_p.bind(*primals, **params)
-    if is_zero(tangents[0]):
-        return out, zero_tangent(out)
-    return out, ta_stack_p.bind(tangents[0], primals[1], **params)
-
-
 def _transpose(ct: Any, buffer: Any, size: Array, **params: Any) -> Any:
-    return [ad.Zero(buffer.aval) if is_zero(ct) else ta_stack_p.bind(ct, size, **params), None]
-
-
-def _batch(primitive: Any, args: Any, dims: Any, *, batch_dims: int) -> Any:
-    n = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
-    buffer, size = (to_front(x, d, n) for x, d in zip(args, dims, strict=True))
-    return primitive.bind(buffer, size, batch_dims=batch_dims + 1), 0
-
-
-declare("mask", ("buffer", "bound"), ("buffer",))
-
-
-def _kernel(ctx: Any, *operands: Any, batch_dims: int, **_: Any) -> Any:
-    rule = jax.ffi.ffi_lowering(PREFIX + "mask", operand_output_aliases={0: 0})
-    return rule(ctx, *operands, batch_dims=np.int64(batch_dims))
+    return [ta_stack_p.bind(ct, size, **params), None]
 
 
 ta_stack_p = make_primitive(
     "ta_stack",
     abstract_eval=_abstract_eval,
-    jvp=_jvp,
+    linear_in=(0,),
     transpose=_transpose,
-    batch=_batch,
+    batch=batch_operands,
     reference=reference.mask,
-    kernel=_kernel,
+    kernel=simple_kernel("mask", ("buffer", "bound"), ("buffer",)),
 )

@@ -11,12 +11,10 @@ from jax_tensorarray._ops.primitive import (
     Params,
     batch_rows,
     check_operands,
-    is_zero,
     like_buffer,
     make_primitive,
     row_kernel,
     rows_of,
-    zero_tangent,
 )
 
 
@@ -75,25 +73,9 @@ def _abstract_eval(buffer: Any, index: Any, *rest: Any, batch_dims: int, index_d
     return like_buffer(buffer), rows_of(buffer, index, batch_dims, index_dims)
 
 
-def _jvp(primals: Any, tangents: Any, **params: Unpack[Params]) -> Any:
-    _, index, _, *where = primals
-    outs = ta_swap_p.bind(*primals, **params)
-    if is_zero(tangents[0]) and is_zero(tangents[2]):
-        return outs, [zero_tangent(out) for out in outs]
-    buffer_dot, value_dot = (ad.instantiate_zeros(tangents[k]) for k in (0, 2))
-    return outs, ta_swap_p.bind(buffer_dot, index, value_dot, *where, **params)
-
-
 def _transpose(cts: Any, buffer: Any, index: Array, value: Any, *where: Array, **params: Unpack[Params]) -> Any:
     nothing = [None] * len(where)
     needs_buffer, needs_value = ad.is_undefined_primal(buffer), ad.is_undefined_primal(value)
-    if all(map(is_zero, cts)):
-        return [
-            ad.Zero(buffer.aval) if needs_buffer else None,
-            None,
-            ad.Zero(value.aval) if needs_value else None,
-            *nothing,
-        ]
     ct_buffer, ct_old = map(ad.instantiate_zeros, cts)
     # The exchanges are undone last to first.
     ct_buffer, ct_value = ta_swap_p.bind(
@@ -110,7 +92,7 @@ ta_swap_p = make_primitive(
     "ta_swap",
     multiple_results=True,
     abstract_eval=_abstract_eval,
-    jvp=_jvp,
+    linear_in=(0, 2),
     transpose=_transpose,
     batch=batch_rows,
     reference=_in_plain_jax,

@@ -12,11 +12,9 @@ from jax_tensorarray._ops.primitive import (
     Params,
     batch_rows,
     check_operands,
-    is_zero,
     like_buffer,
     make_primitive,
     row_kernel,
-    zero_tangent,
 )
 from jax_tensorarray._ops.swap import ta_swap_p
 
@@ -85,25 +83,9 @@ def _abstract_eval(buffer: Any, index: Any, *rest: Any, batch_dims: int, index_d
     return like_buffer(buffer)
 
 
-def _jvp(primals: Any, tangents: Any, **params: Unpack[Params]) -> Any:
-    _, index, _, *where = primals
-    out = ta_write_p.bind(*primals, **params)
-    if is_zero(tangents[0]) and is_zero(tangents[2]):
-        return out, zero_tangent(out)
-    buffer_dot, value_dot = (ad.instantiate_zeros(tangents[k]) for k in (0, 2))
-    return out, ta_write_p.bind(buffer_dot, index, value_dot, *where, **params)
-
-
 def _transpose(ct: Any, buffer: Any, index: Array, value: Any, *where: Array, **params: Unpack[Params]) -> Any:
     nothing = [None] * len(where)
     needs_buffer, needs_value = ad.is_undefined_primal(buffer), ad.is_undefined_primal(value)
-    if is_zero(ct):
-        return [
-            ad.Zero(buffer.aval) if needs_buffer else None,
-            None,
-            ad.Zero(value.aval) if needs_value else None,
-            *nothing,
-        ]
     shape = value.aval.shape if needs_value else value.shape
     zeros = jnp.zeros(shape, ct.dtype)
     if not needs_value:
@@ -120,7 +102,7 @@ def _in_plain_jax(*operands: Array, batch_dims: int, reverse: bool, **_: Any) ->
 ta_write_p = make_primitive(
     "ta_write",
     abstract_eval=_abstract_eval,
-    jvp=_jvp,
+    linear_in=(0, 2),
     transpose=_transpose,
     batch=batch_rows,
     reference=_in_plain_jax,
