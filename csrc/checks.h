@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "combine.h"
-#include "index.h"
+#include "rows.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace jax_tensorarray {

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <type_traits>
 
-#include "index.h"
+#include "rows.h"
 #include "small_float.h"
 
 namespace jax_tensorarray {

@@ -9,10 +9,10 @@
 #include <cstring>
 #include <string_view>
 
+#include "cpu_kernels.h"
 #include "errors.h"
 #include "handlers.h"
 #include "parallel.h"
-#include "walks.h"
 
 namespace jax_tensorarray {
 namespace {

@@ -1,4 +1,4 @@
-// The bodies of threads.h as kernels, and their launches.
+// The bodies of gpu_kernels.h as kernels, and their launches.
 #include "cuda.h"
 
 namespace jax_tensorarray {

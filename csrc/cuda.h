@@ -1,7 +1,7 @@
 // The launches that cuda.cu defines and the handlers in cuda.cc call. nvcc sees no FFI, and g++ no kernel.
 #pragma once
 
-#include "threads.h"
+#include "gpu_kernels.h"
 #include "vendor.h"
 
 namespace jax_tensorarray {

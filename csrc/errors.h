@@ -10,7 +10,7 @@
 #include <string>
 #include <string_view>
 
-#include "index.h"
+#include "rows.h"
 
 namespace jax_tensorarray {
 

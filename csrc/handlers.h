@@ -10,8 +10,8 @@
 
 #include "checks.h"
 #include "combine.h"
-#include "kernels.h"
 #include "registration.h"
+#include "rows.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace jax_tensorarray {

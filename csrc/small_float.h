@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "index.h"
+#include "rows.h"
 
 namespace jax_tensorarray {
 

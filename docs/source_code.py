@@ -1,4 +1,4 @@
-"""A page can show code of the repository, which is then written once: `<!-- code: csrc/kernels.h -->`.
+"""A page can show code of the repository, which is then written once: `<!-- code: csrc/rows.h -->`.
 
 After a comma comes the part that is shown: the title of a section, which is a comment such as `# --- lowering ---`, or
 how the first line of a function or a table begins. Links to files of the repository, which are not a part of the site,

@@ -1,6 +1,6 @@
-"""Sorts the positions of an index by the row that they address, for a GPU that visits many of them at once.
+"""Sort the positions of an index by the row that they address, for a GPU that visits many of them at once.
 
-On a GPU one thread does one position, and has to know which others address the same row (see csrc/threads.h). For few
+On a GPU one thread does one position, and has to know which others address its row (see csrc/gpu_kernels.h). For few
 positions it reads the whole index. For many that would be quadratic, so XLA sorts the index beforehand, and every
 thread finds the positions of its row beside its own.
 """

@@ -1,4 +1,4 @@
-// The threads of csrc/threads.h, run by the CPU: every block and every thread of the launch that a GPU would get.
+// The threads of csrc/gpu_kernels.h, run by the CPU: every block and every thread of the launch that a GPU would get.
 //
 // Reads cases from one file and writes results to another; tests/gpu/test_cuda_host.py makes the cases and knows the
 // results. Every array is an allocation of its own, exactly as long as it has to be and as badly aligned as the case

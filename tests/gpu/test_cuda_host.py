@@ -1,6 +1,6 @@
 """What each thread of a GPU does, run by the CPU, under sanitizers, thread by thread of every launch.
 
-`cuda_host.cc` runs the bodies of `csrc/threads.h`; the expected results are those of the loops in `oracle.py`. The
+`cuda_host.cc` runs the bodies of `csrc/gpu_kernels.h`; the expected results are those of the loops in `oracle.py`. The
 order of threads is part of a case, since on a GPU there is none: a result that depends on it is a race.
 """
 

@@ -1,8 +1,8 @@
 // Calls handlers without XLA, with whatever a file says: those of csrc/cpu.cc, or with EMULATED_GPU those of
 // csrc/cuda.cc.
 //
-// tests/ops/test_calls.py makes the calls and knows what comes of them. Every array is an allocation of its own, as long as
-// the call says that it is, so that the address sanitizer sees each access past it.
+// tests/ops/test_calls.py makes the calls and knows what comes of them. Every array is an allocation of its own, as
+// long as the call says that it is, so that the address sanitizer sees each access past it.
 #ifdef EMULATED_GPU
 #include "emulated_gpu/module.cc"  // NOLINT
 #else

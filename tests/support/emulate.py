@@ -1,4 +1,4 @@
-"""A GPU that is this process: the handlers of `csrc/cuda.cc` and the threads of `csrc/threads.h`, run by the CPU.
+"""A GPU that is this process: the handlers of `csrc/cuda.cc` and the threads of `csrc/gpu_kernels.h`, run by the CPU.
 
     TENSORARRAY_EMULATED_GPU=1 python -m pytest tests/ops/test_index_errors.py
 

@@ -1,7 +1,7 @@
 // Launches by the CPU: every block and every thread, one after the other.
 #pragma once
 
-#include "threads.h"
+#include "gpu_kernels.h"
 
 namespace jax_tensorarray {
 

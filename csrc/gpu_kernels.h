@@ -19,7 +19,7 @@
 
 #include "combine.h"
 #include "errors.h"
-#include "kernels.h"
+#include "rows.h"
 
 namespace jax_tensorarray {
 

@@ -10,7 +10,7 @@
 #include <limits>
 #include <type_traits>
 
-#include "kernels.h"
+#include "rows.h"
 
 namespace jax_tensorarray {
 

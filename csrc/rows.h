@@ -1,4 +1,4 @@
-// The index rule, once for every backend: which row does a position address?
+// The rules of a row, once for every platform: which row does a position address, and which rows are in a range?
 //
 // Compiled as plain C++ by the host compiler and as __host__ __device__ code by nvcc or hipcc.
 #pragma once
@@ -107,6 +107,27 @@ struct LiveSize {
   const int32_t* size;
   int64_t count;
   TA_HD int64_t operator()(int64_t position) const { return size[position < count ? 0 : position / count]; }
+};
+
+// The n-th position of a walk over `count` positions, first to last or last to first.
+TA_HD inline int64_t nth(int64_t n, int64_t count, bool reverse) { return reverse ? count - 1 - n : n; }
+
+// The row that a bound of a range stands for, in [0, size]; no bound is the end of the buffer.
+TA_HD inline int64_t bound(const Index& at, int64_t batch, int64_t size) {
+  if (at.data == nullptr) return size;
+  int64_t row = at.value(batch);
+  if (row < 0) return at.type == IndexType::kU64 ? size : 0;
+  return row < size ? row : size;
+}
+
+// A row for each batch, of which only the first parts are moved. The others are nobody's concern.
+struct Parts {
+  Geometry g;
+  Index index, count;  // of the row, and of its parts
+  int64_t part;        // the size of a part, in the units of `g.row`
+
+  TA_HD int64_t row(int64_t batch) const { return index.row(batch, g.size); }
+  TA_HD int64_t end(int64_t batch) const { return part == 0 ? 0 : bound(count, batch, g.row / part) * part; }
 };
 
 }  // namespace jax_tensorarray
