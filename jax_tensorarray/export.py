@@ -34,7 +34,7 @@ it is there, and only in calls with `strict`, `masked`, `sorted` and `reverse`) 
 from jax.export import DisabledSafetyCheck
 
 import jax_tensorarray._ops  # noqa: F401  # the ops declare their calls
-from jax_tensorarray._lowering.mlir import CALLS, PREFIX
+from jax_tensorarray._lowering.calls import CALLS, PREFIX
 
 #: The version of the contract. A stored function may name calls of a lower number.
 CONTRACT_VERSION = 1

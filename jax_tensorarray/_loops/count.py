@@ -19,7 +19,7 @@ from jax_tensorarray._loops import jaxprs, masking, rules
 from jax_tensorarray._loops.jaxprs import chosen, spread
 from jax_tensorarray._loops.linearize import Linearized, linearize
 from jax_tensorarray._loops.rules import Axis, axes
-from jax_tensorarray._lowering.mlir import TAPE
+from jax_tensorarray._lowering.calls import TAPE
 from jax_tensorarray._ops.empty import empty_like
 from jax_tensorarray._ops.host import (
     is_on_host,

@@ -11,18 +11,16 @@ from typing import Any
 import numpy as np
 from jax.interpreters.mlir import ir
 
+from jax_tensorarray._lowering.calls import IN_RANGE, addresses_rows, index_and_size
 from jax_tensorarray._lowering.mlir import (
-    IN_RANGE,
     Operation,
     Value,
     added_by_step,
-    addresses_rows,
     callee,
     callers_of,
     constant,
     direction_of,
     entry,
-    index_and_size,
     operands_of,
     operation,
     terminator,

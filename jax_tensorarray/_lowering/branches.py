@@ -7,11 +7,14 @@ whose other branches update buffers becomes a chain of two-way conditionals. Eac
 on or, as its last branch, runs one of the original branches. Exactly one of them does.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from jax.interpreters.mlir import ir
 
-from jax_tensorarray._lowering.mlir import Module, Operation, Value, is_inside, nested_operands, operation, terminator
+from jax_tensorarray._compat import hlo
+from jax_tensorarray._lowering.build import case, compare, return_from, splat, zeros
+from jax_tensorarray._lowering.mlir import Operation, Value, is_inside, nested_operands, operation, terminator
+from jax_tensorarray._lowering.ownership import Module
 
 
 def split_updating_branches(op: Operation, module: Module) -> None:
@@ -23,12 +26,13 @@ def split_updating_branches(op: Operation, module: Module) -> None:
         return
     with ir.InsertionPoint(op), op.location:
         stands_for = _placeholders(op, blocks, dict.fromkeys(v for values in owned for v in values))
-        passed = [stands_for[j] if j in stands_for else _zeros(r.type) for j, r in enumerate(op.results)]
+        passed = [stands_for[j] if j in stands_for else zeros(r.type) for j, r in enumerate(op.results)]
         if len(updating) < len(blocks):
             passed = _case_of_others(op, [None if k in updating else b for k, b in enumerate(blocks)], passed)
         for k in updating:
             _rename(blocks[k], {v: passed[j] for j, v in stands_for.items()})
-            passed = _case(op, _equals(op.operands[0], k, len(blocks)), [None, blocks[k]], passed)
+            index = _is_run(op.operands[0], k, len(blocks))
+            passed = case(index, [v.type for v in passed], [_passing(passed), blocks[k]])
     for old, new in zip(op.results, passed, strict=True):
         old.replace_all_uses_with(new)
     op.erase()
@@ -97,51 +101,26 @@ def _case_of_others(op: Operation, blocks: Sequence[ir.Block | None], passed: Se
         return list(passed)
     if changed:
         for block in others:
-            end = terminator(block)
-            with ir.InsertionPoint(end):
-                ir.Operation.create("stablehlo.return", [], [end.operands[j] for j in changed])
-            end.erase()
+            return_from(block, [terminator(block).operands[j] for j in changed])
     else:
         changed = list(range(len(passed)))
-    results = _case(op, op.operands[0], blocks, [passed[j] for j in changed])
+    through = [passed[j] for j in changed]
+    branches = [_passing(through) if block is None else block for block in blocks]
+    results = case(op.operands[0], [v.type for v in through], branches)
     new = dict(zip(changed, results, strict=True))
     return [new.get(j, v) for j, v in enumerate(passed)]
 
 
-def _case(op: Operation, index: Value, blocks: Sequence[ir.Block | None], passed: Sequence[Value]) -> list[Value]:
-    """Make a conditional of those branches. In place of None it has a branch that returns `passed`."""
-    case = ir.Operation.create("stablehlo.case", [v.type for v in passed], [index], regions=len(blocks))
-    for region, block in zip(case.regions, blocks, strict=True):
-        if block is not None:
-            block.append_to(region)
-        else:
-            with ir.InsertionPoint(region.blocks.append()):
-                ir.Operation.create("stablehlo.return", [], passed)
-    return list(case.results)
+def _passing(values: Sequence[Value]) -> Callable[[], Sequence[Value]]:
+    return lambda: values
 
 
-def _make(name: str, of: ir.Type, operands: Sequence[Value], **attributes: str) -> Value:
-    parsed = {key: ir.Attribute.parse(text) for key, text in attributes.items()}
-    result: Value = ir.Operation.create(f"stablehlo.{name}", [of], operands, parsed).results[0]
-    return result
-
-
-def _zeros(of: ir.RankedTensorType) -> Value:
-    """Make an array of zeros from a scalar: the Python bindings cannot make a constant of every element type."""
-    scalar, number = ir.RankedTensorType.get([], of.element_type), ir.RankedTensorType.get([], ir.F32Type.get())
-    zero = _make("constant", number, [], value=f"dense<0.0> : {number}")
-    return _make("broadcast_in_dim", of, [_make("convert", scalar, [zero])], broadcast_dimensions="array<i64>")
-
-
-def _equals(index: Value, k: int, count: int) -> Value:
+def _is_run(index: Value, k: int, count: int) -> Value:
     """Return 1 if a conditional of `count` branches would run branch `k` for `index`, else 0."""
-    flag = ir.RankedTensorType.get([], ir.IntegerType.get_signless(1))
 
-    def compare(direction: str, to: int) -> Value:
-        number = _make("constant", index.type, [], value=f"dense<{to}> : {index.type}")
-        kind = f"#stablehlo<comparison_direction {direction}>"
-        return _make("compare", flag, [index, number], comparison_direction=kind)
+    def compared(direction: str, to: int) -> Value:
+        return compare(index, splat(index.type, to), direction)
 
     # An index out of range runs the last branch.
-    chosen = compare("EQ", k) if k < count - 1 else _make("or", flag, [compare("LT", 0), compare("GE", k)])
-    return _make("convert", index.type, [chosen])
+    runs = compared("EQ", k) if k < count - 1 else hlo.or_(compared("LT", 0), compared("GE", k))
+    return hlo.convert(index.type, runs)

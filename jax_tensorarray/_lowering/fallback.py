@@ -10,7 +10,8 @@ from typing import Any
 from jax.interpreters.mlir import ir
 
 from jax_tensorarray._compat import hlo
-from jax_tensorarray._lowering.mlir import FALLBACK, PREFIX, Operation, Value, entry, target, walk
+from jax_tensorarray._lowering.calls import FALLBACK, PREFIX, target
+from jax_tensorarray._lowering.mlir import Operation, Value, entry, walk
 
 
 def add(context: Any, name: str, call: Operation, meaning: Callable[..., Sequence[Value]]) -> None:

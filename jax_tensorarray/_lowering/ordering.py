@@ -7,86 +7,35 @@ or the loop, branch or call inside which that happens), the readers' results bec
 ignores them, so that reading comes first by data dependence. An owner that is not one of our calls gets a fence in
 front: an in-place identity that takes those operands instead. A reader that follows its owner in the program text
 but does not depend on it is moved in front of it.
-
-Calls in loops that raise or allocate are pinned there: hoisted, they would raise in a loop of no steps.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from jax.interpreters.mlir import ir
 
-from jax_tensorarray import _compat
-from jax_tensorarray._lowering import fallback
-from jax_tensorarray._lowering.bounds import mark_those_in_range
-from jax_tensorarray._lowering.branches import split_updating_branches
-from jax_tensorarray._lowering.mlir import (
-    CONFIG,
+from jax_tensorarray._lowering.build import custom_call, layouts, replaced
+from jax_tensorarray._lowering.calls import (
     IN_PLACE,
-    MARK,
     PREFIX,
-    UNKNOWN,
-    WITHOUT_KERNELS,
-    Module,
+    target,
+)
+from jax_tensorarray._lowering.mlir import (
     Operation,
     Value,
     blocks,
-    config,
-    custom_call,
-    functions_in_loops,
-    is_ours,
-    layouts,
-    loops_of,
     nested_operands,
     num_bytes,
     operation,
-    target,
     walk,
 )
-from jax_tensorarray._lowering.partition import is_divided, label_calls
-from jax_tensorarray._lowering.record import check_by_record, drop_strays
-from jax_tensorarray._lowering.slices import default_lowering, use_slices
+from jax_tensorarray._lowering.ownership import Module
 
 
-def order_readers(module: ir.Module, platforms: Sequence[str] = (), is_compiled_next: bool = False) -> None:
-    """Rewrite `module` in place for these platforms. A module without our calls is left as it is."""
-    if MARK not in module.operation.attributes:
-        return
-    del module.operation.attributes[MARK]
-    functions = {
-        op.attributes["sym_name"].value: op for op in map(operation, module.body.operations) if op.name == "func.func"
-    }
-    # How XLA treats barriers and slices is known for the installed version only.
-    platform = platforms[0] if len(platforms) == 1 and (is_compiled_next or platforms[0] in WITHOUT_KERNELS) else None
-    with module.context:
-        calls_nothing = not WITHOUT_KERNELS.isdisjoint(platforms)
-        meanings = {name: functions.pop(name) for name in fallback.names(functions)} if calls_nothing else {}
-        divided = is_divided(module)
-        platform = None if divided and platform not in WITHOUT_KERNELS else platform
-        needs_unknown = platform is not None and not _compat.barriers_hold(platform)
-        if platform is not None:
-            mark_those_in_range(functions)
-            if platform in WITHOUT_KERNELS:
-                drop_strays(functions)
-            else:
-                check_by_record(functions, default_lowering(), unknown=needs_unknown)
-        everything = Module(functions)
-        for function in functions.values():
-            for block in reversed(list(blocks(function))):
-                for op in [op for op in map(operation, block.operations) if op.name == "stablehlo.case"]:
-                    split_updating_branches(op, everything)
-        for function in functions.values():
-            for block in list(blocks(function)):
-                _order_block(block, everything)
-        use_slices(functions, platform=platform, divided=divided)
-        if needs_unknown:
-            for op in [op for function in functions.values() for op in (function, *walk(function))]:
-                if UNKNOWN in op.attributes:
-                    del op.attributes[UNKNOWN]
-        _pin_to_loops(functions)
-        if calls_nothing:
-            fallback.replace_calls(functions, meanings)
-        label_calls(module)
+def order_readers(functions: dict[str, Operation], module: Module) -> None:
+    """Put the readers of every value before its last owner, in all blocks."""
+    for function in functions.values():
+        for block in list(blocks(function)):
+            _order_block(block, module)
 
 
 # --- ordering one block ----------------------------------------------------------------------------------------
@@ -213,16 +162,8 @@ def _small_results(readers: Sequence[Operation], limit: float) -> list[Value]:
 
 
 def _with_operands(op: Operation, extra: Sequence[Value]) -> Operation:
-    attributes = {name: op.attributes[name] for name in op.attributes}
-    attributes["operand_layouts"] = ir.ArrayAttr.get([*attributes["operand_layouts"], *layouts(extra)])
-    with ir.InsertionPoint(op):
-        new = ir.Operation.create(
-            op.name, [r.type for r in op.results], [*op.operands, *extra], attributes, loc=op.location
-        )
-    for old_result, new_result in zip(op.results, new.results, strict=True):
-        old_result.replace_all_uses_with(new_result)
-    op.erase()
-    return new
+    more = ir.ArrayAttr.get([*op.attributes["operand_layouts"], *layouts(extra)])
+    return replaced(op, [*op.operands, *extra], [], operand_layouts=more)
 
 
 def _fence(op: Operation, value: Value, readers: Sequence[Value]) -> None:
@@ -232,23 +173,3 @@ def _fence(op: Operation, value: Value, readers: Sequence[Value]) -> None:
     for user, number, used in list(nested_operands(op)):
         if used == value:
             user.operands[number] = fence
-
-
-# --- what must stay in its loop --------------------------------------------------------------------------------
-
-
-def _pin_to_loops(functions: dict[str, Operation]) -> None:
-    """Mark the calls in loops that raise or allocate, so that XLA does not hoist them as loop-invariant."""
-    called = functions_in_loops(functions)
-    for name, function in functions.items():
-        everywhere = [function] if name in called else loops_of(function)
-        for op in [op for outer in everywhere for op in walk(outer)]:
-            if _raises_or_allocates(op):
-                op.attributes["has_side_effect"] = ir.BoolAttr.get(True)
-
-
-def _raises_or_allocates(op: Operation) -> bool:
-    if target(op) == PREFIX + "empty":
-        return True
-    attributes: Any = config(op) if is_ours(op) and CONFIG in op.attributes else {}
-    return "strict" in attributes and attributes["strict"].value

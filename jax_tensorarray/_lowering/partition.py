@@ -20,7 +20,8 @@ import numpy as np
 from jax.interpreters.mlir import dtype_to_ir_type, ir
 
 from jax_tensorarray._compat import xla_client
-from jax_tensorarray._lowering.mlir import CALLS, CONFIG, IN_PLACE, PREFIX, Operation, is_ours, target, walk
+from jax_tensorarray._lowering.calls import CALLS, CONFIG, IN_PLACE, PREFIX, is_ours, target
+from jax_tensorarray._lowering.mlir import Operation, walk
 
 HloSharding = Any
 Shape = Any

@@ -19,48 +19,54 @@ from jax.interpreters import mlir
 from jax.interpreters.mlir import ir
 
 from jax_tensorarray._compat import hlo
-from jax_tensorarray._lowering.mlir import (
+from jax_tensorarray._lowering.build import (
+    astray,
+    compare,
+    custom_call,
+    integer,
+    of_positions,
+    replaced,
+    return_from,
+    splat,
+    tensor,
+    widened,
+    without_last,
+)
+from jax_tensorarray._lowering.calls import (
     CALLS,
     CHECKED,
     CONFIG,
-    INT32_MAX,
     LOWERING,
     PREFIX,
     TAPE,
     UNKNOWN,
-    Operation,
-    Value,
-    added_by_step,
     addresses_rows,
-    astray,
-    callee,
-    compare,
     config,
-    constant,
-    custom_call,
-    directly_in,
-    entry,
-    functions_in_loops,
     index_and_size,
-    integer,
-    is_in_loop,
     is_ours,
     lowering_of,
     may_raise,
+    target,
+)
+from jax_tensorarray._lowering.mlir import (
+    INT32_MAX,
+    Operation,
+    Value,
+    added_by_step,
+    callee,
+    constant,
+    directly_in,
+    entry,
+    functions_in_loops,
+    is_in_loop,
     nested_operands,
-    of_positions,
     operands_of,
     operation,
     repeats_along_last,
     shared_scalar,
-    splat,
-    target,
-    tensor,
     terminator,
     walk,
-    widened,
     window_of,
-    without_last,
 )
 
 #: The last value is the code of the first index that was out of range, or 0. Before it come numbers that do not fit in.
@@ -228,10 +234,10 @@ class _Threading:
                 end = terminator(condition)
                 with ir.InsertionPoint(end), end.location:
                     goes_on = hlo.and_(end.operands[0], compare(seen, splat(seen.type, 0), "EQ"))
-                _return(condition, [goes_on])
+                return_from(condition, [goes_on])
         for block in (region.blocks[0] for region in op.regions if op.name in _BRANCHES):
             _return_more(block, self._thread(block, record, known))
-        new = _with_more(op, [] if op.name in _BRANCHES else record, self.codes.types)
+        new = replaced(op, [*op.operands, *([] if op.name in _BRANCHES else record)], self.codes.types)
         if self.unknown and new.name == _WHILE:
             new.attributes[UNKNOWN] = ir.UnitAttr.get()
         return list(new.results)[-len(record) :]
@@ -301,10 +307,10 @@ def _carry_predicate(loop: Operation) -> None:
     _return_more(body, [goes_on])
     body.add_argument(kind, location)
     carried = condition.add_argument(kind, location)
-    _return(condition, [carried])
+    return_from(condition, [carried])
     for op in reversed([operation(op) for op in condition.operations][:-1]):
         op.erase()
-    _with_more(loop, [start], [kind])
+    replaced(loop, [*loop.operands, start], [kind])
 
 
 def _copy(block: ir.Block, renamed: dict[Value, Value], before: Operation, result: Value) -> Value:
@@ -319,35 +325,8 @@ def _copy(block: ir.Block, renamed: dict[Value, Value], before: Operation, resul
     return renamed.get(result, result)
 
 
-def _return(block: ir.Block, values: Sequence[Value]) -> None:
-    end = terminator(block)
-    with ir.InsertionPoint(end):
-        ir.Operation.create(end.name, [], values, loc=end.location)
-    end.erase()
-
-
 def _return_more(block: ir.Block, values: Sequence[Value]) -> None:
-    _return(block, [*terminator(block).operands, *values])
-
-
-def _with_more(op: Operation, operands: Sequence[Value], types: Sequence[ir.Type]) -> Operation:
-    """Replace an operation, whose regions fit already, by one with more operands and more results."""
-    attributes = {name: op.attributes[name] for name in op.attributes}
-    with ir.InsertionPoint(op):
-        new = ir.Operation.create(
-            op.name,
-            [*(result.type for result in op.results), *types],
-            [*op.operands, *operands],
-            attributes,
-            regions=len(op.regions),
-            loc=op.location,
-        )
-    for old_region, new_region in zip(op.regions, new.regions, strict=True):
-        old_region.blocks[0].append_to(new_region)
-    for old, result in zip(op.results, new.results, strict=False):
-        old.replace_all_uses_with(result)
-    op.erase()
-    return new
+    return_from(block, [*terminator(block).operands, *values])
 
 
 # --- what it says ----------------------------------------------------------------------------------------------

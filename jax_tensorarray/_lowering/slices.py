@@ -28,7 +28,18 @@ from jax.interpreters.mlir import ir
 from jax_tensorarray import _compat
 from jax_tensorarray._compat import hlo
 from jax_tensorarray._hlo.union_find import UnionFind
-from jax_tensorarray._lowering.mlir import (
+from jax_tensorarray._lowering.build import (
+    astray,
+    case,
+    compare,
+    integer,
+    of_positions,
+    splat,
+    tensor,
+    widened,
+    without_last,
+)
+from jax_tensorarray._lowering.calls import (
     CALLS,
     CHECKED,
     IN_PLACE,
@@ -38,39 +49,33 @@ from jax_tensorarray._lowering.mlir import (
     PREFIX,
     TAPE,
     WITHOUT_KERNELS,
-    Module,
-    Operation,
-    Value,
-    astray,
-    blocks,
-    callers_of,
-    compare,
     config,
-    dims_of,
-    entry,
-    functions_in_loops,
     index_sizes,
-    integer,
-    is_in_loop,
-    is_inside,
     is_ours,
     lowering_of,
     may_raise,
+    target,
+    unknown_at,
+)
+from jax_tensorarray._lowering.mlir import (
+    Operation,
+    Value,
+    blocks,
+    callers_of,
+    dims_of,
+    entry,
+    functions_in_loops,
+    is_in_loop,
+    is_inside,
     nested_operands,
     num_bytes,
-    of_positions,
     operation,
     repeats_along_last,
-    splat,
-    target,
-    tensor,
     terminator,
-    unknown_at,
     walk,
-    widened,
     window_of,
-    without_last,
 )
+from jax_tensorarray._lowering.ownership import Module
 
 #: The most rows of an op that become slices. On a GPU each slice is a kernel, and one of ours does them all.
 _MOST_SLICES = 16
@@ -410,12 +415,7 @@ class _Rewriter:
     def _branch(self, types: Sequence[ir.Type], *branches: Callable[[], Sequence[Value]]) -> Sequence[Value]:
         """Return what the first of two branches makes. It is the one that is run, but XLA does not know that."""
         is_other = compare(self.unknown, splat(self.unknown.type, 0), "NE")
-        index = hlo.convert(integer(32), is_other)
-        case = ir.Operation.create("stablehlo.case", types, [index], regions=2)
-        for region, make in zip(case.regions, branches, strict=True):
-            with ir.InsertionPoint(region.blocks.append()):
-                ir.Operation.create("stablehlo.return", [], make())
-        return list(case.results)
+        return case(hlo.convert(integer(32), is_other), types, branches)
 
     def _token_of(self, value: Value) -> Value:
         """Return a number that is 0, once `value` is there."""

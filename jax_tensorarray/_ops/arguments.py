@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tensorarray._lowering.mlir import LOWERINGS
+from jax_tensorarray._lowering.calls import LOWERINGS
 
 Array = jax.Array
 

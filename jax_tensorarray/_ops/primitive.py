@@ -21,8 +21,9 @@ from jax.interpreters import ad, batching, mlir, xla
 from jax.sharding import PartitionSpec
 
 from jax_tensorarray import _compat, _kernels
+from jax_tensorarray._lowering.calls import LOWERING, PREFIX, WITHOUT_KERNELS, Call, declare, is_ours, mark
 from jax_tensorarray._lowering.fallback import add as add_fallback
-from jax_tensorarray._lowering.mlir import LOWERING, PREFIX, WITHOUT_KERNELS, Call, declare, is_ours, mark, operation
+from jax_tensorarray._lowering.mlir import operation
 from jax_tensorarray._ops import sorting
 
 Array = Any

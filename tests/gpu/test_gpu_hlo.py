@@ -23,7 +23,7 @@ from jax import lax
 
 from jax_tensorarray import in_place, ta_add, ta_max, ta_read
 from jax_tensorarray._hlo import text as hlo_text
-from jax_tensorarray._lowering.mlir import PREFIX
+from jax_tensorarray._lowering.calls import PREFIX
 from jax_tensorarray._selfcheck.programs import ours, plain, programs
 
 pytestmark = pytest.mark.skipif(bool(gpu_hlo.why_not()), reason=gpu_hlo.why_not())

@@ -13,8 +13,9 @@ from jax import lax
 from quick import jit
 
 from jax_tensorarray import ta_read
-from jax_tensorarray._lowering import bounds, ordering
-from jax_tensorarray._lowering.mlir import PREFIX, addresses_rows, callers_of, index_and_size, walk
+from jax_tensorarray._lowering import bounds, pipeline
+from jax_tensorarray._lowering.calls import PREFIX, addresses_rows, index_and_size
+from jax_tensorarray._lowering.mlir import callers_of, walk
 
 #: Data, so that nothing is known of it: as many numbers as a loop has steps at most, some of them large.
 DATA = np.array([3, 0, -2, 7, 2**31 - 1, 1, -(2**31)], np.int32)
@@ -160,7 +161,7 @@ def test_bounds_hold_whatever_an_index_is(loop, data, one_function):
 
     reads = [jax.jit(lambda i, n=n: ta_read(jnp.arange(n), i)) for n in (3.0, 4.0, 5.0)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ordering, "mark_those_in_range", listen)
+        patch.setattr(pipeline, "mark_those_in_range", listen)
         jax.jit(lambda: in_jax(p, *(reads[:1] * 3 if one_function else reads))).lower()
     rows = in_numpy(p)
     assert claimed or not rows

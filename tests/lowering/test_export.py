@@ -14,7 +14,7 @@ import pytest
 
 import jax_tensorarray
 from jax_tensorarray import export, ta_read, ta_write, while_loop
-from jax_tensorarray._lowering import mlir
+from jax_tensorarray._lowering import calls
 
 flatbuffers = pytest.importorskip("flatbuffers", reason="jax.export stores functions with it")
 
@@ -101,11 +101,11 @@ def test_one_file_for_cpu_and_cuda():
 def test_the_list_has_every_call_that_there_is():
     registered = set(__import__("jax_tensorarray._cpu")._cpu.registrations())
     assert set(export.TARGETS) == registered
-    assert set(export.TARGETS) >= mlir.IN_PLACE
+    assert set(export.TARGETS) >= calls.IN_PLACE
     table = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|", export.__doc__, re.MULTILINE)
     named = {name for row in table for name in re.findall(r"`(\w+)`", row)}
-    like_add = {name for name, call in mlir.CALLS.items() if call.combine and call[:2] == mlir.CALLS["add"][:2]}
-    assert {mlir.PREFIX + name for name in named | like_add} == set(export.TARGETS)
+    like_add = {name for name, call in calls.CALLS.items() if call.combine and call[:2] == calls.CALLS["add"][:2]}
+    assert {calls.PREFIX + name for name in named | like_add} == set(export.TARGETS)
 
 
 def test_the_fixtures_are_of_the_contract_that_there_is():

@@ -14,8 +14,8 @@ from quick import jit
 
 import jax_tensorarray as jt
 from jax_tensorarray import ta_read, ta_swap, ta_write
-from jax_tensorarray._lowering import ordering
-from jax_tensorarray._lowering.mlir import LOWERINGS
+from jax_tensorarray._lowering import pipeline
+from jax_tensorarray._lowering.calls import LOWERINGS
 from jax_tensorarray._lowering.slices import use_slices
 from jax_tensorarray._selfcheck.programs import ours, programs
 from jax_tensorarray.primitives import ta_add_p, ta_read_p, ta_swap_p, ta_write_p
@@ -326,7 +326,7 @@ def test_to_choose_takes_time_in_proportion_to_the_program(start, monkeypatch):
         use_slices(functions, **kwargs)
         spent.append(time.perf_counter() - begin)
 
-    monkeypatch.setattr(ordering, "use_slices", timed)
+    monkeypatch.setattr(pipeline, "use_slices", timed)
     for steps in (50, 200):
         spent = []
         for _ in range(3):

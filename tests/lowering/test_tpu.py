@@ -28,7 +28,7 @@ from random_programs import programs as random_programs
 from jax_tensorarray import TensorArray, check_errors, in_place, ta_add, ta_max, ta_read, ta_swap, ta_write
 from jax_tensorarray._hlo import ahead
 from jax_tensorarray._hlo import text as hlo_text
-from jax_tensorarray._lowering.mlir import PREFIX
+from jax_tensorarray._lowering.calls import PREFIX
 from jax_tensorarray._selfcheck.programs import ours, plain, programs
 from jax_tensorarray.export import disabled_checks
 

@@ -26,7 +26,7 @@ import loop_steps as loops
 
 from jax_tensorarray import _kernels
 from jax_tensorarray._hlo import text as hlo_text
-from jax_tensorarray._lowering.mlir import PREFIX
+from jax_tensorarray._lowering.calls import PREFIX
 from jax_tensorarray._selfcheck.programs import ours, programs
 
 COMMITTED = Path(__file__).with_name("figures.json")

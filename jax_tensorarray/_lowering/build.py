@@ -1,0 +1,152 @@
+"""Make StableHLO: types, constants, comparisons, conditionals, and calls of our kernels."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jax.interpreters.mlir import dense_int_array, ir
+
+from jax_tensorarray._compat import hlo
+from jax_tensorarray._lowering.calls import CONFIG, PREFIX
+from jax_tensorarray._lowering.mlir import INT32_MAX, Operation, Value, dims_of, terminator
+
+
+def layouts(values: Sequence[Value]) -> list[ir.Attribute]:
+    """Return row-major layouts, in which our calls take and return arrays."""
+    ranks = [value.type.rank for value in values]
+    return [ir.DenseIntElementsAttr.get(np.arange(rank - 1, -1, -1), type=ir.IndexType.get()) for rank in ranks]
+
+
+_FIRST_TO_ONLY = "output_tuple_indices = [], operand_index = 0, operand_tuple_indices = []"
+
+
+def custom_call(
+    name: str, operands: Sequence[Value], result: ir.Type, config: Mapping[str, ir.Attribute], *, in_place: bool = False
+) -> Value:
+    """Call one of our kernels and return its result, which may be its first operand updated in place."""
+    alias = ir.Attribute.parse(f"#stablehlo.output_operand_alias<{_FIRST_TO_ONLY}>")
+    # As `jax.ffi` makes them: the attributes of the kernel are no string, and stay beside.
+    call = ir.Operation.create(
+        "stablehlo.custom_call",
+        [result],
+        operands,
+        {
+            "api_version": ir.IntegerAttr.get(ir.IntegerType.get_signless(32), 1),
+            "backend_config": ir.StringAttr.get(""),
+            CONFIG: ir.DictAttr.get(dict(config)),
+            "call_target_name": ir.StringAttr.get(PREFIX + name),
+            "has_side_effect": ir.BoolAttr.get(False),
+            "operand_layouts": ir.ArrayAttr.get(layouts(operands)),
+            "output_operand_aliases": ir.ArrayAttr.get([alias] if in_place else []),
+        },
+    )
+    call.attributes["result_layouts"] = ir.ArrayAttr.get(layouts(call.results))
+    return call.results[0]
+
+
+def tensor(shape: Sequence[int], element: ir.Type) -> ir.RankedTensorType:
+    """Return the type of an array."""
+    return ir.RankedTensorType.get(shape, element)
+
+
+def integer(bits: int) -> ir.RankedTensorType:
+    """Return the type of a signed integer."""
+    return tensor([], ir.IntegerType.get_signless(bits))
+
+
+def splat(type_: Any, value: int) -> Value:
+    """Make a constant tensor in which all elements are that number."""
+    element = type_.element_type
+    if isinstance(element, ir.ComplexType):
+        part = splat(tensor(type_.shape, element.element_type), value)
+        return hlo.complex(part, splat(part.type, 0))
+    is_integer = isinstance(element, ir.IntegerType)
+    number = ir.IntegerAttr.get(element, value) if is_integer else ir.FloatAttr.get(element, float(value))
+    return hlo.constant(ir.DenseElementsAttr.get_splat(type_, number))
+
+
+def without_last(repeated: Operation) -> Value:
+    """Return what such an operation repeats, as an array without that axis."""
+    source, of = repeated.operands[0], repeated.results[0].type
+    shape, dims = of.shape[:-1], dims_of(repeated)
+    if dims == list(range(len(shape))) and source.type.shape == shape:
+        return source
+    return hlo.broadcast_in_dim(tensor(shape, of.element_type), source, dense_int_array(dims))
+
+
+def widened(index: Value, size: int) -> Value:
+    """Convert an index to a dtype that has all rows.
+
+    XLA clamps a start in the start's own dtype. In a smaller dtype the last row that it clamps to would wrap.
+    """
+    element, bits = index.type.element_type, 32 if size <= INT32_MAX else 64
+    if element.width > bits or (element.width == bits and (bits == 64 or not element.is_unsigned)):
+        return index
+    wide = 64 if element.is_unsigned and element.width == 32 else bits
+    return hlo.convert(tensor(index.type.shape, ir.IntegerType.get_signless(wide)), index)
+
+
+def of_positions(sizes: Value, shape: Sequence[int]) -> Value:
+    """Broadcast numbers of rows `[*batch]` to the positions of an index of that shape."""
+    if sizes.type.rank == len(shape):
+        return sizes
+    kind = tensor(shape, sizes.type.element_type)
+    return hlo.broadcast_in_dim(kind, sizes, dense_int_array(range(sizes.type.rank)))
+
+
+def astray(index: Value, size: Value | int) -> Value:
+    """Return whether an index is out of range, elementwise; `size` is a number, or an int32 array of the same shape."""
+    index = widened(index, INT32_MAX if not isinstance(size, int) else size)
+    is_unsigned = index.type.element_type.is_unsigned
+    if isinstance(size, int):
+        limit = splat(index.type, size)
+    else:
+        limit = hlo.maximum(size, splat(size.type, 0)) if is_unsigned else size
+        limit = limit if limit.type == index.type else hlo.convert(index.type, limit)
+    strays = compare(index, limit, "GE")
+    return strays if is_unsigned else hlo.or_(strays, compare(index, splat(index.type, 0), "LT"))
+
+
+def compare(left: Value, right: Value, direction: str) -> Value:
+    """Compare two arrays elementwise; `direction` is "LT", "EQ" and so on."""
+    return hlo.compare(left, right, hlo.ComparisonDirectionAttr.get(direction))
+
+
+def zeros(of: ir.RankedTensorType) -> Value:
+    """Make an array of zeros from a number: the bindings cannot make a constant of every element type."""
+    number = hlo.convert(tensor([], of.element_type), splat(tensor([], ir.F32Type.get()), 0))
+    return hlo.broadcast_in_dim(of, number, dense_int_array([]))
+
+
+def case(index: Value, types: Sequence[ir.Type], branches: Sequence[ir.Block | Callable[[], Sequence[Value]]]) -> Any:
+    """Make a conditional. Each branch is a block, which moves there, or a function that makes what it returns."""
+    op = ir.Operation.create("stablehlo.case", types, [index], regions=len(branches))
+    for region, branch in zip(op.regions, branches, strict=True):
+        if isinstance(branch, ir.Block):
+            branch.append_to(region)
+        else:
+            with ir.InsertionPoint(region.blocks.append()):
+                hlo.return_(branch())
+    return list(op.results)
+
+
+def return_from(block: ir.Block, values: Sequence[Value]) -> None:
+    """Have a block return other values."""
+    end = terminator(block)
+    with ir.InsertionPoint(end):
+        ir.Operation.create(end.name, [], values, loc=end.location)
+    end.erase()
+
+
+def replaced(op: Operation, operands: Sequence[Value], types: Sequence[ir.Type], **changed: ir.Attribute) -> Operation:
+    """Replace an operation, whose regions fit already, by one with other operands, more results, changed attributes."""
+    attributes = {name: op.attributes[name] for name in op.attributes} | changed
+    types = [*(result.type for result in op.results), *types]
+    with ir.InsertionPoint(op):
+        new = ir.Operation.create(op.name, types, operands, attributes, regions=len(op.regions), loc=op.location)
+    for old_region, new_region in zip(op.regions, new.regions, strict=True):
+        old_region.blocks[0].append_to(new_region)
+    for old, result in zip(op.results, new.results, strict=False):
+        old.replace_all_uses_with(result)
+    op.erase()
+    return new

@@ -1,0 +1,151 @@
+"""What is known of our calls in StableHLO: their operands and results by role, and the attributes that passes set."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from jax.interpreters.mlir import ir
+
+from jax_tensorarray._lowering.mlir import Operation, Value, constant, operation
+
+PREFIX = "jax_tensorarray_"
+
+
+class Call(NamedTuple):
+    """The operands and results of a call of ours, without the readers that may follow (see `partition`)."""
+
+    operands: tuple[str, ...]
+    results: tuple[str, ...]
+    combine: Callable[[Any, Any], Any] | None  #: makes the new row of the old one and the value, for `slices`
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the first operand is updated, and is the first result."""
+        return self.operands[:1] == self.results[:1] == ("buffer",)
+
+
+#: Our calls by name. Every op declares its own.
+CALLS: dict[str, Call] = {}
+
+
+#: The targets of the calls that update their first operand in place.
+IN_PLACE: set[str] = set()
+
+
+def declare(
+    name: str,
+    operands: tuple[str, ...],
+    results: tuple[str, ...],
+    combine: Callable[[Any, Any], Any] | None = None,
+) -> Call:
+    """Declare the operands and results of a call, and how it combines two rows if it does."""
+    CALLS[name] = call = Call(operands, results, combine)
+    if call.in_place:
+        IN_PLACE.add(PREFIX + name)
+    return call
+
+
+declare("fence", ("buffer",), ("buffer",))
+
+
+#: Attribute of a module into which one of our calls has been lowered.
+MARK = "jax_tensorarray.lowered"
+
+
+#: What a row op may be asked to lower to, see `slices`.
+LOWERINGS = ("auto", "ffi", "xla")
+
+
+#: Attribute of a call that was asked for with another `lowering` than "auto".
+LOWERING = "jax_tensorarray.lowering"
+
+
+#: Attribute of an op whose index is checked elsewhere, so that it does not raise itself; see `record`.
+CHECKED = "jax_tensorarray.checked"
+
+
+#: Attribute of an op whose index is in range, see `bounds`.
+IN_RANGE = "jax_tensorarray.in_range"
+
+
+#: Platforms that call no kernels. Row ops become operations of XLA's own there, see `fallback`.
+WITHOUT_KERNELS = frozenset({"tpu"})
+
+
+#: Attribute of a call that stands for a function of XLA's own operations: its name.
+FALLBACK = "jax_tensorarray.fallback"
+
+
+#: Attribute of a loop or a function whose last argument is a 0 that XLA cannot know to be one.
+UNKNOWN = "jax_tensorarray.unknown"
+
+
+#: The name under which a loop of this library reads and writes its tapes. Each step writes a row of a tape and never
+#: reads it, or the other way round, and the number of the row is the number of the step.
+TAPE = "tape"
+
+
+#: Attribute of a call that holds the attributes of its kernel.
+CONFIG = "mhlo.backend_config"
+
+
+def mark(module: ir.Module) -> None:
+    """Mark `module` for the pass, which need not look through the others."""
+    module.operation.attributes[MARK] = ir.UnitAttr.get(module.context)
+
+
+def config(call: Operation) -> Any:
+    """Return the attributes with which a kernel is called."""
+    return call.attributes[CONFIG]
+
+
+def target(op: Operation) -> str:
+    return op.attributes["call_target_name"].value if op.name == "stablehlo.custom_call" else ""
+
+
+def is_ours(op: Operation) -> bool:
+    """Return whether `op` is a call of one of our kernels."""
+    return target(op).startswith(PREFIX)
+
+
+def addresses_rows(op: Operation) -> bool:
+    """Return whether `op` is a call of ours with an index that has to be in range."""
+    return is_ours(op) and CONFIG in op.attributes and "strict" in config(op)
+
+
+def index_and_size(op: Operation) -> tuple[Value, int | None]:
+    """Return the index of such a call, and the number of rows unless the program computes it."""
+    if target(op) == PREFIX + "check":
+        return op.operands[0], constant(op.operands[1])
+    return op.operands[1], math.prod(index_sizes(op))
+
+
+def index_sizes(op: Operation) -> list[int]:
+    """Return the sizes of the axes along which the index of a row op counts rows: one, unless `index_dims` is set."""
+    attributes: Any = config(op)
+    batch_dims = attributes["batch_dims"].value
+    index_dims = attributes["index_dims"].value if "index_dims" in attributes else 1
+    sizes: list[int] = op.operands[0].type.shape[batch_dims : batch_dims + index_dims]
+    return sizes
+
+
+def may_raise(op: Operation) -> bool:
+    """Return whether such a call raises if its index is out of range, and the index may be so."""
+    return config(op)["strict"].value and IN_RANGE not in op.attributes
+
+
+def lowering_of(op: Operation, default: str) -> str:
+    """Return the `lowering` of a call of ours, which says what it may become (see `slices`)."""
+    name: str = op.attributes[LOWERING].value if LOWERING in op.attributes else default
+    return name
+
+
+def unknown_at(op: Operation) -> Value | None:
+    """Return a number that is 0 while nothing is wrong, and that XLA cannot know, if there is one at `op`."""
+    while op.name != "func.func":
+        block = op.block
+        op = operation(block.owner)
+        if UNKNOWN in op.attributes:
+            last: Value = block.arguments[len(block.arguments) - 1]
+            return last
+    return None
