@@ -34,6 +34,23 @@ struct Update {
     if (target != nullptr) target[k] = scale[b] * before + value[b * row + k];
     old[b * row + k] = before;
   }
+
+  // What one of so many threads of a GPU does: an element, or several where there are very many. It is ordinary C++, so
+  // tests/threads.cc runs every thread of a launch without a GPU.
+  HOST_DEVICE void thread(int64_t number, int64_t threads) const {
+    for (int64_t n = number; n < batch * row; n += threads) {
+      int64_t b = n / row;
+      element(target(b), b, n - b * row);
+    }
+  }
 };
+
+// How many threads are launched, in blocks. At least one block: a CUDA graph must not be empty.
+constexpr int64_t kThreads = 256, kMostBlocks = 1 << 16;
+
+inline int64_t blocks_for(int64_t elements) {
+  int64_t blocks = (elements + kThreads - 1) / kThreads;
+  return blocks < 1 ? 1 : blocks > kMostBlocks ? kMostBlocks : blocks;
+}
 
 }  // namespace kernels

@@ -84,7 +84,7 @@ def _abstract_eval(buffer: Any, index: Any, value: Any, scale: Any, *, batch_dim
         types = ", ".join(x.str_short() for x in (buffer, index, value, scale))
         raise TypeError(f"decay_row: operands {types} with {batch_dims} batch axes")
     spec = [*buffer.sharding.spec, *[None] * buffer.ndim][: buffer.ndim]
-    del spec[batch_dims]
+    del spec[batch_dims]  # `old` is one row. Of two rows: spec[batch_dims] = None, an axis that no device divides
     sharding = buffer.sharding.update(spec=PartitionSpec(*spec))
     return buffer.update(weak_type=False), buffer.update(shape=value.shape, sharding=sharding, weak_type=False)
 

@@ -1,8 +1,12 @@
 """The op agrees with NumPy under every transformation, and is in place."""
 
+import ctypes
 import functools
 import itertools
 import re
+import shutil
+import subprocess
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -284,6 +288,30 @@ def test_kernels_that_are_newer_than_jaxlib_are_refused():
     for built, running in [((0, 3), (0, 2)), ((0, 3), (1, 3))]:
         with pytest.raises(ImportError, match=r"built for XLA FFI 0\.3"):
             _ffi.check_abi(built, running)
+
+
+@pytest.fixture(scope="session")
+def threads(tmp_path_factory):
+    """The threads that a GPU would run, as a library for the CPU."""
+    compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        pytest.skip("needs a C++ compiler")
+    source, library = Path(__file__).with_name("threads.cc"), tmp_path_factory.mktemp("threads") / "threads.so"
+    subprocess.run([compiler, "-std=c++17", "-O1", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
+    return ctypes.CDLL(str(library))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("batch, size, row", [(1, 5, 3), (7, 4, 1), (3, 2, 1000), (2, 3, 0)])
+def test_the_threads_of_a_gpu_do_what_numpy_does(threads, batch, size, row, dtype):
+    rng = np.random.default_rng(0)
+    buffer, value, scale = (rng.standard_normal(s).astype(dtype) for s in [(batch, size, row), (batch, row), batch])
+    index, old = rng.integers(-1, size + 1, batch).astype(np.int32), np.full_like(value, np.nan)
+    expected = [in_numpy(*of_one) for of_one in zip(buffer, index, value, scale, strict=True)]
+    launch = threads.launch_f32 if dtype == np.float32 else threads.launch_f64
+    arrays = [ctypes.c_void_p(x.ctypes.data) for x in (index, value, scale, buffer, old)]
+    launch(*map(ctypes.c_int64, (batch, size, row)), *arrays)
+    assert_close((buffer, old), [np.stack(x) for x in zip(*expected, strict=True)], dtype)
 
 
 # --- calls by hand ---------------------------------------------------------------------------------------------
