@@ -94,9 +94,43 @@ def mark(module: ir.Module) -> None:
     module.operation.attributes[MARK] = ir.UnitAttr.get(module.context)
 
 
-def config(call: Operation) -> Any:
+class Config(NamedTuple):
+    """The attributes that a kernel is called with. None is an attribute that the call does not have."""
+
+    batch_dims: int | None = None
+    index_dims: int | None = None
+    masked: bool | None = None
+    op: str | None = None
+    reverse: bool | None = None
+    sorted: bool | None = None
+    strict: bool | None = None
+
+    @classmethod
+    def of(cls, attributes: Any) -> "Config":
+        """Return what a dictionary of MLIR attributes says."""
+        return cls(**{name: attributes[name].value for name in cls._fields if name in attributes})
+
+    @classmethod
+    def parse(cls, text: str) -> "Config":
+        """Return what the text of such a dictionary says, in which form XLA has it."""
+        with ir.Context():
+            return cls.of(ir.DictAttr(ir.Attribute.parse(text or "{}")))
+
+    def __str__(self) -> str:
+        given = {name: value for name, value in self._asdict().items() if value is not None}
+        return "{" + ", ".join(f"{name} = {_written(value)}" for name, value in given.items()) + "}"
+
+
+def _written(value: bool | int | str) -> str:
+    """Return the text of an attribute."""
+    if isinstance(value, str):
+        return f'"{value}"'
+    return str(value).lower() if isinstance(value, bool) else f"{value} : i64"
+
+
+def config(call: Operation) -> Config:
     """Return the attributes with which a kernel is called."""
-    return call.attributes[CONFIG]
+    return Config.of(call.attributes[CONFIG]) if CONFIG in call.attributes else Config()
 
 
 def target(op: Operation) -> str:
@@ -110,7 +144,7 @@ def is_ours(op: Operation) -> bool:
 
 def addresses_rows(op: Operation) -> bool:
     """Return whether `op` is a call of ours with an index that has to be in range."""
-    return is_ours(op) and CONFIG in op.attributes and "strict" in config(op)
+    return is_ours(op) and config(op).strict is not None
 
 
 def index_and_size(op: Operation) -> tuple[Value, int | None]:
@@ -122,16 +156,15 @@ def index_and_size(op: Operation) -> tuple[Value, int | None]:
 
 def index_sizes(op: Operation) -> list[int]:
     """Return the sizes of the axes along which the index of a row op counts rows: one, unless `index_dims` is set."""
-    attributes: Any = config(op)
-    batch_dims = attributes["batch_dims"].value
-    index_dims = attributes["index_dims"].value if "index_dims" in attributes else 1
-    sizes: list[int] = op.operands[0].type.shape[batch_dims : batch_dims + index_dims]
+    facts = config(op)
+    batch_dims = facts.batch_dims or 0
+    sizes: list[int] = op.operands[0].type.shape[batch_dims : batch_dims + (facts.index_dims or 1)]
     return sizes
 
 
 def may_raise(op: Operation) -> bool:
     """Return whether such a call raises if its index is out of range, and the index may be so."""
-    return config(op)["strict"].value and IN_RANGE not in op.attributes
+    return bool(config(op).strict) and IN_RANGE not in op.attributes
 
 
 def lowering_of(op: Operation, default: str) -> str:

@@ -20,7 +20,7 @@ import numpy as np
 from jax.interpreters.mlir import dtype_to_ir_type, ir
 
 from jax_tensorarray._compat import xla_client
-from jax_tensorarray._lowering.calls import CALLS, CONFIG, IN_PLACE, PREFIX, is_ours, target
+from jax_tensorarray._lowering.calls import CALLS, IN_PLACE, PREFIX, Config, config, is_ours, target
 from jax_tensorarray._lowering.mlir import Operation, walk
 
 HloSharding = Any
@@ -82,18 +82,17 @@ def _elements(n: int) -> list[Label]:
     return [("element", k) for k in range(n)]
 
 
-def _roles(name: str, config: str, operand_ranks: Sequence[int]) -> Roles:
+def _roles(name: str, facts: Config, operand_ranks: Sequence[int]) -> Roles:
     operands, results, _ = CALLS[name]
-    if operands[-1:] == ("where",) and "masked = true" not in config:
+    if operands[-1:] == ("where",) and not facts.masked:
         operands = operands[:-1]
-    found = re.search(r"batch_dims = (\d+)", config)
-    batch_dims = int(found.group(1)) if found else operand_ranks[1] if name == "check" else 0
-    found = re.search(r"index_dims = (\d+)", config)
-    index_dims = int(found.group(1)) if found else 1
-    if "sorted = true" in config:
+    batch_dims = facts.batch_dims
+    if batch_dims is None:
+        batch_dims = operand_ranks[1] if name == "check" else 0
+    if facts.sorted:
         operands = (*operands, "order")
     readers = [f"reader {k}" for k in range(len(operand_ranks) - len(operands))]
-    return Roles(name, batch_dims, index_dims, (*operands, *readers), results)
+    return Roles(name, batch_dims, facts.index_dims or 1, (*operands, *readers), results)
 
 
 # --- the rule for Shardy ---------------------------------------------------------------------------------------
@@ -120,9 +119,8 @@ def _sharding_rule(op: Operation) -> str | None:
     if not all(t.has_static_shape for side in types for t in side):
         return None
     name = target(op).removeprefix(PREFIX)
-    config = str(op.attributes[CONFIG]) if CONFIG in op.attributes else ""
     ranks = [[t.rank for t in side] for side in types]
-    sides = _roles(name, config, ranks[0]).all(*ranks)
+    sides = _roles(name, config(op), ranks[0]).all(*ranks)
     factors: dict[Any, tuple[str, int]] = {}
     whole = []
 
@@ -249,7 +247,7 @@ class _Partitioner:
             for k, (role, labels) in enumerate(zip(roles.operands, operand_labels, strict=True)):
                 ins[k] = ins[k] if role.startswith("reader") else _like(division, labels)
             outs = [_like(division, labels) for labels in result_labels]
-        local = _Program(roles, config.decode())
+        local = _Program(roles, Config.parse(config.decode()))
         text = local.write(
             [_tiled(s, x) for s, x in zip(arg_shapes, ins, strict=True)],
             [_tiled(s, x) for s, x in zip(results, outs, strict=True)],
@@ -260,7 +258,7 @@ class _Partitioner:
 
     def _labels(self, config: bytes, arg_shapes: Sequence[Shape], results: Sequence[Shape]) -> tuple[Roles, Any, Any]:
         ranks = [[len(s.dimensions()) for s in side] for side in (arg_shapes, results)]
-        roles = _roles(self.name, config.decode(), ranks[0])
+        roles = _roles(self.name, Config.parse(config.decode()), ranks[0])
         return roles, *roles.all(*ranks)
 
     def _division(self, labels: Any, *shardings: Sequence[HloSharding]) -> Division | None:
@@ -287,8 +285,8 @@ def _tiled(shape: Shape, sharding: HloSharding) -> Any:
 class _Program:
     """The StableHLO of a call on one device."""
 
-    def __init__(self, roles: Roles, config: str) -> None:
-        self.roles, self.config = roles, config
+    def __init__(self, roles: Roles, facts: Config) -> None:
+        self.roles, self.facts = roles, facts
         self.lines: list[str] = []
 
     def add(self, text: str) -> str:
@@ -305,7 +303,7 @@ class _Program:
         divided = division is not None and division.parts(rows) > 1 and self.roles.name not in ("fence", "empty")
         if divided:
             self._count_from_own_rows(operands, types, ins, whole, division)
-        found = self._call(self.roles.name, operands, types, result_types, self.config)
+        found = self._call(self.roles.name, operands, types, result_types, self.facts)
         results = [found] if len(outs) == 1 else [f"{found}#{k}" for k in range(len(outs))]
         if divided:
             for k, role in enumerate(self.roles.results):
@@ -319,9 +317,9 @@ class _Program:
         )
 
     def _call(
-        self, name: str, operands: Sequence[str], types: Sequence[str], results: Sequence[str], config: str
+        self, name: str, operands: Sequence[str], types: Sequence[str], results: Sequence[str], facts: Config
     ) -> str:
-        side_effect = "strict = true" in config or name == "empty"
+        side_effect = facts.strict or name == "empty"
         aliases = ""
         if PREFIX + name in IN_PLACE:
             index = "0" if len(results) > 1 else ""
@@ -336,7 +334,7 @@ class _Program:
         out = f"({', '.join(results)})" if len(results) != 1 else results[0]
         text = (
             f'"stablehlo.custom_call"({", ".join(operands)}) <{{api_version = 4 : i32, backend_config = '
-            f'{config or "{}"}, call_target_name = "{PREFIX}{name}", has_side_effect = '
+            f'{facts}, call_target_name = "{PREFIX}{name}", has_side_effect = '
             f"{'true' if side_effect else 'false'}{aliases}{layouts}}}> : ({', '.join(types)}) -> {out}"
         )
         if len(results) == 1:
@@ -379,7 +377,8 @@ class _Program:
             first = self.add(f"stablehlo.broadcast_in_dim {start}, dims = [] : (tensor<i64>) -> {wide}")
             operands[k] = self.add(f"stablehlo.subtract {value}, {first} : {wide}")
             types[k] = wide
-        self.config = self.config.replace("strict = true", "strict = false")
+        if self.facts.strict:
+            self.facts = self.facts._replace(strict=False)
 
     def _checked(self, index: str, t: str, shape: Sequence[int], where: str | None, size: int) -> str:
         """Return the index as an int32, with -1 where it is outside of all rows. The error is raised here."""
@@ -389,10 +388,8 @@ class _Program:
         batch = shape[: self.roles.batch_dims]
         sizes = _tensor(batch, "i32")
         rows = self.add(f"stablehlo.constant dense<{size}> : {sizes}")
-        op = re.search(r'op = "[^"]*"', self.config)
-        strict = "true" if "strict = true" in self.config else "false"
-        config = "{" + (op.group(0) if op else 'op = "ta_read"') + f", strict = {strict}}}"
-        return self._call("check", [index, rows], [t, sizes], [_tensor(shape, "i32")], config)
+        facts = Config(op=self.facts.op or "ta_read", strict=bool(self.facts.strict))
+        return self._call("check", [index, rows], [t, sizes], [_tensor(shape, "i32")], facts)
 
     def _clamped(self, bound: str, t: str, shape: Sequence[int], size: int) -> str:
         """Return a bound as an int64 in [0, size]."""

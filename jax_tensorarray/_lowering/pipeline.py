@@ -6,7 +6,6 @@ of no steps.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from jax.interpreters.mlir import ir
 
@@ -15,7 +14,6 @@ from jax_tensorarray._lowering import fallback
 from jax_tensorarray._lowering.bounds import mark_those_in_range
 from jax_tensorarray._lowering.branches import split_updating_branches
 from jax_tensorarray._lowering.calls import (
-    CONFIG,
     MARK,
     PREFIX,
     UNKNOWN,
@@ -94,5 +92,4 @@ def _pin_to_loops(functions: dict[str, Operation]) -> None:
 def _raises_or_allocates(op: Operation) -> bool:
     if target(op) == PREFIX + "empty":
         return True
-    attributes: Any = config(op) if is_ours(op) and CONFIG in op.attributes else {}
-    return "strict" in attributes and attributes["strict"].value
+    return is_ours(op) and bool(config(op).strict)

@@ -113,11 +113,11 @@ def _is_strict(op: Operation) -> bool:
 def _is_never_out(op: Operation) -> bool:
     """Return whether there is nothing to check: no index at all, or the number of a step."""
     index, _ = index_and_size(op)
-    return 0 in index.type.shape or config(op)["op"].value == TAPE
+    return 0 in index.type.shape or config(op).op == TAPE
 
 
 def _set_checked(op: Operation) -> None:
-    attributes = {item.name: item.attr for item in config(op)}
+    attributes = {item.name: item.attr for item in op.attributes[CONFIG]}
     op.attributes[CONFIG] = ir.DictAttr.get(attributes | {"strict": ir.BoolAttr.get(False)})
     op.attributes[CHECKED] = ir.UnitAttr.get()
 
@@ -216,7 +216,7 @@ class _Threading:
                 if not known & {position, position._replace(mask=None)}:
                     known.add(position)
                     with ir.InsertionPoint(op), op.location:
-                        record = self.codes.checked(config(op)["op"].value, position, record)
+                        record = self.codes.checked(config(op).op or "", position, record)
                 _set_checked(op)
                 continue
             record = self._extend(op, record, known)
@@ -342,8 +342,8 @@ class _Position(NamedTuple):
 
 def _position(op: Operation) -> _Position:
     index, size = index_and_size(op)
-    attributes, mask = config(op), None
-    if "masked" in attributes and attributes["masked"].value:
+    mask = None
+    if config(op).masked:
         mask = op.operands[len(CALLS[target(op).removeprefix(PREFIX)].operands) - 1]
     if target(op) == PREFIX + "check":
         return _Position(index, op.operands[1] if size is None else size, mask)

@@ -153,7 +153,7 @@ class _Chooser:
         name = target(op).removeprefix(PREFIX)
         if target(op) == name or (name not in _REWRITES and CALLS[name].combine is None):
             return None
-        is_tape = name in ("read", "write") and config(op)["op"].value == TAPE
+        is_tape = name in ("read", "write") and config(op).op == TAPE
         if not is_tape and (lowering_of(op, self.default) == "ffi" or self.platform is None):
             return None
         if name == "fence":
@@ -175,8 +175,8 @@ class _Chooser:
 
     def _choose_row(self, op: Operation, name: str, is_tape: bool) -> _Choice | None:
         buffer, index = op.operands[:2]
-        attributes = config(op)
-        types, batch_dims = (buffer.type, index.type), attributes["batch_dims"].value
+        facts = config(op)
+        types, batch_dims = (buffer.type, index.type), facts.batch_dims or 0
         if not all(isinstance(t, ir.RankedTensorType) and t.has_static_shape for t in types):
             return None
         sizes = index_sizes(op)
@@ -189,9 +189,9 @@ class _Chooser:
         if element == "bf16" and name == "max":  # XLA takes the smallest of these for 0
             return None
         # If an example has finished its loop, its step is a row that no tape has.
-        in_range = is_tape and (attributes["strict"].value or CHECKED in op.attributes)
+        in_range = is_tape and (facts.strict or CHECKED in op.attributes)
         drops = not in_range and self._is_of_account(op)
-        masked = attributes["masked"].value
+        masked = bool(facts.masked)
         shared, own = _shared_axes(index, batch_dims)
         if self.divided and shared < batch_dims:
             return None
@@ -201,7 +201,7 @@ class _Chooser:
         else:
             positions, by_windows = own.type.shape, False
         # A GPU visits many positions in a sorted order. The positions of one slice need not be sorted.
-        is_sorted = attributes["sorted"].value and not (by_windows and math.prod(positions) == 1)
+        is_sorted = bool(facts.sorted) and not (by_windows and math.prod(positions) == 1)
         is_many = math.prod(positions) > self.most_slices
         gathers = name == "read" and self.platform == "cpu" and is_many and is_in_loop(op, self.in_loops)
         if is_sorted or not (gathers or 0 < math.prod(positions) <= self.most_slices):
@@ -442,7 +442,7 @@ class _Rewriter:
         accesses, readers = _accesses(op, choice)
         value, taken = op.operands[2], {}
         buffer, waits = self.after(op.operands[0], readers)
-        for access in reversed(accesses) if config(op)["reverse"].value else accesses:
+        for access in reversed(accesses) if config(op).reverse else accesses:
             new, tokens = access.of_positions(value), [waits]
             if choice.does_both:
                 if choice.ordered:
@@ -548,9 +548,9 @@ class _Access(NamedTuple):
 def _accesses(op: Operation, choice: _Choice) -> tuple[list[_Access], Sequence[Value]]:
     """Return the slices that a call stands for, in the order of its positions, and the readers that it waits for."""
     call = CALLS[target(op).removeprefix(PREFIX)]
-    of_sorting = config(op)["sorted"].value
+    of_sorting = bool(config(op).sorted)
     operands, readers = list(op.operands), op.operands[len(call.operands) - (not choice.masked) + of_sorting :]
-    buffer, batch_dims = operands[0], config(op)["batch_dims"].value
+    buffer, batch_dims = operands[0], config(op).batch_dims or 0
     where = operands[len(call.operands) - 1] if choice.masked else None
     _, index = _shared_axes(operands[1], batch_dims)
     rows, length = index_sizes(op), 1
@@ -581,7 +581,7 @@ def _accesses(op: Operation, choice: _Choice) -> tuple[list[_Access], Sequence[V
 def _gathered(op: Operation, choice: _Choice) -> Value:
     """Return the rows of a read, by one gather."""
     buffer, index = op.operands[:2]
-    batch_dims, sizes = config(op)["batch_dims"].value, index_sizes(op)
+    batch_dims, sizes = config(op).batch_dims or 0, index_sizes(op)
     shape, size, places = buffer.type.shape, math.prod(sizes), index.type.rank
     batch, elem = shape[:batch_dims], shape[batch_dims + len(sizes) :]
     dims = hlo.GatherDimensionNumbers.get(
