@@ -390,7 +390,7 @@ def prepare(case, rival, derivative, T, row):
         compile=compile_anew,
         compile_seconds=seconds,
         temp_bytes=compiled.memory_analysis().temp_size_in_bytes,
-        copies=len(hlo_text.loop_copies(hlo, whole)),
+        copies=len(hlo_text.copies_in_loops(hlo, whole)),
     )
 
 

@@ -77,7 +77,7 @@ def _callees(line: str) -> Iterator[str]:
         yield from (name.strip().lstrip("%") for name in group.split(","))
 
 
-def loop_operations(hlo: str) -> Iterator[Operation]:
+def operations_in_loops(hlo: str) -> Iterator[Operation]:
     """Yield every operation that runs once an iteration of some loop; a fusion counts as one operation."""
     computations = _computations(hlo)
     stack = [m for lines in computations.values() for line in lines for m in re.findall(r"\bbody=%?([\w.\-]+)", line)]
@@ -237,11 +237,11 @@ def _field(text: str, name: str) -> int:
     return int(match.group(1)) if match else 0
 
 
-def loop_copies(hlo: str, num_bytes: float) -> list[Operation]:
+def copies_in_loops(hlo: str, num_bytes: float) -> list[Operation]:
     """Return the copies of at least `num_bytes` inside loop bodies."""
-    return [op for op in loop_operations(hlo) if op.opcode in ("copy", "copy-start") and op.num_bytes >= num_bytes]
+    return [op for op in operations_in_loops(hlo) if op.opcode in ("copy", "copy-start") and op.num_bytes >= num_bytes]
 
 
-def loop_whole_buffer_operations(hlo: str, num_bytes: float) -> list[Operation]:
+def whole_buffer_operations_in_loops(hlo: str, num_bytes: float) -> list[Operation]:
     """Return the operations inside loop bodies that make a result of at least `num_bytes` and are not in place."""
-    return [op for op in loop_operations(hlo) if op.opcode not in _IN_PLACE and op.num_bytes >= num_bytes]
+    return [op for op in operations_in_loops(hlo) if op.opcode not in _IN_PLACE and op.num_bytes >= num_bytes]

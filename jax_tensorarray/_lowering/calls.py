@@ -29,7 +29,7 @@ CALLS: dict[str, Call] = {}
 
 
 #: The targets of the calls that update their first operand in place.
-IN_PLACE: set[str] = set()
+UPDATING: set[str] = set()
 
 
 def declare(
@@ -41,7 +41,7 @@ def declare(
     """Declare the operands and results of a call, and how it combines two rows if it does."""
     CALLS[name] = call = Call(operands, results, combine)
     if call.in_place:
-        IN_PLACE.add(PREFIX + name)
+        UPDATING.add(PREFIX + name)
     return call
 
 

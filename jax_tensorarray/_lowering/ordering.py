@@ -15,19 +15,11 @@ from jax.interpreters.mlir import ir
 
 from jax_tensorarray._lowering.build import custom_call, layouts, replaced
 from jax_tensorarray._lowering.calls import (
-    IN_PLACE,
     PREFIX,
+    UPDATING,
     target,
 )
-from jax_tensorarray._lowering.mlir import (
-    Operation,
-    Value,
-    blocks,
-    nested_operands,
-    num_bytes,
-    operation,
-    walk,
-)
+from jax_tensorarray._lowering.mlir import Operation, Value, blocks, nested_operands, num_bytes, operation, walk
 from jax_tensorarray._lowering.ownership import Module
 
 
@@ -120,7 +112,7 @@ def _order_block(mlir_block: ir.Block, module: Module) -> None:
             op = block.operations[owner]
             if not results:
                 continue
-            if target(op) in IN_PLACE and op.operands[0] == value:
+            if target(op) in UPDATING and op.operands[0] == value:
                 block.add_operands(owner, results)
             else:
                 _fence(op, value, results)

@@ -4,7 +4,7 @@ from typing import Any
 
 from jax.interpreters.mlir import ir
 
-from jax_tensorarray._lowering.calls import IN_PLACE, PREFIX, is_ours, target
+from jax_tensorarray._lowering.calls import PREFIX, UPDATING, is_ours, target
 from jax_tensorarray._lowering.mlir import Operation, Value, entry, nested_operands, operation, terminator
 
 
@@ -20,7 +20,7 @@ class Module:
 
     def owns(self, op: Operation, number: int) -> bool:
         """Return whether `op`, or an operation inside it, updates the operand in place."""
-        if target(op) in IN_PLACE or op.name == "stablehlo.dynamic_update_slice":
+        if target(op) in UPDATING or op.name == "stablehlo.dynamic_update_slice":
             return number == 0
         if op.name == "stablehlo.while":
             return number not in self.invariants(op)

@@ -20,7 +20,7 @@ import numpy as np
 from jax.interpreters.mlir import dtype_to_ir_type, ir
 
 from jax_tensorarray._compat import xla_client
-from jax_tensorarray._lowering.calls import CALLS, IN_PLACE, PREFIX, Config, config, is_ours, target
+from jax_tensorarray._lowering.calls import CALLS, PREFIX, UPDATING, Config, config, is_ours, target
 from jax_tensorarray._lowering.mlir import Operation, walk
 
 HloSharding = Any
@@ -321,7 +321,7 @@ class _Program:
     ) -> str:
         side_effect = facts.strict or name == "empty"
         aliases = ""
-        if PREFIX + name in IN_PLACE:
+        if PREFIX + name in UPDATING:
             index = "0" if len(results) > 1 else ""
             aliases = (
                 ", output_operand_aliases = [#stablehlo.output_operand_alias<output_tuple_indices = "

@@ -22,14 +22,7 @@ from jax_tensorarray._lowering.calls import (
     is_ours,
     target,
 )
-from jax_tensorarray._lowering.mlir import (
-    Operation,
-    blocks,
-    functions_in_loops,
-    loops_of,
-    operation,
-    walk,
-)
+from jax_tensorarray._lowering.mlir import Operation, blocks, functions_in_loops, loops_of, operation, walk
 from jax_tensorarray._lowering.ordering import order_readers
 from jax_tensorarray._lowering.ownership import Module
 from jax_tensorarray._lowering.partition import is_divided, label_calls

@@ -42,12 +42,12 @@ from jax_tensorarray._lowering.build import (
 from jax_tensorarray._lowering.calls import (
     CALLS,
     CHECKED,
-    IN_PLACE,
     IN_RANGE,
     LOWERING,
     LOWERINGS,
     PREFIX,
     TAPE,
+    UPDATING,
     WITHOUT_KERNELS,
     config,
     index_sizes,
@@ -318,7 +318,7 @@ _ON_NO_BUFFER = frozenset(PREFIX + name for name in ("check", "empty"))
 
 def _same_buffer(op: Operation, functions: dict[str, Operation]) -> Iterator[tuple[Value, Value]]:
     """Yield the pairs of values of `op` that may be one buffer."""
-    if target(op) in IN_PLACE or op.name == _UPDATE:
+    if target(op) in UPDATING or op.name == _UPDATE:
         yield op.operands[0], op.results[0]
     elif op.name == "stablehlo.optimization_barrier":
         yield from zip(op.operands, op.results, strict=True)

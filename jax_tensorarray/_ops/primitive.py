@@ -92,14 +92,14 @@ def make_primitive(
     transpose: Callable[..., Any] | None = None,
     batch: Callable[..., Any] | None = None,
     reference: Callable[..., Any],
-    kernel: Callable[..., Any],
+    kernel: Callable[..., Any] | None = None,
     multiple_results: bool = False,
 ) -> Primitive:
     """Make a primitive with all its rules, and register it with the passes and loops of the library.
 
     An op that is linear in some of its operands together, `linear_in`, needs no `jvp`. `transpose` is called for
-    cotangents of which at least one is not zero. `reference` is the meaning in plain JAX, used as the lowering where
-    there is no kernel. `kernel` lowers to a call of a kernel on a `platform`.
+    cotangents of which at least one is not zero. `reference` is the meaning in plain JAX or in other ops, and the
+    lowering where there is no kernel. `kernel` lowers to a call of a kernel on a `platform`.
     """
     primitive = RowPrimitive(name)
     primitive.multiple_results = multiple_results
@@ -117,7 +117,7 @@ def make_primitive(
         reference = _on_one_axis(reference, kernel.call)
     fallback = mlir.lower_fun(reference, multiple_results=multiple_results)
     mlir.register_lowering(primitive, fallback)
-    for platform in sorted(_kernels.modules):
+    for platform in sorted(_kernels.modules) if kernel is not None else ():
         lower = functools.partial(_lower, functools.partial(kernel, platform=platform), fallback)
         mlir.register_lowering(primitive, lower, platform=platform)
     if isinstance(kernel, RowKernel):

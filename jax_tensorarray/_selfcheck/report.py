@@ -171,8 +171,8 @@ def measure(case: Case, side: str, executables: dict[Key, Any], progress: Progre
         microseconds.append(seconds / T * 1e6)
     largest = case.sizes[-1]
     hlo, num_bytes = executables[Key(case, side, largest)].as_text(), case.x(largest).nbytes
-    copies = hlo_text.loop_copies(hlo, num_bytes)
-    other = set(hlo_text.loop_whole_buffer_operations(hlo, num_bytes)) - set(copies)
+    copies = hlo_text.copies_in_loops(hlo, num_bytes)
+    other = set(hlo_text.whole_buffer_operations_in_loops(hlo, num_bytes)) - set(copies)
     return Measured(microseconds, len(copies), len(other))
 
 

@@ -41,7 +41,7 @@ def test_operations_on_a_whole_buffer_are_counted_apart():
 
     x = jnp.zeros((100, 64))
     text = hlo_text.optimized_hlo(f, x)
-    assert figures.operations(list(hlo_text.loop_operations(text)), text, x.nbytes)["whole buffer"] == 1
+    assert figures.operations(list(hlo_text.operations_in_loops(text)), text, x.nbytes)["whole buffer"] == 1
 
 
 def test_what_is_written_is_read_again(tmp_path, monkeypatch):

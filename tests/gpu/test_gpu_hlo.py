@@ -184,7 +184,7 @@ def table() -> str:
                 text = hlo(name, transform, library)
                 cells += [
                     len(gpu_hlo.launches(text)),
-                    len(hlo_text.loop_whole_buffer_operations(text, buffer().nbytes)),
+                    len(hlo_text.whole_buffer_operations_in_loops(text, buffer().nbytes)),
                 ]
             calls = Counter(
                 target

@@ -95,17 +95,17 @@ def names(operations):
 
 
 def test_copies_are_found_in_the_body_and_in_what_it_calls_but_not_outside_the_loop():
-    assert names(hlo_text.loop_copies(LOOP, BUFFER)) == ["direct", "in_branch", "in_inner", "outlined"]
+    assert names(hlo_text.copies_in_loops(LOOP, BUFFER)) == ["direct", "in_branch", "in_inner", "outlined"]
 
 
 def test_smaller_copies_count_where_asked_for():
-    assert "small" in names(hlo_text.loop_copies(LOOP, 64 * 4))
-    assert hlo_text.loop_copies(LOOP, BUFFER + 1) == []
+    assert "small" in names(hlo_text.copies_in_loops(LOOP, 64 * 4))
+    assert hlo_text.copies_in_loops(LOOP, BUFFER + 1) == []
 
 
 def test_an_update_of_an_operand_is_in_place_and_an_update_of_zeros_or_a_sum_is_not():
-    assert set(names(hlo_text.loop_whole_buffer_operations(LOOP, BUFFER))) == {
-        *names(hlo_text.loop_copies(LOOP, BUFFER)),
+    assert set(names(hlo_text.whole_buffer_operations_in_loops(LOOP, BUFFER))) == {
+        *names(hlo_text.copies_in_loops(LOOP, BUFFER)),
         "made_dense",
         "added",
     }
@@ -146,15 +146,15 @@ ENTRY %main (x: f32[100,64]) -> (f32[100,64], s32[]) {
 
 
 def test_a_slice_that_starts_early_and_a_fused_call_that_updates_an_operand_touch_no_whole_buffer():
-    operations = {op.name: op for op in hlo_text.loop_operations(ON_A_GPU)}
+    operations = {op.name: op for op in hlo_text.operations_in_loops(ON_A_GPU)}
     assert (operations["start"].opcode, operations["start"].num_bytes) == ("fusion", 64 * 4)
     assert operations["in_place"].opcode == "dynamic-update-slice"
-    assert [op.name for op in hlo_text.loop_whole_buffer_operations(ON_A_GPU, BUFFER)] == ["anew"]
+    assert [op.name for op in hlo_text.whole_buffer_operations_in_loops(ON_A_GPU, BUFFER)] == ["anew"]
 
 
 def test_text_without_a_loop_has_no_loop_operations():
-    assert list(hlo_text.loop_operations("")) == []
-    assert hlo_text.loop_copies(LOOP.replace("body=", "calls="), BUFFER) == []
+    assert list(hlo_text.operations_in_loops("")) == []
+    assert hlo_text.copies_in_loops(LOOP.replace("body=", "calls="), BUFFER) == []
 
 
 @pytest.mark.parametrize(
@@ -185,21 +185,21 @@ X = np.ones((100, 64), np.float32)
 
 
 def test_the_gradient_of_a_plain_write_copies_in_its_loop():
-    assert hlo_text.loop_copies(
+    assert hlo_text.copies_in_loops(
         hlo_text.optimized_hlo(jax.grad(lambda x: jnp.sum(scan_that_writes(x) ** 2)), X), X.nbytes
     )
 
 
 def test_a_plain_write_copies_nothing():
     hlo = hlo_text.optimized_hlo(scan_that_writes, X)
-    assert list(hlo_text.loop_operations(hlo))
-    assert hlo_text.loop_whole_buffer_operations(hlo, X.nbytes) == []
+    assert list(hlo_text.operations_in_loops(hlo))
+    assert hlo_text.whole_buffer_operations_in_loops(hlo, X.nbytes) == []
 
 
 def test_work_on_the_whole_carry_is_an_operation_but_not_a_copy():
     hlo = hlo_text.optimized_hlo(lambda x: lax.fori_loop(0, 50, lambda i, b: jnp.sin(b) + i, x), X)
-    assert hlo_text.loop_copies(hlo, X.nbytes) == []
-    assert hlo_text.loop_whole_buffer_operations(hlo, X.nbytes)
+    assert hlo_text.copies_in_loops(hlo, X.nbytes) == []
+    assert hlo_text.whole_buffer_operations_in_loops(hlo, X.nbytes)
 
 
 def test_copies_inside_a_branch_and_an_inner_loop_of_a_loop_are_found():
@@ -215,8 +215,8 @@ def test_copies_inside_a_branch_and_an_inner_loop_of_a_loop_are_found():
 
         return lax.scan(body, x, jnp.arange(len(x)))[0]
 
-    assert hlo_text.loop_whole_buffer_operations(hlo_text.optimized_hlo(outer, X), X.nbytes)
+    assert hlo_text.whole_buffer_operations_in_loops(hlo_text.optimized_hlo(outer, X), X.nbytes)
 
 
 def test_without_a_loop_there_is_nothing():
-    assert list(hlo_text.loop_operations(hlo_text.optimized_hlo(lambda x: x + 1, X))) == []
+    assert list(hlo_text.operations_in_loops(hlo_text.optimized_hlo(lambda x: x + 1, X))) == []

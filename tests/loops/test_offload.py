@@ -231,7 +231,7 @@ def test_the_device_holds_nothing_of_the_tape(platform, transform):
     whole = [line for line in text.splitlines() if re.search(r"\[(8,)?10\d\d,256\]\S* (copy|transpose)\(", line)]
     if "grad" in transform:
         assert not whole, whole
-    assert not hlo_text.loop_copies(text, tape)
+    assert not hlo_text.copies_in_loops(text, tape)
     assert len(re.findall(r"dynamic-update-slice-start\S* = ", text)) >= 2  # sent while something else is done
     assert len(re.findall(r"dynamic-slice-start\S* = ", text)) >= 2
 

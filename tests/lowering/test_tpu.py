@@ -147,7 +147,7 @@ FREE |= {"parameter", "tuple", "while", "after-all"}
 
 
 def operations(text):
-    return [op for op in hlo_text.loop_operations(text) if op.opcode not in FREE]
+    return [op for op in hlo_text.operations_in_loops(text) if op.opcode not in FREE]
 
 
 @needs_compiler
@@ -245,7 +245,9 @@ def test_no_loop_on_four_devices_touches_all_that_one_has_or_moves_it(name, what
         text = run.trace(x).lower(lowering_platforms=("tpu",)).compile().as_text()
     assert_no_whole_buffer_operation(text, math.prod(shape))  # a quarter, of four bytes each
     moving = [
-        op for op in hlo_text.loop_operations(text) if op.opcode.startswith(("all-", "collective", "reduce-scatter"))
+        op
+        for op in hlo_text.operations_in_loops(text)
+        if op.opcode.startswith(("all-", "collective", "reduce-scatter"))
     ]
     assert all(op.num_bytes <= 8 for op in moving)  # a sum over the elements of a row
 
@@ -284,7 +286,7 @@ def test_a_row_of_any_size_costs_as_much_as_in_plain_jax(row, dtype):
 
 def cycles(text):
     """What XLA takes a step of all loops to cost."""
-    found = (re.search(r'"estimated_cycles":"(\d+)"', op.text) for op in hlo_text.loop_operations(text))
+    found = (re.search(r'"estimated_cycles":"(\d+)"', op.text) for op in hlo_text.operations_in_loops(text))
     return sum(int(match.group(1)) for match in found if match)
 
 
@@ -303,7 +305,7 @@ def table() -> str:
             cells = []
             for library in ("plain", "ours"):
                 text, size = hlo(name, transform, library), buffer().nbytes
-                whole = hlo_text.loop_whole_buffer_operations(text, size)  # copies are among them
+                whole = hlo_text.whole_buffer_operations_in_loops(text, size)  # copies are among them
                 cells += [len(operations(text)), len(whole), cycles(text)]
             lines.append(f"| {name} | {transform} | {' | '.join(map(str, cells))} |")
     lines += ["", "A row read and the next one written, T = 10 000, in cycles of XLA's estimate:", ""]

@@ -88,7 +88,7 @@ def _name(op: hlo_text.Operation) -> str:
 
 def operations(found: list[hlo_text.Operation], text: str, nbytes: int) -> dict[str, int]:
     """How many there are of each."""
-    whole = len(hlo_text.loop_whole_buffer_operations(text, nbytes))
+    whole = len(hlo_text.whole_buffer_operations_in_loops(text, nbytes))
     return {"all": len(found), "whole buffer": whole} | dict(sorted(Counter(map(_name, found)).items()))
 
 
@@ -105,7 +105,7 @@ def _count_operations(
 
 
 def _thunks(text: str) -> list[hlo_text.Operation]:
-    return [op for op in hlo_text.loop_operations(text) if op.opcode not in FREE]
+    return [op for op in hlo_text.operations_in_loops(text) if op.opcode not in FREE]
 
 
 def _version_of_jax() -> str:

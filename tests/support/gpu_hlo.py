@@ -44,6 +44,6 @@ def launches(hlo: str) -> list[hlo_text.Operation]:
     """What a GPU launches in the loops of a program, nested loops and branches included: one iteration of each."""
     return [
         op
-        for op in hlo_text.loop_operations(hlo)
+        for op in hlo_text.operations_in_loops(hlo)
         if op.opcode not in FREE and not any(call in op.text for call in FREE_CALLS)
     ]

@@ -24,7 +24,7 @@ def assert_in_place(f, args_of, length=2000):
 
 def assert_no_whole_buffer_operation(hlo, num_bytes):
     """No loop body in a text of optimised HLO copies, or otherwise makes anew, that many bytes."""
-    touched = [*hlo_text.loop_copies(hlo, num_bytes), *hlo_text.loop_whole_buffer_operations(hlo, num_bytes)]
+    touched = [*hlo_text.copies_in_loops(hlo, num_bytes), *hlo_text.whole_buffer_operations_in_loops(hlo, num_bytes)]
     assert not touched, f"operations on the whole buffer in a loop: {touched}"
 
 
@@ -32,9 +32,9 @@ def assert_no_whole_buffer_copy(program, buffer):
     """No loop body of a compiled program copies, or otherwise makes anew, an array as large as `buffer`."""
     hlo = program.as_text()
     size = buffer.size * buffer.dtype.itemsize
-    copies = hlo_text.loop_copies(hlo, size)
+    copies = hlo_text.copies_in_loops(hlo, size)
     assert not copies, f"copies of the whole buffer in a loop: {copies}"
-    others = hlo_text.loop_whole_buffer_operations(hlo, size)
+    others = hlo_text.whole_buffer_operations_in_loops(hlo, size)
     assert not others, f"operations on the whole buffer in a loop: {others}"
 
 
