@@ -117,7 +117,9 @@ def make_primitive(
         reference = _on_one_axis(reference, kernel.call)
     fallback = mlir.lower_fun(reference, multiple_results=multiple_results)
     mlir.register_lowering(primitive, fallback)
-    for platform in sorted(_kernels.modules) if kernel is not None else ():
+    if kernel is None:
+        return primitive
+    for platform in sorted(_kernels.modules):
         lower = functools.partial(_lower, functools.partial(kernel, platform=platform), fallback)
         mlir.register_lowering(primitive, lower, platform=platform)
     if isinstance(kernel, RowKernel):
