@@ -263,7 +263,7 @@ def test_copies_can_be_forbidden():
 def test_nothing_is_left_behind():
     def replaced():
         lower, compile_ = ("interpreters.mlir", "lower_jaxpr_to_module"), ("compiler", "compile_or_get_cached")
-        return [*_compat._private(*lower), *_compat._private(*compile_), jax.jit]
+        return [*_compat.private_names(*lower), *_compat.private_names(*compile_), jax.jit]
 
     before = replaced()
     with watch():

@@ -1,7 +1,4 @@
-"""Every use of JAX's private API and every branch on its version, each with its reason.
-
-Each function says what happens where the private name is missing: results never depend on it, only speed does.
-"""
+"""What JAX has under one name or another, or only in private."""
 
 import contextlib
 import functools
@@ -19,13 +16,7 @@ import jax
 import jaxlib.version
 from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Literal, Primitive  # type: ignore[attr-defined]
-from jax.extend.core import primitives as jax_primitives
 from jax.interpreters import ad, mlir
-
-# Neither has a public name. `hlo` makes operations of StableHLO, for lowering rules that are not made of JAX's own
-# calls; `xla_client` is where XLA takes the rules by which it divides our calls among devices.
-from jaxlib import xla_client
-from jaxlib.mlir.dialects import stablehlo as hlo
 
 Array = Any
 
@@ -46,7 +37,7 @@ def ffi_api_version() -> tuple[int, int] | None:
     return int(found[0].group(1)), int(found[1].group(1))
 
 
-def _private(module: str, *names: str) -> list[Any] | None:
+def private_names(module: str, *names: str) -> list[Any] | None:
     """Return those private names of JAX, or None if this version lacks one."""
     try:
         found = importlib.import_module(f"jax._src.{module}")
@@ -61,82 +52,8 @@ def cached(function: Callable[..., Any]) -> Callable[..., Any]:
     JAX wraps its own transformations of jaxprs in this: it knows the settings that tracing depends on. Without it,
     derivatives of loops outside of jit are compiled in every call.
     """
-    private = _private("util", "weakref_lru_cache")
+    private = private_names("util", "weakref_lru_cache")
     return function if private is None else private[0](function)
-
-
-# --- in-place accumulation of cotangents -----------------------------------------------------------------------
-#
-# The transpose of a read adds one row to the cotangent of the buffer. An ordinary transpose rule returns a dense
-# cotangent, which JAX adds to the running one: O(buffer) a read. `fancy_transposes` hands a rule the accumulators
-# themselves. Without it the ordinary rule is used, and a loop that reads is quadratic under grad, as in plain JAX.
-
-
-def register_accumulating_transpose(
-    primitive: Primitive, accumulate: Callable[..., Array], dense: Callable[..., Sequence[Array | None]]
-) -> None:
-    """Transpose `primitive`, linear in its first operand, by updating the cotangent that is already there.
-
-    `accumulate(running, ct, *rest, **params)` returns the running cotangent with this equation's share in it.
-    """
-    ad.primitive_transposes[primitive] = dense
-    private = _private("interpreters.ad", "fancy_transposes", "ValAccum", "RefAccum")
-    if private is None:
-        return
-    table: Any
-    ValAccum: Any
-    table, ValAccum, RefAccum = private
-
-    class Deferred(ValAccum):  # type: ignore[misc]
-        """An accumulator that has only rows so far: they wait for a dense cotangent to be added to, if one comes."""
-
-        val: Any
-        pending: list[Callable[[Array], Array]]
-
-        def accum(self, x: Any) -> None:
-            super().accum(x)
-            if type(self.val) is not ad.Zero:
-                self._settle()
-
-        def freeze(self) -> Any:
-            self._settle()
-            return self.val
-
-        def _settle(self) -> None:
-            self.__class__ = ValAccum
-            self.val = functools.reduce(lambda running, add: add(running), self.pending, ad.instantiate_zeros(self.val))
-            del self.pending
-
-    def transpose(ct: Array, target: Any, *rest: Array, **params: Any) -> None:
-        if type(ct) is ad.Zero:
-            return
-
-        def add(running: Array) -> Array:
-            return accumulate(running, ct, *rest, **params)
-
-        if isinstance(target, RefAccum):
-            ref = target.inst().ref
-            ref[...] = add(ref[...])
-        elif isinstance(target, ValAccum) and type(target.val) is not ad.Zero:
-            target.val = add(target.val)
-        elif isinstance(target, ValAccum):
-            if not isinstance(target, Deferred):
-                target.__class__ = Deferred
-                target.pending = []
-            target.pending.append(add)
-
-    table[primitive] = transpose
-    _accumulating.add(primitive)
-
-
-_accumulating: set[Primitive] = set()
-
-
-# Control flow transposes its body with fresh accumulators and adds the dense results to the running ones: again
-# O(buffer) for a read inside a nested jit, a cond branch or an inner scan. The remedy needs no new transpose:
-# a body that also *returns* a buffer it reads has a transpose that *starts* from that output's cotangent. So the
-# rules below forward such inputs as extra outputs and pass the running cotangent as the cotangent of those.
-# Without `fancy_transposes` they are not installed.
 
 
 def opened(jaxpr: Any) -> Any:
@@ -180,7 +97,7 @@ def known_part(jaxpr: Any, unknown: Sequence[bool], forced: Sequence[bool] = ())
 
     Public since 0.11. Without it everything is unknown, and loops may demand a max_steps that they do not need.
     """
-    private = _private("interpreters.partial_eval", "partial_eval_jaxpr_nounits")
+    private = private_names("interpreters.partial_eval", "partial_eval_jaxpr_nounits")
     if private is None:
         return jaxpr, [True] * len(jaxpr.out_avals)
     known, _, unknown_outs, *_ = private[0](jaxpr, list(unknown), list(forced) or False)
@@ -194,7 +111,7 @@ def checked_as(primitive: Primitive, run: Callable[..., Any]) -> None:
 
     There is no public way to say so. Without it checkify finds no error in our loops.
     """
-    private = _private("checkify", "error_checks", "checkify_jaxpr")
+    private = private_names("checkify", "error_checks", "checkify_jaxpr")
     if private is None:
         return
     rules, check = private
@@ -209,7 +126,7 @@ def checked_as(primitive: Primitive, run: Callable[..., Any]) -> None:
     rules[primitive] = rule
 
 
-_source_info = _private("source_info_util", "user_context", "current_name_stack", "current")
+_source_info = private_names("source_info_util", "user_context", "current_name_stack", "current")
 
 
 def at_source_of(eqn: Any) -> Any:
@@ -236,160 +153,12 @@ def source_here() -> Callable[[], Any]:
     return functools.partial(user_context, current().traceback)
 
 
-def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
-    """Return (number of consts, number of carries) of a scan; 0.11 and later keep them as the shapes of trees."""
-    if "num_consts" in params:
-        return params["num_consts"], params["num_carry"]
-    consts, carry, _ = params["ft_in"].unpack()
-    return len(consts), len(carry)
-
-
-def _bodies(eqn: Any) -> list[tuple[Any, int]]:
-    """Return (jaxpr, position of its first input in eqn.invars) of each body whose transpose forwards accumulators."""
-    if eqn.primitive is jax_primitives.cond_p:
-        return [(opened(branch), 1) for branch in eqn.params["branches"]]
-    if eqn.primitive in (jax_primitives.jit_p, jax_primitives.scan_p, jax_primitives.remat_p):
-        return [(opened(eqn.params["jaxpr"]), 0)]
-    return []
-
-
-def _accumulated_inputs(jaxpr: Any) -> frozenset[int]:
-    """Return the positions of the inputs of `jaxpr` into whose cotangent an accumulating primitive adds in place."""
-    position = {id(v): k for k, v in enumerate(jaxpr.invars)}
-    found = set()
-    for eqn in jaxpr.eqns:
-        if eqn.primitive in _accumulating:
-            found.add(position.get(id(eqn.invars[0])))
-        for body, first in _bodies(eqn):
-            found |= {position.get(id(eqn.invars[k + first])) for k in _accumulated_inputs(body)}
-    return frozenset(found - {None})  # type: ignore[arg-type]
-
-
-def _forwarding(jaxpr: Any, inputs: Sequence[int]) -> Any:
-    """Return `jaxpr` with those inputs returned as further outputs."""
-    inner = opened(jaxpr)
-    outvars = [*inner.outvars, *(inner.invars[k] for k in inputs)]
-    return replaced(jaxpr, outvars=outvars, debug_info=inner.debug_info.with_unknown_names())
-
-
-def install_forwarding_transposes() -> None:
-    """Let reads inside nested jit, cond, scan and checkpoint accumulate into the cotangent outside."""
-    private = _private("interpreters.ad", "fancy_transposes", "ValAccum")
-    caching = _private("util", "weakref_lru_cache")
-    unspecified = _private("sharding_impls", "UNSPECIFIED")
-    if private is None or caching is None or unspecified is None:
-        return
-    table, ValAccum = private
-    (weakref_lru_cache,) = caching
-    (UNSPECIFIED,) = unspecified
-
-    accumulated_inputs = weakref_lru_cache(_accumulated_inputs)
-    # The transposed bodies are cached by jaxpr identity, so the augmented jaxpr must be the same object each time.
-    forwarding = weakref_lru_cache(_forwarding)
-
-    def seeds(cts: Sequence[Any], args: Sequence[Any], inputs: Sequence[int]) -> list[int]:
-        """Return the inputs whose running cotangent is a value to start from, unless there is nothing to transpose."""
-        if all(type(ct) is ad.Zero for ct in cts):
-            return []
-        return [k for k in inputs if isinstance(args[k], ValAccum) and type(args[k].val) is not ad.Zero]
-
-    def take(args: Sequence[Any], hot: Sequence[int]) -> list[Any]:
-        taken = [args[k].val for k in hot]
-        for k in hot:
-            args[k].val = ad.Zero(args[k].aval)
-        return taken
-
-    def wrap_call(primitive: Primitive, extend: Callable[[dict[str, Any], int], dict[str, Any]]) -> None:
-        original = table[primitive]
-
-        def transpose(cts: Sequence[Array], *args: Any, jaxpr: Any, **params: Any) -> Any:
-            hot = seeds(cts, args, sorted(accumulated_inputs(opened(jaxpr))))
-            if hot:
-                jaxpr, params = forwarding(jaxpr, tuple(hot)), extend(params, len(hot))
-                cts = [*cts, *take(args, hot)]
-            return original(cts, *args, jaxpr=jaxpr, **params)
-
-        table[primitive] = transpose
-
-    def extend_jit(params: dict[str, Any], n: int) -> dict[str, Any]:
-        return params | {
-            "out_shardings": (*params["out_shardings"], *[UNSPECIFIED] * n),
-            "out_layouts": (*params["out_layouts"], *[None] * n),
-        }
-
-    def wrap_cond() -> None:
-        original = table[jax_primitives.cond_p]
-
-        def transpose(cts: Sequence[Array], *args: Any, branches: Sequence[Any], **params: Any) -> Any:
-            read = frozenset().union(*(accumulated_inputs(opened(b)) for b in branches))
-            hot = seeds(cts, args, sorted(k + 1 for k in read))
-            if hot:
-                branches = tuple(forwarding(b, tuple(k - 1 for k in hot)) for b in branches)
-                cts = [*cts, *take(args, hot)]
-            return original(cts, *args, branches=branches, **params)
-
-        table[jax_primitives.cond_p] = transpose
-
-    def const_to_carry(jaxpr: Any, hot: tuple[int, ...], num_consts: int, num_carry: int) -> Any:
-        """Return the body of a scan with those consts as its last carries, returned unchanged."""
-        inner = opened(jaxpr)
-        moved = [inner.invars[k] for k in hot]
-        consts = [v for k, v in enumerate(inner.invars[:num_consts]) if k not in hot]
-        carry, xs = inner.invars[num_consts : num_consts + num_carry], inner.invars[num_consts + num_carry :]
-        outs, ys = inner.outvars[:num_carry], inner.outvars[num_carry:]
-        return replaced(
-            jaxpr,
-            invars=[*consts, *carry, *moved, *xs],
-            outvars=[*outs, *moved, *ys],
-            debug_info=inner.debug_info.with_unknown_names(),
-        )
-
-    cached_const_to_carry = weakref_lru_cache(const_to_carry)
-
-    def rescan(params: dict[str, Any], args: Sequence[Any], moved: int) -> dict[str, Any]:
-        """Return the parameters of a scan that has `moved` of its consts as carries instead."""
-        num_consts, num_carry = scan_counts(params)
-        if "num_consts" in params:
-            return params | {"num_consts": num_consts - moved, "num_carry": num_carry + moved}
-        from jax._src import flattree as ft  # there since 0.11, with ft_in
-
-        num_ys = len(opened(params["jaxpr"]).outvars) - num_carry
-        num_xs = len(args) - num_consts - num_carry
-        return params | {
-            "ft_in": ft.pack((ft.nones(num_consts - moved), ft.nones(num_carry + moved), ft.nones(num_xs))),
-            "ft_out": ft.pack((ft.nones(num_carry + moved), ft.nones(num_ys))),
-        }
-
-    def wrap_scan() -> None:
-        original = table[jax_primitives.scan_p]
-
-        def transpose(cts: Sequence[Array], *args: Any, **params: Any) -> Any:
-            num_consts, num_carry = scan_counts(params)
-            inner = opened(params["jaxpr"])
-            hot = seeds(cts, args, sorted(k for k in accumulated_inputs(inner) if k < num_consts))
-            if not hot:
-                return original(cts, *args, **params)
-            jaxpr = cached_const_to_carry(params["jaxpr"], tuple(hot), num_consts, num_carry)
-            cts = [*cts[:num_carry], *take(args, hot), *cts[num_carry:]]
-            rest = [a for k, a in enumerate(args) if k not in hot]
-            split = num_consts - len(hot) + num_carry
-            moved = [*rest[:split], *(args[k] for k in hot), *rest[split:]]
-            return original(cts, *moved, **rescan(params, args, len(hot)) | {"jaxpr": jaxpr})
-
-        table[jax_primitives.scan_p] = transpose
-
-    wrap_call(jax_primitives.jit_p, extend_jit)
-    wrap_call(jax_primitives.remat_p, lambda params, n: params)
-    wrap_cond()
-    wrap_scan()
-
-
 # --- a pass over the lowered module ----------------------------------------------------------------------------
 
 
 def can_rewrite_modules() -> bool:
     """Return whether `run_after_lowering` does what it says."""
-    return _private("interpreters.mlir", "lower_jaxpr_to_module") is not None
+    return private_names("interpreters.mlir", "lower_jaxpr_to_module") is not None
 
 
 def run_after_lowering(rewrite: Callable[[mlir.ir.Module, Sequence[str], bool], None]) -> None:
@@ -400,7 +169,7 @@ def run_after_lowering(rewrite: Callable[[mlir.ir.Module, Sequence[str], bool], 
     A lowering rule sees one operation of one function; the order of reads and writes of a buffer is a matter of
     whole modules. Without this hook, a write that does not depend on an earlier read copies the buffer.
     """
-    private = _private("interpreters.mlir", "lower_jaxpr_to_module")
+    private = private_names("interpreters.mlir", "lower_jaxpr_to_module")
     if private is None:
         return
     (original,) = private
@@ -498,7 +267,7 @@ def varying_axes(x: Any) -> frozenset[Any]:
 
 def makes_refs(x: Any) -> bool:
     """Return whether a jaxpr or an equation makes and drops refs. Private. Without it `in_place` leaves them."""
-    private = _private("core", "InternalMutableArrayEffect")
+    private = private_names("core", "InternalMutableArrayEffect")
     return private is not None and any(isinstance(effect, private[0]) for effect in x.effects)
 
 
@@ -507,7 +276,7 @@ def discharged(jaxpr: Any) -> Any:
 
     Private. Without it `in_place` leaves refs.
     """
-    private = _private("state.discharge", "discharge_state")
+    private = private_names("state.discharge", "discharge_state")
     return jaxpr if private is None else private[0](jaxpr, should_discharge=False, lower=False)
 
 
@@ -526,9 +295,9 @@ def hide_own_frames() -> None:
     Our hooks are below every program that is lowered, and would be the innermost line of each of its functions. Without
     the second, private name our frames stay in the tracebacks that JAX filters.
     """
-    package = os.path.dirname(__file__)
+    package = os.path.dirname(os.path.dirname(__file__))
     source_info_util.register_exclusion(package + os.sep)
-    private = _private("traceback_util", "register_exclusion")
+    private = private_names("traceback_util", "register_exclusion")
     if private is not None:
         private[0](package)
 
@@ -542,7 +311,7 @@ def is_differentiated(x: Any) -> bool:
     return isinstance(x, ad.JVPTracer if _linearize_tracer is None else (ad.JVPTracer, *_linearize_tracer))
 
 
-_linearize_tracer = _private("interpreters.ad", "LinearizeTracer")
+_linearize_tracer = private_names("interpreters.ad", "LinearizeTracer")
 
 
 def executes_eagerly() -> bool:
@@ -553,7 +322,7 @@ def executes_eagerly() -> bool:
     return _trace_state_clean is not None and bool(_trace_state_clean[0]())
 
 
-_trace_state_clean = _private("core", "trace_state_clean")
+_trace_state_clean = private_names("core", "trace_state_clean")
 
 
 def flattened_by_control_flow() -> bool:
@@ -564,32 +333,7 @@ def flattened_by_control_flow() -> bool:
     frame = inspect.currentframe()
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
-        if not module.startswith((__package__, "jax._src.tree_util", "jax._src.flattree", "jax._src.api_util")):
+        if not module.startswith(("jax_tensorarray", "jax._src.tree_util", "jax._src.flattree", "jax._src.api_util")):
             return module.startswith("jax._src.lax.control_flow")
         frame = frame.f_back
     return False
-
-
-__all__ = [
-    "barriers_hold",
-    "cached",
-    "checked_as",
-    "closed",
-    "compilations",
-    "executes_eagerly",
-    "ffi_api_version",
-    "flattened_by_control_flow",
-    "hide_own_frames",
-    "hlo",
-    "install_forwarding_transposes",
-    "is_differentiated",
-    "known_part",
-    "lifted",
-    "lowers_its_bodies",
-    "opened",
-    "register_accumulating_transpose",
-    "run_after_lowering",
-    "scan_counts",
-    "varying_axes",
-    "xla_client",
-]

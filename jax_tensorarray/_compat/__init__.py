@@ -1,0 +1,73 @@
+"""Every use of JAX's private API and every branch on its version, each with its reason.
+
+Each function says what happens where the private name is missing: results never depend on it, only speed does.
+"""
+
+# Neither has a public name. `hlo` makes operations of StableHLO, for lowering rules that are not made of JAX's own
+# calls; `xla_client` is where XLA takes the rules by which it divides our calls among devices.
+from jaxlib import xla_client
+from jaxlib.mlir.dialects import stablehlo as hlo
+
+from jax_tensorarray._compat.transposes import (
+    install_forwarding_transposes,
+    register_accumulating_transpose,
+    scan_counts,
+)
+from jax_tensorarray._compat.versions import (
+    at_source_of,
+    barriers_hold,
+    cached,
+    can_rewrite_modules,
+    checked_as,
+    closed,
+    compilations,
+    discharged,
+    executes_eagerly,
+    ffi_api_version,
+    flattened_by_control_flow,
+    hide_own_frames,
+    is_differentiated,
+    known_part,
+    lifted,
+    lowers_its_bodies,
+    makes_refs,
+    opened,
+    private_names,
+    replaced,
+    run_after_lowering,
+    source_here,
+    varying_axes,
+    writes_refs,
+)
+
+__all__ = [
+    "at_source_of",
+    "barriers_hold",
+    "cached",
+    "can_rewrite_modules",
+    "checked_as",
+    "closed",
+    "compilations",
+    "discharged",
+    "executes_eagerly",
+    "ffi_api_version",
+    "flattened_by_control_flow",
+    "hide_own_frames",
+    "hlo",
+    "install_forwarding_transposes",
+    "is_differentiated",
+    "known_part",
+    "lifted",
+    "lowers_its_bodies",
+    "makes_refs",
+    "opened",
+    "private_names",
+    "register_accumulating_transpose",
+    "replaced",
+    "run_after_lowering",
+    "scan_counts",
+    "source_here",
+    "varying_axes",
+    "writes_refs",
+    "xla_client",
+]

@@ -1,0 +1,235 @@
+"""Cotangents that are accumulated in place, through loops and calls, by JAX's own backward pass."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jax.extend.core import Primitive
+from jax.extend.core import primitives as jax_primitives
+from jax.interpreters import ad
+
+from jax_tensorarray._compat.versions import opened, private_names, replaced
+
+Array = Any
+
+
+# --- in-place accumulation of cotangents -----------------------------------------------------------------------
+#
+# The transpose of a read adds one row to the cotangent of the buffer. An ordinary transpose rule returns a dense
+# cotangent, which JAX adds to the running one: O(buffer) a read. `fancy_transposes` hands a rule the accumulators
+# themselves. Without it the ordinary rule is used, and a loop that reads is quadratic under grad, as in plain JAX.
+
+
+def register_accumulating_transpose(
+    primitive: Primitive, accumulate: Callable[..., Array], dense: Callable[..., Sequence[Array | None]]
+) -> None:
+    """Transpose `primitive`, linear in its first operand, by updating the cotangent that is already there.
+
+    `accumulate(running, ct, *rest, **params)` returns the running cotangent with this equation's share in it.
+    """
+    ad.primitive_transposes[primitive] = dense
+    private = private_names("interpreters.ad", "fancy_transposes", "ValAccum", "RefAccum")
+    if private is None:
+        return
+    table: Any
+    ValAccum: Any
+    table, ValAccum, RefAccum = private
+
+    class Deferred(ValAccum):  # type: ignore[misc]
+        """An accumulator that has only rows so far: they wait for a dense cotangent to be added to, if one comes."""
+
+        val: Any
+        pending: list[Callable[[Array], Array]]
+
+        def accum(self, x: Any) -> None:
+            super().accum(x)
+            if type(self.val) is not ad.Zero:
+                self._settle()
+
+        def freeze(self) -> Any:
+            self._settle()
+            return self.val
+
+        def _settle(self) -> None:
+            self.__class__ = ValAccum
+            self.val = functools.reduce(lambda running, add: add(running), self.pending, ad.instantiate_zeros(self.val))
+            del self.pending
+
+    def transpose(ct: Array, target: Any, *rest: Array, **params: Any) -> None:
+        if type(ct) is ad.Zero:
+            return
+
+        def add(running: Array) -> Array:
+            return accumulate(running, ct, *rest, **params)
+
+        if isinstance(target, RefAccum):
+            ref = target.inst().ref
+            ref[...] = add(ref[...])
+        elif isinstance(target, ValAccum) and type(target.val) is not ad.Zero:
+            target.val = add(target.val)
+        elif isinstance(target, ValAccum):
+            if not isinstance(target, Deferred):
+                target.__class__ = Deferred
+                target.pending = []
+            target.pending.append(add)
+
+    table[primitive] = transpose
+    _accumulating.add(primitive)
+
+
+_accumulating: set[Primitive] = set()
+
+
+# Control flow transposes its body with fresh accumulators and adds the dense results to the running ones: again
+# O(buffer) for a read inside a nested jit, a cond branch or an inner scan. The remedy needs no new transpose:
+# a body that also *returns* a buffer it reads has a transpose that *starts* from that output's cotangent. So the
+# rules below forward such inputs as extra outputs and pass the running cotangent as the cotangent of those.
+# Without `fancy_transposes` they are not installed.
+
+
+def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
+    """Return (number of consts, number of carries) of a scan; 0.11 and later keep them as the shapes of trees."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = params["ft_in"].unpack()
+    return len(consts), len(carry)
+
+
+def _bodies(eqn: Any) -> list[tuple[Any, int]]:
+    """Return (jaxpr, position of its first input in eqn.invars) of each body whose transpose forwards accumulators."""
+    if eqn.primitive is jax_primitives.cond_p:
+        return [(opened(branch), 1) for branch in eqn.params["branches"]]
+    if eqn.primitive in (jax_primitives.jit_p, jax_primitives.scan_p, jax_primitives.remat_p):
+        return [(opened(eqn.params["jaxpr"]), 0)]
+    return []
+
+
+def _accumulated_inputs(jaxpr: Any) -> frozenset[int]:
+    """Return the positions of the inputs of `jaxpr` into whose cotangent an accumulating primitive adds in place."""
+    position = {id(v): k for k, v in enumerate(jaxpr.invars)}
+    found = set()
+    for eqn in jaxpr.eqns:
+        if eqn.primitive in _accumulating:
+            found.add(position.get(id(eqn.invars[0])))
+        for body, first in _bodies(eqn):
+            found |= {position.get(id(eqn.invars[k + first])) for k in _accumulated_inputs(body)}
+    return frozenset(found - {None})  # type: ignore[arg-type]
+
+
+def _forwarding(jaxpr: Any, inputs: Sequence[int]) -> Any:
+    """Return `jaxpr` with those inputs returned as further outputs."""
+    inner = opened(jaxpr)
+    outvars = [*inner.outvars, *(inner.invars[k] for k in inputs)]
+    return replaced(jaxpr, outvars=outvars, debug_info=inner.debug_info.with_unknown_names())
+
+
+def install_forwarding_transposes() -> None:
+    """Let reads inside nested jit, cond, scan and checkpoint accumulate into the cotangent outside."""
+    private = private_names("interpreters.ad", "fancy_transposes", "ValAccum")
+    caching = private_names("util", "weakref_lru_cache")
+    unspecified = private_names("sharding_impls", "UNSPECIFIED")
+    if private is None or caching is None or unspecified is None:
+        return
+    table, ValAccum = private
+    (weakref_lru_cache,) = caching
+    (UNSPECIFIED,) = unspecified
+
+    accumulated_inputs = weakref_lru_cache(_accumulated_inputs)
+    # The transposed bodies are cached by jaxpr identity, so the augmented jaxpr must be the same object each time.
+    forwarding = weakref_lru_cache(_forwarding)
+
+    def seeds(cts: Sequence[Any], args: Sequence[Any], inputs: Sequence[int]) -> list[int]:
+        """Return the inputs whose running cotangent is a value to start from, unless there is nothing to transpose."""
+        if all(type(ct) is ad.Zero for ct in cts):
+            return []
+        return [k for k in inputs if isinstance(args[k], ValAccum) and type(args[k].val) is not ad.Zero]
+
+    def take(args: Sequence[Any], hot: Sequence[int]) -> list[Any]:
+        taken = [args[k].val for k in hot]
+        for k in hot:
+            args[k].val = ad.Zero(args[k].aval)
+        return taken
+
+    def wrap_call(primitive: Primitive, extend: Callable[[dict[str, Any], int], dict[str, Any]]) -> None:
+        original = table[primitive]
+
+        def transpose(cts: Sequence[Array], *args: Any, jaxpr: Any, **params: Any) -> Any:
+            hot = seeds(cts, args, sorted(accumulated_inputs(opened(jaxpr))))
+            if hot:
+                jaxpr, params = forwarding(jaxpr, tuple(hot)), extend(params, len(hot))
+                cts = [*cts, *take(args, hot)]
+            return original(cts, *args, jaxpr=jaxpr, **params)
+
+        table[primitive] = transpose
+
+    def extend_jit(params: dict[str, Any], n: int) -> dict[str, Any]:
+        return params | {
+            "out_shardings": (*params["out_shardings"], *[UNSPECIFIED] * n),
+            "out_layouts": (*params["out_layouts"], *[None] * n),
+        }
+
+    def wrap_cond() -> None:
+        original = table[jax_primitives.cond_p]
+
+        def transpose(cts: Sequence[Array], *args: Any, branches: Sequence[Any], **params: Any) -> Any:
+            read = frozenset().union(*(accumulated_inputs(opened(b)) for b in branches))
+            hot = seeds(cts, args, sorted(k + 1 for k in read))
+            if hot:
+                branches = tuple(forwarding(b, tuple(k - 1 for k in hot)) for b in branches)
+                cts = [*cts, *take(args, hot)]
+            return original(cts, *args, branches=branches, **params)
+
+        table[jax_primitives.cond_p] = transpose
+
+    def const_to_carry(jaxpr: Any, hot: tuple[int, ...], num_consts: int, num_carry: int) -> Any:
+        """Return the body of a scan with those consts as its last carries, returned unchanged."""
+        inner = opened(jaxpr)
+        moved = [inner.invars[k] for k in hot]
+        consts = [v for k, v in enumerate(inner.invars[:num_consts]) if k not in hot]
+        carry, xs = inner.invars[num_consts : num_consts + num_carry], inner.invars[num_consts + num_carry :]
+        outs, ys = inner.outvars[:num_carry], inner.outvars[num_carry:]
+        return replaced(
+            jaxpr,
+            invars=[*consts, *carry, *moved, *xs],
+            outvars=[*outs, *moved, *ys],
+            debug_info=inner.debug_info.with_unknown_names(),
+        )
+
+    cached_const_to_carry = weakref_lru_cache(const_to_carry)
+
+    def rescan(params: dict[str, Any], args: Sequence[Any], moved: int) -> dict[str, Any]:
+        """Return the parameters of a scan that has `moved` of its consts as carries instead."""
+        num_consts, num_carry = scan_counts(params)
+        if "num_consts" in params:
+            return params | {"num_consts": num_consts - moved, "num_carry": num_carry + moved}
+        from jax._src import flattree as ft  # there since 0.11, with ft_in
+
+        num_ys = len(opened(params["jaxpr"]).outvars) - num_carry
+        num_xs = len(args) - num_consts - num_carry
+        return params | {
+            "ft_in": ft.pack((ft.nones(num_consts - moved), ft.nones(num_carry + moved), ft.nones(num_xs))),
+            "ft_out": ft.pack((ft.nones(num_carry + moved), ft.nones(num_ys))),
+        }
+
+    def wrap_scan() -> None:
+        original = table[jax_primitives.scan_p]
+
+        def transpose(cts: Sequence[Array], *args: Any, **params: Any) -> Any:
+            num_consts, num_carry = scan_counts(params)
+            inner = opened(params["jaxpr"])
+            hot = seeds(cts, args, sorted(k for k in accumulated_inputs(inner) if k < num_consts))
+            if not hot:
+                return original(cts, *args, **params)
+            jaxpr = cached_const_to_carry(params["jaxpr"], tuple(hot), num_consts, num_carry)
+            cts = [*cts[:num_carry], *take(args, hot), *cts[num_carry:]]
+            rest = [a for k, a in enumerate(args) if k not in hot]
+            split = num_consts - len(hot) + num_carry
+            moved = [*rest[:split], *(args[k] for k in hot), *rest[split:]]
+            return original(cts, *moved, **rescan(params, args, len(hot)) | {"jaxpr": jaxpr})
+
+        table[jax_primitives.scan_p] = transpose
+
+    wrap_call(jax_primitives.jit_p, extend_jit)
+    wrap_call(jax_primitives.remat_p, lambda params, n: params)
+    wrap_cond()
+    wrap_scan()
