@@ -51,10 +51,10 @@ def every_buffer_is_large():
 @pytest.fixture(scope="module")
 def every_array_is_sent():
     """For loops with `offload=True`, which send no small rows."""
-    from jax_tensorarray._loops import count
+    from jax_tensorarray._loops import tapes
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(count, "SMALL", 16)
+        patch.setattr(tapes, "SMALL", 16)
         yield
 
 

@@ -15,40 +15,32 @@ from jax.interpreters import ad, mlir, xla
 from jax.interpreters import partial_eval as pe
 
 from jax_tensorarray import _compat
-from jax_tensorarray._loops import jaxprs, masking, rules
+from jax_tensorarray._loops import jaxprs, linearize, masking, rules
 from jax_tensorarray._loops.jaxprs import chosen, spread
-from jax_tensorarray._loops.linearize import Linearized, linearize
-from jax_tensorarray._loops.rules import Axis, axes
-from jax_tensorarray._lowering.calls import TAPE
-from jax_tensorarray._ops.empty import empty_like
-from jax_tensorarray._ops.host import (
-    is_on_host,
-    on_host,
-    placed_as,
-    ta_host_empty,
-    ta_host_read,
-    ta_host_read_p,
-    ta_host_write,
-    zeros,
+from jax_tensorarray._loops.linearize import Linearized
+from jax_tensorarray._loops.rules import Axis, axes, widened
+from jax_tensorarray._loops.tapes import (
+    Tape,
+    avals_of,
+    batched_tapes,
+    largest,
+    make,
+    play_back,
+    record,
+    tangent_tapes,
+    tapes_for,
 )
-from jax_tensorarray._ops.part import ta_read_part, ta_write_part
-from jax_tensorarray._ops.primitive import is_zero, row_params, to_front, with_axis, zero_tangent
-from jax_tensorarray._ops.read import ta_read_p
-from jax_tensorarray._ops.write import ta_write_p
+from jax_tensorarray._ops.host import is_on_host, ta_host_read, ta_host_read_p, zeros
+from jax_tensorarray._ops.primitive import is_zero, to_front, zero_tangent
 
 Array = Any
 
 # Operands: steps, *consts, *carry. The body maps k, *consts, *carry to *carry, for k = 0, 1, ..., steps - 1 or, with
 # `reverse`, for k = steps - 1, ..., 0. There are at most `max_steps` steps.
 #
-# The last carries may be `tapes`, given by their types: buffers that are written before they are read. They are made
-# where the loop runs, so that nothing on the way there fills or copies them.
+# The last carries may be `tapes`, which are no operands.
 ta_count_p = Primitive("ta_count")
 ta_count_p.multiple_results = True
-
-
-#: The type of a tape, and how many axes come before its axis of steps.
-Tape = tuple[Any, int]
 
 
 def count(
@@ -124,63 +116,6 @@ def counter(steps: Array) -> Any:
     return jax.typeof(steps).update(weak_type=False)
 
 
-#: Rows of fewer bytes stay on the device: sending them takes longer, and XLA cannot send a scalar to a TPU's host.
-SMALL = 128
-
-
-def tape(residuals: Sequence[Any], max_steps: int, offload: bool = False) -> list[Tape]:
-    """Return the types of tapes for the residuals of every step.
-
-    Residuals in host memory have their tapes there. With `offload` so do all others that are not small.
-    """
-    types = [on_host(a) if offload and a.size * a.dtype.itemsize >= SMALL else a for a in residuals]
-    # XLA makes equal zeros once and copies them for a second tape. So no two tapes on the host have the same length.
-    return [(with_axis(a, max_steps + k if is_on_host(a) else max_steps), 0) for k, a in enumerate(types)]
-
-
-def make(tapes: Sequence[Tape]) -> list[Array]:
-    """Return buffers that cost nothing before they are written."""
-    return [ta_host_empty(aval) if is_on_host(aval) else empty_like(aval) for aval, _ in tapes]
-
-
-def abstract(tapes: Sequence[Tape]) -> list[Any]:
-    return [aval for aval, _ in tapes]
-
-
-_ON_TAPES = row_params(TAPE, "drop")
-
-
-def record(
-    tapes: Sequence[Array], k: Array, residuals: Sequence[Array], steps: Sequence[int | None] | None = None
-) -> list[Array]:
-    """Write the residuals of step `k` to the tapes.
-
-    If a residual is the tape of an inner loop, its entry in `steps` says which residual counts the steps of that loop.
-    """
-
-    def write(tape: Array, residual: Array, n: int | None) -> Array:
-        if is_on_host(jax.typeof(tape)):
-            return ta_host_write(tape, k, residual)
-        if n is None:
-            return ta_write_p.bind(tape, k, residual, **_ON_TAPES)
-        return ta_write_part(tape, k, residual, largest(residuals[n]))
-
-    return list(map(write, tapes, residuals, steps or [None] * len(tapes)))
-
-
-def play_back(tapes: Sequence[Array], k: Array, steps: Sequence[int | None], types: Sequence[Any]) -> list[Array]:
-    """Read the residuals of step `k`, of those types, from the tapes."""
-
-    def read(tape: Array, n: int | None, aval: Any) -> Array:
-        if is_on_host(jax.typeof(tape)):
-            return placed_as(ta_host_read(tape, k), aval)
-        if n is None:
-            return ta_read_p.bind(tape, k, **_ON_TAPES)
-        return ta_read_part(tape, k, largest(ta_read_p.bind(tapes[n], k, **_ON_TAPES)))
-
-    return list(map(read, tapes, steps, types))
-
-
 def linearized_loop(
     linear: Linearized,
     fixed: Sequence[Array],
@@ -206,7 +141,7 @@ def linearized_loop(
         return linear.tangents(play_back(tapes, k, linear.steps, linear.taped), shared_here, tangents)
 
     consts = [*tapes, *shared, *const_tangents]
-    types = [*map(jax.typeof, [*consts, *carry_tangents]), *abstract(new)]
+    types = [*map(jax.typeof, [*consts, *carry_tangents]), *avals_of(new)]
     body = jax.make_jaxpr(step)(counter(steps), *types)
     return count(steps, consts, carry_tangents, body=body, max_steps=max_steps, reverse=reverse, tapes=new)
 
@@ -222,11 +157,6 @@ def moving(
 
 def zero_tangents(outs: Sequence[Array]) -> list[Any]:
     return [zero_tangent(x) for x in outs]
-
-
-def tangents_of(tapes: Sequence[Tape], moved: Sequence[bool]) -> list[Tape]:
-    """Return the types of tapes for the tangents of the flagged tapes."""
-    return [(aval.to_tangent_aval(), batch_dims) for aval, batch_dims in chosen(tapes, moved)]
 
 
 def _jvp(
@@ -247,7 +177,7 @@ def _jvp(
         outs = loop(steps, consts, carry, body=body, tapes=tapes)
         return outs, zero_tangents(outs)
     n, inputs = len(carry) + len(tapes), len(body.in_avals)
-    linear = linearize(
+    linear = linearize.linearize(
         body, moved_carry, [False, *moved_consts, *moved_carry], [False, *[True] * num_consts, *[False] * n]
     )
     call = jaxprs.function(linear.jaxpr)
@@ -258,8 +188,8 @@ def _jvp(
 
     # The derivative of what reads or writes a tape on the host has its own tape there.
     offload = any(is_on_host(a) for a in body.in_avals)
-    new = tape(linear.taped, max_steps, offload)
-    taped = jax.make_jaxpr(step)(*body.in_avals, *abstract(new))
+    new = tapes_for(linear.taped, max_steps, offload)
+    taped = jax.make_jaxpr(step)(*body.in_avals, *avals_of(new))
     outs = loop(steps, consts, carry, body=taped, tapes=[*tapes, *new])
     moved_operands, moved_tapes = moved_carry[: len(carry)], moved_carry[len(carry) :]
     dots = linearized_loop(
@@ -271,7 +201,7 @@ def _jvp(
         [ad.instantiate_zeros(t) for t in chosen(carry_dots, moved_operands)],
         max_steps=max_steps,
         reverse=reverse,
-        new=tangents_of(tapes, moved_tapes),
+        new=tangent_tapes(tapes, moved_tapes),
     )
     return outs[:n], spread(dots, moved_carry, zero_tangents(outs[:n]))
 
@@ -319,15 +249,6 @@ def _transpose(
     return [None, *spread(outs[:m], linear_const, [None] * num_consts), *carry_cts]
 
 
-def largest(steps: Array) -> Array:
-    """Return the number of steps until the last example has ended."""
-    return jnp.max(steps, initial=0) if jnp.ndim(steps) else steps
-
-
-def batched_tapes(tapes: Sequence[Tape], size: int) -> list[Tape]:
-    return [(with_axis(aval, size), batch_dims + 1) for aval, batch_dims in tapes]
-
-
 def _batch(
     axis: Axis,
     args: Sequence[Array],
@@ -360,18 +281,10 @@ def _batch(
         consts, steps = [steps, *consts], largest(steps)
     else:
         batched_step = axis.vmap(jaxprs.function(body), [None, *axes(varying)], axes(wide))
-    types = [*map(jax.typeof, [*consts, *carry]), *abstract(tapes)]
+    types = [*map(jax.typeof, [*consts, *carry]), *avals_of(tapes)]
     traced = jax.make_jaxpr(batched_step)(counter(steps), *types)
     outs = count(steps, consts, carry, body=traced, max_steps=max_steps, reverse=reverse, tapes=tapes)
     return outs, axes(wide)
-
-
-def widened(xs: Sequence[Array], have: Sequence[bool], want: Sequence[bool], size: int) -> list[Array]:
-    """Return `xs` with a batch axis where one is wanted."""
-    return [
-        jnp.broadcast_to(x, (size, *jnp.shape(x))) if w and not h else x
-        for x, h, w in zip(xs, have, want, strict=False)
-    ]
 
 
 def _partial_eval_in_checkpoint(
@@ -391,6 +304,17 @@ def _partial_eval_in_checkpoint(
     return eqn, eqn, [False] * n, [True] * n, needed
 
 
+def _reached(params: dict[str, Any], flags: list[bool]) -> list[bool]:
+    consts, carry = flags[: 1 + params["num_consts"]], flags[1 + params["num_consts"] :]
+    return jaxprs.fixed_point(params["body"], consts, [*carry, *[False] * len(params["tapes"])], jaxprs.reached)
+
+
+def _masked(masked: masking.Masked, eqn: Any, operands: list[masking.Value]) -> list[masking.Value]:
+    steps, *rest = operands
+    outs = ta_count_p.bind(jnp.where(masked.active, steps.array, 0), *(x.array for x in rest), **eqn.params)
+    return masking.results_of_loop(outs, rest[eqn.params["num_consts"] :])
+
+
 _compat.lowers_its_bodies(ta_count_p)
 pe.partial_eval_jaxpr_custom_rules[ta_count_p] = _partial_eval_in_checkpoint
 _compat.checked_as(ta_count_p, _run)
@@ -398,3 +322,6 @@ ta_count_p.def_impl(functools.partial(xla.apply_primitive, ta_count_p))
 ta_count_p.def_effectful_abstract_eval(_abstract_eval)
 mlir.register_lowering(ta_count_p, mlir.lower_fun(_run, multiple_results=True))
 rules.register(ta_count_p, body_of=lambda params: params["body"], jvp=_jvp, transpose=_transpose, batch=_batch)
+jaxprs.REACHED[ta_count_p] = _reached
+linearize.TAPES[ta_count_p] = lambda eqn: (linearize.tapes_among(eqn.outvars, eqn.params["tapes"]), eqn.invars[0])
+masking.RULES[ta_count_p] = _masked

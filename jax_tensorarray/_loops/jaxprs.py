@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 from jax.extend import core as jex
+from jax.extend.core import Primitive
 from jax.extend.core import primitives as jax_primitives
 from jax.interpreters import partial_eval as pe
 
@@ -136,6 +137,11 @@ def reached(jaxpr: Any, flags: Sequence[bool]) -> list[bool]:
     return [id(v) in marked for v in inner.outvars]
 
 
+#: For the primitives of loops: maps the parameters, and which operands are flagged, to what `reached` returns.
+#: Each loop of the library adds its own.
+REACHED: dict[Primitive, Callable[[dict[str, Any], list[bool]], list[bool]]] = {}
+
+
 def _reached_results(eqn: Any, flags: list[bool]) -> list[bool]:
     """Return which results of an equation may depend on a flagged operand."""
     p, params = eqn.primitive, eqn.params
@@ -150,19 +156,12 @@ def _reached_results(eqn: Any, flags: list[bool]) -> list[bool]:
         consts, carry, xs = flags[:n], flags[n : n + m], flags[n + m :]
         carry = fixed_point(params["jaxpr"], consts, carry, lambda body, flags: reached(body, [*flags, *xs])[:m])
         return [*carry, *reached(params["jaxpr"], [*consts, *carry, *xs])[m:]]
-    if p is jax_primitives.while_p or p.name == "ta_while":
-        ours = p.name == "ta_while"
+    if p is jax_primitives.while_p:
         flags = flags[params["cond_nconsts"] :]
         consts, carry = flags[: params["body_nconsts"]], flags[params["body_nconsts"] :]
-        if not ours:
-            return fixed_point(params["body_jaxpr"], consts, carry, reached)
-        first = [False] * int(params["lanes"] > 0)
-        carry = [*carry, *[False] * len(params["tapes"])]
-        return [*fixed_point(params["body"], [*first, *consts], carry, reached), *[False] * params["counts"]]
-    if p.name == "ta_count":
-        consts, carry = flags[: 1 + params["num_consts"]], flags[1 + params["num_consts"] :]
-        carry = [*carry, *[False] * len(params["tapes"])]
-        return fixed_point(params["body"], consts, carry, reached)
+        return fixed_point(params["body_jaxpr"], consts, carry, reached)
+    if p in REACHED:
+        return REACHED[p](params, flags)
     return [True] * len(eqn.outvars)
 
 

@@ -4,13 +4,14 @@
 Values that all steps share are computed once, and a broadcast of a smaller value is made again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 from jax import lax
 from jax.extend import core as jex
+from jax.extend.core import Primitive, Var
 
 from jax_tensorarray import _compat
 from jax_tensorarray._loops import jaxprs
@@ -119,6 +120,18 @@ def linearize(body: Any, varying: Sequence[bool], moved: Sequence[bool], fixed: 
     )
 
 
+#: For the primitives that make tapes: maps an equation to its tapes without batch axes, and to what counts their steps.
+#: Each loop of the library adds its own.
+TAPES: dict[Primitive, Callable[[Any], tuple[Sequence[Var], Any]]] = {}
+
+
+def tapes_among(outs: Sequence[Var], tapes: Sequence[tuple[Any, int]]) -> list[Var]:
+    """Return the tapes without batch axes among the results of a loop that has `tapes` as its last carries."""
+    # A tape with batch axes has its steps behind them.
+    pairs = zip(outs[len(outs) - len(tapes) :], tapes, strict=True)
+    return [v for v, (_, batch_dims) in pairs if not batch_dims]
+
+
 class _Sources:
     """Finds where the values of a jaxpr can be computed again."""
 
@@ -164,15 +177,9 @@ class _Sources:
         """Return, for each taped variable, which taped variable counts its steps, if it is an inner loop's tape."""
         steps_of: dict[Any, Any] = {}
         for eqn in self.jaxpr.eqns:
-            if eqn.primitive.name not in ("ta_while", "ta_count"):
-                continue
-            # A tape with batch axes has its steps behind them.
-            tapes = eqn.params["tapes"]
-            if not tapes:
-                continue
-            *outs, steps = eqn.outvars if eqn.primitive.name == "ta_while" else [*eqn.outvars, eqn.invars[0]]
-            pairs = zip(outs[len(outs) - len(tapes) :], tapes, strict=True)
-            steps_of |= {v: steps for v, (_, batch_dims) in pairs if not batch_dims}
+            if eqn.primitive in TAPES:
+                tapes, steps = TAPES[eqn.primitive](eqn)
+                steps_of |= dict.fromkeys(tapes, steps)
         found = [steps_of.get(v) for v in self.taped]
         return tuple(None if n is None or isinstance(n, jex.Literal) else self.taped.get(n) for n in found)
 

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.extend.core import Primitive
 from jax.extend.core import primitives as jax_primitives
 
 from jax_tensorarray import _compat
@@ -40,7 +41,7 @@ def step_of_active(
         Value(x, None if k < len(consts) else k - len(consts), varies, True)
         for k, (x, varies) in enumerate(zip([*consts, *carry], varying, strict=True))
     ]
-    outs = _Masked(active).evaluate(body, inputs)
+    outs = Masked(active).evaluate(body, inputs)
     return [
         out.array if out.version == k else lax.select(active, out.array, old)
         for k, (out, old) in enumerate(zip(outs, carry, strict=True))
@@ -72,7 +73,7 @@ def batched_body(
 def every_branch(branches: Sequence[Any], index: Array, operands: Sequence[Array]) -> list[Array]:
     """Return the results of the branch of that index, where `jax.vmap` takes all examples through all branches."""
     inputs = [Value(x, k, True, True) for k, x in enumerate(operands)]
-    return [x.array for x in _Masked(np.True_).all_branches(branches, index, inputs)]
+    return [x.array for x in Masked(np.True_).all_branches(branches, index, inputs)]
 
 
 class Value(NamedTuple):
@@ -84,7 +85,7 @@ class Value(NamedTuple):
     is_input: bool = False  #: whether it is an input of the step
 
 
-class _Masked:
+class Masked:
     """Evaluates jaxprs without touching a row unless `active`."""
 
     def __init__(self, active: Array) -> None:
@@ -111,8 +112,8 @@ class _Masked:
             return [Value(jnp.where(self.active, row, jnp.zeros_like(row)), None, True)]
         if p is ta_host_write_p:  # an example that has ended writes a row that is not read
             return [Value(p.bind(*(x.array for x in operands), **params), operands[0].version, True)]
-        if p.name in _RULES and any(x.version is not None or (x.is_input and jnp.ndim(x.array)) for x in operands):
-            return _RULES[p.name](self, eqn, operands)  # there may be a buffer among them
+        if p in RULES and any(x.version is not None or (x.is_input and jnp.ndim(x.array)) for x in operands):
+            return RULES[p](self, eqn, operands)  # there may be a buffer among them
         operands = [self.guard(x) for x in operands]
         return _values(jaxprs.bind(eqn, [x.array for x in operands]), any(x.varies for x in operands))
 
@@ -159,7 +160,7 @@ class _Masked:
         kept: list[list[Value]] = []
 
         def f(active: Array, *arrays: Array) -> list[Array]:
-            outs = _Masked(active).evaluate(jaxpr, [x._replace(array=a) for x, a in zip(like, arrays, strict=True)])
+            outs = Masked(active).evaluate(jaxpr, [x._replace(array=a) for x, a in zip(like, arrays, strict=True)])
             kept.append([x._replace(array=None) for x in outs])
             return [x.array for x in outs]
 
@@ -186,7 +187,7 @@ class _Masked:
         index = jnp.clip(index, 0, len(branches) - 1)
         results: list[list[Value]] = []
         for b, branch in enumerate(branches):
-            outs = _Masked(self.active & (index == b)).evaluate(branch, operands)
+            outs = Masked(self.active & (index == b)).evaluate(branch, operands)
             results.append(outs)
             if b == 0:
                 slots = self.slots(outs, branches[1:], operands)
@@ -222,7 +223,7 @@ class _Masked:
 
         def f(carry: list[Array], xs: list[Array]) -> tuple[list[Array], list[Array]]:
             inputs = [*(Value(x, k, True) for k, x in enumerate(carry)), *_values(xs, True)]
-            outs = _Masked(self.active).evaluate(params["jaxpr"], [*consts, *inputs])
+            outs = Masked(self.active).evaluate(params["jaxpr"], [*consts, *inputs])
             kept.append([x.version for x in outs[:num_carry]])
             arrays = [x.array for x in outs]
             return arrays[:num_carry], arrays[num_carry:]
@@ -232,45 +233,13 @@ class _Masked:
         versions = [x.version if kept[-1][k] == k else None for k, x in enumerate(carry)]
         return [*(Value(x, v, True) for x, v in zip(after, versions, strict=True)), *_values(ys, True)]
 
-    def count(self, eqn: Any, operands: list[Value]) -> list[Value]:
-        steps, *rest = operands
-        outs = eqn.primitive.bind(jnp.where(self.active, steps.array, 0), *(x.array for x in rest), **eqn.params)
-        return _still(outs, rest[eqn.params["num_consts"] :])  # no step, no change
-
-    def while_(self, eqn: Any, operands: list[Value]) -> list[Value]:
-        from jax_tensorarray._loops.while_ import while_
-
-        params, ours = eqn.params, "source" in eqn.params
-        cond = params["cond" if ours else "cond_jaxpr"]
-        predicate = jaxprs.function(cond)
-
-        def goes_on(active: Array, *args: Array) -> list[Array]:
-            return [active & predicate(*args)[0]]
-
-        a, b = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
-        arrays = [x.array for x in operands]
-        outs, steps = while_(
-            [self.active, *arrays[:a]],
-            arrays[a:b],
-            arrays[b:],
-            cond=jax.make_jaxpr(goes_on)(jax.ShapeDtypeStruct((), jnp.bool_), *cond.in_avals),
-            body=params["body" if ours else "body_jaxpr"],
-            max_steps=params["max_steps"] if ours else None,
-            source=params["source"] if ours else "an inner lax.while_loop",
-            lanes=params["lanes"] if ours else 0,
-            mode=params["mode"] if ours else None,
-            tapes=params["tapes"] if ours else (),
-            counts=ours and params["counts"],
-        )
-        return _still(outs if steps is None else [*outs, steps], operands[b:])
-
 
 def _values(arrays: Sequence[Array], varies: bool) -> list[Value]:
     return [Value(x, None, varies) for x in arrays]
 
 
-def _still(outs: Sequence[Array], carry: Sequence[Value]) -> list[Value]:
-    """Return the results of an inner loop as values. The first results are what becomes of `carry`."""
+def results_of_loop(outs: Sequence[Array], carry: Sequence[Value]) -> list[Value]:
+    """Return the results of a loop that takes no step unless `active` as values. The first become of `carry`."""
     versions = [*(x.version for x in carry), *[None] * (len(outs) - len(carry))]
     return [Value(x, version, True) for x, version in zip(outs, versions, strict=True)]
 
@@ -295,13 +264,11 @@ def _select(index: Array, choices: Sequence[Array]) -> Array:
     return out
 
 
-#: How primitives that run jaxprs pass the buffers on. In others a buffer is selected as a whole.
-_RULES: dict[str, Callable[..., list[Value]]] = {
-    jax_primitives.jit_p.name: _Masked.call,
-    jax_primitives.remat_p.name: _Masked.checkpoint,
-    jax_primitives.cond_p.name: _Masked.cond,
-    jax_primitives.scan_p.name: _Masked.scan,
-    jax_primitives.while_p.name: _Masked.while_,
-    "ta_while": _Masked.while_,
-    "ta_count": _Masked.count,
+#: How primitives that run jaxprs pass the buffers on, each by a function of a `Masked`, an equation and its operands.
+#: Each loop of the library adds its own. In others a buffer is selected as a whole.
+RULES: dict[Primitive, Callable[[Masked, Any, list[Value]], list[Value]]] = {
+    jax_primitives.jit_p: Masked.call,
+    jax_primitives.remat_p: Masked.checkpoint,
+    jax_primitives.cond_p: Masked.cond,
+    jax_primitives.scan_p: Masked.scan,
 }

@@ -21,10 +21,11 @@ from jax.interpreters import ad, mlir, xla
 
 from jax_tensorarray import _compat
 from jax_tensorarray._loops import jaxprs, masking, rules
-from jax_tensorarray._loops.count import count, counter, largest, widened
+from jax_tensorarray._loops.count import count, counter
 from jax_tensorarray._loops.jaxprs import chosen, spread
 from jax_tensorarray._loops.linearize import Linearized
-from jax_tensorarray._loops.rules import Axis
+from jax_tensorarray._loops.rules import Axis, widened
+from jax_tensorarray._loops.tapes import largest
 from jax_tensorarray._loops.while_ import while_
 from jax_tensorarray._ops.clear import ta_clear_p
 from jax_tensorarray._ops.empty import empty_like

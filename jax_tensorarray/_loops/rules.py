@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
@@ -63,17 +64,27 @@ def axes(flags: Sequence[bool]) -> list[Any]:
     return [0 if flag else None for flag in flags]
 
 
+def widened(xs: Sequence[Array], have: Sequence[bool], want: Sequence[bool], size: int) -> list[Array]:
+    """Return `xs` with a batch axis where one is wanted."""
+    return [
+        jnp.broadcast_to(x, (size, *jnp.shape(x))) if w and not h else x
+        for x, h, w in zip(xs, have, want, strict=False)
+    ]
+
+
 def register(
     primitive: Primitive,
     *,
     body_of: Callable[[dict[str, Any]], Any],
-    jvp: Callable[..., Any],
-    batch: Callable[..., Any],
+    jvp: Callable[..., Any] | None = None,
     transpose: Callable[..., Any] | None = None,
+    batch: Callable[..., Any] | None = None,
 ) -> None:
-    """Register the rules of a loop. Their traces are kept as long as the body that `body_of(params)` returns."""
-    ad.primitive_jvps[primitive] = _jvp(jvp, body_of)
-    batching.fancy_primitive_batchers[primitive] = batching_rule(primitive, batch, body_of)
+    """Register rules of a loop. Their traces are kept as long as the body that `body_of(params)` returns."""
+    if jvp is not None:
+        ad.primitive_jvps[primitive] = _jvp(jvp, body_of)
+    if batch is not None:
+        batching.fancy_primitive_batchers[primitive] = batching_rule(primitive, batch, body_of)
     if transpose is not None:
         ad.primitive_transposes[primitive] = _transpose(transpose, body_of)
 

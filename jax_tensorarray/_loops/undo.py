@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from jax.extend.core import primitives as jax_primitives
 
 from jax_tensorarray._loops import jaxprs
-from jax_tensorarray._loops.count import abstract, record, tape
 from jax_tensorarray._loops.jaxprs import chosen, spread
 from jax_tensorarray._loops.linearize import Linearized
 from jax_tensorarray._loops.replay import Checkpoint, Mode, Replay, all_batched, counted, live_carries
 from jax_tensorarray._loops.rules import Axis
+from jax_tensorarray._loops.tapes import avals_of, record, tapes_for
 from jax_tensorarray._ops.clear import ta_clear_p
 from jax_tensorarray._ops.part import ta_write_part_p
 from jax_tensorarray._ops.primitive import ROW_OPS, with_axis
@@ -244,8 +244,8 @@ class Undo(Mode):
             outs = call(*args[:inputs])
             return [*outs[:n], k + 1, *record(tapes, k, [*chosen(args[inputs - n : inputs], kept), *outs[n:]])]
 
-        new = tape([*map(jax.typeof, chosen(carry, kept)), *rows], keywords["max_steps"])
-        types = [jax.ShapeDtypeStruct((), jnp.int32), *abstract(new)]
+        new = tapes_for([*map(jax.typeof, chosen(carry, kept)), *rows], keywords["max_steps"])
+        types = [jax.ShapeDtypeStruct((), jnp.int32), *avals_of(new)]
         outs, steps = loop(
             cond_consts,
             consts,

@@ -1,0 +1,95 @@
+"""Tapes: buffers with a row for the residuals of each step of a loop.
+
+A loop carries its tapes, but they are no operands of it. They are given by their types, and made where the loop runs,
+so that nothing on the way there fills or copies them.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jax_tensorarray._loops.jaxprs import chosen
+from jax_tensorarray._lowering.mlir import TAPE
+from jax_tensorarray._ops.empty import empty_like
+from jax_tensorarray._ops.host import is_on_host, on_host, placed_as, ta_host_empty, ta_host_read, ta_host_write
+from jax_tensorarray._ops.part import ta_read_part, ta_write_part
+from jax_tensorarray._ops.primitive import row_params, with_axis
+from jax_tensorarray._ops.read import ta_read_p
+from jax_tensorarray._ops.write import ta_write_p
+
+Array = Any
+
+#: The type of a tape, and how many batch axes come before its axis of steps.
+Tape = tuple[Any, int]
+
+#: Rows of fewer bytes stay on the device: sending them takes longer, and XLA cannot send a scalar to a TPU's host.
+SMALL = 128
+
+
+def tapes_for(residuals: Sequence[Any], max_steps: int, offload: bool = False) -> list[Tape]:
+    """Return the tapes for the residuals of every step, which are given by their types.
+
+    Residuals in host memory have their tapes there. With `offload` so do all others that are not small.
+    """
+    types = [on_host(a) if offload and a.size * a.dtype.itemsize >= SMALL else a for a in residuals]
+    # XLA makes equal zeros once and copies them for a second tape. So no two tapes on the host have the same length.
+    return [(with_axis(a, max_steps + k if is_on_host(a) else max_steps), 0) for k, a in enumerate(types)]
+
+
+def batched_tapes(tapes: Sequence[Tape], size: int) -> list[Tape]:
+    return [(with_axis(aval, size), batch_dims + 1) for aval, batch_dims in tapes]
+
+
+def tangent_tapes(tapes: Sequence[Tape], moved: Sequence[bool]) -> list[Tape]:
+    """Return the tapes for the tangents of the flagged tapes."""
+    return [(aval.to_tangent_aval(), batch_dims) for aval, batch_dims in chosen(tapes, moved)]
+
+
+def avals_of(tapes: Sequence[Tape]) -> list[Any]:
+    return [aval for aval, _ in tapes]
+
+
+def make(tapes: Sequence[Tape]) -> list[Array]:
+    """Return buffers that cost nothing before they are written."""
+    return [ta_host_empty(aval) if is_on_host(aval) else empty_like(aval) for aval in avals_of(tapes)]
+
+
+_PARAMS = row_params(TAPE, "drop")
+
+
+def record(
+    tapes: Sequence[Array], k: Array, residuals: Sequence[Array], steps: Sequence[int | None] | None = None
+) -> list[Array]:
+    """Write the residuals of step `k` to the tapes.
+
+    If a residual is the tape of an inner loop, its entry in `steps` says which residual counts the steps of that loop.
+    """
+
+    def write(tape: Array, residual: Array, n: int | None) -> Array:
+        if is_on_host(jax.typeof(tape)):
+            return ta_host_write(tape, k, residual)
+        if n is None:
+            return ta_write_p.bind(tape, k, residual, **_PARAMS)
+        return ta_write_part(tape, k, residual, largest(residuals[n]))
+
+    return list(map(write, tapes, residuals, steps or [None] * len(tapes)))
+
+
+def play_back(tapes: Sequence[Array], k: Array, steps: Sequence[int | None], types: Sequence[Any]) -> list[Array]:
+    """Read the residuals of step `k`, of those types, from the tapes."""
+
+    def read(tape: Array, n: int | None, aval: Any) -> Array:
+        if is_on_host(jax.typeof(tape)):
+            return placed_as(ta_host_read(tape, k), aval)
+        if n is None:
+            return ta_read_p.bind(tape, k, **_PARAMS)
+        return ta_read_part(tape, k, largest(ta_read_p.bind(tapes[n], k, **_PARAMS)))
+
+    return list(map(read, tapes, steps, types))
+
+
+def largest(steps: Array) -> Array:
+    """Return the number of steps until the last example has ended."""
+    return jnp.max(steps, initial=0) if jnp.ndim(steps) else steps
