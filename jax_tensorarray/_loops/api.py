@@ -11,6 +11,7 @@ from jax import lax
 from jax_tensorarray import _compat
 from jax_tensorarray._array.tensorarray import entering_loop, leaving_loop
 from jax_tensorarray._loops import jaxprs
+from jax_tensorarray._loops.auto import Choice, choose_within
 from jax_tensorarray._loops.from_jax import (
     SCANNED,
     and_count,
@@ -26,11 +27,10 @@ from jax_tensorarray._loops.from_jax import (
     lax_known_fori_loop,
     lax_scan,
     lax_while_loop,
-    mode_of,
+    strategy_of,
 )
 from jax_tensorarray._loops.hints import explained, unpacked
 from jax_tensorarray._loops.linearize import linearize
-from jax_tensorarray._loops.undo import Choice, choose_within
 from jax_tensorarray._ops.empty import ta_empty
 from jax_tensorarray._ops.read import ta_read
 from jax_tensorarray._ops.write import ta_write
@@ -111,7 +111,7 @@ def while_loop(
     TensorFlow: `tf.while_loop`.
     """
     check_max_steps("while_loop", max_steps)
-    mode = mode_of("while_loop", residuals, checkpoints, inverse, max_steps, check_inverse, offload, memory)
+    strategy = strategy_of("while_loop", residuals, checkpoints, inverse, max_steps, check_inverse, offload, memory)
     init_val = entering_loop(body_fun, init_val, max_steps)
     if jax.config.jax_disable_jit:
         try:
@@ -119,7 +119,9 @@ def while_loop(
         except jax.errors.ConcretizationTypeError:
             pass  # as JAX's own: what vmap batches, say, is no Python bool
     try:
-        return leaving_loop(bind_loop(lax_while_loop, (cond_fun, body_fun), (init_val,), max_steps, return_steps, mode))
+        return leaving_loop(
+            bind_loop(lax_while_loop, (cond_fun, body_fun), (init_val,), max_steps, return_steps, strategy)
+        )
     except TypeError as error:
         if ported := unpacked("while_loop", {"cond_fun": cond_fun, "body_fun": body_fun}, init_val):
             raise ported from error
@@ -168,7 +170,7 @@ def fori_loop(
     known = low is not None and high is not None
     if known and max_steps is None:
         max_steps = max(high - low, 0)  # type: ignore[operator]
-    mode = mode_of("fori_loop", residuals, checkpoints, None, max_steps, None, offload, memory)
+    strategy = strategy_of("fori_loop", residuals, checkpoints, None, max_steps, None, offload, memory)
     init_val = entering_loop(lambda carry: body_fun(lower, carry), init_val, max_steps)
     if known and residuals in SCANNED and not offload and memory is None:
         if high - low > max_steps:  # type: ignore[operator]
@@ -176,7 +178,9 @@ def fori_loop(
         if residuals != "recompute":
             return leaving_loop(lax.fori_loop(lower, upper, body_fun, init_val, unroll=unroll))
         options = (lower, upper, unroll)
-        return leaving_loop(bind_loop(lax_known_fori_loop, (body_fun,), (init_val,), max_steps, False, mode, options))
+        return leaving_loop(
+            bind_loop(lax_known_fori_loop, (body_fun,), (init_val,), max_steps, False, strategy, options)
+        )
     if jax.config.jax_disable_jit:
         try:
             return leaving_loop(in_python(below, and_count(body_fun), (lower, upper, init_val), max_steps, False)[2])
@@ -184,7 +188,7 @@ def fori_loop(
             pass
     unroll = None if known else unroll
     return leaving_loop(
-        bind_loop(lax_fori_loop, (body_fun,), (lower, upper, init_val), max_steps, False, mode, (unroll,))
+        bind_loop(lax_fori_loop, (body_fun,), (lower, upper, init_val), max_steps, False, strategy, (unroll,))
     )
 
 
@@ -227,13 +231,13 @@ def scan(
     >>> print(last, before)
     6.0 [0. 0. 1. 3.]
     """
-    mode = mode_of("scan", residuals, checkpoints, inverse, 0, check_inverse, offload, memory)
+    strategy = strategy_of("scan", residuals, checkpoints, inverse, 0, check_inverse, offload, memory)
     steps = next((np.shape(x)[0] for x in jax.tree.leaves(xs) if np.ndim(x)), length)
     init = entering_loop(lambda carry: f(carry, jax.tree.map(lambda x: x[0], xs))[0], init, steps)
     if offload or memory is not None:
         return leaving_loop(_scan_by_rows(f, init, xs, length, reverse, residuals, offload=offload, memory=memory))
     if residuals == "recompute":
-        return leaving_loop(bind_loop(lax_scan, (f,), (init, xs), None, False, mode, (length, reverse, unroll)))
+        return leaving_loop(bind_loop(lax_scan, (f,), (init, xs), None, False, strategy, (length, reverse, unroll)))
     if residuals in SCANNED:
         return leaving_loop(lax.scan(f, init, xs, length, reverse, unroll))
     options = {"checkpoints": checkpoints, "inverse": inverse, "check_inverse": check_inverse}

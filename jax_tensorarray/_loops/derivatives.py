@@ -2,7 +2,7 @@
 
 So every loop with `max_steps` can be transposed: the loop of the tangents is a `ta_count`, which reads the residuals of
 each step from tapes, or a `ta_replay`, which finds the steps again. Without `max_steps` primals and tangents are one
-loop, in forward mode only.
+loop, in forward strategy only.
 """
 
 import functools
@@ -37,20 +37,20 @@ def _jvp(
     max_steps: int | None,
     source: str,
     lanes: int,
-    mode: Any,
+    strategy: Any,
     tapes: Sequence[Tape],
     counts: bool,
 ) -> Any:
     cond_consts, consts, carry = split(primals, cond_nconsts, body_nconsts)
     _, const_dots, carry_dots = split(tangents, cond_nconsts, body_nconsts)
-    loop = functools.partial(while_, max_steps=max_steps, source=source, lanes=lanes, mode=mode, counts=counts)
+    loop = functools.partial(while_, max_steps=max_steps, source=source, lanes=lanes, strategy=strategy, counts=counts)
     first = int(lanes > 0)  # the body takes which lanes are active first
     moved_consts, moved_carry = moving(body, first, const_dots, carry_dots, len(tapes))
     if not any(moved_carry):
         outs = results(*loop(cond_consts, consts, carry, cond=cond, body=body, tapes=tapes))
         return outs, zero_tangents(outs)
     reversible = taped(max_steps)
-    if not reversible:  # what `moving` finds may be too much, and then it is the reverse mode of something
+    if not reversible:  # what `moving` finds may be too much, and then it is the reverse strategy of something
         have = [not is_zero(t) for t in carry_dots]
         moved_carry = jaxprs.fixed_point(body, [*[False] * first, *moved_consts], have, jaxprs.moved)
     given = [ad.instantiate_zeros(t) if moves else t for t, moves in zip(carry_dots, moved_carry, strict=False)]
@@ -61,7 +61,7 @@ def _jvp(
         # The tangent of what no step changes comes from before the loop: so it has a transpose.
         same = chosen(_unchanged(body, len(carry)), moved_carry)
         dots = [before if is_same else dot for before, is_same, dot in zip(carry_dots, same, dots, strict=True)]
-    elif mode is None or mode.tapes:
+    elif strategy is None or strategy.tapes:
         outs, dots, steps = _taped_jvp(
             loop, cond, body, cond_consts, consts, carry, const_dots, carry_dots, moved, tapes
         )
@@ -84,12 +84,13 @@ def _taped_jvp(
     tapes: Sequence[Tape],
 ) -> tuple[list[Array], list[Array], Array]:
     """Run two loops. The second is linear in the tangents, so every loop can be transposed."""
-    max_steps, mode = (loop.keywords[name] for name in ("max_steps", "mode"))  # type: ignore[attr-defined]
+    max_steps, strategy = (loop.keywords[name] for name in ("max_steps", "strategy"))  # type: ignore[attr-defined]
     operands, n, inputs = len(carry), len(carry) + len(tapes), len(moved)
     first = inputs - n - len(consts)
     linear = linearize(body, moved[-n:], moved, [*[False] * first, *[True] * len(consts), *[False] * n])
-    if mode is not None and (better := mode.instead_of(linear, body, first + len(consts), n, max_steps)) is not None:
-        loop = functools.partial(loop, mode=better)
+    better = None if strategy is None else strategy.instead_of(linear, body, first + len(consts), n, max_steps)
+    if better is not None:
+        loop = functools.partial(loop, strategy=better)
         return _replayed_jvp(loop, cond, body, cond_consts, consts, carry, const_dots, carry_dots, moved)
     call, predicate = jaxprs.function(linear.jaxpr), jaxprs.function(cond)
     before = inputs - len(tapes)  # the counter comes between the carry and the tapes
@@ -105,7 +106,7 @@ def _taped_jvp(
         outs = call(*args[:before], *args[before + 1 : inputs + 1])
         return [*outs[:operands], k + 1, *outs[operands:n], *record(new, k, outs[n:], linear.steps)]
 
-    new = tapes_for(linear.taped, max_steps, mode is not None and mode.offload)
+    new = tapes_for(linear.taped, max_steps, strategy is not None and strategy.offload)
     types = [jax.typeof(start), *avals_of([*tapes, *new])]
     cond_types, body_types = list(cond.in_avals), list(body.in_avals)
     taped_cond = jax.make_jaxpr(goes_on)(*cond_types[: len(cond_types) - len(tapes)], *types)
@@ -139,10 +140,10 @@ def _replayed_jvp(
 ) -> tuple[list[Array], list[Array], Array]:
     """Run a loop that keeps no tape, and one that finds its steps again."""
     keywords = loop.keywords  # type: ignore[attr-defined]
-    lanes, mode = keywords["lanes"], keywords["mode"]
+    lanes, strategy = keywords["lanes"], keywords["strategy"]
     again = Replay(body, lanes, len(consts), tuple(moved[int(lanes > 0) :]), keywords["max_steps"])
-    outs, steps, extra, mode = mode.forward(loop, cond, again.primal, cond_consts, consts, carry)
-    dots = replay(again, mode, steps, consts, carry, extra, const_dots, carry_dots)
+    outs, steps, extra, strategy = strategy.forward(loop, cond, again.primal, cond_consts, consts, carry)
+    dots = replay(again, strategy, steps, consts, carry, extra, const_dots, carry_dots)
     return outs, dots, steps
 
 

@@ -14,8 +14,11 @@ from jax.extend.core import primitives as jax_primitives
 
 from jax_tensorarray import _compat, checkpoint_policies
 from jax_tensorarray._loops import jaxprs
-from jax_tensorarray._loops.replay import Checkpoint, Inverse, OnHost
-from jax_tensorarray._loops.undo import Auto, Undo
+from jax_tensorarray._loops.auto import Auto
+from jax_tensorarray._loops.checkpoint import Checkpoint
+from jax_tensorarray._loops.inverse import Inverse
+from jax_tensorarray._loops.replay import OnHost
+from jax_tensorarray._loops.undo import Undo
 from jax_tensorarray._loops.while_ import counting, while_
 
 Array = Any
@@ -39,7 +42,7 @@ def check_max_steps(op: str, max_steps: Any) -> None:
 
 RESIDUALS = ("auto", "tape", "recompute", "checkpoint", "inverse", "undo")
 
-#: The modes that JAX's own scan serves, and that may keep a tape.
+#: The `residuals` that JAX's own scan serves, and that may keep a tape.
 SCANNED = ("auto", "tape", "recompute")
 
 
@@ -47,13 +50,13 @@ class _Carry(int):
     """The number of a carry."""
 
 
-#: Maps the carry of the user's functions, a body and its consts to the mode, the body and the consts of a loop. JAX
+#: Maps the carry of the user's functions, a body and its consts to the strategy, the body and the consts of a loop. JAX
 #: makes a const of a value that a body returns unchanged. So the carry is given by its tree and its leaves, each the
 #: number of a carry of the loop, or an array.
-_Mode = Callable[[Any, Any, Any, Sequence[Array]], tuple[Any, Any, Sequence[Array]]]
+_MakeStrategy = Callable[[Any, Any, Any, Sequence[Array]], tuple[Any, Any, Sequence[Array]]]
 
 
-def mode_of(
+def strategy_of(
     op: str,
     residuals: str,
     checkpoints: Any,
@@ -62,7 +65,7 @@ def mode_of(
     check_inverse: Any = None,
     offload: Any = False,
     memory: Any = None,
-) -> _Mode:
+) -> _MakeStrategy:
     if residuals not in RESIDUALS:
         raise ValueError(f"{op}: residuals must be one of {', '.join(RESIDUALS)}; got {residuals!r}")
     for name, given, where in (
@@ -273,10 +276,10 @@ def bind_loop(
     args: Sequence[Any],
     max_steps: int | None,
     return_steps: bool,
-    make_mode: _Mode,
+    make_strategy: _MakeStrategy,
     options: Sequence[Any] = (),
 ) -> Any:
-    """Run a loop of JAX as ours. A scan of JAX remains a scan, with the body of the mode."""
+    """Run a loop of JAX as ours. A scan of JAX remains a scan, with the body of the strategy."""
     here = _compat.source_here()
     jaxpr, shape = _traced(loop, functions, args, tuple(options))
     end = []
@@ -284,7 +287,7 @@ def bind_loop(
     def equation(eqn: Any, operands: list[Array]) -> list[Array]:
         params = eqn.params
         if eqn.primitive is jax_primitives.scan_p:
-            _, body, _ = make_mode(None, None, params["jaxpr"], ())
+            _, body, _ = make_strategy(None, None, params["jaxpr"], ())
             with eqn.ctx.manager, here():
                 return eqn.primitive.bind(*operands, **params | {"jaxpr": body})
         if eqn.primitive is not jax_primitives.while_p:
@@ -294,7 +297,7 @@ def bind_loop(
         known = {v: x for v, x in zip(eqn.invars, operands, strict=True) if not isinstance(v, jex.Literal)}
         known |= {v: _Carry(k) for k, v in enumerate(eqn.outvars)}
         leaves = [known[v] for v in _compat.opened(jaxpr).outvars]
-        mode, body, consts = make_mode(jax.tree.structure(shape), leaves, body, operands[a:b])
+        strategy, body, consts = make_strategy(jax.tree.structure(shape), leaves, body, operands[a:b])
         with here():
             outs, taken = while_(
                 operands[:a],
@@ -302,7 +305,7 @@ def bind_loop(
                 operands[b:],
                 cond=cond,
                 body=body,
-                mode=mode,
+                strategy=strategy,
                 max_steps=None if max_steps is None else int(max_steps),
                 source=_source(),
                 counts=return_steps or max_steps is not None,

@@ -1,9 +1,8 @@
 """Undoing the writes of a step: its buffers are restored by putting back the rows that it overwrote."""
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +10,7 @@ from jax.extend.core import primitives as jax_primitives
 
 from jax_tensorarray._loops import jaxprs
 from jax_tensorarray._loops.jaxprs import chosen, spread
-from jax_tensorarray._loops.linearize import Linearized
-from jax_tensorarray._loops.replay import Checkpoint, Mode, Replay, all_batched, counted, live_carries
+from jax_tensorarray._loops.replay import Replay, Strategy, all_batched, counted
 from jax_tensorarray._loops.rules import Axis
 from jax_tensorarray._loops.tapes import avals_of, record, tapes_for
 from jax_tensorarray._ops.clear import ta_clear_p
@@ -130,96 +128,9 @@ def log(body: Any, num_before: int, num_carry: int) -> tuple[Logged, dict[int, s
     return Logged(jaxpr, jax.make_jaxpr(restore)(*types), tuple(rewound)), entries.refused
 
 
-def bytes_of(types: Sequence[Any]) -> int:
-    return sum(t.size * t.dtype.itemsize for t in types)
-
-
-class Choice(NamedTuple):
-    """The choice of `residuals="auto"`, its reason, and the bytes that each step would keep."""
-
-    residuals: str
-    reason: str
-    tape_bytes: int
-    undo_bytes: int | None
-    checkpoints: int | None = None
-
-
-def choose(linear: Linearized, body: Any, num_before: int, num_carry: int) -> Choice:
-    """Choose undo if the tape would hold, for every step, a buffer that the body updates by rows; else the tape."""
-    carry = body.out_avals
-    largest = max((t.size * t.dtype.itemsize for t in linear.taped), default=0)
-    taped = bytes_of(linear.taped)
-    if not any(1024 < c.size * c.dtype.itemsize <= largest and c.ndim for c in carry):
-        return Choice("tape", "no residual is as large as a buffer of the carry", taped, None)
-    undone, refused = _undo_bytes(body, num_before, num_carry)
-    if undone is None:
-        k, why = next(iter(refused.items()))
-        return Choice("tape", f"carry number {k}, {carry[k].str_short()}, cannot be rewound: {why}", taped, None)
-    if undone >= taped:
-        return Choice("tape", "the log would be as large as the tape", taped, undone)
-    return Choice("undo", "the tape would hold a whole buffer for every step", taped, undone)
-
-
-def _undo_bytes(body: Any, num_before: int, num_carry: int) -> tuple[int | None, dict[int, str]]:
-    """Return the bytes that undo would keep of a step, or None, and why the carries cannot be rewound."""
-    logged, refused = log(body, num_before, num_carry)
-    kept = [c for c, r in zip(body.out_avals, logged.rewound, strict=True) if not r]
-    return None if refused else bytes_of([*list(logged.jaxpr.out_avals)[num_carry:], *kept]), refused
-
-
-def choose_within(
-    memory: int | None, max_steps: int, linear: Linearized, body: Any, num_before: int, num_carry: int
-) -> Choice:
-    """Return the choice of `choose` if it fits into `memory` bytes for all steps, else undo or checkpoints if one fits.
-
-    If nothing fits, the choice with the fewest bytes is returned. There are enough checkpoints for every step to run
-    nine times at most.
-    """
-    choice = choose(linear, body, num_before, num_carry)
-    if memory is None:
-        return choice
-    kept = choice.tape_bytes if choice.residuals == "tape" else choice.undo_bytes or 0
-    if kept * max_steps <= memory:
-        return choice
-    reason = f'"{choice.residuals}" would take {kept * max_steps} bytes for {max_steps} steps, and memory={memory}'
-    others = [(kept * max_steps, choice)]
-    undone = choice.undo_bytes
-    if choice.residuals == "tape":
-        undone = _undo_bytes(body, num_before, num_carry)[0]
-        if undone is not None:
-            others.append((undone * max_steps, choice._replace(residuals="undo", undo_bytes=undone, reason=reason)))
-    read = live_carries(body, num_carry)
-    size = max(1, bytes_of([c for c, is_read in zip(body.out_avals, read, strict=True) if is_read]))
-    checkpoints = min(max_steps, max(memory // size, _fewest(max_steps)))
-    of_checkpoints = choice._replace(residuals="checkpoint", reason=reason, checkpoints=checkpoints)
-    others.append((checkpoints * size, of_checkpoints._replace(undo_bytes=undone)))
-    fitting = (other for size, other in others if size <= memory)
-    return next(fitting, min(others, key=lambda other: other[0])[1])
-
-
-def _fewest(max_steps: int) -> int:
-    """Return the fewest checkpoints with which a loop is reversed and no step is run more than nine times."""
-    return next(k for k in range(1, max_steps + 2) if math.comb(k + 8, k) >= max_steps)
-
-
 @dataclass(frozen=True)
-class Auto(Mode):
-    """A tape, or undo if the tape would hold whole buffers, or checkpoints if `memory` suffices for neither."""
-
-    memory: int | None = None
-
-    tapes = True
-
-    def instead_of(self, linear: Linearized, body: Any, num_before: int, num_carry: int, max_steps: int) -> Mode | None:
-        choice = choose_within(self.memory, max_steps, linear, body, num_before, num_carry)
-        if choice.checkpoints is not None:
-            return Checkpoint(choice.checkpoints)
-        return Undo() if choice.residuals == "undo" else None
-
-
-@dataclass(frozen=True)
-class Undo(Mode):
-    """The mode of a loop before its log is made."""
+class Undo(Strategy):
+    """The strategy of a loop before its log is made."""
 
     def forward(
         self, loop: Callable[..., Any], cond: Any, body: Any, cond_consts: Any, consts: Any, carry: Any
@@ -253,14 +164,14 @@ class Undo(Mode):
             cond=jax.make_jaxpr(goes_on)(*cond.in_avals, *types),
             body=jax.make_jaxpr(step)(*body.in_avals, *types),
             tapes=new,
-            mode=None,  # derivatives of this loop keep a tape
+            strategy=None,  # derivatives of this loop keep a tape
         )
         buffers, tapes = chosen(outs[:n], logged.rewound), outs[n + 1 :]
         return outs[:n], steps, [*buffers, *tapes], Rewind(logged.restore, logged.rewound, len(rows))
 
 
 @dataclass(frozen=True)
-class Rewind(Mode):
+class Rewind(Strategy):
     """Restores the buffers before a step by putting rows back. `extra` is the buffers after the loop, and the tapes."""
 
     restore: Any

@@ -44,7 +44,7 @@ def while_(
     max_steps: int | None,
     source: str,
     lanes: int = 0,
-    mode: Any = None,
+    strategy: Any = None,
     tapes: Sequence[Tape] = (),
     counts: bool = True,
 ) -> tuple[list[Array], Any]:
@@ -61,7 +61,7 @@ def while_(
         max_steps=max_steps,
         source=source,
         lanes=lanes,
-        mode=mode,
+        strategy=strategy,
         tapes=tuple(tapes),
         counts=counts,
     )
@@ -113,7 +113,7 @@ def _run(
     max_steps: int | None,
     source: str,
     lanes: int,
-    mode: Any,
+    strategy: Any,
     tapes: Sequence[Tape],
     counts: bool,
 ) -> Any:
@@ -208,14 +208,14 @@ def _known(unknown: Sequence[bool], params: dict[str, Any]) -> _Part | None:
     return _part([not x for x in unknown], [not x for x in carry], cond, body, params)
 
 
-def _splits(mode: Any) -> bool:
-    """Return whether the loop means the same with fewer carries. Some modes refer to all of them."""
-    return mode is None or mode.tapes
+def _splits(strategy: Any) -> bool:
+    """Return whether the loop means the same with fewer carries. Some strategies refer to all of them."""
+    return strategy is None or strategy.tapes
 
 
 def _partial_eval(trace: Any, *tracers: Any, **params: Any) -> Any:
     unknown = [not t.is_known() for t in tracers]
-    known = _known(unknown, params) if any(unknown) and _splits(params["mode"]) else None
+    known = _known(unknown, params) if any(unknown) and _splits(params["strategy"]) else None
     # With all operands known this runs the loop.
     outs = trace.default_process_primitive(ta_while_p, tracers, params)
     if known is None:
@@ -231,7 +231,7 @@ def _partial_eval_in_checkpoint(
     n = len(eqn.outvars)
     needed = [v for v, there in zip(eqn.invars, instantiated, strict=True) if isinstance(v, Var) and not there]
     if any(unknown):
-        known = _known(unknown, eqn.params) if _splits(eqn.params["mode"]) else None
+        known = _known(unknown, eqn.params) if _splits(eqn.params["strategy"]) else None
         if known is None:
             return None, eqn, [True] * n, [True] * n, needed
         return _equation_of(eqn, known), eqn, [not there for there in known.results], [True] * n, needed
@@ -256,7 +256,7 @@ def _without_unused(used: list[bool], *args: Any) -> tuple[list[bool], Any]:
     params, n = eqn.params, len(eqn.invars)
     if not any(used) and not eqn.effects:
         return [False] * n, None
-    if not _splits(params["mode"]):
+    if not _splits(params["strategy"]):
         return [True] * n, eqn
     a, m, tapes, first = params["cond_nconsts"], params["body_nconsts"], params["tapes"], int(params["lanes"] > 0)
     _, read = _live(params["cond"], (True,))
@@ -297,7 +297,7 @@ def _batch(
     max_steps: int | None,
     source: str,
     lanes: int,
-    mode: Any,
+    strategy: Any,
     tapes: Sequence[Tape],
     counts: bool,
 ) -> Any:
@@ -306,15 +306,15 @@ def _batch(
     cond_batched, consts_batched, have = split([d is not None for d in dims], cond_nconsts, body_nconsts)
     first, have = [False] * int(lanes > 0), [*have, *[True] * len(tapes)]
     wide = jaxprs.fixed_point(body, [*first, *consts_batched], have, axis.differing)
-    if mode is not None and mode.batches_all:
+    if strategy is not None and strategy.batches_all:
         wide = [True] * len(have)
     (own_ends,) = axis.differing(cond, [*cond_batched, *wide])
     if own_ends:
         _check_effects(cond, body)
         wide = [True] * len(have)
     carry, tapes = widened(carry, have, wide, axis.size), batched_tapes(tapes, axis.size)
-    if mode is not None:
-        mode = mode.batched(axis, lanes, own_ends, consts_batched, consts, carry)
+    if strategy is not None:
+        strategy = strategy.batched(axis, lanes, own_ends, consts_batched, consts, carry)
     types = [*map(jax.typeof, [*consts, *carry]), *avals_of(tapes)]
     body = masking.batched_body(axis, body, lanes, own_ends, [*consts_batched, *wide], wide, types)
     predicate = axis.vmap(jaxprs.function(cond), axes([*cond_batched, *wide]), 0 if own_ends else None)
@@ -328,7 +328,7 @@ def _batch(
         max_steps=max_steps,
         source=source,
         lanes=lanes + own_ends,
-        mode=mode,
+        strategy=strategy,
         tapes=tapes,
         counts=counts,
     )
@@ -366,7 +366,7 @@ def _masked(masked: masking.Masked, eqn: Any, operands: list[masking.Value]) -> 
         max_steps=params["max_steps"] if ours else None,
         source=params["source"] if ours else "an inner lax.while_loop",
         lanes=params["lanes"] if ours else 0,
-        mode=params["mode"] if ours else None,
+        strategy=params["strategy"] if ours else None,
         tapes=params["tapes"] if ours else (),
         counts=ours and params["counts"],
     )

@@ -1,0 +1,145 @@
+"""Binomial checkpointing: the loop is run on from a few carries, as often as it must."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jax_tensorarray._loops.count import count, counter
+from jax_tensorarray._loops.jaxprs import chosen, spread
+from jax_tensorarray._loops.replay import Replay, Strategy, live_carries
+from jax_tensorarray._loops.tapes import largest
+from jax_tensorarray._loops.while_ import while_
+from jax_tensorarray._ops.empty import empty_like
+from jax_tensorarray._ops.primitive import with_axis
+from jax_tensorarray._ops.read import ta_read
+from jax_tensorarray._ops.write import ta_write
+
+Array = Any
+
+_LIMIT = np.iinfo(np.int32).max
+
+
+@dataclass(frozen=True)
+class Checkpoint(Strategy):
+    """Runs the loop on from one of `slots` carries, which binomial checkpointing has placed."""
+
+    slots: int
+
+    def pull_back(
+        self, loop: Replay, steps: Array, consts: Any, init: Any, extra: Any, const_cts: Any, carry_cts: Any
+    ) -> tuple[list[Array], list[Array]]:
+        m, c = len(consts), len(const_cts)
+        slots = max(1, min(self.slots, loop.max_steps))  # one for each step is all that there is to keep
+        reach = _Reach(loop.max_steps)
+        # Carries that a step does not read, such as rows of results, are not kept: they are written anew, to nowhere.
+        live = live_carries(loop.body, loop.num_carry)
+
+        def whole(kept: Sequence[Array]) -> list[Array]:
+            return spread(kept, live, [_nowhere(x) for x in init])
+
+        def advance(by: Array, start: Array, steps: Array, consts: Any, kept: Any) -> list[Array]:
+            def step(k: Array, steps: Array, start: Array, *rest: Array) -> list[Array]:
+                return loop.step(start + k, steps, rest[:m], rest[m:])
+
+            carry = whole(kept)
+            types = map(jax.typeof, [steps, start, *consts, *carry])
+            body = jax.make_jaxpr(step)(counter(by), *types)
+            outs = count(by, [steps, start, *consts], carry, body=body, max_steps=loop.max_steps, reverse=False)
+            return chosen(outs, live)
+
+        # Kept: the carries before steps positions[0] < ... < positions[top]. Steps from `end` on are done.
+        def goes_on(*args: Array) -> list[Array]:
+            return [args[0] > 0]
+
+        n = sum(live)
+
+        def step(steps: Array, *args: Array) -> list[Array]:
+            consts, (end, top, positions, *rest) = args[:m], args[m:]
+            kept, cts = rest[:n], rest[n:]
+            start = ta_read(positions, top, mode="drop")
+            length, free = end - start, slots - top
+            by = jnp.where(length == 1, 0, jnp.where(free == 1, length - 1, reach.split(length, free)))
+            pulls = (length == 1) | (free == 1)
+            carry = advance(by, start, steps, consts, [ta_read(t, top, mode="drop") for t in kept])
+            place = top + 1
+            positions, *kept = (
+                ta_write(t, place, x, where=~pulls, mode="drop")
+                for t, x in zip([positions, *kept], [start + by, *carry], strict=True)
+            )
+
+            def pull(cts: list[Array]) -> list[Array]:
+                const_cts, carry_cts = loop.pull_back(end - 1, steps, consts, whole(carry), cts[:c], cts[c:])
+                return [*const_cts, *carry_cts]
+
+            cts = lax.cond(pulls, pull, lambda cts: cts, list(cts))
+            end = jnp.where(pulls, end - 1, end)
+            top = jnp.where(pulls, jnp.where(start == end, jnp.maximum(top - 1, 0), top), place)
+            return [end, top, positions, *kept, *cts]
+
+        end = largest(steps)
+        first = end * 0
+        kept = [ta_write(empty_like(with_axis(jax.typeof(x), slots)), 0, x) for x in [first, *chosen(init, live)]]
+        state = [end, first, *kept, *const_cts, *carry_cts]
+        types = [*map(jax.typeof, state)]
+        body = jax.make_jaxpr(step)(*map(jax.typeof, [steps, *consts]), *types)
+        outs, _ = while_(
+            [],
+            [steps, *consts],
+            state,
+            cond=jax.make_jaxpr(goes_on)(*types),
+            body=body,
+            max_steps=min(2 * loop.max_steps + 1, _LIMIT),
+            source="the checkpointed loop",
+        )
+        cts = outs[3 + n :]
+        return cts[:c], cts[c:]
+
+
+def _nowhere(x: Array) -> Array:
+    return empty_like(jax.typeof(x)) if x.ndim else x
+
+
+class _Reach:
+    """`reach(s, r)`: how many steps can be reversed with s carries kept if none is run more than r times over.
+
+    It is the binomial coefficient of s + r over s (Griewank 1992), cut off at `max_steps`.
+    """
+
+    def __init__(self, max_steps: int) -> None:
+        # Rows for the smaller of s and r, from 2 on, each as far as it is needed: a few times sqrt(max_steps) in all.
+        enough = min(max_steps, _LIMIT)
+        b = np.arange(2 + math.isqrt(2 * enough))
+        rows = [(b + 1) * (b + 2) // 2]
+        while rows[-1][min(len(rows) + 1, len(rows[-1]) - 1)] < enough:
+            row = np.cumsum(rows[-1])
+            rows.append(row[: 1 + np.searchsorted(row, enough)])
+        sizes = np.array([len(row) for row in rows])
+        self.last, self.first = sizes - 1, np.cumsum(sizes) - sizes
+        self.table = np.minimum(np.concatenate(rows), _LIMIT).astype(np.int32)
+
+    def __call__(self, s: Array, r: Array) -> Array:
+        few, many = jnp.minimum(s, r), jnp.maximum(s, r)
+        row = jnp.clip(few - 2, 0, len(self.first) - 1)
+        last, first = jnp.asarray(self.last)[row], jnp.asarray(self.first)[row]
+        found = jnp.asarray(self.table)[first + jnp.minimum(many, last)]
+        return jnp.where(few < 2, jnp.where(few == 1, 1 + jnp.minimum(many, _LIMIT - 1), few == 0), found)
+
+    def split(self, length: Array, free: Array) -> Array:
+        """Return how far to run before the next carry is kept, for the fewest steps (Griewank and Walther 2000)."""
+        most = int(self.last[0])
+
+        def halve(_: Any, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+            low, high = bounds
+            middle = (low + high) // 2
+            enough = self(free, middle) >= length
+            return jnp.where(enough, low, middle + 1), jnp.where(enough, middle, high)
+
+        _, r = lax.fori_loop(0, most.bit_length(), halve, (length * 0 + 1, length * 0 + most))
+        by = jnp.maximum(self(free, r - 2), length - self(free - 1, r))
+        return jnp.clip(by, 1, length - 1).astype(length.dtype)
