@@ -14,7 +14,7 @@ from jax.custom_derivatives import SymbolicZero
 from jax_tensorarray import _compat
 from jax_tensorarray._in_place.values import Value, as_written
 from jax_tensorarray._loops import jaxprs
-from jax_tensorarray._loops.jaxprs import chosen, spread
+from jax_tensorarray._loops.jaxprs import flagged, merge
 from jax_tensorarray.checkpoint_policies import save_reads
 
 if TYPE_CHECKING:
@@ -71,17 +71,17 @@ def custom_jvp(repair: "Repair", eqn: Any, operands: Sequence[Value]) -> list[Va
         return repair.function(eqn.params["call_jaxpr"])(*args)
 
     def rule(primals: Sequence[Array], tangents: Sequence[Any]) -> Any:
-        moved = [not isinstance(t, SymbolicZero) for t in tangents]
+        nonzero = [not isinstance(t, SymbolicZero) for t in tangents]
 
         def derivative(primals: list[Array], dots: list[Array]) -> Any:
             def of(*some: Array) -> list[Array]:
-                return jaxprs.bind(eqn, spread(some, moved, primals))
+                return jaxprs.bind(eqn, merge(some, nonzero, primals))
 
-            outs, tangents = jax.jvp(of, chosen(primals, moved), dots)
-            return outs, chosen(tangents, _are_inexact(outs))
+            outs, tangents = jax.jvp(of, flagged(primals, nonzero), dots)
+            return outs, flagged(tangents, _are_inexact(outs))
 
-        outs, found = repair.call(derivative, list(primals), chosen(tangents, moved))
-        return outs, spread(found, _are_inexact(outs), _zeros(outs))
+        outs, found = repair.call(derivative, list(primals), flagged(tangents, nonzero))
+        return outs, merge(found, _are_inexact(outs), _zeros(outs))
 
     f.defjvp(rule, symbolic_zeros=True)
     return [Value(x) for x in f(*as_written(operands))]
@@ -96,13 +96,13 @@ def custom_vjp(repair: "Repair", eqn: Any, operands: Sequence[Value]) -> list[Va
         return repair.function(eqn.params["call_jaxpr"])(*args)
 
     def forward(*args: Array) -> Any:
-        moved = _are_inexact(args)
+        nonzero = _are_inexact(args)
 
         def of(*args: Array) -> Any:
             def of_some(*some: Array) -> list[Array]:
-                return jaxprs.bind(eqn, spread(some, moved, args))
+                return jaxprs.bind(eqn, merge(some, nonzero, args))
 
-            return jax.vjp(of_some, *chosen(args, moved))
+            return jax.vjp(of_some, *flagged(args, nonzero))
 
         return repair.call(of, *args)
 
@@ -110,11 +110,11 @@ def custom_vjp(repair: "Repair", eqn: Any, operands: Sequence[Value]) -> list[Va
         outs = [v.aval for v in eqn.outvars]
 
         def of(pull: Callable[..., Any], some: list[Array]) -> Any:
-            return pull(spread(some, _are_inexact(outs), _zeros(outs)))
+            return pull(merge(some, _are_inexact(outs), _zeros(outs)))
 
-        found = repair.call(of, pull, chosen(cts, _are_inexact(outs)))
-        moved = _are_inexact([v.aval for v in eqn.invars])
-        return tuple(spread(found, moved, [None] * len(moved)))
+        found = repair.call(of, pull, flagged(cts, _are_inexact(outs)))
+        nonzero = _are_inexact([v.aval for v in eqn.invars])
+        return tuple(merge(found, nonzero, [None] * len(nonzero)))
 
     f.defvjp(forward, backward)
     return [Value(x) for x in f(*as_written(operands))]

@@ -327,8 +327,7 @@ def choice_of_residuals(
     leaves, tree = jax.tree.flatten(init_val)
     jaxpr = jax.make_jaxpr(lambda *leaves: jax.tree.leaves(body_fun(jax.tree.unflatten(tree, leaves))))
     body, consts = _compat.lifted(jaxpr(*leaves))
-    m, n = len(consts), len(leaves)
-    varying = [jnp.issubdtype(a.dtype, jnp.inexact) for a in body.in_avals]
-    moved = jaxprs.fixed_point(body, varying[:m], varying[m:], jaxprs.reached)
-    linear = linearize(body, moved, [*varying[:m], *moved], [*[True] * m, *[False] * n])
-    return choose_within(memory, max_steps or 0, linear, body, m, n)
+    differentiable = [jnp.issubdtype(a.dtype, jnp.inexact) for a in body.in_avals]
+    of_consts, of_carry = differentiable[: len(consts)], differentiable[len(consts) :]
+    nonzero_carry = jaxprs.fixed_point(body, of_consts, of_carry, jaxprs.reached)
+    return choose_within(memory, max_steps or 0, linearize(body, of_consts, nonzero_carry), body)

@@ -25,14 +25,14 @@ class Choice(NamedTuple):
     checkpoints: int | None = None
 
 
-def choose(linear: Linearized, body: Any, num_before: int, num_carry: int) -> Choice:
+def choose(linear: Linearized, body: Any) -> Choice:
     """Choose undo if the tape would hold, for every step, a buffer that the body updates by rows; else the tape."""
     carry = body.out_avals
     largest = max((t.size * t.dtype.itemsize for t in linear.taped), default=0)
     taped = bytes_of(linear.taped)
     if not any(1024 < c.size * c.dtype.itemsize <= largest and c.ndim for c in carry):
         return Choice("tape", "no residual is as large as a buffer of the carry", taped, None)
-    undone, refused = _undo_bytes(body, num_before, num_carry)
+    undone, refused = _undo_bytes(body)
     if undone is None:
         k, why = next(iter(refused.items()))
         return Choice("tape", f"carry number {k}, {carry[k].str_short()}, cannot be rewound: {why}", taped, None)
@@ -41,22 +41,20 @@ def choose(linear: Linearized, body: Any, num_before: int, num_carry: int) -> Ch
     return Choice("undo", "the tape would hold a whole buffer for every step", taped, undone)
 
 
-def _undo_bytes(body: Any, num_before: int, num_carry: int) -> tuple[int | None, dict[int, str]]:
+def _undo_bytes(body: Any) -> tuple[int | None, dict[int, str]]:
     """Return the bytes that undo would keep of a step, or None, and why the carries cannot be rewound."""
-    logged, refused = log(body, num_before, num_carry)
+    logged, refused = log(body)
     kept = [c for c, r in zip(body.out_avals, logged.rewound, strict=True) if not r]
-    return None if refused else bytes_of([*list(logged.jaxpr.out_avals)[num_carry:], *kept]), refused
+    return None if refused else bytes_of([*list(logged.jaxpr.out_avals)[len(body.out_avals) :], *kept]), refused
 
 
-def choose_within(
-    memory: int | None, max_steps: int, linear: Linearized, body: Any, num_before: int, num_carry: int
-) -> Choice:
+def choose_within(memory: int | None, max_steps: int, linear: Linearized, body: Any) -> Choice:
     """Return the choice of `choose` if it fits into `memory` bytes for all steps, else undo or checkpoints if one fits.
 
     If nothing fits, the choice with the fewest bytes is returned. There are enough checkpoints for every step to run
     nine times at most.
     """
-    choice = choose(linear, body, num_before, num_carry)
+    choice = choose(linear, body)
     if memory is None:
         return choice
     kept = choice.tape_bytes if choice.residuals == "tape" else choice.undo_bytes or 0
@@ -66,10 +64,10 @@ def choose_within(
     others = [(kept * max_steps, choice)]
     undone = choice.undo_bytes
     if choice.residuals == "tape":
-        undone = _undo_bytes(body, num_before, num_carry)[0]
+        undone = _undo_bytes(body)[0]
         if undone is not None:
             others.append((undone * max_steps, choice._replace(residuals="undo", undo_bytes=undone, reason=reason)))
-    read = live_carries(body, num_carry)
+    read = live_carries(body)
     size = max(1, bytes_of([c for c, is_read in zip(body.out_avals, read, strict=True) if is_read]))
     checkpoints = min(max_steps, max(memory // size, _fewest(max_steps)))
     of_checkpoints = choice._replace(residuals="checkpoint", reason=reason, checkpoints=checkpoints)
@@ -91,10 +89,8 @@ class Auto(Strategy):
 
     tapes = True
 
-    def instead_of(
-        self, linear: Linearized, body: Any, num_before: int, num_carry: int, max_steps: int
-    ) -> Strategy | None:
-        choice = choose_within(self.memory, max_steps, linear, body, num_before, num_carry)
+    def instead_of(self, linear: Linearized, body: Any, max_steps: int) -> Strategy | None:
+        choice = choose_within(self.memory, max_steps, linear, body)
         if choice.checkpoints is not None:
             return Checkpoint(choice.checkpoints)
         return Undo() if choice.residuals == "undo" else None

@@ -11,10 +11,10 @@ import numpy as np
 from jax import lax
 
 from jax_tensorarray._loops.count import count, counter
-from jax_tensorarray._loops.jaxprs import chosen, spread
+from jax_tensorarray._loops.jaxprs import flagged, merge
 from jax_tensorarray._loops.replay import Replay, Strategy, live_carries
 from jax_tensorarray._loops.tapes import largest
-from jax_tensorarray._loops.while_ import while_
+from jax_tensorarray._loops.while_ import WhileOptions, while_
 from jax_tensorarray._ops.empty import empty_like
 from jax_tensorarray._ops.primitive import with_axis
 from jax_tensorarray._ops.read import ta_read
@@ -38,10 +38,10 @@ class Checkpoint(Strategy):
         slots = max(1, min(self.slots, loop.max_steps))  # one for each step is all that there is to keep
         reach = _Reach(loop.max_steps)
         # Carries that a step does not read, such as rows of results, are not kept: they are written anew, to nowhere.
-        live = live_carries(loop.body, loop.num_carry)
+        live = live_carries(loop.body)
 
         def whole(kept: Sequence[Array]) -> list[Array]:
-            return spread(kept, live, [_nowhere(x) for x in init])
+            return merge(kept, live, [_nowhere(x) for x in init])
 
         def advance(by: Array, start: Array, steps: Array, consts: Any, kept: Any) -> list[Array]:
             def step(k: Array, steps: Array, start: Array, *rest: Array) -> list[Array]:
@@ -51,7 +51,7 @@ class Checkpoint(Strategy):
             types = map(jax.typeof, [steps, start, *consts, *carry])
             body = jax.make_jaxpr(step)(counter(by), *types)
             outs = count(by, [steps, start, *consts], carry, body=body, max_steps=loop.max_steps, reverse=False)
-            return chosen(outs, live)
+            return flagged(outs, live)
 
         # Kept: the carries before steps positions[0] < ... < positions[top]. Steps from `end` on are done.
         def goes_on(*args: Array) -> list[Array]:
@@ -84,7 +84,7 @@ class Checkpoint(Strategy):
 
         end = largest(steps)
         first = end * 0
-        kept = [ta_write(empty_like(with_axis(jax.typeof(x), slots)), 0, x) for x in [first, *chosen(init, live)]]
+        kept = [ta_write(empty_like(with_axis(jax.typeof(x), slots)), 0, x) for x in [first, *flagged(init, live)]]
         state = [end, first, *kept, *const_cts, *carry_cts]
         types = [*map(jax.typeof, state)]
         body = jax.make_jaxpr(step)(*map(jax.typeof, [steps, *consts]), *types)
@@ -94,8 +94,7 @@ class Checkpoint(Strategy):
             state,
             cond=jax.make_jaxpr(goes_on)(*types),
             body=body,
-            max_steps=min(2 * loop.max_steps + 1, _LIMIT),
-            source="the checkpointed loop",
+            options=WhileOptions(min(2 * loop.max_steps + 1, _LIMIT), "the checkpointed loop"),
         )
         cts = outs[3 + n :]
         return cts[:c], cts[c:]

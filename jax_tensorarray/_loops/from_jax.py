@@ -19,7 +19,7 @@ from jax_tensorarray._loops.checkpoint import Checkpoint
 from jax_tensorarray._loops.inverse import Inverse
 from jax_tensorarray._loops.replay import OnHost
 from jax_tensorarray._loops.undo import Undo
-from jax_tensorarray._loops.while_ import counting, while_
+from jax_tensorarray._loops.while_ import WhileOptions, counting, while_
 
 Array = Any
 
@@ -299,17 +299,13 @@ def bind_loop(
         leaves = [known[v] for v in _compat.opened(jaxpr).outvars]
         strategy, body, consts = make_strategy(jax.tree.structure(shape), leaves, body, operands[a:b])
         with here():
-            outs, taken = while_(
-                operands[:a],
-                consts,
-                operands[b:],
-                cond=cond,
-                body=body,
+            options = WhileOptions(
+                None if max_steps is None else int(max_steps),
+                _source(),
                 strategy=strategy,
-                max_steps=None if max_steps is None else int(max_steps),
-                source=_source(),
                 counts=return_steps or max_steps is not None,
             )
+            outs, taken = while_(operands[:a], consts, operands[b:], cond=cond, body=body, options=options)
         if return_steps:
             (more,) = jaxprs.function(cond)(*operands[:a], *outs)
             end.append(Steps(taken, more))

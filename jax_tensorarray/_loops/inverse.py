@@ -20,7 +20,7 @@ Array = Any
 class Inverse(Strategy):
     """Finds the carry before a step by the user's inverse from the carry after it. `extra` is the carry at the end."""
 
-    body: Any  #: maps *consts, *carry to the carry before, with lanes as the loop's body
+    body: Any  #: maps *consts, *carry to the carry before, and takes which examples are active as the loop's body does
     own_consts: int  #: how many consts at the end of the loop's are the inverse's
     tolerance: float | None  #: how far from the carry at the start the inverse may lead, if that is checked
     source: str  #: where the loop is, for the message
@@ -31,22 +31,22 @@ class Inverse(Strategy):
         return outs
 
     def batched(
-        self, axis: Axis, lanes: int, own_ends: bool, differ: Sequence[bool], consts: Any, init: Any
+        self, axis: Axis, pred_batched: bool, consts_batched: Sequence[bool], consts: Any, init: Any
     ) -> "Inverse":
         m = len(consts) - self.own_consts
         types = map(jax.typeof, [*consts[m:], *init])
-        return replace(self, body=all_batched(axis, self.body, lanes, own_ends, differ[m:], types))
+        return replace(self, body=all_batched(axis, self.body, pred_batched, consts_batched[m:], types))
 
     def pull_back(
         self, loop: Replay, steps: Array, consts: Any, init: Any, extra: Any, const_cts: Any, carry_cts: Any
     ) -> tuple[list[Array], list[Array]]:
         n, m = loop.num_carry, len(consts)
-        moved = (*loop.no_lanes, *loop.moved_consts[m - self.own_consts :], *loop.moved_carry)
-        back = jaxprs.function(primal_body(self.body, moved))
+        nonzero = (*loop.nonzero_consts[m - self.own_consts :], *loop.nonzero_carry)
+        back = jaxprs.function(primal_body(self.body, nonzero))
 
         def step(k: Array, steps: Array, *rest: Array) -> list[Array]:
             consts, carry, cts = rest[:m], rest[m + 1 : m + 1 + n], rest[m + 1 + n :]
-            before = back(*loop.first(k, steps), *consts[m - self.own_consts :], *carry)
+            before = back(*loop.leading(k, steps), *consts[m - self.own_consts :], *carry)
             const_cts_, carry_cts_ = loop.pull_back(
                 k, steps, consts, before, cts[: len(const_cts)], cts[len(const_cts) :]
             )
@@ -55,9 +55,7 @@ class Inverse(Strategy):
         never = largest(steps) < 0
         at_start, *outs = counted(loop, step, steps, consts, [never, *extra, *const_cts, *carry_cts], True)
         if self.tolerance is not None:
-            for k, (live, start, found) in enumerate(
-                zip(live_carries(loop.body, loop.num_carry), init, outs, strict=False)
-            ):
+            for k, (live, start, found) in enumerate(zip(live_carries(loop.body), init, outs, strict=False)):
                 if live:
                     jax.debug.callback(functools.partial(self.compare, k), at_start, start, found)
         cts = outs[n:]

@@ -106,11 +106,16 @@ def pruned(jaxpr: Any) -> Any:
     return needed if inner is jaxpr else jaxpr.replace(jaxpr=needed)
 
 
-def chosen(values: Sequence[Any], flags: Sequence[bool]) -> list[Any]:
+def partition(values: Sequence[Any], flags: Sequence[bool]) -> tuple[list[Any], list[Any]]:
+    """Return the values that are flagged, and the others."""
+    return flagged(values, flags), flagged(values, [not flag for flag in flags])
+
+
+def flagged(values: Sequence[Any], flags: Sequence[bool]) -> list[Any]:
     return [v for v, flag in zip(values, flags, strict=True) if flag]
 
 
-def spread(values: Sequence[Any], flags: Sequence[bool], others: Sequence[Any]) -> list[Any]:
+def merge(values: Sequence[Any], flags: Sequence[bool], others: Sequence[Any]) -> list[Any]:
     """Return `others`, with `values` in the flagged places."""
     rest = iter(values)
     return [next(rest) if flag else other for flag, other in zip(flags, others, strict=True)]
@@ -165,7 +170,7 @@ def _reached_results(eqn: Any, flags: list[bool]) -> list[bool]:
     return [True] * len(eqn.outvars)
 
 
-def moved(jaxpr: Any, flags: Sequence[bool]) -> list[bool]:
+def nonzero_outputs(jaxpr: Any, flags: Sequence[bool]) -> list[bool]:
     """Return which outputs have tangents if the flagged inputs do, as `jax.jvp` finds it."""
     if not any(flags):
         return [False] * len(jaxpr.out_avals)
@@ -182,12 +187,12 @@ def moved(jaxpr: Any, flags: Sequence[bool]) -> list[bool]:
 
     def at(primals: Sequence[Array], tangents: Sequence[Array], others: Sequence[Array]) -> None:
         def f(*some: Array) -> tuple[Array, ...]:
-            return probe(*function(jaxpr)(*spread(some, flags, others)))
+            return probe(*function(jaxpr)(*merge(some, flags, others)))
 
         jax.jvp(f, primals, tangents)
 
     types = list(jaxpr.in_avals)
-    primals = chosen(types, flags)
+    primals = flagged(types, flags)
     jax.eval_shape(at, primals, [t.to_tangent_aval() for t in primals], types)
     return found[-1] if found else [False] * len(jaxpr.out_avals)
 
@@ -205,29 +210,30 @@ def fixed_point(
         carry = wider
 
 
-def joint_jvp(body: Any, num_consts: int, num_carry: int, moved: Sequence[bool]) -> Any:
+def joint_jvp(body: Any, nonzero_consts: Sequence[bool], nonzero_carry: Sequence[bool]) -> Any:
     """Extend a body by tangents: it takes them after its consts and after its carry, and returns the carry's too.
 
-    `moved` flags the inputs that have tangents.
+    The flagged consts and carries have tangents.
     """
-    call, first = function(body), len(moved) - num_consts - num_carry
-    moved_consts, moved_carry = sum(moved[first:-num_carry]), moved[len(moved) - num_carry :]
+    call, num_consts, num_carry = function(body), len(nonzero_consts), len(nonzero_carry)
+    first, num_dots = len(body.in_avals) - num_consts - num_carry, sum(nonzero_consts)
+    nonzero = [*[False] * first, *nonzero_consts, *nonzero_carry]
     types = list(body.in_avals)
-    tangents = [t.to_tangent_aval() for t in chosen(body.in_avals, moved)]
+    tangents = [t.to_tangent_aval() for t in flagged(body.in_avals, nonzero)]
 
     def step(*args: Array) -> list[Array]:
         before, rest = args[:first], args[first:]
         consts, rest = rest[:num_consts], rest[num_consts:]
-        const_dots, rest = rest[:moved_consts], rest[moved_consts:]
+        const_dots, rest = rest[:num_dots], rest[num_dots:]
         carry, carry_dots = rest[:num_carry], rest[num_carry:]
         inputs = [*before, *consts, *carry]
 
         def at(*some: Array) -> tuple[list[Array], list[Array]]:
-            outs = call(*spread(some, moved, inputs))
-            return chosen(outs, moved_carry), outs
+            outs = call(*merge(some, nonzero, inputs))
+            return flagged(outs, nonzero_carry), outs
 
-        _, dots, outs = jax.jvp(at, chosen(inputs, moved), [*const_dots, *carry_dots], has_aux=True)
+        _, dots, outs = jax.jvp(at, flagged(inputs, nonzero), [*const_dots, *carry_dots], has_aux=True)
         return [*outs, *dots]
 
     split = first + num_consts
-    return jax.make_jaxpr(step)(*types[:split], *tangents[:moved_consts], *types[split:], *tangents[moved_consts:])
+    return jax.make_jaxpr(step)(*types[:split], *tangents[:num_dots], *types[split:], *tangents[num_dots:])

@@ -15,7 +15,7 @@ from jax.extend.core import Primitive, Var
 
 from jax_tensorarray import _compat
 from jax_tensorarray._loops import jaxprs
-from jax_tensorarray._loops.jaxprs import chosen, spread
+from jax_tensorarray._loops.jaxprs import flagged, merge
 from jax_tensorarray._ops.guard import ta_guard_p
 
 Array = Any
@@ -80,27 +80,27 @@ class Linearized:
         return list(jax.tree.unflatten(self.tree, map(value, self.sources))(*tangents))
 
 
-def linearize(body: Any, varying: Sequence[bool], moved: Sequence[bool], fixed: Sequence[bool]) -> Linearized:
-    """Linearize a body in the inputs flagged `moved`, for the outputs flagged `varying`.
-
-    The inputs flagged `fixed` are the same in every step.
-    """
+def linearize(body: Any, nonzero_consts: Sequence[bool], nonzero_carry: Sequence[bool]) -> Linearized:
+    """Linearize a body in the flagged consts and carries. What it takes before its consts differs from step to step."""
+    leading = [False] * (len(body.in_avals) - len(nonzero_consts) - len(nonzero_carry))
+    nonzero = [*leading, *nonzero_consts, *nonzero_carry]
+    is_const = [*leading, *[True] * len(nonzero_consts), *[False] * len(nonzero_carry)]
     call, tree = jaxprs.inlined(body), []
 
     def step(*args: Array) -> list[Array]:
         def at(*some: Array) -> tuple[list[Array], list[Array]]:
-            outs = call(*spread(some, moved, args))
-            return chosen(outs, varying), outs
+            outs = call(*merge(some, nonzero, args))
+            return flagged(outs, nonzero_carry), outs
 
-        _, derivative, outs = jax.linearize(at, *chosen(args, moved), has_aux=True)
+        _, derivative, outs = jax.linearize(at, *flagged(args, nonzero), has_aux=True)
         residuals, structure = jax.tree.flatten(derivative)
         tree.append(structure)
         return [*outs, *residuals]
 
     types = list(body.in_avals)
     jaxpr = jax.make_jaxpr(step)(*types)
-    found = _Sources(jaxpr, fixed)
-    inner, num_outs = found.jaxpr, len(varying)
+    found = _Sources(jaxpr, is_const)
+    inner, num_outs = found.jaxpr, len(nonzero_carry)
     sources = tuple(map(found.of, inner.outvars[num_outs:]))
 
     def selected(*args: Array) -> list[Array]:
@@ -108,14 +108,14 @@ def linearize(body: Any, varying: Sequence[bool], moved: Sequence[bool], fixed: 
         return jaxprs.interpret(jaxpr, args, jaxprs.bind, lambda x: x, outvars=outvars)
 
     def shared(*args: Array) -> list[Array]:
-        return found.compute([*found.shared], dict(zip(chosen(inner.invars, fixed), args, strict=True)))
+        return found.compute([*found.shared], dict(zip(flagged(inner.invars, is_const), args, strict=True)))
 
     return Linearized(
         jax.make_jaxpr(selected)(*types),
         num_outs,
         sources,
         tree[-1],
-        jax.make_jaxpr(shared)(*chosen(types, fixed)),
+        jax.make_jaxpr(shared)(*flagged(types, is_const)),
         found.steps(),
     )
 
@@ -135,11 +135,11 @@ def tapes_among(outs: Sequence[Var], tapes: Sequence[tuple[Any, int]]) -> list[V
 class _Sources:
     """Finds where the values of a jaxpr can be computed again."""
 
-    def __init__(self, jaxpr: Any, fixed: Sequence[bool]) -> None:
+    def __init__(self, jaxpr: Any, is_const: Sequence[bool]) -> None:
         self.closed, self.jaxpr = jaxpr, _compat.opened(jaxpr)
         inner = self.jaxpr
         self.maker = {v: eqn for eqn in inner.eqns for v in eqn.outvars}
-        self.unchanging = {*inner.constvars, *chosen(inner.invars, fixed)}
+        self.unchanging = {*inner.constvars, *flagged(inner.invars, is_const)}
         for eqn in inner.eqns:
             known = all(isinstance(v, jex.Literal) or v in self.unchanging for v in _read(eqn))
             if known and not eqn.effects and not _may_raise(eqn):

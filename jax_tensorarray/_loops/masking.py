@@ -26,48 +26,51 @@ from jax_tensorarray._ops.primitive import ROW_OPS
 
 Array = Any
 
-#: Which carry a value is a version of, or None.
-Version = int | None
-
 
 def step_of_active(
-    body: Any, active: Array, consts: Sequence[Array], carry: Sequence[Array], varying: Sequence[bool]
+    body: Any, active: Array, consts: Sequence[Array], carry: Sequence[Array], batched: Sequence[bool]
 ) -> list[Array]:
     """Return the carry after a step of `body(*consts, *carry)` if `active`, else the carry as it was.
 
-    `varying` flags the inputs of the body that differ from example to example.
+    `batched` flags the inputs of the body that differ from example to example.
     """
     inputs = [
-        Value(x, None if k < len(consts) else k - len(consts), varies, True)
-        for k, (x, varies) in enumerate(zip([*consts, *carry], varying, strict=True))
+        Value(x, None if k < len(consts) else k - len(consts), is_batched, True)
+        for k, (x, is_batched) in enumerate(zip([*consts, *carry], batched, strict=True))
     ]
     outs = Masked(active).evaluate(body, inputs)
     return [
-        out.array if out.version == k else lax.select(active, out.array, old)
+        out.array if out.carry == k else lax.select(active, out.array, old)
         for k, (out, old) in enumerate(zip(outs, carry, strict=True))
     ]
 
 
 def batched_body(
-    axis: Axis, body: Any, lanes: int, own_ends: bool, varying: Sequence[bool], wide: Sequence[bool], types: Any
+    axis: Axis,
+    body: Any,
+    pred_batched: bool,
+    consts_batched: Sequence[bool],
+    carry_batched: Sequence[bool],
+    types: Sequence[Any],
 ) -> Any:
-    """Return the body for a batch of examples, with ends of their own or not.
+    """Return the body of a `ta_while` for a batch of examples, which differ in the flagged consts and carries.
 
-    `varying` flags the consts and carries that differ from example to example, and `wide` the carries that do so
-    afterwards. `types` are the types of its arguments. With `lanes` it takes first which examples are active.
+    `types` are the types of its consts and carries. If the predicate is batched it takes first which examples are
+    active.
     """
-    call, first = jaxprs.function(body), list(body.in_avals)[: int(lanes > 0)]
-    if not own_ends:
-        step = axis.vmap(call, [*[None] * len(first), *axes(varying)], axes(wide))
-        return jax.make_jaxpr(step)(*first, *types)
-    if not lanes:
-        num_consts = len(varying) - len(wide)
+    batched = [*consts_batched, *carry_batched]
+    call, num_consts = jaxprs.function(body), len(consts_batched)
+    leading = list(body.in_avals)[: len(body.in_avals) - len(batched)]  # which examples of outer batches are active
+    if not pred_batched:
+        step = axis.vmap(call, [*[None] * len(leading), *axes(batched)], axes(carry_batched))
+        return jax.make_jaxpr(step)(*leading, *types)
+    if not leading:
 
         def call(active: Array, *rest: Array) -> list[Array]:
-            return step_of_active(body, active, rest[:num_consts], rest[num_consts:], varying)
+            return step_of_active(body, active, rest[:num_consts], rest[num_consts:], batched)
 
-    active = jax.ShapeDtypeStruct((axis.size, *(first[0].shape if first else ())), jnp.bool_)
-    return jax.make_jaxpr(axis.vmap(call, [0, *axes(varying)], 0))(active, *types)
+    active = jax.ShapeDtypeStruct((axis.size, *(leading[0].shape if leading else ())), jnp.bool_)
+    return jax.make_jaxpr(axis.vmap(call, [0, *axes(batched)], 0))(active, *types)
 
 
 def every_branch(branches: Sequence[Any], index: Array, operands: Sequence[Array]) -> list[Array]:
@@ -80,8 +83,8 @@ class Value(NamedTuple):
     """A value in a body."""
 
     array: Array
-    version: Version = None
-    varies: bool = False  #: whether it differs from example to example
+    carry: int | None = None  #: the carry that it is a version of
+    batched: bool = False  #: whether it differs from example to example
     is_input: bool = False  #: whether it is an input of the step
 
 
@@ -101,21 +104,21 @@ class Masked:
         if p is ta_clear_p:
             buffer, start, stop = (x.array for x in operands)
             out = p.bind(buffer, start, jnp.where(self.active, stop, start), **params)
-            return [Value(out, operands[0].version, True)]
+            return [Value(out, operands[0].carry, True)]
         if p in (ta_read_part_p, ta_write_part_p):
             *arrays, parts = (x.array for x in operands)
             out = p.bind(*arrays, jnp.where(self.active, parts, 0), **params)
-            return [Value(out, operands[0].version if p is ta_write_part_p else None, True)]
+            return [Value(out, operands[0].carry if p is ta_write_part_p else None, True)]
         if p is ta_host_read_p:
             (tape, step) = (x.array for x in operands)
             row = p.bind(tape, step, **params)
             return [Value(jnp.where(self.active, row, jnp.zeros_like(row)), None, True)]
         if p is ta_host_write_p:  # an example that has ended writes a row that is not read
-            return [Value(p.bind(*(x.array for x in operands), **params), operands[0].version, True)]
-        if p in RULES and any(x.version is not None or (x.is_input and jnp.ndim(x.array)) for x in operands):
+            return [Value(p.bind(*(x.array for x in operands), **params), operands[0].carry, True)]
+        if p in RULES and any(x.carry is not None or (x.is_input and jnp.ndim(x.array)) for x in operands):
             return RULES[p](self, eqn, operands)  # there may be a buffer among them
         operands = [self.guard(x) for x in operands]
-        return _values(jaxprs.bind(eqn, [x.array for x in operands]), any(x.varies for x in operands))
+        return _values(jaxprs.bind(eqn, [x.array for x in operands]), any(x.batched for x in operands))
 
     def guard(self, x: Value) -> Value:
         """Guard an input of the step, so that its derivative is zero if the example is not active.
@@ -125,9 +128,9 @@ class Masked:
         which are cheap to repeat.
         """
         inexact = jnp.issubdtype(jax.typeof(x.array).dtype, jnp.inexact)
-        if not (x.is_input and inexact and (x.varies or not jnp.ndim(x.array))):
+        if not (x.is_input and inexact and (x.batched or not jnp.ndim(x.array))):
             return x
-        return Value(ta_guard(self.active, x.array), x.version, True)
+        return Value(ta_guard(self.active, x.array), x.carry, True)
 
     def row_op(self, p: Any, params: Any, operands: list[Value]) -> list[Value]:
         rows = len(ROW_OPS[p].operands) - 1  # all but `where`
@@ -139,7 +142,7 @@ class Masked:
         if not ROW_OPS[p].in_place:
             return [Value(out, None, True)]
         new, *old = out if p.multiple_results else [out]
-        return [Value(new, operands[0].version, True), *_values(old, True)]
+        return [Value(new, operands[0].carry, True), *_values(old, True)]
 
     def call(self, eqn: Any, operands: list[Value]) -> list[Value]:
         return self.evaluate(eqn.params["jaxpr"], operands)
@@ -172,10 +175,10 @@ class Masked:
     def cond(self, eqn: Any, operands: list[Value]) -> list[Value]:
         index, *rest = operands
         branches = eqn.params["branches"]
-        if index.varies:
-            held = [x.version for x in rest]
+        if index.batched:
+            held = [x.carry for x in rest]
             # If there are two versions of a buffer, neither can be passed from branch to branch.
-            rest = [x if held.count(x.version) == 1 else x._replace(version=None) for x in rest]
+            rest = [x if held.count(x.carry) == 1 else x._replace(carry=None) for x in rest]
             return self.all_branches(branches, self.guard(index).array, rest)
         parts = [self.function(branch, rest) for branch in branches]
         outs = lax.switch(index.array, [f for f, _ in parts], self.active, *(x.array for x in rest))
@@ -191,70 +194,67 @@ class Masked:
             results.append(outs)
             if b == 0:
                 slots = self.slots(outs, branches[1:], operands)
-            passed = {v: outs[slot] for v, slot in slots.items() if outs[slot].version == v}
-            operands = [passed.get(x.version, x) for x in operands]
+            passed = {v: outs[slot] for v, slot in slots.items() if outs[slot].carry == v}
+            operands = [passed.get(x.carry, x) for x in operands]
         joined = _joined([x.array for x in results[-1]], results)
         return [
-            x if x.version is not None else Value(_select(index, [r.array for r in choices]), None, True)
+            x if x.carry is not None else Value(_select(index, [r.array for r in choices]), None, True)
             for x, choices in zip(joined, zip(*results, strict=True), strict=True)
         ]
 
-    def slots(self, first: Sequence[Value], others: Sequence[Any], operands: list[Value]) -> dict[Version, int]:
+    def slots(self, first: Sequence[Value], others: Sequence[Any], operands: list[Value]) -> dict[int | None, int]:
         """Return in which result each carry passes from branch to branch, given the results of the first branch.
 
         If the first branch returns two versions of a carry, the carry is where all the other branches return one.
         """
-        results, held = [first], [x.version for x in first if x.version is not None]
+        results, held = [first], [x.carry for x in first if x.carry is not None]
         if len(held) > len(set(held)):
             for branch in others:
                 f, as_values = self.function(branch, operands)
                 results.append(as_values(jax.eval_shape(f, self.active, *(x.array for x in operands))))
         joined = _joined([x.array for x in first], results)
-        return {x.version: slot for slot, x in enumerate(joined) if x.version is not None}
+        return {x.carry: slot for slot, x in enumerate(joined) if x.carry is not None}
 
     def scan(self, eqn: Any, operands: list[Value]) -> list[Value]:
         params = eqn.params
         num_consts, num_carry = _compat.scan_counts(params)
         consts, carry = operands[:num_consts], operands[num_consts : num_consts + num_carry]
-        start = [x if x.version is not None else self.guard(x) for x in carry]
+        start = [x if x.carry is not None else self.guard(x) for x in carry]
         xs = [self.guard(x) for x in operands[num_consts + num_carry :]]
-        consts = [x._replace(version=None) for x in consts]
+        consts = [x._replace(carry=None) for x in consts]
         kept = []
 
         def f(carry: list[Array], xs: list[Array]) -> tuple[list[Array], list[Array]]:
             inputs = [*(Value(x, k, True) for k, x in enumerate(carry)), *_values(xs, True)]
             outs = Masked(self.active).evaluate(params["jaxpr"], [*consts, *inputs])
-            kept.append([x.version for x in outs[:num_carry]])
+            kept.append([x.carry for x in outs[:num_carry]])
             arrays = [x.array for x in outs]
             return arrays[:num_carry], arrays[num_carry:]
 
         arrays = [x.array for x in start], [x.array for x in xs]
         after, ys = lax.scan(f, *arrays, params["length"], params["reverse"], params["unroll"])
-        versions = [x.version if kept[-1][k] == k else None for k, x in enumerate(carry)]
-        return [*(Value(x, v, True) for x, v in zip(after, versions, strict=True)), *_values(ys, True)]
+        numbers = [x.carry if kept[-1][k] == k else None for k, x in enumerate(carry)]
+        return [*(Value(x, v, True) for x, v in zip(after, numbers, strict=True)), *_values(ys, True)]
 
 
-def _values(arrays: Sequence[Array], varies: bool) -> list[Value]:
-    return [Value(x, None, varies) for x in arrays]
+def _values(arrays: Sequence[Array], batched: bool) -> list[Value]:
+    return [Value(x, None, batched) for x in arrays]
 
 
 def results_of_loop(outs: Sequence[Array], carry: Sequence[Value]) -> list[Value]:
     """Return the results of a loop that takes no step unless `active` as values. The first become of `carry`."""
-    versions = [*(x.version for x in carry), *[None] * (len(outs) - len(carry))]
-    return [Value(x, version, True) for x, version in zip(outs, versions, strict=True)]
+    numbers = [*(x.carry for x in carry), *[None] * (len(outs) - len(carry))]
+    return [Value(x, k, True) for x, k in zip(outs, numbers, strict=True)]
 
 
 def _joined(outs: Sequence[Array], results: Sequence[Sequence[Value]]) -> list[Value]:
-    """Return the results of a conditional. A result has a version if all branches agree on it.
+    """Return the results of a conditional. A result is a version of a carry if all branches agree on that.
 
-    If two results are versions of one carry, both lose their version.
+    If two results are versions of one carry, neither is followed any further.
     """
-    versions = [{x.version for x in choices} for choices in zip(*results, strict=True)]
-    agreed = [v.pop() if len(v) == 1 else None for v in versions]
-    return [
-        Value(out, None if agreed.count(version) > 1 else version, True)
-        for out, version in zip(outs, agreed, strict=True)
-    ]
+    numbers = [{x.carry for x in choices} for choices in zip(*results, strict=True)]
+    agreed = [v.pop() if len(v) == 1 else None for v in numbers]
+    return [Value(out, None if agreed.count(k) > 1 else k, True) for out, k in zip(outs, agreed, strict=True)]
 
 
 def _select(index: Array, choices: Sequence[Array]) -> Array:

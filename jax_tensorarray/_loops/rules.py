@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
-from jax.extend.core import Primitive
+from jax.extend.core import Primitive, Var
 from jax.interpreters import ad, batching
 
 from jax_tensorarray import _compat
 from jax_tensorarray._loops import jaxprs
-from jax_tensorarray._loops.jaxprs import chosen, spread
-from jax_tensorarray._ops.primitive import is_zero, with_axis, zero_tangent
+from jax_tensorarray._loops.jaxprs import flagged, merge
+from jax_tensorarray._ops.primitive import is_zero, to_front, with_axis, zero_tangent
 
 Array = Any
 
@@ -38,7 +38,7 @@ class Axis(NamedTuple):
             spmd_axis_name=self.spmd_name,
         )
 
-    def differing(self, jaxpr: Any, flags: Sequence[bool]) -> list[bool]:
+    def batched_outputs(self, jaxpr: Any, flags: Sequence[bool]) -> list[bool]:
         """Return which outputs differ from example to example if the flagged inputs do, as `jax.vmap` finds it."""
         found: list[Sequence[bool]] = []
 
@@ -64,11 +64,11 @@ def axes(flags: Sequence[bool]) -> list[Any]:
     return [0 if flag else None for flag in flags]
 
 
-def widened(xs: Sequence[Array], have: Sequence[bool], want: Sequence[bool], size: int) -> list[Array]:
+def with_batch_axis(xs: Sequence[Array], batched: Sequence[bool], wanted: Sequence[bool], size: int) -> list[Array]:
     """Return `xs` with a batch axis where one is wanted."""
     return [
-        jnp.broadcast_to(x, (size, *jnp.shape(x))) if w and not h else x
-        for x, h, w in zip(xs, have, want, strict=False)
+        jnp.broadcast_to(x, (size, *jnp.shape(x))) if want and not have else x
+        for x, have, want in zip(xs, batched, wanted, strict=False)
     ]
 
 
@@ -95,24 +95,24 @@ def _types(values: Sequence[Any]) -> tuple[Any, ...]:
 
 def _jvp(rule: Callable[..., Any], body_of: Callable[[dict[str, Any]], Any]) -> Callable[..., Any]:
     @_compat.cached
-    def traced(body: Any, params: Any, types: Sequence[Any], moved: Sequence[bool]) -> tuple[Any, list[bool]]:
+    def traced(body: Any, params: Any, types: Sequence[Any], nonzero: Sequence[bool]) -> tuple[Any, list[bool]]:
         found = []
 
         def f(primals: list[Array], dots: list[Array]) -> list[Array]:
-            outs, tangents = rule(primals, spread(dots, moved, [zero_tangent(x) for x in primals]), **dict(params))
+            outs, tangents = rule(primals, merge(dots, nonzero, [zero_tangent(x) for x in primals]), **dict(params))
             found.append([not is_zero(t) for t in tangents])
-            return [*outs, *chosen(tangents, found[-1])]
+            return [*outs, *flagged(tangents, found[-1])]
 
-        n = len(moved)
+        n = len(nonzero)
         return jax.make_jaxpr(f)(list(types[:n]), list(types[n:])), found[-1]
 
     def jvp(primals: Sequence[Array], tangents: Sequence[Any], **params: Any) -> Any:
-        moved = tuple(not is_zero(t) for t in tangents)
-        dots = chosen(tangents, moved)
-        jaxpr, found = traced(body_of(params), tuple(params.items()), _types([*primals, *dots]), moved)
+        nonzero = tuple(not is_zero(t) for t in tangents)
+        dots = flagged(tangents, nonzero)
+        jaxpr, found = traced(body_of(params), tuple(params.items()), _types([*primals, *dots]), nonzero)
         results = jaxprs.function(jaxpr)(*primals, *dots)
         outs = results[: len(found)]
-        return outs, spread(results[len(found) :], found, [zero_tangent(x) for x in outs])
+        return outs, merge(results[len(found) :], found, [zero_tangent(x) for x in outs])
 
     return jvp
 
@@ -125,9 +125,9 @@ def _transpose(rule: Callable[..., Any], body_of: Callable[[dict[str, Any]], Any
         found = []
 
         def f(cts: list[Array], known: list[Array]) -> list[Array]:
-            given = spread(cts, [z is None for z in zero], [None if z is None else ad.Zero(z) for z in zero])
+            given = merge(cts, [z is None for z in zero], [None if z is None else ad.Zero(z) for z in zero])
             undefined = [None if t is None else ad.UndefinedPrimal(t) for t in linear]
-            operands = spread(known, [t is None for t in linear], undefined)
+            operands = merge(known, [t is None for t in linear], undefined)
             results = rule(given, *operands, **dict(params))
             found.append([ct if ct is None or is_zero(ct) else True for ct in results])
             return [ct for ct, kind in zip(results, found[-1], strict=True) if kind is True]
@@ -136,27 +136,62 @@ def _transpose(rule: Callable[..., Any], body_of: Callable[[dict[str, Any]], Any
         return jax.make_jaxpr(f)(list(types[:n]), list(types[n:])), found[-1]
 
     def transpose(cts: Sequence[Any], *operands: Any, **params: Any) -> Any:
+        if all(is_zero(ct) for ct in cts):
+            return zero_cotangents(operands)
         zero = tuple(ct.aval if is_zero(ct) else None for ct in cts)
         linear = tuple(x.aval if ad.is_undefined_primal(x) else None for x in operands)
         arrays = [ct for ct in cts if not is_zero(ct)] + [x for x in operands if not ad.is_undefined_primal(x)]
         jaxpr, found = traced(body_of(params), tuple(params.items()), _types(arrays), zero, linear)
-        return spread(jaxprs.function(jaxpr)(*arrays), [kind is True for kind in found], found)
+        return merge(jaxprs.function(jaxpr)(*arrays), [kind is True for kind in found], found)
 
     return transpose
+
+
+def partial_eval_in_checkpoint(
+    policy: Any,
+    unknown: Sequence[bool],
+    instantiated: Sequence[bool],
+    eqn: Any,
+    known_part: Callable[[Sequence[bool], Any], tuple[Any, list[bool]] | None] = lambda unknown, eqn: None,
+) -> tuple[Any, Any, list[bool], list[bool], list[Any]]:
+    """Apply the rule of `jax.checkpoint` for primitives without a rule, with a difference for effects.
+
+    JAX would save all results of a loop with effects, and lose results that only a `jax.debug.callback` uses.
+    `known_part` returns the equation of what is known although some operands are not, and which results it has.
+    """
+    n = len(eqn.outvars)
+    needed = [v for v, there in zip(eqn.invars, instantiated, strict=True) if isinstance(v, Var) and not there]
+    if any(unknown):
+        known, its_results = known_part(unknown, eqn) or (None, [False] * n)
+        return known, eqn, [not there for there in its_results], [True] * n, needed
+    decision = policy(eqn.primitive, *(v.aval for v in eqn.invars), **eqn.params)
+    if decision is True or type(decision).__name__ == "SaveableType":
+        return eqn, None, [False] * n, [False] * n, []
+    return eqn, eqn, [False] * n, [True] * n, needed
+
+
+def zero_cotangents(operands: Sequence[Any]) -> list[Any]:
+    """Return the cotangents of the linear operands if those of all results are zero."""
+    return [ad.Zero(x.aval) if ad.is_undefined_primal(x) else None for x in operands]
 
 
 def batching_rule(
     primitive: Primitive, rule: Callable[..., Any], body_of: Callable[[dict[str, Any]], Any]
 ) -> Callable[..., Any]:
-    """Return the rule that JAX calls, made of a rule that is traced once for a body."""
+    """Return the rule that JAX calls, made of a rule that is traced once for a body.
+
+    `rule(axis, args, batched, **params)` returns the results, and flags those that are batched. All batch axes come
+    first.
+    """
 
     @_compat.cached
     def traced(body: Any, axis: Axis, params: Any, types: Sequence[Any], dims: Sequence[Any]) -> tuple[Any, Any]:
         found = []
 
         def f(*args: Array) -> Any:
-            outs, out_dims = rule(axis, args, dims, **dict(params))
-            found.append(out_dims)
+            args = tuple(x if d is None else to_front(x, d, axis.size) for x, d in zip(args, dims, strict=True))
+            outs, batched = rule(axis, args, [d is not None for d in dims], **dict(params))
+            found.append(axes(batched))
             return outs
 
         return jax.make_jaxpr(f)(*types), found[-1]

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_tensorarray._loops.jaxprs import chosen
+from jax_tensorarray._loops.jaxprs import flagged
 from jax_tensorarray._lowering.mlir import TAPE
 from jax_tensorarray._ops.empty import empty_like
 from jax_tensorarray._ops.host import is_on_host, on_host, placed_as, ta_host_empty, ta_host_read, ta_host_write
@@ -28,23 +28,23 @@ Tape = tuple[Any, int]
 SMALL = 128
 
 
-def tapes_for(residuals: Sequence[Any], max_steps: int, offload: bool = False) -> list[Tape]:
+def tapes_for(residuals: Sequence[Any], max_steps: int, offload: bool = False) -> tuple[Tape, ...]:
     """Return the tapes for the residuals of every step, which are given by their types.
 
     Residuals in host memory have their tapes there. With `offload` so do all others that are not small.
     """
     types = [on_host(a) if offload and a.size * a.dtype.itemsize >= SMALL else a for a in residuals]
     # XLA makes equal zeros once and copies them for a second tape. So no two tapes on the host have the same length.
-    return [(with_axis(a, max_steps + k if is_on_host(a) else max_steps), 0) for k, a in enumerate(types)]
+    return tuple((with_axis(a, max_steps + k if is_on_host(a) else max_steps), 0) for k, a in enumerate(types))
 
 
-def batched_tapes(tapes: Sequence[Tape], size: int) -> list[Tape]:
-    return [(with_axis(aval, size), batch_dims + 1) for aval, batch_dims in tapes]
+def batched_tapes(tapes: Sequence[Tape], size: int) -> tuple[Tape, ...]:
+    return tuple((with_axis(aval, size), batch_dims + 1) for aval, batch_dims in tapes)
 
 
-def tangent_tapes(tapes: Sequence[Tape], moved: Sequence[bool]) -> list[Tape]:
+def tangent_tapes(tapes: Sequence[Tape], nonzero: Sequence[bool]) -> tuple[Tape, ...]:
     """Return the tapes for the tangents of the flagged tapes."""
-    return [(aval.to_tangent_aval(), batch_dims) for aval, batch_dims in chosen(tapes, moved)]
+    return tuple((aval.to_tangent_aval(), batch_dims) for aval, batch_dims in flagged(tapes, nonzero))
 
 
 def avals_of(tapes: Sequence[Tape]) -> list[Any]:

@@ -13,75 +13,57 @@ from jax.extend.core import primitives as jax_primitives
 from jax.interpreters import batching
 
 from jax_tensorarray._loops import jaxprs, masking, rules
-from jax_tensorarray._loops.while_ import while_
+from jax_tensorarray._loops.while_ import of_jax, while_
 
 Array = Any
 
 
-def _cond(axis: rules.Axis, args: Sequence[Array], dims: Sequence[Any], *, branches: Any, **_: Any) -> Any:
+def _cond(axis: rules.Axis, args: Sequence[Array], batched: Sequence[bool], *, branches: Any, **_: Any) -> Any:
     def every_branch(index: Array, *operands: Array) -> list[Array]:
         return masking.every_branch(branches, index, operands)
 
-    return axis.vmap(every_branch, dims, 0)(*args), [0] * len(branches[0].out_avals)
+    return axis.vmap(every_branch, rules.axes(batched), 0)(*args), [True] * len(branches[0].out_avals)
 
 
-def _while(
-    axis: rules.Axis,
-    args: Sequence[Array],
-    dims: Sequence[Any],
-    *,
-    cond_nconsts: int,
-    cond_jaxpr: Any,
-    body_nconsts: int,
-    body_jaxpr: Any,
-) -> Any:
+def _while(axis: rules.Axis, args: Sequence[Array], batched: Sequence[bool], **params: Any) -> Any:
+    ours = of_jax(params, "a lax.while_loop under jax.vmap")
+
     def loop(*args: Array) -> list[Array]:
-        n = cond_nconsts + body_nconsts
-        consts, carry = (args[:cond_nconsts], args[cond_nconsts:n]), args[n:]
-        source = "a lax.while_loop under jax.vmap"
-        return while_(*consts, carry, cond=cond_jaxpr, body=body_jaxpr, max_steps=None, source=source, counts=False)[0]
+        return while_(*ours["options"].split(args), **ours)[0]
 
-    return axis.vmap(loop, dims, 0)(*args), [0] * len(body_jaxpr.out_avals)
+    return axis.vmap(loop, rules.axes(batched), 0)(*args), [True] * len(params["body_jaxpr"].out_avals)
 
 
-def _cond_differs(axis: rules.Axis, batched: Sequence[bool], **_: Any) -> bool:
+def _has_batched_index(axis: rules.Axis, batched: Sequence[bool], **_: Any) -> bool:
     return batched[0]
 
 
-def _while_differs(
-    axis: rules.Axis,
-    batched: Sequence[bool],
-    *,
-    cond_nconsts: int,
-    cond_jaxpr: Any,
-    body_nconsts: int,
-    body_jaxpr: Any,
-) -> bool:
-    n = cond_nconsts + body_nconsts
-    of_cond, of_body, carry = batched[:cond_nconsts], batched[cond_nconsts:n], batched[n:]
-    carry = jaxprs.fixed_point(body_jaxpr, of_body, carry, axis.differing)
-    (differs,) = axis.differing(cond_jaxpr, [*of_cond, *carry])
-    return differs
+def _has_batched_predicate(axis: rules.Axis, batched: Sequence[bool], **params: Any) -> bool:
+    ours = of_jax(params, "")
+    of_cond, of_body, carry = ours["options"].split(batched)
+    carry = jaxprs.fixed_point(ours["body"], of_body, carry, axis.batched_outputs)
+    (pred_batched,) = axis.batched_outputs(ours["cond"], [*of_cond, *carry])
+    return pred_batched
 
 
 def _is_ours(params: dict[str, Any]) -> bool:
     """Return whether rows are read or written inside, and nothing else is done than to compute and to communicate."""
-    bodies = list(jaxprs.jaxprs_in(params))
-    effects = {effect for jaxpr in bodies for effect in jaxpr.effects}
+    inner = list(jaxprs.jaxprs_in(params))
+    effects = {effect for jaxpr in inner for effect in jaxpr.effects}
     if "branches_platforms" in params or any(type(effect).__name__ != "NamedAxisEffect" for effect in effects):
         return False
-    return any(map(jaxprs.has_row_ops, bodies))
+    return any(map(jaxprs.has_row_ops, inner))
 
 
 def _let_come_here(
-    primitive: Primitive, rule: Callable[..., Any], differs: Callable[..., bool], body_of: Callable[[Any], Any]
+    primitive: Primitive, rule: Callable[..., Any], has_batched_pred: Callable[..., bool], body_of: Callable[[Any], Any]
 ) -> None:
     table = batching.fancy_primitive_batchers
     jaxs_own, ours = table[primitive], rules.batching_rule(primitive, rule, body_of)
 
     def batch(axis_data: Any, args: Sequence[Array], dims: Sequence[Any], **params: Any) -> Any:
         axis = rules.Axis(axis_data.name, axis_data.size, axis_data.spmd_name)
-        is_ours = _is_ours(params) and differs(axis, [d is not None for d in dims], **params)
+        is_ours = _is_ours(params) and has_batched_pred(axis, [d is not None for d in dims], **params)
         return (ours if is_ours else jaxs_own)(axis_data, args, dims, **params)
 
     table[primitive] = batch
@@ -89,5 +71,5 @@ def _let_come_here(
 
 def install() -> None:
     """Have `jax.vmap` of JAX's own control flow try these rules first."""
-    _let_come_here(jax_primitives.cond_p, _cond, _cond_differs, lambda params: params["branches"][0])
-    _let_come_here(jax_primitives.while_p, _while, _while_differs, lambda params: params["body_jaxpr"])
+    _let_come_here(jax_primitives.cond_p, _cond, _has_batched_index, lambda params: params["branches"][0])
+    _let_come_here(jax_primitives.while_p, _while, _has_batched_predicate, lambda params: params["body_jaxpr"])

@@ -1,6 +1,6 @@
 """Undoing the writes of a step: its buffers are restored by putting back the rows that it overwrote."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,10 +9,11 @@ import jax.numpy as jnp
 from jax.extend.core import primitives as jax_primitives
 
 from jax_tensorarray._loops import jaxprs
-from jax_tensorarray._loops.jaxprs import chosen, spread
+from jax_tensorarray._loops.jaxprs import flagged, merge
 from jax_tensorarray._loops.replay import Replay, Strategy, all_batched, counted
 from jax_tensorarray._loops.rules import Axis
 from jax_tensorarray._loops.tapes import avals_of, record, tapes_for
+from jax_tensorarray._loops.while_ import Loop
 from jax_tensorarray._ops.clear import ta_clear_p
 from jax_tensorarray._ops.part import ta_write_part_p
 from jax_tensorarray._ops.primitive import ROW_OPS, with_axis
@@ -21,7 +22,6 @@ from jax_tensorarray._ops.swap import ta_swap_p
 from jax_tensorarray._ops.write import ta_write_p
 
 Array = Any
-Version = int | None
 
 #: The row ops that update their buffer.
 _UPDATES = [p for p, call in ROW_OPS.items() if call.in_place]
@@ -49,29 +49,31 @@ class _Log:
         self.refused: dict[int, str] = {}  # carries that cannot be rewound, and why
 
     def evaluate(
-        self, jaxpr: Any, args: Sequence[Array], versions: Sequence[Version]
-    ) -> tuple[list[Array], list[Version]]:
-        def equation(eqn: Any, found: list[tuple[Array, Version]]) -> Any:
-            return zip(*self.equation(eqn, [x for x, _ in found], [version for _, version in found]), strict=True)
+        self, jaxpr: Any, args: Sequence[Array], carries: Sequence[int | None]
+    ) -> tuple[list[Array], list[int | None]]:
+        def equation(eqn: Any, found: list[tuple[Array, int | None]]) -> Any:
+            return zip(*self.equation(eqn, [x for x, _ in found], [k for _, k in found]), strict=True)
 
-        found = jaxprs.interpret(jaxpr, list(zip(args, versions, strict=True)), equation, lambda x: (x, None))
-        return [x for x, _ in found], [version for _, version in found]
+        found = jaxprs.interpret(jaxpr, list(zip(args, carries, strict=True)), equation, lambda x: (x, None))
+        return [x for x, _ in found], [k for _, k in found]
 
-    def equation(self, eqn: Any, operands: list[Array], held: list[Version]) -> tuple[Sequence[Array], list[Version]]:
+    def equation(
+        self, eqn: Any, operands: list[Array], held: list[int | None]
+    ) -> tuple[Sequence[Array], list[int | None]]:
         p, params = eqn.primitive, eqn.params
         if p in _UPDATES and held[0] is not None:
             return self.update(p, params, operands, held[0])
-        if p is jax_primitives.jit_p and any(version is not None for version in held):
+        if p is jax_primitives.jit_p and any(k is not None for k in held):
             return self.evaluate(params["jaxpr"], operands, held)
         first = (jnp.shape(operands[0]), operands[0].dtype) if operands else None
         updated = {first} if p in (ta_clear_p, ta_write_part_p) else set(_updated(eqn))
-        for version, x in zip(held, operands, strict=True):
-            if version is not None and (jnp.shape(x), x.dtype) in updated:
-                self.refused[version] = f"{p.name} updates it"
+        for k, x in zip(held, operands, strict=True):
+            if k is not None and (jnp.shape(x), x.dtype) in updated:
+                self.refused[k] = f"{p.name} updates it"
         outs = jaxprs.bind(eqn, operands)
         return outs, [None] * len(outs)
 
-    def update(self, p: Any, params: Any, operands: list[Array], k: int) -> tuple[list[Array], list[Version]]:
+    def update(self, p: Any, params: Any, operands: list[Array], k: int) -> tuple[list[Array], list[int | None]]:
         buffer, index, value, *where = operands
         if p in (ta_write_p, ta_swap_p):
             new, old = ta_swap_p.bind(buffer, index, value, *where, **params)
@@ -94,20 +96,21 @@ def _updated(eqn: Any) -> Iterator[tuple[Any, Any]]:
             yield from _updated(e)
 
 
-def log(body: Any, num_before: int, num_carry: int) -> tuple[Logged, dict[int, str]]:
+def log(body: Any) -> tuple[Logged, dict[int, str]]:
     """Return the body with a log, and the reason for each carry that cannot be rewound."""
     found: list[Any] = []
+    num_carry = len(body.out_avals)
 
     def step(*args: Array) -> list[Array]:
         entries = _Log()
-        versions = [None] * num_before + list(range(num_carry))
-        outs, after = entries.evaluate(body, args, versions)
+        carries = [None] * (len(body.in_avals) - num_carry) + list(range(num_carry))
+        outs, after = entries.evaluate(body, args, carries)
         found.append((entries, after))
         return [*outs, *entries.rows]
 
     jaxpr = jax.make_jaxpr(step)(*body.in_avals)
     entries, after = found[-1]
-    rewound = [k == version and k not in entries.refused for k, version in enumerate(after)]
+    rewound = [k == before and k not in entries.refused for k, before in enumerate(after)]
     for k, _, _ in entries.undo:
         if not rewound[k]:
             entries.refused.setdefault(k, "the body gives another buffer in its place")
@@ -132,42 +135,37 @@ def log(body: Any, num_before: int, num_carry: int) -> tuple[Logged, dict[int, s
 class Undo(Strategy):
     """The strategy of a loop before its log is made."""
 
-    def forward(
-        self, loop: Callable[..., Any], cond: Any, body: Any, cond_consts: Any, consts: Any, carry: Any
-    ) -> tuple[list[Array], Array, list[Array], Any]:
-        keywords = loop.keywords  # type: ignore[attr-defined]
-        first, n = int(keywords["lanes"] > 0), len(carry)
-        logged, refused = log(body, first + len(consts), n)
+    def forward(self, loop: Loop) -> tuple[list[Array], Array, list[Array], Strategy]:
+        options, carry, n = loop.options, loop.carry, len(loop.carry)
+        logged, refused = log(loop.body)
         for k, why in refused.items():
             raise ValueError(
-                f'the loop at {keywords["source"]}: residuals="undo" cannot rewind carry number {k}, '
+                f'the loop at {options.source}: residuals="undo" cannot rewind carry number {k}, '
                 f'{jax.typeof(carry[k]).str_short()}: {why}. Use residuals="tape" or "checkpoint"'
             )
-        call, predicate, inputs = jaxprs.function(logged.jaxpr), jaxprs.function(cond), first + len(consts) + n
+        call, predicate = jaxprs.function(logged.jaxpr), jaxprs.function(loop.cond)
+        inputs, num_cond_inputs = len(loop.body.in_avals), len(loop.cond.in_avals)
         kept = [not r for r in logged.rewound]
         rows = list(logged.jaxpr.out_avals)[n:]
 
         def goes_on(*args: Array) -> list[Array]:
-            return predicate(*args[: len(cond_consts) + n])
+            return predicate(*args[:num_cond_inputs])
 
         def step(*args: Array) -> list[Array]:
             k, tapes = args[inputs], args[inputs + 1 :]
             outs = call(*args[:inputs])
-            return [*outs[:n], k + 1, *record(tapes, k, [*chosen(args[inputs - n : inputs], kept), *outs[n:]])]
+            return [*outs[:n], k + 1, *record(tapes, k, [*flagged(args[inputs - n : inputs], kept), *outs[n:]])]
 
-        new = tapes_for([*map(jax.typeof, chosen(carry, kept)), *rows], keywords["max_steps"])
-        types = [jax.ShapeDtypeStruct((), jnp.int32), *avals_of(new)]
-        outs, steps = loop(
-            cond_consts,
-            consts,
-            [*carry, jnp.int32(0)],
-            cond=jax.make_jaxpr(goes_on)(*cond.in_avals, *types),
-            body=jax.make_jaxpr(step)(*body.in_avals, *types),
-            tapes=new,
-            strategy=None,  # derivatives of this loop keep a tape
-        )
-        buffers, tapes = chosen(outs[:n], logged.rewound), outs[n + 1 :]
-        return outs[:n], steps, [*buffers, *tapes], Rewind(logged.restore, logged.rewound, len(rows))
+        tapes = tapes_for([*map(jax.typeof, flagged(carry, kept)), *rows], options.max_steps)  # type: ignore[arg-type]
+        types = [jax.ShapeDtypeStruct((), jnp.int32), *avals_of(tapes)]
+        outs, steps = loop._replace(
+            carry=[*carry, jnp.int32(0)],
+            cond=jax.make_jaxpr(goes_on)(*loop.cond.in_avals, *types),
+            body=jax.make_jaxpr(step)(*loop.body.in_avals, *types),
+            options=replace(options, tapes=tapes, strategy=None),  # derivatives of this loop keep a tape
+        ).run()
+        buffers, recorded = flagged(outs[:n], logged.rewound), outs[n + 1 :]
+        return outs[:n], steps, [*buffers, *recorded], Rewind(logged.restore, logged.rewound, len(rows))
 
 
 @dataclass(frozen=True)
@@ -177,13 +175,13 @@ class Rewind(Strategy):
     restore: Any
     rewound: tuple[bool, ...]
     num_rows: int
-    lanes: int = 0  #: lanes added after the log was made: `restore` takes first which are active
+    batch_dims: int = 0  #: added to the predicate after the log was made: `restore` takes first which are active
 
-    def batched(self, axis: Axis, lanes: int, own_ends: bool, differ: Any, consts: Any, init: Any) -> "Rewind":
-        types = self.restore.in_avals[int(self.lanes > 0) :]
+    def batched(self, axis: Axis, pred_batched: bool, consts_batched: Any, consts: Any, init: Any) -> "Rewind":
+        types = self.restore.in_avals[int(self.batch_dims > 0) :]
         types = [with_axis(t, axis.size) for t in types]
-        restore = all_batched(axis, self.restore, self.lanes, own_ends, [True] * self.num_rows, types)
-        return replace(self, restore=restore, lanes=self.lanes + own_ends)
+        restore = all_batched(axis, self.restore, pred_batched, [True] * self.num_rows, types)
+        return replace(self, restore=restore, batch_dims=self.batch_dims + pred_batched)
 
     def batched_extra(self, extra: Sequence[Array]) -> list[Array]:
         n = sum(self.rewound)
@@ -202,10 +200,11 @@ class Rewind(Strategy):
             tapes, rest = rest[: num_kept + self.num_rows], rest[num_kept + self.num_rows :]
             buffers, cts = rest[:n], rest[n:]
             rows = [ta_read(t, k, mode="drop") for t in tapes]
-            active = [jnp.any(k < steps, axis=tuple(range(self.lanes, loop.lanes)))] if self.lanes else []
+            older = tuple(range(self.batch_dims, loop.batch_dims))
+            active = [jnp.any(k < steps, axis=older)] if self.batch_dims else []
             before = restore(*active, *rows[num_kept:], *buffers)
             rest_of_carry = iter(rows[:num_kept])
-            carry = spread(before, self.rewound, [None if r else next(rest_of_carry) for r in self.rewound])
+            carry = merge(before, self.rewound, [None if r else next(rest_of_carry) for r in self.rewound])
             const_cts, carry_cts = loop.pull_back(k, steps, consts, carry, cts[:c], cts[c:])
             return [*before, *const_cts, *carry_cts]
 

@@ -2,36 +2,81 @@
 
 import functools
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.core import ShapedArray
-from jax.extend.core import Primitive, Var
+from jax.extend.core import Primitive
 from jax.extend.core import primitives as jax_primitives
 from jax.interpreters import mlir, xla
 from jax.interpreters import partial_eval as pe
 
 from jax_tensorarray import _compat
 from jax_tensorarray._loops import jaxprs, linearize, masking, rules
-from jax_tensorarray._loops.jaxprs import chosen, spread
-from jax_tensorarray._loops.rules import Axis, axes, widened
+from jax_tensorarray._loops.jaxprs import flagged, merge
+from jax_tensorarray._loops.rules import Axis, axes, with_batch_axis
 from jax_tensorarray._loops.tapes import Tape, avals_of, batched_tapes, make
-from jax_tensorarray._ops.primitive import to_front, type_like
+from jax_tensorarray._ops.primitive import type_like
 
 Array = Any
 
 # Operands: *cond_consts, *body_consts, *carry. Results: *carry and, if the loop `counts`, steps. `cond` maps
-# *cond_consts, *carry to a bool, and `body` *body_consts, *carry to *carry. The loop ends after `max_steps`, if that is
-# not None. The last carries may be `tapes`, as of `ta_count`.
+# *cond_consts, *carry to a bool, and `body` *body_consts, *carry to *carry. The last carries may be `tapes`, which are
+# no operands.
 #
-# Under vmap every example has its own end. Then there are `lanes` axes of examples: `cond` gives, and steps has, an
-# element for each, the body takes first which of them are active, and the loop goes on while any is.
+# Under vmap every example may have its own end. Then the predicate is batched: `cond` gives, and steps has, an element
+# for each example, the body takes first which of them are active, and the loop goes on while any is.
 #
 # Steps are counted as `counting` says, and a count that its dtype cannot hold stays at the largest that it can.
 ta_while_p = Primitive("ta_while")
 ta_while_p.multiple_results = True
+
+
+@dataclass(frozen=True)
+class WhileOptions:
+    """What there is to say of a loop besides its condition and body."""
+
+    max_steps: int | None  #: the loop ends after that many steps
+    source: str  #: where the loop is, for messages
+    cond_nconsts: int = 0
+    body_nconsts: int = 0
+    batch_dims: int = 0  #: how many batch axes the predicate has
+    strategy: Any = None  #: what reverse mode keeps, a `Strategy`; None is a tape
+    tapes: tuple[Tape, ...] = ()
+    counts: bool = True  #: whether the number of steps is a result
+
+    def split(self, operands: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+        """Return what belongs to the consts of the condition, to those of the body, and to the carry without tapes."""
+        n = self.cond_nconsts + self.body_nconsts
+        return list(operands[: self.cond_nconsts]), list(operands[self.cond_nconsts : n]), list(operands[n:])
+
+    @property
+    def leading(self) -> list[bool]:
+        """Flags of what the body takes before its consts: no tangent, batch axis or dependence of it is considered."""
+        return [False] * (self.batch_dims > 0)
+
+
+class Loop(NamedTuple):
+    """A `ta_while` with its operands."""
+
+    cond_consts: Sequence[Array]
+    body_consts: Sequence[Array]
+    carry: Sequence[Array]
+    cond: Any
+    body: Any
+    options: WhileOptions
+
+    def run(self) -> tuple[list[Array], Any]:
+        """Return the carry after the loop, and the number of steps taken, or None if it is not counted."""
+        operands = [*self.cond_consts, *self.body_consts, *self.carry]
+        options = replace(self.options, cond_nconsts=len(self.cond_consts), body_nconsts=len(self.body_consts))
+        # Refs have no derivatives of a kind to be recorded: a loop that holds some is JAX's own.
+        bind = ta_while_p.bind if all(isinstance(jax.typeof(x), ShapedArray) for x in operands) else _run
+        outs = bind(*operands, cond=self.cond, body=self.body, options=options)
+        return (outs[:-1], outs[-1]) if options.counts else (outs, None)
 
 
 def while_(
@@ -41,36 +86,14 @@ def while_(
     *,
     cond: Any,
     body: Any,
-    max_steps: int | None,
-    source: str,
-    lanes: int = 0,
-    strategy: Any = None,
-    tapes: Sequence[Tape] = (),
-    counts: bool = True,
+    options: WhileOptions,
 ) -> tuple[list[Array], Any]:
     """Run the loop. Return the carry after it, and the number of steps taken, or None if it is not counted."""
-    operands = [*cond_consts, *body_consts, *carry]
-    # Refs have no derivatives of a kind to be recorded: a loop that holds some is JAX's own.
-    loop = ta_while_p.bind if all(isinstance(jax.typeof(x), ShapedArray) for x in operands) else _run
-    outs = loop(
-        *operands,
-        cond=cond,
-        body=body,
-        cond_nconsts=len(cond_consts),
-        body_nconsts=len(body_consts),
-        max_steps=max_steps,
-        source=source,
-        lanes=lanes,
-        strategy=strategy,
-        tapes=tuple(tapes),
-        counts=counts,
-    )
-    return (outs[:-1], outs[-1]) if counts else (outs, None)
+    return Loop(cond_consts, body_consts, carry, cond, body, options).run()
 
 
-def split(operands: Sequence[Any], cond_nconsts: int, body_nconsts: int) -> tuple[Any, Any, Any]:
-    n = cond_nconsts + body_nconsts
-    return operands[:cond_nconsts], operands[cond_nconsts:n], operands[n:]
+def results(outs: list[Array], steps: Any) -> list[Array]:
+    return outs if steps is None else [*outs, steps]
 
 
 def counting(max_steps: int | None) -> Any:
@@ -89,48 +112,40 @@ def taped(max_steps: int | None) -> bool:
     return bounded(max_steps) and counting(max_steps) != jnp.int64
 
 
-def needs_max_steps(source: str, max_steps: int | None) -> ValueError:
+def needs_max_steps(options: WhileOptions) -> ValueError:
+    max_steps = options.max_steps
     few = "" if max_steps is None else f" of at most {jnp.iinfo(counting(0)).max}, not {max_steps}"
     return ValueError(
-        f"the loop at {source} is differentiated in reverse, so it needs max_steps{few}, the largest number of steps "
-        "it may take: while_loop(cond_fun, body_fun, init_val, max_steps=...). Memory is only used for the steps "
+        f"the loop at {options.source} is differentiated in reverse, so it needs max_steps{few}, the largest number of "
+        "steps it may take: while_loop(cond_fun, body_fun, init_val, max_steps=...). Memory is only used for the steps "
         "taken. (jax.jvp and jax.jacfwd need no max_steps.)"
     )
 
 
-def _abstract_eval(*avals: Any, cond: Any, body: Any, max_steps: int | None, counts: bool, **_: Any) -> Any:
+def _abstract_eval(*avals: Any, cond: Any, body: Any, options: WhileOptions) -> Any:
     (active,) = cond.out_avals
-    steps = [type_like(active, active.shape, range(active.ndim), counting(max_steps))] if counts else []
-    return [*body.out_avals, *steps], {*cond.effects, *body.effects}
+    steps = type_like(active, active.shape, range(active.ndim), counting(options.max_steps))
+    return [*body.out_avals, *([steps] if options.counts else [])], {*cond.effects, *body.effects}
 
 
-def _run(
-    *operands: Array,
-    cond: Any,
-    body: Any,
-    cond_nconsts: int,
-    body_nconsts: int,
-    max_steps: int | None,
-    source: str,
-    lanes: int,
-    strategy: Any,
-    tapes: Sequence[Tape],
-    counts: bool,
-) -> Any:
-    cond_consts, body_consts, carry = split(operands, cond_nconsts, body_nconsts)
-    carry = [*carry, *make(tapes)]
+def _run(*operands: Array, cond: Any, body: Any, options: WhileOptions) -> Any:
+    cond_consts, body_consts, carry = options.split(operands)
+    max_steps, counts, pred_batched = options.max_steps, options.counts, options.batch_dims > 0
+    carry = [*carry, *make(options.tapes)]
     predicate, call = jaxprs.function(cond), jaxprs.function(body)
 
     def goes_on(carry: Sequence[Array]) -> Array:
         (active,) = predicate(*cond_consts, *carry)
         return active
 
-    if not counts and (not lanes or _is_cheap(cond)):  # as JAX's own loop
+    if not counts and (not pred_batched or _is_cheap(cond)):  # as JAX's own loop
 
         def step_of_all(carry: Sequence[Array]) -> list[Array]:
-            return call(*([goes_on(carry)] if lanes else []), *body_consts, *carry)
+            return call(*([goes_on(carry)] if pred_batched else []), *body_consts, *carry)
 
-        return lax.while_loop(lambda carry: jnp.any(goes_on(carry)) if lanes else goes_on(carry), step_of_all, carry)
+        return lax.while_loop(
+            lambda carry: jnp.any(goes_on(carry)) if pred_batched else goes_on(carry), step_of_all, carry
+        )
     dtype, limited = counting(max_steps), bounded(max_steps)
 
     def more(k: Array, carry: Sequence[Array]) -> Array:
@@ -140,7 +155,7 @@ def _run(
         return k + taken if limited else lax.select(k < jnp.iinfo(dtype).max, k + taken, k)
 
     start = jnp.zeros((), dtype)
-    if not lanes:
+    if not pred_batched:
         steps, outs = lax.while_loop(
             lambda state: more(*state),
             lambda state: (after(state[0]), call(*body_consts, *state[1])),
@@ -178,73 +193,57 @@ class _Part(NamedTuple):
     params: dict[str, Any]
 
 
-def _part(operands: Sequence[bool], carry: Sequence[bool], cond: Any, body: Any, params: dict[str, Any]) -> _Part:
+def _part(operands: Sequence[bool], carry: Sequence[bool], cond: Any, body: Any, options: WhileOptions) -> _Part:
     """Return the loop of the carries flagged in `carry`, which has the tapes last, and of the consts in `operands`."""
-    cond_consts, consts, _ = split(operands, params["cond_nconsts"], params["body_nconsts"])
-    n = len(carry) - len(params["tapes"])
-    fewer = {
-        "cond": cond,
-        "body": body,
-        "cond_nconsts": sum(cond_consts),
-        "body_nconsts": sum(consts),
-        "tapes": tuple(chosen(params["tapes"], carry[n:])),
-    }
-    return _Part([*cond_consts, *consts, *carry[:n]], [*carry, *[True] * params["counts"]], params | fewer)
+    cond_consts, consts, _ = options.split(operands)
+    n = len(carry) - len(options.tapes)
+    tapes = tuple(flagged(options.tapes, carry[n:]))
+    fewer = replace(options, cond_nconsts=sum(cond_consts), body_nconsts=sum(consts), tapes=tapes)
+    params = {"cond": cond, "body": body, "options": fewer}
+    return _Part([*cond_consts, *consts, *carry[:n]], [*carry, *[True] * options.counts], params)
 
 
-def _known(unknown: Sequence[bool], params: dict[str, Any]) -> _Part | None:
+def _known(unknown: Sequence[bool], cond: Any, body: Any, options: WhileOptions) -> _Part | None:
     """Return the loop of what does not depend on unknown operands; None if its end does."""
-    cond_consts, consts, carry = split(unknown, params["cond_nconsts"], params["body_nconsts"])
-    consts, carry = [*[False] * int(params["lanes"] > 0), *consts], [*carry, *[False] * len(params["tapes"])]
+    cond_consts, consts, carry = options.split(unknown)
+    consts, carry = [*options.leading, *consts], [*carry, *[False] * len(options.tapes)]
 
     def one_step(body: Any, flags: list[bool]) -> list[bool]:
         return _compat.known_part(body, tuple(flags))[1]
 
-    carry = jaxprs.fixed_point(params["body"], consts, carry, one_step)
-    cond, (end_is_unknown,) = _compat.known_part(params["cond"], (*cond_consts, *carry))
+    carry = jaxprs.fixed_point(body, consts, carry, one_step)
+    cond, (end_is_unknown,) = _compat.known_part(cond, (*cond_consts, *carry))
     if end_is_unknown:
         return None
-    body, _ = _compat.known_part(params["body"], (*consts, *carry), tuple(carry))
-    return _part([not x for x in unknown], [not x for x in carry], cond, body, params)
+    body, _ = _compat.known_part(body, (*consts, *carry), tuple(carry))
+    return _part([not x for x in unknown], [not x for x in carry], cond, body, options)
 
 
-def _splits(strategy: Any) -> bool:
+def _splits(options: WhileOptions) -> bool:
     """Return whether the loop means the same with fewer carries. Some strategies refer to all of them."""
-    return strategy is None or strategy.tapes
+    return options.strategy is None or options.strategy.tapes
 
 
 def _partial_eval(trace: Any, *tracers: Any, **params: Any) -> Any:
     unknown = [not t.is_known() for t in tracers]
-    known = _known(unknown, params) if any(unknown) and _splits(params["strategy"]) else None
+    known = _known(unknown, **params) if any(unknown) and _splits(params["options"]) else None
     # With all operands known this runs the loop.
     outs = trace.default_process_primitive(ta_while_p, tracers, params)
     if known is None:
         return outs
-    found = ta_while_p.bind(*(t.pval.get_known() for t in chosen(tracers, known.operands)), **known.params)
-    return spread(found, known.results, outs)
+    found = ta_while_p.bind(*(t.pval.get_known() for t in flagged(tracers, known.operands)), **known.params)
+    return merge(found, known.results, outs)
 
 
-def _partial_eval_in_checkpoint(
-    policy: Any, unknown: Sequence[bool], instantiated: Sequence[bool], eqn: Any
-) -> tuple[Any, Any, list[bool], list[bool], list[Any]]:
-    """Apply the rule of `jax.checkpoint` for primitives without a rule, but split off what is known."""
-    n = len(eqn.outvars)
-    needed = [v for v, there in zip(eqn.invars, instantiated, strict=True) if isinstance(v, Var) and not there]
-    if any(unknown):
-        known = _known(unknown, eqn.params) if _splits(eqn.params["strategy"]) else None
-        if known is None:
-            return None, eqn, [True] * n, [True] * n, needed
-        return _equation_of(eqn, known), eqn, [not there for there in known.results], [True] * n, needed
-    decision = policy(eqn.primitive, *(v.aval for v in eqn.invars), **eqn.params)
-    if decision is True or type(decision).__name__ == "SaveableType":
-        return eqn, None, [False] * n, [False] * n, []
-    return eqn, eqn, [False] * n, [True] * n, needed
+def _known_equation(unknown: Sequence[bool], eqn: Any) -> tuple[Any, list[bool]] | None:
+    known = _known(unknown, **eqn.params) if _splits(eqn.params["options"]) else None
+    return None if known is None else (_equation_of(eqn, known), known.results)
 
 
 def _equation_of(eqn: Any, part: _Part) -> Any:
     return eqn.replace(
-        invars=chosen(eqn.invars, part.operands),
-        outvars=chosen(eqn.outvars, part.results),
+        invars=flagged(eqn.invars, part.operands),
+        outvars=flagged(eqn.outvars, part.results),
         params=part.params,
         effects={*part.params["cond"].effects, *part.params["body"].effects},
     )
@@ -253,24 +252,24 @@ def _equation_of(eqn: Any, part: _Part) -> Any:
 def _without_unused(used: list[bool], *args: Any) -> tuple[list[bool], Any]:
     """Remove the carries that nobody needs. Return which operands are left, and the equation."""
     eqn = args[-1]  # before it comes, in 0.12, which operands are live
-    params, n = eqn.params, len(eqn.invars)
+    cond, body, options = (eqn.params[name] for name in ("cond", "body", "options"))
     if not any(used) and not eqn.effects:
-        return [False] * n, None
-    if not _splits(params["strategy"]):
-        return [True] * n, eqn
-    a, m, tapes, first = params["cond_nconsts"], params["body_nconsts"], params["tapes"], int(params["lanes"] > 0)
-    _, read = _live(params["cond"], (True,))
+        return [False] * len(eqn.invars), None
+    if not _splits(options):
+        return [True] * len(eqn.invars), eqn
+    a, m, first = options.cond_nconsts, options.body_nconsts, len(options.leading)
+    _, read = _live(cond, (True,))
     carry = [x or y for x, y in zip(used[: len(read) - a], read[a:], strict=True)]
     while True:
-        _, live = _live(params["body"], tuple(carry))
-        wider = [x or y for x, y in zip(carry, live[first + m :], strict=True)]
-        if wider == carry:
+        _, live = _live(body, tuple(carry))
+        after = [x or y for x, y in zip(carry, live[first + m :], strict=True)]
+        if after == carry:
             break
-        carry = wider
-    operands = [*read[:a], *live[first : first + m], *carry[: len(carry) - len(tapes)]]
-    cond, _ = _live(params["cond"], (True,), (*read[:a], *carry))
-    body, _ = _live(params["body"], tuple(carry), (*[True] * first, *live[first : first + m], *carry))
-    part = _part(operands, carry, cond, body, params)
+        carry = after
+    operands = [*read[:a], *live[first : first + m], *carry[: len(carry) - len(options.tapes)]]
+    cond, _ = _live(cond, (True,), (*read[:a], *carry))
+    body, _ = _live(body, tuple(carry), (*[True] * first, *live[first : first + m], *carry))
+    part = _part(operands, carry, cond, body, options)
     return part.operands, _equation_of(eqn, part)
 
 
@@ -286,53 +285,32 @@ def _live(jaxpr: Any, outputs: Sequence[bool], inputs: Any = False) -> tuple[Any
 
 
 def _batch(
-    axis: Axis,
-    args: Sequence[Array],
-    dims: Sequence[Any],
-    *,
-    cond: Any,
-    body: Any,
-    cond_nconsts: int,
-    body_nconsts: int,
-    max_steps: int | None,
-    source: str,
-    lanes: int,
-    strategy: Any,
-    tapes: Sequence[Tape],
-    counts: bool,
+    axis: Axis, args: Sequence[Array], batched: Sequence[bool], *, cond: Any, body: Any, options: WhileOptions
 ) -> Any:
-    args = [x if d is None else to_front(x, d, axis.size) for x, d in zip(args, dims, strict=True)]
-    cond_consts, consts, carry = split(args, cond_nconsts, body_nconsts)
-    cond_batched, consts_batched, have = split([d is not None for d in dims], cond_nconsts, body_nconsts)
-    first, have = [False] * int(lanes > 0), [*have, *[True] * len(tapes)]
-    wide = jaxprs.fixed_point(body, [*first, *consts_batched], have, axis.differing)
-    if strategy is not None and strategy.batches_all:
-        wide = [True] * len(have)
-    (own_ends,) = axis.differing(cond, [*cond_batched, *wide])
-    if own_ends:
+    cond_consts, consts, carry = options.split(args)
+    cond_consts_batched, consts_batched, init_batched = options.split(batched)
+    init_batched += [True] * len(options.tapes)
+    of_consts = [*options.leading, *consts_batched]
+    carry_batched = jaxprs.fixed_point(body, of_consts, init_batched, axis.batched_outputs)
+    if options.strategy is not None and options.strategy.batches_all:
+        carry_batched = [True] * len(carry_batched)
+    (pred_batched,) = axis.batched_outputs(cond, [*cond_consts_batched, *carry_batched])
+    if pred_batched:
         _check_effects(cond, body)
-        wide = [True] * len(have)
-    carry, tapes = widened(carry, have, wide, axis.size), batched_tapes(tapes, axis.size)
-    if strategy is not None:
-        strategy = strategy.batched(axis, lanes, own_ends, consts_batched, consts, carry)
+        carry_batched = [True] * len(carry_batched)
+    carry = with_batch_axis(carry, init_batched, carry_batched, axis.size)
+    tapes = batched_tapes(options.tapes, axis.size)
+    options = replace(options, batch_dims=options.batch_dims + pred_batched, tapes=tapes)
+    if options.strategy is not None:
+        strategy = options.strategy.batched(axis, pred_batched, consts_batched, consts, carry)
+        options = replace(options, strategy=strategy)
     types = [*map(jax.typeof, [*consts, *carry]), *avals_of(tapes)]
-    body = masking.batched_body(axis, body, lanes, own_ends, [*consts_batched, *wide], wide, types)
-    predicate = axis.vmap(jaxprs.function(cond), axes([*cond_batched, *wide]), 0 if own_ends else None)
+    body = masking.batched_body(axis, body, pred_batched, consts_batched, carry_batched, types)
+    of_cond = axes([*cond_consts_batched, *carry_batched])
+    predicate = axis.vmap(jaxprs.function(cond), of_cond, 0 if pred_batched else None)
     cond = jax.make_jaxpr(predicate)(*map(jax.typeof, [*cond_consts, *carry]), *avals_of(tapes))
-    outs, steps = while_(
-        cond_consts,
-        consts,
-        carry,
-        cond=cond,
-        body=body,
-        max_steps=max_steps,
-        source=source,
-        lanes=lanes + own_ends,
-        strategy=strategy,
-        tapes=tapes,
-        counts=counts,
-    )
-    return results(outs, steps), axes([*wide, *[own_ends] * counts])
+    outs, steps = while_(cond_consts, consts, carry, cond=cond, body=body, options=options)
+    return results(outs, steps), [*carry_batched, *[pred_batched] * options.counts]
 
 
 def _check_effects(cond: Any, body: Any) -> None:
@@ -342,48 +320,55 @@ def _check_effects(cond: Any, body: Any) -> None:
 
 
 def _reached(params: dict[str, Any], flags: list[bool]) -> list[bool]:
-    _, consts, carry = split(flags, params["cond_nconsts"], params["body_nconsts"])
-    consts, carry = [*[False] * int(params["lanes"] > 0), *consts], [*carry, *[False] * len(params["tapes"])]
-    return [*jaxprs.fixed_point(params["body"], consts, carry, jaxprs.reached), *[False] * params["counts"]]
+    options = params["options"]
+    _, consts, carry = options.split(flags)
+    carry += [False] * len(options.tapes)
+    carry = jaxprs.fixed_point(params["body"], [*options.leading, *consts], carry, jaxprs.reached)
+    return [*carry, *[False] * options.counts]
 
 
 def _masked(masked: masking.Masked, eqn: Any, operands: list[masking.Value]) -> list[masking.Value]:
-    """Run a loop of ours, or of JAX, that takes no step unless `active`."""
-    params, ours = eqn.params, eqn.primitive is ta_while_p
-    cond = params["cond" if ours else "cond_jaxpr"]
+    return _masked_loop(masked, operands, **eqn.params)
+
+
+def _masked_loop_of_jax(masked: masking.Masked, eqn: Any, operands: list[masking.Value]) -> list[masking.Value]:
+    return _masked_loop(masked, operands, **of_jax(eqn.params, "an inner lax.while_loop"))
+
+
+def _masked_loop(
+    masked: masking.Masked, operands: list[masking.Value], cond: Any, body: Any, options: WhileOptions
+) -> list[masking.Value]:
+    """Run a loop that takes no step unless `active`."""
     predicate = jaxprs.function(cond)
 
     def goes_on(active: Array, *args: Array) -> list[Array]:
         return [active & predicate(*args)[0]]
 
-    cond_consts, consts, carry = split(operands, params["cond_nconsts"], params["body_nconsts"])
+    cond_consts, consts, carry = options.split([x.array for x in operands])
     outs, steps = while_(
-        [masked.active, *(x.array for x in cond_consts)],
-        [x.array for x in consts],
-        [x.array for x in carry],
+        [masked.active, *cond_consts],
+        consts,
+        carry,
         cond=jax.make_jaxpr(goes_on)(jax.ShapeDtypeStruct((), jnp.bool_), *cond.in_avals),
-        body=params["body" if ours else "body_jaxpr"],
-        max_steps=params["max_steps"] if ours else None,
-        source=params["source"] if ours else "an inner lax.while_loop",
-        lanes=params["lanes"] if ours else 0,
-        strategy=params["strategy"] if ours else None,
-        tapes=params["tapes"] if ours else (),
-        counts=ours and params["counts"],
+        body=body,
+        options=options,
     )
-    return masking.results_of_loop(results(outs, steps), carry)
+    return masking.results_of_loop(results(outs, steps), options.split(operands)[2])
 
 
-def results(outs: list[Array], steps: Any) -> list[Array]:
-    return outs if steps is None else [*outs, steps]
+def of_jax(params: dict[str, Any], source: str) -> dict[str, Any]:
+    """Return the parameters of a `ta_while` that is a `while` of JAX, from those."""
+    options = WhileOptions(None, source, params["cond_nconsts"], params["body_nconsts"], counts=False)
+    return {"cond": params["cond_jaxpr"], "body": params["body_jaxpr"], "options": options}
 
 
-def _run_checked(*operands: Array, lanes: int, **params: Any) -> Any:
-    if lanes:
+def _run_checked(*operands: Array, options: WhileOptions, **params: Any) -> Any:
+    if options.batch_dims:
         raise ValueError(
-            f"the loop at {params['source']} is under checkify-of-vmap-of-while, where examples that have ended would "
+            f"the loop at {options.source} is under checkify-of-vmap-of-while, where examples that have ended would "
             "be checked too. As for JAX's own loop, write vmap-of-checkify-of-while"
         )
-    return _run(*operands, lanes=lanes, **params)
+    return _run(*operands, options=options, **params)
 
 
 _compat.lowers_its_bodies(ta_while_p)
@@ -393,11 +378,14 @@ ta_while_p.def_effectful_abstract_eval(_abstract_eval)
 rules.register(ta_while_p, body_of=lambda params: params["body"], batch=_batch)
 pe.dce_rules[ta_while_p] = _without_unused
 pe.custom_partial_eval_rules[ta_while_p] = _partial_eval
-pe.partial_eval_jaxpr_custom_rules[ta_while_p] = _partial_eval_in_checkpoint
+pe.partial_eval_jaxpr_custom_rules[ta_while_p] = functools.partial(
+    rules.partial_eval_in_checkpoint, known_part=_known_equation
+)
 mlir.register_lowering(ta_while_p, mlir.lower_fun(_run, multiple_results=True))
 jaxprs.REACHED[ta_while_p] = _reached
 linearize.TAPES[ta_while_p] = lambda eqn: (
-    linearize.tapes_among(eqn.outvars[:-1], eqn.params["tapes"]),
+    linearize.tapes_among(eqn.outvars[:-1], eqn.params["options"].tapes),
     eqn.outvars[-1],
 )
-masking.RULES[ta_while_p] = masking.RULES[jax_primitives.while_p] = _masked
+masking.RULES[ta_while_p] = _masked
+masking.RULES[jax_primitives.while_p] = _masked_loop_of_jax
