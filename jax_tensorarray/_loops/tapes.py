@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_tensorarray._loops.jaxprs import flagged
-from jax_tensorarray._lowering.mlir import TAPE
+from jax_tensorarray._lowering.calls import TAPE
 from jax_tensorarray._ops.empty import empty_like
 from jax_tensorarray._ops.host import is_on_host, on_host, placed_as, ta_host_empty, ta_host_read, ta_host_write
 from jax_tensorarray._ops.part import ta_read_part, ta_write_part
