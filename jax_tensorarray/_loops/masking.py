@@ -18,11 +18,9 @@ from jax.extend.core import primitives as jax_primitives
 from jax_tensorarray import _compat
 from jax_tensorarray._loops import jaxprs
 from jax_tensorarray._loops.rules import Axis, axes
-from jax_tensorarray._ops.clear import ta_clear_p
 from jax_tensorarray._ops.guard import ta_guard
 from jax_tensorarray._ops.host import ta_host_read_p, ta_host_write_p
-from jax_tensorarray._ops.part import ta_read_part_p, ta_write_part_p
-from jax_tensorarray._ops.primitive import ROW_OPS
+from jax_tensorarray._ops.primitive import INACTIVE, ROW_OPS
 
 Array = Any
 
@@ -101,14 +99,10 @@ class Masked:
         p, params = eqn.primitive, eqn.params
         if p in ROW_OPS:
             return self.row_op(p, params, operands)
-        if p is ta_clear_p:
-            buffer, start, stop = (x.array for x in operands)
-            out = p.bind(buffer, start, jnp.where(self.active, stop, start), **params)
-            return [Value(out, operands[0].carry, True)]
-        if p in (ta_read_part_p, ta_write_part_p):
-            *arrays, parts = (x.array for x in operands)
-            out = p.bind(*arrays, jnp.where(self.active, parts, 0), **params)
-            return [Value(out, operands[0].carry if p is ta_write_part_p else None, True)]
+        if p in INACTIVE:
+            out = p.bind(*INACTIVE[p](self.active, *(x.array for x in operands)), **params)
+            updates = jnp.shape(out) == jnp.shape(operands[0].array)
+            return [Value(out, operands[0].carry if updates else None, True)]
         if p is ta_host_read_p:
             (tape, step) = (x.array for x in operands)
             row = p.bind(tape, step, **params)

@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jax_tensorarray._ops import arguments, reference
 from jax_tensorarray._ops.primitive import Array, batch_operands, like_buffer, make_primitive, simple_kernel
@@ -55,6 +56,7 @@ ta_clear_p = make_primitive(
     linear_in=(0,),
     transpose=_transpose,
     batch=batch_operands,
+    inactive=lambda active, buffer, start, stop: (buffer, start, jnp.where(active, stop, start)),
     reference=reference.clear,
     kernel=simple_kernel("clear", ("buffer", "bound", "bound"), ("buffer",)),
 )

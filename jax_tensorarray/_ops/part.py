@@ -6,6 +6,7 @@ Only the steps that it has taken are moved. The contents of the others are not s
 
 from typing import Any
 
+import jax.numpy as jnp
 from jax.interpreters import ad
 
 from jax_tensorarray._ops.primitive import (
@@ -85,6 +86,10 @@ def _write_jvp(primals: Any, tangents: Any, *, batch_dims: int) -> Any:
     return out, ta_write_p.bind(buffer, primals[1], value, **row_params("ta_write_part", "drop", batch_dims=batch_dims))
 
 
+def _no_parts(active: Array, *operands: Array) -> list[Array]:
+    return [*operands[:-1], jnp.where(active, operands[-1], 0)]
+
+
 def _read_in_plain_jax(buffer: Array, index: Array, parts: Array, *, batch_dims: int) -> Array:
     return ta_read_p.bind(buffer, index, **row_params("ta_read_part", "drop", batch_dims=batch_dims))
 
@@ -98,6 +103,7 @@ ta_read_part_p = make_primitive(
     abstract_eval=_read_abstract_eval,
     jvp=_read_jvp,
     batch=batch_operands,
+    inactive=_no_parts,
     reference=_read_in_plain_jax,
     kernel=simple_kernel("read_part", ("buffer", "bound", "parts"), ("parts of a row",)),
 )
@@ -107,6 +113,7 @@ ta_write_part_p = make_primitive(
     abstract_eval=_write_abstract_eval,
     jvp=_write_jvp,
     batch=batch_operands,
+    inactive=_no_parts,
     reference=_write_in_plain_jax,
     kernel=simple_kernel("write_part", ("buffer", "bound", "parts of a row", "parts"), ("buffer",)),
 )

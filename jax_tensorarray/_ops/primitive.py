@@ -63,6 +63,10 @@ def row_params(
 #: The primitives of row ops, whose `kernel` is a `RowKernel`, and the calls they lower to.
 ROW_OPS: dict[Primitive, Call] = {}
 
+#: By other ops that touch some rows only: maps whether an example is active, and the operands, to operands with which
+#: an example that is not active touches no row. If the result has the type of the first operand, it is updated.
+INACTIVE: dict[Primitive, Callable[..., Sequence[Array]]] = {}
+
 
 class RowPrimitive(Primitive):
     """A primitive whose operands must vary over the same axes of a `shard_map`, as for JAX's own primitives."""
@@ -93,13 +97,15 @@ def make_primitive(
     batch: Callable[..., Any] | None = None,
     reference: Callable[..., Any],
     kernel: Callable[..., Any] | None = None,
+    inactive: Callable[..., Sequence[Array]] | None = None,
     multiple_results: bool = False,
 ) -> Primitive:
     """Make a primitive with all its rules, and register it with the passes and loops of the library.
 
     An op that is linear in some of its operands together, `linear_in`, needs no `jvp`. `transpose` is called for
     cotangents of which at least one is not zero. `reference` is the meaning in plain JAX or in other ops, and the
-    lowering where there is no kernel. `kernel` lowers to a call of a kernel on a `platform`.
+    lowering where there is no kernel. `kernel` lowers to a call of a kernel on a `platform`. `inactive` is for
+    `INACTIVE`.
     """
     primitive = RowPrimitive(name)
     primitive.multiple_results = multiple_results
@@ -113,6 +119,8 @@ def make_primitive(
         ad.primitive_transposes[primitive] = nonzero_transpose(transpose)
     if batch is not None:
         batching.primitive_batchers[primitive] = functools.partial(batch, primitive)
+    if inactive is not None:
+        INACTIVE[primitive] = inactive
     if isinstance(kernel, RowKernel):
         reference = _on_one_axis(reference, kernel.call)
     fallback = mlir.lower_fun(reference, multiple_results=multiple_results)
