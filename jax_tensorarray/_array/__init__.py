@@ -1,5 +1,6 @@
 """TensorArray: the class, and what holds its rows.
 
-`tensorarray` has the class. Outside of `jit` its rows are a version of a list that `history` keeps. `checks` converts
-what users pass, and `flax` registers the class with flax's serialisation.
+`tensorarray` has the class, whose methods check what users pass and forward it to `Rows`, the interface of `rows`. It
+has an object for each representation: `stacked` and `ragged`. Outside of `jit` both hold a version of the rows that
+`history` keeps. `in_loops` prepares arrays for loops, `checks` converts what users pass, and `flax` is for flax.
 """

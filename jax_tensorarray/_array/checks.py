@@ -20,23 +20,24 @@ Array = Any
 Shape = tuple[int | None, ...] | None
 
 
-def known_index(op: str, index: Any) -> int | None:
-    """Return the index as a Python integer; None if it is traced."""
+def as_index(op: str, index: Any) -> Any:
+    """Return the index as a Python integer; as it is if it is traced."""
     if isinstance(index, int) and not isinstance(index, bool):
         return index
     if not hasattr(index, "dtype") or not jnp.issubdtype(index.dtype, jnp.integer):
         raise TypeError(f"{op}: index must be an integer, got {_described(index)}")
     if index.ndim:
         raise TypeError(f"{op}: index must be a scalar, got shape {index.shape}; use gather or scatter for many")
-    return None if isinstance(index, jax.core.Tracer) else int(index)
+    return index if isinstance(index, jax.core.Tracer) else int(index)
 
 
-def known_indices(op: str, indices: Any) -> Any:
-    """Return the indices as a NumPy array that is a private copy; None if they are traced."""
+def as_indices(op: str, indices: Any) -> Any:
+    """Return the indices as a NumPy array that is a private copy; as one of JAX if they are traced."""
     if any(isinstance(i, jax.core.Tracer) for i in jax.tree.leaves(indices)):
-        if not jnp.issubdtype(jnp.asarray(indices).dtype, jnp.integer):
+        traced = jnp.asarray(indices)
+        if not jnp.issubdtype(traced.dtype, jnp.integer):
             raise TypeError(f"{op}: indices must be integers, got {_described(indices)}")
-        return None
+        return traced
     try:
         array = np.array(indices)
     except ValueError as error:
@@ -71,6 +72,11 @@ def options(
     with nullcontext() if is_jax else jax.ensure_compile_time_eval():
         (mask,) = arguments.as_where(op, where, shape)
     return mask if isinstance(mask, jax.core.Tracer) else np.asarray(mask), mode
+
+
+def takes_none(where: Any) -> bool:
+    """Return whether a `where` from `options` is known, and takes no row."""
+    return isinstance(where, np.ndarray | np.generic) and not where.any()
 
 
 def check_name(op: str, name: Any, others: str) -> None:

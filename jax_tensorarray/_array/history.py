@@ -121,25 +121,6 @@ def into_capacity(rows: Array, capacity: int) -> Array:
     return lax.dynamic_update_slice(ta_empty(capacity, rows.shape[1:], rows.dtype), rows, (0,) * rows.ndim)
 
 
-# --- rows of either kind: a tuple of buffers, or a list of rows whose shapes differ, None where unwritten ------
-
-
-def _copied(rows: Any) -> Any:
-    return list(rows) if isinstance(rows, list) else _copy(rows)
-
-
-def _grown(rows: Any, capacity: int) -> Any:
-    return [*rows, *[None] * (capacity - len(rows))] if isinstance(rows, list) else _grow(rows, capacity)
-
-
-def _restored(rows: Any, index: Any, old: Any) -> Any:
-    """Put the old rows back at the index. Nobody else may hold `rows`."""
-    if not isinstance(rows, list):
-        return exactly(lambda index: _restore(rows, index, old), index)
-    rows[index] = old
-    return rows
-
-
 _warm: set[Any] = set()  # layouts and kinds of the compiled calls, for all stores
 
 
@@ -148,7 +129,7 @@ def _nobody() -> None:
 
 
 class _Store:
-    """The newest rows, and the log that leads back to the versions that are alive.
+    """The newest rows, stacked in a tuple of buffers, and the log that leads back to the versions that are alive.
 
     An entry of the log is the number of a version, a weak reference to the version before it, the written index, and a
     pair: all rows as they are since, and the rows at the index as they were. The log begins with the first entry.
@@ -168,32 +149,35 @@ class _Store:
     def rows(self) -> Any:
         return self.log[-1][3][0]
 
-    def rows_of(self, version: int) -> Any:
-        """Return a copy of the rows of a version."""
+    def rows_of(self, number: int) -> Any:
+        """Return a copy of the rows of the version of that number."""
         # Compute with concrete arrays, even if an older version is read inside of jit.
         with nullcontext() if _compat.executes_eagerly() else jax.ensure_compile_time_eval():
-            rows = _copied(self.rows)
-            for number, _, index, (_, old) in reversed(self.log):
-                if number == version:
+            rows = self.copied()
+            for at, _, index, (_, old) in reversed(self.log):
+                if at == number:
                     break
-                rows = _restored(rows, index, old)
+                rows = self.restored(rows, index, old)
         return rows
+
+    def copied(self) -> Any:
+        return _copy(self.rows)
+
+    def grown(self, capacity: int) -> Any:
+        return _grow(self.rows, capacity)
+
+    def restored(self, rows: Any, index: Any, old: Any) -> Any:
+        """Put the old rows back at the index. Nobody else may hold `rows`."""
+        return exactly(lambda index: _restore(rows, index, old), index)
 
     def write(self, index: Any, before: Callable[[], "Version | None"], values: Any, zeros: tuple[int, int]) -> None:
         """Update the newest rows in place, and log the old ones. The index comes from `exactly`."""
         newest, _, _, (rows, _) = self.log[-1]
-        start, stop = zeros
-        if isinstance(rows, list):
-            if stop > start:
-                rows[start:stop] = [None] * (stop - start)
-            self.log.append((newest + 1, before, index, (rows, rows[index])))
-            rows[index] = values
-            return
         at: Any = index
         kind: tuple[Any, ...] = type(values[0]), jax.config.jax_enable_x64
         if type(index) is not int:
             kind = *kind, index.shape, index.dtype
-        if stop > start:
+        if zeros[1] > zeros[0]:
             at, kind = (index, *np.asarray(zeros, getattr(index, "dtype", np.int32))), (*kind, "zeros")
         if kind not in self.warm:
             self._warm_up(kind, rows, at, values)
@@ -228,13 +212,38 @@ class _Store:
             self.log.popleft()
 
 
+class _ListStore(_Store):
+    """The same of rows whose shapes differ, in a list, with None for a row that was never written."""
+
+    __slots__ = ()
+
+    def copied(self) -> Any:
+        return list(self.rows)
+
+    def grown(self, capacity: int) -> Any:
+        return [*self.rows, *[None] * (capacity - len(self.rows))]
+
+    def restored(self, rows: Any, index: Any, old: Any) -> Any:
+        rows[index] = old
+        return rows
+
+    def write(self, index: Any, before: Callable[[], "Version | None"], values: Any, zeros: tuple[int, int]) -> None:
+        newest, _, _, (rows, _) = self.log[-1]
+        start, stop = zeros
+        if stop > start:
+            rows[start:stop] = [None] * (stop - start)
+        self.log.append((newest + 1, before, index, (rows, rows[index])))
+        rows[index] = values
+
+
 class Version:
     """One version of the rows, held by the TensorArrays with these rows."""
 
     __slots__ = ("__weakref__", "_at")
 
     def __init__(self, rows: Any, *, owned: bool = False, seen: int = 0) -> None:
-        self._at = _Store(rows, owned, seen), 0  # and the number of this version in that store
+        store = _ListStore if isinstance(rows, list) else _Store
+        self._at = store(rows, owned, seen), 0  # and the number of this version in that store
 
     def newest(self) -> Any:
         """Return rows of the same shapes and dtypes as these, at no cost."""
@@ -276,7 +285,7 @@ class Version:
 
         def shared(store: _Store, nested: bool) -> Any:
             if nested:
-                return _copied(store.rows)
+                return store.copied()
             store.trim()
             if len(store.log) > 1:  # older versions need these rows, and the others may donate them
                 return self.detach()
@@ -304,8 +313,8 @@ class Version:
         shown = zeros[1] > zeros[0] < store.seen  # an older version has rows where zeros are to be
         before: Callable[[], Version | None] = weakref.ref(self)
         if capacity or shown or nested or not store.owned:
-            rows = _grown(store.rows, capacity) if capacity else _copied(store.rows)
-            store, before = _Store(rows, True, stop), _nobody
+            rows = store.grown(capacity) if capacity else store.copied()
+            store, before = type(store)(rows, True, stop), _nobody
         else:
             store.trim()
             store.seen = max(store.seen, stop)
@@ -317,7 +326,7 @@ class Version:
     def detach(self) -> None:
         """Give this version a copy of the rows of its own. The caller holds the lock of its store."""
         store, number = self._at
-        self._at = _Store(store.rows_of(number), True, store.seen), 0
+        self._at = type(store)(store.rows_of(number), True, store.seen), 0
 
     def _alone(self, f: Callable[..., Any], *args: Any) -> Any:
         """Return `f(store, nested, *args)`, run under the lock of the store with this version as the newest one.

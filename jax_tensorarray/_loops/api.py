@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 
 from jax_tensorarray import _compat
-from jax_tensorarray._array.tensorarray import entering_loop, leaving_loop
+from jax_tensorarray._array.in_loops import entering_loop, leaving_loop
 from jax_tensorarray._loops import jaxprs
 from jax_tensorarray._loops.auto import Choice, choose_within
 from jax_tensorarray._loops.from_jax import (

@@ -1,0 +1,118 @@
+"""Rows of different shapes, kept one by one."""
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jax_tensorarray import _compat
+from jax_tensorarray._array import checks
+from jax_tensorarray._array.history import Version
+from jax_tensorarray._array.rows import Array, Rows, Spec, check_alive
+
+
+class Ragged(Rows):
+    """Rows in a list, with None for a row that was never written."""
+
+    __slots__ = ("version",)
+
+    def __init__(self, spec: Spec, version: Version, size: int) -> None:
+        self.spec, self.version, self.size = spec, version, size
+
+    @classmethod
+    def of(cls, spec: Spec, dtype: Any, rows: list[Array]) -> "Ragged":
+        return cls(replace(spec, ranks=None, dtype=dtype), Version(rows), len(rows))
+
+    def read(self, op: str, index: Any, where: Any = None, mode: str | None = None) -> list[Array]:
+        _need_known(op, index, where)
+        index, *_ = checks.readable(index, self.size, where, mode)
+        if isinstance(index, int):
+            return [self._row(op, index)]
+        stacked = self._stack(op, [self._row(op, int(i)) for i in index.reshape(-1)])
+        return [stacked.reshape(*index.shape, *stacked.shape[1:])]
+
+    def write(self, op: str, index: Any, values: list[Array], where: Any, mode: str | None) -> "Ragged":
+        index = self.size if index is None else index
+        if isinstance(index, int) or not index.ndim:
+            self.check_shapes(op, [values[0].shape])
+            return self._write_one(op, index, values[0], where, mode)
+        self.check_shapes(op, [values[0].shape[1:]])
+        _need_known(op, index, where)
+        for k, (i, row) in enumerate(zip(index.tolist(), values[0], strict=True)):
+            self = self._write_one(op, i, row, where if where is None else where[k], mode)
+        return self
+
+    def _write_one(self, op: str, index: Any, row: Array, where: Any, mode: str | None) -> "Ragged":
+        spec, size = self.spec, self.size
+        if checks.takes_none(where):
+            return self
+        if not isinstance(index, jax.core.Tracer):
+            index, where, mode = checks.writable(index, None if spec.dynamic_size else size, spec.max_size, where, mode)
+            if mode == "drop" and index < 0:
+                return self
+        _need_known(op, index, where)
+        version = self.version
+        if not _compat.executes_eagerly():  # writes of a transformation must not be visible outside of it
+            version = Version(list(version.share()), owned=True, seen=size)
+        capacity, zeros = len(version.newest()), (size, index)
+        size = max(size, index + 1)
+        room = max(size, 2 * capacity) if size > capacity else 0
+        return Ragged(spec, version.write(index, row, size, zeros, room), size)
+
+    def stack(self, op: str, pad: bool | None) -> list[Array]:
+        return [self._stack(op, self._rows(op))]
+
+    def concat(self, op: str) -> list[Array]:
+        return [checks.concatenated(self._rows(op), self.spec.shape, self.spec.dtype)]
+
+    def resized(self, size: int) -> "Ragged":
+        return Ragged(self.spec, self.version, size)
+
+    def flatten(self) -> tuple[tuple[Any, ...], Any]:
+        if all(row is None for row in self.version.newest()):
+            self.spec.check_may_enter_loop()
+        return (tuple(self.version.share()[: self.size]),), (self.spec, None)
+
+    def has_no_bound(self) -> bool:
+        return False  # it needs none, as its rows are in no buffer
+
+    def _row(self, op: str, index: int) -> Array:
+        if index < 0:
+            raise ValueError(
+                f"{op}: a row that is not read is zeros, of no known shape in a TensorArray with infer_shape=False"
+            )
+        return self._written(op, index, self.version.look(lambda rows: rows[index]))
+
+    def _rows(self, op: str) -> list[Array]:
+        rows = self.version.look(lambda rows: rows[: self.size])
+        return [self._written(op, i, row) for i, row in enumerate(rows)]
+
+    def _written(self, op: str, index: int, row: Array | None) -> Array:
+        if row is None:
+            raise ValueError(
+                f"{op}: row {index} was never written, and its shape is not known (element_shape={self.spec.shape})"
+            )
+        check_alive((row,))
+        return row
+
+    def _stack(self, op: str, rows: list[Array]) -> Array:
+        shapes = [row.shape for row in rows]
+        if len(set(shapes)) > 1:
+            raise ValueError(f"{op}: rows have different shapes: {shapes}; concat joins them")
+        if rows:
+            return jnp.stack(rows)
+        if not checks.is_known(self.spec.shape):
+            raise ValueError(f"{op}: there are no rows, and the shape of one is not known; give element_shape")
+        return jnp.zeros((0, *self.spec.shape), self.spec.dtype)  # type: ignore[misc]
+
+
+def _need_known(op: str, index: Any, where: Any) -> None:
+    if isinstance(index, jax.core.Tracer):
+        raise TypeError(
+            f"{op}: a TensorArray with infer_shape=False keeps rows of different shapes, so an index must be known "
+            "while tracing, a Python integer. If all rows have one shape, give element_shape or infer_shape=True; "
+            "if not, pad them to one shape"
+        )
+    if isinstance(where, jax.core.Tracer):
+        raise TypeError(f"{op}: rows of different shapes need a where that is known while tracing")

@@ -1,0 +1,407 @@
+"""Rows of one shape: stacked in buffers, or undecided as long as none was written and the shape is unknown."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import PyTreeDef
+
+from jax_tensorarray import _compat
+from jax_tensorarray._array import checks
+from jax_tensorarray._array.checks import Shape
+from jax_tensorarray._array.history import Buffers, Layout, Version, exactly, into_capacity
+from jax_tensorarray._array.ragged import Ragged
+from jax_tensorarray._array.rows import ONE, Array, Rows, Spec, are_traced, check_alive, listed
+from jax_tensorarray._ops import arguments
+from jax_tensorarray._ops.check import ta_check
+from jax_tensorarray._ops.clear import ta_clear
+from jax_tensorarray._ops.empty import ta_empty
+from jax_tensorarray._ops.primitive import row_params
+from jax_tensorarray._ops.read import ta_read_p
+from jax_tensorarray._ops.stack import ta_stack
+from jax_tensorarray._ops.write import ta_write_p
+
+
+@dataclass(frozen=True)
+class UncheckedSize:
+    """A size that came as a leaf of a pytree or from a file. It may be anything, and is checked where it is used."""
+
+    value: Any
+
+
+class Stacked(Rows):
+    """Rows in buffers `[capacity, *elem]`, one for each leaf of an element."""
+
+    __slots__ = ("version",)
+
+    def __init__(self, spec: Spec, version: Version, size: Any) -> None:
+        self.spec, self.version, self.size = spec, version, size
+
+    @classmethod
+    def zeros(cls, spec: Spec, size: Any, rows: list[tuple[Any, Any]]) -> "Stacked":
+        """Return that many rows, zeros, of these shapes and dtypes. Rows that may follow are uninitialised memory."""
+        if spec.max_size is None:
+            buffers = tuple(jnp.zeros((size, *shape), dtype) for shape, dtype in rows)
+        else:
+            buffers = tuple(ta_empty(spec.max_size, shape, dtype) for shape, dtype in rows)
+            if not (isinstance(size, int) and size == 0):
+                buffers = tuple(ta_clear(b, 0, size) for b in buffers)
+        # A write outside of tracing may update them in place: nobody else holds them.
+        version = Version(buffers, owned=_compat.executes_eagerly() and not are_traced(buffers))
+        return cls(_of_ranks(spec, [len(shape) for shape, _ in rows]), version, size if spec.dynamic_size else None)
+
+    @classmethod
+    def of(cls, spec: Spec, values: list[Array]) -> "Stacked":
+        """Return exactly the rows of `values`."""
+        size = values[0].shape[0] if spec.dynamic_size else None
+        buffers = tuple(x if spec.max_size is None else into_capacity(x, spec.max_size) for x in values)
+        return cls(_of_ranks(spec, [x.ndim - 1 for x in values]), Version(buffers), size)
+
+    # --- facts -------------------------------------------------------------------------------------------------
+
+    @property
+    def layout(self) -> Layout:
+        layout = self.version.layout
+        if layout.ranks != self.spec.ranks:
+            raise ValueError(
+                f"this TensorArray has rows of rank {listed(self.spec.ranks)}, but those of its buffer are of rank "
+                f"{listed(layout.ranks)}: it came out of vmap or scan, which stacked many of them. Use it inside of "
+                "vmap, or take one with jax.tree.map(lambda x: x[k], ta)"
+            )
+        return layout
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        return self.layout.shapes
+
+    @property
+    def dtypes(self) -> tuple[Any, ...]:
+        return self.layout.dtypes
+
+    def live(self) -> Any:
+        size = self.size
+        if isinstance(size, UncheckedSize):
+            size = self._checked(size.value)
+            if isinstance(size, int):
+                self.size = size  # a traced one must not outlive what is being traced
+        return self.layout.capacity if size is None else size
+
+    def _checked(self, size: Any) -> Any:
+        """Check a size that came from outside, and return it as a Python integer or a traced int32."""
+        capacity = self.layout.capacity  # raises if vmap or scan has stacked several arrays
+        if np.ndim(size):
+            raise TypeError(
+                f"TensorArray: the size of this array is of shape {np.shape(size)}, though its rows are those of one "
+                "array: a function that jax.tree.map called has changed it. map_structure hands over the array itself"
+            )
+        if getattr(size, "ndim", None) == 0 and not isinstance(size, jax.core.Tracer):
+            check_alive((size,))
+            size = np.asarray(size)[()]
+        known = checks.known_size(size)
+        if known is None:
+            # With size -1 no row can be read, written or taken; nothing else shows that something is wrong.
+            return jnp.where(_is_index(size, capacity + 1), size.astype(jnp.int32), -1)
+        if known > capacity:
+            raise ValueError(f"TensorArray: size {known} is larger than max_size {capacity}")
+        return known
+
+    def check_shapes(self, op: str, shapes: Sequence[Shape]) -> None:
+        expected = self.layout.shapes
+        if tuple(shapes) == expected:
+            return
+        if self.spec.infer_shape:
+            for shape, row in zip(shapes, expected, strict=True):
+                checks.check_shape(op, shape, row)
+        super().check_shapes(op, shapes)
+
+    # --- buffers -----------------------------------------------------------------------------------------------
+
+    def _check_alive(self) -> None:
+        if not self.version.owned:
+            check_alive(self.version.newest())
+
+    def _buffers(self) -> Buffers:
+        """Return the buffers. They are shared from now on, so they are no longer updated in place."""
+        _ = self.layout
+        self._check_alive()
+        buffers: Buffers = self.version.share()
+        return buffers
+
+    def _is_eager(self) -> bool:
+        """Return whether an operation on these rows is run right now, with nothing traced."""
+        return _compat.executes_eagerly() and (self.version.owned or not are_traced(self.version.newest()))
+
+    def _run(self, f: Callable[[Buffers], Any]) -> Any:
+        """Return `f(buffers)`. If it runs eagerly, the buffers stay ours."""
+        self._check_alive()
+        if self._is_eager():
+            return self.version.look(f)
+        return f(self.version.share())
+
+    # --- reading -----------------------------------------------------------------------------------------------
+
+    def read(self, op: str, index: Any, where: Any = None, mode: str | None = None) -> list[Array]:
+        size, is_settled = self.known_live(), False
+        if size is not None and not isinstance(index, jax.core.Tracer):
+            index, where, mode = checks.readable(index, size, where, mode)
+            is_settled = mode == "drop"
+            if is_settled and where is None and self._is_eager():
+                return self._run(lambda buffers: exactly(partial(_read_now, buffers), index))
+        buffers = self._buffers()
+        if not is_settled and size != self.layout.capacity:
+            index, where, mode = ta_check(index, self.live(), where=where, mode=mode, op=op), None, "drop"
+        return [_read(op, b, index, where, mode) for b in buffers]
+
+    def stack(self, op: str, pad: bool | None) -> list[Array]:
+        spec, size = self.spec, self.known_live()
+        if pad is None:
+            pad = not spec.by_loop
+            if size is None and not pad:
+                raise TypeError(
+                    f"{op}: the number of rows is known only at run time here, and max_size, {spec.max_size}, was "
+                    "found by a loop. Write stack(pad=True) for that many rows, zeros past the size, or give "
+                    "TensorArray(..., max_size=n) where the array is made"
+                )
+        if size == self.layout.capacity:
+            return list(self._buffers())
+        if pad and spec.max_size is not None:
+            return self._run(lambda buffers: [ta_stack(b, self.live()) for b in buffers])
+        if size is None:
+            raise TypeError(f"{op}: pad=False gives as many rows as there are, which is known only at run time here")
+        return self._run(lambda buffers: [b[:size] for b in buffers])
+
+    # --- writing -----------------------------------------------------------------------------------------------
+
+    def write(self, op: str, index: Any, values: list[Array], where: Any, mode: str | None) -> Rows:
+        spec, layout = self.spec, self.layout
+        if at_end := index is None:
+            index = self._end()
+        ndim = 0 if isinstance(index, int) else index.ndim
+        shapes = tuple([x.shape[ndim:] for x in values])
+        if shapes != layout.shapes:
+            self.check_shapes(op, shapes)
+            rows = Ragged.of(spec, layout.dtypes[0], list(self.stack("TensorArray", False)[0]))
+            return rows.write(op, index, values, where, mode)
+        if spec.by_loop:  # a row too many is an error then, never dropped
+            op += f" (max_size={spec.max_size}, which a loop found: one row a step. Give it if there are more)"
+            mode = mode or "error"
+        size = layout.capacity if self.size is None else self.known_live()
+        if (where is not None and checks.takes_none(where)) or (ndim and not index.shape[0]):
+            return self
+        is_known = isinstance(index, int) or not isinstance(index, jax.core.Tracer)
+        if is_known:
+            limit = None if spec.dynamic_size else size
+            index, where, mode = checks.writable(index, limit, spec.max_size, where, mode)
+            if mode == "drop" and _largest(index) < 0:
+                return self
+            if size is not None and where is None and self._is_eager():
+                return self._written_now(index, values, size, layout.capacity)
+        grows = spec.dynamic_size and (not is_known or size is None or _largest(index) >= size)
+        if grows and spec.max_size is None:
+            raise ValueError(
+                f"{op}: inside jit, grad, vmap and loops a TensorArray with dynamic_size=True grows no further than "
+                "max_size: give TensorArray(..., max_size=n), the largest number of rows it may have. The loops of "
+                "jax_tensorarray find it from their max_steps or maximum_iterations"
+            )
+        buffers, size = self._buffers(), self.size
+        if grows:
+            buffers, size = self._grown(op, buffers, index, where, at_end)
+        buffers = tuple(_write(op, b, index, x, where, mode) for b, x in zip(buffers, values, strict=True))
+        return Stacked(spec, Version(buffers), size)
+
+    def fits(self, index: int, value: Any) -> bool:
+        size = self.size
+        if size is None or (type(size) is int and index <= size):
+            return (
+                0 <= index < self.version.capacity_for(value)
+                and self.spec.element == ONE
+                and _compat.executes_eagerly()
+            )
+        return False
+
+    def put(self, index: int, value: Any) -> "Stacked":
+        if type(value) is np.ndarray:
+            value = value.copy()  # JAX reads it when its turn comes, and it may have changed by then
+        size = self.size
+        if size is not None and size <= index:
+            size = index + 1
+        return Stacked(self.spec, self.version.write(index, (value,), size or 0), size)
+
+    def _written_now(self, index: Any, values: list[Array], size: int, capacity: int) -> "Stacked":
+        """Write eagerly, in place if nobody else holds the rows."""
+        self._check_alive()
+        stop = _largest(index) + 1
+        # With many rows, rows in between may stay unwritten; with one, only the rows before it.
+        zeros = size, stop - 1 if isinstance(index, int) else stop
+        room = max(stop, 2 * capacity, 8) if stop > capacity else 0
+        size = max(size, stop)
+        version = self.version.write(index, tuple(values), size, zeros, room)
+        return Stacked(self.spec, version, size if self.spec.dynamic_size else None)
+
+    def _end(self) -> Any:
+        """Return the index to append at. If it is traced it may be unchecked, as the write checks it."""
+        leaf = self.size.value if isinstance(self.size, UncheckedSize) else None
+        is_usual = isinstance(leaf, jax.core.Tracer) and not leaf.ndim and leaf.dtype == jnp.int32
+        return leaf if is_usual else self.live()
+
+    def _grown(self, op: str, buffers: Buffers, index: Any, where: Any, at_end: bool) -> tuple[Buffers, Any]:
+        """Clear the rows between the live ones and those to be written. Return the buffers and the new size."""
+        size, capacity = index if at_end else self.live(), self.layout.capacity
+        new_size: Any
+        if isinstance(size, int) and where is None and not isinstance(index, jax.core.Tracer):
+            new_size = max(size, _largest(index) + 1)
+            at_end = at_end or (isinstance(index, int) and index <= size)
+        else:
+            index, _ = arguments.as_index(op, index, capacity, "drop", masked=True)
+            written = _is_index(index, capacity)  # an index outside is an error, or dropped
+            if where is not None:
+                written &= where
+            stops = jnp.where(written, index.astype(jnp.int32) + 1, 0)
+            new_size = jnp.maximum(jnp.max(stops) if stops.ndim else stops, size)
+            if at_end:  # checked where it is used, as `size` was not
+                return buffers, UncheckedSize(new_size)
+        if not at_end:
+            # A single row is the last one, and is overwritten; with many, some in between may stay unwritten.
+            stop = new_size - 1 if np.ndim(index) == 0 else new_size
+            buffers = tuple(ta_clear(b, size, stop) for b in buffers)
+        return buffers, new_size
+
+    # --- the same rows -----------------------------------------------------------------------------------------
+
+    def resized(self, size: Any) -> "Stacked":
+        return Stacked(self.spec, self.version, size)
+
+    def flatten(self) -> tuple[tuple[Any, ...], Any]:
+        spec, size, buffers = self.spec, self.size, self.version.share()
+        if spec.max_size is not None:
+            if isinstance(size, int):
+                # An array of rank 0, since not every library takes NumPy scalars: orbax does not restore into one.
+                size = np.array(size, np.int32)
+            size = size.value if isinstance(size, UncheckedSize) else size
+            return (spec.element.unflatten(buffers), size), (spec, None)
+        if size is not None:
+            buffers = tuple(b if b.shape[0] == size else b[:size] for b in buffers)
+        return (spec.element.unflatten(buffers),), (spec, None)
+
+    def zero_padded(self) -> "Stacked":
+        spec, version = self.spec, self.version
+        if spec.max_size is None or not all(isinstance(b, jax.Array | np.ndarray) for b in version.newest()):
+            return self
+        if version.layout.ranks != spec.ranks:  # it came out of vmap or scan
+            return self
+        return Stacked(spec, Version(tuple(self.stack("TensorArray", True))), self.size)
+
+    def bounded(self, limit: int) -> "Stacked":
+        buffers = tuple(into_capacity(b[: self.live()], limit) for b in self._buffers())
+        return Stacked(replace(self.spec, max_size=limit, by_loop=True), Version(buffers), self.live())
+
+    def unbounded(self) -> "Stacked":
+        if not self.spec.by_loop or (size := self.known_live()) is None:
+            return self
+        return Stacked(replace(self.spec, max_size=None, by_loop=False), Version(self._buffers()), size)
+
+
+class Undecided(Rows):
+    """A number of rows that will all have the shape of the first one written."""
+
+    __slots__ = ()
+
+    def __init__(self, spec: Spec, size: int) -> None:
+        self.spec, self.size = spec, size
+
+    def of_shape(self, shape: Shape) -> Stacked:
+        return Stacked.zeros(self.spec, self.size, [(shape, self.spec.dtype)])
+
+    def read(self, op: str, index: Any, where: Any = None, mode: str | None = None) -> list[Array]:
+        if not isinstance(index, jax.core.Tracer):
+            checks.readable(index, self.size, where, mode)
+        return self.stack(op, None)
+
+    def write(self, op: str, index: Any, values: list[Array], where: Any, mode: str | None) -> Rows:
+        index = self.size if index is None else index
+        shape = values[0].shape[0 if isinstance(index, int) else index.ndim :]
+        self.check_shapes(op, [shape])
+        return self.of_shape(shape).write(op, index, values, where, mode)
+
+    def stack(self, op: str, pad: bool | None) -> list[Array]:
+        raise ValueError(
+            f"{op}: no row was written yet, and the shape of a row is not known "
+            f"(element_shape={self.spec.shape}); give TensorArray(..., element_shape=...)"
+        )
+
+    def resized(self, size: int) -> "Undecided":
+        return Undecided(self.spec, size)
+
+    def flatten(self) -> tuple[tuple[Any, ...], Any]:
+        self.spec.check_may_enter_loop()
+        return (), (self.spec, self.size)
+
+    def bounded(self, limit: int) -> "Undecided":
+        return Undecided(replace(self.spec, max_size=limit, by_loop=True), self.size)
+
+    def unbounded(self) -> "Undecided":
+        return Undecided(replace(self.spec, is_unused=False), self.size)
+
+
+def created(
+    element: PyTreeDef, rows: list[Any], size: Any, dynamic_size: Any, max_size: Any, infer_shape: bool = True
+) -> Rows:
+    """Return rows that were not written, for the arguments of a constructor: see `Spec.declared`."""
+    if size is None:
+        raise ValueError(
+            "Size must be declared for TensorArrays. Argument `size` must be provided; give size=0 and "
+            "dynamic_size=True if it is to grow"
+        )
+    spec = Spec.declared(element, rows, dynamic_size, max_size, infer_shape)
+    known = checks.known_size(size)
+    all_known = all(checks.is_known(shape) for shape, _ in rows)
+    if known is not None:
+        spec.check_max_size(known)
+        if not all_known:
+            return Undecided(spec, known) if infer_shape else Ragged(spec, Version([None] * known), known)
+        size = known
+    else:
+        if spec.max_size is None:
+            raise TypeError(
+                "TensorArray: size is a shape and must be known while tracing, got a traced value; give "
+                "dynamic_size=True and max_size for a size that is known only at run time"
+            )
+        if not all_known:
+            raise TypeError("TensorArray: a traced size needs element_shape")
+        # Under vmap a size out of range is dropped, as an index is: there are no rows then.
+        size = jnp.maximum(ta_check(size, spec.max_size + 1, op="TensorArray: size not in [0, max_size]"), 0)
+    return Stacked.zeros(spec, size, [(shape, checks.as_dtype(dtype)) for shape, dtype in rows])
+
+
+def _of_ranks(spec: Spec, ranks: list[int]) -> Spec:
+    fixed = spec.infer_shape or checks.is_known(spec.shape)
+    return replace(spec, ranks=tuple(ranks), infer_shape=fixed, shape=None if fixed else spec.shape, dtype=None)
+
+
+def _largest(index: Any) -> int:
+    return index if isinstance(index, int) else int(index.max())
+
+
+def _is_index(index: Array, size: int) -> Array:
+    """Return whether a traced index is in [0, size), computed in its own dtype, which need not hold the size."""
+    return (index >= 0) & (index <= min(size - 1, jnp.iinfo(index.dtype).max))
+
+
+def _write(op: str, buffer: Array, index: Any, value: Array, where: Any, mode: str | None) -> Array:
+    buffer, index, where, mode = arguments.row_operands(op, buffer, index, where, mode)
+    return ta_write_p.bind(buffer, index, value, *where, **row_params(op, mode))
+
+
+def _read(op: str, buffer: Array, index: Any, where: Any, mode: str | None) -> Array:
+    buffer, index, where, mode = arguments.row_operands(op, buffer, index, where, mode)
+    return ta_read_p.bind(buffer, index, *where, **row_params(op, mode))
+
+
+@jax.jit
+def _read_now(buffers: Buffers, index: Array) -> list[Array]:
+    params = row_params("TensorArray.read", "drop")
+    return [ta_read_p.bind(b, index, **params) for b in buffers]
