@@ -320,7 +320,10 @@ class Version:
             store.seen = max(store.seen, stop)
         new = Version.__new__(Version)
         new._at = store, store.log[-1][0] + 1
-        exactly(store.write, index, before, values, zeros)
+        if type(index) is int and index < _INT32_MAX:
+            store.write(index, before, values, zeros)
+        else:
+            exactly(store.write, index, before, values, zeros)
         return new
 
     def detach(self) -> None:

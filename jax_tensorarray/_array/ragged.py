@@ -1,5 +1,6 @@
 """Rows of different shapes, kept one by one."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,21 +16,19 @@ from jax_tensorarray._array.rows import Array, Rows, Spec, check_alive
 class Ragged(Rows):
     """Rows in a list, with None for a row that was never written."""
 
-    __slots__ = ("version",)
-
-    def __init__(self, spec: Spec, version: Version, size: int) -> None:
-        self.spec, self.version, self.size = spec, version, size
+    __slots__ = ()
+    size: int
 
     @classmethod
     def of(cls, spec: Spec, dtype: Any, rows: list[Array]) -> "Ragged":
-        return cls(replace(spec, ranks=None, dtype=dtype), Version(rows), len(rows))
+        return cls(replace(spec, ranks=None, dtype=dtype), len(rows), Version(rows))
 
     def read(self, op: str, index: Any, where: Any = None, mode: str | None = None) -> list[Array]:
         _need_known(op, index, where)
         index, *_ = checks.readable(index, self.size, where, mode)
         if isinstance(index, int):
-            return [self._row(op, index)]
-        stacked = self._stack(op, [self._row(op, int(i)) for i in index.reshape(-1)])
+            return self._rows(op, [index])
+        stacked = self._stack(op, self._rows(op, index.reshape(-1).tolist()))
         return [stacked.reshape(*index.shape, *stacked.shape[1:])]
 
     def write(self, op: str, index: Any, values: list[Array], where: Any, mode: str | None) -> "Ragged":
@@ -58,16 +57,13 @@ class Ragged(Rows):
         capacity, zeros = len(version.newest()), (size, index)
         size = max(size, index + 1)
         room = max(size, 2 * capacity) if size > capacity else 0
-        return Ragged(spec, version.write(index, row, size, zeros, room), size)
+        return Ragged(spec, size, version.write(index, row, size, zeros, room))
 
     def stack(self, op: str, pad: bool | None) -> list[Array]:
-        return [self._stack(op, self._rows(op))]
+        return [self._stack(op, self._rows(op, range(self.size)))]
 
     def concat(self, op: str) -> list[Array]:
-        return [checks.concatenated(self._rows(op), self.spec.shape, self.spec.dtype)]
-
-    def resized(self, size: int) -> "Ragged":
-        return Ragged(self.spec, self.version, size)
+        return [checks.concatenated(self._rows(op, range(self.size)), self.spec.shape, self.spec.dtype)]
 
     def flatten(self) -> tuple[tuple[Any, ...], Any]:
         if all(row is None for row in self.version.newest()):
@@ -77,24 +73,19 @@ class Ragged(Rows):
     def has_no_bound(self) -> bool:
         return False  # it needs none, as its rows are in no buffer
 
-    def _row(self, op: str, index: int) -> Array:
-        if index < 0:
-            raise ValueError(
-                f"{op}: a row that is not read is zeros, of no known shape in a TensorArray with infer_shape=False"
-            )
-        return self._written(op, index, self.version.look(lambda rows: rows[index]))
-
-    def _rows(self, op: str) -> list[Array]:
-        rows = self.version.look(lambda rows: rows[: self.size])
-        return [self._written(op, i, row) for i, row in enumerate(rows)]
-
-    def _written(self, op: str, index: int, row: Array | None) -> Array:
-        if row is None:
-            raise ValueError(
-                f"{op}: row {index} was never written, and its shape is not known (element_shape={self.spec.shape})"
-            )
-        check_alive((row,))
-        return row
+    def _rows(self, op: str, indices: Sequence[int]) -> list[Array]:
+        found = self.version.look(lambda rows: [None if i < 0 else rows[i] for i in indices])
+        for i, row in zip(indices, found, strict=True):
+            if i < 0:
+                raise ValueError(
+                    f"{op}: a row that is not read is zeros, of no known shape in a TensorArray with infer_shape=False"
+                )
+            if row is None:
+                raise ValueError(
+                    f"{op}: row {i} was never written, and its shape is not known (element_shape={self.spec.shape})"
+                )
+            check_alive((row,))
+        return found
 
     def _stack(self, op: str, rows: list[Array]) -> Array:
         shapes = [row.shape for row in rows]

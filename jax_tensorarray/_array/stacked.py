@@ -36,10 +36,8 @@ class UncheckedSize:
 class Stacked(Rows):
     """Rows in buffers `[capacity, *elem]`, one for each leaf of an element."""
 
-    __slots__ = ("version",)
-
-    def __init__(self, spec: Spec, version: Version, size: Any) -> None:
-        self.spec, self.version, self.size = spec, version, size
+    __slots__ = ()
+    version: Version
 
     @classmethod
     def zeros(cls, spec: Spec, size: Any, rows: list[tuple[Any, Any]]) -> "Stacked":
@@ -52,16 +50,14 @@ class Stacked(Rows):
                 buffers = tuple(ta_clear(b, 0, size) for b in buffers)
         # A write outside of tracing may update them in place: nobody else holds them.
         version = Version(buffers, owned=_compat.executes_eagerly() and not are_traced(buffers))
-        return cls(_of_ranks(spec, [len(shape) for shape, _ in rows]), version, size if spec.dynamic_size else None)
+        return cls(_of_ranks(spec, [len(shape) for shape, _ in rows]), size if spec.dynamic_size else None, version)
 
     @classmethod
     def of(cls, spec: Spec, values: list[Array]) -> "Stacked":
         """Return exactly the rows of `values`."""
         size = values[0].shape[0] if spec.dynamic_size else None
         buffers = tuple(x if spec.max_size is None else into_capacity(x, spec.max_size) for x in values)
-        return cls(_of_ranks(spec, [x.ndim - 1 for x in values]), Version(buffers), size)
-
-    # --- facts -------------------------------------------------------------------------------------------------
+        return cls(_of_ranks(spec, [x.ndim - 1 for x in values]), size, Version(buffers))
 
     @property
     def layout(self) -> Layout:
@@ -118,15 +114,13 @@ class Stacked(Rows):
                 checks.check_shape(op, shape, row)
         super().check_shapes(op, shapes)
 
-    # --- buffers -----------------------------------------------------------------------------------------------
-
     def _check_alive(self) -> None:
+        _ = self.layout
         if not self.version.owned:
             check_alive(self.version.newest())
 
     def _buffers(self) -> Buffers:
         """Return the buffers. They are shared from now on, so they are no longer updated in place."""
-        _ = self.layout
         self._check_alive()
         buffers: Buffers = self.version.share()
         return buffers
@@ -189,16 +183,15 @@ class Stacked(Rows):
         if spec.by_loop:  # a row too many is an error then, never dropped
             op += f" (max_size={spec.max_size}, which a loop found: one row a step. Give it if there are more)"
             mode = mode or "error"
-        size = layout.capacity if self.size is None else self.known_live()
-        if (where is not None and checks.takes_none(where)) or (ndim and not index.shape[0]):
+        size, is_known = self.known_live(), not isinstance(index, jax.core.Tracer)
+        if checks.takes_none(where) or (ndim and not index.shape[0]):
             return self
-        is_known = isinstance(index, int) or not isinstance(index, jax.core.Tracer)
         if is_known:
             limit = None if spec.dynamic_size else size
             index, where, mode = checks.writable(index, limit, spec.max_size, where, mode)
             if mode == "drop" and _largest(index) < 0:
                 return self
-            if size is not None and where is None and self._is_eager():
+            if size is not None and where is None and self._is_eager() and not are_traced(values):
                 return self._written_now(index, values, size, layout.capacity)
         grows = spec.dynamic_size and (not is_known or size is None or _largest(index) >= size)
         if grows and spec.max_size is None:
@@ -211,17 +204,12 @@ class Stacked(Rows):
         if grows:
             buffers, size = self._grown(op, buffers, index, where, at_end)
         buffers = tuple(_write(op, b, index, x, where, mode) for b, x in zip(buffers, values, strict=True))
-        return Stacked(spec, Version(buffers), size)
+        return Stacked(spec, size, Version(buffers))
 
     def fits(self, index: int, value: Any) -> bool:
-        size = self.size
-        if size is None or (type(size) is int and index <= size):
-            return (
-                0 <= index < self.version.capacity_for(value)
-                and self.spec.element == ONE
-                and _compat.executes_eagerly()
-            )
-        return False
+        is_near = self.size is None or (type(self.size) is int and index <= self.size)
+        is_like = is_near and 0 <= index < self.version.capacity_for(value)
+        return is_like and self.spec.element == ONE and _compat.executes_eagerly()
 
     def put(self, index: int, value: Any) -> "Stacked":
         if type(value) is np.ndarray:
@@ -229,7 +217,7 @@ class Stacked(Rows):
         size = self.size
         if size is not None and size <= index:
             size = index + 1
-        return Stacked(self.spec, self.version.write(index, (value,), size or 0), size)
+        return Stacked(self.spec, size, self.version.write(index, (value,), size or 0))
 
     def _written_now(self, index: Any, values: list[Array], size: int, capacity: int) -> "Stacked":
         """Write eagerly, in place if nobody else holds the rows."""
@@ -240,7 +228,7 @@ class Stacked(Rows):
         room = max(stop, 2 * capacity, 8) if stop > capacity else 0
         size = max(size, stop)
         version = self.version.write(index, tuple(values), size, zeros, room)
-        return Stacked(self.spec, version, size if self.spec.dynamic_size else None)
+        return Stacked(self.spec, size if self.spec.dynamic_size else None, version)
 
     def _end(self) -> Any:
         """Return the index to append at. If it is traced it may be unchecked, as the write checks it."""
@@ -270,11 +258,6 @@ class Stacked(Rows):
             buffers = tuple(ta_clear(b, size, stop) for b in buffers)
         return buffers, new_size
 
-    # --- the same rows -----------------------------------------------------------------------------------------
-
-    def resized(self, size: Any) -> "Stacked":
-        return Stacked(self.spec, self.version, size)
-
     def flatten(self) -> tuple[tuple[Any, ...], Any]:
         spec, size, buffers = self.spec, self.size, self.version.share()
         if spec.max_size is not None:
@@ -293,25 +276,22 @@ class Stacked(Rows):
             return self
         if version.layout.ranks != spec.ranks:  # it came out of vmap or scan
             return self
-        return Stacked(spec, Version(tuple(self.stack("TensorArray", True))), self.size)
+        return Stacked(spec, self.size, Version(tuple(self.stack("TensorArray", True))))
 
     def bounded(self, limit: int) -> "Stacked":
         buffers = tuple(into_capacity(b[: self.live()], limit) for b in self._buffers())
-        return Stacked(replace(self.spec, max_size=limit, by_loop=True), Version(buffers), self.live())
+        return Stacked(replace(self.spec, max_size=limit, by_loop=True), self.live(), Version(buffers))
 
     def unbounded(self) -> "Stacked":
         if not self.spec.by_loop or (size := self.known_live()) is None:
             return self
-        return Stacked(replace(self.spec, max_size=None, by_loop=False), Version(self._buffers()), size)
+        return Stacked(replace(self.spec, max_size=None, by_loop=False), size, Version(self._buffers()))
 
 
 class Undecided(Rows):
     """A number of rows that will all have the shape of the first one written."""
 
     __slots__ = ()
-
-    def __init__(self, spec: Spec, size: int) -> None:
-        self.spec, self.size = spec, size
 
     def of_shape(self, shape: Shape) -> Stacked:
         return Stacked.zeros(self.spec, self.size, [(shape, self.spec.dtype)])
@@ -332,9 +312,6 @@ class Undecided(Rows):
             f"{op}: no row was written yet, and the shape of a row is not known "
             f"(element_shape={self.spec.shape}); give TensorArray(..., element_shape=...)"
         )
-
-    def resized(self, size: int) -> "Undecided":
-        return Undecided(self.spec, size)
 
     def flatten(self) -> tuple[tuple[Any, ...], Any]:
         self.spec.check_may_enter_loop()
@@ -362,7 +339,7 @@ def created(
     if known is not None:
         spec.check_max_size(known)
         if not all_known:
-            return Undecided(spec, known) if infer_shape else Ragged(spec, Version([None] * known), known)
+            return Undecided(spec, known) if infer_shape else Ragged(spec, known, Version([None] * known))
         size = known
     else:
         if spec.max_size is None:

@@ -508,7 +508,7 @@ class TensorArray:
 
     @property
     def _version(self) -> Any:  # for tests
-        return getattr(self._rows, "version", None)
+        return self._rows.version
 
     def _element(self, leaves: list[Any]) -> Any:
         return self._rows.spec.element.unflatten(leaves)
@@ -541,7 +541,7 @@ def _unflatten(aux: Any, children: Any) -> TensorArray:
     spec, size = aux
     if spec.ranks is not None:
         size = UncheckedSize(children[1]) if len(children) > 1 else None
-        return TensorArray._of(Stacked(spec, Version(tuple(spec.element.flatten_up_to(children[0]))), size))
+        return TensorArray._of(Stacked(spec, size, Version(tuple(spec.element.flatten_up_to(children[0])))))
     return TensorArray._of(Ragged.of(spec, spec.dtype, list(children[0])) if children else Undecided(spec, size))
 
 
