@@ -304,8 +304,7 @@ class Version:
         Before that, the rows between the two numbers in `zeros` are cleared. A `capacity` other than 0 means that the
         rows do not fit, and is the number of rows to make room for.
         """
-        new: Version = self._alone(self._written, index, values, stop, zeros, capacity)
-        return new
+        return self._alone(self._written, index, values, stop, zeros, capacity)
 
     def _written(
         self, store: _Store, nested: bool, index: Any, values: Any, stop: int, zeros: tuple[int, int], capacity: int

@@ -19,24 +19,24 @@ def entering_loop(step: Callable[[Any], Any], carry: Any, max_steps: Any) -> Any
     An array that nobody writes needs neither.
     """
     leaves, tree = jax.tree.flatten(carry, is_leaf=is_array)
-    undecided = [is_array(x) and (isinstance(x._rows, Undecided) or x._rows.has_no_bound()) for x in leaves]
-    if not any(undecided):
+    incomplete = [is_array(x) and (isinstance(x._rows, Undecided) or x._rows.has_no_bound()) for x in leaves]
+    if not any(incomplete):
         return carry
     steps = 0 if max_steps is None else int(max_steps)
 
     def bounded(rows: list[int]) -> list[Any]:
-        each = zip(leaves, rows, undecided, strict=True)
+        each = zip(leaves, rows, incomplete, strict=True)
         return [_bounded(x, steps * n) if n and flag and x._rows.has_no_bound() else x for x, n, flag in each]
 
     entering, after, is_traced = leaves, None, True
     try:
-        after = _leaves_after(step, tree, leaves, undecided)
+        after = _leaves_after(step, tree, leaves, incomplete)
     except Exception:  # an array that must have a bound to be written, or the user's own
         is_traced = False
     if not is_traced:
         entering = bounded([1] * len(leaves))
         try:
-            after = _leaves_after(step, tree, entering, undecided)
+            after = _leaves_after(step, tree, entering, incomplete)
         except Exception:
             if jax.config.jax_disable_jit:  # it may be a program that cannot be traced
                 return carry
@@ -54,7 +54,7 @@ def entering_loop(step: Callable[[Any], Any], carry: Any, max_steps: Any) -> Any
     if max_steps is None:
         entering = leaves
 
-    def decided(before: Any, x: Any, y: Any) -> Any:
+    def completed(before: Any, x: Any, y: Any) -> Any:
         if not is_array(y):
             return x
         old, new = x._rows, y._rows
@@ -64,8 +64,8 @@ def entering_loop(step: Callable[[Any], Any], carry: Any, max_steps: Any) -> Any
             return TensorArray._of(Undecided(replace(old.spec, is_unused=True), old.size))
         return TensorArray._of(old.of_shape(new.shapes[0])) if isinstance(old, Undecided) else x
 
-    each = zip(leaves, entering, after, undecided, strict=True)
-    return jax.tree.unflatten(tree, [decided(before, x, y) if flag else x for before, x, y, flag in each])
+    each = zip(leaves, entering, after, incomplete, strict=True)
+    return jax.tree.unflatten(tree, [completed(before, x, y) if flag else x for before, x, y, flag in each])
 
 
 def _leaves_after(step: Callable[[Any], Any], tree: Any, leaves: list[Any], closed: list[bool]) -> list[Any] | None:

@@ -64,9 +64,9 @@ class Stacked(Rows):
         layout = self.version.layout
         if layout.ranks != self.spec.ranks:
             raise ValueError(
-                f"this TensorArray has rows of rank {listed(self.spec.ranks)}, but those of its buffer are of rank "
-                f"{listed(layout.ranks)}: it came out of vmap or scan, which stacked many of them. Use it inside of "
-                "vmap, or take one with jax.tree.map(lambda x: x[k], ta)"
+                f"this TensorArray has rows of rank {listed(self.spec.ranks)}, but its data has rows of rank "
+                f"{listed(layout.ranks)}: it came out of vmap or scan, which stacked several TensorArrays. Use it "
+                "inside of vmap, or take one with jax.tree.map(lambda x: x[k], ta)"
             )
         return layout
 
@@ -91,8 +91,8 @@ class Stacked(Rows):
         capacity = self.layout.capacity  # raises if vmap or scan has stacked several arrays
         if np.ndim(size):
             raise TypeError(
-                f"TensorArray: the size of this array is of shape {np.shape(size)}, though its rows are those of one "
-                "array: a function that jax.tree.map called has changed it. map_structure hands over the array itself"
+                f"TensorArray: the size is of shape {np.shape(size)}, but must be a scalar: a function that "
+                "jax.tree.map called has changed it. map_structure passes the TensorArray itself to the function"
             )
         if getattr(size, "ndim", None) == 0 and not isinstance(size, jax.core.Tracer):
             check_alive((size,))
@@ -122,8 +122,7 @@ class Stacked(Rows):
     def _buffers(self) -> Buffers:
         """Return the buffers. They are shared from now on, so they are no longer updated in place."""
         self._check_alive()
-        buffers: Buffers = self.version.share()
-        return buffers
+        return self.version.share()
 
     def _is_eager(self) -> bool:
         """Return whether an operation on these rows is run right now, with nothing traced."""
@@ -132,9 +131,7 @@ class Stacked(Rows):
     def _run(self, f: Callable[[Buffers], Any]) -> Any:
         """Return `f(buffers)`. If it runs eagerly, the buffers stay ours."""
         self._check_alive()
-        if self._is_eager():
-            return self.version.look(f)
-        return f(self.version.share())
+        return self.version.look(f) if self._is_eager() else f(self.version.share())
 
     # --- reading -----------------------------------------------------------------------------------------------
 
@@ -214,9 +211,7 @@ class Stacked(Rows):
     def put(self, index: int, value: Any) -> "Stacked":
         if type(value) is np.ndarray:
             value = value.copy()  # JAX reads it when its turn comes, and it may have changed by then
-        size = self.size
-        if size is not None and size <= index:
-            size = index + 1
+        size = None if self.size is None else max(self.size, index + 1)
         return Stacked(self.spec, size, self.version.write(index, (value,), size or 0))
 
     def _written_now(self, index: Any, values: list[Array], size: int, capacity: int) -> "Stacked":
