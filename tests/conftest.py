@@ -93,6 +93,10 @@ def pytest_collection_modifyitems(config, items):
     items[:] = [item for item, keep in zip(items, kept, strict=True) if keep]
 
 
+def pytest_configure(config):
+    config.addinivalue_line("markers", "process: starts Python anew and takes seconds; CI does that on one Python only")
+
+
 def pytest_sessionstart(session):
     import oracle
 

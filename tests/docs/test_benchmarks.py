@@ -7,6 +7,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+import quick
 
 from benchmarks import __main__ as command
 from benchmarks import measure, memory, report
@@ -39,7 +40,8 @@ def answer(case, rival, derivative, T, row):
     ["write", "predicated", "branches", "many_rows", "checkpointed"]
     + [name for name, case in CASES.items() if case.group != "programs" and not name.endswith(("_loose", "_layers"))],
 )
-def test_the_sides_of_a_case_agree(name):
+def test_the_sides_of_a_case_agree(name, monkeypatch):
+    quick.in_module(monkeypatch, in_jax)
     case = CASES[name]
     derivative = case.derivatives[-1] if len(case.derivatives) < 3 else "gradient"
     size = 1 if name.startswith("large") else 6
@@ -74,6 +76,7 @@ def test_a_run_is_narrowed():
     assert next(point.sizes for point in found if point.case.name == "write") == (500,)  # 10**7 rows are too large
 
 
+@pytest.mark.process
 def test_a_process_of_its_own_times_and_compares():
     limits = measure.Limits(repeat=2, compilations=1)
     environment = measure.Environment("jax", Path(sys.executable), limits)

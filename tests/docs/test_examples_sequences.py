@@ -1,7 +1,5 @@
 """The examples of sequences: a decoder as a Python loop over lists, and sums over alignments as all of them."""
 
-import contextlib
-import io
 import itertools
 import math
 import re
@@ -12,7 +10,7 @@ import numpy as np
 import pytest
 from in_numpy import in_numpy
 from quick import jit
-from scripts import close, example
+from scripts import close, example, run
 
 from jax_tensorarray.inspect import loop_copies
 
@@ -67,17 +65,9 @@ def unrolled_decode(params, packed, longest):
     return letters, read, looked
 
 
-def run(main, **options):
-    """What a script returns, and what it prints. It compiles with `quick.jit`."""
-    printed = io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
-        patch.setattr(jax, "jit", jit)
-        return *main(**options), printed.getvalue()
-
-
 @pytest.fixture(scope="module")
 def unpacker():
-    return run(decoder.main, updates=120, batch=8, lengths=(100,))
+    return run(decoder, updates=120, batch=8, lengths=(100,))
 
 
 @pytest.fixture(scope="module")
@@ -105,13 +95,13 @@ def test_the_loss_has_the_gradient_of_a_loop_over_lists(unpacker):
         log_p = [unrolled_log_likelihood(params, packed, letters[:count]) for packed, letters, count in one_by_one]
         return -sum(log_p) / sum(counts)
 
-    found = jit(jax.value_and_grad(decoder.loss))(unpacker[0], texts)
-    close(found, in_numpy(jax.value_and_grad(unrolled))(unpacker[0]))
+    found = jit(jax.value_and_grad(decoder.loss))(unpacker[0][0], texts)
+    close(found, in_numpy(jax.value_and_grad(unrolled))(unpacker[0][0]))
 
 
 @pytest.mark.parametrize("trained", [False, True])
 def test_decoding_writes_what_a_python_loop_writes(unpacker, decode, trained):
-    params = unpacker[0] if trained else decoder.init_params(np.random.default_rng(3))
+    params = unpacker[0][0] if trained else decoder.init_params(np.random.default_rng(3))
     texts, longest = decoder.make_texts(np.random.default_rng(5), 4, 4, 8, room=10), 10
     written = decode(params, texts.packed, longest)
     for k, packed in enumerate(texts.packed):
@@ -128,9 +118,9 @@ def test_decoding_writes_what_a_python_loop_writes(unpacker, decode, trained):
 def test_what_it_is_compared_with_in_plain_jax_is_the_same(unpacker):
     texts = decoder.make_texts(np.random.default_rng(6), 1, 7, 7, room=8)
     packed, letters = (np.asarray(x[0]) for x in texts[:2])
-    found = jit(jax.value_and_grad(decoder.plain_log_likelihood))(unpacker[0], packed, letters)
+    found = jit(jax.value_and_grad(decoder.plain_log_likelihood))(unpacker[0][0], packed, letters)
     unrolled = jax.value_and_grad(lambda params: unrolled_log_likelihood(params, packed, letters))
-    close(found, in_numpy(unrolled)(unpacker[0]))
+    close(found, in_numpy(unrolled)(unpacker[0][0]))
 
 
 def test_the_forward_loop_copies_no_rows():
@@ -155,7 +145,7 @@ def test_the_picture_has_a_mark_where_a_letter_was_looked_for():
 
 
 def test_the_decoder_learns_and_shows_what_it_writes(unpacker):
-    _, losses, printed = unpacker
+    (_, losses), _, printed = unpacker
     assert np.mean(losses[-10:]) < 0.7 * np.mean(losses[:10])
     assert f"update  120: {losses[-1]:.3f}" in printed
     assert "han-3 mur+3ed in no-2  ->  " in printed
@@ -304,11 +294,11 @@ def test_what_is_printed_has_the_shapes_of_the_letters():
 
 @pytest.fixture(scope="module")
 def reader():
-    return run(soft.main, updates=250, batch=8, words=("TEA",))
+    return run(soft, updates=250, batch=8, words=("TEA",))
 
 
 def test_a_reader_learns_and_shows_what_it_reads(reader):
-    _, losses, printed = reader
+    (_, losses), _, printed = reader
     assert np.mean(losses[-10:]) < 0.5 * np.mean(losses[20:30])
     assert f"update  250: {losses[-1]:6.3f}" in printed
     read = int(re.search(r"(\d+) of 200 new words are read", printed).group(1))

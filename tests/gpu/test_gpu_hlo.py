@@ -11,24 +11,24 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import device_hlo
 import gpu_hlo
 import jax
 import jax.numpy as jnp
-import loop_steps as loops
-import plain_loops
 import pytest
-import reported
+from device_hlo import buffer
 from in_place import assert_no_whole_buffer_operation
-from jax import lax
 
-from jax_tensorarray import in_place, ta_add, ta_max, ta_read
+from jax_tensorarray import ta_add
 from jax_tensorarray._hlo import text as hlo_text
-from jax_tensorarray._lowering.calls import PREFIX
-from jax_tensorarray._selfcheck.programs import ours, plain, programs
+from jax_tensorarray._lowering.mlir import PREFIX
+from jax_tensorarray._selfcheck.programs import programs
 
 pytestmark = pytest.mark.skipif(bool(gpu_hlo.why_not()), reason=gpu_hlo.why_not())
 
-TRANSFORMS = {"forward": lambda f: f, "grad": jax.grad}
+TRANSFORMS = device_hlo.FIRST_ORDER
+#: Batches and second derivatives of the first are left to the test of the TPU.
+CASES = [case for case in device_hlo.CASES if case[0] != "loop" or case[2] in TRANSFORMS]
 
 #: Kernels an iteration more than plain JAX has, where there are more: (forward, gradient). Reads before an update are
 #: kept apart by barriers, of which each row passes one.
@@ -47,44 +47,31 @@ MORE = {
 COPIED_BEFORE_0_12 = {("swap", "grad", "ffi"), ("overwrite", "grad", "ffi")}
 
 
-def buffer(length=1000, row=64):
-    return jnp.zeros((length, row), jnp.float32)
-
-
-@functools.cache
-def hlo(name, transform, library, lowering="auto"):
-    with jax.enable_x64(False), pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAX_TENSORARRAY_LOWERING", lowering)
-        f = programs[name].with_ops({"ours": ours, "plain": plain}[library])
-        return gpu_hlo.compiled_for_h100(TRANSFORMS[transform](f), buffer())
+hlo = functools.partial(device_hlo.hlo, "cuda")
 
 
 @pytest.mark.parametrize("lowering", ["auto", "ffi"])
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("name", programs)
-def test_no_loop_touches_a_whole_buffer(name, transform, lowering):
+def test_no_loop_of_a_program_touches_a_whole_buffer(name, transform, lowering):
     if (name, transform, lowering) in COPIED_BEFORE_0_12 and jax.__version_info__ < (0, 12):
         pytest.skip("XLA puts the call into a fusion besides, for the row that it writes elsewhere")
     assert_no_whole_buffer_operation(hlo(name, transform, "ours", lowering), buffer().nbytes)
 
 
-@pytest.mark.parametrize("lowering", ["auto", "ffi"])
+@pytest.mark.parametrize("case", CASES, ids="-".join)
+def test_no_loop_touches_a_whole_buffer(case):
+    device_hlo.assert_no_loop_touches_a_whole_buffer("cuda", case)
+
+
 @pytest.mark.parametrize("transform", TRANSFORMS)
-def test_a_loop_of_maxima_touches_no_whole_buffer(transform, lowering):
-    def loss(x):
-        def body(b, i):
-            return ta_max(b, i // 2, jnp.sin(ta_read(b, i)), lowering=lowering), None
-
-        return jnp.sum(lax.scan(body, x, jnp.arange(len(x)))[0] ** 2)
-
-    with jax.enable_x64(False):
-        text = gpu_hlo.compiled_for_h100(TRANSFORMS[transform](loss), buffer())
-    assert_no_whole_buffer_operation(text, buffer().nbytes)
+def test_no_loop_of_maxima_by_calls_touches_a_whole_buffer(transform, monkeypatch):
+    monkeypatch.setenv("JAX_TENSORARRAY_LOWERING", "ffi")
+    device_hlo.assert_no_loop_touches_a_whole_buffer("cuda", ("loop", "maxima", transform))
 
 
 def test_the_proof_fails_for_plain_jax():
-    with pytest.raises(AssertionError, match="operations on the whole buffer"):
-        assert_no_whole_buffer_operation(hlo("read_then_write", "grad", "plain"), buffer().nbytes)
+    device_hlo.assert_the_proof_fails_for_plain_jax("cuda")
 
 
 @pytest.mark.skipif(not jax.__version__.startswith(COUNTED_WITH), reason="not counted with this version of jax")
@@ -94,42 +81,6 @@ def test_a_step_launches_no_more_kernels_than_in_plain_jax_but_for_those_that_ar
     launched, of_plain_jax = (gpu_hlo.launches(hlo(name, transform, library)) for library in ("ours", "plain"))
     more = MORE.get(name, (0, 0))[list(TRANSFORMS).index(transform)]
     assert len(launched) <= len(of_plain_jax) + more, [op.text for op in launched]
-
-
-@pytest.mark.parametrize("transform", TRANSFORMS)
-@pytest.mark.parametrize("name", loops.STEPS)
-def test_no_step_of_our_loops_touches_a_whole_buffer(name, transform):
-    with jax.enable_x64(False):
-        f = TRANSFORMS[transform](functools.partial(loops.run, name))
-        text = gpu_hlo.compiled_for_h100(f, buffer(200, loops.ROW))
-    assert_no_whole_buffer_operation(text, buffer(200, loops.ROW).nbytes)
-
-
-@pytest.mark.parametrize("transform", loops.BATCHED)
-@pytest.mark.parametrize("name", loops.STEPS)
-def test_no_step_of_a_batch_of_our_loops_touches_a_whole_buffer(name, transform):
-    with jax.enable_x64(False):
-        xs, f = loops.batch(200), functools.partial(loops.run, name)
-        text = gpu_hlo.compiled_for_h100(functools.partial(loops.BATCHED[transform], f), xs, jnp.zeros(3, jnp.int32))
-    assert_no_whole_buffer_operation(text, buffer(200, loops.ROW).nbytes)  # of one example would be too large already
-
-
-@pytest.mark.parametrize("name", [name for name in plain_loops.LOOPS if name != "divided"])  # that is among CPUs
-def test_no_plain_loop_under_in_place_touches_a_whole_buffer(name):
-    f = in_place(plain_loops.LOOPS[name])
-    with jax.enable_x64(False):
-        (x,) = plain_loops.rows(1000)
-        text = gpu_hlo.compiled_for_h100(f if name in plain_loops.FORWARD_ONLY else jax.grad(f), x)
-    assert_no_whole_buffer_operation(text, x.nbytes)
-
-
-@pytest.mark.parametrize("issue", reported.PROGRAMS)
-def test_no_reported_program_under_in_place_touches_a_whole_buffer(issue):
-    transform, f, args_of = reported.PROGRAMS[issue]
-    with jax.enable_x64(False):
-        args = args_of(1100)
-        text = gpu_hlo.compiled_for_h100(transform(in_place(f)), *args)
-    assert_no_whole_buffer_operation(text, args[0].nbytes)
 
 
 @pytest.mark.parametrize(("count", "is_sorted"), [(1000, True), (4, False)])
@@ -147,6 +98,7 @@ gpu_hlo.compiled_for_h100(jax.grad(programs["read_then_write"].with_ops(ours)), 
 """
 
 
+@pytest.mark.process
 def test_our_calls_are_put_into_cuda_graphs(tmp_path):
     flags = f"--xla_gpu_enable_command_buffer={COMMANDS} --xla_gpu_graph_min_graph_size=1 --xla_dump_to={tmp_path}"
     paths = os.pathsep.join([str(Path(gpu_hlo.__file__).parent), *sys.path])

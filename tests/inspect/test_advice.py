@@ -1,7 +1,6 @@
-"""What the doctor advises holds: the program as found, and the program as advised, which is as right and faster."""
+"""What the doctor advises holds: the program as found, and the program as advised, which is as right and in place."""
 
 import functools
-import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -9,10 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from figures import FREE
 from jax import lax
+from quick import jit
 
 import jax_tensorarray as jta
 from jax_tensorarray import checkpoint_policies, ta_add, ta_read, ta_write
+from jax_tensorarray._hlo import text as hlo_text
 from jax_tensorarray._selfcheck.programs import ours, plain
 from jax_tensorarray.inspect import _advice, loop_copies
 
@@ -233,7 +235,6 @@ class Advice(NamedTuple):
     found: Callable
     advised: Callable
     line: str
-    gain: float = 1.5
     left: frozenset[str] = frozenset()
 
 
@@ -273,6 +274,9 @@ ADVICE = {
     ("select_vmap", "a cond that writes"): Advice(*with_ops(examples_that_write), "lax.cond"),
     ("select_vmap", "a cond that reads what is shared"): Advice(*with_ops(examples_that_read_in_a_step), "lax.cond"),
     ("swapped", "an exchange"): Advice(exchanged_buffers, buffers_by_the_number_of_the_step, "ta_write("),
+    ("swapped", "the gradient of an exchange"): Advice(
+        *gradients(exchanged_buffers, buffers_by_the_number_of_the_step), "ta_write("
+    ),
     ("checkpoint", "a recurrence"): Advice(
         *gradients(
             functools.partial(checkpointed, plain, None),
@@ -281,10 +285,10 @@ ADVICE = {
         WRITE,
     ),
     ("whole", "attention"): Advice(
-        functools.partial(attention, False), functools.partial(attention, True), ".at[i].set", gain=1.1
+        functools.partial(attention, False), functools.partial(attention, True), ".at[i].set"
     ),
     ("whole", "a maximum"): Advice(
-        functools.partial(best_column, False), functools.partial(best_column, True), ".at[i].set", gain=1.3
+        functools.partial(best_column, False), functools.partial(best_column, True), ".at[i].set"
     ),
     ("sum", "a cond"): Advice(*gradients(*with_ops(conditional_read)), "lax.cond"),
     ("sum", "a cond under vmap"): Advice(*gradients(*with_ops(examples_that_read)), READ),
@@ -318,44 +322,36 @@ ADVICE = {
 }
 
 
-def seconds(f, *args):
-    start = time.perf_counter()
-    jax.block_until_ready(f(*args))
-    return time.perf_counter() - start
-
-
-def assert_faster(slow, fast, *args, gain, attempts=8):
-    """The least of some runs of each, in turn. It is measured again if another process got in the way."""
-    gains = []
-    for _ in range(attempts):
-        times = [(seconds(slow, *args), seconds(fast, *args)) for _ in range(5)]
-        gains.append(min(before for before, _ in times) / min(after for _, after in times))
-        if gains[-1] > gain:
-            return
-    raise AssertionError(f"it is {gains} times as fast, not {gain}")
-
-
 @pytest.mark.parametrize(("cause", "program"), ADVICE)
-def test_a_program_that_does_what_is_advised_is_in_place_as_right_and_faster(cause, program):
+def test_a_program_that_does_what_is_advised_is_as_right_and_in_place(cause, program):
     advice = ADVICE[cause, program]
     x = jnp.asarray(np.random.default_rng(0).normal(size=(1000, WIDTH)))
-    copies = loop_copies(advice.found, x)
+    copies, left = (loop_copies(f, x) for f in (advice.found, advice.advised))
     text = _advice.ADVICE[cause].removeprefix("{}")
     given = [copy for copy in copies if text in copy.advice and advice.line in copy.code]
     assert given and {copy.file for copy in given} == {__file__}, copies
-    assert {copy.kind for copy in loop_copies(advice.advised, x)} == advice.left
-    found, advised = (jax.jit(f).lower(x).compile() for f in (advice.found, advice.advised))
-    np.testing.assert_allclose(found(x), advised(x), rtol=1e-5, atol=1e-5)
-    assert_faster(found, advised, x, gain=advice.gain)
+    assert {copy.kind for copy in left} == advice.left
+    assert sum(copy.num_bytes for copy in copies) >= 1.5 * sum(copy.num_bytes for copy in left)  # in each step
+    found, advised = (jit(f)(x) for f in (advice.found, advice.advised))
+    np.testing.assert_allclose(found, advised, rtol=1e-5, atol=1e-5)
+
+
+def test_what_a_product_makes_anew_is_left_and_the_copies_beside_it_are_not():
+    copies = loop_copies(ADVICE["save", "a product"].found, jnp.ones((50, WIDTH)))
+    assert {copy.kind for copy in copies} == {"save", "anew", "copy"}
+    for copy in copies:
+        said = "If that is what it should do, leave it" if copy.kind == "anew" else "residuals='undo'"
+        assert said in copy.advice, copy
 
 
 @pytest.mark.parametrize("transform", [lambda f: f, jax.grad], ids=["forward", "gradient"])
 def test_an_index_from_data_costs_about_as_much_as_one_that_the_loop_counts(transform):
+    """In operations an iteration."""
     x, at = jnp.ones((4000, 4), jnp.float32), jnp.arange(4000, dtype=jnp.int32)
-    from_data, counted = (
-        jax.jit(transform(functools.partial(chain, of_data))).lower(x, at).compile() for of_data in (True, False)
-    )
-    assert_faster(counted, from_data, x, at, gain=0.5)
+    hlo = [hlo_text.optimized_hlo(transform(functools.partial(chain, of_data)), x, at) for of_data in (True, False)]
+    from_data, counted = ([op for op in hlo_text.loop_operations(text) if op.opcode not in FREE] for text in hlo)
+    assert 0 < len(from_data) <= 1.5 * len(counted), from_data
+    assert hlo_text.loop_whole_buffer_operations(hlo[0], x.nbytes) == []
 
 
 def test_each_advice_is_tried():

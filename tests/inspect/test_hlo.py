@@ -1,5 +1,6 @@
 """The reader of optimised HLO: on text written by hand, and on loops that are known to copy or not to."""
 
+import in_place
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 from jax import lax
 
 from jax_tensorarray._hlo import text as hlo_text
+from jax_tensorarray._selfcheck.programs import ours, programs
 
 BUFFER = 100 * 64 * 4
 
@@ -219,4 +221,11 @@ def test_copies_inside_a_branch_and_an_inner_loop_of_a_loop_are_found():
 
 
 def test_without_a_loop_there_is_nothing():
-    assert list(hlo_text.operations_in_loops(hlo_text.optimized_hlo(lambda x: x + 1, X))) == []
+    assert list(hlo_text.loop_operations(hlo_text.optimized_hlo(lambda x: x + 1, X))) == []
+
+
+@pytest.mark.parametrize("name", ["read_then_write", "branches"])
+def test_it_is_the_same_where_machine_code_is_made_with_less_effort(name):
+    """Proofs of other tests look at that."""
+    f = jax.grad(programs[name].with_ops(ours))
+    assert in_place.compiled(f, X).as_text() == hlo_text.optimized_hlo(f, X)

@@ -149,7 +149,7 @@ def programs(loop):
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-@settings(max_examples=10 * settings().max_examples)
+@settings(max_examples=5 * settings().max_examples)
 @given(data=st.data(), one_function=st.booleans())
 def test_bounds_hold_whatever_an_index_is(loop, data, one_function):
     p, claimed = data.draw(programs(loop)), []
@@ -242,6 +242,5 @@ CHECKED = {
 }
 
 
-@pytest.mark.parametrize("what", [*FREE, *CHECKED])
-def test_what_is_checked(what):
-    assert checks({**FREE, **CHECKED}[what], B) == (what in CHECKED)
+def test_what_is_checked():
+    assert {what for what, f in (FREE | CHECKED).items() if checks(f, B)} == set(CHECKED)

@@ -65,7 +65,7 @@ def random_program(seed):
     return loss
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(16))
 def test_random_program_gives_what_plain_jax_gives(seed):
     loss = random_program(seed)
     x = jnp.asarray(np.random.default_rng(seed).standard_normal((SIZE, ROW)), jnp.float64)
@@ -183,50 +183,53 @@ def test_an_empty_buffer_is_allocated_in_each_iteration_of_its_loop():
     assert jax.jit(f)(B, jnp.int32(3)) == 12.0
 
 
-@pytest.mark.parametrize("index", [-5, -1, 0, 1, 2, 3, 4, 99])
-def test_a_switch_with_updates_in_several_branches_runs_the_one_that_jax_runs(index):
+def test_a_switch_with_updates_in_several_branches_runs_the_one_that_jax_runs():
+    @jax.jit
     def f(index, b, row):
-        return lax.switch(
-            index,
-            [
-                lambda b, row: (ta_write(b, 0, row), row, jnp.int8(1), True, jnp.complex64(1j)),
-                lambda b, row: (b, ta_read(b, 1) * 2, jnp.int8(2), False, jnp.complex64(2j)),
-                lambda b, row: (*ta_swap(b, 2, row), jnp.int8(3), True, jnp.complex64(3j)),
-                lambda b, row: (ta_add(b, 3, row), row + 1, jnp.int8(4), False, jnp.complex64(4j)),
-            ],
-            b,
-            row,
-        )
+        branches = [
+            lambda b, row: (ta_write(b, 0, row), row, jnp.int8(1), True, jnp.complex64(1j)),
+            lambda b, row: (b, ta_read(b, 1) * 2, jnp.int8(2), False, jnp.complex64(2j)),
+            lambda b, row: (*ta_swap(b, 2, row), jnp.int8(3), True, jnp.complex64(3j)),
+            lambda b, row: (ta_add(b, 3, row), row + 1, jnp.int8(4), False, jnp.complex64(4j)),
+        ]
+        return lax.switch(index, branches, b, row)
 
     b, row = np.arange(SIZE * ROW, dtype=np.float32).reshape(SIZE, ROW), np.full(ROW, 50.0, np.float32)
-    k = min(max(index, 0), 3)
-    new, out = b.copy(), row
-    if k == 0:
-        new[0] = row
-    elif k == 1:
-        out = b[1] * 2
-    elif k == 2:
-        new[2], out = row, b[2]
-    else:
-        new[3] += row
-        out = row + 1
-    expected = (new, out, k + 1, k % 2 == 0, (k + 1) * 1j)
-    for got, value in zip(jax.jit(f)(index, b, row), expected, strict=True):
-        np.testing.assert_array_equal(got, value)
+    written, added = b.copy(), b.copy()
+    written[0], added[3] = row, b[3] + row
+    swapped = b.copy()
+    swapped[2] = row
+    results = [(written, row), (b, b[1] * 2), (swapped, b[2]), (added, row + 1)]
+    for index in (-5, -1, 0, 1, 2, 3, 4, 99):
+        k = min(max(index, 0), 3)
+        expected = (*results[k], k + 1, k % 2 == 0, (k + 1) * 1j)
+        jax.tree.map(np.testing.assert_array_equal, f(index, b, row), expected)
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_every_version_of_a_buffer_can_be_read_after_the_last_write(seed):
-    rng = np.random.default_rng(seed)
-    plan = [(int(rng.integers(0, k + 1)), int(rng.integers(0, SIZE))) for k in range(5)]
-    reads = [(int(rng.integers(0, 6)), int(rng.integers(0, SIZE))) for _ in range(8)]
+def test_every_version_of_a_buffer_can_be_read_after_the_last_write():
+    rng = np.random.default_rng(0)
 
-    def versions(ops, x):
+    def versions(x, plan, reads):
         found = [x]
         for k, (old, i) in enumerate(plan):
-            found.append(ops.write(found[old], i, x[i] + k))
-        return [ops.read(found[v], i) for v, i in reads]
+            found.append(ta_write(found[old], i, x[i] + k))
+        return [ta_read(found[v], i) for v, i in reads]
 
-    x = jnp.arange(float(SIZE * ROW)).reshape(SIZE, ROW)
-    for ours_, plain_ in zip(jax.jit(lambda x: versions(ours, x))(x), versions(plain, x), strict=True):
-        np.testing.assert_array_equal(ours_, plain_)
+    plans = [
+        ([rng.integers(0, (k + 1, SIZE)) for k in range(5)], rng.integers(0, (6, SIZE), (8, 2)).tolist())
+        for _ in range(20)
+    ]
+    xs = [k + np.arange(float(SIZE * ROW)).reshape(SIZE, ROW) for k in range(20)]
+    got = jit(lambda xs: [versions(x, *plan) for x, plan in zip(xs, plans, strict=True)])(xs)
+    assert any(old < k for plan, _ in plans for k, (old, _) in enumerate(plan))
+    for rows, x, plan in zip(got, xs, plans, strict=True):
+        np.testing.assert_array_equal(rows, in_lists(x, *plan))
+
+
+def in_lists(x, plan, reads):
+    """The same in copies of NumPy arrays."""
+    found = [x]
+    for k, (old, i) in enumerate(plan):
+        found.append(found[old].copy())
+        found[-1][i] = x[i] + k
+    return [found[v][i] for v, i in reads]

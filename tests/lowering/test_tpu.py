@@ -8,24 +8,25 @@ import functools
 import math
 import re
 
+import device_hlo
 import jax
 import jax.numpy as jnp
-import loop_steps as loops
 import numpy as np
-import plain_loops
 import pytest
-import reported
-from hypothesis import given
+from device_hlo import TRANSFORMS, buffer
+from gpu_hlo import FREE
+from hypothesis import given, settings
 from in_place import assert_no_whole_buffer_operation
 from jax import lax
 from jax.export import DisabledSafetyCheck
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from quick import jit
 from random_checks import close, examples, same_state, total
 from random_programs import THETA, InJax, expected, outputs
 from random_programs import programs as random_programs
 
-from jax_tensorarray import TensorArray, check_errors, in_place, ta_add, ta_max, ta_read, ta_swap, ta_write
+from jax_tensorarray import check_errors, ta_add, ta_max, ta_read, ta_swap, ta_write
 from jax_tensorarray._hlo import ahead
 from jax_tensorarray._hlo import text as hlo_text
 from jax_tensorarray._lowering.calls import PREFIX
@@ -39,42 +40,40 @@ def as_on_a_tpu(f):
     """`f` as it is lowered for a TPU, run on the CPU, which runs operations of XLA's own as well."""
 
     def run(*args):
-        exported = jax.export.export(jax.jit(f), platforms=["tpu"], disabled_checks=[DisabledSafetyCheck.platform()])(
-            *args
-        )
+        checks = [DisabledSafetyCheck.platform()]
+        exported = jax.export.export(jax.jit(f), platforms=["tpu"], disabled_checks=checks)(*args)
         assert PREFIX + "fence" not in exported.mlir_module()
-        return exported.call(*args)
+        return jit(exported.call)(*args)
 
     return run
 
 
-@pytest.mark.usefixtures("every_array_is_sent")
-@given(program=random_programs())
-def test_a_random_program(program):
-    want = expected(program, dropping=True)
+def state(program, start):
     run = as_on_a_tpu(lambda *args: outputs(program, InJax(dropping=True, reverse_mode=False), *args))
-    same_state(run(THETA, jnp.int32(program.start)), want.state)
+    same_state(run(THETA, start), expected(program, dropping=True).state)
 
 
-@pytest.mark.usefixtures("every_array_is_sent")
-@given(program=random_programs())
-def test_the_gradient_of_a_random_program(program):
-    want = expected(program, dropping=True)
+def gradient(program, start):
     try:
         f = as_on_a_tpu(jax.grad(total(program, InJax(dropping=True))))
-        close(f(THETA, jnp.int32(program.start)), want.loss.d, "gradient")
+        close(f(THETA, start), expected(program, dropping=True).loss.d, "gradient")
     except ValueError as error:
         if 'residuals="undo" cannot rewind' not in str(error):
             raise
 
 
-@pytest.mark.usefixtures("every_array_is_sent")
-@given(program=random_programs())
-def test_a_batch_of_a_random_program(program):
+def batch(program, _):
     args, axes, want = examples(program, True, True, 0)
     f = total(program, InJax(dropping=True, reverse_mode=False))
-    losses = as_on_a_tpu(jax.vmap(f, axes))(*args)
-    close(losses, np.stack([w.loss.x for w in want]), "vmap")
+    close(as_on_a_tpu(jax.vmap(f, axes))(*args), np.stack([w.loss.x for w in want]), "vmap")
+
+
+@pytest.mark.usefixtures("every_array_is_sent")
+@pytest.mark.parametrize("check", [state, gradient, batch])
+@settings(max_examples=settings().max_examples // 2)
+@given(program=random_programs())
+def test_a_random_program(check, program):
+    check(program, jnp.int32(program.start))
 
 
 @pytest.mark.parametrize("op", [ta_write, ta_add, ta_max, ta_swap])
@@ -106,19 +105,7 @@ def test_a_program_for_a_cpu_and_a_tpu_runs_on_both():
 # --- what XLA compiles for one ---------------------------------------------------------------------------------
 
 needs_compiler = pytest.mark.skipif(bool(ahead.why_not("tpu")), reason=ahead.why_not("tpu"))
-
-
-def along_itself(f):
-    return lambda x: jax.jvp(f, (x,), (x,))[1]
-
-
-TRANSFORMS = {
-    "forward": lambda f: f,
-    "grad": jax.grad,
-    "second order": lambda f: along_itself(jax.grad(f)),
-    "vmap": lambda f: lambda x: jax.vmap(f)(jnp.stack([x, x + 1])),
-    "vmap of grad": lambda f: lambda x: jax.vmap(jax.grad(f))(jnp.stack([x, x + 1])),
-}
+hlo = functools.partial(device_hlo.hlo, "tpu")
 
 #: Operations an iteration more than plain JAX has, where there are more. Each of many rows is a slice of its own.
 COUNTED_WITH = "0.12."
@@ -130,22 +117,6 @@ MORE = {
 }
 
 
-def buffer(length=1000, row=64):
-    return jnp.zeros((length, row), jnp.float32)
-
-
-@functools.cache
-def hlo(name, transform, library):
-    with jax.enable_x64(False):
-        f = programs[name].with_ops({"ours": ours, "plain": plain}[library])
-        return ahead.compiled_for("tpu", TRANSFORMS[transform](f), buffer()).as_text()
-
-
-#: Operations of optimised HLO for which a TPU does nothing.
-FREE = {"bitcast", "call", "conditional", "constant", "copy-done", "fusion-done", "get-tuple-element", "opt-barrier"}
-FREE |= {"parameter", "tuple", "while", "after-all"}
-
-
 def operations(text):
     return [op for op in hlo_text.operations_in_loops(text) if op.opcode not in FREE]
 
@@ -153,14 +124,19 @@ def operations(text):
 @needs_compiler
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("name", programs)
-def test_no_loop_touches_a_whole_buffer(name, transform):
+def test_no_loop_of_a_program_touches_a_whole_buffer(name, transform):
     assert_no_whole_buffer_operation(hlo(name, transform, "ours"), buffer().nbytes)
 
 
 @needs_compiler
+@pytest.mark.parametrize("case", device_hlo.CASES, ids="-".join)
+def test_no_loop_touches_a_whole_buffer(case):
+    device_hlo.assert_no_loop_touches_a_whole_buffer("tpu", case)
+
+
+@needs_compiler
 def test_the_proof_fails_for_plain_jax():
-    with pytest.raises(AssertionError, match="operations on the whole buffer"):
-        assert_no_whole_buffer_operation(hlo("read_then_write", "grad", "plain"), buffer().nbytes)
+    device_hlo.assert_the_proof_fails_for_plain_jax("tpu")
 
 
 @needs_compiler
@@ -170,62 +146,6 @@ def test_the_proof_fails_for_plain_jax():
 def test_a_step_has_no_more_operations_than_in_plain_jax_but_for_those_that_are_listed(name, transform):
     own, of_plain_jax = (operations(hlo(name, transform, library)) for library in ("ours", "plain"))
     assert len(own) <= len(of_plain_jax) + MORE.get((name, transform), 0), [op.text for op in own]
-
-
-@needs_compiler
-@pytest.mark.parametrize("transform", TRANSFORMS)
-def test_a_tensorarray_is_in_place_as_well(transform):
-    def loss(x):
-        def body(i, array):
-            return array.write(i, jnp.sin(array.read(i - 1)) + x[i])
-
-        array = TensorArray(jnp.float32, size=len(x), element_shape=x.shape[1:]).write(0, x[0])
-        return jnp.sum(lax.fori_loop(1, len(x), body, array).stack() ** 2)
-
-    with jax.enable_x64(False):
-        text = ahead.compiled_for("tpu", TRANSFORMS[transform](loss), buffer()).as_text()
-    assert_no_whole_buffer_operation(text, buffer().nbytes)
-
-
-@needs_compiler
-@pytest.mark.parametrize("transform", ["forward", "grad"])
-@pytest.mark.parametrize("name", loops.STEPS)
-def test_no_step_of_our_loops_touches_a_whole_buffer(name, transform):
-    with jax.enable_x64(False):
-        f = TRANSFORMS[transform](functools.partial(loops.run, name))
-        text = ahead.compiled_for("tpu", f, buffer(200, loops.ROW)).as_text()
-    assert_no_whole_buffer_operation(text, buffer(200, loops.ROW).nbytes)
-
-
-@needs_compiler
-@pytest.mark.parametrize("transform", loops.BATCHED)
-@pytest.mark.parametrize("name", loops.STEPS)
-def test_no_step_of_a_batch_of_our_loops_touches_a_whole_buffer(name, transform):
-    with jax.enable_x64(False):
-        xs, f = loops.batch(200), functools.partial(loops.run, name)
-        run = functools.partial(loops.BATCHED[transform], f)
-        text = ahead.compiled_for("tpu", run, xs, jnp.zeros(3, jnp.int32)).as_text()
-    assert_no_whole_buffer_operation(text, buffer(200, loops.ROW).nbytes)  # of one example would be too large already
-
-
-@needs_compiler
-@pytest.mark.parametrize("name", [name for name in plain_loops.LOOPS if name != "divided"])
-def test_no_plain_loop_under_in_place_touches_a_whole_buffer(name):
-    f = in_place(plain_loops.LOOPS[name])
-    with jax.enable_x64(False):
-        (x,) = plain_loops.rows(1000)
-        text = ahead.compiled_for("tpu", f if name in plain_loops.FORWARD_ONLY else jax.grad(f), x).as_text()
-    assert_no_whole_buffer_operation(text, x.nbytes)
-
-
-@needs_compiler
-@pytest.mark.parametrize("issue", reported.PROGRAMS)
-def test_no_reported_program_under_in_place_touches_a_whole_buffer(issue):
-    transform, f, args_of = reported.PROGRAMS[issue]
-    with jax.enable_x64(False):
-        args = args_of(1100)
-        text = ahead.compiled_for("tpu", transform(in_place(f)), *args).as_text()
-    assert_no_whole_buffer_operation(text, args[0].nbytes)
 
 
 def mesh(topology="v5e:2x2"):

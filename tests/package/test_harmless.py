@@ -93,6 +93,7 @@ def observations(library, cache):
         # The package that lies beside these tests.
         "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path]),
         "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_backend_optimization_level=0",  # of machine code, which is not looked at
         "JAX_COMPILATION_CACHE_DIR": str(cache),
         "JAX_COMPILATION_CACHE_INCLUDE_METADATA_IN_KEY": "1",
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
@@ -106,6 +107,7 @@ def observations(library, cache):
     return json.loads(run.stdout)
 
 
+@pytest.mark.process
 def test_importing_changes_no_program_no_cache_key_no_location_and_no_traceback(tmp_path):
     without, with_library = (observations(library, tmp_path / "cache") for library in ["", "jax_tensorarray"])
     assert len(without["compilation cache"]) > 2 * len(list(programs()))

@@ -82,6 +82,7 @@ def test_each_device_has_its_part_of_the_states_and_rows_are_all_that_is_sent(ex
     assert after == before
 
 
+@pytest.mark.process
 def test_several_processes(losses):
     command = [
         sys.executable,

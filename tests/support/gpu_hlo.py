@@ -12,19 +12,9 @@ from jax_tensorarray._hlo import ahead
 from jax_tensorarray._hlo import text as hlo_text
 from jax_tensorarray._lowering.calls import PREFIX
 
-#: Operations of optimised HLO for which a GPU launches nothing.
-FREE = {
-    "bitcast",
-    "call",
-    "conditional",
-    "constant",
-    "copy-done",
-    "fusion-done",
-    "get-tuple-element",
-    "opt-barrier",
-    "parameter",
-}
-FREE |= {"tuple", "while", "after-all"}
+#: Operations of optimised HLO for which a GPU launches nothing, and a TPU does nothing.
+FREE = {"after-all", "bitcast", "call", "conditional", "constant", "copy-done", "fusion-done", "get-tuple-element"}
+FREE |= {"opt-barrier", "parameter", "tuple", "while"}
 FREE_CALLS = (f'"{PREFIX}fence"', f'"{PREFIX}empty"')
 
 

@@ -1,12 +1,12 @@
 """`jit` for tests that compare numbers: XLA spends most of their time compiling programs that run once.
 
 What the library gives to XLA is the same, and so are the passes over HLO that decide about copies and order; only
-machine code is generated with less effort. That the optimized code is right and in place is checked with `jax.jit`:
-by the tests of `in_place.py`, by those that compare each program of the main job with plain JAX, by the main job
-itself, and by every test of a single op.
+machine code is generated with less effort. That the optimized code is right is checked with `jax.jit`: by tests that
+compare each program of the main job with plain JAX, by the main job itself, and by every test of a single op.
 """
 
 import functools
+from types import SimpleNamespace
 
 import jax
 
@@ -25,3 +25,8 @@ def _known_options() -> dict[str, bool | int]:
 
 
 jit = functools.partial(jax.jit, compiler_options=_known_options())
+
+
+def in_module(patch, module):
+    """Let the functions of a module, which may not nest them, compile with `jit`; `patch` is pytest's monkeypatch."""
+    patch.setattr(module, "jax", SimpleNamespace(**(vars(jax) | {"jit": jit})))

@@ -1,11 +1,15 @@
-"""The scripts in `examples/`, as modules, and how close to their oracles they are."""
+"""The scripts in `examples/`, as modules, what they print, and how close to their oracles they are."""
 
+import contextlib
 import importlib.util
+import io
 import sys
 from pathlib import Path
 
 import jax
 import numpy as np
+import pytest
+import quick
 
 DIRECTORY = Path(__file__).parents[2] / "examples"
 
@@ -16,6 +20,24 @@ def example(name):
     sys.modules[spec.name] = module  # where `inspect` looks for the source of a class
     spec.loader.exec_module(module)
     return module
+
+
+def run(script, **options):
+    """What the first training of a script returns, what all of it does, and what is printed.
+
+    It compiles with `quick.jit`.
+    """
+    trained, train, printed = [], script.train, io.StringIO()
+
+    def kept(*args, **kwargs):
+        trained.append(train(*args, **kwargs))
+        return trained[-1]
+
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+        quick.in_module(patch, script)
+        patch.setattr(script, "train", kept)
+        result = script.main(**options)
+    return trained[0], result, printed.getvalue()
 
 
 def close(found, expected):

@@ -1,0 +1,121 @@
+"""Programs compiled for a device that is not there: on none may a step of a loop touch a whole buffer.
+
+`test_gpu_hlo.py` and `test_tpu.py` compile each of `CASES` and prove that of its HLO.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import loop_steps as loops
+import plain_loops
+import pytest
+import reported
+from in_place import assert_no_whole_buffer_operation
+from jax import lax
+
+from jax_tensorarray import TensorArray, in_place, ta_max, ta_read
+from jax_tensorarray._hlo import ahead
+from jax_tensorarray._selfcheck.programs import ours, plain, programs
+
+
+def along_itself(f):
+    return lambda x: jax.jvp(f, (x,), (x,))[1]
+
+
+TRANSFORMS: dict[str, Callable[..., Any]] = {
+    "forward": lambda f: f,
+    "grad": jax.grad,
+    "second order": lambda f: along_itself(jax.grad(f)),
+    "vmap": lambda f: lambda x: jax.vmap(f)(jnp.stack([x, x + 1])),
+    "vmap of grad": lambda f: lambda x: jax.vmap(jax.grad(f))(jnp.stack([x, x + 1])),
+}
+FIRST_ORDER = ("forward", "grad")
+
+
+class Case(NamedTuple):
+    """A function and its arguments, of which the first is as large as the buffers of all examples together."""
+
+    f: Callable[..., Any]
+    args: tuple[jax.Array, ...]
+    examples: int = 1
+
+
+def buffer(length=1000, row=64):
+    return jnp.zeros((length, row), jnp.float32)
+
+
+def maxima(x):
+    def body(b, i):
+        return ta_max(b, i // 2, jnp.sin(ta_read(b, i))), None
+
+    return jnp.sum(lax.scan(body, x, jnp.arange(len(x)))[0] ** 2)
+
+
+def tensorarray(x):
+    def body(i, array):
+        return array.write(i, jnp.sin(array.read(i - 1)) + x[i])
+
+    array = TensorArray(jnp.float32, size=len(x), element_shape=x.shape[1:]).write(0, x[0])
+    return jnp.sum(lax.fori_loop(1, len(x), body, array).stack() ** 2)
+
+
+def batched(name, transform):
+    f = functools.partial(loops.BATCHED[transform], functools.partial(loops.run, name))
+    return Case(f, (loops.batch(200), jnp.zeros(3, jnp.int32)), loops.BATCH)
+
+
+def plain_loop(name):
+    f = in_place(plain_loops.LOOPS[name])
+    return Case(f if name in plain_loops.FORWARD_ONLY else jax.grad(f), plain_loops.rows(1000))
+
+
+def reported_program(issue):
+    transform, f, args_of = reported.PROGRAMS[issue]
+    return Case(transform(in_place(f)), args_of(1100))
+
+
+#: Beside `programs`: kind, name and transform -> a case, made in 32 bits.
+CASES: dict[tuple[str, str, str], Callable[[], Case]] = {
+    **{
+        ("loop", f.__name__, transform): lambda f=f, transform=transform: Case(
+            TRANSFORMS[transform](functools.partial(f)), (buffer(),)
+        )
+        for f in (maxima, tensorarray)
+        for transform in TRANSFORMS
+    },
+    **{
+        ("our loop", name, transform): lambda name=name, transform=transform: Case(
+            TRANSFORMS[transform](functools.partial(loops.run, name)), (buffer(200, loops.ROW),)
+        )
+        for name in loops.STEPS
+        for transform in FIRST_ORDER
+    },
+    **{("our loop", n, by): functools.partial(batched, n, by) for n in loops.STEPS for by in loops.BATCHED},
+    # "divided" is among CPUs.
+    **{("plain loop", n, "in_place"): functools.partial(plain_loop, n) for n in plain_loops.LOOPS if n != "divided"},
+    **{("reported", n, "in_place"): functools.partial(reported_program, n) for n in reported.PROGRAMS},
+}
+
+
+def assert_no_loop_touches_a_whole_buffer(platform, case):
+    with jax.enable_x64(False):
+        f, args, examples = CASES[case]()
+        text = ahead.compiled_for(platform, f, *args).as_text()
+    assert_no_whole_buffer_operation(text, args[0].nbytes // examples)
+
+
+@functools.cache
+def hlo(platform, name, transform, library, lowering="auto"):
+    """The HLO of one of `programs`, in "ours" or in "plain" JAX."""
+    with jax.enable_x64(False), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_TENSORARRAY_LOWERING", lowering)
+        f = programs[name].with_ops({"ours": ours, "plain": plain}[library])
+        return ahead.compiled_for(platform, TRANSFORMS[transform](f), buffer()).as_text()
+
+
+def assert_the_proof_fails_for_plain_jax(platform):
+    with pytest.raises(AssertionError, match="whole buffer in a loop"):
+        assert_no_whole_buffer_operation(hlo(platform, "read_then_write", "grad", "plain"), buffer().nbytes)
