@@ -149,7 +149,7 @@ def programs(loop):
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-@settings(max_examples=5 * settings().max_examples)
+@settings(max_examples=3 * settings().max_examples)
 @given(data=st.data(), one_function=st.booleans())
 def test_bounds_hold_whatever_an_index_is(loop, data, one_function):
     p, claimed = data.draw(programs(loop)), []
