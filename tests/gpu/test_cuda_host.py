@@ -27,32 +27,11 @@ SANITIZED = ["-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recove
 #: In the order of cuda_host.cc.
 OPS = ["read", "write", "swap", "clear", "check", "read_part", "write_part", "add", "max"]
 INDEX_TYPES = [np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64]
+FLOATS = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
+FLOATS8 = ("e3m4", "e4m3", "e4m3fn", "e4m3fnuz", "e4m3b11fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")
+FLOATS += [getattr(ml_dtypes, f"float8_{name}") for name in FLOATS8]
 #: In the order of `ElementType`.
-DTYPES = [
-    np.bool_,
-    np.int8,
-    np.int16,
-    np.int32,
-    np.int64,
-    np.uint8,
-    np.uint16,
-    np.uint32,
-    np.uint64,
-    np.float16,
-    ml_dtypes.bfloat16,
-    np.float32,
-    np.float64,
-    ml_dtypes.float8_e3m4,
-    ml_dtypes.float8_e4m3,
-    ml_dtypes.float8_e4m3fn,
-    ml_dtypes.float8_e4m3fnuz,
-    ml_dtypes.float8_e4m3b11fnuz,
-    ml_dtypes.float8_e5m2,
-    ml_dtypes.float8_e5m2fnuz,
-    ml_dtypes.float8_e8m0fnu,
-    np.complex64,
-    np.complex128,
-]
+DTYPES = [np.bool_, *INDEX_TYPES, *FLOATS, np.complex64, np.complex128]
 FORWARD, BACKWARD, SHUFFLED = range(3)
 
 pytestmark = [
@@ -78,21 +57,9 @@ class Case(NamedTuple):
     def encoded(self) -> bytes:
         batch, size, row = self.buffer.shape
         dtype = self.buffer.dtype
-        numbers = [
-            OPS.index(self.op),
-            batch,
-            size,
-            self.index.shape[1],
-            row * dtype.itemsize,
-            INDEX_TYPES.index(self.index.dtype),
-            self.where is not None,
-            self.is_sorted,
-            self.reverse,
-            self.strict,
-            DTYPES.index(dtype),
-            self.offset,
-            self.schedule,
-        ]
+        numbers = [OPS.index(self.op), batch, size, self.index.shape[1], row * dtype.itemsize]
+        numbers += [INDEX_TYPES.index(self.index.dtype), self.where is not None, self.is_sorted, self.reverse]
+        numbers += [self.strict, DTYPES.index(dtype), self.offset, self.schedule]
         arrays = [self.buffer, self.index]
         if self.where is not None:
             arrays.append(self.where)

@@ -178,18 +178,18 @@ def best_column(write_first, x):
     return jnp.sum(lax.scan(body, (x, -1.0), rows_of(x))[1])
 
 
-def row_by_where(one_hot, x):
+def row_by_where(as_advised, x):
     def body(b, i):
         row = jnp.sin(ta_read(b, i // 2) + x[i])
-        return jnp.where(rows_of(x)[:, None] == i, row, b) if one_hot else ta_write(b, i, row), None
+        return ta_write(b, i, row) if as_advised else jnp.where(rows_of(x)[:, None] == i, row, b), None
 
     return jnp.sum(lax.scan(body, x, rows_of(x))[0] ** 2)
 
 
-def row_by_sum(one_hot, x):
+def row_by_sum(as_advised, x):
     def body(b, i):
         row = jnp.sin(ta_read(b, i // 2) + x[i])
-        return b + jax.nn.one_hot(i, len(x))[:, None] * row if one_hot else ta_add(b, i, row), None
+        return ta_add(b, i, row) if as_advised else b + jax.nn.one_hot(i, len(x))[:, None] * row, None
 
     return jnp.sum(lax.scan(body, x, rows_of(x))[0] ** 2)
 
@@ -203,11 +203,11 @@ def stacked(rows, x):
     return jnp.sum(b * (history if rows else history[rows_of(x), rows_of(x)]))
 
 
-def product_with_all_rows(scan, x):
+def product_with(scan):
     def body(b, i):
-        return ta_write(b, i, jnp.tanh(b @ ta_read(b, i)) @ b / len(x)), None
+        return ta_write(b, i, jnp.tanh(b @ ta_read(b, i)) @ b / len(b)), None
 
-    return jnp.sum(scan(body, x, rows_of(x))[0])
+    return lambda x: jnp.sum(scan(body, x, rows_of(x))[0])
 
 
 def product_in_our_loop(residuals, x):
@@ -242,41 +242,32 @@ def with_ops(f):
     return functools.partial(f, plain), functools.partial(f, ours)
 
 
+def both(f):
+    return functools.partial(f, False), functools.partial(f, True)
+
+
 def gradients(found, advised):
     return jax.grad(found), jax.grad(advised)
 
 
 READ, WRITE = "ops.read(", "ops.write("
-PLAIN_READ, PLAIN_WRITE = plain.read, plain.write
+AS_ADVISED = functools.partial(read_and_write, ta_read, ta_write)
+ANEW = frozenset({"anew"})
+exchange = exchanged_buffers, buffers_by_the_number_of_the_step
+undo = functools.partial(jta.scan, residuals="undo")
 
 ADVICE = {
     ("gradient", "a recurrence"): Advice(*gradients(*with_ops(recurrence)), WRITE),
-    ("gradient", "columns"): Advice(
-        *gradients(functools.partial(columns, False), functools.partial(columns, True)), ".at[:, i].set"
-    ),
-    ("gradient", "elements"): Advice(
-        *gradients(functools.partial(elements, False), functools.partial(elements, True)), ".at[i, k].set"
-    ),
-    ("beside", "a read"): Advice(
-        functools.partial(read_and_write, PLAIN_READ, PLAIN_WRITE),
-        functools.partial(read_and_write, ta_read, ta_write),
-        "write(b, i",
-    ),
-    ("ours", "a plain read"): Advice(
-        functools.partial(read_and_write, PLAIN_READ, ta_write),
-        functools.partial(read_and_write, ta_read, ta_write),
-        "write(b, i",
-    ),
+    ("gradient", "columns"): Advice(*gradients(*both(columns)), ".at[:, i].set"),
+    ("gradient", "elements"): Advice(*gradients(*both(elements)), ".at[i, k].set"),
+    ("beside", "a read"): Advice(functools.partial(read_and_write, plain.read, plain.write), AS_ADVISED, "write(b, i"),
+    ("ours", "a plain read"): Advice(functools.partial(read_and_write, plain.read, ta_write), AS_ADVISED, "write(b, i"),
     ("select", "a where"): Advice(*gradients(select_of_buffers, write_where), ".at[i].set"),
-    ("select", "a one-hot where"): Advice(
-        functools.partial(row_by_where, True), functools.partial(row_by_where, False), "jnp.where"
-    ),
+    ("select", "a one-hot where"): Advice(*both(row_by_where), "jnp.where"),
     ("select_vmap", "a cond that writes"): Advice(*with_ops(examples_that_write), "lax.cond"),
     ("select_vmap", "a cond that reads what is shared"): Advice(*with_ops(examples_that_read_in_a_step), "lax.cond"),
-    ("swapped", "an exchange"): Advice(exchanged_buffers, buffers_by_the_number_of_the_step, "ta_write("),
-    ("swapped", "the gradient of an exchange"): Advice(
-        *gradients(exchanged_buffers, buffers_by_the_number_of_the_step), "ta_write("
-    ),
+    ("swapped", "an exchange"): Advice(*exchange, "ta_write("),
+    ("swapped", "the gradient of an exchange"): Advice(*gradients(*exchange), "ta_write("),
     ("checkpoint", "a recurrence"): Advice(
         *gradients(
             functools.partial(checkpointed, plain, None),
@@ -284,40 +275,20 @@ ADVICE = {
         ),
         WRITE,
     ),
-    ("whole", "attention"): Advice(
-        functools.partial(attention, False), functools.partial(attention, True), ".at[i].set"
-    ),
-    ("whole", "a maximum"): Advice(
-        functools.partial(best_column, False), functools.partial(best_column, True), ".at[i].set"
-    ),
+    ("whole", "attention"): Advice(*both(attention), ".at[i].set"),
+    ("whole", "a maximum"): Advice(*both(best_column), ".at[i].set"),
     ("sum", "a cond"): Advice(*gradients(*with_ops(conditional_read)), "lax.cond"),
     ("sum", "a cond under vmap"): Advice(*gradients(*with_ops(examples_that_read)), READ),
-    ("anew", "a one-hot sum"): Advice(
-        functools.partial(row_by_sum, True), functools.partial(row_by_sum, False), "jax.nn.one_hot"
-    ),
-    ("save", "a stack of buffers"): Advice(
-        functools.partial(stacked, False), functools.partial(stacked, True), "lax.scan"
-    ),
-    ("save", "a product"): Advice(
-        *gradients(
-            functools.partial(product_with_all_rows, lax.scan),
-            functools.partial(product_with_all_rows, functools.partial(jta.scan, residuals="undo")),
-        ),
-        "scan(body",
-        left=frozenset({"anew"}),
-    ),
+    ("anew", "a one-hot sum"): Advice(*both(row_by_sum), "jax.nn.one_hot"),
+    ("save", "a stack of buffers"): Advice(*both(stacked), "lax.scan"),
+    ("save", "a product"): Advice(*gradients(product_with(lax.scan), product_with(undo)), "scan(body", ANEW),
     ("save", "a product in a loop that has residuals="): Advice(
-        *gradients(
-            functools.partial(product_with_all_rows, functools.partial(jta.scan, residuals="tape")),
-            functools.partial(product_with_all_rows, functools.partial(jta.scan, residuals="undo")),
-        ),
-        "scan(body",
-        left=frozenset({"anew"}),
+        *gradients(product_with(functools.partial(jta.scan, residuals="tape")), product_with(undo)), "scan(body", ANEW
     ),
     ("tape", "a product"): Advice(
         *gradients(functools.partial(product_in_our_loop, "tape"), functools.partial(product_in_our_loop, "undo")),
         "while_loop(",
-        left=frozenset({"anew"}),
+        ANEW,
     ),
 }
 

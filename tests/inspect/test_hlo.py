@@ -155,8 +155,9 @@ def test_a_slice_that_starts_early_and_a_fused_call_that_updates_an_operand_touc
 
 
 def test_text_without_a_loop_has_no_loop_operations():
-    assert list(hlo_text.operations_in_loops("")) == []
-    assert hlo_text.copies_in_loops(LOOP.replace("body=", "calls="), BUFFER) == []
+    assert list(hlo_text.loop_operations("")) == []
+    assert list(hlo_text.loop_operations(hlo_text.optimized_hlo(lambda x: x + 1, X))) == []
+    assert hlo_text.loop_copies(LOOP.replace("body=", "calls="), BUFFER) == []
 
 
 @pytest.mark.parametrize(
@@ -186,22 +187,23 @@ def scan_that_writes(x):
 X = np.ones((100, 64), np.float32)
 
 
-def test_the_gradient_of_a_plain_write_copies_in_its_loop():
-    assert hlo_text.copies_in_loops(
-        hlo_text.optimized_hlo(jax.grad(lambda x: jnp.sum(scan_that_writes(x) ** 2)), X), X.nbytes
-    )
+def work_on_the_whole_carry(x):
+    return lax.fori_loop(0, 50, lambda i, b: jnp.sin(b) + i, x)
 
 
-def test_a_plain_write_copies_nothing():
-    hlo = hlo_text.optimized_hlo(scan_that_writes, X)
-    assert list(hlo_text.operations_in_loops(hlo))
-    assert hlo_text.whole_buffer_operations_in_loops(hlo, X.nbytes) == []
+def gradient_of_a_plain_write(x):
+    return jax.grad(lambda x: jnp.sum(scan_that_writes(x) ** 2))(x)
 
 
-def test_work_on_the_whole_carry_is_an_operation_but_not_a_copy():
-    hlo = hlo_text.optimized_hlo(lambda x: lax.fori_loop(0, 50, lambda i, b: jnp.sin(b) + i, x), X)
-    assert hlo_text.copies_in_loops(hlo, X.nbytes) == []
-    assert hlo_text.whole_buffer_operations_in_loops(hlo, X.nbytes)
+@pytest.mark.parametrize(
+    ("loop", "copies", "operations"),
+    [(gradient_of_a_plain_write, True, True), (scan_that_writes, False, False), (work_on_the_whole_carry, False, True)],
+)
+def test_operations_on_a_whole_buffer_are_found_and_copies_are_some_of_them(loop, copies, operations):
+    hlo = hlo_text.optimized_hlo(loop, X)
+    assert list(hlo_text.loop_operations(hlo))
+    assert bool(hlo_text.loop_copies(hlo, X.nbytes)) == copies
+    assert bool(hlo_text.loop_whole_buffer_operations(hlo, X.nbytes)) == operations
 
 
 def test_copies_inside_a_branch_and_an_inner_loop_of_a_loop_are_found():
@@ -218,10 +220,6 @@ def test_copies_inside_a_branch_and_an_inner_loop_of_a_loop_are_found():
         return lax.scan(body, x, jnp.arange(len(x)))[0]
 
     assert hlo_text.whole_buffer_operations_in_loops(hlo_text.optimized_hlo(outer, X), X.nbytes)
-
-
-def test_without_a_loop_there_is_nothing():
-    assert list(hlo_text.loop_operations(hlo_text.optimized_hlo(lambda x: x + 1, X))) == []
 
 
 @pytest.mark.parametrize("name", ["read_then_write", "branches"])

@@ -84,16 +84,8 @@ def test_each_device_has_its_part_of_the_states_and_rows_are_all_that_is_sent(ex
 
 @pytest.mark.process
 def test_several_processes(losses):
-    command = [
-        sys.executable,
-        str(scripts.DIRECTORY / "data_parallel.py"),
-        "--processes",
-        "2",
-        "--devices",
-        "1",
-        "--updates",
-        str(UPDATES),
-    ]
+    options = f"--processes 2 --devices 1 --updates {UPDATES}".split()
+    command = [sys.executable, str(scripts.DIRECTORY / "data_parallel.py"), *options]
     environment = {**os.environ, "JAX_ENABLE_X64": "1", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
     assert done.returncode == 0, done.stderr
