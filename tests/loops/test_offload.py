@@ -99,25 +99,43 @@ def unrolled(program, n):
     return functools.partial(program, loop, n)
 
 
-TRANSFORMS = {
+FIRST = {
     "grad": lambda f, x: jax.grad(f, (0, 1))(x, W),
     "jvp": lambda f, x: jax.jvp(f, (x, W), (jnp.cos(x), jnp.sin(W)))[1],
-    "forward over reverse": lambda f, x: jax.jacfwd(jax.grad(f, 1), 1)(x, W),
-    "reverse over reverse": lambda f, x: jax.jacrev(jax.grad(f, 1), (0, 1))(x, W),
-    "reverse over forward": lambda f, x: jax.jacrev(jax.jacfwd(f, 1), 0)(x, W),
     "checkpoint": lambda f, x: jax.grad(jax.checkpoint(f), (0, 1))(x, W),
+}
+SECOND = {
+    "forward over reverse": lambda f, x: jax.jvp(lambda x: jax.grad(f, (0, 1))(x, W), (x,), (jnp.cos(x),))[1],
+    "reverse over reverse": lambda f, x: jax.grad(lambda x: jnp.sum(jnp.sin(jax.grad(f, 1)(x, W))))(x),
+    "reverse over forward": lambda f, x: jax.grad(lambda x: jax.jvp(f, (x, W), (jnp.cos(x), W))[1])(x),
 }
 
 
+@functools.cache
+def of_python(program):
+    return jit(lambda x: {name: d(unrolled(program, 5), x) for name, d in (FIRST | SECOND).items()})(X[0])
+
+
+#: Every program in every loop has its first derivatives. All second ones are those of every program, and of every loop.
 @pytest.mark.usefixtures("every_array_is_sent")
-@pytest.mark.parametrize("transform", TRANSFORMS)
-@pytest.mark.parametrize("loop", LOOPS, ids=lambda f: f.__name__)
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
-def test_derivatives_are_those_of_pythons_loop(program, loop, transform):
-    x, n = jnp.asarray(X[0]), 5
-    want = TRANSFORMS[transform](unrolled(program, n), x)
-    found = jit(TRANSFORMS[transform], static_argnums=0)(functools.partial(program, loop, n), x)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-10), found, want)
+@pytest.mark.parametrize(
+    ("program", "loop", "second"),
+    [
+        (program, loop, [*SECOND, None][(a + b) % 4])
+        for a, program in enumerate(PROGRAMS)
+        for b, loop in enumerate(LOOPS)
+    ],
+    ids=lambda x: getattr(x, "__name__", str(x)),
+)
+def test_derivatives_are_those_of_pythons_loop(program, loop, second):
+    names = [*FIRST, second] if second else [*FIRST]
+
+    @jit
+    def found(x):
+        return {name: (FIRST | SECOND)[name](functools.partial(program, loop, 5), x) for name in names}
+
+    want = {name: of_python(program)[name] for name in names}
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-10), found(X[0]), want)
 
 
 BATCHED = {
@@ -131,22 +149,32 @@ BATCHED = {
 
 
 @pytest.mark.usefixtures("every_array_is_sent")
-@pytest.mark.parametrize("transform", BATCHED)
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
-def test_every_example_of_a_batch_ends_by_itself(program, transform):
-    ours = jit(BATCHED[transform], static_argnums=0)(functools.partial(program, on_host), jnp.asarray(X), N)
+@pytest.mark.parametrize(
+    ("program", "transforms"),
+    [
+        (chain, ("grad of vmap", "vmap of second")),
+        (rows, ("vmap of grad", "grad of vmap of grad")),
+        (matrices, ("grad of vmap",)),
+        (nested, ("vmap of grad", "grad of vmap")),
+    ],
+    ids=lambda x: getattr(x, "__name__", None),
+)
+def test_every_example_of_a_batch_ends_by_itself(program, transforms):
+    @jit
+    def ours(xs, ns):
+        return [BATCHED[transform](functools.partial(program, on_host), xs, ns) for transform in transforms]
 
-    def of_example(k):
+    def of_example(transform, k):
         return BATCHED[transform](lambda n, x, w: unrolled(program, N[k])(x, w), X[k : k + 1], N[:1])
 
-    each = [of_example(k) for k in range(len(N))]
-    want = sum(each) if transform.startswith("grad") else np.concatenate(each)
-    np.testing.assert_allclose(ours, want, rtol=1e-8, atol=1e-10)
+    each = jit(lambda: [[of_example(transform, k) for k in range(len(N))] for transform in transforms])()
+    for transform, got, parts in zip(transforms, ours(X, N), each, strict=True):
+        want = sum(parts) if transform.startswith("grad") else np.concatenate(parts)
+        np.testing.assert_allclose(got, want, rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.usefixtures("every_array_is_sent")
-@pytest.mark.parametrize("outer", ["lax.scan", "ours", "ours on the host"])
-def test_a_loop_inside_of_another_loop(outer):
+def test_a_loop_inside_of_another_loop():
     def loss(w, offload, scanned):
         def step(y, x):
             y = while_loop(
@@ -160,9 +188,9 @@ def test_a_loop_inside_of_another_loop(outer):
 
         return jnp.sum(scanned(step, jnp.zeros(3), jnp.asarray(X))[1] ** 2)
 
-    scans = {"lax.scan": lax.scan, "ours": scan, "ours on the host": functools.partial(scan, offload=True)}
-    found = jax.jit(jax.grad(loss), static_argnums=(1, 2))(W, True, scans[outer])
-    np.testing.assert_allclose(found, jax.grad(loss)(W, False, lax.scan), rtol=1e-8)
+    want = jit(jax.grad(loss), static_argnums=(1, 2))(W, False, lax.scan)
+    for outer in (lax.scan, scan, functools.partial(scan, offload=True)):
+        np.testing.assert_allclose(jit(jax.grad(loss), static_argnums=(1, 2))(W, True, outer), want, rtol=1e-8)
 
 
 def test_it_runs_outside_of_jit():
