@@ -1278,18 +1278,6 @@ def test_max_steps_must_be_a_python_integer(loop, value, error):
         getattr(ta, loop)(*args, max_steps=value)
 
 
-@pytest.mark.parametrize("value", ["taped", "", None, True])
-def test_residuals_must_be_one_that_is_there(value):
-    for call in (
-        lambda: ta.while_loop(lambda c: c < 3, lambda c: c + 1, 0, residuals=value),
-        lambda: ta.fori_loop(0, 3, lambda i, c: c, 0, residuals=value),
-        lambda: ta.fori_loop(0, jnp.int32(3), lambda i, c: c, 0, residuals=value),
-        lambda: ta.scan(lambda c, x: (c, x), 0, jnp.arange(3), residuals=value),
-    ):
-        with pytest.raises(ValueError, match="residuals must be"):
-            call()
-
-
 def unlimited(x):
     return ta.while_loop(lambda y: y < 10.0, lambda y: y * x, 1.0 + x)
 

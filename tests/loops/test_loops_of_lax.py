@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.experimental import checkify
+from quick import jit
 
 import jax_tensorarray as ta
 from jax_tensorarray._loops import while_ as while_module
@@ -67,17 +68,17 @@ PROGRAMS = {
 
 POINT, BATCH = np.float32(2.5), np.array([0.5, 1.5, 2.5, 5.0], np.float32)
 
+#: Of a function of a float, a float and some.
 TRANSFORMS = {
-    "value": lambda f: f(POINT),
-    "jit": lambda f: jax.jit(f)(POINT),
-    "vmap": lambda f: jax.vmap(f)(BATCH),
-    "jvp": lambda f: jax.jvp(f, (POINT,), (POINT,)),
-    "linearize": lambda f: jax.linearize(f, POINT)[1](POINT),
-    "linearize of checkpoint": lambda f: jax.linearize(jax.checkpoint(f), POINT)[1](POINT),
-    "linearize of vmap": lambda f: jax.linearize(jax.vmap(f), BATCH)[1](BATCH),
-    "vmap of linearize": lambda f: jax.vmap(lambda x: jax.linearize(f, x)[1](x))(BATCH),
-    "jvp of jvp": lambda f: jax.jvp(lambda x: jax.jvp(f, (x,), (x,)), (POINT,), (POINT,)),
-    "value of vjp": lambda f: jax.vjp(f, POINT)[0],
+    "value": lambda f, x, xs: f(x),
+    "vmap": lambda f, x, xs: jax.vmap(f)(xs),
+    "jvp": lambda f, x, xs: jax.jvp(f, (x,), (x,)),
+    "linearize": lambda f, x, xs: jax.linearize(f, x)[1](x),
+    "linearize of checkpoint": lambda f, x, xs: jax.linearize(jax.checkpoint(f), x)[1](x),
+    "linearize of vmap": lambda f, x, xs: jax.linearize(jax.vmap(f), xs)[1](xs),
+    "vmap of linearize": lambda f, x, xs: jax.vmap(lambda x: jax.linearize(f, x)[1](x))(xs),
+    "jvp of jvp": lambda f, x, xs: jax.jvp(lambda x: jax.jvp(f, (x,), (x,)), (x,), (x,)),
+    "value of vjp": lambda f, x, xs: jax.vjp(f, x)[0],
 }
 
 
@@ -88,19 +89,47 @@ def described(x):
     return x.dtype, x.weak_type, x.tolist()
 
 
+def assert_same(transforms, name, compiled=lambda f: f):
+    def by(loops):
+        f = functools.partial(PROGRAMS[name], loops)
+        found = compiled(lambda *args: [TRANSFORMS[transform](f, *args) for transform in transforms])(POINT, BATCH)
+        return jax.tree.map(described, found)
+
+    assert by(OURS) == by(LAX)
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_values_and_types(name):
-    for transform in TRANSFORMS.values():
-        wanted, found = (transform(functools.partial(PROGRAMS[name], by)) for by in (LAX, OURS))
-        assert jax.tree.map(described, found) == jax.tree.map(described, wanted)
+    assert_same(["value", "linearize"], name)
+    assert_same(TRANSFORMS, name, jit)
 
 
-@pytest.mark.parametrize("transform", ["value", "vmap", "jvp"])
-def test_values_and_types_without_jit(transform):
-    for program in PROGRAMS.values():
-        with jax.disable_jit():
-            wanted, found = (TRANSFORMS[transform](functools.partial(program, by)) for by in (LAX, OURS))
-        assert jax.tree.map(described, found) == jax.tree.map(described, wanted)
+WEAK = {
+    "integer": (lambda c: c < 3, lambda c: c + 1, 0),
+    "float": (lambda c: c < 3, lambda c: c * 2, 1.0),
+    "integer that becomes a float": (lambda c: c < 3, lambda c: c + 1.0, 0),
+    "weak that becomes strong": (lambda c: c < 3, lambda c: c + jnp.float32(1), 0.0),
+    "strong integer": (lambda c: c < 3, lambda c: c + 1, np.int8(0)),
+    "pair": (lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] * jnp.float32(2)), (0, 1)),
+    "bool": (lambda c: c, lambda c: ~c, True),
+    "numpy": (lambda c: c[0] < 3, lambda c: c * 2, np.ones(2, np.float32)),
+}
+
+
+def test_weak_types_are_promoted_as_in_jax():
+    def by(loop):
+        return {name: loop(*arguments) for name, arguments in WEAK.items()}
+
+    wanted = jax.tree.map(described, by(lax.while_loop))
+    for loop in (ta.while_loop, functools.partial(ta.while_loop, max_steps=10)):
+        assert jax.tree.map(described, by(loop)) == wanted
+        assert jax.tree.map(described, jit(functools.partial(by, loop))()) == wanted
+
+
+def test_values_and_types_without_jit():
+    with jax.disable_jit():
+        for name in PROGRAMS:
+            assert_same(["value", "vmap", "jvp"], name)
 
 
 def test_without_jit_the_body_may_change_an_array_of_numpy():
@@ -120,16 +149,15 @@ def test_vmap_promotes_nothing():
         assert found.tolist() == limits.tolist()
 
 
-@pytest.mark.parametrize(
-    "f",
-    [
-        lambda by: by.while_loop(lambda k: k < lax.axis_index("i"), lambda k: k + 1, 0),
-        lambda by: by.while_loop(lambda k: k < lax.psum(1, "i"), lambda k: k + 1, 0),
-        lambda by: by.while_loop(less(3), lambda c: (c[0] + 1, lax.psum(c[1], "i")), (0, lax.axis_index("i"))),
-    ],
-)
-def test_named_axes_where_no_operand_is_batched(f):
-    wanted, found = (jax.vmap(lambda _, by=by: f(by), axis_name="i")(jnp.arange(4)) for by in (LAX, OURS))
+def test_named_axes_where_no_operand_is_batched():
+    def f(by):
+        return [
+            by.while_loop(lambda k: k < lax.axis_index("i"), lambda k: k + 1, 0),
+            by.while_loop(lambda k: k < lax.psum(1, "i"), lambda k: k + 1, 0),
+            by.while_loop(less(3), lambda c: (c[0] + 1, lax.psum(c[1], "i")), (0, lax.axis_index("i"))),
+        ]
+
+    wanted, found = (jit(jax.vmap(lambda _, by=by: f(by), axis_name="i"))(jnp.arange(4)) for by in (LAX, OURS))
     assert jax.tree.map(described, found) == jax.tree.map(described, wanted)
 
 
@@ -170,14 +198,15 @@ def test_bounds(lower, upper):
 
 
 @pytest.mark.parametrize("unroll", [0, 2, True, False, None, -1])
-@pytest.mark.parametrize("bound", [5, jnp.int32(5)], ids=["known", "traced"])
-def test_unroll(bound, unroll):
-    def f(by, n):
-        return by.fori_loop(0, n, lambda i, c: c + i, 0, unroll=unroll)
+def test_unroll(unroll):
+    def known(by):
+        return by.fori_loop(0, 5, lambda i, c: c + i, 0, unroll=unroll)
 
-    call = (lambda by: jax.jit(functools.partial(f, by))(bound)) if isinstance(bound, jax.Array) else f
-    args = () if isinstance(bound, jax.Array) else (bound,)
-    assert outcome(call, OURS, *args) == outcome(call, LAX, *args)
+    def traced(by):
+        return jit(lambda n: by.fori_loop(0, n, lambda i, c: c + i, 0, unroll=unroll))(5)
+
+    for call in (known, traced):
+        assert outcome(call, OURS) == outcome(call, LAX)
 
 
 class Unhashable:
@@ -223,7 +252,6 @@ NOT_DIFFERENTIATED = {
 
 REVERSE = {
     "grad": jax.grad,
-    "jit": lambda f: jax.jit(jax.grad(f)),
     "vmap": lambda f: lambda x: jax.vmap(jax.grad(f))(jnp.stack([x, x]))[1],
     "of vmap": lambda f: lambda x: jax.grad(lambda xs: jnp.sum(jax.vmap(f)(xs)))(jnp.stack([x, x]))[1],
     "checkpoint": lambda f: jax.grad(jax.checkpoint(f)),
@@ -241,8 +269,11 @@ REVERSE = {
 @pytest.mark.parametrize("name", NOT_DIFFERENTIATED)
 def test_what_is_not_differentiated_needs_no_max_steps(name):
     f, wanted = NOT_DIFFERENTIATED[name]
-    for transform in REVERSE.values():
-        np.testing.assert_allclose(transform(functools.partial(f, ta.while_loop))(2.5), wanted, rtol=1e-6)
+    f = functools.partial(f, ta.while_loop)
+    np.testing.assert_allclose(jax.grad(f)(2.5), wanted, rtol=1e-6)
+    found = jit(lambda x: {transform: reverse(f)(x) for transform, reverse in REVERSE.items()})(2.5)
+    for transform, slope in found.items():
+        np.testing.assert_allclose(slope, wanted, rtol=1e-6, err_msg=transform)
 
 
 @pytest.mark.parametrize("residuals", ["tape", "checkpoint", "undo"])
@@ -253,13 +284,19 @@ def test_a_loop_that_is_linear_has_a_transpose(residuals):
     def f(y, n):
         return ta.fori_loop(0, n, lambda i, y: i * y + matrix @ y, y, **options)
 
-    def transposed(n, ct):
-        return jax.linear_transpose(functools.partial(f, n=n), jnp.zeros(2))(ct)[0]
+    @jit
+    def transposed(ns, ct):
+        def one(n):
+            return jax.linear_transpose(functools.partial(f, n=n), jnp.zeros(2))(ct)[0]
 
-    ct = jnp.array([1.0, 2.0])
-    wanted = [jax.jacfwd(lambda y, n=n: f(y, n))(jnp.zeros(2)).T @ ct for n in (0, 3)]
-    np.testing.assert_allclose(jax.jit(transposed)(3, ct), wanted[1])
-    np.testing.assert_allclose(jax.vmap(transposed, (0, None))(jnp.array([0, 3]), ct), np.stack(wanted))
+        jacobians = [jax.jacfwd(lambda y, n=n: f(y, n))(jnp.zeros(2)) for n in (0, 3)]
+        return one(ns[1]), jax.vmap(one)(ns), jacobians
+
+    ct = np.array([1.0, 2.0])
+    one, each, jacobians = transposed(np.array([0, 3]), ct)
+    wanted = [jacobian.T @ ct for jacobian in jacobians]
+    np.testing.assert_allclose(one, wanted[1])
+    np.testing.assert_allclose(each, np.stack(wanted))
 
 
 # --- checkify --------------------------------------------------------------------------------------------------
@@ -285,15 +322,17 @@ def test_checkify_finds_the_errors_of_a_body(name):
     def errors(by):
         f = checkify.checkify(functools.partial(CHECKED[name], by), errors=checkify.all_checks)
         try:
-            batched = jax.vmap(f)(jnp.arange(1, 6))[0].get()
+            batched = jit(jax.vmap(f))(jnp.arange(1, 6))[0].get()
         except ValueError as error:  # that of JAX before 0.11, whose own loop has it too
             batched = str(error)
-        found = [f(1)[0].get(), f(5)[0].get(), jax.jit(f)(5)[0].get(), batched]
+        jitted = jit(f)
+        found = [jitted(1)[0].get(), f(5)[0].get(), jitted(5)[0].get(), batched]
         return [text and text.splitlines()[0].split(" (check")[0] for text in found]
 
-    assert errors(OURS) == errors(LAX)
-    assert errors(OURS)[0] is None
-    assert all(errors(OURS)[1:])
+    ours = errors(OURS)
+    assert ours == errors(LAX)
+    assert ours[0] is None
+    assert all(ours[1:])
     with pytest.raises(ValueError, match="vmap-of-checkify"):
         checkify.checkify(jax.vmap(functools.partial(CHECKED[name], OURS)))(jnp.arange(3))
 
@@ -306,7 +345,7 @@ def test_checkify_finds_the_errors_of_a_derivative_and_no_others(residuals):
         return ta.while_loop(less(4), lambda c: (c[0] + 1, jnp.sqrt(c[1] - low) + x), (0, x), **options)[1]
 
     checks = checkify.float_checks | checkify.index_checks
-    derivative = checkify.checkify(jax.value_and_grad(f), errors=checks)
+    derivative = jit(checkify.checkify(jax.value_and_grad(f), errors=checks))
     error, (value, slope) = derivative(2.0, 1.0)
     assert error.get() is None
     np.testing.assert_allclose((value, slope), jax.value_and_grad(f)(2.0, 1.0))
@@ -353,12 +392,11 @@ def test_max_steps_may_be_any_integer(max_steps, bits):
 # --- costs -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("max_steps", [None, 9])
-def test_functions_are_traced_once_and_not_kept(max_steps):
+def test_functions_are_traced_once_and_not_kept():
     traced = []
 
     def call(cond_fun, body_fun):
-        return ta.while_loop(cond_fun, body_fun, (0, jnp.ones(2)), max_steps=max_steps)
+        return ta.while_loop(cond_fun, body_fun, (0, jnp.ones(2)), max_steps=9)
 
     def functions():
         def body(c):
