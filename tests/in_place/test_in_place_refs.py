@@ -4,10 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from in_place import compiled
 from jax import lax
+from quick import jit
 
 from jax_tensorarray import in_place
-from jax_tensorarray.inspect import loop_copies
+from jax_tensorarray._hlo import text as hlo_text
 
 pytestmark = pytest.mark.usefixtures("every_buffer_is_large")
 
@@ -86,24 +88,25 @@ def either_order(derived, f):
     yield in_place(derived(f))
 
 
+def forward_mode(f):
+    return lambda b: jax.jvp(f, (b,), (jnp.cos(b),))
+
+
 @pytest.mark.parametrize("f", PROGRAMS)
 def test_refs_and_their_derivatives_are_in_place(f):
+    plain = nested_without_refs if f is nested else f
     b = rows()
-
-    def forward_mode(f):
-        return lambda b: jax.jvp(f, (b,), (jnp.cos(b),))
-
-    for derived in (jax.jit, jax.grad, forward_mode):
-        want = derived(nested_without_refs if f is nested else f)(b)
-        for ours in either_order(derived, f):
-            assert_close(ours(b), want)
-            if f is not nested:  # of which each outer step begins with a new buffer
-                assert not loop_copies(ours, b)
+    ours = [g for derived in (jax.jit, jax.grad, forward_mode) for g in either_order(derived, f)]
+    program = compiled(lambda b: [g(b) for g in ours], b)
+    want = jit(lambda b: [derived(plain)(b) for derived in (jax.jit, jax.grad, forward_mode) for _ in range(2)])(b)
+    assert_close(program(b), want)
+    if f is not nested:  # of which each outer step begins with a new buffer
+        assert not hlo_text.loop_copies(program.as_text(), b.nbytes)
+    batched = jax.vmap, lambda f: jax.vmap(jax.grad(f))
     several = jnp.stack([b, 2 * b])
-    for derived in (jax.vmap, lambda f: jax.vmap(jax.grad(f))):
-        want = derived(nested_without_refs if f is nested else f)(several)
-        for ours in either_order(derived, f):
-            assert_close(ours(several), want)
+    got = jit(lambda b: [[g(b) for g in either_order(derived, f)] for derived in batched])(several)
+    want = jit(lambda b: [[derived(plain)(b)] * 2 for derived in batched])(several)
+    assert_close(got, want)
 
 
 def test_a_branch_over_a_ref_has_a_derivative():
@@ -121,8 +124,9 @@ def test_a_branch_over_a_ref_has_a_derivative():
             b = b.at[i].set(jnp.tanh(b[i - 1]))
         return (b**2).sum()
 
+    want = jit(jax.grad(without_refs))(rows())
     for ours in either_order(jax.grad, f):
-        assert_close(ours(rows()), jax.grad(without_refs)(rows()))
+        assert_close(jit(ours)(rows()), want)
 
 
 def test_a_while_loop_over_a_ref_has_a_derivative():
@@ -145,8 +149,8 @@ def test_a_while_loop_over_a_ref_has_a_derivative():
 
     assert_close(in_place(f)(rows()), without_refs(rows()))
     want = jax.grad(without_refs)(rows())
-    assert_close(jax.grad(in_place(f, max_steps=T))(rows()), want)
-    assert_close(in_place(jax.grad(f), max_steps=T)(rows()), want)
+    assert_close(jit(jax.grad(in_place(f, max_steps=T)))(rows()), want)
+    assert_close(jit(in_place(jax.grad(f), max_steps=T))(rows()), want)
 
 
 def test_refs_that_are_given_stay_refs():
@@ -200,9 +204,11 @@ def test_a_rule_of_its_own_with_refs_inside_stays_a_rule():
         return g(lax.fori_loop(1, T, lambda i, b: b.at[i].set(jnp.cos(b[i // 2])), b)).sum()
 
     assert_close(in_place(f)(rows()), f(rows()))
+    want = jit(jax.grad(f))(rows())
     for ours in either_order(jax.grad, f):
-        assert_close(ours(rows()), jax.grad(f)(rows()))
-        assert not loop_copies(ours, rows())
+        program = compiled(ours, rows())
+        assert_close(program(rows()), want)
+        assert not hlo_text.loop_copies(program.as_text(), rows().nbytes)
 
 
 def test_a_number_of_python_that_a_loop_passes_on():

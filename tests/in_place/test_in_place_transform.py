@@ -10,7 +10,7 @@ import numpy as np
 import oracle
 import pytest
 from hypothesis import given
-from in_place import assert_in_place, assert_no_whole_buffer_copy, compiled
+from in_place import assert_no_whole_buffer_copy, compiled
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import io_callback
@@ -24,6 +24,8 @@ from plain_loops import (
     rows,
     walked,
 )
+from quick import jit
+from reported import PROGRAMS as REPORTED
 from waiting import finish
 
 from jax_tensorarray import in_place
@@ -47,23 +49,38 @@ def plain(f, order):
     return f if order == "value" else jax.grad(f)
 
 
+def assert_same_and_in_place(ours, plain, args, rtol=2e-5, atol=2e-6):
+    """The buffers are as large as the first argument."""
+    program = compiled(ours, *args)
+    close = functools.partial(np.testing.assert_allclose, rtol=rtol, atol=atol)
+    jax.tree.map(close, program(*args), jit(plain)(*args))
+    assert_no_whole_buffer_copy(program, args[0])
+
+
 @pytest.mark.parametrize(
     ("name", "order"), [(n, o) for n in LOOPS for o in ORDERS if o == "value" or n not in FORWARD_ONLY]
 )
 def test_a_plain_loop_gives_what_it_gave_and_is_in_place(name, order):
-    f = ORDERS[order](LOOPS[name])
-    got, want = (jax.jit(g)(*rows(40)) for g in (f, plain(LOOPS[name], order)))
-    np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6)
-    assert_in_place(f, rows, length=1000)
+    f = LOOPS[name]
+    assert_same_and_in_place(ORDERS[order](f), plain(f, order), rows(200))
 
 
-@pytest.mark.parametrize(("name", "order"), [(n, o) for n in programs for o in ORDERS])
+@pytest.mark.parametrize(
+    ("name", "order"), [(n, o) for k, n in enumerate(programs) for o in ("value", list(ORDERS)[1 + k % 2])]
+)
 def test_a_program_of_the_suite_gives_what_it_gave_and_is_in_place(name, order):
     f = programs[name].with_ops(selfcheck_programs.plain)
-    g = ORDERS[order](f)
-    got, want = (jax.jit(h)(*rows(40)) for h in (g, plain(f, order)))
-    np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6)
-    assert_no_whole_buffer_copy(compiled(g, *rows(1000)), *rows(1000))
+    assert_same_and_in_place(ORDERS[order](f), plain(f, order), rows(200))
+
+
+@pytest.mark.parametrize(
+    ("issue", "inside"),
+    [(n, i) for n in REPORTED for i in (False, True) if not i or REPORTED[n][0] in (jax.grad, jax.vmap)],
+)
+def test_a_reported_program_gives_what_it_gave_and_is_in_place(issue, inside):
+    transform, f, args_of = REPORTED[issue]
+    repaired = in_place(transform(f)) if inside else transform(in_place(f))
+    assert_same_and_in_place(repaired, transform(f), args_of(1100), rtol=1e-5, atol=1e-6)
 
 
 OUTSIDE = {
@@ -86,13 +103,10 @@ def test_examples_with_branches_of_their_own_outside(outside):
         b, ys = lax.scan(body, x, jnp.arange(len(x)))
         return jnp.sum(b**2) + jnp.sum(ys)
 
-    def batch(steps):
-        return (jnp.stack([*rows(steps)] * 3) * jnp.array([1.0, 2.0, 3.0])[:, None, None],)
-
     f = OUTSIDE[outside]
+    batch = jnp.stack([*rows(200)] * 3) * jnp.array([1.0, 2.0, 3.0])[:, None, None]
     for g in (f(in_place(one)), in_place(f(one))):
-        np.testing.assert_allclose(jax.jit(g)(*batch(20)), jax.jit(f(one))(*batch(20)), rtol=2e-5, atol=2e-6)
-        assert_in_place(g, batch, length=1000)
+        assert_same_and_in_place(g, f(one), (batch,))
 
 
 def test_what_all_examples_read_is_not_repeated_for_each():
@@ -139,9 +153,7 @@ def test_copies_that_a_program_asks_for_are_left_to_xla(order):
 
         return jnp.sum(lax.scan(step, (1, jnp.copy(x)), None, length=len(x))[0][1] ** 2)
 
-    g, want = plain(in_place(f), order), plain(f, order)
-    np.testing.assert_allclose(jax.jit(g)(*rows(40)), jax.jit(want)(*rows(40)), rtol=2e-5, atol=2e-6)
-    assert_in_place(g, rows, length=1000)
+    assert_same_and_in_place(plain(in_place(f), order), plain(f, order), rows(200))
 
 
 @pytest.mark.parametrize("order", ["value", "gradient"])
@@ -154,8 +166,7 @@ def test_a_body_may_be_repaired_by_itself(order):
         return jnp.where(x[i, 0] > 0, new, b)
 
     ours, theirs = (plain(functools.partial(f, body), order) for body in (in_place(body), body))
-    np.testing.assert_allclose(jax.jit(ours)(*rows(40)), jax.jit(theirs)(*rows(40)), rtol=2e-5, atol=2e-6)
-    assert_in_place(ours, rows, length=1000)
+    assert_same_and_in_place(ours, theirs, rows(200))
 
 
 def test_a_loop_that_differs_by_where_it_is_traced():
@@ -222,7 +233,7 @@ def test_an_index_out_of_range_means_what_it_means_in_jax(batched, how, mode, op
     args = (buffer, np.int32(0))
     if batched:
         f, args = jax.vmap(f), (np.stack([buffer] * 3), np.arange(3, dtype=np.int32))
-    got, want = jax.jit(in_place(f))(*args), jax.jit(f)(*args)
+    got, want = jit(lambda *args: (in_place(f)(*args), f(*args)))(*args)
     oracle.assert_same_bits(got[0], want[0])
     np.testing.assert_allclose(got[1], want[1], rtol=1e-5)
 
@@ -334,9 +345,10 @@ def test_rules_of_a_function_of_its_own_are_kept():
     def f(x):
         return jnp.sum(lax.fori_loop(0, 3, lambda i, b: b.at[i].set(double(b[i]) + triple(b[i - 1])), x))
 
-    x = jnp.arange(5.0)
-    for order in (lambda f: jax.grad(f), lambda f: jax.grad(in_place(f)), lambda f: in_place(jax.grad(f))):
-        np.testing.assert_allclose(order(f)(x), jax.grad(f)(x), rtol=1e-5)
+    orders = jax.grad(f), jax.grad(in_place(f)), in_place(jax.grad(f))
+    want, *found = jit(lambda x: [g(x) for g in orders])(jnp.arange(5.0))
+    for got in found:
+        np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
 def test_the_policy_of_a_checkpoint_is_kept():
@@ -350,8 +362,7 @@ def test_the_policy_of_a_checkpoint_is_kept():
 
         return jnp.sum(lax.scan(body, x, jnp.arange(len(x)))[0])
 
-    np.testing.assert_allclose(jax.grad(in_place(f))(*rows(20)), jax.grad(f)(*rows(20)), rtol=1e-5)
-    assert_in_place(jax.grad(in_place(f)), rows, length=1000)
+    assert_same_and_in_place(jax.grad(in_place(f)), jax.grad(f), rows(200))
     text = str(jax.make_jaxpr(jax.grad(in_place(f)))(*rows(20)))
     assert text.count("cos") == str(jax.make_jaxpr(jax.grad(f))(*rows(20))).count("cos")
 
@@ -379,9 +390,10 @@ def test_buffers_may_be_divided_among_devices(kind, spec):
     mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(kind,) * 2)
     with jax.set_mesh(mesh):
         divided = jax.device_put(x, NamedSharding(mesh, P(*spec)))
-        want = jax.jit(jax.grad(f))(divided)
-        for g in (jax.grad(in_place(f)), in_place(jax.grad(f))):
-            np.testing.assert_allclose(jax.jit(g)(divided), want, rtol=1e-5)
+        orders = jax.grad(f), jax.grad(in_place(f)), in_place(jax.grad(f))
+        want, *found = jit(lambda x: [g(x) for g in orders])(divided)
+        for got in found:
+            np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
 # --- max_steps -------------------------------------------------------------------------------------------------
@@ -399,10 +411,11 @@ def unrolled(x, n):
 
 
 def test_while_loops_are_differentiable_up_to_max_steps():
-    f = in_place(power, max_steps=5)
+    f = jax.grad(in_place(power, max_steps=5))
+    one = jit(f)
     for n in (0, 3, 5):
-        np.testing.assert_allclose(jax.grad(f)(0.5, n), jax.grad(unrolled)(0.5, n), rtol=1e-5)
-    got = jax.vmap(jax.grad(f))(jnp.array([0.5, 0.7]), jnp.array([2, 4]))
+        np.testing.assert_allclose(one(0.5, n), jax.grad(unrolled)(0.5, n), rtol=1e-5)
+    got = jit(jax.vmap(f))(jnp.array([0.5, 0.7]), jnp.array([2, 4]))
     np.testing.assert_allclose(got, [jax.grad(unrolled)(0.5, 2), jax.grad(unrolled)(0.7, 4)], rtol=1e-5)
     inside = in_place(jax.value_and_grad(power), max_steps=5)  # which plain JAX does not differentiate
     np.testing.assert_allclose(inside(0.5, 3), (unrolled(0.5, 3), jax.grad(unrolled)(0.5, 3)), rtol=1e-5)

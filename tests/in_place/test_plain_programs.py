@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from jax import lax
+from quick import jit
 from random_checks import BATCHES, close, examples, same_state
 from random_programs import (
     DIRECTION,
@@ -127,13 +128,13 @@ repaired = functools.partial(in_place, max_steps=MOST_STEPS)
 
 
 def value(program, *_):
-    got = jax.jit(in_place(state_of(program)))(THETA, jnp.int32(program.start))
+    got = jit(in_place(state_of(program)))(THETA, jnp.int32(program.start))
     same_state(got, expected(program, dropping=True).state)
 
 
 def derivative(part, order):
     def check(program, *_):
-        got = jax.jit(order(total(program)))(THETA, jnp.int32(program.start))
+        got = jit(order(total(program)))(THETA, jnp.int32(program.start))
         close(got, getattr(expected(program, dropping=True).loss, part), part)
 
     return check
@@ -150,7 +151,7 @@ def linearized(f):
 def batched(order):
     def check(program, *batch):
         args, axes, want = examples(program, *batch)
-        got = jax.jit(order(state_of(program), axes))(*args)
+        got = jit(order(state_of(program), axes))(*args)
         same_state(got, [np.stack(x) for x in zip(*(w.state for w in want), strict=True)])
 
     return check
@@ -159,7 +160,7 @@ def batched(order):
 def batched_gradient(order):
     def check(program, *batch):
         args, axes, want = examples(program, *batch)
-        got = jax.jit(order(total(program), axes))(*args)
+        got = jit(order(total(program), axes))(*args)
         close(got, np.stack([w.loss.d for w in want]), "gradients")
 
     return check
@@ -190,6 +191,7 @@ def check(order, program, *batch):
 
 
 @pytest.mark.parametrize("order", ORDERS)
+@settings(max_examples=settings.default.max_examples // 4)  # each order has programs of its own
 @given(program=programs(), differ=BATCHES)
 def test_a_random_plain_program(order, program, differ):
     check(order, program, *differ, 0)

@@ -36,23 +36,31 @@ def total(x, most, **options):
     return jnp.sum(last) + jnp.sum(rows.stack() ** 2)
 
 
-@pytest.mark.parametrize("most", [0, 4, 6, 9])
 @pytest.mark.parametrize("swap_memory", [False, True])
-def test_steps_and_gradients_are_those_of_pythons_loop(most, swap_memory):
-    def want(x):
+def test_steps_and_gradients_are_those_of_pythons_loop(swap_memory):
+    def of_python(x, most):
         last, rows = in_python(min(most, 6), x)
         return jnp.sum(last) + sum(jnp.sum(row**2) for row in rows)
 
     def traced(x, n):
         return total(x, n, max_steps=9, swap_memory=swap_memory)
 
-    x = jnp.asarray(X[0])
-    for f in (lambda x: total(x, most, swap_memory=swap_memory), lambda x: traced(x, jnp.int32(most))):
-        np.testing.assert_allclose(jit(f)(x), want(x))
-        np.testing.assert_allclose(jit(jax.grad(f))(x), jax.grad(want)(x))
-    batched = jit(jax.vmap(jax.grad(traced)))(jnp.asarray(X), jnp.array([0, 2, 4, 6]))
-    each = [jax.grad(lambda x, n=n: total(x, n))(x) for x, n in zip(X, [0, 2, 4, 6], strict=True)]
-    np.testing.assert_allclose(batched, np.stack(each))
+    mosts = 0, 4, 6, 9
+    want = jit(lambda xs: [[jax.value_and_grad(of_python)(x, most) for most in mosts] for x in xs])(X)
+    found = jit(lambda x: [jax.value_and_grad(total)(x, most, swap_memory=swap_memory) for most in mosts])(X[0])
+    np.testing.assert_allclose([value for value, _ in found], [value for value, _ in want[0]])
+    np.testing.assert_allclose([d for _, d in found], [d for _, d in want[0]])
+    one, batch = jit(lambda x, n: (jax.value_and_grad(traced)(x[0], n[1]), jax.vmap(jax.value_and_grad(traced))(x, n)))(
+        X, np.array(mosts)
+    )
+    jax.tree.map(np.testing.assert_allclose, one, want[0][1])
+    for k in range(4):
+        jax.tree.map(lambda a, b, k=k: np.testing.assert_allclose(a[k], b), batch, want[k][k])
+
+
+def test_of_two_bounds_the_smaller_one_counts():
+    for bounds in ({"maximum_iterations": 3, "max_steps": 5}, {"maximum_iterations": 5, "max_steps": 3}):
+        assert tf_while_loop(lambda i: i < 9, lambda i: i + 1, [0], **bounds) == [3]
 
 
 class Pair(NamedTuple):
@@ -154,11 +162,15 @@ def test_the_shape_of_a_row_is_that_of_what_the_body_writes():
     def want(x):
         return jnp.sum(jnp.stack(in_python(4, x)[1]) ** 2)
 
-    x = jnp.asarray(X[0])
-    for f in (by_while, by_fori_loop, by_scan):
-        assert f(x).element_shape == (3,)
-        np.testing.assert_allclose(jit(lambda x, f=f: jnp.sum(f(x).stack() ** 2))(x), want(x))
-        np.testing.assert_allclose(jit(jax.grad(lambda x, f=f: jnp.sum(f(x).stack() ** 2)))(x), jax.grad(want)(x))
+    loops = by_while, by_fori_loop, by_scan
+    assert [f(jnp.asarray(X[0])).element_shape for f in loops] == [(3,)] * 3
+
+    @jit
+    def found(x):
+        return [jax.value_and_grad(lambda x, f=f: jnp.sum(f(x).stack() ** 2))(x) for f in loops]
+
+    for one in found(X[0]):
+        jax.tree.map(np.testing.assert_allclose, one, jit(jax.value_and_grad(want))(X[0]))
 
 
 @pytest.mark.parametrize("options", [{"size": 4}, {"size": 0, "dynamic_size": True}])
@@ -197,13 +209,22 @@ def test_a_fold_takes_the_keywords_of_tensorflow_and_finds_the_shape_of_a_row(op
             total += row
         return jnp.sum(total**2) + squares
 
-    x = jnp.asarray(X)
-    for fold, y in ((foldl, x), (foldr, x[::-1])):
-        np.testing.assert_allclose(jit(lambda y, fold=fold: f(y, fold))(y), want(x))
-        for swap_memory in (False, True):
-            gradient = jit(jax.grad(lambda y, fold=fold, swap=swap_memory: f(y, fold, swap_memory=swap)))(y)
-            np.testing.assert_allclose(gradient, jax.grad(want)(x)[:: 1 if fold is foldl else -1])
-        assert not jit(jax.grad(lambda y, fold=fold: f(y, fold, back_prop=False)))(y).any()
+    @jit
+    def found(x):
+        gradient = jax.value_and_grad(f)
+        forward, back = (
+            [gradient(y, fold, swap_memory=swap_memory) for swap_memory in (False, True)]
+            for fold, y in ((foldl, x), (foldr, x[::-1]))
+        )
+        return forward, back, jax.grad(f)(x, foldl, back_prop=False), jax.grad(f)(x, foldr, back_prop=False)
+
+    forward, back, *stopped = found(X)
+    value, gradient = jit(jax.value_and_grad(want))(X)
+    for one in forward:
+        jax.tree.map(np.testing.assert_allclose, one, (value, gradient))
+    for one in back:
+        jax.tree.map(np.testing.assert_allclose, one, (value, gradient[::-1]))
+    assert not np.any(stopped)
 
 
 # --- arrays that grow, and do not say how far -----------------------------------------------------------------------
@@ -244,8 +265,10 @@ def by_scan(steps, x, ta):
     return scan(body, (x, ta), jnp.arange(6))[0][1]
 
 
-@pytest.mark.parametrize("loop", [by_tf_while_loop, by_fori_loop, by_scan])
-@pytest.mark.parametrize("options", [{}, {"element_shape": (3,)}, {"element_shape": (None,)}])
+@pytest.mark.parametrize(
+    ("loop", "options"),
+    [(by_tf_while_loop, {}), (by_fori_loop, {"element_shape": (3,)}), (by_scan, {"element_shape": (None,)})],
+)
 def test_an_array_that_grows_in_a_loop_gets_room_for_a_row_a_step(loop, options):
     x = jnp.asarray(X[0])
     after = loop(4, x, growing(**options))
@@ -257,16 +280,20 @@ def test_an_array_that_grows_in_a_loop_gets_room_for_a_row_a_step(loop, options)
         after = loop(n, x, growing(**options))
         return after.stack(pad=True), after.size()
 
+    @jit
+    def found(n, x):
+        gradient = jax.grad(lambda x: jnp.sum(padded(4, x)[0] ** 2))(x)
+        return padded(n, x), gradient, jax.vmap(padded, (0, None))(jnp.array([2, 5]), x)
+
     for n in (0, 4, 6):
-        stacked, size = jit(padded)(n, x)
+        (stacked, size), gradient, batch = found(n, x)
         assert (stacked.shape, size) == ((6, 3), n)
         np.testing.assert_allclose(stacked[:n], rows_in_python(n, X[0]).reshape(n, 3))
         np.testing.assert_array_equal(stacked[n:], 0)
-    want = jax.grad(lambda x: sum(jnp.sum(row**2) for row in in_python(4, x)[1]))(x)
-    np.testing.assert_allclose(jit(jax.grad(lambda x: jnp.sum(padded(4, x)[0] ** 2)))(x), want)
-    stacked, sizes = jit(jax.vmap(padded, (0, None)))(jnp.array([2, 5]), x)
-    np.testing.assert_array_equal(sizes, [2, 5])
-    np.testing.assert_allclose(stacked[0, :2], rows_in_python(2, X[0]))
+    want = jit(jax.grad(lambda x: sum(jnp.sum(row**2) for row in in_python(4, x)[1])))(x)
+    np.testing.assert_allclose(gradient, want)
+    np.testing.assert_array_equal(batch[1], [2, 5])
+    np.testing.assert_allclose(batch[0][0, :2], rows_in_python(2, X[0]))
 
 
 def test_rows_that_are_there_before_the_loop_stay_and_one_loop_may_follow_another():
