@@ -126,35 +126,16 @@ def read_while_writing(lib, p, n):
 
 
 @program
-def two_buffers_written_from_each_other(lib, p, n):
+def buffers_that_cross(lib, p, n):
+    """Written from each other, they change places; one buffer starts in two carries, and two come from one version."""
     x, w, b = split(p)
 
-    def step(i, a, b):
+    def step(i, a, b, c, y, z):
         from_a, from_b = lib.read(a, i // 2), lib.read(b, (i + 2) % ROWS)
-        return lib.write(a, i, jnp.sin(from_b * w)), lib.write(b, (i + 1) % ROWS, from_a * from_b + x)
+        b = lib.write(b, (i + 1) % ROWS, from_a * from_b + x * lib.read(c, 0))
+        return b, lib.write(a, i, jnp.sin(from_b * y)), lib.add(b, 0, w), z, y * w
 
-    return vector(*counted(lib, n, step, b * b, b))
-
-
-@program
-def carries_that_change_places(lib, p, n):
-    x, w, b = split(p)
-
-    def step(i, a, b, y, z):
-        return b, lib.write(a, i, jnp.sin(lib.read(b, 1) * y)), z, y * w
-
-    return vector(*counted(lib, n, step, b, jnp.cos(b), x, w))
-
-
-@program
-def one_buffer_in_two_carries(lib, p, n):
-    x, w, b = split(p)
-
-    def step(i, a, b):
-        b = lib.write(b, i, jnp.sin(lib.read(a, 0) * x))
-        return b, lib.add(b, 0, w)
-
-    return vector(*counted(lib, n, step, b, b))
+    return vector(*counted(lib, n, step, b, jnp.cos(b), b, x, w))
 
 
 @program
@@ -412,7 +393,7 @@ MORE = {
 }
 
 #: Programs that go through all there is. The others go through `EVERY`, and one second derivative in turn.
-SOME = ("read_while_writing", "appends_and_pops", "a_branch", "a_loop_in_a_loop")
+SOME = ("appends_and_pops", "a_branch", "a_loop_in_a_loop")
 
 
 def kinds_of(name):
@@ -440,8 +421,9 @@ def test_derivatives(name):
         assert_close(recomputed, weighted(expected(name, n, 1)), f"recomputed, {n} steps")
 
 
-@pytest.mark.parametrize("name", ["overwrite_a_row", "until_converged"])
-def test_third_derivatives(name):
+def test_third_derivatives():
+    name = "overwrite_a_row"
+
     @jit
     def found(p, n):
         f = functools.partial(PROGRAMS[name], OURS, n=n)

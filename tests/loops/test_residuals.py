@@ -61,21 +61,24 @@ def assert_same(ours, wanted):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12), ours, wanted)
 
 
-def of_one(f):
-    """Derivatives of both orders, forward and back."""
+def jvp_of_grad(f):
+    return lambda x, w: jax.jvp(lambda x: jax.grad(f)(x, w), (x,), (jnp.cos(x),))
 
-    def all_of_them(x, w, n, ys):
-        def product(x, w):
-            return sum(jnp.vdot(jnp.cos(g), g) for g in jax.grad(f, (0, 1))(x, w, n, ys))
 
-        def slope(x, w):
-            return jax.grad(f, (0, 1))(x, w, n, ys)
+def grad_of_grad(f):
+    return jax.grad(lambda x, w: sum(jnp.vdot(jnp.cos(g), g) for g in jax.grad(f, (0, 1))(x, w)), (0, 1))
 
-        along = (jnp.cos(x), jnp.sin(w))
-        first = jax.grad(f, (0, 1, 3))(x, w, n, ys), jax.jacfwd(f)(x, w, n, ys)
-        return *first, jax.jvp(slope, (x, w), along)[1], jax.grad(product, (0, 1))(x, w)
 
-    return all_of_them
+@functools.cache
+def of_one(second):
+    """The first derivatives, forward and back, and a second one."""
+    return lambda f: (
+        lambda x, w, n, ys: (
+            jax.grad(f, (0, 1, 3))(x, w, n, ys),
+            jax.jacfwd(f)(x, w, n, ys),
+            second(lambda x, w: f(x, w, n, ys))(x, w),
+        )
+    )
 
 
 def of_a_batch(f):
@@ -107,9 +110,13 @@ def assert_same_as_tape(transform, name, *arguments):
         assert_same(ours(*args), tape(transform, f)(*args))
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_derivatives(name):
-    assert_same_as_tape(of_one, name, *((0.3, W, n, YS) for n in (0, 1, 7, 11, MOST + 3)))
+#: The other second derivatives are those of `coupled`, below.
+@pytest.mark.parametrize(
+    ("name", "second"),
+    [("recompute", grad_of_grad), ("undo", grad_of_grad), ("checkpoints", jvp_of_grad), ("inverse", jvp_of_grad)],
+)
+def test_derivatives(name, second):
+    assert_same_as_tape(of_one(second), name, *((0.3, W, n, YS) for n in (0, 1, 7, 11, MOST + 3)))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -541,14 +548,6 @@ def by_mode(name):
     return loop
 
 
-def jvp_of_grad_in_one_argument(f):
-    return lambda x, w: jax.jvp(lambda x: jax.grad(f)(x, w), (x,), (jnp.cos(x),))
-
-
-def grad_of_grad(f):
-    return jax.grad(lambda x, w: sum(jnp.vdot(jnp.cos(g), g) for g in jax.grad(f, (0, 1))(x, w)), (0, 1))
-
-
 ENDS = (0, 3)
 
 
@@ -568,8 +567,8 @@ def one_by_one(derivative):
     ("name", "derivative"),
     [
         ("tape", grad_of_grad),
-        ("recompute", jvp_of_grad_in_one_argument),
-        ("undo", jvp_of_grad_in_one_argument),
+        ("recompute", jvp_of_grad),
+        ("undo", jvp_of_grad),
         ("two checkpoints", grad_of_grad),
         ("inverse", grad_of_grad),
     ],
