@@ -9,131 +9,77 @@ import numpy as np
 import oracle
 import pytest
 from jax.extend.core import jaxprs_in_params
+from ops import (
+    BATCH,
+    OPS,
+    OURS,
+    ROW_OPS,
+    SMOOTH_OPS,
+    alone_and_together,
+    assert_same,
+    combinations,
+    every,
+    examples,
+    loop,
+    on_device,
+    operand,
+    operands,
+)
+from quick import jit
 
 import jax_tensorarray as ta
 
-OPERANDS = {
-    "ta_read": ("buffer", "index", "where"),
-    "ta_write": ("buffer", "index", "value", "where"),
-    "ta_add": ("buffer", "index", "value", "where"),
-    "ta_swap": ("buffer", "index", "value", "where"),
-    "ta_stack": ("buffer", "size"),
-}
-ROW_OPS = ["ta_read", "ta_write", "ta_add", "ta_swap"]
-SHAPES = {"buffer": (4, 2), "index": (3,), "value": (3, 2), "where": (3,), "size": ()}
-BATCH = 3
+#: Calls are compiled faster than slices.
+LIKE_A_CALL = {name: {"lowering": "ffi"} if op in ROW_OPS else {} for name, op in OPS.items()}
 
 
-def call(lib, op, *operands, mode="drop"):
-    """The results of one op as a tuple; of a row op, the last operand is `where`."""
-    if op == "ta_stack":
-        return (lib.ta_stack(*operands),)
-    results = getattr(lib, op)(*operands[:-1], where=operands[-1], mode=mode)
-    return results if isinstance(results, tuple) else (results,)
+def ours(op, **options):
+    return functools.partial(op, OURS, **options)
 
 
-def operand(name, rng, in_axes=(None,)):
-    """A random operand with a batch axis for every vmap, innermost last. Indices may be out of range."""
-    shape = SHAPES[name]
-    for axis in reversed(in_axes):
-        if axis is not None:
-            shape = np.insert(np.array(shape, int), axis if axis >= 0 else len(shape) + 1 + axis, BATCH)
-    shape = tuple(map(int, shape))
-    if name in ("index", "size"):
-        return rng.integers(-1, 5, shape)
-    return rng.random(shape) < 0.7 if name == "where" else rng.normal(size=shape)
+def by_oracle(op):
+    return functools.partial(op, oracle)
 
 
-def loop(f, in_axes):
-    """What `jax.vmap(f, in_axes)` means, in NumPy."""
-
-    def mapped(*operands):
-        outs = []
-        for k in range(BATCH):
-            outs.append(f(*(x if a is None else np.take(x, k, a) for x, a in zip(operands, in_axes, strict=True))))
-        return tuple(np.stack(out) for out in zip(*outs, strict=True))
-
-    return mapped
+def assert_all_same(found, expected, cases):
+    for results, wanted, case in zip(found, expected, cases, strict=True):
+        for a, e in zip(results, wanted, strict=True):
+            assert (a.shape, a.dtype) == (e.shape, e.dtype), case
+            np.testing.assert_array_equal(oracle.bytes_of(a), oracle.bytes_of(e), err_msg=str(case))
 
 
-def combinations(op, axes=(None, 0, -1)):
-    """All in_axes of the op, but for those that map nothing; a scalar has no axis -1 beside 0."""
-    return [c for c in itertools.product(axes, repeat=len(OPERANDS[op])) if any(a is not None for a in c)]
-
-
-def assert_all_same(actual, expected):
-    for a, e in zip(actual, expected, strict=True):
-        oracle.assert_same_bits(a, e)
-
-
-def axes_id(in_axes):
-    return ",".join("-" if a is None else str(a) for a in in_axes)
-
-
-@pytest.mark.parametrize(
-    ("op", "in_axes"),
-    [(op, c) for op in OPERANDS for c in combinations(op)],
-    ids=lambda x: x if isinstance(x, str) else axes_id(x),
-)
-def test_every_combination_of_axes(op, in_axes):
+@every(OPS.values())
+def test_every_combination_of_axes(op):
     rng = np.random.default_rng(0)
-    operands = [operand(name, rng, (axis,)) for name, axis in zip(OPERANDS[op], in_axes, strict=True)]
-    found = jax.vmap(functools.partial(call, ta, op), in_axes)(*map(jnp.asarray, operands))
-    assert_all_same(found, loop(functools.partial(call, oracle, op), in_axes)(*operands))
+    cases = combinations(op, (None, 0, -1))
+    given = [operands(op, rng, c) for c in cases]
+    f = ours(op, **LIKE_A_CALL[op.name])
+    found = jax.jit(lambda given: [jax.vmap(f, c)(*xs) for c, xs in zip(cases, given, strict=True)])(given)
+    assert_all_same(found, [loop(by_oracle(op), c)(*xs) for c, xs in zip(cases, given, strict=True)], cases)
+    for c, xs in [(c, operands(op, rng, c)) for c in alone_and_together(op)]:
+        assert_same(jax.vmap(ours(op), c)(*on_device(*xs)), loop(by_oracle(op), c)(*xs))
 
 
-@pytest.mark.parametrize("op", OPERANDS)
-def test_every_combination_of_mapped_operands_under_jit(op):
-    rng = np.random.default_rng(1)
-    cases = [
-        (c, [operand(n, rng, (a,)) for n, a in zip(OPERANDS[op], c, strict=True)]) for c in combinations(op, (None, 0))
-    ]
-
-    @jax.jit
-    def f(operands):
-        return [jax.vmap(functools.partial(call, ta, op), c)(*xs) for (c, _), xs in zip(cases, operands, strict=True)]
-
-    found = f([[jnp.asarray(x) for x in operands] for _, operands in cases])
-    for out, (in_axes, operands) in zip(found, cases, strict=True):
-        assert_all_same(out, loop(functools.partial(call, oracle, op), in_axes)(*operands))
-
-
-def nested_combinations(op):
-    """Pairs of in_axes of an outer and an inner vmap: all of them for one op of each batching rule, else some."""
-    outer = combinations(op, (None, 0))
-    if op in ("ta_read", "ta_write", "ta_stack"):
-        return [(a, b) for a in outer for b in outer]
-    return [(a, outer[(7 * k + 3) % len(outer)]) for k, a in enumerate(outer)]
-
-
-@pytest.mark.parametrize(
-    ("op", "outer"),
-    [(op, c) for op in OPERANDS for c in combinations(op, (None, 0))],
-    ids=lambda x: x if isinstance(x, str) else axes_id(x),
-)
-def test_nested_vmaps(op, outer):
+@every(OPS.values())
+def test_nested_vmaps(op):
+    """Each way to map the operands, within some other, from alternate ends."""
     rng = np.random.default_rng(2)
-    inners = [inner for o, inner in nested_combinations(op) if o == outer]
-    for inner in inners:
-        # Alternate the ends at which an axis is mapped.
-        inner = tuple(a if a is None else (0, -1)[k % 2] for k, a in enumerate(inner))
-        operands = [operand(name, rng, (o, i)) for name, o, i in zip(OPERANDS[op], outer, inner, strict=True)]
-        f = functools.partial(call, ta, op)
-        found = jax.vmap(jax.vmap(f, inner), outer)(*map(jnp.asarray, operands))
-        assert_all_same(found, loop(loop(functools.partial(call, oracle, op), inner), outer)(*operands))
+    outer = combinations(op, (None, 0))
+    pairs = [(a, outer[(n * k + 3) % len(outer)]) for k, a in enumerate(outer) for n in (3, 5, 7)]
+    pairs = [(a, tuple(x if x is None else (0, -1)[k % 2] for k, x in enumerate(b))) for a, b in pairs]
+    if op in ROW_OPS:
+        three = [(0, None, 0, None), (None, -1, 0, -1), (-1, 0, None, None)]
+        pairs.append([a if len(op.operands) == 4 else (a[0], a[1], a[3]) for a in three])
+    given = [operands(op, rng, *levels) for levels in pairs]
 
+    def mapped(f, vmap, levels):
+        for in_axes in reversed(levels):
+            f = vmap(f, in_axes)
+        return f
 
-@pytest.mark.parametrize("op", ROW_OPS)
-def test_three_nested_vmaps(op):
-    rng = np.random.default_rng(3)
-    axes = [(0, None, 0, None), (None, -1, 0, -1), (-1, 0, None, None)]
-    if op == "ta_read":
-        axes = [(a[0], a[1], a[3]) for a in axes]
-    operands = [operand(name, rng, levels) for name, *levels in zip(OPERANDS[op], *axes, strict=True)]
-    found, expected = functools.partial(call, ta, op), functools.partial(call, oracle, op)
-    for in_axes in reversed(axes):
-        found, expected = jax.vmap(found, in_axes), loop(expected, in_axes)
-    assert_all_same(found(*map(jnp.asarray, operands)), expected(*operands))
+    f = ours(op, **LIKE_A_CALL[op.name])
+    found = jax.jit(lambda given: [mapped(f, jax.vmap, c)(*xs) for c, xs in zip(pairs, given, strict=True)])(given)
+    assert_all_same(found, [mapped(by_oracle(op), loop, c)(*xs) for c, xs in zip(pairs, given, strict=True)], pairs)
 
 
 @pytest.mark.parametrize("out_axes", [1, -1])
@@ -151,16 +97,14 @@ def test_a_batch_of_no_examples():
     assert jax.vmap(lambda i: ta.ta_read(buffer.reshape(0, 2), i, mode="drop"))(index).shape == (0, 3, 2)
 
 
-@pytest.mark.parametrize("op", ROW_OPS)
+@every(ROW_OPS)
 def test_vmap_without_where(op):
     rng = np.random.default_rng(5)
-    names = [n for n in OPERANDS[op] if n != "where"]
-    for in_axes in combinations(op, (None, 0)):
-        if in_axes[-1] is not None or not any(a is not None for a in in_axes[:-1]):
-            continue
-        operands = [operand(n, rng, (a,)) for n, a in zip(names, in_axes[:-1], strict=True)]
-        found = jax.vmap(lambda *xs: call(ta, op, *xs, None), in_axes[:-1])(*map(jnp.asarray, operands))
-        assert_all_same(found, loop(lambda *xs: call(oracle, op, *xs, None), in_axes[:-1])(*operands))
+    cases = [c[:-1] for c in combinations(op, (None, 0)) if c[-1] is None]
+    given = [[operand(n, rng, (a,)) for n, a in zip(op.operands[:-1], c, strict=True)] for c in cases]
+    f = ours(op, **LIKE_A_CALL[op.name])
+    found = jax.jit(lambda given: [jax.vmap(f, c)(*xs) for c, xs in zip(cases, given, strict=True)])(given)
+    assert_all_same(found, [loop(by_oracle(op), c)(*xs) for c, xs in zip(cases, given, strict=True)], cases)
 
 
 # --- loops -----------------------------------------------------------------------------------------------------
@@ -208,84 +152,59 @@ def test_a_vmapped_cond_writes_only_in_the_branch_each_example_takes():
 # --- derivatives -----------------------------------------------------------------------------------------------
 
 
-DIFFERENTIABLE = {"ta_read": (0,), "ta_write": (0, 2), "ta_add": (0, 2), "ta_swap": (0, 2), "ta_stack": (0,)}
-
-
-def loss(lib, xp, op, *operands):
+def loss(lib, xp, op, *operands, **options):
     """A nonlinear scalar of one example."""
-    outs = call(lib, op, *(xp.sin(x) if k in DIFFERENTIABLE[op] else x for k, x in enumerate(operands)))
+    outs = op(lib, *(xp.sin(x) if k in op.differentiable else x for k, x in enumerate(operands)), **options)
     total = sum((xp.asarray(np.cos(np.arange(o.size))).reshape(o.shape) * o * o).sum() for o in outs)
     return total + 0.25 * total**2
 
 
-@pytest.mark.parametrize("op", OPERANDS)
-def test_grad_of_vmap_and_vmap_of_grad_for_every_combination(op):
+def replaced(xs, places, by):
+    return [by[places.index(k)] if k in places else x for k, x in enumerate(xs)]
+
+
+@every(SMOOTH_OPS)
+def test_grad_of_vmap_and_vmap_of_grad(op):
     rng = np.random.default_rng(7)
-    places = DIFFERENTIABLE[op]
-    f = functools.partial(loss, ta, jnp, op)
-    cases = [
-        (c, [operand(n, rng, (a,)) for n, a in zip(OPERANDS[op], c, strict=True)]) for c in combinations(op, (None, 0))
-    ]
+    places = op.differentiable
+    cases = [(c, operands(op, rng, c)) for c in alone_and_together(op)]
     weights = rng.normal(size=BATCH)
 
-    def grad_of_vmap(in_axes, operands):
-        return jax.grad(lambda *xs: (weights * jax.vmap(f, in_axes)(*xs)).sum(), argnums=places)(*operands)
+    def grad_of_vmap_and_vmap_of_grad(in_axes, xs):
+        f = functools.partial(loss, OURS, jnp, op, **({} if None not in in_axes else LIKE_A_CALL[op.name]))
+        total = jax.grad(lambda *xs: (weights * jax.vmap(f, in_axes)(*xs)).sum(), argnums=places)
+        return total(*xs), jax.vmap(jax.grad(f, argnums=places), in_axes)(*xs)
 
-    def vmap_of_grad(in_axes, operands):
-        return jax.vmap(jax.grad(f, argnums=places), in_axes)(*operands)
+    @jit
+    def derivatives(given):
+        return [grad_of_vmap_and_vmap_of_grad(c, xs) for (c, _), xs in zip(cases, given, strict=True)]
 
-    @jax.jit
-    def derivatives(operands):
-        return [(grad_of_vmap(c, xs), vmap_of_grad(c, xs)) for (c, _), xs in zip(cases, operands, strict=True)]
-
-    found = derivatives([[jnp.asarray(x) for x in operands] for _, operands in cases])
-    for (of_sum, of_each), (in_axes, operands) in zip(found, cases, strict=True):
-
-        def by_oracle(*xs, operands=operands):
-            full = list(operands)
-            for k, x in zip(places, xs, strict=True):
-                full[k] = x
-            return full
-
-        def one(*xs):
-            return (loss(oracle, np, op, *xs),)
-
-        def summed(*xs, in_axes=in_axes, by_oracle=by_oracle):
-            return float((weights * loop(one, in_axes)(*by_oracle(*xs))[0]).sum())
-
-        expected = oracle.gradient(summed, [operands[k] for k in places])
-        for a, e in zip(of_sum, expected, strict=True):
-            np.testing.assert_allclose(a, e, rtol=1e-6, atol=1e-7, err_msg=f"grad of vmap, {in_axes}")
-        for example in range(BATCH):
-            mine = [x if a is None else np.take(x, example, a) for x, a in zip(operands, in_axes, strict=True)]
-
-            def single(*xs, mine=mine):
-                full = list(mine)
-                for k, x in zip(places, xs, strict=True):
-                    full[k] = x
-                return loss(oracle, np, op, *full)
-
-            for a, e in zip(of_each, oracle.gradient(single, [mine[k] for k in places]), strict=True):
-                np.testing.assert_allclose(a[example], e, rtol=1e-6, atol=1e-7, err_msg=f"vmap of grad, {in_axes}")
+    found = derivatives([list(on_device(*xs)) for _, xs in cases])
+    for (of_sum, of_each), (in_axes, given) in zip(found, cases, strict=True):
+        expected = [
+            oracle.gradient(lambda *by, xs=xs: loss(oracle, np, op, *replaced(xs, places, by)), [xs[k] for k in places])
+            for xs in examples(in_axes, given)
+        ]
+        for n, k in enumerate(places):
+            own = np.stack([e[n] for e in expected])
+            np.testing.assert_allclose(of_each[n], own, rtol=1e-6, atol=1e-7, err_msg=f"vmap of grad, {in_axes}")
+            total = np.einsum("b,b...->b...", weights, own)
+            total = total.sum(0) if in_axes[k] is None else total
+            np.testing.assert_allclose(of_sum[n], total, rtol=1e-6, atol=1e-7, err_msg=f"grad of vmap, {in_axes}")
 
 
-@pytest.mark.parametrize("op", OPERANDS)
+@every(SMOOTH_OPS)
 def test_jacobians_of_both_modes_are_those_of_finite_differences(op):
     rng = np.random.default_rng(8)
-    operands = [operand(n, rng) for n in OPERANDS[op]]
-    places = DIFFERENTIABLE[op]
+    given, places = operands(op, rng, (None,) * len(op.operands)), op.differentiable
 
     def f(lib, xp, *xs):
-        full = list(map(xp.asarray, operands))
-        for k, x in zip(places, xs, strict=True):
-            full[k] = xp.sin(x)
-        return xp.concatenate([out.reshape(-1) for out in call(lib, op, *full)])
+        full = replaced(list(map(xp.asarray, given)), places, [xp.sin(x) for x in xs])
+        return xp.concatenate([out.reshape(-1) for out in op(lib, *full)])
 
-    args = [operands[k] for k in places]
-    ours = functools.partial(f, ta, jnp)
-    found = jax.jit(lambda *xs: [j(ours, argnums=tuple(range(len(xs))))(*xs) for j in (jax.jacfwd, jax.jacrev)])(*args)
-    length = f(oracle, np, *args).size
-    for row in range(length):
+    args, ours = [given[k] for k in places], functools.partial(f, OURS, jnp)
+    found = jit(lambda *xs: [j(ours, argnums=tuple(range(len(xs))))(*xs) for j in (jax.jacfwd, jax.jacrev)])(*args)
+    for row in range(f(oracle, np, *args).size):
         expected = oracle.gradient(lambda *xs, row=row: f(oracle, np, *xs)[row], args)
         for jacobian in found:
             for a, e in zip(jacobian, expected, strict=True):
@@ -301,7 +220,7 @@ def test_hessians_of_both_modes_agree_with_finite_differences_under_vmap():
         return (xp.sin(swapped) * swapped).sum() + (old**3).sum()
 
     ours = functools.partial(f, ta, jnp)
-    found = jax.jit(
+    found = jit(
         lambda b, i: [
             jax.vmap(h)(b, i)
             for h in (
@@ -344,7 +263,7 @@ def whole_buffers(f, *operands):
 
 
 @pytest.mark.parametrize(
-    "in_axes", [(None, 0, None), (None, 0, 0), (None, 1, 0), (None, -1, -1), (None, None, 0)], ids=axes_id
+    "in_axes", [(None, 0, None), (None, 0, 0), (None, -1, 0), (None, -1, -1), (None, None, 0)], ids=str
 )
 def test_a_gather_from_a_shared_buffer_is_no_broadcast(in_axes):
     buffer = jnp.arange(float(LENGTH * WIDTH)).reshape(LENGTH, WIDTH)

@@ -45,6 +45,14 @@ def ta_add(buffer: Any, index: Any, value: Any, *, where: Any = None, mode: str 
     return buffer
 
 
+def ta_max(buffer: Any, index: Any, value: Any, *, where: Any = None, mode: str | None = None) -> jax.Array:
+    """Each row is the `jnp.max` of the old one and of all that is put into it: equal ones share the derivative."""
+    value = jnp.broadcast_to(value, np.shape(index) + buffer.shape[1:])
+    positions = _positions(buffer, index, where)
+    rows = [[row, *(value[k] for k, i in positions if i == n)] for n, row in enumerate(buffer)]
+    return jnp.stack([jnp.max(jnp.stack(row), axis=0) for row in rows])
+
+
 def ta_stack(buffer: Any, size: Any = None) -> jax.Array:
     return buffer if size is None else jnp.concatenate([buffer[:size], jnp.zeros_like(buffer[size:])])
 
