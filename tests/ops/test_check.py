@@ -1,18 +1,20 @@
-"""`ta_check`: an index that is not of a live row is an error, or -1, and never of anything that does not run."""
+"""`ta_check`: an index that is not of a live row is an error, or -1.
+
+`test_index_errors.py` has the errors that it has in common with the row ops, and `test_batching.py` its batches."""
 
 import functools
-import itertools
-import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import ops
 import oracle
 import pytest
 import unrolled
 from in_numpy import in_numpy
 from in_place import assert_in_place
 from jax import lax
+from ops import RUNTIME_ERRORS
 from quick import jit
 from waiting import finish
 
@@ -24,52 +26,48 @@ rng = np.random.default_rng(0)
 BUFFER = rng.normal(size=(10, 2))
 SIZE = np.int32(5)  # of the buffer's ten rows, five are live
 
-#: JAX raises the former from the first call of a compiled function, and the latter from its fast path.
-RUNTIME_ERRORS = (jax.errors.JaxRuntimeError, ValueError)
-
 
 def raises(index, size=SIZE, op="ta_check"):
-    text = f"{op}: index {index} is out of range for a TensorArray of size {size}"
-    return pytest.raises(RUNTIME_ERRORS, match=re.escape(text) + r"(?!\d)")
+    return ops.raises(op, index, size)
 
 
 bind = primitives.ta_check_p.bind
 drop = functools.partial(ta_check, mode="drop")
 
 
-def masked(index, size):
+def masked(index, size, good):
     """The same by the kernel, which is asked for the good ones only."""
-    return ta_check(index, size, where=oracle.ta_check(index, size) >= 0, mode="error")
+    return ta_check(index, size, where=good, mode="error")
 
 
 # --- values ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (5,), (2, 3), (0,), (2, 0), (1, 2, 1)], ids=str)
-def test_an_index_of_live_rows_is_itself(shape):
-    index = rng.integers(0, SIZE, shape)
-    for f in (ta_check, jax.jit(ta_check), drop, masked):
-        oracle.assert_same_bits(f(jnp.asarray(index), SIZE), index.astype(np.int32))
+def test_an_index_of_live_rows_is_itself():
+    for shape in [(), (1,), (5,), (2, 3), (0,), (2, 0), (1, 2, 1)]:
+        index = rng.integers(0, SIZE, shape)
+        for f in (ta_check, jax.jit(ta_check), drop):
+            oracle.assert_same_bits(f(jnp.asarray(index), SIZE), index.astype(np.int32))
 
 
 @pytest.mark.parametrize("dtype", oracle.INTEGERS, ids=oracle.name_of)
-@pytest.mark.parametrize("size", [-(2**31), -1, 0, 1, 100, 2**31 - 1])
-def test_an_index_may_have_any_integer_dtype_and_value(dtype, size):
+def test_an_index_may_have_any_integer_dtype_and_value(dtype):
     limits = np.iinfo(dtype)
     values = {0, 1, 99, 100, 101, 127, limits.min, limits.max, limits.max // 2 + 1, min(2**32 + 1, limits.max)}
     values |= {max(-1, limits.min), max(-(2**32) + 1, limits.min), min(2**31 - 1, limits.max)}
     index = np.array(sorted(values), dtype)
-    expected = oracle.ta_check(index, size)
-    for f in (drop, masked):
-        oracle.assert_same_bits(f(jnp.asarray(index), np.int32(size)), expected)
-    oracle.assert_same_bits(jax.jit(drop)(index, np.int32(size)), expected)
-    oracle.assert_same_bits(jax.jit(functools.partial(reference.check, batch_dims=0))(index, np.int32(size)), expected)
-    if limits.bits < 64:
-        with jax.enable_x64(False):
-            for f in (drop, masked):
-                oracle.assert_same_bits(f(jnp.asarray(index), np.int32(size)), expected)
-            plain = reference.check(jnp.asarray(index), jnp.int32(size), batch_dims=0)
-            oracle.assert_same_bits(plain, expected)
+
+    def every_way(index, size, good):
+        return drop(index, size), masked(index, size, good), reference.check(index, size, batch_dims=0)
+
+    for x64 in (True, False) if limits.bits < 64 else (True,):
+        with jax.enable_x64(x64):
+            jitted = jax.jit(every_way)
+            for size in (-(2**31), -1, 0, 1, 100, 2**31 - 1):
+                expected = oracle.ta_check(index, size)
+                for f in (jitted, every_way) if size == 100 else (jitted,):
+                    for found in f(jnp.asarray(index), jnp.int32(size), expected >= 0):
+                        oracle.assert_same_bits(found, expected)
 
 
 @pytest.mark.parametrize("dtype", oracle.SMALL_INTEGERS, ids=oracle.name_of)
@@ -140,20 +138,8 @@ def test_arguments_are_checked():
 # --- errors ----------------------------------------------------------------------------------------------------
 
 
-def in_scan(index, size):
-    return lax.scan(lambda s, i: (s, ta_check(i, s)), size, jnp.stack([index]))[1][-1]
-
-
-def in_while(index, size):
-    return lax.while_loop(lambda c: c[0] < 1, lambda c: (c[0] + 1, ta_check(index, size)), (0, jnp.int32(0)))[1]
-
-
-def in_fori(index, size):
-    return lax.fori_loop(index, index + 1, lambda k, _: ta_check(k, size), jnp.int32(0))
-
-
-def in_cond(index, size):
-    return lax.cond(index != 3, lambda: ta_check(index, size), lambda: jnp.int32(3))
+def in_vmap_of_size(index, size):
+    return jax.vmap(lambda s: ta_check(index, s, mode="error"))(jnp.stack([size, size]))[1]
 
 
 def in_vmap_of_others(index, size):
@@ -161,58 +147,13 @@ def in_vmap_of_others(index, size):
     return jax.vmap(lambda x: x + ta_check(index, size))(jnp.zeros(2, jnp.int32))[1]
 
 
-def in_vmap_of_where(index, size):
-    """A batched mask leaves the index as it is: not batched, so that a stray raises."""
-    return jax.vmap(lambda where: ta_check(index, size, where=where))(jnp.array([True, False]))[0]
-
-
-def in_vmap_of_index(index, size):
-    """The index is batched, and strays are asked for."""
-    return jax.vmap(lambda i: ta_check(i, size, mode="error"))(jnp.stack([index * 0, index]))[1]
-
-
-def in_vmap_of_size(index, size):
-    return jax.vmap(lambda s: ta_check(index, s, mode="error"))(jnp.stack([size, size]))[1]
-
-
-def in_jvp(index, size):
-    tangents = (np.zeros((), jax.dtypes.float0),) * 2
-    return jax.jvp(ta_check, (index, size), tangents)[0]
-
-
-CONTEXTS = {
-    "direct": ta_check,
-    "nested_jit": lambda index, size: jax.jit(jax.jit(ta_check))(index, size),
-    "scan": in_scan,
-    "while_loop": in_while,
-    "fori_loop": in_fori,
-    "cond": in_cond,
-    "checkpoint": jax.checkpoint(ta_check),
-    "masked": lambda index, size: ta_check(index, size, where=index != 3),
-    "masked_vector": lambda index, size: ta_check(index[None], size, where=index != 3)[0],
-    "vmap_of_others": in_vmap_of_others,
-    "vmap_of_where": in_vmap_of_where,
-    "vmap_of_index": in_vmap_of_index,
-    "vmap_of_size": in_vmap_of_size,
-    "jvp": in_jvp,
-}
-
-
-@pytest.mark.parametrize("jit", [jax.jit, lambda f: f], ids=["jit", "eager"])
-@pytest.mark.parametrize("context", CONTEXTS)
-def test_a_stray_index_raises_on_the_first_call_and_later_ones(context, jit):
-    f = jit(CONTEXTS[context])
-    for stray in (7, -1, 5):
-        with raises(stray):
-            finish(f(jnp.array(stray), jnp.int32(SIZE)))
-        for good in (4, 0):
-            oracle.assert_same_bits(f(jnp.array(good), jnp.int32(SIZE)), np.int32(good))
-
-
-@pytest.mark.parametrize("context", ["direct", "scan", "while_loop", "cond"])
-def test_a_stray_index_raises_with_jit_disabled(context):
-    with jax.disable_jit(), raises(7):
-        finish(CONTEXTS[context](jnp.array(7), jnp.int32(SIZE)))
+@pytest.mark.parametrize("f", [in_vmap_of_size, in_vmap_of_others])
+def test_a_stray_index_raises_on_the_first_call_and_later_ones(f):
+    for g in (f, jax.jit(f)):
+        for stray in (7, -1, 5):
+            with raises(stray):
+                finish(g(jnp.array(stray), jnp.int32(SIZE)))
+            oracle.assert_same_bits(g(jnp.array(4), jnp.int32(SIZE)), np.int32(4))
 
 
 def test_the_error_names_the_op_that_the_user_called():
@@ -238,33 +179,9 @@ def test_the_error_names_the_live_size(size):
 
 
 def test_the_first_stray_in_order_is_named_with_the_size_of_its_example():
-    with raises(-4):
-        finish(ta_check(jnp.array([[3, 4], [-4, 77]]), SIZE))
     with raises(6, size=3):
         f = jax.vmap(functools.partial(ta_check, mode="error"))
         finish(f(jnp.array([[1, 6], [2, 6], [7, 7]]), jnp.array([7, 3, 5], jnp.int32)))
-
-
-@pytest.mark.parametrize(
-    "index",
-    [
-        np.int8(-128),
-        np.int16(-1),
-        np.int32(2**31 - 1),
-        np.int64(-(2**63)),
-        np.int64(2**32 + 1),
-        np.uint8(255),
-        np.uint16(10),
-        np.uint32(2**32 - 1),
-        np.uint64(2**63 + 5),
-        np.uint64(2**64 - 1),
-    ],
-    ids=repr,
-)
-def test_an_index_of_any_dtype_is_named_with_its_true_value(index):
-    for given in (index, jnp.asarray(index)):
-        with raises(int(index)):
-            finish(ta_check(given, SIZE))
 
 
 def test_an_index_known_while_tracing_is_an_error_at_run_time():
@@ -277,164 +194,27 @@ def test_an_index_known_while_tracing_is_an_error_at_run_time():
 # --- dropped ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("context", ["direct", "scan", "fori_loop", "cond", "vmap"])
-def test_mode_drop_never_raises(context):
-    index = np.array([7, -1, 3, 5, 4])
-    f = {
-        "direct": drop,
-        "scan": lambda i, s: lax.scan(lambda _, i: (0, drop(i, s)), 0, i)[1],
-        "fori_loop": lambda i, s: lax.fori_loop(0, 5, lambda k, r: r.at[k].set(drop(i[k], s)), jnp.zeros(5, jnp.int32)),
-        "cond": lambda i, s: lax.cond(s > 0, drop, lambda i, s: i.astype(jnp.int32), i, s),
-        "vmap": jax.vmap(drop, (0, None)),
-    }[context]
-    oracle.assert_same_bits(jax.jit(f)(index, SIZE), oracle.ta_check(index, SIZE))
-
-
-AXES = [a for a in itertools.product([None, 0, 1, 2], [None, 0]) if a != (None, None)]
-
-
-@pytest.mark.parametrize("axes", AXES, ids=str)
-def test_what_vmap_batches_is_dropped_by_default(axes):
+@pytest.mark.parametrize("axes", [(0, None), (None, 0), (2, 0)], ids=str)
+def test_what_vmap_batches_is_dropped_by_default_and_an_error_if_that_is_asked_for(axes):
     index, size = rng.integers(-1, 8, (3, 2, 4)), np.array([5, 0, 7], np.int32)
     index = index[0] if axes[0] is None else np.moveaxis(index, 0, axes[0])
     args = index, size[0] if axes[1] is None else size
-    expected = [
-        oracle.ta_check(*(x if a is None else np.take(x, k, a) for x, a in zip(args, axes, strict=True)))
-        for k in range(3)
-    ]
-    f = jax.vmap(ta_check, axes)
-    oracle.assert_same_bits(f(*map(jnp.asarray, args)), np.stack(expected))
-    oracle.assert_same_bits(jax.jit(f)(*args), np.stack(expected))
+    (expected,) = ops.loop(functools.partial(ops.OPS["ta_check"], oracle), axes)(*args)
+    for f in (jax.vmap(ta_check, axes), jax.jit(jax.vmap(ta_check, axes))):
+        oracle.assert_same_bits(f(*map(jnp.asarray, args)), expected)
     mapped = jax.vmap(functools.partial(ta_check, mode="error"), axes)
     with pytest.raises(RUNTIME_ERRORS, match=r"ta_check: index -?\d+ is out of range for a TensorArray of size \d"):
         finish(jax.jit(mapped)(*args))
 
 
 def test_a_batch_of_batches_is_one_call():
-    index, size = rng.integers(-1, 8, (2, 4)), np.array([5, 0, 7], np.int32)
     f = jax.vmap(jax.vmap(ta_check, (None, 0)), (0, None))
-    expected = np.array([[oracle.ta_check(i, s) for s in size] for i in index])
-    oracle.assert_same_bits(f(jnp.asarray(index), size), expected)
-    assert str(jax.make_jaxpr(f)(index, size)).count("= ta_check[") == 1
+    assert str(jax.make_jaxpr(f)(np.zeros((2, 4), int), np.zeros(3, np.int32))).count("= ta_check[") == 1
 
 
 def test_a_dropped_index_reads_zeros():
     f = jax.jit(lambda b, i, s: ta_read(b, drop(i, s), mode="drop"))
     np.testing.assert_array_equal(f(BUFFER, np.array([4, 5, -1]), SIZE), [BUFFER[4], [0, 0], [0, 0]])
-
-
-# --- not executed ----------------------------------------------------------------------------------------------
-
-
-def test_an_untaken_branch_never_raises():
-    @jax.jit
-    def f(index, size, which):
-        def check():
-            return ta_check(index, size)
-
-        def nothing():
-            return jnp.int32(99)
-
-        return (
-            lax.cond(which == 1, check, nothing),
-            lax.switch(which, [nothing, lambda: jax.jit(check)(), nothing]),
-            lax.scan(lambda _, k: (0, lax.cond(which == k, check, nothing)), 0, jnp.array([1]))[1][0],
-        )
-
-    for _ in range(2):
-        np.testing.assert_array_equal(f(7, SIZE, 2), [99, 99, 99])
-        with raises(7):
-            finish(f(7, SIZE, 1))
-        np.testing.assert_array_equal(f(4, SIZE, 1), [4, 4, 4])
-
-
-@pytest.mark.parametrize("policy", [None, checkpoint_policies.save_reads], ids=["all", "save_reads"])
-def test_an_untaken_branch_never_raises_under_grad(policy):
-    @jax.jit
-    def f(x, index, size, taken):
-        @functools.partial(jax.checkpoint, policy=policy)
-        def loss(x):
-            seen = lax.cond(taken, lambda: jnp.sin(ta_read(BUFFER * x, ta_check(index, size))).sum(), lambda: x)
-            return seen * x
-
-        return jax.value_and_grad(loss)(x)
-
-    np.testing.assert_allclose(f(1.5, 7, SIZE, False), [1.5**2, 3.0])
-    with raises(7):
-        finish(f(1.5, 7, SIZE, True))
-
-
-def fori(trips, body, start):
-    return lax.fori_loop(0, trips, lambda _, carry: body(carry), start)
-
-
-LOOPS = {
-    "fori": fori,
-    "while_loop": lambda trips, body, start: lax.while_loop(
-        lambda c: c[0] > 0, lambda c: (c[0] - 1, body(c[1])), (trips, start)
-    )[1],
-    "nested_jit": lambda trips, body, start: fori(trips, jax.jit(lambda c: jax.jit(body)(c)), start),
-    "cond": lambda trips, body, start: fori(jnp.abs(trips), lambda c: lax.cond(trips > 0, body, lambda c: c, c), start),
-    "cond_of_step": lambda trips, body, start: lax.fori_loop(
-        0, 3, lambda k, c: lax.cond(k < trips, body, lambda c: c, c), start
-    ),
-    "inner_loop": lambda trips, body, start: fori(1, lambda c: fori(trips, body, c), start),
-    "loop_of_loop": lambda trips, body, start: fori(trips, lambda c: fori(1, body, c), start),
-    "checkpoint": lambda trips, body, start: fori(trips, jax.checkpoint(body), start),
-}
-
-
-@pytest.mark.parametrize("loop", LOOPS)
-@pytest.mark.parametrize("place", ["carried", "closed over"])
-def test_a_loop_of_no_steps_never_raises_although_one_of_one_step_does(loop, place):
-    """Nothing in the step depends on its number, so XLA could take the call out of the loop."""
-
-    @jax.jit
-    def f(index, size, trips):
-        def body(carry):
-            carried, total = carry
-            return carried, total + ta_check(carried if place == "carried" else index, size)
-
-        return LOOPS[loop](trips, body, (index, jnp.int32(0)))[1]
-
-    assert f(7, SIZE, 0) == 0
-    with raises(7):
-        finish(f(7, SIZE, 1))
-    with raises(-1):
-        finish(f(-1, SIZE, 2))
-    assert f(4, SIZE, 2) == 8
-    assert f(7, SIZE, 0) == 0
-
-
-def test_derivatives_and_batches_of_a_loop_of_no_steps_never_raise():
-    def f(x, index, size, trips):
-        def body(_, total):
-            return total + jnp.sin(ta_read(BUFFER * x, ta_check(index, size))).sum()
-
-        return lax.fori_loop(0, trips, body, x)
-
-    tangent = jax.jit(lambda x, *rest: jax.jvp(lambda x: f(x, *rest), (x,), (1.0,)))
-    np.testing.assert_array_equal(tangent(1.5, 7, SIZE, 0), [1.5, 1.0])
-    with raises(7):
-        finish(tangent(1.5, 7, SIZE, 1))
-
-    batched = jax.jit(jax.vmap(f, (0, None, None, None)))
-    np.testing.assert_array_equal(batched(np.array([1.5, 2.5]), 7, SIZE, 0), [1.5, 2.5])
-    with raises(7):
-        finish(batched(np.array([1.5, 2.5]), 7, SIZE, 1))
-
-
-def test_the_gradient_of_a_scan_of_no_steps_never_raises():
-    def f(x, index, size, steps):
-        def body(total, _):
-            return total + jnp.sin(ta_read(BUFFER * x, ta_check(index, size))).sum(), None
-
-        return lax.scan(body, x, None, length=steps)[0]
-
-    gradient = jax.jit(jax.grad(f), static_argnums=3)
-    assert gradient(1.5, 7, SIZE, 0) == 1
-    with raises(7):
-        finish(gradient(1.5, 7, SIZE, 1))
 
 
 # --- derivatives of what is done with the index ----------------------------------------------------------------
@@ -489,28 +269,31 @@ def test_derivatives_with_a_checked_index_are_those_of_plain_jax(read):
     def f(buffer):
         return loss_of(READS[read], buffer, jnp.asarray(INDEX), jnp.int32(SIZE))
 
-    gradient, hessian = expected_derivatives()
-    for first in (jax.grad, jax.jacfwd):
-        np.testing.assert_allclose(jit(first(f))(BUFFER), gradient, rtol=1e-10, atol=1e-12)
-    for second in (jax.jacfwd, jax.jacrev):
-        np.testing.assert_allclose(jit(second(jax.grad(f)))(BUFFER), hessian, rtol=1e-10, atol=1e-12)
+    def of(buffer):
+        gradient = jax.grad(f)
+        second = [jax.jacfwd(gradient), *[jax.jacrev(gradient)] * (read in ("plain", "save_reads"))]
+        return [g(buffer) for g in (gradient, jax.jacfwd(f))], [g(buffer) for g in second]
+
+    for found, expected in zip(jit(of)(BUFFER), expected_derivatives(), strict=True):
+        for one in found:
+            np.testing.assert_allclose(one, expected, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("read", READS)
+BATCHED = {"plain": (0, None, 0), "cond": (0, 0, None), "drop": (0, 0, None), "save_reads": (0, None, 0)}
+
+
+@pytest.mark.parametrize("read", BATCHED)
 def test_batches_of_gradients_and_gradients_of_batches_are_those_of_plain_jax(read):
-    buffers = np.stack([BUFFER, 2 * BUFFER, -BUFFER])
+    axes, buffers = BATCHED[read], np.stack([BUFFER, 2 * BUFFER, -BUFFER])
     expected = in_numpy(jax.vmap(jax.grad(by_unrolling)))(buffers)
-    for axes in [(0, None, None), (0, 0, None), (0, None, 0)]:
-        index = np.stack([INDEX] * 3) if axes[1] == 0 else INDEX
-        size = np.stack([SIZE] * 3) if axes[2] == 0 else SIZE
-        f = functools.partial(loss_of, READS[read])
-        of_gradients = jit(jax.vmap(jax.grad(f), axes))(buffers, index, size)
-        np.testing.assert_allclose(of_gradients, expected, rtol=1e-10, atol=1e-12)
-        of_batch = jit(jax.grad(lambda *args, axes=axes, f=f: jax.vmap(f, axes)(*args).sum()))
-        np.testing.assert_allclose(of_batch(buffers, index, size), expected, rtol=1e-10, atol=1e-12)
+    args = buffers, *(np.stack([x] * 3) if a == 0 else x for x, a in zip((INDEX, SIZE), axes[1:], strict=True))
+    f = functools.partial(loss_of, READS[read])
+    of_batch = jax.grad(lambda *args: jax.vmap(f, axes)(*args).sum())
+    for found in jit(lambda *args: (jax.vmap(jax.grad(f), axes)(*args), of_batch(*args)))(*args):
+        np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("read", ["plain", "masked", "nested_jit", "cond", "checkpoint", "save_reads"])
+@pytest.mark.parametrize("read", ["plain", "cond", "save_reads"])
 def test_a_stray_index_raises_in_derivatives(read):
     f = functools.partial(loss_of, READS[read])
     second = jax.grad(lambda b, *rest: (jax.grad(f)(b, *rest) ** 2).sum())
