@@ -1,4 +1,6 @@
-"""`ta_clear`: zeros in a range of rows, in place, at no cost where there are none."""
+"""`ta_clear`: zeros in a range of rows, in place, at no cost where there are none.
+
+`test_transforms.py` and `test_batching.py` have it by itself, this file in programs that write and read as well."""
 
 import functools
 import itertools
@@ -13,6 +15,7 @@ import unrolled
 from in_numpy import in_numpy
 from in_place import assert_in_place, assert_linear_time, assert_no_whole_buffer_copy, compiled
 from jax import lax
+from ops import OPS, OURS, loop
 from quick import jit
 
 from jax_tensorarray import primitives, ta_read, ta_write
@@ -39,10 +42,10 @@ def test_rows_from_start_to_stop_are_zeros(rows, elem):
         oracle.assert_same_bits(ta_clear(jnp.asarray(buffer), start, jnp.array(stop)), expected)
 
 
-@pytest.mark.parametrize("rank", range(1, 9))
-def test_buffers_of_rank_up_to_eight(rank):
-    buffer = rng.normal(size=(3, 2, 1, 2, 1, 2, 1, 2)[:rank])
-    oracle.assert_same_bits(ta_clear(jnp.asarray(buffer), jnp.array(1), 2), oracle.ta_clear(buffer, 1, 2))
+def test_buffers_of_rank_up_to_eight():
+    for rank in range(1, 9):
+        buffer = rng.normal(size=(3, 2, 1, 2, 1, 2, 1, 2)[:rank])
+        oracle.assert_same_bits(ta_clear(jnp.asarray(buffer), jnp.array(1), 2), oracle.ta_clear(buffer, 1, 2))
 
 
 def values_of(dtype):
@@ -52,46 +55,28 @@ def values_of(dtype):
 
 
 @pytest.mark.parametrize("start_dtype", oracle.INTEGERS, ids=oracle.name_of)
-@pytest.mark.parametrize("stop_dtype", oracle.INTEGERS, ids=oracle.name_of)
-def test_start_and_stop_may_each_have_any_integer_dtype_and_value(start_dtype, stop_dtype):
-    f = jax.jit(ta_clear)
-    plain = jax.jit(functools.partial(reference.clear, batch_dims=0))
-    for start, stop in itertools.product(values_of(start_dtype), values_of(stop_dtype)):
-        args = jnp.asarray(BUFFER), start_dtype(start), stop_dtype(stop)
-        expected = oracle.ta_clear(BUFFER, start, stop)
-        oracle.assert_same_bits(f(*args), expected)
-        oracle.assert_same_bits(plain(*args), expected)
+def test_start_and_stop_may_each_have_any_integer_dtype_and_value(start_dtype):
+    """With and without jit of one dtype, and of two."""
+    f = jax.jit(lambda *args: (ta_clear(*args), reference.clear(*args, batch_dims=0)))
+    next_dtype = oracle.INTEGERS[(oracle.INTEGERS.index(start_dtype) + 3) % 8]
+    for stop_dtype in (start_dtype, next_dtype):
+        for start, stop in itertools.product(values_of(start_dtype), values_of(stop_dtype)):
+            expected = oracle.ta_clear(BUFFER, start, stop)
+            args = jnp.asarray(BUFFER), jnp.asarray(start, start_dtype), stop_dtype(stop)
+            for found in (*f(*args), ta_clear(*args)):
+                oracle.assert_same_bits(found, expected)
 
 
-@pytest.mark.parametrize("dtype", oracle.INTEGERS, ids=oracle.name_of)
-def test_start_and_stop_of_any_dtype_work_without_jit_too(dtype):
-    for start, stop in itertools.product(values_of(dtype), repeat=2):
-        found = ta_clear(jnp.asarray(BUFFER), jnp.asarray(start, dtype), dtype(stop))
-        oracle.assert_same_bits(found, oracle.ta_clear(BUFFER, start, stop))
+ANY = [-(2**100), -(2**40), -1, 2, 2**31, 2**32 + 2, 2**63, 2**100, np.int64(2**40), np.uint64(2**63)]
 
 
-ANY = [
-    -(2**100),
-    -(2**40),
-    -1,
-    2,
-    2**31,
-    2**32 + 2,
-    2**63,
-    2**100,
-    np.int64(2**40),
-    np.uint64(2**63),
-    np.array(-(2**40)),
-]
-
-
-@pytest.mark.parametrize("at", ANY, ids=repr)
 @pytest.mark.parametrize("x64", [True, False])
-def test_a_python_or_numpy_bound_may_be_of_any_magnitude(at, x64):
+def test_a_python_or_numpy_bound_may_be_of_any_magnitude(x64):
     buffer = BUFFER.astype(np.float32)
     with jax.enable_x64(x64):
-        oracle.assert_same_bits(ta_clear(jnp.asarray(buffer), at, 4), oracle.ta_clear(buffer, at, 4))
-        oracle.assert_same_bits(ta_clear(jnp.asarray(buffer), 1, at), oracle.ta_clear(buffer, 1, at))
+        for at in (*ANY, np.array(-(2**40))):
+            oracle.assert_same_bits(ta_clear(jnp.asarray(buffer), at, 4), oracle.ta_clear(buffer, at, 4))
+            oracle.assert_same_bits(ta_clear(jnp.asarray(buffer), 1, at), oracle.ta_clear(buffer, 1, at))
 
 
 @pytest.mark.parametrize("dtype", [np.uint32, np.int32, np.uint8], ids=oracle.name_of)
@@ -117,11 +102,8 @@ def test_other_rows_are_left_bit_for_bit(dtype):
         expected = oracle.ta_clear(buffer, start, stop)
         oracle.assert_same_bits(f(jnp.asarray(buffer), start, stop), expected)
         oracle.assert_same_bits(ta_clear(jnp.asarray(buffer), start, stop), expected)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=oracle.name_of)
-def test_dtypes_packed_below_a_byte_have_plain_jax_and_all_others_a_kernel(dtype):
-    text = jax.jit(ta_clear).lower(jnp.zeros((4, 3), dtype), 1, 2).as_text()
+    # Dtypes that are packed below a byte have plain JAX, and all others a kernel.
+    text = f.lower(jnp.zeros((4, 3), dtype), 1, 2).as_text()
     assert ("@jax_tensorarray_clear" in text) == (dtype not in oracle.PACKED)
 
 
@@ -168,7 +150,7 @@ def test_a_bound_is_an_integer_scalar(name):
 
 # --- in control flow -------------------------------------------------------------------------------------------
 #
-# A program of a few steps, each of which writes a row and then clears a range, by way of every kind of loop.
+# A program of a few steps, each of which writes a row and then clears a range, by way of several kinds of loops.
 
 STARTS = np.array([1, 3, -2, 4, 9, 2])
 STOPS = np.array([3, 3, 1, 99, 11, 0])
@@ -179,10 +161,6 @@ def step(lib, xp, buffer, x, k, start, stop):
     return lib.ta_clear(lib.ta_write(buffer, k % SIZE, row * (1 + k)), start, stop)
 
 
-class Ours:
-    ta_read, ta_write, ta_clear = map(staticmethod, (ta_read, ta_write, ta_clear))
-
-
 def by_hand(lib, xp, buffer, x):
     for k in range(len(STARTS)):
         buffer = step(lib, xp, buffer, x, k, STARTS[k], STOPS[k])
@@ -190,13 +168,13 @@ def by_hand(lib, xp, buffer, x):
 
 
 def in_scan(buffer, x, wrap=lambda f: f):
-    body = wrap(lambda b, ks: step(Ours, jnp, b, x, *ks))
+    body = wrap(lambda b, ks: step(OURS, jnp, b, x, *ks))
     xs = (jnp.arange(len(STARTS)), jnp.asarray(STARTS), jnp.asarray(STOPS))
     return lax.scan(lambda b, ks: (body(b, ks), None), buffer, xs)[0]
 
 
 def nth_step(b, x, k):
-    return step(Ours, jnp, b, x, k, jnp.asarray(STARTS)[k], jnp.asarray(STOPS)[k])
+    return step(OURS, jnp, b, x, k, jnp.asarray(STARTS)[k], jnp.asarray(STOPS)[k])
 
 
 def in_while(buffer, x):
@@ -224,17 +202,12 @@ def in_switch(buffer, x):
 
 
 CONTEXTS = {
-    "python": lambda buffer, x: by_hand(Ours, jnp, buffer, x),
     "scan": in_scan,
-    "fori_loop": lambda buffer, x: lax.fori_loop(0, len(STARTS), lambda k, b: nth_step(b, x, k), buffer),
     "while_loop": in_while,
     "cond": in_cond,
     "switch": in_switch,
-    "nested_jit": functools.partial(in_scan, wrap=lambda f: jax.jit(jax.jit(f))),
-    "checkpoint": jax.checkpoint(in_scan),
     "checkpointed_scan": functools.partial(in_scan, wrap=jax.checkpoint),
 }
-REVERSIBLE = [c for c in CONTEXTS if c != "while_loop"]
 X = rng.normal(size=ELEM)
 WEIGHTS = rng.normal(size=BUFFER.shape)
 
@@ -248,76 +221,68 @@ def by_unrolling(buffer, x):
     return loss(jnp, functools.partial(by_hand, unrolled, jnp), buffer, x)
 
 
-@pytest.mark.parametrize("jit", [jax.jit, lambda f: f], ids=["jit", "eager"])
+def test_a_program_that_clears_has_the_same_result_without_jit():
+    expected = by_hand(oracle, np, BUFFER, X)
+    for run in (functools.partial(by_hand, OURS, jnp), in_scan):
+        np.testing.assert_allclose(run(jnp.asarray(BUFFER), jnp.asarray(X)), expected, rtol=1e-12)
+
+
+TANGENTS = np.cos(BUFFER), np.cos(X)
+BATCH = np.stack([BUFFER, BUFFER[::-1], 2 * BUFFER]), np.stack([X, 2 * X, -X])
+
+
+def derivatives(f, reverse=True):
+    """The value, derivatives of both orders and modes, those of a batch, and a batch of them."""
+
+    def along(f):
+        return lambda *args: jax.jvp(f, args, TANGENTS)[1]
+
+    def each(*args):
+        found = [f(*args), along(f)(*args), along(along(f))(*args)]
+        if reverse:
+            gradient = jax.grad(f, argnums=(0, 1))
+            twice = jax.grad(lambda *args: sum(jnp.vdot(g, t) for g, t in zip(gradient(*args), TANGENTS, strict=True)))
+            of_batch = jax.grad(lambda b, x: jax.vmap(f)(b, x).sum(), argnums=(0, 1))
+            found += [gradient(*args), along(gradient)(*args), twice(*args), jax.grad(along(f))(*args)]
+            found += [jax.vmap(gradient)(*BATCH), of_batch(*BATCH)]
+        return found
+
+    return each
+
+
+@functools.cache
+def expected_derivatives(reverse):
+    return in_numpy(derivatives(by_unrolling, reverse))(BUFFER, X)
+
+
 @pytest.mark.parametrize("context", CONTEXTS)
-def test_a_program_that_clears_has_the_same_result_everywhere(context, jit):
-    found = jit(CONTEXTS[context])(jnp.asarray(BUFFER), jnp.asarray(X))
-    np.testing.assert_allclose(found, by_hand(oracle, np, BUFFER, X), rtol=1e-12)
-
-
-@pytest.mark.parametrize("context", REVERSIBLE)
-def test_its_gradient_is_that_of_finite_differences(context):
-    f = functools.partial(loss, jnp, CONTEXTS[context])
-    found = jit(jax.grad(f, argnums=(0, 1)))(BUFFER, X)
-    expected = oracle.gradient(functools.partial(loss, np, functools.partial(by_hand, oracle, np)), [BUFFER, X])
-    for a, e in zip(found, expected, strict=True):
-        np.testing.assert_allclose(a, e, rtol=1e-6, atol=1e-7)
-
-
-@pytest.mark.parametrize("context", CONTEXTS)
-def test_its_directional_derivative_is_that_of_plain_jax(context):
-    tangents = np.cos(BUFFER), np.cos(X)
-    f = functools.partial(loss, jnp, CONTEXTS[context])
-    found = jit(lambda *args: jax.jvp(f, args, tangents))(BUFFER, X)
-    expected = in_numpy(lambda *args: jax.jvp(by_unrolling, args, tangents))(BUFFER, X)
-    np.testing.assert_allclose(found, expected, rtol=1e-12)
-
-
-@pytest.mark.parametrize("outer", [jax.jacfwd, jax.jacrev])
-@pytest.mark.parametrize("inner", [jax.jacfwd, jax.jacrev])
-@pytest.mark.parametrize("context", ["scan", "cond", "nested_jit", "checkpointed_scan"])
-def test_its_second_derivatives_are_those_of_plain_jax(context, inner, outer):
-    found = jit(outer(inner(functools.partial(loss, jnp, CONTEXTS[context]))))(BUFFER, X)
-    expected = in_numpy(outer(inner(by_unrolling)))(BUFFER, X)
-    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-10)
-
-
-@pytest.mark.parametrize("context", REVERSIBLE)
-def test_batches_of_gradients_and_gradients_of_batches_are_those_of_plain_jax(context):
-    buffers, xs = np.stack([BUFFER, BUFFER[::-1], 2 * BUFFER]), np.stack([X, 2 * X, -X])
-
-    def both(f):
-        of_batch = jax.grad(lambda b, x: jax.vmap(f)(b, x).sum(), argnums=(0, 1))
-        return lambda b, x: (jax.vmap(jax.grad(f, argnums=(0, 1)))(b, x), of_batch(b, x))
-
-    found = jit(both(functools.partial(loss, jnp, CONTEXTS[context])))(buffers, xs)
-    expected = in_numpy(both(by_unrolling))(buffers, xs)
-    for a, e in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+def test_a_program_that_clears_has_the_result_and_the_derivatives_of_plain_jax(context):
+    reverse = context != "while_loop"
+    found = jit(derivatives(functools.partial(loss, jnp, CONTEXTS[context]), reverse))(BUFFER, X)
+    for a, e in zip(jax.tree.leaves(found), jax.tree.leaves(expected_derivatives(reverse)), strict=True):
         np.testing.assert_allclose(a, e, rtol=1e-9, atol=1e-10)
+
+
+def test_plain_jax_has_the_value_and_the_gradient_of_finite_differences():
+    f = functools.partial(loss, np, functools.partial(by_hand, oracle, np))
+    value, _, _, gradient, *_ = expected_derivatives(True)
+    np.testing.assert_allclose(value, f(BUFFER, X), rtol=1e-12)
+    for a, e in zip(gradient, oracle.gradient(f, [BUFFER, X]), strict=True):
+        np.testing.assert_allclose(a, e, rtol=1e-6, atol=1e-7)
 
 
 # --- batches ---------------------------------------------------------------------------------------------------
 
-AXES = [a for a in itertools.product([None, 0, 1, 2], [None, 0], [None, 0]) if a != (None, None, None)]
 
-
-@pytest.mark.parametrize("axes", AXES, ids=str)
-@pytest.mark.parametrize("dtype", [np.float64, ml_dtypes.int4], ids=oracle.name_of)
-def test_a_batch_is_a_loop_over_its_examples(axes, dtype):
-    buffer = rng.integers(1, 7, (3, 4, 2)).astype(dtype)
-    buffer = buffer[0] if axes[0] is None else np.moveaxis(buffer, 0, axes[0])
-    start, stop = (np.int64(1) if axes[1] is None else np.array([1, -3, 4])), np.array([2, 3, 9])
-    stop = stop[1] if axes[2] is None else stop
-    args = buffer, start, stop
-
-    def example(k):
-        return [x if a is None else np.take(x, k, a) for x, a in zip(args, axes, strict=True)]
-
-    expected = np.stack([oracle.ta_clear(*example(k)) for k in range(3)])
-    f = jax.vmap(ta_clear, axes)
-    oracle.assert_same_bits(f(*map(jnp.asarray, args)), expected)
-    oracle.assert_same_bits(jax.jit(f)(*args), expected)
-    out = jax.jit(jax.vmap(ta_clear, axes, out_axes=1))(*args)
+@pytest.mark.parametrize("axes", [(None, 0, 0), (2, None, 0), (1, 0, None)], ids=str)
+def test_a_batch_in_plain_jax_is_a_loop_over_its_examples(axes):
+    """A dtype that is packed below a byte has no kernel."""
+    buffer = rng.integers(1, 7, (3, 4, 2)).astype(ml_dtypes.int4)
+    args = np.moveaxis(buffer, 0, axes[0] or 0), np.array([1, -3, 4]), np.array([2, 3, 9])
+    args = [x[0] if a is None else x for x, a in zip(args, axes, strict=True)]
+    (expected,) = loop(functools.partial(OPS["ta_clear"], oracle), axes)(*args)
+    oracle.assert_same_bits(jax.jit(jax.vmap(ta_clear, axes))(*args), expected)
+    out = jax.vmap(ta_clear, axes, out_axes=1)(*map(jnp.asarray, args))
     oracle.assert_same_bits(np.moveaxis(np.asarray(out), 1, 0), expected)
 
 
@@ -327,20 +292,6 @@ def test_a_batch_of_batches_is_one_call():
     expected = [[oracle.ta_clear(BUFFER, i, j) for j in stop] for i in start]
     oracle.assert_same_bits(f(jnp.asarray(BUFFER), start, stop), np.array(expected))
     assert str(jax.make_jaxpr(f)(BUFFER, start, stop)).count("= ta_clear[") == 1
-
-
-@pytest.mark.parametrize("axes", [a for a in AXES if a[0] in (None, 0)], ids=str)
-def test_the_gradient_of_a_batch_is_zero_in_its_cleared_rows(axes):
-    args = [np.stack([BUFFER] * 3), np.array([1, -3, 4]), np.array([2, 3, 9])]
-    args = [x[0] if a is None else x for x, a in zip(args, axes, strict=True)]
-    weights = rng.normal(size=(3, *BUFFER.shape))
-
-    def f(buffer):
-        return (weights * jax.vmap(ta_clear, axes)(buffer, *args[1:])).sum()
-
-    shares = [oracle.ta_clear(w, *(np.broadcast_to(x, 3)[k] for x in args[1:])) for k, w in enumerate(weights)]
-    expected = np.sum(shares, 0) if axes[0] is None else np.stack(shares)
-    np.testing.assert_allclose(jax.jit(jax.grad(f))(args[0]), expected, rtol=1e-14)
 
 
 # --- in place --------------------------------------------------------------------------------------------------
