@@ -9,10 +9,13 @@ import numpy as np
 import oracle
 import pytest
 from hypothesis import given
+from in_numpy import in_numpy
 from in_place import assert_in_place
 from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+from ops import assert_same
+from quick import jit
 from waiting import finish
 
 import jax_tensorarray as ta
@@ -59,7 +62,7 @@ def cells(shape, axis, parts, length, where):
     return at, inside
 
 
-def in_numpy(op, buffer, value, axis, at, inside):
+def one_by_one(op, buffer, value, axis, at, inside):
     """One position after the other."""
     buffer, lead = buffer.copy(), (slice(None),) * axis
     rows = np.zeros((*buffer.shape[:axis], *inside.shape, *buffer.shape[axis + len(at) :]), buffer.dtype)
@@ -123,7 +126,7 @@ def test_an_op_is_what_numpy_says(how, address, op, lowering):
     if where is not None:
         common = np.broadcast_shapes(*(p.shape for p in parts))
         mask = np.resize(np.array([where >> k & 1 for k in range(9)], bool), common)
-    want = in_numpy(op, buffer, value, axis, at, inside)
+    want = one_by_one(op, buffer, value, axis, at, inside)
 
     def f(buffer, parts, value, mask):
         return call(op, buffer, parts, value, mask, axis, length, mode="drop", lowering=lowering)
@@ -133,18 +136,26 @@ def test_an_op_is_what_numpy_says(how, address, op, lowering):
         oracle.assert_same_bits(x, y)
 
 
-@pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize(
-    ("shape", "index", "keywords"),
-    [
-        ((3, 4, 2), (np.array([0, 2, 0]), np.array([3, 1, 3])), {}),
-        ((3, 4, 2), np.array([3, 1]), {"axis": 1}),
-        ((6, 2), np.array([1, 3, 2]), {"length": 3}),
-        ((2, 3, 4), (2, np.array([0, 2])), {"axis": 1, "length": 2}),
-    ],
-)
-def test_derivatives_are_those_of_plain_jax(op, shape, index, keywords):
+ADDRESSED = {
+    "elements": ((3, 4, 2), (np.array([0, 2, 0]), np.array([3, 1, 3])), {}),
+    "rows along an axis": ((3, 4, 2), np.array([3, 1]), {"axis": 1}),
+    "windows": ((6, 2), np.array([1, 3, 2]), {"length": 3}),
+    "windows of elements": ((2, 3, 4), (2, np.array([0, 2])), {"axis": 1, "length": 2}),
+}
+#: All ops with one of these, and one that takes and one that exchanges rows with all.
+WITH_DERIVATIVES = [(op, how) for op in ("read", "swap") for how in ADDRESSED]
+WITH_DERIVATIVES += [
+    ("write", "windows of elements"),
+    ("add", "rows along an axis"),
+    ("max", "elements"),
+    ("max", "windows"),
+]
+
+
+@pytest.mark.parametrize(("op", "how"), WITH_DERIVATIVES)
+def test_derivatives_are_those_of_plain_jax(op, how):
     """Which `jnp` has of the same index in full, one position after the other."""
+    shape, index, keywords = ADDRESSED[how]
     axis = keywords.get("axis", 0)
     rng = np.random.default_rng(1)
     buffer = rng.normal(size=shape)
@@ -155,7 +166,7 @@ def test_derivatives_are_those_of_plain_jax(op, shape, index, keywords):
 
     def ours(buffer, value):
         values = () if op == "read" else (value,)
-        out = jax.jit(lambda *x: getattr(ta, f"ta_{op}")(x[0], index, *x[1:], **keywords))(buffer, *values)
+        out = getattr(ta, f"ta_{op}")(buffer, index, *values, **keywords)
         return sum(jnp.sum(jnp.sin(x + k)) for k, x in enumerate(jax.tree.leaves(out)))
 
     def plain(buffer, value):
@@ -169,9 +180,11 @@ def test_derivatives_are_those_of_plain_jax(op, shape, index, keywords):
         taken = sum(jnp.sum(jnp.sin(row + (op == "swap"))) for row in rows)
         return taken if op == "read" else jnp.sum(jnp.sin(buffer)) + (taken if op == "swap" else 0.0)
 
-    for derivative in (jax.value_and_grad, lambda f, n: lambda *x: jax.hessian(f, n)(*x)):
-        got, want = (derivative(f, (0, 1))(buffer, value) for f in (ours, plain))
-        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-10, atol=1e-12), got, want)
+    def derivatives(f):
+        return lambda *args: (jax.value_and_grad(f, (0, 1))(*args), jax.hessian(f, (0, 1))(*args))
+
+    got, want = jit(derivatives(ours))(buffer, value), in_numpy(derivatives(plain))(buffer, value)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-10, atol=1e-12), got, want)
 
 
 # --- what is wrong ---------------------------------------------------------------------------------------------
@@ -360,22 +373,16 @@ DIVIDED = {
 @pytest.mark.skipif(len(jax.devices()) < 8, reason="needs eight devices: see tests/conftest.py")
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 @pytest.mark.parametrize("op", ["read", "add", "swap"])
-@pytest.mark.parametrize("name", DIVIDED)
-def test_a_buffer_may_be_divided(name, op, kind):
+def test_a_buffer_may_be_divided(op, kind):
     """Also along the axes that are addressed."""
-    index, keywords = DIVIDED[name]
     buffer = np.random.default_rng(0).normal(size=(8, 4, 8))
 
     def f(b):
         values = () if op == "read" else (2.0,)
-        out = getattr(ta, f"ta_{op}")(b, index, *values, mode="drop", **keywords)
-        return out if isinstance(out, tuple) else (out,)
+        return [getattr(ta, f"ta_{op}")(b, i, *values, mode="drop", **how) for i, how in DIVIDED.values()]
 
     want = f(jnp.asarray(buffer))
     for spec in SPECS if kind == AxisType.Auto else SPECS[-1:]:
         mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(kind,) * 2)
         with jax.set_mesh(mesh):
-            divided = jax.device_put(jnp.asarray(buffer), NamedSharding(mesh, P(*spec)))
-            got = jax.jit(f)(divided)
-        for x, y in zip(got, want, strict=True):
-            oracle.assert_same_bits(np.asarray(x), np.asarray(y))
+            assert_same(jit(f)(jax.device_put(jnp.asarray(buffer), NamedSharding(mesh, P(*spec)))), want)

@@ -105,12 +105,6 @@ def test_plain_jax_and_the_kernel_both_mean_what_numpy_does(batch, shape):
     oracle.assert_same_bits(bind(*args, jnp.asarray(where), mode="drop", **params), np.where(where, expected, -1))
 
 
-def test_a_platform_without_kernels_gets_plain_jax():
-    traced = jax.jit(ta_check).trace(jnp.arange(3), SIZE)
-    assert "@jax_tensorarray_check" in traced.lower(lowering_platforms=("cpu",)).as_text()
-    assert "jax_tensorarray" not in traced.lower(lowering_platforms=("tpu",)).as_text()
-
-
 # --- arguments -------------------------------------------------------------------------------------------------
 
 

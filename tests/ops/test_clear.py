@@ -18,7 +18,7 @@ from jax import lax
 from ops import OPS, OURS, loop
 from quick import jit
 
-from jax_tensorarray import primitives, ta_read, ta_write
+from jax_tensorarray import ta_read, ta_write
 from jax_tensorarray._ops import reference
 from jax_tensorarray._ops.clear import ta_clear
 
@@ -105,26 +105,6 @@ def test_other_rows_are_left_bit_for_bit(dtype):
     # Dtypes that are packed below a byte have plain JAX, and all others a kernel.
     text = f.lower(jnp.zeros((4, 3), dtype), 1, 2).as_text()
     assert ("@jax_tensorarray_clear" in text) == (dtype not in oracle.PACKED)
-
-
-def test_a_platform_without_kernels_gets_plain_jax():
-    f = jax.vmap(jax.grad(lambda b, i: (ta_clear(b, i, 3) ** 2).sum()), (None, 0))
-    traced = jax.jit(f).trace(jnp.asarray(BUFFER), jnp.arange(3))
-    assert "jax_tensorarray_clear" in traced.lower(lowering_platforms=("cpu",)).as_text()
-    assert "jax_tensorarray" not in traced.lower(lowering_platforms=("tpu",)).as_text()
-
-
-@pytest.mark.parametrize("batch", [(), (3,), (2, 2), (0,), (2, 0)], ids=str)
-@pytest.mark.parametrize("shape", [(4, 2), (0, 2), (4, 0), (4,)], ids=str)
-def test_clearing_in_plain_jax_and_by_the_kernel(batch, shape):
-    buffer = rng.normal(size=(*batch, *shape))
-    start, stop = rng.integers(-1, 4, batch), rng.integers(0, 6, batch)
-    expected = np.empty_like(buffer)
-    for k in np.ndindex(batch):
-        expected[k] = oracle.ta_clear(buffer[k], start[k], stop[k])
-    args = jnp.asarray(buffer), jnp.asarray(start), jnp.asarray(stop)
-    oracle.assert_same_bits(reference.clear(*args, batch_dims=len(batch)), expected)
-    oracle.assert_same_bits(primitives.ta_clear_p.bind(*args, batch_dims=len(batch)), expected)
 
 
 def test_the_buffer_is_still_there_after_clearing():

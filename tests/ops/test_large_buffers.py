@@ -40,7 +40,9 @@ def test_constant_indices_past_two_to_the_31(lowering, x64):
         return ta_read(b, index, lowering=lowering), ta_read(b, 3), ta_read(b, -1, mode="drop", lowering=lowering)
 
     with jax.enable_x64(x64):
-        for index in (2**31 - 1, 2**31, 2**32 - 1):
+        # Without 64 bits the whole buffer is touched, which takes seconds.
+        every = {"auto": 2**32 - 1, "xla": 2**31, "ffi": 2**31 - 1}
+        for index in every.values() if x64 else (every[lowering],):
             assert jax.tree.map(int, jax.jit(f, static_argnums=0)(index)) == (7, 7, 0)
         if x64:
             assert jax.tree.map(int, jax.jit(f, static_argnums=0)(2**32 + 3)) == (7, 7, 0)

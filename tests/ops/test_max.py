@@ -1,4 +1,6 @@
-"""`ta_max`: values, dtypes, ties, derivatives, in every context, in place."""
+"""`ta_max`: ties, derivatives, in loops, in place.
+
+`test_rows.py`, `test_dtypes.py`, `test_transforms.py` and `test_batching.py` have what it shares with other ops."""
 
 import functools
 import re
@@ -10,12 +12,10 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import oracle
-import programs
 import pytest
+import unrolled
 from in_numpy import in_numpy
 from jax import lax
-from jax.sharding import AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
 from quick import jit
 from waiting import finish
 
@@ -23,55 +23,7 @@ import jax_tensorarray as ta
 from jax_tensorarray import primitives, ta_max, ta_read
 from jax_tensorarray._ops.primitive import row_params
 
-DTYPES = [d for d in oracle.DTYPES if np.dtype(d).kind != "c"]
-
-
-def by_rows(buffer, index, value, *, where=None, mode=None):
-    """Row by row, in plain JAX: each is the `jnp.max` of the old one and of all that is put into it."""
-    index = np.asarray(index).reshape(-1)
-    where = np.broadcast_to(True if where is None else np.asarray(where).reshape(-1), index.shape)
-    value = value.reshape(index.shape + buffer.shape[1:])
-    return jnp.stack(
-        [
-            jnp.max(jnp.stack([row, *(value[k] for k in range(index.size) if where[k] and index[k] == i)]), axis=0)
-            for i, row in enumerate(buffer)
-        ]
-    )
-
-
 # --- values ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("elem", [(), (3,), (2, 0)], ids=str)
-@pytest.mark.parametrize("shape", [(), (5,), (2, 3), (0,), (1, 2, 1)], ids=str)
-def test_the_larger_element_is_put_where_the_index_says(shape, elem):
-    rng = np.random.default_rng(0)
-    buffer, index, value = rng.normal(size=(4, *elem)), rng.integers(0, 4, shape), rng.normal(size=shape + elem)
-    expected = buffer.copy()
-    np.maximum.at(expected, index, value)
-    found = ta_max(jnp.asarray(buffer), jnp.asarray(index), jnp.asarray(value))
-    oracle.assert_same_bits(found, expected)
-    oracle.assert_same_bits(oracle.ta_max(buffer, index, value), expected)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=oracle.name_of)
-def test_every_dtype_that_has_an_order(dtype):
-    rng = np.random.default_rng(0)
-    buffer, value = oracle.random_bits(rng, (5, 40), dtype), oracle.random_bits(rng, (6, 40), dtype)
-    index = np.array([3, 0, 3, 9, 3, -1])
-    found = ta_max(jnp.asarray(buffer), jnp.asarray(index), jnp.asarray(value), mode="drop")
-    if dtype in oracle.PACKED:  # in plain JAX, by XLA's own maximum
-        assert "jax_tensorarray_" not in jax.jit(ta_max).lower(buffer, jnp.asarray(index), value).as_text()
-    with np.errstate(invalid="ignore"):
-        oracle.assert_same_numbers(found, oracle.ta_max(buffer, index, value))
-
-
-@pytest.mark.parametrize("dtype", oracle.FLOAT8, ids=oracle.name_of)
-def test_all_pairs_of_8_bit_floats(dtype):
-    patterns = np.arange(256).astype(np.uint8)
-    a, b = (x.reshape(-1).view(dtype) for x in np.meshgrid(patterns, patterns, indexing="ij"))
-    found = ta_max(jnp.asarray(a.copy()), jnp.arange(a.size), jnp.asarray(b.copy()))
-    oracle.assert_same_numbers(found, oracle.larger(a, b))
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64], ids=oracle.name_of)
@@ -116,48 +68,11 @@ def test_every_lowering_means_the_same(lowering, at):
     oracle.assert_same_bits(found, oracle.ta_max(buffer, at(np.arange(7)), values, where=where))
 
 
-# --- contexts --------------------------------------------------------------------------------------------------
+# --- batches ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("context", ["direct", "scan", "fori_loop", "while_loop", "cond", "checkpointed_scan", "vmap"])
-def test_values_and_derivatives_in_every_context(context):
-    operands = map(jnp.asarray, (programs.BUFFER, programs.INDEX, programs.VALUE, programs.WHERE))
-    found = jit(functools.partial(programs.CONTEXTS[context], "ta_max"))(*operands)
-    expected = programs.call(oracle, "ta_max", programs.BUFFER, programs.INDEX, programs.VALUE, programs.WHERE)
-    oracle.assert_same_bits(found[0], expected[0])
-
-    f, plain = programs.loss_in(context, "ta_max"), programs.loss_by(oracle, np, "ta_max")
-    args, (d, e, _) = (programs.BUFFER, programs.VALUE), programs.DIRECTIONS
-
-    def forward(f, tangents):
-        return lambda *args: jax.jvp(f, args, tuple(map(jnp.asarray, tangents)))[1]
-
-    def reverse(f, tangents):
-        gradient = jax.grad(f, argnums=(0, 1))
-        return lambda *args: sum(jnp.vdot(g, t) for g, t in zip(gradient(*args), tangents, strict=True))
-
-    last = forward if context == "while_loop" else reverse  # which JAX does not differentiate in reverse
-    derivatives = (forward(f, d), last(f, d), forward(last(f, d), e), last(forward(f, d), e))
-    found = jit(lambda *args: [g(*args) for g in derivatives])(*args)
-    first, second = oracle.derivative(plain, args, [d]), oracle.derivative(plain, args, [d, e])
-    np.testing.assert_allclose(found, [first, first, second, second], rtol=1e-5)
-
-
-def test_eagerly_and_with_jit_disabled():
-    f = programs.loss_in("direct", "ta_max")
-    args = jnp.asarray(programs.BUFFER), jnp.asarray(programs.VALUE)
-    expected = jax.jit(jax.grad(f))(*args)
-    np.testing.assert_allclose(jax.grad(f)(*args), expected, rtol=1e-12)
-    with jax.disable_jit():
-        np.testing.assert_allclose(jax.grad(f)(*args), expected, rtol=1e-12)
-
-
-#: Of buffer, index, value and where: each alone, each left out, and all.
-AXES = [(0,) * 4, *(tuple(0 if (n == k) == alone else None for n in range(4)) for k in range(4) for alone in (1, 0))]
-
-
-@pytest.mark.parametrize("axes", AXES, ids=str)
-def test_vmap_of_every_operand_and_of_its_gradient(axes):
+@pytest.mark.parametrize("axes", [(0, 0, 0, 0), (None, 0, 0, None), (0, None, None, 0)], ids=str)
+def test_ties_in_batches_share_the_derivative(axes):
     rng = np.random.default_rng(0)
     shapes = ((3, 5, 2), (3, 4), (3, 4, 2), (3, 4))
     buffer, value = (rng.integers(-2, 3, shapes[k]).astype(float) for k in (0, 2))  # with ties
@@ -174,8 +89,8 @@ def test_vmap_of_every_operand_and_of_its_gradient(axes):
     total = gradient_of_sum(*batch)
     for k in range(3):
         own = [x if a is None else x[k] for x, a in zip(batch, axes, strict=True)]
-        gradients = jax.grad(lambda b, v, own=own: loss(by_rows, b, own[1], v, own[3]), (0, 1))(
-            jnp.asarray(own[0]), jnp.asarray(own[2])
+        gradients = in_numpy(jax.grad(lambda b, v, own=own: loss(unrolled.ta_max, b, own[1], v, own[3]), (0, 1)))(
+            own[0], own[2]
         )
         np.testing.assert_allclose(found[k], loss(oracle.ta_max, *own), rtol=1e-12)
         for a, b in zip(found_gradients, gradients, strict=True):
@@ -211,7 +126,8 @@ def test_ties_share_the_derivative_evenly(shape, dtype):
 
         return lambda b, v: (jax.jvp(f, (b, v), (jnp.asarray(w), jnp.asarray(d))), back(b, v))
 
-    found, expected = (jit(derivatives(op))(jnp.asarray(buffer), jnp.asarray(value)) for op in (ta_max, by_rows))
+    found = jit(derivatives(ta_max))(jnp.asarray(buffer), jnp.asarray(value))
+    expected = in_numpy(derivatives(unrolled.ta_max))(buffer, value)
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         assert a.dtype == dtype
         np.testing.assert_allclose(
@@ -224,7 +140,7 @@ def test_one_position_has_the_derivative_of_the_maximum_of_jax():
     a, b = (x.reshape(-1) for x in np.meshgrid(numbers, numbers))
 
     def of(maximum):
-        return jax.grad(lambda a, b: jnp.vdot(jnp.arange(1.0, 50), maximum(a, b)), argnums=(0, 1))(a, b)
+        return jit(jax.grad(lambda a, b: jnp.vdot(jnp.arange(1.0, 50), maximum(a, b)), argnums=(0, 1)))(a, b)
 
     expected = of(jnp.maximum)
     for a_, b_ in zip(of(lambda a, b: ta_max(a[None], 0, b)[0]), expected, strict=True):
@@ -244,15 +160,6 @@ def test_only_rows_are_touched_and_only_for_what_is_differentiated():
     assert names(0, one) == ["ta_max", "ta_read", "ta_read", "ta_swap", "ta_add"]
     assert names(1, one) == ["ta_max", "ta_read", "ta_read", "ta_read"]
     assert names((0, 1), many) == ["ta_max", *["ta_read"] * 2, "ta_add", "ta_read", "ta_read", "ta_swap", "ta_add"]
-
-
-@pytest.mark.parametrize("dtype", [np.bool_, np.int16], ids=oracle.name_of)
-def test_discrete_buffers_have_tangents_of_float0(dtype):
-    buffer, value = np.array([1, 0, 1]).astype(dtype), np.array([0, 1]).astype(dtype)
-    tangents = np.zeros(3, jax.dtypes.float0), np.zeros(2, jax.dtypes.float0)
-    out, dot = jax.jvp(lambda b, v: ta_max(b, jnp.array([1, 2]), v), (buffer, value), tangents)
-    oracle.assert_same_bits(out, oracle.ta_max(buffer, [1, 2], value))
-    assert dot.dtype == jax.dtypes.float0
 
 
 def test_the_rules_of_the_primitive_are_those_of_every_row_op():
@@ -289,14 +196,14 @@ def only_written(lib, x, w, n, ys, **how):
     return lib.loop(lambda c: c[0] < n, body, (0, x, ys), **how)
 
 
-def unrolled(cond, body, init, **_):
+def in_python(cond, body, init, **_):
     for _ in range(STEPS - 2):
         init = body(init)
     return init
 
 
 OURS = types.SimpleNamespace(max=ta_max, loop=functools.partial(ta.while_loop, max_steps=STEPS))
-PLAIN = types.SimpleNamespace(max=lambda b, i, v: by_rows(b, np.broadcast_to(i, np.shape(v)[:-1]), v), loop=unrolled)
+PLAIN = types.SimpleNamespace(max=unrolled.ta_max, loop=in_python)
 MODES = {
     "tape": {},
     "recompute": {},
@@ -394,48 +301,9 @@ def test_checkpointed_bodies_that_save_reads_are_in_place():
 # --- elsewhere -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(len(jax.devices()) < 8, reason="needs eight devices: see tests/conftest.py")
-@pytest.mark.parametrize("spec", [(None, "x"), ("x", None)], ids=["elements", "rows"])
-def test_a_buffer_that_is_divided_is_not_gathered(spec):
-    rng = np.random.default_rng(0)
-    buffer, values, index = rng.normal(size=(16, 8)), rng.normal(size=(5, 8)), jnp.array([3, 15, 3, -1, 16])
-
-    def f(buffer, values):
-        def step(b, i):
-            return ta_max(b, (5 * i) % 16, jnp.sin(ta_read(b, i))), None
-
-        b = lax.scan(step, buffer, jnp.arange(16))[0]
-        return jnp.sum(ta_max(b, index, values, mode="drop") ** 3)
-
-    g = jax.value_and_grad(f, (0, 1))
-    mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,))
-    wanted = jax.jit(g)(buffer, values)
-    args = [jax.device_put(x, NamedSharding(mesh, P(*s))) for x, s in ((buffer, spec), (values, (None, spec[1])))]
-    program = jax.jit(g).lower(*args).compile()
-    for a, b in zip(jax.tree.leaves(program(*args)), jax.tree.leaves(wanted), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-12)
-    assert "all-gather" not in program.as_text()
-
-    divided = jax.shard_map(lambda b, v: lax.psum(f(b, v), "x"), in_specs=P(None, "x"), out_specs=P())
-    with jax.set_mesh(mesh):
-        found = jax.jit(jax.grad(divided))(buffer, values)
-    np.testing.assert_allclose(found, wanted[1][0], rtol=1e-12)
-
-
 def test_an_exported_function_has_it():
     rng = np.random.default_rng(0)
     f = jax.jit(jax.grad(lambda b: jnp.sum(ta_max(b, jnp.array([0, 2]), jnp.sin(b[:2])) ** 2)))
     buffer = jnp.asarray(rng.normal(size=(3, 2)))
     stored = jax.export.export(f, disabled_checks=ta.export.disabled_checks())(buffer).serialize()
     np.testing.assert_array_equal(jax.export.deserialize(stored).call(buffer), f(buffer))
-
-
-def test_other_platforms_have_it_in_plain_jax():
-    rng = np.random.default_rng(0)
-    traced = jax.jit(ta_max).trace(jnp.ones((4, 3)), jnp.array([1, 1]), jnp.ones((2, 3)))
-    assert "stablehlo.maximum" in traced.lower(lowering_platforms=("tpu",)).as_text()
-    operands = rng.normal(size=(4, 3)), np.array([1, 7, 1]), rng.normal(size=(3, 3)), np.array([True, True, False])
-    from jax_tensorarray._ops.max import _in_plain_jax
-
-    found = _in_plain_jax(*map(jnp.asarray, operands), batch_dims=0, reverse=False)
-    oracle.assert_same_bits(found, oracle.ta_max(*operands[:3], where=operands[3]))

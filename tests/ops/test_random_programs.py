@@ -2,12 +2,14 @@
 
 import re
 
+import hypothesis
 import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
+from quick import jit
 from random_checks import BATCHES, close, examples, same_state, total
 from random_programs import (
     DIRECTION,
@@ -76,7 +78,7 @@ def donated(program, machine):
 def derivatives(program, part, differentiated):
     want = expected(program)
     f = differentiated(total(program, InJax()))
-    got = raising(lambda: jax.jit(f)(THETA, jnp.int32(program.start)), want.strays)
+    got = raising(lambda: jit(f)(THETA, jnp.int32(program.start)), want.strays)
     # A read of no rows has no derivative, so nothing of the program needs it.
     if got is not None and all(stray.size for stray in want.strays):
         close(got, getattr(want.loss, part), part)
@@ -109,14 +111,14 @@ def checkpointed(f):
 def batched_state(program, *batch):
     args, axes, want = examples(program, *batch)
     machine = InJax(dropping=True, reverse_mode=False)
-    got = jax.jit(jax.vmap(lambda *args: outputs(program, machine, *args), axes))(*args)
+    got = jit(jax.vmap(lambda *args: outputs(program, machine, *args), axes))(*args)
     same_state(got, [np.stack(x) for x in zip(*(w.state for w in want), strict=True)])
 
 
 def vmap_of_grad(program, *batch):
     args, axes, want = examples(program, *batch)
     f = jax.value_and_grad(total(program, InJax(dropping=True)))
-    value, gradient = jax.jit(jax.vmap(f, axes, out_axes=(0, batch[-1])))(*args)
+    value, gradient = jit(jax.vmap(f, axes, out_axes=(0, batch[-1])))(*args)
     close(value, np.stack([w.loss.x for w in want]), "values")
     close(gradient, np.stack([w.loss.d for w in want], batch[-1]), "vmap of the gradient")
 
@@ -124,7 +126,7 @@ def vmap_of_grad(program, *batch):
 def grad_of_vmap(program, *batch):
     args, axes, want = examples(program, *batch)
     f = total(program, InJax(dropping=True))
-    gradient = jax.jit(jax.grad(lambda *args: jnp.sum(jax.vmap(f, axes)(*args))))(*args)
+    gradient = jit(jax.grad(lambda *args: jnp.sum(jax.vmap(f, axes)(*args))))(*args)
     gradients = [w.loss.d for w in want]
     close(gradient, sum(gradients) if axes[0] is None else np.stack(gradients, axes[0]), "gradient of the vmap")
 
@@ -159,7 +161,12 @@ def check(transformation, program, *args):
         f(kept_otherwise(program), *args)
 
 
+#: Of the examples of the profile, for each transformation.
+SHARE = hypothesis.settings(max_examples=hypothesis.settings.default.max_examples * 2 // 5)
+
+
 @pytest.mark.parametrize("transformation", TRANSFORMATIONS)
+@SHARE
 @given(program=programs(), differ=BATCHES, axis=st.sampled_from([0, 1, -1]))
 def test_a_random_program(transformation, program, differ, axis):
     """`differ` and `axis` are of a batch: whether its examples differ in where they start, and in their parameters."""
@@ -172,27 +179,30 @@ OWN = (None,) * len(STATE)  # every slot gets its own buffer back
 
 
 def loop(kind, *statements):
-    return Block((Loop(kind, 4, 0, None, False, "tape", 1, Block(statements, OWN)),), OWN)
+    return Loop(kind, 4, 0, None, False, "tape", 1, Block(statements, OWN))
 
 
 def update(op, *, dtype="int32", guard="mod", mode=None, lowering="auto"):
     return Update(op, "S", 1, At((Index(0, 1, 0, guard),), dtype, None, mode, lowering), (0, 0, 0))
 
 
+def each_in_a_loop(dtype):
+    updates = [update(op, dtype=dtype, mode=mode) for op in ("write", "add", "max", "swap") for mode in (None, "drop")]
+    return Block(tuple(loop("lax.fori_loop", u) for u in updates), OWN)
+
+
 def two_versions():
     """One branch passes two buffers on, the other returns a new version of the first in both places but one."""
     crossing = Block((update("write"),), (None, None, None, None, 2, None, None))
-    return loop("while_loop", Cond(Predicate("odd", 0, 0), (Block((), OWN), crossing)))
+    return Block((loop("while_loop", Cond(Predicate("odd", 0, 0), (Block((), OWN), crossing))),), OWN)
 
 
 ONCE = {
     "a start whose dtype has no value for the last row": (
         ("jit", "grad", "donation"),
         [
-            Program((rows, 3, 3), "int32", 1, loop("lax.fori_loop", update(op, dtype=dtype, mode=mode)))
+            Program((rows, 3, 3), "int32", 1, each_in_a_loop(dtype))
             for rows, dtype in ((129, "int8"), (300, "int8"), (257, "uint8"))
-            for op in ("write", "add", "max", "swap")
-            for mode in (None, "drop")
         ],
     ),
     "a check of a buffer of one row, of which XLA needs no index": (

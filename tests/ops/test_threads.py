@@ -1,5 +1,6 @@
 """Calls that move so many bytes that the CPU divides them among threads: the results are those of one thread."""
 
+import functools
 import shutil
 import subprocess
 from pathlib import Path
@@ -8,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import oracle
-import programs
 import pytest
+from ops import OURS, ROW_OPS, assert_same, every, on_device
 from waiting import finish
 
 import jax_tensorarray as ta
@@ -39,24 +40,26 @@ def operands(shape, *, batch=()):
     return buffer, index.astype(np.int32), value
 
 
-@pytest.mark.parametrize("masked", [False, True], ids=["all", "where"])
+def given(op, **named):
+    return [named[name] for name in op.operands if name in named]
+
+
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("op", [*programs.ROW_OPS, "ta_max"])
-def test_many_bytes_are_moved_as_few_are(op, shape, masked):
+@every(ROW_OPS)
+def test_many_bytes_are_moved_as_few_are(op, shape):
+    """Half of them where a mask says so."""
     buffer, index, value = operands(shape)
-    where = index % 3 != 0 if masked else None
-    results = programs.call(ta, op, *map(jnp.asarray, (buffer, index, value)), where)
-    for result, expected in zip(results, programs.call(oracle, op, buffer, index, value, where), strict=True):
-        np.testing.assert_array_equal(result, expected)
+    masked = (list(SHAPES).index(shape) + ROW_OPS.index(op)) % 2
+    xs = given(op, buffer=buffer, index=index, value=value, **{"where": index % 3 != 0} if masked else {})
+    assert_same(op(OURS, *on_device(*xs)), op(oracle, *xs))
 
 
-@pytest.mark.parametrize("op", [*programs.ROW_OPS, "ta_max"])
+@every(ROW_OPS)
 def test_a_batch_of_buffers_is_divided_too(op):
-    batch = operands("rows of 256 bytes", batch=(3,))
-    results = jax.vmap(lambda *one: programs.call(ta, op, *one, None))(*map(jnp.asarray, batch))
+    batch = given(op, **dict(zip(("buffer", "index", "value"), operands("rows of 256 bytes", batch=(3,)), strict=True)))
+    results = jax.vmap(functools.partial(op, OURS))(*on_device(*batch))
     for k, one in enumerate(zip(*batch, strict=True)):
-        for result, expected in zip(results, programs.call(oracle, op, *one, None), strict=True):
-            np.testing.assert_array_equal(result[k], expected)
+        assert_same([r[k] for r in results], op(oracle, *one))
 
 
 def test_an_index_out_of_range_among_many_leaves_an_error_that_names_it():
