@@ -192,40 +192,33 @@ def test_derivatives_are_those_of_plain_jax(op, how):
 BUFFER = jnp.zeros((3, 4, 5))
 
 
-@pytest.mark.parametrize(
-    ("index", "keywords", "error", "text"),
-    [
-        ((), {}, TypeError, r"index must be an integer, an array of integers or a tuple of these, got \(\)"),
-        ((1, 2.0), {}, TypeError, r"ta_read\(axis=1\): index must be an integer or an array of integers, got 2.0"),
-        ((1, (2,)), {}, TypeError, r"ta_read\(axis=1\): index must be an integer or an array of integers, got \(2,\)"),
-        (
-            (0, 0, 0, 0),
-            {},
-            IndexError,
-            r"index has 4 parts, more than there are axes in a buffer of shape \(3, 4, 5\)$",
-        ),
-        (
-            (0, 0),
-            {"axis": 2},
-            IndexError,
-            r"has 2 parts, more than there are axes in a buffer of shape \(3, 4, 5\) from axis 2 on",
-        ),
-        (([0, 1], [0, 1, 2]), {}, ValueError, r"index has parts of shapes \(2,\) and \(3,\), which do not fit"),
-        ((1, 4), {}, IndexError, r"ta_read\(axis=1\): index 4 is out of range for a TensorArray of size 4"),
-        ((-1, 4), {}, IndexError, r"ta_read\(axis=0\): index -1 is out of range for a TensorArray of size 3"),
-        (4, {"axis": 1}, IndexError, r"ta_read\(axis=1\): index 4 is out of range for a TensorArray of size 4"),
-        (0, {"axis": 3}, ValueError, r"axis 3 is out of range for a buffer of shape \(3, 4, 5\)"),
-        (0, {"axis": -4}, ValueError, r"axis -4 is out of range for a buffer of shape \(3, 4, 5\)"),
-        (0, {"axis": True}, TypeError, "axis must be an integer that is known while tracing, got True"),
-        (0, {"axis": jnp.int32(1)}, TypeError, "axis must be an integer that is known while tracing"),
-        (2, {"length": 2}, IndexError, "ta_read: index 3 is out of range for a TensorArray of size 3"),
-        (2**40, {"length": 2}, IndexError, "ta_read: index 1099511627776 is out of range"),
-        ((0, 3), {"length": 2}, IndexError, r"ta_read\(axis=1\): index 4 is out of range for a TensorArray of size 4"),
-        (0, {"length": 4}, ValueError, r"length 4 is not in \[0, 3\], the size of axis 0"),
-        (0, {"length": -1}, ValueError, r"length -1 is not in \[0, 3\]"),
-        (0, {"length": 2.0}, TypeError, "length must be an integer that is known while tracing, got 2.0"),
-    ],
-)
+INTEGERS = "must be an integer or an array of integers, got"
+AXES_OF = r"than there are axes in a buffer of shape \(3, 4, 5\)"
+KNOWN = "must be an integer that is known while tracing"
+ARGUMENTS = [
+    ((), {}, TypeError, r"index must be an integer, an array of integers or a tuple of these, got \(\)"),
+    ((1, 2.0), {}, TypeError, rf"ta_read\(axis=1\): index {INTEGERS} 2.0"),
+    ((1, (2,)), {}, TypeError, rf"ta_read\(axis=1\): index {INTEGERS} \(2,\)"),
+    ((0, 0, 0, 0), {}, IndexError, f"index has 4 parts, more {AXES_OF}$"),
+    ((0, 0), {"axis": 2}, IndexError, f"has 2 parts, more {AXES_OF} from axis 2 on"),
+    (([0, 1], [0, 1, 2]), {}, ValueError, r"index has parts of shapes \(2,\) and \(3,\), which do not fit"),
+    ((1, 4), {}, IndexError, r"ta_read\(axis=1\): index 4 is out of range for a TensorArray of size 4"),
+    ((-1, 4), {}, IndexError, r"ta_read\(axis=0\): index -1 is out of range for a TensorArray of size 3"),
+    (4, {"axis": 1}, IndexError, r"ta_read\(axis=1\): index 4 is out of range for a TensorArray of size 4"),
+    (0, {"axis": 3}, ValueError, r"axis 3 is out of range for a buffer of shape \(3, 4, 5\)"),
+    (0, {"axis": -4}, ValueError, r"axis -4 is out of range for a buffer of shape \(3, 4, 5\)"),
+    (0, {"axis": True}, TypeError, f"axis {KNOWN}, got True"),
+    (0, {"axis": jnp.int32(1)}, TypeError, f"axis {KNOWN}"),
+    (2, {"length": 2}, IndexError, "ta_read: index 3 is out of range for a TensorArray of size 3"),
+    (2**40, {"length": 2}, IndexError, "ta_read: index 1099511627776 is out of range"),
+    ((0, 3), {"length": 2}, IndexError, r"ta_read\(axis=1\): index 4 is out of range for a TensorArray of size 4"),
+    (0, {"length": 4}, ValueError, r"length 4 is not in \[0, 3\], the size of axis 0"),
+    (0, {"length": -1}, ValueError, r"length -1 is not in \[0, 3\]"),
+    (0, {"length": 2.0}, TypeError, f"length {KNOWN}, got 2.0"),
+]
+
+
+@pytest.mark.parametrize(("index", "keywords", "error", "text"), ARGUMENTS)
 def test_an_argument_that_is_wrong_says_so(index, keywords, error, text):
     with pytest.raises(error, match=text):
         ta.ta_read(BUFFER, index, **keywords)

@@ -9,21 +9,14 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from ops import OPS, OURS, ROW_OPS, UPDATES, every
 
-from jax_tensorarray import TensorArray, ta_add, ta_empty, ta_max, ta_read, ta_stack, ta_swap, ta_write
-
-VALUED = [ta_write, ta_add, ta_max, ta_swap]
-ROW_OPS = [ta_read, *VALUED]
-
-
-def name(op):
-    return op.__name__
+from jax_tensorarray import TensorArray, ta_empty, ta_read, ta_stack, ta_swap, ta_write
 
 
 def call(op, buffer, index, value=0, **options):
-    """The buffer that comes out, or the rows of a read."""
-    results = op(buffer, index, **options) if op is ta_read else op(buffer, index, value, **options)
-    return results[0] if op is ta_swap else results
+    """The first result of an op."""
+    return op(OURS, *(buffer, index, value)[: len(op.operands) - 1], mode=None, **options)[0]
 
 
 KEYS = jax.random.split(jax.random.key(0), 3)
@@ -109,13 +102,14 @@ def called(op, **given):
     return op(**{p: good[p] for p in names} | given)
 
 
-@pytest.mark.parametrize("op", [*ROW_OPS, ta_stack], ids=name)
+@every([*ROW_OPS, OPS["ta_stack"]])
 def test_what_an_op_does_not_take_is_an_error_that_says_what_was_given_and_what_is_allowed(op):
+    op = getattr(OURS, op.name)
     for argument in REFUSED.keys() & inspect.signature(op).parameters.keys():
         for given, kind, text in REFUSED[argument]:
             with pytest.raises(kind) as error:
                 called(op, **{argument: given})
-            expected = f"{name(op)}: {argument} {text.replace('{op}', name(op))}"
+            expected = f"{op.__name__}: {argument} {text.replace('{op}', op.__name__)}"
             assert fnmatch.fnmatchcase(str(error.value), expected.replace("[", "[[]")), (str(error.value), expected)
 
 
@@ -143,7 +137,7 @@ def test_an_error_or_an_interrupt_in_a_conversion_reaches_the_caller(method, err
 # --- index -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("op", ROW_OPS)
+@every(ROW_OPS)
 def test_a_list_of_traced_indices_is_an_index(op):
     b = jnp.arange(8.0).reshape(4, 2)
     got = jax.jit(lambda i: call(op, b, [i, 2]))(0)
@@ -154,12 +148,12 @@ def test_a_list_of_traced_indices_is_an_index(op):
 # --- where -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", [(3,), (2, 1), (1, 2), (0,)], ids=str)
-@pytest.mark.parametrize("op", ROW_OPS, ids=name)
-def test_where_that_does_not_fit_the_index_is_a_value_error_with_both_shapes(op, shape):
-    text = f"^{name(op)}: where of shape {re.escape(str(shape))} does not fit an index of shape {re.escape('(2,)')}$"
-    with pytest.raises(ValueError, match=text):
-        call(op, jnp.zeros((3, 4)), jnp.array([0, 1]), where=jnp.zeros(shape, bool))
+@every(ROW_OPS)
+def test_where_that_does_not_fit_the_index_is_a_value_error_with_both_shapes(op):
+    for shape in [(3,), (2, 1), (1, 2), (0,)]:
+        text = f"^{op}: where of shape {re.escape(str(shape))} does not fit an index of shape {re.escape('(2,)')}$"
+        with pytest.raises(ValueError, match=text):
+            call(op, jnp.zeros((3, 4)), jnp.array([0, 1]), where=jnp.zeros(shape, bool))
 
 
 def test_where_of_a_scalar_index_is_a_scalar():
@@ -170,83 +164,66 @@ def test_where_of_a_scalar_index_is_a_scalar():
 # --- value -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("buffer", "value"),
-    [
-        (np.float32, np.float64),
-        (np.float16, np.float32),
-        (np.float16, ml_dtypes.bfloat16),
-        (ml_dtypes.bfloat16, np.float16),
-        (np.int32, np.float32),
-        (np.int32, np.int64),
-        (np.int8, np.uint8),
-        (np.uint8, np.int8),
-        (np.uint32, np.int32),
-        (np.bool_, np.int8),
-        (np.float64, np.complex64),
-        (np.complex64, np.complex128),
-        (ml_dtypes.float8_e4m3fn, np.float32),
-        (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2),
-        (ml_dtypes.int4, np.int8),
-        (np.float64, ml_dtypes.float8_e4m3fn),
-    ],
-    ids=lambda d: np.dtype(d).name,
-)
-@pytest.mark.parametrize("op", VALUED, ids=name)
-def test_a_value_that_would_lose_something_is_a_type_error_that_names_both_dtypes(op, buffer, value):
-    text = f"^{name(op)}: a value of dtype {np.dtype(value).name} .* dtype {np.dtype(buffer).name} .*astype"
-    with pytest.raises(TypeError, match=text):
-        call(op, jnp.zeros(3, buffer), 1, jnp.ones((), value))
-    with pytest.raises(TypeError, match=text):
-        call(op, jnp.zeros(3, buffer), 1, np.ones((), value))
+#: dtype of a buffer: dtypes of values that it cannot hold
+LOSSES = {
+    "float32": ["float64"],
+    "float16": ["float32", "bfloat16"],
+    "bfloat16": ["float16"],
+    "int32": ["float32", "int64"],
+    "int8": ["uint8"],
+    "uint8": ["int8"],
+    "uint32": ["int32"],
+    "bool": ["int8"],
+    "float64": ["complex64", "float8_e4m3fn"],
+    "complex64": ["complex128"],
+    "float8_e4m3fn": ["float32", "float8_e5m2"],
+    "int4": ["int8"],
+}
 
 
-@pytest.mark.parametrize(
-    ("buffer", "value"), [(np.int32, 1.0), (np.bool_, 1), (np.float32, 1j), (np.bool_, 0.5)], ids=repr
-)
-@pytest.mark.parametrize("op", VALUED, ids=name)
-def test_a_python_number_that_would_lose_something_is_a_type_error(op, buffer, value):
-    with pytest.raises(
-        TypeError, match=f"^{name(op)}: a value of dtype {type(value).__name__}.* {np.dtype(buffer).name}"
-    ):
-        call(op, jnp.zeros(3, buffer), 1, value)
+@every(UPDATES)
+def test_a_value_that_would_lose_something_is_a_type_error_that_names_both_dtypes(op):
+    for dtype, values in LOSSES.items():
+        for value in values:
+            text = f"^{op}: a value of dtype {value} .* dtype {dtype} .*astype"
+            for number in (jnp.ones((), value), np.ones((), jnp.dtype(value))):
+                with pytest.raises(TypeError, match=text):
+                    call(op, jnp.zeros(3, dtype), 1, number)
+    for dtype, number in (("int32", 1.0), ("bool", 1), ("float32", 1j), ("bool", 0.5)):
+        with pytest.raises(TypeError, match=f"^{op}: a value of dtype {type(number).__name__}.* {dtype}"):
+            call(op, jnp.zeros(3, dtype), 1, number)
 
 
-@pytest.mark.parametrize(
-    ("buffer", "value"),
-    [
-        (np.float32, 7),
-        (np.float32, 7.0),
-        (np.float32, True),
-        (np.float16, np.int32(7)),
-        (np.float32, np.float16(7)),
-        (np.float32, ml_dtypes.bfloat16(7)),
-        (np.float64, np.float32(7)),
-        (np.int32, 7),
-        (np.int32, np.int8(7)),
-        (np.int16, np.uint8(7)),
-        (np.int8, True),
-        (np.bool_, True),
-        (np.complex64, 7.0),
-        (np.complex64, np.float32(7)),
-        (np.complex128, 7j),
-        (ml_dtypes.float8_e4m3fn, 7.0),
-        (ml_dtypes.bfloat16, 7),
-        (ml_dtypes.int4, 7),
-    ],
-    ids=lambda x: np.dtype(x).name if isinstance(x, type) else repr(x),
-)
-@pytest.mark.parametrize("op", [op for op in VALUED if op is not ta_max], ids=name)  # which takes no complex numbers
-def test_a_value_is_promoted_where_that_loses_nothing(op, buffer, value):
-    out = call(op, jnp.zeros(3, buffer), 1, value)
-    assert out.dtype == buffer
-    np.testing.assert_array_equal(out, np.array([0, value, 0]).astype(buffer))
+#: dtype of a buffer: values that it holds
+PROMOTED = {
+    "float32": [7, 7.0, True, np.float16(7), ml_dtypes.bfloat16(7)],
+    "float16": [np.int32(7)],
+    "float64": [np.float32(7)],
+    "int32": [7, np.int8(7)],
+    "int16": [np.uint8(7)],
+    "int8": [True],
+    "bool": [True],
+    "complex64": [7.0, np.float32(7)],
+    "complex128": [7j],
+    "float8_e4m3fn": [7.0],
+    "bfloat16": [7],
+    "int4": [7],
+}
+
+
+@every(UPDATES)
+def test_a_value_is_promoted_where_that_loses_nothing(op):
+    for dtype, values in PROMOTED.items():
+        for value in values if op.is_linear or "complex" not in dtype else ():
+            out = call(op, jnp.zeros(3, dtype), 1, value)
+            assert out.dtype == dtype
+            np.testing.assert_array_equal(out, np.array([0, value, 0]).astype(jnp.dtype(dtype)))
 
 
 @pytest.mark.parametrize(("dtype", "value"), [(jnp.int8, 300), (jnp.uint8, -1), (jnp.int32, 2**40), (jnp.int8, 2**70)])
-@pytest.mark.parametrize("op", VALUED, ids=name)
+@every(UPDATES)
 def test_a_python_integer_that_the_dtype_cannot_hold_is_an_error(op, dtype, value):
-    with pytest.raises(OverflowError, match=f"^{name(op)}: value {value} does not fit into {jnp.dtype(dtype).name}, "):
+    with pytest.raises(OverflowError, match=f"^{op}: value {value} does not fit into {jnp.dtype(dtype).name}, "):
         call(op, jnp.zeros(3, dtype), 1, value)
 
 
@@ -258,35 +235,31 @@ def test_strict_promotion_is_respected(dtype):
         np.testing.assert_array_equal(ta_write(jnp.zeros(3, dtype), 1, 1), [0, 1, 0])
 
 
-@pytest.mark.parametrize(
-    ("index", "shape"),
-    [
-        ((), (3,)),
-        ((), (1, 2)),
-        ((), (0,)),
-        ((4,), (3, 2)),
-        ((4,), (4, 3)),
-        ((4,), (4,)),
-        ((4,), (1, 4, 2)),
-        ((0,), (3, 2)),
-    ],
-)
-@pytest.mark.parametrize("op", VALUED, ids=name)
-def test_a_value_that_does_not_fit_is_a_value_error_with_both_shapes(op, index, shape):
-    rows = (*index, 2)
-    text = f"^{name(op)}: value of shape {re.escape(str(shape))} does not fit rows of shape {re.escape(str(rows))}$"
-    with pytest.raises(ValueError, match=text):
-        call(op, jnp.zeros((5, 2)), jnp.zeros(index, int), jnp.zeros(shape))
+#: An index of no or four positions, and shapes that do not fit rows of shape (2,) there.
+MISFITS = {
+    (): [(3,), (1, 2), (0,)],
+    (4,): [(3, 2), (4, 3), (4,), (1, 4, 2)],
+    (0,): [(3, 2)],
+}
 
 
-@pytest.mark.parametrize("op", ROW_OPS, ids=name)
+@every(UPDATES)
+def test_a_value_that_does_not_fit_is_a_value_error_with_both_shapes(op):
+    for index, shapes in MISFITS.items():
+        for shape in shapes:
+            given, rows = (re.escape(str(x)) for x in (shape, (*index, 2)))
+            with pytest.raises(ValueError, match=f"^{op}: value of shape {given} does not fit rows of shape {rows}$"):
+                call(op, jnp.zeros((5, 2)), jnp.zeros(index, int), jnp.zeros(shape))
+
+
+@every(ROW_OPS)
 def test_options_are_given_by_name(op):
-    arguments = (jnp.zeros(3), 0) if op is ta_read else (jnp.zeros(3), 0, 1.0)
+    arguments = (jnp.zeros(3), 0, 1.0)[: len(op.operands) - 1]
     with pytest.raises(TypeError, match="positional argument"):
-        op(*arguments, True)
+        getattr(OURS, op.name)(*arguments, True)
 
 
-@pytest.mark.parametrize("op", VALUED, ids=name)
+@every(UPDATES)
 def test_a_weakly_typed_buffer_comes_out_with_its_dtype(op):
     buffer = jnp.full((3,), 2.0)  # weakly typed
     out = call(op, buffer, 1, np.float64(5))
@@ -300,50 +273,26 @@ def test_a_weakly_typed_buffer_comes_out_with_its_dtype(op):
 # --- sizes -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("size", "elem"),
-    [
-        (1.0, ()),
-        (True, ()),
-        (None, ()),
-        (3, 2.0),
-        (3, (2, 1.5)),
-        (3, "ab"),
-        (3, b"ab"),
-        (3, None),
-        (3, (True,)),
-        (np.array([1, 2]), ()),
-    ],
-)
-def test_sizes_of_a_new_buffer_that_are_not_integers_are_type_errors(size, elem):
-    with pytest.raises(TypeError, match=r"^ta_empty: sizes must be Python integers, known while tracing; got "):
-        ta_empty(size, elem)
+BAD_SIZES = [(1.0, ()), (True, ()), (None, ()), (3, 2.0), (3, (2, 1.5)), (3, "ab"), (3, b"ab"), (3, None), (3, (True,))]
 
 
-def test_sizes_of_a_new_buffer_are_not_traced():
-    with pytest.raises(TypeError, match=r"^ta_empty: sizes must be Python integers, known while tracing; got "):
+def test_sizes_of_a_new_buffer_are_integers_that_are_known_while_tracing():
+    text = r"^ta_empty: sizes must be Python integers, known while tracing; got "
+    for size, elem in [*BAD_SIZES, (np.array([1, 2]), ())]:
+        with pytest.raises(TypeError, match=text):
+            ta_empty(size, elem)
+    with pytest.raises(TypeError, match=text):
         jax.jit(ta_empty)(3)
-
-
-@pytest.mark.parametrize(("size", "elem"), [(-1, ()), (3, -2), (3, (2, -1))])
-def test_negative_sizes_of_a_new_buffer_are_value_errors(size, elem):
-    with pytest.raises(ValueError, match=r"^ta_empty: sizes must not be negative, got -"):
-        ta_empty(size, elem)
-
-
-def test_sizes_of_a_new_buffer_that_no_integer_holds_are_value_errors():
+    for size, elem in [(-1, ()), (3, -2), (3, (2, -1))]:
+        with pytest.raises(ValueError, match=r"^ta_empty: sizes must not be negative, got -"):
+            ta_empty(size, elem)
     with pytest.raises(ValueError, match=r"^ta_empty: sizes must be less than 2\*\*63, got 1180591620717411303424$"):
         ta_empty(3, 2**70)
 
 
-@pytest.mark.parametrize(
-    "dtype", ["nonsense", "U1", object(), {"a": 1}, [1], np.zeros(1)], ids=lambda x: type(x).__name__
-)
-def test_a_dtype_that_is_none_of_numbers_is_a_type_error(dtype):
-    with pytest.raises(TypeError, match=r"^ta_empty: dtype must be one of numbers or bool, got "):
-        ta_empty(3, dtype=dtype)
-
-
-def test_there_is_no_new_buffer_of_random_keys():
+def test_a_dtype_that_is_none_of_numbers_is_a_type_error():
+    for dtype in ["nonsense", "U1", object(), {"a": 1}, [1], np.zeros(1)]:
+        with pytest.raises(TypeError, match=r"^ta_empty: dtype must be one of numbers or bool, got "):
+            ta_empty(3, dtype=dtype)
     with pytest.raises(TypeError, match=r"^ta_empty: dtype must be of numbers or bool, got dtype key.*key_data"):
         ta_empty(3, dtype=KEYS.dtype)

@@ -142,6 +142,8 @@ def seconds(f, state, runs=10):
 @pytest.mark.parametrize("name", STEPS)
 def test_a_donated_state_stays_where_it_is(name):
     f, state = jax.jit(STEPS[name], donate_argnums=0), new_state(50)
+    program = f.lower(new_state(LARGE)).compile()
+    assert program.memory_analysis().temp_size_in_bytes < LARGE  # of rows with ROW numbers there is no second copy
     wanted = plain = new_state(50)
     before = pointers(state["seen"])
     for _ in range(7):
@@ -151,7 +153,7 @@ def test_a_donated_state_stays_where_it_is(name):
     assert any(np.any(a != b) for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(wanted), strict=True))
 
 
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("name", ["write_in_a_cond", "gradient_through_while_loop"])
 def test_the_time_of_a_step_does_not_depend_on_the_size(name):
     """A thousand times the rows take less than four times as long; to touch all of them takes a hundred times."""
     f = jax.jit(STEPS[name], donate_argnums=0)
