@@ -28,9 +28,9 @@ import pytest
 from jax import lax
 from waiting import finish
 
-from jax_tensorarray import TensorArray
+from jax_tensorarray import TensorArray, _compat
 
-DTYPES = [np.float32, np.float64, np.int32, np.int64, np.complex64, np.complex128, np.bool_]
+DTYPES = [np.float32, np.float64, np.int32, np.int64, np.complex64, np.complex128, np.bool_, jnp.bfloat16]
 FLOATS_AND_COMPLEX = [np.float32, np.float64, np.complex64, np.complex128]
 
 #: JAX raises the former from the first call of a compiled function, and the latter from its fast path.
@@ -46,165 +46,136 @@ def run(mode, f, *args):
     return jax.jit(f)(*args) if mode == "jit" else f(*args)
 
 
-def constant(x, dtype=np.float32):
-    return jnp.asarray(x, dtype)
+def converted(x, dtype):
+    """TensorFlow's numbers in another dtype: complex ones get an imaginary part, and as bool the odd ones are True.
 
-
-def converter(dtype):
-    """TensorFlow's numbers in another dtype: complex ones get an imaginary part, and as bool the odd ones are True."""
-
-    def convert(x):
-        x = np.asarray(x)
-        if dtype == np.bool_:
-            return jnp.asarray(x % 2 == 1)
-        x = x.astype(dtype)
-        return jnp.asarray(x - np.asarray(1j, dtype) * x if np.iscomplexobj(x) else x)
-
-    return convert
-
-
-def gradients(mode, f, xs, grad_ys):
-    """`tf.gradients(f(*xs), xs, grad_ys)`."""
-    return run(mode, lambda xs, grad_ys: jax.vjp(f, *xs)[1](grad_ys), xs, grad_ys)
+    What is in a NumPy array already stays as it is.
+    """
+    if isinstance(x, np.ndarray | jax.Array | TensorArray):
+        return x
+    if dtype == np.bool_:
+        return jnp.asarray(np.asarray(x) % 2 == 1)
+    x = np.asarray(x).astype(dtype)
+    return jnp.asarray(x - np.asarray(1j, dtype) * x if np.iscomplexobj(x) else x)
 
 
 def assert_equal(actual, expected):
-    """The same shape and values."""
-    np.testing.assert_array_equal(np.asarray(actual), np.asarray(expected, actual.dtype), strict=True)
+    """The same shape and values; of a tuple of arrays the same for each."""
+    if isinstance(actual, list | tuple):
+        for a, e in zip(actual, expected, strict=True):
+            assert_equal(a, e)
+    else:
+        actual = np.asarray(actual)
+        np.testing.assert_array_equal(actual, np.asarray(expected, actual.dtype), strict=True)
 
 
-def assert_all_equal(actual, expected):
-    for a, e in zip(actual, expected, strict=True):
-        assert_equal(a, e)
+def gives(expected, of=(), *, grad_ys=None, gradients=None, dtypes=None):
+    """The decorated program of `of` gives what is expected, eagerly and compiled.
+
+    So does `tf.gradients(f(*of), of, grad_ys)`, if it is given. With `dtypes` all is converted to each of these, and
+    the program takes the dtype as its first argument.
+    """
+
+    def decorate(f):
+        @functools.wraps(f)
+        def test(mode):
+            programs = [functools.partial(f, dtype) for dtype in dtypes or ()] or [f]
+            each = [*zip(dtypes or [np.float32], programs, strict=True)]
+
+            def all_of_them(args):
+                found = []
+                for (_, program), (xs, ys) in zip(each, args, strict=True):
+                    out = program(*xs) if expected is not None else None
+                    found.append((out, jax.vjp(program, *xs)[1](ys) if grad_ys is not None else None))
+                return found
+
+            def of_dtype(xs, dtype):
+                if not isinstance(xs, tuple):
+                    return None if xs is None else converted(xs, dtype)
+                return tuple(converted(x, dtype) for x in xs)
+
+            found = run(mode, all_of_them, [(of_dtype(of, dtype), of_dtype(grad_ys, dtype)) for dtype, _ in each])
+            for (dtype, _), (out, derived) in zip(each, found, strict=True):
+                if expected is not None:
+                    assert_equal(out, of_dtype(expected, dtype))
+                if gradients is not None:
+                    assert_equal(derived, of_dtype(gradients, dtype))
+                assert not dtypes or {x.dtype for x in jax.tree.leaves((out, derived))} == {np.dtype(dtype)}
+
+        del test.__wrapped__  # whose arguments pytest would take for fixtures
+        return test
+
+    return decorate
 
 
-def growing(mode, max_size, dtype=np.float32, **options):
-    """A TensorArray that grows from nothing: eagerly as far as it has to, under jit as far as it may."""
-    return TensorArray(dtype, size=0, dynamic_size=True, max_size=max_size if mode == "jit" else None, **options)
+def growing(max_size, dtype=np.float32, **options):
+    """A TensorArray that grows: eagerly as far as it has to, under jit as far as it may."""
+    limit = None if _compat.executes_eagerly() else max_size
+    return TensorArray(dtype, dynamic_size=True, max_size=limit, **{"size": 0} | options)
 
 
 def read_all(ta, indices):
-    return [ta.read(i) for i in indices]
-
-
-by_dtype = functools.partial(pytest.mark.parametrize, "dtype", ids=lambda dtype: np.dtype(dtype).name)
+    return tuple(ta.read(i) for i in indices)
 
 
 # --- write and read --------------------------------------------------------------------------------------------
 
 
-def test_rows_of_different_shapes_are_read_as_they_were_written(mode):
+@gives(([[4.0, 5.0]], [[1.0]], -3.0), of=([[4.0, 5.0]], [[1.0]], -3.0))
+def test_rows_of_different_shapes_are_read_as_they_were_written(x0, x1, x2):
     """WriteRead."""
-
-    def f(x0, x1, x2):
-        ta = TensorArray(np.float32, tensor_array_name="foo", size=3, infer_shape=False)
-        w0 = ta.write(0, x0)
-        w1 = w0.write(1, x1)
-        w2 = w1.write(2, x2)
-        return read_all(w2, range(3))
-
-    expected = ([[4.0, 5.0]], [[1.0]], -3.0)
-    assert_all_equal(run(mode, f, *map(constant, expected)), expected)
+    ta = TensorArray(np.float32, tensor_array_name="foo", size=3, infer_shape=False)
+    w0 = ta.write(0, x0)
+    w1 = w0.write(1, x1)
+    return read_all(w1.write(2, x2), range(3))
 
 
-def test_lists_and_python_scalars_are_rows(mode):
+@gives(([[4.0, 5.0]], [[1.0]], -3.0))
+def test_lists_and_python_scalars_are_rows():
     """WriteRead: the values as its source writes them."""
-
-    def f():
-        ta = TensorArray(np.float32, tensor_array_name="foo", size=3, infer_shape=False)
-        return read_all(ta.write(0, [[4.0, 5.0]]).write(1, [[1.0]]).write(2, -3.0), range(3))
-
-    found = run(mode, f)
-    assert_all_equal(found, ([[4.0, 5.0]], [[1.0]], -3.0))
+    ta = TensorArray(np.float32, tensor_array_name="foo", size=3, infer_shape=False)
+    found = read_all(ta.write(0, [[4.0, 5.0]]).write(1, [[1.0]]).write(2, -3.0), range(3))
     assert [x.dtype for x in found] == [np.float32] * 3
+    return found
 
 
-def test_rows_of_one_shape_are_read_as_they_were_written(mode):
+@gives(([[4.0, 5.0]], [[1.0, 3.0]], [[7.0, -8.5]]), of=(np.arange(3),))
+def test_rows_of_one_shape_are_read_as_they_were_written(index):
     """WriteRead of the XLA tests."""
-
-    def f(index):
-        ta = TensorArray(np.float32, tensor_array_name="foo", size=3)
-        w2 = ta.write(index[0], [[4.0, 5.0]]).write(index[1], [[1.0, 3.0]]).write(index[2], [[7.0, -8.5]])
-        return [w2.read(index[i]) for i in range(3)]
-
-    assert_all_equal(run(mode, f, jnp.arange(3)), ([[4.0, 5.0]], [[1.0, 3.0]], [[7.0, -8.5]]))
+    ta = TensorArray(np.float32, tensor_array_name="foo", size=3)
+    w2 = ta.write(index[0], [[4.0, 5.0]]).write(index[1], [[1.0, 3.0]]).write(index[2], [[7.0, -8.5]])
+    return tuple(w2.read(index[i]) for i in range(3))
 
 
-def test_two_tensorarrays_of_one_function_are_two(mode):
+@gives(9.0, of=(4.0, 5.0))
+def test_two_tensorarrays_of_one_function_are_two(x, y):
     """MultiTensorArray."""
-
-    def f(x, y):
-        r1 = TensorArray(size=1, dtype=np.float32, tensor_array_name="foo").write(0, x).read(0)
-        r2 = TensorArray(size=1, dtype=np.float32, tensor_array_name="bar").write(0, y).read(0)
-        return r1 + r2
-
-    assert_equal(run(mode, f, constant(4.0), constant(5.0)), 9.0)
+    r1 = TensorArray(size=1, dtype=np.float32, tensor_array_name="foo").write(0, x).read(0)
+    r2 = TensorArray(size=1, dtype=np.float32, tensor_array_name="bar").write(0, y).read(0)
+    return r1 + r2
 
 
-def test_every_write_leaves_the_tensorarray_before_it_alone(mode):
+@gives(([[0.0, 0.0]], [[4.0, 5.0]], [[1.0, 3.0]], [[4.0, 5.0]]))
+def test_every_write_leaves_the_tensorarray_before_it_alone():
     """WriteRead, with the TensorArray of each step kept."""
-
-    def f():
-        ta = TensorArray(np.float32, size=3, element_shape=[1, 2])
-        w0 = ta.write(0, [[4.0, 5.0]])
-        w1 = w0.write(0, [[1.0, 3.0]])
-        return ta.read(0), w0.read(0), w1.read(0), w0.read(0)
-
-    assert_all_equal(run(mode, f), ([[0.0, 0.0]], [[4.0, 5.0]], [[1.0, 3.0]], [[4.0, 5.0]]))
+    ta = TensorArray(np.float32, size=3, element_shape=[1, 2])
+    w0 = ta.write(0, [[4.0, 5.0]])
+    w1 = w0.write(0, [[1.0, 3.0]])
+    return ta.read(0), w0.read(0), w1.read(0), w0.read(0)
 
 
-@pytest.mark.parametrize("clear_after_read", [None, True, False])
-def test_a_row_can_be_read_twice(mode, clear_after_read):
+@gives(([1.0, -1.0],) * 6, of=([[1.0, -1.0], [10.0, -10.0]],))
+def test_a_row_can_be_read_twice(value):
     """ReadTwice, as in TensorFlow 2: clear_after_read clears nothing."""
-
-    def f(value):
-        ta = TensorArray(np.float32, tensor_array_name="foo", size=2, clear_after_read=clear_after_read)
-        w = ta.unstack(value)
-        return w.read(0), w.read(0)
-
-    assert_all_equal(run(mode, f, constant([[1.0, -1.0], [10.0, -10.0]])), [[1.0, -1.0]] * 2)
+    tas = [TensorArray(np.float32, size=2, clear_after_read=clear) for clear in (None, True, False)]
+    return tuple(w.read(0) for w in [ta.unstack(value) for ta in tas] for _ in range(2))
 
 
-def test_the_second_write_of_a_row_stays(mode):
+@gives(([0.0, 0.0, 3.0], [0.0, 0.0, 4.0]), of=(3.0, 4.0))
+def test_the_second_write_of_a_row_stays(first, second):
     """WriteMultipleFails, which does not fail in TensorFlow 2; the writes of WriteGradientAddMultipleAdds."""
-
-    def f(first, second):
-        ta = TensorArray(np.float32, tensor_array_name="foo", size=3)
-        return ta.write(2, first).write(2, second).stack()
-
-    assert_equal(run(mode, f, 3.0, 3.0), [0.0, 0.0, 3.0])
-    assert_equal(run(mode, f, 3.0, 4.0), [0.0, 0.0, 4.0])
-
-
-def test_a_value_of_another_dtype_is_no_row(mode):
-    """WriteWrongIndexOrDataTypeFails, here and of the XLA tests."""
-    ta = TensorArray(np.float32, tensor_array_name="foo", size=3, infer_shape=False)
-    with pytest.raises(TypeError, match="float32"):
-        run(mode, lambda: ta.write(0, "wrong_type_scalar").stack())
-    with pytest.raises(TypeError, match="TensorArray dtype is float32 but Op is trying to write dtype int32"):
-        run(mode, lambda x: ta.write(0, x).stack(), constant(7, np.int32))
-
-
-def test_an_index_out_of_range_is_not_written(mode):
-    """WriteWrongIndexOrDataTypeFails."""
-    ta = TensorArray(np.float32, tensor_array_name="foo", size=3, infer_shape=False)
-    with pytest.raises(IndexError, match="index -1"):
-        run(mode, lambda: ta.write(-1, 3.0).stack())
-    with pytest.raises(IndexError, match="Tried to write to index 3 but array is not resizeable and size is: 3"):
-        run(mode, lambda: ta.write(3, 3.0).stack())
-
-
-def test_an_index_out_of_range_is_not_read(mode):
-    """ReadWrongIndexOrDataTypeFails."""
-
-    def f(index):
-        ta = TensorArray(np.float32, tensor_array_name="foo", size=3, infer_shape=False)
-        return ta.write(0, [[4.0, 5.0]]).read(index)
-
-    with pytest.raises(IndexError, match="index -1"):
-        run(mode, lambda: f(-1))
-    with pytest.raises(IndexError, match="Tried to read from index 3 but array size is: 3"):
-        run(mode, lambda: f(3))
+    w = TensorArray(np.float32, tensor_array_name="foo", size=3).write(2, first)
+    return w.write(2, first).stack(), w.write(2, second).stack()
 
 
 @pytest.mark.parametrize("index", [-1, 3])
@@ -225,88 +196,65 @@ def test_an_index_known_only_when_the_program_runs_is_checked_then(op, index):
 # --- stack, gather, concat -------------------------------------------------------------------------------------
 
 
-@by_dtype([*DTYPES, jnp.bfloat16])
-def test_stack_puts_the_rows_on_one_another(mode, dtype):
+@gives([[[4.0, 5.0]], [[6.0, 7.0]], [[8.0, 9.0]]], of=([[4.0, 5.0]], [[6.0, 7.0]], [[8.0, 9.0]]), dtypes=DTYPES)
+def test_stack_puts_the_rows_on_one_another(dtype, x0, x1, x2):
     """WritePack."""
-    convert = converter(dtype)
-
-    def f(x0, x1, x2):
-        ta = TensorArray(dtype, tensor_array_name="foo", size=3)
-        return ta.write(0, x0).write(1, x1).write(2, x2).stack()
-
-    rows = [convert([[4.0, 5.0]]), convert([[6.0, 7.0]]), convert([[8.0, 9.0]])]
-    found = run(mode, f, *rows)
-    assert_equal(found, convert([[[4.0, 5.0]], [[6.0, 7.0]], [[8.0, 9.0]]]))
-    assert found.dtype == dtype
+    ta = TensorArray(dtype, tensor_array_name="foo", size=3)
+    return ta.write(0, x0).write(1, x1).write(2, x2).stack()
 
 
-def test_rows_without_elements_are_stacked_too(mode):
+@gives(np.zeros((3, 0, 1)), of=(np.zeros((0, 1), np.float32),))
+def test_rows_without_elements_are_stacked_too(empty):
     """EmptyTensorArrayPack."""
-
-    def f(empty):
-        ta = TensorArray(np.float32, tensor_array_name="foo", size=3)
-        return ta.write(0, empty).write(1, empty).write(2, empty).stack()
-
-    assert run(mode, f, constant(np.zeros((0, 1)))).shape == (3, 0, 1)
+    ta = TensorArray(np.float32, tensor_array_name="foo", size=3)
+    return ta.write(0, empty).write(1, empty).write(2, empty).stack()
 
 
-def test_unwritten_rows_of_a_known_shape_are_zeros(mode):
+UNWRITTEN = (
+    [[0.0, 0.0]],
+    [[[0.0, 0.0]], [[4.0, 5.0]], [[0.0, 0.0]]],
+    [[0.0, 0.0], [4.0, 5.0], [0.0, 0.0]],
+)
+
+
+@gives(UNWRITTEN, of=([[4.0, 5.0]],))
+def test_unwritten_rows_of_a_known_shape_are_zeros(x):
     """ReadOrPackNotAllValuesAvailableFillsZeros."""
-
-    def f(x):
-        ta = TensorArray(np.float32, tensor_array_name="foo", size=3, element_shape=[1, 2])
-        return ta.read(0), ta.write(1, x).stack(), ta.write(1, x).concat()
-
-    read, stack, concat = run(mode, f, constant([[4.0, 5.0]]))
-    assert_equal(read, [[0.0, 0.0]])
-    assert_equal(stack, [[[0.0, 0.0]], [[4.0, 5.0]], [[0.0, 0.0]]])
-    assert_equal(concat, [[0.0, 0.0], [4.0, 5.0], [0.0, 0.0]])
+    ta = TensorArray(np.float32, tensor_array_name="foo", size=3, element_shape=[1, 2])
+    return ta.read(0), ta.write(1, x).stack(), ta.write(1, x).concat()
 
 
-def test_unwritten_rows_of_an_inferred_shape_are_zeros(mode):
+@gives(UNWRITTEN, of=([[4.0, 5.0]],))
+def test_unwritten_rows_of_an_inferred_shape_are_zeros(x):
     """ReadOrPackNotAllValuesAvailableInferShapeFillsZeros, ReadUninitializedInferShapeFillsZeros."""
-
-    def f(x):
-        w = TensorArray(np.float32, tensor_array_name="foo", size=3).write(1, x)
-        return w.read(0), w.stack(), w.concat()
-
-    read, stack, concat = run(mode, f, constant([[4.0, 5.0]]))
-    assert_equal(read, [[0.0, 0.0]])
-    assert_equal(stack, [[[0.0, 0.0]], [[4.0, 5.0]], [[0.0, 0.0]]])
-    assert_equal(concat, [[0.0, 0.0], [4.0, 5.0], [0.0, 0.0]])
+    w = TensorArray(np.float32, tensor_array_name="foo", size=3).write(1, x)
+    return w.read(0), w.stack(), w.concat()
 
 
-@by_dtype(DTYPES)
-def test_concat_joins_rows_of_different_lengths(mode, dtype):
+@gives(
+    [[4.0, 5.0], [104.0, 105.0], [204.0, 205.0], [6.0, 7.0], [106.0, 107.0], [8.0, 9.0]],
+    of=([[4.0, 5.0], [104.0, 105.0], [204.0, 205.0]], [[6.0, 7.0], [106.0, 107.0]], [[8.0, 9.0]]),
+    dtypes=DTYPES,
+)
+def test_concat_joins_rows_of_different_lengths(dtype, x0, x1, x2):
     """WriteConcat."""
-    convert = converter(dtype)
-
-    def f(x0, x1, x2):
-        ta = TensorArray(dtype, tensor_array_name="foo", size=3, infer_shape=False)
-        return ta.write(0, x0).write(1, x1).write(2, x2).concat()
-
-    rows = [[[4.0, 5.0], [104.0, 105.0], [204.0, 205.0]], [[6.0, 7.0], [106.0, 107.0]], [[8.0, 9.0]]]
-    found = run(mode, f, *map(convert, rows))
-    expected = [[4.0, 5.0], [104.0, 105.0], [204.0, 205.0], [6.0, 7.0], [106.0, 107.0], [8.0, 9.0]]
-    assert_equal(found, convert(expected))
-    assert found.dtype == dtype
+    ta = TensorArray(dtype, tensor_array_name="foo", size=3, infer_shape=False)
+    return ta.write(0, x0).write(1, x1).write(2, x2).concat()
 
 
-@by_dtype(DTYPES)
-def test_concat_joins_rows_of_one_length(mode, dtype):
+@gives(
+    [[4.0, 5.0], [104.0, 105.0], [6.0, 7.0], [106.0, 107.0], [8.0, 9.0], [204.0, 205.0]],
+    of=([[4.0, 5.0], [104.0, 105.0]], [[6.0, 7.0], [106.0, 107.0]], [[8.0, 9.0], [204.0, 205.0]]),
+    dtypes=DTYPES,
+)
+def test_concat_joins_rows_of_one_length(dtype, x0, x1, x2):
     """WriteConcat of the XLA tests."""
-    convert = converter(dtype)
-
-    def f(x0, x1, x2):
-        ta = TensorArray(dtype, tensor_array_name="foo", size=3)
-        return ta.write(0, x0).write(1, x1).write(2, x2).concat()
-
-    rows = [[[4.0, 5.0], [104.0, 105.0]], [[6.0, 7.0], [106.0, 107.0]], [[8.0, 9.0], [204.0, 205.0]]]
-    expected = [[4.0, 5.0], [104.0, 105.0], [6.0, 7.0], [106.0, 107.0], [8.0, 9.0], [204.0, 205.0]]
-    assert_equal(run(mode, f, *map(convert, rows)), convert(expected))
+    ta = TensorArray(dtype, tensor_array_name="foo", size=3)
+    return ta.write(0, x0).write(1, x1).write(2, x2).concat()
 
 
-def test_a_concat_of_concats_keeps_the_order(mode):
+@gives([1, 1, 1, 8, 9, 8, 9, 8, 9], of=tuple(np.array(x, np.int32) for x in ([1], [8], [], [9])))
+def test_a_concat_of_concats_keeps_the_order(one, eight, none, nine):
     """WriteConcatInParallel, with Python's `for` and `if` for `tf.while_loop` and `tf.cond`."""
 
     def concat_of(values):
@@ -315,766 +263,577 @@ def test_a_concat_of_concats_keeps_the_order(mode):
             ta = ta.write(i, value)
         return ta.concat()
 
-    def f(one, eight, none, nine):
-        output = TensorArray(np.int32, size=6, infer_shape=False)
-        for i in range(6):
-            output = output.write(i, concat_of([one, none] if i < 3 else [eight, none, nine]))
-        return output.concat()
-
-    found = run(mode, f, *(constant(x, np.int32) for x in ([1], [8], [], [9])))
-    assert_equal(found, [1, 1, 1, 8, 9, 8, 9, 8, 9])
+    output = TensorArray(np.int32, size=6, infer_shape=False)
+    for i in range(6):
+        output = output.write(i, concat_of([one, none] if i < 3 else [eight, none, nine]))
+    return output.concat()
 
 
-def test_a_concat_of_scalars_is_an_error(mode):
-    """ConcatIncompatibleShapesFails."""
-    ta = TensorArray(np.float32, tensor_array_name="foo", size=3, infer_shape=False)
-    with pytest.raises(ValueError, match="Concat saw a scalar shape at index 0 but requires at least vectors"):
-        run(mode, lambda: ta.write(0, 3.0).write(1, 4.0).write(2, [3.0]).concat())
-
-
-def test_a_concat_of_rows_of_different_ranks_is_an_error(mode):
-    """ConcatIncompatibleShapesFails."""
-    ta = TensorArray(np.float32, tensor_array_name="foo", size=3, infer_shape=False)
-    with pytest.raises(ValueError, match=r"shape|rank"):
-        run(mode, lambda: ta.write(0, [3.0]).write(1, [4.0]).write(2, [[3.0]]).concat())
-
-
-def test_one_written_row_gives_stack_read_and_gather_their_shapes(mode):
+@gives(
+    ([[1.0, 2.0, 3.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]], [1.0, 2.0, 3.0], [[1.0, 2.0, 3.0]]),
+    of=([1.0, 2.0, 3.0], np.array([0], np.int32)),
+)
+def test_one_written_row_gives_stack_read_and_gather_their_shapes(x, indices):
     """StackShape, ReadShape, GatherShape."""
-
-    def f(x, indices):
-        ta = TensorArray(np.float32, size=3).write(0, x)
-        assert ta.stack().shape == (3, 3)
-        assert ta.read(0).shape == (3,)
-        assert ta.gather(indices).shape == (1, 3)
-        return ta.stack(), ta.read(0), ta.gather(indices)
-
-    stack, read, gather = run(mode, f, constant([1.0, 2.0, 3.0]), constant([0], np.int32))
-    assert_equal(stack, [[1.0, 2.0, 3.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
-    assert_equal(read, [1.0, 2.0, 3.0])
-    assert_equal(gather, [[1.0, 2.0, 3.0]])
+    ta = TensorArray(np.float32, size=3).write(0, x)
+    return ta.stack(), ta.read(0), ta.gather(indices)
 
 
-def test_stack_has_as_many_rows_as_the_size_says(mode):
-    """StackShapeOnStaticSize."""
-    assert run(mode, lambda: TensorArray(np.float32, size=42).write(0, [0]).stack()).shape == (42, 1)
-
-
-def test_no_rows_of_a_known_shape_are_stacked(mode):
-    """StackShapeOnEmpty."""
-    f = lambda: TensorArray(np.float32, size=0, element_shape=(5, 10), dynamic_size=True).stack()  # noqa: E731
-    assert run(mode, f).shape == (0, 5, 10)
-
-
-def test_no_rows_of_an_unknown_shape_cannot_be_stacked(mode):
-    """EvalEmpty."""
-    ta = TensorArray(np.float32, size=0, dynamic_size=False, infer_shape=False)
-    with pytest.raises(ValueError, match="element_shape"):
-        run(mode, ta.stack)
-
-
-def test_rows_of_a_partly_known_shape_cannot_be_stacked_before_one_is_written(mode):
-    """StackOnPartiallyDefinedShape: JAX has no array of shape (None, 5, None)."""
-    ta = TensorArray(np.float32, size=0, element_shape=(5, None), dynamic_size=True)
-    with pytest.raises(ValueError, match="element_shape"):
-        run(mode, ta.stack)
+@gives((np.zeros((42, 1)), np.zeros((0, 5, 10))))
+def test_stack_has_as_many_rows_as_the_size_says():
+    """StackShapeOnStaticSize, StackShapeOnEmpty."""
+    empty = TensorArray(np.float32, size=0, element_shape=(5, 10), dynamic_size=True)
+    return TensorArray(np.float32, size=42).write(0, [0]).stack(), empty.stack()
 
 
 # --- unstack, split, scatter -----------------------------------------------------------------------------------
 
+MATRIX = [[1.0, 1.1], [2.0, 2.1], [3.0, 3.1]]
 
-@by_dtype([*DTYPES, jnp.bfloat16])
-@pytest.mark.parametrize(
-    "value",
-    [[1.0, 2.0, 3.0], [[1.0, 1.1], [2.0, 2.1], [3.0, 3.1]], [[], [], []]],
-    ids=["vector", "matrix", "empty_matrix"],
-)
-@pytest.mark.parametrize("infer_shape", [True, False])
-def test_unstack_makes_rows_of_an_array(mode, dtype, value, infer_shape):
+
+@gives(tuple(MATRIX) * 2, of=(MATRIX,), dtypes=DTYPES)
+def test_unstack_makes_rows_of_an_array(dtype, x):
     """UnpackRead; with infer_shape=True as in the XLA tests."""
-    convert = converter(dtype)
-
-    def f(x):
-        ta = TensorArray(dtype, tensor_array_name="foo", size=3, infer_shape=infer_shape)
-        return read_all(ta.unstack(x), range(3))
-
-    found = run(mode, f, convert(value))
-    assert_all_equal(found, [convert(row) for row in value])
-    assert [x.dtype for x in found] == [dtype] * 3
+    tas = [TensorArray(dtype, tensor_array_name="foo", size=3, infer_shape=infer) for infer in (False, True)]
+    return tuple(row for ta in tas for row in read_all(ta.unstack(x), range(3)))
 
 
-def test_a_tensorarray_can_be_unstacked_into_again_with_another_shape(mode):
+@gives((1.0, [2.0, 2.1], []), of=([1.0, 2.0, 3.0], MATRIX, [[], [], []]))
+def test_a_tensorarray_can_be_unstacked_into_again_with_another_shape(*xs):
     """UnpackRead, of which every part uses the same TensorArray."""
     ta = TensorArray(np.float32, tensor_array_name="foo", size=3, infer_shape=False)
-
-    def f(*xs):
-        return [ta.unstack(x).read(1) for x in xs]
-
-    values = [1.0, 2.0, 3.0], [[1.0, 1.1], [2.0, 2.1], [3.0, 3.1]], [[], [], []]
-    assert_all_equal(run(mode, f, *map(constant, values)), (2.0, [2.0, 2.1], []))
+    return tuple(ta.unstack(x).read(k) for k, x in enumerate(xs))
 
 
-@by_dtype([*DTYPES, jnp.bfloat16])
-@pytest.mark.parametrize(
-    ("value", "lengths", "expected"),
-    [
-        ([], [0, 0, 0], [[], [], []]),
-        ([1.0, 2.0, 3.0], [2, 0, 1], [[1.0, 2.0], [], [3.0]]),
-        (
-            [[1.0, 101.0], [2.0, 201.0], [3.0, 301.0]],
-            [2, 0, 1],
-            [[[1.0, 101.0], [2.0, 201.0]], np.zeros((0, 2)), [[3.0, 301.0]]],
-        ),
-    ],
-    ids=["empty_vector", "vector", "matrix"],
-)
-def test_split_makes_rows_of_different_lengths(mode, dtype, value, lengths, expected):
+PAIRS = [[1.0, 101.0], [2.0, 201.0], [3.0, 301.0]]
+
+
+@gives((PAIRS[:2], np.zeros((0, 2)), PAIRS[2:]), of=(PAIRS,), dtypes=DTYPES)
+def test_split_makes_rows_of_different_lengths(dtype, x):
     """SplitRead."""
-    convert = converter(dtype)
-
-    def f(x):
-        ta = TensorArray(dtype, tensor_array_name="foo", size=3, infer_shape=False)
-        return read_all(ta.split(x, lengths=lengths), range(3))
-
-    found = run(mode, f, convert(value))
-    assert_all_equal(found, map(convert, expected))
-    assert [x.dtype for x in found] == [dtype] * 3
+    ta = TensorArray(dtype, tensor_array_name="foo", size=3, infer_shape=False)
+    return read_all(ta.split(x, lengths=[2, 0, 1]), range(3))
 
 
-@by_dtype([*DTYPES, jnp.bfloat16])
-@pytest.mark.parametrize(
-    ("value", "lengths", "expected"),
-    [
-        ([], [0, 0, 0], [[], [], []]),
-        ([1.0, 2.0, 3.0], [1, 1, 1], [[1.0], [2.0], [3.0]]),
-        (
-            [[1.0, 101.0], [2.0, 201.0], [3.0, 301.0]],
-            [1, 1, 1],
-            [[[1.0, 101.0]], [[2.0, 201.0]], [[3.0, 301.0]]],
-        ),
-    ],
-    ids=["empty_vector", "vector", "matrix"],
-)
-def test_split_makes_rows_of_one_length(mode, dtype, value, lengths, expected):
+@gives((PAIRS[:1], PAIRS[1:2], PAIRS[2:]), of=(PAIRS,), dtypes=DTYPES)
+def test_split_makes_rows_of_one_length(dtype, x):
     """SplitRead of the XLA tests."""
-    convert = converter(dtype)
-
-    def f(x):
-        ta = TensorArray(dtype, tensor_array_name="foo", size=3)
-        return read_all(ta.split(x, lengths=np.array(lengths)), range(3))
-
-    assert_all_equal(run(mode, f, convert(value)), map(convert, expected))
+    ta = TensorArray(dtype, tensor_array_name="foo", size=3)
+    return read_all(ta.split(x, lengths=np.array([1, 1, 1])), range(3))
 
 
-@pytest.mark.parametrize(
-    ("size", "value", "lengths", "message"),
-    [
-        (3, [1.0, 2.0, 3.0], 1, r"Expected lengths to be a vector, received shape: \[\]"),
-        (
-            3,
-            [1.0, 2.0, 3.0],
-            [1],
-            r"Expected sum of lengths to be equal to values.shape\[0\], "
-            r"but sum of lengths is 1 and value's shape is: \[3\]",
-        ),
-        (
-            3,
-            [1.0, 2.0, 3.0],
-            [1, 2, 3],
-            r"Expected sum of lengths to be equal to values.shape\[0\], "
-            r"but sum of lengths is 6 and value's shape is: \[3\]",
-        ),
-        (1, 1.0, [1], r"Expected value to be at least a vector, but received shape: \[\]"),
-        (
-            2,
-            [1.0],
-            [1],
-            r"TensorArray's size is not equal to the size of lengths \(2 vs. 1\), and the TensorArray is not marked as "
-            "dynamically resizeable",
-        ),
-    ],
-    ids=["scalar_lengths", "too_few_lengths", "sum_too_large", "scalar_value", "other_number_of_lengths"],
-)
-def test_a_split_that_does_not_fit_is_an_error(mode, size, value, lengths, message):
-    """SplitIncompatibleShapesFails."""
-    ta = TensorArray(np.float32, size=size, infer_shape=False)
-    with pytest.raises(ValueError, match=message):
-        run(mode, lambda x: ta.split(x, lengths).read(0), constant(value))
+@gives(([1.0, 2.0], [], [3.0], [], [], [], [1.0], [2.0], [3.0], [], [], []), of=([1.0, 2.0, 3.0], []))
+def test_vectors_are_split_too(vector, empty):
+    """SplitRead, here and of the XLA tests."""
+    ragged = TensorArray(np.float32, tensor_array_name="foo", size=3, infer_shape=False)
+    even = TensorArray(np.float32, tensor_array_name="foo", size=3)
+    halves = [(ragged, vector, [2, 0, 1]), (ragged, empty, [0] * 3), (even, vector, [1] * 3), (even, empty, [0] * 3)]
+    return tuple(row for ta, x, lengths in halves for row in read_all(ta.split(x, lengths), range(3)))
 
 
-def test_equal_lengths_give_split_a_shape_to_infer(mode):
+@gives([[1.0, -1.0]], of=([[1.0, -1.0], [2.0, -2.0], [3.0, -3.0]],))
+def test_equal_lengths_give_split_a_shape_to_infer(value):
     """SplitShape."""
-
-    def f(value):
-        ta = TensorArray(np.float32, tensor_array_name="foo", size=0, dynamic_size=True, infer_shape=True)
-        w0 = ta.split(value, [1, 1, 1])
-        assert w0.element_shape == (1, 2)
-        return w0.read(0)
-
-    assert_equal(run(mode, f, constant([[1.0, -1.0], [2.0, -2.0], [3.0, -3.0]])), [[1.0, -1.0]])
+    ta = TensorArray(np.float32, tensor_array_name="foo", size=0, dynamic_size=True, infer_shape=True)
+    w0 = ta.split(value, [1, 1, 1])
+    assert w0.element_shape == (1, 2)
+    return w0.read(0)
 
 
-def test_different_lengths_need_infer_shape_false(mode):
+@gives(([[1.0, -1.0]], [[2.0, -2.0], [3.0, -3.0]]), of=([[1.0, -1.0], [2.0, -2.0], [3.0, -3.0]],))
+def test_different_lengths_need_infer_shape_false(value):
     """SplitShape: TensorFlow infers an unknown shape there, and JAX has none."""
-    value = constant([[1.0, -1.0], [2.0, -2.0], [3.0, -3.0]])
-
-    def f(value, infer_shape):
-        ta = TensorArray(np.float32, tensor_array_name="foo1", size=2, infer_shape=infer_shape)
-        return read_all(ta.split(value, [1, 2]), range(2))
-
     with pytest.raises(ValueError, match="infer_shape=False"):
-        run(mode, lambda x: f(x, True), value)
-    assert [row.shape for row in run(mode, lambda x: f(x, False), value)] == [(1, 2), (2, 2)]
+        TensorArray(np.float32, tensor_array_name="foo1", size=2, infer_shape=True).split(value, [1, 2])
+    return read_all(TensorArray(np.float32, size=2, infer_shape=False).split(value, [1, 2]), range(2))
 
 
-def test_scatter_leaves_the_other_rows_alone(mode):
+@gives(([0.0, 0.0, 0.0, 1.0, 1.0], [0.0, 1.0, 0.0, 1.0, 1.0], [5.0, 1.0, 6.0, 1.0, 1.0]))
+def test_scatter_leaves_the_other_rows_alone():
     """ScatterIntoExistingList."""
-
-    def f():
-        ta0 = TensorArray(np.float32, tensor_array_name="foo", size=5)
-        ta1 = ta0.scatter(indices=[3, 4], value=jnp.ones(2, np.float32))
-        ta2 = ta1.scatter(indices=[1], value=jnp.ones(1, np.float32))
-        ta3 = ta2.scatter(indices=[0, 2], value=[5.0, 6.0])
-        return ta1.stack(), ta2.stack(), ta3.stack()
-
-    expected = [0.0, 0.0, 0.0, 1.0, 1.0], [0.0, 1.0, 0.0, 1.0, 1.0], [5.0, 1.0, 6.0, 1.0, 1.0]
-    assert_all_equal(run(mode, f), expected)
+    ta0 = TensorArray(np.float32, tensor_array_name="foo", size=5)
+    ta1 = ta0.scatter(indices=[3, 4], value=jnp.ones(2, np.float32))
+    ta2 = ta1.scatter(indices=[1], value=jnp.ones(1, np.float32))
+    ta3 = ta2.scatter(indices=[0, 2], value=[5.0, 6.0])
+    return ta1.stack(), ta2.stack(), ta3.stack()
 
 
-@by_dtype([*DTYPES, jnp.bfloat16])
-def test_scattered_rows_are_read_at_indices_known_when_the_program_runs(mode, dtype):
+@gives(
+    ([1.0, -1.0], [10.0, -10.0]),
+    of=(np.array([1, 8]), [[1.0, -1.0], [10.0, -10.0]], np.array(1), np.array(8)),
+    dtypes=DTYPES,
+)
+def test_scattered_rows_are_read_at_indices_known_when_the_program_runs(dtype, indices, value, id0, id1):
     """ScatterRead of the XLA tests."""
-    convert = converter(dtype)
-
-    def f(indices, value, id0, id1):
-        w = TensorArray(dtype, tensor_array_name="foo", size=10).scatter(indices, value)
-        return w.read(id0), w.read(id1)
-
-    found = run(mode, f, jnp.array([1, 8]), convert([[1.0, -1.0], [10.0, -10.0]]), jnp.array(1), jnp.array(8))
-    assert_all_equal(found, (convert([1.0, -1.0]), convert([10.0, -10.0])))
+    w = TensorArray(dtype, tensor_array_name="foo", size=10).scatter(indices, value)
+    return w.read(id0), w.read(id1)
 
 
-@by_dtype([np.int64])
-def test_integers_of_64_bits_are_scattered(mode, dtype):
+@gives((-3, 100), of=([-3, 100],), dtypes=[np.int64])
+def test_integers_of_64_bits_are_scattered(dtype, value):
     """Int64GPU."""
-
-    def f(value):
-        return read_all(TensorArray(dtype, size=2).scatter([0, 1], value), range(2))
-
-    assert_all_equal(run(mode, f, constant([-3, 100], dtype)), (-3, 100))
+    return read_all(TensorArray(dtype, size=2).scatter([0, 1], value), range(2))
 
 
-def test_bfloat16_is_scattered(mode):
+@gives([0.0, 0.0, 0.0, 1.0, 1.0], of=([1.0, 1.0],), dtypes=[jnp.bfloat16])
+def test_bfloat16_is_scattered(dtype, value):
     """ScatterBfloat16GPU."""
-
-    def f(value):
-        ta = TensorArray(jnp.bfloat16, tensor_array_name="foo", size=5)
-        return ta.scatter(indices=[3, 4], value=value).stack()
-
-    assert_equal(run(mode, f, jnp.ones(2, jnp.bfloat16)), [0.0, 0.0, 0.0, 1.0, 1.0])
+    return TensorArray(dtype, tensor_array_name="foo", size=5).scatter(indices=[3, 4], value=value).stack()
 
 
-def test_no_rows_are_unstacked_stacked_and_concatenated(mode):
+@gives((0, np.zeros((0, 3, 5)), np.zeros((0, 5))), of=(np.zeros((0, 3, 5), np.float32),))
+def test_no_rows_are_unstacked_stacked_and_concatenated(value):
     """EvalEmptyWithDefault."""
-
-    def f(value):
-        ta = TensorArray(np.float32, size=0, dynamic_size=False, infer_shape=True)
-        size = ta.size()
-        ta = ta.unstack(value)
-        return size, ta.stack(), ta.concat()
-
-    size, packed, concatenated = run(mode, f, jnp.zeros((0, 3, 5), np.float32))
-    assert size == 0
-    assert packed.shape == (0, 3, 5)
-    assert concatenated.shape == (0, 5)
+    ta = TensorArray(np.float32, size=0, dynamic_size=False, infer_shape=True)
+    size = ta.size()
+    ta = ta.unstack(value)
+    return size, ta.stack(), ta.concat()
 
 
 # --- shapes ----------------------------------------------------------------------------------------------------
 
 
-def test_the_first_write_fixes_the_shape(mode):
+@gives(([4.0, 5.0], [6.0, 7.0]), of=([4.0, 5.0], [6.0, 7.0], [4.0, 5.0, 6.0]))
+def test_the_first_write_fixes_the_shape(c0, c1, c2):
     """WriteShape."""
-
-    def f(c0, c1, c2):
-        ta = TensorArray(np.float32, tensor_array_name="foo", size=3)
-        w0 = ta.write(0, c0)
-        assert w0.read(0).shape == c0.shape
-        w1 = w0.write(1, c1)
-        with pytest.raises(ValueError, match="Incompatible shape for value"):
-            w0.write(0, c2)
-        return read_all(w1, range(2))
-
-    found = run(mode, f, constant([4.0, 5.0]), constant([6.0, 7.0]), constant([4.0, 5.0, 6.0]))
-    assert_all_equal(found, ([4.0, 5.0], [6.0, 7.0]))
-
-
-def test_a_known_element_shape_holds_from_the_first_write_on(mode):
-    """WriteShape with the shape stated."""
-    ta = TensorArray(np.float32, size=3, element_shape=[2])
-    with pytest.raises(ValueError, match=r"Incompatible shape for value \(\(3,\)\), expected \(\(2,\)\)"):
-        run(mode, lambda x: ta.write(0, x).stack(), constant([4.0, 5.0, 6.0]))
-
-
-def test_unstack_fixes_the_shape(mode):
-    """UnpackShape."""
-
-    def f(value, c1, c2):
-        ta = growing(mode, 5, tensor_array_name="foo", infer_shape=True)
-        w0 = ta.unstack(value)
-        r0 = w0.read(0)
-        assert r0.shape == (2,)
-        w1 = w0.write(3, c1)
-        assert w1.read(1).shape == c1.shape
-        with pytest.raises(ValueError, match="Incompatible shape for value"):
-            w1.write(4, c2)
-        return r0, w1.read(0), w1.read(3)
-
-    value = constant([[1.0, -1.0], [10.0, -10.0], [100.0, -100.0]])
-    found = run(mode, f, value, constant([4.0, 5.0]), constant([4.0, 5.0, 6.0]))
-    assert_all_equal(found, ([1.0, -1.0], [1.0, -1.0], [4.0, 5.0]))
-
-
-def test_a_write_fills_the_unknown_dimensions_of_the_shape(mode):
-    """PartlyUnknownShape: where placeholders had unknown dimensions, the element_shape has them."""
-
-    def f(row, rows):
-        ta = TensorArray(np.float32, tensor_array_name="foo", size=6, element_shape=[None, None, None, 3])
-        assert ta.element_shape == (None, None, None, 3)
-        w0 = ta.write(0, row)
-        assert w0.element_shape == (5, 4, 2, 3)
-        w1 = w0.scatter([4, 5], rows)
-        assert ta.element_shape == (None, None, None, 3)
-        return w1.read(4), w1.read(1)
-
-    found = run(mode, f, jnp.ones((5, 4, 2, 3), np.float32), jnp.ones((2, 5, 4, 2, 3), np.float32))
-    assert_all_equal(found, (np.ones((5, 4, 2, 3)), np.zeros((5, 4, 2, 3))))
-
-
-@pytest.mark.parametrize("element_shape", [None, [None, 4, 2, 3]], ids=str)
-def test_a_split_fills_the_unknown_dimensions_of_the_shape(mode, element_shape):
-    """PartlyUnknownShape, its last part."""
-
-    def f(value):
-        w = TensorArray(np.float32, size=2, element_shape=element_shape).split(value, [5, 5])
-        assert w.element_shape == (5, 4, 2, 3)
-        return w.read(0)
-
-    assert run(mode, f, jnp.ones((10, 4, 2, 3), np.float32)).shape == (5, 4, 2, 3)
-
-
-def test_without_inference_unknown_dimensions_may_differ(mode):
-    """InferShapeFalseValid."""
-
-    def f(long, short):
-        ta = TensorArray(np.float32, size=3, infer_shape=False, element_shape=[None, 10, 20])
-        return ta.write(0, long).write(1, long).write(2, short).concat()
-
-    found = run(mode, f, jnp.ones((50, 10, 20), np.float32), jnp.ones((1, 10, 20), np.float32))
-    assert_equal(found, np.ones((101, 10, 20)))
-
-
-def test_without_inference_known_dimensions_may_not_differ(mode):
-    """InferShapeFalseInvalid."""
-
-    def f(first, second):
-        ta = TensorArray(np.float32, size=2, infer_shape=False, element_shape=[None, 10, 20])
-        return ta.write(0, first).write(1, second).concat()
-
+    w0 = TensorArray(np.float32, tensor_array_name="foo", size=3).write(0, c0)
+    assert w0.read(0).shape == c0.shape
+    w1 = w0.write(1, c1)
     with pytest.raises(ValueError, match="Incompatible shape for value"):
-        run(mode, f, jnp.ones((50, 10, 20), np.float32), jnp.ones((1, 20, 20), np.float32))
+        w0.write(0, c2)
+    return read_all(w1, range(2))
 
 
-def test_with_inference_unknown_dimensions_are_fixed_by_the_first_write(mode):
+@gives(
+    ([1.0, -1.0], [1.0, -1.0], [4.0, 5.0]),
+    of=([[1.0, -1.0], [10.0, -10.0], [100.0, -100.0]], [4.0, 5.0], [4.0, 5.0, 6.0]),
+)
+def test_unstack_fixes_the_shape(value, c1, c2):
+    """UnpackShape."""
+    w0 = growing(5, tensor_array_name="foo", infer_shape=True).unstack(value)
+    r0 = w0.read(0)
+    assert r0.shape == (2,)
+    w1 = w0.write(3, c1)
+    assert w1.read(1).shape == c1.shape
+    with pytest.raises(ValueError, match="Incompatible shape for value"):
+        w1.write(4, c2)
+    return r0, w1.read(0), w1.read(3)
+
+
+@gives(
+    (np.ones((5, 4, 2, 3)), np.zeros((5, 4, 2, 3))),
+    of=(np.ones((5, 4, 2, 3), np.float32), np.ones((2, 5, 4, 2, 3), np.float32)),
+)
+def test_a_write_fills_the_unknown_dimensions_of_the_shape(row, rows):
+    """PartlyUnknownShape: where placeholders had unknown dimensions, the element_shape has them."""
+    ta = TensorArray(np.float32, tensor_array_name="foo", size=6, element_shape=[None, None, None, 3])
+    assert ta.element_shape == (None, None, None, 3)
+    w0 = ta.write(0, row)
+    assert w0.element_shape == (5, 4, 2, 3)
+    w1 = w0.scatter([4, 5], rows)
+    assert ta.element_shape == (None, None, None, 3)
+    return w1.read(4), w1.read(1)
+
+
+@gives((np.ones((5, 4, 2, 3)),) * 2, of=(np.ones((10, 4, 2, 3), np.float32),))
+def test_a_split_fills_the_unknown_dimensions_of_the_shape(value):
+    """PartlyUnknownShape, its last part."""
+    tas = [TensorArray(np.float32, size=2, element_shape=shape) for shape in (None, [None, 4, 2, 3])]
+    tas = [ta.split(value, [5, 5]) for ta in tas]
+    assert {ta.element_shape for ta in tas} == {(5, 4, 2, 3)}
+    return tuple(ta.read(0) for ta in tas)
+
+
+LONG, SHORT = np.ones((50, 10, 20), np.float32), np.ones((1, 10, 20), np.float32)
+
+
+@gives(np.ones((101, 10, 20)), of=(LONG, SHORT))
+def test_without_inference_only_unknown_dimensions_may_differ(long, short):
+    """InferShapeFalseValid, InferShapeFalseInvalid."""
+    ta = TensorArray(np.float32, size=3, infer_shape=False, element_shape=[None, 10, 20])
+    ta = ta.write(0, long)
+    with pytest.raises(ValueError, match="Incompatible shape for value"):
+        ta.write(1, jnp.ones((1, 20, 20), np.float32))
+    return ta.write(1, long).write(2, short).concat()
+
+
+@gives(LONG, of=(LONG, SHORT))
+def test_with_inference_unknown_dimensions_are_fixed_by_the_first_write(long, short):
     """InferShapeTrue."""
-
-    def f(long, short):
-        ta = TensorArray(np.float32, size=3, infer_shape=True, element_shape=[None, 10, 20])
-        assert ta.element_shape == (None, 10, 20)
-        ta = ta.write(0, long)
-        assert ta.element_shape == (50, 10, 20)
-        ta = ta.write(1, long)
-        with pytest.raises(ValueError, match=r"\(1, 10, 20\).*\(50, 10, 20\)"):
-            ta.write(2, short)
-        return ta.read(1)
-
-    found = run(mode, f, jnp.ones((50, 10, 20), np.float32), jnp.ones((1, 10, 20), np.float32))
-    assert_equal(found, np.ones((50, 10, 20)))
+    ta = TensorArray(np.float32, size=3, infer_shape=True, element_shape=[None, 10, 20])
+    assert ta.element_shape == (None, 10, 20)
+    ta = ta.write(0, long)
+    assert ta.element_shape == (50, 10, 20)
+    ta = ta.write(1, long)
+    with pytest.raises(ValueError, match=r"\(1, 10, 20\).*\(50, 10, 20\)"):
+        ta.write(2, short)
+    return ta.read(1)
 
 
-# --- size, close, identity, grad -------------------------------------------------------------------------------
+# --- errors ----------------------------------------------------------------------------------------------------
 
 
-def test_size_is_the_number_of_rows(mode):
-    """SizeTensorArray."""
-    assert run(mode, lambda: TensorArray(np.float32, tensor_array_name="foo", size=3).size()) == 3
+def foo(size=3, **options):
+    return TensorArray(np.float32, tensor_array_name="foo", size=size, infer_shape=False, **options)
 
 
-def test_close_does_nothing(mode):
-    """CloseTensorArray, WriteCloseTensorArray."""
+SUM_OF_LENGTHS = r"Expected sum of lengths to be equal to values.shape\[0\], but sum of lengths is {} and value's shape"
+#: TensorFlow's test, what is wrong, the error, its text, the program and its arguments.
+ERRORS = [
+    ("WriteWrongIndexOrDataTypeFails", "dtype", TypeError, "float32", lambda: foo().write(0, "wrong").stack()),
+    (
+        *("WriteWrongIndexOrDataTypeFails", "dtype of an array", TypeError),
+        "TensorArray dtype is float32 but Op is trying to write dtype int32",
+        *(lambda x: foo().write(0, x).stack(), np.array(7, np.int32)),
+    ),
+    ("WriteWrongIndexOrDataTypeFails", "index", IndexError, "index -1", lambda: foo().write(-1, 3.0).stack()),
+    (
+        *("WriteWrongIndexOrDataTypeFails", "index past the end", IndexError),
+        "Tried to write to index 3 but array is not resizeable and size is: 3",
+        lambda: foo().write(3, 3.0).stack(),
+    ),
+    ("ReadWrongIndexOrDataTypeFails", "index", IndexError, "index -1", lambda: foo().write(0, [[4.0]]).read(-1)),
+    (
+        *("ReadWrongIndexOrDataTypeFails", "index past the end", IndexError),
+        "Tried to read from index 3 but array size is: 3",
+        lambda: foo().write(0, [[4.0]]).read(3),
+    ),
+    (
+        *("ConcatIncompatibleShapesFails", "scalars", ValueError),
+        "Concat saw a scalar shape at index 0 but requires at least vectors",
+        lambda: foo().write(0, 3.0).write(1, 4.0).write(2, [3.0]).concat(),
+    ),
+    (
+        *("ConcatIncompatibleShapesFails", "different ranks", ValueError, r"shape|rank"),
+        lambda: foo().write(0, [3.0]).write(1, [4.0]).write(2, [[3.0]]).concat(),
+    ),
+    ("EvalEmpty", "no shape", ValueError, "element_shape", lambda: foo(0, dynamic_size=False).stack()),
+    (
+        # JAX has no array of shape (None, 5, None).
+        *("StackOnPartiallyDefinedShape", "no row was written", ValueError, "element_shape"),
+        lambda: TensorArray(np.float32, size=0, element_shape=(5, None), dynamic_size=True).stack(),
+    ),
+    (
+        *("SplitIncompatibleShapesFails", "scalar lengths", ValueError),
+        r"Expected lengths to be a vector, received shape: \[\]",
+        *(lambda x: foo().split(x, 1).read(0), [1.0, 2.0, 3.0]),
+    ),
+    (
+        *("SplitIncompatibleShapesFails", "too few lengths", ValueError, SUM_OF_LENGTHS.format(1) + r" is: \[3\]"),
+        *(lambda x: foo().split(x, [1]).read(0), [1.0, 2.0, 3.0]),
+    ),
+    (
+        *("SplitIncompatibleShapesFails", "too large a sum", ValueError, SUM_OF_LENGTHS.format(6) + r" is: \[3\]"),
+        *(lambda x: foo().split(x, [1, 2, 3]).read(0), [1.0, 2.0, 3.0]),
+    ),
+    (
+        *("SplitIncompatibleShapesFails", "scalar value", ValueError),
+        r"Expected value to be at least a vector, but received shape: \[\]",
+        *(lambda x: foo(1).split(x, [1]).read(0), 1.0),
+    ),
+    (
+        *("SplitIncompatibleShapesFails", "other number of lengths", ValueError),
+        r"TensorArray's size is not equal to the size of lengths \(2 vs. 1\), and the TensorArray is not marked as "
+        "dynamically resizeable",
+        *(lambda x: foo(2).split(x, [1]).read(0), [1.0]),
+    ),
+    (
+        *("WriteShape", "another shape than the one stated", ValueError),
+        r"Incompatible shape for value \(\(3,\)\), expected \(\(2,\)\)",
+        *(lambda x: TensorArray(np.float32, size=3, element_shape=[2]).write(0, x).stack(), [4.0, 5.0, 6.0]),
+    ),
+    (
+        # TensorFlow 2 raises NotImplementedError too.
+        *("TensorGradArrayWriteRead", "grad", NotImplementedError, r"jax\.grad"),
+        lambda: foo().grad("grad"),
+    ),
+]
 
-    def f():
-        ta = TensorArray(np.float32, tensor_array_name="foo", size=3, infer_shape=False)
-        assert ta.close() is None
-        w1 = ta.write(0, [[4.0, 5.0]]).write(1, [3.0])
-        assert w1.close() is None
-        return w1.read(1)
 
-    assert_equal(run(mode, f), [3.0])
-
-
-def test_identity_keeps_dtype_rows_and_size(mode):
-    """TensorArrayIdentity."""
-
-    def f():
-        ta0 = TensorArray(np.float32, size=2, infer_shape=False).write(0, 0.0).identity()
-        ta1 = TensorArray(np.int32, size=4, infer_shape=True).write(0, 1).identity()
-        assert ta0.dtype == np.float32
-        assert ta1.dtype == np.int32
-        assert ta0.read(0).shape == ta1.read(0).shape == ()
-        return ta0.read(0), ta1.read(0), ta0.size(), ta1.size()
-
-    assert tuple(map(int, run(mode, f))) == (0, 1, 2, 4)
-
-
-def test_grad_says_that_there_is_none():
-    """TensorGradArrayWriteRead: TensorFlow 2 raises NotImplementedError too."""
-    with pytest.raises(NotImplementedError):
-        TensorArray(np.float32, tensor_array_name="foo", size=3, infer_shape=False).grad("grad")
-
-
-# --- growing ---------------------------------------------------------------------------------------------------
-
-
-def test_rows_of_different_shapes_grow_one_by_one(mode):
-    """TensorGradArrayDynamicWriteRead, its forward half."""
-
-    def f():
-        ta = growing(mode, 3, tensor_array_name="foo", infer_shape=False)
-        w2 = ta.write(0, [[4.0, 5.0]]).write(1, [[1.0]]).write(2, -3.0)
-        return (*read_all(w2, range(3)), w2.size(), ta.size())
-
-    *rows, size, size_before = run(mode, f)
-    assert_all_equal(rows, ([[4.0, 5.0]], [[1.0]], -3.0))
-    assert (size, size_before) == (3, 0)
-
-
-def test_rows_of_one_shape_grow_one_by_one(mode):
-    """TensorGradArrayDynamicWriteRead of the XLA tests."""
-
-    def f():
-        w2 = growing(mode, 3).write(0, [[4.0]]).write(1, [[1.0]]).write(2, [[-3.0]])
-        return (*read_all(w2, range(3)), w2.size())
-
-    *rows, size = run(mode, f)
-    assert_all_equal(rows, ([[4.0]], [[1.0]], [[-3.0]]))
-    assert size == 3
-
-
-def test_a_scatter_past_the_end_grows(mode):
-    """ScatterReadAndGradients, its values; the rows between are zeros."""
-
-    def f(value):
-        w = growing(mode, 9, tensor_array_name="foo").scatter([1, 8], value)
-        return (*read_all(w, (1, 8, 0)), w.size())
-
-    *rows, size = run(mode, f, constant([[1.0, -1.0], [10.0, -10.0]]))
-    assert_all_equal(rows, ([1.0, -1.0], [10.0, -10.0], [0.0, 0.0]))
-    assert size == 9
-
-
-def test_growth_after_unstack_and_split(mode):
-    """UnpackDynamic, SplitDynamic: their values."""
-
-    def f(x):
-        max_size = 4 if mode == "jit" else None
-        ta = TensorArray(np.float32, size=3, dynamic_size=True, max_size=max_size)
-        return ta.unstack(x).write(3, 4.0).stack(), ta.split(x, [1, 1, 1]).write(3, [4.0]).concat()
-
-    assert_all_equal(run(mode, f, constant([1.0, 2.0, 3.0])), [[1.0, 2.0, 3.0, 4.0]] * 2)
+@pytest.mark.parametrize("case", ERRORS, ids=lambda case: f"{case[0]}: {case[1]}")
+def test_what_is_an_error_in_tensorflow_is_one_here(mode, case):
+    _, _, error, message, f, *args = case
+    with pytest.raises(error, match=message):
+        run(mode, f, *(converted(x, np.float32) for x in args))
 
 
 def test_growth_inside_a_transformation_needs_a_max_size():
     """UnpackDynamic under jit."""
     ta = TensorArray(np.float32, size=3, dynamic_size=True)
     with pytest.raises(ValueError, match="max_size"):
-        jax.jit(lambda x: ta.unstack(x).write(3, 4.0).stack())(constant([1.0, 2.0, 3.0]))
+        jax.jit(lambda x: ta.unstack(x).write(3, 4.0).stack())(jnp.array([1.0, 2.0, 3.0], np.float32))
 
 
-def test_a_python_loop_grows_a_tensorarray(mode):
+# --- size, close, identity -------------------------------------------------------------------------------------
+
+
+@gives((3, [3.0]))
+def test_size_is_the_number_of_rows_and_close_does_nothing():
+    """SizeTensorArray, CloseTensorArray, WriteCloseTensorArray."""
+    ta = TensorArray(np.float32, tensor_array_name="foo", size=3, infer_shape=False)
+    assert ta.close() is None
+    w1 = ta.write(0, [[4.0, 5.0]]).write(1, [3.0])
+    assert w1.close() is None
+    return ta.size(), w1.read(1)
+
+
+@gives((0, 1, 2, 4))
+def test_identity_keeps_dtype_rows_and_size():
+    """TensorArrayIdentity."""
+    ta0 = TensorArray(np.float32, size=2, infer_shape=False).write(0, 0.0).identity()
+    ta1 = TensorArray(np.int32, size=4, infer_shape=True).write(0, 1).identity()
+    assert (ta0.dtype, ta1.dtype) == (np.float32, np.int32)
+    assert ta0.read(0).shape == ta1.read(0).shape == ()
+    return ta0.read(0), ta1.read(0), ta0.size(), ta1.size()
+
+
+# --- growing ---------------------------------------------------------------------------------------------------
+
+
+@gives(([[4.0, 5.0]], [[1.0]], -3.0, 3, 0))
+def test_rows_of_different_shapes_grow_one_by_one():
+    """TensorGradArrayDynamicWriteRead, its forward half."""
+    ta = growing(3, tensor_array_name="foo", infer_shape=False)
+    w2 = ta.write(0, [[4.0, 5.0]]).write(1, [[1.0]]).write(2, -3.0)
+    return (*read_all(w2, range(3)), w2.size(), ta.size())
+
+
+@gives(([[4.0]], [[1.0]], [[-3.0]], 3))
+def test_rows_of_one_shape_grow_one_by_one():
+    """TensorGradArrayDynamicWriteRead of the XLA tests."""
+    w2 = growing(3).write(0, [[4.0]]).write(1, [[1.0]]).write(2, [[-3.0]])
+    return (*read_all(w2, range(3)), w2.size())
+
+
+@gives(([1.0, -1.0], [10.0, -10.0], [0.0, 0.0], 9), of=([[1.0, -1.0], [10.0, -10.0]],))
+def test_a_scatter_past_the_end_grows(value):
+    """ScatterReadAndGradients, its values; the rows between are zeros."""
+    w = growing(9, tensor_array_name="foo").scatter([1, 8], value)
+    return (*read_all(w, (1, 8, 0)), w.size())
+
+
+@gives(([1.0, 2.0, 3.0, 4.0],) * 2, of=([1.0, 2.0, 3.0],))
+def test_growth_after_unstack_and_split(x):
+    """UnpackDynamic, SplitDynamic: their values."""
+    ta = growing(4, size=3)
+    return ta.unstack(x).write(3, 4.0).stack(), ta.split(x, [1, 1, 1]).write(3, [4.0]).concat()
+
+
+@gives([1, 2, 5, 10, 17])
+def test_a_python_loop_grows_a_tensorarray():
     """WhileLoopDynamicSizeZeroXla, eagerly a Python loop in TensorFlow as well."""
-
-    def f():
-        ta = growing(mode, 5, np.int32)
-        for i in range(5):
-            ta = ta.write(i, i**2 + 1)
-        return ta.stack()
-
-    assert_equal(run(mode, f), [1, 2, 5, 10, 17])
+    ta = growing(5, np.int32)
+    for i in range(5):
+        ta = ta.write(i, i**2 + 1)
+    return ta.stack()
 
 
-def test_a_while_loop_grows_a_tensorarray(mode):
+@gives(([1, 2, 5, 10, 17], 5))
+def test_a_while_loop_grows_a_tensorarray():
     """WhileLoopDynamicSizeZeroXla."""
-
-    def f():
-        ta = TensorArray(np.int32, size=0, dynamic_size=True, element_shape=(), max_size=5)
-        _, ta = lax.while_loop(
-            lambda carry: carry[0] < 5,
-            lambda carry: (carry[0] + 1, carry[1].write(carry[0], jnp.square(carry[0]) + 1)),
-            (jnp.int32(0), ta),
-        )
-        return ta.stack(), ta.size()
-
-    stack, size = run(mode, f)
-    assert_equal(stack, [1, 2, 5, 10, 17])
-    assert size == 5
+    ta = TensorArray(np.int32, size=0, dynamic_size=True, element_shape=(), max_size=5)
+    _, ta = lax.while_loop(
+        lambda carry: carry[0] < 5,
+        lambda carry: (carry[0] + 1, carry[1].write(carry[0], jnp.square(carry[0]) + 1)),
+        (jnp.int32(0), ta),
+    )
+    return ta.stack(), ta.size()
 
 
 # --- gradients -------------------------------------------------------------------------------------------------
 
 
-@by_dtype(FLOATS_AND_COMPLEX)
-def test_the_gradient_of_reads_goes_to_the_row_written(mode, dtype):
+def written_and_read(dtype, value_0, value_1):
+    ta = TensorArray(dtype, tensor_array_name="foo", size=3, infer_shape=False)
+    w1 = ta.write(0, value_0).write(1, value_1)
+    return w1.read(0), w1.read(0), w1.read(1)
+
+
+@pytest.mark.parametrize(
+    ("grad_ys", "gradients"),
+    [
+        (([[2.0, 3.0]], [[0.0, 0.0]], 0.0), ([[2.0, 3.0]], 0.0)),
+        (([[2.0, 3.0]], [[1.0, -1.0]], 0.0), ([[3.0, 2.0]], 0.0)),
+        (([[0.0, 0.0]], [[0.0, 0.0]], -2.0), ([[0.0, 0.0]], -2.0)),
+        (([[2.0, 3.0]], [[1.0, -1.0]], -2.0), ([[3.0, 2.0]], -2.0)),
+    ],
+)
+def test_the_gradient_of_reads_goes_to_the_row_written(mode, grad_ys, gradients):
     """GradientWriteRead."""
-    c = functools.partial(constant, dtype=dtype)
-    values = c([[4.0, 5.0]]), c(3.0)
-    none = c([[0.0, 0.0]]), c(0.0)
-
-    def f(value_0, value_1):
-        ta = TensorArray(dtype, tensor_array_name="foo", size=3, infer_shape=False)
-        w1 = ta.write(0, value_0).write(1, value_1)
-        return w1.read(0), w1.read(0), w1.read(1)
-
-    just_r0 = gradients(mode, f, values, (c([[2.0, 3.0]]), none[0], none[1]))
-    assert_all_equal(just_r0, ([[2.0, 3.0]], 0.0))
-    r0_r0_2 = gradients(mode, f, values, (c([[2.0, 3.0]]), c([[1.0, -1.0]]), none[1]))
-    assert_all_equal(r0_r0_2, ([[3.0, 2.0]], 0.0))
-    just_r1 = gradients(mode, f, values, (none[0], none[0], c(-2.0)))
-    assert_all_equal(just_r1, (none[0], -2.0))
-    together = gradients(mode, f, values, (c([[2.0, 3.0]]), c([[1.0, -1.0]]), c(-2.0)))
-    assert_all_equal(together, ([[3.0, 2.0]], -2.0))
-    assert [x.dtype for x in together] == [dtype] * 2
+    dtypes = FLOATS_AND_COMPLEX if grad_ys[-1] and grad_ys[1] != [[0.0, 0.0]] else [np.float32]
+    values = [[4.0, 5.0]], 3.0
+    gives(None, of=values, grad_ys=grad_ys, gradients=gradients, dtypes=dtypes)(written_and_read)(mode)
 
 
-@by_dtype(FLOATS_AND_COMPLEX)
-def test_the_gradient_of_reads_of_rows_of_one_shape(mode, dtype):
+@gives(
+    None,
+    of=([[4.0, 5.0]], [[3.0, 3.5]]),
+    grad_ys=([[2.0, 3.0]], [[1.0, -1.0]], [[-2.0, -10.0]]),
+    gradients=([[3.0, 2.0]], [[-2.0, -10.0]]),
+    dtypes=FLOATS_AND_COMPLEX,
+)
+def test_the_gradient_of_reads_of_rows_of_one_shape(dtype, value_0, value_1):
     """GradientWriteRead of the XLA tests."""
-    c = functools.partial(constant, dtype=dtype)
-
-    def f(value_0, value_1):
-        w1 = TensorArray(dtype, tensor_array_name="foo", size=3).write(0, value_0).write(1, value_1)
-        return w1.read(0), w1.read(0), w1.read(1)
-
-    values = c([[4.0, 5.0]]), c([[3.0, 3.5]])
-    found = gradients(mode, f, values, (c([[2.0, 3.0]]), c([[1.0, -1.0]]), c([[-2.0, -10.0]])))
-    assert_all_equal(found, ([[3.0, 2.0]], [[-2.0, -10.0]]))
+    w1 = TensorArray(dtype, tensor_array_name="foo", size=3).write(0, value_0).write(1, value_1)
+    return w1.read(0), w1.read(0), w1.read(1)
 
 
-@by_dtype(FLOATS_AND_COMPLEX)
-def test_gradients_of_one_row_are_summed_and_go_to_the_last_write(mode, dtype):
+@gives(None, of=(3.0, 4.0), grad_ys=(3.0, 4.0, 5.0), gradients=(0.0, 12.0), dtypes=FLOATS_AND_COMPLEX)
+def test_gradients_of_one_row_are_summed_and_go_to_the_last_write(dtype, first, second):
     """WriteGradientAddMultipleAdds: a gradient written three times is a row read three times."""
-    c = functools.partial(constant, dtype=dtype)
-
-    def f(first, second):
-        w1 = TensorArray(dtype, tensor_array_name="foo", size=3).write(2, first).write(2, second)
-        return w1.read(2), w1.read(2), w1.read(2)
-
-    assert_all_equal(gradients(mode, f, (c(3.0), c(4.0)), (c(3.0), c(4.0), c(5.0))), (0.0, 12.0))
+    w1 = TensorArray(dtype, tensor_array_name="foo", size=3).write(2, first).write(2, second)
+    return w1.read(2), w1.read(2), w1.read(2)
 
 
-def test_gradients_of_stack_read_and_concat_are_summed(mode):
+@gives(
+    None,
+    of=([-1.0, 1.0], [-10.0, 10.0]),
+    grad_ys=([[2.0, 3.0], [4.0, 5.0]], [-0.5, 1.5], [20.0, 30.0, 40.0, 50.0]),
+    gradients=([2.0 - 0.5 + 20.0, 3.0 + 1.5 + 30.0], [4.0 + 40.0, 5.0 + 50.0]),
+)
+def test_gradients_of_stack_read_and_concat_are_summed(value_0, value_1):
     """GradientWritePackConcatAndRead."""
-
-    def f(value_0, value_1):
-        ta = TensorArray(np.float32, tensor_array_name="foo", size=2, clear_after_read=False)
-        w1 = ta.write(0, value_0).write(1, value_1)
-        return w1.stack(), w1.read(0), w1.concat()
-
-    values = constant([-1.0, 1.0]), constant([-10.0, 10.0])
-    grad_ys = constant([[2.0, 3.0], [4.0, 5.0]]), constant([-0.5, 1.5]), constant([20.0, 30.0, 40.0, 50.0])
-    found = gradients(mode, f, values, grad_ys)
-    assert_all_equal(found, ([2.0 - 0.5 + 20.0, 3.0 + 1.5 + 30.0], [4.0 + 40.0, 5.0 + 50.0]))
+    ta = TensorArray(np.float32, tensor_array_name="foo", size=2, clear_after_read=False)
+    w1 = ta.write(0, value_0).write(1, value_1)
+    return w1.stack(), w1.read(0), w1.concat()
 
 
-def test_the_gradient_of_concat_goes_through_nested_compilation(mode):
+@gives([2.0, 4.0, 6.0, 3.0, 6.0, 9.0], of=([1.0, 2.0, 3.0],), grad_ys=[1.0] * 6, gradients=([5.0, 5.0, 5.0],))
+@jax.jit
+def test_the_gradient_of_concat_goes_through_nested_compilation(x):
     """TensorListConcat*, TensorListConcatGrad* of polymorphic_function_xla_jit_test.py."""
-
-    @jax.jit
-    def f(x):
-        ta = TensorArray(np.float32, size=2, element_shape=[3])
-        return ta.write(0, 2 * x).write(1, 3 * x).concat()
-
-    x = constant([3.14, 2.68, 7.69])
-    np.testing.assert_allclose(run(mode, f, x), [6.28, 5.36, 15.38, 9.42, 8.04, 23.07], rtol=1e-6)
-    (found,) = gradients(mode, f, (x,), jnp.ones(6, np.float32))
-    np.testing.assert_allclose(found, [5.0, 5.0, 5.0], rtol=1e-6)
+    return TensorArray(np.float32, size=2, element_shape=[3]).write(0, 2 * x).write(1, 3 * x).concat()
 
 
-def test_the_gradient_of_unstack_is_that_of_the_rows_read(mode):
+TWO_ROWS = [[1.0, -1.0], [10.0, -10.0]]
+
+
+@gives(
+    None,
+    of=(TWO_ROWS,),
+    grad_ys=([2.0, 3.0], [-1.5, 1.5], [4.0, 5.0]),
+    gradients=([[2.0 - 1.5, 3.0 + 1.5], [4.0, 5.0]],),
+)
+def test_the_gradient_of_unstack_is_that_of_the_rows_read(value):
     """GradientUnpackRead."""
-
-    def f(value):
-        ta = TensorArray(np.float32, tensor_array_name="foo", size=2, clear_after_read=False)
-        w = ta.unstack(value)
-        return w.read(0), w.read(0), w.read(1)
-
-    grad_ys = constant([2.0, 3.0]), constant([-1.5, 1.5]), constant([4.0, 5.0])
-    (found,) = gradients(mode, f, (constant([[1.0, -1.0], [10.0, -10.0]]),), grad_ys)
-    assert_equal(found, [[2.0 - 1.5, 3.0 + 1.5], [4.0, 5.0]])
+    ta = TensorArray(np.float32, tensor_array_name="foo", size=2, clear_after_read=False)
+    w = ta.unstack(value)
+    return w.read(0), w.read(0), w.read(1)
 
 
-def test_the_gradient_of_unstack_into_a_growing_tensorarray(mode):
+@gives(None, of=(TWO_ROWS,), grad_ys=([2.0, 3.0], [4.0, 5.0]), gradients=([[2.0, 3.0], [4.0, 5.0]],))
+def test_the_gradient_of_unstack_into_a_growing_tensorarray(value):
     """GradientDynamicUnpackRead."""
-
-    def f(value):
-        ta = TensorArray(np.float32, tensor_array_name="foo", size=0, dynamic_size=True)
-        return tuple(read_all(ta.unstack(value), range(2)))
-
-    grad_ys = constant([2.0, 3.0]), constant([4.0, 5.0])
-    (found,) = gradients(mode, f, (constant([[1.0, -1.0], [10.0, -10.0]]),), grad_ys)
-    assert_equal(found, [[2.0, 3.0], [4.0, 5.0]])
+    ta = TensorArray(np.float32, tensor_array_name="foo", size=0, dynamic_size=True)
+    return read_all(ta.unstack(value), range(2))
 
 
-def test_the_gradient_of_split_and_concat_is_itself(mode):
+GRAD = [[2.0, -2.0], [20.0, -20.0], [200.0, -200.0], [2000.0, -2000.0]]
+
+
+@gives(None, of=([*TWO_ROWS, [100.0, -100.0]],), grad_ys=GRAD[:3], gradients=(GRAD[:3],))
+def test_the_gradient_of_split_and_concat_is_itself(value):
     """GradientSplitConcat."""
-
-    def f(value):
-        ta = TensorArray(np.float32, tensor_array_name="foo", size=2, infer_shape=False)
-        return ta.split(value, [2, 1]).concat()
-
-    value = constant([[1.0, -1.0], [10.0, -10.0], [100.0, -100.0]])
-    (found,) = gradients(mode, f, (value,), constant([[2.0, -2.0], [20.0, -20.0], [200.0, -200.0]]))
-    assert_equal(found, [[2.0, -2.0], [20.0, -20.0], [200.0, -200.0]])
+    ta = TensorArray(np.float32, tensor_array_name="foo", size=2, infer_shape=False)
+    return ta.split(value, [2, 1]).concat()
 
 
-def test_the_gradient_of_split_into_equal_lengths(mode):
+@gives(
+    None,
+    of=([*TWO_ROWS, [100.0, -100.0], [1000.0, -1000.0]],) * 2,
+    grad_ys=(GRAD, GRAD[:2], GRAD[2:]),
+    gradients=(GRAD, GRAD),
+)
+def test_the_gradient_of_split_into_equal_lengths(joined, read):
     """GradientSplitConcat of the XLA tests, with the concat and with reads."""
-
-    def concat(value):
-        return TensorArray(np.float32, tensor_array_name="foo", size=2).split(value, [2, 2]).concat()
-
-    def reads(value):
-        w = TensorArray(np.float32, tensor_array_name="foo", size=2).split(value, [2, 2])
-        return w.read(0), w.read(1)
-
-    value = constant([[1.0, -1.0], [10.0, -10.0], [100.0, -100.0], [1000.0, -1000.0]])
-    grad = constant([[2.0, -2.0], [20.0, -20.0], [200.0, -200.0], [2000.0, -2000.0]])
-    assert_equal(gradients(mode, concat, (value,), grad)[0], grad)
-    assert_equal(gradients(mode, reads, (value,), (grad[:2], grad[2:]))[0], grad)
+    ta = TensorArray(np.float32, tensor_array_name="foo", size=2)
+    return ta.split(joined, [2, 2]).concat(), *read_all(ta.split(read, [2, 2]), range(2))
 
 
-def test_rows_that_nobody_reads_get_no_gradient(mode):
+@gives(None, of=([2.0, 3.0], 5.0, 10.0), grad_ys=(1.0, 1.0), gradients=([1.0, 0.0], 1.0, 0.0))
+def test_rows_that_nobody_reads_get_no_gradient(x, x0, x1):
     """GradientWhenNotAllComponentsRead, WriteButNotAllComponentsReadGrad."""
-
-    def unstack(x):
-        return TensorArray(np.float32, size=2).unstack(x).read(0)
-
-    def writes(x0, x1):
-        return TensorArray(np.float32, size=2).write(0, x0).write(1, x1).read(0)
-
-    assert_equal(gradients(mode, unstack, (constant([2.0, 3.0]),), constant(1.0))[0], [1.0, 0.0])
-    assert_all_equal(gradients(mode, writes, (constant(5.0), constant(10.0)), constant(1.0)), (1.0, 0.0))
+    ta = TensorArray(np.float32, size=2)
+    return ta.unstack(x).read(0), ta.write(0, x0).write(1, x1).read(0)
 
 
-def test_the_gradient_of_unstack_does_not_mind_a_later_write(mode):
-    """UnpackDynamic."""
-
-    def f(x):
-        ta = TensorArray(np.float32, size=3, dynamic_size=True, max_size=4)
-        return ta.unstack(x).write(3, 4.0).stack()
-
-    (found,) = gradients(mode, f, (constant([1.0, 2.0, 3.0]),), jnp.ones(4, np.float32))
-    assert_equal(found, [1.0, 1.0, 1.0])
+@gives(None, of=([1.0, 2.0, 3.0],) * 2, grad_ys=([1.0] * 4,) * 2, gradients=([1.0] * 3,) * 2)
+def test_the_gradients_of_unstack_and_split_do_not_mind_a_later_write(x, y):
+    """UnpackDynamic, SplitDynamic."""
+    ta = TensorArray(np.float32, size=3, dynamic_size=True, max_size=4)
+    return ta.unstack(x).write(3, 4.0).stack(), ta.split(y, [1, 1, 1]).write(3, [4.0]).concat()
 
 
-def test_the_gradient_of_split_does_not_mind_a_later_write(mode):
-    """SplitDynamic."""
-
-    def f(x):
-        ta = TensorArray(np.float32, size=3, dynamic_size=True, max_size=4)
-        return ta.split(x, [1, 1, 1]).write(3, [4.0]).concat()
-
-    (found,) = gradients(mode, f, (constant([1.0, 2.0, 3.0]),), jnp.ones(4, np.float32))
-    assert_equal(found, [1.0, 1.0, 1.0])
-
-
-def test_the_gradient_of_scatter_is_that_of_the_rows_read(mode):
+@gives(
+    (*TWO_ROWS, *TWO_ROWS),
+    of=(TWO_ROWS, TWO_ROWS),
+    grad_ys=([2.0, 3.0], [4.0, 5.0], [6.0, 7.0], [8.0, 9.0]),
+    gradients=([[2.0, 3.0], [4.0, 5.0]], [[6.0, 7.0], [8.0, 9.0]]),
+)
+def test_the_gradient_of_scatter_is_that_of_the_rows_read(*values):
     """ScatterReadAndGradients; of a fixed size as in the XLA tests."""
-
-    def f(ta, value):
-        w = ta.scatter(jnp.array([1, 8]), value)
-        return w.read(1), w.read(8)
-
-    value, grad_ys = constant([[1.0, -1.0], [10.0, -10.0]]), (constant([2.0, 3.0]), constant([4.0, 5.0]))
-    for options in ({"size": 0, "dynamic_size": True, "max_size": 9}, {"size": 10}):
-        ta = TensorArray(np.float32, tensor_array_name="foo", **options)
-        g = functools.partial(f, ta)
-        assert_all_equal(run(mode, g, value), ([1.0, -1.0], [10.0, -10.0]))
-        assert_equal(gradients(mode, g, (value,), grad_ys)[0], [[2.0, 3.0], [4.0, 5.0]])
+    sizes = {"size": 0, "dynamic_size": True, "max_size": 9}, {"size": 10}
+    tas = [TensorArray(np.float32, tensor_array_name="foo", **options) for options in sizes]
+    tas = [ta.scatter(jnp.array([1, 8]), value) for ta, value in zip(tas, values, strict=True)]
+    return tuple(row for ta in tas for row in read_all(ta, (1, 8)))
 
 
-def test_the_gradient_of_a_scattered_row_that_nobody_reads_is_zero(mode):
+@gives([1.0, -1.0], of=(TWO_ROWS,), grad_ys=[2.0, 3.0], gradients=([[2.0, 3.0], [0.0, 0.0]],))
+def test_the_gradient_of_a_scattered_row_that_nobody_reads_is_zero(value):
     """ScatterPartialReadAndGradients."""
-
-    def f(value):
-        ta = TensorArray(np.float32, tensor_array_name="foo", size=0, dynamic_size=True, max_size=9)
-        return ta.scatter([1, 8], value).read(1)
-
-    value = constant([[1.0, -1.0], [10.0, -10.0]])
-    assert_equal(run(mode, f, value), [1.0, -1.0])
-    assert_equal(gradients(mode, f, (value,), constant([2.0, 3.0]))[0], [[2.0, 3.0], [0.0, 0.0]])
+    ta = TensorArray(np.float32, tensor_array_name="foo", size=0, dynamic_size=True, max_size=9)
+    return ta.scatter([1, 8], value).read(1)
 
 
 @pytest.mark.parametrize("options", [{"size": 0, "dynamic_size": True}, {"size": 10}], ids=["dynamic", "static"])
-@pytest.mark.parametrize("indices", [[1, 8], np.array([1, 8], np.int32)], ids=["list", "array"])
-def test_the_gradient_of_gather_is_that_of_the_rows_gathered(mode, options, indices):
+def test_the_gradient_of_gather_is_that_of_the_rows_gathered(mode, options):
     """WriteGatherAndGradients; of a fixed size as in the XLA tests."""
+    grad = np.zeros((10, 2))
+    grad[1], grad[8] = [2.0, 3.0], [4.0, 5.0]
 
-    def f(values):
-        return TensorArray(np.float32, tensor_array_name="foo", **options).unstack(values).gather(indices)
+    @gives(
+        ([[1.0, -1.0], [8.0, -8.0]],) * 2,
+        of=([[1.0 * x, -1.0 * x] for x in range(10)],),
+        grad_ys=([[2.0, 3.0], [4.0, 5.0]],) * 2,
+        gradients=(2 * grad,),
+    )
+    def test(values):
+        ta = TensorArray(np.float32, tensor_array_name="foo", **options).unstack(values)
+        return ta.gather([1, 8]), ta.gather(np.array([1, 8], np.int32))
 
-    values = constant([[1.0 * x, -1.0 * x] for x in range(10)])
-    expected_grad = np.zeros((10, 2))
-    expected_grad[1] = [2.0, 3.0]
-    expected_grad[8] = [4.0, 5.0]
-    assert_equal(run(mode, f, values), [[1.0, -1.0], [8.0, -8.0]])
-    assert_equal(gradients(mode, f, (values,), constant([[2.0, 3.0], [4.0, 5.0]]))[0], expected_grad)
+    test(mode)
 
 
-def test_the_sum_of_two_rows_gives_both_its_gradient(mode):
+BLOCK = np.arange(3 * 5, dtype=np.float32).reshape(3, 5) + 1
+
+
+@gives(None, of=(BLOCK, BLOCK + 15), grad_ys=-BLOCK, gradients=(-BLOCK, -BLOCK))
+def test_the_sum_of_two_rows_gives_both_its_gradient(a, b):
     """SumOfTwoReadVariablesWithoutRepeatGrad."""
-
-    def f(a, b):
-        ta = TensorArray(np.float32, size=2)
-        ta = ta.write(0, a, name="write_a")
-        ta = ta.write(1, b, name="write_b")
-        return ta.read(0, name="read_a_0") + ta.read(1, name="read_b_0")
-
-    a = constant(np.arange(3 * 5).reshape(3, 5) + 1)
-    b = constant(np.arange(3 * 5).reshape(3, 5) + 1 + 3 * 5)
-    g0 = constant(-(np.arange(3 * 5).reshape(3, 5) + 1))
-    assert_equal(gradients(mode, lambda a: f(a, b), (a,), g0)[0], g0)
-    assert_equal(gradients(mode, lambda b: f(a, b), (b,), g0)[0], g0)
-    assert_all_equal(gradients(mode, f, (a, b), g0), (g0, g0))
+    ta = TensorArray(np.float32, size=2)
+    ta = ta.write(0, a, name="write_a")
+    ta = ta.write(1, b, name="write_b")
+    return ta.read(0, name="read_a_0") + ta.read(1, name="read_b_0")
 
 
-def test_the_gradient_of_one_row_of_one_element(mode):
+@gives(None, of=([[1.42]],), grad_ys=[[2.42]], gradients=([[2.42]],))
+def test_the_gradient_of_one_row_of_one_element(x):
     """GradYsInCorrectScope."""
-
-    def f(x):
-        return TensorArray(np.float32, size=1, element_shape=[1]).write(index=0, value=x[0]).stack()
-
-    assert_equal(gradients(mode, f, (constant([[1.42]]),), constant([[2.42]]))[0], constant([[2.42]]))
+    return TensorArray(np.float32, size=1, element_shape=[1]).write(index=0, value=x[0]).stack()
 
 
-@pytest.mark.parametrize("infer_shape", [True, False])
-def test_the_second_derivative_of_a_square_of_a_row(mode, infer_shape):
+@gives((2.0, 2.0), of=(4.0,))
+def test_the_second_derivative_of_a_square_of_a_row(x):
     """GradGrad."""
 
-    def f(x):
-        r0 = TensorArray(np.float32, tensor_array_name="foo", size=1, infer_shape=infer_shape).write(0, x).read(0)
-        return r0 * r0
+    def second(infer_shape):
+        def f(x):
+            r0 = TensorArray(np.float32, tensor_array_name="foo", size=1, infer_shape=infer_shape).write(0, x).read(0)
+            return r0 * r0
 
-    assert_equal(run(mode, jax.grad(jax.grad(f)), constant(4.0)), 2.0)
+        return jax.grad(jax.grad(f))(x)
+
+    return second(True), second(False)
 
 
 # --- loops -----------------------------------------------------------------------------------------------------
@@ -1086,6 +845,14 @@ VOUT = [[101, 103, 105, 107, 109], [106, 109, 112, 115, 118], [116, 120, 124, 12
 GRAD_VAL = -np.arange(3 * 5, dtype=np.float32).reshape(3, 5)
 V0_GRAD = [[-15, -18, -21, -24, -27], [-15, -17, -19, -21, -23], [-10, -11, -12, -13, -14]]
 COLUMN_SUMS_OF_GRAD_VAL = [-15, -18, -21, -24, -27]
+ONES, ZEROS, NO_ROW = np.ones(5, np.float32), np.zeros(5, np.float32), np.zeros((3, 5), np.float32)
+#: Tangents of `V0`, `STATE0` and `VAR`, and the tangent of the outputs.
+DIRECTIONS = [
+    ((NO_ROW, ONES, ZEROS), np.ones((3, 5))),
+    ((NO_ROW, ZEROS, ONES), np.ones((3, 5))),
+    ((np.stack([ONES, ZEROS, ZEROS]), ZEROS, ZEROS), [[1] * 5] * 3),
+    ((np.stack([ZEROS, ONES, ZEROS]), ZEROS, ZEROS), [[0] * 5, [1] * 5, [1] * 5]),
+]
 
 
 def by_python(step, ta, state):
@@ -1107,154 +874,117 @@ def by_while_loop(step, ta, state):
     return lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, *step(*c)), start)[1]
 
 
-LOOPS = [by_python, by_fori_loop, by_scan, by_while_loop]
-by_loop = functools.partial(pytest.mark.parametrize, "loop", ids=lambda loop: loop.__name__)
-by_size = pytest.mark.parametrize(
+@pytest.mark.parametrize("loop", [by_python, by_fori_loop, by_scan, by_while_loop], ids=lambda loop: loop.__name__)
+@pytest.mark.parametrize(
     "options", [{"size": 3}, {"size": 0, "dynamic_size": True, "max_size": 3}], ids=["static", "dynamic"]
 )
+def test_a_loop_writes_its_outputs_and_derivatives_go_through_it(mode, loop, options):
+    """WhileLoopWritePackGradients, WhileLoopDynamicWritePackGradients.
+
+    Outputs are written and the state sums what was seen. Derivatives also go forward, as JAX has them of a while loop.
+    """
+
+    def recurrence(v0, state0, var):
+        def step(time, ta, state):
+            row = lax.dynamic_index_in_dim(v0, time, keepdims=False)
+            return ta.write(time, row + var + state), state + row
+
+        ta = TensorArray(np.float32, tensor_array_name="foo", element_shape=[5], **options)
+        return loop(step, ta, state0).stack()
+
+    def everything(args, grad_val, directions):
+        out, push_forward = jax.linearize(recurrence, *args)
+        backward = () if loop is by_while_loop else jax.vjp(recurrence, *args)[1](grad_val)
+        return out, backward, [push_forward(*tangents) for tangents in directions]
+
+    args = tuple(map(jnp.asarray, (V0, STATE0, VAR)))
+    out, backward, forward = run(
+        mode, everything, args, jnp.asarray(GRAD_VAL), [jax.tree.map(jnp.asarray, d) for d, _ in DIRECTIONS]
+    )
+    assert_equal(out, VOUT)
+    assert_equal(forward, [tangent for _, tangent in DIRECTIONS])
+    if loop is not by_while_loop:
+        assert_equal(backward, (V0_GRAD, COLUMN_SUMS_OF_GRAD_VAL, COLUMN_SUMS_OF_GRAD_VAL))
 
 
-def recurrence(loop, options, v0, state0, var):
-    """The recurrence of WhileLoopWritePackGradients: outputs are written and the state sums what was seen."""
-
-    def step(time, ta, state):
-        row = lax.dynamic_index_in_dim(v0, time, keepdims=False)
-        return ta.write(time, row + var + state), state + row
-
-    ta = TensorArray(np.float32, tensor_array_name="foo", element_shape=[5], **options)
-    return loop(step, ta, state0).stack()
-
-
-@by_loop(LOOPS)
-@by_size
-def test_a_loop_writes_its_outputs(mode, loop, options):
-    """WhileLoopWritePackGradients, WhileLoopDynamicWritePackGradients: their values."""
-    assert_equal(run(mode, functools.partial(recurrence, loop, options), V0, STATE0, VAR), VOUT)
-
-
-@by_loop([by_python, by_fori_loop, by_scan])
-@by_size
-def test_the_gradient_goes_back_through_a_loop_of_writes(mode, loop, options):
-    """WhileLoopWritePackGradients, WhileLoopDynamicWritePackGradients."""
-    f = functools.partial(recurrence, loop, options)
-    v0_grad, state0_grad, var_grad = gradients(mode, f, (V0, STATE0, VAR), GRAD_VAL)
-    assert_equal(v0_grad, V0_GRAD)
-    assert_equal(state0_grad, COLUMN_SUMS_OF_GRAD_VAL)
-    assert_equal(var_grad, COLUMN_SUMS_OF_GRAD_VAL)
-
-
-@by_loop(LOOPS)
-@by_size
-def test_derivatives_go_forward_through_a_loop_of_writes(mode, loop, options):
-    """WhileLoopWritePackGradients by forward mode, the one that JAX has of a while loop."""
-
-    def forward(*tangents):
-        f = functools.partial(recurrence, loop, options)
-        return jax.jvp(f, tuple(map(jnp.asarray, (V0, STATE0, VAR))), tuple(map(jnp.asarray, tangents)))[1]
-
-    ones, zeros = jnp.ones(5, np.float32), jnp.zeros(5, np.float32)
-    first_row = jnp.zeros((3, 5), np.float32).at[0].set(1)
-    second_row = jnp.zeros((3, 5), np.float32).at[1].set(1)
-    no_row = jnp.zeros((3, 5), np.float32)
-    assert_equal(run(mode, forward, no_row, ones, zeros), np.ones((3, 5)))
-    assert_equal(run(mode, forward, no_row, zeros, ones), np.ones((3, 5)))
-    assert_equal(run(mode, forward, first_row, zeros, zeros), [[1] * 5, [1] * 5, [1] * 5])
-    assert_equal(run(mode, forward, second_row, zeros, zeros), [[0] * 5, [1] * 5, [1] * 5])
-
-
-def test_the_gradient_goes_back_through_two_loops_in_a_row(mode):
+@gives([2.0, 4.0, 8.0, 16.0, 32.0, *[0.0] * 95], of=(2.0,), grad_ys=np.ones(100, np.float32), gradients=(31.0,))
+def test_the_gradient_goes_back_through_two_loops_in_a_row(x):
     """GradSerialTwoLoops: the first reads what it wrote, in one branch of a cond; the second pads with zeros."""
 
-    def f(x):
-        def double(i, acc):
-            x1 = lax.cond(i == 0, lambda: x, lambda: acc.read(i - 1) * 2.0)
-            return acc.write(i, x1)
+    def double(i, acc):
+        x1 = lax.cond(i == 0, lambda: x, lambda: acc.read(i - 1) * 2.0)
+        return acc.write(i, x1)
 
-        acc = TensorArray(np.float32, size=100, clear_after_read=False, element_shape=())
-        acc = lax.fori_loop(0, 5, double, acc)
-        acc = lax.fori_loop(5, 100, lambda i, acc: acc.write(i, 0.0), acc)
-        return acc.stack()
-
-    assert_equal(run(mode, f, constant(2.0)), [2.0, 4.0, 8.0, 16.0, 32.0, *[0.0] * 95])
-    assert_equal(gradients(mode, f, (constant(2.0),), jnp.ones(100, np.float32))[0], 31.0)
+    acc = TensorArray(np.float32, size=100, clear_after_read=False, element_shape=())
+    acc = lax.fori_loop(0, 5, double, acc)
+    return lax.fori_loop(5, 100, lambda i, acc: acc.write(i, 0.0), acc).stack()
 
 
-def test_a_loop_in_python_infers_the_shape(mode):
+@gives(np.zeros((10, 1, 1)))
+def test_a_loop_in_python_infers_the_shape():
     """ShapeAfterWhileLoop, as eager TensorFlow runs it."""
-
-    def f():
-        ta = TensorArray(np.float32, size=10)
-        for i in range(10):
-            ta = ta.write(i, [[0.0]])
-        assert ta.element_shape == (1, 1)
-        return ta.stack()
-
-    assert_equal(run(mode, f), np.zeros((10, 1, 1)))
+    ta = TensorArray(np.float32, size=10)
+    for i in range(10):
+        ta = ta.write(i, [[0.0]])
+    assert ta.element_shape == (1, 1)
+    return ta.stack()
 
 
-def test_a_loop_in_jax_wants_the_shape_stated(mode):
+@gives(np.zeros((10, 1, 1)))
+def test_a_loop_in_jax_wants_the_shape_stated():
     """ShapeAfterWhileLoop, where TensorFlow infers it from the body."""
 
     def f(**options):
         start = jnp.int32(0), TensorArray(np.float32, size=10, **options)
         step = lambda carry: (carry[0] + 1, carry[1].write(carry[0], [[0.0]]))  # noqa: E731
-        _, ta = lax.while_loop(lambda carry: carry[0] < 10, step, start)
-        assert ta.element_shape == (1, 1)
-        return ta.stack()
+        return lax.while_loop(lambda carry: carry[0] < 10, step, start)[1]
 
     with pytest.raises(TypeError, match="element_shape"):
-        run(mode, f)
-    assert_equal(run(mode, functools.partial(f, element_shape=[1, 1])), np.zeros((10, 1, 1)))
+        f()
+    ta = f(element_shape=[1, 1])
+    assert ta.element_shape == (1, 1)
+    return ta.stack()
 
 
-def test_a_while_loop_sums_the_rows_of_a_tensorarray_that_it_closes_over(mode):
+@gives(6.0, of=([1.0, 2.0, 3.0],))
+def test_a_while_loop_sums_the_rows_of_a_tensorarray_that_it_closes_over(x):
     """The rows of UnpackRead; TensorFlow adds 1.0 + 2.0 + 3.0."""
-
-    def f(x):
-        ta = TensorArray(np.float32, size=3).unstack(x)
-        start = jnp.int32(0), jnp.float32(0)
-        return lax.while_loop(lambda c: c[0] < ta.size(), lambda c: (c[0] + 1, c[1] + ta.read(c[0])), start)[1]
-
-    assert_equal(run(mode, f, constant([1.0, 2.0, 3.0])), 6.0)
+    ta = TensorArray(np.float32, size=3).unstack(x)
+    start = jnp.int32(0), jnp.float32(0)
+    return lax.while_loop(lambda c: c[0] < ta.size(), lambda c: (c[0] + 1, c[1] + ta.read(c[0])), start)[1]
 
 
 # --- cond, closures, functions ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("taken", "expected"), [(True, 5.0), (False, 10.0)])
-def test_each_branch_of_a_cond_writes_the_tensorarray_it_closes_over(mode, taken, expected):
+@gives(([5.0], [10.0]), of=(np.array(True), np.array(False)))
+def test_each_branch_of_a_cond_writes_the_tensorarray_it_closes_over(*preds):
     """CondAndTensorArrayInDefun, CondAndTensorArrayInDefun_constFolding of cond_test.py."""
-
-    def f(taken):
-        ta = TensorArray(np.float32, size=1)
-        return lax.cond(taken, lambda: ta.write(0, 5.0), lambda: ta.write(0, 10.0)).stack()
-
-    assert_equal(run(mode, f, taken), [expected])
+    ta = TensorArray(np.float32, size=1)
+    return tuple(lax.cond(taken, lambda: ta.write(0, 5.0), lambda: ta.write(0, 10.0)).stack() for taken in preds)
 
 
-@pytest.mark.parametrize(("taken", "expected"), [(True, 5.0), (False, 0.0)])
-def test_one_branch_of_a_cond_writes_and_the_other_does_not(mode, taken, expected):
+@gives(([5.0], [0.0]), of=(np.array(True), np.array(False)))
+def test_one_branch_of_a_cond_writes_and_the_other_does_not(*preds):
     """CondAndTensorArrayInDefun with one of its writes."""
-
-    def f(taken):
-        ta = TensorArray(np.float32, size=1, element_shape=())
-        return lax.cond(taken, lambda ta: ta.write(0, 5.0), lambda ta: ta, ta).stack()
-
-    assert_equal(run(mode, f, taken), [expected])
+    ta = TensorArray(np.float32, size=1, element_shape=())
+    return tuple(lax.cond(taken, lambda ta: ta.write(0, 5.0), lambda ta: ta, ta).stack() for taken in preds)
 
 
-def test_a_switch_writes_in_the_branch_it_takes(mode):
+@gives([10.0], of=(np.array(1),))
+def test_a_switch_writes_in_the_branch_it_takes(index):
     """SwitchCaseAndTensorArrayInDefun of cond_test.py."""
-
-    def f(index):
-        ta = TensorArray(np.float32, size=1)
-        return lax.switch(index, [lambda x=x: ta.write(0, x) for x in (5.0, 10.0, 15.0)]).stack()
-
-    assert_equal(run(mode, f, 1), [10.0])
+    ta = TensorArray(np.float32, size=1)
+    return lax.switch(index, [lambda x=x: ta.write(0, x) for x in (5.0, 10.0, 15.0)]).stack()
 
 
-@pytest.mark.parametrize(("taken", "expected"), [(True, [2.0, 2.0, 2.0]), (False, [0.0, 0.0, 0.0])])
-def test_the_gradient_of_a_map_in_one_branch_of_a_cond(mode, taken, expected):
+@gives(
+    None,
+    of=([1.0, 2.0, 3.0], [1.0, 2.0, 3.0]),
+    grad_ys=([1.0] * 3, [1.0] * 3),
+    gradients=([2.0, 2.0, 2.0], [0.0, 0.0, 0.0]),
+)
+def test_the_gradient_of_a_map_in_one_branch_of_a_cond(*xs):
     """CondWithTensorArrayGrad of control_flow_ops_py_test.py; `tf.map_fn` reads a TensorArray and writes another."""
 
     def double_all(x):
@@ -1262,42 +992,32 @@ def test_the_gradient_of_a_map_in_one_branch_of_a_cond(mode, taken, expected):
         ys = TensorArray(np.float32, size=3, element_shape=())
         return lax.fori_loop(0, 3, lambda i, ys: ys.write(i, xs.read(i) * 2.0), ys).stack()
 
-    def f(x):
+    def f(taken, x):
         return lax.cond(taken, double_all, lambda x: jnp.ones(3, np.float32), x)
 
-    assert_equal(gradients(mode, f, (constant([1.0, 2.0, 3.0]),), jnp.ones(3, np.float32))[0], expected)
+    return tuple(f(taken, x) for taken, x in zip((True, False), xs, strict=True))
 
 
-def test_a_tensorarray_is_an_argument_and_a_result_of_a_function(mode):
-    """TensorListConcat of polymorphic_function_xla_jit_test.py, with the TensorArray handed in and out."""
-
-    def f(ta, x):
-        return ta.write(0, 2 * x).write(1, 3 * x)
-
-    empty = TensorArray(np.float32, size=2, element_shape=[3])
-    full = run(mode, f, empty, constant([3.14, 2.68, 7.69]))
+@pytest.mark.parametrize("element_shape", [[3], None], ids=str)
+def test_a_tensorarray_is_an_argument_and_a_result_of_a_function(mode, element_shape):
+    """TensorListConcat of polymorphic_function_xla_jit_test.py. The function may fix the shape of its argument."""
+    empty = TensorArray(np.float32, size=2, element_shape=element_shape)
+    x = jnp.array([1.0, 2.0, 3.0], np.float32)
+    full = run(mode, lambda ta, x: ta.write(0, 2 * x).write(1, 3 * x), empty, x)
     assert isinstance(full, TensorArray)
     assert (full.dtype, full.element_shape, full.size()) == (np.float32, (3,), 2)
-    np.testing.assert_allclose(full.concat(), [6.28, 5.36, 15.38, 9.42, 8.04, 23.07], rtol=1e-6)
-    assert_equal(empty.concat(), np.zeros(6))
+    assert_equal(full.concat(), [2.0, 4.0, 6.0, 3.0, 6.0, 9.0])
+    if element_shape:
+        assert_equal(empty.concat(), np.zeros(6))
 
 
-def test_a_function_may_fix_the_shape_of_its_argument(mode):
-    """The same without an element_shape."""
-
-    def f(ta, x):
-        return ta.write(0, 2 * x).write(1, 3 * x)
-
-    full = run(mode, f, TensorArray(np.float32, size=2), constant([3.14]))
-    assert full.element_shape == (1,)
-    np.testing.assert_allclose(full.concat(), [6.28, 9.42], rtol=1e-6)
-
-
-def test_the_gradient_goes_through_a_tensorarray_that_is_an_argument(mode):
+@gives(
+    None,
+    of=(TWO_ROWS,),
+    grad_ys=([2.0, 3.0], [-1.5, 1.5], [4.0, 5.0]),
+    gradients=([[2.0 - 1.5, 3.0 + 1.5], [4.0, 5.0]],),
+)
+def test_the_gradient_goes_through_a_tensorarray_that_is_an_argument(value):
     """GradientUnpackRead in two functions: the second takes the TensorArray of the first."""
     first = jax.jit(lambda value: TensorArray(np.float32, size=2).unstack(value))
-    second = jax.jit(lambda w: (w.read(0), w.read(0), w.read(1)))
-    grad_ys = constant([2.0, 3.0]), constant([-1.5, 1.5]), constant([4.0, 5.0])
-    value = constant([[1.0, -1.0], [10.0, -10.0]])
-    (found,) = gradients(mode, lambda value: second(first(value)), (value,), grad_ys)
-    assert_equal(found, [[2.0 - 1.5, 3.0 + 1.5], [4.0, 5.0]])
+    return jax.jit(lambda w: (w.read(0), w.read(0), w.read(1)))(first(value))
