@@ -1,13 +1,12 @@
 """Every method of TensorArray under every transformation, against a Python list of rows."""
 
 import functools
-import itertools
+import os
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracle
 import pytest
 from in_numpy import in_numpy
 from jax import lax
@@ -51,10 +50,9 @@ def as_rows(kind, x):
     return {"a": x, "b": [x[..., None] * jnp.array([1.0, -2.0, 0.5], x.dtype), (jnp.real(x) > 0).astype(jnp.int32)]}
 
 
-def start(kind, lib, rows, max_size=MAX_SIZE):
+def start(kind, lib, rows):
     """The array before the first step."""
-    rows = as_rows(kind, rows)
-    max_size = max_size if kind.dynamic else None
+    rows, max_size = as_rows(kind, rows), MAX_SIZE if kind.dynamic else None
     if lib is ListArray:
         return ListArray.from_array(rows, max_size, kind.dynamic)
     if not kind.pytree:
@@ -63,14 +61,10 @@ def start(kind, lib, rows, max_size=MAX_SIZE):
     return TensorArray.like(row, SIZE, dynamic_size=kind.dynamic, max_size=max_size).unstack(rows)
 
 
-def vector(*indices):
-    known = all(isinstance(i, int | np.integer) for i in indices)
-    return np.array(indices) if known else jnp.stack([jnp.asarray(i, jnp.int32) for i in indices])
-
-
-def flags(*wheres):
-    known = all(isinstance(w, bool | np.bool_) for w in wheres)
-    return np.array(wheres) if known else jnp.stack([jnp.asarray(w) for w in wheres])
+def vector(*xs):
+    """Indices or predicates, known if each is."""
+    known = all(isinstance(x, int | np.integer | np.bool_) for x in xs)
+    return np.array(xs) if known else jnp.stack([jnp.asarray(x) for x in xs])
 
 
 def varied(v, k):
@@ -95,11 +89,11 @@ def split(kind, ta, i, v, w):
 
 def gather_masked(kind, ta, i, v, w):
     """The index is looked at where `w` is True, and dropped."""
-    return ta, (ta.gather(vector(i, 0, i), where=flags(w, True, w)), ta.gather(vector(i, 0, i), where=w, mode="drop"))
+    return ta, (ta.gather(vector(i, 0, i), where=vector(w, True, w)), ta.gather(vector(i, 0, i), where=w, mode="drop"))
 
 
 def scatter_masked(kind, ta, i, v, w):
-    ta = ta.scatter(vector(i, 0, i), three(kind, v), where=flags(w, True, False))
+    ta = ta.scatter(vector(i, 0, i), three(kind, v), where=vector(w, True, False))
     return ta.scatter(vector(1, i, i), three(kind, varied(v, 3)), mode="drop"), ()
 
 
@@ -133,7 +127,6 @@ METHODS: dict[str, Any] = {
     "write_drop": lambda kind, ta, i, v, w: (ta.write(i, as_rows(kind, v), mode="drop"), ()),
     "read": lambda kind, ta, i, v, w: (ta, ta.read(i)),
     "read_masked": lambda kind, ta, i, v, w: (ta, (ta.read(i, where=w), ta.read(i, mode="drop"))),
-    "getitem": lambda kind, ta, i, v, w: (ta, ta[i]),
     "stack": lambda kind, ta, i, v, w: (ta.write(i, as_rows(kind, v)), ta.stack()),
     "concat": lambda kind, ta, i, v, w: (ta.write(i, as_rows(kind, v)), ta.concat()),
     "gather": lambda kind, ta, i, v, w: (ta, ta.gather(vector(i, 0, i))),
@@ -142,18 +135,18 @@ METHODS: dict[str, Any] = {
     "scatter_masked": scatter_masked,
     "unstack": lambda kind, ta, i, v, w: (ta.unstack(many(kind, v)), ()),
     "split": split,
-    "append": lambda kind, ta, i, v, w: (ta.append(as_rows(kind, v)), ()),
-    "append_where": lambda kind, ta, i, v, w: (ta.append(as_rows(kind, v), where=w), ()),
+    "append": lambda kind, ta, i, v, w: (ta.append(as_rows(kind, v)), jnp.asarray(ta.size())),
+    "append_where": lambda kind, ta, i, v, w: (ta.append(as_rows(kind, v), where=w), jnp.asarray(ta.size())),
     "append_drop": append_drop,
     "pop": lambda kind, ta, i, v, w: ta.pop(),
     "pop_masked": pop_masked,
     "pop_append": lambda kind, ta, i, v, w: (ta.pop()[0].append(as_rows(kind, v)), ta.pop()[1]),
-    "size": lambda kind, ta, i, v, w: (ta.write(i, as_rows(kind, v)), jnp.asarray(ta.size())),
     "identity": identity,
     "old_version": old_version,
 }
 GROWING = ["append", "append_where", "append_drop", "pop", "pop_masked", "pop_append"]
-READING = ["read", "read_masked", "getitem", "gather", "gather_masked"]
+READING = ["read", "read_masked", "gather", "gather_masked"]
+FILLING = ["unstack", "split"]
 MASKED = ["write_where", "write_drop", "read_masked", "gather_masked", "scatter_masked"]
 
 
@@ -240,25 +233,18 @@ def cond_closure(step):
     return wrapped
 
 
-def overwritten(tas):
-    return {m: ta.write(0, ta.read(1)) for m, ta in tas.items()}
-
-
 def switch(step):
-    def wrapped(ta, i, v, w):
-        zeros = zeros_of(step, ta, i, v, w)
-        others = [lambda ta: (ta, zeros), lambda ta: (overwritten(ta), zeros)]
-        return lax.switch(1 + is_true(v), [*others, lambda ta: step(ta, i, v, w)], ta)
+    def wrapped(tas, i, v, w):
+        zeros = zeros_of(step, tas, i, v, w)
+        overwritten = lambda tas: {m: ta.write(0, ta.read(1)) for m, ta in tas.items()}  # noqa: E731
+        others = [lambda tas: (tas, zeros), lambda tas: (overwritten(tas), zeros)]
+        return lax.switch(1 + is_true(v), [*others, lambda tas: step(tas, i, v, w)], tas)
 
     return wrapped
 
 
 def nested_jit(step):
     return jax.jit(lambda *outer: jax.jit(step)(*outer))
-
-
-def tree_map(step):
-    return lambda ta, i, v, w: step(jax.tree.map(lambda x: x, ta), i, v, w)
 
 
 def custom_vjp(step):
@@ -291,11 +277,9 @@ CONTEXTS: dict[str, Any] = {
     "checkpointed_scan": checkpointed_scan,
     "custom_vjp": each_step(custom_vjp),
     "custom_jvp": each_step(custom_jvp),
-    "tree_map": each_step(tree_map),
 }
 FORWARD_ONLY = ["while_loop"]  # JAX has no reverse mode of it
 REVERSE_ONLY = ["custom_vjp"]  # and no forward mode of this
-FIRST_ORDER = ["custom_vjp", "custom_jvp", "tree_map", "cond_closure"]
 
 
 def run(kind, context, names, rows, values, i, w, lib=TensorArray):
@@ -321,14 +305,17 @@ def scalar_of(results):
     return total + 0.25 * total**2
 
 
-def loss(*args, **kwargs):
-    """The sum over the methods, so that the derivatives by the inputs of one are its own."""
-    return sum(map(scalar_of, run(*args, **kwargs).values()))
+def program(kind, context, names, i, w, lib=TensorArray):
+    """A function of the inputs that are differentiated: a scalar of what `run` gives, and that itself.
 
+    The scalar is a sum over the methods, so that the derivatives by the inputs of one are its own.
+    """
 
-def program(f, kind, context, names, i, w, lib=TensorArray):
-    """`f` of the inputs that are differentiated."""
-    return lambda rows, values: f(kind, context, names, rows, values, i, w, lib)
+    def f(rows, values):
+        results = run(kind, context, names, rows, values, i, w, lib)
+        return sum(map(scalar_of, results.values())), results
+
+    return f
 
 
 def product(gradient, tangents):
@@ -336,25 +323,28 @@ def product(gradient, tangents):
     return sum(jnp.vdot(g, t).real for g, t in leaves)
 
 
-def derivatives(f, context, args, tangents, first_order=False, reverse_over_reverse=False):
-    """{name: derivative of `f`} of orders one and two, in the modes that JAX has of the context."""
-    gradient = jax.grad(f, (0, 1))
-    if context in FORWARD_ONLY and first_order:
-        return {"directional": jax.jvp(f, args, tangents)[1]}
+def values_and_derivatives(f, context, order, args, tangents):
+    """The results of `f`, which gives its scalar too, and {name: derivative}, in the modes that JAX has of the context.
+
+    The order is "first", "forward over reverse" or "reverse over reverse".
+    """
     if context in FORWARD_ONLY:
-        once, twice = jax.jvp(lambda *args: jax.jvp(f, args, tangents)[1], args, tangents)
-        return {"directional": once, "second directional": twice}
-    found = {}
-    if first_order:
-        found["gradient"] = gradient(*args)
+
+        def along(*args):
+            return jax.jvp(f, args, tangents, has_aux=True)[1:]
+
+        once, twice, values = jax.jvp(along, args, tangents, has_aux=True)
+        return values, {"directional": once, "second directional": twice}
+    gradient, found = jax.grad(f, (0, 1), has_aux=True), {}
+    if order == "forward over reverse":
+        found["gradient"], found["second"], values = jax.jvp(gradient, args, tangents, has_aux=True)
     else:
-        found["gradient"], found["second"] = jax.jvp(gradient, args, tangents)
+        found["gradient"], values = gradient(*args)
+    if order == "reverse over reverse":
+        found["second"] = jax.grad(lambda *args: product(gradient(*args)[0], tangents), (0, 1))(*args)
     if context not in REVERSE_ONLY:
-        found["directional"] = jax.jvp(f, args, tangents)[1]
-    if reverse_over_reverse:
-        second = jax.grad(lambda *args: product(gradient(*args), tangents), (0, 1))(*args)
-        found["second, reverse over reverse"] = second
-    return found
+        found["directional"] = jax.jvp(f, args, tangents, has_aux=True)[1]
+    return values, found
 
 
 def inputs(names, k):
@@ -367,25 +357,29 @@ def expected(kind, k):
     """Results of every method and derivatives of the loss, for example `k`: by the list of rows in plain jnp."""
     names = methods(kind)
     i, w = {m: indices(kind, m)[k] for m in names}, WHERE[k]
-    f = program(loss, kind, "direct", names, i, w, ListArray)
+    f = program(kind, "direct", names, i, w, ListArray)
     args, tangents = inputs(names, k)
 
     @in_numpy
     def everything(args):
-        values = program(run, kind, "direct", names, i, w, ListArray)(*args)
+        gradient = jax.grad(f, (0, 1), has_aux=True)
         if k or kind.pytree:  # of these only the gradient is compared
-            gradient = jax.grad(f, (0, 1))(*args)
-            return values, {"gradient": gradient, "directional": product(gradient, tangents)}
-        gradient, second = jax.jvp(jax.grad(f, (0, 1)), args, tangents)
-        return values, {
-            "gradient": gradient,
-            "directional": product(gradient, tangents),
-            "second": second,
-            "second, reverse over reverse": second,
-            "second directional": product(second, tangents),
-        }
+            found, values = gradient(*args)
+            return values, {"gradient": found}
+        found, second, values = jax.jvp(gradient, args, tangents, has_aux=True)
+        return values, {"gradient": found, "second": second}
 
     return jax.tree.map(np.asarray, everything(args))
+
+
+def expected_of(kind, names, tangents):
+    """`expected` of the first example for some of the methods, with derivatives along a direction."""
+    values, derived = expected(kind, 0)
+    derived = {name: tuple({m: part[m] for m in names} for part in d) for name, d in derived.items()}
+    derived["directional"] = product(derived["gradient"], tangents)
+    if "second" in derived:
+        derived["second directional"] = product(derived["second"], tangents)
+    return {m: values[m] for m in names}, derived
 
 
 def assert_close(actual, wanted, rtol=1e-10, atol=1e-11, what=""):
@@ -407,54 +401,51 @@ def of_kind(*names):
     return pytest.mark.parametrize("kind", [pytest.param(KINDS[n], id=n) for n in names or KINDS])
 
 
-def assert_as_expected(kind, found, k, what=""):
-    values, derived = expected(kind, k)
-    assert_close(found[0], values, what=f"{what} values")
-    assert found[1]
-    for name, value in found[1].items():
-        assert_close(value, derived[name], what=f"{what} {name}")
-
-
 # --- one example -----------------------------------------------------------------------------------------------
 
-
-SIMPLE = ["static", "dynamic"]
+#: (kind, context, order, share): a share of None is every method, one of 0, 1 or 2 a third of them. So each method is
+#: in every loop, and in a third of the other contexts.
 IN_CONTEXTS = [
-    *(("static", c) for c in CONTEXTS),
-    *(("dynamic", c) for c in ("direct", "scan", "while_loop", "cond_operand")),
-    ("static_pytree", "fori_loop"),
+    ("static", "direct", "first", None),
+    ("static", "scan", "forward over reverse", None),
+    ("dynamic", "direct", "forward over reverse", None),
+    ("dynamic", "scan", "reverse over reverse", None),
+    ("static_pytree", "fori_loop", "first", 0),
+    ("dynamic_pytree", "fori_loop", "first", 1),
+    *(("dynamic", "while_loop", "forward over forward", share) for share in range(3)),
+    ("static", "cond_operand", "first", 0),
+    ("dynamic", "cond_closure", "first", 1),
+    ("static", "switch", "first", 2),
+    ("dynamic", "nested_jit", "forward over reverse", 0),
+    ("static", "checkpoint", "forward over reverse", 1),
+    ("dynamic", "checkpointed_scan", "forward over reverse", 2),
+    ("static", "custom_vjp", "reverse over reverse", 0),
+    ("dynamic", "custom_jvp", "first", 1),
 ]
 
 
-REVERSE_OVER_REVERSE = ["scan", "custom_vjp"]
-
-
-@pytest.mark.parametrize(("kind", "context"), IN_CONTEXTS)
-def test_values_and_derivatives_of_every_method(kind, context):
+@pytest.mark.parametrize(("kind", "context", "order", "share"), IN_CONTEXTS)
+def test_values_and_derivatives_of_every_method(kind, context, order, share):
     kind, names = KINDS[kind], methods(KINDS[kind])
+    names = names if share is None else names[share::3]
     args, tangents = inputs(names, 0)
 
     @jit
     def everything(i, w, args, tangents):
-        derived = derivatives(
-            program(loss, kind, context, names, i, w),
-            context,
-            args,
-            tangents,
-            first_order=context in FIRST_ORDER or kind.pytree,
-            reverse_over_reverse=context in REVERSE_OVER_REVERSE and not kind.pytree,
-        )
-        return program(run, kind, context, names, i, w)(*args), derived
+        return values_and_derivatives(program(kind, context, names, i, w), context, order, args, tangents)
 
-    found = everything({m: indices(kind, m)[0] for m in names}, WHERE[0], args, tangents)
-    assert_as_expected(kind, found, 0)
+    values, derived = everything({m: indices(kind, m)[0] for m in names}, WHERE[0], args, tangents)
+    wanted, wanted_derived = expected_of(kind, names, tangents)
+    assert_close(values, wanted, what="values")
+    for name, value in derived.items():
+        assert_close(value, wanted_derived[name], what=name)
 
 
-@of_kind()
+@of_kind("static", "dynamic", "dynamic_pytree")
 def test_values_of_every_method_outside_of_jit(kind):
     names = methods(kind)
     args, _ = inputs(names, 0)
-    for convert in (int, np.int64, jnp.int32):
+    for convert in (int,) if kind.pytree else (int, np.int64, jnp.int32):
         for m in names:
             i = {m: [convert(x) for x in indices(kind, m)[0]]}
             w = [bool(x) if convert is int else jnp.asarray(x) for x in WHERE[0]]
@@ -467,78 +458,57 @@ def test_values_of_every_method_outside_of_jit(kind):
             assert_close(found, expected(kind, 0)[0][m], what=m)
 
 
-@of_kind("static", "dynamic")
-def test_gradients_outside_of_jit_need_no_jit(kind):
-    names = methods(kind)
-    args, _ = inputs(names, 0)
-    i, w = {m: jnp.asarray(indices(kind, m)[0]) for m in names}, jnp.asarray(WHERE[0])
-    found = jax.grad(program(loss, kind, "direct", names, i, w), (0, 1))(*jax.tree.map(jnp.asarray, args))
-    assert_close(found, expected(kind, 0)[1]["gradient"])
-
-
-@of_kind("static", "dynamic_pytree")
-def test_indices_known_while_tracing(kind):
-    names = methods(kind)
-    args, _ = inputs(names, 0)
-    f = program(loss, kind, "direct", names, {m: indices(kind, m)[0] for m in names}, WHERE[0])
-    assert_close(jit(jax.grad(f, (0, 1)))(*args), expected(kind, 0)[1]["gradient"])
-
-
-@of_kind("static", "dynamic")
-def test_the_gradient_is_that_of_finite_differences(kind):
-    names = methods(kind)
-    i, w = {m: indices(kind, m)[0] for m in names}, WHERE[0]
-    compiled = jit(program(run, kind, "direct", names, i, w))
+def test_the_gradient_is_that_of_finite_differences():
+    """Along one direction, for each method."""
+    kind = KINDS["dynamic"]
+    names, h = methods(kind), 1e-6
+    (args, tangents), i = inputs(names, 0), {m: indices(kind, m)[0] for m in names}
+    compiled = jit(program(kind, "direct", names, i, WHERE[0]))
+    above, below = (compiled(*jax.tree.map(lambda x, t, s=s: x + s * h * t, args, tangents))[1] for s in (1, -1))
     for m in names:
-
-        def f(rows, values, m=m):
-            args, _ = inputs(names, 0)
-            rows, values = {**args[0], m: rows}, {**args[1], m: values}
-            return scalar_of(jax.tree.map(jnp.asarray, compiled(rows, values)[m]))
-
-        found = [g[m] for g in expected(kind, 0)[1]["gradient"]]
-        for a, e in zip(found, oracle.gradient(f, (ROWS[0], VALUES[0])), strict=True):
-            np.testing.assert_allclose(a, e, rtol=1e-6, atol=1e-7, err_msg=m)
+        gradient = [g[m] for g in expected(kind, 0)[1]["gradient"]]
+        wanted = product(gradient, [t[m] for t in tangents])
+        difference = (scalar_of(above[m]) - scalar_of(below[m])) / (2 * h)
+        np.testing.assert_allclose(difference, wanted, rtol=1e-6, atol=1e-7, err_msg=m)
 
 
 # --- many examples ---------------------------------------------------------------------------------------------
 
 
-BATCHED = ["direct", "while_loop"]
-
-
-@pytest.mark.parametrize(("kind", "context"), [(k, c) for k in SIMPLE for c in BATCHED])
+@pytest.mark.parametrize("context", ["direct", "while_loop"])
+@of_kind("static", "dynamic")
 def test_vmap_with_indices_that_differ(kind, context):
-    kind, names = KINDS[kind], methods(KINDS[kind])
-    examples = [inputs(names, k)[0] for k in range(BATCH)]
-    args = jax.tree.map(lambda *xs: np.stack(xs), *examples)
-    weights = np.array([1.0, -2.0, 0.5])
+    names, weights = methods(kind), np.array([1.0, -2.0, 0.5])
+    args = jax.tree.map(lambda *xs: np.stack(xs), *(inputs(names, k)[0] for k in range(BATCH)))
 
     @jit
     def everything(i, w, args):
         def of_one(i, w, *args):
-            return program(loss, kind, context, names, i, w)(*args)
+            return program(kind, context, names, i, w)(*args)
 
         def of_all(*args):
-            return (weights * jax.vmap(of_one)(i, w, *args)).sum()
+            totals, results = jax.vmap(of_one)(i, w, *args)
+            return (weights * totals).sum(), results
 
-        values = jax.vmap(lambda i, w, *args: program(run, kind, context, names, i, w)(*args))(i, w, *args)
         if context in FORWARD_ONLY:
-            return values, None, None
-        return values, jax.vmap(jax.grad(of_one, (2, 3)))(i, w, *args), jax.grad(of_all, (0, 1))(*args)
+            return None, of_all(*args)[1]
+        if kind.dynamic:
+            return jax.grad(of_all, (0, 1), has_aux=True)(*args)
+        return jax.vmap(jax.grad(of_one, (2, 3), has_aux=True))(i, w, *args)
 
-    values, of_each, of_sum = everything({m: indices(kind, m) for m in names}, WHERE, args)
+    gradient, values = everything({m: indices(kind, m) for m in names}, WHERE, args)
     for k in range(BATCH):
         wanted, derived = expected(kind, k)
         assert_close(at(k, values), wanted, what=f"example {k}")
-        if of_each is not None:
-            assert_close(at(k, of_each), derived["gradient"], what=f"vmap of grad, example {k}")
-            scaled = jax.tree.map(lambda x, k=k: weights[k] * x, derived["gradient"])
-            assert_close(at(k, of_sum), scaled, what=f"grad of vmap, example {k}")
+        if gradient is not None:
+            factor = weights[k] if kind.dynamic else 1.0
+            scaled = jax.tree.map(lambda x, factor=factor: factor * x, derived["gradient"])
+            assert_close(at(k, gradient), scaled, what=f"gradient, example {k}")
 
 
-def one_step(kind, names, ta, i, v):
-    done = {m: METHODS[m](kind, ta, i[m], v, True) for m in names}
+def one_step(kind, names, start_of, i, v):
+    """For each method: what it gives at `i[m]` with the value `v[m]`, done to the array `start_of(m)`."""
+    done = {m: METHODS[m](kind, start_of(m), i[m], v[m], True) for m in names}
     return {m: (ta.stack(), jnp.asarray(ta.size()), out) for m, (ta, out) in done.items()}
 
 
@@ -548,25 +518,32 @@ def first_indices(kind):
 
 @functools.cache
 def one_step_by_model(kind, k):
-    """Results, and derivatives of their scalar, of one step at the indices of example `k`."""
-    i = at(k, first_indices(kind))
+    """Gradients and results of one step at the indices of example `k`, for every pair of rows and value."""
+    names, i = methods(kind), at(k, first_indices(kind))
 
     def f(rows, v):
-        found = one_step(kind, methods(kind), start(kind, ListArray, rows), i, v)
-        return scalar_of(found), found
+        found = one_step(kind, names, lambda m: start(kind, ListArray, rows[m]), i, v)
+        return sum(map(scalar_of, found.values())), found
 
-    return jit(jax.grad(f, (0, 1), has_aux=True))
+    def of_pair(rows, v):
+        return jax.grad(f, (0, 1), has_aux=True)(dict.fromkeys(names, rows), dict.fromkeys(names, v))
+
+    return in_numpy(jax.vmap(jax.vmap(of_pair, (None, 0)), (0, None)))(ROWS, VALUES[:, 0])
 
 
-AXES = [c for c in itertools.product([None, 0], [None, 0], [None, 0]) if any(a is not None for a in c)]
+#: The methods for which it does not matter whether that operand is batched.
+WITHOUT = {"array": [], "index": [*GROWING, *FILLING], "value": [*READING, "pop"]}
 
 
-@pytest.mark.parametrize(
-    "in_axes", [*AXES, (0, 0, -1)], ids=lambda c: ",".join("-" if a is None else str(a) for a in c)
-)
-@of_kind("static", "dynamic")
-def test_vmap_over_every_combination_of_array_index_and_value(kind, in_axes):
-    of_array, of_index, of_value = in_axes
+#: Of array, index and value; that all three are batched along their first axis is tested above.
+AXES = [(0, None, None), (None, 0, None), (None, None, 0), (0, 0, None), (0, None, 0), (None, 0, 0), (0, 0, -1)]
+
+
+@pytest.mark.parametrize("in_axes", AXES, ids=lambda c: ",".join("-" if a is None else str(a) for a in c))
+def test_vmap_over_every_combination_of_array_index_and_value(in_axes):
+    kind, (of_array, of_index, of_value) = KINDS["dynamic"], in_axes
+    batched = [operand for operand, axis in zip(WITHOUT, in_axes, strict=True) if axis is not None]
+    names = [m for m in methods(kind) if not any(m in WITHOUT[operand] for operand in batched)]
 
     def at_axis(x, axis):
         return x[0] if axis is None else np.moveaxis(x, 0, axis)
@@ -574,23 +551,39 @@ def test_vmap_over_every_combination_of_array_index_and_value(kind, in_axes):
     @jit
     def everything(i, rows, v):
         def f(rows, v):
+            def one(rows, i, v):
+                return one_step(kind, names, rows.get, i, v)
+
             make = functools.partial(start, kind, TensorArray)
-            tas = make(rows) if of_array is None else jax.vmap(make)(rows)
-            found = jax.vmap(functools.partial(one_step, kind, methods(kind)), in_axes)(tas, i, v)
-            return jax.vmap(scalar_of)(found).sum(), found
+            tas = {m: (make if of_array is None else jax.vmap(make))(rows[m]) for m in names}
+            found = jax.vmap(one, in_axes)(tas, i, v)
+            return sum(jax.vmap(scalar_of)(found[m]).sum() for m in names), found
 
         return jax.grad(f, (0, 1), has_aux=True)(rows, v)
 
-    rows, v = at_axis(ROWS, of_array), at_axis(VALUES[:, 0], of_value)
-    gradient, found = everything({m: at_axis(x, of_index) for m, x in first_indices(kind).items()}, rows, v)
-    wanted_gradient = [np.zeros_like(rows), np.zeros_like(v)]
+    rows, v = (dict.fromkeys(names, x) for x in (at_axis(ROWS, of_array), at_axis(VALUES[:, 0], of_value)))
+    gradient, found = everything({m: at_axis(first_indices(kind)[m], of_index) for m in names}, rows, v)
+    wanted_gradient = jax.tree.map(np.zeros_like, (rows, v))
     for k in range(BATCH):
         of_k = [0 if axis is None else k for axis in in_axes]
-        (of_rows, of_v), wanted = one_step_by_model(kind, of_k[1])(ROWS[of_k[0]], VALUES[of_k[2], 0])
-        assert_close(at(k, found), wanted, what=f"example {k}")
-        for g, axis, part in zip(wanted_gradient, (of_array, of_value), (of_rows, of_v), strict=True):
-            (g if axis is None else np.moveaxis(g, axis, 0)[k])[...] += part
-    assert_close(gradient, tuple(wanted_gradient), rtol=1e-9, atol=1e-10)
+        parts, wanted = at(of_k[2], at(of_k[0], one_step_by_model(kind, of_k[1])))
+        assert_close(at(k, found), {m: wanted[m] for m in names}, what=f"example {k}")
+        for g, axis, part in zip(wanted_gradient, (of_array, of_value), parts, strict=True):
+            for m in names:
+                (g[m] if axis is None else np.moveaxis(g[m], axis, 0)[k])[...] += part[m]
+    assert_close(gradient, wanted_gradient, rtol=1e-9, atol=1e-10)
+
+
+def test_gradients_outside_of_jit_need_no_jit():
+    kind = KINDS["dynamic"]
+    names, i = methods(kind), at(0, first_indices(kind))
+
+    def f(rows, v):
+        found = one_step(kind, names, lambda m: start(kind, TensorArray, rows[m]), jax.tree.map(jnp.asarray, i), v)
+        return sum(map(scalar_of, found.values()))
+
+    found = jax.grad(f, (0, 1))(*(dict.fromkeys(names, jnp.asarray(x)) for x in (ROWS[0], VALUES[0, 0])))
+    assert_close(found, at(0, at(0, one_step_by_model(kind, 0)[0])))
 
 
 @pytest.mark.parametrize("branch", ["cond", "where"])
@@ -604,13 +597,9 @@ def test_examples_that_take_different_branches_have_different_sizes(branch):
             return lax.cond(w, lambda ta: (ta.append(v), ta.size()), lambda ta: (ta, ta.size()), ta)
 
         ta, sizes = lax.scan(lambda ta, x: step(ta, *x), start(kind, TensorArray, rows), (values, w))
-        return ta.stack(), sizes
+        return scalar_of(ta.stack()), (ta.stack(), sizes)
 
-    def value(rows, values, w):
-        return scalar_of(f(rows, values, w))
-
-    found, sizes = jit(jax.vmap(f))(ROWS, VALUES, WHERE)
-    gradient = jit(jax.vmap(jax.grad(value, (0, 1))))(ROWS, VALUES, WHERE)
+    gradient, (found, sizes) = jit(jax.vmap(jax.grad(f, (0, 1), has_aux=True)))(ROWS, VALUES, WHERE)
     np.testing.assert_array_equal(sizes, SIZE + np.cumsum(WHERE, 1) - WHERE)
     for k in range(BATCH):
 
@@ -618,12 +607,11 @@ def test_examples_that_take_different_branches_have_different_sizes(branch):
             ta = start(kind, ListArray, rows)
             for v, w in zip(values, WHERE[k], strict=True):
                 ta = ta.append(v, where=w)
-            return ta.stack()
+            return scalar_of(ta.stack()), ta.stack()
 
-        args = jnp.asarray(ROWS[k]), jnp.asarray(VALUES[k])
-        assert_close(found[k], by_model(*args))
-        wanted = jax.grad(lambda *args: scalar_of(by_model(*args)), (0, 1))(*args)
-        assert_close(at(k, gradient), wanted)
+        wanted_gradient, wanted = in_numpy(jax.grad(by_model, (0, 1), has_aux=True))(ROWS[k], VALUES[k])
+        assert_close(found[k], wanted)
+        assert_close(at(k, gradient), wanted_gradient)
 
 
 def test_a_vmapped_while_loop_grows_every_array_to_its_own_size():
@@ -642,10 +630,20 @@ def test_a_vmapped_while_loop_grows_every_array_to_its_own_size():
 # --- dtypes ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.complex128, jnp.int32, jnp.bool_])
-@of_kind("static", "dynamic")
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [
+        ("static", jnp.float32),
+        ("static", jnp.int32),
+        ("dynamic", jnp.bfloat16),
+        ("dynamic", jnp.complex128),
+        ("dynamic", jnp.bool_),
+    ],
+)
 def test_values_and_gradients_of_every_dtype(kind, dtype):
-    names = methods(kind)
+    """Of every other method."""
+    kind = KINDS[kind]
+    names = methods(kind)[::2]
     inexact = jnp.issubdtype(dtype, jnp.inexact)
     rng = np.random.default_rng(1)
     draw = rng.normal if inexact else functools.partial(rng.integers, 0, 2 if dtype == jnp.bool_ else 100)
@@ -656,15 +654,15 @@ def test_values_and_gradients_of_every_dtype(kind, dtype):
 
     def everything(context, lib):
         def f(i, rows, values):
-            p = functools.partial(program, kind=kind, context=context, names=names, i=i, w=WHERE[0], lib=lib)
-            gradient = jax.grad(p(loss), (0, 1))(rows, values) if inexact else ()
-            return p(run)(rows, values), gradient
+            if not inexact:
+                return (), run(kind, context, names, rows, values, i, WHERE[0], lib)
+            return jax.grad(program(kind, context, names, i, WHERE[0], lib), (0, 1), has_aux=True)(rows, values)
 
         return f
 
     i = {m: indices(kind, m)[0] for m in names}
-    found, gradient = jit(everything("scan", TensorArray))(i, rows, values)
-    wanted, wanted_gradient = in_numpy(functools.partial(everything("direct", ListArray), i))(rows, values)
+    gradient, found = jit(everything("scan", TensorArray))(i, rows, values)
+    wanted_gradient, wanted = in_numpy(functools.partial(everything("direct", ListArray), i))(rows, values)
     eps = float(jnp.finfo(dtype).eps) if inexact else 0
     assert_close(found, wanted, rtol=4 * eps, atol=4 * eps)
     scale = max([1.0, *(float(jnp.abs(g).max()) for g in jax.tree.leaves(wanted_gradient))])
@@ -680,45 +678,38 @@ def use(ta):
     return scalar_of((new.stack(), new.read(3), new.gather([0, 0])))
 
 
-def float_rows(x):
-    return {"a": x, "b": (x[..., :1], jnp.cos(x).astype(jnp.float32))}
+def test_the_gradient_with_respect_to_an_array_is_an_array():
+    """Outside of jit too, where arrays are trees for a step of gradient descent."""
+    rows = {"a": ROWS, "b": (ROWS[..., :1], np.cos(ROWS).astype(np.float32))}
+    wanted = [in_numpy(jax.grad(lambda rows: use(ListArray.from_array(rows))))(at(k, rows)) for k in range(BATCH)]
+    ta, gradient = TensorArray.from_array(jax.tree.map(jnp.asarray, at(0, rows))), jax.grad(use)
+
+    @jit
+    def everything(ta, rows):
+        of_batch = jax.vmap(lambda ta: gradient(ta).stack())(jax.vmap(TensorArray.from_array)(rows))
+        return gradient(ta), jax.checkpoint(gradient)(ta), of_batch
+
+    *found, of_batch = everything(ta, rows)
+    for g in (*found, gradient(ta)):
+        assert isinstance(g, TensorArray)
+        assert_close(g.stack(), wanted[0], rtol=1e-5, atol=1e-5)
+    for k in range(BATCH):
+        assert_close(at(k, of_batch), wanted[k], rtol=1e-5, atol=1e-5)
+    moved = jax.tree.map(lambda x, g: x - 0.5 * g, ta, found[0])
+    assert_close(moved.stack(), jax.tree.map(lambda x, g: x - 0.5 * g, at(0, rows), wanted[0]), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("transform", [lambda f: f, jax.jit, jax.checkpoint, jax.vmap])
-def test_the_gradient_with_respect_to_an_array_is_an_array(transform):
-    rows = jax.vmap(float_rows)(jnp.asarray(ROWS))
-    wanted = jax.vmap(jax.grad(lambda rows: use(ListArray.from_array(rows))))(rows)
-    gradient = jax.grad(use)
-    if transform is jax.vmap:
-        found = jax.vmap(lambda ta: gradient(ta).stack())(jax.vmap(TensorArray.from_array)(rows))
-    else:
-        found = transform(gradient)(TensorArray.from_array(at(0, rows)))
-        assert isinstance(found, TensorArray)
-        found, wanted = found.stack(), at(0, wanted)
-    assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+def test_derivatives_of_arrays_are_arrays_and_so_are_directions():
+    def f(ta):
+        return ta.write(0, ta.read(1) ** 2)
 
-
-def test_arrays_are_trees_for_a_step_of_gradient_descent():
-    rows = float_rows(jnp.asarray(ROWS[0]))
-    ta = TensorArray.from_array(rows)
-    moved = jax.tree.map(lambda x, g: x - 0.5 * g, ta, jax.grad(use)(ta))
-    gradient = jax.grad(lambda rows: use(ListArray.from_array(rows)))(rows)
-    assert_close(moved.stack(), jax.tree.map(lambda x, g: x - 0.5 * g, rows, gradient), rtol=1e-5, atol=1e-5)
-    assert_close(ta.stack(), rows)
-
-
-def test_jvp_takes_and_gives_arrays():
-    ta, tangent = (TensorArray.from_array(jnp.asarray(x)) for x in (ROWS[0], ROWS[1]))
-    value, direction = jax.jvp(lambda ta: ta.write(0, ta.read(1) ** 2), (ta,), (tangent,))
+    ta, other = (TensorArray.from_array(jnp.asarray(x)) for x in (ROWS[0], ROWS[1]))
+    value, direction = jax.jvp(f, (ta,), (other,))
     np.testing.assert_allclose(value.stack(), [ROWS[0, 1] ** 2, *ROWS[0, 1:]])
     np.testing.assert_allclose(direction.stack(), [2 * ROWS[0, 1] * ROWS[1, 1], *ROWS[1, 1:]])
-
-
-def test_vjp_takes_a_cotangent_that_is_an_array():
-    ta, cotangent = (TensorArray.from_array(jnp.asarray(x)) for x in (ROWS[0], ROWS[1]))
-    (found,) = jax.vjp(lambda ta: ta.write(0, ta.read(1) ** 2), ta)[1](cotangent)
+    (cotangent,) = jax.vjp(f, ta)[1](other)
     row = ROWS[1, 1] + 2 * ROWS[0, 1] * ROWS[1, 0]
-    np.testing.assert_allclose(found.stack(), [np.zeros(2), row, *ROWS[1, 2:]])
+    np.testing.assert_allclose(cotangent.stack(), [np.zeros(2), row, *ROWS[1, 2:]])
 
 
 def test_a_rule_of_custom_vjp_may_write_its_cotangent_into_an_array():
@@ -760,7 +751,7 @@ def test_everything_works_with_jit_disabled(kind):
     args, _ = inputs(names, 0)
     i, w = {m: jnp.asarray(indices(kind, m)[0]) for m in names}, jnp.asarray(WHERE[0])
     with jax.disable_jit():
-        found = program(run, kind, "scan", names, i, w)(*jax.tree.map(jnp.asarray, args))
+        _, found = program(kind, "scan", names, i, w)(*jax.tree.map(jnp.asarray, args))
     assert_close(found, expected(kind, 0)[0])
 
 
@@ -776,6 +767,7 @@ class Step(NamedTuple):
     wrap: Any
     index: np.ndarray  # [BATCH, 3]
     where: np.ndarray  # [BATCH]
+    known: bool  # whether index and where are known while tracing, if there is one example only
 
 
 def random_program(seed):
@@ -785,7 +777,7 @@ def random_program(seed):
     limit = MAX_SIZE if kind.dynamic else SIZE
     sizes, steps = [np.full(BATCH, SIZE)], []
     while len(steps) < LENGTH:
-        method = str(rng.choice([m for m in methods(kind) if m not in ("pop_append", "size", "old_version")]))
+        method = str(rng.choice([m for m in methods(kind) if m not in ("pop_append", "old_version")]))
         version = len(sizes) - 1 if rng.random() < 0.6 else int(rng.integers(len(sizes)))
         size = sizes[version]
         if (method in ("append", "append_where", "pop_masked") and size.max() == MAX_SIZE) or (
@@ -797,7 +789,7 @@ def random_program(seed):
         index = rng.integers(0, below[:, None], (BATCH, 3))
         if method in MASKED:
             index = np.where(where[:, None], index, rng.choice([-1, MAX_SIZE, 99], (BATCH, 3)))
-        steps.append(Step(method, version, WRAPS[rng.integers(len(WRAPS))], index, where))
+        steps.append(Step(method, version, WRAPS[rng.integers(len(WRAPS))], index, where, rng.random() < 0.4))
         if method in ("write", "identity", "stack", "concat"):
             size = np.maximum(size, index[:, 0] + 1)
         elif method in ("write_where", "write_drop"):
@@ -806,7 +798,7 @@ def random_program(seed):
             size = np.maximum(np.where(where, np.maximum(size, index[:, 0] + 1), size), 2)
         elif method == "scatter":
             size = np.maximum(size, index.max(1) + 1)
-        elif method in ("unstack", "split"):
+        elif method in FILLING:
             size = np.full(BATCH, SIZE + kind.dynamic)
         elif method == "append_drop":
             size = np.minimum(size + 2, MAX_SIZE)
@@ -833,14 +825,14 @@ def step_of(kind, method):
     return lambda ta, i, v, w: METHODS[method](kind, ta, i[0], v, w)
 
 
-def execute(kind, steps, i, w, rows, values, lib=TensorArray, max_size=MAX_SIZE, wrapped=False):
+def execute(kind, steps, i, w, rows, values, lib=TensorArray, wrapped=False):
     """All that came out of the steps, and all versions at the end."""
-    tas, outs = [start(kind, lib, rows, max_size)], []
+    tas, outs = [start(kind, lib, rows)], []
     hand = jnp.zeros(2)
     for k, step in enumerate(steps):
         f = step_of(kind, step.method)
         ta, out = (step.wrap(f) if wrapped else f)(tas[step.version], i[k], jnp.sin(values[k] + hand), w[k])
-        if step.method in ("read", "getitem", "pop"):
+        if step.method in ("read", "pop"):
             hand = hand + (out["a"] if kind.pytree else out)
         tas.append(ta)
         outs.append(out)
@@ -856,20 +848,16 @@ def numbers(steps):
     return np.stack([s.index for s in steps], 1), np.stack([s.where for s in steps], 1)
 
 
-def by_model(seed, k, max_size=MAX_SIZE):
+def by_model(seed, k):
     kind, steps = random_program(seed)
-    index, where = at(k, numbers(steps))
-    return functools.partial(execute, kind, steps, index, where, lib=ListArray, max_size=max_size)
+    return functools.partial(execute, kind, steps, *at(k, numbers(steps)), lib=ListArray)
 
 
-@pytest.mark.parametrize("seed", range(0, 100, 16))
-def test_random_program_outside_of_jit(seed):
-    kind, steps = random_program(seed)
-    index, where = at(0, numbers(steps))
-    rows, values = (jnp.asarray(x[0]) for x in arguments(seed))
-    for max_size in (MAX_SIZE, None) if kind.dynamic else (None,):
-        found = execute(kind, steps, index, where.tolist(), rows, values, max_size=max_size)
-        assert_close(found, by_model(seed, 0, max_size)(rows, values), rtol=1e-12)
+#: The first have most pairs of methods, one after the other on one array, and most methods in most places.
+SEEDS = [6, 13, 226, 1134, 274, 934, 1484, 169, 1272, 545, 618, 90, 555, 906, 185, 159]
+SEEDS += [1017, 1388, 86, 37, 50, 178, 245, 781, 871, 91, 163, 451, 562, 9, 19, 21]
+if os.environ.get("HYPOTHESIS_PROFILE") == "night":
+    SEEDS = [*range(2000)]
 
 
 def values_and_gradient(f, *args):
@@ -881,28 +869,23 @@ def values_and_gradient(f, *args):
     return values, gradient
 
 
-@pytest.mark.parametrize("seeds", [range(k, k + 5) for k in range(0, 60, 5)], ids=lambda s: f"{s[0]}-{s[-1]}")
-def test_random_programs_and_their_gradients(seeds):
-    programs = {seed: random_program(seed) for seed in seeds}
+@pytest.mark.parametrize("seed", SEEDS)
+def test_random_program_and_its_gradient(seed):
+    kind, steps = random_program(seed)
 
     @jit
     def everything(traced, args):
-        found = {}
-        for seed, (kind, steps) in programs.items():
-            f = functools.partial(execute, kind, steps, *traced[seed], wrapped=True)
-            found[seed] = values_and_gradient(f, *args[seed])
-        return found
+        known = [(step.index[0], step.where[0]) for step in steps]
+        i, w = zip(*(known[k] if step.known else at(k, traced) for k, step in enumerate(steps)), strict=True)
+        return values_and_gradient(functools.partial(execute, kind, steps, i, w, wrapped=True), *args)
 
-    @in_numpy
-    def everything_by_model(args):
-        return {seed: values_and_gradient(by_model(seed, 0), *args[seed]) for seed in seeds}
-
-    args = {seed: at(0, arguments(seed)) for seed in seeds}
-    found = everything({seed: at(0, numbers(steps)) for seed, (_, steps) in programs.items()}, args)
-    assert_close(found, everything_by_model(args), rtol=1e-9, atol=1e-10)
+    args = at(0, arguments(seed))
+    found = everything(at(0, numbers(steps)), args)
+    wanted = in_numpy(lambda *args: values_and_gradient(by_model(seed, 0), *args))(*args)
+    assert_close(found, wanted, rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize("seed", range(0, 100, 16))
+@pytest.mark.parametrize("seed", SEEDS[::8])
 def test_random_program_batched_and_differentiated_twice(seed):
     kind, steps = random_program(seed)
     args = arguments(seed)
@@ -910,18 +893,19 @@ def test_random_program_batched_and_differentiated_twice(seed):
     @jit
     def everything(i, w, *args):
         def value(i, w, *args):
-            return scalar_of(execute(kind, steps, i, w, *args, wrapped=True))
+            results = execute(kind, steps, i, w, *args, wrapped=True)
+            return scalar_of(results), results
 
         def second(i, w, *args):
-            return jax.jvp(jax.grad(functools.partial(value, i, w), (0, 1)), args, args)
+            gradient = jax.grad(functools.partial(value, i, w), (0, 1), has_aux=True)
+            return jax.jvp(gradient, args, args, has_aux=True)
 
         def summed(*args):
-            return jax.vmap(value)(i, w, *args).sum()
+            return jax.vmap(value)(i, w, *args)[0].sum()
 
-        values = jax.vmap(functools.partial(execute, kind, steps))(i, w, *args)
-        return values, jax.vmap(second)(i, w, *args), jax.grad(summed, (0, 1))(*args)
+        return jax.vmap(second)(i, w, *args), jax.grad(summed, (0, 1))(*args)
 
-    values, (gradient, second), of_sum = everything(*numbers(steps), *args)
+    (gradient, second, values), of_sum = everything(*numbers(steps), *args)
     for k in range(BATCH):
 
         @in_numpy
