@@ -156,29 +156,6 @@ def test_a_donated_array_is_gone_and_says_so():
     assert "size=4" in repr(ta)
 
 
-def test_donating_a_version_leaves_the_older_ones():
-    first = made("static")
-    second = first.write(1, -1.0)
-    jax.jit(lambda ta: ta.write(0, -1.0), donate_argnums=0)(second)
-    assert rows(first) == [0, 10, 20, 30]
-    with pytest.raises(RuntimeError, match="donated to a jitted function"):
-        second.read(0)
-
-
-def test_an_error_leaves_the_array_as_it_was():
-    ta = made("limited")
-    for f in (
-        lambda: ta.write(0, np.int32(1)),
-        lambda: ta.write(0, [1.0, 2.0]),
-        lambda: ta.write(99, 1.0),
-        lambda: ta.scatter([0, 99], [1.0, 2.0]),
-        lambda: ta.unstack([1.0] * 99),
-    ):
-        with pytest.raises((TypeError, ValueError, IndexError)):
-            f()
-    assert rows(ta) == [0, 10, 20, 30]
-
-
 def test_capacity_doubles():
     ta, pointers = TensorArray(f64, size=0, dynamic_size=True, element_shape=()), []
     for i in range(1000):
@@ -189,17 +166,6 @@ def test_capacity_doubles():
     assert rows(ta) == list(range(1000))
 
 
-def test_gradients_of_eager_loops_are_right():
-    def f(xs):
-        ta = TensorArray(f64, size=4, element_shape=())
-        for i in range(4):
-            ta = ta.write(i, xs[i] * (ta.read(i - 1) if i else 1.0))
-        return ta.stack().sum()
-
-    xs = jnp.array([2.0, 3.0, 5.0, 7.0])
-    np.testing.assert_allclose(jax.grad(f)(xs), [1 + 3 + 15 + 105, 2 + 10 + 70, 6 + 42, 30])
-
-
 def test_without_the_hook_writes_copy_and_are_right(monkeypatch):
     monkeypatch.setattr(_compat, "executes_eagerly", lambda: False)
     ta = made("static")
@@ -208,15 +174,6 @@ def test_without_the_hook_writes_copy_and_are_right(monkeypatch):
     assert pointer(ta) != before
     assert rows(ta) == [1, 10, 20, 30]
     assert rows(first) == [0, 10, 20, 30]
-
-
-def test_it_works_with_jit_disabled():
-    with jax.disable_jit():
-        ta = made("growing")
-        first = ta
-        ta = ta.write(6, 1.0)
-        assert rows(ta) == [0, 10, 20, 30, 0, 0, 1]
-        assert rows(first) == [0, 10, 20, 30]
 
 
 # --- interrupts ------------------------------------------------------------------------------------------------
@@ -320,22 +277,3 @@ def test_a_write_takes_the_same_time_whatever_the_size():
         if ratios[-1] < 5:
             return
     raise AssertionError(f"a write into 100 times as many rows took {ratios} times as long")
-
-
-def test_appending_is_linear():
-    def seconds(n):
-        start = time.perf_counter()
-        ta = TensorArray(f64, size=0, dynamic_size=True, element_shape=(64,))
-        for _ in range(n):
-            ta = ta.append(x)
-        jax.block_until_ready(ta._version.newest())
-        return time.perf_counter() - start
-
-    x = jnp.ones(64)
-    ratios = []
-    for _ in range(5):
-        seconds(16_000)  # compiles for every capacity
-        ratios.append(seconds(16_000) / seconds(4000))
-        if ratios[-1] < 7:
-            return
-    raise AssertionError(f"4 times the rows took {ratios} times as long")
