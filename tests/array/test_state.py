@@ -97,11 +97,28 @@ def check(found, kind):
         assert_goes_on(found["seen"])
 
 
+#: name -> (a state, one of the same structure) -> the first, saved and restored
+WAYS = {
+    "pickle": lambda state, target: pickle.loads(pickle.dumps(state)),
+    "deepcopy": lambda state, target: copy.deepcopy(state),
+    # Gives NumPy arrays, and a TensorArray of them is one like any other.
+    "device_get": lambda state, target: jax.device_get(state),
+    "flax bytes": lambda state, target: flax().from_bytes(target, flax().to_bytes(state)),
+    "flax state dict": lambda state, target: flax().from_state_dict(target, flax().to_state_dict(state)),
+}
+
+
+def flax():
+    module = pytest.importorskip("flax.serialization", reason="flax is not installed")
+    register_with_flax()  # which does no harm once more
+    return module
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_pickle_and_deepcopy(kind):
+def test_a_state_is_restored_into_what_it_was(kind, way):
     state = train_state(kind)
-    check(pickle.loads(pickle.dumps(state)), kind)
-    check(copy.deepcopy(state), kind)
+    check(WAYS[way](state, emptied(state)), kind)
 
 
 def test_a_deep_copy_is_a_copy():
@@ -109,12 +126,6 @@ def test_a_deep_copy_is_a_copy():
     other = copy.deepcopy(ta)
     jax.jit(lambda ta: ta.write(0, ROWS[1]), donate_argnums=0)(ta)
     np.testing.assert_array_equal(other.stack(), ROWS)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_state_on_the_host(kind):
-    """`jax.device_get` gives NumPy arrays, and a TensorArray of them is one like any other."""
-    check(jax.device_get(train_state(kind)), kind)
 
 
 @pytest.mark.parametrize("kind", [limited, limited_in_jit, pytree_rows_limited])
@@ -127,38 +138,16 @@ def test_a_file_has_the_rows_and_nothing_else_that_was_in_memory(kind):
             assert not np.asarray(leaf)[len(ta) :].any()
 
 
-# --- flax ------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def serialization():
-    module = pytest.importorskip("flax.serialization", reason="flax is not installed")
-    register_with_flax()
-    register_with_flax()  # once more does no harm
-    return module
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_flax_bytes(kind, serialization):
-    state = train_state(kind)
-    check(serialization.from_bytes(emptied(state), serialization.to_bytes(state)), kind)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_flax_state_dict(kind, serialization):
-    state = train_state(kind)
-    check(serialization.from_state_dict(emptied(state), serialization.to_state_dict(state)), kind)
-
-
-def test_a_flax_state_dict_names_rows_and_size(serialization):
-    found = serialization.to_state_dict(limited())
+def test_a_flax_state_dict_names_rows_and_size():
+    found = flax().to_state_dict(limited())
     assert set(found) == {"rows", "size"}
     assert found["size"] == 2
     np.testing.assert_array_equal(found["rows"], np.concatenate([ROWS[:2], np.zeros((14, 8))]))
-    assert set(serialization.to_state_dict(pytree_rows())["rows"]) == {"loss", "hidden"}
+    assert set(flax().to_state_dict(pytree_rows())["rows"]) == {"loss", "hidden"}
 
 
-def test_flax_does_not_restore_what_has_another_structure(serialization):
+def test_flax_does_not_restore_what_has_another_structure():
+    serialization = flax()
     with pytest.raises(ValueError, match=r"restored from \['rows', 'size'\], but what was saved has \['rows'\]"):
         serialization.from_bytes(limited(), serialization.to_bytes(static()))
     with pytest.raises(ValueError, match=r"restored from \[\], but what was saved has \['rows'\]"):
