@@ -121,22 +121,14 @@ def read_all(ta, indices):
 # --- write and read --------------------------------------------------------------------------------------------
 
 
-@gives(([[4.0, 5.0]], [[1.0]], -3.0), of=([[4.0, 5.0]], [[1.0]], -3.0))
-def test_rows_of_different_shapes_are_read_as_they_were_written(x0, x1, x2):
-    """WriteRead."""
-    ta = TensorArray(np.float32, tensor_array_name="foo", size=3, infer_shape=False)
-    w0 = ta.write(0, x0)
-    w1 = w0.write(1, x1)
-    return read_all(w1.write(2, x2), range(3))
-
-
-@gives(([[4.0, 5.0]], [[1.0]], -3.0))
-def test_lists_and_python_scalars_are_rows():
-    """WriteRead: the values as its source writes them."""
-    ta = TensorArray(np.float32, tensor_array_name="foo", size=3, infer_shape=False)
-    found = read_all(ta.write(0, [[4.0, 5.0]]).write(1, [[1.0]]).write(2, -3.0), range(3))
-    assert [x.dtype for x in found] == [np.float32] * 3
-    return found
+@gives(([[4.0, 5.0]], [[1.0]], -3.0) * 2, of=([[4.0, 5.0]], [[1.0]], -3.0))
+def test_rows_of_different_shapes_are_read_as_they_were_written(*xs):
+    """WriteRead; the second time with the values as its source writes them."""
+    tas = [TensorArray(np.float32, tensor_array_name="foo", size=3, infer_shape=False)] * 2
+    for i, value in enumerate(([[4.0, 5.0]], [[1.0]], -3.0)):
+        tas = [tas[0].write(i, xs[i]), tas[1].write(i, value)]
+    assert [tas[1].read(i).dtype for i in range(3)] == [np.float32] * 3
+    return read_all(tas[0], range(3)) + read_all(tas[1], range(3))
 
 
 @gives(([[4.0, 5.0]], [[1.0, 3.0]], [[7.0, -8.5]]), of=(np.arange(3),))
@@ -210,47 +202,35 @@ def test_rows_without_elements_are_stacked_too(empty):
     return ta.write(0, empty).write(1, empty).write(2, empty).stack()
 
 
-UNWRITTEN = (
-    [[0.0, 0.0]],
-    [[[0.0, 0.0]], [[4.0, 5.0]], [[0.0, 0.0]]],
-    [[0.0, 0.0], [4.0, 5.0], [0.0, 0.0]],
+@gives(
+    ([[0.0, 0.0]], [[[0.0, 0.0]], [[4.0, 5.0]], [[0.0, 0.0]]], [[0.0, 0.0], [4.0, 5.0], [0.0, 0.0]]) * 2,
+    of=([[4.0, 5.0]],),
 )
-
-
-@gives(UNWRITTEN, of=([[4.0, 5.0]],))
-def test_unwritten_rows_of_a_known_shape_are_zeros(x):
-    """ReadOrPackNotAllValuesAvailableFillsZeros."""
-    ta = TensorArray(np.float32, tensor_array_name="foo", size=3, element_shape=[1, 2])
-    return ta.read(0), ta.write(1, x).stack(), ta.write(1, x).concat()
-
-
-@gives(UNWRITTEN, of=([[4.0, 5.0]],))
-def test_unwritten_rows_of_an_inferred_shape_are_zeros(x):
-    """ReadOrPackNotAllValuesAvailableInferShapeFillsZeros, ReadUninitializedInferShapeFillsZeros."""
+def test_unwritten_rows_of_a_known_or_inferred_shape_are_zeros(x):
+    """ReadOrPackNotAllValuesAvailable{,InferShape}FillsZeros, ReadUninitializedInferShapeFillsZeros."""
+    known = TensorArray(np.float32, tensor_array_name="foo", size=3, element_shape=[1, 2])
     w = TensorArray(np.float32, tensor_array_name="foo", size=3).write(1, x)
-    return w.read(0), w.stack(), w.concat()
+    return known.read(0), known.write(1, x).stack(), known.write(1, x).concat(), w.read(0), w.stack(), w.concat()
 
 
 @gives(
-    [[4.0, 5.0], [104.0, 105.0], [204.0, 205.0], [6.0, 7.0], [106.0, 107.0], [8.0, 9.0]],
-    of=([[4.0, 5.0], [104.0, 105.0], [204.0, 205.0]], [[6.0, 7.0], [106.0, 107.0]], [[8.0, 9.0]]),
+    (
+        [[4.0, 5.0], [104.0, 105.0], [204.0, 205.0], [6.0, 7.0], [106.0, 107.0], [8.0, 9.0]],
+        [[4.0, 5.0], [104.0, 105.0], [6.0, 7.0], [106.0, 107.0], [8.0, 9.0], [204.0, 205.0]],
+    ),
+    of=(
+        *([[4.0, 5.0], [104.0, 105.0], [204.0, 205.0]], [[6.0, 7.0], [106.0, 107.0]], [[8.0, 9.0]]),
+        *([[4.0, 5.0], [104.0, 105.0]], [[6.0, 7.0], [106.0, 107.0]], [[8.0, 9.0], [204.0, 205.0]]),
+    ),
     dtypes=DTYPES,
 )
-def test_concat_joins_rows_of_different_lengths(dtype, x0, x1, x2):
-    """WriteConcat."""
-    ta = TensorArray(dtype, tensor_array_name="foo", size=3, infer_shape=False)
-    return ta.write(0, x0).write(1, x1).write(2, x2).concat()
-
-
-@gives(
-    [[4.0, 5.0], [104.0, 105.0], [6.0, 7.0], [106.0, 107.0], [8.0, 9.0], [204.0, 205.0]],
-    of=([[4.0, 5.0], [104.0, 105.0]], [[6.0, 7.0], [106.0, 107.0]], [[8.0, 9.0], [204.0, 205.0]]),
-    dtypes=DTYPES,
-)
-def test_concat_joins_rows_of_one_length(dtype, x0, x1, x2):
-    """WriteConcat of the XLA tests."""
-    ta = TensorArray(dtype, tensor_array_name="foo", size=3)
-    return ta.write(0, x0).write(1, x1).write(2, x2).concat()
+def test_concat_joins_rows(dtype, *rows):
+    """WriteConcat, here and of the XLA tests."""
+    different = TensorArray(dtype, tensor_array_name="foo", size=3, infer_shape=False)
+    equal = TensorArray(dtype, tensor_array_name="foo", size=3)
+    for i in range(3):
+        different, equal = different.write(i, rows[i]), equal.write(i, rows[3 + i])
+    return different.concat(), equal.concat()
 
 
 @gives([1, 1, 1, 8, 9, 8, 9, 8, 9], of=tuple(np.array(x, np.int32) for x in ([1], [8], [], [9])))
@@ -308,18 +288,12 @@ def test_a_tensorarray_can_be_unstacked_into_again_with_another_shape(*xs):
 PAIRS = [[1.0, 101.0], [2.0, 201.0], [3.0, 301.0]]
 
 
-@gives((PAIRS[:2], np.zeros((0, 2)), PAIRS[2:]), of=(PAIRS,), dtypes=DTYPES)
-def test_split_makes_rows_of_different_lengths(dtype, x):
-    """SplitRead."""
-    ta = TensorArray(dtype, tensor_array_name="foo", size=3, infer_shape=False)
-    return read_all(ta.split(x, lengths=[2, 0, 1]), range(3))
-
-
-@gives((PAIRS[:1], PAIRS[1:2], PAIRS[2:]), of=(PAIRS,), dtypes=DTYPES)
-def test_split_makes_rows_of_one_length(dtype, x):
-    """SplitRead of the XLA tests."""
-    ta = TensorArray(dtype, tensor_array_name="foo", size=3)
-    return read_all(ta.split(x, lengths=np.array([1, 1, 1])), range(3))
+@gives((PAIRS[:2], np.zeros((0, 2)), PAIRS[2:], PAIRS[:1], PAIRS[1:2], PAIRS[2:]), of=(PAIRS,), dtypes=DTYPES)
+def test_split_makes_rows_of_different_lengths_or_of_one(dtype, x):
+    """SplitRead, here and of the XLA tests."""
+    ragged = TensorArray(dtype, tensor_array_name="foo", size=3, infer_shape=False).split(x, lengths=[2, 0, 1])
+    even = TensorArray(dtype, tensor_array_name="foo", size=3).split(x, lengths=np.array([1, 1, 1]))
+    return read_all(ragged, range(3)) + read_all(even, range(3))
 
 
 @gives(([1.0, 2.0], [], [3.0], [], [], [], [1.0], [2.0], [3.0], [], [], []), of=([1.0, 2.0, 3.0], []))
@@ -327,8 +301,8 @@ def test_vectors_are_split_too(vector, empty):
     """SplitRead, here and of the XLA tests."""
     ragged = TensorArray(np.float32, tensor_array_name="foo", size=3, infer_shape=False)
     even = TensorArray(np.float32, tensor_array_name="foo", size=3)
-    halves = [(ragged, vector, [2, 0, 1]), (ragged, empty, [0] * 3), (even, vector, [1] * 3), (even, empty, [0] * 3)]
-    return tuple(row for ta, x, lengths in halves for row in read_all(ta.split(x, lengths), range(3)))
+    cases = [(ragged, vector, [2, 0, 1]), (ragged, empty, [0] * 3), (even, vector, [1] * 3), (even, empty, [0] * 3)]
+    return tuple(row for ta, x, lengths in cases for row in read_all(ta.split(x, lengths), range(3)))
 
 
 @gives([[1.0, -1.0]], of=([[1.0, -1.0], [2.0, -2.0], [3.0, -3.0]],))
@@ -364,21 +338,9 @@ def test_scatter_leaves_the_other_rows_alone():
     dtypes=DTYPES,
 )
 def test_scattered_rows_are_read_at_indices_known_when_the_program_runs(dtype, indices, value, id0, id1):
-    """ScatterRead of the XLA tests."""
+    """ScatterRead of the XLA tests; Int64GPU, ScatterBfloat16GPU."""
     w = TensorArray(dtype, tensor_array_name="foo", size=10).scatter(indices, value)
     return w.read(id0), w.read(id1)
-
-
-@gives((-3, 100), of=([-3, 100],), dtypes=[np.int64])
-def test_integers_of_64_bits_are_scattered(dtype, value):
-    """Int64GPU."""
-    return read_all(TensorArray(dtype, size=2).scatter([0, 1], value), range(2))
-
-
-@gives([0.0, 0.0, 0.0, 1.0, 1.0], of=([1.0, 1.0],), dtypes=[jnp.bfloat16])
-def test_bfloat16_is_scattered(dtype, value):
-    """ScatterBfloat16GPU."""
-    return TensorArray(dtype, tensor_array_name="foo", size=5).scatter(indices=[3, 4], value=value).stack()
 
 
 @gives((0, np.zeros((0, 3, 5)), np.zeros((0, 5))), of=(np.zeros((0, 3, 5), np.float32),))
@@ -590,19 +552,14 @@ def test_identity_keeps_dtype_rows_and_size():
 # --- growing ---------------------------------------------------------------------------------------------------
 
 
-@gives(([[4.0, 5.0]], [[1.0]], -3.0, 3, 0))
-def test_rows_of_different_shapes_grow_one_by_one():
-    """TensorGradArrayDynamicWriteRead, its forward half."""
+@gives(([[4.0, 5.0]], [[1.0]], -3.0, [[4.0]], [[1.0]], [[-3.0]], 3, 0, 3))
+def test_rows_grow_one_by_one():
+    """TensorGradArrayDynamicWriteRead, its forward half, with rows of different shapes; and of the XLA tests."""
     ta = growing(3, tensor_array_name="foo", infer_shape=False)
     w2 = ta.write(0, [[4.0, 5.0]]).write(1, [[1.0]]).write(2, -3.0)
-    return (*read_all(w2, range(3)), w2.size(), ta.size())
-
-
-@gives(([[4.0]], [[1.0]], [[-3.0]], 3))
-def test_rows_of_one_shape_grow_one_by_one():
-    """TensorGradArrayDynamicWriteRead of the XLA tests."""
-    w2 = growing(3).write(0, [[4.0]]).write(1, [[1.0]]).write(2, [[-3.0]])
-    return (*read_all(w2, range(3)), w2.size())
+    of_one_shape = growing(3).write(0, [[4.0]]).write(1, [[1.0]]).write(2, [[-3.0]])
+    rows = read_all(w2, range(3)) + read_all(of_one_shape, range(3))
+    return (*rows, w2.size(), ta.size(), of_one_shape.size())
 
 
 @gives(([1.0, -1.0], [10.0, -10.0], [0.0, 0.0], 9), of=([[1.0, -1.0], [10.0, -10.0]],))
@@ -619,63 +576,50 @@ def test_growth_after_unstack_and_split(x):
     return ta.unstack(x).write(3, 4.0).stack(), ta.split(x, [1, 1, 1]).write(3, [4.0]).concat()
 
 
-@gives([1, 2, 5, 10, 17])
-def test_a_python_loop_grows_a_tensorarray():
-    """WhileLoopDynamicSizeZeroXla, eagerly a Python loop in TensorFlow as well."""
-    ta = growing(5, np.int32)
+@gives(([1, 2, 5, 10, 17], [1, 2, 5, 10, 17], 5))
+def test_a_loop_grows_a_tensorarray():
+    """WhileLoopDynamicSizeZeroXla; eagerly a Python loop in TensorFlow as well."""
+    by_python = growing(5, np.int32)
     for i in range(5):
-        ta = ta.write(i, i**2 + 1)
-    return ta.stack()
-
-
-@gives(([1, 2, 5, 10, 17], 5))
-def test_a_while_loop_grows_a_tensorarray():
-    """WhileLoopDynamicSizeZeroXla."""
-    ta = TensorArray(np.int32, size=0, dynamic_size=True, element_shape=(), max_size=5)
+        by_python = by_python.write(i, i**2 + 1)
     _, ta = lax.while_loop(
         lambda carry: carry[0] < 5,
         lambda carry: (carry[0] + 1, carry[1].write(carry[0], jnp.square(carry[0]) + 1)),
-        (jnp.int32(0), ta),
+        (jnp.int32(0), TensorArray(np.int32, size=0, dynamic_size=True, element_shape=(), max_size=5)),
     )
-    return ta.stack(), ta.size()
+    return by_python.stack(), ta.stack(), ta.size()
 
 
 # --- gradients -------------------------------------------------------------------------------------------------
 
 
-def written_and_read(dtype, value_0, value_1):
-    ta = TensorArray(dtype, tensor_array_name="foo", size=3, infer_shape=False)
-    w1 = ta.write(0, value_0).write(1, value_1)
-    return w1.read(0), w1.read(0), w1.read(1)
-
-
 @pytest.mark.parametrize(
-    ("grad_ys", "gradients"),
+    ("grad_ys", "gradients", "dtypes"),
     [
-        (([[2.0, 3.0]], [[0.0, 0.0]], 0.0), ([[2.0, 3.0]], 0.0)),
-        (([[2.0, 3.0]], [[1.0, -1.0]], 0.0), ([[3.0, 2.0]], 0.0)),
-        (([[0.0, 0.0]], [[0.0, 0.0]], -2.0), ([[0.0, 0.0]], -2.0)),
-        (([[2.0, 3.0]], [[1.0, -1.0]], -2.0), ([[3.0, 2.0]], -2.0)),
+        (([[2.0, 3.0]], [[0.0, 0.0]], 0.0), ([[2.0, 3.0]], 0.0), [np.float32]),
+        (([[2.0, 3.0]], [[1.0, -1.0]], 0.0), ([[3.0, 2.0]], 0.0), [np.float32]),
+        (([[0.0, 0.0]], [[0.0, 0.0]], -2.0), ([[0.0, 0.0]], -2.0), [np.float32]),
+        (([[2.0, 3.0]], [[1.0, -1.0]], -2.0), ([[3.0, 2.0]], -2.0), FLOATS_AND_COMPLEX),
+        (([[2.0, 3.0]], [[1.0, -1.0]], [[-2.0, -10.0]]), ([[3.0, 2.0]], [[-2.0, -10.0]]), FLOATS_AND_COMPLEX),
     ],
 )
-def test_the_gradient_of_reads_goes_to_the_row_written(mode, grad_ys, gradients):
-    """GradientWriteRead."""
-    dtypes = FLOATS_AND_COMPLEX if grad_ys[-1] and grad_ys[1] != [[0.0, 0.0]] else [np.float32]
-    values = [[4.0, 5.0]], 3.0
-    gives(None, of=values, grad_ys=grad_ys, gradients=gradients, dtypes=dtypes)(written_and_read)(mode)
+def test_the_gradient_of_reads_goes_to_the_row_written(mode, grad_ys, gradients, dtypes):
+    """GradientWriteRead; the last is that of the XLA tests, with rows of one shape."""
+    infer_shape = isinstance(gradients[1], list)
 
+    @gives(
+        None,
+        of=([[4.0, 5.0]], [[3.0, 3.5]] if infer_shape else 3.0),
+        grad_ys=grad_ys,
+        gradients=gradients,
+        dtypes=dtypes,
+    )
+    def test(dtype, value_0, value_1):
+        ta = TensorArray(dtype, tensor_array_name="foo", size=3, infer_shape=infer_shape)
+        w1 = ta.write(0, value_0).write(1, value_1)
+        return w1.read(0), w1.read(0), w1.read(1)
 
-@gives(
-    None,
-    of=([[4.0, 5.0]], [[3.0, 3.5]]),
-    grad_ys=([[2.0, 3.0]], [[1.0, -1.0]], [[-2.0, -10.0]]),
-    gradients=([[3.0, 2.0]], [[-2.0, -10.0]]),
-    dtypes=FLOATS_AND_COMPLEX,
-)
-def test_the_gradient_of_reads_of_rows_of_one_shape(dtype, value_0, value_1):
-    """GradientWriteRead of the XLA tests."""
-    w1 = TensorArray(dtype, tensor_array_name="foo", size=3).write(0, value_0).write(1, value_1)
-    return w1.read(0), w1.read(0), w1.read(1)
+    test(mode)
 
 
 @gives(None, of=(3.0, 4.0), grad_ys=(3.0, 4.0, 5.0), gradients=(0.0, 12.0), dtypes=FLOATS_AND_COMPLEX)
@@ -920,30 +864,23 @@ def test_the_gradient_goes_back_through_two_loops_in_a_row(x):
     return lax.fori_loop(5, 100, lambda i, acc: acc.write(i, 0.0), acc).stack()
 
 
-@gives(np.zeros((10, 1, 1)))
-def test_a_loop_in_python_infers_the_shape():
-    """ShapeAfterWhileLoop, as eager TensorFlow runs it."""
-    ta = TensorArray(np.float32, size=10)
+@gives((np.zeros((10, 1, 1)),) * 2)
+def test_a_loop_in_python_infers_the_shape_and_one_in_jax_wants_it_stated():
+    """ShapeAfterWhileLoop, as eager TensorFlow runs it, and where TensorFlow infers it from the body."""
+    by_python = TensorArray(np.float32, size=10)
     for i in range(10):
-        ta = ta.write(i, [[0.0]])
-    assert ta.element_shape == (1, 1)
-    return ta.stack()
+        by_python = by_python.write(i, [[0.0]])
 
-
-@gives(np.zeros((10, 1, 1)))
-def test_a_loop_in_jax_wants_the_shape_stated():
-    """ShapeAfterWhileLoop, where TensorFlow infers it from the body."""
-
-    def f(**options):
+    def by_jax(**options):
         start = jnp.int32(0), TensorArray(np.float32, size=10, **options)
         step = lambda carry: (carry[0] + 1, carry[1].write(carry[0], [[0.0]]))  # noqa: E731
         return lax.while_loop(lambda carry: carry[0] < 10, step, start)[1]
 
     with pytest.raises(TypeError, match="element_shape"):
-        f()
-    ta = f(element_shape=[1, 1])
-    assert ta.element_shape == (1, 1)
-    return ta.stack()
+        by_jax()
+    ta = by_jax(element_shape=[1, 1])
+    assert by_python.element_shape == ta.element_shape == (1, 1)
+    return by_python.stack(), ta.stack()
 
 
 @gives(6.0, of=([1.0, 2.0, 3.0],))
@@ -957,18 +894,18 @@ def test_a_while_loop_sums_the_rows_of_a_tensorarray_that_it_closes_over(x):
 # --- cond, closures, functions ---------------------------------------------------------------------------------
 
 
-@gives(([5.0], [10.0]), of=(np.array(True), np.array(False)))
-def test_each_branch_of_a_cond_writes_the_tensorarray_it_closes_over(*preds):
-    """CondAndTensorArrayInDefun, CondAndTensorArrayInDefun_constFolding of cond_test.py."""
-    ta = TensorArray(np.float32, size=1)
-    return tuple(lax.cond(taken, lambda: ta.write(0, 5.0), lambda: ta.write(0, 10.0)).stack() for taken in preds)
-
-
-@gives(([5.0], [0.0]), of=(np.array(True), np.array(False)))
-def test_one_branch_of_a_cond_writes_and_the_other_does_not(*preds):
-    """CondAndTensorArrayInDefun with one of its writes."""
-    ta = TensorArray(np.float32, size=1, element_shape=())
-    return tuple(lax.cond(taken, lambda ta: ta.write(0, 5.0), lambda ta: ta, ta).stack() for taken in preds)
+@gives(([5.0], [5.0], [10.0], [0.0]), of=(np.array(True), np.array(False)))
+def test_the_branches_of_a_cond_write_a_tensorarray_or_do_not(*preds):
+    """CondAndTensorArrayInDefun{,_constFolding} of cond_test.py: closed over, and with one of the writes."""
+    closed, ta = (TensorArray(np.float32, size=1, element_shape=shape) for shape in (None, ()))
+    return tuple(
+        after.stack()
+        for taken in preds
+        for after in (
+            lax.cond(taken, lambda: closed.write(0, 5.0), lambda: closed.write(0, 10.0)),
+            lax.cond(taken, lambda ta: ta.write(0, 5.0), lambda ta: ta, ta),
+        )
+    )
 
 
 @gives([10.0], of=(np.array(1),))
