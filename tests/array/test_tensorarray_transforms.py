@@ -141,10 +141,12 @@ METHODS: dict[str, Any] = {
     "pop": lambda kind, ta, i, v, w: ta.pop(),
     "pop_masked": pop_masked,
     "pop_append": lambda kind, ta, i, v, w: (ta.pop()[0].append(as_rows(kind, v)), ta.pop()[1]),
+    # Rows that were taken away are zeros again, and have no gradient, if a row past them is written.
+    "pop_write": lambda kind, ta, i, v, w: (ta.pop()[0].pop()[0].write(i, as_rows(kind, v)), ()),
     "identity": identity,
     "old_version": old_version,
 }
-GROWING = ["append", "append_where", "append_drop", "pop", "pop_masked", "pop_append"]
+GROWING = ["append", "append_where", "append_drop", "pop", "pop_masked", "pop_append", "pop_write"]
 READING = ["read", "read_masked", "gather", "gather_masked"]
 FILLING = ["unstack", "split"]
 MASKED = ["write_where", "write_drop", "read_masked", "gather_masked", "scatter_masked"]
@@ -532,7 +534,7 @@ def one_step_by_model(kind, k):
 
 
 #: The methods for which it does not matter whether that operand is batched.
-WITHOUT = {"array": [], "index": [*GROWING, *FILLING], "value": [*READING, "pop"]}
+WITHOUT = {"array": [], "index": [*GROWING[:-1], *FILLING], "value": [*READING, "pop"]}
 
 
 #: Of array, index and value; that all three are batched along their first axis is tested above.
@@ -777,7 +779,7 @@ def random_program(seed):
     limit = MAX_SIZE if kind.dynamic else SIZE
     sizes, steps = [np.full(BATCH, SIZE)], []
     while len(steps) < LENGTH:
-        method = str(rng.choice([m for m in methods(kind) if m not in ("pop_append", "old_version")]))
+        method = str(rng.choice([m for m in methods(kind) if m not in ("pop_append", "pop_write", "old_version")]))
         version = len(sizes) - 1 if rng.random() < 0.6 else int(rng.integers(len(sizes)))
         size = sizes[version]
         if (method in ("append", "append_where", "pop_masked") and size.max() == MAX_SIZE) or (
