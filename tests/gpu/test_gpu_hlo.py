@@ -21,7 +21,7 @@ from in_place import assert_no_whole_buffer_operation
 
 from jax_tensorarray import ta_add
 from jax_tensorarray._hlo import text as hlo_text
-from jax_tensorarray._lowering.mlir import PREFIX
+from jax_tensorarray._lowering.calls import PREFIX
 from jax_tensorarray._selfcheck.programs import programs
 
 pytestmark = pytest.mark.skipif(bool(gpu_hlo.why_not()), reason=gpu_hlo.why_not())

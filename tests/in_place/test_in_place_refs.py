@@ -101,7 +101,7 @@ def test_refs_and_their_derivatives_are_in_place(f):
     want = jit(lambda b: [derived(plain)(b) for derived in (jax.jit, jax.grad, forward_mode) for _ in range(2)])(b)
     assert_close(program(b), want)
     if f is not nested:  # of which each outer step begins with a new buffer
-        assert not hlo_text.loop_copies(program.as_text(), b.nbytes)
+        assert not hlo_text.copies_in_loops(program.as_text(), b.nbytes)
     batched = jax.vmap, lambda f: jax.vmap(jax.grad(f))
     several = jnp.stack([b, 2 * b])
     got = jit(lambda b: [[g(b) for g in either_order(derived, f)] for derived in batched])(several)
@@ -208,7 +208,7 @@ def test_a_rule_of_its_own_with_refs_inside_stays_a_rule():
     for ours in either_order(jax.grad, f):
         program = compiled(ours, rows())
         assert_close(program(rows()), want)
-        assert not hlo_text.loop_copies(program.as_text(), rows().nbytes)
+        assert not hlo_text.copies_in_loops(program.as_text(), rows().nbytes)
 
 
 def test_a_number_of_python_that_a_loop_passes_on():

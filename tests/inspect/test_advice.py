@@ -320,9 +320,9 @@ def test_an_index_from_data_costs_about_as_much_as_one_that_the_loop_counts(tran
     """In operations an iteration."""
     x, at = jnp.ones((4000, 4), jnp.float32), jnp.arange(4000, dtype=jnp.int32)
     hlo = [hlo_text.optimized_hlo(transform(functools.partial(chain, of_data)), x, at) for of_data in (True, False)]
-    from_data, counted = ([op for op in hlo_text.loop_operations(text) if op.opcode not in FREE] for text in hlo)
+    from_data, counted = ([op for op in hlo_text.operations_in_loops(text) if op.opcode not in FREE] for text in hlo)
     assert 0 < len(from_data) <= 2 * len(counted), from_data
-    assert hlo_text.loop_whole_buffer_operations(hlo[0], x.nbytes) == []
+    assert hlo_text.whole_buffer_operations_in_loops(hlo[0], x.nbytes) == []
 
 
 def test_each_advice_is_tried():

@@ -155,9 +155,9 @@ def test_a_slice_that_starts_early_and_a_fused_call_that_updates_an_operand_touc
 
 
 def test_text_without_a_loop_has_no_loop_operations():
-    assert list(hlo_text.loop_operations("")) == []
-    assert list(hlo_text.loop_operations(hlo_text.optimized_hlo(lambda x: x + 1, X))) == []
-    assert hlo_text.loop_copies(LOOP.replace("body=", "calls="), BUFFER) == []
+    assert list(hlo_text.operations_in_loops("")) == []
+    assert list(hlo_text.operations_in_loops(hlo_text.optimized_hlo(lambda x: x + 1, X))) == []
+    assert hlo_text.copies_in_loops(LOOP.replace("body=", "calls="), BUFFER) == []
 
 
 @pytest.mark.parametrize(
@@ -201,9 +201,9 @@ def gradient_of_a_plain_write(x):
 )
 def test_operations_on_a_whole_buffer_are_found_and_copies_are_some_of_them(loop, copies, operations):
     hlo = hlo_text.optimized_hlo(loop, X)
-    assert list(hlo_text.loop_operations(hlo))
-    assert bool(hlo_text.loop_copies(hlo, X.nbytes)) == copies
-    assert bool(hlo_text.loop_whole_buffer_operations(hlo, X.nbytes)) == operations
+    assert list(hlo_text.operations_in_loops(hlo))
+    assert bool(hlo_text.copies_in_loops(hlo, X.nbytes)) == copies
+    assert bool(hlo_text.whole_buffer_operations_in_loops(hlo, X.nbytes)) == operations
 
 
 def test_copies_inside_a_branch_and_an_inner_loop_of_a_loop_are_found():

@@ -171,7 +171,7 @@ def test_our_programs_are_in_place_and_plain_ones_are_found_where_their_loops_ha
     x = np.ones((50, 8), np.float32)
     assert loop_copies(jax.grad(programs[name].with_ops(ours)), x) == []
     with_plain = jax.grad(programs[name].with_ops(plain))
-    copies = hlo_text.loop_whole_buffer_operations(in_place.compiled(with_plain, x).as_text(), x.nbytes)
+    copies = hlo_text.whole_buffer_operations_in_loops(in_place.compiled(with_plain, x).as_text(), x.nbytes)
     assert bool(loop_copies(with_plain, x)) == bool(copies)
 
 

@@ -332,7 +332,7 @@ def test_to_choose_takes_work_in_proportion_to_the_program(start, monkeypatch):
         finally:
             sys.setprofile(None)
 
-    monkeypatch.setattr(ordering, "use_slices", counted)
+    monkeypatch.setattr(pipeline, "use_slices", counted)
     for steps in (50, 200):
         jax.jit(unrolled(steps, start)).lower(np.zeros((8, 2), np.float32), 3)
     assert 0 < called[50] < called[200] < 5 * called[50]

@@ -23,9 +23,9 @@ def assert_in_place(f, args_of, length=2000):
 
 def assert_no_whole_buffer_operation(hlo, num_bytes):
     """No loop body in a text of optimised HLO copies, or otherwise makes anew, that many bytes."""
-    copies = hlo_text.loop_copies(hlo, num_bytes)
+    copies = hlo_text.copies_in_loops(hlo, num_bytes)
     assert not copies, f"copies of the whole buffer in a loop: {copies}"
-    others = hlo_text.loop_whole_buffer_operations(hlo, num_bytes)
+    others = hlo_text.whole_buffer_operations_in_loops(hlo, num_bytes)
     assert not others, f"operations on the whole buffer in a loop: {others}"
 
 
