@@ -107,14 +107,14 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
         is_extended = jnp.issubdtype(dtype, jax.dtypes.extended)
         found = np.dtype(np.bool_ if is_extended else jax.dtypes.canonicalize_dtype(dtype))
     except TypeError as error:
-        raise TypeError(f"TensorArray: dtype must be one of numbers or bool, got {dtype!r}") from error
+        raise TypeError(f"TensorArray: dtype must be a number type or bool, got {dtype!r}") from error
     if is_extended:
         raise TypeError(
-            f"TensorArray: dtype must be one of numbers, got {dtype}; for random keys use jax.random.key_data and "
+            f"TensorArray: dtype must be a number type, got {dtype}; for random keys use jax.random.key_data and "
             "jax.random.wrap_key_data"
         )
     if not (jnp.issubdtype(found, jnp.number) or found == np.bool_):
-        raise TypeError(f"TensorArray: dtype must be one of numbers or bool, got {dtype!r}")
+        raise TypeError(f"TensorArray: dtype must be a number type or bool, got {dtype!r}")
     return found
 
 
@@ -167,7 +167,9 @@ def as_rows(op: str, value: Any, dtype: Any = None) -> Array:
         if dtype is not None and value.dtype == dtype and not value.weak_type:
             return value
         if jnp.issubdtype(value.dtype, jax.dtypes.extended):
-            raise TypeError(f"{op}: value must be made of numbers, got keys; jax.random.key_data makes numbers of them")
+            raise TypeError(
+                f"{op}: value must be made of numbers, got keys; jax.random.key_data converts them to numbers"
+            )
         if dtype is None and not value.weak_type:
             return value
     if isinstance(value, np.ndarray):

@@ -191,7 +191,7 @@ def check_inverse_type(op: str, found: Any, wanted: Any) -> None:
 
     if described(found) != described(wanted):
         raise TypeError(
-            f"{op}: inverse must give what body_fun gives, {described(wanted)}, but gives {described(found)}"
+            f"{op}: inverse must return what body_fun returns, {described(wanted)}, but returns {described(found)}"
         )
 
 

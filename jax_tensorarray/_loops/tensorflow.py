@@ -71,7 +71,7 @@ def tf_while_loop(
             after = (after,)
         if not isinstance(after, tuple | list) or len(after) != number:
             given = f"{len(after)}" if isinstance(after, tuple | list) else type(after).__name__
-            raise TypeError(f"tf_while_loop: body must give {number} variables, but gives {given}")
+            raise TypeError(f"tf_while_loop: body must return {number} variables, but returns {given}")
         return tuple(after)
 
     _check_maximum_iterations(maximum_iterations)

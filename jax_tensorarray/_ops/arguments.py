@@ -73,7 +73,7 @@ def _as_array(op: str, name: str, x: Any, allowed: str) -> Array:
 def _refuse_keys(op: str, name: str, dtype: Any) -> None:
     if not isinstance(dtype, np.dtype):
         raise TypeError(
-            f"{op}: {name} must be of numbers or bool, got dtype {dtype}; for random keys use jax.random.key_data and "
+            f"{op}: {name} must hold numbers or bools, got dtype {dtype}; for random keys use jax.random.key_data and "
             "jax.random.wrap_key_data"
         )
 
@@ -229,7 +229,7 @@ def as_value(
     """Return a value of the buffer's dtype and of shape `[*batch, *I, *elem]`; `index_shape` is `[*batch, *I]`."""
     allowed = "an array or a number"
     if isinstance(value, list | tuple):
-        raise TypeError(_must_be(op, "value", value, allowed) + "; jnp.asarray makes one of it")
+        raise TypeError(_must_be(op, "value", value, allowed) + "; convert it with jnp.asarray")
     if not (isinstance(value, (*_NUMBERS, np.ndarray, np.generic)) and is_array_like(value)):
         value = _as_array(op, "value", value, allowed)
         _refuse_keys(op, "value", value.dtype)
@@ -289,7 +289,7 @@ def as_dtype(op: str, dtype: Any) -> Any:
     try:
         found = jnp.zeros((), dtype).dtype
     except (TypeError, ValueError) as error:
-        raise TypeError(f"{op}: dtype must be one of numbers or bool, got {_short.repr(dtype)}") from error
+        raise TypeError(f"{op}: dtype must be a number type or bool, got {_short.repr(dtype)}") from error
     _refuse_keys(op, "dtype", found)
     return found
 

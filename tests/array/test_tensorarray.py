@@ -84,7 +84,7 @@ REFUSED_ARGUMENTS = [
         *(TypeError, None, lambda dtype: TensorArray(dtype, size=1, element_shape=())),
         [str, object, np.dtype("S3"), jax.random.key(0).dtype],
     ),
-    (TypeError, "dtype must be one of numbers or bool, got 'abc'", lambda: TensorArray("abc", 3)),
+    (TypeError, "dtype must be a number type or bool, got 'abc'", lambda: TensorArray("abc", 3)),
     (TypeError, r"TensorArray\.like: value must be", lambda: TensorArray.like("abc", 3)),
     (ValueError, "no array", lambda: TensorArray.like({}, 3)),
     (ValueError, "no array", lambda: TensorArray.from_array([])),

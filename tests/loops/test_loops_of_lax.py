@@ -454,7 +454,7 @@ def test_what_a_body_and_an_inverse_must_give():
     options = {"max_steps": 5, "residuals": "inverse"}
     wrong = [(lambda c: {"b": c["a"]}, r"\{'b': \*\}"), (lambda c: {"a": c["a"][None]}, r"float64\[1\]")]
     for inverse, given in wrong:
-        with pytest.raises(TypeError, match=rf"^while_loop: inverse must give .*but gives .*{given}"):
+        with pytest.raises(TypeError, match=rf"^while_loop: inverse must return .*but returns .*{given}"):
             ta.while_loop(lambda c: c["a"] < 3, lambda c: {"a": c["a"] + 1}, {"a": 1.0}, inverse=inverse, **options)
-    with pytest.raises(TypeError, match=r"^scan: inverse must give what body_fun gives"):
+    with pytest.raises(TypeError, match=r"^scan: inverse must return what body_fun returns"):
         ta.scan(lambda c, x: (c + x, x), 0.0, jnp.ones(3), residuals="inverse", inverse=lambda c, x: (c, x))

@@ -447,7 +447,11 @@ def test_what_takes_too_much_memory_gives_way_to_checkpoints():
         ({"residuals": "checkpoint", "checkpoints": 0}, ValueError, "a positive integer, got 0"),
         ({"residuals": "tape", "checkpoints": 3}, ValueError, 'checkpoints is for residuals="checkpoint"'),
         ({"residuals": "inverse"}, ValueError, "needs inverse, a function"),
-        ({"residuals": "inverse", "inverse": lambda c: (c[0], 1)}, TypeError, "inverse must give what body_fun gives"),
+        (
+            {"residuals": "inverse", "inverse": lambda c: (c[0], 1)},
+            TypeError,
+            "inverse must return what body_fun returns",
+        ),
         ({"check_inverse": 0.1}, ValueError, 'check_inverse is for residuals="inverse"'),
         ({"residuals": "undo", "max_steps": None}, ValueError, 'residuals="undo" needs max_steps'),
     ],

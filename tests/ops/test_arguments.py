@@ -38,7 +38,7 @@ REFUSED = {
         (jax.ShapeDtypeStruct((3,), float), TypeError, "must be an array of shape [T, *elem], got ShapeDtype*"),
         ({"a": jnp.zeros(3)}, TypeError, f"must be an array of shape [T, *elem], got {{'a': *; {BY_TREE}"),
         (TensorArray(int, 3, element_shape=()), TypeError, "must be *; a TensorArray is read and written by its own *"),
-        (KEYS, TypeError, f"must be of numbers or bool, got dtype key<fry>; {FOR_KEYS}"),
+        (KEYS, TypeError, f"must hold numbers or bools, got dtype key<fry>; {FOR_KEYS}"),
         *[(x, ValueError, "must have shape [T, *elem], got a scalar of dtype *") for x in [1.0, 3, jnp.array(1)]],
     ],
     "index": [
@@ -63,9 +63,9 @@ REFUSED = {
     ],
     "value": [
         *[(x, TypeError, "must be an array or a number, got *") for x in ["text", None, object(), jnp.float32]],
-        *[(x, TypeError, f"must be an array or a number, got {x}; jnp.asarray makes one of it") for x in [[1.0], (1,)]],
+        *[(x, TypeError, f"must be an array or a number, got {x}; convert it with jnp.asarray") for x in [[1.0], (1,)]],
         ({"a": 1}, TypeError, f"must be an array or a number, got {{'a': 1}}; {BY_TREE}"),
-        (KEYS[0], TypeError, f"must be of numbers or bool, got dtype key<fry>; {FOR_KEYS}"),
+        (KEYS[0], TypeError, f"must hold numbers or bools, got dtype key<fry>; {FOR_KEYS}"),
     ],
     "where": [
         *[(x, TypeError, "must be bool, got int*") for x in [1, 0, np.array([1, 0]), jnp.ones(2, jnp.int8), [True, 2]]],
@@ -292,7 +292,7 @@ def test_sizes_of_a_new_buffer_are_integers_that_are_known_while_tracing():
 
 def test_a_dtype_that_is_none_of_numbers_is_a_type_error():
     for dtype in ["nonsense", "U1", object(), {"a": 1}, [1], np.zeros(1)]:
-        with pytest.raises(TypeError, match=r"^ta_empty: dtype must be one of numbers or bool, got "):
+        with pytest.raises(TypeError, match=r"^ta_empty: dtype must be a number type or bool, got "):
             ta_empty(3, dtype=dtype)
-    with pytest.raises(TypeError, match=r"^ta_empty: dtype must be of numbers or bool, got dtype key.*key_data"):
+    with pytest.raises(TypeError, match=r"^ta_empty: dtype must hold numbers or bools, got dtype key.*key_data"):
         ta_empty(3, dtype=KEYS.dtype)
