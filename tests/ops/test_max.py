@@ -17,11 +17,9 @@ import unrolled
 from in_numpy import in_numpy
 from jax import lax
 from quick import jit
-from waiting import finish
 
 import jax_tensorarray as ta
-from jax_tensorarray import primitives, ta_max, ta_read
-from jax_tensorarray._ops.primitive import row_params
+from jax_tensorarray import ta_max, ta_read
 
 # --- values ----------------------------------------------------------------------------------------------------
 
@@ -39,20 +37,6 @@ def test_zeros_subnormals_infinities_and_nans(dtype):
 def test_complex_numbers_have_no_order():
     with pytest.raises(TypeError, match="ta_max: complex numbers have no order, so there is no maximum of complex64"):
         ta_max(jnp.zeros(3, jnp.complex64), 1, jnp.zeros((), jnp.complex64))
-
-
-def test_what_is_masked_or_out_of_range_is_left_alone():
-    buffer, index = np.arange(6.0).reshape(3, 2), np.array([-1, 3, 1, 0, 2**40])
-    where = np.array([True, True, True, False, True])
-    found = ta_max(jnp.asarray(buffer), jnp.asarray(index), 3.5, where=where, mode="drop")
-    np.testing.assert_array_equal(found, [[0, 1], [3.5, 3.5], [4, 5]])
-    assert ta_max(jnp.zeros((0, 2)), jnp.array([0, 1]), 1.0, mode="drop").shape == (0, 2)
-    with pytest.raises(IndexError, match="ta_max: index 3 is out of range for a TensorArray of size 3"):
-        ta_max(buffer, 3, 1.0)
-    with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="ta_max: index 3 is out of range for"):
-        finish(jax.jit(ta_max)(buffer, 3, 1.0))
-    with pytest.raises(TypeError, match="ta_max: a value of dtype float32 cannot be stored"):
-        ta_max(jnp.zeros(3, jnp.int32), 1, np.float32(1.5))
 
 
 @pytest.mark.parametrize("lowering", ["auto", "ffi", "xla"])
@@ -160,13 +144,6 @@ def test_only_rows_are_touched_and_only_for_what_is_differentiated():
     assert names(0, one) == ["ta_max", "ta_read", "ta_read", "ta_swap", "ta_add"]
     assert names(1, one) == ["ta_max", "ta_read", "ta_read", "ta_read"]
     assert names((0, 1), many) == ["ta_max", *["ta_read"] * 2, "ta_add", "ta_read", "ta_read", "ta_swap", "ta_add"]
-
-
-def test_the_rules_of_the_primitive_are_those_of_every_row_op():
-    assert primitives.ta_max_p.name == "ta_max"
-    assert "ta_max_p" in primitives.__all__
-    with pytest.raises(TypeError, match="value float64\\[2\\] does not fit rows"):
-        primitives.ta_max_p.bind(jnp.zeros((3, 2)), jnp.array([1]), jnp.zeros(2), **row_params("ta_max", "drop"))
 
 
 # --- loops -----------------------------------------------------------------------------------------------------

@@ -14,14 +14,6 @@ def test_a_buffer_may_be_a_numpy_array_or_a_list():
     np.testing.assert_array_equal(ta_read([1.0, 2.0, 3.0], [2, 0]), [3.0, 1.0])
 
 
-def test_rows_that_where_masks_are_zeros():
-    buffer, index = rng.normal(size=(4, 2)), np.array([1, 1, 3])
-    where = np.array([True, False, True])
-    rows = ta_read(jnp.asarray(buffer), jnp.asarray(index), where=jnp.asarray(where))
-    np.testing.assert_array_equal(rows, [buffer[1], [0, 0], buffer[3]])
-    assert not np.signbit(rows[1]).any()
-
-
 def test_the_gradient_counts_how_often_each_row_was_read():
     index = jnp.array([[1, 1, 3], [1, 7, 0]])
     where = jnp.array([[True, True, True], [False, True, True]])
