@@ -365,7 +365,9 @@ def expected(kind, k):
     @in_numpy
     def everything(args):
         gradient = jax.grad(f, (0, 1), has_aux=True)
-        if k or kind.pytree:  # of these only the gradient is compared
+        if k and not kind.dynamic:  # of which only values are compared
+            return f(*args)[1], {}
+        if k or kind.pytree:  # of these only the gradient is
             found, values = gradient(*args)
             return values, {"gradient": found}
         found, second, values = jax.jvp(gradient, args, tangents, has_aux=True)
@@ -411,7 +413,8 @@ IN_CONTEXTS = [
     ("static", "direct", "first", None),
     ("static", "scan", "forward over reverse", None),
     ("dynamic", "direct", "forward over reverse", None),
-    ("dynamic", "scan", "reverse over reverse", None),
+    ("dynamic", "scan", "first", None),
+    ("dynamic", "scan", "reverse over reverse", 1),
     ("static_pytree", "fori_loop", "first", 0),
     ("dynamic_pytree", "fori_loop", "first", 1),
     *(("dynamic", "while_loop", "forward over forward", share) for share in range(3)),
@@ -477,9 +480,11 @@ def test_the_gradient_is_that_of_finite_differences():
 # --- many examples ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("context", ["direct", "while_loop"])
-@of_kind("static", "dynamic")
+@pytest.mark.parametrize(
+    ("kind", "context"), [("static", "while_loop"), ("dynamic", "while_loop"), ("dynamic", "direct")]
+)
 def test_vmap_with_indices_that_differ(kind, context):
+    kind = KINDS[kind]
     names, weights = methods(kind), np.array([1.0, -2.0, 0.5])
     args = jax.tree.map(lambda *xs: np.stack(xs), *(inputs(names, k)[0] for k in range(BATCH)))
 
@@ -492,19 +497,14 @@ def test_vmap_with_indices_that_differ(kind, context):
             totals, results = jax.vmap(of_one)(i, w, *args)
             return (weights * totals).sum(), results
 
-        if context in FORWARD_ONLY:
-            return None, of_all(*args)[1]
-        if kind.dynamic:
-            return jax.grad(of_all, (0, 1), has_aux=True)(*args)
-        return jax.vmap(jax.grad(of_one, (2, 3), has_aux=True))(i, w, *args)
+        return of_all(*args) if context in FORWARD_ONLY else jax.grad(of_all, (0, 1), has_aux=True)(*args)
 
     gradient, values = everything({m: indices(kind, m) for m in names}, WHERE, args)
     for k in range(BATCH):
         wanted, derived = expected(kind, k)
         assert_close(at(k, values), wanted, what=f"example {k}")
-        if gradient is not None:
-            factor = weights[k] if kind.dynamic else 1.0
-            scaled = jax.tree.map(lambda x, factor=factor: factor * x, derived["gradient"])
+        if context not in FORWARD_ONLY:
+            scaled = jax.tree.map(lambda x, k=k: weights[k] * x, derived["gradient"])
             assert_close(at(k, gradient), scaled, what=f"gradient, example {k}")
 
 
@@ -860,6 +860,8 @@ SEEDS = [6, 13, 226, 1134, 274, 934, 1484, 169, 1272, 545, 618, 90, 555, 906, 18
 SEEDS += [1017, 1388, 86, 37, 50, 178, 245, 781, 871, 91, 163, 451, 562, 9, 19, 21]
 if os.environ.get("HYPOTHESIS_PROFILE") == "night":
     SEEDS = [*range(2000)]
+#: Among them some that do not take XLA long.
+BATCHED = [6, 1272, 555, 86, 19] if len(SEEDS) < 1000 else SEEDS[::5]
 
 
 def values_and_gradient(f, *args):
@@ -887,7 +889,7 @@ def test_random_program_and_its_gradient(seed):
     assert_close(found, wanted, rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize("seed", SEEDS[:16:4])
+@pytest.mark.parametrize("seed", BATCHED)
 def test_random_program_batched_and_differentiated_twice(seed):
     kind, steps = random_program(seed)
     args = arguments(seed)
