@@ -79,7 +79,9 @@ def test_nested_vmaps(op):
 
     f = ours(op, **LIKE_A_CALL[op.name])
     found = jax.jit(lambda given: [mapped(f, jax.vmap, c)(*xs) for c, xs in zip(pairs, given, strict=True)])(given)
-    assert_all_same(found, [mapped(by_oracle(op), loop, c)(*xs) for c, xs in zip(pairs, given, strict=True)], pairs)
+    expected = [mapped(by_oracle(op), loop, c)(*xs) for c, xs in zip(pairs, given, strict=True)]
+    assert_all_same(found, expected, pairs)
+    assert_same(mapped(ours(op), jax.vmap, pairs[-1])(*on_device(*given[-1])), expected[-1])
 
 
 @pytest.mark.parametrize("out_axes", [1, -1])

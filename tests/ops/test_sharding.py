@@ -227,9 +227,11 @@ def test_a_batch_that_is_divided_needs_no_collective(name):
     assert not {k: v for k, v in collectives(compiled).items() if v[1] > 1}
 
 
-@pytest.mark.parametrize("spec", [(None, "x"), ("x", None)])
-@pytest.mark.parametrize("transform", TRANSFORMS)
-@pytest.mark.parametrize("name", ["written", "looped"])
+IN_PLACE = [("written", "value", (None, "x")), ("written", "grad", ("x", None))]
+IN_PLACE += [("looped", "value", ("x", None)), ("looped", "grad", (None, "x"))]
+
+
+@pytest.mark.parametrize(("name", "transform", "spec"), IN_PLACE)
 def test_every_device_updates_its_part_in_place(name, transform, spec):
     def program(length):
         def f(buffer, values):
