@@ -927,16 +927,6 @@ def test_a_callback_in_the_body_runs_once_a_step(transform):
     assert sorted(calls) == [0, 1, 2, 3]
 
 
-def test_debug_print_in_the_body(capfd):
-    def body(c):
-        jax.debug.print("step {}", c)
-        return c + 1
-
-    jax.block_until_ready(jax.jit(lambda: ta.while_loop(lambda c: c < 3, body, 0))())
-    jax.effects_barrier()
-    assert sorted(capfd.readouterr().out.split("\n")) == ["", "step 0", "step 1", "step 2"]
-
-
 EFFECTS = {
     "debug": lambda f, i: jax.debug.callback(f, i),
     "ordered debug": lambda f, i: jax.debug.callback(f, i, ordered=True),
@@ -1040,25 +1030,6 @@ def test_linear_transpose_of_a_loop_that_is_linear_in_its_carry():
         return ta.fori_loop(0, 3, lambda i, y: y * 2, y)
 
     assert jax.linear_transpose(f, 1.0)(1.0) == (8.0,)
-
-
-def test_gradients_of_loops_that_do_not_depend_on_the_argument():
-    def f(x):
-        k = ta.while_loop(lambda k: k < 5, lambda k: k + 2, 0, max_steps=9)
-        y = ta.while_loop(lambda y: y < 5.0, lambda y: y * 2, 1.0)  # which needs no max_steps then
-        stopped = ta.while_loop(lambda y: y < 5.0, lambda y: y * 2, lax.stop_gradient(x))
-        unused = ta.while_loop(lambda y: y < 5.0, lambda y: y * x, x, max_steps=9)
-        del unused
-        return x * k * y + stopped
-
-    assert jax.grad(f)(2.0) == jax.jit(jax.grad(f))(2.0) == 48
-
-
-def test_the_end_of_a_loop_has_no_derivative():
-    def f(x):
-        return ta.while_loop(lambda c: c[0] < x, lambda c: (c[0] + 1, c[1] * 2), (0.0, 1.0), max_steps=9)[1]
-
-    assert (f(2.5), jax.grad(f)(2.5), jax.jacfwd(f)(2.5)) == (8, 0, 0)
 
 
 def test_integer_arguments_have_tangents_of_no_dtype():

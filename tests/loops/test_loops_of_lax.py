@@ -236,6 +236,8 @@ def test_arguments(args):
 NOT_DIFFERENTIATED = {
     "an integer": (lambda loop, x: x * loop(lambda k: k < x, lambda k: k + 1, 0), 3.0),
     "constants": (lambda loop, x: x * loop(lambda y: y < 9.0, lambda y: y * 2, 1.0), 16.0),
+    "stopped": (lambda loop, x: x + loop(lambda y: y < 9.0, lambda y: y * 2, lax.stop_gradient(x)), 1.0),
+    "unused": (lambda loop, x: (x * x, loop(lambda y: y < 9.0, lambda y: y * x, x, max_steps=9))[0], 5.0),
     "a predicate": (lambda loop, x: x * loop(lambda c: c[0] < c[1], lambda c: (c[0] + 1, c[1]), (0, x))[0], 3.0),
     "passed on": (lambda loop, x: loop(lambda c: c[0] < c[1], lambda c: (c[0] + 1, c[1]), (0, x))[1] ** 2, 5.0),
     "another carry is": (lambda loop, x: x * loop(less(4), lambda c: (c[0] + 2, c[1] * x), (0, x))[0], 4.0),
