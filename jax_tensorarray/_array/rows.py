@@ -69,8 +69,8 @@ class Spec:
         if not self.is_unused and _compat.flattened_by_control_flow():
             given = "an unknown shape" if self.shape is None else f"a partly unknown shape, {self.shape},"
             raise TypeError(
-                f"a TensorArray whose rows have {given} cannot enter scan, while_loop, fori_loop or cond; say all "
-                "of the shape of a row: TensorArray(..., element_shape=...)"
+                f"a TensorArray whose rows have {given} cannot enter scan, while_loop, fori_loop or cond; "
+                "give the whole shape of a row: TensorArray(..., element_shape=...)"
             )
 
 
