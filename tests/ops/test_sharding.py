@@ -125,7 +125,7 @@ def maxima(buffer, values):
         return ta_max(b, (5 * i) % STEPS, jnp.sin(ta_read(b, i))), None
 
     b = lax.scan(step, buffer, jnp.arange(STEPS))[0]
-    return ta_max(b, jnp.array([3, 15, 3, -1, 16]), values[:5], mode="drop")
+    return ta_max(b, jnp.array([3, 15, 3, -1, 16]), ta_read(values, jnp.arange(5)), mode="drop")
 
 
 PROGRAMS = {

@@ -171,7 +171,7 @@ def test_a_while_loop_has_forward_derivatives_up_to_the_third(op):
 
 
 def test_check_grads_agrees_up_to_the_second_order():
-    f = jit(loss_in("checkpointed_scan", OPS["ta_swap"]))
+    f = jax.jit(loss_in("checkpointed_scan", OPS["ta_swap"]))
     check_grads(f, on_device(BUFFER, VALUE), order=2, modes=("fwd", "rev"), rtol=1e-3)
 
 
