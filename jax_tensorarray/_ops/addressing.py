@@ -84,7 +84,11 @@ def rows(
     else:
         at, mode = _counted(op, names, found, sizes, shape, mask, mode), "drop"
     batch = buffer.shape[:axis]
-    at, *masks = (_for_each(batch, x) for x in (at, *mask))
+    if 0 in batch:
+        at = _for_none(batch, names, found, sizes, shape, mask)
+        masks = [_for_each(batch, m) for m in mask]
+    else:
+        at, *masks = (_for_each(batch, x) for x in (at, *mask))
     params = row_params(names[0], mode, lowering=lowering, batch_dims=axis, index_dims=len(parts))
     return Rows(op, buffer, at, tuple(masks), params)
 
@@ -179,3 +183,26 @@ def _counted(
 def _for_each(batch: tuple[int, ...], x: Any) -> Any:
     """Return the array with batch axes in front, repeated along them."""
     return lax.broadcast_in_dim(x, (*batch, *x.shape), range(len(batch), len(batch) + x.ndim)) if batch else x
+
+
+def _for_none(
+    batch: tuple[int, ...],
+    names: Sequence[str],
+    found: Sequence[tuple[Any, str | None]],
+    sizes: Sequence[int],
+    shape: tuple[int, ...],
+    mask: Sequence[Array],
+) -> Any:
+    """Return the index for a batch of no buffers. It has no numbers, but a stray one is an error all the same.
+
+    So rows without elements are read, which raises, and what is read becomes the index.
+    """
+    from jax_tensorarray._ops.read import ta_read_p  # whose arguments come from here
+
+    at = jnp.zeros((*batch, *shape), jnp.int32)
+    for name, (part, mode), size in zip(names, found, sizes, strict=True):
+        if mode != "drop":
+            index = jnp.broadcast_to(part, shape)
+            rows = ta_read_p.bind(jnp.zeros((size, 0), jnp.int32), index, *mask, **row_params(name, mode))
+            at += rows.reshape(at.shape)
+    return at
