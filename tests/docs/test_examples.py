@@ -118,7 +118,7 @@ def test_training_on_the_errors_of_the_search_reduces_them_and_shows_the_best_hy
 # --- transducer ------------------------------------------------------------------------------------------------
 
 
-encode, joint, remember = map(jit, (rnnt.encode, rnnt.joint, rnnt.remember))
+encode, joint, remember = map(jax.jit, (rnnt.encode, rnnt.joint, rnnt.remember))
 
 
 def unrolled_greedy(params, frames, length):
