@@ -21,9 +21,6 @@ from jax_tensorarray import (
 ROW = 16
 
 
-LENGTH = 2000
-
-
 #: name -> one step of a loop: a function of the step, the row of that step, and a buffer, that gives the buffer.
 STEPS = {}
 
@@ -137,10 +134,6 @@ def run(name, xs, n=None, residuals="auto"):
 
 def rows(length, row=ROW):
     return jnp.asarray(np.random.default_rng(0).standard_normal((length, row)) * 0.5, jnp.float32)
-
-
-def args_of(length):
-    return (rows(length),)
 
 
 BATCH = 3
