@@ -530,8 +530,7 @@ class InNumPy:
             strays = [Stray(i, n) for i, n in zip(place, sizes, strict=True) if not 0 <= i < n]
             masked = places.where is not None and not places.where
             cells.append(None if masked or strays else (..., *place) if form == "column" else place)
-            is_seen = form != "column" or size > 0  # a column of no rows is nowhere looked up
-            if strays and not masked and is_seen and places.at.mode != "drop" and not self.dropping:
+            if strays and not masked and places.at.mode != "drop" and not self.dropping:
                 self.strays.extend(strays)
         return cells
 
