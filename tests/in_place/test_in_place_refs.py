@@ -105,7 +105,8 @@ def test_refs_and_their_derivatives_are_in_place(f):
     batched = jax.vmap, lambda f: jax.vmap(jax.grad(f))
     several = jnp.stack([b, 2 * b])
     got = jit(lambda b: [[g(b) for g in either_order(derived, f)] for derived in batched])(several)
-    want = jit(lambda b: [[derived(plain)(b)] * 2 for derived in batched])(several)
+    # Outside of jit: inside, JAX 0.10.2 cannot batch the gradient of a checkpoint with refs.
+    want = [[derived(plain)(several)] * 2 for derived in batched]
     assert_close(got, want)
 
 
