@@ -79,8 +79,8 @@ def pytest_runtest_makereport(item, call):
 def pytest_collection_modifyitems(config, items):
     """`TENSORARRAY_SAMPLE=1/4` runs the second quarter of the variants of tests that have more than two.
 
-    CI runs one half on the oldest jax and the other on the newest, and the other way round for the next commit, so that
-    all have their turn on both. `TENSORARRAY_SAMPLE=4` is `0/4`.
+    CI runs one twelfth on the oldest jax and another on the newest: other ones for every commit, so that all have their
+    turn on both. `TENSORARRAY_SAMPLE=4` is `0/4`.
     """
     share, _, shares = os.environ.get("TENSORARRAY_SAMPLE", "0/1").rpartition("/")
     tests = [item.nodeid.partition("[")[0] for item in items]
