@@ -21,7 +21,7 @@ from jax_tensorarray._loops.linearize import linearize
 from jax_tensorarray._loops.replay import Replay, replay
 from jax_tensorarray._loops.tapes import avals_of, largest, tapes_for
 from jax_tensorarray._loops.while_ import Loop, WhileOptions, counting, needs_max_steps, results, ta_while_p, taped
-from jax_tensorarray._ops.primitive import is_zero
+from jax_tensorarray._ops.primitive import is_zero, nonzero_transpose
 
 Array = Any
 
@@ -130,8 +130,6 @@ def _unchanged(body: Any, num_carry: int) -> list[bool]:
 def _transpose(cts: Sequence[Any], *operands: Any, cond: Any, body: Any, options: WhileOptions) -> Any:
     """Transpose a loop that is linear in some operands. Derivatives of a loop with max_steps are other loops."""
     linear = [ad.is_undefined_primal(x) for x in operands]
-    if all(is_zero(ct) for ct in cts):
-        return rules.zero_cotangents(operands)
     if not taped(options.max_steps):
         raise needs_max_steps(options)
 
@@ -146,4 +144,4 @@ def _transpose(cts: Sequence[Any], *operands: Any, cond: Any, body: Any, options
 
 
 rules.register(ta_while_p, body_of=lambda params: params["body"], jvp=_jvp)
-ad.primitive_transposes[ta_while_p] = _transpose
+ad.primitive_transposes[ta_while_p] = nonzero_transpose(_transpose)

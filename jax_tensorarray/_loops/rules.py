@@ -16,7 +16,7 @@ from jax.interpreters import ad, batching
 from jax_tensorarray import _compat
 from jax_tensorarray._loops import jaxprs
 from jax_tensorarray._loops.jaxprs import flagged, merge
-from jax_tensorarray._ops.primitive import is_zero, to_front, with_axis, zero_tangent
+from jax_tensorarray._ops.primitive import is_zero, nonzero_transpose, to_front, with_axis, zero_tangent
 
 Array = Any
 
@@ -136,15 +136,13 @@ def _transpose(rule: Callable[..., Any], body_of: Callable[[dict[str, Any]], Any
         return jax.make_jaxpr(f)(list(types[:n]), list(types[n:])), found[-1]
 
     def transpose(cts: Sequence[Any], *operands: Any, **params: Any) -> Any:
-        if all(is_zero(ct) for ct in cts):
-            return zero_cotangents(operands)
         zero = tuple(ct.aval if is_zero(ct) else None for ct in cts)
         linear = tuple(x.aval if ad.is_undefined_primal(x) else None for x in operands)
         arrays = [ct for ct in cts if not is_zero(ct)] + [x for x in operands if not ad.is_undefined_primal(x)]
         jaxpr, found = traced(body_of(params), tuple(params.items()), _types(arrays), zero, linear)
         return merge(jaxprs.function(jaxpr)(*arrays), [kind is True for kind in found], found)
 
-    return transpose
+    return nonzero_transpose(transpose)
 
 
 def partial_eval_in_checkpoint(
@@ -168,11 +166,6 @@ def partial_eval_in_checkpoint(
     if decision is True or type(decision).__name__ == "SaveableType":
         return eqn, None, [False] * n, [False] * n, []
     return eqn, eqn, [False] * n, [True] * n, needed
-
-
-def zero_cotangents(operands: Sequence[Any]) -> list[Any]:
-    """Return the cotangents of the linear operands if those of all results are zero."""
-    return [ad.Zero(x.aval) if ad.is_undefined_primal(x) else None for x in operands]
 
 
 def batching_rule(

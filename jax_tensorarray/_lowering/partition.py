@@ -226,7 +226,7 @@ class _Partitioner:
         self, arg_shapes: Sequence[Shape], arg_shardings: Sequence[HloSharding], shape: Shape, config: bytes
     ) -> HloSharding:
         results = _shapes(shape)
-        labels = self._labels(config, arg_shapes, results)[1:]
+        labels = self._labels(Config.parse(config.decode()), arg_shapes, results)[1:]
         division = self._division(labels, arg_shardings, [None] * len(results))
         return _packed(shape, [_like(division, x) for x in labels[1]])
 
@@ -239,7 +239,8 @@ class _Partitioner:
         config: bytes,
     ) -> tuple[bytes, list[HloSharding], HloSharding]:
         results = _shapes(shape)
-        roles, operand_labels, result_labels = self._labels(config, arg_shapes, results)
+        facts = Config.parse(config.decode())
+        roles, operand_labels, result_labels = self._labels(facts, arg_shapes, results)
         outs = _shardings(sharding, len(results))
         division = self._division((operand_labels, result_labels), arg_shardings, outs)
         ins = list(arg_shardings)
@@ -247,7 +248,7 @@ class _Partitioner:
             for k, (role, labels) in enumerate(zip(roles.operands, operand_labels, strict=True)):
                 ins[k] = ins[k] if role.startswith("reader") else _like(division, labels)
             outs = [_like(division, labels) for labels in result_labels]
-        local = _Program(roles, Config.parse(config.decode()))
+        local = _Program(roles, facts)
         text = local.write(
             [_tiled(s, x) for s, x in zip(arg_shapes, ins, strict=True)],
             [_tiled(s, x) for s, x in zip(results, outs, strict=True)],
@@ -256,9 +257,9 @@ class _Partitioner:
         )
         return text.encode(), ins, _packed(shape, outs)
 
-    def _labels(self, config: bytes, arg_shapes: Sequence[Shape], results: Sequence[Shape]) -> tuple[Roles, Any, Any]:
+    def _labels(self, facts: Config, arg_shapes: Sequence[Shape], results: Sequence[Shape]) -> tuple[Roles, Any, Any]:
         ranks = [[len(s.dimensions()) for s in side] for side in (arg_shapes, results)]
-        roles = _roles(self.name, Config.parse(config.decode()), ranks[0])
+        roles = _roles(self.name, facts, ranks[0])
         return roles, *roles.all(*ranks)
 
     def _division(self, labels: Any, *shardings: Sequence[HloSharding]) -> Division | None:
