@@ -1,7 +1,9 @@
 """What is known of our calls in StableHLO: their operands and results by role, and the attributes that passes set."""
 
+import contextlib
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from jax.interpreters.mlir import ir
@@ -130,7 +132,22 @@ def _written(value: bool | int | str) -> str:
 
 def config(call: Operation) -> Config:
     """Return the attributes with which a kernel is called."""
-    return Config.of(call.attributes[CONFIG]) if CONFIG in call.attributes else Config()
+    return _config(call.attributes[CONFIG]) if CONFIG in call.attributes else Config()
+
+
+_config = functools.cache(Config.of)
+
+
+@contextlib.contextmanager
+def configs_read_once() -> Iterator[None]:
+    """Read equal attributes once: every pass asks for them, and to read them takes a tenth of its time.
+
+    Attributes keep the MLIR context of their module alive, so that they are forgotten at the end.
+    """
+    try:
+        yield
+    finally:
+        _config.cache_clear()
 
 
 def target(op: Operation) -> str:

@@ -19,6 +19,7 @@ from jax_tensorarray._lowering.calls import (
     UNKNOWN,
     WITHOUT_KERNELS,
     config,
+    configs_read_once,
     is_ours,
     target,
 )
@@ -40,7 +41,7 @@ def rewrite(module: ir.Module, platforms: Sequence[str] = (), is_compiled_next: 
     }
     # How XLA treats barriers and slices is known for the installed version only.
     platform = platforms[0] if len(platforms) == 1 and (is_compiled_next or platforms[0] in WITHOUT_KERNELS) else None
-    with module.context:
+    with module.context, configs_read_once():
         calls_nothing = not WITHOUT_KERNELS.isdisjoint(platforms)
         meanings = {name: functions.pop(name) for name in fallback.names(functions)} if calls_nothing else {}
         divided = is_divided(module)
