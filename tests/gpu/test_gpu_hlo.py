@@ -12,6 +12,7 @@ from collections import Counter
 from pathlib import Path
 
 import device_hlo
+import figures
 import gpu_hlo
 import jax
 import jax.numpy as jnp
@@ -27,6 +28,7 @@ from jax_tensorarray._selfcheck.programs import programs
 pytestmark = pytest.mark.skipif(bool(gpu_hlo.why_not()), reason=gpu_hlo.why_not())
 
 TRANSFORMS = device_hlo.FIRST_ORDER
+FIRST_ORDER = dict(zip(figures.TRANSFORMS, TRANSFORMS, strict=True))
 #: Batches and second derivatives of the first are left to the test of the TPU.
 CASES = [case for case in device_hlo.CASES if case[0] != "loop" or case[2] in TRANSFORMS]
 
@@ -44,19 +46,31 @@ MORE = {
 }
 
 
-COPIED_BEFORE_0_12 = {("swap", "grad", "ffi"), ("overwrite", "grad", "ffi")}
+COPIED_BEFORE_0_12 = {"swap", "overwrite"}
 
 
 hlo = functools.partial(device_hlo.hlo, "cuda")
 
 
-@pytest.mark.parametrize("lowering", ["auto", "ffi"])
-@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("transform", figures.TRANSFORMS)
+@pytest.mark.parametrize("name", figures.FUNCTIONS)
+def test_a_step_touches_no_whole_buffer_and_launches_what_is_committed(name, transform):
+    """No more kernels than plain JAX does, but for those in `MORE`."""
+    text, nbytes = figures.compiled(name, transform, gpu_hlo.compiled_for_h100)
+    launched = gpu_hlo.launches(text)
+    assert_no_whole_buffer_operation(text, nbytes)
+    figures.assert_committed("gpu", f"{name}, {transform}", figures.operations(launched, text, nbytes))
+    if name in programs and jax.__version__.startswith(COUNTED_WITH):
+        of_plain_jax = gpu_hlo.launches(hlo(name, FIRST_ORDER[transform], "plain"))
+        more = MORE.get(name, (0, 0))[list(figures.TRANSFORMS).index(transform)]
+        assert len(launched) <= len(of_plain_jax) + more, [op.text for op in launched]
+
+
 @pytest.mark.parametrize("name", programs)
-def test_no_loop_of_a_program_touches_a_whole_buffer(name, transform, lowering):
-    if (name, transform, lowering) in COPIED_BEFORE_0_12 and jax.__version_info__ < (0, 12):
+def test_no_gradient_by_calls_touches_a_whole_buffer(name):
+    if name in COPIED_BEFORE_0_12 and jax.__version_info__ < (0, 12):
         pytest.skip("XLA puts the call into a fusion besides, for the row that it writes elsewhere")
-    assert_no_whole_buffer_operation(hlo(name, transform, "ours", lowering), buffer().nbytes)
+    assert_no_whole_buffer_operation(hlo(name, "grad", "ours", "ffi"), buffer().nbytes)
 
 
 @pytest.mark.parametrize("case", CASES, ids="-".join)
@@ -72,15 +86,6 @@ def test_no_loop_of_maxima_by_calls_touches_a_whole_buffer(transform, monkeypatc
 
 def test_the_proof_fails_for_plain_jax():
     device_hlo.assert_the_proof_fails_for_plain_jax("cuda")
-
-
-@pytest.mark.skipif(not jax.__version__.startswith(COUNTED_WITH), reason="not counted with this version of jax")
-@pytest.mark.parametrize("transform", TRANSFORMS)
-@pytest.mark.parametrize("name", programs)
-def test_a_step_launches_no_more_kernels_than_in_plain_jax_but_for_those_that_are_listed(name, transform):
-    launched, of_plain_jax = (gpu_hlo.launches(hlo(name, transform, library)) for library in ("ours", "plain"))
-    more = MORE.get(name, (0, 0))[list(TRANSFORMS).index(transform)]
-    assert len(launched) <= len(of_plain_jax) + more, [op.text for op in launched]
 
 
 @pytest.mark.parametrize(("count", "is_sorted"), [(1000, True), (4, False)])

@@ -4,6 +4,7 @@
 """
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -62,6 +63,10 @@ def tensorarray(x):
     return jnp.sum(lax.fori_loop(1, len(x), body, array).stack() ** 2)
 
 
+def our_loop(name, transform):
+    return Case(TRANSFORMS[transform](functools.partial(loops.run, name)), (buffer(200, loops.ROW),))
+
+
 def batched(name, transform):
     f = functools.partial(loops.BATCHED[transform], functools.partial(loops.run, name))
     return Case(f, (loops.batch(200), jnp.zeros(3, jnp.int32)), loops.BATCH)
@@ -86,14 +91,12 @@ CASES: dict[tuple[str, str, str], Callable[[], Case]] = {
         for f in (maxima, tensorarray)
         for transform in TRANSFORMS
     },
+    # Each loop has a gradient, and is transformed in one other way.
+    **{("our loop", name, "grad"): functools.partial(our_loop, name, "grad") for name in loops.STEPS},
     **{
-        ("our loop", name, transform): lambda name=name, transform=transform: Case(
-            TRANSFORMS[transform](functools.partial(loops.run, name)), (buffer(200, loops.ROW),)
-        )
-        for name in loops.STEPS
-        for transform in FIRST_ORDER
+        ("our loop", name, by): functools.partial(batched if by in loops.BATCHED else our_loop, name, by)
+        for name, by in zip(loops.STEPS, itertools.cycle(["forward", *loops.BATCHED]), strict=False)
     },
-    **{("our loop", n, by): functools.partial(batched, n, by) for n in loops.STEPS for by in loops.BATCHED},
     # "divided" is among CPUs.
     **{("plain loop", n, "in_place"): functools.partial(plain_loop, n) for n in plain_loops.LOOPS if n != "divided"},
     **{("reported", n, "in_place"): functools.partial(reported_program, n) for n in reported.PROGRAMS},

@@ -10,7 +10,9 @@ operations that make something as large as the buffer, copies or others. What ca
 """
 
 import functools
+import itertools
 import json
+import math
 import subprocess
 import sys
 from collections import Counter
@@ -75,11 +77,18 @@ def _count_instructions() -> dict[str, Figure]:
 # --- operations in HLO -----------------------------------------------------------------------------------------
 
 
-def _functions() -> dict[str, tuple[Callable[..., Any], jax.Array]]:
-    """Every program and some loops of ours, with an argument."""
-    found = {name: (program.with_ops(ours), jnp.zeros((1000, 64))) for name, program in programs.items()}
-    looped = {f"while_loop: {name}": (functools.partial(loops.run, name), jnp.zeros((200, 16))) for name in LOOPS}
-    return found | looped
+#: Every program and some loops of ours, with the shape of an argument.
+FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[int, int]]] = {
+    **{name: (program.with_ops(ours), (1000, 64)) for name, program in programs.items()},
+    **{f"while_loop: {name}": (functools.partial(loops.run, name), (200, 16)) for name in LOOPS},
+}
+
+
+def compiled(name: str, transform: str, compile_: Callable[..., str]) -> tuple[str, int]:
+    """The HLO of one of these, and the bytes of its buffer."""
+    f, shape = FUNCTIONS[name]
+    with jax.enable_x64(False):
+        return compile_(TRANSFORMS[transform](f), jnp.zeros(shape)), math.prod(shape) * 4
 
 
 def _name(op: hlo_text.Operation) -> str:
@@ -94,14 +103,12 @@ def operations(found: list[hlo_text.Operation], text: str, nbytes: int) -> dict[
 
 
 def _count_operations(
-    compiled: Callable[..., str], counted: Callable[[str], list[hlo_text.Operation]]
+    compile_: Callable[..., str], counted: Callable[[str], list[hlo_text.Operation]]
 ) -> dict[str, Figure]:
     counts: dict[str, Figure] = {}
-    with jax.enable_x64(False):
-        for name, (f, x) in _functions().items():
-            for transform, transformed in TRANSFORMS.items():
-                text = compiled(transformed(f), x)
-                counts[f"{name}, {transform}"] = operations(counted(text), text, x.nbytes)
+    for name, transform in itertools.product(FUNCTIONS, TRANSFORMS):
+        text, nbytes = compiled(name, transform, compile_)
+        counts[f"{name}, {transform}"] = operations(counted(text), text, nbytes)
     return counts
 
 
@@ -157,6 +164,13 @@ def differences(before: dict[str, Figure], now: dict[str, Figure]) -> list[str]:
         for name in names
         if not same(before.get(name), now.get(name))
     ]
+
+
+def assert_committed(kind: str, name: str, figure: Figure) -> None:
+    """A figure is the one that is committed for this version, if there is one."""
+    wanted = committed().get(kind, {}).get(KINDS[kind].version(), {}).get(name, figure)
+    said = differences({name: wanted}, {name: figure})
+    assert not said, f"{said[0]}\nIf this is meant: {COMMAND}"
 
 
 def _changes(before: Figure | None, now: Figure | None) -> str:
