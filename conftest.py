@@ -7,6 +7,13 @@ import pytest
 collect_ignore = ["jax_tensorarray/template/project"]
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config):
+    """`-n 2` keeps the tests of a file together, since they share what they compile."""
+    if config.getoption("numprocesses", None) and config.option.dist == "no":
+        config.option.dist = "worksteal"
+
+
 @pytest.fixture(autouse=True)
 def bits_of_doctests(request):
     if isinstance(request.node, pytest.DoctestItem):

@@ -3,8 +3,6 @@
 import os
 import sys
 import tempfile
-import zlib
-from collections import Counter
 from pathlib import Path
 
 import hypothesis
@@ -74,23 +72,6 @@ def pytest_runtest_makereport(item, call):
     if report.skipped and "TENSORARRAY_NEEDS_GPU" in os.environ and "needs a GPU" in str(report.longrepr):
         report.outcome, report.longrepr = "failed", f"TENSORARRAY_NEEDS_GPU is set, but: {report.longrepr}"
     return report
-
-
-def pytest_collection_modifyitems(config, items):
-    """`TENSORARRAY_SAMPLE=1/4` runs the second quarter of the variants of tests that have more than two.
-
-    CI runs one twelfth on the oldest jax and another on the newest: other ones for every commit, so that all have their
-    turn on both. `TENSORARRAY_SAMPLE=4` is `0/4`.
-    """
-    share, _, shares = os.environ.get("TENSORARRAY_SAMPLE", "0/1").rpartition("/")
-    tests = [item.nodeid.partition("[")[0] for item in items]
-    variants = Counter(tests)
-    kept = [
-        variants[test] <= 2 or zlib.crc32(item.nodeid.encode()) % int(shares) == int(share or 0) % int(shares)
-        for item, test in zip(items, tests, strict=True)
-    ]
-    config.hook.pytest_deselected(items=[item for item, keep in zip(items, kept, strict=True) if not keep])
-    items[:] = [item for item, keep in zip(items, kept, strict=True) if keep]
 
 
 def pytest_configure(config):
