@@ -189,7 +189,7 @@ def as_rows(op: str, value: Any, dtype: Any = None) -> Array:
         return jnp.asarray(value, dtype)
     except ValueError as error:
         raise ValueError(
-            f"{op}: value must be an array, or a list that is as long everywhere, got {value!r}"
+            f"{op}: value must be an array, or nested lists of equal lengths, got {value!r}"
         ) from error
 
 

@@ -93,7 +93,7 @@ REFUSED_ARGUMENTS = [
 REFUSED_ROWS = [
     (TypeError, r"TensorArray\.write: value must be .* numbers, got 'abc'", lambda: static().write(0, "abc")),
     (TypeError, r"TensorArray\.write: value must be .* numbers, got {'a': 1}", lambda: static().write(0, {"a": 1})),
-    (ValueError, r"TensorArray\.write: value .* as long everywhere", lambda: static().write(0, [[1.0], [1.0, 2.0]])),
+    (ValueError, r"TensorArray\.write: value .* of equal lengths", lambda: static().write(0, [[1.0], [1.0, 2.0]])),
     (TypeError, r"TensorArray\.write: value .*key_data", lambda: static().write(0, jax.random.key(0))),
     (TypeError, r"TensorArray\.write: .* int32; convert value", lambda: static().write(0, np.int32(1))),
     (OverflowError, "300 does not fit into int8", lambda: TensorArray(np.int8, size=1).write(0, [3, 300])),
