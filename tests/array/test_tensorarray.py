@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from in_numpy import in_numpy
 from jax import lax
 from jax.sharding import PartitionSpec as P
 from waiting import finish
@@ -551,13 +552,15 @@ def test_a_wrong_where_or_mode_is_what_it_is_to_the_ops(method, run):
 def test_a_row_that_is_not_there_is_an_error_unless_it_is_masked_or_dropped(method, how):
     (ta, index), f = STRAY[method], MASKABLE[method]
 
+    @functools.partial(jax.jit, static_argnames="mode")
+    def traced(operands, where, mode):
+        return f(*(operands or (ta, index)), where=where, mode=mode)
+
     def run(where, mode):
         if how == "known":
             out, after = f(ta, index, where=where, mode=mode)
-        elif how == "traced":
-            out, after = jax.jit(lambda ta, i, w: f(ta, i, where=w, mode=mode))(ta, index, where)
         else:
-            out, after = jax.jit(lambda w: f(ta, index, where=w, mode=mode))(where)
+            out, after = traced((ta, index) if how == "traced" else (), where, mode)
         finish(after.stack())
         return out, after
 
@@ -571,9 +574,7 @@ def test_a_row_that_is_not_there_is_an_error_unless_it_is_masked_or_dropped(meth
             run(np.array(True), mode)
 
 
-@pytest.mark.parametrize(
-    ("index", "x64"), [(-1, True), (2**31, False), (2**40, True), (2**100, False), (-(2**100), True)]
-)
+@pytest.mark.parametrize(("index", "x64"), [(2**31, False), (2**40, True), (-(2**100), False)])
 def test_a_python_index_of_any_magnitude_is_masked_and_dropped(index, x64):
     """The array is one that grows, which has to find out how far."""
 
@@ -651,7 +652,7 @@ def test_rows_of_different_lengths_are_differentiable():
         return jax.grad(f)(x), jax.jacfwd(f)(x), jax.hessian(f)(x)
 
     x = jnp.arange(1.0, 6.0)
-    wanted = jax.jit(functools.partial(derivatives, by_hand))(x)
+    wanted = in_numpy(functools.partial(derivatives, by_hand))(x)
     for found in (jax.jit(functools.partial(derivatives, f))(x), (jax.grad(f)(x), *wanted[1:])):
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-12), found, wanted)
     grads = jax.grad(lambda ta: jnp.sum(ta.concat() ** 2))(ragged())
@@ -701,34 +702,6 @@ def test_what_jit_writes_into_them_is_not_seen_outside():
 
 
 # --- arrays that grow ------------------------------------------------------------------------------------------
-
-
-def test_what_was_popped_does_not_come_back():
-    for kwargs in ({}, {"max_size": 8}):
-        ta = growing(**kwargs)
-        for i in range(5):
-            ta = ta.append(i + 1.0)
-        full = ta
-        ta, last = ta.pop()
-        ta, before = ta.pop()
-        assert (last, before) == (5, 4)
-        np.testing.assert_array_equal(rows(ta), [1, 2, 3])
-        np.testing.assert_array_equal(rows(ta.write(4, 9.0)), [1, 2, 3, 0, 9])
-        np.testing.assert_array_equal(rows(full), [1, 2, 3, 4, 5])
-
-        def jitted(ta):
-            ta, _ = ta.pop()
-            ta, _ = ta.pop()
-            return ta.write(jnp.array(4) + 0 * ta.size(), 9.0)
-
-        if kwargs:
-            np.testing.assert_array_equal(jax.jit(jitted)(full).stack(), [1, 2, 3, 0, 9, 0, 0, 0])
-
-
-def test_an_empty_array_has_nothing_to_pop_in_jit_either():
-    message = r"TensorArray\.pop: index -1 is out of range for a TensorArray of size 0"
-    with pytest.raises(RUNTIME_ERRORS, match=message):
-        finish(jax.jit(lambda ta: ta.pop()[1])(growing(max_size=2, element_shape=())))
 
 
 def test_appending_under_a_condition():
@@ -781,29 +754,8 @@ def test_growing_inside_a_transformation_needs_max_size_but_filling_does_not():
     assert jax.jit(lambda x: fixed(2, dynamic_size=True).write(1, x).stack())(1.0).shape == (2,)
 
 
-@eagerly_and_compiled
-def test_nothing_is_lost_past_max_size(run):
-    full = growing(max_size=2).append(1.0).append(2.0)
-    for f in (
-        lambda ta, i: ta.write(i, 3.0).stack(),
-        lambda ta, i: ta.append(3.0 * i).stack(),
-        lambda ta, i: ta.scatter(jnp.array([1, 2]) + 0 * i, jnp.ones(2)).stack(),
-    ):
-        with pytest.raises((IndexError, *RUNTIME_ERRORS), match="out of range"):
-            finish(run(f, full, 2))
-    np.testing.assert_array_equal(full.stack(), [1, 2])
-
-
-def test_rows_past_the_live_ones_cannot_be_read():
-    ta = growing(max_size=4).append(1.0).append(2.0)
-    with pytest.raises(IndexError, match="Tried to read from index 2 but array size is: 2"):
-        ta.read(2)
-    for f, op in ((lambda ta, i: ta.read(i), "read"), (lambda ta, i: ta.gather(jnp.array([0, i])), "gather")):
-        np.testing.assert_array_equal(np.ravel(jax.jit(f)(ta, 1))[-1], 2)
-        message = f"TensorArray.{op}: index 2 is out of range for a TensorArray of size 2"
-        with pytest.raises(RUNTIME_ERRORS, match=message):
-            finish(jax.jit(f)(ta, 2))
-    grown = growing().append(1.0)  # has room for more rows than it has
+def test_the_room_of_an_array_that_grows_cannot_be_read():
+    grown = growing().append(1.0)
     with pytest.raises(RUNTIME_ERRORS, match="index 1 is out of range for a TensorArray of size 1"):
         finish(jax.jit(lambda i: grown.read(i))(1))
 
@@ -815,7 +767,7 @@ def test_an_array_that_may_grow_takes_no_time_to_make():
         assert float(ta.read(0).sum()) == 100
 
 
-@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint32, np.int64, np.uint64])
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.uint64])
 def test_an_index_of_any_dtype_grows_an_array(dtype):
     ta = growing(max_size=300, element_shape=())
     written = jax.jit(lambda i: (ta.write(i, 7.0).size(), ta.write(i, 7.0).read(i), ta.write(i, 7.0).stack()[i]))

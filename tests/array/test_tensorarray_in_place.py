@@ -178,25 +178,6 @@ def inner_scan(xs):
 
 
 @program
-def fori_loop(xs):
-    ta = TensorArray.from_array(xs)
-
-    def body(i, out):
-        return out.write(i, jnp.sin(ta.read(i) + out.read(i // 2)))
-
-    return total(lax.fori_loop(0, len(xs), body, empty(xs)))
-
-
-@program
-def gather_and_scatter(xs):
-    def body(ta, i, x):
-        seen = ta.gather((i + jnp.arange(4)) % len(xs))
-        return ta.scatter((i * 5 + jnp.arange(4)) % len(xs), jnp.tanh(seen) + x)
-
-    return total(over_steps(body, TensorArray.from_array(xs), xs))
-
-
-@program
 def dict_of_arrays(xs):
     def body(tas, i, x):
         from_h, from_c = tas["h"].read(i // 2), tas["c"].read(i // 2)
@@ -255,14 +236,6 @@ def write_with_gaps(xs):
 
 
 @program
-def dynamic_write_where(xs):
-    def body(ta, i, x):
-        return ta.write(i, jnp.sin(x), where=x[0] > 0)
-
-    return total(over_steps(body, growing(xs), xs))
-
-
-@program
 def read_with_a_traced_size(xs):
     def body(ta, i, x):
         return ta.append(jnp.sin(x + ta.read(i // 2) + ta.read(ta.size() - 1)))
@@ -300,18 +273,6 @@ def pop_until_empty(xs):
     return jnp.sum(over_steps(body, (full, xs[0]), xs)[1])
 
 
-@program
-def dynamic_pytree_rows(xs):
-    ta = TensorArray.like({"h": xs[0], "s": jnp.float32(0)}, 1, dynamic_size=True, max_size=len(xs) + 1)
-
-    def body(ta, i, x):
-        old = ta.read(i // 2)
-        return ta.append({"h": jnp.tanh(old["h"] + x), "s": old["s"] * 0.5 + x[0]})
-
-    found = over_steps(body, ta, xs).stack()
-    return jnp.sum(found["h"] ** 2) + jnp.sum(found["s"] ** 2)
-
-
 # --- the proofs ------------------------------------------------------------------------------------------------
 
 
@@ -342,18 +303,7 @@ def test_second_order_has_no_copy(name):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "read_then_write",
-        "write_where",
-        "closed_over_in_a_cond",
-        "pytree_rows",
-        "dict_of_arrays",
-        "append",
-        "append_where",
-        "write_with_gaps",
-        "read_with_a_traced_size",
-        "stack_machine",
-    ],
+    ["read_then_write", "closed_over_in_a_cond", "dict_of_arrays", "append_where", "write_with_gaps", "stack_machine"],
 )
 def test_vmapped_loop_and_its_gradient_have_no_copy(name):
     batch = jnp.stack([rows(LENGTH)] * 3)

@@ -135,13 +135,6 @@ def test_stack_puts_the_rows_on_one_another(dtype, x0, x1, x2):
     return ta.write(0, x0).write(1, x1).write(2, x2).stack()
 
 
-@gives(np.zeros((3, 0, 1)), of=(np.zeros((0, 1), np.float32),))
-def test_rows_without_elements_are_stacked_too(empty):
-    """EmptyTensorArrayPack."""
-    ta = TensorArray(np.float32, tensor_array_name="foo", size=3)
-    return ta.write(0, empty).write(1, empty).write(2, empty).stack()
-
-
 @gives(
     ([[0.0, 0.0]], [[[0.0, 0.0]], [[4.0, 5.0]], [[0.0, 0.0]]], [[0.0, 0.0], [4.0, 5.0], [0.0, 0.0]]) * 2,
     of=([[4.0, 5.0]],),
@@ -171,13 +164,6 @@ def test_concat_joins_rows(dtype, *rows):
     for i in range(3):
         different, equal = different.write(i, rows[i]), equal.write(i, rows[3 + i])
     return different.concat(), equal.concat()
-
-
-@gives((np.zeros((42, 1)), np.zeros((0, 5, 10))))
-def test_stack_has_as_many_rows_as_the_size_says():
-    """StackShapeOnStaticSize, StackShapeOnEmpty."""
-    empty = TensorArray(np.float32, size=0, element_shape=(5, 10), dynamic_size=True)
-    return TensorArray(np.float32, size=42).write(0, [0]).stack(), empty.stack()
 
 
 # --- unstack, split, scatter -----------------------------------------------------------------------------------
@@ -211,17 +197,23 @@ def test_split_makes_rows_of_different_lengths_or_of_one(dtype, x):
 )
 def test_scattered_rows_are_read_at_indices_known_when_the_program_runs(dtype, indices, value, id0, id1):
     """ScatterRead of the XLA tests; Int64GPU, ScatterBfloat16GPU."""
-    w = TensorArray(dtype, tensor_array_name="foo", size=10).scatter(indices, value)
+    w = TensorArray(dtype, tensor_array_name="foo", size=10).scatter(indices=indices, value=value)
     return w.read(id0), w.read(id1)
 
 
-@gives((0, np.zeros((0, 3, 5)), np.zeros((0, 5))), of=(np.zeros((0, 3, 5), np.float32),))
-def test_no_rows_are_unstacked_stacked_and_concatenated(value):
-    """EvalEmptyWithDefault."""
+@gives(
+    (np.zeros((0, 3, 5)), np.zeros((0, 5)), np.zeros((3, 0, 1)), np.zeros((42, 1)), np.zeros((0, 5, 10))),
+    of=(np.zeros((0, 3, 5), np.float32), np.zeros((0, 1), np.float32)),
+)
+def test_there_may_be_no_rows_and_rows_without_elements(no_rows, no_elements):
+    """EvalEmptyWithDefault, EmptyTensorArrayPack, StackShapeOnStaticSize, StackShapeOnEmpty."""
     ta = TensorArray(np.float32, size=0, dynamic_size=False, infer_shape=True)
-    size = ta.size()
-    ta = ta.unstack(value)
-    return size, ta.stack(), ta.concat()
+    assert ta.size() == 0
+    ta, empty = ta.unstack(no_rows), TensorArray(np.float32, size=3, tensor_array_name="foo")
+    for i in range(3):
+        empty = empty.write(i, no_elements)
+    growing = TensorArray(np.float32, size=0, element_shape=(5, 10), dynamic_size=True)
+    return ta.stack(), ta.concat(), empty.stack(), TensorArray(np.float32, 42).write(0, [0]).stack(), growing.stack()
 
 
 # --- shapes ----------------------------------------------------------------------------------------------------
@@ -354,7 +346,7 @@ BLOCK = np.arange(3 * 5, dtype=np.float32).reshape(3, 5) + 1
 def test_the_sum_of_two_rows_gives_both_its_gradient(a, b):
     """SumOfTwoReadVariablesWithoutRepeatGrad."""
     ta = TensorArray(np.float32, size=2)
-    ta = ta.write(0, a, name="write_a")
+    ta = ta.write(index=0, value=a, name="write_a")
     ta = ta.write(1, b, name="write_b")
     return ta.read(0, name="read_a_0") + ta.read(1, name="read_b_0")
 
