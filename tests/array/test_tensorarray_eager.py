@@ -158,12 +158,12 @@ def test_a_donated_array_is_gone_and_says_so():
 
 def test_capacity_doubles():
     ta, pointers = TensorArray(f64, size=0, dynamic_size=True, element_shape=()), []
-    for i in range(1000):
+    for i in range(200):
         ta = ta.append(float(i))
         pointers.append(pointer(ta))
     moved = sum(a != b for a, b in itertools.pairwise(pointers))
-    assert moved <= 8  # 8, 16, ..., 1024
-    assert rows(ta) == list(range(1000))
+    assert moved <= 6  # 8, 16, ..., 256
+    assert rows(ta) == list(range(200))
 
 
 def test_without_the_hook_writes_copy_and_are_right(monkeypatch):
@@ -179,10 +179,8 @@ def test_without_the_hook_writes_copy_and_are_right(monkeypatch):
 # --- interrupts ------------------------------------------------------------------------------------------------
 
 ACTIONS = {
-    "write": lambda new, old: new.write(3, 5.0),
-    "write an array": lambda new, old: new.write(3, jnp.asarray(5.0)).write(2, np.asarray(6.0)),
+    "write": lambda new, old: new.write(3, jnp.asarray(5.0)).write(2, np.asarray(6.0)),
     "branch": lambda new, old: old.write(3, 5.0),
-    "read": lambda new, old: (new.read(3), old.read(3)),
     "share": lambda new, old: (new.stack(), new.write(1, 3.0)),
     "grow": lambda new, old: new.write(9, 1.0),
     "gap": lambda new, old: new.pop()[0].pop()[0].write(3, 9.0),
@@ -191,7 +189,7 @@ ACTIONS = {
 
 @pytest.mark.parametrize(
     ("how", "action"),
-    [*(("growing", action) for action in ACTIONS), *(("ragged", action) for action in list(ACTIONS)[:5])],
+    [*(("growing", action) for action in ACTIONS), ("ragged", "write"), ("ragged", "branch")],
 )
 def test_an_interrupt_before_any_instruction_changes_nothing(how, action, monkeypatch):
     """All versions are as they were, and another thread can use them."""
@@ -207,7 +205,6 @@ def test_an_interrupt_before_any_instruction_changes_nothing(how, action, monkey
         found = []
 
         def other(versions=(first, second, third), found=found):
-            found += [rows(ta) for ta in versions]
             found += [rows(ta.write(0, 7.0)) for ta in versions]
             found += [rows(ta) for ta in versions]
 
@@ -216,7 +213,7 @@ def test_an_interrupt_before_any_instruction_changes_nothing(how, action, monkey
         thread.join(60)
         assert not thread.is_alive(), at
         expected = [[0, 10, 20, 30], [0, -1, 20, 30], [-3, -1, -2, 30]]
-        assert found == [*expected, *[[7, *e[1:]] for e in expected], *expected], at
+        assert found == [*[[7, *e[1:]] for e in expected], *expected], at
         at += 1
     assert at > 10  # ragged rows need few instructions
 

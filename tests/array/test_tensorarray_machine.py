@@ -197,7 +197,7 @@ class Arrays(RuleBasedStateMachine):
     @rule(
         target=held,
         old=held,
-        many=st.lists(st.tuples(indices, numbers, st.booleans()), min_size=1, max_size=4),
+        many=st.lists(st.tuples(indices, numbers, st.booleans()), min_size=2, max_size=3),
         masked=st.booleans(),
         mode=modes,
     )
@@ -243,7 +243,7 @@ class Arrays(RuleBasedStateMachine):
         assert leaves(found) == leaves(row)
         return self.hold(ta, old.rows[:-1] if is_taken else old.rows, old.life)
 
-    @rule(target=held, old=held, xs=st.lists(numbers, min_size=1, max_size=5))
+    @rule(target=held, old=held, xs=st.lists(numbers, min_size=2, max_size=4))
     def unstack(self, old, xs):
         if self.kind.ragged:
             return multiple()
@@ -335,7 +335,7 @@ class Arrays(RuleBasedStateMachine):
             assert leaves(stacked) == leaves(wanted)
             assert leaves(seen) == leaves(wanted)
 
-    @rule(old=held, many=st.lists(st.tuples(indices, st.booleans()), min_size=1, max_size=3), mode=modes)
+    @rule(old=held, many=st.lists(st.tuples(indices, st.booleans()), min_size=2, max_size=3), mode=modes)
     def gather(self, old, many, mode):
         def gather():
             return old.ta.gather([i for i, _ in many], where=np.array([where for _, where in many]), mode=mode)

@@ -68,8 +68,8 @@ def vector(*xs):
 
 
 def varied(v, k):
-    """Another row of the dtype of `v`."""
-    return jnp.cos(v * k) if jnp.issubdtype(v.dtype, jnp.inexact) else (v + k).astype(v.dtype)
+    """Another row."""
+    return jnp.cos(v * k)
 
 
 def three(kind, v):
@@ -225,9 +225,7 @@ def run(kind, loop, names, rows, values, i, w, lib=TensorArray):
 
 def scalar_of(results):
     """A scalar whose derivatives of order one and two do not vanish."""
-    leaves = [x.reshape(-1) for x in jax.tree.leaves(results) if jnp.issubdtype(x.dtype, jnp.inexact)]
-    parts = [y.astype(jnp.float64) for x in leaves for y in ([x.real, x.imag] if jnp.iscomplexobj(x) else [x])]
-    flat = jnp.concatenate(parts)
+    flat = jnp.concatenate([x.reshape(-1) for x in jax.tree.leaves(results) if jnp.issubdtype(x.dtype, jnp.inexact)])
     total = jnp.sum(np.cos(1.0 + np.arange(flat.size)) * jnp.sin(flat))
     return total + 0.25 * total**2
 
@@ -252,13 +250,6 @@ def product(gradient, tangents):
 
 def values_and_derivatives(f, order, args, tangents):
     """The results of `f`, which gives its scalar too, and {name: derivative}."""
-    if order == "forward over forward":
-
-        def along(*args):
-            return jax.jvp(f, args, tangents, has_aux=True)[1:]
-
-        once, twice, values = jax.jvp(along, args, tangents, has_aux=True)
-        return values, {"directional": once, "second directional": twice}
     gradient = jax.grad(f, (0, 1), has_aux=True)
     if order == "forward over reverse":
         first, second, values = jax.jvp(gradient, args, tangents, has_aux=True)
@@ -295,13 +286,10 @@ def expected(kind, k):
     return jax.tree.map(np.asarray, everything(args))
 
 
-def expected_of(kind, names, tangents):
-    """`expected` of the first example for some of the methods, with derivatives along a direction."""
+def expected_of(kind, names):
+    """`expected` of the first example for some of the methods."""
     values, derived = expected(kind, 0)
     derived = {name: tuple({m: part[m] for m in names} for part in d) for name, d in derived.items()}
-    derived["directional"] = product(derived["gradient"], tangents)
-    if "second" in derived:
-        derived["second directional"] = product(derived["second"], tangents)
     return {m: values[m] for m in names}, derived
 
 
@@ -312,10 +300,7 @@ def assert_close(actual, wanted, rtol=1e-10, atol=1e-11, what=""):
         where = f"{what} {jax.tree_util.keystr(path)}"
         assert (a.shape, a.dtype) == (e.shape, e.dtype), where
         if jnp.issubdtype(e.dtype, jnp.inexact):
-            wide = np.complex128 if jnp.iscomplexobj(e) else np.float64
-            np.testing.assert_allclose(
-                np.asarray(a).astype(wide), np.asarray(e).astype(wide), rtol=rtol, atol=atol, err_msg=where
-            )
+            np.testing.assert_allclose(a, e, rtol=rtol, atol=atol, err_msg=where)
         else:
             np.testing.assert_array_equal(a, e, err_msg=where)
 
@@ -330,7 +315,6 @@ def of_kind(*names):
 IN_LOOPS = [
     ("dynamic", scan, "forward over reverse", None),
     ("dynamic", scan, "reverse over reverse", 1),
-    ("dynamic", while_loop, "forward over forward", 1),
     ("dynamic", checkpointed_scan, "first", 2),
     ("dynamic_pytree", fori_loop, "first", 1),
     ("static", fori_loop, "first", 2),
@@ -349,7 +333,7 @@ def test_values_and_derivatives_of_every_method(kind, loop, order, share):
         return values_and_derivatives(program(kind, loop, names, i, w), order, args, tangents)
 
     values, derived = everything({m: indices(kind, m)[0] for m in names}, WHERE[0], args, tangents)
-    wanted, wanted_derived = expected_of(kind, names, tangents)
+    wanted, wanted_derived = expected_of(kind, names)
     assert_close(values, wanted, what="values")
     for name, value in derived.items():
         assert_close(value, wanted_derived[name], what=name)
@@ -416,42 +400,6 @@ def test_a_vmapped_while_loop_grows_every_array_to_its_own_size():
     np.testing.assert_array_equal(sizes, counts)
 
 
-# --- dtypes ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("kind", "dtype"),
-    [("static", jnp.int32), ("dynamic", jnp.bfloat16), ("dynamic", jnp.complex128), ("dynamic", jnp.bool_)],
-)
-def test_values_and_gradients_of_every_dtype(kind, dtype):
-    """Of methods that mask and clear rows."""
-    kind = KINDS[kind]
-    names = ["gather_masked", "scatter_masked", *(["pop_write"] if kind.dynamic else [])]
-    inexact = jnp.issubdtype(dtype, jnp.inexact)
-    rng = np.random.default_rng(1)
-    draw = rng.normal if inexact else functools.partial(rng.integers, 0, 2 if dtype == jnp.bool_ else 100)
-    x, y = draw(size=(SIZE, 2)), draw(size=(STEPS, 2))
-    if dtype == jnp.complex128:
-        x, y = x + 1j * draw(size=x.shape), y - 1j * draw(size=y.shape)
-    rows, values = (dict.fromkeys(names, jnp.asarray(a, dtype)) for a in (x, y))
-
-    def everything(loop, lib):
-        def f(i, rows, values):
-            if not inexact:
-                return (), run(kind, loop, names, rows, values, i, WHERE[0], lib)
-            return jax.grad(program(kind, loop, names, i, WHERE[0], lib), (0, 1), has_aux=True)(rows, values)
-
-        return f
-
-    i = {m: indices(kind, m)[0] for m in names}
-    gradient, found = jit(everything(scan, TensorArray))(i, rows, values)
-    wanted_gradient, wanted = in_numpy(functools.partial(everything(loop_in_python, ListArray), i))(rows, values)
-    eps = float(jnp.finfo(dtype).eps) if inexact else 0
-    assert_close(found, wanted, rtol=4 * eps, atol=4 * eps)
-    scale = max([1.0, *(float(jnp.abs(g).max()) for g in jax.tree.leaves(wanted_gradient))])
-    assert_close(gradient, wanted_gradient, rtol=8 * eps, atol=8 * eps * scale)
-
-
 # --- a TensorArray as an argument ------------------------------------------------------------------------------
 
 
@@ -463,7 +411,7 @@ def use(ta):
 
 
 def test_the_gradient_with_respect_to_an_array_is_an_array():
-    """Outside of jit too, where arrays are trees for a step of gradient descent."""
+    """Of which a step of gradient descent makes an array."""
     rows = {"a": ROWS, "b": (ROWS[..., :1], np.cos(ROWS).astype(np.float32))}
     wanted = [in_numpy(jax.grad(lambda rows: use(ListArray.from_array(rows))))(at(k, rows)) for k in range(BATCH)]
     ta, gradient = TensorArray.from_array(jax.tree.map(jnp.asarray, at(0, rows))), jax.grad(use)
@@ -474,9 +422,8 @@ def test_the_gradient_with_respect_to_an_array_is_an_array():
         return gradient(ta), of_batch
 
     found, of_batch = everything(ta, rows)
-    for g in (found, gradient(ta)):
-        assert isinstance(g, TensorArray)
-        assert_close(g.stack(), wanted[0], rtol=1e-5, atol=1e-5)
+    assert isinstance(found, TensorArray)
+    assert_close(found.stack(), wanted[0], rtol=1e-5, atol=1e-5)
     for k in range(BATCH):
         assert_close(at(k, of_batch), wanted[k], rtol=1e-5, atol=1e-5)
     moved = jax.tree.map(lambda x, g: x - 0.5 * g, ta, found)
@@ -536,8 +483,7 @@ def test_everything_works_with_jit_disabled():
     i, w = {m: jnp.asarray(indices(kind, m)[0]) for m in names}, jnp.asarray(WHERE[0])
     with jax.disable_jit():
         _, found = program(kind, scan, names, i, w)(*jax.tree.map(jnp.asarray, args))
-    wanted = expected(kind, 0)[0]
-    assert_close(found, {m: wanted[m] for m in names})
+    assert_close(found, expected_of(kind, names)[0])
 
 
 # --- random programs -------------------------------------------------------------------------------------------
@@ -552,7 +498,7 @@ def zeros_of(step, *operands):
 
 def is_true(v):
     """True, but known only at run time."""
-    return jnp.real(jax.tree.leaves(v)[0]).sum() < 1e6
+    return v.sum() < 1e6
 
 
 def cond_operand(step):

@@ -884,36 +884,3 @@ def test_tensorflow_still_differs(name):
         np.testing.assert_array_equal(value, right)
         (expected,) = oracle.gradient(lambda x: weighted(np.asarray(defect.answer(x))), [X])
         assert np.abs(gradient - expected).max() > 0.5
-
-
-#: Errors here, and in TensorFlow elsewhere, that pass where it is said: nothing is checked there.
-PASSED = {
-    "a write past the end": (lambda ta, x: new(ta, 2, element_shape=()).write(2, x[0]).stack(), "XLA"),
-    "a write in front of the first row": (lambda ta, x: new(ta, 2, element_shape=()).write(-1, x[0]).stack(), "XLA"),
-    "a read past the end": (lambda ta, x: new(ta).unstack(x).read(3), "XLA"),
-    "a read in front of the first row": (lambda ta, x: new(ta).unstack(x).read(-1), "XLA"),
-    "a split into fewer rows than the size": (
-        lambda ta, x: new(ta, 5, infer_shape=False).split(x, [1, 2]).read(1),
-        "graph",
-    ),
-    "a split into rows of different lengths that are said to be of one shape": (
-        lambda ta, x: new(ta, 2).split(x, [1, 2]).concat(),
-        "graph",
-    ),
-    "an unstack of more rows than the size": (lambda ta, x: new(ta, 2).unstack(x).read(2), "graph"),
-}
-
-
-@pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
-@pytest.mark.parametrize("name", PASSED)
-def test_an_error_that_tensorflow_lets_pass_is_one_here(name, jit):
-    program, where = PASSED[name]
-    with pytest.raises((ValueError, IndexError)):
-        (jax.jit if jit else lambda f: f)(lambda x: program(jt.TensorArray, x))(jnp.asarray(X))
-    passes = tf.function(lambda x: program(tf.TensorArray, x), autograph=False, jit_compile=where == "XLA")
-    assert np.all(np.isfinite(passes(tf.constant(X))))
-
-
-def test_size_is_that_of_the_rows_after_an_unstack_of_fewer():
-    assert new(jt.TensorArray, 5).unstack(jnp.asarray(X)).size() == 3
-    assert tf.function(lambda x: new(tf.TensorArray, 5).unstack(x).size())(tf.constant(X)) == 5
