@@ -213,11 +213,6 @@ def checkpointed(xs):
 
 
 @program
-def append(xs):
-    return total(over_steps(lambda ta, i, x: ta.append(jnp.sin(x)), growing(xs), xs))
-
-
-@program
 def append_where(xs):
     return total(over_steps(lambda ta, i, x: ta.append(jnp.sin(x), where=x[0] > 0), growing(xs), xs))
 
@@ -260,17 +255,6 @@ def masked_stack_machine(xs):
         return ta.append(jnp.sin(row), where=x[0] > 0).append(none + x + ta.read(i // 2, mode="drop"), mode="drop")
 
     return total(over_steps(body, growing(xs, 1, 2), xs))
-
-
-@program
-def pop_until_empty(xs):
-    def body(c, i, x):
-        ta, seen = c
-        ta, row = ta.pop()
-        return ta, jnp.sin(seen * row + x)
-
-    full = growing(xs).unstack(xs)
-    return jnp.sum(over_steps(body, (full, xs[0]), xs)[1])
 
 
 # --- the proofs ------------------------------------------------------------------------------------------------

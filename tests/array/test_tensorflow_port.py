@@ -168,26 +168,19 @@ def test_concat_joins_rows(dtype, *rows):
 
 # --- unstack, split, scatter -----------------------------------------------------------------------------------
 
-MATRIX = [[1.0, 1.1], [2.0, 2.1], [3.0, 3.1]]
-
-
-@gives(tuple(MATRIX) * 2, of=(MATRIX,), dtypes=SOME_DTYPES)
-def test_unstack_makes_rows_of_an_array(dtype, x):
-    """UnpackRead; with infer_shape=True as in the XLA tests."""
-    tas = [TensorArray(dtype, tensor_array_name="foo", size=3, infer_shape=infer) for infer in (False, True)]
-    return tuple(row for ta in tas for row in read_all(ta.unstack(x), range(3)))
-
-
 PAIRS = [[1.0, 101.0], [2.0, 201.0], [3.0, 301.0]]
 
 
-@gives((PAIRS[:2], np.zeros((0, 2)), PAIRS[2:], PAIRS[:1], PAIRS[1:2], PAIRS[2:]), of=(PAIRS,), dtypes=SOME_DTYPES)
+@gives(
+    (PAIRS[:2], np.zeros((0, 2)), PAIRS[2:], PAIRS[:1], PAIRS[1:2], PAIRS[2:], *PAIRS), of=(PAIRS,), dtypes=SOME_DTYPES
+)
 def test_split_makes_rows_of_different_lengths_or_of_one(dtype, x):
-    """SplitRead, here and of the XLA tests."""
+    """SplitRead, here and of the XLA tests; UnpackRead."""
     ragged = TensorArray(dtype, tensor_array_name="foo", size=3, infer_shape=False).split(x, lengths=[2, 0, 1])
     even = TensorArray(dtype, tensor_array_name="foo", size=3).split(x, lengths=np.array([1, 1, 1]))
     assert even.element_shape == (1, 2)
-    return read_all(ragged, range(3)) + read_all(even, range(3))
+    unstacked = TensorArray(dtype, size=3, infer_shape=False).unstack(x)
+    return read_all(ragged, range(3)) + read_all(even, range(3)) + read_all(unstacked, range(3))
 
 
 @gives(
