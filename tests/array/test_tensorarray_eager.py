@@ -73,7 +73,7 @@ def test_an_older_version_costs_one_copy_at_most():
 def test_a_row_that_is_cleared_for_one_version_is_still_in_an_older_one():
     full = made("growing", 5)
     shorter = full.pop()[0].pop()[0].pop()[0].append(-1.0)
-    assert rows(shorter.write(4, jnp.asarray(7.0))) == [0, 10, -1, 0, 7]
+    assert rows(shorter.write(4, np.asarray(7.0))) == [0, 10, -1, 0, 7]
     assert rows(full) == [0, 10, 20, 30, 40]
 
 

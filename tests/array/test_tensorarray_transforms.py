@@ -24,7 +24,7 @@ VALUES = _rng.normal(size=(BATCH, STEPS, 2))
 DIRECTION = [_rng.normal(size=a.shape) for a in (ROWS, VALUES)]
 WHERE = np.array([[True, False, True], [False, False, True], [True, True, True]])
 READS = np.array([[2, 0, 2], [1, 1, 3], [3, 2, 0]])  # of rows that are there from the start
-WRITES = {False: np.array([[1, 3, 1], [0, 2, 3], [2, 2, 2]]), True: np.array([[3, 6, 3], [4, 5, 0], [7, 2, 7]])}
+WRITES = {False: np.array([[1, 3, 1], [0, 2, 3], [2, 2, 2]]), True: np.array([[5, 6, 6], [4, 5, 0], [7, 2, 7]])}
 
 
 # --- the methods -----------------------------------------------------------------------------------------------
