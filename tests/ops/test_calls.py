@@ -404,18 +404,14 @@ def resize(rng, one, shape):
 def built(platform, folder):
     path = folder / platform
     headers = Path(jaxlib.__file__).parent / "include"
-    flags = ["-std=c++17", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-pthread"]
+    flags = ["-std=c++17", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-pthread"]
     flags += ["-Wall", "-Wextra", "-Werror", "-DTA_ONE_PIECE="]  # which takes long to compile
     flags += ["-fno-sanitize=enum"]  # XLA's headers read the dtypes of a newer XLA as they are
-    flags += [
-        f"-I{CSRC}",
-        f"-I{HERE}",
-        f"-I{HERE.parent / 'gpu'}",
-        f"-I{HERE.parent / 'gpu' / 'emulated_gpu'}",
-        "-isystem",
-        str(headers),
-    ]
-    flags += ["-DEMULATED_GPU"] * (platform == "gpu")
+    flags += ["-fno-sanitize=null"]  # which the address sanitizer sees too, and which takes a fifth of the time
+    folders = CSRC, HERE, HERE.parent / "gpu", HERE.parent / "gpu" / "emulated_gpu"
+    flags += [*(f"-I{folder}" for folder in folders), "-isystem", str(headers)]
+    # A CPU takes numbers at any address.
+    flags += ["-DEMULATED_GPU"] if platform == "gpu" else ["-fno-sanitize=alignment"]
     done = subprocess.run([COMPILER, *flags, str(HERE / "calls.cc"), "-o", str(path)], capture_output=True, text=True)
     if "cannot find" in done.stderr and "san" in done.stderr:
         pytest.skip("the compiler has no sanitizers here")

@@ -18,6 +18,8 @@ BUFFER = np.arange(2.0 * SIZE).reshape(SIZE, 2)
 VALUE = np.array([7.0, 8.0])
 CHECK, READ, SWAP = OPS["ta_check"], OPS["ta_read"], OPS["ta_swap"]
 CHECKING_OPS = [*ROW_OPS, CHECK]
+#: One that reads, one that updates, and one without a buffer, for what the op makes no difference to.
+THREE_OPS = [READ, SWAP, CHECK]
 
 
 def call(op, lib, buffer, index, value=VALUE, **options):
@@ -91,7 +93,7 @@ def direct(op, buffer, index):
     return call(op, OURS, buffer, index)
 
 
-CONTEXTS = {
+EVERYWHERE = {
     "direct": direct,
     "scan": in_scan,
     "while_loop": in_while,
@@ -99,9 +101,6 @@ CONTEXTS = {
     "vmap_of_where": in_vmap_of_where,
     "vmap_of_index": in_vmap_of_index,
     "vjp": in_vjp,
-}
-#: What makes no difference between ops.
-OTHER_CONTEXTS = {
     "nested_jit": lambda op, *args: jax.jit(lambda *inner: direct(op, *inner))(*args),
     "checkpoint": lambda op, *args: jax.checkpoint(lambda *inner: direct(op, *inner))(*args),
     "masked": lambda op, buffer, index: call(op, OURS, buffer, index, where=index != 5),
@@ -109,9 +108,9 @@ OTHER_CONTEXTS = {
     "vmap": in_vmap,
     "jvp": in_jvp,
 }
-EVERYWHERE = CONTEXTS | OTHER_CONTEXTS
-CASES = [(op, c) for op in CHECKING_OPS for c in (EVERYWHERE if op in (SWAP, CHECK) else CONTEXTS)]
-WITHOUT_JIT = [(op, "direct") for op in CHECKING_OPS] + [(SWAP, c) for c in ("scan", "cond", "vmap_of_index", "vjp")]
+CASES = [(op, c) for op in CHECKING_OPS for c in (EVERYWHERE if op in (SWAP, CHECK) else ("direct", "vjp"))]
+WITHOUT_JIT = [(CHECK, "direct"), *((SWAP, c) for c in ("direct", "scan", "cond", "vmap_of_index", "vjp"))]
+JIT_DISABLED = [(SWAP, "direct"), (CHECK, "scan"), (READ, "while_loop"), (SWAP, "cond")]
 
 
 @pytest.mark.parametrize(("op", "context"), CASES, ids=str)
@@ -135,11 +134,10 @@ def test_a_stray_index_raises_without_an_outer_jit(op, context):
         assert_same(f(jnp.asarray(BUFFER), jnp.array(3)), call(op, oracle, BUFFER, 3))
 
 
-@pytest.mark.parametrize("context", ["direct", "scan", "while_loop", "cond"])
-@every(CHECKING_OPS)
+@pytest.mark.parametrize(("op", "context"), JIT_DISABLED, ids=str)
 def test_a_stray_index_raises_with_jit_disabled(op, context):
     with jax.disable_jit(), raises(op, 12):
-        finish(CONTEXTS[context](op, jnp.asarray(BUFFER), jnp.array(12)))
+        finish(EVERYWHERE[context](op, jnp.asarray(BUFFER), jnp.array(12)))
 
 
 @every(CHECKING_OPS)
@@ -211,7 +209,7 @@ def test_a_python_or_numpy_index_is_checked_while_tracing(op, index):
         jax.eval_shape(jax.vmap(lambda b: call(op, OURS, b, index, mode="error")), jnp.stack([buffer, buffer]))
 
 
-@every(CHECKING_OPS)
+@every(THREE_OPS)
 def test_a_python_index_that_is_dropped_or_masked_is_no_error(op):
     buffer = jnp.asarray(BUFFER)
     for index in (12, -1, [12, -1], np.array(12)):
@@ -258,13 +256,17 @@ def test_a_batched_index_is_dropped_by_default(op):
     expected = [call(op, oracle, BUFFER, i, np.stack([VALUE, VALUE])) for i in index]
     expected = tuple(map(np.stack, zip(*expected, strict=True)))
     f = functools.partial(call, op, OURS)
-    assert_same(jax.vmap(f, (None, 0))(jnp.asarray(BUFFER), index), expected)
-    assert_same(jax.jit(jax.vmap(f))(np.stack([BUFFER, BUFFER]), index), expected)
-    outer = jax.vmap(lambda i: jax.vmap(lambda b: f(b, i))(jnp.asarray(BUFFER)[None]))  # only the outer vmap batches it
-    assert_same(outer(index), tuple(e[:, None] for e in expected))
+
+    @jax.jit
+    def run(buffer, index):
+        one = jax.vmap(f, (None, 0))(buffer, index)
+        outer = jax.vmap(lambda i: jax.vmap(lambda b: f(b, i))(buffer[None]))  # only the outer vmap batches it
+        return one, jax.vmap(f)(jnp.stack([buffer, buffer]), index), outer(index)
+
+    assert_same(run(BUFFER, index), (expected, expected, tuple(e[:, None] for e in expected)))
 
 
-@every(CHECKING_OPS)
+@every(THREE_OPS)
 def test_an_unbatched_index_still_raises_beside_a_batched_value(op):
     f = jax.jit(jax.vmap(functools.partial(call, op, OURS), (0, None, 0)))
     buffers, values = np.stack([BUFFER, BUFFER]), np.stack([VALUE, VALUE])
@@ -274,7 +276,7 @@ def test_an_unbatched_index_still_raises_beside_a_batched_value(op):
         assert_same([x[0] for x in f(buffers, 2, values)], call(op, oracle, BUFFER, 2))
 
 
-@every(CHECKING_OPS)
+@every(THREE_OPS)
 def test_mode_error_raises_for_a_batched_index_under_two_vmaps(op):
     f = functools.partial(call, op, OURS, mode="error")
     nested = jax.jit(jax.vmap(jax.vmap(f, (None, 0)), (0, None)))
@@ -283,7 +285,7 @@ def test_mode_error_raises_for_a_batched_index_under_two_vmaps(op):
     assert nested(np.stack([BUFFER, BUFFER]), np.array([1, 3]))[0].shape[:2] == (2, 2)
 
 
-@every(CHECKING_OPS)
+@every(THREE_OPS)
 def test_masked_rows_never_raise(op):
     index, where = np.array([12, 3, -1, -(2**62)]), np.array([False, True, False, False])
     value = np.stack([VALUE] * 4)
@@ -301,7 +303,7 @@ def test_masked_rows_never_raise(op):
 # --- not executed ----------------------------------------------------------------------------------------------
 
 
-@every(CHECKING_OPS)
+@every(THREE_OPS)
 def test_an_untaken_branch_never_raises(op):
     zeros = [np.zeros_like(r) for r in call(op, oracle, BUFFER, 0)]
 
@@ -373,12 +375,13 @@ LOOPS = {
     "outer_jit": lambda trips, body, start: jax.jit(lambda n, start: fori(n, body, start))(trips, start),
     "checkpoint": lambda trips, body, start: fori(trips, jax.checkpoint(body), start),
 }
-#: Each loop with an op that reads, one that updates what is carried, and one that only checks.
+#: Each loop with an op that reads what is closed over and one that updates what is carried; some with others.
 IN_LOOPS = [
-    *((READ, loop, place) for loop in LOOPS for place in ("carried", "closed over")),
+    *((READ, loop, "closed over") for loop in LOOPS),
+    *((READ, loop, "carried") for loop in ("fori", "cond", "inner_loop")),
     *((SWAP, loop, "carried") for loop in LOOPS),
-    *((CHECK, loop, "closed over") for loop in LOOPS),
-    *((op, "fori", place) for op in ROW_OPS for place in ("carried", "closed over") if op not in (READ, SWAP)),
+    *((CHECK, loop, "closed over") for loop in ("fori", "cond_of_step", "loop_of_loop")),
+    *((OPS[op], "fori", "carried") for op in ("ta_write", "ta_add", "ta_max")),
 ]
 
 
@@ -422,8 +425,9 @@ DETOURS = {
 }
 
 
-@pytest.mark.parametrize("detour", DETOURS)
-@pytest.mark.parametrize("carried", ["buffer", "index"])
+@pytest.mark.parametrize(
+    ("carried", "detour"), [("buffer", d) for d in DETOURS] + [("index", d) for d in ("jit", "cond", "scan", "where")]
+)
 def test_a_loop_of_no_steps_never_raises_whatever_else_its_step_does_with_what_it_carries(carried, detour):
     @jax.jit
     def f(buffer, index, trips):
@@ -442,7 +446,7 @@ def test_a_loop_of_no_steps_never_raises_whatever_else_its_step_does_with_what_i
         finish(f(BUFFER, 12, 1))
 
 
-@every(CHECKING_OPS)
+@every(THREE_OPS)
 def test_a_branch_inside_a_loop_that_is_never_taken_never_raises(op):
     @jax.jit
     def f(buffer, index, taken):

@@ -12,7 +12,6 @@ import oracle
 import pytest
 import unrolled
 from in_numpy import in_numpy
-from jax.test_util import check_grads
 from ops import (
     BUFFER,
     CONTEXTS,
@@ -20,7 +19,6 @@ from ops import (
     INDEX,
     OPS,
     OURS,
-    ROW_OPS,
     SIZE,
     SMOOTH_OPS,
     VALUE,
@@ -88,15 +86,15 @@ def assert_derivatives(found, op, orders):
 
 # --- values ----------------------------------------------------------------------------------------------------
 
-#: Each op in several contexts, and each context with several ops.
+#: Each op in one or more contexts, and each context with one or more ops.
 IN_CONTEXTS = {
-    "ta_read": ["nested_jit", "while_loop", "cond"],
+    "ta_read": ["nested_jit", "while_loop"],
     "ta_write": ["scan", "checkpoint"],
     "ta_add": ["fori_loop", "vmap"],
-    "ta_max": ["scan", "while_loop", "cond", "checkpointed_scan"],
-    "ta_swap": ["while_loop", "checkpointed_scan"],
-    "ta_stack": ["cond", "vmap"],
-    "ta_clear": ["scan", "fori_loop", "while_loop", "cond"],
+    "ta_max": ["while_loop", "checkpointed_scan"],
+    "ta_swap": ["cond", "checkpointed_scan"],
+    "ta_stack": ["cond"],
+    "ta_clear": ["scan", "while_loop", "cond"],
 }
 
 
@@ -115,7 +113,8 @@ def test_values_and_derivatives_are_the_same_in_every_context(op, context):
     assert_derivatives(found, op, orders)
 
 
-WITHOUT_JIT = [*((op, "direct") for op in SMOOTH_OPS), *((OPS["ta_swap"], c) for c in ("scan", "while_loop", "cond"))]
+WITHOUT_JIT = [(OPS[op], "direct") for op in ("ta_read", "ta_max", "ta_swap", "ta_stack", "ta_clear")]
+WITHOUT_JIT += [(OPS["ta_swap"], context) for context in ("scan", "while_loop", "cond")]
 
 
 @pytest.mark.parametrize(("op", "context"), WITHOUT_JIT, ids=str)
@@ -147,10 +146,13 @@ def test_inputs_keep_their_values_and_so_do_evaluated_jaxprs_and_branches(op):
 
 # --- derivatives -----------------------------------------------------------------------------------------------
 
+#: Of the op that is not linear, and of one into whose rules those of all others are turned.
+THIRD = {"ta_max": ["rrr"], "ta_swap": ["frf", "rfr", "rrr"]}
+
 
 @every(SMOOTH_OPS)
 def test_derivatives_agree_in_every_order_of_modes_and_pass_the_checks_of_jax(op):
-    orders = ["", *FIRST_AND_SECOND, "frf", "rfr", "rrr"]
+    orders = ["", *FIRST_AND_SECOND, *THIRD.get(op.name, [])]
     with jax.enable_checks(True):
         found = jit(derivatives(loss_in("direct", op), orders))(*on_device(BUFFER, VALUE))
         assert_same(call(op, OURS, *on_device(*arguments(op, BUFFER, VALUE))), expected_results(op))
@@ -158,21 +160,16 @@ def test_derivatives_agree_in_every_order_of_modes_and_pass_the_checks_of_jax(op
 
 
 def test_derivatives_in_a_loop_agree_in_every_order_of_modes_and_pass_the_checks_of_jax():
-    op, orders = OPS["ta_swap"], [*FIRST_AND_SECOND, "frf", "rfr", "rrr"]
+    op, orders = OPS["ta_swap"], ["ff", "fr", "rf", "rr"]
     with jax.enable_checks(True):
         found = jit(derivatives(loss_in("scan", op), orders))(*on_device(BUFFER, VALUE))
     assert_derivatives(found, op, orders)
 
 
-@every(ROW_OPS)
+@every([OPS["ta_max"], OPS["ta_swap"]])
 def test_a_while_loop_has_forward_derivatives_up_to_the_third(op):
     orders = ["f", "ff", "fff"]
     assert_derivatives(jit(derivatives(loss_in("while_loop", op), orders))(*on_device(BUFFER, VALUE)), op, orders)
-
-
-def test_check_grads_agrees_up_to_the_second_order():
-    f = jax.jit(loss_in("checkpointed_scan", OPS["ta_swap"]))
-    check_grads(f, on_device(BUFFER, VALUE), order=2, modes=("fwd", "rev"), rtol=1e-3)
 
 
 @pytest.mark.parametrize(("op", "context"), [*((op, "direct") for op in LINEAR_OPS), (OPS["ta_swap"], "scan")], ids=str)
@@ -210,6 +207,19 @@ def test_linear_transpose_is_the_adjoint_and_can_be_transposed_back(op, context)
         np.testing.assert_allclose(inner(once, [tangents[k] for k in inputs]), inner(cotangents, results), rtol=1e-12)
 
 
+@pytest.mark.parametrize("used", [0, 1], ids=["buffer", "old"])
+def test_either_result_of_a_swap_may_go_unused(used):
+    weights = np.cos(np.arange(6.0)).reshape(3, 2)
+    args = np.sin(np.arange(6.0)).reshape(3, 2), np.sin(np.arange(6.0, 12.0)).reshape(3, 2)
+
+    def f(lib, xp, buffer, value):
+        return (xp.sin(lib.ta_swap(buffer, np.array([2, 0, 2]), value)[used]) * weights).sum()
+
+    found = jit(jax.grad(functools.partial(f, OURS, jnp), argnums=(0, 1)))(*args)
+    for a, e in zip(found, oracle.gradient(functools.partial(f, oracle, np), args), strict=True):
+        np.testing.assert_allclose(a, e, atol=1e-8)
+
+
 def test_a_checkpoint_that_saves_reads_does_not_read_again():
     index = jnp.asarray(INDEX % SIZE)
 
@@ -227,7 +237,10 @@ def test_a_checkpoint_that_saves_reads_does_not_read_again():
 # --- debugging switches ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("op", "context"), [*((op, "direct") for op in SMOOTH_OPS), (OPS["ta_swap"], "scan")], ids=str)
+FOR_NANS = [("ta_read", "direct"), ("ta_max", "direct"), ("ta_clear", "direct"), ("ta_swap", "scan")]
+
+
+@pytest.mark.parametrize(("op", "context"), [(OPS[op], context) for op, context in FOR_NANS], ids=str)
 def test_debug_nans_has_nothing_to_report_about_numbers(op, context):
     with jax.debug_nans(True):
         found = jax.jit(jax.value_and_grad(loss_in(context, op)))(*on_device(BUFFER, VALUE))[0]
