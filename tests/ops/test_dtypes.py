@@ -22,12 +22,12 @@ WHERE = np.array([[True, True, True], [True, False, True]])
 
 @jax.jit
 def moves(buffer, index, value, where):
-    """Everything that moves rows and does not calculate with them."""
+    """Everything that moves rows and does not calculate with them, by slices and by kernels."""
     return (
         ta_read(buffer, index, mode="drop"),
-        ta_read(buffer, index, where=where, mode="drop"),
-        ta_write(buffer, index, value, where=where, mode="drop"),
-        *ta_swap(buffer, index, value, where=where, mode="drop"),
+        ta_read(buffer, index, where=where, mode="drop", lowering="ffi"),
+        ta_write(buffer, index, value, where=where, mode="drop", lowering="ffi"),
+        *ta_swap(buffer, index, value, where=where, mode="drop", lowering="ffi"),
         ta_stack(buffer, 2),
         jax.lax.scan(lambda b, x: ta_swap(b, x[0], x[1], mode="drop"), buffer, (index[0], value[0])),
         ta_read(ta_write(ta_empty(4, (3,), buffer.dtype), FILLED, buffer[:4]), FILLED),
@@ -311,9 +311,7 @@ def test_every_op_on_discrete_values_has_float0_tangents(dtype):
     assert {d.dtype for d in jax.tree.leaves(dots)} == {jax.dtypes.float0}
 
 
-@pytest.mark.parametrize(
-    "dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.complex128], ids=name_of
-)
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.complex128], ids=name_of)
 def test_gradients_have_the_dtype_of_what_they_belong_to(dtype):
     buffer, value = jnp.arange(3).astype(dtype), jnp.array([5, 6, 7]).astype(dtype)
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
-from ops import OURS, ROW_OPS, UPDATES, assert_same, every, on_device
+from ops import OPS, OURS, ROW_OPS, UPDATES, assert_same, every, on_device
 
 INDICES = [2, np.int8(2), np.uint64(2), np.array(2), [2, 0, 2], [1, 1], [[0], [1]], [np.int8(1), 2], [], range(3)]
 INDICES += [np.array([2, 1]), np.array([[[[2]]], [[[0]]]])]
@@ -57,25 +57,27 @@ def test_rows_are_those_that_the_index_and_the_mask_say(op, lowering):
             np.testing.assert_array_equal(oracle.bytes_of(a), oracle.bytes_of(e), err_msg=name)
 
 
-@every(ROW_OPS)
+@every([OPS["ta_read"], OPS["ta_swap"]])
 def test_an_index_and_a_mask_may_be_of_python_or_numpy(op):
     rng = np.random.default_rng(1)
     buffer = rng.normal(size=(4, 2))
     for index in INDICES:
         found = op(OURS, *of(op, jnp.asarray(buffer), index, 7.0, None), mode=None)
         assert_same(found, op(oracle, *of(op, buffer, np.asarray(index, int), 7.0, None)))
+    (found,) = OPS["ta_read"](OURS, [1.0, 2.0, 3.0], [2, 0])  # a list is a buffer too
+    np.testing.assert_array_equal(found, [3.0, 1.0])
     index, value = np.array([[0, 1, 2], [3, 3, 3]]), rng.normal(size=(2, 3, 2))
     for where in MASKS:
         found = op(OURS, *of(op, *on_device(buffer, index, value), where), mode=None)
         assert_same(found, op(oracle, *of(op, buffer, index, value, where)))
 
 
-@every(UPDATES)
+@every([*UPDATES, OPS["ta_stack"], OPS["ta_clear"]])
 def test_the_old_buffer_is_still_there_after_an_update(op):
-    f = jax.jit(lambda b: (op(OURS, b, jnp.array(0), 5.0), b, op(OURS, b, jnp.array(2), 6.0)))
+    first, second = {"ta_stack": ((1,), (2,)), "ta_clear": ((0, 1), (2, 3))}.get(op.name, ((0, 5.0), (2, 6.0)))
+    f = jax.jit(lambda b: (op(OURS, b, *map(jnp.array, first)), b, op(OURS, b, *map(jnp.array, second))))
     buffer = np.ones(3)
-    expected = op(oracle, buffer, 0, 5.0), buffer, op(oracle, buffer, 2, 6.0)
-    assert_same(f(jnp.asarray(buffer)), expected)
+    assert_same(f(jnp.asarray(buffer)), (op(oracle, buffer, *first), buffer, op(oracle, buffer, *second)))
 
 
 @pytest.mark.parametrize("op", [op for op in UPDATES if op.is_linear], ids=str)

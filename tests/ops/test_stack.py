@@ -17,8 +17,7 @@ def test_without_a_size_it_is_the_buffer():
     oracle.assert_same_bits(jax.jit(ta_stack)(jnp.asarray(buffer)), buffer)
 
 
-@pytest.mark.parametrize("elem", [(), (3,), (2, 1, 3), (0,)], ids=str)
-@pytest.mark.parametrize("rows", [0, 1, 4])
+@pytest.mark.parametrize(("rows", "elem"), [(0, (2,)), (1, ()), (4, (2, 1, 3)), (4, (0,))], ids=str)
 def test_rows_at_or_past_the_size_are_zeros(rows, elem):
     buffer = rng.normal(size=(rows, *elem))
     f = jax.jit(ta_stack)
@@ -54,19 +53,8 @@ def test_a_python_or_numpy_size_may_be_of_any_magnitude(x64):
             oracle.assert_same_bits(ta_stack(jnp.asarray(buffer), size), oracle.ta_stack(buffer, size))
 
 
-def test_masked_rows_get_no_gradient():
-    weights = rng.normal(size=(4, 2))
-    gradient = jax.grad(lambda b: (weights * ta_stack(b, jnp.array(2))).sum())(jnp.ones((4, 2)))
-    np.testing.assert_array_equal(gradient, weights * [[1], [1], [0], [0]])
-
-
 def test_masked_nans_become_zeros_and_so_do_their_tangents():
     buffer = jnp.array([1.0, np.nan, np.inf])
     value, tangent = jax.jvp(lambda b: ta_stack(b, jnp.array(1)), (buffer,), (buffer,))
     np.testing.assert_array_equal(value, [1, 0, 0])
     np.testing.assert_array_equal(tangent, [1, 0, 0])
-
-
-def test_the_buffer_is_still_there_after_stacking():
-    buffer = jnp.ones(3)
-    np.testing.assert_array_equal(jax.jit(lambda b: (ta_stack(b, 1), b))(buffer), [[1, 0, 0], [1, 1, 1]])

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
-from ops import OURS, ROW_OPS, assert_same, every, on_device
+from ops import OPS, OURS, ROW_OPS, assert_same, every, on_device
 from waiting import finish
 
 import jax_tensorarray as ta
@@ -54,7 +54,7 @@ def test_many_bytes_are_moved_as_few_are(op, shape):
     assert_same(op(OURS, *on_device(*xs)), op(oracle, *xs))
 
 
-@every(ROW_OPS)
+@every([OPS["ta_read"], OPS["ta_swap"], OPS["ta_max"]])
 def test_a_batch_of_buffers_is_divided_too(op):
     batch = given(op, **dict(zip(("buffer", "index", "value"), operands("rows of 256 bytes", batch=(3,)), strict=True)))
     results = jax.vmap(functools.partial(op, OURS))(*on_device(*batch))
