@@ -16,6 +16,7 @@ import pytest
 from device_hlo import TRANSFORMS, buffer
 from gpu_hlo import FREE
 from hypothesis import given, settings
+from in_numpy import in_numpy
 from in_place import assert_no_whole_buffer_operation
 from jax import lax
 from jax.export import DisabledSafetyCheck
@@ -70,22 +71,21 @@ def batch(program, _):
 
 @pytest.mark.usefixtures("every_array_is_sent")
 @pytest.mark.parametrize("check", [state, gradient, batch])
-@settings(max_examples=settings().max_examples // 2)
+@settings(max_examples=settings().max_examples // 3)
 @given(program=random_programs())
 def test_a_random_program(check, program):
     check(program, jnp.int32(program.start))
 
 
 @pytest.mark.parametrize("op", [ta_write, ta_add, ta_max, ta_swap])
-@pytest.mark.parametrize("index", [-1, 5, 2**31 - 1])
-def test_an_index_out_of_range_does_nothing_and_raises_nothing(op, index):
-    buffer = jnp.arange(10.0).reshape(5, 2)
-    out = as_on_a_tpu(op)(buffer, jnp.int32(index), jnp.full(2, 7.0))
-    after, taken = out if op is ta_swap else (out, None)
-    np.testing.assert_array_equal(after, buffer)
-    if op is ta_swap:
-        np.testing.assert_array_equal(taken, np.zeros(2))
-    np.testing.assert_array_equal(as_on_a_tpu(ta_read)(buffer, jnp.int32(index)), np.zeros(2))
+def test_an_index_out_of_range_does_nothing_and_raises_nothing(op):
+    buffer, indices = np.arange(10.0).reshape(5, 2), np.array([-1, 5, 2**31 - 1], np.int32)
+    run = as_on_a_tpu(lambda b, at: [(op(b, at[k], jnp.full(2, 7.0)), ta_read(b, at[k])) for k in range(3)])
+    for out, read in run(buffer, indices):
+        after, *taken = out if op is ta_swap else (out,)
+        np.testing.assert_array_equal(after, buffer)
+        for row in (read, *taken):
+            np.testing.assert_array_equal(row, np.zeros(2))
 
 
 def test_nobody_can_know_of_errors_on_a_tpu(monkeypatch):
@@ -98,7 +98,7 @@ def test_a_program_for_a_cpu_and_a_tpu_runs_on_both():
     f = jax.grad(programs["cross"].with_ops(ours))
     x = jnp.linspace(-1, 1, 40).reshape(10, 4)
     both = jax.export.export(jax.jit(f), platforms=["cpu", "tpu"], disabled_checks=disabled_checks())(x)
-    np.testing.assert_allclose(both.call(x), jax.grad(programs["cross"].with_ops(plain))(x), rtol=1e-5)
+    np.testing.assert_allclose(both.call(x), in_numpy(jax.grad(programs["cross"].with_ops(plain)))(x), rtol=1e-5)
     assert PREFIX + "fence" not in both.mlir_module()
 
 

@@ -36,6 +36,11 @@ def args_of(length):
     return (rows(length),)
 
 
+#: Those that do what no other does: `write` and the like are parts of these.
+OF_HIGHER_ORDER = ["three_reads", "read_old_after_write", "cross", "exchange", "swap", "add", "predicated", "branches"]
+OF_HIGHER_ORDER += ["closed_over_cond", "closed_over_scan", "inner_writes", "many_rows", "checkpointed"]
+
+
 @pytest.mark.parametrize("transform", [forward, jax.grad])
 @pytest.mark.parametrize("name", programs)
 def test_program_is_in_place(name, transform):
@@ -51,7 +56,7 @@ def test_program_and_its_gradient_give_what_plain_jax_gives(name):
         np.testing.assert_allclose(a, e, rtol=2e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", programs)
+@pytest.mark.parametrize("name", OF_HIGHER_ORDER)
 def test_second_order_is_in_place(name):
     assert_in_place(forward_over_reverse(programs[name].with_ops(ours)), args_of)
 
@@ -78,11 +83,11 @@ def gradient_of_checkpoint(f):
 
 #: Each with programs whose loops have something inside.
 HIGHER = {
-    reverse_over_forward: ["closed_over_jit", "closed_over_cond"],
+    reverse_over_forward: ["closed_over_cond"],
     forward_over_reverse: ["branches", "closed_over_scan"],
-    third_order: ["inner_writes", "many_rows"],
-    gradient_of_checkpoint: ["branches", "inner_writes"],
-    reverse_over_reverse: programs,
+    third_order: ["many_rows"],
+    gradient_of_checkpoint: ["branches"],
+    reverse_over_reverse: ["cross", "overwrite", "swap", "add", "branches", "closed_over_scan", "inner_writes"],
 }
 
 
@@ -100,7 +105,7 @@ def test_the_proof_fails_for_plain_jax():
     with pytest.raises(AssertionError, match="copies of the whole buffer"):
         assert_no_whole_buffer_copy(short, rows(1000, 64))
     with pytest.raises(AssertionError, match="took"):
-        assert_linear_time(short, long, lambda length: (rows(length, 64),), 1000, attempts=2)
+        assert_linear_time(short, long, lambda length: (rows(length, 64),), 1000, attempts=1)
 
 
 # --- loops that cannot be written once for every transformation ------------------------------------------------
@@ -169,14 +174,13 @@ def test_constant_buffer_that_a_loop_reads_is_not_made_anew_in_every_step():
     assert_no_whole_buffer_copy(compiled(f, rows(2000)), rows(2000))
 
 
-@pytest.mark.parametrize("name", ["read_then_write", "three_reads", "predicated", "closed_over_jit", "inner_writes"])
+@pytest.mark.parametrize("name", ["three_reads", "closed_over_jit", "inner_writes"])
 def test_vmapped_gradient(name):
     f = jax.vmap(jax.grad(programs[name].with_ops(ours)))
     assert_in_place(f, lambda length: (jnp.stack([rows(length, 16)] * 3),), length=1000)
 
 
-@pytest.mark.parametrize("branches", [2, 3, 4])
-@pytest.mark.parametrize("transform", [forward, jax.grad])
+@pytest.mark.parametrize(("branches", "transform"), [(2, jax.grad), (3, forward), (4, jax.grad)])
 def test_switch_whose_branches_write_add_swap_or_read(branches, transform):
     def loss(x):
         def body(c, ix):
