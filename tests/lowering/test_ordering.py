@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from quick import jit
 
 from jax_tensorarray import ta_add, ta_empty, ta_read, ta_swap, ta_write
 
@@ -141,32 +140,3 @@ def test_a_switch_with_updates_in_several_branches_runs_the_one_that_jax_runs():
         k = min(max(index, 0), 3)
         expected = (*results[k], k + 1, k % 2 == 0, (k + 1) * 1j)
         jax.tree.map(np.testing.assert_array_equal, f(index, b, row), expected)
-
-
-def test_every_version_of_a_buffer_can_be_read_after_the_last_write():
-    rng = np.random.default_rng(0)
-
-    def versions(x, plan, reads):
-        found = [x]
-        for k, (old, i) in enumerate(plan):
-            found.append(ta_write(found[old], i, x[i] + k))
-        return [ta_read(found[v], i) for v, i in reads]
-
-    plans = [
-        ([rng.integers(0, (k + 1, SIZE)) for k in range(5)], rng.integers(0, (6, SIZE), (8, 2)).tolist())
-        for _ in range(20)
-    ]
-    xs = [k + np.arange(float(SIZE * ROW)).reshape(SIZE, ROW) for k in range(20)]
-    got = jit(lambda xs: [versions(x, *plan) for x, plan in zip(xs, plans, strict=True)])(xs)
-    assert any(old < k for plan, _ in plans for k, (old, _) in enumerate(plan))
-    for rows, x, plan in zip(got, xs, plans, strict=True):
-        np.testing.assert_array_equal(rows, in_lists(x, *plan))
-
-
-def in_lists(x, plan, reads):
-    """The same in copies of NumPy arrays."""
-    found = [x]
-    for k, (old, i) in enumerate(plan):
-        found.append(found[old].copy())
-        found[-1][i] = x[i] + k
-    return [found[v][i] for v, i in reads]

@@ -156,21 +156,6 @@ def test_a_loop_that_waits_for_a_row_ends():
         assert error_of(jit(f), np.zeros(3), np.int32(9)) == read
 
 
-def test_what_is_not_run_raises_nothing():
-    b = np.zeros(3)
-    assert jit(lambda b: lax.fori_loop(0, 0, lambda i, b: ta_write(b, i + 7, 1.0), b))(b).sum() == 0
-    f = jit(lambda b, i: lax.fori_loop(0, 2, lambda _, b: lax.cond(i < 3, lambda: ta_write(b, i, 1.0), lambda: b), b))
-    assert f(b, 7).sum() == 0
-    assert f(b, 1).sum() == 1
-
-
-def test_after_an_error_everything_works():
-    f = jit(lambda b, i: lax.fori_loop(0, 3, lambda k, b: ta_write(b, i + k, 1.0), b))
-    for _ in range(3):
-        assert error_of(f, np.zeros(5), 3) == "ta_write: index 5 is out of range for a TensorArray of size 5"
-        np.testing.assert_array_equal(f(np.zeros(5), 1), [0, 1, 1, 1, 0])
-
-
 def test_what_comes_before_it_has_happened():
     seen = []
 

@@ -109,48 +109,6 @@ def test_vmap_without_where(op):
     assert_all_same(found, [loop(by_oracle(op), c)(*xs) for c, xs in zip(cases, given, strict=True)], cases)
 
 
-# --- loops -----------------------------------------------------------------------------------------------------
-
-
-def test_a_vmapped_scan_writes_every_example():
-    rng = np.random.default_rng(6)
-    buffers, index, value = (
-        rng.normal(size=(BATCH, 4, 2)),
-        rng.integers(0, 4, (BATCH, 5)),
-        rng.normal(size=(BATCH, 5, 2)),
-    )
-
-    def f(buffer, index, value):
-        return jax.lax.scan(lambda b, x: ta.ta_swap(b, x[0], x[1]), buffer, (index, value))
-
-    found = jax.jit(jax.vmap(f))(buffers, index, value)
-    for k in range(BATCH):
-        for a, e in zip(found, oracle.ta_swap(buffers[k], index[k], value[k]), strict=True):
-            oracle.assert_same_bits(a[k], e)
-
-
-def test_a_vmapped_while_loop_stops_every_example_at_its_own_time():
-    counts = np.array([2, 0, 4])
-
-    def f(count):
-        def step(carry):
-            k, buffer = carry
-            return k + 1, ta.ta_write(buffer, k, k + 1.0)  # past its end for an example that has finished
-
-        return jax.lax.while_loop(lambda c: c[0] < count, step, (0, jnp.zeros(4)))[1]
-
-    found = jax.jit(jax.vmap(f))(jnp.asarray(counts))
-    np.testing.assert_array_equal(found, [[1, 2, 0, 0], [0, 0, 0, 0], [1, 2, 3, 4]])
-
-
-def test_a_vmapped_cond_writes_only_in_the_branch_each_example_takes():
-    def f(taken, index):
-        return jax.lax.cond(taken, lambda b: ta.ta_write(b, index, 1.0), lambda b: ta.ta_add(b, 0, 2.0), jnp.zeros(3))
-
-    found = jax.jit(jax.vmap(f))(jnp.array([True, False, True]), jnp.array([1, 9, 2]))
-    np.testing.assert_array_equal(found, [[0, 1, 0], [2, 0, 0], [0, 0, 1]])
-
-
 # --- derivatives -----------------------------------------------------------------------------------------------
 
 

@@ -208,16 +208,6 @@ def test_what_vmap_batches_is_dropped_by_default_and_an_error_if_that_is_asked_f
         finish(jax.jit(mapped)(*args))
 
 
-def test_a_batch_of_batches_is_one_call():
-    f = jax.vmap(jax.vmap(ta_check, (None, 0)), (0, None))
-    assert str(jax.make_jaxpr(f)(np.zeros((2, 4), int), np.zeros(3, np.int32))).count("= ta_check[") == 1
-
-
-def test_a_dropped_index_reads_zeros():
-    f = jax.jit(lambda b, i, s: ta_read(b, drop(i, s), mode="drop"))
-    np.testing.assert_array_equal(f(BUFFER, np.array([4, 5, -1]), SIZE), [BUFFER[4], [0, 0], [0, 0]])
-
-
 # --- derivatives of what is done with the index ----------------------------------------------------------------
 
 INDEX = np.array([3, 0, 4, 3])

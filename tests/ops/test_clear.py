@@ -199,14 +199,6 @@ def test_a_batch_in_plain_jax_is_a_loop_over_its_examples(axes):
     oracle.assert_same_bits(np.moveaxis(np.asarray(out), 1, 0), expected)
 
 
-def test_a_batch_of_batches_is_one_call():
-    start, stop = rng.integers(-1, 5, 2), rng.integers(-1, 6, 3)
-    f = jax.vmap(jax.vmap(ta_clear, (None, None, 0)), (None, 0, None))
-    expected = [[oracle.ta_clear(BUFFER, i, j) for j in stop] for i in start]
-    oracle.assert_same_bits(f(jnp.asarray(BUFFER), start, stop), np.array(expected))
-    assert str(jax.make_jaxpr(f)(BUFFER, start, stop)).count("= ta_clear[") == 1
-
-
 # --- in place --------------------------------------------------------------------------------------------------
 
 

@@ -32,19 +32,6 @@ def test_it_has_the_dtype_that_was_asked_for_also_by_its_usual_names():
         assert ta_empty(3, dtype=dtype).dtype == jnp.zeros(0, dtype).dtype
 
 
-def test_every_row_that_is_written_can_be_read():
-    @jax.jit
-    def f(values):
-        def step(buffer, x):
-            return ta_write(buffer, *x), None
-
-        buffer, _ = jax.lax.scan(step, ta_empty(4, (2,), values.dtype), (jnp.array([2, 0, 3]), values))
-        return ta_read(buffer, jnp.array([0, 2, 3]))
-
-    values = np.arange(6.0).reshape(3, 2)
-    np.testing.assert_array_equal(f(values), values[[1, 0, 2]])
-
-
 def test_each_call_gives_a_buffer_of_its_own():
     @jax.jit
     def f():

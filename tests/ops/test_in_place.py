@@ -154,18 +154,6 @@ def test_uninitialised_buffer_that_a_loop_fills_and_stacks():
     np.testing.assert_allclose(f(x), np.sum(np.sin(np.asarray(x))[:25] ** 2), rtol=1e-5)
 
 
-def test_buffer_made_inside_an_outer_loop_is_not_shared_between_its_iterations():
-    def f(x):
-        def outer(total, row):
-            b = lax.fori_loop(0, 5, lambda i, b: ta_write(b, i, row * i), ta_empty(5, (3,)))
-            return total + jnp.sum(b**2), None
-
-        return lax.scan(outer, 0.0, x)[0]
-
-    x = rows(7, 3)
-    np.testing.assert_allclose(jax.jit(f)(x), np.sum(np.asarray(x) ** 2) * 30, rtol=1e-5)
-
-
 def test_constant_buffer_that_a_loop_reads_is_not_made_anew_in_every_step():
     def f(x):
         zeros = jnp.zeros_like(x)

@@ -61,11 +61,6 @@ def in_cond(op, buffer, index):
     return lax.cond(index != 5, lambda: call(op, OURS, buffer, index), lambda: zeros_like_results(op, buffer, index))
 
 
-def in_vmap(op, buffer, index):
-    """The index is not batched."""
-    return tuple(x[1] for x in jax.vmap(lambda b: call(op, OURS, b, index))(jnp.stack([buffer, buffer])))
-
-
 def in_vmap_of_where(op, buffer, index):
     """Only the mask is batched."""
     where = jnp.array([False, True])
@@ -76,10 +71,6 @@ def in_vmap_of_index(op, buffer, index):
     """The index is batched, and strays are asked for."""
     both = jnp.stack([index * 0, index])
     return tuple(x[1] for x in jax.vmap(lambda i: call(op, OURS, buffer, i, mode="error"))(both))
-
-
-def in_jvp(op, buffer, index):
-    return jax.jvp(lambda b: call(op, OURS, b, index), (buffer,), (buffer,))[0]
 
 
 def in_vjp(op, buffer, index):
@@ -105,8 +96,6 @@ EVERYWHERE = {
     "checkpoint": lambda op, *args: jax.checkpoint(lambda *inner: direct(op, *inner))(*args),
     "masked": lambda op, buffer, index: call(op, OURS, buffer, index, where=index != 5),
     "fori_loop": in_fori,
-    "vmap": in_vmap,
-    "jvp": in_jvp,
 }
 CASES = [(op, c) for op in CHECKING_OPS for c in (EVERYWHERE if op in (SWAP, CHECK) else ("direct", "vjp"))]
 WITHOUT_JIT = [(CHECK, "direct"), *((SWAP, c) for c in ("direct", "scan", "cond", "vmap_of_index", "vjp"))]
@@ -174,21 +163,6 @@ def test_an_index_of_any_dtype_is_named_with_its_true_value(op):
 def test_a_constant_that_a_mask_admits_at_run_time_is_named_with_its_true_value(index):
     with raises("ta_read", int(index)):
         finish(jax.jit(lambda w: ta.ta_read(BUFFER, index, where=w))(True))
-
-
-@pytest.mark.parametrize(
-    "derivative", [jax.grad, lambda f: jax.grad(jax.grad(lambda x: f(x).sum()))], ids=["grad", "second"]
-)
-def test_a_stray_index_raises_in_derivatives(derivative):
-    def f(x, index):
-        buffer, old = ta.ta_swap(jnp.asarray(BUFFER) * x, index, VALUE * x)
-        return (jnp.sin(buffer).sum() + (old**2).sum()) * x
-
-    g = jax.jit(lambda x, i: derivative(lambda x: f(x, i))(x))
-    for _ in range(2):
-        with raises("ta_swap", 12):
-            finish(g(1.5, jnp.array(12)))
-        assert np.isfinite(g(1.5, jnp.array(3)))
 
 
 # --- known while tracing ---------------------------------------------------------------------------------------
@@ -479,17 +453,3 @@ def test_derivatives_and_batches_of_a_loop_of_no_steps_never_raise(op):
             finish(run(given, 12, 1))
     each_its_own = jax.jit(jax.vmap(f, (0, None, 0)))
     np.testing.assert_array_equal(each_its_own(x, 12, np.array([0, 0])), x)
-
-
-@every([READ, CHECK])
-def test_the_gradient_of_a_scan_of_no_steps_never_raises(op):
-    def f(x, index, steps):
-        def body(total, _):
-            return total + x * call(op, OURS, BUFFER, index)[0].sum(), None
-
-        return lax.scan(body, x, None, length=steps)[0]
-
-    gradient = jax.jit(jax.grad(f), static_argnums=2)
-    assert gradient(1.5, 12, 0) == 1
-    with raises(op, 12):
-        finish(gradient(1.5, 12, 1))

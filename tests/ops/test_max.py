@@ -191,14 +191,3 @@ def test_checkpointed_bodies_that_save_reads_are_in_place():
     program = in_place.compiled(jax.grad(f), xs := jnp.ones((1000, 16)))
     in_place.assert_no_whole_buffer_copy(program, xs)
     assert program.memory_analysis().temp_size_in_bytes < 20 * xs.nbytes
-
-
-# --- elsewhere -------------------------------------------------------------------------------------------------
-
-
-def test_an_exported_function_has_it():
-    rng = np.random.default_rng(0)
-    f = jax.jit(jax.grad(lambda b: jnp.sum(ta_max(b, jnp.array([0, 2]), jnp.sin(b[:2])) ** 2)))
-    buffer = jnp.asarray(rng.normal(size=(3, 2)))
-    stored = jax.export.export(f, disabled_checks=ta.export.disabled_checks())(buffer).serialize()
-    np.testing.assert_array_equal(jax.export.deserialize(stored).call(buffer), f(buffer))

@@ -113,6 +113,10 @@ def test_a_batch_is_an_axis_of_one_call():
     for op in ("ta_write", "ta_add", "ta_max", "ta_swap"):
         assert names(jax.vmap(lambda b, v, op=op: call(op, b, INDEX, v)), buffers, values) == [op]
     assert names(jax.vmap(jax.vmap(lambda b: ta.ta_read(b, INDEX))), buffers[None]) == ["ta_read"]
+    of_clear = jax.vmap(jax.vmap(ta_clear, (None, None, 0)), (None, 0, None))
+    assert names(of_clear, BUFFER, INDEX, INDEX) == ["ta_clear"]
+    of_check = jax.vmap(jax.vmap(ta_check, (None, 0)), (0, None))
+    assert names(of_check, buffers[:, 0].astype(int), jnp.zeros(3, jnp.int32)) == ["ta_check"]
 
 
 @pytest.mark.parametrize(

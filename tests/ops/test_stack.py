@@ -25,12 +25,6 @@ def test_rows_at_or_past_the_size_are_zeros(rows, elem):
         oracle.assert_same_bits(f(jnp.asarray(buffer), size), oracle.ta_stack(buffer, size))
 
 
-def test_buffers_of_rank_up_to_eight():
-    for rank in range(1, 9):
-        buffer = rng.normal(size=(3, 2, 1, 2, 1, 2, 1, 2)[:rank])
-        oracle.assert_same_bits(ta_stack(jnp.asarray(buffer), jnp.array(2)), oracle.ta_stack(buffer, 2))
-
-
 @pytest.mark.parametrize("dtype", oracle.INTEGERS, ids=oracle.name_of)
 def test_a_size_may_have_any_integer_dtype_and_value(dtype):
     buffer = rng.normal(size=(4, 2))
