@@ -149,7 +149,7 @@ def programs(loop):
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-@settings(max_examples=8 * settings().max_examples // 5)
+@settings(max_examples=6 * settings().max_examples // 5)
 @given(data=st.data(), one_function=st.booleans())
 def test_bounds_hold_whatever_an_index_is(loop, data, one_function):
     p, claimed = data.draw(programs(loop)), []
@@ -171,7 +171,7 @@ def test_bounds_hold_whatever_an_index_is(loop, data, one_function):
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-@settings(max_examples=3 * settings().max_examples // 5)
+@settings(max_examples=settings().max_examples // 2)
 @given(data=st.data(), near=st.sampled_from([(0, 0), (0, -1), (-1, 0), (1, 0)]))
 def test_an_index_out_of_range_is_found_whatever_it_is(loop, data, near):
     """`near` says how many rows more or less there are than are read, at the beginning and at the end."""

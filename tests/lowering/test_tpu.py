@@ -71,7 +71,7 @@ def batch(program, _):
 
 @pytest.mark.usefixtures("every_array_is_sent")
 @pytest.mark.parametrize("check", [state, gradient, batch])
-@settings(max_examples=settings().max_examples // 3)
+@settings(max_examples=settings().max_examples // 4)
 @given(program=random_programs())
 def test_a_random_program(check, program):
     check(program, jnp.int32(program.start))

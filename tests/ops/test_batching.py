@@ -130,8 +130,10 @@ def test_grad_of_vmap_and_vmap_of_grad(op):
     cases = [(c, operands(op, rng, c)) for c in alone_and_together(op)]
     weights = rng.normal(size=BATCH)
 
+    sliced = op.name != "ta_max"  # whose derivative has so many slices that they take seconds
+
     def grad_of_vmap_and_vmap_of_grad(in_axes, xs):
-        f = functools.partial(loss, OURS, jnp, op, **({} if None not in in_axes else LIKE_A_CALL[op.name]))
+        f = functools.partial(loss, OURS, jnp, op, **({} if sliced and None not in in_axes else LIKE_A_CALL[op.name]))
         total = jax.grad(lambda *xs: (weights * jax.vmap(f, in_axes)(*xs)).sum(), argnums=places)
         return total(*xs), jax.vmap(jax.grad(f, argnums=places), in_axes)(*xs)
 

@@ -81,6 +81,7 @@ def test_all_dtypes_have_kernels_but_those_that_are_packed_below_a_byte(dtype):
 
 #: Those of which a few rows are updated by slices too, by the arithmetic of XLA.
 SLICED = [np.bool_, np.int8, np.uint64, np.float16, ml_dtypes.bfloat16, np.float32, np.float64, np.complex64]
+SLICED += FLOAT8[3::2]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)

@@ -87,7 +87,7 @@ HIGHER = {
     forward_over_reverse: ["branches", "closed_over_scan"],
     third_order: ["many_rows"],
     gradient_of_checkpoint: ["branches"],
-    reverse_over_reverse: ["cross", "overwrite", "swap", "add", "branches", "closed_over_scan", "inner_writes"],
+    reverse_over_reverse: ["overwrite", "swap", "add", "branches", "closed_over_scan", "inner_writes"],
 }
 
 

@@ -91,8 +91,8 @@ def test_ties_in_batches_share_the_derivative(axes):
 
 @pytest.mark.parametrize(
     ("shape", "dtype"),
-    [((), np.float64), ((3, 4), np.float64), ((12,), np.float32), ((12,), ml_dtypes.bfloat16)],
-    ids=["one", "many", "float32", "bfloat16"],
+    [((), np.float64), ((3, 2), np.float32), ((12,), ml_dtypes.bfloat16)],
+    ids=["one", "many", "bfloat16"],
 )
 def test_ties_share_the_derivative_evenly(shape, dtype):
     rng = np.random.default_rng(1)

@@ -146,7 +146,7 @@ def test_inputs_keep_their_values_and_so_do_evaluated_jaxprs_and_branches(op):
 
 # --- derivatives -----------------------------------------------------------------------------------------------
 
-#: Of the op that is not linear, and of one into whose rules those of all others are turned.
+#: Of the op that is not linear, and of the one that both reads and writes.
 THIRD = {"ta_max": ["rrr"], "ta_swap": ["frf", "rfr", "rrr"]}
 
 
