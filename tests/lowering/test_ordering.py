@@ -54,6 +54,13 @@ def test_a_read_of_the_old_buffer_that_depends_on_the_write_stays_behind_it():
     np.testing.assert_array_equal(jax.jit(f)(B * 3, I)[1], np.full(ROW, 3.0))
 
 
+def test_of_several_writes_into_one_buffer_the_last_waits_for_its_readers():
+    def f(b, i):
+        return ta_write(b, 0, 1.0), ta_read(b, i), ta_write(b, 1, 2.0)
+
+    assert operands(f, B, I, target="write") == [3, 4]
+
+
 def test_a_loop_that_writes_gets_a_fence_for_a_read_in_front_of_it():
     def f(b, i):
         return ta_read(b, i, lowering="ffi"), lax.fori_loop(0, 3, lambda k, b: ta_write(b, k, 1.0, lowering="ffi"), b)
