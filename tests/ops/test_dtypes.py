@@ -109,8 +109,8 @@ def test_duplicate_rows_are_added_and_compared_in_order_with_the_rounding_of_the
             found, buffer, value = jax.tree.map(lambda x, part=part: np.asarray(x).view(part), (found, buffer, value))
         with np.errstate(invalid="ignore"):
             wanted = getattr(oracle, f"ta_{op}")(buffer, index, value)
-        for one in found[op]:
-            oracle.assert_same_numbers(one, wanted)
+            for one in found[op]:
+                oracle.assert_same_numbers(one, wanted)
     if dtype in oracle.PACKED:  # in plain JAX, by XLA's own maximum
         assert "jax_tensorarray_" not in jax.jit(ta_max).lower(*made("max")).as_text()
 
