@@ -58,6 +58,11 @@ PROGRAMS = {
         lambda c: (c[0] + 1, lax.while_loop(less(c[0]), lambda d: (d[0] + 1, d[1] * x), (0, c[1]))[1]),
         (0, 1.0),
     ),
+    "a loop in a loop of JAX": lambda by, x: lax.while_loop(
+        less(3),
+        lambda c: (c[0] + 1, by.while_loop(less(c[0]), lambda d: (d[0] + 1, d[1] * x), (0, c[1]))[1]),
+        (0, 1.0),
+    ),
     "in a scan": lambda by, x: by.scan(
         lambda c, k: (c * x, by.while_loop(less(k), lambda d: (d[0] + 1, d[1] * x), (0, c))), x, jnp.arange(3)
     ),
