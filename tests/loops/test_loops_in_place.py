@@ -17,12 +17,12 @@ from jax_tensorarray import TensorArray, ta_read, while_loop
 TRANSFORMS = {"forward": lambda f: f, "grad": jax.grad}
 
 
-#: Those with loops or branches of their own. What one op does alone, tests/ops/test_in_place.py proves too.
-INNER = [name for name in STEPS if "branch" in name or "inner" in name]
+#: Those with branches of their own. What one op does alone, tests/ops/test_in_place.py proves too.
+BRANCHES = [name for name in STEPS if "branch" in name]
 
 
 @pytest.mark.parametrize(
-    ("name", "transform"), [*((name, "grad") for name in STEPS), *((name, "forward") for name in INNER)]
+    ("name", "transform"), [*((name, "grad") for name in STEPS), *((name, "forward") for name in BRANCHES)]
 )
 def test_no_step_touches_a_whole_buffer(name, transform):
     f = TRANSFORMS[transform](functools.partial(run, name))
@@ -78,9 +78,8 @@ def test_no_step_touches_a_whole_tensorarray(f, transform):
 @pytest.mark.parametrize(
     ("name", "transform"),
     [
-        *((name, list(BATCHED)[1 + k % 2]) for k, name in enumerate(STEPS) if name not in INNER),
-        *((name, transform) for name in INNER for transform in ("vmap of grad", "grad of vmap")),
-        *((name, "vmap") for name in INNER if "branch" in name),
+        *((name, list(BATCHED)[1 + k % 2]) for k, name in enumerate(STEPS)),
+        *((name, "vmap") for name in BRANCHES),
     ],
 )
 def test_no_step_of_a_batch_touches_or_selects_a_whole_buffer(name, transform):
@@ -119,7 +118,6 @@ def seconds(f, *args, runs=3):
 
 MANY = {
     "grad": lambda f: jax.grad(f),
-    "vmap of grad": lambda f: lambda x, n: jax.vmap(jax.grad(f))(jnp.stack([x, x]), jnp.stack([n, n // 2])),
     "grad of vmap": lambda f: (
         lambda x, n: jax.grad(lambda xs: jnp.sum(jax.vmap(f)(xs, jnp.stack([n, n // 2]))))(jnp.stack([x, x]))
     ),
@@ -144,7 +142,7 @@ def few_of_many_whole(x, n, max_steps):
 #: A loop, the largest number of its steps, many times that, and how many times as long it may take then. The tape of
 #: an inner loop has room for that many in every step of the outer one, so each of these begins on a page of its own.
 CASES = [
-    *((few_of_many, 500, 500_000, transform, 1.5) for transform in ("grad", "vmap of grad", "hessian")),
+    *((few_of_many, 500, 500_000, transform, 1.5) for transform in ("grad", "hessian")),
     (few_of_many_inside, 3, 10_000, "grad of vmap", 4),
 ]
 

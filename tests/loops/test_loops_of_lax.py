@@ -105,8 +105,9 @@ def assert_same(transforms, name, compiled=lambda f: f):
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_values_and_types(name):
-    assert_same(["value", "linearize"], name)
     assert_same(TRANSFORMS, name, jit)
+    if name in ("weak types", "promoted", "NumPy"):
+        assert_same(["value", "linearize"], name)
 
 
 WEAK = {

@@ -1,4 +1,4 @@
-"""`jax.vmap` of JAX's own `cond`, `switch` and `while_loop` around row ops: right, and linear."""
+"""`jax.vmap` of JAX's own `cond`, `switch` and `while_loop` around row ops: linear. The random programs are right."""
 
 import jax
 import jax.numpy as jnp
@@ -29,22 +29,6 @@ def looped(x, length):
     return jnp.sum(b * jnp.cos(jnp.arange(length))[:, None]) + jnp.sum(ys)
 
 
-def unrolled(known):
-    """The same without a loop or a branch, for an example of which the values are known."""
-
-    def f(x, length):
-        b, total = [jnp.ones(len(x))] * length, 0.0
-        for i in range(1, length):
-            if known[0] * np.cos(2.0 * i) > 0:
-                b[i] = jnp.sin(b[i // 2]) + x
-            elif known[1] > 0:
-                b[i - 1] = b[i - 1] + 0.5 * b[i]
-            total = total + b[i][0]
-        return jnp.sum(jnp.stack(b) * jnp.cos(jnp.arange(length))[:, None]) + total
-
-    return f
-
-
 OF_ONE = {
     "value": lambda f: f,
     "gradient": jax.grad,
@@ -54,14 +38,6 @@ OF_ONE = {
 
 def examples(length):
     return jnp.asarray(np.random.default_rng(length).normal(size=(EXAMPLES, 2)), jnp.float32)
-
-
-@pytest.mark.parametrize("name", OF_ONE)
-def test_switch_gives_what_each_example_gives(name):
-    xs = examples(6)
-    found = jax.jit(jax.vmap(lambda x: OF_ONE[name](looped)(x, 6)))(xs)
-    expected = [OF_ONE[name](unrolled(x))(jnp.asarray(x), 6) for x in np.asarray(xs)]
-    np.testing.assert_allclose(found, np.stack(expected), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", [*OF_ONE, "gradient of vmap"])
@@ -80,17 +56,6 @@ def counted(n, x, b):
         return i + 1, ta.ta_write(b, i, jnp.sin(ta.ta_read(b, i - 1)) + x)
 
     return lax.while_loop(lambda state: state[0] < n, body, (1, b))
-
-
-def test_while_loop_whose_examples_end_at_different_times():
-    ns, xs = np.array([1, 4, 6]), np.array([0.1, 0.2, 0.3], np.float32)
-    steps, found = jax.jit(jax.vmap(counted, (0, 0, None)))(ns, xs, jnp.ones((6, 2)))
-    expected = np.ones((3, 6, 2), np.float32)
-    for b, n, x in zip(expected, ns, xs, strict=True):
-        for i in range(1, n):
-            b[i] = np.sin(b[i - 1]) + x
-    np.testing.assert_array_equal(steps, ns)
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("tangents", [False, True])
