@@ -10,19 +10,7 @@ from hypothesis import given, settings
 from jax import lax
 from quick import jit
 from random_checks import BATCHES, close, examples, same_state
-from random_programs import (
-    DIRECTION,
-    THETA,
-    InJax,
-    Places,
-    Program,
-    Update,
-    expected,
-    kinds,
-    loss,
-    outputs,
-    programs,
-)
+from random_programs import DIRECTION, THETA, InJax, Places, Program, Update, expected, kinds, loss, outputs, programs
 
 from jax_tensorarray import in_place
 
@@ -144,10 +132,6 @@ def along(f):
     return lambda theta, start: jax.jvp(lambda t: f(t, start), (theta,), (jnp.asarray(DIRECTION),))[1]
 
 
-def linearized(f):
-    return lambda theta, start: jax.linearize(lambda t: f(t, start), theta)[1](jnp.asarray(DIRECTION))
-
-
 def batched(order):
     def check(program, *batch):
         args, axes, want = examples(program, *batch)
@@ -173,25 +157,23 @@ ORDERS = {
     "checkpoint": derivative("d", lambda f: jax.grad(jax.checkpoint(repaired(f)))),
     "jvp": derivative("e", lambda f: along(in_place(f))),
     "jvp inside": derivative("e", lambda f: in_place(along(f))),
-    "linearize": derivative("e", lambda f: linearized(repaired(f))),
     "jvp of grad": derivative("de", lambda f: along(jax.grad(repaired(f)))),
     "vmap": batched(lambda f, axes: jax.vmap(in_place(f), axes)),
     "vmap inside": batched(lambda f, axes: in_place(jax.vmap(f, axes))),
     "vmap of grad": batched_gradient(lambda f, axes: jax.vmap(jax.grad(repaired(f)), axes)),
     "vmap of grad inside": batched_gradient(lambda f, axes: in_place(jax.vmap(jax.grad(repaired(f)), axes))),
 }
-FORWARD = ("jvp", "jvp inside", "linearize", "jvp of grad")
 
 
 def check(order, program, *batch):
     program = plainer(program)
-    if order in FORWARD and order != "jvp of grad" and "vjp" in kinds(program):
+    if order.startswith("jvp") and order != "jvp of grad" and "vjp" in kinds(program):
         return
     ORDERS[order](program, *batch)
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@settings(max_examples=settings.default.max_examples // 4)  # each order has programs of its own
+@settings(max_examples=settings.default.max_examples // 6)  # each order has programs of its own
 @given(program=programs(), differ=BATCHES)
 def test_a_random_plain_program(order, program, differ):
     check(order, program, *differ, 0)

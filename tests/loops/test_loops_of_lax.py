@@ -33,6 +33,7 @@ PROGRAMS = {
     "a weak float with its own end": lambda by, x: by.while_loop(lambda y: y < x, lambda y: y + 1.0, 0.0),
     "weak types": lambda by, x: by.while_loop(less(x), lambda c: (c[0] + 1, c[1] * 2, c[2]), (0, 1.0, 3.5)),
     "promoted": lambda by, x: by.while_loop(less(x), lambda c: (c[0] + 1, c[1] * x, c[2]), (0, 1, np.float32(3.5))),
+    "a bool": lambda by, x: by.while_loop(lambda c: c[0], lambda c: (~c[0], c[1] + x), (True, 1)),
     "NumPy": lambda by, x: by.while_loop(less(x), lambda c: (c[0] + 1, c[1] * 2, c[2]), (np.int8(0), np.ones(3), True)),
     "read by the condition": lambda by, x: by.while_loop(
         lambda c: c[0] < c[1], lambda c: (c[0] + 1, c[1], c[2] + c[1]), (0, x, 1.0)
@@ -108,28 +109,6 @@ def test_values_and_types(name):
     assert_same(TRANSFORMS, name, jit)
     if name in ("weak types", "promoted", "NumPy"):
         assert_same(["value", "linearize"], name)
-
-
-WEAK = {
-    "integer": (lambda c: c < 3, lambda c: c + 1, 0),
-    "float": (lambda c: c < 3, lambda c: c * 2, 1.0),
-    "integer that becomes a float": (lambda c: c < 3, lambda c: c + 1.0, 0),
-    "weak that becomes strong": (lambda c: c < 3, lambda c: c + jnp.float32(1), 0.0),
-    "strong integer": (lambda c: c < 3, lambda c: c + 1, np.int8(0)),
-    "pair": (lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] * jnp.float32(2)), (0, 1)),
-    "bool": (lambda c: c, lambda c: ~c, True),
-    "numpy": (lambda c: c[0] < 3, lambda c: c * 2, np.ones(2, np.float32)),
-}
-
-
-def test_weak_types_are_promoted_as_in_jax():
-    def by(loop):
-        return {name: loop(*arguments) for name, arguments in WEAK.items()}
-
-    wanted = jax.tree.map(described, by(lax.while_loop))
-    for loop in (ta.while_loop, functools.partial(ta.while_loop, max_steps=10)):
-        assert jax.tree.map(described, by(loop)) == wanted
-        assert jax.tree.map(described, jit(functools.partial(by, loop))()) == wanted
 
 
 def test_values_and_types_without_jit():
@@ -278,7 +257,6 @@ REVERSE = {
 def test_what_is_not_differentiated_needs_no_max_steps(name):
     f, wanted = NOT_DIFFERENTIATED[name]
     f = functools.partial(f, ta.while_loop)
-    np.testing.assert_allclose(jax.grad(f)(2.5), wanted, rtol=1e-6)
     found = jit(lambda x: {transform: reverse(f)(x) for transform, reverse in REVERSE.items()})(2.5)
     for transform, slope in found.items():
         np.testing.assert_allclose(slope, wanted, rtol=1e-6, err_msg=transform)

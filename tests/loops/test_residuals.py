@@ -495,8 +495,6 @@ def one_by_one(derivative):
 @pytest.mark.parametrize(
     ("name", "derivative"),
     [
-        ("tape", grad_of_grad),
-        ("recompute", jvp_of_grad),
         ("undo", jvp_of_grad),
         ("two checkpoints", grad_of_grad),
         ("inverse", grad_of_grad),
