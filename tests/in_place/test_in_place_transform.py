@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from in_place import assert_no_whole_buffer_copy, compiled
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
@@ -168,7 +168,6 @@ def indexing(draw):
     return axes, shape, dtypes, starts
 
 
-@settings(max_examples=settings.default.max_examples * 2 // 3)
 @given(
     how=indexing(),
     mode=st.sampled_from(MODES),

@@ -51,6 +51,7 @@ def library(residuals="auto", checkpoint=jax.checkpoint):
         fori_loop=functools.partial(ta.fori_loop, **options),
         lax_scan=lax.scan,
         cond=lax.cond,
+        switch=lax.switch,
         checkpoint=checkpoint,
         read=ta_read,
         write=ta_write,
@@ -68,6 +69,7 @@ PYTHON = types.SimpleNamespace(
     fori_loop=python_fori,
     lax_scan=python_scan,
     cond=lambda p, yes, no, *xs: yes(*xs) if p else no(*xs),
+    switch=lambda k, branches, *xs: branches[min(max(int(k), 0), len(branches) - 1)](*xs),
     checkpoint=lambda f: f,
     read=unrolled.ta_read,
     write=unrolled.ta_write,
@@ -79,7 +81,7 @@ PYTHON = types.SimpleNamespace(
 )
 
 #: name -> function of (lib, p, n) that gives a vector. p is [2 + ROWS], n the number of steps asked for.
-#: These are what the grammar of tests/support/random_programs.py does not make.
+#: These are what the grammar of tests/support/random_programs.py makes never or seldom.
 PROGRAMS: dict[str, Any] = {}
 
 
@@ -153,6 +155,36 @@ def appends_and_pops(lib, p, n):
     start = lib.array(b[:2], dynamic_size=True, max_size=12)
     array = lib.while_loop(lambda ta: ta.size() < size, step, start)
     return vector(array.stack(), array.size())
+
+
+@program
+def a_branch(lib, p, n):
+    x, w, b = split(p)
+
+    def step(i, y, b):
+        b = lib.cond(jnp.sin(9 * y) > 0, lambda b: lib.write(b, i, y * lib.read(b, i // 2)), lambda b: b, b)
+        branches = [
+            lambda y, b: (y, lib.add(b, 0, w, where=lib.truth(i != 2))),
+            lambda y, b: (jnp.sin(y * lib.read(b, i)), b),
+            lambda y, b: lib.swap(b, 1, y)[::-1],
+        ]
+        y, b = lib.switch((i * i + 1) % 3, branches, y, b)
+        return jnp.cos(y * w + lib.read(b, i)), b
+
+    return vector(*counted(lib, n, step, x, b))
+
+
+@program
+def a_loop_in_a_loop(lib, p, n):
+    x, w, b = split(p)
+
+    def step(i, y, b):
+        y, b = counted(
+            lib, i, lambda j, y, b: (jnp.sin(y + lib.read(b, j)) * w, lib.add(b, (i + j) % ROWS, y * x)), y, b
+        )
+        return y, lib.write(b, i, y)
+
+    return vector(*counted(lib, n, step, x, b))
 
 
 @program
