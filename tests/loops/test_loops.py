@@ -164,8 +164,8 @@ def a_branch(lib, p, n):
     def step(i, y, b):
         b = lib.cond(jnp.sin(9 * y) > 0, lambda b: lib.write(b, i, y * lib.read(b, i // 2)), lambda b: b, b)
         branches = [
-            lambda y, b: (y, lib.add(b, 0, w, where=lib.truth(i != 2))),
-            lambda y, b: (jnp.sin(y * lib.read(b, i)), b),
+            lambda y, b: (y, lib.add(b, 0, w)),
+            lambda y, b: (jnp.sin(y * lib.read(b, i, where=lib.truth(i != 3))), b),
             lambda y, b: lib.swap(b, 1, y)[::-1],
         ]
         y, b = lib.switch((i * i + 1) % 3, branches, y, b)
