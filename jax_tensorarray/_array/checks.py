@@ -188,9 +188,7 @@ def as_rows(op: str, value: Any, dtype: Any = None) -> Array:
     try:
         return jnp.asarray(value, dtype)
     except ValueError as error:
-        raise ValueError(
-            f"{op}: value must be an array, or nested lists of equal lengths, got {value!r}"
-        ) from error
+        raise ValueError(f"{op}: value must be an array, or nested lists of equal lengths, got {value!r}") from error
 
 
 def _as_array(op: str, value: Any, dtype: Any) -> Array:

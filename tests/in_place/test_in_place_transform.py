@@ -214,6 +214,27 @@ def test_an_index_out_of_range_means_what_it_means_in_jax(how, mode, op, dtype):
         np.testing.assert_allclose(got[1], want[1], rtol=1e-5)
 
 
+@pytest.mark.parametrize("start", [5, -1, 2**32 + 2, -(2**32) + 2])
+def test_an_index_of_64_bits_is_not_taken_for_another_one(start):
+    numbers = lax.ScatterDimensionNumbers((), (0,), (0,))
+    taken = lax.GatherDimensionNumbers((), (0,), (0,))
+    buffer = np.arange(5.0)
+
+    def f(buffer, start):
+        def step(i, c):
+            b, read, window = c
+            read += lax.gather(b, start[None], taken, (1,), mode="fill", fill_value=-1)
+            window += lax.dynamic_slice(b, (start,), (2,))
+            return lax.scatter(b, start[None], b[i] + 1, numbers, mode="drop"), read, window
+
+        return lax.fori_loop(0, 2, step, (buffer, 0.0, jnp.zeros(2)))
+
+    b, read, window = in_place(f)(buffer, jnp.int64(start))
+    np.testing.assert_array_equal(b, buffer)
+    assert read == -2
+    np.testing.assert_array_equal(window, [0, 2] if start < -5 else [6, 8])  # a slice counts -1 from the end
+
+
 # --- what a function is besides its loops ----------------------------------------------------------------------
 
 

@@ -419,6 +419,32 @@ def test_batches_of_batches_and_of_hessians():
     assert_close(found["vmap of hessian"], np.stack([weighted(d) for d in second]))
 
 
+def several_arguments(lib, x, w, b, n):
+    def step(i, y, b):
+        y = jnp.sin(y * w + lib.read(b, i // 2))
+        return y, lib.write(b, i, y * lib.read(b, i))
+
+    y, b = counted(lib, n, step, x, b)
+    return jnp.vdot(vector(y, b), weights(1 + ROWS))
+
+
+@pytest.mark.parametrize("batched", [(0, 1, 2, 3), (0,), (1,), (2,), (3,)])
+def test_in_axes(batched):
+    """All arguments differ, or a single one."""
+    arguments = POINTS[:, 0], POINTS[:, 1], POINTS[:, 2:], BATCH_STEPS
+    args = [a if k in batched else a[0] for k, a in enumerate(arguments)]
+    examples = [[a[e] if k in batched else a for k, a in enumerate(args)] for e in range(4)]
+    axes = [0 if k in batched else None for k in range(4)]
+    if 2 in batched:  # of a buffer any axis may be the batch
+        args[2], axes[2] = args[2].T, 1
+    f = jax.value_and_grad(functools.partial(several_arguments, OURS), argnums=(0, 1, 2))
+    found = jit(jax.vmap(f, axes))(*args)
+    wanted = jax.value_and_grad(functools.partial(several_arguments, PYTHON), argnums=(0, 1, 2))
+    for k, (x, w, b, n) in enumerate(examples):
+        one = wanted(x, w, jnp.asarray(b), int(n))
+        jax.tree.map(lambda a, e, k=k: assert_close(a[k], e), found, one)
+
+
 # --- arguments and results -------------------------------------------------------------------------------------
 
 
