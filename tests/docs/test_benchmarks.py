@@ -37,7 +37,7 @@ def answer(case, rival, derivative, T, row):
 
 @pytest.mark.parametrize(
     "name",
-    ["write", "predicated", "branches", "many_rows", "checkpointed"]
+    ["many_rows", "checkpointed"]  # the command itself compares what it times
     + [name for name, case in CASES.items() if case.group != "programs" and not name.endswith(("_loose", "_layers"))],
 )
 def test_the_sides_of_a_case_agree(name, monkeypatch):

@@ -1,22 +1,16 @@
 """Loops of public libraries under `in_place`: the same results. A test is skipped if its library is not installed."""
 
-import functools
 import importlib.metadata
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
-from in_place import assert_no_whole_buffer_copy, compiled
 
 from benchmarks.wild import __main__ as command
 from benchmarks.wild import report
 from benchmarks.wild.measure import found
 from benchmarks.wild.programs import PROGRAMS
-from jax_tensorarray import in_place
 from jax_tensorarray._in_place import rows
-
-KEY = jax.random.key(0)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -60,38 +54,3 @@ def test_the_documentation_has_what_was_measured():
     ):
         page = (command.ROOT / name).read_text()
         assert report.written(page, *parts) == page, f"run python -m benchmarks.wild --write: {name}"
-
-
-def test_a_tree_search_works_on_no_whole_tree():
-    """That of mctx, whose trees are the same bit for bit."""
-    mctx = pytest.importorskip("mctx", reason="mctx is not installed: pip install '.[wild]'")
-    examples, actions, width, simulations = 4, 8, 16, 300
-
-    def recurrent(params, key, action, state):
-        state = jnp.tanh(state @ params["w"] + jax.nn.one_hot(action, actions) @ params["a"])
-        output = mctx.RecurrentFnOutput(
-            reward=state[:, 0],
-            discount=jnp.full(examples, 0.97),
-            prior_logits=state @ params["p"],
-            value=state @ params["v"],
-        )
-        return output, state
-
-    keys = jax.random.split(KEY, 6)
-    shapes = {"w": (width, width), "a": (actions, width), "p": (width, actions), "v": (width,)}
-    params = {name: jax.random.normal(k, shape) / 4 for k, (name, shape) in zip(keys, shapes.items(), strict=False)}
-    root = mctx.RootFnOutput(
-        prior_logits=jax.random.normal(keys[4], (examples, actions)),
-        value=jnp.zeros(examples),
-        embedding=jax.random.normal(keys[5], (examples, width)),
-    )
-    search = functools.partial(
-        mctx.muzero_policy, params, root=root, recurrent_fn=recurrent, num_simulations=simulations
-    )
-    f = lambda key: search(key)  # noqa: E731
-    ours, plain = compiled(in_place(f), KEY), compiled(f, KEY)
-    jax.tree.map(np.testing.assert_array_equal, ours(KEY), plain(KEY))
-    tree = jnp.zeros((examples, simulations + 1))
-    assert_no_whole_buffer_copy(ours, tree)
-    with pytest.raises(AssertionError):
-        assert_no_whole_buffer_copy(plain, tree)
