@@ -33,7 +33,7 @@ TOOLS = ["build", "twine", "abi3audit", *(["auditwheel"] if sys.platform == "lin
 HEADER = "from jax_tensorarray._selfcheck import report; print(*report.header(), sep='\\n')"
 
 #: The kernels, their errors, and what is done with a plugin.
-TESTS = ["package/test_plugin.py", *(f"ops/test_{name}.py" for name in ("primitives", "empty", "errors", "write"))]
+TESTS = ["package/test_plugin.py", *(f"ops/test_{name}.py" for name in ("primitives", "empty", "errors", "rows"))]
 
 #: pip makes no bytecode of what is used once or twice.
 SETTINGS = {"JAX_PLATFORMS": "cpu", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_COMPILE": "0", "PIP_QUIET": "1"}

@@ -113,3 +113,7 @@ def test_an_sdist_with_something_that_was_built_fails(tmp_path, monkeypatch):
 def test_a_command_that_fails_says_what_it_said_last(tmp_path):
     with pytest.raises(build_wheels.Failure, match=r"exit code 3: .*\nso long"):
         build_wheels.run("sh", "-c", "echo so long; exit 3", cwd=tmp_path)
+
+
+def test_the_tests_that_run_in_a_wheel_are_there():
+    assert all((build_wheels.ROOT / "tests" / name).exists() for name in build_wheels.TESTS)
