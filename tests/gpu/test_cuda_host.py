@@ -5,6 +5,7 @@ order of threads is part of a case, since on a GPU there is none: a result that 
 """
 
 import io
+import os
 import shutil
 import struct
 import subprocess
@@ -112,13 +113,17 @@ def added(buffer, index, value, where, reverse):
 
 @pytest.fixture(scope="session")
 def program(tmp_path_factory):
-    path = tmp_path_factory.mktemp("cuda_host") / "cuda_host"
-    command = [COMPILER, "-std=c++17", *SANITIZED, f"-I{CSRC}", str(HERE / "cuda_host.cc"), "-o", str(path)]
+    base = tmp_path_factory.getbasetemp()
+    path = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cuda_host"  # for all processes of xdist
+    if path.exists():
+        return path
+    new = base / "cuda_host.new"
+    command = [COMPILER, "-std=c++17", *SANITIZED, f"-I{CSRC}", str(HERE / "cuda_host.cc"), "-o", str(new)]
     built = subprocess.run(command, capture_output=True, text=True, check=False)
     if "cannot find" in built.stderr and "san" in built.stderr:
         pytest.skip("the compiler has no sanitizers here")
     assert built.returncode == 0, built.stderr
-    return path
+    return new.replace(path)
 
 
 @pytest.fixture

@@ -162,7 +162,7 @@ def check(transformation, program, *args):
 
 
 #: Of the examples of the profile, for each transformation.
-SHARE = hypothesis.settings(max_examples=hypothesis.settings.default.max_examples * 10 // 25)
+SHARE = hypothesis.settings(max_examples=hypothesis.settings.default.max_examples * 8 // 25)
 
 
 @pytest.mark.parametrize("transformation", TRANSFORMATIONS)
