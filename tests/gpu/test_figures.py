@@ -1,5 +1,7 @@
 """No step costs more than figures.json says, or less: a figure that is better is to be committed too."""
 
+from itertools import product
+
 import figures
 import jax.numpy as jnp
 import pytest
@@ -19,6 +21,12 @@ def test_figures_are_those_that_are_committed(name):
         pytest.skip(f"there are figures for {', '.join(committed) or 'nothing'}, not for {version}: {figures.COMMAND}")
     changed = figures.differences(committed[version], kind.count())
     assert not changed, "\n".join([*changed, f"If this is meant: {figures.COMMAND}"])
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+def test_there_is_a_figure_for_each_program_and_for_nothing_else(kind):
+    for figures_of in figures.committed()[kind].values():
+        assert list(figures_of) == [f"{name}, {by}" for name, by in product(figures.FUNCTIONS, figures.TRANSFORMS)]
 
 
 @pytest.mark.parametrize(

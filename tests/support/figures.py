@@ -167,10 +167,11 @@ def differences(before: dict[str, Figure], now: dict[str, Figure]) -> list[str]:
 
 
 def assert_committed(kind: str, name: str, figure: Figure) -> None:
-    """A figure is the one that is committed for this version, if there is one."""
-    wanted = committed().get(kind, {}).get(KINDS[kind].version(), {}).get(name, figure)
-    said = differences({name: wanted}, {name: figure})
-    assert not said, f"{said[0]}\nIf this is meant: {COMMAND}"
+    """A figure is the one that is committed, if there are figures for this version."""
+    figures = committed().get(kind, {}).get(KINDS[kind].version())
+    if figures is not None:
+        said = differences({name: figures[name]} if name in figures else {}, {name: figure})
+        assert not said, f"{said[0]}\nIf this is meant: {COMMAND}"
 
 
 def _changes(before: Figure | None, now: Figure | None) -> str:
