@@ -15,6 +15,7 @@ comes to that step on its way back.
 prints the loss as it falls, then unpacks words that the decoder has never seen, among them longer ones than it was
 trained on, with a picture of where it looked for each letter. In the end it shows what the gradient for a long text
 takes, here and in plain JAX.
+It needs optax: `pip install optax`.
 """
 
 import re
@@ -23,6 +24,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax import lax
 
 from jax_tensorarray import TensorArray, fori_loop, while_loop
@@ -208,34 +210,23 @@ def decode(params, packed, longest):
 # --- training --------------------------------------------------------------------------------------------------
 
 
-def adam(params, moments, gradient, k, rate):
-    """Take a step of the optimiser, k = 1, 2, ..."""
-    m, v = moments
-    m = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, m, gradient)
-    v = jax.tree.map(lambda v, g: 0.99 * v + 0.01 * g * g, v, gradient)
-
-    def moved(p, m, v):
-        return p - rate * (m / (1 - 0.9**k)) / (jnp.sqrt(v / (1 - 0.99**k)) + 1e-8)
-
-    return jax.tree.map(moved, params, m, v), (m, v)
-
-
 def train(updates, batch, rate=0.01, seed=0, report=lambda k, loss: None):
     """Return the trained parameters, and the loss before each update."""
     rng = np.random.default_rng(seed)
     params = init_params(rng)
-    moments = jax.tree.map(jnp.zeros_like, (params, params))
+    falling = optax.linear_schedule(rate, 0, updates)
+    optimiser = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(falling, b2=0.99))
+    state = optimiser.init(params)
 
     @jax.jit
-    def update(params, moments, k, texts):
+    def update(params, state, texts):
         value, gradient = jax.value_and_grad(loss)(params, texts)
-        norm = jnp.sqrt(sum(jnp.sum(g * g) for g in jax.tree.leaves(gradient)))
-        gradient = jax.tree.map(lambda g: g / jnp.maximum(1.0, norm), gradient)
-        return value, *adam(params, moments, gradient, k, rate * (1 - (k - 1) / updates))
+        moves, state = optimiser.update(gradient, state)
+        return value, optax.apply_updates(params, moves), state
 
     losses = []
     for k in range(1, updates + 1):
-        value, params, moments = update(params, moments, float(k), make_texts(rng, batch))
+        value, params, state = update(params, state, make_texts(rng, batch))
         losses.append(float(value))
         report(k, losses[-1])
     return params, losses

@@ -11,6 +11,7 @@ So the search itself is differentiated: scores, states, letters and back-pointer
 
 prints the loss as it falls, then what the model makes of new words: it has found out the cipher, where words end, and,
 from the lexicon, which letters the smudges hide.
+It needs optax: `pip install optax`.
 """
 
 from typing import NamedTuple
@@ -18,6 +19,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax import lax
 
 from jax_tensorarray import TensorArray, fori_loop, while_loop
@@ -152,32 +154,22 @@ def loss(params, seen, meant, beam):
 # --- training --------------------------------------------------------------------------------------------------
 
 
-def adam(params, moments, gradient, k, rate):
-    """Take a step of the optimiser, k = 1, 2, ..."""
-    m, v = moments
-    m = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, m, gradient)
-    v = jax.tree.map(lambda v, g: 0.99 * v + 0.01 * g * g, v, gradient)
-
-    def moved(p, m, v):
-        return p - rate * (m / (1 - 0.9**k)) / (jnp.sqrt(v / (1 - 0.99**k)) + 1e-8)
-
-    return jax.tree.map(moved, params, m, v), (m, v)
-
-
 def train(updates, batch, beam, rate=0.02, seed=0, report=lambda k, loss: None):
     """Return the trained parameters, and the loss before each update."""
     rng = np.random.default_rng(seed)
     params = init_params(rng)
-    moments = jax.tree.map(jnp.zeros_like, (params, params))
+    optimiser = optax.adam(rate, b2=0.99)
+    state = optimiser.init(params)
 
     @jax.jit
-    def update(params, moments, k, seen, meant):
+    def update(params, state, seen, meant):
         value, gradient = jax.value_and_grad(loss)(params, seen, meant, beam)
-        return value, *adam(params, moments, gradient, k, rate)
+        moves, state = optimiser.update(gradient, state)
+        return value, optax.apply_updates(params, moves), state
 
     losses = []
     for k in range(1, updates + 1):
-        value, params, moments = update(params, moments, float(k), *make_words(rng, batch))
+        value, params, state = update(params, state, *make_words(rng, batch))
         losses.append(float(value))
         report(k, losses[-1])
     return params, losses

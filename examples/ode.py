@@ -15,6 +15,7 @@ curves with the steps of the solver under them.
 
 For differential equations in earnest take diffrax, which has many solvers, implicit ones among them, events, controlled
 and stochastic equations, and adjoints of its own. This is how such a loop is written, if you need one of your own.
+It needs optax: `pip install optax`.
 """
 
 from typing import NamedTuple
@@ -22,6 +23,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from jax_tensorarray import TensorArray, while_loop
 
@@ -174,13 +176,7 @@ def loss(params, pelts=PELTS, times=YEARS, **options):
 
 # --- fitting ---------------------------------------------------------------------------------------------------
 
-
-def adam(params, moments, gradient, k, rate):
-    """Take a step of the optimiser, k = 1, 2, ..."""
-    m, v = moments
-    m = 0.9 * m + 0.1 * gradient
-    v = 0.99 * v + 0.01 * gradient**2
-    return params - rate * (m / (1 - 0.9**k)) / (jnp.sqrt(v / (1 - 0.99**k)) + 1e-8), (m, v)
+OPTIMISER = optax.adam(0.03, b2=0.99)
 
 
 def make_guesses(number, seed=0):
@@ -191,18 +187,19 @@ def make_guesses(number, seed=0):
 
 
 @jax.jit
-def update(params, moments, k, rate, pelts):
-    """Update all guesses. Return their losses and numbers of solver steps, then the new parameters and moments."""
+def update(params, state, pelts):
+    """Update all guesses. Return their losses and numbers of solver steps, the new parameters and optimiser state."""
     (value, steps), gradient = jax.vmap(jax.value_and_grad(loss, has_aux=True), (0, None))(params, pelts)
-    return value, steps, *adam(params, moments, gradient, k, rate)
+    moves, state = OPTIMISER.update(gradient, state)
+    return value, steps, optax.apply_updates(params, moves), state
 
 
-def fit(guesses, updates, rate=0.03, pelts=PELTS, report=lambda *args: None):
+def fit(guesses, updates, pelts=PELTS, report=lambda *args: None):
     """Return the parameters that each guess has led to before the last update, and their losses, [guesses]."""
-    params, moments = guesses, (jnp.zeros_like(guesses), jnp.zeros_like(guesses))
+    params, state = guesses, OPTIMISER.init(guesses)
     for k in range(1, updates + 1):
         guesses = params
-        value, steps, params, moments = update(guesses, moments, float(k), rate, pelts)
+        value, steps, params, state = update(guesses, state, pelts)
         report(k, value, steps)
     return guesses, value
 

@@ -14,6 +14,7 @@ transducer either emits a letter, which it remembers, or goes on to the next fra
 
 prints the losses as they fall, and what the model reads in new recordings: which letters, in which frames, in how many
 steps.
+It needs optax: `pip install optax`.
 """
 
 from typing import NamedTuple
@@ -21,6 +22,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from jax_tensorarray import TensorArray, fori_loop, while_loop
 
@@ -215,30 +217,20 @@ def contrast(params, recordings):
 # --- training --------------------------------------------------------------------------------------------------
 
 
-def adam(params, moments, gradient, k, rate):
-    """Take a step of the optimiser, k = 1, 2, ..."""
-    m, v = moments
-    m = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, m, gradient)
-    v = jax.tree.map(lambda v, g: 0.99 * v + 0.01 * g * g, v, gradient)
-
-    def moved(p, m, v):
-        return p - rate * (m / (1 - 0.9**k)) / (jnp.sqrt(v / (1 - 0.99**k)) + 1e-8)
-
-    return jax.tree.map(moved, params, m, v), (m, v)
-
-
 def descend(loss, params, batches, rate, report=lambda k, loss: None):
     """Return the parameters after an update with each of the batches, and the loss before each."""
-    moments = jax.tree.map(jnp.zeros_like, (params, params))
+    optimiser = optax.adam(rate, b2=0.99)
+    state = optimiser.init(params)
 
     @jax.jit
-    def update(params, moments, k, batch):
+    def update(params, state, batch):
         value, gradient = jax.value_and_grad(loss)(params, batch)
-        return value, *adam(params, moments, gradient, k, rate)
+        moves, state = optimiser.update(gradient, state)
+        return value, optax.apply_updates(params, moves), state
 
     losses = []
     for k, batch in enumerate(batches, 1):
-        value, params, moments = update(params, moments, float(k), batch)
+        value, params, state = update(params, state, batch)
         losses.append(float(value))
         report(k, losses[-1])
     return params, losses

@@ -16,6 +16,7 @@ table of the edit distance, in as many steps as the alignment has, draws alignme
 
 draws the alignment of two words as the temperature falls, then learns to read words in dirty print, and shows which
 columns it takes for which letter.
+It needs optax: `pip install optax`.
 """
 
 from typing import NamedTuple
@@ -23,6 +24,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax import lax
 
 from jax_tensorarray import TensorArray, fori_loop, while_loop
@@ -221,33 +223,23 @@ def collapsed(labels):
 # --- training --------------------------------------------------------------------------------------------------
 
 
-def adam(params, moments, gradient, k, rate):
-    """Take a step of the optimiser, k = 1, 2, ..."""
-    m, v = moments
-    m = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, m, gradient)
-    v = jax.tree.map(lambda v, g: 0.99 * v + 0.01 * g * g, v, gradient)
-
-    def moved(p, m, v):
-        return p - rate * (m / (1 - 0.9**k)) / (jnp.sqrt(v / (1 - 0.99**k)) + 1e-8)
-
-    return jax.tree.map(moved, params, m, v), (m, v)
-
-
 def train(updates, batch, rate=0.02, longest=6, seed=0, report=lambda k, loss, params: None):
     """Return the trained parameters, and the loss before each update."""
     rng = np.random.default_rng(seed)
     params = init_params(rng)
-    moments = jax.tree.map(jnp.zeros_like, (params, params))
+    optimiser = optax.adam(optax.linear_schedule(rate, 0, updates), b2=0.99)
+    state = optimiser.init(params)
 
     @jax.jit
-    def update(params, moments, k, prints):
+    def update(params, state, prints):
         value, gradient = jax.value_and_grad(loss)(params, prints)
-        return value, *adam(params, moments, gradient, k, rate * (1 - (k - 1) / updates))
+        moves, state = optimiser.update(gradient, state)
+        return value, optax.apply_updates(params, moves), state
 
     losses = []
     for k in range(1, updates + 1):
         prints = print_words(rng, random_words(rng, batch, longest), longest)
-        value, params, moments = update(params, moments, float(k), prints)
+        value, params, state = update(params, state, prints)
         losses.append(float(value))
         report(k, losses[-1], params)
     return params, losses

@@ -3,14 +3,25 @@
 import os
 import sys
 import tempfile
-import zlib
-from collections import Counter
 from pathlib import Path
 
 import hypothesis
 import jax
 import pytest
 from hypothesis import HealthCheck
+
+# Machine code runs once in a test, and most of the time would go to making it: XLA makes it with less effort here, and
+# in the processes that tests start. With `XLA_FLAGS=` it is what users have; CI runs the newest jax so.
+OTHER_FUSIONS = "--xla_cpu_use_fusion_emitters=false"
+if "TENSORARRAY_NEEDS_GPU" not in os.environ:
+    less = "--xla_backend_optimization_level=0"
+    os.environ.setdefault("XLA_FLAGS", f"{less} {OTHER_FUSIONS}" if jax.__version_info__ < (0, 11) else less)
+if OTHER_FUSIONS in os.environ.get("XLA_FLAGS", ""):
+
+    def compile_to_look_at(lowered, options=None, *, compile=jax.stages.Lowered.compile, **more):
+        return compile(lowered, {"xla_cpu_use_fusion_emitters": True, **(options or {})}, **more)
+
+    jax.stages.Lowered.compile = compile_to_look_at
 
 # The helpers of the tests are plain modules in `support`, importable however pytest is started.
 sys.path.insert(0, str(Path(__file__).parent / "support"))
@@ -74,24 +85,6 @@ def pytest_runtest_makereport(item, call):
     if report.skipped and "TENSORARRAY_NEEDS_GPU" in os.environ and "needs a GPU" in str(report.longrepr):
         report.outcome, report.longrepr = "failed", f"TENSORARRAY_NEEDS_GPU is set, but: {report.longrepr}"
     return report
-
-
-def pytest_collection_modifyitems(config, items):
-    """`TENSORARRAY_HALF=1` runs every other variant of a test that has more than two, and `0` runs the others.
-
-    CI does so on the newest jax, the other half with the next commit. It runs all of them on the oldest.
-    """
-    half = os.environ.get("TENSORARRAY_HALF")
-    if half is None:
-        return
-    tests = [item.nodeid.partition("[")[0] for item in items]
-    variants = Counter(tests)
-    kept = [
-        variants[test] <= 2 or zlib.crc32(item.nodeid.encode()) % 2 == int(half) % 2
-        for item, test in zip(items, tests, strict=True)
-    ]
-    config.hook.pytest_deselected(items=[item for item, keep in zip(items, kept, strict=True) if not keep])
-    items[:] = [item for item, keep in zip(items, kept, strict=True) if keep]
 
 
 def pytest_configure(config):

@@ -9,9 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from in_numpy import in_numpy
-from jax import lax
+from jax import jit, lax
 from list_model import ListArray
-from quick import jit
 
 from jax_tensorarray import TensorArray, checkpoint_policies
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-import quick
 
 from benchmarks import __main__ as command
 from benchmarks import measure, memory, report
@@ -40,8 +39,7 @@ def answer(case, rival, derivative, T, row):
     ["many_rows", "checkpointed"]  # the command itself compares what it times
     + [name for name, case in CASES.items() if case.group != "programs" and not name.endswith(("_loose", "_layers"))],
 )
-def test_the_sides_of_a_case_agree(name, monkeypatch):
-    quick.in_module(monkeypatch, in_jax)
+def test_the_sides_of_a_case_agree(name):
     case = CASES[name]
     derivative = case.derivatives[-1] if len(case.derivatives) < 3 else "gradient"
     size = 1 if name.startswith("large") else 6
@@ -202,8 +200,7 @@ def test_the_command_knows_its_environments():
 
 
 @pytest.mark.parametrize("program", memory.PROGRAMS)
-def test_all_ways_of_keeping_what_a_gradient_needs_give_the_same(program, monkeypatch):
-    quick.in_module(monkeypatch, memory)
+def test_all_ways_of_keeping_what_a_gradient_needs_give_the_same(program):
     found = {way: memory.one(program, way, 9, 0) for way in memory.WAYS}
     for way, figures in found.items():
         assert figures["answer"] == pytest.approx(found["lax.scan"]["answer"], rel=1e-3), way

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from in_numpy import in_numpy
-from quick import jit
+from jax import jit
 from scripts import close, example, run
 
 from jax_tensorarray.inspect import loop_copies

@@ -10,9 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import quick
 from in_numpy import in_numpy
-from quick import jit
+from jax import jit
 from scipy.integrate import RK45, solve_ivp
 from scripts import example
 
@@ -319,7 +318,6 @@ def test_without_flax_the_example_says_what_to_install(monkeypatch):
 def test_the_tree_search_finds_what_exhaustive_search_finds_and_copies_no_tree(monkeypatch, capsys):
     pytest.importorskip("mctx")
     search = example("tree_search")
-    quick.in_module(monkeypatch, search)
     monkeypatch.setattr(search, "seconds", lambda *_: 1e-3)  # each of which compiles one more search
     moves = search.main(sizes=(8,))
     assert all(move in search.best(position)[1] for position, move in zip(search.POSITIONS, moves, strict=True))

@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from in_place import compiled
-from jax import lax
-from quick import jit
+from jax import jit, lax
 
 from jax_tensorarray import in_place
 from jax_tensorarray._hlo import text as hlo_text

@@ -11,7 +11,7 @@ import oracle
 import pytest
 from hypothesis import given
 from in_place import assert_no_whole_buffer_copy, compiled
-from jax import lax
+from jax import jit, lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import io_callback
 from jax.extend.core import Primitive
@@ -19,7 +19,6 @@ from jax.interpreters import ad, mlir
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from plain_loops import FORWARD_ONLY, LOOPS, rows, walked
-from quick import jit
 from reported import PROGRAMS as REPORTED
 from waiting import finish
 

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from jax import lax
-from quick import jit
+from jax import jit, lax
 from random_checks import BATCHES, close, examples, same_state
 from random_programs import DIRECTION, THETA, InJax, Places, Program, Update, expected, kinds, loss, outputs, programs
 

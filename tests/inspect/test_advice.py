@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from figures import FREE
-from jax import lax
-from quick import jit
+from jax import jit, lax
 
 import jax_tensorarray as jta
 from jax_tensorarray import checkpoint_policies, ta_add, ta_read, ta_write

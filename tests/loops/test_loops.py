@@ -10,9 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import unrolled
-from jax import lax
+from jax import jit, lax
 from list_model import ListArray
-from quick import jit
 
 import jax_tensorarray as ta
 from jax_tensorarray import TensorArray, ta_add, ta_read, ta_swap, ta_write

@@ -12,9 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
+from jax import jit, lax
 from jax.experimental import checkify
-from quick import jit
 
 import jax_tensorarray as ta
 from jax_tensorarray._loops import while_ as while_module

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from in_numpy import in_numpy
 from in_place import assert_no_whole_buffer_copy, compiled
-from jax import lax
-from quick import jit
+from jax import jit, lax
 
 from jax_tensorarray import fori_loop, scan, ta_read, ta_write, while_loop
 from jax_tensorarray._hlo import ahead

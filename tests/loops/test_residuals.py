@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
-from quick import jit
+from jax import jit, lax
 from waiting import finish
 
 from jax_tensorarray import choice_of_residuals, fori_loop, scan, ta_add, ta_read, ta_swap, ta_write, while_loop

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from in_numpy import in_numpy
-from quick import jit
+from jax import jit
 
 from jax_tensorarray import TensorArray, foldl, foldr, fori_loop, map_structure, scan, tf_while_loop, while_loop
 

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from jax import lax
-from quick import jit
+from jax import jit, lax
 
 from jax_tensorarray import ta_read
 from jax_tensorarray._lowering import bounds, pipeline

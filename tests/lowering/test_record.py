@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
-from quick import jit
+from jax import jit, lax
 
 from jax_tensorarray import TensorArray, ta_add, ta_read, ta_swap, ta_write
 

@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
-from jax import lax
-from quick import jit
+from jax import jit, lax
 
 import jax_tensorarray as jt
 from jax_tensorarray import ta_read, ta_swap, ta_write

@@ -18,11 +18,10 @@ from gpu_hlo import FREE
 from hypothesis import given, settings
 from in_numpy import in_numpy
 from in_place import assert_no_whole_buffer_operation
-from jax import lax
+from jax import jit, lax
 from jax.export import DisabledSafetyCheck
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from quick import jit
 from random_checks import close, examples, same_state, total
 from random_programs import THETA, InJax, expected, outputs
 from random_programs import programs as random_programs

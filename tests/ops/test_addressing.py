@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given, settings
 from in_numpy import in_numpy
 from in_place import assert_in_place
-from jax import lax
+from jax import jit, lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from ops import assert_same
-from quick import jit
 from waiting import finish
 
 import jax_tensorarray as ta

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
+from jax import jit
 from jax.extend.core import jaxprs_in_params
 from ops import (
     BATCH,
@@ -25,7 +26,6 @@ from ops import (
     operand,
     operands,
 )
-from quick import jit
 
 import jax_tensorarray as ta
 

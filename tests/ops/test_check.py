@@ -13,9 +13,8 @@ import pytest
 import unrolled
 from in_numpy import in_numpy
 from in_place import assert_in_place
-from jax import lax
+from jax import jit, lax
 from ops import RUNTIME_ERRORS
-from quick import jit
 from waiting import finish
 
 from jax_tensorarray import checkpoint_policies, primitives, ta_read, ta_write

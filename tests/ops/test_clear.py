@@ -14,9 +14,8 @@ import pytest
 import unrolled
 from in_numpy import in_numpy
 from in_place import assert_in_place, assert_linear_time, assert_no_whole_buffer_copy, compiled
-from jax import lax
+from jax import jit, lax
 from ops import OPS, OURS, loop
-from quick import jit
 
 from jax_tensorarray import ta_read, ta_write
 from jax_tensorarray._ops import reference

@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from in_numpy import in_numpy
-from jax import lax
-from quick import jit
+from jax import jit, lax
 
 X = np.random.default_rng(0).normal(size=(4, 3))
 

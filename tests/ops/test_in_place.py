@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from in_numpy import in_numpy
 from in_place import assert_in_place, assert_linear_time, assert_no_whole_buffer_copy, compiled
-from jax import lax
-from quick import jit
+from jax import jit, lax
 
 from jax_tensorarray import ta_add, ta_empty, ta_read, ta_stack, ta_swap, ta_write
 from jax_tensorarray._hlo import text as hlo_text

@@ -14,8 +14,7 @@ import oracle
 import pytest
 import unrolled
 from in_numpy import in_numpy
-from jax import lax
-from quick import jit
+from jax import jit, lax
 
 import jax_tensorarray as ta
 from jax_tensorarray import ta_max, ta_read

@@ -9,9 +9,8 @@ import oracle
 import pytest
 from in_numpy import in_numpy
 from in_place import assert_no_whole_buffer_copy, compiled
-from jax import lax
+from jax import jit, lax
 from ops import assert_same
-from quick import jit
 
 from jax_tensorarray._ops.part import ta_read_part, ta_read_part_p, ta_write_part, ta_write_part_p
 

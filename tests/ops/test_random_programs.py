@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
-from quick import jit
+from jax import jit
 from random_checks import BATCHES, close, examples, same_state, total
 from random_programs import (
     DIRECTION,

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 from in_numpy import in_numpy
 from in_place import assert_no_whole_buffer_copy
-from jax import lax
+from jax import jit, lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from quick import jit
 from waiting import finish
 
 from jax_tensorarray import (

@@ -12,6 +12,7 @@ import oracle
 import pytest
 import unrolled
 from in_numpy import in_numpy
+from jax import jit
 from ops import (
     BUFFER,
     CONTEXTS,
@@ -32,7 +33,6 @@ from ops import (
     loss_in,
     on_device,
 )
-from quick import jit
 
 import jax_tensorarray as ta
 

@@ -8,11 +8,7 @@ from jax_tensorarray._hlo import text as hlo_text
 
 
 def compiled(f, *args):
-    """The optimized HLO is that of `jax.jit`, and machine code is made of it with less effort.
-
-    An option of `quick.jit` more, for older versions of jax, would change which operations are fused.
-    """
-    return jax.jit(f).lower(*args).compile({"xla_backend_optimization_level": 0})
+    return jax.jit(f).lower(*args).compile()
 
 
 def assert_in_place(f, args_of, length=2000):
