@@ -1,5 +1,6 @@
 """The suite runs in 64 bits, so that derivatives can be compared with finite differences, and on eight CPU devices."""
 
+import gc
 import os
 import sys
 import tempfile
@@ -11,11 +12,12 @@ import pytest
 from hypothesis import HealthCheck
 
 # Machine code runs once in a test, and most of the time would go to making it: XLA makes it with less effort here, and
-# in the processes that tests start. With `XLA_FLAGS=` it is what users have; CI runs the newest jax so.
+# in the processes that tests start. With `XLA_FLAGS=` it is what users have, as it is for the main job.
+LITTLE_EFFORT = "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
 OTHER_FUSIONS = "--xla_cpu_use_fusion_emitters=false"
 if "TENSORARRAY_NEEDS_GPU" not in os.environ:
-    less = "--xla_backend_optimization_level=0"
-    os.environ.setdefault("XLA_FLAGS", f"{less} {OTHER_FUSIONS}" if jax.__version_info__ < (0, 11) else less)
+    flags = [LITTLE_EFFORT, OTHER_FUSIONS] if jax.__version_info__ < (0, 11) else [LITTLE_EFFORT]
+    os.environ.setdefault("XLA_FLAGS", " ".join(flags))
 if OTHER_FUSIONS in os.environ.get("XLA_FLAGS", ""):
 
     def compile_to_look_at(lowered, options=None, *, compile=jax.stages.Lowered.compile, **more):
@@ -23,8 +25,17 @@ if OTHER_FUSIONS in os.environ.get("XLA_FLAGS", ""):
 
     jax.stages.Lowered.compile = compile_to_look_at
 
+#: Says which version it is, and writes an empty file.
+NO_ASSEMBLER = """#!/bin/sh
+[ "$1" = --version ] && echo "ptxas: NVIDIA (R) Ptx optimizing assembler, release 13.0, V13.0.48" && exit
+while [ $# -gt 0 ]; do [ "$1" = -o ] && : > "$2"; shift; done
+"""
+
 # The helpers of the tests are plain modules in `support`, importable however pytest is started.
 sys.path.insert(0, str(Path(__file__).parent / "support"))
+
+# Programs that are kept are many objects, and none of them is garbage.
+gc.set_threshold(50_000, 20, 20)
 
 jax.config.update("jax_enable_x64", True)
 
@@ -47,6 +58,21 @@ if library := os.environ.get("TENSORARRAY_EMULATED_GPU"):
         library = str(emulate.build(Path(tempfile.mkdtemp())))
         os.environ["TENSORARRAY_EMULATED_GPU"] = library  # for the processes of xdist, each of which would build it
     emulate.install(Path(library))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_machine_code_for_a_gpu_that_is_not_here(tmp_path_factory):
+    """Most of the time of XLA would go to NVIDIA's assembler, and only HLO is looked at."""
+    from jax_tensorarray._hlo import ahead
+
+    assembler = tmp_path_factory.mktemp("cuda") / "bin" / "ptxas"
+    assembler.parent.mkdir()
+    assembler.write_text(NO_ASSEMBLER)
+    assembler.chmod(0o755)
+    with pytest.MonkeyPatch.context() as patch:
+        options = ahead.OPTIONS["cuda"] | {"xla_gpu_cuda_data_dir": str(assembler.parents[1])}
+        patch.setitem(ahead.OPTIONS, "cuda", options)
+        yield
 
 
 @pytest.fixture(scope="module")

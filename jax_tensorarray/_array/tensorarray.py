@@ -506,10 +506,6 @@ class TensorArray:
         ta._rows = rows
         return ta
 
-    @property
-    def _version(self) -> Any:  # for tests
-        return self._rows.version
-
     def _element(self, leaves: list[Any]) -> Any:
         return self._rows.spec.element.unflatten(leaves)
 

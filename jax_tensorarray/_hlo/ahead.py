@@ -28,7 +28,7 @@ _COMPILERS = {
 }
 
 #: Without a GPU nothing can be measured, so XLA would compile each kernel twice, and choose as it does without that.
-_OPTIONS: dict[str, dict[str, int]] = {"cuda": {"xla_gpu_autotune_level": 0}}
+OPTIONS: dict[str, dict[str, int | str]] = {"cuda": {"xla_gpu_autotune_level": 0}}
 
 
 def compiled_for(platform: str, f: Callable[..., Any], *args: Any, topology: str = _TPU) -> Any:
@@ -40,7 +40,7 @@ def compiled_for(platform: str, f: Callable[..., Any], *args: Any, topology: str
     types = jax.eval_shape(lambda *args: args, *args)
     described = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), types)
     jitted = f if hasattr(f, "trace") else jax.jit(f)
-    return jitted.trace(*described).lower(lowering_platforms=(platform,)).compile(_OPTIONS.get(platform))
+    return jitted.trace(*described).lower(lowering_platforms=(platform,)).compile(OPTIONS.get(platform))
 
 
 def devices_of(platform: str, topology: str = _TPU) -> list[Any]:

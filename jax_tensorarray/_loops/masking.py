@@ -19,7 +19,7 @@ from jax_tensorarray import _compat
 from jax_tensorarray._loops import jaxprs
 from jax_tensorarray._loops.rules import Axis, axes
 from jax_tensorarray._ops.guard import ta_guard
-from jax_tensorarray._ops.host import ta_host_read_p, ta_host_write_p
+from jax_tensorarray._ops.host import ta_host_read_p
 from jax_tensorarray._ops.primitive import INACTIVE, ROW_OPS
 
 Array = Any
@@ -107,8 +107,6 @@ class Masked:
             (tape, step) = (x.array for x in operands)
             row = p.bind(tape, step, **params)
             return [Value(jnp.where(self.active, row, jnp.zeros_like(row)), None, True)]
-        if p is ta_host_write_p:  # an example that has ended writes a row that is not read
-            return [Value(p.bind(*(x.array for x in operands), **params), operands[0].carry, True)]
         if p in RULES and any(x.carry is not None or (x.is_input and jnp.ndim(x.array)) for x in operands):
             return RULES[p](self, eqn, operands)  # there may be a buffer among them
         operands = [self.guard(x) for x in operands]

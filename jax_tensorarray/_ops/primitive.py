@@ -64,7 +64,8 @@ def row_params(
 ROW_OPS: dict[Primitive, Call] = {}
 
 #: By other ops that touch some rows only: maps whether an example is active, and the operands, to operands with which
-#: an example that is not active touches no row. If the result has the type of the first operand, it is updated.
+#: an example that is not active touches no row that is read. If the result has the type of the first operand, it is
+#: updated.
 INACTIVE: dict[Primitive, Callable[..., Sequence[Array]]] = {}
 
 

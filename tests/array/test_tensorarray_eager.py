@@ -21,7 +21,7 @@ f64 = jnp.float64
 
 
 def pointer(ta):
-    (buffer,) = ta._version.newest()
+    (buffer,) = ta._rows.version.newest()
     return buffer.unsafe_buffer_pointer()
 
 
@@ -66,7 +66,7 @@ def test_an_older_version_costs_one_copy_at_most():
         ta = ta.write(i % 1000, 1.0)
         pointers.add(pointer(ta))
     assert len(pointers) == 1
-    assert len(ta._version._at[0].log) <= 2
+    assert len(ta._rows.version._at[0].log) <= 2
     assert rows(first)[:3] == [0, 10, 20]
 
 
@@ -81,12 +81,12 @@ def test_a_loop_keeps_no_log():
     ta = made("static")
     for _ in range(10):
         ta = ta.write(0, 1.0)
-    assert len(ta._version._at[0].log) <= 2
+    assert len(ta._rows.version._at[0].log) <= 2
 
 
 def test_versions_are_freed():
     ta = made("static", 100)
-    buffer = ta._version.newest()[0]
+    buffer = ta._rows.version.newest()[0]
     count = len(gc.get_referrers(buffer))
     for i in range(100):
         ta = ta.write(i, 1.0)
@@ -265,11 +265,11 @@ def _seconds_a_write(n, writes=2000):
     x = jnp.ones(64)
     ta = TensorArray(f64, size=n, element_shape=(64,))
     ta = ta.write(0, x)
-    jax.block_until_ready(ta._version.newest())
+    jax.block_until_ready(ta._rows.version.newest())
     start = time.perf_counter()
     for i in range(writes):
         ta = ta.write(i % n, x)
-    jax.block_until_ready(ta._version.newest())
+    jax.block_until_ready(ta._rows.version.newest())
     return (time.perf_counter() - start) / writes
 
 

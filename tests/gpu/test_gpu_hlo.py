@@ -27,8 +27,7 @@ from jax_tensorarray._selfcheck.programs import programs
 
 pytestmark = pytest.mark.skipif(bool(gpu_hlo.why_not()), reason=gpu_hlo.why_not())
 
-TRANSFORMS = device_hlo.FIRST_ORDER
-FIRST_ORDER = dict(zip(figures.TRANSFORMS, TRANSFORMS, strict=True))
+TRANSFORMS = figures.TRANSFORMS
 #: Batches and second derivatives of the first are left to the test of the TPU.
 CASES = [case for case in device_hlo.CASES if case[0] != "loop" or case[2] in TRANSFORMS]
 
@@ -52,7 +51,7 @@ COPIED_BEFORE_0_12 = {"swap", "overwrite"}
 hlo = functools.partial(device_hlo.hlo, "cuda")
 
 
-@pytest.mark.parametrize("transform", figures.TRANSFORMS)
+@pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("name", figures.FUNCTIONS)
 def test_a_step_touches_no_whole_buffer_and_launches_what_is_committed(name, transform):
     """No more kernels than plain JAX does, but for those in `MORE`."""
@@ -61,8 +60,8 @@ def test_a_step_touches_no_whole_buffer_and_launches_what_is_committed(name, tra
     assert_no_whole_buffer_operation(text, nbytes)
     figures.assert_committed("gpu", f"{name}, {transform}", figures.operations(launched, text, nbytes))
     if name in programs and jax.__version__.startswith(COUNTED_WITH):
-        of_plain_jax = gpu_hlo.launches(hlo(name, FIRST_ORDER[transform], "plain"))
-        more = MORE.get(name, (0, 0))[list(figures.TRANSFORMS).index(transform)]
+        of_plain_jax = gpu_hlo.launches(hlo(name, transform, "plain"))
+        more = MORE.get(name, (0, 0))[list(TRANSFORMS).index(transform)]
         assert len(launched) <= len(of_plain_jax) + more, [op.text for op in launched]
 
 
@@ -70,7 +69,7 @@ def test_a_step_touches_no_whole_buffer_and_launches_what_is_committed(name, tra
 def test_no_gradient_by_calls_touches_a_whole_buffer(name):
     if name in COPIED_BEFORE_0_12 and jax.__version_info__ < (0, 12):
         pytest.skip("XLA puts the call into a fusion besides, for the row that it writes elsewhere")
-    assert_no_whole_buffer_operation(hlo(name, "grad", "ours", "ffi"), buffer().nbytes)
+    assert_no_whole_buffer_operation(hlo(name, "gradient", "ours", "ffi"), buffer().nbytes)
 
 
 @pytest.mark.parametrize("case", CASES, ids="-".join)

@@ -111,7 +111,7 @@ COUNTED_WITH = "0.12."
 MORE = {
     ("branches", "second order"): 5,
     ("many_rows", "forward"): 8,
-    ("many_rows", "grad"): 24,
+    ("many_rows", "gradient"): 24,
     ("many_rows", "second order"): 47,
 }
 
@@ -148,7 +148,7 @@ def mesh(topology="v5e:2x2"):
 
 
 @needs_compiler
-@pytest.mark.parametrize("transform", ["forward", "grad"])
+@pytest.mark.parametrize("transform", ["forward", "gradient"])
 @pytest.mark.parametrize("what", ["batch", "elements"])
 @pytest.mark.parametrize("name", ["write", "cross", "exchange", "many_rows", "branches", "closed_over_scan"])
 def test_no_loop_on_four_devices_touches_all_that_one_has_or_moves_it(name, what, transform):
@@ -216,7 +216,7 @@ def table() -> str:
         "|---|---|--:|--:|--:|--:|--:|--:|",
     ]
     for name in programs:
-        for transform in ("forward", "grad"):
+        for transform in ("forward", "gradient"):
             cells = []
             for library in ("plain", "ours"):
                 text, size = hlo(name, transform, library), buffer().nbytes

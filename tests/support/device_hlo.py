@@ -28,12 +28,11 @@ def along_itself(f):
 
 TRANSFORMS: dict[str, Callable[..., Any]] = {
     "forward": lambda f: f,
-    "grad": jax.grad,
+    "gradient": jax.grad,
     "second order": lambda f: along_itself(jax.grad(f)),
     "vmap": lambda f: lambda x: jax.vmap(f)(jnp.stack([x, x + 1])),
-    "vmap of grad": lambda f: lambda x: jax.vmap(jax.grad(f))(jnp.stack([x, x + 1])),
+    "vmap of gradient": lambda f: lambda x: jax.vmap(jax.grad(f))(jnp.stack([x, x + 1])),
 }
-FIRST_ORDER = ("forward", "grad")
 
 
 class Case(NamedTuple):
@@ -92,7 +91,7 @@ CASES: dict[tuple[str, str, str], Callable[[], Case]] = {
         for transform in TRANSFORMS
     },
     # Each loop has a gradient, and is transformed in one other way.
-    **{("our loop", name, "grad"): functools.partial(our_loop, name, "grad") for name in loops.STEPS},
+    **{("our loop", name, "gradient"): functools.partial(our_loop, name, "gradient") for name in loops.STEPS},
     **{
         ("our loop", name, by): functools.partial(batched if by in loops.BATCHED else our_loop, name, by)
         for name, by in zip(loops.STEPS, itertools.cycle(["forward", *loops.BATCHED]), strict=False)
@@ -121,4 +120,4 @@ def hlo(platform, name, transform, library, lowering="auto"):
 
 def assert_the_proof_fails_for_plain_jax(platform):
     with pytest.raises(AssertionError, match="whole buffer in a loop"):
-        assert_no_whole_buffer_operation(hlo(platform, "read_then_write", "grad", "plain"), buffer().nbytes)
+        assert_no_whole_buffer_operation(hlo(platform, "read_then_write", "gradient", "plain"), buffer().nbytes)
