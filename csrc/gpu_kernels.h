@@ -357,7 +357,7 @@ struct WritePartThread {
   }
 };
 
-// The index at each position, or -1 if it is none of the live rows.
+// The index at each position, or -1 if no live row has it.
 struct CheckThread {
   Index index;
   LiveSize live;

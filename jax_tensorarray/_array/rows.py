@@ -1,6 +1,6 @@
 """What a TensorArray holds: facts about its rows, and the rows in one of three representations.
 
-`Undecided` is for an array none of whose rows was written, if their shape is unknown. Rows of one shape are `Stacked`
+`Undecided` is for an array without written rows, if their shape is unknown. Rows of one shape are `Stacked`
 in buffers. Rows of different shapes are kept one by one in a list, `Ragged`.
 """
 

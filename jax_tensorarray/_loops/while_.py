@@ -49,7 +49,7 @@ class WhileOptions:
     counts: bool = True  #: whether the number of steps is a result
 
     def split(self, operands: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-        """Return what belongs to the consts of the condition, to those of the body, and to the carry without tapes."""
+        """Split what belongs to operands: to consts of the condition, consts of the body, the carry without tapes."""
         n = self.cond_nconsts + self.body_nconsts
         return list(operands[: self.cond_nconsts]), list(operands[self.cond_nconsts : n]), list(operands[n:])
 

@@ -146,7 +146,7 @@ def _index_like(op: str, index: Any) -> Any:
     if isinstance(index, jax.Array | int):
         return index
     if isinstance(index, np.ndarray) and index.dtype == object:
-        index = index.tolist()  # integers, some of which need more than 64 bits
+        index = index.tolist()  # integers; some need more than 64 bits
     if isinstance(index, tuple):
         raise TypeError(_must_be(op, "index", index, _INTEGERS))
     if isinstance(index, list):

@@ -103,8 +103,8 @@ def make_primitive(
 ) -> Primitive:
     """Make a primitive with all its rules, and register it with the passes and loops of the library.
 
-    An op that is linear in some of its operands together, `linear_in`, needs no `jvp`. `transpose` is called for
-    cotangents of which at least one is not zero. `reference` is the meaning in plain JAX or in other ops, and the
+    An op that is linear in some of its operands together, `linear_in`, needs no `jvp`. `transpose` is called
+    with cotangents that are not all zero. `reference` is the meaning in plain JAX or in other ops, and the
     lowering where there is no kernel. `kernel` lowers to a call of a kernel on a `platform`. `inactive` is for
     `INACTIVE`.
     """

@@ -206,7 +206,7 @@ def check(case: Case, executables: dict[Key, Any]) -> Check:
                 )
                 return Check(case, False, difference, sentence)
             worst = max(worst, difference / (size or 1.0))
-    how = "equal those of plain JAX exactly" if worst == 0 else f"agree with plain JAX to {worst:.0e}"
+    how = "are exactly as in plain JAX" if worst == 0 else f"agree with plain JAX to {worst:.0e}"
     return Check(case, True, worst, f"{name}: the {outputs[0]} and the {outputs[1]} {how}.")
 
 

@@ -25,7 +25,7 @@ _DTYPES = {"f": "float", "s": "int", "u": "uint", "c": "complex", "pred": "bool"
 _WHAT = {
     "copy": "a copy of the buffer",
     "select": "a select between two whole buffers",
-    "sum": "a sum of two whole buffers, of which one has a few rows that are not zero",
+    "sum": "a sum of two whole buffers, one with few rows that are not zero",
     "anew": "an operation that makes every row of the buffer anew",
     "save": "a write of the whole buffer into another array",
     "broadcast": "a copy of the buffer for each of several examples",
