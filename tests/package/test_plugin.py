@@ -129,8 +129,10 @@ def test_without_one_nobody_is_warned_and_the_main_job_says_what_there_is_to_ins
     assert "not cuda (not built, and jax-tensorarray-cuda13 is not installed)" in header()
 
 
-def test_a_folder_that_an_uninstall_has_left_is_no_plugin(plugin, tmp_path):
+def test_a_folder_that_an_uninstall_has_left_is_no_plugin(plugin, tmp_path, monkeypatch):
     (tmp_path / _kernels.PLUGIN / "__pycache__").mkdir(parents=True)
+    without = [folder for folder in sys.path if not (Path(folder) / _kernels.PLUGIN / "__init__.py").exists()]
+    monkeypatch.setattr(sys, "path", without)
     _kernels._load("_cuda")
     assert "is not installed" in _kernels.missing["_cuda"]
 
