@@ -17,6 +17,8 @@ from jax import jit, lax
 from jax_tensorarray import fori_loop, scan, ta_read, ta_write, while_loop
 from jax_tensorarray._hlo import ahead
 from jax_tensorarray._hlo import text as hlo_text
+from jax_tensorarray._ops import host
+from jax_tensorarray._ops.host import ta_host_empty, ta_host_read, ta_host_write
 
 MOST = 9
 rng = np.random.default_rng(0)
@@ -182,6 +184,15 @@ def test_offload_is_a_bool(loop):
     args = {while_loop: (lambda x: x < 3, abs, 0), fori_loop: (0, 3, max, 0), scan: (lambda c, x: (c, x), 0, X)}[loop]
     with pytest.raises(TypeError, match=f"{loop.__name__}: offload must be True or False, got 'pinned_host'"):
         loop(*args, offload="pinned_host")
+
+
+def test_binds_that_do_not_fit():
+    tape, one = (ta_host_empty(host.on_host(jax.typeof(jnp.zeros(shape)))) for shape in ((3, 2), ()))
+    for other, step in ((jnp.zeros((3, 2)), jnp.int32(0)), (one, jnp.int32(0)), (tape, jnp.zeros(1, jnp.int32))):
+        with pytest.raises(TypeError, match=r"ta_host_read: .* are no tape on the host and a step"):
+            ta_host_read(other, step)
+    with pytest.raises(TypeError, match=r"ta_host_write: value float64.*\[3\] is not a row float64.*\[2\] on the host"):
+        ta_host_write(tape, jnp.int32(0), jnp.zeros(3))
 
 
 # --- what XLA makes of it --------------------------------------------------------------------------------------
