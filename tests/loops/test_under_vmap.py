@@ -78,6 +78,23 @@ def test_while_loop_that_ends_for_all_at_once_shares_what_it_shares():
     assert "ta_while" not in text
 
 
+@pytest.mark.parametrize("loop", [lax.while_loop, ta.while_loop])
+def test_an_example_that_has_ended_keeps_buffers_that_a_scan_exchanges(loop):
+    def f(n, x):
+        def exchange(buffers, k):
+            a, b = buffers
+            return (b, ta.ta_write(a, k, x + ta.ta_read(b, k))), None
+
+        def body(state):
+            return state[0] + 1, *lax.scan(exchange, state[1:], jnp.arange(3))[0]
+
+        return loop(lambda state: state[0] < n, body, (0, jnp.zeros(4), jnp.ones(4)))
+
+    ns, xs = jnp.arange(4), jnp.arange(1.0, 5.0)
+    of_each = [f(n, x) for n, x in zip(ns, xs, strict=True)]
+    jax.tree.map(lambda found, *each: np.testing.assert_array_equal(found, each), jax.vmap(f)(ns, xs), *of_each)
+
+
 def test_a_branch_that_is_not_taken_does_not_raise():
     def f(p, i):
         return lax.cond(p, lambda: ta.ta_read(jnp.arange(3.0), i, mode="error"), lambda: -1.0)

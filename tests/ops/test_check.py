@@ -69,6 +69,15 @@ def test_an_index_may_have_any_integer_dtype_and_value(dtype):
                         oracle.assert_same_bits(found, expected)
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "uint64"])
+def test_an_unsigned_index_of_a_loop_is_astray_if_there_are_no_rows(dtype):
+    found = jit(lambda n, at: lax.scan(lambda _, i: (None, ta_check(i, n, mode="drop")), None, at)[1])
+    for n in range(3):
+        np.testing.assert_array_equal(
+            found(jnp.int32(n), jnp.array([0, 1, 255], dtype)), [i if i < n else -1 for i in (0, 1, 255)]
+        )
+
+
 @pytest.mark.parametrize("dtype", oracle.SMALL_INTEGERS, ids=oracle.name_of)
 def test_an_index_may_be_packed_below_a_byte(dtype):
     oracle.assert_same_bits(jax.jit(ta_check)(jnp.array([0, 1, 1], dtype), SIZE), np.array([0, 1, 1], np.int32))

@@ -32,6 +32,13 @@ def test_zeros_subnormals_infinities_and_nans(dtype):
     oracle.assert_same_numbers(found, oracle.larger(a, b))
 
 
+def test_where_a_number_is_nan_nothing_has_a_derivative():
+    operands = jnp.array([1.0, jnp.nan, jnp.nan, 2.0]), jnp.array([jnp.nan, 3.0, jnp.nan, 1.0])
+    tangents = jnp.full(4, 2.0), jnp.full(4, 3.0)
+    found = jax.jvp(lambda b, v: ta_max(b, jnp.arange(4), v), operands, tangents)[1]
+    np.testing.assert_array_equal(found, jax.jvp(jnp.maximum, operands, tangents)[1])
+
+
 def test_complex_numbers_have_no_order():
     with pytest.raises(TypeError, match="ta_max: complex numbers have no order, so there is no maximum of complex64"):
         ta_max(jnp.zeros(3, jnp.complex64), 1, jnp.zeros((), jnp.complex64))
