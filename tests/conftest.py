@@ -12,18 +12,12 @@ import pytest
 from hypothesis import HealthCheck
 
 # Machine code runs once in a test, and most of the time would go to making it: XLA makes it with less effort here, and
-# in the processes that tests start. With `XLA_FLAGS=` it is what users have, as it is for the main job.
+# in the processes that tests start. With `XLA_FLAGS=` it is what users have.
 LITTLE_EFFORT = "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
-OTHER_FUSIONS = "--xla_cpu_use_fusion_emitters=false"
+OTHER_FUSIONS = "--xla_cpu_use_fusion_emitters=false"  # less effort too; loops have other fusions, and no other copies
 if "TENSORARRAY_NEEDS_GPU" not in os.environ:
     flags = [LITTLE_EFFORT, OTHER_FUSIONS] if jax.__version_info__ < (0, 11) else [LITTLE_EFFORT]
     os.environ.setdefault("XLA_FLAGS", " ".join(flags))
-if OTHER_FUSIONS in os.environ.get("XLA_FLAGS", ""):
-
-    def compile_to_look_at(lowered, options=None, *, compile=jax.stages.Lowered.compile, **more):
-        return compile(lowered, {"xla_cpu_use_fusion_emitters": True, **(options or {})}, **more)
-
-    jax.stages.Lowered.compile = compile_to_look_at
 
 #: Says which version it is, and writes an empty file.
 NO_ASSEMBLER = """#!/bin/sh
@@ -73,6 +67,17 @@ def no_machine_code_for_a_gpu_that_is_not_here(tmp_path_factory):
         options = ahead.OPTIONS["cuda"] | {"xla_gpu_cuda_data_dir": str(assembler.parents[1])}
         patch.setitem(ahead.OPTIONS, "cuda", options)
         yield
+
+
+@pytest.fixture
+def fusions_of_users(monkeypatch):
+    """For what is compiled by hand, to be looked at."""
+    if OTHER_FUSIONS in os.environ.get("XLA_FLAGS", ""):
+
+        def compile(lowered, options=None, *, compile=jax.stages.Lowered.compile, **more):
+            return compile(lowered, {"xla_cpu_use_fusion_emitters": True, **(options or {})}, **more)
+
+        monkeypatch.setattr(jax.stages.Lowered, "compile", compile)
 
 
 @pytest.fixture(scope="module")

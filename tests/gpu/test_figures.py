@@ -10,6 +10,7 @@ from jax import lax
 from jax_tensorarray._hlo import text as hlo_text
 
 
+@pytest.mark.usefixtures("fusions_of_users")
 @pytest.mark.parametrize("name", ["instructions", "cpu"])  # those of a GPU: test_gpu_hlo
 def test_figures_are_those_that_are_committed(name):
     kind = figures.KINDS[name]
