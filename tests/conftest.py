@@ -71,7 +71,7 @@ def no_machine_code_for_a_gpu_that_is_not_here(tmp_path_factory):
 
 @pytest.fixture
 def fusions_of_users(monkeypatch):
-    """For what is compiled by hand, to be looked at."""
+    """For what is compiled by `lower(...).compile()`."""
     if OTHER_FUSIONS in os.environ.get("XLA_FLAGS", ""):
 
         def compile(lowered, options=None, *, compile=jax.stages.Lowered.compile, **more):

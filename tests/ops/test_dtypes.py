@@ -50,13 +50,14 @@ def moved(buffer, index, value, where):
 # --- moving ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("fusions_of_users")  # without emitters, jax 0.10 changes bits of some floats of 8 bits
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 def test_rows_are_moved_bit_for_bit(dtype):
     rng = np.random.default_rng(0)
     buffer = oracle.random_bits(rng, (5, 3), dtype)
     value = oracle.random_bits(rng, (*INDEX.shape, 3), dtype)
     args = [jnp.asarray(x) for x in (buffer, INDEX, value, WHERE)]
-    found = moves.lower(*args).compile()(*args)  # as users do, see conftest
+    found = moves.lower(*args).compile()(*args)
     if np.dtype(dtype) != ml_dtypes.float8_e8m0fnu:  # which has no zero
         assert_same(found, moved(buffer, INDEX, value, WHERE))
     else:
