@@ -118,10 +118,6 @@ def pytest_runtest_makereport(item, call):
     return report
 
 
-def pytest_configure(config):
-    config.addinivalue_line("markers", "process: starts Python anew and takes seconds; CI does that on one Python only")
-
-
 def pytest_sessionstart(session):
     import oracle
 

@@ -74,7 +74,6 @@ def test_a_run_is_narrowed():
     assert next(point.sizes for point in found if point.case.name == "write") == (500,)  # 10**7 rows are too large
 
 
-@pytest.mark.process
 def test_a_process_of_its_own_times_and_compares():
     limits = measure.Limits(repeat=2, compilations=1)
     environment = measure.Environment("jax", Path(sys.executable), limits)

@@ -102,7 +102,6 @@ gpu_hlo.compiled_for_h100(jax.grad(programs["read_then_write"].with_ops(ours)), 
 """
 
 
-@pytest.mark.process
 def test_our_calls_are_put_into_cuda_graphs(tmp_path):
     flags = f"--xla_gpu_enable_command_buffer={COMMANDS} --xla_gpu_graph_min_graph_size=1 --xla_dump_to={tmp_path}"
     paths = os.pathsep.join([str(Path(gpu_hlo.__file__).parent), *sys.path])

@@ -63,7 +63,6 @@ def inspect(folder, *arguments):
     return run(folder, "-m", "jax_tensorarray.inspect", *arguments)
 
 
-@pytest.mark.process
 def test_a_program_runs_as_it_is_and_its_worst_loop_is_named(folder):
     plain, found = run(folder, "program.py", "3", "--all"), inspect(folder, "program.py", "3", "--all")
     assert (found.returncode, found.stdout) == (plain.returncode, plain.stdout) == (3, plain.stdout)
@@ -111,7 +110,6 @@ document.body.textContent = JSON.stringify({ title: document.title, bars, lines,
 </script>"""
 
 
-@pytest.mark.process
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="Chromium is not installed")
 @pytest.mark.parametrize("width", [1000, 420])
 def test_a_browser_shows_the_page(tmp_path, width):
@@ -138,7 +136,6 @@ def test_a_browser_shows_the_page(tmp_path, width):
     assert max(width for _, width in moved) == 1
 
 
-@pytest.mark.process
 def test_healing_runs_it_twice_and_says_what_was_gained(folder, monkeypatch, capfd):
     monkeypatch.chdir(folder)
     assert main(["--heal", "--fail", "program.py"]) == 0
@@ -300,7 +297,6 @@ def test_a_program_goes_on_where_its_hlo_cannot_be_read(monkeypatch):
     assert "(1 could not be read)" in str(report)
 
 
-@pytest.mark.process
 def test_pytest_has_a_marker_and_a_fixture(tmp_path):
     (tmp_path / "conftest.py").write_text('pytest_plugins = ["jax_tensorarray.pytest_plugin"]\n')
     tests = """

@@ -168,7 +168,6 @@ print(json.dumps(found))
 """
 
 
-@pytest.mark.process
 def test_a_second_process_finds_the_compiled_programs_of_the_first(tmp_path):
     def run():
         here = str(Path(__file__).parent)

@@ -43,7 +43,6 @@ def test_what_is_stored_runs_whether_now_or_by_an_older_release_and_the_oldest_j
     np.testing.assert_allclose(older.call(exported.ROWS), want, rtol=1e-6)
 
 
-@pytest.mark.process
 def test_another_process_runs_it(tmp_path):
     name = "by_a_loop-grad"
     (tmp_path / "stored.bin").write_bytes(exported.stored(name))

@@ -24,7 +24,6 @@ def test_gradients_are_right_without_in_place_accumulation(name, monkeypatch):
     np.testing.assert_allclose(got, jax.grad(programs[name].with_ops(plain))(x), rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.process
 def test_importing_works_where_jax_has_none_of_the_private_names():
     script = """
 import sys

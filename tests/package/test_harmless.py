@@ -107,7 +107,6 @@ def observations(library, cache):
     return json.loads(run.stdout)
 
 
-@pytest.mark.process
 def test_importing_changes_no_program_no_cache_key_no_location_and_no_traceback(tmp_path):
     without, with_library = (observations(library, tmp_path / "cache") for library in ["", "jax_tensorarray"])
     assert len(without["compilation cache"]) > 2 * len(list(programs()))

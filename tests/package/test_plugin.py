@@ -137,7 +137,6 @@ def test_a_folder_that_an_uninstall_has_left_is_no_plugin(plugin, tmp_path, monk
     assert "is not installed" in _kernels.missing["_cuda"]
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("kernels", ["fake", "compiled"])
 def test_a_program_that_imports_this_package_is_lowered_to_the_plugins_calls(tmp_path, kernels):
     if kernels == "fake":

@@ -82,7 +82,6 @@ def test_each_device_has_its_part_of_the_states_and_rows_are_all_that_is_sent(ex
     assert after == before
 
 
-@pytest.mark.process
 def test_several_processes(losses):
     options = f"--processes 2 --devices 1 --updates {UPDATES}".split()
     command = [sys.executable, str(scripts.DIRECTORY / "data_parallel.py"), *options]
