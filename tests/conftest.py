@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck
 
 # Machine code runs once in a test, and most of the time would go to making it: XLA makes it with less effort here, and
-# in the processes that tests start. With `XLA_FLAGS=` it is what users have.
+# in the processes that tests start. With `XLA_FLAGS=` it is what users have, as it is for the main job.
 LITTLE_EFFORT = "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
 OTHER_FUSIONS = "--xla_cpu_use_fusion_emitters=false"  # less effort too; loops have other fusions, and no other copies
 if "TENSORARRAY_NEEDS_GPU" not in os.environ:

@@ -164,7 +164,7 @@ def indexing(draw):
     shape = draw(st.sampled_from([(), (3,), (2, 2)]))
     dtypes = [draw(st.sampled_from(["int8", "uint8", "int32", "uint32", "int64"])) for _ in axes]
     starts = [draw(st.integers(-7, 7)) for _ in axes]
-    sizes = draw(st.tuples(st.integers(0, 2), st.integers(0, 5), st.integers(0, 3)))
+    sizes = draw(st.tuples(st.integers(1, 2), st.integers(1, 5), st.integers(1, 3)))
     return axes, shape, dtypes, starts, sizes
 
 
