@@ -3,6 +3,8 @@
 Each function says what happens where the private name is missing: results never depend on it, only speed does.
 """
 
+import jax  # noqa: F401  # before jaxlib, which else logs whatever XLA does
+
 # Neither has a public name. `hlo` makes operations of StableHLO, for lowering rules that are not made of JAX's own
 # calls; `xla_client` is where XLA takes the rules by which it divides our calls among devices.
 from jaxlib import xla_client

@@ -49,6 +49,7 @@ def test_as_a_command_it_names_versions_kernels_and_every_loop_in_100_columns(tm
     for name in programs:
         assert row_of(done.stdout, name)
     assert max(map(len, lines)) <= 100
+    assert not re.search(r"^[IWEF][0-9]{4} ", done.stderr, re.MULTILINE), done.stderr  # as XLA logs
     assert "Warning" not in done.stderr and "\r" not in done.stderr, done.stderr
 
 
