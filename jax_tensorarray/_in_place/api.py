@@ -105,8 +105,8 @@ def in_place(
             repair = Repair(max_steps, in_loop=not has_loops(jaxpr))
             if not repair.finds(jaxpr):
                 return plain(*arrays)
-        outs = repair.evaluate(jaxpr, [Value(x) for x in arrays])
-        return jax.tree.unflatten(jax.tree.structure(traced.out_info), [x.array for x in outs])
+        outs = repair.function(jaxpr, is_whole=True)(*arrays)
+        return jax.tree.unflatten(jax.tree.structure(traced.out_info), outs)
 
     functools.update_wrapper(repaired, fun, [name for name in _NAMES if hasattr(fun, name)])
     static: Any = {"static_argnums": static_argnums, "static_argnames": static_argnames}

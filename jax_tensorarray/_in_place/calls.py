@@ -68,7 +68,7 @@ def _with_rows(policy: Any) -> Any:
 def custom_jvp(repair: "Repair", eqn: Any, operands: Sequence[Value]) -> list[Value]:
     @jax.custom_jvp
     def f(*args: Array) -> list[Array]:
-        return repair.function(eqn.params["call_jaxpr"])(*args)
+        return repair.function(eqn.params["call_jaxpr"], is_whole=True)(*args)
 
     def rule(primals: Sequence[Array], tangents: Sequence[Any]) -> Any:
         nonzero = [not isinstance(t, SymbolicZero) for t in tangents]
@@ -93,7 +93,7 @@ def custom_vjp(repair: "Repair", eqn: Any, operands: Sequence[Value]) -> list[Va
 
     @jax.custom_vjp
     def f(*args: Array) -> list[Array]:
-        return repair.function(eqn.params["call_jaxpr"])(*args)
+        return repair.function(eqn.params["call_jaxpr"], is_whole=True)(*args)
 
     def forward(*args: Array) -> Any:
         nonzero = _are_inexact(args)

@@ -12,7 +12,7 @@ from jax.extend import core as jex
 from jax_tensorarray import _compat
 from jax_tensorarray._in_place.rows import has_rows, is_update
 from jax_tensorarray._in_place.selects import select
-from jax_tensorarray._in_place.values import Predicate, Value, as_written
+from jax_tensorarray._in_place.values import Predicate, Value, as_written, with_type
 from jax_tensorarray._loops.api import while_loop
 from jax_tensorarray._lowering.mlir import INT32_MAX
 from jax_tensorarray._ops.check import ta_check
@@ -50,7 +50,8 @@ def scan(repair: "Repair", eqn: Any, operands: Sequence[Value], added: dict[int,
         return outs[:m], outs[m:]
 
     known = {name: params[name] for name in ("length", "reverse", "unroll", "_split_transpose") if name in params}
-    after, ys = _scan_by_rounds(step, as_written(carry), as_written(xs), _round_of(params["jaxpr"], n, m), **known)
+    start = as_written([with_type(x, weak=False) if x.shape else x for x in carry])
+    after, ys = _scan_by_rounds(step, start, as_written(xs), _round_of(params["jaxpr"], n, m), **known)
     return [Value(x) for x in (*after, *ys)]
 
 
@@ -125,7 +126,7 @@ def _in_order(
 
 
 def while_(repair: "Repair", eqn: Any, operands: Sequence[Value]) -> list[Value]:
-    params, inputs = eqn.params, as_written(operands)
+    params, inputs = eqn.params, as_written([with_type(x, weak=False) if x.shape else x for x in operands])
     a, b = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
     of_cond, of_body, carry = inputs[:a], inputs[a:b], inputs[b:]
     inner = repair.of_loop()
@@ -138,6 +139,7 @@ def while_(repair: "Repair", eqn: Any, operands: Sequence[Value]) -> list[Value]
         active = jnp.asarray(predicate(*of_cond, *carry)[0])
         before = [Value.given(x) for x in carry]
         after = inner.evaluate(body, [*map(Value.given, of_body), *before])
+        after = [with_type(x, weak=v.aval.weak_type and not x.shape) for x, v in zip(after, body.jaxpr.outvars, strict=True)]
         if not active.ndim:
             return [x.array for x in after]
         chosen = Predicate(active)

@@ -19,7 +19,7 @@ from jax.extend.core import primitives as jax_primitives
 from jax_tensorarray import _compat
 from jax_tensorarray._in_place import refs
 from jax_tensorarray._in_place.repair import Repair
-from jax_tensorarray._in_place.values import Value
+from jax_tensorarray._in_place.values import Value, with_type
 from jax_tensorarray._loops import jaxprs
 
 
@@ -54,7 +54,9 @@ def _repairing(primitive: Primitive) -> Callable[..., Any]:
         if not repair.finds_in(loop):
             return usual(*args, **params)
         with _request(None):
-            return [x.array for x in repair.loop(loop, list(map(Value, args)))]
+            body = params["jaxpr" if primitive is jax_primitives.scan_p else "body_jaxpr"]
+            outs = repair.loop(loop, list(map(Value, args)))
+            return [with_type(x, weak=of.weak_type).array for x, of in zip(outs, body.out_avals, strict=True)]
 
     return bind
 
@@ -70,7 +72,7 @@ def _with_refs(
         jaxpr = refs.as_arrays(plain)
         if jaxpr is plain or not repair.finds(jaxpr):
             return loop(*args)
-        outs = [x.array for x in repair.evaluate(jaxpr, list(map(Value, given)))]
+        outs = repair.function(jaxpr, is_whole=True)(*given)
     [eqn] = (eqn for eqn in _compat.opened(plain).eqns if eqn.primitive is primitive)
     count = len(outs) - sum(are_refs)
     ends = iter(outs[count:])

@@ -9,7 +9,7 @@ from jax.extend import core as jex
 
 from jax_tensorarray import _compat
 from jax_tensorarray._in_place import calls, control, refs, rows, selects, sums
-from jax_tensorarray._in_place.values import Value, arrays, as_written, has_type_of
+from jax_tensorarray._in_place.values import Value, arrays, as_written, with_type
 from jax_tensorarray._loops import jaxprs
 
 Array = Any
@@ -58,8 +58,13 @@ class Repair:
             values.update((s.eqn.outvars[0], results[s.number]) for s in moved.get(id(eqn), ()) if s.number in done)
         return [read(v) for v in inner.outvars]
 
-    def function(self, jaxpr: Any, added: Mapping[int, Value] | None = None) -> Callable[..., list[Array]]:
-        """Return a repaired jaxpr as a function of arrays, with `added` added to some of its results."""
+    def function(
+        self, jaxpr: Any, added: Mapping[int, Value] | None = None, *, is_whole: bool = False
+    ) -> Callable[..., list[Array]]:
+        """Return a repaired jaxpr as a function of arrays, with `added` added to some of its results.
+
+        Unless it is a whole program, arrays among the results are not of weak types: versions of a buffer have one.
+        """
         closed = refs.as_arrays(_compat.closed(jaxpr))
 
         def f(*args: Array) -> list[Array]:
@@ -67,7 +72,11 @@ class Repair:
             for number, value in (added or {}).items():
                 found = sums.total(outs[number], value)
                 outs[number] = Value(lax.add(*arrays([outs[number], value]))) if found is None else found
-            return [x.array for x in outs]
+            types = [v.aval for v in closed.jaxpr.outvars]
+            return [
+                with_type(x, weak=of.weak_type and (is_whole or not of.shape)).array
+                for x, of in zip(outs, types, strict=True)
+            ]
 
         return f
 
@@ -84,7 +93,7 @@ class Repair:
     def call(self, f: Callable[..., Any], *args: Any) -> Any:
         """Call a function, repaired."""
         jaxpr, out = jax.make_jaxpr(f, return_shape=True)(*args)
-        outs = self.function(jaxpr)(*jax.tree.leaves(args))
+        outs = self.function(jaxpr, is_whole=True)(*jax.tree.leaves(args))
         return jax.tree.unflatten(jax.tree.structure(out), outs)
 
     def loop(self, eqn: Any, operands: Sequence[Value]) -> list[Value]:
@@ -135,7 +144,6 @@ class Repair:
             return None
         for rule in RULES.get(name, ()):
             results = rule(eqn, operands)
-            # Arrays that plain JAX made from Python numbers stay weakly typed.
-            if results is not None and all(map(has_type_of, results, eqn.outvars)):
+            if results is not None:
                 return results
         return None

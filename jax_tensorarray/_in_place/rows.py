@@ -48,7 +48,9 @@ class Address(NamedTuple):
 
     @property
     def params(self) -> Params:
-        return row_params("in_place", "drop", batch_dims=self.axis, index_dims=len(self.sizes))
+        return row_params(
+            "in_place", "drop", batch_dims=self.axis, index_dims=len(self.sizes), length=self.length
+        )
 
     def of_one(self, axes: int) -> "Address":
         """Return the address in one example of a batch along the first `axes` axes."""
@@ -65,7 +67,7 @@ class Address(NamedTuple):
         return self.axis + len(self.sizes)
 
     def positions(self, starts: Sequence[Array], whole: Sequence[Array] = ()) -> tuple[Array, Array | None]:
-        """Return the index `[*shape[:axis], *I(, length)]` for starts `[*batch, *I]`, and which starts are in range.
+        """Return the index `[*shape[:axis], *I]` for starts `[*batch, *I]`, and which starts are in range.
 
         `whole` are the starts along the axes that are taken as a whole.
         """
@@ -82,15 +84,8 @@ class Address(NamedTuple):
         if inside is not None:
             for start in whole:
                 inside &= start == 0
-            at = jnp.where(inside, at, np.int32(-self.length_of_one))  # a window is left out as a whole
-        return self._over_axes(self._windows(at)), inside
-
-    def _windows(self, first: Array) -> Array:
-        if self.length is None:
-            return first
-        shape = (*first.shape, self.length)
-        firsts = lax.broadcast_in_dim(first, shape, range(first.ndim))
-        return firsts + lax.broadcasted_iota(np.int32, shape, first.ndim)
+            at = lax.select(inside, at, lax.full_like(at, -self.length_of_one))  # a window is left out as a whole
+        return self._over_axes(at), inside
 
     def _over_axes(self, index: Array) -> Array:
         """Repeat the index along the axes that are taken as a whole."""
@@ -133,7 +128,7 @@ def has_rows(aval: Any, examples: int = 1) -> bool:
     Examples with indices of their own are updated one by one, so each of them has to be large as well.
     """
     dtype, size = aval.dtype, math.prod(aval.shape)
-    if jnp.issubdtype(dtype, jax.dtypes.extended) or aval.weak_type or not 1 < size <= INT32_MAX:
+    if jnp.issubdtype(dtype, jax.dtypes.extended) or not 1 < size <= INT32_MAX:
         return False
     return size * np.dtype(dtype).itemsize >= examples * LEAST_BYTES and not is_packed(dtype)
 

@@ -7,6 +7,7 @@ already, and the rows that should not differ are put back.
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from jax_tensorarray._in_place.values import Part, Predicate, Value
@@ -110,6 +111,12 @@ def copy(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     return list(operands)
 
 
+def convert_element_type(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
+    """Return an array of that dtype itself: only the weakness of its type would change."""
+    own, of = jax.typeof(operands[0].array), eqn.outvars[0].aval
+    return list(operands) if own.shape and own.update(weak_type=of.weak_type) == of else None
+
+
 # --- predicates that are repeated ------------------------------------------------------------------------------
 
 
@@ -159,5 +166,6 @@ RULES = {
     "reshape": reshape,
     "stop_gradient": stop_gradient,
     "copy": copy,
-    **dict.fromkeys(["and", "or", "not", "xor", "eq", "ne", "convert_element_type"], elementwise),
+    **dict.fromkeys(["and", "or", "not", "xor", "eq", "ne"], elementwise),
+    "convert_element_type": lambda eqn, operands: convert_element_type(eqn, operands) or elementwise(eqn, operands),
 }

@@ -25,7 +25,7 @@ def broadcast_in_dim(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     v, result = eqn.invars[0], eqn.outvars[0].aval
     is_zero = isinstance(v, jex.Literal) and np.ndim(v.val) == 0 and v.val == 0
     rows = () if is_zero else operands[0].only
-    if rows is None or result.weak_type or not result.ndim:
+    if rows is None or not result.ndim:
         return None
     if rows:
         more = result.shape[: result.ndim - v.aval.ndim]

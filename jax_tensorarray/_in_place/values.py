@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend.core import Primitive
+from jax.extend.core import primitives as jax_primitives
 
 from jax_tensorarray._ops.primitive import Params
 from jax_tensorarray._ops.read import ta_read_p
@@ -194,7 +195,9 @@ def as_written(values: Sequence[Value]) -> list[Array]:
     return [x if value.literal is None else value.literal for x, value in zip(arrays(values), values, strict=True)]
 
 
-def has_type_of(x: Value, v: Any) -> bool:
-    """Return whether a value has the type of a variable of a jaxpr."""
-    own, of = jax.typeof(x.array), v.aval
-    return own.shape == of.shape and own.dtype == of.dtype and own.weak_type == of.weak_type
+def with_type(x: Value, *, weak: bool) -> Value:
+    """Return a value with a weak type, as plain JAX makes it of Python numbers, or without."""
+    if jax.typeof(x.array).weak_type != weak:
+        of = {"new_dtype": x.array.dtype, "weak_type": weak, "sharding": None}
+        x.array = jax_primitives.convert_element_type_p.bind(x.array, **of)
+    return x

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from jax.interpreters.mlir import ir
 
-from jax_tensorarray._lowering.calls import IN_RANGE, addresses_rows, index_and_size
+from jax_tensorarray._lowering.calls import CHOSEN, IN_RANGE, WINDOW, addresses_rows, chosen_row, index_and_size
 from jax_tensorarray._lowering.mlir import (
     Operation,
     Value,
@@ -59,13 +59,23 @@ _COMBINING: dict[str, Callable[[Bounds, Bounds], Bounds | None]] = {
 
 
 def mark_those_in_range(functions: dict[str, Operation]) -> None:
-    """Mark every row op whose index is provably in range."""
+    """Mark every row op whose index is provably in range, or is a number that is, or else a negative one."""
     bounds = BoundsOf(functions, callers_of(functions))
+
+    def is_in_range(index: Value, size: int | None) -> bool:
+        found = None if size is None else bounds(index)
+        return size is not None and found is not None and found[0] >= 0 and found[1] < size
+
     for op in [op for function in functions.values() for op in walk(function) if addresses_rows(op)]:
         index, size = index_and_size(op)
-        found = None if size is None else bounds(index)
-        if size is not None and found is not None and found[0] >= 0 and found[1] < size:
+        if is_in_range(index, size):
             op.attributes[IN_RANGE] = ir.UnitAttr.get()
+            continue
+        if WINDOW in op.attributes:
+            index, size = operation(operands_of(index, "add")[0].owner).operands[0], size - index.type.shape[-1] + 1
+        row = chosen_row(index)
+        if row is not None and is_in_range(row, size):
+            op.attributes[CHOSEN] = ir.UnitAttr.get()
 
 
 class BoundsOf:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from jax.interpreters.mlir import ir
 
-from jax_tensorarray._lowering.mlir import Operation, Value, constant, operation
+from jax_tensorarray._lowering.mlir import Operation, Value, constant, operands_of, operation
 
 PREFIX = "jax_tensorarray_"
 
@@ -68,6 +68,14 @@ CHECKED = "jax_tensorarray.checked"
 
 #: Attribute of an op whose index is in range, see `bounds`.
 IN_RANGE = "jax_tensorarray.in_range"
+
+
+#: Attribute of a call whose index is made of windows of consecutive rows, each either in range or out of range.
+WINDOW = "jax_tensorarray.window"
+
+
+#: Attribute of an op whose index is chosen between numbers that are in range and a negative one, see `bounds`.
+CHOSEN = "jax_tensorarray.chosen"
 
 
 #: Platforms that call no kernels. Row ops become operations of XLA's own there, see `fallback`.
@@ -177,6 +185,13 @@ def index_sizes(op: Operation) -> list[int]:
     batch_dims = facts.batch_dims or 0
     sizes: list[int] = op.operands[0].type.shape[batch_dims : batch_dims + (facts.index_dims or 1)]
     return sizes
+
+
+def chosen_row(index: Value) -> Value | None:
+    """Return the numbers that an index is where it is not negative, if the program chooses between these two."""
+    parts = operands_of(index, "select")
+    negative = constant(parts[2]) if parts else None
+    return parts[1] if negative is not None and negative < 0 else None
 
 
 def may_raise(op: Operation) -> bool:

@@ -5,11 +5,12 @@ of machine code. But a call raises and updates in place whatever is around it, a
 for a call where
 
 - the index is one row, or a few except on a GPU, and it need not be in range or is checked already (`record`). On a
-  CPU a read of many rows in a loop is one gather, if nothing updates the buffer;
-- everything that reads the buffer comes before its update by data dependence. An optimization barrier around the
-  buffer and the row that was read makes it so, in versions of XLA that keep it until memory has been assigned. In
-  others a branch does, since XLA does not know that it is always run: it returns a 0 beside the row, for the index of
-  the update. Either keeps XLA from reading the row once more behind the update, in a fusion of its own.
+  CPU more rows in a loop are one gather or one scatter;
+- everything that reads the buffer comes before its update by data dependence. That is so if what is read is for the
+  update only. Else an optimization barrier around the buffer and the row that was read makes it so, in versions of XLA
+  that keep it until memory has been assigned. In others a branch does, since XLA does not know that it is always run:
+  it returns a 0 beside the row, for the index of the update. Either keeps XLA from reading the row once more behind
+  the update, in a fusion of its own.
 
 `lowering` is "auto" for slices as above, "ffi" for calls everywhere, and "xla" for slices also outside of loops, where
 a separate call then has to raise.
@@ -42,13 +43,16 @@ from jax_tensorarray._lowering.build import (
 from jax_tensorarray._lowering.calls import (
     CALLS,
     CHECKED,
+    CHOSEN,
     IN_RANGE,
     LOWERING,
     LOWERINGS,
     PREFIX,
     TAPE,
     UPDATING,
+    WINDOW,
     WITHOUT_KERNELS,
+    chosen_row,
     config,
     index_sizes,
     is_ours,
@@ -69,6 +73,7 @@ from jax_tensorarray._lowering.mlir import (
     is_inside,
     nested_operands,
     num_bytes,
+    operands_of,
     operation,
     repeats_along_last,
     terminator,
@@ -79,6 +84,10 @@ from jax_tensorarray._lowering.ownership import Module
 
 #: The most rows of an op that become slices. On a GPU each slice is a kernel, and one of ours does them all.
 _MOST_SLICES = 16
+
+#: The most rows that become slices where they may be one gather or scatter instead, which costs 0.1 us in a loop,
+#: whatever the number of rows. Slices of so few rows leave the loop one function.
+_MOST_SLICES_ON_CPU = 4
 
 #: The most bytes that an op may both read and write by slices if a branch has to order these. In a loop over longer
 #: rows XLA runs each branch by itself, which takes longer than the one call that does both.
@@ -132,7 +141,7 @@ class _Choice(NamedTuple):
     passes_on: bool = False  #: the buffer goes on from here
     shared: int = 0  #: how many batch axes have one index for all examples
     by_windows: bool = False  #: its rows are one or several windows of consecutive rows
-    gathers: bool = False  #: all rows are read by one gather
+    at_once: bool = False  #: all rows are moved by one gather or one scatter
     unknown: Value = None  #: a number that is 0, but XLA cannot see that
 
 
@@ -143,7 +152,9 @@ class _Chooser:
         self.default, self.platform, self.divided = default_lowering(), platform, divided
         self.most_slices = _MOST_SLICES if platform == "cpu" or platform in WITHOUT_KERNELS else 1
         self.barriers_hold = platform is not None and _compat.barriers_hold(platform)
+        self.slices_of_a_loop = _MOST_SLICES_ON_CPU if self.barriers_hold else 1
         self.updated: dict[Operation, set[Value]] = {}  # by the last operation of a block
+        self.for_itself: dict[Operation, bool] = {}
         self.in_loops = functions_in_loops(functions)
         calls = [op for function in functions.values() for op in walk(function) if target(op) == PREFIX + "check"]
         self.checks_outside = any(_may_be_lost(op) and not is_in_loop(op, self.in_loops) for op in calls)
@@ -192,33 +203,80 @@ class _Chooser:
         in_range = is_tape and (facts.strict or CHECKED in op.attributes)
         drops = not in_range and self._is_of_account(op)
         masked = bool(facts.masked)
-        shared, own = _shared_axes(index, batch_dims)
+        may_be_windows = not masked or repeats_along_last(op.operands[len(CALLS[name].operands) - 1])
+        if WINDOW in op.attributes and may_be_windows:
+            shared, own = _shared_axes(_firsts(op), batch_dims)
+            positions, by_windows = own.type.shape, True
+        else:
+            shared, own = _shared_axes(index, batch_dims)
+            window = window_of(own, sizes[0]) if may_be_windows and not drops and len(sizes) == 1 else None
+            by_windows = window is not None and 0 < window.length <= sizes[0]
+            positions = own.type.shape if window is None else window.shape
         if self.divided and shared < batch_dims:
             return None
-        window = None if drops or len(sizes) > 1 else window_of(own, sizes[0])
-        if window is not None and (not masked or repeats_along_last(op.operands[len(CALLS[name].operands) - 1])):
-            positions, by_windows = window.shape, 0 < window.length <= sizes[0]
-        else:
-            positions, by_windows = own.type.shape, False
         # A GPU visits many positions in a sorted order. The positions of one slice need not be sorted.
-        is_sorted = bool(facts.sorted) and not (by_windows and math.prod(positions) == 1)
-        is_many = math.prod(positions) > self.most_slices
-        gathers = name == "read" and self.platform == "cpu" and is_many and is_in_loop(op, self.in_loops)
-        if is_sorted or not (gathers or 0 < math.prod(positions) <= self.most_slices):
+        count, each = math.prod(positions), math.prod(positions[batch_dims - shared :])
+        is_sorted = bool(facts.sorted) and not (by_windows and count == 1)
+        at_once = count > self.slices_of_a_loop and not is_tape and self._can_be_at_once(op, name, element, each)
+        if is_sorted or not (at_once or 0 < count <= self.most_slices):
             return None
-        does_both = name != "read" and (name != "write" or masked or drops)
-        choice = _Choice(masked, drops, shared=shared, does_both=does_both, by_windows=by_windows)
+        does_both = name == "swap" if at_once else name != "read" and (name != "write" or masked or drops)
+        choice = _Choice(masked, drops, shared=shared, does_both=does_both, by_windows=by_windows, at_once=at_once)
         if is_tape:
-            return None if gathers else choice
+            return choice
         if self.checks_outside and not is_in_loop(op, self.in_loops):
             # Of a slice XLA may know the result without the index, and then nobody asks whether that is right.
             return None
         if name == "read":
             updated = not self._is_never_updated(buffer, op.block)
-            if gathers:
-                return None if updated else choice._replace(gathers=True)
-            return choice._replace(ordered=updated, passes_on=updated)
-        return choice._replace(ordered=not _is_alone(op, reads_too=choice.does_both), passes_on=True)
+            # A gather is never made twice. One that the update does not depend on has become its operand.
+            in_order = at_once and isinstance(buffer, ir.BlockArgument)
+            is_ordered = updated and not in_order and not self._is_for_update(op)
+            return choice._replace(ordered=is_ordered, passes_on=updated)
+        is_alone = _is_alone(op, reads_too=choice.does_both) or self._is_for_itself(op)
+        return choice._replace(ordered=not is_alone, passes_on=True)
+
+    def _can_be_at_once(self, op: Operation, name: str, element: str, each: int) -> bool:
+        """Return whether a gather or a scatter does what a call does, which has `each` positions in an example."""
+        if self.platform != "cpu" or not is_in_loop(op, self.in_loops):
+            return False
+        if name == "swap":
+            return each == 1  # of two positions, one might take out what the other puts in
+        # XLA adds small floats by way of larger ones, and before jaxlib 0.12 converts all of a bfloat16 buffer.
+        if element == "bf16" and not self.barriers_hold:
+            return name == "read" and self._is_never_updated(op.operands[0], op.block)
+        return name in ("read", "write") or element not in ("bf16", "f16")
+
+    def _is_for_update(self, read: Operation) -> bool:
+        """Return whether a row is read for the next update of the buffer only."""
+        uses = ((operation(use.owner), use.operand_number) for use in read.operands[0].uses)
+        updates = [op for op, number in uses if self.module.owns(op, number)]
+        return len(updates) == 1 and self._is_for_itself(updates[0])
+
+    def _is_for_itself(self, update: Operation) -> bool:
+        """Return whether all that is read of a buffer in a step of a loop is for the one update there.
+
+        Then nothing has to be ordered: XLA cannot read behind an update what the update is made of.
+        """
+        if update not in self.for_itself:
+            self.for_itself[update] = target(update) in UPDATING and self._uses_alone(update, 0, 0)
+        return self.for_itself[update]
+
+    def _uses_alone(self, op: Operation, number: int, result: int) -> bool:
+        """Return whether what a step reads of an operand is for `op` only, whose result is the operand of the next."""
+        buffer, block = op.operands[number], op.block
+        end, uses = terminator(block), list(op.results[result].uses)
+        if len(op.results) > 1 and target(op) in UPDATING:
+            return False  # "swap" gives the old row to others
+        if not isinstance(buffer, ir.BlockArgument) or buffer.owner != block or len(uses) != 1:
+            return False
+        if operation(uses[0].owner) != end or not _reach_only(buffer, op):
+            return False
+        inside = operation(block.owner)
+        if inside.name != "func.func":
+            return inside.name == "stablehlo.while"
+        calls = self.callers[inside.attributes["sym_name"].value]
+        return bool(calls) and all(self._uses_alone(call, buffer.arg_number, uses[0].operand_number) for call in calls)
 
     def _is_of_account(self, op: Operation) -> bool:
         """Return whether the index of `op` may be out of range with an effect that anybody can see.
@@ -252,6 +310,22 @@ class _Chooser:
             callers = self.callers[owner.attributes["sym_name"].value]
             return all(self._is_never_updated(call.operands[value.arg_number], call.block) for call in callers)
         return False
+
+
+def _reach_only(buffer: Value, update: Operation) -> bool:
+    """Return whether all that is made of a buffer in the block of `update` is for `update`."""
+    stack, found, block = [buffer], set(), update.block
+    while stack:
+        for use in stack.pop().uses:
+            op = operation(use.owner)
+            while op.block != block:
+                op = operation(op.block.owner)
+            if not op.results:  # it leaves the block
+                return False
+            if op != update and op not in found:
+                found.add(op)
+                stack.extend(op.results)
+    return True
 
 
 def _may_be_lost(check: Operation) -> bool:
@@ -359,13 +433,13 @@ class _Rewriter:
 
     def rewrite(self, operations: Sequence[tuple[Operation, _Choice | None]]) -> None:
         for op, choice in operations:
-            for name in (LOWERING, CHECKED, IN_RANGE):
-                if name in op.attributes:
-                    del op.attributes[name]
             for user, number, value in list(nested_operands(op)):
                 if value in self.passed:
                     user.operands[number] = self.passed[value]
             if choice is None:
+                for name in (LOWERING, CHECKED, IN_RANGE, CHOSEN, WINDOW):
+                    if name in op.attributes:
+                        del op.attributes[name]
                 continue
             self.unknown = choice.unknown
             with ir.InsertionPoint(op), op.location:
@@ -427,18 +501,21 @@ class _Rewriter:
         return self._branch([number], zero, other)[0]
 
     def read(self, op: Operation, choice: _Choice) -> list[Value]:
-        if choice.gathers:
-            return [_gathered(op, choice)]
-        accesses, _ = _accesses(op, choice)
         buffer, result = op.operands[0], op.results[0].type
+        if choice.at_once:
+            rows = _AtOnce.of(op, choice).gathered
+        else:
+            accesses, _ = _accesses(op, choice)
 
-        def rows(buffer: Value) -> Value:
-            return _joined([access.taken(access.row_of(buffer)) for access in accesses], result, choice.shared)
+            def rows(buffer: Value) -> Value:
+                return _joined([access.taken(access.row_of(buffer)) for access in accesses], result, choice.shared)
 
         return [self.read_first(buffer, result, rows)[-1] if choice.ordered else rows(buffer)]
 
     def _update(self, op: Operation, choice: _Choice, combine: Callable[[Value, Value], Value] | None) -> list[Value]:
         """Return the updated buffer, and the old rows if the op returns them."""
+        if choice.at_once:
+            return self._update_at_once(op, choice, combine)
         accesses, readers = _accesses(op, choice)
         value, taken = op.operands[2], {}
         buffer, waits = self.after(op.operands[0], readers)
@@ -457,6 +534,22 @@ class _Rewriter:
         if len(op.results) == 1:
             return [buffer]
         return [buffer, _joined([taken[access.place] for access in accesses], op.results[1].type, choice.shared)]
+
+    def _update_at_once(
+        self, op: Operation, choice: _Choice, combine: Callable[[Value, Value], Value] | None
+    ) -> list[Value]:
+        rows, old = _AtOnce.of(op, choice), []
+        buffer, token = self.after(op.operands[0], rows.readers)
+        tokens = [token]
+        if choice.does_both:
+            of = op.results[1].type
+            if choice.ordered:
+                buffer, token, taken = self.read_first(buffer, of, rows.gathered)
+                tokens.append(token)
+            else:
+                taken = rows.gathered(buffer)
+            old.append(taken)
+        return [rows.scattered(buffer, op.operands[2], combine if not choice.does_both else None, tokens), *old]
 
     def write(self, op: Operation, choice: _Choice) -> list[Value]:
         return self._update(op, choice, None)
@@ -552,21 +645,20 @@ def _accesses(op: Operation, choice: _Choice) -> tuple[list[_Access], Sequence[V
     operands, readers = list(op.operands), op.operands[len(call.operands) - (not choice.masked) + of_sorting :]
     buffer, batch_dims = operands[0], config(op).batch_dims or 0
     where = operands[len(call.operands) - 1] if choice.masked else None
-    _, index = _shared_axes(operands[1], batch_dims)
-    rows, length = index_sizes(op), 1
-    window = window_of(index, rows[0]) if choice.by_windows else None
-    if window is not None:
-        index, length = without_last(window.repeated), window.length
-        where = None if where is None else without_last(operation(where.owner))
+    rows = index_sizes(op)
+    index, length = _index_and_length(op, choice)
+    if length is not None and where is not None:
+        where = without_last(operation(where.owner))
     size, shape = math.prod(rows), buffer.type.shape
     batch, inner, elem = shape[: choice.shared], batch_dims - choice.shared, shape[batch_dims + len(rows) :]
-    sizes = (*batch, *[1] * (inner + len(rows) - 1), length, *elem)
+    sizes = (*batch, *[1] * (inner + len(rows) - 1), length or 1, *elem)
+    is_inside, index = _inside(op, index) if choice.drops else (None, index)
     found = []
     for place in np.ndindex(*index.type.shape):
         row = widened(_part(index, 0, place, ()), size)
         mask = None if where is None else _part(where, choice.shared, place, batch)
         if choice.drops:
-            inside = hlo.not_(astray(row, size))
+            inside = hlo.not_(astray(row, size)) if is_inside is None else _part(is_inside, 0, place, ())
             inside = inside if mask is None else hlo.broadcast_in_dim(mask.type, inside, mlir.dense_int_array([]))
             mask = inside if mask is None else hlo.and_(mask, inside)
         if mask is not None:
@@ -578,32 +670,153 @@ def _accesses(op: Operation, choice: _Choice) -> tuple[list[_Access], Sequence[V
     return found, readers
 
 
-def _gathered(op: Operation, choice: _Choice) -> Value:
-    """Return the rows of a read, by one gather."""
-    buffer, index = op.operands[:2]
-    batch_dims, sizes = config(op).batch_dims or 0, index_sizes(op)
-    shape, size, places = buffer.type.shape, math.prod(sizes), index.type.rank
-    batch, elem = shape[:batch_dims], shape[batch_dims + len(sizes) :]
-    dims = hlo.GatherDimensionNumbers.get(
-        offset_dims=list(range(places, places + len(elem))),
-        collapsed_slice_dims=[batch_dims],
-        operand_batching_dims=list(range(batch_dims)),
-        start_indices_batching_dims=list(range(batch_dims)),
-        start_index_map=[batch_dims],
-        index_vector_dim=places,
-    )
-    row = widened(index, size)
-    starts, taken = _reshaped(row, [*index.type.shape, 1]), mlir.dense_int_array([*[1] * (batch_dims + 1), *elem])
-    rows = hlo.gather(_reshaped(buffer, [*batch, size, *elem]), starts, dims, taken)
-    mask = op.operands[2] if choice.masked else None
-    if choice.drops:
-        inside = hlo.not_(astray(row, size))
-        mask = inside if mask is None else hlo.and_(mask, inside)
-    if mask is None:
-        return rows
-    whole = tensor(rows.type.shape, mask.type.element_type)
-    mask = hlo.broadcast_in_dim(whole, mask, mlir.dense_int_array(range(places)))
-    return hlo.select(mask, rows, splat(rows.type, 0))
+class _AtOnce(NamedTuple):
+    """The rows of a call as those of one gather or scatter.
+
+    A buffer has the axes `[*shared, *own, size, *elem]`, the index `[*own, *I]`.
+    """
+
+    sizes: list[int]
+    start: Value
+    mask: Value | None  #: of the positions
+    shared: int
+    own: int
+    length: int | None  #: of a window
+    reverse: bool
+    readers: Sequence[Value]
+
+    @classmethod
+    def of(cls, op: Operation, choice: _Choice) -> "_AtOnce":
+        call, facts, sizes = CALLS[target(op).removeprefix(PREFIX)], config(op), index_sizes(op)
+        batch_dims, count = facts.batch_dims or 0, len(call.operands)
+        mask = op.operands[count - 1] if choice.masked else None
+        readers = list(op.operands)[count - (not choice.masked) + bool(facts.sorted) :]
+        shared = 0 if choice.masked else choice.shared  # an example may have a mask of its own
+        index, length = _index_and_length(op, choice)
+        if shared < choice.shared:
+            batch = op.operands[1].type.shape[: choice.shared]
+            whole = tensor([*batch, *index.type.shape], index.type.element_type)
+            dims = mlir.dense_int_array(range(len(batch), whole.rank))
+            index = hlo.broadcast_in_dim(whole, index, dims)
+        if length is not None and mask is not None:
+            mask = without_last(operation(mask.owner))
+        is_inside, index = _inside(op, index) if choice.drops else (None, index)
+        row = widened(index, math.prod(sizes))
+        if choice.drops:
+            inside = hlo.not_(astray(row, math.prod(sizes))) if is_inside is None else is_inside
+            mask = inside if mask is None else hlo.and_(mask, inside)
+        return cls(sizes, row, mask, shared, batch_dims - shared, length, bool(facts.reverse), readers)
+
+    @property
+    def at(self) -> int:
+        """The axis of the rows."""
+        return self.shared + self.own
+
+    def one_axis(self, buffer: Value) -> Value:
+        shape = buffer.type.shape
+        return _reshaped(buffer, [*shape[: self.at], math.prod(self.sizes), *shape[self.at + len(self.sizes) :]])
+
+    def dims(self, rank: int) -> list[int]:
+        """Return the axes of the rows `[*shared, *own, *I(, length), *elem]` that are no axes of the index."""
+        return [*range(self.shared), *range(self.shared + self.start.type.rank, rank)]
+
+    def starts(self, row: Value) -> Value:
+        return _reshaped(row, [*row.type.shape, 1])
+
+    def gathered(self, buffer: Value) -> Value:
+        buffer = self.one_axis(buffer)
+        shape, rank = buffer.type.shape, self.start.type.rank
+        elem, has_length = shape[self.at + 1 :], self.length is not None
+        places = self.start.type.shape
+        window = [self.length] if has_length else []
+        dims = hlo.GatherDimensionNumbers.get(
+            offset_dims=self.dims(self.shared + rank + len(window) + len(elem)),
+            collapsed_slice_dims=[] if has_length else [self.at],
+            operand_batching_dims=list(range(self.shared, self.at)),
+            start_indices_batching_dims=list(range(self.own)),
+            start_index_map=[self.at],
+            index_vector_dim=rank,
+        )
+        taken = mlir.dense_int_array([*shape[: self.shared], *[1] * self.own, self.length or 1, *elem])
+        rows = hlo.gather(buffer, self.starts(self.start), dims, taken)
+        if self.mask is None:
+            return rows
+        assert list(rows.type.shape[self.shared : self.shared + rank]) == list(places)
+        whole = tensor(rows.type.shape, self.mask.type.element_type)
+        first = range(self.shared, self.shared + rank)
+        return hlo.select(
+            hlo.broadcast_in_dim(whole, self.mask, mlir.dense_int_array(first)), rows, splat(rows.type, 0)
+        )
+
+    def scattered(
+        self,
+        buffer: Value,
+        value: Value,
+        combine: Callable[[Value, Value], Value] | None,
+        tokens: Sequence[Value | None],
+    ) -> Value:
+        merged, row, rank = self.one_axis(buffer), self.start, self.start.type.rank
+        element = merged.type.element_type
+        for token in tokens:
+            if token is not None:
+                number = token if token.type.element_type == row.type.element_type else hlo.convert(
+                    tensor([], row.type.element_type), token
+                )
+                row = hlo.add(row, hlo.broadcast_in_dim(row.type, number, mlir.dense_int_array([])))
+        if self.mask is not None:  # XLA leaves out a row that is out of range
+            row = hlo.select(self.mask, row, splat(row.type, -1))
+        if self.reverse:
+            row = hlo.reverse(row, mlir.dense_int_array(range(self.own, rank)))
+            value = hlo.reverse(value, mlir.dense_int_array(range(self.at, self.shared + rank)))
+        dims = hlo.ScatterDimensionNumbers.get(
+            update_window_dims=self.dims(value.type.rank),
+            inserted_window_dims=[] if self.length is not None else [self.at],
+            input_batching_dims=list(range(self.shared, self.at)),
+            scatter_indices_batching_dims=list(range(self.own)),
+            scattered_dims_to_operand_dims=[self.at],
+            index_vector_dim=rank,
+        )
+        op = hlo.ScatterOp([merged.type], [merged], self.starts(row), [value], dims)
+        scalar = tensor([], element)
+        block = op.regions[0].blocks.append(scalar, scalar)
+        with ir.InsertionPoint(block):
+            old, new = block.arguments
+            hlo.return_([new if combine is None else combine(old, new)])
+        return _reshaped(op.results[0], buffer.type.shape)
+
+
+def _firsts(op: Operation) -> Value:
+    """Return the first number of each window of a call that has only these."""
+    return without_last(operation(operands_of(op.operands[1], "add")[0].owner))
+
+
+def _index_and_length(op: Operation, choice: _Choice) -> tuple[Value, int | None]:
+    """Return the index without axes whose examples share it, and for windows their firsts and their length."""
+    batch_dims = config(op).batch_dims or 0
+    if choice.by_windows and WINDOW in op.attributes:
+        return _shared_axes(_firsts(op), batch_dims)[1], op.operands[1].type.shape[-1]
+    _, index = _shared_axes(op.operands[1], batch_dims)
+    window = window_of(index, index_sizes(op)[0]) if choice.by_windows else None
+    return (index, None) if window is None else (without_last(window.repeated), window.length)
+
+
+def _inside(op: Operation, index: Value) -> tuple[Value | None, Value]:
+    """Return where an index is in range, if the program says so, and the index there.
+
+    XLA sees that other accesses use the same row.
+    """
+    if CHOSEN not in op.attributes or chosen_row(index) is None:
+        return None, index
+    inside, row, _ = operands_of(index, "select")
+    return _of_shape(inside, index), row
+
+
+def _of_shape(predicate: Value, of: Value) -> Value:
+    """Return a predicate, which may be one for all elements, elementwise."""
+    if predicate.type.rank == of.type.rank:
+        return predicate
+    whole = tensor(of.type.shape, predicate.type.element_type)
+    return hlo.broadcast_in_dim(whole, predicate, mlir.dense_int_array([]))
 
 
 def _along_axes(row: Value, sizes: Sequence[int]) -> list[Value]:

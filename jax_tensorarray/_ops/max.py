@@ -12,6 +12,7 @@ from jax_tensorarray._compat import hlo
 from jax_tensorarray._ops import addressing, reference
 from jax_tensorarray._ops.add import ta_add_p
 from jax_tensorarray._ops.primitive import (
+    ROW_OPS,
     Array,
     Params,
     batch_rows,
@@ -21,6 +22,7 @@ from jax_tensorarray._ops.primitive import (
     make_primitive,
     row_kernel,
     row_params,
+    with_windows,
     zero_tangent,
 )
 from jax_tensorarray._ops.read import ta_read_p
@@ -80,10 +82,10 @@ def ta_max(
     return ta_max_p.bind(*rows.with_value(value), **rows.params)
 
 
-def _abstract_eval(buffer: Any, index: Any, *rest: Any, batch_dims: int, index_dims: int, op: str, **_: Any) -> Any:
+def _abstract_eval(buffer: Any, index: Any, *rest: Any, **params: Unpack[Params]) -> Any:
     if jnp.issubdtype(buffer.dtype, jnp.complexfloating):
-        raise TypeError(f"{op}: complex numbers have no order, so there is no maximum of {buffer.dtype}")
-    check_operands(op, buffer, index, rest, True, batch_dims, index_dims)
+        raise TypeError(f"{params['op']}: complex numbers have no order, so there is no maximum of {buffer.dtype}")
+    check_operands(buffer, index, rest, True, **params)
     return like_buffer(buffer)
 
 
@@ -93,6 +95,9 @@ def _jvp(primals: Any, tangents: Any, **params: Unpack[Params]) -> Any:
     out = ta_max_p.bind(*primals, **params)
     if is_zero(buffer_dot) and is_zero(value_dot):
         return out, zero_tangent(out)
+    if params["length"] is not None:
+        index, *where = with_windows(ROW_OPS[ta_read_p], [index, *where], params["length"])
+        params["length"] = None
     old, new = (ta_read_p.bind(b, index, *where, **params) for b in (buffer, out))
     keeps, wins = old == new, value == new  # NaN is equal to nothing: it has no derivative, as in jnp.maximum
     ties = jnp.maximum(keeps.astype(jnp.int32) + _count(wins, index, where, params["batch_dims"]), 1)

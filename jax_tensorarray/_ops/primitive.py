@@ -21,7 +21,7 @@ from jax.interpreters import ad, batching, mlir, xla
 from jax.sharding import PartitionSpec
 
 from jax_tensorarray import _compat, _kernels
-from jax_tensorarray._lowering.calls import LOWERING, PREFIX, WITHOUT_KERNELS, Call, declare, is_ours, mark
+from jax_tensorarray._lowering.calls import LOWERING, PREFIX, WINDOW, WITHOUT_KERNELS, Call, declare, is_ours, mark
 from jax_tensorarray._lowering.fallback import add as add_fallback
 from jax_tensorarray._lowering.mlir import operation
 from jax_tensorarray._ops import sorting
@@ -34,6 +34,7 @@ class Params(TypedDict):
 
     batch_dims: int  #: leading axes that buffer, index, value and where share
     index_dims: int  #: number of axes behind these whose rows an index counts, the last one fastest
+    length: int | None  #: each index is the first of that many rows along the last of these axes, or all are out of range
     mode: str | None  #: "error", "drop", or None: "error" unless vmap batches the index
     reverse: bool  #: walk the positions of the index last to first
     op: str  #: the public op that the user called, for messages
@@ -47,12 +48,14 @@ def row_params(
     lowering: str = "auto",
     batch_dims: int = 0,
     index_dims: int = 1,
+    length: int | None = None,
     reverse: bool = False,
 ) -> Params:
     """Return the parameters that the public op `op` binds a primitive with."""
     return {
         "batch_dims": batch_dims,
         "index_dims": index_dims,
+        "length": length,
         "mode": mode,
         "reverse": reverse,
         "op": op,
@@ -143,9 +146,10 @@ def make_primitive(
 
 
 def check_operands(
-    op: str, buffer: Any, index: Any, rest: Sequence[Any], takes_value: bool, batch_dims: int, index_dims: int
+    buffer: Any, index: Any, rest: Sequence[Any], takes_value: bool, **params: Unpack[Params]
 ) -> None:
     """Check the operands of a bind. The public functions make them fit; this guards binds by hand."""
+    op, batch_dims, index_dims = params["op"], params["batch_dims"], params["index_dims"]
     if buffer.ndim <= batch_dims or index.shape[:batch_dims] != buffer.shape[:batch_dims]:
         raise ValueError(f"{op}: buffer {buffer.shape} and index {index.shape} do not share {batch_dims} batch axes")
     if not 0 < index_dims <= buffer.ndim - batch_dims:
@@ -153,7 +157,7 @@ def check_operands(
     if not jnp.issubdtype(index.dtype, jnp.integer):
         raise TypeError(f"{op}: index must have an integer dtype, got {index.dtype}")
     value, where = (rest[:1], rest[1:]) if takes_value else ((), rest)
-    rows = (*index.shape, *buffer.shape[batch_dims + index_dims :])
+    rows = (*index.shape, *window_axes(params["length"]), *buffer.shape[batch_dims + index_dims :])
     for v in value:
         if v.shape != rows or v.dtype != buffer.dtype:
             raise TypeError(f"{op}: value {v.str_short()} does not fit rows {rows} of {buffer.dtype}")
@@ -163,15 +167,22 @@ def check_operands(
 
 
 def like_buffer(buffer: Any) -> ShapedArray:
-    """Return the type of the updated buffer."""
-    return buffer.update(weak_type=False)
+    """Return the type of the updated buffer. A buffer of a weak type keeps it, as in JAX."""
+    return buffer
 
 
-def rows_of(buffer: Any, index: Any, batch_dims: int, index_dims: int) -> ShapedArray:
-    """Return the type of the rows that `index` addresses: `[*batch, *I, *elem]`."""
-    elem = range(batch_dims + index_dims, buffer.ndim)
-    dims = [*range(batch_dims), *[None] * (index.ndim - batch_dims), *elem]
-    return type_like(buffer, [*index.shape, *(buffer.shape[d] for d in elem)], dims)
+def rows_of(buffer: Any, index: Any, **params: Unpack[Params]) -> ShapedArray:
+    """Return the type of the rows that `index` addresses: `[*batch, *I(, length), *elem]`."""
+    batch_dims, window = params["batch_dims"], window_axes(params["length"])
+    elem = range(batch_dims + params["index_dims"], buffer.ndim)
+    dims = [*range(batch_dims), *[None] * (index.ndim - batch_dims + len(window)), *elem]
+    rows = type_like(buffer, [*index.shape, *window, *(buffer.shape[d] for d in elem)], dims)
+    return rows.update(weak_type=buffer.weak_type)
+
+
+def window_axes(length: int | None) -> tuple[int, ...]:
+    """Return the shape of a window."""
+    return () if length is None else (length,)
 
 
 def row_of(buffer: Any, batch_dims: int) -> ShapedArray:
@@ -264,9 +275,13 @@ def batched_params(params: Params, index_dim: int | None, new_axes: int = 1) -> 
 
 
 def _on_one_axis(reference: Callable[..., Any], call: Call) -> Callable[..., Any]:
-    """Extend `reference`, written for one axis, to an index that counts the rows of several axes."""
+    """Extend `reference`, written for one axis and single rows, to several axes and windows."""
 
-    def meaning(buffer: Array, *operands: Array, batch_dims: int, index_dims: int, **params: Any) -> Any:
+    def meaning(
+        buffer: Array, *operands: Array, batch_dims: int, index_dims: int, length: int | None = None, **params: Any
+    ) -> Any:
+        if length is not None:
+            operands = (*with_windows(call, operands, length),)
         if index_dims == 1:
             return reference(buffer, *operands, batch_dims=batch_dims, **params)
         batch, sizes, elem = np.split(buffer.shape, [batch_dims, batch_dims + index_dims])
@@ -279,6 +294,19 @@ def _on_one_axis(reference: Callable[..., Any], call: Call) -> Callable[..., Any
         return (out[0].reshape(buffer.shape), *out[1:])
 
     return meaning
+
+
+def with_windows(call: Call, operands: Sequence[Array], length: int) -> list[Array]:
+    """Replace the index and the mask among the operands behind a buffer by those of all rows of the windows."""
+
+    def repeated(x: Array) -> Array:
+        return lax.broadcast_in_dim(x, (*x.shape, length), range(x.ndim))
+
+    index, *rest = operands
+    numbers = lax.broadcasted_iota(index.dtype, (*index.shape, length), index.ndim)
+    if len(operands) == len(call.operands) - 1:
+        rest[-1] = repeated(rest[-1])
+    return [repeated(index) + numbers, *rest]
 
 
 def _lower(kernel: Callable[..., Any], fallback: Callable[..., Any], ctx: Any, *operands: Any, **params: Any) -> Any:
@@ -347,11 +375,14 @@ class RowKernel:
         platform: str,
         batch_dims: int,
         index_dims: int,
+        length: int | None,
         mode: str | None,
         reverse: bool,
         op: str,
         lowering: str,
     ) -> Any:
+        if length is not None:
+            ctx, operands = self._with_windows(ctx, operands, length)
         buffer, index, *_ = ctx.avals_in
         in_place, masked = self.call.in_place, len(operands) == len(self.call.operands)
         size = math.prod(buffer.shape[batch_dims : batch_dims + index_dims])
@@ -383,7 +414,18 @@ class RowKernel:
             reverse=reverse,
             **({} if index_dims == 1 else {"index_dims": np.int64(index_dims)}),
         )
+        call: Any = results[0]
         if lowering != "auto":
-            call: Any = results[0]
             call.owner.attributes[LOWERING] = mlir.ir.StringAttr.get(lowering)
+        if length is not None:
+            call.owner.attributes[WINDOW] = mlir.ir.UnitAttr.get()
         return results
+
+    def _with_windows(self, ctx: Any, operands: Sequence[Any], length: int) -> tuple[Any, Sequence[Any]]:
+        def f(*operands: Array) -> list[Array]:
+            return with_windows(self.call, operands, length)
+
+        avals = ctx.avals_in[1:]
+        outs = jax.make_jaxpr(f)(*avals).out_avals
+        rows = mlir.lower_fun(f, multiple_results=True)(ctx.replace(avals_in=avals, avals_out=outs), *operands[1:])
+        return ctx.replace(avals_in=[ctx.avals_in[0], *outs]), (operands[0], *rows)

@@ -81,9 +81,9 @@ def ta_read(
     return ta_read_p.bind(*rows.operands, **rows.params)
 
 
-def _abstract_eval(buffer: Any, index: Any, *where: Any, batch_dims: int, index_dims: int, op: str, **_: Any) -> Any:
-    check_operands(op, buffer, index, where, False, batch_dims, index_dims)
-    return rows_of(buffer, index, batch_dims, index_dims)
+def _abstract_eval(buffer: Any, index: Any, *where: Any, **params: Unpack[Params]) -> Any:
+    check_operands(buffer, index, where, False, **params)
+    return rows_of(buffer, index, **params)
 
 
 def _accumulate(running: Array, ct: Array, index: Array, *where: Array, **params: Unpack[Params]) -> Array:

@@ -68,9 +68,9 @@ def ta_swap(
     return buffer, old
 
 
-def _abstract_eval(buffer: Any, index: Any, *rest: Any, batch_dims: int, index_dims: int, op: str, **_: Any) -> Any:
-    check_operands(op, buffer, index, rest, True, batch_dims, index_dims)
-    return like_buffer(buffer), rows_of(buffer, index, batch_dims, index_dims)
+def _abstract_eval(buffer: Any, index: Any, *rest: Any, **params: Unpack[Params]) -> Any:
+    check_operands(buffer, index, rest, True, **params)
+    return like_buffer(buffer), rows_of(buffer, index, **params)
 
 
 def _transpose(cts: Any, buffer: Any, index: Array, value: Any, *where: Array, **params: Unpack[Params]) -> Any:

@@ -78,8 +78,8 @@ def ta_write(
     return ta_write_p.bind(*rows.with_value(value), **rows.params)
 
 
-def _abstract_eval(buffer: Any, index: Any, *rest: Any, batch_dims: int, index_dims: int, op: str, **_: Any) -> Any:
-    check_operands(op, buffer, index, rest, True, batch_dims, index_dims)
+def _abstract_eval(buffer: Any, index: Any, *rest: Any, **params: Unpack[Params]) -> Any:
+    check_operands(buffer, index, rest, True, **params)
     return like_buffer(buffer)
 
 
