@@ -10,6 +10,7 @@ from jax import lax
 from jax.extend import core as jex
 
 from jax_tensorarray import _compat
+from jax_tensorarray._in_place import refs, views
 from jax_tensorarray._in_place.rows import has_rows, is_update
 from jax_tensorarray._in_place.selects import select
 from jax_tensorarray._in_place.values import Predicate, Value, as_written, with_type
@@ -42,16 +43,18 @@ def scan(repair: "Repair", eqn: Any, operands: Sequence[Value], added: dict[int,
         del added[number]  # this sum is not moved into the loop
     for number, value in added.items():
         carry[number] = value
-    body = repair.of_loop().function(params["jaxpr"])
+    jaxpr = refs.as_arrays(params["jaxpr"])
+    known = views.invariant(jaxpr, dict(zip(jaxpr.jaxpr.invars, consts, strict=False)))
+    body = repair.of_loop().function(jaxpr, known=known)
     of_consts = as_written(consts)
 
     def step(carry: Sequence[Array], xs: Sequence[Array]) -> tuple[list[Array], list[Array]]:
         outs = body(*of_consts, *carry, *xs)
         return outs[:m], outs[m:]
 
-    known = {name: params[name] for name in ("length", "reverse", "unroll", "_split_transpose") if name in params}
+    options = {name: params[name] for name in ("length", "reverse", "unroll", "_split_transpose") if name in params}
     start = as_written([with_type(x, weak=False) if x.shape else x for x in carry])
-    after, ys = _scan_by_rounds(step, start, as_written(xs), _round_of(params["jaxpr"], n, m), **known)
+    after, ys = _scan_by_rounds(step, start, as_written(xs), _round_of(params["jaxpr"], n, m), **options)
     return [Value(x) for x in (*after, *ys)]
 
 
@@ -130,7 +133,8 @@ def while_(repair: "Repair", eqn: Any, operands: Sequence[Value]) -> list[Value]
     a, b = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
     of_cond, of_body, carry = inputs[:a], inputs[a:b], inputs[b:]
     inner = repair.of_loop()
-    predicate, body = inner.function(params["cond_jaxpr"]), _compat.closed(params["body_jaxpr"])
+    predicate, body = inner.function(params["cond_jaxpr"]), refs.as_arrays(params["body_jaxpr"])
+    known = views.invariant(body, dict(zip(body.jaxpr.invars, operands[a:b], strict=False)))
 
     def goes_on(carry: list[Array]) -> Array:
         return jnp.any(predicate(*of_cond, *carry)[0])
@@ -138,7 +142,7 @@ def while_(repair: "Repair", eqn: Any, operands: Sequence[Value]) -> list[Value]
     def step(carry: list[Array]) -> list[Array]:
         active = jnp.asarray(predicate(*of_cond, *carry)[0])
         before = [Value.given(x) for x in carry]
-        after = inner.evaluate(body, [*map(Value.given, of_body), *before])
+        after = inner.evaluate(body, [*map(Value.given, of_body), *before], known)
         after = [with_type(x, weak=v.aval.weak_type and not x.shape) for x, v in zip(after, body.jaxpr.outvars, strict=True)]
         if not active.ndim:
             return [x.array for x in after]

@@ -8,7 +8,7 @@ from jax import lax
 from jax.extend import core as jex
 
 from jax_tensorarray import _compat
-from jax_tensorarray._in_place import calls, control, refs, rows, selects, sums
+from jax_tensorarray._in_place import calls, control, refs, rows, selects, sums, views
 from jax_tensorarray._in_place.values import Value, arrays, as_written, with_type
 from jax_tensorarray._loops import jaxprs
 
@@ -40,26 +40,35 @@ class Repair:
     def __init__(self, max_steps: int | None = None, *, in_loop: bool = False) -> None:
         self.max_steps, self.in_loop = max_steps, in_loop
 
-    def evaluate(self, jaxpr: Any, inputs: Sequence[Value]) -> list[Value]:
+    def evaluate(self, jaxpr: Any, inputs: Sequence[Value], known: Mapping[Any, Value] | None = None) -> list[Value]:
+        """Return the outputs, given the inputs and perhaps what is known of other variables."""
         inner = _compat.opened(jaxpr)
         values = dict(zip(inner.constvars, map(Value.given, jaxpr.consts), strict=True))
         values.update(zip(inner.invars, inputs, strict=True))
+        values.update(known or {})
         moved = sums.moved_into(inner) if self.in_loop else {}
+        viewed = views.viewed(inner) if self.in_loop else set()
 
         def read(v: Any) -> Value:
             return Value.of_literal(v) if isinstance(v, jex.Literal) else values[v]
 
         for eqn in inner.eqns:
-            if eqn.primitive.name == "add_any" and eqn.outvars[0] in values:
-                continue  # done inside of another equation
+            if eqn.outvars and all(v in values for v in eqn.outvars):
+                continue  # known, or a sum that is done inside of another equation
             added = {s.number: read(s.other) for s in moved.get(id(eqn), ())}
-            results, done = self._equation(eqn, [read(v) for v in eqn.invars], added)
+            is_viewed = any(v in viewed for v in eqn.outvars)
+            results, done = self._equation(eqn, [read(v) for v in eqn.invars], added, is_viewed)
             values.update(zip(eqn.outvars, results, strict=True))
             values.update((s.eqn.outvars[0], results[s.number]) for s in moved.get(id(eqn), ()) if s.number in done)
         return [read(v) for v in inner.outvars]
 
     def function(
-        self, jaxpr: Any, added: Mapping[int, Value] | None = None, *, is_whole: bool = False
+        self,
+        jaxpr: Any,
+        added: Mapping[int, Value] | None = None,
+        *,
+        is_whole: bool = False,
+        known: Mapping[Any, Value] | None = None,
     ) -> Callable[..., list[Array]]:
         """Return a repaired jaxpr as a function of arrays, with `added` added to some of its results.
 
@@ -68,7 +77,7 @@ class Repair:
         closed = refs.as_arrays(_compat.closed(jaxpr))
 
         def f(*args: Array) -> list[Array]:
-            outs = self.evaluate(closed, [Value.given(x) for x in args])
+            outs = self.evaluate(closed, [Value.given(x) for x in args], known)
             for number, value in (added or {}).items():
                 found = sums.total(outs[number], value)
                 outs[number] = Value(lax.add(*arrays([outs[number], value]))) if found is None else found
@@ -122,12 +131,16 @@ class Repair:
             return any(map(inner.finds, jaxprs.jaxprs_in(eqn.params)))
         return self.in_loop and rows.is_of_rows(eqn)
 
-    def _equation(self, eqn: Any, operands: list[Value], added: dict[int, Value]) -> tuple[list[Value], Iterable[int]]:
+    def _equation(
+        self, eqn: Any, operands: list[Value], added: dict[int, Value], is_viewed: bool
+    ) -> tuple[list[Value], Iterable[int]]:
         """Return the results, and the numbers of the results that already contain their sums."""
         with _compat.at_source_of(eqn):
             results = self._repaired(eqn, operands, added)
             if results is not None:
                 return results, added if eqn.primitive.name in ADDS else ()
+            if is_viewed and (results := views.view(eqn, operands)) is not None:
+                return results, ()
             return [Value(x) for x in jaxprs.bind(eqn, as_written(operands))], ()
 
     def _repaired(self, eqn: Any, operands: list[Value], added: dict[int, Value]) -> list[Value] | None:

@@ -85,9 +85,9 @@ class Address(NamedTuple):
             for start in whole:
                 inside &= start == 0
             at = lax.select(inside, at, lax.full_like(at, -self.length_of_one))  # a window is left out as a whole
-        return self._over_axes(at), inside
+        return self.over_axes(at), inside
 
-    def _over_axes(self, index: Array) -> Array:
+    def over_axes(self, index: Array) -> Array:
         """Repeat the index along the axes that are taken as a whole."""
         if self.axis == self.batch:
             return index
@@ -170,7 +170,7 @@ def dynamic_slice(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     if address is None or len(starts) != len(taken):
         return None
     index, _ = address.positions(_starts(address, arrays(starts)))
-    return [Value(_read(buffer, index, address).reshape(taken))]
+    return [Value(read(buffer, index, address).reshape(taken))]
 
 
 #: A slice from a place known while tracing is an access to rows if the buffer is at least this many times as large.
@@ -196,7 +196,7 @@ def slice_(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     address = _of_known_slice(eqn.invars[0].aval, taken) if buffer.is_given else None
     if address is None or (strides is not None and set(strides) != {1}):
         return None
-    return [Value(_read(buffer, _known(address, eqn.params["start_indices"]), address).reshape(taken))]
+    return [Value(read(buffer, _known(address, eqn.params["start_indices"]), address).reshape(taken))]
 
 
 def pad(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
@@ -222,21 +222,24 @@ def dynamic_update_slice(eqn: Any, operands: Sequence[Value]) -> list[Value] | N
     return [_updated(buffer, update._replace(is_window=True, is_zero=rows.only == ()))]
 
 
-def _read(buffer: Value, index: Array, address: Address) -> Array:
+def read(buffer: Value, index: Array, address: Address) -> Array:
     """Read the rows.
 
-    If all examples share a buffer, or it was selected from a buffer and zeros, the original buffer is read.
+    If all examples share a buffer, or it was selected from a buffer and zeros, the original buffer is read. Of a view
+    the rows of its operands are read.
     """
+    if buffer.view is not None and (rows := buffer.view.rows(index, address)) is not None:
+        return rows
     part, guard, shared = buffer.part, buffer.guard, buffer.shared
     if shared is not None and (axes := len(buffer.shape) - len(shared.shape)) <= address.batch:
-        read = functools.partial(_read, shared, address=address.of_one(axes))
+        of_one = functools.partial(read, shared, address=address.of_one(axes))
         for _ in range(axes):
-            read = jax.vmap(read)
-        return read(index)
+            of_one = jax.vmap(of_one)
+        return of_one(index)
     if part is not None and not part.updates and part.active.mask.ndim <= address.axis:
         return ta_read_p.bind(*arrays([part.whole]), index, part.active.of_positions(index), **address.params)
     if guard is not None and buffer.before is not None and guard.mask.ndim <= address.axis:
-        rows = _read(buffer.before, index, address)
+        rows = read(buffer.before, index, address)
         return guard.select(lax.stop_gradient(rows), rows)
     return ta_read_p.bind(*arrays([buffer]), index, **address.params)
 
@@ -347,7 +350,7 @@ def gather(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     address, result = found.address, eqn.outvars[0].aval
     (at,) = arrays([indices])
     index, inside = found.positions(at)
-    rows = _read(buffer, index, address)
+    rows = read(buffer, index, address)
     positions = at.shape[address.batch : -1]
     rows = address.positions_first(rows, len(positions))
     rows = rows.reshape(*at.shape[:-1], *(found.taken[d] for d in found.kept))
@@ -381,7 +384,7 @@ def scatter(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     if eqn.primitive.name == "scatter-sub":
         rows = -rows
     if combine is not None:
-        rows = combine(_read(buffer, index, address), rows)
+        rows = combine(read(buffer, index, address), rows)
     update = Update(primitive, index, rows, None, address.params, is_window, updates.only == ())
     return [_updated(buffer, update)]
 

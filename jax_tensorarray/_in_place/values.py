@@ -1,6 +1,6 @@
 """The values of an evaluated program, with what is known about how they were made."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -10,6 +10,7 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.extend.core import primitives as jax_primitives
 
+from jax_tensorarray._loops import jaxprs
 from jax_tensorarray._ops.primitive import Params
 from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._ops.write import ta_write_p
@@ -83,11 +84,24 @@ class Part(NamedTuple):
     updates: tuple[Update, ...] = ()
 
 
+class View(NamedTuple):
+    """What an equation makes of its operands, one for one or in another layout."""
+
+    eqn: Any
+    operands: "tuple[Value, ...]"
+    shape: tuple[int, ...]
+    rows: Callable[..., Array | None]  #: returns the rows of an index at an address, or None
+
+    @property
+    def dtype(self) -> Any:
+        return self.eqn.outvars[0].aval.dtype
+
+
 class Value:
     """A value: an array, and how it was made, if a rule can use that.
 
     Attributes:
-        array: the array.
+        array: the array. That of a view is made when it is asked for.
         before: the previous version, if there is one; `update` is what was done to its rows since.
         only: if this is an array of zeros with updates, all of the updates; else None.
         part: how it was selected from a buffer and zeros; else None.
@@ -95,13 +109,14 @@ class Value:
         stopped: the value that this one equals, but for its derivative, which is stopped here; else None.
         repeated: the value whose elements this one repeats along further axes; else None.
         shared: the value that this one repeats for all examples along new first axes; else None.
+        view: the equation that it is a view of, if it is one whose rows are those of its operands; else None.
         is_used: whether anything but the next update uses it.
         is_given: whether it, or the version that it was made from, existed before the evaluated jaxpr.
     """
 
     __slots__ = (
+        "_array",
         "_mask",
-        "array",
         "before",
         "guard",
         "is_given",
@@ -113,6 +128,7 @@ class Value:
         "shared",
         "stopped",
         "update",
+        "view",
     )
 
     def __init__(
@@ -130,7 +146,8 @@ class Value:
         is_given: bool = False,
     ) -> None:
         self.literal = array if isinstance(array, complex | float | int) else None  #: the Python number that it is
-        self.array = array if self.literal is None else np.asarray(array, jnp.result_type(array))
+        self._array = array if self.literal is None else np.asarray(array, jnp.result_type(array))
+        self.view: View | None = None
         self.before, self.update, self.only = before, update, only
         self.part, self.guard, self.stopped, self.repeated, self.shared = part, guard, stopped, repeated, shared
         self.is_used = False
@@ -140,6 +157,22 @@ class Value:
     @classmethod
     def given(cls, array: Array) -> "Value":
         return cls(array, is_given=True)
+
+    @classmethod
+    def of_view(cls, view: View) -> "Value":
+        value = cls(None)
+        value.view = view
+        return value
+
+    @property
+    def array(self) -> Array:
+        if self._array is None and self.view is not None:
+            (self._array,) = jaxprs.bind(self.view.eqn, as_written(self.view.operands))
+        return self._array
+
+    @array.setter
+    def array(self, array: Array) -> None:
+        self._array = array
 
     @classmethod
     def of_literal(cls, v: Any) -> "Value":
@@ -157,12 +190,16 @@ class Value:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return np.shape(self.array)
+        return np.shape(self.array) if self.view is None else self.view.shape
+
+    @property
+    def dtype(self) -> Any:
+        return jax.typeof(self.array).dtype if self.view is None else self.view.dtype
 
     @property
     def may_select(self) -> bool:
         """Whether its dtype can choose between cases."""
-        return self.array.dtype in (np.bool_, np.int32)
+        return self.dtype in (np.bool_, np.int32)
 
     @property
     def source(self) -> "Value":

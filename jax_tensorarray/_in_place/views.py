@@ -1,0 +1,211 @@
+"""Read rows of what is computed from a whole buffer: `q.T[i]`, `(q * 2)[i]`, `q.astype(bfloat16)[i]`.
+
+The gradient of plain JAX makes a cotangent of the size of the view in every step, and takes all of it back through the
+view. Here the rows of the buffer are read, and the view is applied to these. What does not depend on the loop is
+computed before the loop, once, so that the cotangents of its rows are added in place.
+
+A conversion to a smaller float is never computed before the loop: the cotangents would be added in the smaller type.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend import core as jex
+
+from jax_tensorarray import _compat
+from jax_tensorarray._in_place import rows
+from jax_tensorarray._in_place.calls import INLINED
+from jax_tensorarray._in_place.rows import Address
+from jax_tensorarray._in_place.values import Value, View, arrays, as_written
+from jax_tensorarray._loops import jaxprs
+
+Array = Any
+
+#: Elementwise operations that cost no more than reading the row again.
+_CHEAP = frozenset(("abs", "add", "convert_element_type", "max", "min", "mul", "neg", "select_n", "sub"))
+_ELEMENTWISE = _CHEAP | frozenset(
+    "and cos div eq erf exp exp2 expm1 ge gt integer_pow le log log1p logistic lt ne not or pow rsqrt sign sin sqrt square tan tanh".split()
+)
+_LAYOUT = frozenset(("broadcast_in_dim", "reshape", "transpose"))
+_READS = frozenset(("dynamic_slice", "gather"))
+
+
+def viewed(jaxpr: Any) -> set[Any]:
+    """Return the variables of a jaxpr of which rows are read, or of views of which rows are read."""
+    found: set[Any] = set()
+    for eqn in reversed(_compat.opened(jaxpr).eqns):
+        name = eqn.primitive.name
+        if name in _READS:
+            among = eqn.invars[:1] if rows.is_of_rows(eqn) else ()
+        elif name in INLINED:
+            inner = next(jaxprs.jaxprs_in(eqn.params))
+            of_inner = viewed(inner)
+            among = [v for v, own in zip(eqn.invars, inner.invars, strict=True) if own in of_inner]
+        elif name in _ELEMENTWISE | _LAYOUT and eqn.outvars[0] in found:
+            among = eqn.invars
+        else:
+            continue
+        found.update(v for v in among if not isinstance(v, jex.Literal) and v.aval.shape)
+    return found
+
+
+def view(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
+    """Return the result as a view of its operands, which is an array only if somebody needs all of it."""
+    name, of = eqn.primitive.name, eqn.outvars[0].aval
+    if not rows.has_rows(of) or not (name == "broadcast_in_dim" or any(x.shape for x in operands)):
+        return None
+    if name in _ELEMENTWISE and all(_fits(x.shape, of.shape) for x in operands):
+        return [_view(eqn, operands)]
+    return [_view(eqn, operands)] if name in _LAYOUT and len(operands) == 1 else None
+
+
+def _view(eqn: Any, operands: Sequence[Value], shape: tuple[int, ...] | None = None) -> Value:
+    def read(index: Array, address: Address) -> Array | None:
+        if eqn.primitive.name == "transpose":
+            return _of_transposed(operands[0], eqn.params["permutation"], index, address)
+        if eqn.primitive.name == "reshape":
+            return _of_reshaped(operands[0], index, address)
+        if eqn.primitive.name == "broadcast_in_dim":
+            return _of_repeated(operands[0], eqn.params["broadcast_dimensions"], index, address)
+        found = [_part(x, index, address) for x in operands]
+        return None if any(x is None for x in found) else jaxprs.bind(eqn, found)[0]
+
+    return Value.of_view(View(eqn, tuple(operands), shape or eqn.outvars[0].aval.shape, read))
+
+
+def _fits(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
+    """Return whether an operand of an elementwise operation is a scalar, or an array that may be repeated."""
+    return not shape or all(n in (1, size) for n, size in zip(shape, whole, strict=True))
+
+
+def _part(x: Value, index: Array, address: Address) -> Array | None:
+    """Return the part of an operand that belongs to the rows."""
+    if not x.shape:
+        return as_written([x])[0]
+    if x.shape == address.shape:
+        return rows.read(x, index, address)
+    return _of_repeated(x, range(len(x.shape)), index, address)
+
+
+def _of_transposed(source: Value, permutation: Sequence[int], index: Array, address: Address) -> Array | None:
+    if address.batch or len(address.sizes) != 1 or not _has_rows(source):
+        return None
+    at = permutation[address.axis]
+    own = address._replace(shape=source.shape, axis=at)
+    found = rows.read(source, own.over_axes(index[(0,) * address.axis]), own)
+    positions = index.ndim - address.axis + (address.length is not None)
+    # The axes of the rows that were read, in the order of the view.
+    place = [d if d < at else d + positions - 1 for d in range(len(source.shape))]
+    axes = [range(at, at + positions) if d == at else [place[d]] for d in permutation]
+    return jnp.transpose(found, [a for group in axes for a in group])
+
+
+def _of_reshaped(source: Value, index: Array, address: Address) -> Array | None:
+    if address.batch or address.axis or len(address.sizes) != 1 or not _has_rows(source):
+        return None
+    size, shape = math.prod(address.shape[1:]), source.shape
+    many = address.length_of_one
+    for axes in range(1, len(shape) + 1):
+        each = math.prod(shape[axes:])
+        if each and size % each == 0 and (axes == 1 or (size == each and address.length is None)):
+            break
+    else:
+        return None
+    length = None if size == each and address.length is None else size // each * many
+    own = Address(shape, 0, 0, shape[:axes], length, address.drops)
+    found = rows.read(source, index * (size // each), own)
+    return found.reshape(address.rows_shape(index.shape))
+
+
+def _of_repeated(source: Value, dims: Sequence[int], index: Array, address: Address) -> Array | None:
+    if address.batch or len(address.sizes) != 1:
+        return None
+    at, (size,), (array,) = address.axis, address.sizes, arrays([source])
+    row = index[(0,) * at]
+    positions = row.ndim + (address.length is not None)
+    own = [k for k, d in enumerate(dims) if d == at]
+    if own and array.shape[own[0]] == 1 < size:
+        array, dims, own = array.squeeze(own[0]), [d for d in dims if d != at], []
+    if own:
+        of_own = address._replace(shape=array.shape, axis=own[0])
+        array = rows.read(source, of_own.over_axes(row), of_own)
+    behind = [[*range(at, at + positions)] if d == at else [d if d < at else d + positions - 1] for d in dims]
+    return lax.broadcast_in_dim(array, address.rows_shape(row.shape), [d for group in behind for d in group])
+
+
+def _has_rows(x: Value) -> bool:
+    return rows.has_rows(jax.ShapeDtypeStruct(x.shape, x.dtype))
+
+
+def invariant(jaxpr: Any, known: Mapping[Any, Value]) -> dict[Any, Value]:
+    """Return the values of a body that depend on `known` only, and that rows are read of.
+
+    They are computed here, before the loop. None of them can fail or be seen, and each is computed in every step else.
+    """
+    inner = _compat.opened(jaxpr)
+    needed, wanted = _read_in(inner), []
+    for eqn in reversed(inner.eqns):
+        if any(v in needed for v in eqn.outvars):
+            wanted.append(eqn)
+            needed.update(v for v in eqn.invars if not isinstance(v, jex.Literal))
+    values, made = dict(known), {}
+    for eqn in reversed(wanted):
+        operands = [Value.of_literal(v) if isinstance(v, jex.Literal) else values.get(v) for v in eqn.invars]
+        if eqn.effects or any(x is None for x in operands) or _has_while(eqn):
+            continue
+        outs = _before(eqn, operands)
+        if outs is not None:
+            values.update(zip(eqn.outvars, outs, strict=True))
+            if eqn.primitive.name != "broadcast_in_dim":  # larger than what it is made of
+                made.update(zip(eqn.outvars, outs, strict=True))
+    return made
+
+
+def _has_while(eqn: Any) -> bool:
+    """Return whether an equation may run for ever, which one in a loop of no steps does not."""
+    is_while = lambda eqn: eqn.primitive.name == "while"  # noqa: E731
+    return is_while(eqn) or any(jaxprs.any_equation(inner, is_while) for inner in jaxprs.jaxprs_in(eqn.params))
+
+
+def _read_in(inner: Any) -> set[Any]:
+    """Return the variables of which rows may be read, here or in what the equations run."""
+    found = viewed(inner)
+    for eqn in inner.eqns:
+        if jaxprs.jaxprs_in(eqn.params):
+            found.update(v for v in eqn.invars if not isinstance(v, jex.Literal) and v.aval.shape and rows.has_rows(v.aval))
+    return found
+
+
+def _before(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
+    name, of = eqn.primitive.name, eqn.outvars[0].aval
+    if name == "broadcast_in_dim":
+        return [_view(eqn, operands)]
+    if name in _CHEAP and of.shape and any(x.shape for x in operands):
+        if (found := view(eqn, operands)) is not None:
+            return found
+    if name in ("reshape", "transpose") and len(operands) == 1 and (inner := operands[0].view) is not None:
+        if inner.eqn.primitive.name in _CHEAP:  # the other way round, so that rows are read of the array
+            moved = [_before(eqn, [x]) if x.shape else [x] for x in inner.operands]
+            return None if None in moved else [_view(inner.eqn, [x for (x,) in moved], of.shape)]
+    if any(_is_repeated(x) or _is_smaller_float(x) for x in operands):
+        return None
+    return [Value(x) for x in jaxprs.bind(eqn, as_written(operands))]
+
+
+def _is_repeated(x: Value) -> bool:
+    """Return whether a value is larger than what it is made of."""
+    return x.view is not None and x.view.eqn.primitive.name == "broadcast_in_dim"
+
+
+def _is_smaller_float(x: Value) -> bool:
+    """Return whether a value is a view of larger floats."""
+    if x.view is None:
+        return False
+    size = x.dtype.itemsize
+    if jnp.issubdtype(x.dtype, jnp.floating) and any(y.dtype.itemsize > size for y in x.view.operands if y.shape):
+        return True
+    return any(map(_is_smaller_float, x.view.operands))
