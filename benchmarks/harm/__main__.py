@@ -1,0 +1,100 @@
+"""`python -m benchmarks.harm`: run time and compile time under `in_place`, as parts of plain JAX's."""
+
+import argparse
+import concurrent.futures
+import functools
+import json
+import multiprocessing
+import os
+import platform
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import jax
+import jaxlib.version
+
+from benchmarks.harm import report
+from benchmarks.harm.measure import FULL, QUICK, Effort, Row, rows_of
+from benchmarks.harm.program import VARIANTS
+from benchmarks.harm.programs import PROGRAMS
+from benchmarks.measure import machine
+
+ROOT = Path(__file__).parent.parent.parent
+RESULTS = ROOT / "benchmarks/results/harm-cpu.json"
+PAGE = ROOT / "docs/harm.md"
+
+
+def main() -> int:
+    """Measure, print the table, and write the page if asked to. 1 if a target is missed."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.harm", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="forward and one gradient, with fewer repeats")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="programs with this in their family or name")
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, metavar="VARIANT", help=", ".join(VARIANTS))
+    parser.add_argument("--jobs", type=int, default=1, help="processes that measure at a time")
+    parser.add_argument("--save", action="store_true", help="write figures and page into the documentation")
+    options = parser.parse_args()
+    chosen = [
+        k
+        for k, program in enumerate(PROGRAMS)
+        if not options.only or any(text in f"{program.family} {program.name}" for text in options.only)
+    ]
+    variants = options.variants or (["forward", "grad(in_place)"] if options.quick else list(VARIANTS))
+    rows, left_out = [], []
+    for found in _measured(chosen, variants, QUICK if options.quick else FULL, options.jobs):
+        if isinstance(found, str):
+            left_out.append(found)
+        elif found:
+            print(report.line(found), file=sys.stderr, flush=True)
+            rows += found
+    print(report.table(report.worst(rows)))
+    print(report.totals(rows))
+    print(f"Left out, since a library is not installed: {len(left_out)} ({', '.join(left_out)})" if left_out else "")
+    if options.save:
+        stored = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+        stored[jax.__version__] = _made(rows, left_out, stored.get(jax.__version__) if options.only else None)
+        RESULTS.write_text(json.dumps(stored, indent=1) + "\n")
+        PAGE.write_text(report.written(PAGE.read_text(), stored))
+    return int(not report.is_reached(rows))
+
+
+def _measured(chosen: Sequence[int], variants: Sequence[str], effort: Effort, jobs: int) -> Iterator[list[Row] | str]:
+    of = functools.partial(_rows, variants=variants, effort=effort)
+    if jobs == 1:
+        yield from map(of, chosen)
+    else:
+        with concurrent.futures.ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+            yield from pool.map(of, chosen)
+
+
+def _rows(number: int, variants: Sequence[str], effort: Effort) -> list[Row] | str:
+    """What is measured of a program, or its name if it is left out."""
+    try:
+        return list(rows_of(PROGRAMS[number], variants, effort))
+    except ImportError:
+        return PROGRAMS[number].name
+
+
+def _made(rows: Sequence[Row], left_out: Sequence[str], before: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What is stored of a run. A run of some programs replaces their rows."""
+    if before:
+        anew = {(row.family, row.name, row.variant): row for row in rows}
+        kept = [Row(**row) for row in before["rows"]]
+        rows = [anew.pop((row.family, row.name, row.variant), row) for row in kept] + list(anew.values())
+        left_out = before["left_out"]
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "jax": jax.__version__,
+        "jaxlib": jaxlib.version.__version__,
+        "python": platform.python_version(),
+        "cpu": machine()["cpu"],
+        "cores": os.cpu_count(),
+        "left_out": list(left_out),
+        "rows": [{k: round(v, 5) if isinstance(v, float) else v for k, v in row._asdict().items()} for row in rows],
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""Tables of what was measured, and the page of the documentation."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmarks.harm.measure import COMPILE, COMPILE_MEDIAN, RUN, Row
+from benchmarks.harm.program import VARIANTS
+from benchmarks.wild.report import END
+
+BEGIN = "<!-- python -m benchmarks.harm: begin -->"
+
+
+def line(rows: Sequence[Row]) -> str:
+    """A program while the run goes on."""
+    found = [f"{row.variant} {row.error or f'{row.ratio:.2f}'}{'' if row.is_right else ' WRONG'}" for row in rows]
+    compiled = max(row.compile_ratio for row in rows)
+    return f"{rows[0].family} {rows[0].name}: {', '.join(found)}; compile {compiled:.2f}"
+
+
+def worst(rows: Sequence[Row]) -> list[Row]:
+    """Those that are slower by most first, and before them what is wrong."""
+    return sorted(rows, key=lambda row: (row.is_right, -row.ratio))
+
+
+def table(rows: Sequence[Row]) -> str:
+    """A line for each variant."""
+    head = "| program | variant | plain, ms | `in_place`, ms | ratio | compile time | loops |\n|---|---|--:|--:|--:|--:|---|"
+    return "\n".join([head, *map(_line, rows)])
+
+
+def _line(row: Row) -> str:
+    if row.error:
+        cells = [row.error, "", "", "", ""]
+    else:
+        ratio = f"{row.ratio:.2f}" if row.is_right else f"**different results** ({row.difference:.1g})"
+        same = "as they are" if row.same else ""
+        cells = [f"{row.plain_ms:.3g}", f"{row.in_place_ms:.3g}", ratio, f"{row.compile_ratio:.2f}", same]
+    return f"| {' | '.join([f'{row.family}: {row.name}', row.variant, *cells])} |"
+
+
+def totals(rows: Sequence[Row]) -> str:
+    """How many reach the targets, and by how much the others miss them."""
+    right = [row for row in rows if row.is_right]
+    slower = [row for row in right if row.ratio > RUN]
+    compiled = [row.compile_ratio for row in right] or [1.0]
+    lines = [
+        f"{len({(row.family, row.name) for row in rows})} programs in {len(rows)} variants: "
+        f"{len(rows) - len(right)} with other results or errors.",
+        f"Run time: {len(slower)} above {RUN} of plain JAX's, the worst {max((r.ratio for r in right), default=1):.2f}; "
+        f"{sum(row.ratio < 0.5 for row in right)} at most half; "
+        f"{sum(row.same for row in right)} with their loops as they are.",
+        f"Compile time: {statistics.median(compiled):.2f} in the median (target: {COMPILE_MEDIAN}), "
+        f"{max(compiled):.2f} at worst, {sum(ratio > COMPILE for ratio in compiled)} above {COMPILE}.",
+    ]
+    return "\n".join(lines)
+
+
+def is_reached(rows: Sequence[Row]) -> bool:
+    """Whether all targets are."""
+    median = statistics.median(row.compile_ratio for row in rows)
+    return all(row.is_harmless for row in rows) and median <= COMPILE_MEDIAN
+
+
+def programs(rows: Sequence[Row]) -> str:
+    """A line for each program, a column for each variant."""
+    lines = [f"| program | {' | '.join(VARIANTS)} | compile |", f"|---|{'--:|' * (len(VARIANTS) + 1)}"]
+    by_program: dict[tuple[str, str], dict[str, Row]] = {}
+    for row in rows:
+        by_program.setdefault((row.family, row.name), {})[row.variant] = row
+    for (family, name), found in by_program.items():
+        cells = [_cell(found.get(variant)) for variant in VARIANTS]
+        lines.append(f"| {family}: {name} | {' | '.join(cells)} | {max(r.compile_ratio for r in found.values()):.2f} |")
+    return "\n".join(lines)
+
+
+def _cell(row: Row | None) -> str:
+    if row is None:
+        return ""
+    text = f"{row.ratio:.2f}" if row.is_right else "wrong"
+    return f"**{text}**" if not row.is_harmless else text
+
+
+def page(stored: Mapping[str, Mapping[str, Any]]) -> str:
+    """Of every version of JAX: totals, the fifteen worst, and all programs."""
+    parts = []
+    for made in stored.values():
+        rows = [Row(**row) for row in made["rows"]]
+        left = f" Left out, since a library is not installed: {len(made['left_out'])}." if made["left_out"] else ""
+        parts += [
+            f"## jax {made['jax']}",
+            f"{made['date']}: jaxlib {made['jaxlib']}, Python {made['python']}; {made['cores']} cores of {made['cpu']}.{left}",
+            "- " + totals(rows).replace("\n", "\n- "),
+            "The fifteen that are slowest beside plain JAX:",
+            table(worst(rows)[:15]),
+            "All programs: run time as a part of plain JAX's, and the worst compile time:",
+            programs(rows),
+        ]
+    return "\n\n".join(parts)
+
+
+def written(text: str, stored: Mapping[str, Mapping[str, Any]]) -> str:
+    """A page with what is between its marks replaced."""
+    before, _, rest = text.partition(BEGIN)
+    return f"{before}{BEGIN}\n\n{page(stored)}\n\n{END}{rest.partition(END)[2]}"
