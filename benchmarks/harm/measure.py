@@ -35,9 +35,9 @@ class Row(NamedTuple):
     """A variant of a program, plain and under `in_place`.
 
     `plain_ms` and `in_place_ms` are CPU times of a run. `ratio` is that of these or of the medians, whichever is less,
-    since a busy machine only adds; `wall` is that of the least wall times. `compile_s` is what plain JAX takes to trace,
-    lower and compile, in CPU seconds. `same` says whether the bodies of all loops are, equation for equation, `error`
-    why there is nothing.
+    since a busy machine only adds; `wall` is that of the least wall times. `compile_s` is what plain JAX takes to
+    trace, lower and compile, in CPU seconds. `same` says whether the bodies of all loops are, equation for equation,
+    `error` why there is nothing.
     """
 
     family: str

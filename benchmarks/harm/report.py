@@ -25,8 +25,8 @@ def worst(rows: Sequence[Row]) -> list[Row]:
 
 def table(rows: Sequence[Row]) -> str:
     """A line for each variant."""
-    head = "| program | variant | plain, ms | `in_place`, ms | ratio | compile time | loops |\n|---|---|--:|--:|--:|--:|---|"
-    return "\n".join([head, *map(_line, rows)])
+    head = "| program | variant | plain, ms | `in_place`, ms | ratio | compile time | loops |"
+    return "\n".join([head, "|---|---|--:|--:|--:|--:|---|", *map(_line, rows)])
 
 
 def _line(row: Row) -> str:
@@ -47,8 +47,8 @@ def totals(rows: Sequence[Row]) -> str:
     lines = [
         f"{len({(row.family, row.name) for row in rows})} programs in {len(rows)} variants: "
         f"{len(rows) - len(right)} with other results or errors.",
-        f"Run time: {len(slower)} above {RUN} of plain JAX's, the worst {max((r.ratio for r in right), default=1):.2f}; "
-        f"{sum(row.ratio < 0.5 for row in right)} at most half; "
+        f"Run time: {len(slower)} above {RUN} of plain JAX's, the worst {max((row.ratio for row in right), default=1):.2f}"
+        f"; {sum(row.ratio < 0.5 for row in right)} at most half; "
         f"{sum(row.same for row in right)} with their loops as they are.",
         f"Compile time: {statistics.median(compiled):.2f} in the median (target: {COMPILE_MEDIAN}), "
         f"{max(compiled):.2f} at worst, {sum(ratio > COMPILE for ratio in compiled)} above {COMPILE}.",
@@ -89,7 +89,8 @@ def page(stored: Mapping[str, Mapping[str, Any]]) -> str:
         left = f" Left out, since a library is not installed: {len(made['left_out'])}." if made["left_out"] else ""
         parts += [
             f"## jax {made['jax']}",
-            f"{made['date']}: jaxlib {made['jaxlib']}, Python {made['python']}; {made['cores']} cores of {made['cpu']}.{left}",
+            f"{made['date']}: jaxlib {made['jaxlib']}, Python {made['python']}; {made['cores']} cores of {made['cpu']}."
+            + left,
             "- " + totals(rows).replace("\n", "\n- "),
             "The fifteen that are slowest beside plain JAX:",
             table(worst(rows)[:15]),

@@ -97,11 +97,8 @@ def beam_histories(w, out, beam=8, steps=100):
         state = jnp.tanh(state[parents] @ w + letter[:, None] / 40)
         return (state, scores - scores[0], history[parents].at[:, t].set(letter)), scores
 
-    start = (
-        jnp.ones((beam, 32)) * jnp.arange(1, beam + 1)[:, None],
-        jnp.zeros(beam),
-        jnp.zeros((beam, steps), jnp.int32),
-    )
+    states = jnp.ones((beam, 32)) * jnp.arange(1, beam + 1)[:, None]
+    start = (states, jnp.zeros(beam), jnp.zeros((beam, steps), jnp.int32))
     (_, _, history), scores = lax.scan(step, start, jnp.arange(steps))
     return history, scores
 

@@ -34,13 +34,12 @@ def cholesky_elements(a):
     """The factor, element by element."""
     n = len(a)
 
-    def row(i, l):
-        def element(j, l):
-            s = a[i, j] - l[i] @ l[j]
-            return l.at[i, j].set(
-                jnp.where(i == j, jnp.sqrt(jnp.maximum(s, 1e-6)), s / jnp.where(i == j, 1.0, l[j, j]))
-            )
+    def row(i, low):
+        def element(j, low):
+            s = a[i, j] - low[i] @ low[j]
+            below = s / jnp.where(i == j, 1.0, low[j, j])
+            return low.at[i, j].set(jnp.where(i == j, jnp.sqrt(jnp.maximum(s, 1e-6)), below))
 
-        return lax.fori_loop(0, i + 1, element, l)
+        return lax.fori_loop(0, i + 1, element, low)
 
     return lax.fori_loop(0, n, row, jnp.zeros_like(a))

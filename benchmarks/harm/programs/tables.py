@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jax import lax
 
-from benchmarks.harm.program import floats, normal, program, whole
+from benchmarks.harm.program import normal, program, whole
 
 
 def _put_window(table, i, new):
@@ -80,7 +80,7 @@ def levenshtein(a, b):
     return lax.fori_loop(1, n + 1, row, table)[n, m]
 
 
-@program(normal(200, scale=0.1))
+@program(normal(300, scale=0.1))
 def soft_cells(p, m=48):
     """A table of floats, cell by cell."""
     n = p.size
