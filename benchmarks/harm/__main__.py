@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import platform
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -55,7 +56,7 @@ def main() -> int:
     if options.save:
         stored = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
         stored[jax.__version__] = _made(rows, left_out, stored.get(jax.__version__) if options.only else None)
-        RESULTS.write_text(json.dumps(stored, indent=1) + "\n")
+        RESULTS.write_text(_text(stored))
         PAGE.write_text(report.written(PAGE.read_text(), stored))
     return int(not report.is_reached(rows))
 
@@ -81,7 +82,7 @@ def _made(rows: Sequence[Row], left_out: Sequence[str], before: Mapping[str, Any
     """What is stored of a run. A run of some programs replaces their rows."""
     if before:
         anew = {(row.family, row.name, row.variant): row for row in rows}
-        kept = [Row(**row) for row in before["rows"]]
+        kept = report.rows_of(before)
         rows = [anew.pop((row.family, row.name, row.variant), row) for row in kept] + list(anew.values())
         left_out = before["left_out"]
     return {
@@ -92,8 +93,14 @@ def _made(rows: Sequence[Row], left_out: Sequence[str], before: Mapping[str, Any
         "cpu": machine()["cpu"],
         "cores": os.cpu_count(),
         "left_out": list(left_out),
-        "rows": [{k: round(v, 5) if isinstance(v, float) else v for k, v in row._asdict().items()} for row in rows],
+        "columns": Row._fields,
+        "rows": [[float(f"{v:.4g}") if isinstance(v, float) else v for v in row] for row in rows],
     }
+
+
+def _text(stored: Mapping[str, Any]) -> str:
+    """JSON with a line for each row."""
+    return re.sub(r"\n {4,}|\n {3}(?=\])", " ", json.dumps(stored, indent=1)) + "\n"
 
 
 if __name__ == "__main__":
