@@ -11,21 +11,19 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import jax
 import jaxlib.version
+
+# A run in another thread has a part of its CPU time counted with the next.
+jax.config.update("jax_cpu_enable_async_dispatch", False)
 
 from benchmarks.harm import report
 from benchmarks.harm.measure import FULL, QUICK, Effort, Row, rows_of
 from benchmarks.harm.program import VARIANTS
 from benchmarks.harm.programs import PROGRAMS
 from benchmarks.measure import machine
-
-ROOT = Path(__file__).parent.parent.parent
-RESULTS = ROOT / "benchmarks/results/harm-cpu.json"
-PAGE = ROOT / "docs/harm.md"
 
 
 def main() -> int:
@@ -54,10 +52,10 @@ def main() -> int:
     print(report.totals(rows))
     print(f"Left out, since a library is not installed: {len(left_out)} ({', '.join(left_out)})" if left_out else "")
     if options.save:
-        stored = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-        stored[jax.__version__] = _made(rows, left_out, stored.get(jax.__version__) if options.only else None)
-        RESULTS.write_text(_text(stored))
-        PAGE.write_text(report.written(PAGE.read_text(), stored))
+        stored = json.loads(report.RESULTS.read_text()) if report.RESULTS.exists() else {}
+        stored[jax.__version__] = _made(rows, variants, left_out, stored.get(jax.__version__) if options.only else None)
+        report.RESULTS.write_text(_text(stored))
+        report.PAGE.write_text(report.written(report.PAGE.read_text(), stored))
     return int(not report.is_reached(rows))
 
 
@@ -78,13 +76,15 @@ def _rows(number: int, variants: Sequence[str], effort: Effort) -> list[Row] | s
         return PROGRAMS[number].name
 
 
-def _made(rows: Sequence[Row], left_out: Sequence[str], before: Mapping[str, Any] | None) -> dict[str, Any]:
+def _made(
+    rows: Sequence[Row], variants: Sequence[str], left_out: Sequence[str], before: Mapping[str, Any] | None
+) -> dict[str, Any]:
     """What is stored of a run. A run of some programs replaces their rows."""
     if before:
         anew = {(row.family, row.name, row.variant): row for row in rows}
         kept = report.rows_of(before)
         rows = [anew.pop((row.family, row.name, row.variant), row) for row in kept] + list(anew.values())
-        left_out = before["left_out"]
+        variants, left_out = before["variants"], before["left_out"]
     return {
         "date": datetime.now(UTC).date().isoformat(),
         "jax": jax.__version__,
@@ -92,6 +92,7 @@ def _made(rows: Sequence[Row], left_out: Sequence[str], before: Mapping[str, Any
         "python": platform.python_version(),
         "cpu": machine()["cpu"],
         "cores": os.cpu_count(),
+        "variants": list(variants),
         "left_out": list(left_out),
         "columns": Row._fields,
         "rows": [[float(f"{v:.4g}") if isinstance(v, float) else v for v in row] for row in rows],

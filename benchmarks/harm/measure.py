@@ -24,11 +24,11 @@ class Effort(NamedTuple):
     """Seconds for which a function runs, least samples of it, and how often it is compiled."""
 
     seconds: float = 0.3
-    samples: int = 5
+    samples: int = 4
     compilations: int = 2
 
 
-FULL, QUICK = Effort(), Effort(0.15, 4, 1)
+FULL, QUICK = Effort(), Effort(0.15, 3, 1)
 
 
 class Row(NamedTuple):
@@ -140,14 +140,17 @@ class _Built:
 
     def sample(self) -> None:
         """Run it for some milliseconds at least: clocks of the CPU are no finer everywhere."""
-        cpu, wall, runs = time.process_time(), time.perf_counter(), 0
-        while runs < self.runs or (not self.runs and time.perf_counter() - wall < LEAST_SECONDS):
+        if not self.runs:
+            self.runs = math.ceil(LEAST_SECONDS / min(self._timed(1)[1] for _ in range(3)))
+        cpu, wall = self._timed(self.runs)
+        self.cpu.append(cpu)
+        self.wall.append(wall)
+
+    def _timed(self, runs: int) -> tuple[float, float]:
+        cpu, wall = time.process_time(), time.perf_counter()
+        for _ in range(runs):
             jax.block_until_ready(self.run(*self.args))
-            runs += 1
-        if self.runs:  # not the first, which is to warm up
-            self.cpu.append((time.process_time() - cpu) / runs)
-            self.wall.append((time.perf_counter() - wall) / runs)
-        self.runs = runs
+        return (time.process_time() - cpu) / runs, (time.perf_counter() - wall) / runs
 
 
 def _take(built: Sequence[_Built], seconds: float, least: int) -> None:

@@ -10,7 +10,7 @@ VIEWS = {
     "cast": lambda q: q.astype(jnp.bfloat16),
     "scaled": lambda q: q * 2,
     "reshaped": lambda q: q.reshape(-1, 32),
-    "shifted": lambda q: jnp.tanh(q) + 1,
+    "activated": lambda q: jnp.tanh(q) + 1,
 }
 
 
