@@ -33,7 +33,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", metavar="NAME", help="programs with this in their family or name")
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, metavar="VARIANT", help=", ".join(VARIANTS))
     parser.add_argument("--jobs", type=int, default=1, help="processes that measure at a time")
-    parser.add_argument("--save", action="store_true", help="write figures and page into the documentation")
+    parser.add_argument("--save", action="store_true", help="write what was measured into the documentation")
     options = parser.parse_args()
     chosen = [
         k
@@ -53,7 +53,7 @@ def main() -> int:
     print(f"Left out, since a library is not installed: {len(left_out)} ({', '.join(left_out)})" if left_out else "")
     if options.save:
         stored = json.loads(report.RESULTS.read_text()) if report.RESULTS.exists() else {}
-        stored[jax.__version__] = _made(rows, variants, left_out, stored.get(jax.__version__) if options.only else None)
+        stored[jax.__version__] = _made(rows, stored.get(jax.__version__))
         report.RESULTS.write_text(_text(stored))
         report.PAGE.write_text(report.written(report.PAGE.read_text(), stored))
     return int(not report.is_reached(rows))
@@ -76,15 +76,10 @@ def _rows(number: int, variants: Sequence[str], effort: Effort) -> list[Row] | s
         return PROGRAMS[number].name
 
 
-def _made(
-    rows: Sequence[Row], variants: Sequence[str], left_out: Sequence[str], before: Mapping[str, Any] | None
-) -> dict[str, Any]:
-    """What is stored of a run. A run of some programs replaces their rows."""
-    if before:
-        anew = {(row.family, row.name, row.variant): row for row in rows}
-        kept = report.rows_of(before)
-        rows = [anew.pop((row.family, row.name, row.variant), row) for row in kept] + list(anew.values())
-        variants, left_out = before["variants"], before["left_out"]
+def _made(rows: Sequence[Row], before: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What is stored of a run: in place of the rows that it measured again, beside the others."""
+    found = {(row.family, row.name, row.variant): row for row in [*(report.rows_of(before) if before else ()), *rows]}
+    every = [found.get((p.family, p.name, variant)) for p in PROGRAMS for variant in p.variants()]
     return {
         "date": datetime.now(UTC).date().isoformat(),
         "jax": jax.__version__,
@@ -92,10 +87,8 @@ def _made(
         "python": platform.python_version(),
         "cpu": machine()["cpu"],
         "cores": os.cpu_count(),
-        "variants": list(variants),
-        "left_out": list(left_out),
         "columns": Row._fields,
-        "rows": [[float(f"{v:.4g}") if isinstance(v, float) else v for v in row] for row in rows],
+        "rows": [[float(f"{v:.4g}") if isinstance(v, float) else v for v in row] for row in every if row],
     }
 
 

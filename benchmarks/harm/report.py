@@ -7,6 +7,7 @@ from typing import Any
 
 from benchmarks.harm.measure import COMPILE, COMPILE_MEDIAN, RUN, Row
 from benchmarks.harm.program import VARIANTS
+from benchmarks.harm.programs import PROGRAMS
 from benchmarks.wild.report import END
 
 ROOT = Path(__file__).parent.parent.parent
@@ -96,11 +97,13 @@ def page(stored: Mapping[str, Mapping[str, Any]]) -> str:
     parts = []
     for made in stored.values():
         rows = rows_of(made)
-        left = f" Left out, since a library is not installed: {len(made['left_out'])}." if made["left_out"] else ""
+        there = {(row.family, row.name) for row in rows}
+        left = sum((program.family, program.name) not in there for program in PROGRAMS)
+        machine = f"{made['cores']} cores of {made['cpu']}"
         parts += [
             f"## jax {made['jax']}",
-            f"{made['date']}: jaxlib {made['jaxlib']}, Python {made['python']}; {made['cores']} cores of {made['cpu']}."
-            + left,
+            f"{made['date']}, jaxlib {made['jaxlib']}, Python {made['python']}, {machine}. "
+            f"The libraries of {left} programs were not installed.",
             "- " + totals(rows).replace("\n", "\n- "),
             "The fifteen that are slowest beside plain JAX:",
             table(worst(rows)[:15]),

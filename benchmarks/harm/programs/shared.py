@@ -1,4 +1,4 @@
-"""Plain programs that the tests, the other benchmarks and the main job have already, and those of public libraries."""
+"""Programs that are there already: of the tests, the other benchmarks, the main job, the examples, public libraries."""
 
 import functools
 
@@ -8,6 +8,7 @@ from benchmarks.harm.program import floats, normal, program
 from benchmarks.rivals import programs as texts
 from benchmarks.rivals.in_jax import DIALECTS
 from benchmarks.wild.programs import PROGRAMS as WILD
+from examples import attention_decoder, beam_search, ode, rnnt, soft_alignment
 from jax_tensorarray._selfcheck.programs import plain, programs
 from tests.support import plain_loops, reported
 
@@ -59,6 +60,31 @@ def _loop_of(text, xp):
 for name, xp, by in (("while_read_earlier", "lax_while", None), ("masked_scan", "plain", 0)):
     make = lambda r: (floats(r, 64), np.int32(300 - r.integers(100)))  # noqa: E731
     program(make, family="rivals", name=name, by=by)(_loop_of(texts.while_read_earlier, DIALECTS[xp]))
+
+
+def _one_text(r):
+    params, texts = attention_decoder.init_params(r), attention_decoder.make_texts(r, 1, 100, 100, 101)
+    return params, texts.packed[0], texts.letters[0]
+
+
+def _prints(r):
+    return soft_alignment.init_params(r), soft_alignment.print_words(r, soft_alignment.random_words(r, 16, 6), 6)
+
+
+EXAMPLES = (  # all but the first with our loops and arrays
+    (attention_decoder.plain_log_likelihood, "attention_decoder_in_plain_jax", _one_text),
+    (attention_decoder.loss, "attention_decoder", lambda r: (_one_text(r)[0], attention_decoder.make_texts(r, 8))),
+    (
+        lambda *args: beam_search.loss(*args, 4),
+        "beam_search",
+        lambda r: (beam_search.init_params(r), *beam_search.make_words(r, 16)),
+    ),
+    (lambda *args: ode.loss(*args)[0], "ode", lambda r: (np.asarray(ode.make_guesses(1)[0]),)),
+    (rnnt.loss, "rnnt", lambda r: (rnnt.init_params(r), rnnt.make_recordings(r, 16))),
+    (soft_alignment.loss, "soft_alignment", _prints),
+)
+for f, name, make in EXAMPLES:
+    program(make, name=name, family="examples", axes=None)(f)
 
 
 def _wild(of):
