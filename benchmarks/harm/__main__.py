@@ -16,11 +16,11 @@ from typing import Any
 import jax
 import jaxlib.version
 
-# A run in another thread has a part of its CPU time counted with the next.
-jax.config.update("jax_cpu_enable_async_dispatch", False)
+from benchmarks.harm import worker  # first: the others compute something
 
+# isort: split
 from benchmarks.harm import report
-from benchmarks.harm.measure import FULL, QUICK, Effort, Row, rows_of
+from benchmarks.harm.measure import FULL, QUICK, Effort, Row
 from benchmarks.harm.program import VARIANTS
 from benchmarks.harm.programs import PROGRAMS
 from benchmarks.measure import machine
@@ -40,6 +40,8 @@ def main() -> int:
         for k, program in enumerate(PROGRAMS)
         if not options.only or any(text in f"{program.family} {program.name}" for text in options.only)
     ]
+    if not chosen:
+        parser.error(f"no program has {' or '.join(options.only)} in its family or name")
     variants = options.variants or (["forward", "grad(in_place)"] if options.quick else list(VARIANTS))
     rows, left_out = [], []
     for found in _measured(chosen, variants, QUICK if options.quick else FULL, options.jobs):
@@ -60,20 +62,12 @@ def main() -> int:
 
 
 def _measured(chosen: Sequence[int], variants: Sequence[str], effort: Effort, jobs: int) -> Iterator[list[Row] | str]:
-    of = functools.partial(_rows, variants=variants, effort=effort)
+    of = functools.partial(worker.rows, variants=variants, effort=effort)
     if jobs == 1:
         yield from map(of, chosen)
     else:
         with concurrent.futures.ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
             yield from pool.map(of, chosen)
-
-
-def _rows(number: int, variants: Sequence[str], effort: Effort) -> list[Row] | str:
-    """What is measured of a program, or its name if it is left out."""
-    try:
-        return list(rows_of(PROGRAMS[number], variants, effort))
-    except ImportError:
-        return PROGRAMS[number].name
 
 
 def _made(rows: Sequence[Row], before: Mapping[str, Any] | None) -> dict[str, Any]:

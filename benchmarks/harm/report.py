@@ -64,8 +64,8 @@ def totals(rows: Sequence[Row]) -> str:
 
 def is_reached(rows: Sequence[Row]) -> bool:
     """Whether all targets are."""
-    median = statistics.median(row.compile_ratio for row in rows)
-    return all(row.is_harmless for row in rows) and median <= COMPILE_MEDIAN
+    compiled = [row.compile_ratio for row in rows] or [0.0]
+    return all(row.is_harmless for row in rows) and statistics.median(compiled) <= COMPILE_MEDIAN
 
 
 def programs(rows: Sequence[Row]) -> str:
@@ -76,15 +76,19 @@ def programs(rows: Sequence[Row]) -> str:
         by_program.setdefault((row.family, row.name), {})[row.variant] = row
     for (family, name), found in by_program.items():
         cells = [_cell(found.get(variant)) for variant in VARIANTS]
-        lines.append(f"| {family}: {name} | {' | '.join(cells)} | {max(r.compile_ratio for r in found.values()):.2f} |")
+        compiled = _number(max(row.compile_ratio for row in found.values()), COMPILE)
+        lines.append(f"| {family}: {name} | {' | '.join(cells)} | {compiled} |")
     return "\n".join(lines)
 
 
 def _cell(row: Row | None) -> str:
     if row is None:
         return ""
-    text = f"{row.ratio:.2f}" if row.is_right else "wrong"
-    return f"**{text}**" if not row.is_harmless else text
+    return _number(row.ratio, RUN) if row.is_right else "**wrong**"
+
+
+def _number(ratio: float, limit: float) -> str:
+    return f"**{ratio:.2f}**" if ratio > limit else f"{ratio:.2f}"
 
 
 def rows_of(made: Mapping[str, Any]) -> list[Row]:
