@@ -15,7 +15,7 @@ VIEWS = {
 
 
 def _viewed(name, view):
-    @program(normal(400, 64), name=f"{name}_rows")
+    @program(normal(*(64, 400) if name == "transposed" else (400, 64)), name=f"{name}_rows")
     def rows(q):
         def step(h, i):
             return jnp.tanh(h + view(q)[i]), None
