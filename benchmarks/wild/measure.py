@@ -92,7 +92,7 @@ def found(f: Callable[..., Any], args: Sequence[Any], size: int, seconds: float)
         left=len(repaired.copies),
         before=took[0],
         after=took[1],
-        difference=_difference(after(*args), before(*args)),
+        difference=difference(after(*args), before(*args)),
     )
 
 
@@ -110,7 +110,7 @@ def _seconds(functions: Sequence[Callable[..., Any]], args: Sequence[Any], limit
     return list(map(min, took))
 
 
-def _difference(ours: Any, theirs: Any) -> float:
+def difference(ours: Any, theirs: Any) -> float:
     """The largest difference of two results, as a part of the largest number of its array."""
     parts = [0.0]
     for x, y in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
@@ -120,8 +120,8 @@ def _difference(ours: Any, theirs: Any) -> float:
         if not np.array_equal(a, b, equal_nan=True):
             finite = np.isfinite(b)
             same = np.array_equal(a[~finite], b[~finite], equal_nan=True)
-            difference = np.max(np.abs(a[finite] - b[finite]), initial=0) / np.max(np.abs(b[finite]), initial=1e-30)
-            parts.append(float(difference) if same else np.inf)
+            part = np.max(np.abs(a[finite] - b[finite]), initial=0) / np.max(np.abs(b[finite]), initial=1e-30)
+            parts.append(float(part) if same else np.inf)
     return max(parts)
 
 

@@ -1,11 +1,19 @@
-"""Loops of public libraries under `in_place`: the same results. A test is skipped if its library is not installed."""
+"""Loops of public libraries under `in_place`: the same results. A test is skipped if its library is not installed.
+
+And the benchmark that looks for harm: it finds what differs and what is slower, and its page has what was measured.
+"""
 
 import importlib.metadata
+import json
 
 import jax
 import jax.numpy as jnp
 import pytest
 
+from benchmarks.harm import measure
+from benchmarks.harm import report as harm_report
+from benchmarks.harm.program import VARIANTS, Program, normal
+from benchmarks.harm.programs import PROGRAMS as HARM
 from benchmarks.wild import __main__ as command
 from benchmarks.wild import report
 from benchmarks.wild.measure import found
@@ -54,3 +62,43 @@ def test_the_documentation_has_what_was_measured():
     ):
         page = (command.ROOT / name).read_text()
         assert report.written(page, *parts) == page, f"run python -m benchmarks.wild --write: {name}"
+
+
+LITTLE = measure.Effort(seconds=0.01, samples=3, compilations=1)
+
+
+def filled(x):
+    return jax.lax.fori_loop(1, len(x), lambda i, b: b.at[i].set(jnp.sin(b[i // 2])), x)
+
+
+def summed(x):
+    return jax.lax.fori_loop(0, 300, lambda i, s: jnp.tanh(s + x), x)
+
+
+def test_harm_compares_programs_and_their_loops():
+    fill, sums = (Program("tests", f.__name__, f, normal(100, 8)) for f in (filled, summed))
+    (repaired,) = measure.rows_of(fill, ["in_place(grad)"], LITTLE)
+    (as_it_is,) = measure.rows_of(sums, ["vmap"], LITTLE)
+    assert all(row.is_right and row.ratio > 0 and row.compile_ratio > 0 for row in (repaired, as_it_is))
+    assert as_it_is.same and not repaired.same
+
+
+@pytest.mark.parametrize(
+    "f, is_right", [(lambda p: lambda x: p.f(x) + 1, False), (lambda p: lambda x: p.f(p.f(x)) * 0 + p.f(x), True)]
+)
+def test_harm_finds_what_differs_and_what_is_slower(f, is_right, monkeypatch):
+    monkeypatch.setitem(VARIANTS, "forward", ("forward", f))
+    (row,) = measure.rows_of(Program("tests", "summed", summed, normal(100, 8)), ["forward"], LITTLE)
+    assert row.is_right == is_right and not row.is_harmless and not harm_report.is_reached([row])
+
+
+def test_the_page_has_what_harm_has_measured():
+    """Of every version all programs but those of libraries that were not there, each with the same results."""
+    stored = json.loads(harm_report.RESULTS.read_text())
+    for made in stored.values():
+        rows = harm_report.rows_of(made)
+        assert all(row.is_right for row in rows)
+        measured = {(row.family, row.name) for row in rows}
+        assert {(p.family, p.name) for p in HARM} - measured <= {(p.family, p.name) for p in HARM if p.family == "wild"}
+    page = harm_report.PAGE.read_text()
+    assert harm_report.written(page, stored) == page, "run python -m benchmarks.harm --save"

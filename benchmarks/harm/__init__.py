@@ -1,0 +1,1 @@
+"""What `in_place` costs: programs of all kinds as they are and under `in_place`, run time and compile time."""

@@ -1,0 +1,17 @@
+"""Programs, a module for each family."""
+
+from benchmarks.harm.program import PROGRAMS
+from benchmarks.harm.programs import (  # noqa: F401
+    buffers,
+    graphs,
+    learning,
+    linear_algebra,
+    sequences,
+    shared,
+    simulations,
+    sorting,
+    tables,
+    views,
+)
+
+__all__ = ["PROGRAMS"]
