@@ -16,11 +16,15 @@ from jax_tensorarray._compat.transposes import (
     scan_counts,
 )
 from jax_tensorarray._compat.versions import (
+    CHECKPOINTS,
+    asks_policies,
     at_source_of,
     barriers_hold,
     cached,
     can_rewrite_modules,
     checked_as,
+    checked_besides,
+    checkpoint_of,
     closed,
     compilations,
     discharged,
@@ -43,11 +47,15 @@ from jax_tensorarray._compat.versions import (
 )
 
 __all__ = [
+    "CHECKPOINTS",
+    "asks_policies",
     "at_source_of",
     "barriers_hold",
     "cached",
     "can_rewrite_modules",
     "checked_as",
+    "checked_besides",
+    "checkpoint_of",
     "closed",
     "compilations",
     "discharged",
