@@ -328,6 +328,12 @@ def barriers_hold(platform: str) -> bool:
     return platform in ("cuda", "rocm", "tpu") or (platform == "cpu" and jaxlib.version.__version_info__ >= (0, 12))
 
 
+def small_loops_are_quadratic() -> bool:
+    """Return whether XLA for CPUs makes a whole buffer anew in every step of a small loop (jax#40101)."""
+    is_avoided = "xla_cpu_small_while_loop_byte_threshold=" in os.environ.get("XLA_FLAGS", "")
+    return jaxlib.version.__version__ == "0.11.1" and not is_avoided
+
+
 # --- types -----------------------------------------------------------------------------------------------------
 
 
