@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Primitive
+from jax.interpreters import mlir
 
 from jax_tensorarray import _compat
 from jax_tensorarray._ops.primitive import Array, make_primitive, varying_alike, zero_tangent
@@ -72,4 +73,6 @@ ta_noted_p = make_primitive(
     reference=lambda *indices, **_: indices,
     multiple_results=True,
 )
+# An identity of its own for each note would take longer to lower than the access itself.
+mlir.register_lowering(ta_noted_p, lambda ctx, *indices, **_: indices)
 _compat.checked_besides(ta_noted_p, _checks)
