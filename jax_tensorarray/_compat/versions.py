@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jaxlib.version
 from jax.extend import source_info_util
-from jax.extend.core import ClosedJaxpr, Literal, Primitive  # type: ignore[attr-defined]
+from jax.extend.core import ClosedJaxpr, Literal, Primitive, primitives  # type: ignore[attr-defined]
 from jax.interpreters import ad, mlir
 
 Array = Any
@@ -124,6 +124,84 @@ def checked_as(primitive: Primitive, run: Callable[..., Any]) -> None:
         return check(*numbers, jaxpr, enabled, error, *args[first:])
 
     rules[primitive] = rule
+
+
+def checked_besides(
+    primitive: Primitive,
+    checks: Callable[..., None],
+    params_then: Callable[[Any, Sequence[Array], Any], Any] = lambda enabled, operands, params: params,
+) -> None:
+    """Let `checkify` look for errors in what `checks(enabled, *operands, **params)` runs, whose results are not used.
+
+    `enabled` is what the user has it look for. The primitive itself is bound with what `params_then(enabled, operands,
+    params)` returns. There is no public way to say so. Without it checkify finds no index that is out of range.
+    """
+    private = private_names("checkify", "error_checks", "checkify_jaxpr")
+    if private is None:
+        return
+    rules, check = private
+
+    def rule(*args: Any, **params: Any) -> Any:
+        first = 1 + next(k for k, x in enumerate(args) if isinstance(x, frozenset))
+        (*numbers, error, enabled), operands = args[:first], args[first:]
+        run = functools.partial(checks, enabled, **params)
+        jaxpr = jax.make_jaxpr(lambda *operands: run(*operands))(*map(jax.typeof, operands))
+        error, _ = check(*numbers, jaxpr, enabled, error, *operands)
+        return error, primitive.bind(*operands, **params_then(enabled, operands, params))
+
+    rules[primitive] = rule
+
+
+# --- checkpoints -----------------------------------------------------------------------------------------------
+
+
+def asks_policies(primitive: Primitive) -> None:
+    """Have `jax.checkpoint` ask its policy whether to save the results of `primitive`.
+
+    What JAX will use for it next, and uses now if JAX_REMAT3 is set, asks only about primitives that have a rule in
+    a private table. Without it `save_reads` saves nothing under that setting, and each step keeps whole buffers.
+    """
+    private = private_names("interpreters.remat", "rules", "reduce_precision")
+    merging = private_names("ad_checkpoint", "primal_left_tangent_right")
+    if private is None or merging is None:
+        return
+    rules, reduce_precision = private
+    (with_tangent_of,) = merging
+
+    def rule(trace: Any, *operands: Array, **params: Any) -> Any:
+        run = functools.partial(primitive.bind, **params)
+        results = run(*operands)
+        policy = getattr(trace, "policy", trace)  # 0.10 passes the policy itself
+        decision = policy is not None and policy(primitive, *map(jax.typeof, operands), **params)
+        kept: Any = ()
+        if decision is True or type(decision).__name__ == "SaveableType":
+            kept = results = jax.tree.map(reduce_precision, results)
+
+        def again(kept: Any, *operands: Array) -> Any:
+            made = run(*operands)
+            return made if isinstance(kept, tuple) and not kept else jax.tree.map(with_tangent_of, kept, made)
+
+        if policy is trace:
+            return results, functools.partial(again, kept)
+        return results, kept, again
+
+    rules[primitive] = rule
+
+
+#: The primitives that `jax.checkpoint` makes. The second one, under JAX_REMAT3, is private, and others share it.
+#: Without it `in_place` leaves checkpoints as they are under that setting.
+CHECKPOINTS = (primitives.remat_p, *(private_names("hijax", "call_hi_primitive_p") or ()))
+
+
+def checkpoint_of(eqn: Any) -> tuple[Any, Any, bool | tuple[bool, ...]] | None:
+    """Return the jaxpr, the policy and `prevent_cse` of a checkpoint, None for any other equation of `CHECKPOINTS`.
+
+    Under JAX_REMAT3 they are attributes of an object, which has no `prevent_cse` before 0.11.
+    """
+    params = vars(eqn.params["_prim"]) if "_prim" in eqn.params else eqn.params
+    if "jaxpr" not in params or "policy" not in params:
+        return None
+    return params["jaxpr"], params["policy"], params.get("prevent_cse", True)
 
 
 _source_info = private_names("source_info_util", "user_context", "current_name_stack", "current")
@@ -248,6 +326,12 @@ def barriers_hold(platform: str) -> bool:
     least.
     """
     return platform in ("cuda", "rocm", "tpu") or (platform == "cpu" and jaxlib.version.__version_info__ >= (0, 12))
+
+
+def small_loops_are_quadratic() -> bool:
+    """Return whether XLA for CPUs makes a whole buffer anew in every step of a small loop (jax#40101)."""
+    is_avoided = "xla_cpu_small_while_loop_byte_threshold=" in os.environ.get("XLA_FLAGS", "")
+    return jaxlib.version.__version__ == "0.11.1" and not is_avoided
 
 
 # --- types -----------------------------------------------------------------------------------------------------

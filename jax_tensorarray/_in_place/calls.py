@@ -39,16 +39,25 @@ def closed(repair: "Repair", eqn: Any, operands: Sequence[Value]) -> list[Value]
     return repair.evaluate(eqn.params["call_jaxpr"], operands)
 
 
-def checkpoint(repair: "Repair", eqn: Any, operands: Sequence[Value], added: dict[int, Value]) -> list[Value]:
+def checkpoint(repair: "Repair", eqn: Any, operands: Sequence[Value], added: dict[int, Value]) -> list[Value] | None:
     """Keep rows that are read in addition to what the policy keeps: else each step keeps the buffers that it reads."""
-    params = eqn.params
+    found = _compat.checkpoint_of(eqn)
+    if found is None:
+        return None
+    inner, policy, prevent_cse = found
+    policy = _with_rows(policy)
+    if not isinstance(prevent_cse, bool):
+        prevent_cse = (*prevent_cse, *[True] * len(added))
     inputs = as_written([*operands, *added.values()])
-    f = repair.adding(params["jaxpr"], added)
+    f = repair.adding(inner, added)
+    if "_prim" in eqn.params:
+        return [Value(x) for x in jax.checkpoint(f, policy=policy, prevent_cse=prevent_cse)(*inputs)]
     jaxpr, consts = _compat.lifted(jax.make_jaxpr(f)(*map(jax.typeof, inputs)))
-    new = jaxpr if hasattr(params["jaxpr"], "consts") else _compat.opened(jaxpr)
-    policy = _with_rows(params["policy"])
-    outs = eqn.primitive.bind(*consts, *inputs, **params | {"jaxpr": new, "policy": policy})
-    return [Value(x) for x in outs]
+    if not isinstance(prevent_cse, bool):
+        prevent_cse = (*[False] * len(consts), *prevent_cse)
+    new = jaxpr if hasattr(inner, "consts") else _compat.opened(jaxpr)
+    params = eqn.params | {"jaxpr": new, "policy": policy, "prevent_cse": prevent_cse}
+    return [Value(x) for x in eqn.primitive.bind(*consts, *inputs, **params)]
 
 
 def _with_rows(policy: Any) -> Any:
@@ -149,9 +158,8 @@ INLINED = ("jit", "pjit", "closed_call", "eval_jaxpr")
 OF_RULES = ("custom_jvp_call", "custom_vjp_call")
 
 #: See `control.ADDING`.
-ADDING: dict[str, Callable[["Repair", Any, Sequence[Value], dict[int, Value]], list[Value]]] = {
-    "checkpoint": checkpoint,
-    "remat2": checkpoint,
+ADDING: dict[str, Callable[["Repair", Any, Sequence[Value], dict[int, Value]], list[Value] | None]] = {
+    p.name: checkpoint for p in _compat.CHECKPOINTS
 }
 RULES: dict[str, Callable[..., list[Value] | None]] = {
     "jit": jit,

@@ -21,6 +21,7 @@ from jax_tensorarray._loops import jaxprs
 from jax_tensorarray._lowering.mlir import INT32_MAX
 from jax_tensorarray._ops.add import ta_add_p
 from jax_tensorarray._ops.max import ta_max_p
+from jax_tensorarray._ops.noted import noted
 from jax_tensorarray._ops.primitive import Params, is_packed, row_params
 from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._ops.write import ta_write_p
@@ -169,7 +170,7 @@ def dynamic_slice(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     address = _of_slice(eqn.invars[0].aval, taken)
     if address is None or len(starts) != len(taken):
         return None
-    index, _ = address.positions(_starts(address, arrays(starts)))
+    index, _ = address.positions(_starts(address, noted(eqn, 1, arrays(starts))))
     return [Value(read(buffer, index, address).reshape(taken))]
 
 
@@ -217,7 +218,7 @@ def dynamic_update_slice(eqn: Any, operands: Sequence[Value]) -> list[Value] | N
     address = _of_slice(eqn.invars[0].aval, eqn.invars[1].aval.shape)
     if address is None or len(starts) != len(address.shape):
         return None
-    index, _ = address.positions(_starts(address, arrays(starts)))
+    index, _ = address.positions(_starts(address, noted(eqn, 2, arrays(starts))))
     update = Update(ta_write_p, index, _reshaped(rows, address.rows_shape(())), None, address.params)
     return [_updated(buffer, update._replace(is_window=True, is_zero=rows.only == ()))]
 
@@ -348,7 +349,7 @@ def gather(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     if found is None:
         return None
     address, result = found.address, eqn.outvars[0].aval
-    (at,) = arrays([indices])
+    (at,) = noted(eqn, 1, arrays([indices]))
     index, inside = found.positions(at)
     rows = read(buffer, index, address)
     positions = at.shape[address.batch : -1]
@@ -374,6 +375,7 @@ def scatter(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
         return None  # a row may be there more than once
     address = found.address
     at, rows = arrays([indices, updates])
+    (at,) = noted(eqn, 1, [at])
     index, _ = found.positions(at)
     positions = at.shape[address.batch : -1]
     order = found.order(rows.ndim)

@@ -80,6 +80,9 @@ class Sum(NamedTuple):
     eqn: Any
 
 
+_MOVED_INTO = ("cond", "scan", *(p.name for p in _compat.CHECKPOINTS))
+
+
 def moved_into(jaxpr: Any) -> dict[int, list[Sum]]:
     """Return the sums that can be moved into control flow, by the `id` of its equation.
 
@@ -92,7 +95,7 @@ def moved_into(jaxpr: Any) -> dict[int, list[Sum]]:
     for place, eqn in enumerate(jaxpr.eqns):
         for number, v in enumerate(eqn.outvars):
             of = sums.get(id(v))
-            if eqn.primitive.name not in ("cond", "scan", "checkpoint", "remat2") or of is None or uses[id(v)] != 1:
+            if eqn.primitive.name not in _MOVED_INTO or of is None or uses[id(v)] != 1:
                 continue
             other = next((w for w in of.invars if w is not v), v)
             if other is v or isinstance(other, jex.Literal) or made.get(id(other), -1) >= place:

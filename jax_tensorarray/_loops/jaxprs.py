@@ -152,8 +152,10 @@ def _reached_results(eqn: Any, flags: list[bool]) -> list[bool]:
     p, params = eqn.primitive, eqn.params
     if p is jax_primitives.stop_gradient_p:
         return [False]
-    if p in (jax_primitives.jit_p, jax_primitives.remat_p):
+    if p is jax_primitives.jit_p:
         return reached(params["jaxpr"], flags)
+    if p in _compat.CHECKPOINTS and (found := _compat.checkpoint_of(eqn)) is not None:
+        return reached(found[0], flags)
     if p is jax_primitives.cond_p:
         return [any(some) for some in zip(*(reached(branch, flags[1:]) for branch in params["branches"]), strict=True)]
     if p is jax_primitives.scan_p:

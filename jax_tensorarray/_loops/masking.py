@@ -109,6 +109,9 @@ class Masked:
             return [Value(jnp.where(self.active, row, jnp.zeros_like(row)), None, True)]
         if p in RULES and any(x.carry is not None or (x.is_input and jnp.ndim(x.array)) for x in operands):
             return RULES[p](self, eqn, operands)  # there may be a buffer among them
+        return self.as_it_is(eqn, operands)
+
+    def as_it_is(self, eqn: Any, operands: list[Value]) -> list[Value]:
         operands = [self.guard(x) for x in operands]
         return _values(jaxprs.bind(eqn, [x.array for x in operands]), any(x.batched for x in operands))
 
@@ -140,9 +143,13 @@ class Masked:
         return self.evaluate(eqn.params["jaxpr"], operands)
 
     def checkpoint(self, eqn: Any, operands: list[Value]) -> list[Value]:
-        jaxpr = _compat.closed(eqn.params["jaxpr"])
-        f, as_values = self.function(jaxpr, operands)
-        f = jax.checkpoint(f, policy=eqn.params["policy"], prevent_cse=eqn.params["prevent_cse"])
+        found = _compat.checkpoint_of(eqn)
+        if found is None:
+            return self.as_it_is(eqn, operands)
+        jaxpr, policy, prevent_cse = found
+        f, as_values = self.function(_compat.closed(jaxpr), operands)
+        of_active = prevent_cse if isinstance(prevent_cse, bool) else (True, *prevent_cse)
+        f = jax.checkpoint(f, policy=policy, prevent_cse=of_active)
         return as_values(f(self.active, *(x.array for x in operands)))
 
     def function(
@@ -260,7 +267,7 @@ def _select(index: Array, choices: Sequence[Array]) -> Array:
 #: Each loop of the library adds its own. In others a buffer is selected as a whole.
 RULES: dict[Primitive, Callable[[Masked, Any, list[Value]], list[Value]]] = {
     jax_primitives.jit_p: Masked.call,
-    jax_primitives.remat_p: Masked.checkpoint,
+    **dict.fromkeys(_compat.CHECKPOINTS, Masked.checkpoint),
     jax_primitives.cond_p: Masked.cond,
     jax_primitives.scan_p: Masked.scan,
 }

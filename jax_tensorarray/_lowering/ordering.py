@@ -23,11 +23,14 @@ from jax_tensorarray._lowering.mlir import Operation, Value, blocks, nested_oper
 from jax_tensorarray._lowering.ownership import Module
 
 
-def order_readers(functions: dict[str, Operation], module: Module) -> None:
-    """Put the readers of every value before its last owner, in all blocks."""
+def order_readers(functions: dict[str, Operation], module: Module, *, sinks: bool = False) -> None:
+    """Put the readers of every value before its last owner, in all blocks.
+
+    `sinks` says that XLA computes anew inside of a loop what is larger than what it is made of, as it does for a TPU.
+    """
     for function in functions.values():
         for block in list(blocks(function)):
-            _order_block(block, module)
+            _order_block(block, module, sinks)
 
 
 # --- ordering one block ----------------------------------------------------------------------------------------
@@ -76,7 +79,7 @@ class _Block:
         self.identity[self.operations[k]] = k
 
 
-def _order_block(mlir_block: ir.Block, module: Module) -> None:
+def _order_block(mlir_block: ir.Block, module: Module, sinks: bool) -> None:
     block = _Block(mlir_block)
     users: dict[Value, set[int]] = {}
     owning: dict[Value, set[int]] = {}
@@ -120,7 +123,7 @@ def _order_block(mlir_block: ir.Block, module: Module) -> None:
     for op in block.operations:
         if op.name == "stablehlo.while":
             for k in module.invariants(op):
-                if _is_splat(op.operands[k]) and module.holds(op, k):
+                if (_is_splat(op.operands[k]) or (sinks and _is_computed(op.operands[k]))) and module.holds(op, k):
                     _fence(op, op.operands[k], [])
 
 
@@ -128,6 +131,14 @@ def _is_splat(value: Value) -> bool:
     """Return whether XLA would rather make this array anew in every iteration than carry it into a loop."""
     producer = None if isinstance(value, ir.BlockArgument) else operation(value.owner)
     return producer is not None and producer.name in ("stablehlo.broadcast_in_dim", "stablehlo.constant")
+
+
+def _is_computed(value: Value) -> bool:
+    """Return whether this array is made elementwise, so that XLA may move what makes it."""
+    producer = None if isinstance(value, ir.BlockArgument) else operation(value.owner)
+    if producer is None or not producer.name.startswith("stablehlo."):
+        return False
+    return not producer.regions and producer.name not in ("stablehlo.custom_call", "stablehlo.optimization_barrier")
 
 
 def _is_pure(op: Operation, functions: dict[str, Operation]) -> bool:

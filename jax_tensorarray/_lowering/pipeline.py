@@ -58,7 +58,7 @@ def rewrite(module: ir.Module, platforms: Sequence[str] = (), is_compiled_next: 
             for block in reversed(list(blocks(function))):
                 for op in [op for op in map(operation, block.operations) if op.name == "stablehlo.case"]:
                     split_updating_branches(op, everything)
-        order_readers(functions, everything)
+        order_readers(functions, everything, sinks=calls_nothing)
         use_slices(functions, platform=platform, divided=divided)
         if needs_unknown:
             for op in [op for function in functions.values() for op in (function, *walk(function))]:

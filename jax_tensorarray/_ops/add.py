@@ -3,6 +3,8 @@
 from typing import Any, Unpack
 
 import jax
+import jax.numpy as jnp
+from jax import lax
 from jax.interpreters import ad
 
 from jax_tensorarray._compat import hlo
@@ -93,6 +95,14 @@ def _in_plain_jax(*operands: Array, batch_dims: int, reverse: bool, **_: Any) ->
     return reference.add(*operands, batch_dims=batch_dims, reverse=reverse)[0]
 
 
+def _checks(buffer: Array, index: Array, value: Array, *where: Array, **params: Unpack[Params]) -> None:
+    """Add as JAX does, where `checkify` finds a NaN."""
+    if jnp.issubdtype(value.dtype, jnp.inexact):
+        rows = ta_read_p.bind(buffer, index, *where, **params | {"mode": "drop"})
+        masks = [lax.broadcast_in_dim(w, value.shape, range(w.ndim)) for w in where]
+        lax.add(rows, *[jnp.where(mask, value, 0) for mask in masks] or [value])
+
+
 ta_add_p = make_primitive(
     "ta_add",
     abstract_eval=_abstract_eval,
@@ -100,5 +110,6 @@ ta_add_p = make_primitive(
     transpose=_transpose,
     batch=batch_rows,
     reference=_in_plain_jax,
+    checks=_checks,
     kernel=row_kernel("add", ("buffer", "index", "value", "where"), ("buffer",), hlo.add),
 )

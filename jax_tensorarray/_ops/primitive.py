@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.core import ShapedArray
+from jax.experimental import checkify
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 from jax.sharding import PartitionSpec
@@ -102,6 +103,7 @@ def make_primitive(
     reference: Callable[..., Any],
     kernel: Callable[..., Any] | None = None,
     inactive: Callable[..., Sequence[Array]] | None = None,
+    checks: Callable[..., Any] | None = None,
     multiple_results: bool = False,
 ) -> Primitive:
     """Make a primitive with all its rules, and register it with the passes and loops of the library.
@@ -109,7 +111,7 @@ def make_primitive(
     An op that is linear in some of its operands together, `linear_in`, needs no `jvp`. `transpose` is called
     with cotangents that are not all zero. `reference` is the meaning in plain JAX or in other ops, and the
     lowering where there is no kernel. `kernel` lowers to a call of a kernel on a `platform`. `inactive` is for
-    `INACTIVE`.
+    `INACTIVE`. `checks` is what `checkify` looks at besides the index.
     """
     primitive = RowPrimitive(name)
     primitive.multiple_results = multiple_results
@@ -136,6 +138,7 @@ def make_primitive(
         mlir.register_lowering(primitive, lower, platform=platform)
     if isinstance(kernel, RowKernel):
         ROW_OPS[primitive] = kernel.call
+        _compat.checked_besides(primitive, functools.partial(_check, checks, kernel.call), _params_when_checked)
         for platform in WITHOUT_KERNELS if _compat.can_rewrite_modules() else ():
             lower = functools.partial(_lower_without_kernel, functools.partial(kernel, platform=platform), fallback)
             mlir.register_lowering(primitive, lower, platform=platform)
@@ -269,6 +272,43 @@ def batched_params(params: Params, index_dim: int | None, new_axes: int = 1) -> 
     """Return the parameters under vmap. An index that vmap batches may belong to examples that are not running."""
     dropped = params["mode"] is None and index_dim is not None
     return params | {"batch_dims": params["batch_dims"] + new_axes, "mode": "drop" if dropped else params["mode"]}
+
+
+# --- checkify --------------------------------------------------------------------------------------------------
+
+
+def _finds_index(enabled: frozenset[Any], buffer: Any, params: Params) -> bool:
+    """Return whether `checkify` looks at the index of an op. JAX has no indexing of a buffer without rows."""
+    sizes = buffer.shape[params["batch_dims"] : params["batch_dims"] + params["index_dims"]]
+    return params["mode"] != "drop" and checkify.index_checks <= enabled and math.prod(sizes) > 0
+
+
+def _params_when_checked(enabled: frozenset[Any], operands: Sequence[Array], params: Params) -> Params:
+    """Return the parameters to bind: an index in which `checkify` finds an error does not raise one as well."""
+    return params | {"mode": "drop"} if _finds_index(enabled, operands[0], params) else params
+
+
+def _indexed(buffer: Array, index: Array) -> Array:
+    return buffer.at[index].get(mode="clip", wrap_negative_indices=False)
+
+
+def _check(
+    checks: Callable[..., Any] | None, call: Call, enabled: frozenset[Any], *operands: Array, **params: Unpack[Params]
+) -> None:
+    """Index the buffer as JAX does, where `checkify` finds the errors."""
+    buffer, index, *rest = operands
+    if _finds_index(enabled, buffer, params):
+        batch, sizes, elem = np.split(buffer.shape, [params["batch_dims"], params["batch_dims"] + params["index_dims"]])
+        if len(operands) == len(call.operands):
+            index = jnp.where(rest[-1], index, 0)
+        if index.dtype.itemsize < 4:
+            index = index.astype(jnp.int32)  # JAX compares it with the size in its own dtype
+        read: Callable[..., Array] = _indexed
+        for _ in batch:
+            read = jax.vmap(read)
+        read(buffer.reshape(*batch, math.prod(sizes), *elem), index)
+    if checks is not None:
+        checks(*operands, **params)
 
 
 # --- lowering --------------------------------------------------------------------------------------------------

@@ -34,3 +34,9 @@ ADVICE = {
     "residuals='undo', or 'auto' where that chooses it, the loop keeps the rows that a step overwrites: for this the "
     "body has to write them by ta_write, ta_add or ta_swap.",
 }
+
+#: What to do about the loops of jaxlib 0.11.1: a line of prose, and a line to copy.
+OF_JAXLIB = (
+    "jaxlib 0.11.1 makes many small loops on CPUs quadratic: upgrade it, or set\n"
+    "XLA_FLAGS=--xla_backend_extra_options=xla_cpu_small_while_loop_byte_threshold=0"
+)

@@ -4,6 +4,8 @@ import linecache
 from collections.abc import Sequence
 from html import escape
 
+from jax_tensorarray import _compat
+from jax_tensorarray.inspect._advice import OF_JAXLIB
 from jax_tensorarray.inspect._copies import LoopCopy, readable
 from jax_tensorarray.inspect._watch import (
     Case,
@@ -52,6 +54,8 @@ def html(report: Report, title: str) -> str:
         body = ["<p>No loop copies a buffer.</p>" if report.loops else "<p>There are no loops.</p>"]
     elif any(case.trial is not None for case in report.cases):
         body.append("<p>To keep what was tried, write <code>jax.jit(jax_tensorarray.in_place(f))</code>.</p>")
+    if report.loops and _compat.small_loops_are_quadratic():
+        body.append(f"<p>{escape(OF_JAXLIB)}</p>")
     return "\n".join(
         [
             '<!doctype html><html lang="en"><head><meta charset="utf-8">',

@@ -13,6 +13,7 @@ from jax.extend.core import jaxpr_as_fun
 
 from jax_tensorarray import _compat, in_place
 from jax_tensorarray._hlo import buffers as hlo_buffers
+from jax_tensorarray.inspect._advice import OF_JAXLIB
 from jax_tensorarray.inspect._copies import (
     LoopCopies,
     LoopCopy,
@@ -129,8 +130,9 @@ class Report:
 
         unread = f" ({self.unread} could not be read)" if self.unread else ""
         compiled = f"{self.programs} programs were compiled{unread}, with {self.loops} loops"
+        of_jaxlib = ["", OF_JAXLIB] if self.loops and _compat.small_loops_are_quadratic() else []
         if not self.cases:
-            return compiled + (", all in place: none copies a buffer." if self.loops else ".")
+            return "\n".join([compiled + (", all in place: none copies a buffer." if self.loops else "."), *of_jaxlib])
         lines = [bold(f"{compiled}: {self.loops - self.in_place} copy whole buffers, {self.in_place} do not.")]
         for number, (case, worth) in enumerate(worth_listing(self), 1):
             lines += ["", bold(f"{number}. {case.program}: {total_cost(worth)}")]
@@ -144,7 +146,7 @@ class Report:
             lines += ["", f"{small} more move less than a thousandth of the first, and are not listed."]
         if any(case.trial is not None for case in self.cases):
             lines += ["", "To keep what was tried, write jax.jit(jax_tensorarray.in_place(f))."]
-        return "\n".join(lines)
+        return "\n".join([*lines, *of_jaxlib])
 
 
 def cost(copy: LoopCopy) -> int:

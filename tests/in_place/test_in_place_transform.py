@@ -13,7 +13,7 @@ from hypothesis import example, given
 from in_place import assert_no_whole_buffer_copy, compiled
 from jax import jit, lax
 from jax.ad_checkpoint import checkpoint_name
-from jax.experimental import io_callback
+from jax.experimental import checkify, io_callback
 from jax.extend.core import Primitive
 from jax.interpreters import ad, mlir
 from jax.sharding import AxisType, NamedSharding
@@ -326,6 +326,31 @@ def test_named_axes_are_those_outside():
     np.testing.assert_array_equal(got, want)
 
 
+@pytest.fixture(params=[False, True], ids=["as it is", "as it will be"])
+def checkpoints_of_jax(request):
+    """Under JAX's `jax.checkpoint`, and under the one that JAX_REMAT3 chooses."""
+    before = jax.config.jax_remat3
+    jax.config.update("jax_remat3", request.param)
+    yield
+    jax.config.update("jax_remat3", before)
+
+
+@pytest.mark.usefixtures("checkpoints_of_jax")
+@pytest.mark.parametrize("order", ["gradient", "of a gradient"])
+def test_a_checkpointed_body_keeps_rows(order):
+    table = jnp.cos(*rows(200))
+
+    def f(x):
+        @functools.partial(jax.checkpoint, prevent_cse=False)
+        def body(i, b):
+            s = lax.fori_loop(0, 3, lambda k, s: s + jnp.sin(b[(i + k) // 2]) * table[i - k], b[i - 1])
+            return b.at[i].set(lax.cond(i % 3 == 0, lambda: s, lambda: s * b[i // 3]))
+
+        return jnp.sum(lax.fori_loop(1, len(x), body, x / 9) ** 2)
+
+    assert_same_and_in_place(ORDERS[order](f), gradient_of_plain(f), rows(200))
+
+
 def test_the_policy_of_a_checkpoint_is_kept():
     """What it saves is saved, and the rows that are read besides."""
     policy = jax.checkpoint_policies.save_only_these_names("kept")
@@ -368,6 +393,57 @@ def test_buffers_may_be_divided_among_devices(kind, spec):
         want, *found = jit(lambda x: [g(x) for g in orders])(divided)
         for got in found:
             np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+# --- checkify --------------------------------------------------------------------------------------------------
+
+
+def each(body):
+    """A loop over the first `n` rows, which come after the first one."""
+    return lambda n: lambda b: lax.fori_loop(1, n, body, b)
+
+
+def checked_by_user(i, b):
+    checkify.check(i < 9, "i is {i}", i=i)
+    return fill(b, i)
+
+
+CHECKED = {
+    "a row": each(lambda i, b: b.at[i].set(jnp.sin(b[i - 1]) + b[i // 2])),
+    "a row that is added to": each(lambda i, b: b.at[i].add(b[i // 2], mode="drop")),
+    "a slice": each(lambda i, b: lax.dynamic_update_slice(b, lax.dynamic_slice(b, (i, 0), (1, 64)) * 2, (i - 1, 0))),
+    "an element": each(lambda i, b: b.at[0, 55 + i].set(b[0, i])),
+    "several rows": each(lambda i, b: b.at[jnp.array([0, 1]) + i - 1].set(b[jnp.array([0, 0]) + i])),
+    "in a branch": each(lambda i, b: lax.cond(i % 2, lambda: b.at[i - 1].set(b[i]), lambda: b.at[i].set(b[0]))),
+    "in an inner loop": each(lambda i, b: lax.fori_loop(0, 2, lambda k, b: b.at[i + k - 1].set(jnp.sin(b[0])), b)),
+    "of a table": lambda n: lambda b: b * lax.fori_loop(0, n, lambda i, s: s + b[i], jnp.zeros(64)),
+    "while": lambda n: lambda b: lax.while_loop(lambda c: c[0] < n, lambda c: (c[0] + 1, fill(c[1], c[0])), (1, b))[1],
+    "by the user": each(checked_by_user),
+    "nan": each(lambda i, b: b.at[i].set(jnp.log(b[i - 1] - i + 9))),
+    "nan of a sum": each(lambda i, b: b.at[i - 1].add(jnp.where(i < 10, 1, -jnp.inf * b[i - 1] * jnp.exp(0.0 * i)))),
+}
+
+
+@pytest.mark.parametrize("name", CHECKED)
+def test_checkify_finds_what_it_finds_in_plain_jax(name):
+    def errors(transform, n, batch=False):
+        f = checkify.checkify(transform(CHECKED[name](n)), errors=checkify.all_checks)
+        x = jnp.full((10, 64), 0.5)
+        found = (jax.vmap(f)(jnp.stack([x, x])) if batch else jit(f)(x))[0].get()
+        return found and found.split(" (check")[0]
+
+    want = errors(lambda f: f, 12)
+    assert want
+    assert errors(in_place, 9) is errors(lambda f: f, 9) is None
+    assert errors(in_place, 12) == errors(lambda f: jit(in_place(f)), 12) == want
+    assert errors(in_place, 12, batch=True) == errors(lambda f: f, 12, batch=True)
+    if name != "while":
+        gradient = errors(lambda f: jax.grad(lambda x: jnp.sum(f(x))), 12)
+        assert errors(lambda f: jax.grad(lambda x: jnp.sum(in_place(f)(x))), 12) == gradient
+        assert errors(lambda f: in_place(jax.grad(lambda x: jnp.sum(f(x)))), 12) == gradient
+    if "index" in want:  # JAX names the whole batch
+        what = want.split("shape")[0]
+        assert what in errors(lambda f: lambda x: jax.vmap(in_place(f))(jnp.stack([x, x])), 12)
 
 
 # --- max_steps -------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import textwrap
 
 import jax
 import jax.numpy as jnp
+import jaxlib.version
 import numpy as np
 import pytest
 from jax import lax
@@ -19,6 +20,7 @@ from jax import lax
 from jax_tensorarray import _compat, in_place, ta_read, ta_write
 from jax_tensorarray.inspect import LoopCopyError, forbid_copies, watch
 from jax_tensorarray.inspect._command import main
+from jax_tensorarray.inspect._page import html as page
 
 PROGRAM = """
 import functools, sys
@@ -209,6 +211,24 @@ def test_watching_sees_programs_of_a_block_and_of_nothing_else():
     assert case.trial.left == 0
     assert "under in_place: nothing left to copy" in str(report)
     np.testing.assert_allclose(got, jax.grad(plain)(X))
+
+
+@pytest.mark.parametrize(
+    ("version", "flags", "says"),
+    [
+        ("0.11.1", "", True),
+        ("0.11.1", "--xla_backend_extra_options=xla_cpu_small_while_loop_byte_threshold=0", False),
+        ("0.11.2", "", False),
+    ],
+)
+def test_it_warns_of_the_jaxlib_whose_own_loops_are_quadratic(monkeypatch, version, flags, says):
+    monkeypatch.setattr(jaxlib.version, "__version__", version)
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    with watch() as report:
+        jax.jit(lambda x: lax.fori_loop(0, 9, lambda i, x: x + i, x)).lower(1.0).compile()
+    flag = "XLA_FLAGS=--xla_backend_extra_options=xla_cpu_small_while_loop_byte_threshold=0"
+    assert report.loops == 1
+    assert (flag in str(report).splitlines()) == (flag in page(report, "a page")) == says
 
 
 def test_steps_of_loops_in_loops_are_multiplied_and_those_that_are_not_known_are_not_guessed():

@@ -13,6 +13,7 @@ import pytest
 from in_numpy import in_numpy
 from in_place import assert_no_whole_buffer_copy, compiled
 from jax import jit, lax
+from jax.ad_checkpoint import checkpoint_name
 
 from jax_tensorarray import fori_loop, scan, ta_read, ta_write, while_loop
 from jax_tensorarray._hlo import ahead
@@ -259,3 +260,35 @@ def test_a_row_comes_back_while_the_step_after_it_is_computed(platform):
         for word in (" fusion-start(", " fusion-done(", "reduce_fusion =")
     )
     assert starts and max(starts) < min(products) and max(products) < min(ends), back
+
+
+def address_is_derived(text):
+    """Of each read of a row on the host: whether XLA for GPUs derives its address from the count of the loop."""
+    computations = {c.partition(" ")[0]: c for c in re.split(r"\n(?=%)", text)}
+    reads = re.findall(r"dynamic-slice-start\S* = .*? calls=(%\S+?),", text)
+    return ["dynamic_slice_config" in computations[name] for name in reads]
+
+
+@pytest.mark.parametrize("platform", needs[:1])
+def test_no_address_of_a_row_on_the_host_is_derived_from_the_count_of_a_loop(platform):
+    """XLA derived wrong ones before jaxlib 0.11.1 (openxla/xla#46231): a policy of JAX gets one, as it should."""
+    policy = jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=[],
+        names_which_can_be_offloaded=["kept"],
+        offload_src="device",
+        offload_dst="pinned_host",
+    )
+
+    def by_policy(x):
+        step = jax.checkpoint(lambda s, _: (jnp.tanh(checkpoint_name(s, "kept")), None), policy=policy)
+        return jnp.sum(lax.scan(step, x, None, length=100)[0])
+
+    with jax.enable_x64(False):
+        texts = [
+            ahead.compiled_for(platform, f, *args).as_text()
+            for f, *args in ((jax.grad(by_policy), jnp.ones(ROW)), gradient(1000), gradient(1000, "second order"))
+        ]
+    of_policy, *ours = map(address_is_derived, texts)
+    assert of_policy == [True]
+    assert all(ours)
+    assert not any(map(any, ours))

@@ -17,7 +17,7 @@ import reported
 from in_place import assert_no_whole_buffer_operation
 from jax import lax
 
-from jax_tensorarray import TensorArray, in_place, ta_max, ta_read
+from jax_tensorarray import TensorArray, in_place, ta_max, ta_read, ta_write
 from jax_tensorarray._hlo import ahead
 from jax_tensorarray._selfcheck.programs import ours, plain, programs
 
@@ -62,6 +62,17 @@ def tensorarray(x):
     return jnp.sum(lax.fori_loop(1, len(x), body, array).stack() ** 2)
 
 
+def made_before_two_loops(x):
+    """From a row: XLA would rather make the buffer in each step of the outer loop than keep it."""
+    source = x[0] * jnp.cos(jnp.arange(len(x), dtype=x.dtype))[:, None]
+
+    def body(i, b):
+        row = lax.fori_loop(0, 5, lambda k, s: s + jnp.sin(ta_read(source, (i * k) % len(x))), jnp.zeros_like(x[0]))
+        return ta_write(b, i, row)
+
+    return jnp.sum(lax.fori_loop(0, len(x), body, x) ** 2)
+
+
 def our_loop(name, transform):
     return Case(TRANSFORMS[transform](functools.partial(loops.run, name)), (buffer(200, loops.ROW),))
 
@@ -87,7 +98,7 @@ CASES: dict[tuple[str, str, str], Callable[[], Case]] = {
         ("loop", f.__name__, transform): lambda f=f, transform=transform: Case(
             TRANSFORMS[transform](functools.partial(f)), (buffer(),)
         )
-        for f in (maxima, tensorarray)
+        for f in (maxima, tensorarray, made_before_two_loops)
         for transform in TRANSFORMS
     },
     # Each loop has a gradient, and is transformed in one other way.
