@@ -119,8 +119,12 @@ class Call:
         return b"".join(parts)
 
     @property
+    def lines(self) -> list[str]:
+        return str(self.attributes.get("op", f"jax_tensorarray_{self.handler}")).split("\n")
+
+    @property
     def op(self) -> str:
-        return str(self.attributes.get("op", f"jax_tensorarray_{self.handler}"))
+        return self.lines[0].split("@")[0]
 
 
 def _numbers(*numbers: int) -> bytes:
@@ -172,7 +176,7 @@ def right_call(rng, handler):
     if handler in ROW_OPS:
         masked, is_sorted, reverse, strict = (bool(b) for b in rng.random(4) < 0.4)
         call.attributes = {
-            "op": f"ta_{handler}",
+            "op": str(rng.choice([f"ta_{handler}", f"ta_{handler}@a b@c.py:7", f"ta_{handler}@"])),
             "batch_dims": len(dims["B"]),
             "masked": masked,
             "sorted": is_sorted,
@@ -186,7 +190,8 @@ def right_call(rng, handler):
         if is_sorted:
             call.operands.append(order_of(call))
     elif handler == "check":
-        call.attributes = {"op": "TensorArray.read", "strict": bool(rng.random() < 0.5)}
+        op = str(rng.choice(["TensorArray.read", "ta_read@a.py:1\nTensorArray.read\nta_swap@b.py:2"]))
+        call.attributes = {"op": op, "strict": bool(rng.random() < 0.5)}
     elif handler not in ("fence", "empty"):
         call.attributes = {"batch_dims": len(dims["B"])}
     if call.results[0:1] and SIGNATURES[handler][1][0].startswith("result buffer") and call.operands:
@@ -284,9 +289,11 @@ def _misfits(call, arrays, signature):
 def error_of(call, index, where, sizes):
     """What a call with right arguments says of the first index, in order, that is out of range; or nothing."""
     if call.attributes["strict"]:
-        for i, w, size in zip(index.flat, where.flat, sizes.flat, strict=True):
+        for k, (i, w, size) in enumerate(zip(index.flat, where.flat, sizes.flat, strict=True)):
             if w and not 0 <= int(i) < size:
-                return f"{call.op}: index {int(i)} is out of range for a TensorArray of size {size}"
+                op, _, place = call.lines[k % len(call.lines)].partition("@")
+                text = f"{op}: index {int(i)} is out of range for a TensorArray of size {size}"
+                return f"{text} ({place})" if place else text
     return ""
 
 
