@@ -31,31 +31,37 @@ namespace {
 
 // --- errors that are raised later ------------------------------------------------------------------------------
 //
-// Of several devices that run a program, one that stopped at an error would be waited for by the others. So it drops
-// the access, and goes on to the call of `raise` at the end. A run has one number for all devices; which of them raises
-// the error does not matter.
+// Of several devices that run a program, the others would wait for one that has stopped at an error. So it drops the
+// access, and goes on to the call of `raise` at the end.
 
-// The first error of each run that has one. A program that ends before `raise` leaves its own: the oldest is forgotten.
-std::deque<std::pair<int64_t, std::string>> noted;
+// A run of a program, which has one number for all devices, on one of them.
+using Run = std::pair<int64_t, int32_t>;
+
+Run run_of(const ffi::Context& context) {
+  return {context.get<ffi::RunId>()->run_id, *context.get<ffi::DeviceOrdinal>()};
+}
+
+// The first error of each run that has one. A run that ends before `raise` leaves its own: the oldest is forgotten.
+std::deque<std::pair<Run, std::string>> noted;
 std::atomic<size_t> number_noted{0};
 std::mutex noting;
-constexpr size_t kMostNoted = 64;
+constexpr size_t kMostNoted = 1024;
 
-int64_t run_of(const ffi::Context& context) { return context.get<ffi::RunId>()->run_id; }
+auto noted_in(Run run) {
+  return std::find_if(noted.begin(), noted.end(), [&](const auto& one) { return one.first == run; });
+}
 
-void note(int64_t run, std::string text) {
+void note(Run run, std::string text) {
   std::lock_guard<std::mutex> lock(noting);
-  for (const auto& [other, _] : noted) {
-    if (other == run) return;
-  }
+  if (noted_in(run) != noted.end()) return;
   if (noted.size() == kMostNoted) noted.pop_front();
   noted.emplace_back(run, std::move(text));
   number_noted = noted.size();
 }
 
-std::optional<std::string> take_noted(int64_t run) {
+std::optional<std::string> take_noted(Run run) {
   std::lock_guard<std::mutex> lock(noting);
-  auto found = std::find_if(noted.begin(), noted.end(), [&](const auto& one) { return one.first == run; });
+  auto found = noted_in(run);
   if (found == noted.end()) return std::nullopt;
   std::string text = std::move(found->second);
   noted.erase(found);
@@ -287,7 +293,7 @@ ffi::Error Fence(ffi::AnyBuffer buffer, ffi::RemainingArgs, ffi::Result<ffi::Any
 // Leaves its result as XLA allocated it: no page is touched.
 ffi::Error Empty(ffi::RemainingArgs, ffi::Result<ffi::AnyBuffer>) { return ffi::Error::Success(); }
 
-// Raises what this run has noted; its operands only have to be ready before. The result is anything.
+// Raises what this run has noted. Its operands only have to be ready before, and its result is anything.
 ffi::Error Raise(ffi::Context context, ffi::RemainingArgs, ffi::Result<ffi::AnyBuffer>) {
   if (number_noted == 0) return ffi::Error::Success();
   auto text = take_noted(run_of(context));

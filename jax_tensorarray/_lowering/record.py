@@ -413,7 +413,7 @@ class _Codes:
         index, size, strays = _first_stray(position)
         element, code = index.type.element_type, record[-1].type
         is_long = element.is_unsigned and element.width == 64
-        name = self.places.named(op) if len(self.ops) < _PLACES else config(op).op
+        name = self.places.named(op) if len(self.ops) < _PLACES else config(op).op or ""
         number = _number(self.ops, (name, is_long)) + 1
         of_size = _number(self.sizes, position.size if isinstance(position.size, int) else None)
         whole = hlo.bitcast_convert(code, index) if is_long else hlo.convert(code, index)

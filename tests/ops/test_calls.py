@@ -473,6 +473,25 @@ def test_whatever_a_handler_is_called_with_it_touches_no_other_memory(programs, 
                 assert_as_meant(call, error, results)
 
 
+@pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
+@pytest.mark.skipif(not CSRC.exists(), reason="needs the C++ sources, which an installed package has not")
+def test_a_call_that_is_to_go_on_drops_the_row_and_raise_says_so_once(programs, tmp_path):
+    operands = [np.ones((3, 2), np.float32), np.array([1, 3, 4], np.int32), np.zeros((3, 2), np.float32)]
+    flags = {"batch_dims": 0, "masked": False, "reverse": False, "sorted": False, "strict": True}
+    write = Call(
+        "write",
+        [Array(dtype, x.shape, x.tobytes()) for dtype, x in zip((11, 4, 11), operands, strict=True)],
+        [Array(11, (3, 2))],
+        {"op": ">ta_write@a.py:7"} | flags,
+    )
+    end = Call("raise", [], [Array(4, ())])
+    text = "ta_write: index 3 is out of range for a TensorArray of size 3 (a.py:7)"
+    for program, said in zip(programs, (["", "", text, ""], [text, text, "", ""]), strict=True):  # a GPU is waited for
+        found = list(outcomes(program, tmp_path, [write, write, end, end]))
+        assert [error for _, error, _ in found] == said
+        assert found[0][2] == found[1][2] == [np.array([[1, 1], [0, 0], [1, 1]], np.float32).tobytes()]
+
+
 # --- by XLA ----------------------------------------------------------------------------------------------------
 
 
