@@ -13,6 +13,7 @@ import re
 
 from jax.interpreters.mlir import ir
 
+from jax_tensorarray._lowering.bounds import mark_those_in_range
 from jax_tensorarray._lowering.build import custom_call, integer, return_from
 from jax_tensorarray._lowering.calls import CONFIG, addresses_rows, declare, may_raise, target, with_config
 from jax_tensorarray._lowering.mlir import Operation, Value, entry, operation, terminator, walk
@@ -28,6 +29,7 @@ Sharding = tuple[str, ir.Attribute] | None
 
 def raise_at_end(functions: dict[str, Operation], places: Places) -> None:
     """Have the calls in a program for several devices raise at its end, if they may."""
+    mark_those_in_range(functions)
     everything = [op for function in functions.values() for op in walk(function)]
     raising = [op for op in everything if addresses_rows(op) and may_raise(op)]
     main = functions["main"]
