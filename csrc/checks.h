@@ -10,6 +10,7 @@
 #include <string_view>
 #include <utility>
 
+#include "called.h"
 #include "combine.h"
 #include "rows.h"
 #include "xla/ffi/api/ffi.h"
@@ -114,6 +115,10 @@ inline std::string name_of(ffi::DataType type) {
 
 using Dims = ffi::AnyBuffer::Dimensions;
 
+[[gnu::cold, gnu::noinline]] inline std::string name_of(std::string_view op) {
+  return std::string(called_at(op, 0).name);
+}
+
 // An argument, and what messages call it.
 struct Argument {
   const char* name;
@@ -130,7 +135,7 @@ struct Argument {
 
 [[gnu::cold, gnu::noinline]] inline ffi::Error wrong(std::string_view op, Argument argument, const char* must) {
   std::string given = text(argument.given.element_type(), argument.given.dimensions());
-  return ffi::Error::InvalidArgument(std::string(op) + ": " + argument.name + " is " + given + ", and must " + must);
+  return ffi::Error::InvalidArgument(name_of(op) + ": " + argument.name + " is " + given + ", and must " + must);
 }
 
 [[gnu::cold, gnu::noinline]] inline ffi::Error wrong_type(std::string_view op, Argument argument, ffi::DataType dtype,
@@ -147,21 +152,21 @@ struct Argument {
                                                                 int64_t batch_dims, size_t least) {
   size_t rank = buffer.dimensions().size();
   if (rank < least) return wrong(op, {"buffer", buffer}, least == 1 ? "have rows" : "have rows that have parts");
-  return ffi::Error::InvalidArgument(std::string(op) + ": batch_dims is " + std::to_string(batch_dims) +
+  return ffi::Error::InvalidArgument(name_of(op) + ": batch_dims is " + std::to_string(batch_dims) +
                                      ", and must be from 0 to " + std::to_string(rank - least) + " for buffer " +
                                      text(buffer.element_type(), buffer.dimensions()));
 }
 
 [[gnu::cold, gnu::noinline]] inline ffi::Error wrong_index_dims(std::string_view op, ffi::AnyBuffer buffer,
                                                                 int64_t index_dims, size_t most) {
-  return ffi::Error::InvalidArgument(std::string(op) + ": index_dims is " + std::to_string(index_dims) +
+  return ffi::Error::InvalidArgument(name_of(op) + ": index_dims is " + std::to_string(index_dims) +
                                      ", and must be from 1 to " + std::to_string(most) + " for buffer " +
                                      text(buffer.element_type(), buffer.dimensions()));
 }
 
 [[gnu::cold, gnu::noinline]] inline ffi::Error missing(std::string_view op, const char* name, const char* attribute) {
-  return ffi::Error::InvalidArgument(std::string(op) + ": " + name + " is missing, and must be there since `" +
-                                     attribute + "` is true");
+  return ffi::Error::InvalidArgument(name_of(op) + ": " + name + " is missing, and must be there since `" + attribute +
+                                     "` is true");
 }
 
 // --- checks ----------------------------------------------------------------------------------------------------

@@ -6,8 +6,14 @@
 #include "cpu.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <deque>
+#include <mutex>
+#include <optional>
+#include <string>
 #include <string_view>
+#include <utility>
 
 #include "cpu_kernels.h"
 #include "errors.h"
@@ -23,18 +29,62 @@ namespace {
 #define TA_ONE_PIECE [[gnu::flatten]]
 #endif
 
-ffi::Error out_of_range(std::string_view op, const Index& index, int64_t position, int64_t size) {
-  return ffi::Error(ffi::ErrorCode::kOutOfRange, message(op, index.type, index.value(position), size));
+// --- errors that are raised later ------------------------------------------------------------------------------
+//
+// Of several devices that run a program, the others would wait for one that has stopped at an error. So it drops the
+// access, and goes on to the call of `raise` at the end.
+
+// A run of a program, which has one number for all devices, on one of them.
+using Run = std::pair<int64_t, int32_t>;
+
+Run run_of(const ffi::Context& context) {
+  return {context.get<ffi::RunId>()->run_id, *context.get<ffi::DeviceOrdinal>()};
+}
+
+// The first error of each run that has one. A run that ends before `raise` leaves its own: the oldest is forgotten.
+std::deque<std::pair<Run, std::string>> noted;
+std::atomic<size_t> number_noted{0};
+std::mutex noting;
+constexpr size_t kMostNoted = 1024;
+
+auto noted_in(Run run) {
+  return std::find_if(noted.begin(), noted.end(), [&](const auto& one) { return one.first == run; });
+}
+
+void note(Run run, std::string text) {
+  std::lock_guard<std::mutex> lock(noting);
+  if (noted_in(run) != noted.end()) return;
+  if (noted.size() == kMostNoted) noted.pop_front();
+  noted.emplace_back(run, std::move(text));
+  number_noted = noted.size();
+}
+
+std::optional<std::string> take_noted(Run run) {
+  std::lock_guard<std::mutex> lock(noting);
+  auto found = noted_in(run);
+  if (found == noted.end()) return std::nullopt;
+  std::string text = std::move(found->second);
+  noted.erase(found);
+  number_noted = noted.size();
+  return text;
+}
+
+// Whether the call goes on although the index at that position is out of range. If not, `error` says so.
+[[gnu::cold, gnu::noinline]] bool passes_over(const ffi::Context& context, std::string_view op, const Index& index,
+                                              int64_t position, int64_t size, ffi::Error& error) {
+  std::string text = message(op, index.type, position, index.value(position), size);
+  if (goes_on(op)) return note(run_of(context), std::move(text)), true;
+  return error = ffi::Error(ffi::ErrorCode::kOutOfRange, std::move(text)), false;
 }
 
 // Whether no index is an error: one leaves the buffer as it was.
-bool all_inside(const Call& call, const Plan& plan, ffi::Error& error) {
+bool all_inside(const ffi::Context& context, const Call& call, const Plan& plan, ffi::Error& error) {
   if (!call.strict) return true;
   BufferSize size{plan.geometry.size};
   int64_t positions = plan.geometry.positions();
   if (with_index(plan.index, [&](auto rows) { return rows.all_inside(positions, size.size); })) return true;
   int64_t stray = plan.index.first_stray(positions, size);
-  return error = out_of_range(call.op, plan.index, stray, size(stray)), false;
+  return passes_over(context, call.op, plan.index, stray, size(stray), error);
 }
 
 // XLA honours the alias; another runtime that reads the same module need not.
@@ -74,11 +124,13 @@ void in_shares_of_buffer(ffi::ThreadPool& pool, const Geometry& g, const Work& w
   in_shares(pool, g.positions() * g.row, g.row / 128, g.batch * g.size, g.row, work);
 }
 
-TA_ONE_PIECE ffi::Error Read(ffi::ThreadPool pool, ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::RemainingArgs rest,
-                             ffi::Result<ffi::AnyBuffer> value, Call call) {
+TA_ONE_PIECE ffi::Error Read(ffi::Context context, ffi::ThreadPool pool, ffi::AnyBuffer buffer, ffi::AnyBuffer index,
+                             ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> value, Call call) {
   ffi::Error error;
   Plan plan{};
-  if (!plan_read(plan, call, buffer, index, rest, *value, error) || !all_inside(call, plan, error)) return error;
+  if (!plan_read(plan, call, buffer, index, rest, *value, error) || !all_inside(context, call, plan, error)) {
+    return error;
+  }
   const Geometry& g = plan.geometry;
   const auto* from = static_cast<const uint8_t*>(buffer.untyped_data());
   auto* to = static_cast<uint8_t*>(value->untyped_data());
@@ -92,11 +144,14 @@ TA_ONE_PIECE ffi::Error Read(ffi::ThreadPool pool, ffi::AnyBuffer buffer, ffi::A
   return ffi::Error::Success();
 }
 
-TA_ONE_PIECE ffi::Error Write(ffi::ThreadPool pool, ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::AnyBuffer value,
-                              ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> out, Call call) {
+TA_ONE_PIECE ffi::Error Write(ffi::Context context, ffi::ThreadPool pool, ffi::AnyBuffer buffer, ffi::AnyBuffer index,
+                              ffi::AnyBuffer value, ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> out,
+                              Call call) {
   ffi::Error error;
   Plan plan{};
-  if (!plan_write(plan, call, buffer, index, value, rest, *out, error) || !all_inside(call, plan, error)) return error;
+  if (!plan_write(plan, call, buffer, index, value, rest, *out, error) || !all_inside(context, call, plan, error)) {
+    return error;
+  }
   const Geometry& g = plan.geometry;
   auto* to = in_place<uint8_t>(buffer, out);
   const auto* from = static_cast<const uint8_t*>(value.untyped_data());
@@ -109,12 +164,13 @@ TA_ONE_PIECE ffi::Error Write(ffi::ThreadPool pool, ffi::AnyBuffer buffer, ffi::
   return ffi::Error::Success();
 }
 
-TA_ONE_PIECE ffi::Error Swap(ffi::ThreadPool pool, ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::AnyBuffer value,
-                             ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> old,
-                             Call call) {
+TA_ONE_PIECE ffi::Error Swap(ffi::Context context, ffi::ThreadPool pool, ffi::AnyBuffer buffer, ffi::AnyBuffer index,
+                             ffi::AnyBuffer value, ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> out,
+                             ffi::Result<ffi::AnyBuffer> old, Call call) {
   ffi::Error error;
   Plan plan{};
-  if (!plan_write(plan, call, buffer, index, value, rest, *out, error, *old) || !all_inside(call, plan, error)) {
+  if (!plan_write(plan, call, buffer, index, value, rest, *out, error, *old) ||
+      !all_inside(context, call, plan, error)) {
     return error;
   }
   const Geometry& g = plan.geometry;
@@ -149,11 +205,13 @@ template <class Rule>
 }
 
 template <class Op>
-TA_ONE_PIECE ffi::Error Combine(ffi::ThreadPool pool, ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::AnyBuffer value,
-                                ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> out, Call call) {
+TA_ONE_PIECE ffi::Error Combine(ffi::Context context, ffi::ThreadPool pool, ffi::AnyBuffer buffer, ffi::AnyBuffer index,
+                                ffi::AnyBuffer value, ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> out,
+                                Call call) {
   ffi::Error error;
   Plan plan{};
-  if (!plan_combine<Op>(plan, call, buffer, index, value, rest, *out, error) || !all_inside(call, plan, error)) {
+  if (!plan_combine<Op>(plan, call, buffer, index, value, rest, *out, error) ||
+      !all_inside(context, call, plan, error)) {
     return error;
   }
   return with_rule<Op>(element_type(buffer.element_type()), [&](auto rule) {
@@ -206,13 +264,14 @@ ffi::Error WritePart(ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::AnyBuffer
   return error;
 }
 
-ffi::Error Check(ffi::AnyBuffer index, ffi::AnyBuffer size, ffi::Result<ffi::AnyBuffer> out, CheckCall call) {
+ffi::Error Check(ffi::Context context, ffi::AnyBuffer index, ffi::AnyBuffer size, ffi::Result<ffi::AnyBuffer> out,
+                 CheckCall call) {
   ffi::Error error;
   Checked checked{};
   if (!plan_check(checked, call.op, index, size, *out, error)) return error;
   const auto& [rows, live, positions] = checked;
   int64_t stray = call.strict ? rows.first_stray(positions, live) : kNoRow;
-  if (stray != kNoRow) return out_of_range(call.op, rows, stray, live(stray));
+  if (stray != kNoRow && !passes_over(context, call.op, rows, stray, live(stray), error)) return error;
   auto* inside = static_cast<int32_t*>(out->untyped_data());
   for (int64_t p = 0; p < positions; ++p) inside[p] = static_cast<int32_t>(rows.row(p, live(p)));
   return error;
@@ -234,7 +293,16 @@ ffi::Error Fence(ffi::AnyBuffer buffer, ffi::RemainingArgs, ffi::Result<ffi::Any
 // Leaves its result as XLA allocated it: no page is touched.
 ffi::Error Empty(ffi::RemainingArgs, ffi::Result<ffi::AnyBuffer>) { return ffi::Error::Success(); }
 
-auto with_pool() { return ffi::Ffi::Bind().Ctx<ffi::ThreadPool>(); }
+// Raises what this run has noted. Its operands only have to be ready before, and its result is anything.
+ffi::Error Raise(ffi::Context context, ffi::RemainingArgs, ffi::Result<ffi::AnyBuffer>) {
+  if (number_noted == 0) return ffi::Error::Success();
+  auto text = take_noted(run_of(context));
+  return text ? ffi::Error(ffi::ErrorCode::kOutOfRange, *text) : ffi::Error::Success();
+}
+
+auto with_context() { return ffi::Ffi::Bind().Ctx<ffi::Context>(); }
+
+auto with_pool() { return with_context().Ctx<ffi::ThreadPool>(); }
 
 }  // namespace
 
@@ -245,9 +313,10 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(kMask, Mask, bind_mask(ffi::Ffi::Bind()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(kClear, Clear, bind_clear(ffi::Ffi::Bind()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(kReadPart, ReadPart, bind_read_part(ffi::Ffi::Bind()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(kWritePart, WritePart, bind_write_part(ffi::Ffi::Bind()));
-XLA_FFI_DEFINE_HANDLER_SYMBOL(kCheck, Check, bind_check(ffi::Ffi::Bind()));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(kCheck, Check, bind_check(with_context()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(kFence, Fence, bind_fence(ffi::Ffi::Bind()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(kEmpty, Empty, bind_empty(ffi::Ffi::Bind()));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(kRaise, Raise, bind_empty(with_context()));
 
 template <class Op>
 XLA_FFI_Error* combine(XLA_FFI_CallFrame* call) {

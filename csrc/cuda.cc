@@ -86,7 +86,9 @@ struct Device {
   cudaStream_t stream;
   ErrorRecord* record;
 
-  Report report(bool strict, std::string_view op) const { return {strict ? record : nullptr, op_name(op)}; }
+  Report report(bool strict, std::string_view op) const {
+    return {strict ? record : nullptr, strict ? kept(op) : nullptr};
+  }
 };
 
 // A handler that first raises what an earlier op of the same run has recorded, if that is known by now: then a loop
@@ -225,6 +227,11 @@ ffi::Error Empty(Device device, ffi::RemainingArgs, ffi::Result<ffi::AnyBuffer>)
   return status(enqueue_nothing(device.stream));
 }
 
+// A kernel has recorded the errors of this device, and the next op raises them.
+ffi::Error Raise(Device device, ffi::RemainingArgs, ffi::Result<ffi::AnyBuffer>) {
+  return status(enqueue_nothing(device.stream));
+}
+
 auto on_device() { return ffi::Ffi::Bind().Ctx<ffi::DeviceOrdinal>().Ctx<ffi::PlatformStream<cudaStream_t>>(); }
 
 constexpr auto kCapturable = {ffi::Traits::kCmdBufferCompatible};
@@ -244,6 +251,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(kWritePart, raising<WritePart>, bind_write_part(on
 XLA_FFI_DEFINE_HANDLER_SYMBOL(kCheck, raising<Check>, bind_check(on_device()), kCapturable);
 XLA_FFI_DEFINE_HANDLER_SYMBOL(kFence, raising<Fence>, bind_fence(on_device()), kCapturable);
 XLA_FFI_DEFINE_HANDLER_SYMBOL(kEmpty, raising<Empty>, bind_empty(on_device()), kCapturable);
+XLA_FFI_DEFINE_HANDLER_SYMBOL(kRaise, raising<Raise>, bind_empty(on_device()), kCapturable);
 
 template <class Op>
 XLA_FFI_Error* combine(XLA_FFI_CallFrame* call) {

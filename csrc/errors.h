@@ -5,35 +5,38 @@
 #pragma once
 
 #include <algorithm>
-#include <cstring>
+#include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 
+#include "called.h"
 #include "rows.h"
 
 namespace jax_tensorarray {
 
-// The name the user called, by value: a kernel in a CUDA graph outlives the call that put it there.
-struct OpName {
-  char text[40];
-};
-
-inline OpName op_name(std::string_view name) {
-  OpName op{};
-  memcpy(op.text, name.data(), std::min(name.size(), sizeof op.text - 1));
-  return op;
+// The attribute `op` of a call that is never gone: a kernel in a CUDA graph outlives the call that put it there.
+inline const char* kept(std::string_view op) {
+  static std::mutex lock;
+  static std::set<std::string, std::less<>> all;
+  std::lock_guard<std::mutex> alone(lock);
+  auto found = all.find(op);
+  return (found == all.end() ? all.emplace(op).first : found)->c_str();
 }
 
 struct Stray {
-  OpName op;
+  const char* op;
   IndexType type;
-  int64_t index, size;
+  int64_t position, index, size;
 };
 
-inline std::string message(std::string_view op, IndexType type, int64_t index, int64_t size) {
+inline std::string message(std::string_view op, IndexType type, int64_t position, int64_t index, int64_t size) {
   std::string text = type == IndexType::kU64 ? std::to_string(static_cast<uint64_t>(index)) : std::to_string(index);
-  return std::string(op) + ": index " + text + " is out of range for a TensorArray of size " + std::to_string(size);
+  Called called = called_at(op, position);
+  text = std::string(called.name) + ": index " + text + " is out of range for a TensorArray of size " +
+         std::to_string(size);
+  return called.place.empty() ? text : text + " (" + std::string(called.place) + ")";
 }
 
 // One for each GPU, in host memory that is mapped into the GPU's. The words count errors, and the GPU writes some and
@@ -50,7 +53,7 @@ struct ErrorRecord {
 // Where a kernel reports to; nowhere if indices out of range are dropped in silence.
 struct Report {
   ErrorRecord* record;
-  OpName op;
+  const char* op;
 
   // Called by a thread that has found a stray, any of them. Which thread is first is a matter of chance, so the one
   // that is looks for the first stray in order: the message is the same on every platform and in every run.
@@ -58,7 +61,7 @@ struct Report {
   TA_HD void operator()(const Index& index, int64_t positions, SizeAt size_at) const {
     if (record == nullptr || !claim()) return;
     int64_t first = index.first_stray(positions, size_at);
-    record->stray = Stray{op, index.type, index.value(first), size_at(first)};
+    record->stray = Stray{op, index.type, first, index.value(first), size_at(first)};
     publish();
   }
 
@@ -95,7 +98,7 @@ inline std::optional<std::string> tell(ErrorRecord& record) {
   if (!is_pending(record) || record.told == written(record)) return std::nullopt;
   record.told = written(record);
   const Stray& stray = record.stray;
-  return message(stray.op.text, stray.type, stray.index, stray.size);
+  return message(stray.op, stray.type, stray.position, stray.index, stray.size);
 }
 
 // To be called once the GPU has nothing more to do: from here on there is room for another error.

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <utility>
 
+#include "called.h"
 #include "checks.h"
 #include "combine.h"
 #include "registration.h"
@@ -21,7 +22,7 @@ struct Call {
   int64_t batch_dims;
   int64_t index_dims = 1;  // how many axes an index counts the rows of; not there if it is one
   bool masked;             // a `where` operand follows the named ones
-  std::string_view op;     // the name the user called, for messages
+  std::string_view op;     // what messages say of it, see called.h
   bool reverse;            // walk the positions last to first
   bool sorted;             // the order of the positions, sorted by row, follows that
   bool strict;             // an index out of range is an error
@@ -367,7 +368,7 @@ auto bind_empty(Binding binding) {
 // Every platform defines the functions declared here.
 
 extern "C" {
-XLA_FFI_Handler kRead, kWrite, kSwap, kMask, kClear, kReadPart, kWritePart, kCheck, kFence, kEmpty;
+XLA_FFI_Handler kRead, kWrite, kSwap, kMask, kClear, kReadPart, kWritePart, kCheck, kFence, kEmpty, kRaise;
 }
 
 template <class Op>
@@ -385,6 +386,7 @@ Handlers handlers_with(List<Ops...>) {
           {"check", kCheck},
           {"fence", kFence},
           {"empty", kEmpty},
+          {"raise", kRaise},
           {std::string(Ops::kName), combine<Ops>}...};
 }
 

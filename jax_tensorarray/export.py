@@ -21,12 +21,17 @@ memory of the first operand. Operands that follow the named ones are ignored: th
 | `write_part` | buffer, index, row, parts | buffer | batch_dims |
 | `fence` | buffer | buffer | |
 | `empty` | | buffer | |
+| `raise` | | int32 | |
 
 The other ops of `csrc/combine.h` are called like `add`.
 
-`op` (string) is the op that messages name, `batch_dims` (int64) the number of batch axes. `index_dims` (int64, 1 unless
-it is there, and only in calls with `strict`, `masked`, `sorted` and `reverse`) is the number of axes in the place of
-`T`: an index counts the rows of them all, the last axis fastest. The rest are bools:
+`op` (string) is the op that messages name, and after an `@` its place in the source: `ta_write@train.py:12`. If it has
+several lines, they are for the positions of the index in turn. If it begins with `>`, a CPU drops an index out of
+range, and a call of `raise` later in the same run raises the error.
+
+`batch_dims` (int64) is the number of batch axes. `index_dims` (int64, 1 unless it is there, and only in calls with
+`strict`, `masked`, `sorted` and `reverse`) is the number of axes in the place of `T`: an index counts the rows of them
+all, the last axis fastest. The rest are bools:
 `strict` raises an error for an index out of range, `masked` says that `where` is there, `sorted` that `order` is
 (int32, on GPUs: the positions sorted by row), and `reverse` visits the positions last to first.
 """

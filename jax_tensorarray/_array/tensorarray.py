@@ -1,5 +1,6 @@
 """`TensorArray`: the class to which TensorFlow code ports line for line."""
 
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,10 +10,14 @@ import numpy as np
 from jax.tree_util import GetAttrKey
 
 from jax_tensorarray._array import checks
+from jax_tensorarray._array.dropped import warn_if_dropped
 from jax_tensorarray._array.history import Version
 from jax_tensorarray._array.ragged import Ragged
 from jax_tensorarray._array.rows import ONE, Rows, Spec
 from jax_tensorarray._array.stacked import Stacked, UncheckedSize, Undecided, created
+
+#: The last array that a method has made. One that is dropped at once is never another one.
+_newest = 0
 
 
 class TensorArray:
@@ -25,6 +30,9 @@ class TensorArray:
 
     Outside of `jit` a loop of `ta = ta.write(i, x)` is in place too. An older version that you keep and use costs one
     copy of the rows; it is never invalidated, unless you donate it to a jitted function.
+
+    A statement `ta.write(i, x)`, which drops the new array, gives a `UserWarning`. So do `append`, `scatter`, `split`
+    and `unstack`.
 
     Args:
         dtype: dtype of the rows. Rows of another dtype are refused; Python numbers, and lists of them, are converted.
@@ -502,9 +510,15 @@ class TensorArray:
 
     @classmethod
     def _of(cls, rows: Rows) -> "TensorArray":
+        global _newest
         ta = cls.__new__(cls)
         ta._rows = rows
+        _newest = id(ta)
         return ta
+
+    def __del__(self) -> None:
+        if id(self) == _newest:
+            warn_if_dropped(sys._getframe(1))
 
     def _element(self, leaves: list[Any]) -> Any:
         return self._rows.spec.element.unflatten(leaves)

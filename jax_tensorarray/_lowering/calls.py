@@ -134,7 +134,7 @@ class Config(NamedTuple):
 def _written(value: bool | int | str) -> str:
     """Return the text of an attribute."""
     if isinstance(value, str):
-        return f'"{value}"'
+        return '"' + value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\0A") + '"'
     return str(value).lower() if isinstance(value, bool) else f"{value} : i64"
 
 
@@ -144,6 +144,14 @@ def config(call: Operation) -> Config:
 
 
 _config = functools.cache(Config.of)
+
+
+def with_config(call: Operation, **changed: bool | str) -> ir.Attribute:
+    """Return the attributes of its kernel, some of them changed."""
+    attributes = {item.name: item.attr for item in call.attributes[CONFIG]}
+    for name, value in changed.items():
+        attributes[name] = ir.StringAttr.get(value) if isinstance(value, str) else ir.BoolAttr.get(value)
+    return ir.DictAttr.get(attributes)
 
 
 @contextlib.contextmanager

@@ -320,7 +320,7 @@ class _Program:
     def _call(
         self, name: str, operands: Sequence[str], types: Sequence[str], results: Sequence[str], facts: Config
     ) -> str:
-        side_effect = facts.strict or name == "empty"
+        side_effect = facts.strict or name in ("empty", "raise")
         aliases = ""
         if PREFIX + name in UPDATING:
             index = "0" if len(results) > 1 else ""

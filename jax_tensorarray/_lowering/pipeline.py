@@ -23,10 +23,12 @@ from jax_tensorarray._lowering.calls import (
     is_ours,
     target,
 )
+from jax_tensorarray._lowering.deferred import raise_at_end
 from jax_tensorarray._lowering.mlir import Operation, blocks, functions_in_loops, loops_of, operation, walk
 from jax_tensorarray._lowering.ordering import order_readers
 from jax_tensorarray._lowering.ownership import Module
 from jax_tensorarray._lowering.partition import is_divided, label_calls
+from jax_tensorarray._lowering.places import Places, name_places
 from jax_tensorarray._lowering.record import check_by_record, drop_strays
 from jax_tensorarray._lowering.slices import default_lowering, use_slices
 
@@ -46,13 +48,14 @@ def rewrite(module: ir.Module, platforms: Sequence[str] = (), is_compiled_next: 
         meanings = {name: functions.pop(name) for name in fallback.names(functions)} if calls_nothing else {}
         divided = is_divided(module)
         platform = None if divided and platform not in WITHOUT_KERNELS else platform
+        places = Places(functions)
         needs_unknown = platform is not None and not _compat.barriers_hold(platform)
         if platform is not None:
             mark_those_in_range(functions)
             if platform in WITHOUT_KERNELS:
                 drop_strays(functions)
             else:
-                check_by_record(functions, default_lowering(), unknown=needs_unknown)
+                check_by_record(functions, default_lowering(), places, unknown=needs_unknown)
         everything = Module(functions)
         for function in functions.values():
             for block in reversed(list(blocks(function))):
@@ -65,6 +68,9 @@ def rewrite(module: ir.Module, platforms: Sequence[str] = (), is_compiled_next: 
                 if UNKNOWN in op.attributes:
                     del op.attributes[UNKNOWN]
         _pin_to_loops(functions)
+        if divided and is_compiled_next and tuple(platforms) == ("cpu",):
+            raise_at_end(functions, places)
+        name_places(functions, places)
         if calls_nothing:
             fallback.replace_calls(functions, meanings)
         label_calls(module)

@@ -2,8 +2,8 @@
 
 A call of a kernel raises where it is, and takes ten times as long as a slice of one row. So in a loop an op has its
 index checked by arithmetic of XLA's own: the first that is out of range becomes the record, which is the op, the index
-index checked by arithmetic of XLA's own: the first that is out of range becomes the record, which is the op, the index
 and the number of rows. The result of the op does not matter then, and a loop that counts its steps runs to its end. Any
+other loop ends at once.
 
 The record passes through loops, branches and functions, and `main` has it raised behind each of them.
 """
@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+import numpy as np
 from jax.interpreters import mlir
 from jax.interpreters.mlir import ir
 
@@ -47,6 +48,7 @@ from jax_tensorarray._lowering.calls import (
     lowering_of,
     may_raise,
     target,
+    with_config,
 )
 from jax_tensorarray._lowering.mlir import (
     INT32_MAX,
@@ -68,12 +70,13 @@ from jax_tensorarray._lowering.mlir import (
     walk,
     window_of,
 )
+from jax_tensorarray._lowering.places import Places
 
 #: The last value is the code of the first index that was out of range, or 0. Before it come numbers that do not fit in.
 Record = Sequence[Value]
 
 
-def check_by_record(functions: dict[str, Operation], default: str, *, unknown: bool) -> None:
+def check_by_record(functions: dict[str, Operation], default: str, places: Places, *, unknown: bool) -> None:
     """Have indices in loops recorded if they are out of range; `strict` ops become `CHECKED` ones, which drop them.
 
     This is done only if one of the ops may become a slice, by its `lowering` or the `default`: kernels raise by
@@ -88,7 +91,7 @@ def check_by_record(functions: dict[str, Operation], default: str, *, unknown: b
     asked = {(lowering_of(op, default), is_in_loop(op, in_loops)) for op in asking if unknown or _is_strict(op)}
     if asked & {("auto", True), ("xla", True), ("xla", False)}:
         with ir.Location.unknown():
-            _Threading(functions, _Codes([op for op in strict if _is_strict(op)]), unknown).run()
+            _Threading(functions, _Codes([op for op in strict if _is_strict(op)], places), unknown).run()
 
 
 def drop_strays(functions: dict[str, Operation]) -> None:
@@ -117,8 +120,7 @@ def _is_never_out(op: Operation) -> bool:
 
 
 def _set_checked(op: Operation) -> None:
-    attributes = {item.name: item.attr for item in op.attributes[CONFIG]}
-    op.attributes[CONFIG] = ir.DictAttr.get(attributes | {"strict": ir.BoolAttr.get(False)})
+    op.attributes[CONFIG] = with_config(op, strict=False)
     op.attributes[CHECKED] = ir.UnitAttr.get()
 
 
@@ -216,7 +218,7 @@ class _Threading:
                 if not known & {position, position._replace(mask=None)}:
                     known.add(position)
                     with ir.InsertionPoint(op), op.location:
-                        record = self.codes.checked(config(op).op or "", position, record)
+                        record = self.codes.checked(op, position, record)
                 _set_checked(op)
                 continue
             record = self._extend(op, record, known)
@@ -276,9 +278,19 @@ def _waits(op: Operation) -> bool:
     return op.name == _WHILE and not _counts(op)
 
 
-def _counts(loop: Operation) -> bool:
+def may_wait(op: Operation) -> bool:
+    """Return whether `op` is a loop that need not come to an end: it counts to no number, whatever else it looks at."""
+    if op.name != _WHILE:
+        return False
+    conditions = [terminator(_condition(op)).operands[0]]
+    for value in conditions:  # grows meanwhile
+        conditions += operands_of(value, "and") or []
+    return not any(_counts(op, value) for value in conditions)
+
+
+def _counts(loop: Operation, predicate: Value | None = None) -> bool:
     condition, body = _condition(loop), loop.regions[1].blocks[0]
-    compared = operands_of(terminator(condition).operands[0], "compare", "LT")
+    compared = operands_of(predicate or terminator(condition).operands[0], "compare", "LT")
     if not compared or not _is_argument(compared[0], condition):
         return False
     step, end = compared
@@ -375,8 +387,9 @@ def _of_windows(position: _Position) -> _Position:
     return _of_one(_Position(index, size, None if mask is None else without_last(operation(mask.owner))))
 
 
-#: A code has a number of an op and of a size in the upper half, and this many ops at most.
-_OPS = 256
+#: A code has a number of an op and of a size in the upper half. Ops of one name in one place have one number, and
+#: this many numbers have places.
+_OPS, _PLACES = 2**12, 2**11
 
 
 class _Codes:
@@ -385,25 +398,27 @@ class _Codes:
     A program with indices of 64 bits carries their upper half beside the code. A computed size comes before it.
     """
 
-    def __init__(self, strict: Sequence[Operation]) -> None:
+    def __init__(self, strict: Sequence[Operation], places: Places) -> None:
+        self.places = places
         positions = list(map(_position, strict))
         elements = [p.index.type.element_type for p in positions]
         self.is_wide = any(e.width == 64 or (e.width == 32 and e.is_unsigned) for e in elements)
         self.computes = any(not isinstance(p.size, int) for p in positions)
-        self.ops: list[tuple[str, bool]] = []  #: names, and whether the index is an uint64
+        self.ops: list[tuple[str, bool]] = []  #: names with places, and whether the index is an uint64
         self.sizes: list[int | None] = []
         self.types = [*[integer(32)] * (self.computes + self.is_wide), integer(64)]
 
-    def checked(self, name: str, position: _Position, record: Record) -> Record:
+    def checked(self, op: Operation, position: _Position, record: Record) -> Record:
         """Return the record after an op. The op's index becomes the record if it is the first that is out of range."""
         index, size, strays = _first_stray(position)
         element, code = index.type.element_type, record[-1].type
         is_long = element.is_unsigned and element.width == 64
-        op = _number(self.ops, (name, is_long)) + 1
+        name = self.places.named(op) if len(self.ops) < _PLACES else config(op).op or ""
+        number = _number(self.ops, (name, is_long)) + 1
         of_size = _number(self.sizes, position.size if isinstance(position.size, int) else None)
         whole = hlo.bitcast_convert(code, index) if is_long else hlo.convert(code, index)
         lower = hlo.and_(whole, splat(code, _LOWER))
-        found = [hlo.or_(lower, splat(code, (of_size * _OPS + op) << 32))]
+        found = [hlo.or_(lower, splat(code, (of_size * _OPS + number) << 32))]
         if self.is_wide:
             found.insert(0, hlo.convert(integer(32), hlo.shift_right_logical(whole, splat(code, 32))))
         if self.computes:
@@ -414,15 +429,20 @@ class _Codes:
     def raised(self, record: Record, before: Operation) -> Record:
         """Raise the record if there is one, and return it as it is after that."""
         with ir.InsertionPoint(before), before.location:
-            index, size, op = self._read(record)
-            raised = []
-            for number, (name, is_long) in enumerate(self.ops, 1):
-                is_here = compare(op, splat(op.type, number), "EQ")
-                own, rows = (hlo.select(is_here, v, splat(v.type, n)) for v, n in ((index, 0), (size, 1)))
-                if is_long:
-                    own = hlo.bitcast_convert(tensor([], ir.IntegerType.get_unsigned(64)), own)
-                raised.append(_call_of_check(name, own, rows, raises=True))
+            found = self._read(record)
+            raised = [self._raised(is_long, *found) for is_long in dict.fromkeys(long for _, long in self.ops)]
             return [*record[:-1], hlo.convert(record[-1].type, functools.reduce(hlo.or_, raised))]
+
+    def _raised(self, is_long: bool, index: Value, size: Value, op: Value) -> Value:
+        """Check the index of the one op that was recorded, and no rows of the others."""
+        numbers = {n: name for n, (name, long) in enumerate(self.ops, 1) if long == is_long}
+        own = hlo.constant(ir.DenseElementsAttr.get(np.array([*numbers], np.int32)))
+        each = [_repeated(x, len(numbers)) for x in (index, size, op)]
+        is_here = compare(own, each.pop(), "EQ")
+        index, size = (hlo.select(is_here, x, splat(x.type, n)) for x, n in zip(each, (0, 1), strict=True))
+        if is_long:
+            index = hlo.bitcast_convert(tensor(index.type.shape, ir.IntegerType.get_unsigned(64)), index)
+        return _smallest(_call_of_check("\n".join(numbers.values()), index, size, raises=True))
 
     def _read(self, record: Record) -> tuple[Value, Value, Value]:
         """Return the index, the size and the number of the op."""
@@ -434,7 +454,7 @@ class _Codes:
             index = hlo.or_(hlo.shift_left(hlo.convert(code.type, others[-1]), half), lower)
         else:
             index = hlo.shift_right_arithmetic(hlo.shift_left(code, half), half)
-        of_size = hlo.shift_right_logical(upper, splat(upper.type, 8))
+        of_size = hlo.shift_right_logical(upper, splat(upper.type, _OPS.bit_length() - 1))
         size = others[0] if self.computes else splat(upper.type, 1)
         for number, known in enumerate(self.sizes):
             if known is not None:
@@ -455,7 +475,7 @@ def _number(known: list[Any], one: Any) -> int:
 def _call_of_check(op: str, index: Value, size: Value, *, raises: bool) -> Value:
     """Have a kernel check an index, and return the index."""
     attributes = {"op": ir.StringAttr.get(op), "strict": ir.BoolAttr.get(raises)}
-    result = custom_call("check", [index, size], integer(32), attributes)
+    result = custom_call("check", [index, size], tensor(index.type.shape, integer(32).element_type), attributes)
     call = operation(result.owner)
     call.attributes["has_side_effect"] = ir.BoolAttr.get(raises)
     call.attributes[LOWERING] = ir.StringAttr.get("ffi")
@@ -481,13 +501,23 @@ def _first_stray(position: _Position) -> tuple[Value, Value, Value]:
     place = tensor([], places.element_type)
     none = splat(place, index.type.shape[0])
     candidates = hlo.select(strays, hlo.iota(places, mlir.i64_attr(0)), splat(places, index.type.shape[0]))
-    reduce = hlo.ReduceOp([place], [candidates], [none], mlir.dense_int_array([0]))
-    smaller = reduce.regions[0].blocks.append(place, place)
-    with ir.InsertionPoint(smaller):
-        hlo.return_([hlo.minimum(*smaller.arguments)])
-    first = reduce.results[0]
+    first = _smallest(candidates, none)
     at, rows = (
         hlo.reshape(tensor([], v.type.element_type), hlo.dynamic_slice(v, [first], mlir.dense_int_array([1])))
         for v in (index, sizes)
     )
     return at, rows, compare(first, none, "LT")
+
+
+def _repeated(value: Value, count: int) -> Value:
+    return hlo.broadcast_in_dim(tensor([count], value.type.element_type), value, mlir.dense_int_array([]))
+
+
+def _smallest(values: Value, none: Value | None = None) -> Value:
+    """Return the smallest of some numbers and `none`, by default 0."""
+    kind = tensor([], values.type.element_type)
+    reduce = hlo.ReduceOp([kind], [values], [splat(kind, 0) if none is None else none], mlir.dense_int_array([0]))
+    block = reduce.regions[0].blocks.append(kind, kind)
+    with ir.InsertionPoint(block):
+        hlo.return_([hlo.minimum(*block.arguments)])
+    return reduce.results[0]

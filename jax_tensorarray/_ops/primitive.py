@@ -7,6 +7,8 @@ all of them.
 
 import functools
 import math
+import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict, Unpack
@@ -17,6 +19,7 @@ import numpy as np
 from jax import lax
 from jax.core import ShapedArray
 from jax.experimental import checkify
+from jax.extend import source_info_util
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 from jax.sharding import PartitionSpec
@@ -115,7 +118,7 @@ def make_primitive(
     """
     primitive = RowPrimitive(name)
     primitive.multiple_results = multiple_results
-    primitive.def_impl(functools.partial(xla.apply_primitive, primitive))
+    primitive.def_impl(functools.partial(_run, primitive))
     primitive.def_abstract_eval(abstract_eval)
     if linear_in:
         jvp = functools.partial(_linear_jvp, primitive, linear_in)
@@ -143,6 +146,20 @@ def make_primitive(
             lower = functools.partial(_lower_without_kernel, functools.partial(kernel, platform=platform), fallback)
             mlir.register_lowering(primitive, lower, platform=platform)
     return primitive
+
+
+def _run(primitive: Primitive, *operands: Any, **params: Any) -> Any:
+    """Run one op outside of jit. It is compiled once for all places that it is called from."""
+    try:
+        return xla.apply_primitive(primitive, *operands, **params)
+    except (jax.errors.JaxRuntimeError, ValueError) as error:
+        text, where = str(error), source_info_util.summarize(source_info_util.current())
+        stray = re.search(r"index -?\d+ is out of range for a TensorArray of size \d+", text)
+        frame = re.match(r"(.+?):(\d+)", where)
+        if stray is None or frame is None:
+            raise
+        text = f"{text[: stray.end()]} ({os.path.basename(frame[1])}:{frame[2]}){text[stray.end() :]}"
+        raise type(error)(text).with_traceback(error.__traceback__) from None
 
 
 # --- abstract eval ---------------------------------------------------------------------------------------------

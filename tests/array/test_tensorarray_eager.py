@@ -183,6 +183,77 @@ def test_without_the_hook_writes_copy_and_are_right(monkeypatch):
     assert rows(first) == [0, 10, 20, 30]
 
 
+# --- arrays that nobody takes ----------------------------------------------------------------------------------
+
+
+class Held:
+    """Something that holds an array."""
+
+    ta = None
+
+
+def test_an_array_that_a_method_returns_is_missed_if_the_statement_drops_it():
+    ta, held = made("growing"), Held()
+    held.ta = ta
+
+    def traced(x):
+        def body(i, ta):
+            ta.write(i, x)
+            return ta
+
+        return jax.lax.fori_loop(0, 3, body, TensorArray(f64, size=3, element_shape=())).stack()
+
+    dropping = {
+        "write": [
+            lambda: exec("ta.write(1, 5.0)", {"ta": ta}),
+            lambda: exec("held.ta.write(1, value=5.0)", {"held": held}),
+            lambda: exec("for k in range(2): (ta\n .write)(k, 5.0, where=True)", {"ta": ta}),
+            lambda: jax.jit(traced)(1.0),
+        ],
+        "append": [lambda: exec("ta.append(*[5.0])", {"ta": ta})],
+        "scatter": [lambda: exec("ta.scatter([0, 1], [5.0, 6.0])", {"ta": ta})],
+        "unstack": [lambda: exec("1; ta.unstack([5.0]); 2", {"ta": ta})],
+    }
+    for name, statements in dropping.items():
+        for run in statements:
+            with pytest.warns(UserWarning, match=rf"TensorArray\.{name}: the array that it returns is dropped"):
+                run()
+    np.testing.assert_array_equal(ta.stack(), [0, 10, 20, 30])
+
+
+def test_the_warning_names_the_statement():
+    ta = made("static")
+    with pytest.warns(UserWarning) as caught:
+        ta.write(0, 5.0)
+    (warning,) = caught
+    here = test_the_warning_names_the_statement.__code__
+    assert (warning.filename, warning.lineno) == (here.co_filename, here.co_firstlineno + 3)
+
+
+def test_nobody_is_warned_of_an_array_that_was_used_or_taken():
+    """Warnings are errors here."""
+    ta, held = made("growing"), Held()
+    new = ta.write(0, 5.0)
+    new = None
+    _ = ta.write(0, 5.0)
+    assert new is None
+    ta.write(0, 5.0).stack()
+    len(ta.write(0, 5.0))
+    jax.block_until_ready(ta.write(0, 5.0))
+    jax.tree.map(jnp.sin, ta.write(0, 5.0))
+    [ta.write(k, 5.0) for k in range(3)]
+    held.ta = ta.write(0, 5.0)
+    held.ta = held.ta.write(1, 5.0)
+
+    def written(ta):
+        return ta.write(0, 5.0)
+
+    written(ta)
+    with pytest.raises(IndexError):
+        ta.write(0, 5.0).write(-1, 5.0)
+    del held
+
+
 # --- interrupts ------------------------------------------------------------------------------------------------
 
 ACTIONS = {

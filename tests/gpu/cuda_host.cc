@@ -64,7 +64,7 @@ void run(const Case& c, FILE* in, FILE* out) {
   int64_t positions = c.batch * c.count, index_bytes = kIndexBytes[c.index_type];
   auto type = static_cast<IndexType>(c.index_type);
   ErrorRecord record{};
-  Report report{c.strict ? &record : nullptr, op_name("the op")};
+  Report report{c.strict ? &record : nullptr, "the op"};
   OnHost launch{c.schedule};
 
   if (c.op == kCheck) {

@@ -39,6 +39,10 @@ XLA_FFI_Api fake_api() {
     args->device_ordinal = 0;
     return nullptr;
   };
+  api.XLA_FFI_RunId_Get = [](XLA_FFI_RunId_Get_Args* args) -> XLA_FFI_Error* {
+    args->run_id = 7;
+    return nullptr;
+  };
   return api;
 }
 

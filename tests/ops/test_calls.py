@@ -119,8 +119,12 @@ class Call:
         return b"".join(parts)
 
     @property
+    def lines(self) -> list[str]:
+        return str(self.attributes.get("op", f"jax_tensorarray_{self.handler}")).split("\n")
+
+    @property
     def op(self) -> str:
-        return str(self.attributes.get("op", f"jax_tensorarray_{self.handler}"))
+        return self.lines[0].split("@")[0]
 
 
 def _numbers(*numbers: int) -> bytes:
@@ -172,7 +176,7 @@ def right_call(rng, handler):
     if handler in ROW_OPS:
         masked, is_sorted, reverse, strict = (bool(b) for b in rng.random(4) < 0.4)
         call.attributes = {
-            "op": f"ta_{handler}",
+            "op": str(rng.choice([f"ta_{handler}", f"ta_{handler}@a b@c.py:7", f"ta_{handler}@"])),
             "batch_dims": len(dims["B"]),
             "masked": masked,
             "sorted": is_sorted,
@@ -186,7 +190,8 @@ def right_call(rng, handler):
         if is_sorted:
             call.operands.append(order_of(call))
     elif handler == "check":
-        call.attributes = {"op": "TensorArray.read", "strict": bool(rng.random() < 0.5)}
+        op = str(rng.choice(["TensorArray.read", "ta_read@a.py:1\nTensorArray.read\nta_swap@b.py:2"]))
+        call.attributes = {"op": op, "strict": bool(rng.random() < 0.5)}
     elif handler not in ("fence", "empty"):
         call.attributes = {"batch_dims": len(dims["B"])}
     if call.results[0:1] and SIGNATURES[handler][1][0].startswith("result buffer") and call.operands:
@@ -284,9 +289,11 @@ def _misfits(call, arrays, signature):
 def error_of(call, index, where, sizes):
     """What a call with right arguments says of the first index, in order, that is out of range; or nothing."""
     if call.attributes["strict"]:
-        for i, w, size in zip(index.flat, where.flat, sizes.flat, strict=True):
+        for k, (i, w, size) in enumerate(zip(index.flat, where.flat, sizes.flat, strict=True)):
             if w and not 0 <= int(i) < size:
-                return f"{call.op}: index {int(i)} is out of range for a TensorArray of size {size}"
+                op, _, place = call.lines[k % len(call.lines)].partition("@")
+                text = f"{op}: index {int(i)} is out of range for a TensorArray of size {size}"
+                return f"{text} ({place})" if place else text
     return ""
 
 
@@ -464,6 +471,25 @@ def test_whatever_a_handler_is_called_with_it_touches_no_other_memory(programs, 
         for call, error, results in outcomes(program, tmp_path, calls):
             if not has_other_order(call):
                 assert_as_meant(call, error, results)
+
+
+@pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
+@pytest.mark.skipif(not CSRC.exists(), reason="needs the C++ sources, which an installed package has not")
+def test_a_call_that_is_to_go_on_drops_the_row_and_raise_says_so_once(programs, tmp_path):
+    operands = [np.ones((3, 2), np.float32), np.array([1, 3, 4], np.int32), np.zeros((3, 2), np.float32)]
+    flags = {"batch_dims": 0, "masked": False, "reverse": False, "sorted": False, "strict": True}
+    write = Call(
+        "write",
+        [Array(dtype, x.shape, x.tobytes()) for dtype, x in zip((11, 4, 11), operands, strict=True)],
+        [Array(11, (3, 2))],
+        {"op": ">ta_write@a.py:7"} | flags,
+    )
+    end = Call("raise", [], [Array(4, ())])
+    text = "ta_write: index 3 is out of range for a TensorArray of size 3 (a.py:7)"
+    for program, said in zip(programs, (["", "", text, ""], [text, text, "", ""]), strict=True):  # a GPU is waited for
+        found = list(outcomes(program, tmp_path, [write, write, end, end]))
+        assert [error for _, error, _ in found] == said
+        assert found[0][2] == found[1][2] == [np.array([[1, 1], [0, 0], [1, 1]], np.float32).tobytes()]
 
 
 # --- by XLA ----------------------------------------------------------------------------------------------------

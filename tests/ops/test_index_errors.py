@@ -13,7 +13,9 @@ from ops import OPS, OURS, ROW_OPS, RUNTIME_ERRORS, assert_same, every, message
 from waiting import finish
 
 import jax_tensorarray as ta
+from jax_tensorarray import _kernels
 
+f64 = jnp.float64
 SIZE = 10
 BUFFER = np.arange(2.0 * SIZE).reshape(SIZE, 2)
 VALUE = np.array([7.0, 8.0])
@@ -164,6 +166,82 @@ def test_an_index_of_any_dtype_is_named_with_its_true_value(op):
 def test_a_constant_that_a_mask_admits_at_run_time_is_named_with_its_true_value(index):
     with raises("ta_read", int(index)):
         finish(jax.jit(lambda w: ta.ta_read(BUFFER, index, where=w))(True))
+
+
+# --- where it was ----------------------------------------------------------------------------------------------
+
+
+def by_ops_in_lines(count):
+    """A loop with an op in each of its lines, of which the first is the second of the source, and the source."""
+    dtypes = ["uint64", "int8", "int32"]
+    lines = [f"  b = ta_add(b, at[{k}].astype('{dtypes[k % 3]}'), 1.0)" for k in range(count)]
+    return "\n".join(["def body(b, at):", *lines, "  return b, None"])
+
+
+def compiled(source, file):
+    names = {"ta_add": ta.ta_add, "ta_write": ta.ta_write}
+    exec(compile(source, file, "exec"), names)
+    return names
+
+
+def test_an_error_names_the_line_of_the_op_among_many():
+    body = compiled(by_ops_in_lines(40), '/of mine/odd "näme".py')["body"]
+    f = jax.jit(lambda b, at: lax.scan(body, b, at)[0])
+    for k in (0, 1, 2, 17, 39):
+        at = np.zeros((3, 40), int)
+        at[1, k] = 12
+        with pytest.raises(RUNTIME_ERRORS, match=message("ta_add", 12, SIZE) + rf' \(odd "näme"\.py:{k + 2}\)'):
+            finish(f(BUFFER[:, 0], at))
+
+
+def line(function, number):
+    return rf" \(test_index_errors\.py:{function.__code__.co_firstlineno + number}\)"
+
+
+def test_wherever_an_op_is_called_the_error_names_its_line():
+    def helper(b, i):
+        return ta.ta_write(b, i, 1.0)
+
+    def in_a_loop(i):
+        return lax.fori_loop(i, i + 2, lambda k, b: helper(b, k), jnp.asarray(BUFFER))
+
+    def in_a_bounded_loop(i):
+        arrays = ta.TensorArray(f64, size=SIZE, element_shape=())
+
+        def body(c):
+            return c[0] + 1, c[1].write(c[0], 1.0)
+
+        return ta.while_loop(lambda c: c[0] < 12, body, (i, arrays), max_steps=5)[1].stack().sum()
+
+    def on_its_own(i):
+        b = jnp.asarray(BUFFER)
+        return ta.ta_read(b, i)
+
+    is_cpu = jax.default_backend() == "cpu"
+    raises_at_once = is_cpu and not hasattr(_kernels.modules["cpu"], "wait_for_error")
+    for f, index, where in [
+        (lambda i: helper(jnp.asarray(BUFFER), i), 10, line(helper, 1)),
+        (in_a_loop, 9, line(helper, 1)),
+        (in_a_bounded_loop, 9, line(in_a_bounded_loop, 4)),
+        (lambda i: jax.grad(lambda x: (in_a_loop(i) * x).sum())(1.0), 9, line(helper, 1)),
+        (on_its_own, 10, line(on_its_own, 2)),
+    ]:
+        for run in (jax.jit(f), *[f] * raises_at_once):  # a GPU runs an op on its own for many lines
+            with pytest.raises(RUNTIME_ERRORS, match=f": index 10 is out of range for a TensorArray of size 10{where}"):
+                finish(run(jnp.array(index)))
+
+
+def test_an_op_that_is_jitted_itself_names_no_line_since_another_may_call_it():
+    with pytest.raises(RUNTIME_ERRORS, match=message("ta_read", 12, SIZE) + "(?! .test)"):
+        finish(jax.jit(ta.ta_read)(BUFFER, jnp.array(12)))
+
+
+def test_a_program_does_not_depend_on_the_folder_that_its_source_is_in():
+    def lowered(file):
+        f = compiled("def f(b, i):\n  return ta_write(b, i, 1.0)", file)["f"]
+        return jax.jit(f).lower(BUFFER, 3).as_text()
+
+    assert lowered("/home/a/train.py") == lowered("/tmp/b/train.py") != lowered("/tmp/b/other.py")
 
 
 # --- known while tracing ---------------------------------------------------------------------------------------

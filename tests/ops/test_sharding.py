@@ -3,6 +3,9 @@
 import contextlib
 import functools
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -353,6 +356,16 @@ def test_an_index_that_only_one_device_has_is_an_error_of_the_whole_program():
         finish(f(put(np.stack([BUFFER] * 8), mesh, "x"), put([0, 1, 2, 3, 4, 99, 6, 7], mesh, "x")))
     with contextlib.suppress(jax.errors.JaxRuntimeError):  # of GPUs
         check_errors()
+
+
+@pytest.mark.parametrize("partitioner", ["shardy", "gspmd"])
+def test_a_device_with_a_bad_index_goes_on_until_all_have_met_and_then_raises(partitioner):
+    script = Path(__file__).parents[1] / "support" / "one_bad_index.py"
+    done = subprocess.run([sys.executable, script, partitioner], capture_output=True, text=True)
+    text = r"OUT_OF_RANGE: (ta_read|ta_add|TensorArray.write): index (99|100|101) is out of range for a TensorArray"
+    assert done.returncode == 1, done.stderr
+    assert re.search(rf"Error: {text} of size 16 \(one_bad_index.py:\d+\)", done.stderr), done.stderr
+    assert len(re.findall(f"^{text}", done.stdout, re.MULTILINE)) == len(done.stdout.splitlines())
 
 
 @pytest.mark.parametrize("spec", [(None, "x"), ("x", None)])
