@@ -92,6 +92,8 @@ def _order_block(mlir_block: ir.Block, module: Module, sinks: bool) -> None:
 
     pending: dict[int, list[tuple[Value, list[int]]]] = {}
     for value, candidates in owning.items():
+        if num_bytes(value) < _LEAST_BYTES and not any(_is_held(block.operations[k], value, module) for k in users[value]):
+            continue
         # Of several owners the last may have the buffer itself; the others copy it, as their meaning demands.
         owner = max(candidates, key=lambda k: block.rank[k])
         readers = []
@@ -125,6 +127,15 @@ def _order_block(mlir_block: ir.Block, module: Module, sinks: bool) -> None:
             for k in module.invariants(op):
                 if (_is_splat(op.operands[k]) or (sinks and _is_computed(op.operands[k]))) and module.holds(op, k):
                     _fence(op, op.operands[k], [])
+
+
+#: A smaller array is copied in less time than XLA loses by an order that it has to keep.
+_LEAST_BYTES = 1024
+
+
+def _is_held(op: Operation, value: Value, module: Module) -> bool:
+    """Return whether a call of ours in an operation has an array as its buffer."""
+    return any(used == value and module.holds(user, number) for user, number, used in nested_operands(op))
 
 
 def _is_splat(value: Value) -> bool:

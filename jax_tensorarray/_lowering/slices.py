@@ -17,6 +17,7 @@ a separate call then has to raise.
 """
 
 import functools
+import itertools
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -66,6 +67,7 @@ from jax_tensorarray._lowering.mlir import (
     Value,
     blocks,
     callers_of,
+    constant,
     dims_of,
     entry,
     functions_in_loops,
@@ -652,7 +654,7 @@ def _accesses(op: Operation, choice: _Choice) -> tuple[list[_Access], Sequence[V
     size, shape = math.prod(rows), buffer.type.shape
     batch, inner, elem = shape[: choice.shared], batch_dims - choice.shared, shape[batch_dims + len(rows) :]
     sizes = (*batch, *[1] * (inner + len(rows) - 1), length or 1, *elem)
-    is_inside, index = _inside(op, index) if choice.drops else (None, index)
+    is_inside, index = _inside(op, index)
     found = []
     for place in np.ndindex(*index.type.shape):
         row = widened(_part(index, 0, place, ()), size)
@@ -700,7 +702,7 @@ class _AtOnce(NamedTuple):
             index = hlo.broadcast_in_dim(whole, index, dims)
         if length is not None and mask is not None:
             mask = without_last(operation(mask.owner))
-        is_inside, index = _inside(op, index) if choice.drops else (None, index)
+        is_inside, index = _inside(op, index)
         row = widened(index, math.prod(sizes))
         if choice.drops:
             inside = hlo.not_(astray(row, math.prod(sizes))) if is_inside is None else is_inside
@@ -805,7 +807,7 @@ def _inside(op: Operation, index: Value) -> tuple[Value | None, Value]:
 
     XLA sees that other accesses use the same row.
     """
-    if CHOSEN not in op.attributes or chosen_row(index) is None:
+    if chosen_row(index) is None or not (CHOSEN in op.attributes or IN_RANGE in op.attributes):
         return None, index
     inside, row, _ = operands_of(index, "select")
     return _of_shape(inside, index), row
@@ -823,9 +825,25 @@ def _along_axes(row: Value, sizes: Sequence[int]) -> list[Value]:
     """Return where a row is along axes of these sizes. The last one counts fastest."""
     places: list[Value] = []
     for size in reversed(sizes[1:]):
-        places.insert(0, hlo.remainder(row, splat(row.type, size)))
-        row = hlo.divide(row, splat(row.type, size))
+        known = _counted(row, size)
+        place = known[1] if known else hlo.remainder(row, splat(row.type, size))
+        row = known[0] if known else hlo.divide(row, splat(row.type, size))
+        places.insert(0, place)
     return [row, *places]
+
+
+def _counted(row: Value, size: int) -> tuple[Value, Value] | None:
+    """Return a number and one below `size`, if the program counts a row of two axes by them."""
+    for product, rest in itertools.permutations(operands_of(row, "add")):
+        for whole, by in itertools.permutations(operands_of(product, "multiply")):
+            if constant(by) == size and _is_clamped(rest, size):
+                return whole, rest
+    return None
+
+
+def _is_clamped(number: Value, size: int) -> bool:
+    limits = [constant(x) for x in operands_of(number, "clamp")[::2]]
+    return len(limits) == 2 and None not in limits and 0 <= limits[0] and limits[1] < size
 
 
 def _part(value: Value, shared: int, place: Sequence[int], shape: Sequence[int]) -> Value:
