@@ -8,7 +8,6 @@ import jax
 
 from jax_tensorarray._in_place import early, refs
 from jax_tensorarray._in_place.repair import Repair, has_loops
-from jax_tensorarray._in_place.values import Value
 from jax_tensorarray._loops.from_jax import check_max_steps
 
 _NAMES = ("__module__", "__name__", "__qualname__", "__doc__")

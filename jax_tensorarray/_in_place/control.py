@@ -143,7 +143,8 @@ def while_(repair: "Repair", eqn: Any, operands: Sequence[Value]) -> list[Value]
         active = jnp.asarray(predicate(*of_cond, *carry)[0])
         before = [Value.given(x) for x in carry]
         after = inner.evaluate(body, [*map(Value.given, of_body), *before], known)
-        after = [with_type(x, weak=v.aval.weak_type and not x.shape) for x, v in zip(after, body.jaxpr.outvars, strict=True)]
+        is_weak = [v.aval.weak_type and not v.aval.shape for v in body.jaxpr.outvars]
+        after = [with_type(x, weak=flag) for x, flag in zip(after, is_weak, strict=True)]
         if not active.ndim:
             return [x.array for x in after]
         chosen = Predicate(active)

@@ -49,9 +49,7 @@ class Address(NamedTuple):
 
     @property
     def params(self) -> Params:
-        return row_params(
-            "in_place", "drop", batch_dims=self.axis, index_dims=len(self.sizes), length=self.length
-        )
+        return row_params("in_place", "drop", batch_dims=self.axis, index_dims=len(self.sizes), length=self.length)
 
     def of_one(self, axes: int) -> "Address":
         """Return the address in one example of a batch along the first `axes` axes."""

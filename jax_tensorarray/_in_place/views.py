@@ -26,9 +26,10 @@ from jax_tensorarray._loops import jaxprs
 Array = Any
 
 #: Elementwise operations that cost no more than reading the row again.
-_CHEAP = frozenset(("abs", "add", "convert_element_type", "max", "min", "mul", "neg", "select_n", "sub"))
-_ELEMENTWISE = _CHEAP | frozenset(
-    "and cos div eq erf exp exp2 expm1 ge gt integer_pow le log log1p logistic lt ne not or pow rsqrt sign sin sqrt square tan tanh".split()
+_CHEAP = frozenset(["abs", "add", "convert_element_type", "max", "min", "mul", "neg", "select_n", "sub"])
+_ELEMENTWISE = _CHEAP.union(
+    ["and", "cos", "div", "eq", "erf", "exp", "exp2", "expm1", "ge", "gt", "integer_pow", "le", "log", "log1p"],
+    ["logistic", "lt", "ne", "not", "or", "pow", "rsqrt", "sign", "sin", "sqrt", "square", "tan", "tanh"],
 )
 _LAYOUT = frozenset(("broadcast_in_dim", "reshape", "transpose"))
 _READS = frozenset(("dynamic_slice", "gather"))
@@ -175,8 +176,8 @@ def _read_in(inner: Any) -> set[Any]:
     """Return the variables of which rows may be read, here or in what the equations run."""
     found = viewed(inner)
     for eqn in inner.eqns:
-        if jaxprs.jaxprs_in(eqn.params):
-            found.update(v for v in eqn.invars if not isinstance(v, jex.Literal) and v.aval.shape and rows.has_rows(v.aval))
+        if any(jaxprs.jaxprs_in(eqn.params)):
+            found.update(v for v in eqn.invars if not isinstance(v, jex.Literal) and rows.has_rows(v.aval))
     return found
 
 
@@ -184,16 +185,21 @@ def _before(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     name, of = eqn.primitive.name, eqn.outvars[0].aval
     if name == "broadcast_in_dim":
         return [_view(eqn, operands)]
-    if name in _CHEAP and of.shape and any(x.shape for x in operands):
-        if (found := view(eqn, operands)) is not None:
-            return found
-    if name in ("reshape", "transpose") and len(operands) == 1 and (inner := operands[0].view) is not None:
-        if inner.eqn.primitive.name in _CHEAP:  # the other way round, so that rows are read of the array
-            moved = [_before(eqn, [x]) if x.shape else [x] for x in inner.operands]
-            return None if None in moved else [_view(inner.eqn, [x for (x,) in moved], of.shape)]
+    if name in _CHEAP and any(x.shape for x in operands) and (found := view(eqn, operands)) is not None:
+        return found
+    inner = operands[0].view if name in ("reshape", "transpose") and len(operands) == 1 else None
+    if inner is not None and inner.eqn.primitive.name in _CHEAP and _is_square(inner):
+        # The other way round, so that rows are read of the array.
+        moved = [_before(eqn, [x]) if x.shape else [x] for x in inner.operands]
+        return None if None in moved else [_view(inner.eqn, [x for (x,) in moved], of.shape)]
     if any(_is_repeated(x) or _is_smaller_float(x) for x in operands):
         return None
     return [Value(x) for x in jaxprs.bind(eqn, as_written(operands))]
+
+
+def _is_square(view: View) -> bool:
+    """Return whether all operands are scalars or have the shape of the result."""
+    return all(x.shape in ((), view.shape) for x in view.operands)
 
 
 def _is_repeated(x: Value) -> bool:

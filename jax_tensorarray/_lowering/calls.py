@@ -70,6 +70,10 @@ CHECKED = "jax_tensorarray.checked"
 IN_RANGE = "jax_tensorarray.in_range"
 
 
+#: Attribute of an op whose reads and updates of the buffer need no order, see `uses`.
+UNORDERED = "jax_tensorarray.unordered"
+
+
 #: Attribute of a call whose index is made of windows of consecutive rows, each either in range or out of range.
 WINDOW = "jax_tensorarray.window"
 

@@ -92,7 +92,8 @@ def _order_block(mlir_block: ir.Block, module: Module, sinks: bool) -> None:
 
     pending: dict[int, list[tuple[Value, list[int]]]] = {}
     for value, candidates in owning.items():
-        if num_bytes(value) < _LEAST_BYTES and not any(_is_held(block.operations[k], value, module) for k in users[value]):
+        is_held = any(_is_held(block.operations[k], value, module) for k in users[value])
+        if num_bytes(value) < _LEAST_BYTES and not is_held:
             continue
         # Of several owners the last may have the buffer itself; the others copy it, as their meaning demands.
         owner = max(candidates, key=lambda k: block.rank[k])

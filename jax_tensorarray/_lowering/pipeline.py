@@ -31,6 +31,7 @@ from jax_tensorarray._lowering.partition import is_divided, label_calls
 from jax_tensorarray._lowering.places import Places, name_places
 from jax_tensorarray._lowering.record import check_by_record, drop_strays
 from jax_tensorarray._lowering.slices import default_lowering, use_slices
+from jax_tensorarray._lowering.uses import mark_unordered
 
 
 def rewrite(module: ir.Module, platforms: Sequence[str] = (), is_compiled_next: bool = False) -> None:
@@ -52,6 +53,7 @@ def rewrite(module: ir.Module, platforms: Sequence[str] = (), is_compiled_next: 
         needs_unknown = platform is not None and not _compat.barriers_hold(platform)
         if platform is not None:
             mark_those_in_range(functions)
+            mark_unordered(functions)
             if platform in WITHOUT_KERNELS:
                 drop_strays(functions)
             else:

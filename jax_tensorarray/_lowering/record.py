@@ -41,6 +41,7 @@ from jax_tensorarray._lowering.calls import (
     PREFIX,
     TAPE,
     UNKNOWN,
+    UNORDERED,
     addresses_rows,
     config,
     index_and_size,
@@ -87,7 +88,8 @@ def check_by_record(functions: dict[str, Operation], default: str, places: Place
         if _is_never_out(op):
             _set_checked(op)
     in_loops = functions_in_loops(functions)
-    asking = [op for function in functions.values() for op in walk(function) if is_ours(op)] if unknown else strict
+    ours = [op for function in functions.values() for op in walk(function) if _may_be_ordered(op)]
+    asking = [*ours, *strict] if unknown else strict
     asked = {(lowering_of(op, default), is_in_loop(op, in_loops)) for op in asking if unknown or _is_strict(op)}
     if asked & {("auto", True), ("xla", True), ("xla", False)}:
         with ir.Location.unknown():
@@ -111,6 +113,11 @@ def _is_strict(op: Operation) -> bool:
         return False
     index, size = index_and_size(op)
     return index.type.has_static_shape and (size is None or size <= INT32_MAX)
+
+
+def _may_be_ordered(op: Operation) -> bool:
+    """Return whether an order may be put between an op of ours and others, which takes an unknown number."""
+    return is_ours(op) and UNORDERED not in op.attributes
 
 
 def _is_never_out(op: Operation) -> bool:
@@ -187,7 +194,7 @@ class _Threading:
         return any(self._needs_itself(x) or callee(x) in self.needing for x in _with_steps(op))
 
     def _needs_itself(self, op: Operation) -> bool:
-        return _is_strict(op) or _waits(op) or (self.unknown and is_ours(op))
+        return _is_strict(op) or _waits(op) or (self.unknown and _may_be_ordered(op))
 
     def run(self) -> None:
         for name in self.names:

@@ -50,6 +50,7 @@ from jax_tensorarray._lowering.calls import (
     LOWERINGS,
     PREFIX,
     TAPE,
+    UNORDERED,
     UPDATING,
     WINDOW,
     WITHOUT_KERNELS,
@@ -66,13 +67,11 @@ from jax_tensorarray._lowering.mlir import (
     Operation,
     Value,
     blocks,
-    callers_of,
     constant,
     dims_of,
     entry,
     functions_in_loops,
     is_in_loop,
-    is_inside,
     nested_operands,
     num_bytes,
     operands_of,
@@ -82,7 +81,7 @@ from jax_tensorarray._lowering.mlir import (
     walk,
     window_of,
 )
-from jax_tensorarray._lowering.ownership import Module
+from jax_tensorarray._lowering.uses import Uses
 
 #: The most rows of an op that become slices. On a GPU each slice is a kernel, and one of ours does them all.
 _MOST_SLICES = 16
@@ -149,14 +148,11 @@ class _Choice(NamedTuple):
 
 class _Chooser:
     def __init__(self, functions: dict[str, Operation], platform: str | None, divided: bool) -> None:
-        self.module = Module(functions)
-        self.callers = callers_of(functions)
+        self.uses = Uses(functions)
         self.default, self.platform, self.divided = default_lowering(), platform, divided
         self.most_slices = _MOST_SLICES if platform == "cpu" or platform in WITHOUT_KERNELS else 1
         self.barriers_hold = platform is not None and _compat.barriers_hold(platform)
         self.slices_of_a_loop = _MOST_SLICES_ON_CPU if self.barriers_hold else 1
-        self.updated: dict[Operation, set[Value]] = {}  # by the last operation of a block
-        self.for_itself: dict[Operation, bool] = {}
         self.in_loops = functions_in_loops(functions)
         calls = [op for function in functions.values() for op in walk(function) if target(op) == PREFIX + "check"]
         self.checks_outside = any(_may_be_lost(op) and not is_in_loop(op, self.in_loops) for op in calls)
@@ -230,12 +226,12 @@ class _Chooser:
             # Of a slice XLA may know the result without the index, and then nobody asks whether that is right.
             return None
         if name == "read":
-            updated = not self._is_never_updated(buffer, op.block)
+            updated = not self.uses.is_never_updated(buffer, op.block)
             # A gather is never made twice. One that the update does not depend on has become its operand.
             in_order = at_once and isinstance(buffer, ir.BlockArgument)
-            is_ordered = updated and not in_order and not self._is_for_update(op)
+            is_ordered = updated and not in_order and UNORDERED not in op.attributes
             return choice._replace(ordered=is_ordered, passes_on=updated)
-        is_alone = _is_alone(op, reads_too=choice.does_both) or self._is_for_itself(op)
+        is_alone = _is_alone(op, reads_too=choice.does_both) or UNORDERED in op.attributes
         return choice._replace(ordered=not is_alone, passes_on=True)
 
     def _can_be_at_once(self, op: Operation, name: str, element: str, each: int) -> bool:
@@ -246,39 +242,8 @@ class _Chooser:
             return each == 1  # of two positions, one might take out what the other puts in
         # XLA adds small floats by way of larger ones, and before jaxlib 0.12 converts all of a bfloat16 buffer.
         if element == "bf16" and not self.barriers_hold:
-            return name == "read" and self._is_never_updated(op.operands[0], op.block)
+            return name == "read" and self.uses.is_never_updated(op.operands[0], op.block)
         return name in ("read", "write") or element not in ("bf16", "f16")
-
-    def _is_for_update(self, read: Operation) -> bool:
-        """Return whether a row is read for the next update of the buffer only."""
-        uses = ((operation(use.owner), use.operand_number) for use in read.operands[0].uses)
-        updates = [op for op, number in uses if self.module.owns(op, number)]
-        return len(updates) == 1 and self._is_for_itself(updates[0])
-
-    def _is_for_itself(self, update: Operation) -> bool:
-        """Return whether all that is read of a buffer in a step of a loop is for the one update there.
-
-        Then nothing has to be ordered: XLA cannot read behind an update what the update is made of.
-        """
-        if update not in self.for_itself:
-            self.for_itself[update] = target(update) in UPDATING and self._uses_alone(update, 0, 0)
-        return self.for_itself[update]
-
-    def _uses_alone(self, op: Operation, number: int, result: int) -> bool:
-        """Return whether what a step reads of an operand is for `op` only, whose result is the operand of the next."""
-        buffer, block = op.operands[number], op.block
-        end, uses = terminator(block), list(op.results[result].uses)
-        if len(op.results) > 1 and target(op) in UPDATING:
-            return False  # "swap" gives the old row to others
-        if not isinstance(buffer, ir.BlockArgument) or buffer.owner != block or len(uses) != 1:
-            return False
-        if operation(uses[0].owner) != end or not _reach_only(buffer, op):
-            return False
-        inside = operation(block.owner)
-        if inside.name != "func.func":
-            return inside.name == "stablehlo.while"
-        calls = self.callers[inside.attributes["sym_name"].value]
-        return bool(calls) and all(self._uses_alone(call, buffer.arg_number, uses[0].operand_number) for call in calls)
 
     def _is_of_account(self, op: Operation) -> bool:
         """Return whether the index of `op` may be out of range with an effect that anybody can see.
@@ -287,47 +252,6 @@ class _Chooser:
         arrays and raises later.
         """
         return IN_RANGE not in op.attributes and (CHECKED not in op.attributes or self.platform != "cpu")
-
-    def _updated_in(self, block: ir.Block) -> set[Value]:
-        """Return the values that operations of a block update, in the block or inside these operations."""
-        key = terminator(block)
-        if key not in self.updated:
-            uses = (use for op in block.operations for use in nested_operands(operation(op)))
-            self.updated[key] = {value for user, number, value in uses if self.module.owns(user, number)}
-        return self.updated[key]
-
-    def _is_never_updated(self, value: Value, block: ir.Block) -> bool:
-        """Return whether nothing updates `value` after it has been read in `block`."""
-        if value in self._updated_in(block):
-            return False
-        if not isinstance(value, ir.BlockArgument):
-            inside = operation(block.owner)
-            if inside.name == "func.func":  # its callers may update what it returns
-                return value not in terminator(block).operands
-            return is_inside(value, inside)
-        owner = operation(value.owner.owner)
-        if owner.name == "stablehlo.while":
-            return value.arg_number in self.module.invariants(owner)
-        if owner.name == "func.func":
-            callers = self.callers[owner.attributes["sym_name"].value]
-            return all(self._is_never_updated(call.operands[value.arg_number], call.block) for call in callers)
-        return False
-
-
-def _reach_only(buffer: Value, update: Operation) -> bool:
-    """Return whether all that is made of a buffer in the block of `update` is for `update`."""
-    stack, found, block = [buffer], set(), update.block
-    while stack:
-        for use in stack.pop().uses:
-            op = operation(use.owner)
-            while op.block != block:
-                op = operation(op.block.owner)
-            if not op.results:  # it leaves the block
-                return False
-            if op != update and op not in found:
-                found.add(op)
-                stack.extend(op.results)
-    return True
 
 
 def _may_be_lost(check: Operation) -> bool:
@@ -439,7 +363,7 @@ class _Rewriter:
                 if value in self.passed:
                     user.operands[number] = self.passed[value]
             if choice is None:
-                for name in (LOWERING, CHECKED, IN_RANGE, CHOSEN, WINDOW):
+                for name in (LOWERING, CHECKED, IN_RANGE, CHOSEN, UNORDERED, WINDOW):
                     if name in op.attributes:
                         del op.attributes[name]
                 continue
@@ -761,8 +685,10 @@ class _AtOnce(NamedTuple):
         element = merged.type.element_type
         for token in tokens:
             if token is not None:
-                number = token if token.type.element_type == row.type.element_type else hlo.convert(
-                    tensor([], row.type.element_type), token
+                number = (
+                    token
+                    if token.type.element_type == row.type.element_type
+                    else hlo.convert(tensor([], row.type.element_type), token)
                 )
                 row = hlo.add(row, hlo.broadcast_in_dim(row.type, number, mlir.dense_int_array([])))
         if self.mask is not None:  # XLA leaves out a row that is out of range
@@ -834,8 +760,8 @@ def _along_axes(row: Value, sizes: Sequence[int]) -> list[Value]:
 
 def _counted(row: Value, size: int) -> tuple[Value, Value] | None:
     """Return a number and one below `size`, if the program counts a row of two axes by them."""
-    for product, rest in itertools.permutations(operands_of(row, "add")):
-        for whole, by in itertools.permutations(operands_of(product, "multiply")):
+    for product, rest in itertools.permutations(operands_of(row, "add"), 2):
+        for whole, by in itertools.permutations(operands_of(product, "multiply"), 2):
             if constant(by) == size and _is_clamped(rest, size):
                 return whole, rest
     return None
@@ -843,7 +769,7 @@ def _counted(row: Value, size: int) -> tuple[Value, Value] | None:
 
 def _is_clamped(number: Value, size: int) -> bool:
     limits = [constant(x) for x in operands_of(number, "clamp")[::2]]
-    return len(limits) == 2 and None not in limits and 0 <= limits[0] and limits[1] < size
+    return len(limits) == 2 and None not in limits and limits[0] >= 0 and limits[1] < size
 
 
 def _part(value: Value, shared: int, place: Sequence[int], shape: Sequence[int]) -> Value:

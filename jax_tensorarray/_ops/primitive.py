@@ -38,7 +38,7 @@ class Params(TypedDict):
 
     batch_dims: int  #: leading axes that buffer, index, value and where share
     index_dims: int  #: number of axes behind these whose rows an index counts, the last one fastest
-    length: int | None  #: each index is the first of that many rows along the last of these axes, or all are out of range
+    length: int | None  #: each index is the first of so many rows of the last of these axes, or all are out of range
     mode: str | None  #: "error", "drop", or None: "error" unless vmap batches the index
     reverse: bool  #: walk the positions of the index last to first
     op: str  #: the public op that the user called, for messages
@@ -165,9 +165,7 @@ def _run(primitive: Primitive, *operands: Any, **params: Any) -> Any:
 # --- abstract eval ---------------------------------------------------------------------------------------------
 
 
-def check_operands(
-    buffer: Any, index: Any, rest: Sequence[Any], takes_value: bool, **params: Unpack[Params]
-) -> None:
+def check_operands(buffer: Any, index: Any, rest: Sequence[Any], takes_value: bool, **params: Unpack[Params]) -> None:
     """Check the operands of a bind. The public functions make them fit; this guards binds by hand."""
     op, batch_dims, index_dims = params["op"], params["batch_dims"], params["index_dims"]
     if buffer.ndim <= batch_dims or index.shape[:batch_dims] != buffer.shape[:batch_dims]:
