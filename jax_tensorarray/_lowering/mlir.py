@@ -112,6 +112,23 @@ def is_in_loop(op: Operation, functions_in_loops: set[str]) -> bool:
     return op.attributes["sym_name"].value in functions_in_loops
 
 
+class LoopsAround:
+    """Counts the loops around an operation, also those that call its function."""
+
+    def __init__(self, functions: Mapping[str, Operation]) -> None:
+        self.callers, self.known = callers_of(dict(functions)), {}
+
+    def __call__(self, op: Operation) -> int:
+        loops = 0
+        while op.name != "func.func":
+            op = operation(op.block.owner)
+            loops += op.name == "stablehlo.while"
+        name = op.attributes["sym_name"].value
+        if name not in self.known:
+            self.known[name] = max(map(self, self.callers[name]), default=0)
+        return loops + self.known[name]
+
+
 def added_by_step(carried: Value, behind: Value, functions: Mapping[str, Operation]) -> int | None:
     """Return the constant that a step of a loop adds to a number that it carries, or None if it does anything else.
 

@@ -64,6 +64,7 @@ from jax_tensorarray._lowering.calls import (
     unknown_at,
 )
 from jax_tensorarray._lowering.mlir import (
+    LoopsAround,
     Operation,
     Value,
     blocks,
@@ -91,7 +92,8 @@ _MOST_SLICES = 16
 _MOST_SLICES_ON_CPU = 4
 
 #: The most bytes that an op may both read and write by slices if a branch has to order these. In a loop over longer
-#: rows XLA runs each branch by itself, which takes longer than the one call that does both.
+#: rows XLA runs each branch by itself, which takes longer than the one call that does both. But it takes less than the
+#: calls that all other ops on the buffer would be, if one of these is in an inner loop.
 _MOST_BYTES = 64
 
 #: The default of `lowering`.
@@ -115,6 +117,9 @@ def use_slices(functions: dict[str, Operation], *, platform: str | None, divided
         for block in blocks(function)
     ]
     unmixed = _Unmixed(functions, chooser.in_loops)
+    for operations in chosen:
+        unmixed.add_depths(operations)
+    chosen = [unmixed.without_dear(operations) for operations in chosen]
     for operations in chosen:
         unmixed.add(operations)
     for operations in chosen:
@@ -144,6 +149,7 @@ class _Choice(NamedTuple):
     by_windows: bool = False  #: its rows are one or several windows of consecutive rows
     at_once: bool = False  #: all rows are moved by one gather or one scatter
     unknown: Value = None  #: a number that is 0, but XLA cannot see that
+    is_dear: bool = False  #: a call takes less time, as long as no other op has to be one too
 
 
 class _Chooser:
@@ -178,9 +184,8 @@ class _Chooser:
         if self.barriers_hold:
             return choice
         unknown = unknown_at(op)
-        if unknown is None or (choice.does_both and num_bytes(op.operands[2]) > _MOST_BYTES):
-            return None
-        return choice._replace(unknown=unknown)
+        is_dear = choice.does_both and num_bytes(op.operands[2]) > _MOST_BYTES
+        return None if unknown is None else choice._replace(unknown=unknown, is_dear=is_dear)
 
     def _choose_row(self, op: Operation, name: str, is_tape: bool) -> _Choice | None:
         buffer, index = op.operands[:2]
@@ -291,7 +296,8 @@ class _Unmixed:
     def __init__(self, functions: dict[str, Operation], in_loops: set[str]) -> None:
         self.buffers: UnionFind[Value] = UnionFind()
         self.calls: set[tuple[Value, bool]] = set()
-        self.in_loops = in_loops
+        self.in_loops, self.loops_around = in_loops, LoopsAround(functions)
+        self.depths: dict[tuple[Value, bool], int] = {}  #: in how many loops the innermost of the others is
         for function in functions.values():
             for op in walk(function):
                 for one, other in _same_buffer(op, functions):
@@ -299,6 +305,24 @@ class _Unmixed:
 
     def _key(self, op: Operation) -> tuple[Value, bool]:
         return self.buffers.find(op.operands[0]), is_in_loop(op, self.in_loops)
+
+    def add_depths(self, operations: Sequence[tuple[Operation, _Choice | None]]) -> None:
+        for op, choice in operations:
+            if choice is not None and not choice.is_dear:
+                key = self._key(op)
+                self.depths[key] = max(self.depths.get(key, 0), self.loops_around(op))
+
+    def without_dear(
+        self, operations: Sequence[tuple[Operation, _Choice | None]]
+    ) -> list[tuple[Operation, _Choice | None]]:
+        """Return the choices without those that take longer than calls, unless another op is in an inner loop."""
+        return [
+            (op, None if choice is not None and choice.is_dear and self._is_innermost(op) else choice)
+            for op, choice in operations
+        ]
+
+    def _is_innermost(self, op: Operation) -> bool:
+        return self.loops_around(op) >= self.depths.get(self._key(op), 0)
 
     def add(self, operations: Sequence[tuple[Operation, _Choice | None]]) -> None:
         """Note the calls that stay."""
