@@ -6,6 +6,7 @@ import re
 import statistics
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +16,8 @@ from benchmarks.wild.measure import TOLERANCE, difference
 
 #: The targets: run time, and compile time at worst and in the median, as parts of plain JAX's.
 RUN, COMPILE, COMPILE_MEDIAN = 1.1, 1.6, 1.2
+
+ROOT = Path(__file__).parent.parent.parent
 
 #: A sample takes no less.
 LEAST_SECONDS = 0.005
@@ -78,8 +81,8 @@ def rows_of(program: Program, variants: Sequence[str], effort: Effort = FULL) ->
                     for name in chosen:
                         yield from rows_of(program, [name], effort)
                     continue
-                text = str(error).strip().partition("\n")[0]
-                found = [{"error": f"{type(error).__name__}: {text}"[:200]}]
+                text = str(error).strip().partition("\n")[0].replace(f"{ROOT}/", "")
+                found = [{"error": f"{type(error).__name__}: {text}"[:120]}]
             for name, values in zip(chosen, found, strict=True):
                 yield Row(program.family, program.name, name, **values)
 

@@ -2,15 +2,13 @@
 
 import statistics
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from benchmarks.harm.measure import COMPILE, COMPILE_MEDIAN, RUN, Row
+from benchmarks.harm.measure import COMPILE, COMPILE_MEDIAN, ROOT, RUN, Row
 from benchmarks.harm.program import VARIANTS
 from benchmarks.harm.programs import PROGRAMS
 from benchmarks.wild.report import END
 
-ROOT = Path(__file__).parent.parent.parent
 RESULTS = ROOT / "benchmarks/results/harm-cpu.json"
 PAGE = ROOT / "docs/harm.md"
 

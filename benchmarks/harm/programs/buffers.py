@@ -129,6 +129,14 @@ def _weak(name, init):
 
         return lax.while_loop(lambda c: c[1] < n - m, body, (init(n), 0))[0]
 
+    @program(lambda r: (whole(r, 8, 1)[0] + 1,), by=None, name=f"{name}_while_in_loop")
+    def in_both(m, n=1000):
+        def body(i, h):
+            add = lambda c: (c[0].at[c[1] % n].add(1), c[1] + 1)  # noqa: E731
+            return lax.while_loop(lambda c: c[1] < i + m, add, (h, i))[0]
+
+        return lax.fori_loop(0, n, body, init(n))
+
 
 _weak("full", lambda n: jnp.full(n, 1.0))
 _weak("full_inf", lambda n: jnp.full(n, jnp.inf))
