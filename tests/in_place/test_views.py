@@ -1,0 +1,129 @@
+"""Rows of what is computed from a whole buffer, `q.T[i]` or `(q * 2)[i]`, are rows of the buffer."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from in_place import assert_no_whole_buffer_copy, compiled
+from jax import jit, lax
+
+from jax_tensorarray import in_place
+
+pytestmark = pytest.mark.usefixtures("every_buffer_is_large")
+
+N, D = 120, 12
+SCALES = np.cos(np.arange(N * D)).reshape(N, D)
+
+#: name -> what a step reads of a buffer `[N, D]`
+VIEWS = {
+    "a column": lambda b, i: b.T[:, i],
+    "a row of the transposed": lambda b, i: b.T[i % D],
+    "columns": lambda b, i: lax.dynamic_slice(b.T, (0, i), (D, 5)),
+    "some columns": lambda b, i: b.T[:, (i + 5 * jnp.arange(6)) % N],
+    "smaller floats": lambda b, i: b.astype(jnp.float32)[i],
+    "smaller floats, by a function": lambda b, i: jnp.take(b.astype(jnp.float32), i, axis=0),
+    "a column of smaller floats": lambda b, i: b.astype(jnp.float32).T[:, i],
+    "some of smaller floats": lambda b, i: (b.astype(jnp.float32) * 2)[(i + 5 * jnp.arange(6)) % N],
+    "scaled by a number": lambda b, i: (b * b[0, 0] + 1)[i],
+    "scaled by a row": lambda b, i: (b * SCALES[0])[i],
+    "scaled by a column": lambda b, i: (b * SCALES[:, :1])[i],
+    "a column, scaled": lambda b, i: (b * SCALES[:, :1]).T[:, i],
+    "two arrays": lambda b, i: (jnp.sin(b) * b)[i],
+    "longer rows": lambda b, i: b.reshape(-1, 3, D)[i % (N // 3)],
+    "shorter rows": lambda b, i: b.reshape(-1, 4)[i],
+    "elements": lambda b, i: b.reshape(-1)[3 * i],
+    "windows of longer rows": lambda b, i: lax.dynamic_slice(b.reshape(-1, 3, D), (i % 50, 0, 0), (2, 3, D)),
+}
+
+#: The same of what is no view: only before a loop it is as good.
+COMPUTED = VIEWS | {
+    "a softmax": lambda b, i: jax.nn.softmax(b)[i],
+    "a product": lambda b, i: (b @ SCALES[:D])[i],
+    "chosen elements": lambda b, i: jnp.where(b > 0, b, 0)[i],
+    "a sum of all": lambda b, i: (b + jnp.sum(b, 0))[i],
+}
+
+
+def of_a_constant(read):
+    def f(q):
+        def step(h, i):
+            return jnp.tanh(0.5 * h + jnp.sum(jnp.sin(read(q, i)))), None
+
+        return lax.scan(step, jnp.ones(()), jnp.arange(40) % 30)[0]
+
+    return f
+
+
+def of_what_changes(read):
+    def f(q):
+        def step(c, i):
+            b, h = c
+            h = jnp.tanh(0.5 * h + jnp.sum(jnp.sin(read(b, i))))
+            return (b.at[7 * i % N].set(jnp.cos(h * jnp.arange(D))), h), None
+
+        b, h = lax.scan(step, (q, jnp.ones(())), jnp.arange(40))[0]
+        return jnp.sum(b**2) + h
+
+    return f
+
+
+def in_a_while_loop(read):
+    def f(q):
+        def step(c):
+            return c[0] + 1, jnp.tanh(0.5 * c[1] + jnp.sum(jnp.sin(read(q, c[0]))))
+
+        return lax.while_loop(lambda c: c[0] < 30, step, (0, jnp.ones(())))[1]
+
+    return f
+
+
+ORDERS = {
+    "gradient": lambda f: jax.value_and_grad(in_place(f)),
+    "of a gradient": lambda f: in_place(jax.value_and_grad(f)),
+    "batched": lambda f: lambda q: jax.tree.map(
+        lambda x: x[1], jax.vmap(jax.value_and_grad(in_place(f)))(jnp.stack([jnp.zeros_like(q), q]))
+    ),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(
+    ("loop", "name"),
+    [(of_a_constant, n) for n in COMPUTED] + [(of_what_changes, n) for n in VIEWS],
+    ids=lambda x: x if isinstance(x, str) else x.__name__,
+)
+def test_rows_of_a_view_are_rows_of_the_buffer(loop, name, order):
+    q = np.random.default_rng(0).standard_normal((N, D))
+    f = loop(COMPUTED[name])
+    want = jit(jax.value_and_grad(f))(q)
+    program = compiled(ORDERS[order](f), q)
+    close = 3e-6 if "smaller" in name else 1e-11
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=close, atol=close), program(q), want)
+    # Cotangents of smaller floats are added in larger ones, of which there is an array as large as q.
+    assert_no_whole_buffer_copy(program, q.astype(np.float32))
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_what_a_loop_without_a_bound_reads_is_made_before_it(name):
+    q = np.random.default_rng(0).standard_normal((N, D))
+    f = in_a_while_loop(COMPUTED[name])
+    np.testing.assert_allclose(jit(in_place(f))(q), jit(f)(q), rtol=1e-5)
+    tangents = jit(lambda g: jax.jvp(g, (q,), (np.ones_like(q),)), static_argnums=0)
+    np.testing.assert_allclose(tangents(in_place(f)), tangents(f), rtol=1e-5)
+
+
+def test_nothing_that_may_run_for_ever_is_run_before_a_loop_of_no_steps():
+    def f(q, steps):
+        def step(i, h):
+            endless = lax.while_loop(lambda c: c[0] < 1, lambda c: (c[0] * 1, c[1] + 1), (0 * steps, q))[1]
+            return h + endless[i]
+
+        return lax.fori_loop(0, steps, step, jnp.zeros(D))
+
+    np.testing.assert_array_equal(jit(in_place(f))(np.ones((N, D)), 0), np.zeros(D))
+
+
+def test_cotangents_of_a_smaller_float_are_added_in_the_larger_one():
+    """A table in 16 bits, one row of which is read 3000 times: in 16 bits the sum would end at 256."""
+    f = in_place(lambda q: lax.fori_loop(0, 3000, lambda i, s: s + q.astype(jnp.bfloat16)[0].astype(q.dtype), q[0]).sum())
+    assert jit(jax.grad(f))(jnp.ones((N, D)))[0, 0] == 3001
