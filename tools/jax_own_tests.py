@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[1]
 EXPECTED = {
     "": (),
     "--our-loops": ("testForiLoopBatchedIssue1190", "testWhileGradError"),
-    "--in-place": ("test_gather_with_vjp3", "test_optimization_barrier_with_refs", "test_slicing_with_vjp3"),
+    "--in-place": ("test_gather_with_vjp31", "test_optimization_barrier_with_refs", "test_slicing_with_vjp3"),
 }
 
 #: What the second run does before the tests are imported.
