@@ -3,10 +3,12 @@
     git clone --depth 1 --branch jax-v0.10.2 https://github.com/jax-ml/jax /tmp/jax
     python tools/jax_own_tests.py /tmp/jax/tests/pjit_test.py                            # the library is imported
     python tools/jax_own_tests.py --our-loops /tmp/jax/tests/lax_control_flow_test.py    # and its loops are tested
+    python tools/jax_own_tests.py --in-place /tmp/jax/tests/lax_control_flow_test.py     # and `in_place` is
 
 The tests should belong to the installed jax. Some tests of another version fail in both runs, which says nothing. With
 `--our-loops` the second run has a copy of the file in which `lax.scan`, `lax.while_loop` and `lax.fori_loop` are ours,
-and JAX itself is as it is. The exit code is 1 if a test differs that need not.
+and JAX itself is as it is. With `--in-place` every function that a test gives to `jax.jit` is under `in_place`, which
+takes buffers of any size. The exit code is 1 if a test differs that need not.
 """
 
 import json
@@ -22,8 +24,32 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-#: With our loops these have to: they look for `while` in a jaxpr, and for JAX's text of the error in reverse mode.
-EXPECTED = ("testForiLoopBatchedIssue1190", "testWhileGradError")
+#: The tests that have to differ. With our loops: they look for `while` in a jaxpr, and for JAX's text of the error in
+#: reverse mode. Under `in_place`: they look for an equation in the jaxpr, which is in a call there, or another one.
+EXPECTED = {
+    "": (),
+    "--our-loops": ("testForiLoopBatchedIssue1190", "testWhileGradError"),
+    "--in-place": ("test_gather_with_vjp31", "test_optimization_barrier_with_refs", "test_slicing_with_vjp3"),
+}
+
+#: What the second run does before the tests are imported.
+SETUP = "import jax_tensorarray"
+SETUP_IN_PLACE = """
+import functools, sys, types, jax, jax_tensorarray
+from jax._src import test_util  # whose checks compile too
+from jax_tensorarray._in_place import rows
+rows.LEAST_BYTES *= 0
+jit = jax.jit
+@functools.wraps(jit)
+def jit_in_place(fun=None, **options):
+    if fun is None:
+        return functools.partial(jit_in_place, **options)
+    caller = sys._getframe(1).f_globals["__name__"]
+    is_test = caller == test_util.__name__ or not caller.startswith("jax")
+    return jit(jax_tensorarray.in_place(fun) if is_test and callable(fun) else fun, **options)
+jax.jit = jit_in_place
+test_util.api = types.SimpleNamespace(**vars(test_util.api) | {"jit": jit_in_place})
+"""
 
 
 def with_our_loops(source: str) -> str:
@@ -70,22 +96,24 @@ def outcomes(path: Path, setup: str, log: Path) -> dict[str, str]:
 
 def main(arguments: list[str]) -> int:
     """Compare the two runs of each file. Return 1 if a test differs that need not, else 0."""
-    our_loops = "--our-loops" in arguments
-    expected = EXPECTED if our_loops else ()
+    mode = next((x for x in arguments if x.startswith("--")), "")
+    if mode not in EXPECTED:
+        sys.exit(__doc__)
     logs, is_any = Path(tempfile.mkdtemp(prefix="jax_own_tests_")), False
-    for path in [Path(x).resolve() for x in arguments if x != "--our-loops"]:
+    for path in [Path(x).resolve() for x in arguments if x != mode]:
         without = outcomes(path, "", logs / f"{path.stem}_without.log")
         tested = path
-        if our_loops:
+        if mode == "--our-loops":
             tested = logs / "tests" / path.name
             tested.parent.mkdir(exist_ok=True)
             tested.write_text(with_our_loops(path.read_text()))
-        with_library = outcomes(tested, "import jax_tensorarray", logs / f"{path.stem}_with.log")
+        setup = SETUP_IN_PLACE if mode == "--in-place" else SETUP
+        with_library = outcomes(tested, setup, logs / f"{path.stem}_with.log")
         differ = sorted(test for test in without | with_library if without.get(test) != with_library.get(test))
         failed = sum(outcome == "failed" for outcome in without.values())
         print(f"{path}: {len(without) - 1} tests, of which {failed} fail without the library; {len(differ)} differ")
         for test in differ:
-            note = " (expected)" if test.startswith(expected) else ""
+            note = " (expected)" if test.startswith(EXPECTED[mode]) else ""
             print(f"  {test}: {without.get(test)} without it, {with_library.get(test)} with it{note}", flush=True)
             is_any |= not note
     print(f"logs: {logs}")

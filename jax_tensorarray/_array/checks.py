@@ -3,7 +3,9 @@
 Where everything is known the messages are the same as in TensorFlow's eager TensorArray.
 """
 
+import inspect
 import math
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -116,6 +118,22 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
     if not (jnp.issubdtype(found, jnp.number) or found == np.bool_):
         raise TypeError(f"TensorArray: dtype must be a number type or bool, got {dtype!r}")
     return found
+
+
+def warn_if_narrowed(dtype: Any) -> None:
+    """Warn, in JAX's words, of an explicit dtype that JAX narrows. Python's own types mean the widest that there is."""
+    found, given = as_dtype(dtype), np.dtype(dtype)
+    if given == found or any(dtype is widest for widest in (int, float, complex)):
+        return
+    frame, level = inspect.currentframe(), 1
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("jax_tensorarray."):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(
+        f"Explicitly requested dtype {given.name} requested in TensorArray is not available, and will be truncated to "
+        f"dtype {found.name}. To enable more dtypes, set the jax_enable_x64 configuration option or the JAX_ENABLE_X64 "
+        "shell environment variable.",
+        stacklevel=level,
+    )
 
 
 def as_shape(shape: Any) -> Shape:
@@ -327,14 +345,19 @@ _MOST = 2**48  # bytes that a machine can address
 
 
 def writable(
-    index: Any, size: int | None, max_size: int | None, where: Any, mode: str | None
+    index: Any, size: int | None, max_size: int | None, where: Any, mode: str | None, at_end: bool = False
 ) -> tuple[Any, Any, str | None]:
     """Settle known indices to write (see `_settled`). IndexError if one cannot be written.
 
-    `size` is None if the array grows.
+    `size` is None if the array grows. `at_end` says that the user has given no index.
     """
     limit = max_size if size is None else size
-    return _settled(index, _MOST if limit is None else limit, where, mode, _unwritable, size, max_size)
+    error = _unappendable if at_end else _unwritable
+    return _settled(index, _MOST if limit is None else limit, where, mode, error, size, max_size)
+
+
+def _unappendable(index: int, size: int | None, max_size: int | None) -> str:
+    return f"TensorArray.append: there are {index} rows, and max_size is {max_size}; give a larger one for more rows"
 
 
 def _unwritable(index: int, size: int | None, max_size: int | None) -> str:

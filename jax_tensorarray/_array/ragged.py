@@ -32,22 +32,26 @@ class Ragged(Rows):
         return [stacked.reshape(*index.shape, *stacked.shape[1:])]
 
     def write(self, op: str, index: Any, values: list[Array], where: Any, mode: str | None) -> "Ragged":
-        index = self.size if index is None else index
+        if at_end := index is None:
+            index = self.size
         if isinstance(index, int) or not index.ndim:
             self.check_shapes(op, [values[0].shape])
-            return self._write_one(op, index, values[0], where, mode)
+            return self._write_one(op, index, values[0], where, mode, at_end)
         self.check_shapes(op, [values[0].shape[1:]])
         _need_known(op, index, where)
         for k, (i, row) in enumerate(zip(index.tolist(), values[0], strict=True)):
             self = self._write_one(op, i, row, where if where is None else where[k], mode)
         return self
 
-    def _write_one(self, op: str, index: Any, row: Array, where: Any, mode: str | None) -> "Ragged":
+    def _write_one(
+        self, op: str, index: Any, row: Array, where: Any, mode: str | None, at_end: bool = False
+    ) -> "Ragged":
         spec, size = self.spec, self.size
         if checks.takes_none(where):
             return self
         if not isinstance(index, jax.core.Tracer):
-            index, where, mode = checks.writable(index, None if spec.dynamic_size else size, spec.max_size, where, mode)
+            limit = None if spec.dynamic_size else size
+            index, where, mode = checks.writable(index, limit, spec.max_size, where, mode, at_end)
             if mode == "drop" and index < 0:
                 return self
         _need_known(op, index, where)

@@ -81,14 +81,17 @@ class Stacked(Rows):
     def live(self) -> Any:
         size = self.size
         if isinstance(size, UncheckedSize):
+            of_gradient = _is_of_gradient(size.value)
             size = self._checked(size.value)
-            if isinstance(size, int):
+            if isinstance(size, int) and not of_gradient:
                 self.size = size  # a traced one must not outlive what is being traced
         return self.layout.capacity if size is None else size
 
     def _checked(self, size: Any) -> Any:
         """Check a size that came from outside, and return it as a Python integer or a traced int32."""
         capacity = self.layout.capacity  # raises if vmap or scan has stacked several arrays
+        if _is_of_gradient(size):
+            return capacity
         if np.ndim(size):
             raise TypeError(
                 f"TensorArray: the size is of shape {np.shape(size)}, but must be a scalar: a function that "
@@ -180,12 +183,14 @@ class Stacked(Rows):
         if spec.by_loop:  # a row too many is an error then, never dropped
             op += f" (max_size={spec.max_size}, which a loop found: one row a step. Give it if there are more)"
             mode = mode or "error"
+        elif at_end and spec.max_size is not None:
+            op += f" (max_size={spec.max_size}; give a larger one for more rows)"
         size, is_known = self.known_live(), not isinstance(index, jax.core.Tracer)
         if checks.takes_none(where) or (ndim and not index.shape[0]):
             return self
         if is_known:
             limit = None if spec.dynamic_size else size
-            index, where, mode = checks.writable(index, limit, spec.max_size, where, mode)
+            index, where, mode = checks.writable(index, limit, spec.max_size, where, mode, at_end)
             if mode == "drop" and _largest(index) < 0:
                 return self
             if size is not None and where is None and self._is_eager() and not are_traced(values):
@@ -260,6 +265,12 @@ class Stacked(Rows):
                 # An array of rank 0, since not every library takes NumPy scalars: orbax does not restore into one.
                 size = np.array(size, np.int32)
             size = size.value if isinstance(size, UncheckedSize) else size
+            if getattr(size, "dtype", None) == jnp.int32 and _compat.flattened_by_grad():
+                raise TypeError(
+                    "TensorArray: with max_size, the size is a leaf of the pytree, an int32, which JAX differentiates "
+                    "only by jax.grad(f, allow_int=True) and the like, or jax.vjp. The gradient is then an array with "
+                    f"max_size rows, here {spec.max_size}, zeros past the size"
+                )
             return (spec.element.unflatten(buffers), size), (spec, None)
         if size is not None:
             buffers = tuple(b if b.shape[0] == size else b[:size] for b in buffers)
@@ -352,6 +363,11 @@ def created(
 def _of_ranks(spec: Spec, ranks: list[int]) -> Spec:
     fixed = spec.infer_shape or checks.is_known(spec.shape)
     return replace(spec, ranks=tuple(ranks), infer_shape=fixed, shape=None if fixed else spec.shape, dtype=None)
+
+
+def _is_of_gradient(size: Any) -> bool:
+    """Return whether this is what JAX gives as the gradient of a size. A gradient has as many rows as there may be."""
+    return getattr(size, "dtype", None) == jax.dtypes.float0
 
 
 def _largest(index: Any) -> int:

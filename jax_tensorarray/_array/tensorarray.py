@@ -104,6 +104,9 @@ class TensorArray:
                 raise TypeError(f"TensorArray: JAX has neither handles nor flows; leave out {what}")
         rows = [(checks.as_shape(element_shape), dtype)]
         self._rows = created(ONE, rows, size, dynamic_size, max_size, bool(infer_shape))
+        checks.warn_if_narrowed(dtype)
+        if _unknown_to_flax and "flax.serialization" in sys.modules:
+            _tell_flax()
 
     @classmethod
     def like(
@@ -513,6 +516,8 @@ class TensorArray:
         global _newest
         ta = cls.__new__(cls)
         ta._rows = rows
+        if _unknown_to_flax and "flax.serialization" in sys.modules:
+            _tell_flax()
         _newest = id(ta)
         return ta
 
@@ -565,6 +570,19 @@ def _restored(aux: Any, children: Any) -> TensorArray:
 
 
 jax.tree_util.register_pytree_with_keys(TensorArray, _flatten_with_keys, _unflatten, TensorArray._flatten)
+
+
+_unknown_to_flax = True
+
+
+def _tell_flax() -> None:
+    """Register with flax, which does not say that it lacks this: it says that it "can not serialize" an array."""
+    global _unknown_to_flax
+    from jax_tensorarray._array.flax import register_with_flax
+
+    if hasattr(sys.modules["flax.serialization"], "register_serialization_state"):  # it has been imported to its end
+        _unknown_to_flax = False
+        register_with_flax()
 
 
 def is_array(x: Any) -> bool:

@@ -10,6 +10,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import jax
@@ -414,10 +415,28 @@ def flattened_by_control_flow() -> bool:
 
     It serves an error message only: otherwise users would read of two pytrees that differ in their metadata.
     """
+    frame = _frame_that_flattens()
+    return frame is not None and frame.f_globals["__name__"].startswith("jax._src.lax.control_flow")
+
+
+def flattened_by_grad() -> bool:
+    """Return whether `jax.grad` or one of its kin called the pytree rule that calls this, and refuses integers.
+
+    It serves an error message only: otherwise users would read of an int32 that they have not given. JAX flattens what
+    it differentiates in these functions, and then hands it to others.
+    """
+    frame = _frame_that_flattens()
+    if frame is None or frame.f_globals["__name__"] != "jax._src.api":
+        return False
+    known = frame.f_locals
+    is_before = "vjp_py" not in known and "y" not in known  # later it flattens results
+    return frame.f_code.co_name in ("value_and_grad_f", "jacfun") and is_before and not known.get("allow_int", False)
+
+
+def _frame_that_flattens() -> FrameType | None:
+    """Return the frame that called the pytree rule that calls this, past JAX's functions for pytrees."""
     frame = inspect.currentframe()
-    while frame is not None:
-        module = frame.f_globals.get("__name__", "")
-        if not module.startswith(("jax_tensorarray", "jax._src.tree_util", "jax._src.flattree", "jax._src.api_util")):
-            return module.startswith("jax._src.lax.control_flow")
+    skipped = ("jax_tensorarray", "jax._src.tree_util", "jax._src.flattree", "jax._src.api_util")
+    while frame is not None and frame.f_globals.get("__name__", "jax_tensorarray").startswith(skipped):
         frame = frame.f_back
-    return False
+    return frame

@@ -1,16 +1,15 @@
 """The decorator."""
 
 import functools
+import types
 from collections.abc import Callable, Sequence
 from typing import Any, overload
 
 import jax
 
-from jax_tensorarray._in_place import early, refs
+from jax_tensorarray._in_place import arguments, early, refs
 from jax_tensorarray._in_place.repair import Repair, has_loops
 from jax_tensorarray._loops.from_jax import check_max_steps
-
-_NAMES = ("__module__", "__name__", "__qualname__", "__doc__")
 
 
 @overload
@@ -51,16 +50,26 @@ def in_place(
     Any other operation stays as it was. `jax_tensorarray.inspect.loop_copies(in_place(fun), ...)` lists what still
     copies.
 
+    Of the leaves of the arguments, arrays (NumPy's too), floats and complex numbers are traced, and `fun` gets the
+    others as they are, as under `jax.grad`: bools and integers, strings, functions, modules, any object. Outside of
+    `jit` the function is compiled, once for all numbers that are traced, and once for each of the others that `==`
+    tells apart. An object that compares by identity or cannot be hashed may change, so `fun` is compiled anew in each
+    call with one; functions and classes are taken to stay the same. Give a counter that takes many values as
+    `jnp.int32(i)`, or call the function under `jax.jit`.
+
     Args:
         fun: a function that JAX can trace. It may differentiate, batch and compile inside, and the result may be
             differentiated, batched and compiled. Without it, a decorator is returned.
         max_steps: None, or an upper bound on the steps of every `lax.while_loop` inside. With a bound these loops are
             differentiable in reverse mode.
-        static_argnums: as for `jax.jit`: arguments that are not arrays.
+        static_argnums: as for `jax.jit`: arguments that `fun` gets as they are, floats and pytrees too. They must be
+            hashable, and are compared by `==`.
         static_argnames: likewise.
 
     Returns:
-        A function with the signature of `fun`.
+        A function with the signature of `fun`, and with `lower`, `trace` and `eval_shape`, which trace every number as
+        `jax.jit` does. Numbers in its results become arrays, unless they have been passed in. A result that is no array
+        is a constant, or has been passed in, and comes back as it is.
 
     Raises:
         TypeError: `fun` is not callable, or `max_steps` is not an integer.
@@ -83,30 +92,74 @@ def in_place(
     if not callable(fun):
         raise TypeError(f"in_place: fun must be callable, got {fun!r}")
     check_max_steps("in_place", max_steps)
+    return _InPlace(fun, max_steps, arguments.Static(fun, static_argnums, static_argnames))
 
+
+class _InPlace:
+    """A function with its loops repaired. Like what `jax.jit` returns, it can be traced, lowered and exported.
+
+    It is no Python function, as the attributes of one are copied to what is made of it, such as its gradient.
+    """
+
+    __slots__ = ("__dict__", "__weakref__", "_compiled", "_fun", "_max_steps", "_static")
+
+    def __init__(self, fun: Callable[..., Any], max_steps: int | None, static: arguments.Static) -> None:
+        self._fun, self._max_steps, self._static = fun, max_steps, static
+        self._compiled = _compiled(fun, max_steps, static)
+        arguments.named_as(fun)(self)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if jax.config.jax_disable_jit:
+            return self._fun(*args, **kwargs)
+        if arguments.are_arrays(args, kwargs):
+            return self._compiled(*args, **kwargs)
+        (given, named), changing = self._static.split(arguments.is_array, args, kwargs)
+        if not changing:
+            return self._compiled(*given, **named)
+        # These are traced anew in each call, by a function that is dropped with all that is cached for it.
+        fun = self._static.filled(self._fun, changing)
+        return _compiled(fun, self._max_steps, self._static)(*given, **named)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __repr__(self) -> str:
+        return f"<in_place of {self._fun!r}>"
+
+    # With the arguments of `jax.jit`, which traces numbers of any kind.
+
+    def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
+        return self._compiled.trace(*args, **kwargs)
+
+    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+        return self._compiled.lower(*args, **kwargs)
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        return self._compiled.eval_shape(*args, **kwargs)
+
+    def clear_cache(self) -> None:
+        self._compiled.clear_cache()
+
+
+def _compiled(fun: Callable[..., Any], max_steps: int | None, static: arguments.Static) -> Any:
+    """Return the function, jitted, with its loops repaired."""
+    # Inlined: within another jit it is as if the equations stood there.
+    jit = functools.partial(jax.jit, inline=True, **static.options)
+    plain = jit(arguments.with_constants(fun))
+
+    @arguments.with_constants
+    @arguments.named_as(fun)
     def repaired(*args: Any, **kwargs: Any) -> Any:
-        leaves, tree = jax.tree.flatten((args, kwargs))
-        is_array = [isinstance(x, jax.core.Tracer) for x in leaves]  # the others are static
-
-        def of_arrays(*arrays: Any) -> Any:
-            rest = iter(arrays)
-            whole = [next(rest) if flag else x for x, flag in zip(leaves, is_array, strict=True)]
-            args, kwargs = jax.tree.unflatten(tree, whole)
-            return fun(*args, **kwargs)
-
-        arrays = [x for x, flag in zip(leaves, is_array, strict=True) if flag]
-        # Inlined: within another jit it is as if the equations stood there.
-        plain = jax.jit(of_arrays, inline=True)
+        (given, named), _ = static.split(arguments.is_tracer, args, kwargs)
         with early.repairs(max_steps):
-            traced = plain.trace(*arrays)
+            traced = plain.trace(*given, **named)
             jaxpr = refs.as_arrays(traced.jaxpr)
             # A function without loops is treated as the body of a loop.
             repair = Repair(max_steps, in_loop=not has_loops(jaxpr))
             if not repair.finds(jaxpr):
-                return plain(*arrays)
+                return plain(*given, **named)
+        arrays = filter(arguments.is_tracer, jax.tree.leaves((given, named)))
         outs = repair.function(jaxpr, is_whole=True)(*arrays)
-        return jax.tree.unflatten(jax.tree.structure(traced.out_info), outs)
+        return jax.tree.unflatten(traced.out_tree, outs)
 
-    functools.update_wrapper(repaired, fun, [name for name in _NAMES if hasattr(fun, name)])
-    static: Any = {"static_argnums": static_argnums, "static_argnames": static_argnames}
-    return jax.jit(repaired, inline=True, **{name: given for name, given in static.items() if given != ()})
+    return jit(repaired)

@@ -122,6 +122,8 @@ class Repair:
     def finds_in(self, eqn: Any) -> bool:
         """Return whether there is something to repair in an equation."""
         name = eqn.primitive.name
+        if _has_symbolic_shapes(eqn):
+            return False
         if name in RUNS:
             inner = self.of_loop() if name in control.LOOPS else self
             if name == "while" and self.max_steps is not None:
@@ -153,10 +155,16 @@ class Repair:
             if name in ADDS:
                 return ADDS[name](self, eqn, operands, added)
             return RUNS[name](self, eqn, operands)
-        if not self.in_loop:
+        if not self.in_loop or _has_symbolic_shapes(eqn):
             return None
         for rule in RULES.get(name, ()):
             results = rule(eqn, operands)
             if results is not None:
                 return results
         return None
+
+
+def _has_symbolic_shapes(eqn: Any) -> bool:
+    """Return whether a size is not known before `jax.export` has stored the program: how large is then a buffer?"""
+    shapes = (getattr(v.aval, "shape", ()) for v in (*eqn.invars, *eqn.outvars))
+    return not all(isinstance(size, int) for shape in shapes for size in shape)

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
+import jax
 from jax import lax
 from jax.extend import core as jex
 
@@ -23,7 +23,8 @@ from jax_tensorarray._ops.add import ta_add_p
 def broadcast_in_dim(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     """Make zeros, to which no row has been added so far; or repeat an array of zeros and rows for more examples."""
     v, result = eqn.invars[0], eqn.outvars[0].aval
-    is_zero = isinstance(v, jex.Literal) and np.ndim(v.val) == 0 and v.val == 0
+    is_number = result.dtype != jax.dtypes.float0 and not v.aval.shape
+    is_zero = is_number and isinstance(v, jex.Literal) and v.val == 0
     rows = () if is_zero else operands[0].only
     if rows is None or not result.ndim:
         return None

@@ -15,6 +15,7 @@ from jax_tensorarray._loops.auto import Choice, choose_within
 from jax_tensorarray._loops.from_jax import (
     SCANNED,
     and_count,
+    as_value,
     below,
     bind_loop,
     check_inverse_type,
@@ -31,6 +32,7 @@ from jax_tensorarray._loops.from_jax import (
 )
 from jax_tensorarray._loops.hints import explained, unpacked
 from jax_tensorarray._loops.linearize import linearize
+from jax_tensorarray._loops.while_ import OF_WHILE_LOOP, Bound
 from jax_tensorarray._ops.empty import ta_empty
 from jax_tensorarray._ops.read import ta_read
 from jax_tensorarray._ops.write import ta_write
@@ -110,6 +112,38 @@ def while_loop(
 
     TensorFlow: `tf.while_loop`.
     """
+    return run_while(
+        OF_WHILE_LOOP,
+        cond_fun,
+        body_fun,
+        init_val,
+        max_steps=max_steps,
+        residuals=residuals,
+        offload=offload,
+        memory=memory,
+        checkpoints=checkpoints,
+        inverse=inverse,
+        check_inverse=check_inverse,
+        return_steps=return_steps,
+    )
+
+
+def run_while(
+    bound: Bound,
+    cond_fun: Callable[[Any], Any],
+    body_fun: Callable[[Any], Any],
+    init_val: Any,
+    *,
+    max_steps: int | None,
+    residuals: str = "auto",
+    offload: bool = False,
+    memory: int | None = None,
+    checkpoints: int | None = None,
+    inverse: Callable[[Any], Any] | None = None,
+    check_inverse: float | None = None,
+    return_steps: bool = False,
+) -> Any:
+    """Run `while_loop` for a loop that may have another name for `max_steps`."""
     check_max_steps("while_loop", max_steps)
     strategy = strategy_of("while_loop", residuals, checkpoints, inverse, max_steps, check_inverse, offload, memory)
     init_val = entering_loop(body_fun, init_val, max_steps)
@@ -120,7 +154,7 @@ def while_loop(
             pass  # as JAX's own: what vmap batches, say, is no Python bool
     try:
         return leaving_loop(
-            bind_loop(lax_while_loop, (cond_fun, body_fun), (init_val,), max_steps, return_steps, strategy)
+            bind_loop(lax_while_loop, (cond_fun, body_fun), (init_val,), max_steps, return_steps, strategy, bound=bound)
         )
     except TypeError as error:
         if ported := unpacked("while_loop", {"cond_fun": cond_fun, "body_fun": body_fun}, init_val):
@@ -145,7 +179,7 @@ def fori_loop(
     """Run `jax.lax.fori_loop`, differentiable in reverse also if the bounds are known only at run time.
 
     Args:
-        lower: the first index, an integer that may be traced.
+        lower: the first index, an integer that may be traced, or a symbolic dimension of `jax.export`.
         upper: the index past the last one, likewise.
         body_fun: maps an index and the carry to the next carry.
         init_val: the initial carry, any pytree.
@@ -166,6 +200,7 @@ def fori_loop(
     12.0
     """
     check_max_steps("fori_loop", max_steps)
+    lower, upper = as_value(lower), as_value(upper)
     low, high = (known_bound(b) for b in (lower, upper))
     known = low is not None and high is not None
     if known and max_steps is None:
@@ -186,10 +221,9 @@ def fori_loop(
             return leaving_loop(in_python(below, and_count(body_fun), (lower, upper, init_val), max_steps, False)[2])
         except jax.errors.ConcretizationTypeError:
             pass
-    unroll = None if known else unroll
-    return leaving_loop(
-        bind_loop(lax_fori_loop, (body_fun,), (lower, upper, init_val), max_steps, False, strategy, (unroll,))
-    )
+    unroll, args = None if known else unroll, (lower, upper, init_val)
+    bound = Bound(loop="fori_loop(lower, upper, body_fun, init_val, ")
+    return leaving_loop(bind_loop(lax_fori_loop, (body_fun,), args, max_steps, False, strategy, (unroll,), bound))
 
 
 def scan(

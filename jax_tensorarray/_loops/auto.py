@@ -28,6 +28,8 @@ class Choice(NamedTuple):
 def choose(linear: Linearized, body: Any) -> Choice:
     """Choose undo if the tape would hold, for every step, a buffer that the body updates by rows; else the tape."""
     carry = body.out_avals
+    if not all(isinstance(t.size, int) for t in (*carry, *linear.taped)):
+        return Choice("tape", "a shape is a symbol of jax.export, so nobody knows how large it is", 0, None)
     largest = max((t.size * t.dtype.itemsize for t in linear.taped), default=0)
     taped = bytes_of(linear.taped)
     if not any(1024 < c.size * c.dtype.itemsize <= largest and c.ndim for c in carry):

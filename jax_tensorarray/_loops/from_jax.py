@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.export import is_symbolic_dim
 from jax.extend import core as jex
 from jax.extend.core import primitives as jax_primitives
 
@@ -19,7 +20,7 @@ from jax_tensorarray._loops.checkpoint import Checkpoint
 from jax_tensorarray._loops.inverse import Inverse
 from jax_tensorarray._loops.replay import OnHost
 from jax_tensorarray._loops.undo import Undo
-from jax_tensorarray._loops.while_ import WhileOptions, counting, while_
+from jax_tensorarray._loops.while_ import OF_WHILE_LOOP, Bound, WhileOptions, counting, while_
 
 Array = Any
 
@@ -199,6 +200,11 @@ def for_ever(carry: Any) -> bool:
     return True
 
 
+def as_value(bound: Any) -> Any:
+    """Return the bound; as an array if it is a symbolic dimension of `jax.export`."""
+    return jnp.asarray(bound) if is_symbolic_dim(bound) else bound
+
+
 def known_bound(bound: Any) -> int | None:
     """Return the bound as a Python integer; None if it is traced or no number, which JAX's own loop reports."""
     try:
@@ -278,6 +284,7 @@ def bind_loop(
     return_steps: bool,
     make_strategy: _MakeStrategy,
     options: Sequence[Any] = (),
+    bound: Bound = OF_WHILE_LOOP,
 ) -> Any:
     """Run a loop of JAX as ours. A scan of JAX remains a scan, with the body of the strategy."""
     here = _compat.source_here()
@@ -304,6 +311,7 @@ def bind_loop(
                 _source(),
                 strategy=strategy,
                 counts=return_steps or max_steps is not None,
+                bound=bound,
             )
             outs, taken = while_(operands[:a], consts, operands[b:], cond=cond, body=body, options=options)
         if return_steps:

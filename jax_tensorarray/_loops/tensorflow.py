@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_tensorarray._loops.api import scan, while_loop
-from jax_tensorarray._loops.from_jax import check_max_steps, known_bound
+from jax_tensorarray._loops.api import run_while, scan
+from jax_tensorarray._loops.from_jax import as_value, check_max_steps, known_bound
 from jax_tensorarray._loops.hints import explained
+from jax_tensorarray._loops.while_ import Bound
 
 Array = Any
 
@@ -74,6 +75,7 @@ def tf_while_loop(
             raise TypeError(f"tf_while_loop: body must return {number} variables, but returns {given}")
         return tuple(after)
 
+    maximum_iterations = as_value(maximum_iterations)
     _check_maximum_iterations(maximum_iterations)
     check_max_steps("tf_while_loop", max_steps)
     bound = None if maximum_iterations is None else known_bound(maximum_iterations)
@@ -82,9 +84,11 @@ def tf_while_loop(
     options: dict[str, Any] = {"max_steps": max_steps, "offload": swap_memory}
     with jax.named_scope(name) if name else contextlib.nullcontext():
         if maximum_iterations is None or bound is not None:
-            after = while_loop(lambda variables: cond(*variables), step, tuple(loop_vars), **options)
+            name_of_bound = Bound("maximum_iterations", "tf_while_loop(cond, body, loop_vars, ")
+            after = run_while(name_of_bound, lambda variables: cond(*variables), step, tuple(loop_vars), **options)
         else:
-            _, after = while_loop(
+            _, after = run_while(
+                Bound(loop="tf_while_loop(cond, body, loop_vars, maximum_iterations=..., "),
                 lambda state: (state[0] < maximum_iterations) & cond(*state[1]),
                 lambda state: (state[0] + 1, step(state[1])),
                 (jnp.zeros((), maximum_iterations.dtype), tuple(loop_vars)),

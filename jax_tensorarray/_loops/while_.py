@@ -35,6 +35,16 @@ ta_while_p = Primitive("ta_while")
 ta_while_p.multiple_results = True
 
 
+class Bound(NamedTuple):
+    """How the user gives a loop its `max_steps`, for messages."""
+
+    name: str = "max_steps"
+    loop: str = "while_loop(cond_fun, body_fun, init_val, "
+
+
+OF_WHILE_LOOP = Bound()
+
+
 @dataclass(frozen=True)
 class WhileOptions:
     """What there is to say of a loop besides its condition and body."""
@@ -47,6 +57,7 @@ class WhileOptions:
     strategy: Any = None  #: what reverse mode keeps, a `Strategy`; None is a tape
     tapes: tuple[Tape, ...] = ()
     counts: bool = True  #: whether the number of steps is a result
+    bound: Bound = OF_WHILE_LOOP
 
     def split(self, operands: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
         """Split what belongs to operands: to consts of the condition, consts of the body, the carry without tapes."""
@@ -113,12 +124,12 @@ def taped(max_steps: int | None) -> bool:
 
 
 def needs_max_steps(options: WhileOptions) -> ValueError:
-    max_steps = options.max_steps
+    max_steps, bound = options.max_steps, options.bound
     few = "" if max_steps is None else f" of at most {jnp.iinfo(counting(0)).max}, not {max_steps}"
     return ValueError(
-        f"the loop at {options.source} is differentiated in reverse, so it needs max_steps{few}, the largest number of "
-        "steps it may take: while_loop(cond_fun, body_fun, init_val, max_steps=...). Memory is only used for the steps "
-        "taken. (jax.jvp and jax.jacfwd need no max_steps.)"
+        f"the loop at {options.source} is differentiated in reverse, so it needs {bound.name}{few}, the largest number "
+        f"of steps it may take: {bound.loop}{bound.name}=...). Memory is only used for the steps taken. (jax.jvp and "
+        f"jax.jacfwd need no {bound.name}.)"
     )
 
 

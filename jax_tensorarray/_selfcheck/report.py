@@ -389,7 +389,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m jax_tensorarray",
         description="Print versions, devices and kernels. Check values and gradients of loops over a buffer against\n"
         "plain JAX. Then time their gradients with plain JAX, under in_place and with row ops, and\ncount the "
-        "whole-buffer copies in their loops. All of it takes a minute on two cores.",
+        "whole-buffer copies in their loops. It takes one to two minutes on two idle cores.",
         epilog="\n".join(["loops:", *(f"  {p.name.ljust(width)}  {p.about}" for p in programs.values())])
         + "\n\nThe exit code is 1 if a check fails.",
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -144,6 +146,20 @@ def test_a_flax_state_dict_names_rows_and_size():
     assert found["size"] == 2
     np.testing.assert_array_equal(found["rows"], np.concatenate([ROWS[:2], np.zeros((14, 8))]))
     assert set(flax().to_state_dict(pytree_rows())["rows"]) == {"loss", "hidden"}
+
+
+def test_flax_knows_an_array_that_is_made_after_it_is_imported():
+    pytest.importorskip("flax.serialization", reason="flax is not installed")
+    script = """
+import jax.numpy as jnp
+from jax_tensorarray import TensorArray
+import flax.serialization
+ta = TensorArray.from_array(jnp.arange(3))
+saved = flax.serialization.to_bytes({"seen": ta})
+print(flax.serialization.from_bytes({"seen": ta.write(0, 7)}, saved)["seen"].stack())
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert run.stdout.strip() == "[0 1 2]", run.stderr
 
 
 def test_flax_does_not_restore_what_has_another_structure():

@@ -386,7 +386,7 @@ class Arrays(RuleBasedStateMachine):
             return
         with ThreadPoolExecutor(len(olds)) as pool:
             for found in [pool.submit(work, k) for k in range(len(olds))]:
-                found.result(timeout=60)
+                found.result()
 
     @rule(
         old=held,

@@ -429,6 +429,27 @@ def test_the_gradient_with_respect_to_an_array_is_an_array():
     assert_close(moved.stack(), jax.tree.map(lambda x, g: x - 0.5 * g, at(0, rows), wanted[0]), rtol=1e-5, atol=1e-5)
 
 
+def test_the_gradient_with_respect_to_an_array_with_a_size_has_all_rows_that_there_may_be():
+    """Its size has none, and JAX is told so: otherwise it says that it was given an int32."""
+
+    def f(ta):
+        return jnp.sum(ta.append(2 * ta.read(1)).stack() ** 2)
+
+    ta = TensorArray.from_array(jnp.asarray(ROWS[0, :3]), dynamic_size=True, max_size=5)
+    wanted = np.concatenate([2 * ROWS[0, :3], np.zeros((2, *ROWS.shape[2:]), np.float32)])
+    wanted[1] += 8 * ROWS[0, 1]
+    gradient = jax.grad(f, allow_int=True)
+    for found in (gradient(ta), jit(gradient)(ta), jax.vjp(f, ta)[1](jnp.ones_like(f(ta)))[0]):
+        np.testing.assert_allclose(found.stack(), wanted, rtol=1e-6)
+        assert jax.tree.leaves(found)[1].dtype == jax.dtypes.float0
+    for transform in (jax.grad, jax.value_and_grad, jax.jacrev, jax.jacfwd):
+        with pytest.raises(
+            TypeError, match=r"TensorArray: with max_size, the size is a leaf .* allow_int=True.* here 5"
+        ):
+            transform(f)(ta)
+    np.testing.assert_array_equal(jax.grad(lambda x, ta: f(ta) * x)(1.0, ta), f(ta))
+
+
 def test_derivatives_of_arrays_are_arrays_and_so_are_directions():
     def f(ta):
         return ta.write(0, ta.read(1) ** 2)

@@ -36,7 +36,6 @@ def test_as_a_command_it_names_versions_kernels_and_every_loop_in_100_columns(tm
         [sys.executable, "-m", "jax_tensorarray", "--quick"],
         capture_output=True,
         text=True,
-        timeout=300,
         cwd=tmp_path,  # not a source checkout, whose package has no compiled module
         env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},  # as users run it
     )

@@ -1,10 +1,15 @@
 """`in_place`: plain programs give what they gave, and no loop in them works on whole buffers any more."""
 
+import dataclasses
+import enum
 import functools
+import gc
 import inspect as python_inspect
+import weakref
 
 import hypothesis.strategies as st
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import oracle
@@ -25,6 +30,7 @@ from waiting import finish
 from jax_tensorarray import in_place
 from jax_tensorarray._selfcheck import programs as selfcheck_programs
 from jax_tensorarray._selfcheck.programs import programs
+from jax_tensorarray.export import disabled_checks
 
 pytestmark = pytest.mark.usefixtures("every_buffer_is_large")
 
@@ -272,6 +278,179 @@ def test_it_is_a_decorator_with_and_without_arguments():
 def test_what_it_does_not_take(make, error, text):
     with pytest.raises(error, match=text):
         make()
+
+
+# --- arguments that are no arrays ------------------------------------------------------------------------------
+
+
+class Config:
+    """Compared by identity, and may change."""
+
+    def __init__(self, rate):
+        self.rate = rate
+
+
+@dataclasses.dataclass
+class Unhashable:
+    rate: float
+
+
+class Color(enum.Enum):
+    RED = 0.5
+    BLUE = 2.0
+
+
+#: name -> an argument, and a loop that uses it in a way in which no tracer can be used
+GIVEN = {
+    "flag": (True, lambda x, flag: x if flag else -x),
+    "shape": (10, lambda x, n: x.reshape(n, -1)),
+    "bound": (7, lambda x, n: sum(x * k for k in range(n))),
+    "string": ("sin", lambda x, name: getattr(jnp, name)(x)),
+    "None": (None, lambda x, y: x if y is None else y),
+    "function": (jnp.cos, lambda x, f: f(x)),
+    "closure": (functools.partial(jnp.multiply, 3.0), lambda x, f: f(x)),
+    "module": (jnp, lambda x, module: module.tanh(x)),
+    "class": (np.float16, lambda x, dtype: x.astype(dtype)),
+    "dtype": (np.dtype("float16"), lambda x, dtype: x.astype(dtype)),
+    "enum": (Color.BLUE, lambda x, color: x * color.value),
+    "object": (Config(3.0), lambda x, config: x * config.rate),
+    "unhashable": (Unhashable(3.0), lambda x, config: x * config.rate),
+    "set": ({"a", "b"}, lambda x, names: x * len(names)),
+    "struct": (jax.ShapeDtypeStruct((20, 2), "float32"), lambda x, like: x.reshape(like.shape)),
+    "strings": (np.array(["a", "b"]), lambda x, names: x * names.size),
+    "tree": ({"f": jnp.sin, "by": [jnp.ones(4), 2]}, lambda x, t: t["f"](x) * t["by"][0] * [1, 2, 3][t["by"][1]]),
+    "jitted": (5, jax.jit(lambda x, n: x.reshape(n, -1), static_argnames="n")),
+}
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_what_is_no_array_passes_through_as_it_is(name):
+    y, use = GIVEN[name]
+
+    def f(x, y):
+        return use(lax.fori_loop(1, len(x), lambda i, b: fill(b, i), x), y)
+
+    g, (x,) = in_place(f), rows(10)
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-6)
+    for _ in range(2):
+        close(g(x, y), f(x, y))
+    close(jax.jit(lambda x: g(x, y))(x), f(x, y))
+    close(jax.vmap(g, (0, None))(jnp.stack([x, 2 * x]), y)[1], f(2 * x, y))
+    close(
+        jax.grad(lambda x: jnp.sum(g(x, y).astype(x.dtype)))(x), jax.grad(lambda x: jnp.sum(f(x, y).astype(x.dtype)))(x)
+    )
+
+
+def test_arrays_and_floats_are_traced_and_the_rest_is_compared():
+    traced = []
+
+    @in_place
+    def f(x, rate, y=None):
+        traced.append(y)
+        return lax.fori_loop(1, len(x), lambda i, b: fill(b, i) * rate, x)
+
+    (x,) = rows(10)
+    for k in range(5):
+        for rate in (k / 10, np.float32(k), jnp.float32(k), np.full(4, k, np.float32)):
+            f(x, rate)
+    assert len(traced) <= 4  # a Python float, and arrays of two shapes and two kinds
+    traced.clear()
+    for _ in range(3):
+        for y in (1, True, "a", "b", jnp.sin, Color.RED, Color.BLUE, (1, "a")):
+            f(x, 1.0, y)
+    assert traced == [1, True, "a", "b", jnp.sin, Color.RED, Color.BLUE, (1, "a")]
+
+
+@pytest.mark.parametrize("kind", [Config, Unhashable])
+def test_an_object_that_changes_is_seen_to_change_and_is_not_kept(kind):
+    f = in_place(lambda x, config: lax.fori_loop(1, len(x), lambda i, b: fill(b, i) * config.rate, x))
+    config, (x,) = kind(2.0), rows(10)
+    for rate in (2.0, 3.0):
+        config.rate = rate
+        np.testing.assert_allclose(f(x, config), f(x, kind(rate)), rtol=1e-6)
+    assert not np.allclose(f(x, kind(2.0)), f(x, kind(3.0)))
+    alive = weakref.ref(config)
+    del config
+    gc.collect()
+    assert alive() is None
+
+
+def test_methods():
+    class Model:
+        rate = 2.0
+
+        def plain(self, x):
+            return lax.fori_loop(1, len(x), lambda i, b: fill(b, i) * self.rate, x)
+
+        own = in_place(plain)
+        compiled = functools.partial(jax.jit, static_argnums=0)(in_place(plain))
+        compiled_once = in_place(plain, static_argnums=0)
+
+    model, (x,) = Model(), rows(10)
+    want = model.plain(x)
+    for f in (model.own, model.compiled, model.compiled_once, in_place(model.plain)):
+        np.testing.assert_allclose(f(x), want, rtol=1e-6)
+
+
+def test_results_are_what_jit_makes_of_them_unless_they_were_passed_in():
+    def f(x, tree):
+        return x * 2, tree | {"n": tree["n"] + 1, "label": "new"}
+
+    tree = {"f": lambda x: x, "n": 10_000, "flag": True, "scale": 0.5}
+    for g in (in_place(f), lambda x, tree: jax.jit(lambda x: in_place(f)(x, tree)[0])(x)):
+        got = g(2.0, tree)
+    doubled, after = in_place(f)(2.0, tree)
+    assert doubled == got == 4 and after.pop("f") is tree["f"] and after["flag"] is True
+    assert isinstance(after["n"], jax.Array) and after == {"n": 10_001, "flag": True, "scale": 0.5, "label": "new"}
+    with pytest.raises(TypeError, match="function"):  # it may hold a tracer
+        in_place(lambda x: lambda: x)(1.0)
+
+
+def test_errors_of_jax_have_the_names_of_the_user():
+    def shaped(x, *, number):
+        return x[: number["of"]].reshape(number["of"])
+
+    with pytest.raises((jax.errors.ConcretizationTypeError, IndexError, TypeError)) as plain:
+        jax.jit(shaped)(jnp.ones(3), number={"of": jnp.int32(2)})
+    with pytest.raises(type(plain.value)) as found:
+        jax.jit(in_place(shaped))(jnp.ones(3), number={"of": jnp.int32(2)})
+    assert str(found.value) == str(plain.value)
+
+    def branching(x, flag):
+        return x if flag else -x
+
+    with pytest.raises(jax.errors.TracerBoolConversionError, match=r"function branching .*argument flag"):
+        in_place(branching)(1.0, jnp.bool_(True))
+
+
+def test_what_in_place_returns_can_do_what_jit_returns_can():
+    def f(x, n):
+        return lax.fori_loop(1, n, lambda i, b: fill(b, i), x)
+
+    (x,) = rows(10)
+    g = in_place(f, static_argnames="n")
+    struct = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    np.testing.assert_allclose(g.lower(struct, 7).compile()(x), f(x, 7), rtol=1e-6)
+    assert g.eval_shape(struct, n=7).shape == g.trace(struct, 7).out_info.shape == x.shape
+    stored = jax.export.export(g, disabled_checks=disabled_checks())(struct, 7)
+    np.testing.assert_allclose(stored.call(x), f(x, 7), rtol=1e-6)
+    assert not hasattr(jax.grad(g), "lower") and "of <function" in repr(g)
+    with jax.disable_jit():
+        np.testing.assert_allclose(in_place(lambda x: x if x[0] > 0 else -x)(-np.ones(3)), np.ones(3))
+    with pytest.raises(ValueError, match=r"[Nn]on-hashable"):
+        g(x, [7])
+
+
+def test_a_float0_may_be_repeated():
+    """It is the cotangent of an index."""
+
+    def f(x, i):
+        return jax.vjp(lambda x, i: x[i], x, i)[1](jnp.ones(i.shape))
+
+    args = jnp.arange(10.0), jnp.array([3, 5, 3])
+    (got, zeros), (want, _) = in_place(f)(*args), f(*args)
+    np.testing.assert_array_equal(got, want)
+    assert (zeros.shape, zeros.dtype) == ((3,), jax.dtypes.float0)
 
 
 def test_a_program_with_nothing_to_repair_compiles_to_the_same():

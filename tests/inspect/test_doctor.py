@@ -124,7 +124,7 @@ def test_a_browser_shows_the_page(tmp_path, width):
     options = ["headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-background-networking"]
     options += [f"user-data-dir={tmp_path / 'profile'}", f"window-size={width},2000", "dump-dom"]
     command = ["chromium", *(f"--{option}" for option in options), page.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     shown = json.loads(html.unescape(re.search(r"<body>(.*)</body>", done.stdout, re.DOTALL)[1]))
     assert shown["title"] == "program.py: loops that copy"
     assert shown["fits"]

@@ -1,19 +1,22 @@
 """Functions that call the kernels can be stored, and run by another process, another release and another jax."""
 
+import functools
 import re
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import exported
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 import jax_tensorarray
-from jax_tensorarray import export, ta_read, ta_write, while_loop
+from jax_tensorarray import export, fori_loop, in_place, scan, ta_read, ta_write, while_loop
 from jax_tensorarray._lowering import calls
 
 flatbuffers = pytest.importorskip("flatbuffers", reason="jax.export stores functions with it")
@@ -85,6 +88,39 @@ def test_a_symbolic_batch(gradient):
     for batch in (1, 3):
         args = np.random.default_rng(0).normal(size=(2, batch, 6, 2)).astype(np.float32)
         for a, b in zip(jax.tree.leaves(loaded.call(*args)), jax.tree.leaves(g(*args)), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda loops, x: loops.fori_loop(0, x.shape[0], lambda i, y: y + x[i], jnp.zeros(4)),
+        lambda loops, x: loops.fori_loop(1, x.shape[0] - 1, lambda i, b: b.at[i].set(b[i - 1] * 2), x),
+        lambda loops, x: loops.while_loop(lambda c: c[0] < x.shape[0], lambda c: (c[0] + 1, c[1] + x[c[0]]), (0, x[0])),
+        lambda loops, x: loops.scan(lambda y, row: (y + row, y), jnp.zeros(4), x),
+    ],
+    ids=["fori_loop", "fori_loop of rows", "while_loop", "scan"],
+)
+def test_a_symbolic_number_of_steps(f):
+    """As in JAX's own loops; and with a `max_steps` there is a derivative in reverse, which those do not have."""
+    bounded = SimpleNamespace(
+        fori_loop=functools.partial(fori_loop, max_steps=9), while_loop=functools.partial(while_loop, max_steps=9)
+    )
+    bounded.scan = scan
+    shape = jax.ShapeDtypeStruct(jax.export.symbolic_shape("n, 4"), jnp.float32)
+    x = jnp.linspace(-1, 1, 20, dtype=jnp.float32).reshape(5, 4)
+
+    def loss(loops, x):
+        return sum(jnp.sum(jnp.sin(y)) for y in jax.tree.leaves(f(loops, x)))
+
+    unrolled = SimpleNamespace(fori_loop=lax.fori_loop, scan=lax.scan, while_loop=bounded.while_loop)
+    for g, wanted in (
+        (lambda x: f(jax_tensorarray, x), f(lax, x)),
+        (in_place(lambda x: f(lax, x)), f(lax, x)),
+        (jax.grad(lambda x: loss(bounded, x)), jax.grad(lambda x: loss(unrolled, x))(x)),
+    ):
+        stored = jax.export.export(jax.jit(g), disabled_checks=export.disabled_checks())(shape)
+        for a, b in zip(jax.tree.leaves(stored.call(x)), jax.tree.leaves(wanted), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
