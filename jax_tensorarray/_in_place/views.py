@@ -112,7 +112,9 @@ def _of_reshaped(source: Value, index: Array, address: Address) -> Array | None:
     many = address.length_of_one
     for axes in range(1, len(shape) + 1):
         each = math.prod(shape[axes:])
-        if each and size % each == 0 and (axes == 1 or (size == each and address.length is None)):
+        fits = each and size % each == 0
+        # Of several axes a window may not go on in the next row of the last one.
+        if fits and (axes == 1 or (shape[axes - 1] % (size // each) == 0 and address.length is None)):
             break
     else:
         return None
@@ -161,7 +163,7 @@ def invariant(jaxpr: Any, known: Mapping[Any, Value]) -> dict[Any, Value]:
         outs = _before(eqn, operands)
         if outs is not None:
             values.update(zip(eqn.outvars, outs, strict=True))
-            if eqn.primitive.name != "broadcast_in_dim":  # larger than what it is made of
+            if not any(map(_is_repeated, outs)):
                 made.update(zip(eqn.outvars, outs, strict=True))
     return made
 
@@ -183,7 +185,7 @@ def _read_in(inner: Any) -> set[Any]:
 
 def _before(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     name, of = eqn.primitive.name, eqn.outvars[0].aval
-    if name == "broadcast_in_dim":
+    if name == "broadcast_in_dim" and math.prod(of.shape) > math.prod(operands[0].shape):
         return [_view(eqn, operands)]
     if name in _CHEAP and any(x.shape for x in operands) and (found := view(eqn, operands)) is not None:
         return found
