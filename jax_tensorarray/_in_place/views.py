@@ -185,11 +185,11 @@ def _read_in(inner: Any) -> set[Any]:
 
 def _before(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     name, of = eqn.primitive.name, eqn.outvars[0].aval
-    if name == "broadcast_in_dim" and math.prod(of.shape) > math.prod(operands[0].shape):
-        return [_view(eqn, operands)]
+    if name == "transpose" or (name == "broadcast_in_dim" and math.prod(of.shape) > math.prod(operands[0].shape)):
+        return [_view(eqn, operands)]  # XLA reads columns as well as rows, and what is repeated only once
     if name in _CHEAP and any(x.shape for x in operands) and (found := view(eqn, operands)) is not None:
         return found
-    inner = operands[0].view if name in ("reshape", "transpose") and len(operands) == 1 else None
+    inner = operands[0].view if name == "reshape" else None
     if inner is not None and inner.eqn.primitive.name in _CHEAP and _is_square(inner):
         # The other way round, so that rows are read of the array.
         moved = [_before(eqn, [x]) if x.shape else [x] for x in inner.operands]

@@ -233,7 +233,9 @@ class _Chooser:
         if name == "read":
             updated = not self.uses.is_never_updated(buffer, op.block)
             # A gather is never made twice. One that the update does not depend on has become its operand.
-            in_order = at_once and isinstance(buffer, ir.BlockArgument)
+            in_order = at_once and (
+                isinstance(buffer, ir.BlockArgument) or not self.uses.is_updated_in(buffer, op.block)
+            )
             is_ordered = updated and not in_order and UNORDERED not in op.attributes
             return choice._replace(ordered=is_ordered, passes_on=updated)
         is_alone = _is_alone(op, reads_too=choice.does_both) or UNORDERED in op.attributes

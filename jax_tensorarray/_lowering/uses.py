@@ -40,7 +40,7 @@ class Uses:
 
     def is_never_updated(self, value: Value, block: ir.Block) -> bool:
         """Return whether nothing updates `value` after it has been read in `block`."""
-        if value in self._updated_in(block):
+        if self.is_updated_in(value, block):
             return False
         if not isinstance(value, ir.BlockArgument):
             inside = operation(block.owner)
@@ -54,6 +54,10 @@ class Uses:
             callers = self.callers[owner.attributes["sym_name"].value]
             return all(self.is_never_updated(call.operands[value.arg_number], call.block) for call in callers)
         return False
+
+    def is_updated_in(self, value: Value, block: ir.Block) -> bool:
+        """Return whether an operation of a block updates `value`, in the block or inside that operation."""
+        return value in self._updated_in(block)
 
     def _updated_in(self, block: ir.Block) -> set[Value]:
         """Return the values that operations of a block update, in the block or inside these operations."""
