@@ -18,10 +18,10 @@ def _viewed(name, view):
     @program(normal(*(64, 400) if name == "transposed" else (400, 64)), name=f"{name}_rows")
     def rows(q):
         def step(h, i):
-            return jnp.tanh(h + view(q)[i]), None
+            return jnp.tanh(h + view(q)[i].astype(h.dtype)), None
 
         shape = view(q).shape
-        return lax.scan(step, jnp.zeros(shape[1], view(q).dtype), jnp.arange(shape[0]))[0]
+        return lax.scan(step, jnp.zeros(shape[1]), jnp.arange(shape[0]))[0]
 
 
 for name, view in VIEWS.items():
