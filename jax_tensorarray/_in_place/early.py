@@ -21,6 +21,7 @@ from jax_tensorarray._in_place import refs
 from jax_tensorarray._in_place.repair import Repair
 from jax_tensorarray._in_place.values import Value, with_type
 from jax_tensorarray._loops import jaxprs
+from jax_tensorarray._loops.from_jax import becomes_ours
 
 
 class _Request(NamedTuple):
@@ -44,7 +45,7 @@ def _repairing(primitive: Primitive) -> Callable[..., Any]:
     @functools.wraps(usual)
     def bind(*args: Any, **params: Any) -> Any:
         request = _request.value
-        if request is None or not any(map(_compat.is_differentiated, args)):
+        if request is None or becomes_ours.value or not any(map(_compat.is_differentiated, args)):
             return usual(*args, **params)
         are_refs = [isinstance(x, jax.Ref) for x in args]
         if any(are_refs) or any(map(_compat.makes_refs, jaxprs.jaxprs_in(params))):

@@ -240,13 +240,18 @@ def lax_scan(f: Any, init: Any, xs: Any, length: Any, reverse: Any, unroll: Any)
     return lax.scan(f, init, xs, length, reverse, unroll)
 
 
+#: Whether a loop of JAX is traced to become one of ours, which `in_place` need not look at yet. It is a part of the key
+#: in JAX's caches of traced functions.
+becomes_ours = jax.make_user_context(False)
+
+
 def _trace(loop: Callable[..., Any], functions: Sequence[Any], types: Any, tree: Any, options: Sequence[Any]) -> Any:
     """Return the jaxpr of a loop of JAX, and the shapes of its results."""
 
     def flat(*leaves: Array) -> Any:
         return loop(*functions, *jax.tree.unflatten(tree, leaves), *options)
 
-    with jax.disable_jit(False):
+    with jax.disable_jit(False), becomes_ours(True):
         return jax.make_jaxpr(flat, return_shape=True)(*types)
 
 

@@ -185,8 +185,8 @@ def check_operands(buffer: Any, index: Any, rest: Sequence[Any], takes_value: bo
 
 
 def like_buffer(buffer: Any) -> ShapedArray:
-    """Return the type of the updated buffer. A buffer of a weak type keeps it, as in JAX."""
-    return buffer
+    """Return the type of the updated buffer."""
+    return buffer.update(weak_type=False)
 
 
 def rows_of(buffer: Any, index: Any, **params: Unpack[Params]) -> ShapedArray:
@@ -194,8 +194,7 @@ def rows_of(buffer: Any, index: Any, **params: Unpack[Params]) -> ShapedArray:
     batch_dims, window = params["batch_dims"], window_axes(params["length"])
     elem = range(batch_dims + params["index_dims"], buffer.ndim)
     dims = [*range(batch_dims), *[None] * (index.ndim - batch_dims + len(window)), *elem]
-    rows = type_like(buffer, [*index.shape, *window, *(buffer.shape[d] for d in elem)], dims)
-    return rows.update(weak_type=buffer.weak_type)
+    return type_like(buffer, [*index.shape, *window, *(buffer.shape[d] for d in elem)], dims)
 
 
 def window_axes(length: int | None) -> tuple[int, ...]:

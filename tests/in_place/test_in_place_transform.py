@@ -27,7 +27,7 @@ from plain_loops import FORWARD_ONLY, LOOPS, rows, walked
 from reported import PROGRAMS as REPORTED
 from waiting import finish
 
-from jax_tensorarray import in_place
+from jax_tensorarray import in_place, while_loop
 from jax_tensorarray._selfcheck import programs as selfcheck_programs
 from jax_tensorarray._selfcheck.programs import programs
 from jax_tensorarray.export import disabled_checks
@@ -685,3 +685,17 @@ def test_a_policy_is_asked_about_a_primitive_with_any_parameters():
         return lax.fori_loop(1, 9, jax.checkpoint(body), b).sum()
 
     np.testing.assert_allclose(jax.grad(in_place(f))(*rows(9)), jax.grad(f)(*rows(9)), rtol=1e-6)
+
+
+def test_a_bounded_loop_of_ours_is_differentiated_inside():
+    """It closes over what is differentiated, so that JAX's loop of which it is made looks differentiated too."""
+
+    def f(x):
+        def step(c):
+            i, b = c
+            return i + 1, b.at[i].set(jnp.sin(b[i - 1]) + x[i])
+
+        return jnp.sum(while_loop(lambda c: c[0] < 20, step, (1, jnp.zeros_like(x)), max_steps=30)[1] ** 2)
+
+    x = rows(20)[0]
+    np.testing.assert_allclose(jit(in_place(jax.grad(f)))(x), jit(jax.grad(f))(x), rtol=1e-5)
