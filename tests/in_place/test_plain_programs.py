@@ -46,7 +46,15 @@ class InPlainJax(InJax):
         return (slice(None), rows) if form == "column" else (rows,)
 
     def rows(self, places):
-        rows = places.buffer.at[self.cells(places)].get(mode="fill", fill_value=0)
+        """Columns are rows of what is transposed, and floats are half of what is twice as large."""
+        buffer, cells = places.buffer, self.cells(places)
+        is_float = jnp.issubdtype(buffer.dtype, jnp.floating)
+        if places.at.form == "column":
+            buffer, cells = jnp.swapaxes(buffer, 0, 1), cells[1:]
+        rows = (2 * buffer if is_float else buffer).at[cells].get(mode="fill", fill_value=0)
+        if places.at.form == "column":
+            rows = jnp.moveaxis(rows, cells[0].ndim, 0)
+        rows = 0.5 * rows if is_float else rows
         return rows if places.where is None else jnp.where(places.where, rows, jnp.zeros_like(rows))
 
     def read(self, tag, places):
