@@ -155,11 +155,12 @@ def invariant(jaxpr: Any, known: Mapping[Any, Value]) -> dict[Any, Value]:
         if any(v in needed for v in eqn.outvars):
             wanted.append(eqn)
             needed.update(v for v in eqn.invars if not isinstance(v, jex.Literal))
-    values, made = dict(known), {}
+    values, made = dict(known), dict[Any, Value]()
     for eqn in reversed(wanted):
-        operands = [Value.of_literal(v) if isinstance(v, jex.Literal) else values.get(v) for v in eqn.invars]
-        if eqn.effects or any(x is None for x in operands) or _has_while(eqn):
+        is_known = all(isinstance(v, jex.Literal) or v in values for v in eqn.invars)
+        if eqn.effects or not is_known or _has_while(eqn):
             continue
+        operands = [Value.of_literal(v) if isinstance(v, jex.Literal) else values[v] for v in eqn.invars]
         outs = _before(eqn, operands)
         if outs is not None:
             values.update(zip(eqn.outvars, outs, strict=True))
@@ -193,7 +194,8 @@ def _before(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     if inner is not None and inner.eqn.primitive.name in _CHEAP and _is_square(inner):
         # The other way round, so that rows are read of the array.
         moved = [_before(eqn, [x]) if x.shape else [x] for x in inner.operands]
-        return None if None in moved else [_view(inner.eqn, [x for (x,) in moved], of.shape)]
+        found = [x[0] for x in moved if x is not None]
+        return [_view(inner.eqn, found, of.shape)] if len(found) == len(moved) else None
     if any(_is_repeated(x) or _is_smaller_float(x) for x in operands):
         return None
     return [Value(x) for x in jaxprs.bind(eqn, as_written(operands))]

@@ -116,7 +116,8 @@ class LoopsAround:
     """Counts the loops around an operation, also those that call its function."""
 
     def __init__(self, functions: Mapping[str, Operation]) -> None:
-        self.callers, self.known = callers_of(dict(functions)), {}
+        self.callers = callers_of(dict(functions))
+        self.known: dict[str, int] = {}
 
     def __call__(self, op: Operation) -> int:
         loops = 0

@@ -795,7 +795,8 @@ def _counted(row: Value, size: int) -> tuple[Value, Value] | None:
 
 def _is_clamped(number: Value, size: int) -> bool:
     limits = [constant(x) for x in operands_of(number, "clamp")[::2]]
-    return len(limits) == 2 and None not in limits and limits[0] >= 0 and limits[1] < size
+    known = [n for n in limits if n is not None]
+    return len(known) == 2 and known[0] >= 0 and known[1] < size
 
 
 def _part(value: Value, shared: int, place: Sequence[int], shape: Sequence[int]) -> Value:

@@ -96,7 +96,7 @@ def _jvp(primals: Any, tangents: Any, **params: Unpack[Params]) -> Any:
     if is_zero(buffer_dot) and is_zero(value_dot):
         return out, zero_tangent(out)
     if params["length"] is not None:
-        index, *where = with_windows(ROW_OPS[ta_read_p], [index, *where], params["length"])
+        index, *where = with_windows(ROW_OPS[ta_read_p], index, *where, length=params["length"])
         params["length"] = None
     old, new = (ta_read_p.bind(b, index, *where, **params) for b in (buffer, out))
     keeps, wins = old == new, value == new  # NaN is equal to nothing: it has no derivative, as in jnp.maximum

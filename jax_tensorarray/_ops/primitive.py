@@ -335,7 +335,7 @@ def _on_one_axis(reference: Callable[..., Any], call: Call) -> Callable[..., Any
         buffer: Array, *operands: Array, batch_dims: int, index_dims: int, length: int | None = None, **params: Any
     ) -> Any:
         if length is not None:
-            operands = (*with_windows(call, operands, length),)
+            operands = (*with_windows(call, *operands, length=length),)
         if index_dims == 1:
             return reference(buffer, *operands, batch_dims=batch_dims, **params)
         batch, sizes, elem = np.split(buffer.shape, [batch_dims, batch_dims + index_dims])
@@ -350,7 +350,7 @@ def _on_one_axis(reference: Callable[..., Any], call: Call) -> Callable[..., Any
     return meaning
 
 
-def with_windows(call: Call, operands: Sequence[Array], length: int) -> list[Array]:
+def with_windows(call: Call, *operands: Array, length: int) -> list[Array]:
     """Replace the index and the mask among the operands behind a buffer by those of all rows of the windows."""
 
     def repeated(x: Array) -> Array:
@@ -373,7 +373,7 @@ def _lower(kernel: Callable[..., Any], fallback: Callable[..., Any], ctx: Any, *
 
 
 def _lower_without_kernel(
-    kernel: Callable[..., Any], fallback: Callable[..., Any], ctx: Any, *operands: Any, **params: Any
+    kernel: "functools.partial[Any]", fallback: Callable[..., Any], ctx: Any, *operands: Any, **params: Any
 ) -> Any:
     """Lower to a call that the pass over the module replaces: by slices, or by a function in plain JAX."""
     if ctx.dim_var_values:  # sizes or platforms that are still unknown: values of the enclosing function
@@ -381,6 +381,10 @@ def _lower_without_kernel(
     results = _lower(kernel, fallback, ctx, *operands, **params)
     call = operation(results[0].owner)
     if is_ours(call):
+        if params.get("length") is not None:  # whose rows the call has by now
+            row_kernel: Any = kernel.func
+            ctx = ctx.replace(avals_in=row_kernel.with_windows(ctx.avals_in, params["length"]))
+            params = params | {"length": None}
         add_fallback(ctx.module_context, params["op"], call, functools.partial(fallback, ctx, **params))
     return results
 
@@ -436,7 +440,10 @@ class RowKernel:
         lowering: str,
     ) -> Any:
         if length is not None:
-            ctx, operands = self._with_windows(ctx, operands, length)
+            avals = self.with_windows(ctx.avals_in, length)
+            expand = mlir.lower_fun(functools.partial(with_windows, self.call, length=length), multiple_results=True)
+            inner = ctx.replace(avals_in=ctx.avals_in[1:], avals_out=avals[1:])
+            ctx, operands = ctx.replace(avals_in=avals), (operands[0], *expand(inner, *operands[1:]))
         buffer, index, *_ = ctx.avals_in
         in_place, masked = self.call.in_place, len(operands) == len(self.call.operands)
         size = math.prod(buffer.shape[batch_dims : batch_dims + index_dims])
@@ -475,11 +482,7 @@ class RowKernel:
             call.owner.attributes[WINDOW] = mlir.ir.UnitAttr.get()
         return results
 
-    def _with_windows(self, ctx: Any, operands: Sequence[Any], length: int) -> tuple[Any, Sequence[Any]]:
-        def f(*operands: Array) -> list[Array]:
-            return with_windows(self.call, operands, length)
-
-        avals = ctx.avals_in[1:]
-        outs = jax.make_jaxpr(f)(*avals).out_avals
-        rows = mlir.lower_fun(f, multiple_results=True)(ctx.replace(avals_in=avals, avals_out=outs), *operands[1:])
-        return ctx.replace(avals_in=[ctx.avals_in[0], *outs]), (operands[0], *rows)
+    def with_windows(self, avals: Sequence[Any], length: int) -> list[Any]:
+        """Return the types of the operands, with the index and the mask of all rows of the windows."""
+        expanded = jax.make_jaxpr(functools.partial(with_windows, self.call, length=length))(*avals[1:])
+        return [avals[0], *expanded.out_avals]
