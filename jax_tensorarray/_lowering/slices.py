@@ -676,10 +676,10 @@ class _AtOnce(NamedTuple):
         return _reshaped(row, [*row.type.shape, 1])
 
     def gathered(self, buffer: Value) -> Value:
+        """Return the rows of a buffer, zeros where the mask is False."""
         buffer = self.one_axis(buffer)
         shape, rank = buffer.type.shape, self.start.type.rank
         elem, has_length = shape[self.at + 1 :], self.length is not None
-        places = self.start.type.shape
         window = [self.length] if has_length else []
         dims = hlo.GatherDimensionNumbers.get(
             offset_dims=self.dims(self.shared + rank + len(window) + len(elem)),
@@ -693,12 +693,9 @@ class _AtOnce(NamedTuple):
         rows = hlo.gather(buffer, self.starts(self.start), dims, taken)
         if self.mask is None:
             return rows
-        assert list(rows.type.shape[self.shared : self.shared + rank]) == list(places)
         whole = tensor(rows.type.shape, self.mask.type.element_type)
-        first = range(self.shared, self.shared + rank)
-        return hlo.select(
-            hlo.broadcast_in_dim(whole, self.mask, mlir.dense_int_array(first)), rows, splat(rows.type, 0)
-        )
+        positions = mlir.dense_int_array(range(self.shared, self.shared + rank))
+        return hlo.select(hlo.broadcast_in_dim(whole, self.mask, positions), rows, splat(rows.type, 0))
 
     def scattered(
         self,
@@ -707,16 +704,12 @@ class _AtOnce(NamedTuple):
         combine: Callable[[Value, Value], Value] | None,
         tokens: Sequence[Value | None],
     ) -> Value:
+        """Return the buffer with the value in its rows, once the tokens, which are 0, are there."""
         merged, row, rank = self.one_axis(buffer), self.start, self.start.type.rank
         element = merged.type.element_type
-        for token in tokens:
-            if token is not None:
-                number = (
-                    token
-                    if token.type.element_type == row.type.element_type
-                    else hlo.convert(tensor([], row.type.element_type), token)
-                )
-                row = hlo.add(row, hlo.broadcast_in_dim(row.type, number, mlir.dense_int_array([])))
+        for token in [token for token in tokens if token is not None]:
+            number = hlo.convert(tensor([], row.type.element_type), token)
+            row = hlo.add(row, hlo.broadcast_in_dim(row.type, number, mlir.dense_int_array([])))
         if self.mask is not None:  # XLA leaves out a row that is out of range
             row = hlo.select(self.mask, row, splat(row.type, -1))
         if self.reverse:
