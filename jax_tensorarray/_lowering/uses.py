@@ -19,20 +19,9 @@ from jax_tensorarray._lowering.mlir import (
 )
 from jax_tensorarray._lowering.ownership import Module
 
-#: What XLA for CPUs makes once, however many other operations use it: it repeats only what is cheap.
-_MADE_ONCE = frozenset(
-    f"stablehlo.{name}"
-    for name in ("cosine", "dot_general", "exponential", "log", "logistic", "power", "rsqrt", "sine", "sqrt", "tanh")
-)
-
-
-def mark_unordered(functions: dict[str, Operation], *, orders_are_dear: bool) -> None:
-    """Mark every read and every update that needs no order.
-
-    If an order takes long, a row needs none either if all that is made of it, but for the update, is made of what XLA
-    makes once, before the update: it repeats a read only in a fusion with cheap operations.
-    """
-    uses = Uses(functions, _MADE_ONCE if orders_are_dear else frozenset())
+def mark_unordered(functions: dict[str, Operation]) -> None:
+    """Mark every read and every update that needs no order."""
+    uses = Uses(functions)
     for function in functions.values():
         for op in walk(function):
             is_read = target(op) == PREFIX + "read"
@@ -43,8 +32,8 @@ def mark_unordered(functions: dict[str, Operation], *, orders_are_dear: bool) ->
 class Uses:
     """Answers who uses the buffers of a module."""
 
-    def __init__(self, functions: dict[str, Operation], made_once: frozenset[str] = frozenset()) -> None:
-        self.module, self.callers, self.made_once = Module(functions), callers_of(functions), made_once
+    def __init__(self, functions: dict[str, Operation]) -> None:
+        self.module, self.callers = Module(functions), callers_of(functions)
         self.updated: dict[Operation, set[Value]] = {}  # by the last operation of a block
         self.for_itself: dict[Operation, bool] = {}
 
@@ -108,7 +97,7 @@ class Uses:
         return bool(calls) and all(self._uses_alone(call, buffer.arg_number, uses[0].operand_number) for call in calls)
 
     def _reach_only(self, buffer: Value, update: Operation) -> bool:
-        """Return whether all that is made of a buffer in the block of `update` is for `update`, or made before it."""
+        """Return whether all that is made of a buffer in the block of `update` is for `update`."""
         stack, found, block = [buffer], set(), update.block
         while stack:
             value = stack.pop()
@@ -122,24 +111,6 @@ class Uses:
                     return False
                 if op != update and op not in found:
                     found.add(op)
-                    if op.name in self.made_once and self._reaches(op, update):
-                        continue
                     same = self.module.invariants(op) if op.name == "stablehlo.while" else ()
                     stack.extend(x for k, x in enumerate(op.results) if k not in same or op.operands[k] == value)
         return True
-
-    def _reaches(self, op: Operation, update: Operation) -> bool:
-        """Return whether `update` is made of a result of `op`."""
-        stack, found = [op], {op}
-        while stack:
-            for result in stack.pop().results:
-                for use in result.uses:
-                    user = operation(use.owner)
-                    while user.block != update.block:
-                        user = operation(user.block.owner)
-                    if user == update:
-                        return True
-                    if user not in found:
-                        found.add(user)
-                        stack.append(user)
-        return False
