@@ -19,6 +19,7 @@ from jax_tensorarray._lowering.mlir import (
 )
 from jax_tensorarray._lowering.ownership import Module
 
+
 def mark_unordered(functions: dict[str, Operation]) -> None:
     """Mark every read and every update that needs no order."""
     uses = Uses(functions)
