@@ -87,6 +87,9 @@ def _part(x: Value, index: Array, address: Address) -> Array | None:
     """Return the part of an operand that belongs to the rows."""
     if not x.shape:
         return as_written([x])[0]
+    if x.repeated is not None and len(x.source.shape) <= address.axis:  # a predicate of the examples
+        shape, source = address.rows_shape(index.shape[address.axis :]), arrays([x.source])[0]
+        return lax.broadcast_in_dim(source, shape, range(source.ndim))
     if x.shape == address.shape:
         return rows.read(x, index, address)
     return _of_repeated(x, range(len(x.shape)), index, address)
@@ -158,7 +161,8 @@ def invariant(jaxpr: Any, known: Mapping[Any, Value]) -> dict[Any, Value]:
     values, made = dict(known), dict[Any, Value]()
     for eqn in reversed(wanted):
         is_known = all(isinstance(v, jex.Literal) or v in values for v in eqn.invars)
-        if eqn.effects or not is_known or _has_while(eqn):
+        # In the loop it is seen that a select chooses between a buffer and itself without a derivative.
+        if eqn.effects or not is_known or _has_while(eqn) or eqn.primitive.name == "stop_gradient":
             continue
         operands = [Value.of_literal(v) if isinstance(v, jex.Literal) else values[v] for v in eqn.invars]
         outs = _before(eqn, operands)

@@ -70,12 +70,46 @@ def mark_those_in_range(functions: dict[str, Operation]) -> None:
         index, size = index_and_size(op)
         if is_in_range(index, size):
             op.attributes[IN_RANGE] = ir.UnitAttr.get()
+            number = list(op.operands).index(index)
+            op.operands[number] = _simplified(index, bounds)
             continue
         if WINDOW in op.attributes:
             index, size = operation(operands_of(index, "add")[0].owner).operands[0], size - index.type.shape[-1] + 1
         row = chosen_row(index)
         if row is not None and is_in_range(row, size):
             op.attributes[CHOSEN] = ir.UnitAttr.get()
+
+
+def _simplified(value: Value, bounds: "BoundsOf", *, is_part: bool = False) -> Value:
+    """Return the same numbers by fewer operations: `i` for `clip(where(i < 0, i + n, i), 0, n - 1)` if that is `i`.
+
+    A part of a sum keeps its limits, by which it is seen what the sum counts.
+    """
+    op = None if isinstance(value, ir.BlockArgument) else operation(value.owner)
+    name = "" if op is None else op.name.removeprefix("stablehlo.")
+    if name == "convert" and op.operands[0].type == value.type:
+        return _simplified(op.operands[0], bounds, is_part=is_part)
+    if name == "select" and (of_predicate := bounds(op.operands[0])) in ((0, 0), (1, 1)):
+        return _simplified(op.operands[2 - of_predicate[0]], bounds, is_part=is_part)
+    if name == "clamp" and not is_part:
+        (least, _), found, (_, most) = (bounds(x) or (1, 0) for x in op.operands)
+        if least <= found[0] <= found[1] <= most and constant(op.operands[0]) is not None:
+            return _simplified(op.operands[1], bounds)
+    if name not in _KEEPING:
+        return value
+    is_part = is_part or name in ("add", "multiply")
+    operands = [_simplified(x, bounds, is_part=is_part) for x in op.operands]
+    if operands == list(op.operands):
+        return value
+    with ir.InsertionPoint(op):
+        new = op.clone()
+    for number, operand in enumerate(operands):
+        new.operands[number] = operand
+    return new.results[0]
+
+
+#: The operations whose operands are simplified too.
+_KEEPING = frozenset(("add", "broadcast_in_dim", "clamp", "multiply", "reshape"))
 
 
 class BoundsOf:

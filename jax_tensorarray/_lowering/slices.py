@@ -605,6 +605,8 @@ def _accesses(op: Operation, choice: _Choice) -> tuple[list[_Access], Sequence[V
     batch, inner, elem = shape[: choice.shared], batch_dims - choice.shared, shape[batch_dims + len(rows) :]
     sizes = (*batch, *[1] * (inner + len(rows) - 1), length or 1, *elem)
     is_inside, index = _inside(op, index)
+    if is_inside is not None or not choice.drops:
+        index = _unclamped(index, size - (length or 1)) if len(rows) == 1 else index
     found = []
     for place in np.ndindex(*index.type.shape):
         row = widened(_part(index, 0, place, ()), size)
@@ -616,7 +618,7 @@ def _accesses(op: Operation, choice: _Choice) -> tuple[list[_Access], Sequence[V
         if mask is not None:
             dims = mlir.dense_int_array(range(mask.type.rank))
             mask = hlo.broadcast_in_dim(tensor(sizes, mask.type.element_type), mask, dims)
-        start = [0] * choice.shared, list(place[:inner]), _along_axes(row, rows), [0] * len(elem)
+        start = [0] * choice.shared, list(place[:inner]), _along_axes(row, rows, length or 1), [0] * len(elem)
         starts = (splat(row.type, at) if isinstance(at, int) else at for part in start for at in part)
         found.append(_Access(choice.shared, place, tuple(starts), sizes, mask, batch_dims))
     return found, readers
@@ -766,15 +768,22 @@ def _of_shape(predicate: Value, of: Value) -> Value:
     return hlo.broadcast_in_dim(whole, predicate, mlir.dense_int_array([]))
 
 
-def _along_axes(row: Value, sizes: Sequence[int]) -> list[Value]:
-    """Return where a row is along axes of these sizes. The last one counts fastest."""
+def _along_axes(row: Value, sizes: Sequence[int], length: int) -> list[Value]:
+    """Return where a slice of that length starts along axes of these sizes. The last one counts fastest."""
     places: list[Value] = []
     for size in reversed(sizes[1:]):
         known = _counted(row, size)
-        place = known[1] if known else hlo.remainder(row, splat(row.type, size))
+        place = _unclamped(known[1], size - length) if known else hlo.remainder(row, splat(row.type, size))
         row = known[0] if known else hlo.divide(row, splat(row.type, size))
         places.insert(0, place)
-    return [row, *places]
+        length = 1
+    return [_unclamped(row, sizes[0] - length), *places]
+
+
+def _unclamped(row: Value, last: int) -> Value:
+    """Return a number before it was moved into the range from 0 to `last`, as XLA does for a slice."""
+    limits = operands_of(row, "clamp")
+    return limits[1] if limits and (constant(limits[0]), constant(limits[2])) == (0, last) else row
 
 
 def _counted(row: Value, size: int) -> tuple[Value, Value] | None:
