@@ -81,16 +81,6 @@ def fusions_of_users(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def every_buffer_is_large():
-    """For `in_place`, which leaves small ones as they are."""
-    from jax_tensorarray._in_place import rows
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rows, "LEAST_BYTES", 0)
-        yield
-
-
-@pytest.fixture(scope="module")
 def every_array_is_sent():
     """For loops with `offload=True`, which send no small rows."""
     from jax_tensorarray._loops import tapes

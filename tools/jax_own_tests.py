@@ -37,8 +37,6 @@ SETUP = "import jax_tensorarray"
 SETUP_IN_PLACE = """
 import functools, sys, types, jax, jax_tensorarray
 from jax._src import test_util  # whose checks compile too
-from jax_tensorarray._in_place import rows
-rows.LEAST_BYTES *= 0
 jit = jax.jit
 @functools.wraps(jit)
 def jit_in_place(fun=None, **options):

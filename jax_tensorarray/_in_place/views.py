@@ -17,7 +17,7 @@ from jax import lax
 from jax.extend import core as jex
 
 from jax_tensorarray import _compat
-from jax_tensorarray._in_place import rows
+from jax_tensorarray._in_place import rows, selects
 from jax_tensorarray._in_place.calls import INLINED
 from jax_tensorarray._in_place.rows import Address
 from jax_tensorarray._in_place.values import Value, View, arrays, as_written
@@ -161,8 +161,9 @@ def invariant(jaxpr: Any, known: Mapping[Any, Value]) -> dict[Any, Value]:
     values, made = dict(known), dict[Any, Value]()
     for eqn in reversed(wanted):
         is_known = all(isinstance(v, jex.Literal) or v in values for v in eqn.invars)
-        # In the loop it is seen that a select chooses between a buffer and itself without a derivative.
-        if eqn.effects or not is_known or _has_while(eqn) or eqn.primitive.name == "stop_gradient":
+        # In the loop it is seen that a select chooses between an operand and itself without a derivative.
+        is_stopped = eqn.primitive.name == "stop_gradient" and eqn.invars[0] in known
+        if eqn.effects or not is_known or _has_while(eqn) or is_stopped:
             continue
         operands = [Value.of_literal(v) if isinstance(v, jex.Literal) else values[v] for v in eqn.invars]
         outs = _before(eqn, operands)
@@ -202,7 +203,8 @@ def _before(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
         return [_view(inner.eqn, found, of.shape)] if len(found) == len(moved) else None
     if any(_is_repeated(x) or _is_smaller_float(x) for x in operands):
         return None
-    return [Value(x) for x in jaxprs.bind(eqn, as_written(operands))]
+    stopped = selects.stop_gradient(eqn, operands) if name == "stop_gradient" else None
+    return stopped or [Value(x) for x in jaxprs.bind(eqn, as_written(operands))]
 
 
 def _is_square(view: View) -> bool:

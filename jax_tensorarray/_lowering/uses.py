@@ -10,7 +10,9 @@ from jax_tensorarray._lowering.calls import PREFIX, UNORDERED, UPDATING, index_a
 from jax_tensorarray._lowering.mlir import (
     Operation,
     Value,
+    callee,
     callers_of,
+    entry,
     is_inside,
     nested_operands,
     operation,
@@ -19,24 +21,38 @@ from jax_tensorarray._lowering.mlir import (
 )
 from jax_tensorarray._lowering.ownership import Module
 
+#: What XLA for CPUs makes once, however many other operations use it: it repeats what it holds for cheap, also a sine.
+#: Quotients, powers and products are not here, as XLA may make cheap operations of them.
+_MADE_ONCE = frozenset(
+    f"stablehlo.{name}"
+    for name in (
+        *("cbrt", "exponential", "exponential_minus_one", "log", "log_plus_one", "logistic", "rsqrt", "sqrt", "tanh"),
+        *("reduce", "reduce_window", "sort"),
+    )
+)
 
-def mark_unordered(functions: dict[str, Operation]) -> None:
-    """Mark every read and every update that needs no order."""
-    uses = Uses(functions)
+
+def mark_unordered(functions: dict[str, Operation], platform: str) -> None:
+    """Mark every read and every update that needs no order.
+
+    On a CPU a row needs none either if all that is made of it, but for the update, is made of what XLA makes once,
+    before the update: it repeats a read only in a fusion with cheap operations.
+    """
+    uses = Uses(functions, _MADE_ONCE if platform == "cpu" else frozenset())
     for function in functions.values():
         for op in walk(function):
-            is_read = target(op) == PREFIX + "read"
-            if (is_read and uses.is_for_update(op)) or (target(op) in UPDATING and uses.is_for_itself(op)):
+            is_read = target(op) == PREFIX + "read" and uses.is_for_update(op)
+            if is_read or (target(op) in UPDATING and uses.is_for_itself(op.operands[0], op.block)):
                 op.attributes[UNORDERED] = ir.UnitAttr.get()
 
 
 class Uses:
     """Answers who uses the buffers of a module."""
 
-    def __init__(self, functions: dict[str, Operation]) -> None:
-        self.module, self.callers = Module(functions), callers_of(functions)
+    def __init__(self, functions: dict[str, Operation], made_once: frozenset[str] = frozenset()) -> None:
+        self.module, self.callers, self.made_once = Module(functions), callers_of(functions), made_once
         self.updated: dict[Operation, set[Value]] = {}  # by the last operation of a block
-        self.for_itself: dict[Operation, bool] = {}
+        self.for_itself: dict[Value, bool] = {}
 
     def is_never_updated(self, value: Value, block: ir.Block) -> bool:
         """Return whether nothing updates `value` after it has been read in `block`."""
@@ -69,36 +85,45 @@ class Uses:
 
     def is_for_update(self, read: Operation) -> bool:
         """Return whether a row is read for the next update of the buffer only, or the buffer is never updated."""
-        uses = ((operation(use.owner), use.operand_number) for use in read.operands[0].uses)
-        updates = [op for op, number in uses if self.module.owns(op, number)]
-        if len(updates) == 1 and updates[0].block == read.block:
-            return self.is_for_itself(updates[0])
-        return self.is_never_updated(read.operands[0], read.block)
+        buffer = read.operands[0]
+        return self.is_for_itself(buffer, read.block) or self.is_never_updated(buffer, read.block)
 
-    def is_for_itself(self, update: Operation) -> bool:
-        """Return whether all that is read of a buffer in a step of a loop is for the one update there."""
-        if update not in self.for_itself:
-            self.for_itself[update] = target(update) in UPDATING and self._uses_alone(update, 0, 0)
-        return self.for_itself[update]
+    def is_for_itself(self, buffer: Value, block: ir.Block) -> bool:
+        """Return whether all that is read of a version of a buffer is for the one update that follows."""
+        if buffer not in self.for_itself:
+            self.for_itself[buffer] = False
+            owners = [(op, number) for op, number in _users(buffer) if self.module.owns(op, number)]
+            self.for_itself[buffer] = len(owners) == 1 and self._is_for(*owners[0], block)
+        return self.for_itself[buffer]
 
-    def _uses_alone(self, op: Operation, number: int, result: int) -> bool:
-        """Return whether what a step reads of an operand is for `op` only, whose result is the operand of the next."""
-        buffer, block = op.operands[number], op.block
-        end, uses = terminator(block), list(op.results[result].uses)
-        if len(op.results) > 1 and target(op) in UPDATING:
+    def _is_for(self, op: Operation, number: int, block: ir.Block) -> bool:
+        if op.block != block or (target(op) in UPDATING and len(op.results) > 1):
             return False  # "swap" gives the old row to others
-        if not isinstance(buffer, ir.BlockArgument) or buffer.owner != block or len(uses) != 1:
+        buffer, inside = op.operands[number], operation(block.owner)
+        if inside.name not in ("func.func", "stablehlo.while") or not self._reach_only(buffer, op):
             return False
-        if operation(uses[0].owner) != end or not self._reach_only(buffer, op):
+        if target(op) in UPDATING and not all(self._goes_on(*use) for use in _users(op.results[0])):
+            return False  # XLA would fuse the update with what takes all of the buffer, into an array of its own
+        if not isinstance(buffer, ir.BlockArgument):
+            return self._is_left_alone(buffer)
+        if buffer.owner != block:
             return False
-        inside = operation(block.owner)
-        if inside.name != "func.func":
-            return inside.name == "stablehlo.while"
-        calls = self.callers[inside.attributes["sym_name"].value]
-        return bool(calls) and all(self._uses_alone(call, buffer.arg_number, uses[0].operand_number) for call in calls)
+        calls = () if inside.name != "func.func" else self.callers[inside.attributes["sym_name"].value]
+        return all(self.is_for_itself(call.operands[buffer.arg_number], call.block) for call in calls)
+
+    def _goes_on(self, op: Operation, number: int) -> bool:
+        """Return whether a version of a buffer leaves the block there, or rows of it are read or updated."""
+        return not op.results or target(op) == PREFIX + "read" or self.module.owns(op, number)
+
+    def _is_left_alone(self, result: Value) -> bool:
+        """Return whether a function that made this version reads nothing of it."""
+        if (name := callee(operation(result.owner))) is None:
+            return True
+        made = terminator(entry(self.module.functions[name])).operands[ir.OpResult(result).result_number]
+        return len(list(made.uses)) == 1 and (isinstance(made, ir.BlockArgument) or self._is_left_alone(made))
 
     def _reach_only(self, buffer: Value, update: Operation) -> bool:
-        """Return whether all that is made of a buffer in the block of `update` is for `update`."""
+        """Return whether all that is made of a buffer in the block of `update` is for `update`, or made before it."""
         stack, found, block = [buffer], set(), update.block
         while stack:
             value = stack.pop()
@@ -112,6 +137,29 @@ class Uses:
                     return False
                 if op != update and op not in found:
                     found.add(op)
+                    if op.name in self.made_once and self._reaches(op, update):
+                        continue
                     same = self.module.invariants(op) if op.name == "stablehlo.while" else ()
                     stack.extend(x for k, x in enumerate(op.results) if k not in same or op.operands[k] == value)
         return True
+
+    def _reaches(self, op: Operation, update: Operation) -> bool:
+        """Return whether `update` is made of a result of `op`."""
+        stack, found = [op], {op}
+        while stack:
+            for result in stack.pop().results:
+                for use in result.uses:
+                    user = operation(use.owner)
+                    while user.block != update.block:
+                        user = operation(user.block.owner)
+                    if user == update:
+                        return True
+                    if user not in found:
+                        found.add(user)
+                        stack.append(user)
+        return False
+
+
+def _users(value: Value) -> list[tuple[Operation, int]]:
+    """Return the operations that use a value, and the number of the operand that it is."""
+    return [(operation(use.owner), use.operand_number) for use in value.uses]

@@ -18,7 +18,6 @@ from benchmarks.wild import __main__ as command
 from benchmarks.wild import report
 from benchmarks.wild.measure import found
 from benchmarks.wild.programs import PROGRAMS
-from jax_tensorarray._in_place import rows
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -36,10 +35,9 @@ def is_installed(library):
 
 @pytest.mark.filterwarnings("default")  # those of libraries are not ours
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
-def test_a_library_gives_what_it_gave(program, monkeypatch):
+def test_a_library_gives_what_it_gave(program):
     if not is_installed(program.library):
         pytest.skip(f"{program.library} is not installed: pip install '.[wild]'")
-    monkeypatch.setattr(rows, "LEAST_BYTES", 0)
     f, args = program.make(max(program.small // 8, 4))
     value = found(f, args, 0, seconds=0)
     assert value.is_equal, value

@@ -10,8 +10,6 @@ from jax import jit, lax
 from jax_tensorarray import in_place
 from jax_tensorarray._hlo import text as hlo_text
 
-pytestmark = pytest.mark.usefixtures("every_buffer_is_large")
-
 T = 30
 
 

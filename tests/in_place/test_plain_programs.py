@@ -16,9 +16,6 @@ from jax_tensorarray import in_place
 MOST_STEPS = 6
 
 
-pytestmark = pytest.mark.usefixtures("every_buffer_is_large")
-
-
 class InPlainJax(InJax):
     """Programs as those write them who do not know this library. What is out of range is dropped."""
 

@@ -9,8 +9,6 @@ from jax import jit, lax
 
 from jax_tensorarray import in_place
 
-pytestmark = pytest.mark.usefixtures("every_buffer_is_large")
-
 N, D = 120, 12
 SCALES = np.cos(np.arange(N * D)).reshape(N, D)
 
