@@ -85,8 +85,10 @@ def _simplified(value: Value, bounds: "BoundsOf", *, is_part: bool = False) -> V
 
     A part of a sum keeps its limits, by which it is seen what the sum counts.
     """
-    op = None if isinstance(value, ir.BlockArgument) else operation(value.owner)
-    name = "" if op is None else op.name.removeprefix("stablehlo.")
+    if isinstance(value, ir.BlockArgument):
+        return value
+    op = operation(value.owner)
+    name = op.name.removeprefix("stablehlo.")
     if name == "convert" and op.operands[0].type == value.type:
         return _simplified(op.operands[0], bounds, is_part=is_part)
     if name == "select" and (of_predicate := bounds(op.operands[0])) in ((0, 0), (1, 1)):

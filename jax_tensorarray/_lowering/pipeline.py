@@ -53,7 +53,7 @@ def rewrite(module: ir.Module, platforms: Sequence[str] = (), is_compiled_next: 
         needs_unknown = platform is not None and not _compat.barriers_hold(platform)
         if platform is not None:
             mark_those_in_range(functions)
-            mark_unordered(functions, platform)
+            mark_unordered(functions, platform, barriers_hold=not needs_unknown)
             if platform in WITHOUT_KERNELS:
                 drop_strays(functions)
             else:

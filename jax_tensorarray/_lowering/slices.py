@@ -414,15 +414,23 @@ class _Rewriter:
         tokens = [self.tokens[r] if r in self.tokens else self._token_of(r) for r in readers if 0 not in r.type.shape]
         return buffer, functools.reduce(hlo.add, tokens) if tokens else None
 
+    def made_once(self, buffer: Value) -> Value:
+        """Return a buffer to read of.
+
+        XLA would make an updated one once more in the fusion that reads, of the buffer before the update.
+        """
+        if isinstance(buffer, ir.BlockArgument) or operation(buffer.owner).name != _UPDATE or not self.barriers_hold:
+            return buffer
+        self.passed[buffer] = hlo.optimization_barrier([buffer])
+        return self.passed[buffer]
+
     def read_first(self, buffer: Value, of: Any, read: Callable[[Value], Value]) -> tuple[Value, Value | None, Value]:
         """Return the buffer after `read(buffer)`, a number for the index of an update or None, and what was read.
 
         What is read has the type `of`.
         """
         if self.barriers_hold:
-            if not isinstance(buffer, ir.BlockArgument) and operation(buffer.owner).name == _UPDATE:
-                # XLA would make the update once more in the fusion that reads, of the buffer before it.
-                buffer = hlo.optimization_barrier([buffer])
+            buffer = self.made_once(buffer)
             # A slice does not pass a barrier as it is: XLA would make it once more for each of its uses.
             rows = _reshaped(read(buffer), [n for n in of.shape if n != 1])
             buffer, token = self.after(buffer, [rows])
@@ -462,7 +470,9 @@ class _Rewriter:
             def rows(buffer: Value) -> Value:
                 return _joined([access.taken(access.row_of(buffer)) for access in accesses], result, choice.shared)
 
-        return [self.read_first(buffer, result, rows)[-1] if choice.ordered else rows(buffer)]
+        if choice.ordered:
+            return [self.read_first(buffer, result, rows)[-1]]
+        return [rows(self.made_once(buffer) if choice.passes_on else buffer)]
 
     def _update(self, op: Operation, choice: _Choice, combine: Callable[[Value, Value], Value] | None) -> list[Value]:
         """Return the updated buffer, and the old rows if the op returns them."""
@@ -470,7 +480,10 @@ class _Rewriter:
             return self._update_at_once(op, choice, combine)
         accesses, readers = _accesses(op, choice)
         value, taken = op.operands[2], {}
+        if len(accesses) > 1 and UNORDERED in op.attributes:
+            readers = [*readers, value]  # all rows are made before the first one is updated
         buffer, waits = self.after(op.operands[0], readers)
+        value = self.passed.get(value, value)
         for access in reversed(accesses) if config(op).reverse else accesses:
             new, tokens = access.of_positions(value), [waits]
             if choice.does_both:
@@ -478,6 +491,7 @@ class _Rewriter:
                     buffer, token, old = self.read_first(buffer, new.type, access.row_of)
                     tokens.append(token)
                 else:
+                    buffer = self.made_once(buffer)
                     old = access.row_of(buffer)
                 new = new if combine is None else combine(old, new)
                 new = new if access.mask is None else hlo.select(access.mask, new, old)

@@ -32,13 +32,13 @@ _MADE_ONCE = frozenset(
 )
 
 
-def mark_unordered(functions: dict[str, Operation], platform: str) -> None:
+def mark_unordered(functions: dict[str, Operation], platform: str, *, barriers_hold: bool) -> None:
     """Mark every read and every update that needs no order.
 
     On a CPU a row needs none either if all that is made of it, but for the update, is made of what XLA makes once,
     before the update: it repeats a read only in a fusion with cheap operations.
     """
-    uses = Uses(functions, _MADE_ONCE if platform == "cpu" else frozenset())
+    uses = Uses(functions, _MADE_ONCE if platform == "cpu" else frozenset(), barriers_hold=barriers_hold)
     for function in functions.values():
         for op in walk(function):
             is_read = target(op) == PREFIX + "read" and uses.is_for_update(op)
@@ -49,8 +49,11 @@ def mark_unordered(functions: dict[str, Operation], platform: str) -> None:
 class Uses:
     """Answers who uses the buffers of a module."""
 
-    def __init__(self, functions: dict[str, Operation], made_once: frozenset[str] = frozenset()) -> None:
-        self.module, self.callers, self.made_once = Module(functions), callers_of(functions), made_once
+    def __init__(
+        self, functions: dict[str, Operation], made_once: frozenset[str] = frozenset(), *, barriers_hold: bool = False
+    ) -> None:
+        self.module, self.callers = Module(functions), callers_of(functions)
+        self.made_once, self.barriers_hold = made_once, barriers_hold
         self.updated: dict[Operation, set[Value]] = {}  # by the last operation of a block
         self.for_itself: dict[Value, bool] = {}
 
@@ -105,7 +108,9 @@ class Uses:
         if target(op) in UPDATING and not all(self._goes_on(*use) for use in _users(op.results[0])):
             return False  # XLA would fuse the update with what takes all of the buffer, into an array of its own
         if not isinstance(buffer, ir.BlockArgument):
-            return self._is_left_alone(buffer)
+            # Where no barrier holds, XLA would make this version once more in each fusion that reads it.
+            is_updated = not self.barriers_hold and target(operation(buffer.owner)) in UPDATING
+            return self._is_left_alone(buffer) and not is_updated
         if buffer.owner != block:
             return False
         calls = () if inside.name != "func.func" else self.callers[inside.attributes["sym_name"].value]
@@ -113,7 +118,7 @@ class Uses:
 
     def _goes_on(self, op: Operation, number: int) -> bool:
         """Return whether a version of a buffer leaves the block there, or rows of it are read or updated."""
-        return not op.results or target(op) == PREFIX + "read" or self.module.owns(op, number)
+        return not op.results or self.module.owns(op, number)
 
     def _is_left_alone(self, result: Value) -> bool:
         """Return whether a function that made this version reads nothing of it."""
