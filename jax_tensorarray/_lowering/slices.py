@@ -480,7 +480,7 @@ class _Rewriter:
             return self._update_at_once(op, choice, combine)
         accesses, readers = _accesses(op, choice)
         value, taken = op.operands[2], {}
-        if len(accesses) > 1 and UNORDERED in op.attributes:
+        if len(accesses) > 1 and UNORDERED in op.attributes and self.barriers_hold:
             readers = [*readers, value]  # all rows are made before the first one is updated
         buffer, waits = self.after(op.operands[0], readers)
         value = self.passed.get(value, value)
