@@ -143,7 +143,10 @@ class Repair:
                 return results, added if eqn.primitive.name in ADDS else ()
             if is_viewed and (results := views.view(eqn, operands)) is not None:
                 return results, ()
-            return [Value(x) for x in jaxprs.bind(eqn, as_written(operands))], ()
+            made = [Value(x) for x in jaxprs.bind(eqn, as_written(operands))]
+            for value in made:
+                value.is_new = eqn.primitive.name in _MAKING_ALL
+            return made, ()
 
     def _repaired(self, eqn: Any, operands: list[Value], added: dict[int, Value]) -> list[Value] | None:
         name = eqn.primitive.name
@@ -162,6 +165,10 @@ class Repair:
             if results is not None:
                 return results
         return None
+
+
+#: Primitives that make each element of an array from other ones.
+_MAKING_ALL = frozenset(("concatenate", "gather", "rev", "sort"))
 
 
 def _has_symbolic_shapes(eqn: Any) -> bool:

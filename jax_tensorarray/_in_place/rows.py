@@ -28,9 +28,9 @@ from jax_tensorarray._ops.write import ta_write_p
 
 Array = Any
 
-#: The gradient by row ops finds which write of an element came last. If at least half of all elements are written, this
-#: takes 1.4 to 1.7 times as long as plain JAX, whose gradient makes the whole array anew. Rows of 16 elements take 0.3
-#: to 0.5 times as long, and reads and sums at most as long, whatever the share (CPU, jax 0.12, 64 rows).
+#: Reads and updates of at least as many rows as there are stay as they are: row ops would gain little, and `h[:, i]` of
+#: all columns takes 1.5 times as long. So do writes of single elements from this share on. Their gradient finds which
+#: write of an element came last, which takes 1.4 to 1.7 times as long as to make the whole array anew (CPU, jax 0.12).
 _LARGE_SHARE = 0.5
 
 
@@ -211,7 +211,7 @@ def pad(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
 
 def dynamic_update_slice(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     buffer, rows, *starts = operands
-    address = _of_slice(eqn.invars[0].aval, eqn.invars[1].aval.shape)
+    address = None if buffer.is_new else _of_slice(eqn.invars[0].aval, eqn.invars[1].aval.shape)
     if address is None or len(starts) != len(address.shape):
         return None
     index, _ = address.positions(_starts(address, noted(eqn, 2, arrays(starts))))
@@ -335,6 +335,11 @@ def _gathered(eqn: Any, numbers: _Numbers, taken: Sequence[int]) -> _Gathered | 
     address = _address(buffer, taken, batch, numbers.starts, drops=drops)
     if address is None:
         return None
+    count, size = math.prod(indices.shape[batch:-1]), math.prod(address.sizes)
+    is_of_elements = address.length is None and math.prod(address.shape[address.behind :]) == 1
+    share = _LARGE_SHARE if is_of_elements and eqn.primitive.name == "scatter" else 1
+    if count > 1 and count * address.length_of_one >= share * size:
+        return None
     return _Gathered(address, numbers, tuple(taken))
 
 
@@ -362,21 +367,13 @@ def scatter(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     numbers, d = _of_scatter(eqn.params["dimension_numbers"]), eqn.invars[0].aval.ndim
     window = iter(eqn.invars[2].aval.shape[k] for k in numbers.offset)
     taken = [1 if k in (*numbers.collapsed, *numbers.batch) else next(window) for k in range(d)]
-    found = _gathered(eqn, numbers, taken)
+    found = None if buffer.is_new else _gathered(eqn, numbers, taken)
     if found is None or not _combines(eqn, primitive):
         return None
-    address, count = found.address, math.prod(indices.shape[found.address.batch : -1])
-    is_window = count == 1
+    address = found.address
+    is_window = math.prod(indices.shape[address.batch : -1]) == 1
     if combine is not None and not is_window:
         return None  # a row may be there more than once
-    is_of_elements = math.prod(address.shape[address.behind :]) == 1 and address.length is None
-    if (
-        primitive is ta_write_p
-        and not is_window
-        and is_of_elements
-        and count >= _LARGE_SHARE * math.prod(address.sizes)
-    ):
-        return None
     if combine is not None and address.length is None:
         address = address._replace(length=1)  # XLA fuses both slices with `combine` if there is no reshape between
     at, rows = arrays([indices, updates])

@@ -112,6 +112,7 @@ class Value:
         view: the equation that it is a view of, if it is one whose rows are those of its operands; else None.
         is_used: whether anything but the next update uses it.
         is_given: whether it, or the version that it was made from, existed before the evaluated jaxpr.
+        is_new: whether an equation that is left as it is has made all of its elements, so that rows matter little.
     """
 
     __slots__ = (
@@ -120,6 +121,7 @@ class Value:
         "before",
         "guard",
         "is_given",
+        "is_new",
         "is_used",
         "literal",
         "only",
@@ -150,7 +152,7 @@ class Value:
         self.view: View | None = None
         self.before, self.update, self.only = before, update, only
         self.part, self.guard, self.stopped, self.repeated, self.shared = part, guard, stopped, repeated, shared
-        self.is_used = False
+        self.is_used = self.is_new = False
         self.is_given: bool = is_given or (before is not None and before.is_given)
         self._mask: Array = None
 

@@ -706,7 +706,8 @@ class _AtOnce(NamedTuple):
             index_vector_dim=rank,
         )
         taken = mlir.dense_int_array([*shape[: self.shared], *[1] * self.own, self.length or 1, *elem])
-        rows = hlo.gather(buffer, self.starts(self.start), dims, taken)
+        start = _unclamped(self.start, shape[self.at] - (self.length or 1))
+        rows = hlo.gather(buffer, self.starts(start), dims, taken)
         if self.mask is None:
             return rows
         whole = tensor(rows.type.shape, self.mask.type.element_type)
@@ -795,7 +796,7 @@ def _along_axes(row: Value, sizes: Sequence[int], length: int) -> list[Value]:
 
 
 def _unclamped(row: Value, last: int) -> Value:
-    """Return a number before it was moved into the range from 0 to `last`, as XLA does for a slice."""
+    """Return numbers before they were moved into the range from 0 to `last`, as XLA does for a slice or a gather."""
     limits = operands_of(row, "clamp")
     return limits[1] if limits and (constant(limits[0]), constant(limits[2])) == (0, last) else row
 
