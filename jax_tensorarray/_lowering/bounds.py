@@ -93,6 +93,8 @@ def _simplified(value: Value, bounds: "BoundsOf", *, is_part: bool = False) -> V
         return _simplified(op.operands[0], bounds, is_part=is_part)
     if name == "select" and (of_predicate := bounds(op.operands[0])) in ((0, 0), (1, 1)):
         return _simplified(op.operands[2 - of_predicate[0]], bounds, is_part=is_part)
+    if name == "slice" and (piece := _joined_piece(op)) is not None:
+        return _simplified(piece, bounds, is_part=is_part)
     if name == "clamp" and not is_part:
         (least, _), found, (_, most) = (bounds(x) or (1, 0) for x in op.operands)
         if least <= found[0] <= found[1] <= most and constant(op.operands[0]) is not None:
@@ -108,6 +110,18 @@ def _simplified(value: Value, bounds: "BoundsOf", *, is_part: bool = False) -> V
     for number, operand in enumerate(operands):
         new.operands[number] = operand
     return new.results[0]
+
+
+def _joined_piece(op: Operation) -> Value | None:
+    """Return the array that a slice takes out of several that have been concatenated, if it is one of them."""
+    joined = operands_of(op.operands[0], "concatenate")
+    axis = operation(op.operands[0].owner).attributes["dimension"].value if joined else 0
+    first = list(ir.DenseI64ArrayAttr(op.attributes["start_indices"]))[axis] if joined else 0
+    for piece in joined:
+        if first <= 0:
+            return piece if first == 0 and piece.type == op.results[0].type else None
+        first -= piece.type.shape[axis]
+    return None
 
 
 #: The operations whose operands are simplified too.
