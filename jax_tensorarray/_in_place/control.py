@@ -162,13 +162,9 @@ def while_(repair: "Repair", eqn: Any, operands: Sequence[Value]) -> list[Value]
     return [Value(_known_if(is_right, x)) for x in outs]
 
 
-#: Up to this many elements, a select costs no more than writing a row.
-_FEW = 1024
-
-
 def _known_if(is_right: Array, x: Array) -> Array:
     """Return the array, made to depend on the check `is_right`."""
-    if math.prod(x.shape) <= _FEW:
+    if not has_rows(jax.typeof(x)):
         return jnp.where(is_right, x, jnp.zeros_like(x))
     row = jnp.zeros(x.shape[1:], x.dtype)
     return ta_write(x, jnp.where(is_right, -1, 0), row, mode="drop")
