@@ -1,0 +1,55 @@
+"""`in_place` never costs: a step of a loop has at most the operations of plain JAX's, and calls nothing.
+
+The programs are those of `benchmarks.harm` that once were slower. Their time is measured there.
+"""
+
+import jax
+import pytest
+from in_place import compiled
+
+from benchmarks.harm.program import PLAIN, VARIANTS
+from benchmarks.harm.programs import PROGRAMS
+from jax_tensorarray._compat import barriers_hold
+from jax_tensorarray._hlo import text as hlo_text
+from jax_tensorarray._lowering.calls import PREFIX
+
+SLOWER = {
+    "weakly typed buffers": ("full_cond", "full_inf_while", "arange_while_in_loop"),
+    "views of what does not change": ("transposed_rows", "cast_rows", "scaled_rows", "reshaped_rows", "embedding"),
+    "many rows": ("add_at_17", "add_at_128", "replay_16", "gibbs_topics", "beam_states", "particle_filter"),
+    "parts of a row": ("slices_by_inner_scan", "common_subsequence"),
+    "ring buffers": ("delay_line",),
+    "what XLA fuses": ("masked_rows", "kv_cache", "cholesky_elements", "reservoir"),
+    "jax 0.10": ("floyd_warshall_min", "quicksort", "union_find", "gauss_seidel"),
+}
+#: Of this one XLA makes a few small operations more, which take no longer.
+FEW_MORE = {"union_find": 1.4}
+#: Where no barrier holds, a branch puts a read before an update.
+WITH_BRANCHES = 3.0
+
+#: Operations that compute nothing, and those whose computations are counted themselves.
+FREE = {"bitcast", "call", "constant", "get-tuple-element", "opt-barrier", "parameter", "tuple"}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def in_single_precision():
+    with jax.enable_x64(False):
+        yield
+
+
+def in_loops(f, args):
+    found = hlo_text.operations_in_loops(compiled(f, *args).as_text())
+    return [op for op in found if op.opcode not in FREE]
+
+
+@pytest.mark.parametrize(
+    ("name", "variant"), [(name, v) for names in SLOWER.values() for name in names for v in ("forward", "vmap")]
+)
+def test_a_step_has_no_more_operations_than_in_plain_jax(name, variant):
+    (program,) = [p for p in PROGRAMS if p.name == name][:1]
+    args, (base, repaired) = program.arguments(variant == "vmap"), VARIANTS[variant]
+    plain, ours = in_loops(PLAIN[base](program), args), in_loops(repaired(program), args)
+    most = FEW_MORE.get(name, 1) if barriers_hold("cpu") else WITH_BRANCHES
+    assert len(ours) <= most * len(plain), [op.text for op in ours]
+    assert sum(op.num_bytes for op in ours) <= 1.1 * sum(op.num_bytes for op in plain)
+    assert not [op.text for op in ours if PREFIX in op.text and barriers_hold("cpu")]
