@@ -15,6 +15,7 @@ from jax_tensorarray._array.flax import register_with_flax
 from jax_tensorarray._array.tensorarray import TensorArray, map_structure
 from jax_tensorarray._in_place import early
 from jax_tensorarray._in_place.api import in_place
+from jax_tensorarray._jaxprs import registry
 from jax_tensorarray._kernels import check_errors
 from jax_tensorarray._loops import under_vmap
 from jax_tensorarray._loops.api import choice_of_residuals, fori_loop, scan, while_loop
@@ -28,7 +29,7 @@ from jax_tensorarray._ops.swap import ta_swap
 from jax_tensorarray._ops.write import ta_write
 
 _compat.hide_own_frames()
-_compat.install_forwarding_transposes()
+_compat.install_forwarding_transposes(registry.ENTRIES)
 early.install()
 under_vmap.install()
 _lowering.install()

@@ -11,12 +11,13 @@ from jaxlib import xla_client
 from jaxlib.mlir.dialects import stablehlo as hlo
 
 from jax_tensorarray._compat.transposes import (
+    UNSPECIFIED,
     install_forwarding_transposes,
     register_accumulating_transpose,
     scan_counts,
 )
 from jax_tensorarray._compat.versions import (
-    CHECKPOINTS,
+    CHECKPOINT,
     asks_policies,
     at_source_of,
     barriers_hold,
@@ -49,7 +50,8 @@ from jax_tensorarray._compat.versions import (
 )
 
 __all__ = [
-    "CHECKPOINTS",
+    "CHECKPOINT",
+    "UNSPECIFIED",
     "asks_policies",
     "at_source_of",
     "barriers_hold",

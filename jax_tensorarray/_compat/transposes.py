@@ -95,27 +95,6 @@ def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
     return len(consts), len(carry)
 
 
-def _bodies(eqn: Any) -> list[tuple[Any, int]]:
-    """Return (jaxpr, position of its first input in eqn.invars) of each body whose transpose forwards accumulators."""
-    if eqn.primitive is jax_primitives.cond_p:
-        return [(opened(branch), 1) for branch in eqn.params["branches"]]
-    if eqn.primitive in (jax_primitives.jit_p, jax_primitives.scan_p, jax_primitives.remat_p):
-        return [(opened(eqn.params["jaxpr"]), 0)]
-    return []
-
-
-def _accumulated_inputs(jaxpr: Any) -> frozenset[int]:
-    """Return the positions of the inputs of `jaxpr` into whose cotangent an accumulating primitive adds in place."""
-    position = {id(v): k for k, v in enumerate(jaxpr.invars)}
-    found = set()
-    for eqn in jaxpr.eqns:
-        if eqn.primitive in _accumulating:
-            found.add(position.get(id(eqn.invars[0])))
-        for body, first in _bodies(eqn):
-            found |= {position.get(id(eqn.invars[k + first])) for k in _accumulated_inputs(body)}
-    return frozenset(found - {None})  # type: ignore[arg-type]
-
-
 def _forwarding(jaxpr: Any, inputs: Sequence[int]) -> Any:
     """Return `jaxpr` with those inputs returned as further outputs."""
     inner = opened(jaxpr)
@@ -123,20 +102,39 @@ def _forwarding(jaxpr: Any, inputs: Sequence[int]) -> Any:
     return replaced(jaxpr, outvars=outvars, debug_info=inner.debug_info.with_unknown_names())
 
 
-def install_forwarding_transposes() -> None:
-    """Let reads inside nested jit, cond, scan and checkpoint accumulate into the cotangent outside."""
+#: What the shardings of a `jit` are by default. Private, and only used here, for results that are forwarded.
+(UNSPECIFIED,) = private_names("sharding_impls", "UNSPECIFIED") or (None,)
+
+
+def install_forwarding_transposes(entries: dict[str, Any]) -> None:
+    """Let reads inside nested jit, cond, scan and checkpoint accumulate into the cotangent outside.
+
+    `entries` is the registry of primitives that run jaxprs.
+    """
     private = private_names("interpreters.ad", "fancy_transposes", "ValAccum")
     caching = private_names("util", "weakref_lru_cache")
-    unspecified = private_names("sharding_impls", "UNSPECIFIED")
-    if private is None or caching is None or unspecified is None:
+    if private is None or caching is None or UNSPECIFIED is None:
         return
     table, ValAccum = private
     (weakref_lru_cache,) = caching
-    (UNSPECIFIED,) = unspecified
+    installed = [p for p in table if p is jax_primitives.scan_p or (p.name in entries and entries[p.name].with_bodies)]
 
-    accumulated_inputs = weakref_lru_cache(_accumulated_inputs)
+    def accumulated(jaxpr: Any) -> frozenset[int]:
+        """Return the positions of the inputs into whose cotangent an accumulating primitive adds in place."""
+        position = {id(v): k for k, v in enumerate(jaxpr.invars)}
+        found = {position.get(id(eqn.invars[0])) for eqn in jaxpr.eqns if eqn.primitive in _accumulating}
+        for eqn in (eqn for eqn in jaxpr.eqns if eqn.primitive in installed):
+            found |= {position.get(id(eqn.invars[k])) for k in read_by(eqn.primitive, eqn.params)}
+        return frozenset(found - {None})  # type: ignore[arg-type]
+
+    accumulated_inputs = weakref_lru_cache(accumulated)
     # The transposed bodies are cached by jaxpr identity, so the augmented jaxpr must be the same object each time.
     forwarding = weakref_lru_cache(_forwarding)
+
+    def read_by(primitive: Primitive, params: dict[str, Any]) -> set[int]:
+        """Return the numbers of such operands of an equation."""
+        bodies = entries[primitive.name].bodies(params)
+        return {body.first + k for body in bodies for k in accumulated_inputs(opened(body.jaxpr))}
 
     def seeds(cts: Sequence[Any], args: Sequence[Any], inputs: Sequence[int]) -> list[int]:
         """Return the inputs whose running cotangent is a value to start from, unless there is nothing to transpose."""
@@ -150,36 +148,18 @@ def install_forwarding_transposes() -> None:
             args[k].val = ad.Zero(args[k].aval)
         return taken
 
-    def wrap_call(primitive: Primitive, extend: Callable[[dict[str, Any], int], dict[str, Any]]) -> None:
-        original = table[primitive]
+    def wrap(primitive: Primitive) -> None:
+        original, entry = table[primitive], entries[primitive.name]
 
-        def transpose(cts: Sequence[Array], *args: Any, jaxpr: Any, **params: Any) -> Any:
-            hot = seeds(cts, args, sorted(accumulated_inputs(opened(jaxpr))))
+        def transpose(cts: Sequence[Array], *args: Any, **params: Any) -> Any:
+            hot = seeds(cts, args, sorted(read_by(primitive, params)))
             if hot:
-                jaxpr, params = forwarding(jaxpr, tuple(hot)), extend(params, len(hot))
+                bodies = [forwarding(b.jaxpr, tuple(k - b.first for k in hot)) for b in entry.bodies(params)]
+                params = entry.with_bodies(params, bodies, len(hot))
                 cts = [*cts, *take(args, hot)]
-            return original(cts, *args, jaxpr=jaxpr, **params)
+            return original(cts, *args, **params)
 
         table[primitive] = transpose
-
-    def extend_jit(params: dict[str, Any], n: int) -> dict[str, Any]:
-        return params | {
-            "out_shardings": (*params["out_shardings"], *[UNSPECIFIED] * n),
-            "out_layouts": (*params["out_layouts"], *[None] * n),
-        }
-
-    def wrap_cond() -> None:
-        original = table[jax_primitives.cond_p]
-
-        def transpose(cts: Sequence[Array], *args: Any, branches: Sequence[Any], **params: Any) -> Any:
-            read = frozenset().union(*(accumulated_inputs(opened(b)) for b in branches))
-            hot = seeds(cts, args, sorted(k + 1 for k in read))
-            if hot:
-                branches = tuple(forwarding(b, tuple(k - 1 for k in hot)) for b in branches)
-                cts = [*cts, *take(args, hot)]
-            return original(cts, *args, branches=branches, **params)
-
-        table[jax_primitives.cond_p] = transpose
 
     def const_to_carry(jaxpr: Any, hot: tuple[int, ...], num_consts: int, num_carry: int) -> Any:
         """Return the body of a scan with those consts as its last carries, returned unchanged."""
@@ -216,8 +196,7 @@ def install_forwarding_transposes() -> None:
 
         def transpose(cts: Sequence[Array], *args: Any, **params: Any) -> Any:
             num_consts, num_carry = scan_counts(params)
-            inner = opened(params["jaxpr"])
-            hot = seeds(cts, args, sorted(k for k in accumulated_inputs(inner) if k < num_consts))
+            hot = seeds(cts, args, sorted(k for k in read_by(jax_primitives.scan_p, params) if k < num_consts))
             if not hot:
                 return original(cts, *args, **params)
             jaxpr = cached_const_to_carry(params["jaxpr"], tuple(hot), num_consts, num_carry)
@@ -229,7 +208,5 @@ def install_forwarding_transposes() -> None:
 
         table[jax_primitives.scan_p] = transpose
 
-    wrap_call(jax_primitives.jit_p, extend_jit)
-    wrap_call(jax_primitives.remat_p, lambda params, n: params)
-    wrap_cond()
-    wrap_scan()
+    for primitive in installed:
+        wrap_scan() if primitive is jax_primitives.scan_p else wrap(primitive)

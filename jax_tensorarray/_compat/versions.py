@@ -189,17 +189,16 @@ def asks_policies(primitive: Primitive) -> None:
     rules[primitive] = rule
 
 
-#: The primitives that `jax.checkpoint` makes. The second one, under JAX_REMAT3, is private, and others share it.
-#: Without it `in_place` leaves checkpoints as they are under that setting.
-CHECKPOINTS = (primitives.remat_p, *(private_names("hijax", "call_hi_primitive_p") or ()))
+#: The name of the primitive that `jax.checkpoint` makes. Under JAX_REMAT3 it is "call_hi_primitive", for others too.
+CHECKPOINT = primitives.remat_p.name
 
 
-def checkpoint_of(eqn: Any) -> tuple[Any, Any, bool | tuple[bool, ...]] | None:
-    """Return the jaxpr, the policy and `prevent_cse` of a checkpoint, None for any other equation of `CHECKPOINTS`.
+def checkpoint_of(params: dict[str, Any]) -> tuple[Any, Any, bool | tuple[bool, ...]] | None:
+    """Return the jaxpr, the policy and `prevent_cse` of a checkpoint from its parameters; None if it is none.
 
     Under JAX_REMAT3 they are attributes of an object, which has no `prevent_cse` before 0.11.
     """
-    params = vars(eqn.params["_prim"]) if "_prim" in eqn.params else eqn.params
+    params = vars(params["_prim"]) if "_prim" in params else params
     if "jaxpr" not in params or "policy" not in params:
         return None
     return params["jaxpr"], params["policy"], params.get("prevent_cse", True)

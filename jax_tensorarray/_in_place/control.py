@@ -1,8 +1,8 @@
-"""Loops and conditionals, whose bodies are repaired too."""
+"""Repair loops: their bodies, what does not depend on the step, and how the carry moves."""
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,34 +11,23 @@ from jax.extend import core as jex
 
 from jax_tensorarray import _compat
 from jax_tensorarray._in_place import refs, views
+from jax_tensorarray._in_place.repair import LOOPS, Repair
 from jax_tensorarray._in_place.rows import has_rows, is_update
 from jax_tensorarray._in_place.selects import select
 from jax_tensorarray._in_place.values import Predicate, Value, as_written, with_type
+from jax_tensorarray._jaxprs import registry
 from jax_tensorarray._loops.api import while_loop
 from jax_tensorarray._lowering.mlir import INT32_MAX
 from jax_tensorarray._ops.check import ta_check
 from jax_tensorarray._ops.write import ta_write
 
-if TYPE_CHECKING:
-    from jax_tensorarray._in_place.repair import Repair
-
 Array = Any
 
 
-def cond(repair: "Repair", eqn: Any, operands: Sequence[Value], added: dict[int, Value]) -> list[Value]:
-    index, *rest = as_written([*operands, *added.values()])
-    functions = [repair.adding(branch, added) for branch in eqn.params["branches"]]
-    branches = [jax.make_jaxpr(f)(*map(jax.typeof, rest)) for f in functions]
-    if any(branch.consts for branch in branches):
-        return [Value(x) for x in lax.switch(index, functions, *rest)]
-    outs = eqn.primitive.bind(index, *rest, **eqn.params | {"branches": tuple(branches)})
-    return [Value(x) for x in outs]
-
-
-def scan(repair: "Repair", eqn: Any, operands: Sequence[Value], added: dict[int, Value]) -> list[Value]:
+def scan(repair: Repair, eqn: Any, operands: Sequence[Value], added: dict[int, Value]) -> list[Value]:
     params = eqn.params
-    n, m = _compat.scan_counts(params)
-    consts, carry, xs = operands[:n], list(operands[n : n + m]), operands[n + m :]
+    [loop] = registry.ENTRIES["scan"].bodies(params)
+    consts, carry, xs = loop.split(operands)
     for number in [k for k in added if carry[k].only != ()]:
         del added[number]  # this sum is not moved into the loop
     for number, value in added.items():
@@ -50,24 +39,24 @@ def scan(repair: "Repair", eqn: Any, operands: Sequence[Value], added: dict[int,
 
     def step(carry: Sequence[Array], xs: Sequence[Array]) -> tuple[list[Array], list[Array]]:
         outs = body(*of_consts, *carry, *xs)
-        return outs[:m], outs[m:]
+        return outs[: len(carry)], outs[len(carry) :]
 
     options = {name: params[name] for name in ("length", "reverse", "unroll", "_split_transpose") if name in params}
     start = as_written([with_type(x, weak=False) if x.shape else x for x in carry])
-    after, ys = _scan_by_rounds(step, start, as_written(xs), _round_of(params["jaxpr"], n, m), **options)
+    after, ys = _scan_by_rounds(step, start, as_written(xs), _round_of(loop), **options)
     return [Value(x) for x in (*after, *ys)]
 
 
-def _round_of(body: Any, num_consts: int, num_carry: int) -> int:
+def _round_of(loop: registry.Body) -> int:
     """Return the number of steps after which every buffer that moves in the carry is back in its place.
 
     XLA has memory for each place, and moves the contents there in every step.
     """
-    inner = _compat.opened(body)
-    place = {v: k for k, v in enumerate(inner.invars[num_consts : num_consts + num_carry])}
+    inner = _compat.opened(loop.jaxpr)
+    place = {v: k for k, v in enumerate(loop.split(inner.invars)[1])}
     makers = {v: eqn for eqn in inner.eqns for v in eqn.outvars}
     came_from: dict[int, int] = {}
-    for k, v in enumerate(inner.outvars[:num_carry]):
+    for k, v in enumerate(inner.outvars[: loop.num_carry]):
         while not isinstance(v, jex.Literal) and v in makers and is_update(makers[v]):
             v = makers[v].invars[0]
         if not isinstance(v, jex.Literal) and v in place and has_rows(v.aval):
@@ -128,7 +117,7 @@ def _in_order(
     return carry, [jnp.stack(column) for column in zip(*(found[k] for k in sorted(found)), strict=True)]
 
 
-def while_(repair: "Repair", eqn: Any, operands: Sequence[Value]) -> list[Value]:
+def while_(repair: Repair, eqn: Any, operands: Sequence[Value], added: dict[int, Value]) -> list[Value]:
     params, inputs = eqn.params, as_written([with_type(x, weak=False) if x.shape else x for x in operands])
     a, b = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
     of_cond, of_body, carry = inputs[:a], inputs[a:b], inputs[b:]
@@ -170,11 +159,5 @@ def _known_if(is_right: Array, x: Array) -> Array:
     return ta_write(x, jnp.where(is_right, -1, 0), row, mode="drop")
 
 
-LOOPS: tuple[str, ...] = ("scan", "while")
-
-#: Rules that perform sums of their results inside (`added`). They remove from `added` the sums that they leave out.
-ADDING: dict[str, Callable[["Repair", Any, Sequence[Value], dict[int, Value]], list[Value]]] = {
-    "cond": cond,
-    "scan": scan,
-}
-RULES: dict[str, Callable[..., list[Value] | None]] = {"while": while_, **ADDING}
+RULES = {"scan": scan, "while": while_}
+LOOPS.update(RULES)

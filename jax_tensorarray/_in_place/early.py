@@ -17,10 +17,10 @@ from jax.extend.core import Primitive
 from jax.extend.core import primitives as jax_primitives
 
 from jax_tensorarray import _compat
-from jax_tensorarray._in_place import refs
+from jax_tensorarray._in_place import control, refs
 from jax_tensorarray._in_place.repair import Repair
 from jax_tensorarray._in_place.values import Value, with_type
-from jax_tensorarray._loops import jaxprs
+from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._loops.from_jax import becomes_ours
 
 
@@ -56,9 +56,9 @@ def _repairing(primitive: Primitive) -> Callable[..., Any]:
         if not repair.finds_in(loop):
             return usual(*args, **params)
         with _request(None):
-            body = params["jaxpr" if primitive is jax_primitives.scan_p else "body_jaxpr"]
-            outs = repair.loop(loop, list(map(Value, args)))
-            return [with_type(x, weak=of.weak_type).array for x, of in zip(outs, body.out_avals, strict=True)]
+            [body] = registry.ENTRIES[primitive.name].bodies(params)
+            outs = control.RULES[primitive.name](repair, loop, list(map(Value, args)), {})
+            return [with_type(x, weak=of.weak_type).array for x, of in zip(outs, body.jaxpr.out_avals, strict=True)]
 
     return bind
 

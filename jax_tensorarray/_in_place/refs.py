@@ -10,7 +10,7 @@ import jax
 from jax.extend.core import primitives as jax_primitives
 
 from jax_tensorarray import _compat
-from jax_tensorarray._loops import jaxprs
+from jax_tensorarray._jaxprs import jaxprs
 
 Array = Any
 

@@ -8,16 +8,17 @@ from jax import lax
 from jax.extend import core as jex
 
 from jax_tensorarray import _compat
-from jax_tensorarray._in_place import calls, control, refs, rows, selects, sums, views
+from jax_tensorarray._in_place import refs, rows, selects, sums, views
 from jax_tensorarray._in_place.values import Value, arrays, as_written, with_type
-from jax_tensorarray._loops import jaxprs
+from jax_tensorarray._jaxprs import jaxprs, registry
+from jax_tensorarray.checkpoint_policies import save_reads
 
 Array = Any
 Rule = Callable[[Any, Sequence[Value]], list[Value] | None]
 
-#: Rules of primitives that run jaxprs, and the ones among them that can perform sums of their results inside.
-RUNS = {**calls.RULES, **control.RULES}
-ADDS = {**calls.ADDING, **control.ADDING}
+#: Loops of JAX by the rules for them, which `control` adds. These perform sums of their results inside, and remove from
+#: `added` the sums that they leave out.
+LOOPS: "dict[str, Callable[[Repair, Any, Sequence[Value], dict[int, Value]], list[Value]]]" = {}
 
 #: By primitive, the rules to try, in this order. If each returns None, the equation stays as it is.
 RULES: dict[str, list[Rule]] = {}
@@ -28,10 +29,7 @@ for family in (rows.RULES, selects.RULES, sums.RULES):
 
 def has_loops(jaxpr: Any) -> bool:
     """Return whether there is a loop in a jaxpr, repaired or not."""
-    return jaxprs.any_equation(jaxpr, lambda eqn: eqn.primitive.name in _ALL_LOOPS)
-
-
-_ALL_LOOPS = (*control.LOOPS, "ta_while", "ta_count", "ta_replay")
+    return jaxprs.any_equation(jaxpr, registry.repeats)
 
 
 class Repair:
@@ -89,27 +87,11 @@ class Repair:
 
         return f
 
-    def adding(self, jaxpr: Any, added: Mapping[int, Value]) -> Callable[..., list[Array]]:
-        """Return the same function with the values to add as further arguments, after its operands."""
-
-        def f(*args: Array) -> list[Array]:
-            split = len(args) - len(added)
-            more = dict(zip(added, map(Value, args[split:]), strict=True))
-            return self.function(jaxpr, more)(*args[:split])
-
-        return f
-
     def call(self, f: Callable[..., Any], *args: Any) -> Any:
         """Call a function, repaired."""
         jaxpr, out = jax.make_jaxpr(f, return_shape=True)(*args)
         outs = self.function(jaxpr, is_whole=True)(*jax.tree.leaves(args))
         return jax.tree.unflatten(jax.tree.structure(out), outs)
-
-    def loop(self, eqn: Any, operands: Sequence[Value]) -> list[Value]:
-        """Return the results of a loop, repaired."""
-        if eqn.primitive.name == "scan":
-            return control.scan(self, eqn, operands, {})
-        return control.while_(self, eqn, operands)
 
     def of_loop(self) -> "Repair":
         """Return the evaluator for the body of a loop."""
@@ -124,14 +106,15 @@ class Repair:
         name = eqn.primitive.name
         if _has_symbolic_shapes(eqn):
             return False
-        if name in RUNS:
-            inner = self.of_loop() if name in control.LOOPS else self
-            if name == "while" and self.max_steps is not None:
-                return True
-            if name in calls.OF_RULES and any(map(jaxprs.has_row_ops, jaxprs.jaxprs_in(eqn.params))):
-                return True  # repaired before, except for its rules
-            return any(map(inner.finds, jaxprs.jaxprs_in(eqn.params)))
-        return self.in_loop and rows.is_of_rows(eqn)
+        if name in LOOPS:
+            whiles = name == "while" and self.max_steps is not None
+            return whiles or any(map(self.of_loop().finds, jaxprs.jaxprs_in(eqn.params)))
+        entry = registry.ENTRIES.get(name)
+        if entry is None or entry.repeats:
+            return self.in_loop and rows.is_of_rows(eqn)
+        inner = list(jaxprs.jaxprs_in(eqn.params))
+        # One with rules has been repaired before if it has row ops, except for its rules.
+        return any(map(self.finds, inner)) or (entry.has_rules and any(map(jaxprs.has_row_ops, inner)))
 
     def _equation(
         self, eqn: Any, operands: list[Value], added: dict[int, Value], is_viewed: bool
@@ -140,7 +123,7 @@ class Repair:
         with _compat.at_source_of(eqn):
             results = self._repaired(eqn, operands, added)
             if results is not None:
-                return results, added if eqn.primitive.name in ADDS else ()
+                return results, added if registry.takes_sums(eqn) else ()
             if is_viewed and (results := views.view(eqn, operands)) is not None:
                 return results, ()
             made = [Value(x) for x in jaxprs.bind(eqn, as_written(operands))]
@@ -150,14 +133,18 @@ class Repair:
 
     def _repaired(self, eqn: Any, operands: list[Value], added: dict[int, Value]) -> list[Value] | None:
         name = eqn.primitive.name
-        if name in RUNS:
-            if self.in_loop and name in calls.INLINED:  # it may contain nothing but a select
-                return RUNS[name](self, eqn, operands)
+        if name in registry.ENTRIES:
+            inner = registry.inlined(eqn)
+            if self.in_loop and inner is not None:  # it may contain nothing but a select
+                return self.evaluate(inner, operands)
             if not self.finds_in(eqn):
                 return None
-            if name in ADDS:
-                return ADDS[name](self, eqn, operands, added)
-            return RUNS[name](self, eqn, operands)
+            if name in LOOPS:
+                return LOOPS[name](self, eqn, operands, added)
+            if inner is not None:
+                return self.evaluate(inner, operands)
+            outs = registry.rebuilt(eqn, as_written(operands), _Repaired(self, eqn, added))
+            return None if outs is None else list(map(Value, outs))
         if not self.in_loop or _has_symbolic_shapes(eqn):
             return None
         for rule in RULES.get(name, ()):
@@ -165,6 +152,37 @@ class Repair:
             if results is not None:
                 return results
         return None
+
+
+class _Repaired(registry.Change):
+    """The jaxprs in an equation, repaired, and with `added` added to some of their results."""
+
+    def __init__(self, repair: Repair, eqn: Any, added: Mapping[int, Value]) -> None:
+        self.repair, self.places, self.after = repair, list(added), as_written(list(added.values()))
+        self.is_whole = registry.ENTRIES[eqn.primitive.name].has_rules
+
+    def body(self, jaxpr: Any, *args: Array) -> list[Array]:
+        n = len(args) - len(self.places)
+        added = dict(zip(self.places, map(Value, args[n:]), strict=True))
+        return self.repair.function(jaxpr, added, is_whole=self.is_whole)(*args[:n])
+
+    def policy(self, policy: Any) -> Any:
+        """Keep rows that are read in addition to what the policy keeps: else a step keeps the buffers that it reads."""
+
+        def keeps(prim: Any, /, *args: Any, **params: Any) -> Any:
+            kept = False if policy is None else policy(prim, *args, **params)
+            return kept or save_reads(prim, *args, **params)
+
+        return keeps
+
+    def jvp(self, f: Callable[..., Any], primals: list[Array], dots: list[Array], nonzero: list[bool]) -> Any:
+        return self.repair.call(f, primals, dots)
+
+    def forward(self, f: Callable[..., Any], *args: Array) -> Any:
+        return self.repair.call(f, *args)
+
+    def backward(self, f: Callable[..., Any], before: Sequence[Array], kept: Any, cts: list[Array]) -> Any:
+        return self.repair.call(f, kept, cts)
 
 
 #: Primitives that make each element of an array from other ones.

@@ -17,7 +17,7 @@ from jax import lax
 from jax.extend.core import Primitive
 
 from jax_tensorarray._in_place.values import Update, Value, arrays
-from jax_tensorarray._loops import jaxprs
+from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._lowering.mlir import INT32_MAX
 from jax_tensorarray._ops.add import ta_add_p
 from jax_tensorarray._ops.max import ta_max_p

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from jax_tensorarray._in_place.values import Part, Predicate, Value
-from jax_tensorarray._loops import jaxprs
+from jax_tensorarray._jaxprs import jaxprs
 
 
 def select_n(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:

@@ -16,7 +16,7 @@ from jax.extend import core as jex
 
 from jax_tensorarray import _compat
 from jax_tensorarray._in_place.values import Value
-from jax_tensorarray._loops import jaxprs
+from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._ops.add import ta_add_p
 
 
@@ -81,9 +81,6 @@ class Sum(NamedTuple):
     eqn: Any
 
 
-_MOVED_INTO = ("cond", "scan", *(p.name for p in _compat.CHECKPOINTS))
-
-
 def moved_into(jaxpr: Any) -> dict[int, list[Sum]]:
     """Return the sums that can be moved into control flow, by the `id` of its equation.
 
@@ -96,7 +93,7 @@ def moved_into(jaxpr: Any) -> dict[int, list[Sum]]:
     for place, eqn in enumerate(jaxpr.eqns):
         for number, v in enumerate(eqn.outvars):
             of = sums.get(id(v))
-            if eqn.primitive.name not in _MOVED_INTO or of is None or uses[id(v)] != 1:
+            if not registry.takes_sums(eqn) or of is None or uses[id(v)] != 1:
                 continue
             other = next((w for w in of.invars if w is not v), v)
             if other is v or isinstance(other, jex.Literal) or made.get(id(other), -1) >= place:
@@ -115,11 +112,11 @@ def _uses(jaxpr: Any) -> Counter[int]:
 
 def _is_sum(eqn: Any, number: int) -> bool:
     """Return whether a scan does nothing with a carry except adding to it."""
-    num_consts, num_carry = _compat.scan_counts(eqn.params)
-    if number >= num_carry:
+    [loop] = registry.ENTRIES["scan"].bodies(eqn.params)
+    if number >= loop.num_carry:
         return False
-    body = _compat.opened(eqn.params["jaxpr"])
-    start, v = body.invars[num_consts + number], body.outvars[number]
+    body = _compat.opened(loop.jaxpr)
+    start, v = loop.split(body.invars)[1][number], body.outvars[number]
     makers = {id(w): e for e in body.eqns for w in e.outvars}
     uses = _uses(body)
     if uses[id(start)] != 1:

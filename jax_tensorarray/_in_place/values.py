@@ -10,7 +10,7 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.extend.core import primitives as jax_primitives
 
-from jax_tensorarray._loops import jaxprs
+from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._ops.primitive import Params
 from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._ops.write import ta_write_p

@@ -18,10 +18,9 @@ from jax.extend import core as jex
 
 from jax_tensorarray import _compat
 from jax_tensorarray._in_place import rows, selects
-from jax_tensorarray._in_place.calls import INLINED
 from jax_tensorarray._in_place.rows import Address
 from jax_tensorarray._in_place.values import Value, View, arrays, as_written
-from jax_tensorarray._loops import jaxprs
+from jax_tensorarray._jaxprs import jaxprs, registry
 
 Array = Any
 
@@ -42,10 +41,9 @@ def viewed(jaxpr: Any) -> set[Any]:
         name = eqn.primitive.name
         if name in _READS:
             among = eqn.invars[:1] if rows.is_of_rows(eqn) else ()
-        elif name in INLINED:
-            inner = next(jaxprs.jaxprs_in(eqn.params))
+        elif (inner := registry.inlined(eqn)) is not None:
             of_inner = viewed(inner)
-            among = [v for v, own in zip(eqn.invars, inner.invars, strict=True) if own in of_inner]
+            among = [v for v, own in zip(eqn.invars, _compat.opened(inner).invars, strict=True) if own in of_inner]
         elif name in _ELEMENTWISE | _LAYOUT and eqn.outvars[0] in found:
             among = eqn.invars
         else:

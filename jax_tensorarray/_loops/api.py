@@ -10,7 +10,8 @@ from jax import lax
 
 from jax_tensorarray import _compat
 from jax_tensorarray._array.in_loops import entering_loop, leaving_loop
-from jax_tensorarray._loops import jaxprs
+from jax_tensorarray._jaxprs import jaxprs
+from jax_tensorarray._jaxprs.reached import reached
 from jax_tensorarray._loops.auto import Choice, choose_within
 from jax_tensorarray._loops.from_jax import (
     SCANNED,
@@ -363,5 +364,5 @@ def choice_of_residuals(
     body, consts = _compat.lifted(jaxpr(*leaves))
     differentiable = [jnp.issubdtype(a.dtype, jnp.inexact) for a in body.in_avals]
     of_consts, of_carry = differentiable[: len(consts)], differentiable[len(consts) :]
-    nonzero_carry = jaxprs.fixed_point(body, of_consts, of_carry, jaxprs.reached)
+    nonzero_carry = jaxprs.fixed_point(body, of_consts, of_carry, reached)
     return choose_within(memory, max_steps or 0, linearize(body, of_consts, nonzero_carry), body)

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jax_tensorarray._jaxprs.jaxprs import flagged, merge
 from jax_tensorarray._loops.count import count, counter
-from jax_tensorarray._loops.jaxprs import flagged, merge
 from jax_tensorarray._loops.replay import Replay, Strategy, live_carries
 from jax_tensorarray._loops.tapes import largest
 from jax_tensorarray._loops.while_ import WhileOptions, while_

@@ -16,8 +16,10 @@ from jax.interpreters import ad, mlir, xla
 from jax.interpreters import partial_eval as pe
 
 from jax_tensorarray import _compat
-from jax_tensorarray._loops import jaxprs, linearize, masking, rules
-from jax_tensorarray._loops.jaxprs import flagged, merge, partition
+from jax_tensorarray._jaxprs import jaxprs, registry
+from jax_tensorarray._jaxprs.jaxprs import flagged, merge, partition
+from jax_tensorarray._jaxprs.reached import reached
+from jax_tensorarray._loops import linearize, masking, rules
 from jax_tensorarray._loops.linearize import Linearized
 from jax_tensorarray._loops.rules import Axis, axes, with_batch_axis
 from jax_tensorarray._loops.tapes import (
@@ -144,7 +146,7 @@ def nonzero_tangents(
     body: Any,
     of_consts: Sequence[Any],
     of_carry: Sequence[Any],
-    one_step: Callable[[Any, list[bool]], list[bool]] = jaxprs.reached,
+    one_step: Callable[[Any, list[bool]], list[bool]] = reached,
 ) -> Tangents:
     """Find which tangents are nonzero. `one_step` says which outputs of the body have tangents."""
     consts = [not is_zero(t) for t in of_consts]
@@ -272,10 +274,9 @@ def _batch(axis: Axis, args: Sequence[Array], batched: Sequence[bool], *, body: 
     return count(steps, consts, carry, body=traced, max_steps=max_steps, reverse=reverse, tapes=tapes), carry_batched
 
 
-def _reached(params: dict[str, Any], flags: list[bool]) -> list[bool]:
-    options = params["options"]
-    steps, consts, carry = options.split(flags)
-    return jaxprs.fixed_point(params["body"], [steps, *consts], [*carry, *[False] * len(options.tapes)], jaxprs.reached)
+def _bodies(params: dict[str, Any]) -> list[registry.Body]:
+    body = params["body"]  # the number of a step is given in place of the number of steps
+    return [registry.Body(body, 0, 0, 1 + params["options"].num_consts, len(body.out_avals))]
 
 
 def _masked(masked: masking.Masked, eqn: Any, operands: list[masking.Value]) -> list[masking.Value]:
@@ -291,9 +292,9 @@ ta_count_p.def_impl(functools.partial(xla.apply_primitive, ta_count_p))
 ta_count_p.def_effectful_abstract_eval(_abstract_eval)
 mlir.register_lowering(ta_count_p, mlir.lower_fun(_run, multiple_results=True))
 rules.register(ta_count_p, body_of=lambda params: params["body"], jvp=_jvp, transpose=_transpose, batch=_batch)
-jaxprs.REACHED[ta_count_p] = _reached
+registry.ENTRIES[ta_count_p.name] = registry.Entry(_bodies, repeats=True)
 linearize.TAPES[ta_count_p] = lambda eqn: (
     linearize.tapes_among(eqn.outvars, eqn.params["options"].tapes),
     eqn.invars[0],
 )
-masking.RULES[ta_count_p] = _masked
+masking.LOOPS[ta_count_p.name] = _masked

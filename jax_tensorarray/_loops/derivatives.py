@@ -14,9 +14,10 @@ import jax.numpy as jnp
 from jax.interpreters import ad
 
 from jax_tensorarray import _compat
-from jax_tensorarray._loops import jaxprs, rules
+from jax_tensorarray._jaxprs import jaxprs
+from jax_tensorarray._jaxprs.jaxprs import flagged, merge
+from jax_tensorarray._loops import rules
 from jax_tensorarray._loops.count import Tangents, linearized_loop, nonzero_tangents, step_and_record, zero_tangents
-from jax_tensorarray._loops.jaxprs import flagged, merge
 from jax_tensorarray._loops.linearize import linearize
 from jax_tensorarray._loops.replay import Replay, replay
 from jax_tensorarray._loops.tapes import avals_of, largest, tapes_for

@@ -14,7 +14,7 @@ from jax.extend import core as jex
 from jax.extend.core import primitives as jax_primitives
 
 from jax_tensorarray import _compat, checkpoint_policies
-from jax_tensorarray._loops import jaxprs
+from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._loops.auto import Auto
 from jax_tensorarray._loops.checkpoint import Checkpoint
 from jax_tensorarray._loops.inverse import Inverse

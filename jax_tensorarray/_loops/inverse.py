@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jax_tensorarray._loops import jaxprs
+from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._loops.replay import Replay, Strategy, all_batched, counted, live_carries, primal_body
 from jax_tensorarray._loops.rules import Axis
 from jax_tensorarray._loops.tapes import largest

@@ -14,8 +14,8 @@ from jax.extend import core as jex
 from jax.extend.core import Primitive, Var
 
 from jax_tensorarray import _compat
-from jax_tensorarray._loops import jaxprs
-from jax_tensorarray._loops.jaxprs import flagged, merge
+from jax_tensorarray._jaxprs import jaxprs, registry
+from jax_tensorarray._jaxprs.jaxprs import flagged, merge
 from jax_tensorarray._ops.guard import ta_guard_p
 
 Array = Any
@@ -85,7 +85,7 @@ def linearize(body: Any, nonzero_consts: Sequence[bool], nonzero_carry: Sequence
     leading = [False] * (len(body.in_avals) - len(nonzero_consts) - len(nonzero_carry))
     nonzero = [*leading, *nonzero_consts, *nonzero_carry]
     is_const = [*leading, *[True] * len(nonzero_consts), *[False] * len(nonzero_carry)]
-    call, tree = jaxprs.inlined(body), []
+    call, tree = registry.without_calls(body), []
 
     def step(*args: Array) -> list[Array]:
         def at(*some: Array) -> tuple[list[Array], list[Array]]:

@@ -5,6 +5,7 @@ but a select between two buffers touches all of their rows. So a buffer of the c
 long as each of its versions comes from the one before by row ops, these are told to skip the finished examples.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -12,11 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import Primitive
-from jax.extend.core import primitives as jax_primitives
 
-from jax_tensorarray import _compat
-from jax_tensorarray._loops import jaxprs
+from jax_tensorarray._jaxprs import jaxprs, registry
+from jax_tensorarray._jaxprs.jaxprs import flagged
 from jax_tensorarray._loops.rules import Axis, axes
 from jax_tensorarray._ops.guard import ta_guard
 from jax_tensorarray._ops.host import ta_host_read_p
@@ -84,6 +83,7 @@ class Value(NamedTuple):
     carry: int | None = None  #: the carry that it is a version of
     batched: bool = False  #: whether it differs from example to example
     is_input: bool = False  #: whether it is an input of the step
+    is_linear: bool = False  #: whether it is the tangent of one
 
 
 class Masked:
@@ -107,8 +107,10 @@ class Masked:
             (tape, step) = (x.array for x in operands)
             row = p.bind(tape, step, **params)
             return [Value(jnp.where(self.active, row, jnp.zeros_like(row)), None, True)]
-        if p in RULES and any(x.carry is not None or (x.is_input and jnp.ndim(x.array)) for x in operands):
-            return RULES[p](self, eqn, operands)  # there may be a buffer among them
+        if any(x.carry is not None or (x.is_input and jnp.ndim(x.array)) for x in operands):  # it may be a buffer
+            found = self.run(eqn, operands)
+            if found is not None:
+                return found
         return self.as_it_is(eqn, operands)
 
     def as_it_is(self, eqn: Any, operands: list[Value]) -> list[Value]:
@@ -125,6 +127,8 @@ class Masked:
         inexact = jnp.issubdtype(jax.typeof(x.array).dtype, jnp.inexact)
         if not (x.is_input and inexact and (x.batched or not jnp.ndim(x.array))):
             return x
+        if x.is_linear:
+            return x._replace(array=lax.select(self.active, x.array, jnp.zeros_like(x.array)))
         return Value(ta_guard(self.active, x.array), x.carry, True)
 
     def row_op(self, p: Any, params: Any, operands: list[Value]) -> list[Value]:
@@ -139,50 +143,25 @@ class Masked:
         new, *old = out if p.multiple_results else [out]
         return [Value(new, operands[0].carry, True), *_values(old, True)]
 
-    def call(self, eqn: Any, operands: list[Value]) -> list[Value]:
-        return self.evaluate(eqn.params["jaxpr"], operands)
-
-    def checkpoint(self, eqn: Any, operands: list[Value]) -> list[Value]:
-        found = _compat.checkpoint_of(eqn)
-        if found is None:
-            return self.as_it_is(eqn, operands)
-        jaxpr, policy, prevent_cse = found
-        f, as_values = self.function(_compat.closed(jaxpr), operands)
-        of_active = prevent_cse if isinstance(prevent_cse, bool) else (True, *prevent_cse)
-        f = jax.checkpoint(f, policy=policy, prevent_cse=of_active)
-        return as_values(f(self.active, *(x.array for x in operands)))
-
-    def function(
-        self, jaxpr: Any, like: Sequence[Value]
-    ) -> tuple[Callable[..., list[Array]], Callable[[Sequence[Array]], list[Value]]]:
-        """Return a function of arrays that evaluates the jaxpr, and a function that turns its results into values.
-
-        The first takes `active` before the arrays, and treats these as values like those in `like`.
-        """
-        kept: list[list[Value]] = []
-
-        def f(active: Array, *arrays: Array) -> list[Array]:
-            outs = Masked(active).evaluate(jaxpr, [x._replace(array=a) for x, a in zip(like, arrays, strict=True)])
-            kept.append([x._replace(array=None) for x in outs])
-            return [x.array for x in outs]
-
-        def as_values(arrays: Sequence[Array]) -> list[Value]:
-            return [x._replace(array=a) for x, a in zip(kept[-1], arrays, strict=True)]
-
-        return f, as_values
-
-    def cond(self, eqn: Any, operands: list[Value]) -> list[Value]:
-        index, *rest = operands
-        branches = eqn.params["branches"]
-        if index.batched:
+    def run(self, eqn: Any, operands: list[Value]) -> list[Value] | None:
+        """Run an equation whose jaxprs can be masked. Return None for any other."""
+        inner, entry = registry.inlined(eqn, with_options=True), registry.entry_of(eqn)
+        if inner is not None:
+            return self.evaluate(inner, operands)
+        if eqn.primitive.name in LOOPS:
+            return LOOPS[eqn.primitive.name](self, eqn, operands)
+        if entry is None:
+            return None
+        [body, *others] = entry.bodies(eqn.params)
+        if others and operands[0].batched:
+            index, *rest = operands
             held = [x.carry for x in rest]
             # If there are two versions of a buffer, neither can be passed from branch to branch.
             rest = [x if held.count(x.carry) == 1 else x._replace(carry=None) for x in rest]
-            return self.all_branches(branches, self.guard(index).array, rest)
-        parts = [self.function(branch, rest) for branch in branches]
-        outs = lax.switch(index.array, [f for f, _ in parts], self.active, *(x.array for x in rest))
-        results = [as_values(outs) for _, as_values in parts]
-        return _joined(outs, results)
+            return self.all_branches([body.jaxpr, *(other.jaxpr for other in others)], self.guard(index).array, rest)
+        change = _Masking(self.active, operands[body.first :])
+        outs = registry.rebuilt(eqn, [x.array for x in operands], change)
+        return None if outs is None else change.values(outs)
 
     def all_branches(self, branches: Sequence[Any], index: Array, operands: list[Value]) -> list[Value]:
         """Take an example through all branches. It writes in its own only; buffers pass on to the next."""
@@ -208,32 +187,111 @@ class Masked:
         """
         results, held = [first], [x.carry for x in first if x.carry is not None]
         if len(held) > len(set(held)):
+            change = _Masking(self.active, operands)
             for branch in others:
-                f, as_values = self.function(branch, operands)
-                results.append(as_values(jax.eval_shape(f, self.active, *(x.array for x in operands))))
+                change.traced(branch, [self.active, *(x.array for x in operands)])
+            results += map(change.outside, change.found)
         joined = _joined([x.array for x in first], results)
         return {x.carry: slot for slot, x in enumerate(joined) if x.carry is not None}
 
     def scan(self, eqn: Any, operands: list[Value]) -> list[Value]:
         params = eqn.params
-        num_consts, num_carry = _compat.scan_counts(params)
-        consts, carry = operands[:num_consts], operands[num_consts : num_consts + num_carry]
+        [body] = registry.ENTRIES["scan"].bodies(params)
+        consts, carry, xs = body.split(operands)
         start = [x if x.carry is not None else self.guard(x) for x in carry]
-        xs = [self.guard(x) for x in operands[num_consts + num_carry :]]
+        xs = [self.guard(x) for x in xs]
         consts = [x._replace(carry=None) for x in consts]
         kept = []
 
         def f(carry: list[Array], xs: list[Array]) -> tuple[list[Array], list[Array]]:
             inputs = [*(Value(x, k, True) for k, x in enumerate(carry)), *_values(xs, True)]
-            outs = Masked(self.active).evaluate(params["jaxpr"], [*consts, *inputs])
-            kept.append([x.carry for x in outs[:num_carry]])
+            outs = Masked(self.active).evaluate(body.jaxpr, [*consts, *inputs])
+            kept.append([x.carry for x in outs[: body.num_carry]])
             arrays = [x.array for x in outs]
-            return arrays[:num_carry], arrays[num_carry:]
+            return arrays[: body.num_carry], arrays[body.num_carry :]
 
         arrays = [x.array for x in start], [x.array for x in xs]
         after, ys = lax.scan(f, *arrays, params["length"], params["reverse"], params["unroll"])
         numbers = [x.carry if kept[-1][k] == k else None for k, x in enumerate(carry)]
         return [*(Value(x, v, True) for x, v in zip(after, numbers, strict=True)), *_values(ys, True)]
+
+
+class _Masking(registry.Change):
+    """The jaxprs in an equation, masked. A value is a version of an operand, by its number, if that is of a carry.
+
+    If an example is not active, the derivative of such a result is that of its operand, whatever the rule says.
+    """
+
+    def __init__(self, active: Array, operands: Sequence[Value]) -> None:
+        self.before = [active]
+        self.like = [x if x.carry is None else x._replace(carry=k) for k, x in enumerate(operands)]
+        self.carries = [x.carry for x in operands]
+        self.inexact = registry.are_inexact([x.array for x in operands])
+        self.found: list[list[Value]] = []  #: the results of each jaxpr, by their types
+
+    def body(self, jaxpr: Any, active: Array, *args: Array) -> list[Array]:  # type: ignore[override]
+        outs = Masked(active).evaluate(jaxpr, self.given(args))
+        self.found.append([x._replace(array=jax.typeof(x.array)) for x in outs])
+        return [x.array for x in outs]
+
+    def given(self, args: Sequence[Array]) -> list[Value]:
+        return [x._replace(array=a) for x, a in zip(self.like, args, strict=True)]
+
+    def values(self, outs: Sequence[Array]) -> list[Value]:
+        """Return the results as values outside of the equation."""
+        if len(self.found) > 1:
+            return self.outside(_joined(outs, self.found))
+        return self.outside([x._replace(array=a) for x, a in zip(self.found[0], outs, strict=True)])
+
+    def outside(self, values: Sequence[Value]) -> list[Value]:
+        return [x if x.carry is None else x._replace(carry=self.carries[x.carry]) for x in values]
+
+    def jvp(self, f: Callable[..., Any], primals: list[Array], dots: list[Array], nonzero: list[bool]) -> Any:
+        [active, *args], n, [results] = primals, len(self.like), self.found
+        values = self.given(args)
+        linear = [
+            x._replace(array=t, carry=None if x.carry is None else n + x.carry, batched=True, is_linear=True)
+            for x, t in zip(flagged(values, nonzero[1:]), dots, strict=True)
+        ]
+        found, _ = _evaluated(active, f, (primals, dots), [Value(active), *values, *linear])
+        tangents: dict[int, Array] = dict(zip(flagged(range(n), nonzero[1:]), dots, strict=True))
+        numbers, inexact = [x.carry for x in results], registry.are_inexact([x.array for x in results])
+        outs = [x.array if k is None else _kept(active, x, k, args[k]) for x, k in zip(found, numbers, strict=False)]
+        found_dots = zip(found[len(outs) :], flagged(numbers, inexact), strict=True)
+        return outs, [x.array if k is None else _kept(active, x, n + k, tangents.get(k)) for x, k in found_dots]
+
+    def forward(self, f: Callable[..., Any], active: Array, *args: Array) -> Any:  # type: ignore[override]
+        found, tree = _evaluated(active, f, (active, *args), [Value(active), *self.given(args)])
+        numbers = [x.carry for x in self.found[0]]
+        outs = [x.array if k is None else _kept(active, x, k, args[k]) for x, k in zip(found, numbers, strict=False)]
+        return outs, jax.tree.unflatten(tree, [x.array for x in found])[1]
+
+    def backward(self, f: Callable[..., Any], before: Sequence[Array], kept: Any, cts: list[Array]) -> list[Array]:
+        [active], [results] = before, self.found
+        numbers = [x.carry for x in flagged(results, registry.are_inexact([x.array for x in results]))]
+        of_kept = [Value(x, None, True, True) for x in jax.tree.leaves(kept)]
+        of_cts = [
+            Value(ct, k if numbers.count(k) == 1 else None, True, True) for ct, k in zip(cts, numbers, strict=True)
+        ]
+        found, _ = _evaluated(active, f, (kept, cts), [*of_kept, *of_cts])
+        outs = []
+        for k, x in zip(flagged(range(len(self.like)), self.inexact), found, strict=True):
+            own = [ct for ct, of in zip(cts, numbers, strict=True) if of == k]
+            outs.append(_kept(active, x, k, functools.reduce(lax.add, own) if own else None))
+        return outs
+
+
+def _evaluated(active: Array, f: Callable[..., Any], args: Any, values: Sequence[Value]) -> tuple[list[Value], Any]:
+    """Return the leaves of `f(*args)`, masked, and the tree of them. `values` are the leaves of its arguments."""
+    jaxpr, shape = jax.make_jaxpr(f, return_shape=True)(*args)
+    return Masked(active).evaluate(jaxpr, values), jax.tree.structure(shape)
+
+
+def _kept(active: Array, x: Value, carry: int, old: Array | None) -> Array:
+    """Return a value that is `old`, None for zeros, unless `active`. A version of that carry is so already."""
+    if x.carry == carry:
+        return x.array
+    return lax.select(active, x.array, jnp.zeros_like(x.array) if old is None else old)
 
 
 def _values(arrays: Sequence[Array], batched: bool) -> list[Value]:
@@ -263,11 +321,6 @@ def _select(index: Array, choices: Sequence[Array]) -> Array:
     return out
 
 
-#: How primitives that run jaxprs pass the buffers on, each by a function of a `Masked`, an equation and its operands.
-#: Each loop of the library adds its own. In others a buffer is selected as a whole.
-RULES: dict[Primitive, Callable[[Masked, Any, list[Value]], list[Value]]] = {
-    jax_primitives.jit_p: Masked.call,
-    **dict.fromkeys(_compat.CHECKPOINTS, Masked.checkpoint),
-    jax_primitives.cond_p: Masked.cond,
-    jax_primitives.scan_p: Masked.scan,
-}
+#: How loops pass the buffers on, each by a function of a `Masked`, an equation and its operands. Each loop of the library
+#: adds its own.
+LOOPS: dict[str, Callable[[Masked, Any, list[Value]], list[Value]]] = {"scan": Masked.scan}

@@ -16,9 +16,10 @@ from jax.extend.core import primitives as jax_primitives
 from jax.interpreters import ad, mlir, xla
 
 from jax_tensorarray import _compat
-from jax_tensorarray._loops import jaxprs, masking, rules
+from jax_tensorarray._jaxprs import jaxprs, registry
+from jax_tensorarray._jaxprs.jaxprs import flagged, merge
+from jax_tensorarray._loops import masking, rules
 from jax_tensorarray._loops.count import count, counter
-from jax_tensorarray._loops.jaxprs import flagged, merge
 from jax_tensorarray._loops.linearize import Linearized
 from jax_tensorarray._loops.rules import Axis, with_batch_axis
 from jax_tensorarray._loops.tapes import largest
@@ -107,7 +108,7 @@ def primal_body(body: Any, nonzero: Sequence[bool]) -> Any:
     """
     if not jaxprs.any_equation(body, lambda eqn: eqn.primitive is jax_primitives.custom_vjp_call_p):
         return body
-    call = jaxprs.inlined(body)
+    call = registry.without_calls(body)
     nonzero = [*[False] * (len(body.in_avals) - len(nonzero)), *nonzero]
 
     def step(*args: Array) -> list[Array]:
@@ -235,6 +236,7 @@ _compat.checked_as(ta_replay_p, _run)
 ta_replay_p.def_impl(functools.partial(xla.apply_primitive, ta_replay_p))
 ta_replay_p.def_effectful_abstract_eval(_abstract_eval)
 mlir.register_lowering(ta_replay_p, mlir.lower_fun(_run, multiple_results=True))
+registry.ENTRIES[ta_replay_p.name] = registry.Entry(lambda params: [], repeats=True)
 rules.register(ta_replay_p, body_of=lambda params: params["loop"].body, jvp=_jvp, transpose=_transpose, batch=_batch)
 
 

@@ -14,8 +14,8 @@ from jax.extend.core import Primitive, Var
 from jax.interpreters import ad, batching
 
 from jax_tensorarray import _compat
-from jax_tensorarray._loops import jaxprs
-from jax_tensorarray._loops.jaxprs import flagged, merge
+from jax_tensorarray._jaxprs import jaxprs
+from jax_tensorarray._jaxprs.jaxprs import flagged, merge
 from jax_tensorarray._ops.primitive import is_zero, nonzero_transpose, to_front, with_axis, zero_tangent
 
 Array = Any

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_tensorarray._loops.jaxprs import flagged
+from jax_tensorarray._jaxprs.jaxprs import flagged
 from jax_tensorarray._lowering.calls import TAPE
 from jax_tensorarray._ops.empty import empty_like
 from jax_tensorarray._ops.host import is_on_host, on_host, placed_as, ta_host_empty, ta_host_read, ta_host_write

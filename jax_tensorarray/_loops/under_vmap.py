@@ -12,7 +12,8 @@ from jax.extend.core import Primitive
 from jax.extend.core import primitives as jax_primitives
 from jax.interpreters import batching
 
-from jax_tensorarray._loops import jaxprs, masking, rules
+from jax_tensorarray._jaxprs import jaxprs
+from jax_tensorarray._loops import masking, rules
 from jax_tensorarray._loops.while_ import of_jax, while_
 
 Array = Any

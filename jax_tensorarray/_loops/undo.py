@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import primitives as jax_primitives
 
-from jax_tensorarray._loops import jaxprs
-from jax_tensorarray._loops.jaxprs import flagged, merge
+from jax_tensorarray._jaxprs import jaxprs
+from jax_tensorarray._jaxprs.jaxprs import flagged, merge
 from jax_tensorarray._loops.replay import Replay, Strategy, all_batched, counted
 from jax_tensorarray._loops.rules import Axis
 from jax_tensorarray._loops.tapes import avals_of, record, tapes_for

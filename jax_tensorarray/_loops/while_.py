@@ -10,13 +10,13 @@ import jax.numpy as jnp
 from jax import lax
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
-from jax.extend.core import primitives as jax_primitives
 from jax.interpreters import mlir, xla
 from jax.interpreters import partial_eval as pe
 
 from jax_tensorarray import _compat
-from jax_tensorarray._loops import jaxprs, linearize, masking, rules
-from jax_tensorarray._loops.jaxprs import flagged, merge
+from jax_tensorarray._jaxprs import jaxprs, registry
+from jax_tensorarray._jaxprs.jaxprs import flagged, merge
+from jax_tensorarray._loops import linearize, masking, rules
 from jax_tensorarray._loops.rules import Axis, axes, with_batch_axis
 from jax_tensorarray._loops.tapes import Tape, avals_of, batched_tapes, make
 from jax_tensorarray._ops.primitive import type_like
@@ -330,12 +330,10 @@ def _check_effects(cond: Any, body: Any) -> None:
         raise NotImplementedError("Unordered IO effects not supported in while_loop with batched predicate")
 
 
-def _reached(params: dict[str, Any], flags: list[bool]) -> list[bool]:
-    options = params["options"]
-    _, consts, carry = options.split(flags)
-    carry += [False] * len(options.tapes)
-    carry = jaxprs.fixed_point(params["body"], [*options.leading, *consts], carry, jaxprs.reached)
-    return [*carry, *[False] * options.counts]
+def _bodies(params: dict[str, Any]) -> list[registry.Body]:
+    body, options = params["body"], params["options"]
+    leading, num_carry = len(options.leading), len(body.out_avals)
+    return [registry.Body(body, options.cond_nconsts, leading, options.body_nconsts, num_carry)]
 
 
 def _masked(masked: masking.Masked, eqn: Any, operands: list[masking.Value]) -> list[masking.Value]:
@@ -393,10 +391,10 @@ pe.partial_eval_jaxpr_custom_rules[ta_while_p] = functools.partial(
     rules.partial_eval_in_checkpoint, known_part=_known_equation
 )
 mlir.register_lowering(ta_while_p, mlir.lower_fun(_run, multiple_results=True))
-jaxprs.REACHED[ta_while_p] = _reached
+registry.ENTRIES[ta_while_p.name] = registry.Entry(_bodies, repeats=True)
 linearize.TAPES[ta_while_p] = lambda eqn: (
     linearize.tapes_among(eqn.outvars[:-1], eqn.params["options"].tapes),
     eqn.outvars[-1],
 )
-masking.RULES[ta_while_p] = _masked
-masking.RULES[jax_primitives.while_p] = _masked_loop_of_jax
+masking.LOOPS[ta_while_p.name] = _masked
+masking.LOOPS["while"] = _masked_loop_of_jax

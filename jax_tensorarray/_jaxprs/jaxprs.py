@@ -1,15 +1,12 @@
-"""Operations of the loops on the jaxprs of their bodies, by public transformations of JAX only."""
+"""Operations on jaxprs, by public transformations of JAX only."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 from jax.extend import core as jex
-from jax.extend.core import Primitive
-from jax.extend.core import primitives as jax_primitives
 from jax.interpreters import partial_eval as pe
 
 from jax_tensorarray import _compat
@@ -78,27 +75,6 @@ def has_row_ops(jaxpr: Any) -> bool:
     return any_equation(jaxpr, lambda eqn: eqn.primitive in ROW_OPS)
 
 
-def asks_for_nothing(params: dict[str, Any]) -> bool:
-    """Return whether a nested jit has no shardings, layouts or compiler options of its own."""
-    special = [*params["in_shardings"], *params["out_shardings"], *params["in_layouts"], *params["out_layouts"]]
-    is_usual = all(s is None or type(s).__name__ == "UnspecifiedValue" for s in special)
-    return is_usual and not params["compiler_options_kvs"]
-
-
-def inlined(jaxpr: Any) -> Callable[..., list[Array]]:
-    """Return a closed jaxpr as a function of flat arguments, with nested jits inlined that ask for nothing special."""
-
-    def equation(eqn: Any, operands: list[Array]) -> list[Array]:
-        if eqn.primitive is jax_primitives.jit_p and asks_for_nothing(eqn.params):
-            return run(eqn.params["jaxpr"], operands)
-        return bind(eqn, operands)
-
-    def run(jaxpr: Any, args: Sequence[Array]) -> list[Array]:
-        return interpret(jaxpr, args, equation, lambda x: x)
-
-    return lambda *args: run(jaxpr, args)
-
-
 def pruned(jaxpr: Any) -> Any:
     """Remove what the results of a closed jaxpr do not need, in control flow too."""
     inner = _compat.opened(jaxpr)
@@ -119,57 +95,6 @@ def merge(values: Sequence[Any], flags: Sequence[bool], others: Sequence[Any]) -
     """Return `others`, with `values` in the flagged places."""
     rest = iter(values)
     return [next(rest) if flag else other for flag, other in zip(flags, others, strict=True)]
-
-
-def reached(jaxpr: Any, flags: Sequence[bool]) -> list[bool]:
-    """Return which outputs may depend on a flagged input by a path that a derivative takes.
-
-    Such a path consists of floats and complex numbers, without `stop_gradient`. It is followed into control flow only
-    as far as JAX does: an output that is wrongly taken to depend on an input may be a `custom_vjp` without such a
-    derivative.
-    """
-    inner = _compat.opened(jaxpr)
-    marked = {id(v) for v, flag in zip(inner.invars, flags, strict=True) if flag}
-
-    def counts(v: Any) -> bool:
-        return jnp.issubdtype(getattr(v.aval, "dtype", jnp.float32), jnp.inexact)
-
-    for eqn in inner.eqns:
-        operands = [id(v) in marked for v in eqn.invars]
-        if any(operands):
-            results = zip(eqn.outvars, _reached_results(eqn, operands), strict=True)
-            marked |= {id(v) for v, flag in results if flag and counts(v)}
-    return [id(v) in marked for v in inner.outvars]
-
-
-#: For the primitives of loops: maps the parameters, and which operands are flagged, to what `reached` returns.
-#: Each loop of the library adds its own.
-REACHED: dict[Primitive, Callable[[dict[str, Any], list[bool]], list[bool]]] = {}
-
-
-def _reached_results(eqn: Any, flags: list[bool]) -> list[bool]:
-    """Return which results of an equation may depend on a flagged operand."""
-    p, params = eqn.primitive, eqn.params
-    if p is jax_primitives.stop_gradient_p:
-        return [False]
-    if p is jax_primitives.jit_p:
-        return reached(params["jaxpr"], flags)
-    if p in _compat.CHECKPOINTS and (found := _compat.checkpoint_of(eqn)) is not None:
-        return reached(found[0], flags)
-    if p is jax_primitives.cond_p:
-        return [any(some) for some in zip(*(reached(branch, flags[1:]) for branch in params["branches"]), strict=True)]
-    if p is jax_primitives.scan_p:
-        n, m = _compat.scan_counts(params)
-        consts, carry, xs = flags[:n], flags[n : n + m], flags[n + m :]
-        carry = fixed_point(params["jaxpr"], consts, carry, lambda body, flags: reached(body, [*flags, *xs])[:m])
-        return [*carry, *reached(params["jaxpr"], [*consts, *carry, *xs])[m:]]
-    if p is jax_primitives.while_p:
-        flags = flags[params["cond_nconsts"] :]
-        consts, carry = flags[: params["body_nconsts"]], flags[params["body_nconsts"] :]
-        return fixed_point(params["body_jaxpr"], consts, carry, reached)
-    if p in REACHED:
-        return REACHED[p](params, flags)
-    return [True] * len(eqn.outvars)
 
 
 def nonzero_outputs(jaxpr: Any, flags: Sequence[bool]) -> list[bool]:

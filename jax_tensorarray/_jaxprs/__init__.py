@@ -1,0 +1,5 @@
+"""Walk and rewrite jaxprs.
+
+`jaxprs` has what every walk needs. `registry` says what each primitive that runs jaxprs does with its operands and
+results, and how its equation is made again around other jaxprs: support for a new primitive begins with an entry there.
+"""
