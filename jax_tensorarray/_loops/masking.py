@@ -321,6 +321,5 @@ def _select(index: Array, choices: Sequence[Array]) -> Array:
     return out
 
 
-#: How loops pass the buffers on, each by a function of a `Masked`, an equation and its operands. Each loop of the library
-#: adds its own.
+#: How loops pass the buffers on, each by a function of a `Masked`, an equation and its operands. Ours add their own.
 LOOPS: dict[str, Callable[[Masked, Any, list[Value]], list[Value]]] = {"scan": Masked.scan}

@@ -1,14 +1,14 @@
 """Undoing the writes of a step: its buffers are restored by putting back the rows that it overwrote."""
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import primitives as jax_primitives
 
-from jax_tensorarray._jaxprs import jaxprs
+from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
 from jax_tensorarray._loops.replay import Replay, Strategy, all_batched, counted
 from jax_tensorarray._loops.rules import Axis
@@ -63,8 +63,16 @@ class _Log:
         p, params = eqn.primitive, eqn.params
         if p in _UPDATES and held[0] is not None:
             return self.update(p, params, operands, held[0])
-        if p is jax_primitives.jit_p and any(k is not None for k in held):
-            return self.evaluate(params["jaxpr"], operands, held)
+        entry = registry.entry_of(eqn)
+        if entry is not None and any(k is not None for k in held):
+            inner = registry.inlined(eqn, with_options=True)
+            if inner is not None:
+                return self.evaluate(inner, operands, held)
+            if not entry.is_divided and len(entry.bodies(params)) == 1:  # straight on
+                change = _Logging(held)
+                found = registry.rebuilt(eqn, operands, change)
+                if found is not None:
+                    return self.extended(change.log, found), change.carries
         first = (jnp.shape(operands[0]), operands[0].dtype) if operands else None
         updated = {first} if p in (ta_clear_p, ta_write_part_p) else set(_updated(eqn))
         for k, x in zip(held, operands, strict=True):
@@ -72,6 +80,14 @@ class _Log:
                 self.refused[k] = f"{p.name} updates it"
         outs = jaxprs.bind(eqn, operands)
         return outs, [None] * len(outs)
+
+    def extended(self, log: "_Log", outs: list[Array]) -> list[Array]:
+        """Add the log of an inner jaxpr, whose rows are the last results. Return the others."""
+        n = len(outs) - len(log.rows)
+        self.rows += outs[n:]
+        self.undo += log.undo
+        self.refused |= log.refused
+        return outs[:n]
 
     def update(self, p: Any, params: Any, operands: list[Array], k: int) -> tuple[list[Array], list[int | None]]:
         buffer, index, value, *where = operands
@@ -85,6 +101,53 @@ class _Log:
         # Rows are put back in the opposite order: for duplicates, what the first one overwrote stays.
         self.undo.append((k, 2 + len(where), params | {"mode": "drop", "reverse": not params["reverse"]}))
         return outs, [k, *[None] * (len(outs) - 1)]
+
+
+class _Logging(registry.Change):
+    """A jaxpr in an equation, which returns its log after its results.
+
+    Derivatives of the log are those of the operands: the first row that is overwritten at a place was there before. All
+    others are overwritten again when the step is undone.
+    """
+
+    def __init__(self, held: Sequence[int | None]) -> None:
+        self.held = held
+
+    def body(self, jaxpr: Any, *args: Array) -> list[Array]:
+        self.jaxpr, self.log = jaxpr, _Log()
+        outs, self.carries = self.log.evaluate(jaxpr, args, self.held)
+        return [*outs, *self.log.rows]
+
+    def with_log(self, outs: list[Array], args: Sequence[Array], linear: list[bool]) -> tuple[list[Array], Any]:
+        """Return the results and the log, and a function of the flagged operands that reads the rows of the log."""
+        log = self.body(self.jaxpr, *args)[len(outs) :]
+
+        def read(*some: Array) -> list[Array]:
+            operands, rows, found = merge(some, linear, args), iter(log), []
+            for k, n, params in self.log.undo:
+                index, old, *where = itertools.islice(rows, n)
+                if registry.are_inexact([old])[0]:
+                    buffer = operands[self.held.index(k)]
+                    found.append(ta_read_p.bind(buffer, index, *where, **params | {"reverse": False}))
+            return found
+
+        return [*outs, *log], read
+
+    def jvp(self, f: Callable[..., Any], primals: list[Array], dots: list[Array], nonzero: list[bool]) -> Any:
+        outs, found = f(primals, dots)
+        outs, read = self.with_log(outs, primals, nonzero)
+        return outs, [*found, *jax.jvp(read, flagged(primals, nonzero), dots)[1]]
+
+    def forward(self, f: Callable[..., Any], *args: Array) -> Any:
+        (outs, pull), inexact = f(*args), registry.are_inexact(args)
+        outs, read = self.with_log(outs, args, inexact)
+        rows, pull_rows = jax.vjp(read, *flagged(args, inexact))
+        self.num_rows = len(rows)
+        return outs, (pull, pull_rows)
+
+    def backward(self, f: Callable[..., Any], before: Sequence[Array], kept: Any, cts: list[Array]) -> list[Array]:
+        n = len(cts) - self.num_rows
+        return [x + y for x, y in zip(f(kept[0], cts[:n]), kept[1](cts[n:]), strict=True)]
 
 
 def _updated(eqn: Any) -> Iterator[tuple[Any, Any]]:
