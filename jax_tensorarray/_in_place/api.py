@@ -8,7 +8,8 @@ from typing import Any, overload
 import jax
 
 from jax_tensorarray._in_place import arguments, early, refs
-from jax_tensorarray._in_place.repair import Repair, has_loops
+from jax_tensorarray._in_place.repair import Repair
+from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._loops.from_jax import check_max_steps
 
 
@@ -155,7 +156,8 @@ def _compiled(fun: Callable[..., Any], max_steps: int | None, static: arguments.
             traced = plain.trace(*given, **named)
             jaxpr = refs.as_arrays(traced.jaxpr)
             # A function without loops is treated as the body of a loop.
-            repair = Repair(max_steps, in_loop=not has_loops(jaxpr))
+            has_loops = jaxprs.any_equation(jaxpr, lambda eqn: registry.entry_of(eqn).kind == "loop")
+            repair = Repair(max_steps, in_loop=not has_loops)
             if not repair.finds(jaxpr):
                 return plain(*given, **named)
         arrays = filter(arguments.is_tracer, jax.tree.leaves((given, named)))

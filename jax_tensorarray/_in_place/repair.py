@@ -27,11 +27,6 @@ for family in (rows.RULES, selects.RULES, sums.RULES):
         RULES.setdefault(name, []).append(rule)
 
 
-def has_loops(jaxpr: Any) -> bool:
-    """Return whether there is a loop in a jaxpr, repaired or not."""
-    return jaxprs.any_equation(jaxpr, registry.repeats)
-
-
 class Repair:
     """An evaluator of jaxprs. Rows matter in loops, where work on all of them is repeated in every step."""
 
@@ -109,12 +104,11 @@ class Repair:
         if name in LOOPS:
             whiles = name == "while" and self.max_steps is not None
             return whiles or any(map(self.of_loop().finds, jaxprs.jaxprs_in(eqn.params)))
-        entry = registry.ENTRIES.get(name)
-        if entry is None or entry.repeats:
+        kind, inner = registry.entry_of(eqn).kind, list(jaxprs.jaxprs_in(eqn.params))
+        if kind in ("", "loop"):
             return self.in_loop and rows.is_of_rows(eqn)
-        inner = list(jaxprs.jaxprs_in(eqn.params))
         # One with rules has been repaired before if it has row ops, except for its rules.
-        return any(map(self.finds, inner)) or (entry.has_rules and any(map(jaxprs.has_row_ops, inner)))
+        return any(map(self.finds, inner)) or (kind == "rules" and any(map(jaxprs.has_row_ops, inner)))
 
     def _equation(
         self, eqn: Any, operands: list[Value], added: dict[int, Value], is_viewed: bool
@@ -123,7 +117,7 @@ class Repair:
         with _compat.at_source_of(eqn):
             results = self._repaired(eqn, operands, added)
             if results is not None:
-                return results, added if registry.takes_sums(eqn) else ()
+                return results, added if sums.takes_sums(eqn) else ()
             if is_viewed and (results := views.view(eqn, operands)) is not None:
                 return results, ()
             made = [Value(x) for x in jaxprs.bind(eqn, as_written(operands))]
@@ -159,7 +153,7 @@ class _Repaired(registry.Change):
 
     def __init__(self, repair: Repair, eqn: Any, added: Mapping[int, Value]) -> None:
         self.repair, self.places, self.after = repair, list(added), as_written(list(added.values()))
-        self.is_whole = registry.ENTRIES[eqn.primitive.name].has_rules
+        self.is_whole = registry.entry_of(eqn).kind == "rules"
 
     def body(self, jaxpr: Any, *args: Array) -> list[Array]:
         n = len(args) - len(self.places)
@@ -175,14 +169,8 @@ class _Repaired(registry.Change):
 
         return keeps
 
-    def jvp(self, f: Callable[..., Any], primals: list[Array], dots: list[Array], nonzero: list[bool]) -> Any:
-        return self.repair.call(f, primals, dots)
-
-    def forward(self, f: Callable[..., Any], *args: Array) -> Any:
+    def call(self, f: Callable[..., Any], *args: Any) -> Any:
         return self.repair.call(f, *args)
-
-    def backward(self, f: Callable[..., Any], before: Sequence[Array], kept: Any, cts: list[Array]) -> Any:
-        return self.repair.call(f, kept, cts)
 
 
 #: Primitives that make each element of an array from other ones.

@@ -93,7 +93,7 @@ def moved_into(jaxpr: Any) -> dict[int, list[Sum]]:
     for place, eqn in enumerate(jaxpr.eqns):
         for number, v in enumerate(eqn.outvars):
             of = sums.get(id(v))
-            if not registry.takes_sums(eqn) or of is None or uses[id(v)] != 1:
+            if not takes_sums(eqn) or of is None or uses[id(v)] != 1:
                 continue
             other = next((w for w in of.invars if w is not v), v)
             if other is v or isinstance(other, jex.Literal) or made.get(id(other), -1) >= place:
@@ -102,6 +102,11 @@ def moved_into(jaxpr: Any) -> dict[int, list[Sum]]:
                 found.setdefault(id(eqn), []).append(Sum(number, other, of))
                 made[id(of.outvars[0])] = place
     return found
+
+
+def takes_sums(eqn: Any) -> bool:
+    """Return whether what is added to a result of an equation can be added inside."""
+    return eqn.primitive.name == "scan" or registry.entry_of(eqn).kind in ("checkpoint", "branches")
 
 
 def _uses(jaxpr: Any) -> Counter[int]:

@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -10,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
-from jax.sharding import PartitionSpec
 
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs
@@ -47,10 +45,10 @@ class Body(NamedTuple):
 
 
 class Change:
-    """What becomes of the jaxprs in an equation. The defaults change nothing."""
+    """What becomes of the jaxprs in an equation. They may take operands `before` and `after` their own."""
 
-    before: Sequence[Array] = ()  #: operands that changed jaxprs take before their own
-    after: Sequence[Array] = ()  #: and after them
+    before: Sequence[Array] = ()
+    after: Sequence[Array] = ()
 
     def body(self, jaxpr: Any, *args: Array) -> list[Array]:
         """Return the results of the changed jaxpr, perhaps with further ones behind them."""
@@ -61,22 +59,24 @@ class Change:
         return policy
 
     # A `custom_jvp` or `custom_vjp` holds its rules as functions, which JAX calls with what it knows by then. So the
-    # derivative of the call is changed: tracing it gives what the rule makes. `args` and `primals` include `before`.
+    # derivative `f` of the call is changed: tracing it gives what the rule makes. Only floats and complex numbers have
+    # tangents and cotangents here. `primals` and `args` include `before`.
 
-    def jvp(self, f: Callable[..., Any], primals: list[Array], dots: list[Array], nonzero: list[bool]) -> Any:
-        """Return the results, and the tangents of the inexact ones, as `f(primals, dots)` does for the unchanged call.
-
-        `dots` are the tangents of the primals flagged in `nonzero`.
-        """
-        return f(primals, dots)
-
-    def forward(self, f: Callable[..., Any], *args: Array) -> Any:
-        """Return the results and any pytree for `backward`, as `f(*args)` does for the unchanged call."""
+    def call(self, f: Callable[..., Any], *args: Any) -> Any:
+        """Return the results of a derivative."""
         return f(*args)
 
+    def jvp(self, f: Callable[..., Any], primals: list[Array], dots: list[Array], nonzero: list[bool]) -> Any:
+        """Return the results and their tangents. `dots` are the tangents of the primals flagged in `nonzero`."""
+        return self.call(f, primals, dots)
+
+    def forward(self, f: Callable[..., Any], *args: Array) -> Any:
+        """Return the results and what `backward` is to have, any pytree."""
+        return self.call(f, *args)
+
     def backward(self, f: Callable[..., Any], before: Sequence[Array], kept: Any, cts: list[Array]) -> list[Array]:
-        """Return the cotangents of the inexact operands from those of the inexact results, as `f(kept, cts)` does."""
-        return f(kept, cts)  # type: ignore[no-any-return]
+        """Return the cotangents of the operands."""
+        return list(self.call(f, kept, cts))
 
     def operands(self, own: Sequence[Array]) -> list[Array]:
         return [*self.before, *own, *self.after]
@@ -86,57 +86,40 @@ class Change:
         return jax.make_jaxpr(functools.partial(self.body, _compat.closed(jaxpr)))(*map(jax.typeof, operands))
 
 
-#: Runs an equation on operands, with changed jaxprs; None if these cannot be changed.
-Rebuild = Callable[[Any, Sequence[Array], Change], list[Array] | None]
-
-
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """A primitive that runs jaxprs."""
 
-    bodies: Callable[[Params], list[Body]]  #: from the parameters; there is more than one if these are branches
-    repeats: bool = False
-    is_inlined: bool = False  #: means the same as its jaxpr in its place, unless a `jit` has options
-    has_rules: bool = False  #: for its derivatives
-    is_divided: bool = False  #: over devices
-    takes_sums: bool = False  #: what is added to a result can be added inside
-    rebuild: Rebuild | None = None
+    #: "inlined" if it means the same as its jaxpr in its place, "rules" if it has rules of its own for derivatives,
+    #: "divided" over devices, "checkpoint", "branches" or "loop"
+    kind: str
+    bodies: Callable[[Params], list[Body]]  #: from the parameters
+    rebuild: Callable[[Any, Sequence[Array], Change], list[Array] | None] = lambda eqn, operands, change: None
     #: Maps the parameters, other jaxprs, and how many results these have more, to the new parameters.
     with_bodies: Callable[[Params, Sequence[Any], int], Params] | None = None
 
 
-def entry_of(eqn: Any) -> Entry | None:
-    entry = ENTRIES.get(eqn.primitive.name)
-    return entry if entry is not None and entry.bodies(eqn.params) else None
+def entry_of(eqn: Any) -> Entry:
+    return ENTRIES.get(eqn.primitive.name, _OTHER)
 
 
-def repeats(eqn: Any) -> bool:
-    """Return whether an equation is a loop."""
-    return eqn.primitive.name in ENTRIES and ENTRIES[eqn.primitive.name].repeats
-
-
-def takes_sums(eqn: Any) -> bool:
-    """Return whether what is added to a result of an equation can be added inside."""
-    return eqn.primitive.name in ENTRIES and ENTRIES[eqn.primitive.name].takes_sums
+def rebuilt(eqn: Any, operands: Sequence[Array], change: Change) -> list[Array] | None:
+    """Run an equation with changed jaxprs. Return None if it has none, or if they cannot be changed."""
+    entry = entry_of(eqn)
+    return entry.rebuild(eqn, operands, change) if entry.bodies(eqn.params) else None
 
 
 def inlined(eqn: Any, *, with_options: bool = False) -> Any:
     """Return the closed jaxpr that means the same in the place of an equation, None if there is none.
 
-    A `jit` with options is inlined only with `with_options`.
+    A `jit` with shardings, layouts or compiler options of its own is inlined only `with_options`.
     """
-    entry = ENTRIES.get(eqn.primitive.name)
-    if entry is None or not entry.is_inlined or not (with_options or _has_default_options(eqn.params)):
-        return None
-    return _compat.closed(entry.bodies(eqn.params)[0].jaxpr)
-
-
-def _has_default_options(params: Params) -> bool:
-    """Return whether a nested jit has no shardings, layouts or compiler options of its own."""
+    entry, params = entry_of(eqn), eqn.params
     names = ("in_shardings", "out_shardings", "in_layouts", "out_layouts")
-    special = [s for name in names for s in params.get(name, ())]
-    is_usual = all(s is None or type(s).__name__ == "UnspecifiedValue" for s in special)
-    return is_usual and not params.get("compiler_options_kvs")
+    special = [s for name in names for s in params.get(name, ()) if type(s).__name__ != "UnspecifiedValue"]
+    has_options = any(s is not None for s in special) or params.get("compiler_options_kvs")
+    if entry.kind != "inlined" or (has_options and not with_options):
+        return None
+    return _compat.closed(entry.bodies(params)[0].jaxpr)
 
 
 def without_calls(jaxpr: Any) -> Callable[..., list[Array]]:
@@ -144,18 +127,44 @@ def without_calls(jaxpr: Any) -> Callable[..., list[Array]]:
 
     def equation(eqn: Any, operands: list[Array]) -> list[Array]:
         inner = inlined(eqn)
-        return jaxprs.bind(eqn, operands) if inner is None else run(inner, operands)
+        return jaxprs.bind(eqn, operands) if inner is None else without_calls(inner)(*operands)
 
-    def run(jaxpr: Any, args: Sequence[Array]) -> list[Array]:
-        return jaxprs.interpret(jaxpr, args, equation, lambda x: x)
-
-    return lambda *args: run(jaxpr, args)
+    return lambda *args: jaxprs.interpret(jaxpr, args, equation, lambda x: x)
 
 
-def rebuilt(eqn: Any, operands: Sequence[Array], change: Change) -> list[Array] | None:
-    """Run an equation with changed jaxprs. Return None if these cannot be changed."""
-    entry = entry_of(eqn)
-    return None if entry is None or entry.rebuild is None else entry.rebuild(eqn, operands, change)
+def reached(jaxpr: Any, flags: Sequence[bool]) -> list[bool]:
+    """Return which outputs may depend on a flagged input by a path that a derivative takes.
+
+    Such a path consists of floats and complex numbers, without `stop_gradient`. It is followed into control flow only
+    as far as JAX does: an output that is wrongly taken to depend on an input may be a `custom_vjp` without such a
+    derivative.
+    """
+    inner = _compat.opened(jaxpr)
+    marked = {id(v) for v, flag in zip(inner.invars, flags, strict=True) if flag}
+
+    def counts(v: Any) -> bool:
+        return jnp.issubdtype(getattr(v.aval, "dtype", jnp.float32), jnp.inexact)
+
+    for eqn in inner.eqns:
+        operands = [id(v) in marked for v in eqn.invars]
+        if any(operands) and eqn.primitive.name != "stop_gradient":
+            entry = entry_of(eqn)
+            follows = entry.kind not in ("rules", "divided")
+            of_bodies = [_reached_in(body, operands) for body in entry.bodies(eqn.params) if follows]
+            found = [any(some) for some in zip(*of_bodies, strict=True)] if of_bodies else [True] * len(eqn.outvars)
+            marked |= {id(v) for v, flag in zip(eqn.outvars, found, strict=False) if flag and counts(v)}
+    return [id(v) in marked for v in inner.outvars]
+
+
+def _reached_in(body: Body, flags: list[bool]) -> list[bool]:
+    """Return which outputs of a body, after any number of steps, may depend on a flagged operand of its equation."""
+    consts, carry, xs = body.split(body.inputs(flags, False))
+    while True:
+        outs = reached(body.jaxpr, [*consts, *carry, *xs])
+        wider = [a or b for a, b in zip(carry, outs, strict=False)]
+        if wider == carry:
+            return [*carry, *outs[len(carry) :]]
+        carry = wider
 
 
 # --- equations around changed jaxprs ---------------------------------------------------------------------------
@@ -247,24 +256,28 @@ def _zeros(outs: Sequence[Any]) -> list[Any]:
 
 
 def _shard_map(eqn: Any, operands: Sequence[Array], change: Change) -> list[Array]:
-    params, everywhere = eqn.params, PartitionSpec()
+    params = eqn.params
     f = jax.shard_map(
         functools.partial(change.body, _compat.closed(params["jaxpr"])),
         mesh=params["mesh"],
-        in_specs=(*[everywhere for _ in change.before], *params["in_specs"], *[everywhere for _ in change.after]),
+        in_specs=tuple(params["in_specs"]),
         out_specs=list(params["out_specs"]),
         axis_names=params["newly_manual_axes"],
         check_vma=params["check_vma"],
     )
-    return list(f(*change.operands(operands)))
+    return list(f(*operands))
 
 
 # --- entries ---------------------------------------------------------------------------------------------------
 
 
+def _in(name: str, first: int = 0) -> Callable[[Params], list[Body]]:
+    """Return the jaxprs in the parameter of that name."""
+    return lambda params: [Body(x, first) for x in (params[name] if first else [params[name]])]
+
+
 def _scan(params: Params) -> list[Body]:
-    num_consts, num_carry = _compat.scan_counts(params)
-    return [Body(params["jaxpr"], 0, 0, num_consts, num_carry)]
+    return [Body(params["jaxpr"], 0, 0, *_compat.scan_counts(params))]
 
 
 def _while(params: Params) -> list[Body]:
@@ -277,40 +290,29 @@ def _checkpoints(params: Params) -> list[Body]:
     return [] if found is None else [Body(found[0])]
 
 
-def _of_jit(params: Params, bodies: Sequence[Any], more: int) -> Params:
+def _of_jit(params: Params, new: Sequence[Any], more: int) -> Params:
     shardings = (*params["out_shardings"], *[_compat.UNSPECIFIED] * more)
-    layouts = (*params["out_layouts"], *[None] * more)
-    return params | {"jaxpr": bodies[0], "out_shardings": shardings, "out_layouts": layouts}
+    return params | {
+        "jaxpr": new[0],
+        "out_shardings": shardings,
+        "out_layouts": (*params["out_layouts"], *[None] * more),
+    }
 
 
-_JIT = Entry(lambda params: [Body(params["jaxpr"])], is_inlined=True, with_bodies=_of_jit)
-_CALL = Entry(lambda params: [Body(params["call_jaxpr"])], is_inlined=True)
+_OTHER = Entry("", lambda params: [])
 
 #: By the name of the primitive, since some are private. Each loop of this library adds its own.
-ENTRIES: dict[str, Entry] = {
-    "jit": _JIT,
-    "pjit": _JIT,
-    "closed_call": _CALL,
-    "core_call": _CALL,
-    "eval_jaxpr": _CALL,
-    "checkpoint": Entry(
-        _checkpoints,
-        takes_sums=True,
-        rebuild=_checkpoint,
-        with_bodies=lambda params, bodies, more: params | {"jaxpr": bodies[0]},
+ENTRIES = {
+    **dict.fromkeys(("jit", "pjit"), Entry("inlined", _in("jaxpr"), with_bodies=_of_jit)),
+    **dict.fromkeys(("closed_call", "core_call", "eval_jaxpr"), Entry("inlined", _in("call_jaxpr"))),
+    _compat.CHECKPOINT: Entry(
+        "checkpoint", _checkpoints, _checkpoint, lambda params, new, _: params | {"jaxpr": new[0]}
     ),
-    "call_hi_primitive": Entry(_checkpoints, takes_sums=True, rebuild=_checkpoint),
-    "custom_jvp_call": Entry(lambda params: [Body(params["call_jaxpr"])], has_rules=True, rebuild=_custom_jvp),
-    "custom_vjp_call": Entry(lambda params: [Body(params["call_jaxpr"])], has_rules=True, rebuild=_custom_vjp),
-    "shard_map": Entry(lambda params: [Body(params["jaxpr"])], is_divided=True, rebuild=_shard_map),
-    "cond": Entry(
-        lambda params: [Body(branch, 1) for branch in params["branches"]],
-        takes_sums=True,
-        rebuild=_cond,
-        with_bodies=lambda params, bodies, more: params | {"branches": tuple(bodies)},
-    ),
-    "scan": Entry(_scan, repeats=True, takes_sums=True),
-    "while": Entry(_while, repeats=True),
+    "call_hi_primitive": Entry("checkpoint", _checkpoints, _checkpoint),
+    "custom_jvp_call": Entry("rules", _in("call_jaxpr"), _custom_jvp),
+    "custom_vjp_call": Entry("rules", _in("call_jaxpr"), _custom_vjp),
+    "shard_map": Entry("divided", _in("jaxpr"), _shard_map),
+    "cond": Entry("branches", _in("branches", 1), _cond, lambda params, new, _: params | {"branches": tuple(new)}),
+    "scan": Entry("loop", _scan),
+    "while": Entry("loop", _while),
 }
-#: Its name depends on the version.
-ENTRIES[_compat.CHECKPOINT] = ENTRIES.pop("checkpoint")

@@ -11,7 +11,7 @@ from jax import lax
 from jax_tensorarray import _compat
 from jax_tensorarray._array.in_loops import entering_loop, leaving_loop
 from jax_tensorarray._jaxprs import jaxprs
-from jax_tensorarray._jaxprs.reached import reached
+from jax_tensorarray._jaxprs.registry import reached
 from jax_tensorarray._loops.auto import Choice, choose_within
 from jax_tensorarray._loops.from_jax import (
     SCANNED,

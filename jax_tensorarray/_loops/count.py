@@ -18,7 +18,7 @@ from jax.interpreters import partial_eval as pe
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge, partition
-from jax_tensorarray._jaxprs.reached import reached
+from jax_tensorarray._jaxprs.registry import reached
 from jax_tensorarray._loops import linearize, masking, rules
 from jax_tensorarray._loops.linearize import Linearized
 from jax_tensorarray._loops.rules import Axis, axes, with_batch_axis
@@ -291,8 +291,8 @@ _compat.checked_as(ta_count_p, _run)
 ta_count_p.def_impl(functools.partial(xla.apply_primitive, ta_count_p))
 ta_count_p.def_effectful_abstract_eval(_abstract_eval)
 mlir.register_lowering(ta_count_p, mlir.lower_fun(_run, multiple_results=True))
-rules.register(ta_count_p, body_of=lambda params: params["body"], jvp=_jvp, transpose=_transpose, batch=_batch)
-registry.ENTRIES[ta_count_p.name] = registry.Entry(_bodies, repeats=True)
+rules.register(ta_count_p, jvp=_jvp, transpose=_transpose, batch=_batch)
+registry.ENTRIES[ta_count_p.name] = registry.Entry("loop", _bodies)
 linearize.TAPES[ta_count_p] = lambda eqn: (
     linearize.tapes_among(eqn.outvars, eqn.params["options"].tapes),
     eqn.invars[0],

@@ -150,16 +150,16 @@ class Masked:
             return self.evaluate(inner, operands)
         if eqn.primitive.name in LOOPS:
             return LOOPS[eqn.primitive.name](self, eqn, operands)
-        if entry is None:
+        if entry.kind == "divided":
             return None
-        [body, *others] = entry.bodies(eqn.params)
-        if others and operands[0].batched:
+        bodies, first = entry.bodies(eqn.params), int(entry.kind == "branches")
+        if first and operands[0].batched:
             index, *rest = operands
             held = [x.carry for x in rest]
             # If there are two versions of a buffer, neither can be passed from branch to branch.
             rest = [x if held.count(x.carry) == 1 else x._replace(carry=None) for x in rest]
-            return self.all_branches([body.jaxpr, *(other.jaxpr for other in others)], self.guard(index).array, rest)
-        change = _Masking(self.active, operands[body.first :])
+            return self.all_branches([body.jaxpr for body in bodies], self.guard(index).array, rest)
+        change = _Masking(self.active, operands[first:])
         outs = registry.rebuilt(eqn, [x.array for x in operands], change)
         return None if outs is None else change.values(outs)
 
@@ -226,72 +226,73 @@ class _Masking(registry.Change):
         self.before = [active]
         self.like = [x if x.carry is None else x._replace(carry=k) for k, x in enumerate(operands)]
         self.carries = [x.carry for x in operands]
-        self.inexact = registry.are_inexact([x.array for x in operands])
         self.found: list[list[Value]] = []  #: the results of each jaxpr, by their types
 
     def body(self, jaxpr: Any, active: Array, *args: Array) -> list[Array]:  # type: ignore[override]
-        outs = Masked(active).evaluate(jaxpr, self.given(args))
-        self.found.append([x._replace(array=jax.typeof(x.array)) for x in outs])
+        outs = Masked(active).evaluate(jaxpr, _with_arrays(self.like, args))
+        self.found.append(_with_arrays(outs, [jax.typeof(x.array) for x in outs]))
         return [x.array for x in outs]
-
-    def given(self, args: Sequence[Array]) -> list[Value]:
-        return [x._replace(array=a) for x, a in zip(self.like, args, strict=True)]
 
     def values(self, outs: Sequence[Array]) -> list[Value]:
         """Return the results as values outside of the equation."""
-        if len(self.found) > 1:
-            return self.outside(_joined(outs, self.found))
-        return self.outside([x._replace(array=a) for x, a in zip(self.found[0], outs, strict=True)])
+        first, *others = self.found
+        return self.outside(_joined(outs, self.found) if others else _with_arrays(first, outs))
 
     def outside(self, values: Sequence[Value]) -> list[Value]:
         return [x if x.carry is None else x._replace(carry=self.carries[x.carry]) for x in values]
 
+    def carries_of(self, values: Sequence[Value]) -> list[int | None]:
+        """Return the operands that the inexact values are versions of."""
+        return [x.carry for x in flagged(values, registry.are_inexact([x.array for x in values]))]
+
     def jvp(self, f: Callable[..., Any], primals: list[Array], dots: list[Array], nonzero: list[bool]) -> Any:
-        [active, *args], n, [results] = primals, len(self.like), self.found
-        values = self.given(args)
+        active, *args = primals
+        # The tangent of operand k is a version of ~k.
         linear = [
-            x._replace(array=t, carry=None if x.carry is None else n + x.carry, batched=True, is_linear=True)
-            for x, t in zip(flagged(values, nonzero[1:]), dots, strict=True)
+            x._replace(carry=None if x.carry is None else ~x.carry, batched=True, is_linear=True)
+            for x in _with_arrays(flagged(self.like, nonzero[1:]), dots)
         ]
-        found, _ = _evaluated(active, f, (primals, dots), [Value(active), *values, *linear])
-        tangents: dict[int, Array] = dict(zip(flagged(range(n), nonzero[1:]), dots, strict=True))
-        numbers, inexact = [x.carry for x in results], registry.are_inexact([x.array for x in results])
-        outs = [x.array if k is None else _kept(active, x, k, args[k]) for x, k in zip(found, numbers, strict=False)]
-        found_dots = zip(found[len(outs) :], flagged(numbers, inexact), strict=True)
-        return outs, [x.array if k is None else _kept(active, x, n + k, tangents.get(k)) for x, k in found_dots]
+        inputs = [Value(active), *_with_arrays(self.like, args), *linear]
+        found, _ = _evaluated(active, f, (primals, dots), inputs)
+        old = {x.carry: x.array for x in inputs}
+        outs = [_kept(active, x, of.carry, old) for x, of in zip(found, self.found[0], strict=False)]
+        tangents = zip(found[len(outs) :], self.carries_of(self.found[0]), strict=True)
+        return outs, [_kept(active, x, None if k is None else ~k, old) for x, k in tangents]
 
     def forward(self, f: Callable[..., Any], active: Array, *args: Array) -> Any:  # type: ignore[override]
-        found, tree = _evaluated(active, f, (active, *args), [Value(active), *self.given(args)])
-        numbers = [x.carry for x in self.found[0]]
-        outs = [x.array if k is None else _kept(active, x, k, args[k]) for x, k in zip(found, numbers, strict=False)]
+        inputs = [Value(active), *_with_arrays(self.like, args)]
+        found, tree = _evaluated(active, f, (active, *args), inputs)
+        old = {x.carry: x.array for x in inputs}
+        outs = [_kept(active, x, of.carry, old) for x, of in zip(found, self.found[0], strict=False)]
         return outs, jax.tree.unflatten(tree, [x.array for x in found])[1]
 
     def backward(self, f: Callable[..., Any], before: Sequence[Array], kept: Any, cts: list[Array]) -> list[Array]:
-        [active], [results] = before, self.found
-        numbers = [x.carry for x in flagged(results, registry.are_inexact([x.array for x in results]))]
-        of_kept = [Value(x, None, True, True) for x in jax.tree.leaves(kept)]
-        of_cts = [
-            Value(ct, k if numbers.count(k) == 1 else None, True, True) for ct, k in zip(cts, numbers, strict=True)
-        ]
-        found, _ = _evaluated(active, f, (kept, cts), [*of_kept, *of_cts])
-        outs = []
-        for k, x in zip(flagged(range(len(self.like)), self.inexact), found, strict=True):
-            own = [ct for ct, of in zip(cts, numbers, strict=True) if of == k]
-            outs.append(_kept(active, x, k, functools.reduce(lax.add, own) if own else None))
-        return outs
+        numbers, old = self.carries_of(self.found[0]), dict[int | None, Array]()
+        for k, ct in zip(numbers, cts, strict=True):
+            old[k] = old[k] + ct if k in old else ct
+        inputs = [Value(x, None, True, True) for x in (*jax.tree.leaves(kept), *cts)]
+        for n, k in enumerate(numbers, len(inputs) - len(cts)):
+            inputs[n] = inputs[n]._replace(carry=k if numbers.count(k) == 1 else None)
+        found, _ = _evaluated(before[0], f, (kept, cts), inputs)
+        operands = flagged(range(len(self.like)), registry.are_inexact([x.array for x in self.like]))
+        return [_kept(before[0], x, k, old) for x, k in zip(found, operands, strict=True)]
 
 
-def _evaluated(active: Array, f: Callable[..., Any], args: Any, values: Sequence[Value]) -> tuple[list[Value], Any]:
-    """Return the leaves of `f(*args)`, masked, and the tree of them. `values` are the leaves of its arguments."""
+def _with_arrays(values: Sequence[Value], arrays: Sequence[Array]) -> list[Value]:
+    return [x._replace(array=a) for x, a in zip(values, arrays, strict=True)]
+
+
+def _evaluated(active: Array, f: Callable[..., Any], args: Any, inputs: Sequence[Value]) -> tuple[list[Value], Any]:
+    """Return the leaves of `f(*args)`, masked, and the tree of them. `inputs` are the leaves of its arguments."""
     jaxpr, shape = jax.make_jaxpr(f, return_shape=True)(*args)
-    return Masked(active).evaluate(jaxpr, values), jax.tree.structure(shape)
+    return Masked(active).evaluate(jaxpr, inputs), jax.tree.structure(shape)
 
 
-def _kept(active: Array, x: Value, carry: int, old: Array | None) -> Array:
-    """Return a value that is `old`, None for zeros, unless `active`. A version of that carry is so already."""
-    if x.carry == carry:
+def _kept(active: Array, x: Value, carry: int | None, old: dict[int | None, Array]) -> Array:
+    """Return a value that is a version of that carry: unless `active` it is the old one, or zeros if there is none."""
+    if carry is None or x.carry == carry:
         return x.array
-    return lax.select(active, x.array, jnp.zeros_like(x.array) if old is None else old)
+    return lax.select(active, x.array, old[carry] if carry in old else jnp.zeros_like(x.array))
 
 
 def _values(arrays: Sequence[Array], batched: bool) -> list[Value]:
@@ -315,10 +316,8 @@ def _joined(outs: Sequence[Array], results: Sequence[Sequence[Value]]) -> list[V
 
 
 def _select(index: Array, choices: Sequence[Array]) -> Array:
-    out = choices[-1]
-    for k in reversed(range(len(choices) - 1)):
-        out = jnp.where(index == k, choices[k], out)
-    return out
+    cases = reversed(range(len(choices) - 1))
+    return functools.reduce(lambda out, k: jnp.where(index == k, choices[k], out), cases, choices[-1])
 
 
 #: How loops pass the buffers on, each by a function of a `Masked`, an equation and its operands. Ours add their own.

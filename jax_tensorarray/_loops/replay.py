@@ -236,8 +236,8 @@ _compat.checked_as(ta_replay_p, _run)
 ta_replay_p.def_impl(functools.partial(xla.apply_primitive, ta_replay_p))
 ta_replay_p.def_effectful_abstract_eval(_abstract_eval)
 mlir.register_lowering(ta_replay_p, mlir.lower_fun(_run, multiple_results=True))
-registry.ENTRIES[ta_replay_p.name] = registry.Entry(lambda params: [], repeats=True)
-rules.register(ta_replay_p, body_of=lambda params: params["loop"].body, jvp=_jvp, transpose=_transpose, batch=_batch)
+registry.ENTRIES[ta_replay_p.name] = registry.Entry("rules", lambda params: [registry.Body(params["loop"].body)])
+rules.register(ta_replay_p, jvp=_jvp, transpose=_transpose, batch=_batch)
 
 
 # --- the strategies --------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from jax.extend.core import Primitive, Var
 from jax.interpreters import ad, batching
 
 from jax_tensorarray import _compat
-from jax_tensorarray._jaxprs import jaxprs
+from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
 from jax_tensorarray._ops.primitive import is_zero, nonzero_transpose, to_front, with_axis, zero_tangent
 
@@ -75,25 +75,28 @@ def with_batch_axis(xs: Sequence[Array], batched: Sequence[bool], wanted: Sequen
 def register(
     primitive: Primitive,
     *,
-    body_of: Callable[[dict[str, Any]], Any],
     jvp: Callable[..., Any] | None = None,
     transpose: Callable[..., Any] | None = None,
     batch: Callable[..., Any] | None = None,
 ) -> None:
-    """Register rules of a loop. Their traces are kept as long as the body that `body_of(params)` returns."""
+    """Register rules of a loop. Their traces are kept as long as its body."""
     if jvp is not None:
-        ad.primitive_jvps[primitive] = _jvp(jvp, body_of)
+        ad.primitive_jvps[primitive] = _jvp(jvp, primitive)
     if batch is not None:
-        batching.fancy_primitive_batchers[primitive] = batching_rule(primitive, batch, body_of)
+        batching.fancy_primitive_batchers[primitive] = batching_rule(primitive, batch)
     if transpose is not None:
-        ad.primitive_transposes[primitive] = _transpose(transpose, body_of)
+        ad.primitive_transposes[primitive] = _transpose(transpose, primitive)
+
+
+def _body(primitive: Primitive, params: dict[str, Any]) -> Any:
+    return registry.ENTRIES[primitive.name].bodies(params)[0].jaxpr
 
 
 def _types(values: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(map(jax.typeof, values))
 
 
-def _jvp(rule: Callable[..., Any], body_of: Callable[[dict[str, Any]], Any]) -> Callable[..., Any]:
+def _jvp(rule: Callable[..., Any], primitive: Primitive) -> Callable[..., Any]:
     @_compat.cached
     def traced(body: Any, params: Any, types: Sequence[Any], nonzero: Sequence[bool]) -> tuple[Any, list[bool]]:
         found = []
@@ -109,7 +112,7 @@ def _jvp(rule: Callable[..., Any], body_of: Callable[[dict[str, Any]], Any]) -> 
     def jvp(primals: Sequence[Array], tangents: Sequence[Any], **params: Any) -> Any:
         nonzero = tuple(not is_zero(t) for t in tangents)
         dots = flagged(tangents, nonzero)
-        jaxpr, found = traced(body_of(params), tuple(params.items()), _types([*primals, *dots]), nonzero)
+        jaxpr, found = traced(_body(primitive, params), tuple(params.items()), _types([*primals, *dots]), nonzero)
         results = jaxprs.function(jaxpr)(*primals, *dots)
         outs = results[: len(found)]
         return outs, merge(results[len(found) :], found, [zero_tangent(x) for x in outs])
@@ -117,7 +120,7 @@ def _jvp(rule: Callable[..., Any], body_of: Callable[[dict[str, Any]], Any]) -> 
     return jvp
 
 
-def _transpose(rule: Callable[..., Any], body_of: Callable[[dict[str, Any]], Any]) -> Callable[..., Any]:
+def _transpose(rule: Callable[..., Any], primitive: Primitive) -> Callable[..., Any]:
     @_compat.cached
     def traced(
         body: Any, params: Any, types: Sequence[Any], zero: Sequence[Any], linear: Sequence[Any]
@@ -139,7 +142,7 @@ def _transpose(rule: Callable[..., Any], body_of: Callable[[dict[str, Any]], Any
         zero = tuple(ct.aval if is_zero(ct) else None for ct in cts)
         linear = tuple(x.aval if ad.is_undefined_primal(x) else None for x in operands)
         arrays = [ct for ct in cts if not is_zero(ct)] + [x for x in operands if not ad.is_undefined_primal(x)]
-        jaxpr, found = traced(body_of(params), tuple(params.items()), _types(arrays), zero, linear)
+        jaxpr, found = traced(_body(primitive, params), tuple(params.items()), _types(arrays), zero, linear)
         return merge(jaxprs.function(jaxpr)(*arrays), [kind is True for kind in found], found)
 
     return nonzero_transpose(transpose)
@@ -168,9 +171,7 @@ def partial_eval_in_checkpoint(
     return eqn, eqn, [False] * n, [True] * n, needed
 
 
-def batching_rule(
-    primitive: Primitive, rule: Callable[..., Any], body_of: Callable[[dict[str, Any]], Any]
-) -> Callable[..., Any]:
+def batching_rule(primitive: Primitive, rule: Callable[..., Any]) -> Callable[..., Any]:
     """Return the rule that JAX calls, made of a rule that is traced once for a body.
 
     `rule(axis, args, batched, **params)` returns the results, and flags those that are batched. All batch axes come
@@ -191,10 +192,12 @@ def batching_rule(
 
     def batch(axis_data: Any, args: Sequence[Array], dims: Sequence[Any], **params: Any) -> Any:
         axis = Axis(axis_data.name, axis_data.size, axis_data.spmd_name)
-        if all(d is None for d in dims) and not _named(axis.name, [body_of(params), *jaxprs.jaxprs_in(params)]):
+        if all(d is None for d in dims) and not _named(
+            axis.name, [_body(primitive, params), *jaxprs.jaxprs_in(params)]
+        ):
             outs = primitive.bind(*args, **params)
             return outs, [None] * len(outs)
-        jaxpr, out_dims = traced(body_of(params), axis, tuple(params.items()), _types(args), tuple(dims))
+        jaxpr, out_dims = traced(_body(primitive, params), axis, tuple(params.items()), _types(args), tuple(dims))
         return jaxprs.function(jaxpr)(*args), out_dims
 
     return batch

@@ -56,11 +56,9 @@ def _is_ours(params: dict[str, Any]) -> bool:
     return any(map(jaxprs.has_row_ops, inner))
 
 
-def _let_come_here(
-    primitive: Primitive, rule: Callable[..., Any], has_batched_pred: Callable[..., bool], body_of: Callable[[Any], Any]
-) -> None:
+def _let_come_here(primitive: Primitive, rule: Callable[..., Any], has_batched_pred: Callable[..., bool]) -> None:
     table = batching.fancy_primitive_batchers
-    jaxs_own, ours = table[primitive], rules.batching_rule(primitive, rule, body_of)
+    jaxs_own, ours = table[primitive], rules.batching_rule(primitive, rule)
 
     def batch(axis_data: Any, args: Sequence[Array], dims: Sequence[Any], **params: Any) -> Any:
         axis = rules.Axis(axis_data.name, axis_data.size, axis_data.spmd_name)
@@ -72,5 +70,5 @@ def _let_come_here(
 
 def install() -> None:
     """Have `jax.vmap` of JAX's own control flow try these rules first."""
-    _let_come_here(jax_primitives.cond_p, _cond, _has_batched_index, lambda params: params["branches"][0])
-    _let_come_here(jax_primitives.while_p, _while, _has_batched_predicate, lambda params: params["body_jaxpr"])
+    _let_come_here(jax_primitives.cond_p, _cond, _has_batched_index)
+    _let_come_here(jax_primitives.while_p, _while, _has_batched_predicate)

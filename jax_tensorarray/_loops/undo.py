@@ -1,12 +1,13 @@
 """Undoing the writes of a step: its buffers are restored by putting back the rows that it overwrote."""
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import primitives as jax_primitives
 
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
@@ -40,6 +41,10 @@ class Logged:
     rewound: tuple[bool, ...]
 
 
+#: An array, and the carry that it is a version of.
+_Value = tuple[Array, int | None]
+
+
 class _Log:
     """Evaluates a body and keeps the rows that its row ops overwrite in the buffers of the carry."""
 
@@ -48,48 +53,31 @@ class _Log:
         self.undo: list[tuple[int, int, Any]] = []  # (carry, number of rows of the log, parameters of a write)
         self.refused: dict[int, str] = {}  # carries that cannot be rewound, and why
 
-    def evaluate(
-        self, jaxpr: Any, args: Sequence[Array], carries: Sequence[int | None]
-    ) -> tuple[list[Array], list[int | None]]:
-        def equation(eqn: Any, found: list[tuple[Array, int | None]]) -> Any:
-            return zip(*self.equation(eqn, [x for x, _ in found], [k for _, k in found]), strict=True)
+    def evaluate(self, jaxpr: Any, inputs: Sequence[_Value]) -> list[_Value]:
+        return jaxprs.interpret(jaxpr, inputs, self.equation, lambda x: (x, None))
 
-        found = jaxprs.interpret(jaxpr, list(zip(args, carries, strict=True)), equation, lambda x: (x, None))
-        return [x for x, _ in found], [k for _, k in found]
-
-    def equation(
-        self, eqn: Any, operands: list[Array], held: list[int | None]
-    ) -> tuple[Sequence[Array], list[int | None]]:
-        p, params = eqn.primitive, eqn.params
+    def equation(self, eqn: Any, inputs: list[_Value]) -> Iterable[_Value]:
+        p, operands, held = eqn.primitive, [x for x, _ in inputs], [k for _, k in inputs]
         if p in _UPDATES and held[0] is not None:
-            return self.update(p, params, operands, held[0])
-        entry = registry.entry_of(eqn)
-        if entry is not None and any(k is not None for k in held):
-            inner = registry.inlined(eqn, with_options=True)
+            return self.update(p, eqn.params, operands, held[0])
+        if any(k is not None for k in held):
+            inner, change = registry.inlined(eqn, with_options=True), _Logging(held)
             if inner is not None:
-                return self.evaluate(inner, operands, held)
-            if not entry.is_divided and len(entry.bodies(params)) == 1:  # straight on
-                change = _Logging(held)
-                found = registry.rebuilt(eqn, operands, change)
-                if found is not None:
-                    return self.extended(change.log, found), change.carries
-        first = (jnp.shape(operands[0]), operands[0].dtype) if operands else None
-        updated = {first} if p in (ta_clear_p, ta_write_part_p) else set(_updated(eqn))
+                return self.evaluate(inner, inputs)
+            is_straight = registry.entry_of(eqn).kind == "checkpoint" or p is jax_primitives.custom_jvp_call_p
+            outs = registry.rebuilt(eqn, operands, change) if is_straight else None
+            if outs is not None:
+                n = len(change.carries)
+                self.rows += outs[n:]
+                self.undo += change.log.undo
+                self.refused |= change.log.refused
+                return zip(outs[:n], change.carries, strict=True)
         for k, x in zip(held, operands, strict=True):
-            if k is not None and (jnp.shape(x), x.dtype) in updated:
+            if k is not None and _updates(eqn, jnp.shape(x), x.dtype):
                 self.refused[k] = f"{p.name} updates it"
-        outs = jaxprs.bind(eqn, operands)
-        return outs, [None] * len(outs)
+        return [(x, None) for x in jaxprs.bind(eqn, operands)]
 
-    def extended(self, log: "_Log", outs: list[Array]) -> list[Array]:
-        """Add the log of an inner jaxpr, whose rows are the last results. Return the others."""
-        n = len(outs) - len(log.rows)
-        self.rows += outs[n:]
-        self.undo += log.undo
-        self.refused |= log.refused
-        return outs[:n]
-
-    def update(self, p: Any, params: Any, operands: list[Array], k: int) -> tuple[list[Array], list[int | None]]:
+    def update(self, p: Any, params: Any, operands: list[Array], k: int) -> list[_Value]:
         buffer, index, value, *where = operands
         if p in (ta_write_p, ta_swap_p):
             new, old = ta_swap_p.bind(buffer, index, value, *where, **params)
@@ -100,14 +88,14 @@ class _Log:
         self.rows += [index, old, *where]
         # Rows are put back in the opposite order: for duplicates, what the first one overwrote stays.
         self.undo.append((k, 2 + len(where), params | {"mode": "drop", "reverse": not params["reverse"]}))
-        return outs, [k, *[None] * (len(outs) - 1)]
+        return [(x, None if n else k) for n, x in enumerate(outs)]
 
 
 class _Logging(registry.Change):
     """A jaxpr in an equation, which returns its log after its results.
 
-    Derivatives of the log are those of the operands: the first row that is overwritten at a place was there before. All
-    others are overwritten again when the step is undone.
+    The tangents of the log are read from those of the operands: the first row that is overwritten at a place was there
+    before. All others are overwritten again when the step is undone.
     """
 
     def __init__(self, held: Sequence[int | None]) -> None:
@@ -115,48 +103,32 @@ class _Logging(registry.Change):
 
     def body(self, jaxpr: Any, *args: Array) -> list[Array]:
         self.jaxpr, self.log = jaxpr, _Log()
-        outs, self.carries = self.log.evaluate(jaxpr, args, self.held)
-        return [*outs, *self.log.rows]
+        found = self.log.evaluate(jaxpr, list(zip(args, self.held, strict=True)))
+        self.carries = [k for _, k in found]
+        return [*(x for x, _ in found), *self.log.rows]
 
-    def with_log(self, outs: list[Array], args: Sequence[Array], linear: list[bool]) -> tuple[list[Array], Any]:
-        """Return the results and the log, and a function of the flagged operands that reads the rows of the log."""
-        log = self.body(self.jaxpr, *args)[len(outs) :]
+    def jvp(self, f: Callable[..., Any], primals: list[Array], dots: list[Array], nonzero: list[bool]) -> Any:
+        outs, found = f(primals, dots)
+        log = self.body(self.jaxpr, *primals)[len(outs) :]
 
         def read(*some: Array) -> list[Array]:
-            operands, rows, found = merge(some, linear, args), iter(log), []
+            operands, rows, found = merge(some, nonzero, primals), iter(log), []
             for k, n, params in self.log.undo:
                 index, old, *where = itertools.islice(rows, n)
-                if registry.are_inexact([old])[0]:
+                if jnp.issubdtype(old.dtype, jnp.inexact):
                     buffer = operands[self.held.index(k)]
                     found.append(ta_read_p.bind(buffer, index, *where, **params | {"reverse": False}))
             return found
 
-        return [*outs, *log], read
-
-    def jvp(self, f: Callable[..., Any], primals: list[Array], dots: list[Array], nonzero: list[bool]) -> Any:
-        outs, found = f(primals, dots)
-        outs, read = self.with_log(outs, primals, nonzero)
-        return outs, [*found, *jax.jvp(read, flagged(primals, nonzero), dots)[1]]
-
-    def forward(self, f: Callable[..., Any], *args: Array) -> Any:
-        (outs, pull), inexact = f(*args), registry.are_inexact(args)
-        outs, read = self.with_log(outs, args, inexact)
-        rows, pull_rows = jax.vjp(read, *flagged(args, inexact))
-        self.num_rows = len(rows)
-        return outs, (pull, pull_rows)
-
-    def backward(self, f: Callable[..., Any], before: Sequence[Array], kept: Any, cts: list[Array]) -> list[Array]:
-        n = len(cts) - self.num_rows
-        return [x + y for x, y in zip(f(kept[0], cts[:n]), kept[1](cts[n:]), strict=True)]
+        return [*outs, *log], [*found, *jax.jvp(read, flagged(primals, nonzero), dots)[1]]
 
 
-def _updated(eqn: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield the shape and dtype of every buffer that the jaxprs of an equation update by rows."""
-    for jaxpr in jaxprs.jaxprs_in(eqn.params):
-        for e in jaxpr.eqns:
-            if e.primitive in (*_UPDATES, ta_write_part_p, ta_clear_p):
-                yield e.invars[0].aval.shape, e.invars[0].aval.dtype
-            yield from _updated(e)
+def _updates(eqn: Any, shape: Any, dtype: Any) -> bool:
+    """Return whether an equation updates rows of a buffer of that type, or runs one that does."""
+    if eqn.primitive in (*_UPDATES, ta_write_part_p, ta_clear_p):
+        return eqn.invars[0].aval.shape == shape and eqn.invars[0].aval.dtype == dtype
+    inner = (e for jaxpr in jaxprs.jaxprs_in(eqn.params) for e in jaxpr.eqns)
+    return any(_updates(e, shape, dtype) for e in inner)
 
 
 def log(body: Any) -> tuple[Logged, dict[int, str]]:
@@ -167,9 +139,9 @@ def log(body: Any) -> tuple[Logged, dict[int, str]]:
     def step(*args: Array) -> list[Array]:
         entries = _Log()
         carries = [None] * (len(body.in_avals) - num_carry) + list(range(num_carry))
-        outs, after = entries.evaluate(body, args, carries)
-        found.append((entries, after))
-        return [*outs, *entries.rows]
+        outs = entries.evaluate(body, list(zip(args, carries, strict=True)))
+        found.append((entries, [k for _, k in outs]))
+        return [*(x for x, _ in outs), *entries.rows]
 
     jaxpr = jax.make_jaxpr(step)(*body.in_avals)
     entries, after = found[-1]

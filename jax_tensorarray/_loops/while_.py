@@ -384,14 +384,14 @@ _compat.lowers_its_bodies(ta_while_p)
 _compat.checked_as(ta_while_p, _run_checked)
 ta_while_p.def_impl(functools.partial(xla.apply_primitive, ta_while_p))
 ta_while_p.def_effectful_abstract_eval(_abstract_eval)
-rules.register(ta_while_p, body_of=lambda params: params["body"], batch=_batch)
+rules.register(ta_while_p, batch=_batch)
 pe.dce_rules[ta_while_p] = _without_unused
 pe.custom_partial_eval_rules[ta_while_p] = _partial_eval
 pe.partial_eval_jaxpr_custom_rules[ta_while_p] = functools.partial(
     rules.partial_eval_in_checkpoint, known_part=_known_equation
 )
 mlir.register_lowering(ta_while_p, mlir.lower_fun(_run, multiple_results=True))
-registry.ENTRIES[ta_while_p.name] = registry.Entry(_bodies, repeats=True)
+registry.ENTRIES[ta_while_p.name] = registry.Entry("loop", _bodies)
 linearize.TAPES[ta_while_p] = lambda eqn: (
     linearize.tapes_among(eqn.outvars[:-1], eqn.params["options"].tapes),
     eqn.outvars[-1],
