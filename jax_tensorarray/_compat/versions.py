@@ -107,33 +107,24 @@ def known_part(jaxpr: Any, unknown: Sequence[bool], forced: Sequence[bool] = ())
     return replaced(known, outvars=outvars, debug_info=inner.debug_info.with_unknown_names()), list(unknown_outs)
 
 
-def _check_by(primitive: Primitive, rule: Callable[[Callable[..., Any], Any, Sequence[Array], Any], Any]) -> None:
-    """Let `checkify` call `rule(check, enabled, operands, params)`, where `check(f, *operands)` gives error and results.
+def checked_as(primitive: Primitive, run: Callable[..., Any]) -> None:
+    """Let `checkify` look for errors in what `primitive` runs: `run(*operands, **params)`.
 
-    There is no public way to say so. Without it checkify finds no error in our loops, and no index out of range.
+    There is no public way to say so. Without it checkify finds no error in our loops.
     """
     private = private_names("checkify", "error_checks", "checkify_jaxpr")
     if private is None:
         return
-    rules, check_jaxpr = private
+    rules, check = private
 
-    def checked(*args: Any, **params: Any) -> Any:
+    def rule(*args: Any, **params: Any) -> Any:
         # Before the operands come the error and what is enabled, and since 0.11 the numbers of errors before these.
         first = 1 + next(k for k, x in enumerate(args) if isinstance(x, frozenset))
         *numbers, error, enabled = args[:first]
+        jaxpr = jax.make_jaxpr(functools.partial(run, **params))(*map(jax.typeof, args[first:]))
+        return check(*numbers, jaxpr, enabled, error, *args[first:])
 
-        def check(f: Callable[..., Any], *operands: Array) -> Any:
-            jaxpr = jax.make_jaxpr(lambda *operands: f(*operands))(*map(jax.typeof, operands))
-            return check_jaxpr(*numbers, jaxpr, enabled, error, *operands)
-
-        return rule(check, enabled, args[first:], params)
-
-    rules[primitive] = checked
-
-
-def checked_as(primitive: Primitive, run: Callable[..., Any]) -> None:
-    """Let `checkify` look for errors in what `primitive` runs: `run(*operands, **params)`."""
-    _check_by(primitive, lambda check, _, operands, params: check(functools.partial(run, **params), *operands))
+    rules[primitive] = rule
 
 
 def checked_besides(
@@ -144,14 +135,22 @@ def checked_besides(
     """Let `checkify` look for errors in what `checks(enabled, *operands, **params)` runs, whose results are not used.
 
     `enabled` is what the user has it look for. The primitive itself is bound with what `params_then(enabled, operands,
-    params)` returns.
+    params)` returns. There is no public way to say so. Without it checkify finds no index that is out of range.
     """
+    private = private_names("checkify", "error_checks", "checkify_jaxpr")
+    if private is None:
+        return
+    rules, check = private
 
-    def rule(check: Callable[..., Any], enabled: Any, operands: Sequence[Array], params: Any) -> Any:
-        error, _ = check(functools.partial(checks, enabled, **params), *operands)
+    def rule(*args: Any, **params: Any) -> Any:
+        first = 1 + next(k for k, x in enumerate(args) if isinstance(x, frozenset))
+        (*numbers, error, enabled), operands = args[:first], args[first:]
+        run = functools.partial(checks, enabled, **params)
+        jaxpr = jax.make_jaxpr(lambda *operands: run(*operands))(*map(jax.typeof, operands))
+        error, _ = check(*numbers, jaxpr, enabled, error, *operands)
         return error, primitive.bind(*operands, **params_then(enabled, operands, params))
 
-    _check_by(primitive, rule)
+    rules[primitive] = rule
 
 
 # --- checkpoints -----------------------------------------------------------------------------------------------

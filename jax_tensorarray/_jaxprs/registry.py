@@ -171,7 +171,7 @@ def _reached_in(body: Body, flags: list[bool]) -> list[bool]:
 
 
 def _checkpoint(eqn: Any, operands: Sequence[Array], change: Change) -> list[Array]:
-    inner, policy, prevent_cse = _compat.checkpoint_of(eqn.params)
+    inner, policy, prevent_cse = _compat.checkpoint_of(eqn.params)  # type: ignore[misc]
     operands, policy = change.operands(operands), change.policy(policy)
     jaxpr, consts = _compat.lifted(change.traced(inner, operands))
     if not isinstance(prevent_cse, bool):
@@ -238,7 +238,8 @@ def _custom_vjp(eqn: Any, operands: Sequence[Array], change: Change) -> list[Arr
         def of(pull: Callable[..., Any], some: list[Array]) -> Any:
             return pull(merge(some, are_inexact(outs), _zeros(outs)))
 
-        found = change.backward(of, *residuals, [ct for ct in cts if ct.dtype != jax.dtypes.float0])
+        before, kept = residuals
+        found = change.backward(of, before, kept, [ct for ct in cts if ct.dtype != jax.dtypes.float0])
         nonzero = are_inexact(operands)
         return tuple(merge(found, nonzero, [None] * len(nonzero)))
 
@@ -291,12 +292,8 @@ def _checkpoints(params: Params) -> list[Body]:
 
 
 def _of_jit(params: Params, new: Sequence[Any], more: int) -> Params:
-    shardings = (*params["out_shardings"], *[_compat.UNSPECIFIED] * more)
-    return params | {
-        "jaxpr": new[0],
-        "out_shardings": shardings,
-        "out_layouts": (*params["out_layouts"], *[None] * more),
-    }
+    default = {"out_shardings": _compat.UNSPECIFIED, "out_layouts": None}
+    return params | {"jaxpr": new[0]} | {name: (*params[name], *[x] * more) for name, x in default.items()}
 
 
 _OTHER = Entry("", lambda params: [])

@@ -228,7 +228,7 @@ class _Masking(registry.Change):
         self.carries = [x.carry for x in operands]
         self.found: list[list[Value]] = []  #: the results of each jaxpr, by their types
 
-    def body(self, jaxpr: Any, active: Array, *args: Array) -> list[Array]:  # type: ignore[override]
+    def body(self, jaxpr: Any, active: Array, *args: Array) -> list[Array]:
         outs = Masked(active).evaluate(jaxpr, _with_arrays(self.like, args))
         self.found.append(_with_arrays(outs, [jax.typeof(x.array) for x in outs]))
         return [x.array for x in outs]
@@ -259,7 +259,7 @@ class _Masking(registry.Change):
         tangents = zip(found[len(outs) :], self.carries_of(self.found[0]), strict=True)
         return outs, [_kept(active, x, None if k is None else ~k, old) for x, k in tangents]
 
-    def forward(self, f: Callable[..., Any], active: Array, *args: Array) -> Any:  # type: ignore[override]
+    def forward(self, f: Callable[..., Any], active: Array, *args: Array) -> Any:
         inputs = [Value(active), *_with_arrays(self.like, args)]
         found, tree = _evaluated(active, f, (active, *args), inputs)
         old = {x.carry: x.array for x in inputs}

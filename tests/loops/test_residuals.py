@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from in_place import assert_no_whole_buffer_copy, compiled
 from jax import jit, lax
 from waiting import finish
 
@@ -406,6 +407,55 @@ def test_a_mode_that_cannot_serve_a_body_says_why():
 
     with pytest.raises(ValueError, match=r"cannot rewind carry number 1, float64\[9\]: cond updates it"):
         jax.grad(f)(1.0)
+
+
+def write_once(b, i, x):
+    return ta_write(b, i, jnp.sin(ta_read(b, i - 1)) * x)
+
+
+def write_and_read(b, i, x):
+    """Write two rows, one of them twice, and read between."""
+    b = ta_add(ta_write(b, i, jnp.sin(ta_read(b, i)) * x), i, x)
+    return ta_write(b, i - 1, ta_read(b, i) * ta_read(b, i - 1))
+
+
+def with_jvp(f):
+    """Return the function with three times the tangents of `x`."""
+    g = jax.custom_jvp(f)
+
+    @g.defjvp
+    def _(primals, tangents):
+        (b, i, x), (db, _, dx) = primals, tangents
+        return g(b, i, x), jax.jvp(lambda b, x: f(b, i, x), (b, x), (db, 3 * dx))[1]
+
+    return g
+
+
+WITHIN = {"jit": jax.jit, "checkpoint": jax.checkpoint, "custom_jvp": with_jvp}
+WITHIN["all of them"] = lambda f: jax.checkpoint(jax.jit(with_jvp(f)))
+
+
+@pytest.mark.parametrize("name", WITHIN)
+def test_rows_that_a_function_writes_are_undone(name):
+    def gradient(loop, f, n):
+        def value(x, b):
+            end = loop(lambda c: c[0] < n, lambda c: (c[0] + 1, WITHIN[name](f)(c[1], c[0], x)), (1, b))[1]
+            return jnp.sum(end**2 * jnp.cos(x))
+
+        return jax.grad(value, (0, 1))
+
+    def python(cond, body, c):
+        while cond(c):
+            c = body(c)
+        return c
+
+    undo = functools.partial(while_loop, max_steps=200, residuals="undo")
+    args = jnp.array([0.4, -0.7]), jnp.asarray(np.random.default_rng(0).normal(size=(6, 2)))
+    ours, wanted = (gradient(loop, write_and_read, 5) for loop in (undo, python))
+    assert_same(ours(*args), wanted(*args))
+    assert_same(*(jax.jvp(f, args, (args[0] + 1, args[1] - 1)) for f in (ours, wanted)))
+    buffer = jnp.ones((200, 2))
+    assert_no_whole_buffer_copy(compiled(lambda b: gradient(undo, write_once, 200)(args[0], b), buffer), buffer)
 
 
 @jax.custom_vjp

@@ -1,5 +1,7 @@
 """`jax.vmap` of JAX's own `cond`, `switch` and `while_loop` around row ops: linear. The random programs are right."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -69,6 +71,91 @@ def test_while_loop_is_in_place(tangents):
 
     buffers = jnp.zeros((EXAMPLES, 200, 2))
     assert_no_whole_buffer_copy(compiled(both if tangents else f, buffers), buffers[0])
+
+
+def update(b, i, x):
+    return ta.ta_write(b, i, jnp.sin(ta.ta_read(b, i - 1)) + x)
+
+
+@jax.custom_jvp
+def with_jvp(b, i, x):
+    return update(b, i, x)
+
+
+@with_jvp.defjvp
+def _(primals, tangents):
+    (b, i, x), (db, _, dx) = primals, tangents
+    return with_jvp(b, i, x), ta.ta_write(db, i, 0.5 * ta.ta_read(db, i - 1) + 2 * dx / x)
+
+
+@jax.custom_vjp
+def with_vjp(b, i, x):
+    return update(b, i, x)
+
+
+def _backward(kept, ct):
+    i, x = kept
+    row = ta.ta_read(ct, i)
+    return ta.ta_add(ta.ta_write(ct, i, jnp.zeros_like(row)), i - 1, 0.5 * row), None, 2 * row / x
+
+
+with_vjp.defvjp(lambda b, i, x: (update(b, i, x), (i, x)), _backward)
+
+saved = functools.partial(jax.checkpoint, policy=ta.checkpoint_policies.save_reads)
+FUNCTIONS = {
+    "custom_jvp": with_jvp,
+    "custom_vjp": with_vjp,
+    "checkpoint": saved(update),
+    "switch": lambda b, i, x: lax.switch(i % 3, [update, ta.ta_add, lambda b, i, x: b], b, i, x),
+    "custom_jvp in a checkpoint": lambda b, i, x: saved(lambda b: jax.jit(with_jvp)(b, i, x))(b),
+    "custom_jvp in a switch": lambda b, i, x: lax.switch(i % 2, [with_jvp, lambda b, i, x: b], b, i, x),
+}
+MANY, FEW = (200, 193, 1), (5, 3, 1)  # the last example takes no step, whose derivative would divide by zero
+
+
+def after_loop(function, loop, n, x, b):
+    return loop(lambda state: state[0] < n, lambda state: (state[0] + 1, function(state[1], state[0], x)), (1, b))[1]
+
+
+def in_python(cond, body, state):
+    while cond(state):
+        state = body(state)
+    return state
+
+
+def pulled_back(f, xs, bs):
+    out, pull = jax.vjp(f, xs, bs)
+    return out, pull(jnp.cos(bs))
+
+
+@pytest.mark.parametrize("loop", [lax.while_loop, ta.while_loop])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_row_ops_in_functions_are_in_place(name, loop):
+    function, ours = FUNCTIONS[name], loop is ta.while_loop
+    if ours:
+        loop = functools.partial(loop, max_steps=200)
+
+    def batched(ends):
+        return lambda xs, bs: jax.vmap(functools.partial(after_loop, function, loop))(jnp.array(ends), xs, bs)
+
+    def of_each(xs, bs):
+        return jnp.stack([after_loop(function, in_python, *one) for one in zip(FEW, xs, bs, strict=True)])
+
+    transforms = [lambda f, *args: f(*args)]
+    transforms += [lambda f, xs, bs: jax.jvp(f, (xs, bs), (xs, bs))] if name != "custom_vjp" else []
+    transforms += [pulled_back] if ours else []
+    xs = jnp.array([[1.0, -2.0], [0.5, 3.0], [0.0, 0.0]])
+    for transform in transforms:
+        program = compiled(lambda bs: transform(batched(MANY), xs, bs), jnp.ones((3, 200, 2)))  # noqa: B023
+        assert_no_whole_buffer_copy(program, jnp.zeros((200, 2)))
+
+    bs = jnp.asarray(np.random.default_rng(0).normal(size=(3, 6, 2)))
+    for transform in transforms:
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-9),
+            transform(batched(FEW), xs, bs),
+            transform(of_each, xs, bs),
+        )
 
 
 def test_while_loop_that_ends_for_all_at_once_shares_what_it_shares():
