@@ -3,7 +3,7 @@
 Each function says what happens where the private name is missing: results never depend on it, only speed does.
 """
 
-import jax  # noqa: F401  # before jaxlib, which else logs whatever XLA does
+import jax  # before jaxlib, which else logs whatever XLA does
 
 # Neither has a public name. `hlo` makes operations of StableHLO, for lowering rules that are not made of JAX's own
 # calls; `xla_client` is where XLA takes the rules by which it divides our calls among devices.
@@ -48,42 +48,3 @@ from jax_tensorarray._compat.versions import (
     varying_axes,
     writes_refs,
 )
-
-__all__ = [
-    "CHECKPOINT",
-    "UNSPECIFIED",
-    "asks_policies",
-    "at_source_of",
-    "barriers_hold",
-    "cached",
-    "can_rewrite_modules",
-    "checked_as",
-    "checked_besides",
-    "checkpoint_of",
-    "closed",
-    "compilations",
-    "discharged",
-    "executes_eagerly",
-    "ffi_api_version",
-    "flattened_by_control_flow",
-    "flattened_by_grad",
-    "hide_own_frames",
-    "hlo",
-    "install_forwarding_transposes",
-    "is_differentiated",
-    "known_part",
-    "lifted",
-    "lowers_its_bodies",
-    "makes_refs",
-    "opened",
-    "private_names",
-    "register_accumulating_transpose",
-    "replaced",
-    "run_after_lowering",
-    "scan_counts",
-    "small_loops_are_quadratic",
-    "source_here",
-    "varying_axes",
-    "writes_refs",
-    "xla_client",
-]

@@ -1,10 +1,10 @@
 """`in_place`: a transformation that replaces a program's operations on rows of buffers by row ops.
 
 `api` has the public function, and `arguments` what it passes through as it is. It traces a program, and `repair`
-evaluates the jaxpr again, one equation after the other: its tables `RULES` and `RUNS` list the primitives that it
-changes. The rules are in six modules: `rows` for slices, gathers and scatters, `views` for rows of what is computed
-from a whole buffer, `selects` for choices between two versions of a buffer, `sums` for the sums in gradients of plain
-JAX, `control` for loops and conditionals, and `calls` for functions that are called. They share what they know about
-values through `values`. Two modules come before: `early` repairs loops that the program itself differentiates, and
-`refs` makes arrays of refs.
+evaluates the jaxpr again, one equation after the other: its table `RULES` lists the primitives that it changes. What
+runs jaxprs is run with repaired ones, as `_jaxprs.registry` says. The rules are in five modules: `rows` for slices,
+gathers and scatters, `views` for rows of what is computed from a whole buffer, `selects` for choices between two
+versions of a buffer, `sums` for the sums in gradients of plain JAX, and `control` for loops. They share what they know
+about values through `values`. Two modules come before: `early` repairs loops that the program itself differentiates,
+and `refs` makes arrays of refs.
 """

@@ -137,7 +137,7 @@ class Repair:
                 return LOOPS[name](self, eqn, operands, added)
             if inner is not None:
                 return self.evaluate(inner, operands)
-            outs = registry.rebuilt(eqn, as_written(operands), _Repaired(self, eqn, added))
+            outs = registry.ENTRIES[name].rebuild(eqn, as_written(operands), _Repaired(self, eqn, added))
             return None if outs is None else list(map(Value, outs))
         if not self.in_loop or _has_symbolic_shapes(eqn):
             return None

@@ -93,6 +93,7 @@ class Entry(NamedTuple):
     #: "divided" over devices, "checkpoint", "branches" or "loop"
     kind: str
     bodies: Callable[[Params], list[Body]]  #: from the parameters
+    #: Runs an equation with changed jaxprs. It returns None if these cannot be changed.
     rebuild: Callable[[Any, Sequence[Array], Change], list[Array] | None] = lambda eqn, operands, change: None
     #: Maps the parameters, other jaxprs, and how many results these have more, to the new parameters.
     with_bodies: Callable[[Params, Sequence[Any], int], Params] | None = None
@@ -100,12 +101,6 @@ class Entry(NamedTuple):
 
 def entry_of(eqn: Any) -> Entry:
     return ENTRIES.get(eqn.primitive.name, _OTHER)
-
-
-def rebuilt(eqn: Any, operands: Sequence[Array], change: Change) -> list[Array] | None:
-    """Run an equation with changed jaxprs. Return None if it has none, or if they cannot be changed."""
-    entry = entry_of(eqn)
-    return entry.rebuild(eqn, operands, change) if entry.bodies(eqn.params) else None
 
 
 def inlined(eqn: Any, *, with_options: bool = False) -> Any:
@@ -170,8 +165,11 @@ def _reached_in(body: Body, flags: list[bool]) -> list[bool]:
 # --- equations around changed jaxprs ---------------------------------------------------------------------------
 
 
-def _checkpoint(eqn: Any, operands: Sequence[Array], change: Change) -> list[Array]:
-    inner, policy, prevent_cse = _compat.checkpoint_of(eqn.params)  # type: ignore[misc]
+def _checkpoint(eqn: Any, operands: Sequence[Array], change: Change) -> list[Array] | None:
+    found = _compat.checkpoint_of(eqn.params)
+    if found is None:
+        return None
+    inner, policy, prevent_cse = found
     operands, policy = change.operands(operands), change.policy(policy)
     jaxpr, consts = _compat.lifted(change.traced(inner, operands))
     if not isinstance(prevent_cse, bool):

@@ -160,7 +160,7 @@ class Masked:
             rest = [x if held.count(x.carry) == 1 else x._replace(carry=None) for x in rest]
             return self.all_branches([body.jaxpr for body in bodies], self.guard(index).array, rest)
         change = _Masking(self.active, operands[first:])
-        outs = registry.rebuilt(eqn, [x.array for x in operands], change)
+        outs = entry.rebuild(eqn, [x.array for x in operands], change)
         return None if outs is None else change.values(outs)
 
     def all_branches(self, branches: Sequence[Any], index: Array, operands: list[Value]) -> list[Value]:

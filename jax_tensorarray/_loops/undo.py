@@ -64,8 +64,9 @@ class _Log:
             inner, change = registry.inlined(eqn, with_options=True), _Logging(held)
             if inner is not None:
                 return self.evaluate(inner, inputs)
-            is_straight = registry.entry_of(eqn).kind == "checkpoint" or p is jax_primitives.custom_jvp_call_p
-            outs = registry.rebuilt(eqn, operands, change) if is_straight else None
+            entry = registry.entry_of(eqn)
+            is_straight = entry.kind == "checkpoint" or p is jax_primitives.custom_jvp_call_p
+            outs = entry.rebuild(eqn, operands, change) if is_straight else None
             if outs is not None:
                 n = len(change.carries)
                 self.rows += outs[n:]

@@ -336,15 +336,7 @@ def _bodies(params: dict[str, Any]) -> list[registry.Body]:
     return [registry.Body(body, options.cond_nconsts, leading, options.body_nconsts, num_carry)]
 
 
-def _masked(masked: masking.Masked, eqn: Any, operands: list[masking.Value]) -> list[masking.Value]:
-    return _masked_loop(masked, operands, **eqn.params)
-
-
-def _masked_loop_of_jax(masked: masking.Masked, eqn: Any, operands: list[masking.Value]) -> list[masking.Value]:
-    return _masked_loop(masked, operands, **of_jax(eqn.params, "an inner lax.while_loop"))
-
-
-def _masked_loop(
+def _masked(
     masked: masking.Masked, operands: list[masking.Value], cond: Any, body: Any, options: WhileOptions
 ) -> list[masking.Value]:
     """Run a loop that takes no step unless `active`."""
@@ -396,5 +388,7 @@ linearize.TAPES[ta_while_p] = lambda eqn: (
     linearize.tapes_among(eqn.outvars[:-1], eqn.params["options"].tapes),
     eqn.outvars[-1],
 )
-masking.LOOPS[ta_while_p.name] = _masked
-masking.LOOPS["while"] = _masked_loop_of_jax
+masking.LOOPS[ta_while_p.name] = lambda masked, eqn, operands: _masked(masked, operands, **eqn.params)
+masking.LOOPS["while"] = lambda masked, eqn, operands: _masked(
+    masked, operands, **of_jax(eqn.params, "an inner lax.while_loop")
+)
