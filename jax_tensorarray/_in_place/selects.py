@@ -16,8 +16,10 @@ from jax_tensorarray._loops import jaxprs
 
 def select_n(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     which, *cases = operands
-    if len(cases) != 2 or not cases[0].shape:
+    if not cases[0].shape:
         return None
+    if len(cases) > 2:
+        return _of_many(which, cases)
     no, yes = cases
     if no is yes:
         return [no]
@@ -28,6 +30,19 @@ def select_n(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     if selected is None:
         selected = _special(eqn, operands, predicate)
     return None if selected is None else [selected]
+
+
+def _of_many(which: Value, cases: Sequence[Value]) -> list[Value] | None:
+    """Select between versions of a buffer one after the other, as `jax.vmap` of `lax.switch` needs it."""
+    if not which.may_select or (which.repeated is None and which.shape):
+        return None
+    number, chosen = which.source.array, cases[0]
+    for k, case in enumerate(cases[1:], 1):
+        selected = select(Predicate(number == k), chosen, case)
+        if selected is None:
+            return None
+        chosen = selected
+    return [chosen]
 
 
 def _of_few_rows(eqn: Any, operands: Sequence[Value], predicate: Predicate) -> Value | None:
