@@ -108,8 +108,9 @@ class Uses:
         if target(op) in UPDATING and not all(self._goes_on(*use) for use in _users(op.results[0])):
             return False  # XLA would fuse the update with what takes all of the buffer, into an array of its own
         if not isinstance(buffer, ir.BlockArgument):
-            # Where no barrier holds, XLA would make this version once more in each fusion that reads it.
-            is_updated = not self.barriers_hold and target(operation(buffer.owner)) in UPDATING
+            # Where no barrier holds, XLA would make this version once more in each other fusion that reads it.
+            is_updated = target(operation(buffer.owner)) in UPDATING and not self.barriers_hold
+            is_updated &= len(_users(buffer)) > 1
             return self._is_left_alone(buffer) and not is_updated
         if buffer.owner != block:
             return False
