@@ -119,7 +119,7 @@ class Inverted(Strategy):
         start, found = np.asarray(start), np.asarray(found)
         if not at_start or np.allclose(found, start, tolerance, tolerance, equal_nan=True):
             return
-        off = np.max(np.abs(found - start)) if np.issubdtype(start.dtype, np.number) else "another value"
+        off = np.max(np.abs(found - start)) if jnp.issubdtype(start.dtype, jnp.number) else "another value"
         raise ValueError(
             f"the loop at {self.source}: inverse is not the inverse of body_fun. Carried back from the end of the loop "
             f"to its start, carry number {k}, {start.dtype}{list(start.shape)}, is off by {off}"

@@ -235,11 +235,12 @@ def test_an_example_that_has_ended_in_a_loop_around_has_nothing_to_check():
     assert_same(jit(jax.grad(lambda x, w: jax.vmap(outer)(x, w, n).sum(), (0, 1)))(x, w), wanted)
 
 
-def test_the_message_says_which_carry_is_off_and_by_how_much():
-    with pytest.raises(
-        ValueError, match=r"test_residuals.py:\d+: .* to its start, carry number 1, float64\[\], is off by "
-    ):
-        jax.grad(lambda x: rotated(x, 2.0, functools.partial(leap_back_too_far, 2.0), check=1e-9))(0.5)
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_the_message_says_which_carry_is_off_and_by_how_much(dtype):
+    found = rf"test_residuals.py:\d+: .* to its start, carry number 1, {dtype}\[\], is off by 0\.\d+"
+    with pytest.raises(ValueError, match=found):
+        back = functools.partial(leap_back_too_far, 2.0)
+        jax.grad(lambda x: rotated(x, 2.0, back, check=1e-3))(jnp.asarray(0.5, dtype))
 
 
 def test_rows_that_no_step_reads_need_no_inverse():
