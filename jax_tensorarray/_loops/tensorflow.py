@@ -82,18 +82,18 @@ def tf_while_loop(
     bound = None if maximum_iterations is None else known_bound(maximum_iterations)
     if bound is not None:
         max_steps = bound if max_steps is None else min(bound, max_steps)
-    options: dict[str, Any] = {"max_steps": max_steps, "residuals": Tape(offload=True) if swap_memory else "auto"}
+    options = (max_steps, Tape(offload=swap_memory) if swap_memory else "auto")
     with jax.named_scope(name) if name else contextlib.nullcontext():
         if maximum_iterations is None or bound is not None:
             name_of_bound = Bound("maximum_iterations", "tf_while_loop(cond, body, loop_vars, ")
-            after = run_while(name_of_bound, lambda variables: cond(*variables), step, tuple(loop_vars), **options)
+            after = run_while(name_of_bound, lambda variables: cond(*variables), step, tuple(loop_vars), *options)
         else:
             _, after = run_while(
                 Bound(loop="tf_while_loop(cond, body, loop_vars, maximum_iterations=..., "),
                 lambda state: (state[0] < maximum_iterations) & cond(*state[1]),
                 lambda state: (state[0] + 1, step(state[1])),
                 (jnp.zeros((), maximum_iterations.dtype), tuple(loop_vars)),
-                **options,
+                *options,
             )
     if not back_prop:
         after = jax.tree.map(lax.stop_gradient, after)
@@ -204,7 +204,7 @@ def _fold(
     name: str | None,
 ) -> Any:
     start, rest, _ = _initialized(op, elems, initializer, reverse)
-    residuals = Tape(offload=True) if swap_memory else "auto"
+    residuals = Tape(offload=swap_memory) if swap_memory else "auto"
     with jax.named_scope(name) if name else contextlib.nullcontext():
         last, _ = scan(lambda a, x: (fn(a, x), None), start, rest, reverse=reverse, residuals=residuals)
     return last if back_prop else jax.tree.map(lax.stop_gradient, last)
