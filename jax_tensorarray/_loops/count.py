@@ -21,7 +21,7 @@ from jax_tensorarray._loops.jaxprs import flagged, merge, partition
 from jax_tensorarray._loops.linearize import Linearized
 from jax_tensorarray._loops.rules import Axis, axes, with_batch_axis
 from jax_tensorarray._loops.tapes import (
-    Tape,
+    TapeType,
     avals_of,
     batched_tapes,
     largest,
@@ -51,7 +51,7 @@ class CountOptions:
     num_consts: int
     max_steps: int
     reverse: bool
-    tapes: tuple[Tape, ...] = ()
+    tapes: tuple[TapeType, ...] = ()
 
     def split(self, operands: Sequence[Any]) -> tuple[Any, list[Any], list[Any]]:
         """Return what belongs to the number of steps, to the consts, and to the carry without tapes."""
@@ -67,7 +67,7 @@ def count(
     body: Any,
     max_steps: int,
     reverse: bool,
-    tapes: Sequence[Tape] = (),
+    tapes: Sequence[TapeType] = (),
 ) -> list[Array]:
     """Return the carry after the loop."""
     options = CountOptions(len(consts), max_steps, reverse, tuple(tapes))
@@ -175,7 +175,7 @@ def linearized_loop(
     *,
     max_steps: int,
     reverse: bool,
-    tapes: Sequence[Tape],
+    tapes: Sequence[TapeType],
 ) -> list[Array]:
     """Return the tangents of the carry after all steps, from the tapes that the loop has recorded.
 

@@ -1,6 +1,6 @@
 """`ta_host_read` and `ta_host_write`: rows of a tape in host memory. `ta_place` moves rows there and back.
 
-Internal: the tapes of loops with `offload=True`. The type of a tape says where it is (`jax.memory.Space.Host`). XLA
+Internal: the tapes of `Tape(offload=True)`. The type of a tape says where it is (`jax.memory.Space.Host`). XLA
 moves only slices between the two memories. So there are no gathers and no scatters, and all examples of a batch are at
 the same row.
 
