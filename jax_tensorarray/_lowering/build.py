@@ -95,7 +95,7 @@ def rows_of_windows(firsts: Value, length: int, size: int) -> Value:
 
 
 def give_all_rows(call: Operation) -> None:
-    """Give a call that is left, and whose index has windows, the numbers of all rows: kernels know no windows."""
+    """Give a call of a kernel, which knows no windows, the numbers of all their rows."""
     length, mask = call.attributes[LENGTH].value, mask_of(call)
     with ir.InsertionPoint(call), call.location:
         call.operands[1] = rows_of_windows(call.operands[1], length, math.prod(index_sizes(call)))

@@ -74,12 +74,12 @@ IN_RANGE = "jax_tensorarray.in_range"
 UNORDERED = "jax_tensorarray.unordered"
 
 
-#: Attribute of a call whose index has the first number of each window of consecutive rows: the length of a window.
-#: Kernels take the numbers of all rows, see `windows`.
+#: Attribute of a call whose index has only the first number of each window of consecutive rows: the length of a window.
+#: Kernels take the numbers of all rows, see `give_all_rows`.
 LENGTH = "jax_tensorarray.length"
 
 
-#: Attribute of a call whose windows are in range or out of range as a whole.
+#: Attribute of a call whose windows are each in range or out of range as a whole.
 WHOLE = "jax_tensorarray.whole"
 
 

@@ -2,7 +2,7 @@
 
 An index addresses rows along one axis. With `axis`, the axes before it are batch axes, and all of them share the
 index. A tuple addresses several axes, and becomes one index that counts their rows. With `length`, each index is the
-first of that many rows, which those of a tuple are counted one by one.
+first of that many rows. Those that a tuple addresses are counted one by one.
 """
 
 import math
@@ -139,7 +139,8 @@ def _every_row(first: Index, length: int) -> Index:
     """Return the consecutive numbers that start at each entry of an index."""
     if isinstance(first, jax.Array):
         return reference.rows_of_windows(length, first)[0]
-    return first.astype(np.int64)[..., None] + np.arange(length)
+    bounded = np.asarray(np.minimum(first.astype(object), 2**62), np.int64)  # an uint64 may be larger than any int64
+    return bounded[..., None] + np.arange(length)
 
 
 def _counted(

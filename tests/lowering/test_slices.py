@@ -251,8 +251,8 @@ def test_windows_of_rows_are_slices_or_one_gather_and_one_scatter(starts, batch,
     where = rng.random(first.shape) < 0.7
     buffer = rng.standard_normal((*batch, *shape)).astype(np.float32)
     values = rng.standard_normal((T, *batch, starts, length, 2)).astype(np.float32)
-    params = {"mode": "drop", "index_dims": 2, "batch_dims": len(batch), "length": length, "op": "windows", "whole": True}
-    params |= {"lowering": "auto", "reverse": False}
+    params = {"mode": "drop", "index_dims": 2, "batch_dims": len(batch), "length": length, "op": "windows"}
+    params |= {"lowering": "auto", "reverse": False, "whole": True}
 
     def steps(buffer):
         def step(b, x):
