@@ -47,7 +47,8 @@ class Address(NamedTuple):
 
     @property
     def params(self) -> Params:
-        return row_params("in_place", "drop", batch_dims=self.axis, index_dims=len(self.sizes), length=self.length)
+        axes = len(self.sizes)
+        return row_params("in_place", "drop", batch_dims=self.axis, index_dims=axes, length=self.length, whole=True)
 
     def of_one(self, axes: int) -> "Address":
         """Return the address in one example of a batch along the first `axes` axes."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from jax.interpreters.mlir import ir
 
-from jax_tensorarray._lowering.calls import CHOSEN, IN_RANGE, WINDOW, addresses_rows, chosen_row, index_and_size
+from jax_tensorarray._lowering.calls import CHOSEN, IN_RANGE, addresses_rows, chosen_row, index_and_size, length_of
 from jax_tensorarray._lowering.mlir import (
     Operation,
     Value,
@@ -68,13 +68,12 @@ def mark_those_in_range(functions: dict[str, Operation]) -> None:
 
     for op in [op for function in functions.values() for op in walk(function) if addresses_rows(op)]:
         index, size = index_and_size(op)
+        size = size if size is None else size - (length_of(op) or 1) + 1
         if is_in_range(index, size):
             op.attributes[IN_RANGE] = ir.UnitAttr.get()
             number = list(op.operands).index(index)
             op.operands[number] = _simplified(index, bounds)
             continue
-        if WINDOW in op.attributes:
-            index, size = operation(operands_of(index, "add")[0].owner).operands[0], size - index.type.shape[-1] + 1
         row = chosen_row(index)
         if row is not None and is_in_range(row, size):
             op.attributes[CHOSEN] = ir.UnitAttr.get()

@@ -26,15 +26,14 @@ from jax_tensorarray._lowering.build import (
     custom_call,
     integer,
     of_positions,
+    repeated,
     replaced,
     return_from,
     splat,
     tensor,
     widened,
-    without_last,
 )
 from jax_tensorarray._lowering.calls import (
-    CALLS,
     CHECKED,
     CONFIG,
     LOWERING,
@@ -46,7 +45,9 @@ from jax_tensorarray._lowering.calls import (
     config,
     index_and_size,
     is_ours,
+    length_of,
     lowering_of,
+    mask_of,
     may_raise,
     target,
     with_config,
@@ -65,11 +66,9 @@ from jax_tensorarray._lowering.mlir import (
     nested_operands,
     operands_of,
     operation,
-    repeats_along_last,
     shared_scalar,
     terminator,
     walk,
-    window_of,
 )
 from jax_tensorarray._lowering.places import Places
 
@@ -355,43 +354,20 @@ class _Position(NamedTuple):
     """The rows that an op addresses."""
 
     index: Value
+    length: int | None  #: each index is the first of so many rows
     size: Value | int  #: how many rows there are, if need be as int32 `[*batch]`
     mask: Value | None  #: bool of the shape of the index: False where the op does nothing
 
 
 def _position(op: Operation) -> _Position:
     index, size = index_and_size(op)
-    mask = None
-    if config(op).masked:
-        mask = op.operands[len(CALLS[target(op).removeprefix(PREFIX)].operands) - 1]
+    mask = mask_of(op)
     if target(op) == PREFIX + "check":
-        return _Position(index, op.operands[1] if size is None else size, mask)
-    return _of_one(_Position(index, size, mask))
-
-
-def _of_one(position: _Position) -> _Position:
-    """Return the same position with one number, if the program repeats it."""
-    index, size, mask = position
+        return _Position(index, None, op.operands[1] if size is None else size, mask)
     one, one_mask = shared_scalar(index), None if mask is None else shared_scalar(mask)
-    if one is not None and (mask is None) == (one_mask is None):
-        return _Position(one, size, one_mask)
-    return position
-
-
-def _of_windows(position: _Position) -> _Position:
-    """Return the same position with one number for each window of consecutive rows.
-
-    It is the first number of the window that is out of range, if there is one.
-    """
-    index, size, mask = position
-    window = window_of(index, size) if isinstance(size, int) else None
-    if window is None or not (mask is None or repeats_along_last(mask)):
-        return position
-    # The first number out of range is the first of all, or the number after the last row of the buffer.
-    first = widened(without_last(window.repeated), size)
-    fits = compare(first, splat(first.type, size - window.length), "LE")
-    index = hlo.select(fits, first, hlo.maximum(first, splat(first.type, size)))
-    return _of_one(_Position(index, size, None if mask is None else without_last(operation(mask.owner))))
+    if one is not None and (mask is None) == (one_mask is None):  # the program repeats one number
+        index, mask = one, one_mask
+    return _Position(index, length_of(op), size, mask)
 
 
 #: A code has a number of an op and of a size in the upper half. Ops of one name in one place have one number, and
@@ -444,7 +420,7 @@ class _Codes:
         """Check the index of the one op that was recorded, and no rows of the others."""
         numbers = {n: name for n, (name, long) in enumerate(self.ops, 1) if long == is_long}
         own = hlo.constant(ir.DenseElementsAttr.get(np.array([*numbers], np.int32)))
-        each = [_repeated(x, len(numbers)) for x in (index, size, op)]
+        each = [repeated(x, len(numbers)) for x in (index, size, op)]
         is_here = compare(own, each.pop(), "EQ")
         index, size = (hlo.select(is_here, x, splat(x.type, n)) for x, n in zip(each, (0, 1), strict=True))
         if is_long:
@@ -491,7 +467,12 @@ def _call_of_check(op: str, index: Value, size: Value, *, raises: bool) -> Value
 
 def _first_stray(position: _Position) -> tuple[Value, Value, Value]:
     """Return the first index that is out of range, the number of rows there, and whether there is one."""
-    index, size, mask = _of_windows(position)
+    index, length, size, mask = position
+    if length is not None:
+        # The first number out of range is the first of all, or the number after the last row of the buffer.
+        index = widened(index, size)
+        fits = compare(index, splat(index.type, size - length), "LE")
+        index = hlo.select(fits, index, hlo.maximum(index, splat(index.type, size)))
     shape, int32 = index.type.shape, ir.IntegerType.get_signless(32)
     sizes = splat(tensor(shape, int32), size) if isinstance(size, int) else of_positions(size, shape)
     if shape:
@@ -514,10 +495,6 @@ def _first_stray(position: _Position) -> tuple[Value, Value, Value]:
         for v in (index, sizes)
     )
     return at, rows, compare(first, none, "LT")
-
-
-def _repeated(value: Value, count: int) -> Value:
-    return hlo.broadcast_in_dim(tensor([count], value.type.element_type), value, mlir.dense_int_array([]))
 
 
 def _smallest(values: Value, none: Value | None = None) -> Value:

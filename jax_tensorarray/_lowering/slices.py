@@ -34,31 +34,37 @@ from jax_tensorarray._lowering.build import (
     astray,
     case,
     compare,
+    give_all_rows,
     integer,
     of_positions,
+    repeated,
+    rows_of_windows,
     splat,
     tensor,
     widened,
-    without_last,
 )
 from jax_tensorarray._lowering.calls import (
     CALLS,
     CHECKED,
     CHOSEN,
+    FALLBACK,
     IN_RANGE,
+    LENGTH,
     LOWERING,
     LOWERINGS,
     PREFIX,
     TAPE,
     UNORDERED,
     UPDATING,
-    WINDOW,
+    WHOLE,
     WITHOUT_KERNELS,
     chosen_row,
     config,
     index_sizes,
     is_ours,
+    length_of,
     lowering_of,
+    mask_of,
     may_raise,
     target,
     unknown_at,
@@ -77,10 +83,8 @@ from jax_tensorarray._lowering.mlir import (
     num_bytes,
     operands_of,
     operation,
-    repeats_along_last,
     terminator,
     walk,
-    window_of,
 )
 from jax_tensorarray._lowering.uses import Uses
 
@@ -206,15 +210,9 @@ class _Chooser:
         in_range = is_tape and (facts.strict or CHECKED in op.attributes)
         drops = not in_range and self._is_of_account(op)
         masked = bool(facts.masked)
-        may_be_windows = not masked or repeats_along_last(op.operands[len(CALLS[name].operands) - 1])
-        if WINDOW in op.attributes and may_be_windows:
-            shared, own = _shared_axes(_firsts(op), batch_dims)
-            positions, by_windows = own.type.shape, True
-        else:
-            shared, own = _shared_axes(index, batch_dims)
-            window = window_of(own, sizes[0]) if may_be_windows and not drops and len(sizes) == 1 else None
-            by_windows = window is not None and 0 < window.length <= sizes[0]
-            positions = own.type.shape if window is None else window.shape
+        (shared, own), length = _shared_axes(index, batch_dims), length_of(op)
+        by_windows = length is not None and (WHOLE in op.attributes or not drops)
+        positions = own.type.shape if by_windows or length is None else [*own.type.shape, length]
         if self.divided and shared < batch_dims:
             return None
         # A GPU visits many positions in a sorted order. The positions of one slice need not be sorted.
@@ -389,9 +387,11 @@ class _Rewriter:
                 if value in self.passed:
                     user.operands[number] = self.passed[value]
             if choice is None:
-                for name in (LOWERING, CHECKED, IN_RANGE, CHOSEN, UNORDERED, WINDOW):
+                for name in (LOWERING, CHECKED, IN_RANGE, CHOSEN, UNORDERED, WHOLE):
                     if name in op.attributes:
                         del op.attributes[name]
+                if LENGTH in op.attributes and FALLBACK not in op.attributes:
+                    give_all_rows(op)
                 continue
             self.unknown = choice.unknown
             with ir.InsertionPoint(op), op.location:
@@ -610,11 +610,8 @@ def _accesses(op: Operation, choice: _Choice) -> tuple[list[_Access], Sequence[V
     of_sorting = bool(config(op).sorted)
     operands, readers = list(op.operands), op.operands[len(call.operands) - (not choice.masked) + of_sorting :]
     buffer, batch_dims = operands[0], config(op).batch_dims or 0
-    where = operands[len(call.operands) - 1] if choice.masked else None
     rows = index_sizes(op)
-    index, length = _index_and_length(op, choice)
-    if length is not None and where is not None:
-        where = without_last(operation(where.owner))
+    index, where, length = _positions(op, choice)
     size, shape = math.prod(rows), buffer.type.shape
     batch, inner, elem = shape[: choice.shared], batch_dims - choice.shared, shape[batch_dims + len(rows) :]
     sizes = (*batch, *[1] * (inner + len(rows) - 1), length or 1, *elem)
@@ -657,17 +654,14 @@ class _AtOnce(NamedTuple):
     def of(cls, op: Operation, choice: _Choice) -> "_AtOnce":
         call, facts, sizes = CALLS[target(op).removeprefix(PREFIX)], config(op), index_sizes(op)
         batch_dims, count = facts.batch_dims or 0, len(call.operands)
-        mask = op.operands[count - 1] if choice.masked else None
         readers = list(op.operands)[count - (not choice.masked) + bool(facts.sorted) :]
         shared = 0 if choice.masked else choice.shared  # an example may have a mask of its own
-        index, length = _index_and_length(op, choice)
+        index, mask, length = _positions(op, choice)
         if shared < choice.shared:
             batch = op.operands[1].type.shape[: choice.shared]
             whole = tensor([*batch, *index.type.shape], index.type.element_type)
             dims = mlir.dense_int_array(range(len(batch), whole.rank))
             index = hlo.broadcast_in_dim(whole, index, dims)
-        if length is not None and mask is not None:
-            mask = without_last(operation(mask.owner))
         is_inside, index = _inside(op, index)
         row = widened(index, math.prod(sizes))
         if choice.drops:
@@ -749,19 +743,14 @@ class _AtOnce(NamedTuple):
         return _reshaped(op.results[0], buffer.type.shape)
 
 
-def _firsts(op: Operation) -> Value:
-    """Return the first number of each window of a call that has only these."""
-    return without_last(operation(operands_of(op.operands[1], "add")[0].owner))
-
-
-def _index_and_length(op: Operation, choice: _Choice) -> tuple[Value, int | None]:
-    """Return the index without axes whose examples share it, and for windows their firsts and their length."""
-    batch_dims = config(op).batch_dims or 0
-    if choice.by_windows and WINDOW in op.attributes:
-        return _shared_axes(_firsts(op), batch_dims)[1], op.operands[1].type.shape[-1]
-    _, index = _shared_axes(op.operands[1], batch_dims)
-    window = window_of(index, index_sizes(op)[0]) if choice.by_windows else None
-    return (index, None) if window is None else (without_last(window.repeated), window.length)
+def _positions(op: Operation, choice: _Choice) -> tuple[Value, Value | None, int | None]:
+    """Return the index without axes whose examples share it, the mask, and the length if windows are moved whole."""
+    _, index = _shared_axes(op.operands[1], config(op).batch_dims or 0)
+    mask, length = mask_of(op), length_of(op)
+    if length is None or choice.by_windows:
+        return index, mask, length
+    mask = None if mask is None else repeated(mask, length)
+    return rows_of_windows(index, length, math.prod(index_sizes(op))), mask, None
 
 
 def _inside(op: Operation, index: Value) -> tuple[Value | None, Value]:
