@@ -107,29 +107,29 @@ struct Larger {
 // Maps floats to integers of the same order: from -infinity, which is 0, past -0 and 0 to infinity, and NaN after all
 // of them. XLA's threads compare subnormal floats as zeros, but not these integers.
 template <class Bits>
-TA_HD Bits place(Bits bits, Bits infinity) {
+TA_HD Bits total_order_key(Bits bits, Bits infinity) {
   Bits sign = bits >> (8 * sizeof(Bits) - 1);
   Bits ordered = bits ^ (-sign >> 1);  // a negative number is smaller the larger its magnitude
   return ordered + infinity + 1;       // a negative NaN wraps around to the end
 }
 
-TA_HD inline uint32_t place(float x) { return place<uint32_t>(float_bits(x), 0x7f800000); }
+TA_HD inline uint32_t total_order_key(float x) { return total_order_key<uint32_t>(float_bits(x), 0x7f800000); }
 
-TA_HD inline uint64_t place(double x) {
+TA_HD inline uint64_t total_order_key(double x) {
   uint64_t bits;
   memcpy(&bits, &x, sizeof bits);
-  return place<uint64_t>(bits, 0x7ff0000000000000);
+  return total_order_key<uint64_t>(bits, 0x7ff0000000000000);
 }
 
 template <class Format>
-TA_HD auto place(Format x) -> decltype(place(x.decode())) {
-  return place(x.decode());
+TA_HD auto total_order_key(Format x) -> decltype(total_order_key(x.decode())) {
+  return total_order_key(x.decode());
 }
 
 template <class T>
 struct LargerFloat {
   using Element = T;
-  TA_HD static T combine(T a, T b) { return place(a) < place(b) ? b : a; }
+  TA_HD static T combine(T a, T b) { return total_order_key(a) < total_order_key(b) ? b : a; }
 };
 
 // --- ops -------------------------------------------------------------------------------------------------------

@@ -98,8 +98,8 @@ template <>
 struct AttrDecoding<jax_tensorarray::Call> : DecodingByPlace<jax_tensorarray::Call> {
   XLA_FFI_ATTRIBUTE_ALWAYS_INLINE
   static std::optional<Type> Decode(XLA_FFI_AttrType, void* dictionary, DiagnosticEngine& diagnostic) {
-    auto decode_with = [&](const auto&... of_index) {
-      return decode(dictionary, diagnostic, attribute("batch_dims", &Type::batch_dims), of_index...,
+    auto decode_with = [&](const auto&... index_dims) {
+      return decode(dictionary, diagnostic, attribute("batch_dims", &Type::batch_dims), index_dims...,
                     attribute("masked", &Type::masked), attribute("op", &Type::op),
                     attribute("reverse", &Type::reverse), attribute("sorted", &Type::sorted),
                     attribute("strict", &Type::strict));
@@ -221,9 +221,9 @@ inline bool plan_parts(Parts& plan, Checks& checks, ffi::AnyBuffer buffer, ffi::
       !checks.bound({"parts", parts}, plan.count)) {
     return false;
   }
-  int64_t of_a_row = buffer.dimensions()[static_cast<size_t>(batch_dims) + 1];
+  int64_t parts_in_row = buffer.dimensions()[static_cast<size_t>(batch_dims) + 1];
   plan.g = checks.geometry();
-  plan.part = of_a_row == 0 ? 0 : plan.g.row / of_a_row;
+  plan.part = parts_in_row == 0 ? 0 : plan.g.row / parts_in_row;
   return true;
 }
 
