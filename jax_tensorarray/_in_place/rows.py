@@ -20,6 +20,7 @@ from jax_tensorarray._in_place.values import Update, Value, arrays
 from jax_tensorarray._loops import jaxprs
 from jax_tensorarray._lowering.mlir import INT32_MAX
 from jax_tensorarray._ops.add import ta_add_p
+from jax_tensorarray._ops.guard import ta_guard
 from jax_tensorarray._ops.max import ta_max_p
 from jax_tensorarray._ops.noted import noted
 from jax_tensorarray._ops.primitive import Params, is_packed, row_params
@@ -236,8 +237,7 @@ def read(buffer: Value, index: Array, address: Address) -> Array:
     if part is not None and not part.updates and part.active.mask.ndim <= address.axis:
         return ta_read_p.bind(*arrays([part.whole]), index, part.active.of_positions(index), **address.params)
     if guard is not None and buffer.before is not None and guard.mask.ndim <= address.axis:
-        rows = read(buffer.before, index, address)
-        return guard.select(lax.stop_gradient(rows), rows)
+        return ta_guard(guard.mask, read(buffer.before, index, address))
     return ta_read_p.bind(*arrays([buffer]), index, **address.params)
 
 

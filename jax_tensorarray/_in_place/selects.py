@@ -12,6 +12,7 @@ import numpy as np
 
 from jax_tensorarray._in_place.values import Part, Predicate, Value
 from jax_tensorarray._loops import jaxprs
+from jax_tensorarray._ops.guard import ta_guard
 
 
 def select_n(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
@@ -48,16 +49,13 @@ def _special(eqn: Any, operands: Sequence[Value], predicate: Predicate) -> Value
     The result records that for other rules.
     """
     _, no, yes = operands
-    made: dict[str, Any] = {}
     for other, whole, active in ((no, yes, predicate), (yes, no, predicate.inverted())):
         if other.only == ():
-            made = {"part": Part(whole, active)}
-        elif other.stopped is whole:
-            made = {"before": whole, "guard": active}
-    if not made:
-        return None
-    (array,) = jaxprs.bind(eqn, [x.array for x in operands])
-    return Value(array, **made)
+            (array,) = jaxprs.bind(eqn, [x.array for x in operands])
+            return Value(array, part=Part(whole, active))
+        if other.stopped is whole:
+            return Value(ta_guard(active.mask, whole.array), before=whole, guard=active)
+    return None
 
 
 def predicate_of(which: Value) -> Predicate | None:
