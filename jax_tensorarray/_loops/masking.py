@@ -241,7 +241,10 @@ def _values(arrays: Sequence[Array], batched: bool) -> list[Value]:
 
 
 def results_of_loop(outs: Sequence[Array], carry: Sequence[Value]) -> list[Value]:
-    """Return the results of a loop that takes no step unless `active` as values. The first become of `carry`."""
+    """Return the results of a loop that takes no step unless `active`.
+
+    The first results are versions of `carry`.
+    """
     numbers = [*(x.carry for x in carry), *[None] * (len(outs) - len(carry))]
     return [Value(x, k, True) for x, k in zip(outs, numbers, strict=True)]
 
