@@ -32,7 +32,7 @@ _MADE_ONCE = frozenset(
 )
 
 
-def mark_unordered(functions: dict[str, Operation], platform: str, *, barriers_hold: bool) -> None:
+def mark_unordered(functions: dict[str, Operation], platform: str | None, barriers_hold: bool) -> None:
     """Mark every read and every update that needs no order.
 
     On a CPU a row needs none either if all that is made of it, but for the update, is made of what XLA makes once,
