@@ -93,7 +93,7 @@ def check_by_record(functions: dict[str, Operation], default: str, places: Place
     asked = {(lowering_of(op, default), is_in_loop(op, in_loops)) for op in asking if unknown or _is_strict(op)}
     if asked & {("auto", True), ("xla", True), ("xla", False)}:
         with ir.Location.unknown():
-            _Threading(functions, _Codes([op for op in strict if _is_strict(op)], places), unknown).run()
+            RecordThreader(functions, _Codes([op for op in strict if _is_strict(op)], places), unknown).run()
 
 
 def drop_strays(functions: dict[str, Operation]) -> None:
@@ -163,7 +163,7 @@ def _only_called(functions: dict[str, Operation]) -> list[str]:
         allowed = remaining
 
 
-class _Threading:
+class RecordThreader:
     """Hands the record to whatever checks an index or waits for something, and takes it back from there."""
 
     def __init__(self, functions: dict[str, Operation], codes: "_Codes", unknown: bool) -> None:
