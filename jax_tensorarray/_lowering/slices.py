@@ -116,14 +116,14 @@ def use_slices(functions: dict[str, Operation], *, platform: str | None, divided
         for function in functions.values()
         for block in blocks(function)
     ]
-    unmixed = _Unmixed(functions, chooser.in_loops)
+    conflicts = LayoutConflicts(functions, chooser.in_loops)
     for operations in chosen:
-        unmixed.add_depths(operations)
-    chosen = [unmixed.without_dear(operations) for operations in chosen]
+        conflicts.add_depths(operations)
+    chosen = [conflicts.without_dear(operations) for operations in chosen]
     for operations in chosen:
-        unmixed.add(operations)
+        conflicts.add(operations)
     for operations in chosen:
-        _Rewriter(chooser.barriers_hold).rewrite(unmixed.choices(operations))
+        _Rewriter(chooser.barriers_hold).rewrite(conflicts.choices(operations))
 
 
 def default_lowering() -> str:
@@ -288,7 +288,7 @@ def _is_alone(update: Operation, *, reads_too: bool) -> bool:
     return len(uses) == 1 and operation(uses[0].owner) == terminator(buffer.owner)
 
 
-class _Unmixed:
+class LayoutConflicts:
     """Drops choices so that no buffer passes from a slice to a call in a loop, or the other way round.
 
     A call demands a layout. If a barrier has left the layout to XLA, XLA makes sure of it with a copy for an update by
