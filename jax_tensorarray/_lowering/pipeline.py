@@ -29,7 +29,7 @@ from jax_tensorarray._lowering.ordering import order_readers
 from jax_tensorarray._lowering.ownership import Module
 from jax_tensorarray._lowering.partition import is_divided, label_calls
 from jax_tensorarray._lowering.places import Places, name_places
-from jax_tensorarray._lowering.record import check_by_record, drop_strays
+from jax_tensorarray._lowering.record import check_by_record, drop_out_of_bounds
 from jax_tensorarray._lowering.slices import default_lowering, use_slices
 from jax_tensorarray._lowering.uses import mark_unordered
 
@@ -84,7 +84,7 @@ def _pin_to_loops(functions: dict[str, Operation]) -> None:
 PASSES = (
     Pass(lambda m: mark_those_in_range(m.functions), lambda m: m.is_known),
     Pass(lambda m: mark_unordered(m.functions, m.platform, not m.needs_unknown), lambda m: m.is_known),
-    Pass(lambda m: drop_strays(m.functions), lambda m: m.is_known and m.calls_nothing),
+    Pass(lambda m: drop_out_of_bounds(m.functions), lambda m: m.is_known and m.calls_nothing),
     Pass(
         lambda m: check_by_record(m.functions, default_lowering(), m.places, unknown=m.needs_unknown),
         lambda m: m.is_known and not m.calls_nothing,

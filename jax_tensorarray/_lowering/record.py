@@ -21,10 +21,10 @@ from jax.interpreters.mlir import ir
 
 from jax_tensorarray._compat import hlo
 from jax_tensorarray._lowering.build import (
-    astray,
     compare,
     custom_call,
     integer,
+    is_out_of_bounds,
     of_positions,
     replaced,
     return_from,
@@ -96,7 +96,7 @@ def check_by_record(functions: dict[str, Operation], default: str, places: Place
             RecordThreader(functions, _Codes([op for op in strict if _is_strict(op)], places), unknown).run()
 
 
-def drop_strays(functions: dict[str, Operation]) -> None:
+def drop_out_of_bounds(functions: dict[str, Operation]) -> None:
     """Make `strict` ops `CHECKED` ones, so that no index raises, on platforms where no call can."""
     for function in functions.values():
         for op in walk(function):
@@ -417,7 +417,7 @@ class _Codes:
 
     def checked(self, op: Operation, position: _Position, record: Record) -> Record:
         """Return the record after an op. The op's index becomes the record if it is the first that is out of range."""
-        index, size, strays = _first_stray(position)
+        index, size, outside = _first_out_of_bounds(position)
         element, code = index.type.element_type, record[-1].type
         is_long = element.is_unsigned and element.width == 64
         name = self.places.named(op) if len(self.ops) < _PLACES else config(op).op or ""
@@ -430,7 +430,7 @@ class _Codes:
             found.insert(0, hlo.convert(integer(32), hlo.shift_right_logical(whole, splat(code, 32))))
         if self.computes:
             found.insert(0, size)
-        first = hlo.and_(strays, compare(record[-1], splat(code, 0), "EQ"))
+        first = hlo.and_(outside, compare(record[-1], splat(code, 0), "EQ"))
         return [hlo.select(first, new, old) for new, old in zip(found, record, strict=True)]
 
     def raised(self, record: Record, before: Operation) -> Record:
@@ -489,7 +489,7 @@ def _call_of_check(op: str, index: Value, size: Value, *, raises: bool) -> Value
     return result
 
 
-def _first_stray(position: _Position) -> tuple[Value, Value, Value]:
+def _first_out_of_bounds(position: _Position) -> tuple[Value, Value, Value]:
     """Return the first index that is out of range, the number of rows there, and whether there is one."""
     index, size, mask = _of_windows(position)
     shape, int32 = index.type.shape, ir.IntegerType.get_signless(32)
@@ -499,15 +499,15 @@ def _first_stray(position: _Position) -> tuple[Value, Value, Value]:
         index, sizes, mask = (
             v if v is None else hlo.reshape(tensor(flat, v.type.element_type), v) for v in (index, sizes, mask)
         )
-    strays = astray(index, size if isinstance(size, int) else sizes)
+    outside = is_out_of_bounds(index, size if isinstance(size, int) else sizes)
     if mask is not None:
-        strays = hlo.and_(strays, mask)
+        outside = hlo.and_(outside, mask)
     if not shape:
-        return index, sizes, strays
+        return index, sizes, outside
     places = tensor(index.type.shape, ir.IntegerType.get_signless(64))
     place = tensor([], places.element_type)
     none = splat(place, index.type.shape[0])
-    candidates = hlo.select(strays, hlo.iota(places, mlir.i64_attr(0)), splat(places, index.type.shape[0]))
+    candidates = hlo.select(outside, hlo.iota(places, mlir.i64_attr(0)), splat(places, index.type.shape[0]))
     first = _smallest(candidates, none)
     at, rows = (
         hlo.reshape(tensor([], v.type.element_type), hlo.dynamic_slice(v, [first], mlir.dense_int_array([1])))

@@ -31,10 +31,10 @@ from jax_tensorarray import _compat
 from jax_tensorarray._compat import hlo
 from jax_tensorarray._hlo.union_find import UnionFind
 from jax_tensorarray._lowering.build import (
-    astray,
     case,
     compare,
     integer,
+    is_out_of_bounds,
     of_positions,
     splat,
     tensor,
@@ -544,7 +544,7 @@ class _Rewriter:
         row = hlo.convert(result, index)
         if not choice.drops:
             return [row]
-        return [hlo.select(astray(index, of_positions(size, result.shape)), splat(result, -1), row)]
+        return [hlo.select(is_out_of_bounds(index, of_positions(size, result.shape)), splat(result, -1), row)]
 
 
 #: The rewriters of calls that do not say how they combine two rows.
@@ -626,7 +626,7 @@ def _accesses(op: Operation, choice: _Choice) -> tuple[list[_Access], Sequence[V
         row = widened(_part(index, 0, place, ()), size)
         mask = None if where is None else _part(where, choice.shared, place, batch)
         if choice.drops:
-            inside = hlo.not_(astray(row, size)) if is_inside is None else _part(is_inside, 0, place, ())
+            inside = hlo.not_(is_out_of_bounds(row, size)) if is_inside is None else _part(is_inside, 0, place, ())
             inside = inside if mask is None else hlo.broadcast_in_dim(mask.type, inside, mlir.dense_int_array([]))
             mask = inside if mask is None else hlo.and_(mask, inside)
         if mask is not None:
@@ -671,7 +671,7 @@ class _AtOnce(NamedTuple):
         is_inside, index = _inside(op, index)
         row = widened(index, math.prod(sizes))
         if choice.drops:
-            inside = hlo.not_(astray(row, math.prod(sizes))) if is_inside is None else is_inside
+            inside = hlo.not_(is_out_of_bounds(row, math.prod(sizes))) if is_inside is None else is_inside
             mask = inside if mask is None else hlo.and_(mask, inside)
         return cls(sizes, row, mask, shared, batch_dims - shared, length, bool(facts.reverse), readers)
 
