@@ -15,8 +15,8 @@ from jax_tensorarray._lowering.bounds import mark_those_in_range
 from jax_tensorarray._lowering.branches import split_updating_branches
 from jax_tensorarray._lowering.calls import (
     MARK,
+    OPAQUE_ZERO,
     PREFIX,
-    UNKNOWN,
     WITHOUT_KERNELS,
     config,
     configs_read_once,
@@ -50,7 +50,7 @@ class Lowered:
         if self.platform not in WITHOUT_KERNELS and (self.divided or not is_compiled_next):
             self.platform = None
         self.is_known = self.platform is not None
-        self.needs_unknown = self.platform is not None and not _compat.barriers_hold(self.platform)
+        self.needs_opaque_zero = self.platform is not None and not _compat.barriers_hold(self.platform)
         #: Whether other devices might wait for one that raises before the end.
         self.raises_at_end = self.divided and is_compiled_next and tuple(platforms) == ("cpu",)
 
@@ -64,8 +64,8 @@ class Pass(NamedTuple):
 
 def _unmark(functions: dict[str, Operation]) -> None:
     for op in [op for function in functions.values() for op in (function, *walk(function))]:
-        if UNKNOWN in op.attributes:
-            del op.attributes[UNKNOWN]
+        if OPAQUE_ZERO in op.attributes:
+            del op.attributes[OPAQUE_ZERO]
 
 
 def _pin_to_loops(functions: dict[str, Operation]) -> None:
@@ -83,16 +83,16 @@ def _pin_to_loops(functions: dict[str, Operation]) -> None:
 
 PASSES = (
     Pass(lambda m: mark_those_in_range(m.functions), lambda m: m.is_known),
-    Pass(lambda m: mark_unordered(m.functions, m.platform, not m.needs_unknown), lambda m: m.is_known),
+    Pass(lambda m: mark_unordered(m.functions, m.platform, not m.needs_opaque_zero), lambda m: m.is_known),
     Pass(lambda m: drop_out_of_bounds(m.functions), lambda m: m.is_known and m.calls_nothing),
     Pass(
-        lambda m: check_by_record(m.functions, default_lowering(), m.places, unknown=m.needs_unknown),
+        lambda m: check_by_record(m.functions, default_lowering(), m.places, opaque_zero=m.needs_opaque_zero),
         lambda m: m.is_known and not m.calls_nothing,
     ),
     Pass(lambda m: split_updating_branches(m.functions, m.everything)),
     Pass(lambda m: order_readers(m.functions, m.everything, sinks=m.calls_nothing)),
     Pass(lambda m: use_slices(m.functions, platform=m.platform, divided=m.divided)),
-    Pass(lambda m: _unmark(m.functions), lambda m: m.needs_unknown),
+    Pass(lambda m: _unmark(m.functions), lambda m: m.needs_opaque_zero),
     Pass(lambda m: _pin_to_loops(m.functions)),
     Pass(lambda m: raise_at_end(m.functions, m.places), lambda m: m.raises_at_end),
     Pass(lambda m: name_places(m.functions, m.places)),

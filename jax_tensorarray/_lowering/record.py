@@ -38,9 +38,9 @@ from jax_tensorarray._lowering.calls import (
     CHECKED,
     CONFIG,
     LOWERING,
+    OPAQUE_ZERO,
     PREFIX,
     TAPE,
-    UNKNOWN,
     UNORDERED,
     addresses_rows,
     config,
@@ -77,11 +77,11 @@ from jax_tensorarray._lowering.places import Places
 Record = Sequence[Value]
 
 
-def check_by_record(functions: dict[str, Operation], default: str, places: Places, *, unknown: bool) -> None:
+def check_by_record(functions: dict[str, Operation], default: str, places: Places, *, opaque_zero: bool) -> None:
     """Have indices in loops recorded if they are out of range; `strict` ops become `CHECKED` ones, which drop them.
 
     This is done only if one of the ops may become a slice, by its `lowering` or the `default`: kernels raise by
-    themselves. With `unknown` every loop that has an op gets a record, and XLA cannot know that it begins empty.
+    themselves. With `opaque_zero` every loop that has an op gets a record, and XLA cannot know that it begins empty.
     """
     strict = [op for function in functions.values() for op in walk(function) if _is_strict(op)]
     for op in strict:
@@ -89,11 +89,11 @@ def check_by_record(functions: dict[str, Operation], default: str, places: Place
             _set_checked(op)
     in_loops = functions_in_loops(functions)
     ours = [op for function in functions.values() for op in walk(function) if _may_be_ordered(op)]
-    asking = [*ours, *strict] if unknown else strict
-    asked = {(lowering_of(op, default), is_in_loop(op, in_loops)) for op in asking if unknown or _is_strict(op)}
+    asking = [*ours, *strict] if opaque_zero else strict
+    asked = {(lowering_of(op, default), is_in_loop(op, in_loops)) for op in asking if opaque_zero or _is_strict(op)}
     if asked & {("auto", True), ("xla", True), ("xla", False)}:
         with ir.Location.unknown():
-            RecordThreader(functions, _Codes([op for op in strict if _is_strict(op)], places), unknown).run()
+            RecordThreader(functions, _Codes([op for op in strict if _is_strict(op)], places), opaque_zero).run()
 
 
 def drop_out_of_bounds(functions: dict[str, Operation]) -> None:
@@ -116,7 +116,7 @@ def _is_strict(op: Operation) -> bool:
 
 
 def _may_be_ordered(op: Operation) -> bool:
-    """Return whether an order may be put between an op of ours and others, which takes an unknown number."""
+    """Return whether an order may be put between an op of ours and others, which takes an opaque zero."""
     return is_ours(op) and UNORDERED not in op.attributes
 
 
@@ -166,9 +166,9 @@ def _only_called(functions: dict[str, Operation]) -> list[str]:
 class RecordThreader:
     """Hands the record to whatever checks an index or waits for something, and takes it back from there."""
 
-    def __init__(self, functions: dict[str, Operation], codes: "_Codes", unknown: bool) -> None:
+    def __init__(self, functions: dict[str, Operation], codes: "_Codes", opaque_zero: bool) -> None:
         self.functions, self.names = functions, _only_called(functions)
-        self.codes, self.unknown = codes, unknown
+        self.codes, self.opaque_zero = codes, opaque_zero
         self.checking = self._functions_with(_is_strict)
         for name in self.names:
             for loop in reversed([op for op in _steps(functions[name]) if op.name == _WHILE]):
@@ -194,7 +194,7 @@ class RecordThreader:
         return any(self._needs_itself(x) or callee(x) in self.needing for x in _with_steps(op))
 
     def _needs_itself(self, op: Operation) -> bool:
-        return _is_strict(op) or _waits(op) or (self.unknown and _may_be_ordered(op))
+        return _is_strict(op) or _waits(op) or (self.opaque_zero and _may_be_ordered(op))
 
     def run(self) -> None:
         for name in self.names:
@@ -203,7 +203,7 @@ class RecordThreader:
         block = entry(self.functions["main"])
         with ir.InsertionPoint.at_block_begin(block):
             empty = [splat(t, 0) for t in self.codes.types]
-            if self.unknown:  # XLA cannot know what a call returns
+            if self.opaque_zero:  # XLA cannot know what a call returns
                 zero, one = (splat(integer(32), n) for n in (0, 1))
                 empty[-1] = hlo.convert(self.codes.types[-1], _call_of_check("record", zero, one, raises=False))
         self._thread(block, empty, frozenset(), raises=True)  # last: by now all that functions check is known
@@ -213,7 +213,7 @@ class RecordThreader:
 
         With `raises` it begins empty, and is raised. `known` are the positions that have been checked before.
         """
-        empty, unraised, known = raises and not self.unknown, False, set(known)
+        empty, unraised, known = raises and not self.opaque_zero, False, set(known)
         for op, after in pairwise([operation(op) for op in block.operations]):
             is_row_op, checks = _is_strict(op), self._checks(op)
             # Until the first check there is nothing to wait for.
@@ -247,8 +247,8 @@ class RecordThreader:
         for block in (region.blocks[0] for region in op.regions if op.name in _BRANCHES):
             _return_more(block, self._thread(block, record, known))
         new = replaced(op, [*op.operands, *([] if op.name in _BRANCHES else record)], self.codes.types)
-        if self.unknown and new.name == _WHILE:
-            new.attributes[UNKNOWN] = ir.UnitAttr.get()
+        if self.opaque_zero and new.name == _WHILE:
+            new.attributes[OPAQUE_ZERO] = ir.UnitAttr.get()
         return list(new.results)[-len(record) :]
 
     def _arguments(self, block: ir.Block, op: Operation) -> Record:
@@ -258,8 +258,8 @@ class RecordThreader:
     def _extend_function(self, function: Operation) -> None:
         block, types, attributes = entry(function), self.codes.types, function.attributes
         _return_more(block, self._thread(block, self._arguments(block, function), frozenset()))
-        if self.unknown:
-            attributes[UNKNOWN] = ir.UnitAttr.get()
+        if self.opaque_zero:
+            attributes[OPAQUE_ZERO] = ir.UnitAttr.get()
         old = attributes["function_type"].value
         attributes["function_type"] = ir.TypeAttr.get(
             ir.FunctionType.get([*old.inputs, *types], [*old.results, *types])

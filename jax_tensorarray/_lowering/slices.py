@@ -60,8 +60,8 @@ from jax_tensorarray._lowering.calls import (
     is_ours,
     lowering_of,
     may_raise,
+    opaque_zero_at,
     target,
-    unknown_at,
 )
 from jax_tensorarray._lowering.mlir import (
     LoopsAround,
@@ -148,7 +148,7 @@ class _Choice(NamedTuple):
     shared: int = 0  #: how many batch axes have one index for all examples
     by_windows: bool = False  #: its rows are one or several windows of consecutive rows
     at_once: bool = False  #: all rows are moved by one gather or one scatter
-    unknown: Value = None  #: a number that is 0, but XLA cannot see that
+    opaque_zero: Value = None  #: a number that is 0, but XLA cannot see that
     is_dear: bool = False  #: a call takes less time, as long as no other op has to be one too
 
 
@@ -183,9 +183,9 @@ class _Chooser:
         """Return the choice with what it takes to put reads before updates, or None if that is not there."""
         if self.barriers_hold:
             return choice
-        unknown = unknown_at(op)
+        opaque_zero = opaque_zero_at(op)
         is_dear = choice.does_both and num_bytes(op.operands[2]) > _MOST_BYTES
-        return None if unknown is None else choice._replace(unknown=unknown, is_dear=is_dear)
+        return None if opaque_zero is None else choice._replace(opaque_zero=opaque_zero, is_dear=is_dear)
 
     def _choose_row(self, op: Operation, name: str, is_tape: bool) -> _Choice | None:
         buffer, index = op.operands[:2]
@@ -381,7 +381,7 @@ class _Rewriter:
         self.passed: dict[Value, Value] = {}
         self.behind: dict[Value, set[Value]] = {}  #: of a buffer from a barrier: rows that have been read before it
         self.tokens: dict[Value, Value] = {}
-        self.unknown: Value = None
+        self.opaque_zero: Value = None
 
     def rewrite(self, operations: Sequence[tuple[Operation, _Choice | None]]) -> None:
         for op, choice in operations:
@@ -393,7 +393,7 @@ class _Rewriter:
                     if name in op.attributes:
                         del op.attributes[name]
                 continue
-            self.unknown = choice.unknown
+            self.opaque_zero = choice.opaque_zero
             with ir.InsertionPoint(op), op.location:
                 results = _REWRITES.get(target(op).removeprefix(PREFIX), _Rewriter.combine)(self, op, choice)
             for old, new in zip(op.results, results, strict=True):
@@ -448,7 +448,7 @@ class _Rewriter:
 
     def _branch(self, types: Sequence[ir.Type], *branches: Callable[[], Sequence[Value]]) -> Sequence[Value]:
         """Return what the first of two branches makes. It is the one that is run, but XLA does not know that."""
-        is_other = compare(self.unknown, splat(self.unknown.type, 0), "NE")
+        is_other = compare(self.opaque_zero, splat(self.opaque_zero.type, 0), "NE")
         return case(hlo.convert(integer(32), is_other), types, branches)
 
     def _token_of(self, value: Value) -> Value:
