@@ -74,7 +74,7 @@ from jax_tensorarray._lowering.mlir import (
 from jax_tensorarray._lowering.places import Places
 
 #: The last value is the code of the first index that was out of range, or 0. Before it come numbers that do not fit in.
-Record = Sequence[Value]
+FirstError = Sequence[Value]
 
 
 def check_by_record(functions: dict[str, Operation], default: str, places: Places, *, opaque_zero: bool) -> None:
@@ -208,7 +208,7 @@ class RecordThreader:
                 empty[-1] = hlo.convert(self.codes.types[-1], _call_of_check("record", zero, one, raises=False))
         self._thread(block, empty, frozenset(), raises=True)  # last: by now all that functions check is known
 
-    def _thread(self, block: ir.Block, record: Record, known: Set[Any], *, raises: bool = False) -> Record:
+    def _thread(self, block: ir.Block, first_error: FirstError, known: Set[Any], *, raises: bool = False) -> FirstError:
         """Pass the record through a block, and return the record at its end.
 
         With `raises` it begins empty, and is raised. `known` are the positions that have been checked before.
@@ -225,15 +225,15 @@ class RecordThreader:
                 if not known & {position, position._replace(mask=None)}:
                     known.add(position)
                     with ir.InsertionPoint(op), op.location:
-                        record = self.codes.checked(op, position, record)
+                        first_error = self.codes.checked(op, position, first_error)
                 _set_checked(op)
                 continue
-            record = self._extend(op, record, known)
+            first_error = self._extend(op, first_error, known)
             if raises and unraised:
-                record, unraised = self.codes.raised(record, after), False
-        return self.codes.raised(record, terminator(block)) if raises and unraised else record
+                first_error, unraised = self.codes.raised(first_error, after), False
+        return self.codes.raised(first_error, terminator(block)) if raises and unraised else first_error
 
-    def _extend(self, op: Operation, record: Record, known: Set[Any]) -> Record:
+    def _extend(self, op: Operation, first_error: FirstError, known: Set[Any]) -> FirstError:
         """Replace a loop, a conditional or a call by one that passes the record through."""
         if op.name == _WHILE:
             waits, condition, body = _waits(op), _condition(op), op.regions[1].blocks[0]
@@ -245,13 +245,13 @@ class RecordThreader:
                     goes_on = hlo.and_(end.operands[0], compare(seen, splat(seen.type, 0), "EQ"))
                 return_from(condition, [goes_on])
         for block in (region.blocks[0] for region in op.regions if op.name in _BRANCHES):
-            _return_more(block, self._thread(block, record, known))
-        new = replaced(op, [*op.operands, *([] if op.name in _BRANCHES else record)], self.codes.types)
+            _return_more(block, self._thread(block, first_error, known))
+        new = replaced(op, [*op.operands, *([] if op.name in _BRANCHES else first_error)], self.codes.types)
         if self.opaque_zero and new.name == _WHILE:
             new.attributes[OPAQUE_ZERO] = ir.UnitAttr.get()
-        return list(new.results)[-len(record) :]
+        return list(new.results)[-len(first_error) :]
 
-    def _arguments(self, block: ir.Block, op: Operation) -> Record:
+    def _arguments(self, block: ir.Block, op: Operation) -> FirstError:
         """Add the record as further arguments of a block of `op`, and return these."""
         return [block.add_argument(t, op.location) for t in self.codes.types]
 
@@ -415,10 +415,10 @@ class _Codes:
         self.sizes: list[int | None] = []
         self.types = [*[integer(32)] * (self.computes + self.is_wide), integer(64)]
 
-    def checked(self, op: Operation, position: _Position, record: Record) -> Record:
+    def checked(self, op: Operation, position: _Position, first_error: FirstError) -> FirstError:
         """Return the record after an op. The op's index becomes the record if it is the first that is out of range."""
         index, size, outside = _first_out_of_bounds(position)
-        element, code = index.type.element_type, record[-1].type
+        element, code = index.type.element_type, first_error[-1].type
         is_long = element.is_unsigned and element.width == 64
         name = self.places.named(op) if len(self.ops) < _PLACES else config(op).op or ""
         number = _number(self.ops, (name, is_long)) + 1
@@ -430,15 +430,15 @@ class _Codes:
             found.insert(0, hlo.convert(integer(32), hlo.shift_right_logical(whole, splat(code, 32))))
         if self.computes:
             found.insert(0, size)
-        first = hlo.and_(outside, compare(record[-1], splat(code, 0), "EQ"))
-        return [hlo.select(first, new, old) for new, old in zip(found, record, strict=True)]
+        first = hlo.and_(outside, compare(first_error[-1], splat(code, 0), "EQ"))
+        return [hlo.select(first, new, old) for new, old in zip(found, first_error, strict=True)]
 
-    def raised(self, record: Record, before: Operation) -> Record:
+    def raised(self, first_error: FirstError, before: Operation) -> FirstError:
         """Raise the record if there is one, and return it as it is after that."""
         with ir.InsertionPoint(before), before.location:
-            found = self._read(record)
+            found = self._read(first_error)
             raised = [self._raised(is_long, *found) for is_long in dict.fromkeys(long for _, long in self.ops)]
-            return [*record[:-1], hlo.convert(record[-1].type, functools.reduce(hlo.or_, raised))]
+            return [*first_error[:-1], hlo.convert(first_error[-1].type, functools.reduce(hlo.or_, raised))]
 
     def _raised(self, is_long: bool, index: Value, size: Value, op: Value) -> Value:
         """Check the index of the one op that was recorded, and no rows of the others."""
@@ -451,9 +451,9 @@ class _Codes:
             index = hlo.bitcast_convert(tensor(index.type.shape, ir.IntegerType.get_unsigned(64)), index)
         return _smallest(_call_of_check("\n".join(numbers.values()), index, size, raises=True))
 
-    def _read(self, record: Record) -> tuple[Value, Value, Value]:
+    def _read(self, first_error: FirstError) -> tuple[Value, Value, Value]:
         """Return the index, the size and the number of the op."""
-        *others, code = record
+        *others, code = first_error
         half = splat(code.type, 32)
         upper = hlo.convert(integer(32), hlo.shift_right_logical(code, half))
         if self.is_wide:
