@@ -175,7 +175,7 @@ class _Chooser:
             choice = _Choice(ordered=True, passes_on=True)
             return self._ordered(op, choice) if len(op.operands) > 1 and _has_elements(op.operands[0]) else None
         if name == "check":
-            return None if may_raise(op) else _Choice(drops=self._is_of_account(op))
+            return None if may_raise(op) else _Choice(drops=self._needs_mask(op))
         of_row = self._choose_row(op, name, is_tape)
         return of_row if of_row is None or not of_row.ordered else self._ordered(op, of_row)
 
@@ -204,7 +204,7 @@ class _Chooser:
             return None
         # If an example has finished its loop, its step is a row that no tape has.
         in_range = is_tape and (facts.strict or CHECKED in op.attributes)
-        drops = not in_range and self._is_of_account(op)
+        drops = not in_range and self._needs_mask(op)
         masked = bool(facts.masked)
         may_be_windows = not masked or repeats_along_last(op.operands[len(CALLS[name].operands) - 1])
         if WINDOW in op.attributes and may_be_windows:
@@ -252,7 +252,7 @@ class _Chooser:
             return name == "read" and self.uses.is_never_updated(op.operands[0], op.block)
         return name in ("read", "write") or element not in ("bf16", "f16")
 
-    def _is_of_account(self, op: Operation) -> bool:
+    def _needs_mask(self, op: Operation) -> bool:
         """Return whether the index of `op` may be out of range with an effect that anybody can see.
 
         Nobody can see it if it has been recorded on a CPU, which raises before it returns anything. A GPU returns
