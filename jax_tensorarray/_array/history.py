@@ -62,7 +62,7 @@ def layout_of(buffers: Buffers) -> Layout:
     return Layout(capacities[0], ranks, shapes, dtypes)
 
 
-def exactly(f: Callable[..., Any], index: Any, *args: Any) -> Any:
+def with_wide_index(f: Callable[..., Any], index: Any, *args: Any) -> Any:
     """Return `f(index, *args)` without narrowing a large index, as JAX would do with 64-bit types off."""
     if type(index) is int:
         if index < INT32_MAX:
@@ -167,10 +167,10 @@ class _Store:
 
     def restored(self, rows: Any, index: Any, old: Any) -> Any:
         """Put the old rows back at the index. Nobody else may hold `rows`."""
-        return exactly(lambda index: _restore(rows, index, old), index)
+        return with_wide_index(lambda index: _restore(rows, index, old), index)
 
     def write(self, index: Any, before: Callable[[], "Version | None"], values: Any, zeros: tuple[int, int]) -> None:
-        """Update the newest rows in place, and log the old ones. The index comes from `exactly`."""
+        """Update the newest rows in place, and log the old ones. The index comes from `with_wide_index`."""
         newest, _, _, (rows, _) = self.log[-1]
         at: Any = index
         kind: tuple[Any, ...] = type(values[0]), jax.config.jax_enable_x64
@@ -321,7 +321,7 @@ class Version:
         if type(index) is int and index < INT32_MAX:
             store.write(index, before, values, zeros)
         else:
-            exactly(store.write, index, before, values, zeros)
+            with_wide_index(store.write, index, before, values, zeros)
         return new
 
     def detach(self) -> None:
