@@ -20,7 +20,7 @@ from jax_tensorarray._loops import jaxprs
 from jax_tensorarray._loops.rules import Axis, axes
 from jax_tensorarray._ops.guard import ta_guard
 from jax_tensorarray._ops.host import ta_host_read_p
-from jax_tensorarray._ops.primitive import INACTIVE, ROW_OPS
+from jax_tensorarray._ops.primitive import NOOP_OPERANDS, ROW_OPS
 
 Array = Any
 
@@ -99,8 +99,8 @@ class Masked:
         p, params = eqn.primitive, eqn.params
         if p in ROW_OPS:
             return self.row_op(p, params, operands)
-        if p in INACTIVE:
-            out = p.bind(*INACTIVE[p](self.active, *(x.array for x in operands)), **params)
+        if p in NOOP_OPERANDS:
+            out = p.bind(*NOOP_OPERANDS[p](self.active, *(x.array for x in operands)), **params)
             updates = jnp.shape(out) == jnp.shape(operands[0].array)
             return [Value(out, operands[0].carry if updates else None, True)]
         if p is ta_host_read_p:
