@@ -207,7 +207,7 @@ def pad(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
         return None
     index, (of_rows,) = _known(address, [low for low, _, _ in config]), arrays([rows])
     update = Update(ta_add_p, index, of_rows.reshape(address.rows_shape(())), None, address.params, is_window=True)
-    return [Value(jaxprs.bind(eqn, [of_rows, zero.array])[0], only=(update,))]
+    return [Value(jaxprs.bind(eqn, [of_rows, zero.array])[0], sparse_updates=(update,))]
 
 
 def dynamic_update_slice(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
@@ -217,7 +217,7 @@ def dynamic_update_slice(eqn: Any, operands: Sequence[Value]) -> list[Value] | N
         return None
     index, _ = address.positions(_starts(address, noted(eqn, 2, arrays(starts))))
     update = Update(ta_write_p, index, _reshaped(rows, address.rows_shape(())), None, address.params)
-    return [_updated(buffer, update._replace(is_window=True, is_zero=rows.only == ()))]
+    return [_updated(buffer, update._replace(is_window=True, is_zero=rows.sparse_updates == ()))]
 
 
 def read(buffer: Value, index: Array, address: Address) -> Array:
@@ -251,10 +251,10 @@ def _updated(buffer: Value, update: Update) -> Value:
     value, part = buffer.updated(update), buffer.part
     if part is not None and update.primitive is ta_write_p and part.active.mask.ndim <= update.params["batch_dims"]:
         value.part = part._replace(updates=(*part.updates, update))
-    if buffer.only is not None and update.primitive is ta_add_p:
-        value.only = (*buffer.only, update)
-    elif buffer.only == () and _writes_once(update):
-        value.only = (update._replace(primitive=ta_add_p),)
+    if buffer.sparse_updates is not None and update.primitive is ta_add_p:
+        value.sparse_updates = (*buffer.sparse_updates, update)
+    elif buffer.sparse_updates == () and _writes_once(update):
+        value.sparse_updates = (update._replace(primitive=ta_add_p),)
     return value
 
 
@@ -389,7 +389,7 @@ def scatter(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
         rows = -rows
     if combine is not None:
         rows = combine(read(buffer, index, address), rows)
-    update = Update(primitive, index, rows, None, address.params, is_window, updates.only == ())
+    update = Update(primitive, index, rows, None, address.params, is_window, updates.sparse_updates == ())
     return [_updated(buffer, update)]
 
 
