@@ -60,7 +60,7 @@ class Address(NamedTuple):
         return self.length or 1
 
     @property
-    def behind(self) -> int:
+    def after(self) -> int:
         """The first axis after the axes along which it starts."""
         return self.axis + len(self.sizes)
 
@@ -95,7 +95,7 @@ class Address(NamedTuple):
     def rows_shape(self, positions: Sequence[int]) -> tuple[int, ...]:
         """Return the shape of the rows for positions of shape `I`."""
         window = () if self.length is None else (self.length,)
-        return (*self.shape[: self.axis], *positions, *window, *self.shape[self.behind :])
+        return (*self.shape[: self.axis], *positions, *window, *self.shape[self.after :])
 
     def positions_first(self, rows: Array, count: int) -> Array:
         """Reorder rows `[*batch, *axes, *I, ...]` to `[*batch, *I, *axes, ...]`."""
@@ -156,7 +156,7 @@ def _of_slice(aval: Any, taken: Sequence[int]) -> Address | None:
 
 
 def _starts(address: Address, operands: Sequence[Array]) -> list[Array]:
-    return list(operands[address.axis : address.behind])
+    return list(operands[address.axis : address.after])
 
 
 def dynamic_slice(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
@@ -181,7 +181,7 @@ def _of_known_slice(aval: Any, taken: Sequence[int]) -> Address | None:
 
 def _known(address: Address, starts: Sequence[int]) -> Array:
     """Return the index of a slice that starts there."""
-    index, _ = address.positions([np.int32(starts[d]) for d in range(address.axis, address.behind)])
+    index, _ = address.positions([np.int32(starts[d]) for d in range(address.axis, address.after)])
     return index
 
 
@@ -317,7 +317,7 @@ class _Gathered(NamedTuple):
     def positions(self, indices: Array) -> tuple[Array, Array | None]:
         """Return the index and the starts in range, as `Address.positions` does."""
         address = self.address
-        parts = range(address.axis, address.behind), address.whole
+        parts = range(address.axis, address.after), address.whole
         return address.positions(*([indices[..., self.numbers.starts.index(d)] for d in axes] for axes in parts))
 
 
@@ -336,7 +336,7 @@ def _gathered(eqn: Any, numbers: _Numbers, taken: Sequence[int]) -> _Gathered | 
     if address is None:
         return None
     count, size = math.prod(indices.shape[batch:-1]), math.prod(address.sizes)
-    is_of_elements = address.length is None and math.prod(address.shape[address.behind :]) == 1
+    is_of_elements = address.length is None and math.prod(address.shape[address.after :]) == 1
     share = _LARGE_SHARE if is_of_elements and eqn.primitive.name == "scatter" else 1
     if count > 1 and count * address.length_of_one >= share * size:
         return None

@@ -1,11 +1,11 @@
-"""Indices out of range as data: a loop carries a record of the first one, and a call behind the loop raises it.
+"""Indices out of range as data: a loop carries a record of the first one, and a call after the loop raises it.
 
 A call of a kernel raises where it is, and takes ten times as long as a slice of one row. So in a loop an op has its
 index checked by arithmetic of XLA's own: the first that is out of range becomes the record, which is the op, the index
 and the number of rows. The result of the op does not matter then, and a loop that counts its steps runs to its end. Any
 other loop goes on only while the record is empty, since what it waits for may be due to a row that was not there.
 
-The record passes through loops, branches and functions, and `main` has it raised behind each of them.
+The record passes through loops, branches and functions, and `main` has it raised after each of them.
 """
 
 import functools

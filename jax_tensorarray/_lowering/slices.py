@@ -9,7 +9,7 @@ for a call where
 - everything that reads the buffer comes before its update by data dependence. That is so if what is read is for the
   update only. Else an optimization barrier around the buffer and the row that was read makes it so, in versions of XLA
   that keep it until memory has been assigned. In others a branch does, since XLA does not know that it is always run:
-  it returns a 0 beside the row, for the index of the update. Either keeps XLA from reading the row once more behind
+  it returns a 0 beside the row, for the index of the update. Either keeps XLA from reading the row once more after
   the update, in a fusion of its own.
 
 `lowering` is "auto" for slices as above, "ffi" for calls everywhere, and "xla" for slices also outside of loops, where
@@ -372,14 +372,14 @@ class _Rewriter:
     """Rewrites the chosen calls of one block, in order.
 
     Reads of a buffer come before its update, in one of two ways. Each gives the buffer that is there afterwards and a
-    number for the index of the update: an optimization barrier, behind which the buffer is another value, or a number
+    number for the index of the update: an optimization barrier, after which the buffer is another value, or a number
     that is 0.
     """
 
     def __init__(self, barriers_hold: bool) -> None:
         self.barriers_hold = barriers_hold
         self.passed: dict[Value, Value] = {}
-        self.behind: dict[Value, set[Value]] = {}  #: of a buffer from a barrier: rows that have been read before it
+        self.read_before: dict[Value, set[Value]] = {}  #: by buffer: the rows read before it
         self.tokens: dict[Value, Value] = {}
         self.opaque_zero: Value = None
 
@@ -402,14 +402,14 @@ class _Rewriter:
 
     def after(self, buffer: Value, readers: Sequence[Value]) -> tuple[Value, Value | None]:
         """Return the buffer after the readers, and a number for the index of an update, or None."""
-        before = self.behind.get(buffer, set())
+        before = self.read_before.get(buffer, set())
         readers = [r for r in readers if r not in before]
         if not readers:
             return buffer, None
         if self.barriers_hold:
             passed = list(hlo.optimization_barrier([buffer, *readers]))
             self.passed.update(zip([buffer, *readers], passed, strict=True))
-            self.behind[passed[0]] = before.union(passed[1:])
+            self.read_before[passed[0]] = before.union(passed[1:])
             return passed[0], None
         tokens = [self.tokens[r] if r in self.tokens else self._token_of(r) for r in readers if 0 not in r.type.shape]
         return buffer, functools.reduce(hlo.add, tokens) if tokens else None
@@ -435,7 +435,7 @@ class _Rewriter:
             rows = _reshaped(read(buffer), [n for n in of.shape if n != 1])
             buffer, token = self.after(buffer, [rows])
             result = _reshaped(self.passed[rows], of.shape)
-            self.behind[buffer].add(result)
+            self.read_before[buffer].add(result)
             return buffer, token, result
         number = integer(32)
         rows, token = self._branch(
@@ -496,7 +496,7 @@ class _Rewriter:
                 new = new if combine is None else combine(old, new)
                 new = new if access.mask is None else hlo.select(access.mask, new, old)
                 taken[access.place] = access.taken(old)
-            buffer = access.behind(tokens).with_row(buffer, new)
+            buffer = access.after(tokens).with_row(buffer, new)
         if len(op.results) == 1:
             return [buffer]
         return [buffer, _joined([taken[access.place] for access in accesses], op.results[1].type, choice.shared)]
@@ -536,7 +536,7 @@ class _Rewriter:
         first = _Access(0, (), (splat(number, 0),) * rank, (1,) * rank, None, 0)
         of = tensor(first.shape, buffer.type.element_type)
         _, own, element = self.read_first(buffer, of, first.row_of)
-        return [first.behind([token, own]).with_row(buffer, element)]
+        return [first.after([token, own]).with_row(buffer, element)]
 
     def check(self, op: Operation, choice: _Choice) -> list[Value]:
         index, size = op.operands
@@ -574,13 +574,13 @@ class _Access(NamedTuple):
     """One slice of a buffer: a row, or the rows of one index in all examples that share it."""
 
     shared: int  #: number of outermost batch axes whose examples share it
-    place: tuple[int, ...]  #: of the index, behind these axes
+    place: tuple[int, ...]  #: of the index, after these axes
     start: tuple[Value, ...]
     shape: tuple[int, ...]
     mask: Value | None  #: of that shape: False where the op does nothing
     axis: int  #: the axis of the rows
 
-    def behind(self, tokens: Sequence[Value | None]) -> "_Access":
+    def after(self, tokens: Sequence[Value | None]) -> "_Access":
         """Return the same access, once the tokens, which are 0, are there."""
         start = list(self.start)
         for token in tokens:

@@ -1,6 +1,6 @@
 """Find the row ops that need no order: what is read of a buffer is for its next update only, or there is none.
 
-XLA cannot read behind an update what the update is made of. So nothing has to be put between the two, neither a barrier
+XLA cannot read after an update what the update is made of. So nothing has to be put between the two, neither a barrier
 nor a branch, and XLA may fuse them.
 """
 

@@ -37,7 +37,7 @@ class Params(TypedDict):
     """The parameters that a row op is bound with."""
 
     batch_dims: int  #: leading axes that buffer, index, value and where share
-    index_dims: int  #: number of axes behind these whose rows an index counts, the last one fastest
+    index_dims: int  #: number of axes after these whose rows an index counts, the last one fastest
     length: int | None  #: each index is the first of so many rows of the last of these axes, or all are out of range
     mode: str | None  #: "error", "drop", or None: "error" unless vmap batches the index
     reverse: bool  #: walk the positions of the index last to first
@@ -351,7 +351,7 @@ def _on_one_axis(reference: Callable[..., Any], call: Call) -> Callable[..., Any
 
 
 def with_windows(call: Call, *operands: Array, length: int) -> list[Array]:
-    """Replace the index and the mask among the operands behind a buffer by those of all rows of the windows."""
+    """Replace the index and the mask among the operands after a buffer by those of all rows of the windows."""
 
     def repeated(x: Array) -> Array:
         return lax.broadcast_in_dim(x, (*x.shape, length), range(x.ndim))
