@@ -14,20 +14,20 @@ from jax.interpreters.mlir import ir
 from jax_tensorarray._compat import hlo
 from jax_tensorarray._lowering.build import case, compare, return_from, splat, zeros
 from jax_tensorarray._lowering.mlir import Operation, Value, blocks, is_inside, nested_operands, operation, terminator
-from jax_tensorarray._lowering.ownership import Module
+from jax_tensorarray._lowering.ownership import Ownership
 
 
-def split_updating_branches(functions: dict[str, Operation], module: Module) -> None:
+def split_updating_branches(functions: dict[str, Operation], ownership: Ownership) -> None:
     """Rewrite every conditional so that at most its last branch updates a buffer from outside in place."""
     for function in functions.values():
         for block in reversed(list(blocks(function))):
             for op in [op for op in map(operation, block.operations) if op.name == "stablehlo.case"]:
-                _split(op, module)
+                _split(op, ownership)
 
 
-def _split(op: Operation, module: Module) -> None:
+def _split(op: Operation, ownership: Ownership) -> None:
     branches = [region.blocks[0] for region in op.regions]
-    owned = [_owned_captures(block, module) for block in branches]
+    owned = [_owned_captures(block, ownership) for block in branches]
     updating = [k for k, values in enumerate(owned) if values]
     if not updating or updating == [len(branches) - 1] or not all(_is_ranked(r) for r in op.results):
         return
@@ -53,12 +53,12 @@ def _nested(block: ir.Block) -> list[tuple[Operation, int, Value]]:
     return [use for op in block.operations for use in nested_operands(operation(op))]
 
 
-def _owned_captures(block: ir.Block, module: Module) -> dict[Value, None]:
+def _owned_captures(block: ir.Block, ownership: Ownership) -> dict[Value, None]:
     """Return the values from outside that a block updates in place.
 
     The set is ordered, so that the same program always lowers to the same text.
     """
-    owned = (v for user, number, v in _nested(block) if module.owns(user, number))
+    owned = (v for user, number, v in _nested(block) if ownership.owns(user, number))
     return dict.fromkeys(v for v in owned if not is_inside(v, operation(block.owner)))
 
 

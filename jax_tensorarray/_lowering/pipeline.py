@@ -26,7 +26,7 @@ from jax_tensorarray._lowering.calls import (
 from jax_tensorarray._lowering.deferred import raise_at_end
 from jax_tensorarray._lowering.mlir import Operation, functions_in_loops, loops_of, operation, walk
 from jax_tensorarray._lowering.ordering import order_readers
-from jax_tensorarray._lowering.ownership import Module
+from jax_tensorarray._lowering.ownership import Ownership
 from jax_tensorarray._lowering.partition import is_divided, label_calls
 from jax_tensorarray._lowering.places import Places, name_places
 from jax_tensorarray._lowering.record import check_by_record, drop_out_of_bounds
@@ -44,7 +44,7 @@ class Lowered:
         self.calls_nothing = not WITHOUT_KERNELS.isdisjoint(platforms)
         standing = fallback.names(self.functions) if self.calls_nothing else ()
         self.meanings = {name: self.functions.pop(name) for name in standing}  #: functions that calls stand for
-        self.places, self.everything = Places(self.functions), Module(self.functions)
+        self.places, self.ownership = Places(self.functions), Ownership(self.functions)
         #: The only platform. How XLA treats barriers and slices is known for the installed version only.
         self.platform = platforms[0] if len(platforms) == 1 else None
         if self.platform not in WITHOUT_KERNELS and (self.divided or not is_compiled_next):
@@ -89,8 +89,8 @@ PASSES = (
         lambda m: check_by_record(m.functions, default_lowering(), m.places, opaque_zero=m.needs_opaque_zero),
         lambda m: m.is_known and not m.calls_nothing,
     ),
-    Pass(lambda m: split_updating_branches(m.functions, m.everything)),
-    Pass(lambda m: order_readers(m.functions, m.everything, sinks=m.calls_nothing)),
+    Pass(lambda m: split_updating_branches(m.functions, m.ownership)),
+    Pass(lambda m: order_readers(m.functions, m.ownership, sinks=m.calls_nothing)),
     Pass(lambda m: use_slices(m.functions, platform=m.platform, divided=m.divided)),
     Pass(lambda m: _unmark(m.functions), lambda m: m.needs_opaque_zero),
     Pass(lambda m: _pin_to_loops(m.functions)),
