@@ -50,7 +50,7 @@ class Address(NamedTuple):
     def params(self) -> Params:
         return row_params("in_place", "drop", batch_dims=self.axis, index_dims=len(self.sizes), length=self.length)
 
-    def of_one(self, axes: int) -> "Address":
+    def in_example(self, axes: int) -> "Address":
         """Return the address in one example of a batch along the first `axes` axes."""
         return self._replace(shape=self.shape[axes:], batch=self.batch - axes, axis=self.axis - axes)
 
@@ -205,9 +205,9 @@ def pad(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     address = _of_known_slice(result, rows.shape) if is_of_rows else None
     if address is None:
         return None
-    index, (of_rows,) = _known(address, [low for low, _, _ in config]), arrays([rows])
-    update = Update(ta_add_p, index, of_rows.reshape(address.rows_shape(())), None, address.params, is_window=True)
-    return [Value(jaxprs.bind(eqn, [of_rows, zero.array])[0], sparse_updates=(update,))]
+    index, (written,) = _known(address, [low for low, _, _ in config]), arrays([rows])
+    update = Update(ta_add_p, index, written.reshape(address.rows_shape(())), None, address.params, is_window=True)
+    return [Value(jaxprs.bind(eqn, [written, zero.array])[0], sparse_updates=(update,))]
 
 
 def dynamic_update_slice(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
@@ -230,12 +230,12 @@ def read(buffer: Value, index: Array, address: Address) -> Array:
         return rows
     part, guard, shared = buffer.part, buffer.guard, buffer.shared
     if shared is not None and (axes := len(buffer.shape) - len(shared.shape)) <= address.batch:
-        of_one = functools.partial(read, shared, address=address.of_one(axes))
+        read_one = functools.partial(read, shared, address=address.in_example(axes))
         for _ in range(axes):
-            of_one = jax.vmap(of_one)
-        return of_one(index)
+            read_one = jax.vmap(read_one)
+        return read_one(index)
     if part is not None and not part.updates and part.active.mask.ndim <= address.axis:
-        return ta_read_p.bind(*arrays([part.whole]), index, part.active.of_positions(index), **address.params)
+        return ta_read_p.bind(*arrays([part.whole]), index, part.active.at_positions(index), **address.params)
     if guard is not None and buffer.before is not None and guard.mask.ndim <= address.axis:
         return ta_guard(guard.mask, read(buffer.before, index, address))
     return ta_read_p.bind(*arrays([buffer]), index, **address.params)
@@ -311,8 +311,8 @@ class _Gathered(NamedTuple):
     def order(self, rank: int) -> list[int]:
         """Return which axis of `[*batch, *I, *kept]` each axis of the result is."""
         positions = rank - len(self.numbers.offset)
-        of_rows, of_positions = iter(range(positions, rank)), iter(range(positions))
-        return [next(of_rows if d in self.numbers.offset else of_positions) for d in range(rank)]
+        row_axes, position_axes = iter(range(positions, rank)), iter(range(positions))
+        return [next(row_axes if d in self.numbers.offset else position_axes) for d in range(rank)]
 
     def positions(self, indices: Array) -> tuple[Array, Array | None]:
         """Return the index and the starts in range, as `Address.positions` does."""

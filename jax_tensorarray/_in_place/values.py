@@ -36,7 +36,7 @@ class Update(NamedTuple):
 
     def masked(self, active: "Predicate") -> "Update":
         """Return the same update, masked to where `active` is true."""
-        where = active.of_positions(self.index)
+        where = active.at_positions(self.index)
         return self._replace(where=where if self.where is None else where & self.where)
 
     def repeated(self, shape: tuple[int, ...]) -> "Update":
@@ -65,7 +65,7 @@ class Predicate(NamedTuple):
     def is_opposite(self, other: "Predicate") -> bool:
         return self.of is other.mask or other.of is self.mask
 
-    def of_positions(self, index: Array) -> Array:
+    def at_positions(self, index: Array) -> Array:
         return lax.broadcast_in_dim(self.mask, jnp.shape(index), range(self.mask.ndim))
 
     def inverted(self) -> "Predicate":

@@ -86,7 +86,7 @@ def widened(index: Value, size: int) -> Value:
     return hlo.convert(tensor(index.type.shape, ir.IntegerType.get_signless(wide)), index)
 
 
-def of_positions(sizes: Value, shape: Sequence[int]) -> Value:
+def at_positions(sizes: Value, shape: Sequence[int]) -> Value:
     """Broadcast numbers of rows `[*batch]` to the positions of an index of that shape."""
     if sizes.type.rank == len(shape):
         return sizes

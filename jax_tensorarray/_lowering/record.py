@@ -21,11 +21,11 @@ from jax.interpreters.mlir import ir
 
 from jax_tensorarray._compat import hlo
 from jax_tensorarray._lowering.build import (
+    at_positions,
     compare,
     custom_call,
     integer,
     is_out_of_bounds,
-    of_positions,
     replaced,
     return_from,
     splat,
@@ -366,10 +366,10 @@ def _position(op: Operation) -> _Position:
         mask = op.operands[len(CALLS[target(op).removeprefix(PREFIX)].operands) - 1]
     if target(op) == PREFIX + "check":
         return _Position(index, op.operands[1] if size is None else size, mask)
-    return _of_one(_Position(index, size, mask))
+    return _as_scalar(_Position(index, size, mask))
 
 
-def _of_one(position: _Position) -> _Position:
+def _as_scalar(position: _Position) -> _Position:
     """Return the same position with one number, if the program repeats it."""
     index, size, mask = position
     one, one_mask = shared_scalar(index), None if mask is None else shared_scalar(mask)
@@ -391,7 +391,7 @@ def _of_windows(position: _Position) -> _Position:
     first = widened(without_last(window.repeated), size)
     fits = compare(first, splat(first.type, size - window.length), "LE")
     index = hlo.select(fits, first, hlo.maximum(first, splat(first.type, size)))
-    return _of_one(_Position(index, size, None if mask is None else without_last(operation(mask.owner))))
+    return _as_scalar(_Position(index, size, None if mask is None else without_last(operation(mask.owner))))
 
 
 #: A code has a number of an op and of a size in the upper half. Ops of one name in one place have one number, and
@@ -493,7 +493,7 @@ def _first_out_of_bounds(position: _Position) -> tuple[Value, Value, Value]:
     """Return the first index that is out of range, the number of rows there, and whether there is one."""
     index, size, mask = _of_windows(position)
     shape, int32 = index.type.shape, ir.IntegerType.get_signless(32)
-    sizes = splat(tensor(shape, int32), size) if isinstance(size, int) else of_positions(size, shape)
+    sizes = splat(tensor(shape, int32), size) if isinstance(size, int) else at_positions(size, shape)
     if shape:
         flat = [math.prod(shape)]
         index, sizes, mask = (

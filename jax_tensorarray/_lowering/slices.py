@@ -31,11 +31,11 @@ from jax_tensorarray import _compat
 from jax_tensorarray._compat import hlo
 from jax_tensorarray._hlo.union_find import UnionFind
 from jax_tensorarray._lowering.build import (
+    at_positions,
     case,
     compare,
     integer,
     is_out_of_bounds,
-    of_positions,
     splat,
     tensor,
     widened,
@@ -485,7 +485,7 @@ class _Rewriter:
         buffer, waits = self.after(op.operands[0], readers)
         value = self.passed.get(value, value)
         for access in reversed(accesses) if config(op).reverse else accesses:
-            new, tokens = access.of_positions(value), [waits]
+            new, tokens = access.part_of(value), [waits]
             if choice.does_both:
                 if choice.ordered:
                     buffer, token, old = self.read_first(buffer, new.type, access.row_of)
@@ -544,7 +544,7 @@ class _Rewriter:
         row = hlo.convert(result, index)
         if not choice.drops:
             return [row]
-        return [hlo.select(is_out_of_bounds(index, of_positions(size, result.shape)), splat(result, -1), row)]
+        return [hlo.select(is_out_of_bounds(index, at_positions(size, result.shape)), splat(result, -1), row)]
 
 
 #: The rewriters of calls that do not say how they combine two rows.
@@ -599,7 +599,7 @@ class _Access(NamedTuple):
         """Return the row as the op returns it: zeros where the op does nothing."""
         return row if self.mask is None else hlo.select(self.mask, row, splat(row.type, 0))
 
-    def of_positions(self, value: Value) -> Value:
+    def part_of(self, value: Value) -> Value:
         """Return the part of an operand `[*batch, *I, *row]` that belongs here."""
         return _part(value, self.shared, self.place, self.shape)
 
