@@ -29,7 +29,7 @@ def jit(repair: "Repair", eqn: Any, operands: Sequence[Value]) -> list[Value] | 
     What is known of its operands is then known inside.
     """
     params = eqn.params
-    if not jaxprs.asks_for_nothing(params):
+    if not jaxprs.has_default_options(params):
         return None
     return repair.evaluate(params["jaxpr"], operands)
 

@@ -39,7 +39,7 @@ def scan(repair: "Repair", eqn: Any, operands: Sequence[Value], added: dict[int,
     params = eqn.params
     n, m = _compat.scan_counts(params)
     consts, carry, xs = operands[:n], list(operands[n : n + m]), operands[n + m :]
-    for number in [k for k in added if carry[k].only != ()]:
+    for number in [k for k in added if carry[k].sparse_updates != ()]:
         del added[number]  # this sum is not moved into the loop
     for number, value in added.items():
         carry[number] = value

@@ -278,7 +278,7 @@ def _reached(params: dict[str, Any], flags: list[bool]) -> list[bool]:
     return jaxprs.fixed_point(params["body"], [steps, *consts], [*carry, *[False] * len(options.tapes)], jaxprs.reached)
 
 
-def _masked(masked: masking.Masked, eqn: Any, operands: list[masking.Value]) -> list[masking.Value]:
+def _masked(masked: masking.Masked, eqn: Any, operands: list[masking.MaskedValue]) -> list[masking.MaskedValue]:
     steps, *rest = operands
     outs = ta_count_p.bind(jnp.where(masked.active, steps.array, 0), *(x.array for x in rest), **eqn.params)
     return masking.results_of_loop(outs, eqn.params["options"].split(operands)[2])

@@ -78,7 +78,7 @@ def has_row_ops(jaxpr: Any) -> bool:
     return any_equation(jaxpr, lambda eqn: eqn.primitive in ROW_OPS)
 
 
-def asks_for_nothing(params: dict[str, Any]) -> bool:
+def has_default_options(params: dict[str, Any]) -> bool:
     """Return whether a nested jit has no shardings, layouts or compiler options of its own."""
     special = [*params["in_shardings"], *params["out_shardings"], *params["in_layouts"], *params["out_layouts"]]
     is_usual = all(s is None or type(s).__name__ == "UnspecifiedValue" for s in special)
@@ -89,7 +89,7 @@ def inlined(jaxpr: Any) -> Callable[..., list[Array]]:
     """Return a closed jaxpr as a function of flat arguments, with nested jits inlined that ask for nothing special."""
 
     def equation(eqn: Any, operands: list[Array]) -> list[Array]:
-        if eqn.primitive is jax_primitives.jit_p and asks_for_nothing(eqn.params):
+        if eqn.primitive is jax_primitives.jit_p and has_default_options(eqn.params):
             return run(eqn.params["jaxpr"], operands)
         return bind(eqn, operands)
 

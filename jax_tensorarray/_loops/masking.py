@@ -20,7 +20,7 @@ from jax_tensorarray._loops import jaxprs
 from jax_tensorarray._loops.rules import Axis, axes
 from jax_tensorarray._ops.guard import ta_guard
 from jax_tensorarray._ops.host import ta_host_read_p
-from jax_tensorarray._ops.primitive import INACTIVE, ROW_OPS
+from jax_tensorarray._ops.primitive import NOOP_OPERANDS, ROW_OPS
 
 Array = Any
 
@@ -33,7 +33,7 @@ def step_of_active(
     `batched` flags the inputs of the body that differ from example to example.
     """
     inputs = [
-        Value(x, None if k < len(consts) else k - len(consts), is_batched, True)
+        MaskedValue(x, None if k < len(consts) else k - len(consts), is_batched, True)
         for k, (x, is_batched) in enumerate(zip([*consts, *carry], batched, strict=True))
     ]
     outs = Masked(active).evaluate(body, inputs)
@@ -73,11 +73,11 @@ def batched_body(
 
 def every_branch(branches: Sequence[Any], index: Array, operands: Sequence[Array]) -> list[Array]:
     """Return the results of the branch of that index, where `jax.vmap` takes all examples through all branches."""
-    inputs = [Value(x, k, True, True) for k, x in enumerate(operands)]
+    inputs = [MaskedValue(x, k, True, True) for k, x in enumerate(operands)]
     return [x.array for x in Masked(np.True_).all_branches(branches, index, inputs)]
 
 
-class Value(NamedTuple):
+class MaskedValue(NamedTuple):
     """A value in a body."""
 
     array: Array
@@ -92,30 +92,30 @@ class Masked:
     def __init__(self, active: Array) -> None:
         self.active = active
 
-    def evaluate(self, jaxpr: Any, inputs: Sequence[Value]) -> list[Value]:
-        return jaxprs.interpret(jaxpr, inputs, self.equation, Value)
+    def evaluate(self, jaxpr: Any, inputs: Sequence[MaskedValue]) -> list[MaskedValue]:
+        return jaxprs.interpret(jaxpr, inputs, self.equation, MaskedValue)
 
-    def equation(self, eqn: Any, operands: list[Value]) -> list[Value]:
+    def equation(self, eqn: Any, operands: list[MaskedValue]) -> list[MaskedValue]:
         p, params = eqn.primitive, eqn.params
         if p in ROW_OPS:
             return self.row_op(p, params, operands)
-        if p in INACTIVE:
-            out = p.bind(*INACTIVE[p](self.active, *(x.array for x in operands)), **params)
+        if p in NOOP_OPERANDS:
+            out = p.bind(*NOOP_OPERANDS[p](self.active, *(x.array for x in operands)), **params)
             updates = jnp.shape(out) == jnp.shape(operands[0].array)
-            return [Value(out, operands[0].carry if updates else None, True)]
+            return [MaskedValue(out, operands[0].carry if updates else None, True)]
         if p is ta_host_read_p:
             (tape, step) = (x.array for x in operands)
             row = p.bind(tape, step, **params)
-            return [Value(jnp.where(self.active, row, jnp.zeros_like(row)), None, True)]
+            return [MaskedValue(jnp.where(self.active, row, jnp.zeros_like(row)), None, True)]
         if p in RULES and any(x.carry is not None or (x.is_input and jnp.ndim(x.array)) for x in operands):
             return RULES[p](self, eqn, operands)  # there may be a buffer among them
         return self.as_it_is(eqn, operands)
 
-    def as_it_is(self, eqn: Any, operands: list[Value]) -> list[Value]:
+    def as_it_is(self, eqn: Any, operands: list[MaskedValue]) -> list[MaskedValue]:
         operands = [self.guard(x) for x in operands]
         return _values(jaxprs.bind(eqn, [x.array for x in operands]), any(x.batched for x in operands))
 
-    def guard(self, x: Value) -> Value:
+    def guard(self, x: MaskedValue) -> MaskedValue:
         """Guard an input of the step, so that its derivative is zero if the example is not active.
 
         In an example that has finished, the derivative may be infinite, and infinity times zero is NaN. Inputs that the
@@ -125,9 +125,9 @@ class Masked:
         inexact = jnp.issubdtype(jax.typeof(x.array).dtype, jnp.inexact)
         if not (x.is_input and inexact and (x.batched or not jnp.ndim(x.array))):
             return x
-        return Value(ta_guard(self.active, x.array), x.carry, True)
+        return MaskedValue(ta_guard(self.active, x.array), x.carry, True)
 
-    def row_op(self, p: Any, params: Any, operands: list[Value]) -> list[Value]:
+    def row_op(self, p: Any, params: Any, operands: list[MaskedValue]) -> list[MaskedValue]:
         rows = len(ROW_OPS[p].operands) - 1  # all but `where`
         arrays = [x.array for x in operands]
         where = jnp.broadcast_to(self.active, jnp.shape(arrays[1]))
@@ -135,14 +135,14 @@ class Masked:
             where &= arrays[rows]
         out = p.bind(*arrays[:rows], where, **params)
         if not ROW_OPS[p].in_place:
-            return [Value(out, None, True)]
+            return [MaskedValue(out, None, True)]
         new, *old = out if p.multiple_results else [out]
-        return [Value(new, operands[0].carry, True), *_values(old, True)]
+        return [MaskedValue(new, operands[0].carry, True), *_values(old, True)]
 
-    def call(self, eqn: Any, operands: list[Value]) -> list[Value]:
+    def call(self, eqn: Any, operands: list[MaskedValue]) -> list[MaskedValue]:
         return self.evaluate(eqn.params["jaxpr"], operands)
 
-    def checkpoint(self, eqn: Any, operands: list[Value]) -> list[Value]:
+    def checkpoint(self, eqn: Any, operands: list[MaskedValue]) -> list[MaskedValue]:
         found = _compat.checkpoint_of(eqn)
         if found is None:
             return self.as_it_is(eqn, operands)
@@ -153,25 +153,25 @@ class Masked:
         return as_values(f(self.active, *(x.array for x in operands)))
 
     def function(
-        self, jaxpr: Any, like: Sequence[Value]
-    ) -> tuple[Callable[..., list[Array]], Callable[[Sequence[Array]], list[Value]]]:
+        self, jaxpr: Any, like: Sequence[MaskedValue]
+    ) -> tuple[Callable[..., list[Array]], Callable[[Sequence[Array]], list[MaskedValue]]]:
         """Return a function of arrays that evaluates the jaxpr, and a function that turns its results into values.
 
         The first takes `active` before the arrays, and treats these as values like those in `like`.
         """
-        kept: list[list[Value]] = []
+        kept: list[list[MaskedValue]] = []
 
         def f(active: Array, *arrays: Array) -> list[Array]:
             outs = Masked(active).evaluate(jaxpr, [x._replace(array=a) for x, a in zip(like, arrays, strict=True)])
             kept.append([x._replace(array=None) for x in outs])
             return [x.array for x in outs]
 
-        def as_values(arrays: Sequence[Array]) -> list[Value]:
+        def as_values(arrays: Sequence[Array]) -> list[MaskedValue]:
             return [x._replace(array=a) for x, a in zip(kept[-1], arrays, strict=True)]
 
         return f, as_values
 
-    def cond(self, eqn: Any, operands: list[Value]) -> list[Value]:
+    def cond(self, eqn: Any, operands: list[MaskedValue]) -> list[MaskedValue]:
         index, *rest = operands
         branches = eqn.params["branches"]
         if index.batched:
@@ -184,10 +184,10 @@ class Masked:
         results = [as_values(outs) for _, as_values in parts]
         return _joined(outs, results)
 
-    def all_branches(self, branches: Sequence[Any], index: Array, operands: list[Value]) -> list[Value]:
+    def all_branches(self, branches: Sequence[Any], index: Array, operands: list[MaskedValue]) -> list[MaskedValue]:
         """Take an example through all branches. It writes in its own only; buffers pass on to the next."""
         index = jnp.clip(index, 0, len(branches) - 1)
-        results: list[list[Value]] = []
+        results: list[list[MaskedValue]] = []
         for b, branch in enumerate(branches):
             outs = Masked(self.active & (index == b)).evaluate(branch, operands)
             results.append(outs)
@@ -197,11 +197,13 @@ class Masked:
             operands = [passed.get(x.carry, x) for x in operands]
         joined = _joined([x.array for x in results[-1]], results)
         return [
-            x if x.carry is not None else Value(_select(index, [r.array for r in choices]), None, True)
+            x if x.carry is not None else MaskedValue(_select(index, [r.array for r in choices]), None, True)
             for x, choices in zip(joined, zip(*results, strict=True), strict=True)
         ]
 
-    def slots(self, first: Sequence[Value], others: Sequence[Any], operands: list[Value]) -> dict[int | None, int]:
+    def slots(
+        self, first: Sequence[MaskedValue], others: Sequence[Any], operands: list[MaskedValue]
+    ) -> dict[int | None, int]:
         """Return in which result each carry passes from branch to branch, given the results of the first branch.
 
         If the first branch returns two versions of a carry, the carry is where all the other branches return one.
@@ -214,7 +216,7 @@ class Masked:
         joined = _joined([x.array for x in first], results)
         return {x.carry: slot for slot, x in enumerate(joined) if x.carry is not None}
 
-    def scan(self, eqn: Any, operands: list[Value]) -> list[Value]:
+    def scan(self, eqn: Any, operands: list[MaskedValue]) -> list[MaskedValue]:
         params = eqn.params
         num_consts, num_carry = _compat.scan_counts(params)
         consts, carry = operands[:num_consts], operands[num_consts : num_consts + num_carry]
@@ -224,7 +226,7 @@ class Masked:
         kept = []
 
         def f(carry: list[Array], xs: list[Array]) -> tuple[list[Array], list[Array]]:
-            inputs = [*(Value(x, k, True) for k, x in enumerate(carry)), *_values(xs, True)]
+            inputs = [*(MaskedValue(x, k, True) for k, x in enumerate(carry)), *_values(xs, True)]
             outs = Masked(self.active).evaluate(params["jaxpr"], [*consts, *inputs])
             kept.append([x.carry for x in outs[:num_carry]])
             arrays = [x.array for x in outs]
@@ -233,27 +235,30 @@ class Masked:
         arrays = [x.array for x in start], [x.array for x in xs]
         after, ys = lax.scan(f, *arrays, params["length"], params["reverse"], params["unroll"])
         numbers = [x.carry if kept[-1][k] == k else None for k, x in enumerate(carry)]
-        return [*(Value(x, v, True) for x, v in zip(after, numbers, strict=True)), *_values(ys, True)]
+        return [*(MaskedValue(x, v, True) for x, v in zip(after, numbers, strict=True)), *_values(ys, True)]
 
 
-def _values(arrays: Sequence[Array], batched: bool) -> list[Value]:
-    return [Value(x, None, batched) for x in arrays]
+def _values(arrays: Sequence[Array], batched: bool) -> list[MaskedValue]:
+    return [MaskedValue(x, None, batched) for x in arrays]
 
 
-def results_of_loop(outs: Sequence[Array], carry: Sequence[Value]) -> list[Value]:
-    """Return the results of a loop that takes no step unless `active` as values. The first become of `carry`."""
+def results_of_loop(outs: Sequence[Array], carry: Sequence[MaskedValue]) -> list[MaskedValue]:
+    """Return the results of a loop that takes no step unless `active`.
+
+    The first results are versions of `carry`.
+    """
     numbers = [*(x.carry for x in carry), *[None] * (len(outs) - len(carry))]
-    return [Value(x, k, True) for x, k in zip(outs, numbers, strict=True)]
+    return [MaskedValue(x, k, True) for x, k in zip(outs, numbers, strict=True)]
 
 
-def _joined(outs: Sequence[Array], results: Sequence[Sequence[Value]]) -> list[Value]:
+def _joined(outs: Sequence[Array], results: Sequence[Sequence[MaskedValue]]) -> list[MaskedValue]:
     """Return the results of a conditional. A result is a version of a carry if all branches agree on that.
 
     If two results are versions of one carry, neither is followed any further.
     """
     numbers = [{x.carry for x in choices} for choices in zip(*results, strict=True)]
     agreed = [v.pop() if len(v) == 1 else None for v in numbers]
-    return [Value(out, None if agreed.count(k) > 1 else k, True) for out, k in zip(outs, agreed, strict=True)]
+    return [MaskedValue(out, None if agreed.count(k) > 1 else k, True) for out, k in zip(outs, agreed, strict=True)]
 
 
 def _select(index: Array, choices: Sequence[Array]) -> Array:
@@ -265,7 +270,7 @@ def _select(index: Array, choices: Sequence[Array]) -> Array:
 
 #: How primitives that run jaxprs pass the buffers on, each by a function of a `Masked`, an equation and its operands.
 #: Each loop of the library adds its own. In others a buffer is selected as a whole.
-RULES: dict[Primitive, Callable[[Masked, Any, list[Value]], list[Value]]] = {
+RULES: dict[Primitive, Callable[[Masked, Any, list[MaskedValue]], list[MaskedValue]]] = {
     jax_primitives.jit_p: Masked.call,
     **dict.fromkeys(_compat.CHECKPOINTS, Masked.checkpoint),
     jax_primitives.cond_p: Masked.cond,

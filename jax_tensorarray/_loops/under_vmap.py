@@ -55,7 +55,7 @@ def _is_ours(params: dict[str, Any]) -> bool:
     return any(map(jaxprs.has_row_ops, inner))
 
 
-def _let_come_here(
+def _override_batching_rule(
     primitive: Primitive, rule: Callable[..., Any], has_batched_pred: Callable[..., bool], body_of: Callable[[Any], Any]
 ) -> None:
     table = batching.fancy_primitive_batchers
@@ -71,5 +71,5 @@ def _let_come_here(
 
 def install() -> None:
     """Have `jax.vmap` of JAX's own control flow try these rules first."""
-    _let_come_here(jax_primitives.cond_p, _cond, _has_batched_index, lambda params: params["branches"][0])
-    _let_come_here(jax_primitives.while_p, _while, _has_batched_predicate, lambda params: params["body_jaxpr"])
+    _override_batching_rule(jax_primitives.cond_p, _cond, _has_batched_index, lambda params: params["branches"][0])
+    _override_batching_rule(jax_primitives.while_p, _while, _has_batched_predicate, lambda params: params["body_jaxpr"])

@@ -197,7 +197,7 @@ def _is_cheap(cond: Any) -> bool:
 # transpose, but perhaps none is needed. As for JAX's own loop, the known results come from a loop of the known carries.
 
 
-class _Part(NamedTuple):
+class _SmallerLoop(NamedTuple):
     """A loop with fewer operands and results: which ones it has, and its parameters."""
 
     operands: list[bool]
@@ -205,17 +205,17 @@ class _Part(NamedTuple):
     params: dict[str, Any]
 
 
-def _part(operands: Sequence[bool], carry: Sequence[bool], cond: Any, body: Any, options: WhileOptions) -> _Part:
+def _part(operands: Sequence[bool], carry: Sequence[bool], cond: Any, body: Any, options: WhileOptions) -> _SmallerLoop:
     """Return the loop of the carries flagged in `carry`, which has the tapes last, and of the consts in `operands`."""
     cond_consts, consts, _ = options.split(operands)
     n = len(carry) - len(options.tapes)
     tapes = tuple(flagged(options.tapes, carry[n:]))
     fewer = replace(options, cond_nconsts=sum(cond_consts), body_nconsts=sum(consts), tapes=tapes)
     params = {"cond": cond, "body": body, "options": fewer}
-    return _Part([*cond_consts, *consts, *carry[:n]], [*carry, *[True] * options.counts], params)
+    return _SmallerLoop([*cond_consts, *consts, *carry[:n]], [*carry, *[True] * options.counts], params)
 
 
-def _known(unknown: Sequence[bool], cond: Any, body: Any, options: WhileOptions) -> _Part | None:
+def _known(unknown: Sequence[bool], cond: Any, body: Any, options: WhileOptions) -> _SmallerLoop | None:
     """Return the loop of what does not depend on unknown operands; None if its end does or its strategy cannot."""
     if not options.strategy.tapes:  # it refers to all of the carry
         return None
@@ -249,7 +249,7 @@ def _known_equation(unknown: Sequence[bool], eqn: Any) -> tuple[Any, list[bool]]
     return None if known is None else (_equation_of(eqn, known), known.results)
 
 
-def _equation_of(eqn: Any, part: _Part) -> Any:
+def _equation_of(eqn: Any, part: _SmallerLoop) -> Any:
     return eqn.replace(
         invars=flagged(eqn.invars, part.operands),
         outvars=flagged(eqn.outvars, part.results),
@@ -334,17 +334,19 @@ def _reached(params: dict[str, Any], flags: list[bool]) -> list[bool]:
     return [*carry, *[False] * options.counts]
 
 
-def _masked(masked: masking.Masked, eqn: Any, operands: list[masking.Value]) -> list[masking.Value]:
+def _masked(masked: masking.Masked, eqn: Any, operands: list[masking.MaskedValue]) -> list[masking.MaskedValue]:
     return _masked_loop(masked, operands, **eqn.params)
 
 
-def _masked_loop_of_jax(masked: masking.Masked, eqn: Any, operands: list[masking.Value]) -> list[masking.Value]:
+def _masked_loop_of_jax(
+    masked: masking.Masked, eqn: Any, operands: list[masking.MaskedValue]
+) -> list[masking.MaskedValue]:
     return _masked_loop(masked, operands, **of_jax(eqn.params, "an inner lax.while_loop"))
 
 
 def _masked_loop(
-    masked: masking.Masked, operands: list[masking.Value], cond: Any, body: Any, options: WhileOptions
-) -> list[masking.Value]:
+    masked: masking.Masked, operands: list[masking.MaskedValue], cond: Any, body: Any, options: WhileOptions
+) -> list[masking.MaskedValue]:
     """Run a loop that takes no step unless `active`."""
     predicate = jaxprs.function(cond)
 

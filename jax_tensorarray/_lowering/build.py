@@ -105,7 +105,7 @@ def give_all_rows(call: Operation) -> None:
     del call.attributes[LENGTH]
 
 
-def of_positions(sizes: Value, shape: Sequence[int]) -> Value:
+def at_positions(sizes: Value, shape: Sequence[int]) -> Value:
     """Broadcast numbers of rows `[*batch]` to the positions of an index of that shape."""
     if sizes.type.rank == len(shape):
         return sizes
@@ -113,7 +113,7 @@ def of_positions(sizes: Value, shape: Sequence[int]) -> Value:
     return hlo.broadcast_in_dim(kind, sizes, dense_int_array(range(sizes.type.rank)))
 
 
-def astray(index: Value, size: Value | int) -> Value:
+def is_out_of_bounds(index: Value, size: Value | int) -> Value:
     """Return whether an index is out of range, elementwise; `size` is a number, or an int32 array of the same shape."""
     index = widened(index, INT32_MAX if not isinstance(size, int) else size)
     is_unsigned = index.type.element_type.is_unsigned
@@ -122,8 +122,8 @@ def astray(index: Value, size: Value | int) -> Value:
     else:
         limit = hlo.maximum(size, splat(size.type, 0)) if is_unsigned else size
         limit = limit if limit.type == index.type else hlo.convert(index.type, limit)
-    strays = compare(index, limit, "GE")
-    return strays if is_unsigned else hlo.or_(strays, compare(index, splat(index.type, 0), "LT"))
+    outside = compare(index, limit, "GE")
+    return outside if is_unsigned else hlo.or_(outside, compare(index, splat(index.type, 0), "LT"))
 
 
 def compare(left: Value, right: Value, direction: str) -> Value:

@@ -96,7 +96,7 @@ FALLBACK = "jax_tensorarray.fallback"
 
 
 #: Attribute of a loop or a function whose last argument is a 0 that XLA cannot know to be one.
-UNKNOWN = "jax_tensorarray.unknown"
+OPAQUE_ZERO = "jax_tensorarray.opaque_zero"
 
 
 #: The name under which a loop of this library reads and writes its tapes. Each step writes a row of a tape and never
@@ -232,12 +232,12 @@ def lowering_of(op: Operation, default: str) -> str:
     return name
 
 
-def unknown_at(op: Operation) -> Value | None:
+def opaque_zero_at(op: Operation) -> Value | None:
     """Return a number that is 0 while nothing is wrong, and that XLA cannot know, if there is one at `op`."""
     while op.name != "func.func":
         block = op.block
         op = operation(block.owner)
-        if UNKNOWN in op.attributes:
+        if OPAQUE_ZERO in op.attributes:
             last: Value = block.arguments[len(block.arguments) - 1]
             return last
     return None

@@ -129,26 +129,26 @@ class LoopsAround:
         return loops + self.known[name]
 
 
-def added_by_step(carried: Value, behind: Value, functions: Mapping[str, Operation]) -> int | None:
+def added_by_step(carried: Value, after: Value, functions: Mapping[str, Operation]) -> int | None:
     """Return the constant that a step of a loop adds to a number that it carries, or None if it does anything else.
 
     Calls of the given functions are followed.
     """
     calls, added = [], 0
-    while not isinstance(behind, ir.BlockArgument):
-        op = operation(behind.owner)
+    while not isinstance(after, ir.BlockArgument):
+        op = operation(after.owner)
         if (name := callee(op)) is not None and name in functions:
             calls.append(op)
-            behind = terminator(entry(functions[name])).operands[ir.OpResult(behind).result_number]
+            after = terminator(entry(functions[name])).operands[ir.OpResult(after).result_number]
         elif op.name == "stablehlo.add" and not added and (by := constant(op.operands[1])) is not None:
-            behind, added = op.operands[0], by
+            after, added = op.operands[0], by
         else:
             return None
     for call in reversed(calls):
-        if not isinstance(behind, ir.BlockArgument) or operation(behind.owner.owner).name != "func.func":
+        if not isinstance(after, ir.BlockArgument) or operation(after.owner.owner).name != "func.func":
             return None
-        behind = call.operands[behind.arg_number]
-    return added if behind == carried else None
+        after = call.operands[after.arg_number]
+    return added if after == carried else None
 
 
 def nested_operands(op: Operation) -> Iterator[tuple[Operation, int, Value]]:

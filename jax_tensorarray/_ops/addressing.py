@@ -23,7 +23,7 @@ from jax_tensorarray._ops.primitive import Params, row_params, window_axes
 Array = jax.Array
 
 
-class Rows(NamedTuple):
+class RowOperands(NamedTuple):
     """The operands of a row op except the value, and its parameters."""
 
     op: str
@@ -58,12 +58,12 @@ def rows(
     where: Any = None,
     mode: str | None = None,
     lowering: str = "auto",
-) -> Rows:
+) -> RowOperands:
     """Return the rows that `op` is for, from the arguments that all such ops have."""
     arguments.check_lowering(op, lowering)
     if length is None and type(axis) is int and axis == 0 and not isinstance(index, tuple):
         buffer, index, mask, mode = arguments.row_operands(op, buffer, index, where, mode)
-        return Rows(op, buffer, index, mask, row_params(op, mode, lowering=lowering))
+        return RowOperands(op, buffer, index, mask, row_params(op, mode, lowering=lowering))
 
     buffer, mode = arguments.as_buffer(op, buffer), arguments.as_mode(op, mode)
     masked = where is not None and where is not True
@@ -96,7 +96,7 @@ def rows(
     else:
         at, *masks = (_for_each(batch, x) for x in (at, *mask))
     params = row_params(names[0], mode, lowering=lowering, batch_dims=axis, index_dims=len(parts), length=length)
-    return Rows(op, buffer, at, tuple(masks), params)
+    return RowOperands(op, buffer, at, tuple(masks), params)
 
 
 def _as_axis(op: str, axis: Any, buffer: Array) -> int:

@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tensorarray._lowering.calls import LOWERINGS
+from jax_tensorarray._lowering.mlir import INT32_MAX
 
 Array = jax.Array
 
 #: A known index stays in NumPy: JAX takes longer to make an array of it than to write a row.
 Index = jax.Array | np.ndarray[Any, Any]
 
-_INT32_MAX = np.iinfo(np.int32).max
 
 _short = reprlib.Repr()
 _short.maxother = _short.maxstring = 80
@@ -299,7 +299,7 @@ def as_size(op: str, size: Any, name: str = "size") -> Array:
     if isinstance(size, np.ndarray) and not size.ndim:
         size = size[()]
     if isinstance(size, int | np.integer) and not isinstance(size, bool):
-        return jnp.asarray(max(min(int(size), _INT32_MAX), -1), jnp.int32)
+        return jnp.asarray(max(min(int(size), INT32_MAX), -1), jnp.int32)
     array = _as_array(op, name, size, "an integer")
     if not jnp.issubdtype(array.dtype, jnp.integer):
         raise TypeError(f"{op}: {name} must have an integer dtype, got {array.dtype}")

@@ -49,7 +49,7 @@ class Params(TypedDict):
     """The parameters that a row op is bound with."""
 
     batch_dims: int  #: leading axes that buffer, index, value and where share
-    index_dims: int  #: number of axes behind these whose rows an index counts, the last one fastest
+    index_dims: int  #: number of axes after these whose rows an index counts, the last one fastest
     length: int | None  #: each index is the first of so many rows of the last of these axes
     whole: bool  #: all rows of such a window are in range, or all are out of range
     mode: str | None  #: "error", "drop", or None: "error" unless vmap batches the index
@@ -88,7 +88,7 @@ ROW_OPS: dict[Primitive, Call] = {}
 #: By other ops that touch some rows only: maps whether an example is active, and the operands, to operands with which
 #: an example that is not active touches no row that is read. If the result has the type of the first operand, it is
 #: updated.
-INACTIVE: dict[Primitive, Callable[..., Sequence[Array]]] = {}
+NOOP_OPERANDS: dict[Primitive, Callable[..., Sequence[Array]]] = {}
 
 
 class RowPrimitive(Primitive):
@@ -120,7 +120,7 @@ def make_primitive(
     batch: Callable[..., Any] | None = None,
     reference: Callable[..., Any],
     kernel: Callable[..., Any] | None = None,
-    inactive: Callable[..., Sequence[Array]] | None = None,
+    noop_operands: Callable[..., Sequence[Array]] | None = None,
     checks: Callable[..., Any] | None = None,
     multiple_results: bool = False,
 ) -> Primitive:
@@ -128,8 +128,8 @@ def make_primitive(
 
     An op that is linear in some of its operands together, `linear_in`, needs no `jvp`. `transpose` is called
     with cotangents that are not all zero. `reference` is the meaning in plain JAX or in other ops, and the
-    lowering where there is no kernel. `kernel` lowers to a call of a kernel on a `platform`. `inactive` is for
-    `INACTIVE`. `checks` is what `checkify` looks at besides the index.
+    lowering where there is no kernel. `kernel` lowers to a call of a kernel on a `platform`. `noop_operands` is for
+    `NOOP_OPERANDS`. `checks` is what `checkify` looks at besides the index.
     """
     primitive = RowPrimitive(name)
     primitive.multiple_results = multiple_results
@@ -143,8 +143,8 @@ def make_primitive(
         ad.primitive_transposes[primitive] = nonzero_transpose(transpose)
     if batch is not None:
         batching.primitive_batchers[primitive] = functools.partial(batch, primitive)
-    if inactive is not None:
-        INACTIVE[primitive] = inactive
+    if noop_operands is not None:
+        NOOP_OPERANDS[primitive] = noop_operands
     if isinstance(kernel, RowKernel):
         reference = _on_one_axis(reference, kernel.call)
     fallback = mlir.lower_fun(reference, multiple_results=multiple_results)

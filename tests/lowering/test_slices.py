@@ -66,7 +66,7 @@ def expected(op, at, buffer, values, where, masked):
 
 INDICES = {
     "in range": lambda i: (3 * i + 1) % 5,
-    "astray at times": lambda i: 2 * i - 3,
+    "out of range at times": lambda i: 2 * i - 3,
     "unsigned": lambda i: jnp.asarray(i, jnp.uint8) + 3,
 }
 
