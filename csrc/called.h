@@ -1,4 +1,4 @@
-// What the attribute `op` of a call says.
+// Parses the attribute `op` of a call.
 #pragma once
 
 #include <algorithm>
@@ -7,15 +7,15 @@
 
 namespace jax_tensorarray {
 
-// The name that the user called and, unless it is empty, the place in his source.
+// The function that the user called, and its place in the source, which may be empty.
 struct Called {
   std::string_view name, place;
 };
 
-// Whether the text begins with `>`: the call drops an index that is out of range, and `raise` says so.
+// Whether the call drops an index out of range and leaves the error to `raise`, as a leading `>` says.
 inline bool goes_on(std::string_view op) { return !op.empty() && op.front() == '>'; }
 
-// Of `name@place`, or of many such lines, one for each position in turn.
+// Parses `name@place`. If there are several such lines, the positions take them in turn.
 inline Called called_at(std::string_view op, int64_t position) {
   if (goes_on(op)) op.remove_prefix(1);
   for (position %= 1 + std::count(op.begin(), op.end(), '\n'); position > 0; --position) {

@@ -1,8 +1,8 @@
-// What a call must be.
+// Checks the arguments of a call.
 //
-// Anybody can write a call by hand, or change one in an export. So a handler looks at all that it is called with before
-// it touches memory or launches what does. Only the numbers in arrays are left: an index has a rule of its own, and the
-// order of positions is checked by those who use it, the threads of a GPU.
+// A call may have been written by hand or changed in an export, so a handler checks all of it before it touches memory
+// or launches a kernel. Only the contents of arrays are not checked here: an index has a rule of its own, and the
+// threads of a GPU check the order of positions when they use it.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +35,7 @@ inline IndexType index_type(ffi::DataType type) {
   }
 }
 
-// None of the types that are packed below a byte, and none that only a newer XLA has.
+// kNone for the types smaller than a byte, and for those that only a newer XLA has.
 inline ElementType element_type(ffi::DataType type) {
   switch (type) {
     case ffi::PRED: return ElementType::kBool;
@@ -111,7 +111,7 @@ inline std::string name_of(ffi::DataType type) {
 
 // --- what messages say -----------------------------------------------------------------------------------------
 //
-// All of these are out of the way of calls in which nothing is wrong.
+// None of these are inlined, so that correct calls stay fast.
 
 using Dims = ffi::AnyBuffer::Dimensions;
 
@@ -119,7 +119,7 @@ using Dims = ffi::AnyBuffer::Dimensions;
   return std::string(called_at(op, 0).name);
 }
 
-// An argument, and what messages call it.
+// An argument, and its name in messages.
 struct Argument {
   const char* name;
   ffi::AnyBuffer given;
@@ -171,7 +171,7 @@ struct Argument {
 
 // --- checks ----------------------------------------------------------------------------------------------------
 
-// Multiplies `n` by all of these, if the product is a number that there can be of anything.
+// Multiplies `n` by `dims`, unless one of them is negative or the product overflows.
 inline bool multiply(int64_t& n, Dims dims) {
   int64_t product = n;
   for (int64_t dim : dims) {
@@ -188,13 +188,13 @@ inline bool same(const int64_t* dims, Dims as) {
   return true;
 }
 
-// Looks at the arguments of a call, the buffer first. Each function says whether that argument is right, and if it is
-// not leaves in `error` what is wrong.
+// Checks the arguments of a call, the buffer first. Each function returns whether its argument is right, and otherwise
+// puts what is wrong into `error`.
 class Checks {
  public:
   Checks(std::string_view op, ffi::Error& error) : op_(op), error_(error) {}
 
-  // `[*batch, *sizes, *row]`, where a row has `row_dims` dimensions or more. An index counts the rows of all sizes.
+  // `[*batch, *sizes, *row]`, where a row has at least `row_dims` dimensions and an index counts over all `sizes`.
   bool buffer(ffi::AnyBuffer given, int64_t batch_dims, size_t row_dims = 0, int64_t index_dims = 1) {
     Dims dims = given.dimensions();
     if (batch_dims < 0 || static_cast<size_t>(batch_dims) + row_dims >= dims.size()) {
@@ -219,7 +219,7 @@ class Checks {
     return fails(wrong(op_, {"buffer", given}, "have fewer than 2^63 bytes"));
   }
 
-  // What stands for a buffer of which only the number of rows matters: int32 `[*batch]`.
+  // The number of rows, in place of a buffer: int32 `[*batch]`.
   bool size(ffi::AnyBuffer given) {
     batch_ = given.dimensions();
     batches_ = 1;
@@ -259,7 +259,7 @@ class Checks {
     return is({"order", given}, ffi::S32, batch_, Dims(&count, 1));
   }
 
-  // The buffer that an op has updated.
+  // The result that is the updated buffer.
   bool updated(ffi::AnyBuffer buffer, ffi::AnyBuffer out) {
     return is({"result buffer", out}, buffer.element_type(), buffer.dimensions());
   }

@@ -1,7 +1,7 @@
 // The ops that combine rows with those that are there: `for k: buffer[index[k]] = combine(buffer[index[k]], value[k])`.
 //
-// An op is a struct with its name and with a rule for the elements of each kind of dtype. From the list `Combining`, at
-// the end, come the handlers of every platform and the kernels for GPUs: a new op is a struct and an entry there.
+// An op is a struct that has a name and a rule for each kind of dtype. To add one, write a struct and add it to the
+// list `Combining` at the end, which makes the handlers of every platform and the kernels for GPUs.
 #pragma once
 
 #include <cstring>
@@ -40,7 +40,7 @@ enum class ElementType : uint8_t {
   kNone,  // any other
 };
 
-// Whether an op has a meaning for a dtype.
+// Whether an op is defined for a dtype.
 template <class Op>
 constexpr bool has_rule(ElementType type) {
   bool is_complex = type == ElementType::kC64 || type == ElementType::kC128;
@@ -104,32 +104,32 @@ struct Larger {
   TA_HD static T combine(T a, T b) { return a < b ? b : a; }
 };
 
-// Where a float lies in the order from -infinity, at 0, by way of -0 and 0 to infinity; NaN is past all of them. It is
-// an integer, since the threads of XLA take subnormal numbers for zeros where they compare floats.
+// Maps floats to integers of the same order: from -infinity, which is 0, past -0 and 0 to infinity, and NaN after all
+// of them. XLA's threads compare subnormal floats as zeros, but not these integers.
 template <class Bits>
-TA_HD Bits place(Bits bits, Bits infinity) {
+TA_HD Bits total_order_key(Bits bits, Bits infinity) {
   Bits sign = bits >> (8 * sizeof(Bits) - 1);
-  Bits ordered = bits ^ (-sign >> 1);  // negative numbers have magnitudes that grow the other way
-  return ordered + infinity + 1;       // where NaN with a sign wraps around
+  Bits ordered = bits ^ (-sign >> 1);  // a negative number is smaller the larger its magnitude
+  return ordered + infinity + 1;       // a negative NaN wraps around to the end
 }
 
-TA_HD inline uint32_t place(float x) { return place<uint32_t>(float_bits(x), 0x7f800000); }
+TA_HD inline uint32_t total_order_key(float x) { return total_order_key<uint32_t>(float_bits(x), 0x7f800000); }
 
-TA_HD inline uint64_t place(double x) {
+TA_HD inline uint64_t total_order_key(double x) {
   uint64_t bits;
   memcpy(&bits, &x, sizeof bits);
-  return place<uint64_t>(bits, 0x7ff0000000000000);
+  return total_order_key<uint64_t>(bits, 0x7ff0000000000000);
 }
 
 template <class Format>
-TA_HD auto place(Format x) -> decltype(place(x.decode())) {
-  return place(x.decode());
+TA_HD auto total_order_key(Format x) -> decltype(total_order_key(x.decode())) {
+  return total_order_key(x.decode());
 }
 
 template <class T>
 struct LargerFloat {
   using Element = T;
-  TA_HD static T combine(T a, T b) { return place(a) < place(b) ? b : a; }
+  TA_HD static T combine(T a, T b) { return total_order_key(a) < total_order_key(b) ? b : a; }
 };
 
 // --- ops -------------------------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ struct Add {
   static constexpr bool kCombinesParts = true;  // a complex number is two floats
   using Bool = Or;
   template <class T>
-  using Integer = Sum<std::make_unsigned_t<T>>;  // wraps, as XLA's do
+  using Integer = Sum<std::make_unsigned_t<T>>;  // wraps around, as in XLA
   template <class T>
   using Float = Sum<T>;
   template <class Format>

@@ -23,25 +23,26 @@
 namespace jax_tensorarray {
 namespace {
 
-// Compiles a handler and all that it calls as one function. The checks of a call are short: to hand on what they have
-// found, from function to function, would cost half as much again. Tests that are compiled anew do without.
+// Compiles a handler and all that it calls as one function. The checks of a call are short, and passing their results
+// from function to function would cost half as much again. Tests that compile this file do without.
 #ifndef TA_ONE_PIECE
 #define TA_ONE_PIECE [[gnu::flatten]]
 #endif
 
 // --- errors that are raised later ------------------------------------------------------------------------------
 //
-// Of several devices that run a program, the others would wait for one that has stopped at an error. So it drops the
-// access, and goes on to the call of `raise` at the end.
+// If one of several devices stopped at an error, the others would wait for it. So it drops the access and goes on to
+// the call of `raise` at the end.
 
-// A run of a program, which has one number for all devices, on one of them.
+// A run of a program on one device: the number of the run, which all devices share, and the device.
 using Run = std::pair<int64_t, int32_t>;
 
 Run run_of(const ffi::Context& context) {
   return {context.get<ffi::RunId>()->run_id, *context.get<ffi::DeviceOrdinal>()};
 }
 
-// The first error of each run that has one. A run that ends before `raise` leaves its own: the oldest is forgotten.
+// The first error of each run. A run that ends before `raise` leaves its error here, so the oldest is forgotten in the
+// end.
 std::deque<std::pair<Run, std::string>> noted;
 std::atomic<size_t> number_noted{0};
 std::mutex noting;
@@ -69,7 +70,7 @@ std::optional<std::string> take_noted(Run run) {
   return text;
 }
 
-// Whether the call goes on although the index at that position is out of range. If not, `error` says so.
+// Whether the call goes on although the index at that position is out of range. If not, the error is put into `error`.
 [[gnu::cold, gnu::noinline]] bool passes_over(const ffi::Context& context, std::string_view op, const Index& index,
                                               int64_t position, int64_t size, ffi::Error& error) {
   std::string text = message(op, index.type, position, index.value(position), size);
@@ -77,7 +78,7 @@ std::optional<std::string> take_noted(Run run) {
   return error = ffi::Error(ffi::ErrorCode::kOutOfRange, std::move(text)), false;
 }
 
-// Whether no index is an error: one leaves the buffer as it was.
+// Whether all indices are in range. If one is not, the buffer stays as it was.
 bool all_inside(const ffi::Context& context, const Call& call, const Plan& plan, ffi::Error& error) {
   if (!call.strict) return true;
   BufferSize size{plan.geometry.size};
@@ -87,7 +88,7 @@ bool all_inside(const ffi::Context& context, const Call& call, const Plan& plan,
   return passes_over(context, call.op, plan.index, stray, size(stray), error);
 }
 
-// XLA honours the alias; another runtime that reads the same module need not.
+// XLA honours the alias, but another runtime that loads the same module need not.
 template <class Unit>
 Unit* in_place(const ffi::AnyBuffer& buffer, ffi::Result<ffi::AnyBuffer>& out) {
   if (out->untyped_data() != buffer.untyped_data() && buffer.size_bytes() != 0) {
@@ -96,15 +97,15 @@ Unit* in_place(const ffi::AnyBuffer& buffer, ffi::Result<ffi::AnyBuffer>& out) {
   return static_cast<Unit*>(out->untyped_data());
 }
 
-// To wake a thread takes as long as to move half a megabyte where other processes keep the cores busy, and is in vain
-// then. A share this large makes that little of the whole, and two cores that are free are nearly twice as fast.
+// On a busy machine, waking a thread costs as much as moving 0.5 MB and gains nothing. Beside a share this large that
+// cost is small, and two free cores are nearly twice as fast as one.
 constexpr int64_t kBytesForAThread = 2 << 20;
 
-// Rows that are long enough to be divided.
+// The length from which threads divide a row.
 constexpr int64_t kLongRow = 64 << 10;
 
-// Calls `work(rows, bytes)` for shares of a call that moves `moved` bytes, on as many threads as pay, but `most`: some
-// of the rows, and of each some of the bytes.
+// Divides a call that moves `moved` bytes among as many threads as are worth it, at most `most`. Calls `work(rows,
+// bytes)` for each share: some of the rows, and some of the bytes of each.
 template <class Work>
 void in_shares(ffi::ThreadPool& pool, int64_t moved, int64_t most, int64_t rows, int64_t row, const Work& work) {
   int64_t shares = 1;
@@ -112,13 +113,13 @@ void in_shares(ffi::ThreadPool& pool, int64_t moved, int64_t most, int64_t rows,
   if (shares <= 1) return work(Range{0, rows}, Range{0, row});
   in_parallel(pool, shares, [&](int64_t k) {
     if (row < kLongRow) return work(Range{rows * k / shares, rows * (k + 1) / shares}, Range{0, row});
-    auto cut = [&](int64_t k) { return k == shares ? row : row * k / shares / 64 * 64; };  // between cache lines
+    auto cut = [&](int64_t k) { return k == shares ? row : row * k / shares / 64 * 64; };  // at the end of a cache line
     work(Range{0, rows}, Range{cut(k), cut(k + 1)});
   });
 }
 
-// The same for an op that updates a buffer, of which each thread gets other rows. It has to look at all indices to find
-// its own, and cannot foresee which these are, so short rows are left to one.
+// The same for an op that updates a buffer, where each thread has rows of its own. It has to look at all indices to
+// find them, so short rows are left to one thread.
 template <class Work>
 void in_shares_of_buffer(ffi::ThreadPool& pool, const Geometry& g, const Work& work) {
   in_shares(pool, g.positions() * g.row, g.row / 128, g.batch * g.size, g.row, work);
@@ -187,7 +188,7 @@ TA_ONE_PIECE ffi::Error Swap(ffi::Context context, ffi::ThreadPool pool, ffi::An
   return ffi::Error::Success();
 }
 
-// Not in one piece with the rest, of which there would be one for each dtype then.
+// Not inlined, or every handler would contain the checks once for each dtype.
 template <class Rule>
 [[gnu::noinline]] ffi::Error combine_rows(ffi::ThreadPool& pool, const Plan& plan, const ffi::AnyBuffer& buffer,
                                           const ffi::AnyBuffer& value, ffi::Result<ffi::AnyBuffer>& out, bool reverse) {
@@ -277,7 +278,7 @@ ffi::Error Check(ffi::Context context, ffi::AnyBuffer index, ffi::AnyBuffer size
   return error;
 }
 
-// Out of the way of the fences that XLA gives the buffer itself, as it does.
+// Not inlined: XLA gives a fence the buffer itself, so there is normally nothing to copy.
 [[gnu::noinline]] ffi::Error copy_buffer(const ffi::AnyBuffer& buffer, ffi::Result<ffi::AnyBuffer>& out) {
   ffi::Error error;
   if (plan_fence(buffer, *out, error)) in_place<uint8_t>(buffer, out);
@@ -293,7 +294,7 @@ ffi::Error Fence(ffi::AnyBuffer buffer, ffi::RemainingArgs, ffi::Result<ffi::Any
 // Leaves its result as XLA allocated it: no page is touched.
 ffi::Error Empty(ffi::RemainingArgs, ffi::Result<ffi::AnyBuffer>) { return ffi::Error::Success(); }
 
-// Raises what this run has noted. Its operands only have to be ready before, and its result is anything.
+// Raises the error that this run has noted. It only waits for its operands, and its result has no meaning.
 ffi::Error Raise(ffi::Context context, ffi::RemainingArgs, ffi::Result<ffi::AnyBuffer>) {
   if (number_noted == 0) return ffi::Error::Success();
   auto text = take_noted(run_of(context));

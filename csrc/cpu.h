@@ -1,4 +1,4 @@
-// What cpu.cc has for Python, and for the tests that call handlers without XLA.
+// What cpu.cc offers to Python, and to tests that call handlers without XLA.
 #pragma once
 
 #include "registration.h"

@@ -1,8 +1,7 @@
-// The row ops as a CPU runs them: one position after the other, which is what duplicate indices mean.
+// The row ops on a CPU: one position after another, which defines what duplicate indices mean.
 //
-// A walk moves the first `n` units of some of the rows, and several threads may each do one at the same time. Those
-// that update a buffer visit all positions in order and leave out the rows of the others: then it does not matter which
-// positions address the same row.
+// A walk moves the first `n` units of some rows, and several threads may walk at the same time. A walk that updates a
+// buffer visits all positions in order and skips the rows of other threads, so that no two threads write the same row.
 #pragma once
 
 #include <algorithm>
@@ -20,13 +19,13 @@ struct Range {
   int64_t size() const { return end - begin; }
   bool holds(int64_t k) const { return begin <= k && k < end; }
 
-  // What lies in the k-th of batches of `count`, counted from there.
+  // The part of this range in the k-th batch of `count`, counted from the start of that batch.
   Range in_batch(int64_t k, int64_t count) const {
     return {std::clamp<int64_t>(begin - k * count, 0, count), std::clamp<int64_t>(end - k * count, 0, count)};
   }
 };
 
-// An index that nothing masks, of a type that the compiler knows.
+// An index without a mask, of a type known at compile time.
 template <class T>
 struct TypedIndex {
   const T* data;
@@ -36,7 +35,7 @@ struct TypedIndex {
     return i >= 0 && i < size ? i : kNoRow;
   }
 
-  // Nothing ends the loop early, so that many positions are looked at in one instruction.
+  // The loop never ends early, so one instruction looks at many positions.
   bool all_inside(int64_t positions, int64_t size) const {
     T last = static_cast<T>(std::min<int64_t>(size - 1, std::numeric_limits<T>::max()));
     bool inside = true;
@@ -45,7 +44,7 @@ struct TypedIndex {
   }
 };
 
-// Calls `run` with the index, of a known type if it is a usual one: a walk over many small rows is twice as fast.
+// Calls `run` with the index, as a `TypedIndex` if it has a common type: walks over many small rows are twice as fast.
 template <class Run>
 auto with_index(const Index& index, Run run) {
   if (index.where == nullptr && index.type == IndexType::kS32) {
@@ -57,7 +56,7 @@ auto with_index(const Index& index, Run run) {
   return run(index);
 }
 
-// Calls `run` with a number of bytes, as a constant if it is that of a small row: to copy so many takes a few moves.
+// Calls `run` with a number of bytes, as a constant for common small rows, which are then copied in a few moves.
 template <class Run>
 void with_bytes(int64_t n, Run run) {
   switch (n) {
@@ -83,7 +82,7 @@ inline void zero_bytes(uint8_t* to, int64_t n) {
   if (n > 0) memset(to, 0, static_cast<size_t>(n));
 }
 
-// for k: value[k] = buffer[index[k]], zeros where there is no such row; of the positions of all batches, some
+// for k in positions, counted over all batches: value[k] = buffer[index[k]], zeros where there is no such row
 template <class Rows, class Bytes>
 void walk_read(const Geometry& g, const Rows& index, const uint8_t* buffer, uint8_t* value, Range positions, Bytes n) {
   for (int64_t b = 0; b < g.batch; ++b) {
@@ -97,7 +96,7 @@ void walk_read(const Geometry& g, const Rows& index, const uint8_t* buffer, uint
   }
 }
 
-// Calls `visit(position, row)` for the positions of all batches, in order, with the row of all batches or kNoRow.
+// Calls `visit(position, row)` for each position in order. Both are counted over all batches; row may be kNoRow.
 template <class Rows, class Visit>
 void walk(const Geometry& g, const Rows& index, bool reverse, Visit visit) {
   for (int64_t b = 0; b < g.batch; ++b) {
@@ -123,7 +122,7 @@ void walk_swap(const Geometry& g, const Rows& index, uint8_t* buffer, const uint
                Range rows, Bytes n) {
   walk(g, index, reverse, [=](int64_t position, int64_t row) {
     uint8_t* taken = old + position * g.row;
-    if (row == kNoRow && rows.begin == 0) zero_bytes(taken, n);  // by one of the threads
+    if (row == kNoRow && rows.begin == 0) zero_bytes(taken, n);  // one thread does this
     if (!rows.holds(row)) return;
     uint8_t* at = buffer + row * g.row;
     copy_bytes(taken, at, n);
@@ -149,14 +148,14 @@ inline void walk_clear(const Geometry& g, const Index& start, const Index& stop,
   if (first < last) zero_bytes(buffer + (batch * g.size + first) * g.row, (last - first) * g.row);
 }
 
-// The first parts of value = those of buffer[index]
+// value[:parts] = buffer[index][:parts]
 inline void walk_read_part(const Parts& p, const uint8_t* buffer, uint8_t* value, int64_t batch) {
   int64_t row = p.row(batch);
   if (row == kNoRow) return;
   copy_bytes(value + batch * p.g.row, buffer + (batch * p.g.size + row) * p.g.row, p.end(batch));
 }
 
-// The first parts of buffer[index] = those of value
+// buffer[index][:parts] = value[:parts]
 inline void walk_write_part(const Parts& p, uint8_t* buffer, const uint8_t* value, int64_t batch) {
   int64_t row = p.row(batch);
   if (row == kNoRow) return;

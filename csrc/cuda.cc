@@ -24,7 +24,7 @@ ffi::Error status(cudaError_t error) {
 
 std::mutex errors;
 
-// A record for every GPU, in host memory that all of them can write; made when it is first asked for.
+// A record for every GPU, in host memory that all of them can write. They are allocated on first use.
 struct Records {
   ErrorRecord* first = nullptr;
   int count = 0;
@@ -54,7 +54,8 @@ void note_use(int device) {
   if (std::find(used.begin(), used.end(), device) == used.end()) used.push_back(device);
 }
 
-// For a GPU that has been waited for, without the lock: it may itself wait for what another thread is to launch.
+// Call this after waiting for the GPU, which must be done without the lock: the GPU may itself wait for a launch by
+// another thread.
 std::optional<std::string> tell_and_settle(ErrorRecord& record) {
   std::lock_guard<std::mutex> lock(errors);
   auto text = tell(record);
@@ -64,10 +65,9 @@ std::optional<std::string> tell_and_settle(ErrorRecord& record) {
 
 ffi::Error raised(const std::string& text) { return ffi::Error(ffi::ErrorCode::kOutOfRange, text); }
 
-// Runs before an executable that has an op in it, in every run of it, also where the op is in a CUDA graph.
+// Runs before each run of an executable that has an op of ours, even if that op is in a CUDA graph.
 //
-// An error of an earlier run is raised here, as soon as the GPU is done with that run, what it found afterwards
-// included.
+// It raises the error of an earlier run, once the GPU has finished that run and found all that there is to find.
 ffi::Error Initialize(int32_t device, cudaStream_t stream) {
   const Records& records = Records::get();
   if (records.error != cudaSuccess) return status(records.error);
@@ -91,8 +91,8 @@ struct Device {
   }
 };
 
-// A handler that first raises what an earlier op of the same run has recorded, if that is known by now: then a loop
-// ends in the step after the one that failed, or soon after. The records are there: Initialize has made them.
+// A handler that first raises what an earlier op of the same run has recorded, if the host can see it yet, so that a
+// loop ends soon after the step that failed. Initialize has already allocated the records.
 template <auto kHandler>
 constexpr auto raising = [](int32_t ordinal, cudaStream_t stream, auto... args) {
   const Records& records = Records::get();
@@ -105,7 +105,7 @@ constexpr auto raising = [](int32_t ordinal, cudaStream_t stream, auto... args) 
   return kHandler(Device{stream, record}, args...);
 };
 
-// The memory of the updated buffer. XLA honours the alias; another runtime that reads the same module need not.
+// The memory of the updated buffer. XLA honours the alias, but another runtime that loads the same module need not.
 ffi::ErrorOr<void*> in_place(cudaStream_t stream, const ffi::AnyBuffer& buffer, ffi::Result<ffi::AnyBuffer>& out) {
   void* to = out->untyped_data();
   if (to != buffer.untyped_data() && buffer.size_bytes() != 0) {
@@ -268,7 +268,7 @@ bool has_run() {
   return !used.empty();
 }
 
-// Waits for one GPU after the other, for an error may have been found by work that is still under way.
+// Waits for one GPU after another, since work that is still under way may find an error.
 std::optional<std::string> wait_for_error() {
   std::vector<int> devices;
   {

@@ -4,8 +4,8 @@
 namespace jax_tensorarray {
 namespace {
 
-// Three blocks on a multiprocessor leave a thread 80 registers. Without that wish the compiler goes for more blocks,
-// and spills registers for it.
+// Three blocks on a multiprocessor leave each thread 80 registers. Without this bound the compiler aims for more blocks
+// and spills registers.
 template <class Body>
 __global__ void __launch_bounds__(256, 3) run(Body body, Grid grid) {
   run_thread(body, grid, blockIdx.x, blockIdx.y, threadIdx.x, threadIdx.y);
@@ -21,7 +21,7 @@ struct OnStream {
     if (rows == 0) return enqueue_nothing(stream);
     Grid grid = grid_for(rows, columns);
     void* arguments[] = {&body, &grid};
-    // Its result is about this launch alone; that of the <<<...>>> syntax may be about an earlier call of anybody's.
+    // This returns the status of this launch alone; after <<<...>>> it may be the status of anybody's earlier call.
     return cudaLaunchKernel(reinterpret_cast<const void*>(&run<Body>), dim3(grid.blocks_x, grid.blocks_y),
                             dim3(grid.threads_x, grid.threads_y), arguments, 0, stream);
   }

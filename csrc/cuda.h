@@ -6,7 +6,7 @@
 
 namespace jax_tensorarray {
 
-// For a call that has nothing to do: there must be something in a CUDA graph, or XLA refuses it.
+// Does nothing, but launches an empty kernel in a CUDA graph, since XLA refuses an empty graph.
 cudaError_t enqueue_nothing(cudaStream_t);
 
 // Rows are in bytes.

@@ -1,4 +1,4 @@
-// What cuda.cc has for Python.
+// What cuda.cc offers to Python.
 #pragma once
 
 #include <optional>
@@ -10,13 +10,13 @@ namespace jax_tensorarray {
 
 Handlers cuda_handlers();
 
-// Those of the other stages, the same for every op.
+// The handlers of the other stages, which all ops share.
 Handlers cuda_stages();
 
 // Whether an op has run on a GPU.
 bool has_run();
 
-// The first error that a GPU has recorded and nobody has been told of, once the GPUs have nothing more to do.
+// Waits for the GPUs, and returns the first error that was recorded and not raised yet.
 std::optional<std::string> wait_for_error();
 
 }  // namespace jax_tensorarray

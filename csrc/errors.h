@@ -1,4 +1,4 @@
-// Indices that are errors: what is said of them, and how a GPU says it.
+// Index errors: their text, and how a GPU reports them.
 //
 // A kernel cannot raise. It drops the access and leaves a record in host memory that it can write; the host looks
 // at the record without waiting for the GPU, and the next op that runs there, or check_errors(), raises.
@@ -16,7 +16,7 @@
 
 namespace jax_tensorarray {
 
-// The attribute `op` of a call that is never gone: a kernel in a CUDA graph outlives the call that put it there.
+// Keeps the attribute `op` of a call for good, since a kernel in a CUDA graph outlives the call that launched it.
 inline const char* kept(std::string_view op) {
   static std::mutex lock;
   static std::set<std::string, std::less<>> all;
@@ -39,24 +39,24 @@ inline std::string message(std::string_view op, IndexType type, int64_t position
   return called.place.empty() ? text : text + " (" + std::string(called.place) + ")";
 }
 
-// One for each GPU, in host memory that is mapped into the GPU's. The words count errors, and the GPU writes some and
-// the host the others, so that no atomic operation has to be one for both sides of the bus. From its claim until the
-// host has settled it, an error keeps its place, and others are dropped: what follows an error is often due to it.
+// The record of one GPU, in host memory that the GPU can write. Only one side writes each counter, so no atomic
+// operation has to work across the bus. Until the host has settled an error, later ones are dropped, since they often
+// follow from it.
 struct ErrorRecord {
-  uint32_t claimed;  // GPU: by the thread that is first to find one, ...
-  uint32_t written;  // GPU: ... whose `stray` is complete
-  uint32_t told;     // host: raised as an exception
-  uint32_t settled;  // host: all that the GPU had to do since the error is done, so what comes now is a new one
+  uint32_t claimed;  // GPU: errors that a thread has claimed
+  uint32_t written;  // GPU: errors whose `stray` is complete
+  uint32_t told;     // host: errors raised as exceptions
+  uint32_t settled;  // host: errors since which the GPU has finished all its work, so that the next one is new
   Stray stray;
 };
 
-// Where a kernel reports to; nowhere if indices out of range are dropped in silence.
+// Where a kernel reports errors; `record` is null if indices out of range are dropped silently.
 struct Report {
   ErrorRecord* record;
   const char* op;
 
-  // Called by a thread that has found a stray, any of them. Which thread is first is a matter of chance, so the one
-  // that is looks for the first stray in order: the message is the same on every platform and in every run.
+  // Called by any thread that finds an index out of range. Threads race, so the first of them searches for the first
+  // such index in order: the message is the same on every platform and in every run.
   template <class SizeAt>
   TA_HD void operator()(const Index& index, int64_t positions, SizeAt size_at) const {
     if (record == nullptr || !claim()) return;
@@ -85,7 +85,7 @@ struct Report {
 #endif
 };
 
-// --- the host's side, under a lock but for is_pending ----------------------------------------------------------
+// --- the host's side; all but is_pending need a lock -----------------------------------------------------------
 
 inline uint32_t written(const ErrorRecord& record) { return __atomic_load_n(&record.written, __ATOMIC_ACQUIRE); }
 
@@ -93,7 +93,7 @@ inline bool is_pending(const ErrorRecord& record) {
   return written(record) != __atomic_load_n(&record.settled, __ATOMIC_RELAXED);
 }
 
-// The text of an error that nobody has been told of.
+// The text of an error that has not been raised yet.
 inline std::optional<std::string> tell(ErrorRecord& record) {
   if (!is_pending(record) || record.told == written(record)) return std::nullopt;
   record.told = written(record);
@@ -101,7 +101,7 @@ inline std::optional<std::string> tell(ErrorRecord& record) {
   return message(stray.op, stray.type, stray.position, stray.index, stray.size);
 }
 
-// To be called once the GPU has nothing more to do: from here on there is room for another error.
+// Makes room for another error. Call it only when the GPU is idle.
 inline void settle(ErrorRecord& record) { __atomic_store_n(&record.settled, written(record), __ATOMIC_RELEASE); }
 
 }  // namespace jax_tensorarray

@@ -1,13 +1,13 @@
-// The row ops as a GPU runs them: what each thread does, and how many there are.
+// The row ops on a GPU: what each thread does, and how many threads there are.
 //
-// A thread does one position of the index, and a few columns of its row. Duplicate indices have to mean the same as
-// in the walk from position to position that a CPU makes, so a thread looks at the others that address its row, its
-// run: of a run the last write stays, a swap takes out what the one before it put in, and the first combines all of
-// them, in order. Hence no two threads ever write to one place, no atomic operation is needed, and the result is the
-// same in every run.
+// A thread handles one position of the index and a few columns of its row. Duplicate indices must mean the same as on a
+// CPU, which visits the positions in order. So a thread looks at its run, the positions that address the same row: the
+// last write of a run stays, a swap takes out what the one before it put in, and the first position combines all values
+// in order. No two threads ever write to the same place, so no atomic operation is needed, and the result is always the
+// same.
 //
-// A thread finds its run by scanning the index, or, where there are many positions, beside it in a list of positions
-// that is sorted by row (see _ops/sorting.py).
+// A thread finds its run by scanning the index or, if there are many positions, in a list of the positions sorted by
+// row (see _ops/sorting.py).
 //
 // All of this is ordinary C++ to a host compiler: tests/gpu/cuda_host.cc runs it, block by block and thread by thread.
 #pragma once
@@ -25,18 +25,19 @@ namespace jax_tensorarray {
 
 // --- launches --------------------------------------------------------------------------------------------------
 
-// How many columns a thread moves at most. Its loads are all under way before its first store.
+// The most columns that a thread moves. It starts all its loads before its first store.
 constexpr int kColumns = 4;
 
 // A few columns of a row: `begin` and every `step`-th one after it, before `end`.
 struct Columns {
   int64_t begin, step, end;
 
-  // Only one of the threads of a row has it.
+  // True in only one of the threads of a row.
   TA_HD bool has_first() const { return begin == 0; }
 };
 
-// Threads for `rows` rows of `columns` columns: x counts columns, and y rows. Two dimensions save a division each.
+// Threads for `rows` rows of `columns` columns: x counts columns, and y rows. Two dimensions save each thread a
+// division.
 struct Grid {
   int64_t rows, columns;
   uint32_t blocks_x, blocks_y, threads_x, threads_y;
@@ -45,14 +46,15 @@ struct Grid {
 
 inline Grid grid_for(int64_t rows, int64_t columns) {
   constexpr int64_t kThreads = 256, kMaxBlocksY = 65535;
-  constexpr int64_t kEnoughThreads = 1 << 18;  // to keep a large GPU busy: 132 multiprocessors of 2048 on an H100
+  constexpr int64_t kEnoughThreads =
+      1 << 18;  // keeps a large GPU busy: an H100 has 132 multiprocessors of 2048 threads
   auto ceil = [](int64_t n, int64_t d) { return (n + d - 1) / d; };
   int64_t x = 1;
   while (x < columns && x < kThreads) x *= 2;
   int64_t y = kThreads / x;
   int64_t each = rows * columns >= kColumns * kEnoughThreads ? kColumns : 1;
   int64_t blocks_x = ceil(columns, x * each), blocks_y = ceil(rows, y);
-  if (blocks_x == 0) blocks_x = 1;  // rows without elements: their indices are looked at all the same
+  if (blocks_x == 0) blocks_x = 1;  // the indices of rows without elements are checked, too
   if (blocks_y > kMaxBlocksY) blocks_y = kMaxBlocksY;
   return Grid{rows,
               columns,
@@ -101,7 +103,7 @@ TA_HD void store(Unit* row, const Unit (&units)[kColumns], const Columns& at) {
   }
 }
 
-// Elements that a thread combines at once: 16 bytes of them, but no more than four, for which the registers suffice.
+// The elements that a thread combines at once: 16 bytes, but at most four elements, which fit into the registers.
 template <class Rule>
 struct Wide {
   using Element = typename Rule::Element;
@@ -130,11 +132,11 @@ struct Walk {
   Geometry g;
   Index index;
   const int32_t* order;  // null, or the positions of each batch, sorted by row and then by when they are visited
-  bool reverse;          // visit the positions last to first; `order` has it in it
+  bool reverse;          // visit the positions last to first; `order` accounts for this already
   Report report;
 
-  // The n-th position of a batch. The order is an operand like others: a number in it that is no position must not
-  // lead to an access of what is not there.
+  // The n-th position of a batch. `order` is an operand like any other, so a number in it that is no position must not
+  // lead to an access out of bounds.
   TA_HD int64_t position(int64_t batch, int64_t n) const {
     int64_t first = batch * g.count;
     if (order == nullptr) return first + nth(n, g.count, reverse);
@@ -148,7 +150,7 @@ struct Walk {
     return n >= 0 && n < g.count && this->row(batch, n) == row;
   }
 
-  // The one before the n-th in its run, or a negative number.
+  // The position before the n-th in its run, or a negative number.
   TA_HD int64_t previous(int64_t row, int64_t batch, int64_t n) const {
     if (order != nullptr) return is(row, batch, n - 1) ? n - 1 : -1;
     do --n;
@@ -156,7 +158,7 @@ struct Walk {
     return n;
   }
 
-  // The one after the n-th in its run, or `count`.
+  // The position after the n-th in its run, or `count`.
   TA_HD int64_t next(int64_t row, int64_t batch, int64_t n) const {
     if (order != nullptr) return is(row, batch, n + 1) ? n + 1 : g.count;
     do ++n;
@@ -164,14 +166,14 @@ struct Walk {
     return n;
   }
 
-  // The last one in the run of the n-th.
+  // The last position in the run of the n-th.
   TA_HD int64_t last(int64_t row, int64_t batch, int64_t n) const {
     if (order == nullptr) {
       int64_t m = g.count - 1;
       while (m > n && !is(row, batch, m)) --m;
       return m;
     }
-    int64_t step = 1;  // doubled, since runs are short as a rule
+    int64_t step = 1;  // doubled, since most runs are short
     for (; is(row, batch, n + step); step *= 2) n += step;
     int64_t end = n + step;
     while (end - n > 1) {
@@ -182,7 +184,7 @@ struct Walk {
     return n;
   }
 
-  // What becomes of a position that addresses no row.
+  // Reports a position that addresses no row, if that is an error.
   TA_HD void drop(int64_t position, const Columns& at) const {
     if (at.has_first() && index.strays(position, g.size)) report(index, g.positions(), BufferSize{g.size});
   }
@@ -244,7 +246,7 @@ struct SwapThread {
     } else if (int64_t previous = walk.previous(row, batch, n); previous >= 0) {
       load(taken, value + walk.position(batch, previous) * g.row, at);
     } else {
-      // The first of a run takes the row out, so it has to be the one that puts the last value in.
+      // The first of a run takes the row out, so it also has to put the last value in.
       Unit* there = buffer + (batch * g.size + row) * g.row;
       load(taken, there, at);
       load(put, value + walk.position(batch, walk.last(row, batch, n)) * g.row, at);
@@ -279,8 +281,8 @@ struct CombineThread {
     return result;
   }
 
-  // Values are fetched a few at a time, since each comes from a place of its own: to wait for one after the other
-  // is what a long run would spend its time on.
+  // Values are fetched a few at a time: they are scattered, and a long run would spend its time waiting for one after
+  // another.
   TA_HD Unit sorted(Unit result, int64_t row, int64_t batch, int64_t n, int64_t c) const {
     constexpr int kAhead = 4;
     for (bool more = true; more; n += kAhead) {
@@ -305,8 +307,8 @@ struct CombineThread {
   }
 };
 
-// buffer[row] = 0 for every row in [start, stop) of the batch. Only the GPU knows the range, so each of `lanes` threads
-// a batch takes every `lanes`-th row of it: the time is proportional to the rows that are cleared.
+// buffer[row] = 0 for every row in [start, stop) of the batch. Only the GPU knows the range, so each of the `lanes`
+// threads of a batch takes every `lanes`-th row of it, and the time is proportional to the number of rows cleared.
 template <class Unit>
 struct ClearThread {
   Geometry g;
@@ -324,7 +326,8 @@ struct ClearThread {
   }
 };
 
-// The first parts of a row of each batch. Only the GPU knows how many, so the threads of the others have nothing to do.
+// value[:parts] = buffer[index][:parts]. Only the GPU knows how many parts, so the threads of the others have nothing
+// to do.
 template <class Unit>
 struct ReadPartThread {
   Parts parts;
@@ -456,7 +459,7 @@ auto launch_combine(Launch launch, ElementType type, const Walk& bytes, void* bu
   });
 }
 
-// The same for the one of a list of ops that has the name.
+// The same for the op of that name in a list.
 template <class Launch, class... Ops>
 auto launch_combine(List<Ops...>, std::string_view name, Launch launch, ElementType type, const Walk& bytes,
                     void* buffer, const void* value) {

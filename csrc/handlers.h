@@ -20,15 +20,15 @@ namespace jax_tensorarray {
 // The attributes that all row ops share.
 struct Call {
   int64_t batch_dims;
-  int64_t index_dims = 1;  // how many axes an index counts the rows of; not there if it is one
+  int64_t index_dims = 1;  // how many axes an index counts over; left out if it is 1
   bool masked;             // a `where` operand follows the named ones
-  std::string_view op;     // what messages say of it, see called.h
+  std::string_view op;     // its name in messages, see called.h
   bool reverse;            // walk the positions last to first
-  bool sorted;             // the order of the positions, sorted by row, follows that
+  bool sorted;             // an operand with the positions sorted by row follows those
   bool strict;             // an index out of range is an error
 };
 
-// Those of the ops that have rows for each batch.
+// The attributes of ops that have one row, or one range of rows, for each batch.
 struct BatchCall {
   int64_t batch_dims;
 };
@@ -40,8 +40,8 @@ struct CheckCall {
 
 }  // namespace jax_tensorarray
 
-// XLA hands attributes over sorted by name, so each of ours has its place. To look them up by name, as XLA's own
-// decoding does, takes twice as many instructions as all else that a call of one row does.
+// XLA passes attributes sorted by name, so the place of each is known. Looking them up by name, as XLA's own decoder
+// does, takes twice as many instructions as all the rest of a call for one row.
 namespace xla::ffi {
 
 template <class Attributes>
@@ -60,7 +60,7 @@ struct DecodingByPlace {
     return {name, member};
   }
 
-  // The attributes are these, in this order, and no others.
+  // Decodes these attributes, in this order, and allows no others.
   template <class... Expected>
   XLA_FFI_ATTRIBUTE_ALWAYS_INLINE static std::optional<Type> decode(void* dictionary, DiagnosticEngine& diagnostic,
                                                                     const Expected&... expected) {
@@ -98,8 +98,8 @@ template <>
 struct AttrDecoding<jax_tensorarray::Call> : DecodingByPlace<jax_tensorarray::Call> {
   XLA_FFI_ATTRIBUTE_ALWAYS_INLINE
   static std::optional<Type> Decode(XLA_FFI_AttrType, void* dictionary, DiagnosticEngine& diagnostic) {
-    auto decode_with = [&](const auto&... of_index) {
-      return decode(dictionary, diagnostic, attribute("batch_dims", &Type::batch_dims), of_index...,
+    auto decode_with = [&](const auto&... index_dims) {
+      return decode(dictionary, diagnostic, attribute("batch_dims", &Type::batch_dims), index_dims...,
                     attribute("masked", &Type::masked), attribute("op", &Type::op),
                     attribute("reverse", &Type::reverse), attribute("sorted", &Type::sorted),
                     attribute("strict", &Type::strict));
@@ -132,14 +132,14 @@ namespace jax_tensorarray {
 
 // --- what a call means -----------------------------------------------------------------------------------------
 //
-// Each `plan_` fills in what its op has to know, if the call is right. If it is not, it returns false and leaves in
-// `error` what is wrong. Handlers do nothing before.
+// Each `plan_` function checks a call and fills in what its op has to know. If the call is wrong, it returns false and
+// puts the reason into `error`. Handlers call it first.
 
 // Where the buffer lies, which rows to visit, and how large everything is.
 struct Plan {
   Geometry geometry;  // row in bytes
   Index index;
-  const int32_t* order;  // null: as they come
+  const int32_t* order;  // null: positions are visited as they come
 };
 
 // `rows` are the operands and results that have a row for each position.
@@ -173,7 +173,7 @@ inline bool plan_read(Plan& plan, const Call& call, ffi::AnyBuffer buffer, ffi::
   return plan_rows(plan, call, buffer, index, rest, error, Argument{"result", value});
 }
 
-// `old` is there if the rows that are overwritten are a result too.
+// `old` is given if the overwritten rows are a result, too.
 template <class... Old>
 bool plan_write(Plan& plan, const Call& call, ffi::AnyBuffer buffer, ffi::AnyBuffer index, ffi::AnyBuffer value,
                 const ffi::RemainingArgs& rest, ffi::AnyBuffer out, ffi::Error& error, Old... old) {
@@ -189,7 +189,7 @@ bool plan_combine(Plan& plan, const Call& call, ffi::AnyBuffer buffer, ffi::AnyB
   return error = wrong(call.op, {"buffer", buffer}, "be of a dtype that this op has a meaning for"), false;
 }
 
-// Rows of each batch that are to be zeros.
+// The rows of each batch that become zeros.
 struct Cleared {
   Geometry geometry;  // row in bytes
   Index start, stop;
@@ -214,16 +214,16 @@ inline bool plan_clear(Cleared& cleared, ffi::AnyBuffer buffer, ffi::AnyBuffer s
   return checks.updated(buffer, out);
 }
 
-// In bytes. The parts of a row are its rows, so to say. `row` is one for each batch.
+// Each part is treated as a row. Sizes are in bytes, and `row` has one row for each batch.
 inline bool plan_parts(Parts& plan, Checks& checks, ffi::AnyBuffer buffer, ffi::AnyBuffer index, Argument row,
                        ffi::AnyBuffer parts, int64_t batch_dims) {
   if (!checks.buffer(buffer, batch_dims, 1) || !checks.bound({"index", index}, plan.index) || !checks.row(row) ||
       !checks.bound({"parts", parts}, plan.count)) {
     return false;
   }
-  int64_t of_a_row = buffer.dimensions()[static_cast<size_t>(batch_dims) + 1];
+  int64_t parts_in_row = buffer.dimensions()[static_cast<size_t>(batch_dims) + 1];
   plan.g = checks.geometry();
-  plan.part = of_a_row == 0 ? 0 : plan.g.row / of_a_row;
+  plan.part = parts_in_row == 0 ? 0 : plan.g.row / parts_in_row;
   return true;
 }
 
@@ -239,7 +239,7 @@ inline bool plan_write_part(Parts& plan, ffi::AnyBuffer buffer, ffi::AnyBuffer i
   return plan_parts(plan, checks, buffer, index, {"value", value}, parts, batch_dims) && checks.updated(buffer, out);
 }
 
-// Indices, and how many rows there are for those of each batch.
+// Indices, and the number of rows that those of each batch may address.
 struct Checked {
   Index index;
   LiveSize size;

@@ -1,4 +1,4 @@
-// The Python side of a compiled module: what _ffi.py looks for in it.
+// The Python side of a compiled module: what _kernels.py looks for in it.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -13,8 +13,8 @@ inline nanobind::capsule capsule(XLA_FFI_Handler* handler) {
   return nanobind::capsule(reinterpret_cast<void*>(handler));
 }
 
-// `registrations()` maps FFI target names to the handlers of their stages, that is of "execute" and of the other
-// stages that all of them share; `ffi_api_version` is that of the headers used here.
+// `registrations()` maps each FFI target name to a handler for each stage: "execute", and the stages that all targets
+// share. `ffi_api_version` is the version of the headers used here.
 inline void define_module(nanobind::module_& m, const Handlers& handlers, const Handlers& shared_stages = {}) {
   nanobind::dict targets;
   for (const auto& [name, handler] : handlers) {

@@ -11,9 +11,9 @@ namespace jax_tensorarray {
 
 // Calls `work(k)` for every k in [0, count), on this thread and on those of the pool that are free.
 //
-// This thread takes pieces of the work like the others, and then waits for pieces that have been begun, not for
-// threads: it may be the only one that the pool has. A thread that comes late finds no piece left, maybe when the call
-// is long over, and looks at nothing but the counters that it holds.
+// This thread works like the others and then waits for pieces that have been begun, not for threads to start: the pool
+// may have none to spare. A thread that starts late, perhaps after this call has returned, finds no piece left and
+// touches nothing but the counters, which it keeps alive.
 template <class Pool, class Work>
 void in_parallel(Pool& pool, int64_t count, const Work& work) {
   struct Counters {

@@ -11,7 +11,7 @@
 #define TA_HD
 #endif
 
-// Defined while the code that runs on a GPU is compiled, of which a source of CUDA has two passes.
+// Defined in the pass that compiles for the GPU: a CUDA source is compiled once for the host and once for the GPU.
 #if defined(__CUDA_ARCH__) || defined(__HIP_DEVICE_COMPILE__)
 #define TA_ON_GPU
 #endif
@@ -76,7 +76,7 @@ struct Index {
     return i >= 0 && i < size ? i : kNoRow;
   }
 
-  // Whether the index at `position` is an error, for a caller who wants to know.
+  // Whether the index at `position` is out of range and not masked.
   TA_HD bool strays(int64_t position, int64_t size) const { return !skips(position) && row(position, size) == kNoRow; }
 
   bool all_inside(int64_t positions, int64_t size) const {
@@ -86,7 +86,8 @@ struct Index {
     return true;
   }
 
-  // The first position whose index is an error, or kNoRow if there is none. `size_at(position)` rows are there.
+  // The first position whose index is an error, or kNoRow if there is none. `size_at(position)` is the number of rows
+  // for that position.
   template <class SizeAt>
   TA_HD int64_t first_stray(int64_t positions, SizeAt size_at) const {
     for (int64_t p = 0; p < positions; ++p) {
@@ -96,13 +97,13 @@ struct Index {
   }
 };
 
-// How many rows there are for a position: as many as the buffer has, ...
+// The number of rows for a position: that of the buffer.
 struct BufferSize {
   int64_t size;
   TA_HD int64_t operator()(int64_t) const { return size; }
 };
 
-// ... or the live ones: size[batch] of them, for `count` positions each.
+// The number of rows for a position: size[batch] live ones, for the `count` positions of each batch.
 struct LiveSize {
   const int32_t* size;
   int64_t count;
@@ -112,7 +113,7 @@ struct LiveSize {
 // The n-th position of a walk over `count` positions, first to last or last to first.
 TA_HD inline int64_t nth(int64_t n, int64_t count, bool reverse) { return reverse ? count - 1 - n : n; }
 
-// The row that a bound of a range stands for, in [0, size]; no bound is the end of the buffer.
+// Clamps a bound of a range to [0, size]; a missing bound is the end of the buffer.
 TA_HD inline int64_t bound(const Index& at, int64_t batch, int64_t size) {
   if (at.data == nullptr) return size;
   int64_t row = at.value(batch);
@@ -120,10 +121,10 @@ TA_HD inline int64_t bound(const Index& at, int64_t batch, int64_t size) {
   return row < size ? row : size;
 }
 
-// A row for each batch, of which only the first parts are moved. The others are nobody's concern.
+// A row for each batch, of which only the first parts are moved; the others are unspecified.
 struct Parts {
   Geometry g;
-  Index index, count;  // of the row, and of its parts
+  Index index, count;  // the row, and the number of its parts
   int64_t part;        // the size of a part, in the units of `g.row`
 
   TA_HD int64_t row(int64_t batch) const { return index.row(batch, g.size); }

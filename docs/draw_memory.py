@@ -10,10 +10,12 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from jax_tensorarray import Checkpoint
+
 PAGE = Path(__file__).parent / "loops.md"
 SIZES = (64, 256, 1024, 4096)
 PANELS = {
-    "layers": ("four layers of 64 a step", ("tape", "recompute", "checkpoint")),
+    "layers": ("four layers of 64 a step", ("tape", "recompute", Checkpoint(10))),
     "attention": ("a step attends to all rows", ("tape", "undo")),
 }
 
@@ -32,9 +34,8 @@ def draw(file: str) -> None:
     figure = Figure(figsize=(8, 3.4), layout="constrained")
     for axes, (name, (title, modes)) in zip(figure.subplots(1, 2, sharey=True), PANELS.items(), strict=True):
         for mode in modes:
-            options = {"checkpoints": 10} if mode == "checkpoint" else {}
-            mebibytes = [found[name](T, residuals=mode, **options) / 2**20 for T in SIZES]
-            axes.loglog(SIZES, mebibytes, "o-", label=f"{mode}{', checkpoints=10' if options else ''}")
+            mebibytes = [found[name](T, residuals=mode) / 2**20 for T in SIZES]
+            axes.loglog(SIZES, mebibytes, "o-", label=str(mode))
         axes.set_title(title, fontsize=10)
         axes.set_xticks(SIZES, [str(T) for T in SIZES])
         axes.minorticks_off()

@@ -82,7 +82,7 @@ def fusions_of_users(monkeypatch):
 
 @pytest.fixture(scope="module")
 def every_array_is_sent():
-    """For loops with `offload=True`, which send no small rows."""
+    """For loops with a tape on the host, which send no small rows."""
     from jax_tensorarray._loops import tapes
 
     with pytest.MonkeyPatch.context() as patch:

@@ -181,9 +181,9 @@ def _lax_while(cond, body, carry, max_steps):
     return lax.while_loop(cond, body, carry)
 
 
-def ours_while(residuals, **how):
+def ours_while(residuals):
     def while_loop(cond, body, carry, max_steps):
-        return jt.while_loop(cond, body, carry, max_steps=max_steps, residuals=residuals, **how)
+        return jt.while_loop(cond, body, carry, max_steps=max_steps, residuals=residuals)
 
     return while_loop
 

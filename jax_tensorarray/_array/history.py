@@ -30,6 +30,7 @@ import numpy as np
 from jax import lax
 
 from jax_tensorarray import _compat
+from jax_tensorarray._lowering.mlir import INT32_MAX
 from jax_tensorarray._ops.clear import ta_clear
 from jax_tensorarray._ops.empty import ta_empty
 from jax_tensorarray._ops.primitive import row_params
@@ -41,8 +42,6 @@ Buffers = tuple[Array, ...]
 
 #: How many overwritten rows are kept for a version before it gets a copy of its own.
 LOG_LIMIT = 256
-
-_INT32_MAX = np.iinfo(np.int32).max
 
 
 class Layout(NamedTuple):
@@ -63,12 +62,12 @@ def layout_of(buffers: Buffers) -> Layout:
     return Layout(capacities[0], ranks, shapes, dtypes)
 
 
-def exactly(f: Callable[..., Any], index: Any, *args: Any) -> Any:
+def with_wide_index(f: Callable[..., Any], index: Any, *args: Any) -> Any:
     """Return `f(index, *args)` without narrowing a large index, as JAX would do with 64-bit types off."""
     if type(index) is int:
-        if index < _INT32_MAX:
+        if index < INT32_MAX:
             return f(index, *args)
-    elif index.max(initial=0) < _INT32_MAX:
+    elif index.max(initial=0) < INT32_MAX:
         return f(np.asarray(index, np.int32), *args)
     with jax.enable_x64(True):
         return f(np.asarray(index, np.int64), *args)
@@ -168,10 +167,10 @@ class _Store:
 
     def restored(self, rows: Any, index: Any, old: Any) -> Any:
         """Put the old rows back at the index. Nobody else may hold `rows`."""
-        return exactly(lambda index: _restore(rows, index, old), index)
+        return with_wide_index(lambda index: _restore(rows, index, old), index)
 
     def write(self, index: Any, before: Callable[[], "Version | None"], values: Any, zeros: tuple[int, int]) -> None:
-        """Update the newest rows in place, and log the old ones. The index comes from `exactly`."""
+        """Update the newest rows in place, and log the old ones. The index comes from `with_wide_index`."""
         newest, _, _, (rows, _) = self.log[-1]
         at: Any = index
         kind: tuple[Any, ...] = type(values[0]), jax.config.jax_enable_x64
@@ -319,10 +318,10 @@ class Version:
             store.seen = max(store.seen, stop)
         new = Version.__new__(Version)
         new._at = store, store.log[-1][0] + 1
-        if type(index) is int and index < _INT32_MAX:
+        if type(index) is int and index < INT32_MAX:
             store.write(index, before, values, zeros)
         else:
-            exactly(store.write, index, before, values, zeros)
+            with_wide_index(store.write, index, before, values, zeros)
         return new
 
     def detach(self) -> None:

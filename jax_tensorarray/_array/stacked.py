@@ -13,7 +13,7 @@ from jax.tree_util import PyTreeDef
 from jax_tensorarray import _compat
 from jax_tensorarray._array import checks
 from jax_tensorarray._array.checks import Shape
-from jax_tensorarray._array.history import Buffers, Layout, Version, exactly, into_capacity
+from jax_tensorarray._array.history import Buffers, Layout, Version, into_capacity, with_wide_index
 from jax_tensorarray._array.ragged import Ragged
 from jax_tensorarray._array.rows import ONE, Array, Rows, Spec, are_traced, check_alive, listed
 from jax_tensorarray._ops import arguments
@@ -144,7 +144,7 @@ class Stacked(Rows):
             index, where, mode = checks.readable(index, size, where, mode)
             is_settled = mode == "drop"
             if is_settled and where is None and self._is_eager():
-                return self._run(lambda buffers: exactly(partial(_read_now, buffers), index))
+                return self._run(lambda buffers: with_wide_index(partial(_read_now, buffers), index))
         buffers = self._buffers()
         if not is_settled and size != self.layout.capacity:
             index, where, mode = ta_check(index, self.live(), where=where, mode=mode, op=op), None, "drop"

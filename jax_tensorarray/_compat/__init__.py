@@ -27,6 +27,7 @@ from jax_tensorarray._compat.versions import (
     checked_besides,
     checkpoint_of,
     closed,
+    closed_over,
     compilations,
     discharged,
     executes_eagerly,

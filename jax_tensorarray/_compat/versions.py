@@ -82,6 +82,14 @@ def lifted(jaxpr: Any) -> tuple[Any, list[Array]]:
     return closed(inner.replace(constvars=[], invars=[*inner.constvars, *inner.invars])), consts
 
 
+def closed_over(traced: Any) -> list[Array]:
+    """Return the tracers that a traced function has closed over, which are its first operands.
+
+    No public name gives them. Without it `in_place` leaves such a function as it is.
+    """
+    return list(getattr(traced, "_consts", ()))
+
+
 def lowers_its_bodies(primitive: Primitive) -> None:
     """Say that the jaxprs in the parameters of `primitive` are lowered with it, as `mlir.lower_fun` does.
 

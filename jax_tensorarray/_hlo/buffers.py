@@ -6,11 +6,11 @@ loop carries and computes as a whole, such as the state of a recurrent network, 
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from typing import NamedTuple
 
 from jax_tensorarray._hlo import text as hlo_text
-from jax_tensorarray._hlo.text import Instruction
+from jax_tensorarray._hlo.text import SHARED, UPDATES, Hlo, Instruction
 from jax_tensorarray._hlo.union_find import UnionFind
 
 #: An array of the result of an instruction: (computation, instruction, which).
@@ -18,31 +18,11 @@ Array = tuple[str, str, int]
 
 _SAME = {"bitcast", "copy", "copy-start", "copy-done", "opt-barrier", "reshape", "transpose"}
 _FRESH = {"broadcast", "constant", "iota"}
-_UPDATES = {"dynamic-update-slice", "scatter"}
 _READS = {"dynamic-slice", "gather"}
-_MOVES_ROWS = {*_UPDATES, *_READS, "conditional", "get-tuple-element", "tuple", "while"}
+_MOVES_ROWS = {*UPDATES, *_READS, "conditional", "get-tuple-element", "tuple", "while"}
 
 # Operations that take a whole buffer because the program computes with it, or that only name another one's result.
-_NO_MATTER = {
-    "all-reduce-done",
-    "bitcast",
-    "call",
-    "conditional",
-    "constant",
-    "convolution",
-    "copy-done",
-    "custom-call",
-    "dot",
-    "fusion-done",
-    "get-tuple-element",
-    "opt-barrier",
-    "parameter",
-    "reduce",
-    "sort",
-    "tuple",
-    "while",
-    *_UPDATES,
-}
+_NO_MATTER = SHARED | UPDATES | {"all-reduce-done", "convolution", "dot", "reduce", "sort"}
 
 
 class Finding(NamedTuple):
@@ -65,7 +45,7 @@ class Finding(NamedTuple):
 
 def findings(hlo: str) -> Iterator[Finding]:
     """Yield the operations of loop bodies that make a buffer of their loop anew, or put it whole into another array."""
-    return _Module(hlo).findings()
+    return _Buffers(hlo).findings()
 
 
 def trip_counts(hlo: str) -> list[int | None]:
@@ -73,46 +53,26 @@ def trip_counts(hlo: str) -> list[int | None]:
     return [_trip_count(line) for line in hlo.splitlines() if " while(" in line]
 
 
-class _Module:
+class _Buffers(Hlo):
+    """A compiled program, and which of its arrays are versions of one buffer."""
+
     def __init__(self, hlo: str) -> None:
-        self.computations = hlo_text.instructions(hlo)
-        self.by_name = {c: {i.name: i for i in found} for c, found in self.computations.items()}
+        super().__init__(hlo)
         self.users: dict[str, dict[str, list[Instruction]]] = {}
         for c, found in self.computations.items():
-            of_name = self.users[c] = {}
-            for i in found:
+            users = self.users[c] = {}
+            for i in found.values():
                 for name in dict.fromkeys(i.operands if i.opcode != "parameter" else ()):
-                    of_name.setdefault(name, []).append(i)
+                    users.setdefault(name, []).append(i)
         self.buffers: UnionFind[Array] = UnionFind()
         self.by_rows: set[Array] = set()
-        self.loops = self._loops()
         self.loops_in = {body: self._loops_in(body) for body in self.loops}
         self.invariant = {body: self._invariant(body) for body in self.loops}
-        self.in_loops = set(self._reachable(self.loops, into_loops=True))
+        self.in_loops = set(self.reachable(self.loops))
         for computation, found in self.computations.items():
-            for instruction in found:
+            for instruction in found.values():
                 self._join_arrays_of(computation, instruction)
         self.by_rows = {self.buffers.find(array) for array in self.by_rows}
-
-    # --- what runs what ---
-
-    def _loops(self) -> dict[str, Instruction]:
-        """Return every loop, by the name of its body."""
-        loops = (i for found in self.computations.values() for i in found if i.opcode == "while")
-        return {match.group(1): i for i in loops if (match := re.search(r"\bbody=%?([\w.\-]+)", i.attributes))}
-
-    def _reachable(self, start: Iterable[str], into_loops: bool) -> Iterator[str]:
-        """Yield computations that run together with `start`, except bodies of single instructions such as fusions."""
-        todo, seen = list(start), set()
-        while todo:
-            name = todo.pop()
-            if name in seen or name not in self.computations:
-                continue
-            seen.add(name)
-            yield name
-            for instruction in self.computations[name]:
-                if instruction.opcode in ("call", "conditional") or (into_loops and instruction.opcode == "while"):
-                    todo += instruction.callees()
 
     def _steps(self, body: str) -> int | None:
         """Return how many steps a loop takes in total, over all steps of the loops around it."""
@@ -123,37 +83,47 @@ class _Module:
 
     def _loops_in(self, body: str) -> set[str]:
         """Return the loops directly inside another."""
-        here = {i.name for name in self._reachable([body], into_loops=False) for i in self.computations[name]}
+        here = {i.name for name in self.reachable([body], into_loops=False) for i in self.computations[name].values()}
         return {inner for inner, loop in self.loops.items() if loop.name in here and inner != body}
 
-    def _root(self, computation: str) -> Instruction:
-        return next(i for i in self.computations[computation] if i.is_root)
-
     def _parameters(self, computation: str) -> list[Instruction]:
-        found = [i for i in self.computations[computation] if i.opcode == "parameter"]
+        found = [i for i in self.computations[computation].values() if i.opcode == "parameter"]
         return sorted(found, key=lambda i: int(i.operands[0]))
 
     def _is_parameter(self, computation: str, name: str) -> bool:
-        return self.by_name[computation][name].opcode == "parameter"
+        return self.computations[computation][name].opcode == "parameter"
 
     def _slot(self, computation: str, name: str) -> int | None:
         """Return which entry of the carry `name` is, seen through copies."""
-        instruction = self.by_name[computation].get(name)
-        while instruction is not None and instruction.opcode in _SAME:
-            instruction = self.by_name[computation].get(instruction.operands[0])
-        if instruction is None or instruction.opcode != "get-tuple-element":
+        made = self._made(computation, name)
+        if made is None or made.opcode != "get-tuple-element" or not self._is_parameter(computation, made.operands[0]):
             return None
-        return _index(instruction) if self._is_parameter(computation, instruction.operands[0]) else None
+        return _index(made)
+
+    def _made(self, computation: str, name: str, through: Set[str] = _SAME) -> Instruction | None:
+        """Return the instruction that made an array, seen through these."""
+        made = self.computations[computation].get(name)
+        while made is not None and made.opcode in through:
+            made = self.computations[computation].get(made.operands[0])
+        return made
+
+    def _last_opcode(self, i: Instruction) -> str:
+        """Return the opcode of an instruction, of a fusion that of its root."""
+        return self.root(i.callees()[0]).opcode if i.opcode == "fusion" else i.opcode
+
+    def _parts(self, i: Instruction) -> list[Instruction]:
+        """Return the instructions in a fusion; any other is its only part."""
+        return list(self.computations[i.callees()[0]].values()) if i.opcode == "fusion" else [i]
 
     def _invariant(self, body: str) -> set[int]:
         """Return the entries of the carry that a loop only passes on."""
-        root = self._root(body)
+        root = self.root(body)
         if root.opcode != "tuple":
             return set()
         return {
             k
             for k, name in enumerate(root.operands)
-            if self.by_name[body][name].opcode == "get-tuple-element" and self._slot(body, name) == k
+            if self.computations[body][name].opcode == "get-tuple-element" and self._slot(body, name) == k
         }
 
     # --- which arrays are versions of one buffer ---
@@ -163,7 +133,7 @@ class _Module:
             self.buffers.join((computation, one.name, k), (where, other.name, k))
 
     def _join_arrays_of(self, computation: str, i: Instruction) -> None:
-        names, here = self.by_name[computation], (computation, i.name, 0)
+        names, here = self.computations[computation], (computation, i.name, 0)
         operands = [names[name] for name in i.operands if name in names]
         if i.opcode in _SAME:
             if not (i.opcode.startswith("copy") and self._starts_afresh(computation, i)):
@@ -173,7 +143,7 @@ class _Module:
         elif i.opcode == "tuple":
             for k, name in enumerate(i.operands):
                 self.buffers.join((computation, i.name, k), (computation, name, 0))
-        elif i.opcode in _UPDATES:
+        elif i.opcode in UPDATES:
             self.buffers.join(here, (computation, i.operands[0], 0))
             update = operands[1 if i.opcode == "dynamic-update-slice" else 2]
             self._moves_rows(computation, operands[0], update.arrays[0])
@@ -185,7 +155,7 @@ class _Module:
             for callee in i.callees():
                 (parameter,) = self._parameters(callee)
                 if callee in self.loops:
-                    self._join_all(callee, self._root(callee), callee, parameter)
+                    self._join_all(callee, self.root(callee), callee, parameter)
                 if computation in self.in_loops:  # outside of loops, one array of zeros may start several buffers
                     self._join_all(computation, operands[0], callee, parameter)
                     self._join_all(computation, i, callee, parameter)
@@ -194,19 +164,15 @@ class _Module:
                 given = operands[k + 1 : k + 2] if i.opcode == "conditional" else operands
                 for operand, parameter in zip(given, self._parameters(callee), strict=False):
                     self._join_all(computation, operand, callee, parameter)
-                self._join_all(computation, i, callee, self._root(callee))
+                self._join_all(computation, i, callee, self.root(callee))
 
     def _starts_afresh(self, computation: str, copy: Instruction) -> bool:
         """Return whether a copy starts a new buffer, rather than a version of one, since its source never changes."""
-        source = self.by_name[computation].get(copy.operands[0])
-        while source is not None and source.opcode in _SAME:
-            source = self.by_name[computation].get(source.operands[0])
-        if source is None:
-            return False
-        opcodes = {source.opcode}
-        if source.opcode == "fusion":
-            opcodes = {self._root(callee).opcode for callee in source.callees()}
-        return bool(opcodes & _FRESH) or self._slot(computation, source.name) in self.invariant.get(computation, ())
+        source = self._made(computation, copy.operands[0])
+        return source is not None and (
+            self._last_opcode(source) in _FRESH
+            or self._slot(computation, source.name) in self.invariant.get(computation, ())
+        )
 
     def _join_call(self, computation: str, i: Instruction) -> None:
         aliases = re.search(r"output_to_operand_aliasing=\{(.*?\)) ?\}", i.attributes)
@@ -230,10 +196,10 @@ class _Module:
             changing = Counter(buffer for k, buffer in slots.items() if k not in self.invariant[body])
             moving = {buffer for buffer, places in changing.items() if places > 1}
             steps = self._steps(body)
-            for computation in self._reachable([body], into_loops=False):
+            for computation in self.reachable([body], into_loops=False):
                 if computation not in seen:
                     seen.add(computation)
-                    for instruction in self.computations[computation]:
+                    for instruction in self.computations[computation].values():
                         for finding in self._of(computation, instruction, carried, moving):
                             yield finding._replace(at=[*finding.at, loop], steps=steps)
 
@@ -243,7 +209,7 @@ class _Module:
             if {source, self.buffers.find((computation, i.name, 0))} & carried and not self._starts_a_loop(
                 computation, i
             ):
-                at = [*self._updates_of(computation, i), *self._maker(computation, i), i]
+                at = [*self._updates_of(computation, i), *self._maker(computation, i.operands[0]), i]
                 whole = self._whole_uses(computation, source)
                 yield Finding("copy", i, i.arrays[0], source, at, source in moving, whole=whole)
             return
@@ -252,42 +218,41 @@ class _Module:
             if source in carried and self.buffers.find((computation, i.name, 0)) in self.by_rows:
                 yield Finding("broadcast", i, i.arrays[0], source, [i], False)
                 return
-        inside = [(computation, i)]
-        if i.opcode == "fusion":
-            inside = [(callee, part) for callee in i.callees() for part in self.computations[callee]]
-        for where, part in inside:
+        where = i.callees()[0] if i.opcode == "fusion" else computation
+        for part in self._parts(i):
             if (put := self._buffer_put(where, part)) is not None and self.buffers.find(put) in carried:
-                array = self.by_name[where][put[1]].arrays[0]
+                array = self.computations[where][put[1]].arrays[0]
                 yield Finding("save", i, array, self.buffers.find(put), [part, i], False)
         if i.opcode in _NO_MATTER:
             return
-        for k, array in enumerate(i.arrays):
+        for k, (array, is_updated) in enumerate(zip(i.arrays, self.in_place(i), strict=False)):
             buffer = self.buffers.find((computation, i.name, k))
-            if self._in_place(i, k):
+            if is_updated:
                 continue
             if self._adds_rows_as_a_whole(computation, i, k):
                 yield Finding("sum", i, array, buffer, [i], False)
             elif buffer in carried:
-                selects = any(part.opcode == "select" and part.arrays == (array,) for _, part in inside)
+                selects = any(part.opcode == "select" and part.arrays == (array,) for part in self._parts(i))
                 yield Finding("select" if selects else "anew", i, array, buffer, [i], False)
 
     def _is_copy(self, i: Instruction) -> bool:
         """Return whether `i` is a copy, or a fusion of nothing else."""
-        for callee in i.callees() if i.opcode == "fusion" else ():
-            return {part.opcode for part in self.computations[callee]} <= {"copy", "bitcast", "transpose", "parameter"}
-        return i.opcode in ("copy", "copy-start")
+        opcodes = {part.opcode for part in self._parts(i)}
+        return opcodes <= {"copy", "copy-start"} or (
+            i.opcode == "fusion" and opcodes <= {"copy", "bitcast", "transpose", "parameter"}
+        )
 
     def _is_broadcast(self, computation: str, i: Instruction) -> bool:
         """Return whether `i` repeats an array, or is a fusion that does nothing else."""
-        opcodes = {i.opcode}
-        for callee in i.callees() if i.opcode == "fusion" else ():
-            opcodes = {part.opcode for part in self.computations[callee]} - {"bitcast", "parameter"}
-        return opcodes == {"broadcast"} and i.operands[0] in self.by_name[computation]
+        opcodes = {part.opcode for part in self._parts(i)} - {"bitcast", "parameter"}
+        return opcodes == {"broadcast"} and i.operands[0] in self.computations[computation]
 
     def _whole_uses(self, computation: str, buffer: Array) -> list[Instruction]:
         """Return the instructions that compute something else from all rows of a buffer, such as a product."""
         versions = [
-            i.name for i in self.computations[computation] if self.buffers.find((computation, i.name, 0)) == buffer
+            i.name
+            for i in self.computations[computation].values()
+            if self.buffers.find((computation, i.name, 0)) == buffer
         ]
         uses = [use for name in versions for use in self._computed_from(computation, name)]
         return [i for where, i in uses if self.buffers.find((where, i.name, 0)) != buffer]
@@ -322,11 +287,9 @@ class _Module:
 
         return sorted(users, key=is_other)
 
-    def _maker(self, computation: str, i: Instruction) -> list[Instruction]:
-        """Return the instruction that made the operand of `i`; empty if it is an entry of the carry."""
-        found = self.by_name[computation].get(i.operands[0])
-        while found is not None and found.opcode in _SAME | {"get-tuple-element"}:
-            found = self.by_name[computation].get(found.operands[0])
+    def _maker(self, computation: str, name: str) -> list[Instruction]:
+        """Return the instruction that made an array; empty if it is an entry of the carry."""
+        found = self._made(computation, name, _SAME | {"get-tuple-element"})
         return [] if found is None or found.opcode == "parameter" else [found]
 
     def _starts_a_loop(self, computation: str, copy: Instruction) -> bool:
@@ -339,18 +302,6 @@ class _Module:
             and all(u.opcode == "tuple" and not u.is_root for u in users)
             and all(u.opcode in ("while", "call") for u in loops)
         )
-
-    def _in_place(self, i: Instruction, k: int) -> bool:
-        """Return whether array `k` of a fusion is one of its parameters, with some rows updated."""
-        for callee in i.callees() if i.opcode == "fusion" else ():
-            names, at = self.by_name[callee], self._root(callee)
-            if at.opcode == "tuple":
-                at = names[at.operands[k]]
-            while at.opcode in _UPDATES | {"bitcast"} or "output_to_operand_aliasing" in at.attributes:
-                at = names[at.operands[0]]
-            if at.opcode == "parameter":
-                return True
-        return False
 
     def _adds_rows_as_a_whole(self, computation: str, i: Instruction, k: int) -> bool:
         """Return whether `i` adds to an entry of the carry an array with only a few rows set.
@@ -365,13 +316,13 @@ class _Module:
         if all(self._slot(computation, name) is None for name in versions):
             return False
         for name in i.operands:
-            operand = self.by_name[computation][name]
+            operand = self.computations[computation][name]
             rows = self.buffers.find((computation, name, 0))
             if operand.arrays != (i.arrays[k],) or rows == here or rows not in self.by_rows:
                 continue
-            for maker in self._maker(computation, Instruction("", "copy", (), (name,), "", False)):
+            for maker in self._maker(computation, name):
                 if maker.opcode == "call":
-                    maker = self._root(maker.callees()[0])
+                    maker = self.root(maker.callees()[0])
                 steps = _trip_count(maker.attributes)
                 whole = steps is not None and steps >= _length(i.arrays[k])
                 if maker.opcode == "conditional" or (maker.opcode == "while" and not whole):
@@ -383,26 +334,19 @@ class _Module:
         todo, seen = list(names), set()
         while todo:
             name = todo.pop()
-            made = self.by_name[computation][name]
-            if name in seen or self._slot(computation, name) is not None or _bytes_of(made) < least:
+            made = self.computations[computation][name]
+            if name in seen or self._slot(computation, name) is not None or made.num_bytes < least:
                 continue
             seen.add(name)
-            opcodes = {made.opcode}
-            if made.opcode == "fusion":
-                opcodes = {self._root(callee).opcode for callee in made.callees()}
-            if opcodes & _UPDATES and self._is_constant(computation, made.operands[0]):
+            if self._last_opcode(made) in UPDATES and self._is_constant(computation, made.operands[0]):
                 return True
             todo += made.operands if made.opcode in ("fusion", "select", "reduce", *_SAME) else ()
         return False
 
     def _is_constant(self, computation: str, name: str) -> bool:
         """Return whether an array has one value everywhere."""
-        made = self.by_name[computation][name]
-        while made.opcode in _SAME:
-            made = self.by_name[computation][made.operands[0]]
-        if made.opcode == "fusion":
-            return {self._root(callee).opcode for callee in made.callees()} <= _FRESH
-        return made.opcode in _FRESH
+        made = self._made(computation, name)
+        return made is not None and self._last_opcode(made) in _FRESH
 
     def _buffer_put(self, computation: str, i: Instruction) -> Array | None:
         """Return the array that an update writes into another one."""
@@ -418,10 +362,6 @@ class _Module:
 def _trip_count(loop: str) -> int | None:
     match = re.search(r'"known_trip_count":\{"n":"(\d+)"', loop)
     return int(match.group(1)) if match else None
-
-
-def _bytes_of(i: Instruction) -> float:
-    return max((hlo_text.array_bytes(array) for array in i.arrays), default=0.0)
 
 
 def _index(get_tuple_element: Instruction) -> int:

@@ -1,9 +1,9 @@
-"""Read optimised HLO: find operations of loop bodies that touch a whole buffer, and the lines of Python behind them."""
+"""Read optimised HLO: find the operations of loop bodies, and the lines of Python that they come from."""
 
 import functools
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -12,12 +12,19 @@ _BITS = {"pred": 8, "bf16": 16, "f8e4m3fn": 8, "f8e5m2": 8, "token": 0}
 _SHAPE = re.compile(r"\b([a-z]\w*)\[([\d,]*)\]")
 _COMPUTATION = re.compile(r"^\s*(?:ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
 _OPERATION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\(")
-_FIRST_OPERAND = re.compile(r"(?:[a-z]\w*\[[^%]*)?%?([\w.\-]+)")
 _CALLED = re.compile(r"\b(?:body|condition|to_apply|calls|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 
-# The result shares memory with an operand, or comes from a computation that is examined separately.
-_IN_PLACE = {
+_BODY = re.compile(r"\bbody=%?([\w.\-]+)")
+_UPDATES_FIRST = re.compile(r"output_to_operand_aliasing=\{\{0?\}: \(0, ")
+
+UPDATES = {"dynamic-update-slice", "scatter"}
+
+#: What these run is part of them: it is applied to elements.
+_SINGLE = {"fusion", "map", "reduce", "scatter", "sort"}
+
+#: The result shares memory with an operand, or comes from a computation that is examined separately.
+SHARED = {
     "bitcast",
     "call",
     "conditional",
@@ -32,15 +39,6 @@ _IN_PLACE = {
     "tuple",
     "while",
 }
-
-
-class Operation(NamedTuple):
-    """One line of HLO."""
-
-    opcode: str
-    name: str
-    num_bytes: float
-    text: str
 
 
 def optimized_hlo(f: Callable[..., Any], *args: Any) -> str:
@@ -58,83 +56,6 @@ def array_bytes(shape: str) -> float:
     return max(sizes)
 
 
-def _computations(hlo: str) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    lines: list[str] | None = None
-    for line in hlo.splitlines():
-        if match := _COMPUTATION.match(line):
-            lines = found.setdefault(match.group(1), [])
-        elif line.startswith("}"):
-            lines = None
-        elif lines is not None:
-            lines.append(line)
-    return found
-
-
-def _callees(line: str) -> Iterator[str]:
-    yield from _CALLED.findall(line)
-    for group in _BRANCHES.findall(line):
-        yield from (name.strip().lstrip("%") for name in group.split(","))
-
-
-def operations_in_loops(hlo: str) -> Iterator[Operation]:
-    """Yield every operation that runs once an iteration of some loop; a fusion counts as one operation."""
-    computations = _computations(hlo)
-    stack = [m for lines in computations.values() for line in lines for m in re.findall(r"\bbody=%?([\w.\-]+)", line)]
-    seen: set[str] = set()
-    while stack:
-        name = stack.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        for line in computations.get(name, []):
-            match = _OPERATION.match(line)
-            if match is None:
-                continue
-            shape, opcode = match.group(2), match.group(3)
-            if opcode == "fusion-start":  # ((operands), results, context)
-                shape, opcode = shape.partition("), ")[2], "fusion"
-            if opcode not in ("fusion", "reduce", "sort", "scatter", "map"):
-                stack.extend(_callees(line))
-            num_bytes = array_bytes(shape)
-            if opcode == "fusion" and (left := _not_in_place(computations, line)) < num_bytes:
-                opcode, num_bytes = ("fusion", left) if left else ("dynamic-update-slice", num_bytes)
-            yield Operation(opcode, match.group(1), num_bytes, line.strip())
-
-
-def _not_in_place(computations: dict[str, list[str]], line: str) -> float:
-    """Return how many bytes of the results of a fusion are not slices of an operand updated in place."""
-    found = 0.0
-    for name in _callees(line):
-        matches = ((_OPERATION.match(at), at) for at in computations.get(name, []))
-        producers = {match.group(1): (match, at) for match, at in matches if match}
-        root = next((key for key, (_, at) in producers.items() if at.lstrip().startswith("ROOT")), "")
-        results = [root]
-        if root in producers and producers[root][0].group(3) == "tuple":
-            match, at = producers[root]
-            results = re.findall(r"%([\w.\-]+)", at[match.end() : _operands_end(at, match.end())])
-        found += sum(
-            array_bytes(producers[key][0].group(2)) for key in results if not _updates_a_parameter(producers, key)
-        )
-    return found
-
-
-def _updates_a_parameter(producers: dict[str, tuple[re.Match[str], str]], name: str) -> bool:
-    """Return whether a value is a parameter with slices updated, perhaps by a call that updates an operand in place."""
-    updates = 0
-    while name in producers:
-        match, at = producers[name]
-        opcode = match.group(3)
-        if opcode not in ("bitcast", "dynamic-update-slice", "scatter", "custom-call", "get-tuple-element"):
-            return opcode == "parameter" and updates > 0
-        if opcode == "custom-call" and not re.search(r"output_to_operand_aliasing=\{\{0?\}: \(0, ", at):
-            return False
-        updates += opcode not in ("bitcast", "get-tuple-element")
-        first = _FIRST_OPERAND.match(at, match.end())
-        name = first.group(1) if first else ""
-    return False
-
-
 class Instruction(NamedTuple):
     """One line of HLO, parsed. `arrays` are the arrays of its result: one, or several for a tuple."""
 
@@ -146,6 +67,11 @@ class Instruction(NamedTuple):
     is_root: bool
 
     @property
+    def num_bytes(self) -> float:
+        """The size of the largest array of its result."""
+        return max(map(array_bytes, self.arrays), default=0.0)
+
+    @property
     def op_name(self) -> str:
         """The name that JAX gave to its origin, such as `jit(f)/transpose(jvp())/while/body/scatter`."""
         match = re.search(r'op_name="([^"]*)"', self.attributes)
@@ -153,7 +79,76 @@ class Instruction(NamedTuple):
 
     def callees(self) -> list[str]:
         """Return the computations that this instruction runs."""
-        return list(_callees(self.attributes))
+        groups = _BRANCHES.findall(self.attributes)
+        branches = [name.strip().lstrip("%") for group in groups for name in group.split(",")]
+        return [*_CALLED.findall(self.attributes), *branches]
+
+
+class Hlo:
+    """A compiled program, parsed."""
+
+    def __init__(self, hlo: str) -> None:
+        #: The instructions of each computation by name, operands before their users.
+        self.computations: dict[str, dict[str, Instruction]] = {}
+        lines: dict[str, Instruction] | None = None
+        for line in hlo.splitlines():
+            if match := _COMPUTATION.match(line):
+                lines = self.computations.setdefault(match.group(1), {})
+            elif line.startswith("}"):
+                lines = None
+            elif lines is not None and (found := _parsed(line)):
+                lines[found.name] = found
+        loops = (i for found in self.computations.values() for i in found.values() if i.opcode == "while")
+        #: Every loop, by the name of its body.
+        self.loops = {match.group(1): i for i in loops if (match := _BODY.search(i.attributes))}
+
+    def reachable(self, start: Iterable[str], into_loops: bool = True) -> Iterator[str]:
+        """Yield computations that run together with `start`, except bodies of single instructions such as fusions."""
+        todo, seen = list(start), set()
+        while todo:
+            name = todo.pop()
+            if name in seen or name not in self.computations:
+                continue
+            seen.add(name)
+            yield name
+            for i in self.computations[name].values():
+                if i.opcode not in _SINGLE and (into_loops or i.opcode != "while"):
+                    todo += i.callees()
+
+    def root(self, computation: str) -> Instruction:
+        return next(i for i in self.computations[computation].values() if i.is_root)
+
+    def in_place(self, i: Instruction) -> list[bool]:
+        """Return, for each array that a fusion makes, whether it is an operand with slices updated."""
+        if i.opcode != "fusion":
+            return [False] * len(i.arrays)
+        (callee,) = i.callees()
+        root = self.root(callee)
+        return [self._updates(callee, name) for name in (root.operands if root.opcode == "tuple" else [root.name])]
+
+    def _updates(self, computation: str, name: str) -> bool:
+        """Return whether a value is a parameter with slices updated, perhaps by a call that updates in place."""
+        i, updates = self.computations[computation][name], 0
+        while i.opcode in {*UPDATES, "bitcast", "custom-call", "get-tuple-element"}:
+            if i.opcode == "custom-call" and not _UPDATES_FIRST.search(i.attributes):
+                return False
+            updates += i.opcode not in ("bitcast", "get-tuple-element")
+            i = self.computations[computation][i.operands[0]]
+        return i.opcode == "parameter" and updates > 0
+
+
+def _parsed(line: str) -> Instruction | None:
+    match = _OPERATION.match(line)
+    if match is None:
+        return None
+    name, shape, opcode = match.groups()
+    if opcode == "fusion-start":  # ((operands), results, context)
+        shape, opcode = shape.partition("), ")[2], "fusion"
+    end = _operands_end(line, match.end())
+    inside = line[match.end() : end]
+    operands = re.findall(r"%([\w.\-]+)", inside) if opcode != "parameter" else [inside]
+    arrays = tuple(f"{dtype}[{dims}]" for dtype, dims in _SHAPE.findall(shape))
+    return Instruction(name, opcode, arrays, tuple(operands), line[end + 1 :], line.lstrip().startswith("ROOT "))
 
 
 def _operands_end(line: str, start: int) -> int:
@@ -166,23 +161,20 @@ def _operands_end(line: str, start: int) -> int:
     return len(line)
 
 
-def instructions(hlo: str) -> dict[str, list[Instruction]]:
-    """Return the computations of a module, each as a list of instructions in which operands come before their users."""
-    found: dict[str, list[Instruction]] = {}
-    for name, lines in _computations(hlo).items():
-        found[name] = []
-        for line in lines:
-            if match := _OPERATION.match(line):
-                end = _operands_end(line, match.end())
-                inside = line[match.end() : end]
-                opcode = match.group(3)
-                operands = re.findall(r"%([\w.\-]+)", inside) if opcode != "parameter" else [inside]
-                arrays = tuple(f"{dtype}[{dims}]" for dtype, dims in _SHAPE.findall(match.group(2)))
-                is_root = line.lstrip().startswith("ROOT ")
-                found[name].append(
-                    Instruction(match.group(1), opcode, arrays, tuple(operands), line[end + 1 :], is_root)
-                )
-    return found
+def operations_in_loops(hlo: str) -> Iterator[Instruction]:
+    """Yield every instruction that runs once an iteration of some loop; a fusion counts as one.
+
+    A fusion is yielded with the arrays that it makes anew, or as an update if it makes none.
+    """
+    program = Hlo(hlo)
+    for name in program.reachable(program.loops):
+        for i in program.computations[name].values():
+            updated = program.in_place(i)
+            if all(updated) and updated:
+                i = i._replace(opcode="dynamic-update-slice")
+            elif any(updated):
+                i = i._replace(arrays=tuple(x for x, is_old in zip(i.arrays, updated, strict=False) if not is_old))
+            yield i
 
 
 class Frame(NamedTuple):
@@ -237,11 +229,11 @@ def _field(text: str, name: str) -> int:
     return int(match.group(1)) if match else 0
 
 
-def copies_in_loops(hlo: str, num_bytes: float) -> list[Operation]:
+def copies_in_loops(hlo: str, num_bytes: float) -> list[Instruction]:
     """Return the copies of at least `num_bytes` inside loop bodies."""
     return [op for op in operations_in_loops(hlo) if op.opcode in ("copy", "copy-start") and op.num_bytes >= num_bytes]
 
 
-def whole_buffer_operations_in_loops(hlo: str, num_bytes: float) -> list[Operation]:
+def whole_buffer_operations_in_loops(hlo: str, num_bytes: float) -> list[Instruction]:
     """Return the operations inside loop bodies that make a result of at least `num_bytes` and are not in place."""
-    return [op for op in operations_in_loops(hlo) if op.opcode not in _IN_PLACE and op.num_bytes >= num_bytes]
+    return [op for op in operations_in_loops(hlo) if op.opcode not in SHARED and op.num_bytes >= num_bytes]

@@ -7,6 +7,7 @@ from typing import Any, overload
 
 import jax
 
+from jax_tensorarray import _compat
 from jax_tensorarray._in_place import arguments, early, refs
 from jax_tensorarray._in_place.repair import Repair
 from jax_tensorarray._jaxprs import jaxprs, registry
@@ -158,9 +159,10 @@ def _compiled(fun: Callable[..., Any], max_steps: int | None, static: arguments.
             # A function without loops is treated as the body of a loop.
             has_loops = jaxprs.any_equation(jaxpr, lambda eqn: registry.entry_of(eqn).kind == "loop")
             repair = Repair(max_steps, in_loop=not has_loops)
-            if not repair.finds(jaxpr):
+            arrays = list(filter(arguments.is_tracer, jax.tree.leaves((given, named))))
+            arrays = [*_compat.closed_over(traced), *arrays]
+            if len(arrays) != len(jaxpr.in_avals) or not repair.finds(jaxpr):
                 return plain(*given, **named)
-        arrays = filter(arguments.is_tracer, jax.tree.leaves((given, named)))
         outs = repair.function(jaxpr, is_whole=True)(*arrays)
         return jax.tree.unflatten(traced.out_tree, outs)
 

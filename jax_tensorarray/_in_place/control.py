@@ -28,7 +28,7 @@ def scan(repair: Repair, eqn: Any, operands: Sequence[Value], added: dict[int, V
     params = eqn.params
     [loop] = registry.ENTRIES["scan"].bodies(params)
     consts, carry, xs = loop.split(operands)
-    for number in [k for k in added if carry[k].only != ()]:
+    for number in [k for k in added if carry[k].sparse_updates != ()]:
         del added[number]  # this sum is not moved into the loop
     for number, value in added.items():
         carry[number] = value

@@ -20,6 +20,7 @@ from jax_tensorarray._in_place.values import Update, Value, arrays
 from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._lowering.mlir import INT32_MAX
 from jax_tensorarray._ops.add import ta_add_p
+from jax_tensorarray._ops.guard import ta_guard
 from jax_tensorarray._ops.max import ta_max_p
 from jax_tensorarray._ops.noted import noted
 from jax_tensorarray._ops.primitive import Params, is_packed, row_params
@@ -47,9 +48,10 @@ class Address(NamedTuple):
 
     @property
     def params(self) -> Params:
-        return row_params("in_place", "drop", batch_dims=self.axis, index_dims=len(self.sizes), length=self.length)
+        axes = len(self.sizes)
+        return row_params("in_place", "drop", batch_dims=self.axis, index_dims=axes, length=self.length, whole=True)
 
-    def of_one(self, axes: int) -> "Address":
+    def in_example(self, axes: int) -> "Address":
         """Return the address in one example of a batch along the first `axes` axes."""
         return self._replace(shape=self.shape[axes:], batch=self.batch - axes, axis=self.axis - axes)
 
@@ -59,7 +61,7 @@ class Address(NamedTuple):
         return self.length or 1
 
     @property
-    def behind(self) -> int:
+    def after(self) -> int:
         """The first axis after the axes along which it starts."""
         return self.axis + len(self.sizes)
 
@@ -94,7 +96,7 @@ class Address(NamedTuple):
     def rows_shape(self, positions: Sequence[int]) -> tuple[int, ...]:
         """Return the shape of the rows for positions of shape `I`."""
         window = () if self.length is None else (self.length,)
-        return (*self.shape[: self.axis], *positions, *window, *self.shape[self.behind :])
+        return (*self.shape[: self.axis], *positions, *window, *self.shape[self.after :])
 
     def positions_first(self, rows: Array, count: int) -> Array:
         """Reorder rows `[*batch, *axes, *I, ...]` to `[*batch, *I, *axes, ...]`."""
@@ -155,7 +157,7 @@ def _of_slice(aval: Any, taken: Sequence[int]) -> Address | None:
 
 
 def _starts(address: Address, operands: Sequence[Array]) -> list[Array]:
-    return list(operands[address.axis : address.behind])
+    return list(operands[address.axis : address.after])
 
 
 def dynamic_slice(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
@@ -180,7 +182,7 @@ def _of_known_slice(aval: Any, taken: Sequence[int]) -> Address | None:
 
 def _known(address: Address, starts: Sequence[int]) -> Array:
     """Return the index of a slice that starts there."""
-    index, _ = address.positions([np.int32(starts[d]) for d in range(address.axis, address.behind)])
+    index, _ = address.positions([np.int32(starts[d]) for d in range(address.axis, address.after)])
     return index
 
 
@@ -204,9 +206,9 @@ def pad(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     address = _of_known_slice(result, rows.shape) if is_of_rows else None
     if address is None:
         return None
-    index, (of_rows,) = _known(address, [low for low, _, _ in config]), arrays([rows])
-    update = Update(ta_add_p, index, of_rows.reshape(address.rows_shape(())), None, address.params, is_window=True)
-    return [Value(jaxprs.bind(eqn, [of_rows, zero.array])[0], only=(update,))]
+    index, (written,) = _known(address, [low for low, _, _ in config]), arrays([rows])
+    update = Update(ta_add_p, index, written.reshape(address.rows_shape(())), None, address.params, is_window=True)
+    return [Value(jaxprs.bind(eqn, [written, zero.array])[0], sparse_updates=(update,))]
 
 
 def dynamic_update_slice(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
@@ -216,7 +218,7 @@ def dynamic_update_slice(eqn: Any, operands: Sequence[Value]) -> list[Value] | N
         return None
     index, _ = address.positions(_starts(address, noted(eqn, 2, arrays(starts))))
     update = Update(ta_write_p, index, _reshaped(rows, address.rows_shape(())), None, address.params)
-    return [_updated(buffer, update._replace(is_window=True, is_zero=rows.only == ()))]
+    return [_updated(buffer, update._replace(is_window=True, is_zero=rows.sparse_updates == ()))]
 
 
 def read(buffer: Value, index: Array, address: Address) -> Array:
@@ -229,15 +231,14 @@ def read(buffer: Value, index: Array, address: Address) -> Array:
         return rows
     part, guard, shared = buffer.part, buffer.guard, buffer.shared
     if shared is not None and (axes := len(buffer.shape) - len(shared.shape)) <= address.batch:
-        of_one = functools.partial(read, shared, address=address.of_one(axes))
+        read_one = functools.partial(read, shared, address=address.in_example(axes))
         for _ in range(axes):
-            of_one = jax.vmap(of_one)
-        return of_one(index)
+            read_one = jax.vmap(read_one)
+        return read_one(index)
     if part is not None and not part.updates and part.active.mask.ndim <= address.axis:
-        return ta_read_p.bind(*arrays([part.whole]), index, part.active.of_positions(index), **address.params)
+        return ta_read_p.bind(*arrays([part.whole]), index, part.active.at_positions(index), **address.params)
     if guard is not None and buffer.before is not None and guard.mask.ndim <= address.axis:
-        rows = read(buffer.before, index, address)
-        return guard.select(lax.stop_gradient(rows), rows)
+        return ta_guard(guard.mask, read(buffer.before, index, address))
     return ta_read_p.bind(*arrays([buffer]), index, **address.params)
 
 
@@ -251,10 +252,10 @@ def _updated(buffer: Value, update: Update) -> Value:
     value, part = buffer.updated(update), buffer.part
     if part is not None and update.primitive is ta_write_p and part.active.mask.ndim <= update.params["batch_dims"]:
         value.part = part._replace(updates=(*part.updates, update))
-    if buffer.only is not None and update.primitive is ta_add_p:
-        value.only = (*buffer.only, update)
-    elif buffer.only == () and _writes_once(update):
-        value.only = (update._replace(primitive=ta_add_p),)
+    if buffer.sparse_updates is not None and update.primitive is ta_add_p:
+        value.sparse_updates = (*buffer.sparse_updates, update)
+    elif buffer.sparse_updates == () and _writes_once(update):
+        value.sparse_updates = (update._replace(primitive=ta_add_p),)
     return value
 
 
@@ -311,13 +312,13 @@ class _Gathered(NamedTuple):
     def order(self, rank: int) -> list[int]:
         """Return which axis of `[*batch, *I, *kept]` each axis of the result is."""
         positions = rank - len(self.numbers.offset)
-        of_rows, of_positions = iter(range(positions, rank)), iter(range(positions))
-        return [next(of_rows if d in self.numbers.offset else of_positions) for d in range(rank)]
+        row_axes, position_axes = iter(range(positions, rank)), iter(range(positions))
+        return [next(row_axes if d in self.numbers.offset else position_axes) for d in range(rank)]
 
     def positions(self, indices: Array) -> tuple[Array, Array | None]:
         """Return the index and the starts in range, as `Address.positions` does."""
         address = self.address
-        parts = range(address.axis, address.behind), address.whole
+        parts = range(address.axis, address.after), address.whole
         return address.positions(*([indices[..., self.numbers.starts.index(d)] for d in axes] for axes in parts))
 
 
@@ -336,7 +337,7 @@ def _gathered(eqn: Any, numbers: _Numbers, taken: Sequence[int]) -> _Gathered | 
     if address is None:
         return None
     count, size = math.prod(indices.shape[batch:-1]), math.prod(address.sizes)
-    is_of_elements = address.length is None and math.prod(address.shape[address.behind :]) == 1
+    is_of_elements = address.length is None and math.prod(address.shape[address.after :]) == 1
     share = _LARGE_SHARE if is_of_elements and eqn.primitive.name == "scatter" else 1
     if count > 1 and count * address.length_of_one >= share * size:
         return None
@@ -389,7 +390,7 @@ def scatter(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
         rows = -rows
     if combine is not None:
         rows = combine(read(buffer, index, address), rows)
-    update = Update(primitive, index, rows, None, address.params, is_window, updates.only == ())
+    update = Update(primitive, index, rows, None, address.params, is_window, updates.sparse_updates == ())
     return [_updated(buffer, update)]
 
 

@@ -12,12 +12,15 @@ import numpy as np
 
 from jax_tensorarray._in_place.values import Part, Predicate, Value
 from jax_tensorarray._jaxprs import jaxprs
+from jax_tensorarray._ops.guard import ta_guard
 
 
 def select_n(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     which, *cases = operands
-    if len(cases) != 2 or not cases[0].shape:
+    if not cases[0].shape:
         return None
+    if len(cases) > 2:
+        return _of_many(which, cases)
     no, yes = cases
     if no is yes:
         return [no]
@@ -30,16 +33,29 @@ def select_n(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     return None if selected is None else [selected]
 
 
+def _of_many(which: Value, cases: Sequence[Value]) -> list[Value] | None:
+    """Select between versions of a buffer one after the other, as `jax.vmap` of `lax.switch` needs it."""
+    if not which.may_select or (which.repeated is None and which.shape):
+        return None
+    number, chosen = which.source.array, cases[0]
+    for k, case in enumerate(cases[1:], 1):
+        selected = select(Predicate(number == k), chosen, case)
+        if selected is None:
+            return None
+        chosen = selected
+    return [chosen]
+
+
 def _of_few_rows(eqn: Any, operands: Sequence[Value], predicate: Predicate) -> Value | None:
     """Select between two arrays of zeros and some rows; the result is one, too."""
     _, no, yes = operands
-    if no.only is None or yes.only is None:
+    if no.sparse_updates is None or yes.sparse_updates is None:
         return None
-    if any(update.params["batch_dims"] < predicate.mask.ndim for update in (*no.only, *yes.only)):
+    if any(update.params["batch_dims"] < predicate.mask.ndim for update in (*no.sparse_updates, *yes.sparse_updates)):
         return None
     (array,) = jaxprs.bind(eqn, [x.array for x in operands])
-    only = [update.masked(predicate.inverted()) for update in no.only]
-    return Value(array, only=(*only, *(update.masked(predicate) for update in yes.only)))
+    masked = [update.masked(predicate.inverted()) for update in no.sparse_updates]
+    return Value(array, sparse_updates=(*masked, *(update.masked(predicate) for update in yes.sparse_updates)))
 
 
 def _special(eqn: Any, operands: Sequence[Value], predicate: Predicate) -> Value | None:
@@ -48,16 +64,13 @@ def _special(eqn: Any, operands: Sequence[Value], predicate: Predicate) -> Value
     The result records that for other rules.
     """
     _, no, yes = operands
-    made: dict[str, Any] = {}
     for other, whole, active in ((no, yes, predicate), (yes, no, predicate.inverted())):
-        if other.only == ():
-            made = {"part": Part(whole, active)}
-        elif other.stopped is whole:
-            made = {"before": whole, "guard": active}
-    if not made:
-        return None
-    (array,) = jaxprs.bind(eqn, [x.array for x in operands])
-    return Value(array, **made)
+        if other.sparse_updates == ():
+            (array,) = jaxprs.bind(eqn, [x.array for x in operands])
+            return Value(array, part=Part(whole, active))
+        if other.stopped is whole:
+            return Value(ta_guard(active.mask, whole.array), before=whole, guard=active)
+    return None
 
 
 def predicate_of(which: Value) -> Predicate | None:

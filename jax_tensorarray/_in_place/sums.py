@@ -25,7 +25,7 @@ def broadcast_in_dim(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     v, result = eqn.invars[0], eqn.outvars[0].aval
     is_number = result.dtype != jax.dtypes.float0 and not v.aval.shape
     is_zero = is_number and isinstance(v, jex.Literal) and v.val == 0
-    rows = () if is_zero else operands[0].only
+    rows = () if is_zero else operands[0].sparse_updates
     if rows is None or not result.ndim:
         return None
     if rows:
@@ -34,7 +34,7 @@ def broadcast_in_dim(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
             return None
         rows = tuple(update.repeated(more) for update in rows)
     (array,) = jaxprs.bind(eqn, [x.array for x in operands])
-    return [Value(array, only=rows)]
+    return [Value(array, sparse_updates=rows)]
 
 
 def add(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
@@ -45,11 +45,11 @@ def add(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
 
 def total(a: Value, b: Value) -> Value | None:
     """Return the sum, None if that takes all rows."""
-    if a.only is not None and b.only is not None:
-        return Value(lax.add(a.array, b.array), only=(*a.only, *b.only))
+    if a.sparse_updates is not None and b.sparse_updates is not None:
+        return Value(lax.add(a.array, b.array), sparse_updates=(*a.sparse_updates, *b.sparse_updates))
     for whole, some in ((a, b), (b, a)):
-        if some.only is not None:
-            for update in some.only:
+        if some.sparse_updates is not None:
+            for update in some.sparse_updates:
                 whole = whole.updated(update)
             return whole
     return _of_parts(a, b)

@@ -36,7 +36,7 @@ class Update(NamedTuple):
 
     def masked(self, active: "Predicate") -> "Update":
         """Return the same update, masked to where `active` is true."""
-        where = active.of_positions(self.index)
+        where = active.at_positions(self.index)
         return self._replace(where=where if self.where is None else where & self.where)
 
     def repeated(self, shape: tuple[int, ...]) -> "Update":
@@ -65,7 +65,7 @@ class Predicate(NamedTuple):
     def is_opposite(self, other: "Predicate") -> bool:
         return self.of is other.mask or other.of is self.mask
 
-    def of_positions(self, index: Array) -> Array:
+    def at_positions(self, index: Array) -> Array:
         return lax.broadcast_in_dim(self.mask, jnp.shape(index), range(self.mask.ndim))
 
     def inverted(self) -> "Predicate":
@@ -103,7 +103,7 @@ class Value:
     Attributes:
         array: the array. That of a view is made when it is asked for.
         before: the previous version, if there is one; `update` is what was done to its rows since.
-        only: if this is an array of zeros with updates, all of the updates; else None.
+        sparse_updates: if this is an array of zeros with updates, all of the updates; else None.
         part: how it was selected from a buffer and zeros; else None.
         guard: where it is `before`; elsewhere it is `before` without a derivative.
         stopped: the value that this one equals, but for its derivative, which is stopped here; else None.
@@ -124,10 +124,10 @@ class Value:
         "is_new",
         "is_used",
         "literal",
-        "only",
         "part",
         "repeated",
         "shared",
+        "sparse_updates",
         "stopped",
         "update",
         "view",
@@ -139,7 +139,7 @@ class Value:
         *,
         before: "Value | None" = None,
         update: Update | None = None,
-        only: tuple[Update, ...] | None = None,
+        sparse_updates: tuple[Update, ...] | None = None,
         part: Part | None = None,
         guard: Predicate | None = None,
         stopped: "Value | None" = None,
@@ -150,7 +150,7 @@ class Value:
         self.literal = array if isinstance(array, complex | float | int) else None  #: the Python number that it is
         self._array = array if self.literal is None else np.asarray(array, jnp.result_type(array))
         self.view: View | None = None
-        self.before, self.update, self.only = before, update, only
+        self.before, self.update, self.sparse_updates = before, update, sparse_updates
         self.part, self.guard, self.stopped, self.repeated, self.shared = part, guard, stopped, repeated, shared
         self.is_used = self.is_new = False
         self.is_given: bool = is_given or (before is not None and before.is_given)

@@ -137,8 +137,8 @@ def _of_repeated(source: Value, dims: Sequence[int], index: Array, address: Addr
     if own:
         of_own = address._replace(shape=array.shape, axis=own[0])
         array = rows.read(source, of_own.over_axes(row), of_own)
-    behind = [[*range(at, at + positions)] if d == at else [d if d < at else d + positions - 1] for d in dims]
-    return lax.broadcast_in_dim(array, address.rows_shape(row.shape), [d for group in behind for d in group])
+    groups = [[*range(at, at + positions)] if d == at else [d if d < at else d + positions - 1] for d in dims]
+    return lax.broadcast_in_dim(array, address.rows_shape(row.shape), [d for group in groups for d in group])
 
 
 def _has_rows(x: Value) -> bool:

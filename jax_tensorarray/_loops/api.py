@@ -1,6 +1,8 @@
 """The loops that users call: replacements for the loops of `jax.lax` that are differentiable in reverse."""
 
+import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -12,33 +14,57 @@ from jax_tensorarray import _compat
 from jax_tensorarray._array.in_loops import entering_loop, leaving_loop
 from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._jaxprs.registry import reached
-from jax_tensorarray._loops.auto import Choice, choose_within
+from jax_tensorarray._loops.auto import Auto, Choice, choose_within
 from jax_tensorarray._loops.from_jax import (
-    SCANNED,
-    and_count,
     as_value,
-    below,
     bind_loop,
-    check_inverse_type,
     check_max_steps,
-    check_memory,
     for_ever,
     in_python,
     known_bound,
     lax_fori_loop,
     lax_known_fori_loop,
-    lax_scan,
-    lax_while_loop,
-    strategy_of,
 )
 from jax_tensorarray._loops.hints import explained, unpacked
+from jax_tensorarray._loops.inverse import Inverse, check_inverse_type
 from jax_tensorarray._loops.linearize import linearize
+from jax_tensorarray._loops.recompute import Recompute
+from jax_tensorarray._loops.strategy import Strategy, Tape
+from jax_tensorarray._loops.undo import Undo
 from jax_tensorarray._loops.while_ import OF_WHILE_LOOP, Bound
 from jax_tensorarray._ops.empty import ta_empty
 from jax_tensorarray._ops.read import ta_read
 from jax_tensorarray._ops.write import ta_write
 
 Array = Any
+
+#: What reverse mode keeps, by name. A text says what to write for a name that is not enough.
+_BY_NAME = {
+    "auto": Auto(),
+    "tape": Tape(),
+    "recompute": Recompute(),
+    "undo": Undo(),
+    "checkpoint": "Checkpoint(16), with the number of carries to keep",
+    "inverse": "Inverse(f), with a function from a carry to the one before it",
+}
+
+#: The strategies that JAX's own scan serves.
+_SCANNED = (Auto(), Tape(), Recompute())
+
+#: As JAX's own, a loop under `jax.disable_jit` is traced if Python cannot run it: what vmap batches, say, is no bool.
+_falling_back = contextlib.suppress(jax.errors.ConcretizationTypeError)
+
+
+def _strategy_of(op: str, residuals: Any, max_steps: int | None) -> Strategy:
+    strategy = _BY_NAME.get(residuals) if isinstance(residuals, str) else residuals
+    if isinstance(strategy, str):
+        raise ValueError(f'{op}: residuals="{residuals}" needs more than a name: write residuals={strategy}')
+    if not isinstance(strategy, Strategy):
+        names = ", ".join(_BY_NAME)
+        raise ValueError(f"{op}: residuals must be one of {names}, or an object like Undo(); got {residuals!r}")
+    if max_steps is None and not isinstance(strategy, Tape) and strategy != Auto():
+        raise ValueError(f"{op}: residuals={residuals!r} needs max_steps")
+    return strategy
 
 
 @explained
@@ -48,12 +74,7 @@ def while_loop(
     init_val: Any,
     *,
     max_steps: int | None = None,
-    residuals: str = "auto",
-    offload: bool = False,
-    memory: int | None = None,
-    checkpoints: int | None = None,
-    inverse: Callable[[Any], Any] | None = None,
-    check_inverse: float | None = None,
+    residuals: str | Strategy = "auto",
     return_steps: bool = False,
 ) -> Any:
     """Run `jax.lax.while_loop`, differentiable in reverse at the cost of the steps taken.
@@ -71,29 +92,15 @@ def while_loop(
         max_steps: an upper bound on the number of steps. The loop ends there even if `cond_fun` is still true. Reverse
             mode needs a bound below 2**31 if the loop is differentiated. Without 64-bit types, 2**31 and more are no
             bound.
-        residuals: what reverse mode keeps of each step.
+        residuals: what reverse mode keeps of each step, by name or as an object with options.
 
-            - "tape": all values that its derivative needs.
-            - "recompute": the carry, and the rows that were read; everything else is computed again.
-            - "checkpoint": nothing. The whole loop keeps `checkpoints` carries, and runs on from them as often as it
-              must. They are placed so that the fewest steps are run (binomial checkpointing).
-            - "inverse": nothing. `inverse` computes the carry before a step from the carry after it.
-            - "undo": the rows that the step overwrote, and the carries that are not updated by rows. For bodies that
-              use a whole buffer in each step: a tape would hold T copies of it.
-            - "auto": "undo" if a tape would hold whole buffers that the body updates by rows, else "tape". If this
-              does not fit into `memory`, "undo" or "checkpoint". `choice_of_residuals` returns the choice.
-        offload: whether the tape of "tape" or "recompute" is in host memory ("auto" is "tape" then). The device holds
-            no part of it, whatever `max_steps` is. Each row is sent to the host while the loop goes on, and comes back
-            one step before it is needed. A CPU is its own host, so there is nothing to gain.
-        memory: for "auto", how many bytes may be kept for `max_steps` steps, per example if the derivative is under
-            `jax.vmap`. There is room for all these steps from the start, since XLA allocates the memory of a program
-            before it runs. "checkpoint" keeps as many carries as fit, and enough for every step to run nine times at
-            most. If nothing fits, the choice with the fewest bytes is taken.
-        checkpoints: the number of carries that "checkpoint" keeps at a time. It uses no more than `max_steps`.
-        inverse: for "inverse", maps the carry after a step to the carry before it. Carries that the body returns
-            unchanged are taken to be the same before the step, whatever `inverse` returns for them.
-        check_inverse: for debugging, the tolerance, relative and absolute, within which `inverse` must lead back to
-            `init_val`. If it does not, reverse mode raises an error that states the difference.
+            - "tape", `Tape()`: all values that its derivative needs, perhaps in host memory.
+            - "recompute", `Recompute()`: the carry, and the rows that were read; everything else is computed again.
+            - "undo", `Undo()`: the rows that the step overwrote, and the carries that are not updated by rows.
+            - `Checkpoint(k)`: nothing. The whole loop keeps `k` carries, and runs on from them as often as it must.
+            - `Inverse(f)`: nothing. `f` computes the carry before a step from the carry after it.
+            - "auto", `Auto()`: "undo" if a tape would hold whole buffers that the body updates by rows, else "tape".
+              Given `Auto(memory=n)`, "undo" or a `Checkpoint` if this takes more than n bytes.
         return_steps: whether to return a pair: the carry, and a named tuple `(taken, cut)` of the number of steps
             and whether `cond_fun` was still true. Without 64-bit types, 2**31 - 1 steps means that many or more.
 
@@ -113,20 +120,7 @@ def while_loop(
 
     TensorFlow: `tf.while_loop`.
     """
-    return run_while(
-        OF_WHILE_LOOP,
-        cond_fun,
-        body_fun,
-        init_val,
-        max_steps=max_steps,
-        residuals=residuals,
-        offload=offload,
-        memory=memory,
-        checkpoints=checkpoints,
-        inverse=inverse,
-        check_inverse=check_inverse,
-        return_steps=return_steps,
-    )
+    return run_while(OF_WHILE_LOOP, cond_fun, body_fun, init_val, max_steps, residuals, return_steps)
 
 
 def run_while(
@@ -134,28 +128,20 @@ def run_while(
     cond_fun: Callable[[Any], Any],
     body_fun: Callable[[Any], Any],
     init_val: Any,
-    *,
     max_steps: int | None,
-    residuals: str = "auto",
-    offload: bool = False,
-    memory: int | None = None,
-    checkpoints: int | None = None,
-    inverse: Callable[[Any], Any] | None = None,
-    check_inverse: float | None = None,
+    residuals: str | Strategy,
     return_steps: bool = False,
 ) -> Any:
     """Run `while_loop` for a loop that may have another name for `max_steps`."""
     check_max_steps("while_loop", max_steps)
-    strategy = strategy_of("while_loop", residuals, checkpoints, inverse, max_steps, check_inverse, offload, memory)
+    strategy = _strategy_of("while_loop", residuals, max_steps)
     init_val = entering_loop(body_fun, init_val, max_steps)
     if jax.config.jax_disable_jit:
-        try:
+        with _falling_back:
             return leaving_loop(in_python(cond_fun, body_fun, init_val, max_steps, return_steps))
-        except jax.errors.ConcretizationTypeError:
-            pass  # as JAX's own: what vmap batches, say, is no Python bool
     try:
         return leaving_loop(
-            bind_loop(lax_while_loop, (cond_fun, body_fun), (init_val,), max_steps, return_steps, strategy, bound=bound)
+            bind_loop(lax.while_loop, (cond_fun, body_fun), (init_val,), max_steps, strategy, (), bound, return_steps)
         )
     except TypeError as error:
         if ported := unpacked("while_loop", {"cond_fun": cond_fun, "body_fun": body_fun}, init_val):
@@ -172,10 +158,7 @@ def fori_loop(
     *,
     unroll: int | bool | None = None,
     max_steps: int | None = None,
-    residuals: str = "auto",
-    offload: bool = False,
-    memory: int | None = None,
-    checkpoints: int | None = None,
+    residuals: str | Strategy = "auto",
 ) -> Any:
     """Run `jax.lax.fori_loop`, differentiable in reverse also if the bounds are known only at run time.
 
@@ -187,10 +170,7 @@ def fori_loop(
         unroll: how many steps to unroll, if both bounds are known.
         max_steps: an upper bound on `upper - lower`, needed in reverse mode if one of them is traced. No more steps
             are taken. Otherwise as for `while_loop`.
-        residuals: as for `while_loop`, without "inverse". With known bounds "auto" is "tape".
-        offload: as for `while_loop`.
-        memory: as for `while_loop`.
-        checkpoints: as for `while_loop`.
+        residuals: as for `while_loop`, without `Inverse`. With known bounds "auto" is "tape".
 
     Returns:
         The carry after the last step. Differentiable like the result of `while_loop`.
@@ -206,25 +186,27 @@ def fori_loop(
     known = low is not None and high is not None
     if known and max_steps is None:
         max_steps = max(high - low, 0)  # type: ignore[operator]
-    strategy = strategy_of("fori_loop", residuals, checkpoints, None, max_steps, None, offload, memory)
+    strategy = _strategy_of("fori_loop", residuals, max_steps)
+    if isinstance(strategy, Inverse):
+        raise ValueError("fori_loop: Inverse is for while_loop and scan; write residuals=Undo() or Checkpoint(16)")
     init_val = entering_loop(lambda carry: body_fun(lower, carry), init_val, max_steps)
-    if known and residuals in SCANNED and not offload and memory is None:
+    if known and strategy in _SCANNED:
         if high - low > max_steps:  # type: ignore[operator]
             lower, upper = low, low + max_steps  # type: ignore[operator]
-        if residuals != "recompute":
+        if not isinstance(strategy, Recompute):
             return leaving_loop(lax.fori_loop(lower, upper, body_fun, init_val, unroll=unroll))
         options = (lower, upper, unroll)
-        return leaving_loop(
-            bind_loop(lax_known_fori_loop, (body_fun,), (init_val,), max_steps, False, strategy, options)
-        )
-    if jax.config.jax_disable_jit:
-        try:
-            return leaving_loop(in_python(below, and_count(body_fun), (lower, upper, init_val), max_steps, False)[2])
-        except jax.errors.ConcretizationTypeError:
-            pass
+        return leaving_loop(bind_loop(lax_known_fori_loop, (body_fun,), (init_val,), max_steps, strategy, options))
     unroll, args = None if known else unroll, (lower, upper, init_val)
+    if jax.config.jax_disable_jit:
+
+        def step(state: Any) -> Any:
+            return state[0] + 1, state[1], body_fun(state[0], state[2])
+
+        with _falling_back:
+            return leaving_loop(in_python(lambda state: state[0] < state[1], step, args, max_steps, False)[2])
     bound = Bound(loop="fori_loop(lower, upper, body_fun, init_val, ")
-    return leaving_loop(bind_loop(lax_fori_loop, (body_fun,), args, max_steps, False, strategy, (unroll,), bound))
+    return leaving_loop(bind_loop(lax_fori_loop, (body_fun,), args, max_steps, strategy, (unroll,), bound))
 
 
 def scan(
@@ -235,12 +217,7 @@ def scan(
     reverse: bool = False,
     unroll: int | bool = 1,
     *,
-    residuals: str = "auto",
-    offload: bool = False,
-    memory: int | None = None,
-    checkpoints: int | None = None,
-    inverse: Callable[[Any, Any], Any] | None = None,
-    check_inverse: float | None = None,
+    residuals: str | Strategy = "auto",
 ) -> tuple[Any, Any]:
     """Run `jax.lax.scan`, with a choice of what is kept for reverse mode.
 
@@ -252,11 +229,6 @@ def scan(
         reverse: whether to go from the last slice to the first.
         unroll: how many steps to unroll.
         residuals: as for `while_loop`; "auto" is "tape".
-        offload: as for `while_loop`.
-        memory: as for `while_loop`.
-        checkpoints: as for `while_loop`.
-        inverse: for "inverse", maps the carry after a step and the slice of `xs` to the carry before it.
-        check_inverse: as for `while_loop`.
 
     Returns:
         The last carry, and the stacked slices.
@@ -266,36 +238,22 @@ def scan(
     >>> print(last, before)
     6.0 [0. 0. 1. 3.]
     """
-    strategy = strategy_of("scan", residuals, checkpoints, inverse, 0, check_inverse, offload, memory)
+    strategy = _strategy_of("scan", residuals, 0)
     steps = next((np.shape(x)[0] for x in jax.tree.leaves(xs) if np.ndim(x)), length)
     init = entering_loop(lambda carry: f(carry, jax.tree.map(lambda x: x[0], xs))[0], init, steps)
-    if offload or memory is not None:
-        return leaving_loop(_scan_by_rows(f, init, xs, length, reverse, residuals, offload=offload, memory=memory))
-    if residuals == "recompute":
-        return leaving_loop(bind_loop(lax_scan, (f,), (init, xs), None, False, strategy, (length, reverse, unroll)))
-    if residuals in SCANNED:
-        return leaving_loop(lax.scan(f, init, xs, length, reverse, unroll))
-    options = {"checkpoints": checkpoints, "inverse": inverse, "check_inverse": check_inverse}
-    return leaving_loop(_scan_by_rows(f, init, xs, length, reverse, residuals, **options))
+    if strategy not in _SCANNED:
+        return leaving_loop(_scan_by_rows(f, init, xs, length, reverse, strategy))
+    if isinstance(strategy, Recompute):
+        return leaving_loop(bind_loop(lax.scan, (f,), (init, xs), None, strategy, (length, reverse, unroll)))
+    return leaving_loop(lax.scan(f, init, xs, length, reverse, unroll))
 
 
 def _scan_by_rows(
-    f: Callable[[Any, Any], Any],
-    init: Any,
-    xs: Any,
-    length: int | None,
-    reverse: bool,
-    residuals: str,
-    *,
-    inverse: Any = None,
-    **options: Any,
+    f: Callable[[Any, Any], Any], init: Any, xs: Any, length: int | None, reverse: bool, strategy: Strategy
 ) -> tuple[Any, Any]:
     """Run a scan as a loop that reads rows of `xs` and writes rows of the second result."""
     # JAX's own scan says what does not fit, and of what shapes the results are.
     last, shapes = jax.eval_shape(lambda init, xs: lax.scan(f, init, xs, length, reverse), init, xs)
-    if inverse is not None:
-        row = jax.eval_shape(lambda xs: jax.tree.map(lambda x: x[0], xs), xs)
-        check_inverse_type("scan", jax.eval_shape(inverse, last, row), last)
     leaves = [*jax.tree.leaves(shapes), *jax.tree.leaves(xs)]
     n = leaves[0].shape[0] if leaves else int(length or 0)
 
@@ -310,20 +268,18 @@ def _scan_by_rows(
         carry, y = f(carry, slice_of(xs, i))
         return i + 1, carry, jax.tree.map(lambda b, row: ta_write(b, at(i), row, mode="drop"), ys, y)
 
-    def back(state: Any) -> Any:
-        i, carry, ys = state
-        return i - 1, inverse(carry, slice_of(xs, i - 1)), ys
+    if isinstance(strategy, Inverse):
+        inverse, row = strategy.f, jax.eval_shape(lambda xs: jax.tree.map(lambda x: x[0], xs), xs)
+        check_inverse_type("scan", jax.eval_shape(inverse, last, row), last)
 
+        def back(state: Any) -> Any:
+            i, carry, ys = state
+            return i - 1, inverse(carry, slice_of(xs, i - 1)), ys
+
+        strategy = replace(strategy, f=back)
     ys = jax.tree.map(lambda a: ta_empty(a.shape[0], a.shape[1:], a.dtype), shapes)
-    _, carry, ys = while_loop(
-        lambda state: state[0] < n,
-        body,
-        (jnp.int32(0), init, ys),
-        max_steps=n,
-        residuals=residuals,
-        inverse=None if inverse is None else back,
-        **options,
-    )
+    state = (jnp.int32(0), init, ys)
+    _, carry, ys = while_loop(lambda state: state[0] < n, body, state, max_steps=n, residuals=strategy)
     return carry, ys
 
 
@@ -336,7 +292,7 @@ def choice_of_residuals(
         body_fun: maps the carry to the next one.
         init_val: the carry, or `jax.ShapeDtypeStruct`s of it.
         max_steps: as for `while_loop`.
-        memory: as for `while_loop`.
+        memory: as for `Auto`.
 
     Returns:
         A named tuple `(residuals, reason, tape_bytes, undo_bytes, checkpoints)`: the bytes that each step would keep,
@@ -351,8 +307,7 @@ def choice_of_residuals(
     'undo'
     """
     check_max_steps("choice_of_residuals", max_steps)
-    if memory is not None:
-        check_memory("choice_of_residuals", memory, "auto", False, max_steps)
+    _strategy_of("choice_of_residuals", Auto(memory), max_steps)
     try:  # JAX's own loop says what does not fit
         init_val = jax.eval_shape(lambda x: x, init_val)
         jax.eval_shape(lambda x: lax.while_loop(for_ever, body_fun, x), init_val)

@@ -5,9 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from jax_tensorarray._loops.checkpoint import Checkpoint
 from jax_tensorarray._loops.linearize import Linearized
-from jax_tensorarray._loops.replay import Strategy, live_carries
+from jax_tensorarray._loops.replay import live_carries
+from jax_tensorarray._loops.strategy import Strategy
 from jax_tensorarray._loops.undo import Undo, log
 
 
@@ -57,23 +60,19 @@ def choose_within(memory: int | None, max_steps: int, linear: Linearized, body: 
     nine times at most.
     """
     choice = choose(linear, body)
-    if memory is None:
+    kept = max_steps * (choice.tape_bytes if choice.residuals == "tape" else choice.undo_bytes or 0)
+    if memory is None or kept <= memory:
         return choice
-    kept = choice.tape_bytes if choice.residuals == "tape" else choice.undo_bytes or 0
-    if kept * max_steps <= memory:
-        return choice
-    reason = f'"{choice.residuals}" would take {kept * max_steps} bytes for {max_steps} steps, and memory={memory}'
-    others = [(kept * max_steps, choice)]
-    undone = choice.undo_bytes
-    if choice.residuals == "tape":
-        undone = _undo_bytes(body)[0]
-        if undone is not None:
-            others.append((undone * max_steps, choice._replace(residuals="undo", undo_bytes=undone, reason=reason)))
+    reason = f'"{choice.residuals}" would take {kept} bytes for {max_steps} steps, and memory={memory}'
+    undone, _ = _undo_bytes(body)
+    other = choice._replace(undo_bytes=undone, reason=reason)
+    others = [(kept, choice)]
+    if undone is not None:
+        others.append((undone * max_steps, other._replace(residuals="undo")))
     read = live_carries(body)
     size = max(1, bytes_of([c for c, is_read in zip(body.out_avals, read, strict=True) if is_read]))
-    checkpoints = min(max_steps, max(memory // size, _fewest(max_steps)))
-    of_checkpoints = choice._replace(residuals="checkpoint", reason=reason, checkpoints=checkpoints)
-    others.append((checkpoints * size, of_checkpoints._replace(undo_bytes=undone)))
+    checkpoints = min(max_steps, max(int(memory // size), _fewest(max_steps)))
+    others.append((checkpoints * size, other._replace(residuals="checkpoint", checkpoints=checkpoints)))
     fitting = (other for size, other in others if size <= memory)
     return next(fitting, min(others, key=lambda other: other[0])[1])
 
@@ -85,11 +84,34 @@ def _fewest(max_steps: int) -> int:
 
 @dataclass(frozen=True)
 class Auto(Strategy):
-    """A tape, or undo if the tape would hold whole buffers, or checkpoints if `memory` suffices for neither."""
+    """Let a loop choose what it keeps: a tape or, if a tape would hold whole buffers, what `Undo` keeps: "auto".
+
+    `choice_of_residuals` returns the choice.
+
+    Args:
+        memory: how many bytes may be kept for `max_steps` steps, per example if the derivative is under `jax.vmap`.
+            There is room for all these steps from the start, since XLA allocates the memory of a program before it
+            runs. If the choice takes more, it is `Undo` if this fits, else `Checkpoint` with as many carries as fit,
+            and enough for every step to run nine times at most. If nothing fits, it is what takes the fewest bytes.
+
+    Raises:
+        ValueError: `memory` is no number of bytes.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from jax_tensorarray import Auto, fori_loop
+    >>> long = lambda x: fori_loop(0, 1000, lambda i, y: jnp.sin(y), x, residuals=Auto(memory=400))
+    >>> print(f"{jax.grad(long)(1.0):.6f}")
+    0.000124
+    """
 
     memory: int | None = None
 
     tapes = True
+
+    def __post_init__(self) -> None:
+        memory = 0 if self.memory is None else self.memory
+        if isinstance(memory, bool) or not isinstance(memory, int | np.integer) or memory < 0:
+            raise ValueError(f"Auto: memory must be a number of bytes, got {memory!r}")
 
     def instead_of(self, linear: Linearized, body: Any, max_steps: int) -> Strategy | None:
         choice = choose_within(self.memory, max_steps, linear, body)

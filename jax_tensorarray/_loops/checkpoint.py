@@ -12,7 +12,8 @@ from jax import lax
 
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
 from jax_tensorarray._loops.count import count, counter
-from jax_tensorarray._loops.replay import Replay, Strategy, live_carries
+from jax_tensorarray._loops.replay import Replay, live_carries
+from jax_tensorarray._loops.strategy import Strategy
 from jax_tensorarray._loops.tapes import largest
 from jax_tensorarray._loops.while_ import WhileOptions, while_
 from jax_tensorarray._ops.empty import empty_like
@@ -27,15 +28,34 @@ _LIMIT = np.iinfo(np.int32).max
 
 @dataclass(frozen=True)
 class Checkpoint(Strategy):
-    """Runs the loop on from one of `slots` carries, which binomial checkpointing has placed."""
+    """Let a loop keep a few carries in all, placed so that the fewest steps are run again (binomial checkpointing).
 
-    slots: int
+    Args:
+        carries: how many carries are kept at a time. A loop uses no more than `max_steps`.
+
+    Raises:
+        ValueError: `carries` is no positive integer.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from jax_tensorarray import Checkpoint, fori_loop
+    >>> long = lambda x: fori_loop(0, 1000, lambda i, y: jnp.sin(y), x, residuals=Checkpoint(10))
+    >>> print(f"{jax.grad(long)(1.0):.6f}")
+    0.000124
+
+    Griewank and Walther, "Algorithm 799: Revolve", 2000.
+    """
+
+    carries: int
+
+    def __post_init__(self) -> None:
+        if isinstance(self.carries, bool) or not isinstance(self.carries, int) or self.carries < 1:
+            raise ValueError(f"Checkpoint: carries must be a positive integer, got {self.carries!r}")
 
     def pull_back(
         self, loop: Replay, steps: Array, consts: Any, init: Any, extra: Any, const_cts: Any, carry_cts: Any
     ) -> tuple[list[Array], list[Array]]:
         m, c = len(consts), len(const_cts)
-        slots = max(1, min(self.slots, loop.max_steps))  # one for each step is all that there is to keep
+        slots = max(1, min(self.carries, loop.max_steps))  # one for each step is all that there is to keep
         reach = _Reach(loop.max_steps)
         # Carries that a step does not read, such as rows of results, are not kept: they are written anew, to nowhere.
         live = live_carries(loop.body)

@@ -23,7 +23,7 @@ from jax_tensorarray._loops import linearize, masking, rules
 from jax_tensorarray._loops.linearize import Linearized
 from jax_tensorarray._loops.rules import Axis, axes, with_batch_axis
 from jax_tensorarray._loops.tapes import (
-    Tape,
+    TapeType,
     avals_of,
     batched_tapes,
     largest,
@@ -53,7 +53,7 @@ class CountOptions:
     num_consts: int
     max_steps: int
     reverse: bool
-    tapes: tuple[Tape, ...] = ()
+    tapes: tuple[TapeType, ...] = ()
 
     def split(self, operands: Sequence[Any]) -> tuple[Any, list[Any], list[Any]]:
         """Return what belongs to the number of steps, to the consts, and to the carry without tapes."""
@@ -69,7 +69,7 @@ def count(
     body: Any,
     max_steps: int,
     reverse: bool,
-    tapes: Sequence[Tape] = (),
+    tapes: Sequence[TapeType] = (),
 ) -> list[Array]:
     """Return the carry after the loop."""
     options = CountOptions(len(consts), max_steps, reverse, tuple(tapes))
@@ -177,7 +177,7 @@ def linearized_loop(
     *,
     max_steps: int,
     reverse: bool,
-    tapes: Sequence[Tape],
+    tapes: Sequence[TapeType],
 ) -> list[Array]:
     """Return the tangents of the carry after all steps, from the tapes that the loop has recorded.
 
@@ -279,7 +279,7 @@ def _bodies(params: dict[str, Any]) -> list[registry.Body]:
     return [registry.Body(body, 0, 0, 1 + params["options"].num_consts, len(body.out_avals))]
 
 
-def _masked(masked: masking.Masked, eqn: Any, operands: list[masking.Value]) -> list[masking.Value]:
+def _masked(masked: masking.Masked, eqn: Any, operands: list[masking.MaskedValue]) -> list[masking.MaskedValue]:
     steps, *rest = operands
     outs = ta_count_p.bind(jnp.where(masked.active, steps.array, 0), *(x.array for x in rest), **eqn.params)
     return masking.results_of_loop(outs, eqn.params["options"].split(operands)[2])

@@ -19,7 +19,7 @@ from jax_tensorarray._jaxprs.jaxprs import flagged, merge
 from jax_tensorarray._loops import rules
 from jax_tensorarray._loops.count import Tangents, linearized_loop, nonzero_tangents, step_and_record, zero_tangents
 from jax_tensorarray._loops.linearize import linearize
-from jax_tensorarray._loops.replay import Replay, replay
+from jax_tensorarray._loops.replay import Replay, ta_replay_p
 from jax_tensorarray._loops.tapes import avals_of, largest, tapes_for
 from jax_tensorarray._loops.while_ import Loop, WhileOptions, counting, needs_max_steps, results, ta_while_p, taped
 from jax_tensorarray._ops.primitive import is_zero, nonzero_transpose
@@ -28,7 +28,7 @@ Array = Any
 
 
 def _jvp(primals: Sequence[Array], tangents: Sequence[Any], *, cond: Any, body: Any, options: WhileOptions) -> Any:
-    loop, strategy = Loop(*options.split(primals), cond, body, options), options.strategy
+    loop = Loop(*options.split(primals), cond, body, options)
     _, of_consts, of_carry = options.split(tangents)
     nonzero = nonzero_tangents(body, of_consts, of_carry)
     if not any(nonzero.nonzero_carry):
@@ -38,7 +38,7 @@ def _jvp(primals: Sequence[Array], tangents: Sequence[Any], *, cond: Any, body: 
         # What `reached` finds may be too much, and then it is the reverse mode of something.
         nonzero = nonzero_tangents(body, of_consts, of_carry, jaxprs.nonzero_outputs)
         outs, steps, dots = _joint_jvp(loop, nonzero)
-    elif strategy is None or strategy.tapes:
+    elif options.strategy.tapes:
         outs, steps, dots = _taped_jvp(loop, nonzero)
     else:
         outs, steps, dots = _replayed_jvp(loop, nonzero)
@@ -56,7 +56,7 @@ def _taped_jvp(loop: Loop, tangents: Tangents) -> _Results:
     max_steps: int = options.max_steps  # type: ignore[assignment]
     strategy, n, inputs = options.strategy, len(loop.carry), len(body.in_avals)
     linear = linearize(body, tangents.nonzero_consts, tangents.nonzero_carry)
-    better = None if strategy is None else strategy.instead_of(linear, body, max_steps)
+    better = strategy.instead_of(linear, body, max_steps)
     if better is not None:
         return _replayed_jvp(loop._replace(options=replace(options, strategy=better)), tangents)
     predicate, before = jaxprs.function(cond), inputs - len(tapes)  # the counter comes between the carry and the tapes
@@ -71,7 +71,7 @@ def _taped_jvp(loop: Loop, tangents: Tangents) -> _Results:
         return [*outs[:n], k + 1, *outs[n:], *new]
 
     start = jnp.zeros((), counting(max_steps))
-    new = tapes_for(linear.taped, max_steps, strategy is not None and strategy.offload)
+    new = tapes_for(linear.taped, max_steps, strategy.offload)
     types, cond_types = [jax.typeof(start), *avals_of([*tapes, *new])], list(cond.in_avals)
     outs, steps = loop._replace(
         carry=[*loop.carry, start],
@@ -100,7 +100,9 @@ def _replayed_jvp(loop: Loop, tangents: Tangents) -> _Results:
     max_steps: int = options.max_steps  # type: ignore[assignment]
     again = Replay(loop.body, options.batch_dims, len(loop.body_consts), nonzero, max_steps)
     outs, steps, extra, strategy = options.strategy.forward(loop._replace(body=again.primal))
-    dots = replay(again, strategy, steps, loop.body_consts, loop.carry, extra, *tangents.instantiated())
+    const_dots, carry_dots = tangents.instantiated()
+    operands = [steps, *loop.body_consts, *loop.carry, *extra, *const_dots, *carry_dots]
+    dots = ta_replay_p.bind(*operands, loop=again, strategy=strategy)
     return outs, steps, dots
 
 

@@ -1,38 +1,88 @@
 """The carry before a step, from the carry after it, by an inverse of the body that the user gives."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
+from jax.extend.core import primitives as jax_primitives
 
+from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs
-from jax_tensorarray._loops.replay import Replay, Strategy, all_batched, counted, live_carries, primal_body
+from jax_tensorarray._loops.from_jax import Carry, for_ever
+from jax_tensorarray._loops.replay import Replay, all_batched, counted, live_carries, primal_body
 from jax_tensorarray._loops.rules import Axis
+from jax_tensorarray._loops.strategy import Strategy
 from jax_tensorarray._loops.tapes import largest
+from jax_tensorarray._loops.while_ import Loop
 
 Array = Any
 
 
 @dataclass(frozen=True)
 class Inverse(Strategy):
+    """Let a `while_loop` or a `scan` keep nothing: `f` computes the carry before a step from the carry after it.
+
+    Args:
+        f: maps the carry after a step to the carry before it; for `scan`, this carry and the slice of `xs`. Carries
+            that the body returns unchanged are taken to be the same before the step, whatever `f` returns for them.
+        check: for debugging, whether `f` must lead from the end of the loop back to its start. If it does not, reverse
+            mode raises an error that states the difference. True allows half the digits of each dtype, a number is a
+            tolerance, relative and absolute.
+
+    Raises:
+        TypeError, ValueError: `f` is no function, or `check` neither a bool nor a number that is not negative.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from jax_tensorarray import Inverse, scan
+    >>> back = Inverse(lambda total, x: total / x, check=True)
+    >>> product = lambda xs: scan(lambda total, x: (total * x, None), 1.0, xs, residuals=back)[0]
+    >>> jax.grad(product)(jnp.array([2.0, 4.0]))
+    Array([4., 2.], dtype=float32)
+    """
+
+    f: Callable[..., Any]
+    check: bool | float = False
+
+    def __post_init__(self) -> None:
+        if not callable(self.f):
+            raise TypeError(f"Inverse: f must be a function from a carry to the one before it, got {self.f!r}")
+        if not isinstance(self.check, Real) or self.check < 0:
+            raise ValueError(f"Inverse: check must be True, False or a tolerance, got {self.check!r}")
+
+    def prepare(self, body: Any, consts: Any, tree: Any, leaves: Any, source: str) -> tuple[Strategy, Any, Any]:
+        back, own = _traced(self.f, tree, leaves, body)
+        checked = () if self.check is False else body.out_avals
+        tolerances = (_half_the_digits(a.dtype) if self.check is True else float(self.check) for a in checked)
+        body = _with_more_consts(body, len(consts), tuple(map(jax.typeof, own)))
+        return Inverted(back, len(own), tuple(tolerances), source), body, [*consts, *own]
+
+
+def _half_the_digits(dtype: Any) -> float:
+    return float(jnp.finfo(dtype).eps) ** 0.5 if jnp.issubdtype(dtype, jnp.inexact) else 0.0
+
+
+@dataclass(frozen=True)
+class Inverted(Strategy):
     """Finds the carry before a step by the user's inverse from the carry after it. `extra` is the carry at the end."""
 
     body: Any  #: maps *consts, *carry to the carry before, and takes which examples are active as the loop's body does
     own_consts: int  #: how many consts at the end of the loop's are the inverse's
-    tolerance: float | None  #: how far from the carry at the start the inverse may lead, if that is checked
+    tolerances: tuple[float, ...]  #: how far from each carry at the start it may lead; none if that is not checked
     source: str  #: where the loop is, for the message
 
     batches_all = True
 
-    def extra(self, outs: list[Array]) -> list[Array]:
-        return outs
+    def forward(self, loop: Loop) -> tuple[list[Array], Array, list[Array], Strategy]:
+        outs, steps = loop.run()
+        return outs, steps, outs, self
 
-    def batched(
-        self, axis: Axis, pred_batched: bool, consts_batched: Sequence[bool], consts: Any, init: Any
-    ) -> "Inverse":
+    def batched(self, axis: Axis, pred_batched: bool, consts_batched: Any, consts: Any, init: Any) -> "Inverted":
         m = len(consts) - self.own_consts
         types = map(jax.typeof, [*consts[m:], *init])
         return replace(self, body=all_batched(axis, self.body, pred_batched, consts_batched[m:], types))
@@ -54,24 +104,91 @@ class Inverse(Strategy):
 
         never = largest(steps) < 0
         at_start, *outs = counted(loop, step, steps, consts, [never, *extra, *const_cts, *carry_cts], True)
-        if self.tolerance is not None:
-            for k, (live, start, found) in enumerate(zip(live_carries(loop.body), init, outs, strict=False)):
-                if live:
-                    jax.debug.callback(functools.partial(self.compare, k), at_start, start, found)
+        checked = zip(live_carries(loop.body), self.tolerances, init, outs, strict=False)
+        for k, (live, tolerance, start, found) in enumerate(checked):
+            if live:
+                jax.debug.callback(functools.partial(self.compare, k, tolerance), at_start, start, found)
         cts = outs[n:]
         return cts[: len(const_cts)], cts[len(const_cts) :]
 
-    def compare(self, k: int, at_start: Array, start: Array, found: Array) -> None:
+    def compare(self, k: int, tolerance: float, at_start: Array, start: Array, found: Array) -> None:
         """Raise ValueError if the inverse did not lead back to the start of the loop.
 
         An example that has already ended in an outer loop takes no step back: its values have no meaning.
         """
         start, found = np.asarray(start), np.asarray(found)
-        tolerance = self.tolerance or 0.0
         if not at_start or np.allclose(found, start, tolerance, tolerance, equal_nan=True):
             return
-        off = np.max(np.abs(found - start)) if np.issubdtype(start.dtype, np.number) else "another value"
+        off = np.max(np.abs(found - start)) if jnp.issubdtype(start.dtype, jnp.number) else "another value"
         raise ValueError(
             f"the loop at {self.source}: inverse is not the inverse of body_fun. Carried back from the end of the loop "
             f"to its start, carry number {k}, {start.dtype}{list(start.shape)}, is off by {off}"
+        )
+
+
+@_compat.cached
+def _with_more_consts(body: Any, num_consts: int, more: Sequence[Any]) -> Any:
+    """Add consts to a body, after its own, that it does not use."""
+    call, types = jaxprs.function(body), list(body.in_avals)
+
+    def f(*args: Array) -> list[Array]:
+        return call(*args[:num_consts], *args[num_consts + len(more) :])
+
+    return jax.make_jaxpr(f)(*types[:num_consts], *more, *types[num_consts:])
+
+
+def _traced(inverse: Callable[[Any], Any], tree: Any, leaves: Sequence[Any], body: Any) -> tuple[Any, Sequence[Array]]:
+    """Return the jaxpr of the inverse of a body, and the values that it closes over.
+
+    These include the leaves of the carry that are arrays.
+    """
+    types = [body.out_avals[x] if isinstance(x, Carry) else jax.typeof(x) for x in leaves]
+    carry = jax.tree.unflatten(tree, types)
+    check_inverse_type("while_loop", jax.eval_shape(inverse, carry), carry)
+    # The inverse is traced as the body of a loop of JAX, which traces a function once. That loop does not carry what
+    # the function returns unchanged: so a value below is an array, or the number of a carry, before the step or
+    # (negative) after it.
+    jaxpr = jax.make_jaxpr(lambda carry: lax.while_loop(for_ever, inverse, carry))(carry)
+    loops: list[tuple[Any, list[Any]]] = []
+
+    def equation(eqn: Any, values: list[Any]) -> list[Any]:
+        if eqn.primitive is jax_primitives.while_p:
+            loops.append((eqn.params["body_jaxpr"], values))
+            return [Carry(~k) for k in range(len(eqn.outvars))]
+        return values if any(isinstance(x, Carry) for x in values) else jaxprs.bind(eqn, values)
+
+    outs = jaxprs.interpret(jaxpr, leaves, equation, lambda x: x)
+    # A value that the body returns unchanged is not a carry of the loop, whatever the inverse returns for it.
+    outs = [out for x, out in zip(leaves, outs, strict=True) if isinstance(x, Carry)]
+    types = list(body.out_avals)
+    if not loops:  # it returns all as it was
+        return _composed(body, (), tuple(outs), tuple(types)), ()
+    ((back, values),) = loops
+    own = [x for x in values if not isinstance(x, Carry)]
+    places = tuple(x if isinstance(x, Carry) else None for x in values)
+    return _composed(back, places, tuple(outs), tuple(types), tuple(map(jax.typeof, own))), own
+
+
+@_compat.cached
+def _composed(back: Any, places: Sequence[Any], outs: Sequence[Any], types: Sequence[Any], own: Any = ()) -> Any:
+    """Return the inverse as a function of what it closes over and of all carries, from the body of JAX's loop."""
+
+    def f(own: Sequence[Array], carry: Sequence[Array]) -> list[Array]:
+        rest = iter(own)
+        after = jaxprs.function(back)(*(next(rest) if k is None else carry[k] for k in places)) if places else []
+        return [carry[k] if k >= 0 else after[~k] for k in outs]
+
+    return jax.make_jaxpr(f)(list(own), list(types))
+
+
+def check_inverse_type(op: str, found: Any, wanted: Any) -> None:
+    """Raise TypeError if an inverse does not return the types that the body returns."""
+
+    def described(x: Any) -> str:
+        leaves = ", ".join(f"{a.dtype}[{','.join(map(str, a.shape))}]" for a in jax.tree.leaves(x))
+        return f"{jax.tree.structure(x)} of {leaves}"
+
+    if described(found) != described(wanted):
+        raise TypeError(
+            f"{op}: inverse must return what body_fun returns, {described(wanted)}, but returns {described(found)}"
         )

@@ -127,7 +127,7 @@ TAPES: dict[Primitive, Callable[[Any], tuple[Sequence[Var], Any]]] = {}
 
 def tapes_among(outs: Sequence[Var], tapes: Sequence[tuple[Any, int]]) -> list[Var]:
     """Return the tapes without batch axes among the results of a loop that has `tapes` as its last carries."""
-    # A tape with batch axes has its steps behind them.
+    # A tape with batch axes has its steps after them.
     pairs = zip(outs[len(outs) - len(tapes) :], tapes, strict=True)
     return [v for v, (_, batch_dims) in pairs if not batch_dims]
 

@@ -19,7 +19,7 @@ from jax_tensorarray._jaxprs.jaxprs import flagged
 from jax_tensorarray._loops.rules import Axis, axes
 from jax_tensorarray._ops.guard import ta_guard
 from jax_tensorarray._ops.host import ta_host_read_p
-from jax_tensorarray._ops.primitive import INACTIVE, ROW_OPS
+from jax_tensorarray._ops.primitive import NOOP_OPERANDS, ROW_OPS
 
 Array = Any
 
@@ -32,7 +32,7 @@ def step_of_active(
     `batched` flags the inputs of the body that differ from example to example.
     """
     inputs = [
-        Value(x, None if k < len(consts) else k - len(consts), is_batched, True)
+        MaskedValue(x, None if k < len(consts) else k - len(consts), is_batched, True)
         for k, (x, is_batched) in enumerate(zip([*consts, *carry], batched, strict=True))
     ]
     outs = Masked(active).evaluate(body, inputs)
@@ -72,11 +72,11 @@ def batched_body(
 
 def every_branch(branches: Sequence[Any], index: Array, operands: Sequence[Array]) -> list[Array]:
     """Return the results of the branch of that index, where `jax.vmap` takes all examples through all branches."""
-    inputs = [Value(x, k, True, True) for k, x in enumerate(operands)]
+    inputs = [MaskedValue(x, k, True, True) for k, x in enumerate(operands)]
     return [x.array for x in Masked(np.True_).all_branches(branches, index, inputs)]
 
 
-class Value(NamedTuple):
+class MaskedValue(NamedTuple):
     """A value in a body."""
 
     array: Array
@@ -92,32 +92,32 @@ class Masked:
     def __init__(self, active: Array) -> None:
         self.active = active
 
-    def evaluate(self, jaxpr: Any, inputs: Sequence[Value]) -> list[Value]:
-        return jaxprs.interpret(jaxpr, inputs, self.equation, Value)
+    def evaluate(self, jaxpr: Any, inputs: Sequence[MaskedValue]) -> list[MaskedValue]:
+        return jaxprs.interpret(jaxpr, inputs, self.equation, MaskedValue)
 
-    def equation(self, eqn: Any, operands: list[Value]) -> list[Value]:
+    def equation(self, eqn: Any, operands: list[MaskedValue]) -> list[MaskedValue]:
         p, params = eqn.primitive, eqn.params
         if p in ROW_OPS:
             return self.row_op(p, params, operands)
-        if p in INACTIVE:
-            out = p.bind(*INACTIVE[p](self.active, *(x.array for x in operands)), **params)
+        if p in NOOP_OPERANDS:
+            out = p.bind(*NOOP_OPERANDS[p](self.active, *(x.array for x in operands)), **params)
             updates = jnp.shape(out) == jnp.shape(operands[0].array)
-            return [Value(out, operands[0].carry if updates else None, True)]
+            return [MaskedValue(out, operands[0].carry if updates else None, True)]
         if p is ta_host_read_p:
             (tape, step) = (x.array for x in operands)
             row = p.bind(tape, step, **params)
-            return [Value(jnp.where(self.active, row, jnp.zeros_like(row)), None, True)]
+            return [MaskedValue(jnp.where(self.active, row, jnp.zeros_like(row)), None, True)]
         if any(x.carry is not None or (x.is_input and jnp.ndim(x.array)) for x in operands):  # it may be a buffer
             found = self.run(eqn, operands)
             if found is not None:
                 return found
         return self.as_it_is(eqn, operands)
 
-    def as_it_is(self, eqn: Any, operands: list[Value]) -> list[Value]:
+    def as_it_is(self, eqn: Any, operands: list[MaskedValue]) -> list[MaskedValue]:
         operands = [self.guard(x) for x in operands]
         return _values(jaxprs.bind(eqn, [x.array for x in operands]), any(x.batched for x in operands))
 
-    def guard(self, x: Value) -> Value:
+    def guard(self, x: MaskedValue) -> MaskedValue:
         """Guard an input of the step, so that its derivative is zero if the example is not active.
 
         In an example that has finished, the derivative may be infinite, and infinity times zero is NaN. Inputs that the
@@ -129,9 +129,9 @@ class Masked:
             return x
         if x.is_linear:
             return x._replace(array=lax.select(self.active, x.array, jnp.zeros_like(x.array)))
-        return Value(ta_guard(self.active, x.array), x.carry, True)
+        return MaskedValue(ta_guard(self.active, x.array), x.carry, True)
 
-    def row_op(self, p: Any, params: Any, operands: list[Value]) -> list[Value]:
+    def row_op(self, p: Any, params: Any, operands: list[MaskedValue]) -> list[MaskedValue]:
         rows = len(ROW_OPS[p].operands) - 1  # all but `where`
         arrays = [x.array for x in operands]
         where = jnp.broadcast_to(self.active, jnp.shape(arrays[1]))
@@ -139,11 +139,11 @@ class Masked:
             where &= arrays[rows]
         out = p.bind(*arrays[:rows], where, **params)
         if not ROW_OPS[p].in_place:
-            return [Value(out, None, True)]
+            return [MaskedValue(out, None, True)]
         new, *old = out if p.multiple_results else [out]
-        return [Value(new, operands[0].carry, True), *_values(old, True)]
+        return [MaskedValue(new, operands[0].carry, True), *_values(old, True)]
 
-    def run(self, eqn: Any, operands: list[Value]) -> list[Value] | None:
+    def run(self, eqn: Any, operands: list[MaskedValue]) -> list[MaskedValue] | None:
         """Run an equation whose jaxprs can be masked. Return None for any other."""
         inner, entry = registry.inlined(eqn, with_options=True), registry.entry_of(eqn)
         if inner is not None:
@@ -163,10 +163,10 @@ class Masked:
         outs = entry.rebuild(eqn, [x.array for x in operands], change)
         return None if outs is None else change.values(outs)
 
-    def all_branches(self, branches: Sequence[Any], index: Array, operands: list[Value]) -> list[Value]:
+    def all_branches(self, branches: Sequence[Any], index: Array, operands: list[MaskedValue]) -> list[MaskedValue]:
         """Take an example through all branches. It writes in its own only; buffers pass on to the next."""
         index = jnp.clip(index, 0, len(branches) - 1)
-        results: list[list[Value]] = []
+        results: list[list[MaskedValue]] = []
         for b, branch in enumerate(branches):
             outs = Masked(self.active & (index == b)).evaluate(branch, operands)
             results.append(outs)
@@ -176,11 +176,13 @@ class Masked:
             operands = [passed.get(x.carry, x) for x in operands]
         joined = _joined([x.array for x in results[-1]], results)
         return [
-            x if x.carry is not None else Value(_select(index, [r.array for r in choices]), None, True)
+            x if x.carry is not None else MaskedValue(_select(index, [r.array for r in choices]), None, True)
             for x, choices in zip(joined, zip(*results, strict=True), strict=True)
         ]
 
-    def slots(self, first: Sequence[Value], others: Sequence[Any], operands: list[Value]) -> dict[int | None, int]:
+    def slots(
+        self, first: Sequence[MaskedValue], others: Sequence[Any], operands: list[MaskedValue]
+    ) -> dict[int | None, int]:
         """Return in which result each carry passes from branch to branch, given the results of the first branch.
 
         If the first branch returns two versions of a carry, the carry is where all the other branches return one.
@@ -194,7 +196,7 @@ class Masked:
         joined = _joined([x.array for x in first], results)
         return {x.carry: slot for slot, x in enumerate(joined) if x.carry is not None}
 
-    def scan(self, eqn: Any, operands: list[Value]) -> list[Value]:
+    def scan(self, eqn: Any, operands: list[MaskedValue]) -> list[MaskedValue]:
         params = eqn.params
         [body] = registry.ENTRIES["scan"].bodies(params)
         consts, carry, xs = body.split(operands)
@@ -204,7 +206,7 @@ class Masked:
         kept = []
 
         def f(carry: list[Array], xs: list[Array]) -> tuple[list[Array], list[Array]]:
-            inputs = [*(Value(x, k, True) for k, x in enumerate(carry)), *_values(xs, True)]
+            inputs = [*(MaskedValue(x, k, True) for k, x in enumerate(carry)), *_values(xs, True)]
             outs = Masked(self.active).evaluate(body.jaxpr, [*consts, *inputs])
             kept.append([x.carry for x in outs[: body.num_carry]])
             arrays = [x.array for x in outs]
@@ -213,7 +215,7 @@ class Masked:
         arrays = [x.array for x in start], [x.array for x in xs]
         after, ys = lax.scan(f, *arrays, params["length"], params["reverse"], params["unroll"])
         numbers = [x.carry if kept[-1][k] == k else None for k, x in enumerate(carry)]
-        return [*(Value(x, v, True) for x, v in zip(after, numbers, strict=True)), *_values(ys, True)]
+        return [*(MaskedValue(x, v, True) for x, v in zip(after, numbers, strict=True)), *_values(ys, True)]
 
 
 class _Masking(registry.Change):
@@ -222,26 +224,26 @@ class _Masking(registry.Change):
     If an example is not active, the derivative of such a result is that of its operand, whatever the rule says.
     """
 
-    def __init__(self, active: Array, operands: Sequence[Value]) -> None:
+    def __init__(self, active: Array, operands: Sequence[MaskedValue]) -> None:
         self.before = [active]
         self.like = [x if x.carry is None else x._replace(carry=k) for k, x in enumerate(operands)]
         self.carries = [x.carry for x in operands]
-        self.found: list[list[Value]] = []  #: the results of each jaxpr, by their types
+        self.found: list[list[MaskedValue]] = []  #: the results of each jaxpr, by their types
 
     def body(self, jaxpr: Any, active: Array, *args: Array) -> list[Array]:
         outs = Masked(active).evaluate(jaxpr, _with_arrays(self.like, args))
         self.found.append(_with_arrays(outs, [jax.typeof(x.array) for x in outs]))
         return [x.array for x in outs]
 
-    def values(self, outs: Sequence[Array]) -> list[Value]:
+    def values(self, outs: Sequence[Array]) -> list[MaskedValue]:
         """Return the results as values outside of the equation."""
         first, *others = self.found
         return self.outside(_joined(outs, self.found) if others else _with_arrays(first, outs))
 
-    def outside(self, values: Sequence[Value]) -> list[Value]:
+    def outside(self, values: Sequence[MaskedValue]) -> list[MaskedValue]:
         return [x if x.carry is None else x._replace(carry=self.carries[x.carry]) for x in values]
 
-    def carries_of(self, values: Sequence[Value]) -> list[int | None]:
+    def carries_of(self, values: Sequence[MaskedValue]) -> list[int | None]:
         """Return the operands that the inexact values are versions of."""
         return [x.carry for x in flagged(values, registry.are_inexact([x.array for x in values]))]
 
@@ -252,7 +254,7 @@ class _Masking(registry.Change):
             x._replace(carry=None if x.carry is None else ~x.carry, batched=True, is_linear=True)
             for x in _with_arrays(flagged(self.like, nonzero[1:]), dots)
         ]
-        inputs = [Value(active), *_with_arrays(self.like, args), *linear]
+        inputs = [MaskedValue(active), *_with_arrays(self.like, args), *linear]
         found, _ = _evaluated(active, f, (primals, dots), inputs)
         old = {x.carry: x.array for x in inputs}
         outs = [_kept(active, x, of.carry, old) for x, of in zip(found, self.found[0], strict=False)]
@@ -260,7 +262,7 @@ class _Masking(registry.Change):
         return outs, [_kept(active, x, None if k is None else ~k, old) for x, k in tangents]
 
     def forward(self, f: Callable[..., Any], active: Array, *args: Array) -> Any:
-        inputs = [Value(active), *_with_arrays(self.like, args)]
+        inputs = [MaskedValue(active), *_with_arrays(self.like, args)]
         found, tree = _evaluated(active, f, (active, *args), inputs)
         old = {x.carry: x.array for x in inputs}
         outs = [_kept(active, x, of.carry, old) for x, of in zip(found, self.found[0], strict=False)]
@@ -270,7 +272,7 @@ class _Masking(registry.Change):
         numbers, old = self.carries_of(self.found[0]), dict[int | None, Array]()
         for k, ct in zip(numbers, cts, strict=True):
             old[k] = old[k] + ct if k in old else ct
-        inputs = [Value(x, None, True, True) for x in (*jax.tree.leaves(kept), *cts)]
+        inputs = [MaskedValue(x, None, True, True) for x in (*jax.tree.leaves(kept), *cts)]
         for n, k in enumerate(numbers, len(inputs) - len(cts)):
             inputs[n] = inputs[n]._replace(carry=k if numbers.count(k) == 1 else None)
         found, _ = _evaluated(before[0], f, (kept, cts), inputs)
@@ -278,41 +280,46 @@ class _Masking(registry.Change):
         return [_kept(before[0], x, k, old) for x, k in zip(found, operands, strict=True)]
 
 
-def _with_arrays(values: Sequence[Value], arrays: Sequence[Array]) -> list[Value]:
+def _with_arrays(values: Sequence[MaskedValue], arrays: Sequence[Array]) -> list[MaskedValue]:
     return [x._replace(array=a) for x, a in zip(values, arrays, strict=True)]
 
 
-def _evaluated(active: Array, f: Callable[..., Any], args: Any, inputs: Sequence[Value]) -> tuple[list[Value], Any]:
+def _evaluated(
+    active: Array, f: Callable[..., Any], args: Any, inputs: Sequence[MaskedValue]
+) -> tuple[list[MaskedValue], Any]:
     """Return the leaves of `f(*args)`, masked, and the tree of them. `inputs` are the leaves of its arguments."""
     jaxpr, shape = jax.make_jaxpr(f, return_shape=True)(*args)
     return Masked(active).evaluate(jaxpr, inputs), jax.tree.structure(shape)
 
 
-def _kept(active: Array, x: Value, carry: int | None, old: dict[int | None, Array]) -> Array:
+def _kept(active: Array, x: MaskedValue, carry: int | None, old: dict[int | None, Array]) -> Array:
     """Return a value that is a version of that carry: unless `active` it is the old one, or zeros if there is none."""
     if carry is None or x.carry == carry:
         return x.array
     return lax.select(active, x.array, old[carry] if carry in old else jnp.zeros_like(x.array))
 
 
-def _values(arrays: Sequence[Array], batched: bool) -> list[Value]:
-    return [Value(x, None, batched) for x in arrays]
+def _values(arrays: Sequence[Array], batched: bool) -> list[MaskedValue]:
+    return [MaskedValue(x, None, batched) for x in arrays]
 
 
-def results_of_loop(outs: Sequence[Array], carry: Sequence[Value]) -> list[Value]:
-    """Return the results of a loop that takes no step unless `active` as values. The first become of `carry`."""
+def results_of_loop(outs: Sequence[Array], carry: Sequence[MaskedValue]) -> list[MaskedValue]:
+    """Return the results of a loop that takes no step unless `active`.
+
+    The first results are versions of `carry`.
+    """
     numbers = [*(x.carry for x in carry), *[None] * (len(outs) - len(carry))]
-    return [Value(x, k, True) for x, k in zip(outs, numbers, strict=True)]
+    return [MaskedValue(x, k, True) for x, k in zip(outs, numbers, strict=True)]
 
 
-def _joined(outs: Sequence[Array], results: Sequence[Sequence[Value]]) -> list[Value]:
+def _joined(outs: Sequence[Array], results: Sequence[Sequence[MaskedValue]]) -> list[MaskedValue]:
     """Return the results of a conditional. A result is a version of a carry if all branches agree on that.
 
     If two results are versions of one carry, neither is followed any further.
     """
     numbers = [{x.carry for x in choices} for choices in zip(*results, strict=True)]
     agreed = [v.pop() if len(v) == 1 else None for v in numbers]
-    return [Value(out, None if agreed.count(k) > 1 else k, True) for out, k in zip(outs, agreed, strict=True)]
+    return [MaskedValue(out, None if agreed.count(k) > 1 else k, True) for out, k in zip(outs, agreed, strict=True)]
 
 
 def _select(index: Array, choices: Sequence[Array]) -> Array:
@@ -321,4 +328,4 @@ def _select(index: Array, choices: Sequence[Array]) -> Array:
 
 
 #: How loops pass the buffers on, each by a function of a `Masked`, an equation and its operands. Ours add their own.
-LOOPS: dict[str, Callable[[Masked, Any, list[Value]], list[Value]]] = {"scan": Masked.scan}
+LOOPS: dict[str, Callable[[Masked, Any, list[MaskedValue]], list[MaskedValue]]] = {"scan": Masked.scan}

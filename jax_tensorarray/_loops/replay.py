@@ -20,10 +20,9 @@ from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
 from jax_tensorarray._loops import masking, rules
 from jax_tensorarray._loops.count import count, counter
-from jax_tensorarray._loops.linearize import Linearized
 from jax_tensorarray._loops.rules import Axis, with_batch_axis
+from jax_tensorarray._loops.strategy import Strategy
 from jax_tensorarray._loops.tapes import largest
-from jax_tensorarray._loops.while_ import Loop
 from jax_tensorarray._ops.clear import ta_clear_p
 from jax_tensorarray._ops.part import ta_write_part_p
 from jax_tensorarray._ops.primitive import ROW_OPS, is_zero
@@ -54,12 +53,7 @@ class Replay:
         return self.nonzero[self.num_consts :]
 
     def batched(
-        self,
-        axis: Axis,
-        pred_batched: bool,
-        consts_batched: Sequence[bool],
-        consts: Sequence[Array],
-        init: Sequence[Array],
+        self, axis: Axis, pred_batched: bool, consts_batched: Sequence[bool], consts: Any, init: Any
     ) -> "Replay":
         body = all_batched(axis, self.body, pred_batched, consts_batched, map(jax.typeof, [*consts, *init]))
         return replace(self, body=body, batch_dims=self.batch_dims + pred_batched)
@@ -78,13 +72,7 @@ class Replay:
         return [k < steps] if self.batch_dims else []
 
     def pull_back(
-        self,
-        k: Array,
-        steps: Array,
-        consts: Sequence[Array],
-        carry: Sequence[Array],
-        const_cts: Sequence[Array],
-        carry_cts: Sequence[Array],
+        self, k: Array, steps: Array, consts: Any, carry: Any, const_cts: Any, carry_cts: Any
     ) -> tuple[list[Array], list[Array]]:
         """Return the cotangents of the consts, added to the running ones, and of the carry before step `k`."""
 
@@ -128,19 +116,6 @@ ta_replay_p.multiple_results = True
 # `extra` is what the strategy needs besides.
 
 
-def replay(
-    loop: Replay,
-    strategy: Any,
-    steps: Array,
-    consts: Sequence[Array],
-    init: Sequence[Array],
-    extra: Sequence[Array],
-    const_dots: Sequence[Array],
-    carry_dots: Sequence[Array],
-) -> list[Array]:
-    return ta_replay_p.bind(steps, *consts, *init, *extra, *const_dots, *carry_dots, loop=loop, strategy=strategy)
-
-
 def _split(operands: Sequence[Any], loop: Replay) -> tuple[Any, ...]:
     steps, *rest = operands
     consts, rest = rest[: loop.num_consts], rest[loop.num_consts :]
@@ -151,7 +126,7 @@ def _split(operands: Sequence[Any], loop: Replay) -> tuple[Any, ...]:
     return steps, consts, init, extra, dots[:n], dots[n:]
 
 
-def _abstract_eval(*avals: Any, loop: Replay, strategy: Any) -> Any:
+def _abstract_eval(*avals: Any, loop: Replay, strategy: Strategy) -> Any:
     return list(_split(avals, loop)[5]), loop.body.effects
 
 
@@ -172,7 +147,7 @@ def counted(
     return count(largest(steps), [steps, *consts], carry, body=body, max_steps=loop.max_steps, reverse=reverse)
 
 
-def _run(*operands: Array, loop: Replay, strategy: Any) -> list[Array]:
+def _run(*operands: Array, loop: Replay, strategy: Strategy) -> list[Array]:
     """Run primals and tangents together from the beginning, and return the tangents."""
     steps, consts, init, _, const_dots, carry_dots = _split(operands, loop)
     joint = jaxprs.function(jaxprs.joint_jvp(loop.body, loop.nonzero_consts, loop.nonzero_carry))
@@ -183,7 +158,7 @@ def _run(*operands: Array, loop: Replay, strategy: Any) -> list[Array]:
     return counted(loop, step, steps, [*consts, *const_dots], [*init, *carry_dots], False)[loop.num_carry :]
 
 
-def _jvp(primals: Sequence[Array], tangents: Sequence[Any], *, loop: Replay, strategy: Any) -> Any:
+def _jvp(primals: Sequence[Array], tangents: Sequence[Any], *, loop: Replay, strategy: Strategy) -> Any:
     # A derivative of a derivative: the loop of primals and tangents has a tape.
     nonzero = [not is_zero(t) for t in tangents]
 
@@ -193,11 +168,12 @@ def _jvp(primals: Sequence[Array], tangents: Sequence[Any], *, loop: Replay, str
     return jax.jvp(f, flagged(primals, nonzero), flagged(tangents, nonzero))
 
 
-def _transpose(cts: Sequence[Any], *operands: Any, loop: Replay, strategy: Any) -> Any:
+def _transpose(cts: Sequence[Any], *operands: Any, loop: Replay, strategy: Strategy) -> Any:
     steps, consts, init, extra, const_dots, carry_dots = _split(operands, loop)
     linear = [*const_dots, *carry_dots]
     known = [None] * (len(operands) - len(linear))
-    zeros = [ad.instantiate_zeros(ad.Zero(t)) for t in map(_tangent_type, flagged(consts, loop.nonzero_consts))]
+    types = [jax.typeof(x).to_tangent_aval() for x in flagged(consts, loop.nonzero_consts)]
+    zeros = [ad.instantiate_zeros(ad.Zero(t)) for t in types]
     const_cts, carry_cts = strategy.pull_back(
         loop, steps, consts, init, extra, zeros, [ad.instantiate_zeros(c) for c in cts]
     )
@@ -205,11 +181,7 @@ def _transpose(cts: Sequence[Any], *operands: Any, loop: Replay, strategy: Any) 
     return [*known, *(ct if ad.is_undefined_primal(x) else None for x, ct in zip(linear, found, strict=True))]
 
 
-def _tangent_type(x: Array) -> Any:
-    return jax.typeof(x).to_tangent_aval()
-
-
-def _batch(axis: Axis, args: Sequence[Array], batched: Sequence[bool], *, loop: Replay, strategy: Any) -> Any:
+def _batch(axis: Axis, args: Sequence[Array], batched: Sequence[bool], *, loop: Replay, strategy: Strategy) -> Any:
     steps, consts, init, extra, const_dots, carry_dots = _split(args, loop)
     pred_batched, consts_batched, *others_batched, const_dots_batched, carry_dots_batched = _split(batched, loop)
 
@@ -227,7 +199,8 @@ def _batch(axis: Axis, args: Sequence[Array], batched: Sequence[bool], *, loop: 
     )
     strategy = strategy.batched(axis, pred_batched, either, consts, init)
     loop = loop.batched(axis, pred_batched, either, consts, init)
-    outs = replay(loop, strategy, steps, consts, init, strategy.batched_extra(extra), const_dots, carry_dots)
+    operands = [steps, *consts, *init, *strategy.batched_extra(extra), *const_dots, *carry_dots]
+    outs = ta_replay_p.bind(*operands, loop=loop, strategy=strategy)
     return outs, [True] * len(outs)
 
 
@@ -238,60 +211,6 @@ ta_replay_p.def_effectful_abstract_eval(_abstract_eval)
 mlir.register_lowering(ta_replay_p, mlir.lower_fun(_run, multiple_results=True))
 registry.ENTRIES[ta_replay_p.name] = registry.Entry("rules", lambda params: [registry.Body(params["loop"].body)])
 rules.register(ta_replay_p, jvp=_jvp, transpose=_transpose, batch=_batch)
-
-
-# --- the strategies --------------------------------------------------------------------------------------------
-
-
-class Strategy:
-    """A way to find steps again."""
-
-    #: Whether a tape is kept after all, unless `instead_of` returns a better strategy.
-    tapes = False
-
-    #: Whether that tape is in the memory of the host.
-    offload = False
-
-    #: Whether `batched` wants all of the carry batched.
-    batches_all = False
-
-    def instead_of(self, linear: Linearized, body: Any, max_steps: int) -> "Strategy | None":
-        return None
-
-    def forward(self, loop: Loop) -> tuple[list[Array], Array, list[Array], "Strategy"]:
-        """Run the loop. Return the carry, the steps taken, what else `pull_back` needs, and whose `pull_back` it is."""
-        outs, steps = loop.run()
-        return outs, steps, self.extra(outs), self
-
-    def extra(self, outs: list[Array]) -> list[Array]:
-        return []
-
-    def batched(
-        self, axis: Axis, pred_batched: bool, consts_batched: Sequence[bool], consts: Any, init: Any
-    ) -> "Strategy":
-        """Return the strategy for a batch of examples that differ in the flagged consts and in all of the carry."""
-        return self
-
-    def batched_extra(self, extra: list[Array]) -> list[Array]:
-        """Return `extra`, whose batch axis is the first, as `pull_back` of a batched loop expects it."""
-        return extra
-
-    def pull_back(
-        self, loop: Replay, steps: Array, consts: Any, init: Any, extra: Any, const_cts: Any, carry_cts: Any
-    ) -> tuple[list[Array], list[Array]]:
-        """Return the cotangents of the consts, added to the given ones, and of the carry before the loop.
-
-        `carry_cts` are the cotangents of the carry after the loop.
-        """
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class OnHost(Strategy):
-    """A tape in the memory of the host."""
-
-    tapes = True
-    offload = True
 
 
 def live_carries(body: Any) -> list[bool]:

@@ -22,13 +22,13 @@ from jax_tensorarray._ops.write import ta_write_p
 Array = Any
 
 #: The type of a tape, and how many batch axes come before its axis of steps.
-Tape = tuple[Any, int]
+TapeType = tuple[Any, int]
 
 #: Rows of fewer bytes stay on the device: sending them takes longer, and XLA cannot send a scalar to a TPU's host.
 SMALL = 128
 
 
-def tapes_for(residuals: Sequence[Any], max_steps: int, offload: bool = False) -> tuple[Tape, ...]:
+def tapes_for(residuals: Sequence[Any], max_steps: int, offload: bool = False) -> tuple[TapeType, ...]:
     """Return the tapes for the residuals of every step, which are given by their types.
 
     Residuals in host memory have their tapes there. With `offload` so do all others that are not small.
@@ -38,20 +38,20 @@ def tapes_for(residuals: Sequence[Any], max_steps: int, offload: bool = False) -
     return tuple((with_axis(a, max_steps + k if is_on_host(a) else max_steps), 0) for k, a in enumerate(types))
 
 
-def batched_tapes(tapes: Sequence[Tape], size: int) -> tuple[Tape, ...]:
+def batched_tapes(tapes: Sequence[TapeType], size: int) -> tuple[TapeType, ...]:
     return tuple((with_axis(aval, size), batch_dims + 1) for aval, batch_dims in tapes)
 
 
-def tangent_tapes(tapes: Sequence[Tape], nonzero: Sequence[bool]) -> tuple[Tape, ...]:
+def tangent_tapes(tapes: Sequence[TapeType], nonzero: Sequence[bool]) -> tuple[TapeType, ...]:
     """Return the tapes for the tangents of the flagged tapes."""
     return tuple((aval.to_tangent_aval(), batch_dims) for aval, batch_dims in flagged(tapes, nonzero))
 
 
-def avals_of(tapes: Sequence[Tape]) -> list[Any]:
+def avals_of(tapes: Sequence[TapeType]) -> list[Any]:
     return [aval for aval, _ in tapes]
 
 
-def make(tapes: Sequence[Tape]) -> list[Array]:
+def make(tapes: Sequence[TapeType]) -> list[Array]:
     """Return buffers that cost nothing before they are written."""
     return [ta_host_empty(aval) if is_on_host(aval) else empty_like(aval) for aval in avals_of(tapes)]
 

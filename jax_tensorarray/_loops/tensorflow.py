@@ -12,6 +12,7 @@ from jax import lax
 from jax_tensorarray._loops.api import run_while, scan
 from jax_tensorarray._loops.from_jax import as_value, check_max_steps, known_bound
 from jax_tensorarray._loops.hints import explained
+from jax_tensorarray._loops.strategy import Tape
 from jax_tensorarray._loops.while_ import Bound
 
 Array = Any
@@ -39,7 +40,7 @@ def tf_while_loop(
         shape_invariants: ignored: no shape of a JAX loop changes.
         parallel_iterations: ignored: XLA finds what can run at the same time.
         back_prop: whether the results are differentiated. If not, their derivatives are zero.
-        swap_memory: whether the residuals of reverse mode are kept in host memory: `offload` of `while_loop`.
+        swap_memory: whether the residuals of reverse mode are kept in host memory: `Tape(offload=True)`.
         maximum_iterations: an upper bound of the number of steps: an integer, which may be traced.
         name: of a scope around the loop.
         max_steps: as for `while_loop`. Only needed in reverse mode, if `maximum_iterations` is traced or not given.
@@ -81,18 +82,18 @@ def tf_while_loop(
     bound = None if maximum_iterations is None else known_bound(maximum_iterations)
     if bound is not None:
         max_steps = bound if max_steps is None else min(bound, max_steps)
-    options: dict[str, Any] = {"max_steps": max_steps, "offload": swap_memory}
+    options = (max_steps, Tape(offload=swap_memory) if swap_memory else "auto")
     with jax.named_scope(name) if name else contextlib.nullcontext():
         if maximum_iterations is None or bound is not None:
             name_of_bound = Bound("maximum_iterations", "tf_while_loop(cond, body, loop_vars, ")
-            after = run_while(name_of_bound, lambda variables: cond(*variables), step, tuple(loop_vars), **options)
+            after = run_while(name_of_bound, lambda variables: cond(*variables), step, tuple(loop_vars), *options)
         else:
             _, after = run_while(
                 Bound(loop="tf_while_loop(cond, body, loop_vars, maximum_iterations=..., "),
                 lambda state: (state[0] < maximum_iterations) & cond(*state[1]),
                 lambda state: (state[0] + 1, step(state[1])),
                 (jnp.zeros((), maximum_iterations.dtype), tuple(loop_vars)),
-                **options,
+                *options,
             )
     if not back_prop:
         after = jax.tree.map(lax.stop_gradient, after)
@@ -203,8 +204,9 @@ def _fold(
     name: str | None,
 ) -> Any:
     start, rest, _ = _initialized(op, elems, initializer, reverse)
+    residuals = Tape(offload=swap_memory) if swap_memory else "auto"
     with jax.named_scope(name) if name else contextlib.nullcontext():
-        last, _ = scan(lambda a, x: (fn(a, x), None), start, rest, reverse=reverse, offload=swap_memory)
+        last, _ = scan(lambda a, x: (fn(a, x), None), start, rest, reverse=reverse, residuals=residuals)
     return last if back_prop else jax.tree.map(lax.stop_gradient, last)
 
 

@@ -56,7 +56,9 @@ def _is_ours(params: dict[str, Any]) -> bool:
     return any(map(jaxprs.has_row_ops, inner))
 
 
-def _let_come_here(primitive: Primitive, rule: Callable[..., Any], has_batched_pred: Callable[..., bool]) -> None:
+def _override_batching_rule(
+    primitive: Primitive, rule: Callable[..., Any], has_batched_pred: Callable[..., bool]
+) -> None:
     table = batching.fancy_primitive_batchers
     jaxs_own, ours = table[primitive], rules.batching_rule(primitive, rule)
 
@@ -70,5 +72,5 @@ def _let_come_here(primitive: Primitive, rule: Callable[..., Any], has_batched_p
 
 def install() -> None:
     """Have `jax.vmap` of JAX's own control flow try these rules first."""
-    _let_come_here(jax_primitives.cond_p, _cond, _has_batched_index)
-    _let_come_here(jax_primitives.while_p, _while, _has_batched_predicate)
+    _override_batching_rule(jax_primitives.cond_p, _cond, _has_batched_index)
+    _override_batching_rule(jax_primitives.while_p, _while, _has_batched_predicate)

@@ -11,8 +11,9 @@ from jax.extend.core import primitives as jax_primitives
 
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
-from jax_tensorarray._loops.replay import Replay, Strategy, all_batched, counted
+from jax_tensorarray._loops.replay import Replay, all_batched, counted
 from jax_tensorarray._loops.rules import Axis
+from jax_tensorarray._loops.strategy import Strategy, Tape
 from jax_tensorarray._loops.tapes import avals_of, record, tapes_for
 from jax_tensorarray._loops.while_ import Loop
 from jax_tensorarray._ops.clear import ta_clear_p
@@ -169,7 +170,16 @@ def log(body: Any) -> tuple[Logged, dict[int, str]]:
 
 @dataclass(frozen=True)
 class Undo(Strategy):
-    """The strategy of a loop before its log is made."""
+    """Let a loop keep the rows that each step overwrites, and the carries that are not updated by rows: "undo".
+
+    This is for bodies that use a whole buffer in each step. A tape would hold T copies of it.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from jax_tensorarray import Undo, fori_loop, ta_write
+    >>> whole = lambda x: fori_loop(0, 2, lambda i, b: ta_write(b, i, jnp.dot(b, b)), x, residuals=Undo()).sum()
+    >>> jax.grad(whole)(jnp.array([1.0, 2.0]))
+    Array([22., 48.], dtype=float32)
+    """
 
     def forward(self, loop: Loop) -> tuple[list[Array], Array, list[Array], Strategy]:
         options, carry, n = loop.options, loop.carry, len(loop.carry)
@@ -177,7 +187,7 @@ class Undo(Strategy):
         for k, why in refused.items():
             raise ValueError(
                 f'the loop at {options.source}: residuals="undo" cannot rewind carry number {k}, '
-                f'{jax.typeof(carry[k]).str_short()}: {why}. Use residuals="tape" or "checkpoint"'
+                f'{jax.typeof(carry[k]).str_short()}: {why}. Use residuals="tape" or Checkpoint(16)'
             )
         call, predicate = jaxprs.function(logged.jaxpr), jaxprs.function(loop.cond)
         inputs, num_cond_inputs = len(loop.body.in_avals), len(loop.cond.in_avals)
@@ -198,7 +208,7 @@ class Undo(Strategy):
             carry=[*carry, jnp.int32(0)],
             cond=jax.make_jaxpr(goes_on)(*loop.cond.in_avals, *types),
             body=jax.make_jaxpr(step)(*loop.body.in_avals, *types),
-            options=replace(options, tapes=tapes, strategy=None),  # derivatives of this loop keep a tape
+            options=replace(options, tapes=tapes, strategy=Tape()),  # derivatives of this loop keep a tape
         ).run()
         buffers, recorded = flagged(outs[:n], logged.rewound), outs[n + 1 :]
         return outs[:n], steps, [*buffers, *recorded], Rewind(logged.restore, logged.rewound, len(rows))

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +18,8 @@ from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
 from jax_tensorarray._loops import linearize, masking, rules
 from jax_tensorarray._loops.rules import Axis, axes, with_batch_axis
-from jax_tensorarray._loops.tapes import Tape, avals_of, batched_tapes, make
+from jax_tensorarray._loops.strategy import Strategy, Tape
+from jax_tensorarray._loops.tapes import TapeType, avals_of, batched_tapes, make
 from jax_tensorarray._ops.primitive import type_like
 
 Array = Any
@@ -54,8 +55,8 @@ class WhileOptions:
     cond_nconsts: int = 0
     body_nconsts: int = 0
     batch_dims: int = 0  #: how many batch axes the predicate has
-    strategy: Any = None  #: what reverse mode keeps, a `Strategy`; None is a tape
-    tapes: tuple[Tape, ...] = ()
+    strategy: Strategy = field(default_factory=Tape)  #: what reverse mode keeps
+    tapes: tuple[TapeType, ...] = ()
     counts: bool = True  #: whether the number of steps is a result
     bound: Bound = OF_WHILE_LOOP
 
@@ -196,7 +197,7 @@ def _is_cheap(cond: Any) -> bool:
 # transpose, but perhaps none is needed. As for JAX's own loop, the known results come from a loop of the known carries.
 
 
-class _Part(NamedTuple):
+class _SmallerLoop(NamedTuple):
     """A loop with fewer operands and results: which ones it has, and its parameters."""
 
     operands: list[bool]
@@ -204,18 +205,20 @@ class _Part(NamedTuple):
     params: dict[str, Any]
 
 
-def _part(operands: Sequence[bool], carry: Sequence[bool], cond: Any, body: Any, options: WhileOptions) -> _Part:
+def _part(operands: Sequence[bool], carry: Sequence[bool], cond: Any, body: Any, options: WhileOptions) -> _SmallerLoop:
     """Return the loop of the carries flagged in `carry`, which has the tapes last, and of the consts in `operands`."""
     cond_consts, consts, _ = options.split(operands)
     n = len(carry) - len(options.tapes)
     tapes = tuple(flagged(options.tapes, carry[n:]))
     fewer = replace(options, cond_nconsts=sum(cond_consts), body_nconsts=sum(consts), tapes=tapes)
     params = {"cond": cond, "body": body, "options": fewer}
-    return _Part([*cond_consts, *consts, *carry[:n]], [*carry, *[True] * options.counts], params)
+    return _SmallerLoop([*cond_consts, *consts, *carry[:n]], [*carry, *[True] * options.counts], params)
 
 
-def _known(unknown: Sequence[bool], cond: Any, body: Any, options: WhileOptions) -> _Part | None:
-    """Return the loop of what does not depend on unknown operands; None if its end does."""
+def _known(unknown: Sequence[bool], cond: Any, body: Any, options: WhileOptions) -> _SmallerLoop | None:
+    """Return the loop of what does not depend on unknown operands; None if its end does or its strategy cannot."""
+    if not options.strategy.tapes:  # it refers to all of the carry
+        return None
     cond_consts, consts, carry = options.split(unknown)
     consts, carry = [*options.leading, *consts], [*carry, *[False] * len(options.tapes)]
 
@@ -230,14 +233,9 @@ def _known(unknown: Sequence[bool], cond: Any, body: Any, options: WhileOptions)
     return _part([not x for x in unknown], [not x for x in carry], cond, body, options)
 
 
-def _splits(options: WhileOptions) -> bool:
-    """Return whether the loop means the same with fewer carries. Some strategies refer to all of them."""
-    return options.strategy is None or options.strategy.tapes
-
-
 def _partial_eval(trace: Any, *tracers: Any, **params: Any) -> Any:
     unknown = [not t.is_known() for t in tracers]
-    known = _known(unknown, **params) if any(unknown) and _splits(params["options"]) else None
+    known = _known(unknown, **params) if any(unknown) else None
     # With all operands known this runs the loop.
     outs = trace.default_process_primitive(ta_while_p, tracers, params)
     if known is None:
@@ -247,11 +245,11 @@ def _partial_eval(trace: Any, *tracers: Any, **params: Any) -> Any:
 
 
 def _known_equation(unknown: Sequence[bool], eqn: Any) -> tuple[Any, list[bool]] | None:
-    known = _known(unknown, **eqn.params) if _splits(eqn.params["options"]) else None
+    known = _known(unknown, **eqn.params)
     return None if known is None else (_equation_of(eqn, known), known.results)
 
 
-def _equation_of(eqn: Any, part: _Part) -> Any:
+def _equation_of(eqn: Any, part: _SmallerLoop) -> Any:
     return eqn.replace(
         invars=flagged(eqn.invars, part.operands),
         outvars=flagged(eqn.outvars, part.results),
@@ -266,7 +264,7 @@ def _without_unused(used: list[bool], *args: Any) -> tuple[list[bool], Any]:
     cond, body, options = (eqn.params[name] for name in ("cond", "body", "options"))
     if not any(used) and not eqn.effects:
         return [False] * len(eqn.invars), None
-    if not _splits(options):
+    if not options.strategy.tapes:
         return [True] * len(eqn.invars), eqn
     a, m, first = options.cond_nconsts, options.body_nconsts, len(options.leading)
     _, read = _live(cond, (True,))
@@ -303,7 +301,7 @@ def _batch(
     init_batched += [True] * len(options.tapes)
     of_consts = [*options.leading, *consts_batched]
     carry_batched = jaxprs.fixed_point(body, of_consts, init_batched, axis.batched_outputs)
-    if options.strategy is not None and options.strategy.batches_all:
+    if options.strategy.batches_all:
         carry_batched = [True] * len(carry_batched)
     (pred_batched,) = axis.batched_outputs(cond, [*cond_consts_batched, *carry_batched])
     if pred_batched:
@@ -311,10 +309,8 @@ def _batch(
         carry_batched = [True] * len(carry_batched)
     carry = with_batch_axis(carry, init_batched, carry_batched, axis.size)
     tapes = batched_tapes(options.tapes, axis.size)
-    options = replace(options, batch_dims=options.batch_dims + pred_batched, tapes=tapes)
-    if options.strategy is not None:
-        strategy = options.strategy.batched(axis, pred_batched, consts_batched, consts, carry)
-        options = replace(options, strategy=strategy)
+    strategy = options.strategy.batched(axis, pred_batched, consts_batched, consts, carry)
+    options = replace(options, batch_dims=options.batch_dims + pred_batched, tapes=tapes, strategy=strategy)
     types = [*map(jax.typeof, [*consts, *carry]), *avals_of(tapes)]
     body = masking.batched_body(axis, body, pred_batched, consts_batched, carry_batched, types)
     of_cond = axes([*cond_consts_batched, *carry_batched])
@@ -337,8 +333,8 @@ def _bodies(params: dict[str, Any]) -> list[registry.Body]:
 
 
 def _masked(
-    masked: masking.Masked, operands: list[masking.Value], cond: Any, body: Any, options: WhileOptions
-) -> list[masking.Value]:
+    masked: masking.Masked, operands: list[masking.MaskedValue], cond: Any, body: Any, options: WhileOptions
+) -> list[masking.MaskedValue]:
     """Run a loop that takes no step unless `active`."""
     predicate = jaxprs.function(cond)
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from jax.interpreters.mlir import ir
 
-from jax_tensorarray._lowering.calls import CHOSEN, IN_RANGE, WINDOW, addresses_rows, chosen_row, index_and_size
+from jax_tensorarray._lowering.calls import CHOSEN, IN_RANGE, addresses_rows, chosen_row, index_and_size, length_of
 from jax_tensorarray._lowering.mlir import (
     Operation,
     Value,
@@ -68,13 +68,12 @@ def mark_those_in_range(functions: dict[str, Operation]) -> None:
 
     for op in [op for function in functions.values() for op in walk(function) if addresses_rows(op)]:
         index, size = index_and_size(op)
+        size = size if size is None else size - (length_of(op) or 1) + 1
         if is_in_range(index, size):
             op.attributes[IN_RANGE] = ir.UnitAttr.get()
             number = list(op.operands).index(index)
             op.operands[number] = _simplified(index, bounds)
             continue
-        if WINDOW in op.attributes:
-            index, size = operation(operands_of(index, "add")[0].owner).operands[0], size - index.type.shape[-1] + 1
         row = chosen_row(index)
         if row is not None and is_in_range(row, size):
             op.attributes[CHOSEN] = ir.UnitAttr.get()
@@ -218,19 +217,19 @@ class BoundsOf:
     def _carried(self, loop: Operation, number: int, *, in_step: bool) -> Bounds | None:
         """Return the bounds of a carried value: when a step begins or, if not `in_step`, also after the last one."""
         start, body = self(loop.operands[number]), loop.regions[1].blocks[0]
-        carried, behind = body.arguments[number], terminator(body).operands[number]
+        carried, after = body.arguments[number], terminator(body).operands[number]
         if start is None:
             return None
-        if (by := added_by_step(carried, behind, self.functions)) is not None:
+        if (by := added_by_step(carried, after, self.functions)) is not None:
             most = self._most_steps(loop) if by else 0
             moved = None if most is None else by * max(most - in_step, 0)
             return None if moved is None else (start[0] + min(moved, 0), start[1] + max(moved, 0))
         if self.assumes:  # one induction in another would take long
             return None
-        kept = _union([start, self._behind(behind, carried, start)])
-        return kept if kept is not None and kept == _union([kept, self._behind(behind, carried, kept)]) else None
+        kept = _union([start, self._after_step(after, carried, start)])
+        return kept if kept is not None and kept == _union([kept, self._after_step(after, carried, kept)]) else None
 
-    def _behind(self, value: Value, carried: Value, bounds: Bounds) -> Bounds | None:
+    def _after_step(self, value: Value, carried: Value, bounds: Bounds) -> Bounds | None:
         """Return the bounds of a value on the assumption that `carried` has those bounds."""
         inside = BoundsOf(self.functions, self.callers, self.call, self.outer)
         inside.assumes, inside.depth = True, self.depth
@@ -247,8 +246,8 @@ class BoundsOf:
             if end is None or not isinstance(counter, ir.BlockArgument) or counter.owner != condition:
                 continue
             number = counter.arg_number
-            start, behind = self(loop.operands[number]), terminator(body).operands[number]
-            by = added_by_step(body.arguments[number], behind, self.functions)
+            start, after = self(loop.operands[number]), terminator(body).operands[number]
+            by = added_by_step(body.arguments[number], after, self.functions)
             if start is not None and by is not None and by > 0:
                 last = max(start[1], end[1] - 1 + by)
                 if _unless_wrapped((start[0], last), counter.type.element_type) is not None:

@@ -13,26 +13,33 @@ from jax.interpreters.mlir import ir
 
 from jax_tensorarray._compat import hlo
 from jax_tensorarray._lowering.build import case, compare, return_from, splat, zeros
-from jax_tensorarray._lowering.mlir import Operation, Value, is_inside, nested_operands, operation, terminator
-from jax_tensorarray._lowering.ownership import Module
+from jax_tensorarray._lowering.mlir import Operation, Value, blocks, is_inside, nested_operands, operation, terminator
+from jax_tensorarray._lowering.ownership import Ownership
 
 
-def split_updating_branches(op: Operation, module: Module) -> None:
-    """Rewrite one `stablehlo.case` so that at most its last branch updates a buffer from outside in place."""
-    blocks = [region.blocks[0] for region in op.regions]
-    owned = [_owned_captures(block, module) for block in blocks]
+def split_updating_branches(functions: dict[str, Operation], ownership: Ownership) -> None:
+    """Rewrite every conditional so that at most its last branch updates a buffer from outside in place."""
+    for function in functions.values():
+        for block in reversed(list(blocks(function))):
+            for op in [op for op in map(operation, block.operations) if op.name == "stablehlo.case"]:
+                _split(op, ownership)
+
+
+def _split(op: Operation, ownership: Ownership) -> None:
+    branches = [region.blocks[0] for region in op.regions]
+    owned = [_owned_captures(block, ownership) for block in branches]
     updating = [k for k, values in enumerate(owned) if values]
-    if not updating or updating == [len(blocks) - 1] or not all(_is_ranked(r) for r in op.results):
+    if not updating or updating == [len(branches) - 1] or not all(_is_ranked(r) for r in op.results):
         return
     with ir.InsertionPoint(op), op.location:
-        stands_for = _placeholders(op, blocks, dict.fromkeys(v for values in owned for v in values))
+        stands_for = _placeholders(op, branches, dict.fromkeys(v for values in owned for v in values))
         passed = [stands_for[j] if j in stands_for else zeros(r.type) for j, r in enumerate(op.results)]
-        if len(updating) < len(blocks):
-            passed = _case_of_others(op, [None if k in updating else b for k, b in enumerate(blocks)], passed)
+        if len(updating) < len(branches):
+            passed = _case_of_others(op, [None if k in updating else b for k, b in enumerate(branches)], passed)
         for k in updating:
-            _rename(blocks[k], {v: passed[j] for j, v in stands_for.items()})
-            index = _is_run(op.operands[0], k, len(blocks))
-            passed = case(index, [v.type for v in passed], [_passing(passed), blocks[k]])
+            _rename(branches[k], {v: passed[j] for j, v in stands_for.items()})
+            index = _is_run(op.operands[0], k, len(branches))
+            passed = case(index, [v.type for v in passed], [_passing(passed), branches[k]])
     for old, new in zip(op.results, passed, strict=True):
         old.replace_all_uses_with(new)
     op.erase()
@@ -46,12 +53,12 @@ def _nested(block: ir.Block) -> list[tuple[Operation, int, Value]]:
     return [use for op in block.operations for use in nested_operands(operation(op))]
 
 
-def _owned_captures(block: ir.Block, module: Module) -> dict[Value, None]:
+def _owned_captures(block: ir.Block, ownership: Ownership) -> dict[Value, None]:
     """Return the values from outside that a block updates in place.
 
     The set is ordered, so that the same program always lowers to the same text.
     """
-    owned = (v for user, number, v in _nested(block) if module.owns(user, number))
+    owned = (v for user, number, v in _nested(block) if ownership.owns(user, number))
     return dict.fromkeys(v for v in owned if not is_inside(v, operation(block.owner)))
 
 

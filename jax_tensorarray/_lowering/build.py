@@ -1,14 +1,15 @@
 """Make StableHLO: types, constants, comparisons, conditionals, and calls of our kernels."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jax.interpreters.mlir import dense_int_array, ir
+from jax.interpreters.mlir import dense_int_array, i64_attr, ir
 
 from jax_tensorarray._compat import hlo
-from jax_tensorarray._lowering.calls import CONFIG, PREFIX
-from jax_tensorarray._lowering.mlir import INT32_MAX, Operation, Value, dims_of, terminator
+from jax_tensorarray._lowering.calls import CONFIG, LENGTH, PREFIX, index_sizes, mask_of
+from jax_tensorarray._lowering.mlir import INT32_MAX, Operation, Value, terminator
 
 
 def layouts(values: Sequence[Value]) -> list[ir.Attribute]:
@@ -65,15 +66,6 @@ def splat(type_: Any, value: int) -> Value:
     return hlo.constant(ir.DenseElementsAttr.get_splat(type_, number))
 
 
-def without_last(repeated: Operation) -> Value:
-    """Return what such an operation repeats, as an array without that axis."""
-    source, of = repeated.operands[0], repeated.results[0].type
-    shape, dims = of.shape[:-1], dims_of(repeated)
-    if dims == list(range(len(shape))) and source.type.shape == shape:
-        return source
-    return hlo.broadcast_in_dim(tensor(shape, of.element_type), source, dense_int_array(dims))
-
-
 def widened(index: Value, size: int) -> Value:
     """Convert an index to a dtype that has all rows.
 
@@ -86,7 +78,34 @@ def widened(index: Value, size: int) -> Value:
     return hlo.convert(tensor(index.type.shape, ir.IntegerType.get_signless(wide)), index)
 
 
-def of_positions(sizes: Value, shape: Sequence[int]) -> Value:
+def repeated(value: Value, count: int) -> Value:
+    """Repeat an array along a new last axis."""
+    shape = value.type.shape
+    kind = tensor([*shape, count], value.type.element_type)
+    return hlo.broadcast_in_dim(kind, value, dense_int_array(range(len(shape))))
+
+
+def rows_of_windows(firsts: Value, length: int, size: int) -> Value:
+    """Return the numbers of all rows of windows that start at those rows, in a dtype that has `size` rows."""
+    firsts = repeated(widened(firsts, size), length)
+    rows = hlo.add(firsts, hlo.iota(firsts.type, i64_attr(firsts.type.rank - 1)))
+    if not firsts.type.element_type.is_unsigned:
+        return rows
+    return hlo.select(compare(rows, firsts, "LT"), firsts, rows)  # what wraps to a row stays out of range
+
+
+def give_all_rows(call: Operation) -> None:
+    """Give a call of a kernel, which knows no windows, the numbers of all their rows."""
+    length, mask = call.attributes[LENGTH].value, mask_of(call)
+    with ir.InsertionPoint(call), call.location:
+        call.operands[1] = rows_of_windows(call.operands[1], length, math.prod(index_sizes(call)))
+        if mask is not None:
+            call.operands[list(call.operands).index(mask)] = repeated(mask, length)
+    call.attributes["operand_layouts"] = ir.ArrayAttr.get(layouts(call.operands))
+    del call.attributes[LENGTH]
+
+
+def at_positions(sizes: Value, shape: Sequence[int]) -> Value:
     """Broadcast numbers of rows `[*batch]` to the positions of an index of that shape."""
     if sizes.type.rank == len(shape):
         return sizes
@@ -94,7 +113,7 @@ def of_positions(sizes: Value, shape: Sequence[int]) -> Value:
     return hlo.broadcast_in_dim(kind, sizes, dense_int_array(range(sizes.type.rank)))
 
 
-def astray(index: Value, size: Value | int) -> Value:
+def is_out_of_bounds(index: Value, size: Value | int) -> Value:
     """Return whether an index is out of range, elementwise; `size` is a number, or an int32 array of the same shape."""
     index = widened(index, INT32_MAX if not isinstance(size, int) else size)
     is_unsigned = index.type.element_type.is_unsigned
@@ -103,8 +122,8 @@ def astray(index: Value, size: Value | int) -> Value:
     else:
         limit = hlo.maximum(size, splat(size.type, 0)) if is_unsigned else size
         limit = limit if limit.type == index.type else hlo.convert(index.type, limit)
-    strays = compare(index, limit, "GE")
-    return strays if is_unsigned else hlo.or_(strays, compare(index, splat(index.type, 0), "LT"))
+    outside = compare(index, limit, "GE")
+    return outside if is_unsigned else hlo.or_(outside, compare(index, splat(index.type, 0), "LT"))
 
 
 def compare(left: Value, right: Value, direction: str) -> Value:

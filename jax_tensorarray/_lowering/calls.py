@@ -74,8 +74,13 @@ IN_RANGE = "jax_tensorarray.in_range"
 UNORDERED = "jax_tensorarray.unordered"
 
 
-#: Attribute of a call whose index is made of windows of consecutive rows, each either in range or out of range.
-WINDOW = "jax_tensorarray.window"
+#: Attribute of a call whose index has only the first number of each window of consecutive rows: the length of a window.
+#: Kernels take the numbers of all rows, see `give_all_rows`.
+LENGTH = "jax_tensorarray.length"
+
+
+#: Attribute of a call whose windows are each in range or out of range as a whole.
+WHOLE = "jax_tensorarray.whole"
 
 
 #: Attribute of an op whose index is chosen between numbers that are in range and a negative one, see `bounds`.
@@ -91,7 +96,7 @@ FALLBACK = "jax_tensorarray.fallback"
 
 
 #: Attribute of a loop or a function whose last argument is a 0 that XLA cannot know to be one.
-UNKNOWN = "jax_tensorarray.unknown"
+OPAQUE_ZERO = "jax_tensorarray.opaque_zero"
 
 
 #: The name under which a loop of this library reads and writes its tapes. Each step writes a row of a tape and never
@@ -191,12 +196,22 @@ def index_and_size(op: Operation) -> tuple[Value, int | None]:
     return op.operands[1], math.prod(index_sizes(op))
 
 
+def length_of(op: Operation) -> int | None:
+    """Return the length of the windows of a row op, if its index has only the first number of each."""
+    return op.attributes[LENGTH].value if LENGTH in op.attributes else None
+
+
 def index_sizes(op: Operation) -> list[int]:
     """Return the sizes of the axes along which the index of a row op counts rows: one, unless `index_dims` is set."""
     facts = config(op)
     batch_dims = facts.batch_dims or 0
     sizes: list[int] = op.operands[0].type.shape[batch_dims : batch_dims + (facts.index_dims or 1)]
     return sizes
+
+
+def mask_of(op: Operation) -> Value | None:
+    """Return the mask of a row op, if it has one."""
+    return op.operands[CALLS[target(op).removeprefix(PREFIX)].operands.index("where")] if config(op).masked else None
 
 
 def chosen_row(index: Value) -> Value | None:
@@ -217,12 +232,12 @@ def lowering_of(op: Operation, default: str) -> str:
     return name
 
 
-def unknown_at(op: Operation) -> Value | None:
+def opaque_zero_at(op: Operation) -> Value | None:
     """Return a number that is 0 while nothing is wrong, and that XLA cannot know, if there is one at `op`."""
     while op.name != "func.func":
         block = op.block
         op = operation(block.owner)
-        if UNKNOWN in op.attributes:
+        if OPAQUE_ZERO in op.attributes:
             last: Value = block.arguments[len(block.arguments) - 1]
             return last
     return None

@@ -3,7 +3,7 @@
 An error ends the program of its device. If there is a collective later, the other devices wait for it there, until XLA
 aborts the process. So a call whose attribute `op` begins with `>` drops the access, notes the error and goes on. At the
 end of `main` stands a call of `raise`. It waits for all results, and so for all collectives. The results go through a
-fence behind it.
+fence after it.
 
 A loop that does not count its steps may wait for ever for a row that was dropped. In a program with such a loop calls
 raise where they are.
@@ -43,12 +43,12 @@ def raise_at_end(functions: dict[str, Operation], places: Places) -> None:
         ready = {result: _divided(*result) for result in dict.fromkeys(results.values())}
         nothing = custom_call("raise", [*ready.values()], integer(32), {})
         operation(nothing.owner).attributes["has_side_effect"] = ir.BoolAttr.get(True)
-        behind = {
+        after = {
             result: _placed(custom_call("fence", [x, nothing], x.type, {}, in_place=True), result[0])
             for result, x in ready.items()
         }
-    return_from(end.block, [behind[results[k]] if k in results else x for k, x in enumerate(end.operands)])
-    for op in filter(None, {_placing(value) for value, _ in behind}):
+    return_from(end.block, [after[results[k]] if k in results else x for k, x in enumerate(end.operands)])
+    for op in filter(None, {_placing(value) for value, _ in after}):
         if not list(op.results[0].uses):
             op.erase()
 

@@ -58,7 +58,7 @@ def _replace(call: Operation, count: int) -> None:
     operands = list(call.operands)
     with ir.InsertionPoint(call), call.location:
         if len(operands) > count:
-            operands[0] = _behind(operands[0], operands[count:])
+            operands[0] = _after(operands[0], operands[count:])
         attributes = {"callee": call.attributes[FALLBACK]}
         new = ir.Operation.create("func.call", [r.type for r in call.results], operands[:count], attributes)
     for old_result, new_result in zip(call.results, new.results, strict=True):
@@ -69,10 +69,10 @@ def _replace(call: Operation, count: int) -> None:
 def _replace_fence(fence: Operation) -> None:
     buffer, *readers = fence.operands
     with ir.InsertionPoint(fence), fence.location:
-        fence.results[0].replace_all_uses_with(_behind(buffer, readers))
+        fence.results[0].replace_all_uses_with(_after(buffer, readers))
     fence.erase()
 
 
-def _behind(buffer: Value, readers: Sequence[Value]) -> Value:
+def _after(buffer: Value, readers: Sequence[Value]) -> Value:
     passed = hlo.optimization_barrier([buffer, *readers])  # of one operand, it is no sequence
     return passed[0] if readers else passed

@@ -1,9 +1,8 @@
 """Read the StableHLO that JAX lowers to: where things are, and what a value is."""
 
-import itertools
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from jax.interpreters.mlir import ir
 
@@ -130,26 +129,26 @@ class LoopsAround:
         return loops + self.known[name]
 
 
-def added_by_step(carried: Value, behind: Value, functions: Mapping[str, Operation]) -> int | None:
+def added_by_step(carried: Value, after: Value, functions: Mapping[str, Operation]) -> int | None:
     """Return the constant that a step of a loop adds to a number that it carries, or None if it does anything else.
 
     Calls of the given functions are followed.
     """
     calls, added = [], 0
-    while not isinstance(behind, ir.BlockArgument):
-        op = operation(behind.owner)
+    while not isinstance(after, ir.BlockArgument):
+        op = operation(after.owner)
         if (name := callee(op)) is not None and name in functions:
             calls.append(op)
-            behind = terminator(entry(functions[name])).operands[ir.OpResult(behind).result_number]
+            after = terminator(entry(functions[name])).operands[ir.OpResult(after).result_number]
         elif op.name == "stablehlo.add" and not added and (by := constant(op.operands[1])) is not None:
-            behind, added = op.operands[0], by
+            after, added = op.operands[0], by
         else:
             return None
     for call in reversed(calls):
-        if not isinstance(behind, ir.BlockArgument) or operation(behind.owner.owner).name != "func.func":
+        if not isinstance(after, ir.BlockArgument) or operation(after.owner.owner).name != "func.func":
             return None
-        behind = call.operands[behind.arg_number]
-    return added if behind == carried else None
+        after = call.operands[after.arg_number]
+    return added if after == carried else None
 
 
 def nested_operands(op: Operation) -> Iterator[tuple[Operation, int, Value]]:
@@ -211,56 +210,9 @@ def shared_scalar(value: Value) -> Value | None:
     return shared_scalar(producer.operands[0])
 
 
-class Window(NamedTuple):
-    """An index `[*I, length]` of consecutive numbers."""
-
-    repeated: Operation  #: gives each number the first of its window
-    length: int
-
-    @property
-    def shape(self) -> list[int]:
-        """`I`."""
-        of: list[int] = self.repeated.results[0].type.shape
-        return of[:-1]
-
-
-def window_of(index: Value, size: int) -> Window | None:
-    """Return the windows of consecutive numbers that an index is made of, or None.
-
-    The program must count up from the first number of each window. `size` is the number of rows of the buffer.
-    """
-    element = index.type.element_type
-    if size > 2 ** (element.width - (not element.is_unsigned)):
-        return None  # what counts up may wrap
-    for first, number in itertools.permutations(operands_of(index, "add"), 2):
-        if repeats_along_last(first) and _counts_along_last(number):
-            return Window(operation(first.owner), index.type.shape[-1])
-    return None
-
-
-def repeats_along_last(value: Value) -> bool:
-    """Return whether an array is made by repeating numbers along a last axis."""
-    last = value.type.rank - 1
-    return bool(operands_of(value, "broadcast_in_dim")) and last not in dims_of(operation(value.owner))
-
-
 def dims_of(broadcast: Operation) -> list[int]:
     """Return, for each axis of the operand, which axis of the result it is."""
     return list(ir.DenseI64ArrayAttr(broadcast.attributes["broadcast_dimensions"]))
-
-
-def _counts_along_last(value: Value) -> bool:
-    """Return whether an array is 0, 1, 2 ... along its last axis, at every place in the others."""
-    while not isinstance(value, ir.BlockArgument):
-        producer, last = operation(value.owner), value.type.rank - 1
-        if producer.name == "stablehlo.iota":
-            return producer.attributes["iota_dimension"].value == last
-        if producer.name != "stablehlo.broadcast_in_dim" or dims_of(producer)[-1:] != [last]:
-            return False
-        value = producer.operands[0]
-        if value.type.shape[-1] != producer.results[0].type.shape[-1]:
-            return False
-    return False
 
 
 def direction_of(comparison: Operation) -> str:

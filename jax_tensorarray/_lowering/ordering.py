@@ -20,17 +20,17 @@ from jax_tensorarray._lowering.calls import (
     target,
 )
 from jax_tensorarray._lowering.mlir import Operation, Value, blocks, nested_operands, num_bytes, operation, walk
-from jax_tensorarray._lowering.ownership import Module
+from jax_tensorarray._lowering.ownership import Ownership
 
 
-def order_readers(functions: dict[str, Operation], module: Module, *, sinks: bool = False) -> None:
+def order_readers(functions: dict[str, Operation], ownership: Ownership, *, sinks: bool = False) -> None:
     """Put the readers of every value before its last owner, in all blocks.
 
     `sinks` says that XLA computes anew inside of a loop what is larger than what it is made of, as it does for a TPU.
     """
     for function in functions.values():
         for block in list(blocks(function)):
-            _order_block(block, module, sinks)
+            _order_block(block, ownership, sinks)
 
 
 # --- ordering one block ----------------------------------------------------------------------------------------
@@ -79,20 +79,20 @@ class _Block:
         self.identity[self.operations[k]] = k
 
 
-def _order_block(mlir_block: ir.Block, module: Module, sinks: bool) -> None:
+def _order_block(mlir_block: ir.Block, ownership: Ownership, sinks: bool) -> None:
     block = _Block(mlir_block)
     users: dict[Value, set[int]] = {}
     owning: dict[Value, set[int]] = {}
     for k, op in enumerate(block.operations):
         for user, number, value in nested_operands(op):
             users.setdefault(value, set()).add(k)
-            if module.owns(user, number):
+            if ownership.owns(user, number):
                 owning.setdefault(value, set()).add(k)
     pinned = set().union(*owning.values())
 
     pending: dict[int, list[tuple[Value, list[int]]]] = {}
     for value, candidates in owning.items():
-        is_held = any(_is_held(block.operations[k], value, module) for k in users[value])
+        is_held = any(_is_held(block.operations[k], value, ownership) for k in users[value])
         if num_bytes(value) < _LEAST_BYTES and not is_held:
             continue
         # Of several owners the last may have the buffer itself; the others copy it, as their meaning demands.
@@ -103,7 +103,7 @@ def _order_block(mlir_block: ir.Block, module: Module, sinks: bool) -> None:
                 continue  # the value leaves the block, so it has to outlive the owner
             if block.rank[k] > block.rank[owner]:
                 moved = block.ancestors(k, block.rank[owner])
-                if moved & pinned or not all(_is_pure(block.operations[m], module.functions) for m in moved):
+                if moved & pinned or not all(_is_pure(block.operations[m], ownership.functions) for m in moved):
                     continue  # it depends on the owner, or may not move: XLA has to copy
                 block.move_before(moved, owner)
             readers.append(k)
@@ -125,8 +125,8 @@ def _order_block(mlir_block: ir.Block, module: Module, sinks: bool) -> None:
 
     for op in block.operations:
         if op.name == "stablehlo.while":
-            for k in module.invariants(op):
-                if (_is_splat(op.operands[k]) or (sinks and _is_computed(op.operands[k]))) and module.holds(op, k):
+            for k in ownership.invariants(op):
+                if (_is_splat(op.operands[k]) or (sinks and _is_computed(op.operands[k]))) and ownership.holds(op, k):
                     _fence(op, op.operands[k], [])
 
 
@@ -135,9 +135,9 @@ def _order_block(mlir_block: ir.Block, module: Module, sinks: bool) -> None:
 _LEAST_BYTES = 1024
 
 
-def _is_held(op: Operation, value: Value, module: Module) -> bool:
+def _is_held(op: Operation, value: Value, ownership: Ownership) -> bool:
     """Return whether a call of ours in an operation has an array as its buffer."""
-    return any(used == value and module.holds(user, number) for user, number, used in nested_operands(op))
+    return any(used == value and ownership.holds(user, number) for user, number, used in nested_operands(op))
 
 
 def _is_splat(value: Value) -> bool:

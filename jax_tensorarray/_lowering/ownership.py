@@ -8,7 +8,7 @@ from jax_tensorarray._lowering.calls import PREFIX, UPDATING, is_ours, target
 from jax_tensorarray._lowering.mlir import Operation, Value, entry, nested_operands, operation, terminator
 
 
-class Module:
+class Ownership:
     """Answers what happens to an operand of an operation inside it, through loops and calls."""
 
     def __init__(self, functions: dict[str, Operation]) -> None:

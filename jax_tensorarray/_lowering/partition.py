@@ -99,9 +99,7 @@ def _roles(name: str, facts: Config, operand_ranks: Sequence[int]) -> Roles:
 
 
 def label_calls(module: ir.Module) -> None:
-    """Give every call of ours its sharding rule, if the module is for several devices."""
-    if not is_divided(module):
-        return
+    """Give every call of ours its sharding rule, in a module for several devices."""
     for op in [op for op in walk(module.operation) if is_ours(op) and len(op.operands)]:
         rule = _sharding_rule(op)
         if rule is not None:

@@ -1,11 +1,11 @@
-"""The order of the passes over lowered StableHLO.
+"""The passes over lowered StableHLO, in their order.
 
 The pipeline runs on every module into which one of our calls has been lowered. Each pass has a file, which says
-what it is for. At the end, calls in loops that raise or allocate are pinned there: hoisted, they would raise in a loop
-of no steps.
+what it is for.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from jax.interpreters.mlir import ir
 
@@ -15,8 +15,8 @@ from jax_tensorarray._lowering.bounds import mark_those_in_range
 from jax_tensorarray._lowering.branches import split_updating_branches
 from jax_tensorarray._lowering.calls import (
     MARK,
+    OPAQUE_ZERO,
     PREFIX,
-    UNKNOWN,
     WITHOUT_KERNELS,
     config,
     configs_read_once,
@@ -24,14 +24,81 @@ from jax_tensorarray._lowering.calls import (
     target,
 )
 from jax_tensorarray._lowering.deferred import raise_at_end
-from jax_tensorarray._lowering.mlir import Operation, blocks, functions_in_loops, loops_of, operation, walk
+from jax_tensorarray._lowering.mlir import Operation, functions_in_loops, loops_of, operation, walk
 from jax_tensorarray._lowering.ordering import order_readers
-from jax_tensorarray._lowering.ownership import Module
+from jax_tensorarray._lowering.ownership import Ownership
 from jax_tensorarray._lowering.partition import is_divided, label_calls
 from jax_tensorarray._lowering.places import Places, name_places
-from jax_tensorarray._lowering.record import check_by_record, drop_strays
+from jax_tensorarray._lowering.record import check_by_record, drop_out_of_bounds
 from jax_tensorarray._lowering.slices import default_lowering, use_slices
 from jax_tensorarray._lowering.uses import mark_unordered
+
+
+class Lowered:
+    """A module on its way to XLA, and what is known of where it runs."""
+
+    def __init__(self, module: ir.Module, platforms: Sequence[str], is_compiled_next: bool) -> None:
+        operations = [op for op in map(operation, module.body.operations) if op.name == "func.func"]
+        self.module, self.functions = module, {op.attributes["sym_name"].value: op for op in operations}
+        self.divided = is_divided(module)
+        self.calls_nothing = not WITHOUT_KERNELS.isdisjoint(platforms)
+        standing = fallback.names(self.functions) if self.calls_nothing else ()
+        self.meanings = {name: self.functions.pop(name) for name in standing}  #: functions that calls stand for
+        self.places, self.ownership = Places(self.functions), Ownership(self.functions)
+        #: The only platform. How XLA treats barriers and slices is known for the installed version only.
+        self.platform = platforms[0] if len(platforms) == 1 else None
+        if self.platform not in WITHOUT_KERNELS and (self.divided or not is_compiled_next):
+            self.platform = None
+        self.is_known = self.platform is not None
+        self.needs_opaque_zero = self.platform is not None and not _compat.barriers_hold(self.platform)
+        #: Whether other devices might wait for one that raises before the end.
+        self.raises_at_end = self.divided and is_compiled_next and tuple(platforms) == ("cpu",)
+
+
+class Pass(NamedTuple):
+    """What is done to a module, and to which modules."""
+
+    run: Callable[[Lowered], None]
+    applies_to: Callable[[Lowered], bool] = lambda m: True
+
+
+def _unmark(functions: dict[str, Operation]) -> None:
+    for op in [op for function in functions.values() for op in (function, *walk(function))]:
+        if OPAQUE_ZERO in op.attributes:
+            del op.attributes[OPAQUE_ZERO]
+
+
+def _pin_to_loops(functions: dict[str, Operation]) -> None:
+    """Mark the calls in loops that raise or allocate, so that XLA does not hoist them as loop-invariant.
+
+    Hoisted, they would raise in a loop of no steps.
+    """
+    called = functions_in_loops(functions)
+    for name, function in functions.items():
+        everywhere = [function] if name in called else loops_of(function)
+        for op in [op for outer in everywhere for op in walk(outer)]:
+            if target(op) == PREFIX + "empty" or (is_ours(op) and config(op).strict):
+                op.attributes["has_side_effect"] = ir.BoolAttr.get(True)
+
+
+PASSES = (
+    Pass(lambda m: mark_those_in_range(m.functions), lambda m: m.is_known),
+    Pass(lambda m: mark_unordered(m.functions, m.platform, not m.needs_opaque_zero), lambda m: m.is_known),
+    Pass(lambda m: drop_out_of_bounds(m.functions), lambda m: m.is_known and m.calls_nothing),
+    Pass(
+        lambda m: check_by_record(m.functions, default_lowering(), m.places, opaque_zero=m.needs_opaque_zero),
+        lambda m: m.is_known and not m.calls_nothing,
+    ),
+    Pass(lambda m: split_updating_branches(m.functions, m.ownership)),
+    Pass(lambda m: order_readers(m.functions, m.ownership, sinks=m.calls_nothing)),
+    Pass(lambda m: use_slices(m.functions, platform=m.platform, divided=m.divided)),
+    Pass(lambda m: _unmark(m.functions), lambda m: m.needs_opaque_zero),
+    Pass(lambda m: _pin_to_loops(m.functions)),
+    Pass(lambda m: raise_at_end(m.functions, m.places), lambda m: m.raises_at_end),
+    Pass(lambda m: name_places(m.functions, m.places)),
+    Pass(lambda m: fallback.replace_calls(m.functions, m.meanings), lambda m: m.calls_nothing),
+    Pass(lambda m: label_calls(m.module), lambda m: m.divided),
+)
 
 
 def rewrite(module: ir.Module, platforms: Sequence[str] = (), is_compiled_next: bool = False) -> None:
@@ -39,59 +106,8 @@ def rewrite(module: ir.Module, platforms: Sequence[str] = (), is_compiled_next: 
     if MARK not in module.operation.attributes:
         return
     del module.operation.attributes[MARK]
-    functions = {
-        op.attributes["sym_name"].value: op for op in map(operation, module.body.operations) if op.name == "func.func"
-    }
-    # How XLA treats barriers and slices is known for the installed version only.
-    platform = platforms[0] if len(platforms) == 1 and (is_compiled_next or platforms[0] in WITHOUT_KERNELS) else None
     with module.context, configs_read_once():
-        calls_nothing = not WITHOUT_KERNELS.isdisjoint(platforms)
-        meanings = {name: functions.pop(name) for name in fallback.names(functions)} if calls_nothing else {}
-        divided = is_divided(module)
-        platform = None if divided and platform not in WITHOUT_KERNELS else platform
-        places = Places(functions)
-        needs_unknown = platform is not None and not _compat.barriers_hold(platform)
-        if platform is not None:
-            mark_those_in_range(functions)
-            mark_unordered(functions, platform, barriers_hold=not needs_unknown)
-            if platform in WITHOUT_KERNELS:
-                drop_strays(functions)
-            else:
-                check_by_record(functions, default_lowering(), places, unknown=needs_unknown)
-        everything = Module(functions)
-        for function in functions.values():
-            for block in reversed(list(blocks(function))):
-                for op in [op for op in map(operation, block.operations) if op.name == "stablehlo.case"]:
-                    split_updating_branches(op, everything)
-        order_readers(functions, everything, sinks=calls_nothing)
-        use_slices(functions, platform=platform, divided=divided)
-        if needs_unknown:
-            for op in [op for function in functions.values() for op in (function, *walk(function))]:
-                if UNKNOWN in op.attributes:
-                    del op.attributes[UNKNOWN]
-        _pin_to_loops(functions)
-        if divided and is_compiled_next and tuple(platforms) == ("cpu",):
-            raise_at_end(functions, places)
-        name_places(functions, places)
-        if calls_nothing:
-            fallback.replace_calls(functions, meanings)
-        label_calls(module)
-
-
-# --- what must stay in its loop --------------------------------------------------------------------------------
-
-
-def _pin_to_loops(functions: dict[str, Operation]) -> None:
-    """Mark the calls in loops that raise or allocate, so that XLA does not hoist them as loop-invariant."""
-    called = functions_in_loops(functions)
-    for name, function in functions.items():
-        everywhere = [function] if name in called else loops_of(function)
-        for op in [op for outer in everywhere for op in walk(outer)]:
-            if _raises_or_allocates(op):
-                op.attributes["has_side_effect"] = ir.BoolAttr.get(True)
-
-
-def _raises_or_allocates(op: Operation) -> bool:
-    if target(op) == PREFIX + "empty":
-        return True
-    return is_ours(op) and bool(config(op).strict)
+        lowered = Lowered(module, platforms, is_compiled_next)
+        for each in PASSES:
+            if each.applies_to(lowered):
+                each.run(lowered)

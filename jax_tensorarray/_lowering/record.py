@@ -1,11 +1,11 @@
-"""Indices out of range as data: a loop carries a record of the first one, and a call behind the loop raises it.
+"""Indices out of range as data: a loop carries a record of the first one, and a call after the loop raises it.
 
 A call of a kernel raises where it is, and takes ten times as long as a slice of one row. So in a loop an op has its
 index checked by arithmetic of XLA's own: the first that is out of range becomes the record, which is the op, the index
 and the number of rows. The result of the op does not matter then, and a loop that counts its steps runs to its end. Any
 other loop goes on only while the record is empty, since what it waits for may be due to a row that was not there.
 
-The record passes through loops, branches and functions, and `main` has it raised behind each of them.
+The record passes through loops, branches and functions, and `main` has it raised after each of them.
 """
 
 import functools
@@ -21,32 +21,33 @@ from jax.interpreters.mlir import ir
 
 from jax_tensorarray._compat import hlo
 from jax_tensorarray._lowering.build import (
-    astray,
+    at_positions,
     compare,
     custom_call,
     integer,
-    of_positions,
+    is_out_of_bounds,
+    repeated,
     replaced,
     return_from,
     splat,
     tensor,
     widened,
-    without_last,
 )
 from jax_tensorarray._lowering.calls import (
-    CALLS,
     CHECKED,
     CONFIG,
     LOWERING,
+    OPAQUE_ZERO,
     PREFIX,
     TAPE,
-    UNKNOWN,
     UNORDERED,
     addresses_rows,
     config,
     index_and_size,
     is_ours,
+    length_of,
     lowering_of,
+    mask_of,
     may_raise,
     target,
     with_config,
@@ -65,23 +66,21 @@ from jax_tensorarray._lowering.mlir import (
     nested_operands,
     operands_of,
     operation,
-    repeats_along_last,
     shared_scalar,
     terminator,
     walk,
-    window_of,
 )
 from jax_tensorarray._lowering.places import Places
 
 #: The last value is the code of the first index that was out of range, or 0. Before it come numbers that do not fit in.
-Record = Sequence[Value]
+FirstError = Sequence[Value]
 
 
-def check_by_record(functions: dict[str, Operation], default: str, places: Places, *, unknown: bool) -> None:
+def check_by_record(functions: dict[str, Operation], default: str, places: Places, *, opaque_zero: bool) -> None:
     """Have indices in loops recorded if they are out of range; `strict` ops become `CHECKED` ones, which drop them.
 
     This is done only if one of the ops may become a slice, by its `lowering` or the `default`: kernels raise by
-    themselves. With `unknown` every loop that has an op gets a record, and XLA cannot know that it begins empty.
+    themselves. With `opaque_zero` every loop that has an op gets a record, and XLA cannot know that it begins empty.
     """
     strict = [op for function in functions.values() for op in walk(function) if _is_strict(op)]
     for op in strict:
@@ -89,14 +88,14 @@ def check_by_record(functions: dict[str, Operation], default: str, places: Place
             _set_checked(op)
     in_loops = functions_in_loops(functions)
     ours = [op for function in functions.values() for op in walk(function) if _may_be_ordered(op)]
-    asking = [*ours, *strict] if unknown else strict
-    asked = {(lowering_of(op, default), is_in_loop(op, in_loops)) for op in asking if unknown or _is_strict(op)}
+    asking = [*ours, *strict] if opaque_zero else strict
+    asked = {(lowering_of(op, default), is_in_loop(op, in_loops)) for op in asking if opaque_zero or _is_strict(op)}
     if asked & {("auto", True), ("xla", True), ("xla", False)}:
         with ir.Location.unknown():
-            _Threading(functions, _Codes([op for op in strict if _is_strict(op)], places), unknown).run()
+            RecordThreader(functions, _Codes([op for op in strict if _is_strict(op)], places), opaque_zero).run()
 
 
-def drop_strays(functions: dict[str, Operation]) -> None:
+def drop_out_of_bounds(functions: dict[str, Operation]) -> None:
     """Make `strict` ops `CHECKED` ones, so that no index raises, on platforms where no call can."""
     for function in functions.values():
         for op in walk(function):
@@ -116,7 +115,7 @@ def _is_strict(op: Operation) -> bool:
 
 
 def _may_be_ordered(op: Operation) -> bool:
-    """Return whether an order may be put between an op of ours and others, which takes an unknown number."""
+    """Return whether an order may be put between an op of ours and others, which takes an opaque zero."""
     return is_ours(op) and UNORDERED not in op.attributes
 
 
@@ -163,12 +162,12 @@ def _only_called(functions: dict[str, Operation]) -> list[str]:
         allowed = remaining
 
 
-class _Threading:
+class RecordThreader:
     """Hands the record to whatever checks an index or waits for something, and takes it back from there."""
 
-    def __init__(self, functions: dict[str, Operation], codes: "_Codes", unknown: bool) -> None:
+    def __init__(self, functions: dict[str, Operation], codes: "_Codes", opaque_zero: bool) -> None:
         self.functions, self.names = functions, _only_called(functions)
-        self.codes, self.unknown = codes, unknown
+        self.codes, self.opaque_zero = codes, opaque_zero
         self.checking = self._functions_with(_is_strict)
         for name in self.names:
             for loop in reversed([op for op in _steps(functions[name]) if op.name == _WHILE]):
@@ -194,7 +193,7 @@ class _Threading:
         return any(self._needs_itself(x) or callee(x) in self.needing for x in _with_steps(op))
 
     def _needs_itself(self, op: Operation) -> bool:
-        return _is_strict(op) or _waits(op) or (self.unknown and _may_be_ordered(op))
+        return _is_strict(op) or _waits(op) or (self.opaque_zero and _may_be_ordered(op))
 
     def run(self) -> None:
         for name in self.names:
@@ -203,17 +202,17 @@ class _Threading:
         block = entry(self.functions["main"])
         with ir.InsertionPoint.at_block_begin(block):
             empty = [splat(t, 0) for t in self.codes.types]
-            if self.unknown:  # XLA cannot know what a call returns
+            if self.opaque_zero:  # XLA cannot know what a call returns
                 zero, one = (splat(integer(32), n) for n in (0, 1))
                 empty[-1] = hlo.convert(self.codes.types[-1], _call_of_check("record", zero, one, raises=False))
         self._thread(block, empty, frozenset(), raises=True)  # last: by now all that functions check is known
 
-    def _thread(self, block: ir.Block, record: Record, known: Set[Any], *, raises: bool = False) -> Record:
+    def _thread(self, block: ir.Block, first_error: FirstError, known: Set[Any], *, raises: bool = False) -> FirstError:
         """Pass the record through a block, and return the record at its end.
 
         With `raises` it begins empty, and is raised. `known` are the positions that have been checked before.
         """
-        empty, unraised, known = raises and not self.unknown, False, set(known)
+        empty, unraised, known = raises and not self.opaque_zero, False, set(known)
         for op, after in pairwise([operation(op) for op in block.operations]):
             is_row_op, checks = _is_strict(op), self._checks(op)
             # Until the first check there is nothing to wait for.
@@ -225,15 +224,15 @@ class _Threading:
                 if not known & {position, position._replace(mask=None)}:
                     known.add(position)
                     with ir.InsertionPoint(op), op.location:
-                        record = self.codes.checked(op, position, record)
+                        first_error = self.codes.checked(op, position, first_error)
                 _set_checked(op)
                 continue
-            record = self._extend(op, record, known)
+            first_error = self._extend(op, first_error, known)
             if raises and unraised:
-                record, unraised = self.codes.raised(record, after), False
-        return self.codes.raised(record, terminator(block)) if raises and unraised else record
+                first_error, unraised = self.codes.raised(first_error, after), False
+        return self.codes.raised(first_error, terminator(block)) if raises and unraised else first_error
 
-    def _extend(self, op: Operation, record: Record, known: Set[Any]) -> Record:
+    def _extend(self, op: Operation, first_error: FirstError, known: Set[Any]) -> FirstError:
         """Replace a loop, a conditional or a call by one that passes the record through."""
         if op.name == _WHILE:
             waits, condition, body = _waits(op), _condition(op), op.regions[1].blocks[0]
@@ -245,21 +244,21 @@ class _Threading:
                     goes_on = hlo.and_(end.operands[0], compare(seen, splat(seen.type, 0), "EQ"))
                 return_from(condition, [goes_on])
         for block in (region.blocks[0] for region in op.regions if op.name in _BRANCHES):
-            _return_more(block, self._thread(block, record, known))
-        new = replaced(op, [*op.operands, *([] if op.name in _BRANCHES else record)], self.codes.types)
-        if self.unknown and new.name == _WHILE:
-            new.attributes[UNKNOWN] = ir.UnitAttr.get()
-        return list(new.results)[-len(record) :]
+            _return_more(block, self._thread(block, first_error, known))
+        new = replaced(op, [*op.operands, *([] if op.name in _BRANCHES else first_error)], self.codes.types)
+        if self.opaque_zero and new.name == _WHILE:
+            new.attributes[OPAQUE_ZERO] = ir.UnitAttr.get()
+        return list(new.results)[-len(first_error) :]
 
-    def _arguments(self, block: ir.Block, op: Operation) -> Record:
+    def _arguments(self, block: ir.Block, op: Operation) -> FirstError:
         """Add the record as further arguments of a block of `op`, and return these."""
         return [block.add_argument(t, op.location) for t in self.codes.types]
 
     def _extend_function(self, function: Operation) -> None:
         block, types, attributes = entry(function), self.codes.types, function.attributes
         _return_more(block, self._thread(block, self._arguments(block, function), frozenset()))
-        if self.unknown:
-            attributes[UNKNOWN] = ir.UnitAttr.get()
+        if self.opaque_zero:
+            attributes[OPAQUE_ZERO] = ir.UnitAttr.get()
         old = attributes["function_type"].value
         attributes["function_type"] = ir.TypeAttr.get(
             ir.FunctionType.get([*old.inputs, *types], [*old.results, *types])
@@ -355,43 +354,20 @@ class _Position(NamedTuple):
     """The rows that an op addresses."""
 
     index: Value
+    length: int | None  #: each index is the first of so many rows
     size: Value | int  #: how many rows there are, if need be as int32 `[*batch]`
     mask: Value | None  #: bool of the shape of the index: False where the op does nothing
 
 
 def _position(op: Operation) -> _Position:
     index, size = index_and_size(op)
-    mask = None
-    if config(op).masked:
-        mask = op.operands[len(CALLS[target(op).removeprefix(PREFIX)].operands) - 1]
+    mask = mask_of(op)
     if target(op) == PREFIX + "check":
-        return _Position(index, op.operands[1] if size is None else size, mask)
-    return _of_one(_Position(index, size, mask))
-
-
-def _of_one(position: _Position) -> _Position:
-    """Return the same position with one number, if the program repeats it."""
-    index, size, mask = position
+        return _Position(index, None, op.operands[1] if size is None else size, mask)
     one, one_mask = shared_scalar(index), None if mask is None else shared_scalar(mask)
-    if one is not None and (mask is None) == (one_mask is None):
-        return _Position(one, size, one_mask)
-    return position
-
-
-def _of_windows(position: _Position) -> _Position:
-    """Return the same position with one number for each window of consecutive rows.
-
-    It is the first number of the window that is out of range, if there is one.
-    """
-    index, size, mask = position
-    window = window_of(index, size) if isinstance(size, int) else None
-    if window is None or not (mask is None or repeats_along_last(mask)):
-        return position
-    # The first number out of range is the first of all, or the number after the last row of the buffer.
-    first = widened(without_last(window.repeated), size)
-    fits = compare(first, splat(first.type, size - window.length), "LE")
-    index = hlo.select(fits, first, hlo.maximum(first, splat(first.type, size)))
-    return _of_one(_Position(index, size, None if mask is None else without_last(operation(mask.owner))))
+    if one is not None and (mask is None) == (one_mask is None):  # the program repeats one number
+        index, mask = one, one_mask
+    return _Position(index, length_of(op), size, mask)
 
 
 #: A code has a number of an op and of a size in the upper half. Ops of one name in one place have one number, and
@@ -415,10 +391,10 @@ class _Codes:
         self.sizes: list[int | None] = []
         self.types = [*[integer(32)] * (self.computes + self.is_wide), integer(64)]
 
-    def checked(self, op: Operation, position: _Position, record: Record) -> Record:
+    def checked(self, op: Operation, position: _Position, first_error: FirstError) -> FirstError:
         """Return the record after an op. The op's index becomes the record if it is the first that is out of range."""
-        index, size, strays = _first_stray(position)
-        element, code = index.type.element_type, record[-1].type
+        index, size, outside = _first_out_of_bounds(position)
+        element, code = index.type.element_type, first_error[-1].type
         is_long = element.is_unsigned and element.width == 64
         name = self.places.named(op) if len(self.ops) < _PLACES else config(op).op or ""
         number = _number(self.ops, (name, is_long)) + 1
@@ -430,30 +406,30 @@ class _Codes:
             found.insert(0, hlo.convert(integer(32), hlo.shift_right_logical(whole, splat(code, 32))))
         if self.computes:
             found.insert(0, size)
-        first = hlo.and_(strays, compare(record[-1], splat(code, 0), "EQ"))
-        return [hlo.select(first, new, old) for new, old in zip(found, record, strict=True)]
+        first = hlo.and_(outside, compare(first_error[-1], splat(code, 0), "EQ"))
+        return [hlo.select(first, new, old) for new, old in zip(found, first_error, strict=True)]
 
-    def raised(self, record: Record, before: Operation) -> Record:
+    def raised(self, first_error: FirstError, before: Operation) -> FirstError:
         """Raise the record if there is one, and return it as it is after that."""
         with ir.InsertionPoint(before), before.location:
-            found = self._read(record)
+            found = self._read(first_error)
             raised = [self._raised(is_long, *found) for is_long in dict.fromkeys(long for _, long in self.ops)]
-            return [*record[:-1], hlo.convert(record[-1].type, functools.reduce(hlo.or_, raised))]
+            return [*first_error[:-1], hlo.convert(first_error[-1].type, functools.reduce(hlo.or_, raised))]
 
     def _raised(self, is_long: bool, index: Value, size: Value, op: Value) -> Value:
         """Check the index of the one op that was recorded, and no rows of the others."""
         numbers = {n: name for n, (name, long) in enumerate(self.ops, 1) if long == is_long}
         own = hlo.constant(ir.DenseElementsAttr.get(np.array([*numbers], np.int32)))
-        each = [_repeated(x, len(numbers)) for x in (index, size, op)]
+        each = [repeated(x, len(numbers)) for x in (index, size, op)]
         is_here = compare(own, each.pop(), "EQ")
         index, size = (hlo.select(is_here, x, splat(x.type, n)) for x, n in zip(each, (0, 1), strict=True))
         if is_long:
             index = hlo.bitcast_convert(tensor(index.type.shape, ir.IntegerType.get_unsigned(64)), index)
         return _smallest(_call_of_check("\n".join(numbers.values()), index, size, raises=True))
 
-    def _read(self, record: Record) -> tuple[Value, Value, Value]:
+    def _read(self, first_error: FirstError) -> tuple[Value, Value, Value]:
         """Return the index, the size and the number of the op."""
-        *others, code = record
+        *others, code = first_error
         half = splat(code.type, 32)
         upper = hlo.convert(integer(32), hlo.shift_right_logical(code, half))
         if self.is_wide:
@@ -489,35 +465,36 @@ def _call_of_check(op: str, index: Value, size: Value, *, raises: bool) -> Value
     return result
 
 
-def _first_stray(position: _Position) -> tuple[Value, Value, Value]:
+def _first_out_of_bounds(position: _Position) -> tuple[Value, Value, Value]:
     """Return the first index that is out of range, the number of rows there, and whether there is one."""
-    index, size, mask = _of_windows(position)
+    index, length, size, mask = position
+    if length is not None:
+        # The first number out of range is the first of all, or the number after the last row of the buffer.
+        index = widened(index, size)
+        fits = compare(index, splat(index.type, size - length), "LE")
+        index = hlo.select(fits, index, hlo.maximum(index, splat(index.type, size)))
     shape, int32 = index.type.shape, ir.IntegerType.get_signless(32)
-    sizes = splat(tensor(shape, int32), size) if isinstance(size, int) else of_positions(size, shape)
+    sizes = splat(tensor(shape, int32), size) if isinstance(size, int) else at_positions(size, shape)
     if shape:
         flat = [math.prod(shape)]
         index, sizes, mask = (
             v if v is None else hlo.reshape(tensor(flat, v.type.element_type), v) for v in (index, sizes, mask)
         )
-    strays = astray(index, size if isinstance(size, int) else sizes)
+    outside = is_out_of_bounds(index, size if isinstance(size, int) else sizes)
     if mask is not None:
-        strays = hlo.and_(strays, mask)
+        outside = hlo.and_(outside, mask)
     if not shape:
-        return index, sizes, strays
+        return index, sizes, outside
     places = tensor(index.type.shape, ir.IntegerType.get_signless(64))
     place = tensor([], places.element_type)
     none = splat(place, index.type.shape[0])
-    candidates = hlo.select(strays, hlo.iota(places, mlir.i64_attr(0)), splat(places, index.type.shape[0]))
+    candidates = hlo.select(outside, hlo.iota(places, mlir.i64_attr(0)), splat(places, index.type.shape[0]))
     first = _smallest(candidates, none)
     at, rows = (
         hlo.reshape(tensor([], v.type.element_type), hlo.dynamic_slice(v, [first], mlir.dense_int_array([1])))
         for v in (index, sizes)
     )
     return at, rows, compare(first, none, "LT")
-
-
-def _repeated(value: Value, count: int) -> Value:
-    return hlo.broadcast_in_dim(tensor([count], value.type.element_type), value, mlir.dense_int_array([]))
 
 
 def _smallest(values: Value, none: Value | None = None) -> Value:

@@ -9,7 +9,7 @@ for a call where
 - everything that reads the buffer comes before its update by data dependence. That is so if what is read is for the
   update only. Else an optimization barrier around the buffer and the row that was read makes it so, in versions of XLA
   that keep it until memory has been assigned. In others a branch does, since XLA does not know that it is always run:
-  it returns a 0 beside the row, for the index of the update. Either keeps XLA from reading the row once more behind
+  it returns a 0 beside the row, for the index of the update. Either keeps XLA from reading the row once more after
   the update, in a fusion of its own.
 
 `lowering` is "auto" for slices as above, "ffi" for calls everywhere, and "xla" for slices also outside of loops, where
@@ -31,37 +31,43 @@ from jax_tensorarray import _compat
 from jax_tensorarray._compat import hlo
 from jax_tensorarray._hlo.union_find import UnionFind
 from jax_tensorarray._lowering.build import (
-    astray,
+    at_positions,
     case,
     compare,
+    give_all_rows,
     integer,
-    of_positions,
+    is_out_of_bounds,
+    repeated,
+    rows_of_windows,
     splat,
     tensor,
     widened,
-    without_last,
 )
 from jax_tensorarray._lowering.calls import (
     CALLS,
     CHECKED,
     CHOSEN,
+    FALLBACK,
     IN_RANGE,
+    LENGTH,
     LOWERING,
     LOWERINGS,
     PREFIX,
     TAPE,
     UNORDERED,
     UPDATING,
-    WINDOW,
+    WHOLE,
     WITHOUT_KERNELS,
     chosen_row,
     config,
     index_sizes,
     is_ours,
+    length_of,
     lowering_of,
+    mask_of,
     may_raise,
+    opaque_zero_at,
     target,
-    unknown_at,
 )
 from jax_tensorarray._lowering.mlir import (
     LoopsAround,
@@ -77,10 +83,8 @@ from jax_tensorarray._lowering.mlir import (
     num_bytes,
     operands_of,
     operation,
-    repeats_along_last,
     terminator,
     walk,
-    window_of,
 )
 from jax_tensorarray._lowering.uses import Uses
 
@@ -116,14 +120,14 @@ def use_slices(functions: dict[str, Operation], *, platform: str | None, divided
         for function in functions.values()
         for block in blocks(function)
     ]
-    unmixed = _Unmixed(functions, chooser.in_loops)
+    conflicts = LayoutConflicts(functions, chooser.in_loops)
     for operations in chosen:
-        unmixed.add_depths(operations)
-    chosen = [unmixed.without_dear(operations) for operations in chosen]
+        conflicts.add_depths(operations)
+    chosen = [conflicts.without_dear(operations) for operations in chosen]
     for operations in chosen:
-        unmixed.add(operations)
+        conflicts.add(operations)
     for operations in chosen:
-        _Rewriter(chooser.barriers_hold).rewrite(unmixed.choices(operations))
+        _Rewriter(chooser.barriers_hold).rewrite(conflicts.choices(operations))
 
 
 def default_lowering() -> str:
@@ -148,7 +152,7 @@ class _Choice(NamedTuple):
     shared: int = 0  #: how many batch axes have one index for all examples
     by_windows: bool = False  #: its rows are one or several windows of consecutive rows
     at_once: bool = False  #: all rows are moved by one gather or one scatter
-    unknown: Value = None  #: a number that is 0, but XLA cannot see that
+    opaque_zero: Value = None  #: a number that is 0, but XLA cannot see that
     is_dear: bool = False  #: a call takes less time, as long as no other op has to be one too
 
 
@@ -175,7 +179,7 @@ class _Chooser:
             choice = _Choice(ordered=True, passes_on=True)
             return self._ordered(op, choice) if len(op.operands) > 1 and _has_elements(op.operands[0]) else None
         if name == "check":
-            return None if may_raise(op) else _Choice(drops=self._is_of_account(op))
+            return None if may_raise(op) else _Choice(drops=self._needs_mask(op))
         of_row = self._choose_row(op, name, is_tape)
         return of_row if of_row is None or not of_row.ordered else self._ordered(op, of_row)
 
@@ -183,9 +187,9 @@ class _Chooser:
         """Return the choice with what it takes to put reads before updates, or None if that is not there."""
         if self.barriers_hold:
             return choice
-        unknown = unknown_at(op)
+        opaque_zero = opaque_zero_at(op)
         is_dear = choice.does_both and num_bytes(op.operands[2]) > _MOST_BYTES
-        return None if unknown is None else choice._replace(unknown=unknown, is_dear=is_dear)
+        return None if opaque_zero is None else choice._replace(opaque_zero=opaque_zero, is_dear=is_dear)
 
     def _choose_row(self, op: Operation, name: str, is_tape: bool) -> _Choice | None:
         buffer, index = op.operands[:2]
@@ -204,17 +208,11 @@ class _Chooser:
             return None
         # If an example has finished its loop, its step is a row that no tape has.
         in_range = is_tape and (facts.strict or CHECKED in op.attributes)
-        drops = not in_range and self._is_of_account(op)
+        drops = not in_range and self._needs_mask(op)
         masked = bool(facts.masked)
-        may_be_windows = not masked or repeats_along_last(op.operands[len(CALLS[name].operands) - 1])
-        if WINDOW in op.attributes and may_be_windows:
-            shared, own = _shared_axes(_firsts(op), batch_dims)
-            positions, by_windows = own.type.shape, True
-        else:
-            shared, own = _shared_axes(index, batch_dims)
-            window = window_of(own, sizes[0]) if may_be_windows and not drops and len(sizes) == 1 else None
-            by_windows = window is not None and 0 < window.length <= sizes[0]
-            positions = own.type.shape if window is None else window.shape
+        (shared, own), length = _shared_axes(index, batch_dims), length_of(op)
+        by_windows = length is not None and (WHOLE in op.attributes or not drops)
+        positions = own.type.shape if by_windows or length is None else [*own.type.shape, length]
         if self.divided and shared < batch_dims:
             return None
         # A GPU visits many positions in a sorted order. The positions of one slice need not be sorted.
@@ -252,7 +250,7 @@ class _Chooser:
             return name == "read" and self.uses.is_never_updated(op.operands[0], op.block)
         return name in ("read", "write") or element not in ("bf16", "f16")
 
-    def _is_of_account(self, op: Operation) -> bool:
+    def _needs_mask(self, op: Operation) -> bool:
         """Return whether the index of `op` may be out of range with an effect that anybody can see.
 
         Nobody can see it if it has been recorded on a CPU, which raises before it returns anything. A GPU returns
@@ -288,7 +286,7 @@ def _is_alone(update: Operation, *, reads_too: bool) -> bool:
     return len(uses) == 1 and operation(uses[0].owner) == terminator(buffer.owner)
 
 
-class _Unmixed:
+class LayoutConflicts:
     """Drops choices so that no buffer passes from a slice to a call in a loop, or the other way round.
 
     A call demands a layout. If a barrier has left the layout to XLA, XLA makes sure of it with a copy for an update by
@@ -372,16 +370,16 @@ class _Rewriter:
     """Rewrites the chosen calls of one block, in order.
 
     Reads of a buffer come before its update, in one of two ways. Each gives the buffer that is there afterwards and a
-    number for the index of the update: an optimization barrier, behind which the buffer is another value, or a number
+    number for the index of the update: an optimization barrier, after which the buffer is another value, or a number
     that is 0.
     """
 
     def __init__(self, barriers_hold: bool) -> None:
         self.barriers_hold = barriers_hold
         self.passed: dict[Value, Value] = {}
-        self.behind: dict[Value, set[Value]] = {}  #: of a buffer from a barrier: rows that have been read before it
+        self.read_before: dict[Value, set[Value]] = {}  #: by buffer: the rows read before it
         self.tokens: dict[Value, Value] = {}
-        self.unknown: Value = None
+        self.opaque_zero: Value = None
 
     def rewrite(self, operations: Sequence[tuple[Operation, _Choice | None]]) -> None:
         for op, choice in operations:
@@ -389,11 +387,13 @@ class _Rewriter:
                 if value in self.passed:
                     user.operands[number] = self.passed[value]
             if choice is None:
-                for name in (LOWERING, CHECKED, IN_RANGE, CHOSEN, UNORDERED, WINDOW):
+                for name in (LOWERING, CHECKED, IN_RANGE, CHOSEN, UNORDERED, WHOLE):
                     if name in op.attributes:
                         del op.attributes[name]
+                if LENGTH in op.attributes and FALLBACK not in op.attributes:
+                    give_all_rows(op)
                 continue
-            self.unknown = choice.unknown
+            self.opaque_zero = choice.opaque_zero
             with ir.InsertionPoint(op), op.location:
                 results = _REWRITES.get(target(op).removeprefix(PREFIX), _Rewriter.combine)(self, op, choice)
             for old, new in zip(op.results, results, strict=True):
@@ -402,14 +402,14 @@ class _Rewriter:
 
     def after(self, buffer: Value, readers: Sequence[Value]) -> tuple[Value, Value | None]:
         """Return the buffer after the readers, and a number for the index of an update, or None."""
-        before = self.behind.get(buffer, set())
+        before = self.read_before.get(buffer, set())
         readers = [r for r in readers if r not in before]
         if not readers:
             return buffer, None
         if self.barriers_hold:
             passed = list(hlo.optimization_barrier([buffer, *readers]))
             self.passed.update(zip([buffer, *readers], passed, strict=True))
-            self.behind[passed[0]] = before.union(passed[1:])
+            self.read_before[passed[0]] = before.union(passed[1:])
             return passed[0], None
         tokens = [self.tokens[r] if r in self.tokens else self._token_of(r) for r in readers if 0 not in r.type.shape]
         return buffer, functools.reduce(hlo.add, tokens) if tokens else None
@@ -435,7 +435,7 @@ class _Rewriter:
             rows = _reshaped(read(buffer), [n for n in of.shape if n != 1])
             buffer, token = self.after(buffer, [rows])
             result = _reshaped(self.passed[rows], of.shape)
-            self.behind[buffer].add(result)
+            self.read_before[buffer].add(result)
             return buffer, token, result
         number = integer(32)
         rows, token = self._branch(
@@ -448,7 +448,7 @@ class _Rewriter:
 
     def _branch(self, types: Sequence[ir.Type], *branches: Callable[[], Sequence[Value]]) -> Sequence[Value]:
         """Return what the first of two branches makes. It is the one that is run, but XLA does not know that."""
-        is_other = compare(self.unknown, splat(self.unknown.type, 0), "NE")
+        is_other = compare(self.opaque_zero, splat(self.opaque_zero.type, 0), "NE")
         return case(hlo.convert(integer(32), is_other), types, branches)
 
     def _token_of(self, value: Value) -> Value:
@@ -485,7 +485,7 @@ class _Rewriter:
         buffer, waits = self.after(op.operands[0], readers)
         value = self.passed.get(value, value)
         for access in reversed(accesses) if config(op).reverse else accesses:
-            new, tokens = access.of_positions(value), [waits]
+            new, tokens = access.part_of(value), [waits]
             if choice.does_both:
                 if choice.ordered:
                     buffer, token, old = self.read_first(buffer, new.type, access.row_of)
@@ -496,7 +496,7 @@ class _Rewriter:
                 new = new if combine is None else combine(old, new)
                 new = new if access.mask is None else hlo.select(access.mask, new, old)
                 taken[access.place] = access.taken(old)
-            buffer = access.behind(tokens).with_row(buffer, new)
+            buffer = access.after(tokens).with_row(buffer, new)
         if len(op.results) == 1:
             return [buffer]
         return [buffer, _joined([taken[access.place] for access in accesses], op.results[1].type, choice.shared)]
@@ -536,7 +536,7 @@ class _Rewriter:
         first = _Access(0, (), (splat(number, 0),) * rank, (1,) * rank, None, 0)
         of = tensor(first.shape, buffer.type.element_type)
         _, own, element = self.read_first(buffer, of, first.row_of)
-        return [first.behind([token, own]).with_row(buffer, element)]
+        return [first.after([token, own]).with_row(buffer, element)]
 
     def check(self, op: Operation, choice: _Choice) -> list[Value]:
         index, size = op.operands
@@ -544,7 +544,7 @@ class _Rewriter:
         row = hlo.convert(result, index)
         if not choice.drops:
             return [row]
-        return [hlo.select(astray(index, of_positions(size, result.shape)), splat(result, -1), row)]
+        return [hlo.select(is_out_of_bounds(index, at_positions(size, result.shape)), splat(result, -1), row)]
 
 
 #: The rewriters of calls that do not say how they combine two rows.
@@ -574,13 +574,13 @@ class _Access(NamedTuple):
     """One slice of a buffer: a row, or the rows of one index in all examples that share it."""
 
     shared: int  #: number of outermost batch axes whose examples share it
-    place: tuple[int, ...]  #: of the index, behind these axes
+    place: tuple[int, ...]  #: of the index, after these axes
     start: tuple[Value, ...]
     shape: tuple[int, ...]
     mask: Value | None  #: of that shape: False where the op does nothing
     axis: int  #: the axis of the rows
 
-    def behind(self, tokens: Sequence[Value | None]) -> "_Access":
+    def after(self, tokens: Sequence[Value | None]) -> "_Access":
         """Return the same access, once the tokens, which are 0, are there."""
         start = list(self.start)
         for token in tokens:
@@ -599,7 +599,7 @@ class _Access(NamedTuple):
         """Return the row as the op returns it: zeros where the op does nothing."""
         return row if self.mask is None else hlo.select(self.mask, row, splat(row.type, 0))
 
-    def of_positions(self, value: Value) -> Value:
+    def part_of(self, value: Value) -> Value:
         """Return the part of an operand `[*batch, *I, *row]` that belongs here."""
         return _part(value, self.shared, self.place, self.shape)
 
@@ -610,11 +610,8 @@ def _accesses(op: Operation, choice: _Choice) -> tuple[list[_Access], Sequence[V
     of_sorting = bool(config(op).sorted)
     operands, readers = list(op.operands), op.operands[len(call.operands) - (not choice.masked) + of_sorting :]
     buffer, batch_dims = operands[0], config(op).batch_dims or 0
-    where = operands[len(call.operands) - 1] if choice.masked else None
     rows = index_sizes(op)
-    index, length = _index_and_length(op, choice)
-    if length is not None and where is not None:
-        where = without_last(operation(where.owner))
+    index, where, length = _positions(op, choice)
     size, shape = math.prod(rows), buffer.type.shape
     batch, inner, elem = shape[: choice.shared], batch_dims - choice.shared, shape[batch_dims + len(rows) :]
     sizes = (*batch, *[1] * (inner + len(rows) - 1), length or 1, *elem)
@@ -626,7 +623,7 @@ def _accesses(op: Operation, choice: _Choice) -> tuple[list[_Access], Sequence[V
         row = widened(_part(index, 0, place, ()), size)
         mask = None if where is None else _part(where, choice.shared, place, batch)
         if choice.drops:
-            inside = hlo.not_(astray(row, size)) if is_inside is None else _part(is_inside, 0, place, ())
+            inside = hlo.not_(is_out_of_bounds(row, size)) if is_inside is None else _part(is_inside, 0, place, ())
             inside = inside if mask is None else hlo.broadcast_in_dim(mask.type, inside, mlir.dense_int_array([]))
             mask = inside if mask is None else hlo.and_(mask, inside)
         if mask is not None:
@@ -657,21 +654,18 @@ class _AtOnce(NamedTuple):
     def of(cls, op: Operation, choice: _Choice) -> "_AtOnce":
         call, facts, sizes = CALLS[target(op).removeprefix(PREFIX)], config(op), index_sizes(op)
         batch_dims, count = facts.batch_dims or 0, len(call.operands)
-        mask = op.operands[count - 1] if choice.masked else None
         readers = list(op.operands)[count - (not choice.masked) + bool(facts.sorted) :]
         shared = 0 if choice.masked else choice.shared  # an example may have a mask of its own
-        index, length = _index_and_length(op, choice)
+        index, mask, length = _positions(op, choice)
         if shared < choice.shared:
             batch = op.operands[1].type.shape[: choice.shared]
             whole = tensor([*batch, *index.type.shape], index.type.element_type)
             dims = mlir.dense_int_array(range(len(batch), whole.rank))
             index = hlo.broadcast_in_dim(whole, index, dims)
-        if length is not None and mask is not None:
-            mask = without_last(operation(mask.owner))
         is_inside, index = _inside(op, index)
         row = widened(index, math.prod(sizes))
         if choice.drops:
-            inside = hlo.not_(astray(row, math.prod(sizes))) if is_inside is None else is_inside
+            inside = hlo.not_(is_out_of_bounds(row, math.prod(sizes))) if is_inside is None else is_inside
             mask = inside if mask is None else hlo.and_(mask, inside)
         return cls(sizes, row, mask, shared, batch_dims - shared, length, bool(facts.reverse), readers)
 
@@ -749,19 +743,14 @@ class _AtOnce(NamedTuple):
         return _reshaped(op.results[0], buffer.type.shape)
 
 
-def _firsts(op: Operation) -> Value:
-    """Return the first number of each window of a call that has only these."""
-    return without_last(operation(operands_of(op.operands[1], "add")[0].owner))
-
-
-def _index_and_length(op: Operation, choice: _Choice) -> tuple[Value, int | None]:
-    """Return the index without axes whose examples share it, and for windows their firsts and their length."""
-    batch_dims = config(op).batch_dims or 0
-    if choice.by_windows and WINDOW in op.attributes:
-        return _shared_axes(_firsts(op), batch_dims)[1], op.operands[1].type.shape[-1]
-    _, index = _shared_axes(op.operands[1], batch_dims)
-    window = window_of(index, index_sizes(op)[0]) if choice.by_windows else None
-    return (index, None) if window is None else (without_last(window.repeated), window.length)
+def _positions(op: Operation, choice: _Choice) -> tuple[Value, Value | None, int | None]:
+    """Return the index without axes whose examples share it, the mask, and the length if windows are moved whole."""
+    _, index = _shared_axes(op.operands[1], config(op).batch_dims or 0)
+    mask, length = mask_of(op), length_of(op)
+    if length is None or choice.by_windows:
+        return index, mask, length
+    mask = None if mask is None else repeated(mask, length)
+    return rows_of_windows(index, length, math.prod(index_sizes(op))), mask, None
 
 
 def _inside(op: Operation, index: Value) -> tuple[Value | None, Value]:

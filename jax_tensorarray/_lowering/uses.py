@@ -1,6 +1,6 @@
 """Find the row ops that need no order: what is read of a buffer is for its next update only, or there is none.
 
-XLA cannot read behind an update what the update is made of. So nothing has to be put between the two, neither a barrier
+XLA cannot read after an update what the update is made of. So nothing has to be put between the two, neither a barrier
 nor a branch, and XLA may fuse them.
 """
 
@@ -19,7 +19,7 @@ from jax_tensorarray._lowering.mlir import (
     terminator,
     walk,
 )
-from jax_tensorarray._lowering.ownership import Module
+from jax_tensorarray._lowering.ownership import Ownership
 
 #: What XLA for CPUs makes once, however many other operations use it: it repeats what it holds for cheap, also a sine.
 #: Quotients, powers and products are not here, as XLA may make cheap operations of them.
@@ -32,7 +32,7 @@ _MADE_ONCE = frozenset(
 )
 
 
-def mark_unordered(functions: dict[str, Operation], platform: str, *, barriers_hold: bool) -> None:
+def mark_unordered(functions: dict[str, Operation], platform: str | None, barriers_hold: bool) -> None:
     """Mark every read and every update that needs no order.
 
     On a CPU a row needs none either if all that is made of it, but for the update, is made of what XLA makes once,
@@ -52,7 +52,7 @@ class Uses:
     def __init__(
         self, functions: dict[str, Operation], made_once: frozenset[str] = frozenset(), *, barriers_hold: bool = False
     ) -> None:
-        self.module, self.callers = Module(functions), callers_of(functions)
+        self.ownership, self.callers = Ownership(functions), callers_of(functions)
         self.made_once, self.barriers_hold = made_once, barriers_hold
         self.updated: dict[Operation, set[Value]] = {}  # by the last operation of a block
         self.for_itself: dict[Value, bool] = {}
@@ -68,7 +68,7 @@ class Uses:
             return is_inside(value, inside)
         owner = operation(value.owner.owner)
         if owner.name == "stablehlo.while":
-            return value.arg_number in self.module.invariants(owner)
+            return value.arg_number in self.ownership.invariants(owner)
         if owner.name == "func.func":
             callers = self.callers[owner.attributes["sym_name"].value]
             return all(self.is_never_updated(call.operands[value.arg_number], call.block) for call in callers)
@@ -83,7 +83,7 @@ class Uses:
         key = terminator(block)
         if key not in self.updated:
             uses = (use for op in block.operations for use in nested_operands(operation(op)))
-            self.updated[key] = {value for user, number, value in uses if self.module.owns(user, number)}
+            self.updated[key] = {value for user, number, value in uses if self.ownership.owns(user, number)}
         return self.updated[key]
 
     def is_for_update(self, read: Operation) -> bool:
@@ -95,7 +95,7 @@ class Uses:
         """Return whether all that is read of a version of a buffer is for the one update that follows."""
         if buffer not in self.for_itself:
             self.for_itself[buffer] = False
-            owners = [(op, number) for op, number in _users(buffer) if self.module.owns(op, number)]
+            owners = [(op, number) for op, number in _users(buffer) if self.ownership.owns(op, number)]
             self.for_itself[buffer] = len(owners) == 1 and self._is_for(*owners[0], block)
         return self.for_itself[buffer]
 
@@ -108,8 +108,9 @@ class Uses:
         if target(op) in UPDATING and not all(self._goes_on(*use) for use in _users(op.results[0])):
             return False  # XLA would fuse the update with what takes all of the buffer, into an array of its own
         if not isinstance(buffer, ir.BlockArgument):
-            # Where no barrier holds, XLA would make this version once more in each fusion that reads it.
-            is_updated = not self.barriers_hold and target(operation(buffer.owner)) in UPDATING
+            # Where no barrier holds, XLA would make this version once more in each other fusion that reads it.
+            is_updated = target(operation(buffer.owner)) in UPDATING and not self.barriers_hold
+            is_updated &= len(_users(buffer)) > 1
             return self._is_left_alone(buffer) and not is_updated
         if buffer.owner != block:
             return False
@@ -118,13 +119,13 @@ class Uses:
 
     def _goes_on(self, op: Operation, number: int) -> bool:
         """Return whether a version of a buffer leaves the block there, or rows of it are read or updated."""
-        return not op.results or self.module.owns(op, number)
+        return not op.results or self.ownership.owns(op, number)
 
     def _is_left_alone(self, result: Value) -> bool:
         """Return whether a function that made this version reads nothing of it."""
         if (name := callee(operation(result.owner))) is None:
             return True
-        made = terminator(entry(self.module.functions[name])).operands[ir.OpResult(result).result_number]
+        made = terminator(entry(self.ownership.functions[name])).operands[ir.OpResult(result).result_number]
         return len(list(made.uses)) == 1 and (isinstance(made, ir.BlockArgument) or self._is_left_alone(made))
 
     def _reach_only(self, buffer: Value, update: Operation) -> bool:
@@ -144,7 +145,7 @@ class Uses:
                     found.add(op)
                     if op.name in self.made_once and self._reaches(op, update):
                         continue
-                    same = self.module.invariants(op) if op.name == "stablehlo.while" else ()
+                    same = self.ownership.invariants(op) if op.name == "stablehlo.while" else ()
                     stack.extend(x for k, x in enumerate(op.results) if k not in same or op.operands[k] == value)
         return True
 

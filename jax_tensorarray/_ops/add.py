@@ -43,7 +43,7 @@ def ta_add(
             of NumPy does. Duplicates are added in order.
         value: broadcast to `[*I, *elem]`, and converted to the dtype of `buffer` if that loses nothing.
         axis: the axis of the rows, or the first axis that a tuple addresses: 1 for `buffer[:, index]`.
-        length: None, or the number of consecutive rows from each index on, which become an axis behind `I`.
+        length: None, or the number of consecutive rows from each index on, which become an axis after `I`.
         where: bool, broadcast to `I`. Rows where it is False are not touched.
         mode: what an index outside `[0, T)` does, negative ones included: "error" raises, "drop" skips the row.
             None is "error", but "drop" for an index that `jax.vmap` batches.

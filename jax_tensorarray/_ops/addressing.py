@@ -2,7 +2,7 @@
 
 An index addresses rows along one axis. With `axis`, the axes before it are batch axes, and all of them share the
 index. A tuple addresses several axes, and becomes one index that counts their rows. With `length`, each index is the
-first of that many rows: the index gets one more axis, which `_lowering.mlir.window_of` recognises.
+first of that many rows. Those that a tuple addresses are counted one by one.
 """
 
 import math
@@ -15,15 +15,15 @@ import numpy as np
 from jax import lax
 
 from jax_tensorarray._lowering.mlir import INT32_MAX
-from jax_tensorarray._ops import arguments
+from jax_tensorarray._ops import arguments, reference
 from jax_tensorarray._ops.arguments import Index
 from jax_tensorarray._ops.check import ta_check
-from jax_tensorarray._ops.primitive import Params, row_params
+from jax_tensorarray._ops.primitive import Params, row_params, window_axes
 
 Array = jax.Array
 
 
-class Rows(NamedTuple):
+class RowOperands(NamedTuple):
     """The operands of a row op except the value, and its parameters."""
 
     op: str
@@ -43,7 +43,8 @@ class Rows(NamedTuple):
         The value is broadcast to `[*batch, *I, *elem]` and gets the dtype of the buffer.
         """
         batch_dims, index_dims = self.params["batch_dims"], self.params["index_dims"]
-        rows = arguments.as_value(self.op, value, self.buffer, self.at.shape, batch_dims, index_dims)
+        shape = (*self.at.shape, *window_axes(self.params["length"]))
+        rows = arguments.as_value(self.op, value, self.buffer, shape, batch_dims, index_dims)
         return (self.buffer, self.at, rows, *self.where)
 
 
@@ -57,12 +58,12 @@ def rows(
     where: Any = None,
     mode: str | None = None,
     lowering: str = "auto",
-) -> Rows:
+) -> RowOperands:
     """Return the rows that `op` is for, from the arguments that all such ops have."""
     arguments.check_lowering(op, lowering)
     if length is None and type(axis) is int and axis == 0 and not isinstance(index, tuple):
         buffer, index, mask, mode = arguments.row_operands(op, buffer, index, where, mode)
-        return Rows(op, buffer, index, mask, row_params(op, mode, lowering=lowering))
+        return RowOperands(op, buffer, index, mask, row_params(op, mode, lowering=lowering))
 
     buffer, mode = arguments.as_buffer(op, buffer), arguments.as_mode(op, mode)
     masked = where is not None and where is not True
@@ -70,27 +71,32 @@ def rows(
     parts = _as_parts(op, index, axis, buffer)
     sizes = buffer.shape[axis : axis + len(parts)]
     names = [op if len(parts) == 1 and axis == 0 else f"{op}(axis={axis + k})" for k in range(len(parts))]
-    found = [arguments.as_index(*each, mode, masked=masked) for each in zip(names, parts, sizes, strict=True)]
+    length = None if length is None else _as_length(op, length, axis + len(parts) - 1, buffer)
+    lengths = [*[1] * (len(parts) - 1), length or 1]
+    found = [
+        arguments.as_index(name, part, size, mode, masked=masked, length=most)
+        for name, part, size, most in zip(names, parts, sizes, lengths, strict=True)
+    ]
     shape = _common_shape(op, [part.shape for part, _ in found])
     mask = arguments.as_where(op, where, shape)
-    if length is not None:
-        length = _as_length(op, length, axis + len(parts) - 1, buffer)
-        found = [(part[..., None], left) for part, left in found[:-1]]
-        found.append(_windows(names[-1], parts[-1], length, sizes[-1], mode, masked=masked))
+    if length == 0 or (length and len(parts) > 1):
+        *others, (first, left) = found
+        found = [*((part[..., None], mode) for part, mode in others), (_every_row(first, length), left)]
         shape = (*shape, length)
         mask = tuple(lax.broadcast_in_dim(m, shape, range(m.ndim)) for m in mask)
+        length = None
     if len(parts) == 1:
         ((at, mode),) = found
     else:
         at, mode = _counted(op, names, found, sizes, shape, mask, mode), "drop"
     batch = buffer.shape[:axis]
     if 0 in batch:
-        at = _for_none(batch, names, found, sizes, shape, mask)
+        at = _for_none(batch, names, found, sizes, shape, length, mask)
         masks = [_for_each(batch, m) for m in mask]
     else:
         at, *masks = (_for_each(batch, x) for x in (at, *mask))
-    params = row_params(names[0], mode, lowering=lowering, batch_dims=axis, index_dims=len(parts))
-    return Rows(op, buffer, at, tuple(masks), params)
+    params = row_params(names[0], mode, lowering=lowering, batch_dims=axis, index_dims=len(parts), length=length)
+    return RowOperands(op, buffer, at, tuple(masks), params)
 
 
 def _as_axis(op: str, axis: Any, buffer: Array) -> int:
@@ -129,22 +135,12 @@ def _common_shape(op: str, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]
         raise ValueError(f"{op}: index has parts of shapes {texts}, which do not fit each other") from None
 
 
-def _windows(
-    op: str, first: Any, length: int, size: int, mode: str | None, *, masked: bool
-) -> tuple[Index, str | None]:
-    """Return the consecutive numbers that start at each entry of an index, and the mode that is left to check."""
-    known = arguments.as_known(op, first)
-    if known is not None:
-        return arguments.as_index(op, known[..., None] + np.arange(length), size, mode, masked=masked)
-    array, mode = arguments.as_index(op, first, size, mode, masked=masked)
-    if jnp.iinfo(array.dtype).bits < 32:
-        array = jnp.asarray(array, jnp.int32)
-    shape = (*array.shape, length)
-    firsts = lax.broadcast_in_dim(array, shape, range(array.ndim))
-    numbers = firsts + lax.broadcasted_iota(array.dtype, shape, array.ndim)
-    if mode != "error" and jnp.iinfo(array.dtype).min == 0:
-        numbers = jnp.where(numbers < firsts, firsts, numbers)  # a number that wraps to 0 is out of range
-    return numbers, mode
+def _every_row(first: Index, length: int) -> Index:
+    """Return the consecutive numbers that start at each entry of an index."""
+    if isinstance(first, jax.Array):
+        return reference.rows_of_windows(length, first)[0]
+    bounded = np.asarray(np.minimum(first.astype(object), 2**62), np.int64)  # an uint64 may be larger than any int64
+    return bounded[..., None] + np.arange(length)
 
 
 def _counted(
@@ -191,6 +187,7 @@ def _for_none(
     found: Sequence[tuple[Any, str | None]],
     sizes: Sequence[int],
     shape: tuple[int, ...],
+    length: int | None,
     mask: Sequence[Array],
 ) -> Any:
     """Return the index for a batch of no buffers. It has no numbers, but a stray one is an error all the same.
@@ -203,6 +200,7 @@ def _for_none(
     for name, (part, mode), size in zip(names, found, sizes, strict=True):
         if mode != "drop":
             index = jnp.broadcast_to(part, shape)
-            rows = ta_read_p.bind(jnp.zeros((size, 0), jnp.int32), index, *mask, **row_params(name, mode))
+            params = row_params(name, mode, length=length)
+            rows = ta_read_p.bind(jnp.zeros((size, 0), jnp.int32), index, *mask, **params)
             at += rows.reshape(at.shape)
     return at

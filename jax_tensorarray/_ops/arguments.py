@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tensorarray._lowering.calls import LOWERINGS
+from jax_tensorarray._lowering.mlir import INT32_MAX
 
 Array = jax.Array
 
 #: A known index stays in NumPy: JAX takes longer to make an array of it than to write a row.
 Index = jax.Array | np.ndarray[Any, Any]
 
-_INT32_MAX = np.iinfo(np.int32).max
 
 _short = reprlib.Repr()
 _short.maxother = _short.maxstring = 80
@@ -125,14 +125,17 @@ def check_lowering(op: str, lowering: str) -> None:
         raise ValueError(f'{op}: lowering must be "auto", "ffi" or "xla", got {lowering!r}')
 
 
-def as_index(op: str, index: Any, size: int, mode: str | None, *, masked: bool) -> tuple[Index, str | None]:
+def as_index(
+    op: str, index: Any, size: int, mode: str | None, *, masked: bool, length: int = 1
+) -> tuple[Index, str | None]:
     """Return an integer index, and the mode that is left to check at run time.
 
-    Indices known while tracing are checked here. `masked` says that a `where` decides at run time which of them count.
+    Indices known while tracing are checked here; each is the first of `length` rows. `masked` says that a `where`
+    decides at run time which of them count.
     """
     array = _index_like(op, index)
     if not isinstance(array, jax.Array):
-        return _as_constant_index(op, array, size, mode, masked=masked)
+        return _as_constant_index(op, array, size, mode, masked=masked, length=length)
     _check_integer(op, array.dtype)
     packed = array.dtype.kind == "V" and jnp.iinfo(array.dtype).bits < 8
     return array.astype(jnp.int32) if packed else array, mode
@@ -161,27 +164,24 @@ def _index_like(op: str, index: Any) -> Any:
     return index
 
 
-def as_known(op: str, index: Any) -> np.ndarray[Any, Any] | None:
-    """Return the integers of an index that is known while tracing; None for any other."""
-    array = _index_like(op, index)
-    return None if isinstance(array, jax.Array) else _as_integers(op, array)
-
-
 _MASK = "; a mask is given by where"
 
 
-def _as_constant_index(op: str, index: Any, size: int, mode: str | None, *, masked: bool) -> tuple[Index, str | None]:
+def _as_constant_index(
+    op: str, index: Any, size: int, mode: str | None, *, masked: bool, length: int
+) -> tuple[Index, str | None]:
     values = _as_integers(op, index)
-    stray = np.asarray((values < 0) | (values >= size), bool)
+    stray = np.asarray((values < 0) | (values >= size - length + 1), bool)
     if not stray.any():
         mode = "drop"  # nothing is left to check
     elif mode != "drop" and not masked:
-        raise IndexError(out_of_range(op, values[stray][0], size))
+        first = values[stray][0]
+        raise IndexError(out_of_range(op, size if 0 <= first < size else first, size))
     low, high = (int(values.min()), int(values.max())) if values.size else (0, 0)
     for dtype in (np.int32, np.uint32, *((np.int64, np.uint64) if jax.config.jax_enable_x64 else ())):
         if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max:
             return values.astype(dtype), mode
-    # No dtype holds them all. A number that the widest cannot hold is out of range, and becomes -1.
+    # No dtype holds them all. A number that the widest cannot hold is out of range, and becomes the least.
     limits = np.iinfo(np.int64 if jax.config.jax_enable_x64 else np.int32)
     fits = np.asarray((values >= limits.min) & (values <= limits.max), bool)
     if not (fits | stray).all():
@@ -189,7 +189,7 @@ def _as_constant_index(op: str, index: Any, size: int, mode: str | None, *, mask
             f"{op}: index {values[~(fits | stray)][0]} does not fit into the integers that JAX has by default; "
             'jax.config.update("jax_enable_x64", True) gives it larger ones'
         )
-    narrow = np.full(values.shape, -1, limits.dtype)
+    narrow = np.full(values.shape, limits.min, limits.dtype)
     narrow[fits] = values[fits].astype(limits.dtype)
     return narrow, mode
 
@@ -299,7 +299,7 @@ def as_size(op: str, size: Any, name: str = "size") -> Array:
     if isinstance(size, np.ndarray) and not size.ndim:
         size = size[()]
     if isinstance(size, int | np.integer) and not isinstance(size, bool):
-        return jnp.asarray(max(min(int(size), _INT32_MAX), -1), jnp.int32)
+        return jnp.asarray(max(min(int(size), INT32_MAX), -1), jnp.int32)
     array = _as_array(op, name, size, "an integer")
     if not jnp.issubdtype(array.dtype, jnp.integer):
         raise TypeError(f"{op}: {name} must have an integer dtype, got {array.dtype}")

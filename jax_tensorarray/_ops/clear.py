@@ -56,7 +56,7 @@ ta_clear_p = make_primitive(
     linear_in=(0,),
     transpose=_transpose,
     batch=batch_operands,
-    inactive=lambda active, buffer, start, stop: (buffer, start, jnp.where(active, stop, start)),
+    noop_operands=lambda active, buffer, start, stop: (buffer, start, jnp.where(active, stop, start)),
     reference=reference.clear,
     kernel=simple_kernel("clear", ("buffer", "bound", "bound"), ("buffer",)),
 )

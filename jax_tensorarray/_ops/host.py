@@ -1,6 +1,6 @@
 """`ta_host_read` and `ta_host_write`: rows of a tape in host memory. `ta_place` moves rows there and back.
 
-Internal: the tapes of loops with `offload=True`. The type of a tape says where it is (`jax.memory.Space.Host`). XLA
+Internal: the tapes of `Tape(offload=True)`. The type of a tape says where it is (`jax.memory.Space.Host`). XLA
 moves only slices between the two memories. So there are no gathers and no scatters, and all examples of a batch are at
 the same row.
 
@@ -20,7 +20,7 @@ from jax.interpreters import ad, batching, mlir, xla
 from jax_tensorarray import _compat
 from jax_tensorarray._ops.empty import empty_like
 from jax_tensorarray._ops.primitive import (
-    INACTIVE,
+    NOOP_OPERANDS,
     Array,
     is_zero,
     like_buffer,
@@ -215,4 +215,4 @@ ta_host_write_p = _primitive("ta_host_write", _write_abstract_eval, _write)
 ad.primitive_jvps[ta_host_write_p] = _write_jvp
 ad.primitive_transposes[ta_host_write_p] = nonzero_transpose(_write_transpose)
 batching.primitive_batchers[ta_host_write_p] = functools.partial(_batch, ta_host_write_p)
-INACTIVE[ta_host_write_p] = lambda _, *operands: operands  # a row that is not read
+NOOP_OPERANDS[ta_host_write_p] = lambda _, *operands: operands  # a row that is not read

@@ -12,7 +12,6 @@ from jax_tensorarray._compat import hlo
 from jax_tensorarray._ops import addressing, reference
 from jax_tensorarray._ops.add import ta_add_p
 from jax_tensorarray._ops.primitive import (
-    ROW_OPS,
     Array,
     Params,
     batch_rows,
@@ -22,7 +21,6 @@ from jax_tensorarray._ops.primitive import (
     make_primitive,
     row_kernel,
     row_params,
-    with_windows,
     zero_tangent,
 )
 from jax_tensorarray._ops.read import ta_read_p
@@ -52,7 +50,7 @@ def ta_max(
             of NumPy does. Of duplicates the largest stays.
         value: broadcast to `[*I, *elem]`, and converted to the dtype of `buffer` if that loses nothing.
         axis: the axis of the rows, or the first axis that a tuple addresses: 1 for `buffer[:, index]`.
-        length: None, or the number of consecutive rows from each index on, which become an axis behind `I`.
+        length: None, or the number of consecutive rows from each index on, which become an axis after `I`.
         where: bool, broadcast to `I`. Rows where it is False are not touched.
         mode: what an index outside `[0, T)` does, negative ones included: "error" raises, "drop" skips the row.
             None is "error", but "drop" for an index that `jax.vmap` batches.
@@ -96,7 +94,7 @@ def _jvp(primals: Any, tangents: Any, **params: Unpack[Params]) -> Any:
     if is_zero(buffer_dot) and is_zero(value_dot):
         return out, zero_tangent(out)
     if params["length"] is not None:
-        index, *where = with_windows(ROW_OPS[ta_read_p], index, *where, length=params["length"])
+        index, *where = reference.rows_of_windows(params["length"], index, *where)
         params["length"] = None
     old, new = (ta_read_p.bind(b, index, *where, **params) for b in (buffer, out))
     keeps, wins = old == new, value == new  # NaN is equal to nothing: it has no derivative, as in jnp.maximum

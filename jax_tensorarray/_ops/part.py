@@ -103,7 +103,7 @@ ta_read_part_p = make_primitive(
     abstract_eval=_read_abstract_eval,
     jvp=_read_jvp,
     batch=batch_operands,
-    inactive=_no_parts,
+    noop_operands=_no_parts,
     reference=_read_in_plain_jax,
     kernel=simple_kernel("read_part", ("buffer", "bound", "parts"), ("parts of a row",)),
 )
@@ -113,7 +113,7 @@ ta_write_part_p = make_primitive(
     abstract_eval=_write_abstract_eval,
     jvp=_write_jvp,
     batch=batch_operands,
-    inactive=_no_parts,
+    noop_operands=_no_parts,
     reference=_write_in_plain_jax,
     kernel=simple_kernel("write_part", ("buffer", "bound", "parts of a row", "parts"), ("buffer",)),
 )

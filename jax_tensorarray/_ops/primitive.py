@@ -25,10 +25,22 @@ from jax.interpreters import ad, batching, mlir, xla
 from jax.sharding import PartitionSpec
 
 from jax_tensorarray import _compat, _kernels
-from jax_tensorarray._lowering.calls import LOWERING, PREFIX, WINDOW, WITHOUT_KERNELS, Call, declare, is_ours, mark
+from jax_tensorarray._lowering.build import give_all_rows
+from jax_tensorarray._lowering.calls import (
+    LENGTH,
+    LOWERING,
+    PREFIX,
+    WHOLE,
+    WITHOUT_KERNELS,
+    Call,
+    declare,
+    is_ours,
+    mark,
+)
 from jax_tensorarray._lowering.fallback import add as add_fallback
 from jax_tensorarray._lowering.mlir import operation
 from jax_tensorarray._ops import sorting
+from jax_tensorarray._ops.reference import rows_of_windows
 
 Array = Any
 
@@ -37,8 +49,9 @@ class Params(TypedDict):
     """The parameters that a row op is bound with."""
 
     batch_dims: int  #: leading axes that buffer, index, value and where share
-    index_dims: int  #: number of axes behind these whose rows an index counts, the last one fastest
-    length: int | None  #: each index is the first of so many rows of the last of these axes, or all are out of range
+    index_dims: int  #: number of axes after these whose rows an index counts, the last one fastest
+    length: int | None  #: each index is the first of so many rows of the last of these axes
+    whole: bool  #: all rows of such a window are in range, or all are out of range
     mode: str | None  #: "error", "drop", or None: "error" unless vmap batches the index
     reverse: bool  #: walk the positions of the index last to first
     op: str  #: the public op that the user called, for messages
@@ -53,6 +66,7 @@ def row_params(
     batch_dims: int = 0,
     index_dims: int = 1,
     length: int | None = None,
+    whole: bool = False,
     reverse: bool = False,
 ) -> Params:
     """Return the parameters that the public op `op` binds a primitive with."""
@@ -60,6 +74,7 @@ def row_params(
         "batch_dims": batch_dims,
         "index_dims": index_dims,
         "length": length,
+        "whole": whole,
         "mode": mode,
         "reverse": reverse,
         "op": op,
@@ -73,7 +88,7 @@ ROW_OPS: dict[Primitive, Call] = {}
 #: By other ops that touch some rows only: maps whether an example is active, and the operands, to operands with which
 #: an example that is not active touches no row that is read. If the result has the type of the first operand, it is
 #: updated.
-INACTIVE: dict[Primitive, Callable[..., Sequence[Array]]] = {}
+NOOP_OPERANDS: dict[Primitive, Callable[..., Sequence[Array]]] = {}
 
 
 class RowPrimitive(Primitive):
@@ -105,7 +120,7 @@ def make_primitive(
     batch: Callable[..., Any] | None = None,
     reference: Callable[..., Any],
     kernel: Callable[..., Any] | None = None,
-    inactive: Callable[..., Sequence[Array]] | None = None,
+    noop_operands: Callable[..., Sequence[Array]] | None = None,
     checks: Callable[..., Any] | None = None,
     multiple_results: bool = False,
 ) -> Primitive:
@@ -113,8 +128,8 @@ def make_primitive(
 
     An op that is linear in some of its operands together, `linear_in`, needs no `jvp`. `transpose` is called
     with cotangents that are not all zero. `reference` is the meaning in plain JAX or in other ops, and the
-    lowering where there is no kernel. `kernel` lowers to a call of a kernel on a `platform`. `inactive` is for
-    `INACTIVE`. `checks` is what `checkify` looks at besides the index.
+    lowering where there is no kernel. `kernel` lowers to a call of a kernel on a `platform`. `noop_operands` is for
+    `NOOP_OPERANDS`. `checks` is what `checkify` looks at besides the index.
     """
     primitive = RowPrimitive(name)
     primitive.multiple_results = multiple_results
@@ -128,8 +143,8 @@ def make_primitive(
         ad.primitive_transposes[primitive] = nonzero_transpose(transpose)
     if batch is not None:
         batching.primitive_batchers[primitive] = functools.partial(batch, primitive)
-    if inactive is not None:
-        INACTIVE[primitive] = inactive
+    if noop_operands is not None:
+        NOOP_OPERANDS[primitive] = noop_operands
     if isinstance(kernel, RowKernel):
         reference = _on_one_axis(reference, kernel.call)
     fallback = mlir.lower_fun(reference, multiple_results=multiple_results)
@@ -315,6 +330,8 @@ def _check(
         batch, sizes, elem = np.split(buffer.shape, [params["batch_dims"], params["batch_dims"] + params["index_dims"]])
         if len(operands) == len(call.operands):
             index = jnp.where(rest[-1], index, 0)
+        if params["length"] is not None:
+            (index,) = rows_of_windows(params["length"], index)
         if index.dtype.itemsize < 4:
             index = index.astype(jnp.int32)  # JAX compares it with the size in its own dtype
         read: Callable[..., Array] = _indexed
@@ -335,7 +352,10 @@ def _on_one_axis(reference: Callable[..., Any], call: Call) -> Callable[..., Any
         buffer: Array, *operands: Array, batch_dims: int, index_dims: int, length: int | None = None, **params: Any
     ) -> Any:
         if length is not None:
-            operands = (*with_windows(call, *operands, length=length),)
+            index, *rest = operands
+            values = len(call.operands) - 3  # behind the buffer and the index, and before the mask
+            index, *where = rows_of_windows(length, index, *rest[values:])
+            operands = (index, *rest[:values], *where)
         if index_dims == 1:
             return reference(buffer, *operands, batch_dims=batch_dims, **params)
         batch, sizes, elem = np.split(buffer.shape, [batch_dims, batch_dims + index_dims])
@@ -348,19 +368,6 @@ def _on_one_axis(reference: Callable[..., Any], call: Call) -> Callable[..., Any
         return (out[0].reshape(buffer.shape), *out[1:])
 
     return meaning
-
-
-def with_windows(call: Call, *operands: Array, length: int) -> list[Array]:
-    """Replace the index and the mask among the operands behind a buffer by those of all rows of the windows."""
-
-    def repeated(x: Array) -> Array:
-        return lax.broadcast_in_dim(x, (*x.shape, length), range(x.ndim))
-
-    index, *rest = operands
-    numbers = lax.broadcasted_iota(index.dtype, (*index.shape, length), index.ndim)
-    if len(operands) == len(call.operands) - 1:
-        rest[-1] = repeated(rest[-1])
-    return [repeated(index) + numbers, *rest]
 
 
 def _lower(kernel: Callable[..., Any], fallback: Callable[..., Any], ctx: Any, *operands: Any, **params: Any) -> Any:
@@ -381,10 +388,6 @@ def _lower_without_kernel(
     results = _lower(kernel, fallback, ctx, *operands, **params)
     call = operation(results[0].owner)
     if is_ours(call):
-        if params.get("length") is not None:  # whose rows the call has by now
-            row_kernel: Any = kernel.func
-            ctx = ctx.replace(avals_in=row_kernel.with_windows(ctx.avals_in, params["length"]))
-            params = params | {"length": None}
         add_fallback(ctx.module_context, params["op"], call, functools.partial(fallback, ctx, **params))
     return results
 
@@ -434,26 +437,20 @@ class RowKernel:
         batch_dims: int,
         index_dims: int,
         length: int | None,
+        whole: bool,
         mode: str | None,
         reverse: bool,
         op: str,
         lowering: str,
     ) -> Any:
-        if length is not None:
-            avals = self.with_windows(ctx.avals_in, length)
-            expand = mlir.lower_fun(functools.partial(with_windows, self.call, length=length), multiple_results=True)
-            inner = ctx.replace(avals_in=ctx.avals_in[1:], avals_out=avals[1:])
-            ctx, operands = ctx.replace(avals_in=avals), (operands[0], *expand(inner, *operands[1:]))
         buffer, index, *_ = ctx.avals_in
         in_place, masked = self.call.in_place, len(operands) == len(self.call.operands)
         size = math.prod(buffer.shape[batch_dims : batch_dims + index_dims])
-        count = math.prod(index.shape[batch_dims:])
+        count = math.prod((*index.shape[batch_dims:], *window_axes(length)))
         is_sorted = in_place and sorting.is_sorted(platform, size, count)
         if is_sorted:
-            order = mlir.lower_fun(
-                functools.partial(sorting.visiting_order, size=size, batch_dims=batch_dims, reverse=reverse),
-                multiple_results=False,
-            )
+            how = {"size": size, "length": length, "batch_dims": batch_dims, "reverse": reverse}
+            order = mlir.lower_fun(functools.partial(sorting.visiting_order, **how), multiple_results=False)
             aval = ShapedArray((*index.shape[:batch_dims], count), jnp.dtype(jnp.int32))
             positions = [1, 3] if masked else [1]  # index, where
             inner = ctx.replace(avals_in=[ctx.avals_in[k] for k in positions], avals_out=[aval])
@@ -476,13 +473,13 @@ class RowKernel:
             **({} if index_dims == 1 else {"index_dims": np.int64(index_dims)}),
         )
         call: Any = results[0]
+        call = operation(call.owner)
         if lowering != "auto":
-            call.owner.attributes[LOWERING] = mlir.ir.StringAttr.get(lowering)
+            call.attributes[LOWERING] = mlir.ir.StringAttr.get(lowering)
         if length is not None:
-            call.owner.attributes[WINDOW] = mlir.ir.UnitAttr.get()
+            call.attributes[LENGTH] = mlir.i64_attr(length)
+            if whole:
+                call.attributes[WHOLE] = mlir.ir.UnitAttr.get()
+            if not _compat.can_rewrite_modules():
+                give_all_rows(call)
         return results
-
-    def with_windows(self, avals: Sequence[Any], length: int) -> list[Any]:
-        """Return the types of the operands, with the index and the mask of all rows of the windows."""
-        expanded = jax.make_jaxpr(functools.partial(with_windows, self.call, length=length))(*avals[1:])
-        return [avals[0], *expanded.out_avals]

@@ -41,7 +41,7 @@ def ta_read(
         index: integer or integer array of shape `I`, or a tuple of these, which addresses elements as `buffer[i, j]`
             of NumPy does.
         axis: the axis of the rows, or the first axis that a tuple addresses: 1 for `buffer[:, index]`.
-        length: None, or the number of consecutive rows from each index on, which become an axis behind `I`.
+        length: None, or the number of consecutive rows from each index on, which become an axis after `I`.
         where: bool, broadcast to `I`. Rows where it is False are not looked up and give zeros.
         mode: what an index outside `[0, T)` does, negative ones included: "error" raises, "drop" gives zeros.
             None is "error", but "drop" for an index that `jax.vmap` batches.
@@ -49,7 +49,7 @@ def ta_read(
             outside of loops as well. "ffi": always a kernel. JAX_TENSORARRAY_LOWERING overrides "auto".
 
     Returns:
-        Array of shape `[*I, *elem]` and the dtype of `buffer`, behind the axes before `axis`. Differentiable in
+        Array of shape `[*I, *elem]` and the dtype of `buffer`, after the axes before `axis`. Differentiable in
         `buffer`, in every mode and order.
 
     Raises:

@@ -4,7 +4,7 @@ All operands carry the same `batch_dims` leading axes. A platform without kernel
 program, so an index out of range is dropped here in every mode.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -27,9 +27,20 @@ def clamped_row(index: Array, where: Array, size: int) -> tuple[Array, Array]:
     return jnp.where(found, index, 0).astype(jnp.int64 if jax.config.jax_enable_x64 else jnp.int32), found
 
 
-def mask_like(index: Array, where: tuple[Array, ...]) -> Array:
+def mask_like(index: Array, where: Sequence[Array]) -> Array:
     """Return the mask, or one that takes all positions."""
     return where[0] if where else jnp.ones(index.shape, bool)
+
+
+def rows_of_windows(length: int, index: Array, *where: Array) -> list[Array]:
+    """Return the numbers of all rows of windows that start at the index, and the mask of these rows."""
+    if jnp.iinfo(index.dtype).bits < 32:
+        index = index.astype(jnp.int32)
+    firsts, *masks = (lax.broadcast_in_dim(x, (*x.shape, length), range(x.ndim)) for x in (index, *where))
+    rows = firsts + lax.broadcasted_iota(firsts.dtype, firsts.shape, index.ndim)
+    if jnp.iinfo(rows.dtype).min == 0:
+        rows = jnp.where(rows < firsts, firsts, rows)  # what wraps to a row stays out of range
+    return [rows, *masks]
 
 
 def _walk(step: Callable[..., Any], buffer: Array, index: Array, where: Array, value: Array, reverse: bool) -> Any:

@@ -25,13 +25,14 @@ def is_sorted(platform: str, size: int, count: int) -> bool:
     return platform in PLATFORMS and count > SCANNED and size < jnp.iinfo(jnp.uint32).max
 
 
-def visiting_order(index: Array, *where: Array, size: int, batch_dims: int, reverse: bool) -> Array:
+def visiting_order(index: Array, *where: Array, size: int, length: int | None, batch_dims: int, reverse: bool) -> Array:
     """Return the positions `[*batch, count]` sorted by row, and for one row in the order in which the op visits them.
 
     Positions that address no row come last. `reverse` says that the op visits positions last to first.
     """
+    positions = [index, *where] if length is None else reference.rows_of_windows(length, index, *where)
     batch = index.shape[:batch_dims]
-    row, found = reference.clamped_row(index, reference.mask_like(index, where), size)
+    row, found = reference.clamped_row(positions[0], reference.mask_like(positions[0], positions[1:]), size)
     row = jnp.where(found, row.astype(jnp.uint32), jnp.uint32(size)).reshape(*batch, -1)
     position = lax.broadcasted_iota(jnp.int32, row.shape, batch_dims)
     if reverse:

@@ -39,7 +39,7 @@ def ta_swap(
             of NumPy does. Duplicates are exchanged in order: a later one takes out what an earlier one put in.
         value: broadcast to `[*I, *elem]`, and converted to the dtype of `buffer` if that loses nothing.
         axis: the axis of the rows, or the first axis that a tuple addresses: 1 for `buffer[:, index]`.
-        length: None, or the number of consecutive rows from each index on, which become an axis behind `I`.
+        length: None, or the number of consecutive rows from each index on, which become an axis after `I`.
         where: bool, broadcast to `I`. Rows where it is False are not touched, and their old rows are zeros.
         mode: what an index outside `[0, T)` does, negative ones included: "error" raises, "drop" skips the row and
             gives zeros as the old one. None is "error", but "drop" for an index that `jax.vmap` batches.

@@ -244,8 +244,8 @@ def _whole_use(finding: hlo_buffers.Finding, frames: Callable[[str], list[hlo_te
     """Return what computes with the whole buffer, and on which line. XLA may know only the line of the loop."""
     if not finding.whole:
         return ""
-    of_loop = frames(finding.at[-1].attributes)
-    known = ((i, at[0]) for i in finding.whole if (at := frames(i.attributes)) and at != of_loop)
+    loop_lines = frames(finding.at[-1].attributes)
+    known = ((i, at[0]) for i in finding.whole if (at := frames(i.attributes)) and at != loop_lines)
     i, frame = next(known, (finding.whole[0], None))
     what = _COMPUTATION.get(i.opcode, "Something")
     return f"{what} at {frame.file}:{frame.line}" if frame else what

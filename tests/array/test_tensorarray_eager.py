@@ -318,7 +318,7 @@ def test_a_handler_may_use_what_it_interrupts(monkeypatch):
 @pytest.mark.parametrize("index", [0, 2**31 - 2, 2**31, 2**32 + 3, np.array([1, 2**40]), np.array([], np.int32)])
 def test_no_index_is_narrowed(index, x64):
     with jax.enable_x64(x64):
-        found = history.exactly(lambda index: jax.jit(lambda i: i)(index), index)
+        found = history.with_wide_index(lambda index: jax.jit(lambda i: i)(index), index)
     assert np.array_equal(np.asarray(found, object), np.asarray(index, object))
 
 

@@ -104,6 +104,19 @@ def test_what_all_examples_read_is_not_repeated_for_each():
     assert_no_whole_buffer_copy(program, jnp.zeros((20, 300, 4)))
 
 
+@pytest.mark.parametrize(
+    "transform", [jit, lambda f: jax.vmap(f, (None, 0)), lambda f: jax.grad(lambda b, k: jnp.sum(jnp.sin(f(b, k))), 1)]
+)
+def test_what_a_function_closes_over_may_be_traced(transform):
+    def filled(b, k, repaired=in_place):
+        return repaired(lambda b: lax.fori_loop(1, len(b), lambda i, b: b.at[i].add(k * b[i - 1]), b))(b)
+
+    args = jnp.ones((200, 3)), jnp.linspace(0.1, 0.5, 3)
+    plain = functools.partial(filled, repaired=lambda f: f)
+    np.testing.assert_allclose(transform(filled)(*args), transform(plain)(*args), rtol=1e-12)
+    assert_no_whole_buffer_copy(compiled(transform(filled), *args), args[0])
+
+
 def test_writes_of_most_elements_stay_as_they_are():
     def moved(x, places):
         return lax.fori_loop(0, 30, lambda i, x: x.at[places].set(jnp.sin(x[0]) + places), x)

@@ -53,6 +53,9 @@ class Step:
             new = f"jnp.where({predicate}, {new}, {old})"
         elif kind < 0.35:
             new = f"lax.cond({predicate}, lambda: {new}, lambda: {old})"
+        elif kind < 0.5:
+            other = f"{old}.at[{self.choose.choice(PLACES)}].set({self.term()})"
+            new = f"lax.switch(j[0] % 3, [lambda: {new}, lambda: {old}, lambda: {other}])"
         self.lines.append(f"b{version + 1} = {new}")
 
     def function(self):

@@ -261,9 +261,9 @@ def test_what_is_not_differentiated_needs_no_max_steps(name):
         np.testing.assert_allclose(slope, wanted, rtol=1e-6, err_msg=transform)
 
 
-@pytest.mark.parametrize("residuals", ["tape", "checkpoint", "undo"])
+@pytest.mark.parametrize("residuals", ["tape", ta.Checkpoint(2), "undo"])
 def test_a_loop_that_is_linear_has_a_transpose(residuals):
-    options = {"max_steps": 9, "residuals": residuals} | ({"checkpoints": 2} if residuals == "checkpoint" else {})
+    options = {"max_steps": 9, "residuals": residuals}
     matrix = jnp.array([[1.0, 2.0], [-1.0, 0.5]])
 
     def f(y, n):
@@ -322,9 +322,9 @@ def test_checkify_finds_the_errors_of_a_body(name):
         checkify.checkify(jax.vmap(functools.partial(CHECKED[name], OURS)))(jnp.arange(3))
 
 
-@pytest.mark.parametrize("residuals", ["tape", "recompute", "checkpoint", "undo"])
+@pytest.mark.parametrize("residuals", ["tape", "recompute", ta.Checkpoint(2), "undo"])
 def test_checkify_finds_the_errors_of_a_derivative_and_no_others(residuals):
-    options = {"max_steps": 9, "residuals": residuals} | ({"checkpoints": 2} if residuals == "checkpoint" else {})
+    options = {"max_steps": 9, "residuals": residuals}
 
     def f(x, low):
         return ta.while_loop(less(4), lambda c: (c[0] + 1, jnp.sqrt(c[1] - low) + x), (0, x), **options)[1]
@@ -436,10 +436,10 @@ def test_functions_of_several_arguments():
 def test_what_a_body_and_an_inverse_must_give():
     with pytest.raises(TypeError, match=r"^choice_of_residuals: .*same pytree structure"):
         ta.choice_of_residuals(lambda c: c[0], (0, 1.0))
-    options = {"max_steps": 5, "residuals": "inverse"}
+    cond, body = (lambda c: c["a"] < 3), (lambda c: {"a": c["a"] + 1})
     wrong = [(lambda c: {"b": c["a"]}, r"\{'b': \*\}"), (lambda c: {"a": c["a"][None]}, r"float64\[1\]")]
     for inverse, given in wrong:
         with pytest.raises(TypeError, match=rf"^while_loop: inverse must return .*but returns .*{given}"):
-            ta.while_loop(lambda c: c["a"] < 3, lambda c: {"a": c["a"] + 1}, {"a": 1.0}, inverse=inverse, **options)
+            ta.while_loop(cond, body, {"a": 1.0}, max_steps=5, residuals=ta.Inverse(inverse))
     with pytest.raises(TypeError, match=r"^scan: inverse must return what body_fun returns"):
-        ta.scan(lambda c, x: (c + x, x), 0.0, jnp.ones(3), residuals="inverse", inverse=lambda c, x: (c, x))
+        ta.scan(lambda c, x: (c + x, x), 0.0, jnp.ones(3), residuals=ta.Inverse(lambda c, x: (c, x)))

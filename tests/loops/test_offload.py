@@ -15,7 +15,7 @@ from in_place import assert_no_whole_buffer_copy, compiled
 from jax import jit, lax
 from jax.ad_checkpoint import checkpoint_name
 
-from jax_tensorarray import fori_loop, scan, ta_read, ta_write, while_loop
+from jax_tensorarray import Recompute, Tape, fori_loop, scan, ta_read, ta_write, while_loop
 from jax_tensorarray._hlo import ahead
 from jax_tensorarray._hlo import text as hlo_text
 from jax_tensorarray._ops import host
@@ -58,12 +58,12 @@ def nested(loop, n, x, w):
     return jnp.sum(loop(lambda s: s[0] < n, body, (0, x), MOST)[1] ** 2)
 
 
-def on_host(cond, body, carry, most, **how):
-    return while_loop(cond, body, carry, max_steps=most, offload=True, **how)
+def on_host(cond, body, carry, most):
+    return while_loop(cond, body, carry, max_steps=most, residuals=Tape(offload=True))
 
 
 def recomputed(cond, body, carry, most):
-    return on_host(cond, body, carry, most, residuals="recompute")
+    return while_loop(cond, body, carry, max_steps=most, residuals=Recompute(offload=True))
 
 
 def by_scan(cond, body, carry, most):
@@ -71,14 +71,14 @@ def by_scan(cond, body, carry, most):
         after = body(s)
         return jax.tree.map(lambda a, b: lax.select(cond(s), a, b), after, jax.tree.map(jnp.asarray, s)), None
 
-    return scan(step, jax.tree.map(jnp.asarray, carry), length=most, offload=True)[0]
+    return scan(step, jax.tree.map(jnp.asarray, carry), length=most, residuals=Tape(offload=True))[0]
 
 
 def by_fori_loop(cond, body, carry, most):
     def step(_, s):
         return jax.tree.map(lambda a, b: lax.select(cond(s), a, b), body(s), jax.tree.map(jnp.asarray, s))
 
-    return fori_loop(0, most, step, jax.tree.map(jnp.asarray, carry), offload=True)
+    return fori_loop(0, most, step, jax.tree.map(jnp.asarray, carry), residuals=Tape(offload=True))
 
 
 def unrolled(program, n):
@@ -173,20 +173,6 @@ def test_it_runs_outside_of_jit():
     np.testing.assert_allclose(found, jax.grad(unrolled(chain, 5))(jnp.asarray(X[0]), W), rtol=1e-8)
 
 
-@pytest.mark.parametrize("residuals", ["checkpoint", "undo", "inverse"])
-def test_ways_without_a_tape_have_nothing_to_send(residuals):
-    how = {"checkpoint": {"checkpoints": 2}, "inverse": {"inverse": lambda s: s}}.get(residuals, {})
-    with pytest.raises(ValueError, match=f'while_loop: offload is for .*, got residuals="{residuals}"'):
-        while_loop(lambda x: x < 3, lambda x: x + 1, 0, max_steps=3, residuals=residuals, offload=True, **how)
-
-
-@pytest.mark.parametrize("loop", [while_loop, fori_loop, scan])
-def test_offload_is_a_bool(loop):
-    args = {while_loop: (lambda x: x < 3, abs, 0), fori_loop: (0, 3, max, 0), scan: (lambda c, x: (c, x), 0, X)}[loop]
-    with pytest.raises(TypeError, match=f"{loop.__name__}: offload must be True or False, got 'pinned_host'"):
-        loop(*args, offload="pinned_host")
-
-
 def test_binds_that_do_not_fit():
     tape, one = (ta_host_empty(host.on_host(jax.typeof(jnp.zeros(shape)))) for shape in ((3, 2), ()))
     for other, step in ((jnp.zeros((3, 2)), jnp.int32(0)), (one, jnp.int32(0)), (tape, jnp.zeros(1, jnp.int32))):
@@ -206,7 +192,7 @@ def gradient(T, transform="grad"):
         def body(s):
             return s[0] + 1, jnp.tanh(w @ s[1])
 
-        return jnp.sum(while_loop(lambda s: s[0] < n, body, (0, x), max_steps=T, offload=True)[1])
+        return jnp.sum(while_loop(lambda s: s[0] < n, body, (0, x), max_steps=T, residuals=Tape(offload=True))[1])
 
     f = {
         "grad": jax.grad(loss, (0, 1)),

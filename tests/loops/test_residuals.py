@@ -1,6 +1,8 @@
 """Every way to keep residuals gives the derivatives of the tape."""
 
+import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +12,22 @@ from in_place import assert_no_whole_buffer_copy, compiled
 from jax import jit, lax
 from waiting import finish
 
-from jax_tensorarray import choice_of_residuals, fori_loop, scan, ta_add, ta_read, ta_swap, ta_write, while_loop
+from jax_tensorarray import (
+    Auto,
+    Checkpoint,
+    Inverse,
+    Recompute,
+    Tape,
+    Undo,
+    choice_of_residuals,
+    fori_loop,
+    scan,
+    ta_add,
+    ta_read,
+    ta_swap,
+    ta_write,
+    while_loop,
+)
 
 MOST = 20
 
@@ -39,15 +56,14 @@ def assert_same(ours, wanted):
 @functools.cache
 def gradients_of_rows(residuals):
     """Of one example, and of some that end by themselves."""
-    how = {"residuals": residuals} | ({"checkpoints": 3} if residuals == "checkpoint" else {})
-    gradient = jax.grad(functools.partial(with_rows, **how), (0, 1, 3))
+    gradient = jax.grad(functools.partial(with_rows, residuals=residuals), (0, 1, 3))
     xs, ns, scales = np.array([0.3, 0.4, 0.5, 0.6]), np.array([0, 1, 7, MOST + 3]), np.array([1.0, 2.0, 0.5, -1.0])
     both = jit(lambda one, batch: (gradient(*one), jax.vmap(gradient, (0, None, 0, 0))(*batch)))
     return both((0.3, W, 11, YS), (xs, W, ns, YS * scales[:, None]))
 
 
 #: The derivatives of few steps, and all of second order, are those of `coupled`, below, and of the random programs.
-@pytest.mark.parametrize("residuals", ["recompute", "undo", "checkpoint"])
+@pytest.mark.parametrize("residuals", ["recompute", "undo", Checkpoint(3)])
 def test_derivatives_of_many_steps(residuals):
     assert_same(gradients_of_rows(residuals), gradients_of_rows("tape"))
 
@@ -66,16 +82,15 @@ def gradients_of_scans(residuals):
         return a, b - jnp.tanh(a @ w) * x
 
     def f(c, xs, w, reverse):
-        more = {"checkpoint": {"checkpoints": 3}, "inverse": {"inverse": functools.partial(back, w)}}
-        how = {"residuals": residuals, **more.get(residuals, {})}
-        (a, b), ys = scan(functools.partial(step, w), (c, 2 * c), xs, reverse=reverse, **how)
+        kept = Inverse(functools.partial(back, w)) if residuals == "inverse" else residuals
+        (a, b), ys = scan(functools.partial(step, w), (c, 2 * c), xs, reverse=reverse, residuals=kept)
         return (ys**2).sum() + (a * b).sum()
 
     args = np.array([0.1, 0.2, 0.3]), np.linspace(0.1, 0.2, 17), np.linspace(0.1, 0.9, 9).reshape(3, 3)
     return jit(lambda *args: [jax.grad(f, (0, 1, 2))(*args, reverse) for reverse in (False, True)])(*args)
 
 
-@pytest.mark.parametrize("residuals", ["undo", "checkpoint", "inverse", "recompute"])
+@pytest.mark.parametrize("residuals", ["undo", Checkpoint(3), "inverse", "recompute"])
 def test_scans(residuals):
     assert_same(gradients_of_scans(residuals), gradients_of_scans("auto"))
 
@@ -100,8 +115,7 @@ def test_checkpoints_are_where_the_fewest_steps_are_run(slots):
     @jit
     @jax.grad
     def gradient(x, steps):
-        how = {"max_steps": MOST, "residuals": "checkpoint", "checkpoints": slots}
-        return while_loop(lambda c: c[0] < steps, body, (0, x), **how)[1]
+        return while_loop(lambda c: c[0] < steps, body, (0, x), max_steps=MOST, residuals=Checkpoint(slots))[1]
 
     for steps in (1, 2, 5, 10, 19):
         calls.clear()
@@ -139,15 +153,15 @@ def test_a_buffer_that_only_it_depends_on_is_kept_too():
 
     @jit
     def gradients(*args):
-        hows = [{"residuals": "checkpoint", "checkpoints": slots} for slots in (1, 3, 16)]
-        return [jax.grad(functools.partial(f, **how), (0, 1))(*args) for how in ({"residuals": "tape"}, *hows)]
+        kept = (Tape(), *map(Checkpoint, (1, 3, 16)))
+        return [jax.grad(functools.partial(f, residuals=residuals), (0, 1))(*args) for residuals in kept]
 
     tape, *checkpointed = gradients(np.linspace(0.1, 0.9, 16).reshape(8, 2), np.linspace(-1, 0.5, 16).reshape(8, 2))
     for found in checkpointed:
         assert_same(found, tape)
 
 
-def rotated(x, w, back, n=5, **how):
+def rotated(x, w, back, n=5, check=False):
     """A leapfrog: each half is updated from the other."""
 
     def body(c):
@@ -155,8 +169,7 @@ def rotated(x, w, back, n=5, **how):
         p = p - 0.1 * w * jnp.sin(q)
         return i + 1, p, q + 0.1 * p
 
-    how = {"max_steps": 9, "residuals": "inverse", "inverse": back} | how
-    return while_loop(lambda c: c[0] < n, body, (0, x, x), **how)[2]
+    return while_loop(lambda c: c[0] < n, body, (0, x, x), max_steps=9, residuals=Inverse(back, check))[2]
 
 
 def leap_back(w, c):
@@ -186,17 +199,21 @@ def test_an_inverse_that_is_none_is_found_out(transform):
         f = functools.partial(lambda x, w, **n: rotated(x, w, functools.partial(back, w), **how, **n))
         return jax.block_until_ready(CHECKED[transform](f)(0.5, 2.0))
 
-    assert_same(run(leap_back, check_inverse=1e-9), run(leap_back))
-    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match="inverse is not the inverse of body_fun"):
-        run(leap_back_too_far, check_inverse=1e-9)
+    for check in (1e-9, True):
+        assert_same(run(leap_back, check=check), run(leap_back))
+        with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match="inverse is not the inverse of body_fun"):
+            run(leap_back_too_far, check=check)
     if transform == "grad":
         run(leap_back_too_far)  # unless it is asked for, there is no check
+        with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match="is not the inverse"):
+            run(leap_back_too_far, check=0)
 
 
 def test_an_example_that_has_ended_in_a_loop_around_has_nothing_to_check():
     def inner(x, w, n):
-        how = {"residuals": "inverse", "inverse": lambda c: (c[0] - 1, (c[1] - w) / 1.1), "check_inverse": 1e-9}
-        return while_loop(lambda c: c[0] < n, lambda c: (c[0] + 1, c[1] * 1.1 + w), (0, x), max_steps=5, **how)[1]
+        kept = Inverse(lambda c: (c[0] - 1, (c[1] - w) / 1.1), check=1e-9)
+        how = {"max_steps": 5, "residuals": kept}
+        return while_loop(lambda c: c[0] < n, lambda c: (c[0] + 1, c[1] * 1.1 + w), (0, x), **how)[1]
 
     def outer(x, w, n):
         def body(c):
@@ -219,11 +236,12 @@ def test_an_example_that_has_ended_in_a_loop_around_has_nothing_to_check():
     assert_same(jit(jax.grad(lambda x, w: jax.vmap(outer)(x, w, n).sum(), (0, 1)))(x, w), wanted)
 
 
-def test_the_message_says_which_carry_is_off_and_by_how_much():
-    with pytest.raises(
-        ValueError, match=r"test_residuals.py:\d+: .* to its start, carry number 1, float64\[\], is off by "
-    ):
-        jax.grad(lambda x: rotated(x, 2.0, functools.partial(leap_back_too_far, 2.0), check_inverse=1e-9))(0.5)
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_the_message_says_which_carry_is_off_and_by_how_much(dtype):
+    found = rf"test_residuals.py:\d+: .* to its start, carry number 1, {dtype}\[\], is off by 0\.\d+"
+    with pytest.raises(ValueError, match=found):
+        back = functools.partial(leap_back_too_far, 2.0)
+        jax.grad(lambda x: rotated(x, 2.0, back, check=1e-3))(jnp.asarray(0.5, dtype))
 
 
 def test_rows_that_no_step_reads_need_no_inverse():
@@ -236,7 +254,7 @@ def test_rows_that_no_step_reads_need_no_inverse():
         c, ys = scan(step, 2.0, xs, **how)
         return c + ys.sum()
 
-    ours = jax.grad(functools.partial(f, residuals="inverse", inverse=lambda c, x: c / x, check_inverse=1e-9))(xs)
+    ours = jax.grad(functools.partial(f, residuals=Inverse(lambda c, x: c / x, check=1e-9)))(xs)
     np.testing.assert_allclose(ours, jax.grad(f)(xs), rtol=1e-12)
 
 
@@ -342,60 +360,80 @@ def test_what_takes_too_much_memory_gives_way_to_checkpoints():
         lambda x, **how: scan(lambda x, i: (lax.select(i < 7, jnp.sin(x), x), i), x, jnp.arange(many), **how)[0],
     ]
     x = jnp.linspace(0, 1, 100)
-    for loop in loops:
-        within = jax.jit(jax.grad(lambda x, loop=loop: jnp.sum(loop(x, memory=100_000)))).lower(x).compile()
+    for loop in (functools.partial(loop, residuals=Auto(memory=100_000)) for loop in loops):
+        within = jax.jit(jax.grad(lambda x, loop=loop: jnp.sum(loop(x)))).lower(x).compile()
         assert within.memory_analysis().temp_size_in_bytes < 200_000
         want = jax.grad(lambda x: jnp.sum(functools.reduce(lambda y, _: jnp.sin(y), range(7), x)))(x)
         np.testing.assert_allclose(within(x), want, rtol=1e-10)
 
 
+LOOPS = {
+    "while_loop": lambda **how: while_loop(
+        lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] * 2), (0, 1.0), **{"max_steps": 5} | how
+    ),
+    "fori_loop": lambda **how: fori_loop(0, 3, lambda i, c: c, 0, **how),
+    "scan": lambda **how: scan(lambda c, x: (c + x, c), 0.0, jnp.arange(3.0), **how),
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize(
-    ("how", "error", "message"),
+    ("residuals", "message"),
     [
-        ({"residuals": "none"}, ValueError, "residuals must be one of auto, tape"),
-        ({"residuals": ""}, ValueError, "residuals must be one of auto, tape"),
-        ({"residuals": None}, ValueError, "residuals must be one of auto, tape"),
-        ({"residuals": "tape", "memory": 9}, ValueError, 'memory is for residuals="auto", got residuals="tape"'),
-        ({"offload": True, "memory": 9}, ValueError, 'memory is for residuals="auto", got offload=True'),
-        ({"memory": 1e9}, ValueError, r"memory must be a number of bytes, got 1000000000\.0"),
-        ({"memory": -1}, ValueError, "memory must be a number of bytes, got -1"),
-        ({"memory": 9, "max_steps": None}, ValueError, "memory needs max_steps"),
-        ({"residuals": "checkpoint"}, ValueError, "needs checkpoints, a positive integer, got None"),
-        ({"residuals": "checkpoint", "checkpoints": 0}, ValueError, "a positive integer, got 0"),
-        ({"residuals": "tape", "checkpoints": 3}, ValueError, 'checkpoints is for residuals="checkpoint"'),
-        ({"residuals": "inverse"}, ValueError, "needs inverse, a function"),
-        (
-            {"residuals": "inverse", "inverse": lambda c: (c[0], 1)},
-            TypeError,
-            "inverse must return what body_fun returns",
-        ),
-        ({"check_inverse": 0.1}, ValueError, 'check_inverse is for residuals="inverse"'),
-        ({"residuals": "undo", "max_steps": None}, ValueError, 'residuals="undo" needs max_steps'),
+        ("none", "residuals must be one of auto, tape, recompute, undo, checkpoint, inverse, or .*; got 'none'"),
+        ("", "residuals must be one of auto, tape"),
+        (None, "residuals must be one of auto, tape"),
+        (True, "residuals must be one of auto, tape"),
+        (["tape"], "residuals must be one of auto, tape"),
+        (Undo, "residuals must be one of auto, tape.* like Undo"),
+        ("checkpoint", r"residuals=\"checkpoint\" needs more .* residuals=Checkpoint\(16\)"),
+        ("inverse", r"residuals=\"inverse\" needs more .* residuals=Inverse\(f\)"),
     ],
 )
-def test_what_a_mode_needs(how, error, message):
-    with pytest.raises(error, match=message):
-        while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] * 2), (0, 1.0), **{"max_steps": 5} | how)
+def test_residuals_are_a_name_or_an_object(loop, residuals, message):
+    with pytest.raises(ValueError, match=f"^{loop}: {message}"):
+        LOOPS[loop](residuals=residuals)
+
+
+@pytest.mark.parametrize("residuals", ["undo", Undo(), Checkpoint(3), Inverse(abs), Auto(memory=9)])
+def test_what_keeps_no_tape_needs_max_steps(residuals):
+    with pytest.raises(ValueError, match=f"while_loop: residuals={re.escape(repr(residuals))} needs max_steps"):
+        LOOPS["while_loop"](residuals=residuals, max_steps=None)
+
+
+def test_a_fori_loop_has_no_inverse():
+    with pytest.raises(ValueError, match="fori_loop: Inverse is for while_loop and scan"):
+        LOOPS["fori_loop"](residuals=Inverse(abs))
 
 
 @pytest.mark.parametrize(
-    ("how", "message"),
+    ("make", "given", "error", "message"),
     [
-        ({"residuals": "none"}, "scan: residuals must be one of auto, tape"),
-        ({"residuals": True}, "scan: residuals must be one of auto, tape"),
-        ({"checkpoints": 3}, 'scan: checkpoints is for residuals="checkpoint"'),
-        ({"residuals": "inverse"}, "scan: .* needs inverse, a function"),
+        (Tape, "pinned_host", TypeError, "Tape: offload must be True or False, got 'pinned_host'"),
+        (Recompute, 1, TypeError, "Recompute: offload must be True or False, got 1"),
+        (Auto, 1e9, ValueError, r"Auto: memory must be a number of bytes, got 1000000000\.0"),
+        (Auto, -1, ValueError, "Auto: memory must be a number of bytes, got -1"),
+        (Auto, True, ValueError, "Auto: memory must be a number of bytes, got True"),
+        (Checkpoint, 0, ValueError, "Checkpoint: carries must be a positive integer, got 0"),
+        (Checkpoint, None, ValueError, "Checkpoint: carries must be a positive integer, got None"),
+        (Checkpoint, True, ValueError, "Checkpoint: carries must be a positive integer, got True"),
+        (Inverse, 1, TypeError, "Inverse: f must be a function from a carry to the one before it, got 1"),
+        (functools.partial(Inverse, abs), -0.1, ValueError, "Inverse: check must be True, False or a .*, got -0.1"),
+        (functools.partial(Inverse, abs), "yes", ValueError, "Inverse: check must be True, .* got 'yes'"),
     ],
 )
-def test_what_a_mode_of_a_scan_needs(how, message):
-    with pytest.raises(ValueError, match=message):
-        scan(lambda c, x: (c + x, c), 0.0, jnp.arange(3.0), **how)
+def test_what_an_object_must_be_given(make, given, error, message):
+    with pytest.raises(error, match=f"^{message}"):
+        make(given)
 
 
-@pytest.mark.parametrize("upper", [3, jnp.int32(3)])
-def test_residuals_of_a_fori_loop_must_be_one_that_is_there(upper):
-    with pytest.raises(ValueError, match="fori_loop: residuals must be one of auto, tape"):
-        fori_loop(0, upper, lambda i, c: c, 0, residuals="taped")
+def test_objects_are_values():
+    for make in (Tape, Recompute, Undo, Auto, lambda: Auto(9), lambda: Checkpoint(3), lambda: Inverse(abs, check=True)):
+        assert make() == make()
+        assert hash(make()) == hash(make())
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            make().anything = 1
+    assert Tape() != Recompute()
 
 
 def test_a_mode_that_cannot_serve_a_body_says_why():
@@ -501,19 +539,18 @@ def in_python(cond, body, back, c):
 
 
 MODES = {
-    "tape": {"residuals": "tape"},
-    "recompute": {"residuals": "recompute"},
-    "undo": {"residuals": "undo"},
-    "two checkpoints": {"residuals": "checkpoint", "checkpoints": 2},
-    "more checkpoints than steps": {"residuals": "checkpoint", "checkpoints": 10**9},
-    "inverse": {"residuals": "inverse", "check_inverse": 1e-9},
+    "tape": lambda back: "tape",
+    "recompute": lambda back: "recompute",
+    "undo": lambda back: "undo",
+    "two checkpoints": lambda back: Checkpoint(2),
+    "more checkpoints than steps": lambda back: Checkpoint(10**9),
+    "inverse": lambda back: Inverse(back, check=1e-9),
 }
 
 
 def by_mode(name):
     def loop(cond, body, back, c):
-        inverse = {"inverse": back} if name == "inverse" else {}
-        return while_loop(cond, body, c, max_steps=4, **MODES[name], **inverse)
+        return while_loop(cond, body, c, max_steps=4, residuals=MODES[name](back))
 
     return loop
 
@@ -560,13 +597,13 @@ def test_derivatives_of_second_order_with_rules_of_the_user(name, derivative):
     assert_same(jit(derivative(in_batch))(*args), one_by_one(derivative)(*args))
 
 
-@pytest.mark.parametrize("how", [*MODES.values(), {"residuals": "checkpoint", "checkpoints": 1}])
-def test_loops_of_hardly_a_step(how):
-    inverse = {"inverse": lambda c: (c[0] - 1, c[1] / 3)} if how["residuals"] == "inverse" else {}
+@pytest.mark.parametrize("mode", [*MODES.values(), lambda back: Checkpoint(1)])
+def test_loops_of_hardly_a_step(mode):
+    residuals = mode(lambda c: (c[0] - 1, c[1] / 3))
 
     def f(x, n, max_steps):
-        options = {"max_steps": max_steps, **how, **inverse}
-        return while_loop(lambda c: c[0] < n, lambda c: (c[0] + 1, c[1] * 3), (0, x), **options)[1]
+        how = {"max_steps": max_steps, "residuals": residuals}
+        return while_loop(lambda c: c[0] < n, lambda c: (c[0] + 1, c[1] * 3), (0, x), **how)[1]
 
     gradients = jit(lambda x, n: [jax.grad(f)(x, n, max_steps) for max_steps in (0, 1)])
     assert gradients(2.0, 0) == [1, 1]
@@ -579,8 +616,8 @@ def test_checkpoints_cost_no_more_than_they_are_used():
             def body(c):
                 return c[0] + 1, jnp.sin(c[1])
 
-            how = {"residuals": "checkpoint", "checkpoints": checkpoints, "max_steps": max_steps}
-            return while_loop(lambda c: c[0] < 50, body, (0, x), **how)[1]
+            kept = Checkpoint(checkpoints)
+            return while_loop(lambda c: c[0] < 50, body, (0, x), max_steps=max_steps, residuals=kept)[1]
 
         return jax.jit(jax.grad(f)).lower(0.5)
 

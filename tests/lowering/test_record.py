@@ -1,4 +1,4 @@
-"""An index out of range in a loop is recorded there and raised behind it: the first of the program, as it is."""
+"""An index out of range in a loop is recorded there and raised after it: the first of the program, as it is."""
 
 import re
 

@@ -66,7 +66,7 @@ def expected(op, at, buffer, values, where, masked):
 
 INDICES = {
     "in range": lambda i: (3 * i + 1) % 5,
-    "astray at times": lambda i: 2 * i - 3,
+    "out of range at times": lambda i: 2 * i - 3,
     "unsigned": lambda i: jnp.asarray(i, jnp.uint8) + 3,
 }
 
@@ -213,7 +213,7 @@ def test_many_rows_are_updated_by_one_scatter(op, shape):
         def step(b, x):
             i, p, v = x
             params = {"mode": "drop", "index_dims": len(shape) - len(elem), "batch_dims": len(batch)}
-            params |= {"length": None, "op": op, "lowering": "auto"}
+            params |= {"length": None, "whole": False, "op": op, "lowering": "auto"}
             primitive = getattr(jt.primitives, f"ta_{op}_p")
             b = primitive.bind(b, i, v, reverse=False, **params)
             return primitive.bind(b, i, v, p, reverse=True, **params), None
@@ -252,7 +252,7 @@ def test_windows_of_rows_are_slices_or_one_gather_and_one_scatter(starts, batch,
     buffer = rng.standard_normal((*batch, *shape)).astype(np.float32)
     values = rng.standard_normal((T, *batch, starts, length, 2)).astype(np.float32)
     params = {"mode": "drop", "index_dims": 2, "batch_dims": len(batch), "length": length, "op": "windows"}
-    params |= {"lowering": "auto", "reverse": False}
+    params |= {"lowering": "auto", "reverse": False, "whole": True}
 
     def steps(buffer):
         def step(b, x):

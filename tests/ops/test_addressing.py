@@ -271,6 +271,26 @@ def test_an_unsigned_window_does_not_wrap_to_the_first_rows(mode):
     np.testing.assert_array_equal(got, [[0, 0, 0, 0, 0], [0, 0, 0, 1, 1], [0, 1, 1, 1, 0]])
 
 
+@pytest.mark.parametrize("first", [1, -1, 3, 2**70, -(2**70), np.uint64(1), np.uint64(2**64 - 1)], ids=str)
+@pytest.mark.parametrize("of_elements", [False, True])
+def test_a_known_window_may_start_anywhere(first, of_elements):
+    buffer = np.arange(1.0, 17.0).reshape(4, 4)
+    rows = buffer[2] if of_elements else buffer
+    want = [rows[int(first) + k] if 0 <= int(first) + k < 4 else rows[0] * 0 for k in range(2)]
+    index = (2, first) if of_elements else first
+    np.testing.assert_array_equal(ta.ta_read(buffer, index, length=2, mode="drop"), want)
+    masked = jax.jit(lambda on: ta.ta_read(buffer, index, length=2, where=on))
+    np.testing.assert_array_equal(masked(False), np.zeros_like(want))
+
+
+@pytest.mark.parametrize("transform", ["forward", "vmap of grad"])
+def test_a_loop_has_one_number_for_each_window(transform):
+    """Whose rows no operation counts: it is moved as a whole."""
+    f = TRANSFORMS[transform](windows)
+    text = jax.jit(f).lower(jnp.ones((3, 40), jnp.float32), jnp.float32(0.5)).as_text()
+    assert not [line for line in text.splitlines() if "stablehlo.iota" in line and "tensor<4x" in line]
+
+
 # --- in place --------------------------------------------------------------------------------------------------
 
 

@@ -45,7 +45,9 @@ def test_complex_numbers_have_no_order():
 
 
 @pytest.mark.parametrize("lowering", ["auto", "ffi", "xla"])
-@pytest.mark.parametrize("at", [lambda i: (3 * i + 1) % 5, lambda i: 2 * i - 3], ids=["in range", "astray at times"])
+@pytest.mark.parametrize(
+    "at", [lambda i: (3 * i + 1) % 5, lambda i: 2 * i - 3], ids=["in range", "out of range at times"]
+)
 def test_every_lowering_means_the_same(lowering, at):
     rng = np.random.default_rng(0)
     buffer, values, where = rng.normal(size=(5, 3)), rng.normal(size=(7, 3)), np.arange(7) % 3 != 1

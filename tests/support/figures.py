@@ -91,19 +91,19 @@ def compiled(name: str, transform: str, compile_: Callable[..., str]) -> tuple[s
         return compile_(TRANSFORMS[transform](f), jnp.zeros(shape)), math.prod(shape) * 4
 
 
-def _name(op: hlo_text.Operation) -> str:
-    _, is_ours, target = op.text.partition(f'custom_call_target="{PREFIX}')
+def _name(op: hlo_text.Instruction) -> str:
+    _, is_ours, target = op.attributes.partition(f'custom_call_target="{PREFIX}')
     return "ta_" + target.split('"')[0] if is_ours else op.opcode
 
 
-def operations(found: list[hlo_text.Operation], text: str, nbytes: int) -> dict[str, int]:
+def operations(found: list[hlo_text.Instruction], text: str, nbytes: int) -> dict[str, int]:
     """How many there are of each."""
     whole = len(hlo_text.whole_buffer_operations_in_loops(text, nbytes))
     return {"all": len(found), "whole buffer": whole} | dict(sorted(Counter(map(_name, found)).items()))
 
 
 def _count_operations(
-    compile_: Callable[..., str], counted: Callable[[str], list[hlo_text.Operation]]
+    compile_: Callable[..., str], counted: Callable[[str], list[hlo_text.Instruction]]
 ) -> dict[str, Figure]:
     counts: dict[str, Figure] = {}
     for name, transform in itertools.product(FUNCTIONS, TRANSFORMS):
@@ -116,7 +116,7 @@ def _optimized(f: Callable[..., Any], *args: Any) -> str:
     return in_place.compiled(f, *args).as_text()
 
 
-def _thunks(text: str) -> list[hlo_text.Operation]:
+def _thunks(text: str) -> list[hlo_text.Instruction]:
     return [op for op in hlo_text.operations_in_loops(text) if op.opcode not in FREE]
 
 

@@ -30,10 +30,10 @@ def compiled_for_h100(f, *args) -> str:
     return ahead.compiled_for("cuda", f, *args).as_text() or ""
 
 
-def launches(hlo: str) -> list[hlo_text.Operation]:
+def launches(hlo: str) -> list[hlo_text.Instruction]:
     """What a GPU launches in the loops of a program, nested loops and branches included: one iteration of each."""
     return [
         op
         for op in hlo_text.operations_in_loops(hlo)
-        if op.opcode not in FREE and not any(call in op.text for call in FREE_CALLS)
+        if op.opcode not in FREE and not any(call in op.attributes for call in FREE_CALLS)
     ]

@@ -772,11 +772,12 @@ class InJax:
             return step(jnp.asarray(k, jnp.int32), *state)
 
         kind = "while_loop" if s.kind == "lax.while_loop" and self.reverse_mode else s.kind
-        options: dict[str, Any] = {
-            "checkpoint": {"residuals": "checkpoint", "checkpoints": s.checkpoints},
-            "offload": {"offload": True},
-            "memory": {"memory": 100 * s.checkpoints},
-        }.get(s.residuals, {"residuals": s.residuals})
+        objects = {
+            "checkpoint": ta.Checkpoint(s.checkpoints),
+            "offload": ta.Tape(offload=True),
+            "memory": ta.Auto(memory=100 * s.checkpoints),
+        }
+        options: dict[str, Any] = {"residuals": objects.get(s.residuals, s.residuals)}
         if kind.endswith("while_loop"):
 
             def more(carry: Any) -> Any:
@@ -817,8 +818,8 @@ class InJax:
             return k - 1, a - 0.5 * jnp.sin(b), b
 
         start = (jnp.int32(0), a, b)
-        keywords: Any = {"max_steps": steps, "residuals": "inverse", "inverse": back, "check_inverse": 1e-6}
-        return ta.while_loop(lambda c: c[0] < trips, forward, start, **keywords)[1:]
+        kept = ta.Inverse(back, check=1e-6)
+        return ta.while_loop(lambda c: c[0] < trips, forward, start, max_steps=steps, residuals=kept)[1:]
 
 
 # --- a program as a function ------------------------------------------------------------------------------------

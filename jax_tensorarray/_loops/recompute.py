@@ -1,0 +1,35 @@
+"""Recomputing a step: its derivative is computed from its operands."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from jax_tensorarray import _compat, checkpoint_policies
+from jax_tensorarray._jaxprs import jaxprs
+from jax_tensorarray._loops.strategy import Strategy, Tape
+
+
+@dataclass(frozen=True)
+class Recompute(Tape):
+    """Let a loop keep the carry of each step and the rows that it reads, and compute the rest again: "recompute".
+
+    Args:
+        offload: as for `Tape`.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from jax_tensorarray import Recompute, fori_loop
+    >>> deep = lambda x: fori_loop(0, 3, lambda i, y: jnp.sin(jnp.cos(y)), x, residuals=Recompute())
+    >>> print(f"{jax.grad(deep)(1.0):.4f}")
+    -0.1189
+    """
+
+    def prepare(self, body: Any, consts: Any, tree: Any, leaves: Any, source: str) -> tuple[Strategy, Any, Any]:
+        return Tape(self.offload), _recomputed(body), consts
+
+
+@_compat.cached
+def _recomputed(body: Any) -> Any:
+    """Return the body with a checkpoint: reverse mode keeps its operands and the rows that were read."""
+    call = jax.checkpoint(jaxprs.function(body), policy=checkpoint_policies.save_reads)
+    return jax.make_jaxpr(call)(*body.in_avals)

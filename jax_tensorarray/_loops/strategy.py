@@ -1,0 +1,84 @@
+"""What reverse mode keeps of the steps of a loop, to find them again. A file has one strategy; the tape is here."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from jax_tensorarray._loops.linearize import Linearized
+from jax_tensorarray._loops.rules import Axis
+
+if TYPE_CHECKING:
+    from jax_tensorarray._loops.replay import Replay
+    from jax_tensorarray._loops.while_ import Loop
+
+Array = Any
+
+
+class Strategy:
+    """A way to find steps again."""
+
+    #: Whether a tape is kept after all, unless `instead_of` returns a better strategy.
+    tapes = False
+
+    #: Whether that tape is in the memory of the host.
+    offload = False
+
+    #: Whether `batched` wants all of the carry batched.
+    batches_all = False
+
+    def prepare(self, body: Any, consts: Any, tree: Any, leaves: Any, source: str) -> tuple["Strategy", Any, Any]:
+        """Return the strategy, the body and the consts of a loop at `source`.
+
+        `tree` and `leaves` are the user's carry. A leaf that the body returns unchanged is an array, since JAX makes a
+        const of it, and any other leaf is the number of a carry of the loop.
+        """
+        return self, body, consts
+
+    def instead_of(self, linear: Linearized, body: Any, max_steps: int) -> "Strategy | None":
+        return None
+
+    def forward(self, loop: "Loop") -> tuple[list[Array], Array, list[Array], "Strategy"]:
+        """Run the loop. Return the carry, the steps taken, what else `pull_back` needs, and whose `pull_back` it is."""
+        outs, steps = loop.run()
+        return outs, steps, [], self
+
+    def batched(self, axis: Axis, pred_batched: bool, consts_batched: Any, consts: Any, init: Any) -> "Strategy":
+        """Return the strategy for a batch of examples that differ in the flagged consts and in all of the carry."""
+        return self
+
+    def batched_extra(self, extra: list[Array]) -> list[Array]:
+        """Return `extra`, whose batch axis is the first, as `pull_back` of a batched loop expects it."""
+        return extra
+
+    def pull_back(
+        self, loop: "Replay", steps: Array, consts: Any, init: Any, extra: Any, const_cts: Any, carry_cts: Any
+    ) -> tuple[list[Array], list[Array]]:
+        """Return the cotangents of the consts, added to the given ones, and of the carry before the loop.
+
+        `carry_cts` are the cotangents of the carry after the loop.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Tape(Strategy):
+    """Let a loop keep all values that the derivative of a step needs, for every step: "tape".
+
+    Args:
+        offload: whether the tape is in host memory. The device holds no part of it, whatever `max_steps` is. Each row
+            is sent to the host while the loop goes on, and comes back one step before it is needed. A CPU is its own
+            host, so there is nothing to gain.
+
+    >>> import jax
+    >>> from jax_tensorarray import Tape, fori_loop
+    >>> power = lambda x: fori_loop(0, 3, lambda i, y: x * y, 1.0, residuals=Tape(offload=True))
+    >>> print(jax.grad(power)(2.0))
+    12.0
+    """
+
+    offload: bool = False
+
+    tapes = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.offload, bool):
+            raise TypeError(f"{type(self).__name__}: offload must be True or False, got {self.offload!r}")
