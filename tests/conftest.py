@@ -81,6 +81,13 @@ def fusions_of_users(monkeypatch):
 
 
 @pytest.fixture(scope="module")
+def in_single_precision():
+    """For what is compared with figures that users see, who compute in 32 bits."""
+    with jax.enable_x64(False):
+        yield
+
+
+@pytest.fixture(scope="module")
 def every_array_is_sent():
     """For loops with a tape on the host, which send no small rows."""
     from jax_tensorarray._loops import tapes

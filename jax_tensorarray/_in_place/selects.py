@@ -35,7 +35,7 @@ def select_n(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
 
 def _of_many(which: Value, cases: Sequence[Value]) -> list[Value] | None:
     """Select between versions of a buffer one after the other, as `jax.vmap` of `lax.switch` needs it."""
-    if not which.may_select or (which.repeated is None and which.shape):
+    if not _chooses_examples(which):
         return None
     number, chosen = which.source.array, cases[0]
     for k, case in enumerate(cases[1:], 1):
@@ -74,9 +74,12 @@ def _special(eqn: Any, operands: Sequence[Value], predicate: Predicate) -> Value
 
 
 def predicate_of(which: Value) -> Predicate | None:
-    if not which.may_select or (which.repeated is None and which.shape):
-        return None
-    return Predicate(which.source.mask)
+    return Predicate(which.source.mask) if _chooses_examples(which) else None
+
+
+def _chooses_examples(which: Value) -> bool:
+    """Return whether a number or a bool is the same for all elements of an example."""
+    return which.may_select and (which.repeated is not None or not which.shape)
 
 
 def stop_gradient(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:

@@ -160,7 +160,7 @@ def invariant(jaxpr: Any, known: Mapping[Any, Value]) -> dict[Any, Value]:
     for eqn in reversed(wanted):
         is_known = all(isinstance(v, jex.Literal) or v in values for v in eqn.invars)
         # In the loop it is seen that a select chooses between an operand and itself without a derivative.
-        is_stopped = eqn.primitive.name == "stop_gradient" and eqn.invars[0] in known
+        is_stopped = eqn.primitive.name == "stop_gradient" and any(v is eqn.invars[0] for v in known)
         if eqn.effects or not is_known or _has_while(eqn) or is_stopped:
             continue
         operands = [Value.of_literal(v) if isinstance(v, jex.Literal) else values[v] for v in eqn.invars]

@@ -11,7 +11,15 @@ from typing import Any
 import numpy as np
 from jax.interpreters.mlir import ir
 
-from jax_tensorarray._lowering.calls import CHOSEN, IN_RANGE, addresses_rows, chosen_row, index_and_size, length_of
+from jax_tensorarray._lowering.calls import (
+    CHOSEN,
+    IN_RANGE,
+    addresses_rows,
+    chosen_row,
+    index_and_size,
+    index_number,
+    length_of,
+)
 from jax_tensorarray._lowering.mlir import (
     Operation,
     Value,
@@ -71,8 +79,7 @@ def mark_those_in_range(functions: dict[str, Operation]) -> None:
         size = size if size is None else size - (length_of(op) or 1) + 1
         if is_in_range(index, size):
             op.attributes[IN_RANGE] = ir.UnitAttr.get()
-            number = list(op.operands).index(index)
-            op.operands[number] = _simplified(index, bounds)
+            op.operands[index_number(op)] = _simplified(index, bounds)
             continue
         row = chosen_row(index)
         if row is not None and is_in_range(row, size):

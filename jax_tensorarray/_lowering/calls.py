@@ -191,9 +191,13 @@ def addresses_rows(op: Operation) -> bool:
 
 def index_and_size(op: Operation) -> tuple[Value, int | None]:
     """Return the index of such a call, and the number of rows unless the program computes it."""
-    if target(op) == PREFIX + "check":
-        return op.operands[0], constant(op.operands[1])
-    return op.operands[1], math.prod(index_sizes(op))
+    index = op.operands[index_number(op)]
+    return index, constant(op.operands[1]) if target(op) == PREFIX + "check" else math.prod(index_sizes(op))
+
+
+def index_number(op: Operation) -> int:
+    """Return which operand of such a call the index is. It may be the buffer as well."""
+    return int(target(op) != PREFIX + "check")
 
 
 def length_of(op: Operation) -> int | None:

@@ -608,7 +608,7 @@ def _accesses(op: Operation, choice: _Choice) -> tuple[list[_Access], Sequence[V
     """Return the slices that a call stands for, in the order of its positions, and the readers that it waits for."""
     call = CALLS[target(op).removeprefix(PREFIX)]
     of_sorting = bool(config(op).sorted)
-    operands, readers = list(op.operands), op.operands[len(call.operands) - (not choice.masked) + of_sorting :]
+    operands, readers = list(op.operands), _readers(op, len(call.operands) - (not choice.masked) + of_sorting)
     buffer, batch_dims = operands[0], config(op).batch_dims or 0
     rows = index_sizes(op)
     index, where, length = _positions(op, choice)
@@ -635,6 +635,11 @@ def _accesses(op: Operation, choice: _Choice) -> tuple[list[_Access], Sequence[V
     return found, readers
 
 
+def _readers(op: Operation, first: int) -> list[Value]:
+    """Return the rows that a call waits for. If it needs no order, nobody uses those that it is not made of."""
+    return [] if UNORDERED in op.attributes else list(op.operands)[first:]
+
+
 class _AtOnce(NamedTuple):
     """The rows of a call as those of one gather or scatter.
 
@@ -654,7 +659,7 @@ class _AtOnce(NamedTuple):
     def of(cls, op: Operation, choice: _Choice) -> "_AtOnce":
         call, facts, sizes = CALLS[target(op).removeprefix(PREFIX)], config(op), index_sizes(op)
         batch_dims, count = facts.batch_dims or 0, len(call.operands)
-        readers = list(op.operands)[count - (not choice.masked) + bool(facts.sorted) :]
+        readers = _readers(op, count - (not choice.masked) + bool(facts.sorted))
         shared = 0 if choice.masked else choice.shared  # an example may have a mask of its own
         index, mask, length = _positions(op, choice)
         if shared < choice.shared:

@@ -118,7 +118,7 @@ class Uses:
         return all(self.is_for_itself(call.operands[buffer.arg_number], call.block) for call in calls)
 
     def _goes_on(self, op: Operation, number: int) -> bool:
-        """Return whether a version of a buffer leaves the block there, or rows of it are read or updated."""
+        """Return whether a version of a buffer leaves the block there, or is updated."""
         return not op.results or self.ownership.owns(op, number)
 
     def _is_left_alone(self, result: Value) -> bool:
@@ -133,20 +133,18 @@ class Uses:
         stack, found, block = [buffer], set(), update.block
         while stack:
             value = stack.pop()
-            for use in value.uses:
-                op = operation(use.owner)
+            for op, _ in _users(value):
                 if value != buffer and is_ours(op) and may_raise(op) and index_and_size(op)[0] == value:
                     return False  # it is recorded whether this index is in range
-                while op.block != block:
-                    op = operation(op.block.owner)
-                if not op.results:  # it leaves the block
+                outer = _in_block(op, block)
+                if not outer.results:  # it leaves the block
                     return False
-                if op != update and op not in found:
-                    found.add(op)
-                    if op.name in self.made_once and self._reaches(op, update):
+                if outer != update and outer not in found:
+                    found.add(outer)
+                    if outer.name in self.made_once and self._reaches(outer, update):
                         continue
-                    same = self.ownership.invariants(op) if op.name == "stablehlo.while" else ()
-                    stack.extend(x for k, x in enumerate(op.results) if k not in same or op.operands[k] == value)
+                    same = self.ownership.invariants(outer) if outer.name == "stablehlo.while" else ()
+                    stack.extend(x for k, x in enumerate(outer.results) if k not in same or outer.operands[k] == value)
         return True
 
     def _reaches(self, op: Operation, update: Operation) -> bool:
@@ -154,10 +152,7 @@ class Uses:
         stack, found = [op], {op}
         while stack:
             for result in stack.pop().results:
-                for use in result.uses:
-                    user = operation(use.owner)
-                    while user.block != update.block:
-                        user = operation(user.block.owner)
+                for user in [_in_block(user, update.block) for user, _ in _users(result)]:
                     if user == update:
                         return True
                     if user not in found:
@@ -169,3 +164,10 @@ class Uses:
 def _users(value: Value) -> list[tuple[Operation, int]]:
     """Return the operations that use a value, and the number of the operand that it is."""
     return [(operation(use.owner), use.operand_number) for use in value.uses]
+
+
+def _in_block(op: Operation, block: ir.Block) -> Operation:
+    """Return the operation of a block that `op` is, or is inside of."""
+    while op.block != block:
+        op = operation(op.block.owner)
+    return op

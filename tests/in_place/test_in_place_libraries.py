@@ -19,11 +19,7 @@ from benchmarks.wild import report
 from benchmarks.wild.measure import found
 from benchmarks.wild.programs import PROGRAMS
 
-
-@pytest.fixture(autouse=True, scope="module")
-def in_single_precision():
-    with jax.enable_x64(False):
-        yield
+pytestmark = pytest.mark.usefixtures("in_single_precision")
 
 
 def is_installed(library):

@@ -3,14 +3,13 @@
 The programs are those of `benchmarks.harm` that once were slower. Their time is measured there.
 """
 
-import jax
 import pytest
+from figures import thunks
 from in_place import compiled
 
 from benchmarks.harm.program import PLAIN, VARIANTS
 from benchmarks.harm.programs import PROGRAMS
 from jax_tensorarray._compat import barriers_hold
-from jax_tensorarray._hlo import text as hlo_text
 from jax_tensorarray._lowering.calls import PREFIX
 
 SLOWER = {
@@ -27,19 +26,7 @@ FEW_MORE = {"union_find": 1.4}
 #: Where no barrier holds, a branch puts a read before an update.
 WITH_BRANCHES = 3.0
 
-#: Operations that compute nothing, and those whose computations are counted themselves.
-FREE = {"bitcast", "call", "constant", "get-tuple-element", "opt-barrier", "parameter", "tuple"}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def in_single_precision():
-    with jax.enable_x64(False):
-        yield
-
-
-def in_loops(f, args):
-    found = hlo_text.operations_in_loops(compiled(f, *args).as_text())
-    return [op for op in found if op.opcode not in FREE]
+pytestmark = pytest.mark.usefixtures("in_single_precision")
 
 
 @pytest.mark.parametrize(
@@ -48,7 +35,7 @@ def in_loops(f, args):
 def test_a_step_has_no_more_operations_than_in_plain_jax(name, variant):
     (program,) = [p for p in PROGRAMS if p.name == name][:1]
     args, (base, repaired) = program.arguments(variant == "vmap"), VARIANTS[variant]
-    plain, ours = in_loops(PLAIN[base](program), args), in_loops(repaired(program), args)
+    plain, ours = (thunks(compiled(f, *args).as_text()) for f in (PLAIN[base](program), repaired(program)))
     most = FEW_MORE.get(name, 1) if barriers_hold("cpu") else WITH_BRANCHES
     assert len(ours) <= most * len(plain), ours
     assert sum(op.num_bytes for op in ours) <= 1.1 * sum(op.num_bytes for op in plain)

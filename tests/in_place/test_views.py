@@ -122,3 +122,13 @@ def test_cotangents_of_a_smaller_float_are_added_in_the_larger_one():
         return lax.fori_loop(0, 3000, step, q[0]).sum()
 
     assert jit(jax.grad(in_place(f)))(jnp.ones((N, D)))[0, 0] == 3001
+
+
+def test_a_number_without_a_derivative_is_no_buffer():
+    def f(b):
+        def step(i, b):
+            return b.at[i].set(b[i - 1] + (lax.stop_gradient(3.0) * jnp.arange(1.0 * len(b)))[i])
+
+        return lax.fori_loop(1, len(b), step, b)
+
+    np.testing.assert_array_equal(jit(in_place(f))(jnp.ones(50)), jit(f)(jnp.ones(50)))

@@ -116,7 +116,8 @@ def _optimized(f: Callable[..., Any], *args: Any) -> str:
     return in_place.compiled(f, *args).as_text()
 
 
-def _thunks(text: str) -> list[hlo_text.Instruction]:
+def thunks(text: str) -> list[hlo_text.Instruction]:
+    """What an iteration of the loops of a program for a CPU runs."""
     return [op for op in hlo_text.operations_in_loops(text) if op.opcode not in FREE]
 
 
@@ -130,7 +131,7 @@ KINDS = {
         lambda: _on_the_cpu() or instructions.why_not(),
         _count_instructions,
     ),
-    "cpu": Kind(_version_of_jax, _on_the_cpu, lambda: _count_operations(_optimized, _thunks)),
+    "cpu": Kind(_version_of_jax, _on_the_cpu, lambda: _count_operations(_optimized, thunks)),
     "gpu": Kind(
         _version_of_jax, gpu_hlo.why_not, lambda: _count_operations(gpu_hlo.compiled_for_h100, gpu_hlo.launches)
     ),
