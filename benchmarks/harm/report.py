@@ -101,7 +101,7 @@ def page(stored: Mapping[str, Mapping[str, Any]]) -> str:
         rows = rows_of(made)
         there = {(row.family, row.name) for row in rows}
         left = sum((program.family, program.name) not in there for program in PROGRAMS)
-        machine = f"{made['cores']} cores of {made['cpu']}"
+        machine = f"{made['cores']} core{'s' if made['cores'] > 1 else ''} of {made['cpu']}"
         parts += [
             f"## jax {made['jax']}",
             f"{made['date']}, jaxlib {made['jaxlib']}, Python {made['python']}, {machine}. "
