@@ -190,7 +190,7 @@ def asks_policies(primitive: Primitive) -> None:
             made = run(*operands)
             return made if isinstance(kept, tuple) and not kept else jax.tree.map(with_tangent_of, kept, made)
 
-        if policy is trace:
+        if jax.__version_info__ < (0, 12):
             return results, functools.partial(again, kept)
         return results, kept, again
 
