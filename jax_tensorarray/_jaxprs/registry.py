@@ -109,12 +109,12 @@ def inlined(eqn: Any, *, with_options: bool = False) -> Any:
     A `jit` with shardings, layouts or compiler options of its own is inlined only `with_options`.
     """
     entry, params = entry_of(eqn), eqn.params
+    if entry.kind != "inlined":
+        return None
     names = ("in_shardings", "out_shardings", "in_layouts", "out_layouts")
     special = [s for name in names for s in params.get(name, ()) if type(s).__name__ != "UnspecifiedValue"]
     has_options = any(s is not None for s in special) or params.get("compiler_options_kvs")
-    if entry.kind != "inlined" or (has_options and not with_options):
-        return None
-    return _compat.closed(entry.bodies(params)[0].jaxpr)
+    return None if has_options and not with_options else _compat.closed(entry.bodies(params)[0].jaxpr)
 
 
 def without_calls(jaxpr: Any) -> Callable[..., list[Array]]:
