@@ -19,13 +19,12 @@ from jax_tensorarray._jaxprs import registry
 from jax_tensorarray._kernels import check_errors
 from jax_tensorarray._loops import under_vmap
 from jax_tensorarray._loops.api import choice_of_residuals, fori_loop, scan, while_loop
-from jax_tensorarray._loops.auto import Auto
+from jax_tensorarray._loops.auto import Auto, Undo
 from jax_tensorarray._loops.checkpoint import Checkpoint
 from jax_tensorarray._loops.inverse import Inverse
 from jax_tensorarray._loops.recompute import Recompute
 from jax_tensorarray._loops.strategy import Tape
 from jax_tensorarray._loops.tensorflow import foldl, foldr, map_fn, tf_scan, tf_while_loop
-from jax_tensorarray._loops.undo import Undo
 from jax_tensorarray._ops.add import ta_add
 from jax_tensorarray._ops.empty import ta_empty
 from jax_tensorarray._ops.max import ta_max

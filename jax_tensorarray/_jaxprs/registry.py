@@ -185,10 +185,20 @@ def _checkpoint(eqn: Any, operands: Sequence[Array], change: Change) -> list[Arr
 def _cond(eqn: Any, operands: Sequence[Array], change: Change) -> list[Array]:
     index, *rest = operands
     rest = change.operands(rest)
-    branches = [change.traced(branch, rest) for branch in eqn.params["branches"]]
-    if any(branch.consts for branch in branches) or any(b.out_avals != branches[0].out_avals for b in branches):
-        return list(lax.switch(index, [*map(jaxprs.function, branches)], *rest))
-    return list(eqn.primitive.bind(index, *rest, **eqn.params | {"branches": tuple(branches)}))
+    return bind_branches(
+        eqn, index, rest, [functools.partial(change.body, _compat.closed(b)) for b in eqn.params["branches"]]
+    )
+
+
+def bind_branches(
+    eqn: Any, index: Array, operands: Sequence[Array], branches: Sequence[Callable[..., list[Array]]]
+) -> list[Array]:
+    """Run an equation of branches with other branches."""
+    types = list(map(jax.typeof, operands))
+    traced = [jax.make_jaxpr(branch)(*types) for branch in branches]
+    if any(branch.consts for branch in traced) or any(b.out_avals != traced[0].out_avals for b in traced):
+        return list(lax.switch(index, [*map(jaxprs.function, traced)], *operands))
+    return list(eqn.primitive.bind(index, *operands, **eqn.params | {"branches": tuple(traced)}))
 
 
 def _custom_jvp(eqn: Any, operands: Sequence[Array], change: Change) -> list[Array]:

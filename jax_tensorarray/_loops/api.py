@@ -14,7 +14,7 @@ from jax_tensorarray import _compat
 from jax_tensorarray._array.in_loops import entering_loop, leaving_loop
 from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._jaxprs.registry import reached
-from jax_tensorarray._loops.auto import Auto, Choice, choose_within
+from jax_tensorarray._loops.auto import Auto, Choice, Undo, choose_within
 from jax_tensorarray._loops.from_jax import (
     as_value,
     bind_loop,
@@ -30,7 +30,6 @@ from jax_tensorarray._loops.inverse import Inverse, check_inverse_type
 from jax_tensorarray._loops.linearize import linearize
 from jax_tensorarray._loops.recompute import Recompute
 from jax_tensorarray._loops.strategy import Strategy, Tape
-from jax_tensorarray._loops.undo import Undo
 from jax_tensorarray._loops.while_ import OF_WHILE_LOOP, Bound
 from jax_tensorarray._ops.empty import ta_empty
 from jax_tensorarray._ops.read import ta_read
@@ -320,4 +319,5 @@ def choice_of_residuals(
     differentiable = [jnp.issubdtype(a.dtype, jnp.inexact) for a in body.in_avals]
     of_consts, of_carry = differentiable[: len(consts)], differentiable[len(consts) :]
     nonzero_carry = jaxprs.fixed_point(body, of_consts, of_carry, reached)
-    return choose_within(memory, max_steps or 0, linearize(body, of_consts, nonzero_carry), body)
+    choice, _ = choose_within(memory, max_steps or 0, linearize(body, of_consts, nonzero_carry), body)
+    return choice

@@ -1,21 +1,19 @@
-"""The strategy of `residuals="auto"`: what each step would keep decides."""
+"""The strategies of `residuals="undo"` and "auto": what each step would keep decides."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jax_tensorarray._loops.checkpoint import Checkpoint
-from jax_tensorarray._loops.linearize import Linearized
-from jax_tensorarray._loops.replay import live_carries
+from jax_tensorarray._loops.linearize import Linearized, linearize
+from jax_tensorarray._loops.replay import Replay, live_carries
 from jax_tensorarray._loops.strategy import Strategy
-from jax_tensorarray._loops.undo import Undo, log
+from jax_tensorarray._loops.undo import Plan, bytes_of, plan, undone
+from jax_tensorarray._loops.while_ import Loop
 
-
-def bytes_of(types: Sequence[Any]) -> int:
-    return sum(t.size * t.dtype.itemsize for t in types)
+Array = Any
 
 
 class Choice(NamedTuple):
@@ -28,53 +26,56 @@ class Choice(NamedTuple):
     checkpoints: int | None = None
 
 
-def choose(linear: Linearized, body: Any) -> Choice:
-    """Choose undo if the tape would hold, for every step, a buffer that the body updates by rows; else the tape."""
-    carry = body.out_avals
+def choose(linear: Linearized, max_steps: int) -> tuple[Choice, Plan | None]:
+    """Choose undo if the tape would hold, for every step, more than a row that undo need not keep; else the tape."""
+
+    def tape(reason: str, undone: int | None = None) -> tuple[Choice, None]:
+        return Choice("tape", reason, taped, undone), None
+
+    carry, taped = list(linear.whole.out_avals)[: linear.num_outs], 0
     if not all(isinstance(t.size, int) for t in (*carry, *linear.taped)):
-        return Choice("tape", "a shape is a symbol of jax.export, so nobody knows how large it is", 0, None)
-    largest = max((t.size * t.dtype.itemsize for t in linear.taped), default=0)
+        return tape("a shape is a symbol of jax.export, so nobody knows how large it is")
     taped = bytes_of(linear.taped)
-    if not any(1024 < c.size * c.dtype.itemsize <= largest and c.ndim for c in carry):
-        return Choice("tape", "no residual is as large as a buffer of the carry", taped, None)
-    undone, refused = _undo_bytes(body)
-    if undone is None:
-        k, why = next(iter(refused.items()))
-        return Choice("tape", f"carry number {k}, {carry[k].str_short()}, cannot be rewound: {why}", taped, None)
-    if undone >= taped:
-        return Choice("tape", "the log would be as large as the tape", taped, undone)
-    return Choice("undo", "the tape would hold a whole buffer for every step", taped, undone)
+    if not any(t.ndim and bytes_of([t]) > _LEAST for t in carry):
+        return tape("the carry has no buffer of more than 1 kB")
+    if not any(bytes_of([t]) > _LEAST for t in linear.taped):
+        return tape("no residual takes more than 1 kB")
+    planned = plan(linear, max_steps)
+    if not planned.after:
+        return tape("no residual is made of a buffer that is updated by rows", planned.bytes)
+    if 2 * planned.bytes > taped:
+        return tape("undo would keep nearly as much as the tape", planned.bytes)
+    reason = "the tape would hold a whole buffer, or what is made of one, for every step"
+    return Choice("undo", reason, taped, planned.bytes), planned
 
 
-def _undo_bytes(body: Any) -> tuple[int | None, dict[int, str]]:
-    """Return the bytes that undo would keep of a step, or None, and why the carries cannot be rewound."""
-    logged, refused = log(body)
-    kept = [c for c, r in zip(body.out_avals, logged.rewound, strict=True) if not r]
-    return None if refused else bytes_of([*list(logged.jaxpr.out_avals)[len(body.out_avals) :], *kept]), refused
+#: A tape of smaller residuals costs no more than a log of them.
+_LEAST = 1024
 
 
-def choose_within(memory: int | None, max_steps: int, linear: Linearized, body: Any) -> Choice:
+def choose_within(memory: int | None, max_steps: int, linear: Linearized, body: Any) -> tuple[Choice, Plan | None]:
     """Return the choice of `choose` if it fits into `memory` bytes for all steps, else undo or checkpoints if one fits.
 
     If nothing fits, the choice with the fewest bytes is returned. There are enough checkpoints for every step to run
     nine times at most.
     """
-    choice = choose(linear, body)
+    choice, planned = choose(linear, max_steps)
     kept = max_steps * (choice.tape_bytes if choice.residuals == "tape" else choice.undo_bytes or 0)
     if memory is None or kept <= memory:
-        return choice
+        return choice, planned
     reason = f'"{choice.residuals}" would take {kept} bytes for {max_steps} steps, and memory={memory}'
-    undone, _ = _undo_bytes(body)
-    other = choice._replace(undo_bytes=undone, reason=reason)
-    others = [(kept, choice)]
-    if undone is not None:
-        others.append((undone * max_steps, other._replace(residuals="undo")))
+    again = plan(linear, max_steps, keeps_dear=False)
+    other = choice._replace(undo_bytes=again.bytes, reason=reason)
     read = live_carries(body)
     size = max(1, bytes_of([c for c, is_read in zip(body.out_avals, read, strict=True) if is_read]))
     checkpoints = min(max_steps, max(int(memory // size), _fewest(max_steps)))
-    others.append((checkpoints * size, other._replace(residuals="checkpoint", checkpoints=checkpoints)))
-    fitting = (other for size, other in others if size <= memory)
-    return next(fitting, min(others, key=lambda other: other[0])[1])
+    others: list[tuple[int, Choice, Plan | None]] = [
+        (kept, choice, planned),
+        (again.bytes * max_steps, other._replace(residuals="undo"), again),
+        (checkpoints * size, other._replace(residuals="checkpoint", checkpoints=checkpoints), None),
+    ]
+    fitting = (other for other in others if other[0] <= memory)
+    return next(fitting, min(others, key=lambda other: other[0]))[1:]
 
 
 def _fewest(max_steps: int) -> int:
@@ -114,7 +115,36 @@ class Auto(Strategy):
             raise ValueError(f"Auto: memory must be a number of bytes, got {memory!r}")
 
     def instead_of(self, linear: Linearized, body: Any, max_steps: int) -> Strategy | None:
-        choice = choose_within(self.memory, max_steps, linear, body)
+        choice, planned = choose_within(self.memory, max_steps, linear, body)
         if choice.checkpoints is not None:
             return Checkpoint(choice.checkpoints)
-        return Undo() if choice.residuals == "undo" else None
+        return None if planned is None else _Planned(planned, self)
+
+
+@dataclass(frozen=True)
+class _Planned(Strategy):
+    """What `Auto` has chosen instead of a tape. Derivatives of the loop choose for themselves, as `then` says."""
+
+    plan: Plan
+    then: Strategy
+
+    def forward(self, loop: Loop, again: Replay) -> tuple[list[Array], Array, list[Array], Strategy]:
+        return undone(loop, again, self.plan, self.then)
+
+
+@dataclass(frozen=True)
+class Undo(Strategy):
+    """Let a loop keep the rows that each step overwrites, and what cannot be computed again from the buffers: "undo".
+
+    This is for bodies that use a whole buffer in each step. A tape would hold T copies of it.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from jax_tensorarray import Undo, fori_loop, ta_write
+    >>> whole = lambda x: fori_loop(0, 2, lambda i, b: ta_write(b, i, jnp.dot(b, b)), x, residuals=Undo()).sum()
+    >>> jax.grad(whole)(jnp.array([1.0, 2.0]))
+    Array([22., 48.], dtype=float32)
+    """
+
+    def forward(self, loop: Loop, again: Replay) -> tuple[list[Array], Array, list[Array], Strategy]:
+        linear = linearize(again.body, again.nonzero_consts, again.nonzero_carry)
+        return undone(loop, again, plan(linear, again.max_steps), Auto())

@@ -10,18 +10,18 @@ from dataclasses import replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.interpreters import ad
 
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
 from jax_tensorarray._loops import rules
-from jax_tensorarray._loops.count import Tangents, linearized_loop, nonzero_tangents, step_and_record, zero_tangents
+from jax_tensorarray._loops.count import Tangents, linearized_loop, nonzero_tangents, zero_tangents
 from jax_tensorarray._loops.linearize import linearize
+from jax_tensorarray._loops.recording import recorded
 from jax_tensorarray._loops.replay import Replay, ta_replay_p
-from jax_tensorarray._loops.tapes import avals_of, largest, tapes_for
-from jax_tensorarray._loops.while_ import Loop, WhileOptions, counting, needs_max_steps, results, ta_while_p, taped
+from jax_tensorarray._loops.tapes import largest, make, tangent_tapes
+from jax_tensorarray._loops.while_ import Loop, WhileOptions, needs_max_steps, results, ta_while_p, taped
 from jax_tensorarray._ops.primitive import is_zero, nonzero_transpose
 
 Array = Any
@@ -52,39 +52,17 @@ _Results = tuple[list[Array], Any, list[Array]]
 
 def _taped_jvp(loop: Loop, tangents: Tangents) -> _Results:
     """Run two loops. The second is linear in the tangents, so every loop can be transposed."""
-    cond, body, options, tapes = loop.cond, loop.body, loop.options, loop.options.tapes
+    body, options, tapes, strategy = loop.body, loop.options, loop.options.tapes, loop.options.strategy
     max_steps: int = options.max_steps  # type: ignore[assignment]
-    strategy, n, inputs = options.strategy, len(loop.carry), len(body.in_avals)
     linear = linearize(body, tangents.nonzero_consts, tangents.nonzero_carry)
     better = strategy.instead_of(linear, body, max_steps)
     if better is not None:
         return _replayed_jvp(loop._replace(options=replace(options, strategy=better)), tangents)
-    predicate, before = jaxprs.function(cond), inputs - len(tapes)  # the counter comes between the carry and the tapes
-
-    def goes_on(*args: Array) -> list[Array]:
-        k = len(loop.cond_consts) + n
-        return predicate(*args[:k], *args[k + 1 : k + 1 + len(tapes)])
-
-    def step(*args: Array) -> list[Array]:
-        k, old = args[before], [*args[:before], *args[before + 1 : inputs + 1]]
-        outs, new = step_and_record(linear, k, old, args[inputs + 1 :])
-        return [*outs[:n], k + 1, *outs[n:], *new]
-
-    start = jnp.zeros((), counting(max_steps))
-    new = tapes_for(linear.taped, max_steps, strategy.offload)
-    types, cond_types = [jax.typeof(start), *avals_of([*tapes, *new])], list(cond.in_avals)
-    outs, steps = loop._replace(
-        carry=[*loop.carry, start],
-        cond=jax.make_jaxpr(goes_on)(*cond_types[: len(cond_types) - len(tapes)], *types),
-        body=jax.make_jaxpr(step)(*body.in_avals[:before], *types),
-        options=replace(options, tapes=(*tapes, *new)),
-    ).run()
-    outs = [*outs[:n], *outs[n + 1 :]]
-    outs, recorded = outs[: linear.num_outs], outs[linear.num_outs :]
+    outs, steps, _, tapes_made = recorded(loop, linear.jaxpr, linear.num_outs, linear.steps, offload=strategy.offload)
     dots = linearized_loop(
         linear,
         loop.body_consts,
-        recorded,
+        tapes_made,
         largest(steps),
         tangents,
         max_steps=max_steps,
@@ -98,9 +76,13 @@ def _replayed_jvp(loop: Loop, tangents: Tangents) -> _Results:
     """Run a loop that keeps no tape, and one that finds its steps again."""
     options, nonzero = loop.options, (*tangents.nonzero_consts, *tangents.nonzero_carry)
     max_steps: int = options.max_steps  # type: ignore[assignment]
-    again = Replay(loop.body, options.batch_dims, len(loop.body_consts), nonzero, max_steps)
-    outs, steps, extra, strategy = options.strategy.forward(loop._replace(body=again.primal))
     const_dots, carry_dots = tangents.instantiated()
+    if options.tapes:  # these have been recorded for another derivative
+        n, tapes, options = len(loop.carry), options.tapes, replace(options, tapes=())
+        loop = loop._replace(carry=[*loop.carry, *make(tapes)], options=options)
+        carry_dots += make(tangent_tapes(tapes, tangents.nonzero_carry[n:]))
+    again = Replay(loop.body, options.batch_dims, len(loop.body_consts), nonzero, max_steps)
+    outs, steps, extra, strategy = options.strategy.forward(loop._replace(body=again.primal), again)
     operands = [steps, *loop.body_consts, *loop.carry, *extra, *const_dots, *carry_dots]
     dots = ta_replay_p.bind(*operands, loop=again, strategy=strategy)
     return outs, steps, dots

@@ -78,7 +78,7 @@ class Inverted(Strategy):
 
     batches_all = True
 
-    def forward(self, loop: Loop) -> tuple[list[Array], Array, list[Array], Strategy]:
+    def forward(self, loop: Loop, again: Replay) -> tuple[list[Array], Array, list[Array], Strategy]:
         outs, steps = loop.run()
         return outs, steps, outs, self
 

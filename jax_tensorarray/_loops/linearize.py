@@ -4,7 +4,7 @@
 Values that all steps share are computed once, and a broadcast of a smaller value is made again.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -50,6 +50,8 @@ class Broadcast(NamedTuple):
 class Linearized:
     """A body together with the derivative of one step of it."""
 
+    whole: Any  #: maps what the body takes to what it gives, followed by all residuals
+    is_const: list[bool]  #: which inputs of the body are the same in every step
     jaxpr: Any  #: maps what the body takes to what it gives, followed by the residuals to be taped
     num_outs: int
     sources: tuple[Any, ...]  #: of every residual
@@ -57,6 +59,8 @@ class Linearized:
     shared: Any  #: maps the inputs that are the same in every step to the residuals that are
     #: For each taped residual that is the tape of an inner loop: which residual counts the steps of that loop.
     steps: tuple[int | None, ...]
+    tangent_types: list[Any]  #: of the consts and carries with tangents
+    num_const_dots: int  #: how many of these are consts
 
     @property
     def taped(self) -> list[Any]:
@@ -99,24 +103,19 @@ def linearize(body: Any, nonzero_consts: Sequence[bool], nonzero_carry: Sequence
 
     types = list(body.in_avals)
     jaxpr = jax.make_jaxpr(step)(*types)
-    found = _Sources(jaxpr, is_const)
-    inner, num_outs = found.jaxpr, len(nonzero_carry)
-    sources = tuple(map(found.of, inner.outvars[num_outs:]))
-
-    def selected(*args: Array) -> list[Array]:
-        outvars = [*inner.outvars[:num_outs], *found.taped]
-        return jaxprs.interpret(jaxpr, args, jaxprs.bind, lambda x: x, outvars=outvars)
-
-    def shared(*args: Array) -> list[Array]:
-        return found.compute([*found.shared], dict(zip(flagged(inner.invars, is_const), args, strict=True)))
-
+    found, num_outs = Sources(jaxpr, is_const), len(nonzero_carry)
+    sources = tuple(map(found.of, _compat.opened(jaxpr).outvars[num_outs:]))
     return Linearized(
-        jax.make_jaxpr(selected)(*types),
+        jaxpr,
+        is_const,
+        found.giving([*_compat.opened(jaxpr).outvars[:num_outs], *found.taped]),
         num_outs,
         sources,
         tree[-1],
-        jax.make_jaxpr(shared)(*flagged(types, is_const)),
-        found.steps(),
+        found.giving_shared(),
+        found.steps(found.taped),
+        [t.to_tangent_aval() for t in flagged(types, nonzero)],
+        sum(nonzero_consts),
     )
 
 
@@ -132,17 +131,17 @@ def tapes_among(outs: Sequence[Var], tapes: Sequence[tuple[Any, int]]) -> list[V
     return [v for v, (_, batch_dims) in pairs if not batch_dims]
 
 
-class _Sources:
+class Sources:
     """Finds where the values of a jaxpr can be computed again."""
 
     def __init__(self, jaxpr: Any, is_const: Sequence[bool]) -> None:
-        self.closed, self.jaxpr = jaxpr, _compat.opened(jaxpr)
+        self.closed, self.jaxpr, self.is_const = jaxpr, _compat.opened(jaxpr), is_const
         inner = self.jaxpr
         self.maker = {v: eqn for eqn in inner.eqns for v in eqn.outvars}
         self.unchanging = {*inner.constvars, *flagged(inner.invars, is_const)}
         for eqn in inner.eqns:
-            known = all(isinstance(v, jex.Literal) or v in self.unchanging for v in _read(eqn))
-            if known and not eqn.effects and not _may_raise(eqn):
+            known = all(isinstance(v, jex.Literal) or v in self.unchanging for v in read_by(eqn))
+            if known and not eqn.effects and not may_raise(eqn):
                 self.unchanging.update(eqn.outvars)
         self.taped: dict[Any, int] = {}
         self.shared: dict[Any, int] = {}
@@ -159,38 +158,57 @@ class _Sources:
             return Shared(self.shared.setdefault(v, len(self.shared)))
         return Taped(self.taped.setdefault(v, len(self.taped)))
 
+    def giving(self, variables: Sequence[Any]) -> Any:
+        """Return the jaxpr with those variables as its outputs."""
+
+        def f(*args: Array) -> list[Array]:
+            return jaxprs.interpret(self.closed, args, jaxprs.bind, lambda x: x, outvars=variables)
+
+        return jax.make_jaxpr(f)(*self.closed.in_avals)
+
+    def giving_shared(self) -> Any:
+        """Return the jaxpr that maps the inputs that are the same in every step to what else is, of `shared`."""
+        inputs = flagged(self.jaxpr.invars, self.is_const)
+
+        def f(*args: Array) -> list[Array]:
+            return self.compute([*self.shared], dict(zip(inputs, args, strict=True)))
+
+        return jax.make_jaxpr(f)(*(v.aval for v in inputs))
+
     def compute(self, variables: Sequence[Any], values: dict[Any, Array]) -> list[Array]:
         """Compute variables that are the same in every step. `values` has the inputs that are."""
         needed, eqns = set(variables), []
         for eqn in reversed(self.jaxpr.eqns):
             if not needed.isdisjoint(eqn.outvars):
                 eqns.append(eqn)
-                needed.update(v for v in _read(eqn) if not isinstance(v, jex.Literal))
+                needed.update(v for v in read_by(eqn) if not isinstance(v, jex.Literal))
         values = values | dict(zip(self.jaxpr.constvars, self.closed.consts, strict=True))
         for eqn in reversed(eqns):
-            operands = [v.val if isinstance(v, jex.Literal) else values[v] for v in _read(eqn)]
+            operands = [v.val if isinstance(v, jex.Literal) else values[v] for v in read_by(eqn)]
             outs = operands if eqn.primitive is ta_guard_p else jaxprs.bind(eqn, operands)
             values.update(zip(eqn.outvars, outs, strict=True))
         return [values[v] for v in variables]
 
-    def steps(self) -> tuple[int | None, ...]:
-        """Return, for each taped variable, which taped variable counts its steps, if it is an inner loop's tape."""
+    def steps(self, taped: Iterable[Any]) -> tuple[int | None, ...]:
+        """Return, for each taped variable, which of them counts its steps, if it is an inner loop's tape."""
         steps_of: dict[Any, Any] = {}
         for eqn in self.jaxpr.eqns:
             if eqn.primitive in TAPES:
                 tapes, steps = TAPES[eqn.primitive](eqn)
                 steps_of |= dict.fromkeys(tapes, steps)
-        found = [steps_of.get(v) for v in self.taped]
-        return tuple(None if n is None or isinstance(n, jex.Literal) else self.taped.get(n) for n in found)
+        taped = list(taped)
+        place = {v: k for k, v in enumerate(taped)}
+        found = [steps_of.get(v) for v in taped]
+        return tuple(None if n is None or isinstance(n, jex.Literal) else place.get(n) for n in found)
 
 
-def _may_raise(eqn: Any) -> bool:
+def may_raise(eqn: Any) -> bool:
     """Return whether an equation checks an index: then it must not be evaluated for a loop of no steps."""
     if eqn.primitive.name.startswith("ta_") and eqn.params.get("mode", "drop") != "drop":
         return True
-    return any(_may_raise(e) for jaxpr in jaxprs.jaxprs_in(eqn.params) for e in jaxpr.eqns)
+    return any(may_raise(e) for jaxpr in jaxprs.jaxprs_in(eqn.params) for e in jaxpr.eqns)
 
 
-def _read(eqn: Any) -> list[Any]:
+def read_by(eqn: Any) -> list[Any]:
     """Return what the value of an equation depends on. For a guard this is its operand."""
     return eqn.invars[1:] if eqn.primitive is ta_guard_p else eqn.invars

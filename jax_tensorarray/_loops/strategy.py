@@ -36,7 +36,7 @@ class Strategy:
     def instead_of(self, linear: Linearized, body: Any, max_steps: int) -> "Strategy | None":
         return None
 
-    def forward(self, loop: "Loop") -> tuple[list[Array], Array, list[Array], "Strategy"]:
+    def forward(self, loop: "Loop", again: "Replay") -> tuple[list[Array], Array, list[Array], "Strategy"]:
         """Run the loop. Return the carry, the steps taken, what else `pull_back` needs, and whose `pull_back` it is."""
         outs, steps = loop.run()
         return outs, steps, [], self

@@ -1,258 +1,429 @@
-"""Undoing the writes of a step: its buffers are restored by putting back the rows that it overwrote."""
+"""Undoing a step: its buffers are restored by putting back the rows that it overwrote.
 
-import itertools
-from collections.abc import Callable, Iterable, Sequence
+Of the residuals of a step, the versions of its buffers are there while its rows are put back, and cost nothing. Small
+ones are kept on a tape. Large ones are computed again from these, or kept if that takes too long.
+"""
+
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import primitives as jax_primitives
+from jax.extend import core as jex
 
-from jax_tensorarray._jaxprs import jaxprs, registry
-from jax_tensorarray._jaxprs.jaxprs import flagged, merge
+from jax_tensorarray import _compat
+from jax_tensorarray._jaxprs import jaxprs
+from jax_tensorarray._jaxprs.jaxprs import flagged
+from jax_tensorarray._loops.linearize import Linearized, Sources, read_by
+from jax_tensorarray._loops.log import Log, Version
+from jax_tensorarray._loops.recording import recorded
 from jax_tensorarray._loops.replay import Replay, all_batched, counted
-from jax_tensorarray._loops.rules import Axis
-from jax_tensorarray._loops.strategy import Strategy, Tape
-from jax_tensorarray._loops.tapes import avals_of, record, tapes_for
+from jax_tensorarray._loops.rules import Axis, axes
+from jax_tensorarray._loops.strategy import Strategy
+from jax_tensorarray._loops.tapes import play_back
 from jax_tensorarray._loops.while_ import Loop
-from jax_tensorarray._ops.clear import ta_clear_p
-from jax_tensorarray._ops.part import ta_write_part_p
+from jax_tensorarray._ops.guard import ta_guard_p
 from jax_tensorarray._ops.primitive import ROW_OPS, with_axis
-from jax_tensorarray._ops.read import ta_read, ta_read_p
 from jax_tensorarray._ops.swap import ta_swap_p
 from jax_tensorarray._ops.write import ta_write_p
 
 Array = Any
 
-#: The row ops that update their buffer.
-_UPDATES = [p for p, call in ROW_OPS.items() if call.in_place]
+
+def bytes_of(types: Sequence[Any]) -> int:
+    return sum(t.size * t.dtype.itemsize for t in types)
 
 
-@dataclass(frozen=True)
-class Logged:
-    """A body that also returns what it overwrites, and the body that puts it back.
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What is kept of a step, and how the step is undone."""
 
-    `jaxpr` maps the arguments of the body to its results, followed by the rows of the log. `restore` maps these rows
-    and the carries flagged in `rewound`, after the step, to the same carries before it.
+    jaxpr: Any  #: maps what the body takes to what it gives, followed by what is kept
+    num_outs: int
+    steps: tuple[int | None, ...]  #: of what is kept, as for `record`
+    shared: Any  #: maps what is the same in every step to what is needed of it
+    #: Maps the number of the step, the tapes of what is kept, what is shared, the tangents of consts, the buffers after
+    #: the step, and the tangents of carries, to the buffers before the step, and the tangents of carries after it.
+    back: Any
+    after: tuple[int, ...]  #: which carries after the step are the buffers
+
+    @property
+    def kept(self) -> list[Any]:
+        """Types of what is kept."""
+        return list(self.jaxpr.out_avals)[self.num_outs :]
+
+    @property
+    def bytes(self) -> int:
+        return bytes_of(self.kept)
+
+
+def plan(linear: Linearized, max_steps: int, *, keeps_dear: bool = True) -> Plan:
+    """Plan to undo the steps of a loop that takes `max_steps` at most.
+
+    With `keeps_dear`, what is large and takes long to compute is kept, not computed again.
     """
-
-    jaxpr: Any
-    restore: Any
-    rewound: tuple[bool, ...]
+    return _Planning(linear, max_steps, keeps_dear).plan()
 
 
-#: An array, and the carry that it is a version of.
-_Value = tuple[Array, int | None]
+class _Planning:
+    """Finds out what to keep of a step."""
 
+    def __init__(self, linear: Linearized, max_steps: int, keeps_dear: bool) -> None:
+        self.linear, self.keeps_dear, self.num_outs, self.max_steps = linear, keeps_dear, linear.num_outs, max_steps
+        self.log = Log()
+        self.trace()
+        self.find_buffers()
+        buffers = bytes_of([linear.whole.out_avals[r] for r in self.slot_of])
+        rows = bytes_of([v.aval for r in self.slot_of for n in self.chain_of[r] for v in self.rows[n]])
+        self.limit = max(_SMALL, rows, buffers // max_steps if max_steps else 0)
+        self.kept: dict[Any, None] = {}  # variables, in their order
+        self.made: set[int] = set()  # equations to be evaluated again, by their numbers
 
-class _Log:
-    """Evaluates a body and keeps the rows that its row ops overwrite in the buffers of the carry."""
-
-    def __init__(self) -> None:
-        self.rows: list[Array] = []
-        self.undo: list[tuple[int, int, Any]] = []  # (carry, number of rows of the log, parameters of a write)
-        self.refused: dict[int, str] = {}  # carries that cannot be rewound, and why
-
-    def evaluate(self, jaxpr: Any, inputs: Sequence[_Value]) -> list[_Value]:
-        return jaxprs.interpret(jaxpr, inputs, self.equation, lambda x: (x, None))
-
-    def equation(self, eqn: Any, inputs: list[_Value]) -> Iterable[_Value]:
-        p, operands, held = eqn.primitive, [x for x, _ in inputs], [k for _, k in inputs]
-        if p in _UPDATES and held[0] is not None:
-            return self.update(p, eqn.params, operands, held[0])
-        if any(k is not None for k in held):
-            inner, change = registry.inlined(eqn, with_options=True), _Logging(held)
-            if inner is not None:
-                return self.evaluate(inner, inputs)
-            entry = registry.entry_of(eqn)
-            is_straight = entry.kind == "checkpoint" or p is jax_primitives.custom_jvp_call_p
-            outs = entry.rebuild(eqn, operands, change) if is_straight else None
-            if outs is not None:
-                n = len(change.carries)
-                self.rows += outs[n:]
-                self.undo += change.log.undo
-                self.refused |= change.log.refused
-                return zip(outs[:n], change.carries, strict=True)
-        for k, x in zip(held, operands, strict=True):
-            if k is not None and _updates(eqn, jnp.shape(x), x.dtype):
-                self.refused[k] = f"{p.name} updates it"
-        return [(x, None) for x in jaxprs.bind(eqn, operands)]
-
-    def update(self, p: Any, params: Any, operands: list[Array], k: int) -> list[_Value]:
-        buffer, index, value, *where = operands
-        if p in (ta_write_p, ta_swap_p):
-            new, old = ta_swap_p.bind(buffer, index, value, *where, **params)
-            outs = [new, old] if p is ta_swap_p else [new]
-        else:
-            old = ta_read_p.bind(buffer, index, *where, **params | {"reverse": False})
-            outs = [p.bind(buffer, index, value, *where, **params)]
-        self.rows += [index, old, *where]
-        # Rows are put back in the opposite order: for duplicates, what the first one overwrote stays.
-        self.undo.append((k, 2 + len(where), params | {"mode": "drop", "reverse": not params["reverse"]}))
-        return [(x, None if n else k) for n, x in enumerate(outs)]
-
-
-class _Logging(registry.Change):
-    """A jaxpr in an equation, which returns its log after its results.
-
-    The tangents of the log are read from those of the operands: the first row that is overwritten at a place was there
-    before. All others are overwritten again when the step is undone.
-    """
-
-    def __init__(self, held: Sequence[int | None]) -> None:
-        self.held = held
-
-    def body(self, jaxpr: Any, *args: Array) -> list[Array]:
-        self.jaxpr, self.log = jaxpr, _Log()
-        found = self.log.evaluate(jaxpr, list(zip(args, self.held, strict=True)))
-        self.carries = [k for _, k in found]
-        return [*(x for x, _ in found), *self.log.rows]
-
-    def jvp(self, f: Callable[..., Any], primals: list[Array], dots: list[Array], nonzero: list[bool]) -> Any:
-        outs, found = f(primals, dots)
-        log = self.body(self.jaxpr, *primals)[len(outs) :]
-
-        def read(*some: Array) -> list[Array]:
-            operands, rows, found = merge(some, nonzero, primals), iter(log), []
-            for k, n, params in self.log.undo:
-                index, old, *where = itertools.islice(rows, n)
-                if jnp.issubdtype(old.dtype, jnp.inexact):
-                    buffer = operands[self.held.index(k)]
-                    found.append(ta_read_p.bind(buffer, index, *where, **params | {"reverse": False}))
-            return found
-
-        return [*outs, *log], [*found, *jax.jvp(read, flagged(primals, nonzero), dots)[1]]
-
-
-def _updates(eqn: Any, shape: Any, dtype: Any) -> bool:
-    """Return whether an equation updates rows of a buffer of that type, or runs one that does."""
-    if eqn.primitive in (*_UPDATES, ta_write_part_p, ta_clear_p):
-        return eqn.invars[0].aval.shape == shape and eqn.invars[0].aval.dtype == dtype
-    inner = (e for jaxpr in jaxprs.jaxprs_in(eqn.params) for e in jaxpr.eqns)
-    return any(_updates(e, shape, dtype) for e in inner)
-
-
-def log(body: Any) -> tuple[Logged, dict[int, str]]:
-    """Return the body with a log, and the reason for each carry that cannot be rewound."""
-    found: list[Any] = []
-    num_carry = len(body.out_avals)
-
-    def step(*args: Array) -> list[Array]:
-        entries = _Log()
-        carries = [None] * (len(body.in_avals) - num_carry) + list(range(num_carry))
-        outs = entries.evaluate(body, list(zip(args, carries, strict=True)))
-        found.append((entries, [k for _, k in outs]))
-        return [*(x for x, _ in outs), *entries.rows]
-
-    jaxpr = jax.make_jaxpr(step)(*body.in_avals)
-    entries, after = found[-1]
-    rewound = [k == before and k not in entries.refused for k, before in enumerate(after)]
-    for k, _, _ in entries.undo:
-        if not rewound[k]:
-            entries.refused.setdefault(k, "the body gives another buffer in its place")
-    place = {k: n for n, k in enumerate(k for k in range(num_carry) if rewound[k])}
-    undo = entries.undo
-
-    def restore(*args: Array) -> list[Array]:
-        rows, buffers = args[: len(args) - len(place)], list(args[len(args) - len(place) :])
-        end = len(rows)
-        for k, n, params in reversed(undo):
-            (index, old, *where), end = rows[end - n : end], end - n
-            if k in place:
-                buffers[place[k]] = ta_write_p.bind(buffers[place[k]], index, old, *where, **params)
-        return buffers
-
-    rows = list(jaxpr.out_avals)[num_carry:]
-    types = [*rows, *(a for a, r in zip(body.out_avals, rewound, strict=True) if r)]
-    return Logged(jaxpr, jax.make_jaxpr(restore)(*types), tuple(rewound)), entries.refused
-
-
-@dataclass(frozen=True)
-class Undo(Strategy):
-    """Let a loop keep the rows that each step overwrites, and the carries that are not updated by rows: "undo".
-
-    This is for bodies that use a whole buffer in each step. A tape would hold T copies of it.
-
-    >>> import jax, jax.numpy as jnp
-    >>> from jax_tensorarray import Undo, fori_loop, ta_write
-    >>> whole = lambda x: fori_loop(0, 2, lambda i, b: ta_write(b, i, jnp.dot(b, b)), x, residuals=Undo()).sum()
-    >>> jax.grad(whole)(jnp.array([1.0, 2.0]))
-    Array([22., 48.], dtype=float32)
-    """
-
-    def forward(self, loop: Loop) -> tuple[list[Array], Array, list[Array], Strategy]:
-        options, carry, n = loop.options, loop.carry, len(loop.carry)
-        logged, refused = log(loop.body)
-        for k, why in refused.items():
-            raise ValueError(
-                f'the loop at {options.source}: residuals="undo" cannot rewind carry number {k}, '
-                f'{jax.typeof(carry[k]).str_short()}: {why}. Use residuals="tape" or Checkpoint(16)'
-            )
-        call, predicate = jaxprs.function(logged.jaxpr), jaxprs.function(loop.cond)
-        inputs, num_cond_inputs = len(loop.body.in_avals), len(loop.cond.in_avals)
-        kept = [not r for r in logged.rewound]
-        rows = list(logged.jaxpr.out_avals)[n:]
-
-        def goes_on(*args: Array) -> list[Array]:
-            return predicate(*args[:num_cond_inputs])
+    def trace(self) -> None:
+        """Trace the linearized body with a log, and find the variables of the log, the residuals and the versions."""
+        n, num_inputs = self.num_outs, len(self.linear.whole.in_avals)
 
         def step(*args: Array) -> list[Array]:
-            k, tapes = args[inputs], args[inputs + 1 :]
-            outs = call(*args[:inputs])
-            return [*outs[:n], k + 1, *record(tapes, k, [*flagged(args[inputs - n : inputs], kept), *outs[n:]])]
+            self.log = log = Log()
+            held = [*[None] * (num_inputs - n), *map(Version, range(n))]
+            inputs = list(zip(args, held, strict=True))
+            self.outs = log.evaluate(self.linear.whole, inputs)
+            rows = [x for entry in log.entries for x in entry.rows]
+            return [*(x for x, _ in self.outs), *rows, *(x for x, _ in log.versions)]
 
-        tapes = tapes_for([*map(jax.typeof, flagged(carry, kept)), *rows], options.max_steps)  # type: ignore[arg-type]
-        types = [jax.ShapeDtypeStruct((), jnp.int32), *avals_of(tapes)]
-        outs, steps = loop._replace(
-            carry=[*carry, jnp.int32(0)],
-            cond=jax.make_jaxpr(goes_on)(*loop.cond.in_avals, *types),
-            body=jax.make_jaxpr(step)(*loop.body.in_avals, *types),
-            options=replace(options, tapes=tapes, strategy=Tape()),  # derivatives of this loop keep a tape
-        ).run()
-        buffers, recorded = flagged(outs[:n], logged.rewound), outs[n + 1 :]
-        return outs[:n], steps, [*buffers, *recorded], Rewind(logged.restore, logged.rewound, len(rows))
+        jaxpr = jax.make_jaxpr(step)(*self.linear.whole.in_avals)
+        inner = _compat.opened(jaxpr)
+        self.found, self.inner = Sources(jaxpr, self.linear.is_const), inner
+        rest = iter(inner.outvars)
+        outs = [next(rest) for _ in self.outs]
+        self.body_outs, self.residuals = outs[:n], outs[n:]
+        self.rows = [[next(rest) for _ in entry.rows] for entry in self.log.entries]
+        #: What variables are versions of. A value that only fills a place is no version for anyone but residuals.
+        self.versions: dict[Any, Version] = dict(
+            zip(inner.invars[num_inputs - n :], map(Version, range(n)), strict=True)
+        )
+        for v, (_, version) in zip(rest, self.log.versions, strict=True):
+            if not isinstance(v, jex.Literal):
+                self.versions.setdefault(v, version)
+        self.eqn_of = {v: k for k, eqn in enumerate(inner.eqns) for v in eqn.outvars}
+        # The outputs are there to trace them. Those that are large and nobody reads are pruned with them.
+        self.is_read = {v for eqn in inner.eqns for v in eqn.invars if not isinstance(v, jex.Literal)}
+        self.is_read.update(v for v in self.body_outs if not isinstance(v, jex.Literal))
+
+    def find_buffers(self) -> None:
+        """Find the buffers that can be restored: after the step each is in a place of one of them."""
+        held = [v if v is not None and not v.has_holes and v.root >= 0 else None for _, v in self.outs[: self.num_outs]]
+        slot_of: dict[int, int] = {}
+        for slot, version in enumerate(held):
+            if version is not None and self.body_outs[slot].aval.ndim:
+                here = slot_of.get(version.root)
+                if here is None or slot == version.root:
+                    slot_of[version.root] = slot
+        while True:  # a buffer needs a place before and after the step
+            places = set(slot_of.values())
+            closed = {r: s for r, s in slot_of.items() if r in places and s in slot_of}
+            if closed == slot_of:
+                break
+            slot_of = closed
+        self.slot_of = slot_of
+        self.chain_of = {r: held[s].since for r, s in slot_of.items()}  # type: ignore[union-attr]
+
+    def version(self, v: Any, *, is_residual: bool = False) -> Version | None:
+        """Return the version that a variable is, if it comes by while a step is undone."""
+        found = self.versions.get(v)
+        if found is None or found.root not in self.slot_of:
+            return None
+        if found.has_holes and not (is_residual and v not in self.is_read):
+            return None
+        chain = self.chain_of[found.root]
+        return found if chain[: len(found.since)] == found.since else None
+
+    def itself(self, v: Any) -> Any:
+        """Return the variable that has the same value."""
+        while not isinstance(v, jex.Literal) and v in self.eqn_of:
+            eqn = self.inner.eqns[self.eqn_of[v]]
+            if eqn.primitive is not ta_guard_p:
+                break
+            v = eqn.invars[1]
+        return v
+
+    def variables(self, values: Sequence[Any]) -> list[Any]:
+        """Return the variables among the values, each once."""
+        return [v for v in dict.fromkeys(map(self.itself, filter(_is_variable, values))) if _is_variable(v)]
+
+    def is_free(self, v: Any) -> bool:
+        return isinstance(v, jex.Literal) or v in self.found.unchanging or self.version(v) is not None
+
+    # --- what to keep ------------------------------------------------------------------------------------------
+
+    def keep(self, v: Any) -> None:
+        """Make a variable known when the step is undone."""
+        v = self.itself(v)
+        if self.is_free(v) or v in self.kept or self.eqn_of.get(v) in self.made:
+            return
+        kept, made = dict(self.kept), set(self.made)
+        if (
+            self.is_small(v)
+            or not self.can_make(v, kept, made)
+            or self.size(kept) >= self.size(self.kept) + self.size([v])
+        ):
+            self.kept[v] = None
+        else:
+            self.kept, self.made = kept, made
+
+    def keep_less(self) -> None:
+        """Keep what the large kept values can be made of together, if that takes less."""
+        large = [v for v in self.kept if not self.is_small(v)]
+        kept = {v: None for v in self.kept if self.is_small(v)}
+        made = set(self.made)
+        for v in large:
+            if v not in kept and not self.can_make(v, kept, made):
+                kept[v] = None
+        if self.size(kept) < self.size(self.kept):
+            self.kept, self.made = kept, made
+
+    def can_make(self, v: Any, kept: dict[Any, None], made: set[int]) -> bool:
+        """Return whether a variable can be made again. Add the equations that do, and what must be kept for them."""
+        k = self.eqn_of.get(v)
+        if k is None or not self.is_repeatable(self.inner.eqns[k]):
+            return False
+        if k in made:
+            return True
+        made.add(k)
+        for x in map(self.itself, read_by(self.inner.eqns[k])):
+            if self.is_free(x) or x in kept:
+                continue
+            if self.is_small(x) or not self.can_make(x, kept, made):
+                kept[x] = None
+        return True
+
+    def is_small(self, v: Any) -> bool:
+        return self.size([v]) <= self.limit
+
+    def size(self, variables: Any) -> int:
+        return bytes_of([v.aval for v in variables])
+
+    def is_repeatable(self, eqn: Any) -> bool:
+        if not _is_pure(eqn):
+            return False
+        return not self.keeps_dear or work(eqn) <= _WORTH * self.size(eqn.outvars)
+
+    # --- the plan ----------------------------------------------------------------------------------------------
+
+    def plan(self) -> Plan:
+        residuals = self.variables(self.residuals)
+        used = {version.root for v in residuals if (version := self.version(v, is_residual=True)) is not None}
+        for v in residuals:
+            if self.version(v, is_residual=True) is None:
+                self.keep(v)
+        self.keep_less()
+        operands = self.variables([x for k in self.made for x in read_by(self.inner.eqns[k])])
+        used |= {version.root for v in operands if (version := self.version(v)) is not None}
+        roots = self.orbits(used)
+        rows = self.variables([v for r in roots for n in self.chain_of[r] for v in self.rows[n]])
+        self.kept |= dict.fromkeys(v for v in rows if v not in self.found.unchanging)
+        shared = [v for v in dict.fromkeys([*residuals, *operands, *rows]) if v in self.found.unchanging]
+        self.found.shared = {v: k for k, v in enumerate(shared)}
+        kept, order = list(self.kept), sorted(self.made)
+        kept_types, steps, num_const_dots = [v.aval for v in kept], self.found.steps(kept), self.linear.num_const_dots
+
+        def back(*args: Array) -> list[Array]:
+            rest = iter(args)
+
+            def some(n: int) -> list[Array]:
+                return [next(rest) for _ in range(n)]
+
+            number = next(rest)
+            values = dict(zip(kept, play_back(some(len(kept)), number, steps, kept_types), strict=True))
+            values |= zip(shared, some(len(shared)), strict=True)
+            const_dots = some(num_const_dots)
+            buffers = dict(zip(roots, some(len(roots)), strict=True))  # by the place where they are after the step
+            dots = list(rest)
+
+            def value(v: Any) -> Array:
+                v = self.itself(v)
+                return v.val if isinstance(v, jex.Literal) else values[v]
+
+            versions: dict[tuple[int, tuple[int, ...]], Array] = {}
+            for r in roots:
+                buffer, chain = buffers[self.slot_of[r]], self.chain_of[r]
+                versions[r, chain] = buffer
+                for k in reversed(range(len(chain))):
+                    buffer = self.log.entries[chain[k]].put_back(buffer, [value(v) for v in self.rows[chain[k]]], None)
+                    versions[r, chain[:k]] = buffer
+            for v in self.versions:
+                version = self.version(v, is_residual=True)
+                if version is not None and version.root in roots:
+                    values.setdefault(v, versions[version.root, version.since])
+            for k in order:
+                eqn = self.inner.eqns[k]
+                for v, x in zip(eqn.outvars, _again(eqn, [value(v) for v in eqn.invars]), strict=True):
+                    values.setdefault(v, x)
+            tangents = jax.tree.unflatten(self.linear.tree, list(map(value, self.residuals)))(*const_dots, *dots)
+            return [*(versions[r, ()] for r in roots), *tangents]
+
+        types = self.linear.tangent_types
+        buffers = [self.linear.whole.out_avals[r] for r in roots]
+        tapes, of_shared = [with_axis(t, self.max_steps) for t in kept_types], [v.aval for v in shared]
+        inputs = [jnp.int32(0), *tapes, *of_shared, *types[:num_const_dots], *buffers, *types[num_const_dots:]]
+        return Plan(
+            self.giving([*self.body_outs, *kept]),
+            self.num_outs,
+            steps,
+            self.found.giving_shared(),
+            jaxprs.pruned(jax.make_jaxpr(back)(*inputs)),
+            tuple(roots),
+        )
+
+    def orbits(self, roots: set[int]) -> list[int]:
+        """Return the buffers that have to be restored for these: all that have been in their places."""
+        found, more = set(roots), set(roots)
+        while more:
+            more = {self.slot_of[r] for r in more} - found
+            found |= more
+        return sorted(found)
+
+    def giving(self, variables: Sequence[Any]) -> Any:
+        """Return the jaxpr with those variables as its outputs, without reads that nobody needs."""
+        pruned = jaxprs.pruned(self.found.giving(variables))
+        unused = set(_compat.opened(pruned).outvars)
+        unused = {v for eqn in _compat.opened(pruned).eqns for v in eqn.invars if not isinstance(v, jex.Literal)} | {
+            v for v in unused if not isinstance(v, jex.Literal)
+        }
+
+        def equation(eqn: Any, operands: list[Array]) -> list[Array]:
+            if eqn.primitive is ta_swap_p and eqn.outvars[1] not in unused:
+                return [ta_write_p.bind(*operands, **eqn.params), None]
+            return jaxprs.bind(eqn, operands)
+
+        def f(*args: Array) -> list[Array]:
+            return jaxprs.interpret(pruned, args, equation, lambda x: x)
+
+        return jax.make_jaxpr(f)(*pruned.in_avals)
+
+
+def _is_variable(v: Any) -> bool:
+    return not isinstance(v, jex.Literal)
+
+
+#: Residuals of at most so many bytes are kept.
+_SMALL = 64
+
+#: A residual is computed again if this takes at most so many operations for each of its bytes. To keep a byte means to
+#: write and to read it, in which time a processor does some ten operations on bytes that it has at hand, and a GPU some
+#: fifty. But of the operations of a gradient those of the step itself are only a third: to compute all of a step again
+#: takes a third more time. So what may be slower than that is not counted until it does many times as much.
+_WORTH = 512
+
+
+def work(eqn: Any) -> float:
+    """Return how many operations on numbers an equation does, or infinity if nobody knows."""
+    name, params = eqn.primitive.name, eqn.params
+    inner = list(jaxprs.jaxprs_in(params))
+    if inner:
+        times = params["options"].max_steps if name in ("ta_while", "ta_count") else params.get("length", 1)
+        if name in ("while", "ta_replay") or times is None:
+            return math.inf
+        return times * sum(work(e) for jaxpr in inner for e in jaxpr.eqns)
+    sizes = [math.prod(v.aval.shape) for v in (*eqn.invars, *eqn.outvars) if hasattr(v.aval, "shape")]
+    if name == "dot_general":
+        (contracted, _), _ = params["dimension_numbers"]
+        return 2 * sizes[-1] * math.prod(eqn.invars[0].aval.shape[d] for d in contracted)
+    if name == "conv_general_dilated":
+        return 2 * sizes[-1] * sizes[1] / max(1, eqn.outvars[0].aval.shape[params["dimension_numbers"].out_spec[1]])
+    if name in _DEAR:
+        return math.inf
+    return max(sizes, default=0)
+
+
+#: Primitives that take much longer than their results are large.
+_DEAR = frozenset(
+    (
+        *("cholesky", "eig", "eigh", "geqrf", "hessenberg", "householder_product", "lu", "lu_pivots_to_permutation"),
+        *("qr", "schur", "svd", "triangular_solve", "tridiagonal", "tridiagonal_solve", "fft", "ffi_call"),
+        *("custom_linear_solve", "pallas_call"),
+    )
+)
+
+
+def _is_pure(eqn: Any) -> bool:
+    """Return whether an equation may be evaluated a second time."""
+    if eqn.primitive in ROW_OPS:
+        return True
+    if eqn.effects or "callback" in eqn.primitive.name:
+        return False
+    return all(_is_pure(e) for jaxpr in jaxprs.jaxprs_in(eqn.params) for e in jaxpr.eqns)
+
+
+def _again(eqn: Any, operands: list[Array]) -> list[Array]:
+    """Evaluate an equation again. Its index has been checked the first time."""
+    if eqn.primitive in ROW_OPS:
+        out = eqn.primitive.bind(*operands, **eqn.params | {"mode": "drop"})
+        return list(out) if eqn.primitive.multiple_results else [out]
+    return jaxprs.bind(eqn, operands)
+
+
+def undone(loop: Loop, again: Replay, plan: Plan, then: Strategy) -> tuple[list[Array], Array, list[Array], Strategy]:
+    """Run a loop by a plan. Its own derivatives keep what `then` says."""
+    kept = loop._replace(options=replace(loop.options, strategy=then))
+    outs, steps, _, tapes = recorded(kept, plan.jaxpr, plan.num_outs, plan.steps)
+    rewind = Rewind(plan.back, plan.shared, again.nonzero_consts, len(tapes), len(plan.after))
+    return outs, steps, [*(outs[k] for k in plan.after), *tapes], rewind
 
 
 @dataclass(frozen=True)
 class Rewind(Strategy):
-    """Restores the buffers before a step by putting rows back. `extra` is the buffers after the loop, and the tapes."""
+    """Undoes steps by a plan. `extra` is the buffers after the loop, and the tapes."""
 
-    restore: Any
-    rewound: tuple[bool, ...]
-    num_rows: int
-    batch_dims: int = 0  #: added to the predicate after the log was made: `restore` takes first which are active
+    back: Any  #: as in a plan; takes first which examples are active, if the predicate was batched after the plan
+    shared: Any
+    nonzero_consts: tuple[bool, ...]
+    num_tapes: int
+    num_buffers: int
+    batch_dims: int = 0  #: added to the predicate after the plan was made
 
-    def batched(self, axis: Axis, pred_batched: bool, consts_batched: Any, consts: Any, init: Any) -> "Rewind":
-        types = self.restore.in_avals[int(self.batch_dims > 0) :]
-        types = [with_axis(t, axis.size) for t in types]
-        restore = all_batched(axis, self.restore, pred_batched, [True] * self.num_rows, types)
-        return replace(self, restore=restore, batch_dims=self.batch_dims + pred_batched)
-
-    def batched_extra(self, extra: Sequence[Array]) -> list[Array]:
-        n = sum(self.rewound)
-        return [*extra[:n], *(jnp.moveaxis(t, 0, 1) for t in extra[n:])]
+    def batched(
+        self, axis: Axis, pred_batched: bool, consts_batched: Sequence[bool], consts: Any, init: Any
+    ) -> "Rewind":
+        shared_batched = axis.batched_outputs(self.shared, consts_batched)
+        shared = axis.vmap(jaxprs.function(self.shared), axes(consts_batched), axes(shared_batched))
+        dots_batched = flagged(consts_batched, self.nonzero_consts)
+        flags = [False, *[True] * self.num_tapes, *shared_batched, *dots_batched]
+        flags += [True] * len(self.back.out_avals)
+        types = list(self.back.in_avals)[int(self.batch_dims > 0) :]
+        types = [with_axis(t, axis.size) if flag else t for t, flag in zip(types, flags, strict=True)]
+        num_consts = len(types) - len(self.back.out_avals)
+        back = all_batched(axis, self.back, pred_batched, flags[:num_consts], types)
+        shared_jaxpr = jax.make_jaxpr(shared)(*map(jax.typeof, consts))
+        return replace(self, back=back, shared=shared_jaxpr, batch_dims=self.batch_dims + pred_batched)
 
     def pull_back(
         self, loop: Replay, steps: Array, consts: Any, init: Any, extra: Any, const_cts: Any, carry_cts: Any
     ) -> tuple[list[Array], list[Array]]:
-        n, m, c = sum(self.rewound), len(consts), len(const_cts)
-        tapes = extra[n:]
-        num_kept = len(tapes) - self.num_rows
-        restore = jaxprs.function(self.restore)
+        n, c, t = self.num_buffers, len(const_cts), self.num_tapes
+        buffers, tapes, shared = extra[:n], extra[n:], jaxprs.function(self.shared)(*consts)
+        back = jaxprs.function(self.back)
+        older = tuple(range(self.batch_dims, loop.batch_dims))
+        known = t + len(shared)
 
         def step(k: Array, steps: Array, *rest: Array) -> list[Array]:
-            consts, rest = rest[:m], rest[m:]
-            tapes, rest = rest[: num_kept + self.num_rows], rest[num_kept + self.num_rows :]
-            buffers, cts = rest[:n], rest[n:]
-            rows = [ta_read(t, k, mode="drop") for t in tapes]
-            older = tuple(range(self.batch_dims, loop.batch_dims))
+            consts, buffers, cts = rest[:known], rest[known : known + n], rest[known + n :]
             active = [jnp.any(k < steps, axis=older)] if self.batch_dims else []
-            before = restore(*active, *rows[num_kept:], *buffers)
-            rest_of_carry = iter(rows[:num_kept])
-            carry = merge(before, self.rewound, [None if r else next(rest_of_carry) for r in self.rewound])
-            const_cts, carry_cts = loop.pull_back(k, steps, consts, carry, cts[:c], cts[c:])
-            return [*before, *const_cts, *carry_cts]
 
-        outs = counted(loop, step, steps, [*consts, *tapes], [*extra[:n], *const_cts, *carry_cts], True)
+            before: list[list[Array]] = []
+
+            # A const that is returned too has a transpose that starts from its running cotangent: reads add in place.
+            def linear(const_dots: list[Array], carry_dots: list[Array]) -> tuple[list[Array], list[Array]]:
+                outs = back(*active, k, *consts, *const_dots, *buffers, *carry_dots)
+                before.append(outs[:n])  # which do not depend on what is transposed
+                return const_dots, outs[n:]
+
+            types = list(map(jax.typeof, cts))
+            transposed = jax.linear_transpose(linear, types[:c], types[c:])
+            const_cts, carry_cts = transposed((list(cts[:c]), list(cts[c:])))
+            return [*before[-1], *const_cts, *carry_cts]
+
+        outs = counted(loop, step, steps, [*tapes, *shared], [*buffers, *const_cts, *carry_cts], True)
         return outs[n : n + c], outs[n + c :]

@@ -327,9 +327,12 @@ def test_what_auto_chooses():
     chosen = choice_of_residuals(whole, carry)
     assert chosen.residuals == "undo"
     assert chosen.undo_bytes < 100 < 8000 <= chosen.tape_bytes
-    refused = choice_of_residuals(by_branches, carry)
-    assert refused.residuals == "tape"
-    assert "cannot be rewound" in refused.reason
+    assert choice_of_residuals(by_branches, carry).undo_bytes < 100
+
+    def overwritten(c):  # nothing of it can be restored
+        return c[0] + 1, jnp.sin(c[1]) * jnp.dot(c[1], c[1])
+
+    assert choice_of_residuals(overwritten, carry).residuals == "tape"
 
 
 def test_what_takes_too_much_memory_gives_way_to_checkpoints():
@@ -434,17 +437,6 @@ def test_objects_are_values():
         with pytest.raises(dataclasses.FrozenInstanceError):
             make().anything = 1
     assert Tape() != Recompute()
-
-
-def test_a_mode_that_cannot_serve_a_body_says_why():
-    def f(x):
-        def body(c):
-            return c[0] + 1, lax.cond(c[0] > 2, lambda b: ta_write(b, c[0], x), lambda b: b, c[1])
-
-        return while_loop(lambda c: c[0] < 5, body, (0, jnp.ones(9)), max_steps=9, residuals="undo")[1].sum()
-
-    with pytest.raises(ValueError, match=r"cannot rewind carry number 1, float64\[9\]: cond updates it"):
-        jax.grad(f)(1.0)
 
 
 def write_once(b, i, x):

@@ -1,0 +1,454 @@
+"""The log of a step: the rows that it overwrites in the buffers of the carry, from which they are put back.
+
+A buffer of the carry is followed through the jaxpr of a step, into branches and inner loops too. Each equation that
+updates rows of it makes a newer version, and an entry of the log: the rows that were there before. A branch has the
+entries of all branches, of which those of other branches are not taken, and an inner loop has its entries of every
+step on a tape of its own.
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend import core as jex
+from jax.extend.core import primitives as jax_primitives
+
+from jax_tensorarray import _compat
+from jax_tensorarray._jaxprs import jaxprs, registry
+from jax_tensorarray._jaxprs.jaxprs import flagged, merge
+from jax_tensorarray._loops.count import count, counter, ta_count_p
+from jax_tensorarray._loops.recording import recorded
+from jax_tensorarray._loops.tapes import avals_of, largest, play_back, record, tapes_for
+from jax_tensorarray._loops.while_ import Loop, results, ta_while_p, taped
+from jax_tensorarray._ops.guard import ta_guard_p
+from jax_tensorarray._ops.primitive import ROW_OPS
+from jax_tensorarray._ops.read import ta_read_p
+from jax_tensorarray._ops.swap import ta_swap_p
+from jax_tensorarray._ops.write import ta_write_p
+
+Array = Any
+
+#: The row ops that update their buffer.
+_UPDATES = [p for p, call in ROW_OPS.items() if call.in_place]
+
+
+class Version(NamedTuple):
+    """What is known of an array: the input that it is a version of, and the entries of the log that lead to it."""
+
+    root: int
+    since: tuple[int, ...] = ()
+    #: Whether a branch gives another array, which nobody reads: JAX fills the residuals of the other branches.
+    has_holes: bool = False
+
+    def after(self, *entries: int) -> "Version":
+        return self._replace(since=(*self.since, *entries))
+
+
+#: An array that fills a place, as JAX gives one for each residual of the branches that are not taken.
+_HOLE = Version(-1)
+
+#: Puts rows back into a newer version of a buffer; with a bool, only if it is true.
+PutBack = Callable[[Array, Sequence[Array], Any], Array]
+
+
+class Entry(NamedTuple):
+    """Rows of the log, and how they are put back."""
+
+    root: int
+    rows: list[Array]
+    put_back: PutBack
+    key: Any = None  #: entries of two branches with equal keys are put back alike
+
+
+_Value = tuple[Array, Version | None]
+
+
+class Log:
+    """Evaluates jaxprs, follows the versions of their inputs, and keeps the rows that are overwritten."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.versions: list[tuple[Array, Version]] = []  #: all that were made
+
+    def evaluate(self, jaxpr: Any, inputs: Sequence[_Value]) -> list[_Value]:
+        return jaxprs.interpret(jaxpr, inputs, self.equation, lambda x: (x, None))
+
+    def equation(self, eqn: Any, inputs: list[_Value]) -> list[_Value]:
+        found = list(self.evaluated(eqn, inputs))
+        self.versions += [(x, v) for x, v in found if v is not None and v is not _HOLE]
+        return found
+
+    def evaluated(self, eqn: Any, inputs: list[_Value]) -> Iterable[_Value]:
+        p, operands, held = eqn.primitive, [x for x, _ in inputs], [v for _, v in inputs]
+        if p is ta_guard_p:
+            return [(p.bind(*operands, **eqn.params), held[1])]
+        if p is lax.optimization_barrier_p:
+            return zip(jaxprs.bind(eqn, operands), held, strict=True)
+        if _fills(eqn, held):
+            return [(x, _HOLE) for x in jaxprs.bind(eqn, operands)]
+        held = [None if v is None or v.has_holes or v is _HOLE else v for v in held]
+        if p in _UPDATES and held[0] is not None:
+            return self.update(p, eqn.params, operands, held[0])
+        if any(v is not None for v in held):
+            found = self.run(eqn, operands, held)
+            if found is not None:
+                return found
+        return [(x, None) for x in jaxprs.bind(eqn, operands)]
+
+    def add(self, entry: Entry) -> int:
+        self.entries.append(entry)
+        return len(self.entries) - 1
+
+    def update(self, p: Any, params: Any, operands: list[Array], held: Version) -> list[_Value]:
+        buffer, index, value, *where = operands
+        if p in (ta_write_p, ta_swap_p):
+            new, old = ta_swap_p.bind(buffer, index, value, *where, **params)
+            outs = [new, old] if p is ta_swap_p else [new]
+        else:
+            old = ta_read_p.bind(buffer, index, *where, **params | {"reverse": False})
+            outs = [p.bind(buffer, index, value, *where, **params)]
+        # Rows are put back in the opposite order: for duplicates, what the first one overwrote stays.
+        back = params | {"mode": "drop", "reverse": not params["reverse"]}
+
+        def put_back(buffer: Array, rows: Sequence[Array], active: Any) -> Array:
+            index, old, *where = rows
+            if active is not None:
+                here = jnp.broadcast_to(active, jnp.shape(index))
+                where = [here & where[0] if where else here]
+            return ta_write_p.bind(buffer, index, old, *where, **back)
+
+        rows = [index, old, *where]
+        key = (*sorted(back.items()), *((jnp.shape(x), jax.typeof(x).dtype) for x in rows))
+        n = self.add(Entry(held.root, rows, put_back, key))
+        return [(x, None if k else held.after(n)) for k, x in enumerate(outs)]
+
+    def run(self, eqn: Any, operands: list[Array], held: Sequence[Version | None]) -> Iterable[_Value] | None:
+        """Run an equation with jaxprs in which buffers are followed. Return None for any other."""
+        entry, p = registry.entry_of(eqn), eqn.primitive
+        inner = registry.inlined(eqn, with_options=True)
+        if inner is not None:
+            return self.evaluate(inner, list(zip(operands, held, strict=True)))
+        if entry.kind == "branches":
+            return self.branches(eqn, operands, held)
+        if entry.kind == "checkpoint" or p is jax_primitives.custom_jvp_call_p:
+            return self.straight(entry, eqn, operands, held)
+        if p is jax_primitives.scan_p:
+            return self.scan(eqn, operands, held)
+        if p is ta_count_p:
+            return self.count(eqn, operands, held)
+        if p is ta_while_p and taped(eqn.params["options"].max_steps):
+            return self.while_(eqn, operands, held)
+        return None
+
+    def straight(self, entry: registry.Entry, eqn: Any, operands: Any, held: Any) -> list[_Value] | None:
+        change = _Straight(held)
+        outs = entry.rebuild(eqn, operands, change)
+        if outs is None:
+            return None
+        n, rows = len(change.found), iter(outs[len(change.found) :])
+        numbers = []
+        for of_rows in change.log.entries:
+            version = held[of_rows.root]
+            assert version is not None
+            numbers.append(self.add(of_rows._replace(root=version.root, rows=[next(rows) for _ in of_rows.rows])))
+        return list(zip(outs[:n], [_outside(v, held, numbers) for v in change.found], strict=True))
+
+    def branches(self, eqn: Any, operands: list[Array], held: Sequence[Version | None]) -> list[_Value]:
+        index, *rest = operands
+        held, bodies = held[1:], [_compat.closed(body.jaxpr) for body in registry.entry_of(eqn).bodies(eqn.params)]
+        slots, outputs = _Slots(), []
+        for b, body in enumerate(bodies):
+            log, outs = _traced(body, list(map(jax.typeof, rest)), held)
+            slots.add(b, log.entries, outs)
+            outputs.append(outs)
+
+        def branch(b: int, *operands: Array) -> list[Array]:
+            log = Log()
+            outs = log.evaluate(bodies[b], list(zip(operands, _inside(held), strict=True)))
+            return [*(x for x, _ in outs), *(x for slot in slots.all for x in slot.rows_of(b, log.entries))]
+
+        arrays = registry.bind_branches(eqn, index, rest, [functools.partial(branch, b) for b in range(len(bodies))])
+        n = len(outputs[0])
+        versions = [slots.version(o, [outs[o] for outs in outputs]) for o in range(n)]
+        rows, numbers = iter(arrays[n:]), []
+        for slot in slots.all:
+            version, mine = held[slot.root], [next(rows) for _ in range(slot.num_rows)]
+            assert version is not None  # inside, only what is followed has entries
+            numbers.append(self.add(Entry(version.root, mine, slot.put_back)))
+        return list(zip(arrays[:n], [_outside(v, held, numbers) for v in versions], strict=True))
+
+    def scan(self, eqn: Any, operands: list[Array], held: Sequence[Version | None]) -> list[_Value] | None:
+        params = eqn.params
+        [loop] = registry.ENTRIES["scan"].bodies(params)
+        _, of_carry, _ = loop.split(held)
+        if not any(of_carry):
+            return None
+        consts, carry, xs = loop.split(operands)
+        followed = _Followed(loop.jaxpr, len(consts), of_carry)
+
+        def step(carry: Sequence[Array], xs: Sequence[Array]) -> tuple[list[Array], list[Array]]:
+            outs, rows = followed.step([*consts, *carry, *xs])
+            return outs[: len(carry)], [*outs[len(carry) :], *rows]
+
+        options = {name: params[name] for name in ("length", "reverse", "unroll", "_split_transpose") if name in params}
+        with eqn.ctx.manager:
+            after, ys = lax.scan(step, list(carry), list(xs), **options)
+
+        def put_back(k: int) -> PutBack:
+            def run(buffer: Array, rows: Sequence[Array], active: Any) -> Array:
+                def back(buffer: Array, rows: list[Array]) -> tuple[Array, None]:
+                    return followed.put_back(k, buffer, rows, active), None
+
+                return lax.scan(back, buffer, list(rows), params["length"], not params["reverse"])[0]
+
+            return run
+
+        n = len(ys) - followed.num_rows
+        return self.after_loop(followed, of_carry, [*after, *ys[:n]], ys[n:], [], put_back)
+
+    def count(self, eqn: Any, operands: list[Array], held: Sequence[Version | None]) -> list[_Value] | None:
+        body, options = eqn.params["body"], eqn.params["options"]
+        steps, consts, carry = options.split(operands)
+        _, _, of_carry = options.split(held)
+        if not any(of_carry):
+            return None
+        inputs = len(body.in_avals)
+        followed = _Followed(body, 1 + len(consts), of_carry)
+
+        def step(*args: Array) -> list[Array]:
+            outs, rows = followed.step(args[:inputs])
+            return [*outs, *record(args[inputs:], args[0], rows)]
+
+        tapes = tapes_for(followed.types, options.max_steps)
+        more = jax.make_jaxpr(step)(*body.in_avals, *avals_of(tapes))
+        with eqn.ctx.manager:
+            outs = count(
+                steps,
+                consts,
+                carry,
+                body=more,
+                max_steps=options.max_steps,
+                reverse=options.reverse,
+                tapes=[*options.tapes, *tapes],
+            )
+        n = len(outs) - followed.num_rows
+        put_back = followed.back_by_tapes(options.max_steps, not options.reverse)
+        return self.after_loop(followed, of_carry, outs[:n], outs[n:], [steps], put_back)
+
+    def while_(self, eqn: Any, operands: list[Array], held: Sequence[Version | None]) -> list[_Value] | None:
+        cond, body, options = (eqn.params[name] for name in ("cond", "body", "options"))
+        _, _, of_carry = options.split(held)
+        if not any(of_carry):
+            return None
+        cond_consts, consts, carry = options.split(operands)
+        loop = Loop(cond_consts, consts, carry, cond, body, options)
+        followed = _Followed(body, len(options.leading) + len(loop.body_consts), of_carry)
+
+        def step(*args: Array) -> list[Array]:
+            outs, rows = followed.step(args)
+            return [*outs, *rows]
+
+        with eqn.ctx.manager:
+            outs, steps, taken, tapes = recorded(loop, jax.make_jaxpr(step)(*body.in_avals), len(body.out_avals))
+        put_back = followed.back_by_tapes(options.max_steps, True)
+        found = self.after_loop(followed, of_carry, outs, tapes, [taken], put_back)
+        return [*found, *((x, None) for x in results([], steps))]
+
+    def after_loop(
+        self,
+        followed: "_Followed",
+        of_carry: Sequence[Version | None],
+        outs: Sequence[Array],
+        rows: Sequence[Array],
+        more: list[Array],
+        put_back: Callable[[int], PutBack],
+    ) -> list[_Value]:
+        """Return the results of a loop as versions. `rows` are those of all steps, and `more` is put before them."""
+        found: list[_Value] = [(x, None) for x in outs]
+        for k, version in enumerate(of_carry):
+            if version is not None and followed.is_followed[k]:
+                mine = [*more, *(rows[n] for n in followed.places[k])]
+                changed = [self.add(Entry(version.root, mine, put_back(k)))] if followed.places[k] else []
+                found[k] = (outs[k], version.after(*changed))
+        return found
+
+
+def _fills(eqn: Any, held: Sequence[Version | None]) -> bool:
+    """Return whether an equation makes an array that only fills a place."""
+    if eqn.primitive.name.startswith("empty"):
+        return True
+    if eqn.primitive is not lax.broadcast_in_dim_p:
+        return False
+    x = eqn.invars[0]
+    return held[0] is _HOLE or (isinstance(x, jex.Literal) and not x.val)
+
+
+def _inside(held: Sequence[Version | None]) -> list[Version | None]:
+    return [None if v is None else Version(k) for k, v in enumerate(held)]
+
+
+def _outside(version: Version | None, held: Sequence[Version | None], numbers: Sequence[int]) -> Version | None:
+    """Return a version inside of an equation, of the operands `held`, as one outside. `numbers` has the new entries."""
+    if version is None or version.root < 0:
+        return version
+    before = held[version.root]
+    assert before is not None
+    return before.after(*(numbers[n] for n in version.since))._replace(has_holes=version.has_holes)
+
+
+def _traced(jaxpr: Any, types: Sequence[Any], held: Sequence[Version | None]) -> tuple[Log, list[Version | None]]:
+    """Return the log of a jaxpr, and of what its outputs are versions."""
+    log = Log()
+    found: list[Version | None] = []
+
+    def f(*args: Array) -> list[Array]:
+        outs = log.evaluate(jaxpr, list(zip(args, _inside(held), strict=True)))
+        found.extend(v for _, v in outs)
+        return [x for x, _ in outs]
+
+    jax.make_jaxpr(f)(*types)
+    return log, found
+
+
+class _Followed:
+    """The body of a loop, in which the buffers of the flagged carries are followed from step to step."""
+
+    def __init__(self, body: Any, num_before: int, of_carry: Sequence[Version | None]) -> None:
+        self.body = body
+        after = len(body.in_avals) - num_before - len(of_carry)
+        self.held = _inside([*[None] * num_before, *of_carry, *[None] * after])
+        log, found = _traced(body, list(body.in_avals), self.held)
+        self.entries: dict[int, Entry] = {}
+        self.of_carry: dict[int, tuple[int, ...]] = {}
+        self.places: dict[int, list[int]] = {}
+        self.types: list[Any] = []
+        self.is_followed = []
+        for k, version in enumerate(found[: len(of_carry)]):
+            self.is_followed.append(version is not None and version.root == num_before + k and not version.has_holes)
+            if version is not None and self.is_followed[k]:
+                self.of_carry[k], self.places[k] = version.since, []
+                for n in version.since:
+                    self.entries[n] = log.entries[n]
+                    rows = [jax.typeof(x) for x in log.entries[n].rows]
+                    self.places[k] += range(len(self.types), len(self.types) + len(rows))
+                    self.types += rows
+        self.num_rows = len(self.types)
+
+    def step(self, args: Sequence[Array]) -> tuple[list[Array], list[Array]]:
+        """Return the outputs of the body, and the rows of the log."""
+        log = Log()
+        outs = log.evaluate(self.body, list(zip(args, self.held, strict=True)))
+        rows = [x for since in self.of_carry.values() for n in since for x in log.entries[n].rows]
+        return [x for x, _ in outs], rows
+
+    def put_back(self, k: int, buffer: Array, rows: Sequence[Array], active: Any) -> Array:
+        """Return the buffer of carry `k` before a step."""
+        end = len(rows)
+        for n in reversed(self.of_carry[k]):
+            entry = self.entries[n]
+            buffer = entry.put_back(buffer, rows[end - len(entry.rows) : end], active)
+            end -= len(entry.rows)
+        return buffer
+
+    def back_by_tapes(self, max_steps: int, reverse: bool) -> Callable[[int], PutBack]:
+        def of(k: int) -> PutBack:
+            types = [self.types[n] for n in self.places[k]]
+
+            def run(buffer: Array, rows: Sequence[Array], active: Any) -> Array:
+                steps, *tapes = rows
+                steps = largest(steps) if active is None else jnp.where(active, largest(steps), 0)
+
+                def step(n: Array, *args: Array) -> list[Array]:
+                    here = play_back(args[:-1], n, [None] * len(tapes), types)
+                    return [self.put_back(k, args[-1], here, None)]
+
+                body = jax.make_jaxpr(step)(counter(steps), *map(jax.typeof, [*tapes, buffer]))
+                [buffer] = count(steps, tapes, [buffer], body=body, max_steps=max_steps, reverse=reverse)
+                return buffer
+
+            return run
+
+        return of
+
+
+class _Straight(registry.Change):
+    """A jaxpr in an equation, which returns its log after its results."""
+
+    def __init__(self, held: Sequence[Version | None]) -> None:
+        self.held = _inside(held)
+
+    def body(self, jaxpr: Any, *args: Array) -> list[Array]:
+        self.jaxpr, self.log = jaxpr, Log()
+        found = self.log.evaluate(jaxpr, list(zip(args, self.held, strict=True)))
+        self.found = [v for _, v in found]
+        return [*(x for x, _ in found), *(x for entry in self.log.entries for x in entry.rows)]
+
+    def jvp(self, f: Callable[..., Any], primals: list[Array], dots: list[Array], nonzero: list[bool]) -> Any:
+        outs, found = f(primals, dots)
+
+        def rows(*some: Array) -> tuple[list[Array], list[Array]]:
+            log = self.body(self.jaxpr, *merge(some, nonzero, primals))[len(outs) :]
+            return flagged(log, registry.are_inexact(log)), log
+
+        _, of_rows, log = jax.jvp(rows, flagged(primals, nonzero), dots, has_aux=True)
+        return [*outs, *log], [*found, *of_rows]
+
+
+class _Slot:
+    """A place in the log of a conditional, for an entry of one branch or of several."""
+
+    def __init__(self, entry: Entry, outputs: frozenset[int]) -> None:
+        self.root, self.key, self.outputs, self.inner_put_back = entry.root, entry.key, outputs, entry.put_back
+        self.types = [jax.typeof(x) for x in entry.rows]
+        self.members: dict[int, int] = {}  # the numbers of the entries, by branch
+        self.num_rows = 1 + len(self.types)
+
+    def takes(self, entry: Entry, outputs: frozenset[int]) -> bool:
+        return entry.key is not None and (entry.root, entry.key, outputs) == (self.root, self.key, self.outputs)
+
+    def rows_of(self, branch: int, entries: Sequence[Entry]) -> list[Array]:
+        """Return whether the branch has an entry, and its rows."""
+        if branch not in self.members:
+            return [jnp.asarray(False), *(jnp.zeros(t.shape, t.dtype) for t in self.types)]
+        rows = entries[self.members[branch]].rows
+        return [jnp.asarray(True), *(lax.convert_element_type(x, jnp.result_type(x)) for x in rows)]
+
+    def put_back(self, buffer: Array, rows: Sequence[Array], active: Any) -> Array:
+        taken, *rows = rows
+        return self.inner_put_back(buffer, rows, taken if active is None else taken & active)
+
+
+class _Slots:
+    """The log of a conditional: the entries of its branches, in an order that is that of each branch."""
+
+    def __init__(self) -> None:
+        self.all: list[_Slot] = []
+
+    def add(self, branch: int, entries: Sequence[Entry], outs: Sequence[Version | None]) -> None:
+        at = 0
+        for n, entry in enumerate(entries):
+            outputs = frozenset(o for o, v in enumerate(outs) if v is not None and n in v.since)
+            if not outputs:
+                continue
+            found = next((k for k in range(at, len(self.all)) if self.all[k].takes(entry, outputs)), None)
+            if found is None:
+                found = len(self.all)
+                self.all.append(_Slot(entry, outputs))
+            self.all[found].members[branch] = n
+            at = found + 1
+
+    def version(self, output: int, choices: Sequence[Version | None]) -> Version | None:
+        """Return what an output is a version of, given what it is in each branch; `since` are places of the log."""
+        if any(v is None for v in choices):
+            return None
+        found = [v for v in choices if v is not None and v.root >= 0]
+        if not found:
+            return _HOLE
+        root = found[0].root
+        if any(v.root != root for v in found):
+            return None
+        since = tuple(k for k, slot in enumerate(self.all) if slot.root == root and output in slot.outputs)
+        return Version(root, since, len(found) < len(choices) or any(v.has_holes for v in found))
