@@ -11,7 +11,9 @@ from jax_tensorarray import _compat
 from jax_tensorarray._in_place import arguments, early, refs
 from jax_tensorarray._in_place.repair import Repair
 from jax_tensorarray._jaxprs import jaxprs, registry
+from jax_tensorarray._loops.api import strategy_within
 from jax_tensorarray._loops.from_jax import check_max_steps
+from jax_tensorarray._loops.strategy import Strategy
 
 
 @overload
@@ -19,6 +21,8 @@ def in_place(
     fun: Callable[..., Any],
     *,
     max_steps: int | None = None,
+    residuals: str | Strategy = "auto",
+    memory: int | None = None,
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
 ) -> Callable[..., Any]: ...
@@ -29,6 +33,8 @@ def in_place(
     fun: None = None,
     *,
     max_steps: int | None = None,
+    residuals: str | Strategy = "auto",
+    memory: int | None = None,
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
@@ -38,6 +44,8 @@ def in_place(
     fun: Callable[..., Any] | None = None,
     *,
     max_steps: int | None = None,
+    residuals: str | Strategy = "auto",
+    memory: int | None = None,
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
 ) -> Any:
@@ -64,6 +72,16 @@ def in_place(
             differentiated, batched and compiled. Without it, a decorator is returned.
         max_steps: None, or an upper bound on the steps of every `lax.while_loop` inside. With a bound these loops are
             differentiable in reverse mode.
+        residuals: what reverse mode keeps of each step of a loop that updates a buffer by rows, and reads all of it:
+
+            - "auto": the rows that the step overwrites, and what cannot be computed again, if JAX would keep a whole
+              buffer, or what is made of one. Else what JAX keeps.
+            - "tape": what JAX keeps.
+            - "undo": the rows that are overwritten, also where this takes more.
+            - "checkpoint": of a loop a few carries in all, from which it runs on as often as it must.
+
+            Or an object like `Undo()` or `Checkpoint(16)`, as for `while_loop`.
+        memory: for "auto" and "checkpoint", how many bytes a loop may keep for all of its steps, as for `Auto`.
         static_argnums: as for `jax.jit`: arguments that `fun` gets as they are, floats and pytrees too. They must be
             hashable, and are compared by `==`.
         static_argnames: likewise.
@@ -75,7 +93,7 @@ def in_place(
 
     Raises:
         TypeError: `fun` is not callable, or `max_steps` is not an integer.
-        ValueError: `max_steps` is negative.
+        ValueError: `max_steps` is negative, or `residuals` or `memory` is none of these.
         jax.errors.JaxRuntimeError, ValueError: a loop takes more than `max_steps` steps (while running; on a GPU later,
             see `check_errors`).
 
@@ -89,12 +107,22 @@ def in_place(
     """
     if fun is None:
         return functools.partial(
-            in_place, max_steps=max_steps, static_argnums=static_argnums, static_argnames=static_argnames
+            in_place,
+            max_steps=max_steps,
+            residuals=residuals,
+            memory=memory,
+            static_argnums=static_argnums,
+            static_argnames=static_argnames,
         )
     if not callable(fun):
         raise TypeError(f"in_place: fun must be callable, got {fun!r}")
     check_max_steps("in_place", max_steps)
-    return _InPlace(fun, max_steps, arguments.Static(fun, static_argnums, static_argnames))
+    options = max_steps, strategy_within("in_place", residuals, memory)
+    return _InPlace(fun, options, arguments.Static(fun, static_argnums, static_argnames))
+
+
+#: `max_steps`, and what reverse mode keeps.
+_Options = tuple[int | None, Strategy]
 
 
 class _InPlace:
@@ -103,11 +131,11 @@ class _InPlace:
     It is no Python function, as the attributes of one are copied to what is made of it, such as its gradient.
     """
 
-    __slots__ = ("__dict__", "__weakref__", "_compiled", "_fun", "_max_steps", "_static")
+    __slots__ = ("__dict__", "__weakref__", "_compiled", "_fun", "_options", "_static")
 
-    def __init__(self, fun: Callable[..., Any], max_steps: int | None, static: arguments.Static) -> None:
-        self._fun, self._max_steps, self._static = fun, max_steps, static
-        self._compiled = _compiled(fun, max_steps, static)
+    def __init__(self, fun: Callable[..., Any], options: _Options, static: arguments.Static) -> None:
+        self._fun, self._options, self._static = fun, options, static
+        self._compiled = _compiled(fun, options, static)
         arguments.named_as(fun)(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -120,7 +148,7 @@ class _InPlace:
             return self._compiled(*given, **named)
         # These are traced anew in each call, by a function that is dropped with all that is cached for it.
         fun = self._static.filled(self._fun, changing)
-        return _compiled(fun, self._max_steps, self._static)(*given, **named)
+        return _compiled(fun, self._options, self._static)(*given, **named)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
@@ -143,7 +171,7 @@ class _InPlace:
         self._compiled.clear_cache()
 
 
-def _compiled(fun: Callable[..., Any], max_steps: int | None, static: arguments.Static) -> Any:
+def _compiled(fun: Callable[..., Any], options: _Options, static: arguments.Static) -> Any:
     """Return the function, jitted, with its loops repaired."""
     # Inlined: within another jit it is as if the equations stood there.
     jit = functools.partial(jax.jit, inline=True, **static.options)
@@ -153,12 +181,12 @@ def _compiled(fun: Callable[..., Any], max_steps: int | None, static: arguments.
     @arguments.named_as(fun)
     def repaired(*args: Any, **kwargs: Any) -> Any:
         (given, named), _ = static.split(arguments.is_tracer, args, kwargs)
-        with early.repairs(max_steps):
+        with early.repairs(*options):
             traced = plain.trace(*given, **named)
             jaxpr = refs.as_arrays(traced.jaxpr)
             # A function without loops is treated as the body of a loop.
             has_loops = jaxprs.any_equation(jaxpr, lambda eqn: registry.entry_of(eqn).kind == "loop")
-            repair = Repair(max_steps, in_loop=not has_loops)
+            repair = Repair(*options, in_loop=not has_loops)
             arrays = list(filter(arguments.is_tracer, jax.tree.leaves((given, named))))
             arrays = [*_compat.closed_over(traced), *arrays]
             if len(arrays) != len(jaxpr.in_avals) or not repair.finds(jaxpr):

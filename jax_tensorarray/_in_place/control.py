@@ -1,12 +1,12 @@
 """Repair loops: their bodies, what does not depend on the step, and how the carry moves."""
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.extend import core as jex
 
 from jax_tensorarray import _compat
@@ -16,6 +16,7 @@ from jax_tensorarray._in_place.rows import has_rows, is_update
 from jax_tensorarray._in_place.selects import select
 from jax_tensorarray._in_place.values import Predicate, Value, as_written, with_type
 from jax_tensorarray._jaxprs import registry
+from jax_tensorarray._loops import choosing
 from jax_tensorarray._loops.api import while_loop
 from jax_tensorarray._lowering.mlir import INT32_MAX
 from jax_tensorarray._ops.check import ta_check
@@ -43,7 +44,8 @@ def scan(repair: Repair, eqn: Any, operands: Sequence[Value], added: dict[int, V
 
     options = {name: params[name] for name in ("length", "reverse", "unroll", "_split_transpose") if name in params}
     start = as_written([with_type(x, weak=False) if x.shape else x for x in carry])
-    after, ys = _scan_by_rounds(step, start, as_written(xs), _round_of(loop), **options)
+    run = functools.partial(choosing.scan, strategy=repair.residuals)
+    after, ys = _scan_by_rounds(run, step, start, as_written(xs), _round_of(loop), **options)
     return [Value(x) for x in (*after, *ys)]
 
 
@@ -76,6 +78,7 @@ _LONGEST_ROUND = 6
 
 
 def _scan_by_rounds(
+    run: Callable[..., Any],
     step: Callable[..., Any],
     carry: list[Array],
     xs: list[Array],
@@ -87,8 +90,7 @@ def _scan_by_rounds(
 ) -> tuple[list[Array], list[Array]]:
     """Scan with `steps` calls of `step` in each step of the loop, and run the remaining ones after it."""
     if steps == 1:
-        after, ys = lax.scan(step, carry, xs, length=length, reverse=reverse, **options)
-        return after, ys
+        return run(step, carry, xs, length=length, reverse=reverse, **options)
     rounds, left = divmod(length, steps)
     order = range(steps)[:: -1 if reverse else 1]
 
@@ -97,7 +99,7 @@ def _scan_by_rounds(
 
     first = left if reverse else 0
     of_rounds = [x[first : first + rounds * steps].reshape(rounds, steps, *x.shape[1:]) for x in xs]
-    carry, ys = lax.scan(all_steps, carry, of_rounds, length=rounds, reverse=reverse, **options)
+    carry, ys = run(all_steps, carry, of_rounds, length=rounds, reverse=reverse, **options)
     ys = [y.reshape(rounds * steps, *y.shape[2:]) for y in ys]
     if not left:
         return carry, ys
@@ -142,7 +144,8 @@ def while_(repair: Repair, eqn: Any, operands: Sequence[Value], added: dict[int,
 
     if repair.max_steps is None:
         return [Value(x) for x in while_loop(goes_on, step, carry)]
-    outs, steps = while_loop(goes_on, step, carry, max_steps=repair.max_steps, return_steps=True)
+    most, residuals = repair.max_steps, repair.residuals
+    outs, steps = while_loop(goes_on, step, carry, max_steps=most, residuals=residuals, return_steps=True)
     # Positive if there was a step too many. Every result is made to depend on the check of this number.
     most = min(repair.max_steps, INT32_MAX - 1) + 1
     # An example that has finished an outer loop is stopped before its first step.

@@ -21,21 +21,24 @@ from jax_tensorarray._in_place import control, refs
 from jax_tensorarray._in_place.repair import Repair
 from jax_tensorarray._in_place.values import Value, with_type
 from jax_tensorarray._jaxprs import jaxprs, registry
+from jax_tensorarray._loops.choosing import repairs_first
 from jax_tensorarray._loops.from_jax import becomes_ours
+from jax_tensorarray._loops.strategy import Strategy
 
 
 class _Request(NamedTuple):
     max_steps: int | None
+    residuals: Strategy
 
 
 #: The current request. It is a part of the key in JAX's caches of traced functions.
-_request = jax.make_user_context(None)
+_request = repairs_first
 
 
 @contextlib.contextmanager
-def repairs(max_steps: int | None) -> Iterator[None]:
+def repairs(max_steps: int | None, residuals: Strategy) -> Iterator[None]:
     """Repair every loop that is differentiated in this context."""
-    with _request(_Request(max_steps)):
+    with _request(_Request(max_steps, residuals)):
         yield
 
 
@@ -49,10 +52,10 @@ def _repairing(primitive: Primitive) -> Callable[..., Any]:
             return usual(*args, **params)
         are_refs = [isinstance(x, jax.Ref) for x in args]
         if any(are_refs) or any(map(_compat.makes_refs, jaxprs.jaxprs_in(params))):
-            return _with_refs(primitive, functools.partial(usual, **params), args, are_refs, request.max_steps)
+            return _with_refs(primitive, functools.partial(usual, **params), args, are_refs, request)
         operands = [SimpleNamespace(aval=jax.typeof(x)) for x in args]
         loop = SimpleNamespace(primitive=primitive, params=params, invars=operands, outvars=())
-        repair = Repair(request.max_steps)
+        repair = Repair(*request)
         if not repair.finds_in(loop):
             return usual(*args, **params)
         with _request(None):
@@ -64,10 +67,10 @@ def _repairing(primitive: Primitive) -> Callable[..., Any]:
 
 
 def _with_refs(
-    primitive: Primitive, loop: Callable[..., Any], args: Sequence[Any], are_refs: Sequence[bool], max_steps: int | None
+    primitive: Primitive, loop: Callable[..., Any], args: Sequence[Any], are_refs: Sequence[bool], request: _Request
 ) -> Any:
     """Run a loop over refs on their contents, and store the results in the refs that it writes."""
-    repair = Repair(max_steps)
+    repair = Repair(*request)
     given = [x[...] if flag else x for x, flag in zip(args, are_refs, strict=True)]
     with _request(None):
         plain = jax.make_jaxpr(refs.on_arrays(loop, are_refs))(*given)

@@ -11,9 +11,12 @@ from jax_tensorarray import _compat
 from jax_tensorarray._in_place import refs, rows, selects, sums, views
 from jax_tensorarray._in_place.values import Value, arrays, as_written, with_type
 from jax_tensorarray._jaxprs import jaxprs, registry
+from jax_tensorarray._loops.auto import Auto
+from jax_tensorarray._loops.strategy import Strategy
 from jax_tensorarray.checkpoint_policies import save_reads
 
 Array = Any
+_AUTO = Auto()
 Rule = Callable[[Any, Sequence[Value]], list[Value] | None]
 
 #: Loops of JAX by the rules for them, which `control` adds. These perform sums of their results inside, and remove from
@@ -30,8 +33,8 @@ for family in (rows.RULES, selects.RULES, sums.RULES):
 class Repair:
     """An evaluator of jaxprs. Rows matter in loops, where work on all of them is repeated in every step."""
 
-    def __init__(self, max_steps: int | None = None, *, in_loop: bool = False) -> None:
-        self.max_steps, self.in_loop = max_steps, in_loop
+    def __init__(self, max_steps: int | None = None, residuals: Strategy = _AUTO, *, in_loop: bool = False) -> None:
+        self.max_steps, self.residuals, self.in_loop = max_steps, residuals, in_loop
 
     def evaluate(self, jaxpr: Any, inputs: Sequence[Value], known: Mapping[Any, Value] | None = None) -> list[Value]:
         """Return the outputs, given the inputs and perhaps what is known of other variables."""
@@ -90,7 +93,7 @@ class Repair:
 
     def of_loop(self) -> "Repair":
         """Return the evaluator for the body of a loop."""
-        return Repair(self.max_steps, in_loop=True)
+        return Repair(self.max_steps, self.residuals, in_loop=True)
 
     def finds(self, jaxpr: Any) -> bool:
         """Return whether there is something to repair in a jaxpr."""

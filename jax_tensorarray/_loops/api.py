@@ -14,7 +14,7 @@ from jax_tensorarray import _compat
 from jax_tensorarray._array.in_loops import entering_loop, leaving_loop
 from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._jaxprs.registry import reached
-from jax_tensorarray._loops.auto import Auto, Choice, Undo, choose_within
+from jax_tensorarray._loops.auto import Auto, Checkpoints, Choice, Undo, choose_within
 from jax_tensorarray._loops.from_jax import (
     as_value,
     bind_loop,
@@ -47,9 +47,6 @@ _BY_NAME = {
     "inverse": "Inverse(f), with a function from a carry to the one before it",
 }
 
-#: The strategies that JAX's own scan serves.
-_SCANNED = (Auto(), Tape(), Recompute())
-
 #: As JAX's own, a loop under `jax.disable_jit` is traced if Python cannot run it: what vmap batches, say, is no bool.
 _falling_back = contextlib.suppress(jax.errors.ConcretizationTypeError)
 
@@ -63,6 +60,18 @@ def _strategy_of(op: str, residuals: Any, max_steps: int | None) -> Strategy:
         raise ValueError(f"{op}: residuals must be one of {names}, or an object like Undo(); got {residuals!r}")
     if max_steps is None and not isinstance(strategy, Tape) and strategy != Auto():
         raise ValueError(f"{op}: residuals={residuals!r} needs max_steps")
+    return strategy
+
+
+def strategy_within(op: str, residuals: Any, memory: Any) -> Strategy:
+    """Return the strategy of that name for all loops of a function, each of which may keep so many bytes."""
+    if residuals == "checkpoint":
+        return Checkpoints(memory)
+    if memory is not None and residuals != "auto":
+        raise ValueError(f'{op}: memory is for residuals="auto" or "checkpoint", got residuals={residuals!r}')
+    strategy = Auto(memory) if residuals == "auto" else _strategy_of(op, residuals, 0)
+    if isinstance(strategy, Inverse):
+        raise ValueError(f"{op}: an Inverse is of one loop; write while_loop(..., residuals=Inverse(f))")
     return strategy
 
 
@@ -169,7 +178,7 @@ def fori_loop(
         unroll: how many steps to unroll, if both bounds are known.
         max_steps: an upper bound on `upper - lower`, needed in reverse mode if one of them is traced. No more steps
             are taken. Otherwise as for `while_loop`.
-        residuals: as for `while_loop`, without `Inverse`. With known bounds "auto" is "tape".
+        residuals: as for `while_loop`, without `Inverse`.
 
     Returns:
         The carry after the last step. Differentiable like the result of `while_loop`.
@@ -189,10 +198,11 @@ def fori_loop(
     if isinstance(strategy, Inverse):
         raise ValueError("fori_loop: Inverse is for while_loop and scan; write residuals=Undo() or Checkpoint(16)")
     init_val = entering_loop(lambda carry: body_fun(lower, carry), init_val, max_steps)
-    if known and strategy in _SCANNED:
+    is_offloaded = isinstance(strategy, Tape) and strategy.offload
+    if known and not is_offloaded:
         if high - low > max_steps:  # type: ignore[operator]
             lower, upper = low, low + max_steps  # type: ignore[operator]
-        if not isinstance(strategy, Recompute):
+        if strategy == Tape() or jax.config.jax_disable_jit:
             return leaving_loop(lax.fori_loop(lower, upper, body_fun, init_val, unroll=unroll))
         options = (lower, upper, unroll)
         return leaving_loop(bind_loop(lax_known_fori_loop, (body_fun,), (init_val,), max_steps, strategy, options))
@@ -227,7 +237,7 @@ def scan(
         length: the number of steps, if there are no `xs`.
         reverse: whether to go from the last slice to the first.
         unroll: how many steps to unroll.
-        residuals: as for `while_loop`; "auto" is "tape".
+        residuals: as for `while_loop`.
 
     Returns:
         The last carry, and the stacked slices.
@@ -240,11 +250,11 @@ def scan(
     strategy = _strategy_of("scan", residuals, 0)
     steps = next((np.shape(x)[0] for x in jax.tree.leaves(xs) if np.ndim(x)), length)
     init = entering_loop(lambda carry: f(carry, jax.tree.map(lambda x: x[0], xs))[0], init, steps)
-    if strategy not in _SCANNED:
+    if isinstance(strategy, Inverse) or (isinstance(strategy, Tape) and strategy.offload):
         return leaving_loop(_scan_by_rows(f, init, xs, length, reverse, strategy))
-    if isinstance(strategy, Recompute):
-        return leaving_loop(bind_loop(lax.scan, (f,), (init, xs), None, strategy, (length, reverse, unroll)))
-    return leaving_loop(lax.scan(f, init, xs, length, reverse, unroll))
+    if strategy == Tape() or jax.config.jax_disable_jit:
+        return leaving_loop(lax.scan(f, init, xs, length, reverse, unroll))
+    return leaving_loop(bind_loop(lax.scan, (f,), (init, xs), None, strategy, (length, reverse, unroll)))
 
 
 def _scan_by_rows(

@@ -1,6 +1,7 @@
 """The strategies of `residuals="undo"` and "auto": what each step would keep decides."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -66,9 +67,7 @@ def choose_within(memory: int | None, max_steps: int, linear: Linearized, body: 
     reason = f'"{choice.residuals}" would take {kept} bytes for {max_steps} steps, and memory={memory}'
     again = plan(linear, max_steps, keeps_dear=False)
     other = choice._replace(undo_bytes=again.bytes, reason=reason)
-    read = live_carries(body)
-    size = max(1, bytes_of([c for c, is_read in zip(body.out_avals, read, strict=True) if is_read]))
-    checkpoints = min(max_steps, max(int(memory // size), _fewest(max_steps)))
+    checkpoints, size = _checkpoints(memory, max_steps, body)
     others: list[tuple[int, Choice, Plan | None]] = [
         (kept, choice, planned),
         (again.bytes * max_steps, other._replace(residuals="undo"), again),
@@ -76,6 +75,13 @@ def choose_within(memory: int | None, max_steps: int, linear: Linearized, body: 
     ]
     fitting = (other for other in others if other[0] <= memory)
     return next(fitting, min(others, key=lambda other: other[0]))[1:]
+
+
+def _checkpoints(memory: int, max_steps: int, body: Any) -> tuple[int, int]:
+    """Return how many carries to keep, and how many bytes one takes."""
+    read = live_carries(body)
+    size = max(1, bytes_of([c for c, is_read in zip(body.out_avals, read, strict=True) if is_read]))
+    return min(max_steps, max(int(memory // size), _fewest(max_steps))), size
 
 
 def _fewest(max_steps: int) -> int:
@@ -114,11 +120,25 @@ class Auto(Strategy):
         if isinstance(memory, bool) or not isinstance(memory, int | np.integer) or memory < 0:
             raise ValueError(f"Auto: memory must be a number of bytes, got {memory!r}")
 
+    def has_choice(self, reads_whole: Callable[[], bool]) -> bool:
+        return self.memory is not None or reads_whole()
+
     def instead_of(self, linear: Linearized, body: Any, max_steps: int) -> Strategy | None:
         choice, planned = choose_within(self.memory, max_steps, linear, body)
         if choice.checkpoints is not None:
             return Checkpoint(choice.checkpoints)
         return None if planned is None else _Planned(planned, self)
+
+
+@dataclass(frozen=True)
+class Checkpoints(Auto):
+    """Lets a loop keep as many carries as there is memory for, and enough for every step to run nine times at most."""
+
+    def has_choice(self, reads_whole: Callable[[], bool]) -> bool:
+        return True
+
+    def instead_of(self, linear: Linearized, body: Any, max_steps: int) -> Strategy | None:
+        return Checkpoint(max(1, _checkpoints(self.memory or 0, max_steps, body)[0]))
 
 
 @dataclass(frozen=True)

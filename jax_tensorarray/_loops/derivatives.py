@@ -41,7 +41,7 @@ def _jvp(primals: Sequence[Array], tangents: Sequence[Any], *, cond: Any, body: 
     elif options.strategy.tapes:
         outs, steps, dots = _taped_jvp(loop, nonzero)
     else:
-        outs, steps, dots = _replayed_jvp(loop, nonzero)
+        outs, steps, dots = replayed_jvp(loop, nonzero)
     outs = results(outs, steps)
     return outs, merge(dots, [*nonzero.nonzero_carry, *[False] * options.counts], zero_tangents(outs))
 
@@ -57,7 +57,7 @@ def _taped_jvp(loop: Loop, tangents: Tangents) -> _Results:
     linear = linearize(body, tangents.nonzero_consts, tangents.nonzero_carry)
     better = strategy.instead_of(linear, body, max_steps)
     if better is not None:
-        return _replayed_jvp(loop._replace(options=replace(options, strategy=better)), tangents)
+        return replayed_jvp(loop._replace(options=replace(options, strategy=better)), tangents)
     outs, steps, _, tapes_made = recorded(loop, linear.jaxpr, linear.num_outs, linear.steps, offload=strategy.offload)
     dots = linearized_loop(
         linear,
@@ -72,7 +72,7 @@ def _taped_jvp(loop: Loop, tangents: Tangents) -> _Results:
     return outs, steps, dots
 
 
-def _replayed_jvp(loop: Loop, tangents: Tangents) -> _Results:
+def replayed_jvp(loop: Loop, tangents: Tangents) -> _Results:
     """Run a loop that keeps no tape, and one that finds its steps again."""
     options, nonzero = loop.options, (*tangents.nonzero_consts, *tangents.nonzero_carry)
     max_steps: int = options.max_steps  # type: ignore[assignment]

@@ -15,6 +15,7 @@ from jax.extend.core import primitives as jax_primitives
 
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs
+from jax_tensorarray._loops import choosing
 from jax_tensorarray._loops.strategy import Strategy
 from jax_tensorarray._loops.while_ import OF_WHILE_LOOP, Bound, WhileOptions, counting, while_
 
@@ -128,7 +129,7 @@ def bind_loop(
     bound: Bound = OF_WHILE_LOOP,
     return_steps: bool = False,
 ) -> Any:
-    """Run a loop of JAX as ours. A scan of JAX remains a scan, with the body of the strategy."""
+    """Run a loop of JAX as ours. A scan of JAX remains a scan until it is differentiated, and perhaps then too."""
     here, source = _compat.source_here(), _source()
     jaxpr, shape = _traced(loop, functions, args, tuple(options))
     end = []
@@ -136,9 +137,9 @@ def bind_loop(
     def equation(eqn: Any, operands: list[Array]) -> list[Array]:
         params = eqn.params
         if eqn.primitive is jax_primitives.scan_p:
-            _, body, _ = strategy.prepare(params["jaxpr"], (), None, (), source)
+            kept, body, _ = strategy.prepare(params["jaxpr"], (), None, (), source)
             with eqn.ctx.manager, here():
-                return eqn.primitive.bind(*operands, **params | {"jaxpr": body})
+                return choosing.bind(eqn.replace(params=params | {"jaxpr": body}), operands, kept)
         if eqn.primitive is not jax_primitives.while_p:
             return jaxprs.bind(eqn, operands)
         a, b = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]

@@ -1,5 +1,6 @@
 """What reverse mode keeps of the steps of a loop, to find them again. A file has one strategy; the tape is here."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,10 @@ class Strategy:
         const of it, and any other leaf is the number of a carry of the loop.
         """
         return self, body, consts
+
+    def has_choice(self, reads_whole: Callable[[], bool]) -> bool:
+        """Return whether a scan may be better off with this than with its tape. `reads_whole` looks at its body."""
+        return True
 
     def instead_of(self, linear: Linearized, body: Any, max_steps: int) -> "Strategy | None":
         return None
@@ -78,6 +83,9 @@ class Tape(Strategy):
     offload: bool = False
 
     tapes = True
+
+    def has_choice(self, reads_whole: Callable[[], bool]) -> bool:
+        return False
 
     def __post_init__(self) -> None:
         if not isinstance(self.offload, bool):

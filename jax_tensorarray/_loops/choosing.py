@@ -1,0 +1,183 @@
+"""A scan of JAX that chooses what it keeps when it is differentiated.
+
+Until then it is the same scan. JAX would keep, for every step, all of a buffer that is read as a whole and written by
+rows; then it becomes a loop that undoes its steps, or starts from checkpoints, instead.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.custom_derivatives import SymbolicZero
+from jax.extend import core as jex
+from jax.extend.core import primitives as jax_primitives
+from jax.interpreters import ad
+
+from jax_tensorarray import _compat
+from jax_tensorarray._jaxprs import jaxprs, registry
+from jax_tensorarray._jaxprs.jaxprs import flagged, merge
+from jax_tensorarray._loops.count import nonzero_tangents
+from jax_tensorarray._loops.derivatives import replayed_jvp
+from jax_tensorarray._loops.linearize import linearize
+from jax_tensorarray._loops.strategy import Strategy
+from jax_tensorarray._loops.while_ import Loop, WhileOptions
+from jax_tensorarray._ops.empty import empty_like
+from jax_tensorarray._ops.guard import ta_guard_p
+from jax_tensorarray._ops.primitive import ROW_OPS, zero_tangent
+from jax_tensorarray._ops.read import ta_read
+from jax_tensorarray._ops.write import ta_write
+
+Array = Any
+
+#: What `in_place` is to do with a loop before it is differentiated; then the loop has its choice. It is a part of the
+#: key in JAX's caches of traced functions.
+repairs_first = jax.make_user_context(None)
+
+#: A smaller buffer is not worth a choice.
+LEAST_BYTES = 1024
+
+
+def bind(eqn: Any, operands: Sequence[Array], strategy: Strategy) -> list[Array]:
+    """Run a scan as JAX does, which chooses by the strategy when it is differentiated."""
+    [loop] = registry.ENTRIES["scan"].bodies(eqn.params)
+    is_repaired_first = repairs_first.value is not None and any(map(_compat.is_differentiated, operands))
+    if is_repaired_first or not _has_choice(loop, strategy, operands):
+        return jaxprs.bind(eqn, operands)
+
+    @jax.custom_jvp
+    def run(*operands: Array) -> list[Array]:
+        return jaxprs.bind(eqn, operands)
+
+    def rule(primals: Sequence[Array], tangents: Sequence[Any]) -> tuple[list[Array], list[Any]]:
+        nonzero = [not isinstance(t, SymbolicZero) for t in tangents]
+        found = _by_strategy(eqn.params, primals, merge(flagged(tangents, nonzero), nonzero, _zeros(primals)), strategy)
+        if found is not None:
+            return found
+
+        def scan(*some: Array) -> list[Array]:
+            return jaxprs.bind(eqn, merge(some, nonzero, primals))
+
+        return jax.jvp(scan, flagged(primals, nonzero), flagged(tangents, nonzero))
+
+    run.defjvp(rule, symbolic_zeros=True)
+    return list(run(*operands))
+
+
+def scan(f: Callable[[Any, Any], Any], init: Any, xs: Any, *, strategy: Strategy, **options: Any) -> tuple[Any, Any]:
+    """Run `jax.lax.scan`, which chooses by the strategy when it is differentiated."""
+    jaxpr, shape = jax.make_jaxpr(lambda init, xs: lax.scan(f, init, xs, **options), return_shape=True)(init, xs)
+
+    def equation(eqn: Any, operands: list[Array]) -> list[Array]:
+        if eqn.primitive is not jax_primitives.scan_p:
+            return jaxprs.bind(eqn, operands)
+        with eqn.ctx.manager:
+            return bind(eqn, operands, strategy)
+
+    outs = jaxprs.interpret(jaxpr, jax.tree.leaves((init, xs)), equation, lambda x: x)
+    return jax.tree.unflatten(jax.tree.structure(shape), outs)
+
+
+def _zeros(primals: Sequence[Array]) -> list[Any]:
+    return [zero_tangent(x) for x in primals]
+
+
+def _has_choice(loop: registry.Body, strategy: Strategy, operands: Sequence[Array]) -> bool:
+    """Return whether a scan may keep anything else than a tape, from a look at its body."""
+    types = [*map(jax.typeof, operands), *loop.jaxpr.in_avals, *loop.jaxpr.out_avals]
+    if loop.jaxpr.effects or not all(isinstance(n, int) for t in types for n in t.shape):
+        return False
+    if any(_compat.varying_axes(x) for x in operands):
+        return False
+    inner = _compat.opened(loop.jaxpr)
+    _, carry, _ = loop.split(inner.invars)
+    return strategy.has_choice(lambda: any(_is_read_whole(inner, v) for v in carry))
+
+
+def _is_read_whole(jaxpr: Any, v: Any) -> bool:
+    """Return whether a jaxpr updates an input by rows, and reads all of one of its versions, perhaps inside of others.
+
+    Whether a loop or a branch inside does so is not looked at.
+    """
+    if not jnp.issubdtype(v.aval.dtype, jnp.inexact) or v.aval.size * v.aval.dtype.itemsize <= LEAST_BYTES:
+        return False
+    versions, is_updated, is_read = {v}, False, False
+    for eqn in jaxpr.eqns:
+        places = [k for k, x in enumerate(eqn.invars) if not isinstance(x, jex.Literal) and x in versions]
+        if not places:
+            continue
+        if eqn.primitive in ROW_OPS and places == [0]:
+            if ROW_OPS[eqn.primitive].in_place:
+                is_updated = True
+                versions.add(eqn.outvars[0])
+        elif eqn.primitive is ta_guard_p:
+            versions.add(eqn.outvars[0])
+        else:
+            is_read = True
+            if any(map(jaxprs.has_row_ops, jaxprs.jaxprs_in(eqn.params))):
+                is_updated = True
+                versions.update(x for x in eqn.outvars if x.aval.shape == v.aval.shape)
+    return is_updated and is_read
+
+
+def _by_strategy(
+    params: dict[str, Any], primals: Sequence[Array], tangents: Sequence[Any], strategy: Strategy
+) -> tuple[list[Array], list[Any]] | None:
+    """Return the results of a scan and their tangents, or None if it is best left to JAX."""
+    [parts] = registry.ENTRIES["scan"].bodies(params)
+    length, num_carry, number = params["length"], parts.num_carry, jnp.int32(0)
+    consts, init, xs = parts.split(primals)
+    of_consts, of_init, of_xs = parts.split(tangents)
+    outs = list(_compat.opened(params["jaxpr"]).outvars)[num_carry:]
+    ys = [empty_like(jax.ShapeDtypeStruct((length, *v.aval.shape), v.aval.dtype)) for v in outs]
+    cond, body = _as_while(params["jaxpr"], len(consts), num_carry, length, params["reverse"])
+    loop = Loop([], [*consts, *xs], [number, *init, *ys], cond, body, WhileOptions(length, "a scan", strategy=strategy))
+    dots = nonzero_tangents(body, [*of_consts, *of_xs], [zero_tangent(number), *of_init, *_zeros(ys)])
+    if strategy.tapes:
+        better = _better(body, tuple(dots.nonzero_consts), tuple(dots.nonzero_carry), length, strategy)
+        if better is None:
+            return None
+        loop = loop._replace(options=replace(loop.options, strategy=better))
+    after, _, tangents_after = replayed_jvp(loop, dots)
+    zeros = [ad.instantiate_zeros(t) if hasattr(t, "aval") else t for t in _zeros(after)]
+    return after[1:], merge(tangents_after, dots.nonzero_carry, zeros)[1:]
+
+
+@_compat.cached
+def _better(
+    body: Any, nonzero_consts: Sequence[bool], nonzero_carry: Sequence[bool], length: int, strategy: Strategy
+) -> Strategy | None:
+    return strategy.instead_of(linearize(body, nonzero_consts, nonzero_carry), body, length)
+
+
+@_compat.cached
+def _as_while(jaxpr: Any, num_consts: int, num_carry: int, length: int, reverse: bool) -> tuple[Any, Any]:
+    """Return the condition and the body of a `ta_while` that does what a scan does.
+
+    Its consts are those of the scan and its xs, and its carry is the number of the step, that of the scan, and the ys.
+    """
+    call, types, outs = jaxprs.function(jaxpr), list(jaxpr.in_avals), list(jaxpr.out_avals)
+    of_consts, carry, of_xs = (
+        types[:num_consts],
+        types[num_consts : num_consts + num_carry],
+        types[num_consts + num_carry :],
+    )
+
+    def stacked(t: Any) -> Any:
+        return jax.ShapeDtypeStruct((length, *t.shape), t.dtype)
+
+    xs, ys, number = list(map(stacked, of_xs)), list(map(stacked, outs[num_carry:])), jnp.int32(0)
+    n = num_consts + len(xs)
+
+    def step(*args: Array) -> list[Array]:
+        consts, xs, k = args[:num_consts], args[num_consts:n], args[n]
+        carry, ys = args[n + 1 : n + 1 + num_carry], args[n + 1 + num_carry :]
+        at = length - 1 - k if reverse else k
+        outs = call(*consts, *carry, *(ta_read(x, at, mode="drop") for x in xs))
+        rows = zip(ys, outs[num_carry:], strict=True)
+        return [k + 1, *outs[:num_carry], *(ta_write(y, at, row, mode="drop") for y, row in rows)]
+
+    cond = jax.make_jaxpr(lambda k, *_: [k < length])(number, *carry, *ys)
+    return cond, jax.make_jaxpr(step)(*of_consts, *xs, number, *carry, *ys)
