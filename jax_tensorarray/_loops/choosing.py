@@ -19,13 +19,15 @@ from jax.interpreters import ad
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
-from jax_tensorarray._loops.count import nonzero_tangents
+from jax_tensorarray._loops.auto import Auto
+from jax_tensorarray._loops.count import CHOICES, CountOptions, Tangents, nonzero_tangents
 from jax_tensorarray._loops.derivatives import replayed_jvp
-from jax_tensorarray._loops.linearize import linearize
+from jax_tensorarray._loops.linearize import Linearized, linearize
 from jax_tensorarray._loops.strategy import Strategy
 from jax_tensorarray._loops.while_ import Loop, WhileOptions
 from jax_tensorarray._ops.empty import empty_like
 from jax_tensorarray._ops.guard import ta_guard_p
+from jax_tensorarray._ops.host import is_on_host
 from jax_tensorarray._ops.primitive import ROW_OPS, zero_tangent
 from jax_tensorarray._ops.read import ta_read
 from jax_tensorarray._ops.write import ta_write
@@ -181,3 +183,39 @@ def _as_while(jaxpr: Any, num_consts: int, num_carry: int, length: int, reverse:
 
     cond = jax.make_jaxpr(lambda k, *_: [k < length])(number, *carry, *ys)
     return cond, jax.make_jaxpr(step)(*of_consts, *xs, number, *carry, *ys)
+
+
+def _count_by_choice(
+    linear: Linearized, operands: Sequence[Array], tangents: Tangents, body: Any, options: CountOptions
+) -> tuple[list[Array], list[Array]] | None:
+    """Return the results of a `ta_count` and their tangents, or None if a tape is as good."""
+    if not any(t.size * t.dtype.itemsize > LEAST_BYTES for t in linear.taped) or any(map(is_on_host, body.in_avals)):
+        return None
+    steps, consts, carry = options.split(operands)
+    cond, body = _count_as_while(body, options)
+    of_consts, of_carry = [zero_tangent(steps), *tangents.of_consts], [zero_tangent(steps), *tangents.of_carry]
+    nonzero_consts, nonzero_carry = [False, *tangents.nonzero_consts], [False, *tangents.nonzero_carry]
+    better = _better(body, tuple(nonzero_consts), tuple(nonzero_carry), options.max_steps, Auto())
+    if better is None:
+        return None
+    settings = WhileOptions(options.max_steps, "a derivative of a loop", strategy=better, tapes=options.tapes)
+    loop = Loop([steps], [steps, *consts], [steps * 0, *carry], cond, body, settings)
+    outs, _, dots = replayed_jvp(loop, Tangents(of_consts, of_carry, nonzero_consts, nonzero_carry))
+    return outs[1:], dots
+
+
+CHOICES.append(_count_by_choice)
+
+
+@_compat.cached
+def _count_as_while(body: Any, options: CountOptions) -> tuple[Any, Any]:
+    """Return the condition and the body of a `ta_while` that does what a `ta_count` does."""
+    call, steps, m = jaxprs.function(body), body.in_avals[0], options.num_consts
+
+    def step(steps: Array, *args: Array) -> list[Array]:
+        consts, n, carry = args[:m], args[m], args[m + 1 :]
+        return [n + 1, *call(steps - 1 - n if options.reverse else n, *consts, *carry)]
+
+    consts, carry = list(body.in_avals)[1 : 1 + m], list(body.in_avals)[1 + m :]
+    cond = jax.make_jaxpr(lambda steps, n, *_: [n < steps])(steps, steps, *carry)
+    return cond, jax.make_jaxpr(step)(steps, *consts, steps, *carry)

@@ -198,6 +198,11 @@ def linearized_loop(
     return count(steps, operands, carry_tangents, body=body, max_steps=max_steps, reverse=reverse, tapes=new)
 
 
+#: Other ways than a tape, which `choosing` adds. Each maps a linearized body, the operands, the tangents, the body and
+#: the options of a loop to the results and the tangents of those that have some, or to None if the tape is better.
+CHOICES: list[Callable[..., tuple[list[Array], list[Array]] | None]] = []
+
+
 def _jvp(primals: Sequence[Array], tangents: Sequence[Any], *, body: Any, options: CountOptions) -> Any:
     steps, consts, carry = options.split(primals)
     _, of_consts, of_carry = options.split(tangents)
@@ -207,6 +212,11 @@ def _jvp(primals: Sequence[Array], tangents: Sequence[Any], *, body: Any, option
         outs = count(steps, consts, carry, body=body, max_steps=max_steps, reverse=reverse, tapes=tapes)
         return outs, zero_tangents(outs)
     linear, inputs = linearize.linearize(body, nonzero.nonzero_consts, nonzero.nonzero_carry), len(body.in_avals)
+    for choose in CHOICES:
+        better = choose(linear, primals, nonzero, body, options)
+        if better is not None:
+            outs, dots = better
+            return outs, merge(dots, nonzero.nonzero_carry, zero_tangents(outs))
 
     def step(*args: Array) -> list[Array]:
         outs, new = step_and_record(linear, args[0], args[:inputs], args[inputs:])

@@ -1,0 +1,191 @@
+"""Loops that read all of what they have written, in plain JAX as everybody writes them.
+
+Under `jax.grad` JAX keeps the whole buffer for every step. Each function here takes a number of steps and returns a
+function of arrays and these arrays; the bytes of its buffers are in `BUFFERS`.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+
+def _normal(*shape, seed=0, scale=1.0):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape) * scale, jnp.result_type(float))
+
+
+def arnoldi(T, n=64):
+    """Each row is made orthogonal to all rows before it."""
+
+    def f(Q):
+        def step(Q, i):
+            v = jnp.sin(Q[i - 1])
+            return Q.at[i].set(v - 0.01 * Q.T @ (Q @ v)), None
+
+        return jnp.sum(lax.scan(step, Q, jnp.arange(1, T))[0] ** 2)
+
+    return f, (_normal(T, n, scale=0.1),)
+
+
+def triangular_dot(T):
+    """The new element is a dot product with all before it."""
+
+    def f(L, x):
+        def step(i, ys):
+            return ys.at[i].set(jnp.tanh(x[i] + jnp.dot(L[i], ys)))
+
+        return jnp.sum(lax.fori_loop(0, T, step, jnp.zeros(T)) ** 2)
+
+    return f, (_normal(T, T, scale=T**-0.5), _normal(T, seed=1))
+
+
+def triangular_dot_shared(T):
+    """Likewise, of weights that all steps share."""
+
+    def f(w, x):
+        def step(i, ys):
+            return ys.at[i].set(jnp.tanh(x[i] + jnp.dot(w, ys)))
+
+        return jnp.sum(lax.fori_loop(0, T, step, jnp.zeros(T)) ** 2)
+
+    return f, (_normal(T, scale=T**-0.5), _normal(T, seed=1))
+
+
+def attention(T, heads=4, n=16, batch=2):
+    """Causal attention over a cache of keys and values, of several heads and a batch of examples."""
+
+    def f(w, x):
+        def step(carry, i):
+            keys, values, x = carry
+            q, k, v = jnp.einsum("bhn,rhnm->rbhm", x, w)
+            keys = keys.at[:, i].set(k)
+            values = values.at[:, i].set(v)
+            scores = jnp.einsum("bhn,bthn->bht", q, keys) / n**0.5
+            weights = jax.nn.softmax(jnp.where(jnp.arange(T) <= i, scores, -jnp.inf))
+            return (keys, values, jnp.tanh(jnp.einsum("bht,bthn->bhn", weights, values))), None
+
+        cache = jnp.zeros((batch, T, heads, n))
+        return jnp.sum(lax.scan(step, (cache, cache, x), jnp.arange(T))[0][2] ** 2)
+
+    return f, (_normal(3, heads, n, n, scale=0.5), _normal(batch, heads, n, seed=1))
+
+
+def in_a_branch(T, n=64):
+    """A row is only written if a condition holds."""
+
+    def f(Q):
+        def step(Q, i):
+            def write(Q):
+                v = jnp.sin(Q[i - 1])
+                return Q.at[i].set(v - 0.01 * Q.T @ (Q @ v))
+
+            return lax.cond(i % 3 > 0, write, lambda Q: Q, Q), None
+
+        return jnp.sum(lax.scan(step, Q, jnp.arange(1, T))[0] ** 2)
+
+    return f, (_normal(T, n, scale=0.1),)
+
+
+def columns(T, n=64):
+    """A factor is made column by column, each from all columns before it."""
+
+    def f(A):
+        def step(i, L):
+            c = A[:, i] - L @ L[i % n]
+            return L.at[:, i].set(c / jnp.sqrt(1.0 + jnp.dot(c, c)))
+
+        return jnp.sum(lax.fori_loop(0, T, step, jnp.zeros((n, T)))[:, : T // 2] ** 2)
+
+    def square(A):
+        def step(i, L):
+            c = A[:, i] - L @ L[i]
+            return L.at[:, i].set(c / jnp.sqrt(1.0 + c[i] ** 2))
+
+        return jnp.sum(lax.fori_loop(0, T, step, jnp.zeros((T, T))) ** 2)
+
+    del f
+    return square, (_normal(T, T, scale=T**-0.5),)
+
+
+def inner_scan(T, n=16):
+    """A scan inside of the step reads all rows, one after the other."""
+
+    def f(Q):
+        def step(Q, i):
+            v = jnp.sin(Q[i - 1])
+
+            def near(total, row):
+                return total + row * jnp.exp(-jnp.sum((row - v) ** 2)), None
+
+            total, _ = lax.scan(near, jnp.zeros(n), Q)
+            return Q.at[i].set(v + total / T), None
+
+        return jnp.sum(lax.scan(step, Q, jnp.arange(1, T))[0] ** 2)
+
+    return f, (_normal(T, n, scale=0.1),)
+
+
+def gaussian_process(T, n=4):
+    """Points are sampled one after the other, each given all before it."""
+
+    def f(x, z):
+        def kernel(a, b):
+            return jnp.exp(-0.5 * jnp.sum((a - b) ** 2, -1))
+
+        def step(carry, i):
+            L, y = carry
+            k = jnp.where(jnp.arange(T) < i, kernel(x, x[i]), 0.0)
+            row = jax.scipy.linalg.solve_triangular(L, k, lower=True)
+            row = row.at[i].set(jnp.sqrt(1.1 - jnp.dot(row, row)))
+            return (L.at[i].set(row), y.at[i].set(jnp.dot(row, z))), None
+
+        start = jnp.eye(T), jnp.zeros(T)
+        return jnp.sum(lax.scan(step, start, jnp.arange(T))[0][1] ** 2)
+
+    return f, (_normal(T, n), _normal(T, seed=1))
+
+
+def lu(T):
+    """LU without pivoting, by rows: each row is reduced by all rows before it."""
+
+    def f(A):
+        def step(U, i):
+            def reduce(k, row):
+                factor = jnp.where(k < i, row[k] / U[k, k], 0.0)
+                return (row - factor * U[k]).at[k].set(jnp.where(k < i, factor, row[k]))
+
+            return U.at[i].set(lax.fori_loop(0, T, reduce, U[i])), None
+
+        return jnp.sum(jnp.log(jnp.abs(jnp.diag(lax.scan(step, A, jnp.arange(T))[0]))))
+
+    return f, (_normal(T, T, scale=0.1) + jnp.eye(T) * T**0.5,)
+
+
+def cholesky_partial(T, n=64):
+    """Cholesky with pivots, a column a step, as matfree has it."""
+
+    def f(A):
+        def step(i, carry):
+            L, diagonal = carry
+            p = jnp.argmax(diagonal)
+            c = (A[:, p] - L @ L[p]) / jnp.sqrt(diagonal[p])
+            return L.at[:, i].set(c), jnp.maximum(diagonal - c**2, 1e-3)
+
+        L, _ = lax.fori_loop(0, n, step, (jnp.zeros((T, n)), jnp.diag(A)))
+        return jnp.sum(L**2 * jnp.arange(n))
+
+    B = _normal(T, T, scale=T**-0.5)
+    return f, (B @ B.T + jnp.eye(T),)
+
+
+PROGRAMS = {
+    "arnoldi": arnoldi,
+    "triangular_dot": triangular_dot,
+    "triangular_dot_shared": triangular_dot_shared,
+    "attention": attention,
+    "in_a_branch": in_a_branch,
+    "columns": columns,
+    "inner_scan": inner_scan,
+    "gaussian_process": gaussian_process,
+    "lu": lu,
+}
