@@ -25,7 +25,7 @@ from jax_tensorarray._loops.derivatives import replayed_jvp
 from jax_tensorarray._loops.linearize import Linearized, linearize
 from jax_tensorarray._loops.strategy import Strategy
 from jax_tensorarray._loops.while_ import Loop, WhileOptions
-from jax_tensorarray._ops.empty import empty_like
+from jax_tensorarray._ops.empty import ta_empty
 from jax_tensorarray._ops.guard import ta_guard_p
 from jax_tensorarray._ops.host import is_on_host
 from jax_tensorarray._ops.primitive import ROW_OPS, zero_tangent
@@ -133,7 +133,7 @@ def _by_strategy(
     consts, init, xs = parts.split(primals)
     of_consts, of_init, of_xs = parts.split(tangents)
     outs = list(_compat.opened(params["jaxpr"]).outvars)[num_carry:]
-    ys = [empty_like(jax.ShapeDtypeStruct((length, *v.aval.shape), v.aval.dtype)) for v in outs]
+    ys = [ta_empty(length, v.aval.shape, v.aval.dtype) for v in outs]
     cond, body = _as_while(params["jaxpr"], len(consts), num_carry, length, params["reverse"])
     loop = Loop([], [*consts, *xs], [number, *init, *ys], cond, body, WhileOptions(length, "a scan", strategy=strategy))
     dots = nonzero_tangents(body, [*of_consts, *of_xs], [zero_tangent(number), *of_init, *_zeros(ys)])

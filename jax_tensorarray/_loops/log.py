@@ -61,6 +61,7 @@ class Entry(NamedTuple):
     rows: list[Array]
     put_back: PutBack
     key: Any = None  #: entries of two branches with equal keys are put back alike
+    of_loop: bool = False  #: whether these are rows of all the steps of a loop
 
 
 _Value = tuple[Array, Version | None]
@@ -177,7 +178,7 @@ class Log:
         for slot in slots.all:
             version, mine = held[slot.root], [next(rows) for _ in range(slot.num_rows)]
             assert version is not None  # inside, only what is followed has entries
-            numbers.append(self.add(Entry(version.root, mine, slot.put_back)))
+            numbers.append(self.add(Entry(version.root, mine, slot.put_back, of_loop=slot.of_loop)))
         return list(zip(arrays[:n], [_outside(v, held, numbers) for v in versions], strict=True))
 
     def scan(self, eqn: Any, operands: list[Array], held: Sequence[Version | None]) -> list[_Value] | None:
@@ -271,7 +272,7 @@ class Log:
         for k, version in enumerate(of_carry):
             if version is not None and followed.is_followed[k]:
                 mine = [*more, *(rows[n] for n in followed.places[k])]
-                changed = [self.add(Entry(version.root, mine, put_back(k)))] if followed.places[k] else []
+                changed = [self.add(Entry(version.root, mine, put_back(k), of_loop=True))] if followed.places[k] else []
                 found[k] = (outs[k], version.after(*changed))
         return found
 
@@ -402,6 +403,7 @@ class _Slot:
 
     def __init__(self, entry: Entry, outputs: frozenset[int]) -> None:
         self.root, self.key, self.outputs, self.inner_put_back = entry.root, entry.key, outputs, entry.put_back
+        self.of_loop = entry.of_loop
         self.types = [jax.typeof(x) for x in entry.rows]
         self.members: dict[int, int] = {}  # the numbers of the entries, by branch
         self.num_rows = 1 + len(self.types)

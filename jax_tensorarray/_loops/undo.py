@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.extend import core as jex
+from jax.interpreters import partial_eval as pe
 
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs
@@ -24,6 +25,7 @@ from jax_tensorarray._loops.rules import Axis, axes
 from jax_tensorarray._loops.strategy import Strategy
 from jax_tensorarray._loops.tapes import play_back
 from jax_tensorarray._loops.while_ import Loop
+from jax_tensorarray._ops.empty import empty_like
 from jax_tensorarray._ops.guard import ta_guard_p
 from jax_tensorarray._ops.primitive import ROW_OPS, with_axis
 from jax_tensorarray._ops.swap import ta_swap_p
@@ -73,13 +75,17 @@ class _Planning:
     def __init__(self, linear: Linearized, max_steps: int, keeps_dear: bool) -> None:
         self.linear, self.keeps_dear, self.num_outs, self.max_steps = linear, keeps_dear, linear.num_outs, max_steps
         self.log = Log()
+        self.used: dict[Any, list[bool]] = {}
         self.trace()
         self.find_buffers()
         buffers = bytes_of([linear.whole.out_avals[r] for r in self.slot_of])
-        rows = bytes_of([v.aval for r in self.slot_of for n in self.chain_of[r] for v in self.rows[n]])
+        entries = [n for r in self.slot_of for n in self.chain_of[r] if not self.log.entries[n].of_loop]
+        rows = bytes_of([v.aval for n in entries for v in self.rows[n]])
         self.limit = max(_SMALL, rows, buffers // max_steps if max_steps else 0)
         self.kept: dict[Any, None] = {}  # variables, in their order
-        self.made: set[int] = set()  # equations to be evaluated again, by their numbers
+        self.made: dict[
+            int, frozenset[int]
+        ] = {}  # equations to be evaluated again, and which of their results are for use
 
     def trace(self) -> None:
         """Trace the linearized body with a log, and find the variables of the log, the residuals and the versions."""
@@ -161,9 +167,9 @@ class _Planning:
     def keep(self, v: Any) -> None:
         """Make a variable known when the step is undone."""
         v = self.itself(v)
-        if self.is_free(v) or v in self.kept or self.eqn_of.get(v) in self.made:
+        if self.is_free(v) or v in self.kept or self.is_made(v, self.made):
             return
-        kept, made = dict(self.kept), set(self.made)
+        kept, made = dict(self.kept), dict(self.made)
         if (
             self.is_small(v)
             or not self.can_make(v, kept, made)
@@ -177,27 +183,40 @@ class _Planning:
         """Keep what the large kept values can be made of together, if that takes less."""
         large = [v for v in self.kept if not self.is_small(v)]
         kept = {v: None for v in self.kept if self.is_small(v)}
-        made = set(self.made)
+        made = dict(self.made)
         for v in large:
             if v not in kept and not self.can_make(v, kept, made):
                 kept[v] = None
         if self.size(kept) < self.size(self.kept):
             self.kept, self.made = kept, made
 
-    def can_make(self, v: Any, kept: dict[Any, None], made: set[int]) -> bool:
+    def can_make(self, v: Any, kept: dict[Any, None], made: dict[int, frozenset[int]]) -> bool:
         """Return whether a variable can be made again. Add the equations that do, and what must be kept for them."""
         k = self.eqn_of.get(v)
         if k is None or not self.is_repeatable(self.inner.eqns[k]):
             return False
-        if k in made:
+        if self.is_made(v, made):
             return True
-        made.add(k)
-        for x in map(self.itself, read_by(self.inner.eqns[k])):
+        made[k] = made.get(k, frozenset()) | {self.inner.eqns[k].outvars.index(v)}
+        for x in self.operands(k, made[k]):
             if self.is_free(x) or x in kept:
                 continue
             if self.is_small(x) or not self.can_make(x, kept, made):
                 kept[x] = None
         return True
+
+    def is_made(self, v: Any, made: dict[int, frozenset[int]]) -> bool:
+        k = self.eqn_of.get(v)
+        return k in made and self.inner.eqns[k].outvars.index(v) in made[k]
+
+    def operands(self, k: int, results: frozenset[int]) -> list[Any]:
+        """Return the variables that some results of an equation depend on."""
+        eqn = self.inner.eqns[k]
+        if not any(True for _ in jaxprs.jaxprs_in(eqn.params)):
+            return self.variables(read_by(eqn))
+        if (k, results) not in self.used:
+            self.used[k, results] = _operands_used(eqn, sorted(results))
+        return self.variables(flagged(eqn.invars, self.used[k, results]))
 
     def is_small(self, v: Any) -> bool:
         return self.size([v]) <= self.limit
@@ -219,7 +238,7 @@ class _Planning:
             if self.version(v, is_residual=True) is None:
                 self.keep(v)
         self.keep_less()
-        operands = self.variables([x for k in self.made for x in read_by(self.inner.eqns[k])])
+        operands = self.variables([x for k, results in self.made.items() for x in self.operands(k, results)])
         used |= {version.root for v in operands if (version := self.version(v)) is not None}
         roots = self.orbits(used)
         rows = self.variables([v for r in roots for n in self.chain_of[r] for v in self.rows[n]])
@@ -259,7 +278,12 @@ class _Planning:
                     values.setdefault(v, versions[version.root, version.since])
             for k in order:
                 eqn = self.inner.eqns[k]
-                for v, x in zip(eqn.outvars, _again(eqn, [value(v) for v in eqn.invars]), strict=True):
+                needed = set(self.operands(k, self.made[k]))
+                operands = [
+                    value(v) if not _is_variable(v) or self.itself(v) in needed else empty_like(v.aval)
+                    for v in eqn.invars
+                ]
+                for v, x in zip(eqn.outvars, _again(eqn, operands), strict=True):
                     values.setdefault(v, x)
             tangents = jax.tree.unflatten(self.linear.tree, list(map(value, self.residuals)))(*const_dots, *dots)
             return [*(versions[r, ()] for r in roots), *tangents]
@@ -306,6 +330,17 @@ class _Planning:
 
 def _is_variable(v: Any) -> bool:
     return not isinstance(v, jex.Literal)
+
+
+def _operands_used(eqn: Any, results: Sequence[int]) -> list[bool]:
+    """Return which operands some results of an equation depend on."""
+
+    def f(*operands: Array) -> list[Array]:
+        outs = jaxprs.bind(eqn, operands)
+        return [outs[k] for k in results]
+
+    inner = _compat.opened(jax.make_jaxpr(f)(*(v.aval for v in eqn.invars)))
+    return list(pe.dce_jaxpr(inner, [True] * len(inner.outvars))[1])
 
 
 #: Residuals of at most so many bytes are kept.
