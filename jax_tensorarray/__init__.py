@@ -15,10 +15,11 @@ from jax_tensorarray._array.flax import register_with_flax
 from jax_tensorarray._array.tensorarray import TensorArray, map_structure
 from jax_tensorarray._in_place import early
 from jax_tensorarray._in_place.api import in_place
+from jax_tensorarray._in_place.choices import choice_of_residuals
 from jax_tensorarray._jaxprs import registry
 from jax_tensorarray._kernels import check_errors
 from jax_tensorarray._loops import under_vmap
-from jax_tensorarray._loops.api import choice_of_residuals, fori_loop, scan, while_loop
+from jax_tensorarray._loops.api import fori_loop, scan, while_loop
 from jax_tensorarray._loops.auto import Auto, Undo
 from jax_tensorarray._loops.checkpoint import Checkpoint
 from jax_tensorarray._loops.inverse import Inverse

@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import jaxlib.version
+from jax.core import ShapedArray
 from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Literal, Primitive, primitives  # type: ignore[attr-defined]
 from jax.interpreters import ad, mlir
@@ -346,11 +347,11 @@ def small_loops_are_quadratic() -> bool:
 
 
 def varying_axes(x: Any) -> frozenset[Any]:
-    """Return the manual axes of a mesh, in `shard_map`, over which `x` differs from device to device.
+    """Return the manual axes of a mesh, in `shard_map`, over which `x`, or an array of this type, differs.
 
     The attribute of the type is documented, its name is not. Without it, `shard_map` needs `check_vma=False`.
     """
-    manual = getattr(jax.typeof(x), "mat", None)
+    manual = getattr(x if isinstance(x, ShapedArray) else jax.typeof(x), "mat", None)
     return getattr(manual, "varying", frozenset())
 
 

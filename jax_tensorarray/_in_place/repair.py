@@ -11,6 +11,7 @@ from jax_tensorarray import _compat
 from jax_tensorarray._in_place import refs, rows, selects, sums, views
 from jax_tensorarray._in_place.values import Value, arrays, as_written, with_type
 from jax_tensorarray._jaxprs import jaxprs, registry
+from jax_tensorarray._loops import choosing
 from jax_tensorarray._loops.auto import Auto
 from jax_tensorarray._loops.strategy import Strategy
 from jax_tensorarray.checkpoint_policies import save_reads
@@ -95,6 +96,10 @@ class Repair:
         """Return the evaluator for the body of a loop."""
         return Repair(self.max_steps, self.residuals, in_loop=True)
 
+    def has_choice(self, eqn: Any) -> bool:
+        """Return whether a scan is one that chooses what it keeps."""
+        return choosing.has_choice(eqn.params, [v.aval for v in eqn.invars], self.residuals)
+
     def finds(self, jaxpr: Any) -> bool:
         """Return whether there is something to repair in a jaxpr."""
         return any(map(self.finds_in, _compat.opened(jaxpr).eqns))
@@ -105,12 +110,16 @@ class Repair:
         if _has_symbolic_shapes(eqn):
             return False
         if name in LOOPS:
-            whiles = name == "while" and self.max_steps is not None
-            return whiles or any(map(self.of_loop().finds, jaxprs.jaxprs_in(eqn.params)))
+            if (name == "scan" and self.has_choice(eqn)) or (name == "while" and self.max_steps is not None):
+                return True
+            return any(map(self.of_loop().finds, jaxprs.jaxprs_in(eqn.params)))
         kind, inner = registry.entry_of(eqn).kind, list(jaxprs.jaxprs_in(eqn.params))
         if kind in ("", "loop"):
             return self.in_loop and rows.is_of_rows(eqn)
         # One with rules has been repaired before if it has row ops, except for its rules.
+        if kind == "rules" and any(map(choosing.chooses, inner)):
+            inner = [body for jaxpr in inner for eqn in jaxpr.eqns for body in jaxprs.jaxprs_in(eqn.params)]
+            return any(map(self.of_loop().finds, inner))
         return any(map(self.finds, inner)) or (kind == "rules" and any(map(jaxprs.has_row_ops, inner)))
 
     def _equation(

@@ -134,6 +134,18 @@ def reached(jaxpr: Any, flags: Sequence[bool]) -> list[bool]:
     as far as JAX does: an output that is wrongly taken to depend on an input may be a `custom_vjp` without such a
     derivative.
     """
+    return _flow(jaxpr, flags, lambda eqn, operands: None)
+
+
+def each_reached(jaxpr: Any, flags: Sequence[bool], visit: Callable[[Any, list[bool]], None]) -> None:
+    """Call `visit` with each equation that a derivative goes through, and which of its operands depend on the inputs.
+
+    Those of its jaxprs are not visited.
+    """
+    _flow(jaxpr, flags, visit)
+
+
+def _flow(jaxpr: Any, flags: Sequence[bool], visit: Callable[[Any, list[bool]], None]) -> list[bool]:
     inner = _compat.opened(jaxpr)
     marked = {id(v) for v, flag in zip(inner.invars, flags, strict=True) if flag}
 
@@ -143,15 +155,16 @@ def reached(jaxpr: Any, flags: Sequence[bool]) -> list[bool]:
     for eqn in inner.eqns:
         operands = [id(v) in marked for v in eqn.invars]
         if any(operands) and eqn.primitive.name != "stop_gradient":
+            visit(eqn, operands)
             entry = entry_of(eqn)
             follows = entry.kind not in ("rules", "divided")
-            of_bodies = [_reached_in(body, operands) for body in entry.bodies(eqn.params) if follows]
+            of_bodies = [reached_in(body, operands) for body in entry.bodies(eqn.params) if follows]
             found = [any(some) for some in zip(*of_bodies, strict=True)] if of_bodies else [True] * len(eqn.outvars)
             marked |= {id(v) for v, flag in zip(eqn.outvars, found, strict=False) if flag and counts(v)}
     return [id(v) in marked for v in inner.outvars]
 
 
-def _reached_in(body: Body, flags: list[bool]) -> list[bool]:
+def reached_in(body: Body, flags: list[bool]) -> list[bool]:
     """Return which outputs of a body, after any number of steps, may depend on a flagged operand of its equation."""
     consts, carry, xs = body.split(body.inputs(flags, False))
     while True:

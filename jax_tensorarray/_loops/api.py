@@ -10,16 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_tensorarray import _compat
 from jax_tensorarray._array.in_loops import entering_loop, leaving_loop
-from jax_tensorarray._jaxprs import jaxprs
-from jax_tensorarray._jaxprs.registry import reached
-from jax_tensorarray._loops.auto import Auto, Checkpoints, Choice, Undo, choose_within
+from jax_tensorarray._loops.auto import Auto, Checkpoints, Undo
 from jax_tensorarray._loops.from_jax import (
     as_value,
     bind_loop,
     check_max_steps,
-    for_ever,
     in_python,
     known_bound,
     lax_fori_loop,
@@ -27,7 +23,6 @@ from jax_tensorarray._loops.from_jax import (
 )
 from jax_tensorarray._loops.hints import explained, unpacked
 from jax_tensorarray._loops.inverse import Inverse, check_inverse_type
-from jax_tensorarray._loops.linearize import linearize
 from jax_tensorarray._loops.recompute import Recompute
 from jax_tensorarray._loops.strategy import Strategy, Tape
 from jax_tensorarray._loops.while_ import OF_WHILE_LOOP, Bound
@@ -290,44 +285,3 @@ def _scan_by_rows(
     state = (jnp.int32(0), init, ys)
     _, carry, ys = while_loop(lambda state: state[0] < n, body, state, max_steps=n, residuals=strategy)
     return carry, ys
-
-
-def choice_of_residuals(
-    body_fun: Callable[[Any], Any], init_val: Any, *, max_steps: int | None = None, memory: int | None = None
-) -> Choice:
-    """Return the choice of `residuals="auto"` for a `while_loop` with that body, if all of its carry is differentiated.
-
-    Args:
-        body_fun: maps the carry to the next one.
-        init_val: the carry, or `jax.ShapeDtypeStruct`s of it.
-        max_steps: as for `while_loop`.
-        memory: as for `Auto`.
-
-    Returns:
-        A named tuple `(residuals, reason, tape_bytes, undo_bytes, checkpoints)`: the bytes that each step would keep,
-        and how many carries are kept if the choice is "checkpoint".
-
-    >>> import jax.numpy as jnp
-    >>> from jax_tensorarray import ta_write
-    >>> def body(carry):  # the new row depends on all rows there are
-    ...     i, ys = carry
-    ...     return i + 1, ta_write(ys, i, jnp.tanh(jnp.dot(ys, ys)))
-    >>> choice_of_residuals(body, (0, jnp.ones(1000))).residuals
-    'undo'
-    """
-    check_max_steps("choice_of_residuals", max_steps)
-    _strategy_of("choice_of_residuals", Auto(memory), max_steps)
-    try:  # JAX's own loop says what does not fit
-        init_val = jax.eval_shape(lambda x: x, init_val)
-        jax.eval_shape(lambda x: lax.while_loop(for_ever, body_fun, x), init_val)
-    except TypeError as error:
-        ported = unpacked("choice_of_residuals", {"body_fun": body_fun}, init_val)
-        raise ported or TypeError(f"choice_of_residuals: {error}") from error
-    leaves, tree = jax.tree.flatten(init_val)
-    jaxpr = jax.make_jaxpr(lambda *leaves: jax.tree.leaves(body_fun(jax.tree.unflatten(tree, leaves))))
-    body, consts = _compat.lifted(jaxpr(*leaves))
-    differentiable = [jnp.issubdtype(a.dtype, jnp.inexact) for a in body.in_avals]
-    of_consts, of_carry = differentiable[: len(consts)], differentiable[len(consts) :]
-    nonzero_carry = jaxprs.fixed_point(body, of_consts, of_carry, reached)
-    choice, _ = choose_within(memory, max_steps or 0, linearize(body, of_consts, nonzero_carry), body)
-    return choice

@@ -18,13 +18,26 @@ Array = Any
 
 
 class Choice(NamedTuple):
-    """The choice of `residuals="auto"`, its reason, and the bytes that each step would keep."""
+    """What `choice_of_residuals` says of a loop."""
 
     residuals: str
     reason: str
     tape_bytes: int
     undo_bytes: int | None
     checkpoints: int | None = None
+    loop: str = ""
+    steps: int | None = None
+    largest: str = ""
+
+    def __str__(self) -> str:
+        times, unit = (self.steps, "in all") if self.steps else (1, "a step")
+        kept = [
+            f"{name} {times * n / 1e6:.3g} MB"
+            for name, n in (("tape", self.tape_bytes), ("undo", self.undo_bytes))
+            if n
+        ]
+        amounts = f" ({', '.join(kept)} {unit})" if kept else ""
+        return f"{self.loop}: {self.residuals}: {self.reason}{amounts}"
 
 
 def choose(linear: Linearized, max_steps: int) -> tuple[Choice, Plan | None]:

@@ -44,9 +44,8 @@ LEAST_BYTES = 1024
 
 def bind(eqn: Any, operands: Sequence[Array], strategy: Strategy) -> list[Array]:
     """Run a scan as JAX does, which chooses by the strategy when it is differentiated."""
-    [loop] = registry.ENTRIES["scan"].bodies(eqn.params)
     is_repaired_first = repairs_first.value is not None and any(map(_compat.is_differentiated, operands))
-    if is_repaired_first or not _has_choice(loop, strategy, operands):
+    if is_repaired_first or not has_choice(eqn.params, list(map(jax.typeof, operands)), strategy):
         return jaxprs.bind(eqn, operands)
 
     @jax.custom_jvp
@@ -59,7 +58,12 @@ def bind(eqn: Any, operands: Sequence[Array], strategy: Strategy) -> list[Array]
         if found is not None:
             return found
 
-        def scan(*some: Array) -> list[Array]:
+        def chooses(jaxpr: Any) -> bool:
+    """Return whether this is what `bind` gives JAX to run: nothing but a scan."""
+    return [eqn.primitive for eqn in jaxpr.eqns] == [jax_primitives.scan_p]
+
+
+def scan(*some: Array) -> list[Array]:
             return jaxprs.bind(eqn, merge(some, nonzero, primals))
 
         return jax.jvp(scan, flagged(primals, nonzero), flagged(tangents, nonzero))
@@ -86,12 +90,13 @@ def _zeros(primals: Sequence[Array]) -> list[Any]:
     return [zero_tangent(x) for x in primals]
 
 
-def _has_choice(loop: registry.Body, strategy: Strategy, operands: Sequence[Array]) -> bool:
-    """Return whether a scan may keep anything else than a tape, from a look at its body."""
-    types = [*map(jax.typeof, operands), *loop.jaxpr.in_avals, *loop.jaxpr.out_avals]
-    if loop.jaxpr.effects or not all(isinstance(n, int) for t in types for n in t.shape):
+def has_choice(params: dict[str, Any], operands: Sequence[Any], strategy: Strategy) -> bool:
+    """Return whether a scan, with operands of these types, may keep anything else than a tape: look at its body."""
+    [loop] = registry.ENTRIES["scan"].bodies(params)
+    types = [*operands, *loop.jaxpr.in_avals, *loop.jaxpr.out_avals]
+    if loop.jaxpr.effects or not all(isinstance(n, int) for t in types for n in getattr(t, "shape", (None,))):
         return False
-    if any(_compat.varying_axes(x) for x in operands):
+    if any(map(_compat.varying_axes, operands)):
         return False
     inner = _compat.opened(loop.jaxpr)
     _, carry, _ = loop.split(inner.invars)
@@ -134,7 +139,7 @@ def _by_strategy(
     of_consts, of_init, of_xs = parts.split(tangents)
     outs = list(_compat.opened(params["jaxpr"]).outvars)[num_carry:]
     ys = [ta_empty(length, v.aval.shape, v.aval.dtype) for v in outs]
-    cond, body = _as_while(params["jaxpr"], len(consts), num_carry, length, params["reverse"])
+    cond, body = as_while(params["jaxpr"], len(consts), num_carry, length, params["reverse"])
     loop = Loop([], [*consts, *xs], [number, *init, *ys], cond, body, WhileOptions(length, "a scan", strategy=strategy))
     dots = nonzero_tangents(body, [*of_consts, *of_xs], [zero_tangent(number), *of_init, *_zeros(ys)])
     if strategy.tapes:
@@ -155,7 +160,7 @@ def _better(
 
 
 @_compat.cached
-def _as_while(jaxpr: Any, num_consts: int, num_carry: int, length: int, reverse: bool) -> tuple[Any, Any]:
+def as_while(jaxpr: Any, num_consts: int, num_carry: int, length: int, reverse: bool) -> tuple[Any, Any]:
     """Return the condition and the body of a `ta_while` that does what a scan does.
 
     Its consts are those of the scan and its xs, and its carry is the number of the step, that of the scan, and the ys.

@@ -27,9 +27,10 @@ ADVICE = {
     "anew": "The loop computes every row in every step. If that is what it should do, leave it; else update the rows "
     "that change, by ta_write, ta_add or ta_swap.",
     "save": "Every step keeps the whole buffer: as a stacked output, or for the backward pass. With jax.checkpoint, "
-    "read by ta_read and give it the policy checkpoint_policies.save_reads. Where the body computes with the whole "
-    "buffer, write by ta_write and give the loop residuals='undo', which scan, fori_loop and while_loop of "
-    "jax_tensorarray take. Stack rows rather than buffers.",
+    "read by ta_read and give it the policy checkpoint_policies.save_reads. Stack rows rather than buffers.",
+    "kept": "The derivative of a step needs all of the buffer, so JAX keeps it for every step. Under in_place a loop "
+    "keeps the rows that a step overwrites, and puts them back; so do scan, fori_loop and while_loop of "
+    "jax_tensorarray if the buffer is written by ta_write. What a step overwrites as a whole is kept by all of them.",
     "tape": "The body computes with the whole buffer, so that the tape of the loop holds it for every step. With "
     "residuals='undo', or 'auto' where that chooses it, the loop keeps the rows that a step overwrites: for this the "
     "body has to write them by ta_write, ta_add or ta_swap.",

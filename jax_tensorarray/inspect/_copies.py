@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from jax_tensorarray import in_place
 from jax_tensorarray._hlo import ahead
 from jax_tensorarray._hlo import buffers as hlo_buffers
 from jax_tensorarray._hlo import text as hlo_text
@@ -51,6 +52,7 @@ class LoopCopy(NamedTuple):
       in_gradient: whether it is part of a backward pass.
       advice: what to do.
       steps: how often it happens in one run of the program, if XLA knows the trip counts of the loops; else None.
+      for_gradient: whether the array that a `"save"` puts it into is kept for a backward pass.
     """
 
     kind: str
@@ -64,20 +66,34 @@ class LoopCopy(NamedTuple):
     in_gradient: bool
     advice: str
     steps: int | None = None
+    for_gradient: bool = False
 
     def __str__(self) -> str:
         where = f"{self.file}:{self.line}" if self.file else "a line that XLA does not tell"
-        return f"{where}: {what_it_is(self)}, {readable(self.num_bytes)} a step"
+        a_step = "" if self.for_gradient else f", {readable(self.num_bytes)} a step"
+        return f"{where}: {what_it_is(self)}{a_step}"
 
 
 def what_it_is(copy: LoopCopy) -> str:
     """Return what is done, and to which array."""
+    if copy.for_gradient:
+        shape = copy.shape[1:] if copy.shape[0] == 1 else copy.shape  # XLA sees a slice of all that is kept
+        steps = f"each of {copy.steps} steps" if copy.steps else "each step"
+        kept = f"the gradient keeps {copy.dtype}[{', '.join(map(str, shape))}] for {steps}"
+        return f"{kept}, {readable(copy.num_bytes * (copy.steps or 1))}"
     passing = "backward pass, " if copy.in_gradient else ""
     return f"{passing}{_WHAT[copy.kind]}, {copy.dtype}[{', '.join(map(str, copy.shape))}]"
 
 
 class LoopCopies(list[LoopCopy]):
-    """A list of `LoopCopy`, which prints as a report."""
+    """A list of `LoopCopy`, which prints as a report.
+
+    Attributes:
+      memory: if a gradient keeps buffers, how many bytes XLA needs for all its temporary arrays, as it is and under
+        `in_place`; else None.
+    """
+
+    memory: tuple[int, int] | None = None
 
     def __str__(self) -> str:
         if not self:
@@ -92,6 +108,9 @@ class LoopCopies(list[LoopCopy]):
                 lines.append(text + (f" ({times} times)" if times > 1 else ""))
                 lines += [f"    {code}"] if code else []
             lines += textwrap.wrap(advice, _WIDTH, initial_indent="  ", subsequent_indent="  ")
+        if self.memory is not None:
+            before, after = map(readable, self.memory)
+            lines += ["", f"All temporary arrays of the gradient: {before}; under in_place {after}."]
         return "\n".join(lines)
 
 
@@ -150,15 +169,20 @@ def loop_copies(f: Callable[..., Any], *args: Any, min_bytes: int = 0, platform:
         known = ", ".join(map(repr, ahead.PLATFORMS))
         raise ValueError(f"loop_copies: platform must be None or one of {known}, but it is {platform!r}.")
     with lines_of_today():
-        hlo = _compiled(f, args, platform).as_text() or ""
-    return copies_in(hlo, min_bytes)
+        compiled = _compiled(f, args, platform)
+        found = copies_in(compiled.as_text() or "", min_bytes)
+        if any(copy.for_gradient for copy in found):
+            with contextlib.suppress(Exception):  # whatever it is, it is no error of the program
+                after = _compiled(in_place(f), args, platform)
+                found.memory = _temporary(compiled), _temporary(after)
+    return found
 
 
 def copies_in(hlo: str, min_bytes: int, findings: Sequence[hlo_buffers.Finding] | None = None) -> LoopCopies:
     """Return the operations on buffers of at least `min_bytes` in loops of optimised HLO, or among its `findings`."""
     frames = hlo_text.frames(hlo)
     findings = list(hlo_buffers.findings(hlo)) if findings is None else findings
-    kinds = {(finding.buffer, "tape" if _is_tape(finding) else finding.kind) for finding in findings}
+    kinds = {(finding.buffer, _special(finding) or finding.kind) for finding in findings}
     return LoopCopies(_described(finding, kinds, frames) for finding in findings if counts(finding, min_bytes))
 
 
@@ -167,9 +191,23 @@ def counts(finding: hlo_buffers.Finding, min_bytes: int) -> bool:
     return hlo_text.array_bytes(finding.array) >= min_bytes and math.prod(_shape(finding)) > 1
 
 
+def _special(finding: hlo_buffers.Finding) -> str:
+    """Return a kind that only counts as a cause."""
+    return "tape" if _is_tape(finding) else "kept" if _is_for_gradient(finding) else ""
+
+
+def _is_for_gradient(finding: hlo_buffers.Finding) -> bool:
+    """Return whether the buffer is put into an array that a backward pass reads."""
+    return finding.kind == "save" and all("jvp(" in name for i in finding.at if (name := i.op_name))
+
+
 def _is_tape(finding: hlo_buffers.Finding) -> bool:
     """Return whether a loop of this library puts the buffer on its tape."""
     return finding.kind == "save" and finding.at[0].op_name.endswith("/ta_write")
+
+
+def _temporary(compiled: Any) -> int:
+    return int(compiled.memory_analysis().temp_size_in_bytes)
 
 
 def _compiled(f: Callable[..., Any], args: Sequence[Any], platform: str | None) -> Any:
@@ -212,6 +250,7 @@ def _described(
         in_gradient=any("transpose(" in i.op_name for i in finding.at),
         advice=ADVICE[_cause(finding, kinds)].format(_whole_use(finding, frames)),
         steps=finding.steps,
+        for_gradient=_is_for_gradient(finding),
     )
 
 
@@ -222,6 +261,8 @@ def _cause(finding: hlo_buffers.Finding, kinds: Set[tuple[hlo_buffers.Array, str
         return "tape"
     if finding.kind == "broadcast":
         return "select_vmap" if "vmap(" in names[0] else "anew"
+    if _is_for_gradient(finding) and not any("/checkpoint" in name for name in names):
+        return "kept"
     if finding.kind in ("sum", "anew", "save"):
         return finding.kind
     if finding.swapped:
@@ -230,7 +271,7 @@ def _cause(finding: hlo_buffers.Finding, kinds: Set[tuple[hlo_buffers.Array, str
         return "select_vmap" if any("vmap(" in name for name in names) else "select"
     if any("/checkpoint" in name or "/rematted_computation" in name for name in names):
         return "checkpoint"
-    for also in ("save", "anew"):
+    for also in ("kept", "save", "anew"):
         if (finding.buffer, also) in kinds:
             return also
     if finding.whole and not any("transpose(" in name for name in names):

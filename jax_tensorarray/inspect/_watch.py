@@ -188,6 +188,8 @@ def what_and_how_often(copies: Sequence[LoopCopy]) -> str:
     copy = copies[0]
     steps = f"{copy.steps} steps" if copy.steps else "steps that XLA cannot count"
     times = f" ({len(copies)} times)" if len(copies) > 1 else ""
+    if copy.for_gradient:
+        return f"{what_it_is(copy)}{times}."
     return f"{what_it_is(copy)}{times}: {readable(copy.num_bytes)} a step, {steps}."
 
 

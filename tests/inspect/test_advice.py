@@ -12,7 +12,7 @@ from figures import FREE
 from jax import jit, lax
 
 import jax_tensorarray as jta
-from jax_tensorarray import checkpoint_policies, ta_add, ta_read, ta_write
+from jax_tensorarray import checkpoint_policies, in_place, ta_add, ta_read, ta_write
 from jax_tensorarray._hlo import text as hlo_text
 from jax_tensorarray._selfcheck.programs import ours, plain
 from jax_tensorarray.inspect import _advice, loop_copies
@@ -280,8 +280,11 @@ ADVICE = {
     ("sum", "a cond under vmap"): Advice(*gradients(*with_ops(examples_that_read)), READ),
     ("anew", "a one-hot sum"): Advice(*both(row_by_sum), "jax.nn.one_hot"),
     ("save", "a stack of buffers"): Advice(*both(stacked), "lax.scan"),
-    ("save", "a product"): Advice(*gradients(product_with(lax.scan), product_with(undo)), "scan(body", ANEW),
-    ("save", "a product in a loop that has residuals="): Advice(
+    ("kept", "a product"): Advice(*gradients(product_with(lax.scan), product_with(undo)), "scan(body", ANEW),
+    ("kept", "a product under in_place"): Advice(
+        jax.grad(product_with(lax.scan)), in_place(jax.grad(product_with(lax.scan))), "scan(body", ANEW
+    ),
+    ("kept", "a product in a loop that has residuals="): Advice(
         *gradients(product_with(functools.partial(jta.scan, residuals="tape")), product_with(undo)), "scan(body", ANEW
     ),
     ("tape", "a product"): Advice(
@@ -308,10 +311,10 @@ def test_a_program_that_does_what_is_advised_is_as_right_and_in_place(cause, pro
 
 
 def test_what_a_product_makes_anew_is_left_and_the_copies_beside_it_are_not():
-    copies = loop_copies(ADVICE["save", "a product"].found, jnp.ones((50, WIDTH)))
+    copies = loop_copies(ADVICE["kept", "a product"].found, jnp.ones((50, WIDTH)))
     assert {copy.kind for copy in copies} == {"save", "anew", "copy"}
     for copy in copies:
-        said = "If that is what it should do, leave it" if copy.kind == "anew" else "residuals='undo'"
+        said = "If that is what it should do, leave it" if copy.kind == "anew" else "Under in_place"
         assert said in copy.advice, copy
 
 

@@ -429,13 +429,9 @@ def test_functions_of_several_arguments():
     for functions, name in (((two[0], lambda c: c), "cond_fun"), ((less(3), two[1]), "body_fun")):
         with pytest.raises(TypeError, match=rf"^while_loop: {name} takes the 2 .*def {name}\(carry\): i, x = carry"):
             ta.while_loop(*functions, (0, 1.0))
-    with pytest.raises(TypeError, match=r"^choice_of_residuals: body_fun takes the 2"):
-        ta.choice_of_residuals(two[1], (0, 1.0))
 
 
 def test_what_a_body_and_an_inverse_must_give():
-    with pytest.raises(TypeError, match=r"^choice_of_residuals: .*same pytree structure"):
-        ta.choice_of_residuals(lambda c: c[0], (0, 1.0))
     cond, body = (lambda c: c["a"] < 3), (lambda c: {"a": c["a"] + 1})
     wrong = [(lambda c: {"b": c["a"]}, r"\{'b': \*\}"), (lambda c: {"a": c["a"][None]}, r"float64\[1\]")]
     for inverse, given in wrong:

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import re
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -313,49 +314,80 @@ def test_an_index_that_all_steps_share_is_not_looked_at_by_a_loop_of_no_steps(ne
 
 
 def test_what_auto_chooses():
-    def rows(c):
-        return c[0] + 1, ta_write(c[1], c[0], jnp.sin(ta_read(c[1], c[0] // 2)))
+    def of(step, x, n=1000, **how):
+        [choice] = choice_of_residuals(lambda x: fori_loop(0, n, step, x), x, **how)
+        return choice
 
-    def whole(c):
-        return c[0] + 1, ta_write(c[1], c[0], jnp.dot(c[1], c[1]))
+    def rows(i, b):
+        return ta_write(b, i, jnp.sin(ta_read(b, i // 2)))
 
-    def by_branches(c):
-        return c[0] + 1, lax.cond(c[0] > 2, lambda b: ta_write(b, c[0], jnp.dot(b, b)), lambda b: b, c[1])
+    def whole(i, b):
+        return ta_write(b, i, jnp.dot(b, b))
 
-    carry = (0, jnp.ones(1000))
-    assert choice_of_residuals(rows, carry).residuals == "tape"
-    chosen = choice_of_residuals(whole, carry)
-    assert chosen.residuals == "undo"
+    def by_branches(i, b):
+        return lax.cond(i > 2, lambda b: ta_write(b, i, jnp.dot(b, b)), lambda b: b, b)
+
+    def overwritten(i, b):  # nothing of it can be restored
+        return jnp.sin(b) * jnp.dot(b, b)
+
+    b = jnp.ones(1000)
+    chosen = of(whole, b)
+    assert (chosen.residuals, chosen.steps, chosen.largest) == ("undo", 1000, "float64[1000]")
     assert chosen.undo_bytes < 100 < 8000 <= chosen.tape_bytes
-    assert choice_of_residuals(by_branches, carry).undo_bytes < 100
+    assert f"{Path(__file__).name}:" in chosen.loop
+    assert "tape 8" in str(chosen)
+    assert of(by_branches, b).undo_bytes < 100
+    assert of(rows, b).residuals == of(overwritten, b).residuals == "tape"
 
-    def overwritten(c):  # nothing of it can be restored
-        return c[0] + 1, jnp.sin(c[1]) * jnp.dot(c[1], c[1])
 
-    assert choice_of_residuals(overwritten, carry).residuals == "tape"
+def test_what_each_loop_of_a_function_chooses():
+    def f(x, b):
+        b = lax.fori_loop(0, 9, lambda i, b: b.at[i].set(b.sum(0)), b)  # of JAX
+        b = while_loop(lambda c: c[0] < 9, lambda c: (c[0] + 1, ta_write(c[1], c[0], c[1].sum(0) ** 2)), (0, b))[1]
+
+        def outer(c, _):
+            return lax.scan(lambda c, _: (jnp.sin(c), None), c, None, length=5)[0], None
+
+        return lax.scan(outer, x, None, length=7)[0], lax.while_loop(lambda b: b.sum() < 0, jnp.sin, b)
+
+    arrays = jnp.ones(3), jax.ShapeDtypeStruct((200, 5), jnp.float64)
+    choices = choice_of_residuals(f, *arrays)
+    assert [c.loop.split()[0] for c in choices] == ["scan", "while", "scan", "scan", "while"]
+    assert [c.residuals for c in choices] == ["tape", "none", "tape", "tape", "none"]
+    assert "max_steps" in choices[1].reason
+    assert [c.steps for c in choices] == [9, None, 7, 5, None]
+    assert choices[0].tape_bytes < 100  # a sum needs nothing, and the write an index
+    assert choice_of_residuals(f, *arrays, max_steps=20)[-1].residuals == "tape"
+    assert choice_of_residuals(lambda x: lax.fori_loop(0, 9, lambda i, x: x, 1), 1.0) == []
+    kept = while_loop, lambda x: (lambda c: c[0] < 9, lambda c: (c[0] + 1, c[1] * x), (0, x))
+    named = choice_of_residuals(lambda x: kept[0](*kept[1](x), max_steps=9, residuals=Checkpoint(3)), 2.0)
+    assert [(c.residuals, c.reason) for c in named] == [("Checkpoint", "the loop says so")]
+    with pytest.raises(TypeError, match="choice_of_residuals: fun must be callable, got 1"):
+        choice_of_residuals(1)
+    with pytest.raises(ValueError, match="memory must be a number of bytes"):
+        choice_of_residuals(f, *arrays, memory=-1)
 
 
 def test_what_takes_too_much_memory_gives_way_to_checkpoints():
+    def of(step, x, **how):
+        [choice] = choice_of_residuals(lambda x: fori_loop(0, many, step, x), x, **how)
+        return choice
+
+    start, many = jnp.ones(100), 2000  # 800 bytes a step, and 812 a carry
+    assert of(lambda i, x: jnp.sin(x), start, memory=800 * many).residuals == "tape"
+    chosen = of(lambda i, x: jnp.sin(x), start, memory=800 * many - 1)
+    assert (chosen.residuals, chosen.checkpoints) == ("checkpoint", (800 * many - 1) // 812)
+    # Five of them reverse 1287 steps if each is run nine times, and six 3003.
+    assert of(lambda i, x: jnp.sin(x), start, memory=0).checkpoints == 6
+    assert of(lambda i, x: jnp.sin(jnp.sin(jnp.sin(x))), start, memory=1000 * many).residuals == "undo"
+
+    def by_rows(i, b):  # whose carries are large
+        return ta_write(b, i, jnp.sin(ta_read(b, i // 2)))
+
+    assert of(by_rows, jnp.ones((many, 4)), memory=1).residuals == "tape"
+
     def body(c):
         return c[0] + 1, jnp.sin(c[1])
-
-    start, many = (0, jnp.ones(100)), 2000  # 800 bytes a step, and 808 a carry
-    assert choice_of_residuals(body, start, max_steps=many, memory=800 * many).residuals == "tape"
-    chosen = choice_of_residuals(body, start, max_steps=many, memory=800 * many - 1)
-    assert (chosen.residuals, chosen.checkpoints) == ("checkpoint", (800 * many - 1) // 808)
-    # Five of them reverse 1287 steps if each is run nine times, and six 3003.
-    assert choice_of_residuals(body, start, max_steps=many, memory=0).checkpoints == 6
-
-    def deep(c):
-        return c[0] + 1, jnp.sin(jnp.sin(jnp.sin(c[1])))
-
-    assert choice_of_residuals(deep, start, max_steps=many, memory=1000 * many).residuals == "undo"
-
-    def by_rows(c):  # whose carries are large
-        return c[0] + 1, ta_write(c[1], c[0], jnp.sin(ta_read(c[1], c[0] // 2)))
-
-    chosen = choice_of_residuals(by_rows, (0, jnp.ones((many, 4))), max_steps=many, memory=1)
-    assert chosen.residuals == "tape"
 
     loops = [
         lambda x, **how: while_loop(lambda c: c[0] < 7, body, (0, x), max_steps=many, **how)[1],

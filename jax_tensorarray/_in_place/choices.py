@@ -1,0 +1,151 @@
+"""`choice_of_residuals`: what each loop of a function keeps when the function is differentiated."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend import source_info_util
+
+from jax_tensorarray._in_place import control, refs
+from jax_tensorarray._in_place.repair import Repair
+from jax_tensorarray._in_place.values import Value
+from jax_tensorarray._jaxprs import jaxprs, registry
+from jax_tensorarray._loops.auto import Auto, Choice, choose_within
+from jax_tensorarray._loops.choosing import as_while
+from jax_tensorarray._loops.from_jax import check_max_steps
+from jax_tensorarray._loops.linearize import Linearized, linearize
+from jax_tensorarray._loops.undo import bytes_of
+from jax_tensorarray._loops.while_ import taped
+
+Array = Any
+
+_NONE = "a while_loop has no derivative in reverse mode without max_steps"
+
+
+def choice_of_residuals(
+    fun: Callable[..., Any], *args: Any, max_steps: int | None = None, memory: int | None = None
+) -> list[Choice]:
+    """Return what reverse mode keeps of each step of every loop in a function, plain ones as `in_place` runs them.
+
+    All floats among the arguments are taken to be differentiated. Nothing is run.
+
+    Args:
+        fun: a function that JAX can trace, with loops of JAX or of this library.
+        args: its arguments, or `jax.ShapeDtypeStruct`s of them.
+        max_steps: as for `in_place`: an upper bound on the steps of every `lax.while_loop`.
+        memory: as for `Auto`.
+
+    Returns:
+        A `Choice` for each loop that a derivative goes through, an outer loop before those inside of it: a named tuple
+        `(residuals, reason, tape_bytes, undo_bytes, checkpoints, loop, steps, largest)`.
+
+        - `residuals`: "tape", "undo" or "checkpoint" if the loop chooses, the name of the object that it was given, or
+          "none" if it has no derivative in reverse mode.
+        - `reason`: why.
+        - `tape_bytes`: how many bytes plain JAX, or a tape, keeps of a step, and `undo_bytes` how many "undo" keeps.
+        - `checkpoints`: how many carries are kept if the choice is "checkpoint".
+        - `loop`: which loop it is, and where.
+        - `steps`: how many it takes at most.
+        - `largest`: the type of the largest array that the tape holds for each step.
+
+    Raises:
+        TypeError: `fun` is not callable, or `max_steps` is not an integer.
+        ValueError: `max_steps` is negative, or `memory` is no number of bytes.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from jax_tensorarray import choice_of_residuals
+    >>> def f(ys):  # each row depends on all rows there are
+    ...     return jax.lax.fori_loop(0, 100, lambda i, ys: ys.at[i].set(jnp.tanh(ys.T @ ys[:, 0])), ys)
+    >>> [choice] = choice_of_residuals(f, jnp.ones((100, 100)))
+    >>> choice.residuals, choice.steps, choice.largest
+    ('undo', 100, 'float32[100,100]')
+    """
+    if not callable(fun):
+        raise TypeError(f"choice_of_residuals: fun must be callable, got {fun!r}")
+    check_max_steps("choice_of_residuals", max_steps)
+    repair, found = Repair(max_steps, Auto(memory)), []
+    jaxpr = refs.as_arrays(jax.make_jaxpr(fun)(*args))
+
+    def visit(eqn: Any, operands: list[bool]) -> None:
+        entry = registry.entry_of(eqn)
+        if entry.kind == "loop":
+            found.append(_choice(repair, eqn, operands, memory))
+        for body in entry.bodies(eqn.params) if eqn.primitive.name != "custom_vjp_call" else ():
+            consts, carry, xs = body.split(body.inputs(operands, False))
+            if entry.kind == "loop":
+                carry = registry.reached_in(body, operands)[: len(carry)]
+            registry.each_reached(body.jaxpr, [*consts, *carry, *xs], visit)
+
+    registry.each_reached(jaxpr, [jnp.issubdtype(a.dtype, jnp.inexact) for a in jaxpr.in_avals], visit)
+    return found
+
+
+def _choice(repair: Repair, eqn: Any, operands: list[bool], memory: int | None) -> Choice:
+    """Return the choice of a loop, of whose operands the flagged ones are differentiated."""
+    loop = f"{eqn.primitive.name.removeprefix('ta_')} at {source_info_util.summarize(eqn.source_info)}"
+    plain = _linearized(eqn, operands)
+    if plain is None and repair.max_steps is None:
+        return Choice("none", _NONE, 0, None, loop=loop)
+    found: list[tuple[Any, list[bool]]] = []
+
+    def visit(inner: Any, operands: list[bool]) -> None:
+        if registry.entry_of(inner).kind == "loop":
+            found.append((inner, operands))
+        else:
+            for body in registry.entry_of(inner).bodies(inner.params):
+                registry.each_reached(body.jaxpr, body.inputs(operands, False), visit)
+
+    registry.each_reached(_repaired(repair, eqn), operands, visit)
+    eqn, operands = found[0]
+    parts = _parts(eqn)
+    linear = _linearized(eqn, operands)
+    if parts is None or linear is None:
+        return Choice("none", _NONE, 0, None, loop=loop)
+    body, steps, strategy = parts
+    kept = linear if plain is None else plain
+    largest = max(kept.taped, key=lambda t: bytes_of([t]), default=None)
+    if strategy is not None and not isinstance(strategy, Auto):
+        choice = Choice(type(strategy).__name__, "the loop says so", 0, None)
+    else:
+        choice, _ = choose_within(memory if strategy is None else strategy.memory, steps, linear, body)
+    name = "" if largest is None else f"{largest.dtype}[{','.join(map(str, largest.shape))}]"
+    return choice._replace(tape_bytes=bytes_of(kept.taped), loop=loop, steps=steps, largest=name)
+
+
+def _repaired(repair: Repair, eqn: Any) -> Any:
+    """Return the jaxpr of an equation as `in_place` runs it."""
+
+    def f(*operands: Array) -> list[Array]:
+        rule = control.RULES.get(eqn.primitive.name)
+        if rule is None or not repair.finds_in(eqn):
+            return jaxprs.bind(eqn, operands)
+        return [x.array for x in rule(repair, eqn, [Value.given(x) for x in operands], {})]
+
+    return jax.make_jaxpr(f)(*(v.aval for v in eqn.invars))
+
+
+def _parts(eqn: Any) -> tuple[Any, int, Any] | None:
+    """Return the body of a loop as of a `ta_while`, its steps and its strategy. None if their number has no bound."""
+    params = eqn.params
+    if eqn.primitive.name == "scan":
+        [body] = registry.entry_of(eqn).bodies(params)
+        _, step = as_while(params["jaxpr"], body.num_consts, body.num_carry, params["length"], params["reverse"])
+        return step, params["length"], None
+    if eqn.primitive.name != "ta_while" or not taped(params["options"].max_steps):
+        return None
+    return params["body"], params["options"].max_steps, params["options"].strategy
+
+
+def _linearized(eqn: Any, operands: Sequence[bool]) -> Linearized | None:
+    """Return the derivative of a step; None if the number of the steps has no bound."""
+    parts = _parts(eqn)
+    if parts is None:
+        return None
+    [loop] = registry.entry_of(eqn).bodies(eqn.params)
+    consts, carry, xs = loop.split(loop.inputs(operands, False))
+    carry = registry.reached_in(loop, list(operands))[: len(carry)]
+    if eqn.primitive.name == "scan":
+        ys = [jnp.issubdtype(a.dtype, jnp.inexact) for a in loop.jaxpr.out_avals[len(carry) :]]
+        return linearize(parts[0], [*consts, *xs], [False, *carry, *ys])
+    return linearize(parts[0], consts[loop.leading :], carry)
