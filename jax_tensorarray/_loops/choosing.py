@@ -58,18 +58,18 @@ def bind(eqn: Any, operands: Sequence[Array], strategy: Strategy) -> list[Array]
         if found is not None:
             return found
 
-        def chooses(jaxpr: Any) -> bool:
-    """Return whether this is what `bind` gives JAX to run: nothing but a scan."""
-    return [eqn.primitive for eqn in jaxpr.eqns] == [jax_primitives.scan_p]
-
-
-def scan(*some: Array) -> list[Array]:
+        def scan(*some: Array) -> list[Array]:
             return jaxprs.bind(eqn, merge(some, nonzero, primals))
 
         return jax.jvp(scan, flagged(primals, nonzero), flagged(tangents, nonzero))
 
     run.defjvp(rule, symbolic_zeros=True)
     return list(run(*operands))
+
+
+def chooses(jaxpr: Any) -> bool:
+    """Return whether this is what `bind` gives JAX to run: nothing but a scan."""
+    return [eqn.primitive for eqn in jaxpr.eqns] == [jax_primitives.scan_p]
 
 
 def scan(f: Callable[[Any, Any], Any], init: Any, xs: Any, *, strategy: Strategy, **options: Any) -> tuple[Any, Any]:
