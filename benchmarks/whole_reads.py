@@ -1,7 +1,7 @@
 """Loops that read all of what they have written, in plain JAX as everybody writes them.
 
-Under `jax.grad` JAX keeps the whole buffer for every step. Each function here takes a number of steps and returns a
-function of arrays and these arrays; the bytes of its buffers are in `BUFFERS`.
+Under `jax.grad` JAX keeps the whole buffer for every step. Each of `PROGRAMS` takes a number of rows and returns a
+function of arrays and these arrays.
 """
 
 import jax
@@ -86,25 +86,17 @@ def in_a_branch(T, n=64):
     return f, (_normal(T, n, scale=0.1),)
 
 
-def columns(T, n=64):
+def columns(T):
     """A factor is made column by column, each from all columns before it."""
 
     def f(A):
-        def step(i, L):
-            c = A[:, i] - L @ L[i % n]
-            return L.at[:, i].set(c / jnp.sqrt(1.0 + jnp.dot(c, c)))
-
-        return jnp.sum(lax.fori_loop(0, T, step, jnp.zeros((n, T)))[:, : T // 2] ** 2)
-
-    def square(A):
         def step(i, L):
             c = A[:, i] - L @ L[i]
             return L.at[:, i].set(c / jnp.sqrt(1.0 + c[i] ** 2))
 
         return jnp.sum(lax.fori_loop(0, T, step, jnp.zeros((T, T))) ** 2)
 
-    del f
-    return square, (_normal(T, T, scale=T**-0.5),)
+    return f, (_normal(T, T, scale=T**-0.5),)
 
 
 def inner_scan(T, n=16):
@@ -178,14 +170,58 @@ def cholesky_partial(T, n=64):
     return f, (B @ B.T + jnp.eye(T),)
 
 
+def hessenberg(T, n=32):
+    """Hessenberg's factorisation with full reorthogonalisation, as matfree has it."""
+
+    def f(A, v):
+        def step(i, carry):
+            Q, H, v, length = carry
+            v /= length
+            Q = Q.at[:, i].set(v)
+            v = A @ v
+            h = Q.T @ v
+            v -= Q @ h
+            v -= Q @ (Q.T @ v)
+            length = jnp.linalg.norm(v)
+            h = jnp.where(jnp.arange(n) == i + 1, length, h)
+            return Q, H.at[:, i].set(h), v, length
+
+        start = jnp.zeros((T, n)), jnp.zeros((n, n)), v, jnp.linalg.norm(v)
+        Q, H, v, _ = lax.fori_loop(0, n, step, start)
+        return jnp.sum(H**2 * jnp.arange(n)) + jnp.sum(Q[:, -1]) + jnp.sum(v**2)
+
+    return f, (_normal(T, T, scale=T**-0.5), _normal(T, seed=1))
+
+
 PROGRAMS = {
-    "arnoldi": arnoldi,
-    "triangular_dot": triangular_dot,
-    "triangular_dot_shared": triangular_dot_shared,
-    "attention": attention,
-    "in_a_branch": in_a_branch,
-    "columns": columns,
-    "inner_scan": inner_scan,
-    "gaussian_process": gaussian_process,
-    "lu": lu,
+    f.__name__: f
+    for f in (
+        arnoldi,
+        triangular_dot,
+        triangular_dot_shared,
+        attention,
+        in_a_branch,
+        columns,
+        inner_scan,
+        gaussian_process,
+        lu,
+        cholesky_partial,
+        hessenberg,
+    )
 }
+
+
+def bytes_of_buffers(f, *args):
+    """The bytes of what the loops carry, and of the arguments, of each of which a gradient needs at least one more."""
+    arrays = list(args)
+
+    def visit(jaxpr):
+        for eqn in jaxpr.eqns:
+            if eqn.primitive.name in ("scan", "while"):
+                arrays.extend(v.aval for v in eqn.outvars)
+            for inner in jax.tree.leaves(eqn.params, is_leaf=lambda x: hasattr(x, "jaxpr")):
+                if hasattr(inner, "jaxpr") and eqn.primitive.name not in ("scan", "while"):
+                    visit(inner.jaxpr)
+
+    visit(jax.make_jaxpr(f)(*args).jaxpr)
+    return sum(x.size * x.dtype.itemsize for x in arrays)

@@ -8,6 +8,7 @@ step on a tape of its own.
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -21,6 +22,7 @@ from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
 from jax_tensorarray._loops.count import count, counter, ta_count_p
 from jax_tensorarray._loops.recording import recorded
+from jax_tensorarray._loops.strategy import Tape
 from jax_tensorarray._loops.tapes import avals_of, largest, play_back, record, tapes_for
 from jax_tensorarray._loops.while_ import Loop, results, ta_while_p, taped
 from jax_tensorarray._ops.guard import ta_guard_p
@@ -189,6 +191,8 @@ class Log:
             return None
         consts, carry, xs = loop.split(operands)
         followed = _Followed(loop.jaxpr, len(consts), of_carry)
+        if not followed.num_rows:
+            return self.unchanged_loop(followed, of_carry, eqn, operands)
 
         def step(carry: Sequence[Array], xs: Sequence[Array]) -> tuple[list[Array], list[Array]]:
             outs, rows = followed.step([*consts, *carry, *xs])
@@ -218,6 +222,8 @@ class Log:
             return None
         inputs = len(body.in_avals)
         followed = _Followed(body, 1 + len(consts), of_carry)
+        if not followed.num_rows:
+            return self.unchanged_loop(followed, of_carry, eqn, operands)
 
         def step(*args: Array) -> list[Array]:
             outs, rows = followed.step(args[:inputs])
@@ -245,8 +251,12 @@ class Log:
         if not any(of_carry):
             return None
         cond_consts, consts, carry = options.split(operands)
+        if not options.strategy.tapes:  # it would have to know of the log
+            options = replace(options, strategy=Tape())
         loop = Loop(cond_consts, consts, carry, cond, body, options)
-        followed = _Followed(body, len(options.leading) + len(loop.body_consts), of_carry)
+        followed = _Followed(body, len(options.leading) + len(consts), of_carry)
+        if not followed.num_rows:
+            return self.unchanged_loop(followed, of_carry, eqn, operands)
 
         def step(*args: Array) -> list[Array]:
             outs, rows = followed.step(args)
@@ -257,6 +267,11 @@ class Log:
         put_back = followed.back_by_tapes(options.max_steps, True)
         found = self.after_loop(followed, of_carry, outs, tapes, [taken], put_back)
         return [*found, *((x, None) for x in results([], steps))]
+
+    def unchanged_loop(self, followed: "_Followed", of_carry: Any, eqn: Any, operands: list[Array]) -> list[_Value]:
+        """Run a loop that updates none of the buffers as it is."""
+        back = followed.back_by_tapes(0, True)  # of nothing
+        return self.after_loop(followed, of_carry, jaxprs.bind(eqn, operands), [], [], back)
 
     def after_loop(
         self,

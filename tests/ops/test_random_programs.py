@@ -26,7 +26,6 @@ from random_programs import (
     Update,
     expected,
     initial,
-    kept_otherwise,
     kinds,
     outputs,
     programs,
@@ -34,7 +33,19 @@ from random_programs import (
 )
 from waiting import finish
 
-pytestmark = pytest.mark.usefixtures("every_array_is_sent")
+from jax_tensorarray._loops import auto, choosing, undo
+
+pytestmark = pytest.mark.usefixtures("every_array_is_sent", "every_buffer_is_large")
+
+
+@pytest.fixture(scope="module")
+def every_buffer_is_large():
+    """Let loops choose for buffers of any size."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(auto, "_LEAST", 8)
+        patch.setattr(choosing, "LEAST_BYTES", 8)
+        patch.setattr(undo, "_SMALL", 8)
+        yield
 
 
 def raising(f, strays):
@@ -153,12 +164,7 @@ def check(transformation, program, *args):
     f, any_function = TRANSFORMATIONS[transformation]
     if not any_function and "vjp" in kinds(program):
         return
-    try:
-        f(program, *args)
-    except ValueError as error:  # not every body can be, and the error says which modes can do without
-        if 'residuals="undo" cannot rewind' not in str(error):
-            raise
-        f(kept_otherwise(program), *args)
+    f(program, *args)
 
 
 #: Of the examples of the profile, for each transformation.

@@ -105,6 +105,14 @@ class Scale(NamedTuple):
     a: int
 
 
+class Whole(NamedTuple):
+    """A row made of all rows, or of those up to one."""
+
+    tag: str
+    buffer: int
+    upto: int | None
+
+
 class Block(NamedTuple):
     statements: tuple[Any, ...]
     results: tuple[int | None, ...]  # None: the newest version of the slot
@@ -184,6 +192,7 @@ _others = {
     st.builds(IntArithmetic, st.sampled_from(["add", "mul", "mod", "sub", "where"]), _refs, _refs, _small): 1,
     st.builds(Convert, _rows, _refs): 1,
     st.builds(Scale, st.sampled_from(["S", "V"]), _refs, _refs): 1,
+    st.builds(Whole, st.sampled_from(["S", "S", "V"]), _refs, st.one_of(st.none(), _refs)): 2,
     st.builds(Log, _refs): 1,
 }
 _leapfrogs = st.builds(Leapfrog, _refs, _refs, st.integers(0, 4), _refs)
@@ -337,6 +346,9 @@ def step(m: Any, s: Any, scope: Scope) -> None:
     elif isinstance(s, Scale):
         buffer, slot = scope.entry(s.tag, s.buffer)
         scope.add(s.tag, m.scale(buffer, get("s", s.a)), slot)
+    elif isinstance(s, Whole):
+        upto = None if s.upto is None else get("i", s.upto)
+        scope.add(ROW_OF[s.tag], m.whole(get(s.tag, s.buffer), upto))
     elif isinstance(s, Log):
         m.log(get("i", s.a))
     elif isinstance(s, Read):
@@ -507,6 +519,12 @@ class InNumPy:
 
     def scale(self, buffer: Jet, a: Jet) -> Jet:
         return times(buffer, each(lambda x: x.reshape(*x.shape, *[1] * buffer.x.ndim), sine(a)))
+
+    def whole(self, buffer: Jet, upto: int | None) -> Jet:
+        count = len(buffer.x) if upto is None else min(max(upto + 1, 0), len(buffer.x))
+        taken = sine(each(lambda x: x[:, :count] if x.ndim > buffer.x.ndim else x[:count], buffer))
+        product = times(taken, each(lambda x: 0.5 * x, taken))
+        return sine(each(lambda x: x.sum(x.ndim - buffer.x.ndim), product))
 
     def index(self, p: Index, ref: int, dtype: str, size: int) -> int:
         i = wrapped(wrapped(ref * p.a) + p.b)
@@ -708,6 +726,13 @@ class InJax:
     def scale(self, buffer: Any, a: Any) -> Any:
         return buffer * jnp.sin(a)
 
+    def whole(self, buffer: Any, upto: Any) -> Any:
+        taken = jnp.sin(buffer)
+        if upto is not None:
+            shown = jnp.arange(len(buffer)) <= upto
+            taken = jnp.where(shown.reshape(-1, *[1] * (buffer.ndim - 1)), taken, 0.0)
+        return jnp.sin(jnp.einsum("k...,k...->...", taken, 0.5 * taken))
+
     def index(self, p: Index, ref: Any, dtype: str, size: int) -> Any:
         i = ref * p.a + p.b
         if p.guard == "mod":
@@ -897,16 +922,6 @@ def expected(program: Program, theta: Any = THETA, start: int | None = None, dro
         state = run(m, program.block, None, initial(program, parameters, start, np))
         total = loss(state, np)
     return Expected(tuple(x.x if isinstance(x, Jet) else np.asarray(x) for x in state), total, m.strays, m.logged)
-
-
-def kept_otherwise(node: Any) -> Any:
-    """The same program, with other residuals for loops that cannot be undone."""
-    if isinstance(node, Loop) and node.residuals == "undo":
-        node = node._replace(residuals="auto")
-    if isinstance(node, tuple):
-        parts = map(kept_otherwise, node)
-        return type(node)(*parts) if hasattr(node, "_fields") else tuple(parts)
-    return node
 
 
 def kinds(program: Program) -> set[str]:
