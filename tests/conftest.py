@@ -121,3 +121,15 @@ def pytest_sessionstart(session):
     oracle.FLUSHES = jax.default_backend() == "cpu"
     if "TENSORARRAY_NEEDS_GPU" in os.environ and jax.default_backend() != "gpu":
         pytest.exit(f"TENSORARRAY_NEEDS_GPU is set, but jax runs on {jax.default_backend()}", returncode=1)
+
+
+@pytest.fixture(scope="module")
+def every_buffer_is_large():
+    """Let loops choose for buffers of any size."""
+    from jax_tensorarray._loops import auto, choosing, undo
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(auto, "_LEAST", 8)
+        patch.setattr(choosing, "LEAST_BYTES", 8)
+        patch.setattr(undo, "_SMALL", 8)
+        yield

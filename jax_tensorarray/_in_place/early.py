@@ -10,7 +10,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax.extend.core import Primitive
@@ -21,24 +21,15 @@ from jax_tensorarray._in_place import control, refs
 from jax_tensorarray._in_place.repair import Repair
 from jax_tensorarray._in_place.values import Value, with_type
 from jax_tensorarray._jaxprs import jaxprs, registry
-from jax_tensorarray._loops.choosing import repairs_first
+from jax_tensorarray._loops.choosing import Request, repairs_first
 from jax_tensorarray._loops.from_jax import becomes_ours
 from jax_tensorarray._loops.strategy import Strategy
-
-
-class _Request(NamedTuple):
-    max_steps: int | None
-    residuals: Strategy
-
-
-#: The current request. It is a part of the key in JAX's caches of traced functions.
-_request = repairs_first
 
 
 @contextlib.contextmanager
 def repairs(max_steps: int | None, residuals: Strategy) -> Iterator[None]:
     """Repair every loop that is differentiated in this context."""
-    with _request(_Request(max_steps, residuals)):
+    with repairs_first(Request(max_steps, residuals)):
         yield
 
 
@@ -47,7 +38,7 @@ def _repairing(primitive: Primitive) -> Callable[..., Any]:
 
     @functools.wraps(usual)
     def bind(*args: Any, **params: Any) -> Any:
-        request = _request.value
+        request = repairs_first.value
         if request is None or becomes_ours.value or not any(map(_compat.is_differentiated, args)):
             return usual(*args, **params)
         are_refs = [isinstance(x, jax.Ref) for x in args]
@@ -58,7 +49,7 @@ def _repairing(primitive: Primitive) -> Callable[..., Any]:
         repair = Repair(*request)
         if not repair.finds_in(loop):
             return usual(*args, **params)
-        with _request(None):
+        with repairs_first(None):
             [body] = registry.ENTRIES[primitive.name].bodies(params)
             outs = control.RULES[primitive.name](repair, loop, list(map(Value, args)), {})
             return [with_type(x, weak=of.weak_type).array for x, of in zip(outs, body.jaxpr.out_avals, strict=True)]
@@ -67,12 +58,12 @@ def _repairing(primitive: Primitive) -> Callable[..., Any]:
 
 
 def _with_refs(
-    primitive: Primitive, loop: Callable[..., Any], args: Sequence[Any], are_refs: Sequence[bool], request: _Request
+    primitive: Primitive, loop: Callable[..., Any], args: Sequence[Any], are_refs: Sequence[bool], request: Request
 ) -> Any:
     """Run a loop over refs on their contents, and store the results in the refs that it writes."""
     repair = Repair(*request)
     given = [x[...] if flag else x for x, flag in zip(args, are_refs, strict=True)]
-    with _request(None):
+    with repairs_first(None):
         plain = jax.make_jaxpr(refs.on_arrays(loop, are_refs))(*given)
         jaxpr = refs.as_arrays(plain)
         if jaxpr is plain or not repair.finds(jaxpr):

@@ -87,8 +87,9 @@ class Repair:
         return f
 
     def call(self, f: Callable[..., Any], *args: Any) -> Any:
-        """Call a function, repaired."""
-        jaxpr, out = jax.make_jaxpr(f, return_shape=True)(*args)
+        """Call a function, repaired, and its loops before it differentiates them."""
+        with choosing.repairs_first(choosing.Request(self.max_steps, self.residuals)):
+            jaxpr, out = jax.make_jaxpr(f, return_shape=True)(*args)
         outs = self.function(jaxpr, is_whole=True)(*jax.tree.leaves(args))
         return jax.tree.unflatten(jax.tree.structure(out), outs)
 

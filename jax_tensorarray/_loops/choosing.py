@@ -6,7 +6,7 @@ rows; then it becomes a loop that undoes its steps, or starts from checkpoints, 
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +33,14 @@ from jax_tensorarray._ops.read import ta_read
 from jax_tensorarray._ops.write import ta_write
 
 Array = Any
+
+
+class Request(NamedTuple):
+    """What `in_place` is asked for."""
+
+    max_steps: int | None
+    residuals: Strategy
+
 
 #: What `in_place` is to do with a loop before it is differentiated; then the loop has its choice. It is a part of the
 #: key in JAX's caches of traced functions.

@@ -34,8 +34,16 @@ def _jvp(primals: Any, tangents: Any) -> Any:
     out, t = ta_guard_p.bind(active, x), tangents[1]
     if is_zero(t):
         return out, zero_tangent(out)
+    return out, _if_active(active, t)
+
+
+def _if_active(active: Array, t: Array) -> Array:
     wide = lax.broadcast_in_dim(active, jnp.shape(t), tuple(range(jnp.ndim(active))))
-    return out, lax.select(wide, t, jnp.zeros_like(t))
+    return lax.select(wide, t, jnp.zeros_like(t))
+
+
+def _transpose(ct: Any, active: Any, x: Any, **_: Any) -> Any:
+    return [None, _if_active(active, ct)]
 
 
 def _batch(primitive: Any, args: Any, dims: Any) -> Any:
@@ -54,6 +62,7 @@ ta_guard_p = make_primitive(
     "ta_guard",
     abstract_eval=_abstract_eval,
     jvp=_jvp,
+    transpose=_transpose,
     batch=_batch,
     reference=_itself,
     kernel=_kernel,

@@ -13,6 +13,8 @@ from random_programs import DIRECTION, THETA, InJax, Places, Program, Update, ex
 
 from jax_tensorarray import in_place
 
+pytestmark = pytest.mark.usefixtures("every_buffer_is_large")
+
 MOST_STEPS = 6
 
 

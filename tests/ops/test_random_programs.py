@@ -33,19 +33,7 @@ from random_programs import (
 )
 from waiting import finish
 
-from jax_tensorarray._loops import auto, choosing, undo
-
 pytestmark = pytest.mark.usefixtures("every_array_is_sent", "every_buffer_is_large")
-
-
-@pytest.fixture(scope="module")
-def every_buffer_is_large():
-    """Let loops choose for buffers of any size."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(auto, "_LEAST", 8)
-        patch.setattr(choosing, "LEAST_BYTES", 8)
-        patch.setattr(undo, "_SMALL", 8)
-        yield
 
 
 def raising(f, strays):

@@ -1,0 +1,246 @@
+"""Gradients of loops that read all of what they have written keep rows, never buffers."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from in_place import compiled
+from jax import lax
+
+from benchmarks.whole_reads import PROGRAMS, bytes_of_buffers
+from jax_tensorarray import Undo, choice_of_residuals, fori_loop, in_place, scan, ta_read, ta_write
+from jax_tensorarray._loops import log
+from jax_tensorarray.inspect import loop_copies
+
+
+def temporary(f, *args):
+    return jax.jit(f).lower(*args).compile().memory_analysis().temp_size_in_bytes
+
+
+def gradient(f, args):
+    return jax.grad(f, tuple(range(len(args))))
+
+
+def along(f, args):
+    """The derivative of the gradient along a direction."""
+    return lambda *args: jax.jvp(lambda x: jax.grad(f)(x, *args[1:]), (args[0],), (jnp.cos(args[0]),))[1]
+
+
+def twice(f, args):
+    return lambda *args: jax.grad(lambda x: jnp.vdot(jax.grad(f)(x, *args[1:]), jnp.cos(args[0])))(args[0])
+
+
+ORDERS = {
+    "grad(in_place)": lambda f, args: gradient(in_place(f), args),
+    "in_place(grad)": lambda f, args: in_place(gradient(f, args)),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_gradient_takes_a_few_times_the_bytes_of_the_buffers(name):
+    f, args = PROGRAMS[name](512)
+    most = 12 * bytes_of_buffers(f, *args) + 2e5
+    taken = {order: temporary(of(f, args), *args) for order, of in ORDERS.items()}
+    assert max(taken.values()) <= most, taken
+    assert temporary(gradient(f, args), *args) > 4 * max(taken.values())
+    assert "undo" in {choice.residuals for choice in choice_of_residuals(f, *args)}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_gradients_are_those_of_plain_jax(name):
+    f, args = PROGRAMS[name](160)
+    want = jax.jit(gradient(f, args))(*args)
+    orders = ORDERS | {
+        "vmap(grad(in_place))": lambda f, args: of_first(jax.vmap(gradient(in_place(f), args))),
+        "in_place(vmap(grad))": lambda f, args: of_first(in_place(jax.vmap(gradient(f, args)))),
+        "grad(vmap(in_place))": lambda f, args: of_first(
+            gradient(lambda *args: jnp.sum(jax.vmap(in_place(f))(*args)), args)
+        ),
+    }
+    for order, of in orders.items():
+        for got, x in zip(jax.jit(of(f, args))(*args), want, strict=True):
+            np.testing.assert_allclose(got, x, rtol=1e-9, atol=1e-11 * np.max(np.abs(x)), err_msg=order)
+
+
+def of_first(f):
+    """The first result of a batch, whose second example is another."""
+    return lambda *args: [x[0] for x in f(*(jnp.stack([x, 0.9 * x]) for x in args))]
+
+
+@pytest.mark.parametrize("derivative", [along, twice])
+@pytest.mark.parametrize("name", ["arnoldi", "attention", "in_a_branch", "lu", "gaussian_process"])
+def test_derivatives_of_second_order_keep_rows_too(name, derivative):
+    f, args = PROGRAMS[name](160)
+    plain, ours = derivative(f, args), derivative(in_place(f), args)
+    want = jax.jit(plain)(*args)
+    np.testing.assert_allclose(jax.jit(ours)(*args), want, rtol=1e-7, atol=1e-9 * np.max(np.abs(want)))
+    f, args = PROGRAMS[name](320)
+    taken = temporary(derivative(in_place(f), args), *args)
+    assert taken <= 40 * bytes_of_buffers(f, *args) + 2e5
+    assert temporary(derivative(f, args), *args) > 4 * taken
+
+
+def rows(read, write, loop):
+    """A loop that reads all, of each of our loops."""
+
+    def f(Q):
+        def step(i, Q):
+            v = jnp.sin(read(Q, i - 1))
+            return write(Q, i, v - 0.01 * Q.T @ (Q @ v))
+
+        return jnp.sum(loop(1, len(Q), step, Q) ** 2)
+
+    return f
+
+
+def by_scan(low, high, step, Q, **options):
+    return scan(lambda Q, i: (step(i, Q), None), Q, jnp.arange(low, high), **options)[0]
+
+
+@pytest.mark.parametrize("loop", [fori_loop, by_scan])
+def test_our_loops_choose_with_a_known_number_of_steps(loop):
+    f, Q = rows(ta_read, ta_write, loop), jnp.ones((300, 16)) * 0.1
+    taken = temporary(jax.grad(f), Q)
+    assert taken < 12 * Q.nbytes
+    assert temporary(jax.grad(rows(ta_read, ta_write, functools.partial(loop, residuals="tape"))), Q) > 20 * taken
+    assert not any(copy.kind == "save" for copy in loop_copies(jax.grad(f), Q))
+
+
+def test_in_place_takes_residuals_and_memory():
+    f, (Q,) = PROGRAMS["arnoldi"](300)
+    want, plain = jax.grad(f)(Q), temporary(jax.grad(f), Q)
+    for options, most in (
+        ({"residuals": "tape"}, 1.1 * plain),
+        ({"residuals": "undo"}, 6 * Q.nbytes),
+        ({"residuals": Undo()}, 6 * Q.nbytes),
+        ({"residuals": "checkpoint"}, 20 * Q.nbytes),
+        ({"residuals": "checkpoint", "memory": 30 * Q.nbytes}, 50 * Q.nbytes),
+        ({"memory": 1000}, 20 * Q.nbytes),
+    ):
+        ours = jax.grad(in_place(f, **options))
+        np.testing.assert_allclose(jax.jit(ours)(Q), want, rtol=1e-9, atol=1e-12)
+        assert temporary(ours, Q) <= most, options
+    assert temporary(jax.grad(in_place(f, residuals="tape")), Q) > 0.9 * plain
+    for options, message in (
+        ({"residuals": "none"}, "in_place: residuals must be one of auto, tape"),
+        ({"residuals": "inverse"}, 'in_place: residuals="inverse" needs more than a name'),
+        ({"residuals": "undo", "memory": 9}, 'in_place: memory is for residuals="auto" or "checkpoint"'),
+        ({"memory": -1}, "memory must be a number of bytes, got -1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            in_place(f, **options)
+
+
+def test_a_custom_vjp_of_the_user_that_runs_such_a_loop():
+    f, (Q,) = PROGRAMS["arnoldi"](200)
+
+    @jax.custom_vjp
+    def twice_as_steep(Q):
+        return f(Q)
+
+    twice_as_steep.defvjp(lambda Q: jax.vjp(f, Q), lambda pull, ct: pull(2 * ct))
+    want = 2 * jax.grad(f)(Q)
+    for ours in (jax.grad(in_place(twice_as_steep)), in_place(jax.grad(twice_as_steep))):
+        np.testing.assert_allclose(jax.jit(ours)(Q), want, rtol=1e-9, atol=1e-12)
+        assert temporary(ours, Q) < temporary(jax.grad(f), Q) / 10
+
+
+def test_what_is_overwritten_as_a_whole_is_kept_once_a_step_and_nothing_else():
+    def f(A):
+        def step(carry, i):
+            A, L = carry
+            c = A[i] / jnp.sqrt(1 + A[i, i] ** 2)
+            s = jnp.tanh(L.T @ (L @ c))
+            return (A - 0.1 * jnp.outer(jnp.sin(c), c), L.at[i].set(s)), None
+
+        return jnp.sum(lax.scan(step, (A, jnp.zeros_like(A)), jnp.arange(len(A)))[0][1] ** 2)
+
+    A = jnp.asarray(np.random.default_rng(0).normal(size=(200, 200)) * 0.1)
+    ours = in_place(jax.grad(f))
+    np.testing.assert_allclose(jax.jit(ours)(A), jax.grad(f)(A), rtol=1e-9, atol=1e-12)
+    assert temporary(ours, A) < 12 * A.nbytes < temporary(jax.grad(f), A) / 10
+
+
+# --- a log that is wrong is found -------------------------------------------------------------------------------
+
+
+def everything(Q):
+    """Duplicates, a branch, an inner loop and buffers that swap."""
+
+    def step(carry, i):
+        a, b = carry
+        a = a.at[jnp.stack([i, i, i // 2])].set(jnp.sin(b[:3] + a.sum(0)))
+        b = lax.cond(i % 3 > 0, lambda b: b.at[i].set(jnp.tanh((b * b).sum(0))), lambda b: b, b)
+
+        def inner(b, k):
+            return b.at[(i + 5 * k) % len(b)].set(jnp.cos(0.1 * b.sum(0))), None
+
+        b, _ = lax.scan(inner, b, jnp.arange(2))
+        return (b, a), None
+
+    a, b = lax.scan(step, (Q, 2 * Q), jnp.arange(len(Q)))[0]
+    return jnp.sum(a * a * b)
+
+
+def differs():
+    Q = jnp.asarray(np.random.default_rng(0).normal(size=(40, 8)) * 0.3)
+    got, want = (jax.jit(jax.grad(f))(Q) for f in (in_place(everything), everything))
+    return not np.allclose(got, want, rtol=1e-8, atol=1e-10)
+
+
+def a_row_too_few(put_back):
+    def wrong(self, k, buffer, rows, active):
+        saved, self.of_carry = self.of_carry, {n: since[1:] for n, since in self.of_carry.items()}
+        try:
+            return put_back(self, k, buffer, rows, active)
+        finally:
+            self.of_carry = saved
+
+    return wrong
+
+
+def inverted(put_back):
+    def wrong(self, buffer, rows, active):
+        return put_back(self, buffer, [~rows[0], *rows[1:]], active)
+
+    return wrong
+
+
+def in_the_same_order(update):
+    def wrong(self, p, params, operands, held):
+        found = update(self, p, params, operands, held)
+        entry = self.entries[-1]
+
+        def put_back(buffer, rows, active):
+            index, old, *where = rows
+            return entry.put_back(buffer, [jnp.flip(index), old, *where] if index.ndim else rows, active)
+
+        self.entries[-1] = entry._replace(put_back=put_back)
+        return found
+
+    return wrong
+
+
+MUTATIONS = {
+    "a row of an inner loop too few": (log._Followed, "put_back", a_row_too_few),
+    "the mask of a branch": (log._Slot, "put_back", inverted),
+    "the order of rows": (log.Log, "update", in_the_same_order),
+}
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS)
+def test_a_wrong_log_is_found(mutation, monkeypatch):
+    assert not differs()
+    of, name, wrong = MUTATIONS[mutation]
+    monkeypatch.setattr(of, name, wrong(getattr(of, name)))
+    jax.clear_caches()
+    assert differs()
+
+
+def test_rows_are_put_back_in_place():
+    f, (Q,) = PROGRAMS["arnoldi"](300)
+    found = loop_copies(jax.grad(in_place(f)), Q)
+    assert {copy.kind for copy in found} <= {"anew"}  # the cotangent of all rows, in every step
+    assert compiled(jax.grad(in_place(f)), Q)
