@@ -15,7 +15,11 @@ from benchmarks.whole_reads import PROGRAMS
 from jax_tensorarray import in_place
 
 SIZES = (128, 256, 512, 1024, 2048)
-SHOWN = {"arnoldi": "Arnoldi, rows of 64", "attention": "attention over a cache", "gaussian_process": "Gaussian process"}
+SHOWN = {
+    "arnoldi": "Arnoldi, rows of 64",
+    "attention": "attention over a cache",
+    "gaussian_process": "Gaussian process",
+}
 
 
 def megabytes(f, args) -> float:

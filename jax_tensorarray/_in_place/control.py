@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.extend import core as jex
 
 from jax_tensorarray import _compat
-from jax_tensorarray._in_place import refs, views
+from jax_tensorarray._in_place import refs, stacks, views
 from jax_tensorarray._in_place.repair import LOOPS, Repair
 from jax_tensorarray._in_place.rows import has_rows, is_update
 from jax_tensorarray._in_place.selects import select
@@ -45,7 +45,15 @@ def scan(repair: Repair, eqn: Any, operands: Sequence[Value], added: dict[int, V
     options = {name: params[name] for name in ("length", "reverse", "unroll", "_split_transpose") if name in params}
     start = as_written([with_type(x, weak=False) if x.shape else x for x in carry])
     run = functools.partial(choosing.scan, strategy=repair.residuals)
-    after, ys = _scan_by_rounds(run, step, start, as_written(xs), _round_of(loop), **options)
+    arrays = as_written(xs)
+    one_step: stacks.Step = step
+    passing = stacks.found_in(step, start, arrays, list(loop.jaxpr.out_avals)[loop.num_carry :])
+    if passing is not None:
+        one_step = passing.step
+        start, arrays = passing.start(start, arrays, params["length"])
+    after, ys = _scan_by_rounds(run, one_step, start, arrays, _round_of(loop), **options)
+    if passing is not None:
+        after, ys = passing.end(after, ys)
     return [Value(x) for x in (*after, *ys)]
 
 

@@ -329,6 +329,11 @@ def _traced(jaxpr: Any, types: Sequence[Any], held: Sequence[Version | None]) ->
     return log, found
 
 
+def followed(jaxpr: Any, held: Sequence[Version | None]) -> list[Version | None]:
+    """Return what the outputs of a jaxpr are versions of. Each input in `held` is the version of itself."""
+    return _traced(jaxpr, list(jaxpr.in_avals), held)[1]
+
+
 class _Followed:
     """The body of a loop, in which the buffers of the flagged carries are followed from step to step."""
 

@@ -1,0 +1,138 @@
+"""Keep in place what a scan takes as slices of `xs` and gives back, with some rows updated, as slices of `ys`.
+
+So the caches of several layers pass through a scan over the layers. JAX copies each slice out of one stack and into
+another one. Here the whole stack is carried, and a row of a slice is a row of it.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jax_tensorarray._in_place.rows import has_rows
+from jax_tensorarray._jaxprs import jaxprs, registry
+from jax_tensorarray._loops.log import Version, followed
+from jax_tensorarray._lowering.mlir import INT32_MAX
+from jax_tensorarray._ops.primitive import ROW_OPS
+from jax_tensorarray._ops.write import ta_write
+
+Array = Any
+Step = Callable[[Sequence[Array], Sequence[Array]], tuple[list[Array], list[Array]]]
+
+
+class Stacks(NamedTuple):
+    """A scan that carries stacks in place of slices."""
+
+    step: Step
+    places: dict[int, int]  #: for each of `ys` that is a stack, the number of it among `xs`
+
+    def start(self, carry: Sequence[Array], xs: Sequence[Array], length: int) -> tuple[list[Array], list[Array]]:
+        """Return the carry and the `xs` of the scan."""
+        rest = [x for k, x in enumerate(xs) if k not in self.places.values()]
+        return [*carry, *(xs[k] for k in self.places.values())], [*rest, jnp.arange(length, dtype=jnp.int32)]
+
+    def end(self, carry: list[Array], ys: list[Array]) -> tuple[list[Array], list[Array]]:
+        """Return the carry and the `ys` of the scan as it was."""
+        n = len(carry) - len(self.places)
+        stacks, rest = dict(zip(self.places, carry[n:], strict=True)), iter(ys)
+        count = len(ys) + len(self.places)
+        return carry[:n], [stacks[j] if j in stacks else next(rest) for j in range(count)]
+
+
+def found_in(step: Step, carry: Sequence[Array], xs: Sequence[Array], ys: Sequence[Any]) -> Stacks | None:
+    """Return the scan of a step that carries stacks, if there are any among `xs`. `ys` has the types of slices."""
+    types = [jax.typeof(x).update(weak_type=False) for x in xs]
+    may_pass = [any(t.shape[1:] == y.shape and t.dtype == y.dtype for y in ys) and _has_slices(t) for t in types]
+    if not any(may_pass):
+        return None
+    n, slices = len(carry), [_slice_of(t) for t in types]
+    jaxpr = jax.make_jaxpr(step)(list(carry), slices)
+    held = [*[None] * n, *(Version(n + k) if flag else None for k, flag in enumerate(may_pass))]
+    places: dict[int, int] = {}
+    for j, version in enumerate(followed(jaxpr, held)[n:]):
+        if version is not None and version.since and not version.has_holes:
+            k = version.root - n
+            if k >= 0 and k not in places.values() and types[k].shape[1:] == ys[j].shape:
+                places[j] = k
+    if not places:
+        return None
+
+    def of_stacks(carry: Sequence[Array], xs: Sequence[Array]) -> tuple[list[Array], list[Array]]:
+        *rest, number = xs
+        stacks = dict(zip(places.values(), map(_Slice, carry[n:]), strict=True))
+        others = iter(rest)
+        inputs = [*carry[:n], *(stacks[k] if k in stacks else next(others) for k in range(len(types)))]
+        outs = _Evaluator(number).evaluate(jaxpr, inputs)
+        after = [
+            y.stack if isinstance(y := outs[n + j], _Slice) else ta_write(stacks[k].stack, number, y, mode="drop")
+            for j, k in places.items()
+        ]
+        arrays = [x.array(number) if isinstance(x, _Slice) else x for x in outs[:n]]
+        ys = [x.array(number) if isinstance(x, _Slice) else x for j, x in enumerate(outs[n:]) if j not in places]
+        return [*arrays, *after], ys
+
+    return Stacks(of_stacks, places)
+
+
+def _slice_of(t: Any) -> Any:
+    return jax.ShapeDtypeStruct(t.shape[1:], t.dtype)
+
+
+def _has_slices(t: Any) -> bool:
+    return t.ndim > 1 and math.prod(t.shape) <= INT32_MAX and has_rows(_slice_of(t))
+
+
+class _Slice(NamedTuple):
+    """The slice of a stack that belongs to a step."""
+
+    stack: Array
+
+    def array(self, number: Array) -> Array:
+        return lax.dynamic_index_in_dim(self.stack, number, keepdims=False)
+
+
+class _Evaluator:
+    """Evaluates a jaxpr, of which some values are slices, in the step of that number."""
+
+    def __init__(self, number: Array) -> None:
+        self.number = number
+
+    def evaluate(self, jaxpr: Any, inputs: Sequence[Any]) -> list[Any]:
+        return jaxprs.interpret(jaxpr, inputs, self.equation, lambda x: x)
+
+    def equation(self, eqn: Any, operands: list[Any]) -> list[Any]:
+        are_slices = [isinstance(x, _Slice) for x in operands]
+        if any(are_slices):
+            inner = registry.inlined(eqn, with_options=True)
+            if inner is not None:
+                return self.evaluate(inner, operands)
+            if are_slices[0] and not any(are_slices[1:]) and eqn.primitive in ROW_OPS and _is_simple(eqn.params):
+                return self.row_op(eqn.primitive, eqn.params, operands)
+        return jaxprs.bind(eqn, [x.array(self.number) if isinstance(x, _Slice) else x for x in operands])
+
+    def row_op(self, p: Any, params: Any, operands: list[Any]) -> list[Any]:
+        """Run an op of a slice on the stack: its rows are those from the first of the slice on."""
+        (stack,), index, *rest = operands
+        b, d, (_, *shape) = params["batch_dims"], params["index_dims"], stack.shape
+        index, n, call = jnp.asarray(index).astype(jnp.int32), math.prod(shape[b : b + d]), ROW_OPS[p]
+        rows = len(call.operands) - 2  # all but the index and `where`
+        where = (index >= 0) & (index < n)
+        where = where & rest[rows] if len(rest) > rows else where
+        first = self.number
+        for size in shape[:b]:
+            first = first[..., None] * size + jnp.arange(size, dtype=jnp.int32)
+        index = first.reshape(*first.shape, *[1] * (index.ndim - b)) * n + index
+        of_stack = params | {"batch_dims": 0, "index_dims": 1 + b + d}
+        out = p.bind(stack, index, *rest[:rows], where, **of_stack)
+        if not call.in_place:
+            return [out]
+        new, *old = out if p.multiple_results else [out]
+        return [_Slice(new), *old]
+
+
+def _is_simple(params: Any) -> bool:
+    """Return whether rows out of range are left out one by one."""
+    return params["mode"] == "drop" and (params["length"] is None or params["whole"])
