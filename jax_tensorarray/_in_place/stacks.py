@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from jax_tensorarray._in_place.rows import has_rows
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._loops.log import Version, followed
 from jax_tensorarray._lowering.mlir import INT32_MAX
 from jax_tensorarray._ops.primitive import ROW_OPS
+from jax_tensorarray._ops.read import ta_read
 from jax_tensorarray._ops.write import ta_write
 
 Array = Any
@@ -91,7 +91,7 @@ class _Slice(NamedTuple):
     stack: Array
 
     def array(self, number: Array) -> Array:
-        return lax.dynamic_index_in_dim(self.stack, number, keepdims=False)
+        return ta_read(self.stack, number, mode="drop")
 
 
 class _Evaluator:

@@ -1,0 +1,146 @@
+"""Caches that pass through a scan over layers, as `xs` and as `ys`, are updated where they are."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jax_tensorarray import in_place
+from jax_tensorarray.inspect import loop_copies
+
+LAYERS, TOKENS, SIZE, BATCH = 3, 60, 16, 2
+
+
+def rows(w, cache, h, t):
+    cache = cache.at[t].set(jnp.tanh(w @ h))
+    return jnp.sin(h + cache[t // 2]), cache
+
+
+def attention(w, cache, h, t):
+    cache = cache.at[t].set(jnp.tanh(w @ h))
+    shown = jnp.arange(len(cache)) <= t
+    return jax.nn.softmax(jnp.where(shown, cache @ h, -jnp.inf)) @ cache, cache
+
+
+def of_dicts(w, cache, h, t):
+    keys, values = cache["keys"].at[t].set(w @ h), cache["values"].at[t].add(jnp.sin(h))
+    return jnp.cos(keys[t // 2] + values[t]), {"keys": keys, "values": values, "step": cache["step"] + 1}
+
+
+def of_a_batch(w, cache, h, t):
+    cache = cache.at[:, t].set(jnp.tanh(h @ w))
+    return jnp.sin(h + cache[:, t // 2]), cache
+
+
+def in_a_branch(w, cache, h, t):
+    cache = lax.cond(t % 2 > 0, lambda c: c.at[t].set(jnp.tanh(w @ h)), lambda c: c, cache)
+    return jnp.sin(h + cache[t // 2]), cache
+
+
+def windows_and_elements(w, cache, h, t):
+    cache = lax.dynamic_update_slice(cache, jnp.stack([h, w @ h]), (t, 0)).at[t // 2, 3].set(h[0])
+    return jnp.sin(h + lax.dynamic_slice(cache, (t, 0), (2, SIZE)).sum(0)), cache
+
+
+def out_of_range(w, cache, h, t):
+    cache = cache.at[2 * t].set(h, mode="drop").at[-1 - t].add(w @ h)
+    return jnp.sin(h + cache.at[3 * t].get(mode="fill", fill_value=0.5) + cache[5 * t]), cache
+
+
+def jitted(w, cache, h, t):
+    return jax.jit(rows)(w, cache, h, t)
+
+
+def returned_twice(w, cache, h, t):
+    h, cache = rows(w, cache, h, t)
+    return h, (cache, cache[t])
+
+
+def cache_of(layer):
+    if layer is of_a_batch:
+        return jnp.zeros((LAYERS, BATCH, TOKENS, SIZE))
+    cache = jnp.zeros((LAYERS, TOKENS, SIZE))
+    if layer is of_dicts:
+        return {"keys": cache, "values": cache + 0.1, "step": jnp.zeros(LAYERS, jnp.int32)}
+    return cache
+
+
+def model(layer, **options):
+    def f(w, cache, h):
+        def token(carry, t):
+            cache, h = carry
+
+            def one(h, own):
+                h, new = layer(*own, h, t)
+                return h, new
+
+            h, new = lax.scan(one, h, (w, cache), **options)
+            return ((new[0] if layer is returned_twice else new), h), h
+
+        (cache, _), hs = lax.scan(token, (cache, h), jnp.arange(TOKENS))
+        return hs, cache
+
+    h = jnp.linspace(-1, 1, SIZE) if layer is not of_a_batch else jnp.linspace(-1, 1, BATCH * SIZE).reshape(BATCH, SIZE)
+    w = np.random.default_rng(0).normal(size=(LAYERS, SIZE, SIZE)) / SIZE**0.5
+    return f, (jnp.asarray(w), cache_of(layer), h)
+
+
+def loss(f):
+    def g(w, cache, h):
+        leaves = [x for x in jax.tree.leaves(f(w, cache, h)) if jnp.issubdtype(x.dtype, jnp.floating)]
+        return sum(jnp.sum(jnp.sin(x)) for x in leaves)
+
+    return g
+
+
+LAYER = [rows, attention, of_dicts, of_a_batch, windows_and_elements, out_of_range, jitted, returned_twice]
+
+
+@pytest.mark.parametrize("options", [{}, {"reverse": True}, {"unroll": 2}], ids=str)
+@pytest.mark.parametrize("layer", [*LAYER, in_a_branch])
+def test_a_scan_over_layers_gives_what_it_gave(layer, options):
+    f, args = model(layer, **options)
+    close(jax.jit(in_place(f))(*args), jax.jit(f)(*args))
+    if options.get("unroll"):
+        return
+    want = jax.jit(jax.grad(loss(f), (0, 2)))(*args)
+    close(jax.jit(jax.grad(in_place(loss(f)), (0, 2)))(*args), want)
+    close(jax.jit(in_place(jax.grad(loss(f), (0, 2))))(*args), want)
+    if not options:
+        batch = jax.tree.map(lambda x: jnp.stack([x, x]), args)
+        of_two = jax.jit(jax.vmap(jax.grad(in_place(loss(f)), (0, 2))))(*batch)
+        close(jax.tree.map(lambda x: x[1], of_two), want)
+
+
+@pytest.mark.parametrize("layer", LAYER)
+def test_no_slice_of_a_cache_is_copied(layer):
+    f, args = model(layer)
+    gradients = jax.grad(in_place(loss(f)), (0, 2)), in_place(jax.grad(loss(f), (0, 2)))
+    # A step that reads all of a cache copies the stack once in its gradient.
+    for g in (in_place(f), *gradients) if layer is not attention else (in_place(f),):
+        copies = [copy for copy in loop_copies(g, *args, min_bytes=TOKENS * SIZE * 8) if copy.kind != "anew"]
+        assert not copies, copies
+    assert loop_copies(f, *args, min_bytes=TOKENS * SIZE * 8)
+
+
+def test_a_checkpoint_of_a_layer_and_stacks_that_stay_as_they_are():
+    f, args = model(lambda w, cache, h, t: jax.checkpoint(rows)(w, cache, h, t))
+    want = jax.jit(jax.grad(loss(f), (0, 2)))(*args)
+    close(jax.jit(jax.grad(in_place(loss(f)), (0, 2)))(*args), want)
+
+    def swapped(w, cache, h):
+        def one(h, own):
+            w, a, b = own
+            return jnp.sin(w @ h), (b.at[0].set(h), a)
+
+        return lax.scan(one, h, (w, cache, 2 * cache))
+
+    _, (w, cache, h) = model(rows)
+    close(jax.jit(in_place(swapped))(w, cache, h), swapped(w, cache, h))
+
+
+def close(got, want):
+    for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-11)
+        assert x.dtype == y.dtype
