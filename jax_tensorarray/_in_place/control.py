@@ -47,7 +47,7 @@ def scan(repair: Repair, eqn: Any, operands: Sequence[Value], added: dict[int, V
     run = functools.partial(choosing.scan, strategy=repair.residuals)
     arrays = as_written(xs)
     one_step: stacks.Step = step
-    passing = stacks.found_in(step, start, arrays, list(loop.jaxpr.out_avals)[loop.num_carry :])
+    passing = stacks.found_in(jaxpr, step, start, arrays)
     if passing is not None:
         one_step = passing.step
         start, arrays = passing.start(start, arrays, params["length"])

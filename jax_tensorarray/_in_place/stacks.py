@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jax_tensorarray._in_place.rows import has_rows
+from jax_tensorarray._in_place.rows import has_rows, is_update
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._loops.log import Version, followed
 from jax_tensorarray._lowering.mlir import INT32_MAX
@@ -42,8 +42,11 @@ class Stacks(NamedTuple):
         return carry[:n], [stacks[j] if j in stacks else next(rest) for j in range(count)]
 
 
-def found_in(step: Step, carry: Sequence[Array], xs: Sequence[Array], ys: Sequence[Any]) -> Stacks | None:
-    """Return the scan of a step that carries stacks, if there are any among `xs`. `ys` has the types of slices."""
+def found_in(body: Any, step: Step, carry: Sequence[Array], xs: Sequence[Array]) -> Stacks | None:
+    """Return the scan of a step that carries stacks, if there are any among `xs`. `body` is the step as written."""
+    if not jaxprs.any_equation(body, lambda eqn: is_update(eqn) or eqn.primitive in ROW_OPS):
+        return None
+    ys = list(body.out_avals)[len(carry) :]
     types = [jax.typeof(x).update(weak_type=False) for x in xs]
     may_pass = [any(t.shape[1:] == y.shape and t.dtype == y.dtype for y in ys) and _has_slices(t) for t in types]
     if not any(may_pass):

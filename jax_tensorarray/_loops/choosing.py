@@ -83,6 +83,10 @@ def chooses(jaxpr: Any) -> bool:
 def scan(f: Callable[[Any, Any], Any], init: Any, xs: Any, *, strategy: Strategy, **options: Any) -> tuple[Any, Any]:
     """Run `jax.lax.scan`, which chooses by the strategy when it is differentiated."""
     jaxpr, shape = jax.make_jaxpr(lambda init, xs: lax.scan(f, init, xs, **options), return_shape=True)(init, xs)
+    eqns = [eqn for eqn in jaxpr.jaxpr.eqns if eqn.primitive is jax_primitives.scan_p]
+    if not any(has_choice(eqn.params, [v.aval for v in eqn.invars], strategy) for eqn in eqns):
+        after, ys = lax.scan(f, init, xs, **options)  # which JAX has traced by now
+        return after, ys
 
     def equation(eqn: Any, operands: list[Array]) -> list[Array]:
         if eqn.primitive is not jax_primitives.scan_p:

@@ -160,7 +160,7 @@ def test_what_is_overwritten_as_a_whole_is_kept_once_a_step_and_nothing_else():
     A = jnp.asarray(np.random.default_rng(0).normal(size=(200, 200)) * 0.1)
     ours = in_place(jax.grad(f))
     np.testing.assert_allclose(jax.jit(ours)(A), jax.grad(f)(A), rtol=1e-9, atol=1e-12)
-    assert temporary(ours, A) < 12 * A.nbytes < temporary(jax.grad(f), A) / 10
+    assert temporary(ours, A) < 15 * A.nbytes < temporary(jax.grad(f), A) / 10
 
 
 # --- a log that is wrong is found -------------------------------------------------------------------------------
