@@ -126,10 +126,9 @@ def pytest_sessionstart(session):
 @pytest.fixture(scope="module")
 def every_buffer_is_large():
     """Let loops choose for buffers of any size."""
-    from jax_tensorarray._loops import auto, choosing, undo
+    from jax_tensorarray._loops import auto, undo
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(auto, "_LEAST", 8)
-        patch.setattr(choosing, "LEAST_BYTES", 8)
+        patch.setattr(auto, "LEAST_BYTES", 8)
         patch.setattr(undo, "_SMALL", 8)
         yield

@@ -8,10 +8,11 @@ from typing import Any, overload
 import jax
 
 from jax_tensorarray import _compat
-from jax_tensorarray._in_place import arguments, early, refs
+from jax_tensorarray._in_place import arguments, refs
 from jax_tensorarray._in_place.repair import Repair
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._loops.api import strategy_within
+from jax_tensorarray._loops.choosing import Request, repairs_first
 from jax_tensorarray._loops.from_jax import check_max_steps
 from jax_tensorarray._loops.strategy import Strategy
 
@@ -117,12 +118,8 @@ def in_place(
     if not callable(fun):
         raise TypeError(f"in_place: fun must be callable, got {fun!r}")
     check_max_steps("in_place", max_steps)
-    options = max_steps, strategy_within("in_place", residuals, memory)
-    return _InPlace(fun, options, arguments.Static(fun, static_argnums, static_argnames))
-
-
-#: `max_steps`, and what reverse mode keeps.
-_Options = tuple[int | None, Strategy]
+    request = Request(max_steps, strategy_within("in_place", residuals, memory))
+    return _InPlace(fun, request, arguments.Static(fun, static_argnums, static_argnames))
 
 
 class _InPlace:
@@ -131,11 +128,11 @@ class _InPlace:
     It is no Python function, as the attributes of one are copied to what is made of it, such as its gradient.
     """
 
-    __slots__ = ("__dict__", "__weakref__", "_compiled", "_fun", "_options", "_static")
+    __slots__ = ("__dict__", "__weakref__", "_compiled", "_fun", "_request", "_static")
 
-    def __init__(self, fun: Callable[..., Any], options: _Options, static: arguments.Static) -> None:
-        self._fun, self._options, self._static = fun, options, static
-        self._compiled = _compiled(fun, options, static)
+    def __init__(self, fun: Callable[..., Any], request: Request, static: arguments.Static) -> None:
+        self._fun, self._request, self._static = fun, request, static
+        self._compiled = _compiled(fun, request, static)
         arguments.named_as(fun)(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -148,7 +145,7 @@ class _InPlace:
             return self._compiled(*given, **named)
         # These are traced anew in each call, by a function that is dropped with all that is cached for it.
         fun = self._static.filled(self._fun, changing)
-        return _compiled(fun, self._options, self._static)(*given, **named)
+        return _compiled(fun, self._request, self._static)(*given, **named)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
@@ -171,7 +168,7 @@ class _InPlace:
         self._compiled.clear_cache()
 
 
-def _compiled(fun: Callable[..., Any], options: _Options, static: arguments.Static) -> Any:
+def _compiled(fun: Callable[..., Any], request: Request, static: arguments.Static) -> Any:
     """Return the function, jitted, with its loops repaired."""
     # Inlined: within another jit it is as if the equations stood there.
     jit = functools.partial(jax.jit, inline=True, **static.options)
@@ -181,12 +178,12 @@ def _compiled(fun: Callable[..., Any], options: _Options, static: arguments.Stat
     @arguments.named_as(fun)
     def repaired(*args: Any, **kwargs: Any) -> Any:
         (given, named), _ = static.split(arguments.is_tracer, args, kwargs)
-        with early.repairs(*options):
+        with repairs_first(request):
             traced = plain.trace(*given, **named)
             jaxpr = refs.as_arrays(traced.jaxpr)
             # A function without loops is treated as the body of a loop.
             has_loops = jaxprs.any_equation(jaxpr, lambda eqn: registry.entry_of(eqn).kind == "loop")
-            repair = Repair(*options, in_loop=not has_loops)
+            repair = Repair(request, in_loop=not has_loops)
             arrays = list(filter(arguments.is_tracer, jax.tree.leaves((given, named))))
             arrays = [*_compat.closed_over(traced), *arrays]
             if len(arrays) != len(jaxpr.in_avals) or not repair.finds(jaxpr):

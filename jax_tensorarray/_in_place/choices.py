@@ -12,7 +12,7 @@ from jax_tensorarray._in_place.repair import Repair
 from jax_tensorarray._in_place.values import Value
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._loops.auto import Auto, Choice, choose_within
-from jax_tensorarray._loops.choosing import as_while
+from jax_tensorarray._loops.choosing import Request, as_while
 from jax_tensorarray._loops.from_jax import check_max_steps
 from jax_tensorarray._loops.linearize import Linearized, linearize
 from jax_tensorarray._loops.undo import bytes_of
@@ -64,7 +64,7 @@ def choice_of_residuals(
     if not callable(fun):
         raise TypeError(f"choice_of_residuals: fun must be callable, got {fun!r}")
     check_max_steps("choice_of_residuals", max_steps)
-    repair, found = Repair(max_steps, Auto(memory)), []
+    repair, found = Repair(Request(max_steps, Auto(memory))), []
     jaxpr = refs.as_arrays(jax.make_jaxpr(fun)(*args))
 
     def visit(eqn: Any, operands: list[bool]) -> None:
@@ -85,7 +85,7 @@ def _choice(repair: Repair, eqn: Any, operands: list[bool], memory: int | None) 
     """Return the choice of a loop, of whose operands the flagged ones are differentiated."""
     loop = f"{eqn.primitive.name.removeprefix('ta_')} at {source_info_util.summarize(eqn.source_info)}"
     plain = _linearized(eqn, operands)
-    if plain is None and repair.max_steps is None:
+    if plain is None and repair.request.max_steps is None:
         return Choice("none", _NONE, 0, None, loop=loop)
     found: list[tuple[Any, list[bool]]] = []
 

@@ -44,7 +44,7 @@ def scan(repair: Repair, eqn: Any, operands: Sequence[Value], added: dict[int, V
 
     options = {name: params[name] for name in ("length", "reverse", "unroll", "_split_transpose") if name in params}
     start = as_written([with_type(x, weak=False) if x.shape else x for x in carry])
-    run = functools.partial(choosing.scan, strategy=repair.residuals)
+    run = functools.partial(choosing.scan, strategy=repair.request.residuals)
     arrays = as_written(xs)
     one_step: stacks.Step = step
     passing = stacks.found_in(jaxpr, step, start, arrays)
@@ -150,14 +150,14 @@ def while_(repair: Repair, eqn: Any, operands: Sequence[Value], added: dict[int,
         selected = [(select(chosen, *pair), *pair) for pair in zip(before, after, strict=True)]
         return [chosen.select(old.array, new.array) if x is None else x.array for x, old, new in selected]
 
-    if repair.max_steps is None:
+    max_steps, residuals = repair.request
+    if max_steps is None:
         return [Value(x) for x in while_loop(goes_on, step, carry)]
-    most, residuals = repair.max_steps, repair.residuals
-    outs, steps = while_loop(goes_on, step, carry, max_steps=most, residuals=residuals, return_steps=True)
+    outs, steps = while_loop(goes_on, step, carry, max_steps=max_steps, residuals=residuals, return_steps=True)
     # Positive if there was a step too many. Every result is made to depend on the check of this number.
-    most = min(repair.max_steps, INT32_MAX - 1) + 1
+    most = min(max_steps, INT32_MAX - 1) + 1
     # An example that has finished an outer loop is stopped before its first step.
-    number = jnp.where(steps.cut & (steps.taken >= repair.max_steps), most, 0)
+    number = jnp.where(steps.cut & (steps.taken >= max_steps), most, 0)
     is_right = ta_check(number, most, mode="error", op="in_place: more than max_steps steps") >= 0
     return [Value(_known_if(is_right, x)) for x in outs]
 

@@ -6,9 +6,8 @@ through which every loop enters a program: the `bind` of its primitive. While no
 behaves as usual.
 """
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,14 +22,6 @@ from jax_tensorarray._in_place.values import Value, with_type
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._loops.choosing import Request, repairs_first
 from jax_tensorarray._loops.from_jax import becomes_ours
-from jax_tensorarray._loops.strategy import Strategy
-
-
-@contextlib.contextmanager
-def repairs(max_steps: int | None, residuals: Strategy) -> Iterator[None]:
-    """Repair every loop that is differentiated in this context."""
-    with repairs_first(Request(max_steps, residuals)):
-        yield
 
 
 def _repairing(primitive: Primitive) -> Callable[..., Any]:
@@ -46,7 +37,7 @@ def _repairing(primitive: Primitive) -> Callable[..., Any]:
             return _with_refs(primitive, functools.partial(usual, **params), args, are_refs, request)
         operands = [SimpleNamespace(aval=jax.typeof(x)) for x in args]
         loop = SimpleNamespace(primitive=primitive, params=params, invars=operands, outvars=())
-        repair = Repair(*request)
+        repair = Repair(request)
         if not repair.finds_in(loop):
             return usual(*args, **params)
         with repairs_first(None):
@@ -61,7 +52,7 @@ def _with_refs(
     primitive: Primitive, loop: Callable[..., Any], args: Sequence[Any], are_refs: Sequence[bool], request: Request
 ) -> Any:
     """Run a loop over refs on their contents, and store the results in the refs that it writes."""
-    repair = Repair(*request)
+    repair = Repair(request)
     given = [x[...] if flag else x for x, flag in zip(args, are_refs, strict=True)]
     with repairs_first(None):
         plain = jax.make_jaxpr(refs.on_arrays(loop, are_refs))(*given)

@@ -12,12 +12,10 @@ from jax_tensorarray._in_place import refs, rows, selects, sums, views
 from jax_tensorarray._in_place.values import Value, arrays, as_written, with_type
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._loops import choosing
-from jax_tensorarray._loops.auto import Auto
-from jax_tensorarray._loops.strategy import Strategy
+from jax_tensorarray._loops.choosing import Request
 from jax_tensorarray.checkpoint_policies import save_reads
 
 Array = Any
-_AUTO = Auto()
 Rule = Callable[[Any, Sequence[Value]], list[Value] | None]
 
 #: Loops of JAX by the rules for them, which `control` adds. These perform sums of their results inside, and remove from
@@ -34,8 +32,8 @@ for family in (rows.RULES, selects.RULES, sums.RULES):
 class Repair:
     """An evaluator of jaxprs. Rows matter in loops, where work on all of them is repeated in every step."""
 
-    def __init__(self, max_steps: int | None = None, residuals: Strategy = _AUTO, *, in_loop: bool = False) -> None:
-        self.max_steps, self.residuals, self.in_loop = max_steps, residuals, in_loop
+    def __init__(self, request: Request, *, in_loop: bool = False) -> None:
+        self.request, self.in_loop = request, in_loop
 
     def evaluate(self, jaxpr: Any, inputs: Sequence[Value], known: Mapping[Any, Value] | None = None) -> list[Value]:
         """Return the outputs, given the inputs and perhaps what is known of other variables."""
@@ -88,18 +86,18 @@ class Repair:
 
     def call(self, f: Callable[..., Any], *args: Any) -> Any:
         """Call a function, repaired, and its loops before it differentiates them."""
-        with choosing.repairs_first(choosing.Request(self.max_steps, self.residuals)):
+        with choosing.repairs_first(self.request):
             jaxpr, out = jax.make_jaxpr(f, return_shape=True)(*args)
         outs = self.function(jaxpr, is_whole=True)(*jax.tree.leaves(args))
         return jax.tree.unflatten(jax.tree.structure(out), outs)
 
     def of_loop(self) -> "Repair":
         """Return the evaluator for the body of a loop."""
-        return Repair(self.max_steps, self.residuals, in_loop=True)
+        return Repair(self.request, in_loop=True)
 
     def has_choice(self, eqn: Any) -> bool:
         """Return whether a scan is one that chooses what it keeps."""
-        return choosing.has_choice(eqn.params, [v.aval for v in eqn.invars], self.residuals)
+        return choosing.has_choice(eqn.params, [v.aval for v in eqn.invars], self.request.residuals)
 
     def finds(self, jaxpr: Any) -> bool:
         """Return whether there is something to repair in a jaxpr."""
@@ -111,7 +109,7 @@ class Repair:
         if _has_symbolic_shapes(eqn):
             return False
         if name in LOOPS:
-            if (name == "scan" and self.has_choice(eqn)) or (name == "while" and self.max_steps is not None):
+            if (name == "scan" and self.has_choice(eqn)) or (name == "while" and self.request.max_steps is not None):
                 return True
             return any(map(self.of_loop().finds, jaxprs.jaxprs_in(eqn.params)))
         kind, inner = registry.entry_of(eqn).kind, list(jaxprs.jaxprs_in(eqn.params))

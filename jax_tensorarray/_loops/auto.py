@@ -31,11 +31,8 @@ class Choice(NamedTuple):
 
     def __str__(self) -> str:
         times, unit = (self.steps, "in all") if self.steps else (1, "a step")
-        kept = [
-            f"{name} {times * n / 1e6:.3g} MB"
-            for name, n in (("tape", self.tape_bytes), ("undo", self.undo_bytes))
-            if n
-        ]
+        sizes = ("tape", self.tape_bytes), ("undo", self.undo_bytes)
+        kept = [f"{name} {times * n / 1e6:.3g} MB" for name, n in sizes if n]
         amounts = f" ({', '.join(kept)} {unit})" if kept else ""
         return f"{self.loop}: {self.residuals}: {self.reason}{amounts}"
 
@@ -50,9 +47,9 @@ def choose(linear: Linearized, max_steps: int) -> tuple[Choice, Plan | None]:
     if not all(isinstance(t.size, int) for t in (*carry, *linear.taped)):
         return tape("a shape is a symbol of jax.export, so nobody knows how large it is")
     taped = bytes_of(linear.taped)
-    if not any(t.ndim and bytes_of([t]) > _LEAST for t in carry):
+    if not any(t.ndim and bytes_of([t]) > LEAST_BYTES for t in carry):
         return tape("the carry has no buffer of more than 1 kB")
-    if not any(bytes_of([t]) > _LEAST for t in linear.taped):
+    if not any(bytes_of([t]) > LEAST_BYTES for t in linear.taped):
         return tape("no residual takes more than 1 kB")
     planned = plan(linear, max_steps)
     if not planned.after:
@@ -63,8 +60,8 @@ def choose(linear: Linearized, max_steps: int) -> tuple[Choice, Plan | None]:
     return Choice("undo", reason, taped, planned.bytes), planned
 
 
-#: A tape of smaller residuals costs no more than a log of them.
-_LEAST = 1024
+#: A tape of smaller buffers and residuals costs no more than a log of them.
+LEAST_BYTES = 1024
 
 
 def choose_within(memory: int | None, max_steps: int, linear: Linearized, body: Any) -> tuple[Choice, Plan | None]:

@@ -5,7 +5,6 @@ rows; then it becomes a loop that undoes its steps, or starts from checkpoints, 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -19,11 +18,12 @@ from jax.interpreters import ad
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
-from jax_tensorarray._loops.auto import Auto
+from jax_tensorarray._loops import auto
 from jax_tensorarray._loops.count import CHOICES, CountOptions, Tangents, nonzero_tangents
 from jax_tensorarray._loops.derivatives import replayed_jvp
 from jax_tensorarray._loops.linearize import Linearized, linearize
 from jax_tensorarray._loops.strategy import Strategy
+from jax_tensorarray._loops.undo import bytes_of
 from jax_tensorarray._loops.while_ import Loop, WhileOptions
 from jax_tensorarray._ops.empty import ta_empty
 from jax_tensorarray._ops.guard import ta_guard_p
@@ -45,9 +45,6 @@ class Request(NamedTuple):
 #: What `in_place` is to do with a loop before it is differentiated; then the loop has its choice. It is a part of the
 #: key in JAX's caches of traced functions.
 repairs_first = jax.make_user_context(None)
-
-#: A smaller buffer is not worth a choice.
-LEAST_BYTES = 1024
 
 
 def bind(eqn: Any, operands: Sequence[Array], strategy: Strategy) -> list[Array]:
@@ -83,10 +80,6 @@ def chooses(jaxpr: Any) -> bool:
 def scan(f: Callable[[Any, Any], Any], init: Any, xs: Any, *, strategy: Strategy, **options: Any) -> tuple[Any, Any]:
     """Run `jax.lax.scan`, which chooses by the strategy when it is differentiated."""
     jaxpr, shape = jax.make_jaxpr(lambda init, xs: lax.scan(f, init, xs, **options), return_shape=True)(init, xs)
-    eqns = [eqn for eqn in jaxpr.jaxpr.eqns if eqn.primitive is jax_primitives.scan_p]
-    if not any(has_choice(eqn.params, [v.aval for v in eqn.invars], strategy) for eqn in eqns):
-        after, ys = lax.scan(f, init, xs, **options)  # which JAX has traced by now
-        return after, ys
 
     def equation(eqn: Any, operands: list[Array]) -> list[Array]:
         if eqn.primitive is not jax_primitives.scan_p:
@@ -120,7 +113,7 @@ def _is_read_whole(jaxpr: Any, v: Any) -> bool:
 
     Whether a loop or a branch inside does so is not looked at.
     """
-    if not jnp.issubdtype(v.aval.dtype, jnp.inexact) or v.aval.size * v.aval.dtype.itemsize <= LEAST_BYTES:
+    if not jnp.issubdtype(v.aval.dtype, jnp.inexact) or bytes_of([v.aval]) <= auto.LEAST_BYTES:
         return False
     versions, is_updated, is_read = {v}, False, False
     for eqn in jaxpr.eqns:
@@ -152,13 +145,14 @@ def _by_strategy(
     outs = list(_compat.opened(params["jaxpr"]).outvars)[num_carry:]
     ys = [ta_empty(length, v.aval.shape, v.aval.dtype) for v in outs]
     cond, body = as_while(params["jaxpr"], len(consts), num_carry, length, params["reverse"])
-    loop = Loop([], [*consts, *xs], [number, *init, *ys], cond, body, WhileOptions(length, "a scan", strategy=strategy))
     dots = nonzero_tangents(body, [*of_consts, *of_xs], [zero_tangent(number), *of_init, *_zeros(ys)])
+    better: Strategy | None = strategy
     if strategy.tapes:
         better = _better(body, tuple(dots.nonzero_consts), tuple(dots.nonzero_carry), length, strategy)
-        if better is None:
-            return None
-        loop = loop._replace(options=replace(loop.options, strategy=better))
+    if better is None:
+        return None
+    options = WhileOptions(length, "a scan", strategy=better)
+    loop = Loop([], [*consts, *xs], [number, *init, *ys], cond, body, options)
     after, _, tangents_after = replayed_jvp(loop, dots)
     zeros = [ad.instantiate_zeros(t) if hasattr(t, "aval") else t for t in _zeros(after)]
     return after[1:], merge(tangents_after, dots.nonzero_carry, zeros)[1:]
@@ -206,13 +200,13 @@ def _count_by_choice(
     linear: Linearized, operands: Sequence[Array], tangents: Tangents, body: Any, options: CountOptions
 ) -> tuple[list[Array], list[Array]] | None:
     """Return the results of a `ta_count` and their tangents, or None if a tape is as good."""
-    if not any(t.size * t.dtype.itemsize > LEAST_BYTES for t in linear.taped) or any(map(is_on_host, body.in_avals)):
+    if not any(bytes_of([t]) > auto.LEAST_BYTES for t in linear.taped) or any(map(is_on_host, body.in_avals)):
         return None
     steps, consts, carry = options.split(operands)
     cond, body = _count_as_while(body, options)
     of_consts, of_carry = [zero_tangent(steps), *tangents.of_consts], [zero_tangent(steps), *tangents.of_carry]
     nonzero_consts, nonzero_carry = [False, *tangents.nonzero_consts], [False, *tangents.nonzero_carry]
-    better = _better(body, tuple(nonzero_consts), tuple(nonzero_carry), options.max_steps, Auto())
+    better = _better(body, tuple(nonzero_consts), tuple(nonzero_carry), options.max_steps, auto.Auto())
     if better is None:
         return None
     settings = WhileOptions(options.max_steps, "a derivative of a loop", strategy=better, tapes=options.tapes)

@@ -141,7 +141,7 @@ class Sources:
         self.unchanging = {*inner.constvars, *flagged(inner.invars, is_const)}
         for eqn in inner.eqns:
             known = all(isinstance(v, jex.Literal) or v in self.unchanging for v in read_by(eqn))
-            if known and not eqn.effects and not may_raise(eqn):
+            if known and not eqn.effects and not _may_raise(eqn):
                 self.unchanging.update(eqn.outvars)
         self.taped: dict[Any, int] = {}
         self.shared: dict[Any, int] = {}
@@ -202,11 +202,11 @@ class Sources:
         return tuple(None if n is None or isinstance(n, jex.Literal) else place.get(n) for n in found)
 
 
-def may_raise(eqn: Any) -> bool:
+def _may_raise(eqn: Any) -> bool:
     """Return whether an equation checks an index: then it must not be evaluated for a loop of no steps."""
     if eqn.primitive.name.startswith("ta_") and eqn.params.get("mode", "drop") != "drop":
         return True
-    return any(may_raise(e) for jaxpr in jaxprs.jaxprs_in(eqn.params) for e in jaxpr.eqns)
+    return any(_may_raise(e) for jaxpr in jaxprs.jaxprs_in(eqn.params) for e in jaxpr.eqns)
 
 
 def read_by(eqn: Any) -> list[Any]:

@@ -83,9 +83,8 @@ class _Planning:
         rows = bytes_of([v.aval for n in entries for v in self.rows[n]])
         self.limit = max(_SMALL, rows, buffers // max_steps if max_steps else 0)
         self.kept: dict[Any, None] = {}  # variables, in their order
-        self.made: dict[
-            int, frozenset[int]
-        ] = {}  # equations to be evaluated again, and which of their results are for use
+        #: Equations to be evaluated again, by their numbers, and which of their results are for use.
+        self.made: dict[int, frozenset[int]] = {}
 
     def trace(self) -> None:
         """Trace the linearized body with a log, and find the variables of the log, the residuals and the versions."""
@@ -111,12 +110,12 @@ class _Planning:
             zip(inner.invars[num_inputs - n :], map(Version, range(n)), strict=True)
         )
         for v, (_, version) in zip(rest, self.log.versions, strict=True):
-            if not isinstance(v, jex.Literal):
+            if _is_variable(v):
                 self.versions.setdefault(v, version)
         self.eqn_of = {v: k for k, eqn in enumerate(inner.eqns) for v in eqn.outvars}
         # The outputs are there to trace them. Those that are large and nobody reads are pruned with them.
-        self.is_read = {v for eqn in inner.eqns for v in eqn.invars if not isinstance(v, jex.Literal)}
-        self.is_read.update(v for v in self.body_outs if not isinstance(v, jex.Literal))
+        read = (*self.body_outs, *(v for eqn in inner.eqns for v in eqn.invars))
+        self.is_read = set(filter(_is_variable, read))
 
     def find_buffers(self) -> None:
         """Find the buffers that can be restored: after the step each is in a place of one of them."""
@@ -148,7 +147,7 @@ class _Planning:
 
     def itself(self, v: Any) -> Any:
         """Return the variable that has the same value."""
-        while not isinstance(v, jex.Literal) and v in self.eqn_of:
+        while _is_variable(v) and v in self.eqn_of:
             eqn = self.inner.eqns[self.eqn_of[v]]
             if eqn.primitive is not ta_guard_p:
                 break
@@ -160,7 +159,7 @@ class _Planning:
         return [v for v in dict.fromkeys(map(self.itself, filter(_is_variable, values))) if _is_variable(v)]
 
     def is_free(self, v: Any) -> bool:
-        return isinstance(v, jex.Literal) or v in self.found.unchanging or self.version(v) is not None
+        return not _is_variable(v) or v in self.found.unchanging or self.version(v) is not None
 
     # --- what to keep ------------------------------------------------------------------------------------------
 
@@ -212,7 +211,7 @@ class _Planning:
     def operands(self, k: int, results: frozenset[int]) -> list[Any]:
         """Return the variables that some results of an equation depend on."""
         eqn = self.inner.eqns[k]
-        if not any(True for _ in jaxprs.jaxprs_in(eqn.params)):
+        if not list(jaxprs.jaxprs_in(eqn.params)):
             return self.variables(read_by(eqn))
         if (k, results) not in self.used:
             self.used[k, results] = _operands_used(eqn, sorted(results))
@@ -263,7 +262,7 @@ class _Planning:
 
             def value(v: Any) -> Array:
                 v = self.itself(v)
-                return v.val if isinstance(v, jex.Literal) else values[v]
+                return values[v] if _is_variable(v) else v.val
 
             versions: dict[tuple[int, tuple[int, ...]], Array] = {}
             for r in roots:
@@ -312,13 +311,12 @@ class _Planning:
     def giving(self, variables: Sequence[Any]) -> Any:
         """Return the jaxpr with those variables as its outputs, without reads that nobody needs."""
         pruned = jaxprs.pruned(self.found.giving(variables))
-        unused = set(_compat.opened(pruned).outvars)
-        unused = {v for eqn in _compat.opened(pruned).eqns for v in eqn.invars if not isinstance(v, jex.Literal)} | {
-            v for v in unused if not isinstance(v, jex.Literal)
-        }
+        inner = _compat.opened(pruned)
+        read = (*inner.outvars, *(v for eqn in inner.eqns for v in eqn.invars))
+        used = set(filter(_is_variable, read))
 
         def equation(eqn: Any, operands: list[Array]) -> list[Array]:
-            if eqn.primitive is ta_swap_p and eqn.outvars[1] not in unused:
+            if eqn.primitive is ta_swap_p and eqn.outvars[1] not in used:
                 return [ta_write_p.bind(*operands, **eqn.params), None]
             return jaxprs.bind(eqn, operands)
 
