@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.extend import core as jex
 
 from jax_tensorarray import _compat
-from jax_tensorarray._in_place import refs, stacks, views
+from jax_tensorarray._in_place import refs, registers, stacks, views
 from jax_tensorarray._in_place.repair import LOOPS, Repair
 from jax_tensorarray._in_place.rows import has_rows, is_update
 from jax_tensorarray._in_place.selects import select
@@ -34,6 +34,10 @@ def scan(repair: Repair, eqn: Any, operands: Sequence[Value], added: dict[int, V
     for number, value in added.items():
         carry[number] = value
     jaxpr = refs.as_arrays(params["jaxpr"])
+    moving = registers.found_in(loop._replace(jaxpr=jaxpr), length=params["length"])
+    if moving is not None:
+        jaxpr, carry = moving.jaxpr, [*carry, *map(Value, moving.start())]
+        loop = loop._replace(jaxpr=jaxpr, num_carry=len(carry))
     known = views.invariant(jaxpr, dict(zip(jaxpr.jaxpr.invars, consts, strict=False)))
     body = repair.of_loop().function(jaxpr, known=known)
     of_consts = as_written(consts)
@@ -54,6 +58,8 @@ def scan(repair: Repair, eqn: Any, operands: Sequence[Value], added: dict[int, V
     after, ys = _scan_by_rounds(run, one_step, start, arrays, _round_of(loop), **options)
     if passing is not None:
         after, ys = passing.end(after, ys)
+    if moving is not None:
+        after = moving.end(after)
     return [Value(x) for x in (*after, *ys)]
 
 
@@ -131,8 +137,12 @@ def while_(repair: Repair, eqn: Any, operands: Sequence[Value], added: dict[int,
     params, inputs = eqn.params, as_written([with_type(x, weak=False) if x.shape else x for x in operands])
     a, b = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
     of_cond, of_body, carry = inputs[:a], inputs[a:b], inputs[b:]
-    inner = repair.of_loop()
-    predicate, body = inner.function(params["cond_jaxpr"]), refs.as_arrays(params["body_jaxpr"])
+    inner, [loop] = repair.of_loop(), registry.ENTRIES["while"].bodies(params)
+    condition, body = _compat.closed(params["cond_jaxpr"]), refs.as_arrays(params["body_jaxpr"])
+    moving = registers.found_in(loop._replace(jaxpr=body), predicate=condition)
+    if moving is not None:
+        condition, body, carry = moving.predicate, moving.jaxpr, [*carry, *moving.start()]
+    predicate = inner.function(condition)
     known = views.invariant(body, dict(zip(body.jaxpr.invars, operands[a:b], strict=False)))
 
     def goes_on(carry: list[Array]) -> Array:
@@ -151,15 +161,16 @@ def while_(repair: Repair, eqn: Any, operands: Sequence[Value], added: dict[int,
         return [chosen.select(old.array, new.array) if x is None else x.array for x, old, new in selected]
 
     max_steps, residuals = repair.request
+    in_order = moving.end if moving is not None else list
     if max_steps is None:
-        return [Value(x) for x in while_loop(goes_on, step, carry)]
+        return [Value(x) for x in in_order(while_loop(goes_on, step, carry))]
     outs, steps = while_loop(goes_on, step, carry, max_steps=max_steps, residuals=residuals, return_steps=True)
     # Positive if there was a step too many. Every result is made to depend on the check of this number.
     most = min(max_steps, INT32_MAX - 1) + 1
     # An example that has finished an outer loop is stopped before its first step.
     number = jnp.where(steps.cut & (steps.taken >= max_steps), most, 0)
     is_right = ta_check(number, most, mode="error", op="in_place: more than max_steps steps") >= 0
-    return [Value(_known_if(is_right, x)) for x in outs]
+    return [Value(_known_if(is_right, x)) for x in in_order(outs)]
 
 
 def _known_if(is_right: Array, x: Array) -> Array:

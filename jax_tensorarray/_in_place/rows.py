@@ -74,7 +74,7 @@ class Address(NamedTuple):
         at: Any = None
         inside: Any = None
         for start, size, last in zip(starts, self.sizes, lasts, strict=True):
-            start = _as_int32(start, size)
+            start = as_int32(start, size)
             if self.drops:
                 found = (start >= 0) & (start <= last)
                 inside = found if inside is None else inside & found
@@ -107,7 +107,7 @@ class Address(NamedTuple):
         return jnp.moveaxis(rows, range(self.batch, self.batch + count), range(self.axis, self.axis + count))
 
 
-def _as_int32(start: Array, size: int) -> Array:
+def as_int32(start: Array, size: int) -> Array:
     """Convert a start to int32.
 
     A start out of range of the axis stays out of range, but may become another number.

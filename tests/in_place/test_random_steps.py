@@ -21,11 +21,23 @@ PLACES = ("j[0]", "j[1]", "j[2]", "i", "i - 1", "i // 2", "(i + 1) % ROWS")
 PREDICATES = ("x[0] > 0.5", "j[2] > 200")
 
 
+#: How all rows of a register move.
+MOVES = (
+    "jnp.roll({b}, -1, 0)",
+    "jnp.roll({b}, 2, axis=0)",
+    "jnp.roll({b}, j[0], 0)",
+    "jnp.concatenate([{b}[1:], {new}])",
+    "jnp.concatenate([{new}, {new}, {b}[:-2]])",
+    "jnp.concatenate([{b}, {new}])[1:]",
+    "{b}.at[:-1].set({b}[1:])",
+)
+
+
 class Step:
     """The text of a step, which is written line by line."""
 
-    def __init__(self, seed):
-        self.choose, self.lines, self.rows = random.Random(seed), [], []
+    def __init__(self, seed, *, moves=False):
+        self.choose, self.lines, self.rows, self.moves = random.Random(seed), [], [], moves
         self.updates = self.choose.randint(1, 3)
         for k in range(self.updates):
             for _ in range(self.choose.randint(0, 2)):
@@ -48,6 +60,9 @@ class Step:
         value = self.term() if self.choose.random() < 0.6 else f"{self.term()} + {self.term()}"
         by = self.choose.choice(["set", "set", "set", "add"])
         old, new = f"b{version}", f"b{version}.at[{self.choose.choice(PLACES)}].{by}({value})"
+        if self.moves and (version == 0 or self.choose.random() < 0.4):
+            moved = self.choose.choice(MOVES).format(b=old, new=f"jnp.broadcast_to({value}, (1, SIZE))")
+            new = self.choose.choice([moved, new.replace(old, moved, 1)])
         kind, predicate = self.choose.random(), self.choose.choice(PREDICATES)
         if kind < 0.2:
             new = f"jnp.where({predicate}, {new}, {old})"
@@ -63,7 +78,7 @@ class Step:
         total = " + ".join(["h", *(f"jnp.sum({row})" for row in used)])
         end = f"return (b{self.updates}, 0.5 * jnp.tanh({total})), {self.choose.choice([*used, '0.0'])}"
         text = "\n    ".join(["def step(c, xs):", "(b0, h), (i, j, x) = c, xs", *self.lines, end])
-        names = {"jnp": jnp, "lax": lax, "ROWS": ROWS}
+        names = {"jnp": jnp, "lax": lax, "ROWS": ROWS, "SIZE": SIZE}
         exec(text, names)
         return text, names["step"]
 
@@ -74,9 +89,9 @@ def copies(f, *args):
     return len(hlo_text.copies_in_loops(text, size))
 
 
-@pytest.mark.parametrize("seed", range(24))
-def test_a_random_step(seed):
-    text, step = Step(seed).function()
+@pytest.mark.parametrize(("seed", "moves"), [*((k, False) for k in range(24)), *((k, True) for k in range(12))])
+def test_a_random_step(seed, moves):
+    text, step = Step(seed, moves=moves).function()
     random = np.random.default_rng(seed)
     shape = (EXAMPLES,) if seed % 3 == 0 else ()
     b, x = random.standard_normal((*shape, ROWS, SIZE)), random.random((*shape, STEPS, SIZE))

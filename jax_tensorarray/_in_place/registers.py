@@ -1,0 +1,158 @@
+"""Keep shift registers in place: `jnp.roll(b, -1, 0).at[-1].set(x)`, `jnp.concatenate([b[1:], x[None]])`.
+
+All rows of such a buffer move in every step, though few of them are new. Here they stay where they are, as in a ring
+buffer: the carry has the place of the first one, and row k is at `(start + k) mod n`. What reads or writes rows does
+so there. Behind the loop the rows are put in order, once. A body that needs all rows of a register in order stays as
+it is, since to put them in order takes as long as to move them.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jax_tensorarray import _compat
+from jax_tensorarray._in_place.rings import Evaluator, Held, Ring, longer, spread
+from jax_tensorarray._in_place.rows import has_rows, is_update
+from jax_tensorarray._in_place.values import Value
+from jax_tensorarray._jaxprs import jaxprs, registry
+
+Array = Any
+
+#: From this size in bytes on a register is a ring, and one of an example that has a start of its own: to move all rows
+#: takes at most 1.1 times as long before (CPU, jax 0.12; rows of 1, 8 and 64 floats, alone and in batches of 8).
+_LEAST, _LEAST_OF_EXAMPLE = 128, 4096
+
+
+class Registers(NamedTuple):
+    """A loop whose registers are rings. Its body takes and returns their starts behind the other carries."""
+
+    jaxpr: Any
+    predicate: Any  #: of a `while_loop`, which takes the starts, too
+    axes: dict[int, int]  #: for each carry that is a register, the axis that its rows are along
+    shapes: dict[int, tuple[int, ...]]  #: of the starts
+
+    def start(self) -> list[Array]:
+        """Return the starts before the first step."""
+        return [jnp.zeros(self.shapes[k], jnp.int32) for k in self.axes]
+
+    def end(self, carry: Sequence[Array]) -> list[Array]:
+        """Return the carry with all rows in order."""
+        own, starts = list(carry[: len(carry) - len(self.axes)]), carry[len(carry) - len(self.axes) :]
+        for (k, axis), start in zip(self.axes.items(), starts, strict=True):
+            ring = Ring(own[k], start, axis)
+            own[k] = ring.rows(0, ring.n)
+        return own
+
+
+#: From this number of steps on a loop gains more than to put the rows in order takes (CPU, jax 0.12, 64 to 4096 rows).
+_LEAST_STEPS = 3
+
+
+def found_in(body: registry.Body, *, length: int | None = None, predicate: Any = None) -> Registers | None:
+    """Return a loop with its registers as rings, None if it has none.
+
+    `length` is the number of steps, if it is known, and `predicate` that of a `while_loop`, whose examples end at
+    different times, and so have starts of their own, if it has axes.
+    """
+    axes = _candidates(body) if length is None or length >= _LEAST_STEPS else {}
+    shapes = dict.fromkeys(axes, () if predicate is None else predicate.out_avals[0].shape)
+    while axes:
+        tried = _Trial(body, axes, shapes)
+        jaxpr = tried.body()
+        new_predicate = None if predicate is None else tried.predicate(predicate)
+        wider = {k: longer(shapes[k], tried.outs[k].start.shape) for k in axes if tried.is_register(k)}
+        kept = {k: axes[k] for k, shape in wider.items() if tried.is_worth(k, len(shape))}
+        wider = {k: wider[k] for k in kept}
+        if kept == axes and wider == shapes:
+            return Registers(jaxpr, new_predicate, axes, shapes)
+        axes, shapes = kept, wider
+    return None
+
+
+def may_be_in(body: registry.Body) -> bool:
+    return bool(_candidates(body))
+
+
+def _candidates(body: registry.Body) -> dict[int, int]:
+    """Return for each carry that may be a register the axis that its rows are along."""
+    closed = _compat.closed(body.jaxpr)
+    kinds: set[tuple[tuple[int, ...], int]] = set()
+
+    def look(eqn: Any) -> bool:
+        if eqn.primitive.name == "concatenate":
+            kinds.add((eqn.outvars[0].aval.shape, int(eqn.params["dimension"])))
+        elif is_update(eqn):
+            shape, rows = eqn.invars[0].aval.shape, eqn.invars[-1 if "scatter" in eqn.primitive.name else 1].aval.shape
+            axes = [d for d, (n, m) in enumerate(zip(shape, rows, strict=False)) if n != m]
+            if len(shape) == len(rows) and len(axes) == 1 and shape[axes[0]] <= 2 * rows[axes[0]]:
+                kinds.add((shape, axes[0]))
+        return False
+
+    jaxprs.any_equation(closed, look)
+    found = {}
+    for k, aval in enumerate(body.split(list(closed.in_avals))[1] if kinds else ()):
+        if has_rows(aval) and aval.size * aval.dtype.itemsize >= _LEAST:
+            fit = [d for shape, d in kinds if len(shape) == aval.ndim and _fits(shape, aval.shape, d)]
+            found.update(dict.fromkeys([k], fit[0]) if fit else {})
+    return found
+
+
+def _fits(line: Sequence[int], shape: Sequence[int], axis: int) -> bool:
+    others = [d for d in range(len(shape)) if d != axis]
+    return 1 < shape[axis] <= line[axis] and all(line[d] == shape[d] for d in others)
+
+
+class _Trial:
+    """A loop traced with rings as some of its carries."""
+
+    def __init__(self, loop: registry.Body, axes: dict[int, int], shapes: dict[int, tuple[int, ...]]) -> None:
+        self.closed, self.axes, self.evaluator = _compat.closed(loop.jaxpr), axes, Evaluator()
+        self.consts, self.carry, self.xs = loop.split(list(self.closed.in_avals))
+        self.types = [jax.ShapeDtypeStruct(shapes[k], jnp.int32) for k in axes]
+        self.starts: list[Array] = []
+        self.outs: list[Held] = []
+
+    def is_register(self, k: int) -> bool:
+        """Return whether the rows of a carry move, and nobody needs most of them in order."""
+        out = self.outs[k]
+        is_ring = isinstance(out, Ring) and out.axis == self.axes[k]
+        return is_ring and k not in self.evaluator.whole and not any(out.start is start for start in self.starts)
+
+    def is_worth(self, k: int, axes: int) -> bool:
+        """Return whether a register is large enough, given how many axes its start has."""
+        of = self.carry[k]
+        return not axes or math.prod(of.shape[axes:]) * of.dtype.itemsize >= _LEAST_OF_EXAMPLE
+
+    def inputs(self, carry: Sequence[Array], starts: Sequence[Array]) -> list[Held]:
+        inputs: list[Held] = list(map(Value.given, carry))
+        for (k, axis), start in zip(self.axes.items(), starts, strict=True):
+            inputs[k] = Ring(carry[k], start, axis, frozenset([k]))
+        return inputs
+
+    def body(self) -> Any:
+        def step(consts: list[Array], carry: list[Array], starts: list[Array], xs: list[Array]) -> list[Array]:
+            self.starts = starts
+            inputs = [*map(Value.given, consts), *self.inputs(carry, starts), *map(Value.given, xs)]
+            self.outs = outs = self.evaluator.evaluate(self.closed, inputs)
+            arrays = [
+                x.array if k in self.axes and isinstance(x, Ring) else self.evaluator.array(x)
+                for k, x in enumerate(outs)
+            ]
+            after = []
+            for k, start in zip(self.axes, starts, strict=True):
+                new = outs[k].start if isinstance(outs[k], Ring) else start
+                after.append(spread(new, longer(new.shape, start.shape)))
+            return [*arrays[: len(carry)], *after, *arrays[len(carry) :]]
+
+        return jax.make_jaxpr(step)(self.consts, self.carry, self.types, self.xs)
+
+    def predicate(self, jaxpr: Any) -> Any:
+        def goes_on(consts: list[Array], carry: list[Array], starts: list[Array]) -> list[Array]:
+            outs = self.evaluator.evaluate(jaxpr, [*map(Value.given, consts), *self.inputs(carry, starts)])
+            return list(map(self.evaluator.array, outs))
+
+        consts = jaxpr.in_avals[: len(jaxpr.in_avals) - len(self.carry)]
+        return jax.make_jaxpr(goes_on)(consts, self.carry, self.types)

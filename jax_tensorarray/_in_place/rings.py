@@ -1,0 +1,576 @@
+"""Ring buffers, and what becomes of equations if some of their operands are ring buffers.
+
+Row k of a ring is at `(start + k) mod n`. To roll a ring is to add to its start, and what reads or writes rows does so
+at other places. An equation that needs a ring in order gets it so, and this is noted.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend import core as jex
+
+from jax_tensorarray import _compat
+from jax_tensorarray._in_place import selects
+from jax_tensorarray._in_place.rows import as_int32
+from jax_tensorarray._in_place.values import Value, as_written
+from jax_tensorarray._jaxprs import jaxprs, registry
+
+Array = Any
+
+
+class Ring(NamedTuple):
+    """A register. Its row k along the axis is the row `(start + k) mod n` of the array."""
+
+    array: Array
+    start: Array  #: if it has axes, of each example along the first axes of the array
+    axis: int
+    roots: frozenset[int] = frozenset()  #: the carries that it may be a version of
+
+    @property
+    def n(self) -> int:
+        return int(self.array.shape[self.axis])
+
+    def at(self, array: Array) -> "Ring":
+        """Return a register with other contents."""
+        return self._replace(array=array)
+
+    def moved(self, by: Any) -> "Ring":
+        """Return the register whose first row is row `by` of this one."""
+        return self._replace(start=_wrapped(self.start, by, self.n))
+
+    def rows(self, first: Any, count: int) -> Array:
+        """Return consecutive rows."""
+
+        def read(array: Array, start: Array) -> Array:
+            axis = self.axis - self.start.ndim
+            if count == 1:
+                return lax.dynamic_slice_in_dim(array, _wrapped(start, first, self.n), 1, axis)
+            places = _wrapped(start, first + np.arange(count, dtype=np.int32), self.n)
+            return jnp.take(array, places, axis, mode="clip")
+
+        return self.each(read)
+
+    def with_rows(self, first: Any, rows: Array) -> "Ring":
+        """Return the register with consecutive rows replaced."""
+        count = rows.shape[self.axis]
+
+        def write(array: Array, start: Array, rows: Array) -> Array:
+            axis = self.axis - self.start.ndim
+            if count == 1:
+                return lax.dynamic_update_slice_in_dim(array, rows, _wrapped(start, first, self.n), axis)
+            places = _wrapped(start, first + np.arange(count, dtype=np.int32), self.n)
+            at = array.at[(*[slice(None)] * axis, places)]
+            return at.set(rows, mode="promise_in_bounds", unique_indices=True)
+
+        return self.at(self.each(write, rows))
+
+    def each(self, f: Callable[..., Array], *rest: Array) -> Array:
+        """Call a function of the array, the start and further arrays for each example that has a start of its own."""
+        for _ in range(self.start.ndim):
+            f = jax.vmap(f)
+        return f(self.array, self.start, *rest)
+
+
+def _wrapped(start: Array, by: Any, n: int) -> Array:
+    """Return `(start + by) mod n`, where an array `by` is from 0 to n."""
+    if isinstance(by, int) and by % n == 0:
+        return start
+    place = start + jnp.asarray(by % n if isinstance(by, int) else by, jnp.int32)
+    return jnp.where(place >= n, place - n, place)
+
+
+class _Piece(NamedTuple):
+    """Consecutive rows of a register, or of an array."""
+
+    of: Any  #: a `Ring` or a `Value`
+    first: int
+    length: int
+
+
+class _Line(NamedTuple):
+    """Pieces, one behind the other along an axis."""
+
+    pieces: tuple[_Piece, ...]
+    axis: int
+
+    @property
+    def length(self) -> int:
+        return sum(piece.length for piece in self.pieces)
+
+    def part(self, first: int, length: int) -> "_Line":
+        found, at = list[_Piece](), 0
+        for piece in self.pieces:
+            low, high = max(first - at, 0), min(first + length - at, piece.length)
+            if low < high or (length == 0 and not found):
+                found.append(piece._replace(first=piece.first + low, length=high - low))
+            at += piece.length
+        return _Line(tuple(found), self.axis)
+
+
+Held = Any  #: a `Ring`, a `_Line` or a `Value`
+
+
+def longer(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of starts of which some are shared by examples."""
+    return a if len(a) >= len(b) else b
+
+
+def spread(x: Array, shape: Sequence[int]) -> Array:
+    """Repeat along further axes behind."""
+    return x if x.shape == tuple(shape) else lax.broadcast_in_dim(x, shape, range(x.ndim))
+
+
+class Evaluator:
+    """Evaluates a jaxpr some of whose values are registers, or lines of their rows."""
+
+    def __init__(self) -> None:
+        self.whole: set[int] = set()  #: the carries of which somebody has needed most rows in order
+
+    def evaluate(self, jaxpr: Any, inputs: Sequence[Held]) -> list[Held]:
+        inner = _compat.opened(jaxpr)
+        values = dict(zip(inner.constvars, map(Value.given, jaxpr.consts), strict=True))
+        values.update(zip(inner.invars, inputs, strict=True))
+
+        def read(v: Any) -> Held:
+            return Value.of_literal(v) if isinstance(v, jex.Literal) else values[v]
+
+        for eqn in inner.eqns:
+            with _compat.at_source_of(eqn):
+                values.update(zip(eqn.outvars, self.equation(eqn, [read(v) for v in eqn.invars]), strict=True))
+        return [read(v) for v in inner.outvars]
+
+    def equation(self, eqn: Any, operands: list[Held]) -> list[Held]:
+        name = eqn.primitive.name
+        if any(not isinstance(x, Value) for x in operands):
+            inner = registry.inlined(eqn)
+            if inner is not None:
+                return self.evaluate(inner, operands)
+            rule = _inner if registry.entry_of(eqn).kind in ("branches", "checkpoint") else RULES.get(name)
+            results = None if rule is None else rule(self, eqn, operands)
+            if results is not None:
+                return results
+        arrays = self.written(operands)
+        if name in _PREDICATES and all(isinstance(x, Value) for x in operands):
+            results = selects.RULES[name](eqn, operands)
+            if results is not None:
+                return results
+        return [Value(x) for x in jaxprs.bind(eqn, arrays)]
+
+    def array(self, x: Held) -> Array:
+        """Return all rows, in order."""
+        if isinstance(x, Value):
+            return x.array
+        line = _line(x)
+        for piece in line.pieces:
+            if isinstance(piece.of, Ring) and 2 * piece.length > piece.of.n:
+                self.whole |= piece.of.roots
+        arrays = [self.rows(piece, line.axis) for piece in line.pieces]
+        return arrays[0] if len(arrays) == 1 else lax.concatenate(arrays, line.axis)
+
+    def rows(self, piece: _Piece, axis: int) -> Array:
+        if isinstance(piece.of, Ring):
+            return piece.of.rows(piece.first, piece.length)
+        return lax.slice_in_dim(piece.of.array, piece.first, piece.first + piece.length, axis=axis)
+
+    def written(self, operands: Sequence[Held]) -> list[Array]:
+        """Return the operands to bind an unchanged equation with."""
+        return as_written([x if isinstance(x, Value) else Value(self.array(x)) for x in operands])
+
+    def made(self, line: _Line) -> Held:
+        """Return a line as a register, if one has most of its rows."""
+        offsets = np.cumsum([0, *(piece.length for piece in line.pieces)])
+        parts = [(p, int(q)) for p, q in zip(line.pieces, offsets, strict=False)]
+        best, at = max((x for x in parts if isinstance(x[0].of, Ring)), key=lambda x: x[0].length, default=(None, 0))
+        if best is None or line.length != best.of.n or 2 * best.length < line.length:
+            return line
+        ring = best.of.moved(best.first - at)
+        for piece, q in parts:
+            stays = _is_same(piece.of, best.of) and (piece.first - q - best.first + at) % ring.n == 0
+            if not stays:
+                ring = ring.with_rows(q, self.rows(piece, line.axis))
+        return ring
+
+
+def _line(x: Held) -> _Line:
+    if isinstance(x, Ring):
+        return _Line((_Piece(x, 0, x.n),), x.axis)
+    assert isinstance(x, _Line)
+    return x
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    return isinstance(a, Ring) and isinstance(b, Ring) and a.array is b.array and a.start is b.start
+
+
+# --- rules: from the evaluator, an equation and its operands to the results, None if there is no better way -----
+
+
+def _joined(self: Evaluator, eqn: Any, operands: list[Held]) -> list[Held] | None:
+    axis = eqn.params["dimension"]
+    if any(x.axis != axis for x in operands if not isinstance(x, Value)):
+        return None
+    pieces = [(_Piece(x, 0, x.shape[axis]),) if isinstance(x, Value) else _line(x).pieces for x in operands]
+    return [self.made(_Line(tuple(p for some in pieces for p in some), axis))]
+
+
+def _slice(self: Evaluator, eqn: Any, operands: list[Held]) -> list[Held]:
+    line, first, last = _line(operands[0]), list(eqn.params["start_indices"]), list(eqn.params["limit_indices"])
+    strides, axis = eqn.params["strides"], line.axis
+    part = line.part(first[axis], last[axis] - first[axis])
+    first[axis], last[axis] = 0, part.length
+    shape = [part.length if d == axis else n for d, n in enumerate(eqn.invars[0].aval.shape)]
+    if not any(first) and last == shape and (strides is None or set(strides) == {1}):
+        return [self.made(part)]
+    return [Value(lax.slice(self.array(part), first, last, strides))]
+
+
+def _dynamic_slice(self: Evaluator, eqn: Any, operands: list[Held]) -> list[Held] | None:
+    of, *starts = operands
+    sizes, shape, axis = list(eqn.params["slice_sizes"]), eqn.invars[0].aval.shape, of.axis
+    count, n = sizes[axis], shape[axis]
+    start, takes_all = starts[axis], all(sizes[d] == shape[d] for d in range(len(shape)) if d != axis)
+    if isinstance(of, _Line) and takes_all:
+        if (place := _known(start)) is not None:
+            return [self.made(of.part(min(max(place, 0), n - count), count))]
+        return _rolled(of, start, count)
+    if isinstance(of, _Line) or 2 * count > n:
+        return None
+    own, others = of.start.ndim, [as_int32(x.array, size) for x, size in zip(starts, shape, strict=True)]
+    if count > 1 or any(sizes[d] != shape[d] for d in range(own)):
+        rows = of.rows(_in_range(start, n, count), count)
+        others[axis] = jnp.int32(0)
+        return [Value(lax.dynamic_slice(rows, others, sizes))]
+
+    def read(array: Array, first: Array) -> Array:
+        others[axis] = _wrapped(first, _in_range(start, n, 1), n)
+        return lax.dynamic_slice(array, others[own:], sizes[own:])
+
+    return [Value(of.each(read))]
+
+
+def _rolled(line: _Line, start: Value, count: int) -> list[Held] | None:
+    """Roll a register by a number that is computed: take as many rows as it has of two of it in a row."""
+    rings = [piece.of for piece in line.pieces if isinstance(piece.of, Ring) and piece.length == count]
+    is_twice = len(rings) == 2 and _is_same(*rings) and line.length == 2 * count
+    return [rings[0].moved(_in_range(start, line.length, count))] if is_twice else None
+
+
+def _in_range(start: Value, n: int, count: int) -> Array:
+    """Return where a slice starts."""
+    return jnp.clip(as_int32(start.array, n), 0, n - count)
+
+
+def _dynamic_update_slice(self: Evaluator, eqn: Any, operands: list[Held]) -> list[Held] | None:
+    of, rows, *starts = operands
+    axis = (of if not isinstance(of, Value) else rows).axis
+    shape, sizes = (v.aval.shape for v in eqn.invars[:2])
+    count, n, start = sizes[axis], shape[axis], starts[axis]
+    if any(sizes[d] != shape[d] for d in range(len(shape)) if d != axis):
+        if not isinstance(of, Ring) or count > 1 or of.start.ndim or not isinstance(rows, Value):
+            return None
+        places = [as_int32(x.array, size) for x, size in zip(starts, shape, strict=True)]
+        places[axis] = _wrapped(of.start, _in_range(start, n, 1), n)
+        return [of.at(lax.dynamic_update_slice(of.array, rows.array, places))]
+    if (place := _known(start)) is not None:
+        return _replaced(self, of, rows, axis, min(max(place, 0), n - count), count)
+    if not isinstance(of, Ring) or not isinstance(rows, Value) or 2 * count > n:
+        return None
+    return [of.with_rows(_in_range(start, n, count), rows.array)]
+
+
+def _replaced(self: Evaluator, of: Held, rows: Held, axis: int, first: int, count: int) -> list[Held] | None:
+    """Replace rows by others at a known place."""
+    if isinstance(of, Ring) and isinstance(rows, Value) and 2 * count <= of.n:
+        return [of.with_rows(first, rows.array)]
+    if isinstance(of, Value):
+        return None
+    line, new = _line(of), (_Piece(rows, 0, count),) if isinstance(rows, Value) else _line(rows).pieces
+    behind = line.part(first + count, line.length - first - count)
+    return [self.made(_Line((*line.part(0, first).pieces, *new, *behind.pieces), axis))]
+
+
+def _gather(self: Evaluator, eqn: Any, operands: list[Held]) -> list[Held] | None:
+    of, indices = operands
+    if not isinstance(indices, Value):
+        return None
+    d, sizes = eqn.params["dimension_numbers"], tuple(eqn.params["slice_sizes"])
+    if sizes[of.axis] != 1:
+        return _windows(self, eqn, of, indices)
+    found = _addressed(of, indices, d.start_index_map, sizes, eqn.params["mode"], d.operand_batching_dims)
+    if found is None:
+        return None
+    places, own = found
+    moved = d.offset_dims[:own]
+    numbers = d._replace(
+        offset_dims=_behind(d.offset_dims[own:], moved),
+        **_batched(own, "operand_batching_dims", "start_indices_batching_dims") if own else {},
+    )
+    params = eqn.params | {"dimension_numbers": numbers, "slice_sizes": (*[1] * own, *sizes[own:])}
+    return [Value(jnp.moveaxis(eqn.primitive.bind(of.array, places, **params), range(own), moved))]
+
+
+def _windows(self: Evaluator, eqn: Any, of: Held, indices: Value) -> list[Held] | None:
+    """Read one window of each example, as `jax.vmap` of `lax.dynamic_slice` does."""
+    d, sizes, shape = eqn.params["dimension_numbers"], eqn.params["slice_sizes"], eqn.invars[0].aval.shape
+    examples, n, count = indices.shape[:-1], shape[of.axis], sizes[of.axis]
+    batch = tuple(range(len(examples)))
+    is_plain = d.operand_batching_dims == d.start_indices_batching_dims == batch and not d.collapsed_slice_dims
+    in_order = d.offset_dims == tuple(range(len(batch), len(shape))) and eqn.params["mode"] != _FILL
+    takes_all = all(sizes[k] == shape[k] for k in range(len(batch), len(shape)) if k != of.axis)
+    if not (is_plain and in_order and takes_all and of.axis in d.start_index_map):
+        return None
+    first = Value(indices.array[..., d.start_index_map.index(of.axis)])
+    if isinstance(of, _Line):
+        return _rolled(of, first, count)
+    return None if 2 * count > n else [Value(of.moved(_in_range(first, n, count)).rows(0, count))]
+
+
+_FILL = lax.GatherScatterMode.FILL_OR_DROP
+
+
+def _scatter(self: Evaluator, eqn: Any, operands: list[Held]) -> list[Held] | None:
+    of, indices, rows = operands
+    if not isinstance(indices, Value):
+        return None
+    d, shape = eqn.params["dimension_numbers"], eqn.invars[0].aval.shape
+    axis = (of if not isinstance(of, Value) else rows).axis
+    inserted, starts = tuple(d.inserted_window_dims), tuple(d.scatter_dims_to_operand_dims)
+    window = iter(eqn.invars[2].aval.shape[k] for k in d.update_window_dims)
+    taken = [1 if k in (*inserted, *d.operand_batching_dims) else next(window) for k in range(len(shape))]
+    place = _known(indices)
+    takes_all = all(taken[k] == shape[k] for k in range(len(shape)) if k != axis)
+    if eqn.primitive.name == "scatter" and starts == (axis,) and place is not None and takes_all:
+        if not 0 <= place <= shape[axis] - taken[axis]:
+            return None
+        if isinstance(rows, Value):
+            rows = Value(rows.array.reshape(taken))  # the updates of one place are windows, in the order of the axes
+        return _replaced(self, of, rows, axis, place, taken[axis])
+    if not isinstance(of, Ring) or not isinstance(rows, Value) or taken[axis] != 1:
+        return None
+    found = _addressed(of, indices, starts, taken, eqn.params["mode"], d.operand_batching_dims)
+    if found is None:
+        return None
+    places, own = found
+    moved = d.update_window_dims[:own]
+    numbers = d._replace(
+        update_window_dims=_behind(d.update_window_dims[own:], moved),
+        **_batched(own, "operand_batching_dims", "scatter_indices_batching_dims") if own else {},
+    )
+    updates = jnp.moveaxis(rows.array, moved, range(own))
+    with_numbers = eqn.replace(params=eqn.params | {"dimension_numbers": numbers})
+    return [of.at(jaxprs.bind(with_numbers, [of.array, places, updates])[0])]
+
+
+def _known(index: Value) -> int | None:
+    """Return an index as a number, if it is known."""
+    literal = index.source.literal
+    return int(np.asarray(literal).item()) if literal is not None and math.prod(index.shape) == 1 else None
+
+
+def _addressed(
+    ring: Ring, indices: Value, axes: Sequence[int], taken: Sequence[int], mode: Any, batching: Sequence[int]
+) -> tuple[Array, int] | None:
+    """Return the indices at which the rows of a register are, None if it cannot be indexed so.
+
+    If its examples have starts but share the indices, these get axes for them in front; else the number returned is 0.
+    """
+    at, shape, more = indices.array, ring.array.shape, 0
+    if ring.axis not in axes:
+        return None
+    if ring.start.ndim and not batching:
+        more = ring.start.ndim
+        if any(taken[k] != shape[k] or k in axes for k in range(more)):
+            return None
+        at = jnp.broadcast_to(at, (*ring.start.shape, *at.shape))
+    elif tuple(batching)[: ring.start.ndim] != tuple(range(ring.start.ndim)):
+        return None
+    parts = [as_int32(at[..., c], shape[axis]) for c, axis in enumerate(axes)]
+    c, last = list(axes).index(ring.axis), ring.n - 1
+    start = ring.start.reshape(*ring.start.shape, *[1] * (parts[c].ndim - ring.start.ndim))
+    place = _wrapped(start, jnp.clip(parts[c], 0, last), ring.n)
+    if mode != lax.GatherScatterMode.CLIP:  # what is out of range stays there
+        place = jnp.where((parts[c] >= 0) & (parts[c] <= last), place, parts[c])
+    parts[c] = place
+    return jnp.stack(parts, axis=-1), more
+
+
+def _batched(axes: int, *names: str) -> dict[str, tuple[int, ...]]:
+    return dict.fromkeys(names, tuple(range(axes)))
+
+
+def _behind(dims: Sequence[int], moved: Sequence[int]) -> tuple[int, ...]:
+    """Return where axes are after the axes `moved` have come to the front."""
+    return tuple(len(moved) + d - sum(m < d for m in moved) for d in dims)
+
+
+def _select(self: Evaluator, eqn: Any, operands: list[Held]) -> list[Held] | None:
+    which, *cases = operands
+    axes = {x.axis for x in cases if isinstance(x, Ring)}
+    if len(axes) != 1 or any(isinstance(x, _Line) for x in operands) or not isinstance(which, Value):
+        return None
+    predicate = selects.predicate_of(which)
+    if predicate is None or which.source.array.ndim > min(axes):
+        return None
+    rings = [x if isinstance(x, Ring) else Ring(x.array, jnp.int32(0), min(axes)) for x in cases]
+    if all(_is_same(x, rings[0]) for x in rings):
+        return [rings[0]]
+    array = jaxprs.bind(eqn, [which.array, *(x.array for x in rings)])[0]
+    roots = frozenset().union(*(x.roots for x in rings))
+    if all(x.start is rings[0].start for x in rings):
+        return [Ring(array, rings[0].start, rings[0].axis, roots)]
+    number = jnp.asarray(which.source.array)
+    shape = rings[0].array.shape[: max(number.ndim, *(x.start.ndim for x in rings))]
+    start = lax.select_n(spread(number, shape), *(spread(x.start, shape) for x in rings))
+    return [Ring(array, start, rings[0].axis, roots)]
+
+
+def _inner(self: Evaluator, eqn: Any, operands: list[Held]) -> list[Held] | None:
+    """Run branches or a checkpoint of which operands and results are registers."""
+    entry = registry.entry_of(eqn)
+    bodies = entry.bodies(eqn.params)
+    if not bodies:
+        return None
+    first = bodies[0].first
+    given = [Value(self.array(x)) if isinstance(x, _Line) else x for x in operands]
+    flat = [y for x in given for y in ((x.array, x.start) if isinstance(x, Ring) else as_written([x]))]
+
+    def run(jaxpr: Any, args: Sequence[Array]) -> list[Held]:
+        rest = iter(args)
+        return self.evaluate(
+            _compat.closed(jaxpr),
+            [
+                x._replace(array=next(rest), start=next(rest)) if isinstance(x, Ring) else Value(next(rest))
+                for x in given[first:]
+            ],
+        )
+
+    columns: list[list[Held]] = []
+    places: list[list[int | None]] = []
+    for body in bodies:
+
+        def trial(*args: Array, body: registry.Body = body) -> list[Array]:
+            outs = run(body.jaxpr, args)
+            columns.append(outs)
+            places.append([_place(x.start, args) if isinstance(x, Ring) else None for x in outs])
+            return []
+
+        jax.make_jaxpr(trial)(*map(jax.typeof, flat[first:]))
+    kinds = [_common(outs) for outs in zip(*columns, strict=True)]
+    unmoved = [column[0] if len(set(column)) == 1 else None for column in zip(*places, strict=True)]
+    results = entry.rebuild(eqn, flat, _Flat(self, run, kinds, unmoved))
+    if results is None:
+        return None
+    rest, outs = iter(results), list[Held]()
+    for kind, place in zip(kinds, unmoved, strict=True):
+        array = next(rest)
+        if kind is not None:
+            start = next(rest) if place is None else flat[first + place]
+        outs.append(Value(array) if kind is None else Ring(array, start, kind.axis, kind.roots))
+    return outs
+
+
+class _Flat(registry.Change):
+    """Jaxprs whose operands and results are arrays and, behind those of registers, starts that differ."""
+
+    def __init__(
+        self, evaluator: Evaluator, run: Any, kinds: "Sequence[_Kind | None]", unmoved: Sequence[int | None]
+    ) -> None:
+        self.evaluator, self.run, self.kinds, self.unmoved = evaluator, run, kinds, unmoved
+
+    def body(self, jaxpr: Any, *args: Array) -> list[Array]:
+        outs = []
+        for x, kind, place in zip(self.run(jaxpr, args), self.kinds, self.unmoved, strict=True):
+            if kind is None:
+                outs.append(self.evaluator.array(x))
+                continue
+            ring = x if isinstance(x, Ring) else Ring(x.array, jnp.int32(0), kind.axis)
+            outs += [ring.array] if place is not None else [ring.array, spread(ring.start, kind.shape)]
+        return outs
+
+
+def _place(start: Array, args: Sequence[Array]) -> int | None:
+    return next((k for k, x in enumerate(args) if x is start), None)
+
+
+class _Kind(NamedTuple):
+    """What a register is that all branches return."""
+
+    axis: int
+    shape: tuple[int, ...]  #: of the start
+    roots: frozenset[int]
+
+
+def _common(outs: Sequence[Held]) -> _Kind | None:
+    rings = [x for x in outs if isinstance(x, Ring)]
+    if not rings or any(isinstance(x, _Line) for x in outs) or len({x.axis for x in rings}) > 1:
+        return None
+    shape = functools.reduce(longer, (x.start.shape for x in rings))
+    roots = frozenset().union(*(x.roots for x in rings))
+    return _Kind(rings[0].axis, shape, roots)
+
+
+def _scan(self: Evaluator, eqn: Any, operands: list[Held]) -> list[Held]:
+    """Run a scan that reads rows of registers. A slice of one, as `xs`, is a row."""
+    params = eqn.params
+    [loop] = registry.ENTRIES["scan"].bodies(params)
+    consts, carry, xs = loop.split(operands)
+    registers = {k: x for k, x in enumerate(xs) if isinstance(x, Ring) and x.axis == 0}
+    closed, others = _compat.closed(params["jaxpr"]), [x for k, x in enumerate(xs) if k not in registers]
+
+    def step(carry: list[Array], xs: tuple[Array, list[Array]]) -> tuple[list[Array], list[Array]]:
+        number, rest = xs[0], iter(xs[1])
+        slices = [
+            registers[k].rows(number, 1)[0] if k in registers else next(rest) for k in range(len(operands) - first)
+        ]
+        outs = list(map(self.array, self.evaluate(closed, [*consts, *map(Value, carry), *map(Value, slices)])))
+        return outs[: len(carry)], outs[len(carry) :]
+
+    first, steps = len(consts) + len(carry), jnp.arange(params["length"], dtype=jnp.int32)
+    options = {name: params[name] for name in ("reverse", "unroll", "_split_transpose") if name in params}
+    carry, ys = lax.scan(step, self.written(carry), (steps, self.written(others)), **options)
+    return [Value(x) for x in (*carry, *ys)]
+
+
+def _while(self: Evaluator, eqn: Any, operands: list[Held]) -> list[Held] | None:
+    params = eqn.params
+    a, b = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+    of_cond, of_body, start = operands[:a], operands[a:b], self.written(operands[b:])
+    predicate, body = _compat.closed(params["cond_jaxpr"]), _compat.closed(params["body_jaxpr"])
+    if predicate.out_avals[0].shape:  # only the primitive has those, of which each example ends by itself
+        return None
+
+    def goes_on(carry: list[Array]) -> Array:
+        return self.array(self.evaluate(predicate, [*of_cond, *map(Value, carry)])[0])
+
+    def step(carry: list[Array]) -> list[Array]:
+        return list(map(self.array, self.evaluate(body, [*of_body, *map(Value, carry)])))
+
+    carry: list[Array] = lax.while_loop(goes_on, step, start)
+    return list(map(Value, carry))
+
+
+def _contents(self: Evaluator, eqn: Any, operands: list[Held]) -> list[Held] | None:
+    (of,) = operands
+    return [of.at(jaxprs.bind(eqn, [of.array])[0])] if isinstance(of, Ring) else None
+
+
+_PREDICATES = ("broadcast_in_dim", "reshape", "and", "or", "not", "xor", "eq", "ne", "convert_element_type")
+RULES: dict[str, Callable[[Evaluator, Any, list[Held]], list[Held] | None]] = {
+    "concatenate": _joined,
+    "slice": _slice,
+    "dynamic_slice": _dynamic_slice,
+    "dynamic_update_slice": _dynamic_update_slice,
+    "gather": _gather,
+    **{f"scatter{kind}": _scatter for kind in ("", "-add", "-sub", "-mul", "-min", "-max")},
+    "select_n": _select,
+    "scan": _scan,
+    "while": _while,
+    "stop_gradient": _contents,
+    "copy": _contents,
+}

@@ -1,0 +1,160 @@
+"""Shift registers, all rows of which move in every step, stay where they are."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from in_place import assert_linear_time, assert_no_whole_buffer_copy, compiled
+from jax import jit, lax
+
+from jax_tensorarray import in_place
+
+ROWS, SIZE, STEPS = 160, 8, 30
+
+
+def last(b, x):
+    return jnp.roll(b, -1, 0).at[-1].set(x)
+
+
+def first(b, x):
+    return jnp.concatenate([x[None], b[:-1]])
+
+
+def pushed_in_a_loop(push):
+    def f(x):
+        def step(c, t):
+            b, x = c
+            return (push(b, x), jnp.sin(2 * x + b[ROWS // 3] + b[t])), b[-1]
+
+        return lax.scan(step, (jnp.zeros((ROWS, SIZE)), x), jnp.arange(STEPS))
+
+    return f
+
+
+def history(x):
+    """The two loops of L-BFGS, over all rows: these are read one by one."""
+
+    def step(c, _):
+        s, y, x = c
+
+        def down(k, c):
+            a = 0.01 * jnp.vdot(s[ROWS - 1 - k], c[0])
+            return c[0] - a * y[ROWS - 1 - k], c[1].at[ROWS - 1 - k].set(a)
+
+        q, a = lax.fori_loop(0, ROWS, down, (x, jnp.zeros(ROWS)))
+        r, _ = lax.scan(lambda r, of: (r + of[0] * (of[2] - 0.01 * jnp.vdot(of[1], r)), None), q, (s, y, a))
+        keep = jnp.vdot(r, r) < 5
+        return (jnp.where(keep, last(s, -r), s), jnp.where(keep, last(y, jnp.sin(r)), y), x - 0.1 * r), None
+
+    return lax.scan(step, (jnp.zeros((ROWS, SIZE)), jnp.zeros((ROWS, SIZE)), x), None, length=STEPS)[0]
+
+
+def two_that_change_places(x):
+    def step(c, _):
+        a, b, x = c
+        return (last(b, x), first(a, x), jnp.sin(x + a[3] + b[7])), a[5]
+
+    return lax.scan(step, (jnp.zeros((ROWS, SIZE)), jnp.ones((ROWS, SIZE)), x), None, length=STEPS, unroll=2)
+
+
+def columns(x):
+    def step(c, _):
+        b, x = c
+        return (jnp.concatenate([b[:, 2:], x[:, None], x[:, None]], 1), jnp.sin(x + b[:, ROWS // 2])), b[1, 5:9]
+
+    return lax.scan(step, (jnp.ones((SIZE, ROWS)), x), None, length=STEPS, reverse=True)
+
+
+def in_a_while_loop(x):
+    def goes_on(c):
+        return (c[2] < STEPS) & (c[0][ROWS - 5, 1] < 0.9)
+
+    return lax.while_loop(
+        goes_on, lambda c: (last(c[0], c[1]), jnp.sin(2 * c[1] + c[0][c[2]]), c[2] + 1), (0 * ONES, x, 0)
+    )
+
+
+ONES = np.ones((ROWS, SIZE))
+PROGRAMS = {
+    "windows are read and rows added": pushed_in_a_loop(
+        lambda b, x: (
+            last(b, x + b[-4:].sum(0) + lax.dynamic_slice(b, (b[0, 0].astype(int), 3), (3, 1)).sum())
+            .at[jnp.array([1, 4, ROWS + 3])]
+            .add(0.1 * x, mode="drop")
+        )
+    ),
+    "in a conditional": pushed_in_a_loop(
+        lambda b, x: lax.switch(
+            (100 * x[0]).astype(int) % 4, [last, first, lambda b, x: b.at[2, 1].set(x[0]), lambda b, x: b], b, x
+        )
+    ),
+    "in a checkpoint": pushed_in_a_loop(jax.checkpoint(lambda b, x: last(first(b, x), x))),
+    "by a number that is computed": pushed_in_a_loop(
+        lambda b, x: jnp.roll(b, (100 * x[0]).astype(int), 0).at[5].set(x)
+    ),
+    "one row written over the others": pushed_in_a_loop(lambda b, x: b.at[3:].set(b[:-3]).at[0].set(x)),
+    "joined, then cut": pushed_in_a_loop(lambda b, x: lax.dynamic_slice(jnp.vstack([b, x]), (1, 0), b.shape)),
+    "nothing between": pushed_in_a_loop(lambda b, x: jnp.concatenate([b[1:], b[:0], x[None]]).at[0].add(b[3:3].sum())),
+    "the histories of an optimizer": history,
+    "two that change places": two_that_change_places,
+    "columns": columns,
+}
+
+
+def total(f):
+    return lambda x: sum(jnp.sum(jnp.sin(y)) for y in jax.tree.leaves(f(x)))
+
+
+ORDERS = {
+    "forward": (lambda f: f, in_place),
+    "batched": (jax.vmap, lambda f: jax.vmap(in_place(f))),
+    "gradient": (lambda f: jax.grad(total(f)), lambda f: jax.grad(total(in_place(f)))),
+    "of a batched gradient": (
+        lambda f: jax.vmap(jax.grad(total(f))),
+        lambda f: in_place(jax.vmap(jax.grad(total(f)))),
+    ),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_register_stays_where_it_is(name, order):
+    x, (plain, repaired) = np.linspace(0.1, 1, SIZE), ORDERS[order]
+    x = np.stack([x, -x]) if "batched" in order else x
+    program = compiled(repaired(PROGRAMS[name]), x)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-9), program(x), jit(plain(PROGRAMS[name]))(x))
+    if name != "the histories of an optimizer" or "gradient" not in order:  # all rows of them have cotangents
+        assert_no_whole_buffer_copy(program, np.stack([ONES] * len(x)) if x.ndim > 1 else ONES)
+
+
+def test_examples_that_end_at_different_times():
+    x = np.linspace(0.1, 1, SIZE) * np.array([[1], [0.01], [-1]])
+    program = compiled(jax.vmap(in_place(in_a_while_loop)), x)
+    jax.tree.map(np.testing.assert_allclose, program(x), jax.vmap(in_a_while_loop)(x))
+    assert_no_whole_buffer_copy(program, np.stack([ONES] * 3))
+
+
+def test_time_grows_with_the_steps_alone():
+    def args(n):
+        return (jnp.linspace(0, 1, 16), jnp.zeros((n, 16)))
+
+    def f(x, b):
+        return lax.scan(lambda c, t: ((last(c[0], c[1]), jnp.sin(c[1] + c[0][5])), None), (b, x), jnp.arange(len(b)))[0]
+
+    g = jit(in_place(f))
+    assert_linear_time(g, g, args, 3000)
+
+
+@pytest.mark.parametrize(
+    "push",
+    [
+        lambda b, x: last(b, x * b.sum()),
+        lambda b, x: jnp.sort(last(b, x), 0),
+        lambda b, x: last(b, jnp.linalg.norm(b @ x) * x),
+    ],
+)
+def test_a_register_that_is_needed_in_order_stays_as_it_is(push):
+    x, f = np.linspace(0.1, 1, SIZE), pushed_in_a_loop(push)
+    assert str(jax.make_jaxpr(in_place(f))(x)).count("concatenate") == str(jax.make_jaxpr(f)(x)).count("concatenate")
