@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.extend import core as jex
 
 from jax_tensorarray import _compat
-from jax_tensorarray._in_place import refs, registers, stacks, views
+from jax_tensorarray._in_place import layouts, refs, registers, stacks, views
 from jax_tensorarray._in_place.repair import LOOPS, Repair
 from jax_tensorarray._in_place.rows import has_rows, is_update
 from jax_tensorarray._in_place.selects import select
@@ -38,6 +38,9 @@ def scan(repair: Repair, eqn: Any, operands: Sequence[Value], added: dict[int, V
     if moving is not None:
         jaxpr, carry = moving.jaxpr, [*carry, *map(Value, moving.start())]
         loop = loop._replace(jaxpr=jaxpr, num_carry=len(carry))
+    turned = layouts.found_in(loop._replace(jaxpr=jaxpr))
+    if turned is not None:
+        jaxpr, carry = turned.jaxpr, list(map(Value, turned.start(as_written(carry))))
     known = views.invariant(jaxpr, dict(zip(jaxpr.jaxpr.invars, consts, strict=False)))
     body = repair.of_loop().function(jaxpr, known=known)
     of_consts = as_written(consts)
@@ -58,6 +61,8 @@ def scan(repair: Repair, eqn: Any, operands: Sequence[Value], added: dict[int, V
     after, ys = _scan_by_rounds(run, one_step, start, arrays, _round_of(loop), **options)
     if passing is not None:
         after, ys = passing.end(after, ys)
+    if turned is not None:
+        after = turned.end(after)
     if moving is not None:
         after = moving.end(after)
     return [Value(x) for x in (*after, *ys)]
@@ -142,6 +147,9 @@ def while_(repair: Repair, eqn: Any, operands: Sequence[Value], added: dict[int,
     moving = registers.found_in(loop._replace(jaxpr=body), predicate=condition)
     if moving is not None:
         condition, body, carry = moving.predicate, moving.jaxpr, [*carry, *moving.start()]
+    turned = layouts.found_in(loop._replace(jaxpr=body, num_carry=len(carry)), condition)
+    if turned is not None:
+        body, carry = turned.jaxpr, turned.start(carry)
     predicate = inner.function(condition)
     known = views.invariant(body, dict(zip(body.jaxpr.invars, operands[a:b], strict=False)))
 
@@ -161,7 +169,11 @@ def while_(repair: Repair, eqn: Any, operands: Sequence[Value], added: dict[int,
         return [chosen.select(old.array, new.array) if x is None else x.array for x, old, new in selected]
 
     max_steps, residuals = repair.request
-    in_order = moving.end if moving is not None else list
+
+    def in_order(carry: list[Array]) -> list[Array]:
+        carry = carry if turned is None else turned.end(carry)
+        return carry if moving is None else moving.end(carry)
+
     if max_steps is None:
         return [Value(x) for x in in_order(while_loop(goes_on, step, carry))]
     outs, steps = while_loop(goes_on, step, carry, max_steps=max_steps, residuals=residuals, return_steps=True)

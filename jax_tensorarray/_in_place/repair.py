@@ -8,7 +8,7 @@ from jax import lax
 from jax.extend import core as jex
 
 from jax_tensorarray import _compat
-from jax_tensorarray._in_place import refs, registers, rows, selects, sums, views
+from jax_tensorarray._in_place import layouts, refs, registers, rows, selects, sums, views
 from jax_tensorarray._in_place.values import Value, arrays, as_written, with_type
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._loops import choosing
@@ -111,7 +111,8 @@ class Repair:
         if name in LOOPS:
             if (name == "scan" and self.has_choice(eqn)) or (name == "while" and self.request.max_steps is not None):
                 return True
-            if any(map(registers.may_be_in, registry.ENTRIES[name].bodies(eqn.params))):
+            bodies = registry.ENTRIES[name].bodies(eqn.params)
+            if any(registers.may_be_in(body) or layouts.may_be_in(body) for body in bodies):
                 return True
             return any(map(self.of_loop().finds, jaxprs.jaxprs_in(eqn.params)))
         kind, inner = registry.entry_of(eqn).kind, list(jaxprs.jaxprs_in(eqn.params))

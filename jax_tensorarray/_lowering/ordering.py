@@ -61,6 +61,38 @@ class _Block:
             stack.extend(p for p in producers if p is not None)
         return found
 
+    def descendants(self, k: int, until: int) -> set[int]:
+        """Return the operations before operation `until` that depend on operation `k`, itself included."""
+        found = {k}
+        for m in self.order[self.rank[k] + 1 : self.rank[until]]:
+            producers = (self.producer(value) for _, _, value in nested_operands(self.operations[m]))
+            if any(p in found for p in producers):
+                found.add(m)
+        return found
+
+    def used_after(self, owner: int, result: Value, limit: float) -> Value:
+        """Return a result, or what is made of it, that is used after the owner, too.
+
+        What passes a barrier and is not used then does not wait: XLA removes it from the barrier.
+        """
+        values, found = [result], {result}
+        for value in values:
+            users = [self.identity[self.outer(operation(use.owner))] for use in value.uses]
+            if any(self.rank[k] > self.rank[owner] for k in users) and num_bytes(value) <= limit:
+                return value
+            for k in users:
+                if self.rank[k] < self.rank[owner]:
+                    made = [x for x in self.operations[k].results if x not in found]
+                    found.update(made)
+                    values += made
+        return result
+
+    def outer(self, op: Operation) -> Operation:
+        """Return the operation of this block that an operation is, or is inside of."""
+        while op not in self.identity:
+            op = operation(op.block.owner)
+        return op
+
     def move_before(self, moved: set[int], k: int) -> None:
         in_order = [m for m in self.order if m in moved]
         for m in in_order:
@@ -103,9 +135,10 @@ def _order_block(mlir_block: ir.Block, ownership: Ownership, sinks: bool) -> Non
                 continue  # the value leaves the block, so it has to outlive the owner
             if block.rank[k] > block.rank[owner]:
                 moved = block.ancestors(k, block.rank[owner])
-                if moved & pinned or not all(_is_pure(block.operations[m], ownership.functions) for m in moved):
-                    continue  # it depends on the owner, or may not move: XLA has to copy
-                block.move_before(moved, owner)
+                if not moved & pinned and all(_is_pure(block.operations[m], ownership.functions) for m in moved):
+                    block.move_before(moved, owner)
+                elif owner in moved or not _sink(block, owner, k, owning, ownership):
+                    continue  # it depends on the owner, or neither may move: XLA has to copy
             readers.append(k)
         if readers:
             pending.setdefault(owner, []).append((value, readers))
@@ -114,7 +147,9 @@ def _order_block(mlir_block: ir.Block, ownership: Ownership, sinks: bool) -> Non
     for owner, values in sorted(pending.items(), key=lambda item: -block.rank[item[0]]):
         for value, readers in values:
             known = block.ancestors(owner, min(block.rank[k] for k in readers))
-            results = _small_results([block.operations[k] for k in readers if k not in known], num_bytes(value) / 2)
+            limit = num_bytes(value) / 2
+            results = _small_results([block.operations[k] for k in readers if k not in known], limit)
+            results = [block.used_after(owner, result, limit) for result in results]
             op = block.operations[owner]
             if not results:
                 continue
@@ -128,6 +163,20 @@ def _order_block(mlir_block: ir.Block, ownership: Ownership, sinks: bool) -> Non
             for k in ownership.invariants(op):
                 if (_is_splat(op.operands[k]) or (sinks and _is_computed(op.operands[k]))) and ownership.holds(op, k):
                     _fence(op, op.operands[k], [])
+
+
+def _sink(block: _Block, owner: int, reader: int, owning: dict[Value, set[int]], ownership: Ownership) -> bool:
+    """Move an owner and what depends on it behind a reader. Return whether that is possible."""
+    moved = block.descendants(owner, reader)
+    between = {k for k in block.order[block.rank[owner] : block.rank[reader] + 1] if k not in moved}
+    for k in moved:
+        op = block.operations[k]
+        if not _is_pure(op, ownership.functions) and target(op) not in UPDATING:
+            return False
+        if any(owning.get(value, set()) & between for _, _, value in nested_operands(op)):
+            return False  # it reads what is updated between the two
+    block.move_before(moved, block.order[block.rank[reader] + 1])
+    return True
 
 
 #: A smaller array is copied in less time than XLA loses by an order that it has to keep. On jax 0.10, where that is a

@@ -1,0 +1,375 @@
+"""Keep a buffer in the layout that the products of a loop need: `jnp.einsum("bhd,blhd->bhl", q, cache)`.
+
+XLA multiplies matrices that lie behind the axes of a batch. So it moves all of a cache `[batch, length, heads, dim]` in
+every step, and nothing of a cache `[batch, heads, length, dim]`. Here the axes of such a buffer are put in this order
+before the loop, and back behind it. What reads or writes rows does so in the other order; if something else needs the
+buffer as it was, it stays so.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend import core as jex
+
+from jax_tensorarray import _compat
+from jax_tensorarray._in_place.rows import has_rows, is_update
+from jax_tensorarray._jaxprs import jaxprs, registry
+
+Array = Any
+
+
+class Turned(NamedTuple):
+    """A buffer whose axis d is axis `order[d]` of the array."""
+
+    array: Array
+    order: tuple[int, ...]
+    roots: frozenset[int] = frozenset()  #: the carries that it may be a version of
+
+    @property
+    def back(self) -> tuple[int, ...]:
+        """Which axis of the buffer each axis of the array is."""
+        return tuple(self.order.index(a) for a in range(len(self.order)))
+
+    def stored(self, x: Array) -> Array:
+        """Return an array with the axes of the buffer, in the order of the array."""
+        return jnp.transpose(x, self.back)
+
+    def listed(self, of_axes: Sequence[Any]) -> list[Any]:
+        """Return what belongs to each axis of the buffer, in the order of the array."""
+        return [of_axes[d] for d in self.back]
+
+
+class Layouts(NamedTuple):
+    """A loop some of whose carries are stored in another layout."""
+
+    jaxpr: Any
+    orders: dict[int, tuple[int, ...]]
+
+    def start(self, carry: Sequence[Array]) -> list[Array]:
+        """Return the carry before the first step, from the carry as it is without layouts."""
+        return [
+            Turned(x, self.orders[k], frozenset()).stored(x) if k in self.orders else x for k, x in enumerate(carry)
+        ]
+
+    def end(self, carry: Sequence[Array]) -> list[Array]:
+        """Return the carry as it is without layouts."""
+        return [jnp.transpose(x, self.orders[k]) if k in self.orders else x for k, x in enumerate(carry)]
+
+
+def found_in(body: registry.Body, predicate: Any = None) -> Layouts | None:
+    """Return the loop with other layouts, None if they would not help.
+
+    What the predicate of a `while_loop` uses stays as it is.
+    """
+    if not may_be_in(body):
+        return None
+    _, carry, _ = body.split(list(_compat.closed(body.jaxpr).in_avals))
+    used = set() if predicate is None else _used(predicate.jaxpr, len(carry))
+    large = [k for k, t in enumerate(carry) if t.ndim > 2 and has_rows(t) and k not in used]
+    tried = _Trial(body, {k: tuple(range(carry[k].ndim)) for k in large})
+    orders = {k: order for k, order in tried.evaluator.wanted.items() if order != tried.orders[k]}
+    while orders:
+        tried = _Trial(body, orders)
+        kept = {k: order for k, order in orders.items() if tried.stays(k)}
+        if kept == orders:
+            return Layouts(tried.jaxpr, orders)
+        orders = kept
+    return None
+
+
+def may_be_in(body: registry.Body) -> bool:
+    """Return whether there are products of what a body updates, over another axis than the first ones."""
+    found = {"product": False, "update": False}
+
+    def look(eqn: Any) -> bool:
+        if eqn.primitive.name == "dot_general":
+            _, batch = eqn.params["dimension_numbers"]
+            found["product"] |= any(len(dims) and v.aval.ndim > 2 for dims, v in zip(batch, eqn.invars, strict=True))
+        found["update"] |= is_update(eqn)
+        return all(found.values())
+
+    return jaxprs.any_equation(_compat.closed(body.jaxpr), look)
+
+
+def _used(jaxpr: Any, count: int) -> set[int]:
+    """Return which of the last inputs a jaxpr uses."""
+    used = {v for eqn in jaxpr.eqns for v in eqn.invars if not isinstance(v, jex.Literal)}
+    return {k for k, v in enumerate(jaxpr.invars[len(jaxpr.invars) - count :]) if v in used}
+
+
+class _Trial:
+    """A loop traced with some carries in other layouts."""
+
+    def __init__(self, loop: registry.Body, orders: dict[int, tuple[int, ...]]) -> None:
+        self.orders, self.evaluator, closed = orders, _Evaluator(), _compat.closed(loop.jaxpr)
+        consts, carry, xs = loop.split(list(closed.in_avals))
+        types = [
+            t.update(shape=tuple(Turned(None, orders[k]).listed(t.shape))) if k in orders else t
+            for k, t in enumerate(carry)
+        ]
+
+        def step(consts: list[Array], carry: list[Array], xs: list[Array]) -> list[Array]:
+            inputs = [Turned(x, orders[k], frozenset([k])) if k in orders else x for k, x in enumerate(carry)]
+            self.outs = outs = self.evaluator.evaluate(closed, [*consts, *inputs, *xs])
+            return [x.array if self.stays(k) else self.evaluator.array(x) for k, x in enumerate(outs)]
+
+        self.jaxpr = jax.make_jaxpr(step)(consts, types, xs)
+
+    def stays(self, k: int) -> bool:
+        """Return whether a carry has its layout behind a step, and nobody needs another one."""
+        out, order = self.outs[k], self.orders.get(k)
+        return isinstance(out, Turned) and out.order == order and k not in self.evaluator.moved
+
+
+class _Evaluator:
+    """Evaluates a jaxpr some of whose values are stored in other layouts."""
+
+    def __init__(self) -> None:
+        self.moved: set[int] = set()  #: the carries that somebody has needed as they were
+        self.wanted: dict[int, tuple[int, ...]] = {}  #: the layouts that products want
+
+    def evaluate(self, jaxpr: Any, inputs: Sequence[Any]) -> list[Any]:
+        return jaxprs.interpret(jaxpr, inputs, self.equation, lambda x: x)
+
+    def equation(self, eqn: Any, operands: list[Any]) -> list[Any]:
+        if not any(isinstance(x, Turned) for x in operands):
+            return jaxprs.bind(eqn, operands)
+        inner = registry.inlined(eqn)
+        if inner is not None:
+            return self.evaluate(inner, operands)
+        rule = _inner if registry.entry_of(eqn).kind in ("branches", "checkpoint") else RULES.get(eqn.primitive.name)
+        results = None if rule is None else rule(self, eqn, operands)
+        return jaxprs.bind(eqn, list(map(self.array, operands))) if results is None else results
+
+    def array(self, x: Any) -> Array:
+        """Return a buffer as it was."""
+        if not isinstance(x, Turned):
+            return x
+        if x.order == tuple(range(len(x.order))):
+            return x.array
+        self.moved |= x.roots
+        return jnp.transpose(x.array, x.order)
+
+
+# --- rules: from the evaluator, an equation and its operands to the results, None if there is no better way -----
+
+
+def _product(self: _Evaluator, eqn: Any, operands: list[Any]) -> list[Any] | None:
+    """Multiply the buffer as it is stored. The axes of the result that are its own come in the order of these."""
+    (own, others), batch = eqn.params["dimension_numbers"]
+    dims, moved = [], []
+    for x, contracted, batched, v in zip(operands, (own, others), batch, eqn.invars, strict=True):
+        if isinstance(x, Turned):
+            front = [x.order[d] for d in batched]
+            rest = [a for a in range(v.aval.ndim) if a not in front]
+            places = [*front, *rest]
+            for k in x.roots:  # whose axes are those of the array, as long as layouts are looked for
+                self.wanted.setdefault(k, tuple(places.index(a) for a in range(len(places))))
+        order = x.order if isinstance(x, Turned) else tuple(range(v.aval.ndim))
+        dims.append(([order[d] for d in contracted], [order[d] for d in batched]))
+        free = [d for d in range(v.aval.ndim) if d not in (*contracted, *batched)]
+        moved.append([sorted(order[d] for d in free).index(order[d]) for d in free])
+    numbers = ((dims[0][0], dims[1][0]), (dims[0][1], dims[1][1]))
+    arrays = [x.array if isinstance(x, Turned) else x for x in operands]
+    params = eqn.params | {"dimension_numbers": jax.tree.map(tuple, numbers, is_leaf=lambda x: isinstance(x, list))}
+    out = eqn.primitive.bind(*arrays, **params)
+    n = len(batch[0])
+    axes = [*range(n), *(n + k for k in moved[0]), *(n + len(moved[0]) + k for k in moved[1])]
+    return [jnp.transpose(out, axes)]
+
+
+def _dynamic_slice(self: _Evaluator, eqn: Any, operands: list[Any]) -> list[Any]:
+    x, *starts = operands
+    sizes = x.listed(eqn.params["slice_sizes"])
+    return [jnp.transpose(lax.dynamic_slice(x.array, x.listed(starts), sizes), x.order)]
+
+
+def _slice(self: _Evaluator, eqn: Any, operands: list[Any]) -> list[Any]:
+    (x,), p = operands, eqn.params
+    strides = None if p["strides"] is None else x.listed(p["strides"])
+    rows = lax.slice(x.array, x.listed(p["start_indices"]), x.listed(p["limit_indices"]), strides)
+    return [jnp.transpose(rows, x.order)]
+
+
+def _dynamic_update_slice(self: _Evaluator, eqn: Any, operands: list[Any]) -> list[Any] | None:
+    x, rows, *starts = operands
+    if not isinstance(x, Turned):
+        return None
+    return [x._replace(array=lax.dynamic_update_slice(x.array, x.stored(self.array(rows)), x.listed(starts)))]
+
+
+class _Numbers(NamedTuple):
+    """The axes of a gather or a scatter, in the order of the array."""
+
+    window: tuple[int, ...]  #: the axes of the rows in the result or the updates, one for each axis that they keep
+    collapsed: tuple[int, ...]
+    starts: tuple[int, ...]
+    batching: tuple[int, ...]
+    of_indices: tuple[int, ...]
+    places: list[int]  #: which axis of the window each axis that they keep has, of those in the old order
+
+    @classmethod
+    def of(
+        cls,
+        x: Turned,
+        window: Sequence[int],
+        collapsed: Sequence[int],
+        starts: Sequence[int],
+        batching: Sequence[int],
+        of_indices: Sequence[int],
+    ) -> "_Numbers":
+        kept = [d for d in range(len(x.order)) if d not in (*collapsed, *batching)]
+        pairs = sorted((x.order[d], k) for d, k in zip(batching, of_indices, strict=True))
+        return cls(
+            tuple(window),
+            tuple(sorted(x.order[d] for d in collapsed)),
+            tuple(x.order[d] for d in starts),
+            tuple(d for d, _ in pairs),
+            tuple(k for _, k in pairs),
+            [sorted(x.order[d] for d in kept).index(x.order[d]) for d in kept],
+        )
+
+    def old(self, rows: Array) -> Array:
+        """Return the rows with the axes in the old order."""
+        axes = list(range(rows.ndim))
+        for w, place in zip(self.window, self.places, strict=True):
+            axes[w] = self.window[place]
+        return jnp.transpose(rows, axes)
+
+    def new(self, rows: Array) -> Array:
+        """Return the rows with the axes in the order of the array."""
+        axes = list(range(rows.ndim))
+        for w, place in zip(self.window, self.places, strict=True):
+            axes[self.window[place]] = w
+        return jnp.transpose(rows, axes)
+
+
+def _gather(self: _Evaluator, eqn: Any, operands: list[Any]) -> list[Any] | None:
+    x, indices = operands
+    if not isinstance(x, Turned):
+        return None
+    d = eqn.params["dimension_numbers"]
+    n = _Numbers.of(
+        x,
+        d.offset_dims,
+        d.collapsed_slice_dims,
+        d.start_index_map,
+        d.operand_batching_dims,
+        d.start_indices_batching_dims,
+    )
+    numbers = d._replace(
+        collapsed_slice_dims=n.collapsed,
+        start_index_map=n.starts,
+        operand_batching_dims=n.batching,
+        start_indices_batching_dims=n.of_indices,
+    )
+    params = eqn.params | {"dimension_numbers": numbers, "slice_sizes": tuple(x.listed(eqn.params["slice_sizes"]))}
+    return [n.old(eqn.primitive.bind(x.array, indices, **params))]
+
+
+def _scatter(self: _Evaluator, eqn: Any, operands: list[Any]) -> list[Any] | None:
+    x, indices, rows = operands
+    if not isinstance(x, Turned):
+        return None
+    d = eqn.params["dimension_numbers"]
+    n = _Numbers.of(
+        x,
+        d.update_window_dims,
+        d.inserted_window_dims,
+        d.scatter_dims_to_operand_dims,
+        d.operand_batching_dims,
+        d.scatter_indices_batching_dims,
+    )
+    numbers = d._replace(
+        inserted_window_dims=n.collapsed,
+        scatter_dims_to_operand_dims=n.starts,
+        operand_batching_dims=n.batching,
+        scatter_indices_batching_dims=n.of_indices,
+    )
+    with_numbers = eqn.replace(params=eqn.params | {"dimension_numbers": numbers})
+    return [x._replace(array=jaxprs.bind(with_numbers, [x.array, indices, n.new(self.array(rows))])[0])]
+
+
+def _elementwise(self: _Evaluator, eqn: Any, operands: list[Any]) -> list[Any] | None:
+    """Apply an operation to buffers of one layout and scalars."""
+    turned = [x for x in operands if isinstance(x, Turned)]
+    if any(x.order != turned[0].order for x in turned):
+        return None
+    if any(jnp.ndim(x) for x in operands if not isinstance(x, Turned)):
+        return None
+    (array,) = jaxprs.bind(eqn, [x.array if isinstance(x, Turned) else x for x in operands])
+    return [Turned(array, turned[0].order, frozenset[int]().union(*(x.roots for x in turned)))]
+
+
+def _transpose(self: _Evaluator, eqn: Any, operands: list[Any]) -> list[Any]:
+    (x,) = operands
+    return [x._replace(order=tuple(x.order[d] for d in eqn.params["permutation"]))]
+
+
+def _inner(self: _Evaluator, eqn: Any, operands: list[Any]) -> list[Any] | None:
+    """Run branches or a checkpoint of which operands and results are stored in other layouts."""
+    entry = registry.entry_of(eqn)
+    bodies = entry.bodies(eqn.params)
+    if not bodies:
+        return None
+    first, flat = bodies[0].first, [x.array if isinstance(x, Turned) else x for x in operands]
+    types = list(map(jax.typeof, flat))[first:]
+
+    def run(jaxpr: Any, args: Sequence[Array]) -> list[Any]:
+        inputs = [
+            x._replace(array=y) if isinstance(x, Turned) else y for x, y in zip(operands[first:], args, strict=True)
+        ]
+        return self.evaluate(_compat.closed(jaxpr), inputs)
+
+    columns: list[list[Any]] = []
+    for body in bodies:
+        jax.make_jaxpr(lambda *args, body=body: columns.append(run(body.jaxpr, args)))(*types)
+    kinds = [outs[0] if _are_alike(outs) else None for outs in zip(*columns, strict=True)]
+
+    class Flat(registry.Change):
+        def body(_, jaxpr: Any, *args: Array) -> list[Array]:
+            outs = run(jaxpr, args)
+            return [self.array(x) if kind is None else x.array for x, kind in zip(outs, kinds, strict=True)]
+
+    results = entry.rebuild(eqn, flat, Flat())
+    if results is None:
+        return None
+    roots = [
+        frozenset[int]().union(*(x.roots for x in outs if isinstance(x, Turned))) for outs in zip(*columns, strict=True)
+    ]
+    return [
+        array if kind is None else Turned(array, kind.order, some)
+        for array, kind, some in zip(results, kinds, roots, strict=True)
+    ]
+
+
+def _are_alike(outs: Sequence[Any]) -> bool:
+    return all(isinstance(x, Turned) for x in outs) and len({x.order for x in outs}) == 1
+
+
+_ELEMENTWISE = (
+    "add",
+    "convert_element_type",
+    "copy",
+    "div",
+    "max",
+    "min",
+    "mul",
+    "neg",
+    "select_n",
+    "stop_gradient",
+    "sub",
+)
+RULES: dict[str, Callable[[_Evaluator, Any, list[Any]], list[Any] | None]] = {
+    "dot_general": _product,
+    "dynamic_slice": _dynamic_slice,
+    "slice": _slice,
+    "dynamic_update_slice": _dynamic_update_slice,
+    "gather": _gather,
+    **{f"scatter{kind}": _scatter for kind in ("", "-add", "-sub", "-mul", "-min", "-max")},
+    **dict.fromkeys(_ELEMENTWISE, _elementwise),
+    "transpose": _transpose,
+}

@@ -1,0 +1,113 @@
+"""A cache `[batch, length, heads, dim]` of which products need `[batch, heads, length, dim]` is not moved in a loop."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from in_place import assert_no_whole_buffer_copy, compiled
+from jax import jit, lax
+
+from jax_tensorarray import in_place
+
+BATCH, STEPS, HEADS, SIZE = 2, 40, 3, 4
+CACHE = np.zeros((BATCH, STEPS, HEADS, SIZE))
+
+
+def attention(h, k, v, t):
+    k = lax.dynamic_update_slice(k, jnp.sin(h)[:, None], (0, t, 0, 0))
+    v = v.at[:, t].set(jnp.cos(h))
+    w = jax.nn.softmax(jnp.where(jnp.arange(STEPS) <= t, jnp.einsum("bhd,blhd->bhl", h, k), -jnp.inf))
+    return h + 0.1 * jnp.einsum("bhl,blhd->bhd", w, v) + k[:, t // 2], k, v
+
+
+def by_matrices(h, k, v, t):
+    """Whose axes change places before the product, and after it."""
+    k, v = k.at[:, t].set(jnp.sin(h)), v.at[:, t, 1].add(jnp.cos(h[:, 0])).at[0, t].multiply(1.5)
+    w = (jnp.swapaxes(k, 1, 2) @ h[..., None])[..., 0]
+    return jnp.tanh(h + jnp.einsum("blh,blhd->bhd", jnp.swapaxes(w, 1, 2), v)), k, v
+
+
+def in_a_conditional(h, k, v, t):
+    def one(k, v):
+        return k.at[:, t].set(jnp.sin(h)), v
+
+    k, v = lax.cond(h[0, 0, 0] > 0, one, lambda k, v: (k, v.at[:, t, :, 1:3].set(h[..., 1:3])), k, v)
+    return jnp.tanh(h + jnp.einsum("bhl,blhd->bhd", jnp.einsum("bhd,blhd->bhl", h, k), v)), k, v
+
+
+def at_places_of_each_example(h, k, v, t):
+    own = jnp.arange(BATCH)
+    k, v = k.at[:, t].set(jnp.sin(h)), v.at[own, (t * (1 + 2 * own)) % STEPS].set(jnp.cos(h))
+    w, some = jnp.einsum("bhd,blhd->bhl", h, k), v[:, jnp.array([1, 2]) * t % STEPS].sum(1) + v[:, 3:5].sum(1)
+    return jnp.tanh(h + jnp.einsum("bhl,blhd->bhd", w, v) + some + v[own, (t * (1 + own)) % STEPS]), k, v
+
+
+def in_a_scan(step):
+    def f(h):
+        def one(c, t):
+            c = step(*c, t)
+            return c, c[0][:, 0]
+
+        return lax.scan(one, (h, CACHE, CACHE), jnp.arange(STEPS))
+
+    return f
+
+
+def in_a_while_loop(step):
+    def f(h):
+        def goes_on(c):
+            return (c[1] < STEPS) & (c[0][0][0, 0, 0] < 0.5)
+
+        return lax.while_loop(goes_on, lambda c: (step(*c[0], c[1]), c[1] + 1), ((h, CACHE, CACHE), 0))
+
+    return f
+
+
+def total(f):
+    return lambda x: sum(jnp.sum(jnp.sin(y)) for y in jax.tree.leaves(f(x)))
+
+
+H = np.linspace(-1, 1, BATCH * HEADS * SIZE).reshape(BATCH, HEADS, SIZE)
+PROGRAMS = {
+    "attention": in_a_scan(attention),
+    "attention in a checkpoint": in_a_scan(jax.checkpoint(attention)),
+    "attention in a while loop": in_a_while_loop(attention),
+    "by matrices": in_a_scan(by_matrices),
+    "in a conditional": in_a_scan(in_a_conditional),
+    "at places of each example": in_a_scan(at_places_of_each_example),
+}
+
+
+@pytest.mark.parametrize("is_batched", [False, True])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_cache_is_not_moved(name, is_batched):
+    f, x = PROGRAMS[name], H
+    plain, ours = f, in_place(f)
+    if is_batched:
+        plain, ours, x = jax.vmap(f), jax.vmap(ours), np.stack([x, -x])
+    program = compiled(ours, x)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-12), program(x), jit(plain)(x))
+    assert_no_whole_buffer_copy(program, np.stack([CACHE] * len(x)) if is_batched else CACHE)
+
+
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if "while" not in name])
+def test_its_gradient(name):
+    f = total(PROGRAMS[name])
+    want = jit(jax.grad(f))(H)
+    np.testing.assert_allclose(jit(jax.grad(in_place(f)))(H), want, rtol=1e-8, atol=1e-10)
+    np.testing.assert_allclose(jit(in_place(jax.grad(f)))(H), want, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "use", [lambda k: jnp.sort(k, 1).sum(), lambda k: k.reshape(-1, SIZE)[3].sum() + k.sum(2).max()]
+)
+def test_a_cache_that_is_needed_as_it_is_stays_so(use):
+    def step(h, k, v, t):
+        h, k, v = attention(h, k, v, t)
+        return h + use(k), k, v
+
+    f = in_a_scan(step)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-9), jit(in_place(f))(H), jit(f)(H))
+    assert f"f64[{BATCH},{STEPS},{HEADS},{SIZE}] = ta_write" in str(jax.make_jaxpr(in_place(f))(H))
