@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.extend import core as jex
 
 from jax_tensorarray import _compat
-from jax_tensorarray._in_place import refs, stacks, views
+from jax_tensorarray._in_place import refs, stacks, twins, views
 from jax_tensorarray._in_place.repair import LOOPS, Repair
 from jax_tensorarray._in_place.rows import has_rows, is_update
 from jax_tensorarray._in_place.selects import select
@@ -33,7 +33,8 @@ def scan(repair: Repair, eqn: Any, operands: Sequence[Value], added: dict[int, V
         del added[number]  # this sum is not moved into the loop
     for number, value in added.items():
         carry[number] = value
-    jaxpr = refs.as_arrays(params["jaxpr"])
+    loop, places = twins.carried_once(loop._replace(jaxpr=refs.as_arrays(params["jaxpr"])), [*consts, *carry, *xs])
+    carry, jaxpr = [carry[places.index(k)] for k in range(loop.num_carry)], loop.jaxpr
     known = views.invariant(jaxpr, dict(zip(jaxpr.jaxpr.invars, consts, strict=False)))
     body = repair.of_loop().function(jaxpr, known=known)
     of_consts = as_written(consts)
@@ -54,7 +55,8 @@ def scan(repair: Repair, eqn: Any, operands: Sequence[Value], added: dict[int, V
     after, ys = _scan_by_rounds(run, one_step, start, arrays, _round_of(loop), **options)
     if passing is not None:
         after, ys = passing.end(after, ys)
-    return [Value(x) for x in (*after, *ys)]
+    ends = list(map(Value, after))
+    return [*(ends[k] for k in places), *map(Value, ys)]
 
 
 def _round_of(loop: registry.Body) -> int:
@@ -128,18 +130,22 @@ def _in_order(
 
 
 def while_(repair: Repair, eqn: Any, operands: Sequence[Value], added: dict[int, Value]) -> list[Value]:
-    params, inputs = eqn.params, as_written([with_type(x, weak=False) if x.shape else x for x in operands])
-    a, b = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+    params, a = eqn.params, eqn.params["cond_nconsts"]
+    [loop] = registry.ENTRIES["while"].bodies(params)
+    loop, places = twins.carried_once(loop._replace(jaxpr=refs.as_arrays(loop.jaxpr)), operands[a:])
+    b = a + loop.num_consts
+    first = [operands[b + places.index(k)] for k in range(loop.num_carry)]
+    inputs = as_written([with_type(x, weak=False) if x.shape else x for x in (*operands[:b], *first)])
     of_cond, of_body, carry = inputs[:a], inputs[a:b], inputs[b:]
     inner = repair.of_loop()
-    predicate, body = inner.function(params["cond_jaxpr"]), refs.as_arrays(params["body_jaxpr"])
+    predicate, body = inner.function(params["cond_jaxpr"]), loop.jaxpr
     known = views.invariant(body, dict(zip(body.jaxpr.invars, operands[a:b], strict=False)))
 
     def goes_on(carry: list[Array]) -> Array:
-        return jnp.any(predicate(*of_cond, *carry)[0])
+        return jnp.any(predicate(*of_cond, *(carry[k] for k in places))[0])
 
     def step(carry: list[Array]) -> list[Array]:
-        active = jnp.asarray(predicate(*of_cond, *carry)[0])
+        active = jnp.asarray(predicate(*of_cond, *(carry[k] for k in places))[0])
         before = [Value.given(x) for x in carry]
         after = inner.evaluate(body, [*map(Value.given, of_body), *before], known)
         is_weak = [v.aval.weak_type and not v.aval.shape for v in body.jaxpr.outvars]
@@ -152,14 +158,16 @@ def while_(repair: Repair, eqn: Any, operands: Sequence[Value], added: dict[int,
 
     max_steps, residuals = repair.request
     if max_steps is None:
-        return [Value(x) for x in while_loop(goes_on, step, carry)]
+        ends = list(map(Value, while_loop(goes_on, step, carry)))
+        return [ends[k] for k in places]
     outs, steps = while_loop(goes_on, step, carry, max_steps=max_steps, residuals=residuals, return_steps=True)
     # Positive if there was a step too many. Every result is made to depend on the check of this number.
     most = min(max_steps, INT32_MAX - 1) + 1
     # An example that has finished an outer loop is stopped before its first step.
     number = jnp.where(steps.cut & (steps.taken >= max_steps), most, 0)
     is_right = ta_check(number, most, mode="error", op="in_place: more than max_steps steps") >= 0
-    return [Value(_known_if(is_right, x)) for x in outs]
+    ends = [Value(_known_if(is_right, x)) for x in outs]
+    return [ends[k] for k in places]
 
 
 def _known_if(is_right: Array, x: Array) -> Array:

@@ -8,7 +8,7 @@ from jax import lax
 from jax.extend import core as jex
 
 from jax_tensorarray import _compat
-from jax_tensorarray._in_place import refs, rows, selects, sums, views
+from jax_tensorarray._in_place import refs, rows, selects, sums, twins, views
 from jax_tensorarray._in_place.values import Value, arrays, as_written, with_type
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._loops import choosing
@@ -111,7 +111,9 @@ class Repair:
         if name in LOOPS:
             if (name == "scan" and self.has_choice(eqn)) or (name == "while" and self.request.max_steps is not None):
                 return True
-            return any(map(self.of_loop().finds, jaxprs.jaxprs_in(eqn.params)))
+            [loop] = registry.ENTRIES[name].bodies(eqn.params)
+            within = jaxprs.jaxprs_in(eqn.params)
+            return any(map(self.of_loop().finds, within)) or twins.has_twins(loop, loop.inputs(eqn.invars, None))
         kind, inner = registry.entry_of(eqn).kind, list(jaxprs.jaxprs_in(eqn.params))
         if kind in ("", "loop"):
             return self.in_loop and rows.is_of_rows(eqn)
