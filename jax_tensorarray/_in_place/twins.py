@@ -50,14 +50,14 @@ def has_twins(loop: registry.Body, operands: Sequence[Any]) -> bool:
 
 
 def _places(loop: registry.Body, start: Sequence[int], numbers: "_Numbers") -> list[int]:
-    """Return for each carry the first of its twins, itself if it has none or is no buffer."""
+    """Return for each carry the first of its twins, which may be itself: itself for all if no buffer has a twin."""
     _, carry, _ = loop.split(list(zip(start, _compat.opened(loop.jaxpr).invars, strict=True)))
-    is_buffer = [has_rows(v.aval) for _, v in carry]
-    of_buffers = jaxprs.flagged([number for number, _ in carry], is_buffer)
-    if len(set(of_buffers)) == len(of_buffers):
-        return list(range(len(carry)))
-    twins = numbers.twins(loop, start).first
-    return [first if flag else k for k, (first, flag) in enumerate(zip(twins, is_buffer, strict=True))]
+    buffers = [k for k, (_, v) in enumerate(carry) if has_rows(v.aval)]
+    if len({carry[k][0] for k in buffers}) < len(buffers):
+        first = numbers.twins(loop, start).first
+        if any(first[k] != k for k in buffers):
+            return first
+    return list(range(len(carry)))
 
 
 class _Step(NamedTuple):
