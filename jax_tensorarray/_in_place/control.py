@@ -36,7 +36,7 @@ def scan(repair: Repair, eqn: Any, operands: Sequence[Value], added: dict[int, V
     loop, places = twins.carried_once(loop._replace(jaxpr=refs.as_arrays(params["jaxpr"])), [*consts, *carry, *xs])
     carry, jaxpr = [carry[places.index(k)] for k in range(loop.num_carry)], loop.jaxpr
     known = views.invariant(jaxpr, dict(zip(jaxpr.jaxpr.invars, consts, strict=False)))
-    body = repair.of_loop().function(jaxpr, known=known)
+    body = repair.of_loop().function(jaxpr, known=known, constants=len(consts))
     of_consts = as_written(consts)
 
     def step(carry: Sequence[Array], xs: Sequence[Array]) -> tuple[list[Array], list[Array]]:
@@ -147,7 +147,8 @@ def while_(repair: Repair, eqn: Any, operands: Sequence[Value], added: dict[int,
     def step(carry: list[Array]) -> list[Array]:
         active = jnp.asarray(predicate(*of_cond, *(carry[k] for k in places))[0])
         before = [Value.given(x) for x in carry]
-        after = inner.evaluate(body, [*map(Value.given, of_body), *before], known)
+        constants = [Value.given(x, is_constant=True) for x in of_body]
+        after = inner.evaluate(body, [*constants, *before], known)
         is_weak = [v.aval.weak_type and not v.aval.shape for v in body.jaxpr.outvars]
         after = [with_type(x, weak=flag) for x, flag in zip(after, is_weak, strict=True)]
         if not active.ndim:

@@ -64,15 +64,17 @@ class Repair:
         *,
         is_whole: bool = False,
         known: Mapping[Any, Value] | None = None,
+        constants: int = 0,
     ) -> Callable[..., list[Array]]:
         """Return a repaired jaxpr as a function of arrays, with `added` added to some of its results.
 
-        Unless it is a whole program, arrays among the results are not of weak types: versions of a buffer have one.
+        The first arguments are `constants` of the loop. Unless it is a whole program, arrays among the results are not
+        of weak types: versions of a buffer have one.
         """
         closed = refs.as_arrays(_compat.closed(jaxpr))
 
         def f(*args: Array) -> list[Array]:
-            outs = self.evaluate(closed, [Value.given(x) for x in args], known)
+            outs = self.evaluate(closed, [Value.given(x, is_constant=k < constants) for k, x in enumerate(args)], known)
             for number, value in (added or {}).items():
                 found = sums.total(outs[number], value)
                 outs[number] = Value(lax.add(*arrays([outs[number], value]))) if found is None else found

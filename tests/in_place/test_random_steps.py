@@ -26,6 +26,7 @@ class Step:
 
     def __init__(self, seed):
         self.choose, self.lines, self.rows = random.Random(seed), [], []
+        self.starts_again = seed % 3 > 0  # a row that is read of what starts again for some examples may cost a copy
         self.updates = self.choose.randint(1, 3)
         for k in range(self.updates):
             for _ in range(self.choose.randint(0, 2)):
@@ -56,6 +57,8 @@ class Step:
         elif kind < 0.5:
             other = f"{old}.at[{self.choose.choice(PLACES)}].set({self.term()})"
             new = f"lax.switch(j[0] % 3, [lambda: {new}, lambda: {old}, lambda: {other}])"
+        elif kind < 0.6 and self.starts_again:
+            new = f"jnp.where({predicate}, FIRST, {new})"
         self.lines.append(f"b{version + 1} = {new}")
 
     def function(self):
@@ -63,7 +66,7 @@ class Step:
         total = " + ".join(["h", *(f"jnp.sum({row})" for row in used)])
         end = f"return (b{self.updates}, 0.5 * jnp.tanh({total})), {self.choose.choice([*used, '0.0'])}"
         text = "\n    ".join(["def step(c, xs):", "(b0, h), (i, j, x) = c, xs", *self.lines, end])
-        names = {"jnp": jnp, "lax": lax, "ROWS": ROWS}
+        names = {"jnp": jnp, "lax": lax, "ROWS": ROWS, "FIRST": np.linspace(-1, 1, ROWS * SIZE).reshape(ROWS, SIZE)}
         exec(text, names)
         return text, names["step"]
 
