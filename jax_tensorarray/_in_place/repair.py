@@ -8,7 +8,7 @@ from jax import lax
 from jax.extend import core as jex
 
 from jax_tensorarray import _compat
-from jax_tensorarray._in_place import refs, rows, selects, sums, twins, views
+from jax_tensorarray._in_place import factors, refs, rows, selects, sums, twins, views
 from jax_tensorarray._in_place.values import Value, arrays, as_written, with_type
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._loops import choosing
@@ -24,7 +24,7 @@ LOOPS: "dict[str, Callable[[Repair, Any, Sequence[Value], dict[int, Value]], lis
 
 #: By primitive, the rules to try, in this order. If each returns None, the equation stays as it is.
 RULES: dict[str, list[Rule]] = {}
-for family in (rows.RULES, selects.RULES, sums.RULES):
+for family in (rows.RULES, selects.RULES, sums.RULES, factors.RULES):
     for name, rule in family.items():
         RULES.setdefault(name, []).append(rule)
 

@@ -113,6 +113,7 @@ class Value:
         is_used: whether anything but the next update uses it.
         is_given: whether it, or the version that it was made from, existed before the evaluated jaxpr.
         is_constant: whether it is the same in every step of the loop.
+        is_ones: whether all of its elements are 1.
         is_new: whether an equation that is left as it is has made all of its elements, so that rows matter little.
     """
 
@@ -124,6 +125,7 @@ class Value:
         "is_constant",
         "is_given",
         "is_new",
+        "is_ones",
         "is_used",
         "literal",
         "part",
@@ -154,7 +156,7 @@ class Value:
         self.view: View | None = None
         self.before, self.update, self.sparse_updates = before, update, sparse_updates
         self.part, self.guard, self.stopped, self.repeated, self.shared = part, guard, stopped, repeated, shared
-        self.is_used = self.is_new = self.is_constant = False
+        self.is_used = self.is_new = self.is_ones = self.is_constant = False
         self.is_given: bool = is_given or (before is not None and before.is_given)
         self._mask: Array = None
 
