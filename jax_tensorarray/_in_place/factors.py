@@ -8,7 +8,6 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
-from jax.extend import core as jex
 
 from jax_tensorarray._in_place.values import Value, arrays
 from jax_tensorarray._jaxprs import jaxprs
@@ -18,8 +17,8 @@ from jax_tensorarray._ops.write import ta_write_p
 
 def broadcast_in_dim(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     """Make ones."""
-    v = eqn.invars[0]
-    if not isinstance(v, jex.Literal) or v.aval.shape or v.val != 1:
+    number = operands[0].literal
+    if number is None or number != 1:
         return None
     value = Value(jaxprs.bind(eqn, [operands[0].array])[0])
     value.is_ones = True
