@@ -6,6 +6,7 @@ JAX writes them as a whole buffer divided by, or to the power of, ones of which 
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -18,7 +19,7 @@ from jax_tensorarray._ops.write import ta_write_p
 def broadcast_in_dim(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     """Make ones."""
     number = operands[0].literal
-    if number is None or number != 1:
+    if number is None or operands[0].dtype == jax.dtypes.float0 or number != 1:
         return None
     value = Value(jaxprs.bind(eqn, [operands[0].array])[0])
     value.is_ones = True
