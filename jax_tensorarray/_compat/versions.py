@@ -407,6 +407,22 @@ def is_differentiated(x: Any) -> bool:
 _linearize_tracer = private_names("interpreters.ad", "LinearizeTracer")
 
 
+def maker_of(x: Any) -> Any:
+    """Return the equation that has made a traced array, None if that is not known.
+
+    It is private. Without it two arrays of zeros are not seen to be equal.
+    """
+    return getattr(x, "parent", None) if isinstance(x, _jit_tracer) else None
+
+
+def operands_of(maker: Any) -> list[Any]:
+    """Return the operands of an equation that `maker_of` has found: arrays, and numbers as they are."""
+    return [x.full_lower() for x in maker.in_tracers]
+
+
+_jit_tracer = tuple(private_names("interpreters.partial_eval", "DynamicJaxprTracer") or ())
+
+
 def executes_eagerly() -> bool:
     """Return whether an operation on concrete arrays is run right now, rather than recorded by a transformation.
 

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 from jax.extend import core as jex
 
 from jax_tensorarray import _compat
-from jax_tensorarray._in_place import layouts, refs, registers, stacks, views
+from jax_tensorarray._in_place import layouts, refs, registers, stacks, twins, views
 from jax_tensorarray._in_place.repair import LOOPS, Repair
 from jax_tensorarray._in_place.rows import has_rows, is_update
 from jax_tensorarray._in_place.selects import select
 from jax_tensorarray._in_place.values import Predicate, Value, as_written, with_type
-from jax_tensorarray._jaxprs import registry
+from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._loops import choosing
 from jax_tensorarray._loops.api import while_loop
 from jax_tensorarray._lowering.mlir import INT32_MAX
@@ -33,16 +33,18 @@ def scan(repair: Repair, eqn: Any, operands: Sequence[Value], added: dict[int, V
         del added[number]  # this sum is not moved into the loop
     for number, value in added.items():
         carry[number] = value
-    jaxpr = refs.as_arrays(params["jaxpr"])
-    moving = registers.found_in(loop._replace(jaxpr=jaxpr), length=params["length"])
+    loop, places = twins.carried_once(loop._replace(jaxpr=refs.as_arrays(params["jaxpr"])), [*consts, *carry, *xs])
+    carry = [carry[places.index(k)] for k in range(loop.num_carry)]
+    moving = registers.found_in(loop, length=params["length"])
     if moving is not None:
-        jaxpr, carry = moving.jaxpr, [*carry, *map(Value, moving.start())]
-        loop = loop._replace(jaxpr=jaxpr, num_carry=len(carry))
-    turned = layouts.found_in(loop._replace(jaxpr=jaxpr))
+        carry = [*carry, *map(Value, moving.start())]
+        loop = loop._replace(jaxpr=moving.jaxpr, num_carry=len(carry))
+    turned = layouts.found_in(loop)
     if turned is not None:
-        jaxpr, carry = turned.jaxpr, list(map(Value, turned.start(as_written(carry))))
+        carry, loop = list(map(Value, turned.start(as_written(carry)))), loop._replace(jaxpr=turned.jaxpr)
+    jaxpr = loop.jaxpr
     known = views.invariant(jaxpr, dict(zip(jaxpr.jaxpr.invars, consts, strict=False)))
-    body = repair.of_loop().function(jaxpr, known=known)
+    body = repair.of_loop().function(jaxpr, known=known, constants=len(consts))
     of_consts = as_written(consts)
 
     def step(carry: Sequence[Array], xs: Sequence[Array]) -> tuple[list[Array], list[Array]]:
@@ -65,7 +67,8 @@ def scan(repair: Repair, eqn: Any, operands: Sequence[Value], added: dict[int, V
         after = turned.end(after)
     if moving is not None:
         after = moving.end(after)
-    return [Value(x) for x in (*after, *ys)]
+    ends = list(map(Value, after))
+    return [*(ends[k] for k in places), *map(Value, ys)]
 
 
 def _round_of(loop: registry.Body) -> int:
@@ -139,18 +142,22 @@ def _in_order(
 
 
 def while_(repair: Repair, eqn: Any, operands: Sequence[Value], added: dict[int, Value]) -> list[Value]:
-    params, inputs = eqn.params, as_written([with_type(x, weak=False) if x.shape else x for x in operands])
-    a, b = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+    params, a = eqn.params, eqn.params["cond_nconsts"]
+    [loop] = registry.ENTRIES["while"].bodies(params)
+    loop, places = twins.carried_once(loop._replace(jaxpr=refs.as_arrays(loop.jaxpr)), operands[a:])
+    b = a + loop.num_consts
+    first = [operands[b + places.index(k)] for k in range(loop.num_carry)]
+    inputs = as_written([with_type(x, weak=False) if x.shape else x for x in (*operands[:b], *first)])
     of_cond, of_body, carry = inputs[:a], inputs[a:b], inputs[b:]
-    inner, [loop] = repair.of_loop(), registry.ENTRIES["while"].bodies(params)
-    condition, body = _compat.closed(params["cond_jaxpr"]), refs.as_arrays(params["body_jaxpr"])
-    moving = registers.found_in(loop._replace(jaxpr=body), predicate=condition)
+    inner, condition = repair.of_loop(), _without_twins(params["cond_jaxpr"], places)
+    moving = registers.found_in(loop, predicate=condition)
     if moving is not None:
-        condition, body, carry = moving.predicate, moving.jaxpr, [*carry, *moving.start()]
-    turned = layouts.found_in(loop._replace(jaxpr=body, num_carry=len(carry)), condition)
+        condition, carry = moving.predicate, [*carry, *moving.start()]
+        loop = loop._replace(jaxpr=moving.jaxpr, num_carry=len(carry))
+    turned = layouts.found_in(loop, condition)
     if turned is not None:
-        body, carry = turned.jaxpr, turned.start(carry)
-    predicate = inner.function(condition)
+        carry, loop = turned.start(carry), loop._replace(jaxpr=turned.jaxpr)
+    predicate, body = inner.function(condition), loop.jaxpr
     known = views.invariant(body, dict(zip(body.jaxpr.invars, operands[a:b], strict=False)))
 
     def goes_on(carry: list[Array]) -> Array:
@@ -159,7 +166,8 @@ def while_(repair: Repair, eqn: Any, operands: Sequence[Value], added: dict[int,
     def step(carry: list[Array]) -> list[Array]:
         active = jnp.asarray(predicate(*of_cond, *carry)[0])
         before = [Value.given(x) for x in carry]
-        after = inner.evaluate(body, [*map(Value.given, of_body), *before], known)
+        constants = [Value.given(x, is_constant=True) for x in of_body]
+        after = inner.evaluate(body, [*constants, *before], known)
         is_weak = [v.aval.weak_type and not v.aval.shape for v in body.jaxpr.outvars]
         after = [with_type(x, weak=flag) for x, flag in zip(after, is_weak, strict=True)]
         if not active.ndim:
@@ -170,19 +178,34 @@ def while_(repair: Repair, eqn: Any, operands: Sequence[Value], added: dict[int,
 
     max_steps, residuals = repair.request
 
-    def in_order(carry: list[Array]) -> list[Array]:
+    def ends(carry: list[Array]) -> list[Value]:
         carry = carry if turned is None else turned.end(carry)
-        return carry if moving is None else moving.end(carry)
+        after = list(map(Value, carry if moving is None else moving.end(carry)))
+        return [after[k] for k in places]
 
     if max_steps is None:
-        return [Value(x) for x in in_order(while_loop(goes_on, step, carry))]
+        return ends(while_loop(goes_on, step, carry))
     outs, steps = while_loop(goes_on, step, carry, max_steps=max_steps, residuals=residuals, return_steps=True)
     # Positive if there was a step too many. Every result is made to depend on the check of this number.
     most = min(max_steps, INT32_MAX - 1) + 1
     # An example that has finished an outer loop is stopped before its first step.
     number = jnp.where(steps.cut & (steps.taken >= max_steps), most, 0)
     is_right = ta_check(number, most, mode="error", op="in_place: more than max_steps steps") >= 0
-    return [Value(_known_if(is_right, x)) for x in in_order(outs)]
+    return ends([_known_if(is_right, x) for x in outs])
+
+
+def _without_twins(predicate: Any, places: Sequence[int]) -> Any:
+    """Return the predicate of a loop that carries every buffer once."""
+    closed = _compat.closed(predicate)
+    if len(set(places)) == len(places):
+        return closed
+    consts, count = list(closed.in_avals[: len(closed.in_avals) - len(places)]), len(set(places))
+    carry = [closed.in_avals[len(consts) + places.index(k)] for k in range(count)]
+
+    def goes_on(consts: list[Array], carry: list[Array]) -> list[Array]:
+        return jaxprs.function(closed)(*consts, *(carry[k] for k in places))
+
+    return jax.make_jaxpr(goes_on)(consts, carry)
 
 
 def _known_if(is_right: Array, x: Array) -> Array:

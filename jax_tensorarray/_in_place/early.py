@@ -35,7 +35,8 @@ def _repairing(primitive: Primitive) -> Callable[..., Any]:
         are_refs = [isinstance(x, jax.Ref) for x in args]
         if any(are_refs) or any(map(_compat.makes_refs, jaxprs.jaxprs_in(params))):
             return _with_refs(primitive, functools.partial(usual, **params), args, are_refs, request)
-        operands = [SimpleNamespace(aval=jax.typeof(x)) for x in args]
+        variables = {id(x): SimpleNamespace(aval=jax.typeof(x)) for x in args}
+        operands = [variables[id(x)] for x in args]
         loop = SimpleNamespace(primitive=primitive, params=params, invars=operands, outvars=())
         repair = Repair(request)
         if not repair.finds_in(loop):

@@ -8,7 +8,7 @@ from jax import lax
 from jax.extend import core as jex
 
 from jax_tensorarray import _compat
-from jax_tensorarray._in_place import layouts, refs, registers, rows, selects, sums, views
+from jax_tensorarray._in_place import factors, layouts, refs, registers, rows, selects, sums, twins, views
 from jax_tensorarray._in_place.values import Value, arrays, as_written, with_type
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._loops import choosing
@@ -24,7 +24,7 @@ LOOPS: "dict[str, Callable[[Repair, Any, Sequence[Value], dict[int, Value]], lis
 
 #: By primitive, the rules to try, in this order. If each returns None, the equation stays as it is.
 RULES: dict[str, list[Rule]] = {}
-for family in (rows.RULES, selects.RULES, sums.RULES):
+for family in (rows.RULES, selects.RULES, sums.RULES, factors.RULES):
     for name, rule in family.items():
         RULES.setdefault(name, []).append(rule)
 
@@ -64,15 +64,17 @@ class Repair:
         *,
         is_whole: bool = False,
         known: Mapping[Any, Value] | None = None,
+        constants: int = 0,
     ) -> Callable[..., list[Array]]:
         """Return a repaired jaxpr as a function of arrays, with `added` added to some of its results.
 
-        Unless it is a whole program, arrays among the results are not of weak types: versions of a buffer have one.
+        The first arguments are `constants` of the loop. Unless it is a whole program, arrays among the results are not
+        of weak types: versions of a buffer have one.
         """
         closed = refs.as_arrays(_compat.closed(jaxpr))
 
         def f(*args: Array) -> list[Array]:
-            outs = self.evaluate(closed, [Value.given(x) for x in args], known)
+            outs = self.evaluate(closed, [Value.given(x, is_constant=k < constants) for k, x in enumerate(args)], known)
             for number, value in (added or {}).items():
                 found = sums.total(outs[number], value)
                 outs[number] = Value(lax.add(*arrays([outs[number], value]))) if found is None else found
@@ -111,10 +113,11 @@ class Repair:
         if name in LOOPS:
             if (name == "scan" and self.has_choice(eqn)) or (name == "while" and self.request.max_steps is not None):
                 return True
-            bodies = registry.ENTRIES[name].bodies(eqn.params)
-            if any(registers.may_be_in(body) or layouts.may_be_in(body) for body in bodies):
+            [loop] = registry.ENTRIES[name].bodies(eqn.params)
+            if registers.may_be_in(loop) or layouts.may_be_in(loop):
                 return True
-            return any(map(self.of_loop().finds, jaxprs.jaxprs_in(eqn.params)))
+            within = jaxprs.jaxprs_in(eqn.params)
+            return any(map(self.of_loop().finds, within)) or twins.has_twins(loop, loop.inputs(eqn.invars, None))
         kind, inner = registry.entry_of(eqn).kind, list(jaxprs.jaxprs_in(eqn.params))
         if kind in ("", "loop"):
             return self.in_loop and rows.is_of_rows(eqn)

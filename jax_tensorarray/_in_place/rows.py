@@ -373,9 +373,9 @@ def scatter(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
         return None
     address = found.address
     is_window = math.prod(indices.shape[address.batch : -1]) == 1
-    if combine is not None and not is_window:
+    if combine is not None and not (is_window or eqn.params["unique_indices"]):
         return None  # a row may be there more than once
-    if combine is not None and address.length is None:
+    if combine is not None and address.length is None and is_window:
         address = address._replace(length=1)  # XLA fuses both slices with `combine` if there is no reshape between
     at, rows = arrays([indices, updates])
     (at,) = noted(eqn, 1, [at])

@@ -1,18 +1,23 @@
 """Rewrite selects between two versions of a buffer to select only the rows in which they may differ.
 
 If the version that may not be selected is unused, its updates are made anew, masked. Otherwise that version exists
-already, and the rows that should not differ are put back.
+already, and the rows that should not differ are put back. What was there before the step, and is selected in place of a
+buffer (`jnp.where(done, first, state)`), is written over all of its rows in the examples that select it.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from jax_tensorarray._in_place.values import Part, Predicate, Value
+from jax_tensorarray._in_place.rows import has_rows
+from jax_tensorarray._in_place.values import Part, Predicate, Update, Value, arrays
 from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._ops.guard import ta_guard
+from jax_tensorarray._ops.primitive import row_params
+from jax_tensorarray._ops.write import ta_write_p
 
 
 def select_n(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
@@ -29,7 +34,7 @@ def select_n(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
         return None
     selected = _of_few_rows(eqn, operands, predicate) or select(predicate, no, yes)
     if selected is None:
-        selected = _special(eqn, operands, predicate)
+        selected = _special(eqn, operands, predicate) or _of_whole_examples(predicate, no, yes)
     return None if selected is None else [selected]
 
 
@@ -70,6 +75,21 @@ def _special(eqn: Any, operands: Sequence[Value], predicate: Predicate) -> Value
             return Value(array, part=Part(whole, active))
         if other.stopped is whole:
             return Value(ta_guard(active.mask, whole.array), before=whole, guard=active)
+    return None
+
+
+def _of_whole_examples(predicate: Predicate, no: Value, yes: Value) -> Value | None:
+    """Select between a buffer and another array that is there before the step: some examples start again."""
+    axis = predicate.mask.ndim
+    for buffer, other, active in ((no, yes, predicate), (yes, no, predicate.inverted())):
+        source = other if other.shared is None else other.shared
+        is_there = source.is_given and source.before is None and (source.is_constant or buffer.before is not None)
+        if is_there and buffer.is_given and not buffer.is_constant and has_rows(buffer) and len(buffer.shape) > axis:
+            params = row_params("in_place", "drop", batch_dims=axis, length=buffer.shape[axis], whole=True)
+            # XLA repeats a shared array in a fusion, if all examples have one index.
+            zeros = np.zeros if other is source else jnp.zeros
+            index, (rows,) = zeros(predicate.mask.shape, np.int32), arrays([other])
+            return buffer.updated(Update(ta_write_p, index, rows, active.mask, params, is_window=True))
     return None
 
 

@@ -112,6 +112,8 @@ class Value:
         view: the equation that it is a view of, if it is one whose rows are those of its operands; else None.
         is_used: whether anything but the next update uses it.
         is_given: whether it, or the version that it was made from, existed before the evaluated jaxpr.
+        is_constant: whether it is the same in every step of the loop.
+        is_ones: whether all of its elements are 1.
         is_new: whether an equation that is left as it is has made all of its elements, so that rows matter little.
     """
 
@@ -120,8 +122,10 @@ class Value:
         "_mask",
         "before",
         "guard",
+        "is_constant",
         "is_given",
         "is_new",
+        "is_ones",
         "is_used",
         "literal",
         "part",
@@ -152,13 +156,15 @@ class Value:
         self.view: View | None = None
         self.before, self.update, self.sparse_updates = before, update, sparse_updates
         self.part, self.guard, self.stopped, self.repeated, self.shared = part, guard, stopped, repeated, shared
-        self.is_used = self.is_new = False
+        self.is_used = self.is_new = self.is_ones = self.is_constant = False
         self.is_given: bool = is_given or (before is not None and before.is_given)
         self._mask: Array = None
 
     @classmethod
-    def given(cls, array: Array) -> "Value":
-        return cls(array, is_given=True)
+    def given(cls, array: Array, *, is_constant: bool = False) -> "Value":
+        value = cls(array, is_given=True)
+        value.is_constant = is_constant
+        return value
 
     @classmethod
     def of_view(cls, view: View) -> "Value":

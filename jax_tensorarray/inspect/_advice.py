@@ -10,7 +10,9 @@ ADVICE = {
     "whole buffers or, where they are only read, between their gradients, and copies what all examples share. Read "
     "rows by ta_read(b, i) and write them by ta_write(b, i, x), which are masked instead.",
     "select": "A select (jnp.where, lax.select, or a plain write or read whose index may be out of range) touches all "
-    "rows. In place of jnp.where(p, new_buffer, buffer) use ta_write(buffer, i, x, where=p), and ta_read for reads.",
+    "rows. In place of jnp.where(p, new_buffer, buffer) use ta_write(buffer, i, x, where=p), and ta_read for reads. "
+    "If an example starts again (`jnp.where(done, first, state)`), make `first` before the loop: what is made anew in "
+    "every step is computed in every step.",
     "gradient": "The transpose of a plain write (`.at[i].set`) takes a row out of the cotangent and the transpose of a "
     "plain read (`b[i]`) adds one to it, in no order that XLA knows. Write by ta_write(b, i, x), add by ta_add, and "
     "read by ta_read(b, i); rows of another axis take axis=, and elements a tuple as index.",

@@ -38,6 +38,8 @@ class Step:
 
     def __init__(self, seed, *, moves=False):
         self.choose, self.lines, self.rows, self.moves = random.Random(seed), [], [], moves
+        # A row that is read of what starts again for some examples may cost a copy, and so may all of what moves.
+        self.starts_again = seed % 3 > 0 and not moves
         self.updates = self.choose.randint(1, 3)
         for k in range(self.updates):
             for _ in range(self.choose.randint(0, 2)):
@@ -71,6 +73,8 @@ class Step:
         elif kind < 0.5:
             other = f"{old}.at[{self.choose.choice(PLACES)}].set({self.term()})"
             new = f"lax.switch(j[0] % 3, [lambda: {new}, lambda: {old}, lambda: {other}])"
+        elif kind < 0.6 and self.starts_again:
+            new = f"jnp.where({predicate}, FIRST, {new})"
         self.lines.append(f"b{version + 1} = {new}")
 
     def function(self):
@@ -78,7 +82,8 @@ class Step:
         total = " + ".join(["h", *(f"jnp.sum({row})" for row in used)])
         end = f"return (b{self.updates}, 0.5 * jnp.tanh({total})), {self.choose.choice([*used, '0.0'])}"
         text = "\n    ".join(["def step(c, xs):", "(b0, h), (i, j, x) = c, xs", *self.lines, end])
-        names = {"jnp": jnp, "lax": lax, "ROWS": ROWS, "SIZE": SIZE}
+        first = np.linspace(-1, 1, ROWS * SIZE).reshape(ROWS, SIZE)
+        names = {"jnp": jnp, "lax": lax, "ROWS": ROWS, "SIZE": SIZE, "FIRST": first}
         exec(text, names)
         return text, names["step"]
 

@@ -69,7 +69,9 @@ def read_before_select(x):
 def combined(x):
     def body(b, i):
         b = b.at[i].multiply(1.5).at[(i * 7) % len(x)].min(0.3)
-        return b.at[i // 2].max(0.1).at[i].add(0.1).at[i // 3].subtract(0.2)
+        b = b.at[i // 2].max(0.1).at[i].add(0.1).at[i // 3].subtract(0.2)
+        two = jnp.stack([i // 4, len(x) - 1 - i // 4])
+        return b.at[i // 5].divide(x[i] + 2).at[i // 6].power(2).at[two].multiply(0.9, unique_indices=True)
 
     return jnp.sum(scan(body, x, len(x)) ** 2)
 

@@ -144,6 +144,7 @@ class Loop(NamedTuple):
     residuals: str
     checkpoints: int
     block: Block
+    twins: bool = False  # both buffers S begin as one, and a step returns one for both
 
 
 class Leapfrog(NamedTuple):
@@ -240,7 +241,8 @@ def _blocks(simple: st.SearchStrategy[Any], depth: int) -> st.SearchStrategy[Blo
 
 def _loops(inner: st.SearchStrategy[Block]) -> st.SearchStrategy[Loop]:
     return st.builds(
-        Loop,
+        _loop,
+        weighted({st.none(): 2, st.tuples(_refs, st.one_of(st.none(), _tests)): 1}),
         st.sampled_from(LOOPS),
         st.sampled_from([3, 4, 2, 5, 1, 0]),
         _refs,
@@ -250,6 +252,18 @@ def _loops(inner: st.SearchStrategy[Block]) -> st.SearchStrategy[Loop]:
         st.integers(1, 3),
         inner,
     )
+
+
+def _loop(twins: tuple[int, Predicate | None] | None, *args: Any) -> Loop:
+    """A loop, perhaps over twins, in a branch or not."""
+    loop = Loop(*args)
+    if twins is None:
+        return loop
+    (ref, test), own = twins, (None,) * len(STATE)
+    results = tuple(ref if tag == "S" else of for tag, of in zip(STATE, loop.block.results, strict=True))
+    block = loop.block._replace(results=results)
+    block = block if test is None else Block((Cond(test, (block, Block((), own))),), own)
+    return loop._replace(twins=True, block=block)
 
 
 def _programs(sizes: Sequence[int], dtypes: Sequence[str]) -> st.SearchStrategy[Program]:
@@ -388,6 +402,8 @@ def control(m: Any, s: Any, scope: Scope) -> tuple[Any, ...]:
     if isinstance(s, Call):
         return m.call(s.kind, lambda *x: run(m, s.block, scope, x), state)
     trips = m.integer("mod", scope.get("i", s.trips), 0, s.steps + 1)
+    if s.twins:
+        state = tuple(state[STATE.index(tag)] if tag == "S" else x for tag, x in zip(STATE, state, strict=True))
 
     def goes_on(*x: Any) -> Any:
         return test(m, s.test, Scope(None, x))

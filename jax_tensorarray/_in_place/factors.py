@@ -1,0 +1,44 @@
+"""Update rows by `.at[].divide` and `.at[].power`.
+
+JAX writes them as a whole buffer divided by, or to the power of, ones of which some rows are multiplied.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jax_tensorarray._in_place.values import Value, arrays
+from jax_tensorarray._jaxprs import jaxprs
+from jax_tensorarray._ops.read import ta_read_p
+from jax_tensorarray._ops.write import ta_write_p
+
+
+def broadcast_in_dim(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
+    """Make ones."""
+    number = operands[0].literal
+    if number is None or operands[0].dtype == jax.dtypes.float0 or number != 1:
+        return None
+    value = Value(jaxprs.bind(eqn, [operands[0].array])[0])
+    value.is_ones = True
+    return [value]
+
+
+def with_rows(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
+    """Combine a buffer with ones and some rows: only in these rows it changes."""
+    buffer, factors = operands
+    ones, update = factors.before, factors.update
+    if ones is None or update is None or update.primitive is not ta_write_p or update.where is not None:
+        return None
+    if not (ones if ones.shared is None else ones.shared).is_ones or buffer.shape != factors.shape:
+        return None
+    old = ta_read_p.bind(*arrays([buffer]), update.index, **update.params)
+    # Of a row that is left out nothing is known, nor has it a derivative.
+    is_there = lax.broadcast_in_dim(jnp.asarray(update.index) >= 0, old.shape, range(jnp.ndim(update.index)))
+    rows = lax.select(is_there, update.rows, lax.full_like(update.rows, 1))
+    return [buffer.updated(update._replace(rows=jaxprs.bind(eqn, [old, rows])[0]))]
+
+
+RULES = {"broadcast_in_dim": broadcast_in_dim, "div": with_rows, "pow": with_rows}

@@ -1,0 +1,67 @@
+"""`jnp.where(done, first, state)` in every step copies nothing but the examples that are done."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from in_place import compiled
+from jax import lax
+
+from jax_tensorarray import in_place
+from jax_tensorarray._hlo import text as hlo_text
+
+STEPS, ROWS, SIZE, EXAMPLES = 40, 128, 16, 5
+X = np.linspace(-1, 1, EXAMPLES * SIZE).reshape(EXAMPLES, SIZE)
+FIRST = np.linspace(-1, 1, ROWS * SIZE).reshape(ROWS, SIZE)
+
+
+def episodes(x, first, *, early=False, alive=False):
+    """Write a row after the other, until one is large."""
+
+    def again(done, state):
+        return jnp.where(~done, state, first) if alive else jnp.where(done, first, state)
+
+    def step(carry, _):
+        state, n, x, done = carry
+        if early:
+            state = again(done, state)
+        x = jnp.sin(3 * x + state[n // 2])
+        state, done = state.at[n].set(x), x[0] > 0.9
+        if not early:
+            state = again(done, state)
+        return (state, jnp.where(done, 0, n + 1), x, done), done
+
+    (state, *_), dones = lax.scan(step, (first, 0, x, False), None, length=STEPS)
+    return jnp.sum(jnp.sin(state)), (state, dones)
+
+
+@pytest.mark.parametrize(
+    ("options", "shared"), [({}, False), ({"early": True}, True), ({"alive": True}, True)], ids=str
+)
+def test_examples_that_start_again(options, shared):
+    def f(x, first):
+        return episodes(x, first, **options)
+
+    def gradient(x, first):
+        return jax.grad(f, has_aux=True)(x, first)
+
+    def of_both(x, first):
+        return jax.grad(f, (0, 1), has_aux=True)(x, first)
+
+    axis, first = (None, FIRST) if shared else (0, np.stack([FIRST * k for k in range(1, EXAMPLES + 1)]))
+    one, many, batched = (X[2], FIRST), (X, first), functools.partial(jax.vmap, in_axes=(0, axis))
+    assert np.any(jax.jit(f)(*one)[1][1])
+    for g, h, args in (
+        (f, in_place(f), one),
+        (batched(f), batched(in_place(f)), many),
+        (batched(f), in_place(batched(f)), many),
+        (gradient, jax.grad(in_place(f), has_aux=True), one),
+        (batched(gradient), in_place(batched(gradient)), many),
+        (of_both, in_place(of_both), one),  # that by `first` is an array of its size in each step
+    ):
+        got, want = compiled(h, *args), jax.jit(g)(*args)
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-12), got(*args), want)
+        copies = hlo_text.copies_in_loops(got.as_text(), FIRST.nbytes * (EXAMPLES if args is many else 1))
+        assert g is of_both or not copies, copies

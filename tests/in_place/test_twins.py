@@ -1,0 +1,141 @@
+"""What a loop carries in several places is carried once."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from in_place import assert_no_whole_buffer_operation, compiled
+from jax import lax
+
+from jax_tensorarray import in_place
+
+ROWS, SIZE = 200, 16
+X = jnp.linspace(-0.9, 0.9, SIZE)
+
+
+def read(a, b, x, i):
+    return jnp.tanh(jnp.sin(x) + a[(i - 1) % ROWS] + 0.5 * b[(i - 2) % ROWS])
+
+
+def updated(i, a, b, x):
+    x = read(a, b, x, i)
+    new = b.at[i % ROWS].set(x)
+    return new, new, x
+
+
+def in_a_branch(i, a, b, x):
+    x = read(a, b, x, i)
+
+    def update():
+        new = b.at[i % ROWS].set(x)
+        return new, new
+
+    return *lax.cond(x[0] > 0.2, update, lambda: (a, b)), x
+
+
+def crossing_in_one_of_three(i, a, b, x):
+    x = read(a, b, x, i)
+    yes = lambda: (a.at[i % ROWS].set(x), b.at[i % ROWS].set(x))  # noqa: E731
+    return *lax.switch(i % 3, (yes, lambda: (a, b), lambda: (b, a))), x
+
+
+def in_calls(i, a, b, x):
+    return jax.checkpoint(jax.jit(in_a_branch))(i, a, b, x)
+
+
+def in_a_loop(i, a, b, x):
+    return lax.scan(lambda s, k: (in_a_branch(i + k, *s), None), (a, b, x), jnp.arange(2))[0]
+
+
+def selected(i, a, b, x):
+    x = read(a, b, x, i)
+    new = b.at[i % ROWS].set(x)
+    return jnp.where(x[1] > 0.3, new, a), jnp.where(x[1] > 0.3, new, b), x
+
+
+def in_a_while_loop(step):
+    def loop(first, x):
+        def body(s):
+            return s[0] + 1, *step(s[0], *s[1:])
+
+        return lax.while_loop(lambda s: (s[0] < ROWS) & (s[1][0, 0] < 9), body, (0, *first, x))[1:]
+
+    return loop
+
+
+def in_a_fori_loop(step):
+    return lambda first, x: lax.fori_loop(0, ROWS, lambda i, s: step(i, *s), (*first, x))
+
+
+def loss(loop, first):
+    def f(x):
+        a, b, x = loop(first(), x)
+        return jnp.sum(jnp.sin(a)) + jnp.sum(b**2) + jnp.sum(x)
+
+    return f
+
+
+def one():
+    b = jnp.zeros((ROWS, SIZE))
+    return b, b
+
+
+def two_of_zeros():
+    return jnp.zeros((ROWS, SIZE)), jnp.zeros((ROWS, SIZE))
+
+
+STEPS = [updated, in_a_branch, crossing_in_one_of_three, in_calls, in_a_loop, selected]
+PROGRAMS = {step.__name__: loss(in_a_fori_loop(step), one) for step in STEPS}
+PROGRAMS["two of zeros"] = loss(in_a_fori_loop(in_a_branch), two_of_zeros)
+
+
+def proved(f, want, x, examples=1):
+    np.testing.assert_allclose(jax.jit(f)(x), want, rtol=1e-9)
+    assert_no_whole_buffer_operation(compiled(f, x).as_text(), examples * ROWS * SIZE * x.dtype.itemsize)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_buffer_in_two_places_is_not_copied(name):
+    f, xs = PROGRAMS[name], jnp.stack([X, 0.5 * X, X[::-1]])
+    gradients = jax.jit(jax.vmap(jax.grad(f)))(xs)
+    proved(in_place(f), jax.jit(f)(X), X)
+    proved(jax.grad(in_place(f)), gradients[0], X)
+    proved(in_place(jax.vmap(jax.grad(f))), gradients, xs, 3)
+    if name == "in_a_branch":
+        proved(in_place(jax.grad(f)), gradients[0], X)
+        proved(jax.vmap(in_place(f)), jax.jit(jax.vmap(f))(xs), xs, 3)
+
+
+@pytest.mark.parametrize("step", [updated, in_a_branch])
+def test_in_a_while_loop(step):
+    f, g = (loss(loop(step), one) for loop in (in_a_while_loop, in_a_fori_loop))
+    proved(in_place(f), g(X), X)
+    proved(jax.grad(in_place(f, max_steps=ROWS)), jax.jit(jax.grad(g))(X), X)
+
+
+DIFFERENT = {
+    "other values": lambda b, x: ((b, b + x), lambda a, b, i: (a.at[i].set(x), b.at[i].set(x))),
+    "another sign of zero": lambda b, x: ((b, -b), lambda a, b, i: (1 / a, 1 / b)),
+    "without a derivative": lambda b, x: (
+        (b, b),
+        lambda a, b, i: (a.at[i].add(x * a[i - 1]), lax.stop_gradient(b.at[i].add(x * b[i - 1]))),
+    ),
+    "in another order": lambda b, x: ((b, b, 2 * b), lambda a, b, c, i: (b, c.at[i].set(x), a)),
+    "a branch that differs": lambda b, x: (
+        (b, b),
+        lambda a, b, i: lax.cond(i % 3 == 0, lambda: (b.at[i].set(x), a), lambda: (a, b)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_what_differs_is_carried_twice(name):
+    def f(x):
+        start, step = DIFFERENT[name](jnp.zeros((9, SIZE)), x)
+        ends = lax.fori_loop(0, 7, lambda i, s: step(*s, i), start)
+        return sum(k * jnp.sum(jnp.sin(jnp.where(jnp.isinf(end), jnp.sign(end), end))) for k, end in enumerate(ends, 1))
+
+    np.testing.assert_allclose(jax.jit(in_place(f))(X), jax.jit(f)(X), rtol=1e-12)
+    want = jax.jit(jax.grad(f))(X)
+    np.testing.assert_allclose(jax.jit(jax.grad(in_place(f)))(X), want, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(jax.jit(in_place(jax.grad(f)))(X), want, rtol=1e-12, atol=1e-12)
