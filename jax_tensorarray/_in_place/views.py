@@ -99,7 +99,7 @@ def _of_transposed(source: Value, permutation: Sequence[int], index: Array, addr
     at = permutation[address.axis]
     own = address._replace(shape=source.shape, axis=at)
     found = rows.read(source, own.over_axes(index[(0,) * address.axis]), own)
-    positions = index.ndim - address.axis + (address.length is not None)
+    positions = index.ndim - address.axis + len(address.window)
     # The axes of the rows that were read, in the order of the view.
     place = [d if d < at else d + positions - 1 for d in range(len(source.shape))]
     axes = [range(at, at + positions) if d == at else [place[d]] for d in permutation]
@@ -110,17 +110,17 @@ def _of_reshaped(source: Value, index: Array, address: Address) -> Array | None:
     if address.batch or address.axis or len(address.sizes) != 1 or not _has_rows(source):
         return None
     size, shape = math.prod(address.shape[1:]), source.shape
-    many = address.length_of_one
+    many = math.prod(address.window)
     for axes in range(1, len(shape) + 1):
         each = math.prod(shape[axes:])
         fits = each and size % each == 0
         # Of several axes a window may not go on in the next row of the last one.
-        if fits and (axes == 1 or (shape[axes - 1] % (size // each) == 0 and address.length is None)):
+        if fits and (axes == 1 or (shape[axes - 1] % (size // each) == 0 and not address.window)):
             break
     else:
         return None
-    length = None if size == each and address.length is None else size // each * many
-    own = Address(shape, 0, 0, shape[:axes], length, address.drops)
+    window = () if size == each and not address.window else (size // each * many,)
+    own = Address(shape, 0, 0, shape[:axes], window, address.drops)
     found = rows.read(source, index * (size // each), own)
     return found.reshape(address.rows_shape(index.shape))
 
@@ -130,7 +130,7 @@ def _of_repeated(source: Value, dims: Sequence[int], index: Array, address: Addr
         return None
     at, (size,), (array,) = address.axis, address.sizes, arrays([source])
     row = index[(0,) * at]
-    positions = row.ndim + (address.length is not None)
+    positions = row.ndim + len(address.window)
     own = [k for k, d in enumerate(dims) if d == at]
     if own and array.shape[own[0]] == 1 < size:
         array, dims, own = array.squeeze(own[0]), [d for d in dims if d != at], []
