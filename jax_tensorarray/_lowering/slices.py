@@ -652,12 +652,10 @@ def _readers(op: Operation, first: int) -> list[Value]:
 class _AtOnce(NamedTuple):
     """The rows of a call as those of one gather or scatter.
 
-    A buffer has the axes `[*shared, *own, *sizes, *elem]`, the index `[*own, *I]`. Axes are merged into one, unless
-    windows are along several.
+    A buffer has the axes `[*shared, *own, *sizes, *elem]`, the index `[*own, *I]`.
     """
 
-    axes: int  #: number of axes of rows that the buffer has
-    sizes: list[int]  #: of these axes, or of the one that they are merged into
+    sizes: list[int]
     row: Value
     mask: Value | None  #: of the positions
     shared: int
@@ -683,8 +681,7 @@ class _AtOnce(NamedTuple):
         if choice.drops:
             inside = hlo.not_(is_out_of_bounds(row, math.prod(sizes))) if is_inside is None else is_inside
             mask = inside if mask is None else hlo.and_(mask, inside)
-        axes, sizes = len(sizes), sizes if len(window) > 1 else [math.prod(sizes)]
-        return cls(axes, sizes, row, mask, shared, batch_dims - shared, window, bool(facts.reverse), readers)
+        return cls(sizes, row, mask, shared, batch_dims - shared, window, bool(facts.reverse), readers)
 
     @property
     def at(self) -> int:
@@ -695,10 +692,6 @@ class _AtOnce(NamedTuple):
     def taken(self) -> list[int]:
         """How many rows a window has along each axis."""
         return [*[1] * (len(self.sizes) - len(self.window)), *self.window]
-
-    def merged(self, buffer: Value) -> Value:
-        shape = buffer.type.shape
-        return _reshaped(buffer, [*shape[: self.at], *self.sizes, *shape[self.at + self.axes :]])
 
     @property
     def collapsed(self) -> list[int]:
@@ -720,7 +713,6 @@ class _AtOnce(NamedTuple):
 
     def gathered(self, buffer: Value) -> Value:
         """Return the rows of a buffer, zeros where the mask is False."""
-        buffer = self.merged(buffer)
         shape, rank, first = buffer.type.shape, self.row.type.rank, self.at + len(self.sizes)
         elem, rows = shape[first:], list(range(self.at, first))
         dims = hlo.GatherDimensionNumbers.get(
@@ -747,9 +739,9 @@ class _AtOnce(NamedTuple):
         tokens: Sequence[Value | None],
     ) -> Value:
         """Return the buffer with the value in its rows, once the tokens, which are 0, are there."""
-        merged, rank = self.merged(buffer), self.row.type.rank
+        rank = self.row.type.rank
         row, *others = self.starts(clamps=False)
-        element = merged.type.element_type
+        element = buffer.type.element_type
         for token in [token for token in tokens if token is not None]:
             number = hlo.convert(tensor([], row.type.element_type), token)
             row = hlo.add(row, hlo.broadcast_in_dim(row.type, number, mlir.dense_int_array([])))
@@ -768,13 +760,13 @@ class _AtOnce(NamedTuple):
             index_vector_dim=rank,
         )
         one_each = ir.BoolAttr.get(math.prod(row.type.shape[self.own :]) == 1)
-        op = hlo.ScatterOp([merged.type], [merged], start, [value], dims, unique_indices=one_each)
+        op = hlo.ScatterOp([buffer.type], [buffer], start, [value], dims, unique_indices=one_each)
         scalar = tensor([], element)
         block = op.regions[0].blocks.append(scalar, scalar)
         with ir.InsertionPoint(block):
             old, new = block.arguments
             hlo.return_([new if combine is None else combine(old, new)])
-        return _reshaped(op.results[0], buffer.type.shape)
+        return op.results[0]
 
 
 def _positions(op: Operation, choice: _Choice) -> tuple[Value, Value | None, tuple[int, ...]]:
