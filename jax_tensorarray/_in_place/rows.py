@@ -145,6 +145,11 @@ def _address(aval: Any, taken: Sequence[int], batch: int, starts: Sequence[int],
     return Address(shape, batch, first, shape[first:after], tuple(box), drops)
 
 
+def address_of(value: Value, taken: Sequence[int], starts: Sequence[int]) -> Address | None:
+    """Return the address of an access that takes `taken` of each axis of a value, from places that are in range."""
+    return _address(jax.ShapeDtypeStruct(value.shape, value.dtype), taken, 0, starts, drops=False)
+
+
 # --- dynamic_slice and dynamic_update_slice ---------------------------------------------------------------------
 
 
@@ -175,6 +180,7 @@ _KNOWN_SHARE = 0.5
 
 
 def _of_known_slice(aval: Any, taken: Sequence[int]) -> Address | None:
+    """Return the address of a box that starts in a place known while tracing."""
     return _of_slice(aval, taken) if math.prod(taken) <= _KNOWN_SHARE * math.prod(aval.shape) else None
 
 
@@ -189,23 +195,37 @@ def slice_(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
 
     For any other buffer the derivative takes all of it anyway.
     """
-    (buffer,), taken, strides = operands, eqn.outvars[0].aval.shape, eqn.params["strides"]
-    address = _of_known_slice(eqn.invars[0].aval, taken) if buffer.is_given else None
-    if address is None or (strides is not None and set(strides) != {1}):
+    (buffer,), box = operands, _box_of_slice(eqn)
+    address = _of_known_slice(eqn.invars[0].aval, box) if buffer.is_given else None
+    if address is None:
         return None
-    return [Value(read(buffer, _known(address, eqn.params["start_indices"]), address).reshape(taken))]
+    rows = read(buffer, _known(address, eqn.params["start_indices"]), address).reshape(box)
+    return [Value(lax.slice(rows, [0] * len(box), box, eqn.params["strides"]))]
+
+
+def _box_of_slice(eqn: Any) -> list[int]:
+    """Return the sizes of the smallest box in which a slice is, which may leave out rows between others."""
+    shape = eqn.outvars[0].aval.shape
+    return [_spread(n, step - 1) for n, step in zip(shape, eqn.params["strides"] or [1] * len(shape), strict=True)]
+
+
+def _spread(count: int, between: int) -> int:
+    """Return the size of an axis of so many elements with others between them."""
+    return count + max(count - 1, 0) * between
 
 
 def pad(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     """Pad some rows with zeros: the transpose of a slice from a known place."""
     rows, zero = operands
     result, config = eqn.outvars[0].aval, eqn.params["padding_config"]
-    is_of_rows = zero.literal == 0 and all(low >= 0 and high >= 0 and inner == 0 for low, high, inner in config)
-    address = _of_known_slice(result, rows.shape) if is_of_rows else None
+    is_of_rows = zero.literal == 0 and all(low >= 0 and high >= 0 for low, high, _ in config)
+    box = [_spread(n, inner) for n, (_, _, inner) in zip(rows.shape, config, strict=True)]
+    address = _of_known_slice(result, box) if is_of_rows else None
     if address is None:
         return None
     index, (written,) = _known(address, [low for low, _, _ in config]), arrays([rows])
-    update = Update(ta_add_p, index, written.reshape(address.rows_shape(())), None, address.params, is_window=True)
+    spread = lax.pad(written, zero.array, [(0, 0, inner) for _, _, inner in config])
+    update = Update(ta_add_p, index, spread.reshape(address.rows_shape(())), None, address.params, is_window=True)
     return [Value(jaxprs.bind(eqn, [written, zero.array])[0], sparse_updates=(update,))]
 
 
@@ -421,7 +441,7 @@ def is_of_rows(eqn: Any) -> bool:
     """Return whether a rule of this module may apply to an equation: one with an address, or on a buffer with rows."""
     name = eqn.primitive.name
     if name == "slice":
-        return _of_known_slice(eqn.invars[0].aval, eqn.outvars[0].aval.shape) is not None
+        return _of_known_slice(eqn.invars[0].aval, _box_of_slice(eqn)) is not None
     if name == "dynamic_slice":
         return _of_slice(eqn.invars[0].aval, eqn.params["slice_sizes"]) is not None
     if name == "dynamic_update_slice":
