@@ -36,7 +36,9 @@ class Step:
 
     def read(self, version):
         name = f"r{len(self.rows)}"
-        self.lines.append(f"{name} = b{version}[{self.choose.choice(PLACES)}]")
+        forms = ["b[{}]", "b[{}]", "lax.dynamic_slice(b, (jnp.int32({}), j[0] % 9), (2, 8)).ravel()", "jnp.tile(b[{}, ::4], 4)"]
+        form = self.choose.choice(forms).replace("b[", f"b{version}[").replace("(b,", f"(b{version},")
+        self.lines.append(f"{name} = {form.format(self.choose.choice(PLACES))}")
         self.rows.append(name)
 
     def term(self):
@@ -47,7 +49,13 @@ class Step:
     def update(self, version):
         value = self.term() if self.choose.random() < 0.6 else f"{self.term()} + {self.term()}"
         by = self.choose.choice(["set", "set", "set", "add"])
-        old, new = f"b{version}", f"b{version}.at[{self.choose.choice(PLACES)}].{by}({value})"
+        old, place, part = f"b{version}", self.choose.choice(PLACES), self.choose.random()
+        new = f"{old}.at[{place}].{by}({value})"
+        if part < 0.2:
+            tile = f"jnp.broadcast_to({value}, (SIZE,)).reshape(2, 8)"
+            new = f"lax.dynamic_update_slice({old}, {tile}, (jnp.int32({place}), j[1] % 9))"
+        elif part < 0.3:
+            new = f"{old}.at[{place}, 1::4].{by}(jnp.broadcast_to({value}, (SIZE,))[:4])"
         kind, predicate = self.choose.random(), self.choose.choice(PREDICATES)
         if kind < 0.2:
             new = f"jnp.where({predicate}, {new}, {old})"
@@ -63,7 +71,7 @@ class Step:
         total = " + ".join(["h", *(f"jnp.sum({row})" for row in used)])
         end = f"return (b{self.updates}, 0.5 * jnp.tanh({total})), {self.choose.choice([*used, '0.0'])}"
         text = "\n    ".join(["def step(c, xs):", "(b0, h), (i, j, x) = c, xs", *self.lines, end])
-        names = {"jnp": jnp, "lax": lax, "ROWS": ROWS}
+        names = {"jnp": jnp, "lax": lax, "ROWS": ROWS, "SIZE": SIZE}
         exec(text, names)
         return text, names["step"]
 
