@@ -232,10 +232,9 @@ class _Chooser:
             return None
         if name == "read":
             updated = not self.uses.is_never_updated(buffer, op.block)
-            # A gather is never made twice. One that the update does not depend on has become its operand.
-            in_order = at_once and self.platform == "cpu" and (
-                isinstance(buffer, ir.BlockArgument) or not self.uses.is_updated_in(buffer, op.block)
-            )
+            # A gather is never made twice. An update that waits for it is made of it, or else needs a barrier.
+            of_older = isinstance(buffer, ir.BlockArgument) or not self.uses.is_updated_in(buffer, op.block)
+            in_order = at_once and self.platform == "cpu" and of_older and not _is_waited_for(op)
             is_ordered = updated and not in_order and UNORDERED not in op.attributes
             return choice._replace(ordered=is_ordered, passes_on=updated)
         is_alone = _is_alone(op, reads_too=choice.does_both) or UNORDERED in op.attributes
@@ -614,10 +613,7 @@ class _Access(NamedTuple):
 
 def _accesses(op: Operation, choice: _Choice) -> tuple[list[_Access], Sequence[Value]]:
     """Return the slices that a call stands for, in the order of its positions, and the readers that it waits for."""
-    call = CALLS[target(op).removeprefix(PREFIX)]
-    of_sorting = bool(config(op).sorted)
-    operands, readers = list(op.operands), _readers(op, len(call.operands) - (not choice.masked) + of_sorting)
-    buffer, batch_dims = operands[0], config(op).batch_dims or 0
+    buffer, batch_dims = op.operands[0], config(op).batch_dims or 0
     rows = index_sizes(op)
     index, where, window = _positions(op, choice)
     size, shape = math.prod(rows), buffer.type.shape
@@ -641,11 +637,19 @@ def _accesses(op: Operation, choice: _Choice) -> tuple[list[_Access], Sequence[V
         start = [0] * choice.shared, list(place[:inner]), _along_axes(row, rows, taken), [0] * len(elem)
         starts = (splat(row.type, at) if isinstance(at, int) else at for part in start for at in part)
         found.append(_Access(choice.shared, place, tuple(starts), sizes, mask, batch_dims))
-    return found, readers
+    return found, _readers(op)
 
 
-def _readers(op: Operation, first: int) -> list[Value]:
+def _is_waited_for(read: Operation) -> bool:
+    """Return whether an update of the buffer waits for what is read, although it is not made of it."""
+    users = [operation(use.owner) for use in read.results[0].uses]
+    return any(read.results[0] in _readers(user) for user in users if target(user) in UPDATING)
+
+
+def _readers(op: Operation) -> list[Value]:
     """Return the rows that a call waits for. If it needs no order, nobody uses those that it is not made of."""
+    facts = config(op)
+    first = len(CALLS[target(op).removeprefix(PREFIX)].operands) - (not facts.masked) + bool(facts.sorted)
     return [] if UNORDERED in op.attributes else list(op.operands)[first:]
 
 
@@ -666,9 +670,8 @@ class _AtOnce(NamedTuple):
 
     @classmethod
     def of(cls, op: Operation, choice: _Choice) -> "_AtOnce":
-        call, facts, sizes = CALLS[target(op).removeprefix(PREFIX)], config(op), index_sizes(op)
-        batch_dims, count = facts.batch_dims or 0, len(call.operands)
-        readers = _readers(op, count - (not choice.masked) + bool(facts.sorted))
+        facts, sizes = config(op), index_sizes(op)
+        batch_dims = facts.batch_dims or 0
         shared = 0 if choice.masked else choice.shared  # an example may have a mask of its own
         index, mask, window = _positions(op, choice)
         if shared < choice.shared:
@@ -681,7 +684,7 @@ class _AtOnce(NamedTuple):
         if choice.drops:
             inside = hlo.not_(is_out_of_bounds(row, math.prod(sizes))) if is_inside is None else is_inside
             mask = inside if mask is None else hlo.and_(mask, inside)
-        return cls(sizes, row, mask, shared, batch_dims - shared, window, bool(facts.reverse), readers)
+        return cls(sizes, row, mask, shared, batch_dims - shared, window, bool(facts.reverse), _readers(op))
 
     @property
     def at(self) -> int:

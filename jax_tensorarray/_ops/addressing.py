@@ -95,7 +95,8 @@ def rows(
         masks = [_for_each(batch, m) for m in mask]
     else:
         at, *masks = (_for_each(batch, x) for x in (at, *mask))
-    params = row_params(names[0], mode, lowering=lowering, batch_dims=axis, index_dims=len(parts), window=_window(length))
+    of = {"lowering": lowering, "batch_dims": axis, "index_dims": len(parts), "window": _window(length)}
+    params = row_params(names[0], mode, **of)
     return RowOperands(op, buffer, at, tuple(masks), params)
 
 

@@ -1,4 +1,4 @@
-"""Boxes of a buffer, along several axes, are read and written where they are: tiles, `k[l, :, t]`, slices with steps."""
+"""Boxes of a buffer are read and written where they are: tiles, `k[l, :, t]`, slices with steps."""
 
 import functools
 
@@ -88,8 +88,9 @@ def arguments(shape, dtype, seed):
     random = np.random.default_rng(seed)
     most = 127 if max(shape) > 127 else 40
     least = 0 if max(shape) > 127 or dtype == np.uint8 else -4
-    at, to = (np.clip(random.integers(-4, np.add(shape, 3), (EXAMPLES, STEPS, len(shape))), least, most) for _ in "ab")
-    return random.normal(size=(EXAMPLES, *shape)), at.astype(dtype), to.astype(dtype), random.normal(size=(EXAMPLES, STEPS))
+    places = random.integers(-4, np.add(shape, 3), (2, EXAMPLES, STEPS, len(shape)))
+    at, to = np.clip(places, least, most).astype(dtype)
+    return random.normal(size=(EXAMPLES, *shape)), at, to, random.normal(size=(EXAMPLES, STEPS))
 
 
 def checked(f, args, buffer):

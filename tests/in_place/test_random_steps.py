@@ -18,6 +18,8 @@ from jax_tensorarray._hlo import text as hlo_text
 
 ROWS, SIZE, STEPS, EXAMPLES = 400, 16, 100, 3
 PLACES = ("j[0]", "j[1]", "j[2]", "i", "i - 1", "i // 2", "(i + 1) % ROWS")
+ROW, TILE = "{}[{}]", "lax.dynamic_slice({}, (jnp.int32({}), j[0] % 9), (2, SIZE // 2)).ravel()"
+STEPS_OF_A_ROW = "jnp.tile({}[{}, ::4], 4)"
 PREDICATES = ("x[0] > 0.5", "j[2] > 200")
 
 
@@ -36,9 +38,8 @@ class Step:
 
     def read(self, version):
         name = f"r{len(self.rows)}"
-        forms = ["b[{}]", "b[{}]", "lax.dynamic_slice(b, (jnp.int32({}), j[0] % 9), (2, 8)).ravel()", "jnp.tile(b[{}, ::4], 4)"]
-        form = self.choose.choice(forms).replace("b[", f"b{version}[").replace("(b,", f"(b{version},")
-        self.lines.append(f"{name} = {form.format(self.choose.choice(PLACES))}")
+        form = self.choose.choice([ROW, ROW, ROW, TILE, STEPS_OF_A_ROW])
+        self.lines.append(f"{name} = {form.format(f'b{version}', self.choose.choice(PLACES))}")
         self.rows.append(name)
 
     def term(self):
@@ -52,7 +53,7 @@ class Step:
         old, place, part = f"b{version}", self.choose.choice(PLACES), self.choose.random()
         new = f"{old}.at[{place}].{by}({value})"
         if part < 0.2:
-            tile = f"jnp.broadcast_to({value}, (SIZE,)).reshape(2, 8)"
+            tile = f"jnp.broadcast_to({value}, (SIZE,)).reshape(2, -1)"
             new = f"lax.dynamic_update_slice({old}, {tile}, (jnp.int32({place}), j[1] % 9))"
         elif part < 0.3:
             new = f"{old}.at[{place}, 1::4].{by}(jnp.broadcast_to({value}, (SIZE,))[:4])"
