@@ -113,7 +113,8 @@ def _box(source: Value, dims: Sequence[int], index: Array, address: Address) -> 
     taken = dict(enumerate(address.taken, address.axis))
     box = [taken.get(d, n) if n == address.shape[d] else n for n, d in zip(shape, dims, strict=True)]
     if box == list(shape):
-        return lax.broadcast_in_dim(*arrays([source]), (*row.shape, *shape), range(row.ndim, row.ndim + len(shape)))
+        (array,) = arrays([source])
+        return lax.broadcast_in_dim(array, (*row.shape, *shape), range(row.ndim, row.ndim + len(shape)))
     starts, rest = {}, row
     for d in reversed(range(address.axis + 1, address.after)):
         size = np.int32(address.shape[d])
