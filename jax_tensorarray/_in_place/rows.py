@@ -2,7 +2,7 @@
 
 An `Address` is the place of an equation in a buffer, as far as shapes determine it. The equation starts somewhere
 along some axes, from the first to the last of which it takes one row or a box of rows, and takes all other axes as a
-whole. An equation that takes several boxes of a batch axis of its own is not about rows and stays as it is.
+whole. An equation that takes only a part of an axis before these, or all rows, stays as it is.
 """
 
 import functools
@@ -88,8 +88,7 @@ class Address(NamedTuple):
             if row is not None:
                 at = row if at is None else at + row
         if inside is not None:
-            # All rows of a box are left out.
-            at = lax.select(inside, at, lax.full_like(at, -math.prod(self.sizes)))
+            at = lax.select(inside, at, lax.full_like(at, -math.prod(self.sizes)))  # no row of the box is one
         return self.over_axes(at), inside
 
     def over_axes(self, index: Array) -> Array:

@@ -188,7 +188,8 @@ class _Chooser:
         if self.barriers_hold:
             return choice
         opaque_zero = opaque_zero_at(op)
-        is_dear = choice.does_both and num_bytes(op.operands[2]) > _MOST_BYTES
+        is_box = choice.by_windows and len(window_of(op)) > 1  # which a call would move by single elements
+        is_dear = choice.does_both and num_bytes(op.operands[2]) > _MOST_BYTES and not is_box
         return None if opaque_zero is None else choice._replace(opaque_zero=opaque_zero, is_dear=is_dear)
 
     def _choose_row(self, op: Operation, name: str, is_tape: bool) -> _Choice | None:

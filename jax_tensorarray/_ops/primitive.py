@@ -188,8 +188,9 @@ def check_operands(buffer: Any, index: Any, rest: Sequence[Any], takes_value: bo
     if not 0 < index_dims <= buffer.ndim - batch_dims:
         raise ValueError(f"{op}: buffer {buffer.shape} with {batch_dims} batch axes has no rows of {index_dims} axes")
     sizes = buffer.shape[batch_dims : batch_dims + index_dims]
-    if any(n > size for n, size in zip(reversed(params["window"]), reversed(sizes), strict=False)):
-        raise ValueError(f"{op}: a window {params['window']} does not fit into {sizes}")
+    window = params["window"]
+    if len(window) > index_dims or any(n > size for n, size in zip(window[::-1], sizes[::-1], strict=False)):
+        raise ValueError(f"{op}: a window of {window} rows does not fit into {sizes}")
     if not jnp.issubdtype(index.dtype, jnp.integer):
         raise TypeError(f"{op}: index must have an integer dtype, got {index.dtype}")
     value, where = (rest[:1], rest[1:]) if takes_value else ((), rest)
