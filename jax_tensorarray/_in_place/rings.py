@@ -272,11 +272,14 @@ def _dynamic_update_slice(self: Evaluator, eqn: Any, operands: list[Held]) -> li
     shape, sizes = (v.aval.shape for v in eqn.invars[:2])
     count, n, start = sizes[axis], shape[axis], starts[axis]
     if any(sizes[d] != shape[d] for d in range(len(shape)) if d != axis):
-        if not isinstance(of, Ring) or count > 1 or of.start.ndim or not isinstance(rows, Value):
+        if not isinstance(of, Ring) or not isinstance(rows, Value) or 2 * count > n:
             return None
         places = [as_int32(x.array, size) for x, size in zip(starts, shape, strict=True)]
-        places[axis] = _wrapped(of.start, _in_range(start, n, 1), n)
-        return [of.at(lax.dynamic_update_slice(of.array, rows.array, places))]
+        if count == 1 and not of.start.ndim:
+            places[axis] = _wrapped(of.start, _in_range(start, n, 1), n)
+            return [of.at(lax.dynamic_update_slice(of.array, rows.array, places))]
+        first, places[axis] = _in_range(start, n, count), jnp.int32(0)
+        return [of.with_rows(first, lax.dynamic_update_slice(of.rows(first, count), rows.array, places))]
     if (place := _known(start)) is not None:
         return _replaced(self, of, rows, axis, min(max(place, 0), n - count), count)
     if not isinstance(of, Ring) or not isinstance(rows, Value) or 2 * count > n:

@@ -85,7 +85,7 @@ def _of_whole_examples(predicate: Predicate, no: Value, yes: Value) -> Value | N
         source = other if other.shared is None else other.shared
         is_there = source.is_given and source.before is None and (source.is_constant or buffer.before is not None)
         if is_there and buffer.is_given and not buffer.is_constant and has_rows(buffer) and len(buffer.shape) > axis:
-            params = row_params("in_place", "drop", batch_dims=axis, length=buffer.shape[axis], whole=True)
+            params = row_params("in_place", "drop", batch_dims=axis, window=(buffer.shape[axis],), whole=True)
             # XLA repeats a shared array in a fusion, if all examples have one index.
             zeros = np.zeros if other is source else jnp.zeros
             index, (rows,) = zeros(predicate.mask.shape, np.int32), arrays([other])

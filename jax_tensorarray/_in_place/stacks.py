@@ -138,4 +138,4 @@ class _Evaluator:
 
 def _is_simple(params: Any) -> bool:
     """Return whether rows out of range are left out one by one."""
-    return params["mode"] == "drop" and (params["length"] is None or params["whole"])
+    return params["mode"] == "drop" and (not params["window"] or params["whole"])

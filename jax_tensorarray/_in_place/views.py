@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.extend import core as jex
 
@@ -94,51 +95,74 @@ def _part(x: Value, index: Array, address: Address) -> Array | None:
 
 
 def _of_transposed(source: Value, permutation: Sequence[int], index: Array, address: Address) -> Array | None:
-    if address.batch or len(address.sizes) != 1 or not _has_rows(source):
+    dims = [permutation.index(k) for k in range(len(permutation))]
+    box = None if address.batch else _box(source, dims, index, address)
+    if box is None:
         return None
-    at = permutation[address.axis]
-    own = address._replace(shape=source.shape, axis=at)
-    found = rows.read(source, own.over_axes(index[(0,) * address.axis]), own)
-    positions = index.ndim - address.axis + (address.length is not None)
-    # The axes of the rows that were read, in the order of the view.
-    place = [d if d < at else d + positions - 1 for d in range(len(source.shape))]
-    axes = [range(at, at + positions) if d == at else [place[d]] for d in permutation]
-    return jnp.transpose(found, [a for group in axes for a in group])
+    positions = box.ndim - len(dims)
+    return _as_rows(jnp.transpose(box, [*range(positions), *(positions + k for k in permutation)]), address)
+
+
+def _box(source: Value, dims: Sequence[int], index: Array, address: Address) -> Array | None:
+    """Return the part `[*I, *box]` of an array that belongs to the rows of an index `[..., *I]`.
+
+    Axis k of the array is axis `dims[k]` of the view, or has one element to be repeated.
+    """
+    row = index[(0,) * address.axis]
+    shape = source.shape
+    taken = dict(enumerate(address.taken, address.axis))
+    box = [taken.get(d, n) if n == address.shape[d] else n for n, d in zip(shape, dims, strict=True)]
+    if box == list(shape):
+        (array,) = arrays([source])
+        return lax.broadcast_in_dim(array, (*row.shape, *shape), range(row.ndim, row.ndim + len(shape)))
+    starts, rest = {}, row
+    for d in reversed(range(address.axis + 1, address.after)):
+        size = np.int32(address.shape[d])
+        starts[d], rest = lax.rem(rest, size), lax.div(rest, size)
+    starts[address.axis] = rest
+    own = rows.address_of(source, box, [k for k, d in enumerate(dims) if d in starts])
+    if own is None:
+        return None
+    at, _ = own.positions({k: starts[d] for k, d in enumerate(dims) if d in starts})
+    if address.drops:
+        at = lax.select(own.over_axes(row) < 0, lax.full_like(at, -math.prod(own.sizes)), at)
+    return own.positions_first(rows.read(source, at, own), row.ndim).reshape(*row.shape, *box)
+
+
+def _as_rows(box: Array, address: Address) -> Array:
+    """Reorder `[*I, *box]` to the rows of an index."""
+    positions = box.shape[: box.ndim - len(address.shape)]
+    ordered = box.reshape(*positions, *address.rows_shape(()))
+    return address.positions_behind(ordered, len(positions))
 
 
 def _of_reshaped(source: Value, index: Array, address: Address) -> Array | None:
     if address.batch or address.axis or len(address.sizes) != 1 or not _has_rows(source):
         return None
     size, shape = math.prod(address.shape[1:]), source.shape
-    many = address.length_of_one
+    many = math.prod(address.window)
     for axes in range(1, len(shape) + 1):
         each = math.prod(shape[axes:])
         fits = each and size % each == 0
         # Of several axes a window may not go on in the next row of the last one.
-        if fits and (axes == 1 or (shape[axes - 1] % (size // each) == 0 and address.length is None)):
+        if fits and (axes == 1 or (shape[axes - 1] % (size // each) == 0 and not address.window)):
             break
     else:
         return None
-    length = None if size == each and address.length is None else size // each * many
-    own = Address(shape, 0, 0, shape[:axes], length, address.drops)
+    window = () if size == each and not address.window else (size // each * many,)
+    own = Address(shape, 0, 0, shape[:axes], window, address.drops)
     found = rows.read(source, index * (size // each), own)
     return found.reshape(address.rows_shape(index.shape))
 
 
 def _of_repeated(source: Value, dims: Sequence[int], index: Array, address: Address) -> Array | None:
-    if address.batch or len(address.sizes) != 1:
+    box = None if address.batch else _box(source, dims, index, address)
+    if box is None:
         return None
-    at, (size,), (array,) = address.axis, address.sizes, arrays([source])
-    row = index[(0,) * at]
-    positions = row.ndim + (address.length is not None)
-    own = [k for k, d in enumerate(dims) if d == at]
-    if own and array.shape[own[0]] == 1 < size:
-        array, dims, own = array.squeeze(own[0]), [d for d in dims if d != at], []
-    if own:
-        of_own = address._replace(shape=array.shape, axis=own[0])
-        array = rows.read(source, of_own.over_axes(row), of_own)
-    groups = [[*range(at, at + positions)] if d == at else [d if d < at else d + positions - 1] for d in dims]
-    return lax.broadcast_in_dim(array, address.rows_shape(row.shape), [d for group in groups for d in group])
+    positions = box.ndim - len(dims)
+    taken = [*address.shape[: address.axis], *address.taken, *address.shape[address.after :]]
+    whole = (*box.shape[:positions], *taken)
+    return _as_rows(lax.broadcast_in_dim(box, whole, [*range(positions), *(positions + d for d in dims)]), address)
 
 
 def _has_rows(x: Value) -> bool:

@@ -18,7 +18,7 @@ from jax_tensorarray._lowering.calls import (
     chosen_row,
     index_and_size,
     index_number,
-    length_of,
+    span_of,
 )
 from jax_tensorarray._lowering.mlir import (
     Operation,
@@ -76,7 +76,7 @@ def mark_those_in_range(functions: dict[str, Operation]) -> None:
 
     for op in [op for function in functions.values() for op in walk(function) if addresses_rows(op)]:
         index, size = index_and_size(op)
-        size = size if size is None else size - (length_of(op) or 1) + 1
+        size = size if size is None else size - span_of(op) + 1
         if is_in_range(index, size):
             op.attributes[IN_RANGE] = ir.UnitAttr.get()
             op.operands[index_number(op)] = _simplified(index, bounds)

@@ -8,7 +8,7 @@ import numpy as np
 from jax.interpreters.mlir import dense_int_array, i64_attr, ir
 
 from jax_tensorarray._compat import hlo
-from jax_tensorarray._lowering.calls import CONFIG, LENGTH, PREFIX, index_sizes, mask_of
+from jax_tensorarray._lowering.calls import CONFIG, PREFIX, WINDOW, index_sizes, mask_of, steps_along, window_of
 from jax_tensorarray._lowering.mlir import INT32_MAX, Operation, Value, terminator
 
 
@@ -78,17 +78,21 @@ def widened(index: Value, size: int) -> Value:
     return hlo.convert(tensor(index.type.shape, ir.IntegerType.get_signless(wide)), index)
 
 
-def repeated(value: Value, count: int) -> Value:
-    """Repeat an array along a new last axis."""
+def repeated(value: Value, more: Sequence[int]) -> Value:
+    """Repeat an array along new last axes."""
     shape = value.type.shape
-    kind = tensor([*shape, count], value.type.element_type)
+    kind = tensor([*shape, *more], value.type.element_type)
     return hlo.broadcast_in_dim(kind, value, dense_int_array(range(len(shape))))
 
 
-def rows_of_windows(firsts: Value, length: int, size: int) -> Value:
-    """Return the numbers of all rows of windows that start at those rows, in a dtype that has `size` rows."""
-    firsts = repeated(widened(firsts, size), length)
-    rows = hlo.add(firsts, hlo.iota(firsts.type, i64_attr(firsts.type.rank - 1)))
+def rows_of_windows(firsts: Value, window: Sequence[int], sizes: Sequence[int]) -> Value:
+    """Return the numbers of all rows of windows that start at those rows, in a dtype that has all rows."""
+    rows = firsts = repeated(widened(firsts, math.prod(sizes)), window)
+    axis = firsts.type.rank
+    for step in steps_along(sizes)[: -len(window) - 1 : -1]:
+        axis -= 1
+        along = hlo.iota(firsts.type, i64_attr(axis))
+        rows = hlo.add(rows, along if step == 1 else hlo.multiply(along, splat(firsts.type, step)))
     if not firsts.type.element_type.is_unsigned:
         return rows
     return hlo.select(compare(rows, firsts, "LT"), firsts, rows)  # what wraps to a row stays out of range
@@ -96,13 +100,13 @@ def rows_of_windows(firsts: Value, length: int, size: int) -> Value:
 
 def give_all_rows(call: Operation) -> None:
     """Give a call of a kernel, which knows no windows, the numbers of all their rows."""
-    length, mask = call.attributes[LENGTH].value, mask_of(call)
+    window, mask = window_of(call), mask_of(call)
     with ir.InsertionPoint(call), call.location:
-        call.operands[1] = rows_of_windows(call.operands[1], length, math.prod(index_sizes(call)))
+        call.operands[1] = rows_of_windows(call.operands[1], window, index_sizes(call))
         if mask is not None:
-            call.operands[list(call.operands).index(mask)] = repeated(mask, length)
+            call.operands[list(call.operands).index(mask)] = repeated(mask, window)
     call.attributes["operand_layouts"] = ir.ArrayAttr.get(layouts(call.operands))
-    del call.attributes[LENGTH]
+    del call.attributes[WINDOW]
 
 
 def at_positions(sizes: Value, shape: Sequence[int]) -> Value:

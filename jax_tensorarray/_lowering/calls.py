@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from jax.interpreters.mlir import ir
@@ -74,12 +74,12 @@ IN_RANGE = "jax_tensorarray.in_range"
 UNORDERED = "jax_tensorarray.unordered"
 
 
-#: Attribute of a call whose index has only the first number of each window of consecutive rows: the length of a window.
-#: Kernels take the numbers of all rows, see `give_all_rows`.
-LENGTH = "jax_tensorarray.length"
+#: Attribute of a call whose index has only the number of the first row of each window: the sizes of a window along the
+#: last of the axes that the index counts. Kernels take the numbers of all rows, see `give_all_rows`.
+WINDOW = "jax_tensorarray.window"
 
 
-#: Attribute of a call whose windows are each in range or out of range as a whole.
+#: Attribute of a call whose windows are each in range, along every axis, or out of range as a whole.
 WHOLE = "jax_tensorarray.whole"
 
 
@@ -200,9 +200,22 @@ def index_number(op: Operation) -> int:
     return int(target(op) != PREFIX + "check")
 
 
-def length_of(op: Operation) -> int | None:
-    """Return the length of the windows of a row op, if its index has only the first number of each."""
-    return op.attributes[LENGTH].value if LENGTH in op.attributes else None
+def window_of(op: Operation) -> tuple[int, ...]:
+    """Return the sizes of the windows of a row op, if its index has only the first number of each, else ()."""
+    return tuple(ir.DenseI64ArrayAttr(op.attributes[WINDOW])) if WINDOW in op.attributes else ()
+
+
+def steps_along(sizes: Sequence[int]) -> list[int]:
+    """Return by how much the number of a row grows along each of the axes that an index counts."""
+    return [math.prod(map(int, sizes[k + 1 :])) for k in range(len(sizes))]
+
+
+def span_of(op: Operation) -> int:
+    """Return the number of rows from the first to the last one of a window, or 1."""
+    window = window_of(op)
+    if 0 in window:
+        return 0
+    return 1 + sum((n - 1) * step for n, step in zip(window[::-1], steps_along(index_sizes(op))[::-1], strict=False))
 
 
 def index_sizes(op: Operation) -> list[int]:

@@ -45,10 +45,10 @@ from jax_tensorarray._lowering.calls import (
     config,
     index_and_size,
     is_ours,
-    length_of,
     lowering_of,
     mask_of,
     may_raise,
+    span_of,
     target,
     with_config,
 )
@@ -354,7 +354,7 @@ class _Position(NamedTuple):
     """The rows that an op addresses."""
 
     index: Value
-    length: int | None  #: each index is the first of so many rows
+    span: int  #: each index is the first of so many rows
     size: Value | int  #: how many rows there are, if need be as int32 `[*batch]`
     mask: Value | None  #: bool of the shape of the index: False where the op does nothing
 
@@ -363,11 +363,11 @@ def _position(op: Operation) -> _Position:
     index, size = index_and_size(op)
     mask = mask_of(op)
     if target(op) == PREFIX + "check":
-        return _Position(index, None, op.operands[1] if size is None else size, mask)
+        return _Position(index, 1, op.operands[1] if size is None else size, mask)
     one, one_mask = shared_scalar(index), None if mask is None else shared_scalar(mask)
     if one is not None and (mask is None) == (one_mask is None):  # the program repeats one number
         index, mask = one, one_mask
-    return _Position(index, length_of(op), size, mask)
+    return _Position(index, span_of(op), size, mask)
 
 
 #: A code has a number of an op and of a size in the upper half. Ops of one name in one place have one number, and
@@ -420,7 +420,7 @@ class _Codes:
         """Check the index of the one op that was recorded, and no rows of the others."""
         numbers = {n: name for n, (name, long) in enumerate(self.ops, 1) if long == is_long}
         own = hlo.constant(ir.DenseElementsAttr.get(np.array([*numbers], np.int32)))
-        each = [repeated(x, len(numbers)) for x in (index, size, op)]
+        each = [repeated(x, [len(numbers)]) for x in (index, size, op)]
         is_here = compare(own, each.pop(), "EQ")
         index, size = (hlo.select(is_here, x, splat(x.type, n)) for x, n in zip(each, (0, 1), strict=True))
         if is_long:
@@ -467,11 +467,11 @@ def _call_of_check(op: str, index: Value, size: Value, *, raises: bool) -> Value
 
 def _first_out_of_bounds(position: _Position) -> tuple[Value, Value, Value]:
     """Return the first index that is out of range, the number of rows there, and whether there is one."""
-    index, length, size, mask = position
-    if length is not None:
+    index, span, size, mask = position
+    if span > 1:
         # The first number out of range is the first of all, or the number after the last row of the buffer.
         index = widened(index, size)
-        fits = compare(index, splat(index.type, size - length), "LE")
+        fits = compare(index, splat(index.type, size - span), "LE")
         index = hlo.select(fits, index, hlo.maximum(index, splat(index.type, size)))
     shape, int32 = index.type.shape, ir.IntegerType.get_signless(32)
     sizes = splat(tensor(shape, int32), size) if isinstance(size, int) else at_positions(size, shape)

@@ -49,7 +49,6 @@ from jax_tensorarray._lowering.calls import (
     CHOSEN,
     FALLBACK,
     IN_RANGE,
-    LENGTH,
     LOWERING,
     LOWERINGS,
     PREFIX,
@@ -57,17 +56,18 @@ from jax_tensorarray._lowering.calls import (
     UNORDERED,
     UPDATING,
     WHOLE,
+    WINDOW,
     WITHOUT_KERNELS,
     chosen_row,
     config,
     index_sizes,
     is_ours,
-    length_of,
     lowering_of,
     mask_of,
     may_raise,
     opaque_zero_at,
     target,
+    window_of,
 )
 from jax_tensorarray._lowering.mlir import (
     LoopsAround,
@@ -150,7 +150,7 @@ class _Choice(NamedTuple):
     ordered: bool = False  #: others read the buffer
     passes_on: bool = False  #: the buffer goes on from here
     shared: int = 0  #: how many batch axes have one index for all examples
-    by_windows: bool = False  #: its rows are one or several windows of consecutive rows
+    by_windows: bool = False  #: its rows are one or several windows, moved as a whole
     at_once: bool = False  #: all rows are moved by one gather or one scatter
     opaque_zero: Value = None  #: a number that is 0, but XLA cannot see that
     is_dear: bool = False  #: a call takes less time, as long as no other op has to be one too
@@ -188,7 +188,8 @@ class _Chooser:
         if self.barriers_hold:
             return choice
         opaque_zero = opaque_zero_at(op)
-        is_dear = choice.does_both and num_bytes(op.operands[2]) > _MOST_BYTES
+        is_box = choice.by_windows and len(window_of(op)) > 1  # which a call would move by single elements
+        is_dear = choice.does_both and num_bytes(op.operands[2]) > _MOST_BYTES and not is_box
         return None if opaque_zero is None else choice._replace(opaque_zero=opaque_zero, is_dear=is_dear)
 
     def _choose_row(self, op: Operation, name: str, is_tape: bool) -> _Choice | None:
@@ -210,15 +211,17 @@ class _Chooser:
         in_range = is_tape and (facts.strict or CHECKED in op.attributes)
         drops = not in_range and self._needs_mask(op)
         masked = bool(facts.masked)
-        (shared, own), length = _shared_axes(index, batch_dims), length_of(op)
-        by_windows = length is not None and (WHOLE in op.attributes or not drops)
-        positions = own.type.shape if by_windows or length is None else [*own.type.shape, length]
+        (shared, own), window = _shared_axes(index, batch_dims), window_of(op)
+        by_windows = bool(window) and (WHOLE in op.attributes or (len(sizes) == 1 and not drops))
+        positions = own.type.shape if by_windows else [*own.type.shape, *window]
         if self.divided and shared < batch_dims:
             return None
         # A GPU visits many positions in a sorted order. The positions of one slice need not be sorted.
         count, each = math.prod(positions), math.prod(positions[batch_dims - shared :])
-        is_sorted = bool(facts.sorted) and not (by_windows and count == 1)
-        at_once = count > self.slices_of_a_loop and not is_tape and self._can_be_at_once(op, name, element, each)
+        is_box = by_windows and len(window) > 1
+        most = self.slices_of_a_loop if self.platform == "cpu" else self.most_slices
+        at_once = count > most and not is_tape and self._can_be_at_once(op, name, element, each, is_box)
+        is_sorted = bool(facts.sorted) and not (by_windows and count == 1) and not at_once
         if is_sorted or not (at_once or 0 < count <= self.most_slices):
             return None
         does_both = name == "swap" if at_once else name != "read" and (name != "write" or masked or drops)
@@ -230,18 +233,23 @@ class _Chooser:
             return None
         if name == "read":
             updated = not self.uses.is_never_updated(buffer, op.block)
-            # A gather is never made twice. One that the update does not depend on has become its operand.
-            in_order = at_once and (
-                isinstance(buffer, ir.BlockArgument) or not self.uses.is_updated_in(buffer, op.block)
-            )
+            # A gather is never made twice. An update that waits for it is made of it, or else needs a barrier.
+            of_older = isinstance(buffer, ir.BlockArgument) or not self.uses.is_updated_in(buffer, op.block)
+            in_order = at_once and self.platform == "cpu" and of_older and not _is_waited_for(op)
             is_ordered = updated and not in_order and UNORDERED not in op.attributes
             return choice._replace(ordered=is_ordered, passes_on=updated)
         is_alone = _is_alone(op, reads_too=choice.does_both) or UNORDERED in op.attributes
         return choice._replace(ordered=not is_alone, passes_on=True)
 
-    def _can_be_at_once(self, op: Operation, name: str, element: str, each: int) -> bool:
-        """Return whether a gather or a scatter does what a call does, which has `each` positions in an example."""
-        if self.platform != "cpu" or not is_in_loop(op, self.in_loops):
+    def _can_be_at_once(self, op: Operation, name: str, element: str, each: int, is_box: bool) -> bool:
+        """Return whether a gather or a scatter does what a call does, which has `each` positions in an example.
+
+        Of a box every element would be a position of a call. So boxes, one in each example, are moved as plain JAX
+        moves them on every platform.
+        """
+        if not is_in_loop(op, self.in_loops):
+            return False
+        if self.platform != "cpu" and not (is_box and (each == 1 or name == "read")):
             return False
         if name == "swap":
             return each == 1  # of two positions, one might take out what the other puts in
@@ -390,7 +398,7 @@ class _Rewriter:
                 for name in (LOWERING, CHECKED, IN_RANGE, CHOSEN, UNORDERED, WHOLE):
                     if name in op.attributes:
                         del op.attributes[name]
-                if LENGTH in op.attributes and FALLBACK not in op.attributes:
+                if WINDOW in op.attributes and FALLBACK not in op.attributes:
                     give_all_rows(op)
                 continue
             self.opaque_zero = choice.opaque_zero
@@ -606,18 +614,16 @@ class _Access(NamedTuple):
 
 def _accesses(op: Operation, choice: _Choice) -> tuple[list[_Access], Sequence[Value]]:
     """Return the slices that a call stands for, in the order of its positions, and the readers that it waits for."""
-    call = CALLS[target(op).removeprefix(PREFIX)]
-    of_sorting = bool(config(op).sorted)
-    operands, readers = list(op.operands), _readers(op, len(call.operands) - (not choice.masked) + of_sorting)
-    buffer, batch_dims = operands[0], config(op).batch_dims or 0
+    buffer, batch_dims = op.operands[0], config(op).batch_dims or 0
     rows = index_sizes(op)
-    index, where, length = _positions(op, choice)
+    index, where, window = _positions(op, choice)
     size, shape = math.prod(rows), buffer.type.shape
+    taken = [*[1] * (len(rows) - len(window)), *window]
     batch, inner, elem = shape[: choice.shared], batch_dims - choice.shared, shape[batch_dims + len(rows) :]
-    sizes = (*batch, *[1] * (inner + len(rows) - 1), length or 1, *elem)
+    sizes = (*batch, *[1] * inner, *taken, *elem)
     is_inside, index = _inside(op, index)
     if is_inside is not None or not choice.drops:
-        index = _unclamped(index, size - (length or 1)) if len(rows) == 1 else index
+        index = _unclamped(index, size - taken[0]) if len(rows) == 1 else index
     found = []
     for place in np.ndindex(*index.type.shape):
         row = widened(_part(index, 0, place, ()), size)
@@ -629,39 +635,46 @@ def _accesses(op: Operation, choice: _Choice) -> tuple[list[_Access], Sequence[V
         if mask is not None:
             dims = mlir.dense_int_array(range(mask.type.rank))
             mask = hlo.broadcast_in_dim(tensor(sizes, mask.type.element_type), mask, dims)
-        start = [0] * choice.shared, list(place[:inner]), _along_axes(row, rows, length or 1), [0] * len(elem)
+        start = [0] * choice.shared, list(place[:inner]), _along_axes(row, rows, taken), [0] * len(elem)
         starts = (splat(row.type, at) if isinstance(at, int) else at for part in start for at in part)
         found.append(_Access(choice.shared, place, tuple(starts), sizes, mask, batch_dims))
-    return found, readers
+    return found, _readers(op)
 
 
-def _readers(op: Operation, first: int) -> list[Value]:
+def _is_waited_for(read: Operation) -> bool:
+    """Return whether an update of the buffer waits for what is read, although it is not made of it."""
+    users = [operation(use.owner) for use in read.results[0].uses]
+    return any(read.results[0] in _readers(user) for user in users if target(user) in UPDATING)
+
+
+def _readers(op: Operation) -> list[Value]:
     """Return the rows that a call waits for. If it needs no order, nobody uses those that it is not made of."""
+    facts = config(op)
+    first = len(CALLS[target(op).removeprefix(PREFIX)].operands) - (not facts.masked) + bool(facts.sorted)
     return [] if UNORDERED in op.attributes else list(op.operands)[first:]
 
 
 class _AtOnce(NamedTuple):
     """The rows of a call as those of one gather or scatter.
 
-    A buffer has the axes `[*shared, *own, size, *elem]`, the index `[*own, *I]`.
+    A buffer has the axes `[*shared, *own, *sizes, *elem]`, the index `[*own, *I]`.
     """
 
     sizes: list[int]
-    start: Value
+    row: Value
     mask: Value | None  #: of the positions
     shared: int
     own: int
-    length: int | None  #: of a window
+    window: Sequence[int]
     reverse: bool
     readers: Sequence[Value]
 
     @classmethod
     def of(cls, op: Operation, choice: _Choice) -> "_AtOnce":
-        call, facts, sizes = CALLS[target(op).removeprefix(PREFIX)], config(op), index_sizes(op)
-        batch_dims, count = facts.batch_dims or 0, len(call.operands)
-        readers = _readers(op, count - (not choice.masked) + bool(facts.sorted))
+        facts, sizes = config(op), index_sizes(op)
+        batch_dims = facts.batch_dims or 0
         shared = 0 if choice.masked else choice.shared  # an example may have a mask of its own
-        index, mask, length = _positions(op, choice)
+        index, mask, window = _positions(op, choice)
         if shared < choice.shared:
             batch = op.operands[1].type.shape[: choice.shared]
             whole = tensor([*batch, *index.type.shape], index.type.element_type)
@@ -672,41 +685,50 @@ class _AtOnce(NamedTuple):
         if choice.drops:
             inside = hlo.not_(is_out_of_bounds(row, math.prod(sizes))) if is_inside is None else is_inside
             mask = inside if mask is None else hlo.and_(mask, inside)
-        return cls(sizes, row, mask, shared, batch_dims - shared, length, bool(facts.reverse), readers)
+        return cls(sizes, row, mask, shared, batch_dims - shared, window, bool(facts.reverse), _readers(op))
 
     @property
     def at(self) -> int:
-        """The axis of the rows."""
+        """The first axis of the rows."""
         return self.shared + self.own
 
-    def one_axis(self, buffer: Value) -> Value:
-        shape = buffer.type.shape
-        return _reshaped(buffer, [*shape[: self.at], math.prod(self.sizes), *shape[self.at + len(self.sizes) :]])
+    @property
+    def taken(self) -> list[int]:
+        """How many rows a window has along each axis."""
+        return [*[1] * (len(self.sizes) - len(self.window)), *self.window]
+
+    @property
+    def collapsed(self) -> list[int]:
+        """The axes along which a window has no axis."""
+        return list(range(self.at, self.at + len(self.sizes) - len(self.window)))
 
     def dims(self, rank: int) -> list[int]:
-        """Return the axes of the rows `[*shared, *own, *I(, length), *elem]` that are no axes of the index."""
-        return [*range(self.shared), *range(self.shared + self.start.type.rank, rank)]
+        """Return the axes of the rows `[*shared, *own, *I, *window, *elem]` that are no axes of the index."""
+        return [*range(self.shared), *range(self.shared + self.row.type.rank, rank)]
 
-    def starts(self, row: Value) -> Value:
-        return _reshaped(row, [*row.type.shape, 1])
+    def starts(self, *, clamps: bool) -> list[Value]:
+        """Return where a window starts along each axis."""
+        return _along_axes(self.row, self.sizes, self.taken, clamps=clamps)
+
+    @staticmethod
+    def joined(starts: Sequence[Value]) -> Value:
+        parts = [_reshaped(start, [*start.type.shape, 1]) for start in starts]
+        return parts[0] if len(parts) == 1 else hlo.concatenate(parts, mlir.i64_attr(parts[0].type.rank - 1))
 
     def gathered(self, buffer: Value) -> Value:
         """Return the rows of a buffer, zeros where the mask is False."""
-        buffer = self.one_axis(buffer)
-        shape, rank = buffer.type.shape, self.start.type.rank
-        elem, has_length = shape[self.at + 1 :], self.length is not None
-        window = [self.length] if has_length else []
+        shape, rank, first = buffer.type.shape, self.row.type.rank, self.at + len(self.sizes)
+        elem, rows = shape[first:], list(range(self.at, first))
         dims = hlo.GatherDimensionNumbers.get(
-            offset_dims=self.dims(self.shared + rank + len(window) + len(elem)),
-            collapsed_slice_dims=[] if has_length else [self.at],
+            offset_dims=self.dims(self.shared + rank + len(self.window) + len(elem)),
+            collapsed_slice_dims=self.collapsed,
             operand_batching_dims=list(range(self.shared, self.at)),
             start_indices_batching_dims=list(range(self.own)),
-            start_index_map=[self.at],
+            start_index_map=rows,
             index_vector_dim=rank,
         )
-        taken = mlir.dense_int_array([*shape[: self.shared], *[1] * self.own, self.length or 1, *elem])
-        start = _unclamped(self.start, shape[self.at] - (self.length or 1))
-        rows = hlo.gather(buffer, self.starts(start), dims, taken)
+        taken = mlir.dense_int_array([*shape[: self.shared], *[1] * self.own, *self.taken, *elem])
+        rows = hlo.gather(buffer, self.joined(self.starts(clamps=True)), dims, taken)
         if self.mask is None:
             return rows
         whole = tensor(rows.type.shape, self.mask.type.element_type)
@@ -721,41 +743,44 @@ class _AtOnce(NamedTuple):
         tokens: Sequence[Value | None],
     ) -> Value:
         """Return the buffer with the value in its rows, once the tokens, which are 0, are there."""
-        merged, row, rank = self.one_axis(buffer), self.start, self.start.type.rank
-        element = merged.type.element_type
+        rank = self.row.type.rank
+        row, *others = self.starts(clamps=False)
+        element = buffer.type.element_type
         for token in [token for token in tokens if token is not None]:
             number = hlo.convert(tensor([], row.type.element_type), token)
             row = hlo.add(row, hlo.broadcast_in_dim(row.type, number, mlir.dense_int_array([])))
-        if self.mask is not None:  # XLA leaves out a row that is out of range
+        if self.mask is not None:  # XLA leaves out a window that is out of range
             row = hlo.select(self.mask, row, splat(row.type, -1))
+        start = self.joined([row, *others])
         if self.reverse:
-            row = hlo.reverse(row, mlir.dense_int_array(range(self.own, rank)))
+            start = hlo.reverse(start, mlir.dense_int_array(range(self.own, rank)))
             value = hlo.reverse(value, mlir.dense_int_array(range(self.at, self.shared + rank)))
         dims = hlo.ScatterDimensionNumbers.get(
             update_window_dims=self.dims(value.type.rank),
-            inserted_window_dims=[] if self.length is not None else [self.at],
+            inserted_window_dims=self.collapsed,
             input_batching_dims=list(range(self.shared, self.at)),
             scatter_indices_batching_dims=list(range(self.own)),
-            scattered_dims_to_operand_dims=[self.at],
+            scattered_dims_to_operand_dims=list(range(self.at, self.at + len(self.sizes))),
             index_vector_dim=rank,
         )
-        op = hlo.ScatterOp([merged.type], [merged], self.starts(row), [value], dims)
+        one_each = ir.BoolAttr.get(math.prod(row.type.shape[self.own :]) == 1)
+        op = hlo.ScatterOp([buffer.type], [buffer], start, [value], dims, unique_indices=one_each)
         scalar = tensor([], element)
         block = op.regions[0].blocks.append(scalar, scalar)
         with ir.InsertionPoint(block):
             old, new = block.arguments
             hlo.return_([new if combine is None else combine(old, new)])
-        return _reshaped(op.results[0], buffer.type.shape)
+        return op.results[0]
 
 
-def _positions(op: Operation, choice: _Choice) -> tuple[Value, Value | None, int | None]:
-    """Return the index without axes whose examples share it, the mask, and the length if windows are moved whole."""
+def _positions(op: Operation, choice: _Choice) -> tuple[Value, Value | None, tuple[int, ...]]:
+    """Return the index without axes whose examples share it, the mask, and the window if windows are moved whole."""
     _, index = _shared_axes(op.operands[1], config(op).batch_dims or 0)
-    mask, length = mask_of(op), length_of(op)
-    if length is None or choice.by_windows:
-        return index, mask, length
-    mask = None if mask is None else repeated(mask, length)
-    return rows_of_windows(index, length, math.prod(index_sizes(op))), mask, None
+    mask, window = mask_of(op), window_of(op)
+    if not window or choice.by_windows:
+        return index, mask, window
+    mask = None if mask is None else repeated(mask, window)
+    return rows_of_windows(index, window, index_sizes(op)), mask, ()
 
 
 def _inside(op: Operation, index: Value) -> tuple[Value | None, Value]:
@@ -777,16 +802,23 @@ def _of_shape(predicate: Value, of: Value) -> Value:
     return hlo.broadcast_in_dim(whole, predicate, mlir.dense_int_array([]))
 
 
-def _along_axes(row: Value, sizes: Sequence[int], length: int) -> list[Value]:
-    """Return where a slice of that length starts along axes of these sizes. The last one counts fastest."""
+def _along_axes(row: Value, sizes: Sequence[int], taken: Sequence[int], *, clamps: bool = True) -> list[Value]:
+    """Return where a window that takes so many rows starts along axes of these sizes. The last one counts fastest.
+
+    `clamps` says that what takes these numbers moves them into range, as a slice and a gather do.
+    """
+    unclamped = _unclamped if clamps else lambda row, last: row
     places: list[Value] = []
-    for size in reversed(sizes[1:]):
+    for size, count in zip(reversed(sizes[1:]), reversed(taken[1:]), strict=True):
+        if count == size:
+            places.insert(0, splat(row.type, 0))
+            row = _multiplied(row, size) or hlo.divide(row, splat(row.type, size))
+            continue
         known = _counted(row, size)
-        place = _unclamped(known[1], size - length) if known else hlo.remainder(row, splat(row.type, size))
+        place = unclamped(known[1], size - count) if known else hlo.remainder(row, splat(row.type, size))
         row = known[0] if known else hlo.divide(row, splat(row.type, size))
         places.insert(0, place)
-        length = 1
-    return [_unclamped(row, sizes[0] - length), *places]
+    return [unclamped(row, sizes[0] - taken[0]), *places]
 
 
 def _unclamped(row: Value, last: int) -> Value:
@@ -798,10 +830,16 @@ def _unclamped(row: Value, last: int) -> Value:
 def _counted(row: Value, size: int) -> tuple[Value, Value] | None:
     """Return a number and one below `size`, if the program counts a row of two axes by them."""
     for product, rest in itertools.permutations(operands_of(row, "add"), 2):
-        for whole, by in itertools.permutations(operands_of(product, "multiply"), 2):
-            if constant(by) == size and _is_clamped(rest, size):
-                return whole, rest
+        whole = _multiplied(product, size)
+        if whole is not None and _is_clamped(rest, size):
+            return whole, rest
     return None
+
+
+def _multiplied(product: Value, size: int) -> Value | None:
+    """Return what has been multiplied by a size, if the program does so."""
+    found = itertools.permutations(operands_of(product, "multiply"), 2)
+    return next((whole for whole, by in found if constant(by) == size), None)
 
 
 def _is_clamped(number: Value, size: int) -> bool:

@@ -18,7 +18,7 @@ from jax_tensorarray._lowering.mlir import INT32_MAX
 from jax_tensorarray._ops import arguments, reference
 from jax_tensorarray._ops.arguments import Index
 from jax_tensorarray._ops.check import ta_check
-from jax_tensorarray._ops.primitive import Params, row_params, window_axes
+from jax_tensorarray._ops.primitive import Params, row_params
 
 Array = jax.Array
 
@@ -43,7 +43,7 @@ class RowOperands(NamedTuple):
         The value is broadcast to `[*batch, *I, *elem]` and gets the dtype of the buffer.
         """
         batch_dims, index_dims = self.params["batch_dims"], self.params["index_dims"]
-        shape = (*self.at.shape, *window_axes(self.params["length"]))
+        shape = (*self.at.shape, *self.params["window"])
         rows = arguments.as_value(self.op, value, self.buffer, shape, batch_dims, index_dims)
         return (self.buffer, self.at, rows, *self.where)
 
@@ -95,7 +95,8 @@ def rows(
         masks = [_for_each(batch, m) for m in mask]
     else:
         at, *masks = (_for_each(batch, x) for x in (at, *mask))
-    params = row_params(names[0], mode, lowering=lowering, batch_dims=axis, index_dims=len(parts), length=length)
+    of = {"lowering": lowering, "batch_dims": axis, "index_dims": len(parts), "window": _window(length)}
+    params = row_params(names[0], mode, **of)
     return RowOperands(op, buffer, at, tuple(masks), params)
 
 
@@ -127,6 +128,10 @@ def _as_length(op: str, length: Any, axis: int, buffer: Array) -> int:
     return int(length)
 
 
+def _window(length: int | None) -> tuple[int, ...]:
+    return () if length is None else (length,)
+
+
 def _common_shape(op: str, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     try:
         return np.broadcast_shapes(*shapes)
@@ -138,7 +143,7 @@ def _common_shape(op: str, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]
 def _every_row(first: Index, length: int) -> Index:
     """Return the consecutive numbers that start at each entry of an index."""
     if isinstance(first, jax.Array):
-        return reference.rows_of_windows(length, first)[0]
+        return reference.rows_of_windows((length,), (length,), first)[0]
     bounded = np.asarray(np.minimum(first.astype(object), 2**62), np.int64)  # an uint64 may be larger than any int64
     return bounded[..., None] + np.arange(length)
 
@@ -200,7 +205,7 @@ def _for_none(
     for name, (part, mode), size in zip(names, found, sizes, strict=True):
         if mode != "drop":
             index = jnp.broadcast_to(part, shape)
-            params = row_params(name, mode, length=length)
+            params = row_params(name, mode, window=_window(length))
             rows = ta_read_p.bind(jnp.zeros((size, 0), jnp.int32), index, *mask, **params)
             at += rows.reshape(at.shape)
     return at

@@ -93,12 +93,13 @@ def _jvp(primals: Any, tangents: Any, **params: Unpack[Params]) -> Any:
     out = ta_max_p.bind(*primals, **params)
     if is_zero(buffer_dot) and is_zero(value_dot):
         return out, zero_tangent(out)
-    if params["length"] is not None:
-        index, *where = reference.rows_of_windows(params["length"], index, *where)
-        params["length"] = None
+    batch_dims, window = params["batch_dims"], params["window"]
+    sizes = buffer.shape[batch_dims : batch_dims + params["index_dims"]]
+    index, *where = reference.rows_of_windows(window, sizes, index, *where)
+    params["window"] = ()
     old, new = (ta_read_p.bind(b, index, *where, **params) for b in (buffer, out))
     keeps, wins = old == new, value == new  # NaN is equal to nothing: it has no derivative, as in jnp.maximum
-    ties = jnp.maximum(keeps.astype(jnp.int32) + _count(wins, index, where, params["batch_dims"]), 1)
+    ties = jnp.maximum(keeps.astype(jnp.int32) + _count(wins, index, where, batch_dims), 1)
 
     def share(attains: Array, dot: Array) -> Array:
         return jnp.where(attains, dot, jnp.zeros((), dot.dtype)) / ties.astype(dot.dtype)

@@ -27,10 +27,10 @@ from jax.sharding import PartitionSpec
 from jax_tensorarray import _compat, _kernels
 from jax_tensorarray._lowering.build import give_all_rows
 from jax_tensorarray._lowering.calls import (
-    LENGTH,
     LOWERING,
     PREFIX,
     WHOLE,
+    WINDOW,
     WITHOUT_KERNELS,
     Call,
     declare,
@@ -50,8 +50,8 @@ class Params(TypedDict):
 
     batch_dims: int  #: leading axes that buffer, index, value and where share
     index_dims: int  #: number of axes after these whose rows an index counts, the last one fastest
-    length: int | None  #: each index is the first of so many rows of the last of these axes
-    whole: bool  #: all rows of such a window are in range, or all are out of range
+    window: tuple[int, ...]  #: each index is the first row of a box of these sizes along the last of these axes
+    whole: bool  #: all rows of such a box are in range, and the box crosses no end of an axis; or all are out of range
     mode: str | None  #: "error", "drop", or None: "error" unless vmap batches the index
     reverse: bool  #: walk the positions of the index last to first
     op: str  #: the public op that the user called, for messages
@@ -65,7 +65,7 @@ def row_params(
     lowering: str = "auto",
     batch_dims: int = 0,
     index_dims: int = 1,
-    length: int | None = None,
+    window: tuple[int, ...] = (),
     whole: bool = False,
     reverse: bool = False,
 ) -> Params:
@@ -73,7 +73,7 @@ def row_params(
     return {
         "batch_dims": batch_dims,
         "index_dims": index_dims,
-        "length": length,
+        "window": window,
         "whole": whole,
         "mode": mode,
         "reverse": reverse,
@@ -187,10 +187,14 @@ def check_operands(buffer: Any, index: Any, rest: Sequence[Any], takes_value: bo
         raise ValueError(f"{op}: buffer {buffer.shape} and index {index.shape} do not share {batch_dims} batch axes")
     if not 0 < index_dims <= buffer.ndim - batch_dims:
         raise ValueError(f"{op}: buffer {buffer.shape} with {batch_dims} batch axes has no rows of {index_dims} axes")
+    sizes = buffer.shape[batch_dims : batch_dims + index_dims]
+    window = params["window"]
+    if len(window) > index_dims or any(n > size for n, size in zip(window[::-1], sizes[::-1], strict=False)):
+        raise ValueError(f"{op}: a window of {window} rows does not fit into {sizes}")
     if not jnp.issubdtype(index.dtype, jnp.integer):
         raise TypeError(f"{op}: index must have an integer dtype, got {index.dtype}")
     value, where = (rest[:1], rest[1:]) if takes_value else ((), rest)
-    rows = (*index.shape, *window_axes(params["length"]), *buffer.shape[batch_dims + index_dims :])
+    rows = (*index.shape, *params["window"], *buffer.shape[batch_dims + index_dims :])
     for v in value:
         if v.shape != rows or v.dtype != buffer.dtype:
             raise TypeError(f"{op}: value {v.str_short()} does not fit rows {rows} of {buffer.dtype}")
@@ -205,16 +209,11 @@ def like_buffer(buffer: Any) -> ShapedArray:
 
 
 def rows_of(buffer: Any, index: Any, **params: Unpack[Params]) -> ShapedArray:
-    """Return the type of the rows that `index` addresses: `[*batch, *I(, length), *elem]`."""
-    batch_dims, window = params["batch_dims"], window_axes(params["length"])
+    """Return the type of the rows that `index` addresses: `[*batch, *I, *window, *elem]`."""
+    batch_dims, window = params["batch_dims"], params["window"]
     elem = range(batch_dims + params["index_dims"], buffer.ndim)
     dims = [*range(batch_dims), *[None] * (index.ndim - batch_dims + len(window)), *elem]
     return type_like(buffer, [*index.shape, *window, *(buffer.shape[d] for d in elem)], dims)
-
-
-def window_axes(length: int | None) -> tuple[int, ...]:
-    """Return the shape of a window."""
-    return () if length is None else (length,)
 
 
 def row_of(buffer: Any, batch_dims: int) -> ShapedArray:
@@ -330,8 +329,7 @@ def _check(
         batch, sizes, elem = np.split(buffer.shape, [params["batch_dims"], params["batch_dims"] + params["index_dims"]])
         if len(operands) == len(call.operands):
             index = jnp.where(rest[-1], index, 0)
-        if params["length"] is not None:
-            (index,) = rows_of_windows(params["length"], index)
+        (index,) = rows_of_windows(params["window"], sizes, index)
         if index.dtype.itemsize < 4:
             index = index.astype(jnp.int32)  # JAX compares it with the size in its own dtype
         read: Callable[..., Array] = _indexed
@@ -349,16 +347,15 @@ def _on_one_axis(reference: Callable[..., Any], call: Call) -> Callable[..., Any
     """Extend `reference`, written for one axis and single rows, to several axes and windows."""
 
     def meaning(
-        buffer: Array, *operands: Array, batch_dims: int, index_dims: int, length: int | None = None, **params: Any
+        buffer: Array, *operands: Array, batch_dims: int, index_dims: int, window: tuple[int, ...] = (), **params: Any
     ) -> Any:
-        if length is not None:
-            index, *rest = operands
-            values = len(call.operands) - 3  # behind the buffer and the index, and before the mask
-            index, *where = rows_of_windows(length, index, *rest[values:])
-            operands = (index, *rest[:values], *where)
+        batch, sizes, elem = np.split(buffer.shape, [batch_dims, batch_dims + index_dims])
+        index, *rest = operands
+        values = len(call.operands) - 3  # behind the buffer and the index, and before the mask
+        index, *where = rows_of_windows(window, sizes, index, *rest[values:])
+        operands = (index, *rest[:values], *where)
         if index_dims == 1:
             return reference(buffer, *operands, batch_dims=batch_dims, **params)
-        batch, sizes, elem = np.split(buffer.shape, [batch_dims, batch_dims + index_dims])
         merged = buffer.reshape(*batch, math.prod(sizes), *elem)
         out = reference(merged, *operands, batch_dims=batch_dims, **params)
         if not call.in_place:
@@ -436,7 +433,7 @@ class RowKernel:
         platform: str,
         batch_dims: int,
         index_dims: int,
-        length: int | None,
+        window: tuple[int, ...],
         whole: bool,
         mode: str | None,
         reverse: bool,
@@ -445,11 +442,11 @@ class RowKernel:
     ) -> Any:
         buffer, index, *_ = ctx.avals_in
         in_place, masked = self.call.in_place, len(operands) == len(self.call.operands)
-        size = math.prod(buffer.shape[batch_dims : batch_dims + index_dims])
-        count = math.prod((*index.shape[batch_dims:], *window_axes(length)))
-        is_sorted = in_place and sorting.is_sorted(platform, size, count)
+        sizes = buffer.shape[batch_dims : batch_dims + index_dims]
+        count = math.prod((*index.shape[batch_dims:], *window))
+        is_sorted = in_place and sorting.is_sorted(platform, math.prod(sizes), count)
         if is_sorted:
-            how = {"size": size, "length": length, "batch_dims": batch_dims, "reverse": reverse}
+            how = {"sizes": sizes, "window": window, "batch_dims": batch_dims, "reverse": reverse}
             order = mlir.lower_fun(functools.partial(sorting.visiting_order, **how), multiple_results=False)
             aval = ShapedArray((*index.shape[:batch_dims], count), jnp.dtype(jnp.int32))
             positions = [1, 3] if masked else [1]  # index, where
@@ -476,8 +473,8 @@ class RowKernel:
         call = operation(call.owner)
         if lowering != "auto":
             call.attributes[LOWERING] = mlir.ir.StringAttr.get(lowering)
-        if length is not None:
-            call.attributes[LENGTH] = mlir.i64_attr(length)
+        if window:
+            call.attributes[WINDOW] = mlir.dense_int_array(window)
             if whole:
                 call.attributes[WHOLE] = mlir.ir.UnitAttr.get()
             if not _compat.can_rewrite_modules():

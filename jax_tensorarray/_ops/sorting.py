@@ -5,6 +5,9 @@ positions it reads the whole index. For many that would be quadratic, so XLA sor
 thread finds the positions of its row beside its own.
 """
 
+import math
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -25,13 +28,15 @@ def is_sorted(platform: str, size: int, count: int) -> bool:
     return platform in PLATFORMS and count > SCANNED and size < jnp.iinfo(jnp.uint32).max
 
 
-def visiting_order(index: Array, *where: Array, size: int, length: int | None, batch_dims: int, reverse: bool) -> Array:
+def visiting_order(
+    index: Array, *where: Array, sizes: Sequence[int], window: Sequence[int], batch_dims: int, reverse: bool
+) -> Array:
     """Return the positions `[*batch, count]` sorted by row, and for one row in the order in which the op visits them.
 
     Positions that address no row come last. `reverse` says that the op visits positions last to first.
     """
-    positions = [index, *where] if length is None else reference.rows_of_windows(length, index, *where)
-    batch = index.shape[:batch_dims]
+    positions = reference.rows_of_windows(window, sizes, index, *where)
+    batch, size = index.shape[:batch_dims], math.prod(sizes)
     row, found = reference.clamped_row(positions[0], reference.mask_like(positions[0], positions[1:]), size)
     row = jnp.where(found, row.astype(jnp.uint32), jnp.uint32(size)).reshape(*batch, -1)
     position = lax.broadcasted_iota(jnp.int32, row.shape, batch_dims)

@@ -69,7 +69,7 @@ class Case(NamedTuple):
             arrays.append(
                 np.asarray(
                     sorting.visiting_order(
-                        self.index, *where, size=size, length=None, batch_dims=1, reverse=self.reverse
+                        self.index, *where, sizes=(size,), window=(), batch_dims=1, reverse=self.reverse
                     )
                 )
             )
@@ -330,7 +330,7 @@ def test_positions_are_sorted_by_row_and_then_by_when_they_are_visited(index_typ
     size = 40
     low, high = max(np.iinfo(index_type).min, -5), size + 5
     index, where = rng.integers(low, high, (3, 4, 50)).astype(index_type), rng.random((3, 4, 50)) < 0.8
-    order = np.asarray(sorting.visiting_order(index, where, size=size, length=None, batch_dims=1, reverse=reverse))
+    order = np.asarray(sorting.visiting_order(index, where, sizes=(size,), window=(), batch_dims=1, reverse=reverse))
     assert (order.shape, order.dtype) == ((3, 200), np.int32)
     for b in range(3):
         rows = [int(i) if w and 0 <= i < size else size for i, w in zip(index[b].flat, where[b].flat, strict=True)]

@@ -18,6 +18,8 @@ from jax_tensorarray._hlo import text as hlo_text
 
 ROWS, SIZE, STEPS, EXAMPLES = 400, 16, 100, 3
 PLACES = ("j[0]", "j[1]", "j[2]", "i", "i - 1", "i // 2", "(i + 1) % ROWS")
+ROW, TILE = "{}[{}]", "lax.dynamic_slice({}, (jnp.int32({}), j[0] % 9), (2, SIZE // 2)).ravel()"
+STEPS_OF_A_ROW = "jnp.tile({}[{}, ::4], 4)"
 PREDICATES = ("x[0] > 0.5", "j[2] > 200")
 
 
@@ -40,6 +42,7 @@ class Step:
         self.choose, self.lines, self.rows, self.moves = random.Random(seed), [], [], moves
         # A row that is read of what starts again for some examples may cost a copy, and so may all of what moves.
         self.starts_again = seed % 3 > 0 and not moves
+        self.has_tiles = seed % 3 > 0 or not moves  # tiles of registers that examples move by themselves
         self.updates = self.choose.randint(1, 3)
         for k in range(self.updates):
             for _ in range(self.choose.randint(0, 2)):
@@ -50,7 +53,8 @@ class Step:
 
     def read(self, version):
         name = f"r{len(self.rows)}"
-        self.lines.append(f"{name} = b{version}[{self.choose.choice(PLACES)}]")
+        form = self.choose.choice([ROW, ROW, ROW, TILE, STEPS_OF_A_ROW] if self.has_tiles else [ROW])
+        self.lines.append(f"{name} = {form.format(f'b{version}', self.choose.choice(PLACES))}")
         self.rows.append(name)
 
     def term(self):
@@ -61,7 +65,13 @@ class Step:
     def update(self, version):
         value = self.term() if self.choose.random() < 0.6 else f"{self.term()} + {self.term()}"
         by = self.choose.choice(["set", "set", "set", "add"])
-        old, new = f"b{version}", f"b{version}.at[{self.choose.choice(PLACES)}].{by}({value})"
+        old, place, part = f"b{version}", self.choose.choice(PLACES), self.choose.random()
+        new = f"{old}.at[{place}].{by}({value})"
+        if part < 0.2 and self.has_tiles:
+            tile = f"jnp.broadcast_to({value}, (SIZE,)).reshape(2, -1)"
+            new = f"lax.dynamic_update_slice({old}, {tile}, (jnp.int32({place}), j[1] % 9))"
+        elif part < 0.3 and self.has_tiles:
+            new = f"{old}.at[{place}, 1::4].{by}(jnp.broadcast_to({value}, (SIZE,))[:4])"
         if self.moves and (version == 0 or self.choose.random() < 0.4):
             moved = self.choose.choice(MOVES).format(b=old, new=f"jnp.broadcast_to({value}, (1, SIZE))")
             new = self.choose.choice([moved, new.replace(old, moved, 1)])

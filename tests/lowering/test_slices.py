@@ -213,7 +213,7 @@ def test_many_rows_are_updated_by_one_scatter(op, shape):
         def step(b, x):
             i, p, v = x
             params = {"mode": "drop", "index_dims": len(shape) - len(elem), "batch_dims": len(batch)}
-            params |= {"length": None, "whole": False, "op": op, "lowering": "auto"}
+            params |= {"window": (), "whole": False, "op": op, "lowering": "auto"}
             primitive = getattr(jt.primitives, f"ta_{op}_p")
             b = primitive.bind(b, i, v, reverse=False, **params)
             return primitive.bind(b, i, v, p, reverse=True, **params), None
@@ -251,7 +251,7 @@ def test_windows_of_rows_are_slices_or_one_gather_and_one_scatter(starts, batch,
     where = rng.random(first.shape) < 0.7
     buffer = rng.standard_normal((*batch, *shape)).astype(np.float32)
     values = rng.standard_normal((T, *batch, starts, length, 2)).astype(np.float32)
-    params = {"mode": "drop", "index_dims": 2, "batch_dims": len(batch), "length": length, "op": "windows"}
+    params = {"mode": "drop", "index_dims": 2, "batch_dims": len(batch), "window": (length,), "op": "windows"}
     params |= {"lowering": "auto", "reverse": False, "whole": True}
 
     def steps(buffer):

@@ -47,6 +47,23 @@ def windows(x):
     return jnp.sum(scan(body, x, len(x)) ** 2)
 
 
+def tiles(x):
+    def body(b, i):
+        tile = lax.dynamic_slice(b, ((i * 3) % len(x), i % 3), (2, 2))
+        return lax.dynamic_update_slice(b, jnp.sin(tile), (i, i % 4))
+
+    return jnp.sum(scan(body, x, len(x)) ** 2)
+
+
+def between(x):
+    b = jnp.stack([x, 2 * x], 1)[None]
+
+    def body(b, i):
+        return b.at[0, i, :, i % 4].set(jnp.sin(b[0, (i * 7) % len(x), :, (i + 1) % 4]))
+
+    return jnp.sum(scan(body, b, len(x)) ** 2)
+
+
 def crossing(x):
     def body(c, i):
         a, b = c
@@ -158,6 +175,8 @@ LOOPS = {
         elements,
         known_places,
         windows,
+        tiles,
+        between,
         crossing,
         read_before_select,
         combined,
