@@ -13,6 +13,7 @@ from jax_tensorarray._in_place.values import Value, arrays, as_written, with_typ
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._loops import choosing
 from jax_tensorarray._loops.choosing import Request
+from jax_tensorarray._loops.strategy import Tape
 from jax_tensorarray.checkpoint_policies import save_reads
 
 Array = Any
@@ -86,11 +87,11 @@ class Repair:
 
         return f
 
-    def call(self, f: Callable[..., Any], *args: Any) -> Any:
-        """Call a function, repaired, and its loops before it differentiates them."""
+    def call(self, f: Callable[..., Any], *args: Any, then: "Repair | None" = None) -> Any:
+        """Call a function, repaired, and its loops before it differentiates them; those that are left by `then`."""
         with choosing.repairs_first(self.request):
             jaxpr, out = jax.make_jaxpr(f, return_shape=True)(*args)
-        outs = self.function(jaxpr, is_whole=True)(*jax.tree.leaves(args))
+        outs = (then or self).function(jaxpr, is_whole=True)(*jax.tree.leaves(args))
         return jax.tree.unflatten(jax.tree.structure(out), outs)
 
     def of_loop(self) -> "Repair":
@@ -188,6 +189,12 @@ class _Repaired(registry.Change):
 
     def call(self, f: Callable[..., Any], *args: Any) -> Any:
         return self.repair.call(f, *args)
+
+    def jvp(self, f: Callable[..., Any], primals: list[Array], dots: list[Array], nonzero: list[bool]) -> Any:
+        # Primals and tangents in one loop, of which JAX makes the part that is linear. It asks what of a scan is known,
+        # but of one that chooses it takes nothing for known.
+        without_choice = Repair(self.repair.request._replace(residuals=Tape()), in_loop=self.repair.in_loop)
+        return self.repair.call(f, primals, dots, then=without_choice)
 
 
 #: Primitives that make each element of an array from other ones.

@@ -40,6 +40,7 @@ class _Block:
     """The operations of one block in their current order; the terminator is the last."""
 
     def __init__(self, block: ir.Block) -> None:
+        self.block = block
         self.operations = [operation(op) for op in block.operations]
         self.identity = {op: k for k, op in enumerate(self.operations)}
         self.order = list(range(len(self.operations)))
@@ -77,7 +78,7 @@ class _Block:
         """
         values, found = [result], {result}
         for value in values:
-            users = [self.identity[self.outer(operation(use.owner))] for use in value.uses]
+            users = [k for use in value.uses if (k := self.number_of(operation(use.owner))) is not None]
             if any(self.rank[k] > self.rank[owner] for k in users) and num_bytes(value) <= limit:
                 return value
             for k in users:
@@ -87,11 +88,11 @@ class _Block:
                     values += made
         return result
 
-    def outer(self, op: Operation) -> Operation:
-        """Return the operation of this block that an operation is, or is inside of."""
-        while op not in self.identity:
+    def number_of(self, op: Operation) -> int | None:
+        """Return the operation that an operation is, or is inside of: None for a fence that was put in."""
+        while op.block != self.block:
             op = operation(op.block.owner)
-        return op
+        return self.identity.get(op)
 
     def move_before(self, moved: set[int], k: int) -> None:
         in_order = [m for m in self.order if m in moved]

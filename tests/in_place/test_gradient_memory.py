@@ -244,3 +244,29 @@ def test_rows_are_put_back_in_place():
     found = loop_copies(jax.grad(in_place(f)), Q)
     assert {copy.kind for copy in found} <= {"anew"}  # the cotangent of all rows, in every step
     assert compiled(jax.grad(in_place(f)), Q)
+
+
+def test_a_rule_whose_loop_makes_values_and_tangents():
+    """Of which JAX makes the part that is linear."""
+
+    def both(x, dx):
+        def step(c, i):
+            b, db = c
+            row, y = jnp.tanh(0.01 * b.T @ (b @ x)), b @ x
+            d = 0.01 * (1 - row**2) * (db.T @ y + b.T @ (db @ x) + b.T @ (b @ dx))
+            return (b.at[i].set(row), db.at[i].set(d)), None
+
+        start = jnp.cos(jnp.arange(64.0 * x.size)).reshape(64, x.size)
+        b, db = lax.scan(step, (start, jnp.zeros_like(start)), jnp.arange(64))[0]
+        return jnp.sum(b**2), jnp.sum(2 * b * db)
+
+    @jax.custom_jvp
+    def f(x):
+        return both(x, 0 * x)[0]
+
+    f.defjvp(lambda primals, tangents: both(*primals, *tangents))
+    x, g = jnp.linspace(0.1, 0.5, 32), lambda x: f(jnp.sin(x))
+    want = jax.jit(jax.grad(g))(x)
+    assert np.abs(want).max() > 0.1
+    np.testing.assert_allclose(jax.jit(jax.grad(in_place(g)))(x), want, rtol=1e-6)
+    np.testing.assert_allclose(jax.jit(in_place(jax.grad(g)))(x), want, rtol=1e-6)
