@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -182,6 +183,16 @@ def target(op: Operation) -> str:
 def is_ours(op: Operation) -> bool:
     """Return whether `op` is a call of one of our kernels."""
     return target(op).startswith(PREFIX)
+
+
+_ALIAS = re.compile(r"output_tuple_indices = \[(\d*)\], operand_index = (\d+)")
+
+
+def aliased(op: Operation) -> list[tuple[int, int]]:
+    """Return the operands of a call of somebody else that share the memory of a result, each with the result."""
+    if not target(op) or is_ours(op) or "output_operand_aliases" not in op.attributes:
+        return []
+    return [(int(k), int(n or 0)) for n, k in _ALIAS.findall(str(op.attributes["output_operand_aliases"]))]
 
 
 def addresses_rows(op: Operation) -> bool:

@@ -4,7 +4,7 @@ from typing import Any
 
 from jax.interpreters.mlir import ir
 
-from jax_tensorarray._lowering.calls import PREFIX, UPDATING, is_ours, target
+from jax_tensorarray._lowering.calls import PREFIX, UPDATING, aliased, is_ours, target
 from jax_tensorarray._lowering.mlir import Operation, Value, entry, nested_operands, operation, terminator
 
 
@@ -24,7 +24,9 @@ class Ownership:
             return number == 0
         if op.name == "stablehlo.while":
             return number not in self.invariants(op)
-        return op.name == "func.call" and self._argument(self._owned, self.owns, op, number)
+        if op.name == "func.call":
+            return self._argument(self._owned, self.owns, op, number)
+        return any(operand == number for operand, _ in aliased(op))
 
     def holds(self, op: Operation, number: int) -> bool:
         """Return whether `op`, or a call of ours inside it, gets the operand as its buffer."""

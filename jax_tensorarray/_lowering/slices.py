@@ -58,6 +58,7 @@ from jax_tensorarray._lowering.calls import (
     WHOLE,
     WINDOW,
     WITHOUT_KERNELS,
+    aliased,
     chosen_row,
     config,
     index_sizes,
@@ -352,6 +353,8 @@ def _same_buffer(op: Operation, functions: dict[str, Operation]) -> Iterator[tup
     """Yield the pairs of values of `op` that may be one buffer."""
     if target(op) in UPDATING or op.name == _UPDATE:
         yield op.operands[0], op.results[0]
+    elif pairs := aliased(op):
+        yield from ((op.operands[operand], op.results[result]) for operand, result in pairs)
     elif op.name == "stablehlo.optimization_barrier":
         yield from zip(op.operands, op.results, strict=True)
     elif op.name == "stablehlo.while":

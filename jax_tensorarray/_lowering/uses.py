@@ -141,7 +141,7 @@ class Uses:
                     return False
                 if outer != update and outer not in found:
                     found.add(outer)
-                    if outer.name in self.made_once and self._reaches(outer, update):
+                    if outer.name in self.made_once and not _is_sum_of_few(outer) and self._reaches(outer, update):
                         continue
                     same = self.ownership.invariants(outer) if outer.name == "stablehlo.while" else ()
                     stack.extend(x for k, x in enumerate(outer.results) if k not in same or outer.operands[k] == value)
@@ -159,6 +159,19 @@ class Uses:
                         found.add(user)
                         stack.append(user)
         return False
+
+
+def _is_sum_of_few(op: Operation) -> bool:
+    """Return whether an operation reduces rows that are read, or joined: of few of them XLA makes sums of slices."""
+    if op.name != "stablehlo.reduce":
+        return False
+    value = op.operands[0]
+    while not isinstance(value, ir.BlockArgument):
+        producer = operation(value.owner)
+        if producer.name not in ("stablehlo.reshape", "stablehlo.transpose"):
+            return producer.name == "stablehlo.concatenate" or is_ours(producer)
+        value = producer.operands[0]
+    return False
 
 
 def _users(value: Value) -> list[tuple[Operation, int]]:

@@ -27,7 +27,8 @@ from plain_loops import FORWARD_ONLY, LOOPS, rows, walked
 from reported import PROGRAMS as REPORTED
 from waiting import finish
 
-from jax_tensorarray import in_place, while_loop
+from jax_tensorarray import _kernels, in_place, while_loop
+from jax_tensorarray._compat import barriers_hold
 from jax_tensorarray._selfcheck import programs as selfcheck_programs
 from jax_tensorarray._selfcheck.programs import programs
 from jax_tensorarray.export import disabled_checks
@@ -708,3 +709,25 @@ def test_a_bounded_loop_of_ours_is_differentiated_inside():
 
     x = rows(20)[0]
     np.testing.assert_allclose(jit(in_place(jax.grad(f)))(x), jit(jax.grad(f))(x), rtol=1e-5)
+
+
+def test_a_foreign_call_that_updates_a_buffer():
+    """A call of somebody else, whose result has the memory of its operand, comes after what reads the operand."""
+    name = "an_add_of_somebody_else"
+    jax.ffi.register_ffi_target(name, _kernels.modules["cpu"].registrations()["jax_tensorarray_add"], platform="cpu")
+    static = {"op": name, "batch_dims": np.int64(0)} | dict.fromkeys(("strict", "masked", "sorted", "reverse"), False)
+
+    def f(b, x):
+        def step(b, i):
+            row = jnp.sin(b[i // 2])
+            call = jax.ffi.ffi_call(name, jax.ShapeDtypeStruct(b.shape, b.dtype), input_output_aliases={0: 0})
+            b = call(b, i.astype(jnp.int32), x, **static)
+            return b.at[(i + 1) % len(b)].set(row + x), b[i // 3]
+
+        return lax.scan(step, b, jnp.arange(len(b)))
+
+    args = np.ones((200, 8)), np.linspace(0, 1, 8)
+    program = compiled(in_place(f), *args)
+    jax.tree.map(np.testing.assert_allclose, program(*args), jax.jit(f)(*args))
+    if barriers_hold("cpu"):
+        assert_no_whole_buffer_copy(program, args[0])

@@ -19,7 +19,7 @@ from jax_tensorarray._hlo import text as hlo_text
 ROWS, SIZE, STEPS, EXAMPLES = 400, 16, 100, 3
 PLACES = ("j[0]", "j[1]", "j[2]", "i", "i - 1", "i // 2", "(i + 1) % ROWS")
 ROW, TILE = "{}[{}]", "lax.dynamic_slice({}, (jnp.int32({}), j[0] % 9), (2, SIZE // 2)).ravel()"
-STEPS_OF_A_ROW = "jnp.tile({}[{}, ::4], 4)"
+STEPS_OF_A_ROW, SOME_ROWS = "jnp.tile({}[{}, ::4], 4)", "jnp.sum({}[jnp.stack([{}, j[2]])], 0)"
 PREDICATES = ("x[0] > 0.5", "j[2] > 200")
 
 
@@ -53,7 +53,7 @@ class Step:
 
     def read(self, version):
         name = f"r{len(self.rows)}"
-        form = self.choose.choice([ROW, ROW, ROW, TILE, STEPS_OF_A_ROW] if self.has_tiles else [ROW])
+        form = self.choose.choice([ROW, ROW, ROW, SOME_ROWS, TILE, STEPS_OF_A_ROW] if self.has_tiles else [ROW])
         self.lines.append(f"{name} = {form.format(f'b{version}', self.choose.choice(PLACES))}")
         self.rows.append(name)
 

@@ -1,0 +1,106 @@
+"""`python -m benchmarks.shapes`: whole buffers that a step moves, in plain JAX and under `in_place`."""
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import jax
+import numpy as np
+
+from benchmarks.harm.measure import ROOT
+from benchmarks.shapes.programs import EXAMPLES, ORDERS, SHAPES, Shape, arguments, row
+from benchmarks.wild.report import END
+from jax_tensorarray._hlo import ahead
+from jax_tensorarray._hlo import text as hlo_text
+
+RESULTS = ROOT / "benchmarks/results/shapes.json"
+PAGE = ROOT / "docs/shapes.md"
+BEGIN = "<!-- python -m benchmarks.shapes: begin -->"
+STEPS = 256
+PLATFORMS = {"cpu": "CPU", "cuda": "H100", "tpu": "TPU v5e"}
+
+
+def main() -> None:
+    """Compile every shape for every platform whose compiler is installed, and write the page if asked to."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.shapes", description=__doc__)
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="shapes with this in their names")
+    parser.add_argument("--platforms", nargs="+", choices=PLATFORMS, default=list(PLATFORMS))
+    parser.add_argument("--save", action="store_true", help="write what was found into the documentation")
+    options = parser.parse_args()
+    made: dict[str, Any] = {"date": datetime.now(UTC).date().isoformat(), "jax": jax.__version__, "shapes": {}}
+    for name, of in SHAPES.items():
+        if not options.only or any(text in name for text in options.only):
+            made["shapes"][name] = found = _found(of, options.platforms)
+            print(name, found, flush=True)
+    if options.save:
+        RESULTS.write_text(json.dumps(made, indent=1) + "\n")
+        PAGE.write_text(written(PAGE.read_text(), made))
+
+
+def _found(of: Shape, platforms: list[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for platform in platforms:
+        if platform == "cpu" or not ahead.why_not(platform):
+            found[platform] = {order: moves(of, order, platform) for order in of.orders}
+    if "cpu" in platforms:
+        plain, ours = ORDERS["forward" if "grad(in_place)" not in of.orders else "grad(in_place)"]
+        found["growth"] = [growth(of, plain), growth(of, ours)]
+    return found
+
+
+def moves(of: Shape, order: str, platform: str = "cpu") -> list[int]:
+    """Return how many whole buffers a step moves: in plain JAX, and under `in_place`."""
+    return [whole_buffers(of, change, order, platform) for change in ORDERS[order]]
+
+
+def whole_buffers(of: Shape, change: Callable[..., Any], order: str, platform: str = "cpu") -> int:
+    """Return how many operations in loops make anew as much as the smallest buffer has."""
+    size = of.num_bytes(STEPS) * (EXAMPLES if order.startswith("vmap") else 1)
+    text = ahead.compiled_for(platform, change(of.loss(STEPS)), *arguments(order)).as_text()
+    copies = hlo_text.copies_in_loops(text, size)
+    others = hlo_text.whole_buffer_operations_in_loops(text, size)
+    return len({op.name for op in [*copies, *others]})
+
+
+def growth(of: Shape, change: Callable[..., Any], steps: int = 1000) -> float:
+    """Return how many times as long four times the steps take."""
+    times = []
+    for T in (steps, 4 * steps):
+        f, x = jax.jit(change(of.loss(T))), row()
+        jax.block_until_ready(f(x))
+        runs = []
+        for _ in range(5):
+            start = time.process_time()
+            jax.block_until_ready(f(x))
+            runs.append(time.process_time() - start)
+        times.append(min(runs))
+    return round(float(np.divide(times[1], times[0])), 1)
+
+
+def written(text: str, made: Mapping[str, Any]) -> str:
+    """A page with what is between its marks replaced."""
+    before, _, rest = text.partition(BEGIN)
+    return f"{before}{BEGIN}\n\n{table(made)}\n\n{END}{rest.partition(END)[2]}"
+
+
+def table(made: Mapping[str, Any]) -> str:
+    """A line for each shape."""
+    head = ["shape", "code", *PLATFORMS.values(), "growth"]
+    lines = [f"jax {made['jax']}, {made['date']}.", "", f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    for name, found in made["shapes"].items():
+        cells = [_cell(found.get(platform)) for platform in PLATFORMS]
+        times = [f"{x:.0f}" for x in found.get("growth", ())]
+        lines.append(f"| {name} | `{SHAPES[name].code}` | {' | '.join(cells)} | {' → '.join(times)} |")
+    return "\n".join(lines)
+
+
+def _cell(found: Mapping[str, list[int]] | None) -> str:
+    """Forward, vmap, both orders of the gradient, and vmap of it."""
+    return ", ".join(f"{plain} → {ours}" for plain, ours in found.values()) if found else ""
+
+
+if __name__ == "__main__":
+    main()
