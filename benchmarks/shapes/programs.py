@@ -189,7 +189,7 @@ def starting_again(x, T):
     def step(i, s):
         b, n, x = s
         x = jnp.sin(x + b[n // 2])
-        b, done = b.at[n].set(x), x[0] > 0.95
+        b, done = b.at[n].set(x), (x[0] > 1) | (i == T // 2)  # which is not known before
         return jnp.where(done, first, b), jnp.where(done, 0, n + 1), x
 
     return lax.fori_loop(0, T, step, (first, 0, x))[2]
@@ -239,7 +239,7 @@ def a_tile(x, T):
     def step(i, s):
         a, x = s
         t = lax.dynamic_slice(a, (i // 2, i % 5), (4, 4))
-        return lax.dynamic_update_slice(a, jnp.sin(t + x.reshape(4, 4)), (i, i % 7)), x + 0.1 * t.ravel()
+        return lax.dynamic_update_slice(a, jnp.sin(t + x.reshape(4, 4)), (i, i % 7)), 0.5 * x + 0.1 * t.ravel()
 
     return lax.fori_loop(0, T, step, (jnp.ones((T + 4, ROW), jnp.float32), x))[1]
 
@@ -249,7 +249,7 @@ def axes_apart(x, T):
     def step(i, s):
         k, x = s
         y = k[i % 3, :, i // 2]
-        return k.at[i % 3, :, i].set(jnp.sin(x.reshape(4, 4) + y)), x + 0.1 * y.ravel()
+        return k.at[i % 3, :, i].set(jnp.sin(x.reshape(4, 4) + y)), 0.5 * x + 0.1 * y.ravel()
 
     return lax.fori_loop(0, T, step, (jnp.ones((3, 4, T, 4), jnp.float32), x))[1]
 
@@ -259,7 +259,7 @@ def steps_of_a_row(x, T):
     def step(i, s):
         a, x = s
         y = a[i // 2, ::2]
-        return a.at[i, ::2].set(jnp.sin(x[:8] + y)), x.at[:8].add(0.1 * y)
+        return a.at[i, ::2].set(jnp.sin(x[:8] + y)), (0.5 * x).at[:8].add(0.1 * y)
 
     return lax.fori_loop(0, T, step, (buffer(T) + 1, x))[1]
 
@@ -269,7 +269,7 @@ def a_diagonal(x, T):
     def step(i, s):
         a, x = s
         y = a[i // 2, i // 2]
-        return a.at[i, i].set(jnp.sin(x[0] + y)), x + 0.1 * y
+        return a.at[i, i].set(jnp.sin(x[0] + y)), 0.5 * x + 0.1 * y
 
     return lax.fori_loop(0, T, step, (jnp.ones((T, T), jnp.float32), x))[1]
 
@@ -281,7 +281,7 @@ def a_grid_of_elements(x, T):
         r, c = (i // 2 + jnp.array([0, 3])) % T, (i + jnp.array([1, 5])) % ROW
         y = a[jnp.ix_(r, c)]
         a = a.at[jnp.ix_((i + jnp.array([0, 2])) % T, c)].set(jnp.sin(x[:4].reshape(2, 2) + y))
-        return a, x.at[:4].add(0.1 * y.ravel())
+        return a, (0.5 * x).at[:4].add(0.1 * y.ravel())
 
     return lax.fori_loop(0, T, step, (buffer(T) + 1, x))[1]
 

@@ -149,6 +149,8 @@ class Repair:
             inner = registry.inlined(eqn)
             if self.in_loop and inner is not None:  # it may contain nothing but a select
                 return self.evaluate(inner, operands)
+            if self.in_loop and (chosen := _chosen(eqn, operands)) is not None:
+                return chosen
             if not self.finds_in(eqn):
                 return None
             if name in LOOPS:
@@ -195,6 +197,24 @@ class _Repaired(registry.Change):
         # but of one that chooses it takes nothing for known.
         without_choice = Repair(self.repair.request._replace(residuals=Tape()), in_loop=self.repair.in_loop)
         return self.repair.call(f, primals, dots, then=without_choice)
+
+
+def _chosen(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
+    """Return the results of branches that compute nothing, but choose between versions of buffers."""
+    if registry.entry_of(eqn).kind != "branches" or any(v.aval.shape == () for v in eqn.outvars):
+        return None
+    bodies = [_compat.opened(body.jaxpr) for body in registry.entry_of(eqn).bodies(eqn.params)]
+    if any(body.eqns or not all(any(v is x for x in body.invars) for v in body.outvars) for body in bodies):
+        return None
+    index, *rest = operands
+    results = []
+    for outs in zip(*(body.outvars for body in bodies), strict=True):
+        cases = [rest[body.invars.index(v)] for body, v in zip(bodies, outs, strict=True)]
+        found = selects.select_one(index, cases)
+        if found is None:
+            return None
+        results.append(found)
+    return results
 
 
 #: Primitives that make each element of an array from other ones.

@@ -42,13 +42,19 @@ def _of_many(which: Value, cases: Sequence[Value]) -> list[Value] | None:
     """Select between versions of a buffer one after the other, as `jax.vmap` of `lax.switch` needs it."""
     if not _chooses_examples(which):
         return None
-    number, chosen = which.source.array, cases[0]
+    chosen = select_one(which.source, cases)
+    return None if chosen is None else [chosen]
+
+
+def select_one(which: Value, cases: Sequence[Value]) -> Value | None:
+    """Return the version of that number, None if to select it takes all rows."""
+    number, chosen = which.array, cases[0]
     for k, case in enumerate(cases[1:], 1):
         selected = select(Predicate(number == k), chosen, case)
         if selected is None:
             return None
         chosen = selected
-    return [chosen]
+    return chosen
 
 
 def _of_few_rows(eqn: Any, operands: Sequence[Value], predicate: Predicate) -> Value | None:

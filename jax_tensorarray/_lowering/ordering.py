@@ -17,6 +17,7 @@ from jax_tensorarray._lowering.build import custom_call, layouts, replaced
 from jax_tensorarray._lowering.calls import (
     PREFIX,
     UPDATING,
+    is_ours,
     target,
 )
 from jax_tensorarray._lowering.mlir import Operation, Value, blocks, nested_operands, num_bytes, operation, walk
@@ -150,7 +151,8 @@ def _order_block(mlir_block: ir.Block, ownership: Ownership, sinks: bool) -> Non
             known = block.ancestors(owner, min(block.rank[k] for k in readers))
             limit = num_bytes(value) / 2
             results = _small_results([block.operations[k] for k in readers if k not in known], limit)
-            results = [block.used_after(owner, result, limit) for result in results]
+            # What a read of ours gives passes a barrier of its own.
+            results = [x if is_ours(operation(x.owner)) else block.used_after(owner, x, limit) for x in results]
             op = block.operations[owner]
             if not results:
                 continue

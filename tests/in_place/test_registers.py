@@ -109,8 +109,6 @@ def total(f):
 
 ORDERS = {
     "forward": (lambda f: f, in_place),
-    "batched": (jax.vmap, lambda f: jax.vmap(in_place(f))),
-    "gradient": (lambda f: jax.grad(total(f)), lambda f: jax.grad(total(in_place(f)))),
     "of a batched gradient": (
         lambda f: jax.vmap(jax.grad(total(f))),
         lambda f: in_place(jax.vmap(jax.grad(total(f)))),
