@@ -69,8 +69,13 @@ def of_first(f):
     return lambda *args: [x[0] for x in f(*(jnp.stack([x, 0.9 * x]) for x in args))]
 
 
-@pytest.mark.parametrize("derivative", [along, twice])
-@pytest.mark.parametrize("name", ["arnoldi", "attention", "in_a_branch", "lu", "gaussian_process"])
+@pytest.mark.parametrize(
+    ("name", "derivative"),
+    [
+        *((name, along) for name in ("arnoldi", "in_a_branch", "lu", "gaussian_process")),
+        *((name, twice) for name in ("arnoldi", "attention")),
+    ],
+)
 def test_derivatives_of_second_order_keep_rows_too(name, derivative):
     f, args = PROGRAMS[name](160)
     plain, ours = derivative(f, args), derivative(in_place(f), args)
