@@ -15,6 +15,7 @@ from jax import lax
 from jax.extend import core as jex
 
 from jax_tensorarray import _compat
+from jax_tensorarray._in_place.registers import is_divided
 from jax_tensorarray._in_place.rows import has_rows, is_update
 from jax_tensorarray._jaxprs import jaxprs, registry
 
@@ -68,7 +69,7 @@ def found_in(body: registry.Body, predicate: Any = None) -> Layouts | None:
         return None
     _, carry, _ = body.split(list(_compat.closed(body.jaxpr).in_avals))
     used = set() if predicate is None else _used(predicate.jaxpr, len(carry))
-    large = [k for k, t in enumerate(carry) if t.ndim > 2 and has_rows(t) and k not in used]
+    large = [k for k, t in enumerate(carry) if t.ndim > 2 and has_rows(t) and k not in used and not is_divided(t)]
     tried = _Trial(body, {k: tuple(range(carry[k].ndim)) for k in large})
     orders = {k: order for k, order in tried.evaluator.wanted.items() if order != tried.orders[k]}
     while orders:

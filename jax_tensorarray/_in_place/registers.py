@@ -94,10 +94,15 @@ def _candidates(body: registry.Body) -> dict[int, int]:
     jaxprs.any_equation(closed, look)
     found = {}
     for k, aval in enumerate(body.split(list(closed.in_avals))[1] if kinds else ()):
-        if has_rows(aval) and aval.size * aval.dtype.itemsize >= _LEAST:
+        if has_rows(aval) and aval.size * aval.dtype.itemsize >= _LEAST and not is_divided(aval):
             fit = [d for shape, d in kinds if len(shape) == aval.ndim and _fits(shape, aval.shape, d)]
             found.update(dict.fromkeys([k], fit[0]) if fit else {})
     return found
+
+
+def is_divided(aval: Any) -> bool:
+    """Return whether the type of an array says how devices share it, and so would have to say of what is made here."""
+    return any(axes is not None for axes in aval.sharding.spec)
 
 
 def _fits(line: Sequence[int], shape: Sequence[int], axis: int) -> bool:

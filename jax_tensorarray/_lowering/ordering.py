@@ -6,7 +6,7 @@ makes the order explicit. For each value with readers and one last owner (the op
 or the loop, branch or call inside which that happens), the readers' results become operands of the owner, which
 ignores them, so that reading comes first by data dependence. An owner that is not one of our calls gets a fence in
 front: an in-place identity that takes those operands instead. A reader that follows its owner in the program text
-but does not depend on it is moved in front of it.
+but does not depend on it is moved in front of it. If what it is made of may not move, the owner is moved behind it.
 """
 
 from collections.abc import Sequence

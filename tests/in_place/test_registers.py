@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from in_place import assert_linear_time, assert_no_whole_buffer_copy, compiled
 from jax import jit, lax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from jax_tensorarray import in_place
 
@@ -156,3 +158,21 @@ def test_time_grows_with_the_steps_alone():
 def test_a_register_that_is_needed_in_order_stays_as_it_is(push):
     x, f = np.linspace(0.1, 1, SIZE), pushed_in_a_loop(push)
     assert str(jax.make_jaxpr(in_place(f))(x)).count("concatenate") == str(jax.make_jaxpr(f)(x)).count("concatenate")
+
+
+def test_an_array_whose_type_says_how_it_is_divided():
+    """What is made here would have to say so, too: such a register stays as it is."""
+
+    def one(x):
+        def step(c, _):
+            b, x = c
+            b = lax.cond(x[0] > 0.5, last, lambda b, x: b, b, x)
+            return (b, jnp.sin(2 * x + b[5])), b[0]
+
+        return lax.scan(step, (jnp.zeros((ROWS, SIZE)) + 0 * x, x), None, length=STEPS)
+
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        x = jax.device_put(np.linspace(0.1, 1, 2 * SIZE).reshape(2, SIZE), NamedSharding(mesh, P("d")))
+        f = jax.vmap(one)
+        jax.tree.map(np.testing.assert_allclose, jit(in_place(f))(x), jit(f)(x))
