@@ -39,7 +39,7 @@ def scan(repair: Repair, eqn: Any, operands: Sequence[Value], added: dict[int, V
     if moving is not None:
         carry = [*carry, *map(Value, moving.start())]
         loop = loop._replace(jaxpr=moving.jaxpr, num_carry=len(carry))
-    turned = layouts.found_in(loop)
+    turned = layouts.found_in(loop, length=params["length"])
     if turned is not None:
         carry, loop = list(map(Value, turned.start(as_written(carry)))), loop._replace(jaxpr=turned.jaxpr)
     jaxpr = loop.jaxpr
@@ -154,7 +154,7 @@ def while_(repair: Repair, eqn: Any, operands: Sequence[Value], added: dict[int,
     if moving is not None:
         condition, carry = moving.predicate, [*carry, *moving.start()]
         loop = loop._replace(jaxpr=moving.jaxpr, num_carry=len(carry))
-    turned = layouts.found_in(loop, condition)
+    turned = layouts.found_in(loop, predicate=condition)
     if turned is not None:
         carry, loop = turned.start(carry), loop._replace(jaxpr=turned.jaxpr)
     predicate, body = inner.function(condition), loop.jaxpr

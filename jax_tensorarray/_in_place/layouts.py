@@ -15,7 +15,7 @@ from jax import lax
 from jax.extend import core as jex
 
 from jax_tensorarray import _compat
-from jax_tensorarray._in_place.registers import is_divided
+from jax_tensorarray._in_place.registers import LEAST_STEPS, is_divided
 from jax_tensorarray._in_place.rows import has_rows, is_update
 from jax_tensorarray._jaxprs import jaxprs, registry
 
@@ -60,12 +60,12 @@ class Layouts(NamedTuple):
         return [jnp.transpose(x, self.orders[k]) if k in self.orders else x for k, x in enumerate(carry)]
 
 
-def found_in(body: registry.Body, predicate: Any = None) -> Layouts | None:
+def found_in(body: registry.Body, *, length: int | None = None, predicate: Any = None) -> Layouts | None:
     """Return the loop with other layouts, None if they would not help.
 
-    What the predicate of a `while_loop` uses stays as it is.
+    `length` is the number of steps, if it is known. What the predicate of a `while_loop` uses stays as it is.
     """
-    if not may_be_in(body):
+    if not may_be_in(body) or (length is not None and length < LEAST_STEPS):
         return None
     _, carry, _ = body.split(list(_compat.closed(body.jaxpr).in_avals))
     used = set() if predicate is None else _used(predicate.jaxpr, len(carry))
@@ -82,7 +82,7 @@ def found_in(body: registry.Body, predicate: Any = None) -> Layouts | None:
 
 
 def may_be_in(body: registry.Body) -> bool:
-    """Return whether there are products of what a body updates, over another axis than the first ones."""
+    """Return whether a body updates rows, and has products with axes of a batch."""
     found = {"product": False, "update": False}
 
     def look(eqn: Any) -> bool:

@@ -48,7 +48,7 @@ class Registers(NamedTuple):
 
 
 #: From this number of steps on a loop gains more than to put the rows in order takes (CPU, jax 0.12, 64 to 4096 rows).
-_LEAST_STEPS = 3
+LEAST_STEPS = 3
 
 
 def found_in(body: registry.Body, *, length: int | None = None, predicate: Any = None) -> Registers | None:
@@ -57,7 +57,7 @@ def found_in(body: registry.Body, *, length: int | None = None, predicate: Any =
     `length` is the number of steps, if it is known, and `predicate` that of a `while_loop`, whose examples end at
     different times, and so have starts of their own, if it has axes.
     """
-    axes = _candidates(body) if length is None or length >= _LEAST_STEPS else {}
+    axes = _candidates(body) if length is None or length >= LEAST_STEPS else {}
     shapes = dict.fromkeys(axes, () if predicate is None else predicate.out_avals[0].shape)
     while axes:
         tried = _Trial(body, axes, shapes)
