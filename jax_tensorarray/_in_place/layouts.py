@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.extend import core as jex
 
 from jax_tensorarray import _compat
 from jax_tensorarray._in_place.registers import LEAST_STEPS, is_divided
-from jax_tensorarray._in_place.rows import has_rows, is_update
+from jax_tensorarray._in_place.rows import has_rows, is_update, numbers_of, taken_by, with_numbers
 from jax_tensorarray._jaxprs import jaxprs, registry
 
 Array = Any
@@ -51,9 +52,7 @@ class Layouts(NamedTuple):
 
     def start(self, carry: Sequence[Array]) -> list[Array]:
         """Return the carry before the first step, from the carry as it is without layouts."""
-        return [
-            Turned(x, self.orders[k], frozenset()).stored(x) if k in self.orders else x for k, x in enumerate(carry)
-        ]
+        return [Turned(x, self.orders[k]).stored(x) if k in self.orders else x for k, x in enumerate(carry)]
 
     def end(self, carry: Sequence[Array]) -> list[Array]:
         """Return the carry as it is without layouts."""
@@ -202,96 +201,38 @@ def _dynamic_update_slice(self: _Evaluator, eqn: Any, operands: list[Any]) -> li
     return [x._replace(array=lax.dynamic_update_slice(x.array, x.stored(self.array(rows)), x.listed(starts)))]
 
 
-class _Numbers(NamedTuple):
-    """The axes of a gather or a scatter, in the order of the array."""
-
-    window: tuple[int, ...]  #: the axes of the rows in the result or the updates, one for each axis that they keep
-    collapsed: tuple[int, ...]
-    starts: tuple[int, ...]
-    batching: tuple[int, ...]
-    of_indices: tuple[int, ...]
-    places: list[int]  #: which axis of the window each axis that they keep has, of those in the old order
-
-    @classmethod
-    def of(
-        cls,
-        x: Turned,
-        window: Sequence[int],
-        collapsed: Sequence[int],
-        starts: Sequence[int],
-        batching: Sequence[int],
-        of_indices: Sequence[int],
-    ) -> "_Numbers":
-        kept = [d for d in range(len(x.order)) if d not in (*collapsed, *batching)]
-        pairs = sorted((x.order[d], k) for d, k in zip(batching, of_indices, strict=True))
-        return cls(
-            tuple(window),
-            tuple(sorted(x.order[d] for d in collapsed)),
-            tuple(x.order[d] for d in starts),
-            tuple(d for d, _ in pairs),
-            tuple(k for _, k in pairs),
-            [sorted(x.order[d] for d in kept).index(x.order[d]) for d in kept],
-        )
-
-    def old(self, rows: Array) -> Array:
-        """Return the rows with the axes in the old order."""
-        axes = list(range(rows.ndim))
-        for w, place in zip(self.window, self.places, strict=True):
-            axes[w] = self.window[place]
-        return jnp.transpose(rows, axes)
-
-    def new(self, rows: Array) -> Array:
-        """Return the rows with the axes in the order of the array."""
-        axes = list(range(rows.ndim))
-        for w, place in zip(self.window, self.places, strict=True):
-            axes[self.window[place]] = w
-        return jnp.transpose(rows, axes)
-
-
 def _gather(self: _Evaluator, eqn: Any, operands: list[Any]) -> list[Any] | None:
     x, indices = operands
     if not isinstance(x, Turned):
         return None
-    d = eqn.params["dimension_numbers"]
-    n = _Numbers.of(
-        x,
-        d.offset_dims,
-        d.collapsed_slice_dims,
-        d.start_index_map,
-        d.operand_batching_dims,
-        d.start_indices_batching_dims,
-    )
-    numbers = d._replace(
-        collapsed_slice_dims=n.collapsed,
-        start_index_map=n.starts,
-        operand_batching_dims=n.batching,
-        start_indices_batching_dims=n.of_indices,
-    )
-    params = eqn.params | {"dimension_numbers": numbers, "slice_sizes": tuple(x.listed(eqn.params["slice_sizes"]))}
-    return [n.old(eqn.primitive.bind(x.array, indices, **params))]
+    turned, axes = _indexed(eqn, x, eqn.outvars[0].aval.ndim)
+    return [jnp.transpose(jaxprs.bind(turned, [x.array, indices])[0], axes)]
 
 
 def _scatter(self: _Evaluator, eqn: Any, operands: list[Any]) -> list[Any] | None:
     x, indices, rows = operands
     if not isinstance(x, Turned):
         return None
-    d = eqn.params["dimension_numbers"]
-    n = _Numbers.of(
-        x,
-        d.update_window_dims,
-        d.inserted_window_dims,
-        d.scatter_dims_to_operand_dims,
-        d.operand_batching_dims,
-        d.scatter_indices_batching_dims,
+    turned, axes = _indexed(eqn, x, eqn.invars[2].aval.ndim)
+    updates = jnp.transpose(self.array(rows), np.argsort(axes).tolist())
+    return [x._replace(array=jaxprs.bind(turned, [x.array, indices, updates])[0])]
+
+
+def _indexed(eqn: Any, x: Turned, rank: int) -> tuple[Any, list[int]]:
+    """Return a gather or a scatter of the array, and which axis of its rows each axis of the rows of the buffer is."""
+    n = numbers_of(eqn)
+    kept = [x.order[d] for d in range(len(x.order)) if d not in (*n.collapsed, *n.batch)]
+    pairs = sorted((x.order[d], k) for d, k in zip(n.batch, n.batch_of_indices, strict=True))
+    turned = n._replace(
+        collapsed=tuple(sorted(x.order[d] for d in n.collapsed)),
+        starts=tuple(x.order[d] for d in n.starts),
+        batch=tuple(d for d, _ in pairs),
+        batch_of_indices=tuple(k for _, k in pairs),
     )
-    numbers = d._replace(
-        inserted_window_dims=n.collapsed,
-        scatter_dims_to_operand_dims=n.starts,
-        operand_batching_dims=n.batching,
-        scatter_indices_batching_dims=n.of_indices,
-    )
-    with_numbers = eqn.replace(params=eqn.params | {"dimension_numbers": numbers})
-    return [x._replace(array=jaxprs.bind(with_numbers, [x.array, indices, n.new(self.array(rows))])[0])]
+    axes = list(range(rank))
+    for axis, a in zip(n.offset, kept, strict=True):
+        axes[axis] = n.offset[sorted(kept).index(a)]
+    return with_numbers(eqn, turned, x.listed(taken_by(eqn))), axes
 
 
 def _elementwise(self: _Evaluator, eqn: Any, operands: list[Any]) -> list[Any] | None:
@@ -327,28 +268,35 @@ def _inner(self: _Evaluator, eqn: Any, operands: list[Any]) -> list[Any] | None:
 
     columns: list[list[Any]] = []
     for body in bodies:
-        jax.make_jaxpr(lambda *args, body=body: columns.append(run(body.jaxpr, args)))(*types)
-    kinds = [outs[0] if _are_alike(outs) else None for outs in zip(*columns, strict=True)]
 
-    class Flat(registry.Change):
-        def body(_, jaxpr: Any, *args: Array) -> list[Array]:
-            outs = run(jaxpr, args)
-            return [self.array(x) if kind is None else x.array for x, kind in zip(outs, kinds, strict=True)]
+        def trial(*args: Array, body: registry.Body = body) -> list[Array]:
+            columns.append(run(body.jaxpr, args))
+            return []
 
-    results = entry.rebuild(eqn, flat, Flat())
+        jax.make_jaxpr(trial)(*types)
+    kinds = [_common(outs) for outs in zip(*columns, strict=True)]
+    results = entry.rebuild(eqn, flat, _Flat(self, run, kinds))
     if results is None:
         return None
-    roots = [
-        frozenset[int]().union(*(x.roots for x in outs if isinstance(x, Turned))) for outs in zip(*columns, strict=True)
-    ]
-    return [
-        array if kind is None else Turned(array, kind.order, some)
-        for array, kind, some in zip(results, kinds, roots, strict=True)
-    ]
+    return [x if kind is None else kind._replace(array=x) for x, kind in zip(results, kinds, strict=True)]
 
 
-def _are_alike(outs: Sequence[Any]) -> bool:
-    return all(isinstance(x, Turned) for x in outs) and len({x.order for x in outs}) == 1
+class _Flat(registry.Change):
+    """Jaxprs whose operands and results are arrays, some of them in other layouts."""
+
+    def __init__(self, evaluator: _Evaluator, run: Any, kinds: Sequence[Turned | None]) -> None:
+        self.evaluator, self.run, self.kinds = evaluator, run, kinds
+
+    def body(self, jaxpr: Any, *args: Array) -> list[Array]:
+        pairs = zip(self.run(jaxpr, args), self.kinds, strict=True)
+        return [self.evaluator.array(x) if kind is None else x.array for x, kind in pairs]
+
+
+def _common(outs: Sequence[Any]) -> Turned | None:
+    """Return what the results of all branches have in common, if they have one layout."""
+    if not all(isinstance(x, Turned) for x in outs) or len({x.order for x in outs}) > 1:
+        return None
+    return Turned(None, outs[0].order, frozenset[int]().union(*(x.roots for x in outs)))
 
 
 _ELEMENTWISE = (

@@ -17,7 +17,7 @@ from jax.extend import core as jex
 
 from jax_tensorarray import _compat
 from jax_tensorarray._in_place import selects
-from jax_tensorarray._in_place.rows import as_int32
+from jax_tensorarray._in_place.rows import as_int32, numbers_of, taken_by, with_numbers
 from jax_tensorarray._in_place.values import Value, as_written
 from jax_tensorarray._jaxprs import jaxprs, registry
 
@@ -302,33 +302,26 @@ def _gather(self: Evaluator, eqn: Any, operands: list[Held]) -> list[Held] | Non
     of, indices = operands
     if not isinstance(indices, Value):
         return None
-    d, sizes = eqn.params["dimension_numbers"], tuple(eqn.params["slice_sizes"])
-    if sizes[of.axis] != 1:
+    if taken_by(eqn)[of.axis] != 1:
         return _windows(self, eqn, of, indices)
-    found = _addressed(of, indices, d.start_index_map, sizes, eqn.params["mode"], d.operand_batching_dims)
+    found = _indexed(eqn, of, indices)
     if found is None:
         return None
-    places, own = found
-    moved = d.offset_dims[:own]
-    numbers = d._replace(
-        offset_dims=_behind(d.offset_dims[own:], moved),
-        **_batched(own, "operand_batching_dims", "start_indices_batching_dims") if own else {},
-    )
-    params = eqn.params | {"dimension_numbers": numbers, "slice_sizes": (*[1] * own, *sizes[own:])}
-    return [Value(jnp.moveaxis(eqn.primitive.bind(of.array, places, **params), range(own), moved))]
+    eqn, places, moved = found
+    return [Value(jnp.moveaxis(jaxprs.bind(eqn, [of.array, places])[0], range(len(moved)), moved))]
 
 
 def _windows(self: Evaluator, eqn: Any, of: Held, indices: Value) -> list[Held] | None:
     """Read one window of each example, as `jax.vmap` of `lax.dynamic_slice` does."""
-    d, sizes, shape = eqn.params["dimension_numbers"], eqn.params["slice_sizes"], eqn.invars[0].aval.shape
+    numbers, sizes, shape = numbers_of(eqn), taken_by(eqn), eqn.invars[0].aval.shape
     examples, n, count = indices.shape[:-1], shape[of.axis], sizes[of.axis]
     batch = tuple(range(len(examples)))
-    is_plain = d.operand_batching_dims == d.start_indices_batching_dims == batch and not d.collapsed_slice_dims
-    in_order = d.offset_dims == tuple(range(len(batch), len(shape))) and eqn.params["mode"] != _FILL
+    is_plain = numbers.batch == numbers.batch_of_indices == batch and not numbers.collapsed
+    in_order = numbers.offset == tuple(range(len(batch), len(shape))) and eqn.params["mode"] != _FILL
     takes_all = all(sizes[k] == shape[k] for k in range(len(batch), len(shape)) if k != of.axis)
-    if not (is_plain and in_order and takes_all and of.axis in d.start_index_map):
+    if not (is_plain and in_order and takes_all and of.axis in numbers.starts):
         return None
-    first = Value(indices.array[..., d.start_index_map.index(of.axis)])
+    first = Value(indices.array[..., numbers.starts.index(of.axis)])
     if isinstance(of, _Line):
         return _rolled(of, first, count)
     return None if 2 * count > n else [Value(of.moved(_in_range(first, n, count)).rows(0, count))]
@@ -341,14 +334,11 @@ def _scatter(self: Evaluator, eqn: Any, operands: list[Held]) -> list[Held] | No
     of, indices, rows = operands
     if not isinstance(indices, Value):
         return None
-    d, shape = eqn.params["dimension_numbers"], eqn.invars[0].aval.shape
+    taken, shape = taken_by(eqn), eqn.invars[0].aval.shape
     axis = (of if not isinstance(of, Value) else rows).axis
-    inserted, starts = tuple(d.inserted_window_dims), tuple(d.scatter_dims_to_operand_dims)
-    window = iter(eqn.invars[2].aval.shape[k] for k in d.update_window_dims)
-    taken = [1 if k in (*inserted, *d.operand_batching_dims) else next(window) for k in range(len(shape))]
     place = _known(indices)
     takes_all = all(taken[k] == shape[k] for k in range(len(shape)) if k != axis)
-    if eqn.primitive.name == "scatter" and starts == (axis,) and place is not None and takes_all:
+    if eqn.primitive.name == "scatter" and tuple(numbers_of(eqn).starts) == (axis,) and place is not None and takes_all:
         if not 0 <= place <= shape[axis] - taken[axis]:
             return None
         if isinstance(rows, Value):
@@ -356,18 +346,12 @@ def _scatter(self: Evaluator, eqn: Any, operands: list[Held]) -> list[Held] | No
         return _replaced(self, of, rows, axis, place, taken[axis])
     if not isinstance(of, Ring) or not isinstance(rows, Value) or taken[axis] != 1:
         return None
-    found = _addressed(of, indices, starts, taken, eqn.params["mode"], d.operand_batching_dims)
+    found = _indexed(eqn, of, indices)
     if found is None:
         return None
-    places, own = found
-    moved = d.update_window_dims[:own]
-    numbers = d._replace(
-        update_window_dims=_behind(d.update_window_dims[own:], moved),
-        **_batched(own, "operand_batching_dims", "scatter_indices_batching_dims") if own else {},
-    )
-    updates = jnp.moveaxis(rows.array, moved, range(own))
-    with_numbers = eqn.replace(params=eqn.params | {"dimension_numbers": numbers})
-    return [of.at(jaxprs.bind(with_numbers, [of.array, places, updates])[0])]
+    eqn, places, moved = found
+    updates = jnp.moveaxis(rows.array, moved, range(len(moved)))
+    return [of.at(jaxprs.bind(eqn, [of.array, places, updates])[0])]
 
 
 def _known(index: Value) -> int | None:
@@ -376,35 +360,35 @@ def _known(index: Value) -> int | None:
     return int(np.asarray(literal).item()) if literal is not None and math.prod(index.shape) == 1 else None
 
 
-def _addressed(
-    ring: Ring, indices: Value, axes: Sequence[int], taken: Sequence[int], mode: Any, batching: Sequence[int]
-) -> tuple[Array, int] | None:
-    """Return the indices at which the rows of a register are, None if it cannot be indexed so.
+def _indexed(eqn: Any, ring: Ring, indices: Value) -> tuple[Any, Array, Sequence[int]] | None:
+    """Return a gather or a scatter of a register, with its indices, None if it cannot be indexed so.
 
-    If its examples have starts but share the indices, these get axes for them in front; else the number returned is 0.
+    If its examples have starts but share the indices, these get axes for them in front. Then also returned are the axes
+    of the rows that have come to the front, else none.
     """
-    at, shape, more = indices.array, ring.array.shape, 0
-    if ring.axis not in axes:
+    numbers, taken = numbers_of(eqn), taken_by(eqn)
+    at, shape, moved = indices.array, ring.array.shape, numbers.offset[:0]
+    if ring.axis not in numbers.starts:
         return None
-    if ring.start.ndim and not batching:
-        more = ring.start.ndim
-        if any(taken[k] != shape[k] or k in axes for k in range(more)):
+    if ring.start.ndim and not numbers.batch:
+        own = range(ring.start.ndim)
+        if any(taken[k] != shape[k] or k in numbers.starts for k in own):
             return None
-        at = jnp.broadcast_to(at, (*ring.start.shape, *at.shape))
-    elif tuple(batching)[: ring.start.ndim] != tuple(range(ring.start.ndim)):
+        at, moved = jnp.broadcast_to(at, (*ring.start.shape, *at.shape)), numbers.offset[: len(own)]
+        offset = _behind(numbers.offset[len(own) :], moved)
+        numbers = numbers._replace(offset=offset, batch=tuple(own), batch_of_indices=tuple(own))
+        taken[: len(own)] = [1] * len(own)
+    elif tuple(numbers.batch)[: ring.start.ndim] != tuple(range(ring.start.ndim)):
         return None
+    axes, mode = list(numbers.starts), eqn.params["mode"]
     parts = [as_int32(at[..., c], shape[axis]) for c, axis in enumerate(axes)]
-    c, last = list(axes).index(ring.axis), ring.n - 1
+    c, last = axes.index(ring.axis), ring.n - 1
     start = ring.start.reshape(*ring.start.shape, *[1] * (parts[c].ndim - ring.start.ndim))
     place = _wrapped(start, jnp.clip(parts[c], 0, last), ring.n)
     if mode != lax.GatherScatterMode.CLIP:  # what is out of range stays there
         place = jnp.where((parts[c] >= 0) & (parts[c] <= last), place, parts[c])
     parts[c] = place
-    return jnp.stack(parts, axis=-1), more
-
-
-def _batched(axes: int, *names: str) -> dict[str, tuple[int, ...]]:
-    return dict.fromkeys(names, tuple(range(axes)))
+    return with_numbers(eqn, numbers, taken), jnp.stack(parts, axis=-1), moved
 
 
 def _behind(dims: Sequence[int], moved: Sequence[int]) -> tuple[int, ...]:

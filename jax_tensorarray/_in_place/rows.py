@@ -291,7 +291,7 @@ def _writes_once(update: Update) -> bool:
 # --- gather and scatter ----------------------------------------------------------------------------------------
 
 
-class _Numbers(NamedTuple):
+class Numbers(NamedTuple):
     """The dimension numbers of a gather or a scatter, under names common to both."""
 
     offset: tuple[int, ...]  #: axes of the rows in the result or in the updates
@@ -301,31 +301,48 @@ class _Numbers(NamedTuple):
     batch_of_indices: tuple[int, ...]
 
 
-def _of_gather(d: Any) -> _Numbers:
-    return _Numbers(
-        d.offset_dims,
-        d.collapsed_slice_dims,
-        d.start_index_map,
-        d.operand_batching_dims,
-        d.start_indices_batching_dims,
-    )
+#: These names in JAX.
+_OF_GATHER = (
+    *("offset_dims", "collapsed_slice_dims", "start_index_map"),
+    *("operand_batching_dims", "start_indices_batching_dims"),
+)
+_OF_SCATTER = (
+    *("update_window_dims", "inserted_window_dims", "scatter_dims_to_operand_dims"),
+    *("operand_batching_dims", "scatter_indices_batching_dims"),
+)
 
 
-def _of_scatter(d: Any) -> _Numbers:
-    return _Numbers(
-        d.update_window_dims,
-        d.inserted_window_dims,
-        d.scatter_dims_to_operand_dims,
-        d.operand_batching_dims,
-        d.scatter_indices_batching_dims,
-    )
+def _names(eqn: Any) -> tuple[str, ...]:
+    return _OF_GATHER if eqn.primitive.name == "gather" else _OF_SCATTER
+
+
+def numbers_of(eqn: Any) -> Numbers:
+    return Numbers(*(getattr(eqn.params["dimension_numbers"], name) for name in _names(eqn)))
+
+
+def with_numbers(eqn: Any, numbers: Numbers, taken: Sequence[int]) -> Any:
+    """Return a gather or a scatter with other dimension numbers, which takes so much of each axis."""
+    params = eqn.params | {
+        "dimension_numbers": eqn.params["dimension_numbers"]._replace(**dict(zip(_names(eqn), numbers, strict=True)))
+    }
+    return eqn.replace(params=params | ({"slice_sizes": tuple(taken)} if "slice_sizes" in params else {}))
+
+
+def taken_by(eqn: Any) -> list[int]:
+    """Return how much a gather or a scatter takes of each axis of the buffer."""
+    if "slice_sizes" in eqn.params:
+        return list(eqn.params["slice_sizes"])
+    numbers = numbers_of(eqn)
+    window = iter(eqn.invars[2].aval.shape[k] for k in numbers.offset)
+    axes = range(eqn.invars[0].aval.ndim)
+    return [1 if k in (*numbers.collapsed, *numbers.batch) else next(window) for k in axes]
 
 
 class _Gathered(NamedTuple):
     """An address, and the layout of its rows in the result of a gather or the updates of a scatter."""
 
     address: Address
-    numbers: _Numbers
+    numbers: Numbers
     taken: tuple[int, ...]
 
     @property
@@ -344,9 +361,10 @@ class _Gathered(NamedTuple):
         return self.address.positions({int(d): indices[..., k] for k, d in enumerate(self.numbers.starts)})
 
 
-def _gathered(eqn: Any, numbers: _Numbers, taken: Sequence[int]) -> _Gathered | None:
+def _gathered(eqn: Any) -> _Gathered | None:
     """Return the address of a gather or a scatter, None if it does not access rows that have a place in a buffer."""
     buffer, indices = (v.aval for v in eqn.invars[:2])
+    numbers, taken = numbers_of(eqn), taken_by(eqn)
     batch, mode = len(numbers.batch), eqn.params["mode"]
     if numbers.batch != tuple(range(batch)) or numbers.batch_of_indices != tuple(range(batch)):
         return None
@@ -370,7 +388,7 @@ def _gathered(eqn: Any, numbers: _Numbers, taken: Sequence[int]) -> _Gathered | 
 
 def gather(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     buffer, indices = operands
-    found = _gathered(eqn, _of_gather(eqn.params["dimension_numbers"]), eqn.params["slice_sizes"])
+    found = _gathered(eqn)
     if found is None:
         return None
     address, result = found.address, eqn.outvars[0].aval
@@ -389,10 +407,7 @@ def gather(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
 def scatter(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     buffer, indices, updates = operands
     primitive, combine = _SCATTERS[eqn.primitive.name]
-    numbers, d = _of_scatter(eqn.params["dimension_numbers"]), eqn.invars[0].aval.ndim
-    window = iter(eqn.invars[2].aval.shape[k] for k in numbers.offset)
-    taken = [1 if k in (*numbers.collapsed, *numbers.batch) else next(window) for k in range(d)]
-    found = None if buffer.is_new else _gathered(eqn, numbers, taken)
+    found = None if buffer.is_new else _gathered(eqn)
     if found is None or not _combines(eqn, primitive):
         return None
     address = found.address
