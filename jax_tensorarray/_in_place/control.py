@@ -33,15 +33,8 @@ def scan(repair: Repair, eqn: Any, operands: Sequence[Value], added: dict[int, V
         del added[number]  # this sum is not moved into the loop
     for number, value in added.items():
         carry[number] = value
-    loop, places = twins.carried_once(loop._replace(jaxpr=refs.as_arrays(params["jaxpr"])), [*consts, *carry, *xs])
-    carry = [carry[places.index(k)] for k in range(loop.num_carry)]
-    moving = registers.found_in(loop, length=params["length"])
-    if moving is not None:
-        carry = [*carry, *map(Value, moving.start())]
-        loop = loop._replace(jaxpr=moving.jaxpr, num_carry=len(carry))
-    turned = layouts.found_in(loop, length=params["length"])
-    if turned is not None:
-        carry, loop = list(map(Value, turned.start(as_written(carry)))), loop._replace(jaxpr=turned.jaxpr)
+    loop = loop._replace(jaxpr=refs.as_arrays(params["jaxpr"]))
+    loop, carry, _, ends = _rewritten(loop, [*consts, *carry, *xs], length=params["length"])
     jaxpr = loop.jaxpr
     known = views.invariant(jaxpr, dict(zip(jaxpr.jaxpr.invars, consts, strict=False)))
     body = repair.of_loop().function(jaxpr, known=known, constants=len(consts))
@@ -63,12 +56,34 @@ def scan(repair: Repair, eqn: Any, operands: Sequence[Value], added: dict[int, V
     after, ys = _scan_by_rounds(run, one_step, start, arrays, _round_of(loop), **options)
     if passing is not None:
         after, ys = passing.end(after, ys)
-    if turned is not None:
-        after = turned.end(after)
+    return [*ends(after), *map(Value, ys)]
+
+
+def _rewritten(
+    loop: registry.Body, inputs: Sequence[Value], *, length: int | None = None, predicate: Any = None
+) -> tuple[registry.Body, list[Value], Any, Callable[[list[Array]], list[Value]]]:
+    """Return a loop with each buffer once in its carry, registers as rings, and others as products need them.
+
+    With it come its first carry, its predicate, and the function from its last carry to the one of the given loop.
+    """
+    _, carry, _ = loop.split(inputs)
+    loop, places = twins.carried_once(loop, inputs)
+    carry = [carry[places.index(k)] for k in range(loop.num_carry)]
+    predicate = None if predicate is None else _without_twins(predicate, places)
+    moving = registers.found_in(loop, length=length, predicate=predicate)
     if moving is not None:
-        after = moving.end(after)
-    ends = list(map(Value, after))
-    return [*(ends[k] for k in places), *map(Value, ys)]
+        carry, predicate = [*carry, *map(Value, moving.start())], moving.predicate
+        loop = loop._replace(jaxpr=moving.jaxpr, num_carry=len(carry))
+    turned = layouts.found_in(loop, length=length, predicate=predicate)
+    if turned is not None:
+        carry, loop = list(map(Value, turned.start(as_written(carry)))), loop._replace(jaxpr=turned.jaxpr)
+
+    def ends(after: list[Array]) -> list[Value]:
+        after = after if turned is None else turned.end(after)
+        values = list(map(Value, after if moving is None else moving.end(after)))
+        return [values[k] for k in places]
+
+    return loop, carry, predicate, ends
 
 
 def _round_of(loop: registry.Body) -> int:
@@ -144,20 +159,14 @@ def _in_order(
 def while_(repair: Repair, eqn: Any, operands: Sequence[Value], added: dict[int, Value]) -> list[Value]:
     params, a = eqn.params, eqn.params["cond_nconsts"]
     [loop] = registry.ENTRIES["while"].bodies(params)
-    loop, places = twins.carried_once(loop._replace(jaxpr=refs.as_arrays(loop.jaxpr)), operands[a:])
     b = a + loop.num_consts
-    first = [operands[b + places.index(k)] for k in range(loop.num_carry)]
+    loop, first, condition, ends = _rewritten(
+        loop._replace(jaxpr=refs.as_arrays(loop.jaxpr)), operands[a:], predicate=params["cond_jaxpr"]
+    )
     inputs = as_written([with_type(x, weak=False) if x.shape else x for x in (*operands[:b], *first)])
     of_cond, of_body, carry = inputs[:a], inputs[a:b], inputs[b:]
-    inner, condition = repair.of_loop(), _without_twins(params["cond_jaxpr"], places)
-    moving = registers.found_in(loop, predicate=condition)
-    if moving is not None:
-        condition, carry = moving.predicate, [*carry, *moving.start()]
-        loop = loop._replace(jaxpr=moving.jaxpr, num_carry=len(carry))
-    turned = layouts.found_in(loop, predicate=condition)
-    if turned is not None:
-        carry, loop = turned.start(carry), loop._replace(jaxpr=turned.jaxpr)
-    predicate, body = inner.function(condition), loop.jaxpr
+    inner, body = repair.of_loop(), loop.jaxpr
+    predicate = inner.function(condition)
     known = views.invariant(body, dict(zip(body.jaxpr.invars, operands[a:b], strict=False)))
 
     def goes_on(carry: list[Array]) -> Array:
@@ -177,12 +186,6 @@ def while_(repair: Repair, eqn: Any, operands: Sequence[Value], added: dict[int,
         return [chosen.select(old.array, new.array) if x is None else x.array for x, old, new in selected]
 
     max_steps, residuals = repair.request
-
-    def ends(carry: list[Array]) -> list[Value]:
-        carry = carry if turned is None else turned.end(carry)
-        after = list(map(Value, carry if moving is None else moving.end(carry)))
-        return [after[k] for k in places]
-
     if max_steps is None:
         return ends(while_loop(goes_on, step, carry))
     outs, steps = while_loop(goes_on, step, carry, max_steps=max_steps, residuals=residuals, return_steps=True)
