@@ -2,9 +2,10 @@
 
 XLA's copy insertion treats the branches of a conditional as steps that run one after the other (always before jaxlib
 0.12, and in some programs since). A branch that updates a buffer in place then seems to destroy what a later branch
-still needs, and the buffer is copied in every execution. Only an update in the last branch is safe. So a conditional
-whose other branches update buffers becomes a chain of two-way conditionals. Each conditional either passes everything
-on or, as its last branch, runs one of the original branches. Exactly one of them does.
+still needs, and the buffer is copied in every execution. Only an update in the last branch is safe. So of two branches
+the one that updates becomes the last. Any other conditional whose earlier branches update buffers becomes a chain of
+two-way conditionals. Each conditional either passes everything on or, as its last branch, runs one of the original
+branches. Exactly one of them does.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,6 +33,10 @@ def _split(op: Operation, ownership: Ownership) -> None:
     if not updating or updating == [len(branches) - 1] or not all(_is_ranked(r) for r in op.results):
         return
     with ir.InsertionPoint(op), op.location:
+        if len(branches) == 2 and updating == [0]:
+            # In the other order. Of three branches, 0.10 copies if the two others return different things.
+            _replace(op, case(_is_run(op.operands[0], 0, 2), [r.type for r in op.results], branches[::-1]))
+            return
         stands_for = _placeholders(op, branches, dict.fromkeys(v for values in owned for v in values))
         passed = [stands_for[j] if j in stands_for else zeros(r.type) for j, r in enumerate(op.results)]
         if len(updating) < len(branches):
@@ -40,7 +45,11 @@ def _split(op: Operation, ownership: Ownership) -> None:
             _rename(branches[k], {v: passed[j] for j, v in stands_for.items()})
             index = _is_run(op.operands[0], k, len(branches))
             passed = case(index, [v.type for v in passed], [_passing(passed), branches[k]])
-    for old, new in zip(op.results, passed, strict=True):
+    _replace(op, passed)
+
+
+def _replace(op: Operation, results: Sequence[Value]) -> None:
+    for old, new in zip(op.results, results, strict=True):
         old.replace_all_uses_with(new)
     op.erase()
 

@@ -55,7 +55,7 @@ class Uses:
         self.ownership, self.callers = Ownership(functions), callers_of(functions)
         self.made_once, self.barriers_hold = made_once, barriers_hold
         self.updated: dict[Operation, set[Value]] = {}  # by the last operation of a block
-        self.for_itself: dict[Value, bool] = {}
+        self.for_itself: dict[tuple[Value, Operation], bool] = {}  # by buffer, and the last operation of the block
 
     def is_never_updated(self, value: Value, block: ir.Block) -> bool:
         """Return whether nothing updates `value` after it has been read in `block`."""
@@ -93,20 +93,23 @@ class Uses:
 
     def is_for_itself(self, buffer: Value, block: ir.Block) -> bool:
         """Return whether all that is read of a version of a buffer is for the one update that follows."""
-        if buffer not in self.for_itself:
-            self.for_itself[buffer] = False
+        key = buffer, terminator(block)
+        if key not in self.for_itself:
+            self.for_itself[key] = False
             owners = [(op, number) for op, number in _users(buffer) if self.ownership.owns(op, number)]
-            self.for_itself[buffer] = len(owners) == 1 and self._is_for(*owners[0], block)
-        return self.for_itself[buffer]
+            self.for_itself[key] = len(owners) == 1 and self._is_for(*owners[0], block)
+        return self.for_itself[key]
 
     def _is_for(self, op: Operation, number: int, block: ir.Block) -> bool:
         if op.block != block or (target(op) in UPDATING and len(op.results) > 1):
             return False  # "swap" gives the old row to others
         buffer, inside = op.operands[number], operation(block.owner)
-        if inside.name not in ("func.func", "stablehlo.while") or not self._reach_only(buffer, op):
+        if inside.name not in ("func.func", "stablehlo.while", "stablehlo.case") or not self._reach_only(buffer, op):
             return False
         if target(op) in UPDATING and not all(self._goes_on(*use) for use in _users(op.results[0])):
             return False  # XLA would fuse the update with what takes all of the buffer, into an array of its own
+        if inside.name == "stablehlo.case" and not is_inside(buffer, inside):
+            return True  # XLA fuses nothing of a branch with what is outside of it
         if not isinstance(buffer, ir.BlockArgument):
             # Where no barrier holds, XLA would make this version once more in each other fusion that reads it.
             is_updated = target(operation(buffer.owner)) in UPDATING and not self.barriers_hold
@@ -137,6 +140,8 @@ class Uses:
                 if value != buffer and is_ours(op) and may_raise(op) and index_and_size(op)[0] == value:
                     return False  # it is recorded whether this index is in range
                 outer = _in_block(op, block)
+                if outer is None:
+                    continue  # another branch has it, or what is outside of this one
                 if not outer.results:  # it leaves the block
                     return False
                 if outer != update and outer not in found:
@@ -179,8 +184,10 @@ def _users(value: Value) -> list[tuple[Operation, int]]:
     return [(operation(use.owner), use.operand_number) for use in value.uses]
 
 
-def _in_block(op: Operation, block: ir.Block) -> Operation:
+def _in_block(op: Operation, block: ir.Block) -> Operation | None:
     """Return the operation of a block that `op` is, or is inside of."""
     while op.block != block:
+        if op.name == "func.func":
+            return None
         op = operation(op.block.owner)
     return op

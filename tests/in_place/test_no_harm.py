@@ -19,6 +19,7 @@ SLOWER = {
     "parts of a row": ("slices_by_inner_scan", "common_subsequence"),
     "ring buffers": ("delay_line",),
     "what XLA fuses": ("masked_rows", "kv_cache", "cholesky_elements", "reservoir"),
+    "branches": ("opcodes_2",),
     "jax 0.10": ("floyd_warshall_min", "quicksort", "union_find", "gauss_seidel"),
 }
 #: Of this one XLA makes a few small operations more, which take no longer.
