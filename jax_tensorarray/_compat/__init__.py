@@ -29,6 +29,7 @@ from jax_tensorarray._compat.versions import (
     closed,
     closed_over,
     compilations,
+    custom_vjp_rules,
     discharged,
     executes_eagerly,
     ffi_api_version,

@@ -5,6 +5,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import itertools
 import os
 import re
 import threading
@@ -211,6 +212,39 @@ def checkpoint_of(params: dict[str, Any]) -> tuple[Any, Any, bool | tuple[bool, 
     if "jaxpr" not in params or "policy" not in params:
         return None
     return params["jaxpr"], params["policy"], params.get("prevent_cse", True)
+
+
+class CustomVJPRules:
+    """The rules of a `custom_vjp` call, which ask what has derivatives: zeros are `SymbolicZero`s there.
+
+    Private: how JAX calls them. Without it such a call stays as it is.
+    """
+
+    def __init__(self, eqn: Any) -> None:
+        params = eqn.primitive.get_bind_params(eqn.params)
+        (_, self._forward, self._backward), self._trees = params["subfuns"], params["out_trees"]
+
+    def forward(self, primals: Sequence[Array], has_tangent: Sequence[bool]) -> tuple[list[Array], list[Array]]:
+        """Return the results and what `backward` is to have."""
+        found = list(self._forward.call_wrapped(*itertools.chain(*zip(primals, has_tangent, strict=True))))
+        _, tree, passed_on = self._trees()
+        num_made = tree.num_leaves - sum(k is not None for k in passed_on)
+        made, outs = iter(found[:num_made]), found[num_made:]
+        return outs, [next(made) if k is None else primals[k] for k in passed_on]
+
+    def backward(self, kept: Sequence[Array], cts: Sequence[Any]) -> list[Any]:
+        """Return the cotangents of the operands. Those that are no arrays are zeros."""
+        found = self._backward.call_wrapped(*kept, *cts)
+        return list(found[0] if isinstance(found, tuple) else found)  # from 0.11 on there is a log behind them
+
+
+def custom_vjp_rules(eqn: Any) -> CustomVJPRules | None:
+    """Return the rules of a `custom_vjp` call; None if JAX calls them in another way."""
+    try:
+        rules = CustomVJPRules(eqn)
+    except (AttributeError, KeyError, ValueError):
+        return None
+    return None if hasattr(getattr(rules._backward, "f", None), "call_with_accums") else rules
 
 
 _source_info = private_names("source_info_util", "user_context", "current_name_stack", "current")

@@ -49,6 +49,7 @@ class Change:
 
     before: Sequence[Array] = ()
     after: Sequence[Array] = ()
+    takes_some_cotangents = True  #: whether `backward` may be without those of some results, and return those of some
 
     def body(self, jaxpr: Any, *args: Array) -> list[Array]:
         """Return the results of the changed jaxpr, perhaps with further ones behind them."""
@@ -237,7 +238,7 @@ def _custom_jvp(eqn: Any, operands: Sequence[Array], change: Change) -> list[Arr
 
 def _custom_vjp(eqn: Any, operands: Sequence[Array], change: Change) -> list[Array] | None:
     if eqn.params["symbolic_zeros"]:
-        return None  # its rule asks which operands and results have derivatives, and only JAX knows
+        return _custom_vjp_with_zeros(eqn, operands, change)
     operands, first = change.operands(operands), len(change.before)
     f = jax.custom_vjp(jaxprs.function(change.traced(eqn.params["call_jaxpr"], operands)))
 
@@ -265,6 +266,45 @@ def _custom_vjp(eqn: Any, operands: Sequence[Array], change: Change) -> list[Arr
         return tuple(merge(found, nonzero, [None] * len(nonzero)))
 
     f.defvjp(forward, backward)
+    return list(f(*operands))
+
+
+def _custom_vjp_with_zeros(eqn: Any, operands: Sequence[Array], change: Change) -> list[Array] | None:
+    """Run a `custom_vjp` whose rules ask which operands and results have derivatives."""
+    rules = _compat.custom_vjp_rules(eqn)
+    if rules is None or not change.takes_some_cotangents:
+        return None
+    operands, first = change.operands(operands), len(change.before)
+    f = jax.custom_vjp(jaxprs.function(change.traced(eqn.params["call_jaxpr"], operands)))
+
+    def forward(*args: Any) -> Any:
+        values, has_tangent = [x.value for x in args], [x.perturbed for x in args]
+        fixed: list[Any] = []  # what is kept and may be known while the other rule is traced; None for an array
+
+        def of(*values: Array) -> Any:
+            outs, kept = rules.forward(values[first:], has_tangent[first:])
+            fixed[:] = [None if isinstance(x, jax.Array) else x for x in kept]
+            return outs, [x for x in kept if isinstance(x, jax.Array)]
+
+        outs, kept = change.forward(of, *values)
+        return outs, (values[:first], kept, fixed)
+
+    def backward(residuals: Any, cts: Sequence[Any]) -> tuple[Any, ...]:
+        has_ct = [not isinstance(ct, SymbolicZero) and ct.dtype != jax.dtypes.float0 for ct in cts]
+        is_made: list[bool] = []
+
+        def of(kept: list[Array], some: list[Array]) -> list[Array]:
+            kept = merge(kept, [x is None for x in fixed], fixed)
+            found = rules.backward(kept, merge(some, has_ct, cts))
+            is_made[:] = [isinstance(x, jax.Array) for x in found]
+            return flagged(found, is_made)
+
+        before, kept, fixed = residuals
+        found = change.backward(of, before, kept, flagged(cts, has_ct))
+        flags = [*[False] * first, *is_made]
+        return tuple(merge(found, flags, [None] * len(flags)))
+
+    f.defvjp(forward, backward, symbolic_zeros=True)
     return list(f(*operands))
 
 

@@ -224,6 +224,8 @@ class _Masking(registry.Change):
     If an example is not active, the derivative of such a result is that of its operand, whatever the rule says.
     """
 
+    takes_some_cotangents = False
+
     def __init__(self, active: Array, operands: Sequence[MaskedValue]) -> None:
         self.before = [active]
         self.like = [x if x.carry is None else x._replace(carry=k) for k, x in enumerate(operands)]

@@ -731,3 +731,48 @@ def test_a_foreign_call_that_updates_a_buffer():
     jax.tree.map(np.testing.assert_allclose, program(*args), jax.jit(f)(*args))
     if barriers_hold("cpu"):
         assert_no_whole_buffer_copy(program, args[0])
+
+
+@pytest.mark.parametrize(
+    ("order", "by"), [("grad(in_place)", 0), ("grad(in_place)", 1), ("in_place(grad)", (0, 1)), ("vmap", 0)]
+)
+def test_a_custom_vjp_that_asks_for_zeros_gets_those_of_plain_jax(by, order):
+    asked = []
+
+    def filled(b, s):
+        return lax.fori_loop(1, len(b), lambda i, b: b.at[i].set(jnp.sin(b[i - 1]) + b[(3 * i) % len(b)]), b * s)
+
+    @jax.custom_vjp
+    def f(b, s, k):
+        return filled(b, s), s * 2, k + 1
+
+    def forward(b, s, k):
+        asked.append([x.perturbed for x in (b, s, k)])
+        rows, pull = jax.vjp(filled, b.value, s.value)
+        return (rows, s.value * 2, k.value + 1), (pull, b.perturbed)  # a bool, which is known in the other rule
+
+    def backward(kept, cts):
+        asked.append([type(ct) is jax.custom_derivatives.SymbolicZero for ct in cts])
+        db, ds = kept[0](cts[0])
+        return db if kept[1] else None, ds, None
+
+    f.defvjp(forward, backward, symbolic_zeros=True)
+
+    def loss(b, s):
+        return jnp.sum(f(b, s, 3)[0] ** 2)
+
+    orders = {
+        "grad(in_place)": lambda f: jax.grad(in_place(f), by),
+        "in_place(grad)": lambda f: in_place(jax.grad(f, by)),
+        "vmap": lambda f: in_place(jax.vmap(jax.grad(f, by), (0, None))),
+    }
+    plain = jax.grad(loss, by) if order != "vmap" else jax.vmap(jax.grad(loss, by), (0, None))
+    b, s = jnp.asarray(np.random.default_rng(0).standard_normal((2, 40, 16))), jnp.asarray(0.7)
+    b = b if order == "vmap" else b[0]
+    want, asked_by_plain = jit(plain)(b, s), asked.copy()
+    asked.clear()
+    jax.tree.map(
+        lambda got, want: np.testing.assert_allclose(got, want, rtol=1e-12), jit(orders[order](loss))(b, s), want
+    )
+    assert asked == asked_by_plain
+    assert_no_whole_buffer_copy(compiled(orders[order](loss), b, s), b)
