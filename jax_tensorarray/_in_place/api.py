@@ -1,6 +1,8 @@
 """The decorator."""
 
 import functools
+import importlib
+import sys
 import types
 from collections.abc import Callable, Sequence
 from typing import Any, overload
@@ -15,6 +17,9 @@ from jax_tensorarray._loops.api import strategy_within
 from jax_tensorarray._loops.choosing import Request, repairs_first
 from jax_tensorarray._loops.from_jax import check_max_steps
 from jax_tensorarray._loops.strategy import Strategy
+
+#: Libraries with primitives of their own. The module of that name has rules for them.
+RULES_OF_LIBRARIES = {"equinox"}
 
 
 @overload
@@ -178,6 +183,8 @@ def _compiled(fun: Callable[..., Any], request: Request, static: arguments.Stati
     @arguments.named_as(fun)
     def repaired(*args: Any, **kwargs: Any) -> Any:
         (given, named), _ = static.split(arguments.is_tracer, args, kwargs)
+        for library in RULES_OF_LIBRARIES & sys.modules.keys():
+            importlib.import_module(f"jax_tensorarray._in_place.{library}")
         with repairs_first(request):
             traced = plain.trace(*given, **named)
             jaxpr = refs.as_arrays(traced.jaxpr)

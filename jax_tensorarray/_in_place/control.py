@@ -37,7 +37,14 @@ def scan(repair: Repair, eqn: Any, operands: Sequence[Value], added: dict[int, V
     loop, carry, _, ends = _rewritten(loop, [*consts, *carry, *xs], length=params["length"])
     jaxpr = loop.jaxpr
     known = views.invariant(jaxpr, dict(zip(jaxpr.jaxpr.invars, consts, strict=False)))
-    body = repair.of_loop().function(jaxpr, known=known, constants=len(consts))
+    is_kept: dict[int, bool] = {}
+
+    def step_ends(inputs: list[Value], outs: list[Value]) -> list[Value]:
+        before = inputs[len(consts) : len(consts) + len(carry)]
+        return [*_of_active(repair.active, before, outs[: len(carry)], is_kept), *outs[len(carry) :]]
+
+    inner = repair.of_loop(repair.active)
+    body = inner.function(jaxpr, known=known, constants=len(consts), ends=step_ends)
     of_consts = as_written(consts)
 
     def step(carry: Sequence[Array], xs: Sequence[Array]) -> tuple[list[Array], list[Array]]:
@@ -56,19 +63,41 @@ def scan(repair: Repair, eqn: Any, operands: Sequence[Value], added: dict[int, V
     after, ys = _scan_by_rounds(run, one_step, start, arrays, _round_of(loop), **options)
     if passing is not None:
         after, ys = passing.end(after, ys)
-    return [*ends(after), *map(Value, ys)]
+    return [*ends(after, repair.active, is_kept), *map(Value, ys)]
+
+
+def _of_active(
+    active: Array, before: Sequence[Value], after: Sequence[Value], is_kept: dict[int, bool]
+) -> Sequence[Value]:
+    """Return what a step makes of the carry. Buffers of examples that are not active are kept, if that takes few rows.
+
+    `is_kept` gets the numbers of these buffers.
+    """
+    if active is None:
+        return after
+    selected = []
+    for k, (old, new) in enumerate(zip(before, after, strict=True)):
+        is_version = new.before is not None and new.shape[: active.ndim] == active.shape
+        found = select(Predicate(active), old, new) if is_version else None
+        is_kept[k] = found is not None
+        selected.append(new if found is None else found)
+    return selected
+
+
+#: Maps the last carry to values. Where the mask is false, arrays with these numbers are what they were before the loop.
+Ends = Callable[[list[Array], Array, dict[int, bool]], list[Value]]
 
 
 def _rewritten(
     loop: registry.Body, inputs: Sequence[Value], *, length: int | None = None, predicate: Any = None
-) -> tuple[registry.Body, list[Value], Any, Callable[[list[Array]], list[Value]]]:
+) -> tuple[registry.Body, list[Value], Any, Ends]:
     """Return a loop with each buffer once in its carry, registers as rings, and others as products need them.
 
     With it come its first carry, its predicate, and the function from its last carry to the one of the given loop.
     """
-    _, carry, _ = loop.split(inputs)
+    _, given, _ = loop.split(inputs)
     loop, places = twins.carried_once(loop, inputs)
-    carry = [carry[places.index(k)] for k in range(loop.num_carry)]
+    carry = [given[places.index(k)] for k in range(loop.num_carry)]
     predicate = None if predicate is None else _without_twins(predicate, places)
     moving = registers.found_in(loop, length=length, predicate=predicate)
     if moving is not None:
@@ -78,10 +107,14 @@ def _rewritten(
     if turned is not None:
         carry, loop = list(map(Value, turned.start(as_written(carry)))), loop._replace(jaxpr=turned.jaxpr)
 
-    def ends(after: list[Array]) -> list[Value]:
+    def ends(after: list[Array], active: Array, is_kept: dict[int, bool]) -> list[Value]:
         after = after if turned is None else turned.end(after)
-        values = list(map(Value, after if moving is None else moving.end(after)))
-        return [values[k] for k in places]
+        after = after if moving is None else moving.end(after)
+        kept = is_kept if turned is None and moving is None else {}
+        return [
+            Value(after[k], before=old, differs_where=active) if kept.get(k) else Value(after[k])
+            for k, old in zip(places, given, strict=True)
+        ]
 
     return loop, carry, predicate, ends
 
@@ -165,36 +198,44 @@ def while_(repair: Repair, eqn: Any, operands: Sequence[Value], added: dict[int,
     )
     inputs = as_written([with_type(x, weak=False) if x.shape else x for x in (*operands[:b], *first)])
     of_cond, of_body, carry = inputs[:a], inputs[a:b], inputs[b:]
-    inner, body = repair.of_loop(), loop.jaxpr
-    predicate = inner.function(condition)
+    body, predicate = loop.jaxpr, repair.of_loop().function(condition)
     known = views.invariant(body, dict(zip(body.jaxpr.invars, operands[a:b], strict=False)))
 
+    shape = condition.out_avals[0].shape
+    is_masked = repair.active is not None and shape[: repair.active.ndim] == repair.active.shape
+    is_kept = dict.fromkeys(range(len(carry)), True) if is_masked else {}
+
+    def is_active(carry: list[Array]) -> Array:
+        active = jnp.asarray(predicate(*of_cond, *carry)[0])
+        return active & Predicate(repair.active).over(shape) if is_masked else active
+
     def goes_on(carry: list[Array]) -> Array:
-        return jnp.any(predicate(*of_cond, *carry)[0])
+        return jnp.any(is_active(carry))
 
     def step(carry: list[Array]) -> list[Array]:
-        active = jnp.asarray(predicate(*of_cond, *carry)[0])
+        active = is_active(carry)
+        inner = repair.of_loop(active if active.ndim else repair.active)
         before = [Value.given(x) for x in carry]
         constants = [Value.given(x, is_constant=True) for x in of_body]
         after = inner.evaluate(body, [*constants, *before], known)
         is_weak = [v.aval.weak_type and not v.aval.shape for v in body.jaxpr.outvars]
         after = [with_type(x, weak=flag) for x, flag in zip(after, is_weak, strict=True)]
         if not active.ndim:
-            return [x.array for x in after]
+            return [x.array for x in _of_active(repair.active, before, after, is_kept)]
         chosen = Predicate(active)
         selected = [(select(chosen, *pair), *pair) for pair in zip(before, after, strict=True)]
         return [chosen.select(old.array, new.array) if x is None else x.array for x, old, new in selected]
 
     max_steps, residuals = repair.request
     if max_steps is None:
-        return ends(while_loop(goes_on, step, carry))
+        return ends(while_loop(goes_on, step, carry), repair.active, is_kept)
     outs, steps = while_loop(goes_on, step, carry, max_steps=max_steps, residuals=residuals, return_steps=True)
     # Positive if there was a step too many. Every result is made to depend on the check of this number.
     most = min(max_steps, INT32_MAX - 1) + 1
     # An example that has finished an outer loop is stopped before its first step.
     number = jnp.where(steps.cut & (steps.taken >= max_steps), most, 0)
     is_right = ta_check(number, most, mode="error", op="in_place: more than max_steps steps") >= 0
-    return ends([_known_if(is_right, x) for x in outs])
+    return ends([_known_if(is_right, x) for x in outs], repair.active, is_kept)
 
 
 def _without_twins(predicate: Any, places: Sequence[int]) -> Any:

@@ -31,10 +31,13 @@ for family in (rows.RULES, selects.RULES, sums.RULES, factors.RULES):
 
 
 class Repair:
-    """An evaluator of jaxprs. Rows matter in loops, where work on all of them is repeated in every step."""
+    """An evaluator of jaxprs. Rows matter in loops, where work on all of them is repeated in every step.
 
-    def __init__(self, request: Request, *, in_loop: bool = False) -> None:
-        self.request, self.in_loop = request, in_loop
+    Where the mask `active` is false nothing that is computed counts: these examples have finished the loop around.
+    """
+
+    def __init__(self, request: Request, *, in_loop: bool = False, active: Array = None) -> None:
+        self.request, self.in_loop, self.active = request, in_loop, active
 
     def evaluate(self, jaxpr: Any, inputs: Sequence[Value], known: Mapping[Any, Value] | None = None) -> list[Value]:
         """Return the outputs, given the inputs and perhaps what is known of other variables."""
@@ -66,16 +69,18 @@ class Repair:
         is_whole: bool = False,
         known: Mapping[Any, Value] | None = None,
         constants: int = 0,
+        ends: Callable[[list[Value], list[Value]], list[Value]] = lambda inputs, outs: outs,
     ) -> Callable[..., list[Array]]:
         """Return a repaired jaxpr as a function of arrays, with `added` added to some of its results.
 
-        The first arguments are `constants` of the loop. Unless it is a whole program, arrays among the results are not
-        of weak types: versions of a buffer have one.
+        The first arguments are `constants` of the loop. `ends` maps its inputs and results to results. Unless it is a
+        whole program, arrays among the results are not of weak types: versions of a buffer have one.
         """
         closed = refs.as_arrays(_compat.closed(jaxpr))
 
         def f(*args: Array) -> list[Array]:
-            outs = self.evaluate(closed, [Value.given(x, is_constant=k < constants) for k, x in enumerate(args)], known)
+            inputs = [Value.given(x, is_constant=k < constants) for k, x in enumerate(args)]
+            outs = ends(inputs, self.evaluate(closed, inputs, known))
             for number, value in (added or {}).items():
                 found = sums.total(outs[number], value)
                 outs[number] = Value(lax.add(*arrays([outs[number], value]))) if found is None else found
@@ -94,9 +99,9 @@ class Repair:
         outs = (then or self).function(jaxpr, is_whole=True)(*jax.tree.leaves(args))
         return jax.tree.unflatten(jax.tree.structure(out), outs)
 
-    def of_loop(self) -> "Repair":
+    def of_loop(self, active: Array = None) -> "Repair":
         """Return the evaluator for the body of a loop."""
-        return Repair(self.request, in_loop=True)
+        return Repair(self.request, in_loop=True, active=active)
 
     def has_choice(self, eqn: Any) -> bool:
         """Return whether a scan is one that chooses what it keeps."""
@@ -172,7 +177,9 @@ class _Repaired(registry.Change):
     """The jaxprs in an equation, repaired, and with `added` added to some of their results."""
 
     def __init__(self, repair: Repair, eqn: Any, added: Mapping[int, Value]) -> None:
-        self.repair, self.places, self.after = repair, list(added), as_written(list(added.values()))
+        # Without its mask, which JAX cannot always pass into the jaxprs of an equation.
+        self.repair = repair if repair.active is None else repair.of_loop()
+        self.places, self.after = list(added), as_written(list(added.values()))
         self.is_whole = registry.entry_of(eqn).kind == "rules"
 
     def body(self, jaxpr: Any, *args: Array) -> list[Array]:

@@ -5,7 +5,7 @@ already, and the rows that should not differ are put back. What was there before
 buffer (`jnp.where(done, first, state)`), is written over all of its rows in the examples that select it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -26,15 +26,19 @@ def select_n(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
         return None
     if len(cases) > 2:
         return _of_many(which, cases)
-    no, yes = cases
+    predicate, (no, yes) = predicate_of(which), cases
+    if predicate is None:
+        return [no] if no is yes else None
+    return select_rows(predicate, no, yes, lambda: jaxprs.bind(eqn, [x.array for x in operands])[0])
+
+
+def select_rows(predicate: Predicate, no: Value, yes: Value, whole: Callable[[], Any]) -> list[Value] | None:
+    """Select only rows, None if that takes all of them. `whole` selects all."""
     if no is yes:
         return [no]
-    predicate = predicate_of(which)
-    if predicate is None:
-        return None
-    selected = _of_few_rows(eqn, operands, predicate) or select(predicate, no, yes)
+    selected = _of_few_rows(predicate, no, yes, whole) or select(predicate, no, yes)
     if selected is None:
-        selected = _special(eqn, operands, predicate) or _of_whole_examples(predicate, no, yes)
+        selected = _special(predicate, no, yes, whole) or _of_whole_examples(predicate, no, yes)
     return None if selected is None else [selected]
 
 
@@ -57,30 +61,26 @@ def select_one(which: Value, cases: Sequence[Value]) -> Value | None:
     return chosen
 
 
-def _of_few_rows(eqn: Any, operands: Sequence[Value], predicate: Predicate) -> Value | None:
+def _of_few_rows(predicate: Predicate, no: Value, yes: Value, whole: Callable[[], Any]) -> Value | None:
     """Select between two arrays of zeros and some rows; the result is one, too."""
-    _, no, yes = operands
     if no.sparse_updates is None or yes.sparse_updates is None:
         return None
     if any(update.params["batch_dims"] < predicate.mask.ndim for update in (*no.sparse_updates, *yes.sparse_updates)):
         return None
-    (array,) = jaxprs.bind(eqn, [x.array for x in operands])
     masked = [update.masked(predicate.inverted()) for update in no.sparse_updates]
-    return Value(array, sparse_updates=(*masked, *(update.masked(predicate) for update in yes.sparse_updates)))
+    return Value(whole(), sparse_updates=(*masked, *(update.masked(predicate) for update in yes.sparse_updates)))
 
 
-def _special(eqn: Any, operands: Sequence[Value], predicate: Predicate) -> Value | None:
+def _special(predicate: Predicate, no: Value, yes: Value, whole: Callable[[], Any]) -> Value | None:
     """Select between a buffer and zeros, or between a buffer and itself without a derivative.
 
     The result records that for other rules.
     """
-    _, no, yes = operands
-    for other, whole, active in ((no, yes, predicate), (yes, no, predicate.inverted())):
+    for other, buffer, active in ((no, yes, predicate), (yes, no, predicate.inverted())):
         if other.sparse_updates == ():
-            (array,) = jaxprs.bind(eqn, [x.array for x in operands])
-            return Value(array, part=Part(whole, active))
-        if other.stopped is whole:
-            return Value(ta_guard(active.mask, whole.array), before=whole, guard=active)
+            return Value(whole(), part=Part(buffer, active))
+        if other.stopped is buffer:
+            return Value(ta_guard(active.mask, buffer.array), before=buffer, guard=active)
     return None
 
 
@@ -126,6 +126,13 @@ def select(predicate: Predicate, no: Value, yes: Value) -> Value | None:
     of_no, of_yes = ([v for v in _until(base, x) if v.update is not None] for x in (no, yes))
     if any(v.update.params["batch_dims"] < predicate.mask.ndim for v in (*of_no, *of_yes)):
         return None
+    masks = [v.differs_where for x in (no, yes) for v in _until(base, x) if v.differs_where is not None]
+    if masks:  # the results of loops, which cannot be made anew
+        if of_no or any(v.differs_where is not None for v in _until(base, no)):
+            return None
+        if any(mask is not predicate.mask for mask in masks):
+            return None
+        return _undone(yes, of_yes, predicate.inverted())
     sides = [(of_yes, predicate), (of_no, predicate.inverted())]
     if not any(v.is_used for v in (*of_no, *of_yes)):
         for versions, active in sides:
@@ -135,9 +142,13 @@ def select(predicate: Predicate, no: Value, yes: Value) -> Value | None:
     if of_no and of_yes:
         return None
     versions, active = sides[0] if of_yes else sides[1]
-    newest = versions[0]
+    return _undone(versions[0], versions, active.inverted())
+
+
+def _undone(newest: Value, versions: Sequence[Any], active: Predicate) -> Value:
+    """Return a version with what the updates of others have changed put back."""
     for v in versions:
-        newest = newest.updated(v.update.undone(v.before.array), active.inverted())
+        newest = newest.updated(v.update.undone(v.before.array), active)
     return newest
 
 

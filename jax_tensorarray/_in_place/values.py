@@ -65,15 +65,19 @@ class Predicate(NamedTuple):
     def is_opposite(self, other: "Predicate") -> bool:
         return self.of is other.mask or other.of is self.mask
 
+    def over(self, shape: tuple[int, ...]) -> Array:
+        """Return the mask, repeated along further axes."""
+        return lax.broadcast_in_dim(self.mask, shape, range(self.mask.ndim))
+
     def at_positions(self, index: Array) -> Array:
-        return lax.broadcast_in_dim(self.mask, jnp.shape(index), range(self.mask.ndim))
+        return self.over(jnp.shape(index))
 
     def inverted(self) -> "Predicate":
         return Predicate(~self.mask, self.mask)
 
     def select(self, no: Array, yes: Array) -> Array:
         """Return one array or the other for each example, as a whole."""
-        return lax.select_n(lax.broadcast_in_dim(self.mask, no.shape, range(self.mask.ndim)), no, yes)
+        return lax.select_n(self.over(no.shape), no, yes)
 
 
 class Part(NamedTuple):
@@ -109,6 +113,7 @@ class Value:
         stopped: the value that this one equals, but for its derivative, which is stopped here; else None.
         repeated: the value whose elements this one repeats along further axes; else None.
         shared: the value that this one repeats for all examples along new first axes; else None.
+        differs_where: a mask; where that is false this equals `before`. None if `update` says where.
         view: the equation that it is a view of, if it is one whose rows are those of its operands; else None.
         is_used: whether anything but the next update uses it.
         is_given: whether it, or the version that it was made from, existed before the evaluated jaxpr.
@@ -121,6 +126,7 @@ class Value:
         "_array",
         "_mask",
         "before",
+        "differs_where",
         "guard",
         "is_constant",
         "is_given",
@@ -149,6 +155,7 @@ class Value:
         stopped: "Value | None" = None,
         repeated: "Value | None" = None,
         shared: "Value | None" = None,
+        differs_where: Array = None,
         is_given: bool = False,
     ) -> None:
         self.literal = array if isinstance(array, complex | float | int) else None  #: the Python number that it is
@@ -156,6 +163,7 @@ class Value:
         self.view: View | None = None
         self.before, self.update, self.sparse_updates = before, update, sparse_updates
         self.part, self.guard, self.stopped, self.repeated, self.shared = part, guard, stopped, repeated, shared
+        self.differs_where = differs_where
         self.is_used = self.is_new = self.is_ones = self.is_constant = False
         self.is_given: bool = is_given or (before is not None and before.is_given)
         self._mask: Array = None
