@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_tensorarray._in_place import explained
 from jax_tensorarray._in_place.rows import has_rows
 from jax_tensorarray._in_place.values import Part, Predicate, Update, Value, arrays
 from jax_tensorarray._jaxprs import jaxprs
@@ -28,10 +29,11 @@ def select_n(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
         return _of_many(which, cases)
     no, yes = cases
     if no is yes:
+        explained.became("the buffer itself: both cases are one")
         return [no]
     predicate = predicate_of(which)
     if predicate is None:
-        return None
+        return explained.left("mask-of-elements")
     selected = _of_few_rows(eqn, operands, predicate) or select(predicate, no, yes)
     if selected is None:
         selected = _special(eqn, operands, predicate) or _of_whole_examples(predicate, no, yes)
@@ -41,7 +43,7 @@ def select_n(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
 def _of_many(which: Value, cases: Sequence[Value]) -> list[Value] | None:
     """Select between versions of a buffer one after the other, as `jax.vmap` of `lax.switch` needs it."""
     if not _chooses_examples(which):
-        return None
+        return explained.left("mask-of-elements")
     chosen = select_one(which.source, cases)
     return None if chosen is None else [chosen]
 
@@ -95,6 +97,7 @@ def _of_whole_examples(predicate: Predicate, no: Value, yes: Value) -> Value | N
             # XLA repeats a shared array in a fusion, if all examples have one index.
             zeros = np.zeros if other is source else jnp.zeros
             index, (rows,) = zeros(predicate.mask.shape, np.int32), arrays([other])
+            explained.became("a masked write of all rows")
             return buffer.updated(Update(ta_write_p, index, rows, active.mask, params, is_window=True))
     return None
 
@@ -122,10 +125,11 @@ def select(predicate: Predicate, no: Value, yes: Value) -> Value | None:
     before = set(map(id, no.versions()))
     base = next((v for v in yes.versions() if id(v) in before), None)
     if base is None:
-        return None
+        are_there = no.is_given and yes.is_given
+        return explained.left("another-buffer" if are_there else "made-in-the-step")
     of_no, of_yes = ([v for v in _until(base, x) if v.update is not None] for x in (no, yes))
     if any(v.update.params["batch_dims"] < predicate.mask.ndim for v in (*of_no, *of_yes)):
-        return None
+        return explained.left("mask-of-elements")
     sides = [(of_yes, predicate), (of_no, predicate.inverted())]
     if not any(v.is_used for v in (*of_no, *of_yes)):
         for versions, active in sides:
@@ -133,7 +137,8 @@ def select(predicate: Predicate, no: Value, yes: Value) -> Value | None:
                 base = base.updated(v.update, active)
         return base
     if of_no and of_yes:
-        return None
+        return explained.left("read-before-the-choice")
+    explained.became("a write that puts the old rows back")
     versions, active = sides[0] if of_yes else sides[1]
     newest = versions[0]
     for v in versions:
