@@ -68,7 +68,7 @@ class Explanation(list[Explained]):
             return "in_place meets no read, write or select of rows in plain JAX."
         stay = sum(x.times for x in self if not x.became)
         total = sum(x.times for x in self)
-        lines = [f"{total} reads, writes and selects of rows; left as they are: {stay or 'none'}."]
+        lines = [f"Reads, writes and selects of rows: {total}. Left as they are: {stay or 'none'}."]
         for (file, line, code), found in groupby(self, lambda x: x[:3]):
             where = f"{name_of_file(file)}:{line}" if file else "a line that JAX does not tell"
             lines += ["", where, *([f"    {code}"[:_WIDTH]] if code else [])]
@@ -127,13 +127,13 @@ def explain(
 
     >>> import jax, jax.numpy as jnp
     >>> from jax_tensorarray.inspect import explain
-    >>> def f(a, b, p):
+    >>> def f(a, b):
     ...     def body(i, b):
     ...         new = b.at[i].set(jnp.sin(b[i - 1]))
-    ...         return jnp.where(p, new, a)
+    ...         return jax.lax.cond(i > 5, lambda: new, lambda: a)
     ...     return jax.lax.fori_loop(1, 8, body, b)
     >>> b = jax.ShapeDtypeStruct((8, 4), jnp.float32)
-    >>> [(x.kind, x.became, x.reason) for x in explain(f)(b, b, True)]
+    >>> [(x.kind, x.became, x.reason) for x in explain(f)(b, b)]
     [('read', 'ta_read', ''), ('write', 'ta_write', ''), ('select', '', 'another-buffer')]
     """
     if not callable(f):

@@ -216,6 +216,35 @@ def test_what_the_carry_of_a_loop_becomes(loop, fate):
     assert fate in fates(explain(loop)(B))
 
 
+def test_what_is_chosen_between_as_a_whole_is_listed_also_where_no_rows_are():
+    def passing(a, b):
+        return lax.fori_loop(0, 9, lambda i, c: lax.cond(i > 3, lambda: a, lambda: c), b)
+
+    def until(b, n):
+        def body(c):
+            i, b, state = c
+            return i + 1, b.at[i].set(0.0), jnp.tanh(state @ state)
+
+        return lax.while_loop(lambda c: c[0] < n, body, (0, b, b[:8]))[1:]
+
+    assert fates(explain(passing)(B, B)) == [("select", "", "another-buffer")]
+    of_examples = explain(jax.vmap(until, (None, 0)))(B, jnp.arange(3))
+    assert {x.shape: x.reason for x in of_examples if x.kind == "select"} == {(3, 8, 8): "made-in-the-step"}
+
+
+def test_under_in_place_the_doctor_knows_the_line_of_what_jax_has_jitted():
+    def f(b):
+        def body(i, c):
+            b, total = c
+            b = b.at[i].set(jnp.tanh(total))
+            return jnp.where(b > i, b, total), total + b[i - 1]
+
+        return lax.fori_loop(0, 64, body, (b, b[0]))
+
+    [select] = [copy for copy in loop_copies(in_place(f), B) if copy.kind == "select"]
+    assert "jnp.where(" in select.code
+
+
 def test_a_loop_in_a_loop_is_listed_once_and_what_a_line_has_is_counted():
     def body(c, x):
         def layer(h, b):
@@ -285,7 +314,7 @@ def test_a_report_has_lines_code_names_and_advice_and_an_empty_one_is_one_line()
 
     found = explain(f)(B, B)
     line = f.__code__.co_firstlineno + 1
-    assert str(found).startswith("3 reads, writes and selects of rows; left as they are: 1.\n")
+    assert str(found).startswith("Reads, writes and selects of rows: 3. Left as they are: 1.\n")
     assert f"test_explain.py:{line}\n    return lax.fori_loop(1, 64, lambda i, c: lax.cond(" in str(found)
     text, advice = REASONS["another-buffer"]
     assert "  select of float32[64, 8]: stays as it is [another-buffer]\n" in str(found)
