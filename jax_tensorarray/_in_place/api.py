@@ -58,8 +58,8 @@ def in_place(
     `lax.dynamic_slice` and so on) and replaces them by this library's ops. The results are the same; indices out of
     range mean what they mean in JAX.
 
-    Any other operation stays as it was. `jax_tensorarray.inspect.loop_copies(in_place(fun), ...)` lists what still
-    copies.
+    Any other operation stays as it was. `jax_tensorarray.inspect.explain(fun)(...)` says why, and
+    `jax_tensorarray.inspect.loop_copies(in_place(fun), ...)` lists what still copies.
 
     Of the leaves of the arguments, arrays (NumPy's too), floats and complex numbers are traced, and `fun` gets the
     others as they are, as under `jax.grad`: bools and integers, strings, functions, modules, any object. Outside of

@@ -4,7 +4,8 @@ The rules say why they leave an equation, by names, and `Repair` what became of 
 kept and nothing more is looked at.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -59,8 +60,11 @@ KINDS = {
 
 _OF_REFS = ("get", "swap", "addupdate")
 
-#: The primitives that have a public name.
-_OF_JAX = {x.name for x in vars(jax_primitives).values() if isinstance(x, jex.Primitive)}
+#: JAX's own primitives that have a public name, and others that may be met in loops.
+_OF_JAX = {x.name for x in vars(jax_primitives).values() if isinstance(x, jex.Primitive)}.union(
+    ["broadcast_to", "debug_callback", "debug_print", "layout_constraint", "optimization_barrier", "pvary"],
+    ["ragged_dot_general", "random_unwrap", "random_wrap", "reshard", "split", "stack", "tile", "unstack"],
+)
 
 
 def left(reason: str, **facts: Any) -> Any:
@@ -125,15 +129,17 @@ def met(repair: Any, jaxpr: Any, eqn: Any, operands: Sequence[Value], results: S
     elif name == "while":
         listener.notes += _of_while(jaxpr, eqn, repair.request.max_steps)
     elif name not in registry.ENTRIES and eqn.primitive not in ROW_OPS:
-        _skip_inside(listener, repair, eqn, "foreign-primitive", by=eqn)
+        _skip_inside(listener, _Left(repair, "foreign-primitive", {"by": eqn}), eqn)
         if repair.in_loop and name not in _OF_JAX and not name.startswith("ta_"):
-            carried = [x for x in operands if x.is_given and not x.is_constant and x.shape]
-            listener.notes += [_note(jaxpr, eqn, "use", "", "foreign-primitive", {"by": eqn}) for _ in carried[:1]]
+            for v, x in zip(eqn.invars, operands, strict=True):
+                if x.is_given and not x.is_constant and x.shape:
+                    note = Note(jaxpr, eqn, _place(eqn), "use", v.aval, "", "foreign-primitive", {"by": eqn})
+                    listener.notes.append(note)
 
 
 def _note(jaxpr: Any, eqn: Any, kind: Any, became: str, reason: str = "", facts: dict[str, Any] | None = None) -> Note:
-    of = eqn.invars[1] if eqn.primitive.name == "select_n" else (*eqn.invars, *eqn.outvars)[0]
-    return Note(jaxpr, eqn, _place(eqn), kind, of.aval, became, reason, facts or {})
+    buffer = eqn.outvars[0] if kind == "select" else eqn.invars[0]
+    return Note(jaxpr, eqn, _place(eqn), kind, buffer.aval, became, reason, facts or {})
 
 
 def _place(eqn: Any) -> str:
@@ -214,33 +220,48 @@ def skipped(repair: Any, eqn: Any, reason: str = "") -> Any:
     """Note that what is in an equation stays, for one reason or for those that `repair` says. Return None."""
     listener = listening.value
     if listener is not None:
-        _skip_inside(listener, repair, eqn, reason)
+        _skip_inside(listener, _Left(repair, reason), eqn)
 
 
 def skipped_as_a_whole(repair: Any, jaxpr: Any) -> None:
     """Note that all of a jaxpr stays."""
     listener = listening.value
     if listener is not None:
-        _skip(listener, repair, _compat.opened(jaxpr), "")
+        _skip(listener, _Left(repair), _compat.opened(jaxpr))
 
 
-def _skip_inside(listener: Listener, repair: Any, eqn: Any, reason: str, **facts: Any) -> None:
-    repair = repair.of_loop() if registry.entry_of(eqn).kind == "loop" else repair
-    reason = reason or ("symbolic-shape" if jaxprs.has_symbolic_shapes(eqn) else "")
+class _Left(NamedTuple):
+    """Why equations stay that rules are not asked about."""
+
+    repair: Any
+    reason: str = ""  #: if it is empty, `repair` says why
+    facts: Mapping[str, Any] = MappingProxyType({})
+    is_divided: bool = False  #: whether they are divided among devices, and cannot be traced here
+
+    def inside(self, eqn: Any) -> "_Left":
+        kind, name = registry.entry_of(eqn).kind, eqn.primitive.name
+        repair = self.repair.of_loop() if kind == "loop" else self.repair
+        is_ours = kind == "loop" and name not in ("scan", "while")
+        reason = "library-loop" if is_ours else "symbolic-shape" if jaxprs.has_symbolic_shapes(eqn) else ""
+        return _Left(repair, self.reason or reason, self.facts, self.is_divided or kind == "divided")
+
+
+def _skip_inside(listener: Listener, left_as_is: _Left, eqn: Any) -> None:
+    within = left_as_is.inside(eqn)
     for jaxpr in jaxprs.jaxprs_in(eqn.params):
-        _skip(listener, repair, jaxpr, reason, **facts)
+        _skip(listener, within, jaxpr)
 
 
-def _skip(listener: Listener, repair: Any, jaxpr: Any, reason: str, **facts: Any) -> None:
+def _skip(listener: Listener, left_as_is: _Left, jaxpr: Any) -> None:
+    repair = left_as_is.repair
     for eqn in jaxpr.eqns:
-        name = eqn.primitive.name
-        kind = KINDS.get(name)
+        name, kind, of_bodies = eqn.primitive.name, KINDS.get(eqn.primitive.name), registry.entry_of(eqn).kind
         if name in _OF_REFS:
             listener.notes.append(_note(jaxpr, eqn, kind, "", "ref"))
         elif kind in ("read", "write"):
             listener.ask(eqn)
-            if reason:
-                left(reason, **facts)
+            if left_as_is.reason:
+                left(left_as_is.reason, **left_as_is.facts)
             else:
                 repair.say_why(eqn)
             if listener.refusals:  # else a rule would not leave it, and has been asked already
@@ -248,11 +269,11 @@ def _skip(listener: Listener, repair: Any, jaxpr: Any, reason: str, **facts: Any
         elif kind is None:
             if name == "while":
                 listener.notes += _of_while(jaxpr, eqn, repair.request.max_steps)
-            if registry.entry_of(eqn).kind == "loop":
+            if of_bodies == "loop" and not left_as_is.is_divided:
                 repair.say_why(eqn)
-            if repair.in_loop and registry.entry_of(eqn).kind == "branches":
+            if of_bodies == "branches" and repair.in_loop:
                 listener.notes += _of_branches(jaxpr, eqn)
-            _skip_inside(listener, repair, eqn, reason, **facts)
+            _skip_inside(listener, left_as_is, eqn)
 
 
 def output(loop: Any, jaxpr: Any, number: int, kind: str, became: str, reason: str = "", **facts: Any) -> None:

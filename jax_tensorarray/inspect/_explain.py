@@ -151,7 +151,8 @@ def explain(
         listener = explained.Listener()
         with jax.disable_jit(False), explained.listening(listener):
             api.compiled(static.filled(f, changing), request, static).eval_shape(*given, **named)
-        return _listed(listener.notes)
+        notes, listener.notes = listener.notes, []  # JAX's caches keep the listener
+        return _listed(notes)
 
     return of
 

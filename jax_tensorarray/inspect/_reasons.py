@@ -39,6 +39,10 @@ REASONS = {
         "or as many rows as there are. Plain JAX moves it as fast.",
         "",
     ),
+    "library-loop": (
+        "It is in a loop of jax_tensorarray, into which in_place does not look.",
+        "Write ta_read and ta_write there, or use the loop of jax.lax.",
+    ),
     "long-round": (
         "The buffers change places in the carry, and are back in their places only after more than 6 steps.",
         "Keep each buffer in its place, and let an index say which of them is the next one.",

@@ -136,6 +136,11 @@ def viewed(b, i):
     return b.at[:, i % 8].set((2 * b).T[(i + 1) % 8])
 
 
+def chosen(b, i):
+    new = b.at[i].set(0.0)
+    return lax.cond(i % 3 == 0, lambda: new, lambda: b)
+
+
 def multiplied(b, i):
     return b.at[i].multiply(2.0)
 
@@ -159,6 +164,7 @@ READ = ("read", "ta_read", "")
         (put_back, [READ, WRITTEN, ("write", "ta_add", ""), ("select", "a write that puts the old rows back", "")]),
         (shifted, [("shift", "a ring buffer", ""), READ, WRITTEN]),
         (viewed, [WRITTEN, ("read", "a read of rows of what it is computed from", "")]),
+        (chosen, [WRITTEN, ("select", "a masked write", "")]),
         (multiplied, [("write", "a ta_read and a ta_write", "")]),
         (added, [("write", "ta_add", "")]),
         (by_ops, []),
@@ -167,6 +173,7 @@ READ = ("read", "ta_read", "")
 def test_what_a_step_becomes(step, expected):
     found = explain(lambda b: lax.fori_loop(1, 64, lambda i, b: step(b, i), b))(B)
     assert set(fates(found)) == set(expected), found
+    assert {x.shape for x in found} <= {B.shape, B.shape[::-1]}
 
 
 def exchange(b):
