@@ -53,7 +53,7 @@ REASONS = {
         "Carry the buffer, and write the rows that change.",
     ),
     "made-in-the-step": (
-        "What it takes rows of, or chooses, is made in the same step, so that all of it is touched anyway.",
+        "What it chooses is made in the same step, so that all of it is touched anyway.",
         "If it does not depend on the step, make it before the loop. If few rows of it differ, write only these.",
     ),
     "mask-of-elements": (
