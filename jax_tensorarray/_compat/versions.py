@@ -247,19 +247,25 @@ def custom_vjp_rules(eqn: Any) -> CustomVJPRules | None:
     return None if hasattr(getattr(rules._backward, "f", None), "call_with_accums") else rules
 
 
-_source_info = private_names("source_info_util", "user_context", "current_name_stack", "current")
+_source_info = private_names("source_info_util", "user_context", "current_name_stack", "current", "is_user_filename")
 
 
 def at_source_of(eqn: Any) -> Any:
     """Return a context in which what is traced has the place in the source of an equation.
 
-    Private. Without it the result of a loop or `in_place` seems to come from where these are called.
+    In the functions that JAX jits itself, such as `jnp.where`, equations have no line of the user's. They keep that of
+    the call, which is where we are. Private. Without it the result of a loop or `in_place` seems to come from where
+    these are called.
     """
     if _source_info is None:
         return contextlib.nullcontext()
-    user_context, current_name_stack, _ = _source_info
+    user_context, current_name_stack, current, is_users = _source_info
     info = eqn.source_info
-    return user_context(info.traceback, name_stack=current_name_stack() + info.name_stack)
+    codes, _ = info.traceback.raw_frames() if info.traceback else ((), ())
+    is_known = any(is_users(code.co_filename) for code in codes)
+    return user_context(
+        info.traceback if is_known else current().traceback, name_stack=current_name_stack() + info.name_stack
+    )
 
 
 def source_here() -> Callable[[], Any]:
@@ -270,7 +276,7 @@ def source_here() -> Callable[[], Any]:
     """
     if _source_info is None:
         return contextlib.nullcontext
-    user_context, _, current = _source_info
+    user_context, _, current, _ = _source_info
     return functools.partial(user_context, current().traceback)
 
 

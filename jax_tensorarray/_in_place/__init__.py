@@ -6,5 +6,5 @@ runs jaxprs is run with repaired ones, as `_jaxprs.registry` says. The rules are
 gathers and scatters, `views` for rows of what is computed from a whole buffer, `selects` for choices between two
 versions of a buffer, `sums` for the sums in gradients of plain JAX, and `control` for loops. They share what they know
 about values through `values`. Two modules come before: `early` repairs loops that the program itself differentiates,
-and `refs` makes arrays of refs.
+and `refs` makes arrays of refs. `explained` keeps what `inspect.explain` says.
 """

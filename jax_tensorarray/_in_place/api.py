@@ -10,7 +10,7 @@ from typing import Any, overload
 import jax
 
 from jax_tensorarray import _compat
-from jax_tensorarray._in_place import arguments, refs
+from jax_tensorarray._in_place import arguments, explained, refs
 from jax_tensorarray._in_place.repair import Repair
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._loops.api import strategy_within
@@ -63,8 +63,8 @@ def in_place(
     `lax.dynamic_slice` and so on) and replaces them by this library's ops. The results are the same; indices out of
     range mean what they mean in JAX.
 
-    Any other operation stays as it was. `jax_tensorarray.inspect.loop_copies(in_place(fun), ...)` lists what still
-    copies.
+    Any other operation stays as it was. `jax_tensorarray.inspect.explain(fun)(...)` says why, and
+    `jax_tensorarray.inspect.loop_copies(in_place(fun), ...)` lists what still copies.
 
     Of the leaves of the arguments, arrays (NumPy's too), floats and complex numbers are traced, and `fun` gets the
     others as they are, as under `jax.grad`: bools and integers, strings, functions, modules, any object. Outside of
@@ -137,7 +137,7 @@ class _InPlace:
 
     def __init__(self, fun: Callable[..., Any], request: Request, static: arguments.Static) -> None:
         self._fun, self._request, self._static = fun, request, static
-        self._compiled = _compiled(fun, request, static)
+        self._compiled = compiled(fun, request, static)
         arguments.named_as(fun)(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -150,7 +150,7 @@ class _InPlace:
             return self._compiled(*given, **named)
         # These are traced anew in each call, by a function that is dropped with all that is cached for it.
         fun = self._static.filled(self._fun, changing)
-        return _compiled(fun, self._request, self._static)(*given, **named)
+        return compiled(fun, self._request, self._static)(*given, **named)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
@@ -173,7 +173,7 @@ class _InPlace:
         self._compiled.clear_cache()
 
 
-def _compiled(fun: Callable[..., Any], request: Request, static: arguments.Static) -> Any:
+def compiled(fun: Callable[..., Any], request: Request, static: arguments.Static) -> Any:
     """Return the function, jitted, with its loops repaired."""
     # Inlined: within another jit it is as if the equations stood there.
     jit = functools.partial(jax.jit, inline=True, **static.options)
@@ -194,6 +194,7 @@ def _compiled(fun: Callable[..., Any], request: Request, static: arguments.Stati
             arrays = list(filter(arguments.is_tracer, jax.tree.leaves((given, named))))
             arrays = [*_compat.closed_over(traced), *arrays]
             if len(arrays) != len(jaxpr.in_avals) or not repair.finds(jaxpr):
+                explained.skipped_as_a_whole(repair, jaxpr)
                 return plain(*given, **named)
         outs = repair.function(jaxpr, is_whole=True)(*arrays)
         return jax.tree.unflatten(traced.out_tree, outs)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.extend import core as jex
 
 from jax_tensorarray import _compat
-from jax_tensorarray._in_place import layouts, refs, registers, stacks, twins, views
+from jax_tensorarray._in_place import explained, layouts, refs, registers, stacks, twins, views
 from jax_tensorarray._in_place.repair import LOOPS, Repair
 from jax_tensorarray._in_place.rows import has_rows, is_update
 from jax_tensorarray._in_place.selects import select
@@ -34,7 +34,7 @@ def scan(repair: Repair, eqn: Any, operands: Sequence[Value], added: dict[int, V
     for number, value in added.items():
         carry[number] = value
     loop = loop._replace(jaxpr=refs.as_arrays(params["jaxpr"]))
-    loop, carry, _, ends = _rewritten(loop, [*consts, *carry, *xs], length=params["length"])
+    loop, carry, _, ends = _rewritten(eqn, loop, [*consts, *carry, *xs], length=params["length"])
     jaxpr = loop.jaxpr
     known = views.invariant(jaxpr, dict(zip(jaxpr.jaxpr.invars, consts, strict=False)))
     is_kept: dict[int, bool] = {}
@@ -59,8 +59,10 @@ def scan(repair: Repair, eqn: Any, operands: Sequence[Value], added: dict[int, V
     passing = stacks.found_in(jaxpr, step, start, arrays)
     if passing is not None:
         one_step = passing.step
+        for number in passing.places:
+            explained.output(eqn, jaxpr, len(start) + number, "slice", "a part of the carry of the scan")
         start, arrays = passing.start(start, arrays, params["length"])
-    after, ys = _scan_by_rounds(run, one_step, start, arrays, _round_of(loop), **options)
+    after, ys = _scan_by_rounds(run, one_step, start, arrays, _round_of(eqn, loop), **options)
     if passing is not None:
         after, ys = passing.end(after, ys)
     return [*ends(after, repair.active, is_kept), *map(Value, ys)]
@@ -89,21 +91,25 @@ Ends = Callable[[list[Array], Array, dict[int, bool]], list[Value]]
 
 
 def _rewritten(
-    loop: registry.Body, inputs: Sequence[Value], *, length: int | None = None, predicate: Any = None
+    eqn: Any, loop: registry.Body, inputs: Sequence[Value], *, length: int | None = None, predicate: Any = None
 ) -> tuple[registry.Body, list[Value], Any, Ends]:
     """Return a loop with each buffer once in its carry, registers as rings, and others as products need them.
 
     With it come its first carry, its predicate, and the function from its last carry to the one of the given loop.
     """
     _, given, _ = loop.split(inputs)
+    as_given = loop
     loop, places = twins.carried_once(loop, inputs)
+    for k, place in enumerate(places):
+        if place in places[:k] and has_rows(as_given.jaxpr.out_avals[k]):
+            explained.output(eqn, as_given.jaxpr, k, "carry", "one carry with another that equals it")
     carry = [given[places.index(k)] for k in range(loop.num_carry)]
     predicate = None if predicate is None else _without_twins(predicate, places)
-    moving = registers.found_in(loop, length=length, predicate=predicate)
+    moving = registers.found_in(eqn, loop, length=length, predicate=predicate)
     if moving is not None:
         carry, predicate = [*carry, *map(Value, moving.start())], moving.predicate
         loop = loop._replace(jaxpr=moving.jaxpr, num_carry=len(carry))
-    turned = layouts.found_in(loop, length=length, predicate=predicate)
+    turned = layouts.found_in(eqn, loop, length=length, predicate=predicate)
     if turned is not None:
         carry, loop = list(map(Value, turned.start(as_written(carry)))), loop._replace(jaxpr=turned.jaxpr)
 
@@ -119,7 +125,7 @@ def _rewritten(
     return loop, carry, predicate, ends
 
 
-def _round_of(loop: registry.Body) -> int:
+def _round_of(eqn: Any, loop: registry.Body) -> int:
     """Return the number of steps after which every buffer that moves in the carry is back in its place.
 
     XLA has memory for each place, and moves the contents there in every step.
@@ -139,7 +145,10 @@ def _round_of(loop: registry.Body) -> int:
         while at != start and at in came_from and steps <= len(came_from):
             at, steps = came_from[at], steps + 1
         lengths.append(steps if at == start else 1)
-    found = math.lcm(*lengths)
+    found, moved = math.lcm(*lengths), [k for k, j in came_from.items() if k != j]
+    if found > 1:
+        stays = "exchange-in-while" if eqn.primitive.name == "while" else "long-round" if found > _LONGEST_ROUND else ""
+        explained.output(eqn, loop.jaxpr, moved[0], "exchange", "" if stays else f"{found} steps in one", stays)
     return found if found <= _LONGEST_ROUND else 1
 
 
@@ -194,8 +203,10 @@ def while_(repair: Repair, eqn: Any, operands: Sequence[Value], added: dict[int,
     [loop] = registry.ENTRIES["while"].bodies(params)
     b = a + loop.num_consts
     loop, first, condition, ends = _rewritten(
-        loop._replace(jaxpr=refs.as_arrays(loop.jaxpr)), operands[a:], predicate=params["cond_jaxpr"]
+        eqn, loop._replace(jaxpr=refs.as_arrays(loop.jaxpr)), operands[a:], predicate=params["cond_jaxpr"]
     )
+    if explained.listening.value is not None:
+        _round_of(eqn, loop)
     inputs = as_written([with_type(x, weak=False) if x.shape else x for x in (*operands[:b], *first)])
     of_cond, of_body, carry = inputs[:a], inputs[a:b], inputs[b:]
     body, predicate = loop.jaxpr, repair.of_loop().function(condition)
@@ -223,8 +234,14 @@ def while_(repair: Repair, eqn: Any, operands: Sequence[Value], added: dict[int,
         if not active.ndim:
             return [x.array for x in _of_active(repair.active, before, after, is_kept)]
         chosen = Predicate(active)
-        selected = [(select(chosen, *pair), *pair) for pair in zip(before, after, strict=True)]
-        return [chosen.select(old.array, new.array) if x is None else x.array for x, old, new in selected]
+        outs = []
+        for k, (old, new) in enumerate(zip(before, after, strict=True)):
+            explained.asked(eqn)
+            selected = select(chosen, old, new)
+            if selected is None and len(old.shape) > active.ndim:
+                explained.output(eqn, body, k, "select", "", explained.why())
+            outs.append(chosen.select(old.array, new.array) if selected is None else selected.array)
+        return outs
 
     max_steps, residuals = repair.request
     if max_steps is None:

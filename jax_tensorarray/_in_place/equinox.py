@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jax_tensorarray._in_place import repair, selects
+from jax_tensorarray._in_place import explained, repair, selects
 from jax_tensorarray._in_place.rows import has_rows
 from jax_tensorarray._in_place.values import Predicate, Value
 from jax_tensorarray._jaxprs import jaxprs
@@ -42,4 +42,5 @@ def maybe_set(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     return repair.Repair(Request(None, Tape()), in_loop=True).evaluate(jaxpr, operands)
 
 
+explained.KINDS.update(dict.fromkeys(("select_if_vmap", "maybe_set"), "select"))
 repair.RULES.update({"select_if_vmap": [select_if_vmap], "maybe_set": [maybe_set]})

@@ -16,6 +16,7 @@ from jax import lax
 from jax.extend import core as jex
 
 from jax_tensorarray import _compat
+from jax_tensorarray._in_place import explained
 from jax_tensorarray._in_place.registers import LEAST_STEPS, is_divided
 from jax_tensorarray._in_place.rows import has_rows, is_update, numbers_of, taken_by, with_numbers
 from jax_tensorarray._jaxprs import jaxprs, registry
@@ -59,8 +60,8 @@ class Layouts(NamedTuple):
         return [jnp.transpose(x, self.orders[k]) if k in self.orders else x for k, x in enumerate(carry)]
 
 
-def found_in(body: registry.Body, *, length: int | None = None, predicate: Any = None) -> Layouts | None:
-    """Return the loop with other layouts, None if they would not help.
+def found_in(loop: Any, body: registry.Body, *, length: int | None = None, predicate: Any = None) -> Layouts | None:
+    """Return the body of the equation `loop` with other layouts, None if they would not help.
 
     `length` is the number of steps, if it is known. What the predicate of a `while_loop` uses stays as it is.
     """
@@ -74,6 +75,11 @@ def found_in(body: registry.Body, *, length: int | None = None, predicate: Any =
     while orders:
         tried = _Trial(body, orders)
         kept = {k: order for k, order in orders.items() if tried.stays(k)}
+        for k in orders:
+            if k not in kept:
+                explained.output(loop, body.jaxpr, k, "layout", "", "another-layout", by=tried.evaluator.moved.get(k))
+            elif kept == orders:
+                explained.output(loop, body.jaxpr, k, "layout", f"its axes in the order {orders[k]}")
         if kept == orders:
             return Layouts(tried.jaxpr, orders)
         orders = kept
@@ -114,6 +120,7 @@ class _Trial:
         def step(consts: list[Array], carry: list[Array], xs: list[Array]) -> list[Array]:
             inputs = [Turned(x, orders[k], frozenset([k])) if k in orders else x for k, x in enumerate(carry)]
             self.outs = outs = self.evaluator.evaluate(closed, [*consts, *inputs, *xs])
+            self.evaluator.eqn = None
             return [x.array if self.stays(k) else self.evaluator.array(x) for k, x in enumerate(outs)]
 
         self.jaxpr = jax.make_jaxpr(step)(consts, types, xs)
@@ -128,7 +135,8 @@ class _Evaluator:
     """Evaluates a jaxpr some of whose values are stored in other layouts."""
 
     def __init__(self) -> None:
-        self.moved: set[int] = set()  #: the carries that somebody has needed as they were
+        self.moved: dict[int, Any] = {}  #: the carries that an equation has needed as they were, and which
+        self.eqn: Any = None  #: the equation that is evaluated, None behind the last one
         self.wanted: dict[int, tuple[int, ...]] = {}  #: the layouts that products want
 
     def evaluate(self, jaxpr: Any, inputs: Sequence[Any]) -> list[Any]:
@@ -140,6 +148,7 @@ class _Evaluator:
         inner = registry.inlined(eqn)
         if inner is not None:
             return self.evaluate(inner, operands)
+        self.eqn = eqn
         rule = _inner if registry.entry_of(eqn).kind in ("branches", "checkpoint") else RULES.get(eqn.primitive.name)
         results = None if rule is None else rule(self, eqn, operands)
         return jaxprs.bind(eqn, list(map(self.array, operands))) if results is None else results
@@ -150,7 +159,7 @@ class _Evaluator:
             return x
         if x.order == tuple(range(len(x.order))):
             return x.array
-        self.moved |= x.roots
+        self.moved |= dict.fromkeys(x.roots - self.moved.keys(), self.eqn)
         return jnp.transpose(x.array, x.order)
 
 

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_tensorarray import _compat
+from jax_tensorarray._in_place import explained
 from jax_tensorarray._in_place.rings import Evaluator, Held, Ring, longer, spread
 from jax_tensorarray._in_place.rows import has_rows, is_update
 from jax_tensorarray._in_place.values import Value
@@ -51,14 +52,15 @@ class Registers(NamedTuple):
 LEAST_STEPS = 3
 
 
-def found_in(body: registry.Body, *, length: int | None = None, predicate: Any = None) -> Registers | None:
-    """Return a loop with its registers as rings, None if it has none.
+def found_in(loop: Any, body: registry.Body, *, length: int | None = None, predicate: Any = None) -> Registers | None:
+    """Return the body of the equation `loop` with its registers as rings, None if it has none.
 
     `length` is the number of steps, if it is known, and `predicate` that of a `while_loop`, whose examples end at
     different times, and so have starts of their own, if it has axes.
     """
     axes = _candidates(body) if length is None or length >= LEAST_STEPS else {}
     shapes = dict.fromkeys(axes, () if predicate is None else predicate.out_avals[0].shape)
+    say_why(loop, body)
     while axes:
         tried = _Trial(body, axes, shapes)
         jaxpr = tried.body()
@@ -67,17 +69,41 @@ def found_in(body: registry.Body, *, length: int | None = None, predicate: Any =
         kept = {k: axes[k] for k, shape in wider.items() if tried.is_worth(k, len(shape))}
         wider = {k: wider[k] for k in kept}
         if kept == axes and wider == shapes:
+            for k in axes:
+                explained.output(loop, body.jaxpr, k, "shift", "a ring buffer")
             return Registers(jaxpr, new_predicate, axes, shapes)
         axes, shapes = kept, wider
     return None
+
+
+def say_why(loop: Any, body: registry.Body) -> None:
+    """Say of each carry of a loop whose rows move why it is no ring."""
+    if explained.listening.value is None:
+        return
+    axes, length, predicate = _candidates(body, least=0), loop.params.get("length"), loop.params.get("cond_jaxpr")
+    shape = () if predicate is None else predicate.out_avals[0].shape
+    tried = _Trial(body, axes, dict.fromkeys(axes, shape))
+    tried.body()
+    for k in (k for k in axes if tried.moves(k) and k in tried.evaluator.shifted):
+        reason, facts = "", dict[str, Any]()
+        if k in tried.evaluator.whole:
+            reason, facts = "read-as-a-whole", {"by": tried.evaluator.whole[k]}
+        elif tried.carry[k].size * tried.carry[k].dtype.itemsize < _LEAST:
+            reason, facts = "small-buffer", {"least": _LEAST}
+        elif not tried.is_worth(k, len(longer(shape, tried.outs[k].start.shape))):
+            reason, facts = "small-buffer", {"least": _LEAST_OF_EXAMPLE}
+        elif length is not None and length < LEAST_STEPS:
+            reason, facts = "few-steps", {"least": LEAST_STEPS}
+        if reason:
+            explained.output(loop, body.jaxpr, k, "shift", "", reason, **facts)
 
 
 def may_be_in(body: registry.Body) -> bool:
     return bool(_candidates(body))
 
 
-def _candidates(body: registry.Body) -> dict[int, int]:
-    """Return for each carry that may be a register the axis that its rows are along."""
+def _candidates(body: registry.Body, least: int = _LEAST) -> dict[int, int]:
+    """Return for each carry that may be a register of `least` bytes or more the axis that its rows are along."""
     closed = _compat.closed(body.jaxpr)
     kinds: set[tuple[tuple[int, ...], int]] = set()
 
@@ -94,7 +120,7 @@ def _candidates(body: registry.Body) -> dict[int, int]:
     jaxprs.any_equation(closed, look)
     found = {}
     for k, aval in enumerate(body.split(list(closed.in_avals))[1] if kinds else ()):
-        if has_rows(aval) and aval.size * aval.dtype.itemsize >= _LEAST and not is_divided(aval):
+        if has_rows(aval) and aval.size * aval.dtype.itemsize >= least and not is_divided(aval):
             fit = [d for shape, d in kinds if len(shape) == aval.ndim and _fits(shape, aval.shape, d)]
             found.update(dict.fromkeys([k], fit[0]) if fit else {})
     return found
@@ -122,9 +148,12 @@ class _Trial:
 
     def is_register(self, k: int) -> bool:
         """Return whether the rows of a carry move, and nobody needs most of them in order."""
+        return self.moves(k) and k not in self.evaluator.whole
+
+    def moves(self, k: int) -> bool:
         out = self.outs[k]
         is_ring = isinstance(out, Ring) and out.axis == self.axes[k]
-        return is_ring and k not in self.evaluator.whole and not any(out.start is start for start in self.starts)
+        return is_ring and not any(out.start is start for start in self.starts)
 
     def is_worth(self, k: int, axes: int) -> bool:
         """Return whether a register is large enough, given how many axes its start has."""
@@ -142,6 +171,7 @@ class _Trial:
             self.starts = starts
             inputs = [*map(Value.given, consts), *self.inputs(carry, starts), *map(Value.given, xs)]
             self.outs = outs = self.evaluator.evaluate(self.closed, inputs)
+            self.evaluator.eqn = None
             arrays = [
                 x.array if k in self.axes and isinstance(x, Ring) else self.evaluator.array(x)
                 for k, x in enumerate(outs)

@@ -8,7 +8,7 @@ from jax import lax
 from jax.extend import core as jex
 
 from jax_tensorarray import _compat
-from jax_tensorarray._in_place import factors, layouts, refs, registers, rows, selects, sums, twins, views
+from jax_tensorarray._in_place import explained, factors, layouts, refs, registers, rows, selects, sums, twins, views
 from jax_tensorarray._in_place.values import Value, arrays, as_written, with_type
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._loops import choosing
@@ -56,7 +56,9 @@ class Repair:
                 continue  # known, or a sum that is done inside of another equation
             added = {s.number: read(s.other) for s in moved.get(id(eqn), ())}
             is_viewed = any(v in viewed for v in eqn.outvars)
-            results, done = self._equation(eqn, [read(v) for v in eqn.invars], added, is_viewed)
+            operands = [read(v) for v in eqn.invars]
+            results, done = self._equation(eqn, operands, added, is_viewed)
+            explained.met(self, inner, eqn, operands, results)
             values.update(zip(eqn.outvars, results, strict=True))
             values.update((s.eqn.outvars[0], results[s.number]) for s in moved.get(id(eqn), ()) if s.number in done)
         return [read(v) for v in inner.outvars]
@@ -114,7 +116,7 @@ class Repair:
     def finds_in(self, eqn: Any) -> bool:
         """Return whether there is something to repair in an equation."""
         name = eqn.primitive.name
-        if _has_symbolic_shapes(eqn):
+        if jaxprs.has_symbolic_shapes(eqn):
             return False
         if name in LOOPS:
             if (name == "scan" and self.has_choice(eqn)) or (name == "while" and self.request.max_steps is not None):
@@ -142,6 +144,7 @@ class Repair:
             if results is not None:
                 return results, added if sums.takes_sums(eqn) else ()
             if is_viewed and (results := views.view(eqn, operands)) is not None:
+                explained.done(eqn, "a select of the rows that are read")
                 return results, ()
             made = [Value(x) for x in jaxprs.bind(eqn, as_written(operands))]
             for value in made:
@@ -155,22 +158,39 @@ class Repair:
             if self.in_loop and inner is not None:  # it may contain nothing but a select
                 return self.evaluate(inner, operands)
             if self.in_loop and (chosen := _chosen(eqn, operands)) is not None:
+                explained.done(eqn)
                 return chosen
             if not self.finds_in(eqn):
-                return None
+                return explained.skipped(self, eqn)
             if name in LOOPS:
                 return LOOPS[name](self, eqn, operands, added)
             if inner is not None:
                 return self.evaluate(inner, operands)
             outs = registry.ENTRIES[name].rebuild(eqn, as_written(operands), _Repaired(self, eqn, added))
-            return None if outs is None else list(map(Value, outs))
-        if not self.in_loop or _has_symbolic_shapes(eqn):
-            return None
+            if outs is None:
+                return explained.skipped(self, eqn, "no-rule")
+            return list(map(Value, outs))
+        explained.asked(eqn)
+        if not self.in_loop or jaxprs.has_symbolic_shapes(eqn):
+            return explained.left("symbolic-shape" if self.in_loop else "not-in-a-loop")
         for rule in RULES.get(name, ()):
             results = rule(eqn, operands)
             if results is not None:
+                explained.done(eqn)
                 return results
         return None
+
+    def say_why(self, eqn: Any) -> None:
+        """Say why an equation stays of which `finds_in` finds nothing."""
+        if eqn.primitive.name in LOOPS:
+            [loop] = registry.ENTRIES[eqn.primitive.name].bodies(eqn.params)
+            registers.say_why(eqn, loop)
+        if jaxprs.has_symbolic_shapes(eqn):
+            explained.left("symbolic-shape")
+        elif not self.in_loop:
+            explained.left("not-in-a-loop")
+        else:
+            rows.why_left(eqn)
 
 
 class _Repaired(registry.Change):
@@ -226,9 +246,3 @@ def _chosen(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
 
 #: Primitives that make each element of an array from other ones.
 _MAKING_ALL = frozenset(("concatenate", "gather", "rev", "sort"))
-
-
-def _has_symbolic_shapes(eqn: Any) -> bool:
-    """Return whether a size is not known before `jax.export` has stored the program: how large is then a buffer?"""
-    shapes = (getattr(v.aval, "shape", ()) for v in (*eqn.invars, *eqn.outvars))
-    return not all(isinstance(size, int) for shape in shapes for size in shape)

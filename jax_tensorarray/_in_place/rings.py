@@ -130,7 +130,9 @@ class Evaluator:
     """Evaluates a jaxpr some of whose values are registers, or lines of their rows."""
 
     def __init__(self) -> None:
-        self.whole: set[int] = set()  #: the carries of which somebody has needed most rows in order
+        self.whole: dict[int, Any] = {}  #: the carries of which an equation has needed most rows in order, and which
+        self.shifted: set[int] = set()  #: the carries whose rows have moved
+        self.eqn: Any = None  #: the equation that is evaluated, None behind the last one
 
     def evaluate(self, jaxpr: Any, inputs: Sequence[Held]) -> list[Held]:
         inner = _compat.opened(jaxpr)
@@ -151,6 +153,7 @@ class Evaluator:
             inner = registry.inlined(eqn)
             if inner is not None:
                 return self.evaluate(inner, operands)
+            self.eqn = eqn
             rule = _inner if registry.entry_of(eqn).kind in ("branches", "checkpoint") else RULES.get(name)
             results = None if rule is None else rule(self, eqn, operands)
             if results is not None:
@@ -169,7 +172,7 @@ class Evaluator:
         line = _line(x)
         for piece in line.pieces:
             if isinstance(piece.of, Ring) and 2 * piece.length > piece.of.n:
-                self.whole |= piece.of.roots
+                self.whole |= dict.fromkeys(piece.of.roots - self.whole.keys(), self.eqn)
         arrays = [self.rows(piece, line.axis) for piece in line.pieces]
         return arrays[0] if len(arrays) == 1 else lax.concatenate(arrays, line.axis)
 
@@ -190,6 +193,8 @@ class Evaluator:
         if best is None or line.length != best.of.n or 2 * best.length < line.length:
             return line
         ring = best.of.moved(best.first - at)
+        if (best.first - at) % ring.n:
+            self.shifted |= ring.roots
         for piece, q in parts:
             stays = _is_same(piece.of, best.of) and (piece.first - q - best.first + at) % ring.n == 0
             if not stays:
@@ -238,7 +243,7 @@ def _dynamic_slice(self: Evaluator, eqn: Any, operands: list[Held]) -> list[Held
     if isinstance(of, _Line) and takes_all:
         if (place := _known(start)) is not None:
             return [self.made(of.part(min(max(place, 0), n - count), count))]
-        return _rolled(of, start, count)
+        return _rolled(self, of, start, count)
     if isinstance(of, _Line) or 2 * count > n:
         return None
     own, others = of.start.ndim, [as_int32(x.array, size) for x, size in zip(starts, shape, strict=True)]
@@ -254,11 +259,14 @@ def _dynamic_slice(self: Evaluator, eqn: Any, operands: list[Held]) -> list[Held
     return [Value(of.each(read))]
 
 
-def _rolled(line: _Line, start: Value, count: int) -> list[Held] | None:
+def _rolled(self: Evaluator, line: _Line, start: Value, count: int) -> list[Held] | None:
     """Roll a register by a number that is computed: take as many rows as it has of two of it in a row."""
     rings = [piece.of for piece in line.pieces if isinstance(piece.of, Ring) and piece.length == count]
     is_twice = len(rings) == 2 and _is_same(*rings) and line.length == 2 * count
-    return [rings[0].moved(_in_range(start, line.length, count))] if is_twice else None
+    if not is_twice:
+        return None
+    self.shifted |= rings[0].roots
+    return [rings[0].moved(_in_range(start, line.length, count))]
 
 
 def _in_range(start: Value, n: int, count: int) -> Array:
@@ -323,7 +331,7 @@ def _windows(self: Evaluator, eqn: Any, of: Held, indices: Value) -> list[Held] 
         return None
     first = Value(indices.array[..., numbers.starts.index(of.axis)])
     if isinstance(of, _Line):
-        return _rolled(of, first, count)
+        return _rolled(self, of, first, count)
     return None if 2 * count > n else [Value(of.moved(_in_range(first, n, count)).rows(0, count))]
 
 

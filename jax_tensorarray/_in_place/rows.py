@@ -16,6 +16,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import Primitive
 
+from jax_tensorarray._in_place import explained
 from jax_tensorarray._in_place.values import Update, Value, arrays
 from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._lowering.mlir import INT32_MAX
@@ -130,16 +131,26 @@ def has_rows(aval: Any) -> bool:
 
     In buffers of 32 bytes they already take 0.5 to 1.0 times as long as plain JAX (CPU, jax 0.12, also batches of 8).
     """
-    is_extended = jnp.issubdtype(aval.dtype, jax.dtypes.extended)
-    return not is_extended and 1 < math.prod(aval.shape) <= INT32_MAX and not is_packed(aval.dtype)
+    return why_no_rows(aval) is None
+
+
+def why_no_rows(aval: Any) -> str | None:
+    """Return the name of the reason why row ops do not support a buffer of this type, None if they do."""
+    if jnp.issubdtype(aval.dtype, jax.dtypes.extended):
+        return "key-array"
+    if is_packed(aval.dtype):
+        return "packed-type"
+    size = math.prod(aval.shape)
+    return "one-element" if size <= 1 else "too-large" if size > INT32_MAX else None
 
 
 def _address(aval: Any, taken: Sequence[int], batch: int, starts: Sequence[int], *, drops: bool) -> Address | None:
     """Return the address of an access that takes `taken` of each axis, and starts somewhere along the axes `starts`."""
     shape = aval.shape
     starts = [int(d) for d in starts if taken[d] != shape[d]]  # a gather may give NumPy integers
-    if not starts or not has_rows(aval) or 0 in taken:
-        return None
+    reason = why_no_rows(aval) or ("all-rows" if not starts or 0 in taken else None)
+    if reason is not None:
+        return explained.left(reason)
     first, after = min(starts), max(starts) + 1
     if first < batch or any(taken[d] != shape[d] for d in (*range(batch, first), *range(after, len(shape)))):
         return None
@@ -147,7 +158,7 @@ def _address(aval: Any, taken: Sequence[int], batch: int, starts: Sequence[int],
     while box and box[0] == 1:
         del box[0]
     if len(box) > 1 and math.prod(taken) >= _LARGE_BOX * math.prod(shape):
-        return None
+        return explained.left("large-box")
     return Address(shape, batch, first, shape[first:after], tuple(box), drops)
 
 
@@ -187,7 +198,9 @@ _KNOWN_SHARE = 0.5
 
 def _of_known_slice(aval: Any, taken: Sequence[int]) -> Address | None:
     """Return the address of a box that starts in a place known while tracing."""
-    return _of_slice(aval, taken) if math.prod(taken) <= _KNOWN_SHARE * math.prod(aval.shape) else None
+    if math.prod(taken) > _KNOWN_SHARE * math.prod(aval.shape):
+        return explained.left("large-share")
+    return _of_slice(aval, taken)
 
 
 def _known(address: Address, starts: Sequence[int]) -> Array:
@@ -202,7 +215,7 @@ def slice_(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     For any other buffer the derivative takes all of it anyway.
     """
     (buffer,), box = operands, _box_of_slice(eqn)
-    address = _of_known_slice(eqn.invars[0].aval, box) if buffer.is_given else None
+    address = _of_known_slice(eqn.invars[0].aval, box) if buffer.is_given else explained.left("made-in-the-step")
     if address is None:
         return None
     rows = read(buffer, _known(address, eqn.params["start_indices"]), address).reshape(box)
@@ -237,7 +250,8 @@ def pad(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
 
 def dynamic_update_slice(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     buffer, rows, *starts = operands
-    address = None if buffer.is_new else _of_slice(eqn.invars[0].aval, eqn.invars[1].aval.shape)
+    taken = eqn.invars[1].aval.shape
+    address = explained.left("made-anew") if buffer.is_new else _of_slice(eqn.invars[0].aval, taken)
     if address is None or len(starts) != len(address.shape):
         return None
     index, _ = address.positions(_starts(address, noted(eqn, 2, arrays(starts))))
@@ -251,8 +265,11 @@ def read(buffer: Value, index: Array, address: Address) -> Array:
     If all examples share a buffer, or it was selected from a buffer and zeros, the original buffer is read. Of a view
     the rows of its operands are read.
     """
-    if buffer.view is not None and (rows := buffer.view.rows(index, address)) is not None:
-        return rows
+    if buffer.view is not None:
+        if (rows := buffer.view.rows(index, address)) is not None:
+            explained.became("a read of rows of what it is computed from")
+            return rows
+        explained.left("whole-view")
     part, guard, shared = buffer.part, buffer.guard, buffer.shared
     if shared is not None and (axes := len(buffer.shape) - len(shared.shape)) <= address.batch:
         read_one = functools.partial(read, shared, address=address.in_example(axes))
@@ -369,7 +386,7 @@ def _gathered(eqn: Any) -> _Gathered | None:
     if numbers.batch != tuple(range(batch)) or numbers.batch_of_indices != tuple(range(batch)):
         return None
     if mode == lax.GatherScatterMode.ONE_HOT or not jnp.issubdtype(indices.dtype, jnp.integer):
-        return None
+        return explained.left("one-hot")
     drops = mode == lax.GatherScatterMode.FILL_OR_DROP or (
         mode == lax.GatherScatterMode.PROMISE_IN_BOUNDS and eqn.primitive.name != "gather"
     )
@@ -378,11 +395,11 @@ def _gathered(eqn: Any) -> _Gathered | None:
         return None
     count, size = math.prod(indices.shape[batch:-1]), math.prod(address.sizes)
     if count > 1 and len(address.window) > 1 and eqn.primitive.name != "gather":
-        return None
+        return explained.left("several-boxes")
     is_of_elements = not address.window and math.prod(address.shape[address.after :]) == 1
     share = _LARGE_SHARE if is_of_elements and eqn.primitive.name == "scatter" else 1
     if count > 1 and count * math.prod(address.window) >= share * size:
-        return None
+        return explained.left("large-share")
     return _Gathered(address, numbers, tuple(taken))
 
 
@@ -407,13 +424,13 @@ def gather(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
 def scatter(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     buffer, indices, updates = operands
     primitive, combine = _SCATTERS[eqn.primitive.name]
-    found = None if buffer.is_new else _gathered(eqn)
+    found = explained.left("made-anew") if buffer.is_new else _gathered(eqn)
     if found is None or not _combines(eqn, primitive):
         return None
     address = found.address
     is_window = math.prod(indices.shape[address.batch : -1]) == 1
     if combine is not None and not (is_window or eqn.params["unique_indices"]):
-        return None  # a row may be there more than once
+        return explained.left("rows-twice")
     if combine is not None and not address.window and is_window:
         address = address._replace(window=(1,))  # XLA fuses both slices with `combine` if there is no reshape between
     at, rows = arrays([indices, updates])
@@ -429,6 +446,7 @@ def scatter(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
         rows = -rows
     if combine is not None:
         rows = combine(read(buffer, index, address), rows)
+        explained.became("a ta_read and a ta_write")
     update = Update(primitive, index, rows, None, address.params, is_window, updates.sparse_updates == ())
     return [_updated(buffer, update)]
 
@@ -448,9 +466,11 @@ def _combines(eqn: Any, primitive: Primitive) -> bool:
     """Return whether a scatter combines rows as the op does."""
     if eqn.primitive.name == "scatter":
         jaxpr = eqn.params["update_jaxpr"]
-        return jaxpr is None or (not jaxpr.eqns and jaxpr.outvars[0] is jaxpr.invars[1])
-    dtype = eqn.invars[0].aval.dtype
-    return dtype != np.bool_ and not (primitive is ta_max_p and jnp.issubdtype(dtype, jnp.complexfloating))
+        combines = jaxpr is None or (not jaxpr.eqns and jaxpr.outvars[0] is jaxpr.invars[1])
+    else:
+        dtype = eqn.invars[0].aval.dtype
+        combines = dtype != np.bool_ and not (primitive is ta_max_p and jnp.issubdtype(dtype, jnp.complexfloating))
+    return combines or bool(explained.left("other-combination"))
 
 
 def is_update(eqn: Any) -> bool:
@@ -468,6 +488,14 @@ def is_of_rows(eqn: Any) -> bool:
     if name == "dynamic_update_slice":
         return _of_slice(eqn.invars[0].aval, eqn.invars[1].aval.shape) is not None
     return (name == "gather" or name in _SCATTERS) and has_rows(eqn.invars[0].aval)
+
+
+def why_left(eqn: Any) -> None:
+    """Say why the rules of this module leave an equation, whatever its operands are."""
+    if eqn.primitive.name == "gather" or eqn.primitive.name in _SCATTERS:
+        _gathered(eqn)
+    else:
+        is_of_rows(eqn)
 
 
 def broadcast_in_dim(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_tensorarray._in_place import explained
 from jax_tensorarray._in_place.rows import has_rows
 from jax_tensorarray._in_place.values import Part, Predicate, Update, Value, arrays
 from jax_tensorarray._jaxprs import jaxprs
@@ -28,13 +29,14 @@ def select_n(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
         return _of_many(which, cases)
     predicate, (no, yes) = predicate_of(which), cases
     if predicate is None:
-        return [no] if no is yes else None
+        return [no] if no is yes else explained.left("mask-of-elements")
     return select_rows(predicate, no, yes, lambda: jaxprs.bind(eqn, [x.array for x in operands])[0])
 
 
 def select_rows(predicate: Predicate, no: Value, yes: Value, whole: Callable[[], Any]) -> list[Value] | None:
     """Select only rows, None if that takes all of them. `whole` selects all."""
     if no is yes:
+        explained.became("the buffer itself: both cases are one")
         return [no]
     selected = _of_few_rows(predicate, no, yes, whole) or select(predicate, no, yes)
     if selected is None:
@@ -45,7 +47,7 @@ def select_rows(predicate: Predicate, no: Value, yes: Value, whole: Callable[[],
 def _of_many(which: Value, cases: Sequence[Value]) -> list[Value] | None:
     """Select between versions of a buffer one after the other, as `jax.vmap` of `lax.switch` needs it."""
     if not _chooses_examples(which):
-        return None
+        return explained.left("mask-of-elements")
     chosen = select_one(which.source, cases)
     return None if chosen is None else [chosen]
 
@@ -95,6 +97,7 @@ def _of_whole_examples(predicate: Predicate, no: Value, yes: Value) -> Value | N
             # XLA repeats a shared array in a fusion, if all examples have one index.
             zeros = np.zeros if other is source else jnp.zeros
             index, (rows,) = zeros(predicate.mask.shape, np.int32), arrays([other])
+            explained.became("a masked write of all rows")
             return buffer.updated(Update(ta_write_p, index, rows, active.mask, params, is_window=True))
     return None
 
@@ -122,10 +125,11 @@ def select(predicate: Predicate, no: Value, yes: Value) -> Value | None:
     before = set(map(id, no.versions()))
     base = next((v for v in yes.versions() if id(v) in before), None)
     if base is None:
-        return None
+        are_there = no.is_given and yes.is_given
+        return explained.left("another-buffer" if are_there else "made-in-the-step")
     of_no, of_yes = ([v for v in _until(base, x) if v.update is not None] for x in (no, yes))
     if any(v.update.params["batch_dims"] < predicate.mask.ndim for v in (*of_no, *of_yes)):
-        return None
+        return explained.left("mask-of-elements")
     masks = [v.differs_where for x in (no, yes) for v in _until(base, x) if v.differs_where is not None]
     if masks:  # the results of loops, which cannot be made anew
         if of_no or any(v.differs_where is not None for v in _until(base, no)):
@@ -140,7 +144,8 @@ def select(predicate: Predicate, no: Value, yes: Value) -> Value | None:
                 base = base.updated(v.update, active)
         return base
     if of_no and of_yes:
-        return None
+        return explained.left("read-before-the-choice")
+    explained.became("a write that puts the old rows back")
     versions, active = sides[0] if of_yes else sides[1]
     return _undone(versions[0], versions, active.inverted())
 

@@ -18,7 +18,7 @@ from jax import lax
 from jax.extend import core as jex
 
 from jax_tensorarray import _compat
-from jax_tensorarray._in_place import rows, selects
+from jax_tensorarray._in_place import explained, rows, selects
 from jax_tensorarray._in_place.rows import Address
 from jax_tensorarray._in_place.values import Value, View, arrays, as_written
 from jax_tensorarray._jaxprs import jaxprs, registry
@@ -191,6 +191,7 @@ def invariant(jaxpr: Any, known: Mapping[Any, Value]) -> dict[Any, Value]:
         outs = _before(eqn, operands)
         if outs is not None:
             values.update(zip(eqn.outvars, outs, strict=True))
+            explained.before_the_loop(inner, eqn)
             if not any(map(_is_repeated, outs)):
                 made.update(zip(eqn.outvars, outs, strict=True))
     return made

@@ -75,6 +75,12 @@ def has_row_ops(jaxpr: Any) -> bool:
     return any_equation(jaxpr, lambda eqn: eqn.primitive in ROW_OPS)
 
 
+def has_symbolic_shapes(eqn: Any) -> bool:
+    """Return whether a size is not known before `jax.export` has stored the program: how large is then a buffer?"""
+    shapes = (getattr(v.aval, "shape", ()) for v in (*eqn.invars, *eqn.outvars))
+    return not all(isinstance(size, int) for shape in shapes for size in shape)
+
+
 def pruned(jaxpr: Any) -> Any:
     """Remove what the results of a closed jaxpr do not need, in control flow too."""
     inner = _compat.opened(jaxpr)

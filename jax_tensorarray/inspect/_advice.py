@@ -38,6 +38,23 @@ ADVICE = {
     "body has to write them by ta_write, ta_add or ta_swap.",
 }
 
+#: The causes by the names that reports print. Each is a heading of `docs/reasons.md`, and stays the same.
+NAMES = {
+    "swapped": "changes-places",
+    "checkpoint": "checkpoint-keeps-buffers",
+    "select_vmap": "batched-choice",
+    "select": "whole-select",
+    "gradient": "gradient-of-plain-rows",
+    "beside": "old-version-used",
+    "ours": "read-after-write",
+    "whole": "read-as-a-whole",
+    "sum": "sum-of-gradients",
+    "anew": "made-anew",
+    "save": "kept-for-each-step",
+    "kept": "kept-for-the-gradient",
+    "tape": "kept-on-the-tape",
+}
+
 #: What to do about the loops of jaxlib 0.11.1: a line of prose, and a line to copy.
 OF_JAXLIB = (
     "jaxlib 0.11.1 makes many small loops on CPUs quadratic: upgrade it, or set\n"

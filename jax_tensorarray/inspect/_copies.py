@@ -16,7 +16,7 @@ from jax_tensorarray import in_place
 from jax_tensorarray._hlo import ahead
 from jax_tensorarray._hlo import buffers as hlo_buffers
 from jax_tensorarray._hlo import text as hlo_text
-from jax_tensorarray.inspect._advice import ADVICE
+from jax_tensorarray.inspect._advice import ADVICE, NAMES
 
 #: Columns of a report.
 _WIDTH = 100
@@ -53,6 +53,7 @@ class LoopCopy(NamedTuple):
       advice: what to do.
       steps: how often it happens in one run of the program, if XLA knows the trip counts of the loops; else None.
       for_gradient: whether the array that a `"save"` puts it into is kept for a backward pass.
+      reason: the name of the advice, which is a heading of `docs/reasons.md`.
     """
 
     kind: str
@@ -67,11 +68,17 @@ class LoopCopy(NamedTuple):
     advice: str
     steps: int | None = None
     for_gradient: bool = False
+    reason: str = ""
 
     def __str__(self) -> str:
         where = f"{self.file}:{self.line}" if self.file else "a line that XLA does not tell"
         a_step = "" if self.for_gradient else f", {readable(self.num_bytes)} a step"
         return f"{where}: {what_it_is(self)}{a_step}"
+
+
+def advice_of(copy: LoopCopy) -> str:
+    """Return the advice with its name."""
+    return f"{copy.advice} [{copy.reason}]" if copy.reason else copy.advice
 
 
 def what_it_is(copy: LoopCopy) -> str:
@@ -101,13 +108,13 @@ class LoopCopies(list[LoopCopy]):
         total = sum(copy.num_bytes for copy in self)
         number = f"{len(self)} operations on whole buffers" if len(self) > 1 else "1 operation on a whole buffer"
         lines = [f"{number} in loops, {readable(total)} a step:"]
-        for advice in dict.fromkeys(copy.advice for copy in self):
-            places = Counter((str(copy), copy.code) for copy in self if copy.advice == advice)
+        for advice in dict.fromkeys(map(advice_of, self)):
+            places = Counter((str(copy), copy.code) for copy in self if advice_of(copy) == advice)
             lines.append("")
             for (text, code), times in places.items():
                 lines.append(text + (f" ({times} times)" if times > 1 else ""))
                 lines += [f"    {code}"] if code else []
-            lines += textwrap.wrap(advice, _WIDTH, initial_indent="  ", subsequent_indent="  ")
+            lines += textwrap.wrap(advice, _WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
         if self.memory is not None:
             before, after = map(readable, self.memory)
             lines += ["", f"All temporary arrays of the gradient: {before}; under in_place {after}."]
@@ -237,7 +244,7 @@ def _described(
     frames: Callable[[str], list[hlo_text.Frame]],
 ) -> LoopCopy:
     frame = next(_lines_of_the_user(finding, frames), None)
-    code = linecache.getline(frame.file, frame.line).strip() if frame else ""
+    code, cause = linecache.getline(frame.file, frame.line).strip() if frame else "", _cause(finding, kinds)
     return LoopCopy(
         kind=finding.kind,
         operation=finding.instruction.name,
@@ -248,9 +255,10 @@ def _described(
         line=frame.line if frame else None,
         code=code,
         in_gradient=any("transpose(" in i.op_name for i in finding.at),
-        advice=ADVICE[_cause(finding, kinds)].format(_whole_use(finding, frames)),
+        advice=ADVICE[cause].format(_whole_use(finding, frames)),
         steps=finding.steps,
         for_gradient=_is_for_gradient(finding),
+        reason=NAMES[cause],
     )
 
 

@@ -6,7 +6,7 @@ from html import escape
 
 from jax_tensorarray import _compat
 from jax_tensorarray.inspect._advice import OF_JAXLIB
-from jax_tensorarray.inspect._copies import LoopCopy, readable
+from jax_tensorarray.inspect._copies import LoopCopy, advice_of, readable
 from jax_tensorarray.inspect._watch import (
     Case,
     Report,
@@ -96,7 +96,7 @@ def _place(file: str | None, line: int | None, groups: Sequence[Sequence[LoopCop
         moved = sum(map(cost, group))
         bar = _row("moved", readable(moved), moved / worst, "bar")
         parts.append(f"<p>{escape(what_and_how_often(group))}</p><table>{bar}</table>")
-    advice = dict.fromkeys(group[0].advice for group in groups)
+    advice = dict.fromkeys(advice_of(group[0]) for group in groups)
     return "\n".join([*parts, *(f"<p>{escape(text)}</p>" for text in advice), "</article>"])
 
 

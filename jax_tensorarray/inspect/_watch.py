@@ -17,6 +17,7 @@ from jax_tensorarray.inspect._advice import OF_JAXLIB
 from jax_tensorarray.inspect._copies import (
     LoopCopies,
     LoopCopy,
+    advice_of,
     copies_in,
     counts,
     lines_of_today,
@@ -180,7 +181,7 @@ def _described(copies: Sequence[LoopCopy]) -> list[str]:
     lines = [f"   {name_of_file(copy.file)}:{copy.line}" if copy.file else "   a line that XLA does not tell"]
     if copy.code:
         lines.append(f"       {copy.code}"[:WIDTH])
-    return [*lines, *_wrapped(what_and_how_often(copies)), *_wrapped(copy.advice)]
+    return [*lines, *_wrapped(what_and_how_often(copies)), *_wrapped(advice_of(copy))]
 
 
 def what_and_how_often(copies: Sequence[LoopCopy]) -> str:
@@ -194,7 +195,7 @@ def what_and_how_often(copies: Sequence[LoopCopy]) -> str:
 
 
 def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH, initial_indent="   ", subsequent_indent="   ")
+    return textwrap.wrap(text, WIDTH, initial_indent="   ", subsequent_indent="   ", break_on_hyphens=False)
 
 
 def name_of_file(file: str) -> str:

@@ -1,0 +1,209 @@
+"""Say what `in_place` makes of each read, write and select of rows, and why it leaves what it leaves."""
+
+import linecache
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import jax
+from jax.extend import source_info_util
+
+from jax_tensorarray._in_place import api, arguments, explained
+from jax_tensorarray._loops.api import strategy_within
+from jax_tensorarray._loops.choosing import Request
+from jax_tensorarray._loops.from_jax import check_max_steps
+from jax_tensorarray._loops.strategy import Strategy
+from jax_tensorarray.inspect._reasons import REASONS
+from jax_tensorarray.inspect._watch import name_of_file
+
+#: Columns of a report.
+_WIDTH = 100
+
+
+class Explained(NamedTuple):
+    """What becomes of a read, a write or a select of rows under `in_place`.
+
+    Attributes:
+      file: where in Python it is, or None where JAX does not know.
+      line: the number of the line.
+      code: the text of that line, if the file can be read; else empty.
+      kind: `"read"`, `"write"` or `"select"`; `"shift"` of all rows by some places, `"exchange"` of two buffers,
+        `"carry"` of a loop, `"slice"` of a stack, `"layout"` of a buffer, `"loop"`, or `"use"` of a whole buffer.
+      op: the primitive of JAX.
+      dtype: of the buffer.
+      shape: likewise. The transformations that `f` contains are included: `vmap` adds an axis.
+      became: what it becomes, such as `"ta_write"`; empty if it stays as it is.
+      reason: the name of the reason why it stays, or may be slow, which is a heading of `docs/reasons.md`; else empty.
+      text: the reason in words.
+      help: what would help, if anything does.
+      times: how often this line has it.
+    """
+
+    file: str | None
+    line: int | None
+    code: str
+    kind: str
+    op: str
+    dtype: str
+    shape: tuple[Any, ...]
+    became: str
+    reason: str
+    text: str
+    help: str
+    times: int
+
+    def __str__(self) -> str:
+        fate = self.became or "stays as it is"
+        name = f" [{self.reason}]" if self.reason else ""
+        return f"{self.kind} of {self.dtype}[{', '.join(map(str, self.shape))}]: {fate}{name}"
+
+
+class Explanation(list[Explained]):
+    """A list of `Explained`, sorted by file and line, which prints as a report of at most 100 columns."""
+
+    def __str__(self) -> str:
+        if not self:
+            return "in_place meets no read, write or select of rows in plain JAX."
+        stay = sum(x.times for x in self if not x.became)
+        total = sum(x.times for x in self)
+        lines = [f"Reads, writes and selects of rows: {total}. Left as they are: {stay or 'none'}."]
+        for (file, line, code), found in groupby(self, lambda x: x[:3]):
+            where = f"{name_of_file(file)}:{line}" if file else "a line that JAX does not tell"
+            lines += ["", where, *([f"    {code}"[:_WIDTH]] if code else [])]
+            for alike in _grouped(found, lambda x: x.reason).values():
+                for text, same in _grouped(alike, str).items():
+                    times = sum(x.times for x in same)
+                    lines += _wrapped(text + (f" ({times} times)" if times > 1 else ""), "  ")
+                lines += _wrapped(f"{alike[0].text} {alike[0].help}".strip(), "    ")
+        if any(x.reason for x in self):
+            lines += ["", "The names in brackets are headings of docs/reasons.md, with code before and after."]
+        return "\n".join(lines)
+
+
+def _grouped(found: Iterable[Explained], key: Callable[[Explained], str]) -> dict[str, list[Explained]]:
+    groups: dict[str, list[Explained]] = {}
+    for x in found:
+        groups.setdefault(key(x), []).append(x)
+    return groups
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+
+
+def explain(
+    f: Callable[..., Any],
+    *,
+    max_steps: int | None = None,
+    residuals: str | Strategy = "auto",
+    memory: int | None = None,
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+) -> Callable[..., Explanation]:
+    """Return a function that says what `in_place` makes of each read, write and select of rows in `f`.
+
+    It takes the arguments of `f`, or `jax.ShapeDtypeStruct`s in place of arrays, and traces `f` as `in_place(f)` does.
+    Nothing is compiled or run. Explain what you run: `explain(jax.grad(f))`, or `explain(jax.vmap(f))`, has what these
+    add.
+
+    What this library's own ops do is not listed, and neither are selects in loops without reads and writes of rows.
+
+    Args:
+      f: a function that JAX can trace.
+      max_steps: as for `in_place`, like all other options.
+      residuals: likewise.
+      memory: likewise.
+      static_argnums: likewise.
+      static_argnames: likewise.
+
+    Returns:
+      A function that returns an `Explanation`, a list of `Explained`.
+
+    Raises:
+      TypeError: `f` is not callable, or `max_steps` is not an integer.
+      ValueError: `max_steps` is negative, or `residuals` or `memory` is none of those of `in_place`.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from jax_tensorarray.inspect import explain
+    >>> def f(a, b):
+    ...     def body(i, b):
+    ...         new = b.at[i].set(jnp.sin(b[i - 1]))
+    ...         return jax.lax.cond(i > 5, lambda: new, lambda: a)
+    ...     return jax.lax.fori_loop(1, 8, body, b)
+    >>> b = jax.ShapeDtypeStruct((8, 4), jnp.float32)
+    >>> [(x.kind, x.became, x.reason) for x in explain(f)(b, b)]
+    [('read', 'ta_read', ''), ('write', 'ta_write', ''), ('select', '', 'another-buffer')]
+    """
+    if not callable(f):
+        raise TypeError(
+            f"explain: the first argument must be a function, not {type(f).__name__}. "
+            "Write explain(f)(x), not explain(f(x))."
+        )
+    check_max_steps("explain", max_steps)
+    request = Request(max_steps, strategy_within("explain", residuals, memory))
+    static = arguments.Static(f, static_argnums, static_argnames)
+
+    @arguments.named_as(f)
+    def of(*args: Any, **kwargs: Any) -> Explanation:
+        (given, named), changing = static.split(_is_typed, args, kwargs)
+        listener = explained.Listener()
+        with jax.disable_jit(False), explained.listening(listener):
+            api.compiled(static.filled(f, changing), request, static).eval_shape(*given, **named)
+        notes, listener.notes = listener.notes, []  # JAX's caches keep the listener
+        return _listed(notes)
+
+    return of
+
+
+def _is_typed(x: Any) -> bool:
+    return isinstance(x, jax.ShapeDtypeStruct) or arguments.is_array(x)
+
+
+def _listed(notes: Sequence[explained.Note]) -> Explanation:
+    """Join the notes of a line that are alike. A jaxpr that is traced twice has its equations twice."""
+    equations: dict[Explained, dict[int, set[int]]] = {}
+    for note in notes:
+        equations.setdefault(_described(note), {}).setdefault(id(note.jaxpr), set()).add(id(note.eqn))
+    found = [x._replace(times=max(map(len, of.values()))) for x, of in equations.items()]
+    return Explanation(sorted(found, key=lambda x: (x.file or "", x.line or 0)))
+
+
+def _described(note: explained.Note) -> Explained:
+    file, line = _place(note.place)
+    text, advice = REASONS[note.reason] if note.reason else ("", "")
+    facts = note.facts | ({"by": _named(note.facts["by"], file)} if "by" in note.facts else {})
+    return Explained(
+        file=file,
+        line=line,
+        code=linecache.getline(file, line).strip() if file and line else "",
+        kind=note.kind,
+        op=note.eqn.primitive.name,
+        dtype=str(note.aval.dtype),
+        shape=tuple(note.aval.shape),
+        became=note.became,
+        reason=note.reason,
+        text=text.format(**facts),
+        help=advice,
+        times=0,
+    )
+
+
+def _place(place: str) -> tuple[str | None, int | None]:
+    """Return the file and the line of a place."""
+    found = re.match(r"(.+?):(\d+)", place)
+    return (found.group(1), int(found.group(2))) if found else (None, None)
+
+
+_NAMES = {"dot_general": "the product", "concatenate": "the concatenation"}
+
+
+def _named(eqn: Any, file: str | None) -> str:
+    """Name an equation, and its line."""
+    if eqn is None:
+        return "the result of the step"
+    name = _NAMES.get(eqn.primitive.name, f"`{eqn.primitive.name}`")
+    its_file, line = _place(source_info_util.summarize(eqn.source_info))
+    where = "" if its_file == file else f" of {its_file and name_of_file(its_file)}"
+    return f"{name} in line {line}{where}" if line else name
