@@ -1,6 +1,23 @@
 """Find what makes a loop quadratic: the whole buffers that it copies in every step."""
 
+from jax_tensorarray.inspect._arguments import ArgumentCopy
 from jax_tensorarray.inspect._copies import LoopCopies, LoopCopy, loop_copies
+from jax_tensorarray.inspect._growth import Growth, GrowthError, forbid_growth, growth
+from jax_tensorarray.inspect._kept import Kept
 from jax_tensorarray.inspect._watch import LoopCopyError, Report, forbid_copies, watch
 
-__all__ = ["LoopCopies", "LoopCopy", "LoopCopyError", "Report", "forbid_copies", "loop_copies", "watch"]
+__all__ = [
+    "ArgumentCopy",
+    "Growth",
+    "GrowthError",
+    "Kept",
+    "LoopCopies",
+    "LoopCopy",
+    "LoopCopyError",
+    "Report",
+    "forbid_copies",
+    "forbid_growth",
+    "growth",
+    "loop_copies",
+    "watch",
+]

@@ -1,0 +1,158 @@
+"""Find the arguments that a program copies as a whole, outside of loops, and count how often it is called."""
+
+import linecache
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jax_tensorarray import _compat
+from jax_tensorarray._hlo import arguments as hlo_arguments
+from jax_tensorarray._hlo import text as hlo_text
+from jax_tensorarray.inspect._advice import OF_ARGUMENTS
+from jax_tensorarray.inspect._text import dtype_of, readable, shape_of
+
+#: The program that JAX compiles for an update outside of jit. Its arguments have no names.
+_EAGER = re.compile(r"HloModule jit_(scatter\w*|dynamic_update_slice),")
+_NO_NAME = "an array outside of jit"
+
+
+class ArgumentCopy(NamedTuple):
+    """An argument of which all is copied in every call of a program, which changes few of its rows, or none.
+
+    Attributes:
+      name: of the argument, as the program was called: `state['h']`.
+      dtype: of the array, by the name that JAX has for it.
+      shape: likewise.
+      num_bytes: its size.
+      donated: whether it is donated.
+      times: how many copies a call makes.
+      calls: how often the program was called, None if this is not known.
+      file: where in Python the rows are changed, or None where XLA has lost track.
+      line: the number of the line.
+      code: the text of that line, if the file can be read; else empty.
+      advice: what to do.
+      number: which argument of the program it is, of those that it uses.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    num_bytes: int
+    donated: bool
+    times: int
+    calls: int | None
+    file: str | None
+    line: int | None
+    code: str
+    advice: str
+    number: int = 0
+
+    @property
+    def cost(self) -> int:
+        """The bytes that are copied in all calls, or in one if they were not counted."""
+        return self.num_bytes * self.times * (self.calls or 1)
+
+    def __str__(self) -> str:
+        where = f"{self.file}:{self.line}" if self.file else "a line that XLA does not tell"
+        return f"{where}: {what_is_copied(self)}"
+
+
+def what_is_copied(copy: ArgumentCopy) -> str:
+    """Describe an argument that is copied, in one sentence without its end."""
+    array = f"{copy.dtype}[{', '.join(map(str, copy.shape))}]"
+    what = f"a copy of an array, {array}" if copy.name == _NO_NAME else f"a copy of argument {copy.name}, {array}"
+    return f"{what}: {readable(copy.num_bytes * copy.times)} a call{_calls(', ', copy)}"
+
+
+def headline_of_arguments(copies: Sequence[ArgumentCopy]) -> str:
+    """Say what is wrong with the arguments of a program, in one line."""
+    first = max(copies, key=lambda copy: copy.cost)
+    alike = [copy for copy in copies if copy.donated == first.donated]
+    total = readable(sum(copy.cost for copy in copies)) + (_calls(" in ", first) or " a call")
+    if first.name == _NO_NAME:
+        return f"an update outside of jit copies the whole array in every call: {total}"
+    names, verb = (f"{first.name} and {len(alike) - 1} more", "are") if len(alike) > 1 else (first.name, "is")
+    if first.donated:
+        return f"{names} {verb} donated, and copied in every call all the same: {total}"
+    return f"{names} {verb} not donated, and copied in every call: {total}"
+
+
+def _calls(before: str, copy: ArgumentCopy) -> str:
+    return f"{before}{copy.calls} calls" if (copy.calls or 0) > 1 else ""
+
+
+def argument_copies(hlo: str, min_bytes: int) -> list[ArgumentCopy]:
+    """Return the arguments that a program copies, from its optimised HLO. They are not counted as called."""
+    found = hlo_arguments.copied_arguments(hlo, min_bytes)
+    if not found:
+        return []
+    frames, is_eager = hlo_text.frames(hlo), _EAGER.match(hlo) is not None
+    return [_described(argument, frames, is_eager and argument.name == "args[0]") for argument in found]
+
+
+def _described(
+    found: hlo_arguments.CopiedArgument, frames: Callable[[str], list[hlo_text.Frame]], is_eager: bool
+) -> ArgumentCopy:
+    frame = next((frame for i in found.at for frame in frames(i.attributes)), None)
+    cause = (
+        "eager" if is_eager else "exchanged" if found.exchanged else "donated" if found.is_donated else "not donated"
+    )
+    return ArgumentCopy(
+        name=_NO_NAME if is_eager else found.name,
+        dtype=dtype_of(found.array),
+        shape=shape_of(found.array),
+        num_bytes=int(hlo_text.array_bytes(found.array)),
+        donated=found.is_donated,
+        times=len(found.moves),
+        calls=None,
+        file=frame.file if frame else None,
+        line=frame.line if frame else None,
+        code=linecache.getline(frame.file, frame.line).strip() if frame else "",
+        advice=OF_ARGUMENTS["eager" if is_eager else cause].format(found.name),
+        number=found.number,
+    )
+
+
+class Calls:
+    """Counts the calls of a few programs. Nothing is counted, and nothing costs time, until there is one.
+
+    JAX tells of a call its function and its arguments, so a program is known by the name of its function and the type
+    of the argument that it copies.
+    """
+
+    def __init__(self) -> None:
+        self._counts: Counter[tuple[str, tuple[int, ...], str]] = Counter()
+        self._functions: dict[str, str] = {}
+        self._names: set[str] = set()
+        self._end: Callable[[], None] | None = None
+
+    def expect(self, program: str, jaxpr: Any, copies: Sequence[ArgumentCopy]) -> None:
+        """Count the calls of a program from now on, if it copies arguments."""
+        if copies:
+            self._functions[program] = _compat.name_of_function(jaxpr) or program
+            self._names.add(self._functions[program])
+            self._end = self._end or _compat.each_call(self._called)
+
+    def counted(self, program: str, copies: Sequence[ArgumentCopy]) -> list[ArgumentCopy]:
+        """Return what a program copies, and in how many calls. The first of them has compiled it.
+
+        What is not donated is left out if there was no other call: then it is no state.
+        """
+        counts = [1 + self._counts[self._functions[program], copy.shape, copy.dtype] for copy in copies]
+        return [copy._replace(calls=n) for copy, n in zip(copies, counts, strict=True) if copy.donated or n > 1]
+
+    def end(self) -> None:
+        if self._end is not None:
+            self._end()
+
+    def _called(self, function: Any, args: Any, kwargs: Any) -> None:
+        name = getattr(function, "__name__", "")  # what is compiled ahead of time has none
+        names = {name} & self._names if name else self._names
+        if names:
+            leaves = jax.tree.leaves((args, kwargs))
+            types = {(x.shape, x.dtype.name) for x in leaves if isinstance(x, jax.Array | np.ndarray)}
+            self._counts.update((name, *of_leaf) for name in names for of_leaf in types)
