@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 from jax_tensorarray import _compat
 from jax_tensorarray._hlo import arguments as hlo_arguments
@@ -125,9 +124,10 @@ class Calls:
     """
 
     def __init__(self) -> None:
-        self._counts: Counter[tuple[str, tuple[int, ...], str]] = Counter()
+        self._counts: Counter[tuple[str, tuple[int, ...], Any]] = Counter()
         self._functions: dict[str, str] = {}
         self._names: set[str] = set()
+        self._shapes: set[tuple[int, ...]] = set()
         self._end: Callable[[], None] | None = None
 
     def expect(self, program: str, jaxpr: Any, copies: Sequence[ArgumentCopy]) -> None:
@@ -135,14 +135,16 @@ class Calls:
         if copies:
             self._functions[program] = _compat.name_of_function(jaxpr) or program
             self._names.add(self._functions[program])
-            self._end = self._end or _compat.each_call(self._called)
+            self._shapes.update(copy.shape for copy in copies)
+            self._end = _compat.each_call(self._called)
 
     def counted(self, program: str, copies: Sequence[ArgumentCopy]) -> list[ArgumentCopy]:
         """Return what a program copies, and in how many calls. The first of them has compiled it.
 
         What is not donated is left out if there was no other call: then it is no state.
         """
-        counts = [1 + self._counts[self._functions[program], copy.shape, copy.dtype] for copy in copies]
+        named = {(name, shape, dtype.name): n for (name, shape, dtype), n in self._counts.items()}
+        counts = [1 + named.get((self._functions[program], copy.shape, copy.dtype), 0) for copy in copies]
         return [copy._replace(calls=n) for copy, n in zip(copies, counts, strict=True) if copy.donated or n > 1]
 
     def end(self) -> None:
@@ -151,8 +153,9 @@ class Calls:
 
     def _called(self, function: Any, args: Any, kwargs: Any) -> None:
         name = getattr(function, "__name__", "")  # what is compiled ahead of time has none
-        names = {name} & self._names if name else self._names
-        if names:
-            leaves = jax.tree.leaves((args, kwargs))
-            types = {(x.shape, x.dtype.name) for x in leaves if isinstance(x, jax.Array | np.ndarray)}
-            self._counts.update((name, *of_leaf) for name in names for of_leaf in types)
+        if name and name not in self._names:
+            return
+        leaves = jax.tree.leaves((args, kwargs))
+        types = {(x.shape, x.dtype) for x in leaves if getattr(x, "shape", None) in self._shapes}
+        for known in (name,) if name else self._names:
+            self._counts.update((known, *of_leaf) for of_leaf in types)

@@ -6,6 +6,7 @@ left if that may be a chance: if the loop is short, or if an array has two axes 
 may have two.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -113,6 +114,8 @@ class _Resized:
         if inner is not None:
             return jaxprs.interpret(inner, operands, self.equation, self.constant)
         params = {name: self.parameter(name, x) for name, x in eqn.params.items()}
+        if eqn.primitive.name == "reshape" and operands[0].size != math.prod(params["new_sizes"]):
+            raise _Unknown  # JAX says so only when it lowers it
         outs = jaxprs.bind(eqn.replace(params=params), operands)
         if eqn.primitive.name == "scan":  # what it stacks has the axis of its steps, and its own ones
             for v in eqn.outvars[_compat.scan_counts(eqn.params)[1] :]:
