@@ -16,7 +16,6 @@ from jax_tensorarray.inspect._text import dtype_of, readable, shape_of
 
 #: The program that JAX compiles for an update outside of jit. Its arguments have no names.
 _EAGER = re.compile(r"HloModule jit_(scatter\w*|dynamic_update_slice),")
-_NO_NAME = "an array outside of jit"
 
 
 class ArgumentCopy(NamedTuple):
@@ -28,6 +27,8 @@ class ArgumentCopy(NamedTuple):
       shape: likewise.
       num_bytes: its size.
       donated: whether it is donated.
+      cause: `"not donated"`, `"donated"` (and copied all the same), `"exchanged"` (it comes back in the memory of
+        another donated argument) or `"eager"` (an update outside of jit, where no argument has a name).
       times: how many copies a call makes.
       calls: how often the program was called, None if this is not known.
       file: where in Python the rows are changed, or None where XLA has lost track.
@@ -42,6 +43,7 @@ class ArgumentCopy(NamedTuple):
     shape: tuple[int, ...]
     num_bytes: int
     donated: bool
+    cause: str
     times: int
     calls: int | None
     file: str | None
@@ -62,22 +64,25 @@ class ArgumentCopy(NamedTuple):
 
 def what_is_copied(copy: ArgumentCopy) -> str:
     """Describe an argument that is copied, in one sentence without its end."""
+    what = "an array" if copy.cause == "eager" else f"argument {copy.name}"
     array = f"{copy.dtype}[{', '.join(map(str, copy.shape))}]"
-    what = f"a copy of an array, {array}" if copy.name == _NO_NAME else f"a copy of argument {copy.name}, {array}"
-    return f"{what}: {readable(copy.num_bytes * copy.times)} a call{_calls(', ', copy)}"
+    return f"a copy of {what}, {array}: {readable(copy.num_bytes * copy.times)} a call{_calls(', ', copy)}"
 
 
 def headline_of_arguments(copies: Sequence[ArgumentCopy]) -> str:
     """Say what is wrong with the arguments of a program, in one line."""
     first = max(copies, key=lambda copy: copy.cost)
-    alike = [copy for copy in copies if copy.donated == first.donated]
-    total = readable(sum(copy.cost for copy in copies)) + (_calls(" in ", first) or " a call")
-    if first.name == _NO_NAME:
-        return f"an update outside of jit copies the whole array in every call: {total}"
-    names, verb = (f"{first.name} and {len(alike) - 1} more", "are") if len(alike) > 1 else (first.name, "is")
-    if first.donated:
-        return f"{names} {verb} donated, and copied in every call all the same: {total}"
-    return f"{names} {verb} not donated, and copied in every call: {total}"
+    alike = sum(copy.cause == first.cause for copy in copies)
+    names, verb, come = (
+        (f"{first.name} and {alike - 1} more", "are", "come") if alike > 1 else (first.name, "is", "comes")
+    )
+    what = {
+        "not donated": f"{names} {verb} not donated, and copied in every call",
+        "donated": f"{names} {verb} donated, and copied in every call all the same",
+        "exchanged": f"{names} {come} back in another place, and {verb} copied in every call",
+        "eager": "an update outside of jit copies the whole array in every call",
+    }[first.cause]
+    return f"{what}: {readable(sum(copy.cost for copy in copies))}{_calls(' in ', first) or ' a call'}"
 
 
 def _calls(before: str, copy: ArgumentCopy) -> str:
@@ -97,21 +102,21 @@ def _described(
     found: hlo_arguments.CopiedArgument, frames: Callable[[str], list[hlo_text.Frame]], is_eager: bool
 ) -> ArgumentCopy:
     frame = next((frame for i in found.at for frame in frames(i.attributes)), None)
-    cause = (
-        "eager" if is_eager else "exchanged" if found.exchanged else "donated" if found.is_donated else "not donated"
-    )
+    cause = "exchanged" if found.exchanged else "donated" if found.is_donated else "not donated"
+    cause = "eager" if is_eager else cause
     return ArgumentCopy(
-        name=_NO_NAME if is_eager else found.name,
+        name=found.name,
         dtype=dtype_of(found.array),
         shape=shape_of(found.array),
         num_bytes=int(hlo_text.array_bytes(found.array)),
         donated=found.is_donated,
+        cause=cause,
         times=len(found.moves),
         calls=None,
         file=frame.file if frame else None,
         line=frame.line if frame else None,
         code=linecache.getline(frame.file, frame.line).strip() if frame else "",
-        advice=OF_ARGUMENTS["eager" if is_eager else cause].format(found.name),
+        advice=OF_ARGUMENTS[cause].format(found.name),
         number=found.number,
     )
 
@@ -130,13 +135,19 @@ class Calls:
         self._shapes: set[tuple[int, ...]] = set()
         self._end: Callable[[], None] | None = None
 
-    def expect(self, program: str, jaxpr: Any, copies: Sequence[ArgumentCopy]) -> None:
-        """Count the calls of a program from now on, if it copies arguments."""
+    def expect(self, program: str, jaxpr: Any, copies: Sequence[ArgumentCopy]) -> list[ArgumentCopy]:
+        """Count the calls of a program from now on, if it copies arguments.
+
+        Return these with the shapes that the caller knows: of an array divided among devices, each has a part.
+        """
+        if jaxpr is not None:
+            copies = [copy._replace(shape=jaxpr.in_avals[copy.number].shape) for copy in copies]
         if copies:
             self._functions[program] = _compat.name_of_function(jaxpr) or program
             self._names.add(self._functions[program])
             self._shapes.update(copy.shape for copy in copies)
             self._end = _compat.each_call(self._called)
+        return list(copies)
 
     def counted(self, program: str, copies: Sequence[ArgumentCopy]) -> list[ArgumentCopy]:
         """Return what a program copies, and in how many calls. The first of them has compiled it.

@@ -36,6 +36,9 @@ _WHAT = {
 _COMPUTATION = {"dot": "A product (einsum, dot or @)", "reduce": "A sum or another reduction"}
 
 
+_JITTED = type(jax.jit(lambda: None))
+
+
 class LoopCopy(NamedTuple):
     """An operation that touches all of a buffer in every step of a loop.
 
@@ -196,7 +199,7 @@ def loop_copies(f: Callable[..., Any], *args: Any, min_bytes: int = 0, platform:
         found = copies_in(hlo, min_bytes)
         with contextlib.suppress(Exception):  # what is not known is left out
             found.kept = kept_for_gradient((f if hasattr(f, "trace") else jax.jit(f)).trace(*args).jaxpr, min_bytes)
-        if hasattr(f, "lower"):  # another function is jitted by somebody else, who may donate
+        if isinstance(f, _JITTED):  # another function is jitted by somebody else, who may donate
             found.arguments = argument_copies(hlo, max(min_bytes, 1))
         if any(copy.for_gradient for copy in found):
             with contextlib.suppress(Exception):  # whatever it is, it is no error of the program

@@ -106,11 +106,25 @@ def _kept(scan: Any, k: int) -> Kept:
     aval = scan.outvars[k].aval
     body = _compat.opened(scan.params["jaxpr"])
     made = [*_makers(body, body.outvars[k]), scan]
-    lines = (re.match(r"(.*?):(\d+)(:\d+)? \(", source_info_util.summarize(eqn.source_info)) for eqn in made)
+    return Kept(aval.dtype.name, aval.shape[1:], aval.shape[0], bytes_of([aval]), *place_of(made))
+
+
+class Place(NamedTuple):
+    """A line of Python and its text, None and empty where they are not known."""
+
+    file: str | None
+    line: int | None
+    code: str
+
+
+def place_of(eqns: Sequence[Any]) -> Place:
+    """Return the line of the first of these equations that has one."""
+    lines = (re.match(r"(.*?):(\d+)(:\d+)? \(", source_info_util.summarize(eqn.source_info)) for eqn in eqns)
     where = next(filter(None, lines), None)
-    file, line = (where.group(1), int(where.group(2))) if where else (None, None)
-    code = linecache.getline(file, line).strip() if file and line else ""
-    return Kept(aval.dtype.name, aval.shape[1:], aval.shape[0], bytes_of([aval]), file, line, code)
+    if where is None:
+        return Place(None, None, "")
+    file, line = where.group(1), int(where.group(2))
+    return Place(file, line, linecache.getline(file, line).strip())
 
 
 def _makers(jaxpr: Any, v: Any) -> list[Any]:

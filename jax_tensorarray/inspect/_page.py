@@ -92,8 +92,8 @@ def _case(number: int, case: Case, copies: Sequence[LoopCopy], worst: int) -> st
         parts.append(_place(*where, [group for group in groups if (group[0].file, group[0].line) == where], worst))
     for copy in case.copies.arguments:
         parts.append(_line(copy.file, copy.line, [f"{what_is_copied(copy)}.", copy.advice]))
-    if not case.copies and not case.copies.arguments:
-        parts.append(f"<p>{escape(OF_GROWTH)}</p>")
+    if case.loop is not None:
+        parts.append(_line(case.loop.file, case.loop.line, [OF_GROWTH]))
     if is_kept_listed(case, copies):
         kept = "".join(f"<li>{escape(k.at(k.file and name_of_file(k.file)))}</li>" for k in case.copies.kept[:LISTED])
         parts.append(f"<p>{escape(in_all(case.copies.kept))}</p><ul>{kept}</ul>")

@@ -41,7 +41,7 @@ def quartered(jaxpr: Any) -> tuple[Any, int, int] | None:
     known: all of its outermost loops have to be scans of the same length, give or take a few steps, and no array but
     what they stack may have two such axes.
     """
-    lengths = [eqn.params["length"] for eqn in _outermost(jaxpr) if eqn.primitive.name == "scan"]
+    lengths = [eqn.params["length"] for eqn in outermost(jaxpr) if eqn.primitive.name == "scan"]
     steps = max(lengths, default=0)
     if steps < _FEWEST or any(steps - n > _NEAR for n in lengths):
         return None
@@ -66,18 +66,18 @@ def computes_with_all_rows(jaxpr: Any, steps: int) -> bool:
         )
 
     return any(
-        jaxprs.any_equation(body, is_whole) for loop in _outermost(jaxpr) for body in jaxprs.jaxprs_in(loop.params)
+        jaxprs.any_equation(body, is_whole) for loop in outermost(jaxpr) for body in jaxprs.jaxprs_in(loop.params)
     )
 
 
-def _outermost(jaxpr: Any) -> list[Any]:
+def outermost(jaxpr: Any) -> list[Any]:
     """Return the loops that are in no other loop. Those of a number of steps known at run time are there as well."""
     found = []
     for eqn in _compat.opened(jaxpr).eqns:
         if registry.entry_of(eqn).kind == "loop":
             found.append(eqn)
         else:
-            found += [loop for inner in jaxprs.jaxprs_in(eqn.params) for loop in _outermost(inner)]
+            found += [loop for inner in jaxprs.jaxprs_in(eqn.params) for loop in outermost(inner)]
     return found
 
 

@@ -1,6 +1,7 @@
 """Try `in_place` on a program: what it still copies, how long it takes, and how it grows with its steps."""
 
 import contextlib
+import time
 import warnings
 from collections.abc import Callable, Set
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,8 +15,8 @@ from jax_tensorarray._hlo import buffers as hlo_buffers
 from jax_tensorarray.inspect._arguments import argument_copies
 from jax_tensorarray.inspect._copies import copies_in
 from jax_tensorarray.inspect._growth import Growth, Measured, allocated, growth_of, seconds_of
-from jax_tensorarray.inspect._kept import kept_for_gradient
-from jax_tensorarray.inspect._quarter import computes_with_all_rows, quartered
+from jax_tensorarray.inspect._kept import kept_for_gradient, place_of
+from jax_tensorarray.inspect._quarter import computes_with_all_rows, outermost, quartered
 from jax_tensorarray.inspect._text import milliseconds
 
 if TYPE_CHECKING:
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 #: A longer run is not repeated with fewer steps, and a shorter one says little about time.
 _LONGEST, _SHORTEST = 1.0, 1e-3
+
+#: Two more programs are compiled for that, if one takes no more than so many seconds.
+_PATIENCE = 10.0
 
 #: What grows is reported if `in_place` divides its time or memory by this.
 _GAIN = 2
@@ -99,7 +103,9 @@ def tried(case: "Case", timed: bool) -> Trial:
     both = "donated, under in_place" if donated > case.donated else "under in_place"
     ways = [_Way("donated", _unchanged, donated)] if donated > case.donated and not case.copies else []
     for way in (*ways, _Way(both, in_place, donated)):
+        started = time.perf_counter()
         compiled = way.compiled(case.jaxpr)
+        compiling = time.perf_counter() - started
         left = _left(compiled, least)
         if not left:
             break
@@ -107,7 +113,7 @@ def tried(case: "Case", timed: bool) -> Trial:
         return Trial(left, None, None, way.how)
     before, after = as_it_is.measured(case.jaxpr, 1), way.measured(case.jaxpr, 1, compiled)
     growth = None
-    if before.seconds < _LONGEST and (fewer := quartered(case.jaxpr)):
+    if before.seconds < _LONGEST and compiling < _PATIENCE and (fewer := quartered(case.jaxpr)):
         with contextlib.suppress(Exception):  # whatever it is, the program itself was measured
             growth = as_it_is.grown(fewer, before), way.grown(fewer, after)
     return Trial(left, before.seconds, after.seconds, way.how, growth)
@@ -131,6 +137,7 @@ def grows(case: "Case") -> bool:
         return False
     after = healed.measured(case.jaxpr, 1)
     growths = growth, healed.grown(fewer, after)
+    case.loop = place_of(outermost(case.jaxpr))
     case.copies.kept = kept_for_gradient(case.jaxpr)
     case.trial = Trial(None, before.seconds, after.seconds, healed.how, growths)
     helps = _GAIN * after.seconds < before.seconds or _GAIN * after.num_bytes < before.num_bytes

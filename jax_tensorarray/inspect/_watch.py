@@ -21,6 +21,7 @@ from jax_tensorarray.inspect._arguments import (
     what_is_copied,
 )
 from jax_tensorarray.inspect._copies import LoopCopies, LoopCopy, copies_in, counts, lines_of_today, what_it_is
+from jax_tensorarray.inspect._kept import Place
 from jax_tensorarray.inspect._text import readable
 from jax_tensorarray.inspect._trial import Trial, grows, tried
 
@@ -57,6 +58,7 @@ class Case:
     failed: str = ""  #: why there is no trial
     jaxpr: Any = field(default=None, repr=False)
     ends: bool = False  #: whether it terminates for every input
+    loop: Place | None = None  #: the first loop, if only time or memory are too much
     donated: Set[int] = frozenset()  #: the numbers of the arguments that it is given for good
 
     @property
@@ -124,6 +126,7 @@ class Report:
                 "program": case.program,
                 "copies": [copy._asdict() | {"cost": cost(copy)} for copy in case.copies],
                 "arguments": [copy._asdict() | {"cost": copy.cost} for copy in case.copies.arguments],
+                "loop": None if case.loop is None else case.loop._asdict(),
                 "kept": [kept._asdict() for kept in case.copies.kept],
                 "in_place": None if case.trial is None else case.trial.as_json(),
             }
@@ -158,8 +161,8 @@ class Report:
                 lines += ["", *_described(copies)]
             for copy in case.copies.arguments:
                 lines += ["", *_place(copy), *_wrapped(f"{what_is_copied(copy)}."), *_wrapped(copy.advice)]
-            if not case.copies and not case.copies.arguments:
-                lines += ["", *_wrapped(OF_GROWTH)]
+            if case.loop is not None:
+                lines += ["", *_place(case.loop), *_wrapped(OF_GROWTH)]
             if is_kept_listed(case, worth):
                 lines += _what_is_kept(case)
         if small := len(self.copies) - sum(len(copies) for _, copies in worth_listing(self)):
@@ -187,7 +190,7 @@ def summary(report: Report, compiled: str) -> str:
     if number := sum(bool(case.copies.arguments) for case in report.cases):
         text = text if report.loops else f"{compiled}."
         text += f" {number} program{'s copy' if number > 1 else ' copies'} a whole argument in every call."
-    if number := sum(not (case.copies or case.copies.arguments) for case in report.cases):
+    if number := sum(case.loop is not None for case in report.cases):
         text += f" The time of {number} program{'s grow' if number > 1 else ' grows'} faster than the steps."
     return text
 
@@ -211,6 +214,8 @@ def how_it_grows(trial: Trial) -> str:
     """Say what becomes of time and memory with more steps, as it is and as it was tried."""
     assert trial.growth is not None
     before, after = trial.growth
+    if trial.left is None:  # the headline has said the first
+        return f"{trial.how}: {after}"
     return f"{before}; {trial.how} {after.of_time}, {after.of_memory}"
 
 
@@ -239,7 +244,7 @@ def _what_is_kept(case: Case) -> list[str]:
     return ["", *_wrapped(_kept.in_all(kept)), *(line for wrapped in lines for line in wrapped)]
 
 
-def _place(copy: LoopCopy | ArgumentCopy) -> list[str]:
+def _place(copy: LoopCopy | ArgumentCopy | Place) -> list[str]:
     lines = [f"   {name_of_file(copy.file)}:{copy.line}" if copy.file else "   a line that XLA does not tell"]
     return [*lines, f"       {copy.code}"[:WIDTH]] if copy.code else lines
 
@@ -362,8 +367,7 @@ def _look(report: Report, name: str, jaxpr: Any, executable: Any, min_bytes: int
     report.in_place += len(loops) - len({f.at[-1].name for f in findings if counts(f, min_bytes)})
     program = name.removeprefix("jit_")
     if calls is not None:
-        copies.arguments = argument_copies(hlo, min_bytes)
-        calls.expect(program, jaxpr, copies.arguments)
+        copies.arguments = calls.expect(program, jaxpr, argument_copies(hlo, min_bytes))
     if copies and jaxpr is not None:
         copies.kept = _kept.kept_for_gradient(jaxpr, min_bytes)
     case = Case(program, copies, jaxpr=jaxpr, ends=None not in loops, donated=donated(hlo))

@@ -114,7 +114,8 @@ def test_an_argument_that_comes_back_in_another_place_is_named():
     with watch() as report:
         called(exchanged, (state(), state() + 1), donated=True)
     (copy,) = report.cases[0].copies.arguments
-    assert (copy.name, copy.donated) == ("state[1]", True)
+    assert (copy.name, copy.donated, copy.cause) == ("state[1]", True, "exchanged")
+    assert "1. exchanged: state[1] comes back in another place, and is copied" in " ".join(str(report).split())
     assert "comes back in the place of another argument" in copy.advice
 
 
