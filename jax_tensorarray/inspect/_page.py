@@ -21,6 +21,7 @@ from jax_tensorarray.inspect._watch import (
     name_of_file,
     summary,
     what_and_how_often,
+    what_it_needs,
     worth_listing,
 )
 
@@ -97,6 +98,8 @@ def _case(number: int, case: Case, copies: Sequence[LoopCopy], worst: int) -> st
     if is_kept_listed(case, copies):
         kept = "".join(f"<li>{escape(k.at(k.file and name_of_file(k.file)))}</li>" for k in case.copies.kept[:LISTED])
         parts.append(f"<p>{escape(in_all(case.copies.kept))}</p><ul>{kept}</ul>")
+        if case.trial is not None and case.trial.memory:
+            parts.append(f"<p>{escape(what_it_needs(case.trial))}</p>")
     return "\n".join([*parts, "</section>"])
 
 

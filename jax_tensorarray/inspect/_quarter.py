@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.extend.core import Literal
 
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs, registry
@@ -28,6 +29,13 @@ _SIZES = {"shape", "new_sizes", "slice_sizes", "limit_indices", "length", "sizes
 
 #: What computes with all of an array, besides sums and other reductions.
 _WHOLE = {"argmax", "argmin", "conv_general_dilated", "dot_general", "sort", "top_k", "triangular_solve"}
+
+#: What moves elements. Gradients add up whole arrays by `add_any`, most of them zeros.
+_MOVES = {
+    *("add_any", "broadcast_in_dim", "concatenate", "convert_element_type", "copy", "copy_p", "dynamic_slice"),
+    *("dynamic_update_slice", "gather", "pad", "reshape", "rev", "scatter", "scatter-add", "scatter_add", "select_n"),
+    *("slice", "squeeze", "transpose"),
+}
 
 
 class _Unknown(Exception):
@@ -54,20 +62,45 @@ def quartered(jaxpr: Any) -> tuple[Any, int, int] | None:
 
 
 def computes_with_all_rows(jaxpr: Any, steps: int) -> bool:
-    """Return whether the steps of a loop multiply, sum or sort an array with an axis as long as the loop.
+    """Return whether the steps of a loop compute with arrays that have an axis as long as the loop.
 
-    Then their time grows with it, whatever is done.
+    They multiply, sum or sort one, or compute their next state from all of a state. Then their time grows with it,
+    whatever is done.
     """
 
     def is_whole(eqn: Any) -> bool:
         name = eqn.primitive.name
-        return (name in _WHOLE or name.startswith(("reduce_", "cum"))) and any(
-            abs(n - steps) <= _NEAR for v in eqn.invars for n in getattr(v.aval, "shape", ())
-        )
+        return (name in _WHOLE or name.startswith(("reduce_", "cum"))) and any(map(is_long, eqn.invars))
 
-    return any(
-        jaxprs.any_equation(body, is_whole) for loop in outermost(jaxpr) for body in jaxprs.jaxprs_in(loop.params)
-    )
+    def is_long(v: Any) -> bool:
+        return any(abs(n - steps) <= _NEAR for n in getattr(v.aval, "shape", ()))
+
+    def evolves(jaxpr: Any, of_state: Sequence[bool]) -> tuple[bool, list[bool]]:
+        """Return whether a long array is computed from all of the state, and which outputs are made of it."""
+        inner = _compat.opened(jaxpr)
+        made = {v for v, flag in zip(inner.invars, of_state, strict=True) if flag and is_long(v)}
+        for eqn in inner.eqns:
+            flags = [not isinstance(v, Literal) and v in made for v in eqn.invars]
+            long = [v for v in eqn.outvars if is_long(v)]
+            if not any(flags) or not long:
+                continue
+            called = registry.inlined(eqn, with_options=True)
+            if called is not None:
+                found, outs = evolves(called, flags)
+                made.update(v for v, flag in zip(eqn.outvars, outs, strict=True) if flag)
+            else:
+                found = eqn.primitive.name not in _MOVES and not [*jaxprs.jaxprs_in(eqn.params)]
+                made.update(long)
+            if found:
+                return True, []
+        return False, [not isinstance(v, Literal) and v in made for v in inner.outvars]
+
+    for body in (body for loop in outermost(jaxpr) for body in registry.entry_of(loop).bodies(loop.params)):
+        consts, carry, xs = body.split(_compat.opened(body.jaxpr).invars)
+        flags = [*[False] * len(consts), *[True] * len(carry), *[False] * len(xs)]
+        if jaxprs.any_equation(body.jaxpr, is_whole) or evolves(body.jaxpr, flags)[0]:
+            return True
+    return False
 
 
 def outermost(jaxpr: Any) -> list[Any]:

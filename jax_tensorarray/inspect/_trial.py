@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from jax_tensorarray.inspect._watch import Case
 
 #: A longer run is not repeated with fewer steps, and a shorter one says little about time.
-_LONGEST, _SHORTEST = 1.0, 1e-3
+_LONGEST, _SHORTEST = 3.0, 1e-3
 
 #: Two more programs are compiled for that, if one takes no more than so many seconds.
 _PATIENCE = 10.0
@@ -38,7 +38,8 @@ class Trial(NamedTuple):
     There are no copies to be `left` if only the time or the memory of the program has been found to grow.
 
     `how` says what was tried: arguments that are copied are donated too. If the number of steps could be changed,
-    `growth` says what becomes of time and memory with 4 times the steps, before and after.
+    `growth` says what becomes of time and memory with 4 times the steps, before and after. `memory` is what XLA
+    allocates for results and temporary arrays, if the program was run.
     """
 
     left: int | None
@@ -46,6 +47,7 @@ class Trial(NamedTuple):
     after: float | None
     how: str = "under in_place"
     growth: tuple[Growth, Growth] | None = None
+    memory: tuple[int, int] | None = None
 
     @property
     def helps(self) -> bool:
@@ -116,7 +118,8 @@ def tried(case: "Case", timed: bool) -> Trial:
     if before.seconds < _LONGEST and compiling < _PATIENCE and (fewer := quartered(case.jaxpr)):
         with contextlib.suppress(Exception):  # whatever it is, the program itself was measured
             growth = as_it_is.grown(fewer, before), way.grown(fewer, after)
-    return Trial(left, before.seconds, after.seconds, way.how, growth)
+    memory = before.num_bytes, after.num_bytes
+    return Trial(left, before.seconds, after.seconds, way.how, growth, memory)
 
 
 def grows(case: "Case") -> bool:
@@ -139,7 +142,8 @@ def grows(case: "Case") -> bool:
     growths = growth, healed.grown(fewer, after)
     case.loop = place_of(outermost(case.jaxpr))
     case.copies.kept = kept_for_gradient(case.jaxpr)
-    case.trial = Trial(None, before.seconds, after.seconds, healed.how, growths)
+    memory = before.num_bytes, after.num_bytes
+    case.trial = Trial(None, before.seconds, after.seconds, healed.how, growths, memory)
     helps = _GAIN * after.seconds < before.seconds or _GAIN * after.num_bytes < before.num_bytes
     return helps or not computes_with_all_rows(case.jaxpr, fewer[1])
 

@@ -96,7 +96,7 @@ class Report:
         """Try `in_place` on each program: count the copies that are left and, if `timed`, measure the gain.
 
         A program is run on zeros, and only if it has no side effects and XLA knows how many steps its loops take. If
-        all of them take the same number, and a run takes less than a second, it is also run with a quarter of the
+        all of them take the same number, and a run takes less than 3 seconds, it is also run with a quarter of the
         steps. So are programs with loops in which nothing was found, for half a minute in all.
         """
         for n, case in enumerate(self.cases, 1):
@@ -241,7 +241,14 @@ def is_kept_listed(case: Case, worth: Sequence[LoopCopy]) -> bool:
 def _what_is_kept(case: Case) -> list[str]:
     kept = case.copies.kept
     lines = [_wrapped(f"- {k.at(k.file and name_of_file(k.file))}") for k in kept[: _kept.LISTED]]
-    return ["", *_wrapped(_kept.in_all(kept)), *(line for wrapped in lines for line in wrapped)]
+    memory = _wrapped(what_it_needs(case.trial)) if case.trial is not None and case.trial.memory else []
+    return ["", *_wrapped(_kept.in_all(kept)), *(line for wrapped in lines for line in wrapped), *memory]
+
+
+def what_it_needs(trial: Trial) -> str:
+    """Say how much memory a program needs, as it is and as it was tried."""
+    before, after = map(readable, trial.memory or ())
+    return f"XLA needs {before} for results and temporary arrays; {trial.how} {after}."
 
 
 def _place(copy: LoopCopy | ArgumentCopy | Place) -> list[str]:
@@ -369,7 +376,8 @@ def _look(report: Report, name: str, jaxpr: Any, executable: Any, min_bytes: int
     if calls is not None:
         copies.arguments = calls.expect(program, jaxpr, argument_copies(hlo, min_bytes))
     if copies and jaxpr is not None:
-        copies.kept = _kept.kept_for_gradient(jaxpr, min_bytes)
+        with contextlib.suppress(Exception):  # what is not known is left out
+            copies.kept = _kept.kept_for_gradient(jaxpr, min_bytes)
     case = Case(program, copies, jaxpr=jaxpr, ends=None not in loops, donated=donated(hlo))
     if copies or copies.arguments:
         report.cases.append(case)
