@@ -12,6 +12,7 @@ from jax_tensorarray import _compat
 from jax_tensorarray._hlo import arguments as hlo_arguments
 from jax_tensorarray._hlo import text as hlo_text
 from jax_tensorarray.inspect._advice import OF_ARGUMENTS
+from jax_tensorarray.inspect._kept import LISTED
 from jax_tensorarray.inspect._text import dtype_of, readable, shape_of
 
 #: The program that JAX compiles for an update outside of jit. Its arguments have no names.
@@ -69,13 +70,28 @@ def what_is_copied(copy: ArgumentCopy) -> str:
     return f"a copy of {what}, {array}: {readable(copy.num_bytes * copy.times)} a call{_calls(', ', copy)}"
 
 
+def alike(copies: Sequence[ArgumentCopy]) -> list[list[ArgumentCopy]]:
+    """Group arguments that are copied in the same line for the same cause, the most expensive first."""
+    found: dict[Any, list[ArgumentCopy]] = {}
+    for copy in sorted(copies, key=lambda copy: copy.cost, reverse=True):
+        found.setdefault((copy.file, copy.line, copy.cause), []).append(copy)
+    return list(found.values())
+
+
+def sentences(copies: Sequence[ArgumentCopy]) -> list[str]:
+    """Describe arguments that are alike, and say what to do."""
+    more = f"{len(copies) - LISTED} more are copied there." if len(copies) > LISTED else ""
+    described = [f"{what_is_copied(copy)}." for copy in copies[:LISTED]]
+    return [*described, *filter(None, [more]), copies[0].advice]
+
+
 def headline_of_arguments(copies: Sequence[ArgumentCopy]) -> str:
     """Say what is wrong with the arguments of a program, in one line."""
     first = max(copies, key=lambda copy: copy.cost)
-    alike = sum(copy.cause == first.cause for copy in copies)
-    names, verb, come = (
-        (f"{first.name} and {alike - 1} more", "are", "come") if alike > 1 else (first.name, "is", "comes")
-    )
+    number = sum(copy.cause == first.cause for copy in copies)
+    names, verb, come = first.name, "is", "comes"
+    if number > 1:
+        names, verb, come = f"{names} and {number - 1} more", "are", "come"
     what = {
         "not donated": f"{names} {verb} not donated, and copied in every call",
         "donated": f"{names} {verb} donated, and copied in every call all the same",

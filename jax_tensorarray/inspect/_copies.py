@@ -17,7 +17,7 @@ from jax_tensorarray._hlo import ahead
 from jax_tensorarray._hlo import buffers as hlo_buffers
 from jax_tensorarray._hlo import text as hlo_text
 from jax_tensorarray.inspect._advice import ADVICE
-from jax_tensorarray.inspect._arguments import ArgumentCopy, argument_copies
+from jax_tensorarray.inspect._arguments import ArgumentCopy, alike, argument_copies, sentences
 from jax_tensorarray.inspect._kept import LISTED, Kept, in_all, kept_for_gradient, worth_listing
 from jax_tensorarray.inspect._text import dtype_of, readable, shape_of
 
@@ -124,9 +124,11 @@ class LoopCopies(list[LoopCopy]):
 
     def _of_arguments(self) -> list[str]:
         lines = []
-        for copy in self.arguments:
-            lines += ["", str(copy), *[f"    {copy.code}"] * bool(copy.code)]
-            lines += textwrap.wrap(copy.advice, _WIDTH, initial_indent="  ", subsequent_indent="  ")
+        for copies in alike(self.arguments):
+            place = f"{copies[0].file}:{copies[0].line}" if copies[0].file else "a line that XLA does not tell"
+            lines += ["", place, *[f"    {copies[0].code}"] * bool(copies[0].code)]
+            for text in sentences(copies):
+                lines += textwrap.wrap(text, _WIDTH, initial_indent="  ", subsequent_indent="  ")
         return lines
 
     def _of_memory(self) -> list[str]:

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from jax_tensorarray import _compat
+from jax_tensorarray.inspect import _arguments
 from jax_tensorarray.inspect._advice import OF_GROWTH, OF_JAXLIB
-from jax_tensorarray.inspect._arguments import what_is_copied
 from jax_tensorarray.inspect._copies import LoopCopy
 from jax_tensorarray.inspect._kept import LISTED, in_all
 from jax_tensorarray.inspect._text import milliseconds, readable
@@ -91,8 +91,8 @@ def _case(number: int, case: Case, copies: Sequence[LoopCopy], worst: int) -> st
     groups = alike(copies)
     for where in dict.fromkeys((group[0].file, group[0].line) for group in groups):
         parts.append(_place(*where, [group for group in groups if (group[0].file, group[0].line) == where], worst))
-    for copy in case.copies.arguments:
-        parts.append(_line(copy.file, copy.line, [f"{what_is_copied(copy)}.", copy.advice]))
+    for arguments in _arguments.alike(case.copies.arguments):
+        parts.append(_line(arguments[0].file, arguments[0].line, _arguments.sentences(arguments)))
     if case.loop is not None:
         parts.append(_line(case.loop.file, case.loop.line, [OF_GROWTH]))
     if is_kept_listed(case, copies):

@@ -160,5 +160,11 @@ def _left(compiled: Any, min_bytes: int) -> int:
 def _zeros(aval: Any) -> jax.Array:
     if not jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
         return jnp.zeros(aval.shape, aval.dtype)
-    data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
-    return jax.random.wrap_key_data(jnp.zeros(data.shape, data.dtype), impl=jax.random.key_impl(aval))
+    impl: list[Any] = []
+
+    def data_of(keys: jax.Array) -> jax.Array:
+        impl.append(jax.random.key_impl(keys))
+        return jax.random.key_data(keys)
+
+    data = jax.eval_shape(data_of, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
+    return jax.random.wrap_key_data(jnp.zeros(data.shape, data.dtype), impl=impl[0])

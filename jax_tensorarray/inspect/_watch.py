@@ -11,15 +11,9 @@ from typing import Any
 from jax_tensorarray import _compat
 from jax_tensorarray._hlo import buffers as hlo_buffers
 from jax_tensorarray._hlo.arguments import donated
-from jax_tensorarray.inspect import _kept
+from jax_tensorarray.inspect import _arguments, _kept
 from jax_tensorarray.inspect._advice import OF_GRADIENT, OF_GROWTH, OF_JAXLIB
-from jax_tensorarray.inspect._arguments import (
-    ArgumentCopy,
-    Calls,
-    argument_copies,
-    headline_of_arguments,
-    what_is_copied,
-)
+from jax_tensorarray.inspect._arguments import ArgumentCopy, Calls, argument_copies, headline_of_arguments
 from jax_tensorarray.inspect._copies import LoopCopies, LoopCopy, copies_in, counts, lines_of_today, what_it_is
 from jax_tensorarray.inspect._kept import Place
 from jax_tensorarray.inspect._text import readable
@@ -159,8 +153,9 @@ class Report:
                 lines += _wrapped(f"in_place could not be tried: {case.failed}")
             for copies in alike(worth):
                 lines += ["", *_described(copies)]
-            for copy in case.copies.arguments:
-                lines += ["", *_place(copy), *_wrapped(f"{what_is_copied(copy)}."), *_wrapped(copy.advice)]
+            for arguments in _arguments.alike(case.copies.arguments):
+                texts = map(_wrapped, _arguments.sentences(arguments))
+                lines += ["", *_place(arguments[0]), *(line for wrapped in texts for line in wrapped)]
             if case.loop is not None:
                 lines += ["", *_place(case.loop), *_wrapped(OF_GROWTH)]
             if is_kept_listed(case, worth):

@@ -206,6 +206,21 @@ def test_a_trial_donates_what_the_program_donates_and_runs_on_fresh_arrays():
     assert case["arguments"][0]["cost"] == 4 * N * case["arguments"][0]["times"] * CALLS
 
 
+def test_arguments_that_are_alike_are_told_of_once_and_keys_are_arguments_of_a_trial():
+    def step(state, i):
+        kept = jax.random.uniform(state["key"]) < 2
+        return state | {"rows": [jnp.where(kept, rows.at[i].set(1.0), rows) for rows in state["rows"]]}
+
+    with watch() as report:
+        called(step, {"rows": [jnp.ones((2000, 8), jnp.float32) for _ in range(7)], "key": jax.random.key(0)})
+    report.try_in_place()
+    assert report.cases[0].trial.left == 0
+    text = " ".join(str(report).split())
+    assert "state['rows'][0] and 6 more are not donated" in text
+    assert "2 more are copied there. The program changes a few rows" in text
+    assert text.count("Without donation") == 1
+
+
 def test_copied_arguments_are_no_loops_that_copy():
     with forbid_copies():
         called(step, state())
