@@ -17,7 +17,7 @@ from jax_tensorarray.inspect._copies import copies_in
 from jax_tensorarray.inspect._growth import Growth, Measured, allocated, growth_of, seconds_of
 from jax_tensorarray.inspect._kept import kept_for_gradient, place_of
 from jax_tensorarray.inspect._quarter import computes_with_all_rows, outermost, quartered
-from jax_tensorarray.inspect._text import milliseconds
+from jax_tensorarray.inspect._text import factor, milliseconds
 
 if TYPE_CHECKING:
     from jax_tensorarray.inspect._watch import Case
@@ -62,7 +62,7 @@ class Trial(NamedTuple):
         text = "nothing left to copy" if self.left == 0 else f"{self.left} of them left"
         if self.before is None or self.after is None:
             return text
-        gain = f"{self.before / self.after:.1f} times as fast" if self.after < self.before else "no faster"
+        gain = f"{factor(self.before / self.after)} times as fast" if self.after < self.before else "no faster"
         times = f"{milliseconds(self.before)} -> {milliseconds(self.after)}, {gain}"
         return times if self.left is None else f"{text}; {times}"
 

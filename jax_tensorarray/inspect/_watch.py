@@ -198,20 +198,17 @@ def headline(case: Case, worth: Sequence[LoopCopy]) -> str:
         return what_it_is(first)
     if first is not None and not case.copies.arguments:
         keeps = f", the gradient keeps {_kept.total(case.copies.kept)}" if any(c.for_gradient for c in worth) else ""
-        too_much = f"; {growth.of_size}, {growth.of_time}" if growth is not None and growth.is_too_much else ""
-        return f"{total_cost(worth)}{keeps}{too_much}"
+        grows = f"; {growth.of_size}, {growth.of_time}" if growth is not None else ""
+        return f"{total_cost(worth)}{keeps}{grows}"
     if case.copies.arguments:
         return headline_of_arguments(case.copies.arguments)
     return str(growth)
 
 
 def how_it_grows(trial: Trial) -> str:
-    """Say what becomes of time and memory with more steps, as it is and as it was tried."""
+    """Say what becomes of time and memory with more steps, as it was tried."""
     assert trial.growth is not None
-    before, after = trial.growth
-    if trial.left is None:  # the headline has said the first
-        return f"{trial.how}: {after}"
-    return f"{before}; {trial.how} {after.of_time}, {after.of_memory}"
+    return f"{trial.how}: {trial.growth[1]}"
 
 
 def total_cost(copies: Sequence[LoopCopy]) -> str:
