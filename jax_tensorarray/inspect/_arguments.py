@@ -2,11 +2,12 @@
 
 import linecache
 import re
-from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from jax_tensorarray import _compat
 from jax_tensorarray._hlo import arguments as hlo_arguments
@@ -137,42 +138,50 @@ def _described(
     )
 
 
+@dataclass
+class Program:
+    """A program whose calls are counted."""
+
+    name: str
+    types: frozenset[tuple[tuple[int, ...], Any]]
+    calls: int = 1  #: the first one compiles it
+    function: Any = None
+
+    def counted(self, copies: Sequence[ArgumentCopy]) -> list[ArgumentCopy]:
+        """Return what it copies, and in how many calls.
+
+        What is not donated is left out if there was no other call: then it is no state.
+        """
+        return [copy._replace(calls=self.calls) for copy in copies if copy.donated or self.calls > 1]
+
+
 class Calls:
     """Counts the calls of a few programs. Nothing is counted, and nothing costs time, until there is one.
 
-    JAX tells of a call its function and its arguments, so a program is known by the name of its function and the type
-    of the argument that it copies.
+    JAX tells of a call its function and its arguments. So a program is known by the name of its function and the types
+    of the arguments that it copies, and has the first function from then on that fits.
     """
 
     def __init__(self) -> None:
-        self._counts: Counter[tuple[str, tuple[int, ...], Any]] = Counter()
-        self._functions: dict[str, str] = {}
+        self._programs: list[Program] = []
         self._names: set[str] = set()
         self._shapes: set[tuple[int, ...]] = set()
         self._end: Callable[[], None] | None = None
 
-    def expect(self, program: str, jaxpr: Any, copies: Sequence[ArgumentCopy]) -> list[ArgumentCopy]:
-        """Count the calls of a program from now on, if it copies arguments.
+    def expect(self, jaxpr: Any, copies: Sequence[ArgumentCopy], name: str) -> Program:
+        """Count the calls of a program from now on. `name` is its own name, in case that of its function is not known.
 
-        Return these with the shapes that the caller knows: of an array divided among devices, each has a part.
+        The types are those that the caller knows: of an array divided among devices, each has a part.
         """
+        types = [(copy.shape, np.dtype(copy.dtype)) for copy in copies]
         if jaxpr is not None:
-            copies = [copy._replace(shape=jaxpr.in_avals[copy.number].shape) for copy in copies]
-        if copies:
-            self._functions[program] = _compat.name_of_function(jaxpr) or program
-            self._names.add(self._functions[program])
-            self._shapes.update(copy.shape for copy in copies)
-            self._end = _compat.each_call(self._called)
-        return list(copies)
-
-    def counted(self, program: str, copies: Sequence[ArgumentCopy]) -> list[ArgumentCopy]:
-        """Return what a program copies, and in how many calls. The first of them has compiled it.
-
-        What is not donated is left out if there was no other call: then it is no state.
-        """
-        named = {(name, shape, dtype.name): n for (name, shape, dtype), n in self._counts.items()}
-        counts = [1 + named.get((self._functions[program], copy.shape, copy.dtype), 0) for copy in copies]
-        return [copy._replace(calls=n) for copy, n in zip(copies, counts, strict=True) if copy.donated or n > 1]
+            types = [(jaxpr.in_avals[copy.number].shape, jaxpr.in_avals[copy.number].dtype) for copy in copies]
+        program = Program(_compat.name_of_function(jaxpr) or name, frozenset(types))
+        self._programs.append(program)
+        self._names.add(program.name)
+        self._shapes.update(shape for shape, _ in types)
+        self._end = _compat.each_call(self._called)
+        return program
 
     def end(self) -> None:
         if self._end is not None:
@@ -184,5 +193,9 @@ class Calls:
             return
         leaves = jax.tree.leaves((args, kwargs))
         types = {(x.shape, x.dtype) for x in leaves if getattr(x, "shape", None) in self._shapes}
-        for known in (name,) if name else self._names:
-            self._counts.update((known, *of_leaf) for of_leaf in types)
+        fitting = [p for p in reversed(self._programs) if name in ("", p.name) and p.types <= types]
+        if fitting:
+            of_function = [p for owner in (function, None) for p in fitting if p.function is owner]
+            program = (of_function or fitting)[0]
+            program.function = program.function or function
+            program.calls += 1

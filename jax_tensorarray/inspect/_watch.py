@@ -13,7 +13,7 @@ from jax_tensorarray._hlo import buffers as hlo_buffers
 from jax_tensorarray._hlo.arguments import donated
 from jax_tensorarray.inspect import _arguments, _kept
 from jax_tensorarray.inspect._advice import OF_GRADIENT, OF_GROWTH, OF_JAXLIB
-from jax_tensorarray.inspect._arguments import ArgumentCopy, Calls, argument_copies, headline_of_arguments
+from jax_tensorarray.inspect._arguments import ArgumentCopy, Calls, Program, argument_copies, headline_of_arguments
 from jax_tensorarray.inspect._copies import LoopCopies, LoopCopy, copies_in, counts, lines_of_today, what_it_is
 from jax_tensorarray.inspect._kept import Place
 from jax_tensorarray.inspect._text import readable
@@ -53,6 +53,7 @@ class Case:
     jaxpr: Any = field(default=None, repr=False)
     ends: bool = False  #: whether it terminates for every input
     loop: Place | None = None  #: the first loop, if only time or memory are too much
+    calls: Program | None = field(default=None, repr=False)
     donated: Set[int] = frozenset()  #: the numbers of the arguments that it is given for good
 
     @property
@@ -319,7 +320,8 @@ def watch(*, min_bytes: int = MIN_BYTES) -> Iterator[Report]:
         finally:
             calls.end()
             for case in report.cases:
-                case.copies.arguments = calls.counted(case.program, case.copies.arguments)
+                if case.calls is not None:
+                    case.copies.arguments = case.calls.counted(case.copies.arguments)
             found: list[Case] = []
             for case in report.cases:
                 (found if case.copies or case.copies.arguments else report._others).append(case)
@@ -366,11 +368,13 @@ def _look(report: Report, name: str, jaxpr: Any, executable: Any, min_bytes: int
     report.in_place += len(loops) - len({f.at[-1].name for f in findings if counts(f, min_bytes)})
     program = name.removeprefix("jit_")
     if calls is not None:
-        copies.arguments = calls.expect(program, jaxpr, argument_copies(hlo, min_bytes))
+        copies.arguments = argument_copies(hlo, min_bytes)
     if copies and jaxpr is not None:
         with contextlib.suppress(Exception):  # what is not known is left out
             copies.kept = _kept.kept_for_gradient(jaxpr, min_bytes)
     case = Case(program, copies, jaxpr=jaxpr, ends=None not in loops, donated=donated(hlo))
+    if calls is not None and copies.arguments:
+        case.calls = calls.expect(jaxpr, copies.arguments, program)
     if copies or copies.arguments:
         report.cases.append(case)
     elif loops and not findings:
