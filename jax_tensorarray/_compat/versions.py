@@ -368,6 +368,58 @@ def _watch_compilations() -> None:
         setattr(owner, name, wrapped)
 
 
+def name_of_function(jaxpr: Any) -> str:
+    """Return the name of the function that was traced, which is not documented. Without it the result is empty."""
+    return getattr(getattr(opened(jaxpr), "debug_info", None), "func_name", None) or ""
+
+
+#: Who counts calls, and what was there before they did.
+_callers: list[Callable[[Any, Any, Any], None]] = []
+_hook_before: list[Any] = []
+
+
+def each_call(called: Callable[[Any, Any, Any], None]) -> Callable[[], None]:
+    """Call `called(function, args, kwargs)` after every call of a compiled function, until the result is called.
+
+    The first call of each program, which compiles it, is left out. JAX makes the others without Python, and has a hook
+    behind them for its own search for NaNs, which is private. It takes less than a microsecond. Without it nothing is
+    counted. To ask again puts the hook back that `jax.debug_nans` has replaced.
+    """
+    private = private_names("api", "_post_hook_state")
+    if private is None or not all(hasattr(private[0], f"{x}_{y}") for x in ("get", "set") for y in ("global", "local")):
+        return lambda: None
+    (hook,) = private
+
+    def end() -> None:
+        with _watching:
+            if called in _callers:
+                _callers.remove(called)
+            if not _callers and _hook_before:
+                hook.set_global(_hook_before.pop())
+                if hook.get_local() is _tell_of_call:
+                    hook.set_local(None)
+
+    with _watching:
+        if called not in _callers:
+            _callers.append(called)
+        if not _hook_before:
+            _hook_before.append(hook.get_global())
+            hook.set_global(_tell_of_call)
+        if hook.get_local() is None:  # a thread that has left `jax.debug_nans` has this, which hides the global one
+            hook.set_local(_tell_of_call)
+    return end
+
+
+def _tell_of_call(function: Any, args: Any, kwargs: Any, results: Any) -> None:
+    for caller in _callers:
+        try:  # noqa: SIM105  # the program goes on; `contextlib.suppress` would take longer than all else
+            caller(function, args, kwargs)
+        except Exception:
+            pass
+    if _hook_before and _hook_before[0] is not None:
+        _hook_before[0](function, args, kwargs, results)
+
+
 def barriers_hold(platform: str) -> bool:
     """Return whether XLA keeps optimization barriers until memory is assigned, so that they order reads and writes.
 

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 from jax_tensorarray._hlo import text as hlo_text
 from jax_tensorarray._hlo.text import SHARED, UPDATES, Hlo, Instruction
+from jax_tensorarray._hlo.text import element as _index
+from jax_tensorarray._hlo.text import trip_count as _trip_count
 from jax_tensorarray._hlo.union_find import UnionFind
 
 #: An array of the result of an instruction: (computation, instruction, which).
@@ -175,9 +177,8 @@ class _Buffers(Hlo):
         )
 
     def _join_call(self, computation: str, i: Instruction) -> None:
-        aliases = re.search(r"output_to_operand_aliasing=\{(.*?\)) ?\}", i.attributes)
-        for output, operand in re.findall(r"\{(\d*)\}: \((\d+), ", aliases.group(1) if aliases else ""):
-            self.buffers.join((computation, i.name, int(output or 0)), (computation, i.operands[int(operand)], 0))
+        for output, operand in hlo_text.aliased(i.attributes).items():
+            self.buffers.join((computation, i.name, output), (computation, i.operands[operand], 0))
         if 'custom_call_target="jax_tensorarray_' in i.attributes and i.operands:
             self.by_rows.add((computation, i.operands[0], 0))
 
@@ -357,16 +358,6 @@ class _Buffers(Hlo):
         else:
             return None
         return value if self.buffers.find(value) != self.buffers.find((computation, i.name, 0)) else None
-
-
-def _trip_count(loop: str) -> int | None:
-    match = re.search(r'"known_trip_count":\{"n":"(\d+)"', loop)
-    return int(match.group(1)) if match else None
-
-
-def _index(get_tuple_element: Instruction) -> int:
-    match = re.search(r"index=(\d+)", get_tuple_element.attributes)
-    return int(match.group(1)) if match else 0
 
 
 def _length(array: str) -> int:

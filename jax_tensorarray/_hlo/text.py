@@ -9,7 +9,10 @@ from typing import Any, NamedTuple
 import jax
 
 _BITS = {"pred": 8, "bf16": 16, "f8e4m3fn": 8, "f8e5m2": 8, "token": 0}
-_SHAPE = re.compile(r"\b([a-z]\w*)\[([\d,]*)\]")
+
+#: An array type: its element type and its dimensions.
+SHAPE = re.compile(r"\b([a-z]\w*)\[([\d,]*)\]")
+
 _COMPUTATION = re.compile(r"^\s*(?:ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
 _OPERATION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\(")
 _CALLED = re.compile(r"\b(?:body|condition|to_apply|calls|true_computation|false_computation)=%?([\w.\-]+)")
@@ -49,7 +52,7 @@ def optimized_hlo(f: Callable[..., Any], *args: Any) -> str:
 def array_bytes(shape: str) -> float:
     """Return the size of the largest array in an HLO shape."""
     sizes = [0.0]
-    for dtype, dims in _SHAPE.findall(shape):
+    for dtype, dims in SHAPE.findall(shape):
         digits = re.search(r"\d+", dtype)
         bits = _BITS.get(dtype, int(digits.group()) if digits else 0)
         sizes.append(bits / 8 * math.prod(int(d) for d in dims.split(",") if d))
@@ -90,10 +93,14 @@ class Hlo:
     def __init__(self, hlo: str) -> None:
         #: The instructions of each computation by name, operands before their users.
         self.computations: dict[str, dict[str, Instruction]] = {}
+        #: The computation that the program begins with.
+        self.entry = ""
         lines: dict[str, Instruction] | None = None
         for line in hlo.splitlines():
             if match := _COMPUTATION.match(line):
                 lines = self.computations.setdefault(match.group(1), {})
+                if line.startswith("ENTRY"):
+                    self.entry = match.group(1)
             elif line.startswith("}"):
                 lines = None
             elif lines is not None and (found := _parsed(line)):
@@ -147,7 +154,7 @@ def _parsed(line: str) -> Instruction | None:
     end = _operands_end(line, match.end())
     inside = line[match.end() : end]
     operands = re.findall(r"%([\w.\-]+)", inside) if opcode != "parameter" else [inside]
-    arrays = tuple(f"{dtype}[{dims}]" for dtype, dims in _SHAPE.findall(shape))
+    arrays = tuple(f"{dtype}[{dims}]" for dtype, dims in SHAPE.findall(shape))
     return Instruction(name, opcode, arrays, tuple(operands), line[end + 1 :], line.lstrip().startswith("ROOT "))
 
 
@@ -175,6 +182,25 @@ def operations_in_loops(hlo: str) -> Iterator[Instruction]:
             elif any(updated):
                 i = i._replace(arrays=tuple(x for x, is_old in zip(i.arrays, updated, strict=False) if not is_old))
             yield i
+
+
+def trip_count(attributes: str) -> int | None:
+    """Return how many steps a loop takes, None where XLA does not know."""
+    match = re.search(r'"known_trip_count":\{"n":"(\d+)"', attributes)
+    return int(match.group(1)) if match else None
+
+
+def aliased(attributes: str) -> dict[int, int]:
+    """Return which outputs of a call are updates of an operand."""
+    aliases = re.search(r"output_to_operand_aliasing=\{(.*?\)) ?\}", attributes)
+    found = re.findall(r"\{(\d*)\}: \((\d+), ", aliases.group(1) if aliases else "")
+    return {int(output or 0): int(operand) for output, operand in found}
+
+
+def element(get_tuple_element: Instruction) -> int:
+    """Return which element of a tuple an instruction gets."""
+    match = re.search(r"index=(\d+)", get_tuple_element.attributes)
+    return int(match.group(1)) if match else 0
 
 
 class Frame(NamedTuple):

@@ -1,18 +1,27 @@
 """Find what makes a loop quadratic: the whole buffers that it copies in every step."""
 
+from jax_tensorarray.inspect._arguments import ArgumentCopy
 from jax_tensorarray.inspect._copies import LoopCopies, LoopCopy, loop_copies
 from jax_tensorarray.inspect._explain import Explained, Explanation, explain
+from jax_tensorarray.inspect._growth import Growth, GrowthError, forbid_growth, growth
+from jax_tensorarray.inspect._kept import Kept
 from jax_tensorarray.inspect._watch import LoopCopyError, Report, forbid_copies, watch
 
 __all__ = [
+    "ArgumentCopy",
     "Explained",
     "Explanation",
+    "Growth",
+    "GrowthError",
+    "Kept",
     "LoopCopies",
     "LoopCopy",
     "LoopCopyError",
     "Report",
     "explain",
     "forbid_copies",
+    "forbid_growth",
+    "growth",
     "loop_copies",
     "watch",
 ]

@@ -55,6 +55,33 @@ NAMES = {
     "tape": "kept-on-the-tape",
 }
 
+#: What to do about an argument that is copied in every call.
+OF_ARGUMENTS = {
+    "not donated": "The program changes a few rows of {0}, and returns it. Without donation the old rows have to stay, "
+    "so that XLA copies all of them first. If nobody needs the old {0} after a call, donate it: jax.jit(f, "
+    "donate_argnums=...).",
+    "donated": "Something reads old rows of {0} beside the update, or a cond leaves it as it is in one branch: XLA "
+    "keeps a copy for that. Under in_place reads come first and branches write rows: jax.jit(in_place(f), "
+    "donate_argnums=...). Or read by ta_read, and write by ta_write(..., where=p) in place of the cond.",
+    "eager": "An update outside of jit copies the whole array. Jit all of the step and donate the array: jax.jit(f, "
+    "donate_argnums=...). A TensorArray is updated in place outside of jit too.",
+    "exchanged": "{0} comes back in the place of another argument of its type (`return b, a`), whose memory it then "
+    "gets. Return each argument in its place.",
+}
+
+#: What to do about a program that takes more time for each step the more there are, though nothing is copied.
+OF_GROWTH = (
+    "No loop copies a buffer and none computes with all rows, but a step takes longer, or more memory, the longer the "
+    "loop. A view that is made in the loop (`q.T[i]`, `q.astype(t)[i]`) may be made anew in every step: make it before "
+    "the loop. The gradient of a plain read (`b[i]`) may be an array as large as `b`: read by ta_read(b, i)."
+)
+
+#: What to try if a program has been differentiated before `in_place` sees it.
+OF_GRADIENT = (
+    "This was tried on the finished gradient. Write jax.grad(in_place(f)), or in_place around all that calls jax.grad: "
+    "then the loop is repaired before it is differentiated, which does more."
+)
+
 #: What to do about the loops of jaxlib 0.11.1: a line of prose, and a line to copy.
 OF_JAXLIB = (
     "jaxlib 0.11.1 makes many small loops on CPUs quadratic: upgrade it, or set\n"

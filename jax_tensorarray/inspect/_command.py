@@ -34,11 +34,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run `python -m jax_tensorarray.inspect [options] SCRIPT [ARGS...]`, or `-m MODULE`. Return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m jax_tensorarray.inspect",
-        description="Run a program, and report which of its loops copy whole buffers, where, and what in_place makes "
-        "of them. The report goes to the standard error.",
+        description="Run a program, and report which of its loops copy whole buffers, which arguments are copied in "
+        "every call, where, and what in_place makes of them. The report goes to the standard error.",
     )
     parser.add_argument("-m", action="store_true", dest="module", help="SCRIPT is the name of a module")
-    parser.add_argument("--fail", action="store_true", help="exit with 1 if a loop copies a whole buffer")
+    parser.add_argument("--fail", action="store_true", help="exit with 1 if something is listed")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there as well")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with excerpts of the source and bars")
     parser.add_argument("--min-bytes", type=int, default=MIN_BYTES, metavar="N", help="leave smaller buffers out")

@@ -17,11 +17,12 @@ from jax_tensorarray._hlo import ahead
 from jax_tensorarray._hlo import buffers as hlo_buffers
 from jax_tensorarray._hlo import text as hlo_text
 from jax_tensorarray.inspect._advice import ADVICE, NAMES
+from jax_tensorarray.inspect._arguments import ArgumentCopy, alike, argument_copies, sentences
+from jax_tensorarray.inspect._kept import LISTED, Kept, in_all, kept_for_gradient, worth_listing
+from jax_tensorarray.inspect._text import dtype_of, readable, shape_of
 
 #: Columns of a report.
 _WIDTH = 100
-
-_DTYPES = {"f": "float", "s": "int", "u": "uint", "c": "complex", "pred": "bool", "bf": "bfloat", "f8": "float8_"}
 
 _WHAT = {
     "copy": "a copy of the buffer",
@@ -33,6 +34,9 @@ _WHAT = {
 }
 
 _COMPUTATION = {"dot": "A product (einsum, dot or @)", "reduce": "A sum or another reduction"}
+
+
+_JITTED = type(jax.jit(lambda: None))
 
 
 class LoopCopy(NamedTuple):
@@ -98,13 +102,21 @@ class LoopCopies(list[LoopCopy]):
     Attributes:
       memory: if a gradient keeps buffers, how many bytes XLA needs for all its temporary arrays, as it is and under
         `in_place`; else None.
+      kept: what a gradient keeps of each step of a scan, buffers or not, the largest first. A report lists it if it
+        takes a mebibyte, or if there is a buffer among it.
+      arguments: of a jitted function the arguments that it copies in every call in order to change a few rows.
     """
 
     memory: tuple[int, int] | None = None
+    kept: Sequence[Kept] = ()
+    arguments: Sequence[ArgumentCopy] = ()
 
     def __str__(self) -> str:
+        return "\n".join([*self._of_loops(), *self._of_arguments(), *self._of_memory()])
+
+    def _of_loops(self) -> list[str]:
         if not self:
-            return "No loop copies a buffer that it carries, or makes all of it anew."
+            return ["No loop copies a buffer that it carries, or makes all of it anew."]
         total = sum(copy.num_bytes for copy in self)
         number = f"{len(self)} operations on whole buffers" if len(self) > 1 else "1 operation on a whole buffer"
         lines = [f"{number} in loops, {readable(total)} a step:"]
@@ -115,10 +127,25 @@ class LoopCopies(list[LoopCopy]):
                 lines.append(text + (f" ({times} times)" if times > 1 else ""))
                 lines += [f"    {code}"] if code else []
             lines += textwrap.wrap(advice, _WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+        return lines
+
+    def _of_arguments(self) -> list[str]:
+        lines = []
+        for copies in alike(self.arguments):
+            place = f"{copies[0].file}:{copies[0].line}" if copies[0].file else "a line that XLA does not tell"
+            lines += ["", place, *[f"    {copies[0].code}"] * bool(copies[0].code)]
+            for text in sentences(copies):
+                lines += textwrap.wrap(text, _WIDTH, initial_indent="  ", subsequent_indent="  ")
+        return lines
+
+    def _of_memory(self) -> list[str]:
+        lines = []
+        if self.kept and (any(copy.for_gradient for copy in self) or worth_listing(self.kept)):
+            lines = ["", in_all(self.kept), *(f"  {kept.at(kept.file)}" for kept in self.kept[:LISTED])]
         if self.memory is not None:
             before, after = map(readable, self.memory)
             lines += ["", f"All temporary arrays of the gradient: {before}; under in_place {after}."]
-        return "\n".join(lines)
+        return lines
 
 
 def loop_copies(f: Callable[..., Any], *args: Any, min_bytes: int = 0, platform: str | None = None) -> LoopCopies:
@@ -177,7 +204,12 @@ def loop_copies(f: Callable[..., Any], *args: Any, min_bytes: int = 0, platform:
         raise ValueError(f"loop_copies: platform must be None or one of {known}, but it is {platform!r}.")
     with lines_of_today():
         compiled = _compiled(f, args, platform)
-        found = copies_in(compiled.as_text() or "", min_bytes)
+        hlo = compiled.as_text() or ""
+        found = copies_in(hlo, min_bytes)
+        with contextlib.suppress(Exception):  # what is not known is left out
+            found.kept = kept_for_gradient((f if hasattr(f, "trace") else jax.jit(f)).trace(*args).jaxpr, min_bytes)
+        if isinstance(f, _JITTED):  # another function is jitted by somebody else, who may donate
+            found.arguments = argument_copies(hlo, max(min_bytes, 1))
         if any(copy.for_gradient for copy in found):
             with contextlib.suppress(Exception):  # whatever it is, it is no error of the program
                 after = _compiled(in_place(f), args, platform)
@@ -195,7 +227,7 @@ def copies_in(hlo: str, min_bytes: int, findings: Sequence[hlo_buffers.Finding] 
 
 def counts(finding: hlo_buffers.Finding, min_bytes: int) -> bool:
     """Return whether a finding is about a buffer of at least `min_bytes`. An array of one element is not a buffer."""
-    return hlo_text.array_bytes(finding.array) >= min_bytes and math.prod(_shape(finding)) > 1
+    return hlo_text.array_bytes(finding.array) >= min_bytes and math.prod(shape_of(finding.array)) > 1
 
 
 def _special(finding: hlo_buffers.Finding) -> str:
@@ -248,8 +280,8 @@ def _described(
     return LoopCopy(
         kind=finding.kind,
         operation=finding.instruction.name,
-        dtype=_name_of(finding.array.partition("[")[0]),
-        shape=_shape(finding),
+        dtype=dtype_of(finding.array),
+        shape=shape_of(finding.array),
         num_bytes=int(hlo_text.array_bytes(finding.array)),
         file=frame.file if frame else None,
         line=frame.line if frame else None,
@@ -308,23 +340,3 @@ def _lines_of_the_user(
         # JAX traces this part of its scan once, so its innermost line is the first scan of the process.
         of_any_scan = re.search(r"/jit\(dynamic_(update_)?index_in_dim\)/", i.op_name)
         yield from frames(i.attributes)[1 if of_any_scan else 0 :]
-
-
-def _shape(finding: hlo_buffers.Finding) -> tuple[int, ...]:
-    return tuple(int(d) for d in re.findall(r"\d+", finding.array.partition("[")[2]))
-
-
-def _name_of(dtype: str) -> str:
-    """Return JAX's name of an HLO type: `f32` is float32."""
-    match = re.fullmatch(r"(f8|bf|[a-z]+)(.*)", dtype)
-    return _DTYPES.get(match.group(1), match.group(1)) + match.group(2) if match else dtype
-
-
-def readable(num_bytes: int) -> str:
-    """Return a number of bytes with its unit."""
-    size, unit = float(num_bytes), "bytes"
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if size < 1024 or unit == "GiB":
-            break
-        size /= 1024
-    return f"{size:.0f} {unit}" if unit == "bytes" or size >= 10 else f"{size:.1f} {unit}"

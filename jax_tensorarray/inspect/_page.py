@@ -1,21 +1,27 @@
 """The doctor's report as one page of HTML, with excerpts of the source and bars."""
 
 import linecache
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 
 from jax_tensorarray import _compat
-from jax_tensorarray.inspect._advice import OF_JAXLIB
-from jax_tensorarray.inspect._copies import LoopCopy, advice_of, readable
+from jax_tensorarray.inspect import _arguments
+from jax_tensorarray.inspect._advice import OF_GROWTH, OF_JAXLIB
+from jax_tensorarray.inspect._copies import LoopCopy, advice_of
+from jax_tensorarray.inspect._kept import LISTED, in_all
+from jax_tensorarray.inspect._text import milliseconds, readable
 from jax_tensorarray.inspect._watch import (
     Case,
     Report,
     alike,
     cost,
-    milliseconds,
+    headline,
+    how_it_grows,
+    is_kept_listed,
     name_of_file,
-    total_cost,
+    summary,
     what_and_how_often,
+    what_it_needs,
     worth_listing,
 )
 
@@ -45,8 +51,8 @@ p { margin: 0.5rem 0; overflow-wrap: anywhere }
 
 def html(report: Report, title: str) -> str:
     """Return the page: self-contained, without scripts."""
-    copying = report.loops - report.in_place
-    summary = f"{report.programs} programs were compiled, with {report.loops} loops: {copying} copy whole buffers"
+    text = f"{report.programs} programs were compiled, with {report.loops} loops"
+    text = summary(report, text) if report.cases else f"{text}."
     listed = worth_listing(report)
     worst = max((sum(map(cost, group)) for _, copies in listed for group in alike(copies)), default=0)
     body = [_case(number, case, copies, worst) for number, (case, copies) in enumerate(listed, 1)]
@@ -62,7 +68,7 @@ def html(report: Report, title: str) -> str:
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<title>{escape(title)}: loops that copy</title><style>{_STYLE}</style></head><body>",
             f"<h1>{escape(title)}</h1>",
-            f"<p>{summary}.</p>",
+            f"<p>{escape(text)}</p>",
             *body,
             "</body></html>\n",
         ]
@@ -70,9 +76,11 @@ def html(report: Report, title: str) -> str:
 
 
 def _case(number: int, case: Case, copies: Sequence[LoopCopy], worst: int) -> str:
-    parts = [f"<section><h2>{number}. {escape(case.program)}: {escape(total_cost(copies))}</h2>"]
+    parts = [f"<section><h2>{number}. {escape(case.program)}: {escape(headline(case, copies))}</h2>"]
     if case.trial is not None:
-        parts.append(f"<p>Under <code>in_place</code>: {escape(str(case.trial))}.</p>")
+        parts.append(f"<p>{escape(f'{case.trial.how}: {case.trial}')}.</p>")
+        if case.trial.growth:
+            parts.append(f"<p>{escape(how_it_grows(case.trial))}.</p>")
         if case.trial.before and case.trial.after:
             longest = max(case.trial.before, case.trial.after)
             rows = [("as it is", case.trial.before, "bar"), ("in_place", case.trial.after, "bar cured")]
@@ -83,21 +91,34 @@ def _case(number: int, case: Case, copies: Sequence[LoopCopy], worst: int) -> st
     groups = alike(copies)
     for where in dict.fromkeys((group[0].file, group[0].line) for group in groups):
         parts.append(_place(*where, [group for group in groups if (group[0].file, group[0].line) == where], worst))
+    for arguments in _arguments.alike(case.copies.arguments):
+        parts.append(_line(arguments[0].file, arguments[0].line, _arguments.sentences(arguments)))
+    if case.loop is not None:
+        parts.append(_line(case.loop.file, case.loop.line, [OF_GROWTH]))
+    if is_kept_listed(case, copies):
+        kept = "".join(f"<li>{escape(k.at(k.file and name_of_file(k.file)))}</li>" for k in case.copies.kept[:LISTED])
+        parts.append(f"<p>{escape(in_all(case.copies.kept))}</p><ul>{kept}</ul>")
+        if case.trial is not None and case.trial.memory:
+            parts.append(f"<p>{escape(what_it_needs(case.trial))}</p>")
     return "\n".join([*parts, "</section>"])
 
 
 def _place(file: str | None, line: int | None, groups: Sequence[Sequence[LoopCopy]], worst: int) -> str:
     """Return the part of the page about one line of source."""
-    where = f"{name_of_file(file)}:{line}" if file else "a line that XLA does not tell"
-    parts = [f"<article><h3><code>{escape(where)}</code></h3>"]
-    if file and line:
-        parts.append(_excerpt(file, line))
+    parts = []
     for group in groups:
         moved = sum(map(cost, group))
         bar = _row("moved", readable(moved), moved / worst, "bar")
         parts.append(f"<p>{escape(what_and_how_often(group))}</p><table>{bar}</table>")
-    advice = dict.fromkeys(advice_of(group[0]) for group in groups)
-    return "\n".join([*parts, *(f"<p>{escape(text)}</p>" for text in advice), "</article>"])
+    return _line(file, line, dict.fromkeys(advice_of(group[0]) for group in groups), parts)
+
+
+def _line(file: str | None, line: int | None, texts: Iterable[str], parts: Iterable[str] = ()) -> str:
+    """Return a line of source, with what is said about it."""
+    where = f"{name_of_file(file)}:{line}" if file else "a line that XLA does not tell"
+    excerpt = [_excerpt(file, line)] if file and line else []
+    said = (f"<p>{escape(text)}</p>" for text in texts)
+    return "\n".join([f"<article><h3><code>{escape(where)}</code></h3>", *excerpt, *parts, *said, "</article>"])
 
 
 def _row(name: str, value: str, part: float, kind: str) -> str:

@@ -4,16 +4,16 @@ import contextlib
 import os
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
-from jax.extend.core import jaxpr_as_fun
-
-from jax_tensorarray import _compat, in_place
+from jax_tensorarray import _compat
 from jax_tensorarray._hlo import buffers as hlo_buffers
-from jax_tensorarray.inspect._advice import OF_JAXLIB
+from jax_tensorarray._hlo.arguments import donated
+from jax_tensorarray.inspect import _arguments, _kept
+from jax_tensorarray.inspect._advice import OF_GRADIENT, OF_GROWTH, OF_JAXLIB
+from jax_tensorarray.inspect._arguments import ArgumentCopy, Calls, Program, argument_copies, headline_of_arguments
 from jax_tensorarray.inspect._copies import (
     LoopCopies,
     LoopCopy,
@@ -21,15 +21,20 @@ from jax_tensorarray.inspect._copies import (
     copies_in,
     counts,
     lines_of_today,
-    readable,
     what_it_is,
 )
+from jax_tensorarray.inspect._kept import Place
+from jax_tensorarray.inspect._text import readable
+from jax_tensorarray.inspect._trial import Trial, grows, tried
 
 #: Smaller buffers are ignored by default.
 MIN_BYTES = 4096
 
 #: A copy that costs less than this part of the worst one is counted, not listed.
 _NOISE = 1e-3
+
+#: So many seconds are spent on programs in which nothing was found.
+_FOR_GROWTH = 30
 
 WIDTH = 79
 
@@ -42,24 +47,12 @@ class LoopCopyError(RuntimeError):
         self.copies = copies
 
 
-class Trial(NamedTuple):
-    """The effect of `in_place` on a program: the copies left, and the seconds before and after if it could be run."""
-
-    left: int
-    before: float | None
-    after: float | None
-
-    def __str__(self) -> str:
-        text = "nothing left to copy" if not self.left else f"{self.left} of them left"
-        if self.before is None or self.after is None:
-            return text
-        gain = f"{self.before / self.after:.1f} times as fast" if self.after < self.before else "no faster"
-        return f"{text}; {milliseconds(self.before)} -> {milliseconds(self.after)}, {gain}"
-
-
 @dataclass
 class Case:
-    """A program that JAX has compiled and whose loops copy whole buffers."""
+    """A program that JAX has compiled, and what is wrong with it: whole buffers or arguments are copied, or it grows.
+
+    `copies.arguments` are the arguments, `copies.kept` what its gradient keeps.
+    """
 
     program: str
     copies: LoopCopies
@@ -67,6 +60,14 @@ class Case:
     failed: str = ""  #: why there is no trial
     jaxpr: Any = field(default=None, repr=False)
     ends: bool = False  #: whether it terminates for every input
+    loop: Place | None = None  #: the first loop, if only time or memory are too much
+    calls: Program | None = field(default=None, repr=False)
+    donated: Set[int] = frozenset()  #: the numbers of the arguments that it is given for good
+
+    @property
+    def cost(self) -> int:
+        """The bytes that its worst finding moves."""
+        return max([*map(cost, self.copies), *(copy.cost for copy in self.copies.arguments)], default=0)
 
 
 @dataclass
@@ -78,7 +79,8 @@ class Report:
       loops: how many loops are in them.
       in_place: how many of these copy no whole buffer.
       unread: how many programs could not be examined.
-      cases: the programs with loops that copy one, those that copy most first.
+      cases: the programs in which something was found, those that copy most first. `try_in_place` adds those whose time
+        or memory grows faster than their steps.
     """
 
     programs: int = 0
@@ -86,6 +88,7 @@ class Report:
     in_place: int = 0
     unread: int = 0
     cases: list[Case] = field(default_factory=list)
+    _others: list[Case] = field(default_factory=list, repr=False)  #: programs with loops in which nothing was found
 
     @property
     def copies(self) -> list[LoopCopy]:
@@ -95,7 +98,9 @@ class Report:
     def try_in_place(self, *, timed: bool = True, progress: Callable[[str], None] = lambda text: None) -> None:
         """Try `in_place` on each program: count the copies that are left and, if `timed`, measure the gain.
 
-        A program is run on zeros, and only if it has no side effects and XLA knows how many steps its loops take.
+        A program is run on zeros, and only if it has no side effects and XLA knows how many steps its loops take. If
+        all of them take the same number, and a run takes less than 3 seconds, it is also run with a quarter of the
+        steps. So are programs with loops in which nothing was found, for half a minute in all.
         """
         for n, case in enumerate(self.cases, 1):
             progress(f"trying in_place on {case.program} ({n} of {len(self.cases)})")
@@ -103,9 +108,18 @@ class Report:
                 case.failed = "JAX had traced it before"
                 continue
             try:
-                case.trial = _tried(case, timed)
+                case.trial = tried(case, timed)
             except Exception as error:  # whatever it is, the report goes on
                 case.failed = f"{type(error).__name__}: {error}".splitlines()[0]
+        started = time.perf_counter()
+        while timed and self._others and time.perf_counter() - started < _FOR_GROWTH:
+            case = self._others.pop(0)
+            if case.jaxpr is None or not case.ends:
+                continue
+            progress(f"running {case.program} with fewer steps")
+            with contextlib.suppress(Exception):  # nothing is wrong with it that is known
+                if grows(case):
+                    self.cases.append(case)
         progress("")
 
     def as_json(self) -> dict[str, Any]:
@@ -114,7 +128,10 @@ class Report:
             {
                 "program": case.program,
                 "copies": [copy._asdict() | {"cost": cost(copy)} for copy in case.copies],
-                "in_place": None if case.trial is None else case.trial._asdict(),
+                "arguments": [copy._asdict() | {"cost": copy.cost} for copy in case.copies.arguments],
+                "loop": None if case.loop is None else case.loop._asdict(),
+                "kept": [kept._asdict() for kept in case.copies.kept],
+                "in_place": None if case.trial is None else case.trial.as_json(),
             }
             for case in self.cases
         ]
@@ -134,18 +151,27 @@ class Report:
         of_jaxlib = ["", OF_JAXLIB] if self.loops and _compat.small_loops_are_quadratic() else []
         if not self.cases:
             return "\n".join([compiled + (", all in place: none copies a buffer." if self.loops else "."), *of_jaxlib])
-        lines = [bold(f"{compiled}: {self.loops - self.in_place} copy whole buffers, {self.in_place} do not.")]
+        lines = [bold(line) for line in textwrap.wrap(summary(self, compiled), WIDTH)]
         for number, (case, worth) in enumerate(worth_listing(self), 1):
-            lines += ["", bold(f"{number}. {case.program}: {total_cost(worth)}")]
+            lines += ["", *map(bold, textwrap.wrap(f"{number}. {case.program}: {headline(case, worth)}", WIDTH))]
             if case.trial is not None:
-                lines.append(f"   under in_place: {case.trial}")
+                lines += _wrapped(f"{case.trial.how}: {case.trial}")
+                lines += _wrapped(how_it_grows(case.trial)) if case.trial.growth else []
+                lines += _wrapped(OF_GRADIENT) if case.copies.kept and not case.trial.helps else []
             elif case.failed:
                 lines += _wrapped(f"in_place could not be tried: {case.failed}")
             for copies in alike(worth):
                 lines += ["", *_described(copies)]
+            for arguments in _arguments.alike(case.copies.arguments):
+                texts = map(_wrapped, _arguments.sentences(arguments))
+                lines += ["", *_place(arguments[0]), *(line for wrapped in texts for line in wrapped)]
+            if case.loop is not None:
+                lines += ["", *_place(case.loop), *_wrapped(OF_GROWTH)]
+            if is_kept_listed(case, worth):
+                lines += _what_is_kept(case)
         if small := len(self.copies) - sum(len(copies) for _, copies in worth_listing(self)):
             lines += ["", f"{small} more move less than a thousandth of the first, and are not listed."]
-        if any(case.trial is not None for case in self.cases):
+        if any(case.trial is not None and "in_place" in case.trial.how for case in self.cases):
             lines += ["", "To keep what was tried, write jax.jit(jax_tensorarray.in_place(f))."]
         return "\n".join([*lines, *of_jaxlib])
 
@@ -159,7 +185,39 @@ def worth_listing(report: Report) -> list[tuple[Case, list[LoopCopy]]]:
     """Return the programs, each with its copies that move at least a thousandth of the worst."""
     least = _NOISE * max((cost(copy) for copy in report.copies), default=0)
     listed = ((case, [copy for copy in case.copies if cost(copy) >= least]) for case in report.cases)
-    return [(case, copies) for case, copies in listed if copies]
+    return [(case, copies) for case, copies in listed if copies or case.copies.arguments or not case.copies]
+
+
+def summary(report: Report, compiled: str) -> str:
+    """Say how much was found, in front of all."""
+    text = f"{compiled}: {report.loops - report.in_place} copy whole buffers, {report.in_place} do not."
+    if number := sum(bool(case.copies.arguments) for case in report.cases):
+        text = text if report.loops else f"{compiled}."
+        text += f" {number} program{'s copy' if number > 1 else ' copies'} a whole argument in every call."
+    if number := sum(case.loop is not None for case in report.cases):
+        text += f" The time of {number} program{'s grow' if number > 1 else ' grows'} faster than the steps."
+    return text
+
+
+def headline(case: Case, worth: Sequence[LoopCopy]) -> str:
+    """Say what is wrong with a program."""
+    growth = None if case.trial is None or case.trial.growth is None else case.trial.growth[0]
+    first = max(worth, key=cost, default=None)
+    if first is not None and first.for_gradient:
+        return what_it_is(first)
+    if first is not None and not case.copies.arguments:
+        keeps = f", the gradient keeps {_kept.total(case.copies.kept)}" if any(c.for_gradient for c in worth) else ""
+        grows = f"; {growth.of_size}, {growth.of_time}" if growth is not None else ""
+        return f"{total_cost(worth)}{keeps}{grows}"
+    if case.copies.arguments:
+        return headline_of_arguments(case.copies.arguments)
+    return str(growth)
+
+
+def how_it_grows(trial: Trial) -> str:
+    """Say what becomes of time and memory with more steps, as it was tried."""
+    assert trial.growth is not None
+    return f"{trial.how}: {trial.growth[1]}"
 
 
 def total_cost(copies: Sequence[LoopCopy]) -> str:
@@ -176,12 +234,32 @@ def alike(copies: Sequence[LoopCopy]) -> list[list[LoopCopy]]:
     return list(found.values())
 
 
+def is_kept_listed(case: Case, worth: Sequence[LoopCopy]) -> bool:
+    """Return whether to list what the gradient keeps: if it is much, or if there is a buffer among it."""
+    return any(copy.for_gradient for copy in worth) or _kept.worth_listing(case.copies.kept)
+
+
+def _what_is_kept(case: Case) -> list[str]:
+    kept = case.copies.kept
+    lines = [_wrapped(f"- {k.at(k.file and name_of_file(k.file))}") for k in kept[: _kept.LISTED]]
+    memory = _wrapped(what_it_needs(case.trial)) if case.trial is not None and case.trial.memory else []
+    return ["", *_wrapped(_kept.in_all(kept)), *(line for wrapped in lines for line in wrapped), *memory]
+
+
+def what_it_needs(trial: Trial) -> str:
+    """Say how much memory a program needs, as it is and as it was tried."""
+    before, after = map(readable, trial.memory or ())
+    return f"XLA needs {before} for results and temporary arrays; {trial.how} {after}."
+
+
+def _place(copy: LoopCopy | ArgumentCopy | Place) -> list[str]:
+    lines = [f"   {name_of_file(copy.file)}:{copy.line}" if copy.file else "   a line that XLA does not tell"]
+    return [*lines, f"       {copy.code}"[:WIDTH]] if copy.code else lines
+
+
 def _described(copies: Sequence[LoopCopy]) -> list[str]:
     copy = copies[0]
-    lines = [f"   {name_of_file(copy.file)}:{copy.line}" if copy.file else "   a line that XLA does not tell"]
-    if copy.code:
-        lines.append(f"       {copy.code}"[:WIDTH])
-    return [*lines, *_wrapped(what_and_how_often(copies)), *_wrapped(advice_of(copy))]
+    return [*_place(copy), *_wrapped(what_and_how_often(copies)), *_wrapped(advice_of(copy))]
 
 
 def what_and_how_often(copies: Sequence[LoopCopy]) -> str:
@@ -206,10 +284,6 @@ def name_of_file(file: str) -> str:
         for folder in ("site-packages", "dist-packages"):
             text = text.rpartition(f"{folder}{os.sep}")[2]
     return text
-
-
-def milliseconds(seconds: float) -> str:
-    return f"{1e3 * seconds:.3g} ms"
 
 
 # --- watching --------------------------------------------------------------------------------------------------
@@ -240,11 +314,11 @@ def watch(*, min_bytes: int = MIN_BYTES) -> Iterator[Report]:
     >>> report.copies[0].kind, report.copies[0].shape, report.copies[0].steps
     ('copy', (200, 64), 199)
     """
-    report = Report()
+    report, calls = Report(), Calls()
 
     def seen(name: str, jaxpr: Any, executable: Any) -> None:
         try:
-            _look(report, name, jaxpr, executable, min_bytes)
+            _look(report, name, jaxpr, executable, min_bytes, calls)
         except Exception:  # the program must go on, even if its HLO cannot be read
             report.unread += 1
 
@@ -252,7 +326,14 @@ def watch(*, min_bytes: int = MIN_BYTES) -> Iterator[Report]:
         try:
             yield report
         finally:
-            report.cases.sort(key=lambda case: max(map(cost, case.copies)), reverse=True)
+            calls.end()
+            for case in report.cases:
+                if case.calls is not None:
+                    case.copies.arguments = case.calls.counted(case.copies.arguments)
+            found: list[Case] = []
+            for case in report.cases:
+                (found if case.copies or case.copies.arguments else report._others).append(case)
+            report.cases = sorted(found, key=lambda case: case.cost, reverse=True)
 
 
 @contextlib.contextmanager
@@ -278,14 +359,14 @@ def forbid_copies(*, min_bytes: int = MIN_BYTES) -> Iterator[None]:
     def seen(name: str, jaxpr: Any, executable: Any) -> None:
         report = Report()
         _look(report, name, jaxpr, executable, min_bytes)
-        for case in report.cases:
+        for case in (case for case in report.cases if case.copies):
             raise LoopCopyError(case.program, case.copies)
 
     with lines_of_today(), _compat.compilations(seen):
         yield
 
 
-def _look(report: Report, name: str, jaxpr: Any, executable: Any, min_bytes: int) -> None:
+def _look(report: Report, name: str, jaxpr: Any, executable: Any, min_bytes: int, calls: Calls | None = None) -> None:
     report.programs += 1
     hlo = "\n".join(module.to_string() for module in executable.hlo_modules())
     loops = hlo_buffers.trip_counts(hlo)
@@ -293,28 +374,16 @@ def _look(report: Report, name: str, jaxpr: Any, executable: Any, min_bytes: int
     copies = copies_in(hlo, min_bytes, findings) if loops else LoopCopies()
     report.loops += len(loops)
     report.in_place += len(loops) - len({f.at[-1].name for f in findings if counts(f, min_bytes)})
-    if copies:
-        program = name.removeprefix("jit_")
-        report.cases.append(Case(program, copies, jaxpr=jaxpr, ends=None not in loops))
-
-
-def _tried(case: Case, timed: bool) -> Trial:
-    plain, types = jaxpr_as_fun(case.jaxpr), [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in case.jaxpr.in_avals]
-    least = min(copy.num_bytes for copy in case.copies)
-    before, after = (jax.jit(f).lower(*types).compile() for f in (plain, in_place(plain)))
-    left = len(copies_in(after.as_text() or "", least))
-    if not (timed and case.ends) or case.jaxpr.effects:
-        return Trial(left, None, None)
-    zeros = [jax.numpy.zeros(a.shape, a.dtype) for a in types]
-    return Trial(left, _seconds(before, zeros), _seconds(after, zeros))
-
-
-def _seconds(f: Callable[..., Any], args: Sequence[Any], limit: float = 1.0) -> float:
-    """Return the shortest time of several runs, a second in all, or of one longer run."""
-    took: list[float] = []
-    jax.block_until_ready(f(*args))
-    while not took or (sum(took) < limit and len(took) < 10):
-        start = time.perf_counter()
-        jax.block_until_ready(f(*args))
-        took.append(time.perf_counter() - start)
-    return min(took)
+    program = name.removeprefix("jit_")
+    if calls is not None:
+        copies.arguments = argument_copies(hlo, min_bytes)
+    if copies and jaxpr is not None:
+        with contextlib.suppress(Exception):  # what is not known is left out
+            copies.kept = _kept.kept_for_gradient(jaxpr, min_bytes)
+    case = Case(program, copies, jaxpr=jaxpr, ends=None not in loops, donated=donated(hlo))
+    if calls is not None and copies.arguments:
+        case.calls = calls.expect(jaxpr, copies.arguments, program)
+    if copies or copies.arguments:
+        report.cases.append(case)
+    elif loops and not findings:
+        report._others.append(case)

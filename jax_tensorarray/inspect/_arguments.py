@@ -1,0 +1,201 @@
+"""Find the arguments that a program copies as a whole, outside of loops, and count how often it is called."""
+
+import linecache
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jax_tensorarray import _compat
+from jax_tensorarray._hlo import arguments as hlo_arguments
+from jax_tensorarray._hlo import text as hlo_text
+from jax_tensorarray.inspect._advice import OF_ARGUMENTS
+from jax_tensorarray.inspect._kept import LISTED
+from jax_tensorarray.inspect._text import dtype_of, readable, shape_of
+
+#: The program that JAX compiles for an update outside of jit. Its arguments have no names.
+_EAGER = re.compile(r"HloModule jit_(scatter\w*|dynamic_update_slice),")
+
+
+class ArgumentCopy(NamedTuple):
+    """An argument of which all is copied in every call of a program, which changes few of its rows, or none.
+
+    Attributes:
+      name: of the argument, as the program was called: `state['h']`.
+      dtype: of the array, by the name that JAX has for it.
+      shape: likewise.
+      num_bytes: its size.
+      donated: whether it is donated.
+      cause: `"not donated"`, `"donated"` (and copied all the same), `"exchanged"` (it comes back in the memory of
+        another donated argument) or `"eager"` (an update outside of jit, where no argument has a name).
+      times: how many copies a call makes.
+      calls: how often the program was called, None if this is not known.
+      file: where in Python the rows are changed, or None where XLA has lost track.
+      line: the number of the line.
+      code: the text of that line, if the file can be read; else empty.
+      advice: what to do.
+      number: which argument of the program it is, of those that it uses.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    num_bytes: int
+    donated: bool
+    cause: str
+    times: int
+    calls: int | None
+    file: str | None
+    line: int | None
+    code: str
+    advice: str
+    number: int = 0
+
+    @property
+    def cost(self) -> int:
+        """The bytes that are copied in all calls, or in one if they were not counted."""
+        return self.num_bytes * self.times * (self.calls or 1)
+
+    def __str__(self) -> str:
+        where = f"{self.file}:{self.line}" if self.file else "a line that XLA does not tell"
+        return f"{where}: {what_is_copied(self)}"
+
+
+def what_is_copied(copy: ArgumentCopy) -> str:
+    """Describe an argument that is copied, in one sentence without its end."""
+    what = "an array" if copy.cause == "eager" else f"argument {copy.name}"
+    array = f"{copy.dtype}[{', '.join(map(str, copy.shape))}]"
+    return f"a copy of {what}, {array}: {readable(copy.num_bytes * copy.times)} a call{_calls(', ', copy)}"
+
+
+def alike(copies: Sequence[ArgumentCopy]) -> list[list[ArgumentCopy]]:
+    """Group arguments that are copied in the same line for the same cause, the most expensive first."""
+    found: dict[Any, list[ArgumentCopy]] = {}
+    for copy in sorted(copies, key=lambda copy: copy.cost, reverse=True):
+        found.setdefault((copy.file, copy.line, copy.cause), []).append(copy)
+    return list(found.values())
+
+
+def sentences(copies: Sequence[ArgumentCopy]) -> list[str]:
+    """Describe arguments that are alike, and say what to do."""
+    more = f"{len(copies) - LISTED} more are copied there." if len(copies) > LISTED else ""
+    described = [f"{what_is_copied(copy)}." for copy in copies[:LISTED]]
+    return [*described, *filter(None, [more]), copies[0].advice]
+
+
+def headline_of_arguments(copies: Sequence[ArgumentCopy]) -> str:
+    """Say what is wrong with the arguments of a program, in one line."""
+    first = max(copies, key=lambda copy: copy.cost)
+    number = sum(copy.cause == first.cause for copy in copies)
+    names, verb, come = first.name, "is", "comes"
+    if number > 1:
+        names, verb, come = f"{names} and {number - 1} more", "are", "come"
+    what = {
+        "not donated": f"{names} {verb} not donated, and copied in every call",
+        "donated": f"{names} {verb} donated, and copied in every call all the same",
+        "exchanged": f"{names} {come} back in another place, and {verb} copied in every call",
+        "eager": "an update outside of jit copies the whole array in every call",
+    }[first.cause]
+    return f"{what}: {readable(sum(copy.cost for copy in copies))}{_calls(' in ', first) or ' a call'}"
+
+
+def _calls(before: str, copy: ArgumentCopy) -> str:
+    return f"{before}{copy.calls} calls" if (copy.calls or 0) > 1 else ""
+
+
+def argument_copies(hlo: str, min_bytes: int) -> list[ArgumentCopy]:
+    """Return the arguments that a program copies, from its optimised HLO. They are not counted as called."""
+    found = hlo_arguments.copied_arguments(hlo, min_bytes)
+    if not found:
+        return []
+    frames, is_eager = hlo_text.frames(hlo), _EAGER.match(hlo) is not None
+    return [_described(argument, frames, is_eager and argument.name == "args[0]") for argument in found]
+
+
+def _described(
+    found: hlo_arguments.CopiedArgument, frames: Callable[[str], list[hlo_text.Frame]], is_eager: bool
+) -> ArgumentCopy:
+    frame = next((frame for i in found.at for frame in frames(i.attributes)), None)
+    cause = "exchanged" if found.exchanged else "donated" if found.is_donated else "not donated"
+    cause = "eager" if is_eager else cause
+    return ArgumentCopy(
+        name=found.name,
+        dtype=dtype_of(found.array),
+        shape=shape_of(found.array),
+        num_bytes=int(hlo_text.array_bytes(found.array)),
+        donated=found.is_donated,
+        cause=cause,
+        times=len(found.moves),
+        calls=None,
+        file=frame.file if frame else None,
+        line=frame.line if frame else None,
+        code=linecache.getline(frame.file, frame.line).strip() if frame else "",
+        advice=OF_ARGUMENTS[cause].format(found.name),
+        number=found.number,
+    )
+
+
+@dataclass
+class Program:
+    """A program whose calls are counted."""
+
+    name: str
+    types: frozenset[tuple[tuple[int, ...], Any]]
+    calls: int = 1  #: the first one compiles it
+    function: Any = None
+
+    def counted(self, copies: Sequence[ArgumentCopy]) -> list[ArgumentCopy]:
+        """Return what it copies, and in how many calls.
+
+        What is not donated is left out if there was no other call: then it is no state.
+        """
+        return [copy._replace(calls=self.calls) for copy in copies if copy.donated or self.calls > 1]
+
+
+class Calls:
+    """Counts the calls of a few programs. Nothing is counted, and nothing costs time, until there is one.
+
+    JAX tells of a call its function and its arguments. So a program is known by the name of its function and the types
+    of the arguments that it copies, and has the first function from then on that fits.
+    """
+
+    def __init__(self) -> None:
+        self._programs: list[Program] = []
+        self._names: set[str] = set()
+        self._shapes: set[tuple[int, ...]] = set()
+        self._end: Callable[[], None] | None = None
+
+    def expect(self, jaxpr: Any, copies: Sequence[ArgumentCopy], name: str) -> Program:
+        """Count the calls of a program from now on. `name` is its own name, in case that of its function is not known.
+
+        The types are those that the caller knows: of an array divided among devices, each has a part.
+        """
+        types = [(copy.shape, np.dtype(copy.dtype)) for copy in copies]
+        if jaxpr is not None:
+            types = [(jaxpr.in_avals[copy.number].shape, jaxpr.in_avals[copy.number].dtype) for copy in copies]
+        program = Program(_compat.name_of_function(jaxpr) or name, frozenset(types))
+        self._programs.append(program)
+        self._names.add(program.name)
+        self._shapes.update(shape for shape, _ in types)
+        self._end = _compat.each_call(self._called)
+        return program
+
+    def end(self) -> None:
+        if self._end is not None:
+            self._end()
+
+    def _called(self, function: Any, args: Any, kwargs: Any) -> None:
+        name = getattr(function, "__name__", "")  # what is compiled ahead of time has none
+        if name and name not in self._names:
+            return
+        leaves = jax.tree.leaves((args, kwargs))
+        types = {(x.shape, x.dtype) for x in leaves if getattr(x, "shape", None) in self._shapes}
+        fitting = [p for p in reversed(self._programs) if name in ("", p.name) and p.types <= types]
+        if fitting:
+            of_function = [p for owner in (function, None) for p in fitting if p.function is owner]
+            program = (of_function or fitting)[0]
+            program.function = program.function or function
+            program.calls += 1

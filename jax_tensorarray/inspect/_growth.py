@@ -1,0 +1,253 @@
+"""Measure how the time and the memory of a function grow with its size."""
+
+import math
+import operator
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from jax_tensorarray.inspect._text import factor, milliseconds, readable
+
+#: How often a size is multiplied, and how the sizes begin if nobody says which.
+_TIMES = 4
+_FIRST = 64
+
+#: Sizes grow until a run takes so many seconds, or a compilation so many, or they are so large.
+_ENOUGH, _SLOW, _LARGEST = 0.01, 20.0, 4**10
+
+#: By default time and memory may grow as this power of the size: half way between linear and quadratic.
+_ALLOWED = 1.5
+
+
+class Growth(NamedTuple):
+    """How the time and the memory of a function grow with its size, or with the number of steps.
+
+    Attributes:
+      sizes: a size, and a larger one.
+      seconds: the shortest time of several runs, for each.
+      num_bytes: what XLA allocates for results and temporary arrays, for each.
+    """
+
+    sizes: tuple[int, int]
+    seconds: tuple[float, float]
+    num_bytes: tuple[int, int]
+
+    @property
+    def size(self) -> float:
+        """How many times as large the second size is."""
+        return self.sizes[1] / self.sizes[0]
+
+    @property
+    def time(self) -> float:
+        """How many times as long it takes."""
+        return self.seconds[1] / self.seconds[0]
+
+    @property
+    def memory(self) -> float:
+        """How many times as much memory it needs. What needs none does not grow."""
+        return self.num_bytes[1] / self.num_bytes[0] if self.num_bytes[0] else 1.0
+
+    @property
+    def time_exponent(self) -> float:
+        """The power of the size that the time is: 1 if it is linear, 2 if quadratic."""
+        return math.log(self.time) / math.log(self.size)
+
+    @property
+    def memory_exponent(self) -> float:
+        """The power of the size that the memory is."""
+        return math.log(self.memory) / math.log(self.size)
+
+    @property
+    def is_too_much(self) -> bool:
+        """Whether time or memory are nearer to quadratic than to linear."""
+        return max(self.time, self.memory) > self.size**_ALLOWED
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the measures and the factors as numbers."""
+        return self._asdict() | {"size": self.size, "time": self.time, "memory": self.memory}
+
+    def __str__(self) -> str:
+        return f"{self.of_size}, {self.of_time}, {self.of_memory}"
+
+    @property
+    def of_size(self) -> str:
+        return f"{factor(self.size)} times the steps"
+
+    @property
+    def of_time(self) -> str:
+        return f"{factor(self.time)} times the time" if factor(self.time) != "1" else "the same time"
+
+    @property
+    def of_memory(self) -> str:
+        return f"{factor(self.memory)} times the memory" if factor(self.memory) != "1" else "the same memory"
+
+
+class GrowthError(RuntimeError):
+    """The error of `forbid_growth`. `growth` is the `Growth` that was measured."""
+
+    def __init__(self, growth: Growth, allowed: str) -> None:
+        of_time = " -> ".join(map(milliseconds, growth.seconds))
+        of_memory = " -> ".join(map(readable, growth.num_bytes))
+        super().__init__(
+            f"forbid_growth: {growth}, from {growth.sizes[0]} to {growth.sizes[1]} ({of_time}; {of_memory}), but "
+            f"{allowed}. inspect.loop_copies and inspect.watch find what is copied or kept in every step."
+        )
+        self.growth = growth
+
+
+def growth(f: Callable[..., Any], make_args: Callable[[int], Any], sizes: tuple[int, int] | None = None) -> Growth:
+    """Run a function at two sizes, and return how its time and its memory grow.
+
+    A loop of T steps is linear if 4 times the steps take 4 times the time. A copy of a buffer in every step makes it
+    quadratic: 4 times the steps take 16 times the time.
+
+    Args:
+      f: a function of arrays, or pytrees of them, jitted or not. It is compiled for both sizes.
+      make_args: a function from a size to the arguments of `f`: a tuple of them, or the only one.
+      sizes: two sizes. By default the second is 4 times the first, and they grow from 64 until a run takes 10 ms.
+
+    Returns:
+      A `Growth`. It prints as "4 times the steps, 15 times the time, 4 times the memory".
+
+    Raises:
+      TypeError: `f` or `make_args` is not a function, or a size is not an integer.
+      ValueError: the sizes are not two, or not positive, or do not grow.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from jax_tensorarray.inspect import growth
+    >>> def versions(x):
+    ...     return jax.lax.scan(lambda b, i: (b.at[i].set(1.0), b), x, jnp.arange(len(x)))
+    >>> grown = growth(versions, jnp.ones, sizes=(100, 400))
+    >>> 12 < grown.memory < 17, round(grown.memory_exponent)
+    (True, 2)
+    """
+    return _measured(*_checked("growth", f, make_args, sizes))
+
+
+def forbid_growth(
+    f: Callable[..., Any],
+    make_args: Callable[[int], Any],
+    sizes: tuple[int, int] | None = None,
+    *,
+    time: float | None = None,
+    memory: float | None = None,
+) -> Growth:
+    """Raise an error if the time or the memory of a function grows too much with its size.
+
+    What takes too long is measured once more, since another process may have been the cause.
+
+    Args:
+      f: as for `growth`.
+      make_args: as for `growth`.
+      sizes: as for `growth`.
+      time: how many times as long the larger size may take. By default it is the power 1.5 of how much the size grows:
+        8 for 4 times the size, half way between linear and quadratic. `float("inf")` allows anything.
+      memory: likewise.
+
+    Returns:
+      The `Growth` that was measured.
+
+    Raises:
+      GrowthError: the time or the memory grows more than that.
+      TypeError, ValueError: as for `growth`, or `time` or `memory` is not positive.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from jax_tensorarray.inspect import forbid_growth
+    >>> def squares(x):
+    ...     return jax.lax.scan(lambda total, y: (total + y * y, total), 0.0, x)
+    >>> forbid_growth(squares, jnp.ones, sizes=(100, 400)).memory < 5
+    True
+    """
+    for name, allowed in (("time", time), ("memory", memory)):
+        if allowed is not None and not (isinstance(allowed, int | float) and allowed > 0):
+            raise ValueError(f"forbid_growth: {name} must be None or a positive number, but it is {allowed!r}.")
+    f, make_args, sizes = _checked("forbid_growth", f, make_args, sizes)
+    found = _measured(f, make_args, sizes)
+    default = found.size**_ALLOWED
+    time, memory = default if time is None else time, default if memory is None else memory
+    if found.time > time:
+        again = _measured(f, make_args, found.sizes)
+        small, large = map(min, found.seconds, again.seconds)
+        found = found._replace(seconds=(small, large))
+    if found.memory > memory:
+        raise GrowthError(found, f"{factor(memory)} times the memory are allowed")
+    if found.time > time:
+        raise GrowthError(found, f"{factor(time)} times the time is allowed")
+    return found
+
+
+def _checked(name: str, f: Any, make_args: Any, sizes: Any) -> tuple[Any, Any, Any]:
+    for what, given in (("f", f), ("make_args", make_args)):
+        if not callable(given):
+            raise TypeError(f"{name}: {what} must be a function, not {type(given).__name__}.")
+    if sizes is None:
+        return f, make_args, None
+    try:
+        given = tuple(map(operator.index, sizes))
+    except TypeError:
+        raise TypeError(f"{name}: sizes must be two integers, but they are {sizes!r}.") from None
+    if len(given) != 2 or not 0 < given[0] < given[1]:
+        raise ValueError(f"{name}: sizes must be two positive integers that grow, but they are {sizes!r}.")
+    return f, make_args, given
+
+
+class Measured(NamedTuple):
+    """What was measured at one size."""
+
+    size: int
+    seconds: float
+    num_bytes: int
+
+
+def _measured(f: Callable[..., Any], make_args: Callable[[int], Any], sizes: tuple[int, int] | None) -> Growth:
+    jitted = f if hasattr(f, "lower") else jax.jit(f)
+    if sizes is not None:
+        return growth_of(*(_at(jitted, make_args, n) for n in sizes))
+    before, started = _at(jitted, make_args, _FIRST), time.perf_counter()
+    while True:
+        now = _at(jitted, make_args, _TIMES * before.size)
+        took, started = time.perf_counter() - started, time.perf_counter()
+        if now.seconds >= _ENOUGH or took >= _SLOW or now.size >= _LARGEST:
+            return growth_of(before, now)
+        before = now
+
+
+def growth_of(small: Measured, large: Measured) -> Growth:
+    """Compare what was measured at two sizes."""
+    return Growth(*((getattr(small, name), getattr(large, name)) for name in Measured._fields))
+
+
+def _at(jitted: Any, make_args: Callable[[int], Any], n: int) -> Measured:
+    def args() -> tuple[Any, ...]:
+        made = make_args(n)
+        return made if isinstance(made, tuple) else (made,)
+
+    num_bytes = allocated(jitted.lower(*args()).compile())
+    return Measured(n, seconds_of(jitted, args), num_bytes)
+
+
+def allocated(compiled: Any) -> int:
+    """Return the bytes that XLA allocates for the results and temporary arrays of a program, 0 if it does not say."""
+    known = compiled.memory_analysis()
+    if known is None:
+        return 0
+    return int(known.temp_size_in_bytes + known.output_size_in_bytes - known.alias_size_in_bytes)
+
+
+def seconds_of(f: Callable[..., Any], make_args: Callable[[], Sequence[Any]], limit: float = 1.0) -> float:
+    """Return the shortest time of several runs, a second in all, or of one longer run.
+
+    A run that is given its arguments for good gets fresh ones.
+    """
+    took: list[float] = []
+    args = jax.block_until_ready(make_args())
+    jax.block_until_ready(f(*args))
+    while not took or (sum(took) < limit and len(took) < 10):
+        if any(x.is_deleted() for x in jax.tree.leaves(args) if isinstance(x, jax.Array)):
+            args = jax.block_until_ready(make_args())
+        start = time.perf_counter()
+        jax.block_until_ready(f(*args))
+        took.append(time.perf_counter() - start)
+    return min(took)

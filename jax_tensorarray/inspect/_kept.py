@@ -1,0 +1,137 @@
+"""What a gradient keeps of each step of its loops, by the jaxpr of the differentiated function."""
+
+import linecache
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from jax.extend import source_info_util
+from jax.extend.core import Literal
+
+from jax_tensorarray import _compat
+from jax_tensorarray._jaxprs import registry
+from jax_tensorarray._loops.undo import bytes_of
+from jax_tensorarray.inspect._text import readable
+
+
+class Kept(NamedTuple):
+    """An array that a gradient keeps for every step of a loop.
+
+    Attributes:
+      dtype: of the array.
+      shape: of the array that a step makes.
+      steps: how many steps there are.
+      num_bytes: how many bytes are kept for all steps.
+      file: where in Python it is made, or None where JAX does not tell. An array that the step is given has the line of
+        the loop.
+      line: the number of the line.
+      code: the text of that line, if the file can be read; else empty.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    steps: int
+    num_bytes: int
+    file: str | None
+    line: int | None
+    code: str
+
+    def at(self, file: str | None) -> str:
+        """Describe it in one line, with this name of its file."""
+        return f"{self}, {file}:{self.line}" if file else str(self)
+
+    def __str__(self) -> str:
+        array = f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+        return f"{array} for each of {self.steps} steps, {readable(self.num_bytes)}"
+
+
+#: So many of them are listed, and all are counted.
+LISTED = 5
+
+#: To keep less than this is no reason to say anything.
+_WORTH = 2**20
+
+
+def total(kept: Sequence[Kept]) -> str:
+    return readable(sum(k.num_bytes for k in kept))
+
+
+def worth_listing(kept: Sequence[Kept]) -> bool:
+    return sum(k.num_bytes for k in kept) >= _WORTH
+
+
+def in_all(kept: Sequence[Kept]) -> str:
+    """Say how much is kept in all."""
+    more = f"; the largest {LISTED} of {len(kept)} arrays are" if len(kept) > LISTED else ", the largest first"
+    return f"The gradient keeps {total(kept)} for all steps{more}:"
+
+
+def kept_for_gradient(jaxpr: Any, min_bytes: int = 0) -> list[Kept]:
+    """Return what one scan stacks and a scan in the other direction takes apart, the largest first.
+
+    Arrays of fewer bytes than `min_bytes` in all steps are left out.
+    """
+    found: dict[Any, Kept] = {}
+    _follow(jaxpr, [None] * len(_compat.opened(jaxpr).invars), found)
+    large = [kept for kept in found.values() if kept.num_bytes >= min_bytes]
+    return sorted(large, key=lambda kept: kept.num_bytes, reverse=True)
+
+
+#: A scan, and which of its results.
+_Stacked = tuple[Any, int]
+
+
+def _follow(jaxpr: Any, given: Sequence[_Stacked | None], found: dict[Any, Kept]) -> list[_Stacked | None]:
+    """Return which outputs a scan has stacked. `given` says this of the inputs."""
+    inner = _compat.opened(jaxpr)
+    stacked = dict(zip(inner.invars, given, strict=True))
+
+    def of(v: Any) -> _Stacked | None:
+        return None if isinstance(v, Literal) else stacked.get(v)
+
+    for eqn in inner.eqns:
+        called = registry.inlined(eqn, with_options=True)
+        if called is not None:
+            stacked.update(zip(eqn.outvars, _follow(called, [*map(of, eqn.invars)], found), strict=True))
+        elif eqn.primitive.name == "scan":
+            num_consts, num_carry = _compat.scan_counts(eqn.params)
+            for source in map(of, eqn.invars[num_consts + num_carry :]):
+                if source is not None and source[0].params["reverse"] != eqn.params["reverse"]:
+                    found.setdefault((id(source[0]), source[1]), _kept(*source))
+            stacked.update({v: (eqn, k) for k, v in enumerate(eqn.outvars) if k >= num_carry})
+    return [*map(of, inner.outvars)]
+
+
+def _kept(scan: Any, k: int) -> Kept:
+    aval = scan.outvars[k].aval
+    body = _compat.opened(scan.params["jaxpr"])
+    made = [*_makers(body, body.outvars[k]), scan]
+    return Kept(aval.dtype.name, aval.shape[1:], aval.shape[0], bytes_of([aval]), *place_of(made))
+
+
+class Place(NamedTuple):
+    """A line of Python and its text, None and empty where they are not known."""
+
+    file: str | None
+    line: int | None
+    code: str
+
+
+def place_of(eqns: Sequence[Any]) -> Place:
+    """Return the line of the first of these equations that has one."""
+    lines = (re.match(r"(.*?):(\d+)(:\d+)? \(", source_info_util.summarize(eqn.source_info)) for eqn in eqns)
+    where = next(filter(None, lines), None)
+    if where is None:
+        return Place(None, None, "")
+    file, line = where.group(1), int(where.group(2))
+    return Place(file, line, linecache.getline(file, line).strip())
+
+
+def _makers(jaxpr: Any, v: Any) -> list[Any]:
+    """Return the equation that makes a variable, and before it the one in a jaxpr that it calls. An input has none."""
+    for eqn in jaxpr.eqns:
+        if not isinstance(v, Literal) and v in eqn.outvars:
+            called = registry.inlined(eqn, with_options=True)
+            inner = None if called is None else _compat.opened(called)
+            return [eqn] if inner is None else [*_makers(inner, inner.outvars[eqn.outvars.index(v)]), eqn]
+    return []

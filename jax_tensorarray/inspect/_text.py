@@ -1,0 +1,36 @@
+"""Types, bytes and times, as the reports write them."""
+
+import re
+
+_DTYPES = {"f": "float", "s": "int", "u": "uint", "c": "complex", "pred": "bool", "bf": "bfloat", "f8": "float8_"}
+
+
+def dtype_of(array: str) -> str:
+    """Return JAX's name of the element type of an HLO array: of `f32[2]` it is float32."""
+    dtype = array.partition("[")[0]
+    match = re.fullmatch(r"(f8|bf|[a-z]+)(.*)", dtype)
+    return _DTYPES.get(match.group(1), match.group(1)) + match.group(2) if match else dtype
+
+
+def shape_of(array: str) -> tuple[int, ...]:
+    """Return the shape of an HLO array."""
+    return tuple(int(d) for d in re.findall(r"\d+", array.partition("[")[2]))
+
+
+def readable(num_bytes: float) -> str:
+    """Return a number of bytes with its unit."""
+    size, unit = float(num_bytes), "bytes"
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            break
+        size /= 1024
+    return f"{size:.0f} {unit}" if unit == "bytes" or size >= 10 else f"{size:.1f} {unit}"
+
+
+def milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g} ms"
+
+
+def factor(times: float) -> str:
+    """Return how many times as much it is: `3.9`, `15`."""
+    return f"{times:.0f}" if times >= 9.95 else f"{times:.1f}".removesuffix(".0")

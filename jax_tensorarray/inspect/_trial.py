@@ -1,0 +1,170 @@
+"""Try `in_place` on a program: what it still copies, how long it takes, and how it grows with its steps."""
+
+import contextlib
+import time
+import warnings
+from collections.abc import Callable, Set
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import jaxpr_as_fun
+
+from jax_tensorarray import in_place
+from jax_tensorarray._hlo import buffers as hlo_buffers
+from jax_tensorarray.inspect._arguments import argument_copies
+from jax_tensorarray.inspect._copies import copies_in
+from jax_tensorarray.inspect._growth import Growth, Measured, allocated, growth_of, seconds_of
+from jax_tensorarray.inspect._kept import kept_for_gradient, place_of
+from jax_tensorarray.inspect._quarter import computes_with_all_rows, outermost, quartered
+from jax_tensorarray.inspect._text import factor, milliseconds
+
+if TYPE_CHECKING:
+    from jax_tensorarray.inspect._watch import Case
+
+#: A longer run is not repeated with fewer steps, and a shorter one says little about time.
+_LONGEST, _SHORTEST = 3.0, 1e-3
+
+#: Two more programs are compiled for that, if one takes no more than so many seconds.
+_PATIENCE = 10.0
+
+#: What grows is reported if `in_place` divides its time or memory by this.
+_GAIN = 2
+
+
+class Trial(NamedTuple):
+    """The effect of `in_place` on a program: the copies left, and the seconds before and after if it could be run.
+
+    There are no copies to be `left` if only the time or the memory of the program has been found to grow.
+
+    `how` says what was tried: arguments that are copied are donated too. If the number of steps could be changed,
+    `growth` says what becomes of time and memory with 4 times the steps, before and after. `memory` is what XLA
+    allocates for results and temporary arrays, if the program was run.
+    """
+
+    left: int | None
+    before: float | None
+    after: float | None
+    how: str = "under in_place"
+    growth: tuple[Growth, Growth] | None = None
+    memory: tuple[int, int] | None = None
+
+    @property
+    def helps(self) -> bool:
+        """Whether nothing is left to copy, and it has not become slower."""
+        return not self.left and (self.before is None or self.after is None or self.after < self.before)
+
+    def as_json(self) -> dict[str, Any]:
+        growth = None if self.growth is None else [growth.as_json() for growth in self.growth]
+        return self._asdict() | {"growth": growth}
+
+    def __str__(self) -> str:
+        text = "nothing left to copy" if self.left == 0 else f"{self.left} of them left"
+        if self.before is None or self.after is None:
+            return text
+        gain = f"{factor(self.before / self.after)} times as fast" if self.after < self.before else "no faster"
+        times = f"{milliseconds(self.before)} -> {milliseconds(self.after)}, {gain}"
+        return times if self.left is None else f"{text}; {times}"
+
+
+class _Way(NamedTuple):
+    """A way to compile a program, and which of its arguments are donated."""
+
+    how: str
+    transformed: Callable[[Any], Any]
+    donated: Set[int]
+
+    def compiled(self, jaxpr: Any) -> Any:
+        types = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in jaxpr.in_avals]
+        with warnings.catch_warnings():  # of arguments that are donated in vain
+            warnings.simplefilter("ignore")
+            jitted = jax.jit(self.transformed(jaxpr_as_fun(jaxpr)), donate_argnums=tuple(sorted(self.donated)))
+            return jitted.lower(*types).compile()
+
+    def measured(self, jaxpr: Any, steps: int, compiled: Any = None) -> Measured:
+        """Run a program on zeros."""
+        compiled = compiled or self.compiled(jaxpr)
+        if None in hlo_buffers.trip_counts(compiled.as_text() or ""):
+            raise ValueError("nobody knows whether it ends")
+        return Measured(steps, seconds_of(compiled, lambda: list(map(_zeros, jaxpr.in_avals))), allocated(compiled))
+
+    def grown(self, fewer: tuple[Any, int, int], now: Measured) -> Growth:
+        """Run a program with fewer steps too."""
+        jaxpr, steps, few = fewer
+        return growth_of(self.measured(jaxpr, few), now._replace(size=steps))
+
+
+def tried(case: "Case", timed: bool) -> Trial:
+    """Compile a program under `in_place`, with the arguments donated that it copies, and run it on zeros if `timed`.
+
+    Where donation is enough, `in_place` is left out.
+    """
+    least = min(copy.num_bytes for copy in (*case.copies, *case.copies.arguments))
+    as_it_is = _Way("as it is", _unchanged, case.donated)
+    donated = case.donated | {copy.number for copy in case.copies.arguments}
+    both = "donated, under in_place" if donated > case.donated else "under in_place"
+    ways = [_Way("donated", _unchanged, donated)] if donated > case.donated and not case.copies else []
+    for way in (*ways, _Way(both, in_place, donated)):
+        started = time.perf_counter()
+        compiled = way.compiled(case.jaxpr)
+        compiling = time.perf_counter() - started
+        left = _left(compiled, least)
+        if not left:
+            break
+    if not (timed and case.ends) or case.jaxpr.effects:
+        return Trial(left, None, None, way.how)
+    before, after = as_it_is.measured(case.jaxpr, 1), way.measured(case.jaxpr, 1, compiled)
+    growth = None
+    if before.seconds < _LONGEST and compiling < _PATIENCE and (fewer := quartered(case.jaxpr)):
+        with contextlib.suppress(Exception):  # whatever it is, the program itself was measured
+            growth = as_it_is.grown(fewer, before), way.grown(fewer, after)
+    memory = before.num_bytes, after.num_bytes
+    return Trial(left, before.seconds, after.seconds, way.how, growth, memory)
+
+
+def grows(case: "Case") -> bool:
+    """Return whether the time or the memory of a program grows faster than its steps for no good reason.
+
+    A good reason is that each step computes with all rows, unless `in_place` makes it twice as good. The program gets a
+    trial.
+    """
+    fewer = None if case.jaxpr.effects else quartered(case.jaxpr)
+    if fewer is None:
+        return False
+    as_it_is, healed = _Way("as it is", _unchanged, case.donated), _Way("under in_place", in_place, case.donated)
+    before = as_it_is.measured(case.jaxpr, 1)
+    if not _SHORTEST < before.seconds < _LONGEST:
+        return False
+    growth = as_it_is.grown(fewer, before)
+    if not growth.is_too_much:
+        return False
+    after = healed.measured(case.jaxpr, 1)
+    growths = growth, healed.grown(fewer, after)
+    case.loop = place_of(outermost(case.jaxpr))
+    case.copies.kept = kept_for_gradient(case.jaxpr)
+    memory = before.num_bytes, after.num_bytes
+    case.trial = Trial(None, before.seconds, after.seconds, healed.how, growths, memory)
+    helps = _GAIN * after.seconds < before.seconds or _GAIN * after.num_bytes < before.num_bytes
+    return helps or not computes_with_all_rows(case.jaxpr, fewer[1])
+
+
+def _unchanged(f: Any) -> Any:
+    return f
+
+
+def _left(compiled: Any, min_bytes: int) -> int:
+    hlo = compiled.as_text() or ""
+    return len(copies_in(hlo, min_bytes)) + len(argument_copies(hlo, min_bytes))
+
+
+def _zeros(aval: Any) -> jax.Array:
+    if not jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        return jnp.zeros(aval.shape, aval.dtype)
+    impl: list[Any] = []
+
+    def data_of(keys: jax.Array) -> jax.Array:
+        impl.append(jax.random.key_impl(keys))
+        return jax.random.key_data(keys)
+
+    data = jax.eval_shape(data_of, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
+    return jax.random.wrap_key_data(jnp.zeros(data.shape, data.dtype), impl=impl[0])
