@@ -606,7 +606,7 @@ def one_by_one(derivative):
     ("name", "derivative"),
     [
         ("undo", jvp_of_grad),
-        ("two checkpoints", grad_of_grad),
+        ("two checkpoints", jvp_of_grad),
         ("inverse", grad_of_grad),
     ],
 )
