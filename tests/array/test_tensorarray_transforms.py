@@ -428,7 +428,7 @@ def test_the_gradient_with_respect_to_an_array_is_an_array():
     assert_close(moved.stack(), jax.tree.map(lambda x, g: x - 0.5 * g, at(0, rows), wanted[0]), rtol=1e-5, atol=1e-5)
 
 
-def test_the_gradient_with_respect_to_an_array_with_a_size_has_all_rows_that_there_may_be():
+def test_the_gradient_of_an_array_with_a_size_has_all_possible_rows():
     """Its size has none, and JAX is told so: otherwise it says that it was given an int32."""
 
     def f(ta):

@@ -176,7 +176,7 @@ def test_positions_are_sorted_as_the_kernels_need_them(is_masked, reverse):
 
 
 @pytest.mark.parametrize("op", ["read", "write", "swap"])
-def test_rows_of_every_width_and_alignment_are_moved_as_the_walk_moves_them(run, op):
+def test_rows_of_every_width_and_alignment_are_moved(run, op):
     rng = np.random.default_rng(OPS.index(op))
     assert_as_expected(run, [random_case(rng, op) for _ in range(150)])
 
@@ -192,7 +192,7 @@ def test_duplicates_are_combined_in_order_with_the_rounding_of_the_dtype(run, op
 
 
 @pytest.mark.parametrize("op", ["write", "swap", "add", "max"])
-def test_long_runs_of_duplicates_mean_the_same_by_either_way_of_finding_them(run, op):
+def test_long_runs_of_duplicates_mean_the_same_either_way(run, op):
     cases = []
     for rows, is_sorted in product((1, 3, 400), (False, True)):
         rng = np.random.default_rng(rows)

@@ -63,7 +63,7 @@ def close(found, want, message=""):
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_gradient_is_right_and_takes_a_few_times_the_bytes_of_the_buffers(name):
+def test_a_gradient_is_right_and_takes_a_few_times_the_buffers(name):
     f, args = PROGRAMS[name](T)
     plain = compiled(gradient(f, args), *args)
     want, most = plain(*args), 12 * bytes_of_buffers(f, *args) + 2e5

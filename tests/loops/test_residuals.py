@@ -296,7 +296,7 @@ def test_what_all_steps_share_is_kept_once(transform):
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_an_index_that_all_steps_share_is_not_looked_at_by_a_loop_of_no_steps(nested):
+def test_a_loop_of_no_steps_does_not_look_at_a_shared_index(nested):
     def f(x, b, k, n):
         def row(b):
             return ta_read(b, k)

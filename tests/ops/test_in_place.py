@@ -35,9 +35,8 @@ def args_of(length):
     return (rows(length),)
 
 
-#: Those that do what no other does: `write` and the like are parts of these.
-OF_HIGHER_ORDER = ["three_reads", "read_old_after_write", "cross", "exchange", "swap", "add", "predicated", "branches"]
-OF_HIGHER_ORDER += ["closed_over_cond", "closed_over_scan", "inner_writes", "many_rows", "checkpointed"]
+#: Those that do what no other does: `write` and the like are parts of these, and of the random programs.
+OF_HIGHER_ORDER = ["three_reads", "cross", "swap", "branches", "closed_over_scan", "inner_writes", "many_rows"]
 
 
 @pytest.mark.parametrize("name", programs)
