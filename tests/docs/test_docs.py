@@ -25,7 +25,7 @@ def as_users_run_them():
 
 
 @pytest.mark.parametrize("page", pages_with("python"))
-def test_the_snippets_of_a_page_run_one_after_the_other_and_print_what_it_says(page):
+def test_the_snippets_of_a_page_print_what_it_says(page):
     names = {}
     for snippet in snippets(page, "python"):
         snippet.run(names)
@@ -66,7 +66,7 @@ def test_these_are_all_methods_that_tensorflow_has():
     assert {name for name in dir(tensorflow.TensorArray) if not name.startswith("_")} == METHODS
 
 
-def test_the_code_that_pages_show_is_there_and_so_are_the_files_that_they_link_to():
+def test_the_code_and_files_that_pages_name_are_there():
     specification = importlib.util.spec_from_file_location("source_code", DOCS / "source_code.py")
     source_code = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(source_code)

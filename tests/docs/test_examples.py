@@ -107,7 +107,7 @@ def test_edit_distance_is_that_of_the_definition():
         assert int(beam.edit_distance(*padded)) == plain_edit_distance(tuple(a), tuple(b))
 
 
-def test_training_on_the_errors_of_the_search_reduces_them_and_shows_the_best_hypotheses(reader):
+def test_training_on_the_errors_of_the_search_reduces_them(reader):
     (_, losses), result, printed = reader
     assert result == losses and np.mean(losses[-10:]) < 0.6 * np.mean(losses[:10])
     assert f"update  200: {losses[-1]:.3f}" in printed and "best hypotheses" in printed
@@ -198,7 +198,7 @@ def test_the_transducer_loss_is_the_sum_over_the_lattice(speller):
     close(loss(params, recordings), in_numpy(jax.value_and_grad(unrolled))(params))
 
 
-def test_training_a_transducer_reduces_its_loss_and_then_what_its_mistakes_cost(speller):
+def test_training_a_transducer_reduces_its_loss_and_its_mistakes(speller):
     (_, losses), result, printed = speller
     assert result[0] == losses and np.mean(losses[-10:]) < 0.4 * np.mean(losses[:10])
     assert "update   60: " in printed and "log-probability" in printed

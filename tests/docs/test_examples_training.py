@@ -236,7 +236,7 @@ def test_the_walkers_find_the_best_way(wind):
     np.testing.assert_allclose(max(found), best, rtol=0.03 if wind else 1e-5)
 
 
-def test_to_remember_takes_a_time_that_depends_on_the_size_only_without_donation():
+def test_remembering_takes_a_time_that_does_not_depend_on_the_size():
     small, large = 4000, 64_000
     ratios = []
     for _ in range(10):
@@ -315,7 +315,7 @@ def test_without_flax_the_example_says_what_to_install(monkeypatch):
 # --- a tree search ---------------------------------------------------------------------------------------------
 
 
-def test_the_tree_search_finds_what_exhaustive_search_finds_and_copies_no_tree(monkeypatch, capsys):
+def test_tree_search_finds_what_exhaustive_search_finds(monkeypatch, capsys):
     pytest.importorskip("mctx")
     search = example("tree_search")
     monkeypatch.setattr(search, "seconds", lambda *_: 1e-3)  # each of which compiles one more search

@@ -5,14 +5,13 @@ order of threads is part of a case, since on a GPU there is none: a result that 
 """
 
 import io
-import os
-import shutil
 import struct
 import subprocess
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
+import cpp
 import ml_dtypes
 import numpy as np
 import oracle
@@ -21,9 +20,6 @@ import pytest
 from jax_tensorarray._ops import sorting
 
 HERE = Path(__file__).parent
-CSRC = HERE.parents[1] / "csrc"
-COMPILER = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
-SANITIZED = ["-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-Wall", "-Wextra", "-Werror"]
 
 #: In the order of cuda_host.cc.
 OPS = ["read", "write", "swap", "clear", "check", "read_part", "write_part", "add", "max"]
@@ -35,10 +31,7 @@ FLOATS += [getattr(ml_dtypes, f"float8_{name}") for name in FLOATS8]
 DTYPES = [np.bool_, *INDEX_TYPES, *FLOATS, np.complex64, np.complex128]
 FORWARD, BACKWARD, SHUFFLED = range(3)
 
-pytestmark = [
-    pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler"),
-    pytest.mark.skipif(not CSRC.exists(), reason="needs the C++ sources, which an installed package has not"),
-]
+pytestmark = cpp.NEEDED
 
 
 class Case(NamedTuple):
@@ -65,14 +58,7 @@ class Case(NamedTuple):
         if self.where is not None:
             arrays.append(self.where)
         if self.is_sorted:
-            where = () if self.where is None else (self.where,)
-            arrays.append(
-                np.asarray(
-                    sorting.visiting_order(
-                        self.index, *where, sizes=(size,), window=(), batch_dims=1, reverse=self.reverse
-                    )
-                )
-            )
+            arrays.append(oracle.visiting_order(self.index, self.where, size, reverse=self.reverse))
         if self.op != "read":
             arrays.append(self.value)
         return struct.pack(f"{len(numbers)}q", *map(int, numbers)) + b"".join(a.tobytes() for a in arrays)
@@ -117,17 +103,7 @@ def added(buffer, index, value, where, reverse):
 
 @pytest.fixture(scope="session")
 def program(tmp_path_factory):
-    base = tmp_path_factory.getbasetemp()
-    path = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cuda_host"  # for all processes of xdist
-    if path.exists():
-        return path
-    new = base / "cuda_host.new"
-    command = [COMPILER, "-std=c++17", *SANITIZED, f"-I{CSRC}", str(HERE / "cuda_host.cc"), "-o", str(new)]
-    built = subprocess.run(command, capture_output=True, text=True, check=False)
-    if "cannot find" in built.stderr and "san" in built.stderr:
-        pytest.skip("the compiler has no sanitizers here")
-    assert built.returncode == 0, built.stderr
-    return new.replace(path)
+    return cpp.built(tmp_path_factory, HERE / "cuda_host.cc", "cuda_host", "-g1")
 
 
 @pytest.fixture
@@ -189,8 +165,18 @@ def random_case(rng, op, *, dtype=np.uint8, rows=(0, 1, 2, 3, 4, 6, 8, 12, 16, 2
     return Case(op, buffer, index, **options | changes)
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_positions_are_sorted_as_the_kernels_need_them(is_masked, reverse):
+    rng = np.random.default_rng(14)
+    index = rng.integers(-2, 8, (2, 40)).astype(np.int16)
+    where = (rng.random(index.shape) < 0.7,) * is_masked
+    found = sorting.visiting_order(index, *where, sizes=(6,), window=(), batch_dims=1, reverse=reverse)
+    np.testing.assert_array_equal(found, oracle.visiting_order(index, *(where or (None,)), 6, reverse=reverse))
+
+
 @pytest.mark.parametrize("op", ["read", "write", "swap"])
-def test_rows_of_every_width_and_alignment_are_moved_as_the_walk_moves_them(run, op):
+def test_rows_of_every_width_and_alignment_are_moved(run, op):
     rng = np.random.default_rng(OPS.index(op))
     assert_as_expected(run, [random_case(rng, op) for _ in range(150)])
 
@@ -206,7 +192,7 @@ def test_duplicates_are_combined_in_order_with_the_rounding_of_the_dtype(run, op
 
 
 @pytest.mark.parametrize("op", ["write", "swap", "add", "max"])
-def test_long_runs_of_duplicates_mean_the_same_by_either_way_of_finding_them(run, op):
+def test_long_runs_of_duplicates_mean_the_same_either_way(run, op):
     cases = []
     for rows, is_sorted in product((1, 3, 400), (False, True)):
         rng = np.random.default_rng(rows)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from in_place import assert_no_whole_buffer_copy, compiled
 from jax import jit, lax
 from jax.ad_checkpoint import checkpoint_name
@@ -60,13 +60,14 @@ def assert_same_and_in_place(ours, want, args, rtol=2e-5, atol=2e-6):
     assert_no_whole_buffer_copy(program, args[0])
 
 
-@pytest.mark.parametrize(
-    ("name", "order"), [(n, o) for n in LOOPS for o in ORDERS if (o == "value") == (n in FORWARD_ONLY)]
-)
+#: The rules are the same ones in every order: a loop has one of those of a gradient, in turn.
+IN_TURN = [(n, "value" if n in FORWARD_ONLY else list(ORDERS)[1 + k % 2]) for k, n in enumerate(LOOPS)]
+
+
+@pytest.mark.parametrize(("name", "order"), IN_TURN)
 def test_a_plain_loop_gives_what_it_gave_and_is_in_place(name, order):
     f = LOOPS[name]
-    want = jit(f)(*rows(200)) if order == "value" else gradient_of_plain(f)
-    assert_same_and_in_place(ORDERS[order](f), want, rows(200))
+    assert_same_and_in_place(ORDERS[order](f), jit(plain(f, order))(*rows(200)), rows(200))
 
 
 @pytest.mark.parametrize(("name", "order"), [(n, list(ORDERS)[k % 3]) for k, n in enumerate(programs)])
@@ -182,6 +183,7 @@ def indexing(draw):
     return axes, shape, dtypes, starts, sizes
 
 
+@settings(max_examples=settings.default.max_examples * 2 // 3)
 @given(
     how=indexing(),
     mode=st.sampled_from(MODES),
@@ -340,15 +342,18 @@ def test_what_is_no_array_passes_through_as_it_is(name):
     def f(x, y):
         return use(lax.fori_loop(1, len(x), lambda i, b: fill(b, i), x), y)
 
+    def transformed(g):
+        def total(x):
+            return jnp.sum(g(x, y).astype(x.dtype))
+
+        return jit(lambda x: (g(x, y), jax.vmap(g, (0, None))(jnp.stack([x, 2 * x]), y)[1], jax.grad(total)(x)))
+
     g, (x,) = in_place(f), rows(10)
     close = functools.partial(np.testing.assert_allclose, rtol=1e-6)
+    want = transformed(f)(x)
+    jax.tree.map(close, transformed(g)(x), want)
     for _ in range(2):
-        close(g(x, y), f(x, y))
-    close(jax.jit(lambda x: g(x, y))(x), f(x, y))
-    close(jax.vmap(g, (0, None))(jnp.stack([x, 2 * x]), y)[1], f(2 * x, y))
-    close(
-        jax.grad(lambda x: jnp.sum(g(x, y).astype(x.dtype)))(x), jax.grad(lambda x: jnp.sum(f(x, y).astype(x.dtype)))(x)
-    )
+        close(g(x, y), want[0])
 
 
 def test_arrays_and_floats_are_traced_and_the_rest_is_compared():
@@ -613,26 +618,42 @@ CHECKED = {
 }
 
 
+def errors_of(functions):
+    """The errors that checkify finds in functions of a buffer, or nothing, without their places."""
+
+    def of_each(x):
+        check = functools.partial(checkify.checkify, errors=checkify.all_checks)
+        batch = jnp.stack([x, x])
+        return {name: jax.vmap(check(f))(batch)[0] if name == "batch" else check(f)(x)[0] for name, f in functions}
+
+    found = {name: error.get() for name, error in jit(of_each)(jnp.full((10, 64), 0.5)).items()}
+    return {name: text and text.split(" (check")[0] for name, text in found.items()}
+
+
 @pytest.mark.parametrize("name", CHECKED)
 def test_checkify_finds_what_it_finds_in_plain_jax(name):
-    def errors(transform, n, batch=False):
-        f = checkify.checkify(transform(CHECKED[name](n)), errors=checkify.all_checks)
-        x = jnp.full((10, 64), 0.5)
-        found = (jax.vmap(f)(jnp.stack([x, x])) if batch else jit(f)(x))[0].get()
-        return found and found.split(" (check")[0]
+    f, short = CHECKED[name](12), CHECKED[name](9)
 
-    want = errors(lambda f: f, 12)
-    assert want
-    assert errors(in_place, 9) is errors(lambda f: f, 9) is None
-    assert errors(in_place, 12) == errors(lambda f: jit(in_place(f)), 12) == want
-    assert errors(in_place, 12, batch=True) == errors(lambda f: f, 12, batch=True)
+    def gradient(f):
+        return jax.grad(lambda x: jnp.sum(f(x)))
+
+    plain = {"error": f, "none": short, "batch": f}
+    ours = {name: in_place(f) for name, f in plain.items()}
+    if name in ("a row", "by the user"):
+        plain["jit"], ours["jit"] = f, jit(in_place(f))
     if name != "while":
-        gradient = errors(lambda f: jax.grad(lambda x: jnp.sum(f(x))), 12)
-        assert errors(lambda f: jax.grad(lambda x: jnp.sum(in_place(f)(x))), 12) == gradient
-        assert errors(lambda f: in_place(jax.grad(lambda x: jnp.sum(f(x)))), 12) == gradient
-    if "index" in want:  # JAX names the whole batch
-        what = want.split("shape")[0]
-        assert what in errors(lambda f: lambda x: jax.vmap(in_place(f))(jnp.stack([x, x])), 12)
+        is_inside = list(CHECKED).index(name) % 2
+        plain["gradient"] = gradient(f)
+        ours["gradient"] = in_place(gradient(f)) if is_inside else gradient(in_place(f))
+    want = errors_of(plain.items())
+    names_an_index = "index" in want["error"]
+    if names_an_index:
+        ours["vmap"] = lambda x: jax.vmap(in_place(f))(jnp.stack([x, x]))
+    found = errors_of(ours.items())
+    assert want["none"] is None
+    assert {name: found[name] for name in want} == want
+    if names_an_index:  # JAX names the whole batch
+        assert want["error"].split("shape")[0] in found["vmap"]
 
 
 # --- max_steps -------------------------------------------------------------------------------------------------

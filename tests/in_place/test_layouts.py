@@ -91,8 +91,9 @@ def test_a_cache_is_not_moved(name, is_batched):
     assert_no_whole_buffer_copy(program, np.stack([CACHE] * len(x)) if is_batched else CACHE)
 
 
-@pytest.mark.parametrize("is_inside", [False, True])
-@pytest.mark.parametrize("name", ["attention", "by matrices", "at places of each example"])
+@pytest.mark.parametrize(
+    ("name", "is_inside"), [("attention", False), ("by matrices", True), ("at places of each example", True)]
+)
 def test_its_gradient(name, is_inside):
     f = total(PROGRAMS[name])
     ours = in_place(jax.grad(f)) if is_inside else jax.grad(in_place(f))

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from jax import jit, lax
 from random_checks import BATCHES, close, examples, same_state
-from random_programs import DIRECTION, THETA, InJax, Places, Program, Update, expected, kinds, loss, outputs, programs
+from random_machines import DIRECTION, THETA, InJax, expected, kinds, loss, outputs
+from random_programs import Places, Program, Update, programs
 
 from jax_tensorarray import in_place
 

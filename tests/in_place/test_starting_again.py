@@ -52,16 +52,18 @@ def test_examples_that_start_again(options, shared):
 
     axis, first = (None, FIRST) if shared else (0, np.stack([FIRST * k for k in range(1, EXAMPLES + 1)]))
     one, many, batched = (X[2], FIRST), (X, first), functools.partial(jax.vmap, in_axes=(0, axis))
-    assert np.any(jax.jit(f)(*one)[1][1])
-    for g, h, args in (
-        (f, in_place(f), one),
-        (batched(f), batched(in_place(f)), many),
-        (batched(f), in_place(batched(f)), many),
-        (gradient, jax.grad(in_place(f), has_aux=True), one),
-        (batched(gradient), in_place(batched(gradient)), many),
-        (of_both, in_place(of_both), one),  # that by `first` is an array of its size in each step
+    plain = {"one": f, "many": batched(f), "gradient": gradient, "gradients": batched(gradient), "both": of_both}
+    want = {name: jax.jit(g)(*(many if name in ("many", "gradients") else one)) for name, g in plain.items()}
+    assert np.any(want["one"][1][1])
+    for name, ours, args in (
+        ("one", in_place(f), one),
+        ("many", batched(in_place(f)), many),
+        ("many", in_place(batched(f)), many),
+        ("gradient", jax.grad(in_place(f), has_aux=True), one),
+        ("gradients", in_place(batched(gradient)), many),
+        ("both", in_place(of_both), one),  # that by `first` is an array of its size in each step
     ):
-        got, want = compiled(h, *args), jax.jit(g)(*args)
-        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-12), got(*args), want)
+        got = compiled(ours, *args)
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-12), got(*args), want[name])
         copies = hlo_text.copies_in_loops(got.as_text(), FIRST.nbytes * (EXAMPLES if args is many else 1))
-        assert g is of_both or not copies, copies
+        assert name == "both" or not copies, copies

@@ -256,7 +256,7 @@ def address_is_derived(text):
 
 
 @pytest.mark.parametrize("platform", needs[:1])
-def test_no_address_of_a_row_on_the_host_is_derived_from_the_count_of_a_loop(platform):
+def test_no_address_on_the_host_is_derived_from_the_count_of_a_loop(platform):
     """XLA derived wrong ones before jaxlib 0.11.1 (openxla/xla#46231): a policy of JAX gets one, as it should."""
     policy = jax.checkpoint_policies.save_and_offload_only_these_names(
         names_which_can_be_saved=[],

@@ -128,7 +128,7 @@ def test_an_array_is_a_leaf_of_a_structure():
     assert [type(x) for x in jax.tree.leaves(kept)] == [int] * 3
 
 
-def test_a_mask_that_is_mapped_into_an_array_that_grows_is_found_by_its_size():
+def test_a_mask_mapped_into_a_growing_array_is_found_by_its_size():
     """With as many rows as examples nothing else is wrong with it."""
     finished = jnp.array([True, False, True])
     old = TensorArray(jnp.float64, 0, dynamic_size=True, max_size=3, element_shape=(3,))
@@ -192,7 +192,7 @@ def test_where_nothing_says_a_shape_the_loop_asks_for_it():
 
 
 @pytest.mark.parametrize("options", [{"size": 4}, {"size": 0, "dynamic_size": True}])
-def test_a_fold_takes_the_keywords_of_tensorflow_and_finds_the_shape_of_a_row(options):
+def test_a_fold_takes_the_keywords_of_tensorflow(options):
     def f(x, fold, **keywords):
         start = (0, jnp.zeros(3), TensorArray(x.dtype, **options))
         step = lambda a, x: (a[0] + 1, a[1] + x, a[2].write(a[0], a[1] * x))  # noqa: E731
@@ -293,7 +293,7 @@ def test_an_array_that_grows_in_a_loop_gets_room_for_a_row_a_step(loop, options)
     np.testing.assert_allclose(batch[0][0, :2], rows_in_python(2, X[0]))
 
 
-def test_rows_that_are_there_before_the_loop_stay_and_one_loop_may_follow_another():
+def test_rows_from_before_the_loop_stay():
     x = jnp.asarray(X[0])
     ta = growing().write(0, x)
     for _ in range(2):

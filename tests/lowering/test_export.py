@@ -38,7 +38,7 @@ def test_without_the_list_jax_refuses():
 
 
 @pytest.mark.parametrize("name", exported.PROGRAMS)
-def test_what_is_stored_runs_whether_now_or_by_an_older_release_and_the_oldest_jax(name):
+def test_what_this_or_an_older_release_has_stored_runs(name):
     """The fixtures were made by jax 0.10.2 with the contract of that number."""
     want = expected(name)
     np.testing.assert_array_equal(jax.export.deserialize(exported.stored(name)).call(exported.ROWS), want)

@@ -23,7 +23,7 @@ from jax.export import DisabledSafetyCheck
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from random_checks import close, examples, same_state, total
-from random_programs import THETA, InJax, expected, outputs
+from random_machines import THETA, InJax, expected, outputs
 from random_programs import programs as random_programs
 
 from jax_tensorarray import check_errors, ta_add, ta_max, ta_read, ta_swap, ta_write

@@ -411,7 +411,7 @@ def test_a_buffer_may_be_divided(kind):
 
 
 @pytest.mark.parametrize("index, stray", [(2, False), (3, True), ((1, 4), True), ((1, 3), False)])
-def test_a_stray_index_is_an_error_although_there_is_no_buffer_before_the_axis(index, stray):
+def test_a_stray_index_is_an_error_before_an_axis_without_elements(index, stray):
     """A random program found that no handler had seen the index: it was repeated for each of no buffers."""
     buffer, run = jnp.zeros((5, 0, 3, 4)), jax.jit(lambda b, i: ta.ta_write(b, i, ta.ta_read(b, i, axis=2), axis=2))
     assert jax.jit(lambda b, i: ta.ta_read(b, i, axis=2, mode="drop"))(buffer, index).shape[:2] == (5, 0)

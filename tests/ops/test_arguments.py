@@ -103,7 +103,7 @@ def called(op, **given):
 
 
 @every([*ROW_OPS, OPS["ta_stack"]])
-def test_what_an_op_does_not_take_is_an_error_that_says_what_was_given_and_what_is_allowed(op):
+def test_a_wrong_argument_is_an_error_that_says_what_is_allowed(op):
     op = getattr(OURS, op.name)
     for argument in REFUSED.keys() & inspect.signature(op).parameters.keys():
         for given, kind, text in REFUSED[argument]:
@@ -149,7 +149,7 @@ def test_a_list_of_traced_indices_is_an_index(op):
 
 
 @every(ROW_OPS)
-def test_where_that_does_not_fit_the_index_is_a_value_error_with_both_shapes(op):
+def test_where_of_another_shape_is_a_value_error_with_both_shapes(op):
     for shape in [(3,), (2, 1), (1, 2), (0,)]:
         text = f"^{op}: where of shape {re.escape(str(shape))} does not fit an index of shape {re.escape('(2,)')}$"
         with pytest.raises(ValueError, match=text):
@@ -182,7 +182,7 @@ LOSSES = {
 
 
 @every(UPDATES)
-def test_a_value_that_would_lose_something_is_a_type_error_that_names_both_dtypes(op):
+def test_a_lossy_value_is_a_type_error_that_names_both_dtypes(op):
     for dtype, values in LOSSES.items():
         for value in values:
             text = f"^{op}: a value of dtype {value} .* dtype {dtype} .*astype"

@@ -6,16 +6,18 @@ GPU's; a few are made with XLA too.
 """
 
 import copy
+import functools
 import io
 import math
+import os
 import re
-import shutil
 import struct
 import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import cpp
 import jax
 import jax.numpy as jnp
 import jaxlib
@@ -28,8 +30,6 @@ from waiting import finish
 import jax_tensorarray  # noqa: F401  registers the handlers
 
 HERE = Path(__file__).parent
-CSRC = HERE.parents[1] / "csrc"
-COMPILER = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
 
 #: Operands and results of each handler: their names in messages, and dimensions. B: the batch, T: rows, M: the parts
 #: of a row, R: what a row or a part has, I: positions of the index.
@@ -202,20 +202,15 @@ def right_call(rng, handler):
 
 
 def order_of(call):
-    """The positions of each batch sorted by row, as `sorting.visiting_order` has them."""
+    """The positions of each batch sorted by row."""
     buffer, index = call.operands[:2]
     n = call.attributes["batch_dims"]
     size = math.prod(buffer.shape[n : n + call.attributes.get("index_dims", 1)])
     rows = index.numbers().reshape(*index.shape[:n], math.prod(index.shape[n:]))
-    where = np.full(rows.shape, True)
+    where = None
     if call.attributes["masked"]:
         where = call.operands[2 + (call.handler != "read")].numbers().reshape(rows.shape)
-    order = np.zeros(rows.shape, np.int32)
-    for b in np.ndindex(rows.shape[:-1]):
-        keys = [int(i) if w and 0 <= i < size else size for i, w in zip(rows[b], where[b], strict=True)]
-        visited = range(len(keys))[:: -1 if call.attributes["reverse"] else 1]
-        order[b] = sorted(visited, key=lambda k: keys[k])
-    return Array(4, rows.shape, order.tobytes())
+    return Array(4, rows.shape, oracle.visiting_order(rows, where, size, reverse=call.attributes["reverse"]).tobytes())
 
 
 # --- what is wrong with a call ---------------------------------------------------------------------------------
@@ -408,27 +403,29 @@ def resize(rng, one, shape):
 # --- under sanitizers ------------------------------------------------------------------------------------------
 
 
-def built(platform, folder):
-    path = folder / platform
-    headers = Path(jaxlib.__file__).parent / "include"
-    flags = ["-std=c++17", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-pthread"]
-    flags += ["-Wall", "-Wextra", "-Werror", "-DTA_ONE_PIECE="]  # which takes long to compile
+def needs_sources(test):
+    return functools.reduce(lambda test, mark: mark(test), cpp.NEEDED, test)
+
+
+PLATFORMS = ("cpu", "gpu")
+
+
+def built(platform, tmp_path_factory):
+    flags = ["-pthread", "-DTA_ONE_PIECE="]  # which takes long to compile
     flags += ["-fno-sanitize=enum"]  # XLA's headers read the dtypes of a newer XLA as they are
     flags += ["-fno-sanitize=null"]  # the address sanitizer sees null pointers too
-    folders = CSRC, HERE, HERE.parent / "gpu", HERE.parent / "gpu" / "emulated_gpu"
-    flags += [*(f"-I{folder}" for folder in folders), "-isystem", str(headers)]
+    folders = HERE, HERE.parent / "gpu", HERE.parent / "gpu" / "emulated_gpu"
+    flags += [*(f"-I{folder}" for folder in folders), "-isystem", str(Path(jaxlib.__file__).parent / "include")]
     flags += ["-DEMULATED_GPU"] * (platform == "gpu")
-    done = subprocess.run([COMPILER, *flags, str(HERE / "calls.cc"), "-o", str(path)], capture_output=True, text=True)
-    if "cannot find" in done.stderr and "san" in done.stderr:
-        pytest.skip("the compiler has no sanitizers here")
-    assert done.returncode == 0, done.stderr
-    return path
+    return cpp.built(tmp_path_factory, HERE / "calls.cc", f"calls_{platform}", *flags)
 
 
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("calls")
-    return [built(platform, folder) for platform in ("cpu", "gpu")]
+    """Of two processes each begins with another platform."""
+    is_second = os.environ.get("PYTEST_XDIST_WORKER") == "gw1"
+    found = {platform: built(platform, tmp_path_factory) for platform in (PLATFORMS[::-1] if is_second else PLATFORMS)}
+    return [found[platform] for platform in PLATFORMS]
 
 
 def outcomes(program, tmp_path, calls):
@@ -458,8 +455,7 @@ def assert_as_meant(call, error, results):
         oracle.assert_same_numbers(np.frombuffer(data, e.dtype).reshape(e.shape), e)
 
 
-@pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
-@pytest.mark.skipif(not CSRC.exists(), reason="needs the C++ sources, which an installed package has not")
+@needs_sources
 @pytest.mark.parametrize("handler", SIGNATURES)
 def test_whatever_a_handler_is_called_with_it_touches_no_other_memory(programs, tmp_path, handler):
     rng = np.random.default_rng(list(SIGNATURES).index(handler))
@@ -473,8 +469,7 @@ def test_whatever_a_handler_is_called_with_it_touches_no_other_memory(programs, 
                 assert_as_meant(call, error, results)
 
 
-@pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
-@pytest.mark.skipif(not CSRC.exists(), reason="needs the C++ sources, which an installed package has not")
+@needs_sources
 def test_a_call_that_is_to_go_on_drops_the_row_and_raise_says_so_once(programs, tmp_path):
     operands = [np.ones((3, 2), np.float32), np.array([1, 3, 4], np.int32), np.zeros((3, 2), np.float32)]
     flags = {"batch_dims": 0, "masked": False, "reverse": False, "sorted": False, "strict": True}

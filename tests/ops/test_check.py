@@ -204,7 +204,7 @@ def test_an_index_known_while_tracing_is_an_error_at_run_time():
 
 
 @pytest.mark.parametrize("axes", [(0, None), (None, 0), (2, 0)], ids=str)
-def test_what_vmap_batches_is_dropped_by_default_and_an_error_if_that_is_asked_for(axes):
+def test_a_batched_index_is_dropped_unless_an_error_is_asked_for(axes):
     index, size = rng.integers(-1, 8, (3, 2, 4)), np.array([5, 0, 7], np.int32)
     index = index[0] if axes[0] is None else np.moveaxis(index, 0, axes[0])
     args = index, size[0] if axes[1] is None else size
@@ -279,7 +279,7 @@ BATCHED = {"cond": (0, 0, None), "save_reads": (0, None, 0)}
 
 
 @pytest.mark.parametrize("read", BATCHED)
-def test_batches_of_gradients_and_gradients_of_batches_are_those_of_plain_jax(read):
+def test_gradients_of_batches_are_those_of_plain_jax(read):
     axes, buffers = BATCHED[read], np.stack([BUFFER, 2 * BUFFER, -BUFFER])
     expected = in_numpy(jax.vmap(jax.grad(by_unrolling)))(buffers)
     args = buffers, *(np.stack([x] * 3) if a == 0 else x for x, a in zip((INDEX, SIZE), axes[1:], strict=True))

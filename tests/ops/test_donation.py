@@ -236,7 +236,7 @@ def outside(ta, i):
 
 
 @pytest.mark.parametrize(("f", "make"), [(outside, DONATED["static"]), (out_of_range, lambda: jnp.arange(4.0))])
-def test_after_an_error_while_running_the_donated_input_is_gone_and_the_function_works(f, make):
+def test_after_a_runtime_error_the_donated_input_is_gone(f, make):
     step = jax.jit(f, donate_argnums=0)
     state = make()
     with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match="index 4 is out of range"):

@@ -87,7 +87,7 @@ SLICED += FLOAT8[3::2]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
-def test_duplicate_rows_are_added_and_compared_in_order_with_the_rounding_of_the_dtype(dtype):
+def test_duplicate_rows_are_combined_in_order_and_rounded_by_the_dtype(dtype):
     index = np.array([3, 0, 3, 9, 3, -1])
     ops = ["max"] * (np.dtype(dtype).kind != "c") + ["add"] * (dtype not in FLOAT8)  # of which there is another test
     lowerings = ["ffi", "auto"] if dtype in SLICED else ["ffi"]

@@ -25,7 +25,7 @@ def test_it_raises_what_a_gpu_has_recorded(monkeypatch):
         check_errors()
 
 
-def test_it_is_silent_where_nothing_was_recorded_and_does_not_touch_a_gpu_that_was_not_used(monkeypatch):
+def test_without_an_error_it_is_silent_and_touches_no_unused_gpu(monkeypatch):
     monkeypatch.setattr(_kernels, "modules", {jax.default_backend(): gpu(has_run=True, text=None)})
     check_errors()
     monkeypatch.setattr(_kernels, "modules", {"cuda": gpu(has_run=False, text=None)})

@@ -106,7 +106,7 @@ JIT_DISABLED = [(SWAP, "direct"), (CHECK, "scan"), (READ, "while_loop"), (SWAP, 
 
 
 @pytest.mark.parametrize(("op", "context"), CASES, ids=str)
-def test_a_stray_index_raises_on_the_first_call_and_later_ones_and_does_no_harm(op, context):
+def test_a_stray_index_raises_in_every_call_and_does_no_harm(op, context):
     f = jax.jit(functools.partial(EVERYWHERE[context], op))
     buffer = jnp.asarray(BUFFER)
     for stray in (12, -1, 10):
@@ -163,7 +163,7 @@ def test_an_index_of_any_dtype_is_named_with_its_true_value(op):
 
 
 @pytest.mark.parametrize("index", [12, 2**40, 2**63 + 5, np.uint64(2**63 + 5), np.int64(-(2**40))], ids=repr)
-def test_a_constant_that_a_mask_admits_at_run_time_is_named_with_its_true_value(index):
+def test_a_constant_index_admitted_at_run_time_is_named(index):
     with raises("ta_read", int(index)):
         finish(jax.jit(lambda w: ta.ta_read(BUFFER, index, where=w))(True))
 
@@ -231,7 +231,7 @@ def test_wherever_an_op_is_called_the_error_names_its_line():
                 finish(run(jnp.array(index)))
 
 
-def test_an_op_that_is_jitted_itself_names_no_line_since_another_may_call_it():
+def test_an_op_that_is_jitted_itself_names_no_line():
     with pytest.raises(RUNTIME_ERRORS, match=message("ta_read", 12, SIZE) + "(?! .test)"):
         finish(jax.jit(ta.ta_read)(BUFFER, jnp.array(12)))
 
@@ -526,7 +526,7 @@ DETOURS = {
 @pytest.mark.parametrize(
     ("carried", "detour"), [("buffer", d) for d in DETOURS] + [("index", d) for d in ("jit", "cond", "scan", "where")]
 )
-def test_a_loop_of_no_steps_never_raises_whatever_else_its_step_does_with_what_it_carries(carried, detour):
+def test_a_loop_of_no_steps_never_raises(carried, detour):
     @jax.jit
     def f(buffer, index, trips):
         def body(_, carry):

@@ -11,26 +11,8 @@ import pytest
 from hypothesis import given
 from jax import jit
 from random_checks import BATCHES, close, examples, same_state, total
-from random_programs import (
-    DIRECTION,
-    STATE,
-    THETA,
-    At,
-    Block,
-    Cond,
-    Index,
-    InJax,
-    Loop,
-    Predicate,
-    Program,
-    Update,
-    expected,
-    initial,
-    kinds,
-    outputs,
-    programs,
-    run,
-)
+from random_machines import DIRECTION, THETA, InJax, expected, initial, kinds, outputs
+from random_programs import STATE, At, Block, Cond, Index, Loop, Predicate, Program, Update, programs, run
 from waiting import finish
 
 pytestmark = pytest.mark.usefixtures("every_array_is_sent", "every_buffer_is_large")

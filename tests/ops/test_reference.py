@@ -162,7 +162,7 @@ def calls(platform, f, *args):
 
 
 @every(ROW_OPS)
-def test_a_platform_without_kernels_gets_plain_jax_for_ops_derivatives_and_batches(op):
+def test_a_platform_without_kernels_gets_plain_jax(op):
     many = 20  # of few a CPU makes slices
     named = {"buffer": jnp.zeros((3, 4, 2)), "index": jnp.zeros((3, many), int), "value": jnp.ones((3, many, 2))}
     given = [named[name] for name in op.operands if name != "where"]

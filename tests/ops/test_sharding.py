@@ -182,7 +182,7 @@ DIVIDED += [("exchanged", "one of two axes", AxisType.Auto)]
 
 
 @pytest.mark.parametrize(("name", "divided", "kind"), DIVIDED)
-def test_values_and_gradients_are_those_of_one_device_and_no_buffer_is_gathered(name, divided, kind):
+def test_values_are_those_of_one_device_and_no_buffer_is_gathered(name, divided, kind):
     spec = SPECS[divided]
     mesh = mesh_of(kind, (4, 2), ("x", "y")) if "y" in spec else mesh_of(kind)
     f = PROGRAMS[name]
@@ -277,7 +277,7 @@ def test_in_shard_map(name, check_vma):
     assert not collectives(compiled)
 
 
-def test_a_buffer_that_all_devices_share_gets_the_sum_of_their_gradients_in_shard_map():
+def test_a_buffer_that_devices_share_gets_the_sum_of_their_gradients():
     mesh = mesh_of(AxisType.Auto)
 
     def loss(buffer, values):  # values are each device's own
@@ -359,7 +359,7 @@ def test_an_index_that_only_one_device_has_is_an_error_of_the_whole_program():
 
 
 @pytest.mark.parametrize("partitioner", ["shardy", "gspmd"])
-def test_a_device_with_a_bad_index_goes_on_until_all_have_met_and_then_raises(partitioner):
+def test_a_device_with_a_bad_index_raises_after_all_have_met(partitioner):
     script = Path(__file__).parents[1] / "support" / "one_bad_index.py"
     done = subprocess.run([sys.executable, script, partitioner], capture_output=True, text=True)
     text = r"OUT_OF_RANGE: (ta_read|ta_add|TensorArray.write): index (99|100|101) is out of range for a TensorArray"

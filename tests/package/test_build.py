@@ -47,7 +47,7 @@ def test_kernels_run_on_drivers_of_their_major_version_and_newer_ones(built, dri
     _kernels.check_driver(built, driver, "jax_tensorarray._cuda")
 
 
-def test_kernels_that_are_too_new_for_the_driver_are_said_to_be_so_and_left_out(monkeypatch):
+def test_kernels_too_new_for_the_driver_are_named_and_left_out(monkeypatch):
     class TooNew:
         ffi_api_version = (0, 3)
         cuda_version = 13020

@@ -107,7 +107,7 @@ def observations(library, cache):
     return json.loads(run.stdout)
 
 
-def test_importing_changes_no_program_no_cache_key_no_location_and_no_traceback(tmp_path):
+def test_importing_changes_no_program_cache_key_location_or_traceback(tmp_path):
     without, with_library = (observations(library, tmp_path / "cache") for library in ["", "jax_tensorarray"])
     assert len(without["compilation cache"]) > 2 * len(list(programs()))
     different = [name for name in without if without[name] != with_library[name]]

@@ -122,7 +122,7 @@ def test_one_that_cannot_be_used_is_left_out_and_said_to_be_so(plugin, module, w
     assert module is not None or "No module named 'jax_tensorarray_cuda13._cuda'" in header()
 
 
-def test_without_one_nobody_is_warned_and_the_main_job_says_what_there_is_to_install(plugin, monkeypatch):
+def test_without_one_only_the_main_job_says_what_to_install(plugin, monkeypatch):
     monkeypatch.setitem(sys.modules, _kernels.PLUGIN, None)
     _kernels._load("_cuda")
     assert set(_kernels.modules) == {"cpu"}
@@ -138,7 +138,7 @@ def test_a_folder_that_an_uninstall_has_left_is_no_plugin(plugin, tmp_path, monk
 
 
 @pytest.mark.parametrize("kernels", ["fake", "compiled"])
-def test_a_program_that_imports_this_package_is_lowered_to_the_plugins_calls(tmp_path, kernels):
+def test_importing_this_package_lowers_to_the_calls_of_the_plugin(tmp_path, kernels):
     if kernels == "fake":
         install(tmp_path, __version__, FAKE.format(driver=0, suffix=""))
     else:

@@ -63,7 +63,7 @@ def test_one_process_with_several_devices(example, losses, divided):
 
 @pytest.mark.skipif(len(jax.devices()) < 4, reason="needs four devices: see tests/conftest.py")
 @pytest.mark.parametrize("divided", ["data", "feature"])
-def test_each_device_has_its_part_of_the_states_and_rows_are_all_that_is_sent(example, divided):
+def test_each_device_has_its_part_and_only_rows_are_sent(example, divided):
     mesh = meshes(example, 4)[divided]
     state = example.new_state(mesh, UPDATES)
     before = jax.tree.leaves(state["losses"])[0].addressable_shards[0].data.unsafe_buffer_pointer()

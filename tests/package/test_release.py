@@ -37,7 +37,7 @@ def test_the_changelog_and_the_citation_are_of_this_version():
     assert newest[1] == __version__ or (newest[1] == "Unreleased" and __version__ in newest[2])
 
 
-def test_the_plugin_asks_for_this_package_in_its_own_version_and_is_named_as_it_is_looked_for():
+def test_the_plugin_needs_this_package_in_its_own_version_and_has_the_right_name():
     config = settings("cuda13")
     assert config["project"]["name"].replace("-", "_") == _kernels.PLUGIN
     assert config["tool"]["scikit-build"]["metadata"]["dependencies"]["result"] == [
@@ -53,7 +53,7 @@ def test_the_plugin_asks_for_this_package_in_its_own_version_and_is_named_as_it_
     assert names["__version__"] == "1.2.3"
 
 
-def test_both_packages_are_for_the_same_pythons_and_are_built_with_the_same_headers_and_compiler():
+def test_both_packages_are_for_the_same_pythons_headers_and_compiler():
     main, plugin = settings("."), settings("cuda13")
     assert main["project"]["requires-python"] == plugin["project"]["requires-python"]
     assert main["tool"]["scikit-build"]["wheel"]["packages"] == ["jax_tensorarray"]

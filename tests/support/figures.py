@@ -84,6 +84,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[int, int]]] = {
 }
 
 
+@functools.cache
 def compiled(name: str, transform: str, compile_: Callable[..., str]) -> tuple[str, int]:
     """The HLO of one of these, and the bytes of its buffer."""
     f, shape = FUNCTIONS[name]

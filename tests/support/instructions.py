@@ -8,6 +8,7 @@ Needs Linux on x86-64, and nothing but Python; `jax` would start threads, which 
 """
 
 import ctypes
+import functools
 import importlib.util
 import json
 import os
@@ -174,8 +175,9 @@ def one() -> Buffer:
 
 # --- counting --------------------------------------------------------------------------------------------------
 
-TRACEME, PEEKUSER, SINGLESTEP = 0, 3, 9
-RIP = 16 * 8  # in sys/user.h
+TRACEME, PEEKTEXT, PEEKUSER, POKETEXT, POKEUSER, CONTINUE, KILL, SINGLESTEP = 0, 1, 3, 4, 6, 7, 8, 9
+RIP, RSP = 16 * 8, 19 * 8  # in sys/user.h
+BREAKPOINT, WORD = 0xCC, 2**64
 libc = ctypes.CDLL(None, use_errno=True)
 libc.ptrace.argtypes = (c_int, c_int, c_void_p, c_void_p)
 libc.ptrace.restype = c_int64
@@ -189,8 +191,27 @@ def why_not() -> str:
     return "" if tried.returncode == 0 else f"no process may be traced here: {tried.stderr.splitlines()[-1]}"
 
 
-def instructions_of(call: Callable[[], object], code: range) -> int:
-    """How many instructions with addresses in `code` a call takes, in a child process."""
+def traced(request: int, child: int, at: int | None = None, value: int | None = None) -> int:
+    """The result of a request to `ptrace`, as an unsigned word."""
+    ctypes.set_errno(0)
+    result = libc.ptrace(request, child, at, value)
+    if result == -1 and ctypes.get_errno():
+        raise OSError(ctypes.get_errno(), f"ptrace({request})")
+    return result % WORD
+
+
+def stops(child: int) -> None:
+    """Wait until the child stops as it was told to."""
+    _, status = os.waitpid(child, 0)
+    if not os.WIFSTOPPED(status) or os.WSTOPSIG(status) not in (signal.SIGTRAP, signal.SIGSTOP):
+        raise RuntimeError(f"the kernel ended or was stopped by a signal, with status {status}")
+
+
+def instructions_of(call: Callable[[], object], handler: int, code: range) -> int:
+    """How many instructions with addresses in `code` a call takes, in a child process.
+
+    The child runs until it comes to the handler, and one instruction at a time until it returns from there.
+    """
     child = os.fork()
     if child == 0:
         try:
@@ -200,19 +221,23 @@ def instructions_of(call: Callable[[], object], code: range) -> int:
                 call()
         finally:
             os._exit(0)
-    _, status = os.waitpid(child, 0)
-    if not os.WIFSTOPPED(status):
-        raise RuntimeError(f"the process ended before it could be traced, with status {status}")
-    counted = 0
-    while True:
-        if libc.ptrace(SINGLESTEP, child, None, None) == -1:
-            raise OSError(ctypes.get_errno(), "PTRACE_SINGLESTEP")
-        _, status = os.waitpid(child, 0)
-        if os.WIFEXITED(status):
-            return counted
-        if os.WIFSIGNALED(status) or os.WSTOPSIG(status) != signal.SIGTRAP:
-            raise RuntimeError(f"the kernel was stopped by signal {status >> 8 or status}")
-        counted += libc.ptrace(PEEKUSER, child, RIP, None) in code
+    stops(child)
+    word = traced(PEEKTEXT, child, handler)
+    traced(POKETEXT, child, handler, word & ~0xFF | BREAKPOINT)
+    traced(CONTINUE, child)
+    stops(child)
+    traced(POKETEXT, child, handler, word)
+    traced(POKEUSER, child, RIP, handler)
+    back = traced(PEEKTEXT, child, traced(PEEKUSER, child, RSP))
+    counted, at = 0, handler
+    while at != back:
+        counted += at in code
+        traced(SINGLESTEP, child)
+        stops(child)
+        at = traced(PEEKUSER, child, RIP)
+    traced(KILL, child)
+    os.waitpid(child, 0)
+    return counted
 
 
 def code_of(path: Path) -> range:
@@ -238,21 +263,21 @@ def count(path: Path) -> dict[str, int]:
     pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
     pointer_of.restype, pointer_of.argtypes = c_void_p, (ctypes.py_object, c_char_p)
     handlers = {
-        target.removeprefix("jax_tensorarray_"): ctypes.CFUNCTYPE(c_void_p, c_void_p)(
-            pointer_of(stages["execute"], None)
-        )
+        target.removeprefix("jax_tensorarray_"): pointer_of(stages["execute"], None)
         for target, stages in module.registrations().items()
     }
     code = code_of(path)
     counts = {}
     for name, (handler, made) in cases().items():
-        address = ctypes.addressof(keep(made))
-        counts[name] = instructions_of(lambda: handlers[handler](address), code)  # noqa: B023
+        address, function = ctypes.addressof(keep(made)), handlers[handler]
+        call = functools.partial(ctypes.CFUNCTYPE(c_void_p, c_void_p)(function), address)
+        counts[name] = instructions_of(call, function, code)
     return counts
 
 
 if __name__ == "__main__":
     if len(sys.argv) == 1:
-        instructions_of(lambda: None, range(0))  # whether that is allowed
+        function = ctypes.cast(libc.abs, c_void_p).value or 0
+        instructions_of(functools.partial(libc.abs, -1), function, range(0))  # whether that is allowed
     else:
         print(json.dumps(count(Path(sys.argv[1]).resolve())))

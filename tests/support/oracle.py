@@ -91,6 +91,16 @@ def ta_check(index: Any, size: Any, *, where: Any = None, mode: str | None = Non
     return np.array(live, np.int32).reshape(index.shape)
 
 
+def visiting_order(index: Any, where: Any, size: int, *, reverse: bool) -> np.ndarray:
+    """The positions of an index `[*batch, count]` sorted by row, and by when they are visited: strays come last."""
+    order = np.zeros(index.shape, np.int32)
+    for b in np.ndindex(index.shape[:-1]):
+        takes_part = np.full(index.shape[-1], True) if where is None else where[b]
+        keys = [int(i) if w and 0 <= i < size else size for i, w in zip(index[b], takes_part, strict=True)]
+        order[b] = sorted(range(len(keys))[:: -1 if reverse else 1], key=keys.__getitem__)
+    return order
+
+
 # --- arithmetic of every dtype ---------------------------------------------------------------------------------
 
 

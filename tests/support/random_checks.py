@@ -3,14 +3,8 @@
 import hypothesis.strategies as st
 import jax.numpy as jnp
 import numpy as np
-from random_programs import (
-    BATCH,
-    STATE,
-    THETA,
-    expected,
-    loss,
-    outputs,
-)
+from random_machines import THETA, expected, loss, outputs
+from random_programs import BATCH, STATE
 
 
 def total(program, machine):

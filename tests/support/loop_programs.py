@@ -1,0 +1,304 @@
+"""Programs with loops, run by the library and by Python, and their derivatives."""
+
+import functools
+import types
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import unrolled
+from jax import lax
+from list_model import ListArray
+
+import jax_tensorarray as ta
+from jax_tensorarray import TensorArray, ta_add, ta_read, ta_swap, ta_write
+
+MAX = 6  # steps
+ROWS = 6
+
+# --- one program, run by the library and by Python -------------------------------------------------------------
+
+
+def python_while(cond_fun, body_fun, carry, *, max_steps=MAX):
+    taken = 0
+    while (max_steps is None or taken < max_steps) and cond_fun(carry):
+        carry, taken = body_fun(carry), taken + 1
+    return carry
+
+
+def python_fori(lower, upper, body_fun, carry, *, max_steps=MAX):
+    for i in range(int(lower), int(upper))[:max_steps]:
+        carry = body_fun(i, carry)
+    return carry
+
+
+def python_scan(f, carry, xs):
+    ys = []
+    for x in xs:
+        carry, y = f(carry, x)
+        ys.append(y)
+    return carry, jnp.stack(ys)
+
+
+def library(residuals="auto", checkpoint=jax.checkpoint):
+    options = {"max_steps": MAX, "residuals": residuals}
+    return types.SimpleNamespace(
+        while_loop=functools.partial(ta.while_loop, **options),
+        fori_loop=functools.partial(ta.fori_loop, **options),
+        lax_scan=lax.scan,
+        cond=lax.cond,
+        switch=lax.switch,
+        checkpoint=checkpoint,
+        read=ta_read,
+        write=ta_write,
+        add=ta_add,
+        swap=ta_swap,
+        array=TensorArray.from_array,
+        select=jnp.where,
+        truth=jnp.asarray,
+    )
+
+
+OURS = library()
+PYTHON = types.SimpleNamespace(
+    while_loop=python_while,
+    fori_loop=python_fori,
+    lax_scan=python_scan,
+    cond=lambda p, yes, no, *xs: yes(*xs) if p else no(*xs),
+    switch=lambda k, branches, *xs: branches[min(max(int(k), 0), len(branches) - 1)](*xs),
+    checkpoint=lambda f: f,
+    read=unrolled.ta_read,
+    write=unrolled.ta_write,
+    add=unrolled.ta_add,
+    swap=unrolled.ta_swap,
+    array=lambda rows, dynamic_size=None, max_size=None: ListArray.from_array(rows, max_size),
+    select=lambda p, x, y: x if p else y,
+    truth=bool,
+)
+
+#: name -> function of (lib, p, n) that gives a vector. p is [2 + ROWS], n the number of steps asked for.
+#: These are what the grammar of tests/support/random_programs.py makes never or seldom.
+PROGRAMS: dict[str, Any] = {}
+
+
+def program(f):
+    PROGRAMS[f.__name__] = f
+    return f
+
+
+def vector(*arrays):
+    return jnp.concatenate([jnp.ravel(jnp.asarray(a, float)) for a in arrays])
+
+
+def split(p):
+    return p[0], p[1], p[2:]
+
+
+def counted(lib, n, step, *carry):
+    """`carry = step(i, *carry)` n times."""
+    return lib.while_loop(lambda c: c[0] < n, lambda c: (c[0] + 1, *step(*c)), (0, *carry))[1:]
+
+
+@program
+def until_converged(lib, p, n):
+    x, w, _ = split(p)
+    a = 1.5 + x * x  # it takes three steps or so
+    root = lib.while_loop(lambda y: jnp.abs(y * y - a) > 1e-3 / (1 + n), lambda y: (y + a / y) / 2, 1 + w * w)
+    return vector(root, root**2)
+
+
+@program
+def carries_of_every_kind(lib, p, n):
+    """A pytree; integers, a bool and a complex number; what is not used, not changed, or has its gradient stopped."""
+    x, w, b = split(p)
+
+    def step(i, c, k, flag, z, y, same, unused):
+        dead = jnp.exp(unused) + lib.read(c["rows"], i)
+        del dead
+        stopped = lax.stop_gradient(lib.read(c["rows"], i // 2)) + lax.stop_gradient(y)
+        new = {"rows": lib.write(c["rows"], i, c["pair"][0]), "pair": (c["pair"][1] * w, [jnp.sin(c["pair"][0])][0])}
+        z = z * jnp.exp(1j * w) + y
+        y = lib.select(flag, y * jnp.real(z), jnp.sin(jnp.imag(z)) * k) * same + stopped
+        return new | {"none": None}, (3 * k + i) % 7, lib.truth(k % 2 == 0), z, y, same, unused + y
+
+    start = {"rows": b, "pair": (x, w), "none": None}, 1, lib.truth(True), x + 1j * b[0], w, x, 0.0
+    c, k, flag, z, y, _, _ = counted(lib, n, step, *start)
+    return vector(c["rows"], *c["pair"], k, flag, jnp.real(z), jnp.imag(z), y)
+
+
+@program
+def a_tensorarray_in_the_carry_and_one_that_is_closed_over(lib, p, n):
+    x, w, b = split(p)
+    closed = lib.array(jnp.sin(b))
+
+    def step(i, ta, y):
+        y = jnp.sin(ta.read(i // 2) + y * w * closed.read(i)) * closed.read(0)
+        return ta.write(i, y * x).write(0, ta.read(i)), y
+
+    array, y = counted(lib, n, step, lib.array(b.reshape(3, 2).repeat(2, axis=0)), jnp.stack([x, w]))
+    return vector(array.stack(), y)
+
+
+@program
+def appends_and_pops(lib, p, n):
+    x, w, b = split(p)
+    size = n + 2 if lib is PYTHON else jnp.asarray(n, jnp.int32) + 2
+
+    def step(ta):  # two more rows, one less
+        ta, last = ta.append(x * w).append(jnp.sin(ta.read(ta.size() - 1) * w)).pop()
+        return ta.write(ta.size() - 1, last + ta.read(0))
+
+    start = lib.array(b[:2], dynamic_size=True, max_size=12)
+    array = lib.while_loop(lambda ta: ta.size() < size, step, start)
+    return vector(array.stack(), array.size())
+
+
+@program
+def a_branch(lib, p, n):
+    x, w, b = split(p)
+
+    def step(i, y, b):
+        b = lib.cond(jnp.sin(9 * y) > 0, lambda b: lib.write(b, i, y * lib.read(b, i // 2)), lambda b: b, b)
+        branches = [
+            lambda y, b: (y, lib.add(b, 0, w)),
+            lambda y, b: (jnp.sin(y * lib.read(b, i, where=lib.truth(i != 3))), b),
+            lambda y, b: lib.swap(b, 1, y)[::-1],
+        ]
+        y, b = lib.switch((i * i + 1) % 3, branches, y, b)
+        return jnp.cos(y * w + lib.read(b, i)), b
+
+    return vector(*counted(lib, n, step, x, b))
+
+
+@program
+def a_loop_in_a_loop(lib, p, n):
+    x, w, b = split(p)
+
+    def step(i, y, b):
+        y, b = counted(
+            lib, i, lambda j, y, b: (jnp.sin(y + lib.read(b, j)) * w, lib.add(b, (i + j) % ROWS, y * x)), y, b
+        )
+        return y, lib.write(b, i, y)
+
+    return vector(*counted(lib, n, step, x, b))
+
+
+@program
+def a_loop_that_depends_on_the_data_in_a_loop(lib, p, n):
+    x, w, b = split(p)
+
+    def step(i, y):
+        z = lib.while_loop(lambda z: jnp.abs(z) < 0.5 + 0.2 * i, lambda z: z * 1.5 + w * y, y)
+        return (jnp.cos(z) * lib.read(b, i),)
+
+    return vector(*counted(lib, n, step, x))
+
+
+@program
+def counted_by_fori_loop_with_weights_that_are_closed_over(lib, p, n):
+    x, w, b = split(p)
+    weights = jnp.outer(b, b)
+
+    def step(i, c):
+        y, b = c
+        return jnp.sin(y * w + lib.read(b, i - 1)), jnp.tanh(weights @ lib.write(b, i - 1, y))
+
+    return vector(*lib.fori_loop(1, n + 1, step, (x, b)))
+
+
+@program
+def in_a_branch_of_a_scan_of_jax(lib, p, n):
+    x, w, b = split(p)
+
+    def f(c, row):
+        def loop(y, b):
+            return counted(lib, n, lambda i, y, b: (jnp.sin(y * w + lib.read(b, i)), lib.write(b, i, row * x)), y, b)
+
+        y, b = lib.cond(n > 1, loop, lambda y, b: (y * w, b), *c)
+        return (y, b), y
+
+    (y, b), ys = lib.lax_scan(f, (x, b), b[:2])
+    return vector(y, b, ys)
+
+
+@program
+def a_checkpointed_loop(lib, p, n):
+    """And a checkpointed body, which reads two versions of a buffer."""
+
+    def step(i, w, x, y, b):
+        new, old = lib.swap(b, i, y * lib.read(b, i))
+        return jnp.sin(old * w + lib.read(b, i) + lib.read(new, i // 2)) * x, lib.add(new, 1, old)
+
+    def loop(x, w, b):
+        return counted(lib, n, lambda i, y, b: lib.checkpoint(functools.partial(step, i))(w, x, y, b), x, b)
+
+    return vector(*lib.checkpoint(loop)(*split(p)))
+
+
+# --- derivatives ----------------------------------------------------------------------------------------------
+
+_rng = np.random.default_rng(0)
+POINT = _rng.uniform(0.3, 0.9, 2 + ROWS)
+DIRECTION = _rng.normal(size=POINT.shape)
+STEPS = (0, 4, MAX, MAX + 3)  # none, some, all, cut short
+TOLERANCE = 1e-12
+
+
+def weights(k):
+    return jnp.asarray(np.linspace(-1.0, 1.2, k))
+
+
+@functools.cache
+def _expected(name, n, order, point):
+    f = functools.partial(PROGRAMS[name], PYTHON, n=n)
+    for _ in range(order):
+        f = jax.jacfwd(f)
+    return np.asarray(f(jnp.asarray(point)))
+
+
+def expected(name, n, order, point=POINT):
+    """The derivative of an order, of the loop unrolled: [outputs, inputs, ...]."""
+    return _expected(name, int(n), order, tuple(map(float, point)))
+
+
+def weighted(d):
+    """The derivative of the weighted sum of the outputs."""
+    return np.tensordot(weights(len(d)), d, 1)
+
+
+def loss(f):
+    def weighted_sum(p, *args):
+        y = f(p, *args)
+        return jnp.vdot(weights(len(y)), y)
+
+    return weighted_sum
+
+
+def gradient(f):
+    return jax.grad(loss(f))
+
+
+def assert_close(found, wanted, message=""):
+    scale = max(1.0, np.max(np.abs(wanted), initial=0.0))
+    np.testing.assert_allclose(found, wanted, rtol=TOLERANCE, atol=TOLERANCE * scale, err_msg=message)
+
+
+def pushed(f):
+    return lambda p: jax.jvp(f, (p,), (jnp.asarray(DIRECTION),))[1]
+
+
+def along(d):
+    return d @ DIRECTION
+
+
+def weighted_along(d):
+    return weighted(d) @ DIRECTION
+
+
+BATCH_STEPS = np.array([4, 0, MAX + 3, 1])
+POINTS = POINT + 0.05 * _rng.normal(size=(4, 2 + ROWS))
+
+
+def up_to(n):
+    return lambda c: c[0] < n
