@@ -10,6 +10,7 @@ import jax
 
 _BITS = {"pred": 8, "bf16": 16, "f8e4m3fn": 8, "f8e5m2": 8, "token": 0}
 _SHAPE = re.compile(r"\b([a-z]\w*)\[([\d,]*)\]")
+_LAYOUT = re.compile(r"\]\{([\d,]*)")
 _COMPUTATION = re.compile(r"^\s*(?:ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
 _OPERATION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\(")
 _CALLED = re.compile(r"\b(?:body|condition|to_apply|calls|true_computation|false_computation)=%?([\w.\-]+)")
@@ -57,7 +58,10 @@ def array_bytes(shape: str) -> float:
 
 
 class Instruction(NamedTuple):
-    """One line of HLO, parsed. `arrays` are the arrays of its result: one, or several for a tuple."""
+    """One line of HLO, parsed. `arrays` are the arrays of its result: one, or several for a tuple.
+
+    `layout` has the axes of the first one, the fastest first, as XLA writes them: `2,1,0`.
+    """
 
     name: str
     opcode: str
@@ -65,6 +69,7 @@ class Instruction(NamedTuple):
     operands: tuple[str, ...]
     attributes: str
     is_root: bool
+    layout: str = ""
 
     @property
     def num_bytes(self) -> float:
@@ -148,7 +153,9 @@ def _parsed(line: str) -> Instruction | None:
     inside = line[match.end() : end]
     operands = re.findall(r"%([\w.\-]+)", inside) if opcode != "parameter" else [inside]
     arrays = tuple(f"{dtype}[{dims}]" for dtype, dims in _SHAPE.findall(shape))
-    return Instruction(name, opcode, arrays, tuple(operands), line[end + 1 :], line.lstrip().startswith("ROOT "))
+    layout = match.group(1) if (match := _LAYOUT.search(shape)) else ""
+    is_root = line.lstrip().startswith("ROOT ")
+    return Instruction(name, opcode, arrays, tuple(operands), line[end + 1 :], is_root, layout)
 
 
 def _operands_end(line: str, start: int) -> int:
@@ -175,6 +182,25 @@ def operations_in_loops(hlo: str) -> Iterator[Instruction]:
             elif any(updated):
                 i = i._replace(arrays=tuple(x for x, is_old in zip(i.arrays, updated, strict=False) if not is_old))
             yield i
+
+
+def loops_only(hlo: str) -> str:
+    """Return the computations that loops run, and the tables of lines above them, as XLA has written them."""
+    program = Hlo(hlo)
+    kept, todo = set(), [callee for loop in program.loops.values() for callee in loop.callees()]
+    while todo:
+        if (name := todo.pop()) not in kept:
+            kept.add(name)
+            todo += [callee for i in program.computations.get(name, {}).values() for callee in i.callees()]
+    lines, shown = [], True
+    for line in hlo.splitlines():
+        if match := _COMPUTATION.match(line):
+            shown = match.group(1) in kept
+        if shown:
+            lines.append(line)
+        shown = shown or line.startswith("}")
+    lines += [line for line in hlo.splitlines() if " while(" in line and line not in lines]
+    return "\n".join(lines)
 
 
 class Frame(NamedTuple):

@@ -4,9 +4,10 @@ import contextlib
 import os
 import textwrap
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 from jax.extend.core import jaxpr_as_fun
@@ -15,6 +16,7 @@ from jax_tensorarray import _compat, in_place
 from jax_tensorarray._hlo import buffers as hlo_buffers
 from jax_tensorarray.inspect._advice import OF_JAXLIB
 from jax_tensorarray.inspect._copies import (
+    MIN_BYTES,
     LoopCopies,
     LoopCopy,
     copies_in,
@@ -24,8 +26,8 @@ from jax_tensorarray.inspect._copies import (
     what_it_is,
 )
 
-#: Smaller buffers are ignored by default.
-MIN_BYTES = 4096
+#: Slower than this many times as long is no noise.
+_SLOWER = 1.15
 
 #: A copy that costs less than this part of the worst one is counted, not listed.
 _NOISE = 1e-3
@@ -48,12 +50,20 @@ class Trial(NamedTuple):
     before: float | None
     after: float | None
 
+    @property
+    def is_slower(self) -> bool:
+        """Whether the program takes longer under `in_place`, by more than noise."""
+        return self.before is not None and self.after is not None and self.after > _SLOWER * self.before
+
     def __str__(self) -> str:
         text = "nothing left to copy" if not self.left else f"{self.left} of them left"
         if self.before is None or self.after is None:
-            return text
+            return f"{text}; not timed"
+        times = f"{milliseconds(self.before)} -> {milliseconds(self.after)}"
+        if self.is_slower:
+            return f"slower, {times}; {text}"
         gain = f"{self.before / self.after:.1f} times as fast" if self.after < self.before else "no faster"
-        return f"{text}; {milliseconds(self.before)} -> {milliseconds(self.after)}, {gain}"
+        return f"{text}; {times}, {gain}"
 
 
 @dataclass
@@ -91,10 +101,16 @@ class Report:
         """All operations on whole buffers, sorted by the bytes they move, most first."""
         return sorted((copy for case in self.cases for copy in case.copies), key=cost, reverse=True)
 
-    def try_in_place(self, *, timed: bool = True, progress: Callable[[str], None] = lambda text: None) -> None:
+    @property
+    def slower(self) -> list[Case]:
+        """The programs that `try_in_place` has found to be slower under `in_place`: leave them as they are."""
+        return [case for case in self.cases if case.trial is not None and case.trial.is_slower]
+
+    def try_in_place(self, *, timed: bool = True, progress: Callable[[str], None] = lambda text: None) -> Self:
         """Try `in_place` on each program: count the copies that are left and, if `timed`, measure the gain.
 
         A program is run on zeros, and only if it has no side effects and XLA knows how many steps its loops take.
+        Returns the report itself.
         """
         for n, case in enumerate(self.cases, 1):
             progress(f"trying in_place on {case.program} ({n} of {len(self.cases)})")
@@ -106,6 +122,7 @@ class Report:
             except Exception as error:  # whatever it is, the report goes on
                 case.failed = f"{type(error).__name__}: {error}".splitlines()[0]
         progress("")
+        return self
 
     def as_json(self) -> dict[str, Any]:
         """Return the report as numbers and strings."""
@@ -122,6 +139,12 @@ class Report:
     def __str__(self) -> str:
         return self.text(False)
 
+    def _repr_html_(self) -> str:
+        """Be shown by notebooks as the page that `--html` writes."""
+        from jax_tensorarray.inspect._page import fragment
+
+        return fragment(self)
+
     def text(self, colours: bool) -> str:
         """Return the report in 79 columns."""
 
@@ -133,7 +156,9 @@ class Report:
         of_jaxlib = ["", OF_JAXLIB] if self.loops and _compat.small_loops_are_quadratic() else []
         if not self.cases:
             return "\n".join([compiled + (", all in place: none copies a buffer." if self.loops else "."), *of_jaxlib])
-        lines = [bold(f"{compiled}: {self.loops - self.in_place} copy whole buffers, {self.in_place} do not.")]
+        lines = [bold(line) for line in textwrap.wrap(first_of_all(self), WIDTH)]
+        lines += [bold(f"{compiled}: {self.loops - self.in_place} copy whole buffers, {self.in_place} do not.")]
+        compiled_times = times_compiled(self)
         for number, (case, worth) in enumerate(worth_listing(self), 1):
             lines += ["", bold(f"{number}. {case.program}: {total_cost(worth)}")]
             if case.trial is not None:
@@ -141,10 +166,10 @@ class Report:
             elif case.failed:
                 lines += _wrapped(f"in_place could not be tried: {case.failed}")
             for copies in alike(worth):
-                lines += ["", *_described(copies)]
-        if small := len(self.copies) - sum(len(copies) for _, copies in worth_listing(self)):
+                lines += ["", *_described(copies, compiled_times[place_of(copies[0])])]
+        if small := sum(cost(copy) < least_cost(self) for copy in self.copies):
             lines += ["", f"{small} more move less than a thousandth of the first, and are not listed."]
-        if any(case.trial is not None for case in self.cases):
+        if any(case.trial is not None and not case.trial.is_slower for case in self.cases):
             lines += ["", "To keep what was tried, write jax.jit(jax_tensorarray.in_place(f))."]
         return "\n".join([*lines, *of_jaxlib])
 
@@ -154,11 +179,38 @@ def cost(copy: LoopCopy) -> int:
     return copy.num_bytes * (copy.steps or 1)
 
 
+def first_of_all(report: Report) -> str:
+    """Return what a reader must know first: which programs are slower under `in_place`; else an empty text."""
+    slower = "; ".join(f"{case.program} ({case.trial})" for case in report.slower)
+    return f"Leave as it is what in_place makes slower: {slower}." if slower else ""
+
+
+def least_cost(report: Report) -> float:
+    """Return the bytes below which a copy is not listed: a thousandth of the worst."""
+    return _NOISE * max((cost(copy) for copy in report.copies), default=0)
+
+
+def place_of(copy: LoopCopy) -> Any:
+    """Return what copies have in common that are one for the reader, in whichever program and for whichever shapes."""
+    return copy.file, copy.line, copy.kind, copy.in_gradient
+
+
+def times_compiled(report: Report) -> Counter[Any]:
+    """Return in how many programs each line copies a buffer."""
+    return Counter(place for case in report.cases for place in {place_of(copy) for copy in case.copies})
+
+
 def worth_listing(report: Report) -> list[tuple[Case, list[LoopCopy]]]:
-    """Return the programs, each with its copies that move at least a thousandth of the worst."""
-    least = _NOISE * max((cost(copy) for copy in report.copies), default=0)
-    listed = ((case, [copy for copy in case.copies if cost(copy) >= least]) for case in report.cases)
-    return [(case, copies) for case, copies in listed if copies]
+    """Return the programs, each with its copies that move at least a thousandth of the worst.
+
+    A line that is compiled several times, such as for several shapes, stands in the first of them.
+    """
+    least, seen, listed = least_cost(report), set[Any](), []
+    for case in report.cases:
+        copies = [copy for copy in case.copies if cost(copy) >= least and place_of(copy) not in seen]
+        seen |= {place_of(copy) for copy in copies if copy.file}
+        listed += [(case, copies)] if copies else []
+    return listed
 
 
 def total_cost(copies: Sequence[LoopCopy]) -> str:
@@ -175,22 +227,23 @@ def alike(copies: Sequence[LoopCopy]) -> list[list[LoopCopy]]:
     return list(found.values())
 
 
-def _described(copies: Sequence[LoopCopy]) -> list[str]:
+def _described(copies: Sequence[LoopCopy], compiled: int) -> list[str]:
     copy = copies[0]
     lines = [f"   {name_of_file(copy.file)}:{copy.line}" if copy.file else "   a line that XLA does not tell"]
     if copy.code:
         lines.append(f"       {copy.code}"[:WIDTH])
-    return [*lines, *_wrapped(what_and_how_often(copies)), *_wrapped(copy.advice)]
+    return [*lines, *_wrapped(what_and_how_often(copies, compiled)), *_wrapped(copy.advice)]
 
 
-def what_and_how_often(copies: Sequence[LoopCopy]) -> str:
-    """Describe copies that are alike in one sentence."""
+def what_and_how_often(copies: Sequence[LoopCopy], compiled: int) -> str:
+    """Describe copies that are alike, on a line that is compiled so many times, in one sentence."""
     copy = copies[0]
+    again = f" It is compiled {compiled} times." if compiled > 1 and copy.file else ""
     steps = f"{copy.steps} steps" if copy.steps else "steps that XLA cannot count"
     times = f" ({len(copies)} times)" if len(copies) > 1 else ""
     if copy.for_gradient:
-        return f"{what_it_is(copy)}{times}."
-    return f"{what_it_is(copy)}{times}: {readable(copy.num_bytes)} a step, {steps}."
+        return f"{what_it_is(copy)}{times}.{again}"
+    return f"{what_it_is(copy)}{times}: {readable(copy.num_bytes)} a step, {steps}.{again}"
 
 
 def _wrapped(text: str) -> list[str]:
@@ -305,7 +358,10 @@ def _tried(case: Case, timed: bool) -> Trial:
     if not (timed and case.ends) or case.jaxpr.effects:
         return Trial(left, None, None)
     zeros = [jax.numpy.zeros(a.shape, a.dtype) for a in types]
-    return Trial(left, _seconds(before, zeros), _seconds(after, zeros))
+    as_is, healed = _seconds(before, zeros), _seconds(after, zeros)
+    if healed > as_is:  # or the machine was busy meanwhile
+        as_is, healed = min(as_is, _seconds(before, zeros)), min(healed, _seconds(after, zeros))
+    return Trial(left, as_is, healed)
 
 
 def _seconds(f: Callable[..., Any], args: Sequence[Any], limit: float = 1.0) -> float:

@@ -213,6 +213,49 @@ def test_watching_sees_programs_of_a_block_and_of_nothing_else():
     np.testing.assert_allclose(got, jax.grad(plain)(X))
 
 
+def test_a_line_that_is_compiled_for_several_shapes_is_listed_once_where_it_costs_most():
+    def train(x):
+        return jax.grad(lambda x: loss(lambda b, i, row: b.at[i].set(row), lambda b, i: b[i], x))(x)
+
+    with watch() as report:
+        for n in (100, 300, 200):
+            jax.jit(train)(jnp.ones((n, 32)))
+    assert [case.copies[0].shape for case in report.cases] == [(300, 32), (200, 32), (100, 32)]
+    text = " ".join(str(report).split())
+    assert re.findall(r"\d\. train: ", text) == ["1. train: "]
+    assert "(300, 32)" not in text and "float64[300, 32]" in text and "[200, 32]" not in text
+    assert text.count("299 steps. It is compiled 3 times.") == len({copy.in_gradient for copy in report.copies})
+    assert "are not listed" not in text
+
+
+def test_what_is_slower_under_in_place_comes_first_and_none_left_is_no_praise():
+    with watch() as report:
+        fresh(jax.grad(plain))(X)
+    assert report.try_in_place(timed=False) is report
+    (case,) = report.cases
+    assert "under in_place: nothing left to copy; not timed" in str(report)
+    assert report.slower == []
+    for after, first in ((0.020, "Leave as it is what in_place makes slower:"), (0.011, "no faster"), (0.001, "fast")):
+        case.trial = case.trial._replace(before=0.010, after=after)
+        shown = [str(report), page(report, "a page").partition("<h1>")[2], report._repr_html_()]
+        assert bool(report.slower) == (after == 0.020)
+        assert str(report).startswith(first) == bool(report.slower)
+        for text in shown:
+            assert first in text
+            assert ("To keep what was tried" in text) == (not report.slower)
+            assert text.index("10 ms") < text.index("compiled") or not report.slower
+
+
+def test_a_notebook_shows_the_page():
+    with watch() as report:
+        fresh(jax.grad(plain))(X)
+    shown = report._repr_html_()
+    assert shown.startswith('<div class="jta"><style>') and shown.endswith("</div>")
+    assert "<body" not in shown
+    assert '<span class="hit">' in shown
+    assert "`" not in shown and "<code>b[i]</code>" in shown
+
+
 @pytest.mark.parametrize(
     ("version", "flags", "says"),
     [
