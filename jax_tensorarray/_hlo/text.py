@@ -185,21 +185,21 @@ def operations_in_loops(hlo: str) -> Iterator[Instruction]:
 
 
 def loops_only(hlo: str) -> str:
-    """Return the computations that loops run, and the tables of lines above them, as XLA has written them."""
+    """Return the computations that have loops or that loops run, and the tables of lines above, as XLA has written."""
     program = Hlo(hlo)
-    kept, todo = set(), [callee for loop in program.loops.values() for callee in loop.callees()]
+    kept = {name for name, found in program.computations.items() if any(i.opcode == "while" for i in found.values())}
+    todo = [callee for loop in program.loops.values() for callee in loop.callees()]
+    seen: set[str] = set()
     while todo:
-        if (name := todo.pop()) not in kept:
-            kept.add(name)
+        if (name := todo.pop()) not in seen:
+            seen.add(name)
             todo += [callee for i in program.computations.get(name, {}).values() for callee in i.callees()]
     lines, shown = [], True
     for line in hlo.splitlines():
         if match := _COMPUTATION.match(line):
-            shown = match.group(1) in kept
+            shown = match.group(1) in kept | seen
         if shown:
             lines.append(line)
-        shown = shown or line.startswith("}")
-    lines += [line for line in hlo.splitlines() if " while(" in line and line not in lines]
     return "\n".join(lines)
 
 

@@ -27,7 +27,7 @@ from jax_tensorarray.inspect._copies import (
 )
 
 #: Slower than this many times as long is no noise.
-_SLOWER = 1.15
+SLOWER = 1.15
 
 #: A copy that costs less than this part of the worst one is counted, not listed.
 _NOISE = 1e-3
@@ -53,7 +53,7 @@ class Trial(NamedTuple):
     @property
     def is_slower(self) -> bool:
         """Whether the program takes longer under `in_place`, by more than noise."""
-        return self.before is not None and self.after is not None and self.after > _SLOWER * self.before
+        return self.before is not None and self.after is not None and self.after > SLOWER * self.before
 
     def __str__(self) -> str:
         text = "nothing left to copy" if not self.left else f"{self.left} of them left"
