@@ -5,7 +5,6 @@ import functools
 import importlib.abc
 import importlib.machinery
 import sys
-import threading
 import types
 import warnings
 from collections.abc import Callable, Sequence
@@ -25,21 +24,12 @@ _KEPT = "__jax_tensorarray_in_place__"
 _OURS = "__jax_tensorarray_jit__"
 
 
-class _Tracing(threading.local):
-    """Whether a function is being traced under `in_place`, which also repairs the functions jitted meanwhile."""
-
-    now = False
-
-
-_tracing = _Tracing()
-
-
 @functools.wraps(_jit)
 def jit_in_place(*fun: Any, **options: Any) -> Any:
     """Be `jax.jit`, but put the function under `in_place`."""
     if not fun:
         return functools.partial(jit_in_place, **options)
-    if _tracing.now or not callable(fun[0]):
+    if not callable(fun[0]):
         return _jit(*fun, **options)
     jitted: Any = _jit(_under_in_place(fun[0]), *fun[1:], **options)
     jitted.__wrapped__ = fun[0]
@@ -72,13 +62,10 @@ def _made_under_in_place(fun: Callable[..., Any]) -> Callable[..., Any]:
                 given[k] = arg
             return fun(*given[: len(args)], **dict(zip(kwargs, given[len(args) :], strict=True)))
 
-        before, _tracing.now = _tracing.now, True
         try:
             return in_place(of_traced)(*(given[k] for k in traced))
         except Exception:  # run it unchanged: if the error is its own, it raises it again
             return fun(*args, **kwargs)
-        finally:
-            _tracing.now = before
 
     if isinstance(fun, functools.partial):  # JAX calls it by the name of the function inside
         healed.__name__ = getattr(fun.func, "__name__", healed.__name__)

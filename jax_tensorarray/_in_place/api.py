@@ -16,6 +16,9 @@ from jax_tensorarray._loops.choosing import Request, repairs_first
 from jax_tensorarray._loops.from_jax import check_max_steps
 from jax_tensorarray._loops.strategy import Strategy
 
+#: JAX's own, also where another function stands in its place.
+_jit = jax.jit
+
 
 @overload
 def in_place(
@@ -171,7 +174,7 @@ class _InPlace:
 def _compiled(fun: Callable[..., Any], request: Request, static: arguments.Static) -> Any:
     """Return the function, jitted, with its loops repaired."""
     # Inlined: within another jit it is as if the equations stood there.
-    jit = functools.partial(jax.jit, inline=True, **static.options)
+    jit = functools.partial(_jit, inline=True, **static.options)
     plain = jit(arguments.with_constants(fun))
 
     @arguments.with_constants

@@ -59,11 +59,17 @@ class Trial(NamedTuple):
         text = "nothing left to copy" if not self.left else f"{self.left} of them left"
         if self.before is None or self.after is None:
             return f"{text}; not timed"
-        times = f"{milliseconds(self.before)} -> {milliseconds(self.after)}"
         if self.is_slower:
-            return f"slower, {times}; {text}"
+            return f"slower, {self.times}; {text}"
         gain = f"{self.before / self.after:.1f} times as fast" if self.after < self.before else "no faster"
-        return f"{text}; {times}, {gain}"
+        return f"{text}; {self.times}, {gain}"
+
+    @property
+    def times(self) -> str:
+        """The times before and after, if it could be run."""
+        if self.before is None or self.after is None:
+            return ""
+        return f"{milliseconds(self.before)} -> {milliseconds(self.after)}"
 
 
 @dataclass
@@ -181,7 +187,7 @@ def cost(copy: LoopCopy) -> int:
 
 def first_of_all(report: Report) -> str:
     """Return what a reader must know first: which programs are slower under `in_place`; else an empty text."""
-    slower = "; ".join(f"{case.program} ({case.trial})" for case in report.slower)
+    slower = ", ".join(f"{case.program} ({case.trial.times})" for case in report.slower if case.trial)
     return f"Leave as it is what in_place makes slower: {slower}." if slower else ""
 
 

@@ -155,6 +155,8 @@ def test_modules_that_are_imported_later_are_hooked_until_the_end(write):
     for _ in range(2):
         hook.uninstall()
     again = in_place_package("waves.four")
+    # While something else is traced, too.
+    assert is_in_place(lambda x: importlib.import_module("waves.four").f(x), X)
     assert is_in_place(importlib.import_module("waves.four").f, X)
     assert is_in_place(importlib.reload(sys.modules["waves.four"]).f, X)
     again.uninstall()
