@@ -268,18 +268,18 @@ class _Buffers(Hlo):
         """Return whether a copy changes the order of the axes in memory."""
         if copy.opcode == "fusion":
             return any(part.opcode == "transpose" for part in self._parts(copy))
-        return self.computations[computation][copy.operands[0]].layout != copy.layout
+        source = self.computations[computation].get(copy.operands[0])
+        return source is not None and source.layout != copy.layout
 
     def _twice(self, body: str) -> set[Array]:
         """Return the buffers that a loop, or a branch in it, returns in several places: `return new, new`."""
         found: set[Array] = set()
         for computation in self.reachable([body], into_loops=False):
-            root = self.root(computation)
-            if root.opcode == "tuple":
-                made = [made.name for name in root.operands if (made := self._made(computation, name))]
-                found |= {
-                    self.buffers.find((computation, name, 0)) for name, times in Counter(made).items() if times > 1
-                }
+            root, names = self.root(computation), self.computations[computation]
+            inner = [names[name] for name in root.operands if name in names]  # on a TPU branches return a tuple in one
+            for returned in (i for i in (root, *inner) if i.opcode == "tuple"):
+                made = Counter(made.name for name in returned.operands if (made := self._made(computation, name)))
+                found |= {self.buffers.find((computation, name, 0)) for name, times in made.items() if times > 1}
         return found
 
     def _is_broadcast(self, computation: str, i: Instruction) -> bool:
