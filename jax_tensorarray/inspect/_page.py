@@ -15,8 +15,9 @@ from jax_tensorarray.inspect._copies import LoopCopy, advice_of
 from jax_tensorarray.inspect._kept import LISTED, in_all
 from jax_tensorarray.inspect._text import milliseconds, readable
 from jax_tensorarray.inspect._watch import (
-    Case,
+    Listed,
     Report,
+    again,
     alike,
     cost,
     first_of_all,
@@ -107,10 +108,10 @@ def _of(report: Report) -> str:
     text = f"{report.programs} programs were compiled, with {report.loops} loops"
     text = summary(report, text) if report.cases or report.loops else f"{text}."
     listed, compiled = worth_listing(report), times_compiled(report)
-    worst = max((sum(map(cost, group)) for _, copies in listed for group in alike(copies)), default=0)
+    worst = max((sum(map(cost, group)) for one in listed for group in alike(one.copies)), default=0)
     body = [f'<p class="slower">{escape(first)}</p>'] if (first := first_of_all(report)) else []
     body.append(f"<p>{escape(text)}</p>")
-    body += [_case(number, case, copies, worst, compiled) for number, (case, copies) in enumerate(listed, 1)]
+    body += [_case(number, one, worst, compiled) for number, one in enumerate(listed, 1)]
     if not report.cases:
         body.append("<p>No loop copies a buffer.</p>" if report.loops else "<p>There are no loops.</p>")
     elif is_to_keep(report):
@@ -120,8 +121,9 @@ def _of(report: Report) -> str:
     return "\n".join(body)
 
 
-def _case(number: int, case: Case, copies: Sequence[LoopCopy], worst: int, compiled: Counter[Any]) -> str:
-    parts = [f"<section><h2>{number}. {escape(case.program)}: {escape(headline(case, copies))}</h2>"]
+def _case(number: int, listed: Listed, worst: int, compiled: Counter[Any]) -> str:
+    case = listed.case
+    parts = [f"<section><h2>{number}. {escape(case.program)}: {escape(headline(listed))}</h2>"]
     if case.trial is not None:
         parts.append(f"<p>{escape(f'{case.trial.how}: {case.trial}')}.</p>")
         if case.trial.growth:
@@ -134,15 +136,17 @@ def _case(number: int, case: Case, copies: Sequence[LoopCopy], worst: int, compi
             parts.append(f"<table>{''.join(bars)}</table>")
     elif case.failed:
         parts.append(f"<p><code>in_place</code> could not be tried: {escape(case.failed)}</p>")
-    groups = alike(copies)
+    groups = alike(listed.copies)
     for where in dict.fromkeys((group[0].file, group[0].line) for group in groups):
         here = [group for group in groups if (group[0].file, group[0].line) == where]
         parts.append(_place(*where, here, worst, compiled))
-    for arguments in _arguments.alike(case.copies.arguments):
-        parts.append(_line(arguments[0].file, arguments[0].line, _arguments.sentences(arguments)))
+    for arguments in _arguments.alike(listed.arguments):
+        texts = _arguments.sentences(arguments, again(compiled[place_of(arguments[0])]))
+        parts.append(_line(arguments[0].file, arguments[0].line, texts))
     if case.loop is not None:
-        parts.append(_line(case.loop.file, case.loop.line, [OF_GROWTH]))
-    if is_kept_listed(case, copies):
+        texts = [*filter(None, [again(compiled[place_of(case.loop)])]), OF_GROWTH]
+        parts.append(_line(case.loop.file, case.loop.line, texts))
+    if is_kept_listed(listed):
         kept = "".join(f"<li>{escape(k.at(k.file and name_of_file(k.file)))}</li>" for k in case.copies.kept[:LISTED])
         parts.append(f"<p>{escape(in_all(case.copies.kept))}</p><ul>{kept}</ul>")
         if case.trial is not None and case.trial.memory:

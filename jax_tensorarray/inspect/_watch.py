@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from jax_tensorarray import _compat
 from jax_tensorarray._hlo import buffers as hlo_buffers
@@ -166,22 +166,24 @@ class Report:
         lines = [bold(line) for line in textwrap.wrap(first_of_all(self), WIDTH)]
         lines += [bold(line) for line in textwrap.wrap(summary(self, compiled), WIDTH)]
         compiled_times = times_compiled(self)
-        for number, (case, worth) in enumerate(worth_listing(self), 1):
-            lines += ["", *map(bold, textwrap.wrap(f"{number}. {case.program}: {headline(case, worth)}", WIDTH))]
+        for number, listed in enumerate(worth_listing(self), 1):
+            case = listed.case
+            lines += ["", *map(bold, textwrap.wrap(f"{number}. {case.program}: {headline(listed)}", WIDTH))]
             if case.trial is not None:
                 lines += _wrapped(f"{case.trial.how}: {case.trial}")
                 lines += _wrapped(how_it_grows(case.trial)) if case.trial.growth else []
                 lines += _wrapped(OF_GRADIENT) if case.copies.kept and not case.trial.helps else []
             elif case.failed:
                 lines += _wrapped(f"in_place could not be tried: {case.failed}")
-            for copies in alike(worth):
+            for copies in alike(listed.copies):
                 lines += ["", *_described(copies, compiled_times[place_of(copies[0])])]
-            for arguments in _arguments.alike(case.copies.arguments):
-                texts = map(_wrapped, _arguments.sentences(arguments))
-                lines += ["", *_place(arguments[0]), *(line for wrapped in texts for line in wrapped)]
+            for arguments in _arguments.alike(listed.arguments):
+                texts = _arguments.sentences(arguments, again(compiled_times[place_of(arguments[0])]))
+                lines += ["", *_place(arguments[0]), *(line for text in texts for line in _wrapped(text))]
             if case.loop is not None:
-                lines += ["", *_place(case.loop), *_wrapped(OF_GROWTH)]
-            if is_kept_listed(case, worth):
+                text = f"{again(compiled_times[place_of(case.loop)])} {OF_GROWTH}"
+                lines += ["", *_place(case.loop), *_wrapped(text.strip())]
+            if is_kept_listed(listed):
                 lines += _what_is_kept(case)
         if small := sum(cost(copy) < least_cost(self) for copy in self.copies):
             lines += ["", f"{small} more move less than a thousandth of the first, and are not listed."]
@@ -212,26 +214,48 @@ def least_cost(report: Report) -> float:
     return _NOISE * max((cost(copy) for copy in report.copies), default=0)
 
 
-def place_of(copy: LoopCopy) -> Any:
-    """Return what copies have in common that are one for the reader, in whichever program and for whichever shapes."""
-    return copy.file, copy.line, copy.kind, copy.in_gradient
+#: What a report says of a line.
+_Finding = LoopCopy | ArgumentCopy | Place
+
+
+def place_of(found: _Finding) -> Any:
+    """Return what findings have in common that are one for the reader, whatever their programs and shapes."""
+    if isinstance(found, LoopCopy):
+        return found.file, found.line, found.kind, found.in_gradient
+    return (found.file, found.line, *((found.cause, found.name) if isinstance(found, ArgumentCopy) else ()))
+
+
+def _found(case: Case) -> list[_Finding]:
+    return [*case.copies, *case.copies.arguments, *([] if case.loop is None else [case.loop])]
 
 
 def times_compiled(report: Report) -> Counter[Any]:
-    """Return in how many programs each line copies a buffer."""
-    return Counter(place for case in report.cases for place in {place_of(copy) for copy in case.copies})
+    """Return in how many programs something is found in a line."""
+    return Counter(place for case in report.cases for place in {place_of(found) for found in _found(case)})
 
 
-def worth_listing(report: Report) -> list[tuple[Case, list[LoopCopy]]]:
+class Listed(NamedTuple):
+    """A program, and what a report says of it: all that is not listed before."""
+
+    case: Case
+    copies: list[LoopCopy]
+    arguments: list[ArgumentCopy]
+
+
+def worth_listing(report: Report) -> list[Listed]:
     """Return the programs, each with its copies that move at least a thousandth of the worst.
 
     A line that is compiled several times, such as for several shapes, stands in the first of them.
     """
     least, seen, listed = least_cost(report), set[Any](), []
     for case in report.cases:
-        copies = [copy for copy in case.copies if cost(copy) >= least and place_of(copy) not in seen]
-        seen |= {place_of(copy) for copy in copies if copy.file}
-        listed += [(case, copies)] if copies or case.copies.arguments or not case.copies else []
+        new = [found for found in _found(case) if place_of(found) not in seen]
+        copies = [copy for copy in new if isinstance(copy, LoopCopy) and cost(copy) >= least]
+        arguments = [copy for copy in new if isinstance(copy, ArgumentCopy)]
+        loops = [found for found in new if isinstance(found, Place)]
+        shown: list[_Finding] = [*copies, *arguments, *loops]
+        seen |= {place_of(found) for found in shown if found.file}
+        listed += [Listed(case, copies, arguments)] if shown else []
     return listed
 
 
@@ -246,18 +270,19 @@ def summary(report: Report, compiled: str) -> str:
     return text
 
 
-def headline(case: Case, worth: Sequence[LoopCopy]) -> str:
+def headline(listed: Listed) -> str:
     """Say what is wrong with a program."""
+    case, worth, arguments = listed
     growth = None if case.trial is None or case.trial.growth is None else case.trial.growth[0]
     first = max(worth, key=cost, default=None)
     if first is not None and first.for_gradient:
         return what_it_is(first)
-    if first is not None and not case.copies.arguments:
+    if first is not None and not arguments:
         keeps = f", the gradient keeps {_kept.total(case.copies.kept)}" if any(c.for_gradient for c in worth) else ""
         grows = f"; {growth.of_size}, {growth.of_time}" if growth is not None else ""
         return f"{total_cost(worth)}{keeps}{grows}"
-    if case.copies.arguments:
-        return headline_of_arguments(case.copies.arguments)
+    if arguments:
+        return headline_of_arguments(arguments)
     return str(growth)
 
 
@@ -281,9 +306,9 @@ def alike(copies: Sequence[LoopCopy]) -> list[list[LoopCopy]]:
     return list(found.values())
 
 
-def is_kept_listed(case: Case, worth: Sequence[LoopCopy]) -> bool:
+def is_kept_listed(listed: Listed) -> bool:
     """Return whether to list what the gradient keeps: if it is much, or if there is a buffer among it."""
-    return any(copy.for_gradient for copy in worth) or _kept.worth_listing(case.copies.kept)
+    return any(copy.for_gradient for copy in listed.copies) or _kept.worth_listing(listed.case.copies.kept)
 
 
 def _what_is_kept(case: Case) -> list[str]:
@@ -309,15 +334,20 @@ def _described(copies: Sequence[LoopCopy], compiled: int) -> list[str]:
     return [*_place(copy), *_wrapped(what_and_how_often(copies, compiled)), *_wrapped(advice_of(copy))]
 
 
+def again(compiled: int) -> str:
+    """Say in how many programs a line is, if there are several."""
+    return f"It is compiled {compiled} times." if compiled > 1 else ""
+
+
 def what_and_how_often(copies: Sequence[LoopCopy], compiled: int) -> str:
     """Describe copies that are alike, on a line that is compiled so many times, in one sentence."""
     copy = copies[0]
-    again = f" It is compiled {compiled} times." if compiled > 1 and copy.file else ""
+    more = f" {again(compiled)}" if compiled > 1 and copy.file else ""
     steps = f"{copy.steps} steps" if copy.steps else "steps that XLA cannot count"
     times = f" ({len(copies)} times)" if len(copies) > 1 else ""
     if copy.for_gradient:
-        return f"{what_it_is(copy)}{times}.{again}"
-    return f"{what_it_is(copy)}{times}: {readable(copy.num_bytes)} a step, {steps}.{again}"
+        return f"{what_it_is(copy)}{times}.{more}"
+    return f"{what_it_is(copy)}{times}: {readable(copy.num_bytes)} a step, {steps}.{more}"
 
 
 def _wrapped(text: str) -> list[str]:
