@@ -185,11 +185,16 @@ def _compared(options: argparse.Namespace) -> int:
             if status:
                 return status
     as_is, healed = found
-    left = sum(len(case["copies"]) for case in healed["cases"])
-    before = sum(len(case["copies"]) for case in as_is["cases"])
+    (before, left), (arguments, arguments_left) = (
+        [sum(len(case[what]) for case in run["cases"]) for run in found] for what in ("copies", "arguments")
+    )
     compiling = as_is["compiling"], healed["compiling"]
     seconds = as_is["seconds"] - compiling[0], healed["seconds"] - compiling[1]
-    operations = f"{before} operations on whole buffers in loops as it is, {left} under in_place"
+    counted = [f"{before} operations on whole buffers in loops as it is, {left} under in_place"]
+    if arguments:
+        are = "arguments are" if arguments > 1 else "argument is"
+        counted.append(f"{arguments} {are} copied in every call as it is, {arguments_left} under in_place")
+    operations = "; ".join(counted if before or left else counted[-1:])
     times = f"{seconds[0]:.1f} s as it is, {seconds[1]:.1f} s under in_place"
     times += f", besides {compiling[0]:.1f} s and {compiling[1]:.1f} s of compilation"
     slower = seconds[1] > max(SLOWER * seconds[0], seconds[0] + _IMPORTS)
@@ -205,7 +210,7 @@ def _compared(options: argparse.Namespace) -> int:
     if options.html:
         page = html_of_two(fragments[0], fragments[1], options.script, f"{lines[0]}; {lines[1]}.", seconds)
         options.html.write_text(page, encoding="utf-8")
-    return int(options.fail and bool(left))
+    return int(options.fail and bool(healed["cases"]))
 
 
 @contextlib.contextmanager

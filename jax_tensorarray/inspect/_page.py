@@ -10,7 +10,7 @@ from typing import Any
 
 from jax_tensorarray import _compat
 from jax_tensorarray.inspect import _arguments
-from jax_tensorarray.inspect._advice import OF_GROWTH, OF_JAXLIB
+from jax_tensorarray.inspect._advice import OF_GRADIENT, OF_GROWTH, OF_JAXLIB
 from jax_tensorarray.inspect._copies import LoopCopy, advice_of
 from jax_tensorarray.inspect._kept import LISTED, in_all
 from jax_tensorarray.inspect._text import milliseconds, readable
@@ -128,6 +128,8 @@ def _case(number: int, listed: Listed, worst: int, compiled: Counter[Any]) -> st
         parts.append(f"<p>{escape(f'{case.trial.how}: {case.trial}')}.</p>")
         if case.trial.growth:
             parts.append(f"<p>{escape(how_it_grows(case.trial))}.</p>")
+        if case.copies.kept and not case.trial.helps:
+            parts.append(f"<p>{escape(OF_GRADIENT)}</p>")
         if case.trial.before and case.trial.after:
             longest = max(case.trial.before, case.trial.after)
             cured = "bar" if case.trial.is_slower else "bar cured"

@@ -51,6 +51,13 @@ if __name__ == "__main__":
     sys.exit(int(sys.argv[1]) if sys.argv[1:] else 0)
 """
 
+#: A step that copies its argument in every call.
+COUNTING = """
+    count, counts = jax.jit(lambda c, i: (c.at[i].add(1.0), c[i]), donate_argnums=0), jnp.ones(2000)
+    for i in range(3):
+        counts, _ = count(counts, i)
+"""
+
 
 @pytest.fixture
 def folder(tmp_path):
@@ -159,6 +166,7 @@ def test_healing_runs_it_twice_and_says_what_was_gained(folder, monkeypatch, cap
     program = PROGRAM.replace(
         "small(jnp", "import waves\n    print(waves.swell(jnp.ones((300, 64))).sum())\n    small(jnp"
     )
+    program = program.replace("    sys.exit", COUNTING + "    sys.exit")
     (folder / "program.py").write_text(program)
     monkeypatch.chdir(folder)
     assert main(["--heal", "--fail", "--html", "page.html", "--json", "report.json", "program.py"]) == 0
@@ -169,6 +177,7 @@ def test_healing_runs_it_twice_and_says_what_was_gained(folder, monkeypatch, cap
     assert re.search(
         r"--- program\.py: (slower: .*?)?\d+ operations on whole buffers in loops as it is, 0", report, re.S
     )
+    assert "1 argument is copied in every call as it is, 0 under in_place" in report
     assert "To keep what waves gains, begin with jax_tensorarray.in_place_package('waves')." in report
     as_is, healed = json.loads((folder / "report.json").read_text()).values()
     assert as_is["packages"] == healed["healed"] == ["waves"] and healed["cases"] == []
