@@ -33,6 +33,7 @@ from jax_tensorarray._ops.read import ta_read
 from jax_tensorarray._ops.stack import ta_stack
 from jax_tensorarray._ops.swap import ta_swap
 from jax_tensorarray._ops.write import ta_write
+from jax_tensorarray._package import in_place_package
 
 _compat.hide_own_frames()
 _compat.install_forwarding_transposes(registry.ENTRIES)
@@ -67,6 +68,7 @@ __all__ = [
     "foldr",
     "fori_loop",
     "in_place",
+    "in_place_package",
     "inspect",
     "map_fn",
     "map_structure",

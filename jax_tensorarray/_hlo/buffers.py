@@ -31,8 +31,9 @@ class Finding(NamedTuple):
     """An operation on a whole buffer; `buffer` is the same for all versions of one.
 
     `at` are instructions that tell the line of Python, the best first. `swapped` means that the buffer changes its
-    place in the carry. `steps` is how often it happens in one run of the program, if XLA knows. `whole` are
-    instructions that compute something else from all rows of the copied buffer.
+    place in the carry, `twice` that it is in several places. `steps` is how often it happens in one run of the program,
+    if XLA knows. `whole` are instructions that compute something else from all rows of the copied buffer. `transposed`
+    means that the copy has another order of axes in memory.
     """
 
     kind: str
@@ -43,6 +44,8 @@ class Finding(NamedTuple):
     swapped: bool
     steps: int | None = None
     whole: Sequence[Instruction] = ()
+    twice: bool = False
+    transposed: bool = False
 
 
 def findings(hlo: str) -> Iterator[Finding]:
@@ -68,13 +71,14 @@ class _Buffers(Hlo):
                     users.setdefault(name, []).append(i)
         self.buffers: UnionFind[Array] = UnionFind()
         self.by_rows: set[Array] = set()
+        self.selects: list[tuple[Array, list[Array]]] = []
         self.loops_in = {body: self._loops_in(body) for body in self.loops}
         self.invariant = {body: self._invariant(body) for body in self.loops}
         self.in_loops = set(self.reachable(self.loops))
         for computation, found in self.computations.items():
             for instruction in found.values():
                 self._join_arrays_of(computation, instruction)
-        self.by_rows = {self.buffers.find(array) for array in self.by_rows}
+        self._look_behind_selects()
 
     def _steps(self, body: str) -> int | None:
         """Return how many steps a loop takes in total, over all steps of the loops around it."""
@@ -151,6 +155,8 @@ class _Buffers(Hlo):
             self._moves_rows(computation, operands[0], update.arrays[0])
         elif i.opcode in _READS:
             self._moves_rows(computation, operands[0], i.arrays[0])
+        elif i.opcode == "select":
+            self.selects.append((here, [(computation, case.name, 0) for case in operands[1:]]))
         elif i.opcode == "custom-call":
             self._join_call(computation, i)
         elif i.opcode == "while":
@@ -186,6 +192,18 @@ class _Buffers(Hlo):
         if hlo_text.array_bytes(rows) < hlo_text.array_bytes(buffer.arrays[0]):
             self.by_rows.add((computation, buffer.name, 0))
 
+    def _look_behind_selects(self) -> None:
+        """Count as read by rows what a select takes, if the result is: `select(p, b, 0)[i]` reads a row of `b`.
+
+        The transpose of a select does so. The cases need not be versions of one buffer, so they are not joined.
+        """
+        self.by_rows = {self.buffers.find(array) for array in self.by_rows}
+        found: set[Array] | None = None
+        while found is None or not found <= self.by_rows:
+            self.by_rows |= found or set()
+            selected = (cases for result, cases in self.selects if self.buffers.find(result) in self.by_rows)
+            found = {self.buffers.find(case) for cases in selected for case in cases}
+
     # --- what is done to them ---
 
     def findings(self) -> Iterator[Finding]:
@@ -196,13 +214,16 @@ class _Buffers(Hlo):
             carried = set(slots.values()) & self.by_rows
             changing = Counter(buffer for k, buffer in slots.items() if k not in self.invariant[body])
             moving = {buffer for buffer, places in changing.items() if places > 1}
+            twice = moving & self._twice(body)
             steps = self._steps(body)
             for computation in self.reachable([body], into_loops=False):
                 if computation not in seen:
                     seen.add(computation)
                     for instruction in self.computations[computation].values():
                         for finding in self._of(computation, instruction, carried, moving):
-                            yield finding._replace(at=[*finding.at, loop], steps=steps)
+                            of_two = finding.buffer in twice
+                            swapped = finding.swapped and not of_two
+                            yield finding._replace(at=[*finding.at, loop], steps=steps, swapped=swapped, twice=of_two)
 
     def _of(self, computation: str, i: Instruction, carried: set[Array], moving: set[Array]) -> Iterator[Finding]:
         if self._is_copy(i):
@@ -212,7 +233,8 @@ class _Buffers(Hlo):
             ):
                 at = [*self._updates_of(computation, i), *self._maker(computation, i.operands[0]), i]
                 whole = self._whole_uses(computation, source)
-                yield Finding("copy", i, i.arrays[0], source, at, source in moving, whole=whole)
+                turned = self._is_transposed(computation, i)
+                yield Finding("copy", i, i.arrays[0], source, at, source in moving, whole=whole, transposed=turned)
             return
         if self._is_broadcast(computation, i):
             source = self.buffers.find((computation, i.operands[0], 0))
@@ -242,6 +264,24 @@ class _Buffers(Hlo):
         return opcodes <= {"copy", "copy-start"} or (
             i.opcode == "fusion" and opcodes <= {"copy", "bitcast", "transpose", "parameter"}
         )
+
+    def _is_transposed(self, computation: str, copy: Instruction) -> bool:
+        """Return whether a copy changes the order of the axes in memory."""
+        if copy.opcode == "fusion":
+            return any(part.opcode == "transpose" for part in self._parts(copy))
+        source = self.computations[computation].get(copy.operands[0])
+        return source is not None and source.layout != copy.layout
+
+    def _twice(self, body: str) -> set[Array]:
+        """Return the buffers that a loop, or a branch in it, returns in several places: `return new, new`."""
+        found: set[Array] = set()
+        for computation in self.reachable([body], into_loops=False):
+            root, names = self.root(computation), self.computations[computation]
+            inner = [names[name] for name in root.operands if name in names]  # on a TPU branches return a tuple in one
+            for returned in (i for i in (root, *inner) if i.opcode == "tuple"):
+                made = Counter(made.name for name in returned.operands if (made := self._made(computation, name)))
+                found |= {self.buffers.find((computation, name, 0)) for name, times in made.items() if times > 1}
+        return found
 
     def _is_broadcast(self, computation: str, i: Instruction) -> bool:
         """Return whether `i` repeats an array, or is a fusion that does nothing else."""

@@ -13,6 +13,7 @@ _BITS = {"pred": 8, "bf16": 16, "f8e4m3fn": 8, "f8e5m2": 8, "token": 0}
 #: An array type: its element type and its dimensions.
 SHAPE = re.compile(r"\b([a-z]\w*)\[([\d,]*)\]")
 
+_LAYOUT = re.compile(r"\]\{([\d,]*)")
 _COMPUTATION = re.compile(r"^\s*(?:ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
 _OPERATION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\(")
 _CALLED = re.compile(r"\b(?:body|condition|to_apply|calls|true_computation|false_computation)=%?([\w.\-]+)")
@@ -60,7 +61,10 @@ def array_bytes(shape: str) -> float:
 
 
 class Instruction(NamedTuple):
-    """One line of HLO, parsed. `arrays` are the arrays of its result: one, or several for a tuple."""
+    """One line of HLO, parsed. `arrays` are the arrays of its result: one, or several for a tuple.
+
+    `layout` has the axes of the first one, the fastest first, as XLA writes them: `2,1,0`.
+    """
 
     name: str
     opcode: str
@@ -68,6 +72,7 @@ class Instruction(NamedTuple):
     operands: tuple[str, ...]
     attributes: str
     is_root: bool
+    layout: str = ""
 
     @property
     def num_bytes(self) -> float:
@@ -155,7 +160,9 @@ def _parsed(line: str) -> Instruction | None:
     inside = line[match.end() : end]
     operands = re.findall(r"%([\w.\-]+)", inside) if opcode != "parameter" else [inside]
     arrays = tuple(f"{dtype}[{dims}]" for dtype, dims in SHAPE.findall(shape))
-    return Instruction(name, opcode, arrays, tuple(operands), line[end + 1 :], line.lstrip().startswith("ROOT "))
+    layout = match.group(1) if (match := _LAYOUT.search(shape)) else ""
+    is_root = line.lstrip().startswith("ROOT ")
+    return Instruction(name, opcode, arrays, tuple(operands), line[end + 1 :], is_root, layout)
 
 
 def _operands_end(line: str, start: int) -> int:
@@ -201,6 +208,30 @@ def element(get_tuple_element: Instruction) -> int:
     """Return which element of a tuple an instruction gets."""
     match = re.search(r"index=(\d+)", get_tuple_element.attributes)
     return int(match.group(1)) if match else 0
+
+
+def loops_only(hlo: str) -> str:
+    """Return the computations that have loops or that loops run, and the tables of lines above, as XLA has written.
+
+    Of a program without loops it is all.
+    """
+    program = Hlo(hlo)
+    if not program.loops:
+        return hlo
+    kept = {name for name, found in program.computations.items() if any(i.opcode == "while" for i in found.values())}
+    todo = [callee for loop in program.loops.values() for callee in loop.callees()]
+    seen: set[str] = set()
+    while todo:
+        if (name := todo.pop()) not in seen:
+            seen.add(name)
+            todo += [callee for i in program.computations.get(name, {}).values() for callee in i.callees()]
+    lines, shown = [], True
+    for line in hlo.splitlines():
+        if match := _COMPUTATION.match(line):
+            shown = match.group(1) in kept | seen
+        if shown:
+            lines.append(line)
+    return "\n".join(lines)
 
 
 class Frame(NamedTuple):

@@ -21,6 +21,9 @@ from jax_tensorarray._loops.strategy import Strategy
 #: Libraries with primitives of their own. The module of that name has rules for them.
 RULES_OF_LIBRARIES = {"equinox"}
 
+#: JAX's own, also where another function stands in its place.
+_jit = jax.jit
+
 
 @overload
 def in_place(
@@ -176,7 +179,7 @@ class _InPlace:
 def compiled(fun: Callable[..., Any], request: Request, static: arguments.Static) -> Any:
     """Return the function, jitted, with its loops repaired."""
     # Inlined: within another jit it is as if the equations stood there.
-    jit = functools.partial(jax.jit, inline=True, **static.options)
+    jit = functools.partial(_jit, inline=True, **static.options)
     plain = jit(arguments.with_constants(fun))
 
     @arguments.with_constants

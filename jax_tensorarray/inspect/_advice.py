@@ -4,6 +4,11 @@
 ADVICE = {
     "swapped": "The buffer changes its place in the carry (`return (b, a)`), which moves it in memory. Keep each in "
     "its place: exchange rows, or let the number of the step say which of two is read and which written.",
+    "twice": "The loop carries one buffer in several places (`return new, new`), and XLA copies what has been written "
+    "for each of them. Carry it once, and use it where the others are used. in_place does so.",
+    "layout": "{} needs the axes of the buffer in another order than that in which the loop keeps it, so XLA moves all "
+    "of it in every step. Keep it in the order of the product: for einsum('bhd,blhd->bhl', q, cache) as "
+    "[batch, heads, length, dim], not as [batch, length, heads, dim]. in_place does so.",
     "checkpoint": "jax.checkpoint runs the body again in the backward pass, for which each step keeps the whole "
     "buffer. Read by ta_read, write by ta_write, and give it the policy checkpoint_policies.save_reads.",
     "select_vmap": "jax.vmap of a cond or a while_loop whose predicate is batched runs both sides. It selects between "
@@ -41,6 +46,8 @@ ADVICE = {
 #: The causes by the names that reports print. Each is a heading of `docs/reasons.md`, and stays the same.
 NAMES = {
     "swapped": "changes-places",
+    "twice": "carried-twice",
+    "layout": "layout-of-a-product",
     "checkpoint": "checkpoint-keeps-buffers",
     "select_vmap": "batched-choice",
     "select": "whole-select",

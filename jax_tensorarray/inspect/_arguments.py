@@ -79,11 +79,11 @@ def alike(copies: Sequence[ArgumentCopy]) -> list[list[ArgumentCopy]]:
     return list(found.values())
 
 
-def sentences(copies: Sequence[ArgumentCopy]) -> list[str]:
-    """Describe arguments that are alike, and say what to do."""
+def sentences(copies: Sequence[ArgumentCopy], again: str = "") -> list[str]:
+    """Describe arguments that are alike, and say what to do. `again` says that other programs copy them too."""
     more = f"{len(copies) - LISTED} more are copied there." if len(copies) > LISTED else ""
     described = [f"{what_is_copied(copy)}." for copy in copies[:LISTED]]
-    return [*described, *filter(None, [more]), copies[0].advice]
+    return [*described, *filter(None, [more, again]), copies[0].advice]
 
 
 def headline_of_arguments(copies: Sequence[ArgumentCopy]) -> str:

@@ -1,6 +1,7 @@
 """Find what makes a loop quadratic: the whole buffers that it copies in every step."""
 
 import contextlib
+import itertools
 import linecache
 import math
 import operator
@@ -8,6 +9,7 @@ import re
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -21,8 +23,14 @@ from jax_tensorarray.inspect._arguments import ArgumentCopy, alike, argument_cop
 from jax_tensorarray.inspect._kept import LISTED, Kept, in_all, kept_for_gradient, worth_listing
 from jax_tensorarray.inspect._text import dtype_of, readable, shape_of
 
+#: Smaller buffers are ignored by default.
+MIN_BYTES = 4096
+
 #: Columns of a report.
 _WIDTH = 100
+
+#: Folders of libraries.
+_PACKAGES = {"site-packages", "dist-packages"}
 
 _WHAT = {
     "copy": "a copy of the buffer",
@@ -100,13 +108,15 @@ class LoopCopies(list[LoopCopy]):
     """A list of `LoopCopy`, which prints as a report.
 
     Attributes:
+      smaller: how many operations are left out, on buffers smaller than `min_bytes`.
       memory: if a gradient keeps buffers, how many bytes XLA needs for all its temporary arrays, as it is and under
         `in_place`; else None.
-      kept: what a gradient keeps of each step of a scan, buffers or not, the largest first. A report lists it if it
-        takes a mebibyte, or if there is a buffer among it.
+      kept: what a gradient keeps of each step of a scan, buffers or not, the largest first, if it takes `min_bytes` in
+        all. A report lists it if it takes a mebibyte, or if there is a buffer among it.
       arguments: of a jitted function the arguments that it copies in every call in order to change a few rows.
     """
 
+    smaller: int = 0
     memory: tuple[int, int] | None = None
     kept: Sequence[Kept] = ()
     arguments: Sequence[ArgumentCopy] = ()
@@ -116,7 +126,8 @@ class LoopCopies(list[LoopCopy]):
 
     def _of_loops(self) -> list[str]:
         if not self:
-            return ["No loop copies a buffer that it carries, or makes all of it anew."]
+            smaller = f", but for {self.smaller} smaller than min_bytes" if self.smaller else ""
+            return [f"No loop copies a buffer that it carries, or makes all of it anew{smaller}."]
         total = sum(copy.num_bytes for copy in self)
         number = f"{len(self)} operations on whole buffers" if len(self) > 1 else "1 operation on a whole buffer"
         lines = [f"{number} in loops, {readable(total)} a step:"]
@@ -127,6 +138,8 @@ class LoopCopies(list[LoopCopy]):
                 lines.append(text + (f" ({times} times)" if times > 1 else ""))
                 lines += [f"    {code}"] if code else []
             lines += textwrap.wrap(advice, _WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+        if self.smaller:
+            lines += ["", f"{self.smaller} more, on buffers smaller than min_bytes."]
         return lines
 
     def _of_arguments(self) -> list[str]:
@@ -148,7 +161,9 @@ class LoopCopies(list[LoopCopy]):
         return lines
 
 
-def loop_copies(f: Callable[..., Any], *args: Any, min_bytes: int = 0, platform: str | None = None) -> LoopCopies:
+def loop_copies(
+    f: Callable[..., Any], *args: Any, min_bytes: int = MIN_BYTES, platform: str | None = None
+) -> LoopCopies:
     """List the operations in the loops of any JAX function that touch a whole buffer in every step.
 
     A loop of T steps is quadratic if it copies a buffer of T rows. `f` is compiled for `args`, not run, and the
@@ -163,8 +178,8 @@ def loop_copies(f: Callable[..., Any], *args: Any, min_bytes: int = 0, platform:
       f: a function of arrays, or pytrees of them, jitted or not. For a gradient give `jax.grad(f)`. Bind keyword
         arguments with `functools.partial`.
       args: its arguments: arrays, or `jax.ShapeDtypeStruct`s. Small ones will do, but XLA makes no loop of one step.
-      min_bytes: buffers smaller than this are left out. By default all are examined, so that small examples show
-        what large ones do.
+      min_bytes: buffers smaller than this are left out, and only counted. A small example, with 0, shows what a large
+        one does.
       platform: None for the one that `f` runs on here, or `"cpu"`, `"cuda"` (an H100) or `"tpu"` (a v5e). No such
         device is needed: XLA's compiler for it is enough. Arrays divided among devices are taken for whole ones.
 
@@ -181,10 +196,10 @@ def loop_copies(f: Callable[..., Any], *args: Any, min_bytes: int = 0, platform:
     >>> from jax_tensorarray.inspect import loop_copies
     >>> def cumulated(write, xs):
     ...     return jax.lax.fori_loop(1, 20, lambda i, ys: write(ys, i, jnp.sin(xs[i])), xs).sum()
-    >>> xs = jax.ShapeDtypeStruct((20, 4), jnp.float32)
+    >>> xs = jax.ShapeDtypeStruct((20, 64), jnp.float32)
     >>> plain = loop_copies(jax.grad(lambda xs: cumulated(lambda ys, i, x: ys.at[i].set(x), xs)), xs)
     >>> plain[0].kind, plain[0].dtype, plain[0].shape, plain[0].in_gradient
-    ('copy', 'float32', (20, 4), True)
+    ('copy', 'float32', (20, 64), True)
     >>> print(loop_copies(jax.grad(lambda xs: cumulated(ta_write, xs)), xs))
     No loop copies a buffer that it carries, or makes all of it anew.
     """
@@ -222,7 +237,9 @@ def copies_in(hlo: str, min_bytes: int, findings: Sequence[hlo_buffers.Finding] 
     frames = hlo_text.frames(hlo)
     findings = list(hlo_buffers.findings(hlo)) if findings is None else findings
     kinds = {(finding.buffer, _special(finding) or finding.kind) for finding in findings}
-    return LoopCopies(_described(finding, kinds, frames) for finding in findings if counts(finding, min_bytes))
+    found = LoopCopies(_described(finding, kinds, frames) for finding in findings if counts(finding, min_bytes))
+    found.smaller = sum(counts(finding, 0) for finding in findings) - len(found)
+    return found
 
 
 def counts(finding: hlo_buffers.Finding, min_bytes: int) -> bool:
@@ -305,8 +322,8 @@ def _cause(finding: hlo_buffers.Finding, kinds: Set[tuple[hlo_buffers.Array, str
         return "kept"
     if finding.kind in ("sum", "anew", "save"):
         return finding.kind
-    if finding.swapped:
-        return "swapped"
+    if finding.swapped or finding.twice:
+        return "swapped" if finding.swapped else "twice"
     if (finding.buffer, "select") in kinds or names[0].endswith("jit(_where)/select_n"):
         return "select_vmap" if any("vmap(" in name for name in names) else "select"
     if any("/checkpoint" in name or "/rematted_computation" in name for name in names):
@@ -315,7 +332,7 @@ def _cause(finding: hlo_buffers.Finding, kinds: Set[tuple[hlo_buffers.Array, str
         if (finding.buffer, also) in kinds:
             return also
     if finding.whole and not any("transpose(" in name for name in names):
-        return "whole"
+        return "layout" if finding.transposed else "whole"
     if any(re.search(r"/ta_\w+$", name) for name in names):
         return "ours"
     return "gradient" if any("transpose(" in name for name in names) else "beside"
@@ -336,7 +353,34 @@ def _lines_of_the_user(
     finding: hlo_buffers.Finding, frames: Callable[[str], list[hlo_text.Frame]]
 ) -> Iterator[hlo_text.Frame]:
     """Yield lines outside of JAX and of this library, the likeliest first."""
+    around = frames(finding.at[-1].attributes)
     for i in finding.at:
         # JAX traces this part of its scan once, so its innermost line is the first scan of the process.
         of_any_scan = re.search(r"/jit\(dynamic_(update_)?index_in_dim\)/", i.op_name)
-        yield from frames(i.attributes)[1 if of_any_scan else 0 :]
+        lines = frames(i.attributes)[1 if of_any_scan else 0 :]
+        yield from _calls_of_bind(lines, around) if lines and _binds(lines[0]) else lines
+
+
+def _binds(line: hlo_text.Frame) -> bool:
+    """Return whether a line binds a primitive of somebody's own: its lines say nothing about the loop."""
+    return re.search(r"bind\(", linecache.getline(line.file, line.line)) is not None
+
+
+def _calls_of_bind(lines: list[hlo_text.Frame], around: list[hlo_text.Frame]) -> list[hlo_text.Frame]:
+    """Return the lines from the one in the loop that calls the library whose primitive is bound in the first line.
+
+    If the loop is in that library too, it is the line that calls the file of the primitive, or the function.
+    """
+    same = sum(1 for _ in itertools.takewhile(operator.truth, map(operator.eq, reversed(lines), reversed(around))))
+    in_loop = [(k, line, _library(line.file)) for k, line in enumerate(lines[: len(lines) - same])]
+    (_, first, library), *callers = in_loop or [(0, lines[0], None)]
+    from_outside = (k for k, _, of in callers if library and of != library)
+    from_another_file = (k for k, line, _ in callers if line.file != first.file)
+    from_another_line = (k for k, line, _ in callers if not _binds(line))
+    return lines[next(itertools.chain(from_outside, from_another_file, from_another_line), 0) :]
+
+
+def _library(file: str) -> str | None:
+    """Return the folder or the file, among Python's packages, that a file belongs to."""
+    parts = Path(file).parts
+    return next((name for folder, name in itertools.pairwise(parts) if folder in _PACKAGES), None)

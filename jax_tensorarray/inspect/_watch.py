@@ -4,9 +4,10 @@ import contextlib
 import os
 import textwrap
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 from jax_tensorarray import _compat
 from jax_tensorarray._hlo import buffers as hlo_buffers
@@ -15,6 +16,7 @@ from jax_tensorarray.inspect import _arguments, _kept
 from jax_tensorarray.inspect._advice import OF_GRADIENT, OF_GROWTH, OF_JAXLIB
 from jax_tensorarray.inspect._arguments import ArgumentCopy, Calls, Program, argument_copies, headline_of_arguments
 from jax_tensorarray.inspect._copies import (
+    MIN_BYTES,
     LoopCopies,
     LoopCopy,
     advice_of,
@@ -26,9 +28,6 @@ from jax_tensorarray.inspect._copies import (
 from jax_tensorarray.inspect._kept import Place
 from jax_tensorarray.inspect._text import readable
 from jax_tensorarray.inspect._trial import Trial, grows, tried
-
-#: Smaller buffers are ignored by default.
-MIN_BYTES = 4096
 
 #: A copy that costs less than this part of the worst one is counted, not listed.
 _NOISE = 1e-3
@@ -95,12 +94,18 @@ class Report:
         """All operations on whole buffers, sorted by the bytes they move, most first."""
         return sorted((copy for case in self.cases for copy in case.copies), key=cost, reverse=True)
 
-    def try_in_place(self, *, timed: bool = True, progress: Callable[[str], None] = lambda text: None) -> None:
+    @property
+    def slower(self) -> list[Case]:
+        """The programs that `try_in_place` has found to be slower under `in_place`: leave them as they are."""
+        return [case for case in self.cases if (t := case.trial) is not None and t.is_of_in_place and t.is_slower]
+
+    def try_in_place(self, *, timed: bool = True, progress: Callable[[str], None] = lambda text: None) -> Self:
         """Try `in_place` on each program: count the copies that are left and, if `timed`, measure the gain.
 
         A program is run on zeros, and only if it has no side effects and XLA knows how many steps its loops take. If
         all of them take the same number, and a run takes less than 3 seconds, it is also run with a quarter of the
         steps. So are programs with loops in which nothing was found, for half a minute in all.
+        Returns the report itself.
         """
         for n, case in enumerate(self.cases, 1):
             progress(f"trying in_place on {case.program} ({n} of {len(self.cases)})")
@@ -121,6 +126,7 @@ class Report:
                 if grows(case):
                     self.cases.append(case)
         progress("")
+        return self
 
     def as_json(self) -> dict[str, Any]:
         """Return the report as numbers and strings."""
@@ -140,6 +146,12 @@ class Report:
     def __str__(self) -> str:
         return self.text(False)
 
+    def _repr_html_(self) -> str:
+        """Be shown by notebooks as the page that `--html` writes."""
+        from jax_tensorarray.inspect._page import fragment
+
+        return fragment(self)
+
     def text(self, colours: bool) -> str:
         """Return the report in 79 columns."""
 
@@ -151,27 +163,31 @@ class Report:
         of_jaxlib = ["", OF_JAXLIB] if self.loops and _compat.small_loops_are_quadratic() else []
         if not self.cases:
             return "\n".join([compiled + (", all in place: none copies a buffer." if self.loops else "."), *of_jaxlib])
-        lines = [bold(line) for line in textwrap.wrap(summary(self, compiled), WIDTH)]
-        for number, (case, worth) in enumerate(worth_listing(self), 1):
-            lines += ["", *map(bold, textwrap.wrap(f"{number}. {case.program}: {headline(case, worth)}", WIDTH))]
+        lines = [bold(line) for line in textwrap.wrap(first_of_all(self), WIDTH)]
+        lines += [bold(line) for line in textwrap.wrap(summary(self, compiled), WIDTH)]
+        compiled_times = times_compiled(self)
+        for number, listed in enumerate(worth_listing(self), 1):
+            case = listed.case
+            lines += ["", *map(bold, textwrap.wrap(f"{number}. {case.program}: {headline(listed)}", WIDTH))]
             if case.trial is not None:
                 lines += _wrapped(f"{case.trial.how}: {case.trial}")
                 lines += _wrapped(how_it_grows(case.trial)) if case.trial.growth else []
                 lines += _wrapped(OF_GRADIENT) if case.copies.kept and not case.trial.helps else []
             elif case.failed:
                 lines += _wrapped(f"in_place could not be tried: {case.failed}")
-            for copies in alike(worth):
-                lines += ["", *_described(copies)]
-            for arguments in _arguments.alike(case.copies.arguments):
-                texts = map(_wrapped, _arguments.sentences(arguments))
-                lines += ["", *_place(arguments[0]), *(line for wrapped in texts for line in wrapped)]
+            for copies in alike(listed.copies):
+                lines += ["", *_described(copies, compiled_times[place_of(copies[0])])]
+            for arguments in _arguments.alike(listed.arguments):
+                texts = _arguments.sentences(arguments, again(compiled_times[place_of(arguments[0])]))
+                lines += ["", *_place(arguments[0]), *(line for text in texts for line in _wrapped(text))]
             if case.loop is not None:
-                lines += ["", *_place(case.loop), *_wrapped(OF_GROWTH)]
-            if is_kept_listed(case, worth):
+                text = f"{again(compiled_times[place_of(case.loop)])} {OF_GROWTH}"
+                lines += ["", *_place(case.loop), *_wrapped(text.strip())]
+            if is_kept_listed(listed):
                 lines += _what_is_kept(case)
-        if small := len(self.copies) - sum(len(copies) for _, copies in worth_listing(self)):
+        if small := sum(cost(copy) < least_cost(self) for copy in self.copies):
             lines += ["", f"{small} more move less than a thousandth of the first, and are not listed."]
-        if any(case.trial is not None and "in_place" in case.trial.how for case in self.cases):
+        if is_to_keep(self):
             lines += ["", "To keep what was tried, write jax.jit(jax_tensorarray.in_place(f))."]
         return "\n".join([*lines, *of_jaxlib])
 
@@ -181,11 +197,66 @@ def cost(copy: LoopCopy) -> int:
     return copy.num_bytes * (copy.steps or 1)
 
 
-def worth_listing(report: Report) -> list[tuple[Case, list[LoopCopy]]]:
-    """Return the programs, each with its copies that move at least a thousandth of the worst."""
-    least = _NOISE * max((cost(copy) for copy in report.copies), default=0)
-    listed = ((case, [copy for copy in case.copies if cost(copy) >= least]) for case in report.cases)
-    return [(case, copies) for case, copies in listed if copies or case.copies.arguments or not case.copies]
+def first_of_all(report: Report) -> str:
+    """Return what a reader must know first: which programs are slower under `in_place`; else an empty text."""
+    slower = ", ".join(f"{case.program} ({case.trial.times})" for case in report.slower if case.trial)
+    return f"Leave as it is what in_place makes slower: {slower}." if slower else ""
+
+
+def is_to_keep(report: Report) -> bool:
+    """Return whether `in_place` makes a program no slower."""
+    trials = (case.trial for case in report.cases if case.trial is not None)
+    return any(trial.is_of_in_place and not trial.is_slower for trial in trials)
+
+
+def least_cost(report: Report) -> float:
+    """Return the bytes below which a copy is not listed: a thousandth of the worst."""
+    return _NOISE * max((cost(copy) for copy in report.copies), default=0)
+
+
+#: What a report says of a line.
+_Finding = LoopCopy | ArgumentCopy | Place
+
+
+def place_of(found: _Finding) -> Any:
+    """Return what findings have in common that are one for the reader, whatever their programs and shapes."""
+    if isinstance(found, LoopCopy):
+        return found.file, found.line, found.kind, found.in_gradient
+    return (found.file, found.line, *((found.cause, found.name) if isinstance(found, ArgumentCopy) else ()))
+
+
+def _found(case: Case) -> list[_Finding]:
+    return [*case.copies, *case.copies.arguments, *([] if case.loop is None else [case.loop])]
+
+
+def times_compiled(report: Report) -> Counter[Any]:
+    """Return in how many programs something is found in a line."""
+    return Counter(place for case in report.cases for place in {place_of(found) for found in _found(case)})
+
+
+class Listed(NamedTuple):
+    """A program, and what a report says of it: all that is not listed before."""
+
+    case: Case
+    copies: list[LoopCopy]
+    arguments: list[ArgumentCopy]
+
+
+def worth_listing(report: Report) -> list[Listed]:
+    """Return the programs, each with its copies that move at least a thousandth of the worst.
+
+    A line that is compiled several times, such as for several shapes, stands in the first of them.
+    """
+    least, seen, listed = least_cost(report), set[Any](), []
+    for case in report.cases:
+        new = [found for found in _found(case) if place_of(found) not in seen]
+        copies = [copy for copy in new if isinstance(copy, LoopCopy) and cost(copy) >= least]
+        arguments = [copy for copy in new if isinstance(copy, ArgumentCopy)]
+        loops = [found for found in new if isinstance(found, Place)]
+        shown: list[_Finding] = [*copies, *arguments, *loops]
+        seen |= {place_of(found) for found in shown if found.file}
+        listed += [Listed(case, copies, arguments)] if shown else []
+    return listed
 
 
 def summary(report: Report, compiled: str) -> str:
@@ -199,18 +270,19 @@ def summary(report: Report, compiled: str) -> str:
     return text
 
 
-def headline(case: Case, worth: Sequence[LoopCopy]) -> str:
+def headline(listed: Listed) -> str:
     """Say what is wrong with a program."""
+    case, worth, arguments = listed
     growth = None if case.trial is None or case.trial.growth is None else case.trial.growth[0]
     first = max(worth, key=cost, default=None)
     if first is not None and first.for_gradient:
         return what_it_is(first)
-    if first is not None and not case.copies.arguments:
+    if first is not None and not arguments:
         keeps = f", the gradient keeps {_kept.total(case.copies.kept)}" if any(c.for_gradient for c in worth) else ""
         grows = f"; {growth.of_size}, {growth.of_time}" if growth is not None else ""
         return f"{total_cost(worth)}{keeps}{grows}"
-    if case.copies.arguments:
-        return headline_of_arguments(case.copies.arguments)
+    if arguments:
+        return headline_of_arguments(arguments)
     return str(growth)
 
 
@@ -234,9 +306,9 @@ def alike(copies: Sequence[LoopCopy]) -> list[list[LoopCopy]]:
     return list(found.values())
 
 
-def is_kept_listed(case: Case, worth: Sequence[LoopCopy]) -> bool:
+def is_kept_listed(listed: Listed) -> bool:
     """Return whether to list what the gradient keeps: if it is much, or if there is a buffer among it."""
-    return any(copy.for_gradient for copy in worth) or _kept.worth_listing(case.copies.kept)
+    return any(copy.for_gradient for copy in listed.copies) or _kept.worth_listing(listed.case.copies.kept)
 
 
 def _what_is_kept(case: Case) -> list[str]:
@@ -257,19 +329,25 @@ def _place(copy: LoopCopy | ArgumentCopy | Place) -> list[str]:
     return [*lines, f"       {copy.code}"[:WIDTH]] if copy.code else lines
 
 
-def _described(copies: Sequence[LoopCopy]) -> list[str]:
+def _described(copies: Sequence[LoopCopy], compiled: int) -> list[str]:
     copy = copies[0]
-    return [*_place(copy), *_wrapped(what_and_how_often(copies)), *_wrapped(advice_of(copy))]
+    return [*_place(copy), *_wrapped(what_and_how_often(copies, compiled)), *_wrapped(advice_of(copy))]
 
 
-def what_and_how_often(copies: Sequence[LoopCopy]) -> str:
-    """Describe copies that are alike in one sentence."""
+def again(compiled: int) -> str:
+    """Say in how many programs a line is, if there are several."""
+    return f"It is compiled {compiled} times." if compiled > 1 else ""
+
+
+def what_and_how_often(copies: Sequence[LoopCopy], compiled: int) -> str:
+    """Describe copies that are alike, on a line that is compiled so many times, in one sentence."""
     copy = copies[0]
+    more = f" {again(compiled)}" if compiled > 1 and copy.file else ""
     steps = f"{copy.steps} steps" if copy.steps else "steps that XLA cannot count"
     times = f" ({len(copies)} times)" if len(copies) > 1 else ""
     if copy.for_gradient:
-        return f"{what_it_is(copy)}{times}."
-    return f"{what_it_is(copy)}{times}: {readable(copy.num_bytes)} a step, {steps}."
+        return f"{what_it_is(copy)}{times}.{more}"
+    return f"{what_it_is(copy)}{times}: {readable(copy.num_bytes)} a step, {steps}.{more}"
 
 
 def _wrapped(text: str) -> list[str]:

@@ -87,6 +87,17 @@ def write_where(x):
     return jnp.sum(lax.scan(body, x, rows_of(x))[0] ** 2)
 
 
+def where_of_a_write(as_advised, x):
+    """Nothing is read, so that in the gradient XLA makes one fusion of the selects, the row and their sum."""
+
+    def body(b, i):
+        if as_advised:
+            return ta_write(b, i, jnp.sin(x[i]), where=x[i, 0] > 0), None
+        return jnp.where(x[i, 0] > 0, b.at[i].set(jnp.sin(x[i])), b), None
+
+    return jnp.sum(lax.scan(body, jnp.zeros_like(x), rows_of(x))[0] ** 2)
+
+
 def examples_that_write(ops, x):
     def one(until):
         def body(b, i):
@@ -98,6 +109,24 @@ def examples_that_write(ops, x):
         return lax.scan(body, x, rows_of(x))[0]
 
     return jnp.sum(jax.vmap(one)(jnp.arange(3) * len(x) // 3) ** 2)
+
+
+def examples_that_choose(ops, x):
+    """Each writes a row in one of three branches, at an index of its own."""
+
+    def one(which):
+        def body(c, i):
+            b, at = c
+
+            def write(b, at):
+                return ops.write(b, at, jnp.sin(x[i])), at + 1
+
+            b, at = lax.switch((i + which) % 3, [write, lambda b, at: (b, at + 1), lambda b, at: (b, at + 2)], b, at)
+            return (b, at % len(x)), None
+
+        return lax.scan(body, (x, 0), rows_of(x))[0][0]
+
+    return jnp.sum(jax.vmap(one)(jnp.arange(3)) ** 2)
 
 
 def examples_that_read(ops, x):
@@ -132,6 +161,31 @@ def exchanged_buffers(x):
 
     a, b = lax.scan(body, (x, x), rows_of(x))[0]
     return jnp.sum(a * b)
+
+
+def buffer_with_two_names(as_advised, x):
+    def body(c, i):
+        a, b = (c, c) if as_advised else c
+        new = b.at[i].set(jnp.sin(a[i // 2]) + 0.5 * b[i // 3] + x[i])
+        return (new if as_advised else (new, new)), None
+
+    last = lax.scan(body, x if as_advised else (x, x), rows_of(x))[0]
+    return jnp.sum(last if as_advised else last[0] * last[1] / last[1])
+
+
+def cache(order, x):
+    """Attention of two heads in each of two examples, over all that has been written."""
+    q = x[:4].reshape(2, 2, WIDTH)
+    empty = jnp.zeros([{"b": 2, "l": len(x), "h": 2, "d": WIDTH}[axis] for axis in order])
+
+    def body(c, i):
+        k, q = c
+        row = jnp.expand_dims(q, order.index("l"))
+        k = lax.dynamic_update_slice(k, row, [i if axis == "l" else 0 for axis in order])
+        score = jnp.einsum(f"bhd,{order}->bhl", q, k)
+        return (k, jnp.tanh(q + jnp.einsum(f"bhl,{order}->bhd", jax.nn.softmax(score), k))), None
+
+    return jnp.sum(lax.scan(body, (empty, q), rows_of(x))[0][1])
 
 
 def buffers_by_the_number_of_the_step(x):
@@ -275,9 +329,13 @@ ADVICE = {
     ("beside", "a read"): Advice(functools.partial(read_and_write, plain.read, plain.write), AS_ADVISED, "write(b, i"),
     ("ours", "a read of the version before"): Advice(*both(read_of_the_version_before), "ta_write(b, i"),
     ("select", "a where"): Advice(*gradients(select_of_buffers, write_where), ".at[i].set"),
+    ("select", "a where of a write"): Advice(*gradients(*both(where_of_a_write)), ".at[i].set"),
     ("select", "a one-hot where"): Advice(*both(row_by_where), "jnp.where"),
     ("select_vmap", "a cond that writes"): Advice(*with_ops(examples_that_write), "lax.cond"),
+    ("select_vmap", "a switch that writes"): Advice(*with_ops(examples_that_choose), "lax.switch"),
     ("select_vmap", "a cond that reads what is shared"): Advice(*with_ops(examples_that_read_in_a_step), "lax.cond"),
+    ("twice", "a buffer with two names"): Advice(*both(buffer_with_two_names), ".at[i].set"),
+    ("layout", "a cache"): Advice(functools.partial(cache, "blhd"), functools.partial(cache, "bhld"), "lax."),
     ("swapped", "an exchange"): Advice(*exchange, "ta_write("),
     ("swapped", "the gradient of an exchange"): Advice(*gradients(*exchange), "ta_write("),
     ("checkpoint", "a recurrence"): Advice(

@@ -12,7 +12,7 @@ from jax import lax
 
 from jax_tensorarray import _compat, in_place
 from jax_tensorarray._hlo import arguments as hlo_arguments
-from jax_tensorarray.inspect import forbid_copies, loop_copies, watch
+from jax_tensorarray.inspect import _trace, forbid_copies, loop_copies, watch
 from jax_tensorarray.inspect._page import html
 
 N, AT = 20_000, np.int32(3)
@@ -222,6 +222,25 @@ def test_arguments_that_are_alike_are_told_of_once_and_keys_are_arguments_of_a_t
     assert "state['rows'][0] and 6 more are not donated" in text
     assert "2 more are copied there. The program changes a few rows" in text
     assert text.count("Without donation") == 1
+
+
+def test_an_argument_that_is_copied_for_several_shapes_is_listed_once_where_it_costs_most():
+    with watch() as report:
+        for n in (N, 2 * N):
+            called(step, jnp.ones(n, jnp.float32))
+    for shown in (str(report), html(report, "a page")):
+        text = " ".join(shown.split())
+        assert "1. step: state is not donated" in text and "2. step" not in text
+        assert f"float32[{2 * N}]" in text and f"float32[{N}]" not in text
+        assert text.count("It is compiled 2 times.") == 1
+
+
+def test_a_trace_has_the_programs_that_copy_an_argument(tmp_path):
+    with _trace.recorded() as programs, watch() as report:
+        called(step, state())
+    _trace.write(tmp_path, programs, report, "x")
+    assert "ENTRY" in (tmp_path / "01_step" / "loops_before.hlo").read_text()
+    assert "step: state is not donated" in (tmp_path / "report.txt").read_text()
 
 
 def test_copied_arguments_are_no_loops_that_copy():

@@ -4,11 +4,13 @@ import contextlib
 import html
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
 import sys
 import textwrap
+import zipfile
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +20,8 @@ import pytest
 from jax import lax
 
 from jax_tensorarray import _compat, in_place, ta_read, ta_write
-from jax_tensorarray.inspect import LoopCopyError, forbid_copies, watch
+from jax_tensorarray._hlo import text as hlo_text
+from jax_tensorarray.inspect import LoopCopyError, _trace, forbid_copies, watch
 from jax_tensorarray.inspect._command import main
 from jax_tensorarray.inspect._page import html as page
 
@@ -46,6 +49,13 @@ if __name__ == "__main__":
     in_place_already(jnp.ones((300, 64)))
     small(jnp.ones((40, 32)))
     sys.exit(int(sys.argv[1]) if sys.argv[1:] else 0)
+"""
+
+#: A step that copies its argument in every call.
+COUNTING = """
+    count, counts = jax.jit(lambda c, i: (c.at[i].add(1.0), c[i]), donate_argnums=0), jnp.ones(2000)
+    for i in range(3):
+        counts, _ = count(counts, i)
 """
 
 
@@ -138,13 +148,101 @@ def test_a_browser_shows_the_page(tmp_path, width):
     assert max(width for _, width in moved) == 1
 
 
+#: What a library jits by a name that `--heal` does not replace.
+LIBRARY = """
+import jax, jax.numpy as jnp
+from jax._src.api import jit
+
+@jit
+def swell(xs):
+    return jax.grad(lambda xs: jax.lax.fori_loop(1, 300, lambda i, b: b.at[i].set(jnp.sin(b[i - 1])), xs).sum())(xs)
+"""
+
+
 def test_healing_runs_it_twice_and_says_what_was_gained(folder, monkeypatch, capfd):
+    """In the packages too in which something is found, however they come by `jax.jit`."""
+    (folder / "waves").mkdir()
+    (folder / "waves" / "__init__.py").write_text(LIBRARY)
+    program = PROGRAM.replace(
+        "small(jnp", "import waves\n    print(waves.swell(jnp.ones((300, 64))).sum())\n    small(jnp"
+    )
+    program = program.replace("    sys.exit", COUNTING + "    sys.exit")
+    (folder / "program.py").write_text(program)
     monkeypatch.chdir(folder)
-    assert main(["--heal", "--fail", "program.py"]) == 0
+    assert main(["--heal", "--fail", "--html", "page.html", "--json", "report.json", "program.py"]) == 0
     printed, report = capfd.readouterr()
-    first, second = printed.splitlines()
-    assert float(first.split()[0]) == pytest.approx(float(second.split()[0]), rel=1e-5)
-    assert re.search(r"--- program\.py: \d+ operations on whole buffers in loops as it is, 0 under in_place", report)
+    first, second = np.split(np.array(re.findall(r"^\S+", printed, re.MULTILINE), float), 2)
+    assert len(first) == 2
+    np.testing.assert_allclose(first, second, rtol=1e-5)
+    assert re.search(
+        r"--- program\.py: (slower: .*?)?\d+ operations on whole buffers in loops as it is, 0", report, re.S
+    )
+    assert "1 argument is copied in every call as it is, 0 under in_place" in report
+    assert "To keep what waves gains, begin with jax_tensorarray.in_place_package('waves')." in report
+    as_is, healed = json.loads((folder / "report.json").read_text()).values()
+    assert as_is["packages"] == healed["healed"] == ["waves"] and healed["cases"] == []
+    assert all(0 < run["compiling"] < run["seconds"] for run in (as_is, healed))
+    page = (folder / "page.html").read_text()
+    before, after = re.search(r"As it is</h2>(.*)Under in_place</h2>(.*)", page, re.DOTALL).groups()
+    assert "waves/__init__.py:7" in before and "0 copy whole buffers" in after
+    assert page.count("<h1>") == page.count("<body>") == 1
+
+
+def test_a_trace_has_all_that_a_bug_report_needs(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    assert main(["--no-trial", "--trace", "trace", "program.py", "0", "--data=x"]) == 0
+    assert "To report a bug, attach trace/trace.zip." in capsys.readouterr().err
+    trace = folder / "trace"
+    first = trace / "01_train"
+    with zipfile.ZipFile(trace / "trace.zip") as archive:
+        files = {name: archive.read(name).decode() for name in archive.namelist()}
+    for name, text in files.items():
+        assert (folder / name).read_text() == text
+    assert "1. train: " in files["trace/report.txt"] and "1. train: " in files["trace/report.html"]
+    assert json.loads(files["trace/report.json"])["cases"][0]["program"] == "train"
+    for said in (
+        f"jax {jax.__version__}, jaxlib ",
+        f"Python {platform.python_version()}",
+        f"numpy     {np.__version__}",
+    ):
+        assert said in files["trace/versions.txt"]
+    assert re.search(r"^kernels .*^command   program\.py 0 --data=x$", files["trace/versions.txt"], re.M | re.S)
+    before, after = ((first / f"{when}.jaxpr").read_text() for when in ("before", "after"))
+    assert "ta_" not in before and "ta_write" in after
+    assert re.search(r"# .*program\.py:8", before)
+    before, after = (hlo_text.Hlo((first / f"loops_{when}.hlo").read_text()) for when in ("before", "after"))
+    assert len(before.loops) == len(after.loops) == 2
+    for hlo in (before, after):
+        called = {callee for found in hlo.computations.values() for i in found.values() for callee in i.callees()}
+        assert set(hlo.loops) <= called & set(hlo.computations)
+
+
+def test_what_cannot_be_written_is_said_before_the_program_runs(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    (folder / "full").mkdir()
+    (folder / "full" / "mine.txt").touch()
+    for options, text in (
+        (["--trace", "full"], "--trace: full is not empty: it has mine.txt"),
+        (["--trace", "program.py/x"], "--trace: cannot write to program.py/x: Not a directory"),
+        (["--json", "no/report.json"], "--json: cannot write no/report.json: no such folder"),
+        (["--html", "full"], "--html: cannot write full: it is a folder"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            main([*options, "program.py"])
+        assert text in capsys.readouterr().err
+    assert sorted(file.name for file in (folder / "full").iterdir()) == ["mine.txt"]
+
+
+def test_a_trace_says_why_in_place_failed(tmp_path, monkeypatch):
+    def fails(f):
+        raise ValueError("what is this?")
+
+    with _trace.recorded() as programs, watch() as report:
+        fresh(plain)(X)
+    monkeypatch.setattr(_trace, "in_place", fails)
+    _trace.write(tmp_path, [programs[0], programs[0]._replace(name="a/b", jaxpr=None)], report, "x")
+    assert "ValueError: what is this?" in next(tmp_path.glob("01_*/error.txt")).read_text()
+    assert "JAX had traced it before" in (tmp_path / "02_a_b" / "error.txt").read_text()
 
 
 @pytest.mark.parametrize(
@@ -211,6 +309,49 @@ def test_watching_sees_programs_of_a_block_and_of_nothing_else():
     assert case.trial.left == 0
     assert "under in_place: nothing left to copy" in str(report)
     np.testing.assert_allclose(got, jax.grad(plain)(X))
+
+
+def test_a_line_that_is_compiled_for_several_shapes_is_listed_once_where_it_costs_most():
+    def train(x):
+        return jax.grad(lambda x: loss(lambda b, i, row: b.at[i].set(row), lambda b, i: b[i], x))(x)
+
+    with watch() as report:
+        for n in (100, 300, 200):
+            jax.jit(train)(jnp.ones((n, 32)))
+    assert [case.copies[0].shape for case in report.cases] == [(300, 32), (200, 32), (100, 32)]
+    text = " ".join(str(report).split())
+    assert re.findall(r"\d\. train: ", text) == ["1. train: "]
+    assert "(300, 32)" not in text and "float64[300, 32]" in text and "[200, 32]" not in text
+    assert text.count("299 steps. It is compiled 3 times.") == len({copy.in_gradient for copy in report.copies})
+    assert "are not listed" not in text
+
+
+def test_what_is_slower_under_in_place_comes_first_and_none_left_is_no_praise():
+    with watch() as report:
+        fresh(jax.grad(plain))(X)
+    assert report.try_in_place(timed=False) is report
+    (case,) = report.cases
+    assert "under in_place: nothing left to copy; not timed" in str(report)
+    assert report.slower == []
+    for after, first in ((0.020, "Leave as it is what in_place makes slower:"), (0.011, "no faster"), (0.001, "fast")):
+        case.trial = case.trial._replace(before=0.010, after=after)
+        shown = [str(report), page(report, "a page").partition("<h1>")[2], report._repr_html_()]
+        assert bool(report.slower) == (after == 0.020)
+        assert str(report).startswith(first) == bool(report.slower)
+        for text in shown:
+            assert first in text
+            assert ("To keep what was tried" in text) == (not report.slower)
+            assert text.index("10 ms") < text.index("compiled") or not report.slower
+
+
+def test_a_notebook_shows_the_page():
+    with watch() as report:
+        fresh(jax.grad(plain))(X)
+    shown = report._repr_html_()
+    assert shown.startswith('<div class="jta"><style>') and shown.endswith("</div>")
+    assert "<body" not in shown
+    assert '<span class="hit">' in shown
+    assert "`" not in shown and "<code>b[i]</code>" in shown
 
 
 @pytest.mark.parametrize(

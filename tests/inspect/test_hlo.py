@@ -112,6 +112,12 @@ def test_an_update_of_an_operand_is_in_place_and_an_update_of_zeros_or_a_sum_is_
     }
 
 
+def test_the_text_of_loops_is_what_they_run_and_what_runs_them():
+    unused = "%fused_nothing (p.2: f32[9]) -> f32[9] {\n  ROOT %p.2 = f32[9]{0} parameter(0)\n}\n\nENTRY "
+    loops = hlo_text.loops_only(LOOP.replace("ENTRY ", unused))
+    assert loops.splitlines() == LOOP.replace("ENTRY ", "\nENTRY ").replace("\n\n\n", "\n\n").splitlines()
+
+
 ON_A_GPU = """\
 %fused_slice (b: f32[100,64], i: s32[]) -> f32[1,64] {
   %b = f32[100,64]{1,0} parameter(0)

@@ -1,6 +1,7 @@
 """`loop_copies` finds what makes a loop quadratic, in the user's line, and nothing in loops that are in place."""
 
 import functools
+import importlib
 import inspect
 import os
 import subprocess
@@ -20,7 +21,11 @@ from jax_tensorarray._hlo import ahead
 from jax_tensorarray._hlo import buffers as hlo_buffers
 from jax_tensorarray._hlo import text as hlo_text
 from jax_tensorarray._selfcheck.programs import ours, plain, programs
-from jax_tensorarray.inspect import LoopCopies, LoopCopy, loop_copies
+from jax_tensorarray.inspect import LoopCopies, LoopCopy
+from jax_tensorarray.inspect import loop_copies as loop_copies_of_large_buffers
+
+#: The buffers of these tests are small.
+loop_copies = functools.partial(loop_copies_of_large_buffers, min_bytes=0)
 
 X = jax.ShapeDtypeStruct((50, 8), jnp.float32)
 ROWS = jnp.arange(50)
@@ -98,6 +103,43 @@ def test_an_operation_is_found_with_its_line_and_type(loop, kind, line):
         assert copy.dtype == "float32"
         assert copy.shape[-2:] == (50, 8)
         assert copy.num_bytes == 4 * np.prod(copy.shape)
+
+
+LIBRARY = """
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
+
+write_p = Primitive("write")
+write_p.def_abstract_eval(lambda b, i, row: b)
+mlir.register_lowering(write_p, mlir.lower_fun(lambda b, i, row: b.at[i].set(row), multiple_results=False))
+
+def write(b, i, row):
+    return _write(b, i, row)
+
+def _write(*operands):
+    return write_p.bind(*operands)
+"""
+
+
+@pytest.mark.parametrize("folder", ["site-packages", "mine"])
+def test_where_a_primitive_of_a_library_is_bound_the_line_is_the_one_in_the_loop_that_calls_it(
+    tmp_path, monkeypatch, folder
+):
+    (tmp_path / folder).mkdir()
+    (tmp_path / folder / "rows_of_others.py").write_text(LIBRARY)
+    monkeypatch.syspath_prepend(tmp_path / folder)
+    monkeypatch.delitem(sys.modules, "rows_of_others", raising=False)
+    rows = importlib.import_module("rows_of_others")
+
+    def loop(x):
+        def body(c, i):
+            b, total = c
+            return (rows.write(b, i, jnp.sin(x[i])), total + jnp.sum(b[(i * 7) % 50])), None
+
+        return lax.scan(body, (jnp.ones_like(x), 0.0), ROWS)[0][1]
+
+    found = loop_copies(loop, X)
+    assert {(copy.file, copy.line) for copy in found} == {(__file__, line_with(loop, "rows.write("))}
 
 
 def attention_in_our_loop(x, residuals="tape"):
@@ -298,7 +340,7 @@ jax.config.update("jax_compilation_cache_dir", sys.argv[1])
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 f = lambda x: jax.lax.fori_loop(0, 30, lambda i, b: b.at[i].set(jnp.sin(x[i])), x).sum()
-print(*{copy.line for copy in loop_copies(jax.grad(f), jnp.ones((30, 4)))})
+print(*{copy.line for copy in loop_copies(jax.grad(f), jnp.ones((30, 64)))})
 """
 
 
@@ -319,6 +361,10 @@ def test_smaller_buffers_can_be_left_out():
     assert found
     assert found == loop_copies(read_beside_write, X)
     assert loop_copies(read_beside_write, X, min_bytes=num_bytes + 1) == []
+    small = loop_copies_of_large_buffers(read_beside_write, X)
+    assert (small, small.smaller) == ([], len(found))
+    assert str(small).endswith(f", but for {len(found)} smaller than min_bytes.")
+    assert found.smaller == 0
 
 
 def test_a_report_has_lines_code_and_advice_and_an_empty_one_is_one_line():
