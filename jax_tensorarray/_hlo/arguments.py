@@ -22,7 +22,7 @@ _KEPT = 8
 _FEW = 0.5
 
 
-class Version(NamedTuple):
+class ArgumentVersion(NamedTuple):
     """An argument, or a carry of a loop, after updates of `changed` bytes in all.
 
     `moves` are the operations that have made all of it anew, and `updates` those of its rows. `stays` says that a
@@ -35,14 +35,14 @@ class Version(NamedTuple):
     updates: tuple[Instruction, ...] = ()
     stays: bool = False
 
-    def updated(self, by: Instruction, num_bytes: float) -> "Version":
+    def updated(self, by: Instruction, num_bytes: float) -> "ArgumentVersion":
         return self._replace(changed=self.changed + num_bytes, updates=(*self.updates, by)[:_KEPT])
 
-    def after(self, other: "Version", steps: float = 1) -> "Version":
+    def after(self, other: "ArgumentVersion", steps: float = 1) -> "ArgumentVersion":
         """Return the version of what `other` is a version of, if self is a version of `other`."""
         changed = other.changed + (self.changed * steps if self.changed else 0)
         updates = (*other.updates, *self.updates)[:_KEPT]
-        return Version(other.of, changed, other.moves, updates, other.stays or self.stays)
+        return ArgumentVersion(other.of, changed, other.moves, updates, other.stays or self.stays)
 
 
 class CopiedArgument(NamedTuple):
@@ -61,7 +61,7 @@ class CopiedArgument(NamedTuple):
     at: Sequence[Instruction]
 
 
-Versions = list[Version | None]
+Versions = list[ArgumentVersion | None]
 
 
 def copied_arguments(hlo: str, min_bytes: float) -> list[CopiedArgument]:
@@ -102,7 +102,9 @@ class _Entry(Hlo):
         parameters = {int(i.operands[0]): i for i in self.computations[self.entry].values() if i.opcode == "parameter"}
         root = self.root(self.entry)
         found = []
-        for output, version in enumerate(self._returned(self.entry, [[Version(k)] for k in range(len(parameters))])):
+        for output, version in enumerate(
+            self._returned(self.entry, [[ArgumentVersion(k)] for k in range(len(parameters))])
+        ):
             if version is None or not version.moves or not (version.changed or version.stays):
                 continue
             k, array = version.of, root.arrays[output]
@@ -171,7 +173,7 @@ class _Entry(Hlo):
         """Return what a loop makes of its carries. What it copies in its steps is a matter of its own."""
         body = next(name for name, i in self.loops.items() if i.name == loop.name)
         steps = hlo_text.trip_count(loop.attributes)
-        after = self._returned(body, [[Version(k) for k in range(len(init))]])
+        after = self._returned(body, [[ArgumentVersion(k) for k in range(len(init))]])
         return [
             now.after(before, float("inf") if steps is None else steps)
             if now is not None and before is not None and now.of == k
@@ -180,12 +182,14 @@ class _Entry(Hlo):
         ]
 
 
-def _either(i: Instruction, versions: Sequence[Version | None], moves: tuple[Instruction, ...] = ()) -> Version | None:
+def _either(
+    i: Instruction, versions: Sequence[ArgumentVersion | None], moves: tuple[Instruction, ...] = ()
+) -> ArgumentVersion | None:
     """Return what `i` makes if it chooses one of several versions of an argument."""
     known = [v for v in versions if v is not None]
     if not known or len(known) < len(versions) or len({v.of for v in known}) > 1:
         return None
-    return Version(
+    return ArgumentVersion(
         known[0].of,
         max(v.changed for v in known),
         (*dict.fromkeys(move for v in known for move in v.moves), *moves),

@@ -20,7 +20,7 @@ from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._ops.primitive import ROW_OPS
 
 
-class Note(NamedTuple):
+class Remark(NamedTuple):
     """What became of an equation, or why it stays."""
 
     jaxpr: Any  #: where the equation is
@@ -37,7 +37,7 @@ class Listener:
     """Keeps notes, and what the rules say of the equation that they are asked about."""
 
     def __init__(self) -> None:
-        self.notes: list[Note] = []
+        self.notes: list[Remark] = []
         self.ask(None)
 
     def ask(self, eqn: Any) -> None:
@@ -133,13 +133,15 @@ def met(repair: Any, jaxpr: Any, eqn: Any, operands: Sequence[Value], results: S
         if repair.in_loop and name not in _OF_JAX and not name.startswith("ta_"):
             for v, x in zip(eqn.invars, operands, strict=True):
                 if x.is_given and not x.is_constant and x.shape:
-                    note = Note(jaxpr, eqn, _place(eqn), "use", v.aval, "", "foreign-primitive", {"by": eqn})
+                    note = Remark(jaxpr, eqn, _place(eqn), "use", v.aval, "", "foreign-primitive", {"by": eqn})
                     listener.notes.append(note)
 
 
-def _note(jaxpr: Any, eqn: Any, kind: Any, became: str, reason: str = "", facts: dict[str, Any] | None = None) -> Note:
+def _note(
+    jaxpr: Any, eqn: Any, kind: Any, became: str, reason: str = "", facts: dict[str, Any] | None = None
+) -> Remark:
     buffer = eqn.outvars[0] if kind == "select" else eqn.invars[0]
-    return Note(jaxpr, eqn, _place(eqn), kind, buffer.aval, became, reason, facts or {})
+    return Remark(jaxpr, eqn, _place(eqn), kind, buffer.aval, became, reason, facts or {})
 
 
 def _place(eqn: Any) -> str:
@@ -175,7 +177,7 @@ def _is_of_buffers(jaxpr: Any, eqn: Any, operands: Sequence[Value], chosen: Valu
     return not is_index and any(x.is_given and not x.is_constant for x in cases)
 
 
-def _of_branches(jaxpr: Any, eqn: Any) -> Iterable[Note]:
+def _of_branches(jaxpr: Any, eqn: Any) -> Iterable[Remark]:
     """Yield a note for each result of branches that is a version of a buffer in some and not in others."""
     bodies = [_compat.opened(body.jaxpr) for body in registry.entry_of(eqn).bodies(eqn.params)]
     for number, v in enumerate(eqn.outvars):
@@ -183,7 +185,7 @@ def _of_branches(jaxpr: Any, eqn: Any) -> Iterable[Note]:
             roots = [_root(body, body.outvars[number]) for body in bodies]
             if len(set(roots)) > 1 and any(k is not None for k in roots):
                 reason = "made-in-the-step" if None in roots else "another-buffer"
-                yield Note(jaxpr, eqn, _place(eqn), "select", v.aval, "", reason, {})
+                yield Remark(jaxpr, eqn, _place(eqn), "select", v.aval, "", reason, {})
 
 
 def _size(aval: Any) -> int:
@@ -208,12 +210,12 @@ def _root(jaxpr: Any, v: Any) -> int | None:
     return jaxpr.invars.index(v) if not isinstance(v, jex.Literal) and v in jaxpr.invars else None
 
 
-def _of_while(jaxpr: Any, eqn: Any, max_steps: int | None) -> list[Note]:
+def _of_while(jaxpr: Any, eqn: Any, max_steps: int | None) -> list[Remark]:
     floats = [v for v in eqn.outvars if jnp.issubdtype(v.aval.dtype, jnp.inexact)]
     if max_steps is not None or not floats:
         return []
     aval = max(floats, key=lambda v: _size(v.aval)).aval
-    return [Note(jaxpr, eqn, _place(eqn), "loop", aval, "no derivative in reverse mode", "no-bound", {})]
+    return [Remark(jaxpr, eqn, _place(eqn), "loop", aval, "no derivative in reverse mode", "no-bound", {})]
 
 
 def skipped(repair: Any, eqn: Any, reason: str = "") -> Any:
@@ -283,7 +285,7 @@ def output(loop: Any, jaxpr: Any, number: int, kind: str, became: str, reason: s
         inner = _compat.opened(jaxpr)
         v = inner.outvars[number]
         maker = next((eqn for eqn in inner.eqns if not isinstance(v, jex.Literal) and v in eqn.outvars), loop)
-        listener.notes.append(Note(inner, maker, _place(maker), kind, v.aval, became, reason, facts))
+        listener.notes.append(Remark(inner, maker, _place(maker), kind, v.aval, became, reason, facts))
 
 
 def before_the_loop(jaxpr: Any, eqn: Any) -> None:

@@ -70,10 +70,10 @@ def found_in(loop: Any, body: registry.Body, *, length: int | None = None, predi
     _, carry, _ = body.split(list(_compat.closed(body.jaxpr).in_avals))
     used = set() if predicate is None else _used(predicate.jaxpr, len(carry))
     large = [k for k, t in enumerate(carry) if t.ndim > 2 and has_rows(t) and k not in used and not is_divided(t)]
-    tried = _Trial(body, {k: tuple(range(carry[k].ndim)) for k in large})
+    tried = _LayoutTrial(body, {k: tuple(range(carry[k].ndim)) for k in large})
     orders = {k: order for k, order in tried.evaluator.wanted.items() if order != tried.orders[k]}
     while orders:
-        tried = _Trial(body, orders)
+        tried = _LayoutTrial(body, orders)
         kept = {k: order for k, order in orders.items() if tried.stays(k)}
         for k in orders:
             if k not in kept:
@@ -106,11 +106,11 @@ def _used(jaxpr: Any, count: int) -> set[int]:
     return {k for k, v in enumerate(jaxpr.invars[len(jaxpr.invars) - count :]) if v in used}
 
 
-class _Trial:
+class _LayoutTrial:
     """A loop traced with some carries in other layouts."""
 
     def __init__(self, loop: registry.Body, orders: dict[int, tuple[int, ...]]) -> None:
-        self.orders, self.evaluator, closed = orders, _Evaluator(), _compat.closed(loop.jaxpr)
+        self.orders, self.evaluator, closed = orders, _LayoutEvaluator(), _compat.closed(loop.jaxpr)
         consts, carry, xs = loop.split(list(closed.in_avals))
         types = [
             t.update(shape=tuple(Turned(None, orders[k]).listed(t.shape))) if k in orders else t
@@ -131,7 +131,7 @@ class _Trial:
         return isinstance(out, Turned) and out.order == order and k not in self.evaluator.moved
 
 
-class _Evaluator:
+class _LayoutEvaluator:
     """Evaluates a jaxpr some of whose values are stored in other layouts."""
 
     def __init__(self) -> None:
@@ -166,7 +166,7 @@ class _Evaluator:
 # --- rules: from the evaluator, an equation and its operands to the results, None if there is no better way -----
 
 
-def _product(self: _Evaluator, eqn: Any, operands: list[Any]) -> list[Any] | None:
+def _product(self: _LayoutEvaluator, eqn: Any, operands: list[Any]) -> list[Any] | None:
     """Multiply the buffer as it is stored. The axes of the result that are its own come in the order of these."""
     (own, others), batch = eqn.params["dimension_numbers"]
     dims, moved = [], []
@@ -190,27 +190,27 @@ def _product(self: _Evaluator, eqn: Any, operands: list[Any]) -> list[Any] | Non
     return [jnp.transpose(out, axes)]
 
 
-def _dynamic_slice(self: _Evaluator, eqn: Any, operands: list[Any]) -> list[Any]:
+def _dynamic_slice(self: _LayoutEvaluator, eqn: Any, operands: list[Any]) -> list[Any]:
     x, *starts = operands
     sizes = x.listed(eqn.params["slice_sizes"])
     return [jnp.transpose(lax.dynamic_slice(x.array, x.listed(starts), sizes), x.order)]
 
 
-def _slice(self: _Evaluator, eqn: Any, operands: list[Any]) -> list[Any]:
+def _slice(self: _LayoutEvaluator, eqn: Any, operands: list[Any]) -> list[Any]:
     (x,), p = operands, eqn.params
     strides = None if p["strides"] is None else x.listed(p["strides"])
     rows = lax.slice(x.array, x.listed(p["start_indices"]), x.listed(p["limit_indices"]), strides)
     return [jnp.transpose(rows, x.order)]
 
 
-def _dynamic_update_slice(self: _Evaluator, eqn: Any, operands: list[Any]) -> list[Any] | None:
+def _dynamic_update_slice(self: _LayoutEvaluator, eqn: Any, operands: list[Any]) -> list[Any] | None:
     x, rows, *starts = operands
     if not isinstance(x, Turned):
         return None
     return [x._replace(array=lax.dynamic_update_slice(x.array, x.stored(self.array(rows)), x.listed(starts)))]
 
 
-def _gather(self: _Evaluator, eqn: Any, operands: list[Any]) -> list[Any] | None:
+def _gather(self: _LayoutEvaluator, eqn: Any, operands: list[Any]) -> list[Any] | None:
     x, indices = operands
     if not isinstance(x, Turned):
         return None
@@ -218,7 +218,7 @@ def _gather(self: _Evaluator, eqn: Any, operands: list[Any]) -> list[Any] | None
     return [jnp.transpose(jaxprs.bind(turned, [x.array, indices])[0], axes)]
 
 
-def _scatter(self: _Evaluator, eqn: Any, operands: list[Any]) -> list[Any] | None:
+def _scatter(self: _LayoutEvaluator, eqn: Any, operands: list[Any]) -> list[Any] | None:
     x, indices, rows = operands
     if not isinstance(x, Turned):
         return None
@@ -244,7 +244,7 @@ def _indexed(eqn: Any, x: Turned, rank: int) -> tuple[Any, list[int]]:
     return with_numbers(eqn, turned, x.listed(taken_by(eqn))), axes
 
 
-def _elementwise(self: _Evaluator, eqn: Any, operands: list[Any]) -> list[Any] | None:
+def _elementwise(self: _LayoutEvaluator, eqn: Any, operands: list[Any]) -> list[Any] | None:
     """Apply an operation to buffers of one layout and scalars."""
     turned = [x for x in operands if isinstance(x, Turned)]
     if any(x.order != turned[0].order for x in turned):
@@ -255,12 +255,12 @@ def _elementwise(self: _Evaluator, eqn: Any, operands: list[Any]) -> list[Any] |
     return [Turned(array, turned[0].order, frozenset[int]().union(*(x.roots for x in turned)))]
 
 
-def _transpose(self: _Evaluator, eqn: Any, operands: list[Any]) -> list[Any]:
+def _transpose(self: _LayoutEvaluator, eqn: Any, operands: list[Any]) -> list[Any]:
     (x,) = operands
     return [x._replace(order=tuple(x.order[d] for d in eqn.params["permutation"]))]
 
 
-def _inner(self: _Evaluator, eqn: Any, operands: list[Any]) -> list[Any] | None:
+def _inner(self: _LayoutEvaluator, eqn: Any, operands: list[Any]) -> list[Any] | None:
     """Run branches or a checkpoint of which operands and results are stored in other layouts."""
     entry = registry.entry_of(eqn)
     bodies = entry.bodies(eqn.params)
@@ -284,16 +284,16 @@ def _inner(self: _Evaluator, eqn: Any, operands: list[Any]) -> list[Any] | None:
 
         jax.make_jaxpr(trial)(*types)
     kinds = [_common(outs) for outs in zip(*columns, strict=True)]
-    results = entry.rebuild(eqn, flat, _Flat(self, run, kinds))
+    results = entry.rebuild(eqn, flat, _FlatLayouts(self, run, kinds))
     if results is None:
         return None
     return [x if kind is None else kind._replace(array=x) for x, kind in zip(results, kinds, strict=True)]
 
 
-class _Flat(registry.Change):
+class _FlatLayouts(registry.Change):
     """Jaxprs whose operands and results are arrays, some of them in other layouts."""
 
-    def __init__(self, evaluator: _Evaluator, run: Any, kinds: Sequence[Turned | None]) -> None:
+    def __init__(self, evaluator: _LayoutEvaluator, run: Any, kinds: Sequence[Turned | None]) -> None:
         self.evaluator, self.run, self.kinds = evaluator, run, kinds
 
     def body(self, jaxpr: Any, *args: Array) -> list[Array]:
@@ -321,7 +321,7 @@ _ELEMENTWISE = (
     "stop_gradient",
     "sub",
 )
-RULES: dict[str, Callable[[_Evaluator, Any, list[Any]], list[Any] | None]] = {
+RULES: dict[str, Callable[[_LayoutEvaluator, Any, list[Any]], list[Any] | None]] = {
     "dot_general": _product,
     "dynamic_slice": _dynamic_slice,
     "slice": _slice,

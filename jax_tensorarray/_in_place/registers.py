@@ -62,7 +62,7 @@ def found_in(loop: Any, body: registry.Body, *, length: int | None = None, predi
     shapes = dict.fromkeys(axes, () if predicate is None else predicate.out_avals[0].shape)
     say_why(loop, body)
     while axes:
-        tried = _Trial(body, axes, shapes)
+        tried = _RegisterTrial(body, axes, shapes)
         jaxpr = tried.body()
         new_predicate = None if predicate is None else tried.predicate(predicate)
         wider = {k: longer(shapes[k], tried.outs[k].start.shape) for k in axes if tried.is_register(k)}
@@ -82,7 +82,7 @@ def say_why(loop: Any, body: registry.Body) -> None:
         return
     axes, length, predicate = _candidates(body, least=0), loop.params.get("length"), loop.params.get("cond_jaxpr")
     shape = () if predicate is None else predicate.out_avals[0].shape
-    tried = _Trial(body, axes, dict.fromkeys(axes, shape))
+    tried = _RegisterTrial(body, axes, dict.fromkeys(axes, shape))
     tried.body()
     for k in (k for k in axes if tried.moves(k) and k in tried.evaluator.shifted):
         reason, facts = "", dict[str, Any]()
@@ -136,7 +136,7 @@ def _fits(line: Sequence[int], shape: Sequence[int], axis: int) -> bool:
     return 1 < shape[axis] <= line[axis] and all(line[d] == shape[d] for d in others)
 
 
-class _Trial:
+class _RegisterTrial:
     """A loop traced with rings as some of its carries."""
 
     def __init__(self, loop: registry.Body, axes: dict[int, int], shapes: dict[int, tuple[int, ...]]) -> None:

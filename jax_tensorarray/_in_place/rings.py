@@ -458,7 +458,7 @@ def _inner(self: Evaluator, eqn: Any, operands: list[Held]) -> list[Held] | None
         jax.make_jaxpr(trial)(*map(jax.typeof, flat[first:]))
     kinds = [_common(outs) for outs in zip(*columns, strict=True)]
     unmoved = [column[0] if len(set(column)) == 1 else None for column in zip(*places, strict=True)]
-    results = entry.rebuild(eqn, flat, _Flat(self, run, kinds, unmoved))
+    results = entry.rebuild(eqn, flat, _FlatRings(self, run, kinds, unmoved))
     if results is None:
         return None
     rest, outs = iter(results), list[Held]()
@@ -470,7 +470,7 @@ def _inner(self: Evaluator, eqn: Any, operands: list[Held]) -> list[Held] | None
     return outs
 
 
-class _Flat(registry.Change):
+class _FlatRings(registry.Change):
     """Jaxprs whose operands and results are arrays and, behind those of registers, starts that differ."""
 
     def __init__(

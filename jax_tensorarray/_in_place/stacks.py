@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from jax_tensorarray._in_place.rows import has_rows, is_update
 from jax_tensorarray._jaxprs import jaxprs, registry
-from jax_tensorarray._loops.log import Version, followed
+from jax_tensorarray._loops.log import BufferVersion, followed
 from jax_tensorarray._lowering.mlir import INT32_MAX
 from jax_tensorarray._ops.primitive import ROW_OPS
 from jax_tensorarray._ops.read import ta_read
@@ -53,7 +53,7 @@ def found_in(body: Any, step: Step, carry: Sequence[Array], xs: Sequence[Array])
         return None
     n, slices = len(carry), [_slice_of(t) for t in types]
     jaxpr = jax.make_jaxpr(step)(list(carry), slices)
-    held = [*[None] * n, *(Version(n + k) if flag else None for k, flag in enumerate(may_pass))]
+    held = [*[None] * n, *(BufferVersion(n + k) if flag else None for k, flag in enumerate(may_pass))]
     places: dict[int, int] = {}
     for j, version in enumerate(followed(jaxpr, held)[n:]):
         if version is not None and version.since and not version.has_holes:
@@ -68,7 +68,7 @@ def found_in(body: Any, step: Step, carry: Sequence[Array], xs: Sequence[Array])
         stacks = dict(zip(places.values(), map(_Slice, carry[n:]), strict=True))
         others = iter(rest)
         inputs = [*carry[:n], *(stacks[k] if k in stacks else next(others) for k in range(len(types)))]
-        outs = _Evaluator(number).evaluate(jaxpr, inputs)
+        outs = _StackEvaluator(number).evaluate(jaxpr, inputs)
         after = [
             y.stack if isinstance(y := outs[n + j], _Slice) else ta_write(stacks[k].stack, number, y, mode="drop")
             for j, k in places.items()
@@ -97,7 +97,7 @@ class _Slice(NamedTuple):
         return ta_read(self.stack, number, mode="drop")
 
 
-class _Evaluator:
+class _StackEvaluator:
     """Evaluates a jaxpr, of which some values are slices, in the step of that number."""
 
     def __init__(self, number: Array) -> None:

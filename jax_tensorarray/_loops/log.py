@@ -37,7 +37,7 @@ Array = Any
 _UPDATES = [p for p, call in ROW_OPS.items() if call.in_place]
 
 
-class Version(NamedTuple):
+class BufferVersion(NamedTuple):
     """What is known of an array: the input that it is a version of, and the entries of the log that lead to it."""
 
     root: int
@@ -45,18 +45,18 @@ class Version(NamedTuple):
     #: Whether a branch gives another array, which nobody reads: JAX fills the residuals of the other branches.
     has_holes: bool = False
 
-    def after(self, *entries: int) -> "Version":
+    def after(self, *entries: int) -> "BufferVersion":
         return self._replace(since=(*self.since, *entries))
 
 
 #: An array that fills a place, as JAX gives one for each residual of the branches that are not taken.
-_HOLE = Version(-1)
+_HOLE = BufferVersion(-1)
 
 #: Puts rows back into a newer version of a buffer; with a bool, only if it is true.
 PutBack = Callable[[Array, Sequence[Array], Any], Array]
 
 
-class Entry(NamedTuple):
+class LoggedRows(NamedTuple):
     """Rows of the log, and how they are put back."""
 
     root: int
@@ -74,7 +74,7 @@ class _Repeated(NamedTuple):
     eqn: Any
 
 
-_Value = tuple[Array, Version | None]
+_Value = tuple[Array, BufferVersion | None]
 
 
 def _is_integer(aval: Any) -> bool:
@@ -85,8 +85,8 @@ class Log:
     """Evaluates jaxprs, follows the versions of their inputs, and keeps the rows that are overwritten."""
 
     def __init__(self) -> None:
-        self.entries: list[Entry] = []
-        self.versions: list[tuple[Array, Version]] = []  #: all that were made
+        self.entries: list[LoggedRows] = []
+        self.versions: list[tuple[Array, BufferVersion]] = []  #: all that were made
         self.repeated: dict[int, _Repeated] = {}  #: by the id of an index
 
     def evaluate(self, jaxpr: Any, inputs: Sequence[_Value]) -> list[_Value]:
@@ -118,11 +118,11 @@ class Log:
                 return found
         return [(x, None) for x in jaxprs.bind(eqn, operands)]
 
-    def add(self, entry: Entry) -> int:
+    def add(self, entry: LoggedRows) -> int:
         self.entries.append(entry)
         return len(self.entries) - 1
 
-    def update(self, p: Any, params: Any, operands: list[Array], held: Version) -> list[_Value]:
+    def update(self, p: Any, params: Any, operands: list[Array], held: BufferVersion) -> list[_Value]:
         buffer, index, value, *where = operands
         if p in (ta_write_p, ta_swap_p):
             new, old = ta_swap_p.bind(buffer, index, value, *where, **params)
@@ -148,10 +148,10 @@ class Log:
 
         of_index = None if repeated is None else (jnp.shape(index), repeated.eqn.params["broadcast_dimensions"])
         key = (*sorted(back.items()), of_index, *((jnp.shape(x), jax.typeof(x).dtype) for x in rows))
-        n = self.add(Entry(held.root, rows, put_back, key))
+        n = self.add(LoggedRows(held.root, rows, put_back, key))
         return [(x, None if k else held.after(n)) for k, x in enumerate(outs)]
 
-    def run(self, eqn: Any, operands: list[Array], held: Sequence[Version | None]) -> Iterable[_Value] | None:
+    def run(self, eqn: Any, operands: list[Array], held: Sequence[BufferVersion | None]) -> Iterable[_Value] | None:
         """Run an equation with jaxprs in which buffers are followed. Return None for any other."""
         entry, p = registry.entry_of(eqn), eqn.primitive
         inner = registry.inlined(eqn, with_options=True)
@@ -182,7 +182,7 @@ class Log:
             numbers.append(self.add(of_rows._replace(root=version.root, rows=[next(rows) for _ in of_rows.rows])))
         return list(zip(outs[:n], [_outside(v, held, numbers) for v in change.found], strict=True))
 
-    def branches(self, eqn: Any, operands: list[Array], held: Sequence[Version | None]) -> list[_Value]:
+    def branches(self, eqn: Any, operands: list[Array], held: Sequence[BufferVersion | None]) -> list[_Value]:
         index, *rest = operands
         held, bodies = held[1:], [_compat.closed(body.jaxpr) for body in registry.entry_of(eqn).bodies(eqn.params)]
         slots, outputs = _Slots(), []
@@ -203,10 +203,10 @@ class Log:
         for slot in slots.all:
             version, mine = held[slot.root], [next(rows) for _ in range(slot.num_rows)]
             assert version is not None  # inside, only what is followed has entries
-            numbers.append(self.add(Entry(version.root, mine, slot.put_back, of_loop=slot.of_loop)))
+            numbers.append(self.add(LoggedRows(version.root, mine, slot.put_back, of_loop=slot.of_loop)))
         return list(zip(arrays[:n], [_outside(v, held, numbers) for v in versions], strict=True))
 
-    def scan(self, eqn: Any, operands: list[Array], held: Sequence[Version | None]) -> list[_Value] | None:
+    def scan(self, eqn: Any, operands: list[Array], held: Sequence[BufferVersion | None]) -> list[_Value] | None:
         params = eqn.params
         [loop] = registry.ENTRIES["scan"].bodies(params)
         _, of_carry, _ = loop.split(held)
@@ -237,7 +237,7 @@ class Log:
         n = len(ys) - followed.num_rows
         return self.after_loop(followed, of_carry, [*after, *ys[:n]], ys[n:], [], put_back)
 
-    def count(self, eqn: Any, operands: list[Array], held: Sequence[Version | None]) -> list[_Value] | None:
+    def count(self, eqn: Any, operands: list[Array], held: Sequence[BufferVersion | None]) -> list[_Value] | None:
         body, options = eqn.params["body"], eqn.params["options"]
         steps, consts, carry = options.split(operands)
         _, _, of_carry = options.split(held)
@@ -268,7 +268,7 @@ class Log:
         put_back = followed.back_by_tapes(options.max_steps, not options.reverse)
         return self.after_loop(followed, of_carry, outs[:n], outs[n:], [steps], put_back)
 
-    def while_(self, eqn: Any, operands: list[Array], held: Sequence[Version | None]) -> list[_Value] | None:
+    def while_(self, eqn: Any, operands: list[Array], held: Sequence[BufferVersion | None]) -> list[_Value] | None:
         cond, body, options = (eqn.params[name] for name in ("cond", "body", "options"))
         _, _, of_carry = options.split(held)
         if not any(of_carry):
@@ -299,7 +299,7 @@ class Log:
     def after_loop(
         self,
         followed: "_Followed",
-        of_carry: Sequence[Version | None],
+        of_carry: Sequence[BufferVersion | None],
         outs: Sequence[Array],
         rows: Sequence[Array],
         more: list[Array],
@@ -310,12 +310,14 @@ class Log:
         for k, version in enumerate(of_carry):
             if version is not None and followed.is_followed[k]:
                 mine = [*more, *(rows[n] for n in followed.places[k])]
-                changed = [self.add(Entry(version.root, mine, put_back(k), of_loop=True))] if followed.places[k] else []
+                changed = (
+                    [self.add(LoggedRows(version.root, mine, put_back(k), of_loop=True))] if followed.places[k] else []
+                )
                 found[k] = (outs[k], version.after(*changed))
         return found
 
 
-def _fills(eqn: Any, held: Sequence[Version | None]) -> bool:
+def _fills(eqn: Any, held: Sequence[BufferVersion | None]) -> bool:
     """Return whether an equation makes an array that only fills a place."""
     if eqn.primitive.name.startswith("empty"):
         return True
@@ -325,11 +327,13 @@ def _fills(eqn: Any, held: Sequence[Version | None]) -> bool:
     return held[0] is _HOLE or (isinstance(x, jex.Literal) and not x.val)
 
 
-def _inside(held: Sequence[Version | None]) -> list[Version | None]:
-    return [None if v is None else Version(k) for k, v in enumerate(held)]
+def _inside(held: Sequence[BufferVersion | None]) -> list[BufferVersion | None]:
+    return [None if v is None else BufferVersion(k) for k, v in enumerate(held)]
 
 
-def _outside(version: Version | None, held: Sequence[Version | None], numbers: Sequence[int]) -> Version | None:
+def _outside(
+    version: BufferVersion | None, held: Sequence[BufferVersion | None], numbers: Sequence[int]
+) -> BufferVersion | None:
     """Return a version inside of an equation, of the operands `held`, as one outside. `numbers` has the new entries."""
     if version is None or version.root < 0:
         return version
@@ -338,10 +342,12 @@ def _outside(version: Version | None, held: Sequence[Version | None], numbers: S
     return before.after(*(numbers[n] for n in version.since))._replace(has_holes=version.has_holes)
 
 
-def _traced(jaxpr: Any, types: Sequence[Any], held: Sequence[Version | None]) -> tuple[Log, list[Version | None]]:
+def _traced(
+    jaxpr: Any, types: Sequence[Any], held: Sequence[BufferVersion | None]
+) -> tuple[Log, list[BufferVersion | None]]:
     """Return the log of a jaxpr, and of what its outputs are versions."""
     log = Log()
-    found: list[Version | None] = []
+    found: list[BufferVersion | None] = []
 
     def f(*args: Array) -> list[Array]:
         outs = log.evaluate(jaxpr, list(zip(args, _inside(held), strict=True)))
@@ -352,7 +358,7 @@ def _traced(jaxpr: Any, types: Sequence[Any], held: Sequence[Version | None]) ->
     return log, found
 
 
-def followed(jaxpr: Any, held: Sequence[Version | None]) -> list[Version | None]:
+def followed(jaxpr: Any, held: Sequence[BufferVersion | None]) -> list[BufferVersion | None]:
     """Return what the outputs of a jaxpr are versions of. Each input in `held` is the version of itself."""
     return _traced(jaxpr, list(jaxpr.in_avals), held)[1]
 
@@ -360,12 +366,12 @@ def followed(jaxpr: Any, held: Sequence[Version | None]) -> list[Version | None]
 class _Followed:
     """The body of a loop, in which the buffers of the flagged carries are followed from step to step."""
 
-    def __init__(self, body: Any, num_before: int, of_carry: Sequence[Version | None]) -> None:
+    def __init__(self, body: Any, num_before: int, of_carry: Sequence[BufferVersion | None]) -> None:
         self.body = body
         after = len(body.in_avals) - num_before - len(of_carry)
         self.held = _inside([*[None] * num_before, *of_carry, *[None] * after])
         log, found = _traced(body, list(body.in_avals), self.held)
-        self.entries: dict[int, Entry] = {}
+        self.entries: dict[int, LoggedRows] = {}
         self.of_carry: dict[int, tuple[int, ...]] = {}
         self.places: dict[int, list[int]] = {}
         self.types: list[Any] = []
@@ -421,7 +427,7 @@ class _Followed:
 class _Straight(registry.Change):
     """A jaxpr in an equation, which returns its log after its results."""
 
-    def __init__(self, held: Sequence[Version | None]) -> None:
+    def __init__(self, held: Sequence[BufferVersion | None]) -> None:
         self.held = _inside(held)
 
     def body(self, jaxpr: Any, *args: Array) -> list[Array]:
@@ -444,17 +450,17 @@ class _Straight(registry.Change):
 class _Slot:
     """A place in the log of a conditional, for an entry of one branch or of several."""
 
-    def __init__(self, entry: Entry, outputs: frozenset[int]) -> None:
+    def __init__(self, entry: LoggedRows, outputs: frozenset[int]) -> None:
         self.root, self.key, self.outputs, self.inner_put_back = entry.root, entry.key, outputs, entry.put_back
         self.of_loop = entry.of_loop
         self.types = [jax.typeof(x) for x in entry.rows]
         self.members: dict[int, int] = {}  # the numbers of the entries, by branch
         self.num_rows = 1 + len(self.types)
 
-    def takes(self, entry: Entry, outputs: frozenset[int]) -> bool:
+    def takes(self, entry: LoggedRows, outputs: frozenset[int]) -> bool:
         return entry.key is not None and (entry.root, entry.key, outputs) == (self.root, self.key, self.outputs)
 
-    def rows_of(self, branch: int, entries: Sequence[Entry]) -> list[Array]:
+    def rows_of(self, branch: int, entries: Sequence[LoggedRows]) -> list[Array]:
         """Return whether the branch has an entry, and its rows."""
         if branch not in self.members:
             return [jnp.asarray(False), *(jnp.zeros(t.shape, t.dtype) for t in self.types)]
@@ -472,7 +478,7 @@ class _Slots:
     def __init__(self) -> None:
         self.all: list[_Slot] = []
 
-    def add(self, branch: int, entries: Sequence[Entry], outs: Sequence[Version | None]) -> None:
+    def add(self, branch: int, entries: Sequence[LoggedRows], outs: Sequence[BufferVersion | None]) -> None:
         at = 0
         for n, entry in enumerate(entries):
             outputs = frozenset(o for o, v in enumerate(outs) if v is not None and n in v.since)
@@ -485,7 +491,7 @@ class _Slots:
             self.all[found].members[branch] = n
             at = found + 1
 
-    def version(self, output: int, choices: Sequence[Version | None]) -> Version | None:
+    def version(self, output: int, choices: Sequence[BufferVersion | None]) -> BufferVersion | None:
         """Return what an output is a version of, given what it is in each branch; `since` are places of the log."""
         if any(v is None for v in choices):
             return None
@@ -496,4 +502,4 @@ class _Slots:
         if any(v.root != root for v in found):
             return None
         since = tuple(k for k, slot in enumerate(self.all) if slot.root == root and output in slot.outputs)
-        return Version(root, since, len(found) < len(choices) or any(v.has_holes for v in found))
+        return BufferVersion(root, since, len(found) < len(choices) or any(v.has_holes for v in found))

@@ -18,7 +18,7 @@ from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._jaxprs.jaxprs import flagged
 from jax_tensorarray._loops.linearize import Linearized, Sources, read_by
-from jax_tensorarray._loops.log import Log, Version
+from jax_tensorarray._loops.log import BufferVersion, Log
 from jax_tensorarray._loops.recording import recorded
 from jax_tensorarray._loops.replay import Replay, all_batched, counted
 from jax_tensorarray._loops.rules import Axis, axes
@@ -92,7 +92,7 @@ class _Planning:
 
         def step(*args: Array) -> list[Array]:
             self.log = log = Log()
-            held = [*[None] * (num_inputs - n), *map(Version, range(n))]
+            held = [*[None] * (num_inputs - n), *map(BufferVersion, range(n))]
             inputs = list(zip(args, held, strict=True))
             self.outs = log.evaluate(self.linear.whole, inputs)
             rows = [x for entry in log.entries for x in entry.rows]
@@ -106,8 +106,8 @@ class _Planning:
         self.body_outs, self.residuals = outs[:n], outs[n:]
         self.rows = [[next(rest) for _ in entry.rows] for entry in self.log.entries]
         #: What variables are versions of. A value that only fills a place is no version for anyone but residuals.
-        self.versions: dict[Any, Version] = dict(
-            zip(inner.invars[num_inputs - n :], map(Version, range(n)), strict=True)
+        self.versions: dict[Any, BufferVersion] = dict(
+            zip(inner.invars[num_inputs - n :], map(BufferVersion, range(n)), strict=True)
         )
         for v, (_, version) in zip(rest, self.log.versions, strict=True):
             if _is_variable(v):
@@ -135,7 +135,7 @@ class _Planning:
         self.slot_of = slot_of
         self.chain_of = {r: held[s].since for r, s in slot_of.items()}  # type: ignore[union-attr]
 
-    def version(self, v: Any, *, is_residual: bool = False) -> Version | None:
+    def version(self, v: Any, *, is_residual: bool = False) -> BufferVersion | None:
         """Return the version that a variable is, if it comes by while a step is undone."""
         found = self.versions.get(v)
         if found is None or found.root not in self.slot_of:

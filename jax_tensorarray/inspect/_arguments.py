@@ -139,7 +139,7 @@ def _described(
 
 
 @dataclass
-class Program:
+class CountedProgram:
     """A program whose calls are counted."""
 
     name: str
@@ -163,12 +163,12 @@ class Calls:
     """
 
     def __init__(self) -> None:
-        self._programs: list[Program] = []
+        self._programs: list[CountedProgram] = []
         self._names: set[str] = set()
         self._shapes: set[tuple[int, ...]] = set()
         self._end: Callable[[], None] | None = None
 
-    def expect(self, jaxpr: Any, copies: Sequence[ArgumentCopy], name: str) -> Program:
+    def expect(self, jaxpr: Any, copies: Sequence[ArgumentCopy], name: str) -> CountedProgram:
         """Count the calls of a program from now on. `name` is its own name, in case that of its function is not known.
 
         The types are those that the caller knows: of an array divided among devices, each has a part.
@@ -176,7 +176,7 @@ class Calls:
         types = [(copy.shape, np.dtype(copy.dtype)) for copy in copies]
         if jaxpr is not None:
             types = [(jaxpr.in_avals[copy.number].shape, jaxpr.in_avals[copy.number].dtype) for copy in copies]
-        program = Program(_compat.name_of_function(jaxpr) or name, frozenset(types))
+        program = CountedProgram(_compat.name_of_function(jaxpr) or name, frozenset(types))
         self._programs.append(program)
         self._names.add(program.name)
         self._shapes.update(shape for shape, _ in types)

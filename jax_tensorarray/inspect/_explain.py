@@ -161,7 +161,7 @@ def _is_typed(x: Any) -> bool:
     return isinstance(x, jax.ShapeDtypeStruct) or arguments.is_array(x)
 
 
-def _listed(notes: Sequence[explained.Note]) -> Explanation:
+def _listed(notes: Sequence[explained.Remark]) -> Explanation:
     """Join the notes of a line that are alike. A jaxpr that is traced twice has its equations twice."""
     equations: dict[Explained, dict[int, set[int]]] = {}
     for note in notes:
@@ -170,7 +170,7 @@ def _listed(notes: Sequence[explained.Note]) -> Explanation:
     return Explanation(sorted(found, key=lambda x: (x.file or "", x.line or 0)))
 
 
-def _described(note: explained.Note) -> Explained:
+def _described(note: explained.Remark) -> Explained:
     file, line = _place(note.place)
     text, advice = REASONS[note.reason] if note.reason else ("", "")
     facts = note.facts | ({"by": _named(note.facts["by"], file)} if "by" in note.facts else {})

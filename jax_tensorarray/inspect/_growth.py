@@ -193,7 +193,7 @@ def _checked(name: str, f: Any, make_args: Any, sizes: Any) -> tuple[Any, Any, A
     return f, make_args, given
 
 
-class Measured(NamedTuple):
+class Measurement(NamedTuple):
     """What was measured at one size."""
 
     size: int
@@ -214,18 +214,18 @@ def _measured(f: Callable[..., Any], make_args: Callable[[int], Any], sizes: tup
         before = now
 
 
-def growth_of(small: Measured, large: Measured) -> Growth:
+def growth_of(small: Measurement, large: Measurement) -> Growth:
     """Compare what was measured at two sizes."""
-    return Growth(*((getattr(small, name), getattr(large, name)) for name in Measured._fields))
+    return Growth(*((getattr(small, name), getattr(large, name)) for name in Measurement._fields))
 
 
-def _at(jitted: Any, make_args: Callable[[int], Any], n: int) -> Measured:
+def _at(jitted: Any, make_args: Callable[[int], Any], n: int) -> Measurement:
     def args() -> tuple[Any, ...]:
         made = make_args(n)
         return made if isinstance(made, tuple) else (made,)
 
     num_bytes = allocated(jitted.lower(*args()).compile())
-    return Measured(n, seconds_of(jitted, args), num_bytes)
+    return Measurement(n, seconds_of(jitted, args), num_bytes)
 
 
 def allocated(compiled: Any) -> int:

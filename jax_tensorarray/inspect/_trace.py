@@ -28,7 +28,7 @@ _MOST = 20
 _ARCHIVE = "trace.zip"
 
 
-class Program(NamedTuple):
+class TracedProgram(NamedTuple):
     """A program as JAX has compiled it; its jaxpr is None if JAX had lowered it before."""
 
     name: str
@@ -50,24 +50,24 @@ def why_not(folder: Path) -> str:
 
 
 @contextlib.contextmanager
-def recorded() -> Iterator[list[Program]]:
+def recorded() -> Iterator[list[TracedProgram]]:
     """Keep the programs that JAX compiles in a block, in any thread, if they have loops or copy an argument."""
-    programs: list[Program] = []
+    programs: list[TracedProgram] = []
 
     def seen(name: str, jaxpr: Any, executable: Any) -> None:
         with contextlib.suppress(Exception):  # the program must go on, even if its HLO cannot be read
             hlo = "\n".join(module.to_string() for module in executable.hlo_modules())
             if " while(" in hlo or argument_copies(hlo, MIN_BYTES):
-                programs.append(Program(name.removeprefix("jit_"), jaxpr, hlo))
+                programs.append(TracedProgram(name.removeprefix("jit_"), jaxpr, hlo))
 
     with _compat.compilations(seen):
         yield programs
 
 
-def write(folder: Path, programs: list[Program], report: Report, title: str) -> Path:
+def write(folder: Path, programs: list[TracedProgram], report: Report, title: str) -> Path:
     """Write the report, the versions and a folder for each program, and pack all of it. Return the archive."""
 
-    def moved(program: Program) -> int:
+    def moved(program: TracedProgram) -> int:
         arguments = argument_copies(program.hlo, MIN_BYTES)
         return sum(map(cost, copies_in(program.hlo, 0))) + sum(copy.cost for copy in arguments)
 
@@ -91,7 +91,7 @@ def write(folder: Path, programs: list[Program], report: Report, title: str) -> 
     return folder / _ARCHIVE
 
 
-def _files_of(program: Program) -> dict[str, str]:
+def _files_of(program: TracedProgram) -> dict[str, str]:
     """Return the texts of a program, before and after `in_place`, or why there is no such thing."""
     files = {"loops_before.hlo": hlo_text.loops_only(program.hlo)}
     if program.jaxpr is None:

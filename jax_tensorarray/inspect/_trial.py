@@ -14,7 +14,7 @@ from jax_tensorarray import in_place
 from jax_tensorarray._hlo import buffers as hlo_buffers
 from jax_tensorarray.inspect._arguments import argument_copies
 from jax_tensorarray.inspect._copies import copies_in
-from jax_tensorarray.inspect._growth import Growth, Measured, allocated, growth_of, seconds_of
+from jax_tensorarray.inspect._growth import Growth, Measurement, allocated, growth_of, seconds_of
 from jax_tensorarray.inspect._kept import kept_for_gradient, place_of
 from jax_tensorarray.inspect._quarter import computes_with_all_rows, outermost, quartered
 from jax_tensorarray.inspect._text import factor, milliseconds
@@ -103,14 +103,14 @@ class _Way(NamedTuple):
             jitted = jax.jit(self.transformed(jaxpr_as_fun(jaxpr)), donate_argnums=tuple(sorted(self.donated)))
             return jitted.lower(*types).compile()
 
-    def measured(self, jaxpr: Any, steps: int, compiled: Any = None) -> Measured:
+    def measured(self, jaxpr: Any, steps: int, compiled: Any = None) -> Measurement:
         """Run a program on zeros."""
         compiled = compiled or self.compiled(jaxpr)
         if None in hlo_buffers.trip_counts(compiled.as_text() or ""):
             raise ValueError("nobody knows whether it ends")
-        return Measured(steps, seconds_of(compiled, lambda: list(map(_zeros, jaxpr.in_avals))), allocated(compiled))
+        return Measurement(steps, seconds_of(compiled, lambda: list(map(_zeros, jaxpr.in_avals))), allocated(compiled))
 
-    def grown(self, fewer: tuple[Any, int, int], now: Measured) -> Growth:
+    def grown(self, fewer: tuple[Any, int, int], now: Measurement) -> Growth:
         """Run a program with fewer steps too."""
         jaxpr, steps, few = fewer
         return growth_of(self.measured(jaxpr, few), now._replace(size=steps))
@@ -137,7 +137,7 @@ def tried(case: "Case", timed: bool) -> Trial:
         return Trial(left, None, None, way.how)
     plain = as_it_is.compiled(case.jaxpr)
 
-    def measured() -> tuple[Measured, Measured]:
+    def measured() -> tuple[Measurement, Measurement]:
         return as_it_is.measured(case.jaxpr, 1, plain), way.measured(case.jaxpr, 1, compiled)
 
     before, after = _again_if_slower(*measured(), measured)
@@ -179,8 +179,8 @@ def grows(case: "Case") -> bool:
 
 
 def _again_if_slower(
-    before: Measured, after: Measured, measured: Callable[[], tuple[Measured, Measured]]
-) -> tuple[Measured, Measured]:
+    before: Measurement, after: Measurement, measured: Callable[[], tuple[Measurement, Measurement]]
+) -> tuple[Measurement, Measurement]:
     """Measure again what has become slower, for the machine may have been busy meanwhile. Return the shorter times."""
     if after.seconds <= before.seconds:
         return before, after
@@ -188,7 +188,7 @@ def _again_if_slower(
     return _shorter(before, again), _shorter(after, after_again)
 
 
-def _shorter(first: Measured, second: Measured) -> Measured:
+def _shorter(first: Measurement, second: Measurement) -> Measurement:
     return min(first, second, key=lambda measured: measured.seconds)
 
 

@@ -14,7 +14,13 @@ from jax_tensorarray._hlo import buffers as hlo_buffers
 from jax_tensorarray._hlo.arguments import donated
 from jax_tensorarray.inspect import _arguments, _kept
 from jax_tensorarray.inspect._advice import OF_GRADIENT, OF_GROWTH, OF_JAXLIB
-from jax_tensorarray.inspect._arguments import ArgumentCopy, Calls, Program, argument_copies, headline_of_arguments
+from jax_tensorarray.inspect._arguments import (
+    ArgumentCopy,
+    Calls,
+    CountedProgram,
+    argument_copies,
+    headline_of_arguments,
+)
 from jax_tensorarray.inspect._copies import (
     MIN_BYTES,
     LoopCopies,
@@ -60,7 +66,7 @@ class Case:
     jaxpr: Any = field(default=None, repr=False)
     ends: bool = False  #: whether it terminates for every input
     loop: Place | None = None  #: the first loop, if only time or memory are too much
-    calls: Program | None = field(default=None, repr=False)
+    calls: CountedProgram | None = field(default=None, repr=False)
     donated: Set[int] = frozenset()  #: the numbers of the arguments that it is given for good
 
     @property
