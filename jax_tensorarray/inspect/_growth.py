@@ -47,7 +47,7 @@ class Growth(NamedTuple):
     @property
     def memory(self) -> float:
         """How many times as much memory it needs. What needs none does not grow."""
-        return self.num_bytes[1] / self.num_bytes[0] if self.num_bytes[0] else 1.0
+        return self.num_bytes[1] / self.num_bytes[0] if all(self.num_bytes) else 1.0
 
     @property
     def time_exponent(self) -> float:
