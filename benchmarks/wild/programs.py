@@ -338,8 +338,8 @@ def equinox_loop(n: int) -> Any:
     100,
     400,
     note="""The checkpoints of a chain are written in a `cond` within two `while_loop`s under `vmap`. JAX selects
-between all of them in each. `in_place` masks the write, and carries the checkpoints through the loops: nothing of 4 KiB or more
-is copied or selected any more.""",
+between all of them in each. `in_place` masks the write, and carries the checkpoints through the loops: nothing of 4 KiB
+or more is copied or selected any more.""",
 )
 def blackjax_nuts(n: int) -> Any:
     import blackjax
