@@ -21,7 +21,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.wild", description=__doc__)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="programs whose name has this in it")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
-    parser.add_argument("--write", action="store_true", help="write figures, page and picture into the documentation")
+    parser.add_argument(
+        "--write", action="store_true", help="write figures, page and picture; what is not measured stays as it is"
+    )
     options = parser.parse_args()
     rows = []
     for program in PROGRAMS:
@@ -34,13 +36,13 @@ def main() -> int:
             continue
         print(f"{program.name}: {report.gain(rows[-1]):.2f} times as fast", file=sys.stderr, flush=True)
     print(report.table(rows))
-    made = {"jax": jax.__version__, "cores": os.cpu_count(), "rows": [_plain(row) for row in rows]}
     if options.json:
-        options.json.write_text(json.dumps(made, indent=1) + "\n")
+        options.json.write_text(_as_json(rows))
     if options.write:
-        RESULTS.write_text(json.dumps(made, indent=1) + "\n")
-        report.draw(rows, ROOT / "docs/wild.svg")
-        write_pages(rows)
+        kept = with_stored(rows)
+        RESULTS.write_text(_as_json(kept))
+        report.draw(kept, ROOT / "docs/wild.svg")
+        write_pages(kept)
     different = [row.name for row in rows if not all(x.is_equal for x in (*row.forward, *row.gradient))]
     print(f"Results differ in {', '.join(different)}" if different else "All results are equal.", file=sys.stderr)
     return int(bool(different))
@@ -53,6 +55,17 @@ def write_pages(rows: list[Row]) -> None:
         (ROOT / "README.md", (report.best(rows),)),
     ):
         file.write_text(report.written(file.read_text(), *parts))
+
+
+def with_stored(rows: list[Row]) -> list[Row]:
+    """These rows, and of all other programs those that are in the documentation."""
+    known = {row.name: row for row in [*stored(), *rows]}
+    return [known[program.name] for program in PROGRAMS if program.name in known]
+
+
+def _as_json(rows: list[Row]) -> str:
+    made = {"jax": jax.__version__, "cores": os.cpu_count(), "rows": [_plain(row) for row in rows]}
+    return json.dumps(made, indent=1) + "\n"
 
 
 def _plain(row: Row) -> dict[str, object]:

@@ -58,6 +58,12 @@ def test_the_documentation_has_what_was_measured():
         assert report.written(page, *parts) == page, f"run python -m benchmarks.wild --write: {name}"
 
 
+def test_to_measure_some_programs_keeps_the_rows_of_the_others():
+    rows = command.stored()
+    anew = rows[3]._replace(version="anew")
+    assert command.with_stored([anew]) == [*rows[:3], anew, *rows[4:]]
+
+
 LITTLE = measure.Effort(seconds=0.01, samples=3, compilations=1)
 
 
