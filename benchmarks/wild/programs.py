@@ -792,9 +792,7 @@ def s2fft_forward(n: int) -> Any:
     "length",
     2500,
     10000,
-    note="""The rows are moved only where the queue is full, which it never is here, so nothing is gained. What replaces
-the move, the row at which the queue begins, makes a scatter of the write of eight rows. With it XLA no longer counts
-the loop among the small ones, which it compiles as one function, and a step takes 4 µs longer.""",
+    note="The rows are moved only where the queue is full, which it never is here, so nothing is gained.",
 )
 def brax_queue(n: int) -> Any:
     return _queue(n, is_full=False)

@@ -62,8 +62,11 @@ class Ring(NamedTuple):
 
         def write(array: Array, start: Array, rows: Array) -> Array:
             axis = self.axis - self.start.ndim
-            if count == 1:
-                return lax.dynamic_update_slice_in_dim(array, rows, _wrapped(start, first, self.n), axis)
+            if count <= _FEW:
+                for k in range(count):
+                    row = lax.slice_in_dim(rows, k, k + 1, axis=axis)
+                    array = lax.dynamic_update_slice_in_dim(array, row, _wrapped(start, first + k, self.n), axis)
+                return array
             places = _wrapped(start, first + np.arange(count, dtype=np.int32), self.n)
             at = array.at[(*[slice(None)] * axis, places)]
             return at.set(rows, mode="promise_in_bounds", unique_indices=True)
@@ -83,6 +86,11 @@ def _wrapped(start: Array, by: Any, n: int) -> Array:
         return start
     place = start + jnp.asarray(by % n if isinstance(by, int) else by, jnp.int32)
     return jnp.where(place >= n, place - n, place)
+
+
+#: So few rows are written one by one: a scatter of 8 rows takes 4 us longer, and keeps XLA for CPUs from compiling the
+#: loop as one function (brax's queue, jax 0.12).
+_FEW = 8
 
 
 class _Piece(NamedTuple):
