@@ -210,6 +210,11 @@ def element(get_tuple_element: Instruction) -> int:
     return int(match.group(1)) if match else 0
 
 
+def of_executable(executable: Any) -> str:
+    """Return the optimised HLO of what JAX has compiled."""
+    return "\n".join(module.to_string() for module in executable.hlo_modules())
+
+
 def loops_only(hlo: str) -> str:
     """Return the computations that have loops or that loops run, and the tables of lines above, as XLA has written.
 

@@ -221,7 +221,7 @@ class _Chooser:
         count, each = math.prod(positions), math.prod(positions[batch_dims - shared :])
         is_box = by_windows and len(window) > 1
         most = self.slices_of_a_loop if self.platform == "cpu" else self.most_slices
-        if self.platform == "cpu" and self.barriers_hold and name == "write" and _is_dear(op.operands[2]):
+        if self.platform == "cpu" and name == "write" and 1 < count <= most and _is_dear(op.operands[2]):
             most = 1
         at_once = count > most and not is_tape and self._can_be_at_once(op, name, element, each, is_box)
         is_sorted = bool(facts.sorted) and not (by_windows and count == 1) and not at_once

@@ -56,7 +56,7 @@ def recorded() -> Iterator[list[TracedProgram]]:
 
     def seen(name: str, jaxpr: Any, executable: Any) -> None:
         with contextlib.suppress(Exception):  # the program must go on, even if its HLO cannot be read
-            hlo = "\n".join(module.to_string() for module in executable.hlo_modules())
+            hlo = hlo_text.of_executable(executable)
             if " while(" in hlo or argument_copies(hlo, MIN_BYTES):
                 programs.append(TracedProgram(name.removeprefix("jit_"), jaxpr, hlo))
 

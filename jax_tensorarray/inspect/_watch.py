@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Self
 
 from jax_tensorarray import _compat
 from jax_tensorarray._hlo import buffers as hlo_buffers
+from jax_tensorarray._hlo import text as hlo_text
 from jax_tensorarray._hlo.arguments import donated
 from jax_tensorarray.inspect import _arguments, _kept
 from jax_tensorarray.inspect._advice import OF_GRADIENT, OF_GROWTH, OF_JAXLIB
@@ -452,7 +453,7 @@ def forbid_copies(*, min_bytes: int = MIN_BYTES) -> Iterator[None]:
 
 def _look(report: Report, name: str, jaxpr: Any, executable: Any, min_bytes: int, calls: Calls | None = None) -> None:
     report.programs += 1
-    hlo = "\n".join(module.to_string() for module in executable.hlo_modules())
+    hlo = hlo_text.of_executable(executable)
     loops = hlo_buffers.trip_counts(hlo)
     findings = list(hlo_buffers.findings(hlo)) if loops else []
     copies = copies_in(hlo, min_bytes, findings) if loops else LoopCopies()
