@@ -69,22 +69,25 @@ class Row(NamedTuple):
     failure: str | None
 
 
-def run(*command: object, cwd: Path, env: dict[str, str] | None = None, limit: int = 1800) -> str:
+def run(*command: object, cwd: Path, env: dict[str, str] | None = None, limit: int = 3600) -> str:
     """Run a command and return its output. If it fails, the end of its output is the failure."""
     # Whatever is on the path of this process is not there for the one that is tested.
     hidden = ("PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE")
-    done = subprocess.run(
-        list(map(str, command)),
-        cwd=cwd,
-        env={name: value for name, value in os.environ.items() if name not in hidden} | SETTINGS | (env or {}),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=limit,
-        check=False,
-    )
+    shown = " ".join(map(str, command))
+    try:
+        done = subprocess.run(
+            list(map(str, command)),
+            cwd=cwd,
+            env={name: value for name, value in os.environ.items() if name not in hidden} | SETTINGS | (env or {}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=limit,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise Failure(f"not done after {limit} seconds: {shown}") from None
     if done.returncode:
-        shown = " ".join(map(str, command))
         raise Failure(f"exit code {done.returncode}: {shown}\n" + "\n".join(done.stdout.splitlines()[-40:]))
     return done.stdout
 

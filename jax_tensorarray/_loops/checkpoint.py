@@ -1,7 +1,8 @@
 """Binomial checkpointing: the loop is run on from a few carries, as often as it must."""
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
 from jax_tensorarray._loops.count import count, counter
 from jax_tensorarray._loops.replay import Replay, live_carries
@@ -53,6 +55,15 @@ class Checkpoint(Strategy):
 
     def pull_back(
         self, loop: Replay, steps: Array, consts: Any, init: Any, extra: Any, const_cts: Any, carry_cts: Any
+    ) -> tuple[list[Array], list[Array]]:
+        run: Callable[..., Any] = functools.partial(self._run_again, loop)
+        if not loop.body.effects:  # JAX lets no function with rules of its own have them
+            # A derivative of the loop in it would reserve a tape of all steps in each of its steps.
+            run = jaxprs.differentiated_as(loop.pull_back_by_tape, run)
+        return run(steps, list(consts), list(init), list(const_cts), list(carry_cts))
+
+    def _run_again(
+        self, loop: Replay, steps: Array, consts: Any, init: Any, const_cts: Any, carry_cts: Any
     ) -> tuple[list[Array], list[Array]]:
         m, c = len(consts), len(const_cts)
         slots = max(1, min(self.carries, loop.max_steps))  # one for each step is all that there is to keep

@@ -87,6 +87,25 @@ class Replay:
         _, pull = jax.vjp(f, flagged(consts, self.nonzero_consts), flagged(carry, self.nonzero_carry))
         return pull((list(const_cts), list(carry_cts)))
 
+    def pull_back_by_tape(
+        self, steps: Array, consts: Sequence[Array], init: Sequence[Array], const_cts: Any, carry_cts: Any
+    ) -> tuple[list[Array], list[Array]]:
+        """Return what a strategy's `pull_back` does, by a loop with derivatives of all orders, which keeps a tape for them."""
+
+        def step(k: Array, steps: Array, *rest: Array) -> list[Array]:
+            return jaxprs.function(self.body)(*self.leading(k, steps), *rest)
+
+        def end(some_consts: list[Array], some_carry: list[Array]) -> tuple[list[Array], list[Array]]:
+            all_consts, carry = (
+                merge(some_consts, self.nonzero_consts, consts),
+                merge(some_carry, self.nonzero_carry, init),
+            )
+            outs = counted(self, step, steps, all_consts, carry, False)
+            return some_consts, flagged(outs, self.nonzero_carry)
+
+        _, pull = jax.vjp(end, flagged(consts, self.nonzero_consts), flagged(init, self.nonzero_carry))
+        return pull((list(const_cts), list(carry_cts)))
+
 
 @_compat.cached
 def primal_body(body: Any, nonzero: Sequence[bool]) -> Any:

@@ -656,6 +656,27 @@ def test_checkpoints_cost_no_more_than_they_are_used():
         np.testing.assert_allclose(compiled(0.5), wanted, rtol=1e-12)
 
 
+@pytest.mark.parametrize("derivative", [jvp_of_grad, grad_of_grad])
+def test_derivatives_of_second_order_take_memory_for_each_step_once(derivative):
+    """The tape of a loop inside of a loop has room for all steps in each step of the outer one."""
+    matrix = jnp.asarray(np.random.default_rng(0).normal(size=(6, 6)) / 3)
+
+    def f(x, w, steps, loop):
+        return jnp.sum(loop(0, steps, lambda i, x: jnp.tanh(w * matrix @ x), x) ** 2)
+
+    def compiled_for(steps, loop):
+        return jit(derivative(functools.partial(f, steps=steps, loop=loop))).lower(jnp.ones(6), 0.7).compile()
+
+    def in_python(start, stop, body, x):
+        return functools.reduce(lambda x, i: body(i, x), range(start, stop), x)
+
+    checkpointed = functools.partial(fori_loop, residuals=Checkpoint(5))
+    short, long = (compiled_for(steps, checkpointed) for steps in (12, 4 * 400))
+    assert_same(short(jnp.ones(6), 0.7), compiled_for(12, in_python)(jnp.ones(6), 0.7))
+    limit = 4.5 * compiled_for(400, checkpointed).memory_analysis().temp_size_in_bytes
+    assert long.memory_analysis().temp_size_in_bytes < limit
+
+
 def test_what_the_body_prints_and_does_not_use_is_no_residual():
     seen = []
 
