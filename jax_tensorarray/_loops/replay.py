@@ -90,7 +90,7 @@ class Replay:
     def pull_back_by_tape(
         self, steps: Array, consts: Sequence[Array], init: Sequence[Array], const_cts: Any, carry_cts: Any
     ) -> tuple[list[Array], list[Array]]:
-        """Return what a strategy's `pull_back` does, by a loop with derivatives of all orders, which keeps a tape for them."""
+        """Return what a strategy's `pull_back` does, by a loop that has every derivative and keeps a tape for them."""
 
         def step(k: Array, steps: Array, *rest: Array) -> list[Array]:
             return jaxprs.function(self.body)(*self.leading(k, steps), *rest)
