@@ -12,7 +12,7 @@ from benchmarks.cases import CASES, DERIVATIVES, OURS, RIVALS
 LINEAR = 1.3
 
 #: `lax.scan` stacks its outputs without any buffer in its carry: target 4 compares with it, 2 and 3 do not.
-#: The others are no rivals but limits and other ways to use this library.
+#: The others are not rivals but limits and other ways to use this library.
 NOT_RIVALS = {*OURS, "stacked", "memcpy"}
 
 

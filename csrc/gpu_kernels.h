@@ -135,8 +135,8 @@ struct Walk {
   bool reverse;          // visit the positions last to first; `order` accounts for this already
   Report report;
 
-  // The n-th position of a batch. `order` is an operand like any other, so a number in it that is no position must not
-  // lead to an access out of bounds.
+  // The n-th position of a batch. `order` is an operand like any other, so a number in it that is not a position must
+  // not lead to an access out of bounds.
   TA_HD int64_t position(int64_t batch, int64_t n) const {
     int64_t first = batch * g.count;
     if (order == nullptr) return first + nth(n, g.count, reverse);

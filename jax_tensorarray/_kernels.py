@@ -116,8 +116,8 @@ def _load(name: str) -> None:
         missing[name] = str(error)
         if not isinstance(error, ModuleNotFoundError):
             warnings.warn(
-                f"{error} Until then the ops run on a GPU as plain JAX, which is slower and drops indices out of range "
-                "in silence.",
+                f"{error} Until then the ops run on a GPU as plain JAX, which is slower and silently drops "
+                "indices out of range.",
                 RuntimeWarning,
                 stacklevel=5,
             )

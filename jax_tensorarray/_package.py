@@ -92,7 +92,7 @@ def in_place_package(name: str) -> "PackageHook":
       have been imported by then stay under `in_place`.
 
     Raises:
-      TypeError: `name` is no string.
+      TypeError: `name` is not a string.
       ValueError: `name` cannot be the name of a module.
       RuntimeError: the package is imported already.
 
@@ -107,7 +107,7 @@ def in_place_package(name: str) -> "PackageHook":
         )
     if not all(part.isidentifier() for part in name.split(".")):
         raise ValueError(
-            f'in_place_package: {name!r} is no name of a package. Give the name that stands behind "import", '
+            f'in_place_package: {name!r} is not the name of a package. Give the name that follows "import", '
             "which may differ from the one that pip has."
         )
     if name in sys.modules:
@@ -160,7 +160,7 @@ class PackageHook(importlib.abc.MetaPathFinder):
                 spec.loader = _Loader(spec.loader.name, spec.loader.path, self)
             elif spec.loader is not None and not isinstance(spec.loader, _WITHOUT_JITS):
                 warnings.warn(
-                    f"in_place_package: what {fullname} jits stays as it is, since it is no file of source code, or "
+                    f"in_place_package: what {fullname} jits stays as it is, since it is not a source file, or "
                     f"another import hook changes it: it has the loader {type(spec.loader).__name__}",
                     RuntimeWarning,
                     stacklevel=2,

@@ -82,7 +82,7 @@ def executing_eagerly() -> bool:
 
 
 def get_default_graph() -> None:
-    """Nothing: what is traced is no object."""
+    """Nothing: what is traced is not an object."""
 
 
 def assert_equal(x: Any, y: Any, message: str) -> None:

@@ -198,7 +198,7 @@ class TensorArray:
                 rows = "rows=" + str(spec.element.unflatten(kinds)).replace("'", "")
             size = self._rows.known_live()
             rows += f", size={'traced' if size is None else size}"
-        except (AttributeError, TypeError, ValueError, RuntimeError):  # leaves that are no rows, in the hands of JAX
+        except (AttributeError, TypeError, ValueError, RuntimeError):  # leaves that are not rows, in the hands of JAX
             rows = "rows=..."
         if spec.dynamic_size:
             rows += ", dynamic_size=True"

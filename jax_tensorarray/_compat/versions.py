@@ -233,7 +233,7 @@ class CustomVJPRules:
         return outs, [next(made) if k is None else primals[k] for k in passed_on]
 
     def backward(self, kept: Sequence[Array], cts: Sequence[Any]) -> list[Any]:
-        """Return the cotangents of the operands. Those that are no arrays are zeros."""
+        """Return the cotangents of the operands. Those that are not arrays are zeros."""
         found = self._backward.call_wrapped(*kept, *cts)
         return list(found[0] if isinstance(found, tuple) else found)  # from 0.11 on there is a log behind them
 

@@ -1,8 +1,8 @@
 """Find the arguments of a compiled program that it copies as a whole, outside of loops, to change a few rows.
 
 The entry computation is evaluated in *versions*: a version is an argument with some rows updated. What is computed from
-all of an argument is no version of it. A program that returns a version is a step, which the caller runs again on what
-it has returned: if the argument is donated, and nothing copies it, a call costs what it changes.
+all of an argument is not a version of it. A program that returns a version is a step, which the caller runs again on
+what it has returned: if the argument is donated, and nothing copies it, a call costs what it changes.
 """
 
 import re

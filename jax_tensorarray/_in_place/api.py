@@ -97,8 +97,8 @@ def in_place(
 
     Returns:
         A function with the signature of `fun`, and with `lower`, `trace` and `eval_shape`, which trace every number as
-        `jax.jit` does. Numbers in its results become arrays, unless they have been passed in. A result that is no array
-        is a constant, or has been passed in, and comes back as it is.
+        `jax.jit` does. Numbers in its results become arrays, unless they have been passed in. A result that is not an
+        array is a constant, or has been passed in, and comes back as it is.
 
     Raises:
         TypeError: `fun` is not callable, or `max_steps` is not an integer.
@@ -133,7 +133,7 @@ def in_place(
 class _InPlace:
     """A function with its loops repaired. Like what `jax.jit` returns, it can be traced, lowered and exported.
 
-    It is no Python function, as the attributes of one are copied to what is made of it, such as its gradient.
+    It is not a Python function, since the attributes of one are copied to what is made of it, such as its gradient.
     """
 
     __slots__ = ("__dict__", "__weakref__", "_compiled", "_fun", "_request", "_static")

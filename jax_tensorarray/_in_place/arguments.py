@@ -17,7 +17,7 @@ _Arguments = tuple[Sequence[Any], dict[str, Any]]
 class _Constant:
     """A node of a pytree without leaves. When JAX builds the tree again, the value is in its place.
 
-    The type of the value is compared too: True is no 1.
+    The type of the value is compared too: True is not 1.
     """
 
     def __init__(self, value: Any) -> None:
@@ -30,7 +30,7 @@ jax.tree_util.register_pytree_node(
 
 
 class _Place(int):
-    """The number of a value that is no constant, in the place of that value."""
+    """The number of a value that is not a constant, in the place of that value."""
 
 
 #: The types whose values are all traced, as far as such values have been seen.

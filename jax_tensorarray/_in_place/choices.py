@@ -51,7 +51,7 @@ def choice_of_residuals(
 
     Raises:
         TypeError: `fun` is not callable, or `max_steps` is not an integer.
-        ValueError: `max_steps` is negative, or `memory` is no number of bytes.
+        ValueError: `max_steps` is negative, or `memory` is not a number of bytes.
 
     >>> import jax, jax.numpy as jnp
     >>> from jax_tensorarray import choice_of_residuals

@@ -147,7 +147,7 @@ def _note(
 def _place(eqn: Any) -> str:
     """Return where an equation is in the source, or else the equation around it, which is where we are.
 
-    A loop that is differentiated is no equation yet, and has no place of its own.
+    A loop that is differentiated is not an equation yet, and has no place of its own.
     """
     own = source_info_util.summarize(eqn.source_info) if hasattr(eqn, "source_info") else ""
     return own or source_info_util.summarize(source_info_util.current())
@@ -171,7 +171,7 @@ def _is_of_buffers(jaxpr: Any, eqn: Any, operands: Sequence[Value], chosen: Valu
         return True
     if len(cases[0].shape) == 1:  # mostly a number for each example of a batch
         return False
-    # An index is no buffer. JAX adds the length of the axis to those that are negative.
+    # An index is not a buffer. JAX adds the length of the axis to those that are negative.
     maker = next((e for e in jaxpr.eqns if eqn.invars[0] in e.outvars), eqn)
     is_index = maker.primitive.name == "lt" and maker.invars[0] is eqn.invars[1]
     return not is_index and any(x.is_given and not x.is_constant for x in cases)

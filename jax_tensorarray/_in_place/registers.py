@@ -77,7 +77,7 @@ def found_in(loop: Any, body: registry.Body, *, length: int | None = None, predi
 
 
 def say_why(loop: Any, body: registry.Body) -> None:
-    """Say of each carry of a loop whose rows move why it is no ring."""
+    """Say of each carry of a loop whose rows move why it is not a ring."""
     if explained.listening.value is None:
         return
     axes, length, predicate = _candidates(body, least=0), loop.params.get("length"), loop.params.get("cond_jaxpr")

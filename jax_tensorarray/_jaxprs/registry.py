@@ -32,7 +32,7 @@ class Body(NamedTuple):
     num_carry: int = 0
 
     def inputs(self, of_operands: Sequence[T], missing: T) -> list[T]:
-        """Return what belongs to the inputs. For inputs that are no operands, which may be the last ones, `missing`."""
+        """Return what belongs to the inputs: `missing` for those that are not operands, which may be the last ones."""
         own = of_operands[self.first :]
         made_inside = len(_compat.opened(self.jaxpr).invars) - self.leading - len(own)
         return [*[missing] * self.leading, *own, *[missing] * made_inside]

@@ -42,7 +42,7 @@ _BY_NAME = {
     "inverse": "Inverse(f), with a function from a carry to the one before it",
 }
 
-#: As JAX's own, a loop under `jax.disable_jit` is traced if Python cannot run it: what vmap batches, say, is no bool.
+#: As JAX's own, a loop under `jax.disable_jit` is traced if Python cannot run it: what vmap batches is not a bool.
 _falling_back = contextlib.suppress(jax.errors.ConcretizationTypeError)
 
 
@@ -66,7 +66,7 @@ def strategy_within(op: str, residuals: Any, memory: Any) -> Strategy:
         raise ValueError(f'{op}: memory is for residuals="auto" or "checkpoint", got residuals={residuals!r}')
     strategy = Auto(memory) if residuals == "auto" else _strategy_of(op, residuals, 0)
     if isinstance(strategy, Inverse):
-        raise ValueError(f"{op}: an Inverse is of one loop; write while_loop(..., residuals=Inverse(f))")
+        raise ValueError(f"{op}: an Inverse belongs to one loop; write while_loop(..., residuals=Inverse(f))")
     return strategy
 
 

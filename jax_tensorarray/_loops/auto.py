@@ -112,7 +112,7 @@ class Auto(Strategy):
             and enough for every step to run nine times at most. If nothing fits, it is what takes the fewest bytes.
 
     Raises:
-        ValueError: `memory` is no number of bytes.
+        ValueError: `memory` is not a number of bytes.
 
     >>> import jax, jax.numpy as jnp
     >>> from jax_tensorarray import Auto, fori_loop

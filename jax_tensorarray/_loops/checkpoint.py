@@ -36,7 +36,7 @@ class Checkpoint(Strategy):
         carries: how many carries are kept at a time. A loop uses no more than `max_steps`.
 
     Raises:
-        ValueError: `carries` is no positive integer.
+        ValueError: `carries` is not a positive integer.
 
     >>> import jax, jax.numpy as jnp
     >>> from jax_tensorarray import Checkpoint, fori_loop

@@ -41,7 +41,7 @@ Array = Any
 # Operands: steps, *consts, *carry. The body maps k, *consts, *carry to *carry, for k = 0, 1, ..., steps - 1 or, with
 # `reverse`, for k = steps - 1, ..., 0. There are at most `max_steps` steps.
 #
-# The last carries may be `tapes`, which are no operands.
+# The last carries may be `tapes`, which are not operands.
 ta_count_p = Primitive("ta_count")
 ta_count_p.multiple_results = True
 

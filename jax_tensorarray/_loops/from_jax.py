@@ -110,7 +110,7 @@ def _traced(loop: Callable[..., Any], functions: Sequence[Any], args: Any, optio
     try:
         types = tuple(map(jax.typeof, leaves))
     except TypeError:
-        loop(*functions, *args, *options)  # says what is no array
+        loop(*functions, *args, *options)  # says what is not an array
         raise
     try:
         hash((tree, options, *map(weakref.ref, functions)))

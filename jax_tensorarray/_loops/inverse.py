@@ -36,7 +36,7 @@ class Inverse(Strategy):
             tolerance, relative and absolute.
 
     Raises:
-        TypeError, ValueError: `f` is no function, or `check` neither a bool nor a number that is not negative.
+        TypeError, ValueError: `f` is not a function, or `check` is neither a bool nor a number of at least 0.
 
     >>> import jax, jax.numpy as jnp
     >>> from jax_tensorarray import Inverse, scan

@@ -1,6 +1,6 @@
 """Tapes: buffers with a row for the residuals of each step of a loop.
 
-A loop carries its tapes, but they are no operands of it. They are given by their types, and made where the loop runs,
+A loop carries its tapes, but they are not operands of it. They are given by their types, and made where the loop runs,
 so that nothing on the way there fills or copies them.
 """
 

@@ -49,8 +49,8 @@ def tf_while_loop(
         The variables after the last step, in a tuple or list as `loop_vars` is. Differentiable as `while_loop`.
 
     Raises:
-        TypeError: `loop_vars` is no tuple or list, `body` gives another number of variables, or `maximum_iterations`
-            is no integer.
+        TypeError: `loop_vars` is not a tuple or list, `body` gives another number of variables, or `maximum_iterations`
+            is not an integer.
         ValueError: `maximum_iterations` is known and negative.
         TypeError, ValueError: as `while_loop`.
 

@@ -105,7 +105,7 @@ class _Planning:
         outs = [next(rest) for _ in self.outs]
         self.body_outs, self.residuals = outs[:n], outs[n:]
         self.rows = [[next(rest) for _ in entry.rows] for entry in self.log.entries]
-        #: What variables are versions of. A value that only fills a place is no version for anyone but residuals.
+        #: What variables are versions of. A value that only fills a place is not a version for anyone but residuals.
         self.versions: dict[Any, BufferVersion] = dict(
             zip(inner.invars[num_inputs - n :], map(BufferVersion, range(n)), strict=True)
         )

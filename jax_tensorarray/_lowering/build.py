@@ -26,7 +26,7 @@ def custom_call(
 ) -> Value:
     """Call one of our kernels and return its result, which may be its first operand updated in place."""
     alias = ir.Attribute.parse(f"#stablehlo.output_operand_alias<{_FIRST_TO_ONLY}>")
-    # As `jax.ffi` makes them: the attributes of the kernel are no string, and stay beside.
+    # As `jax.ffi` makes them: the attributes of the kernel are not a string, and stay beside it.
     call = ir.Operation.create(
         "stablehlo.custom_call",
         [result],

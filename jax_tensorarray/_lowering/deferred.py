@@ -90,7 +90,7 @@ def _placed(value: Value, like: Value) -> Value:
 
 
 def _can_wait(value: Value) -> bool:
-    """Return whether a fence can hand a value on, and it is no argument."""
+    """Return whether a fence can hand a value on, and it is not an argument."""
     t = value.type
     is_array = isinstance(t, ir.RankedTensorType) and t.has_static_shape and isinstance(value, ir.OpResult)
     return is_array and _WHOLE_BYTES.fullmatch(str(t.element_type)) is not None

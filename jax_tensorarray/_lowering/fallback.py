@@ -74,5 +74,5 @@ def _replace_fence(fence: Operation) -> None:
 
 
 def _after(buffer: Value, readers: Sequence[Value]) -> Value:
-    passed = hlo.optimization_barrier([buffer, *readers])  # of one operand, it is no sequence
+    passed = hlo.optimization_barrier([buffer, *readers])  # of one operand, it is not a sequence
     return passed[0] if readers else passed

@@ -731,7 +731,7 @@ class _AtOnce(NamedTuple):
         return list(range(self.at, self.at + len(self.sizes) - len(self.window)))
 
     def dims(self, rank: int) -> list[int]:
-        """Return the axes of the rows `[*shared, *own, *I, *window, *elem]` that are no axes of the index."""
+        """Return the axes of the rows `[*shared, *own, *I, *window, *elem]` that are not axes of the index."""
         return [*range(self.shared), *range(self.shared + self.row.type.rank, rank)]
 
     def starts(self, *, clamps: bool) -> list[Value]:

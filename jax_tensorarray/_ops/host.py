@@ -86,7 +86,7 @@ def ta_host_write(tape: Array, step: Array, value: Array, *, batch_dims: int = 0
 
 def _check(op: str, tape: Any, step: Any, batch_dims: int) -> None:
     if not is_on_host(tape) or tape.ndim <= batch_dims or step.shape:
-        raise TypeError(f"{op}: {tape.str_short()} and {step.str_short()} are no tape on the host and a step")
+        raise TypeError(f"{op}: {tape.str_short()} and {step.str_short()} are not a tape on the host and a step")
 
 
 def _read_abstract_eval(tape: Any, step: Any, *, batch_dims: int, space: Any) -> Any:

@@ -390,7 +390,7 @@ def _lower_without_kernel(
 
 
 def simple_kernel(name: str, operands: tuple[str, ...], results: tuple[str, ...]) -> Callable[..., Any]:
-    """Declare the kernel of an op that is no row op, and return the lowering to it."""
+    """Declare the kernel of an op that is not a row op, and return the lowering to it."""
     aliases = {0: 0} if declare(name, operands, results).in_place else {}
 
     def lower(ctx: Any, *operands: Any, batch_dims: int | None = None, **_: Any) -> Any:

@@ -226,7 +226,7 @@ def loop_copies(
         if isinstance(f, _JITTED):  # another function is jitted by somebody else, who may donate
             found.arguments = argument_copies(hlo, max(min_bytes, 1))
         if any(copy.for_gradient for copy in found):
-            with contextlib.suppress(Exception):  # whatever it is, it is no error of the program
+            with contextlib.suppress(Exception):  # whatever it is, it is not an error of the program
                 after = _compiled(in_place(f), args, platform)
                 found.memory = _temporary(compiled), _temporary(after)
     return found

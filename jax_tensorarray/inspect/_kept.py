@@ -48,7 +48,7 @@ class Kept(NamedTuple):
 #: So many of them are listed, and all are counted.
 LISTED = 5
 
-#: To keep less than this is no reason to say anything.
+#: To keep less than this is not worth mentioning.
 _WORTH = 2**20
 
 

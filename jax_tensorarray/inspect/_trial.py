@@ -28,7 +28,7 @@ _LONGEST, _SHORTEST = 3.0, 1e-3
 #: Two more programs are compiled for that, if one takes no more than so many seconds.
 _PATIENCE = 10.0
 
-#: Slower than this many times as long is no noise.
+#: Slower than this many times as long is not noise.
 SLOWER = 1.15
 
 #: What grows is reported if `in_place` divides its time or memory by this.

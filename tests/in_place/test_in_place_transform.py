@@ -292,7 +292,7 @@ def test_what_it_does_not_take(make, error, text):
         make()
 
 
-# --- arguments that are no arrays ------------------------------------------------------------------------------
+# --- arguments that are not arrays ----------------------------------------------------------------------------
 
 
 class Config:

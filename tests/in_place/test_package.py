@@ -253,8 +253,8 @@ def test_a_module_that_is_no_file_of_source_code_is_left_and_named(tmp_path, mon
     [
         (jax, TypeError, r'must be a string, not module. Write in_place_package\("mctx"\) before `import mctx`'),
         (None, TypeError, "must be a string, not NoneType"),
-        ("ott-jax", ValueError, "'ott-jax' is no name of a package. Give the name that stands behind \"import\""),
-        ("", ValueError, "'' is no name"),
+        ("ott-jax", ValueError, "'ott-jax' is not the name of a package. Give the name that follows \"import\""),
+        ("", ValueError, "'' is not the name"),
         ("jax", RuntimeError, r"'jax' is imported already, .* Call in_place_package\('jax'\) first: at the top of"),
     ],
 )

@@ -33,7 +33,7 @@ VIEWS = {
     "windows of longer rows": lambda b, i: lax.dynamic_slice(b.reshape(-1, 3, D), (i % 50, 0, 0), (2, 3, D)),
 }
 
-#: The same of what is no view: only before a loop it is as good.
+#: The same of what is not a view: only before a loop it is as good.
 COMPUTED = VIEWS | {
     "a softmax": lambda b, i: jax.nn.softmax(b)[i],
     "a product": lambda b, i: (b @ SCALES[:D])[i],

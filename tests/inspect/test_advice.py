@@ -208,7 +208,7 @@ def checkpointed(ops, policy, x):
 
 
 def attention(write_first, x):
-    """To the rows before this one. What is written is no row that is looked at."""
+    """To the rows before this one. What is written is not a row that is looked at."""
 
     def body(c, i):
         b, query = c

@@ -315,7 +315,7 @@ MISFITS = {
     "dtype": (lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1].astype(int)), (0, jnp.ones(3))),
     "shape": (lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1][:2]), (0, jnp.ones(3))),
     "none": (lambda c: c < 3, lambda c: None, 0),
-    "condition that is no bool": (lambda c: c, lambda c: c + 1, 0),
+    "condition that is not a bool": (lambda c: c, lambda c: c + 1, 0),
     "condition that is an array": (lambda c: c < 3, lambda c: c + 1, jnp.zeros(2)),
     "condition that is a pair": (lambda c: (c < 3, c), lambda c: c + 1, 0),
     "no function": (lambda c: c < 3, 5, 0),

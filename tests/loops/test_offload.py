@@ -176,7 +176,7 @@ def test_it_runs_outside_of_jit():
 def test_binds_that_do_not_fit():
     tape, one = (ta_host_empty(host.on_host(jax.typeof(jnp.zeros(shape)))) for shape in ((3, 2), ()))
     for other, step in ((jnp.zeros((3, 2)), jnp.int32(0)), (one, jnp.int32(0)), (tape, jnp.zeros(1, jnp.int32))):
-        with pytest.raises(TypeError, match=r"ta_host_read: .* are no tape on the host and a step"):
+        with pytest.raises(TypeError, match=r"ta_host_read: .* are not a tape on the host and a step"):
             ta_host_read(other, step)
     with pytest.raises(TypeError, match=r"ta_host_write: value float64.*\[3\] is not a row float64.*\[2\] on the host"):
         ta_host_write(tape, jnp.int32(0), jnp.zeros(3))

@@ -91,7 +91,7 @@ def test_64_bit_dtypes_are_narrowed_as_jax_narrows_them():
 
 
 @pytest.mark.skipif(not STATM.exists(), reason="resident memory is read from /proc")
-@pytest.mark.skipif(jax.default_backend() != "cpu", reason="a device has memory of its own, which is no process's")
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="a device has memory of its own, which is not a process's")
 def test_it_touches_no_memory():
     def resident():
         return int(STATM.read_text().split()[1]) * 4096

@@ -158,7 +158,7 @@ walk_back.defvjp(lambda x, times: (walk_back(x, times), (times, x)), lambda res,
 
 
 def rules_of_its_own(x):
-    """Which are no derivatives of the function, and have loops too."""
+    """Which are not derivatives of the function, and have loops too."""
     return jnp.sum(walk(x, 2) ** 2) + jnp.sum(walk_back(x, 3)[0])
 
 
