@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
+from drawing import draw
 
 from jax_tensorarray import Checkpoint
 
@@ -28,23 +28,10 @@ def programs() -> dict[str, Any]:
     return names
 
 
-def draw(file: str) -> None:
-    """Draw one panel for each program, with one line for each mode."""
-    found = programs()
-    figure = Figure(figsize=(8, 3.4), layout="constrained")
-    for axes, (name, (title, modes)) in zip(figure.subplots(1, 2, sharey=True), PANELS.items(), strict=True):
-        for mode in modes:
-            mebibytes = [found[name](T, residuals=mode) / 2**20 for T in SIZES]
-            axes.loglog(SIZES, mebibytes, "o-", label=str(mode))
-        axes.set_title(title, fontsize=10)
-        axes.set_xticks(SIZES, [str(T) for T in SIZES])
-        axes.minorticks_off()
-        axes.set_xlabel("T, steps of the loop")
-        axes.grid(True, color="0.9")
-        axes.legend(frameon=False, fontsize=9)
-    figure.get_axes()[0].set_ylabel("temporary memory, MiB")
-    figure.savefig(file, metadata={"Date": None})
-
-
 if __name__ == "__main__":
-    draw(sys.argv[1])
+    defined = programs()
+    found = {
+        title: {str(mode): [defined[name](T, residuals=mode) / 2**20 for T in SIZES] for mode in modes}
+        for name, (title, modes) in PANELS.items()
+    }
+    draw(sys.argv[1], found, SIZES, x="T, steps of the loop", y="temporary memory, MiB")

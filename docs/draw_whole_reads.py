@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import jax
-from matplotlib.figure import Figure
+from drawing import draw
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -26,24 +26,15 @@ def megabytes(f, args) -> float:
     return jax.jit(f).lower(*args).compile().memory_analysis().temp_size_in_bytes / 1e6
 
 
-def draw(file: str) -> None:
-    """Draw one panel for each program: plain JAX and under `in_place`."""
-    figure = Figure(figsize=(8, 2.8), layout="constrained")
-    for axes, (name, title) in zip(figure.subplots(1, len(SHOWN), sharey=True), SHOWN.items(), strict=True):
-        programs = [PROGRAMS[name](T) for T in SIZES]
-        for label, transform in {"plain JAX": lambda f: f, "in_place": in_place}.items():
-            found = [megabytes(jax.grad(transform(f), tuple(range(len(args)))), args) for f, args in programs]
-            axes.loglog(SIZES, found, "o-", label=label)
-        axes.set_title(title, fontsize=10)
-        axes.set_xticks(SIZES, [str(T) for T in SIZES])
-        axes.minorticks_off()
-        axes.set_xlabel("steps T", fontsize=9)
-        axes.tick_params(labelsize=8)
-        axes.grid(alpha=0.3)
-    figure.axes[0].set_ylabel("megabytes of the gradient", fontsize=9)
-    figure.axes[0].legend(fontsize=8, loc="upper left")
-    figure.savefig(file, metadata={"Date": None})
+def gradients(name: str) -> dict[str, list[float]]:
+    """Return what the gradient of a program needs at each size, in plain JAX and under `in_place`."""
+    programs = [PROGRAMS[name](T) for T in SIZES]
+    return {
+        label: [megabytes(jax.grad(transform(f), tuple(range(len(args)))), args) for f, args in programs]
+        for label, transform in {"plain JAX": lambda f: f, "in_place": in_place}.items()
+    }
 
 
 if __name__ == "__main__":
-    draw(sys.argv[1])
+    found = {title: gradients(name) for name, title in SHOWN.items()}
+    draw(sys.argv[1], found, SIZES, x="T, steps of the loop", y="megabytes of the gradient")

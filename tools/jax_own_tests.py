@@ -34,9 +34,11 @@ EXPECTED = {
 
 #: What the second run does before the tests are imported.
 SETUP = "import jax_tensorarray"
+#: `test_util` is private, and there is no way around it: its checks compile by the `jit` of its own `api`. The tests
+#: that are run import it by the same name.
 SETUP_IN_PLACE = """
 import functools, sys, types, jax, jax_tensorarray
-from jax._src import test_util  # whose checks compile too
+from jax._src import test_util
 jit = jax.jit
 @functools.wraps(jit)
 def jit_in_place(fun=None, **options):

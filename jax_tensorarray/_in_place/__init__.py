@@ -5,6 +5,7 @@ evaluates the jaxpr again, one equation after the other: its table `RULES` lists
 runs jaxprs is run with repaired ones, as `_jaxprs.registry` says. The rules are in five modules: `rows` for slices,
 gathers and scatters, `views` for rows of what is computed from a whole buffer, `selects` for choices between two
 versions of a buffer, `sums` for the sums in gradients of plain JAX, and `control` for loops. They share what they know
-about values through `values`. Two modules come before: `early` repairs loops that the program itself differentiates,
+about values through `values`. Rings, layouts and stacks are values in another representation, for which
+`representations` has the walk. Two modules come before: `early` repairs loops that the program itself differentiates,
 and `refs` makes arrays of refs. `explained` keeps what `inspect.explain` says.
 """

@@ -6,7 +6,7 @@ before the loop, and back behind it. What reads or writes rows does so in the ot
 buffer as it was, it stays so.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +18,7 @@ from jax.extend import core as jex
 from jax_tensorarray import _compat
 from jax_tensorarray._in_place import explained
 from jax_tensorarray._in_place.registers import LEAST_STEPS, is_divided
+from jax_tensorarray._in_place.representations import Evaluator, Held, roots_of
 from jax_tensorarray._in_place.rows import has_rows, is_update, numbers_of, taken_by, with_numbers
 from jax_tensorarray._jaxprs import jaxprs, registry
 
@@ -43,6 +44,9 @@ class Turned(NamedTuple):
     def listed(self, of_axes: Sequence[Any]) -> list[Any]:
         """Return what belongs to each axis of the buffer, in the order of the array."""
         return [of_axes[d] for d in self.back]
+
+
+jax.tree_util.register_dataclass(Turned, ["array"], ["order", "roots"])
 
 
 class Layouts(NamedTuple):
@@ -77,7 +81,7 @@ def found_in(loop: Any, body: registry.Body, *, length: int | None = None, predi
         kept = {k: order for k, order in orders.items() if tried.stays(k)}
         for k in orders:
             if k not in kept:
-                explained.output(loop, body.jaxpr, k, "layout", "", "another-layout", by=tried.evaluator.moved.get(k))
+                explained.output(loop, body.jaxpr, k, "layout", "", "another-layout", by=tried.evaluator.needed.get(k))
             elif kept == orders:
                 explained.output(loop, body.jaxpr, k, "layout", f"its axes in the order {orders[k]}")
         if kept == orders:
@@ -110,7 +114,7 @@ class _LayoutTrial:
     """A loop traced with some carries in other layouts."""
 
     def __init__(self, loop: registry.Body, orders: dict[int, tuple[int, ...]]) -> None:
-        self.orders, self.evaluator, closed = orders, _LayoutEvaluator(), _compat.closed(loop.jaxpr)
+        self.orders, self.evaluator, closed = orders, _Layouts(), _compat.closed(loop.jaxpr)
         consts, carry, xs = loop.split(list(closed.in_avals))
         types = [
             t.update(shape=tuple(Turned(None, orders[k]).listed(t.shape))) if k in orders else t
@@ -128,45 +132,37 @@ class _LayoutTrial:
     def stays(self, k: int) -> bool:
         """Return whether a carry has its layout behind a step, and nobody needs another one."""
         out, order = self.outs[k], self.orders.get(k)
-        return isinstance(out, Turned) and out.order == order and k not in self.evaluator.moved
+        return isinstance(out, Turned) and out.order == order and k not in self.evaluator.needed
 
 
-class _LayoutEvaluator:
+class _Layouts(Evaluator):
     """Evaluates a jaxpr some of whose values are stored in other layouts."""
 
+    held, enters = (Turned,), Turned
+
     def __init__(self) -> None:
-        self.moved: dict[int, Any] = {}  #: the carries that an equation has needed as they were, and which
-        self.eqn: Any = None  #: the equation that is evaluated, None behind the last one
+        super().__init__()
         self.wanted: dict[int, tuple[int, ...]] = {}  #: the layouts that products want
 
-    def evaluate(self, jaxpr: Any, inputs: Sequence[Any]) -> list[Any]:
-        return jaxprs.interpret(jaxpr, inputs, self.equation, lambda x: x)
-
-    def equation(self, eqn: Any, operands: list[Any]) -> list[Any]:
-        if not any(isinstance(x, Turned) for x in operands):
-            return jaxprs.bind(eqn, operands)
-        inner = registry.inlined(eqn)
-        if inner is not None:
-            return self.evaluate(inner, operands)
-        self.eqn = eqn
-        rule = _inner if registry.entry_of(eqn).kind in ("branches", "checkpoint") else RULES.get(eqn.primitive.name)
-        results = None if rule is None else rule(self, eqn, operands)
-        return jaxprs.bind(eqn, list(map(self.array, operands))) if results is None else results
-
-    def array(self, x: Any) -> Array:
+    def array(self, x: Held) -> Array:
         """Return a buffer as it was."""
         if not isinstance(x, Turned):
             return x
         if x.order == tuple(range(len(x.order))):
             return x.array
-        self.moved |= dict.fromkeys(x.roots - self.moved.keys(), self.eqn)
+        self.needs(x.roots)
         return jnp.transpose(x.array, x.order)
+
+    def common(self, outs: Sequence[Held]) -> Turned | None:
+        if not all(isinstance(x, Turned) for x in outs) or len({x.order for x in outs}) > 1:
+            return None
+        return outs[0]._replace(roots=roots_of(outs))
 
 
 # --- rules: from the evaluator, an equation and its operands to the results, None if there is no better way -----
 
 
-def _product(self: _LayoutEvaluator, eqn: Any, operands: list[Any]) -> list[Any] | None:
+def _product(self: _Layouts, eqn: Any, operands: list[Any]) -> list[Any] | None:
     """Multiply the buffer as it is stored. The axes of the result that are its own come in the order of these."""
     (own, others), batch = eqn.params["dimension_numbers"]
     dims, moved = [], []
@@ -190,27 +186,27 @@ def _product(self: _LayoutEvaluator, eqn: Any, operands: list[Any]) -> list[Any]
     return [jnp.transpose(out, axes)]
 
 
-def _dynamic_slice(self: _LayoutEvaluator, eqn: Any, operands: list[Any]) -> list[Any]:
+def _dynamic_slice(self: _Layouts, eqn: Any, operands: list[Any]) -> list[Any]:
     x, *starts = operands
     sizes = x.listed(eqn.params["slice_sizes"])
     return [jnp.transpose(lax.dynamic_slice(x.array, x.listed(starts), sizes), x.order)]
 
 
-def _slice(self: _LayoutEvaluator, eqn: Any, operands: list[Any]) -> list[Any]:
+def _slice(self: _Layouts, eqn: Any, operands: list[Any]) -> list[Any]:
     (x,), p = operands, eqn.params
     strides = None if p["strides"] is None else x.listed(p["strides"])
     rows = lax.slice(x.array, x.listed(p["start_indices"]), x.listed(p["limit_indices"]), strides)
     return [jnp.transpose(rows, x.order)]
 
 
-def _dynamic_update_slice(self: _LayoutEvaluator, eqn: Any, operands: list[Any]) -> list[Any] | None:
+def _dynamic_update_slice(self: _Layouts, eqn: Any, operands: list[Any]) -> list[Any] | None:
     x, rows, *starts = operands
     if not isinstance(x, Turned):
         return None
     return [x._replace(array=lax.dynamic_update_slice(x.array, x.stored(self.array(rows)), x.listed(starts)))]
 
 
-def _gather(self: _LayoutEvaluator, eqn: Any, operands: list[Any]) -> list[Any] | None:
+def _gather(self: _Layouts, eqn: Any, operands: list[Any]) -> list[Any] | None:
     x, indices = operands
     if not isinstance(x, Turned):
         return None
@@ -218,7 +214,7 @@ def _gather(self: _LayoutEvaluator, eqn: Any, operands: list[Any]) -> list[Any] 
     return [jnp.transpose(jaxprs.bind(turned, [x.array, indices])[0], axes)]
 
 
-def _scatter(self: _LayoutEvaluator, eqn: Any, operands: list[Any]) -> list[Any] | None:
+def _scatter(self: _Layouts, eqn: Any, operands: list[Any]) -> list[Any] | None:
     x, indices, rows = operands
     if not isinstance(x, Turned):
         return None
@@ -244,68 +240,18 @@ def _indexed(eqn: Any, x: Turned, rank: int) -> tuple[Any, list[int]]:
     return with_numbers(eqn, turned, x.listed(taken_by(eqn))), axes
 
 
-def _elementwise(self: _LayoutEvaluator, eqn: Any, operands: list[Any]) -> list[Any] | None:
+def _elementwise(self: _Layouts, eqn: Any, operands: list[Any]) -> list[Any] | None:
     """Apply an operation to buffers of one layout and scalars."""
-    turned = [x for x in operands if isinstance(x, Turned)]
-    if any(x.order != turned[0].order for x in turned):
-        return None
-    if any(jnp.ndim(x) for x in operands if not isinstance(x, Turned)):
+    kind = self.common([x for x in operands if isinstance(x, Turned)])
+    if kind is None or any(jnp.ndim(x) for x in operands if not isinstance(x, Turned)):
         return None
     (array,) = jaxprs.bind(eqn, [x.array if isinstance(x, Turned) else x for x in operands])
-    return [Turned(array, turned[0].order, frozenset[int]().union(*(x.roots for x in turned)))]
+    return [kind._replace(array=array)]
 
 
-def _transpose(self: _LayoutEvaluator, eqn: Any, operands: list[Any]) -> list[Any]:
+def _transpose(self: _Layouts, eqn: Any, operands: list[Any]) -> list[Any]:
     (x,) = operands
     return [x._replace(order=tuple(x.order[d] for d in eqn.params["permutation"]))]
-
-
-def _inner(self: _LayoutEvaluator, eqn: Any, operands: list[Any]) -> list[Any] | None:
-    """Run branches or a checkpoint of which operands and results are stored in other layouts."""
-    entry = registry.entry_of(eqn)
-    bodies = entry.bodies(eqn.params)
-    if not bodies:
-        return None
-    first, flat = bodies[0].first, [x.array if isinstance(x, Turned) else x for x in operands]
-    types = list(map(jax.typeof, flat))[first:]
-
-    def run(jaxpr: Any, args: Sequence[Array]) -> list[Any]:
-        inputs = [
-            x._replace(array=y) if isinstance(x, Turned) else y for x, y in zip(operands[first:], args, strict=True)
-        ]
-        return self.evaluate(_compat.closed(jaxpr), inputs)
-
-    columns: list[list[Any]] = []
-    for body in bodies:
-
-        def trial(*args: Array, body: registry.Body = body) -> list[Array]:
-            columns.append(run(body.jaxpr, args))
-            return []
-
-        jax.make_jaxpr(trial)(*types)
-    kinds = [_common(outs) for outs in zip(*columns, strict=True)]
-    results = entry.rebuild(eqn, flat, _FlatLayouts(self, run, kinds))
-    if results is None:
-        return None
-    return [x if kind is None else kind._replace(array=x) for x, kind in zip(results, kinds, strict=True)]
-
-
-class _FlatLayouts(registry.Change):
-    """Jaxprs whose operands and results are arrays, some of them in other layouts."""
-
-    def __init__(self, evaluator: _LayoutEvaluator, run: Any, kinds: Sequence[Turned | None]) -> None:
-        self.evaluator, self.run, self.kinds = evaluator, run, kinds
-
-    def body(self, jaxpr: Any, *args: Array) -> list[Array]:
-        pairs = zip(self.run(jaxpr, args), self.kinds, strict=True)
-        return [self.evaluator.array(x) if kind is None else x.array for x, kind in pairs]
-
-
-def _common(outs: Sequence[Any]) -> Turned | None:
-    """Return what the results of all branches have in common, if they have one layout."""
-    if not all(isinstance(x, Turned) for x in outs) or len({x.order for x in outs}) > 1:
-        return None
-    return Turned(None, outs[0].order, frozenset[int]().union(*(x.roots for x in outs)))
 
 
 _ELEMENTWISE = (
@@ -321,7 +267,7 @@ _ELEMENTWISE = (
     "stop_gradient",
     "sub",
 )
-RULES: dict[str, Callable[[_LayoutEvaluator, Any, list[Any]], list[Any] | None]] = {
+_Layouts.rules = {
     "dot_general": _product,
     "dynamic_slice": _dynamic_slice,
     "slice": _slice,

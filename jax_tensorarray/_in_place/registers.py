@@ -15,7 +15,8 @@ import jax.numpy as jnp
 
 from jax_tensorarray import _compat
 from jax_tensorarray._in_place import explained
-from jax_tensorarray._in_place.rings import Evaluator, Held, Ring, longer, spread
+from jax_tensorarray._in_place.representations import Held
+from jax_tensorarray._in_place.rings import Ring, Rings, longer, spread
 from jax_tensorarray._in_place.rows import has_rows, is_update
 from jax_tensorarray._in_place.values import Value
 from jax_tensorarray._jaxprs import jaxprs, registry
@@ -86,8 +87,8 @@ def say_why(loop: Any, body: registry.Body) -> None:
     tried.body()
     for k in (k for k in axes if tried.moves(k) and k in tried.evaluator.shifted):
         reason, facts = "", dict[str, Any]()
-        if k in tried.evaluator.whole:
-            reason, facts = "read-as-a-whole", {"by": tried.evaluator.whole[k]}
+        if k in tried.evaluator.needed:
+            reason, facts = "read-as-a-whole", {"by": tried.evaluator.needed[k]}
         elif tried.carry[k].size * tried.carry[k].dtype.itemsize < _LEAST:
             reason, facts = "small-buffer", {"least": _LEAST}
         elif not tried.is_worth(k, len(longer(shape, tried.outs[k].start.shape))):
@@ -140,7 +141,7 @@ class _RegisterTrial:
     """A loop traced with rings as some of its carries."""
 
     def __init__(self, loop: registry.Body, axes: dict[int, int], shapes: dict[int, tuple[int, ...]]) -> None:
-        self.closed, self.axes, self.evaluator = _compat.closed(loop.jaxpr), axes, Evaluator()
+        self.closed, self.axes, self.evaluator = _compat.closed(loop.jaxpr), axes, Rings()
         self.consts, self.carry, self.xs = loop.split(list(self.closed.in_avals))
         self.types = [jax.ShapeDtypeStruct(shapes[k], jnp.int32) for k in axes]
         self.starts: list[Array] = []
@@ -148,7 +149,7 @@ class _RegisterTrial:
 
     def is_register(self, k: int) -> bool:
         """Return whether the rows of a carry move, and nobody needs most of them in order."""
-        return self.moves(k) and k not in self.evaluator.whole
+        return self.moves(k) and k not in self.evaluator.needed
 
     def moves(self, k: int) -> bool:
         out = self.outs[k]

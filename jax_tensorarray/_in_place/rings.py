@@ -6,20 +6,19 @@ at other places. An equation that needs a ring in order gets it so, and this is 
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend import core as jex
 
-from jax_tensorarray import _compat
 from jax_tensorarray._in_place import selects
+from jax_tensorarray._in_place.representations import Evaluator, Held, roots_of
 from jax_tensorarray._in_place.rows import as_int32, numbers_of, taken_by, with_numbers
 from jax_tensorarray._in_place.values import Value, as_written
-from jax_tensorarray._jaxprs import jaxprs, registry
+from jax_tensorarray._jaxprs import jaxprs
 
 Array = Any
 
@@ -80,6 +79,9 @@ class Ring(NamedTuple):
         return f(self.array, self.start, *rest)
 
 
+jax.tree_util.register_dataclass(Ring, ["array", "start"], ["axis", "roots"])
+
+
 def _wrapped(start: Array, by: Any, n: int) -> Array:
     """Return `(start + by) mod n`, where an array `by` is from 0 to n."""
     if isinstance(by, int) and by % n == 0:
@@ -121,9 +123,6 @@ class _Line(NamedTuple):
         return _Line(tuple(found), self.axis)
 
 
-Held = Any  #: a `Ring`, a `_Line` or a `Value`
-
-
 def longer(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
     """Return the shape of starts of which some are shared by examples."""
     return a if len(a) >= len(b) else b
@@ -134,44 +133,26 @@ def spread(x: Array, shape: Sequence[int]) -> Array:
     return x if x.shape == tuple(shape) else lax.broadcast_in_dim(x, shape, range(x.ndim))
 
 
-class Evaluator:
-    """Evaluates a jaxpr some of whose values are registers, or lines of their rows."""
+class Rings(Evaluator):
+    """Evaluates a jaxpr some of whose values are registers, or lines of their rows. The others are `Value`s."""
+
+    held, enters = (Ring, _Line), Ring
 
     def __init__(self) -> None:
-        self.whole: dict[int, Any] = {}  #: the carries of which an equation has needed most rows in order, and which
+        super().__init__()
         self.shifted: set[int] = set()  #: the carries whose rows have moved
-        self.eqn: Any = None  #: the equation that is evaluated, None behind the last one
 
-    def evaluate(self, jaxpr: Any, inputs: Sequence[Held]) -> list[Held]:
-        inner = _compat.opened(jaxpr)
-        values = dict(zip(inner.constvars, map(Value.given, jaxpr.consts), strict=True))
-        values.update(zip(inner.invars, inputs, strict=True))
+    def known(self, x: Array) -> Value:
+        return Value.given(x)
 
-        def read(v: Any) -> Held:
-            return Value.of_literal(v) if isinstance(v, jex.Literal) else values[v]
+    def literal(self, v: Any) -> Value:
+        return Value.of_literal(v)
 
-        for eqn in inner.eqns:
-            with _compat.at_source_of(eqn):
-                values.update(zip(eqn.outvars, self.equation(eqn, [read(v) for v in eqn.invars]), strict=True))
-        return [read(v) for v in inner.outvars]
-
-    def equation(self, eqn: Any, operands: list[Held]) -> list[Held]:
-        name = eqn.primitive.name
-        if any(not isinstance(x, Value) for x in operands):
-            inner = registry.inlined(eqn)
-            if inner is not None:
-                return self.evaluate(inner, operands)
-            self.eqn = eqn
-            rule = _inner if registry.entry_of(eqn).kind in ("branches", "checkpoint") else RULES.get(name)
-            results = None if rule is None else rule(self, eqn, operands)
-            if results is not None:
-                return results
-        arrays = self.written(operands)
+    def without_rule(self, eqn: Any, operands: list[Held]) -> list[Held]:
+        results, name = None, eqn.primitive.name
         if name in _PREDICATES and all(isinstance(x, Value) for x in operands):
             results = selects.RULES[name](eqn, operands)
-            if results is not None:
-                return results
-        return [Value(x) for x in jaxprs.bind(eqn, arrays)]
+        return super().without_rule(eqn, operands) if results is None else results
 
     def array(self, x: Held) -> Array:
         """Return all rows, in order."""
@@ -180,7 +161,7 @@ class Evaluator:
         line = _line(x)
         for piece in line.pieces:
             if isinstance(piece.of, Ring) and 2 * piece.length > piece.of.n:
-                self.whole |= dict.fromkeys(piece.of.roots - self.whole.keys(), self.eqn)
+                self.needs(piece.of.roots)
         arrays = [self.rows(piece, line.axis) for piece in line.pieces]
         return arrays[0] if len(arrays) == 1 else lax.concatenate(arrays, line.axis)
 
@@ -189,9 +170,22 @@ class Evaluator:
             return piece.of.rows(piece.first, piece.length)
         return lax.slice_in_dim(piece.of.array, piece.first, piece.first + piece.length, axis=axis)
 
-    def written(self, operands: Sequence[Held]) -> list[Array]:
-        """Return the operands to bind an unchanged equation with."""
+    def written(self, operands: Iterable[Held]) -> list[Array]:
         return as_written([x if isinstance(x, Value) else Value(self.array(x)) for x in operands])
+
+    def common(self, outs: Sequence[Held]) -> Ring | None:
+        rings = [x for x in outs if isinstance(x, Ring)]
+        if not rings or any(isinstance(x, _Line) for x in outs) or len({x.axis for x in rings}) > 1:
+            return None
+        start = functools.reduce(lambda a, b: a if a.ndim >= b.ndim else b, (x.start for x in rings))
+        return rings[0]._replace(start=start, roots=roots_of(rings))
+
+    def like(self, x: Held, kind: Ring) -> Ring:
+        ring = x if isinstance(x, Ring) else Ring(x.array, jnp.int32(0), kind.axis)
+        return kind._replace(array=ring.array, start=spread(ring.start, kind.start.shape))
+
+    def slices(self, x: Held) -> Callable[[Array], Array] | None:
+        return (lambda number: x.rows(number, 1)[0]) if isinstance(x, Ring) and x.axis == 0 else None
 
     def made(self, line: _Line) -> Held:
         """Return a line as a register, if one has most of its rows."""
@@ -224,7 +218,7 @@ def _is_same(a: Any, b: Any) -> bool:
 # --- rules: from the evaluator, an equation and its operands to the results, None if there is no better way -----
 
 
-def _joined(self: Evaluator, eqn: Any, operands: list[Held]) -> list[Held] | None:
+def _joined(self: Rings, eqn: Any, operands: list[Held]) -> list[Held] | None:
     axis = eqn.params["dimension"]
     if any(x.axis != axis for x in operands if not isinstance(x, Value)):
         return None
@@ -232,7 +226,7 @@ def _joined(self: Evaluator, eqn: Any, operands: list[Held]) -> list[Held] | Non
     return [self.made(_Line(tuple(p for some in pieces for p in some), axis))]
 
 
-def _slice(self: Evaluator, eqn: Any, operands: list[Held]) -> list[Held]:
+def _slice(self: Rings, eqn: Any, operands: list[Held]) -> list[Held]:
     line, first, last = _line(operands[0]), list(eqn.params["start_indices"]), list(eqn.params["limit_indices"])
     strides, axis = eqn.params["strides"], line.axis
     part = line.part(first[axis], last[axis] - first[axis])
@@ -243,7 +237,7 @@ def _slice(self: Evaluator, eqn: Any, operands: list[Held]) -> list[Held]:
     return [Value(lax.slice(self.array(part), first, last, strides))]
 
 
-def _dynamic_slice(self: Evaluator, eqn: Any, operands: list[Held]) -> list[Held] | None:
+def _dynamic_slice(self: Rings, eqn: Any, operands: list[Held]) -> list[Held] | None:
     of, *starts = operands
     sizes, shape, axis = list(eqn.params["slice_sizes"]), eqn.invars[0].aval.shape, of.axis
     count, n = sizes[axis], shape[axis]
@@ -267,7 +261,7 @@ def _dynamic_slice(self: Evaluator, eqn: Any, operands: list[Held]) -> list[Held
     return [Value(of.each(read))]
 
 
-def _rolled(self: Evaluator, line: _Line, start: Value, count: int) -> list[Held] | None:
+def _rolled(self: Rings, line: _Line, start: Value, count: int) -> list[Held] | None:
     """Roll a register by a number that is computed: take as many rows as it has of two of it in a row."""
     rings = [piece.of for piece in line.pieces if isinstance(piece.of, Ring) and piece.length == count]
     is_twice = len(rings) == 2 and _is_same(*rings) and line.length == 2 * count
@@ -282,7 +276,7 @@ def _in_range(start: Value, n: int, count: int) -> Array:
     return jnp.clip(as_int32(start.array, n), 0, n - count)
 
 
-def _dynamic_update_slice(self: Evaluator, eqn: Any, operands: list[Held]) -> list[Held] | None:
+def _dynamic_update_slice(self: Rings, eqn: Any, operands: list[Held]) -> list[Held] | None:
     of, rows, *starts = operands
     axis = (of if not isinstance(of, Value) else rows).axis
     shape, sizes = (v.aval.shape for v in eqn.invars[:2])
@@ -303,7 +297,7 @@ def _dynamic_update_slice(self: Evaluator, eqn: Any, operands: list[Held]) -> li
     return [of.with_rows(_in_range(start, n, count), rows.array)]
 
 
-def _replaced(self: Evaluator, of: Held, rows: Held, axis: int, first: int, count: int) -> list[Held] | None:
+def _replaced(self: Rings, of: Held, rows: Held, axis: int, first: int, count: int) -> list[Held] | None:
     """Replace rows by others at a known place."""
     if isinstance(of, Ring) and isinstance(rows, Value) and 2 * count <= of.n:
         return [of.with_rows(first, rows.array)]
@@ -314,7 +308,7 @@ def _replaced(self: Evaluator, of: Held, rows: Held, axis: int, first: int, coun
     return [self.made(_Line((*line.part(0, first).pieces, *new, *behind.pieces), axis))]
 
 
-def _gather(self: Evaluator, eqn: Any, operands: list[Held]) -> list[Held] | None:
+def _gather(self: Rings, eqn: Any, operands: list[Held]) -> list[Held] | None:
     of, indices = operands
     if not isinstance(indices, Value):
         return None
@@ -327,7 +321,7 @@ def _gather(self: Evaluator, eqn: Any, operands: list[Held]) -> list[Held] | Non
     return [Value(jnp.moveaxis(jaxprs.bind(eqn, [of.array, places])[0], range(len(moved)), moved))]
 
 
-def _windows(self: Evaluator, eqn: Any, of: Held, indices: Value) -> list[Held] | None:
+def _windows(self: Rings, eqn: Any, of: Held, indices: Value) -> list[Held] | None:
     """Read one window of each example, as `jax.vmap` of `lax.dynamic_slice` does."""
     numbers, sizes, shape = numbers_of(eqn), taken_by(eqn), eqn.invars[0].aval.shape
     examples, n, count = indices.shape[:-1], shape[of.axis], sizes[of.axis]
@@ -346,7 +340,7 @@ def _windows(self: Evaluator, eqn: Any, of: Held, indices: Value) -> list[Held] 
 _FILL = lax.GatherScatterMode.FILL_OR_DROP
 
 
-def _scatter(self: Evaluator, eqn: Any, operands: list[Held]) -> list[Held] | None:
+def _scatter(self: Rings, eqn: Any, operands: list[Held]) -> list[Held] | None:
     of, indices, rows = operands
     if not isinstance(indices, Value):
         return None
@@ -412,159 +406,30 @@ def _behind(dims: Sequence[int], moved: Sequence[int]) -> tuple[int, ...]:
     return tuple(len(moved) + d - sum(m < d for m in moved) for d in dims)
 
 
-def _select(self: Evaluator, eqn: Any, operands: list[Held]) -> list[Held] | None:
+def _select(self: Rings, eqn: Any, operands: list[Held]) -> list[Held] | None:
     which, *cases = operands
-    axes = {x.axis for x in cases if isinstance(x, Ring)}
-    if len(axes) != 1 or any(isinstance(x, _Line) for x in operands) or not isinstance(which, Value):
+    kind = self.common(cases)
+    predicate = selects.predicate_of(which) if isinstance(which, Value) else None
+    if kind is None or predicate is None or predicate.mask.ndim > kind.axis:
         return None
-    predicate = selects.predicate_of(which)
-    if predicate is None or which.source.array.ndim > min(axes):
-        return None
-    rings = [x if isinstance(x, Ring) else Ring(x.array, jnp.int32(0), min(axes)) for x in cases]
+    rings = [self.like(x, kind) for x in cases]
     if all(_is_same(x, rings[0]) for x in rings):
         return [rings[0]]
-    array = jaxprs.bind(eqn, [which.array, *(x.array for x in rings)])[0]
-    roots = frozenset().union(*(x.roots for x in rings))
+    kind = kind.at(jaxprs.bind(eqn, [which.array, *(x.array for x in rings)])[0])
     if all(x.start is rings[0].start for x in rings):
-        return [Ring(array, rings[0].start, rings[0].axis, roots)]
+        return [kind._replace(start=rings[0].start)]
     number = jnp.asarray(which.source.array)
-    shape = rings[0].array.shape[: max(number.ndim, *(x.start.ndim for x in rings))]
-    start = lax.select_n(spread(number, shape), *(spread(x.start, shape) for x in rings))
-    return [Ring(array, start, rings[0].axis, roots)]
+    shape = kind.array.shape[: max(number.ndim, kind.start.ndim)]
+    return [kind._replace(start=lax.select_n(spread(number, shape), *(spread(x.start, shape) for x in rings)))]
 
 
-def _inner(self: Evaluator, eqn: Any, operands: list[Held]) -> list[Held] | None:
-    """Run branches or a checkpoint of which operands and results are registers."""
-    entry = registry.entry_of(eqn)
-    bodies = entry.bodies(eqn.params)
-    if not bodies:
-        return None
-    first = bodies[0].first
-    given = [Value(self.array(x)) if isinstance(x, _Line) else x for x in operands]
-    flat = [y for x in given for y in ((x.array, x.start) if isinstance(x, Ring) else as_written([x]))]
-
-    def run(jaxpr: Any, args: Sequence[Array]) -> list[Held]:
-        rest = iter(args)
-        return self.evaluate(
-            _compat.closed(jaxpr),
-            [
-                x._replace(array=next(rest), start=next(rest)) if isinstance(x, Ring) else Value(next(rest))
-                for x in given[first:]
-            ],
-        )
-
-    columns: list[list[Held]] = []
-    places: list[list[int | None]] = []
-    for body in bodies:
-
-        def trial(*args: Array, body: registry.Body = body) -> list[Array]:
-            outs = run(body.jaxpr, args)
-            columns.append(outs)
-            places.append([_place(x.start, args) if isinstance(x, Ring) else None for x in outs])
-            return []
-
-        jax.make_jaxpr(trial)(*map(jax.typeof, flat[first:]))
-    kinds = [_common(outs) for outs in zip(*columns, strict=True)]
-    unmoved = [column[0] if len(set(column)) == 1 else None for column in zip(*places, strict=True)]
-    results = entry.rebuild(eqn, flat, _FlatRings(self, run, kinds, unmoved))
-    if results is None:
-        return None
-    rest, outs = iter(results), list[Held]()
-    for kind, place in zip(kinds, unmoved, strict=True):
-        array = next(rest)
-        if kind is not None:
-            start = next(rest) if place is None else flat[first + place]
-        outs.append(Value(array) if kind is None else Ring(array, start, kind.axis, kind.roots))
-    return outs
-
-
-class _FlatRings(registry.Change):
-    """Jaxprs whose operands and results are arrays and, behind those of registers, starts that differ."""
-
-    def __init__(
-        self, evaluator: Evaluator, run: Any, kinds: "Sequence[_Kind | None]", unmoved: Sequence[int | None]
-    ) -> None:
-        self.evaluator, self.run, self.kinds, self.unmoved = evaluator, run, kinds, unmoved
-
-    def body(self, jaxpr: Any, *args: Array) -> list[Array]:
-        outs = []
-        for x, kind, place in zip(self.run(jaxpr, args), self.kinds, self.unmoved, strict=True):
-            if kind is None:
-                outs.append(self.evaluator.array(x))
-                continue
-            ring = x if isinstance(x, Ring) else Ring(x.array, jnp.int32(0), kind.axis)
-            outs += [ring.array] if place is not None else [ring.array, spread(ring.start, kind.shape)]
-        return outs
-
-
-def _place(start: Array, args: Sequence[Array]) -> int | None:
-    return next((k for k, x in enumerate(args) if x is start), None)
-
-
-class _Kind(NamedTuple):
-    """What a register is that all branches return."""
-
-    axis: int
-    shape: tuple[int, ...]  #: of the start
-    roots: frozenset[int]
-
-
-def _common(outs: Sequence[Held]) -> _Kind | None:
-    rings = [x for x in outs if isinstance(x, Ring)]
-    if not rings or any(isinstance(x, _Line) for x in outs) or len({x.axis for x in rings}) > 1:
-        return None
-    shape = functools.reduce(longer, (x.start.shape for x in rings))
-    roots = frozenset().union(*(x.roots for x in rings))
-    return _Kind(rings[0].axis, shape, roots)
-
-
-def _scan(self: Evaluator, eqn: Any, operands: list[Held]) -> list[Held]:
-    """Run a scan that reads rows of registers. A slice of one, as `xs`, is a row."""
-    params = eqn.params
-    [loop] = registry.ENTRIES["scan"].bodies(params)
-    consts, carry, xs = loop.split(operands)
-    registers = {k: x for k, x in enumerate(xs) if isinstance(x, Ring) and x.axis == 0}
-    closed, others = _compat.closed(params["jaxpr"]), [x for k, x in enumerate(xs) if k not in registers]
-
-    def step(carry: list[Array], xs: tuple[Array, list[Array]]) -> tuple[list[Array], list[Array]]:
-        number, rest = xs[0], iter(xs[1])
-        slices = [
-            registers[k].rows(number, 1)[0] if k in registers else next(rest) for k in range(len(operands) - first)
-        ]
-        outs = list(map(self.array, self.evaluate(closed, [*consts, *map(Value, carry), *map(Value, slices)])))
-        return outs[: len(carry)], outs[len(carry) :]
-
-    first, steps = len(consts) + len(carry), jnp.arange(params["length"], dtype=jnp.int32)
-    options = {name: params[name] for name in ("reverse", "unroll", "_split_transpose") if name in params}
-    carry, ys = lax.scan(step, self.written(carry), (steps, self.written(others)), **options)
-    return [Value(x) for x in (*carry, *ys)]
-
-
-def _while(self: Evaluator, eqn: Any, operands: list[Held]) -> list[Held] | None:
-    params = eqn.params
-    a, b = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
-    of_cond, of_body, start = operands[:a], operands[a:b], self.written(operands[b:])
-    predicate, body = _compat.closed(params["cond_jaxpr"]), _compat.closed(params["body_jaxpr"])
-    if predicate.out_avals[0].shape:  # only the primitive has those, of which each example ends by itself
-        return None
-
-    def goes_on(carry: list[Array]) -> Array:
-        return self.array(self.evaluate(predicate, [*of_cond, *map(Value, carry)])[0])
-
-    def step(carry: list[Array]) -> list[Array]:
-        return list(map(self.array, self.evaluate(body, [*of_body, *map(Value, carry)])))
-
-    carry: list[Array] = lax.while_loop(goes_on, step, start)
-    return list(map(Value, carry))
-
-
-def _contents(self: Evaluator, eqn: Any, operands: list[Held]) -> list[Held] | None:
+def _contents(self: Rings, eqn: Any, operands: list[Held]) -> list[Held] | None:
     (of,) = operands
     return [of.at(jaxprs.bind(eqn, [of.array])[0])] if isinstance(of, Ring) else None
 
 
 _PREDICATES = ("broadcast_in_dim", "reshape", "and", "or", "not", "xor", "eq", "ne", "convert_element_type")
-RULES: dict[str, Callable[[Evaluator, Any, list[Held]], list[Held] | None]] = {
+Rings.rules = {
     "concatenate": _joined,
     "slice": _slice,
     "dynamic_slice": _dynamic_slice,
@@ -572,8 +437,8 @@ RULES: dict[str, Callable[[Evaluator, Any, list[Held]], list[Held] | None]] = {
     "gather": _gather,
     **{f"scatter{kind}": _scatter for kind in ("", "-add", "-sub", "-mul", "-min", "-max")},
     "select_n": _select,
-    "scan": _scan,
-    "while": _while,
+    "scan": Evaluator.scan,
+    "while": Evaluator.while_,
     "stop_gradient": _contents,
     "copy": _contents,
 }

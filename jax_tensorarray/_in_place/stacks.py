@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jax_tensorarray._in_place.representations import Evaluator, Held
 from jax_tensorarray._in_place.rows import has_rows, is_update
-from jax_tensorarray._jaxprs import jaxprs, registry
+from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._loops.log import BufferVersion, followed
 from jax_tensorarray._lowering.mlir import INT32_MAX
 from jax_tensorarray._ops.primitive import ROW_OPS
@@ -65,17 +66,17 @@ def found_in(body: Any, step: Step, carry: Sequence[Array], xs: Sequence[Array])
 
     def of_stacks(carry: Sequence[Array], xs: Sequence[Array]) -> tuple[list[Array], list[Array]]:
         *rest, number = xs
-        stacks = dict(zip(places.values(), map(_Slice, carry[n:]), strict=True))
+        stacks = {k: _Slice(stack, k) for k, stack in zip(places.values(), carry[n:], strict=True)}
         others = iter(rest)
         inputs = [*carry[:n], *(stacks[k] if k in stacks else next(others) for k in range(len(types)))]
-        outs = _StackEvaluator(number).evaluate(jaxpr, inputs)
+        evaluator = _Slices(number)
+        outs = evaluator.evaluate(jaxpr, inputs)
         after = [
             y.stack if isinstance(y := outs[n + j], _Slice) else ta_write(stacks[k].stack, number, y, mode="drop")
             for j, k in places.items()
         ]
-        arrays = [x.array(number) if isinstance(x, _Slice) else x for x in outs[:n]]
-        ys = [x.array(number) if isinstance(x, _Slice) else x for j, x in enumerate(outs[n:]) if j not in places]
-        return [*arrays, *after], ys
+        ys = [evaluator.array(x) for j, x in enumerate(outs[n:]) if j not in places]
+        return [*map(evaluator.array, outs[:n]), *after], ys
 
     return Stacks(of_stacks, places)
 
@@ -92,48 +93,53 @@ class _Slice(NamedTuple):
     """The slice of a stack that belongs to a step."""
 
     stack: Array
-
-    def array(self, number: Array) -> Array:
-        return ta_read(self.stack, number, mode="drop")
+    root: int  #: the number of the stack among `xs`
 
 
-class _StackEvaluator:
+jax.tree_util.register_dataclass(_Slice, ["stack"], ["root"])
+
+
+class _Slices(Evaluator):
     """Evaluates a jaxpr, of which some values are slices, in the step of that number."""
 
+    held, enters, with_options = (_Slice,), _Slice, True
+
     def __init__(self, number: Array) -> None:
+        super().__init__()
         self.number = number
 
-    def evaluate(self, jaxpr: Any, inputs: Sequence[Any]) -> list[Any]:
-        return jaxprs.interpret(jaxpr, inputs, self.equation, lambda x: x)
+    def array(self, x: Held) -> Array:
+        return ta_read(x.stack, self.number, mode="drop") if isinstance(x, _Slice) else x
 
-    def equation(self, eqn: Any, operands: list[Any]) -> list[Any]:
-        are_slices = [isinstance(x, _Slice) for x in operands]
-        if any(are_slices):
-            inner = registry.inlined(eqn, with_options=True)
-            if inner is not None:
-                return self.evaluate(inner, operands)
-            if are_slices[0] and not any(are_slices[1:]) and eqn.primitive in ROW_OPS and _is_simple(eqn.params):
-                return self.row_op(eqn.primitive, eqn.params, operands)
-        return jaxprs.bind(eqn, [x.array(self.number) if isinstance(x, _Slice) else x for x in operands])
+    def common(self, outs: Sequence[Held]) -> _Slice | None:
+        is_one = all(isinstance(x, _Slice) for x in outs) and len({x.root for x in outs}) == 1
+        return outs[0] if is_one else None
 
-    def row_op(self, p: Any, params: Any, operands: list[Any]) -> list[Any]:
-        """Run an op of a slice on the stack: its rows are those from the first of the slice on."""
-        (stack,), index, *rest = operands
-        b, d, (_, *shape) = params["batch_dims"], params["index_dims"], stack.shape
-        index, n, call = jnp.asarray(index).astype(jnp.int32), math.prod(shape[b : b + d]), ROW_OPS[p]
-        rows = len(call.operands) - 2  # all but the index and `where`
-        where = (index >= 0) & (index < n)
-        where = where & rest[rows] if len(rest) > rows else where
-        first = self.number
-        for size in shape[:b]:
-            first = first[..., None] * size + jnp.arange(size, dtype=jnp.int32)
-        index = first.reshape(*first.shape, *[1] * (index.ndim - b)) * n + index
-        of_stack = params | {"batch_dims": 0, "index_dims": 1 + b + d}
-        out = p.bind(stack, index, *rest[:rows], where, **of_stack)
-        if not call.in_place:
-            return [out]
-        new, *old = out if p.multiple_results else [out]
-        return [_Slice(new), *old]
+
+def _row_op(self: _Slices, eqn: Any, operands: list[Held]) -> list[Held] | None:
+    """Run an op of a slice on the stack: its rows are those from the first of the slice on."""
+    p, params = eqn.primitive, eqn.params
+    if any(isinstance(x, _Slice) for x in operands[1:]) or not _is_simple(params):
+        return None
+    (stack, root), index, *rest = operands
+    b, d, (_, *shape) = params["batch_dims"], params["index_dims"], stack.shape
+    index, n, call = jnp.asarray(index).astype(jnp.int32), math.prod(shape[b : b + d]), ROW_OPS[p]
+    rows = len(call.operands) - 2  # all but the index and `where`
+    where = (index >= 0) & (index < n)
+    where = where & rest[rows] if len(rest) > rows else where
+    first = self.number
+    for size in shape[:b]:
+        first = first[..., None] * size + jnp.arange(size, dtype=jnp.int32)
+    index = first.reshape(*first.shape, *[1] * (index.ndim - b)) * n + index
+    of_stack = params | {"batch_dims": 0, "index_dims": 1 + b + d}
+    out = p.bind(stack, index, *rest[:rows], where, **of_stack)
+    if not call.in_place:
+        return [out]
+    new, *old = out if p.multiple_results else [out]
+    return [_Slice(new, root), *old]
+
+
+_Slices.rules = {p.name: _row_op for p in ROW_OPS}
 
 
 def _is_simple(params: Any) -> bool:

@@ -34,19 +34,23 @@ def interpret(
     equation: Callable[[Any, list[Any]], Iterable[Any]],
     known: Callable[[Array], Any],
     *,
+    literal: Callable[[Any], Any] | None = None,
     outvars: Sequence[Any] | None = None,
 ) -> list[Any]:
     """Evaluate a jaxpr in values of any kind.
 
     `equation` maps an equation and the values of its operands to the values of its results. `known` maps a constant to
-    its value. With `outvars` the values of other variables than the outputs are returned.
+    its value, and `literal` a literal, by default by its value alone. With `outvars` the values of other variables than
+    the outputs are returned.
     """
     inner = _compat.opened(jaxpr)
     values = dict(zip(inner.constvars, map(known, jaxpr.consts), strict=True))
     values.update(zip(inner.invars, args, strict=True))
 
     def read(v: Any) -> Any:
-        return known(v.val) if isinstance(v, jex.Literal) else values[v]
+        if isinstance(v, jex.Literal):
+            return known(v.val) if literal is None else literal(v)
+        return values[v]
 
     for eqn in inner.eqns:
         with _compat.at_source_of(eqn):

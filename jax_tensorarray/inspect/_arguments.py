@@ -14,7 +14,7 @@ from jax_tensorarray._hlo import arguments as hlo_arguments
 from jax_tensorarray._hlo import text as hlo_text
 from jax_tensorarray.inspect._advice import OF_ARGUMENTS
 from jax_tensorarray.inspect._kept import LISTED
-from jax_tensorarray.inspect._text import dtype_of, readable, shape_of
+from jax_tensorarray.inspect._text import dtype_of, grouped, readable, shape_of
 
 #: The program that JAX compiles for an update outside of jit. Its arguments have no names.
 _EAGER = re.compile(r"HloModule jit_(scatter\w*|dynamic_update_slice),")
@@ -73,10 +73,8 @@ def what_is_copied(copy: ArgumentCopy) -> str:
 
 def alike(copies: Sequence[ArgumentCopy]) -> list[list[ArgumentCopy]]:
     """Group arguments that are copied in the same line for the same cause, the most expensive first."""
-    found: dict[Any, list[ArgumentCopy]] = {}
-    for copy in sorted(copies, key=lambda copy: copy.cost, reverse=True):
-        found.setdefault((copy.file, copy.line, copy.cause), []).append(copy)
-    return list(found.values())
+    costly_first = sorted(copies, key=lambda copy: copy.cost, reverse=True)
+    return list(grouped(costly_first, lambda copy: (copy.file, copy.line, copy.cause)).values())
 
 
 def sentences(copies: Sequence[ArgumentCopy], again: str = "") -> list[str]:

@@ -6,7 +6,6 @@ import linecache
 import math
 import operator
 import re
-import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
 from pathlib import Path
@@ -21,13 +20,10 @@ from jax_tensorarray._hlo import text as hlo_text
 from jax_tensorarray.inspect._advice import ADVICE, NAMES
 from jax_tensorarray.inspect._arguments import ArgumentCopy, alike, argument_copies, sentences
 from jax_tensorarray.inspect._kept import LISTED, Kept, in_all, kept_for_gradient, worth_listing
-from jax_tensorarray.inspect._text import dtype_of, readable, shape_of
+from jax_tensorarray.inspect._text import dtype_of, readable, shape_of, wrapped
 
 #: Smaller buffers are ignored by default.
 MIN_BYTES = 4096
-
-#: Columns of a report.
-_WIDTH = 100
 
 #: Folders of libraries.
 _PACKAGES = {"site-packages", "dist-packages"}
@@ -137,7 +133,7 @@ class LoopCopies(list[LoopCopy]):
             for (text, code), times in places.items():
                 lines.append(text + (f" ({times} times)" if times > 1 else ""))
                 lines += [f"    {code}"] if code else []
-            lines += textwrap.wrap(advice, _WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+            lines += wrapped(advice, "  ")
         if self.smaller:
             lines += ["", f"{self.smaller} more, on buffers smaller than min_bytes."]
         return lines
@@ -148,7 +144,7 @@ class LoopCopies(list[LoopCopy]):
             place = f"{copies[0].file}:{copies[0].line}" if copies[0].file else "a line that XLA does not tell"
             lines += ["", place, *[f"    {copies[0].code}"] * bool(copies[0].code)]
             for text in sentences(copies):
-                lines += textwrap.wrap(text, _WIDTH, initial_indent="  ", subsequent_indent="  ")
+                lines += wrapped(text, "  ")
         return lines
 
     def _of_memory(self) -> list[str]:

@@ -2,8 +2,7 @@
 
 import linecache
 import re
-import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -16,10 +15,8 @@ from jax_tensorarray._loops.choosing import Request
 from jax_tensorarray._loops.from_jax import check_max_steps
 from jax_tensorarray._loops.strategy import Strategy
 from jax_tensorarray.inspect._reasons import REASONS
+from jax_tensorarray.inspect._text import WIDTH, grouped, wrapped
 from jax_tensorarray.inspect._watch import name_of_file
-
-#: Columns of a report.
-_WIDTH = 100
 
 
 class Explained(NamedTuple):
@@ -71,26 +68,15 @@ class Explanation(list[Explained]):
         lines = [f"Reads, writes and selects of rows: {total}. Left as they are: {stay or 'none'}."]
         for (file, line, code), found in groupby(self, lambda x: x[:3]):
             where = f"{name_of_file(file)}:{line}" if file else "a line that JAX does not tell"
-            lines += ["", where, *([f"    {code}"[:_WIDTH]] if code else [])]
-            for alike in _grouped(found, lambda x: x.reason).values():
-                for text, same in _grouped(alike, str).items():
+            lines += ["", where, *([f"    {code}"[:WIDTH]] if code else [])]
+            for alike in grouped(found, lambda x: x.reason).values():
+                for text, same in grouped(alike, str).items():
                     times = sum(x.times for x in same)
-                    lines += _wrapped(text + (f" ({times} times)" if times > 1 else ""), "  ")
-                lines += _wrapped(f"{alike[0].text} {alike[0].help}".strip(), "    ")
+                    lines += wrapped(text + (f" ({times} times)" if times > 1 else ""), "  ")
+                lines += wrapped(f"{alike[0].text} {alike[0].help}".strip(), "    ")
         if any(x.reason for x in self):
             lines += ["", "The names in brackets are headings of docs/reasons.md, with code before and after."]
         return "\n".join(lines)
-
-
-def _grouped(found: Iterable[Explained], key: Callable[[Explained], str]) -> dict[str, list[Explained]]:
-    groups: dict[str, list[Explained]] = {}
-    for x in found:
-        groups.setdefault(key(x), []).append(x)
-    return groups
-
-
-def _wrapped(text: str, indent: str) -> list[str]:
-    return textwrap.wrap(text, _WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def explain(

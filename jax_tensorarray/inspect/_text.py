@@ -1,6 +1,15 @@
 """Types, bytes and times, as the reports write them."""
 
 import re
+import textwrap
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+T = TypeVar("T")
+K = TypeVar("K")
+
+#: Columns of a report.
+WIDTH = 100
 
 _DTYPES = {"f": "float", "s": "int", "u": "uint", "c": "complex", "pred": "bool", "bf": "bfloat", "f8": "float8_"}
 
@@ -34,3 +43,16 @@ def milliseconds(seconds: float) -> str:
 def factor(times: float) -> str:
     """Return how many times as much it is: `3.9`, `15`."""
     return f"{times:.0f}" if times >= 9.95 else f"{times:.1f}".removesuffix(".0")
+
+
+def wrapped(text: str, indent: str = "", width: int = WIDTH) -> list[str]:
+    """Return the lines of a paragraph."""
+    return textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+
+
+def grouped(found: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """Return what has one key, under that key, in the order given."""
+    groups: dict[K, list[T]] = {}
+    for x in found:
+        groups.setdefault(key(x), []).append(x)
+    return groups

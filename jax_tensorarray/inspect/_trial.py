@@ -20,7 +20,7 @@ from jax_tensorarray.inspect._quarter import computes_with_all_rows, outermost, 
 from jax_tensorarray.inspect._text import factor, milliseconds
 
 if TYPE_CHECKING:
-    from jax_tensorarray.inspect._watch import Case
+    from jax_tensorarray.inspect._watch import CompiledProgram
 
 #: A longer run is not repeated with fewer steps, and a shorter one says little about time.
 _LONGEST, _SHORTEST = 3.0, 1e-3
@@ -116,7 +116,7 @@ class _Way(NamedTuple):
         return growth_of(self.measured(jaxpr, few), now._replace(size=steps))
 
 
-def tried(case: "Case", timed: bool) -> Trial:
+def tried(case: "CompiledProgram", timed: bool) -> Trial:
     """Compile a program under `in_place`, with the arguments donated that it copies, and run it on zeros if `timed`.
 
     Where donation is enough, `in_place` is left out.
@@ -149,7 +149,7 @@ def tried(case: "Case", timed: bool) -> Trial:
     return Trial(left, before.seconds, after.seconds, way.how, growth, memory)
 
 
-def grows(case: "Case") -> bool:
+def grows(case: "CompiledProgram") -> bool:
     """Return whether the time or the memory of a program grows faster than its steps for no good reason.
 
     A good reason is that each step computes with all rows, unless `in_place` makes it twice as good. The program gets a

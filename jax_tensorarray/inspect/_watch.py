@@ -1,8 +1,8 @@
 """Examine everything that a program compiles: which of its loops copy whole buffers, and what `in_place` changes."""
 
 import contextlib
+import operator
 import os
-import textwrap
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
@@ -33,7 +33,7 @@ from jax_tensorarray.inspect._copies import (
     what_it_is,
 )
 from jax_tensorarray.inspect._kept import Place
-from jax_tensorarray.inspect._text import readable
+from jax_tensorarray.inspect._text import grouped, readable, wrapped
 from jax_tensorarray.inspect._trial import Trial, grows, tried
 
 #: A copy that costs less than this part of the worst one is counted, not listed.
@@ -54,7 +54,7 @@ class LoopCopyError(RuntimeError):
 
 
 @dataclass
-class Case:
+class CompiledProgram:
     """A program that JAX has compiled, and what is wrong with it: whole buffers or arguments are copied, or it grows.
 
     `copies.arguments` are the arguments, `copies.kept` what its gradient keeps.
@@ -93,8 +93,9 @@ class Report:
     loops: int = 0
     in_place: int = 0
     unread: int = 0
-    cases: list[Case] = field(default_factory=list)
-    _others: list[Case] = field(default_factory=list, repr=False)  #: programs with loops in which nothing was found
+    cases: list[CompiledProgram] = field(default_factory=list)
+    #: Programs with loops in which nothing was found.
+    _others: list[CompiledProgram] = field(default_factory=list, repr=False)
 
     @property
     def copies(self) -> list[LoopCopy]:
@@ -102,7 +103,7 @@ class Report:
         return sorted((copy for case in self.cases for copy in case.copies), key=cost, reverse=True)
 
     @property
-    def slower(self) -> list[Case]:
+    def slower(self) -> list[CompiledProgram]:
         """The programs that `try_in_place` has found to be slower under `in_place`: leave them as they are."""
         return [case for case in self.cases if (t := case.trial) is not None and t.is_of_in_place and t.is_slower]
 
@@ -170,12 +171,12 @@ class Report:
         of_jaxlib = ["", OF_JAXLIB] if self.loops and _compat.small_loops_are_quadratic() else []
         if not self.cases:
             return "\n".join([compiled + (", all in place: none copies a buffer." if self.loops else "."), *of_jaxlib])
-        lines = [bold(line) for line in textwrap.wrap(first_of_all(self), WIDTH)]
-        lines += [bold(line) for line in textwrap.wrap(summary(self, compiled), WIDTH)]
+        lines = [bold(line) for line in wrapped(first_of_all(self), width=WIDTH)]
+        lines += [bold(line) for line in wrapped(summary(self, compiled), width=WIDTH)]
         compiled_times = times_compiled(self)
         for number, listed in enumerate(worth_listing(self), 1):
             case = listed.case
-            lines += ["", *map(bold, textwrap.wrap(f"{number}. {case.program}: {headline(listed)}", WIDTH))]
+            lines += ["", *map(bold, wrapped(f"{number}. {case.program}: {headline(listed)}", width=WIDTH))]
             if case.trial is not None:
                 lines += _wrapped(f"{case.trial.how}: {case.trial}")
                 lines += _wrapped(how_it_grows(case.trial)) if case.trial.growth else []
@@ -232,7 +233,7 @@ def place_of(found: _Finding) -> Any:
     return (found.file, found.line, *((found.cause, found.name) if isinstance(found, ArgumentCopy) else ()))
 
 
-def _found(case: Case) -> list[_Finding]:
+def _found(case: CompiledProgram) -> list[_Finding]:
     return [*case.copies, *case.copies.arguments, *([] if case.loop is None else [case.loop])]
 
 
@@ -244,7 +245,7 @@ def times_compiled(report: Report) -> Counter[Any]:
 class Listed(NamedTuple):
     """A program, and what a report says of it: all that is not listed before."""
 
-    case: Case
+    case: CompiledProgram
     copies: list[LoopCopy]
     arguments: list[ArgumentCopy]
 
@@ -306,11 +307,8 @@ def total_cost(copies: Sequence[LoopCopy]) -> str:
 
 def alike(copies: Sequence[LoopCopy]) -> list[list[LoopCopy]]:
     """Group copies of the same line, kind and advice, the most expensive first."""
-    found: dict[Any, list[LoopCopy]] = {}
-    for copy in sorted(copies, key=cost, reverse=True):
-        key = (copy.file, copy.line, copy.kind, copy.shape, copy.dtype, copy.in_gradient, copy.advice)
-        found.setdefault(key, []).append(copy)
-    return list(found.values())
+    key = operator.attrgetter("file", "line", "kind", "shape", "dtype", "in_gradient", "advice")
+    return list(grouped(sorted(copies, key=cost, reverse=True), key).values())
 
 
 def is_kept_listed(listed: Listed) -> bool:
@@ -318,11 +316,11 @@ def is_kept_listed(listed: Listed) -> bool:
     return any(copy.for_gradient for copy in listed.copies) or _kept.worth_listing(listed.case.copies.kept)
 
 
-def _what_is_kept(case: Case) -> list[str]:
+def _what_is_kept(case: CompiledProgram) -> list[str]:
     kept = case.copies.kept
     lines = [_wrapped(f"- {k.at(k.file and name_of_file(k.file))}") for k in kept[: _kept.LISTED]]
     memory = _wrapped(what_it_needs(case.trial)) if case.trial is not None and case.trial.memory else []
-    return ["", *_wrapped(_kept.in_all(kept)), *(line for wrapped in lines for line in wrapped), *memory]
+    return ["", *_wrapped(_kept.in_all(kept)), *(line for of_one in lines for line in of_one), *memory]
 
 
 def what_it_needs(trial: Trial) -> str:
@@ -358,7 +356,7 @@ def what_and_how_often(copies: Sequence[LoopCopy], compiled: int) -> str:
 
 
 def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH, initial_indent="   ", subsequent_indent="   ", break_on_hyphens=False)
+    return wrapped(text, "   ", WIDTH)
 
 
 def name_of_file(file: str) -> str:
@@ -415,7 +413,7 @@ def watch(*, min_bytes: int = MIN_BYTES) -> Iterator[Report]:
             for case in report.cases:
                 if case.calls is not None:
                     case.copies.arguments = case.calls.counted(case.copies.arguments)
-            found: list[Case] = []
+            found: list[CompiledProgram] = []
             for case in report.cases:
                 (found if case.copies or case.copies.arguments else report._others).append(case)
             report.cases = sorted(found, key=lambda case: case.cost, reverse=True)
@@ -465,7 +463,7 @@ def _look(report: Report, name: str, jaxpr: Any, executable: Any, min_bytes: int
     if copies and jaxpr is not None:
         with contextlib.suppress(Exception):  # what is not known is left out
             copies.kept = _kept.kept_for_gradient(jaxpr, min_bytes)
-    case = Case(program, copies, jaxpr=jaxpr, ends=None not in loops, donated=donated(hlo))
+    case = CompiledProgram(program, copies, jaxpr=jaxpr, ends=None not in loops, donated=donated(hlo))
     if calls is not None and copies.arguments:
         case.calls = calls.expect(jaxpr, copies.arguments, program)
     if copies or copies.arguments:

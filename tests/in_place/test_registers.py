@@ -93,6 +93,9 @@ PROGRAMS = {
         )
     ),
     "in a checkpoint": pushed_in_a_loop(jax.checkpoint(lambda b, x: last(first(b, x), x))),
+    "in a checkpoint that says of each operand whether it is computed once": pushed_in_a_loop(
+        jax.checkpoint(lambda b, x: last(first(b, x), x), prevent_cse=(True, False))
+    ),
     "by a number that is computed": pushed_in_a_loop(
         lambda b, x: jnp.roll(b, (100 * x[0]).astype(int), 0).at[5].set(x)
     ),

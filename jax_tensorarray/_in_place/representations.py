@@ -1,0 +1,203 @@
+"""Evaluate a jaxpr of whose values some are held in another representation than as one array.
+
+A shift register is held as a ring, a buffer with its axes in another order, a slice as a part of a stack. For each of
+them there is an `Evaluator` with rules for what can be done so. Any other equation gets arrays. If to make them costs
+what the representation is to save, the evaluator notes it, and the loop stays as it is.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jax_tensorarray import _compat
+from jax_tensorarray._jaxprs import jaxprs, registry
+
+Array = Any
+Held = Any  #: a value in the representation, or one of another kind, by default an array
+
+#: From the evaluator, an equation and its operands to the results. It returns None if the equation is to get arrays.
+Rule = Callable[[Any, Any, list[Held]], list[Held] | None]
+
+
+def roots_of(values: Iterable[Held]) -> frozenset[int]:
+    """Return the carries that one of these values, which are all held, may be a version of."""
+    return frozenset[int]().union(*(x.roots for x in values))
+
+
+class Evaluator:
+    """Evaluates a jaxpr of whose values some are `held` in another representation."""
+
+    held: ClassVar[tuple[type, ...]]
+    enters: ClassVar[type]  #: the one of them that branches and checkpoints take and return; it is a pytree of arrays
+    rules: ClassVar[Mapping[str, Rule]]  #: by the name of a primitive, for equations with operands that are held
+    with_options: ClassVar[bool] = False  #: whether the evaluator inlines a `jit` that has options, too
+
+    def __init__(self) -> None:
+        self.needed: dict[int, Any] = {}  #: the carries that an equation has needed as arrays, and which equation
+        self.eqn: Any = None  #: the equation that is evaluated, None after the last one
+
+    # --- what a representation says ---
+
+    def array(self, x: Held) -> Array:
+        """Return a value as an array."""
+        raise NotImplementedError
+
+    def common(self, outs: Sequence[Held]) -> Held | None:
+        """Return a value that is held as one result of all branches can be, None if that must be an array."""
+        raise NotImplementedError
+
+    def like(self, x: Held, kind: Held) -> Held:
+        """Return the result of one branch, held like `kind`."""
+        return x
+
+    def slices(self, x: Held) -> Callable[[Array], Array] | None:
+        """Return the function from the number of a step to the slice of a scan's `xs`, None if `xs` is an array."""
+        return None
+
+    # --- values of other kinds: rings overrides these ---
+
+    def known(self, x: Array) -> Held:
+        """Return the value of an array."""
+        return x
+
+    def literal(self, v: Any) -> Held:
+        """Return the value of a literal."""
+        return v.val
+
+    def written(self, operands: Iterable[Held]) -> list[Array]:
+        """Return the operands to bind an unchanged equation with."""
+        return list(map(self.array, operands))
+
+    def without_rule(self, eqn: Any, operands: list[Held]) -> list[Held]:
+        """Return the results of an equation that gets arrays."""
+        return list(map(self.known, jaxprs.bind(eqn, self.written(operands))))
+
+    # --- the walk ---
+
+    def evaluate(self, jaxpr: Any, inputs: Sequence[Held]) -> list[Held]:
+        return jaxprs.interpret(jaxpr, inputs, self.equation, self.known, literal=self.literal)
+
+    def equation(self, eqn: Any, operands: list[Held]) -> list[Held]:
+        if any(isinstance(x, self.held) for x in operands):
+            inner = registry.inlined(eqn, with_options=self.with_options)
+            if inner is not None:
+                return self.evaluate(inner, operands)
+            self.eqn = eqn
+            enters = registry.entry_of(eqn).kind in ("branches", "checkpoint")
+            rule = Evaluator.enter if enters else self.rules.get(eqn.primitive.name)
+            results = None if rule is None else rule(self, eqn, operands)
+            if results is not None:
+                return results
+        return self.without_rule(eqn, operands)
+
+    def needs(self, roots: Iterable[int]) -> None:
+        """Note that versions of these carries are needed as arrays."""
+        for k in roots:
+            self.needed.setdefault(k, self.eqn)
+
+    def enter(self, eqn: Any, operands: list[Held]) -> list[Held] | None:
+        """Run branches or a checkpoint of which operands and results may be held."""
+        entry = registry.entry_of(eqn)
+        bodies = entry.bodies(eqn.params)
+        if not bodies:
+            return None
+        first = bodies[0].first
+        given = [x if isinstance(x, self.enters) else self.written([x])[0] for x in operands]
+        flat, tree = jax.tree.flatten(given[first:])
+        # A value has one array in its place, and its other arrays after all operands.
+        is_first = [k == 0 for x in given[first:] for k in range(len(jax.tree.leaves(x)))]
+        own, more = jaxprs.partition(flat, is_first)
+
+        def run(jaxpr: Any, args: Sequence[Array]) -> list[Held]:
+            of_own, of_more = iter(args[: len(own)]), iter(args[len(own) :])
+            inputs = jax.tree.unflatten(tree, [next(of_own if flag else of_more) for flag in is_first])
+            inputs = [x if isinstance(x, self.enters) else self.known(x) for x in inputs]
+            return self.evaluate(_compat.closed(jaxpr), inputs)
+
+        kinds: list[Held | None] = []
+        passed: list[list[int | None]] = []  # for each array of a result, the operand that it is in every branch
+
+        def trial(*args: Array) -> list[Array]:
+            for outs in zip(*(run(body.jaxpr, args) for body in bodies), strict=True):
+                kind = self.common(outs)
+                held = [] if kind is None else [jax.tree.leaves(self.like(x, kind)) for x in outs]
+                kinds.append(kind)
+                passed.append([_place(of, args) for of in zip(*held, strict=True)] if held else [None])
+            return []
+
+        jax.make_jaxpr(trial)(*map(jax.typeof, [*own, *more]))
+        results = entry.rebuild(eqn, [*given[:first], *own], _Entered(self, run, kinds, passed, more))
+        if results is None:
+            return None
+        rest, outs = iter(results), list[Held]()
+        for kind, of_kind in zip(kinds, passed, strict=True):
+            arrays = [next(rest) if k is None else [*own, *more][k] for k in of_kind]
+            outs.append(self.known(*arrays) if kind is None else jax.tree.unflatten(jax.tree.structure(kind), arrays))
+        return outs
+
+    def scan(self, eqn: Any, operands: list[Held]) -> list[Held]:
+        """Run a scan that may use what is held, and carries arrays."""
+        params = eqn.params
+        [loop] = registry.ENTRIES["scan"].bodies(params)
+        consts, carry, xs = loop.split(operands)
+        slices = [self.slices(x) if isinstance(x, self.held) else None for x in xs]
+        closed, others = _compat.closed(params["jaxpr"]), [x for x, f in zip(xs, slices, strict=True) if f is None]
+
+        def step(carry: list[Array], xs: tuple[Array, list[Array]]) -> tuple[list[Array], list[Array]]:
+            number, rest = xs[0], iter(xs[1])
+            own = [next(rest) if f is None else f(number) for f in slices]
+            inputs = [*consts, *map(self.known, carry), *map(self.known, own)]
+            outs = list(map(self.array, self.evaluate(closed, inputs)))
+            return outs[: len(carry)], outs[len(carry) :]
+
+        steps = jnp.arange(params["length"], dtype=jnp.int32)
+        options = {name: params[name] for name in ("reverse", "unroll", "_split_transpose") if name in params}
+        after, ys = lax.scan(step, self.written(carry), (steps, self.written(others)), **options)
+        return list(map(self.known, (*after, *ys)))
+
+    def while_(self, eqn: Any, operands: list[Held]) -> list[Held] | None:
+        """Run a `while_loop` that may use what is held, and carries arrays."""
+        params = eqn.params
+        a, b = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+        of_cond, of_body, start = operands[:a], operands[a:b], self.written(operands[b:])
+        predicate, body = _compat.closed(params["cond_jaxpr"]), _compat.closed(params["body_jaxpr"])
+        if predicate.out_avals[0].shape:  # only the primitive has those, of which each example ends by itself
+            return None
+
+        def goes_on(carry: list[Array]) -> Array:
+            return self.array(self.evaluate(predicate, [*of_cond, *map(self.known, carry)])[0])
+
+        def step(carry: list[Array]) -> list[Array]:
+            return list(map(self.array, self.evaluate(body, [*of_body, *map(self.known, carry)])))
+
+        after: list[Array] = lax.while_loop(goes_on, step, start)
+        return list(map(self.known, after))
+
+
+def _place(arrays: Sequence[Array], args: Sequence[Array]) -> int | None:
+    """Return the number of the argument that each of these arrays is, None if there is none."""
+    return next((k for k, x in enumerate(args) if all(y is x for y in arrays)), None)
+
+
+class _Entered(registry.Change):
+    """Jaxprs whose operands and results are arrays, some of which make up held values."""
+
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        run: Callable[[Any, Sequence[Array]], list[Held]],
+        kinds: Sequence[Held | None],
+        passed: Sequence[list[int | None]],
+        after: Sequence[Array],
+    ) -> None:
+        self.evaluator, self.run, self.kinds, self.passed, self.after = evaluator, run, kinds, passed, after
+
+    def body(self, jaxpr: Any, *args: Array) -> list[Array]:
+        outs = []
+        for x, kind, passed in zip(self.run(jaxpr, args), self.kinds, self.passed, strict=True):
+            held = self.evaluator.array(x) if kind is None else self.evaluator.like(x, kind)
+            outs += [y for y, k in zip(jax.tree.leaves(held), passed, strict=True) if k is None]
+        return outs
