@@ -19,6 +19,7 @@ from jax_tensorarray import _compat
 from jax_tensorarray._in_place import selects
 from jax_tensorarray._in_place.rows import as_int32, numbers_of, taken_by, with_numbers
 from jax_tensorarray._in_place.values import Value, as_written
+from jax_tensorarray._in_place.views import ELEMENTWISE
 from jax_tensorarray._jaxprs import jaxprs, registry
 
 Array = Any
@@ -121,7 +122,17 @@ class _Line(NamedTuple):
         return _Line(tuple(found), self.axis)
 
 
-Held = Any  #: a `Ring`, a `_Line` or a `Value`
+class _Reversed(NamedTuple):
+    """A register from its last row to its first one."""
+
+    of: Ring
+
+    @property
+    def axis(self) -> int:
+        return self.of.axis
+
+
+Held = Any  #: a `Ring`, a `_Line`, a `_Reversed` or a `Value`
 
 
 def longer(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
@@ -162,6 +173,8 @@ class Evaluator:
             if inner is not None:
                 return self.evaluate(inner, operands)
             self.eqn = eqn
+            if name not in ("rev", "scan"):
+                operands = [Value(self.array(x)) if isinstance(x, _Reversed) else x for x in operands]
             rule = _inner if registry.entry_of(eqn).kind in ("branches", "checkpoint") else RULES.get(name)
             results = None if rule is None else rule(self, eqn, operands)
             if results is not None:
@@ -177,6 +190,8 @@ class Evaluator:
         """Return all rows, in order."""
         if isinstance(x, Value):
             return x.array
+        if isinstance(x, _Reversed):
+            return lax.rev(self.array(x.of), (x.axis,))
         line = _line(x)
         for piece in line.pieces:
             if isinstance(piece.of, Ring) and 2 * piece.length > piece.of.n:
@@ -441,15 +456,17 @@ def _inner(self: Evaluator, eqn: Any, operands: list[Held]) -> list[Held] | None
         return None
     first = bodies[0].first
     given = [Value(self.array(x)) if isinstance(x, _Line) else x for x in operands]
-    flat = [y for x in given for y in ((x.array, x.start) if isinstance(x, Ring) else as_written([x]))]
+    starts = {id(x.start): x.start for x in given if isinstance(x, Ring)}  # registers may share one
+    flat = [*(x.array if isinstance(x, Ring) else as_written([x])[0] for x in given), *starts.values()]
 
     def run(jaxpr: Any, args: Sequence[Array]) -> list[Held]:
-        rest = iter(args)
+        own, n = given[first:], len(given) - first
+        inside = dict(zip(starts, args[n:], strict=True))
         return self.evaluate(
             _compat.closed(jaxpr),
             [
-                x._replace(array=next(rest), start=next(rest)) if isinstance(x, Ring) else Value(next(rest))
-                for x in given[first:]
+                x._replace(array=array, start=inside[id(x.start)]) if isinstance(x, Ring) else Value(array)
+                for x, array in zip(own, args[:n], strict=True)
             ],
         )
 
@@ -511,7 +528,7 @@ class _Kind(NamedTuple):
 
 def _common(outs: Sequence[Held]) -> _Kind | None:
     rings = [x for x in outs if isinstance(x, Ring)]
-    if not rings or any(isinstance(x, _Line) for x in outs) or len({x.axis for x in rings}) > 1:
+    if not rings or any(isinstance(x, _Line | _Reversed) for x in outs) or len({x.axis for x in rings}) > 1:
         return None
     shape = functools.reduce(longer, (x.start.shape for x in rings))
     roots = frozenset().union(*(x.roots for x in rings))
@@ -523,14 +540,12 @@ def _scan(self: Evaluator, eqn: Any, operands: list[Held]) -> list[Held]:
     params = eqn.params
     [loop] = registry.ENTRIES["scan"].bodies(params)
     consts, carry, xs = loop.split(operands)
-    registers = {k: x for k, x in enumerate(xs) if isinstance(x, Ring) and x.axis == 0}
+    registers = {k: x for k, x in enumerate(xs) if isinstance(x, Ring | _Reversed) and x.axis == 0}
     closed, others = _compat.closed(params["jaxpr"]), [x for k, x in enumerate(xs) if k not in registers]
 
     def step(carry: list[Array], xs: tuple[Array, list[Array]]) -> tuple[list[Array], list[Array]]:
         number, rest = xs[0], iter(xs[1])
-        slices = [
-            registers[k].rows(number, 1)[0] if k in registers else next(rest) for k in range(len(operands) - first)
-        ]
+        slices = [_row(registers[k], number) if k in registers else next(rest) for k in range(len(operands) - first)]
         outs = list(map(self.array, self.evaluate(closed, [*consts, *map(Value, carry), *map(Value, slices)])))
         return outs[: len(carry)], outs[len(carry) :]
 
@@ -538,6 +553,11 @@ def _scan(self: Evaluator, eqn: Any, operands: list[Held]) -> list[Held]:
     options = {name: params[name] for name in ("reverse", "unroll", "_split_transpose") if name in params}
     carry, ys = lax.scan(step, self.written(carry), (steps, self.written(others)), **options)
     return [Value(x) for x in (*carry, *ys)]
+
+
+def _row(of: Held, number: Array) -> Array:
+    row = of.of.rows(of.of.n - 1 - number, 1) if isinstance(of, _Reversed) else of.rows(number, 1)
+    return row[0]
 
 
 def _while(self: Evaluator, eqn: Any, operands: list[Held]) -> list[Held] | None:
@@ -563,8 +583,55 @@ def _contents(self: Evaluator, eqn: Any, operands: list[Held]) -> list[Held] | N
     return [of.at(jaxprs.bind(eqn, [of.array])[0])] if isinstance(of, Ring) else None
 
 
+def _reversed(self: Evaluator, eqn: Any, operands: list[Held]) -> list[Held] | None:
+    (of,) = operands
+    if tuple(eqn.params["dimensions"]) != (of.axis,) or isinstance(of, _Line):
+        return None
+    return [of.of if isinstance(of, _Reversed) else _Reversed(of)]
+
+
+def _elementwise(self: Evaluator, eqn: Any, operands: list[Held]) -> list[Held] | None:
+    """Compute with registers whose rows are at the same places, and with what is the same for all rows."""
+    rings = [x for x in operands if isinstance(x, Ring)]
+    if not rings or any(x.start is not rings[0].start or x.axis != rings[0].axis for x in rings):
+        return None
+    if not all(isinstance(x, Ring) or (isinstance(x, Value) and _is_same_for_rows(x, rings[0].axis)) for x in operands):
+        return None
+    return [_made_of(rings, jaxprs.bind(eqn, _contents_of(operands))[0], rings[0].axis)]
+
+
+def _is_same_for_rows(x: Value, axis: int) -> bool:
+    if not x.shape:
+        return True
+    maker = _compat.maker_of(x.array)
+    if maker is None or maker.primitive.name != "broadcast_in_dim":
+        return False
+    dims, shape = maker.params["broadcast_dimensions"], np.shape(_compat.operands_of(maker)[0])
+    return axis not in dims or shape[dims.index(axis)] == 1
+
+
+def _reduced(self: Evaluator, eqn: Any, operands: list[Held]) -> list[Held] | None:
+    """Reduce each row."""
+    (of,), axes = operands, eqn.params["axes"]
+    if not isinstance(of, Ring) or any(k == of.axis or k < of.start.ndim for k in axes):
+        return None
+    return [_made_of(operands, jaxprs.bind(eqn, [of.array])[0], of.axis - sum(k < of.axis for k in axes))]
+
+
+def _contents_of(operands: Sequence[Held]) -> list[Array]:
+    return [x.array if isinstance(x, Ring) else as_written([x])[0] for x in operands]
+
+
+def _made_of(rings: Sequence[Ring], array: Array, axis: int) -> Ring:
+    """Return a register whose rows are made of those of others, which are at the same places."""
+    return Ring(array, rings[0].start, axis, frozenset().union(*(x.roots for x in rings)))
+
+
 _PREDICATES = ("broadcast_in_dim", "reshape", "and", "or", "not", "xor", "eq", "ne", "convert_element_type")
 RULES: dict[str, Callable[[Evaluator, Any, list[Held]], list[Held] | None]] = {
+    **dict.fromkeys(ELEMENTWISE, _elementwise),
+    **{f"reduce_{kind}": _reduced for kind in ("sum", "prod", "max", "min", "and", "or")},
+    "rev": _reversed,
     "concatenate": _joined,
     "slice": _slice,
     "dynamic_slice": _dynamic_slice,

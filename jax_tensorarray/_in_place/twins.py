@@ -47,6 +47,12 @@ def equal_operands(arrays: Sequence[Array]) -> list[int]:
     return _firsts([(numbers.of_array(x), jax.typeof(x)) if np.ndim(x) else (id(x), k) for k, x in enumerate(arrays)])
 
 
+def numbers_of_outputs(jaxpr: Any) -> list[int]:
+    """Return a number for each output of a jaxpr, such that those of one number are equal."""
+    numbers = _Numbers()
+    return numbers.outputs(jaxpr, [numbers.of(object()) for _ in jaxpr.in_avals])
+
+
 def has_twins(loop: registry.Body, operands: Sequence[Any]) -> bool:
     """Return whether a loop, whose operands are these variables, carries a buffer more than once."""
     numbers = _Numbers()
