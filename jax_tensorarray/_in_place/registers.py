@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_tensorarray import _compat
-from jax_tensorarray._in_place import explained
+from jax_tensorarray._in_place import explained, twins
 from jax_tensorarray._in_place.representations import Held
 from jax_tensorarray._in_place.rings import Ring, Rings, longer, spread
 from jax_tensorarray._in_place.rows import has_rows, is_update
@@ -34,17 +34,18 @@ class Registers(NamedTuple):
     jaxpr: Any
     predicate: Any  #: of a `while_loop`, which takes the starts, too
     axes: dict[int, int]  #: for each carry that is a register, the axis that its rows are along
-    shapes: dict[int, tuple[int, ...]]  #: of the starts
+    places: dict[int, int]  #: and the number of its start, which registers that move together share
+    shapes: list[tuple[int, ...]]  #: of the starts
 
     def start(self) -> list[Array]:
         """Return the starts before the first step."""
-        return [jnp.zeros(self.shapes[k], jnp.int32) for k in self.axes]
+        return [jnp.zeros(shape, jnp.int32) for shape in self.shapes]
 
     def end(self, carry: Sequence[Array]) -> list[Array]:
         """Return the carry with all rows in order."""
-        own, starts = list(carry[: len(carry) - len(self.axes)]), carry[len(carry) - len(self.axes) :]
-        for (k, axis), start in zip(self.axes.items(), starts, strict=True):
-            ring = Ring(own[k], start, axis)
+        own, starts = list(carry[: len(carry) - len(self.shapes)]), carry[len(carry) - len(self.shapes) :]
+        for k, axis in self.axes.items():
+            ring = Ring(own[k], starts[self.places[k]], axis)
             own[k] = ring.rows(0, ring.n)
         return own
 
@@ -61,19 +62,20 @@ def found_in(loop: Any, body: registry.Body, *, length: int | None = None, predi
     """
     axes = _candidates(body) if length is None or length >= LEAST_STEPS else {}
     shapes = dict.fromkeys(axes, () if predicate is None else predicate.out_avals[0].shape)
+    places = dict.fromkeys(axes, 0)
     say_why(loop, body)
     while axes:
-        tried = _RegisterTrial(body, axes, shapes)
+        tried = _RegisterTrial(body, axes, shapes, places)
         jaxpr = tried.body()
         new_predicate = None if predicate is None else tried.predicate(predicate)
         wider = {k: longer(shapes[k], tried.outs[k].start.shape) for k in axes if tried.is_register(k)}
         kept = {k: axes[k] for k, shape in wider.items() if tried.is_worth(k, len(shape))}
-        wider = {k: wider[k] for k in kept}
-        if kept == axes and wider == shapes:
+        wider, together = {k: wider[k] for k in kept}, tried.move_together(jaxpr)
+        if kept == axes and wider == shapes and together == tried.places:
             for k in axes:
                 explained.output(loop, body.jaxpr, k, "shift", "a ring buffer")
-            return Registers(jaxpr, new_predicate, axes, shapes)
-        axes, shapes = kept, wider
+            return Registers(tried.with_starts_once(jaxpr), new_predicate, axes, tried.places, tried.shapes)
+        axes, shapes, places = kept, wider, {k: together[k] for k in kept}
     return None
 
 
@@ -83,7 +85,7 @@ def say_why(loop: Any, body: registry.Body) -> None:
         return
     axes, length, predicate = _candidates(body, least=0), loop.params.get("length"), loop.params.get("cond_jaxpr")
     shape = () if predicate is None else predicate.out_avals[0].shape
-    tried = _RegisterTrial(body, axes, dict.fromkeys(axes, shape))
+    tried = _RegisterTrial(body, axes, dict.fromkeys(axes, shape), dict.fromkeys(axes, 0))
     tried.body()
     for k in (k for k in axes if tried.moves(k) and k in tried.evaluator.shifted):
         reason, facts = "", dict[str, Any]()
@@ -140,12 +142,41 @@ def _fits(line: Sequence[int], shape: Sequence[int], axis: int) -> bool:
 class _RegisterTrial:
     """A loop traced with rings as some of its carries."""
 
-    def __init__(self, loop: registry.Body, axes: dict[int, int], shapes: dict[int, tuple[int, ...]]) -> None:
+    def __init__(
+        self,
+        loop: registry.Body,
+        axes: dict[int, int],
+        shapes: dict[int, tuple[int, ...]],
+        places: dict[int, int],
+    ) -> None:
         self.closed, self.axes, self.evaluator = _compat.closed(loop.jaxpr), axes, Rings()
         self.consts, self.carry, self.xs = loop.split(list(self.closed.in_avals))
-        self.types = [jax.ShapeDtypeStruct(shapes[k], jnp.int32) for k in axes]
+        # Those of one place share a start if they have as many rows.
+        kinds = {k: (places[k], shapes[k], self.carry[k].shape[axis]) for k, axis in axes.items()}
+        known = list(dict.fromkeys(kinds.values()))
+        self.places, self.shapes = {k: known.index(kind) for k, kind in kinds.items()}, [kind[1] for kind in known]
+        self.types = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in self.shapes]
         self.starts: list[Array] = []
         self.outs: list[Held] = []
+
+    def move_together(self, jaxpr: Any) -> dict[int, int]:
+        """Return for each register the number of its start, after those that share one and move apart are parted."""
+        n = len(self.carry)
+        after = dict(zip(self.axes, twins.numbers_of_outputs(jaxpr)[n : n + len(self.axes)], strict=True))
+        kinds = {k: (self.places[k], after[k]) for k in self.axes}
+        known = list(dict.fromkeys(kinds.values()))
+        return {k: known.index(kind) for k, kind in kinds.items()}
+
+    def with_starts_once(self, jaxpr: Any) -> Any:
+        """Return a body that returns a start of each register as one that returns each start once."""
+        n = len(self.carry)
+        first = [list(self.places.values()).index(k) for k in range(len(self.shapes))]
+
+        def step(*args: Array) -> list[Array]:
+            outs = jaxprs.function(jaxpr)(*args)
+            return [*outs[:n], *(outs[n + k] for k in first), *outs[n + len(self.axes) :]]
+
+        return jaxpr if len(first) == len(self.axes) else jax.make_jaxpr(step)(*jaxpr.in_avals)
 
     def is_register(self, k: int) -> bool:
         """Return whether the rows of a carry move, and nobody needs most of them in order."""
@@ -163,8 +194,8 @@ class _RegisterTrial:
 
     def inputs(self, carry: Sequence[Array], starts: Sequence[Array]) -> list[Held]:
         inputs: list[Held] = list(map(Value.given, carry))
-        for (k, axis), start in zip(self.axes.items(), starts, strict=True):
-            inputs[k] = Ring(carry[k], start, axis, frozenset([k]))
+        for k, axis in self.axes.items():
+            inputs[k] = Ring(carry[k], starts[self.places[k]], axis, frozenset([k]))
         return inputs
 
     def body(self) -> Any:
@@ -178,7 +209,8 @@ class _RegisterTrial:
                 for k, x in enumerate(outs)
             ]
             after = []
-            for k, start in zip(self.axes, starts, strict=True):
+            for k in self.axes:
+                start = starts[self.places[k]]
                 new = outs[k].start if isinstance(outs[k], Ring) else start
                 after.append(spread(new, longer(new.shape, start.shape)))
             return [*arrays[: len(carry)], *after, *arrays[len(carry) :]]

@@ -166,7 +166,8 @@ class Repair:
                 return LOOPS[name](self, eqn, operands, added)
             if inner is not None:
                 return self.evaluate(inner, operands)
-            outs = registry.ENTRIES[name].rebuild(eqn, as_written(operands), _Repaired(self, eqn, added))
+            arrays = as_written(operands)
+            outs = registry.ENTRIES[name].rebuild(eqn, arrays, _Repaired(self, eqn, arrays, added))
             if outs is None:
                 return explained.skipped(self, eqn, "no-rule")
             return list(map(Value, outs))
@@ -196,16 +197,21 @@ class Repair:
 class _Repaired(registry.Change):
     """The jaxprs in an equation, repaired, and with `added` added to some of their results."""
 
-    def __init__(self, repair: Repair, eqn: Any, added: Mapping[int, Value]) -> None:
+    def __init__(self, repair: Repair, eqn: Any, operands: Sequence[Array], added: Mapping[int, Value]) -> None:
         # Without its mask, which JAX cannot always pass into the jaxprs of an equation.
         self.repair = repair if repair.active is None else repair.of_loop()
         self.places, self.after = list(added), as_written(list(added.values()))
-        self.is_whole = registry.entry_of(eqn).kind == "rules"
+        kind = registry.entry_of(eqn).kind
+        self.is_whole = kind == "rules"
+        own = operands[1 if kind == "branches" else 0 :]
+        # What a loop inside carries in several places begins equal, which only its caller sees.
+        self.firsts = list(range(len(own))) if kind == "divided" else twins.equal_operands(own)
 
     def body(self, jaxpr: Any, *args: Array) -> list[Array]:
         n = len(args) - len(self.places)
         added = dict(zip(self.places, map(Value, args[n:]), strict=True))
-        return self.repair.function(jaxpr, added, is_whole=self.is_whole)(*args[:n])
+        own = [args[k] for k in self.firsts] if n == len(self.firsts) else args[:n]
+        return self.repair.function(jaxpr, added, is_whole=self.is_whole)(*own)
 
     def policy(self, policy: Any) -> Any:
         """Keep rows that are read in addition to what the policy keeps: else a step keeps the buffers that it reads."""

@@ -109,11 +109,14 @@ class Evaluator:
         flat, tree = jax.tree.flatten(given[first:])
         # A value has one array in its place, and its other arrays after all operands.
         is_first = [k == 0 for x in given[first:] for k in range(len(jax.tree.leaves(x)))]
-        own, more = jaxprs.partition(flat, is_first)
+        own, rest = jaxprs.partition(flat, is_first)
+        distinct = {id(x): x for x in rest}  # values may share one
+        more = list(distinct.values())
 
         def run(jaxpr: Any, args: Sequence[Array]) -> list[Held]:
-            of_own, of_more = iter(args[: len(own)]), iter(args[len(own) :])
-            inputs = jax.tree.unflatten(tree, [next(of_own if flag else of_more) for flag in is_first])
+            of_own, inside = iter(args[: len(own)]), dict(zip(distinct, args[len(own) :], strict=True))
+            places = zip(is_first, flat, strict=True)
+            inputs = jax.tree.unflatten(tree, [next(of_own) if flag else inside[id(x)] for flag, x in places])
             inputs = [x if isinstance(x, self.enters) else self.known(x) for x in inputs]
             return self.evaluate(_compat.closed(jaxpr), inputs)
 
@@ -132,9 +135,9 @@ class Evaluator:
         results = entry.rebuild(eqn, [*given[:first], *own], _Entered(self, run, kinds, passed, more))
         if results is None:
             return None
-        rest, outs = iter(results), list[Held]()
+        made, outs = iter(results), list[Held]()
         for kind, of_kind in zip(kinds, passed, strict=True):
-            arrays = [next(rest) if k is None else [*own, *more][k] for k in of_kind]
+            arrays = [next(made) if k is None else [*own, *more][k] for k in of_kind]
             outs.append(self.known(*arrays) if kind is None else jax.tree.unflatten(jax.tree.structure(kind), arrays))
         return outs
 

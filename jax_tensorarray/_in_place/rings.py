@@ -14,11 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jax_tensorarray import _compat
 from jax_tensorarray._in_place import selects
 from jax_tensorarray._in_place.representations import Evaluator, Held, roots_of
 from jax_tensorarray._in_place.rows import as_int32, numbers_of, taken_by, with_numbers
 from jax_tensorarray._in_place.values import Value, as_written
-from jax_tensorarray._jaxprs import jaxprs
+from jax_tensorarray._in_place.views import ELEMENTWISE
+from jax_tensorarray._jaxprs import jaxprs, registry
 
 Array = Any
 
@@ -123,6 +125,16 @@ class _Line(NamedTuple):
         return _Line(tuple(found), self.axis)
 
 
+class _Reversed(NamedTuple):
+    """A register from its last row to its first one."""
+
+    of: Ring
+
+    @property
+    def axis(self) -> int:
+        return self.of.axis
+
+
 def longer(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
     """Return the shape of starts of which some are shared by examples."""
     return a if len(a) >= len(b) else b
@@ -136,7 +148,7 @@ def spread(x: Array, shape: Sequence[int]) -> Array:
 class Rings(Evaluator):
     """Evaluates a jaxpr some of whose values are registers, or lines of their rows. The others are `Value`s."""
 
-    held, enters = (Ring, _Line), Ring
+    held, enters = (Ring, _Line, _Reversed), Ring
 
     def __init__(self) -> None:
         super().__init__()
@@ -148,6 +160,13 @@ class Rings(Evaluator):
     def literal(self, v: Any) -> Value:
         return Value.of_literal(v)
 
+    def equation(self, eqn: Any, operands: list[Held]) -> list[Held]:
+        is_passed = eqn.primitive.name in ("rev", "scan") or registry.inlined(eqn) is not None
+        if not is_passed and any(isinstance(x, _Reversed) for x in operands):
+            self.eqn = eqn
+            operands = [Value(self.array(x)) if isinstance(x, _Reversed) else x for x in operands]
+        return super().equation(eqn, operands)
+
     def without_rule(self, eqn: Any, operands: list[Held]) -> list[Held]:
         results, name = None, eqn.primitive.name
         if name in _PREDICATES and all(isinstance(x, Value) for x in operands):
@@ -158,6 +177,8 @@ class Rings(Evaluator):
         """Return all rows, in order."""
         if isinstance(x, Value):
             return x.array
+        if isinstance(x, _Reversed):
+            return lax.rev(self.array(x.of), (x.axis,))
         line = _line(x)
         for piece in line.pieces:
             if isinstance(piece.of, Ring) and 2 * piece.length > piece.of.n:
@@ -175,7 +196,7 @@ class Rings(Evaluator):
 
     def common(self, outs: Sequence[Held]) -> Ring | None:
         rings = [x for x in outs if isinstance(x, Ring)]
-        if not rings or any(isinstance(x, _Line) for x in outs) or len({x.axis for x in rings}) > 1:
+        if not rings or any(isinstance(x, _Line | _Reversed) for x in outs) or len({x.axis for x in rings}) > 1:
             return None
         start = functools.reduce(lambda a, b: a if a.ndim >= b.ndim else b, (x.start for x in rings))
         return rings[0]._replace(start=start, roots=roots_of(rings))
@@ -185,6 +206,8 @@ class Rings(Evaluator):
         return kind._replace(array=ring.array, start=spread(ring.start, kind.start.shape))
 
     def slices(self, x: Held) -> Callable[[Array], Array] | None:
+        if isinstance(x, _Reversed) and x.axis == 0:
+            return lambda number: x.of.rows(x.of.n - 1 - number, 1)[0]
         return (lambda number: x.rows(number, 1)[0]) if isinstance(x, Ring) and x.axis == 0 else None
 
     def made(self, line: _Line) -> Held:
@@ -428,8 +451,55 @@ def _contents(self: Rings, eqn: Any, operands: list[Held]) -> list[Held] | None:
     return [of.at(jaxprs.bind(eqn, [of.array])[0])] if isinstance(of, Ring) else None
 
 
+def _reversed(self: Rings, eqn: Any, operands: list[Held]) -> list[Held] | None:
+    (of,) = operands
+    if tuple(eqn.params["dimensions"]) != (of.axis,) or isinstance(of, _Line):
+        return None
+    return [of.of if isinstance(of, _Reversed) else _Reversed(of)]
+
+
+def _elementwise(self: Rings, eqn: Any, operands: list[Held]) -> list[Held] | None:
+    """Compute with registers whose rows are at the same places, and with what is the same for all rows."""
+    rings = [x for x in operands if isinstance(x, Ring)]
+    if not rings or any(x.start is not rings[0].start or x.axis != rings[0].axis for x in rings):
+        return None
+    if not all(isinstance(x, Ring) or (isinstance(x, Value) and _is_same_for_rows(x, rings[0].axis)) for x in operands):
+        return None
+    return [_made_of(rings, jaxprs.bind(eqn, _contents_of(operands))[0], rings[0].axis)]
+
+
+def _is_same_for_rows(x: Value, axis: int) -> bool:
+    if not x.shape:
+        return True
+    maker = _compat.maker_of(x.array)
+    if maker is None or maker.primitive.name != "broadcast_in_dim":
+        return False
+    dims, shape = maker.params["broadcast_dimensions"], np.shape(_compat.operands_of(maker)[0])
+    return axis not in dims or shape[dims.index(axis)] == 1
+
+
+def _reduced(self: Rings, eqn: Any, operands: list[Held]) -> list[Held] | None:
+    """Reduce each row."""
+    (of,), axes = operands, eqn.params["axes"]
+    if not isinstance(of, Ring) or any(k == of.axis or k < of.start.ndim for k in axes):
+        return None
+    return [_made_of(operands, jaxprs.bind(eqn, [of.array])[0], of.axis - sum(k < of.axis for k in axes))]
+
+
+def _contents_of(operands: Sequence[Held]) -> list[Array]:
+    return [x.array if isinstance(x, Ring) else as_written([x])[0] for x in operands]
+
+
+def _made_of(rings: Sequence[Ring], array: Array, axis: int) -> Ring:
+    """Return a register whose rows are made of those of others, which are at the same places."""
+    return Ring(array, rings[0].start, axis, roots_of(rings))
+
+
 _PREDICATES = ("broadcast_in_dim", "reshape", "and", "or", "not", "xor", "eq", "ne", "convert_element_type")
 Rings.rules = {
+    **dict.fromkeys(ELEMENTWISE, _elementwise),
+    **{f"reduce_{kind}": _reduced for kind in ("sum", "prod", "max", "min", "and", "or")},
+    "rev": _reversed,
     "concatenate": _joined,
     "slice": _slice,
     "dynamic_slice": _dynamic_slice,

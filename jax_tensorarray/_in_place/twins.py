@@ -41,6 +41,18 @@ def carried_once(loop: registry.Body, inputs: Sequence[Value]) -> tuple[registry
     return loop._replace(jaxpr=jaxpr, num_carry=len(kept)), [kept.index(k) for k in places]
 
 
+def equal_operands(arrays: Sequence[Array]) -> list[int]:
+    """Return for each operand of an equation the place of the first one that equals it."""
+    numbers = _Numbers()
+    return _firsts([(numbers.of_array(x), jax.typeof(x)) if np.ndim(x) else (id(x), k) for k, x in enumerate(arrays)])
+
+
+def numbers_of_outputs(jaxpr: Any) -> list[int]:
+    """Return a number for each output of a jaxpr, such that those of one number are equal."""
+    numbers = _Numbers()
+    return numbers.outputs(jaxpr, [numbers.of(object()) for _ in jaxpr.in_avals])
+
+
 def has_twins(loop: registry.Body, operands: Sequence[Any]) -> bool:
     """Return whether a loop, whose operands are these variables, carries a buffer more than once."""
     numbers = _Numbers()
@@ -87,6 +99,8 @@ class _Numbers:
 
     def of_array(self, x: Any) -> int:
         maker = _compat.maker_of(x)
+        if maker is not None and maker.primitive.name == "copy":
+            return self.of_array(*_compat.operands_of(maker))
         if maker is not None and maker.primitive.name in _FILLS:
             return self._made(maker, [self.of_array(y) for y in _compat.operands_of(maker)], jax.typeof(x))
         if isinstance(x, jax.Array) or np.ndim(x):
@@ -110,6 +124,8 @@ class _Numbers:
             return [self.of("one of", index, *cases) for cases in each]
         if eqn.primitive.name in ("scan", "while"):
             return self._of_loop(bodies[0], bodies[0].inputs(operands, -1))
+        if eqn.primitive.name == "copy":
+            return list(operands)
         if eqn.effects or eqn.primitive.name == "rng_uniform":
             return [self.of(object()) for _ in eqn.outvars]
         return [self._made(eqn, operands, v.aval, k) for k, v in enumerate(eqn.outvars)]

@@ -27,7 +27,7 @@ Array = Any
 
 #: Elementwise operations that cost no more than reading the row again.
 _CHEAP = frozenset(["abs", "add", "convert_element_type", "max", "min", "mul", "neg", "select_n", "sub"])
-_ELEMENTWISE = _CHEAP.union(
+ELEMENTWISE = _CHEAP.union(
     ["and", "cos", "div", "eq", "erf", "exp", "exp2", "expm1", "ge", "gt", "integer_pow", "le", "log", "log1p"],
     ["logistic", "lt", "ne", "not", "or", "pow", "rsqrt", "sign", "sin", "sqrt", "square", "tan", "tanh"],
 )
@@ -45,7 +45,7 @@ def viewed(jaxpr: Any) -> set[Any]:
         elif (inner := registry.inlined(eqn)) is not None:
             of_inner = viewed(inner)
             among = [v for v, own in zip(eqn.invars, _compat.opened(inner).invars, strict=True) if own in of_inner]
-        elif name in _ELEMENTWISE | _LAYOUT and eqn.outvars[0] in found:
+        elif name in ELEMENTWISE | _LAYOUT and eqn.outvars[0] in found:
             among = eqn.invars
         else:
             continue
@@ -58,7 +58,7 @@ def view(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     name, of = eqn.primitive.name, eqn.outvars[0].aval
     if not rows.has_rows(of) or not (name == "broadcast_in_dim" or any(x.shape for x in operands)):
         return None
-    if name in _ELEMENTWISE and all(_fits(x.shape, of.shape) for x in operands):
+    if name in ELEMENTWISE and all(_fits(x.shape, of.shape) for x in operands):
         return [_view(eqn, operands)]
     return [_view(eqn, operands)] if name in _LAYOUT and len(operands) == 1 else None
 

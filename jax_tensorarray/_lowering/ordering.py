@@ -109,8 +109,23 @@ class _Block:
         """Replace one of our calls by the same call with more operands."""
         op = self.operations[k]
         del self.identity[op]
+        users = self._taken_out({operation(use.owner) for result in op.results for use in result.uses})
         self.operations[k] = _with_operands(op, extra)
-        self.identity[self.operations[k]] = k
+        self.identity.update([(self.operations[k], k), *users])
+
+    def fence(self, k: int, value: Value, readers: Sequence[Value]) -> None:
+        """Give an operation the value by way of a fence."""
+        op = self.operations[k]
+        own = self._taken_out({op})
+        _fence(op, value, readers)
+        self.identity.update(own)
+
+    def _taken_out(self, ops: set[Operation]) -> list[tuple[Operation, int]]:
+        """Take operations out of `identity` that are to have other operands, and return them with their numbers.
+
+        MLIR makes the hash of an operation of its operands.
+        """
+        return [(op, self.identity.pop(op)) for op in ops if op in self.identity]
 
 
 def _order_block(mlir_block: ir.Block, ownership: Ownership, sinks: bool) -> None:
@@ -149,6 +164,7 @@ def _order_block(mlir_block: ir.Block, ownership: Ownership, sinks: bool) -> Non
     for owner, values in sorted(pending.items(), key=lambda item: -block.rank[item[0]]):
         for value, readers in values:
             known = block.ancestors(owner, min(block.rank[k] for k in readers))
+            known = set() if _is_read_before_it_leaves(block, owner) else known
             limit = num_bytes(value) / 2
             results = _small_results([block.operations[k] for k in readers if k not in known], limit)
             # What a read of ours gives passes a barrier of its own.
@@ -159,13 +175,27 @@ def _order_block(mlir_block: ir.Block, ownership: Ownership, sinks: bool) -> Non
             if target(op) in UPDATING and op.operands[0] == value:
                 block.add_operands(owner, results)
             else:
-                _fence(op, value, results)
+                block.fence(owner, value, results)
 
     for op in block.operations:
         if op.name == "stablehlo.while":
             for k in ownership.invariants(op):
                 if (_is_splat(op.operands[k]) or (sinks and _is_computed(op.operands[k]))) and ownership.holds(op, k):
                     _fence(op, op.operands[k], [])
+
+
+def _is_read_before_it_leaves(block: _Block, owner: int) -> bool:
+    """Return whether a branch returns what an operation makes of a buffer, and reads it, too.
+
+    Then XLA copies, even if the operation is made of all that is read of the buffer before: only a barrier helps.
+    """
+    if operation(block.block.owner).name != "stablehlo.case":
+        return False
+    end = len(block.operations) - 1
+    users = [
+        {block.number_of(operation(use.owner)) for use in result.uses} for result in block.operations[owner].results
+    ]
+    return any(end in found and len(found) > 1 for found in users)
 
 
 def _sink(block: _Block, owner: int, reader: int, owning: dict[Value, set[int]], ownership: Ownership) -> bool:
