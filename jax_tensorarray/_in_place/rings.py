@@ -176,7 +176,8 @@ class Evaluator:
             if name not in ("rev", "scan"):
                 operands = [Value(self.array(x)) if isinstance(x, _Reversed) else x for x in operands]
             rule = _inner if registry.entry_of(eqn).kind in ("branches", "checkpoint") else RULES.get(name)
-            results = None if rule is None else rule(self, eqn, operands)
+            takes_rows = rule is not None and any(not isinstance(x, Value) for x in operands)
+            results = rule(self, eqn, operands) if rule is not None and takes_rows else None
             if results is not None:
                 return results
         arrays = self.written(operands)
