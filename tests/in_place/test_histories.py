@@ -1,4 +1,4 @@
-"""The histories of L-BFGS, as libraries keep them: one row is written, and all are read, row by row, in the same step."""
+"""The histories of L-BFGS, as libraries keep them: in one step a row is written, and all are read, one by one."""
 
 import functools
 import random
