@@ -24,14 +24,16 @@ from jax_tensorarray._lowering.mlir import Operation, Value, blocks, nested_oper
 from jax_tensorarray._lowering.ownership import Ownership
 
 
-def order_readers(functions: dict[str, Operation], ownership: Ownership, *, sinks: bool = False) -> None:
+def order_readers(
+    functions: dict[str, Operation], ownership: Ownership, *, sinks: bool = False, barriers_hold: bool = True
+) -> None:
     """Put the readers of every value before its last owner, in all blocks.
 
     `sinks` says that XLA computes anew inside of a loop what is larger than what it is made of, as it does for a TPU.
     """
     for function in functions.values():
         for block in list(blocks(function)):
-            _order_block(block, ownership, sinks)
+            _order_block(block, ownership, sinks, barriers_hold)
 
 
 # --- ordering one block ----------------------------------------------------------------------------------------
@@ -128,7 +130,7 @@ class _Block:
         return [(op, self.identity.pop(op)) for op in ops if op in self.identity]
 
 
-def _order_block(mlir_block: ir.Block, ownership: Ownership, sinks: bool) -> None:
+def _order_block(mlir_block: ir.Block, ownership: Ownership, sinks: bool, barriers_hold: bool) -> None:
     block = _Block(mlir_block)
     users: dict[Value, set[int]] = {}
     owning: dict[Value, set[int]] = {}
@@ -164,7 +166,8 @@ def _order_block(mlir_block: ir.Block, ownership: Ownership, sinks: bool) -> Non
     for owner, values in sorted(pending.items(), key=lambda item: -block.rank[item[0]]):
         for value, readers in values:
             known = block.ancestors(owner, min(block.rank[k] for k in readers))
-            known = set() if _is_read_before_it_leaves(block, owner) else known
+            if barriers_hold and num_bytes(value) >= _LEAST_BYTES and _is_read_before_it_leaves(block, owner):
+                known = set()
             limit = num_bytes(value) / 2
             results = _small_results([block.operations[k] for k in readers if k not in known], limit)
             # What a read of ours gives passes a barrier of its own.
@@ -187,15 +190,14 @@ def _order_block(mlir_block: ir.Block, ownership: Ownership, sinks: bool) -> Non
 def _is_read_before_it_leaves(block: _Block, owner: int) -> bool:
     """Return whether a branch returns what an operation makes of a buffer, and reads it, too.
 
-    Then XLA copies, even if the operation is made of all that is read of the buffer before: only a barrier helps.
+    Then XLA copies the buffer twice, even if the operation is made of all that is read before: a barrier prevents it.
     """
     if operation(block.block.owner).name != "stablehlo.case":
         return False
     end = len(block.operations) - 1
-    users = [
-        {block.number_of(operation(use.owner)) for use in result.uses} for result in block.operations[owner].results
-    ]
-    return any(end in found and len(found) > 1 for found in users)
+    users = [[operation(use.owner) for use in result.uses] for result in block.operations[owner].results]
+    found = [{block.number_of(op) for op in ops} for ops in users]
+    return any(end in numbers and len(numbers) > 1 for numbers in found)
 
 
 def _sink(block: _Block, owner: int, reader: int, owning: dict[Value, set[int]], ownership: Ownership) -> bool:

@@ -90,7 +90,9 @@ PASSES = (
         lambda m: m.is_known and not m.calls_nothing,
     ),
     Pass(lambda m: split_updating_branches(m.functions, m.ownership)),
-    Pass(lambda m: order_readers(m.functions, m.ownership, sinks=m.calls_nothing)),
+    Pass(
+        lambda m: order_readers(m.functions, m.ownership, sinks=m.calls_nothing, barriers_hold=not m.needs_opaque_zero)
+    ),
     Pass(lambda m: use_slices(m.functions, platform=m.platform, divided=m.divided)),
     Pass(lambda m: _unmark(m.functions), lambda m: m.needs_opaque_zero),
     Pass(lambda m: _pin_to_loops(m.functions)),

@@ -1,0 +1,267 @@
+"""The histories of L-BFGS, as libraries keep them: in one step a row is written, and all are read, one by one."""
+
+import functools
+import random
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from in_place import assert_no_whole_buffer_copy, compiled
+from jax import lax
+
+from jax_tensorarray import in_place
+from jax_tensorarray._compat import barriers_hold
+from jax_tensorarray._hlo import text as hlo_text
+from jax_tensorarray.inspect import loop_copies
+
+ROWS, SIZE, STEPS = 48, 8, 12
+X = np.linspace(-1, 1, SIZE)
+
+
+def gradient(x):
+    return x + 0.1 * jnp.sin(3 * x)
+
+
+def direction(s, y, of_rows, q, places):
+    """The recursion of two loops, which reads the rows at these places."""
+
+    def down(r, i):
+        a = of_rows[i] * jnp.vdot(s[i], r)
+        return r - a * y[i], a
+
+    def up(r, xs):
+        i, a = xs
+        return r + (a - of_rows[i] * jnp.vdot(y[i], r)) * s[i], None
+
+    r, a = lax.scan(down, q, places, reverse=True)
+    return lax.scan(up, r, (places, a))[0]
+
+
+def differences(x, q):
+    new = x - 0.3 * q
+    s, y = new - x, gradient(new) - gradient(x)
+    return new, s, y, 1 / (1 + jnp.vdot(s, y))
+
+
+def places_from(i):
+    return (i + jnp.arange(ROWS)) % ROWS
+
+
+def in_a_branch(x):
+    """As jaxopt has it: the step is a branch, and reads a row behind the write."""
+
+    def step(i, s, y, of_rows, x, scale):
+        new, ds, dy, r = differences(x, direction(s, y, of_rows, scale * gradient(x), places_from(i)))
+        k = i % ROWS
+        s, y, of_rows = s.at[k].set(ds), y.at[k].set(dy), of_rows.at[k].set(r)
+        return s, y, of_rows, new, (1 + jnp.vdot(y[k], s[k])) / (1 + jnp.vdot(y[k], y[k]))
+
+    def body(c, i):
+        return lax.cond(c[-1][0] < 9.0, lambda: step(i, *c[:-1], c[-1][0]), lambda: (*c[:-1], c[-1][0])), None
+
+    def flat(c, i):
+        out, _ = body((*c[:-1], c[-1][None]), i)
+        return out, None
+
+    rows = jnp.zeros((ROWS, SIZE))
+    return lax.scan(flat, (rows, rows + 0 * x, jnp.zeros(ROWS), x, jnp.ones(())), jnp.arange(STEPS))[0][3:]
+
+
+def twice_in_the_carry(x):
+    """As optimistix has it: written in a branch of a branch, carried twice, and passed into a call."""
+
+    def step(c, i):
+        (s, y, of_rows, k), kept, x, q = c
+        new, ds, dy, r = differences(x, q)
+
+        def write():
+            at = k % ROWS
+            written = s.at[at].set(ds), y.at[at].set(dy), of_rows.at[at].set(r), k + 1
+            return written, written
+
+        def accepted():
+            both = lax.cond(jnp.vdot(ds, dy) > 1e-9, write, lambda: ((s, y, of_rows, k), kept))
+            (s1, y1, r1, k1), _ = both
+            return *both, new, direction(s1, y1, r1, gradient(new), places_from(k1))
+
+        return lax.cond(i % 5 != 4, accepted, lambda: (c[0], kept, x, 0.5 * q)), None
+
+    @jax.custom_vjp
+    def run(first, other, x):
+        return lax.scan(step, (first, other, x, gradient(x)), jnp.arange(STEPS))[0][2:]
+
+    def forward(*args):
+        return jax.vjp(lambda *args: lax.scan(step, (*args, gradient(args[-1])), jnp.arange(STEPS))[0][2:], *args)
+
+    run.defvjp(forward, lambda pull, ct: pull(ct))
+
+    def zeros():
+        return jnp.zeros((ROWS, SIZE)), jnp.zeros((ROWS, SIZE)), jnp.zeros(ROWS), jnp.int32(0)
+
+    return run(zeros(), zeros(), x)
+
+
+def moved_by_a_row(x):
+    """As TensorFlow Probability has it: all rows move, behind a `where`, and scans have them as `xs`."""
+
+    def push(rows, should, new):
+        return jnp.where(should, jnp.concatenate([rows[1:], new[None]]), rows)
+
+    def step(c, i):
+        s, y, x = c
+
+        def recursion():
+            of_rows = jnp.sum(y * s, axis=-1)
+
+            def down(r, xs):
+                s, y, v = xs
+                a = jnp.vdot(s, r) / (1 + v)
+                return r - a * y, a
+
+            def up(r, xs):
+                a, s, y, v = xs
+                return r + (a - jnp.vdot(y, r) / (1 + v)) * s, None
+
+            flipped = jax.tree.map(lambda x: lax.rev(x, (0,)), (s, y, of_rows))
+            r, a = lax.scan(down, gradient(x), flipped)
+            r = r * (1 + of_rows[-1]) / (1 + jnp.vdot(y[-1], y[-1]))
+            return lax.scan(up, r, (lax.rev(a, (0,)), s, y, of_rows))[0]
+
+        new, ds, dy, _ = differences(x, lax.cond(i > 0, recursion, lambda: gradient(x)))
+        should = jnp.vdot(ds, dy) > 1e-9
+        return (push(s, should, ds), push(y, should, dy), new), None
+
+    return lax.scan(step, (jnp.zeros((ROWS, SIZE)), jnp.zeros((ROWS, SIZE)), x), jnp.arange(STEPS))[0]
+
+
+PROGRAMS = {f.__name__: f for f in (in_a_branch, twice_in_the_carry, moved_by_a_row)}
+
+
+def total(f):
+    return lambda x: sum(jnp.sum(jnp.sin(y)) for y in jax.tree.leaves(f(x)))
+
+
+ORDERS = {
+    "forward": (lambda f: f, in_place),
+    "batched": (jax.vmap, lambda f: jax.vmap(in_place(f))),
+    "of a batch": (jax.vmap, lambda f: in_place(jax.vmap(f))),
+    "gradient of": (lambda f: jax.grad(total(f)), lambda f: jax.grad(in_place(total(f)))),
+    "of a gradient": (lambda f: jax.grad(total(f)), lambda f: in_place(jax.grad(total(f)))),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_history_is_what_it_was(name, order):
+    plain, ours = (compiled(change(PROGRAMS[name]), *_args(order)) for change in ORDERS[order])
+    (x,) = _args(order)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-12), ours(x), plain(x))
+
+
+def _args(order):
+    return (np.stack([X, 0.5 * X, -X]) if "batch" in order else X,)
+
+
+@pytest.mark.skipif(not barriers_hold("cpu"), reason="XLA drops barriers")
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_history_is_not_copied(name):
+    assert_no_whole_buffer_copy(compiled(in_place(PROGRAMS[name]), X), np.ones((ROWS, SIZE)))
+
+
+@pytest.mark.skipif(not barriers_hold("cpu"), reason="XLA drops barriers")
+@pytest.mark.parametrize("order", ["gradient of", "of a gradient"])
+def test_the_gradient_of_a_step_in_a_branch_copies_none(order):
+    as_is, repaired = (loop_copies(change(in_a_branch), X, min_bytes=ROWS * SIZE * 8) for change in ORDERS[order])
+    assert (len(as_is), len(repaired)) == (8, 0)
+
+
+def copies(program):
+    return len(hlo_text.copies_in_loops(program.as_text(), ROWS * SIZE * 8))
+
+
+# --- at random -------------------------------------------------------------------------------------------------
+
+READS = (
+    "lax.scan(lambda r, i: (jnp.sin(r + {b}[i]), None), x, jnp.arange(ROWS))[0]",
+    "lax.fori_loop(0, ROWS, lambda i, r: jnp.tanh(r + {b}[ROWS - 1 - i]), x)",
+    "jnp.tanh(x + jnp.sum({b}, 0))",
+    "jnp.tanh(({b} @ x)[:SIZE] + x)",
+    "jnp.sin(x + {b}[{k}])",
+)
+PLACES = ("i % ROWS", "(i + 1) % ROWS", "(i * i) % ROWS", "3")
+
+
+def random_step(choose):
+    """The text of a step of a branch, which reads and writes a buffer in any order."""
+    lines = ["def step(i, b, x):"]
+    for _ in range(choose.randint(2, 5)):
+        if choose.random() < 0.6:
+            lines.append(f"x = {choose.choice(READS).format(b='b', k=choose.choice(PLACES))}")
+        else:
+            write = f"b.at[{choose.choice(PLACES)}].{choose.choice(['set', 'add'])}(x)"
+            lines.append(f"b = {choose.choice([write, write, f'lax.cond(x[0] > 0, lambda: {write}, lambda: b)'])}")
+    return "\n    ".join([*lines, "return b, x"])
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_a_random_branch(seed):
+    choose, names = random.Random(seed), {"jnp": jnp, "lax": lax, "ROWS": ROWS, "SIZE": SIZE}
+    text = random_step(choose)
+    exec(text, names)
+    others = [lambda i, b, x: (b, 0.5 * x), *([] if choose.random() < 0.6 else [names["step"]])]
+
+    def f(b, x):
+        def body(c, i):
+            return lax.switch(i % (1 + len(others)), [names["step"], *others], i, *c), None
+
+        return lax.scan(body, (b, x), jnp.arange(STEPS))[0]
+
+    args = np.random.default_rng(seed).standard_normal((ROWS, SIZE)), X
+    plain, ours = compiled(f, *args), compiled(in_place(f), *args)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-13), ours(*args), plain(*args))
+    assert copies(ours) <= copies(plain), text
+    assert copies(ours) == 0 or not barriers_hold("cpu"), text
+
+
+#: How the rows of two registers move, and what is computed of them.
+MOVES = ("jnp.concatenate([{b}[1:], {x}[None]])", "jnp.roll({b}, 1, 0).at[0].set({x})", "jnp.roll({b}, 2, 0)")
+VALUES = (
+    "jnp.sum({b}, -1)",
+    "jnp.max({b} * x, -1)",
+    "jnp.sum({b} * {c}, axis=1)",
+    "jnp.where(x[0] > 0, {b}, 2 * {c}).prod(1)",
+    "jnp.sum(lax.rev({b}, (0,)) - {c}, -1)",
+    "jnp.cumsum({b}[:, 0])",
+    "lax.rev(jnp.exp(-jnp.sum({b} * {b}, 1)), (0,))",
+)
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_what_is_computed_of_registers(seed):
+    choose = random.Random(seed)
+    values = [choose.choice(VALUES).format(b=choose.choice("ab"), c=choose.choice("ab")) for _ in range(2)]
+    moves = [choose.choice(MOVES)] * 2 if choose.random() < 0.7 else choose.choices(MOVES, k=2)
+    when = choose.choice(["True", "x[1] < 0.3"])
+    lines = [
+        f"u, v = {values[0]}, {values[1]}",
+        "r = lax.scan(lambda r, xs: (jnp.tanh(r + xs[0] + xs[1]), None), x, (lax.rev(a, (0,)), u))[0]",
+        f"r = lax.cond(x[0] > 0.1, lambda: r, lambda: 0.5 * r + v[-2] + ({values[0]})[i])",
+        f"a = jnp.where({when}, {moves[0].format(b='a', x='r')}, a)",
+        f"b = jnp.where({when}, {moves[1].format(b='b', x='jnp.sin(r)')}, b)",
+        "return (a, b, jnp.cos(r)), v[1]",
+    ]
+    text = "\n    ".join(["def step(c, i):", "a, b, x = c", *lines])
+    names = {"jnp": jnp, "lax": lax}
+    exec(text, names)
+
+    def f(a, x):
+        return lax.scan(names["step"], (a, 2 * a, x), jnp.arange(STEPS))
+
+    a = 0.1 * np.random.default_rng(seed).standard_normal((ROWS, SIZE))
+    plain, ours = compiled(f, a, X), compiled(in_place(f), a, X)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-13), ours(a, X), plain(a, X))
+    assert copies(ours) <= copies(plain), text
+    if seed % 4 == 0:
+        ours, plain = (jax.jit(jax.grad(lambda a, x, g=g: total(lambda x: g(a, x))(x))) for g in (in_place(f), f))
+        np.testing.assert_allclose(ours(a, X), plain(a, X), rtol=1e-8, atol=1e-12)
