@@ -120,7 +120,9 @@ def traceable_lowerings(primitive: Primitive) -> dict[str, Traceable | None]:
     besides those for derivatives, batches and lowering. Where JAX keeps these rules, and a rule its function, is
     private. Without it `in_place` does not look into primitives of other libraries.
     """
-    private = private_names("interpreters.mlir", "_lowerings", "_platform_specific_lowerings", "_uncacheable_primitives")
+    private = private_names(
+        "interpreters.mlir", "_lowerings", "_platform_specific_lowerings", "_uncacheable_primitives"
+    )
     if private is None or type(primitive) is not Primitive:
         return {}
     common, of_platforms, uncacheable = private

@@ -182,7 +182,9 @@ class Repair:
                 return explained.skipped(self, eqn, "no-rule")
             return list(map(Value, outs))
         if self._finds_in_lowering(eqn):
-            return list(map(Value, foreign.rebuild(eqn, as_written(operands), _Lowered(self, eqn, {}))))
+            outs = foreign.rebuild(eqn, as_written(operands), _Lowered(self, eqn, {}))
+            explained.done(eqn)
+            return list(map(Value, outs))
         explained.asked(eqn)
         if not self.in_loop or jaxprs.has_symbolic_shapes(eqn):
             return explained.left("symbolic-shape" if self.in_loop else "not-in-a-loop")

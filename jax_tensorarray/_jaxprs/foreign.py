@@ -155,7 +155,7 @@ def _jvp(original: Primitive, primals: Sequence[Array], tangents: Sequence[Any],
     zeros: list[Any] = []
 
     def derivative(primals: Sequence[Array], dots: Sequence[Array]) -> Any:
-        outs, found = rule(primals, merge(dots, nonzero, tangents), **own)
+        outs, found = rule(tuple(primals), tuple(merge(dots, nonzero, tangents)), **own)
         found = _all(original, found)
         zeros[:] = [t if _is_zero(t) else None for t in found]
         return _all(original, outs), [t for t in found if not _is_zero(t)]
@@ -173,9 +173,7 @@ def _transpose(original: Primitive, cts: Any, *operands: Any, **params: Any) -> 
 
     def transposed(some: Sequence[Array], some_operands: Sequence[Array]) -> list[Array]:
         every = merge(some, given, cts)
-        found = rule(
-            every if original.multiple_results else every[0], *merge(some_operands, known, operands), **own
-        )
+        found = rule(every if original.multiple_results else every[0], *merge(some_operands, known, operands), **own)
         others[:] = [ct if ct is None or _is_zero(ct) else _MADE for ct in found]
         return [ct for ct in found if not (ct is None or _is_zero(ct))]
 
