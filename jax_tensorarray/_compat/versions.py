@@ -108,7 +108,7 @@ class Traceable(NamedTuple):
     fun: Callable[..., Any]
     multiple_results: bool
 
-    def __call__(self, *args: Any, **params: Any) -> list[Any]:
+    def traced(self, *args: Any, **params: Any) -> list[Any]:
         outs = self.fun(*args, **params)
         return list(outs) if self.multiple_results else [outs]
 
@@ -133,15 +133,15 @@ def traceable_lowerings(primitive: Primitive) -> dict[str, Traceable | None]:
 
 
 def _traced_by(entry: Any) -> Traceable | None:
-    rule = getattr(entry, "rule", None)
-    code = getattr(rule, "__code__", None)
-    if code is None or code is not getattr(_made_by_lower_fun, "__code__", None):
+    rule: Any = getattr(entry, "rule", None)
+    code: Any = getattr(rule, "__code__", None)
+    if rule is None or code is None or code is not getattr(_made_by_lower_fun, "__code__", None):
         return None
     held = dict(zip(code.co_freevars, (cell.cell_contents for cell in rule.__closure__), strict=True))
     return Traceable(**held) if held.keys() == set(Traceable._fields) else None
 
 
-_made_by_lower_fun = mlir.lower_fun(lambda: ())
+_made_by_lower_fun: Any = mlir.lower_fun(lambda: ())
 
 #: The tables of rules that few primitives have.
 _further_rules = [

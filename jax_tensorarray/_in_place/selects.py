@@ -109,7 +109,7 @@ def _of_whole_examples(predicate: Predicate, no: Value, yes: Value) -> Value | N
 
 
 def _is_made(x: Value) -> bool:
-    """Return whether a value is in memory, as a loop has carried it or rows of it have been written, and not in a carry.
+    """Return whether a value is in memory, but in no carry: a loop has carried it, or rows of it have been written.
 
     Zeros of integers count as well: none of them is a part of a sum of cotangents.
     """

@@ -70,7 +70,7 @@ def _jaxpr(primitive: Primitive, function: _compat.Traceable, types: tuple[Any, 
 def _traced(primitive: Primitive, function: _compat.Traceable, types: Any, params: Any) -> Any:
     """Return the closed jaxpr of a function, None if it cannot be traced here: then JAX says why, or lowers it."""
     try:
-        return jax.make_jaxpr(functools.partial(function, **dict(params)))(*types)
+        return jax.make_jaxpr(functools.partial(function.traced, **dict(params)))(*types)
     except Exception:
         return None
 

@@ -7,6 +7,8 @@ or the loop, branch or call inside which that happens), the readers' results bec
 ignores them, so that reading comes first by data dependence. An owner that is not one of our calls gets a fence in
 front: an in-place identity that takes those operands instead. A reader that follows its owner in the program text
 but does not depend on it is moved in front of it. If what it is made of may not move, the owner is moved behind it.
+
+What XLA would fuse with a reader of a whole buffer reads that buffer as well, so the owner waits for all of it.
 """
 
 from collections.abc import Sequence
@@ -247,8 +249,10 @@ def _is_fused(op: Operation, functions: dict[str, Operation]) -> bool:
 
 #: Operations without a region that XLA repeats in no fusion.
 _MADE_ALONE = frozenset(
-    ("cholesky", "convolution", "custom_call", "dot_general", "dynamic_update_slice", "fft", "optimization_barrier")
-    + ("rng", "rng_bit_generator", "triangular_solve")
+    (
+        *("cholesky", "convolution", "custom_call", "dot_general", "dynamic_update_slice", "fft"),
+        *("optimization_barrier", "rng", "rng_bit_generator", "triangular_solve"),
+    )
 )
 
 
