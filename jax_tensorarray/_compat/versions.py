@@ -11,7 +11,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any, NamedTuple
 
 import jax
@@ -133,11 +133,11 @@ def traceable_lowerings(primitive: Primitive) -> dict[str, Traceable | None]:
 
 
 def _traced_by(entry: Any) -> Traceable | None:
-    rule: Any = getattr(entry, "rule", None)
-    code: Any = getattr(rule, "__code__", None)
-    if rule is None or code is None or code is not getattr(_made_by_lower_fun, "__code__", None):
+    rule = getattr(entry, "rule", None)
+    if not isinstance(rule, FunctionType) or rule.__code__ is not getattr(_made_by_lower_fun, "__code__", None):
         return None
-    held = dict(zip(code.co_freevars, (cell.cell_contents for cell in rule.__closure__), strict=True))
+    cells = (cell.cell_contents for cell in rule.__closure__ or ())
+    held = dict(zip(rule.__code__.co_freevars, cells, strict=True))
     return Traceable(**held) if held.keys() == set(Traceable._fields) else None
 
 
