@@ -186,8 +186,8 @@ def ott_sinkhorn(n: int) -> Any:
     gradient=True,
     note="""`_swap_rows` writes one row and then the other, while the first version is still read. To read both and
 write both, `arr.at[jnp.stack([i, j])].set(arr[jnp.stack([j, i])])`, took 24 ms in place of 46 ms at rank 400, as
-`in_place` does. The gradient is another matter: each step computes with all of the factor (`L @ L[i]`), so JAX keeps
-all of it for each.""",
+`in_place` does. In the gradient the cotangent of all of the factor is made in each step (that of `L @ L[i]`),
+which nothing can spare; `in_place` copies nothing beside it, and keeps rows where JAX keeps all of the factor.""",
 )
 def matfree_cholesky(n: int) -> Any:
     from matfree import low_rank
@@ -235,7 +235,8 @@ def matfree_lanczos(n: int) -> Any:
     50,
     200,
     gradient=True,
-    note="""Every step multiplies by all vectors so far, and JAX keeps all of them for each. The library's
+    note="""Every step multiplies by all vectors so far, and JAX keeps all of them for each; `in_place` keeps rows.
+The cotangent of that product is of all vectors in each step, and one copy is left beside it. The library's
 `custom_vjp`, its default, is the cure; it is off here.""",
 )
 def matfree_arnoldi(n: int) -> Any:
@@ -763,10 +764,9 @@ def _fitted(model: Any, n: int) -> Any:
     32,
     128,
     gradient=True,
-    note="""The recursions are within a primitive of the library's own, which is lowered by `mlir.lower_fun`: `in_place`
-sees the primitive only. The function inside, `otf_recursions.inverse_latitudinal_step_jax`, took 7.5 ms under
-`in_place` in place of 9.1 ms as it is, with one copy left of seven; `forward_latitudinal_step_jax` 7.2 ms in place of
-9.0 ms, with none left of six.""",
+    note="""The recursions are within a primitive of the library's own, which is lowered by `mlir.lower_fun`. `in_place`
+looks into it, and keeps the library's rules for derivatives. What is left of the inverse is the recursion itself: it
+computes all of `dl_entry` in each step, by a `where`, and then writes one column of it.""",
 )
 def s2fft_inverse(n: int) -> Any:
     from s2fft.transforms import spherical
@@ -824,8 +824,9 @@ def _queue(n: int, is_full: bool) -> Any:
     "steps",
     10,
     40,
-    note="""Blocks are mined and placed by one function after the other, each of which reads the map and writes it. Four
-of ten copies are left; why has not been looked into.""",
+    note="""A world is made anew in every step, of which `where` selects. The places where mobs may appear are computed
+from the whole map, which is written after that in no order that XLA knows. `in_place` orders the two, and copies a
+world only where an episode is over; the select of the map of mobs, which are none in a new world, is left.""",
 )
 def craftax_classic(n: int) -> Any:
     from craftax.craftax_env import make_craftax_env_from_name

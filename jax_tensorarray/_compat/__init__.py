@@ -18,6 +18,7 @@ from jax_tensorarray._compat.transposes import (
 )
 from jax_tensorarray._compat.versions import (
     CHECKPOINT,
+    Traceable,
     asks_policies,
     at_source_of,
     barriers_hold,
@@ -51,6 +52,7 @@ from jax_tensorarray._compat.versions import (
     run_after_lowering,
     small_loops_are_quadratic,
     source_here,
+    traceable_lowerings,
     varying_axes,
     writes_refs,
 )

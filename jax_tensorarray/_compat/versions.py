@@ -11,8 +11,8 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from types import FrameType, FunctionType
+from typing import Any, NamedTuple
 
 import jax
 import jaxlib.version
@@ -100,6 +100,69 @@ def lowers_its_bodies(primitive: Primitive) -> None:
     primitives.
     """
     primitive.is_high = lambda *_, **__: False  # type: ignore[method-assign]
+
+
+class Traceable(NamedTuple):
+    """A function that JAX traces when it lowers a primitive."""
+
+    fun: Callable[..., Any]
+    multiple_results: bool
+
+    def traced(self, *args: Any, **params: Any) -> list[Any]:
+        outs = self.fun(*args, **params)
+        return list(outs) if self.multiple_results else [outs]
+
+
+def traceable_lowerings(primitive: Primitive) -> dict[str, Traceable | None]:
+    """Return what JAX traces when it lowers a primitive, by platform; "" is any other platform.
+
+    It is None if the rule of a platform is not made by `mlir.lower_fun`. There is nothing if the primitive has rules
+    besides those for derivatives, batches and lowering. Where JAX keeps these rules, and a rule its function, is
+    private. Without it `in_place` does not look into primitives of other libraries.
+    """
+    private = private_names(
+        "interpreters.mlir", "_lowerings", "_platform_specific_lowerings", "_uncacheable_primitives"
+    )
+    if private is None or type(primitive) is not Primitive:
+        return {}
+    common, of_platforms, uncacheable = private
+    if primitive in uncacheable or any(primitive in table for table in _further_rules):
+        return {}
+    tables = {"": common, **of_platforms}
+    return {name: _traced_by(table[primitive]) for name, table in tables.items() if primitive in table}
+
+
+def _traced_by(entry: Any) -> Traceable | None:
+    rule = getattr(entry, "rule", None)
+    if not isinstance(rule, FunctionType) or rule.__code__ is not getattr(_made_by_lower_fun, "__code__", None):
+        return None
+    cells = (cell.cell_contents for cell in rule.__closure__ or ())
+    held = dict(zip(rule.__code__.co_freevars, cells, strict=True))
+    return Traceable(**held) if held.keys() == set(Traceable._fields) else None
+
+
+_made_by_lower_fun: Any = mlir.lower_fun(lambda: ())
+
+#: The tables of rules that few primitives have.
+_further_rules = [
+    table
+    for module, *names in (
+        ("interpreters.ad", "fancy_transposes"),
+        ("interpreters.ad", "primitive_linearizations"),
+        ("interpreters.ad", "reducing_transposes"),
+        ("interpreters.partial_eval", "custom_partial_eval_rules"),
+        ("interpreters.partial_eval", "partial_eval_jaxpr_custom_rules"),
+        ("interpreters.partial_eval", "dce_rules"),
+        ("interpreters.partial_eval", "const_fold_rules"),
+        ("interpreters.partial_eval", "forwarding_rules"),
+        ("interpreters.partial_eval", "custom_staging_rules"),
+        ("interpreters.remat", "rules"),
+        ("checkify", "error_checks"),
+        ("state.discharge", "_discharge_rules"),
+        ("core", "custom_typechecks"),
+    )
+    for table in private_names(module, *names) or ()
+]
 
 
 @cached

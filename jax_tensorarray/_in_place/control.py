@@ -117,10 +117,13 @@ def _rewritten(
         after = after if turned is None else turned.end(after)
         after = after if moving is None else moving.end(after)
         kept = is_kept if turned is None and moving is None else {}
-        return [
+        values = [
             Value(after[k], before=old, differs_where=active) if kept.get(k) else Value(after[k])
             for k, old in zip(places, given, strict=True)
         ]
+        for value, old in zip(values, given, strict=True):
+            value.carried_from = old
+        return values
 
     return loop, carry, predicate, ends
 

@@ -128,7 +128,7 @@ def met(repair: Any, jaxpr: Any, eqn: Any, operands: Sequence[Value], results: S
             listener.notes += _of_branches(jaxpr, eqn)
     elif name == "while":
         listener.notes += _of_while(jaxpr, eqn, repair.request.max_steps)
-    elif name not in registry.ENTRIES and eqn.primitive not in ROW_OPS:
+    elif name not in registry.ENTRIES and eqn.primitive not in ROW_OPS and not is_done:
         _skip_inside(listener, _Left(repair, "foreign-primitive", {"by": eqn}), eqn)
         if repair.in_loop and name not in _OF_JAX and not name.startswith("ta_"):
             for v, x in zip(eqn.invars, operands, strict=True):

@@ -10,10 +10,11 @@ from jax.extend import core as jex
 from jax_tensorarray import _compat
 from jax_tensorarray._in_place import explained, factors, layouts, refs, registers, rows, selects, sums, twins, views
 from jax_tensorarray._in_place.values import Value, arrays, as_written, with_type
-from jax_tensorarray._jaxprs import jaxprs, registry
+from jax_tensorarray._jaxprs import foreign, jaxprs, registry
 from jax_tensorarray._loops import choosing
 from jax_tensorarray._loops.choosing import Request
 from jax_tensorarray._loops.strategy import Tape
+from jax_tensorarray._ops.primitive import ROW_OPS
 from jax_tensorarray.checkpoint_policies import save_reads
 
 Array = Any
@@ -105,6 +106,10 @@ class Repair:
         """Return the evaluator for the body of a loop."""
         return Repair(self.request, in_loop=True, active=active)
 
+    def of_lowering(self) -> "Repair":
+        """Return the evaluator for what is lowered and not differentiated any more."""
+        return Repair(Request(None, Tape()), in_loop=self.in_loop)
+
     def has_choice(self, eqn: Any) -> bool:
         """Return whether a scan is one that chooses what it keeps."""
         return choosing.has_choice(eqn.params, [v.aval for v in eqn.invars], self.request.residuals)
@@ -128,12 +133,18 @@ class Repair:
             return any(map(self.of_loop().finds, within)) or twins.has_twins(loop, loop.inputs(eqn.invars, None))
         kind, inner = registry.entry_of(eqn).kind, list(jaxprs.jaxprs_in(eqn.params))
         if kind in ("", "loop"):
-            return self.in_loop and rows.is_of_rows(eqn)
+            return (self.in_loop and rows.is_of_rows(eqn)) or self._finds_in_lowering(eqn)
         # One with rules has been repaired before if it has row ops, except for its rules.
         if kind == "rules" and any(map(choosing.chooses, inner)):
             inner = [body for jaxpr in inner for eqn in jaxpr.eqns for body in jaxprs.jaxprs_in(eqn.params)]
             return any(map(self.of_loop().finds, inner))
         return any(map(self.finds, inner)) or (kind == "rules" and any(map(jaxprs.has_row_ops, inner)))
+
+    def _finds_in_lowering(self, eqn: Any) -> bool:
+        """Return whether there is something to repair in what a primitive of another library is lowered as."""
+        if eqn.primitive.name in RULES or eqn.primitive in ROW_OPS:
+            return False
+        return any(map(self.of_lowering().finds, foreign.lowered_as(eqn).values()))
 
     def _equation(
         self, eqn: Any, operands: list[Value], added: dict[int, Value], is_viewed: bool
@@ -170,6 +181,10 @@ class Repair:
             outs = registry.ENTRIES[name].rebuild(eqn, arrays, _Repaired(self, eqn, arrays, added))
             if outs is None:
                 return explained.skipped(self, eqn, "no-rule")
+            return list(map(Value, outs))
+        if self._finds_in_lowering(eqn):
+            outs = foreign.rebuild(eqn, as_written(operands), _Lowered(self, eqn, {}))
+            explained.done(eqn)
             return list(map(Value, outs))
         explained.asked(eqn)
         if not self.in_loop or jaxprs.has_symbolic_shapes(eqn):
@@ -230,6 +245,13 @@ class _Repaired(registry.Change):
         # but of one that chooses it takes nothing for known.
         without_choice = Repair(self.repair.request._replace(residuals=Tape()), in_loop=self.repair.in_loop)
         return self.repair.call(f, primals, dots, then=without_choice)
+
+
+class _Lowered(_Repaired):
+    """What a primitive of another library is lowered as, and its rules, repaired."""
+
+    def body(self, jaxpr: Any, *args: Array) -> list[Array]:
+        return self.repair.of_lowering().function(jaxpr, is_whole=True)(*args)
 
 
 def _chosen(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:

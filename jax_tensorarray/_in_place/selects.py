@@ -5,6 +5,7 @@ already, and the rows that should not differ are put back. What was there before
 buffer (`jnp.where(done, first, state)`), is written over all of its rows in the examples that select it.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -79,7 +80,7 @@ def _special(predicate: Predicate, no: Value, yes: Value, whole: Callable[[], An
     The result records that for other rules.
     """
     for other, buffer, active in ((no, yes, predicate), (yes, no, predicate.inverted())):
-        if other.sparse_updates == ():
+        if other.sparse_updates == () and jnp.issubdtype(other.dtype, jnp.inexact):
             return Value(whole(), part=Part(buffer, active))
         if other.stopped is buffer:
             return Value(ta_guard(active.mask, buffer.array), before=buffer, guard=active)
@@ -87,12 +88,17 @@ def _special(predicate: Predicate, no: Value, yes: Value, whole: Callable[[], An
 
 
 def _of_whole_examples(predicate: Predicate, no: Value, yes: Value) -> Value | None:
-    """Select between a buffer and another array that is there before the step: some examples start again."""
+    """Select between a buffer and another array that is in memory: some examples start again.
+
+    The other one is there before the step, or it is large and its own rows have been written.
+    """
     axis = predicate.mask.ndim
     for buffer, other, active in ((no, yes, predicate), (yes, no, predicate.inverted())):
         source = other if other.shared is None else other.shared
         is_there = source.is_given and source.before is None and (source.is_constant or buffer.before is not None)
-        if is_there and buffer.is_given and not buffer.is_constant and has_rows(buffer) and len(buffer.shape) > axis:
+        is_there = is_there and buffer.is_given and not buffer.is_constant
+        is_there = is_there or (_is_large(buffer, axis) and _is_of_carry(buffer) and _is_made(source))
+        if is_there and has_rows(buffer) and len(buffer.shape) > axis:
             params = row_params("in_place", "drop", batch_dims=axis, window=(buffer.shape[axis],), whole=True)
             # XLA repeats a shared array in a fusion, if all examples have one index.
             zeros = np.zeros if other is source else jnp.zeros
@@ -100,6 +106,34 @@ def _of_whole_examples(predicate: Predicate, no: Value, yes: Value) -> Value | N
             explained.became("a masked write of all rows")
             return buffer.updated(Update(ta_write_p, index, rows, active.mask, params, is_window=True))
     return None
+
+
+def _is_made(x: Value) -> bool:
+    """Return whether a value is in memory, but in no carry: a loop has carried it, or rows of it have been written.
+
+    Zeros of integers count as well: none of them is a part of a sum of cotangents.
+    """
+    if x.stopped is not None:
+        return _is_made(x.stopped)
+    is_zeros = x.sparse_updates == () and not jnp.issubdtype(x.dtype, jnp.inexact)
+    return is_zeros or ((x.carried_from is not None or x.update is not None) and not _is_of_carry(x))
+
+
+def _is_of_carry(x: Value) -> bool:
+    """Return whether a value is a version of a buffer that the loop carries, perhaps through loops inside."""
+    *_, first = x.versions()
+    if first.is_given:
+        return not first.is_constant
+    before = first.carried_from if first.stopped is None else first.stopped
+    return before is not None and _is_of_carry(before)
+
+
+def _is_large(x: Value, axis: int) -> bool:
+    """Return whether the part of an example takes longer to copy than to decide whether to copy it."""
+    return math.prod(x.shape[axis:]) * x.dtype.itemsize >= _LEAST_BYTES
+
+
+_LEAST_BYTES = 4096
 
 
 def predicate_of(which: Value) -> Predicate | None:

@@ -45,6 +45,8 @@ def add(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
 
 def total(a: Value, b: Value) -> Value | None:
     """Return the sum, None if that takes all rows."""
+    if a.shape != b.shape:
+        return None  # a number is added to all elements
     if a.sparse_updates is not None and b.sparse_updates is not None:
         return Value(lax.add(a.array, b.array), sparse_updates=(*a.sparse_updates, *b.sparse_updates))
     for whole, some in ((a, b), (b, a)):

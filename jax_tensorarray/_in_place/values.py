@@ -115,6 +115,7 @@ class Value:
         shared: the value that this one repeats for all examples along new first axes; else None.
         differs_where: a mask; where that is false this equals `before`. None if `update` says where.
         view: the equation that it is a view of, if it is one whose rows are those of its operands; else None.
+        carried_from: the value that a loop started from, if this is what it has carried to its end; else None.
         is_used: whether anything but the next update uses it.
         is_given: whether it, or the version that it was made from, existed before the evaluated jaxpr.
         is_constant: whether it is the same in every step of the loop.
@@ -126,6 +127,7 @@ class Value:
         "_array",
         "_mask",
         "before",
+        "carried_from",
         "differs_where",
         "guard",
         "is_constant",
@@ -164,6 +166,7 @@ class Value:
         self.before, self.update, self.sparse_updates = before, update, sparse_updates
         self.part, self.guard, self.stopped, self.repeated, self.shared = part, guard, stopped, repeated, shared
         self.differs_where = differs_where
+        self.carried_from: Value | None = None
         self.is_used = self.is_new = self.is_ones = self.is_constant = False
         self.is_given: bool = is_given or (before is not None and before.is_given)
         self._mask: Array = None

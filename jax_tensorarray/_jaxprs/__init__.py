@@ -2,4 +2,5 @@
 
 `jaxprs` has what every walk needs. `registry` says what each primitive that runs jaxprs does with its operands and
 results, and how its equation is made again around other jaxprs: support for a new primitive begins with an entry there.
+`foreign` does so for primitives of other libraries, whose jaxprs appear only when they are lowered.
 """

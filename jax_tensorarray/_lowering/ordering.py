@@ -7,6 +7,8 @@ or the loop, branch or call inside which that happens), the readers' results bec
 ignores them, so that reading comes first by data dependence. An owner that is not one of our calls gets a fence in
 front: an in-place identity that takes those operands instead. A reader that follows its owner in the program text
 but does not depend on it is moved in front of it. If what it is made of may not move, the owner is moved behind it.
+
+What XLA would fuse with a reader of a whole buffer reads that buffer as well, so the owner waits for all of it.
 """
 
 from collections.abc import Sequence
@@ -20,7 +22,7 @@ from jax_tensorarray._lowering.calls import (
     is_ours,
     target,
 )
-from jax_tensorarray._lowering.mlir import Operation, Value, blocks, nested_operands, num_bytes, operation, walk
+from jax_tensorarray._lowering.mlir import Operation, Value, blocks, callee, nested_operands, num_bytes, operation, walk
 from jax_tensorarray._lowering.ownership import Ownership
 
 
@@ -42,8 +44,8 @@ def order_readers(
 class _Block:
     """The operations of one block in their current order; the terminator is the last."""
 
-    def __init__(self, block: ir.Block) -> None:
-        self.block = block
+    def __init__(self, block: ir.Block, functions: dict[str, Operation]) -> None:
+        self.block, self.functions = block, functions
         self.operations = [operation(op) for op in block.operations]
         self.identity = {op: k for k, op in enumerate(self.operations)}
         self.order = list(range(len(self.operations)))
@@ -91,6 +93,50 @@ class _Block:
                     values += made
         return result
 
+    def made_at_once(self, reader: int, buffer: Value) -> list[int]:
+        """Return a reader of all of a buffer, and what uses the large arrays that are made of it, but for the last."""
+        found = [reader]
+        if num_bytes(buffer) < _LEAST_BYTES_OF_ALL or not _is_fused(self.operations[reader], self.functions):
+            return found
+        for k in found:
+            large = [x for x in self.operations[k].results if num_bytes(x) > num_bytes(buffer) / 2]
+            users = {self.number_of(operation(use.owner)) for x in large for use in x.uses}
+            found += sorted(m for m in users if m is not None and m not in found and m != len(self.operations) - 1)
+        return found
+
+    def waited_for(self, owner: int, reader: int, buffer: Value) -> list[Value]:
+        """Return what the owner has to wait for, so that a reader of its buffer comes first."""
+        op, limit = self.operations[reader], num_bytes(buffer) / 2
+        results = [x for x in op.results if isinstance(x.type, ir.RankedTensorType)]
+        if not is_ours(op) and _is_fused(op, self.functions) and num_bytes(buffer) >= _LEAST_BYTES_OF_ALL:
+            return list(dict.fromkeys(x for result in results for x in self._made_of(owner, result, limit)))
+        # What a read of ours gives passes a barrier of its own.
+        results = [x for x in results if num_bytes(x) <= limit]
+        return results if is_ours(op) else [self.used_after(owner, x, limit) for x in results]
+
+    def _made_of(self, owner: int, result: Value, limit: float) -> list[Value]:
+        """Return all that is made of a result of a reader with which XLA may fuse the reader.
+
+        That is nothing if a large array is used after the owner: it would have to be materialised.
+        """
+        waited, values, found = [], [result], {result}
+        for value in values:
+            if not _is_fused(operation(value.owner), self.functions):
+                last = self.used_after(owner, value, limit)
+                waited += [last] if num_bytes(last) <= limit else []
+                continue
+            users = [k for use in value.uses if (k := self.number_of(operation(use.owner))) is not None]
+            if any(self.rank[k] > self.rank[owner] for k in users):
+                if num_bytes(value) > limit:
+                    return []
+                waited.append(value)
+            for k in users:
+                if self.rank[k] < self.rank[owner]:
+                    made = [x for x in self.operations[k].results if x not in found]
+                    found.update(made)
+                    values += made
+        return waited
+
     def number_of(self, op: Operation) -> int | None:
         """Return the operation that an operation is, or is inside of: None for a fence that was put in."""
         while op.block != self.block:
@@ -131,7 +177,7 @@ class _Block:
 
 
 def _order_block(mlir_block: ir.Block, ownership: Ownership, sinks: bool, barriers_hold: bool) -> None:
-    block = _Block(mlir_block)
+    block = _Block(mlir_block, ownership.functions)
     users: dict[Value, set[int]] = {}
     owning: dict[Value, set[int]] = {}
     for k, op in enumerate(block.operations):
@@ -140,6 +186,9 @@ def _order_block(mlir_block: ir.Block, ownership: Ownership, sinks: bool, barrie
             if ownership.owns(user, number):
                 owning.setdefault(value, set()).add(k)
     pinned = set().union(*owning.values())
+
+    def may_move(moved: set[int]) -> bool:
+        return not moved & pinned and all(_is_pure(block.operations[m], ownership.functions) for m in moved)
 
     pending: dict[int, list[tuple[Value, list[int]]]] = {}
     for value, candidates in owning.items():
@@ -153,8 +202,10 @@ def _order_block(mlir_block: ir.Block, ownership: Ownership, sinks: bool, barrie
             if k == len(block.operations) - 1:
                 continue  # the value leaves the block, so it has to outlive the owner
             if block.rank[k] > block.rank[owner]:
-                moved = block.ancestors(k, block.rank[owner])
-                if not moved & pinned and all(_is_pure(block.operations[m], ownership.functions) for m in moved):
+                since = block.rank[owner]
+                together = set().union(*(block.ancestors(m, since) for m in block.made_at_once(k, value)))
+                moved = together if may_move(together) else block.ancestors(k, since)
+                if may_move(moved):
                     block.move_before(moved, owner)
                 elif owner in moved or not _sink(block, owner, k, owning, ownership):
                     continue  # it depends on the owner, or neither may move: XLA has to copy
@@ -168,10 +219,7 @@ def _order_block(mlir_block: ir.Block, ownership: Ownership, sinks: bool, barrie
             known = block.ancestors(owner, min(block.rank[k] for k in readers))
             if barriers_hold and num_bytes(value) >= _LEAST_BYTES and _is_read_before_it_leaves(block, owner):
                 known = set()
-            limit = num_bytes(value) / 2
-            results = _small_results([block.operations[k] for k in readers if k not in known], limit)
-            # What a read of ours gives passes a barrier of its own.
-            results = [x if is_ours(operation(x.owner)) else block.used_after(owner, x, limit) for x in results]
+            results = [x for k in readers if k not in known for x in block.waited_for(owner, k, value)]
             op = block.operations[owner]
             if not results:
                 continue
@@ -219,6 +267,27 @@ def _sink(block: _Block, owner: int, reader: int, owning: dict[Value, set[int]],
 _LEAST_BYTES = 1024
 
 
+#: Likewise for an array of which all is read: that takes longer than to copy it, and is not worth waiting for little.
+_LEAST_BYTES_OF_ALL = 16384
+
+
+def _is_fused(op: Operation, functions: dict[str, Operation]) -> bool:
+    """Return whether XLA may repeat an operation in each fusion that uses its results."""
+    if (name := callee(op)) is not None:
+        return all(_is_fused(inner, functions) for inner in walk(functions[name]) if inner.name != "func.return")
+    is_plain = op.name.startswith(("stablehlo.", "chlo.")) and not len(op.regions)
+    return is_plain and op.name.removeprefix("stablehlo.") not in _MADE_ALONE
+
+
+#: Operations without a region that XLA repeats in no fusion.
+_MADE_ALONE = frozenset(
+    (
+        *("cholesky", "convolution", "custom_call", "dot_general", "dynamic_update_slice", "fft"),
+        *("optimization_barrier", "rng", "rng_bit_generator", "triangular_solve"),
+    )
+)
+
+
 def _is_held(op: Operation, value: Value, ownership: Ownership) -> bool:
     """Return whether a call of ours in an operation has an array as its buffer."""
     return any(used == value and ownership.holds(user, number) for user, number, used in nested_operands(op))
@@ -253,12 +322,6 @@ _IMPURE = frozenset(
     "stablehlo." + name
     for name in ("after_all", "collective_broadcast", "create_token", "infeed", "outfeed", "recv", "rng", "send")
 )
-
-
-def _small_results(readers: Sequence[Operation], limit: float) -> list[Value]:
-    """Return the results to wait for. Large results are left out: they would have to be materialised."""
-    results = [result for op in readers for result in op.results if isinstance(result.type, ir.RankedTensorType)]
-    return [result for result in results if num_bytes(result) <= limit]
 
 
 def _with_operands(op: Operation, extra: Sequence[Value]) -> Operation:

@@ -29,6 +29,7 @@ from waiting import finish
 
 from jax_tensorarray import _kernels, in_place, while_loop
 from jax_tensorarray._compat import barriers_hold
+from jax_tensorarray._hlo import text as hlo_text
 from jax_tensorarray._selfcheck import programs as selfcheck_programs
 from jax_tensorarray._selfcheck.programs import programs
 from jax_tensorarray.export import disabled_checks
@@ -730,6 +731,51 @@ def test_a_bounded_loop_of_ours_is_differentiated_inside():
 
     x = rows(20)[0]
     np.testing.assert_allclose(jit(in_place(jax.grad(f)))(x), jit(jax.grad(f))(x), rtol=1e-5)
+
+
+def test_a_number_that_is_added_to_zeros_in_a_loop():
+    """JAX adds a number to an array without a broadcast: the sum is not the number."""
+
+    def f(x):
+        def step(total, n):
+            b = lax.fori_loop(0, 3, lambda i, b: b.at[i].set(x), jnp.zeros((5, 2)) + x * n)
+            return total + b, (jnp.zeros(3) + n, n + jnp.zeros(3))
+
+        return lax.scan(step, jnp.zeros((5, 2)), jnp.arange(4.0))
+
+    jax.tree.map(np.testing.assert_allclose, in_place(f)(0.3), f(0.3))
+
+
+def _sum_before(b, i, x):
+    return b.at[i].set(x), jnp.sum(jnp.sin(b))
+
+
+def _free_places_before(b, i, x):
+    """What is small and made of the whole buffer is made in several fusions, each of which reads it."""
+    free = b > 0.5
+    place = jnp.argmax((free & (jnp.cos(b) > 0.7)).reshape(-1))
+    return b.at[i].set(x), (jnp.sum(free), place, jnp.sum(jnp.any(free, axis=1)), jnp.where(free, b, 0).max())
+
+
+def _mean_before_a_loop(b, i, x):
+    mean = jnp.mean(b * (b > 0))
+    return lax.fori_loop(0, 3, lambda k, b: b.at[(i + k) % len(b)].set(x + b[k]), b), mean
+
+
+@pytest.mark.parametrize("one", [_sum_before, _free_places_before, _mean_before_a_loop])
+@pytest.mark.parametrize("is_batched", [False, True])
+def test_all_of_a_buffer_is_read_before_a_write_that_does_not_depend_on_it(one, is_batched):
+    def f(b, xs):
+        return lax.scan(lambda b, ix: one(b, *ix), b, (jnp.arange(len(xs)), xs))
+
+    b, xs = np.linspace(0, 1, 100 * 32).reshape(100, 32), np.linspace(0, 2, 50 * 32).reshape(50, 32)
+    ours, plain = in_place(f), f
+    if is_batched:
+        ours, plain, b, xs = jax.vmap(ours), jax.vmap(f), np.stack([b, b[::-1]]), np.stack([xs, xs[::-1]])
+    program = compiled(ours, b, xs)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-12), program(b, xs), jax.jit(plain)(b, xs))
+    if barriers_hold("cpu") or one is not _free_places_before:
+        assert not hlo_text.copies_in_loops(program.as_text(), b.nbytes)
 
 
 def test_a_foreign_call_that_updates_a_buffer():

@@ -10,6 +10,7 @@ from in_place import compiled
 from jax import lax
 
 from jax_tensorarray import in_place
+from jax_tensorarray._compat import barriers_hold
 from jax_tensorarray._hlo import text as hlo_text
 
 STEPS, ROWS, SIZE, EXAMPLES = 40, 128, 16, 5
@@ -67,3 +68,43 @@ def test_examples_that_start_again(options, shared):
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-12), got(*args), want[name])
         copies = hlo_text.copies_in_loops(got.as_text(), FIRST.nbytes * (EXAMPLES if args is many else 1))
         assert name == "both" or not copies, copies
+
+
+@pytest.mark.parametrize(("is_integer", "stops"), [(False, False), (True, True)])
+def test_what_is_made_in_the_step_is_copied_where_an_example_starts_again(is_integer, stops):
+    """A world is made in every step, rows of it are written, and it is taken where an episode is over."""
+    rows = 40
+
+    def made(x):
+        return lax.fori_loop(0, 3, lambda i, b: b.at[i].set(x + i), jnp.zeros((rows, SIZE, SIZE)) + x)
+
+    def f(x):
+        def step(carry, n):
+            state, marks = carry
+            state = lax.fori_loop(0, 4, lambda i, b: b.at[(i + n) % rows].add(jnp.sin(b[i])), state)
+            marks = lax.fori_loop(0, 4, lambda i, b: b.at[(i + n) % rows].add(1), marks)
+            state = lax.stop_gradient(state) if stops else state
+            done = jnp.mean(state[n % rows]) > 2.5
+            state, marks = jnp.where(done, made(x * n), state), jnp.where(done, 0, marks)
+            return (state, marks), done
+
+        start = jnp.ones((rows, SIZE, SIZE)) + x, jnp.zeros((rows, SIZE, SIZE), jnp.int32)
+        (state, marks), dones = lax.scan(step, start, jnp.arange(STEPS))
+        return (marks if is_integer else state), dones
+
+    xs = np.linspace(0.01, 0.5, EXAMPLES)
+    want = jax.jit(jax.vmap(f))(xs)
+    assert 0 < np.sum(want[1]) < want[1].size
+    for ours in (in_place(jax.vmap(f)), jax.vmap(in_place(f))):
+        got = compiled(ours, xs)
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-12), got(xs), want)
+        if barriers_hold("cpu"):  # else one copy is left
+            assert not hlo_text.copies_in_loops(got.as_text(), want[0].nbytes)
+
+    def loss(x):
+        return jnp.sum(jnp.cos(f(x)[0]))
+
+    if not is_integer:
+        want = jax.jit(jax.grad(loss))(0.3)
+        for gradient in (jax.grad(in_place(loss)), in_place(jax.grad(loss))):
+            np.testing.assert_allclose(jax.jit(gradient)(0.3), want, rtol=1e-9)

@@ -1,0 +1,201 @@
+"""Primitives of other libraries that JAX lowers by tracing a function.
+
+JAX sees only the primitive until then: for derivatives and batches it has the rules of the library, which often are the
+reason why the primitive exists. So an equation of such a primitive becomes one of another primitive, which is lowered
+by a changed function, and whose other rules run those of the library, changed too.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir, xla
+
+from jax_tensorarray import _compat
+from jax_tensorarray._jaxprs import jaxprs
+from jax_tensorarray._jaxprs.jaxprs import flagged, merge
+from jax_tensorarray._jaxprs.registry import Change
+
+Array = Any
+
+#: JAX's own are left to JAX. Those of this library have rules of their own.
+_KNOWN = ("jax", "jax_tensorarray")
+
+
+def lowered_as(eqn: Any) -> dict[str, Any]:
+    """Return the closed jaxprs that an equation is lowered as, by platform; "" is any other platform.
+
+    There are none unless the primitive is one of another library, has one here, and has no effects.
+    """
+    if eqn.effects or not (functions := _functions(eqn.primitive)):
+        return {}
+    here = jax.default_backend()
+    names = {"gpu": ("cuda", "rocm")}.get(here, (here,))
+    if functions.get(next((name for name in names if name in functions), "")) is None:
+        return {}
+    types = tuple(v.aval for v in eqn.invars)
+    found: dict[str, Any] = {}
+    with eqn.ctx.manager:
+        for platform, function in functions.items():
+            jaxpr = None if function is None else _jaxpr(eqn.primitive, function, types, eqn.params)
+            if jaxpr is not None and _shapes(jaxpr.out_avals) == _shapes([v.aval for v in eqn.outvars]):
+                found[platform] = jaxpr
+    return found
+
+
+def _functions(primitive: Primitive) -> dict[str, _compat.Traceable | None]:
+    """Return what JAX traces for each platform. Functions of JAX and of this library are left out."""
+    found = _compat.traceable_lowerings(primitive)
+    return {platform: None if f is None or _is_known(f.fun) else f for platform, f in found.items()}
+
+
+def _is_known(fun: Any) -> bool:
+    while isinstance(fun, functools.partial):
+        fun = fun.func
+    return (getattr(fun, "__module__", None) or "").split(".")[0] in _KNOWN
+
+
+def _jaxpr(primitive: Primitive, function: _compat.Traceable, types: tuple[Any, ...], params: dict[str, Any]) -> Any:
+    key = (primitive, function, types, tuple(params.items()))
+    try:
+        hash(key)
+    except TypeError:
+        return _traced(*key)
+    return _traced_once(*key)
+
+
+def _traced(primitive: Primitive, function: _compat.Traceable, types: Any, params: Any) -> Any:
+    """Return the closed jaxpr of a function, None if it cannot be traced here: then JAX says why, or lowers it."""
+    try:
+        return jax.make_jaxpr(functools.partial(function.traced, **dict(params)))(*types)
+    except Exception:
+        return None
+
+
+_traced_once = _compat.cached(_traced)
+
+
+def _shapes(types: Sequence[Any]) -> list[Any]:
+    return [(getattr(t, "shape", None), getattr(t, "dtype", None)) for t in types]
+
+
+def rebuild(eqn: Any, operands: Sequence[Array], change: Change) -> list[Array]:
+    """Run an equation that is lowered as changed jaxprs. Platforms that have none are lowered as before."""
+    traced = {platform: change.traced(jaxpr, operands) for platform, jaxpr in lowered_as(eqn).items()}
+    functions = {
+        platform: jaxprs.function(traced[platform]) if platform in traced else _plain(eqn)
+        for platform in _compat.traceable_lowerings(eqn.primitive)
+    }
+    if functions.keys() == {""}:
+        jaxpr = traced[""]
+    else:
+        default = functions.pop("", _plain(eqn))
+        jaxpr = jax.make_jaxpr(lambda *args: lax.platform_dependent(*args, default=default, **functions))(*operands)
+    return list(_as_changed(eqn.primitive, operands, eqn.params, jaxpr=jaxpr, change=change))
+
+
+def _plain(eqn: Any) -> Callable[..., list[Array]]:
+    return lambda *args: jaxprs.bind(eqn, args)
+
+
+# --- the primitive in its place ------------------------------------------------------------------------------
+#
+# Its parameters are those of the library's primitive, and these two.
+
+_JAXPR, _CHANGE = "in_place_jaxpr", "in_place_change"
+
+
+def _as_changed(
+    original: Primitive, operands: Sequence[Array], params: dict[str, Any], *, jaxpr: Any, change: Change
+) -> Sequence[Array]:
+    primitive = _changed(original)
+    for table, rule in (
+        (ad.primitive_jvps, _jvp),
+        (ad.primitive_transposes, _transpose),
+        (batching.fancy_primitive_batchers, _batch),
+    ):
+        if original in table:
+            table.setdefault(primitive, functools.partial(rule, original))
+    outs = primitive.bind(*operands, **params, **{_JAXPR: jaxpr, _CHANGE: change})
+    return outs if original.multiple_results else [outs]
+
+
+@functools.cache
+def _changed(original: Primitive) -> Primitive:
+    """Return the primitive in the place of another one. It has the same name, which JAX puts into its errors."""
+    primitive = Primitive(original.name)
+    primitive.multiple_results = original.multiple_results
+    primitive.def_impl(functools.partial(xla.apply_primitive, primitive))
+    primitive.def_effectful_abstract_eval(
+        lambda *types, **params: original.abstract_eval(*types, **_of_original(params))
+    )
+    mlir.register_lowering(primitive, mlir.lower_fun(_run))
+    _compat.lowers_its_bodies(primitive)
+    return primitive
+
+
+def _of_original(params: dict[str, Any]) -> dict[str, Any]:
+    return {name: x for name, x in params.items() if name not in (_JAXPR, _CHANGE)}
+
+
+def _run(*args: Array, **params: Any) -> list[Array]:
+    return jaxprs.function(params[_JAXPR])(*args)
+
+
+def _all(original: Primitive, results: Any) -> list[Any]:
+    return list(results) if original.multiple_results else [results]
+
+
+def _jvp(original: Primitive, primals: Sequence[Array], tangents: Sequence[Any], **params: Any) -> Any:
+    rule, own, change = ad.primitive_jvps[original], _of_original(params), params[_CHANGE]
+    nonzero = [not _is_zero(t) for t in tangents]
+    zeros: list[Any] = []
+
+    def derivative(primals: Sequence[Array], dots: Sequence[Array]) -> Any:
+        outs, found = rule(tuple(primals), tuple(merge(dots, nonzero, tangents)), **own)
+        found = _all(original, found)
+        zeros[:] = [t if _is_zero(t) else None for t in found]
+        return _all(original, outs), [t for t in found if not _is_zero(t)]
+
+    outs, dots = change.jvp(derivative, list(primals), flagged(tangents, nonzero), nonzero)
+    found = merge(dots, [t is None for t in zeros], zeros)
+    return (outs, found) if original.multiple_results else (outs[0], found[0])
+
+
+def _transpose(original: Primitive, cts: Any, *operands: Any, **params: Any) -> list[Any]:
+    rule, own, change = ad.primitive_transposes[original], _of_original(params), params[_CHANGE]
+    cts = _all(original, cts)
+    given, known = [not _is_zero(ct) for ct in cts], [not ad.is_undefined_primal(x) for x in operands]
+    others: list[Any] = []
+
+    def transposed(some: Sequence[Array], some_operands: Sequence[Array]) -> list[Array]:
+        every = merge(some, given, cts)
+        found = rule(every if original.multiple_results else every[0], *merge(some_operands, known, operands), **own)
+        others[:] = [ct if ct is None or _is_zero(ct) else _MADE for ct in found]
+        return [ct for ct in found if not (ct is None or _is_zero(ct))]
+
+    made = change.call(transposed, flagged(cts, given), flagged(operands, known))
+    return merge(made, [ct is _MADE for ct in others], others)
+
+
+_MADE = object()
+
+
+def _batch(original: Primitive, axis: Any, operands: Sequence[Array], dims: Sequence[Any], **params: Any) -> Any:
+    rule, own, change = batching.fancy_primitive_batchers[original], _of_original(params), params[_CHANGE]
+    found: list[Any] = []
+
+    def batched(*operands: Array) -> list[Array]:
+        outs, dims_out = rule(axis, operands, dims, **own)
+        found[:] = _all(original, dims_out)
+        return _all(original, outs)
+
+    outs = change.call(batched, *operands)
+    return (outs, found) if original.multiple_results else (outs[0], found[0])
+
+
+def _is_zero(x: Any) -> bool:
+    return type(x) is ad.Zero
