@@ -115,24 +115,23 @@ class _Block:
 
 def _order_block(mlir_block: ir.Block, ownership: Ownership, sinks: bool) -> None:
     block = _Block(mlir_block)
-    users: dict[Value, set[int]] = {}
+    uses: dict[Value, list[tuple[int, Operation, int]]] = {}  # in which operation of the block, by which, as which
     owning: dict[Value, set[int]] = {}
     for k, op in enumerate(block.operations):
         for user, number, value in nested_operands(op):
-            users.setdefault(value, set()).add(k)
+            uses.setdefault(value, []).append((k, user, number))
             if ownership.owns(user, number):
                 owning.setdefault(value, set()).add(k)
     pinned = set().union(*owning.values())
 
     pending: dict[int, list[tuple[Value, list[int]]]] = {}
     for value, candidates in owning.items():
-        is_held = any(_is_held(block.operations[k], value, ownership) for k in users[value])
-        if num_bytes(value) < _LEAST_BYTES and not is_held:
-            continue
+        if num_bytes(value) < _LEAST_BYTES and not any(ownership.holds(user, n) for _, user, n in uses[value]):
+            continue  # and no call of ours has it as its buffer
         # Of several owners the last may have the buffer itself; the others copy it, as their meaning demands.
         owner = max(candidates, key=lambda k: block.rank[k])
         readers = []
-        for k in sorted(users[value] - candidates):
+        for k in sorted({k for k, _, _ in uses[value]} - candidates):
             if k == len(block.operations) - 1:
                 continue  # the value leaves the block, so it has to outlive the owner
             if block.rank[k] > block.rank[owner]:
@@ -185,11 +184,6 @@ def _sink(block: _Block, owner: int, reader: int, owning: dict[Value, set[int]],
 #: A smaller array is copied in less time than XLA loses by an order that it has to keep. On jax 0.10, where that is a
 #: conditional, a sieve takes 2.5 times as long with one, a heap 7 times, and a search for cycles 25 times.
 _LEAST_BYTES = 1024
-
-
-def _is_held(op: Operation, value: Value, ownership: Ownership) -> bool:
-    """Return whether a call of ours in an operation has an array as its buffer."""
-    return any(used == value and ownership.holds(user, number) for user, number, used in nested_operands(op))
 
 
 def _is_splat(value: Value) -> bool:
