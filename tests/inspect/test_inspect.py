@@ -122,9 +122,7 @@ def _write(*operands):
 
 
 @pytest.mark.parametrize("folder", ["site-packages", "mine"])
-def test_a_primitive_of_a_library_has_the_line_of_the_loop_that_calls_it(
-    tmp_path, monkeypatch, folder
-):
+def test_a_primitive_of_a_library_has_the_line_of_the_loop_that_calls_it(tmp_path, monkeypatch, folder):
     (tmp_path / folder).mkdir()
     (tmp_path / folder / "rows_of_others.py").write_text(LIBRARY)
     monkeypatch.syspath_prepend(tmp_path / folder)
