@@ -183,7 +183,8 @@ class Repair:
                 return explained.skipped(self, eqn, "no-rule")
             return list(map(Value, outs))
         if self._finds_in_lowering(eqn):
-            outs = foreign.rebuild(eqn, as_written(operands), _Lowered(self, eqn, {}))
+            arrays = as_written(operands)
+            outs = foreign.rebuild(eqn, arrays, _Lowered(self, eqn, arrays, {}))
             explained.done(eqn)
             return list(map(Value, outs))
         explained.asked(eqn)

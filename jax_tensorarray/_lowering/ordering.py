@@ -178,11 +178,11 @@ class _Block:
 
 def _order_block(mlir_block: ir.Block, ownership: Ownership, sinks: bool, barriers_hold: bool) -> None:
     block = _Block(mlir_block, ownership.functions)
-    users: dict[Value, set[int]] = {}
+    uses: dict[Value, list[tuple[int, Operation, int]]] = {}  # in which operation of the block, by which, as which
     owning: dict[Value, set[int]] = {}
     for k, op in enumerate(block.operations):
         for user, number, value in nested_operands(op):
-            users.setdefault(value, set()).add(k)
+            uses.setdefault(value, []).append((k, user, number))
             if ownership.owns(user, number):
                 owning.setdefault(value, set()).add(k)
     pinned = set().union(*owning.values())
@@ -192,13 +192,12 @@ def _order_block(mlir_block: ir.Block, ownership: Ownership, sinks: bool, barrie
 
     pending: dict[int, list[tuple[Value, list[int]]]] = {}
     for value, candidates in owning.items():
-        is_held = any(_is_held(block.operations[k], value, ownership) for k in users[value])
-        if num_bytes(value) < _LEAST_BYTES and not is_held:
-            continue
+        if num_bytes(value) < _LEAST_BYTES and not any(ownership.holds(user, n) for _, user, n in uses[value]):
+            continue  # and no call of ours has it as its buffer
         # Of several owners the last may have the buffer itself; the others copy it, as their meaning demands.
         owner = max(candidates, key=lambda k: block.rank[k])
         readers = []
-        for k in sorted(users[value] - candidates):
+        for k in sorted({k for k, _, _ in uses[value]} - candidates):
             if k == len(block.operations) - 1:
                 continue  # the value leaves the block, so it has to outlive the owner
             if block.rank[k] > block.rank[owner]:
@@ -286,11 +285,6 @@ _MADE_ALONE = frozenset(
         *("optimization_barrier", "rng", "rng_bit_generator", "triangular_solve"),
     )
 )
-
-
-def _is_held(op: Operation, value: Value, ownership: Ownership) -> bool:
-    """Return whether a call of ours in an operation has an array as its buffer."""
-    return any(used == value and ownership.holds(user, number) for user, number, used in nested_operands(op))
 
 
 def _is_splat(value: Value) -> bool:

@@ -62,17 +62,16 @@ def close(found, want, message=""):
         np.testing.assert_allclose(got, x, rtol=1e-9, atol=1e-11 * np.max(np.abs(x)), err_msg=message)
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_a_gradient_is_right_and_takes_a_few_times_the_buffers(name):
+@pytest.mark.parametrize(("turn", "name"), list(enumerate(PROGRAMS)))
+def test_a_gradient_is_right_and_takes_a_few_times_the_buffers(turn, name):
     f, args = PROGRAMS[name](T)
     plain = compiled(gradient(f, args), *args)
     want, most = plain(*args), 12 * bytes_of_buffers(f, *args) + 2e5
-    for order, of in ORDERS.items():
-        program = compiled(of(f, args), *args)
-        assert bytes_of(program) <= min(most, bytes_of(plain) / 4), order
-        close(program(*args), want, order)
-    order = list(BATCHED)[list(PROGRAMS).index(name) % len(BATCHED)]  # the others are those of random programs
-    close(jax.jit(BATCHED[order](f, args))(*args), want, order)
+    order, batched = list(ORDERS)[turn % 2], list(BATCHED)[turn % 3]  # the others are those of random programs
+    program = compiled(ORDERS[order](f, args), *args)
+    assert bytes_of(program) <= min(most, bytes_of(plain) / 4), order
+    close(program(*args), want, order)
+    close(jax.jit(BATCHED[batched](f, args))(*args), want, batched)
     assert "undo" in {choice.residuals for choice in choice_of_residuals(f, *args)}
 
 
@@ -119,7 +118,6 @@ def test_in_place_takes_residuals_and_memory():
     want, plain = plain(Q), bytes_of(plain)
     for options, most in (
         ({"residuals": "tape"}, 1.1 * plain),
-        ({"residuals": "undo"}, 6 * Q.nbytes),
         ({"residuals": Undo()}, 6 * Q.nbytes),
         ({"residuals": "checkpoint"}, 20 * Q.nbytes),
         ({"residuals": "checkpoint", "memory": 30 * Q.nbytes}, 50 * Q.nbytes),

@@ -209,7 +209,7 @@ def test_a_trial_donates_what_the_program_donates_and_runs_on_fresh_arrays():
     assert case["arguments"][0]["cost"] == 4 * N * case["arguments"][0]["times"] * CALLS
 
 
-def test_arguments_that_are_alike_are_told_of_once_and_keys_are_arguments_of_a_trial():
+def test_arguments_that_are_alike_are_told_of_once():
     def step(state, i):
         kept = jax.random.uniform(state["key"]) < 2
         return state | {"rows": [jnp.where(kept, rows.at[i].set(1.0), rows) for rows in state["rows"]]}
@@ -224,7 +224,7 @@ def test_arguments_that_are_alike_are_told_of_once_and_keys_are_arguments_of_a_t
     assert text.count("Without donation") == 1
 
 
-def test_an_argument_that_is_copied_for_several_shapes_is_listed_once_where_it_costs_most():
+def test_an_argument_is_listed_once_for_the_shape_that_costs_most():
     with watch() as report:
         for n in (N, 2 * N):
             called(step, jnp.ones(n, jnp.float32))

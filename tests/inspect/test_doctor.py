@@ -311,7 +311,7 @@ def test_watching_sees_programs_of_a_block_and_of_nothing_else():
     np.testing.assert_allclose(got, jax.grad(plain)(X))
 
 
-def test_a_line_that_is_compiled_for_several_shapes_is_listed_once_where_it_costs_most():
+def test_a_line_is_listed_once_for_the_shape_that_costs_most():
     def train(x):
         return jax.grad(lambda x: loss(lambda b, i, row: b.at[i].set(row), lambda b, i: b[i], x))(x)
 
@@ -372,7 +372,7 @@ def test_it_warns_of_the_jaxlib_whose_own_loops_are_quadratic(monkeypatch, versi
     assert (flag in str(report).splitlines()) == (flag in page(report, "a page")) == says
 
 
-def test_steps_of_loops_in_loops_are_multiplied_and_those_that_are_not_known_are_not_guessed():
+def test_steps_of_nested_loops_are_multiplied_and_never_guessed():
     def twice(x):
         return jnp.sum(lax.fori_loop(0, 5, lambda _, x: lax.fori_loop(1, 300, body, x), x))
 

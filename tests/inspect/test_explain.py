@@ -94,7 +94,7 @@ def test_what_is_said_to_stay_is_what_is_left_in_the_jaxpr(name, first_lines):
 
 @pytest.mark.parametrize("name", of_part(COPIES, KEPT_LONG))
 @pytest.mark.usefixtures("fusions_of_users")
-def test_the_doctor_gives_the_name_of_a_section_for_code_before_and_not_for_code_after(name, first_lines):
+def test_the_doctor_names_a_section_for_code_before_and_none_for_code_after(name, first_lines):
     names = SECTIONS[name][1].run(first_lines)
     args = names.get("args", (names["b"],))
     before, after = (loop_copies(names[which], *args, min_bytes=0) for which in ("before", "after"))

@@ -152,7 +152,7 @@ ENTRY %main (x: f32[100,64]) -> (f32[100,64], s32[]) {
 """
 
 
-def test_a_slice_that_starts_early_and_a_fused_call_that_updates_an_operand_touch_no_whole_buffer():
+def test_early_slices_and_fused_updates_touch_no_whole_buffer():
     operations = {op.name: op for op in hlo_text.operations_in_loops(ON_A_GPU)}
     assert (operations["start"].opcode, operations["start"].num_bytes) == ("fusion", 64 * 4)
     assert operations["in_place"].opcode == "dynamic-update-slice"

@@ -112,8 +112,8 @@ def test_values_and_types(name):
 
 def test_values_and_types_without_jit():
     with jax.disable_jit():
-        for name in PROGRAMS:
-            assert_same(["value", "vmap", "jvp"], name)
+        for turn, name in enumerate(PROGRAMS):
+            assert_same(["value", ["vmap", "jvp"][turn % 2]], name)
 
 
 def test_without_jit_the_body_may_change_an_array_of_numpy():
