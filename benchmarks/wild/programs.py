@@ -537,8 +537,8 @@ def optax_ctc(n: int) -> Any:
     50,
     200,
     gradient=True,
-    note="""The history is written at one place and read backwards from there by two scans in the same step. XLA puts
-one of them behind the write. 40 KiB a step at a history of 200 are no loss beside the scans.""",
+    note="""The history is written at one place and read backwards from there by two scans in the same step, one of
+which XLA puts after the write. `in_place` lets the write wait for both.""",
 )
 def jaxopt_lbfgs(n: int) -> Any:
     import jaxopt
@@ -626,7 +626,7 @@ def tfp_nuts(n: int) -> Any:
     50,
     200,
     note="""`_queue_push` moves all of the history by one row, by a `concat` of which a `where` selects, and both
-loops over the history read it whole. A row written at the index of the step would be enough.""",
+loops over the history read its rows. `in_place` keeps the row at which the history begins.""",
 )
 def tfp_lbfgs(n: int) -> Any:
     from tensorflow_probability.substrates import jax as tfp
@@ -701,9 +701,9 @@ def netket_metropolis(n: int) -> Any:
     50,
     200,
     gradient=True,
-    note="""Both histories are written in a `cond`, and copied twice each. Every step multiplies all of them too: four
-copies of 78 KiB are no loss beside that. The gradient is that of `RecursiveCheckpointAdjoint`, whose checkpoints hold
-both histories; six copies more than before are left there, and the time is the same.""",
+    note="""Both histories are carried twice and written in a `cond`. `in_place` carries them once. Every step
+multiplies all of them, which takes longer than the copies did. The gradient is that of
+`RecursiveCheckpointAdjoint`, whose checkpoints hold both histories: these are stored and read back as a whole.""",
 )
 def optimistix_lbfgs(n: int) -> Any:
     import optimistix
