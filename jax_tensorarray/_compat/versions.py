@@ -120,12 +120,9 @@ def traceable_lowerings(primitive: Primitive) -> dict[str, Traceable | None]:
     besides those for derivatives, batches and lowering. Where JAX keeps these rules, and a rule its function, is
     private. Without it `in_place` does not look into primitives of other libraries.
     """
-    private = private_names(
-        "interpreters.mlir", "_lowerings", "_platform_specific_lowerings", "_uncacheable_primitives"
-    )
-    if private is None or type(primitive) is not Primitive:
+    if _tables_of_lowerings is None or type(primitive) is not Primitive:
         return {}
-    common, of_platforms, uncacheable = private
+    common, of_platforms, uncacheable = _tables_of_lowerings
     if primitive in uncacheable or any(primitive in table for table in _further_rules):
         return {}
     tables = {"": common, **of_platforms}
@@ -140,6 +137,11 @@ def _traced_by(entry: Any) -> Traceable | None:
     held = dict(zip(rule.__code__.co_freevars, cells, strict=True))
     return Traceable(**held) if held.keys() == set(Traceable._fields) else None
 
+
+#: Looked up once: this is asked of every equation that `in_place` has no rule for.
+_tables_of_lowerings = private_names(
+    "interpreters.mlir", "_lowerings", "_platform_specific_lowerings", "_uncacheable_primitives"
+)
 
 _made_by_lower_fun: Any = mlir.lower_fun(lambda: ())
 

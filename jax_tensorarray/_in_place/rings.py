@@ -161,8 +161,8 @@ class Rings(Evaluator):
         return Value.of_literal(v)
 
     def equation(self, eqn: Any, operands: list[Held]) -> list[Held]:
-        is_passed = eqn.primitive.name in ("rev", "scan") or registry.inlined(eqn) is not None
-        if not is_passed and any(isinstance(x, _Reversed) for x in operands):
+        has_reversed = any(isinstance(x, _Reversed) for x in operands)
+        if has_reversed and eqn.primitive.name not in ("rev", "scan") and registry.inlined(eqn) is None:
             self.eqn = eqn
             operands = [Value(self.array(x)) if isinstance(x, _Reversed) else x for x in operands]
         return super().equation(eqn, operands)

@@ -18,6 +18,7 @@ from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
 from jax_tensorarray._jaxprs.registry import Change
+from jax_tensorarray._ops.primitive import is_zero
 
 Array = Any
 
@@ -151,14 +152,14 @@ def _all(original: Primitive, results: Any) -> list[Any]:
 
 def _jvp(original: Primitive, primals: Sequence[Array], tangents: Sequence[Any], **params: Any) -> Any:
     rule, own, change = ad.primitive_jvps[original], _of_original(params), params[_CHANGE]
-    nonzero = [not _is_zero(t) for t in tangents]
+    nonzero = [not is_zero(t) for t in tangents]
     zeros: list[Any] = []
 
     def derivative(primals: Sequence[Array], dots: Sequence[Array]) -> Any:
         outs, found = rule(tuple(primals), tuple(merge(dots, nonzero, tangents)), **own)
         found = _all(original, found)
-        zeros[:] = [t if _is_zero(t) else None for t in found]
-        return _all(original, outs), [t for t in found if not _is_zero(t)]
+        zeros[:] = [t if is_zero(t) else None for t in found]
+        return _all(original, outs), [t for t in found if not is_zero(t)]
 
     outs, dots = change.jvp(derivative, list(primals), flagged(tangents, nonzero), nonzero)
     found = merge(dots, [t is None for t in zeros], zeros)
@@ -168,14 +169,14 @@ def _jvp(original: Primitive, primals: Sequence[Array], tangents: Sequence[Any],
 def _transpose(original: Primitive, cts: Any, *operands: Any, **params: Any) -> list[Any]:
     rule, own, change = ad.primitive_transposes[original], _of_original(params), params[_CHANGE]
     cts = _all(original, cts)
-    given, known = [not _is_zero(ct) for ct in cts], [not ad.is_undefined_primal(x) for x in operands]
+    given, known = [not is_zero(ct) for ct in cts], [not ad.is_undefined_primal(x) for x in operands]
     others: list[Any] = []
 
     def transposed(some: Sequence[Array], some_operands: Sequence[Array]) -> list[Array]:
         every = merge(some, given, cts)
         found = rule(every if original.multiple_results else every[0], *merge(some_operands, known, operands), **own)
-        others[:] = [ct if ct is None or _is_zero(ct) else _MADE for ct in found]
-        return [ct for ct in found if not (ct is None or _is_zero(ct))]
+        others[:] = [ct if ct is None or is_zero(ct) else _MADE for ct in found]
+        return [ct for ct in found if not (ct is None or is_zero(ct))]
 
     made = change.call(transposed, flagged(cts, given), flagged(operands, known))
     return merge(made, [ct is _MADE for ct in others], others)
@@ -195,7 +196,3 @@ def _batch(original: Primitive, axis: Any, operands: Sequence[Array], dims: Sequ
 
     outs = change.call(batched, *operands)
     return (outs, found) if original.multiple_results else (outs[0], found[0])
-
-
-def _is_zero(x: Any) -> bool:
-    return type(x) is ad.Zero

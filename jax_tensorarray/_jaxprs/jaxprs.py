@@ -147,6 +147,15 @@ def fixed_point(
         carry = wider
 
 
+def jvp_of_some(f: Callable[..., Any], primals: Sequence[Any], nonzero: Sequence[bool], dots: Sequence[Array]) -> Any:
+    """Return the results of a function and their tangents, where the flagged arguments have the tangents `dots`."""
+
+    def at(*some: Array) -> Any:
+        return f(*merge(some, nonzero, primals))
+
+    return jax.jvp(at, flagged(primals, nonzero), dots)
+
+
 def differentiated_as(g: Callable[..., Any], f: Callable[..., Any]) -> Callable[..., Any]:
     """Return `f`, which has the derivatives of `g`. Both compute the same."""
     f = jax.custom_jvp(f)
@@ -154,11 +163,7 @@ def differentiated_as(g: Callable[..., Any], f: Callable[..., Any]) -> Callable[
     def rule(primals: Any, tangents: Any) -> Any:
         (leaves, tree), dots = jax.tree.flatten(primals), jax.tree.leaves(tangents)
         nonzero = [not isinstance(t, SymbolicZero) for t in dots]
-
-        def at(*some: Array) -> Any:
-            return g(*jax.tree.unflatten(tree, merge(some, nonzero, leaves)))
-
-        return jax.jvp(at, flagged(leaves, nonzero), flagged(dots, nonzero))
+        return jvp_of_some(lambda *xs: g(*jax.tree.unflatten(tree, xs)), leaves, nonzero, flagged(dots, nonzero))
 
     f.defjvp(rule, symbolic_zeros=True)
     return f

@@ -223,10 +223,7 @@ def _custom_jvp(eqn: Any, operands: Sequence[Array], change: Change) -> list[Arr
         nonzero = [not isinstance(t, SymbolicZero) for t in tangents]
 
         def derivative(primals: list[Array], dots: list[Array]) -> Any:
-            def of(*some: Array) -> list[Array]:
-                return jaxprs.bind(eqn, merge(some, nonzero, primals)[first:])
-
-            outs, tangents = jax.jvp(of, flagged(primals, nonzero), dots)
+            outs, tangents = jaxprs.jvp_of_some(lambda *xs: jaxprs.bind(eqn, xs[first:]), primals, nonzero, dots)
             return outs, flagged(tangents, are_inexact(outs))
 
         outs, found = change.jvp(derivative, list(primals), flagged(tangents, nonzero), nonzero)

@@ -62,11 +62,7 @@ def bind(eqn: Any, operands: Sequence[Array], strategy: Strategy) -> list[Array]
         found = _by_strategy(eqn.params, primals, merge(flagged(tangents, nonzero), nonzero, _zeros(primals)), strategy)
         if found is not None:
             return found
-
-        def scan(*some: Array) -> list[Array]:
-            return jaxprs.bind(eqn, merge(some, nonzero, primals))
-
-        return jax.jvp(scan, flagged(primals, nonzero), flagged(tangents, nonzero))
+        return jaxprs.jvp_of_some(lambda *xs: jaxprs.bind(eqn, xs), primals, nonzero, flagged(tangents, nonzero))
 
     run.defjvp(rule, symbolic_zeros=True)
     return list(run(*operands))

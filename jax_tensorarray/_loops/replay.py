@@ -76,16 +76,10 @@ class Replay:
     ) -> tuple[list[Array], list[Array]]:
         """Return the cotangents of the consts, added to the running ones, and of the carry before step `k`."""
 
-        def f(nonzero_consts: list[Array], nonzero_carry: list[Array]) -> tuple[list[Array], list[Array]]:
-            outs = jaxprs.function(self.body)(
-                *self.leading(k, steps),
-                *merge(nonzero_consts, self.nonzero_consts, consts),
-                *merge(nonzero_carry, self.nonzero_carry, carry),
-            )
-            return nonzero_consts, flagged(outs, self.nonzero_carry)
+        def after(consts: list[Array], carry: list[Array]) -> list[Array]:
+            return jaxprs.function(self.body)(*self.leading(k, steps), *consts, *carry)
 
-        _, pull = jax.vjp(f, flagged(consts, self.nonzero_consts), flagged(carry, self.nonzero_carry))
-        return pull((list(const_cts), list(carry_cts)))
+        return self._pulled_back(after, consts, carry, const_cts, carry_cts)
 
     def pull_back_by_tape(
         self, steps: Array, consts: Sequence[Array], init: Sequence[Array], const_cts: Any, carry_cts: Any
@@ -95,15 +89,21 @@ class Replay:
         def step(k: Array, steps: Array, *rest: Array) -> list[Array]:
             return jaxprs.function(self.body)(*self.leading(k, steps), *rest)
 
-        def end(some_consts: list[Array], some_carry: list[Array]) -> tuple[list[Array], list[Array]]:
-            all_consts, carry = (
-                merge(some_consts, self.nonzero_consts, consts),
-                merge(some_carry, self.nonzero_carry, init),
-            )
-            outs = counted(self, step, steps, all_consts, carry, False)
+        def after(consts: list[Array], carry: list[Array]) -> list[Array]:
+            return counted(self, step, steps, consts, carry, False)
+
+        return self._pulled_back(after, consts, init, const_cts, carry_cts)
+
+    def _pulled_back(
+        self, after: Callable[..., list[Array]], consts: Any, carry: Any, const_cts: Any, carry_cts: Any
+    ) -> tuple[list[Array], list[Array]]:
+        """Return the cotangents of the consts, added to the given ones, and of the carry before `after`."""
+
+        def f(some_consts: list[Array], some_carry: list[Array]) -> tuple[list[Array], list[Array]]:
+            outs = after(merge(some_consts, self.nonzero_consts, consts), merge(some_carry, self.nonzero_carry, carry))
             return some_consts, flagged(outs, self.nonzero_carry)
 
-        _, pull = jax.vjp(end, flagged(consts, self.nonzero_consts), flagged(init, self.nonzero_carry))
+        _, pull = jax.vjp(f, flagged(consts, self.nonzero_consts), flagged(carry, self.nonzero_carry))
         return pull((list(const_cts), list(carry_cts)))
 
 
@@ -181,10 +181,8 @@ def _jvp(primals: Sequence[Array], tangents: Sequence[Any], *, loop: Replay, str
     # A derivative of a derivative: the loop of primals and tangents has a tape.
     nonzero = [not is_zero(t) for t in tangents]
 
-    def f(*some: Array) -> list[Array]:
-        return _run(*merge(some, nonzero, primals), loop=loop, strategy=strategy)
-
-    return jax.jvp(f, flagged(primals, nonzero), flagged(tangents, nonzero))
+    run = functools.partial(_run, loop=loop, strategy=strategy)
+    return jaxprs.jvp_of_some(run, primals, nonzero, flagged(tangents, nonzero))
 
 
 def _transpose(cts: Sequence[Any], *operands: Any, loop: Replay, strategy: Strategy) -> Any:

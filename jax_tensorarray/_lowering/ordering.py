@@ -83,15 +83,22 @@ class _Block:
         """
         values, found = [result], {result}
         for value in values:
-            users = [k for use in value.uses if (k := self.number_of(operation(use.owner))) is not None]
+            users = self.users(value)
             if any(self.rank[k] > self.rank[owner] for k in users) and num_bytes(value) <= limit:
                 return value
-            for k in users:
-                if self.rank[k] < self.rank[owner]:
-                    made = [x for x in self.operations[k].results if x not in found]
-                    found.update(made)
-                    values += made
+            values += self._made_before(owner, users, found)
         return result
+
+    def users(self, value: Value) -> list[int]:
+        """Return the operations that use a value, but for fences that were put in."""
+        return [k for use in value.uses if (k := self.number_of(operation(use.owner))) is not None]
+
+    def _made_before(self, owner: int, users: Sequence[int], found: set[Value]) -> list[Value]:
+        """Return the results of those operations that come before the owner. They are added to what was `found`."""
+        made = [x for k in users if self.rank[k] < self.rank[owner] for x in self.operations[k].results]
+        new = [x for x in dict.fromkeys(made) if x not in found]
+        found.update(new)
+        return new
 
     def made_at_once(self, reader: int, buffer: Value) -> list[int]:
         """Return a reader of all of a buffer, and what uses the large arrays that are made of it, but for the last."""
@@ -100,8 +107,8 @@ class _Block:
             return found
         for k in found:
             large = [x for x in self.operations[k].results if num_bytes(x) > num_bytes(buffer) / 2]
-            users = {self.number_of(operation(use.owner)) for x in large for use in x.uses}
-            found += sorted(m for m in users if m is not None and m not in found and m != len(self.operations) - 1)
+            users = {m for x in large for m in self.users(x)}
+            found += sorted(m for m in users if m not in found and m != len(self.operations) - 1)
         return found
 
     def waited_for(self, owner: int, reader: int, buffer: Value) -> list[Value]:
@@ -125,16 +132,12 @@ class _Block:
                 last = self.used_after(owner, value, limit)
                 waited += [last] if num_bytes(last) <= limit else []
                 continue
-            users = [k for use in value.uses if (k := self.number_of(operation(use.owner))) is not None]
+            users = self.users(value)
             if any(self.rank[k] > self.rank[owner] for k in users):
                 if num_bytes(value) > limit:
                     return []
                 waited.append(value)
-            for k in users:
-                if self.rank[k] < self.rank[owner]:
-                    made = [x for x in self.operations[k].results if x not in found]
-                    found.update(made)
-                    values += made
+            values += self._made_before(owner, users, found)
         return waited
 
     def number_of(self, op: Operation) -> int | None:
