@@ -300,7 +300,7 @@ class CustomVJPRules:
     def backward(self, kept: Sequence[Array], cts: Sequence[Any]) -> list[Any]:
         """Return the cotangents of the operands. Those that are not arrays are zeros."""
         found = self._backward.call_wrapped(*kept, *cts)
-        return list(found[0] if isinstance(found, tuple) else found)  # from 0.11 on there is a log behind them
+        return list(found[0] if isinstance(found, tuple) else found)  # from 0.11 on a log follows them
 
 
 def custom_vjp_rules(eqn: Any) -> CustomVJPRules | None:

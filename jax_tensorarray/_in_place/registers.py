@@ -29,7 +29,7 @@ _LEAST, _LEAST_OF_EXAMPLE = 128, 4096
 
 
 class Registers(NamedTuple):
-    """A loop whose registers are rings. Its body takes and returns their starts behind the other carries."""
+    """A loop whose registers are rings. Its body takes and returns their starts after the other carries."""
 
     jaxpr: Any
     predicate: Any  #: of a `while_loop`, which takes the starts, too

@@ -106,7 +106,7 @@ class _Piece(NamedTuple):
 
 
 class _Line(NamedTuple):
-    """Pieces, one behind the other along an axis."""
+    """Pieces, one after the other along an axis."""
 
     pieces: tuple[_Piece, ...]
     axis: int
@@ -141,7 +141,7 @@ def longer(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def spread(x: Array, shape: Sequence[int]) -> Array:
-    """Repeat along further axes behind."""
+    """Repeat along further axes, which come last."""
     return x if x.shape == tuple(shape) else lax.broadcast_in_dim(x, shape, range(x.ndim))
 
 
@@ -327,8 +327,8 @@ def _replaced(self: Rings, of: Held, rows: Held, axis: int, first: int, count: i
     if isinstance(of, Value):
         return None
     line, new = _line(of), (_Piece(rows, 0, count),) if isinstance(rows, Value) else _line(rows).pieces
-    behind = line.part(first + count, line.length - first - count)
-    return [self.made(_Line((*line.part(0, first).pieces, *new, *behind.pieces), axis))]
+    after = line.part(first + count, line.length - first - count)
+    return [self.made(_Line((*line.part(0, first).pieces, *new, *after.pieces), axis))]
 
 
 def _gather(self: Rings, eqn: Any, operands: list[Held]) -> list[Held] | None:

@@ -52,7 +52,7 @@ class Change:
     takes_some_cotangents = True  #: whether `backward` may be without those of some results, and return those of some
 
     def body(self, jaxpr: Any, *args: Array) -> list[Array]:
-        """Return the results of the changed jaxpr, perhaps with further ones behind them."""
+        """Return the results of the changed jaxpr, perhaps followed by further ones."""
         raise NotImplementedError
 
     def policy(self, policy: Any) -> Any:

@@ -6,7 +6,7 @@ makes the order explicit. For each value with readers and one last owner (the op
 or the loop, branch or call inside which that happens), the readers' results become operands of the owner, which
 ignores them, so that reading comes first by data dependence. An owner that is not one of our calls gets a fence in
 front: an in-place identity that takes those operands instead. A reader that follows its owner in the program text
-but does not depend on it is moved in front of it. If what it is made of may not move, the owner is moved behind it.
+but does not depend on it is moved in front of it. If what it is made of may not move, the owner is moved after it.
 
 What XLA would fuse with a reader of a whole buffer reads that buffer as well, so the owner waits for all of it.
 """
@@ -251,7 +251,7 @@ def _is_read_before_it_leaves(block: _Block, owner: int) -> bool:
 
 
 def _sink(block: _Block, owner: int, reader: int, owning: dict[Value, set[int]], ownership: Ownership) -> bool:
-    """Move an owner and what depends on it behind a reader. Return whether that is possible."""
+    """Move an owner and what depends on it after a reader. Return whether that is possible."""
     moved = block.descendants(owner, reader)
     between = {k for k in block.order[block.rank[owner] : block.rank[reader] + 1] if k not in moved}
     for k in moved:

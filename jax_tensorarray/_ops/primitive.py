@@ -351,7 +351,7 @@ def _on_one_axis(reference: Callable[..., Any], call: Call) -> Callable[..., Any
     ) -> Any:
         batch, sizes, elem = np.split(buffer.shape, [batch_dims, batch_dims + index_dims])
         index, *rest = operands
-        values = len(call.operands) - 3  # behind the buffer and the index, and before the mask
+        values = len(call.operands) - 3  # after the buffer and the index, and before the mask
         index, *where = rows_of_windows(window, sizes, index, *rest[values:])
         operands = (index, *rest[:values], *where)
         if index_dims == 1:

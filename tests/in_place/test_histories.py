@@ -49,7 +49,7 @@ def places_from(i):
 
 
 def in_a_branch(x):
-    """As jaxopt has it: the step is a branch, and reads a row behind the write."""
+    """As jaxopt has it: the step is a branch, and reads a row after the write."""
 
     def step(i, s, y, of_rows, x, scale):
         new, ds, dy, r = differences(x, direction(s, y, of_rows, scale * gradient(x), places_from(i)))
@@ -103,7 +103,7 @@ def twice_in_the_carry(x):
 
 
 def moved_by_a_row(x):
-    """As TensorFlow Probability has it: all rows move, behind a `where`, and scans have them as `xs`."""
+    """As TensorFlow Probability has it: all rows move, inside a `where`, and scans have them as `xs`."""
 
     def push(rows, should, new):
         return jnp.where(should, jnp.concatenate([rows[1:], new[None]]), rows)

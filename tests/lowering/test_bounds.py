@@ -106,7 +106,7 @@ def in_numpy(p):
 
 
 def in_jax(p, read, read_behind, read_again):
-    """The sum of what these give of them, the last of the first of each step behind a scan."""
+    """The sum of what these give of them, the last of the first of each step after a scan."""
     int32, data = jnp.int32, jnp.asarray(DATA)
 
     def body(c, total, k, x):

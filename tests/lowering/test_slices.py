@@ -157,7 +157,7 @@ def buffers(*lengths):
 
 
 def in_loop(found):
-    """Without the calls that raise behind the loop what was out of range in it."""
+    """Without the calls that raise after the loop what was out of range in it."""
     return [name for name in found if name != "check"]
 
 

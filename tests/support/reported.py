@@ -45,7 +45,7 @@ def filled_by_while(x, step):
 
 
 def popped(x, places, count=16):
-    """jax#17845: what is behind a place moves there, as a window of fixed size."""
+    """jax#17845: what comes after a place moves there, as a window of fixed size."""
 
     def body(x, i):
         value = x[i]

@@ -49,7 +49,7 @@ def sliding_window(xs):
 
 @program(lambda r: (floats(r, 20000), whole(r, 19000, 2000)))
 def priority_pop(queue, places):
-    """What is behind a place moves there, as a window."""
+    """What comes after a place moves there, as a window."""
 
     def step(queue, i):
         behind = lax.dynamic_slice(queue, (i + 1,), (50,))

@@ -72,7 +72,7 @@ def metropolis(x, moves, numbers):
 
 @program(lambda r: (floats(r, 8, scale=0.5), floats(r, 1000, 8), r.random(1000, np.float32)))
 def metropolis_kept(x, moves, numbers):
-    """Only what is accepted is written, behind what is there."""
+    """Only what is accepted is written, after what is there."""
 
     def step(c, m):
         kept, n, now = c

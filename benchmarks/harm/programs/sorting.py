@@ -59,7 +59,7 @@ def quicksort(xs):
 
 @program(lambda r: (floats(r, 5000), whole(r, 2**30, 5000)))
 def fisher_yates(xs, numbers):
-    """A shuffle: each is exchanged with one behind it."""
+    """A shuffle: each is exchanged with a later one."""
 
     def body(i, xs):
         j = i + numbers[i] % (xs.size - i)
@@ -205,7 +205,7 @@ def failure_table(text):
 
 @program(lambda r: (whole(r, 2, 2000), whole(r, 2, 8)), by=None)
 def string_matching(text, pattern):
-    """Where a pattern begins, behind one another."""
+    """Where a pattern begins, one after the other."""
 
     def body(i, c):
         places, n = c
