@@ -712,9 +712,7 @@ def test_what_the_result_does_not_depend_on_leaves_no_nan(residuals, transform):
         c = 0, jnp.ones(3), jnp.zeros((MOST, 3)), 1.0
         kept = Inverse(back) if residuals == "inverse" else residuals
         if loop:
-            c = while_loop(
-                lambda c: c[-1] > 0, functools.partial(step, scale), c, max_steps=MOST, residuals=kept, return_steps=True
-            )[0]
+            c = while_loop(lambda c: c[-1] > 0, functools.partial(step, scale), c, max_steps=MOST, residuals=kept)
         else:
             for _ in range(4):
                 c = step(scale, c)
