@@ -384,9 +384,12 @@ class InJax:
         return jax.checkpoint(f, policy=policy)(*state)
 
     def loop(self, s: Loop, trips: Any, goes_on: Any, step: Any, state: Any) -> Any:
+        # An error that no result depends on goes with the state. Its derivative is infinite.
         def body(k: Any, *state: Any) -> Any:
-            return step(jnp.asarray(k, jnp.int32), *state)
+            after = step(jnp.asarray(k, jnp.int32), *state[:-1])
+            return *after, jnp.sqrt(0.0 * after[1])
 
+        state = *state, jnp.zeros_like(state[1])
         kind = "while_loop" if s.kind == "lax.while_loop" and self.reverse_mode else s.kind
         objects = {
             "checkpoint": ta.Checkpoint(s.checkpoints),
@@ -398,7 +401,7 @@ class InJax:
 
             def more(carry: Any) -> Any:
                 k, state = carry
-                here = k < trips if goes_on is None else (k < trips) & goes_on(*state)
+                here = k < trips if goes_on is None else (k < trips) & goes_on(*state[:-1])
                 return here if kind == "while_loop" else here & (k < s.steps)
 
             def next_carry(carry: Any) -> Any:
@@ -406,12 +409,12 @@ class InJax:
 
             start = (jnp.int32(0), state)
             if kind == "while_loop":
-                return ta.while_loop(more, next_carry, start, max_steps=s.steps, **options)[1], []
-            return lax.while_loop(more, next_carry, start)[1], []
+                return ta.while_loop(more, next_carry, start, max_steps=s.steps, **options)[1][:-1], []
+            return lax.while_loop(more, next_carry, start)[1][:-1], []
         if kind.endswith("fori_loop"):
             if kind == "fori_loop":
-                return ta.fori_loop(0, trips, lambda k, x: body(k, *x), state, max_steps=s.steps, **options), []
-            return lax.fori_loop(0, s.steps, lambda k, x: body(k, *x), state), []
+                return ta.fori_loop(0, trips, lambda k, x: body(k, *x), state, max_steps=s.steps, **options)[:-1], []
+            return lax.fori_loop(0, s.steps, lambda k, x: body(k, *x), state)[:-1], []
 
         def scanned(x: Any, k: Any) -> Any:
             after = body(k, *x)
@@ -420,7 +423,7 @@ class InJax:
         ks = jnp.arange(s.steps, dtype=jnp.int32)
         scan = functools.partial(ta.scan, **options) if kind == "scan" else lax.scan
         state, ys = scan(scanned, state, ks, reverse=s.reverse)
-        return state, [jnp.dot(0.5 ** jnp.arange(s.steps), ys)]
+        return state[:-1], [jnp.dot(0.5 ** jnp.arange(s.steps), ys)]
 
     def leapfrog(self, a: Any, b: Any, steps: int, trips: Any) -> Any:
         def forward(carry: Any) -> Any:
