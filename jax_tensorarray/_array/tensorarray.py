@@ -522,8 +522,8 @@ class TensorArray:
         return ta
 
     def __del__(self) -> None:
-        if id(self) == _newest:
-            warn_if_dropped(sys._getframe(1))
+        if id(self) == _newest and (caller := sys._getframe().f_back) is not None:  # None when the process ends
+            warn_if_dropped(caller)
 
     def _element(self, leaves: list[Any]) -> Any:
         return self._rows.spec.element.unflatten(leaves)

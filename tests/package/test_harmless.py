@@ -115,6 +115,14 @@ def test_importing_changes_no_program_cache_key_location_or_traceback(tmp_path):
     assert without.keys() == with_library.keys()
 
 
+def test_a_script_that_holds_an_array_to_its_end_ends_in_silence():
+    script = "import jax.numpy as jnp, jax_tensorarray as jta; ta = jta.TensorArray(jnp.float32, 1).write(0, 1.0)"
+    settings = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path]), "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", script]
+    run = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True, check=True)
+    assert run.stdout + run.stderr == ""
+
+
 def lines_of(f):
     """The lines of a function."""
     lines, first = inspect.getsourcelines(f)
