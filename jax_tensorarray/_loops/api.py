@@ -247,7 +247,8 @@ def scan(
     init = entering_loop(lambda carry: f(carry, jax.tree.map(lambda x: x[0], xs))[0], init, steps)
     if isinstance(strategy, Inverse) or (isinstance(strategy, Tape) and strategy.offload):
         return leaving_loop(_scan_by_rows(f, init, xs, length, reverse, strategy))
-    if strategy == Tape() or jax.config.jax_disable_jit:
+    are_arrays = all(hasattr(x, "shape") for x in jax.tree.leaves(xs))  # else JAX's scan says what is wrong
+    if strategy == Tape() or jax.config.jax_disable_jit or not are_arrays:
         return leaving_loop(lax.scan(f, init, xs, length, reverse, unroll))
     return leaving_loop(bind_loop(lax.scan, (f,), (init, xs), None, strategy, (length, reverse, unroll)))
 

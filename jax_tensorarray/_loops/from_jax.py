@@ -99,7 +99,7 @@ def _traces_of(body_fun: Any) -> Callable[..., Any]:
     body = weakref.ref(body_fun)
 
     @_compat.cached
-    def traced(cond_fun: Any, single: bool, loop: Any, types: Any, tree: Any, options: Sequence[Any]) -> Any:
+    def traced(cond_fun: Any, single: bool, loop: Any, types: Any, tree: Any, options: Any, kinds: Any) -> Any:
         return _trace(loop, [body()] if single else [cond_fun, body()], types, tree, options)
 
     return traced
@@ -116,7 +116,8 @@ def _traced(loop: Callable[..., Any], functions: Sequence[Any], args: Any, optio
         hash((tree, options, *map(weakref.ref, functions)))
     except TypeError:  # no function, say
         return _trace(loop, functions, types, tree, options)
-    return _traces_of(functions[-1])(functions[0], len(functions) == 1, loop, types, tree, options)
+    kinds = tuple(map(type, options))  # `unroll=True` equals `unroll=1`, and means another loop
+    return _traces_of(functions[-1])(functions[0], len(functions) == 1, loop, types, tree, options, kinds)
 
 
 def bind_loop(

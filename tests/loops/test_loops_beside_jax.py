@@ -330,6 +330,27 @@ def message(f, *args, **kwargs):
     return type(error.value), str(error.value)
 
 
+def test_numbers_that_are_no_arrays_are_not_scanned():
+    """Over a list of numbers, each of which is a leaf of `xs`."""
+    calls = [functools.partial(loop, lambda c, x: (c + 1, x), 0, [1, 2]) for loop in (lax.scan, ta.scan)]
+    assert message(calls[1]) == message(calls[0])
+
+
+@pytest.mark.parametrize("loop", ["scan", "fori_loop"])
+def test_unroll_means_what_jax_means_by_it(loop):
+    def step(c, x):
+        return jnp.sin(c * x), None
+
+    def program(lib, unroll):
+        if loop == "scan":
+            return lambda xs: lib.scan(step, 1.0, xs, unroll=unroll)[0]
+        return lambda xs: lib.fori_loop(0, 4, lambda i, c: step(c, xs[i])[0], 1.0, unroll=unroll)
+
+    for unroll in (1, True, 2, False):  # of which some are equal
+        ours, jaxs = (jax.jit(program(lib, unroll)).lower(jnp.ones(4)).as_text() for lib in (ta, lax))
+        assert ours.count("sine") == jaxs.count("sine")
+
+
 @pytest.mark.parametrize("name", MISFITS)
 def test_what_does_not_fit_is_said_in_the_words_of_jax(name):
     cond_fun, body_fun, init = MISFITS[name]
