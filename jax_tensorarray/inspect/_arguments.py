@@ -60,7 +60,7 @@ class ArgumentCopy(NamedTuple):
         return self.num_bytes * self.times * (self.calls or 1)
 
     def __str__(self) -> str:
-        where = f"{self.file}:{self.line}" if self.file else "a line that XLA does not tell"
+        where = f"{self.file}:{self.line}" if self.file else "a line that XLA does not name"
         return f"{where}: {what_is_copied(self)}"
 
 

@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m jax_tensorarray.inspect",
         description="Run a program, and report which of its loops copy whole buffers, which arguments are copied in "
-        "every call, where, and what in_place makes of them. The report goes to the standard error.",
+        "every call, where, and what in_place makes of them. The report goes to standard error.",
     )
     parser.add_argument("-m", action="store_true", dest="module", help="SCRIPT is the name of a module")
     parser.add_argument("--fail", action="store_true", help="exit with 1 if something is listed")

@@ -79,7 +79,7 @@ class LoopCopy(NamedTuple):
     reason: str = ""
 
     def __str__(self) -> str:
-        where = f"{self.file}:{self.line}" if self.file else "a line that XLA does not tell"
+        where = f"{self.file}:{self.line}" if self.file else "a line that XLA does not name"
         a_step = "" if self.for_gradient else f", {readable(self.num_bytes)} a step"
         return f"{where}: {what_it_is(self)}{a_step}"
 
@@ -141,7 +141,7 @@ class LoopCopies(list[LoopCopy]):
     def _of_arguments(self) -> list[str]:
         lines = []
         for copies in alike(self.arguments):
-            place = f"{copies[0].file}:{copies[0].line}" if copies[0].file else "a line that XLA does not tell"
+            place = f"{copies[0].file}:{copies[0].line}" if copies[0].file else "a line that XLA does not name"
             lines += ["", place, *[f"    {copies[0].code}"] * bool(copies[0].code)]
             for text in sentences(copies):
                 lines += wrapped(text, "  ")

@@ -107,7 +107,7 @@ class _Way(NamedTuple):
         """Run a program on zeros."""
         compiled = compiled or self.compiled(jaxpr)
         if None in hlo_buffers.trip_counts(compiled.as_text() or ""):
-            raise ValueError("nobody knows whether it ends")
+            raise ValueError("it is not known whether it ends")
         return Measurement(steps, seconds_of(compiled, lambda: list(map(_zeros, jaxpr.in_avals))), allocated(compiled))
 
     def grown(self, fewer: tuple[Any, int, int], now: Measurement) -> Growth:

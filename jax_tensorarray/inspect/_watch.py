@@ -330,7 +330,7 @@ def what_it_needs(trial: Trial) -> str:
 
 
 def _place(copy: LoopCopy | ArgumentCopy | Place) -> list[str]:
-    lines = [f"   {name_of_file(copy.file)}:{copy.line}" if copy.file else "   a line that XLA does not tell"]
+    lines = [f"   {name_of_file(copy.file)}:{copy.line}" if copy.file else "   a line that XLA does not name"]
     return [*lines, f"       {copy.code}"[:WIDTH]] if copy.code else lines
 
 
