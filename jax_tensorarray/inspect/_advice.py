@@ -31,8 +31,8 @@ ADVICE = {
     "of. Read single rows by ta_read(b, i), and write by ta_write(b, i, x).",
     "sum": "A cond or an inner loop that reads a few rows has a gradient of the size of the buffer, and so has a cond "
     "that jax.vmap turns into a select. Read by ta_read(b, i), whose gradient is added in place.",
-    "anew": "The loop computes every row in every step. If that is what it should do, leave it; otherwise update the rows "
-    "that change, by ta_write, ta_add or ta_swap.",
+    "anew": "The loop computes every row in every step. If that is what it should do, leave it; otherwise update the "
+    "rows that change, by ta_write, ta_add or ta_swap.",
     "save": "Every step keeps the whole buffer: as a stacked output, or for the backward pass. With jax.checkpoint, "
     "read by ta_read and give it the policy checkpoint_policies.save_reads. Stack rows rather than buffers.",
     "kept": "The derivative of a step needs all of the buffer, so JAX keeps it for every step. Under in_place a loop "
