@@ -76,7 +76,7 @@ OF_ARGUMENTS = {
     "gets. Return each argument in its place.",
 }
 
-#: What to do about a program that takes more time for each step the more there are, though nothing is copied.
+#: What to do about a program that takes more time for each step the more steps there are, though nothing is copied.
 OF_GROWTH = (
     "No loop copies a buffer and none computes with all rows, but a step takes longer, or more memory, the longer the "
     "loop. A view that is made in the loop (`q.T[i]`, `q.astype(t)[i]`) may be made anew in every step: make it before "

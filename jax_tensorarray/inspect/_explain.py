@@ -1,4 +1,4 @@
-"""Say what `in_place` makes of each read, write and select of rows, and why it leaves what it leaves."""
+"""Say what `in_place` makes of each read, write and select of rows, and why it leaves some as they are."""
 
 import linecache
 import re

@@ -98,7 +98,7 @@ class _Way(NamedTuple):
 
     def compiled(self, jaxpr: Any) -> Any:
         types = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in jaxpr.in_avals]
-        with warnings.catch_warnings():  # of arguments that are donated in vain
+        with warnings.catch_warnings():  # about donated arguments whose memory is of no use
             warnings.simplefilter("ignore")
             jitted = jax.jit(self.transformed(jaxpr_as_fun(jaxpr)), donate_argnums=tuple(sorted(self.donated)))
             return jitted.lower(*types).compile()
@@ -181,7 +181,7 @@ def grows(case: "CompiledProgram") -> bool:
 def _again_if_slower(
     before: Measurement, after: Measurement, measured: Callable[[], tuple[Measurement, Measurement]]
 ) -> tuple[Measurement, Measurement]:
-    """Measure again what has become slower, for the machine may have been busy meanwhile. Return the shorter times."""
+    """Measure again what has become slower, since the machine may have been busy. Return the shorter times."""
     if after.seconds <= before.seconds:
         return before, after
     again, after_again = measured()
