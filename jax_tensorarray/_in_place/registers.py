@@ -131,7 +131,7 @@ def _candidates(body: registry.Body, least: int = _LEAST) -> dict[int, int]:
 
 
 def is_divided(aval: Any) -> bool:
-    """Return whether the type of an array says how devices share it: then the types made here would have to."""
+    """Return whether the type of an array says how devices share it: then those made here would have to say so."""
     return any(axes is not None for axes in aval.sharding.spec)
 
 
