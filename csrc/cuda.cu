@@ -21,7 +21,7 @@ struct OnStream {
     if (rows == 0) return enqueue_nothing(stream);
     Grid grid = grid_for(rows, columns);
     void* arguments[] = {&body, &grid};
-    // This returns the status of this launch alone; after <<<...>>> it may be the status of anybody's earlier call.
+    // This returns the status of this launch alone; after <<<...>>> it may be that of an earlier call by other code.
     return cudaLaunchKernel(reinterpret_cast<const void*>(&run<Body>), dim3(grid.blocks_x, grid.blocks_y),
                             dim3(grid.threads_x, grid.threads_y), arguments, 0, stream);
   }

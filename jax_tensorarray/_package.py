@@ -160,8 +160,8 @@ class PackageHook(importlib.abc.MetaPathFinder):
                 spec.loader = _Loader(spec.loader.name, spec.loader.path, self)
             elif spec.loader is not None and not isinstance(spec.loader, _WITHOUT_JITS):
                 warnings.warn(
-                    f"in_place_package: what {fullname} jits stays as it is, since it is not a source file, or "
-                    f"another import hook changes it: it has the loader {type(spec.loader).__name__}",
+                    f"in_place_package: what {fullname} jits stays as it is, since this module is not a source "
+                    f"file, or another import hook changes it: its loader is {type(spec.loader).__name__}",
                     RuntimeWarning,
                     stacklevel=2,
                 )

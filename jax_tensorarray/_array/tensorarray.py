@@ -358,8 +358,8 @@ class TensorArray:
             name: ignored.
             pad: whether an array with `max_size` gives `max_size` rows, with zeros past the size, inside and outside
                 of `jit` alike. `pad=False` gives exactly `size()` rows; the size must then be known, so it works
-                outside of `jit` only. None is True, but False for a `max_size` that a loop found, since nobody has
-                asked for zeros then.
+                outside of `jit` only. None is True, but False for a `max_size` that a loop found, since zeros would be
+                unexpected then.
 
         Raises:
             ValueError: the shape of the rows is not known, or rows have different shapes.
@@ -407,7 +407,7 @@ class TensorArray:
     ) -> "TensorArray":
         """Return the TensorArray with `value[k]` written to row `indices[k]`, in order: the last duplicate stays.
 
-        Differentiable: of duplicates the last one that is written gets the gradient.
+        Differentiable: of duplicates, the one written last gets the gradient.
 
         Args:
             indices: integers `[n]`.
@@ -506,7 +506,7 @@ class TensorArray:
         """Do nothing: memory is freed when the last TensorArray that holds it is gone."""
 
     def grad(self, source: Any, flow: Any = None, name: str | None = None) -> Any:
-        """Raise NotImplementedError, as TensorFlow 2 does not have it either: use `jax.grad`."""
+        """Raise NotImplementedError: TensorFlow 2 does not have it either. Use `jax.grad`."""
         raise NotImplementedError("TensorArray.grad is not supported; jax.grad differentiates through a TensorArray")
 
     # --- pytree ------------------------------------------------------------------------------------------------

@@ -170,7 +170,7 @@ class _Entry(Hlo):
         return made
 
     def _after_loop(self, loop: Instruction, init: Versions) -> Versions:
-        """Return what a loop makes of its carries. What it copies in its steps is a matter of its own."""
+        """Return what a loop makes of its carries. What it copies in its steps is a separate matter."""
         body = next(name for name, i in self.loops.items() if i.name == loop.name)
         steps = hlo_text.trip_count(loop.attributes)
         after = self._returned(body, [[ArgumentVersion(k) for k in range(len(init))]])

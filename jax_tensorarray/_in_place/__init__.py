@@ -7,5 +7,5 @@ gathers and scatters, `views` for rows of what is computed from a whole buffer, 
 versions of a buffer, `sums` for the sums in gradients of plain JAX, and `control` for loops. They share what they know
 about values through `values`. Rings, layouts and stacks are values in another representation, for which
 `representations` has the walk. Two modules come before: `early` repairs loops that the program itself differentiates,
-and `refs` makes arrays of refs. `explained` keeps what `inspect.explain` says.
+and `refs` turns refs into arrays. `explained` keeps what `inspect.explain` says.
 """

@@ -21,7 +21,7 @@ from jax_tensorarray._loops.strategy import Strategy
 #: Libraries with primitives of their own. The module of that name has rules for them.
 RULES_OF_LIBRARIES = {"equinox"}
 
-#: JAX's own, also where another function stands in its place.
+#: JAX's own, even where another function stands in its place.
 _jit = jax.jit
 
 
@@ -84,10 +84,10 @@ def in_place(
         residuals: what reverse mode keeps of each step of a loop that updates a buffer by rows, and reads all of it:
 
             - "auto": the rows that the step overwrites, and what cannot be computed again, if JAX would keep a whole
-              buffer, or what is made of one. Else what JAX keeps.
+              buffer, or values computed from one. Otherwise what JAX keeps.
             - "tape": what JAX keeps.
-            - "undo": the rows that are overwritten, also where this takes more.
-            - "checkpoint": of a loop a few carries in all, from which it runs on as often as it must.
+            - "undo": the rows that are overwritten, even where this takes more.
+            - "checkpoint": a few carries for the whole loop, from which it runs on as often as it must.
 
             Or an object like `Undo()` or `Checkpoint(16)`, as for `while_loop`.
         memory: for "auto" and "checkpoint", how many bytes a loop may keep for all of its steps, as for `Auto`.
@@ -133,7 +133,7 @@ def in_place(
 class _InPlace:
     """A function with its loops repaired. Like what `jax.jit` returns, it can be traced, lowered and exported.
 
-    It is not a Python function, since the attributes of one are copied to what is made of it, such as its gradient.
+    It is not a Python function, since JAX copies the attributes of one to what it makes of it, such as its gradient.
     """
 
     __slots__ = ("__dict__", "__weakref__", "_compiled", "_fun", "_request", "_static")

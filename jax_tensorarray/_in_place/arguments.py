@@ -1,4 +1,4 @@
-"""What of the arguments and results of a function is traced, and what passes through as it is.
+"""Which arguments and results of a function are traced, and which pass through as they are.
 
 Constants travel in the trees of the arguments, as nodes without leaves. So JAX sees arrays only, under the names that
 they have for the user, and compares the constants when it looks for what it has compiled.
@@ -114,7 +114,7 @@ class Static:
         )
 
     def split(self, is_traced: Callable[[Any], bool], *arguments: Any) -> tuple[_Arguments, list[Any]]:
-        """Return the arguments with nodes for what is not traced, and the values of which only the place is in them."""
+        """Return the arguments with nodes for what is not traced, and the values for which only places are in them."""
         changing: list[Any] = []
 
         def fixed(x: Any) -> Any:
@@ -145,7 +145,8 @@ def named_as(fun: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable
 
 
 def with_constants(fun: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function with nodes for constants in its results, so that these may be such as its arguments are.
+    """Return the function with nodes for constants in its results, so that these may be of the same kinds as its
+    arguments.
 
     What has been passed in stays what it is. Other numbers become arrays, as for `jax.jit`, and a closure is an error,
     as it may hold tracers.

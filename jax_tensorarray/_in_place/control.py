@@ -95,7 +95,7 @@ def _rewritten(
 ) -> tuple[registry.Body, list[Value], Any, Ends]:
     """Return a loop with each buffer once in its carry, registers as rings, and others as products need them.
 
-    With it come its first carry, its predicate, and the function from its last carry to the one of the given loop.
+    Also return its first carry, its predicate, and the function from its last carry to that of the given loop.
     """
     _, given, _ = loop.split(inputs)
     as_given = loop

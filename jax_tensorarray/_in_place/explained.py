@@ -1,7 +1,7 @@
 """What becomes of each read, write and select of rows, and why, for `inspect.explain`.
 
-The rules say why they leave an equation, by names, and `Repair` what became of it. Unless somebody listens, nothing is
-kept and nothing more is looked at.
+The rules say why they leave an equation, by names, and `Repair` what became of it. Unless there is a listener, nothing
+is kept and nothing more is looked at.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -48,7 +48,7 @@ class Listener:
         return self.refusals[0] if self.refusals else ("no-rule", {})
 
 
-#: Who listens. As a part of the key in JAX's caches it has everything traced anew, so that all rules are asked.
+#: The listener. It is a part of the key in JAX's caches, so everything is traced anew and all rules are asked.
 listening = jax.make_user_context(None)
 
 KINDS = {
@@ -266,7 +266,7 @@ def _skip(listener: Listener, left_as_is: _Left, jaxpr: Any) -> None:
                 left(left_as_is.reason, **left_as_is.facts)
             else:
                 repair.say_why(eqn)
-            if listener.refusals:  # else a rule would not leave it, and has been asked already
+            if listener.refusals:  # otherwise some rule does not leave it, and has been asked already
                 listener.notes.append(_note(jaxpr, eqn, kind, "", *listener.why()))
         elif kind is None:
             if name == "while":

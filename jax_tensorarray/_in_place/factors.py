@@ -27,7 +27,7 @@ def broadcast_in_dim(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
 
 
 def with_rows(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
-    """Combine a buffer with ones and some rows: only in these rows it changes."""
+    """Combine a buffer with ones and some rows: only these rows change."""
     buffer, factors = operands
     ones, update = factors.before, factors.update
     if ones is None or update is None or update.primitive is not ta_write_p or update.where is not None:
@@ -35,7 +35,7 @@ def with_rows(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     if not (ones if ones.shared is None else ones.shared).is_ones or buffer.shape != factors.shape:
         return None
     old = ta_read_p.bind(*arrays([buffer]), update.index, **update.params)
-    # Of a row that is left out nothing is known, nor has it a derivative.
+    # Nothing is known of a row that is left out, and it has no derivative.
     is_there = lax.broadcast_in_dim(jnp.asarray(update.index) >= 0, old.shape, range(jnp.ndim(update.index)))
     rows = lax.select(is_there, update.rows, lax.full_like(update.rows, 1))
     return [buffer.updated(update._replace(rows=jaxprs.bind(eqn, [old, rows])[0]))]

@@ -1,9 +1,9 @@
 """Keep a buffer in the layout that the products of a loop need: `jnp.einsum("bhd,blhd->bhl", q, cache)`.
 
-XLA multiplies matrices whose axes come after those of a batch. So it moves all of a cache `[batch, length, heads,
-dim]` in every step, and nothing of a cache `[batch, heads, length, dim]`. Here the axes of such a buffer are put in
-this order before the loop, and back after it. What reads or writes rows does so in the other order; if something else
-needs the buffer as it was, it stays so.
+XLA multiplies matrices whose axes come after those of a batch. So it moves all of a cache `[batch, length, heads, dim]`
+in every step, but nothing of a cache `[batch, heads, length, dim]`. Here the axes of such a buffer are put in this
+order before the loop, and back after it. What reads or writes rows does so in the other order; if something else needs
+the buffer as it was, it stays so.
 """
 
 from collections.abc import Sequence
@@ -130,7 +130,7 @@ class _LayoutTrial:
         self.jaxpr = jax.make_jaxpr(step)(consts, types, xs)
 
     def stays(self, k: int) -> bool:
-        """Return whether a carry has its layout after a step, and nobody needs another one."""
+        """Return whether a carry has its layout after a step, and nothing needs another one."""
         out, order = self.outs[k], self.orders.get(k)
         return isinstance(out, Turned) and out.order == order and k not in self.evaluator.needed
 

@@ -2,8 +2,8 @@
 
 All rows of such a buffer move in every step, though few of them are new. Here they stay where they are, as in a ring
 buffer: the carry has the place of the first one, and row k is at `(start + k) mod n`. What reads or writes rows does
-so there. Behind the loop the rows are put in order, once. A body that needs all rows of a register in order stays as
-it is, since to put them in order takes as long as to move them.
+so there. After the loop the rows are put in order, once. A body that needs all rows of a register in order stays as it
+is, since putting them in order takes as long as moving them.
 """
 
 import math
@@ -23,8 +23,8 @@ from jax_tensorarray._jaxprs import jaxprs, registry
 
 Array = Any
 
-#: From this size in bytes on a register is a ring, and one of an example that has a start of its own: to move all rows
-#: takes at most 1.1 times as long before (CPU, jax 0.12; rows of 1, 8 and 64 floats, alone and in batches of 8).
+#: A register of at least so many bytes is a ring, and one of an example that has a start of its own. Below that, moving
+#: all rows takes at most 1.1 times as long (CPU, jax 0.12; rows of 1, 8 and 64 floats, alone and in batches of 8).
 _LEAST, _LEAST_OF_EXAMPLE = 128, 4096
 
 
@@ -50,7 +50,8 @@ class Registers(NamedTuple):
         return own
 
 
-#: From this number of steps on a loop gains more than to put the rows in order takes (CPU, jax 0.12, 64 to 4096 rows).
+#: From this number of steps on, a loop gains more time than putting the rows in order takes (CPU, jax 0.12, 64 to 4096
+#: rows).
 LEAST_STEPS = 3
 
 
@@ -130,7 +131,7 @@ def _candidates(body: registry.Body, least: int = _LEAST) -> dict[int, int]:
 
 
 def is_divided(aval: Any) -> bool:
-    """Return whether the type of an array says how devices share it, and so would have to say of what is made here."""
+    """Return whether the type of an array says how devices share it: then those made here would have to say so."""
     return any(axes is not None for axes in aval.sharding.spec)
 
 
@@ -160,7 +161,7 @@ class _RegisterTrial:
         self.outs: list[Held] = []
 
     def move_together(self, jaxpr: Any) -> dict[int, int]:
-        """Return for each register the number of its start, after those that share one and move apart are parted."""
+        """Return for each register the number of its start: registers that move apart get separate ones."""
         n = len(self.carry)
         after = dict(zip(self.axes, twins.numbers_of_outputs(jaxpr)[n : n + len(self.axes)], strict=True))
         kinds = {k: (self.places[k], after[k]) for k in self.axes}
@@ -168,7 +169,7 @@ class _RegisterTrial:
         return {k: known.index(kind) for k, kind in kinds.items()}
 
     def with_starts_once(self, jaxpr: Any) -> Any:
-        """Return a body that returns a start of each register as one that returns each start once."""
+        """Turn a body that returns a start for each register into one that returns each start once."""
         n = len(self.carry)
         first = [list(self.places.values()).index(k) for k in range(len(self.shapes))]
 
@@ -179,7 +180,7 @@ class _RegisterTrial:
         return jaxpr if len(first) == len(self.axes) else jax.make_jaxpr(step)(*jaxpr.in_avals)
 
     def is_register(self, k: int) -> bool:
-        """Return whether the rows of a carry move, and nobody needs most of them in order."""
+        """Return whether the rows of a carry move, and nothing needs most of them in order."""
         return self.moves(k) and k not in self.evaluator.needed
 
     def moves(self, k: int) -> bool:

@@ -34,7 +34,8 @@ for family in (rows.RULES, selects.RULES, sums.RULES, factors.RULES):
 class Repair:
     """An evaluator of jaxprs. Rows matter in loops, where work on all of them is repeated in every step.
 
-    Where the mask `active` is false nothing that is computed counts: these examples have finished the loop around.
+    Where the mask `active` is false, nothing that is computed counts: these examples have finished the loop around
+    them.
     """
 
     def __init__(self, request: Request, *, in_loop: bool = False, active: Array = None) -> None:
@@ -96,7 +97,7 @@ class Repair:
         return f
 
     def call(self, f: Callable[..., Any], *args: Any, then: "Repair | None" = None) -> Any:
-        """Call a function, repaired, and its loops before it differentiates them; those that are left by `then`."""
+        """Call a function, with its loops repaired before it differentiates them, and the rest by `then`."""
         with choosing.repairs_first(self.request):
             jaxpr, out = jax.make_jaxpr(f, return_shape=True)(*args)
         outs = (then or self).function(jaxpr, is_whole=True)(*jax.tree.leaves(args))
@@ -107,7 +108,7 @@ class Repair:
         return Repair(self.request, in_loop=True, active=active)
 
     def of_lowering(self) -> "Repair":
-        """Return the evaluator for what is lowered and not differentiated any more."""
+        """Return the evaluator for what is lowered and no longer differentiated."""
         return Repair(Request(None, Tape()), in_loop=self.in_loop)
 
     def has_choice(self, eqn: Any) -> bool:
@@ -198,7 +199,7 @@ class Repair:
         return None
 
     def say_why(self, eqn: Any) -> None:
-        """Say why an equation stays of which `finds_in` finds nothing."""
+        """Say why an equation stays in which `finds_in` finds nothing."""
         if eqn.primitive.name in LOOPS:
             [loop] = registry.ENTRIES[eqn.primitive.name].bodies(eqn.params)
             registers.say_why(eqn, loop)
@@ -242,8 +243,8 @@ class _Repaired(registry.Change):
         return self.repair.call(f, *args)
 
     def jvp(self, f: Callable[..., Any], primals: list[Array], dots: list[Array], nonzero: list[bool]) -> Any:
-        # Primals and tangents in one loop, of which JAX makes the part that is linear. It asks what of a scan is known,
-        # but of one that chooses it takes nothing for known.
+        # Primals and tangents are in one loop, from which JAX takes the linear part. It asks what in a scan is known,
+        # but in one that chooses it takes nothing for known.
         without_choice = Repair(self.repair.request._replace(residuals=Tape()), in_loop=self.repair.in_loop)
         return self.repair.call(f, primals, dots, then=without_choice)
 

@@ -1,8 +1,8 @@
-"""Evaluate a jaxpr of whose values some are held in another representation than as one array.
+"""Evaluate a jaxpr some of whose values are held in a representation other than one array.
 
 A shift register is held as a ring, a buffer with its axes in another order, a slice as a part of a stack. For each of
-them there is an `Evaluator` with rules for what can be done so. Any other equation gets arrays. If to make them costs
-what the representation is to save, the evaluator notes it, and the loop stays as it is.
+them there is an `Evaluator` with rules for the equations that can use it. Any other equation gets arrays. If making
+them costs what the representation is meant to save, the evaluator notes it, and the loop stays as it is.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,7 +28,7 @@ def roots_of(values: Iterable[Held]) -> frozenset[int]:
 
 
 class Evaluator:
-    """Evaluates a jaxpr of whose values some are `held` in another representation."""
+    """Evaluates a jaxpr some of whose values are `held` in another representation."""
 
     held: ClassVar[tuple[type, ...]]
     enters: ClassVar[type]  #: the one of them that branches and checkpoints take and return; it is a pytree of arrays
@@ -46,7 +46,7 @@ class Evaluator:
         raise NotImplementedError
 
     def common(self, outs: Sequence[Held]) -> Held | None:
-        """Return a value that is held as one result of all branches can be, None if that must be an array."""
+        """Return a held value in a form that a result of all branches can have, None if it must be an array."""
         raise NotImplementedError
 
     def like(self, x: Held, kind: Held) -> Held:
@@ -99,7 +99,7 @@ class Evaluator:
             self.needed.setdefault(k, self.eqn)
 
     def enter(self, eqn: Any, operands: list[Held]) -> list[Held] | None:
-        """Run branches or a checkpoint of which operands and results may be held."""
+        """Run branches or a checkpoint whose operands and results may be held."""
         entry = registry.entry_of(eqn)
         bodies = entry.bodies(eqn.params)
         if not bodies:

@@ -1,7 +1,7 @@
 """Ring buffers, and what becomes of equations if some of their operands are ring buffers.
 
 Row k of a ring is at `(start + k) mod n`. To roll a ring is to add to its start, and what reads or writes rows does so
-at other places. An equation that needs a ring in order gets it so, and this is noted.
+at other places. An equation that needs a ring in order gets it in order, and this is noted.
 """
 
 import functools
@@ -285,7 +285,7 @@ def _dynamic_slice(self: Rings, eqn: Any, operands: list[Held]) -> list[Held] | 
 
 
 def _rolled(self: Rings, line: _Line, start: Value, count: int) -> list[Held] | None:
-    """Roll a register by a number that is computed: take as many rows as it has of two of it in a row."""
+    """Roll a register by a computed number: from two of it, one after the other, take as many rows as it has."""
     rings = [piece.of for piece in line.pieces if isinstance(piece.of, Ring) and piece.length == count]
     is_twice = len(rings) == 2 and _is_same(*rings) and line.length == 2 * count
     if not is_twice:
@@ -394,10 +394,10 @@ def _known(index: Value) -> int | None:
 
 
 def _indexed(eqn: Any, ring: Ring, indices: Value) -> tuple[Any, Array, Sequence[int]] | None:
-    """Return a gather or a scatter of a register, with its indices, None if it cannot be indexed so.
+    """Return a gather or a scatter of a register, with its indices, None if it cannot be indexed that way.
 
-    If its examples have starts but share the indices, these get axes for them in front. Then also returned are the axes
-    of the rows that have come to the front, else none.
+    If its examples have starts but share the indices, these get axes for them in front. Also return the axes of the
+    rows that have come to the front in that case.
     """
     numbers, taken = numbers_of(eqn), taken_by(eqn)
     at, shape, moved = indices.array, ring.array.shape, numbers.offset[:0]

@@ -46,7 +46,7 @@ def select_rows(predicate: Predicate, no: Value, yes: Value, whole: Callable[[],
 
 
 def _of_many(which: Value, cases: Sequence[Value]) -> list[Value] | None:
-    """Select between versions of a buffer one after the other, as `jax.vmap` of `lax.switch` needs it."""
+    """Select between versions of a buffer one after another, as `jax.vmap` of `lax.switch` needs it."""
     if not _chooses_examples(which):
         return explained.left("mask-of-elements")
     chosen = select_one(which.source, cases)
@@ -54,7 +54,7 @@ def _of_many(which: Value, cases: Sequence[Value]) -> list[Value] | None:
 
 
 def select_one(which: Value, cases: Sequence[Value]) -> Value | None:
-    """Return the version of that number, None if to select it takes all rows."""
+    """Return the version of that number, None if selecting it takes all rows."""
     number, chosen = which.array, cases[0]
     for k, case in enumerate(cases[1:], 1):
         selected = select(Predicate(number == k), chosen, case)

@@ -21,7 +21,7 @@ Array = Any
 
 
 def carried_once(loop: registry.Body, inputs: Sequence[Value]) -> tuple[registry.Body, list[int]]:
-    """Return a loop that carries every buffer once, and for each carry of the given loop its number in that one."""
+    """Return a loop that carries every buffer once, and for each carry of the given loop its number in the new one."""
     numbers = _Numbers()
     start = [numbers.of_array(x.array if x.literal is None else x.literal) for x in inputs]
     places = _places(loop, start, numbers)
@@ -80,7 +80,7 @@ class _Step(NamedTuple):
     after: list[int]  #: the outputs
 
 
-#: What makes an array of one number, as many programs do for each of their buffers.
+#: Primitives that fill an array with one number, as many programs do for each of their buffers.
 _FILLS = ("broadcast_in_dim", "convert_element_type", "iota")
 
 

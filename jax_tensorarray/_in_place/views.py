@@ -54,7 +54,7 @@ def viewed(jaxpr: Any) -> set[Any]:
 
 
 def view(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
-    """Return the result as a view of its operands, which is an array only if somebody needs all of it."""
+    """Return the result as a view of its operands, which is an array only if something needs all of it."""
     name, of = eqn.primitive.name, eqn.outvars[0].aval
     if not rows.has_rows(of) or not (name == "broadcast_in_dim" or any(x.shape for x in operands)):
         return None
@@ -172,7 +172,8 @@ def _has_rows(x: Value) -> bool:
 def invariant(jaxpr: Any, known: Mapping[Any, Value]) -> dict[Any, Value]:
     """Return the values of a body that depend on `known` only, and that rows are read of.
 
-    They are computed here, before the loop. None of them can fail or be seen, and each is computed in every step else.
+    They are computed here, before the loop. None of them can fail or have effects, and otherwise each would be computed
+    in every step.
     """
     inner = _compat.opened(jaxpr)
     needed, wanted = _read_in(inner), []

@@ -42,7 +42,7 @@ _BY_NAME = {
     "inverse": "Inverse(f), with a function from a carry to the one before it",
 }
 
-#: As JAX's own, a loop under `jax.disable_jit` is traced if Python cannot run it: what vmap batches is not a bool.
+#: Like JAX's own, a loop under `jax.disable_jit` is traced if Python cannot run it: what vmap batches is not a bool.
 _falling_back = contextlib.suppress(jax.errors.ConcretizationTypeError)
 
 
@@ -59,7 +59,7 @@ def _strategy_of(op: str, residuals: Any, max_steps: int | None) -> Strategy:
 
 
 def strategy_within(op: str, residuals: Any, memory: Any) -> Strategy:
-    """Return the strategy of that name for all loops of a function, each of which may keep so many bytes."""
+    """Return the strategy of that name for all loops of a function, each of which may keep `memory` bytes."""
     if residuals == "checkpoint":
         return Checkpoints(memory)
     if memory is not None and residuals != "auto":
@@ -163,7 +163,7 @@ def fori_loop(
     max_steps: int | None = None,
     residuals: str | Strategy = "auto",
 ) -> Any:
-    """Run `jax.lax.fori_loop`, differentiable in reverse also if the bounds are known only at run time.
+    """Run `jax.lax.fori_loop`, differentiable in reverse even if the bounds are known only at run time.
 
     Args:
         lower: the first index, an integer that may be traced, or a symbolic dimension of `jax.export`.

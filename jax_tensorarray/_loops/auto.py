@@ -45,7 +45,7 @@ def choose(linear: Linearized, max_steps: int) -> tuple[Choice, Plan | None]:
 
     carry, taped = list(linear.whole.out_avals)[: linear.num_outs], 0
     if not all(isinstance(t.size, int) for t in (*carry, *linear.taped)):
-        return tape("a shape is a symbol of jax.export, so nobody knows how large it is")
+        return tape("a shape is a symbol of jax.export, so its size is not known")
     taped = bytes_of(linear.taped)
     if not any(t.ndim and bytes_of([t]) > LEAST_BYTES for t in carry):
         return tape("the carry has no buffer of more than 1 kB")
@@ -53,10 +53,10 @@ def choose(linear: Linearized, max_steps: int) -> tuple[Choice, Plan | None]:
         return tape("no residual takes more than 1 kB")
     planned = plan(linear, max_steps)
     if not planned.after:
-        return tape("no residual is made of a buffer that is updated by rows", planned.bytes)
+        return tape("no residual is computed from a buffer that is updated by rows", planned.bytes)
     if 2 * planned.bytes > taped:
         return tape("undo would keep nearly as much as the tape", planned.bytes)
-    reason = "the tape would hold a whole buffer, or what is made of one, for every step"
+    reason = "the tape would hold a whole buffer, or something computed from one, for every step"
     return Choice("undo", reason, taped, planned.bytes), planned
 
 

@@ -136,7 +136,7 @@ def _nowhere(x: Array) -> Array:
 
 
 class _Reach:
-    """`reach(s, r)`: how many steps can be reversed with s carries kept if none is run more than r times over.
+    """`reach(s, r)`: how many steps can be reversed with s carries kept if none is run more than r times.
 
     It is the binomial coefficient of s + r over s (Griewank 1992), cut off at `max_steps`.
     """

@@ -42,8 +42,8 @@ class Request(NamedTuple):
     residuals: Strategy
 
 
-#: What `in_place` is to do with a loop before it is differentiated; then the loop has its choice. It is a part of the
-#: key in JAX's caches of traced functions.
+#: What `in_place` is to do with a loop before it is differentiated; after that the loop has its choice. It is a part of
+#: the key in JAX's caches of traced functions.
 repairs_first = jax.make_user_context(None)
 
 
@@ -92,7 +92,7 @@ def _zeros(primals: Sequence[Array]) -> list[Any]:
 
 
 def has_choice(params: dict[str, Any], operands: Sequence[Any], strategy: Strategy) -> bool:
-    """Return whether a scan, with operands of these types, may keep anything else than a tape: look at its body."""
+    """Return whether a scan, with operands of these types, may keep anything other than a tape: look at its body."""
     [loop] = registry.ENTRIES["scan"].bodies(params)
     types = [*operands, *loop.jaxpr.in_avals, *loop.jaxpr.out_avals]
     if loop.jaxpr.effects or not all(isinstance(n, int) for t in types for n in getattr(t, "shape", (None,))):

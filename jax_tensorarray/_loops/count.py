@@ -48,7 +48,7 @@ ta_count_p.multiple_results = True
 
 @dataclass(frozen=True)
 class CountOptions:
-    """What there is to say of a counted loop besides its body."""
+    """The parameters of a counted loop besides its body."""
 
     num_consts: int
     max_steps: int
@@ -250,8 +250,8 @@ def _part_for(used: Sequence[bool], body: Any, options: CountOptions) -> _Part:
 
 
 def _without_unused(used: list[bool], *args: Any) -> tuple[list[bool], Any]:
-    """Remove the carries that nobody needs. Return which operands are left, and the equation."""
-    eqn = args[-1]  # before it comes, in 0.12, which operands are live
+    """Remove the carries that are not needed. Return which operands are left, and the equation."""
+    eqn = args[-1]  # in 0.12 it comes after flags for the live operands
     if not any(used) and not eqn.effects:
         return [False] * len(eqn.invars), None
     part = _part_for(used, **eqn.params)

@@ -52,7 +52,7 @@ def as_value(bound: Any) -> Any:
 
 
 def known_bound(bound: Any) -> int | None:
-    """Return the bound as a Python integer; None if it is traced or no number, which JAX's own loop reports."""
+    """Return the bound as a Python integer; None if it is traced or not a number, which JAX's own loop reports."""
     try:
         return int(bound)
     except (TypeError, ValueError, OverflowError):
@@ -114,7 +114,7 @@ def _traced(loop: Callable[..., Any], functions: Sequence[Any], args: Any, optio
         raise
     try:
         hash((tree, options, *map(weakref.ref, functions)))
-    except TypeError:  # no function, say
+    except TypeError:  # not a function, say
         return _trace(loop, functions, types, tree, options)
     kinds = tuple(map(type, options))  # `unroll=True` equals `unroll=1`, and means another loop
     return _traces_of(functions[-1])(functions[0], len(functions) == 1, loop, types, tree, options, kinds)

@@ -72,7 +72,7 @@ class Inverted(Strategy):
     """Finds the carry before a step by the user's inverse from the carry after it. `extra` is the carry at the end."""
 
     body: Any  #: maps *consts, *carry to the carry before, and takes which examples are active as the loop's body does
-    own_consts: int  #: how many consts at the end of the loop's are the inverse's
+    own_consts: int  #: how many of the loop's last consts are the inverse's
     tolerances: tuple[float, ...]  #: how far from each carry at the start it may lead; none if that is not checked
     source: str  #: where the loop is, for the message
 
@@ -128,7 +128,7 @@ class Inverted(Strategy):
 
 @_compat.cached
 def _with_more_consts(body: Any, num_consts: int, more: Sequence[Any]) -> Any:
-    """Add consts to a body, after its own, that it does not use."""
+    """Add unused consts to a body, after its own."""
     call, types = jaxprs.function(body), list(body.in_avals)
 
     def f(*args: Array) -> list[Array]:

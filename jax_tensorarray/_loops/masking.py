@@ -121,8 +121,8 @@ class Masked:
         """Guard an input of the step, so that its derivative is zero if the example is not active.
 
         In an example that has finished, the derivative may be infinite, and infinity times zero is NaN. Inputs that the
-        examples share have no derivative of each example's own to choose. They are guarded only if they are scalars,
-        which are cheap to repeat.
+        examples share have no separate derivative for each example. They are guarded only if they are scalars, which
+        are cheap to repeat.
         """
         inexact = jnp.issubdtype(jax.typeof(x.array).dtype, jnp.inexact)
         if not (x.is_input and inexact and (x.batched or not jnp.ndim(x.array))):
@@ -164,7 +164,7 @@ class Masked:
         return None if outs is None else change.values(outs)
 
     def all_branches(self, branches: Sequence[Any], index: Array, operands: list[MaskedValue]) -> list[MaskedValue]:
-        """Take an example through all branches. It writes in its own only; buffers pass on to the next."""
+        """Take an example through all branches. It writes only in its own; buffers pass on to the next."""
         index = jnp.clip(index, 0, len(branches) - 1)
         results: list[list[MaskedValue]] = []
         for b, branch in enumerate(branches):

@@ -134,7 +134,7 @@ ta_replay_p = Primitive("ta_replay")
 ta_replay_p.multiple_results = True
 
 # Operands: steps, *consts, *init, *extra, *const_tangents, *carry_tangents. Results: tangents of the carry at the end.
-# `extra` is what the strategy needs besides.
+# `extra` is what else the strategy needs.
 
 
 def _split(operands: Sequence[Any], loop: Replay) -> tuple[Any, ...]:
@@ -209,8 +209,8 @@ def _part_for(used: Sequence[bool], num_operands: int, loop: Replay, strategy: S
 
 
 def _without_unused(used: list[bool], *args: Any) -> tuple[list[bool], Any]:
-    """Remove the tangents that nobody needs. Return which operands are left, and the equation."""
-    eqn = args[-1]  # before it comes, in 0.12, which operands are live
+    """Remove the tangents that are not needed. Return which operands are left, and the equation."""
+    eqn = args[-1]  # in 0.12 it comes after flags for the live operands
     if not any(used) and not eqn.effects:
         return [False] * len(eqn.invars), None
     part = _part_for(used, len(eqn.invars), **eqn.params)

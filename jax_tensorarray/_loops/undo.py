@@ -105,7 +105,7 @@ class _Planning:
         outs = [next(rest) for _ in self.outs]
         self.body_outs, self.residuals = outs[:n], outs[n:]
         self.rows = [[next(rest) for _ in entry.rows] for entry in self.log.entries]
-        #: What variables are versions of. A value that only fills a place is not a version for anyone but residuals.
+        #: What variables are versions of. A value that only fills a place is a version for residuals alone.
         self.versions: dict[Any, BufferVersion] = dict(
             zip(inner.invars[num_inputs - n :], map(BufferVersion, range(n)), strict=True)
         )
@@ -113,7 +113,7 @@ class _Planning:
             if _is_variable(v):
                 self.versions.setdefault(v, version)
         self.eqn_of = {v: k for k, eqn in enumerate(inner.eqns) for v in eqn.outvars}
-        # The outputs are there to trace them. Those that are large and nobody reads are pruned with them.
+        # The outputs are there to trace them. Large ones that nothing reads are pruned with them.
         read = (*self.body_outs, *(v for eqn in inner.eqns for v in eqn.invars))
         self.is_read = set(filter(_is_variable, read))
 
@@ -136,7 +136,7 @@ class _Planning:
         self.chain_of = {r: held[s].since for r, s in slot_of.items()}  # type: ignore[union-attr]
 
     def version(self, v: Any, *, is_residual: bool = False) -> BufferVersion | None:
-        """Return the version that a variable is, if it comes by while a step is undone."""
+        """Return the version that a variable is, if that version exists at some time while a step is undone."""
         found = self.versions.get(v)
         if found is None or found.root not in self.slot_of:
             return None
@@ -179,7 +179,7 @@ class _Planning:
             self.kept, self.made = kept, made
 
     def keep_less(self) -> None:
-        """Keep what the large kept values can be made of together, if that takes less."""
+        """Instead of the large values, keep what all of them can be made of, if that takes less."""
         large = [v for v in self.kept if not self.is_small(v)]
         kept = {v: None for v in self.kept if self.is_small(v)}
         made = dict(self.made)
@@ -190,7 +190,7 @@ class _Planning:
             self.kept, self.made = kept, made
 
     def can_make(self, v: Any, kept: dict[Any, None], made: dict[int, frozenset[int]]) -> bool:
-        """Return whether a variable can be made again. Add the equations that do, and what must be kept for them."""
+        """Return whether a variable can be made again. Add the equations that make it, and what they need kept."""
         k = self.eqn_of.get(v)
         if k is None or not self.is_repeatable(self.inner.eqns[k]):
             return False
@@ -309,7 +309,7 @@ class _Planning:
         return sorted(found)
 
     def giving(self, variables: Sequence[Any]) -> Any:
-        """Return the jaxpr with those variables as its outputs, without reads that nobody needs."""
+        """Return the jaxpr with those variables as its outputs, without reads that are not needed."""
         pruned = jaxprs.pruned(self.found.giving(variables))
         inner = _compat.opened(pruned)
         read = (*inner.outvars, *(v for eqn in inner.eqns for v in eqn.invars))
@@ -341,18 +341,19 @@ def _operands_used(eqn: Any, results: Sequence[int]) -> list[bool]:
     return list(pe.dce_jaxpr(inner, [True] * len(inner.outvars))[1])
 
 
-#: Residuals of at most so many bytes are kept.
+#: Residuals of at most this many bytes are kept.
 _SMALL = 64
 
-#: A residual is computed again if this takes at most so many operations for each of its bytes. To keep a byte means to
-#: write and to read it, in which time a processor does some ten operations on bytes that it has at hand, and a GPU some
-#: fifty. But of the operations of a gradient those of the step itself are only a third: to compute all of a step again
-#: takes a third more time. So what may be slower than that is not counted until it does many times as much.
+#: A residual is computed again if this takes at most this many operations for each of its bytes. To keep a byte means
+#: to write and to read it. In that time a processor does some ten operations on bytes that it has at hand, and a GPU
+#: some fifty. But of the operations of a gradient, those of the step itself are only a third: to compute all of a step
+#: again takes a third more time. So a residual counts as slow to compute only if it takes many times as many
+#: operations.
 _WORTH = 512
 
 
 def work(eqn: Any) -> float:
-    """Return how many operations on numbers an equation does, or infinity if nobody knows."""
+    """Return how many operations on numbers an equation does, or infinity if that is not known."""
     name, params = eqn.primitive.name, eqn.params
     inner = list(jaxprs.jaxprs_in(params))
     if inner:
@@ -371,7 +372,7 @@ def work(eqn: Any) -> float:
     return max(sizes, default=0)
 
 
-#: Primitives that take much longer than their results are large.
+#: Primitives that take long for the size of their results.
 _DEAR = frozenset(
     (
         *("cholesky", "eig", "eigh", "geqrf", "hessenberg", "householder_product", "lu", "lu_pivots_to_permutation"),
@@ -436,7 +437,7 @@ class Rewind(Strategy):
         self, consts: Sequence[bool], carry: Sequence[bool], extra: list[bool]
     ) -> tuple[Strategy, list[bool]]:
         n, first, num_shared = self.num_buffers, 1 + int(self.batch_dims > 0), len(self.shared.out_avals)
-        buffers, tapes = [True] * n, [False] * self.num_tapes  # a tape that nobody reads is dropped
+        buffers, tapes = [True] * n, [False] * self.num_tapes  # a tape that nothing reads is dropped
         inputs = [*[True] * first, *tapes, *[True] * num_shared, *consts, *buffers, *carry]
         back, live = jaxprs.part_of(self.back, (*buffers, *carry), tuple(inputs))
         tapes = live[first : first + self.num_tapes]

@@ -28,8 +28,8 @@ Array = Any
 # *cond_consts, *carry to a bool, and `body` *body_consts, *carry to *carry. The last carries may be `tapes`, which are
 # no operands.
 #
-# Under vmap every example may have its own end. Then the predicate is batched: `cond` gives, and steps has, an element
-# for each example, the body takes first which of them are active, and the loop goes on while any is.
+# Under vmap every example may have its own end. Then the predicate is batched: the results of `cond` and the steps have
+# an element for each example, the body takes first which examples are active, and the loop goes on while any is.
 #
 # Steps are counted as `counting` says, and a count that its dtype cannot hold stays at the largest that it can.
 ta_while_p = Primitive("ta_while")
@@ -48,7 +48,7 @@ OF_WHILE_LOOP = Bound()
 
 @dataclass(frozen=True)
 class WhileOptions:
-    """What there is to say of a loop besides its condition and body."""
+    """The parameters of a loop besides its condition and body."""
 
     max_steps: int | None  #: the loop ends after that many steps
     source: str  #: where the loop is, for messages
@@ -85,7 +85,7 @@ class Loop(NamedTuple):
         """Return the carry after the loop, and the number of steps taken, or None if it is not counted."""
         operands = [*self.cond_consts, *self.body_consts, *self.carry]
         options = replace(self.options, cond_nconsts=len(self.cond_consts), body_nconsts=len(self.body_consts))
-        # Refs have no derivatives of a kind to be recorded: a loop that holds some is JAX's own.
+        # Derivatives of refs cannot be recorded: a loop that holds refs is JAX's own.
         bind = ta_while_p.bind if all(isinstance(jax.typeof(x), ShapedArray) for x in operands) else _run
         outs = bind(*operands, cond=self.cond, body=self.body, options=options)
         return (outs[:-1], outs[-1]) if options.counts else (outs, None)
@@ -216,7 +216,7 @@ def _part(operands: Sequence[bool], carry: Sequence[bool], cond: Any, body: Any,
 
 
 def _known(unknown: Sequence[bool], cond: Any, body: Any, options: WhileOptions) -> _SmallerLoop | None:
-    """Return the loop of what does not depend on unknown operands; None if its end does or its strategy cannot."""
+    """Return the loop of what does not depend on unknown operands; None if its end does, or if it keeps no tape."""
     if not options.strategy.tapes:  # it refers to all of the carry
         return None
     cond_consts, consts, carry = options.split(unknown)
@@ -259,8 +259,8 @@ def _equation_of(eqn: Any, part: _SmallerLoop) -> Any:
 
 
 def _without_unused(used: list[bool], *args: Any) -> tuple[list[bool], Any]:
-    """Remove the carries that nobody needs. Return which operands are left, and the equation."""
-    eqn = args[-1]  # before it comes, in 0.12, which operands are live
+    """Remove the carries that are not needed. Return which operands are left, and the equation."""
+    eqn = args[-1]  # in 0.12 it comes after flags for the live operands
     cond, body, options = (eqn.params[name] for name in ("cond", "body", "options"))
     if not any(used) and not eqn.effects:
         return [False] * len(eqn.invars), None

@@ -67,7 +67,7 @@ _COMBINING: dict[str, Callable[[Bounds, Bounds], Bounds | None]] = {
 
 
 def mark_those_in_range(functions: dict[str, Operation]) -> None:
-    """Mark every row op whose index is provably in range, or is a number that is, or else a negative one."""
+    """Mark every row op whose index is provably in range, or is chosen between such a number and a negative one."""
     bounds = BoundsOf(functions, callers_of(functions))
 
     def is_in_range(index: Value, size: int | None) -> bool:
@@ -272,7 +272,7 @@ def _less_than(predicate: Value) -> Iterator[tuple[Value, Value]]:
 
 
 def _bare(predicate: Value) -> Value:
-    """Return a bool without the operations that make it a bool once more."""
+    """Return a bool without the operations that turn it into a bool again."""
     while True:
         differ = operands_of(predicate, "compare", "NE")
         made_of = differ[:1] if differ and constant(differ[1]) == 0 else operands_of(predicate, "convert")

@@ -108,8 +108,8 @@ def _rename(block: ir.Block, names: dict[Value, Value]) -> None:
 def _case_of_others(op: Operation, blocks: Sequence[ir.Block | None], passed: Sequence[Value]) -> list[Value]:
     """Make the conditional of the branches that update nothing.
 
-    Values that all of them pass on unchanged do not go through it. Else XLA takes the result for a buffer of its own,
-    and copies.
+    Values that all of them pass on unchanged do not go through it. Otherwise XLA takes the result for a buffer of its
+    own, and copies.
     """
     others = [block for block in blocks if block is not None]
     changed = [j for j, v in enumerate(passed) if any(terminator(block).operands[j] != v for block in others)]

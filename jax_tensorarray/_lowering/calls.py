@@ -132,7 +132,7 @@ class Config(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "Config":
-        """Return what the text of such a dictionary says, in which form XLA has it."""
+        """Return what the text of such a dictionary says, which is the form that XLA has."""
         with ir.Context():
             return cls.of(ir.DictAttr(ir.Attribute.parse(text or "{}")))
 
@@ -168,7 +168,7 @@ def with_config(call: Operation, **changed: bool | str) -> ir.Attribute:
 def configs_read_once() -> Iterator[None]:
     """Read equal attributes once: every pass asks for them, and to read them takes a tenth of its time.
 
-    Attributes keep the MLIR context of their module alive, so that they are forgotten at the end.
+    Attributes keep the MLIR context of their module alive, so they are forgotten at the end.
     """
     try:
         yield
@@ -189,7 +189,7 @@ _ALIAS = re.compile(r"output_tuple_indices = \[(\d*)\], operand_index = (\d+)")
 
 
 def aliased(op: Operation) -> list[tuple[int, int]]:
-    """Return the operands of a call of somebody else that share the memory of a result, each with the result."""
+    """Return the operands that share the memory of a result in a call that is not ours, each with the result."""
     if not target(op) or is_ours(op) or "output_operand_aliases" not in op.attributes:
         return []
     return [(int(k), int(n or 0)) for n, k in _ALIAS.findall(str(op.attributes["output_operand_aliases"]))]

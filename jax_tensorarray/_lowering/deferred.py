@@ -1,11 +1,11 @@
-"""Indices out of range on one of several CPU devices: they are raised where no device waits for another any more.
+"""Indices out of range on one of several CPU devices: they are raised where no device still waits for another.
 
 An error ends the program of its device. If there is a collective later, the other devices wait for it there, until XLA
 aborts the process. So a call whose attribute `op` begins with `>` drops the access, notes the error and goes on. At the
-end of `main` stands a call of `raise`. It waits for all results, and so for all collectives. The results go through a
+end of `main` there is a call of `raise`. It waits for all results, and so for all collectives. The results go through a
 fence after it.
 
-A loop that does not count its steps may wait for ever for a row that was dropped. In a program with such a loop calls
+A loop that does not count its steps may wait for ever for a row that was dropped. In a program with such a loop, calls
 raise where they are.
 """
 

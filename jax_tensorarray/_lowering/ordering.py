@@ -31,7 +31,8 @@ def order_readers(
 ) -> None:
     """Put the readers of every value before its last owner, in all blocks.
 
-    `sinks` says that XLA computes anew inside of a loop what is larger than what it is made of, as it does for a TPU.
+    `sinks` says that XLA computes an array again inside of a loop if it is larger than its operands, as it does for a
+    TPU.
     """
     for function in functions.values():
         for block in list(blocks(function)):
@@ -90,7 +91,7 @@ class _Block:
         return result
 
     def users(self, value: Value) -> list[int]:
-        """Return the operations that use a value, but for fences that were put in."""
+        """Return the operations that use a value, except for fences that were put in."""
         return [k for use in value.uses if (k := self.number_of(operation(use.owner))) is not None]
 
     def _made_before(self, owner: int, users: Sequence[int], found: set[Value]) -> list[Value]:
@@ -101,7 +102,7 @@ class _Block:
         return new
 
     def made_at_once(self, reader: int, buffer: Value) -> list[int]:
-        """Return a reader of all of a buffer, and what uses the large arrays that are made of it, but for the last."""
+        """Return a reader of all of a buffer, and what uses the large arrays that are made of it, except the last."""
         found = [reader]
         if num_bytes(buffer) < _LEAST_BYTES_OF_ALL or not _is_fused(self.operations[reader], self.functions):
             return found
@@ -165,7 +166,7 @@ class _Block:
         self.identity.update([(self.operations[k], k), *users])
 
     def fence(self, k: int, value: Value, readers: Sequence[Value]) -> None:
-        """Give an operation the value by way of a fence."""
+        """Give an operation the value through a fence."""
         op = self.operations[k]
         own = self._taken_out({op})
         _fence(op, value, readers)
@@ -174,7 +175,7 @@ class _Block:
     def _taken_out(self, ops: set[Operation]) -> list[tuple[Operation, int]]:
         """Take operations out of `identity` that are to have other operands, and return them with their numbers.
 
-        MLIR makes the hash of an operation of its operands.
+        MLIR computes the hash of an operation from its operands.
         """
         return [(op, self.identity.pop(op)) for op in ops if op in self.identity]
 
@@ -269,7 +270,8 @@ def _sink(block: _Block, owner: int, reader: int, owning: dict[Value, set[int]],
 _LEAST_BYTES = 1024
 
 
-#: Likewise for an array of which all is read: that takes longer than to copy it, and is not worth waiting for little.
+#: Likewise for an array that is read as a whole: this takes longer than copying it, and a small one is not worth the
+#: wait.
 _LEAST_BYTES_OF_ALL = 16384
 
 
@@ -291,7 +293,7 @@ _MADE_ALONE = frozenset(
 
 
 def _is_splat(value: Value) -> bool:
-    """Return whether XLA would rather make this array anew in every iteration than carry it into a loop."""
+    """Return whether XLA would rather make this array again in every iteration than carry it into a loop."""
     producer = None if isinstance(value, ir.BlockArgument) else operation(value.owner)
     return producer is not None and producer.name in ("stablehlo.broadcast_in_dim", "stablehlo.constant")
 
@@ -327,7 +329,7 @@ def _with_operands(op: Operation, extra: Sequence[Value]) -> Operation:
 
 
 def _fence(op: Operation, value: Value, readers: Sequence[Value]) -> None:
-    """Give `op` the value by way of an in-place identity that waits for the readers."""
+    """Give `op` the value through an in-place identity that waits for the readers."""
     with ir.InsertionPoint(op), op.location:
         fence = custom_call("fence", [value, *readers], value.type, {}, in_place=True)
     for user, number, used in list(nested_operands(op)):

@@ -21,7 +21,7 @@ class Places:
     """The places of the ops of one module."""
 
     def __init__(self, functions: dict[str, Operation]) -> None:
-        # The stack outside of the jitted function. If an op has no frame inside, somebody has jitted the op itself: JAX
+        # The stack outside of the jitted function. If an op has no frame inside, the op itself has been jitted: JAX
         # does so outside of jit. What it has compiled also runs when it is called from another line.
         main = functions.get("main")
         self.outside = None if main is None else _frame(terminator(entry(main)))

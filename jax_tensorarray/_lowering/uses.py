@@ -21,8 +21,8 @@ from jax_tensorarray._lowering.mlir import (
 )
 from jax_tensorarray._lowering.ownership import Ownership
 
-#: What XLA for CPUs makes once, however many other operations use it: it repeats what it holds for cheap, also a sine.
-#: Quotients, powers and products are not here, as XLA may make cheap operations of them.
+#: Operations that XLA for CPUs runs once, however many others use the result: it repeats what it takes to be cheap,
+#: even a sine. Quotients, powers and products are not here, as XLA may turn them into cheap operations.
 _MADE_ONCE = frozenset(
     f"stablehlo.{name}"
     for name in (
@@ -35,8 +35,8 @@ _MADE_ONCE = frozenset(
 def mark_unordered(functions: dict[str, Operation], platform: str | None, barriers_hold: bool) -> None:
     """Mark every read and every update that needs no order.
 
-    On a CPU a row needs none either if all that is made of it, but for the update, is made of what XLA makes once,
-    before the update: it repeats a read only in a fusion with cheap operations.
+    On a CPU a row needs none either if everything that is made of it, apart from the update, goes through an operation
+    that XLA runs once, before the update: XLA repeats a read only in a fusion with cheap operations.
     """
     uses = Uses(functions, _MADE_ONCE if platform == "cpu" else frozenset(), barriers_hold=barriers_hold)
     for function in functions.values():
@@ -111,7 +111,7 @@ class Uses:
         if inside.name == "stablehlo.case" and not is_inside(buffer, inside):
             return True  # XLA fuses nothing of a branch with what is outside of it
         if not isinstance(buffer, ir.BlockArgument):
-            # Where no barrier holds, XLA would make this version once more in each other fusion that reads it.
+            # Where no barrier holds, XLA would make this version again in each other fusion that reads it.
             is_updated = target(operation(buffer.owner)) in UPDATING and not self.barriers_hold
             is_updated &= len(_users(buffer)) > 1
             return self._is_left_alone(buffer) and not is_updated
@@ -167,7 +167,7 @@ class Uses:
 
 
 def _is_sum_of_few(op: Operation) -> bool:
-    """Return whether an operation reduces rows that are read, or joined: of few of them XLA makes sums of slices."""
+    """Return whether an operation reduces rows that are read, or joined: a few become sums of slices in XLA."""
     if op.name != "stablehlo.reduce":
         return False
     value = op.operands[0]

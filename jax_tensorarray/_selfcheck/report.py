@@ -396,7 +396,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--plot", metavar="FILE.png", type=Path, help="also draw time a step against T (matplotlib)")
     parser.add_argument(
-        "--quick", action="store_true", help="one tiny T: tries everything in seconds, and measures nothing of use"
+        "--quick", action="store_true", help="one tiny T: tries everything in seconds, and measures nothing useful"
     )
     return parser
 

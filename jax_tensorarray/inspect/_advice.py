@@ -6,7 +6,7 @@ ADVICE = {
     "its place: exchange rows, or let the number of the step say which of two is read and which written.",
     "twice": "The loop carries one buffer in several places (`return new, new`), and XLA copies what has been written "
     "for each of them. Carry it once, and use it where the others are used. in_place does so.",
-    "layout": "{} needs the axes of the buffer in another order than that in which the loop keeps it, so XLA moves all "
+    "layout": "{} needs the axes of the buffer in another order than the loop keeps them in, so XLA moves all "
     "of it in every step. Keep it in the order of the product: for einsum('bhd,blhd->bhl', q, cache) as "
     "[batch, heads, length, dim], not as [batch, length, heads, dim]. in_place does so.",
     "checkpoint": "jax.checkpoint runs the body again in the backward pass, for which each step keeps the whole "
@@ -31,14 +31,14 @@ ADVICE = {
     "of. Read single rows by ta_read(b, i), and write by ta_write(b, i, x).",
     "sum": "A cond or an inner loop that reads a few rows has a gradient of the size of the buffer, and so has a cond "
     "that jax.vmap turns into a select. Read by ta_read(b, i), whose gradient is added in place.",
-    "anew": "The loop computes every row in every step. If that is what it should do, leave it; else update the rows "
-    "that change, by ta_write, ta_add or ta_swap.",
+    "anew": "The loop computes every row in every step. If that is what it should do, leave it; otherwise update the "
+    "rows that change, by ta_write, ta_add or ta_swap.",
     "save": "Every step keeps the whole buffer: as a stacked output, or for the backward pass. With jax.checkpoint, "
     "read by ta_read and give it the policy checkpoint_policies.save_reads. Stack rows rather than buffers.",
     "kept": "The derivative of a step needs all of the buffer, so JAX keeps it for every step. Under in_place a loop "
     "keeps the rows that a step overwrites, and puts them back; so do scan, fori_loop and while_loop of "
     "jax_tensorarray if the buffer is written by ta_write. What a step overwrites as a whole is kept by all of them.",
-    "tape": "The body computes with the whole buffer, so that the tape of the loop holds it for every step. With "
+    "tape": "The body computes with the whole buffer, so the tape of the loop holds it for every step. With "
     "residuals='undo', or 'auto' where that chooses it, the loop keeps the rows that a step overwrites: for this the "
     "body has to write them by ta_write, ta_add or ta_swap.",
 }
@@ -65,7 +65,7 @@ NAMES = {
 #: What to do about an argument that is copied in every call.
 OF_ARGUMENTS = {
     "not donated": "The program changes a few rows of {0}, and returns it. Without donation the old rows have to stay, "
-    "so that XLA copies all of them first. If nobody needs the old {0} after a call, donate it: jax.jit(f, "
+    "so XLA copies all of them first. If the old {0} is not needed after a call, donate it: jax.jit(f, "
     "donate_argnums=...).",
     "donated": "Something reads old rows of {0} beside the update, or a cond leaves it as it is in one branch: XLA "
     "keeps a copy for that. Under in_place reads come first and branches write rows: jax.jit(in_place(f), "
@@ -76,7 +76,7 @@ OF_ARGUMENTS = {
     "gets. Return each argument in its place.",
 }
 
-#: What to do about a program that takes more time for each step the more there are, though nothing is copied.
+#: What to do about a program that takes more time for each step the more steps there are, though nothing is copied.
 OF_GROWTH = (
     "No loop copies a buffer and none computes with all rows, but a step takes longer, or more memory, the longer the "
     "loop. A view that is made in the loop (`q.T[i]`, `q.astype(t)[i]`) may be made anew in every step: make it before "

@@ -60,7 +60,7 @@ class ArgumentCopy(NamedTuple):
         return self.num_bytes * self.times * (self.calls or 1)
 
     def __str__(self) -> str:
-        where = f"{self.file}:{self.line}" if self.file else "a line that XLA does not tell"
+        where = f"{self.file}:{self.line}" if self.file else "a line that XLA does not name"
         return f"{where}: {what_is_copied(self)}"
 
 
@@ -148,7 +148,7 @@ class CountedProgram:
     def counted(self, copies: Sequence[ArgumentCopy]) -> list[ArgumentCopy]:
         """Return what it copies, and in how many calls.
 
-        What is not donated is left out if there was no other call: then it is no state.
+        What is not donated is left out if there was no other call: then it is not a state.
         """
         return [copy._replace(calls=self.calls) for copy in copies if copy.donated or self.calls > 1]
 
@@ -156,8 +156,8 @@ class CountedProgram:
 class Calls:
     """Counts the calls of a few programs. Nothing is counted, and nothing costs time, until there is one.
 
-    JAX tells of a call its function and its arguments. So a program is known by the name of its function and the types
-    of the arguments that it copies, and has the first function from then on that fits.
+    Of a call, JAX tells the function and the arguments. So a program is known by the name of its function and the types
+    of the arguments that it copies, and the first function that fits from then on is taken for its own.
     """
 
     def __init__(self) -> None:

@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m jax_tensorarray.inspect",
         description="Run a program, and report which of its loops copy whole buffers, which arguments are copied in "
-        "every call, where, and what in_place makes of them. The report goes to the standard error.",
+        "every call, where, and what in_place makes of them. The report goes to standard error.",
     )
     parser.add_argument("-m", action="store_true", dest="module", help="SCRIPT is the name of a module")
     parser.add_argument("--fail", action="store_true", help="exit with 1 if something is listed")
@@ -196,7 +196,7 @@ def _compared(options: argparse.Namespace) -> int:
         counted.append(f"{arguments} {are} copied in every call as it is, {arguments_left} under in_place")
     operations = "; ".join(counted if before or left else counted[-1:])
     times = f"{seconds[0]:.1f} s as it is, {seconds[1]:.1f} s under in_place"
-    times += f", besides {compiling[0]:.1f} s and {compiling[1]:.1f} s of compilation"
+    times += f", plus {compiling[0]:.1f} s and {compiling[1]:.1f} s of compilation"
     slower = seconds[1] > max(SLOWER * seconds[0], seconds[0] + _IMPORTS)
     lines = [f"slower, {times}", operations] if slower else [operations, times]
     print(f"\n--- {options.script}: {lines[0]};\n    {lines[1]}.", file=sys.stderr)
@@ -215,7 +215,7 @@ def _compared(options: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _healed(packages: Sequence[str]) -> Iterator[list[PackageHook]]:
-    """Make `jax.jit` take every function under `in_place`, and so that of packages, wherever they have it from."""
+    """Make `jax.jit` put every function under `in_place`, and those of packages too, wherever they have it from."""
     jit, jax.jit = jax.jit, jit_in_place
     try:
         with contextlib.ExitStack() as hooks:

@@ -79,7 +79,7 @@ class LoopCopy(NamedTuple):
     reason: str = ""
 
     def __str__(self) -> str:
-        where = f"{self.file}:{self.line}" if self.file else "a line that XLA does not tell"
+        where = f"{self.file}:{self.line}" if self.file else "a line that XLA does not name"
         a_step = "" if self.for_gradient else f", {readable(self.num_bytes)} a step"
         return f"{where}: {what_it_is(self)}{a_step}"
 
@@ -141,7 +141,7 @@ class LoopCopies(list[LoopCopy]):
     def _of_arguments(self) -> list[str]:
         lines = []
         for copies in alike(self.arguments):
-            place = f"{copies[0].file}:{copies[0].line}" if copies[0].file else "a line that XLA does not tell"
+            place = f"{copies[0].file}:{copies[0].line}" if copies[0].file else "a line that XLA does not name"
             lines += ["", place, *[f"    {copies[0].code}"] * bool(copies[0].code)]
             for text in sentences(copies):
                 lines += wrapped(text, "  ")
@@ -219,7 +219,7 @@ def loop_copies(
         found = copies_in(hlo, min_bytes)
         with contextlib.suppress(Exception):  # what is not known is left out
             found.kept = kept_for_gradient((f if hasattr(f, "trace") else jax.jit(f)).trace(*args).jaxpr, min_bytes)
-        if isinstance(f, _JITTED):  # another function is jitted by somebody else, who may donate
+        if isinstance(f, _JITTED):  # any other function is jitted elsewhere, perhaps with donated arguments
             found.arguments = argument_copies(hlo, max(min_bytes, 1))
         if any(copy.for_gradient for copy in found):
             with contextlib.suppress(Exception):  # whatever it is, it is not an error of the program
@@ -358,7 +358,7 @@ def _lines_of_the_user(
 
 
 def _binds(line: hlo_text.Frame) -> bool:
-    """Return whether a line binds a primitive of somebody's own: its lines say nothing about the loop."""
+    """Return whether a line binds a primitive that is not JAX's: its lines say nothing about the loop."""
     return re.search(r"bind\(", linecache.getline(line.file, line.line)) is not None
 
 

@@ -1,4 +1,4 @@
-"""Say what `in_place` makes of each read, write and select of rows, and why it leaves what it leaves."""
+"""Say what `in_place` makes of each read, write and select of rows, and why it leaves some as they are."""
 
 import linecache
 import re
@@ -67,7 +67,7 @@ class Explanation(list[Explained]):
         total = sum(x.times for x in self)
         lines = [f"Reads, writes and selects of rows: {total}. Left as they are: {stay or 'none'}."]
         for (file, line, code), found in groupby(self, lambda x: x[:3]):
-            where = f"{name_of_file(file)}:{line}" if file else "a line that JAX does not tell"
+            where = f"{name_of_file(file)}:{line}" if file else "a line that JAX does not name"
             lines += ["", where, *([f"    {code}"[:WIDTH]] if code else [])]
             for alike in grouped(found, lambda x: x.reason).values():
                 for text, same in grouped(alike, str).items():

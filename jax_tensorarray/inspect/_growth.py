@@ -10,7 +10,7 @@ import jax
 
 from jax_tensorarray.inspect._text import factor, milliseconds, readable
 
-#: How often a size is multiplied, and how the sizes begin if nobody says which.
+#: By how much a size is multiplied, and the first size, unless sizes are given.
 _TIMES = 4
 _FIRST = 64
 
@@ -136,7 +136,7 @@ def forbid_growth(
 ) -> Growth:
     """Raise an error if the time or the memory of a function grows too much with its size.
 
-    What takes too long is measured once more, since another process may have been the cause.
+    What takes too long is measured again, since another process may have been the cause.
 
     Args:
       f: as for `growth`.

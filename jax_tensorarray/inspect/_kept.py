@@ -22,7 +22,7 @@ class Kept(NamedTuple):
       shape: of the array that a step makes.
       steps: how many steps there are.
       num_bytes: how many bytes are kept for all steps.
-      file: where in Python it is made, or None where JAX does not tell. An array that the step is given has the line of
+      file: where in Python it is made, or None where JAX does not know. An array that the step is given has the line of
         the loop.
       line: the number of the line.
       code: the text of that line, if the file can be read; else empty.

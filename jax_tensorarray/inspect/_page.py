@@ -171,7 +171,7 @@ def _place(
 
 def _line(file: str | None, line: int | None, texts: Iterable[str], parts: Iterable[str] = ()) -> str:
     """Return a line of source, with what is said about it."""
-    where = f"{name_of_file(file)}:{line}" if file else "a line that XLA does not tell"
+    where = f"{name_of_file(file)}:{line}" if file else "a line that XLA does not name"
     excerpt = [_excerpt(file, line)] if file and line else []
     said = (f"<p>{_prose(text)}</p>" for text in texts)
     return "\n".join([f"<article><h3><code>{escape(where)}</code></h3>", *excerpt, *parts, *said, "</article>"])

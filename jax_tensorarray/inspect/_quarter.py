@@ -1,9 +1,9 @@
 """Make the same program with a quarter of the steps, and with arrays that are a quarter as long.
 
 A program is compiled for shapes, and its function cannot be traced for others: it may have closed over arrays. So its
-jaxpr is evaluated in other shapes. Which axes are as long as the loop is told by their length alone, so a program is
-left if that may be a chance: if the loop is short, or if an array has two axes of that length. Only what a loop stacks
-may have two.
+jaxpr is evaluated in other shapes. Only their length tells which axes are as long as the loop, so a program is skipped
+if that may be chance: if the loop is short, or if an array has two axes of that length. Only what a loop stacks may
+have two.
 """
 
 import math
@@ -17,7 +17,7 @@ from jax.extend.core import Literal
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs, registry
 
-#: Loops of fewer steps may have as many by chance as an array has rows or columns.
+#: A loop of fewer steps may have as many as an array has rows or columns by chance.
 _FEWEST = 32
 
 #: An axis belongs to a loop if its length is the number of steps, or differs by so much: `fori_loop(1, len(x), ...)`.
@@ -39,7 +39,7 @@ _MOVES = {
 
 
 class _Unknown(Exception):
-    """Nobody knows what this program is with fewer steps."""
+    """It is not known what this program is with fewer steps."""
 
 
 def quartered(jaxpr: Any) -> tuple[Any, int, int] | None:
@@ -104,7 +104,7 @@ def computes_with_all_rows(jaxpr: Any, steps: int) -> bool:
 
 
 def outermost(jaxpr: Any) -> list[Any]:
-    """Return the loops that are in no other loop. Those of a number of steps known at run time are there as well."""
+    """Return the loops that are in no other loop, also those whose number of steps is known only at run time."""
     found = []
     for eqn in _compat.opened(jaxpr).eqns:
         if registry.entry_of(eqn).kind == "loop":

@@ -3,11 +3,11 @@
 #: By its name, the reason in words and what would help, which is empty if nothing need be done.
 REASONS = {
     "all-rows": (
-        "It takes all rows, so that no row is spared.",
+        "It takes all rows, so there are none to leave out.",
         "",
     ),
     "another-buffer": (
-        "The cases are different buffers, so that choosing one of them copies all of it.",
+        "The cases are different buffers, so choosing one of them copies all of it.",
         "Choose what is read or written, and let both cases return the same buffer.",
     ),
     "another-layout": (
@@ -48,17 +48,17 @@ REASONS = {
         "Keep each buffer in its place, and let an index say which of them is the next one.",
     ),
     "made-anew": (
-        "A concatenation, a gather, a sort or a reversal in the same step makes all rows anew, so that a row costs "
+        "A concatenation, a gather, a sort or a reversal in the same step makes all rows anew, so one row costs "
         "little beside it.",
         "Carry the buffer, and write the rows that change.",
     ),
     "made-in-the-step": (
-        "What it chooses is made in the same step, so that all of it is touched anyway.",
+        "What it chooses is made in the same step, so all of it is touched anyway.",
         "If it does not depend on the step, make it before the loop. If few rows of it differ, write only these.",
     ),
     "mask-of-elements": (
-        "The condition is not one for all rows, so that any row may be one or the other.",
-        "If few rows change, write these: b.at[i].set(x).",
+        "The condition is not the same for all rows, so any row may be one or the other.",
+        "If few rows change, write only these: b.at[i].set(x).",
     ),
     "no-bound": (
         "JAX does not know how many steps this while_loop takes at most.",
@@ -93,7 +93,7 @@ REASONS = {
         "Reorder what it is combined with: the rows of a ring buffer are all there, in another order.",
     ),
     "read-before-the-choice": (
-        "Both cases are updates of the same buffer, and one of them is read before one is chosen.",
+        "Both cases are updates of the same buffer, and one of them is read before the choice.",
         "Read after the choice, or read the buffer before both updates.",
     ),
     "ref": (
@@ -101,19 +101,19 @@ REASONS = {
         "Make it in the function by jax.new_ref, and freeze it there, or pass arrays.",
     ),
     "rows-twice": (
-        "Several rows are multiplied, divided or taken a minimum of, and one of them may be there twice.",
-        "If none is, say unique_indices=True.",
+        "Several rows are multiplied, divided or lowered to a minimum, and one of them may occur twice.",
+        "If none does, say unique_indices=True.",
     ),
     "several-boxes": (
         "Several boxes along more than one axis are written at once.",
-        "Write them one after the other, in a loop, or as rows of one axis.",
+        "Write them one after another, in a loop, or as rows of one axis.",
     ),
     "small-buffer": (
         "Its rows move, but it has fewer than {least} bytes, which are moved as fast as a ring buffer is.",
         "",
     ),
     "symbolic-shape": (
-        "A size is a symbol of jax.export, so that it is not known how large the buffer is.",
+        "A size is a symbol of jax.export, so the size of the buffer is not known.",
         "Export the function with numbers as sizes.",
     ),
     "too-large": (
@@ -121,8 +121,8 @@ REASONS = {
         "Divide it in two along its first axis.",
     ),
     "whole-view": (
-        "The rows are read of an array that the step computes from a whole buffer, and this form of it cannot be "
-        "computed row by row.",
+        "The rows are those of an array that the step computes from a whole buffer, in a form that cannot be computed "
+        "row by row.",
         "Read the rows first, and compute with these.",
     ),
 }

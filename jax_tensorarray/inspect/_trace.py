@@ -92,7 +92,7 @@ def write(folder: Path, programs: list[TracedProgram], report: Report, title: st
 
 
 def _files_of(program: TracedProgram) -> dict[str, str]:
-    """Return the texts of a program, before and after `in_place`, or why there is no such thing."""
+    """Return the texts of a program, before and after `in_place`, or why there is none."""
     files = {"loops_before.hlo": hlo_text.loops_only(program.hlo)}
     if program.jaxpr is None:
         return files | {"error.txt": "JAX had traced it before, so there is no jaxpr.\n"}

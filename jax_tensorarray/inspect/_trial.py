@@ -98,7 +98,7 @@ class _Way(NamedTuple):
 
     def compiled(self, jaxpr: Any) -> Any:
         types = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in jaxpr.in_avals]
-        with warnings.catch_warnings():  # of arguments that are donated in vain
+        with warnings.catch_warnings():  # about donated arguments whose memory is of no use
             warnings.simplefilter("ignore")
             jitted = jax.jit(self.transformed(jaxpr_as_fun(jaxpr)), donate_argnums=tuple(sorted(self.donated)))
             return jitted.lower(*types).compile()
@@ -107,7 +107,7 @@ class _Way(NamedTuple):
         """Run a program on zeros."""
         compiled = compiled or self.compiled(jaxpr)
         if None in hlo_buffers.trip_counts(compiled.as_text() or ""):
-            raise ValueError("nobody knows whether it ends")
+            raise ValueError("it is not known whether it ends")
         return Measurement(steps, seconds_of(compiled, lambda: list(map(_zeros, jaxpr.in_avals))), allocated(compiled))
 
     def grown(self, fewer: tuple[Any, int, int], now: Measurement) -> Growth:
@@ -181,7 +181,7 @@ def grows(case: "CompiledProgram") -> bool:
 def _again_if_slower(
     before: Measurement, after: Measurement, measured: Callable[[], tuple[Measurement, Measurement]]
 ) -> tuple[Measurement, Measurement]:
-    """Measure again what has become slower, for the machine may have been busy meanwhile. Return the shorter times."""
+    """Measure again what has become slower, since the machine may have been busy. Return the shorter times."""
     if after.seconds <= before.seconds:
         return before, after
     again, after_again = measured()

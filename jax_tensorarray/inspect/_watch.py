@@ -36,7 +36,7 @@ from jax_tensorarray.inspect._kept import Place
 from jax_tensorarray.inspect._text import grouped, readable, wrapped
 from jax_tensorarray.inspect._trial import Trial, grows, tried
 
-#: A copy that costs less than this part of the worst one is counted, not listed.
+#: A copy that costs less than this fraction of the worst one is counted, not listed.
 _NOISE = 1e-3
 
 #: So many seconds are spent on programs in which nothing was found.
@@ -227,7 +227,7 @@ _Finding = LoopCopy | ArgumentCopy | Place
 
 
 def place_of(found: _Finding) -> Any:
-    """Return what findings have in common that are one for the reader, whatever their programs and shapes."""
+    """Return what identifies findings that are one to the reader, whatever their programs and shapes."""
     if isinstance(found, LoopCopy):
         return found.file, found.line, found.kind, found.in_gradient
     return (found.file, found.line, *((found.cause, found.name) if isinstance(found, ArgumentCopy) else ()))
@@ -253,7 +253,7 @@ class Listed(NamedTuple):
 def worth_listing(report: Report) -> list[Listed]:
     """Return the programs, each with its copies that move at least a thousandth of the worst.
 
-    A line that is compiled several times, such as for several shapes, stands in the first of them.
+    A line that is compiled several times, such as for several shapes, is listed in the first of them.
     """
     least, seen, listed = least_cost(report), set[Any](), []
     for case in report.cases:
@@ -268,7 +268,7 @@ def worth_listing(report: Report) -> list[Listed]:
 
 
 def summary(report: Report, compiled: str) -> str:
-    """Say how much was found, in front of all."""
+    """Say how much was found, before all the rest."""
     text = f"{compiled}: {report.loops - report.in_place} copy whole buffers, {report.in_place} do not."
     if number := sum(bool(case.copies.arguments) for case in report.cases):
         text = text if report.loops else f"{compiled}."
@@ -330,7 +330,7 @@ def what_it_needs(trial: Trial) -> str:
 
 
 def _place(copy: LoopCopy | ArgumentCopy | Place) -> list[str]:
-    lines = [f"   {name_of_file(copy.file)}:{copy.line}" if copy.file else "   a line that XLA does not tell"]
+    lines = [f"   {name_of_file(copy.file)}:{copy.line}" if copy.file else "   a line that XLA does not name"]
     return [*lines, f"       {copy.code}"[:WIDTH]] if copy.code else lines
 
 

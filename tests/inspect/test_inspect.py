@@ -380,7 +380,7 @@ def test_a_line_that_is_not_known_or_not_there_is_left_out():
     one = LoopCopy("copy", "copy.1", "int8", (3, 2048), 6144, None, None, "", False, "Do this.")
     report = str(LoopCopies([one]))
     assert report.startswith("1 operation on a whole buffer in loops, 6.0 KiB a step:\n")
-    assert "a line that XLA does not tell: a copy of the buffer, int8[3, 2048], 6.0 KiB a step\n  Do this." in report
+    assert "a line that XLA does not name: a copy of the buffer, int8[3, 2048], 6.0 KiB a step\n  Do this." in report
 
 
 @pytest.mark.parametrize(

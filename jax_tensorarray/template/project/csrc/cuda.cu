@@ -15,7 +15,7 @@ template <class T>
 cudaError_t launch(cudaStream_t stream, Update<T> update) {
   dim3 grid(static_cast<unsigned>(blocks_for(update.batch * update.row)));
   void* arguments[] = {&update};
-  // Its result is about this launch; that of <<<...>>> may be about an earlier call of anybody's.
+  // Its result is about this launch; that of <<<...>>> may be about an earlier call by other code.
   return cudaLaunchKernel(reinterpret_cast<const void*>(&run<T>), grid, dim3(kThreads), arguments, 0, stream);
 }
 
