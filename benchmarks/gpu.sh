@@ -58,7 +58,7 @@ workers=$(($(nproc) > 12 ? 12 : $(nproc)))
 part "kernel tests" 60 "$python" -m pytest -q -n "$workers" "${kernels[@]}" tests/ops/test_index_errors.py
 if [ ${#quick[@]} -eq 0 ]; then
   # The tests that are left out need no GPU: they are CI's.
-  part suite 170 "$python" -m pytest -q -n "$workers" --maxfail=40 --ignore=tests/gpu/test_gpu_hlo.py \
+  part suite 170 "$python" -m pytest -q -n "$workers" --all --maxfail=40 --ignore=tests/gpu/test_gpu_hlo.py \
     --ignore=tests/gpu/test_cuda_host.py --ignore=tests/docs/test_main.py --ignore=tests/array/test_tensorflow_programs.py \
     --ignore=tests/docs/test_benchmarks.py
 fi

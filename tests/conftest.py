@@ -36,14 +36,35 @@ jax.config.update("jax_enable_x64", True)
 # What is divided among devices is tested on eight; everything else uses the first.
 jax.config.update("jax_num_cpu_devices", 8)
 
-# Random programs and the like: `ci` takes minutes and is the same every time, `night` is for HYPOTHESIS_PROFILE.
+# Random programs and the like: a few, the same every time; more with `--all`; others with HYPOTHESIS_PROFILE=night.
 hypothesis.settings.register_profile(
-    "ci", deadline=None, derandomize=True, database=None, max_examples=25, suppress_health_check=list(HealthCheck)
+    "few", deadline=None, derandomize=True, database=None, max_examples=10, suppress_health_check=list(HealthCheck)
 )
-hypothesis.settings.register_profile(
-    "night", parent=hypothesis.settings.get_profile("ci"), derandomize=False, max_examples=10_000, print_blob=True
-)
-hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+few = hypothesis.settings.get_profile("few")
+hypothesis.settings.register_profile("many", parent=few, max_examples=25)
+hypothesis.settings.register_profile("night", parent=few, derandomize=False, max_examples=10_000, print_blob=True)
+
+
+def pytest_addoption(parser):
+    parser.addoption("--all", action="store_true", help="run slow tests too, and more random programs")
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "slow: judges what others judge in part, or what no version of jax changes")
+    profile = "many" if config.getoption("all") else "few"
+    hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", profile))
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leave slow tests out, unless all are asked for, or those of their file, or by an expression."""
+    option = config.option
+    if option.all or option.markexpr or option.keyword:
+        return
+    named = {Path(arg.split("::")[0]).resolve() for arg in config.args}
+    slow = [item for item in items if "slow" in item.keywords and item.path not in named]
+    config.hook.pytest_deselected(items=slow)
+    items[:] = [item for item in items if item not in slow]
+
 
 if library := os.environ.get("TENSORARRAY_EMULATED_GPU"):
     import emulate

@@ -265,6 +265,7 @@ ACTIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "action"),
     [*(("growing", action) for action in ACTIONS), ("ragged", "write"), ("ragged", "branch")],

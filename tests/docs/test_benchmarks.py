@@ -17,6 +17,8 @@ from benchmarks.rivals import programs as texts
 from benchmarks.targets import Line, curves, exponent, is_quadratic, targets
 from jax_tensorarray._selfcheck.programs import programs
 
+pytestmark = pytest.mark.slow
+
 #: Equinox says not to write a row twice and not to read one that is written later, and gives wrong gradients then.
 #: The others are what JAX 0.12 does.
 WRONG = {

@@ -10,6 +10,8 @@ from snippets import snippets
 
 import jax_tensorarray
 
+pytestmark = pytest.mark.slow
+
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
 

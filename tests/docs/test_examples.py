@@ -10,6 +10,8 @@ from in_numpy import in_numpy
 from jax import jit
 from scripts import close, example, run
 
+pytestmark = pytest.mark.slow
+
 beam = example("beam_search")
 rnnt = example("rnnt")
 

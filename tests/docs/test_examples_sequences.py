@@ -14,6 +14,8 @@ from scripts import close, example, run
 
 from jax_tensorarray.inspect import loop_copies
 
+pytestmark = pytest.mark.slow
+
 decoder = example("attention_decoder")
 soft = example("soft_alignment")
 

@@ -15,6 +15,8 @@ from jax import jit
 from scipy.integrate import RK45, solve_ivp
 from scripts import example
 
+pytestmark = pytest.mark.slow
+
 ode = example("ode")
 replay = example("replay_buffer")
 

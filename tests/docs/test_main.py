@@ -31,6 +31,7 @@ def row_of(output, name):
     return next(line for line in output.splitlines() if line.startswith(name + " "))
 
 
+@pytest.mark.slow
 def test_as_a_command_it_names_versions_kernels_and_every_loop(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "jax_tensorarray", "--quick"],

@@ -31,7 +31,7 @@ FLOATS += [getattr(ml_dtypes, f"float8_{name}") for name in FLOATS8]
 DTYPES = [np.bool_, *INDEX_TYPES, *FLOATS, np.complex64, np.complex128]
 FORWARD, BACKWARD, SHUFFLED = range(3)
 
-pytestmark = cpp.NEEDED
+pytestmark = [*cpp.NEEDED, pytest.mark.slow]
 
 
 class Case(NamedTuple):

@@ -75,6 +75,7 @@ def test_a_gradient_is_right_and_takes_a_few_times_the_buffers(turn, name):
     assert "undo" in {choice.residuals for choice in choice_of_residuals(f, *args)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "derivative"), [("arnoldi", along), ("in_a_branch", along), ("lu", along), ("arnoldi", twice)]
 )

@@ -237,6 +237,7 @@ VALUES = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(16))
 def test_what_is_computed_of_registers(seed):
     choose = random.Random(seed)

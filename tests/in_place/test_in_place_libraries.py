@@ -75,6 +75,7 @@ def summed(x):
     return jax.lax.fori_loop(0, 300, lambda i, s: jnp.tanh(s + x), x)
 
 
+@pytest.mark.slow
 def test_harm_compares_programs_and_their_loops():
     fill, sums = (Program("tests", f.__name__, f, normal(100, 8)) for f in (filled, summed))
     (repaired,) = measure.rows_of(fill, ["in_place(grad)"], LITTLE)

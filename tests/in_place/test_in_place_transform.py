@@ -642,6 +642,7 @@ def errors_of(functions):
     return {name: text and text.split(" (check")[0] for name, text in found.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("turn", "name"), list(enumerate(CHECKED)))
 def test_checkify_finds_what_it_finds_in_plain_jax(turn, name):
     """The gradients in either order, and batches, are in turn."""

@@ -38,6 +38,7 @@ WITH_BRANCHES = 3.0
 pytestmark = pytest.mark.usefixtures("in_single_precision")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "variant"), [(name, v) for names in SLOWER.values() for name in names for v in ("forward", "vmap")]
 )

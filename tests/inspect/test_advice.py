@@ -366,6 +366,7 @@ ADVICE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fusions_of_users")
 @pytest.mark.parametrize(("cause", "program"), ADVICE)
 def test_a_program_that_does_what_is_advised_is_as_right_and_in_place(cause, program):

@@ -455,6 +455,7 @@ def assert_as_meant(call, error, results):
         oracle.assert_same_numbers(np.frombuffer(data, e.dtype).reshape(e.shape), e)
 
 
+@pytest.mark.slow
 @needs_sources
 @pytest.mark.parametrize("handler", SIGNATURES)
 def test_whatever_a_handler_is_called_with_it_touches_no_other_memory(programs, tmp_path, handler):

@@ -50,6 +50,7 @@ def moved(buffer, index, value, where):
 # --- moving ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fusions_of_users")  # without emitters, jax 0.10 changes bits of some floats of 8 bits
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 def test_rows_are_moved_bit_for_bit(dtype):

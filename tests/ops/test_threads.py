@@ -70,6 +70,7 @@ def test_an_index_out_of_range_among_many_leaves_an_error_that_names_it():
         finish(ta.ta_read(jnp.asarray(buffer), jnp.asarray(index)))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
 @pytest.mark.skipif(not CSRC.exists(), reason="needs the C++ sources, which an installed package has not")
 @pytest.mark.parametrize("sanitizers", ["thread", "address,undefined"])
