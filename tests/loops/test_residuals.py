@@ -694,9 +694,8 @@ def test_what_the_body_prints_and_does_not_use_is_no_residual():
     assert sorted(set(map(float, seen))) == [0, 1, 2]
 
 
-@pytest.mark.parametrize("transform", ["grad", "vmap", "hessian", "checkpoint", "linear_transpose"])
 @pytest.mark.parametrize("residuals", ["tape", "recompute", "undo", Checkpoint(4), "inverse"], ids=str)
-def test_what_the_result_does_not_depend_on_leaves_no_nan(residuals, transform):
+def test_what_the_result_does_not_depend_on_leaves_no_nan(residuals):
     """The error of the last step is zero, where a root has no derivative, and only the loop's end depends on it."""
 
     def step(scale, c):
@@ -718,15 +717,13 @@ def test_what_the_result_does_not_depend_on_leaves_no_nan(residuals, transform):
                 c = step(scale, c)
         return jnp.sum(c[1] + scale * c[2] ** 2)
 
-    def derivative(f):
-        if transform == "hessian":
-            return jax.hessian(f)
-        if transform == "linear_transpose":
-            return lambda x: jax.linear_transpose(lambda t: jax.jvp(f, (x,), (t,))[1], x)(1.0)[0]
-        return jax.grad(jax.checkpoint(f) if transform == "checkpoint" else f)
+    def derivatives(f, x):
+        return {
+            "gradient": jax.grad(f)(x),
+            "of a batch": jax.vmap(jax.grad(f))(jnp.stack([x, x / 2])),
+            "second": jax.hessian(f)(x),
+            "of a checkpoint": jax.grad(jax.checkpoint(f))(x),
+            "transposed": jax.linear_transpose(lambda t: jax.jvp(f, (x,), (t,))[1], x)(1.0)[0],
+        }
 
-    ours, plain = derivative(f), derivative(functools.partial(f, loop=False))
-    if transform == "vmap":
-        ours, plain = jax.vmap(ours), jax.vmap(plain)
-    at = np.array([0.5, 0.25]) if transform == "vmap" else 0.5
-    assert_same(jit(ours)(at), plain(at))
+    assert_same(jit(functools.partial(derivatives, f))(0.5), derivatives(functools.partial(f, loop=False), 0.5))
