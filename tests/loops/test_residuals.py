@@ -698,10 +698,10 @@ def test_what_the_body_prints_and_does_not_use_is_no_residual():
 def test_what_the_result_does_not_depend_on_leaves_no_nan(residuals):
     """The error of the last step is zero, where a root has no derivative, and only the loop's end depends on it."""
 
-    def step(scale, c):
+    def step(scale, only_here, c):
         i, x, ys, _ = c
         y = jnp.where(i < 3, x * scale, 0 * x * scale)
-        return i + 1, y, ys.at[i].set(jnp.sin(ys[i - 1]) + x), jnp.sqrt(jnp.sum(y * y))
+        return i + 1, y, ys.at[i].set(jnp.sin(ys[i - 1]) + x), jnp.sqrt(jnp.sum(y * y) * jnp.exp(only_here))
 
     def back(c):  # exactly zero times the scale cannot be undone: the rows say what it was
         i, _, ys, error = c
@@ -711,10 +711,11 @@ def test_what_the_result_does_not_depend_on_leaves_no_nan(residuals):
         c = 0, jnp.ones(3), jnp.zeros((MOST, 3)), 1.0
         kept = Inverse(back) if residuals == "inverse" else residuals
         if loop:
-            c = while_loop(lambda c: c[-1] > 0, functools.partial(step, scale), c, max_steps=MOST, residuals=kept)
+            body = functools.partial(step, scale, scale**2)
+            c = while_loop(lambda c: c[-1] > 0, body, c, max_steps=MOST, residuals=kept)
         else:
             for _ in range(4):
-                c = step(scale, c)
+                c = step(scale, scale**2, c)
         return jnp.sum(c[1] + scale * c[2] ** 2)
 
     def derivatives(f, x):
@@ -723,6 +724,7 @@ def test_what_the_result_does_not_depend_on_leaves_no_nan(residuals):
             "of a batch": jax.vmap(jax.grad(f))(jnp.stack([x, x / 2])),
             "second": jax.hessian(f)(x),
             "of a checkpoint": jax.grad(jax.checkpoint(f))(x),
+            "tangents": jax.vmap(jax.linearize(f, x)[1])(jnp.array([1.0, 2.0])),
             "transposed": jax.linear_transpose(lambda t: jax.jvp(f, (x,), (t,))[1], x)(1.0)[0],
         }
 
