@@ -29,6 +29,9 @@ VIEWS = {
     "two arrays": lambda b, i: (jnp.sin(b) * b)[i],
     "longer rows": lambda b, i: b.reshape(-1, 3, D)[i % (N // 3)],
     "shorter rows": lambda b, i: b.reshape(-1, 4)[i],
+    "longer rows, turned": lambda b, i: b.reshape(-1, 3, D).transpose(1, 2, 0)[:, :, i % (N // 3)],
+    "longer rows, turned the other way": lambda b, i: b.reshape(-1, 3, D).transpose(2, 0, 1)[:, i % (N // 3)],
+    "some of them": lambda b, i: lax.dynamic_slice(b.reshape(-1, 3, D).transpose(2, 0, 1), (0, i % 30, 0), (D, 5, 3)),
     "elements": lambda b, i: b.reshape(-1)[3 * i],
     "windows of longer rows": lambda b, i: lax.dynamic_slice(b.reshape(-1, 3, D), (i % 50, 0, 0), (2, 3, D)),
 }
@@ -42,10 +45,15 @@ COMPUTED = VIEWS | {
 }
 
 
+def weighed(x):
+    """A number that says where each element is."""
+    return 0.1 * jnp.vdot(jnp.sin(x), jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape))
+
+
 def of_a_constant(read):
     def f(q):
         def step(h, i):
-            return jnp.tanh(0.5 * h + jnp.sum(jnp.sin(read(q, i)))), None
+            return jnp.tanh(0.5 * h + weighed(read(q, i))), None
 
         return lax.scan(step, jnp.ones(()), jnp.arange(40) % 30)[0]
 
@@ -56,7 +64,7 @@ def of_what_changes(read):
     def f(q):
         def step(c, i):
             b, h = c
-            h = jnp.tanh(0.5 * h + jnp.sum(jnp.sin(read(b, i))))
+            h = jnp.tanh(0.5 * h + weighed(read(b, i)))
             return (b.at[7 * i % N].set(jnp.cos(h * jnp.arange(D))), h), None
 
         b, h = lax.scan(step, (q, jnp.ones(())), jnp.arange(40))[0]
@@ -98,7 +106,7 @@ def test_rows_of_a_view_are_rows_of_the_buffer(loop, name, order):
     f = loop(COMPUTED[name])
     want = jit(jax.value_and_grad(f))(Q)
     program = compiled(ORDERS[order](f), Q)
-    close = 3e-6 if "smaller" in name else 1e-10
+    close = 1e-4 if "smaller" in name else 1e-10
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=close, atol=close), program(Q), want)
     # Cotangents of smaller floats are added in larger ones, of which there is an array as large as Q.
     assert_no_whole_buffer_copy(program, Q.astype(np.float32))
