@@ -92,6 +92,31 @@ def pruned(jaxpr: Any) -> Any:
     return needed if inner is jaxpr else jaxpr.replace(jaxpr=needed)
 
 
+@_compat.cached
+def part_of(jaxpr: Any, outputs: Sequence[bool], inputs: Any = False) -> tuple[Any, list[bool]]:
+    """Return the jaxpr of the flagged outputs, and which inputs it has.
+
+    It has the inputs flagged in `inputs` even if it does not read them.
+    """
+    part, live = pe.dce_jaxpr(_compat.opened(jaxpr), list(outputs), inputs if inputs is False else list(inputs))
+    names = ("invars", "outvars", "eqns", "effects", "debug_info")
+    return _compat.replaced(jaxpr, **{name: getattr(part, name) for name in names}), live
+
+
+def read_for(body: Any, carry: Sequence[bool]) -> list[bool]:
+    """Return which inputs of a loop's body the flagged carries depend on after any number of steps.
+
+    The carries are the last inputs. Those that are flagged are so in what is returned.
+    """
+    first, carry = len(body.in_avals) - len(carry), list(carry)
+    while True:
+        _, live = part_of(body, tuple(carry))
+        wider = [x or y for x, y in zip(carry, live[first:], strict=True)]
+        if wider == carry:
+            return [*live[:first], *carry]
+        carry = wider
+
+
 def partition(values: Sequence[Any], flags: Sequence[bool]) -> tuple[list[Any], list[Any]]:
     """Return the values that are flagged, and the others."""
     return flagged(values, flags), flagged(values, [not flag for flag in flags])

@@ -5,7 +5,7 @@ The derivatives of every loop of the library are such loops: the trip count and 
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -231,7 +231,47 @@ def _jvp(primals: Sequence[Array], tangents: Sequence[Any], *, body: Any, option
     return outs, merge(dots, nonzero.nonzero_carry, zero_tangents(outs))
 
 
+class _Part(NamedTuple):
+    """A loop of some of the carries: which operands it has, which carries, and its parameters."""
+
+    operands: list[bool]
+    carry: list[bool]
+    params: dict[str, Any]
+
+
+def _part_for(used: Sequence[bool], body: Any, options: CountOptions) -> _Part:
+    """Return the loop of the carries that the flagged ones depend on."""
+    live = jaxprs.read_for(body, used)
+    consts, carry = live[1 : 1 + options.num_consts], live[1 + options.num_consts :]
+    body, _ = jaxprs.part_of(body, tuple(carry), (True, *consts, *carry))
+    n = len(carry) - len(options.tapes)
+    fewer = replace(options, num_consts=sum(consts), tapes=tuple(flagged(options.tapes, carry[n:])))
+    return _Part([True, *consts, *carry[:n]], carry, {"body": body, "options": fewer})
+
+
+def _without_unused(used: list[bool], *args: Any) -> tuple[list[bool], Any]:
+    """Remove the carries that nobody needs. Return which operands are left, and the equation."""
+    eqn = args[-1]  # before it comes, in 0.12, which operands are live
+    if not any(used) and not eqn.effects:
+        return [False] * len(eqn.invars), None
+    part = _part_for(used, **eqn.params)
+    fewer = eqn.replace(
+        invars=flagged(eqn.invars, part.operands),
+        outvars=flagged(eqn.outvars, part.carry),
+        params=part.params,
+        effects=part.params["body"].effects,
+    )
+    return part.operands, fewer
+
+
 def _transpose(cts: Sequence[Any], *operands: Any, body: Any, options: CountOptions) -> Any:
+    """Transpose a loop. No step of a carry without a cotangent is transposed: zero times infinity would be a NaN."""
+    part = _part_for([not is_zero(ct) for ct in cts], body, options)
+    found = _transpose_all(flagged(cts, part.carry), *flagged(operands, part.operands), **part.params)
+    return merge(found, part.operands, [ad.Zero(x.aval) if ad.is_undefined_primal(x) else None for x in operands])
+
+
+def _transpose_all(cts: Sequence[Any], *operands: Any, body: Any, options: CountOptions) -> Any:
     steps, consts, _ = options.split(operands)
     # A known carry is zeros: its tangent came into the loop by another way. All carries are linear.
     _, linear_consts, linear_carry = options.split([ad.is_undefined_primal(x) for x in operands])
@@ -296,6 +336,7 @@ def _masked(masked: masking.Masked, eqn: Any, operands: list[masking.MaskedValue
 
 
 _compat.lowers_its_bodies(ta_count_p)
+pe.dce_rules[ta_count_p] = _without_unused
 pe.partial_eval_jaxpr_custom_rules[ta_count_p] = rules.partial_eval_in_checkpoint
 _compat.checked_as(ta_count_p, _run)
 ta_count_p.def_impl(functools.partial(xla.apply_primitive, ta_count_p))

@@ -83,9 +83,23 @@ class Linearized:
 
         return list(jax.tree.unflatten(self.tree, map(value, self.sources))(*tangents))
 
+    def tangents_for(self, carry: Sequence[bool]) -> list[bool]:
+        """Return which tangents those of the flagged carries depend on after any number of steps."""
+        residuals = list(self.whole.out_avals)[self.num_outs :]
+
+        def f(residuals: list[Array], tangents: list[Array]) -> list[Array]:
+            return list(jax.tree.unflatten(self.tree, residuals)(*tangents))
+
+        return jaxprs.read_for(jax.make_jaxpr(f)(residuals, self.tangent_types), carry)[len(residuals) :]
+
 
 def linearize(body: Any, nonzero_consts: Sequence[bool], nonzero_carry: Sequence[bool]) -> Linearized:
     """Linearize a body in the flagged consts and carries. What it takes before its consts differs from step to step."""
+    return _linearized(body, tuple(nonzero_consts), tuple(nonzero_carry))
+
+
+@_compat.cached
+def _linearized(body: Any, nonzero_consts: Sequence[bool], nonzero_carry: Sequence[bool]) -> Linearized:
     leading = [False] * (len(body.in_avals) - len(nonzero_consts) - len(nonzero_carry))
     nonzero = [*leading, *nonzero_consts, *nonzero_carry]
     is_const = [*leading, *[True] * len(nonzero_consts), *[False] * len(nonzero_carry)]

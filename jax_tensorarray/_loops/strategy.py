@@ -1,6 +1,6 @@
 """What reverse mode keeps of the steps of a loop, to find them again. A file has one strategy; the tape is here."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +53,12 @@ class Strategy:
     def batched_extra(self, extra: list[Array]) -> list[Array]:
         """Return `extra`, whose batch axis is the first, as `pull_back` of a batched loop expects it."""
         return extra
+
+    def with_tangents(
+        self, consts: Sequence[bool], carry: Sequence[bool], extra: list[bool]
+    ) -> tuple["Strategy", list[bool]]:
+        """Return the strategy for a loop with the flagged ones of its tangents, and which of `extra` it needs."""
+        return self, extra
 
     def pull_back(
         self, loop: "Replay", steps: Array, consts: Any, init: Any, extra: Any, const_cts: Any, carry_cts: Any

@@ -16,7 +16,7 @@ from jax.interpreters import partial_eval as pe
 
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs
-from jax_tensorarray._jaxprs.jaxprs import flagged
+from jax_tensorarray._jaxprs.jaxprs import flagged, merge
 from jax_tensorarray._loops.linearize import Linearized, Sources, read_by
 from jax_tensorarray._loops.log import BufferVersion, Log
 from jax_tensorarray._loops.recording import recorded
@@ -431,6 +431,17 @@ class Rewind(Strategy):
         back = all_batched(axis, self.back, pred_batched, flags[:num_consts], types)
         shared_jaxpr = jax.make_jaxpr(shared)(*map(jax.typeof, consts))
         return replace(self, back=back, shared=shared_jaxpr, batch_dims=self.batch_dims + pred_batched)
+
+    def with_tangents(
+        self, consts: Sequence[bool], carry: Sequence[bool], extra: list[bool]
+    ) -> tuple[Strategy, list[bool]]:
+        n, first, num_shared = self.num_buffers, 1 + int(self.batch_dims > 0), len(self.shared.out_avals)
+        buffers, tapes = [True] * n, [False] * self.num_tapes  # a tape that nobody reads is dropped
+        inputs = [*[True] * first, *tapes, *[True] * num_shared, *consts, *buffers, *carry]
+        back, live = jaxprs.part_of(self.back, (*buffers, *carry), tuple(inputs))
+        tapes = live[first : first + self.num_tapes]
+        nonzero = tuple(merge(consts, self.nonzero_consts, [False] * len(self.nonzero_consts)))
+        return replace(self, back=back, nonzero_consts=nonzero, num_tapes=sum(tapes)), [*buffers, *tapes]
 
     def pull_back(
         self, loop: Replay, steps: Array, consts: Any, init: Any, extra: Any, const_cts: Any, carry_cts: Any

@@ -267,30 +267,14 @@ def _without_unused(used: list[bool], *args: Any) -> tuple[list[bool], Any]:
     if not options.strategy.tapes:
         return [True] * len(eqn.invars), eqn
     a, m, first = options.cond_nconsts, options.body_nconsts, len(options.leading)
-    _, read = _live(cond, (True,))
-    carry = [x or y for x, y in zip(used[: len(read) - a], read[a:], strict=True)]
-    while True:
-        _, live = _live(body, tuple(carry))
-        after = [x or y for x, y in zip(carry, live[first + m :], strict=True)]
-        if after == carry:
-            break
-        carry = after
-    operands = [*read[:a], *live[first : first + m], *carry[: len(carry) - len(options.tapes)]]
-    cond, _ = _live(cond, (True,), (*read[:a], *carry))
-    body, _ = _live(body, tuple(carry), (*[True] * first, *live[first : first + m], *carry))
+    _, read = jaxprs.part_of(cond, (True,))
+    live = jaxprs.read_for(body, [x or y for x, y in zip(used[: len(read) - a], read[a:], strict=True)])
+    consts, carry = live[first : first + m], live[first + m :]
+    operands = [*read[:a], *consts, *carry[: len(carry) - len(options.tapes)]]
+    cond, _ = jaxprs.part_of(cond, (True,), (*read[:a], *carry))
+    body, _ = jaxprs.part_of(body, tuple(carry), (*[True] * first, *consts, *carry))
     part = _part(operands, carry, cond, body, options)
     return part.operands, _equation_of(eqn, part)
-
-
-@_compat.cached
-def _live(jaxpr: Any, outputs: Sequence[bool], inputs: Any = False) -> tuple[Any, list[bool]]:
-    """Return the jaxpr of the flagged outputs, and which inputs it has.
-
-    It has the inputs flagged in `inputs` even if it does not read them.
-    """
-    part, live = pe.dce_jaxpr(_compat.opened(jaxpr), list(outputs), inputs if inputs is False else list(inputs))
-    names = ("invars", "outvars", "eqns", "effects", "debug_info")
-    return _compat.replaced(jaxpr, **{name: getattr(part, name) for name in names}), live
 
 
 def _batch(

@@ -692,3 +692,43 @@ def test_what_the_body_prints_and_does_not_use_is_no_residual():
     np.testing.assert_allclose(jax.grad(f)(0.5), wanted, rtol=1e-12)
     jax.effects_barrier()
     assert sorted(set(map(float, seen))) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("transform", ["grad", "vmap", "hessian", "checkpoint", "linear_transpose"])
+@pytest.mark.parametrize("residuals", ["tape", "recompute", "undo", Checkpoint(4), "inverse"], ids=str)
+def test_what_the_result_does_not_depend_on_leaves_no_nan(residuals, transform):
+    """The error of the last step is zero, where a root has no derivative, and only the loop's end depends on it."""
+
+    def step(scale, c):
+        i, x, ys, _ = c
+        y = jnp.where(i < 3, x * scale, 0 * x * scale)
+        return i + 1, y, ys.at[i].set(jnp.sin(ys[i - 1]) + x), jnp.sqrt(jnp.sum(y * y))
+
+    def back(c):  # exactly zero times the scale cannot be undone: the rows say what it was
+        i, _, ys, error = c
+        return i - 1, ys[i - 1] - jnp.sin(ys[i - 2]), ys.at[i - 1].set(0.0), error
+
+    def f(scale, loop=True):
+        c = 0, jnp.ones(3), jnp.zeros((MOST, 3)), 1.0
+        kept = Inverse(back) if residuals == "inverse" else residuals
+        if loop:
+            c = while_loop(
+                lambda c: c[-1] > 0, functools.partial(step, scale), c, max_steps=MOST, residuals=kept, return_steps=True
+            )[0]
+        else:
+            for _ in range(4):
+                c = step(scale, c)
+        return jnp.sum(c[1] + scale * c[2] ** 2)
+
+    def derivative(f):
+        if transform == "hessian":
+            return jax.hessian(f)
+        if transform == "linear_transpose":
+            return lambda x: jax.linear_transpose(lambda t: jax.jvp(f, (x,), (t,))[1], x)(1.0)[0]
+        return jax.grad(jax.checkpoint(f) if transform == "checkpoint" else f)
+
+    ours, plain = derivative(f), derivative(functools.partial(f, loop=False))
+    if transform == "vmap":
+        ours, plain = jax.vmap(ours), jax.vmap(plain)
+    at = np.array([0.5, 0.25]) if transform == "vmap" else 0.5
+    assert_same(jit(ours)(at), plain(at))
