@@ -360,16 +360,14 @@ def for_each(x: Array, batch: tuple[int, ...]) -> Array:
     return x if x.shape == shape else lax.broadcast_in_dim(x, shape, range(x.ndim))
 
 
-def _lower_for_each(ctx: Any, operands: Sequence[Any], batch_dims: int) -> tuple[Any, tuple[Any, ...]]:
+def _lower_for_each(ctx: Any, operands: tuple[Any, ...], batch_dims: int) -> tuple[Any, tuple[Any, ...]]:
     """Repeat what examples share among the operands of a row op. Return the context of the op with those operands."""
     batch = ctx.avals_in[0].shape[:batch_dims]
     whole = [aval.update(shape=(*batch, *aval.shape[batch_dims:])) for aval in ctx.avals_in]
-    repeat = mlir.lower_fun(functools.partial(for_each, batch=batch), multiple_results=False)
-    found = tuple(
-        x if aval.shape == of.shape else repeat(ctx.replace(avals_in=[aval], avals_out=[of]), x)[0]
-        for x, aval, of in zip(operands, ctx.avals_in, whole, strict=True)
-    )
-    return ctx.replace(avals_in=whole), found
+    if whole == list(ctx.avals_in):
+        return ctx, operands
+    repeat = mlir.lower_fun(lambda *xs: [for_each(x, batch) for x in xs])
+    return ctx.replace(avals_in=whole), tuple(repeat(ctx.replace(avals_out=whole), *operands))
 
 
 def _on_one_axis(reference: Callable[..., Any], call: Call) -> Callable[..., Any]:
