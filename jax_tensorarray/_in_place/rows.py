@@ -71,7 +71,7 @@ class Address(NamedTuple):
         return self.axis + len(self.sizes)
 
     def positions(self, starts: Mapping[int, Array]) -> tuple[Array, Array | None]:
-        """Return the index `[*shape[:axis], *I]`, and which boxes are in range, of starts `[*batch, *I]` by axis."""
+        """Return the index `[*batch, *axes, *I]`, and which boxes are in range, of starts `[*batch, *I]` by axis."""
         at: Any = None
         inside: Any = None
         taken = dict(enumerate(self.taken, self.axis))
@@ -93,11 +93,8 @@ class Address(NamedTuple):
         return self.over_axes(at), inside
 
     def over_axes(self, index: Array) -> Array:
-        """Repeat the index along the axes that are taken as a whole."""
-        if self.axis == self.batch:
-            return index
-        shape = (*self.shape[: self.axis], *index.shape[self.batch :])
-        return lax.broadcast_in_dim(index, shape, [*range(self.batch), *range(self.axis, len(shape))])
+        """Return the index with the axes that are taken as a whole: they share it, so they have size 1."""
+        return lax.expand_dims(index, range(self.batch, self.axis))
 
     def rows_shape(self, positions: Sequence[int]) -> tuple[int, ...]:
         """Return the shape of the rows for positions of shape `I`."""

@@ -101,8 +101,8 @@ def _of_whole_examples(predicate: Predicate, no: Value, yes: Value) -> Value | N
         if is_there and has_rows(buffer) and len(buffer.shape) > axis:
             params = row_params("in_place", "drop", batch_dims=axis, window=(buffer.shape[axis],), whole=True)
             # XLA repeats a shared array in a fusion, if all examples have one index.
-            zeros = np.zeros if other is source else jnp.zeros
-            index, (rows,) = zeros(predicate.mask.shape, np.int32), arrays([other])
+            batch = predicate.mask.shape if other is source else (1,) * axis
+            index, (rows,) = np.zeros(batch, np.int32), arrays([other])
             explained.became("a masked write of all rows")
             return buffer.updated(Update(ta_write_p, index, rows, active.mask, params, is_window=True))
     return None

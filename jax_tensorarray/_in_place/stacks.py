@@ -126,11 +126,11 @@ def _row_op(self: _Slices, eqn: Any, operands: list[Held]) -> list[Held] | None:
     index, n, call = jnp.asarray(index).astype(jnp.int32), math.prod(shape[b : b + d]), ROW_OPS[p]
     rows = len(call.operands) - 2  # all but the index and `where`
     where = (index >= 0) & (index < n)
-    where = where & rest[rows] if len(rest) > rows else where
     first = self.number
     for size in shape[:b]:
         first = first[..., None] * size + jnp.arange(size, dtype=jnp.int32)
     index = first.reshape(*first.shape, *[1] * (index.ndim - b)) * n + index
+    where = jnp.broadcast_to(where & rest[rows] if len(rest) > rows else where, index.shape)
     of_stack = params | {"batch_dims": 0, "index_dims": 1 + b + d}
     out = p.bind(stack, index, *rest[:rows], where, **of_stack)
     if not call.in_place:

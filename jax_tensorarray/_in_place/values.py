@@ -41,10 +41,9 @@ class Update(NamedTuple):
 
     def repeated(self, shape: tuple[int, ...]) -> "Update":
         """Return the same update for examples along new first axes."""
-        index, rows, where = (
-            None if x is None else lax.broadcast_in_dim(x, (*shape, *x.shape), range(len(shape), len(shape) + x.ndim))
-            for x in (jnp.asarray(self.index), self.rows, self.where)
-        )
+        new = range(len(shape))
+        index, where = (None if x is None else lax.expand_dims(x, new) for x in (self.index, self.where))
+        rows = jnp.broadcast_to(self.rows, (*shape, *self.rows.shape))
         params: Params = {**self.params, "batch_dims": self.params["batch_dims"] + len(shape)}
         return self._replace(index=index, rows=rows, where=where, params=params)
 
@@ -70,7 +69,8 @@ class Predicate(NamedTuple):
         return lax.broadcast_in_dim(self.mask, shape, range(self.mask.ndim))
 
     def at_positions(self, index: Array) -> Array:
-        return self.over(jnp.shape(index))
+        """Return the mask for the positions of an index, which examples may share."""
+        return self.over((*self.mask.shape, *jnp.shape(index)[self.mask.ndim :]))
 
     def inverted(self) -> "Predicate":
         return Predicate(~self.mask, self.mask)

@@ -66,19 +66,7 @@ class LoggedRows(NamedTuple):
     of_loop: bool = False  #: whether these are rows of all the steps of a loop
 
 
-class _Repeated(NamedTuple):
-    """An index that an equation makes by repeating another one."""
-
-    index: Array  #: as long as it is here, its id is its own
-    source: Array
-    eqn: Any
-
-
 _Value = tuple[Array, BufferVersion | None]
-
-
-def _is_integer(aval: Any) -> bool:
-    return jnp.issubdtype(aval.dtype, jnp.integer)
 
 
 class Log:
@@ -87,7 +75,6 @@ class Log:
     def __init__(self) -> None:
         self.entries: list[LoggedRows] = []
         self.versions: list[tuple[Array, BufferVersion]] = []  #: all that were made
-        self.repeated: dict[int, _Repeated] = {}  #: by the id of an index
 
     def evaluate(self, jaxpr: Any, inputs: Sequence[_Value]) -> list[_Value]:
         return jaxprs.interpret(jaxpr, inputs, self.equation, lambda x: (x, None))
@@ -103,10 +90,6 @@ class Log:
             return [(p.bind(*operands, **eqn.params), held[1])]
         if p is lax.optimization_barrier_p:
             return zip(jaxprs.bind(eqn, operands), held, strict=True)
-        if p is lax.broadcast_in_dim_p and len(operands) == 1 and _is_integer(eqn.outvars[0].aval):
-            (index,) = jaxprs.bind(eqn, operands)
-            self.repeated[id(index)] = _Repeated(index, jnp.asarray(operands[0]), eqn)
-            return [(index, None)]
         if _fills(eqn, held):
             return [(x, _HOLE) for x in jaxprs.bind(eqn, operands)]
         held = [None if v is None or v.has_holes or v is _HOLE else v for v in held]
@@ -132,22 +115,16 @@ class Log:
             outs = [p.bind(buffer, index, value, *where, **params)]
         # Rows are put back in the opposite order: for duplicates, what the first one overwrote stays.
         back = params | {"mode": "drop", "reverse": not params["reverse"]}
-
-        # Of an index that is the same for all examples of a batch one is kept.
-        repeated = self.repeated.get(id(index))
-        rows = [index if repeated is None else repeated.source, old, *where]
+        rows = [index, old, *where]
 
         def put_back(buffer: Array, rows: Sequence[Array], active: Any) -> Array:
             index, old, *where = rows
-            if repeated is not None:
-                (index,) = jaxprs.bind(repeated.eqn, [index])
             if active is not None:
                 here = jnp.broadcast_to(active, jnp.shape(index))
                 where = [here & where[0] if where else here]
             return ta_write_p.bind(buffer, index, old, *where, **back)
 
-        of_index = None if repeated is None else (jnp.shape(index), repeated.eqn.params["broadcast_dimensions"])
-        key = (*sorted(back.items()), of_index, *((jnp.shape(x), jax.typeof(x).dtype) for x in rows))
+        key = (*sorted(back.items()), *((jnp.shape(x), jax.typeof(x).dtype) for x in rows))
         n = self.add(LoggedRows(held.root, rows, put_back, key))
         return [(x, None if k else held.after(n)) for k, x in enumerate(outs)]
 

@@ -210,11 +210,6 @@ def shared_scalar(value: Value) -> Value | None:
     return shared_scalar(producer.operands[0])
 
 
-def dims_of(broadcast: Operation) -> list[int]:
-    """Return, for each axis of the operand, which axis of the result it is."""
-    return list(ir.DenseI64ArrayAttr(broadcast.attributes["broadcast_dimensions"]))
-
-
 def direction_of(comparison: Operation) -> str:
     """Return the direction of a comparison: "LT", "EQ" and so on."""
     name: str = hlo.ComparisonDirectionAttr(comparison.attributes["comparison_direction"]).value

@@ -76,7 +76,6 @@ from jax_tensorarray._lowering.mlir import (
     Value,
     blocks,
     constant,
-    dims_of,
     entry,
     functions_in_loops,
     is_in_loop,
@@ -212,9 +211,9 @@ class _Chooser:
         in_range = is_tape and (facts.strict or CHECKED in op.attributes)
         drops = not in_range and self._needs_mask(op)
         masked = bool(facts.masked)
-        (shared, own), window = _shared_axes(index, batch_dims), window_of(op)
+        shared, window = _shared_axes(index, batch_dims), window_of(op)
         by_windows = bool(window) and (WHOLE in op.attributes or (len(sizes) == 1 and not drops))
-        positions = own.type.shape if by_windows else [*own.type.shape, *window]
+        positions = [*index.type.shape[shared:], *(() if by_windows else window)]
         if self.divided and shared < batch_dims:
             return None
         # A GPU visits many positions in a sorted order. The positions of one slice need not be sorted.
@@ -590,20 +589,33 @@ _REWRITES = {name: getattr(_Rewriter, name) for name in ("read", "write", "swap"
 # --- the rows of an op -----------------------------------------------------------------------------------------
 
 
-def _shared_axes(index: Value, batch_dims: int) -> tuple[int, Value]:
-    """Return how many of the outermost batch axes an index is the same along, and the index without these."""
-    shared = 0
-    while not isinstance(index, ir.BlockArgument):
-        producer = operation(index.owner)
-        if producer.name != "stablehlo.broadcast_in_dim":
+def _shared_axes(index: Value, batch_dims: int) -> int:
+    """Return how many of the outermost batch axes have one index for all examples."""
+    shape = _before_repeated(index).type.shape
+    return next((k for k in range(batch_dims) if shape[k] != 1), batch_dims)
+
+
+def _before_repeated(index: Value) -> Value:
+    """Return the index before the lowering of its op repeated it for the examples that share it."""
+    source = operands_of(index, "broadcast_in_dim")
+    return source[0] if source and source[0].type.rank == index.type.rank else index
+
+
+def _without_axes(index: Value, shared: int) -> Value:
+    """Return the index without its first axes, whose examples share it."""
+    if not shared:
+        return index
+    whole, index = index.type.shape[shared:], _before_repeated(index)
+    shape = index.type.shape[shared:]
+    while index.type.shape != shape:  # axes of size 1 that vmap has added
+        source = operands_of(index, "broadcast_in_dim")
+        if not source or math.prod(source[0].type.shape) != math.prod(shape):
             break
-        source, shape = producer.operands[0], index.type.shape
-        axes = len(shape) - source.type.rank
-        is_repeated = dims_of(producer) == list(range(axes, len(shape))) and source.type.shape == shape[axes:]
-        if not (is_repeated and 0 < axes <= batch_dims - shared):
-            break
-        shared, index = shared + axes, source
-    return shared, index
+        (index,) = source
+    index = _reshaped(index, shape)
+    if shape == whole:
+        return index
+    return hlo.broadcast_in_dim(tensor(whole, index.type.element_type), index, mlir.dense_int_array(range(len(whole))))
 
 
 class _Access(NamedTuple):
@@ -702,12 +714,7 @@ class _AtOnce(NamedTuple):
         facts, sizes = config(op), index_sizes(op)
         batch_dims = facts.batch_dims or 0
         shared = 0 if choice.masked else choice.shared  # an example may have a mask of its own
-        index, mask, window = _positions(op, choice)
-        if shared < choice.shared:
-            batch = op.operands[1].type.shape[: choice.shared]
-            whole = tensor([*batch, *index.type.shape], index.type.element_type)
-            dims = mlir.dense_int_array(range(len(batch), whole.rank))
-            index = hlo.broadcast_in_dim(whole, index, dims)
+        index, mask, window = _positions(op, choice._replace(shared=shared))
         is_inside, index = _inside(op, index)
         row = widened(index, math.prod(sizes))
         if choice.drops:
@@ -803,7 +810,7 @@ class _AtOnce(NamedTuple):
 
 def _positions(op: Operation, choice: _Choice) -> tuple[Value, Value | None, tuple[int, ...]]:
     """Return the index without axes whose examples share it, the mask, and the window if windows are moved whole."""
-    _, index = _shared_axes(op.operands[1], config(op).batch_dims or 0)
+    index = _without_axes(op.operands[1], choice.shared)
     mask, window = mask_of(op), window_of(op)
     if not window or choice.by_windows:
         return index, mask, window

@@ -1,8 +1,8 @@
 """Convert the arguments that say which rows of a buffer an op is for to operands and parameters of a row op.
 
 An index addresses rows along one axis. With `axis`, the axes before it are batch axes, and all of them share the
-index. A tuple addresses several axes, and becomes one index that counts their rows. With `length`, each index is the
-first of that many rows. Those that a tuple addresses are counted one by one.
+index, which has size 1 along them. A tuple addresses several axes, and becomes one index that counts their rows. With
+`length`, each index is the first of that many rows. Those that a tuple addresses are counted one by one.
 """
 
 import math
@@ -43,7 +43,7 @@ class RowOperands(NamedTuple):
         The value is broadcast to `[*batch, *I, *elem]` and gets the dtype of the buffer.
         """
         batch_dims, index_dims = self.params["batch_dims"], self.params["index_dims"]
-        shape = (*self.at.shape, *self.params["window"])
+        shape = (*self.buffer.shape[:batch_dims], *self.at.shape[batch_dims:], *self.params["window"])
         rows = arguments.as_value(self.op, value, self.buffer, shape, batch_dims, index_dims)
         return (self.buffer, self.at, rows, *self.where)
 
@@ -90,11 +90,9 @@ def rows(
     else:
         at, mode = _counted(op, names, found, sizes, shape, mask, mode), "drop"
     batch = buffer.shape[:axis]
-    if 0 in batch:
-        at = _for_none(batch, names, found, sizes, shape, length, mask)
-        masks = [_for_each(batch, m) for m in mask]
-    else:
-        at, *masks = (_for_each(batch, x) for x in (at, *mask))
+    ones = (1,) * axis
+    at = _for_none(batch, names, found, sizes, shape, length, mask) if 0 in batch else at.reshape((*ones, *at.shape))
+    masks = [m.reshape((*ones, *m.shape)) for m in mask]
     of = {"lowering": lowering, "batch_dims": axis, "index_dims": len(parts), "window": _window(length)}
     params = row_params(names[0], mode, **of)
     return RowOperands(op, buffer, at, tuple(masks), params)
@@ -179,11 +177,6 @@ def _counted(
     if isinstance(at, np.ndarray | np.generic):
         return np.broadcast_to(np.where(inside, at, dtype(-1)), shape)
     return jnp.where(inside, at, dtype(-1))
-
-
-def _for_each(batch: tuple[int, ...], x: Any) -> Any:
-    """Return the array with batch axes in front, repeated along them."""
-    return lax.broadcast_in_dim(x, (*batch, *x.shape), range(len(batch), len(batch) + x.ndim)) if batch else x
 
 
 def _for_none(

@@ -117,17 +117,17 @@ def _jvp(primals: Any, tangents: Any, **params: Unpack[Params]) -> Any:
 
 def _count(wins: Array, index: Array, where: Sequence[Array], batch_dims: int) -> Array:
     """Count, for each position, the values that attain the maximum of its row."""
-    batch, count = index.shape[:batch_dims], math.prod(index.shape[batch_dims:])
+    count = math.prod(index.shape[batch_dims:])
     ones = wins.astype(jnp.int32)
     if count <= 1:
         return ones
     # Positions that address one row are counted in one row of a small buffer: the first of their rows, once sorted.
     first = _first_place
-    for _ in batch:
+    for _ in range(batch_dims):
         first = jax.vmap(first)
-    rows = first(index.reshape(*batch, count))
-    masks = [mask.reshape(rows.shape) for mask in where]
-    ones = ones.reshape(*rows.shape, *wins.shape[index.ndim :])
+    rows, *masks = (x.reshape(*x.shape[:batch_dims], count) for x in (index, *where))
+    rows = first(rows)
+    ones = ones.reshape(*wins.shape[:batch_dims], count, *wins.shape[index.ndim :])
     params = row_params("ta_max", "drop", batch_dims=batch_dims)
     counted = ta_add_p.bind(jnp.zeros_like(ones), rows, ones, *masks, **params)
     return ta_read_p.bind(counted, rows, **params).reshape(wins.shape)

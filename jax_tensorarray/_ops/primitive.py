@@ -2,7 +2,8 @@
 
 A rule is an ordinary function; this module registers it with JAX. Every op of the library has the operands
 `buffer, index[, value][, where]` and the parameters of `Params`, so that one batching rule and one lowering serve
-all of them.
+all of them. An index or a mask that examples share has size 1 along their batch axis. Only a kernel needs one for each
+example, so the lowering to its call repeats it.
 """
 
 import functools
@@ -48,7 +49,7 @@ Array = Any
 class Params(TypedDict):
     """The parameters that a row op is bound with."""
 
-    batch_dims: int  #: leading axes that buffer, index, value and where share
+    batch_dims: int  #: leading axes of all operands; of size 1 in an index or a mask that examples share
     index_dims: int  #: number of axes after these whose rows an index counts, the last one fastest
     window: tuple[int, ...]  #: each index is the first row of a box of these sizes along the last of these axes
     whole: bool  #: all rows of such a box are in range, and the box crosses no end of an axis; or all are out of range
@@ -183,7 +184,8 @@ def _run(primitive: Primitive, *operands: Any, **params: Any) -> Any:
 def check_operands(buffer: Any, index: Any, rest: Sequence[Any], takes_value: bool, **params: Unpack[Params]) -> None:
     """Check the operands of a bind. The public functions make them fit; this guards binds by hand."""
     op, batch_dims, index_dims = params["op"], params["batch_dims"], params["index_dims"]
-    if buffer.ndim <= batch_dims or index.shape[:batch_dims] != buffer.shape[:batch_dims]:
+    batch, positions = buffer.shape[:batch_dims], index.shape[batch_dims:]
+    if buffer.ndim <= batch_dims or not _is_for(batch, index):
         raise ValueError(f"{op}: buffer {buffer.shape} and index {index.shape} do not share {batch_dims} batch axes")
     if not 0 < index_dims <= buffer.ndim - batch_dims:
         raise ValueError(f"{op}: buffer {buffer.shape} with {batch_dims} batch axes has no rows of {index_dims} axes")
@@ -194,13 +196,18 @@ def check_operands(buffer: Any, index: Any, rest: Sequence[Any], takes_value: bo
     if not jnp.issubdtype(index.dtype, jnp.integer):
         raise TypeError(f"{op}: index must have an integer dtype, got {index.dtype}")
     value, where = (rest[:1], rest[1:]) if takes_value else ((), rest)
-    rows = (*index.shape, *params["window"], *buffer.shape[batch_dims + index_dims :])
+    rows = (*batch, *positions, *params["window"], *buffer.shape[batch_dims + index_dims :])
     for v in value:
         if v.shape != rows or v.dtype != buffer.dtype:
             raise TypeError(f"{op}: value {v.str_short()} does not fit rows {rows} of {buffer.dtype}")
     for w in where:
-        if w.shape != index.shape or w.dtype != jnp.bool_:
-            raise TypeError(f"{op}: where {w.str_short()} must be bool{index.shape}")
+        if not _is_for(batch, w) or w.shape[batch_dims:] != positions or w.dtype != jnp.bool_:
+            raise TypeError(f"{op}: where {w.str_short()} must be bool{(*batch, *positions)}")
+
+
+def _is_for(batch: Sequence[Any], x: Any) -> bool:
+    """Return whether an index or a mask has those batch axes, or such of size 1."""
+    return x.ndim >= len(batch) and all(n in (1, size) for n, size in zip(x.shape, batch, strict=False))
 
 
 def like_buffer(buffer: Any) -> ShapedArray:
@@ -212,8 +219,9 @@ def rows_of(buffer: Any, index: Any, **params: Unpack[Params]) -> ShapedArray:
     """Return the type of the rows that `index` addresses: `[*batch, *I, *window, *elem]`."""
     batch_dims, window = params["batch_dims"], params["window"]
     elem = range(batch_dims + params["index_dims"], buffer.ndim)
+    shape = [*buffer.shape[:batch_dims], *index.shape[batch_dims:], *window, *(buffer.shape[d] for d in elem)]
     dims = [*range(batch_dims), *[None] * (index.ndim - batch_dims + len(window)), *elem]
-    return type_like(buffer, [*index.shape, *window, *(buffer.shape[d] for d in elem)], dims)
+    return type_like(buffer, shape, dims)
 
 
 def row_of(buffer: Any, batch_dims: int) -> ShapedArray:
@@ -291,8 +299,11 @@ def batch_operands(primitive: Primitive, args: Sequence[Array], dims: Sequence[i
 def batch_rows(
     primitive: Primitive, args: Sequence[Array], dims: Sequence[int | None], **params: Unpack[Params]
 ) -> Any:
-    """Batch any row op: add one more native batch axis at the front of all operands."""
-    out = primitive.bind(*all_to_front(args, dims), **batched_params(params, dims[1]))
+    """Batch any row op: add one more native batch axis at the front of all operands, of size 1 where it is enough."""
+    size = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
+    sizes = [1 if role in ("index", "where") else size for role in ROW_OPS[primitive].operands]
+    operands = map(to_front, args, dims, sizes)
+    out = primitive.bind(*operands, **batched_params(params, dims[1]))
     return (out, [0] * len(out)) if primitive.multiple_results else (out, 0)
 
 
@@ -329,7 +340,7 @@ def _check(
         batch, sizes, elem = np.split(buffer.shape, [params["batch_dims"], params["batch_dims"] + params["index_dims"]])
         if len(operands) == len(call.operands):
             index = jnp.where(rest[-1], index, 0)
-        (index,) = rows_of_windows(params["window"], sizes, index)
+        (index,) = rows_of_windows(params["window"], sizes, for_each(index, buffer.shape[: len(batch)]))
         if index.dtype.itemsize < 4:
             index = index.astype(jnp.int32)  # JAX compares it with the size in its own dtype
         read: Callable[..., Array] = _indexed
@@ -343,6 +354,22 @@ def _check(
 # --- lowering --------------------------------------------------------------------------------------------------
 
 
+def for_each(x: Array, batch: tuple[int, ...]) -> Array:
+    """Repeat an index or a mask along the batch axes whose examples share it."""
+    shape = (*batch, *x.shape[len(batch) :])
+    return x if x.shape == shape else lax.broadcast_in_dim(x, shape, range(x.ndim))
+
+
+def _lower_for_each(ctx: Any, operands: tuple[Any, ...], batch_dims: int) -> tuple[Any, tuple[Any, ...]]:
+    """Repeat what examples share among the operands of a row op. Return the context of the op with those operands."""
+    batch = ctx.avals_in[0].shape[:batch_dims]
+    whole = [aval.update(shape=(*batch, *aval.shape[batch_dims:])) for aval in ctx.avals_in]
+    if whole == list(ctx.avals_in):
+        return ctx, operands
+    repeat = mlir.lower_fun(lambda *xs: [for_each(x, batch) for x in xs])
+    return ctx.replace(avals_in=whole), tuple(repeat(ctx.replace(avals_out=whole), *operands))
+
+
 def _on_one_axis(reference: Callable[..., Any], call: Call) -> Callable[..., Any]:
     """Extend `reference`, written for one axis and single rows, to several axes and windows."""
 
@@ -352,7 +379,8 @@ def _on_one_axis(reference: Callable[..., Any], call: Call) -> Callable[..., Any
         batch, sizes, elem = np.split(buffer.shape, [batch_dims, batch_dims + index_dims])
         index, *rest = operands
         values = len(call.operands) - 3  # after the buffer and the index, and before the mask
-        index, *where = rows_of_windows(window, sizes, index, *rest[values:])
+        index, *where = (for_each(x, buffer.shape[:batch_dims]) for x in (index, *rest[values:]))
+        index, *where = rows_of_windows(window, sizes, index, *where)
         operands = (index, *rest[:values], *where)
         if index_dims == 1:
             return reference(buffer, *operands, batch_dims=batch_dims, **params)
@@ -382,6 +410,7 @@ def _lower_without_kernel(
     """Lower to a call that the pass over the module replaces: by slices, or by a function in plain JAX."""
     if ctx.dim_var_values:  # sizes or platforms that are still unknown: values of the enclosing function
         return fallback(ctx, *operands, **params)
+    ctx, operands = _lower_for_each(ctx, operands, params["batch_dims"])
     results = _lower(kernel, fallback, ctx, *operands, **params)
     call = operation(results[0].owner)
     if is_ours(call):
@@ -440,6 +469,7 @@ class RowKernel:
         op: str,
         lowering: str,
     ) -> Any:
+        ctx, operands = _lower_for_each(ctx, operands, batch_dims)
         buffer, index, *_ = ctx.avals_in
         in_place, masked = self.call.in_place, len(operands) == len(self.call.operands)
         sizes = buffer.shape[batch_dims : batch_dims + index_dims]

@@ -199,6 +199,30 @@ def test_rows_are_slices_or_one_scatter(own, examples):
     assert jit(g).lower(*args).as_text().count('"stablehlo.scatter"') == (own and examples > few)
 
 
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("which", list(product([False, True], repeat=3)), ids=str)
+def test_examples_share_an_index_along_some_of_their_axes(which, masked):
+    rng = np.random.default_rng(1)
+    batch = 2, 3, 2
+    offsets = rng.integers(0, T, [n if own else 1 for n, own in zip(batch, which, strict=True)])
+    buffer, values = random(np.float32, *batch, T, 2), random(np.float32, *batch, T, 2)
+    where = rng.random((*batch, T)) < 0.7
+
+    def f(buffer, offset, values, where):
+        return over_scan("swap", lambda i: (i + offset) % T, "auto", masked=masked)(buffer, values, where)
+
+    g = f
+    for own in reversed(which):
+        g = jax.vmap(g, (0, 0 if own else None, 0, 0))
+    axes = tuple(k for k, own in enumerate(which) if not own)
+    after, taken = jit(g)(buffer, offsets.squeeze(axes), values, where)
+    for n in np.ndindex(*batch):
+        at = offsets[tuple(k if own else 0 for k, own in zip(n, which, strict=True))]
+        wanted = expected("swap", lambda i, at=at: (i + at) % T, buffer[n], values[n], where[n], masked)
+        for found, x in zip((after[n], taken[n]), wanted, strict=True):
+            oracle.assert_same_bits(found, x)
+
+
 @pytest.mark.parametrize("shape", [(50,), (50, 3), (10, 5, 3), "batch"], ids=str)
 @pytest.mark.parametrize("op", ["write", "add", "max"])
 def test_many_rows_are_updated_by_one_scatter(op, shape):

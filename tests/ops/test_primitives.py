@@ -138,6 +138,26 @@ def test_a_bind_by_hand_is_checked(op, operands, error):
         primitive.abstract_eval(*avals, **row_params(op, None))
 
 
+def test_an_index_and_a_mask_that_examples_share_stay_as_small_as_they_are():
+    def f(buffer, index, value, where):
+        return ta.ta_swap(buffer, index, value, where=where)
+
+    operands = ((4, 2), float), ((3,), int), ((3, 2), float), ((3,), bool)
+    types = [ShapedArray(shape, np.dtype(dtype)) for shape, dtype in operands]
+    both, mask, index = (0, None, None, None), (None, 0, 0, None), (0, None, None, 0)
+    for in_axes, sizes in {both: (1, 1), mask: (5, 1), index: (1, 5)}.items():
+        given = [t if d is None else t.update(shape=(5, *t.shape)) for t, d in zip(types, in_axes, strict=True)]
+        [eqn] = [e for e in jax.make_jaxpr(jax.vmap(f, in_axes))(*given).eqns if e.primitive.name == "ta_swap"]
+        found = [v.aval.shape for v in (*eqn.invars, *eqn.outvars)]
+        assert found == [(5, 4, 2), (sizes[0], 3), (5, 3, 2), (sizes[1], 3), (5, 4, 2), (5, 3, 2)]
+
+
+def test_a_value_of_a_bind_by_hand_is_not_shared():
+    types = [ShapedArray(shape, np.dtype(t)) for shape, t in (((5, 4, 2), float), ((1, 3), int), ((1, 3, 2), float))]
+    with pytest.raises(TypeError, match=r"^ta_write: value float64\[1,3,2\] does not fit rows \(5, 3, 2\)"):
+        primitives.ta_write_p.abstract_eval(*types, **row_params("ta_write", None, batch_dims=1))
+
+
 def test_batch_axes_of_a_bind_by_hand_must_be_shared():
     avals = ShapedArray((2, 4, 2), np.dtype(float)), ShapedArray((3, 5), np.dtype(int))
     with pytest.raises(ValueError, match=r"^ta_read: .* do not share 1 batch axes"):
