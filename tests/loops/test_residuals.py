@@ -729,3 +729,18 @@ def test_what_the_result_does_not_depend_on_leaves_no_nan(residuals):
         }
 
     assert_same(jit(functools.partial(derivatives, f))(0.5), derivatives(functools.partial(f, loop=False), 0.5))
+
+
+def test_a_buffer_that_takes_the_place_of_one_made_anew_is_kept():
+    """Before the step it is in another place, and nobody can say what is there after it."""
+
+    def f(x, residuals):
+        def step(i, c):
+            a, b = c
+            return jnp.tanh(a + b) * x, ta_write(a, i, jnp.sum(a * b) * x)
+
+        a, b = fori_loop(0, 5, step, (jnp.full(64, x), jnp.full(64, 0.1)), residuals=residuals)
+        return jnp.sum(a * jnp.cos(b))
+
+    ours, wanted = (jit(jax.grad(functools.partial(f, residuals=kept)))(0.3) for kept in ("undo", "tape"))
+    assert_same(ours, wanted)
