@@ -75,7 +75,7 @@ def choose_within(memory: int | None, max_steps: int, linear: Linearized, body: 
     if memory is None or kept <= memory:
         return choice, planned
     reason = f'"{choice.residuals}" would take {kept} bytes for {max_steps} steps, and memory={memory}'
-    again = plan(linear, max_steps, keeps_dear=False)
+    again = plan(linear, max_steps, keeps_costly=False)
     other = choice._replace(undo_bytes=again.bytes, reason=reason)
     checkpoints, size = _checkpoints(memory, max_steps, body)
     others: list[tuple[int, Choice, Plan | None]] = [

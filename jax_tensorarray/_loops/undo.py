@@ -61,19 +61,19 @@ class Plan:
         return bytes_of(self.kept)
 
 
-def plan(linear: Linearized, max_steps: int, *, keeps_dear: bool = True) -> Plan:
+def plan(linear: Linearized, max_steps: int, *, keeps_costly: bool = True) -> Plan:
     """Plan to undo the steps of a loop that takes `max_steps` at most.
 
-    With `keeps_dear`, what is large and takes long to compute is kept, not computed again.
+    With `keeps_costly`, what is large and takes long to compute is kept, not computed again.
     """
-    return _Planning(linear, max_steps, keeps_dear).plan()
+    return _Planning(linear, max_steps, keeps_costly).plan()
 
 
 class _Planning:
     """Finds out what to keep of a step."""
 
-    def __init__(self, linear: Linearized, max_steps: int, keeps_dear: bool) -> None:
-        self.linear, self.keeps_dear, self.num_outs, self.max_steps = linear, keeps_dear, linear.num_outs, max_steps
+    def __init__(self, linear: Linearized, max_steps: int, keeps_costly: bool) -> None:
+        self.linear, self.keeps_costly, self.num_outs, self.max_steps = linear, keeps_costly, linear.num_outs, max_steps
         self.log = Log()
         self.used: dict[Any, list[bool]] = {}
         self.trace()
@@ -226,7 +226,7 @@ class _Planning:
     def is_repeatable(self, eqn: Any) -> bool:
         if not _is_pure(eqn):
             return False
-        return not self.keeps_dear or work(eqn) <= _WORTH * self.size(eqn.outvars)
+        return not self.keeps_costly or work(eqn) <= _WORTH * self.size(eqn.outvars)
 
     # --- the plan ----------------------------------------------------------------------------------------------
 
@@ -367,13 +367,13 @@ def work(eqn: Any) -> float:
         return 2 * sizes[-1] * math.prod(eqn.invars[0].aval.shape[d] for d in contracted)
     if name == "conv_general_dilated":
         return 2 * sizes[-1] * sizes[1] / max(1, eqn.outvars[0].aval.shape[params["dimension_numbers"].out_spec[1]])
-    if name in _DEAR:
+    if name in _COSTLY:
         return math.inf
     return max(sizes, default=0)
 
 
 #: Primitives that take long for the size of their results.
-_DEAR = frozenset(
+_COSTLY = frozenset(
     (
         *("cholesky", "eig", "eigh", "geqrf", "hessenberg", "householder_product", "lu", "lu_pivots_to_permutation"),
         *("qr", "schur", "svd", "triangular_solve", "tridiagonal", "tridiagonal_solve", "fft", "ffi_call"),

@@ -7,10 +7,10 @@ for a call where
 - the index is one row, or a few except on a GPU, and it need not be in range or is checked already (`record`). On a
   CPU more rows in a loop are one gather or one scatter;
 - everything that reads the buffer comes before its update by data dependence. That is so if what is read is for the
-  update only. Else an optimization barrier around the buffer and the row that was read makes it so, in versions of XLA
-  that keep it until memory has been assigned. In others a branch does, since XLA does not know that it is always run:
-  it returns a 0 beside the row, for the index of the update. Either keeps XLA from reading the row once more after
-  the update, in a fusion of its own.
+  update only. Otherwise an optimization barrier around the buffer and the row that was read makes it so, in versions
+  of XLA that keep it until memory has been assigned. In others a branch does, since XLA does not know that it is always
+  run: it returns a 0 beside the row, for the index of the update. Either keeps XLA from reading the row again after the
+  update, in a fusion of its own.
 
 `lowering` is "auto" for slices as above, "ffi" for calls everywhere, and "xla" for slices also outside of loops, where
 a separate call then has to raise.
@@ -123,7 +123,7 @@ def use_slices(functions: dict[str, Operation], *, platform: str | None, divided
     conflicts = LayoutConflicts(functions, chooser.in_loops)
     for operations in chosen:
         conflicts.add_depths(operations)
-    chosen = [conflicts.without_dear(operations) for operations in chosen]
+    chosen = [conflicts.without_costly(operations) for operations in chosen]
     for operations in chosen:
         conflicts.add(operations)
     for operations in chosen:
@@ -153,7 +153,7 @@ class _Choice(NamedTuple):
     by_windows: bool = False  #: its rows are one or several windows, moved as a whole
     at_once: bool = False  #: all rows are moved by one gather or one scatter
     opaque_zero: Value = None  #: a number that is 0, but XLA cannot see that
-    is_dear: bool = False  #: a call takes less time, as long as no other op has to be one too
+    is_costly: bool = False  #: a call takes less time, as long as no other op has to be one too
 
 
 class _Chooser:
@@ -189,8 +189,8 @@ class _Chooser:
             return choice
         opaque_zero = opaque_zero_at(op)
         is_box = choice.by_windows and len(window_of(op)) > 1  # which a call would move by single elements
-        is_dear = choice.does_both and num_bytes(op.operands[2]) > _MOST_BYTES and not is_box
-        return None if opaque_zero is None else choice._replace(opaque_zero=opaque_zero, is_dear=is_dear)
+        is_costly = choice.does_both and num_bytes(op.operands[2]) > _MOST_BYTES and not is_box
+        return None if opaque_zero is None else choice._replace(opaque_zero=opaque_zero, is_costly=is_costly)
 
     def _choose_row(self, op: Operation, name: str, is_tape: bool) -> _Choice | None:
         buffer, index = op.operands[:2]
@@ -201,7 +201,7 @@ class _Chooser:
         sizes = index_sizes(op)
         if 0 in buffer.type.shape[: batch_dims + len(sizes)]:
             return None
-        # XLA moves the small floats by way of larger ones, which does not leave all of them as they are.
+        # XLA moves the small floats through larger ones, which does not leave all of them as they are.
         element = str(buffer.type.element_type)
         if element.startswith("f8") or (may_raise(op) and not is_tape):
             return None
@@ -220,7 +220,7 @@ class _Chooser:
         count, each = math.prod(positions), math.prod(positions[batch_dims - shared :])
         is_box = by_windows and len(window) > 1
         most = self.slices_of_a_loop if self.platform == "cpu" else self.most_slices
-        if self.platform == "cpu" and name == "write" and 1 < count <= most and _is_dear(op.operands[2]):
+        if self.platform == "cpu" and name == "write" and 1 < count <= most and _is_costly(op.operands[2]):
             most = 1
         at_once = count > most and not is_tape and self._can_be_at_once(op, name, element, each, is_box)
         is_sorted = bool(facts.sorted) and not (by_windows and count == 1) and not at_once
@@ -255,7 +255,7 @@ class _Chooser:
             return False
         if name == "swap":
             return each == 1  # of two positions, one might take out what the other puts in
-        # XLA adds small floats by way of larger ones, and before jaxlib 0.12 converts all of a bfloat16 buffer.
+        # XLA adds small floats through larger ones, and before jaxlib 0.12 converts all of a bfloat16 buffer.
         if element == "bf16" and not self.barriers_hold:
             return name == "read" and self.uses.is_never_updated(op.operands[0], op.block)
         return name in ("read", "write") or element not in ("bf16", "f16")
@@ -269,7 +269,7 @@ class _Chooser:
         return IN_RANGE not in op.attributes and (CHECKED not in op.attributes or self.platform != "cpu")
 
 
-def _is_dear(rows: Value) -> bool:
+def _is_costly(rows: Value) -> bool:
     """Return whether rows are computed by functions that XLA for CPUs computes many times faster in vectors.
 
     From 0.12 on it compiles a loop of slices as one function, without vectors: 256 tanh take 0.4 us there, 0.1 else.
@@ -279,7 +279,7 @@ def _is_dear(rows: Value) -> bool:
         if isinstance(value, ir.BlockArgument) or len(values) > _FAR:
             break
         op = operation(value.owner)
-        if op.name in _IN_VECTORS and value.type.has_static_shape and math.prod(value.type.shape) >= _DEAR:
+        if op.name in _IN_VECTORS and value.type.has_static_shape and math.prod(value.type.shape) >= _COSTLY:
             return True
         if not op.regions and op.block == operation(rows.owner).block:
             values.extend(v for v in op.operands if not isinstance(v, ir.BlockArgument))
@@ -289,7 +289,7 @@ def _is_dear(rows: Value) -> bool:
 _IN_VECTORS = frozenset(
     f"stablehlo.{name}" for name in ("exponential", "log", "log_plus_one", "logistic", "sine", "cosine", "tanh")
 )
-_DEAR, _FAR = 128, 16
+_COSTLY, _FAR = 128, 16
 
 
 def _may_be_lost(check: Operation) -> bool:
@@ -341,16 +341,16 @@ class LayoutConflicts:
 
     def add_depths(self, operations: Sequence[tuple[Operation, _Choice | None]]) -> None:
         for op, choice in operations:
-            if choice is not None and not choice.is_dear:
+            if choice is not None and not choice.is_costly:
                 key = self._key(op)
                 self.depths[key] = max(self.depths.get(key, 0), self.loops_around(op))
 
-    def without_dear(
+    def without_costly(
         self, operations: Sequence[tuple[Operation, _Choice | None]]
     ) -> list[tuple[Operation, _Choice | None]]:
         """Return the choices without those that take longer than calls, unless another op is in an inner loop."""
         return [
-            (op, None if choice is not None and choice.is_dear and self._is_innermost(op) else choice)
+            (op, None if choice is not None and choice.is_costly and self._is_innermost(op) else choice)
             for op, choice in operations
         ]
 
@@ -452,7 +452,7 @@ class _Rewriter:
     def made_once(self, buffer: Value) -> Value:
         """Return a buffer to read of.
 
-        XLA would make an updated one once more in the fusion that reads, of the buffer before the update.
+        XLA would make an updated one again in the fusion that reads, of the buffer before the update.
         """
         if isinstance(buffer, ir.BlockArgument) or operation(buffer.owner).name != _UPDATE or not self.barriers_hold:
             return buffer
@@ -466,7 +466,7 @@ class _Rewriter:
         """
         if self.barriers_hold:
             buffer = self.made_once(buffer)
-            # A slice does not pass a barrier as it is: XLA would make it once more for each of its uses.
+            # A slice does not pass a barrier as it is: XLA would make it again for each of its uses.
             rows = _reshaped(read(buffer), [n for n in of.shape if n != 1])
             buffer, token = self.after(buffer, [rows])
             result = _reshaped(self.passed[rows], of.shape)
@@ -688,7 +688,7 @@ def _is_waited_for(read: Operation) -> bool:
 
 
 def _readers(op: Operation) -> list[Value]:
-    """Return the rows that a call waits for. If it needs no order, nobody uses those that it is not made of."""
+    """Return the rows that a call waits for: none if its readers need no order."""
     facts = config(op)
     first = len(CALLS[target(op).removeprefix(PREFIX)].operands) - (not facts.masked) + bool(facts.sorted)
     return [] if UNORDERED in op.attributes else list(op.operands)[first:]
