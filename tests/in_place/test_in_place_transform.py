@@ -389,6 +389,18 @@ def test_an_object_that_changes_is_seen_to_change_and_is_not_kept(kind):
     for rate in (2.0, 3.0):
         config.rate = rate
         np.testing.assert_allclose(f(x, config), f(x, kind(rate)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [Config, Unhashable])
+def test_two_objects_that_change_are_told_apart(kind):
+    def f(x, first, second):
+        return lax.fori_loop(1, len(x), lambda i, b: fill(b, i) * first.rate + second.rate, x)
+
+    g, (x,), (a, b) = in_place(f), rows(10), (kind(0.5), kind(2.0))
+    for _ in range(2):
+        for pair in ((a, b), (b, a), (a, a)):
+            np.testing.assert_allclose(g(x, *pair), f(x, *pair), rtol=1e-6)
+        a.rate = 1.5
     assert not np.allclose(f(x, kind(2.0)), f(x, kind(3.0)))
     alive = weakref.ref(config)
     del config
