@@ -242,7 +242,7 @@ def test_a_module_that_is_no_file_of_source_code_is_left_and_named(tmp_path, mon
     monkeypatch.syspath_prepend(tmp_path / "packed.zip")
     with (
         in_place_package("waves_in_a_zip"),
-        pytest.warns(RuntimeWarning, match="what waves_in_a_zip jits stays as it is, .* the loader zipimporter"),
+        pytest.warns(RuntimeWarning, match="what waves_in_a_zip jits stays as it is, .* its loader is zipimporter"),
     ):
         packed = importlib.import_module("waves_in_a_zip")
     assert not is_in_place(packed.f, X)
