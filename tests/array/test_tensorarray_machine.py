@@ -424,7 +424,7 @@ class Arrays(RuleBasedStateMachine):
 
 
 Arrays.TestCase.settings = settings(
-    max_examples=5000 if NIGHT else 160,
+    max_examples=5000 if NIGHT else 6 * settings.default.max_examples,
     stateful_step_count=60 if NIGHT else 40,
     derandomize=not NIGHT,
     deadline=None,

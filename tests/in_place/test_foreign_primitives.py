@@ -116,6 +116,7 @@ ORDERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS)
 def test_the_rules_of_the_library_are_used_in_every_order(order):
     make, args = ORDERS[order]

@@ -151,6 +151,7 @@ ORDERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_history_is_what_it_was(name, order):

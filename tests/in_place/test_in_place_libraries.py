@@ -84,6 +84,7 @@ def test_harm_compares_programs_and_their_loops():
     assert as_it_is.same and not repaired.same
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "f, is_right", [(lambda p: lambda x: p.f(x) + 1, False), (lambda p: lambda x: p.f(p.f(x)) * 0 + p.f(x), True)]
 )

@@ -81,6 +81,7 @@ def along(f: Callable[..., Any]) -> Callable[..., Any]:
     return lambda b, n, x: jax.jvp(lambda b, x: f(b, n, x), (b, x), (jnp.cos(b), jnp.sin(x)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_loops_that_examples_leave_one_by_one(seed: int) -> None:
     text, f = Nest(seed).function()

@@ -107,6 +107,7 @@ def copies(program):
     return [copy for copy in copies_in(program.as_text(), TOKENS * SIZE * 8) if copy.kind != "anew"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layer", LAYER)
 def test_a_scan_over_layers_gives_what_it_gave_and_copies_no_cache(layer):
     f, args = model(layer)

@@ -21,6 +21,8 @@ from jax_tensorarray._hlo import text as hlo_text
 from jax_tensorarray._ops import host
 from jax_tensorarray._ops.host import ta_host_empty, ta_host_read, ta_host_write
 
+pytestmark = pytest.mark.slow
+
 MOST = 9
 rng = np.random.default_rng(0)
 X, W = rng.standard_normal((4, 3)), 0.6 * rng.standard_normal((3, 3))

@@ -470,6 +470,7 @@ def test_whatever_a_handler_is_called_with_it_touches_no_other_memory(programs, 
                 assert_as_meant(call, error, results)
 
 
+@pytest.mark.slow
 @needs_sources
 def test_a_call_that_is_to_go_on_drops_the_row_and_raise_says_so_once(programs, tmp_path):
     operands = [np.ones((3, 2), np.float32), np.array([1, 3, 4], np.int32), np.zeros((3, 2), np.float32)]

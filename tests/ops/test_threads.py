@@ -44,6 +44,7 @@ def given(op, **named):
     return [named[name] for name in op.operands if name in named]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 @every(ROW_OPS)
 def test_many_bytes_are_moved_as_few_are(op, shape):
@@ -54,6 +55,7 @@ def test_many_bytes_are_moved_as_few_are(op, shape):
     assert_same(op(OURS, *on_device(*xs)), op(oracle, *xs))
 
 
+@pytest.mark.slow
 @every([OPS["ta_read"], OPS["ta_swap"], OPS["ta_max"]])
 def test_a_batch_of_buffers_is_divided_too(op):
     batch = given(op, **dict(zip(("buffer", "index", "value"), operands("rows of 256 bytes", batch=(3,)), strict=True)))

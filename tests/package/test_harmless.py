@@ -107,6 +107,7 @@ def observations(library, cache):
     return json.loads(run.stdout)
 
 
+@pytest.mark.slow
 def test_importing_changes_no_program_cache_key_location_or_traceback(tmp_path):
     without, with_library = (observations(library, tmp_path / "cache") for library in ["", "jax_tensorarray"])
     assert len(without["compilation cache"]) > 2 * len(list(programs()))
