@@ -62,6 +62,7 @@ def close(found, want, message=""):
         np.testing.assert_allclose(got, x, rtol=1e-9, atol=1e-11 * np.max(np.abs(x)), err_msg=message)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("turn", "name"), list(enumerate(PROGRAMS)))
 def test_a_gradient_is_right_and_takes_a_few_times_the_buffers(turn, name):
     f, args = PROGRAMS[name](T)

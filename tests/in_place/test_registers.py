@@ -121,6 +121,7 @@ ORDERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_register_stays_where_it_is(name, order):

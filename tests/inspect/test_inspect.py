@@ -206,6 +206,7 @@ def test_examples_of_our_loop_that_end_by_themselves_are_in_place():
     assert loop_copies(jax.value_and_grad(loop), X) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", programs)
 def test_copies_are_found_in_plain_loops_and_not_in_ours(name):
     x = np.ones((50, 8), np.float32)
