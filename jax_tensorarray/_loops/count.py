@@ -21,7 +21,7 @@ from jax_tensorarray._jaxprs.jaxprs import flagged, merge, partition
 from jax_tensorarray._jaxprs.registry import reached
 from jax_tensorarray._loops import linearize, masking, rules
 from jax_tensorarray._loops.linearize import Linearized
-from jax_tensorarray._loops.rules import Axis, axes, with_batch_axis
+from jax_tensorarray._loops.rules import Axis, Part, axes, with_batch_axis
 from jax_tensorarray._loops.tapes import (
     TapeType,
     avals_of,
@@ -231,47 +231,17 @@ def _jvp(primals: Sequence[Array], tangents: Sequence[Any], *, body: Any, option
     return outs, merge(dots, nonzero.nonzero_carry, zero_tangents(outs))
 
 
-class _Part(NamedTuple):
-    """A loop of some of the carries: which operands it has, which carries, and its parameters."""
-
-    operands: list[bool]
-    carry: list[bool]
-    params: dict[str, Any]
-
-
-def _part_for(used: Sequence[bool], body: Any, options: CountOptions) -> _Part:
+def _part_for(used: Sequence[bool], num_operands: int, body: Any, options: CountOptions) -> Part:
     """Return the loop of the carries that the flagged ones depend on."""
     live = jaxprs.read_for(body, used)
     consts, carry = live[1 : 1 + options.num_consts], live[1 + options.num_consts :]
     body, _ = jaxprs.part_of(body, tuple(carry), (True, *consts, *carry))
     n = len(carry) - len(options.tapes)
     fewer = replace(options, num_consts=sum(consts), tapes=tuple(flagged(options.tapes, carry[n:])))
-    return _Part([True, *consts, *carry[:n]], carry, {"body": body, "options": fewer})
-
-
-def _without_unused(used: list[bool], *args: Any) -> tuple[list[bool], Any]:
-    """Remove the carries that are not needed. Return which operands are left, and the equation."""
-    eqn = args[-1]  # in 0.12 it comes after flags for the live operands
-    if not any(used) and not eqn.effects:
-        return [False] * len(eqn.invars), None
-    part = _part_for(used, **eqn.params)
-    fewer = eqn.replace(
-        invars=flagged(eqn.invars, part.operands),
-        outvars=flagged(eqn.outvars, part.carry),
-        params=part.params,
-        effects=part.params["body"].effects,
-    )
-    return part.operands, fewer
+    return Part([True, *consts, *carry[:n]], carry, {"body": body, "options": fewer}, body.effects)
 
 
 def _transpose(cts: Sequence[Any], *operands: Any, body: Any, options: CountOptions) -> Any:
-    """Transpose a loop. No step of a carry without a cotangent is transposed: zero times infinity would be a NaN."""
-    part = _part_for([not is_zero(ct) for ct in cts], body, options)
-    found = _transpose_all(flagged(cts, part.carry), *flagged(operands, part.operands), **part.params)
-    return merge(found, part.operands, [ad.Zero(x.aval) if ad.is_undefined_primal(x) else None for x in operands])
-
-
-def _transpose_all(cts: Sequence[Any], *operands: Any, body: Any, options: CountOptions) -> Any:
     steps, consts, _ = options.split(operands)
     # A known carry is zeros: its tangent came into the loop by another way. All carries are linear.
     _, linear_consts, linear_carry = options.split([ad.is_undefined_primal(x) for x in operands])
@@ -336,13 +306,13 @@ def _masked(masked: masking.Masked, eqn: Any, operands: list[masking.MaskedValue
 
 
 _compat.lowers_its_bodies(ta_count_p)
-pe.dce_rules[ta_count_p] = _without_unused
+pe.dce_rules[ta_count_p] = rules.without_unused(_part_for)
 pe.partial_eval_jaxpr_custom_rules[ta_count_p] = rules.partial_eval_in_checkpoint
 _compat.checked_as(ta_count_p, _run)
 ta_count_p.def_impl(functools.partial(xla.apply_primitive, ta_count_p))
 ta_count_p.def_effectful_abstract_eval(_abstract_eval)
 mlir.register_lowering(ta_count_p, mlir.lower_fun(_run, multiple_results=True))
-rules.register(ta_count_p, jvp=_jvp, transpose=_transpose, batch=_batch)
+rules.register(ta_count_p, jvp=_jvp, transpose=rules.transpose_of_part(_part_for, _transpose), batch=_batch)
 registry.ENTRIES[ta_count_p.name] = registry.Entry("loop", _bodies)
 linearize.TAPES[ta_count_p] = lambda eqn: (
     linearize.tapes_among(eqn.outvars, eqn.params["options"].tapes),

@@ -7,7 +7,7 @@ undoing the writes of the steps after it.
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax.extend import core as jex
@@ -22,7 +22,7 @@ from jax_tensorarray._jaxprs.jaxprs import flagged, merge
 from jax_tensorarray._loops import masking, rules
 from jax_tensorarray._loops.count import count, counter
 from jax_tensorarray._loops.linearize import linearize
-from jax_tensorarray._loops.rules import Axis, with_batch_axis
+from jax_tensorarray._loops.rules import Axis, Part, with_batch_axis
 from jax_tensorarray._loops.strategy import Strategy
 from jax_tensorarray._loops.tapes import largest
 from jax_tensorarray._ops.clear import ta_clear_p
@@ -187,45 +187,21 @@ def _jvp(primals: Sequence[Array], tangents: Sequence[Any], *, loop: Replay, str
     return jaxprs.jvp_of_some(run, primals, nonzero, flagged(tangents, nonzero))
 
 
-class _Part(NamedTuple):
-    """A loop of some of the tangents: which operands it has, which tangents of carries, and its parameters."""
-
-    operands: list[bool]
-    carry: list[bool]
-    params: dict[str, Any]
-
-
-def _part_for(used: Sequence[bool], num_operands: int, loop: Replay, strategy: Strategy) -> _Part:
+def _part_for(used: Sequence[bool], num_operands: int, loop: Replay, strategy: Strategy) -> Part:
     """Return the loop of the tangents that those of the flagged carries depend on."""
     known, num_dots = num_operands - sum(loop.nonzero), sum(loop.nonzero_consts)
     if all(used):
-        return _Part([True] * num_operands, list(used), {"loop": loop, "strategy": strategy})
+        params = {"loop": loop, "strategy": strategy}
+        return Part([True] * num_operands, list(used), params, loop.body.effects)
     tangents = linearize(loop.body, loop.nonzero_consts, loop.nonzero_carry).tangents_for(used)
     smaller = replace(loop, nonzero=tuple(merge(tangents, loop.nonzero, [False] * len(loop.nonzero))))
     _, _, _, extra, _, _ = _split([True] * num_operands, loop)
     strategy, extra = strategy.with_tangents(tangents[:num_dots], tangents[num_dots:], extra)
     operands = [*[True] * (known - len(extra)), *extra, *tangents]
-    return _Part(operands, tangents[num_dots:], {"loop": smaller, "strategy": strategy})
-
-
-def _without_unused(used: list[bool], *args: Any) -> tuple[list[bool], Any]:
-    """Remove the tangents that are not needed. Return which operands are left, and the equation."""
-    eqn = args[-1]  # in 0.12 it comes after flags for the live operands
-    if not any(used) and not eqn.effects:
-        return [False] * len(eqn.invars), None
-    part = _part_for(used, len(eqn.invars), **eqn.params)
-    outs = flagged(eqn.outvars, part.carry)
-    return part.operands, eqn.replace(invars=flagged(eqn.invars, part.operands), outvars=outs, params=part.params)
+    return Part(operands, tangents[num_dots:], {"loop": smaller, "strategy": strategy}, loop.body.effects)
 
 
 def _transpose(cts: Sequence[Any], *operands: Any, loop: Replay, strategy: Strategy) -> Any:
-    """Transpose a loop. No step of a carry without a cotangent is transposed: zero times infinity would be a NaN."""
-    part = _part_for([not is_zero(ct) for ct in cts], len(operands), loop, strategy)
-    found = _transpose_all(flagged(cts, part.carry), *flagged(operands, part.operands), **part.params)
-    return merge(found, part.operands, [ad.Zero(x.aval) if ad.is_undefined_primal(x) else None for x in operands])
-
-
-def _transpose_all(cts: Sequence[Any], *operands: Any, loop: Replay, strategy: Strategy) -> Any:
     steps, consts, init, extra, const_dots, carry_dots = _split(operands, loop)
     linear = [*const_dots, *carry_dots]
     known = [None] * (len(operands) - len(linear))
@@ -265,10 +241,10 @@ _compat.lowers_its_bodies(ta_replay_p)
 _compat.checked_as(ta_replay_p, _run)
 ta_replay_p.def_impl(functools.partial(xla.apply_primitive, ta_replay_p))
 ta_replay_p.def_effectful_abstract_eval(_abstract_eval)
-pe.dce_rules[ta_replay_p] = _without_unused
+pe.dce_rules[ta_replay_p] = rules.without_unused(_part_for)
 mlir.register_lowering(ta_replay_p, mlir.lower_fun(_run, multiple_results=True))
 registry.ENTRIES[ta_replay_p.name] = registry.Entry("rules", lambda params: [registry.Body(params["loop"].body)])
-rules.register(ta_replay_p, jvp=_jvp, transpose=_transpose, batch=_batch)
+rules.register(ta_replay_p, jvp=_jvp, transpose=rules.transpose_of_part(_part_for, _transpose), batch=_batch)
 
 
 def live_carries(body: Any) -> list[bool]:

@@ -17,7 +17,7 @@ from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
 from jax_tensorarray._loops import linearize, masking, rules
-from jax_tensorarray._loops.rules import Axis, axes, with_batch_axis
+from jax_tensorarray._loops.rules import Axis, Part, axes, with_batch_axis
 from jax_tensorarray._loops.strategy import Strategy, Tape
 from jax_tensorarray._loops.tapes import TapeType, avals_of, batched_tapes, make
 from jax_tensorarray._ops.primitive import type_like
@@ -197,25 +197,18 @@ def _is_cheap(cond: Any) -> bool:
 # transpose, but perhaps none is needed. As for JAX's own loop, the known results come from a loop of the known carries.
 
 
-class _SmallerLoop(NamedTuple):
-    """A loop with fewer operands and results: which ones it has, and its parameters."""
-
-    operands: list[bool]
-    results: list[bool]
-    params: dict[str, Any]
-
-
-def _part(operands: Sequence[bool], carry: Sequence[bool], cond: Any, body: Any, options: WhileOptions) -> _SmallerLoop:
+def _part(operands: Sequence[bool], carry: Sequence[bool], cond: Any, body: Any, options: WhileOptions) -> Part:
     """Return the loop of the carries flagged in `carry`, which has the tapes last, and of the consts in `operands`."""
     cond_consts, consts, _ = options.split(operands)
     n = len(carry) - len(options.tapes)
     tapes = tuple(flagged(options.tapes, carry[n:]))
     fewer = replace(options, cond_nconsts=sum(cond_consts), body_nconsts=sum(consts), tapes=tapes)
     params = {"cond": cond, "body": body, "options": fewer}
-    return _SmallerLoop([*cond_consts, *consts, *carry[:n]], [*carry, *[True] * options.counts], params)
+    results = [*carry, *[True] * options.counts]
+    return Part([*cond_consts, *consts, *carry[:n]], results, params, {*cond.effects, *body.effects})
 
 
-def _known(unknown: Sequence[bool], cond: Any, body: Any, options: WhileOptions) -> _SmallerLoop | None:
+def _known(unknown: Sequence[bool], cond: Any, body: Any, options: WhileOptions) -> Part | None:
     """Return the loop of what does not depend on unknown operands; None if its end does, or if it keeps no tape."""
     if not options.strategy.tapes:  # it refers to all of the carry
         return None
@@ -246,26 +239,14 @@ def _partial_eval(trace: Any, *tracers: Any, **params: Any) -> Any:
 
 def _known_equation(unknown: Sequence[bool], eqn: Any) -> tuple[Any, list[bool]] | None:
     known = _known(unknown, **eqn.params)
-    return None if known is None else (_equation_of(eqn, known), known.results)
+    return None if known is None else (known.equation(eqn), known.results)
 
 
-def _equation_of(eqn: Any, part: _SmallerLoop) -> Any:
-    return eqn.replace(
-        invars=flagged(eqn.invars, part.operands),
-        outvars=flagged(eqn.outvars, part.results),
-        params=part.params,
-        effects={*part.params["cond"].effects, *part.params["body"].effects},
-    )
-
-
-def _without_unused(used: list[bool], *args: Any) -> tuple[list[bool], Any]:
-    """Remove the carries that are not needed. Return which operands are left, and the equation."""
-    eqn = args[-1]  # in 0.12 it comes after flags for the live operands
-    cond, body, options = (eqn.params[name] for name in ("cond", "body", "options"))
-    if not any(used) and not eqn.effects:
-        return [False] * len(eqn.invars), None
+def _part_for(used: Sequence[bool], num_operands: int, cond: Any, body: Any, options: WhileOptions) -> Part:
+    """Return the loop of the carries that the flagged results depend on, and its end. All of it if it keeps no tape."""
     if not options.strategy.tapes:
-        return [True] * len(eqn.invars), eqn
+        params = {"cond": cond, "body": body, "options": options}
+        return Part([True] * num_operands, [True] * len(used), params, {*cond.effects, *body.effects})
     a, m, first = options.cond_nconsts, options.body_nconsts, len(options.leading)
     _, read = jaxprs.part_of(cond, (True,))
     live = jaxprs.read_for(body, [x or y for x, y in zip(used[: len(read) - a], read[a:], strict=True)])
@@ -273,8 +254,7 @@ def _without_unused(used: list[bool], *args: Any) -> tuple[list[bool], Any]:
     operands = [*read[:a], *consts, *carry[: len(carry) - len(options.tapes)]]
     cond, _ = jaxprs.part_of(cond, (True,), (*read[:a], *carry))
     body, _ = jaxprs.part_of(body, tuple(carry), (*[True] * first, *consts, *carry))
-    part = _part(operands, carry, cond, body, options)
-    return part.operands, _equation_of(eqn, part)
+    return _part(operands, carry, cond, body, options)
 
 
 def _batch(
@@ -357,7 +337,7 @@ _compat.checked_as(ta_while_p, _run_checked)
 ta_while_p.def_impl(functools.partial(xla.apply_primitive, ta_while_p))
 ta_while_p.def_effectful_abstract_eval(_abstract_eval)
 rules.register(ta_while_p, batch=_batch)
-pe.dce_rules[ta_while_p] = _without_unused
+pe.dce_rules[ta_while_p] = rules.without_unused(_part_for)
 pe.custom_partial_eval_rules[ta_while_p] = _partial_eval
 pe.partial_eval_jaxpr_custom_rules[ta_while_p] = functools.partial(
     rules.partial_eval_in_checkpoint, known_part=_known_equation
