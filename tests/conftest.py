@@ -1,6 +1,7 @@
 """The suite runs in 64 bits, so that derivatives can be compared with finite differences, and on eight CPU devices."""
 
 import gc
+import itertools
 import os
 import sys
 import tempfile
@@ -61,9 +62,9 @@ def pytest_collection_modifyitems(config, items):
     if option.all or option.markexpr or option.keyword:
         return
     named = {Path(arg.split("::")[0]).resolve() for arg in config.args}
-    slow = [item for item in items if "slow" in item.keywords and item.path not in named]
-    config.hook.pytest_deselected(items=slow)
-    items[:] = [item for item in items if item not in slow]
+    left_out = ["slow" in item.keywords and item.path not in named for item in items]
+    config.hook.pytest_deselected(items=list(itertools.compress(items, left_out)))
+    items[:] = [item for item, is_out in zip(items, left_out, strict=True) if not is_out]
 
 
 if library := os.environ.get("TENSORARRAY_EMULATED_GPU"):
