@@ -1,5 +1,7 @@
 """Compare random programs with their oracle."""
 
+import contextlib
+import contextvars
 import os
 
 import hypothesis.strategies as st
@@ -14,9 +16,25 @@ from random_programs import BATCH, PARAMETERS, STATE
 FLOATS = tuple(k for k, tag in enumerate(STATE) if tag not in "iI")
 
 
+_in_numpy = contextvars.ContextVar("whether NumPy evaluates what JAX has traced", default=False)
+
+
+@contextlib.contextmanager
+def judged_in_numpy(is_wanted):
+    """NumPy evaluates what JAX has traced, instead of XLA: several times as many programs in the same time.
+
+    With RANDOM_PROGRAMS=numpy or =xla all programs are evaluated so.
+    """
+    wanted = {"numpy": True, "xla": False}.get(os.environ.get("RANDOM_PROGRAMS"), is_wanted)
+    token = _in_numpy.set(wanted)
+    try:
+        yield
+    finally:
+        _in_numpy.reset(token)
+
+
 def computed(f):
-    """`f`, compiled. With RANDOM_PROGRAMS=numpy NumPy evaluates what JAX has traced: several times as many programs."""
-    return library_in_numpy(f) if os.environ.get("RANDOM_PROGRAMS") == "numpy" else jax.jit(f)
+    return library_in_numpy(f) if _in_numpy.get() else jax.jit(f)
 
 
 def total(program, machine):
@@ -71,7 +89,7 @@ class Batch:
         """The cotangents of the parameters of each example, or of all, from those of the floats of the states."""
         total = []
         for k, (_, *floats, _) in enumerate(self.jets):
-            own = (np.asarray(ct) if axis is None else np.take(ct, k, axis) for ct, axis in zip(cts, axes, strict=True))
+            own = (x if axis is None else np.take(x, k, axis) for x, axis in zip(map(np.asarray, cts), axes, strict=True))
             total.append(sum((x.d * ct).reshape(PARAMETERS, -1).sum(1) for x, ct in zip(floats, own, strict=True)))
         return np.stack(total) if None not in axes else total[0]
 
