@@ -186,6 +186,7 @@ def _unknown(row: np.ndarray) -> np.ndarray:
 
 
 RULES: dict[str, Callable[..., Sequence[Any]]] = {
+    "ta_custom_jvp": lambda eqn, evaluate, *operands: evaluate(eqn.params["call_jaxpr"], operands),
     "ta_read": _read,
     "ta_write": _update(lambda old, new: new),
     "ta_add": _update(np.add),
