@@ -5,12 +5,16 @@ import functools
 import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from hypothesis import given, settings
-from jax import lax
+from jax import jit, lax
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 from random_checks import (
     BATCHES,
     FLOATS,
+    Batch,
     along,
     batched_state,
     close,
@@ -18,10 +22,12 @@ from random_checks import (
     gradients,
     hessian,
     judged_in_numpy,
+    logged_in,
+    same_batch,
     same_state,
 )
 from random_machines import THETA, Functions, InJax, expected, initial, kinds, loss
-from random_programs import Places, Program, Update, programs, run
+from random_programs import BATCH, Places, Program, Update, programs, run
 
 from jax_tensorarray import in_place
 
@@ -148,11 +154,63 @@ repaired = functools.partial(in_place, max_steps=MOST_STEPS)
 
 def value(program, *_):
     want, log = expected(program, dropping=True), []
-    state = initial(program, jnp.asarray(THETA), jnp.int32(program.start), jnp)
-    got = computed(in_place(on_state(program, reverse_mode=False, log=log)))(*state)
-    same_state(got, want.state)
-    jax.effects_barrier()
-    assert log == want.logged
+    with logged_in(want) as ref:
+        got = computed(in_place(on_state(program, reverse_mode=False, log=log, ref=ref)))(*start_of(program))
+        same_state(got, want.state)
+        jax.effects_barrier()
+        assert log == want.logged
+
+
+def start_of(program):
+    return initial(program, jnp.asarray(THETA), jnp.int32(program.start), jnp)
+
+
+def with_token(program, *_):
+    f = on_state(program, reverse_mode=False)
+    got, token = in_place(lambda token, *state: (f(*state), lax.after_all(token)))(
+        lax.create_token(), *start_of(program)
+    )
+    assert type(token) is type(lax.create_token())
+    same_state(got, expected(program, dropping=True).state)
+
+
+def divided(program, *batch):
+    """The examples of a batch are divided among devices, each of which runs programs of its own for them."""
+    batch = Batch(program, *batch)
+    mesh = jax.make_mesh((BATCH, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[: 2 * BATCH])
+    f = on_state(program, reverse_mode=False)
+    shared = jax.shard_map(lambda *state: f(*state), mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
+    got = jit(jax.vmap(in_place(shared), batch.axes, batch.out, spmd_axis_name="x"))(*batch.states)
+    same_batch(got, batch)
+
+
+def with_auto_axes(program, *_):
+    with jax.set_mesh(jax.make_mesh((2,), ("x",), axis_types=(AxisType.Explicit,), devices=jax.devices()[:2])):
+        f = jax.sharding.auto_axes(on_state(program, reverse_mode=False), out_sharding=P())
+        got = in_place(lambda *state: f(*state))(*start_of(program))
+        same_state(got, expected(program, dropping=True).state)
+
+
+def finding_nans(program, *_):
+    """A NaN is an error, and memory that nobody has written to is none."""
+    f = on_state(program, reverse_mode=False)
+    with jax.debug_nans(True):
+        same_state(in_place(f)(*start_of(program)), expected(program, dropping=True).state)
+        with pytest.raises(FloatingPointError):
+            in_place(lambda *state: [jnp.log(-1 - x * x) for x in f(*state)[1:2]])(*start_of(program))
+
+
+def in_64_bits_inside(program, *_):
+    f = on_state(program, reverse_mode=False)
+    theta = THETA.astype(np.float32)
+
+    def inside(start, theta):
+        with jax.enable_x64(True):
+            return f(*initial(program, theta.astype(float), start, jnp))
+
+    with jax.enable_x64(False):
+        got = in_place(inside)(jnp.int32(program.start), jnp.asarray(theta))
+    same_state(got, expected(program, theta.astype(float), dropping=True).state)
 
 
 def derivative(part, order):
@@ -181,6 +239,11 @@ ORDERS = {
     "jacfwd": derivative("d", lambda f: jax.jacfwd(in_place(f))),
     "jvp of grad": derivative("de", lambda f: along(jax.grad(repaired(f)))),
     "hessian": derivative("de", lambda f: hessian(repaired(f))),
+    "token": with_token,
+    "devices": divided,
+    "auto axes": with_auto_axes,
+    "debug nans": finding_nans,
+    "64 bits inside": in_64_bits_inside,
     "vmap": batched(lambda f: lambda axes, out_axes: jax.vmap(in_place(f), axes, out_axes)),
     "vmap inside": batched(lambda f: lambda axes, out_axes: in_place(jax.vmap(f, axes, out_axes))),
     "vmap of grad": batched_gradient(lambda f, *axes: jax.vmap(jax.grad(repaired(f), FLOATS), *axes)),
@@ -194,7 +257,7 @@ FORWARD = ("jvp", "jvp inside", "jacfwd")
 
 
 #: XLA compiles programs in these orders. NumPy evaluates them in all others.
-BY_XLA = ("value", "grad", "vmap")
+BY_XLA = ("value", "grad", "vmap", "token", "devices", "auto axes", "debug nans", "64 bits inside")
 
 
 def check(order, program, *batch):

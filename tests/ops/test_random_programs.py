@@ -19,6 +19,7 @@ from random_checks import (
     gradients,
     hessian,
     judged_in_numpy,
+    logged_in,
     same_state,
     total,
 )
@@ -45,12 +46,13 @@ def raising(f, strays):
 
 def values(program, evaluate):
     want, log = expected(program), []
-    machine = InJax(reverse_mode=False, log=log)
-    got = raising(lambda: evaluate(program, machine), want.strays)
-    if got is not None:
-        same_state(got, want.state)
-        jax.effects_barrier()
-        assert want.strays or log == want.logged
+    with logged_in(want) as ref:
+        machine = InJax(reverse_mode=False, log=log, ref=ref)
+        got = raising(lambda: evaluate(program, machine), want.strays)
+        if got is not None:
+            same_state(got, want.state)
+            jax.effects_barrier()
+            assert want.strays or log == want.logged
 
 
 def jitted(program, machine):

@@ -18,7 +18,6 @@ from jax.extend.core import ClosedJaxpr, Literal
 
 from jax_tensorarray import _compat
 
-
 #: Rules for more primitives. They are given the equation, what evaluates a closed jaxpr, and the operands.
 Rules = dict[str, Callable[..., Sequence[Any]]]
 
@@ -41,6 +40,7 @@ def _evaluate(closed: Any, args: Sequence[np.ndarray], rules: Rules) -> list[np.
 
     def again(closed: Any, args: Sequence[np.ndarray]) -> list[np.ndarray]:
         return _evaluate(closed, args, rules)
+
     env: dict[Any, np.ndarray] = dict(zip(jaxpr.constvars, map(np.asarray, closed.consts), strict=True))
     env.update(zip(jaxpr.invars, args, strict=True))
 
@@ -282,7 +282,7 @@ def _filling(value: Any, dtype: Any) -> Any:
         return value
     if np.issubdtype(dtype, np.inexact):
         return np.nan
-    if dtype == bool:
+    if np.issubdtype(dtype, np.bool_):
         return True
     return np.iinfo(dtype).min if np.issubdtype(dtype, np.signedinteger) else np.iinfo(dtype).max
 
@@ -324,7 +324,9 @@ _OTHERS: dict[str, Callable[..., list[Any]]] = {
 _OTHERS |= {name: functools.partial(_scatter, combine) for name, combine in _COMBINED.items()}
 
 _CONTROL: dict[str, Callable[..., list[Any]]] = {
-    **dict.fromkeys(("jit", "pjit", "closed_call", "checkpoint", "remat2", "custom_jvp_call", "custom_vjp_call"), _call),
+    **dict.fromkeys(
+        ("jit", "pjit", "closed_call", "checkpoint", "remat2", "custom_jvp_call", "custom_vjp_call"), _call
+    ),
     "scan": _scan,
     "while": _while,
     "cond": _cond,

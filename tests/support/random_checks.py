@@ -37,6 +37,15 @@ def computed(f):
     return library_in_numpy(f) if _in_numpy.get() else jax.jit(f)
 
 
+@contextlib.contextmanager
+def logged_in(want):
+    """A ref for what a program writes down. NumPy knows none."""
+    ref = None if _in_numpy.get() else jax.new_ref(jnp.int32(0))
+    yield ref
+    if ref is not None and not want.strays:
+        assert int(ref[...]) == want.in_ref, "what is written down in a ref"
+
+
 def total(program, machine):
     return lambda theta, start: loss(outputs(program, machine, theta, start), jnp)
 
@@ -75,7 +84,9 @@ class Batch:
         differs = [own_starts if tag == "i" else own_thetas and tag != "I" for tag in STATE]
         ndims = [np.ndim(x) + 1 for x in states[0]]
         #: Where states have their batch axis, and where results do.
-        self.axes = tuple((axis + k) % n if own else None for k, (n, own) in enumerate(zip(ndims, differs, strict=True)))
+        self.axes = tuple(
+            (axis + k) % n if own else None for k, (n, own) in enumerate(zip(ndims, differs, strict=True))
+        )
         self.out = tuple((axis + 1 + k) % n for k, n in enumerate(ndims))
         self.own_thetas = own_thetas
         self.states = self.stacked(states, self.axes)
@@ -89,7 +100,9 @@ class Batch:
         """The cotangents of the parameters of each example, or of all, from those of the floats of the states."""
         total = []
         for k, (_, *floats, _) in enumerate(self.jets):
-            own = (x if axis is None else np.take(x, k, axis) for x, axis in zip(map(np.asarray, cts), axes, strict=True))
+            own = (
+                x if axis is None else np.take(x, k, axis) for x, axis in zip(map(np.asarray, cts), axes, strict=True)
+            )
             total.append(sum((x.d * ct).reshape(PARAMETERS, -1).sum(1) for x, ct in zip(floats, own, strict=True)))
         return np.stack(total) if None not in axes else total[0]
 
@@ -97,7 +110,10 @@ class Batch:
 def batched_state(program, vmapped, *batch):
     """`vmapped` maps axes of arguments and results to the function of a batch of states."""
     batch = Batch(program, *batch)
-    got = computed(vmapped(batch.axes, batch.out))(*batch.states)
+    same_batch(computed(vmapped(batch.axes, batch.out))(*batch.states), batch)
+
+
+def same_batch(got, batch):
     got = [np.moveaxis(np.asarray(x), axis, 0) for x, axis in zip(got, batch.out, strict=True)]
     same_state(got, [np.stack(x) for x in zip(*(w.state for w in batch.want), strict=True)])
 

@@ -75,6 +75,11 @@ def poisoned(j: Jet) -> Jet:
     return each(lambda x: np.full_like(x, np.nan), j)
 
 
+def added_to(log: Any, a: Any) -> Any:
+    """Numbers that are written down in one, in an order that matters."""
+    return wrapped(31 * log + a + 1) if isinstance(log, int) else 31 * log + a + 1
+
+
 class InNumPy:
     """Programs, one operation after the other.
 
@@ -85,6 +90,7 @@ class InNumPy:
     def __init__(self, dropping: bool = False) -> None:
         self.strays: list[Stray] = []
         self.logged: list[int] = []
+        self.in_ref = 0
         self.dropping = dropping  # whatever the mode says
 
     def arithmetic(self, kind: str, a: Jet, b: Jet) -> Jet:
@@ -108,6 +114,7 @@ class InNumPy:
 
     def integer(self, kind: str, a: int, b: int, c: int) -> int:
         found = {"add": a + c, "mul": a * c, "sub": a - b, "mod": a % (abs(c) + 1), "where": a if a < b else c}
+        found |= {"abs": abs(a), "least": -abs(-(2**31) if c == 0 else a)}
         return wrapped(found[kind])
 
     def test(self, kind: str, a: Any, b: Any) -> bool:
@@ -129,8 +136,11 @@ class InNumPy:
         i = {"mod": i % max(size, 1), "clip": min(max(i, 0), max(size - 1, 0)), "raw": i}[p.guard]
         return int(np.array(i, np.int64).astype(dtype))
 
-    def log(self, a: int) -> None:
-        self.logged.append(a)
+    def log(self, a: int, by: str) -> None:
+        if by == "python":
+            self.logged.append(a)
+        else:
+            self.in_ref = added_to(self.in_ref, a)
 
     def cells(self, places: Places) -> list[tuple[Any, ...] | None]:
         """What each position is in the buffer, None for those that are skipped."""
@@ -184,8 +194,9 @@ class InNumPy:
             old = None if cell is None else row_of(buffer, cell)
             olds.append(old)
             if old is not None:
-                new = {"add": lambda: each(np.add, old, value), "mul": lambda: halved(times(old, value))}
-                buffer = with_row(buffer, cell, new[op]() if op in new else value)
+                combine = {"add": lambda a, b: each(np.add, a, b), "mul": lambda a, b: halved(times(a, b))}
+                new = combine[op](old, value) if op in combine else value
+                buffer = with_row(buffer, cell, new)
         return buffer, self.sum_of(olds, shape) if op == "swap" else None
 
     def maximum(self, buffer: Jet, values: list[Jet], cells: list[Any]) -> Jet:
@@ -225,8 +236,10 @@ class InNumPy:
     def loop(self, s: Loop, trips: int, goes_on: Any, body: Any, state: Any) -> Any:
         if s.kind == "lax.while_loop" or s.kind == "while_loop":
             for k in itertools.count():
-                more = goes_on is None or goes_on(*state)  # which may have an effect
+                before = self.in_ref
+                more = goes_on is None or goes_on(*state)
                 if not (more and k < trips and k < s.steps):
+                    self.in_ref = before  # JAX drops what the last predicate has written into a ref
                     return state, []
                 state = body(k, *state)
         if s.kind == "fori_loop":
@@ -314,8 +327,10 @@ _DOUBLED = {"jvp": _by_jvp, "vjp": _by_vjp, "gradient": _by_gradient}
 class InJax:
     """Programs as a user writes them."""
 
-    def __init__(self, *, dropping: bool = False, reverse_mode: bool = True, log: list[int] | None = None) -> None:
-        self.dropping, self.reverse_mode, self.logged = dropping, reverse_mode, log
+    def __init__(
+        self, *, dropping: bool = False, reverse_mode: bool = True, log: list[int] | None = None, ref: Any = None
+    ) -> None:
+        self.dropping, self.reverse_mode, self.logged, self.ref = dropping, reverse_mode, log, ref
 
     def arithmetic(self, kind: str, a: Any, b: Any) -> Any:
         if kind == "mul":
@@ -332,6 +347,9 @@ class InJax:
     def integer(self, kind: str, a: Any, b: Any, c: int) -> Any:
         if kind == "where":
             return jnp.where(a < b, a, c)
+        if kind in ("abs", "least"):
+            least = jnp.where(c == 0, jnp.int32(-(2**31)), a)
+            return jnp.abs(a) if kind == "abs" else -jnp.abs(least)
         return {"add": lambda: a + c, "mul": lambda: a * c, "sub": lambda: a - b, "mod": lambda: a % (abs(c) + 1)}[
             kind
         ]()
@@ -359,8 +377,10 @@ class InJax:
             i = jnp.clip(i, 0, max(size - 1, 0))
         return i.astype(dtype)
 
-    def log(self, a: Any) -> None:
-        if self.logged is not None:
+    def log(self, a: Any, by: str) -> None:
+        if by == "ref" and self.ref is not None:
+            self.ref[...] = added_to(self.ref[...], a)
+        if by == "python" and self.logged is not None:
             io_callback(lambda x: self.logged.append(int(x)), None, a, ordered=True)
 
     def options(self, places: Places) -> tuple[Any, dict[str, Any]]:
@@ -552,6 +572,7 @@ class Expected(NamedTuple):
     loss: Jet
     strays: list[Stray]
     logged: list[int]
+    in_ref: int
 
 
 def jets(program: Program, theta: Any, start: int) -> tuple[Any, ...]:
@@ -566,7 +587,9 @@ def expected(program: Program, theta: Any = THETA, start: int | None = None, dro
     with np.errstate(invalid="ignore", divide="ignore"):
         state = run(m, program.block, None, jets(program, theta, program.start if start is None else start))
         total = loss(state, np)
-    return Expected(tuple(x.x if isinstance(x, Jet) else np.asarray(x) for x in state), total, m.strays, m.logged)
+    return Expected(
+        tuple(x.x if isinstance(x, Jet) else np.asarray(x) for x in state), total, m.strays, m.logged, m.in_ref
+    )
 
 
 def kinds(program: Program) -> set[str]:

@@ -142,7 +142,7 @@ class Loop(NamedTuple):
     checkpoints: int
     block: Block
     same: bool = False
-    logs: bool = False  # the test has an effect: it writes down the integer of the state
+    logs: str | None = None  # the test has an effect: it writes down the integer of the state, as `Log.by` says
 
 
 class Leapfrog(NamedTuple):
@@ -155,9 +155,10 @@ class Leapfrog(NamedTuple):
 
 
 class Log(NamedTuple):
-    """An effect: an integer is written down."""
+    """An effect: an integer is written down, by Python or in a ref."""
 
     a: int
+    by: str = "python"
 
 
 class Program(NamedTuple):
@@ -179,6 +180,7 @@ _small = st.integers(-3, 9)
 _rows = st.sampled_from(["s", "s", "v"])
 #: The last ones are functions with rules of their own, which may close over an array.
 ARITHMETIC = ("sin", "sin", "mul", "mul", "add", "add", "jvp", "vjp", "jvp table", "vjp table", "gradient table")
+LOGS = ("python", "ref")
 RESIDUALS = ("auto", "tape", "recompute", "checkpoint", "undo", "offload", "memory")
 LOOPS = ("lax.fori_loop", "lax.scan", "lax.while_loop", "fori_loop", "scan", "while_loop", "while_loop")
 
@@ -192,11 +194,13 @@ _indices = st.builds(
 )
 _others = {
     st.builds(Arithmetic, st.sampled_from(ARITHMETIC), _rows, _refs, _refs): 3,
-    st.builds(IntArithmetic, st.sampled_from(["add", "mul", "mod", "sub", "where"]), _refs, _refs, _small): 1,
+    st.builds(
+        IntArithmetic, st.sampled_from(["add", "mul", "mod", "sub", "where", "abs", "least"]), _refs, _refs, _small
+    ): 1,
     st.builds(Convert, _rows, _refs): 1,
     st.builds(Scale, st.sampled_from(["S", "V"]), _refs, _refs): 1,
     st.builds(Whole, st.sampled_from(["S", "S", "V"]), _refs, st.one_of(st.none(), _refs)): 2,
-    st.builds(Log, _refs): 1,
+    st.builds(Log, _refs, st.sampled_from(LOGS)): 1,
 }
 _leapfrogs = st.builds(Leapfrog, _refs, _refs, st.integers(0, 4), _refs)
 
@@ -220,7 +224,10 @@ def _simple(dtypes: Sequence[str]) -> st.SearchStrategy[Any]:
         st.sampled_from(["rows", "rows", "rows", "window", "element", "column"]),
         _indices,
     )
-    ops, buffers = st.sampled_from(["write", "write", "add", "swap", "max", "mul"]), st.sampled_from(["S", "S", "S", "V", "I"])
+    ops, buffers = (
+        st.sampled_from(["write", "write", "add", "swap", "max", "mul"]),
+        st.sampled_from(["S", "S", "S", "V", "I"]),
+    )
     updates = st.builds(Update, ops, buffers, _refs, ats, st.tuples(_refs, _refs, _refs))
     return weighted({updates: 8, st.builds(Read, buffers, _refs, ats): 4, **_others})
 
@@ -254,7 +261,7 @@ def _loops(inner: st.SearchStrategy[Block]) -> st.SearchStrategy[Loop]:
         st.integers(1, 3),
         inner,
         _same,
-        st.booleans(),
+        st.sampled_from([None, None, *LOGS]),
     )
 
 
@@ -368,7 +375,7 @@ def step(m: Any, s: Any, scope: Scope) -> None:
         upto = None if s.upto is None else get("i", s.upto)
         scope.add(ROW_OF[s.tag], m.whole(get(s.tag, s.buffer), upto))
     elif isinstance(s, Log):
-        m.log(get("i", s.a))
+        m.log(get("i", s.a), s.by)
     elif isinstance(s, Read):
         tag, row = tags(s)
         scope.add(row, m.read(tag, where_to(m, s.at, scope, get(tag, s.buffer))))
@@ -412,7 +419,7 @@ def control(m: Any, s: Any, scope: Scope) -> tuple[Any, ...]:
     def goes_on(*x: Any) -> Any:
         here = Scope(None, x)
         if s.logs:
-            m.log(here.get("i", 0))
+            m.log(here.get("i", 0), s.logs)
         return test(m, s.test, here)
 
     results, more = m.loop(
