@@ -94,6 +94,8 @@ class InNumPy:
         self.dropping = dropping  # whatever the mode says
 
     def arithmetic(self, kind: str, a: Jet, b: Jet) -> Jet:
+        if kind == "vjp narrow":
+            return chain(a, a.x.astype(np.float32).astype(np.float64), 2.0, 0.0)
         kind = rules_of(kind)
         if kind == "mul":
             return halved(times(a, b))
@@ -303,6 +305,7 @@ class Functions:
         self.of_kind = {}
         for kind, itself in (("", lambda x: x), (" table", by_rows)):
             self.of_kind |= {f"{name}{kind}": made(itself) for name, made in _DOUBLED.items()}
+        self.of_kind["vjp narrow"] = _narrow(read, write)
 
 
 def _by_jvp(part: Callable[..., Any]) -> Any:
@@ -315,6 +318,20 @@ def _by_vjp(part: Callable[..., Any]) -> Any:
     f = jax.custom_vjp(lambda x: part(jnp.sin(x)))
     f.defvjp(lambda x: (part(jnp.sin(x)), x), lambda x, ct: (2 * part(jnp.cos(x)) * ct,))
     return f
+
+
+def _narrow(read: Callable[..., Any], write: Callable[..., Any]) -> Any:
+    """Rounds to single precision. The next function gives the result a cotangent of double precision, as JAX allows."""
+
+    def rows(x: Any) -> Any:
+        step = lambda k, b: write(b, k + 1, read(b, k))  # noqa: E731
+        return read(lax.fori_loop(0, 2, step, write(jnp.zeros((3, *x.shape), x.dtype), 0, x)), 2)
+
+    single = jax.custom_vjp(rows)
+    single.defvjp(lambda x: (rows(x), None), lambda _, ct: (2 * ct,))
+    double = jax.custom_vjp(lambda x: x.astype(jnp.float64))
+    double.defvjp(lambda x: (x.astype(jnp.float64), None), lambda _, ct: (ct,))
+    return lambda x: double(single(x.astype(jnp.float32)))
 
 
 def _by_gradient(part: Callable[..., Any]) -> Any:

@@ -179,7 +179,10 @@ _same = weighted({st.just(False): 4, st.just(True): 1})
 _small = st.integers(-3, 9)
 _rows = st.sampled_from(["s", "s", "v"])
 #: The last ones are functions with rules of their own, which may close over an array.
-ARITHMETIC = ("sin", "sin", "mul", "mul", "add", "add", "jvp", "vjp", "jvp table", "vjp table", "gradient table")
+ARITHMETIC = (
+    *("sin", "sin", "mul", "mul", "add", "add"),
+    *("jvp", "vjp", "jvp table", "vjp table", "gradient table", "vjp narrow"),
+)
 LOGS = ("python", "ref")
 RESIDUALS = ("auto", "tape", "recompute", "checkpoint", "undo", "offload", "memory")
 LOOPS = ("lax.fori_loop", "lax.scan", "lax.while_loop", "fori_loop", "scan", "while_loop", "while_loop")
