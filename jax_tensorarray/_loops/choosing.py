@@ -17,6 +17,7 @@ from jax.interpreters import ad
 
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs, registry
+from jax_tensorarray._jaxprs.custom_jvp import with_rule
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
 from jax_tensorarray._loops import auto
 from jax_tensorarray._loops.count import CHOICES, CountOptions, Tangents, nonzero_tangents
@@ -53,10 +54,6 @@ def bind(eqn: Any, operands: Sequence[Array], strategy: Strategy) -> list[Array]
     if is_repaired_first or not has_choice(eqn.params, list(map(jax.typeof, operands)), strategy):
         return jaxprs.bind(eqn, operands)
 
-    @jax.custom_jvp
-    def run(*operands: Array) -> list[Array]:
-        return jaxprs.bind(eqn, operands)
-
     def rule(primals: Sequence[Array], tangents: Sequence[Any]) -> tuple[list[Array], list[Any]]:
         nonzero = [not isinstance(t, SymbolicZero) for t in tangents]
         found = _by_strategy(eqn.params, primals, merge(flagged(tangents, nonzero), nonzero, _zeros(primals)), strategy)
@@ -64,8 +61,8 @@ def bind(eqn: Any, operands: Sequence[Array], strategy: Strategy) -> list[Array]
             return found
         return jaxprs.jvp_of_some(lambda *xs: jaxprs.bind(eqn, xs), primals, nonzero, flagged(tangents, nonzero))
 
-    run.defjvp(rule, symbolic_zeros=True)
-    return list(run(*operands))
+    jaxpr = jax.make_jaxpr(lambda *xs: jaxprs.bind(eqn, xs))(*operands)
+    return with_rule(jaxpr, operands, rule)
 
 
 def chooses(jaxpr: Any) -> bool:

@@ -1,0 +1,173 @@
+"""Functions with a derivative of their own, which `jax.vmap` batches alike.
+
+`jax.vmap` of a `jax.custom_jvp` takes the batch axes of the results from the function, unless it is differentiated at
+once. If it is differentiated later, such as in the body of a scan, they are where the rule of the derivative has them:
+on another axis, or in results of which the function has one for all examples. The error comes from the loop around, or
+from its transpose (jax 0.10.2 to 0.12). Here the function says which results are batched, always along axis 0, and the
+rule follows.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+from jax.interpreters import partial_eval as pe
+
+from jax_tensorarray import _compat
+from jax_tensorarray._jaxprs import jaxprs
+from jax_tensorarray._jaxprs.axis import Axis, axes, names_axis
+from jax_tensorarray._jaxprs.jaxprs import flagged, merge
+from jax_tensorarray._ops.primitive import is_zero, nonzero_transpose, to_front, zero_tangent
+
+Array = Any
+
+#: Maps primals and tangents, of which some are a `SymbolicZero`, to results and their tangents. Those of integers may
+#: be zeros of the dtype float0.
+Rule = Callable[[Sequence[Array], Sequence[Any]], tuple[Sequence[Array], Sequence[Any]]]
+
+# Operands and results are those of `call_jaxpr`. `rule` is a `Rule`.
+ta_custom_jvp_p = Primitive("ta_custom_jvp")
+ta_custom_jvp_p.multiple_results = True
+
+
+def with_rule(jaxpr: Any, operands: Sequence[Array], rule: Rule) -> list[Array]:
+    """Run a closed jaxpr, whose derivative is what the rule says."""
+    jaxpr, consts = _compat.lifted(jaxpr)
+    if consts:
+        rule = functools.partial(_without_consts, rule, len(consts))
+    outs: list[Array] = ta_custom_jvp_p.bind(*consts, *operands, call_jaxpr=jaxpr, rule=rule)
+    return outs
+
+
+def differentiated_as(g: Callable[..., Any], f: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `f`, which has the derivatives of `g`. Both compute the same."""
+
+    def call(*args: Any) -> Any:
+        leaves, tree = jax.tree.flatten(args)
+
+        def rule(primals: Sequence[Array], tangents: Sequence[Any]) -> Any:
+            nonzero = [not isinstance(t, SymbolicZero) for t in tangents]
+
+            def flat(*leaves: Array) -> list[Array]:
+                return jax.tree.leaves(g(*jax.tree.unflatten(tree, leaves)))
+
+            return jaxprs.jvp_of_some(flat, primals, nonzero, flagged(tangents, nonzero))
+
+        jaxpr, shape = jax.make_jaxpr(f, return_shape=True)(*args)
+        return jax.tree.unflatten(jax.tree.structure(shape), with_rule(jaxpr, leaves, rule))
+
+    return call
+
+
+def _without_consts(rule: Rule, num_consts: int, primals: Sequence[Array], tangents: Sequence[Any]) -> Any:
+    return rule(primals[num_consts:], tangents[num_consts:])
+
+
+def _run(*operands: Array, call_jaxpr: Any, rule: Rule) -> list[Array]:
+    return jaxprs.function(call_jaxpr)(*operands)
+
+
+def _abstract_eval(*avals: Any, call_jaxpr: Any, rule: Rule) -> Any:
+    return list(call_jaxpr.out_avals), call_jaxpr.effects
+
+
+def _jvp(primals: Sequence[Array], tangents: Sequence[Any], *, call_jaxpr: Any, rule: Rule) -> Any:
+    outs, dots = rule(primals, [SymbolicZero(t.aval) if is_zero(t) else t for t in tangents])
+    return list(outs), [dot if _is_nonzero(dot) else zero_tangent(x) for x, dot in zip(outs, dots, strict=True)]
+
+
+def _is_nonzero(tangent: Any) -> bool:
+    return not isinstance(tangent, SymbolicZero) and not is_zero(tangent) and tangent.dtype != jax.dtypes.float0
+
+
+def _transpose(cts: Sequence[Any], *operands: Any, call_jaxpr: Any, rule: Rule) -> Any:
+    linear = [ad.is_undefined_primal(x) for x in operands]
+    given = [not is_zero(ct) for ct in cts]
+
+    def f(*some: Array) -> list[Array]:
+        return flagged(_run(*merge(some, linear, operands), call_jaxpr=call_jaxpr, rule=rule), given)
+
+    transposed = jax.linear_transpose(f, *(x.aval for x in flagged(operands, linear)))
+    return merge(transposed(flagged(cts, given)), linear, [None] * len(operands))
+
+
+def _batch(axis_data: Any, args: Sequence[Array], dims: Sequence[Any], *, call_jaxpr: Any, rule: Rule) -> Any:
+    axis, flags = Axis(axis_data.name, axis_data.size, axis_data.spmd_name), [d is not None for d in dims]
+    if not any(flags) and not names_axis(axis.name, [call_jaxpr]):
+        outs = ta_custom_jvp_p.bind(*args, call_jaxpr=call_jaxpr, rule=rule)
+        return outs, [None] * len(outs)
+    args = [x if d is None else to_front(x, d, axis.size) for x, d in zip(args, dims, strict=True)]
+    batched = axis.batched_outputs(call_jaxpr, flags)
+    call = axis.vmap_to(jaxprs.function(call_jaxpr), flags, batched)
+    of_all = functools.partial(_batched_rule, rule, axis, tuple(call_jaxpr.in_avals), flags, batched)
+    return with_rule(jax.make_jaxpr(call)(*args), args, of_all), axes(batched)
+
+
+def _batched_rule(
+    rule: Rule,
+    axis: Axis,
+    types: Sequence[Any],
+    flags: Sequence[bool],
+    batched: Sequence[bool],
+    primals: Sequence[Array],
+    tangents: Sequence[Any],
+) -> Any:
+    """Apply a rule to all examples, which differ in the flagged operands and results."""
+    nonzero = [not isinstance(t, SymbolicZero) for t in tangents]
+    zeros = [SymbolicZero(t.to_tangent_aval()) for t in types]
+    found: list[bool] = []
+
+    def of_one(*args: Array) -> list[Array]:
+        outs, dots = rule(args[: len(types)], merge(args[len(types) :], nonzero, zeros))
+        found[:] = map(_is_nonzero, dots)
+        return [*outs, *(dot if there else jnp.float32(0) for dot, there in zip(dots, found, strict=True))]
+
+    of_all = axis.vmap_to(of_one, [*flags, *flagged(flags, nonzero)], [*batched, *batched])
+    results = of_all(*primals, *flagged(tangents, nonzero))
+    outs, dots = results[: len(batched)], results[len(batched) :]
+    return outs, [dot if there else zero_tangent(x) for x, dot, there in zip(outs, dots, found, strict=True)]
+
+
+def _without_unused(used: Sequence[bool], *args: Any) -> tuple[list[bool], Any]:
+    eqn = args[-1]  # in 0.12 it comes after flags for the live operands
+    if not any(used) and not eqn.effects:
+        return [False] * len(eqn.invars), None
+    if all(used):
+        return [True] * len(eqn.invars), eqn
+    call, rule = eqn.params["call_jaxpr"], eqn.params["rule"]
+    call, operands = jaxprs.part_of(call, tuple(used), (True,) * len(eqn.invars))  # all of which the rule may read
+    params = {"call_jaxpr": call, "rule": functools.partial(_used_of, rule, tuple(used))}
+    return operands, eqn.replace(outvars=flagged(eqn.outvars, used), params=params, effects=call.effects)
+
+
+def _used_of(rule: Rule, used: Sequence[bool], primals: Sequence[Array], tangents: Sequence[Any]) -> Any:
+    outs, dots = rule(primals, tangents)
+    return flagged(outs, used), flagged(dots, used)
+
+
+def _of_jax(*operands: Array, call_jaxpr: Any, rule: Rule) -> list[Array]:
+    """Run a `jax.custom_jvp`, for which JAX's own checks of errors have a rule."""
+    f = jax.custom_jvp(jaxprs.function(call_jaxpr))
+
+    def rule_of_jax(primals: Sequence[Array], tangents: Sequence[Any]) -> Any:
+        outs, dots = rule(primals, tangents)
+        return list(outs), [ad.instantiate_zeros(dot) if is_zero(dot) else dot for dot in dots]
+
+    f.defjvp(rule_of_jax, symbolic_zeros=True)
+    return list(f(*operands))
+
+
+_compat.lowers_its_bodies(ta_custom_jvp_p)
+_compat.checked_as(ta_custom_jvp_p, _of_jax)
+ta_custom_jvp_p.def_impl(_run)
+ta_custom_jvp_p.def_effectful_abstract_eval(_abstract_eval)
+ad.primitive_jvps[ta_custom_jvp_p] = _jvp
+ad.primitive_transposes[ta_custom_jvp_p] = nonzero_transpose(_transpose)
+batching.fancy_primitive_batchers[ta_custom_jvp_p] = _batch
+pe.dce_rules[ta_custom_jvp_p] = _without_unused
+mlir.register_lowering(ta_custom_jvp_p, mlir.lower_fun(_run, multiple_results=True))
