@@ -7,8 +7,8 @@ from its transpose (jax 0.10.2 to 0.12). Here the function says which results ar
 rule follows.
 """
 
-import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -26,22 +26,97 @@ from jax_tensorarray._ops.primitive import is_zero, nonzero_transpose, to_front,
 
 Array = Any
 
-#: Maps primals and tangents, of which some are a `SymbolicZero`, to results and their tangents. Those of integers may
-#: be zeros of the dtype float0.
-Rule = Callable[[Sequence[Array], Sequence[Any]], tuple[Sequence[Array], Sequence[Any]]]
 
-# Operands and results are those of `call_jaxpr`. `rule` is a `Rule`.
+class Rule:
+    """The derivative of a function, which is given as a closed jaxpr."""
+
+    def jvp(self, call: Any, primals: Sequence[Array], tangents: Sequence[Any]) -> Any:
+        """Return the results and their tangents.
+
+        Some tangents are a `SymbolicZero`. Those of integers may be zeros of the dtype float0.
+        """
+        raise NotImplementedError
+
+    def batched(self, axis: Axis, call: Any, operands: Sequence[bool], results: Sequence[bool]) -> "Rule":
+        """Return the rule for all examples, which differ in the flagged operands and results of `call`."""
+        raise NotImplementedError
+
+    def of_some(self, results: Sequence[bool]) -> "Rule":
+        """Return the rule for a function that returns the flagged results only."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False)
+class As(Rule):
+    """The derivatives of another function that computes the same.
+
+    The function is batched before it is differentiated, as without such a rule: of a linear `cond` with its own
+    predicate for each example, `jax.vmap` makes a function that has no transpose.
+    """
+
+    g: Callable[..., Sequence[Array]]
+
+    def jvp(self, call: Any, primals: Sequence[Array], tangents: Sequence[Any]) -> Any:
+        nonzero = [not isinstance(t, SymbolicZero) for t in tangents]
+        return jaxprs.jvp_of_some(self.g, primals, nonzero, flagged(tangents, nonzero))
+
+    def batched(self, axis: Axis, call: Any, operands: Sequence[bool], results: Sequence[bool]) -> Rule:
+        return As(axis.vmap_to(self.g, operands, results))
+
+    def of_some(self, results: Sequence[bool]) -> Rule:
+        return As(lambda *args: flagged(self.g(*args), results))
+
+
+@dataclass(frozen=True, eq=False)
+class By(Rule):
+    """A rule that a user has given: a function of primals and tangents."""
+
+    rule: Callable[[Sequence[Array], Sequence[Any]], Any]
+
+    def jvp(self, call: Any, primals: Sequence[Array], tangents: Sequence[Any]) -> Any:
+        return self.rule(primals, tangents)
+
+    def batched(self, axis: Axis, call: Any, operands: Sequence[bool], results: Sequence[bool]) -> Rule:
+        types = list(call.in_avals)
+
+        def rule(primals: Sequence[Array], tangents: Sequence[Any]) -> Any:
+            nonzero = [not isinstance(t, SymbolicZero) for t in tangents]
+            zeros = [SymbolicZero(t.to_tangent_aval()) for t in types]
+            found: list[bool] = []
+
+            def of_one(*args: Array) -> list[Array]:
+                outs, dots = self.rule(args[: len(types)], merge(args[len(types) :], nonzero, zeros))
+                found[:] = map(_is_nonzero, dots)
+                return [*outs, *(dot if there else jnp.float32(0) for dot, there in zip(dots, found, strict=True))]
+
+            of_all = axis.vmap_to(of_one, [*operands, *flagged(operands, nonzero)], [*results, *results])
+            all_found = of_all(*primals, *flagged(tangents, nonzero))
+            outs, dots = all_found[: len(results)], all_found[len(results) :]
+            return outs, [dot if there else zero_tangent(x) for x, dot, there in zip(outs, dots, found, strict=True)]
+
+        return By(rule)
+
+    def of_some(self, results: Sequence[bool]) -> Rule:
+        return By(lambda primals, tangents: [flagged(x, results) for x in self.rule(primals, tangents)])
+
+
+# Operands and results are those of `call_jaxpr`.
 ta_custom_jvp_p = Primitive("ta_custom_jvp")
 ta_custom_jvp_p.multiple_results = True
 
 
 def with_rule(jaxpr: Any, operands: Sequence[Array], rule: Rule) -> list[Array]:
     """Run a closed jaxpr, whose derivative is what the rule says."""
-    jaxpr, consts = _compat.lifted(jaxpr)
-    if consts:
-        rule = functools.partial(_without_consts, rule, len(consts))
-    outs: list[Array] = ta_custom_jvp_p.bind(*consts, *operands, call_jaxpr=jaxpr, rule=rule)
+    outs: list[Array] = ta_custom_jvp_p.bind(*operands, call_jaxpr=jaxpr, rule=rule)
     return outs
+
+
+def by(jaxpr: Any, operands: Sequence[Array], rule: Callable[[Sequence[Array], Sequence[Any]], Any]) -> list[Array]:
+    """Run a closed jaxpr, which may have traced consts, with a rule of primals and tangents."""
+    jaxpr, consts = _compat.lifted(jaxpr)
+    n = len(consts)
+    own = By(lambda primals, tangents: rule(primals[n:], tangents[n:])) if n else By(rule)
+    return with_rule(jaxpr, [*consts, *operands], own)
 
 
 def differentiated_as(g: Callable[..., Any], f: Callable[..., Any]) -> Callable[..., Any]:
@@ -50,22 +125,13 @@ def differentiated_as(g: Callable[..., Any], f: Callable[..., Any]) -> Callable[
     def call(*args: Any) -> Any:
         leaves, tree = jax.tree.flatten(args)
 
-        def rule(primals: Sequence[Array], tangents: Sequence[Any]) -> Any:
-            nonzero = [not isinstance(t, SymbolicZero) for t in tangents]
-
-            def flat(*leaves: Array) -> list[Array]:
-                return jax.tree.leaves(g(*jax.tree.unflatten(tree, leaves)))
-
-            return jaxprs.jvp_of_some(flat, primals, nonzero, flagged(tangents, nonzero))
+        def flat(*leaves: Array) -> list[Array]:
+            return jax.tree.leaves(g(*jax.tree.unflatten(tree, leaves)))
 
         jaxpr, shape = jax.make_jaxpr(f, return_shape=True)(*args)
-        return jax.tree.unflatten(jax.tree.structure(shape), with_rule(jaxpr, leaves, rule))
+        return jax.tree.unflatten(jax.tree.structure(shape), with_rule(jaxpr, leaves, As(flat)))
 
     return call
-
-
-def _without_consts(rule: Rule, num_consts: int, primals: Sequence[Array], tangents: Sequence[Any]) -> Any:
-    return rule(primals[num_consts:], tangents[num_consts:])
 
 
 def _run(*operands: Array, call_jaxpr: Any, rule: Rule) -> list[Array]:
@@ -77,7 +143,8 @@ def _abstract_eval(*avals: Any, call_jaxpr: Any, rule: Rule) -> Any:
 
 
 def _jvp(primals: Sequence[Array], tangents: Sequence[Any], *, call_jaxpr: Any, rule: Rule) -> Any:
-    outs, dots = rule(primals, [SymbolicZero(t.aval) if is_zero(t) else t for t in tangents])
+    zeros = [SymbolicZero(t.aval) if is_zero(t) else t for t in tangents]
+    outs, dots = rule.jvp(call_jaxpr, primals, zeros)
     return list(outs), [dot if _is_nonzero(dot) else zero_tangent(x) for x, dot in zip(outs, dots, strict=True)]
 
 
@@ -104,33 +171,8 @@ def _batch(axis_data: Any, args: Sequence[Array], dims: Sequence[Any], *, call_j
     args = [x if d is None else to_front(x, d, axis.size) for x, d in zip(args, dims, strict=True)]
     batched = axis.batched_outputs(call_jaxpr, flags)
     call = axis.vmap_to(jaxprs.function(call_jaxpr), flags, batched)
-    of_all = functools.partial(_batched_rule, rule, axis, tuple(call_jaxpr.in_avals), flags, batched)
+    of_all = rule.batched(axis, call_jaxpr, flags, batched)
     return with_rule(jax.make_jaxpr(call)(*args), args, of_all), axes(batched)
-
-
-def _batched_rule(
-    rule: Rule,
-    axis: Axis,
-    types: Sequence[Any],
-    flags: Sequence[bool],
-    batched: Sequence[bool],
-    primals: Sequence[Array],
-    tangents: Sequence[Any],
-) -> Any:
-    """Apply a rule to all examples, which differ in the flagged operands and results."""
-    nonzero = [not isinstance(t, SymbolicZero) for t in tangents]
-    zeros = [SymbolicZero(t.to_tangent_aval()) for t in types]
-    found: list[bool] = []
-
-    def of_one(*args: Array) -> list[Array]:
-        outs, dots = rule(args[: len(types)], merge(args[len(types) :], nonzero, zeros))
-        found[:] = map(_is_nonzero, dots)
-        return [*outs, *(dot if there else jnp.float32(0) for dot, there in zip(dots, found, strict=True))]
-
-    of_all = axis.vmap_to(of_one, [*flags, *flagged(flags, nonzero)], [*batched, *batched])
-    results = of_all(*primals, *flagged(tangents, nonzero))
-    outs, dots = results[: len(batched)], results[len(batched) :]
-    return outs, [dot if there else zero_tangent(x) for x, dot, there in zip(outs, dots, found, strict=True)]
 
 
 def _without_unused(used: Sequence[bool], *args: Any) -> tuple[list[bool], Any]:
@@ -141,13 +183,8 @@ def _without_unused(used: Sequence[bool], *args: Any) -> tuple[list[bool], Any]:
         return [True] * len(eqn.invars), eqn
     call, rule = eqn.params["call_jaxpr"], eqn.params["rule"]
     call, operands = jaxprs.part_of(call, tuple(used), (True,) * len(eqn.invars))  # all of which the rule may read
-    params = {"call_jaxpr": call, "rule": functools.partial(_used_of, rule, tuple(used))}
+    params = {"call_jaxpr": call, "rule": rule.of_some(used)}
     return operands, eqn.replace(outvars=flagged(eqn.outvars, used), params=params, effects=call.effects)
-
-
-def _used_of(rule: Rule, used: Sequence[bool], primals: Sequence[Array], tangents: Sequence[Any]) -> Any:
-    outs, dots = rule(primals, tangents)
-    return flagged(outs, used), flagged(dots, used)
 
 
 def _of_jax(*operands: Array, call_jaxpr: Any, rule: Rule) -> list[Array]:
@@ -155,7 +192,7 @@ def _of_jax(*operands: Array, call_jaxpr: Any, rule: Rule) -> list[Array]:
     f = jax.custom_jvp(jaxprs.function(call_jaxpr))
 
     def rule_of_jax(primals: Sequence[Array], tangents: Sequence[Any]) -> Any:
-        outs, dots = rule(primals, tangents)
+        outs, dots = rule.jvp(call_jaxpr, primals, tangents)
         return list(outs), [ad.instantiate_zeros(dot) if is_zero(dot) else dot for dot in dots]
 
     f.defjvp(rule_of_jax, symbolic_zeros=True)

@@ -12,7 +12,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs
-from jax_tensorarray._jaxprs.custom_jvp import ta_custom_jvp_p, with_rule
+from jax_tensorarray._jaxprs.custom_jvp import by, ta_custom_jvp_p
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
 
 Array = Any
@@ -229,7 +229,7 @@ def _custom_jvp(eqn: Any, operands: Sequence[Array], change: Change) -> list[Arr
         outs, found = change.jvp(derivative, list(primals), flagged(tangents, nonzero), nonzero)
         return outs, merge(found, are_inexact(outs), _zeros(outs))
 
-    return with_rule(change.traced(eqn.params["call_jaxpr"], operands), operands, rule)
+    return by(change.traced(eqn.params["call_jaxpr"], operands), operands, rule)
 
 
 def _custom_vjp(eqn: Any, operands: Sequence[Array], change: Change) -> list[Array] | None:

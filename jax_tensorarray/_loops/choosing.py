@@ -5,6 +5,7 @@ rows; then it becomes a loop that undoes its steps, or starts from checkpoints, 
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +18,8 @@ from jax.interpreters import ad
 
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs, registry
-from jax_tensorarray._jaxprs.custom_jvp import with_rule
+from jax_tensorarray._jaxprs.axis import Axis
+from jax_tensorarray._jaxprs.custom_jvp import Rule, with_rule
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
 from jax_tensorarray._loops import auto
 from jax_tensorarray._loops.count import CHOICES, CountOptions, Tangents, nonzero_tangents
@@ -50,19 +52,46 @@ repairs_first = jax.make_user_context(None)
 
 def bind(eqn: Any, operands: Sequence[Array], strategy: Strategy) -> list[Array]:
     """Run a scan as JAX does, which chooses by the strategy when it is differentiated."""
-    is_repaired_first = repairs_first.value is not None and any(map(_compat.is_differentiated, operands))
-    if is_repaired_first or not has_choice(eqn.params, list(map(jax.typeof, operands)), strategy):
+    if repairs_first.value is not None and any(map(_compat.is_differentiated, operands)):
         return jaxprs.bind(eqn, operands)
+    return _bind(eqn, operands, strategy)
 
-    def rule(primals: Sequence[Array], tangents: Sequence[Any]) -> tuple[list[Array], list[Any]]:
-        nonzero = [not isinstance(t, SymbolicZero) for t in tangents]
-        found = _by_strategy(eqn.params, primals, merge(flagged(tangents, nonzero), nonzero, _zeros(primals)), strategy)
-        if found is not None:
-            return found
-        return jaxprs.jvp_of_some(lambda *xs: jaxprs.bind(eqn, xs), primals, nonzero, flagged(tangents, nonzero))
 
-    jaxpr = jax.make_jaxpr(lambda *xs: jaxprs.bind(eqn, xs))(*operands)
-    return with_rule(jaxpr, operands, rule)
+def _bind(eqn: Any, operands: Sequence[Array], strategy: Strategy) -> list[Array]:
+    if not has_choice(eqn.params, list(map(jax.typeof, operands)), strategy):
+        return jaxprs.bind(eqn, operands)
+    return with_rule(jax.make_jaxpr(lambda *xs: jaxprs.bind(eqn, xs))(*operands), operands, _ByStrategy(strategy))
+
+
+@dataclass(frozen=True)
+class _ByStrategy(Rule):
+    """The derivative of a scan, by a strategy."""
+
+    strategy: Strategy
+
+    def jvp(self, call: Any, primals: Sequence[Array], tangents: Sequence[Any]) -> Any:
+        nonzero, inner = [not isinstance(t, SymbolicZero) for t in tangents], _compat.opened(call)
+        if chooses(inner) and (inner.eqns[0].invars, inner.eqns[0].outvars) == (inner.invars, inner.outvars):
+            dots = merge(flagged(tangents, nonzero), nonzero, _zeros(primals))
+            found = _by_strategy(inner.eqns[0].params, primals, dots, self.strategy)
+            if found is not None:
+                return found
+            return jaxprs.jvp_of_some(jaxprs.function(call), primals, nonzero, flagged(tangents, nonzero))
+
+        def equation(eqn: Any, operands: Sequence[Array]) -> list[Array]:
+            is_scan = eqn.primitive is jax_primitives.scan_p
+            return _bind(eqn, operands, self.strategy) if is_scan else jaxprs.bind(eqn, operands)
+
+        def chosen(*args: Array) -> list[Array]:  # among what `jax.vmap` has put around
+            return jaxprs.interpret(call, args, equation, lambda x: x)
+
+        return jaxprs.jvp_of_some(chosen, primals, nonzero, flagged(tangents, nonzero))
+
+    def batched(self, axis: Axis, call: Any, operands: Sequence[bool], results: Sequence[bool]) -> Rule:
+        return self  # batched first, the scan chooses for all examples
+
+    def of_some(self, results: Sequence[bool]) -> Rule:
+        return self
 
 
 def chooses(jaxpr: Any) -> bool:
