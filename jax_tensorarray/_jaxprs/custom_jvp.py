@@ -46,6 +46,28 @@ class Rule:
         raise NotImplementedError
 
 
+class OfCall(Rule):
+    """The derivatives of what is run, evaluated in another way: of whatever it becomes."""
+
+    def jvp(self, call: Any, primals: Sequence[Array], tangents: Sequence[Any]) -> Any:
+        nonzero = [not isinstance(t, SymbolicZero) for t in tangents]
+
+        def evaluate(*args: Array) -> list[Array]:
+            return self.evaluate(call, args)
+
+        return jaxprs.jvp_of_some(evaluate, primals, nonzero, flagged(tangents, nonzero))
+
+    def evaluate(self, call: Any, args: Sequence[Array]) -> list[Array]:
+        """Return the results of the jaxpr, with other derivatives."""
+        raise NotImplementedError
+
+    def batched(self, axis: Axis, call: Any, operands: Sequence[bool], results: Sequence[bool]) -> Rule:
+        return self
+
+    def of_some(self, results: Sequence[bool]) -> Rule:
+        return self
+
+
 @dataclass(frozen=True, eq=False)
 class As(Rule):
     """The derivatives of another function that computes the same.
@@ -106,7 +128,10 @@ ta_custom_jvp_p.multiple_results = True
 
 
 def with_rule(jaxpr: Any, operands: Sequence[Array], rule: Rule) -> list[Array]:
-    """Run a closed jaxpr, whose derivative is what the rule says."""
+    """Run a closed jaxpr, whose derivative is what the rule says. It has traced consts for a rule `OfCall` only."""
+    if isinstance(rule, OfCall):
+        jaxpr, consts = _compat.lifted(jaxpr)
+        operands = [*consts, *operands]
     outs: list[Array] = ta_custom_jvp_p.bind(*operands, call_jaxpr=jaxpr, rule=rule)
     return outs
 

@@ -12,7 +12,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs
-from jax_tensorarray._jaxprs.custom_jvp import by, ta_custom_jvp_p
+from jax_tensorarray._jaxprs.custom_jvp import OfCall, by, ta_custom_jvp_p, with_rule
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
 
 Array = Any
@@ -218,6 +218,9 @@ def bind_branches(
 
 def _custom_jvp(eqn: Any, operands: Sequence[Array], change: Change) -> list[Array]:
     operands, first = change.operands(operands), len(change.before)
+    changed, own = change.traced(eqn.params["call_jaxpr"], operands), eqn.params.get("rule")
+    if isinstance(own, OfCall):
+        return with_rule(changed, operands, own)
 
     def rule(primals: Sequence[Array], tangents: Sequence[Any]) -> Any:
         nonzero = [not isinstance(t, SymbolicZero) for t in tangents]
@@ -229,7 +232,7 @@ def _custom_jvp(eqn: Any, operands: Sequence[Array], change: Change) -> list[Arr
         outs, found = change.jvp(derivative, list(primals), flagged(tangents, nonzero), nonzero)
         return outs, merge(found, are_inexact(outs), _zeros(outs))
 
-    return by(change.traced(eqn.params["call_jaxpr"], operands), operands, rule)
+    return by(changed, operands, rule)
 
 
 def _custom_vjp(eqn: Any, operands: Sequence[Array], change: Change) -> list[Array] | None:

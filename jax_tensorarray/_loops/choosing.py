@@ -18,8 +18,7 @@ from jax.interpreters import ad
 
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs, registry
-from jax_tensorarray._jaxprs.axis import Axis
-from jax_tensorarray._jaxprs.custom_jvp import Rule, with_rule
+from jax_tensorarray._jaxprs.custom_jvp import OfCall, with_rule
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
 from jax_tensorarray._loops import auto
 from jax_tensorarray._loops.count import CHOICES, CountOptions, Tangents, nonzero_tangents
@@ -64,34 +63,30 @@ def _bind(eqn: Any, operands: Sequence[Array], strategy: Strategy) -> list[Array
 
 
 @dataclass(frozen=True)
-class _ByStrategy(Rule):
-    """The derivative of a scan, by a strategy."""
+class _ByStrategy(OfCall):
+    """The derivative of a scan, by a strategy. `jax.vmap` and others put something around the scan."""
 
     strategy: Strategy
 
     def jvp(self, call: Any, primals: Sequence[Array], tangents: Sequence[Any]) -> Any:
-        nonzero, inner = [not isinstance(t, SymbolicZero) for t in tangents], _compat.opened(call)
-        if chooses(inner) and (inner.eqns[0].invars, inner.eqns[0].outvars) == (inner.invars, inner.outvars):
-            dots = merge(flagged(tangents, nonzero), nonzero, _zeros(primals))
-            found = _by_strategy(inner.eqns[0].params, primals, dots, self.strategy)
-            if found is not None:
-                return found
-            return jaxprs.jvp_of_some(jaxprs.function(call), primals, nonzero, flagged(tangents, nonzero))
+        inner = _compat.opened(call)
+        if not chooses(inner) or [*inner.eqns[0].invars, *inner.eqns[0].outvars] != [*inner.invars, *inner.outvars]:
+            return super().jvp(call, primals, tangents)
+        nonzero = [not isinstance(t, SymbolicZero) for t in tangents]
+        dots = merge(flagged(tangents, nonzero), nonzero, _zeros(primals))
+        found = _by_strategy(inner.eqns[0].params, primals, dots, self.strategy)
+        if found is not None:
+            return found
+        return jaxprs.jvp_of_some(jaxprs.function(call), primals, nonzero, flagged(tangents, nonzero))
 
+    def evaluate(self, call: Any, args: Sequence[Array]) -> list[Array]:
         def equation(eqn: Any, operands: Sequence[Array]) -> list[Array]:
+            if isinstance(eqn.params.get("rule"), _ByStrategy):
+                return with_rule(eqn.params["call_jaxpr"], operands, self)
             is_scan = eqn.primitive is jax_primitives.scan_p
             return _bind(eqn, operands, self.strategy) if is_scan else jaxprs.bind(eqn, operands)
 
-        def chosen(*args: Array) -> list[Array]:  # among what `jax.vmap` has put around
-            return jaxprs.interpret(call, args, equation, lambda x: x)
-
-        return jaxprs.jvp_of_some(chosen, primals, nonzero, flagged(tangents, nonzero))
-
-    def batched(self, axis: Axis, call: Any, operands: Sequence[bool], results: Sequence[bool]) -> Rule:
-        return self  # batched first, the scan chooses for all examples
-
-    def of_some(self, results: Sequence[bool]) -> Rule:
-        return self
+        return jaxprs.interpret(call, args, equation, lambda x: x)
 
 
 def chooses(jaxpr: Any) -> bool:
