@@ -43,10 +43,11 @@ class Axis(NamedTuple):
 
         @settled.def_vmap  # always called: the numbers of the examples differ
         def _(size: int, batched: Sequence[bool], number: Array, *outs: Array) -> Any:
-            return [_settled(x, *of, size) for x, *of in zip(outs, batched[1:], wanted, strict=True)], list(wanted)
+            found = zip(outs, batched[1:], wanted, strict=True)
+            return [_settled(x, is_batched, is_wanted, size) for x, is_batched, is_wanted in found], list(wanted)
 
         def of_one(number: Array, *args: Array) -> list[Array]:
-            return settled(number, *f(*args))  # type: ignore[no-any-return]
+            return settled(number, *f(*args))
 
         of_all = self.vmap(of_one, [0, *axes(flags)], axes(wanted))
         return lambda *args: of_all(jnp.arange(self.size), *args)

@@ -263,11 +263,8 @@ AXES = [axes for axes in itertools.product((0, 1, 2, None), (0, 1, 2, None), (0,
         ("grad(vmap)", (0, None, None), ("scan of JAX", "scan"), ("tape", "undo"), "swaps"),
         ("grad(vmap)", (None, 1, 0), ("scan of JAX", "scan"), ("tape", Checkpoint(2)), "closes over"),
         ("jacfwd", (), ("fori_loop", "scan"), (Checkpoint(3), Checkpoint(1)), "swaps"),
-        ("vmap(grad)", (2, None, 0), ("scan", "fori_loop"), ("undo", Checkpoint(2)), "twice"),
+        ("grad(vmap)", (2, None, 0), ("scan of JAX", "scan"), ("tape", "undo"), "branches"),
         ("jvp(vmap)", (1, 2, None), ("fori_loop", "scan"), (Checkpoint(1), "undo"), "reads all"),
-        ("grad(vmap(grad))", (1, None, None), ("while_loop", "scan in a cond"), (Checkpoint(2), "undo"), "closes over"),
-        ("vmap(grad)", (0, 1, None), ("scan", "while_loop"), ("inverse", "inverse"), "inverse"),
-        ("grad(vmap)", (None, 2, 0), ("scan", "scan"), ("undo", "inverse"), "inverse"),
     ],
 )
 def test_loops_in_loops_are_batched_and_differentiated(way, axes, kinds, kept, body):
@@ -276,16 +273,16 @@ def test_loops_in_loops_are_batched_and_differentiated(way, axes, kinds, kept, b
 
 @st.composite
 def programs(draw):
-    kinds = draw(st.lists(st.sampled_from(KINDS), min_size=2, max_size=3))
-    kept = [draw(st.sampled_from(KEPT)) for _ in kinds]
     body, way, axes = (draw(st.sampled_from(xs)) for xs in ([*BODIES, "inverse"], list(WAYS), AXES))
+    most = 2 if way.count("grad") + 2 * way.count("hessian") > 1 else 3  # a derivative of a derivative takes long
+    kinds = draw(st.lists(st.sampled_from(KINDS), min_size=2, max_size=most))
+    kept = [draw(st.sampled_from(KEPT)) for _ in kinds]
     if body == "inverse":
         kinds = "scan", draw(st.sampled_from(["scan", "while_loop"]))
         kept = [draw(st.sampled_from(["inverse", *KEPT])) for _ in kinds]
     return way, axes, tuple(kinds), tuple(kept), body
 
 
-@pytest.mark.slow
 @hypothesis.given(programs())
 def test_any_loops_in_loops(program):
     way, axes, kinds, _, body = program
