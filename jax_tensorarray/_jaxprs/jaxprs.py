@@ -181,19 +181,6 @@ def jvp_of_some(f: Callable[..., Any], primals: Sequence[Any], nonzero: Sequence
     return jax.jvp(at, flagged(primals, nonzero), dots)
 
 
-def differentiated_as(g: Callable[..., Any], f: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `f`, which has the derivatives of `g`. Both compute the same."""
-    f = jax.custom_jvp(f)
-
-    def rule(primals: Any, tangents: Any) -> Any:
-        (leaves, tree), dots = jax.tree.flatten(primals), jax.tree.leaves(tangents)
-        nonzero = [not isinstance(t, SymbolicZero) for t in dots]
-        return jvp_of_some(lambda *xs: g(*jax.tree.unflatten(tree, xs)), leaves, nonzero, flagged(dots, nonzero))
-
-    f.defjvp(rule, symbolic_zeros=True)
-    return f
-
-
 def joint_jvp(body: Any, nonzero_consts: Sequence[bool], nonzero_carry: Sequence[bool]) -> Any:
     """Extend a body by tangents: it takes them after its consts and after its carry, and returns the carry's too.
 

@@ -12,6 +12,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs
+from jax_tensorarray._jaxprs.custom_jvp import OfCall, by, ta_custom_jvp_p, with_rule
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
 
 Array = Any
@@ -217,7 +218,9 @@ def bind_branches(
 
 def _custom_jvp(eqn: Any, operands: Sequence[Array], change: Change) -> list[Array]:
     operands, first = change.operands(operands), len(change.before)
-    f = jax.custom_jvp(jaxprs.function(change.traced(eqn.params["call_jaxpr"], operands)))
+    changed, own = change.traced(eqn.params["call_jaxpr"], operands), eqn.params.get("rule")
+    if isinstance(own, OfCall):
+        return with_rule(changed, operands, own)
 
     def rule(primals: Sequence[Array], tangents: Sequence[Any]) -> Any:
         nonzero = [not isinstance(t, SymbolicZero) for t in tangents]
@@ -229,8 +232,7 @@ def _custom_jvp(eqn: Any, operands: Sequence[Array], change: Change) -> list[Arr
         outs, found = change.jvp(derivative, list(primals), flagged(tangents, nonzero), nonzero)
         return outs, merge(found, are_inexact(outs), _zeros(outs))
 
-    f.defjvp(rule, symbolic_zeros=True)
-    return list(f(*operands))
+    return by(changed, operands, rule)
 
 
 def _custom_vjp(eqn: Any, operands: Sequence[Array], change: Change) -> list[Array] | None:
@@ -364,7 +366,7 @@ ENTRIES = {
         "checkpoint", _checkpoints, _checkpoint, lambda params, new, _: params | {"jaxpr": new[0]}
     ),
     "call_hi_primitive": Entry("checkpoint", _checkpoints, _checkpoint),
-    "custom_jvp_call": Entry("rules", _in("call_jaxpr"), _custom_jvp),
+    **dict.fromkeys(("custom_jvp_call", ta_custom_jvp_p.name), Entry("rules", _in("call_jaxpr"), _custom_jvp)),
     "custom_vjp_call": Entry("rules", _in("call_jaxpr"), _custom_vjp),
     "shard_map": Entry("divided", _in("jaxpr"), _shard_map),
     "cond": Entry("branches", _in("branches", 1), _cond, lambda params, new, _: params | {"branches": tuple(new)}),

@@ -17,11 +17,12 @@ from jax.interpreters import partial_eval as pe
 
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs, registry
+from jax_tensorarray._jaxprs.axis import Axis, axes
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge, partition
 from jax_tensorarray._jaxprs.registry import reached
 from jax_tensorarray._loops import linearize, masking, rules
 from jax_tensorarray._loops.linearize import Linearized
-from jax_tensorarray._loops.rules import Axis, Part, axes, with_batch_axis
+from jax_tensorarray._loops.rules import Part, with_batch_axis
 from jax_tensorarray._loops.tapes import (
     TapeType,
     avals_of,

@@ -14,9 +14,9 @@ from jax.extend.core import primitives as jax_primitives
 
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs
+from jax_tensorarray._jaxprs.axis import Axis
 from jax_tensorarray._loops.from_jax import Carry, for_ever
 from jax_tensorarray._loops.replay import Replay, all_batched, counted, live_carries, primal_body
-from jax_tensorarray._loops.rules import Axis
 from jax_tensorarray._loops.strategy import Strategy
 from jax_tensorarray._loops.tapes import largest
 from jax_tensorarray._loops.while_ import Loop

@@ -15,8 +15,8 @@ import numpy as np
 from jax import lax
 
 from jax_tensorarray._jaxprs import jaxprs, registry
+from jax_tensorarray._jaxprs.axis import Axis, axes
 from jax_tensorarray._jaxprs.jaxprs import flagged
-from jax_tensorarray._loops.rules import Axis, axes
 from jax_tensorarray._ops.guard import ta_guard
 from jax_tensorarray._ops.host import ta_host_read_p
 from jax_tensorarray._ops.primitive import NOOP_OPERANDS, ROW_OPS

@@ -18,11 +18,12 @@ from jax.interpreters import partial_eval as pe
 
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs, registry
+from jax_tensorarray._jaxprs.axis import Axis
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
 from jax_tensorarray._loops import masking, rules
 from jax_tensorarray._loops.count import count, counter
 from jax_tensorarray._loops.linearize import linearize
-from jax_tensorarray._loops.rules import Axis, Part, with_batch_axis
+from jax_tensorarray._loops.rules import Part, with_batch_axis
 from jax_tensorarray._loops.strategy import Strategy
 from jax_tensorarray._loops.tapes import largest
 from jax_tensorarray._ops.clear import ta_clear_p

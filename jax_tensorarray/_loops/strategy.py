@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from jax_tensorarray._jaxprs.axis import Axis
 from jax_tensorarray._loops.linearize import Linearized
-from jax_tensorarray._loops.rules import Axis
 
 if TYPE_CHECKING:
     from jax_tensorarray._loops.replay import Replay

@@ -15,9 +15,10 @@ from jax.interpreters import partial_eval as pe
 
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs, registry
+from jax_tensorarray._jaxprs.axis import Axis, axes
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
 from jax_tensorarray._loops import linearize, masking, rules
-from jax_tensorarray._loops.rules import Axis, Part, axes, with_batch_axis
+from jax_tensorarray._loops.rules import Part, with_batch_axis
 from jax_tensorarray._loops.strategy import Strategy, Tape
 from jax_tensorarray._loops.tapes import TapeType, avals_of, batched_tapes, make
 from jax_tensorarray._ops.primitive import type_like
