@@ -31,6 +31,7 @@ from jax_tensorarray._compat.versions import (
     closed_over,
     compilations,
     custom_vjp_rules,
+    define_vjp,
     discharged,
     each_call,
     executes_eagerly,
