@@ -39,6 +39,7 @@ def register_accumulating_transpose(
         """An accumulator that has only rows so far: they wait for a dense cotangent to be added to, if one comes."""
 
         val: Any
+        dtype: Any  #: that of the rows: a rule of a `custom_vjp` may give a cotangent of another than the buffer's
         pending: list[Callable[[Array], Array]]
 
         def accum(self, x: Any) -> None:
@@ -52,8 +53,10 @@ def register_accumulating_transpose(
 
         def _settle(self) -> None:
             self.__class__ = ValAccum
-            self.val = functools.reduce(lambda running, add: add(running), self.pending, ad.instantiate_zeros(self.val))
-            del self.pending
+            if type(self.val) is ad.Zero:
+                self.val = ad.instantiate_zeros(ad.Zero(self.aval.update(dtype=self.dtype)))
+            self.val = functools.reduce(lambda running, add: add(running), self.pending, self.val)
+            del self.pending, self.dtype
 
     def transpose(ct: Array, target: Any, *rest: Array, **params: Any) -> None:
         if type(ct) is ad.Zero:
@@ -70,7 +73,7 @@ def register_accumulating_transpose(
         elif isinstance(target, ValAccum):
             if not isinstance(target, Deferred):
                 target.__class__ = Deferred
-                target.pending = []
+                target.pending, target.dtype = [], ct.dtype
             target.pending.append(add)
 
     table[primitive] = transpose
@@ -79,13 +82,11 @@ def register_accumulating_transpose(
 
 _accumulating: set[Primitive] = set()
 
-
 # Control flow transposes its body with fresh accumulators and adds the dense results to the running ones: again
 # O(buffer) for a read inside a nested jit, a cond branch or an inner scan. The remedy needs no new transpose:
 # a body that also *returns* a buffer it reads has a transpose that *starts* from that output's cotangent. So the
 # rules below forward such inputs as extra outputs and pass the running cotangent as the cotangent of those.
 # Without `fancy_transposes` they are not installed.
-
 
 def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
     """Return (number of consts, number of carries) of a scan; 0.11 and later keep them as the shapes of trees."""
@@ -94,13 +95,11 @@ def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
     consts, carry, _ = params["ft_in"].unpack()
     return len(consts), len(carry)
 
-
 def _forwarding(jaxpr: Any, inputs: Sequence[int]) -> Any:
     """Return `jaxpr` with those inputs returned as further outputs."""
     inner = opened(jaxpr)
     outvars = [*inner.outvars, *(inner.invars[k] for k in inputs)]
     return replaced(jaxpr, outvars=outvars, debug_info=inner.debug_info.with_unknown_names())
-
 
 def _merging(jaxpr: Any, pairs: Sequence[tuple[int, int]]) -> Any:
     """Return `jaxpr` with the first input of each pair in the place of the second, which is not used any more."""
@@ -113,10 +112,8 @@ def _merging(jaxpr: Any, pairs: Sequence[tuple[int, int]]) -> Any:
     eqns = [eqn.replace(invars=renamed(eqn.invars)) for eqn in inner.eqns]
     return replaced(jaxpr, eqns=eqns, outvars=renamed(inner.outvars))
 
-
 #: What the shardings of a `jit` are by default. Private, and only used here, for results that are forwarded.
 (UNSPECIFIED,) = private_names("sharding_impls", "UNSPECIFIED") or (None,)
-
 
 def install_forwarding_transposes(entries: dict[str, Any]) -> None:
     """Let reads inside nested jit, cond, scan and checkpoint accumulate into the cotangent outside.
