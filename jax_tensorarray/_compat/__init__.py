@@ -42,6 +42,7 @@ from jax_tensorarray._compat.versions import (
     is_differentiated,
     known_part,
     lifted,
+    log_of,
     lowers_its_bodies,
     maker_of,
     makes_refs,

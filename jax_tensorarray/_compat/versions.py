@@ -328,6 +328,11 @@ def define_vjp(f: Any, forward: Callable[..., Any], backward: Callable[..., tupl
         f.defvjp(forward, lambda *args: backward(*args)[0], symbolic_zeros=True)
 
 
+def log_of(pull: Any, cts: Any) -> dict[str, Any]:
+    """Return what the rules of `custom_vjp`s log while `pull`, made by `jax.vjp`, is applied. JAX has logs since 0.12."""
+    return dict(pull.with_logs(cts)[1]) if hasattr(pull, "with_logs") else {}
+
+
 _source_info = private_names("source_info_util", "user_context", "current_name_stack", "current", "is_user_filename")
 
 
