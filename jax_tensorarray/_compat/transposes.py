@@ -128,12 +128,16 @@ def install_forwarding_transposes(entries: dict[str, Any]) -> None:
     (weakref_lru_cache,) = caching
     installed = [p for p in table if p is jax_primitives.scan_p or (p.name in entries and entries[p.name].with_bodies)]
 
+    def stands_for(primitive: Primitive) -> Primitive:
+        """Return the primitive of a node: since 0.12 `jax.vjp` has one in the place of each that runs jaxprs."""
+        return getattr(primitive, "prim", primitive)
+
     def accumulated(jaxpr: Any) -> frozenset[int]:
         """Return the positions of the inputs into whose cotangent an accumulating primitive adds in place."""
         position = {id(v): k for k, v in enumerate(jaxpr.invars)}
         found = {position.get(id(eqn.invars[0])) for eqn in jaxpr.eqns if eqn.primitive in _accumulating}
-        for eqn in (eqn for eqn in jaxpr.eqns if eqn.primitive in installed):
-            found |= {position.get(id(eqn.invars[k])) for k in read_by(eqn.primitive, eqn.params)}
+        for eqn in (eqn for eqn in jaxpr.eqns if stands_for(eqn.primitive) in installed):
+            found |= {position.get(id(eqn.invars[k])) for k in read_by(stands_for(eqn.primitive), eqn.params)}
         return frozenset(found - {None})  # type: ignore[arg-type]
 
     accumulated_inputs = weakref_lru_cache(accumulated)
@@ -236,3 +240,6 @@ def install_forwarding_transposes(entries: dict[str, Any]) -> None:
 
     for primitive in installed:
         wrap_scan() if primitive is jax_primitives.scan_p else wrap(primitive)
+    for (node_of,) in filter(None, [private_names("interpreters.ad", "vjp_node")]):
+        # A node takes the rules of its primitive when it is first made, which may have been before this import.
+        table.update({node_of(primitive): table[primitive] for primitive in installed})

@@ -343,7 +343,11 @@ _OTHER = Entry("", lambda params: [])
 #: By the name of the primitive, since some are private. Each loop of this library adds its own.
 ENTRIES = {
     **dict.fromkeys(("jit", "pjit"), Entry("inlined", _in("jaxpr"), with_bodies=_of_jit)),
-    **dict.fromkeys(("closed_call", "core_call", "eval_jaxpr"), Entry("inlined", _in("call_jaxpr"))),
+    **dict.fromkeys(("closed_call", "core_call"), Entry("inlined", _in("call_jaxpr"))),
+    # What `jax.jit(inline=True)` is within another function.
+    "eval_jaxpr": Entry(
+        "inlined", _in("call_jaxpr"), with_bodies=lambda params, new, _: params | {"call_jaxpr": new[0]}
+    ),
     _compat.CHECKPOINT: Entry(
         "checkpoint", _checkpoints, _checkpoint, lambda params, new, _: params | {"jaxpr": new[0]}
     ),
