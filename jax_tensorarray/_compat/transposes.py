@@ -88,6 +88,7 @@ _accumulating: set[Primitive] = set()
 # rules below forward such inputs as extra outputs and pass the running cotangent as the cotangent of those.
 # Without `fancy_transposes` they are not installed.
 
+
 def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
     """Return (number of consts, number of carries) of a scan; 0.11 and later keep them as the shapes of trees."""
     if "num_consts" in params:
@@ -95,11 +96,13 @@ def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
     consts, carry, _ = params["ft_in"].unpack()
     return len(consts), len(carry)
 
+
 def _forwarding(jaxpr: Any, inputs: Sequence[int]) -> Any:
     """Return `jaxpr` with those inputs returned as further outputs."""
     inner = opened(jaxpr)
     outvars = [*inner.outvars, *(inner.invars[k] for k in inputs)]
     return replaced(jaxpr, outvars=outvars, debug_info=inner.debug_info.with_unknown_names())
+
 
 def _merging(jaxpr: Any, pairs: Sequence[tuple[int, int]]) -> Any:
     """Return `jaxpr` with the first input of each pair in the place of the second, which is not used any more."""
@@ -112,8 +115,10 @@ def _merging(jaxpr: Any, pairs: Sequence[tuple[int, int]]) -> Any:
     eqns = [eqn.replace(invars=renamed(eqn.invars)) for eqn in inner.eqns]
     return replaced(jaxpr, eqns=eqns, outvars=renamed(inner.outvars))
 
+
 #: What the shardings of a `jit` are by default. Private, and only used here, for results that are forwarded.
 (UNSPECIFIED,) = private_names("sharding_impls", "UNSPECIFIED") or (None,)
+
 
 def install_forwarding_transposes(entries: dict[str, Any]) -> None:
     """Let reads inside nested jit, cond, scan and checkpoint accumulate into the cotangent outside.

@@ -329,7 +329,7 @@ def define_vjp(f: Any, forward: Callable[..., Any], backward: Callable[..., tupl
 
 
 def log_of(pull: Any, cts: Any) -> dict[str, Any]:
-    """Return what the rules of `custom_vjp`s log while `pull`, made by `jax.vjp`, is applied. JAX has logs since 0.12."""
+    """Return what rules of `custom_vjp`s log while `pull`, made by `jax.vjp`, is applied. JAX has logs since 0.12."""
     return dict(pull.with_logs(cts)[1]) if hasattr(pull, "with_logs") else {}
 
 

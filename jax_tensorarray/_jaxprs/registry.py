@@ -80,7 +80,8 @@ class Change:
         self, f: Callable[..., Any], before: Sequence[Array], kept: Any, cts: list[Array]
     ) -> tuple[list[Array], Any]:
         """Return the cotangents of the operands, and what else the rule returns, a pytree."""
-        return self.call(f, kept, cts)  # type: ignore[no-any-return]
+        found, more = self.call(f, kept, cts)
+        return list(found), more
 
     def operands(self, own: Sequence[Array]) -> list[Array]:
         return [*self.before, *own, *self.after]
@@ -285,8 +286,10 @@ def _is_zero(ct: Any) -> bool:
 
 def _instantiated(ct: Any) -> Any:
     """Return a cotangent as an array, unless it is one of integers."""
-    is_known = isinstance(ct, ad.Zero | SymbolicZero) and ct.aval.dtype != jax.dtypes.float0
-    return ad.instantiate_zeros(ad.Zero(ct.aval)) if is_known else ct
+    if not isinstance(ct, ad.Zero | SymbolicZero):
+        return ct
+    aval: Any = ct.aval
+    return ct if aval.dtype == jax.dtypes.float0 else ad.instantiate_zeros(ad.Zero(aval))
 
 
 def are_inexact(arrays: Sequence[Any]) -> list[bool]:
