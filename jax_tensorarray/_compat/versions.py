@@ -280,7 +280,9 @@ def checkpoint_of(params: dict[str, Any]) -> tuple[Any, Any, bool | tuple[bool, 
 
 
 class CustomVJPRules:
-    """The rules of a `custom_vjp` call, which ask what has derivatives: zeros are `SymbolicZero`s there.
+    """The rules of a `custom_vjp` call. Zeros are `SymbolicZero`s for those that ask what has derivatives.
+
+    `jax.vjp` of the call would refuse cotangents of another dtype than the results', which JAX passes on between rules.
 
     Private: how JAX calls them. Without it such a call stays as it is.
     """
@@ -297,10 +299,11 @@ class CustomVJPRules:
         made, outs = iter(found[:num_made]), found[num_made:]
         return outs, [next(made) if k is None else primals[k] for k in passed_on]
 
-    def backward(self, kept: Sequence[Array], cts: Sequence[Any]) -> list[Any]:
-        """Return the cotangents of the operands. Those that are not arrays are zeros."""
+    def backward(self, kept: Sequence[Array], cts: Sequence[Any]) -> tuple[list[Any], Any]:
+        """Return the cotangents of the operands, and what the rule logs. Some of the cotangents are symbolic zeros."""
         found = self._backward.call_wrapped(*kept, *cts)
-        return list(found[0] if isinstance(found, tuple) else found)  # from 0.11 on a log follows them
+        cts, log = found if isinstance(found, tuple) else (found, None)  # from 0.11 on a log follows them
+        return list(cts), log
 
 
 def custom_vjp_rules(eqn: Any) -> CustomVJPRules | None:
@@ -309,7 +312,25 @@ def custom_vjp_rules(eqn: Any) -> CustomVJPRules | None:
         rules = CustomVJPRules(eqn)
     except (AttributeError, KeyError, ValueError):
         return None
-    return None if hasattr(getattr(rules._backward, "f", None), "call_with_accums") else rules
+    # A rule that is given accumulators is also a function of cotangents, but as such does not know which are wanted.
+    takes_accumulators = hasattr(getattr(rules._backward, "f", None), "call_with_accums")
+    return None if takes_accumulators and eqn.params["symbolic_zeros"] else rules
+
+
+def define_vjp(f: Any, forward: Callable[..., Any], backward: Callable[..., tuple[Any, Any]]) -> None:
+    """Set the rules of a `custom_vjp`, which ask what has derivatives. `backward` returns cotangents and a log.
+
+    JAX has such logs since 0.12.
+    """
+    if hasattr(f, "defvjp_with_logs"):
+        f.defvjp_with_logs(forward, backward, symbolic_zeros=True)
+    else:
+        f.defvjp(forward, lambda *args: backward(*args)[0], symbolic_zeros=True)
+
+
+def log_of(pull: Any, cts: Any) -> dict[str, Any]:
+    """Return what rules of `custom_vjp`s log while `pull`, made by `jax.vjp`, is applied. JAX has logs since 0.12."""
+    return dict(pull.with_logs(cts)[1]) if hasattr(pull, "with_logs") else {}
 
 
 _source_info = private_names("source_info_util", "user_context", "current_name_stack", "current", "is_user_filename")

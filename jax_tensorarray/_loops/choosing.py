@@ -166,7 +166,7 @@ def _by_strategy(
     better: Strategy | None = strategy
     if strategy.tapes:
         better = _better(body, tuple(dots.nonzero_consts), tuple(dots.nonzero_carry), length, strategy)
-    if better is None:
+    if better is None or _logs(body, (*dots.nonzero_consts, *dots.nonzero_carry)):
         return None
     options = WhileOptions(length, "a scan", strategy=better)
     loop = Loop([], [*consts, *xs], [number, *init, *ys], cond, body, options)
@@ -180,6 +180,28 @@ def _better(
     body: Any, nonzero_consts: Sequence[bool], nonzero_carry: Sequence[bool], length: int, strategy: Strategy
 ) -> Strategy | None:
     return strategy.instead_of(linearize(body, nonzero_consts, nonzero_carry), body, length)
+
+
+@_compat.cached
+def _logs(body: Any, nonzero: Sequence[bool]) -> bool:
+    """Return whether a step logs something in reverse mode, by a `custom_vjp`: JAX stacks these logs, our loops do not.
+
+    The step is differentiated in the flagged inputs.
+    """
+    if not jaxprs.any_equation(body, lambda eqn: eqn.primitive is jax_primitives.custom_vjp_call_p):
+        return False
+
+    def log(*args: Array) -> Any:
+        def step(*some: Array) -> list[Array]:
+            return jaxprs.function(body)(*merge(some, nonzero, args))
+
+        outs, pull = jax.vjp(step, *flagged(args, nonzero))
+        return _compat.log_of(pull, [ad.instantiate_zeros(zero_tangent(x)) for x in outs])
+
+    try:
+        return bool(jax.eval_shape(log, *body.in_avals))
+    except ValueError:  # a step that has no reverse mode
+        return False
 
 
 @_compat.cached

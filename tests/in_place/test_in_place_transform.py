@@ -867,3 +867,200 @@ def test_a_custom_vjp_that_asks_for_zeros_gets_those_of_plain_jax(by, order):
     )
     assert asked == asked_by_plain
     assert_no_whole_buffer_copy(compiled(orders[order](loss), b, s), b)
+
+
+# --- rules of the user's -----------------------------------------------------------------------------------------
+
+TABLE = jnp.linspace(0.5, 1.5, 32).reshape(2, 16)
+KEY = jax.random.key(0)
+
+
+def filled_by(factor, b):
+    """The factor may be a table, of which each step reads the first row."""
+
+    def step(i, b):
+        row = factor[0] if jnp.ndim(factor) == 2 else factor
+        return b.at[i].set(jnp.sin(b[i - 1]) * row + b[(3 * i) % len(b)])
+
+    return lax.fori_loop(1, len(b), step, b)
+
+
+def with_vjp(factor, **options):
+    """A function that closes over an array, as do its rules, each with a loop."""
+    f = jax.custom_vjp(lambda b: filled_by(factor, b))
+
+    def forward(b):
+        b = b.value if options else b
+        return filled_by(factor, b), b
+
+    def backward(b, ct):
+        row = factor[0] if jnp.ndim(factor) == 2 else factor
+        return (lax.fori_loop(1, len(b), lambda i, ct: ct.at[i].add(ct[i - 1] * row), ct) * jnp.cos(b),)
+
+    f.defvjp(forward, backward, **options)
+    return f
+
+
+def with_jvp(factor):
+    f = jax.custom_jvp(lambda b: filled_by(factor, b))
+
+    def rule(primals, tangents):
+        (b,), (dot,) = primals, tangents
+        return f(b), lax.fori_loop(1, len(b), lambda i, d: d.at[i].add(d[i - 1] * factor * jnp.cos(b[i])), dot)
+
+    f.defjvp(rule)
+    return f
+
+
+def around(f):
+    """A function with a rule around another."""
+    g = jax.custom_vjp(lambda b: f(b) * TABLE[0])
+    g.defvjp(lambda b: jax.vjp(lambda b: f(b) * TABLE[0], b), lambda pull, ct: pull(ct))
+    return g
+
+
+def with_key(b):
+    def f(b):
+        return filled_by(jax.random.uniform(KEY, (16,)), b)
+
+    g = jax.custom_vjp(f)
+    g.defvjp(lambda b: (f(b), b), lambda b, ct: (ct * b * jax.random.normal(KEY, (16,)),))
+    return g(b)
+
+
+def with_static_arguments(b):
+    f = jax.custom_vjp(lambda n, g, k, b: g(filled_by(TABLE[0], b)) * n + k, nondiff_argnums=(0, 1))
+    f.defvjp(lambda n, g, k, b: (f(n, g, k, b), (k, b)), lambda n, g, kept, ct: (None, n * kept[0] * ct * TABLE[1]))
+    return f(2, lambda b: b + TABLE[1], jnp.int32(3), b)
+
+
+of_table = with_vjp(TABLE)
+CLOSING_OVER = {
+    "float": with_vjp(TABLE[0]),
+    "of which it reads a row": of_table,
+    "NumPy": with_vjp(np.linspace(0, 1, 16)),
+    "integers": with_vjp(jnp.arange(16) % 3),
+    "a key": with_key,
+    "asks for zeros": with_vjp(TABLE[0], symbolic_zeros=True),
+    "custom_jvp": with_jvp(TABLE[0]),
+    "custom_gradient": jax.custom_gradient(lambda b: (filled_by(TABLE[0], b), lambda ct: ct * jnp.cos(b) * TABLE[1])),
+    "one in another": around(with_vjp(TABLE[1])),
+    "custom_jvp in one": around(with_jvp(TABLE[1])),
+    "arguments that have no derivatives": with_static_arguments,
+    "a cotangent of NumPy's": jax.custom_vjp(lambda b: filled_by(TABLE[0], b)),
+    "in a scan": lambda b: lax.scan(lambda b, row: (0.5 * of_table(b) + row, None), b, TABLE)[0],
+    "in a checkpoint": jax.checkpoint(lambda b: of_table(jnp.sin(b))),
+}
+CLOSING_OVER["a cotangent of NumPy's"].defvjp(
+    lambda b: (filled_by(TABLE[0], b), None), lambda _, ct: (np.ones((40, 16)),)
+)
+ORDERS_OF_RULES = ["grad(in_place)", "in_place(grad)", "vmap(grad(in_place))", "grad(vmap(in_place))"]
+OF_RULES = [(name, order) for name in CLOSING_OVER for order in ORDERS_OF_RULES]
+OF_RULES.remove(("in a scan", "grad(vmap(in_place))"))  # docs/limits.md: it chooses what it keeps
+
+
+@pytest.mark.parametrize(("name", "order"), OF_RULES)
+def test_rules_of_functions_that_close_over_arrays(name, order):
+    """JAX makes what is closed over the first operands of the call, with respect to which no rule has a derivative."""
+
+    def loss(b):
+        return jnp.sum(CLOSING_OVER[name](b) ** 2)
+
+    b = jnp.asarray(np.random.default_rng(0).standard_normal((2, 40, 16)))
+    b = b if "vmap" in order else b[0]
+    ours, plain = {
+        "grad(in_place)": (jax.grad(in_place(loss)), jax.grad(loss)),
+        "in_place(grad)": (in_place(jax.grad(loss)), jax.grad(loss)),
+        "vmap(grad(in_place))": (jax.vmap(jax.grad(in_place(loss))), jax.vmap(jax.grad(loss))),
+        "grad(vmap(in_place))": (
+            jax.grad(lambda b: jnp.sum(jax.vmap(in_place(loss))(b))),
+            jax.grad(lambda b: jnp.sum(jax.vmap(loss)(b))),
+        ),
+    }[order]
+    np.testing.assert_allclose(ours(b), jit(plain)(b), rtol=1e-9)
+
+
+def test_what_a_custom_vjp_closes_over_has_no_derivative():
+    def loss(factor):
+        return jnp.sum(with_vjp(factor)(jnp.ones((40, 16))))
+
+    def message(f):
+        with pytest.raises(Exception, match="with respect to a closed-over value") as error:
+            jax.grad(f)(TABLE[0])
+        return type(error.value), str(error.value)
+
+    assert message(in_place(loss)) == message(jit(loss))
+
+
+@pytest.mark.parametrize("asks", [False, True])
+@pytest.mark.parametrize("order", ["grad(in_place)", "in_place(grad)", "vmap"])
+def test_a_cotangent_keeps_the_dtype_that_a_rule_has_given_it(order, asks):
+    """Rules of mixed precision hand on cotangents of other dtypes than the results'."""
+    given = []
+
+    @jax.custom_vjp
+    def run(b):
+        return lax.fori_loop(1, len(b), lambda i, b: b.at[i].set(jnp.sin(b[i - 1])), b)
+
+    def backward(_, ct):
+        given.append(ct.dtype)
+        return (lax.fori_loop(1, len(ct), lambda i, ct: ct.at[i].add(ct[i - 1] / 3), ct),)
+
+    run.defvjp(lambda b: (run(b.value if asks else b), None), backward, symbolic_zeros=asks)
+
+    @jax.custom_vjp
+    def loss(b):
+        return jnp.sum(b.astype(jnp.float32) ** 2)
+
+    loss.defvjp(lambda b: (loss(b), b), lambda b, ct: (2 * ct * b.astype(jnp.float32),))
+    b = jnp.linspace(0, 1, 40).reshape(2, 20).astype(jnp.bfloat16)
+    b = b if order == "vmap" else b[0]
+    orders = {
+        "grad(in_place)": lambda f: jax.grad(in_place(f)),
+        "in_place(grad)": lambda f: in_place(jax.grad(f)),
+        "vmap": lambda f: jax.vmap(jax.grad(in_place(f))),
+    }
+    plain = jax.grad(lambda b: loss(run(b)))
+    want = (jax.vmap(plain) if order == "vmap" else plain)(b)
+    got = orders[order](lambda b: loss(run(b)))(b)
+    assert want.dtype == got.dtype == jnp.float32 and set(given) == {jnp.dtype(jnp.float32)}
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+@pytest.mark.skipif(not hasattr(jax.custom_vjp, "defvjp_with_logs"), reason="new in jax 0.12")
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("residuals", ["auto", "undo", "checkpoint"])
+def test_logs_of_a_backward_pass_are_those_of_plain_jax(residuals, inside):
+    def logging(name):
+        run, options = jax.custom_vjp(lambda b: filled_by(TABLE[0, :3], b)), {"symbolic_zeros": name == "asking"}
+
+        def forward(b):
+            b = b.value if name == "asking" else b
+            return run(b), b
+
+        def backward(b, ct):
+            return (ct * jnp.cos(b),), {name: {"norm": jnp.sum(ct**2), "ct": ct[0]}}
+
+        run.defvjp_with_logs(forward, backward, **options)
+        return run
+
+    def whole(carry, i):  # a step of which "auto" and the others do not keep what JAX keeps
+        buffer, b = carry
+        buffer = buffer.at[i].set(jnp.sin(0.01 * buffer.sum(0)) + b[0, 0])
+        return (buffer, 0.5 * logging("in a scan")(b) + 0.1 * buffer[i, :3]), None
+
+    def f(b):
+        b = logging("asking")(b) + jax.checkpoint(logging("in a checkpoint"))(b)
+        b = lax.cond(b[0, 0] > 1e9, lambda b: b, logging("in a branch"), b)
+        b = jnp.sum(jax.vmap(logging("batched"))(jnp.stack([b, 2 * b])), 0)
+        return lax.scan(whole, (jnp.linspace(0, 1, 64 * 32).reshape(64, 32), b), jnp.arange(30))[0][1]
+
+    def logs(f, b):
+        return jax.vjp(f, b)[1].with_logs(jnp.ones_like(b))
+
+    b = jnp.asarray(np.random.default_rng(0).standard_normal((8, 3)))
+    repaired = functools.partial(in_place, residuals=residuals)
+    got = repaired(lambda b: logs(f, b))(b) if inside else logs(repaired(f), b)
+    want = jit(lambda b: logs(f, b))(b) if inside else logs(jit(f), b)
+    assert set(want[1]) == {"asking", "in a checkpoint", "in a branch", "batched", "in a scan"}
+    jax.tree.map(lambda got, want: np.testing.assert_allclose(got, want, rtol=1e-9), got, want)
