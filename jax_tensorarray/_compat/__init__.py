@@ -37,6 +37,8 @@ from jax_tensorarray._compat.versions import (
     ffi_api_version,
     flattened_by_control_flow,
     flattened_by_grad,
+    has_callbacks,
+    has_ordered_effects,
     hide_own_frames,
     is_differentiated,
     known_part,

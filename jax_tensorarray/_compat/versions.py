@@ -512,6 +512,22 @@ def varying_axes(x: Any) -> frozenset[Any]:
     return getattr(manual, "varying", frozenset())
 
 
+# --- effects ---------------------------------------------------------------------------------------------------
+
+
+def has_callbacks(jaxpr: Any) -> bool:
+    """Return whether evaluating a jaxpr once more would be seen: it has effects other than those on its refs.
+
+    The types of effects are private; those of refs say which input they belong to, and those of named axes are none.
+    """
+    return any(not hasattr(e, "input") and type(e).__name__ != "NamedAxisEffect" for e in jaxpr.effects)
+
+
+def has_ordered_effects(jaxpr: Any) -> bool:
+    """Return whether a jaxpr has effects that happen in their order. Only the name of an effect says so in public."""
+    return any(str(effect).startswith("Ordered") for effect in jaxpr.effects)
+
+
 # --- refs ------------------------------------------------------------------------------------------------------
 
 

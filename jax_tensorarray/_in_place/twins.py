@@ -103,7 +103,7 @@ class _Numbers:
             return self.of_array(*_compat.operands_of(maker))
         if maker is not None and maker.primitive.name in _FILLS:
             return self._made(maker, [self.of_array(y) for y in _compat.operands_of(maker)], jax.typeof(x))
-        if isinstance(x, jax.Array) or np.ndim(x):
+        if isinstance(x, jax.Array | jax.core.Tracer | jax.Ref) or np.ndim(x):
             return self.of("array", id(x))
         return self.of("number", type(x), np.asarray(x).dtype, np.asarray(x).tobytes())
 

@@ -150,7 +150,7 @@ def _run(*operands: Array, cond: Any, body: Any, options: WhileOptions) -> Any:
         (active,) = predicate(*cond_consts, *carry)
         return active
 
-    if not counts and (not pred_batched or _is_cheap(cond)):  # as JAX's own loop
+    if not counts and (not pred_batched or _is_evaluated_twice(cond)):  # as JAX's own loop
 
         def step_of_all(carry: Sequence[Array]) -> list[Array]:
             return call(*([goes_on(carry)] if pred_batched else []), *body_consts, *carry)
@@ -187,9 +187,11 @@ def _run(*operands: Array, cond: Any, body: Any, options: WhileOptions) -> Any:
     return [*outs, taken] if counts else outs
 
 
-def _is_cheap(cond: Any) -> bool:
-    """Return whether a condition may be evaluated twice a step, as JAX's own loop does for a batched condition."""
-    return not cond.effects and not jaxprs.has_row_ops(cond)
+def _is_evaluated_twice(cond: Any) -> bool:
+    """Return whether a batched condition is evaluated twice a step, as by JAX's own loop, and its callbacks are called."""
+    if _compat.has_callbacks(cond):
+        return not _compat.has_ordered_effects(cond)
+    return not jaxprs.has_row_ops(cond)
 
 
 # Part of a loop is unknown only where its tangents are put off, for reverse mode or jax.linearize. With max_steps the
