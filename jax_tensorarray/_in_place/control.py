@@ -14,7 +14,7 @@ from jax_tensorarray._in_place import explained, layouts, refs, registers, stack
 from jax_tensorarray._in_place.repair import LOOPS, Repair
 from jax_tensorarray._in_place.rows import has_rows, is_update
 from jax_tensorarray._in_place.selects import select
-from jax_tensorarray._in_place.values import Predicate, Value, as_written, with_type
+from jax_tensorarray._in_place.values import Predicate, Value, as_written, is_weak, with_type
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._loops import choosing
 from jax_tensorarray._loops.api import while_loop
@@ -242,8 +242,8 @@ def while_(repair: Repair, eqn: Any, operands: Sequence[Value], added: dict[int,
         before = [Value.given(x) for x in carry]
         constants = [Value.given(x, is_constant=True) for x in of_body]
         after = inner.evaluate(body, [*constants, *before], known)
-        is_weak = [v.aval.weak_type and not v.aval.shape for v in body.jaxpr.outvars]
-        after = [with_type(x, weak=flag) for x, flag in zip(after, is_weak, strict=True)]
+        types = [v.aval for v in body.jaxpr.outvars]
+        after = [with_type(x, weak=is_weak(of) and not of.shape) for x, of in zip(after, types, strict=True)]
         if active is None:
             return [x.array for x in _of_active(repair.active, before, after, is_kept)]
         chosen = Predicate(active)
@@ -287,6 +287,8 @@ def _without_twins(predicate: Any, places: Sequence[int]) -> Any:
 
 def _known_if(is_right: Array, x: Array) -> Array:
     """Return the array, made to depend on the check `is_right`."""
+    if not isinstance(x, jax.Array):  # a token
+        return x
     if not has_rows(jax.typeof(x)):
         return jnp.where(is_right, x, jnp.zeros_like(x))
     row = jnp.zeros(x.shape[1:], x.dtype)

@@ -44,7 +44,10 @@ def carried_once(loop: registry.Body, inputs: Sequence[Value]) -> tuple[registry
 def equal_operands(arrays: Sequence[Array]) -> list[int]:
     """Return for each operand of an equation the place of the first one that equals it."""
     numbers = _Numbers()
-    return _firsts([(numbers.of_array(x), jax.typeof(x)) if np.ndim(x) else (id(x), k) for k, x in enumerate(arrays)])
+    # A token has no axes, not even none.
+    return _firsts(
+        [(numbers.of_array(x), jax.typeof(x)) if getattr(x, "ndim", 0) else (id(x), k) for k, x in enumerate(arrays)]
+    )
 
 
 def numbers_of_outputs(jaxpr: Any) -> list[int]:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 from jax.extend import core as jex
 from jax.interpreters import partial_eval as pe
@@ -83,6 +84,12 @@ def has_symbolic_shapes(eqn: Any) -> bool:
     """Return whether a size is not known before `jax.export` has stored the program: how large is then a buffer?"""
     shapes = (getattr(v.aval, "shape", ()) for v in (*eqn.invars, *eqn.outvars))
     return not all(isinstance(size, int) for shape in shapes for size in shape)
+
+
+def is_inexact(x: Any) -> bool:
+    """Return whether an array, a number or a type is of floats or complex numbers. A token has no dtype."""
+    dtype = getattr(x, "dtype", None)
+    return isinstance(x, float | complex) if dtype is None else jnp.issubdtype(dtype, jnp.inexact)
 
 
 def pruned(jaxpr: Any) -> Any:

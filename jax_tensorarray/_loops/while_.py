@@ -188,7 +188,7 @@ def _run(*operands: Array, cond: Any, body: Any, options: WhileOptions) -> Any:
 
 
 def _is_evaluated_twice(cond: Any) -> bool:
-    """Return whether a batched condition is evaluated twice a step, as by JAX's own loop, and its callbacks are called."""
+    """Return whether a batched condition is evaluated twice a step, and calls its callbacks, as in JAX's own loop."""
     if _compat.has_callbacks(cond):
         return not _compat.has_ordered_effects(cond)
     return not jaxprs.has_row_ops(cond)
