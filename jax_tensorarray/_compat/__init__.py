@@ -50,6 +50,7 @@ from jax_tensorarray._compat.versions import (
     opened,
     operands_of,
     private_names,
+    records_equations,
     replaced,
     run_after_lowering,
     small_loops_are_quadratic,

@@ -607,6 +607,18 @@ def executes_eagerly() -> bool:
 _trace_state_clean = private_names("core", "trace_state_clean")
 
 
+def records_equations() -> bool:
+    """Return whether operations become equations of a jaxpr right now, as they do while JAX traces for `jax.jit`.
+
+    Private. Without it a NaN in a function under `in_place` is not reported by `jax.debug_nans` as in plain JAX.
+    """
+    return _trace_context is None or _jit_trace is None or isinstance(_trace_context[0].trace, _jit_trace)
+
+
+_trace_context = private_names("core", "trace_ctx")
+_jit_trace = tuple(private_names("interpreters.partial_eval", "DynamicJaxprTrace") or ()) or None
+
+
 def flattened_by_control_flow() -> bool:
     """Return whether `lax.scan`, `while_loop`, `cond` or one of their kin called the pytree rule that calls this.
 

@@ -185,6 +185,10 @@ def compiled(fun: Callable[..., Any], request: Request, static: arguments.Static
     @arguments.with_constants
     @arguments.named_as(fun)
     def repaired(*args: Any, **kwargs: Any) -> Any:
+        if not _compat.records_equations():
+            # JAX looks for the operation that has made a NaN: it calls what it has compiled, one operation at a time.
+            args, kwargs = jax.tree.unflatten(jax.tree.structure((args, kwargs)), jax.tree.leaves((args, kwargs)))
+            return fun(*args, **kwargs)
         (given, named), _ = static.split(arguments.is_tracer, args, kwargs)
         for library in RULES_OF_LIBRARIES & sys.modules.keys():
             importlib.import_module(f"jax_tensorarray._in_place.{library}")
