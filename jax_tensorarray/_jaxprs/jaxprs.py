@@ -26,7 +26,7 @@ def function(jaxpr: Any) -> Callable[..., list[Array]]:
 
 def bind(eqn: Any, operands: Sequence[Array]) -> list[Array]:
     """Bind one equation of a jaxpr, and return the list of its results."""
-    with eqn.ctx.manager:
+    with eqn.ctx.manager, with_types_of(eqn):
         outs = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
     return list(outs) if eqn.primitive.multiple_results else [outs]
 

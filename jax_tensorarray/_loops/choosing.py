@@ -59,7 +59,9 @@ def bind(eqn: Any, operands: Sequence[Array], strategy: Strategy) -> list[Array]
 
     def rule(primals: Sequence[Array], tangents: Sequence[Any]) -> tuple[list[Array], list[Any]]:
         nonzero = [not isinstance(t, SymbolicZero) for t in tangents]
-        found = _by_strategy(eqn.params, primals, merge(flagged(tangents, nonzero), nonzero, _zeros(primals)), strategy)
+        with jaxprs.with_types_of(eqn):
+            dots = merge(flagged(tangents, nonzero), nonzero, _zeros(primals))
+            found = _by_strategy(eqn.params, primals, dots, strategy)
         if found is not None:
             return found
         return jaxprs.jvp_of_some(lambda *xs: jaxprs.bind(eqn, xs), primals, nonzero, flagged(tangents, nonzero))
