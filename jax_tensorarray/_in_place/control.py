@@ -260,9 +260,7 @@ def while_(repair: Repair, eqn: Any, operands: Sequence[Value], added: dict[int,
     start = [is_active(carry), *carry] if once else carry
     if max_steps is None:
         return ends(while_loop(goes_on, next_carry, start)[once:], repair.active, is_kept)
-    outs, steps = while_loop(
-        goes_on, next_carry, start, max_steps=max_steps, residuals=residuals, return_steps=True
-    )
+    outs, steps = while_loop(goes_on, next_carry, start, max_steps=max_steps, residuals=residuals, return_steps=True)
     # Positive if there was a step too many. Every result is made to depend on the check of this number.
     most = min(max_steps, INT32_MAX - 1) + 1
     # An example that has finished an outer loop is stopped before its first step.

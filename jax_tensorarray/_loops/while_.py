@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
-from jax.interpreters import mlir, xla
+from jax.interpreters import mlir
 from jax.interpreters import partial_eval as pe
 
 from jax_tensorarray import _compat
@@ -20,7 +20,7 @@ from jax_tensorarray._loops import linearize, masking, rules
 from jax_tensorarray._loops.rules import Axis, Part, axes, with_batch_axis
 from jax_tensorarray._loops.strategy import Strategy, Tape
 from jax_tensorarray._loops.tapes import TapeType, avals_of, batched_tapes, make
-from jax_tensorarray._ops.primitive import type_like
+from jax_tensorarray._ops.primitive import run_alone, type_like
 
 Array = Any
 
@@ -336,7 +336,7 @@ def _run_checked(*operands: Array, options: WhileOptions, **params: Any) -> Any:
 
 _compat.lowers_its_bodies(ta_while_p)
 _compat.checked_as(ta_while_p, _run_checked)
-ta_while_p.def_impl(functools.partial(xla.apply_primitive, ta_while_p))
+ta_while_p.def_impl(functools.partial(run_alone, ta_while_p))
 ta_while_p.def_effectful_abstract_eval(_abstract_eval)
 rules.register(ta_while_p, batch=_batch)
 pe.dce_rules[ta_while_p] = rules.without_unused(_part_for)
