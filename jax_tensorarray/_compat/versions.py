@@ -533,6 +533,22 @@ def varying_axes(x: Any) -> frozenset[Any]:
     return getattr(manual, "varying", frozenset())
 
 
+# --- effects ---------------------------------------------------------------------------------------------------
+
+
+def has_callbacks(jaxpr: Any) -> bool:
+    """Return whether evaluating a jaxpr once more would be seen: it has effects other than those on its refs.
+
+    The types of effects are private; those of refs say which input they belong to, and those of named axes are none.
+    """
+    return any(not hasattr(e, "input") and type(e).__name__ != "NamedAxisEffect" for e in jaxpr.effects)
+
+
+def has_ordered_effects(jaxpr: Any) -> bool:
+    """Return whether a jaxpr has effects that happen in their order. Only the name of an effect says so in public."""
+    return any(str(effect).startswith("Ordered") for effect in jaxpr.effects)
+
+
 # --- refs ------------------------------------------------------------------------------------------------------
 
 
@@ -610,6 +626,18 @@ def executes_eagerly() -> bool:
 
 
 _trace_state_clean = private_names("core", "trace_state_clean")
+
+
+def records_equations() -> bool:
+    """Return whether operations become equations of a jaxpr right now, as they do while JAX traces for `jax.jit`.
+
+    Private. Without it a NaN in a function under `in_place` is not reported by `jax.debug_nans` as in plain JAX.
+    """
+    return _trace_context is None or _jit_trace is None or isinstance(_trace_context[0].trace, _jit_trace)
+
+
+_trace_context = private_names("core", "trace_ctx")
+_jit_trace = tuple(private_names("interpreters.partial_eval", "DynamicJaxprTrace") or ()) or None
 
 
 def flattened_by_control_flow() -> bool:

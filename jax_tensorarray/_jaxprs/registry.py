@@ -295,12 +295,12 @@ def _instantiated(ct: Any) -> Any:
 
 
 def are_inexact(arrays: Sequence[Any]) -> list[bool]:
-    return [jnp.issubdtype(jnp.result_type(x), jnp.inexact) for x in arrays]
+    return list(map(jaxprs.is_inexact, arrays))
 
 
 def _zeros(outs: Sequence[Any]) -> list[Any]:
     """Return the tangents of integers."""
-    return [np.zeros(np.shape(x), jax.dtypes.float0) for x in outs]
+    return [np.zeros(getattr(x, "shape", ()), jax.dtypes.float0) for x in outs]
 
 
 def _shard_map(eqn: Any, operands: Sequence[Array], change: Change) -> list[Array]:

@@ -73,8 +73,9 @@ class _ByStrategy(OfCall):
         if not chooses(inner) or [*inner.eqns[0].invars, *inner.eqns[0].outvars] != [*inner.invars, *inner.outvars]:
             return super().jvp(call, primals, tangents)
         nonzero = [not isinstance(t, SymbolicZero) for t in tangents]
-        dots = merge(flagged(tangents, nonzero), nonzero, _zeros(primals))
-        found = _by_strategy(inner.eqns[0].params, primals, dots, self.strategy)
+        with jaxprs.with_types_of(inner.eqns[0]):
+            dots = merge(flagged(tangents, nonzero), nonzero, _zeros(primals))
+            found = _by_strategy(inner.eqns[0].params, primals, dots, self.strategy)
         if found is not None:
             return found
         return jaxprs.jvp_of_some(jaxprs.function(call), primals, nonzero, flagged(tangents, nonzero))

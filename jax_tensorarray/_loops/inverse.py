@@ -62,6 +62,10 @@ class Inverse(Strategy):
         body = _with_more_consts(body, len(consts), tuple(map(jax.typeof, own)))
         return Inverted(back, len(own), tuple(tolerances), source), body, [*consts, *own]
 
+    def of_second(self) -> Strategy:
+        # Before a step, a loop was about to take it.
+        return replace(self, f=lambda state: (jnp.ones_like(state[0]), self.f(state[1])))
+
 
 def _half_the_digits(dtype: Any) -> float:
     return float(jnp.finfo(dtype).eps) ** 0.5 if jnp.issubdtype(dtype, jnp.inexact) else 0.0

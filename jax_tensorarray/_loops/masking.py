@@ -124,8 +124,7 @@ class Masked:
         examples share have no separate derivative for each example. They are guarded only if they are scalars, which
         are cheap to repeat.
         """
-        inexact = jnp.issubdtype(jax.typeof(x.array).dtype, jnp.inexact)
-        if not (x.is_input and inexact and (x.batched or not jnp.ndim(x.array))):
+        if not (x.is_input and jaxprs.is_inexact(jax.typeof(x.array)) and (x.batched or not jnp.ndim(x.array))):
             return x
         if x.is_linear:
             return x._replace(array=lax.select(self.active, x.array, jnp.zeros_like(x.array)))

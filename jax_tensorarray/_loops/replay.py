@@ -13,7 +13,7 @@ import jax
 from jax.extend import core as jex
 from jax.extend.core import Primitive
 from jax.extend.core import primitives as jax_primitives
-from jax.interpreters import ad, mlir, xla
+from jax.interpreters import ad, mlir
 from jax.interpreters import partial_eval as pe
 
 from jax_tensorarray import _compat
@@ -28,7 +28,7 @@ from jax_tensorarray._loops.strategy import Strategy
 from jax_tensorarray._loops.tapes import largest
 from jax_tensorarray._ops.clear import ta_clear_p
 from jax_tensorarray._ops.part import ta_write_part_p
-from jax_tensorarray._ops.primitive import ROW_OPS, is_zero
+from jax_tensorarray._ops.primitive import ROW_OPS, is_zero, run_alone
 
 Array = Any
 
@@ -240,7 +240,7 @@ def _batch(axis: Axis, args: Sequence[Array], batched: Sequence[bool], *, loop: 
 
 _compat.lowers_its_bodies(ta_replay_p)
 _compat.checked_as(ta_replay_p, _run)
-ta_replay_p.def_impl(functools.partial(xla.apply_primitive, ta_replay_p))
+ta_replay_p.def_impl(functools.partial(run_alone, ta_replay_p))
 ta_replay_p.def_effectful_abstract_eval(_abstract_eval)
 pe.dce_rules[ta_replay_p] = rules.without_unused(_part_for)
 mlir.register_lowering(ta_replay_p, mlir.lower_fun(_run, multiple_results=True))

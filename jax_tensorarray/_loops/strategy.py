@@ -34,6 +34,10 @@ class Strategy:
         """
         return self, body, consts
 
+    def of_second(self) -> "Strategy":
+        """Return what this is, before `prepare`, for a loop that carries a bool and then the user's carry."""
+        return self
+
     def has_choice(self, reads_whole: Callable[[], bool]) -> bool:
         """Return whether a scan may be better off with this than with its tape. `reads_whole` looks at its body."""
         return True
