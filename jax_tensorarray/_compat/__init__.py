@@ -34,6 +34,7 @@ from jax_tensorarray._compat.versions import (
     discharged,
     each_call,
     executes_eagerly,
+    expanded_as,
     ffi_api_version,
     flattened_by_control_flow,
     flattened_by_grad,
@@ -54,5 +55,6 @@ from jax_tensorarray._compat.versions import (
     source_here,
     traceable_lowerings,
     varying_axes,
+    varying_over_batches,
     writes_refs,
 )

@@ -1,8 +1,8 @@
 """Absolute values of integers, written so that XLA does not take them to be non-negative.
 
-The absolute value of the least integer is negative. XLA's compiler of fusions forgets that (`SimplifyArithPass` in
-jaxlib 0.12), and drops the comparisons of an index with 0 by which a row is left out, and a slice stays in its array.
-It sees an absolute value only if it is written with `x >= 0`. The machine code is the same.
+The absolute value of the least integer is negative. XLA's compiler of fusions forgets that (`SimplifyArithPass`, in all
+versions from jaxlib 0.10.2 to 0.12), and drops the comparisons of an index with 0 by which a row is left out, and a
+slice stays in its array. It sees an absolute value only if it is written with `x >= 0`. The machine code is the same.
 """
 
 from jax.interpreters.mlir import ir
