@@ -282,7 +282,10 @@ class Call(NamedTuple):
             differences = list(_differences(expected, found))
             if not differences:
                 continue
-            reason = self._reason(again, expected, found)
+            try:
+                reason = self._reason(again, expected, found)
+            except Exception as error:  # of this file: it must not fail the test, which is run again without it
+                reason, differences = "", [("not judged", repr(error)), *differences]
             judge.calls[reason or "differ"] += 1
             if not reason:
                 kind, detail = differences[0]
@@ -451,8 +454,8 @@ def _distance(expected: Outcome, found: Outcome) -> float:
         with np.errstate(all="ignore"):
             wide = complex if np.issubdtype(a.dtype, np.complexfloating) else float
             off = np.abs(a.astype(wide) - b.astype(wide))
-            off[(a == b) | ((a != a) & (b != b))] = 0
-            off[~np.isfinite(off)] = np.inf
+            off = np.where(np.isfinite(off), off, np.inf)
+            off = np.where((a == b) | ((a != a) & (b != b)), 0, off)
             scale = np.abs(a[np.isfinite(a)]).max(initial=0) or 1
             largest = max(largest, float(np.max(off) / scale))
     return largest

@@ -79,8 +79,9 @@ def outcomes(
 ) -> dict[str, str]:
     """Return {test: outcome} of tests that are run in a process of their own, after the lines of Python in `setup`.
 
-    Tests have the names that pytest gives them, with the path from `rootdir`. One that the process died in is "started". If `seconds` have passed, the process is ended, and `WHOLE` is slow;
-    if `seconds_of_test` have, the test is. 0 means no limit. `path` comes before what Python finds by itself.
+    Tests have the names that pytest gives them, with the path from `rootdir`. One that the process died in is
+    "started". If `seconds` have passed, the process is ended, and `WHOLE` is slow; if `seconds_of_test` have, the test
+    is. 0 means no limit. `path` comes before what Python finds by itself.
     """
     found: dict[str, str] = {}
     with tempfile.NamedTemporaryFile() as output, log.open("w") as said:
