@@ -370,6 +370,8 @@ def _changed(x: Any, seed: int) -> Any:
     """Return numbers that differ in their last digit."""
     if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         return x
+    if isinstance(x, float | complex) and not isinstance(x, np.generic):
+        return x * (1 + (-1) ** seed * float(np.finfo(np.float32).eps))
     array = np.asarray(x)
     if not jnp.issubdtype(array.dtype, jnp.inexact):
         return x

@@ -20,7 +20,7 @@ import re
 import subprocess
 import sys
 import tarfile
-import time
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -218,8 +218,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seconds", type=int, default=1800, help="for one run of one file, or of all together")
     parser.add_argument("--seconds-of-test", type=int, default=120, help="for one test")
     given = parser.parse_args(arguments)
-    logs = WORK / "logs" / time.strftime("%m%d-%H%M%S")
-    logs.mkdir(parents=True)
+    WORK.mkdir(parents=True, exist_ok=True)
+    logs = Path(tempfile.mkdtemp(prefix="logs-", dir=WORK))
     python = environment(given.python)
     options = Options(python, given.ways, given.k, given.seconds, given.seconds_of_test, logs)
     unexpected = 0
