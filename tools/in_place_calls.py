@@ -84,7 +84,8 @@ def install(way: str, output: str = os.devnull, *, compares: bool = True) -> Non
         # Private, and there is no way around it: JAX's own tests compile by the `jit` of its `api`.
         from jax._src import test_util
 
-        test_util.api = types.SimpleNamespace(**vars(test_util.api) | {"jit": _jit_in_place})
+        names: Any = test_util
+        names.api = types.SimpleNamespace(**vars(names.api) | {"jit": _jit_in_place})
     if way.startswith("all"):
         for name in _TRANSFORMATIONS:
             setattr(jax, name, _transformation(getattr(jax, name)))

@@ -65,7 +65,7 @@ def main(arguments: list[str]) -> int:
     if mode not in EXPECTED:
         sys.exit(__doc__)
     logs, is_any = Path(tempfile.mkdtemp(prefix="jax_own_tests_")), False
-    python_path = [ROOT, *sys.path[1:]]
+    python_path: list[str | Path] = [ROOT, *sys.path[1:]]
     for path in [Path(x).resolve() for x in arguments if x != mode]:
         without = outcomes([path], "", logs / f"{path.stem}_without.log", rootdir=path.parents[1], path=python_path)
         tested = path
