@@ -26,11 +26,15 @@ class _TooSlow(BaseException):
 class _Outcomes:
     """A pytest plugin that writes the outcome of every part of every test down at once: the process may die."""
 
-    def __init__(self, file: Any, seconds: int) -> None:
-        self.file, self.seconds, self.is_slow = file, seconds, False
+    def __init__(self, file: Any, seconds: int, every: int) -> None:
+        self.file, self.seconds, self.every, self.is_slow = file, seconds, every, False
 
     def write(self, nodeid: str, outcome: str) -> None:
         print(json.dumps([nodeid, outcome]), file=self.file, flush=True)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        items[:] = items[:: self.every]
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self.write(nodeid, "started")
@@ -57,11 +61,11 @@ class _Outcomes:
             self.write(report.nodeid, report.outcome)
 
 
-def _run_here(output: str, setup: str, seconds: int, options: Sequence[str]) -> None:
+def _run_here(output: str, setup: str, seconds: int, every: int, options: Sequence[str]) -> None:
     exec(setup, {})
     shared = ["-q", "--tb=short", "-p", "no:cacheprovider", "--import-mode=importlib", "-c", os.devnull]
     with open(output, "w") as file:
-        pytest.main([*shared, *options], plugins=[_Outcomes(file, seconds)])
+        pytest.main([*shared, *options], plugins=[_Outcomes(file, seconds, every)])
         print(json.dumps([WHOLE, "passed"]), file=file)
 
 
@@ -76,16 +80,17 @@ def outcomes(
     path: Sequence[str | Path] = (),
     seconds: int = 0,
     seconds_of_test: int = 0,
+    every: int = 1,
 ) -> dict[str, str]:
     """Return {test: outcome} of tests that are run in a process of their own, after the lines of Python in `setup`.
 
     Tests have the names that pytest gives them, with the path from `rootdir`. One that the process died in is
     "started". If `seconds` have passed, the process is ended, and `WHOLE` is slow; if `seconds_of_test` have, the test
-    is. 0 means no limit. `path` comes before what Python finds by itself.
+    is. 0 means no limit. `every` runs only each so many-th test. `path` comes before what Python finds by itself.
     """
     found: dict[str, str] = {}
     with tempfile.NamedTemporaryFile() as output, log.open("w") as said:
-        given = [output.name, setup, seconds_of_test, [*options, f"--rootdir={rootdir}", *map(str, tests)]]
+        given = [output.name, setup, seconds_of_test, every, [*options, f"--rootdir={rootdir}", *map(str, tests)]]
         command = [python, __file__, json.dumps(given)]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, path))}
         try:

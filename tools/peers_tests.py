@@ -139,6 +139,7 @@ class Options(NamedTuple):
     select: str
     seconds: int
     seconds_of_test: int
+    every: int
     logs: Path
 
 
@@ -162,6 +163,7 @@ def compared(
             path=[ROOT, ROOT / "tools", *([] if name == "jax" else [source, source / "src"])],
             seconds=options.seconds,
             seconds_of_test=options.seconds_of_test,
+            every=options.every if tests is files else 1,
         )
 
     plain = run("plain", "")
@@ -210,6 +212,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--files", nargs="+", help="files of tests, or patterns, in the source of the library")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
     parser.add_argument("-k", default="", metavar="EXPRESSION", help="tests to run, as for pytest")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="run only each N-th test")
     parser.add_argument("--python", help="of an environment with this library, into which peers are installed")
     parser.add_argument("--no-install", action="store_true", help="everything is there")
     parser.add_argument(
@@ -221,7 +224,7 @@ def main(arguments: Sequence[str]) -> int:
     WORK.mkdir(parents=True, exist_ok=True)
     logs = Path(tempfile.mkdtemp(prefix="logs-", dir=WORK))
     python = environment(given.python)
-    options = Options(python, given.ways, given.k, given.seconds, given.seconds_of_test, logs)
+    options = Options(python, given.ways, given.k, given.seconds, given.seconds_of_test, given.every, logs)
     unexpected = 0
     for name, _, clone in (peer.partition("=") for peer in given.peers):
         if name not in PEERS:
