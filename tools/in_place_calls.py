@@ -80,18 +80,23 @@ def install(way: str, output: str = os.devnull, *, compares: bool = True) -> Non
     judge.compares, judge.output = compares, output
     atexit.register(judge.end)
     jax.jit = _jit_in_place
-    if "jax._src.test_util" in sys.modules or way.endswith("-of-jax"):
-        # Private, and there is no way around it: JAX's own tests compile by the `jit` of its `api`.
-        from jax._src import test_util
-
-        names: Any = test_util
-        names.api = types.SimpleNamespace(**vars(names.api) | {"jit": _jit_in_place})
-    if way.startswith("all"):
+    if way == "all":
         for name in _TRANSFORMATIONS:
             setattr(jax, name, _transformation(getattr(jax, name)))
         for name, arity in _CALLED_AT_ONCE.items():
             module = jax if hasattr(jax, name) else lax
             setattr(module, name, _called_at_once(getattr(module, name), arity))
+
+
+def collected() -> None:
+    """In JAX's own tests, which have been imported, replace `jit` where their checks find it.
+
+    `test_util` is private, and there is no way around it: it compiles by the `jit` of its `api`. It keeps the standard
+    output that it finds when it is imported, so it must not be imported before pytest has its own.
+    """
+    test_util: Any = sys.modules.get("jax._src.test_util")
+    if test_util is not None:
+        test_util.api = types.SimpleNamespace(**vars(test_util.api) | {"jit": _jit_in_place})
 
 
 def _is_own() -> bool:

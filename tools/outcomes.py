@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,8 @@ class _TooSlow(BaseException):
 class _Outcomes:
     """A pytest plugin that writes the outcome of every part of every test down at once: the process may die."""
 
-    def __init__(self, file: Any, seconds: int, every: int) -> None:
-        self.file, self.seconds, self.every, self.is_slow = file, seconds, every, False
+    def __init__(self, file: Any, seconds: int, every: int, collected: Callable[[], None]) -> None:
+        self.file, self.seconds, self.every, self.collected, self.is_slow = file, seconds, every, collected, False
 
     def write(self, nodeid: str, outcome: str) -> None:
         print(json.dumps([nodeid, outcome]), file=self.file, flush=True)
@@ -35,6 +35,7 @@ class _Outcomes:
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
         items[:] = items[:: self.every]
+        self.collected()
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self.write(nodeid, "started")
@@ -62,10 +63,14 @@ class _Outcomes:
 
 
 def _run_here(output: str, setup: str, seconds: int, every: int, options: Sequence[str]) -> None:
-    exec(setup, {})
+    names: dict[str, Any] = {}
+    exec(setup, names)
     shared = ["-q", "--tb=short", "-p", "no:cacheprovider", "--import-mode=importlib", "-c", os.devnull]
+    shared += ["--continue-on-collection-errors"]
     with open(output, "w") as file:
-        pytest.main([*shared, *options], plugins=[_Outcomes(file, seconds, every)])
+        pytest.main(
+            [*shared, *options], plugins=[_Outcomes(file, seconds, every, names.get("collected", lambda: None))]
+        )
         print(json.dumps([WHOLE, "passed"]), file=file)
 
 
@@ -86,7 +91,8 @@ def outcomes(
 
     Tests have the names that pytest gives them, with the path from `rootdir`. One that the process died in is
     "started". If `seconds` have passed, the process is ended, and `WHOLE` is slow; if `seconds_of_test` have, the test
-    is. 0 means no limit. `every` runs only each so many-th test. `path` comes before what Python finds by itself.
+    is. 0 means no limit. `every` runs only each so many-th test. `path` comes before what Python finds by itself. If
+    `setup` defines a function `collected`, it is called when the files have been imported.
     """
     found: dict[str, str] = {}
     with tempfile.NamedTemporaryFile() as output, log.open("w") as said:

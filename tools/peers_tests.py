@@ -170,8 +170,7 @@ def compared(
     yield "plain", _summary(plain, {}), []
     for way in options.ways:
         output = options.logs / f"{label}_{way}.jsonl"
-        how = way + ("-of-jax" if name == "jax" else "")
-        install = f"import in_place_calls; in_place_calls.install({how!r}"
+        install = f"import in_place_calls; collected = in_place_calls.collected; in_place_calls.install({way!r}"
         found = run(way, f"{install}, {str(output)!r})")
         differ = _differ(plain, found)
         if differ:  # are they by the comparison?
