@@ -63,6 +63,7 @@ class _Outcomes:
 
 
 def _run_here(output: str, setup: str, seconds: int, every: int, options: Sequence[str]) -> None:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # pytest then says what has failed so far
     names: dict[str, Any] = {}
     exec(setup, names)
     shared = ["-q", "--tb=short", "-p", "no:cacheprovider", "--import-mode=importlib", "-c", os.devnull]
@@ -99,16 +100,21 @@ def outcomes(
         given = [output.name, setup, seconds_of_test, every, [*options, f"--rootdir={rootdir}", *map(str, tests)]]
         command = [python, __file__, json.dumps(given)]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, path))}
-        try:
-            subprocess.run(
-                command, cwd=rootdir, env=environment, stdout=said, stderr=said, check=False, timeout=seconds or None
-            )
-        except subprocess.TimeoutExpired:
-            found[WHOLE] = SLOW
-        for line in Path(output.name).read_text().splitlines():
+        written = None
+        with subprocess.Popen(command, cwd=rootdir, env=environment, stdout=said, stderr=said) as process:
+            for limit, ending in ((seconds or None, signal.SIGTERM), (60, signal.SIGKILL)):
+                try:
+                    process.wait(timeout=limit)
+                    break
+                except subprocess.TimeoutExpired:
+                    written = written or Path(output.name).read_text()
+                    process.send_signal(ending)
+        for line in (written or Path(output.name).read_text()).splitlines():
             test, outcome = json.loads(line)
             # A test has a setup, a call and a teardown; passed it has if all three have.
             found[test] = outcome if found.get(test, "started") in ("started", "passed") else found[test]
+        if written is not None:
+            found[WHOLE] = SLOW
     return found
 
 
