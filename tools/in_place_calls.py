@@ -5,7 +5,7 @@ Each call from outside of all transformations then runs twice: as it is, and und
 everything is plain, within the second everything is under `in_place`. A difference is written down, unless
 
 - the program under `jax.jit` does the same, since `in_place` compiles: "as jit",
-- another run of the plain program differs too: "impure",
+- another run of the plain program differs too, with or without another trace: "impure",
 - inputs that differ in their last digit, or another level of optimisation, make as much of a difference: "rounding".
 
 What has effects runs once, under `in_place`, and the tests judge it.
@@ -132,7 +132,7 @@ class _Jitted:
     def __getattr__(self, name: str) -> Any:
         if name in ("_plain", "_ours", "__wrapped__"):
             raise AttributeError(name)
-        return getattr(self._plain if _state.value == "plain" else self._ours, name)
+        return getattr(self._plain if _state.value.startswith("plain") else self._ours, name)
 
 
 @functools.wraps(_jit)
@@ -232,7 +232,7 @@ class Call(NamedTuple):
 
     def __call__(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         state = _state.value
-        if state == "plain":
+        if state.startswith("plain"):
             return self.plain(*args, **kwargs)
         first = next(iter(self.ours.values()))
         leaves = jax.tree.leaves((args, kwargs))
@@ -312,8 +312,9 @@ class Call(NamedTuple):
 
     def _reason(self, again: Callable[[], tuple[Any, Any]], expected: Outcome, found: Outcome) -> str:
         """Return why a difference is none, or an empty string."""
-        if next(_differences(expected, self._run(self.plain, "plain", again())), None):
-            return "impure"
+        for state in ("plain", "plain, traced again"):
+            if next(_differences(expected, self._run(self.plain, state, again())), None):
+                return "impure"
         f, arrays = _of_arrays(self.plain, *again())
         compiled = self._run(_jit(f), "plain", (arrays, {}))
         if next(_differences(compiled, found), None) is None:
