@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jax.extend.core import Primitive
+from jax.extend.core import Literal, Primitive
 from jax.extend.core import primitives as jax_primitives
 from jax.interpreters import ad
 
@@ -39,6 +39,7 @@ def register_accumulating_transpose(
         """An accumulator that has only rows so far: they wait for a dense cotangent to be added to, if one comes."""
 
         val: Any
+        dtype: Any  #: that of the rows: a rule of a `custom_vjp` may give a cotangent of another than the buffer's
         pending: list[Callable[[Array], Array]]
 
         def accum(self, x: Any) -> None:
@@ -52,8 +53,10 @@ def register_accumulating_transpose(
 
         def _settle(self) -> None:
             self.__class__ = ValAccum
-            self.val = functools.reduce(lambda running, add: add(running), self.pending, ad.instantiate_zeros(self.val))
-            del self.pending
+            if type(self.val) is ad.Zero:
+                self.val = ad.instantiate_zeros(ad.Zero(self.aval.update(dtype=self.dtype)))
+            self.val = functools.reduce(lambda running, add: add(running), self.pending, self.val)
+            del self.pending, self.dtype
 
     def transpose(ct: Array, target: Any, *rest: Array, **params: Any) -> None:
         if type(ct) is ad.Zero:
@@ -70,7 +73,7 @@ def register_accumulating_transpose(
         elif isinstance(target, ValAccum):
             if not isinstance(target, Deferred):
                 target.__class__ = Deferred
-                target.pending = []
+                target.pending, target.dtype = [], ct.dtype
             target.pending.append(add)
 
     table[primitive] = transpose
@@ -78,7 +81,6 @@ def register_accumulating_transpose(
 
 
 _accumulating: set[Primitive] = set()
-
 
 # Control flow transposes its body with fresh accumulators and adds the dense results to the running ones: again
 # O(buffer) for a read inside a nested jit, a cond branch or an inner scan. The remedy needs no new transpose:
@@ -102,6 +104,18 @@ def _forwarding(jaxpr: Any, inputs: Sequence[int]) -> Any:
     return replaced(jaxpr, outvars=outvars, debug_info=inner.debug_info.with_unknown_names())
 
 
+def _merging(jaxpr: Any, pairs: Sequence[tuple[int, int]]) -> Any:
+    """Return `jaxpr` with the first input of each pair in the place of the second, which is not used any more."""
+    inner = opened(jaxpr)
+    merged = {inner.invars[second]: inner.invars[first] for first, second in pairs}
+
+    def renamed(atoms: Sequence[Any]) -> list[Any]:
+        return [v if isinstance(v, Literal) else merged.get(v, v) for v in atoms]
+
+    eqns = [eqn.replace(invars=renamed(eqn.invars)) for eqn in inner.eqns]
+    return replaced(jaxpr, eqns=eqns, outvars=renamed(inner.outvars))
+
+
 #: What the shardings of a `jit` are by default. Private, and only used here, for results that are forwarded.
 (UNSPECIFIED,) = private_names("sharding_impls", "UNSPECIFIED") or (None,)
 
@@ -119,28 +133,38 @@ def install_forwarding_transposes(entries: dict[str, Any]) -> None:
     (weakref_lru_cache,) = caching
     installed = [p for p in table if p is jax_primitives.scan_p or (p.name in entries and entries[p.name].with_bodies)]
 
+    def stands_for(primitive: Primitive) -> Primitive:
+        """Return the primitive of a node: since 0.12 `jax.vjp` has one in the place of each that runs jaxprs."""
+        return getattr(primitive, "prim", primitive)
+
     def accumulated(jaxpr: Any) -> frozenset[int]:
         """Return the positions of the inputs into whose cotangent an accumulating primitive adds in place."""
         position = {id(v): k for k, v in enumerate(jaxpr.invars)}
         found = {position.get(id(eqn.invars[0])) for eqn in jaxpr.eqns if eqn.primitive in _accumulating}
-        for eqn in (eqn for eqn in jaxpr.eqns if eqn.primitive in installed):
-            found |= {position.get(id(eqn.invars[k])) for k in read_by(eqn.primitive, eqn.params)}
+        for eqn in (eqn for eqn in jaxpr.eqns if stands_for(eqn.primitive) in installed):
+            found |= {position.get(id(eqn.invars[k])) for k in read_by(stands_for(eqn.primitive), eqn.params)}
         return frozenset(found - {None})  # type: ignore[arg-type]
 
     accumulated_inputs = weakref_lru_cache(accumulated)
-    # The transposed bodies are cached by jaxpr identity, so the augmented jaxpr must be the same object each time.
-    forwarding = weakref_lru_cache(_forwarding)
+    # The transposed bodies are cached by jaxpr identity, so a changed jaxpr must be the same object each time.
+    forwarding, merging = weakref_lru_cache(_forwarding), weakref_lru_cache(_merging)
 
     def read_by(primitive: Primitive, params: dict[str, Any]) -> set[int]:
         """Return the numbers of such operands of an equation."""
         bodies = entries[primitive.name].bodies(params)
         return {body.first + k for body in bodies for k in accumulated_inputs(opened(body.jaxpr))}
 
-    def seeds(cts: Sequence[Any], args: Sequence[Any], inputs: Sequence[int]) -> list[int]:
-        """Return the inputs whose running cotangent is a value to start from, unless there is nothing to transpose."""
+    def seeds(cts: Sequence[Any], args: Sequence[Any], inputs: Sequence[int]) -> tuple[list[int], dict[int, int]]:
+        """Return the inputs whose running cotangent is a value to start from, unless there is nothing to transpose.
+
+        One accumulator may be several operands, and its value is taken once. So the second result maps the further
+        inputs of an accumulator to its first.
+        """
         if all(type(ct) is ad.Zero for ct in cts):
-            return []
-        return [k for k in inputs if isinstance(args[k], ValAccum) and type(args[k].val) is not ad.Zero]
+            return [], {}
+        hot = [k for k in inputs if isinstance(args[k], ValAccum) and type(args[k].val) is not ad.Zero]
+        first = {k: next(j for j in hot if args[j] is args[k]) for k in hot}
+        return [k for k in hot if first[k] == k], {k: j for k, j in first.items() if j != k}
 
     def take(args: Sequence[Any], hot: Sequence[int]) -> list[Any]:
         taken = [args[k].val for k in hot]
@@ -148,24 +172,31 @@ def install_forwarding_transposes(entries: dict[str, Any]) -> None:
             args[k].val = ad.Zero(args[k].aval)
         return taken
 
+    def once(jaxpr: Any, twins: dict[int, int], first: int = 0) -> Any:
+        """Return a body in which each accumulator is one input, which all of its reads add into."""
+        return merging(jaxpr, tuple((j - first, k - first) for k, j in twins.items())) if twins else jaxpr
+
     def wrap(primitive: Primitive) -> None:
         original, entry = table[primitive], entries[primitive.name]
 
         def transpose(cts: Sequence[Array], *args: Any, **params: Any) -> Any:
-            hot = seeds(cts, args, sorted(read_by(primitive, params)))
+            hot, twins = seeds(cts, args, sorted(read_by(primitive, params)))
             if hot:
-                bodies = [forwarding(b.jaxpr, tuple(k - b.first for k in hot)) for b in entry.bodies(params)]
+                merged = [(once(body.jaxpr, twins, body.first), body.first) for body in entry.bodies(params)]
+                bodies = [forwarding(jaxpr, tuple(k - first for k in hot)) for jaxpr, first in merged]
                 params = entry.with_bodies(params, bodies, len(hot))
                 cts = [*cts, *take(args, hot)]
             return original(cts, *args, **params)
 
         table[primitive] = transpose
 
-    def const_to_carry(jaxpr: Any, hot: tuple[int, ...], num_consts: int, num_carry: int) -> Any:
-        """Return the body of a scan with those consts as its last carries, returned unchanged."""
+    def const_to_carry(
+        jaxpr: Any, hot: tuple[int, ...], left_out: tuple[int, ...], num_consts: int, num_carry: int
+    ) -> Any:
+        """Return the body of a scan with those consts as its last carries, returned unchanged, or left out."""
         inner = opened(jaxpr)
         moved = [inner.invars[k] for k in hot]
-        consts = [v for k, v in enumerate(inner.invars[:num_consts]) if k not in hot]
+        consts = [v for k, v in enumerate(inner.invars[:num_consts]) if k not in (*hot, *left_out)]
         carry, xs = inner.invars[num_consts : num_consts + num_carry], inner.invars[num_consts + num_carry :]
         outs, ys = inner.outvars[:num_carry], inner.outvars[num_carry:]
         return replaced(
@@ -177,17 +208,18 @@ def install_forwarding_transposes(entries: dict[str, Any]) -> None:
 
     cached_const_to_carry = weakref_lru_cache(const_to_carry)
 
-    def rescan(params: dict[str, Any], args: Sequence[Any], moved: int) -> dict[str, Any]:
-        """Return the parameters of a scan that has `moved` of its consts as carries instead."""
+    def rescan(params: dict[str, Any], args: Sequence[Any], moved: int, left_out: int) -> dict[str, Any]:
+        """Return the parameters of a scan that has `moved` of its consts as carries instead, and others no more."""
         num_consts, num_carry = scan_counts(params)
+        fewer = num_consts - moved - left_out
         if "num_consts" in params:
-            return params | {"num_consts": num_consts - moved, "num_carry": num_carry + moved}
+            return params | {"num_consts": fewer, "num_carry": num_carry + moved}
         from jax._src import flattree as ft  # there since 0.11, with ft_in
 
         num_ys = len(opened(params["jaxpr"]).outvars) - num_carry
         num_xs = len(args) - num_consts - num_carry
         return params | {
-            "ft_in": ft.pack((ft.nones(num_consts - moved), ft.nones(num_carry + moved), ft.nones(num_xs))),
+            "ft_in": ft.pack((ft.nones(fewer), ft.nones(num_carry + moved), ft.nones(num_xs))),
             "ft_out": ft.pack((ft.nones(num_carry + moved), ft.nones(num_ys))),
         }
 
@@ -196,17 +228,23 @@ def install_forwarding_transposes(entries: dict[str, Any]) -> None:
 
         def transpose(cts: Sequence[Array], *args: Any, **params: Any) -> Any:
             num_consts, num_carry = scan_counts(params)
-            hot = seeds(cts, args, sorted(k for k in read_by(jax_primitives.scan_p, params) if k < num_consts))
+            reads = sorted(k for k in read_by(jax_primitives.scan_p, params) if k < num_consts)
+            hot, twins = seeds(cts, args, reads)
             if not hot:
                 return original(cts, *args, **params)
-            jaxpr = cached_const_to_carry(params["jaxpr"], tuple(hot), num_consts, num_carry)
+            # A twin that were left as a const would have a cotangent of its own: zeros, that are added in the end.
+            jaxpr = once(params["jaxpr"], twins)
+            jaxpr = cached_const_to_carry(jaxpr, tuple(hot), tuple(twins), num_consts, num_carry)
             cts = [*cts[:num_carry], *take(args, hot), *cts[num_carry:]]
-            rest = [a for k, a in enumerate(args) if k not in hot]
-            split = num_consts - len(hot) + num_carry
+            rest = [a for k, a in enumerate(args) if k not in hot and k not in twins]
+            split = num_consts - len(hot) - len(twins) + num_carry
             moved = [*rest[:split], *(args[k] for k in hot), *rest[split:]]
-            return original(cts, *moved, **rescan(params, args, len(hot)) | {"jaxpr": jaxpr})
+            return original(cts, *moved, **rescan(params, args, len(hot), len(twins)) | {"jaxpr": jaxpr})
 
         table[jax_primitives.scan_p] = transpose
 
     for primitive in installed:
         wrap_scan() if primitive is jax_primitives.scan_p else wrap(primitive)
+    for (node_of,) in filter(None, [private_names("interpreters.ad", "vjp_node")]):
+        # A node takes the rules of its primitive when it is first made, which may have been before this import.
+        table.update({node_of(primitive): table[primitive] for primitive in installed})

@@ -280,7 +280,9 @@ def checkpoint_of(params: dict[str, Any]) -> tuple[Any, Any, bool | tuple[bool, 
 
 
 class CustomVJPRules:
-    """The rules of a `custom_vjp` call, which ask what has derivatives: zeros are `SymbolicZero`s there.
+    """The rules of a `custom_vjp` call. Zeros are `SymbolicZero`s for those that ask what has derivatives.
+
+    `jax.vjp` of the call would refuse cotangents of another dtype than the results', which JAX passes on between rules.
 
     Private: how JAX calls them. Without it such a call stays as it is.
     """
@@ -297,10 +299,11 @@ class CustomVJPRules:
         made, outs = iter(found[:num_made]), found[num_made:]
         return outs, [next(made) if k is None else primals[k] for k in passed_on]
 
-    def backward(self, kept: Sequence[Array], cts: Sequence[Any]) -> list[Any]:
-        """Return the cotangents of the operands. Those that are not arrays are zeros."""
+    def backward(self, kept: Sequence[Array], cts: Sequence[Any]) -> tuple[list[Any], Any]:
+        """Return the cotangents of the operands, and what the rule logs. Some of the cotangents are symbolic zeros."""
         found = self._backward.call_wrapped(*kept, *cts)
-        return list(found[0] if isinstance(found, tuple) else found)  # from 0.11 on a log follows them
+        cts, log = found if isinstance(found, tuple) else (found, None)  # from 0.11 on a log follows them
+        return list(cts), log
 
 
 def custom_vjp_rules(eqn: Any) -> CustomVJPRules | None:
@@ -309,7 +312,25 @@ def custom_vjp_rules(eqn: Any) -> CustomVJPRules | None:
         rules = CustomVJPRules(eqn)
     except (AttributeError, KeyError, ValueError):
         return None
-    return None if hasattr(getattr(rules._backward, "f", None), "call_with_accums") else rules
+    # A rule that is given accumulators is also a function of cotangents, but as such does not know which are wanted.
+    takes_accumulators = hasattr(getattr(rules._backward, "f", None), "call_with_accums")
+    return None if takes_accumulators and eqn.params["symbolic_zeros"] else rules
+
+
+def define_vjp(f: Any, forward: Callable[..., Any], backward: Callable[..., tuple[Any, Any]]) -> None:
+    """Set the rules of a `custom_vjp`, which ask what has derivatives. `backward` returns cotangents and a log.
+
+    JAX has such logs since 0.12.
+    """
+    if hasattr(f, "defvjp_with_logs"):
+        f.defvjp_with_logs(forward, backward, symbolic_zeros=True)
+    else:
+        f.defvjp(forward, lambda *args: backward(*args)[0], symbolic_zeros=True)
+
+
+def log_of(pull: Any, cts: Any) -> dict[str, Any]:
+    """Return what rules of `custom_vjp`s log while `pull`, made by `jax.vjp`, is applied. JAX has logs since 0.12."""
+    return dict(pull.with_logs(cts)[1]) if hasattr(pull, "with_logs") else {}
 
 
 _source_info = private_names("source_info_util", "user_context", "current_name_stack", "current", "is_user_filename")
@@ -512,6 +533,22 @@ def varying_axes(x: Any) -> frozenset[Any]:
     return getattr(manual, "varying", frozenset())
 
 
+# --- effects ---------------------------------------------------------------------------------------------------
+
+
+def has_callbacks(jaxpr: Any) -> bool:
+    """Return whether evaluating a jaxpr once more would be seen: it has effects other than those on its refs.
+
+    The types of effects are private; those of refs say which input they belong to, and those of named axes are none.
+    """
+    return any(not hasattr(e, "input") and type(e).__name__ != "NamedAxisEffect" for e in jaxpr.effects)
+
+
+def has_ordered_effects(jaxpr: Any) -> bool:
+    """Return whether a jaxpr has effects that happen in their order. Only the name of an effect says so in public."""
+    return any(str(effect).startswith("Ordered") for effect in jaxpr.effects)
+
+
 # --- refs ------------------------------------------------------------------------------------------------------
 
 
@@ -589,6 +626,18 @@ def executes_eagerly() -> bool:
 
 
 _trace_state_clean = private_names("core", "trace_state_clean")
+
+
+def records_equations() -> bool:
+    """Return whether operations become equations of a jaxpr right now, as they do while JAX traces for `jax.jit`.
+
+    Private. Without it a NaN in a function under `in_place` is not reported by `jax.debug_nans` as in plain JAX.
+    """
+    return _trace_context is None or _jit_trace is None or isinstance(_trace_context[0].trace, _jit_trace)
+
+
+_trace_context = private_names("core", "trace_ctx")
+_jit_trace = tuple(private_names("interpreters.partial_eval", "DynamicJaxprTrace") or ()) or None
 
 
 def flattened_by_control_flow() -> bool:

@@ -17,6 +17,7 @@ from jax_tensorarray._loops.api import strategy_within
 from jax_tensorarray._loops.choosing import Request, repairs_first
 from jax_tensorarray._loops.from_jax import check_max_steps
 from jax_tensorarray._loops.strategy import Strategy
+from jax_tensorarray._ops.primitive import hunting, hunts_nans
 
 #: Libraries with primitives of their own. The module of that name has rules for them.
 RULES_OF_LIBRARIES = {"equinox"}
@@ -146,6 +147,12 @@ class _InPlace:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if jax.config.jax_disable_jit:
             return self._fun(*args, **kwargs)
+        if hunts_nans():
+            with hunting():
+                return self._call(*args, **kwargs)
+        return self._call(*args, **kwargs)
+
+    def _call(self, *args: Any, **kwargs: Any) -> Any:
         if arguments.are_arrays(args, kwargs):
             return self._compiled(*args, **kwargs)
         (given, named), changing = self._static.split(arguments.is_array, args, kwargs)
@@ -185,6 +192,10 @@ def compiled(fun: Callable[..., Any], request: Request, static: arguments.Static
     @arguments.with_constants
     @arguments.named_as(fun)
     def repaired(*args: Any, **kwargs: Any) -> Any:
+        if not _compat.records_equations():
+            # JAX looks for the operation that has made a NaN: it calls what it has compiled, one operation at a time.
+            args, kwargs = jax.tree.unflatten(jax.tree.structure((args, kwargs)), jax.tree.leaves((args, kwargs)))
+            return fun(*args, **kwargs)
         (given, named), _ = static.split(arguments.is_tracer, args, kwargs)
         for library in RULES_OF_LIBRARIES & sys.modules.keys():
             importlib.import_module(f"jax_tensorarray._in_place.{library}")

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.extend import source_info_util
 
 from jax_tensorarray._in_place import control, refs
@@ -77,7 +76,7 @@ def choice_of_residuals(
                 carry = registry.reached_in(body, operands)[: len(carry)]
             registry.each_reached(body.jaxpr, [*consts, *carry, *xs], visit)
 
-    registry.each_reached(jaxpr, [jnp.issubdtype(a.dtype, jnp.inexact) for a in jaxpr.in_avals], visit)
+    registry.each_reached(jaxpr, [jaxprs.is_inexact(a) for a in jaxpr.in_avals], visit)
     return found
 
 
@@ -146,6 +145,6 @@ def _linearized(eqn: Any, operands: Sequence[bool]) -> Linearized | None:
     consts, carry, xs = loop.split(loop.inputs(operands, False))
     carry = registry.reached_in(loop, list(operands))[: len(carry)]
     if eqn.primitive.name == "scan":
-        ys = [jnp.issubdtype(a.dtype, jnp.inexact) for a in loop.jaxpr.out_avals[len(carry) :]]
+        ys = [jaxprs.is_inexact(a) for a in loop.jaxpr.out_avals[len(carry) :]]
         return linearize(parts[0], [*consts, *xs], [False, *carry, *ys])
     return linearize(parts[0], consts[loop.leading :], carry)

@@ -14,7 +14,7 @@ from jax_tensorarray._in_place import explained, layouts, refs, registers, stack
 from jax_tensorarray._in_place.repair import LOOPS, Repair
 from jax_tensorarray._in_place.rows import has_rows, is_update
 from jax_tensorarray._in_place.selects import select
-from jax_tensorarray._in_place.values import Predicate, Value, as_written, with_type
+from jax_tensorarray._in_place.values import Predicate, Value, as_written, is_weak, with_type
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._loops import choosing
 from jax_tensorarray._loops.api import while_loop
@@ -223,18 +223,28 @@ def while_(repair: Repair, eqn: Any, operands: Sequence[Value], added: dict[int,
         active = jnp.asarray(predicate(*of_cond, *carry)[0])
         return active & Predicate(repair.active).over(shape) if is_masked else active
 
-    def goes_on(carry: list[Array]) -> Array:
-        return jnp.any(is_active(carry))
+    # A predicate may have effects, and may cost as much as the body. So it is evaluated in a step only if examples end
+    # by themselves, as in JAX's loop. Effects in an order are not repeated: the loop carries what the predicate is.
+    once = bool(shape) and _compat.has_ordered_effects(condition)
 
-    def step(carry: list[Array]) -> list[Array]:
-        active = is_active(carry)
-        inner = repair.of_loop(active if active.ndim else repair.active)
+    def goes_on(carry: list[Array]) -> Array:
+        return jnp.any(carry[0] if once else is_active(carry))
+
+    def next_carry(carry: list[Array]) -> list[Array]:
+        if not once:
+            return step(carry, is_active(carry) if shape else None)
+        active, *carry = carry
+        carry = step(carry, active)
+        return [active & is_active(carry), *carry]
+
+    def step(carry: list[Array], active: Array) -> list[Array]:
+        inner = repair.of_loop(repair.active if active is None else active)
         before = [Value.given(x) for x in carry]
         constants = [Value.given(x, is_constant=True) for x in of_body]
         after = inner.evaluate(body, [*constants, *before], known)
-        is_weak = [v.aval.weak_type and not v.aval.shape for v in body.jaxpr.outvars]
-        after = [with_type(x, weak=flag) for x, flag in zip(after, is_weak, strict=True)]
-        if not active.ndim:
+        types = [v.aval for v in body.jaxpr.outvars]
+        after = [with_type(x, weak=is_weak(of) and not of.shape) for x, of in zip(after, types, strict=True)]
+        if active is None:
             return [x.array for x in _of_active(repair.active, before, after, is_kept)]
         chosen = Predicate(active)
         outs = []
@@ -247,15 +257,16 @@ def while_(repair: Repair, eqn: Any, operands: Sequence[Value], added: dict[int,
         return outs
 
     max_steps, residuals = repair.request
+    start = [is_active(carry), *carry] if once else carry
     if max_steps is None:
-        return ends(while_loop(goes_on, step, carry), repair.active, is_kept)
-    outs, steps = while_loop(goes_on, step, carry, max_steps=max_steps, residuals=residuals, return_steps=True)
+        return ends(while_loop(goes_on, next_carry, start)[once:], repair.active, is_kept)
+    outs, steps = while_loop(goes_on, next_carry, start, max_steps=max_steps, residuals=residuals, return_steps=True)
     # Positive if there was a step too many. Every result is made to depend on the check of this number.
     most = min(max_steps, INT32_MAX - 1) + 1
     # An example that has finished an outer loop is stopped before its first step.
     number = jnp.where(steps.cut & (steps.taken >= max_steps), most, 0)
     is_right = ta_check(number, most, mode="error", op="in_place: more than max_steps steps") >= 0
-    return ends([_known_if(is_right, x) for x in outs], repair.active, is_kept)
+    return ends([_known_if(is_right, x) for x in outs[once:]], repair.active, is_kept)
 
 
 def _without_twins(predicate: Any, places: Sequence[int]) -> Any:
@@ -274,6 +285,8 @@ def _without_twins(predicate: Any, places: Sequence[int]) -> Any:
 
 def _known_if(is_right: Array, x: Array) -> Array:
     """Return the array, made to depend on the check `is_right`."""
+    if not isinstance(x, jax.Array):  # a token
+        return x
     if not has_rows(jax.typeof(x)):
         return jnp.where(is_right, x, jnp.zeros_like(x))
     row = jnp.zeros(x.shape[1:], x.dtype)

@@ -18,7 +18,7 @@ from jax.extend.core import primitives as jax_primitives
 from jax_tensorarray import _compat
 from jax_tensorarray._in_place import control, refs
 from jax_tensorarray._in_place.repair import Repair
-from jax_tensorarray._in_place.values import Value, with_type
+from jax_tensorarray._in_place.values import Value, is_weak, with_type
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._loops.choosing import Request, repairs_first
 from jax_tensorarray._loops.from_jax import becomes_ours
@@ -44,7 +44,7 @@ def _repairing(primitive: Primitive) -> Callable[..., Any]:
         with repairs_first(None):
             [body] = registry.ENTRIES[primitive.name].bodies(params)
             outs = control.RULES[primitive.name](repair, loop, list(map(Value, args)), {})
-            return [with_type(x, weak=of.weak_type).array for x, of in zip(outs, body.jaxpr.out_avals, strict=True)]
+            return [with_type(x, weak=is_weak(of)).array for x, of in zip(outs, body.jaxpr.out_avals, strict=True)]
 
     return bind
 

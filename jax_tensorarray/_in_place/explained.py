@@ -9,7 +9,6 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jax.extend import core as jex
 from jax.extend import source_info_util
 from jax.extend.core import primitives as jax_primitives
@@ -181,7 +180,7 @@ def _of_branches(jaxpr: Any, eqn: Any) -> Iterable[Remark]:
     """Yield a note for each result of branches that is a version of a buffer in some and not in others."""
     bodies = [_compat.opened(body.jaxpr) for body in registry.entry_of(eqn).bodies(eqn.params)]
     for number, v in enumerate(eqn.outvars):
-        if len(v.aval.shape) and _size(v.aval) > 1:
+        if getattr(v.aval, "shape", ()) and _size(v.aval) > 1:
             roots = [_root(body, body.outvars[number]) for body in bodies]
             if len(set(roots)) > 1 and any(k is not None for k in roots):
                 reason = "made-in-the-step" if None in roots else "another-buffer"
@@ -211,7 +210,7 @@ def _root(jaxpr: Any, v: Any) -> int | None:
 
 
 def _of_while(jaxpr: Any, eqn: Any, max_steps: int | None) -> list[Remark]:
-    floats = [v for v in eqn.outvars if jnp.issubdtype(v.aval.dtype, jnp.inexact)]
+    floats = [v for v in eqn.outvars if jaxprs.is_inexact(v.aval)]
     if max_steps is not None or not floats:
         return []
     aval = max(floats, key=lambda v: _size(v.aval)).aval

@@ -9,7 +9,7 @@ from jax.extend import core as jex
 
 from jax_tensorarray import _compat
 from jax_tensorarray._in_place import explained, factors, layouts, refs, registers, rows, selects, sums, twins, views
-from jax_tensorarray._in_place.values import Value, arrays, as_written, with_type
+from jax_tensorarray._in_place.values import Value, arrays, as_written, is_weak, with_type
 from jax_tensorarray._jaxprs import foreign, jaxprs, registry
 from jax_tensorarray._loops import choosing
 from jax_tensorarray._loops.choosing import Request
@@ -90,7 +90,7 @@ class Repair:
                 outs[number] = Value(lax.add(*arrays([outs[number], value]))) if found is None else found
             types = [v.aval for v in closed.jaxpr.outvars]
             return [
-                with_type(x, weak=of.weak_type and (is_whole or not of.shape)).array
+                with_type(x, weak=is_weak(of) and (is_whole or not of.shape)).array
                 for x, of in zip(outs, types, strict=True)
             ]
 
@@ -151,7 +151,7 @@ class Repair:
         self, eqn: Any, operands: list[Value], added: dict[int, Value], is_viewed: bool
     ) -> tuple[list[Value], Iterable[int]]:
         """Return the results, and the numbers of the results that already contain their sums."""
-        with _compat.at_source_of(eqn):
+        with _compat.at_source_of(eqn), jaxprs.with_types_of(eqn):
             results = self._repaired(eqn, operands, added)
             if results is not None:
                 return results, added if sums.takes_sums(eqn) else ()
@@ -258,7 +258,7 @@ class _Lowered(_Repaired):
 
 def _chosen(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     """Return the results of branches that compute nothing, but choose between versions of buffers."""
-    if registry.entry_of(eqn).kind != "branches" or any(v.aval.shape == () for v in eqn.outvars):
+    if registry.entry_of(eqn).kind != "branches" or not all(getattr(v.aval, "shape", ()) for v in eqn.outvars):
         return None
     bodies = [_compat.opened(body.jaxpr) for body in registry.entry_of(eqn).bodies(eqn.params)]
     if any(body.eqns or not all(any(v is x for x in body.invars) for v in body.outvars) for body in bodies):

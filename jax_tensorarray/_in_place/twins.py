@@ -44,7 +44,10 @@ def carried_once(loop: registry.Body, inputs: Sequence[Value]) -> tuple[registry
 def equal_operands(arrays: Sequence[Array]) -> list[int]:
     """Return for each operand of an equation the place of the first one that equals it."""
     numbers = _Numbers()
-    return _firsts([(numbers.of_array(x), jax.typeof(x)) if np.ndim(x) else (id(x), k) for k, x in enumerate(arrays)])
+    # A token has no axes, not even none.
+    return _firsts(
+        [(numbers.of_array(x), jax.typeof(x)) if getattr(x, "ndim", 0) else (id(x), k) for k, x in enumerate(arrays)]
+    )
 
 
 def numbers_of_outputs(jaxpr: Any) -> list[int]:
@@ -103,7 +106,7 @@ class _Numbers:
             return self.of_array(*_compat.operands_of(maker))
         if maker is not None and maker.primitive.name in _FILLS:
             return self._made(maker, [self.of_array(y) for y in _compat.operands_of(maker)], jax.typeof(x))
-        if isinstance(x, jax.Array) or np.ndim(x):
+        if isinstance(x, jax.Array | jax.core.Tracer | jax.Ref) or np.ndim(x):
             return self.of("array", id(x))
         return self.of("number", type(x), np.asarray(x).dtype, np.asarray(x).tobytes())
 

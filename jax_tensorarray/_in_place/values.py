@@ -209,7 +209,7 @@ class Value:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return np.shape(self.array) if self.view is None else self.view.shape
+        return getattr(self.array, "shape", ()) if self.view is None else self.view.shape  # a token has none
 
     @property
     def dtype(self) -> Any:
@@ -253,7 +253,12 @@ def as_written(values: Sequence[Value]) -> list[Array]:
 
 def with_type(x: Value, *, weak: bool) -> Value:
     """Return a value with a weak type, as plain JAX makes it of Python numbers, or without."""
-    if jax.typeof(x.array).weak_type != weak:
+    if getattr(jax.typeof(x.array), "weak_type", weak) != weak:  # a token has no type that could be weak
         of = {"new_dtype": x.array.dtype, "weak_type": weak, "sharding": None}
         x.array = jax_primitives.convert_element_type_p.bind(x.array, **of)
     return x
+
+
+def is_weak(aval: Any) -> bool:
+    """Return whether a type is weak: not that of a token or a ref."""
+    return getattr(aval, "weak_type", False)

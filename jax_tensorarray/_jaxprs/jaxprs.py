@@ -1,10 +1,13 @@
 """Operations on jaxprs, by public transformations of JAX only."""
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.custom_derivatives import SymbolicZero
 from jax.extend import core as jex
 from jax.interpreters import partial_eval as pe
@@ -23,9 +26,26 @@ def function(jaxpr: Any) -> Callable[..., list[Array]]:
 
 def bind(eqn: Any, operands: Sequence[Array]) -> list[Array]:
     """Bind one equation of a jaxpr, and return the list of its results."""
-    with eqn.ctx.manager:
+    with eqn.ctx.manager, with_types_of(eqn):
         outs = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
     return list(outs) if eqn.primitive.multiple_results else [outs]
+
+
+def with_types_of(eqn: Any) -> contextlib.AbstractContextManager[Any]:
+    """Return a context in which JAX makes the types of an equation, which may be from a block with `jax.enable_x64`.
+
+    Elsewhere JAX narrows what has 64 bits, and an index may become another one.
+    """
+    if jax.config.jax_enable_x64 or not any(map(_has_64_bits, (*eqn.invars, *eqn.outvars))):
+        return contextlib.nullcontext()
+    return jax.enable_x64(True)
+
+
+def _has_64_bits(v: Any) -> bool:
+    return getattr(v.aval, "dtype", None) in _OF_64_BITS
+
+
+_OF_64_BITS = frozenset(map(np.dtype, ("int64", "uint64", "float64", "complex128")))
 
 
 def interpret(
@@ -83,6 +103,12 @@ def has_symbolic_shapes(eqn: Any) -> bool:
     """Return whether a size is not known before `jax.export` has stored the program: how large is then a buffer?"""
     shapes = (getattr(v.aval, "shape", ()) for v in (*eqn.invars, *eqn.outvars))
     return not all(isinstance(size, int) for shape in shapes for size in shape)
+
+
+def is_inexact(x: Any) -> bool:
+    """Return whether an array, a number or a type is of floats or complex numbers. A token has no dtype."""
+    dtype = getattr(x, "dtype", None)
+    return isinstance(x, float | complex) if dtype is None else jnp.issubdtype(dtype, jnp.inexact)
 
 
 def pruned(jaxpr: Any) -> Any:
@@ -179,19 +205,6 @@ def jvp_of_some(f: Callable[..., Any], primals: Sequence[Any], nonzero: Sequence
         return f(*merge(some, nonzero, primals))
 
     return jax.jvp(at, flagged(primals, nonzero), dots)
-
-
-def differentiated_as(g: Callable[..., Any], f: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `f`, which has the derivatives of `g`. Both compute the same."""
-    f = jax.custom_jvp(f)
-
-    def rule(primals: Any, tangents: Any) -> Any:
-        (leaves, tree), dots = jax.tree.flatten(primals), jax.tree.leaves(tangents)
-        nonzero = [not isinstance(t, SymbolicZero) for t in dots]
-        return jvp_of_some(lambda *xs: g(*jax.tree.unflatten(tree, xs)), leaves, nonzero, flagged(dots, nonzero))
-
-    f.defjvp(rule, symbolic_zeros=True)
-    return f
 
 
 def joint_jvp(body: Any, nonzero_consts: Sequence[bool], nonzero_carry: Sequence[bool]) -> Any:

@@ -9,9 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
+from jax.interpreters import ad
 
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs
+from jax_tensorarray._jaxprs.custom_jvp import OfCall, by, ta_custom_jvp_p, with_rule
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
 
 Array = Any
@@ -75,9 +77,12 @@ class Change:
         """Return the results and what `backward` is to have, any pytree."""
         return self.call(f, *args)
 
-    def backward(self, f: Callable[..., Any], before: Sequence[Array], kept: Any, cts: list[Array]) -> list[Array]:
-        """Return the cotangents of the operands."""
-        return list(self.call(f, kept, cts))
+    def backward(
+        self, f: Callable[..., Any], before: Sequence[Array], kept: Any, cts: list[Array]
+    ) -> tuple[list[Array], Any]:
+        """Return the cotangents of the operands, and what else the rule returns, a pytree."""
+        found, more = self.call(f, kept, cts)
+        return list(found), more
 
     def operands(self, own: Sequence[Array]) -> list[Array]:
         return [*self.before, *own, *self.after]
@@ -217,7 +222,9 @@ def bind_branches(
 
 def _custom_jvp(eqn: Any, operands: Sequence[Array], change: Change) -> list[Array]:
     operands, first = change.operands(operands), len(change.before)
-    f = jax.custom_jvp(jaxprs.function(change.traced(eqn.params["call_jaxpr"], operands)))
+    changed, own = change.traced(eqn.params["call_jaxpr"], operands), eqn.params.get("rule")
+    if isinstance(own, OfCall):
+        return with_rule(changed, operands, own)
 
     def rule(primals: Sequence[Array], tangents: Sequence[Any]) -> Any:
         nonzero = [not isinstance(t, SymbolicZero) for t in tangents]
@@ -229,51 +236,18 @@ def _custom_jvp(eqn: Any, operands: Sequence[Array], change: Change) -> list[Arr
         outs, found = change.jvp(derivative, list(primals), flagged(tangents, nonzero), nonzero)
         return outs, merge(found, are_inexact(outs), _zeros(outs))
 
-    f.defjvp(rule, symbolic_zeros=True)
-    return list(f(*operands))
+    return by(changed, operands, rule)
 
 
 def _custom_vjp(eqn: Any, operands: Sequence[Array], change: Change) -> list[Array] | None:
-    if eqn.params["symbolic_zeros"]:
-        return _custom_vjp_with_zeros(eqn, operands, change)
-    operands, first = change.operands(operands), len(change.before)
-    f = jax.custom_vjp(jaxprs.function(change.traced(eqn.params["call_jaxpr"], operands)))
-
-    def forward(*args: Array) -> Any:
-        nonzero = are_inexact(args)
-
-        def of(*args: Array) -> Any:
-            def of_some(*some: Array) -> list[Array]:
-                return jaxprs.bind(eqn, merge(some, nonzero, args)[first:])
-
-            return jax.vjp(of_some, *flagged(args, nonzero))
-
-        outs, kept = change.forward(of, *args)
-        return outs, (args[:first], kept)
-
-    def backward(residuals: Any, cts: Sequence[Any]) -> tuple[Any, ...]:
-        outs = [v.aval for v in eqn.outvars]
-
-        def of(pull: Callable[..., Any], some: list[Array]) -> Any:
-            return pull(merge(some, are_inexact(outs), _zeros(outs)))
-
-        before, kept = residuals
-        found = change.backward(of, before, kept, [ct for ct in cts if ct.dtype != jax.dtypes.float0])
-        nonzero = are_inexact(operands)
-        return tuple(merge(found, nonzero, [None] * len(nonzero)))
-
-    f.defvjp(forward, backward)
-    return list(f(*operands))
-
-
-def _custom_vjp_with_zeros(eqn: Any, operands: Sequence[Array], change: Change) -> list[Array] | None:
-    """Run a `custom_vjp` whose rules ask which operands and results have derivatives."""
-    rules = _compat.custom_vjp_rules(eqn)
-    if rules is None or not change.takes_some_cotangents:
+    rules, asks = _compat.custom_vjp_rules(eqn), eqn.params["symbolic_zeros"]
+    if rules is None or (asks and not change.takes_some_cotangents):
         return None
     operands, first = change.operands(operands), len(change.before)
     f = jax.custom_vjp(jaxprs.function(change.traced(eqn.params["call_jaxpr"], operands)))
 
+    # Both rules know what has derivatives: some rules ask, and there are none with respect to what JAX has closed over,
+    # the first operands, which `rules.forward` refuses.
     def forward(*args: Any) -> Any:
         values, has_tangent = [x.value for x in args], [x.perturbed for x in args]
         fixed: list[Any] = []  # what is kept and may be known while the other rule is traced; None for an array
@@ -286,32 +260,47 @@ def _custom_vjp_with_zeros(eqn: Any, operands: Sequence[Array], change: Change) 
         outs, kept = change.forward(of, *values)
         return outs, (values[:first], kept, fixed)
 
-    def backward(residuals: Any, cts: Sequence[Any]) -> tuple[Any, ...]:
-        has_ct = [not isinstance(ct, SymbolicZero) and ct.dtype != jax.dtypes.float0 for ct in cts]
+    def backward(residuals: Any, cts: Sequence[Any]) -> tuple[Any, Any]:
+        cts = cts if asks else [_instantiated(ct) for ct in cts]
+        has_ct = [not _is_zero(ct) for ct in cts]
         is_made: list[bool] = []
 
-        def of(kept: list[Array], some: list[Array]) -> list[Array]:
+        def of(kept: list[Array], some: list[Array]) -> tuple[list[Array], Any]:
             kept = merge(kept, [x is None for x in fixed], fixed)
-            found = rules.backward(kept, merge(some, has_ct, cts))
-            is_made[:] = [isinstance(x, jax.Array) for x in found]
-            return flagged(found, is_made)
+            found, log = rules.backward(kept, merge(some, has_ct, cts))
+            found = found if change.takes_some_cotangents else [_instantiated(x) for x in found]
+            is_made[:] = [not _is_zero(x) for x in found]
+            return flagged(found, is_made), log
 
         before, kept, fixed = residuals
-        found = change.backward(of, before, kept, flagged(cts, has_ct))
+        found, log = change.backward(of, before, kept, flagged(cts, has_ct))
         flags = [*[False] * first, *is_made]
-        return tuple(merge(found, flags, [None] * len(flags)))
+        return tuple(merge(found, flags, [None] * len(flags))), log
 
-    f.defvjp(forward, backward, symbolic_zeros=True)
+    _compat.define_vjp(f, forward, backward)
     return list(f(*operands))
 
 
+def _is_zero(ct: Any) -> bool:
+    """Return whether a cotangent is a symbolic zero, or one of integers."""
+    return isinstance(ct, ad.Zero | SymbolicZero) or ct.dtype == jax.dtypes.float0
+
+
+def _instantiated(ct: Any) -> Any:
+    """Return a cotangent as an array, unless it is one of integers."""
+    if not isinstance(ct, ad.Zero | SymbolicZero):
+        return ct
+    aval: Any = ct.aval
+    return ct if aval.dtype == jax.dtypes.float0 else ad.instantiate_zeros(ad.Zero(aval))
+
+
 def are_inexact(arrays: Sequence[Any]) -> list[bool]:
-    return [jnp.issubdtype(jnp.result_type(x), jnp.inexact) for x in arrays]
+    return list(map(jaxprs.is_inexact, arrays))
 
 
 def _zeros(outs: Sequence[Any]) -> list[Any]:
     """Return the tangents of integers."""
-    return [np.zeros(np.shape(x), jax.dtypes.float0) for x in outs]
+    return [np.zeros(getattr(x, "shape", ()), jax.dtypes.float0) for x in outs]
 
 
 def _shard_map(eqn: Any, operands: Sequence[Array], change: Change) -> list[Array]:
@@ -359,12 +348,16 @@ _OTHER = Entry("", lambda params: [])
 #: By the name of the primitive, since some are private. Each loop of this library adds its own.
 ENTRIES = {
     **dict.fromkeys(("jit", "pjit"), Entry("inlined", _in("jaxpr"), with_bodies=_of_jit)),
-    **dict.fromkeys(("closed_call", "core_call", "eval_jaxpr"), Entry("inlined", _in("call_jaxpr"))),
+    **dict.fromkeys(("closed_call", "core_call"), Entry("inlined", _in("call_jaxpr"))),
+    # What `jax.jit(inline=True)` is within another function.
+    "eval_jaxpr": Entry(
+        "inlined", _in("call_jaxpr"), with_bodies=lambda params, new, _: params | {"call_jaxpr": new[0]}
+    ),
     _compat.CHECKPOINT: Entry(
         "checkpoint", _checkpoints, _checkpoint, lambda params, new, _: params | {"jaxpr": new[0]}
     ),
     "call_hi_primitive": Entry("checkpoint", _checkpoints, _checkpoint),
-    "custom_jvp_call": Entry("rules", _in("call_jaxpr"), _custom_jvp),
+    **dict.fromkeys(("custom_jvp_call", ta_custom_jvp_p.name), Entry("rules", _in("call_jaxpr"), _custom_jvp)),
     "custom_vjp_call": Entry("rules", _in("call_jaxpr"), _custom_vjp),
     "shard_map": Entry("divided", _in("jaxpr"), _shard_map),
     "cond": Entry("branches", _in("branches", 1), _cond, lambda params, new, _: params | {"branches": tuple(new)}),

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_tensorarray._jaxprs import jaxprs
+from jax_tensorarray._jaxprs.custom_jvp import differentiated_as
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
 from jax_tensorarray._loops.count import count, counter
 from jax_tensorarray._loops.replay import Replay, live_carries
@@ -59,7 +59,7 @@ class Checkpoint(Strategy):
         run: Callable[..., Any] = functools.partial(self._run_again, loop)
         if not loop.body.effects:  # JAX lets no function with rules of its own have them
             # A derivative of the loop in it would reserve a tape of all steps in each of its steps.
-            run = jaxprs.differentiated_as(loop.pull_back_by_tape, run)
+            run = differentiated_as(loop.pull_back_by_tape, run)
         return run(steps, list(consts), list(init), list(const_cts), list(carry_cts))
 
     def _run_again(

@@ -5,6 +5,7 @@ rows; then it becomes a loop that undoes its steps, or starts from checkpoints, 
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +18,7 @@ from jax.interpreters import ad
 
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs, registry
+from jax_tensorarray._jaxprs.custom_jvp import OfCall, with_rule
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
 from jax_tensorarray._loops import auto
 from jax_tensorarray._loops.count import CHOICES, CountOptions, Tangents, nonzero_tangents
@@ -49,23 +51,43 @@ repairs_first = jax.make_user_context(None)
 
 def bind(eqn: Any, operands: Sequence[Array], strategy: Strategy) -> list[Array]:
     """Run a scan as JAX does, which chooses by the strategy when it is differentiated."""
-    is_repaired_first = repairs_first.value is not None and any(map(_compat.is_differentiated, operands))
-    if is_repaired_first or not has_choice(eqn.params, list(map(jax.typeof, operands)), strategy):
+    if repairs_first.value is not None and any(map(_compat.is_differentiated, operands)):
         return jaxprs.bind(eqn, operands)
+    return _bind(eqn, operands, strategy)
 
-    @jax.custom_jvp
-    def run(*operands: Array) -> list[Array]:
+
+def _bind(eqn: Any, operands: Sequence[Array], strategy: Strategy) -> list[Array]:
+    if not has_choice(eqn.params, list(map(jax.typeof, operands)), strategy):
         return jaxprs.bind(eqn, operands)
+    return with_rule(jax.make_jaxpr(lambda *xs: jaxprs.bind(eqn, xs))(*operands), operands, _ByStrategy(strategy))
 
-    def rule(primals: Sequence[Array], tangents: Sequence[Any]) -> tuple[list[Array], list[Any]]:
+
+@dataclass(frozen=True)
+class _ByStrategy(OfCall):
+    """The derivative of a scan, by a strategy. `jax.vmap` and others put something around the scan."""
+
+    strategy: Strategy
+
+    def jvp(self, call: Any, primals: Sequence[Array], tangents: Sequence[Any]) -> Any:
+        inner = _compat.opened(call)
+        if not chooses(inner) or [*inner.eqns[0].invars, *inner.eqns[0].outvars] != [*inner.invars, *inner.outvars]:
+            return super().jvp(call, primals, tangents)
         nonzero = [not isinstance(t, SymbolicZero) for t in tangents]
-        found = _by_strategy(eqn.params, primals, merge(flagged(tangents, nonzero), nonzero, _zeros(primals)), strategy)
+        with jaxprs.with_types_of(inner.eqns[0]):
+            dots = merge(flagged(tangents, nonzero), nonzero, _zeros(primals))
+            found = _by_strategy(inner.eqns[0].params, primals, dots, self.strategy)
         if found is not None:
             return found
-        return jaxprs.jvp_of_some(lambda *xs: jaxprs.bind(eqn, xs), primals, nonzero, flagged(tangents, nonzero))
+        return jaxprs.jvp_of_some(jaxprs.function(call), primals, nonzero, flagged(tangents, nonzero))
 
-    run.defjvp(rule, symbolic_zeros=True)
-    return list(run(*operands))
+    def evaluate(self, call: Any, args: Sequence[Array]) -> list[Array]:
+        def equation(eqn: Any, operands: Sequence[Array]) -> list[Array]:
+            if isinstance(eqn.params.get("rule"), _ByStrategy):
+                return with_rule(eqn.params["call_jaxpr"], operands, self)
+            is_scan = eqn.primitive is jax_primitives.scan_p
+            return _bind(eqn, operands, self.strategy) if is_scan else jaxprs.bind(eqn, operands)
+
+        return jaxprs.interpret(call, args, equation, lambda x: x)
 
 
 def chooses(jaxpr: Any) -> bool:
@@ -145,7 +167,7 @@ def _by_strategy(
     better: Strategy | None = strategy
     if strategy.tapes:
         better = _better(body, tuple(dots.nonzero_consts), tuple(dots.nonzero_carry), length, strategy)
-    if better is None:
+    if better is None or _logs(body, (*dots.nonzero_consts, *dots.nonzero_carry)):
         return None
     options = WhileOptions(length, "a scan", strategy=better)
     loop = Loop([], [*consts, *xs], [number, *init, *ys], cond, body, options)
@@ -159,6 +181,28 @@ def _better(
     body: Any, nonzero_consts: Sequence[bool], nonzero_carry: Sequence[bool], length: int, strategy: Strategy
 ) -> Strategy | None:
     return strategy.instead_of(linearize(body, nonzero_consts, nonzero_carry), body, length)
+
+
+@_compat.cached
+def _logs(body: Any, nonzero: Sequence[bool]) -> bool:
+    """Return whether a step logs something in reverse mode, by a `custom_vjp`: JAX stacks these logs, our loops do not.
+
+    The step is differentiated in the flagged inputs.
+    """
+    if not jaxprs.any_equation(body, lambda eqn: eqn.primitive is jax_primitives.custom_vjp_call_p):
+        return False
+
+    def log(*args: Array) -> Any:
+        def step(*some: Array) -> list[Array]:
+            return jaxprs.function(body)(*merge(some, nonzero, args))
+
+        outs, pull = jax.vjp(step, *flagged(args, nonzero))
+        return _compat.log_of(pull, [ad.instantiate_zeros(zero_tangent(x)) for x in outs])
+
+    try:
+        return bool(jax.eval_shape(log, *body.in_avals))
+    except ValueError:  # a step that has no reverse mode
+        return False
 
 
 @_compat.cached

@@ -12,16 +12,17 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import Primitive
-from jax.interpreters import ad, mlir, xla
+from jax.interpreters import ad, mlir
 from jax.interpreters import partial_eval as pe
 
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs, registry
+from jax_tensorarray._jaxprs.axis import Axis, axes
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge, partition
 from jax_tensorarray._jaxprs.registry import reached
 from jax_tensorarray._loops import linearize, masking, rules
 from jax_tensorarray._loops.linearize import Linearized
-from jax_tensorarray._loops.rules import Axis, Part, axes, with_batch_axis
+from jax_tensorarray._loops.rules import Part, with_batch_axis
 from jax_tensorarray._loops.tapes import (
     TapeType,
     avals_of,
@@ -34,7 +35,7 @@ from jax_tensorarray._loops.tapes import (
     tapes_for,
 )
 from jax_tensorarray._ops.host import is_on_host, ta_host_read, ta_host_read_p, zeros
-from jax_tensorarray._ops.primitive import is_zero, zero_tangent
+from jax_tensorarray._ops.primitive import is_zero, run_alone, zero_tangent
 
 Array = Any
 
@@ -309,7 +310,7 @@ _compat.lowers_its_bodies(ta_count_p)
 pe.dce_rules[ta_count_p] = rules.without_unused(_part_for)
 pe.partial_eval_jaxpr_custom_rules[ta_count_p] = rules.partial_eval_in_checkpoint
 _compat.checked_as(ta_count_p, _run)
-ta_count_p.def_impl(functools.partial(xla.apply_primitive, ta_count_p))
+ta_count_p.def_impl(functools.partial(run_alone, ta_count_p))
 ta_count_p.def_effectful_abstract_eval(_abstract_eval)
 mlir.register_lowering(ta_count_p, mlir.lower_fun(_run, multiple_results=True))
 rules.register(ta_count_p, jvp=_jvp, transpose=rules.transpose_of_part(_part_for, _transpose), batch=_batch)

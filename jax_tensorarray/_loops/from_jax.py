@@ -133,6 +133,8 @@ def bind_loop(
     """Run a loop of JAX as ours. A scan of JAX remains a scan until it is differentiated, and perhaps then too."""
     here, source = _compat.source_here(), _source()
     jaxpr, shape = _traced(loop, functions, args, tuple(options))
+    if return_steps and any(map(_asks_with_effects, _compat.opened(jaxpr).eqns)):
+        return _with_its_end(functions, args, shape, max_steps, strategy, bound)
     end = []
 
     def equation(eqn: Any, operands: list[Array]) -> list[Array]:
@@ -154,7 +156,7 @@ def bind_loop(
             options = WhileOptions(most, source, strategy=kept, counts=counts, bound=bound)
             outs, taken = while_(operands[:a], consts, operands[b:], cond=cond, body=body, options=options)
         if return_steps:
-            (more,) = jaxprs.function(cond)(*operands[:a], *outs)
+            (more,) = jaxprs.function(cond)(*map(_copied, operands[:a]), *outs)
             end.append(Steps(taken, more))
         return outs
 
@@ -163,12 +165,39 @@ def bind_loop(
     return (result, end[-1]) if return_steps else result
 
 
+def _asks_with_effects(eqn: Any) -> bool:
+    return eqn.primitive is jax_primitives.while_p and _compat.has_callbacks(eqn.params["cond_jaxpr"])
+
+
+def _with_its_end(
+    functions: Sequence[Any], args: Any, shape: Any, max_steps: int | None, strategy: Strategy, bound: Bound
+) -> Any:
+    """Run a loop that carries whether it goes on: it is asked once before each step and at the end, and no more."""
+    (cond_fun, body_fun), (init,) = functions, args
+
+    def body(state: Any) -> Any:
+        carry = body_fun(state[1])
+        return cond_fun(carry), carry
+
+    init = jax.tree.map(lambda x, of: x if isinstance(x, jax.Ref) else jnp.asarray(x, of.dtype), init, shape)
+    start, asked = (cond_fun(init), init), (lambda state: state[0], body)
+    (more, carry), steps = bind_loop(
+        lax.while_loop, asked, (start,), max_steps, strategy.of_second(), (), bound, return_steps=True
+    )
+    return carry, Steps(steps.taken, more)
+
+
+def _copied(x: Array) -> Array:
+    """Return a copy of a ref: what the last question writes is dropped, as JAX's loop drops it."""
+    return jax.new_ref(x[...]) if isinstance(x, jax.Ref) else x
+
+
 def in_python(cond_fun: Any, body_fun: Any, carry: Any, max_steps: int | None, return_steps: bool) -> Any:
     """Run the loop under `jax.disable_jit`, as JAX runs its own: the functions may change NumPy arrays in place."""
     carry, taken = jax.tree.map(jnp.asarray, carry), 0
-    while (max_steps is None or taken < max_steps) and cond_fun(carry):
+    while (more := cond_fun(carry)) and (max_steps is None or taken < max_steps):
         carry, taken = jax.tree.map(jnp.asarray, body_fun(carry)), taken + 1
     if not return_steps:
         return carry
     dtype = counting(max_steps)
-    return carry, Steps(jnp.asarray(min(taken, jnp.iinfo(dtype).max), dtype), jnp.asarray(cond_fun(carry)))
+    return carry, Steps(jnp.asarray(min(taken, jnp.iinfo(dtype).max), dtype), jnp.asarray(more))

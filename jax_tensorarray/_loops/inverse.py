@@ -14,9 +14,9 @@ from jax.extend.core import primitives as jax_primitives
 
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs
+from jax_tensorarray._jaxprs.axis import Axis
 from jax_tensorarray._loops.from_jax import Carry, for_ever
 from jax_tensorarray._loops.replay import Replay, all_batched, counted, live_carries, primal_body
-from jax_tensorarray._loops.rules import Axis
 from jax_tensorarray._loops.strategy import Strategy
 from jax_tensorarray._loops.tapes import largest
 from jax_tensorarray._loops.while_ import Loop
@@ -61,6 +61,10 @@ class Inverse(Strategy):
         tolerances = (_half_the_digits(a.dtype) if self.check is True else float(self.check) for a in checked)
         body = _with_more_consts(body, len(consts), tuple(map(jax.typeof, own)))
         return Inverted(back, len(own), tuple(tolerances), source), body, [*consts, *own]
+
+    def of_second(self) -> Strategy:
+        # Before a step, a loop was about to take it.
+        return replace(self, f=lambda state: (jnp.ones_like(state[0]), self.f(state[1])))
 
 
 def _half_the_digits(dtype: Any) -> float:

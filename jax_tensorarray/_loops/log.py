@@ -19,6 +19,7 @@ from jax.extend.core import primitives as jax_primitives
 
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs, registry
+from jax_tensorarray._jaxprs.custom_jvp import ta_custom_jvp_p
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
 from jax_tensorarray._loops.count import count, counter, ta_count_p
 from jax_tensorarray._loops.recording import recorded
@@ -136,7 +137,7 @@ class Log:
             return self.evaluate(inner, list(zip(operands, held, strict=True)))
         if entry.kind == "branches":
             return self.branches(eqn, operands, held)
-        if entry.kind == "checkpoint" or p is jax_primitives.custom_jvp_call_p:
+        if entry.kind == "checkpoint" or p in (jax_primitives.custom_jvp_call_p, ta_custom_jvp_p):
             return self.straight(entry, eqn, operands, held)
         if p is jax_primitives.scan_p:
             return self.scan(eqn, operands, held)

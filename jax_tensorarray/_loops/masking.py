@@ -15,8 +15,8 @@ import numpy as np
 from jax import lax
 
 from jax_tensorarray._jaxprs import jaxprs, registry
+from jax_tensorarray._jaxprs.axis import Axis, axes
 from jax_tensorarray._jaxprs.jaxprs import flagged
-from jax_tensorarray._loops.rules import Axis, axes
 from jax_tensorarray._ops.guard import ta_guard
 from jax_tensorarray._ops.host import ta_host_read_p
 from jax_tensorarray._ops.primitive import NOOP_OPERANDS, ROW_OPS
@@ -124,8 +124,7 @@ class Masked:
         examples share have no separate derivative for each example. They are guarded only if they are scalars, which
         are cheap to repeat.
         """
-        inexact = jnp.issubdtype(jax.typeof(x.array).dtype, jnp.inexact)
-        if not (x.is_input and inexact and (x.batched or not jnp.ndim(x.array))):
+        if not (x.is_input and jaxprs.is_inexact(jax.typeof(x.array)) and (x.batched or not jnp.ndim(x.array))):
             return x
         if x.is_linear:
             return x._replace(array=lax.select(self.active, x.array, jnp.zeros_like(x.array)))
@@ -270,16 +269,19 @@ class _Masking(registry.Change):
         outs = [_kept(active, x, of.carry, old) for x, of in zip(found, self.found[0], strict=False)]
         return outs, jax.tree.unflatten(tree, [x.array for x in found])[1]
 
-    def backward(self, f: Callable[..., Any], before: Sequence[Array], kept: Any, cts: list[Array]) -> list[Array]:
+    def backward(
+        self, f: Callable[..., Any], before: Sequence[Array], kept: Any, cts: list[Array]
+    ) -> tuple[list[Array], Any]:
         numbers, old = self.carries_of(self.found[0]), dict[int | None, Array]()
         for k, ct in zip(numbers, cts, strict=True):
             old[k] = old[k] + ct if k in old else ct
         inputs = [MaskedValue(x, None, True, True) for x in (*jax.tree.leaves(kept), *cts)]
         for n, k in enumerate(numbers, len(inputs) - len(cts)):
             inputs[n] = inputs[n]._replace(carry=k if numbers.count(k) == 1 else None)
-        found, _ = _evaluated(before[0], f, (kept, cts), inputs)
+        found, tree = _evaluated(before[0], f, (kept, cts), inputs)
         operands = flagged(range(len(self.like)), registry.are_inexact([x.array for x in self.like]))
-        return [_kept(before[0], x, k, old) for x, k in zip(found, operands, strict=True)]
+        _, log = jax.tree.unflatten(tree, [x.array for x in found])
+        return [_kept(before[0], x, k, old) for x, k in zip(found, operands, strict=False)], log
 
 
 def _with_arrays(values: Sequence[MaskedValue], arrays: Sequence[Array]) -> list[MaskedValue]:

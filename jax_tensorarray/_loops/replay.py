@@ -13,21 +13,22 @@ import jax
 from jax.extend import core as jex
 from jax.extend.core import Primitive
 from jax.extend.core import primitives as jax_primitives
-from jax.interpreters import ad, mlir, xla
+from jax.interpreters import ad, mlir
 from jax.interpreters import partial_eval as pe
 
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs, registry
+from jax_tensorarray._jaxprs.axis import Axis
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
 from jax_tensorarray._loops import masking, rules
 from jax_tensorarray._loops.count import count, counter
 from jax_tensorarray._loops.linearize import linearize
-from jax_tensorarray._loops.rules import Axis, Part, with_batch_axis
+from jax_tensorarray._loops.rules import Part, with_batch_axis
 from jax_tensorarray._loops.strategy import Strategy
 from jax_tensorarray._loops.tapes import largest
 from jax_tensorarray._ops.clear import ta_clear_p
 from jax_tensorarray._ops.part import ta_write_part_p
-from jax_tensorarray._ops.primitive import ROW_OPS, is_zero
+from jax_tensorarray._ops.primitive import ROW_OPS, is_zero, run_alone
 
 Array = Any
 
@@ -239,7 +240,7 @@ def _batch(axis: Axis, args: Sequence[Array], batched: Sequence[bool], *, loop: 
 
 _compat.lowers_its_bodies(ta_replay_p)
 _compat.checked_as(ta_replay_p, _run)
-ta_replay_p.def_impl(functools.partial(xla.apply_primitive, ta_replay_p))
+ta_replay_p.def_impl(functools.partial(run_alone, ta_replay_p))
 ta_replay_p.def_effectful_abstract_eval(_abstract_eval)
 pe.dce_rules[ta_replay_p] = rules.without_unused(_part_for)
 mlir.register_lowering(ta_replay_p, mlir.lower_fun(_run, multiple_results=True))

@@ -4,64 +4,21 @@ A rule makes new loops of new bodies. JAX compiles an equation that is run outsi
 the bodies must be the same objects whenever the rule is called for the same loop.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.custom_batching import custom_vmap
 from jax.extend.core import Primitive, Var
 from jax.interpreters import ad, batching
 
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs, registry
+from jax_tensorarray._jaxprs.axis import Axis, axes, names_axis
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
-from jax_tensorarray._ops.primitive import is_zero, nonzero_transpose, to_front, with_axis, zero_tangent
+from jax_tensorarray._ops.primitive import is_zero, nonzero_transpose, to_front, zero_tangent
 
 Array = Any
-
-
-class Axis(NamedTuple):
-    """An axis that vmap adds. Collectives in the body refer to it by its name."""
-
-    name: Any
-    size: int
-    spmd_name: Any
-
-    def vmap(self, f: Callable[..., Any], in_axes: Sequence[Any], out_axes: Any) -> Callable[..., Any]:
-        return jax.vmap(
-            f,
-            in_axes=list(in_axes),
-            out_axes=out_axes,
-            axis_name=self.name,
-            axis_size=self.size,
-            spmd_axis_name=self.spmd_name,
-        )
-
-    def batched_outputs(self, jaxpr: Any, flags: Sequence[bool]) -> list[bool]:
-        """Return which outputs differ from example to example if the flagged inputs do, as `jax.vmap` finds it."""
-        found: list[Sequence[bool]] = []
-
-        @custom_vmap
-        def probe(*outs: Array) -> tuple[Array, ...]:
-            return outs
-
-        @probe.def_vmap  # only called if some differ
-        def _(size: int, batched: Sequence[bool], *outs: Array) -> Any:
-            found.append(batched)
-            return outs, tuple(batched)
-
-        def probed(*args: Array) -> None:
-            probe(*jaxprs.function(jaxpr)(*args))
-
-        types = [with_axis(t, self.size) if flag else t for t, flag in zip(list(jaxpr.in_avals), flags, strict=True)]
-        jax.eval_shape(self.vmap(probed, axes(flags), None), *types)
-        return list(found[-1]) if found else [False] * len(jaxpr.out_avals)
-
-
-def axes(flags: Sequence[bool]) -> list[Any]:
-    """Return axis 0 for what is flagged, and None for the rest."""
-    return [0 if flag else None for flag in flags]
 
 
 def with_batch_axis(xs: Sequence[Array], batched: Sequence[bool], wanted: Sequence[bool], size: int) -> list[Array]:
@@ -238,7 +195,7 @@ def batching_rule(primitive: Primitive, rule: Callable[..., Any]) -> Callable[..
 
     def batch(axis_data: Any, args: Sequence[Array], dims: Sequence[Any], **params: Any) -> Any:
         axis = Axis(axis_data.name, axis_data.size, axis_data.spmd_name)
-        if all(d is None for d in dims) and not _named(
+        if all(d is None for d in dims) and not names_axis(
             axis.name, [_body(primitive, params), *jaxprs.jaxprs_in(params)]
         ):
             outs = primitive.bind(*args, **params)
@@ -247,8 +204,3 @@ def batching_rule(primitive: Primitive, rule: Callable[..., Any]) -> Callable[..
         return jaxprs.function(jaxpr)(*args), out_dims
 
     return batch
-
-
-def _named(name: Any, jaxprs: Iterable[Any]) -> bool:
-    """Return whether the jaxprs have collectives over the axis of that name."""
-    return any(getattr(effect, "name", None) == name for jaxpr in jaxprs for effect in jaxpr.effects)

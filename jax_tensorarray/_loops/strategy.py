@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from jax_tensorarray._jaxprs.axis import Axis
 from jax_tensorarray._loops.linearize import Linearized
-from jax_tensorarray._loops.rules import Axis
 
 if TYPE_CHECKING:
     from jax_tensorarray._loops.replay import Replay
@@ -33,6 +33,10 @@ class Strategy:
         const of it, and any other leaf is the number of a carry of the loop.
         """
         return self, body, consts
+
+    def of_second(self) -> "Strategy":
+        """Return what this is, before `prepare`, for a loop that carries a bool and then the user's carry."""
+        return self
 
     def has_choice(self, reads_whole: Callable[[], bool]) -> bool:
         """Return whether a scan may be better off with this than with its tape. `reads_whole` looks at its body."""

@@ -13,33 +13,34 @@ from jax.extend.core import primitives as jax_primitives
 from jax.interpreters import batching
 
 from jax_tensorarray._jaxprs import jaxprs
+from jax_tensorarray._jaxprs.axis import Axis, axes
 from jax_tensorarray._loops import masking, rules
 from jax_tensorarray._loops.while_ import of_jax, while_
 
 Array = Any
 
 
-def _cond(axis: rules.Axis, args: Sequence[Array], batched: Sequence[bool], *, branches: Any, **_: Any) -> Any:
+def _cond(axis: Axis, args: Sequence[Array], batched: Sequence[bool], *, branches: Any, **_: Any) -> Any:
     def every_branch(index: Array, *operands: Array) -> list[Array]:
         return masking.every_branch(branches, index, operands)
 
-    return axis.vmap(every_branch, rules.axes(batched), 0)(*args), [True] * len(branches[0].out_avals)
+    return axis.vmap(every_branch, axes(batched), 0)(*args), [True] * len(branches[0].out_avals)
 
 
-def _while(axis: rules.Axis, args: Sequence[Array], batched: Sequence[bool], **params: Any) -> Any:
+def _while(axis: Axis, args: Sequence[Array], batched: Sequence[bool], **params: Any) -> Any:
     ours = of_jax(params, "a lax.while_loop under jax.vmap")
 
     def loop(*args: Array) -> list[Array]:
         return while_(*ours["options"].split(args), **ours)[0]
 
-    return axis.vmap(loop, rules.axes(batched), 0)(*args), [True] * len(params["body_jaxpr"].out_avals)
+    return axis.vmap(loop, axes(batched), 0)(*args), [True] * len(params["body_jaxpr"].out_avals)
 
 
-def _has_batched_index(axis: rules.Axis, batched: Sequence[bool], **_: Any) -> bool:
+def _has_batched_index(axis: Axis, batched: Sequence[bool], **_: Any) -> bool:
     return batched[0]
 
 
-def _has_batched_predicate(axis: rules.Axis, batched: Sequence[bool], **params: Any) -> bool:
+def _has_batched_predicate(axis: Axis, batched: Sequence[bool], **params: Any) -> bool:
     ours = of_jax(params, "")
     of_cond, of_body, carry = ours["options"].split(batched)
     carry = jaxprs.fixed_point(ours["body"], of_body, carry, axis.batched_outputs)
@@ -63,7 +64,7 @@ def _override_batching_rule(
     jaxs_own, ours = table[primitive], rules.batching_rule(primitive, rule)
 
     def batch(axis_data: Any, args: Sequence[Array], dims: Sequence[Any], **params: Any) -> Any:
-        axis = rules.Axis(axis_data.name, axis_data.size, axis_data.spmd_name)
+        axis = Axis(axis_data.name, axis_data.size, axis_data.spmd_name)
         is_ours = _is_ours(params) and has_batched_pred(axis, [d is not None for d in dims], **params)
         return (ours if is_ours else jaxs_own)(axis_data, args, dims, **params)
 

@@ -16,12 +16,12 @@ from jax.interpreters import partial_eval as pe
 
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs
+from jax_tensorarray._jaxprs.axis import Axis, axes
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
 from jax_tensorarray._loops.linearize import Linearized, Sources, read_by
 from jax_tensorarray._loops.log import BufferVersion, Log
 from jax_tensorarray._loops.recording import recorded
 from jax_tensorarray._loops.replay import Replay, all_batched, counted
-from jax_tensorarray._loops.rules import Axis, axes
 from jax_tensorarray._loops.strategy import Strategy
 from jax_tensorarray._loops.tapes import play_back
 from jax_tensorarray._loops.while_ import Loop

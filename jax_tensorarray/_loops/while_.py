@@ -10,17 +10,18 @@ import jax.numpy as jnp
 from jax import lax
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
-from jax.interpreters import mlir, xla
+from jax.interpreters import mlir
 from jax.interpreters import partial_eval as pe
 
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs, registry
+from jax_tensorarray._jaxprs.axis import Axis, axes
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
 from jax_tensorarray._loops import linearize, masking, rules
-from jax_tensorarray._loops.rules import Axis, Part, axes, with_batch_axis
+from jax_tensorarray._loops.rules import Part, with_batch_axis
 from jax_tensorarray._loops.strategy import Strategy, Tape
 from jax_tensorarray._loops.tapes import TapeType, avals_of, batched_tapes, make
-from jax_tensorarray._ops.primitive import type_like
+from jax_tensorarray._ops.primitive import run_alone, type_like
 
 Array = Any
 
@@ -150,7 +151,7 @@ def _run(*operands: Array, cond: Any, body: Any, options: WhileOptions) -> Any:
         (active,) = predicate(*cond_consts, *carry)
         return active
 
-    if not counts and (not pred_batched or _is_cheap(cond)):  # as JAX's own loop
+    if not counts and (not pred_batched or _is_evaluated_twice(cond)):  # as JAX's own loop
 
         def step_of_all(carry: Sequence[Array]) -> list[Array]:
             return call(*([goes_on(carry)] if pred_batched else []), *body_consts, *carry)
@@ -187,9 +188,11 @@ def _run(*operands: Array, cond: Any, body: Any, options: WhileOptions) -> Any:
     return [*outs, taken] if counts else outs
 
 
-def _is_cheap(cond: Any) -> bool:
-    """Return whether a condition may be evaluated twice a step, as JAX's own loop does for a batched condition."""
-    return not cond.effects and not jaxprs.has_row_ops(cond)
+def _is_evaluated_twice(cond: Any) -> bool:
+    """Return whether a batched condition is evaluated twice a step, and calls its callbacks, as in JAX's own loop."""
+    if _compat.has_callbacks(cond):
+        return not _compat.has_ordered_effects(cond)
+    return not jaxprs.has_row_ops(cond)
 
 
 # Part of a loop is unknown only where its tangents are put off, for reverse mode or jax.linearize. With max_steps the
@@ -334,7 +337,7 @@ def _run_checked(*operands: Array, options: WhileOptions, **params: Any) -> Any:
 
 _compat.lowers_its_bodies(ta_while_p)
 _compat.checked_as(ta_while_p, _run_checked)
-ta_while_p.def_impl(functools.partial(xla.apply_primitive, ta_while_p))
+ta_while_p.def_impl(functools.partial(run_alone, ta_while_p))
 ta_while_p.def_effectful_abstract_eval(_abstract_eval)
 rules.register(ta_while_p, batch=_batch)
 pe.dce_rules[ta_while_p] = rules.without_unused(_part_for)

@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray
+from jax.interpreters import mlir
 
 from jax_tensorarray._ops import arguments
-from jax_tensorarray._ops.primitive import Array, make_primitive, simple_kernel
+from jax_tensorarray._ops.primitive import Array, hunts_nans, make_primitive, simple_kernel
 
 
 def ta_empty(
@@ -44,7 +45,7 @@ def ta_empty(
     row = tuple(element_shape) if is_shape else (element_shape,)  # type: ignore[arg-type]
     shape = tuple(_dimension(d) for d in (size, *row))
     dtype = arguments.as_dtype("ta_empty", dtype)
-    if _zeroed():
+    if hunts_nans():
         return jnp.zeros(shape, dtype, out_sharding=out_sharding)
     if out_sharding is not None:
         made = jax.make_jaxpr(lambda: jnp.zeros(shape, dtype, out_sharding=out_sharding))()
@@ -59,14 +60,10 @@ def empty_like(aval: Any) -> jax.Array:
     >>> empty_like(jax.typeof(jnp.zeros((3, 2)))).shape
     (3, 2)
     """
-    return jnp.zeros(aval.shape, aval.dtype) if _zeroed() else ta_empty_p.bind(aval=aval)
+    return jnp.zeros(aval.shape, aval.dtype) if hunts_nans() else ta_empty_p.bind(aval=aval)
 
 
 _LARGEST = np.iinfo(np.int64).max
-
-
-def _zeroed() -> bool:
-    return bool(jax.config.jax_debug_nans or jax.config.jax_debug_infs)
 
 
 def _dimension(d: Any) -> int:
@@ -87,9 +84,13 @@ def _in_plain_jax(*, aval: Any) -> Array:
     return jnp.zeros(aval.shape, aval.dtype)
 
 
-ta_empty_p = make_primitive(
-    "ta_empty",
-    abstract_eval=_abstract_eval,
-    reference=_in_plain_jax,
-    kernel=simple_kernel("empty", (), ("buffer",)),
-)
+_uninitialised = simple_kernel("empty", (), ("buffer",))
+_zeros = mlir.lower_fun(_in_plain_jax, multiple_results=False)
+
+
+def _lower(ctx: Any, *, aval: Any, **_: Any) -> Any:
+    # It may have been traced before NaNs were hunted.
+    return _zeros(ctx, aval=aval) if hunts_nans() else _uninitialised(ctx)
+
+
+ta_empty_p = make_primitive("ta_empty", abstract_eval=_abstract_eval, reference=_in_plain_jax, kernel=_lower)

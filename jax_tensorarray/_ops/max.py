@@ -97,8 +97,14 @@ def _jvp(primals: Any, tangents: Any, **params: Unpack[Params]) -> Any:
     sizes = buffer.shape[batch_dims : batch_dims + params["index_dims"]]
     index, *where = reference.rows_of_windows(window, sizes, index, *where)
     params["window"] = ()
-    old, new = (ta_read_p.bind(b, index, *where, **params) for b in (buffer, out))
-    keeps, wins = old == new, value == new  # NaN is equal to nothing: it has no derivative, as in jnp.maximum
+    old = ta_read_p.bind(buffer, index, *where, **params)
+    # NaN is neither more nor less than anything: it has no derivative, as in jnp.maximum.
+    if math.prod(index.shape[batch_dims:]) <= 1:
+        # Nor would a value be equal to the maximum, if XLA computes it anew beside the op and rounds in another way.
+        keeps, wins = old >= value, value >= old
+    else:
+        new = ta_read_p.bind(out, index, *where, **params)
+        keeps, wins = old == new, value == new
     ties = jnp.maximum(keeps.astype(jnp.int32) + _count(wins, index, where, batch_dims), 1)
 
     def share(attains: Array, dot: Array) -> Array:

@@ -6,6 +6,7 @@ all of them. An index or a mask that examples share has size 1 along their batch
 example, so the lowering to its call repeats it.
 """
 
+import contextlib
 import functools
 import math
 import os
@@ -164,10 +165,31 @@ def make_primitive(
     return primitive
 
 
+#: Whether a program is made while NaNs are hunted. JAX's caches of programs do not know `jax.debug_nans`, but they know
+#: this.
+_hunting = jax.make_user_context(False)
+
+
+def hunts_nans() -> bool:
+    """Return whether a NaN or an infinity is an error now. Then nothing may be uninitialised."""
+    return bool(jax.config.jax_debug_nans or jax.config.jax_debug_infs)
+
+
+def hunting() -> contextlib.AbstractContextManager[Any]:
+    """Return a context for running programs while NaNs are hunted: those from before may hold uninitialised rows."""
+    return _hunting(True)
+
+
+def run_alone(primitive: Primitive, *operands: Any, **params: Any) -> Any:
+    """Run one primitive outside of jit, by a program that is made once."""
+    with hunting() if hunts_nans() else contextlib.nullcontext():
+        return xla.apply_primitive(primitive, *operands, **params)
+
+
 def _run(primitive: Primitive, *operands: Any, **params: Any) -> Any:
     """Run one op outside of jit. It is compiled once for all places that it is called from."""
     try:
-        return xla.apply_primitive(primitive, *operands, **params)
+        return run_alone(primitive, *operands, **params)
     except (jax.errors.JaxRuntimeError, ValueError) as error:
         text, where = str(error), source_info_util.summarize(source_info_util.current())
         stray = re.search(r"index -?\d+ is out of range for a TensorArray of size \d+", text)

@@ -93,7 +93,7 @@ def _accumulate(running: Array, ct: Array, index: Array, *where: Array, **params
 
 
 def _transpose(ct: Any, buffer: Any, index: Array, *where: Array, **params: Unpack[Params]) -> Any:
-    zeros = jnp.zeros(buffer.aval.shape, buffer.aval.dtype)
+    zeros = jnp.zeros(buffer.aval.shape, ct.dtype)
     return [_accumulate(zeros, ct, index, *where, **params), *[None] * (1 + len(where))]
 
 

@@ -11,6 +11,7 @@ from jax_tensorarray._ops.primitive import (
     Params,
     batch_rows,
     check_operands,
+    is_zero,
     like_buffer,
     make_primitive,
     row_kernel,
@@ -76,7 +77,9 @@ def _abstract_eval(buffer: Any, index: Any, *rest: Any, **params: Unpack[Params]
 def _transpose(cts: Any, buffer: Any, index: Array, value: Any, *where: Array, **params: Unpack[Params]) -> Any:
     nothing = [None] * len(where)
     needs_buffer, needs_value = ad.is_undefined_primal(buffer), ad.is_undefined_primal(value)
-    ct_buffer, ct_old = map(ad.instantiate_zeros, cts)
+    dtype = next(ct.dtype for ct in cts if not is_zero(ct))  # a rule of a `custom_vjp` may give another one
+    ct_buffer, ct_old = (ad.Zero(ct.aval.update(dtype=dtype)) if is_zero(ct) else ct for ct in cts)
+    ct_buffer, ct_old = map(ad.instantiate_zeros, (ct_buffer, ct_old))
     # The exchanges are undone last to first.
     ct_buffer, ct_value = ta_swap_p.bind(
         ct_buffer, index, ct_old, *where, **params | {"reverse": not params["reverse"]}

@@ -529,6 +529,209 @@ def test_effects_happen_in_order_and_once():
     assert seen == [0, 1, 2, 3]
 
 
+ASKED = {
+    "io": lambda note, i: io_callback(note, None, i),
+    "ordered io": lambda note, i: io_callback(note, None, i, ordered=True),
+    "debug": jax.debug.callback,
+    "ordered debug": functools.partial(jax.debug.callback, ordered=True),
+}
+
+
+def asked(effect, note, kind):
+    """A loop whose predicate has an effect."""
+
+    def goes_on(s):
+        ASKED[effect](note, s[0])
+        return s[0] < s[2]
+
+    def step(s):
+        return s[0] + 1, fill(s[1], s[0]), s[2]
+
+    def f(b, n):
+        if kind == "nested":
+            return lax.scan(lambda b, _: (lax.while_loop(goes_on, step, (0, b, n))[1], 0), b, length=2)
+        return lax.while_loop(goes_on, step, (0, b, n))
+
+    return f
+
+
+ASKERS = [(effect, "one", how) for effect in ASKED for how in ({}, {"max_steps": 9})]
+ASKERS += [("ordered io", "nested", {"max_steps": 9}), ("debug", "batched", {})]
+
+
+@pytest.mark.parametrize(("effect", "kind", "how"), ASKERS)
+def test_a_predicate_is_asked_as_often_as_in_plain_jax(effect, kind, how):
+    seen, want = [], []
+    ours = in_place(asked(effect, lambda i: seen.append(int(i)), kind), **how)
+    plain = asked(effect, lambda i: want.append(int(i)), kind)
+    args = (jnp.ones(6), jnp.int32(3))
+    if kind == "batched":
+        args, ours, plain = (jnp.ones((3, 6)), jnp.array([3, 5, 1])), jax.vmap(ours), jax.vmap(plain)
+    jax.tree.map(np.testing.assert_array_equal, finish(ours(*args)), finish(jit(plain)(*args)))
+    jax.effects_barrier()
+    assert seen == want if effect.startswith("ordered") else sorted(seen) == sorted(want)
+
+
+def test_a_predicate_whose_effects_are_in_order_is_asked_once_for_a_batch():
+    """Plain JAX takes examples further that have ended: the loop of each is unrolled here."""
+    seen = []
+    f = jax.vmap(asked("ordered debug", lambda i: seen.append(int(i)), "one"))
+    b, ends = jnp.ones((3, 6)), [3, 5, 1]
+    _, found, _ = finish(jit(in_place(f))(b, jnp.array(ends)))
+    jax.effects_barrier()
+    assert len(seen) == 3 * (max(ends) + 1)
+    for row, n in zip(found, ends, strict=True):
+        np.testing.assert_allclose(row, functools.reduce(fill, range(n), b[0]), rtol=1e-12)
+
+
+@pytest.mark.parametrize("how", [{}, {"max_steps": 9}])
+def test_a_predicate_may_write_a_ref(how):
+    def f(b, asked, kept):
+        def goes_on(s):
+            asked[...] += 1
+            return asked[...] + kept[0] < 5
+
+        def step(s):
+            return s[0] + 1, lax.cond(s[0] % 2 == 0, lambda r, b: fill(b, s[0]) + r[1], lambda r, b: b, kept, s[1])
+
+        return lax.while_loop(goes_on, lambda s: step(lax.while_loop(lambda t: False, step, s)), (0, b))
+
+    found = []
+    for g in (f, in_place(f, **how)):
+        refs = jax.new_ref(jnp.int32(0)), jax.new_ref(jnp.zeros(2, jnp.int32))
+        found.append((jit(g)(jnp.ones(9), *refs), refs[0][...]))
+    jax.tree.map(np.testing.assert_array_equal, *found)
+
+
+#: Before, JAX's own loops carry no tokens.
+CARRIES_TOKENS = jax.__version_info__ >= (0, 12)
+
+
+def token_in_a_while(b, token):
+    return lax.while_loop(
+        lambda s: s[0] < 4, lambda s: (s[0] + 1, fill(s[1], s[0]), lax.after_all(s[2])), (0, b, token)
+    )
+
+
+def token_closed_over(b, token):
+    def body(b, i):
+        lax.after_all(token)
+        return fill(b, i), b[i]
+
+    return lax.scan(body, b, jnp.arange(4)), lax.after_all(token)
+
+
+def token_in_a_checkpoint(b, token):
+    f = jax.checkpoint(lambda b, token: (lax.fori_loop(0, 4, lambda i, b: fill(b, i), b), token))
+    return f(b, token)
+
+
+@pytest.mark.parametrize("how", [{}, {"max_steps": 9}])
+@pytest.mark.parametrize("f", [token_closed_over, token_in_a_checkpoint, *[token_in_a_while] * CARRIES_TOKENS])
+def test_tokens_are_arguments_results_and_carries(f, how):
+    b, token = jnp.linspace(0.1, 1, 6), lax.create_token()
+    got, want = (g(b, token) for g in (in_place(f, **how), jit(f)))
+    assert list(map(type, jax.tree.leaves(got))) == list(map(type, jax.tree.leaves(want)))
+
+    def arrays(f):
+        return lambda b: [x for x in jax.tree.leaves(f(b, lax.create_token())) if isinstance(x, jax.Array)]
+
+    transforms = [lambda f: f, jax.vmap, lambda f: lambda x: jax.jvp(f, (x,), (x,))]
+    for transform, x in zip(transforms, (b, jnp.stack([b, b / 2]), b), strict=True):
+        got, want = (transform(arrays(g))(x) for g in (in_place(f, **how), jit(f)))
+        jax.tree.map(lambda x, y: x.dtype == y.dtype and np.testing.assert_array_equal(x, y), got, want)
+
+
+def one_nan(b):
+    return lax.fori_loop(0, 4, lambda i, b: b.at[i].set(jnp.log(-b[i])), b)
+
+
+def one_nan_without_a_loop(b):
+    return b.at[1].set(jnp.log(-b[0]))
+
+
+def one_infinity(b):
+    return lax.scan(lambda b, i: (b.at[i].set(b[i] / (b[0] - b[0])), b[i]), b, jnp.arange(1, 4))
+
+
+def a_nan_in_the_derivative(b):
+    return jnp.sqrt(lax.fori_loop(0, 4, lambda i, b: b.at[i].multiply(0), b))
+
+
+NAN_HUNTS = {
+    "value": lambda f: f,
+    "jit": jit,
+    "vmap": lambda f: lambda b: jax.vmap(f)(b[None]),
+    "gradient": lambda f: jax.grad(lambda b: sum(map(jnp.sum, jax.tree.leaves(f(b))))),
+    "jit of a gradient": lambda f: jit(jax.grad(lambda b: sum(map(jnp.sum, jax.tree.leaves(f(b)))))),
+}
+
+
+@pytest.mark.parametrize("f", [one_nan, one_nan_without_a_loop, one_infinity, a_nan_in_the_derivative])
+@pytest.mark.parametrize("transform", NAN_HUNTS)
+def test_a_nan_is_the_error_of_plain_jax(f, transform):
+    def error(f):
+        try:
+            NAN_HUNTS[transform](f)(jnp.linspace(0.5, 1, 6))
+        except FloatingPointError as error:
+            return str(error)
+
+    with jax.debug_infs(True) if f is one_infinity else jax.debug_nans(True):
+        want, got = error(jit(f)), error(in_place(f))
+    if "gradient" in transform:  # the op that has made it may be one of ours
+        assert (got is None) == (want is None)
+    else:
+        assert got == want
+        assert (want is None) == (f is a_nan_in_the_derivative)
+
+
+def test_a_nan_is_found_whatever_the_arguments_are():
+    with jax.debug_nans(True):
+        for f, args in ((lambda: one_nan(jnp.ones(6)), ()), (lambda b, *_: one_nan(b), (jnp.ones(6), "text", 3, list))):
+            with pytest.raises(FloatingPointError, match="invalid value"):
+                in_place(f)(*args)
+
+
+def in_64_bits(f):
+    def g(b):
+        with jax.enable_x64(True):
+            return jax.tree.map(lambda x: jnp.sum(x).astype(jnp.float32), f(b.astype(jnp.float64)))
+
+    return g
+
+
+def rows_far_out_of_range(b):
+    def body(i, b):
+        return b.at[i].set(b[i * 2**32 - 1] + lax.dynamic_slice(b, (i * 2**32 + 1,), (1,))[0] + 1e-12)
+
+    return lax.fori_loop(1, 6, body, b)
+
+
+def both_widths(b):
+    def body(b, i):
+        return b.at[i].set(jnp.where(i > 2, 1.5 * b[i - 1] + b.sum(), 0.25)), 2.0 * b[i]
+
+    return lax.scan(body, b.astype(jnp.float32), jnp.arange(1, 6))
+
+
+@pytest.mark.parametrize("f", [rows_far_out_of_range, both_widths])
+def test_a_block_in_64_bits_of_a_program_in_32_bits_is_computed_as_in_plain_jax(f):
+    f = in_64_bits(f)
+    with jax.enable_x64(False):
+        b = jnp.linspace(0.1, 1, 7)
+        jax.tree.map(np.testing.assert_array_equal, in_place(f)(b), jit(f)(b))
+
+
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype")  # plain JAX warns too
+@pytest.mark.parametrize("residuals", ["auto", "undo"])
+def test_a_block_in_64_bits_is_differentiated_outside_of_it(residuals):
+    f = in_64_bits(both_widths)
+    with jax.enable_x64(False):
+        b = jnp.linspace(0.1, 1, 7)
+        got, want = (jax.grad(lambda b, g=g: sum(g(b)))(b) for g in (in_place(f, residuals=residuals), jit(f)))
+        np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
 def test_named_axes_are_those_outside():
     def f(b):
         return lax.fori_loop(0, 3, lambda i, b: b.at[i].set(lax.psum(b[i], "batch")), b)
@@ -867,3 +1070,200 @@ def test_a_custom_vjp_that_asks_for_zeros_gets_those_of_plain_jax(by, order):
     )
     assert asked == asked_by_plain
     assert_no_whole_buffer_copy(compiled(orders[order](loss), b, s), b)
+
+
+# --- rules of the user's -----------------------------------------------------------------------------------------
+
+TABLE = jnp.linspace(0.5, 1.5, 32).reshape(2, 16)
+KEY = jax.random.key(0)
+
+
+def filled_by(factor, b):
+    """The factor may be a table, of which each step reads the first row."""
+
+    def step(i, b):
+        row = factor[0] if jnp.ndim(factor) == 2 else factor
+        return b.at[i].set(jnp.sin(b[i - 1]) * row + b[(3 * i) % len(b)])
+
+    return lax.fori_loop(1, len(b), step, b)
+
+
+def with_vjp(factor, **options):
+    """A function that closes over an array, as do its rules, each with a loop."""
+    f = jax.custom_vjp(lambda b: filled_by(factor, b))
+
+    def forward(b):
+        b = b.value if options else b
+        return filled_by(factor, b), b
+
+    def backward(b, ct):
+        row = factor[0] if jnp.ndim(factor) == 2 else factor
+        return (lax.fori_loop(1, len(b), lambda i, ct: ct.at[i].add(ct[i - 1] * row), ct) * jnp.cos(b),)
+
+    f.defvjp(forward, backward, **options)
+    return f
+
+
+def with_jvp(factor):
+    f = jax.custom_jvp(lambda b: filled_by(factor, b))
+
+    def rule(primals, tangents):
+        (b,), (dot,) = primals, tangents
+        return f(b), lax.fori_loop(1, len(b), lambda i, d: d.at[i].add(d[i - 1] * factor * jnp.cos(b[i])), dot)
+
+    f.defjvp(rule)
+    return f
+
+
+def around(f):
+    """A function with a rule around another."""
+    g = jax.custom_vjp(lambda b: f(b) * TABLE[0])
+    g.defvjp(lambda b: jax.vjp(lambda b: f(b) * TABLE[0], b), lambda pull, ct: pull(ct))
+    return g
+
+
+def with_key(b):
+    def f(b):
+        return filled_by(jax.random.uniform(KEY, (16,)), b)
+
+    g = jax.custom_vjp(f)
+    g.defvjp(lambda b: (f(b), b), lambda b, ct: (ct * b * jax.random.normal(KEY, (16,)),))
+    return g(b)
+
+
+def with_static_arguments(b):
+    f = jax.custom_vjp(lambda n, g, k, b: g(filled_by(TABLE[0], b)) * n + k, nondiff_argnums=(0, 1))
+    f.defvjp(lambda n, g, k, b: (f(n, g, k, b), (k, b)), lambda n, g, kept, ct: (None, n * kept[0] * ct * TABLE[1]))
+    return f(2, lambda b: b + TABLE[1], jnp.int32(3), b)
+
+
+of_table = with_vjp(TABLE)
+CLOSING_OVER = {
+    "float": with_vjp(TABLE[0]),
+    "of which it reads a row": of_table,
+    "NumPy": with_vjp(np.linspace(0, 1, 16)),
+    "integers": with_vjp(jnp.arange(16) % 3),
+    "a key": with_key,
+    "asks for zeros": with_vjp(TABLE[0], symbolic_zeros=True),
+    "custom_jvp": with_jvp(TABLE[0]),
+    "custom_gradient": jax.custom_gradient(lambda b: (filled_by(TABLE[0], b), lambda ct: ct * jnp.cos(b) * TABLE[1])),
+    "one in another": around(with_vjp(TABLE[1])),
+    "custom_jvp in one": around(with_jvp(TABLE[1])),
+    "arguments that have no derivatives": with_static_arguments,
+    "a cotangent of NumPy's": jax.custom_vjp(lambda b: filled_by(TABLE[0], b)),
+    "in a scan": lambda b: lax.scan(lambda b, row: (0.5 * of_table(b) + row, None), b, TABLE)[0],
+    "in a checkpoint": jax.checkpoint(lambda b: of_table(jnp.sin(b))),
+}
+CLOSING_OVER["a cotangent of NumPy's"].defvjp(
+    lambda b: (filled_by(TABLE[0], b), None), lambda _, ct: (np.ones((40, 16)),)
+)
+ORDERS_OF_RULES = ["grad(in_place)", "in_place(grad)", "vmap(grad(in_place))", "grad(vmap(in_place))"]
+OF_RULES = [(name, order) for name in CLOSING_OVER for order in ORDERS_OF_RULES]
+OF_RULES.remove(("in a scan", "grad(vmap(in_place))"))  # docs/limits.md: it chooses what it keeps
+
+
+@pytest.mark.parametrize(("name", "order"), OF_RULES)
+def test_rules_of_functions_that_close_over_arrays(name, order):
+    """JAX makes what is closed over the first operands of the call, with respect to which no rule has a derivative."""
+
+    def loss(b):
+        return jnp.sum(CLOSING_OVER[name](b) ** 2)
+
+    b = jnp.asarray(np.random.default_rng(0).standard_normal((2, 40, 16)))
+    b = b if "vmap" in order else b[0]
+    ours, plain = {
+        "grad(in_place)": (jax.grad(in_place(loss)), jax.grad(loss)),
+        "in_place(grad)": (in_place(jax.grad(loss)), jax.grad(loss)),
+        "vmap(grad(in_place))": (jax.vmap(jax.grad(in_place(loss))), jax.vmap(jax.grad(loss))),
+        "grad(vmap(in_place))": (
+            jax.grad(lambda b: jnp.sum(jax.vmap(in_place(loss))(b))),
+            jax.grad(lambda b: jnp.sum(jax.vmap(loss)(b))),
+        ),
+    }[order]
+    np.testing.assert_allclose(ours(b), jit(plain)(b), rtol=1e-9)
+
+
+def test_what_a_custom_vjp_closes_over_has_no_derivative():
+    def loss(factor):
+        return jnp.sum(with_vjp(factor)(jnp.ones((40, 16))))
+
+    def message(f):
+        with pytest.raises(Exception, match="with respect to a closed-over value") as error:
+            jax.grad(f)(TABLE[0])
+        return type(error.value), str(error.value)
+
+    assert message(in_place(loss)) == message(jit(loss))
+
+
+@pytest.mark.parametrize("asks", [False, True])
+@pytest.mark.parametrize("order", ["grad(in_place)", "in_place(grad)", "vmap"])
+def test_a_cotangent_keeps_the_dtype_that_a_rule_has_given_it(order, asks):
+    """Rules of mixed precision hand on cotangents of other dtypes than the results'."""
+    given = []
+
+    @jax.custom_vjp
+    def run(b):
+        return lax.fori_loop(1, len(b), lambda i, b: b.at[i].set(jnp.sin(b[i - 1])), b)
+
+    def backward(_, ct):
+        given.append(ct.dtype)
+        return (lax.fori_loop(1, len(ct), lambda i, ct: ct.at[i].add(ct[i - 1] / 3), ct),)
+
+    run.defvjp(lambda b: (run(b.value if asks else b), None), backward, symbolic_zeros=asks)
+
+    @jax.custom_vjp
+    def loss(b):
+        return jnp.sum(b.astype(jnp.float32) ** 2)
+
+    loss.defvjp(lambda b: (loss(b), b), lambda b, ct: (2 * ct * b.astype(jnp.float32),))
+    b = jnp.linspace(0, 1, 40).reshape(2, 20).astype(jnp.bfloat16)
+    b = b if order == "vmap" else b[0]
+    orders = {
+        "grad(in_place)": lambda f: jax.grad(in_place(f)),
+        "in_place(grad)": lambda f: in_place(jax.grad(f)),
+        "vmap": lambda f: jax.vmap(jax.grad(in_place(f))),
+    }
+    plain = jax.grad(lambda b: loss(run(b)))
+    want = (jax.vmap(plain) if order == "vmap" else plain)(b)
+    got = orders[order](lambda b: loss(run(b)))(b)
+    assert want.dtype == got.dtype == jnp.float32 and set(given) == {jnp.dtype(jnp.float32)}
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+@pytest.mark.skipif(not hasattr(jax.custom_vjp, "defvjp_with_logs"), reason="new in jax 0.12")
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("residuals", ["auto", "undo", "checkpoint"])
+def test_logs_of_a_backward_pass_are_those_of_plain_jax(residuals, inside):
+    def logging(name):
+        run, options = jax.custom_vjp(lambda b: filled_by(TABLE[0, :3], b)), {"symbolic_zeros": name == "asking"}
+
+        def forward(b):
+            b = b.value if name == "asking" else b
+            return run(b), b
+
+        def backward(b, ct):
+            return (ct * jnp.cos(b),), {name: {"norm": jnp.sum(ct**2), "ct": ct[0]}}
+
+        run.defvjp_with_logs(forward, backward, **options)
+        return run
+
+    def whole(carry, i):  # a step of which "auto" and the others do not keep what JAX keeps
+        buffer, b = carry
+        buffer = buffer.at[i].set(jnp.sin(0.01 * buffer.sum(0)) + b[0, 0])
+        return (buffer, 0.5 * logging("in a scan")(b) + 0.1 * buffer[i, :3]), None
+
+    def f(b):
+        b = logging("asking")(b) + jax.checkpoint(logging("in a checkpoint"))(b)
+        b = lax.cond(b[0, 0] > 1e9, lambda b: b, logging("in a branch"), b)
+        b = jnp.sum(jax.vmap(logging("batched"))(jnp.stack([b, 2 * b])), 0)
+        return lax.scan(whole, (jnp.linspace(0, 1, 64 * 32).reshape(64, 32), b), jnp.arange(30))[0][1]
+
+    def logs(f, b):
+        return jax.vjp(f, b)[1].with_logs(jnp.ones_like(b))
+
+    b = jnp.asarray(np.random.default_rng(0).standard_normal((8, 3)))
+    repaired = functools.partial(in_place, residuals=residuals)
+    got = repaired(lambda b: logs(f, b))(b) if inside else logs(repaired(f), b)
+    want = jit(lambda b: logs(f, b))(b) if inside else logs(jit(f), b)
+    assert set(want[1]) == {"asking", "in a checkpoint", "in a branch", "batched", "in a scan"}
+    jax.tree.map(lambda got, want: np.testing.assert_allclose(got, want, rtol=1e-9), got, want)

@@ -145,6 +145,63 @@ def test_effects_in_the_body_happen_whether_the_result_is_used_or_not(effect, us
     assert sorted(calls) == [0, 1, 2]
 
 
+@pytest.mark.parametrize("effect", EFFECTS)
+@pytest.mark.parametrize("max_steps", [None, 2, 9])
+@pytest.mark.parametrize("transform", ["eager", "jit", "without jit", "vmap", "gradient"])
+def test_a_condition_is_asked_before_each_step_and_at_the_end(effect, max_steps, transform):
+    calls = []
+
+    def goes_on(c):
+        EFFECTS[effect](lambda i: calls.append(int(i)), c[0])
+        return c[0] < 3
+
+    def f(x, **how):
+        options = {"max_steps": max_steps, "return_steps": True} | how
+        return ta.while_loop(goes_on, lambda c: (c[0] + 1, 2 * c[1]), (0, x), **options)
+
+    def with_aux(x, **how):
+        y = f(x, **how)
+        return y[0][1], y
+
+    if transform == "gradient" and max_steps is not None:
+        (carry, steps), slope = (found := jax.value_and_grad(with_aux, has_aux=True)(0.5))[0][1], found[1]
+        back = ta.Inverse(lambda c: (c[0] - 1, c[1] / 2), check=True)
+        jax.effects_barrier()
+        before = list(calls)
+        assert slope == jax.grad(with_aux, has_aux=True)(0.5, residuals=back)[0] == carry[1] / 0.5
+        jax.effects_barrier()
+        calls[:] = before
+    elif transform == "vmap" and effect == "debug":
+        carry, steps = jax.tree.map(lambda x: x[0], jax.vmap(f)(jnp.array([0.5])))
+    else:
+        with jax.disable_jit(transform == "without jit"):
+            carry, steps = (jit(f) if transform == "jit" else f)(0.5)
+    jax.effects_barrier()
+    taken = min(3, max_steps or 3)
+    assert (carry[0], carry[1], steps.taken, steps.cut) == (taken, 0.5 * 2**taken, taken, taken < 3)
+    assert sorted(calls) == list(range(taken + 1))
+
+
+@pytest.mark.parametrize("max_steps", [None, 9])
+def test_what_a_condition_writes_to_a_ref_is_what_jax_writes(max_steps):
+    def f(loop, asked):
+        def goes_on(c):
+            asked[...] += 1
+            return asked[...] < 4
+
+        return loop(goes_on, lambda c: c + 1, 0)
+
+    found = []
+    for loop in (
+        lax.while_loop,
+        functools.partial(ta.while_loop, max_steps=max_steps),
+        lambda *args: ta.while_loop(*args, max_steps=max_steps, return_steps=True)[0],
+    ):
+        asked = jax.new_ref(0)
+        found.append((int(jit(functools.partial(f, loop))(asked)), int(asked[...])))
+    assert found == [found[0]] * 3
+
+
 def own_end(loop, x):
     return loop(lambda c: c[0] < x, lambda c: (c[0] + 1, 2 * c[1] + lax.axis_index("batch")), (0, x))[1]
 

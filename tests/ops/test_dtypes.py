@@ -333,3 +333,26 @@ def test_complex_rows_have_complex_derivatives():
     gradients = jax.grad(f, argnums=(0, 1), holomorphic=True)(buffer, value)
     np.testing.assert_allclose(gradients[0], [0, 2 * weights[1] * buffer[1], 0], rtol=1e-6)
     np.testing.assert_allclose(gradients[1], 2 * weights[[2, 0]] * value, rtol=1e-6)
+
+
+READS = {
+    "ta_read": (lambda b: ta_read(b, 2), lambda b: b[2]),
+    "rows": (lambda b: ta_read(b, jnp.array([1, 2, 1])), lambda b: b[jnp.array([1, 2, 1])]),
+    "in a jit": (lambda b: jax.jit(lambda b: ta_read(b, jnp.array([3])))(b), lambda b: b[3:4]),
+    "ta_swap": (lambda b: ta_swap(b, 2, jnp.ones(2, b.dtype))[1], lambda b: b[2]),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_a_read_takes_a_cotangent_of_another_dtype_as_jax_does(name):
+    """A rule of a `custom_vjp` may give one; its dtype is then that of the buffer's cotangent."""
+
+    @jax.custom_vjp
+    def loss(row):
+        return jnp.sum(row.astype(jnp.float32) ** 2)
+
+    loss.defvjp(lambda row: (loss(row), row), lambda row, ct: (2 * ct * row.astype(jnp.float32),))
+    b = jnp.linspace(0.1, 1, 8).reshape(4, 2).astype(jnp.bfloat16)
+    got, want = (jax.grad(lambda b, f=f: loss(f(b)))(b) for f in READS[name])
+    assert got.dtype == want.dtype == jnp.float32
+    np.testing.assert_array_equal(got, want)

@@ -8,7 +8,7 @@ import numpy as np
 import oracle
 import pytest
 
-from jax_tensorarray import ta_empty, ta_read, ta_write
+from jax_tensorarray import ta_empty, ta_read, ta_write, while_loop
 
 STATM = Path("/proc/self/statm")
 
@@ -81,6 +81,24 @@ def test_it_is_zeros_where_nans_are_hunted(switch):
     with switch(True):
         np.testing.assert_array_equal(ta_empty(5, (3,)), np.zeros((5, 3)))
         np.testing.assert_array_equal(jax.jit(lambda: ta_empty(4, (3,)))(), np.zeros((4, 3)))
+
+
+@pytest.mark.parametrize("transform", [jax.grad, lambda f: jax.grad(jax.checkpoint(f))])
+def test_tapes_are_new_where_nans_are_hunted(transform):
+    """A loop compiled before keeps room for steps not taken, which holds what was in memory."""
+
+    def f(b):
+        def body(c):
+            return c[0] + 1, ta_write(c[1], c[0], jnp.sin(c[1][c[0]]) * c[1].sum())
+
+        return while_loop(lambda c: c[0] < 3, body, (0, b), max_steps=300, residuals="tape")[1].sum()
+
+    b = jnp.linspace(0.1, 1, 40)
+    want = transform(f)(b)
+    for _ in range(8):
+        jax.block_until_ready([jnp.full(n, jnp.nan) + 0 for n in (40, 300, 12_000) for _ in range(20)])
+        with jax.debug_nans(True):
+            np.testing.assert_array_equal(transform(f)(b), want)
 
 
 def test_64_bit_dtypes_are_narrowed_as_jax_narrows_them():

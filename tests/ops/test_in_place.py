@@ -10,9 +10,10 @@ from in_numpy import in_numpy
 from in_place import assert_in_place, assert_linear_time, assert_no_whole_buffer_copy, compiled
 from jax import jit, lax
 
-from jax_tensorarray import ta_add, ta_empty, ta_read, ta_stack, ta_swap, ta_write
+from jax_tensorarray import ta_add, ta_empty, ta_max, ta_read, ta_stack, ta_swap, ta_write
 from jax_tensorarray._hlo import text as hlo_text
 from jax_tensorarray._selfcheck.programs import ours, plain, programs
+from jax_tensorarray.checkpoint_policies import save_reads
 
 ROW = 16  # small enough for a buffer of 8000 rows to stay in the cache of one core
 
@@ -195,6 +196,44 @@ def test_switch_whose_branches_write_add_swap_or_read(branches, transform):
         return jnp.sum(b**2) + jnp.sum(hand)
 
     assert_in_place(transform(loss), args_of)
+
+
+saved = functools.partial(jax.checkpoint, policy=save_reads)
+
+#: What is given one buffer in several operands, by functions of the number of the step, these operands and a row.
+TAKING_ONE_TWICE = {
+    "cond": lambda f: lambda i, p, q, x: lax.cond(i % 3 > 0, f, lambda i, p, q, x: x * 2, i, p, q, x),
+    "switch": lambda f: lambda i, p, q, x: lax.switch(i % 2, [f, lambda i, p, q, x: f(i // 2, q, p, x)], i, p, q, x),
+    "jit": jax.jit,
+    "checkpoint": saved,
+    "scan": lambda f: jax.jit(
+        lambda i, p, q, x: lax.scan(lambda x, k: (f((i + k) // 2, p, q, x), None), x, jnp.arange(2))[0], inline=True
+    ),
+    "checkpoint of a cond of a jit": lambda f: saved(TAKING_ONE_TWICE["cond"](jax.jit(f))),
+    "scan of a switch": lambda f: TAKING_ONE_TWICE["scan"](TAKING_ONE_TWICE["switch"](f)),
+}
+
+
+@pytest.mark.parametrize("context", TAKING_ONE_TWICE)
+def test_reads_of_one_buffer_in_several_operands_add_to_one_cotangent_in_place(context):
+    def product(ops, i, p, q, x):
+        return jnp.sin(ops.read(p, i // 2) * ops.read(q, i // 3) + x)
+
+    def beside_maximum(ops, i, p, q, x):  # whose derivative, by an op that is not linear, reads the buffer too
+        new = ta_read(ta_max(p, i, x), i) if ops is ours else jnp.maximum(p[i], x)
+        return product(ops, i, p, q, new)
+
+    def loss(rows, ops, x):
+        def step(b, i):
+            row = TAKING_ONE_TWICE[context](functools.partial(rows, ops))(i, b, b, 0.5 * ops.read(x, i))
+            return ops.write(b, (7 * i) % len(x), row), None
+
+        return jnp.sum(lax.scan(step, x, jnp.arange(len(x)))[0] ** 2)
+
+    x = rows(12, 3).astype(jnp.float64)
+    got, want = (jax.grad(functools.partial(loss, beside_maximum, ops)) for ops in (ours, plain))
+    np.testing.assert_allclose(jit(got)(x), in_numpy(want)(x), rtol=1e-9, atol=1e-12)
+    assert_in_place(jax.grad(functools.partial(loss, product, ours)), args_of)
 
 
 def test_policy_save_reads_keeps_rows_and_not_buffers():

@@ -3,6 +3,7 @@
 `test_rows.py`, `test_dtypes.py`, `test_transforms.py` and `test_batching.py` have what it shares with other ops."""
 
 import functools
+import itertools
 import re
 
 import in_place
@@ -141,6 +142,27 @@ def test_one_position_has_the_derivative_of_the_maximum_of_jax():
         np.testing.assert_array_equal(a_, b_)
 
 
+@pytest.mark.parametrize("by", [0, 1])
+def test_the_derivative_of_one_position_does_not_depend_on_how_a_value_is_rounded_when_it_is_made_again(by):
+    """A checkpoint keeps the rows that are read and makes the value again, perhaps by operations in another order."""
+    rounded = itertools.count()
+
+    def error(x):
+        return jax.pure_callback(lambda x: np.float64(1e-12 * next(rounded)), jax.ShapeDtypeStruct((), x.dtype), x)
+
+    def put(b, x):
+        return ta_max(b, 1, jnp.sin(x) + error(lax.stop_gradient(x)))
+
+    def loss(f):
+        return jax.grad(lambda b, x: jnp.sum(f(b, x) ** 2), by)
+
+    args = jnp.array([[1.0, 2.0], [0.1, -0.1], [3.0, 4.0]]), jnp.array([0.5, -0.5])
+    found = loss(jax.checkpoint(put, policy=ta.checkpoint_policies.save_reads))(*args)
+    want = loss(lambda b, x: b.at[1].set(jnp.maximum(b[1], jnp.sin(x))))(*args)
+    assert next(rounded) > 1
+    np.testing.assert_allclose(found, want, rtol=1e-9)
+
+
 def test_only_rows_are_touched_and_only_for_what_is_differentiated():
     def names(argnums, index):
         jaxpr = jax.make_jaxpr(jax.grad(lambda b, v: ta_max(b, index, v).sum(), argnums))
@@ -149,8 +171,8 @@ def test_only_rows_are_touched_and_only_for_what_is_differentiated():
         return re.findall(r"ta_\w+(?=\[)", text)
 
     one, many = jnp.array(4), jnp.array([4, 2, 4])
-    assert names(0, one) == ["ta_max", "ta_read", "ta_read", "ta_swap", "ta_add"]
-    assert names(1, one) == ["ta_max", "ta_read", "ta_read", "ta_read"]
+    assert names(0, one) == ["ta_max", "ta_read", "ta_swap", "ta_add"]
+    assert names(1, one) == ["ta_max", "ta_read", "ta_read"]
     assert names((0, 1), many) == ["ta_max", *["ta_read"] * 2, "ta_add", "ta_read", "ta_read", "ta_swap", "ta_add"]
 
 

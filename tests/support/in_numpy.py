@@ -3,8 +3,11 @@
 An oracle runs once, for a few numbers, and is often unrolled or differentiated several times. XLA needs seconds to
 compile such a program, and NumPy milliseconds to run it. JAX still does what it is asked for, which is to
 differentiate and to batch. A primitive that is not in the tables below is run by JAX itself.
+
+An oracle must not call this library. `library_in_numpy.py` has rules for its primitives: there they are under test.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,21 +18,29 @@ from jax.extend.core import ClosedJaxpr, Literal
 
 from jax_tensorarray import _compat
 
+#: Rules for more primitives. They are given the equation, what evaluates a closed jaxpr, and the operands.
+Rules = dict[str, Callable[..., Sequence[Any]]]
 
-def in_numpy(f: Callable[..., Any]) -> Callable[..., Any]:
+
+def in_numpy(f: Callable[..., Any], rules: Rules | None = None) -> Callable[..., Any]:
     """`f`, which must not need the values of its arguments while it is traced."""
+    rules = rules or {}
 
     def evaluated(*args: Any) -> Any:
         closed, shape = jax.make_jaxpr(f, return_shape=True)(*args)
         avals = [v.aval for v in closed.jaxpr.invars]
         leaves = [np.asarray(x, aval.dtype) for x, aval in zip(jax.tree.leaves(args), avals, strict=True)]
-        return jax.tree.unflatten(jax.tree.structure(shape), _evaluate(closed, leaves))
+        return jax.tree.unflatten(jax.tree.structure(shape), _evaluate(closed, leaves, rules))
 
     return evaluated
 
 
-def _evaluate(closed: Any, args: Sequence[np.ndarray]) -> list[np.ndarray]:
+def _evaluate(closed: Any, args: Sequence[np.ndarray], rules: Rules) -> list[np.ndarray]:
     jaxpr = closed.jaxpr
+
+    def again(closed: Any, args: Sequence[np.ndarray]) -> list[np.ndarray]:
+        return _evaluate(closed, args, rules)
+
     env: dict[Any, np.ndarray] = dict(zip(jaxpr.constvars, map(np.asarray, closed.consts), strict=True))
     env.update(zip(jaxpr.invars, args, strict=True))
 
@@ -44,9 +55,14 @@ def _evaluate(closed: Any, args: Sequence[np.ndarray]) -> list[np.ndarray]:
                 outs = [_ELEMENTWISE[name](*operands)]
             elif name in _OTHERS:
                 outs = _OTHERS[name](params, *operands)
+            elif name in _CONTROL:
+                outs = _CONTROL[name](again, params, *operands)
+            elif name in rules:
+                outs = rules[name](eqn, again, *operands)
             else:
                 assert not name.startswith("ta_"), f"an oracle must not call {name}"
-                outs = eqn.primitive.bind(*map(jnp.asarray, operands), **params)
+                with eqn.ctx.manager:
+                    outs = eqn.primitive.bind(*map(jnp.asarray, operands), **params)
                 outs = outs if eqn.primitive.multiple_results else [outs]
             for v, out in zip(eqn.outvars, outs, strict=True):
                 env[v] = np.asarray(out, v.aval.dtype)
@@ -69,6 +85,7 @@ _ELEMENTWISE: dict[str, Callable[..., Any]] = {
     "is_finite": np.isfinite,
     "stop_gradient": np.asarray,
     "sign": np.sign,
+    "sqrt": np.sqrt,
     "max": np.maximum,
     "min": np.minimum,
     "pow": np.power,
@@ -127,13 +144,13 @@ def _dynamic_update_slice(params: Any, x: np.ndarray, update: np.ndarray, *start
     return [out]
 
 
-def _scan(params: Any, *operands: np.ndarray) -> list[np.ndarray]:
+def _scan(evaluate: Any, params: Any, *operands: np.ndarray) -> list[np.ndarray]:
     consts, carry, xs = np.split(np.arange(len(operands)), np.cumsum(_compat.scan_counts(params)))
     consts, carry, xs = ([operands[k] for k in group] for group in (consts, carry, xs))
     steps = range(params["length"])
     every = []
     for k in reversed(steps) if params["reverse"] else steps:
-        outs = _evaluate(params["jaxpr"], [*consts, *carry, *(x[k] for x in xs)])
+        outs = evaluate(params["jaxpr"], [*consts, *carry, *(x[k] for x in xs)])
         carry = outs[: len(carry)]
         every.append(outs[len(carry) :])
     if params["reverse"]:
@@ -145,25 +162,25 @@ def _scan(params: Any, *operands: np.ndarray) -> list[np.ndarray]:
     ]
 
 
-def _while(params: Any, *operands: np.ndarray) -> list[np.ndarray]:
+def _while(evaluate: Any, params: Any, *operands: np.ndarray) -> list[np.ndarray]:
     a, b = params["cond_nconsts"], params["body_nconsts"]
     of_cond, of_body, carry = list(operands[:a]), list(operands[a : a + b]), list(operands[a + b :])
-    while np.any(runs := _evaluate(params["cond_jaxpr"], [*of_cond, *carry])[0]):
-        new = _evaluate(params["body_jaxpr"], [*of_body, *carry])
+    while np.any(runs := evaluate(params["cond_jaxpr"], [*of_cond, *carry])[0]):
+        new = evaluate(params["body_jaxpr"], [*of_body, *carry])
         # Each example of a batch ends on its own: the predicate has their axes, which lead.
         axes = [(*runs.shape, *[1] * (x.ndim - runs.ndim)) for x in carry]
         carry = [np.where(runs.reshape(a), y, x) for a, x, y in zip(axes, carry, new, strict=True)]
     return carry
 
 
-def _cond(params: Any, index: np.ndarray, *operands: np.ndarray) -> list[np.ndarray]:
+def _cond(evaluate: Any, params: Any, index: np.ndarray, *operands: np.ndarray) -> list[np.ndarray]:
     branches = params["branches"]
-    return _evaluate(branches[min(max(int(index), 0), len(branches) - 1)], operands)
+    return evaluate(branches[min(max(int(index), 0), len(branches) - 1)], operands)
 
 
-def _call(params: Any, *operands: np.ndarray) -> list[np.ndarray]:
-    jaxpr = params.get("jaxpr") or params["call_jaxpr"]
-    return _evaluate(jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ()), operands)
+def _call(evaluate: Any, params: Any, *operands: np.ndarray) -> list[np.ndarray]:
+    jaxpr = params.get("jaxpr") or params.get("call_jaxpr") or params["fun_jaxpr"]
+    return evaluate(jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ()), operands)
 
 
 def _dot_general(params: Any, x: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
@@ -185,17 +202,103 @@ def _div(params: Any, x: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
     return [(x - np.fmod(x, y)) // y if np.issubdtype(x.dtype, np.integer) else x / y]
 
 
+def _gather(params: Any, x: np.ndarray, indices: np.ndarray) -> list[np.ndarray]:
+    numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
+    batch = indices.shape[:-1]
+    shape_of_slice = [n for d, n in enumerate(sizes) if d not in _collapsed(numbers)]
+    out = np.empty((*batch, *shape_of_slice), x.dtype)
+    fills = "fill" in str(params["mode"]).lower()
+    for at in np.ndindex(*batch):
+        starts = _starts(numbers.start_index_map, numbers, indices, at, x.ndim)
+        if fills and not _fits(starts, sizes, x.shape):
+            out[at] = _filling(params["fill_value"], x.dtype)
+        else:
+            out[at] = x[_start(x, starts, sizes)].reshape(shape_of_slice)
+    # The axes of a slice go where `offset_dims` says, those of the batch to what is left.
+    ndim = len(batch) + len(shape_of_slice)
+    others = [d for d in range(ndim) if d not in numbers.offset_dims]
+    return [np.moveaxis(out, range(ndim), [*others, *numbers.offset_dims])]
+
+
+def _scatter(combine: Any, params: Any, x: np.ndarray, indices: np.ndarray, updates: np.ndarray) -> list[np.ndarray]:
+    numbers, x = params["dimension_numbers"], x.copy()
+    window, batch = numbers.update_window_dims, indices.shape[:-1]
+    others = [d for d in range(updates.ndim) if d not in window]
+    updates = np.moveaxis(updates, [*others, *window], range(updates.ndim))
+    dropped = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
+    rest = iter(updates.shape[len(batch) :])
+    sizes = [1 if d in dropped else next(rest) for d in range(x.ndim)]
+    clips = "clip" in str(params["mode"]).lower()
+    for at in np.ndindex(*batch):
+        starts = _starts(numbers.scatter_dims_to_operand_dims, numbers, indices, at, x.ndim)
+        if clips or _fits(starts, sizes, x.shape):
+            place = _start(x, starts, sizes)
+            x[place] = combine(x[place], updates[at].reshape(sizes))
+    return [x]
+
+
+_COMBINED = {
+    "scatter": lambda old, new: new,
+    "scatter-add": np.add,
+    "scatter_add": np.add,
+    "scatter-sub": np.subtract,
+    "scatter_sub": np.subtract,
+    "scatter_mul": np.multiply,
+    "scatter-mul": np.multiply,
+    "scatter_min": np.minimum,
+    "scatter-min": np.minimum,
+    "scatter_max": np.maximum,
+    "scatter-max": np.maximum,
+}
+
+
+def _cumsum(x: np.ndarray, axis: int, reverse: bool) -> np.ndarray:
+    return np.flip(np.cumsum(np.flip(x, axis), axis), axis) if reverse else np.cumsum(x, axis)
+
+
+def _collapsed(numbers: Any) -> set[int]:
+    return {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
+
+
+def _starts(places: Any, numbers: Any, indices: np.ndarray, at: tuple[int, ...], ndim: int) -> list[int]:
+    """Where the slice of a position begins, along every axis."""
+    starts = [0] * ndim
+    for d, i in zip(places, indices[at], strict=True):
+        starts[d] = int(i)
+    of_indices = getattr(numbers, "start_indices_batching_dims", None) or getattr(
+        numbers, "scatter_indices_batching_dims", ()
+    )
+    for d, of in zip(numbers.operand_batching_dims, of_indices, strict=True):
+        starts[d] = at[of]
+    return starts
+
+
+def _fits(starts: Sequence[int], sizes: Sequence[int], shape: Sequence[int]) -> bool:
+    return all(0 <= s <= n - size for s, size, n in zip(starts, sizes, shape, strict=True))
+
+
+def _filling(value: Any, dtype: Any) -> Any:
+    if value is not None:
+        return value
+    if np.issubdtype(dtype, np.inexact):
+        return np.nan
+    if np.issubdtype(dtype, np.bool_):
+        return True
+    return np.iinfo(dtype).min if np.issubdtype(dtype, np.signedinteger) else np.iinfo(dtype).max
+
+
 _OTHERS: dict[str, Callable[..., list[Any]]] = {
-    "jit": _call,
-    "pjit": _call,
-    "closed_call": _call,
-    "checkpoint": _call,
-    "remat2": _call,
     "iota": _iota,
     "div": _div,
-    "scan": _scan,
-    "while": _while,
-    "cond": _cond,
+    "gather": _gather,
+    "copy": lambda params, x: [x],
+    "device_put": lambda params, *xs: xs,
+    "optimization_barrier": lambda params, *xs: xs,
+    "clamp": lambda params, low, x, high: [np.minimum(np.maximum(x, low), high)],
+    "square": lambda params, x: [x * x],
+    "expand_dims": lambda params, x: [np.expand_dims(x, params["dimensions"])],
+    "cumsum": lambda params, x: [_cumsum(x, params["axis"], params["reverse"])],
+    "rev": lambda params, x: [np.flip(x, params["dimensions"])],
     "slice": _slice,
     "pad": _pad,
     "broadcast_in_dim": _broadcast_in_dim,
@@ -209,8 +312,22 @@ _OTHERS: dict[str, Callable[..., list[Any]]] = {
     "unstack": lambda params, x: list(np.moveaxis(x, params["axis"], 0)),
     "split": lambda params, x: np.split(x, np.cumsum(params["sizes"])[:-1], params["axis"]),
     "dot_general": _dot_general,
+    "reduce_or": lambda params, x: [np.any(x, tuple(params["axes"]))],
+    "reduce_and": lambda params, x: [np.all(x, tuple(params["axes"]))],
+    "reduce_min": lambda params, x: [np.min(x, tuple(params["axes"]))],
     "reduce_max": lambda params, x: [np.max(x, tuple(params["axes"]))],
     "reduce_sum": lambda params, x: [np.sum(x, tuple(params["axes"]))],
     "integer_pow": lambda params, x: [x ** params["y"] if params["y"] >= 0 else 1 / x ** -params["y"]],
     "convert_element_type": lambda params, x: [x.astype(params["new_dtype"])],
+}
+
+_OTHERS |= {name: functools.partial(_scatter, combine) for name, combine in _COMBINED.items()}
+
+_CONTROL: dict[str, Callable[..., list[Any]]] = {
+    **dict.fromkeys(
+        ("jit", "pjit", "closed_call", "checkpoint", "remat2", "custom_jvp_call", "custom_vjp_call"), _call
+    ),
+    "scan": _scan,
+    "while": _while,
+    "cond": _cond,
 }

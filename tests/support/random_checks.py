@@ -1,14 +1,62 @@
 """Compare random programs with their oracle."""
 
+import contextlib
+import contextvars
+import os
+
 import hypothesis.strategies as st
+import jax
 import jax.numpy as jnp
 import numpy as np
-from random_machines import THETA, expected, loss, outputs
-from random_programs import BATCH, STATE
+from library_in_numpy import library_in_numpy
+from random_machines import DIRECTION, THETA, expected, jets, loss, outputs
+from random_programs import BATCH, PARAMETERS, STATE
+
+#: Which slots are floats.
+FLOATS = tuple(k for k, tag in enumerate(STATE) if tag not in "iI")
+
+
+_in_numpy = contextvars.ContextVar("whether NumPy evaluates what JAX has traced", default=False)
+
+
+@contextlib.contextmanager
+def judged_in_numpy(is_wanted):
+    """NumPy evaluates what JAX has traced, instead of XLA: several times as many programs in the same time.
+
+    With RANDOM_PROGRAMS=numpy or =xla all programs are evaluated so.
+    """
+    wanted = {"numpy": True, "xla": False}.get(os.environ.get("RANDOM_PROGRAMS"), is_wanted)
+    token = _in_numpy.set(wanted)
+    try:
+        yield
+    finally:
+        _in_numpy.reset(token)
+
+
+def computed(f):
+    return library_in_numpy(f) if _in_numpy.get() else jax.jit(f)
+
+
+@contextlib.contextmanager
+def logged_in(want):
+    """A ref for what a program writes down. NumPy knows none."""
+    ref = None if _in_numpy.get() else jax.new_ref(jnp.int32(0))
+    yield ref
+    if ref is not None and not want.strays:
+        assert int(ref[...]) == want.in_ref, "what is written down in a ref"
 
 
 def total(program, machine):
     return lambda theta, start: loss(outputs(program, machine, theta, start), jnp)
+
+
+def along(f):
+    return lambda theta, start: jax.jvp(lambda t: f(t, start), (theta,), (jnp.asarray(DIRECTION),))[1]
+
+
+def hessian(f):
+    """Along one direction."""
+    return lambda theta, start: jax.jacfwd(jax.grad(f))(theta, start) @ DIRECTION
 
 
 def close(got, want, what):
@@ -24,13 +72,74 @@ def same_state(got, want):
         close(x, y, f"slot {k}, {STATE[k]}")
 
 
-def examples(program, own_starts, own_thetas, axis):
-    """A batch that differs in parameters, starts or both: arguments, their axes, and what NumPy says of each."""
-    thetas = np.stack([THETA * (1 + 0.25 * k * own_thetas) for k in range(BATCH)])
-    starts = np.array([program.start + 2 * k * own_starts for k in range(BATCH)], np.int32)
-    want = [expected(program, t, int(s), dropping=True) for t, s in zip(thetas, starts, strict=True)]
-    theta = np.moveaxis(thetas, 0, axis) if own_thetas else THETA
-    return (theta, starts if own_starts else starts[0]), (axis if own_thetas else None, 0 if own_starts else None), want
+class Batch:
+    """States that differ in parameters, starts or both, each with its batch axis where `axis` says."""
+
+    def __init__(self, program, own_starts, own_thetas, axis):
+        thetas = [THETA * (1 + 0.25 * k * own_thetas) for k in range(BATCH)]
+        starts = [program.start + 2 * k * own_starts for k in range(BATCH)]
+        self.want = [expected(program, *x, dropping=True) for x in zip(thetas, starts, strict=True)]
+        self.jets = [jets(program, *x) for x in zip(thetas, starts, strict=True)]
+        states = [[np.int32(start), *(x.x for x in floats), ints] for start, *floats, ints in self.jets]
+        differs = [own_starts if tag == "i" else own_thetas and tag != "I" for tag in STATE]
+        ndims = [np.ndim(x) + 1 for x in states[0]]
+        #: Where states have their batch axis, and where results do.
+        self.axes = tuple(
+            (axis + k) % n if own else None for k, (n, own) in enumerate(zip(ndims, differs, strict=True))
+        )
+        self.out = tuple((axis + 1 + k) % n for k, n in enumerate(ndims))
+        self.own_thetas = own_thetas
+        self.states = self.stacked(states, self.axes)
+        self.dots = self.stacked([[x.e for x in floats] for _, *floats, _ in self.jets], self.axes[1:-1])
+
+    def stacked(self, examples, axes):
+        each = zip(axes, zip(*examples, strict=True), strict=True)
+        return [xs[0] if axis is None else np.stack(xs, axis) for axis, xs in each]
+
+    def pulled(self, cts, axes):
+        """The cotangents of the parameters of each example, or of all, from those of the floats of the states."""
+        total = []
+        for k, (_, *floats, _) in enumerate(self.jets):
+            own = (
+                x if axis is None else np.take(x, k, axis) for x, axis in zip(map(np.asarray, cts), axes, strict=True)
+            )
+            total.append(sum((x.d * ct).reshape(PARAMETERS, -1).sum(1) for x, ct in zip(floats, own, strict=True)))
+        return np.stack(total) if None not in axes else total[0]
+
+
+def batched_state(program, vmapped, *batch):
+    """`vmapped` maps axes of arguments and results to the function of a batch of states."""
+    batch = Batch(program, *batch)
+    same_batch(computed(vmapped(batch.axes, batch.out))(*batch.states), batch)
+
+
+def same_batch(got, batch):
+    got = [np.moveaxis(np.asarray(x), axis, 0) for x, axis in zip(got, batch.out, strict=True)]
+    same_state(got, [np.stack(x) for x in zip(*(w.state for w in batch.want), strict=True)])
+
+
+def gradients(program, f, vmap_of_grad, *batch):
+    """`vmap_of_grad(loss, axes, out_axes)` is the gradient by the floats of a state, for every example."""
+    batch = Batch(program, *batch)
+    out = batch.out[1:-1]
+    got = computed(vmap_of_grad(lambda *state: loss(f(*state), jnp), batch.axes, out))(*batch.states)
+    close(batch.pulled(got, out), np.stack([w.loss.d for w in batch.want]), "gradients of a batch")
+
+
+def grad_of_vmap(program, f, *batch, second=False):
+    """The gradient of a sum over a batch or, with `second`, its derivative along a direction."""
+    batch = Batch(program, *batch)
+    start, *floats, ints = batch.states
+
+    def summed(*floats):
+        return jnp.sum(jax.vmap(lambda *state: loss(f(*state), jnp), batch.axes)(start, *floats, ints))
+
+    gradient = jax.grad(summed, range(len(floats)))
+    along = lambda dots, *floats: jax.jvp(gradient, floats, dots)[1]  # noqa: E731
+    got = computed(along)(tuple(batch.dots), *floats) if second else computed(gradient)(*floats)
+    want = [w.loss.de if second else w.loss.d for w in batch.want]
+    want = np.stack(want) if batch.own_thetas else sum(want)
+    close(batch.pulled(got, batch.axes[1:-1]), want, "derivative of the sum over a batch")
 
 
 BATCHES = st.sampled_from([(True, False), (False, True), (True, True)])

@@ -4,6 +4,8 @@ A `Jet` is a number of NumPy's with derivatives: by all parameters, in one direc
 """
 
 import functools
+import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -52,6 +54,10 @@ def times(a: Jet, b: Jet) -> Jet:
     return Jet(a.x * b.x, a.d * b.x + a.x * b.d, a.e * b.x + a.x * b.e, a.de * b.x + a.d * b.e + a.e * b.d + a.x * b.de)
 
 
+def halved(j: Jet) -> Jet:
+    return each(lambda x: 0.5 * x, j)
+
+
 def sine(j: Jet) -> Jet:
     return chain(j, np.sin(j.x), np.cos(j.x), -np.sin(j.x))
 
@@ -69,6 +75,11 @@ def poisoned(j: Jet) -> Jet:
     return each(lambda x: np.full_like(x, np.nan), j)
 
 
+def added_to(log: Any, a: Any) -> Any:
+    """Numbers that are written down in one, in an order that matters."""
+    return wrapped(31 * log + a + 1) if isinstance(log, int) else 31 * log + a + 1
+
+
 class InNumPy:
     """Programs, one operation after the other.
 
@@ -79,11 +90,15 @@ class InNumPy:
     def __init__(self, dropping: bool = False) -> None:
         self.strays: list[Stray] = []
         self.logged: list[int] = []
+        self.in_ref = 0
         self.dropping = dropping  # whatever the mode says
 
     def arithmetic(self, kind: str, a: Jet, b: Jet) -> Jet:
+        if kind == "vjp narrow":
+            return chain(a, a.x.astype(np.float32).astype(np.float64), 2.0, 0.0)
+        kind = rules_of(kind)
         if kind == "mul":
-            return each(lambda x: 0.5 * x, times(a, b))
+            return halved(times(a, b))
         if kind == "add":
             return each(lambda x, y: x + 0.5 * y, a, b)
         if kind == "sin":
@@ -101,6 +116,7 @@ class InNumPy:
 
     def integer(self, kind: str, a: int, b: int, c: int) -> int:
         found = {"add": a + c, "mul": a * c, "sub": a - b, "mod": a % (abs(c) + 1), "where": a if a < b else c}
+        found |= {"abs": abs(a), "least": -abs(-(2**31) if c == 0 else a)}
         return wrapped(found[kind])
 
     def test(self, kind: str, a: Any, b: Any) -> bool:
@@ -122,8 +138,11 @@ class InNumPy:
         i = {"mod": i % max(size, 1), "clip": min(max(i, 0), max(size - 1, 0)), "raw": i}[p.guard]
         return int(np.array(i, np.int64).astype(dtype))
 
-    def log(self, a: int) -> None:
-        self.logged.append(a)
+    def log(self, a: int, by: str) -> None:
+        if by == "python":
+            self.logged.append(a)
+        else:
+            self.in_ref = added_to(self.in_ref, a)
 
     def cells(self, places: Places) -> list[tuple[Any, ...] | None]:
         """What each position is in the buffer, None for those that are skipped."""
@@ -177,7 +196,9 @@ class InNumPy:
             old = None if cell is None else row_of(buffer, cell)
             olds.append(old)
             if old is not None:
-                buffer = with_row(buffer, cell, each(np.add, old, value) if op == "add" else value)
+                combine = {"add": lambda a, b: each(np.add, a, b), "mul": lambda a, b: halved(times(a, b))}
+                new = combine[op](old, value) if op in combine else value
+                buffer = with_row(buffer, cell, new)
         return buffer, self.sum_of(olds, shape) if op == "swap" else None
 
     def maximum(self, buffer: Jet, values: list[Jet], cells: list[Any]) -> Jet:
@@ -201,9 +222,8 @@ class InNumPy:
             x = np.array(value, np.int64).astype(buffer.dtype)
             olds += int(buffer[r])
             with np.errstate(over="ignore"):
-                buffer[r] = {"add": lambda r=r, x=x: buffer[r] + x, "max": lambda r=r, x=x: max(buffer[r], x)}.get(
-                    op, lambda x=x: x
-                )()
+                combine = {"add": np.add, "mul": np.multiply, "max": np.maximum}.get(op, lambda old, new: new)
+                buffer[r] = combine(buffer[r], x)
         return buffer, wrapped(olds) if op == "swap" else None
 
     def cond(self, predicate: bool, yes: Any, no: Any, state: Any) -> Any:
@@ -217,10 +237,13 @@ class InNumPy:
 
     def loop(self, s: Loop, trips: int, goes_on: Any, body: Any, state: Any) -> Any:
         if s.kind == "lax.while_loop" or s.kind == "while_loop":
-            k = 0
-            while k < trips and k < s.steps and (goes_on is None or goes_on(*state)):
-                state, k = body(k, *state), k + 1
-            return state, []
+            for k in itertools.count():
+                before = self.in_ref
+                more = goes_on is None or goes_on(*state)
+                if not (more and k < trips and k < s.steps):
+                    self.in_ref = before  # JAX drops what the last predicate has written into a ref
+                    return state, []
+                state = body(k, *state)
         if s.kind == "fori_loop":
             for k in range(min(trips, s.steps)):
                 state = body(k, *state)
@@ -268,36 +291,72 @@ def shape_of(tag: str, places: Places) -> tuple[int, ...]:
 # --- the library -----------------------------------------------------------------------------------------------
 
 
-@jax.custom_jvp
-def twice_by_jvp(x: Any) -> Any:
-    return jnp.sin(x)
+class Functions:
+    """The sine, whose derivative is doubled by rules of its own. Some have a loop over rows, which reads a table."""
+
+    def __init__(self, read: Callable[..., Any], write: Callable[..., Any]) -> None:
+        table = jnp.array([0.75, -0.5, 0.75])  # closed over; it sums to one
+
+        def by_rows(x: Any) -> Any:
+            """`x`, as the sum of its shares."""
+            step = lambda k, b: write(b, k + 1, read(b, k) + table[k] * x)  # noqa: E731
+            return read(lax.fori_loop(0, len(table), step, jnp.zeros((len(table) + 1, *x.shape), x.dtype)), len(table))
+
+        self.of_kind = {}
+        for kind, itself in (("", lambda x: x), (" table", by_rows)):
+            self.of_kind |= {f"{name}{kind}": made(itself) for name, made in _DOUBLED.items()}
+        self.of_kind["vjp narrow"] = _narrow(read, write)
 
 
-@twice_by_jvp.defjvp
-def _(primals: Any, tangents: Any) -> Any:
-    return twice_by_jvp(*primals), 2 * jnp.cos(primals[0]) * tangents[0]
+def _by_jvp(part: Callable[..., Any]) -> Any:
+    f = jax.custom_jvp(lambda x: part(jnp.sin(x)))
+    f.defjvp(lambda primals, dots: (f(*primals), 2 * part(jnp.cos(primals[0])) * dots[0]))
+    return f
 
 
-@jax.custom_vjp
-def twice_by_vjp(x: Any) -> Any:
-    return jnp.sin(x)
+def _by_vjp(part: Callable[..., Any]) -> Any:
+    f = jax.custom_vjp(lambda x: part(jnp.sin(x)))
+    f.defvjp(lambda x: (part(jnp.sin(x)), x), lambda x, ct: (2 * part(jnp.cos(x)) * ct,))
+    return f
 
 
-twice_by_vjp.defvjp(lambda x: (jnp.sin(x), x), lambda x, ct: (2 * jnp.cos(x) * ct,))
+def _narrow(read: Callable[..., Any], write: Callable[..., Any]) -> Any:
+    """Rounds to single precision. The next function gives the result a cotangent of double precision, as JAX allows."""
+
+    def rows(x: Any) -> Any:
+        step = lambda k, b: write(b, k + 1, read(b, k))  # noqa: E731
+        return read(lax.fori_loop(0, 2, step, write(jnp.zeros((3, *x.shape), x.dtype), 0, x)), 2)
+
+    single = jax.custom_vjp(rows)
+    single.defvjp(lambda x: (rows(x), None), lambda _, ct: (2 * ct,))
+    double = jax.custom_vjp(lambda x: x.astype(jnp.float64))
+    double.defvjp(lambda x: (x.astype(jnp.float64), None), lambda _, ct: (ct,))
+    return lambda x: double(single(x.astype(jnp.float32)))
+
+
+def _by_gradient(part: Callable[..., Any]) -> Any:
+    return jax.custom_gradient(lambda x: (part(jnp.sin(x)), lambda ct: 2 * part(jnp.cos(x)) * ct))
+
+
+_DOUBLED = {"jvp": _by_jvp, "vjp": _by_vjp, "gradient": _by_gradient}
 
 
 class InJax:
     """Programs as a user writes them."""
 
-    def __init__(self, *, dropping: bool = False, reverse_mode: bool = True, log: list[int] | None = None) -> None:
-        self.dropping, self.reverse_mode, self.logged = dropping, reverse_mode, log
+    def __init__(
+        self, *, dropping: bool = False, reverse_mode: bool = True, log: list[int] | None = None, ref: Any = None
+    ) -> None:
+        self.dropping, self.reverse_mode, self.logged, self.ref = dropping, reverse_mode, log, ref
 
     def arithmetic(self, kind: str, a: Any, b: Any) -> Any:
         if kind == "mul":
             return 0.5 * (a * b)
         if kind == "add":
             return a + 0.5 * b
-        return {"sin": jnp.sin, "jvp": twice_by_jvp, "vjp": twice_by_vjp}[kind](a)
+        return jnp.sin(a) if kind == "sin" else self.functions.of_kind[kind](a)
+
+    functions = Functions(ta.ta_read, ta.ta_write)
 
     def convert(self, tag: str, a: Any) -> Any:
         return a[0] - 0.5 * a[1] if tag == "s" else jnp.stack([a, -0.5 * a])
@@ -305,6 +364,9 @@ class InJax:
     def integer(self, kind: str, a: Any, b: Any, c: int) -> Any:
         if kind == "where":
             return jnp.where(a < b, a, c)
+        if kind in ("abs", "least"):
+            least = jnp.where(c == 0, jnp.int32(-(2**31)), a)
+            return jnp.abs(a) if kind == "abs" else -jnp.abs(least)
         return {"add": lambda: a + c, "mul": lambda: a * c, "sub": lambda: a - b, "mod": lambda: a % (abs(c) + 1)}[
             kind
         ]()
@@ -332,8 +394,10 @@ class InJax:
             i = jnp.clip(i, 0, max(size - 1, 0))
         return i.astype(dtype)
 
-    def log(self, a: Any) -> None:
-        if self.logged is not None:
+    def log(self, a: Any, by: str) -> None:
+        if by == "ref" and self.ref is not None:
+            self.ref[...] = added_to(self.ref[...], a)
+        if by == "python" and self.logged is not None:
             io_callback(lambda x: self.logged.append(int(x)), None, a, ordered=True)
 
     def options(self, places: Places) -> tuple[Any, dict[str, Any]]:
@@ -366,10 +430,26 @@ class InJax:
             value = values[0]
         else:
             value = jnp.stack(values) if values else jnp.zeros((0, *buffer.shape[1:]))
+        if op == "mul":
+            return self.times(places, value.astype(buffer.dtype)), None
         result = getattr(ta, f"ta_{op}")(buffer, index, value.astype(buffer.dtype), **keywords)
         if op != "swap":
             return result, None
         return result[0], self.row(tag, result[1], places)
+
+    def times(self, places: Places, value: Any) -> Any:
+        buffer = places.buffer
+        for place, factor in self.one_by_one(places, value):
+            index, keywords = self.options(place)
+            buffer = ta.ta_write(buffer, index, ta.ta_read(buffer, index, **keywords) * factor, **keywords)
+        return buffer
+
+    def one_by_one(self, places: Places, value: Any) -> list[tuple[Places, Any]]:
+        """The positions, each with its factor, since a row may be there twice."""
+        factors = value * jnp.asarray(0.5 if jnp.issubdtype(value.dtype, jnp.floating) else 1, value.dtype)
+        if places.at.form == "window" or places.count == 1:
+            return [(places, factors)]
+        return [(places._replace(parts=[part], count=1), factors[k]) for k, part in enumerate(places.parts)]
 
     def cond(self, predicate: Any, yes: Any, no: Any, state: Any) -> Any:
         return lax.cond(predicate, yes, no, *state)
@@ -454,27 +534,32 @@ DIRECTION = np.array([0.7, -0.4, 0.2, 0.9])
 INTS = np.array([3, 0, 1, 5, 2, 7, -1, 4])
 
 
+def coefficients(program: Program) -> list[np.ndarray]:
+    """The floats of a state, each as a matrix to multiply the parameters by: a row depends on one of these."""
+    s, v, _ = program.sizes
+    of_rows = np.arange(s) % PARAMETERS, np.arange(2 * v).reshape(v, 2) % PARAMETERS
+    rows = [
+        (1.0, np.array(0)),
+        (1.0, np.array([1, 2])),
+        (_numbers(s), of_rows[0]),
+        (_numbers(s)[::-1], of_rows[0]),
+        (_numbers(2 * v).reshape(v, 2), of_rows[1]),
+    ]
+    return [np.asarray(x)[..., None] * np.eye(PARAMETERS)[which] for x, which in rows]
+
+
 def initial(program: Program, theta: Any, start: Any, xp: Any) -> tuple[Any, ...]:
-    """The buffers are made of constants and the parameters, such that each row depends on one of these."""
-    s, v, i = program.sizes
-    which = np.arange(s) % PARAMETERS, np.arange(2 * v).reshape(v, 2) % PARAMETERS
-    ints = np.resize(INTS, i).astype(program.ints)
-
-    def taken(k: Any) -> Any:
-        return theta[k] if xp is jnp else each(lambda x: x[..., k], theta)
-
-    def scaled(constants: Any, x: Any) -> Any:
-        return constants * x if xp is jnp else each(lambda part: constants * part, x)
-
-    return (
-        start,
-        taken(0),
-        scaled(np.ones(2), taken(np.array([1, 2]))),
-        scaled(_numbers(s), taken(which[0])),
-        scaled(_numbers(s)[::-1], taken(which[0])),
-        scaled(_numbers(2 * v).reshape(v, 2), taken(which[1])),
-        xp.asarray(ints),
-    )
+    """The state before a program, in JAX or as jets."""
+    matrices = coefficients(program)
+    ints = np.resize(INTS, program.sizes[2]).astype(program.ints)
+    if xp is np:
+        floats = [each(lambda x, m=m: np.tensordot(x, m, (-1, -1)), theta) for m in matrices]
+        return (start, *floats, ints)
+    every = jnp.dot(np.concatenate([m.reshape(-1, PARAMETERS) for m in matrices]), theta)
+    ends = np.cumsum([m.size // PARAMETERS for m in matrices])
+    shapes = [m.shape[:-1] for m in matrices]
+    parts = [lax.slice(every, (end - math.prod(shape),), (end,)) for end, shape in zip(ends, shapes, strict=True)]
+    return (start, *(lax.reshape(x, shape) for x, shape in zip(parts, shapes, strict=True)), jnp.asarray(ints))
 
 
 def outputs(program: Program, machine: InJax, theta: Any, start: Any) -> tuple[Any, ...]:
@@ -504,20 +589,31 @@ class Expected(NamedTuple):
     loss: Jet
     strays: list[Stray]
     logged: list[int]
+    in_ref: int
+
+
+def jets(program: Program, theta: Any, start: int) -> tuple[Any, ...]:
+    """The state before a program, with its derivatives."""
+    zeros = np.zeros((PARAMETERS, PARAMETERS))
+    return initial(program, Jet(np.asarray(theta), np.eye(PARAMETERS), DIRECTION, zeros), start, np)
 
 
 def expected(program: Program, theta: Any = THETA, start: int | None = None, dropping: bool = False) -> Expected:
     """What NumPy says of a program."""
     m = InNumPy(dropping)
-    zeros = np.zeros((PARAMETERS, PARAMETERS))
-    parameters = Jet(np.asarray(theta), np.eye(PARAMETERS), DIRECTION, zeros)
-    start = program.start if start is None else start
     with np.errstate(invalid="ignore", divide="ignore"):
-        state = run(m, program.block, None, initial(program, parameters, start, np))
+        state = run(m, program.block, None, jets(program, theta, program.start if start is None else start))
         total = loss(state, np)
-    return Expected(tuple(x.x if isinstance(x, Jet) else np.asarray(x) for x in state), total, m.strays, m.logged)
+    return Expected(
+        tuple(x.x if isinstance(x, Jet) else np.asarray(x) for x in state), total, m.strays, m.logged, m.in_ref
+    )
 
 
 def kinds(program: Program) -> set[str]:
     """Of arithmetic: what the rules of a program's functions do not allow depends on them."""
-    return {s.kind for s in statements(program) if isinstance(s, Arithmetic)}
+    return {rules_of(s.kind) for s in statements(program) if isinstance(s, Arithmetic)}
+
+
+def rules_of(kind: str) -> str:
+    """What the rules of a function are: those of a `custom_gradient` are those of a `custom_vjp`."""
+    return kind.split()[0].replace("gradient", "vjp")

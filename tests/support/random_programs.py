@@ -109,14 +109,19 @@ class Block(NamedTuple):
     results: tuple[int | None, ...]  # None: the newest version of the slot
 
 
+# With `same`, one buffer is given in both places S.
+
+
 class Cond(NamedTuple):
     test: Predicate
     blocks: tuple[Block, Block]
+    same: bool = False
 
 
 class Switch(NamedTuple):
     index: int
     blocks: tuple[Block, ...]
+    same: bool = False
 
 
 class Call(NamedTuple):
@@ -124,6 +129,7 @@ class Call(NamedTuple):
 
     kind: str
     block: Block
+    same: bool = False
 
 
 class Loop(NamedTuple):
@@ -135,7 +141,8 @@ class Loop(NamedTuple):
     residuals: str
     checkpoints: int
     block: Block
-    twins: bool = False  # both buffers S begin as one, and a step returns one for both
+    same: bool = False
+    logs: str | None = None  # the test has an effect: it writes down the integer of the state, as `Log.by` says
 
 
 class Leapfrog(NamedTuple):
@@ -148,9 +155,10 @@ class Leapfrog(NamedTuple):
 
 
 class Log(NamedTuple):
-    """An effect: an integer is written down."""
+    """An effect: an integer is written down, by Python or in a ref."""
 
     a: int
+    by: str = "python"
 
 
 class Program(NamedTuple):
@@ -166,8 +174,16 @@ def weighted(choices: dict[Any, int]) -> st.SearchStrategy[Any]:
 
 
 _refs = st.integers(0, 5)
+_outer = st.integers(-2, -1)  # which the block closes over
+_same = weighted({st.just(False): 4, st.just(True): 1})
 _small = st.integers(-3, 9)
 _rows = st.sampled_from(["s", "s", "v"])
+#: The last ones are functions with rules of their own, which may close over an array.
+ARITHMETIC = (
+    *("sin", "sin", "mul", "mul", "add", "add"),
+    *("jvp", "vjp", "jvp table", "vjp table", "gradient table", "vjp narrow"),
+)
+LOGS = ("python", "ref")
 RESIDUALS = ("auto", "tape", "recompute", "checkpoint", "undo", "offload", "memory")
 LOOPS = ("lax.fori_loop", "lax.scan", "lax.while_loop", "fori_loop", "scan", "while_loop", "while_loop")
 
@@ -180,12 +196,14 @@ _indices = st.builds(
     st.sampled_from(["mod", "mod", "mod", "clip", "clip", "raw"]),
 )
 _others = {
-    st.builds(Arithmetic, st.sampled_from(["sin", "mul", "add", "jvp", "vjp"]), _rows, _refs, _refs): 3,
-    st.builds(IntArithmetic, st.sampled_from(["add", "mul", "mod", "sub", "where"]), _refs, _refs, _small): 1,
+    st.builds(Arithmetic, st.sampled_from(ARITHMETIC), _rows, _refs, _refs): 3,
+    st.builds(
+        IntArithmetic, st.sampled_from(["add", "mul", "mod", "sub", "where", "abs", "least"]), _refs, _refs, _small
+    ): 1,
     st.builds(Convert, _rows, _refs): 1,
     st.builds(Scale, st.sampled_from(["S", "V"]), _refs, _refs): 1,
     st.builds(Whole, st.sampled_from(["S", "S", "V"]), _refs, st.one_of(st.none(), _refs)): 2,
-    st.builds(Log, _refs): 1,
+    st.builds(Log, _refs, st.sampled_from(LOGS)): 1,
 }
 _leapfrogs = st.builds(Leapfrog, _refs, _refs, st.integers(0, 4), _refs)
 
@@ -193,7 +211,7 @@ _leapfrogs = st.builds(Leapfrog, _refs, _refs, st.integers(0, 4), _refs)
 _results = weighted(
     {
         st.just((None,) * len(STATE)): 2,
-        st.tuples(*[weighted({st.none(): 2, _refs: 1})] * len(STATE)): 1,
+        st.tuples(*[weighted({st.none(): 4, _refs: 1, _outer: 1})] * len(STATE)): 1,
     }
 )
 
@@ -209,7 +227,10 @@ def _simple(dtypes: Sequence[str]) -> st.SearchStrategy[Any]:
         st.sampled_from(["rows", "rows", "rows", "window", "element", "column"]),
         _indices,
     )
-    ops, buffers = st.sampled_from(["write", "write", "add", "swap", "max"]), st.sampled_from(["S", "S", "S", "V", "I"])
+    ops, buffers = (
+        st.sampled_from(["write", "write", "add", "swap", "max", "mul"]),
+        st.sampled_from(["S", "S", "S", "V", "I"]),
+    )
     updates = st.builds(Update, ops, buffers, _refs, ats, st.tuples(_refs, _refs, _refs))
     return weighted({updates: 8, st.builds(Read, buffers, _refs, ats): 4, **_others})
 
@@ -221,9 +242,9 @@ def _blocks(simple: st.SearchStrategy[Any], depth: int) -> st.SearchStrategy[Blo
         choices = {
             simple: 12,
             _loops(inner): 3,
-            st.builds(Cond, _tests, st.tuples(inner, inner)): 3,
-            st.builds(Switch, _refs, st.tuples(inner, inner, inner)): 1,
-            st.builds(Call, st.sampled_from(["jit", "checkpoint", "save_reads"]), inner): 2,
+            st.builds(Cond, _tests, st.tuples(inner, inner), _same): 3,
+            st.builds(Switch, _refs, st.tuples(inner, inner, inner), _same): 1,
+            st.builds(Call, st.sampled_from(["jit", "checkpoint", "save_reads"]), inner, _same): 2,
             _leapfrogs: 1,
         }
         statement = weighted(choices)
@@ -242,11 +263,13 @@ def _loops(inner: st.SearchStrategy[Block]) -> st.SearchStrategy[Loop]:
         st.sampled_from(RESIDUALS),
         st.integers(1, 3),
         inner,
+        _same,
+        st.sampled_from([None, None, *LOGS]),
     )
 
 
 def _loop(twins: tuple[int, Predicate | None] | None, *args: Any) -> Loop:
-    """A loop, perhaps over twins, in a branch or not."""
+    """A loop, perhaps over twins, in a branch or not: they begin as one buffer, and a step returns one for both."""
     loop = Loop(*args)
     if twins is None:
         return loop
@@ -254,19 +277,19 @@ def _loop(twins: tuple[int, Predicate | None] | None, *args: Any) -> Loop:
     results = tuple(ref if tag == "S" else of for tag, of in zip(STATE, loop.block.results, strict=True))
     block = loop.block._replace(results=results)
     block = block if test is None else Block((Cond(test, (block, Block((), own))),), own)
-    return loop._replace(twins=True, block=block)
+    return loop._replace(same=True, block=block)
+
+
+def _around(statement: st.SearchStrategy[Any], simple: st.SearchStrategy[Any]) -> st.SearchStrategy[Block]:
+    """A block in which there is surely such a statement."""
+    some = st.lists(simple, max_size=2).map(tuple)
+    return st.builds(lambda before, s, after, to: Block((*before, s, *after), to), some, statement, some, _results)
 
 
 def _programs(sizes: Sequence[int], dtypes: Sequence[str]) -> st.SearchStrategy[Program]:
     simple = _simple(dtypes)
-    around = st.lists(simple, max_size=2).map(tuple)
-    block = st.builds(
-        lambda before, loop, after, results: Block((*before, loop, *after), results),
-        around,
-        _loops(_blocks(simple, 1)),
-        around,
-        _results,
-    )
+    loops = {_loops(_blocks(simple, 1)): 2, _loops(_around(_loops(_blocks(simple, 0)), simple)): 1}
+    block = _around(weighted(loops), simple)
     ints = st.sampled_from(["int32", "int8", "uint8", "int64"])
     return st.builds(Program, st.tuples(*[st.sampled_from(sizes)] * 3), ints, st.integers(-2, 6), block)
 
@@ -317,7 +340,7 @@ class Scope:
         return self.entry(tag, ref).value
 
     def entry(self, tag: str, ref: int) -> Value:
-        """The values are counted from the newest."""
+        """The values are counted from the newest, and with -1 from the oldest."""
         values = self.values[tag]
         return values[-1 - ref % len(values)]
 
@@ -355,7 +378,7 @@ def step(m: Any, s: Any, scope: Scope) -> None:
         upto = None if s.upto is None else get("i", s.upto)
         scope.add(ROW_OF[s.tag], m.whole(get(s.tag, s.buffer), upto))
     elif isinstance(s, Log):
-        m.log(get("i", s.a))
+        m.log(get("i", s.a), s.by)
     elif isinstance(s, Read):
         tag, row = tags(s)
         scope.add(row, m.read(tag, where_to(m, s.at, scope, get(tag, s.buffer))))
@@ -384,6 +407,8 @@ def tags(s: Any) -> tuple[str, str]:
 
 def control(m: Any, s: Any, scope: Scope) -> tuple[Any, ...]:
     state = scope.state()
+    if s.same:
+        state = tuple(state[STATE.index(tag)] if tag == "S" else x for tag, x in zip(STATE, state, strict=True))
     if isinstance(s, Cond):
         yes, no = ((lambda *x, b=b: run(m, b, scope, x)) for b in s.blocks)
         return m.cond(test(m, s.test, scope), yes, no, state)
@@ -393,11 +418,12 @@ def control(m: Any, s: Any, scope: Scope) -> tuple[Any, ...]:
     if isinstance(s, Call):
         return m.call(s.kind, lambda *x: run(m, s.block, scope, x), state)
     trips = m.integer("mod", scope.get("i", s.trips), 0, s.steps + 1)
-    if s.twins:
-        state = tuple(state[STATE.index(tag)] if tag == "S" else x for tag, x in zip(STATE, state, strict=True))
 
     def goes_on(*x: Any) -> Any:
-        return test(m, s.test, Scope(None, x))
+        here = Scope(None, x)
+        if s.logs:
+            m.log(here.get("i", 0), s.logs)
+        return test(m, s.test, here)
 
     results, more = m.loop(
         s, trips, goes_on if s.test else None, lambda k, *x: run(m, s.block, scope, x, counter=k), state

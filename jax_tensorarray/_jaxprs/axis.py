@@ -1,0 +1,89 @@
+"""An axis that `jax.vmap` adds."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.custom_batching import custom_vmap
+
+from jax_tensorarray._jaxprs import jaxprs
+from jax_tensorarray._ops.primitive import with_axis
+
+Array = Any
+
+
+class Axis(NamedTuple):
+    """An axis that vmap adds. Collectives in the body refer to it by its name."""
+
+    name: Any
+    size: int
+    spmd_name: Any
+
+    def vmap(self, f: Callable[..., Any], in_axes: Sequence[Any], out_axes: Any) -> Callable[..., Any]:
+        return jax.vmap(
+            f,
+            in_axes=list(in_axes),
+            out_axes=out_axes,
+            axis_name=self.name,
+            axis_size=self.size,
+            spmd_axis_name=self.spmd_name,
+        )
+
+    def vmap_to(self, f: Callable[..., Sequence[Array]], flags: Sequence[bool], wanted: Sequence[bool]) -> Any:
+        """Return `f` for all examples, which differ in the flagged arguments, and in the `wanted` results.
+
+        Of any other result, which may be batched but is then the same in all examples, the first one is returned.
+        """
+
+        @custom_vmap
+        def settled(number: Array, *outs: Array) -> list[Array]:
+            return list(outs)
+
+        @settled.def_vmap  # always called: the numbers of the examples differ
+        def _(size: int, batched: Sequence[bool], number: Array, *outs: Array) -> Any:
+            found = zip(outs, batched[1:], wanted, strict=True)
+            return [_settled(x, is_batched, is_wanted, size) for x, is_batched, is_wanted in found], list(wanted)
+
+        def of_one(number: Array, *args: Array) -> list[Array]:
+            return settled(number, *f(*args))
+
+        of_all = self.vmap(of_one, [0, *axes(flags)], axes(wanted))
+        return lambda *args: of_all(jnp.arange(self.size), *args)
+
+    def batched_outputs(self, jaxpr: Any, flags: Sequence[bool]) -> list[bool]:
+        """Return which outputs differ from example to example if the flagged inputs do, as `jax.vmap` finds it."""
+        found: list[Sequence[bool]] = []
+
+        @custom_vmap
+        def probe(*outs: Array) -> tuple[Array, ...]:
+            return outs
+
+        @probe.def_vmap  # only called if some differ
+        def _(size: int, batched: Sequence[bool], *outs: Array) -> Any:
+            found.append(batched)
+            return outs, tuple(batched)
+
+        def probed(*args: Array) -> None:
+            probe(*jaxprs.function(jaxpr)(*args))
+
+        types = [with_axis(t, self.size) if flag else t for t, flag in zip(list(jaxpr.in_avals), flags, strict=True)]
+        jax.eval_shape(self.vmap(probed, axes(flags), None), *types)
+        return list(found[-1]) if found else [False] * len(jaxpr.out_avals)
+
+
+def _settled(x: Array, is_batched: bool, is_wanted: bool, size: int) -> Array:
+    if is_batched and not is_wanted:
+        return lax.index_in_dim(x, 0, keepdims=False)
+    return jnp.broadcast_to(x, (size, *jnp.shape(x))) if is_wanted and not is_batched else x
+
+
+def axes(flags: Sequence[bool]) -> list[Any]:
+    """Return axis 0 for what is flagged, and None for the rest."""
+    return [0 if flag else None for flag in flags]
+
+
+def names_axis(name: Any, jaxprs: Iterable[Any]) -> bool:
+    """Return whether the jaxprs have collectives over the axis of that name."""
+    return any(getattr(effect, "name", None) == name for jaxpr in jaxprs for effect in jaxpr.effects)

@@ -1,0 +1,235 @@
+"""Functions with a derivative of their own, which `jax.vmap` batches alike.
+
+`jax.vmap` of a `jax.custom_jvp` takes the batch axes of the results from the function, unless it is differentiated at
+once. If it is differentiated later, such as in the body of a scan, they are where the rule of the derivative has them:
+on another axis, or in results of which the function has one for all examples. The error comes from the loop around, or
+from its transpose (jax 0.10.2 to 0.12). Here the function says which results are batched, always along axis 0, and the
+rule follows.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+from jax.interpreters import partial_eval as pe
+
+from jax_tensorarray import _compat
+from jax_tensorarray._jaxprs import jaxprs
+from jax_tensorarray._jaxprs.axis import Axis, axes, names_axis
+from jax_tensorarray._jaxprs.jaxprs import flagged, merge
+from jax_tensorarray._ops.primitive import is_zero, nonzero_transpose, to_front, zero_tangent
+
+Array = Any
+
+
+class Rule:
+    """The derivative of a function, which is given as a closed jaxpr."""
+
+    def jvp(self, call: Any, primals: Sequence[Array], tangents: Sequence[Any]) -> Any:
+        """Return the results and their tangents.
+
+        Some tangents are a `SymbolicZero`. Those of integers may be zeros of the dtype float0.
+        """
+        raise NotImplementedError
+
+    def batched(self, axis: Axis, call: Any, operands: Sequence[bool], results: Sequence[bool]) -> "Rule":
+        """Return the rule for all examples, which differ in the flagged operands and results of `call`."""
+        raise NotImplementedError
+
+    def of_some(self, results: Sequence[bool]) -> "Rule":
+        """Return the rule for a function that returns the flagged results only."""
+        raise NotImplementedError
+
+
+class OfCall(Rule):
+    """The derivatives of what is run, evaluated in another way: of whatever it becomes."""
+
+    def jvp(self, call: Any, primals: Sequence[Array], tangents: Sequence[Any]) -> Any:
+        nonzero = [not isinstance(t, SymbolicZero) for t in tangents]
+
+        def evaluate(*args: Array) -> list[Array]:
+            return self.evaluate(call, args)
+
+        return jaxprs.jvp_of_some(evaluate, primals, nonzero, flagged(tangents, nonzero))
+
+    def evaluate(self, call: Any, args: Sequence[Array]) -> list[Array]:
+        """Return the results of the jaxpr, with other derivatives."""
+        raise NotImplementedError
+
+    def batched(self, axis: Axis, call: Any, operands: Sequence[bool], results: Sequence[bool]) -> Rule:
+        return self
+
+    def of_some(self, results: Sequence[bool]) -> Rule:
+        return self
+
+
+@dataclass(frozen=True, eq=False)
+class As(Rule):
+    """The derivatives of another function that computes the same.
+
+    The function is batched before it is differentiated, as without such a rule: of a linear `cond` with its own
+    predicate for each example, `jax.vmap` makes a function that has no transpose.
+    """
+
+    g: Callable[..., Sequence[Array]]
+
+    def jvp(self, call: Any, primals: Sequence[Array], tangents: Sequence[Any]) -> Any:
+        nonzero = [not isinstance(t, SymbolicZero) for t in tangents]
+        return jaxprs.jvp_of_some(self.g, primals, nonzero, flagged(tangents, nonzero))
+
+    def batched(self, axis: Axis, call: Any, operands: Sequence[bool], results: Sequence[bool]) -> Rule:
+        return As(axis.vmap_to(self.g, operands, results))
+
+    def of_some(self, results: Sequence[bool]) -> Rule:
+        return As(lambda *args: flagged(self.g(*args), results))
+
+
+@dataclass(frozen=True, eq=False)
+class By(Rule):
+    """A rule that a user has given: a function of primals and tangents."""
+
+    rule: Callable[[Sequence[Array], Sequence[Any]], Any]
+
+    def jvp(self, call: Any, primals: Sequence[Array], tangents: Sequence[Any]) -> Any:
+        return self.rule(primals, tangents)
+
+    def batched(self, axis: Axis, call: Any, operands: Sequence[bool], results: Sequence[bool]) -> Rule:
+        types = list(call.in_avals)
+
+        def rule(primals: Sequence[Array], tangents: Sequence[Any]) -> Any:
+            nonzero = [not isinstance(t, SymbolicZero) for t in tangents]
+            zeros = [SymbolicZero(t.to_tangent_aval()) for t in types]
+            found: list[bool] = []
+
+            def of_one(*args: Array) -> list[Array]:
+                outs, dots = self.rule(args[: len(types)], merge(args[len(types) :], nonzero, zeros))
+                found[:] = map(_is_nonzero, dots)
+                return [*outs, *(dot if there else jnp.float32(0) for dot, there in zip(dots, found, strict=True))]
+
+            of_all = axis.vmap_to(of_one, [*operands, *flagged(operands, nonzero)], [*results, *results])
+            all_found = of_all(*primals, *flagged(tangents, nonzero))
+            outs, dots = all_found[: len(results)], all_found[len(results) :]
+            return outs, [dot if there else zero_tangent(x) for x, dot, there in zip(outs, dots, found, strict=True)]
+
+        return By(rule)
+
+    def of_some(self, results: Sequence[bool]) -> Rule:
+        return By(lambda primals, tangents: [flagged(x, results) for x in self.rule(primals, tangents)])
+
+
+# Operands and results are those of `call_jaxpr`.
+ta_custom_jvp_p = Primitive("ta_custom_jvp")
+ta_custom_jvp_p.multiple_results = True
+
+
+def with_rule(jaxpr: Any, operands: Sequence[Array], rule: Rule) -> list[Array]:
+    """Run a closed jaxpr, whose derivative is what the rule says. It has traced consts for a rule `OfCall` only."""
+    if isinstance(rule, OfCall):
+        jaxpr, consts = _compat.lifted(jaxpr)
+        operands = [*consts, *operands]
+    outs: list[Array] = ta_custom_jvp_p.bind(*operands, call_jaxpr=jaxpr, rule=rule)
+    return outs
+
+
+def by(jaxpr: Any, operands: Sequence[Array], rule: Callable[[Sequence[Array], Sequence[Any]], Any]) -> list[Array]:
+    """Run a closed jaxpr, which may have traced consts, with a rule of primals and tangents."""
+    jaxpr, consts = _compat.lifted(jaxpr)
+    n = len(consts)
+    own = By(lambda primals, tangents: rule(primals[n:], tangents[n:])) if n else By(rule)
+    return with_rule(jaxpr, [*consts, *operands], own)
+
+
+def differentiated_as(g: Callable[..., Any], f: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `f`, which has the derivatives of `g`. Both compute the same."""
+
+    def call(*args: Any) -> Any:
+        leaves, tree = jax.tree.flatten(args)
+
+        def flat(*leaves: Array) -> list[Array]:
+            return jax.tree.leaves(g(*jax.tree.unflatten(tree, leaves)))
+
+        jaxpr, shape = jax.make_jaxpr(f, return_shape=True)(*args)
+        return jax.tree.unflatten(jax.tree.structure(shape), with_rule(jaxpr, leaves, As(flat)))
+
+    return call
+
+
+def _run(*operands: Array, call_jaxpr: Any, rule: Rule) -> list[Array]:
+    return jaxprs.function(call_jaxpr)(*operands)
+
+
+def _abstract_eval(*avals: Any, call_jaxpr: Any, rule: Rule) -> Any:
+    return list(call_jaxpr.out_avals), call_jaxpr.effects
+
+
+def _jvp(primals: Sequence[Array], tangents: Sequence[Any], *, call_jaxpr: Any, rule: Rule) -> Any:
+    zeros = [SymbolicZero(t.aval) if is_zero(t) else t for t in tangents]
+    outs, dots = rule.jvp(call_jaxpr, primals, zeros)
+    return list(outs), [dot if _is_nonzero(dot) else zero_tangent(x) for x, dot in zip(outs, dots, strict=True)]
+
+
+def _is_nonzero(tangent: Any) -> bool:
+    return not isinstance(tangent, SymbolicZero) and not is_zero(tangent) and tangent.dtype != jax.dtypes.float0
+
+
+def _transpose(cts: Sequence[Any], *operands: Any, call_jaxpr: Any, rule: Rule) -> Any:
+    linear = [ad.is_undefined_primal(x) for x in operands]
+    given = [not is_zero(ct) for ct in cts]
+
+    def f(*some: Array) -> list[Array]:
+        return flagged(_run(*merge(some, linear, operands), call_jaxpr=call_jaxpr, rule=rule), given)
+
+    transposed = jax.linear_transpose(f, *(x.aval for x in flagged(operands, linear)))
+    return merge(transposed(flagged(cts, given)), linear, [None] * len(operands))
+
+
+def _batch(axis_data: Any, args: Sequence[Array], dims: Sequence[Any], *, call_jaxpr: Any, rule: Rule) -> Any:
+    axis, flags = Axis(axis_data.name, axis_data.size, axis_data.spmd_name), [d is not None for d in dims]
+    if not any(flags) and not names_axis(axis.name, [call_jaxpr]):
+        outs = ta_custom_jvp_p.bind(*args, call_jaxpr=call_jaxpr, rule=rule)
+        return outs, [None] * len(outs)
+    args = [x if d is None else to_front(x, d, axis.size) for x, d in zip(args, dims, strict=True)]
+    batched = axis.batched_outputs(call_jaxpr, flags)
+    call = axis.vmap_to(jaxprs.function(call_jaxpr), flags, batched)
+    of_all = rule.batched(axis, call_jaxpr, flags, batched)
+    return with_rule(jax.make_jaxpr(call)(*args), args, of_all), axes(batched)
+
+
+def _without_unused(used: Sequence[bool], *args: Any) -> tuple[list[bool], Any]:
+    eqn = args[-1]  # in 0.12 it comes after flags for the live operands
+    if not any(used) and not eqn.effects:
+        return [False] * len(eqn.invars), None
+    if all(used):
+        return [True] * len(eqn.invars), eqn
+    call, rule = eqn.params["call_jaxpr"], eqn.params["rule"]
+    call, operands = jaxprs.part_of(call, tuple(used), (True,) * len(eqn.invars))  # all of which the rule may read
+    params = {"call_jaxpr": call, "rule": rule.of_some(used)}
+    return operands, eqn.replace(outvars=flagged(eqn.outvars, used), params=params, effects=call.effects)
+
+
+def _of_jax(*operands: Array, call_jaxpr: Any, rule: Rule) -> list[Array]:
+    """Run a `jax.custom_jvp`, for which JAX's own checks of errors have a rule."""
+    f = jax.custom_jvp(jaxprs.function(call_jaxpr))
+
+    def rule_of_jax(primals: Sequence[Array], tangents: Sequence[Any]) -> Any:
+        outs, dots = rule.jvp(call_jaxpr, primals, tangents)
+        return list(outs), [ad.instantiate_zeros(dot) if is_zero(dot) else dot for dot in dots]
+
+    f.defjvp(rule_of_jax, symbolic_zeros=True)
+    return list(f(*operands))
+
+
+_compat.lowers_its_bodies(ta_custom_jvp_p)
+_compat.checked_as(ta_custom_jvp_p, _of_jax)
+ta_custom_jvp_p.def_impl(_run)
+ta_custom_jvp_p.def_effectful_abstract_eval(_abstract_eval)
+ad.primitive_jvps[ta_custom_jvp_p] = _jvp
+ad.primitive_transposes[ta_custom_jvp_p] = nonzero_transpose(_transpose)
+batching.fancy_primitive_batchers[ta_custom_jvp_p] = _batch
+pe.dce_rules[ta_custom_jvp_p] = _without_unused
+mlir.register_lowering(ta_custom_jvp_p, mlir.lower_fun(_run, multiple_results=True))

@@ -1,0 +1,207 @@
+"""Programs of this library that are traced and never compiled: NumPy evaluates their jaxprs.
+
+A traced program holds all that the rules of the library have made of it: derivatives, batches, loops that are undone,
+and what `in_place` has changed. So random programs judge these without XLA, which takes most of the time to compile.
+What is not judged is the way from a jaxpr to XLA. Memory that is not initialised holds NaNs here.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from in_numpy import in_numpy
+
+from jax_tensorarray._loops import count, replay, while_
+
+
+def library_in_numpy(f: Callable[..., Any]) -> Callable[..., Any]:
+    """`f`, which must not need the values of its arguments while it is traced. A stray index is a ValueError."""
+    expanded: dict[int, tuple[Any, Any]] = {}
+
+    def loop(eqn: Any, evaluate: Any, *operands: np.ndarray) -> Any:
+        """A loop of the library, as what it is lowered to."""
+        if id(eqn) not in expanded:
+            run = _LOOPS[eqn.primitive.name]
+            traced = jax.make_jaxpr(lambda *args: run(*args, **eqn.params))(*(v.aval for v in eqn.invars))
+            expanded[id(eqn)] = eqn, traced  # the equation is kept, and with it its number
+        return evaluate(expanded[id(eqn)][1], operands)
+
+    return in_numpy(f, {**RULES, **dict.fromkeys(_LOOPS, loop)})
+
+
+_LOOPS = {"ta_while": while_._run, "ta_count": count._run, "ta_replay": replay._run}
+
+
+# --- row ops -----------------------------------------------------------------------------------------------------
+
+
+class Rows:
+    """The positions of an index, in each example of a batch, as numbers of rows along one axis."""
+
+    def __init__(self, params: Any, buffer: np.ndarray, index: np.ndarray, where: np.ndarray | None) -> None:
+        self.params, b = params, params["batch_dims"]
+        self.batch, self.sizes = buffer.shape[:b], buffer.shape[b : b + params["index_dims"]]
+        self.elem, self.positions = buffer.shape[b + params["index_dims"] :], index.shape[b:]
+        self.count = int(np.prod(self.sizes, dtype=int))
+        if index.dtype == np.uint64:
+            index = np.minimum(index, 2**62)
+        self.index = self._for_each(index.astype(np.int64))
+        self.where = None if where is None else self._for_each(where)
+        # The rows of a window: a box along the last of the axes, of which each starts at the index.
+        window = params["window"]
+        offsets = np.zeros(window, np.int64)
+        for axis, n in enumerate(window):
+            step = int(np.prod(self.sizes[len(self.sizes) - len(window) + axis + 1 :], dtype=int))
+            offsets += step * np.arange(n).reshape([-1 if d == axis else 1 for d in range(len(window))])
+        self.offsets = offsets.reshape(-1)
+
+    def _for_each(self, x: np.ndarray) -> np.ndarray:
+        count = int(np.prod(self.positions, dtype=int))
+        return np.broadcast_to(x, (*self.batch, *x.shape[len(self.batch) :])).reshape(*self.batch, count)
+
+    def in_order(self, example: tuple[int, ...]) -> list[tuple[int, int]]:
+        """The places of all rows that take part, in the order in which they are visited, and what each is in values."""
+        found = []
+        for k, first in enumerate(self.index[example]):
+            if self.where is not None and not self.where[example][k]:
+                continue
+            for n, row in enumerate(first + self.offsets):
+                if 0 <= row < self.count:
+                    found.append((k * len(self.offsets) + n, int(row)))
+                elif self.params["mode"] != "drop":
+                    raise ValueError(f"index {row} is out of range for a TensorArray of size {self.count}")
+        return found[::-1] if self.params["reverse"] else found
+
+    def flat(self, buffer: np.ndarray) -> np.ndarray:
+        return buffer.reshape(*self.batch, self.count, *self.elem)
+
+    def values(self, x: np.ndarray) -> np.ndarray:
+        return x.reshape(*self.batch, self.index.shape[-1] * len(self.offsets), *self.elem)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of what is read."""
+        return (*self.batch, *self.positions, *self.params["window"], *self.elem)
+
+
+def _read(eqn: Any, _: Any, buffer: np.ndarray, index: np.ndarray, *where: np.ndarray) -> list[np.ndarray]:
+    rows = Rows(eqn.params, buffer, index, *(where or [None]))
+    out, flat = np.zeros(rows.shape, buffer.dtype), rows.flat(buffer)
+    values = rows.values(out)
+    for example in np.ndindex(*rows.batch):
+        for k, row in rows.in_order(example):
+            values[example][k] = flat[example][row]
+    return [values.reshape(out.shape)]
+
+
+def _update(combine: Callable[[Any, Any], Any], results: int = 1) -> Callable[..., list[np.ndarray]]:
+    def rule(
+        eqn: Any, _: Any, buffer: np.ndarray, index: np.ndarray, value: np.ndarray, *where: np.ndarray
+    ) -> list[np.ndarray]:
+        rows = Rows(eqn.params, buffer, index, *(where or [None]))
+        flat, new, old = rows.flat(buffer).copy(), rows.values(value), np.zeros(value.shape, value.dtype)
+        olds = rows.values(old)
+        for example in np.ndindex(*rows.batch):
+            for k, row in rows.in_order(example):
+                olds[example][k] = flat[example][row]
+                flat[example][row] = combine(flat[example][row], new[example][k])
+        return [flat.reshape(buffer.shape), olds.reshape(old.shape)][:results]
+
+    return rule
+
+
+# --- what goes with them -----------------------------------------------------------------------------------------
+
+
+def _each(batch_dims: int, f: Callable[..., Any]) -> Callable[..., list[np.ndarray]]:
+    """A function of one example, for each of a batch."""
+
+    def of_batch(*operands: np.ndarray) -> list[np.ndarray]:
+        batch = operands[0].shape[:batch_dims]
+        outs = [f(*(x[k] for x in operands)) for k in np.ndindex(*batch)]
+        if not outs:
+            return [operands[0]]
+        return [np.stack(outs).reshape((*batch, *np.shape(outs[0])))]
+
+    return of_batch
+
+
+def _by_example(f: Callable[..., Any]) -> Callable[..., list[np.ndarray]]:
+    return lambda eqn, _, *operands: _each(eqn.params["batch_dims"], f)(*operands)
+
+
+def _cleared(buffer: np.ndarray, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
+    out = buffer.copy()
+    out[max(int(start), 0) : max(int(stop), 0)] = 0
+    return out
+
+
+def _check(eqn: Any, _: Any, index: np.ndarray, size: np.ndarray, *where: np.ndarray) -> list[np.ndarray]:
+    def one(index: np.ndarray, size: np.ndarray, *where: np.ndarray) -> np.ndarray:
+        takes_part = where[0] if where else np.ones(index.shape, bool)
+        found = takes_part & (index >= 0) & (index < size)
+        if eqn.params["mode"] != "drop" and np.any(takes_part & ~found):
+            raise ValueError(f"index {index[takes_part & ~found][0]} is out of range for a TensorArray of size {size}")
+        return np.where(found, index.astype(np.int64), -1).astype(np.int32)
+
+    return _each(eqn.params["batch_dims"], one)(index, size, *where)
+
+
+def _empty(eqn: Any, _: Any) -> list[np.ndarray]:
+    aval = eqn.outvars[0].aval
+    if aval.dtype == bool:
+        return [np.ones(aval.shape, bool)]
+    is_float = np.issubdtype(aval.dtype, np.inexact)
+    return [np.full(aval.shape, np.nan if is_float else np.iinfo(aval.dtype).min // 3 + 7, aval.dtype)]
+
+
+def _host_read(eqn: Any, _: Any, tape: np.ndarray, step: np.ndarray) -> list[np.ndarray]:
+    axis = eqn.params["batch_dims"]
+    return [np.take(tape, min(max(int(step), 0), tape.shape[axis] - 1), axis)]
+
+
+def _host_write(eqn: Any, _: Any, tape: np.ndarray, step: np.ndarray, value: np.ndarray) -> list[np.ndarray]:
+    out = tape.copy()
+    out[(slice(None),) * eqn.params["batch_dims"] + (int(step),)] = value
+    return [out]
+
+
+def _written(buffer: np.ndarray, index: np.ndarray, value: np.ndarray, parts: np.ndarray) -> np.ndarray:
+    out, n = buffer.copy(), int(parts)
+    if 0 <= index < len(out):
+        out[int(index), :n] = value[:n]
+    return out
+
+
+def _part(buffer: np.ndarray, index: np.ndarray, parts: np.ndarray) -> np.ndarray:
+    out, n = _unknown(buffer[0]), int(parts)
+    if 0 <= index < len(buffer):
+        out[:n] = buffer[int(index), :n]
+    return out
+
+
+def _unknown(row: np.ndarray) -> np.ndarray:
+    return np.full(row.shape, np.nan if np.issubdtype(row.dtype, np.inexact) else 77, row.dtype)
+
+
+RULES: dict[str, Callable[..., Sequence[Any]]] = {
+    "ta_custom_jvp": lambda eqn, evaluate, *operands: evaluate(eqn.params["call_jaxpr"], operands),
+    "ta_read": _read,
+    "ta_write": _update(lambda old, new: new),
+    "ta_add": _update(np.add),
+    "ta_max": _update(np.maximum),
+    "ta_swap": _update(lambda old, new: new, results=2),
+    "ta_stack": _by_example(lambda buffer, size: _cleared(buffer, size, len(buffer))),
+    "ta_clear": _by_example(_cleared),
+    "ta_check": _check,
+    "ta_empty": _empty,
+    "ta_guard": lambda eqn, _, active, x: [x],
+    "ta_noted": lambda eqn, _, *indices: indices,
+    "ta_read_part": _by_example(_part),
+    "ta_write_part": _by_example(_written),
+    "ta_host_read": _host_read,
+    "ta_host_write": _host_write,
+    "ta_host_empty": _empty,
+    "ta_place": lambda eqn, _, x: [x],
+}
