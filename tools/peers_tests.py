@@ -45,18 +45,21 @@ class Peer(NamedTuple):
     without: str = ""
 
 
+#: jaxtyping 0.3.11 cannot read the types of a newer one, and no library that needs it can be imported.
+OLDER_NUMPY = ("numpy<2.5",)
+
 PEERS = {
     "jax": Peer("jax", ("tests/ode_test.py",), ("absl-py", "hypothesis")),
-    "equinox": Peer("equinox", ("tests/test_*.py",), ("beartype",)),
-    "diffrax": Peer("diffrax", ("test/test_*.py",), ("beartype", "optax", "scipy")),
-    "optimistix": Peer("optimistix", ("tests/test_*.py",), ("beartype", "optax")),
-    "lineax": Peer("lineax", ("tests/test_*.py",), ("beartype",)),
+    "equinox": Peer("equinox", ("tests/test_*.py",), ("beartype", *OLDER_NUMPY)),
+    "diffrax": Peer("diffrax", ("test/test_*.py",), ("beartype", "optax", "scipy", *OLDER_NUMPY)),
+    "optimistix": Peer("optimistix", ("tests/test_*.py",), ("beartype", "optax", *OLDER_NUMPY)),
+    "lineax": Peer("lineax", ("tests/test_*.py",), ("beartype", *OLDER_NUMPY)),
     "optax": Peer("optax", ("optax/*/*_test.py", "optax/*/*/*_test.py"), ("absl-py", "flax")),
     "flax": Peer("flax", ("tests/linen/*_test.py", "tests/nnx/*_test.py", "tests/core/*_test.py"), ("absl-py",)),
-    "haiku": Peer("dm-haiku", ("haiku/_src/*_test.py",), ("absl-py", "dm-tree")),
+    "haiku": Peer("dm-haiku", ("haiku/_src/*_test.py",), ("absl-py", "dm-tree", "dill")),
     "numpyro": Peer("numpyro", ("test/infer/test_*.py", "test/test_*.py", "test/ops/test_*.py")),
     "blackjax": Peer("blackjax", ("tests/*/test_*.py", "tests/*/*/test_*.py"), ("chex",)),
-    "distrax": Peer("distrax", ("distrax/_src/*/*_test.py",), ("absl-py",)),
+    "distrax": Peer("distrax", ("distrax/_src/*/*_test.py",), ("absl-py", "mock")),
     "mjx": Peer("mujoco-mjx", ("mujoco/mjx/_src/*_test.py",), ("absl-py",)),
     "jaxopt": Peer("jaxopt", ("tests/*_test.py",), ("absl-py", "scikit-learn")),
     "mctx": Peer("mctx", ("mctx/_src/tests/*_test.py",), ("absl-py",)),
@@ -121,13 +124,13 @@ def source_of(name: str, clone: str, python: str) -> Path:
     if clone:
         return Path(clone).resolve()
     where = WORK / "source" / name
-    if not where.exists():
-        where.mkdir(parents=True)
-        download = [python, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:", peer.package]
+    if not (where / "unpacked").exists():
+        where.mkdir(parents=True, exist_ok=True)
+        download = [python, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", peer.package, peer.package]
         subprocess.run([*download, "-d", where], check=True)
         with tarfile.open(next(where.glob("*.tar.gz"))) as archive:
-            archive.extractall(where, filter="data")
-    return next(path for path in where.iterdir() if path.is_dir())
+            archive.extractall(where / "unpacked", filter="data")
+    return next((where / "unpacked").iterdir())
 
 
 # --- run ----------------------------------------------------------------------------------------------------------
@@ -233,6 +236,8 @@ def main(arguments: Sequence[str]) -> int:
         source = Path(clone).resolve() if clone and given.no_install else source_of(name, clone, python)
         patterns = given.files or PEERS[name].files
         files = sorted({file for pattern in patterns for file in source.glob(pattern)})
+        if not files:
+            sys.exit(f"{name}: no tests in {source}: name a clone, as {name}=DIRECTORY, or other --files")
         print(f"{name}: {len(files)} files of tests in {source}", flush=True)
         for group in [files] if given.together else [[file] for file in files]:
             for way, summary, differences in compared(name, source, group, options):
