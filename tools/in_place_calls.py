@@ -239,7 +239,13 @@ class Call(NamedTuple):
         is_outermost = not state and judge.compares and _compat.executes_eagerly()
         if not is_outermost or any(isinstance(x, jax.core.Tracer) for x in leaves):
             with _state("ours"):
-                return first(*args, **kwargs)
+                try:
+                    return first(*args, **kwargs)
+                except _OF_TRACING:
+                    # `in_place` traces the floats that it is given, and `vmap` does not if their axis is None.
+                    if not any(isinstance(x, float | complex) for x in leaves):
+                        raise
+                    return self.plain(*args, **kwargs)
         judge.begin()
         code = getattr(self.function, "__code__", type(self.function))
         key = (self.what, code, str([_type_of(x) for x in leaves]))
