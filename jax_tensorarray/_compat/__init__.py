@@ -35,6 +35,7 @@ from jax_tensorarray._compat.versions import (
     discharged,
     each_call,
     executes_eagerly,
+    expanded_as,
     ffi_api_version,
     flattened_by_control_flow,
     flattened_by_grad,
@@ -59,5 +60,6 @@ from jax_tensorarray._compat.versions import (
     source_here,
     traceable_lowerings,
     varying_axes,
+    varying_over_batches,
     writes_refs,
 )

@@ -228,6 +228,23 @@ def checked_besides(
     rules[primitive] = rule
 
 
+def expanded_as(primitive: Primitive, rule: Callable[..., Any]) -> None:
+    """Let `jax.experimental.jet` expand `primitive` by `rule(primals, series, **params)`.
+
+    The module is public, its table of rules is not documented. Without it jet knows none of our ops.
+    """
+    if _jet_rules is not None:
+        _jet_rules[primitive] = rule
+
+
+try:
+    from jax.experimental import jet as _jet
+
+    _jet_rules: dict[Primitive, Any] | None = getattr(_jet, "jet_rules", None)
+except ImportError:
+    _jet_rules = None
+
+
 # --- checkpoints -----------------------------------------------------------------------------------------------
 
 
@@ -531,6 +548,17 @@ def varying_axes(x: Any) -> frozenset[Any]:
     """
     manual = getattr(x if isinstance(x, ShapedArray) else jax.typeof(x), "mat", None)
     return getattr(manual, "varying", frozenset())
+
+
+def varying_over_batches(x: Array) -> Array:
+    """Return a batched operand of a batching rule, varying over the axes of `spmd_axis_name` of a `vmap`.
+
+    JAX's own rules do so in private. Without it a `shard_map` under such a `vmap` needs `check_vma=False`.
+    """
+    return x if _insert_pvary is None else _insert_pvary[0](x)[0]
+
+
+_insert_pvary = private_names("interpreters.batching", "spmd_names_insert_pvary")
 
 
 # --- effects ---------------------------------------------------------------------------------------------------

@@ -151,7 +151,7 @@ class Repair:
         self, eqn: Any, operands: list[Value], added: dict[int, Value], is_viewed: bool
     ) -> tuple[list[Value], Iterable[int]]:
         """Return the results, and the numbers of the results that already contain their sums."""
-        with _compat.at_source_of(eqn), jaxprs.with_types_of(eqn):
+        with _compat.at_source_of(eqn), eqn.ctx.manager, jaxprs.with_types_of(eqn):
             results = self._repaired(eqn, operands, added)
             if results is not None:
                 return results, added if sums.takes_sums(eqn) else ()

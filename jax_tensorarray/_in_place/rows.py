@@ -83,7 +83,7 @@ class Address(NamedTuple):
                 if self.drops:
                     found = (start >= 0) & (start <= last)
                     inside = found if inside is None else inside & found
-                row = lax.clamp(np.int32(0), start, np.int32(last)) if last else None
+                row = _clamped(start, last) if last else None
             if at is not None and axis in taken:
                 at = at * np.int32(size)
             if row is not None:
@@ -107,6 +107,17 @@ class Address(NamedTuple):
     def positions_behind(self, rows: Array, count: int) -> Array:
         """Reorder rows `[*batch, *I, *axes, ...]` to `[*batch, *axes, *I, ...]`."""
         return jnp.moveaxis(rows, range(self.batch, self.batch + count), range(self.axis, self.axis + count))
+
+
+def _clamped(start: Array, last: int) -> Array:
+    """Move starts into the range from 0 to `last`.
+
+    In a `shard_map` by two operations: a batch with `spmd_axis_name` varies over one more axis of the mesh, and JAX's
+    rule for a batched `clamp` leaves its limits without.
+    """
+    if not jax.sharding.get_abstract_mesh().manual_axes:
+        return lax.clamp(np.int32(0), start, np.int32(last))
+    return lax.min(lax.max(start, np.int32(0)), np.int32(last))
 
 
 def as_int32(start: Array, size: int) -> Array:

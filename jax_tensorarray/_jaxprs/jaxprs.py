@@ -13,7 +13,7 @@ from jax.extend import core as jex
 from jax.interpreters import partial_eval as pe
 
 from jax_tensorarray import _compat
-from jax_tensorarray._ops.primitive import ROW_OPS
+from jax_tensorarray._ops.primitive import ROW_OPS, varying_alike
 
 Array = Any
 
@@ -27,8 +27,23 @@ def function(jaxpr: Any) -> Callable[..., list[Array]]:
 def bind(eqn: Any, operands: Sequence[Array]) -> list[Array]:
     """Bind one equation of a jaxpr, and return the list of its results."""
     with eqn.ctx.manager, with_types_of(eqn):
-        outs = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
+        params = eqn.primitive.get_bind_params(eqn.params)
+        if not jax.sharding.get_abstract_mesh().empty:
+            operands, params = _varying_as_given(eqn, operands, params)
+        outs = eqn.primitive.bind(*operands, **params)
     return list(outs) if eqn.primitive.multiple_results else [outs]
+
+
+def _varying_as_given(eqn: Any, operands: Sequence[Array], params: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return operands and parameters for operands that vary over more axes of a mesh than when the equation was traced.
+
+    The jaxpr of a loop under `vmap` with `spmd_axis_name` leaves this axis out, which the operands of the loop have.
+    """
+    if eqn.primitive.name == "pvary":
+        done = frozenset().union(*map(_compat.varying_axes, operands))
+        return operands, params | {"axes": tuple(axis for axis in params["axes"] if axis not in done)}
+    varied_alike = len({_compat.varying_axes(v.aval) for v in eqn.invars}) == 1
+    return (varying_alike(operands) if varied_alike and not any(jaxprs_in(eqn.params)) else operands), params
 
 
 def with_types_of(eqn: Any) -> contextlib.AbstractContextManager[Any]:
@@ -73,7 +88,7 @@ def interpret(
         return values[v]
 
     for eqn in inner.eqns:
-        with _compat.at_source_of(eqn):
+        with _compat.at_source_of(eqn), eqn.ctx.manager:
             values.update(zip(eqn.outvars, equation(eqn, [read(v) for v in eqn.invars]), strict=True))
     return [read(v) for v in (inner.outvars if outvars is None else outvars)]
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from jax.interpreters.mlir import ir
 
 from jax_tensorarray import _compat
-from jax_tensorarray._lowering import fallback
+from jax_tensorarray._lowering import absolute, fallback
 from jax_tensorarray._lowering.bounds import mark_those_in_range
 from jax_tensorarray._lowering.branches import split_updating_branches
 from jax_tensorarray._lowering.calls import (
@@ -82,6 +82,7 @@ def _pin_to_loops(functions: dict[str, Operation]) -> None:
 
 
 PASSES = (
+    Pass(lambda m: absolute.write_out(m.functions), lambda m: m.is_known),
     Pass(lambda m: mark_those_in_range(m.functions), lambda m: m.is_known),
     Pass(lambda m: mark_unordered(m.functions, m.platform, not m.needs_opaque_zero), lambda m: m.is_known),
     Pass(lambda m: drop_out_of_bounds(m.functions), lambda m: m.is_known and m.calls_nothing),

@@ -858,8 +858,18 @@ def _along_axes(row: Value, sizes: Sequence[int], taken: Sequence[int], *, clamp
 
 def _unclamped(row: Value, last: int) -> Value:
     """Return numbers before they were moved into the range from 0 to `last`, as XLA does for a slice or a gather."""
-    limits = operands_of(row, "clamp")
+    limits = _limits(row)
     return limits[1] if limits and (constant(limits[0]), constant(limits[2])) == (0, last) else row
+
+
+def _limits(row: Value) -> list[Value]:
+    """Return the least number, the numbers and the greatest one, if the program moves numbers into that range.
+
+    In a `shard_map`, `in_place` does so by two operations.
+    """
+    upper = operands_of(row, "minimum")
+    lower = operands_of(upper[0], "maximum") if upper else []
+    return [lower[1], lower[0], upper[1]] if lower else operands_of(row, "clamp")
 
 
 def _counted(row: Value, size: int) -> tuple[Value, Value] | None:
@@ -878,7 +888,7 @@ def _multiplied(product: Value, size: int) -> Value | None:
 
 
 def _is_clamped(number: Value, size: int) -> bool:
-    limits = [constant(x) for x in operands_of(number, "clamp")[::2]]
+    limits = [constant(x) for x in _limits(number)[::2]]
     known = [n for n in limits if n is not None]
     return len(known) == 2 and known[0] >= 0 and known[1] < size
 

@@ -55,7 +55,9 @@ def _jvp(primals: Any, _: Any, **params: Any) -> Any:
 def _batch(primitive: Any, args: Any, dims: Any, *, note: Note, batched: tuple[tuple[int | None, ...], ...]) -> Any:
     operands = [x if d is None else jnp.moveaxis(x, d, 0) for x, d in zip(args, dims, strict=True)]
     axes = tuple(None if d is None else 0 for d in dims)
-    return primitive.bind(*operands, note=note, batched=(axes, *batched)), list(axes)
+    outs = primitive.bind(*operands, note=note, batched=(axes, *batched))
+    # The results vary over a mesh as the batched operands do. Others stay as they are.
+    return [x if d is None else out for x, d, out in zip(args, axes, outs, strict=True)], list(axes)
 
 
 def _checks(_: Any, *indices: Array, note: Note, batched: tuple[tuple[int | None, ...], ...]) -> None:

@@ -141,10 +141,11 @@ def make_primitive(
         jvp = functools.partial(_linear_jvp, primitive, linear_in)
     if jvp is not None:
         ad.primitive_jvps[primitive] = jvp
+        _compat.expanded_as(primitive, functools.partial(_taylor, primitive))
     if transpose is not None:
         ad.primitive_transposes[primitive] = nonzero_transpose(transpose)
     if batch is not None:
-        batching.primitive_batchers[primitive] = functools.partial(batch, primitive)
+        batching.primitive_batchers[primitive] = functools.partial(_batch, batch, primitive)
     if noop_operands is not None:
         NOOP_OPERANDS[primitive] = noop_operands
     if isinstance(kernel, RowKernel):
@@ -288,6 +289,26 @@ def _linear_jvp(primitive: Primitive, linear_in: Sequence[int], primals: Any, ta
     return out, primitive.bind(*operands, **params)
 
 
+def _taylor(primitive: Primitive, primals: Sequence[Array], series: Sequence[Sequence[Array]], **params: Any) -> Any:
+    """Return the op of the primals, and of each coefficient of their Taylor series what the derivative makes of it.
+
+    Every op is linear where it is differentiable, or is so piece by piece, as the maximum is.
+    """
+    given = [jnp.issubdtype(jnp.result_type(x), jnp.inexact) for x in primals]
+
+    def op(*some: Array) -> Any:
+        rest = iter(some)
+        return primitive.bind(*(next(rest) if flag else x for x, flag in zip(primals, given, strict=True)), **params)
+
+    def like(out: Array, dot: Array) -> Array:
+        return jnp.zeros_like(out) if dot.dtype == jax.dtypes.float0 else dot
+
+    outs, push = jax.linearize(op, *(x for x, flag in zip(primals, given, strict=True) if flag))
+    of_operands = [terms for terms, flag in zip(series, given, strict=True) if flag]
+    found = [jax.tree.map(like, outs, push(*terms)) for terms in zip(*of_operands, strict=True)]
+    return outs, [list(terms) for terms in zip(*found, strict=True)] if primitive.multiple_results else found
+
+
 def nonzero_transpose(transpose: Callable[..., Any]) -> Callable[..., Any]:
     """Extend a transpose to cotangents that are all symbolically zero."""
 
@@ -300,6 +321,13 @@ def nonzero_transpose(transpose: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # --- batching --------------------------------------------------------------------------------------------------
+
+
+def _batch(
+    batch: Callable[..., Any], primitive: Primitive, args: Sequence[Array], dims: Sequence[int | None], **params: Any
+) -> Any:
+    varying = [x if d is None else _compat.varying_over_batches(x) for x, d in zip(args, dims, strict=True)]
+    return batch(primitive, varying, dims, **params)
 
 
 def to_front(x: Array, dim: int | None, size: int) -> Array:

@@ -1,6 +1,8 @@
 """Row ops that XLA does with slices of its own are the same ops: same values, same errors, in place as well."""
 
+import os
 import re
+import subprocess
 import sys
 from collections import Counter
 from itertools import product
@@ -471,3 +473,44 @@ def test_no_loop_copies_a_buffer_in_any_lowering(name, lowering, monkeypatch):
     monkeypatch.setenv("JAX_TENSORARRAY_LOWERING", lowering)
     f = jax.value_and_grad(programs[name].with_ops(ours))
     in_place.assert_in_place(f, lambda length: (jnp.ones((length, 8), jnp.float32),))
+
+
+# --- indices of which XLA believes something false ---------------------------------------------------------------
+
+ABSOLUTE = """
+import jax, jax.numpy as jnp, numpy as np
+from jax import lax
+import jax_tensorarray as jt
+
+def clamped(b, i):
+    row = lax.dynamic_slice(b, (i,), (1,), allow_negative_indices=False)
+    return lax.dynamic_update_slice(b, 2 * row, (i,), allow_negative_indices=False)
+
+def results(index, n):
+    b, two = jnp.arange(5.0), jnp.stack([n, n])
+    for op in (jt.ta_read, jt.ta_write, jt.ta_add, jt.ta_max, jt.ta_swap):
+        more = () if op is jt.ta_read else (7.0,)
+        f = lambda b, n: jax.tree.leaves(op(b, index(n), *more, mode="drop"))
+        yield f(b, n)
+        yield f(b, two)
+        yield jax.vmap(f, (None, 0))(b, two)
+        yield jax.grad(lambda b: sum(map(jnp.sum, f(b, n))))(b)
+        yield lax.scan(lambda b, n: (f(b, n)[0] if more else b, f(b, n)), b, two)
+    yield jt.in_place(clamped)(b, index(n))
+    yield jax.grad(lambda b: jnp.sum(jt.in_place(clamped)(b, index(n)) ** 2))(b)
+
+absolute = [jnp.abs, jax.jit(lambda n: jnp.abs(jnp.abs(n))), lambda n: jnp.where(n >= 0, n, -n)]
+for dtype in (np.int8, np.int32, np.int64):
+    least = np.iinfo(dtype).min
+    n = dtype(least)
+    want, *found = jax.jit(lambda n: [list(results(f, n)) for f in (lambda n: n, *absolute)])(n)
+    for got in found:
+        jax.tree.map(np.testing.assert_array_equal, got, want)
+"""
+
+
+def test_an_absolute_value_that_is_negative_is_out_of_range():
+    """That of the least integer. XLA takes it for a number in range: without care the process ends."""
+    environment = os.environ | {"JAX_ENABLE_X64": "1"}
+    run = subprocess.run([sys.executable, "-c", ABSOLUTE], capture_output=True, text=True, env=environment)
+    assert run.returncode == 0, (run.returncode, run.stderr[-2000:])

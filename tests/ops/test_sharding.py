@@ -20,6 +20,7 @@ from waiting import finish
 
 from jax_tensorarray import (
     check_errors,
+    in_place,
     ta_add,
     ta_empty,
     ta_max,
@@ -376,3 +377,76 @@ def test_a_donated_buffer_is_updated_where_it_is(spec):
     out = jax.jit(functools.partial(written, values=jnp.asarray(VALUES)), donate_argnums=0)(buffer)
     assert [s.data.unsafe_buffer_pointer() for s in out.addressable_shards] == before
     assert_same(out, written(BUFFER, VALUES))
+
+
+# --- plain programs ----------------------------------------------------------------------------------------------
+
+EXAMPLES = np.random.default_rng(1).normal(size=(2, 4, 3)) / 2
+
+
+def of_element(b):
+    return b.at[jnp.argmax(b[:, 0])].add(b[0])
+
+
+def of_rows(b):
+    return lax.scan(lambda b, k: (b.at[k % 2].set(jnp.sin(b[(k + 1) % 2])), b[0]), b, jnp.arange(5))
+
+
+def of_selected(b):
+    return lax.fori_loop(0, 3, lambda k, b: jnp.where(b[0, 0] > 0, b.at[k % 2].mul(2.0), b), b)
+
+
+def of_boxes(b):
+    return b.at[0, 1:].set(2 * lax.dynamic_slice(b, (jnp.argmax(b[:, 0]), 1), (1, 2))[0])
+
+
+def of_slices(b):
+    return lax.scan(lambda c, s: (c + jnp.sum(s), s.at[1].set(s[0] + c)), b[0, 0], b)
+
+
+@pytest.mark.parametrize("f", [of_element, of_rows, of_selected, of_boxes, of_slices])
+def test_a_batch_of_shard_maps_may_be_divided_by_an_axis_of_the_mesh(f):
+    """By `spmd_axis_name`: what is batched varies over this axis too, and all else does not."""
+    mesh, spec = mesh_of(AxisType.Auto, (2, 2), ("x", "y")), P("y")
+
+    def divided(f):
+        def varying(b):
+            return jax.tree.map(lambda x: x[None], f(b))
+
+        specs = jax.tree.map(lambda _: spec, jax.eval_shape(f, EXAMPLES[0, :2]))
+        return jax.shard_map(varying, mesh=mesh, in_specs=spec, out_specs=specs)
+
+    def batched(f):
+        return jax.vmap(f, spmd_axis_name="x")
+
+    def gradient(f):
+        return jax.grad(lambda b: sum(jnp.sum(jnp.sin(x)) for x in jax.tree.leaves(f(b))))
+
+    plain = batched(divided(f))
+    results, slope = jit(plain)(EXAMPLES), jit(gradient(jax.vmap(divided(f))))(EXAMPLES)
+    for ours in (batched(in_place(divided(f))), in_place(plain), batched(divided(in_place(f)))):
+        jax.tree.map(np.testing.assert_allclose, jit(ours)(EXAMPLES), results)
+        if f in (of_element, of_boxes):  # else plain JAX has none
+            np.testing.assert_allclose(jit(gradient(ours))(EXAMPLES), slope, atol=1e-12)
+
+
+@pytest.mark.parametrize("f", [of_rows, of_selected])
+@pytest.mark.parametrize("axes", [None, "x"])
+def test_rows_are_found_where_axes_of_a_mesh_become_automatic(f, axes):
+    """Each equation belongs to the mesh that it was traced in."""
+    mesh = mesh_of(AxisType.Explicit, (2, 2), ("x", "y"))
+
+    def inside(b):
+        specs = jax.tree.map(lambda x: P("x") if x.shape == b.shape else P(), jax.eval_shape(f, EXAMPLES[0]))
+        ends = jax.sharding.auto_axes(f, axes=axes)(b.at[0].add(b[1]), out_sharding=specs)
+        return [jnp.sin(x) for x in jax.tree.leaves(ends)]
+
+    def gradient(f):
+        return jax.grad(lambda b: sum(jnp.sum(jnp.sin(x)) for x in f(b)))
+
+    with jax.set_mesh(mesh):
+        b = put(EXAMPLES[0], mesh)
+        for transform in (lambda f: f, gradient, lambda f: jax.vmap(f, out_axes=0, axis_size=2, in_axes=None)):
+            found, expected = jit(transform(in_place(inside)))(b), jit(transform(inside))(b)
+            jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-12), found, expected)
+            assert jax.tree.map(jax.typeof, found) == jax.tree.map(jax.typeof, expected)
