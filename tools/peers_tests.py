@@ -145,6 +145,7 @@ class Options(NamedTuple):
     seconds: int
     seconds_of_test: int
     every: int
+    plain_last: bool
     logs: Path
 
 
@@ -171,12 +172,17 @@ def compared(
             every=options.every if tests is files else 1,
         )
 
-    plain = run("plain", "")
-    yield "plain", _summary(plain, {}), []
+    plain: dict[str, str] = {}
+    if not options.plain_last:
+        plain = run("plain", "")
+        yield "plain", _summary(plain, {}), []
     for way in options.ways:
         output = options.logs / f"{label}_{way}.jsonl"
         install = f"import in_place_calls; collected = in_place_calls.collected; in_place_calls.install({way!r}"
         found = run(way, f"{install}, {str(output)!r})")
+        if options.plain_last:
+            failed = [test for test, outcome in found.items() if outcome in ("failed", "started") and test != WHOLE]
+            plain = found | (run("plain", "", failed) if failed else {})
         differ = _differ(plain, found)
         if differ:  # are they by the comparison?
             whole = len(differ) > 40 or any("::" not in test for test in differ)
@@ -217,6 +223,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
     parser.add_argument("-k", default="", metavar="EXPRESSION", help="tests to run, as for pytest")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="run only each N-th test")
+    parser.add_argument(
+        "--plain-last", action="store_true", help="run plain only what fails otherwise, which is faster"
+    )
     parser.add_argument("--python", help="of an environment with this library, into which peers are installed")
     parser.add_argument("--no-install", action="store_true", help="everything is there")
     parser.add_argument(
@@ -228,7 +237,9 @@ def main(arguments: Sequence[str]) -> int:
     WORK.mkdir(parents=True, exist_ok=True)
     logs = Path(tempfile.mkdtemp(prefix="logs-", dir=WORK))
     python = environment(given.python)
-    options = Options(python, given.ways, given.k, given.seconds, given.seconds_of_test, given.every, logs)
+    options = Options(
+        python, given.ways, given.k, given.seconds, given.seconds_of_test, given.every, given.plain_last, logs
+    )
     unexpected = 0
     for name, _, clone in (peer.partition("=") for peer in given.peers):
         if name not in PEERS:
