@@ -49,7 +49,7 @@ def viewed(jaxpr: Any) -> set[Any]:
             among = eqn.invars
         else:
             continue
-        found.update(v for v in among if not isinstance(v, jex.Literal) and getattr(v.aval, "shape", ()))
+        found.update(v for v in among if not isinstance(v, jex.Literal) and getattr(v.aval, "shape", None))
     return found
 
 
