@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import export, lax
 
 from jax_tensorarray import _compat, in_place
 
@@ -80,6 +80,7 @@ def install(way: str, output: str = os.devnull, *, compares: bool = True) -> Non
     judge.compares, judge.output = compares, output
     atexit.register(judge.end)
     jax.jit = _jit_in_place
+    export.export = _exported
     if way == "all":
         for name in _TRANSFORMATIONS:
             setattr(jax, name, _transformation(getattr(jax, name)))
@@ -144,6 +145,15 @@ def _jit_in_place(*fun: Any, **options: Any) -> Any:
         return _jit(*fun, **options)
     options.pop("fun", None)
     return _Jitted(given, options)
+
+
+_export = export.export
+
+
+@functools.wraps(_export)
+def _exported(fun: Any, *args: Any, **kwargs: Any) -> Any:
+    """Take what the replaced `jax.jit` returns: JAX exports its own only."""
+    return _export(fun._ours if isinstance(fun, _Jitted) else fun, *args, **kwargs)
 
 
 def _kept(fun: Callable[..., Any], what: str, made: Callable[[], Any]) -> Any:
