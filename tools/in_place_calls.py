@@ -80,7 +80,7 @@ def install(way: str, output: str = os.devnull, *, compares: bool = True) -> Non
     judge.compares, judge.output = compares, output
     atexit.register(judge.end)
     jax.jit = _jit_in_place
-    export.export = _exported
+    setattr(export, "export", _exported)  # noqa: B010 - its type is narrower
     if way == "all":
         for name in _TRANSFORMATIONS:
             setattr(jax, name, _transformation(getattr(jax, name)))
