@@ -78,6 +78,9 @@ class Expected(NamedTuple):
 
 EXPECTED: tuple[Expected, ...] = (
     Expected("^numpyro test/test_compile.py.* outcome", "it counts how often a function is traced: less often here"),
+    Expected(
+        "^jaxopt .*::test_n_calls.* outcome", "it counts calls in Python, and what is under `in_place` is compiled"
+    ),
 )
 
 
