@@ -11,16 +11,12 @@ and JAX itself is as it is. With `--in-place` every function that a test gives t
 takes buffers of any size. The exit code is 1 if a test differs that need not.
 """
 
-import json
-import os
 import re
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
-import pytest
+from outcomes import WHOLE, outcomes
 
 ROOT = Path(__file__).parents[1]
 
@@ -58,40 +54,9 @@ def with_our_loops(source: str) -> str:
     return re.sub(r"^import jax$", "import jax; import jax_tensorarray as _ours", source, count=1, flags=re.MULTILINE)
 
 
-class Outcomes:
-    """A pytest plugin that writes the outcome of every part of every test down at once: the process may die."""
-
-    def __init__(self, file: Any) -> None:
-        self.file = file
-
-    def pytest_runtest_logreport(self, report: Any) -> None:
-        print(json.dumps([report.nodeid.split("::")[-1], report.outcome]), file=self.file, flush=True)
-
-    def pytest_collectreport(self, report: Any) -> None:
-        if report.failed:  # a file that cannot be imported has no tests
-            self.pytest_runtest_logreport(report)
-
-
-def run_here(path: str, output: str, setup: str) -> None:
-    """Run one file of tests in this process, after the lines of Python in `setup`."""
-    exec(setup, {})
-    options = ["-q", "--tb=short", "-p", "no:cacheprovider", "--import-mode=importlib", "-c", os.devnull]
-    with open(output, "w") as file:
-        pytest.main([*options, f"--rootdir={Path(path).parents[1]}", path], plugins=[Outcomes(file)])
-        print(json.dumps(["the whole run", "passed"]), file=file)
-
-
-def outcomes(path: Path, setup: str, log: Path) -> dict[str, str]:
-    """Return {test: outcome} of one file of tests, run in a process of its own."""
-    found: dict[str, str] = {}
-    with tempfile.NamedTemporaryFile() as output, log.open("w") as said:
-        command = [sys.executable, __file__, "--here", path, output.name, setup]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]])}
-        subprocess.run(command, cwd=path.parent, env=environment, stdout=said, stderr=said, check=False)
-        for test, outcome in map(json.loads, Path(output.name).read_text().splitlines()):
-            # A test has a setup, a call and a teardown; passed it has if all three have.
-            found[test] = outcome if found.get(test, "passed") == "passed" else found[test]
-    return found
+def _by_name(outcomes: dict[str, str]) -> dict[str, str]:
+    """Leave out the path of the file, which differs with `--our-loops`."""
+    return {test.partition("::")[2] or test: outcome for test, outcome in outcomes.items()}
 
 
 def main(arguments: list[str]) -> int:
@@ -100,20 +65,25 @@ def main(arguments: list[str]) -> int:
     if mode not in EXPECTED:
         sys.exit(__doc__)
     logs, is_any = Path(tempfile.mkdtemp(prefix="jax_own_tests_")), False
+    python_path: list[str | Path] = [ROOT, *sys.path[1:]]
     for path in [Path(x).resolve() for x in arguments if x != mode]:
-        without = outcomes(path, "", logs / f"{path.stem}_without.log")
+        without = outcomes([path], "", logs / f"{path.stem}_without.log", rootdir=path.parents[1], path=python_path)
         tested = path
         if mode == "--our-loops":
             tested = logs / "tests" / path.name
             tested.parent.mkdir(exist_ok=True)
             tested.write_text(with_our_loops(path.read_text()))
         setup = SETUP_IN_PLACE if mode == "--in-place" else SETUP
-        with_library = outcomes(tested, setup, logs / f"{path.stem}_with.log")
+        with_library = outcomes(
+            [tested], setup, logs / f"{path.stem}_with.log", rootdir=tested.parents[1], path=python_path
+        )
+        without, with_library = _by_name(without), _by_name(with_library)
         differ = sorted(test for test in without | with_library if without.get(test) != with_library.get(test))
         failed = sum(outcome == "failed" for outcome in without.values())
-        print(f"{path}: {len(without) - 1} tests, of which {failed} fail without the library; {len(differ)} differ")
+        count = len(without.keys() - {WHOLE})
+        print(f"{path}: {count} tests, of which {failed} fail without the library; {len(differ)} differ")
         for test in differ:
-            note = " (expected)" if test.startswith(EXPECTED[mode]) else ""
+            note = " (expected)" if test.split("::")[-1].startswith(EXPECTED[mode]) else ""
             print(f"  {test}: {without.get(test)} without it, {with_library.get(test)} with it{note}", flush=True)
             is_any |= not note
     print(f"logs: {logs}")
@@ -121,7 +91,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "--here":
-        run_here(*sys.argv[2:])
-    else:
-        sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:]))
