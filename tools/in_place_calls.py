@@ -252,8 +252,8 @@ class Call(NamedTuple):
                 try:
                     return first(*args, **kwargs)
                 except _OF_TRACING:
-                    # `in_place` traces the floats that it is given, and `vmap` does not if their axis is None.
-                    if not any(isinstance(x, float | complex) for x in leaves):
+                    # `in_place` traces floats and NumPy's arrays, and `vmap` does not if their axis is None.
+                    if not any(isinstance(x, float | complex | np.ndarray | np.generic) for x in leaves):
                         raise
                     return self.plain(*args, **kwargs)
         judge.begin()
