@@ -78,9 +78,7 @@ class Expected(NamedTuple):
 
 EXPECTED: tuple[Expected, ...] = (
     Expected("^numpyro test/test_compile.py.* outcome", "it counts how often a function is traced: less often here"),
-    Expected(
-        "^jaxopt .*::test_n_calls.* outcome", "it counts calls in Python, and `in_place` compiles"
-    ),
+    Expected("^jaxopt .*::test_n_calls.* outcome", "it counts calls in Python, and `in_place` compiles"),
 )
 
 
