@@ -252,8 +252,8 @@ class Call(NamedTuple):
                 try:
                     return first(*args, **kwargs)
                 except _OF_TRACING:
-                    # `in_place` traces the floats that it is given, and `vmap` does not if their axis is None.
-                    if not any(isinstance(x, float | complex) for x in leaves):
+                    # `in_place` traces floats and NumPy's arrays, and `vmap` does not if their axis is None.
+                    if not any(isinstance(x, float | complex | np.ndarray | np.generic) for x in leaves):
                         raise
                     return self.plain(*args, **kwargs)
         judge.begin()
@@ -415,7 +415,8 @@ def _differences(expected: Outcome, found: Outcome) -> Iterator[tuple[str, str]]
         return
     leaves = [list(filter(_is_number, jax.tree.leaves(x.value))) for x in (expected, found)]
     if len(leaves[0]) != len(leaves[1]):
-        yield "structure", f"{jax.tree.structure(expected.value)} and {jax.tree.structure(found.value)}"
+        trees = [str(jax.tree.structure(x.value))[-300:] for x in (expected, found)]
+        yield "structure", f"{len(leaves[0])} and {len(leaves[1])} leaves, {trees[0]} and {trees[1]}"
         return
     for k, (x, y) in enumerate(zip(*leaves, strict=True)):
         where = f"result {k} of {len(leaves[0])}"
