@@ -204,11 +204,9 @@ def _without_unused(used: Sequence[bool], *args: Any) -> tuple[list[bool], Any]:
     eqn = args[-1]  # in 0.12 it comes after flags for the live operands
     if not any(used) and not eqn.effects:
         return [False] * len(eqn.invars), None
-    if all(used):
-        return [True] * len(eqn.invars), eqn
     call, rule = eqn.params["call_jaxpr"], eqn.params["rule"]
     call, operands = jaxprs.part_of(call, tuple(used), (True,) * len(eqn.invars))  # all of which the rule may read
-    params = {"call_jaxpr": call, "rule": rule.of_some(used)}
+    params = {"call_jaxpr": call, "rule": rule if all(used) else rule.of_some(used)}
     return operands, eqn.replace(outvars=flagged(eqn.outvars, used), params=params, effects=call.effects)
 
 

@@ -158,6 +158,8 @@ def _empty(eqn: Any, _: Any) -> list[np.ndarray]:
 
 def _host_read(eqn: Any, _: Any, tape: np.ndarray, step: np.ndarray) -> list[np.ndarray]:
     axis = eqn.params["batch_dims"]
+    if not tape.shape[axis]:  # what is sent before the first of no steps
+        return [_unknown(np.empty(eqn.outvars[0].aval.shape, tape.dtype))]
     return [np.take(tape, min(max(int(step), 0), tape.shape[axis] - 1), axis)]
 
 

@@ -419,10 +419,14 @@ def control(m: Any, s: Any, scope: Scope) -> tuple[Any, ...]:
         return m.call(s.kind, lambda *x: run(m, s.block, scope, x), state)
     trips = m.integer("mod", scope.get("i", s.trips), 0, s.steps + 1)
 
+    # JAX has no loop whose test and body write to one ref.
+    in_body = {by for x in statements(s.block) for by in (getattr(x, "by", None), getattr(x, "logs", None))}
+    by = "python" if "ref" in in_body else s.logs
+
     def goes_on(*x: Any) -> Any:
         here = Scope(None, x)
         if s.logs:
-            m.log(here.get("i", 0), s.logs)
+            m.log(here.get("i", 0), by)
         return test(m, s.test, here)
 
     results, more = m.loop(
