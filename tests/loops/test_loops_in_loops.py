@@ -283,6 +283,7 @@ def programs(draw):
     return way, axes, tuple(kinds), tuple(kept), body
 
 
+@hypothesis.settings(max_examples=hypothesis.settings.default.max_examples * 8 // 25)
 @hypothesis.given(programs())
 def test_any_loops_in_loops(program):
     way, axes, kinds, _, body = program
