@@ -20,7 +20,7 @@ class StrayIndex(Exception):
 
 
 def library_in_numpy(f: Callable[..., Any]) -> Callable[..., Any]:
-    """`f`, which must not need the values of its arguments while it is traced. An index out of range is a `StrayIndex`."""
+    """`f`, which must not need the values of its arguments while it is traced. It raises `StrayIndex`."""
     expanded: dict[int, tuple[Any, Any]] = {}
 
     def loop(eqn: Any, evaluate: Any, *operands: np.ndarray) -> Any:
