@@ -22,13 +22,16 @@ from jax_tensorarray import _compat
 Rules = dict[str, Callable[..., Sequence[Any]]]
 
 
-def in_numpy(f: Callable[..., Any], rules: Rules | None = None) -> Callable[..., Any]:
+def in_numpy(
+    f: Callable[..., Any], rules: Rules | None = None, changed: Callable[[Any], Any] = lambda jaxpr: jaxpr
+) -> Callable[..., Any]:
     """`f`, which must not need the values of its arguments while it is traced."""
     rules = rules or {}
 
     def evaluated(*args: Any) -> Any:
         closed, shape = jax.make_jaxpr(f, return_shape=True)(*args)
         avals = [v.aval for v in closed.jaxpr.invars]
+        closed = changed(closed)
         leaves = [np.asarray(x, aval.dtype) for x, aval in zip(jax.tree.leaves(args), avals, strict=True)]
         return jax.tree.unflatten(jax.tree.structure(shape), _evaluate(closed, leaves, rules))
 

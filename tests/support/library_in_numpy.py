@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from in_numpy import in_numpy
 
+from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._loops import count, replay, while_
 
 
@@ -31,7 +32,7 @@ def library_in_numpy(f: Callable[..., Any]) -> Callable[..., Any]:
             expanded[id(eqn)] = eqn, traced  # the equation is kept, and with it its number
         return evaluate(expanded[id(eqn)][1], operands)
 
-    return in_numpy(f, {**RULES, **dict.fromkeys(_LOOPS, loop)})
+    return in_numpy(f, {**RULES, **dict.fromkeys(_LOOPS, loop)}, jaxprs.pruned)  # as before XLA sees a program
 
 
 _LOOPS = {"ta_while": while_._run, "ta_count": count._run, "ta_replay": replay._run}
