@@ -22,16 +22,13 @@ from jax_tensorarray import _compat
 Rules = dict[str, Callable[..., Sequence[Any]]]
 
 
-def in_numpy(
-    f: Callable[..., Any], rules: Rules | None = None, changed: Callable[[Any], Any] = lambda jaxpr: jaxpr
-) -> Callable[..., Any]:
+def in_numpy(f: Callable[..., Any], rules: Rules | None = None) -> Callable[..., Any]:
     """`f`, which must not need the values of its arguments while it is traced."""
     rules = rules or {}
 
     def evaluated(*args: Any) -> Any:
         closed, shape = jax.make_jaxpr(f, return_shape=True)(*args)
         avals = [v.aval for v in closed.jaxpr.invars]
-        closed = changed(closed)
         leaves = [np.asarray(x, aval.dtype) for x, aval in zip(jax.tree.leaves(args), avals, strict=True)]
         return jax.tree.unflatten(jax.tree.structure(shape), _evaluate(closed, leaves, rules))
 
@@ -48,10 +45,10 @@ def _evaluate(closed: Any, args: Sequence[np.ndarray], rules: Rules) -> list[np.
     env.update(zip(jaxpr.invars, args, strict=True))
 
     def read(v: Any) -> np.ndarray:
-        return np.asarray(v.val, v.aval.dtype) if isinstance(v, Literal) else env[v]
+        return np.asarray(v.val, v.aval.dtype) if isinstance(v, Literal) else env.get(v)  # None: it is not needed
 
     with np.errstate(all="ignore"):
-        for eqn in jaxpr.eqns:
+        for eqn in _needed(jaxpr):
             name, params = eqn.primitive.name, eqn.params
             operands = [read(v) for v in eqn.invars]
             if name in _ELEMENTWISE:
@@ -71,6 +68,24 @@ def _evaluate(closed: Any, args: Sequence[np.ndarray], rules: Rules) -> list[np.
                 env[v] = np.asarray(out, v.aval.dtype)
                 assert env[v].shape == v.aval.shape, (name, env[v].shape, v.aval)
     return [read(v) for v in jaxpr.outvars]
+
+
+@_compat.cached
+def _needed(jaxpr: Any) -> list[Any]:
+    """The equations without those that XLA removes, since no result depends on them.
+
+    JAX moves what is the same in every step out of a scan, also of one of no steps, which needs what it carries only.
+    """
+    needed, eqns = {v for v in jaxpr.outvars if not isinstance(v, Literal)}, []
+    for eqn in reversed(jaxpr.eqns):
+        if eqn.effects or not needed.isdisjoint(eqn.outvars):
+            eqns.append(eqn)
+            read = eqn.invars
+            if eqn.primitive.name == "scan" and eqn.params["length"] == 0:
+                consts, carry = _compat.scan_counts(eqn.params)
+                read = read[consts : consts + carry]
+            needed |= {v for v in read if not isinstance(v, Literal)}
+    return eqns[::-1]
 
 
 _ELEMENTWISE: dict[str, Callable[..., Any]] = {

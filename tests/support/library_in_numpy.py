@@ -12,16 +12,11 @@ import jax
 import numpy as np
 from in_numpy import in_numpy
 
-from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._loops import count, replay, while_
 
 
-class StrayIndex(Exception):
-    """An index is out of range. Only the row is known, not the index along each axis, which the kernels name."""
-
-
 def library_in_numpy(f: Callable[..., Any]) -> Callable[..., Any]:
-    """`f`, which must not need the values of its arguments while it is traced. It raises `StrayIndex`."""
+    """`f`, which must not need the values of its arguments while it is traced. A stray index is a ValueError."""
     expanded: dict[int, tuple[Any, Any]] = {}
 
     def loop(eqn: Any, evaluate: Any, *operands: np.ndarray) -> Any:
@@ -32,7 +27,7 @@ def library_in_numpy(f: Callable[..., Any]) -> Callable[..., Any]:
             expanded[id(eqn)] = eqn, traced  # the equation is kept, and with it its number
         return evaluate(expanded[id(eqn)][1], operands)
 
-    return in_numpy(f, {**RULES, **dict.fromkeys(_LOOPS, loop)}, jaxprs.pruned)  # as before XLA sees a program
+    return in_numpy(f, {**RULES, **dict.fromkeys(_LOOPS, loop)})
 
 
 _LOOPS = {"ta_while": while_._run, "ta_count": count._run, "ta_replay": replay._run}
@@ -75,7 +70,7 @@ class Rows:
                 if 0 <= row < self.count:
                     found.append((k * len(self.offsets) + n, int(row)))
                 elif self.params["mode"] != "drop":
-                    raise StrayIndex(f"row {row} of {self.count}")
+                    raise ValueError(f"index {row} is out of range for a TensorArray of size {self.count}")
         return found[::-1] if self.params["reverse"] else found
 
     def flat(self, buffer: np.ndarray) -> np.ndarray:
@@ -147,7 +142,7 @@ def _check(eqn: Any, _: Any, index: np.ndarray, size: np.ndarray, *where: np.nda
         takes_part = where[0] if where else np.ones(index.shape, bool)
         found = takes_part & (index >= 0) & (index < size)
         if eqn.params["mode"] != "drop" and np.any(takes_part & ~found):
-            raise StrayIndex(f"index {index[takes_part & ~found][0]} of {size}")
+            raise ValueError(f"index {index[takes_part & ~found][0]} is out of range for a TensorArray of size {size}")
         return np.where(found, index.astype(np.int64), -1).astype(np.int32)
 
     return _each(eqn.params["batch_dims"], one)(index, size, *where)
