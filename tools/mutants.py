@@ -170,8 +170,10 @@ def found(mutant: Mutant, seed: int, most: int) -> str:
         call = f"import mutants; mutants.run({folder!r}, {mutant.programs!r}, {seed}, {most})"
         env = os.environ | {"PYTHONPATH": str(ROOT / "tools")} | ({"RANDOM_PROGRAMS": mutant.by} if mutant.by else {})
         done = subprocess.run([sys.executable, "-c", call], capture_output=True, text=True, env=env)
+    if done.returncode < 0:
+        return f"the process was ended by signal {-done.returncode}"
     if done.returncode:
-        return f"the process ended with {done.returncode} {done.stderr[-300:]}".strip()
+        raise SystemExit(f"mutants: the programs could not be run: {done.stderr[-2000:]}")
     return done.stdout.strip().splitlines()[-1]
 
 
@@ -209,8 +211,7 @@ def run(folder: str, programs: Sequence[str], seed: int, most: int) -> None:
             seed += 1
             if failures or count >= most:
                 break
-        if count % 4000 < 100:
-            jax.clear_caches()
+        jax.clear_caches()  # after each round: programs that are kept fill the memory
     if failures:
         print(failures[0], file=sys.stderr)
     print(

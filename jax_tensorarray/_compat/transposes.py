@@ -82,6 +82,7 @@ def register_accumulating_transpose(
 
 _accumulating: set[Primitive] = set()
 
+
 # Control flow transposes its body with fresh accumulators and adds the dense results to the running ones: again
 # O(buffer) for a read inside a nested jit, a cond branch or an inner scan. The remedy needs no new transpose:
 # a body that also *returns* a buffer it reads has a transpose that *starts* from that output's cotangent. So the

@@ -17,7 +17,7 @@ from jax_tensorarray._loops.api import strategy_within
 from jax_tensorarray._loops.choosing import Request, repairs_first
 from jax_tensorarray._loops.from_jax import check_max_steps
 from jax_tensorarray._loops.strategy import Strategy
-from jax_tensorarray._ops.primitive import hunting, hunts_nans
+from jax_tensorarray._ops.primitive import hunting
 
 #: Libraries with primitives of their own. The module of that name has rules for them.
 RULES_OF_LIBRARIES = {"equinox"}
@@ -147,20 +147,15 @@ class _InPlace:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if jax.config.jax_disable_jit:
             return self._fun(*args, **kwargs)
-        if hunts_nans():
-            with hunting():
-                return self._call(*args, **kwargs)
-        return self._call(*args, **kwargs)
-
-    def _call(self, *args: Any, **kwargs: Any) -> Any:
-        if arguments.are_arrays(args, kwargs):
-            return self._compiled(*args, **kwargs)
-        (given, named), changing = self._static.split(arguments.is_array, args, kwargs)
-        if not changing:
-            return self._compiled(*given, **named)
-        # These are traced anew in each call, by a function that is dropped with all that is cached for it.
-        fun = self._static.filled(self._fun, changing)
-        return compiled(fun, self._request, self._static)(*given, **named)
+        with hunting():
+            if arguments.are_arrays(args, kwargs):
+                return self._compiled(*args, **kwargs)
+            (given, named), changing = self._static.split(arguments.is_array, args, kwargs)
+            if not changing:
+                return self._compiled(*given, **named)
+            # These are traced anew in each call, by a function that is dropped with all that is cached for it.
+            fun = self._static.filled(self._fun, changing)
+            return compiled(fun, self._request, self._static)(*given, **named)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
@@ -194,7 +189,7 @@ def compiled(fun: Callable[..., Any], request: Request, static: arguments.Static
     def repaired(*args: Any, **kwargs: Any) -> Any:
         if not _compat.records_equations():
             # JAX looks for the operation that has made a NaN: it calls what it has compiled, one operation at a time.
-            args, kwargs = jax.tree.unflatten(jax.tree.structure((args, kwargs)), jax.tree.leaves((args, kwargs)))
+            args, kwargs = jax.tree.map(lambda x: x, (args, kwargs))  # nodes for constants become what they hold
             return fun(*args, **kwargs)
         (given, named), _ = static.split(arguments.is_tracer, args, kwargs)
         for library in RULES_OF_LIBRARIES & sys.modules.keys():

@@ -237,7 +237,7 @@ def while_(repair: Repair, eqn: Any, operands: Sequence[Value], added: dict[int,
         carry = step(carry, active)
         return [active & is_active(carry), *carry]
 
-    def step(carry: list[Array], active: Array) -> list[Array]:
+    def step(carry: list[Array], active: Array | None) -> list[Array]:
         inner = repair.of_loop(repair.active if active is None else active)
         before = [Value.given(x) for x in carry]
         constants = [Value.given(x, is_constant=True) for x in of_body]

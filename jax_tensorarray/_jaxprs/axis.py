@@ -9,7 +9,7 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 
 from jax_tensorarray._jaxprs import jaxprs
-from jax_tensorarray._ops.primitive import with_axis
+from jax_tensorarray._ops.primitive import to_front, with_axis
 
 Array = Any
 
@@ -76,7 +76,7 @@ class Axis(NamedTuple):
 def _settled(x: Array, is_batched: bool, is_wanted: bool, size: int) -> Array:
     if is_batched and not is_wanted:
         return lax.index_in_dim(x, 0, keepdims=False)
-    return jnp.broadcast_to(x, (size, *jnp.shape(x))) if is_wanted and not is_batched else x
+    return to_front(x, None, size) if is_wanted and not is_batched else x
 
 
 def axes(flags: Sequence[bool]) -> list[Any]:

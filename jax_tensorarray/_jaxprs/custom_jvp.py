@@ -21,7 +21,7 @@ from jax.interpreters import partial_eval as pe
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._jaxprs.axis import Axis, axes, names_axis
-from jax_tensorarray._jaxprs.jaxprs import flagged, merge
+from jax_tensorarray._jaxprs.jaxprs import flagged, is_any_zero, merge
 from jax_tensorarray._ops.primitive import is_zero, nonzero_transpose, to_front, zero_tangent
 
 Array = Any
@@ -50,12 +50,7 @@ class OfCall(Rule):
     """The derivatives of what is run, evaluated in another way: of whatever it becomes."""
 
     def jvp(self, call: Any, primals: Sequence[Array], tangents: Sequence[Any]) -> Any:
-        nonzero = [not isinstance(t, SymbolicZero) for t in tangents]
-
-        def evaluate(*args: Array) -> list[Array]:
-            return self.evaluate(call, args)
-
-        return jaxprs.jvp_of_some(evaluate, primals, nonzero, flagged(tangents, nonzero))
+        return jaxprs.jvp_with_zeros(lambda *args: self.evaluate(call, args), primals, tangents)
 
     def evaluate(self, call: Any, args: Sequence[Array]) -> list[Array]:
         """Return the results of the jaxpr, with other derivatives."""
@@ -79,8 +74,7 @@ class As(Rule):
     g: Callable[..., Sequence[Array]]
 
     def jvp(self, call: Any, primals: Sequence[Array], tangents: Sequence[Any]) -> Any:
-        nonzero = [not isinstance(t, SymbolicZero) for t in tangents]
-        return jaxprs.jvp_of_some(self.g, primals, nonzero, flagged(tangents, nonzero))
+        return jaxprs.jvp_with_zeros(self.g, primals, tangents)
 
     def batched(self, axis: Axis, call: Any, operands: Sequence[bool], results: Sequence[bool]) -> Rule:
         return As(axis.vmap_to(self.g, operands, results))
@@ -108,7 +102,7 @@ class By(Rule):
 
             def of_one(*args: Array) -> list[Array]:
                 outs, dots = self.rule(args[: len(types)], merge(args[len(types) :], nonzero, zeros))
-                found[:] = map(_is_nonzero, dots)
+                found[:] = [not is_any_zero(dot) for dot in dots]
                 return [*outs, *(dot if there else jnp.float32(0) for dot, there in zip(dots, found, strict=True))]
 
             of_all = axis.vmap_to(of_one, [*operands, *flagged(operands, nonzero)], [*results, *results])
@@ -170,11 +164,7 @@ def _abstract_eval(*avals: Any, call_jaxpr: Any, rule: Rule) -> Any:
 def _jvp(primals: Sequence[Array], tangents: Sequence[Any], *, call_jaxpr: Any, rule: Rule) -> Any:
     zeros = [SymbolicZero(t.aval) if is_zero(t) else t for t in tangents]
     outs, dots = rule.jvp(call_jaxpr, primals, zeros)
-    return list(outs), [dot if _is_nonzero(dot) else zero_tangent(x) for x, dot in zip(outs, dots, strict=True)]
-
-
-def _is_nonzero(tangent: Any) -> bool:
-    return not isinstance(tangent, SymbolicZero) and not is_zero(tangent) and tangent.dtype != jax.dtypes.float0
+    return list(outs), [zero_tangent(x) if is_any_zero(dot) else dot for x, dot in zip(outs, dots, strict=True)]
 
 
 def _transpose(cts: Sequence[Any], *operands: Any, call_jaxpr: Any, rule: Rule) -> Any:

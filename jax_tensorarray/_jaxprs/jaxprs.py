@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
 from jax.extend import core as jex
+from jax.interpreters import ad
 from jax.interpreters import partial_eval as pe
 
 from jax_tensorarray import _compat
@@ -220,6 +221,17 @@ def jvp_of_some(f: Callable[..., Any], primals: Sequence[Any], nonzero: Sequence
         return f(*merge(some, nonzero, primals))
 
     return jax.jvp(at, flagged(primals, nonzero), dots)
+
+
+def jvp_with_zeros(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+    """Return the results of a function and their tangents, as a rule does that is given a `SymbolicZero` for some."""
+    nonzero = [not isinstance(t, SymbolicZero) for t in tangents]
+    return jvp_of_some(f, primals, nonzero, flagged(tangents, nonzero))
+
+
+def is_any_zero(tangent: Any) -> bool:
+    """Return whether a tangent or cotangent is a zero: JAX's own, that of a rule, or that of an integer."""
+    return isinstance(tangent, ad.Zero | SymbolicZero) or tangent.dtype == jax.dtypes.float0
 
 
 def joint_jvp(body: Any, nonzero_consts: Sequence[bool], nonzero_carry: Sequence[bool]) -> Any:

@@ -14,7 +14,7 @@ from jax.interpreters import ad
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._jaxprs.custom_jvp import OfCall, by, ta_custom_jvp_p, with_rule
-from jax_tensorarray._jaxprs.jaxprs import flagged, merge
+from jax_tensorarray._jaxprs.jaxprs import flagged, is_any_zero, merge
 
 Array = Any
 Params = dict[str, Any]
@@ -262,14 +262,14 @@ def _custom_vjp(eqn: Any, operands: Sequence[Array], change: Change) -> list[Arr
 
     def backward(residuals: Any, cts: Sequence[Any]) -> tuple[Any, Any]:
         cts = cts if asks else [_instantiated(ct) for ct in cts]
-        has_ct = [not _is_zero(ct) for ct in cts]
+        has_ct = [not is_any_zero(ct) for ct in cts]
         is_made: list[bool] = []
 
         def of(kept: list[Array], some: list[Array]) -> tuple[list[Array], Any]:
             kept = merge(kept, [x is None for x in fixed], fixed)
             found, log = rules.backward(kept, merge(some, has_ct, cts))
             found = found if change.takes_some_cotangents else [_instantiated(x) for x in found]
-            is_made[:] = [not _is_zero(x) for x in found]
+            is_made[:] = [not is_any_zero(x) for x in found]
             return flagged(found, is_made), log
 
         before, kept, fixed = residuals
@@ -279,11 +279,6 @@ def _custom_vjp(eqn: Any, operands: Sequence[Array], change: Change) -> list[Arr
 
     _compat.define_vjp(f, forward, backward)
     return list(f(*operands))
-
-
-def _is_zero(ct: Any) -> bool:
-    """Return whether a cotangent is a symbolic zero, or one of integers."""
-    return isinstance(ct, ad.Zero | SymbolicZero) or ct.dtype == jax.dtypes.float0
 
 
 def _instantiated(ct: Any) -> Any:

@@ -72,13 +72,13 @@ class _ByStrategy(OfCall):
         inner = _compat.opened(call)
         if not chooses(inner) or [*inner.eqns[0].invars, *inner.eqns[0].outvars] != [*inner.invars, *inner.outvars]:
             return super().jvp(call, primals, tangents)
-        nonzero = [not isinstance(t, SymbolicZero) for t in tangents]
         with jaxprs.with_types_of(inner.eqns[0]):
-            dots = merge(flagged(tangents, nonzero), nonzero, _zeros(primals))
+            pairs = zip(primals, tangents, strict=True)
+            dots = [zero_tangent(x) if isinstance(t, SymbolicZero) else t for x, t in pairs]
             found = _by_strategy(inner.eqns[0].params, primals, dots, self.strategy)
         if found is not None:
             return found
-        return jaxprs.jvp_of_some(jaxprs.function(call), primals, nonzero, flagged(tangents, nonzero))
+        return jaxprs.jvp_with_zeros(jaxprs.function(call), primals, tangents)
 
     def evaluate(self, call: Any, args: Sequence[Array]) -> list[Array]:
         def equation(eqn: Any, operands: Sequence[Array]) -> list[Array]:

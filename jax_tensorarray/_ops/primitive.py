@@ -177,13 +177,13 @@ def hunts_nans() -> bool:
 
 
 def hunting() -> contextlib.AbstractContextManager[Any]:
-    """Return a context for running programs while NaNs are hunted: those from before may hold uninitialised rows."""
-    return _hunting(True)
+    """Return a context for running programs: while NaNs are hunted, those from before may hold uninitialised rows."""
+    return _hunting(True) if hunts_nans() else contextlib.nullcontext()
 
 
 def run_alone(primitive: Primitive, *operands: Any, **params: Any) -> Any:
     """Run one primitive outside of jit, by a program that is made once."""
-    with hunting() if hunts_nans() else contextlib.nullcontext():
+    with hunting():
         return xla.apply_primitive(primitive, *operands, **params)
 
 

@@ -23,11 +23,13 @@ from random_checks import (
     hessian,
     judged_in_numpy,
     logged_in,
+    on_state,
     same_batch,
     same_state,
+    total,
 )
-from random_machines import THETA, Functions, InJax, expected, initial, kinds, loss
-from random_programs import BATCH, Places, Program, Update, programs, run
+from random_machines import THETA, Functions, InJax, expected, initial, kinds
+from random_programs import BATCH, Places, Program, Update, programs
 
 from jax_tensorarray import in_place
 
@@ -140,22 +142,17 @@ def plainer(node):
     return node
 
 
-def on_state(program, **options):
-    machine = InPlainJax(**options)
-    return lambda *state: run(machine, program.block, None, state)
-
-
-def total(program):
-    return lambda theta, start: loss(on_state(program)(*initial(program, theta, start, jnp)), jnp)
-
-
 repaired = functools.partial(in_place, max_steps=MOST_STEPS)
+
+
+def values_of(program, **options):
+    return on_state(program, InPlainJax(reverse_mode=False, **options))
 
 
 def value(program, *_):
     want, log = expected(program, dropping=True), []
     with logged_in(want) as ref:
-        got = computed(in_place(on_state(program, reverse_mode=False, log=log, ref=ref)))(*start_of(program))
+        got = computed(in_place(values_of(program, log=log, ref=ref)))(*start_of(program))
         same_state(got, want.state)
         jax.effects_barrier()
         assert log == want.logged
@@ -166,7 +163,7 @@ def start_of(program):
 
 
 def with_token(program, *_):
-    f = on_state(program, reverse_mode=False)
+    f = values_of(program)
     got, token = in_place(lambda token, *state: (f(*state), lax.after_all(token)))(
         lax.create_token(), *start_of(program)
     )
@@ -178,7 +175,7 @@ def divided(program, *batch):
     """The examples of a batch are divided among devices, each of which runs programs of its own for them."""
     batch = Batch(program, *batch)
     mesh = jax.make_mesh((BATCH, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[: 2 * BATCH])
-    f = on_state(program, reverse_mode=False)
+    f = values_of(program)
     shared = jax.shard_map(lambda *state: f(*state), mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
     got = jit(jax.vmap(in_place(shared), batch.axes, batch.out, spmd_axis_name="x"))(*batch.states)
     same_batch(got, batch)
@@ -186,14 +183,14 @@ def divided(program, *batch):
 
 def with_auto_axes(program, *_):
     with jax.set_mesh(jax.make_mesh((2,), ("x",), axis_types=(AxisType.Explicit,), devices=jax.devices()[:2])):
-        f = jax.sharding.auto_axes(on_state(program, reverse_mode=False), out_sharding=P())
+        f = jax.sharding.auto_axes(values_of(program), out_sharding=P())
         got = in_place(lambda *state: f(*state))(*start_of(program))
         same_state(got, expected(program, dropping=True).state)
 
 
 def finding_nans(program, *_):
     """A NaN is an error, and memory that nobody has written to is none."""
-    f = on_state(program, reverse_mode=False)
+    f = values_of(program)
     with jax.debug_nans(True):
         same_state(in_place(f)(*start_of(program)), expected(program, dropping=True).state)
         with pytest.raises(FloatingPointError):
@@ -201,7 +198,7 @@ def finding_nans(program, *_):
 
 
 def in_64_bits_inside(program, *_):
-    f = on_state(program, reverse_mode=False)
+    f = values_of(program)
     theta = THETA.astype(np.float32)
 
     def inside(start, theta):
@@ -215,18 +212,18 @@ def in_64_bits_inside(program, *_):
 
 def derivative(part, order):
     def check(program, *_):
-        got = computed(order(total(program)))(THETA, jnp.int32(program.start))
+        got = computed(order(total(program, InPlainJax())))(THETA, jnp.int32(program.start))
         close(got, getattr(expected(program, dropping=True).loss, part), part)
 
     return check
 
 
 def batched(order):
-    return lambda program, *batch: batched_state(program, order(on_state(program, reverse_mode=False)), *batch)
+    return lambda program, *batch: batched_state(program, order(values_of(program)), *batch)
 
 
 def batched_gradient(order):
-    return lambda program, *batch: gradients(program, on_state(program), order, *batch)
+    return lambda program, *batch: gradients(program, on_state(program, InPlainJax()), order, *batch)
 
 
 ORDERS = {

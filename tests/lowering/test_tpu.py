@@ -22,10 +22,9 @@ from jax import jit, lax
 from jax.export import DisabledSafetyCheck
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from random_checks import Batch, close, same_state, total
+from random_checks import Batch, close, on_state, same_batch, same_state, total
 from random_machines import THETA, InJax, expected, outputs
 from random_programs import programs as random_programs
-from random_programs import run
 
 from jax_tensorarray import check_errors, ta_add, ta_max, ta_read, ta_swap, ta_write
 from jax_tensorarray._hlo import ahead
@@ -65,9 +64,8 @@ def gradient(program, start):
 
 def batch(program, _):
     batch = Batch(program, True, True, 0)
-    f = jax.vmap(lambda *state: run(InJax(dropping=True, reverse_mode=False), program.block, None, state), batch.axes)
-    got = as_on_a_tpu(f)(*batch.states)
-    same_state(got, [np.stack(x) for x in zip(*(w.state for w in batch.want), strict=True)])
+    f = on_state(program, InJax(dropping=True, reverse_mode=False))
+    same_batch(as_on_a_tpu(jax.vmap(f, batch.axes, batch.out))(*batch.states), batch)
 
 
 @pytest.mark.usefixtures("every_array_is_sent")

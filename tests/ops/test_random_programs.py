@@ -20,6 +20,7 @@ from random_checks import (
     hessian,
     judged_in_numpy,
     logged_in,
+    on_state,
     same_state,
     total,
 )
@@ -98,18 +99,17 @@ def checkpointed(f):
     return jax.grad(jax.checkpoint(f))
 
 
-def on_state(program, **options):
-    machine = InJax(dropping=True, **options)
-    return lambda *state: run(machine, program.block, None, state)
+def dropping(program, **options):
+    return on_state(program, InJax(dropping=True, **options))
 
 
 def vmap(program, *batch):
-    f = on_state(program, reverse_mode=False)
+    f = dropping(program, reverse_mode=False)
     batched_state(program, lambda axes, out_axes: jax.vmap(f, axes, out_axes), *batch)
 
 
 def vmap_of_grad(program, *batch):
-    gradients(program, on_state(program), lambda f, *axes: jax.vmap(jax.grad(f, FLOATS), *axes), *batch)
+    gradients(program, dropping(program), lambda f, *axes: jax.vmap(jax.grad(f, FLOATS), *axes), *batch)
 
 
 #: name -> (what it does with a program, whether it takes functions that have no forward-mode derivative)
@@ -128,8 +128,11 @@ TRANSFORMATIONS = {
     "jacfwd": (lambda p, *_: derivatives(p, "d", jax.jacfwd), False),
     "vmap": (vmap, True),
     "vmap of grad": (vmap_of_grad, True),
-    "grad of vmap": (lambda p, *batch: grad_of_vmap(p, on_state(p), *batch), True),
-    "jvp of grad of vmap": (lambda p, *batch: grad_of_vmap(p, on_state(p), *batch, second=True), True),
+    "grad of vmap": (lambda p, *batch: grad_of_vmap(p, dropping(p), *batch), True),
+    "jvp of grad of vmap": (
+        lambda p, *batch: grad_of_vmap(p, dropping(p), *batch, second=True),
+        True,
+    ),
 }
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from library_in_numpy import library_in_numpy
 from random_machines import DIRECTION, THETA, expected, jets, loss, outputs
-from random_programs import BATCH, PARAMETERS, STATE
+from random_programs import BATCH, PARAMETERS, STATE, run
 
 #: Which slots are floats.
 FLOATS = tuple(k for k, tag in enumerate(STATE) if tag not in "iI")
@@ -48,6 +48,10 @@ def logged_in(want):
 
 def total(program, machine):
     return lambda theta, start: loss(outputs(program, machine, theta, start), jnp)
+
+
+def on_state(program, machine):
+    return lambda *state: run(machine, program.block, None, state)
 
 
 def along(f):
@@ -135,8 +139,10 @@ def grad_of_vmap(program, f, *batch, second=False):
         return jnp.sum(jax.vmap(lambda *state: loss(f(*state), jnp), batch.axes)(start, *floats, ints))
 
     gradient = jax.grad(summed, range(len(floats)))
-    along = lambda dots, *floats: jax.jvp(gradient, floats, dots)[1]  # noqa: E731
-    got = computed(along)(tuple(batch.dots), *floats) if second else computed(gradient)(*floats)
+    if second:
+        got = computed(lambda dots, *floats: jax.jvp(gradient, floats, dots)[1])(tuple(batch.dots), *floats)
+    else:
+        got = computed(gradient)(*floats)
     want = [w.loss.de if second else w.loss.d for w in batch.want]
     want = np.stack(want) if batch.own_thetas else sum(want)
     close(batch.pulled(got, batch.axes[1:-1]), want, "derivative of the sum over a batch")
