@@ -20,7 +20,7 @@ from jax_tensorarray._loops import choosing
 from jax_tensorarray._loops.api import while_loop
 from jax_tensorarray._lowering.mlir import INT32_MAX
 from jax_tensorarray._ops.check import ta_check
-from jax_tensorarray._ops.write import ta_write
+from jax_tensorarray._ops.write import known_if
 
 Array = Any
 
@@ -266,7 +266,7 @@ def while_(repair: Repair, eqn: Any, operands: Sequence[Value], added: dict[int,
     # An example that has finished an outer loop is stopped before its first step.
     number = jnp.where(steps.cut & (steps.taken >= max_steps), most, 0)
     is_right = ta_check(number, most, mode="error", op="in_place: more than max_steps steps") >= 0
-    return ends([_known_if(is_right, x) for x in outs[once:]], repair.active, is_kept)
+    return ends([known_if(is_right, x) for x in outs[once:]], repair.active, is_kept)
 
 
 def _without_twins(predicate: Any, places: Sequence[int]) -> Any:
@@ -281,16 +281,6 @@ def _without_twins(predicate: Any, places: Sequence[int]) -> Any:
         return jaxprs.function(closed)(*consts, *(carry[k] for k in places))
 
     return jax.make_jaxpr(goes_on)(consts, carry)
-
-
-def _known_if(is_right: Array, x: Array) -> Array:
-    """Return the array, made to depend on the check `is_right`."""
-    if not isinstance(x, jax.Array):  # a token
-        return x
-    if not has_rows(jax.typeof(x)):
-        return jnp.where(is_right, x, jnp.zeros_like(x))
-    row = jnp.zeros(x.shape[1:], x.dtype)
-    return ta_write(x, jnp.where(is_right, -1, 0), row, mode="drop")
 
 
 RULES = {"scan": scan, "while": while_}

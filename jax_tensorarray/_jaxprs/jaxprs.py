@@ -14,6 +14,7 @@ from jax.interpreters import ad
 from jax.interpreters import partial_eval as pe
 
 from jax_tensorarray import _compat
+from jax_tensorarray._ops.check import ta_check_p
 from jax_tensorarray._ops.primitive import ROW_OPS, varying_alike
 
 Array = Any
@@ -113,6 +114,11 @@ def any_equation(jaxpr: Any, test: Callable[[Any], bool]) -> bool:
 def has_row_ops(jaxpr: Any) -> bool:
     """Return whether a jaxpr reads or writes rows."""
     return any_equation(jaxpr, lambda eqn: eqn.primitive in ROW_OPS)
+
+
+def checks_rows(jaxpr: Any) -> bool:
+    """Return whether a jaxpr reads or writes rows, or looks whether they exist."""
+    return any_equation(jaxpr, lambda eqn: eqn.primitive in ROW_OPS or eqn.primitive is ta_check_p)
 
 
 def has_symbolic_shapes(eqn: Any) -> bool:

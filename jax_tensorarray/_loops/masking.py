@@ -5,6 +5,7 @@ but a select between two buffers touches all of their rows. So a buffer of the c
 long as each of its versions comes from the one before by row ops, these are told to skip the finished examples.
 """
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -17,9 +18,10 @@ from jax import lax
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.axis import Axis, axes
 from jax_tensorarray._jaxprs.jaxprs import flagged
+from jax_tensorarray._ops.check import ta_check_p
 from jax_tensorarray._ops.guard import ta_guard
 from jax_tensorarray._ops.host import ta_host_read_p
-from jax_tensorarray._ops.primitive import NOOP_OPERANDS, ROW_OPS
+from jax_tensorarray._ops.primitive import NOOP_OPERANDS, ROW_OPS, no_mask_reaches
 
 Array = Any
 
@@ -107,11 +109,18 @@ class Masked:
             (tape, step) = (x.array for x in operands)
             row = p.bind(tape, step, **params)
             return [MaskedValue(jnp.where(self.active, row, jnp.zeros_like(row)), None, True)]
-        if any(x.carry is not None or (x.is_input and jnp.ndim(x.array)) for x in operands):  # it may be a buffer
+        if p is ta_check_p:
+            index, size, *where = (x.array for x in operands)
+            active = jnp.broadcast_to(self.active, jnp.shape(index))
+            return _values([p.bind(index, size, functools.reduce(jnp.logical_and, where, active), **params)], True)
+        checks_rows = any(map(jaxprs.checks_rows, jaxprs.jaxprs_in(params)))
+        has_buffer = any(x.carry is not None or (x.is_input and jnp.ndim(x.array)) for x in operands)  # perhaps
+        if checks_rows or has_buffer:
             found = self.run(eqn, operands)
             if found is not None:
                 return found
-        return self.as_it_is(eqn, operands)
+        with no_mask_reaches() if checks_rows else contextlib.nullcontext():
+            return self.as_it_is(eqn, operands)
 
     def as_it_is(self, eqn: Any, operands: list[MaskedValue]) -> list[MaskedValue]:
         operands = [self.guard(x) for x in operands]

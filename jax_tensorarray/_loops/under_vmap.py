@@ -16,6 +16,7 @@ from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._jaxprs.axis import Axis, axes
 from jax_tensorarray._loops import masking, rules
 from jax_tensorarray._loops.while_ import of_jax, while_
+from jax_tensorarray._ops.primitive import no_mask_reaches
 
 Array = Any
 
@@ -49,12 +50,9 @@ def _has_batched_predicate(axis: Axis, batched: Sequence[bool], **params: Any) -
 
 
 def _is_ours(params: dict[str, Any]) -> bool:
-    """Return whether rows are read or written inside, and nothing else is done than to compute and to communicate."""
-    inner = list(jaxprs.jaxprs_in(params))
-    effects = {effect for jaxpr in inner for effect in jaxpr.effects}
-    if "branches_platforms" in params or any(type(effect).__name__ != "NamedAxisEffect" for effect in effects):
-        return False
-    return any(map(jaxprs.has_row_ops, inner))
+    """Return whether nothing is done inside than to compute and to communicate."""
+    effects = {effect for jaxpr in jaxprs.jaxprs_in(params) for effect in jaxpr.effects}
+    return "branches_platforms" not in params and all(type(effect).__name__ == "NamedAxisEffect" for effect in effects)
 
 
 def _override_batching_rule(
@@ -65,8 +63,13 @@ def _override_batching_rule(
 
     def batch(axis_data: Any, args: Sequence[Array], dims: Sequence[Any], **params: Any) -> Any:
         axis = Axis(axis_data.name, axis_data.size, axis_data.spmd_name)
-        is_ours = _is_ours(params) and has_batched_pred(axis, [d is not None for d in dims], **params)
-        return (ours if is_ours else jaxs_own)(axis_data, args, dims, **params)
+        has_rows = any(map(jaxprs.checks_rows, jaxprs.jaxprs_in(params)))
+        if not has_rows or not has_batched_pred(axis, [d is not None for d in dims], **params):
+            return jaxs_own(axis_data, args, dims, **params)
+        if _is_ours(params):
+            return ours(axis_data, args, dims, **params)
+        with no_mask_reaches():
+            return jaxs_own(axis_data, args, dims, **params)
 
     table[primitive] = batch
 

@@ -485,6 +485,9 @@ def _first_out_of_bounds(position: _Position) -> tuple[Value, Value, Value]:
         outside = hlo.and_(outside, mask)
     if not shape:
         return index, sizes, outside
+    if isinstance(size, int) and _fits_beside_its_place(index):
+        first, found = _first_in_one_number(index, outside)
+        return first, splat(integer(32), size), found
     places = tensor(index.type.shape, ir.IntegerType.get_signless(64))
     place = tensor([], places.element_type)
     none = splat(place, index.type.shape[0])
@@ -495,6 +498,26 @@ def _first_out_of_bounds(position: _Position) -> tuple[Value, Value, Value]:
         for v in (index, sizes)
     )
     return at, rows, compare(first, none, "LT")
+
+
+def _fits_beside_its_place(index: Value) -> bool:
+    element = index.type.element_type
+    return element.width < 32 or (element.width == 32 and not element.is_unsigned)
+
+
+def _first_in_one_number(index: Value, outside: Value) -> tuple[Value, Value]:
+    """Return the first index that is flagged, and whether there is one.
+
+    Place and index are halves of one number, so that one reduction finds both: these are done in every step.
+    """
+    whole = tensor(index.type.shape, ir.IntegerType.get_signless(64))
+    half = splat(whole, 32)
+    places = hlo.shift_left(hlo.iota(whole, mlir.i64_attr(0)), half)
+    both = hlo.or_(places, hlo.and_(hlo.convert(whole, index), splat(whole, _LOWER)))
+    none = splat(integer(64), 2**63 - 1)
+    first = _smallest(hlo.select(outside, both, splat(whole, 2**63 - 1)), none)
+    half = splat(integer(64), 32)
+    return hlo.shift_right_arithmetic(hlo.shift_left(first, half), half), compare(first, none, "NE")
 
 
 def _smallest(values: Value, none: Value | None = None) -> Value:

@@ -46,7 +46,7 @@ def ta_add(
         length: None, or the number of consecutive rows from each index on, which become an axis after `I`.
         where: bool, broadcast to `I`. Rows where it is False are not touched.
         mode: what an index outside `[0, T)` does, negative ones included: "error" raises, "drop" skips the row.
-            None is "error", but "drop" for an index that `jax.vmap` batches.
+            None is "error", under `jax.vmap` too, for each example that runs.
         lowering: "auto": XLA slices where they are in place too, mostly in loops, else a kernel. "xla": such slices
             outside of loops as well. "ffi": always a kernel. JAX_TENSORARRAY_LOWERING overrides "auto".
 

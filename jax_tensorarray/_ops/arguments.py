@@ -36,6 +36,12 @@ def row_operands(
     return buffer, index, as_where(op, where, index.shape), mode
 
 
+def _is_tensor_array(x: Any) -> bool:
+    from jax_tensorarray import TensorArray  # made of these ops
+
+    return isinstance(x, TensorArray)
+
+
 _NUMBERS = (bool, int, float, complex)
 
 
@@ -53,7 +59,7 @@ def is_array_like(x: Any) -> bool:
     if isinstance(x, Sequence):
         return all(map(is_array_like, x))
     if any(hasattr(x, name) for name in ("__jax_array__", "__array__", "__array_interface__")):
-        return True
+        return not _is_tensor_array(x)
     try:
         memoryview(x)
     except TypeError:
@@ -94,9 +100,7 @@ def _must_be(op: str, name: str, x: Any, allowed: str) -> str:
 
 
 def _way_out(op: str, x: Any) -> str:
-    from jax_tensorarray import TensorArray  # made of these ops
-
-    if isinstance(x, TensorArray):
+    if _is_tensor_array(x):
         return "; a TensorArray is read and written by its own methods"
     if isinstance(x, list | tuple) or x is None or jax.tree_util.all_leaves([x]):
         return ""

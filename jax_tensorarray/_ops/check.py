@@ -9,7 +9,7 @@ from jax.interpreters import mlir
 
 from jax_tensorarray._lowering.calls import PREFIX, declare
 from jax_tensorarray._ops import arguments, reference
-from jax_tensorarray._ops.primitive import Array, all_to_front, make_primitive, type_like, zero_tangent
+from jax_tensorarray._ops.primitive import Array, all_to_front, batched_mode, make_primitive, type_like, zero_tangent
 
 
 def ta_check(index: Any, size: Any, *, where: Any = None, mode: str | None = None, op: str = "ta_check") -> jax.Array:
@@ -22,7 +22,7 @@ def ta_check(index: Any, size: Any, *, where: Any = None, mode: str | None = Non
         size: number of live rows, an int32 scalar that may be traced.
         where: bool, broadcast to `I`. Where it is False the index is not looked at, and -1 is given.
         mode: what an index outside `[0, size)` does, negative ones included: "error" raises, "drop" gives -1. None
-            is "error", but "drop" for an index or a size that `jax.vmap` batches.
+            is "error", under `jax.vmap` too, for each example that runs.
         op: what the user called, for messages.
 
     Returns:
@@ -65,9 +65,7 @@ def _jvp(primals: Any, _: Any, **params: Any) -> Any:
 
 
 def _batch(primitive: Any, args: Any, dims: Any, *, batch_dims: int, mode: str | None, op: str) -> Any:
-    # The index or the size, batched, belongs to examples that may not be running.
-    if mode is None and any(d is not None for d in dims[:2]):
-        mode = "drop"
+    mode = batched_mode(mode, is_batched=any(d is not None for d in dims[:2]))
     return primitive.bind(*all_to_front(args, dims), batch_dims=batch_dims + 1, mode=mode, op=op), 0
 
 

@@ -54,7 +54,7 @@ class Params(TypedDict):
     index_dims: int  #: number of axes after these whose rows an index counts, the last one fastest
     window: tuple[int, ...]  #: each index is the first row of a box of these sizes along the last of these axes
     whole: bool  #: all rows of such a box are in range, and the box crosses no end of an axis; or all are out of range
-    mode: str | None  #: "error", "drop", or None: "error" unless vmap batches the index
+    mode: str | None  #: "error", "drop", or None: "error" unless no mask reaches what vmap batches
     reverse: bool  #: walk the positions of the index last to first
     op: str  #: the public op that the user called, for messages
     lowering: str  #: "auto", "ffi" or "xla", see `_lowering.slices`
@@ -358,9 +358,26 @@ def batch_rows(
 
 
 def batched_params(params: Params, index_dim: int | None, new_axes: int = 1) -> Params:
-    """Return the parameters under vmap. An index that vmap batches may belong to examples that are not running."""
-    dropped = params["mode"] is None and index_dim is not None
-    return params | {"batch_dims": params["batch_dims"] + new_axes, "mode": "drop" if dropped else params["mode"]}
+    """Return the parameters under vmap."""
+    mode = batched_mode(params["mode"], is_batched=index_dim is not None)
+    return params | {"batch_dims": params["batch_dims"] + new_axes, "mode": mode}
+
+
+#: Whether what is batched now may be run for examples that do not take part, without a mask that says which.
+_is_unmasked = jax.make_user_context(False)
+
+
+def no_mask_reaches() -> contextlib.AbstractContextManager[Any]:
+    """Return a context for batching what JAX runs for all examples, to select the results of some.
+
+    The indices of the others mean nothing, so none is an error there.
+    """
+    return _is_unmasked(True)
+
+
+def batched_mode(mode: str | None, *, is_batched: bool) -> str | None:
+    """Return the mode of an op under vmap, which batches what the op checks or does not."""
+    return "drop" if mode is None and is_batched and _is_unmasked.value else mode
 
 
 # --- checkify --------------------------------------------------------------------------------------------------

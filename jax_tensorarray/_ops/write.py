@@ -44,7 +44,7 @@ def ta_write(
         length: None, or the number of consecutive rows from each index on, which become an axis after `I`.
         where: bool, broadcast to `I`. Rows where it is False are not written.
         mode: what an index outside `[0, T)` does, negative ones included: "error" raises, "drop" skips the row.
-            None is "error", but "drop" for an index that `jax.vmap` batches.
+            None is "error", under `jax.vmap` too, for each example that runs.
         lowering: "auto": XLA slices where they are in place too, mostly in loops, else a kernel. "xla": such slices
             outside of loops as well. "ffi": always a kernel. JAX_TENSORARRAY_LOWERING overrides "auto".
 
@@ -76,6 +76,17 @@ def ta_write(
         "ta_write", buffer, index, axis=axis, length=length, where=where, mode=mode, lowering=lowering
     )
     return ta_write_p.bind(*rows.with_value(value), **rows.params)
+
+
+def known_if(is_right: Array, x: Any) -> Any:
+    """Return the array, made to depend on a check. Of a buffer no row is touched."""
+    if not isinstance(x, jax.Array):  # a token
+        return x
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(known_if(is_right, jax.random.key_data(x)), impl=jax.random.key_impl(x))
+    if not x.ndim or x.size <= 1:
+        return jnp.where(is_right, x, jnp.zeros_like(x))
+    return ta_write(x, jnp.where(is_right, -1, 0), jnp.zeros(x.shape[1:], x.dtype), mode="drop")
 
 
 def _abstract_eval(buffer: Any, index: Any, *rest: Any, **params: Unpack[Params]) -> Any:

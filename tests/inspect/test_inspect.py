@@ -203,7 +203,8 @@ def test_examples_of_our_loop_that_end_by_themselves_are_in_place():
 
         return jnp.sum(jax.vmap(one)(x[:3, 0]) ** 2)
 
-    assert loop_copies(jax.value_and_grad(loop), X) == []
+    # XLA chooses between the numbers of two steps, which it looks at for errors.
+    assert loop_copies(jax.value_and_grad(loop), X, min_bytes=100) == []
 
 
 @pytest.mark.slow

@@ -178,15 +178,56 @@ def test_an_example_that_has_ended_keeps_buffers_that_a_scan_exchanges(loop):
     jax.tree.map(lambda found, *each: np.testing.assert_array_equal(found, each), jax.vmap(f)(ns, xs), *of_each)
 
 
-def test_a_branch_that_is_not_taken_does_not_raise():
+@pytest.mark.parametrize("mode", [None, "error"])
+def test_a_branch_that_is_not_taken_does_not_raise(mode):
     def f(p, i):
-        return lax.cond(p, lambda: ta.ta_read(jnp.arange(3.0), i, mode="error"), lambda: -1.0)
+        return lax.cond(p, lambda: ta.ta_read(jnp.arange(3.0), i, mode=mode), lambda: -1.0)
 
     found = jax.vmap(f)(jnp.array([True, False]), jnp.array([2, 7]))
     np.testing.assert_array_equal(found, [2.0, -1.0])
     with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match="ta_read: index 7 is out of range"):
         jax.block_until_ready(jax.vmap(f)(jnp.array([True, True]), jnp.array([2, 7])))
         ta.check_errors()
+
+
+#: Functions of where to begin and to end, which read and write rows until then.
+WRITERS = {
+    "while": lambda loop, i, n: loop(
+        lambda c: c[0] < n, lambda c: (c[0] + 1, ta.ta_write(c[1], c[0], 1.0)), (i, jnp.zeros(4))
+    )[1],
+    "array": lambda loop, i, n: loop(
+        lambda c: c[0] < n, lambda c: (c[0] + 1, c[1].write(c[0], 1.0)), (i, ta.TensorArray.from_array(jnp.zeros(4)))
+    )[1].stack(),
+    "append": lambda loop, i, n: loop(
+        lambda c: c[0] < n,
+        lambda c: (c[0] + 1, c[1].append(1.0)),
+        (i, ta.TensorArray(float, size=i, dynamic_size=True, max_size=4, element_shape=())),
+    )[1].stack(pad=True),
+    "cond in a scan": lambda loop, i, n: lax.scan(
+        lambda b, k: (lax.cond(k < n, lambda: ta.ta_write(b, k, 1.0), lambda: b), None), jnp.zeros(4), i + jnp.arange(5)
+    )[0],
+    "switch in a fori": lambda loop, i, n: lax.fori_loop(
+        0, 5, lambda k, b: lax.switch((i + k < n) + 0, [lambda: b, lambda: ta.ta_write(b, i + k, 1.0)]), jnp.zeros(4)
+    ),
+    "nested": lambda loop, i, n: loop(
+        lambda c: c[0] < n,
+        lambda c: lax.fori_loop(0, 1, lambda _, c: (c[0] + 1, jax.jit(ta.ta_write)(c[1], c[0], 1.0)), c),
+        (i, jnp.zeros(4)),
+    )[1],
+}
+
+
+@pytest.mark.parametrize("loop", [lax.while_loop, ta.while_loop])
+@pytest.mark.parametrize("name", WRITERS)
+def test_an_example_that_has_ended_does_not_raise_and_one_that_runs_does(name, loop):
+    loop = functools.partial(loop, max_steps=5) if loop is ta.while_loop else loop
+    f = jax.jit(jax.vmap(lambda i, n: WRITERS[name](loop, i, n)))
+    first, end = np.array([0, 2, 4, 1], np.int32), np.array([4, 3, 4, 0], np.int32)
+    np.testing.assert_array_equal(f(first, end), [[1] * 4, [0, 0, 1, 0], [0] * 4, [0] * 4])
+    for k, what in ((0, 4), (2, 4)):
+        with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match=f"index {what} is out of range"):
+            jax.block_until_ready(f(first, end + (np.arange(4) == k).astype(np.int32)))
+            ta.check_errors()
 
 
 def test_an_infinite_derivative_that_is_not_taken_is_not_seen():

@@ -214,7 +214,7 @@ FREE = {
     "one condition of two": lambda b: lax.while_loop(
         lambda s: (s[0] < 8) & (s[1] < 3), lambda s: (s[0] + 1, s[1] + ta_read(b, s[0])), (0, 0.0)
     )[1],
-    "under vmap": jax.vmap(lambda x: lax.fori_loop(0, 8, lambda i, x: x + ta_read(B, i, mode="error"), x)),
+    "under vmap": jax.vmap(lambda x: lax.fori_loop(0, 8, lambda i, x: x + ta_read(B, i), x)),
     "quotient": lambda b: lax.fori_loop(0, 16, lambda i, x: x + ta_read(b, i // 2), 0.0),
     "ring": lambda b: lax.fori_loop(0, 16, lambda i, x: x + ta_read(b, (i * 3 + 1) % 8), 0.0),
     "gradient": jax.grad(lambda b: lax.scan(lambda x, i: (jnp.sin(x * ta_read(b, i)), None), 1.0, jnp.arange(8))[0]),

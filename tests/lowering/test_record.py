@@ -189,14 +189,27 @@ def test_the_size_of_a_tensorarray_is_told_as_it_is():
         jax.block_until_ready(jit(f)(4, 6))
 
 
-def test_vmapped_indices_are_checked_where_they_are_to_be():
+@pytest.mark.parametrize("mode", [None, "error"])
+def test_vmapped_indices_are_checked_where_they_are_to_be(mode):
     def f(b, at):
-        return lax.scan(lambda b, i: (ta_write(b, i, 1.0, mode="error"), None), b, at)[0]
+        return lax.scan(lambda b, i: (ta_write(b, i, 1.0, mode=mode), None), b, at)[0]
 
     g = jit(jax.vmap(f))
     at = np.array([[0, 1], [2, 7], [-1, 0]])
     assert error_of(g, np.zeros((3, 4)), at) == "ta_write: index -1 is out of range for a TensorArray of size 4"
     np.testing.assert_array_equal(g(np.zeros((3, 4)), at % 4).sum(1), [2, 2, 2])
+
+
+def test_of_vmapped_indices_those_of_examples_that_run_are_checked():
+    def f(b, at, n):
+        step = lambda c: (c[0] + 1, ta_write(c[1], ta_read(at, c[0]), 1.0))  # noqa: E731
+        return lax.while_loop(lambda c: c[0] < n, step, (0, b))[1]
+
+    g = jit(jax.vmap(f))
+    b, at = np.zeros((3, 4)), np.array([[0, 1, 9], [2, 7, -3], [-1, 0, 5]])
+    np.testing.assert_array_equal(g(b, at, np.array([2, 1, 0])).sum(1), [2, 1, 0])
+    assert error_of(g, b, at, np.array([3, 1, 0])) == "ta_write: index 9 is out of range for a TensorArray of size 4"
+    assert error_of(g, b, at, np.array([2, 2, 0])) == "ta_write: index 7 is out of range for a TensorArray of size 4"
 
 
 def test_a_function_that_is_used_in_other_ways_keeps_its_calls():

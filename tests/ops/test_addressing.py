@@ -262,13 +262,16 @@ def test_a_tuple_needs_integers_for_all_rows_of_its_axes():
     assert jax.eval_shape(lambda b: ta.ta_read(b, (1, 2)), buffer).shape == ()
 
 
-@pytest.mark.parametrize("mode", ["drop", None])
-def test_an_unsigned_window_does_not_wrap_to_the_first_rows(mode):
-    def f(i):
+def test_an_unsigned_window_does_not_wrap_to_the_first_rows():
+    def f(i, mode):
         return ta.ta_write(jnp.zeros(5), i, jnp.ones(3), length=3, mode=mode)
 
-    got = jax.jit(jax.vmap(f))(np.array([2**32 - 1, 3, 1], np.uint32))
+    mapped = jax.jit(jax.vmap(f, (0, None)), static_argnums=1)
+    got = mapped(np.array([2**32 - 1, 3, 1], np.uint32), "drop")
     np.testing.assert_array_equal(got, [[0, 0, 0, 0, 0], [0, 0, 0, 1, 1], [0, 1, 1, 1, 0]])
+    for mode in (None, "error"):
+        with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match=f"index {2**32 - 1} is out of range"):
+            finish(mapped(np.array([1, 2**32 - 1], np.uint32), mode))
 
 
 @pytest.mark.parametrize("first", [1, -1, 3, 2**70, -(2**70), np.uint64(1), np.uint64(2**64 - 1)], ids=str)

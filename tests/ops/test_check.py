@@ -148,7 +148,7 @@ def test_arguments_are_checked():
 
 
 def in_vmap_of_size(index, size):
-    return jax.vmap(lambda s: ta_check(index, s, mode="error"))(jnp.stack([size, size]))[1]
+    return jax.vmap(lambda s: ta_check(index, s))(jnp.stack([size, size]))[1]
 
 
 def in_vmap_of_others(index, size):
@@ -189,7 +189,7 @@ def test_the_error_names_the_live_size(size):
 
 def test_the_first_stray_in_order_is_named_with_the_size_of_its_example():
     with raises(6, size=3):
-        f = jax.vmap(functools.partial(ta_check, mode="error"))
+        f = jax.vmap(ta_check)
         finish(f(jnp.array([[1, 6], [2, 6], [7, 7]]), jnp.array([7, 3, 5], jnp.int32)))
 
 
@@ -204,16 +204,38 @@ def test_an_index_known_while_tracing_is_an_error_at_run_time():
 
 
 @pytest.mark.parametrize("axes", [(0, None), (None, 0), (2, 0)], ids=str)
-def test_a_batched_index_is_dropped_unless_an_error_is_asked_for(axes):
+def test_a_batched_index_is_an_error_unless_it_is_dropped_or_masked(axes):
     index, size = rng.integers(-1, 8, (3, 2, 4)), np.array([5, 0, 7], np.int32)
     index = index[0] if axes[0] is None else np.moveaxis(index, 0, axes[0])
     args = index, size[0] if axes[1] is None else size
     (expected,) = ops.loop(functools.partial(ops.OPS["ta_check"], oracle), axes)(*args)
-    for f in (jax.vmap(ta_check, axes), jax.jit(jax.vmap(ta_check, axes))):
+    dropped = jax.vmap(drop, axes)
+    for f in (dropped, jax.jit(dropped)):
         oracle.assert_same_bits(f(*map(jnp.asarray, args)), expected)
-    mapped = jax.vmap(functools.partial(ta_check, mode="error"), axes)
-    with pytest.raises(RUNTIME_ERRORS, match=r"ta_check: index -?\d+ is out of range for a TensorArray of size \d"):
-        finish(jax.jit(mapped)(*args))
+    masked = jax.vmap(lambda i, s, w: ta_check(i, s, where=w), (*axes, 0))
+    oracle.assert_same_bits(jax.jit(masked)(*args, expected >= 0), expected)
+    for mode in (None, "error"):
+        mapped = jax.vmap(functools.partial(ta_check, mode=mode), axes)
+        for f in (mapped, jax.jit(mapped)):
+            with pytest.raises(RUNTIME_ERRORS, match=r"ta_check: index -?\d+ is out of range .* of size \d"):
+                finish(f(*map(jnp.asarray, args)))
+
+
+def test_an_index_of_an_example_that_does_not_run_is_not_looked_at():
+    """It is in the branch not taken, or has left the loop; also where no rows are read or written."""
+
+    def by_cond(i, s):
+        return lax.cond(i < s, lambda i: ta_check(i, s), lambda i: i - 100, i)
+
+    def by_while(i, s):
+        return lax.while_loop(lambda i: i < s, lambda i: ta_check(i, s) + 1, i)
+
+    index, size = np.array([2, 7, 0], np.int32), np.array([5, 3, 1], np.int32)
+    for f, wanted in ((by_cond, [2, -93, 0]), (by_while, [5, 7, 1])):
+        np.testing.assert_array_equal(jax.jit(jax.vmap(f))(index, size), wanted)
+    stray = jax.jit(jax.vmap(lambda i, s: lax.while_loop(lambda i: i < s, lambda i: ta_check(i, s - 1) + 1, i)))
+    with raises(4, size=4):
+        finish(stray(index[:2], size[:2]))
 
 
 # --- derivatives of what is done with the index ----------------------------------------------------------------

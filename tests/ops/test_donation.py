@@ -160,7 +160,7 @@ def test_an_array_that_grows_stays_where_it_is():
     for x in (1.0, 2.0, 3.0):
         ta = f(ta, x)
     assert jax.tree.leaves(ta)[0].unsafe_buffer_pointer() == before
-    np.testing.assert_array_equal(ta.stack(pad=False), [0, 1, 2, 3])
+    np.testing.assert_array_equal(ta.stack(), [0, 1, 2, 3])
 
 
 def test_rows_that_are_learned_from_are_updated_where_they_are_too():

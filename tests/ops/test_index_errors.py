@@ -71,9 +71,9 @@ def in_vmap_of_where(op, buffer, index):
 
 
 def in_vmap_of_index(op, buffer, index):
-    """The index is batched, and strays are asked for."""
+    """The index is batched."""
     both = jnp.stack([index * 0, index])
-    return tuple(x[1] for x in jax.vmap(lambda i: call(op, OURS, buffer, i, mode="error"))(both))
+    return tuple(x[1] for x in jax.vmap(lambda i: call(op, OURS, buffer, i))(both))
 
 
 def in_vjp(op, buffer, index):
@@ -348,24 +348,97 @@ def test_mode_drop_never_raises(op):
     assert_same(run(jnp.asarray(BUFFER), index), (expected,) * 3)
 
 
+# --- batched ---------------------------------------------------------------------------------------------------
+
+#: Ways to batch an index.
+BATCHED = {
+    "index": lambda f, buffer, index: jax.vmap(f, (None, 0))(buffer, index),
+    "all": lambda f, buffer, index: jax.vmap(f)(jnp.stack([buffer, buffer]), index),
+    # Only the outer vmap batches it.
+    "outer": lambda f, buffer, index: jax.vmap(lambda i: jax.vmap(lambda b: f(b, i))(buffer[None]))(index),
+    "inner": lambda f, buffer, index: jax.vmap(lambda b: jax.vmap(lambda i: f(b, i))(index))(buffer[None]),
+}
+
+
 @every(CHECKING_OPS)
-def test_a_batched_index_is_dropped_by_default(op):
-    index = np.array([[12, 3], [-1, 9]])
-    expected = [call(op, oracle, BUFFER, i, np.stack([VALUE, VALUE])) for i in index]
-    expected = tuple(map(np.stack, zip(*expected, strict=True)))
-    f = functools.partial(call, op, OURS)
+def test_a_batched_index_is_an_error_unless_it_is_dropped(op):
+    def expected(index):
+        each = [call(op, oracle, BUFFER, i, np.stack([VALUE, VALUE])) for i in index]
+        results = tuple(map(np.stack, zip(*each, strict=True)))
+        return [tuple(e[:, None] if k == "outer" else e[None] if k == "inner" else e for e in results) for k in BATCHED]
 
-    @jax.jit
-    def run(buffer, index):
-        one = jax.vmap(f, (None, 0))(buffer, index)
-        outer = jax.vmap(lambda i: jax.vmap(lambda b: f(b, i))(buffer[None]))  # only the outer vmap batches it
-        return one, jax.vmap(f)(jnp.stack([buffer, buffer]), index), outer(index)
+    @functools.partial(jax.jit, static_argnames=("mode", "ways"))
+    def run(buffer, index, mode, ways=tuple(BATCHED)):
+        return [BATCHED[way](functools.partial(call, op, OURS, mode=mode), buffer, index) for way in ways]
 
-    assert_same(run(BUFFER, index), (expected, expected, tuple(e[:, None] for e in expected)))
+    good, stray = np.array([[0, 3], [7, 9]]), np.array([[0, 3], [-1, 9]])
+    assert_same(run(BUFFER, stray, "drop"), expected(stray))
+    assert_same(run(BUFFER, good, None), expected(good))
+    for way in BATCHED:
+        for mode in (None, "error") if way == "index" else (None,):
+            with raises(op, -1):
+                finish(run(BUFFER, stray, mode, (way,)))
+
+
+@every(CHECKING_OPS)
+def test_an_index_of_an_example_that_does_not_run_is_no_error(op):
+    """It is in the branch not taken, or has left the loop; its index may be anything then."""
+
+    def in_cond(taken, index):
+        other = zeros_like_results(op, BUFFER, index)
+        return lax.cond(taken, lambda: call(op, OURS, jnp.asarray(BUFFER), index), lambda: other)
+
+    def in_switch(taken, index):
+        other = zeros_like_results(op, BUFFER, index)
+        branches = [lambda: other, lambda: call(op, OURS, jnp.asarray(BUFFER), index), lambda: other]
+        return lax.switch(jnp.where(taken, 1, 2), branches)
+
+    def in_while(taken, index):
+        """It goes on from the index, which is the number of rows at the end."""
+        start = index, zeros_like_results(op, BUFFER, index)
+        step = lambda c: (c[0] + 1, call(op, OURS, jnp.asarray(BUFFER), c[0]))  # noqa: E731
+        return lax.while_loop(lambda c: taken & (c[0] < SIZE), step, start)[1]
+
+    def in_our_while(taken, index):
+        start = jnp.int64(0), zeros_like_results(op, BUFFER, index)
+        step = lambda c: (c[0] + 1, call(op, OURS, jnp.asarray(BUFFER), index))  # noqa: E731
+        return ta.while_loop(lambda c: c[0] < jnp.where(taken, 1, 0), step, start, max_steps=2)[1]
+
+    taken, index = np.array([True, False, True]), np.array([SIZE - 1, 77, SIZE - 1])
+    last, none = call(op, oracle, BUFFER, SIZE - 1), call(op, oracle, BUFFER, 0)
+    expected = tuple(np.stack([x, np.zeros_like(y), x]) for x, y in zip(last, none, strict=True))
+    for f in (in_cond, in_switch, in_while, in_our_while):
+        mapped = jax.jit(jax.vmap(f))
+        assert_same(mapped(taken, index), expected)
+        with raises(op, -3):
+            finish(mapped(taken, np.array([9, 77, -3])))
+
+
+def test_a_batched_index_is_dropped_only_where_no_mask_reaches():
+    """A branch or a loop with effects is batched by JAX, which runs it for all examples."""
+
+    def in_cond(taken, index):
+        def shown():
+            jax.debug.callback(lambda _: None, index)
+            return ta.ta_read(BUFFER, index)
+
+        return lax.cond(taken, shown, lambda: jnp.zeros(2))
+
+    def in_while(taken, index):
+        def shown(c):
+            jax.debug.callback(lambda _: None, c[0])
+            return c[0] + 1, ta.ta_read(BUFFER, index) + ta.TensorArray.from_array(BUFFER).read(index)
+
+        return lax.while_loop(lambda c: taken & (c[0] < 1), shown, (0, jnp.zeros(2)))[1]
+
+    taken, index = np.array([True, False, True]), np.array([3, 77, -1])
+    for f, rows in ((in_cond, 1), (in_while, 2)):
+        found = jax.jit(jax.vmap(f))(taken, index)
+        np.testing.assert_array_equal(found, [rows * BUFFER[3], [0, 0], [0, 0]])
 
 
 @every(THREE_OPS)
-def test_an_unbatched_index_still_raises_beside_a_batched_value(op):
+def test_an_unbatched_index_raises_beside_a_batched_value(op):
     f = jax.jit(jax.vmap(functools.partial(call, op, OURS), (0, None, 0)))
     buffers, values = np.stack([BUFFER, BUFFER]), np.stack([VALUE, VALUE])
     for _ in range(2):
@@ -375,8 +448,9 @@ def test_an_unbatched_index_still_raises_beside_a_batched_value(op):
 
 
 @every(THREE_OPS)
-def test_mode_error_raises_for_a_batched_index_under_two_vmaps(op):
-    f = functools.partial(call, op, OURS, mode="error")
+@pytest.mark.parametrize("mode", [None, "error"])
+def test_a_batched_index_raises_under_two_vmaps(op, mode):
+    f = functools.partial(call, op, OURS, mode=mode)
     nested = jax.jit(jax.vmap(jax.vmap(f, (None, 0)), (0, None)))
     with raises(op, -3):
         finish(nested(np.stack([BUFFER, BUFFER]), np.array([1, -3])))
@@ -575,5 +649,7 @@ def test_derivatives_and_batches_of_a_loop_of_no_steps_never_raise(op):
     for run, given in ((one, 1.5), (batched, x)):
         with raises(op, 12):
             finish(run(given, 12, 1))
-    each_its_own = jax.jit(jax.vmap(f, (0, None, 0)))
-    np.testing.assert_array_equal(each_its_own(x, 12, np.array([0, 0])), x)
+    each_its_own = jax.jit(jax.vmap(f, (0, 0, 0)))
+    np.testing.assert_array_equal(each_its_own(x, np.array([12, -1]), np.array([0, 0])), x)
+    with raises(op, -1):
+        finish(each_its_own(x, np.array([12, -1]), np.array([0, 1])))

@@ -1,7 +1,5 @@
 """Random programs give what NumPy says, under every transformation."""
 
-import re
-
 import hypothesis
 import hypothesis.strategies as st
 import jax
@@ -21,25 +19,14 @@ from random_checks import (
     judged_in_numpy,
     logged_in,
     on_state,
+    raising,
     same_state,
     total,
 )
 from random_machines import DIRECTION, THETA, InJax, expected, initial, kinds, outputs
 from random_programs import STATE, At, Block, Cond, Index, Loop, Predicate, Program, Update, programs, run
-from waiting import finish
 
 pytestmark = pytest.mark.usefixtures("every_array_is_sent", "every_buffer_is_large")
-
-
-def raising(f, strays):
-    """The results of `f()`, or None if it has raised an error that says which index is out of range."""
-    try:
-        return finish(f())
-    except (jax.errors.JaxRuntimeError, ValueError) as error:
-        found = re.search(r"index (-?\d+) is out of range for a TensorArray of size (\d+)", str(error))
-        if found is None or tuple(map(int, found.groups())) not in {tuple(s) for s in strays}:
-            raise
-        return None
 
 
 # --- transformations: what each gives, and what NumPy says it should ---------------------------------------------
@@ -99,17 +86,18 @@ def checkpointed(f):
     return jax.grad(jax.checkpoint(f))
 
 
-def dropping(program, **options):
-    return on_state(program, InJax(dropping=True, **options))
+def of_example(program, dropping, **options):
+    return on_state(program, InJax(dropping=dropping, **options))
 
 
 def vmap(program, *batch):
-    f = dropping(program, reverse_mode=False)
+    f = of_example(program, batch[-1], reverse_mode=False)
     batched_state(program, lambda axes, out_axes: jax.vmap(f, axes, out_axes), *batch)
 
 
 def vmap_of_grad(program, *batch):
-    gradients(program, dropping(program), lambda f, *axes: jax.vmap(jax.grad(f, FLOATS), *axes), *batch)
+    f = of_example(program, batch[-1])
+    gradients(program, f, lambda f, *axes: jax.vmap(jax.grad(f, FLOATS), *axes), *batch)
 
 
 #: name -> (what it does with a program, whether it takes functions that have no forward-mode derivative)
@@ -128,9 +116,9 @@ TRANSFORMATIONS = {
     "jacfwd": (lambda p, *_: derivatives(p, "d", jax.jacfwd), False),
     "vmap": (vmap, True),
     "vmap of grad": (vmap_of_grad, True),
-    "grad of vmap": (lambda p, *batch: grad_of_vmap(p, dropping(p), *batch), True),
+    "grad of vmap": (lambda p, *batch: grad_of_vmap(p, of_example(p, batch[-1]), *batch), True),
     "jvp of grad of vmap": (
-        lambda p, *batch: grad_of_vmap(p, dropping(p), *batch, second=True),
+        lambda p, *batch: grad_of_vmap(p, of_example(p, batch[-1]), *batch, second=True),
         True,
     ),
 }
@@ -154,10 +142,10 @@ SHARE = hypothesis.settings(max_examples=hypothesis.settings.default.max_example
 
 @pytest.mark.parametrize("transformation", TRANSFORMATIONS)
 @SHARE
-@given(program=programs(), differ=BATCHES, axis=st.sampled_from([0, 1, 2]))
-def test_a_random_program(transformation, program, differ, axis):
-    """`differ` and `axis` are of a batch: whether its examples differ in where they start, and in their parameters."""
-    check(transformation, program, *differ, axis)
+@given(program=programs(), differ=BATCHES, axis=st.sampled_from([0, 1, 2]), dropping=st.booleans())
+def test_a_random_program(transformation, program, differ, axis, dropping):
+    """All but the program are of a batch: whether its examples differ in where they start, and in their parameters."""
+    check(transformation, program, *differ, axis, dropping)
 
 
 # --- programs that once failed ---------------------------------------------------------------------------------
@@ -208,4 +196,4 @@ def test_a_program_that_once_failed(what):
     transformations, found = ONCE[what]
     for transformation in transformations:
         for program in found:
-            check(transformation, program, True, False, 0)
+            check(transformation, program, True, False, 0, False)

@@ -3,6 +3,7 @@
 import contextlib
 import contextvars
 import os
+import re
 
 import hypothesis.strategies as st
 import jax
@@ -11,6 +12,7 @@ import numpy as np
 from library_in_numpy import library_in_numpy
 from random_machines import DIRECTION, THETA, expected, jets, loss, outputs
 from random_programs import BATCH, PARAMETERS, STATE, run
+from waiting import finish
 
 #: Which slots are floats.
 FLOATS = tuple(k for k, tag in enumerate(STATE) if tag not in "iI")
@@ -46,6 +48,17 @@ def logged_in(want):
         assert int(ref[...]) == want.in_ref, "what is written down in a ref"
 
 
+def raising(f, strays):
+    """The results of `f()`, or None if it has raised an error that says which index is out of range."""
+    try:
+        return finish(f())
+    except (jax.errors.JaxRuntimeError, ValueError) as error:
+        found = re.search(r"index (-?\d+) is out of range for a TensorArray of size (\d+)", str(error))
+        if found is None or tuple(map(int, found.groups())) not in {tuple(s) for s in strays}:
+            raise
+        return None
+
+
 def total(program, machine):
     return lambda theta, start: loss(outputs(program, machine, theta, start), jnp)
 
@@ -77,12 +90,16 @@ def same_state(got, want):
 
 
 class Batch:
-    """States that differ in parameters, starts or both, each with its batch axis where `axis` says."""
+    """States that differ in parameters, starts or both, each with its batch axis where `axis` says.
 
-    def __init__(self, program, own_starts, own_thetas, axis):
+    A stray index is dropped whatever its mode says, or it is an error, which is one of those of each example alone.
+    """
+
+    def __init__(self, program, own_starts, own_thetas, axis, dropping=True):
         thetas = [THETA * (1 + 0.25 * k * own_thetas) for k in range(BATCH)]
         starts = [program.start + 2 * k * own_starts for k in range(BATCH)]
-        self.want = [expected(program, *x, dropping=True) for x in zip(thetas, starts, strict=True)]
+        self.want = [expected(program, *x, dropping=dropping) for x in zip(thetas, starts, strict=True)]
+        self.strays = [stray for want in self.want for stray in want.strays]
         self.jets = [jets(program, *x) for x in zip(thetas, starts, strict=True)]
         states = [[np.int32(start), *(x.x for x in floats), ints] for start, *floats, ints in self.jets]
         differs = [own_starts if tag == "i" else own_thetas and tag != "I" for tag in STATE]
@@ -100,6 +117,14 @@ class Batch:
         each = zip(axes, zip(*examples, strict=True), strict=True)
         return [xs[0] if axis is None else np.stack(xs, axis) for axis, xs in each]
 
+    def computed(self, f, *args):
+        """The results of a function, or None if it has raised one of the errors of the examples."""
+        return raising(lambda: computed(f)(*args), self.strays)
+
+    def has_derivatives(self):
+        """Whether all that the derivatives need is there: a read of no rows has none, so nothing needs it."""
+        return all(stray.size for stray in self.strays)
+
     def pulled(self, cts, axes):
         """The cotangents of the parameters of each example, or of all, from those of the floats of the states."""
         total = []
@@ -114,7 +139,9 @@ class Batch:
 def batched_state(program, vmapped, *batch):
     """`vmapped` maps axes of arguments and results to the function of a batch of states."""
     batch = Batch(program, *batch)
-    same_batch(computed(vmapped(batch.axes, batch.out))(*batch.states), batch)
+    got = batch.computed(vmapped(batch.axes, batch.out), *batch.states)
+    if got is not None:
+        same_batch(got, batch)
 
 
 def same_batch(got, batch):
@@ -126,8 +153,9 @@ def gradients(program, f, vmap_of_grad, *batch):
     """`vmap_of_grad(loss, axes, out_axes)` is the gradient by the floats of a state, for every example."""
     batch = Batch(program, *batch)
     out = batch.out[1:-1]
-    got = computed(vmap_of_grad(lambda *state: loss(f(*state), jnp), batch.axes, out))(*batch.states)
-    close(batch.pulled(got, out), np.stack([w.loss.d for w in batch.want]), "gradients of a batch")
+    got = batch.computed(vmap_of_grad(lambda *state: loss(f(*state), jnp), batch.axes, out), *batch.states)
+    if got is not None and batch.has_derivatives():
+        close(batch.pulled(got, out), np.stack([w.loss.d for w in batch.want]), "gradients of a batch")
 
 
 def grad_of_vmap(program, f, *batch, second=False):
@@ -140,9 +168,11 @@ def grad_of_vmap(program, f, *batch, second=False):
 
     gradient = jax.grad(summed, range(len(floats)))
     if second:
-        got = computed(lambda dots, *floats: jax.jvp(gradient, floats, dots)[1])(tuple(batch.dots), *floats)
+        got = batch.computed(lambda dots, *floats: jax.jvp(gradient, floats, dots)[1], tuple(batch.dots), *floats)
     else:
-        got = computed(gradient)(*floats)
+        got = batch.computed(gradient, *floats)
+    if got is None or not batch.has_derivatives():
+        return
     want = [w.loss.de if second else w.loss.d for w in batch.want]
     want = np.stack(want) if batch.own_thetas else sum(want)
     close(batch.pulled(got, batch.axes[1:-1]), want, "derivative of the sum over a batch")
