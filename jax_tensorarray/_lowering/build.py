@@ -153,6 +153,24 @@ def case(index: Value, types: Sequence[ir.Type], branches: Sequence[ir.Block | C
     return list(op.results)
 
 
+def counted(start: Value, stop: Value, carry: Sequence[Value], body: Callable[..., Sequence[Value]]) -> Sequence[Value]:
+    """Make a loop over the numbers from `start` to `stop`, and return the carry at its end.
+
+    `body` makes the next carry of a number and a carry.
+    """
+    operands = [start, stop, *carry]
+    types, places = [x.type for x in operands], [ir.Location.current] * len(operands)
+    op = ir.Operation.create("stablehlo.while", types, operands, regions=2)
+    condition, step = (region.blocks.append(*types, arg_locs=places) for region in op.regions)
+    with ir.InsertionPoint(condition):
+        hlo.return_([compare(condition.arguments[0], condition.arguments[1], "LT")])
+    with ir.InsertionPoint(step):
+        number, end, *rest = step.arguments
+        after = body(number, *rest)
+        hlo.return_([hlo.add(number, splat(number.type, 1)), end, *after])
+    return list(op.results)[2:]
+
+
 def return_from(block: ir.Block, values: Sequence[Value]) -> None:
     """Have a block return other values."""
     end = terminator(block)

@@ -34,6 +34,7 @@ from jax_tensorarray._lowering.build import (
     at_positions,
     case,
     compare,
+    counted,
     give_all_rows,
     integer,
     is_out_of_bounds,
@@ -42,6 +43,7 @@ from jax_tensorarray._lowering.build import (
     splat,
     tensor,
     widened,
+    zeros,
 )
 from jax_tensorarray._lowering.calls import (
     CALLS,
@@ -180,6 +182,12 @@ class _Chooser:
             return self._ordered(op, choice) if len(op.operands) > 1 and _has_elements(op.operands[0]) else None
         if name == "check":
             return None if may_raise(op) else _Choice(drops=self._needs_mask(op))
+        if name == "clear":
+            # On a GPU each step of an inner loop would wait for the host.
+            are_usual = all(str(at.type) == "tensor<i32>" for at in list(op.operands)[1:3])
+            is_faster = self.platform == "cpu" and is_in_loop(op, self.in_loops) and are_usual
+            choice = _Choice(ordered=True, passes_on=True)
+            return self._ordered(op, choice) if is_faster and _has_elements(op.operands[0]) else None
         of_row = self._choose_row(op, name, is_tape)
         return of_row if of_row is None or not of_row.ordered else self._ordered(op, of_row)
 
@@ -573,6 +581,21 @@ class _Rewriter:
         _, own, element = self.read_first(buffer, of, first.row_of)
         return [first.after([token, own]).with_row(buffer, element)]
 
+    def clear(self, op: Operation, choice: _Choice) -> list[Value]:
+        """Write zeros row by row, mostly none at all: a call would keep XLA from making one function of the loop."""
+        buffer, start, stop, *readers = op.operands
+        buffer, token = self.after(buffer, readers)
+        number, shape = start.type, buffer.type.shape
+        if token is not None:
+            start = hlo.add(start, token if token.type == number else hlo.convert(number, token))
+        first = hlo.maximum(start, splat(number, 0))
+
+        def clear_row(k: Value, rows: Value) -> list[Value]:
+            row = zeros(tensor([1, *shape[1:]], rows.type.element_type))
+            return [hlo.dynamic_update_slice(rows, row, [k, *[splat(number, 0)] * (len(shape) - 1)])]
+
+        return list(counted(first, hlo.minimum(stop, splat(number, shape[0])), [buffer], clear_row))
+
     def check(self, op: Operation, choice: _Choice) -> list[Value]:
         index, size = op.operands
         result = op.results[0].type
@@ -583,7 +606,7 @@ class _Rewriter:
 
 
 #: The rewriters of calls that do not say how they combine two rows.
-_REWRITES = {name: getattr(_Rewriter, name) for name in ("read", "write", "swap", "fence", "check")}
+_REWRITES = {name: getattr(_Rewriter, name) for name in ("read", "write", "swap", "fence", "check", "clear")}
 
 
 # --- the rows of an op -----------------------------------------------------------------------------------------
