@@ -141,8 +141,7 @@ def solve(field, y0, t0, t1, *, tolerance=1e-6, first_step=0.1, max_steps=1000):
 
 def evaluate(pieces, times):
     """Return the solution at some times, [len(times), n], each from the piece in which it lies."""
-    starts = pieces.stack().start
-    starts = jnp.where(jnp.arange(len(starts)) < pieces.size(), starts, jnp.inf)
+    starts = jnp.where(pieces.mask(), pieces.stack(pad=True).start, jnp.inf)
     piece = pieces.gather(jnp.searchsorted(starts, times, side="right") - 1)
     x = ((times - piece.start) / piece.length)[:, None]
     value = jnp.zeros_like(piece.coefficients[:, 0])
@@ -218,7 +217,7 @@ def drawing(params, height=15, columns=4):
             for value, mark in zip(row, marks, strict=True):
                 canvas[height - 1 - int(value / top * height)][k * every] = mark
     steps = [" "] * len(times)
-    for start in np.asarray(pieces.stack(pad=False).start):
+    for start in np.asarray(pieces.stack().start):
         steps[round((start - YEARS[0]) * columns)] = "|"
     scale = [f"{top * (1 - k / height):5.0f}" if k % 5 == 0 else "" for k in range(height)]
     labels = "".join(f"{year:<{5 * columns}.0f}" for year in YEARS[::5])

@@ -96,7 +96,7 @@ def draw_alignment(key, replace, temperature, length, other):
     steps = TensorArray(jnp.int32, 0, True, element_shape=(2,), max_size=letters + others)
     end = key, jnp.int32(length), jnp.int32(other), steps
     steps = while_loop(lambda carry: carry[1] + carry[2] > 0, step, end)[-1]
-    return steps.stack(), steps.size()
+    return steps.stack(pad=True), steps.size()
 
 
 # --- connectionist temporal classification ---------------------------------------------------------------------

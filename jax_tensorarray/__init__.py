@@ -22,6 +22,7 @@ from jax_tensorarray._loops import under_vmap
 from jax_tensorarray._loops.api import fori_loop, scan, while_loop
 from jax_tensorarray._loops.auto import Auto, Undo
 from jax_tensorarray._loops.checkpoint import Checkpoint
+from jax_tensorarray._loops.growing import growing
 from jax_tensorarray._loops.inverse import Inverse
 from jax_tensorarray._loops.recompute import Recompute
 from jax_tensorarray._loops.strategy import Tape
@@ -67,6 +68,7 @@ __all__ = [
     "foldl",
     "foldr",
     "fori_loop",
+    "growing",
     "in_place",
     "in_place_package",
     "inspect",

@@ -217,7 +217,7 @@ class InJAX:
 
     @staticmethod
     def dense(rows):
-        return rows.stack() if isinstance(rows, TensorArray) else rows.dense()
+        return rows.stack(pad=True) if isinstance(rows, TensorArray) else rows.dense()
 
     def loop(self, stop, body, carry, start=0):
         return self.fori(start, stop, lambda i, carry: tuple(body(i, *carry)), carry)

@@ -26,11 +26,16 @@ def as_index(op: str, index: Any) -> Any:
     """Return the index as a Python integer; as it is if it is traced."""
     if isinstance(index, int) and not isinstance(index, bool):
         return index
-    if not hasattr(index, "dtype") or not jnp.issubdtype(index.dtype, jnp.integer):
+    if not is_integral(index):
         raise TypeError(f"{op}: index must be an integer, got {_described(index)}")
     if index.ndim:
         raise TypeError(f"{op}: index must be a scalar, got shape {index.shape}; use gather or scatter for many")
     return index if isinstance(index, jax.core.Tracer) else int(index)
+
+
+def is_integral(x: Any) -> bool:
+    """Return whether `x` is an array of integers, or a number of NumPy."""
+    return isinstance(x, jax.Array | np.ndarray | np.generic) and bool(jnp.issubdtype(x.dtype, jnp.integer))
 
 
 def as_indices(op: str, indices: Any) -> Any:
@@ -85,6 +90,13 @@ def check_name(op: str, name: Any, others: str) -> None:
     """Check TensorFlow's `name`, which is ignored, so that another argument passed in its place is not lost."""
     if name is not None and not isinstance(name, str):
         raise TypeError(f"{op}: name must be a string, got {_described(name)}; {others} given by keyword")
+
+
+def as_flag(op: str, name: str, flag: Any) -> bool:
+    """Return a bool that must be known while tracing."""
+    if not isinstance(flag, bool | np.bool_):
+        raise TypeError(f"{op}: {name} must be True or False, got {_described(flag)}")
+    return bool(flag)
 
 
 def known_size(size: Any, name: str = "size") -> int | None:
@@ -356,6 +368,19 @@ def writable(
     return _settled(index, _MOST if limit is None else limit, where, mode, error, size, max_size)
 
 
+class NeedsMaxSizeError(ValueError):
+    """An array is to grow to a size that the program finds at run time."""
+
+
+def needs_max_size(op: str) -> NeedsMaxSizeError:
+    return NeedsMaxSizeError(
+        f"{op}: inside jit, grad, vmap and loops a TensorArray with dynamic_size=True grows no further than max_size: "
+        "give TensorArray(..., max_size=n), the largest number of rows it may have. The loops of jax_tensorarray find "
+        "it from their max_steps or maximum_iterations, and growing(f) doubles it as often as needed. (At indices "
+        "that are known while tracing, outside of loops, it grows without)"
+    )
+
+
 def _unappendable(index: int, size: int | None, max_size: int | None) -> str:
     return f"TensorArray.append: there are {index} rows, and max_size is {max_size}; give a larger one for more rows"
 
@@ -398,4 +423,7 @@ def _settled(
 
 
 def _described(x: Any) -> str:
+    if hasattr(x, "dtype") and not isinstance(x, jax.Array | np.ndarray | np.generic):
+        library = type(x).__module__.partition(".")[0]
+        return f"{library}.{type(x).__name__} of {x.dtype}, which is no array of JAX or NumPy"
     return f"dtype {x.dtype}" if hasattr(x, "dtype") else repr(x)

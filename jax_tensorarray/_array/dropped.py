@@ -1,4 +1,4 @@
-"""Warn of `ta.write(i, x)` where `ta = ta.write(i, x)` is meant: an array that a method made and nobody took.
+"""Warn of `ta.write(i, x)` where `ta = ta.write(i, x)` is meant: an array that a method or a loop made and nobody took.
 
 CPython ends an object at once. If the instruction that does so is the one that ends an expression statement, nobody has
 used the array. Where there are no such instructions, nothing is said.
@@ -9,10 +9,13 @@ import warnings
 from types import FrameType
 
 _METHODS = frozenset({"append", "scatter", "split", "unstack", "write"})
+_LOOPS = frozenset({"foldl", "foldr", "fori_loop", "scan", "tf_while_loop", "while_loop"})
+_ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD")
+_LOADING = (*_ATTRIBUTE, "LOAD_DEREF", "LOAD_FAST", "LOAD_GLOBAL", "LOAD_NAME")
 
 
 def warn_if_dropped(frame: FrameType) -> None:
-    """Warn if that frame has just called a method of an array and drops what it returned."""
+    """Warn if that frame has just called a method of an array, or a loop, and drops what it returned."""
     code, end = frame.f_code, frame.f_lasti
     if end < 0 or dis.opname[code.co_code[end]] != "POP_TOP":
         return
@@ -21,14 +24,19 @@ def warn_if_dropped(frame: FrameType) -> None:
         return
     begin = _begin(done[-1])
     # What is called begins where the call does. Another function may return an array, and that is left alone.
-    names = [x.argval for x in done if x.opname in ("LOAD_ATTR", "LOAD_METHOD") and _begin(x) == begin]
-    if begin != (None, None) and names and names[-1] in _METHODS:
-        warnings.warn(
-            f"TensorArray.{names[-1]}: the array that it returns is dropped, and the old one stays as it was. Write "
-            f"`ta = ta.{names[-1]}(...)`.",
-            UserWarning,
-            stacklevel=3,
-        )
+    loads = [x for x in done if x.opname.startswith(_LOADING) and _begin(x) == begin]
+    if begin == (None, None) or not loads:
+        return
+    name = loads[-1].argval
+    if loads[-1].opname.startswith(_ATTRIBUTE) and name in _METHODS:
+        text = f"TensorArray.{name}: the array that it returns is dropped"
+        text += f", and the old one stays as it was. Write `ta = ta.{name}(...)`."
+    elif name in _LOOPS:
+        text = f"{name}: the TensorArray that it returns is dropped, and the one that it began with stays as it was. "
+        text += f"Write `..., ta = {name}(...)`."
+    else:
+        return
+    warnings.warn(text, UserWarning, stacklevel=3)
 
 
 def _begin(instruction: dis.Instruction) -> tuple[int | None, int | None]:

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jax_tensorarray._array import checks
 from jax_tensorarray._array.stacked import Undecided
 from jax_tensorarray._array.tensorarray import TensorArray, is_array
 
@@ -15,57 +16,57 @@ def entering_loop(step: Callable[[Any], Any], carry: Any, max_steps: Any) -> Any
     """Return a carry in which each array knows what a loop needs: the shape of a row, and how many there may be.
 
     If an array lacks either, the step is traced to find out. An array that the step writes gets the shape of the rows
-    that are written. One that grows gets room for a row a step, or for the rows that a loop inside of the step adds.
-    An array that nobody writes needs neither.
+    that are written. One that grows gets room for the rows that each step appends, or a loop inside of it; for a row a
+    step if it is written at indices that are not known. An array that nobody writes needs neither.
     """
     leaves, tree = jax.tree.flatten(carry, is_leaf=is_array)
-    incomplete = [is_array(x) and (isinstance(x._rows, Undecided) or x._rows.has_no_bound()) for x in leaves]
+    incomplete = list(map(_is_incomplete, leaves))
     if not any(incomplete):
         return carry
-    steps = 0 if max_steps is None else int(max_steps)
-
-    def bounded(rows: list[int]) -> list[Any]:
-        each = zip(leaves, rows, incomplete, strict=True)
-        return [_bounded(x, steps * n) if n and flag and x._rows.has_no_bound() else x for x, n, flag in each]
-
-    entering, after, is_traced = leaves, None, True
+    steps, is_bounded = 1 if max_steps is None else int(max_steps), False
     try:
         after = _leaves_after(step, tree, leaves, incomplete)
-    except Exception:  # an array that must have a bound to be written, or the user's own
-        is_traced = False
-    if not is_traced:
-        entering = bounded([1] * len(leaves))
+    except checks.NeedsMaxSizeError:
+        if max_steps is None:
+            raise
+        is_bounded = True
+    except Exception:  # the user's own, perhaps about a number of rows that is not the bound of the loop
+        is_bounded = True
+    if is_bounded:
+        known = [_bounded(x, max(steps, 1)) if flag else x for x, flag in zip(leaves, incomplete, strict=True)]
         try:
-            after = _leaves_after(step, tree, entering, incomplete)
+            after = _leaves_after(step, tree, known, incomplete)
         except Exception:
             if jax.config.jax_disable_jit:  # it may be a program that cannot be traced
                 return carry
             raise
     if after is None:
         return carry
-    if is_traced and any(added := [_added(x, y) for x, y in zip(leaves, after, strict=True)]):
-        if max_steps is None:
-            raise ValueError(
-                "a TensorArray grows in a loop inside of one whose number of steps has no bound: give "
-                "TensorArray(..., max_size=n), the largest number of rows it may have, or the outer loop max_steps or "
-                "maximum_iterations"
-            )
-        entering = bounded(added)
-    if max_steps is None:
-        entering = leaves
+    room = [_room(x, y, steps, is_bounded) for x, y in zip(leaves, after, strict=True)]
+    if max_steps is None and any(room):
+        if jax.config.jax_disable_jit:
+            return carry
+        raise checks.needs_max_size("a TensorArray grows in a loop without a bound")
 
-    def completed(before: Any, x: Any, y: Any) -> Any:
-        if not is_array(y):
-            return x
-        old, new = x._rows, y._rows
-        if old.spec.by_loop and type(new.size) is int and new.size == old.size:
-            x, old = before, before._rows  # it did not grow
-        if isinstance(new, Undecided):
-            return TensorArray._of(Undecided(replace(old.spec, is_unused=True), old.size))
-        return TensorArray._of(old.of_shape(new.shapes[0])) if isinstance(old, Undecided) else x
+    def completed(x: Any, y: Any, more: int | None) -> Any:
+        x = x if more is None else _bounded(x, more)
+        if isinstance(x._rows, Undecided) and is_array(y):
+            if isinstance(y._rows, Undecided):
+                return TensorArray._of(Undecided(replace(x._rows.spec, is_unused=True), x._rows.size))
+            return TensorArray._of(x._rows.of_shape(y._rows.shapes[0]))
+        return x
 
-    each = zip(leaves, entering, after, incomplete, strict=True)
-    return jax.tree.unflatten(tree, [completed(before, x, y) if flag else x for before, x, y, flag in each])
+    each = zip(leaves, after, room, incomplete, strict=True)
+    return jax.tree.unflatten(tree, [completed(x, y, more) if flag else x for x, y, more, flag in each])
+
+
+def needs_to_look(carry: Any) -> bool:
+    """Return whether a loop traces a step to find out about the arrays that it carries."""
+    return any(map(_is_incomplete, jax.tree.leaves(carry, is_leaf=is_array)))
+
+
+def _is_incomplete(x: Any) -> bool:
+    return is_array(x) and (isinstance(x._rows, Undecided) or x._rows.has_no_bound())
 
 
 def _leaves_after(step: Callable[[Any], Any], tree: Any, leaves: list[Any], closed: list[bool]) -> list[Any] | None:
@@ -74,21 +75,38 @@ def _leaves_after(step: Callable[[Any], Any], tree: Any, leaves: list[Any], clos
 
     def traced(*known: Any) -> None:
         given = iter(known)
-        args = [x if flag else next(given) for x, flag in zip(leaves, closed, strict=True)]
+        args = [_begun(x) if flag else next(given) for x, flag in zip(leaves, closed, strict=True)]
         found.append(jax.tree.leaves(step(jax.tree.unflatten(tree, args)), is_leaf=is_array))
 
     jax.eval_shape(traced, *(x for x, flag in zip(leaves, closed, strict=True) if not flag))
     return found[-1] if len(found[-1]) == len(leaves) else None
 
 
-def _added(x: Any, y: Any) -> int:
-    """Return how many rows a loop inside of a step may add to an array that was not bounded before it."""
-    grew = is_array(x) and is_array(y) and x._rows.has_no_bound() and y._rows.spec.by_loop
-    return y._rows.spec.max_size - x._rows.live() if grew else 0
+def _begun(x: TensorArray) -> TensorArray:
+    """Return the same array as one that has had no other sizes."""
+    rows = x._rows
+    return TensorArray._of(type(rows)(rows.spec, rows.size, rows.version))
+
+
+def _room(x: Any, y: Any, steps: int, is_bounded: bool) -> int | None:
+    """Return for how many more rows a loop must make room, given an array before and after a step; None for any number.
+
+    The array has no bound, or had one only to be traced, if `is_bounded`.
+    """
+    if not (is_array(x) and is_array(y) and x._rows.has_no_bound()):
+        return None
+    old, new = x._rows.live(), y._rows.size
+    new = y._rows.live() if new is None else new
+    if type(new) is not int:
+        return steps * (1 if is_bounded else y._rows.spec.max_size - old)
+    most = y._rows.most
+    return None if new == old and most <= old else steps * max(new - old, 0) + max(most - max(new, old), 0)
 
 
 def _bounded(x: TensorArray, more: int) -> TensorArray:
-    """Return an array with the same rows and room for `more`."""
+    """Return an array with the same rows and room for `more`, if nobody has said how many there may be."""
+    if not x._rows.has_no_bound():
+        return x
     return TensorArray._of(x._rows.bounded(min(x._rows.live() + more, np.iinfo(np.int32).max)))
 
 

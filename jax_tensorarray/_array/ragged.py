@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax_tensorarray import _compat
 from jax_tensorarray._array import checks
 from jax_tensorarray._array.history import Version
-from jax_tensorarray._array.rows import Array, Rows, Spec, check_alive
+from jax_tensorarray._array.rows import Array, Rows, Spec, Static, check_alive
 
 
 class Ragged(Rows):
@@ -63,16 +63,22 @@ class Ragged(Rows):
         room = max(size, 2 * capacity) if size > capacity else 0
         return Ragged(spec, size, version.write(index, row, size, zeros, room))
 
-    def stack(self, op: str, pad: bool | None) -> list[Array]:
-        return [self._stack(op, self._rows(op, range(self.size)))]
+    def stack(self, op: str, pad: bool) -> list[Array]:
+        rows = self._stack(op, self._rows(op, range(self.size)))
+        room = self.spec.padded(self.size) - self.size if pad else 0
+        return [jnp.pad(rows, [(0, room)] + [(0, 0)] * (rows.ndim - 1)) if room else rows]
 
-    def concat(self, op: str) -> list[Array]:
+    def concat(self, op: str, pad: bool) -> list[Array]:
+        if pad and self.spec.padded(self.size) > self.size:
+            if len({row.shape for row in self._rows(op, range(self.size))}) > 1:
+                raise ValueError(f"{op}: there is no padding of rows of different shapes; leave pad=True out")
+            return [checks.joined(x) for x in self.stack(op, pad)]
         return [checks.concatenated(self._rows(op, range(self.size)), self.spec.shape, self.spec.dtype)]
 
-    def flatten(self) -> tuple[tuple[Any, ...], Any]:
+    def flatten(self) -> tuple[tuple[Any, ...], Static]:
         if all(row is None for row in self.version.newest()):
             self.spec.check_may_enter_loop()
-        return (tuple(self.version.share()[: self.size]),), (self.spec, None)
+        return (tuple(self.version.share()[: self.size]),), Static(self.spec)
 
     def has_no_bound(self) -> bool:
         return False  # it needs none, as its rows are in no buffer

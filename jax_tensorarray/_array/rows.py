@@ -4,17 +4,19 @@
 in buffers. Rows of different shapes are kept one by one in a list, `Ragged`.
 """
 
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import PyTreeDef
 
 from jax_tensorarray import _compat
-from jax_tensorarray._array import checks
+from jax_tensorarray._array import checks, growth
 from jax_tensorarray._array.checks import Shape
 
 Array = Any
@@ -33,15 +35,24 @@ class Spec:
     shape: Shape = None  #: of a row, as far as it was given
     dtype: Any = None  #: None where the rows say it
     ranks: tuple[int, ...] | None = None  #: of an element's leaves, where rows are stacked in buffers
-    by_loop: bool = False  #: whether max_size comes from the steps of a loop, since nobody gave it
+    found_by: str = ""  #: what found max_size, since nobody gave it: "a loop" by its steps, or "growing"
+    is_carried: bool = False  #: whether a loop or a branch of JAX was given the array, which keeps its shape there
     is_unused: bool = False  #: whether a loop has seen that its body writes no row, so that it need not know its shape
 
     def __repr__(self) -> str:
         if self.ranks is None:
             known = "an unknown shape" if self.shape is None else "a partly unknown shape"
             shape = known if self.infer_shape else "shapes that may differ"
-            return f"rows of {shape} (element_shape={self.shape})"
-        return f"rows of rank {listed(self.ranks)}"
+            rows = f"rows of {shape} (element_shape={self.shape})"
+        else:
+            rows = f"rows of rank {listed(self.ranks)}"
+        if not self.dynamic_size:
+            return f"{rows}, a fixed size"
+        if self.max_size is None:
+            return f"{rows}, dynamic_size=True without max_size"
+        return f"{rows}, dynamic_size=True, max_size={self.max_size}" + (
+            f", which {self.found_by} found" if self.found_by else ""
+        )
 
     @classmethod
     def declared(
@@ -58,20 +69,50 @@ class Spec:
                 raise ValueError(f"TensorArray: max_size must be below 2**31, since sizes are of int32, got {known}")
             max_size = known
         dtype = checks.as_dtype(rows[0][1]) if element == ONE else None
-        return cls(element, bool(dynamic_size), max_size, infer_shape, rows[0][0], dtype)
+        in_buffers = infer_shape or all(checks.is_known(shape) for shape, _ in rows)
+        is_found = bool(dynamic_size) and max_size is None and in_buffers and growth.bound.value is not None
+        max_size, found_by = (growth.bound.value, "growing") if is_found else (max_size, "")
+        return cls(element, bool(dynamic_size), max_size, infer_shape, rows[0][0], dtype, found_by=found_by)
 
     def check_max_size(self, size: int) -> None:
         if self.max_size is not None and size > self.max_size:
+            if self.found_by == "growing":
+                raise growth.needs_more(f"TensorArray: {size} rows")
             raise ValueError(f"TensorArray: size {size} is larger than max_size {self.max_size}")
+
+    def bound(self) -> str:
+        """Return what to add to the name of an op that may write past `max_size`."""
+        if self.max_size is None:
+            return ""
+        if self.found_by == "growing":
+            return f" (max_size={self.max_size}, {growth.CURED})"
+        if self.found_by:
+            return f" (max_size={self.max_size}, which a loop found: one row a step. Give it if there are more)"
+        return f" (max_size={self.max_size}; give a larger one for more rows)"
+
+    def padded(self, size: int | None) -> int:
+        """Return how many rows a padded stack has, given the size if it is known."""
+        return self.max_size if size is None or self.max_size is not None else size  # type: ignore[return-value]
 
     def check_may_enter_loop(self) -> None:
         """Raise the error of an array without rows that `lax.scan` or one of its kin flattens."""
         if not self.is_unused and _compat.flattened_by_control_flow():
             given = "an unknown shape" if self.shape is None else f"a partly unknown shape, {self.shape},"
+            instead = "" if self.infer_shape else ". If all rows have one shape, leave infer_shape=False out"
             raise TypeError(
                 f"a TensorArray whose rows have {given} cannot enter scan, while_loop, fori_loop or cond; "
-                "give the whole shape of a row: TensorArray(..., element_shape=...)"
+                f"give the whole shape of a row: TensorArray(..., element_shape=...){instead}"
             )
+
+
+class Static(NamedTuple):
+    """The static data of the pytree."""
+
+    spec: Spec
+    size: int | None = None  #: of an array that has no leaves
+
+    def __repr__(self) -> str:
+        return f"{self.spec}" + ("" if self.size is None else f", {self.size} of them")
 
 
 class Rows(ABC):
@@ -81,12 +122,25 @@ class Rows(ABC):
     otherwise traced; so is a `where`. Rows are given and returned as the list of the leaves of an element.
     """
 
-    __slots__ = ("size", "spec", "version")
+    __slots__ = ("most", "size", "spec", "told", "version")
 
     size: Any  #: number of live rows: an integer, traced, an `UncheckedSize`, or None for all that there is room for
 
     def __init__(self, spec: Spec, size: Any, version: Any = None) -> None:
         self.spec, self.size, self.version = spec, size, version
+        self.told: Any = None  # refers to the traced number that the user has been told
+        self.most = size if type(size) is int else 0  # of those sizes since a trace began that are known
+
+    def tell(self) -> Any:
+        """Return the number of live rows for the user, who may write there what he means to append."""
+        size = self.live()
+        if isinstance(size, jax.core.Tracer):
+            self.told = weakref.ref(size)
+        return size
+
+    def is_size(self, index: Any) -> bool:
+        """Return whether an index is the traced number of rows that the user has been told."""
+        return self.told is not None and index is not None and self.told() is index
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
@@ -140,18 +194,28 @@ class Rows(ABC):
         """
 
     @abstractmethod
-    def stack(self, op: str, pad: bool | None) -> list[Array]:
-        """Return all rows, stacked; with `pad` those up to `max_size`."""
+    def stack(self, op: str, pad: bool) -> list[Array]:
+        """Return all rows, stacked; with `pad` as many as there may be, zeros past the size."""
 
-    def concat(self, op: str) -> list[Array]:
-        return [checks.joined(x) for x in self.stack(op, None)]
+    def concat(self, op: str, pad: bool) -> list[Array]:
+        return [checks.joined(x) for x in self.stack(op, pad)]
+
+    def mask(self) -> Array:
+        """Return which of the rows that `stack` gives with `pad` there are."""
+        return jnp.arange(self.spec.padded(self.known_live())) < self.live()
+
+    def popped(self, op: str, where: Any, mode: str | None) -> tuple["Rows", list[Array]]:
+        """Return the rows without the last one, if a traced size or `where` says that there is one, and that row."""
+        return self, self.read(op, self.live() - 1, where, mode)  # which is an error, unless rows are in buffers
 
     def resized(self, size: Any) -> Self:
         """Return the same rows with another number of live ones."""
-        return type(self)(self.spec, size, self.version)
+        new = type(self)(self.spec, size, self.version)
+        new.most = max(new.most, self.most)
+        return new
 
     @abstractmethod
-    def flatten(self) -> tuple[tuple[Any, ...], Any]:
+    def flatten(self) -> tuple[tuple[Any, ...], Static]:
         """Return the children of the pytree, and its static data."""
 
     def zero_padded(self) -> "Rows":

@@ -15,7 +15,7 @@ from jax_tensorarray._array import checks
 from jax_tensorarray._array.checks import Shape
 from jax_tensorarray._array.history import Buffers, Layout, Version, into_capacity, with_wide_index
 from jax_tensorarray._array.ragged import Ragged
-from jax_tensorarray._array.rows import ONE, Array, Rows, Spec, are_traced, check_alive, listed
+from jax_tensorarray._array.rows import ONE, Array, Rows, Spec, Static, are_traced, check_alive, listed
 from jax_tensorarray._ops import arguments
 from jax_tensorarray._ops.check import ta_check
 from jax_tensorarray._ops.clear import ta_clear
@@ -150,29 +150,32 @@ class Stacked(Rows):
             index, where, mode = ta_check(index, self.live(), where=where, mode=mode, op=op), None, "drop"
         return [_read(op, b, index, where, mode) for b in buffers]
 
-    def stack(self, op: str, pad: bool | None) -> list[Array]:
+    def popped(self, op: str, where: Any, mode: str | None) -> tuple[Rows, list[Array]]:
+        size = jnp.asarray(self.live(), jnp.int32)
+        # The index is the new size too: a row that is not there is found if the program uses the size, and no row.
+        at = ta_check(size - 1, size, where=where, mode=mode, op=op)
+        left = at if where is None and mode != "drop" else jnp.where(at < 0, size, at)
+        return self.resized(left), [_read(op, b, at, None, "drop") for b in self._buffers()]
+
+    def stack(self, op: str, pad: bool) -> list[Array]:
         spec, size = self.spec, self.known_live()
-        if pad is None:
-            pad = not spec.by_loop
-            if size is None and not pad:
-                raise TypeError(
-                    f"{op}: the number of rows is known only at run time here, and max_size, {spec.max_size}, was "
-                    "found by a loop. Write stack(pad=True) for that many rows, zeros past the size, or give "
-                    "TensorArray(..., max_size=n) where the array is made"
-                )
         if size == self.layout.capacity:
             return list(self._buffers())
         if pad and spec.max_size is not None:
             return self._run(lambda buffers: [ta_stack(b, self.live()) for b in buffers])
         if size is None:
-            raise TypeError(f"{op}: pad=False gives as many rows as there are, which is known only at run time here")
+            raise TypeError(
+                f"{op}: how many rows there are is known only at run time here; there may be up to {spec.max_size}. "
+                f"Write {op.rpartition('.')[2]}(pad=True) for {spec.max_size} rows, with zeros past the size. mask() "
+                "says which of them there are. gather(indices, where=...) gives the rows of a mask, and zeros elsewhere"
+            )
         return self._run(lambda buffers: [b[:size] for b in buffers])
 
     # --- writing -----------------------------------------------------------------------------------------------
 
     def write(self, op: str, index: Any, values: list[Array], where: Any, mode: str | None) -> Rows:
         spec, layout = self.spec, self.layout
-        if at_end := index is None:
+        if at_end := index is None or self.is_size(index):
             index = self._end()
         ndim = 0 if isinstance(index, int) else index.ndim
         shapes = tuple([x.shape[ndim:] for x in values])
@@ -180,16 +183,16 @@ class Stacked(Rows):
             self.check_shapes(op, shapes)
             rows = Ragged.of(spec, layout.dtypes[0], list(self.stack("TensorArray", False)[0]))
             return rows.write(op, index, values, where, mode)
-        if spec.by_loop:  # a row too many is an error then, never dropped
-            op += f" (max_size={spec.max_size}, which a loop found: one row a step. Give it if there are more)"
+        op += spec.bound()
+        if spec.found_by == "growing":  # a row that is lost may not be lost in silence, whether masks reach it or not
             mode = mode or "error"
-        elif at_end and spec.max_size is not None:
-            op += f" (max_size={spec.max_size}; give a larger one for more rows)"
         size, is_known = self.known_live(), not isinstance(index, jax.core.Tracer)
         if checks.takes_none(where) or (ndim and not index.shape[0]):
             return self
         if is_known:
             limit = None if spec.dynamic_size else size
+            if spec.found_by == "growing" and (not isinstance(where, np.ndarray) or where.any()):
+                spec.check_max_size(_largest(index) + 1)
             index, where, mode = checks.writable(index, limit, spec.max_size, where, mode, at_end)
             if mode == "drop" and _largest(index) < 0:
                 return self
@@ -197,16 +200,16 @@ class Stacked(Rows):
                 return self._written_now(index, values, size, layout.capacity)
         grows = spec.dynamic_size and (not is_known or size is None or _largest(index) >= size)
         if grows and spec.max_size is None:
-            raise ValueError(
-                f"{op}: inside jit, grad, vmap and loops a TensorArray with dynamic_size=True grows no further than "
-                "max_size: give TensorArray(..., max_size=n), the largest number of rows it may have. The loops of "
-                "jax_tensorarray find it from their max_steps or maximum_iterations"
-            )
+            is_fixed = not is_known or where is not None or (spec.is_carried and _largest(index) >= layout.capacity)
+            if is_fixed:
+                raise checks.needs_max_size(op)
         buffers, size = self._buffers(), self.size
         if grows:
-            buffers, size = self._grown(op, buffers, index, where, at_end)
+            buffers, size = self._grown(op, buffers, index, where, mode, at_end)
         buffers = tuple(_write(op, b, index, x, where, mode) for b, x in zip(buffers, values, strict=True))
-        return Stacked(spec, size, Version(buffers))
+        new = Stacked(spec, size, Version(buffers))
+        new.most = max(self.most, size if type(size) is int else 0)
+        return new
 
     def fits(self, index: int, value: Any) -> bool:
         is_near = self.size is None or (type(self.size) is int and index <= self.size)
@@ -236,29 +239,33 @@ class Stacked(Rows):
         is_usual = isinstance(leaf, jax.core.Tracer) and not leaf.ndim and leaf.dtype == jnp.int32
         return leaf if is_usual else self.live()
 
-    def _grown(self, op: str, buffers: Buffers, index: Any, where: Any, at_end: bool) -> tuple[Buffers, Any]:
+    def _grown(
+        self, op: str, buffers: Buffers, index: Any, where: Any, mode: str | None, at_end: bool
+    ) -> tuple[Buffers, Any]:
         """Clear the rows between the live ones and those to be written. Return the buffers and the new size."""
         size, capacity = index if at_end else self.live(), self.layout.capacity
-        new_size: Any
         if isinstance(size, int) and where is None and not isinstance(index, jax.core.Tracer):
-            new_size = max(size, _largest(index) + 1)
-            at_end = at_end or (isinstance(index, int) and index <= size)
-        else:
-            index, _ = arguments.as_index(op, index, capacity, "drop", masked=True)
-            written = _is_index(index, capacity)  # an index outside is an error, or dropped
-            if where is not None:
-                written &= where
-            stops = jnp.where(written, index.astype(jnp.int32) + 1, 0)
-            new_size = jnp.maximum(jnp.max(stops) if stops.ndim else stops, size)
-            if at_end:  # checked where it is used, as `size` was not
-                return buffers, UncheckedSize(new_size)
-        if not at_end:
+            stop = _largest(index) + 1
+            if stop > capacity:  # that of an array without max_size
+                buffers = tuple(into_capacity(b, max(stop, 2 * capacity, 8)) for b in buffers)
             # A single row is the last one, and is overwritten; with many, some in between may stay unwritten.
-            stop = new_size - 1 if np.ndim(index) == 0 else new_size
-            buffers = tuple(ta_clear(b, size, stop) for b in buffers)
+            zeros_end = stop - 1 if isinstance(index, int) else stop
+            if zeros_end > size:
+                buffers = tuple(ta_clear(b, size, zeros_end) for b in buffers)
+            return buffers, max(size, stop)
+        if self.spec.found_by == "growing" and mode == "drop":  # a larger bound may have room for it
+            where, mode = (index >= 0) if where is None else (index >= 0) & where, "error"
+        # An index out of range is found here too: perhaps the program uses the size, and no row.
+        last = ta_check(index, capacity, where=where, mode=mode, op=op)
+        if last.ndim:
+            last = jnp.max(last)
+        new_size = last + 1 if at_end and where is None and mode != "drop" else jnp.maximum(last + 1, size)
+        if at_end:  # checked where it is used, as `size` was not
+            return buffers, UncheckedSize(new_size)
+        buffers = tuple(ta_clear(b, size, last if not np.ndim(index) else last + 1) for b in buffers)
         return buffers, new_size
 
-    def flatten(self) -> tuple[tuple[Any, ...], Any]:
+    def flatten(self) -> tuple[tuple[Any, ...], Static]:
         spec, size, buffers = self.spec, self.size, self.version.share()
         if spec.max_size is not None:
             if isinstance(size, int):
@@ -271,10 +278,11 @@ class Stacked(Rows):
                     "only by jax.grad(f, allow_int=True) and the like, or jax.vjp. The gradient is then an array with "
                     f"max_size rows, here {spec.max_size}, zeros past the size"
                 )
-            return (spec.element.unflatten(buffers), size), (spec, None)
+            return (spec.element.unflatten(buffers), size), Static(spec)
         if size is not None:
             buffers = tuple(b if b.shape[0] == size else b[:size] for b in buffers)
-        return (spec.element.unflatten(buffers),), (spec, None)
+        spec = replace(spec, is_carried=False) if spec.is_carried else spec
+        return (spec.element.unflatten(buffers),), Static(spec)
 
     def zero_padded(self) -> "Stacked":
         spec, version = self.spec, self.version
@@ -286,12 +294,14 @@ class Stacked(Rows):
 
     def bounded(self, limit: int) -> "Stacked":
         buffers = tuple(into_capacity(b[: self.live()], limit) for b in self._buffers())
-        return Stacked(replace(self.spec, max_size=limit, by_loop=True), self.live(), Version(buffers))
+        return Stacked(replace(self.spec, max_size=limit, found_by="a loop"), self.live(), Version(buffers))
 
     def unbounded(self) -> "Stacked":
-        if not self.spec.by_loop or (size := self.known_live()) is None:
+        if not self.spec.found_by or self.version.layout.ranks != self.spec.ranks:  # of many arrays that vmap stacked
             return self
-        return Stacked(replace(self.spec, max_size=None, by_loop=False), size, Version(self._buffers()))
+        if (size := self.known_live()) is None:
+            return self
+        return Stacked(replace(self.spec, max_size=None, found_by=""), size, Version(self._buffers()))
 
 
 class Undecided(Rows):
@@ -305,7 +315,7 @@ class Undecided(Rows):
     def read(self, op: str, index: Any, where: Any = None, mode: str | None = None) -> list[Array]:
         if not isinstance(index, jax.core.Tracer):
             checks.readable(index, self.size, where, mode)
-        return self.stack(op, None)
+        return self.stack(op, False)
 
     def write(self, op: str, index: Any, values: list[Array], where: Any, mode: str | None) -> Rows:
         index = self.size if index is None else index
@@ -313,18 +323,18 @@ class Undecided(Rows):
         self.check_shapes(op, [shape])
         return self.of_shape(shape).write(op, index, values, where, mode)
 
-    def stack(self, op: str, pad: bool | None) -> list[Array]:
+    def stack(self, op: str, pad: bool) -> list[Array]:
         raise ValueError(
             f"{op}: no row was written yet, and the shape of a row is not known "
             f"(element_shape={self.spec.shape}); give TensorArray(..., element_shape=...)"
         )
 
-    def flatten(self) -> tuple[tuple[Any, ...], Any]:
+    def flatten(self) -> tuple[tuple[Any, ...], Static]:
         self.spec.check_may_enter_loop()
-        return (), (self.spec, self.size)
+        return (), Static(self.spec, self.size)
 
     def bounded(self, limit: int) -> "Undecided":
-        return Undecided(replace(self.spec, max_size=limit, by_loop=True), self.size)
+        return Undecided(replace(self.spec, max_size=limit, found_by="a loop"), self.size)
 
     def unbounded(self) -> "Undecided":
         return Undecided(replace(self.spec, is_unused=False), self.size)
@@ -355,8 +365,11 @@ def created(
             )
         if not all_known:
             raise TypeError("TensorArray: a traced size needs element_shape")
-        # Under vmap a size out of range is dropped, as an index is: there are no rows then.
-        size = jnp.maximum(ta_check(size, spec.max_size + 1, op="TensorArray: size not in [0, max_size]"), 0)
+        op, mode = "TensorArray: size not in [0, max_size]", None
+        if spec.found_by == "growing":
+            op, mode = op + spec.bound(), "error"
+        # Where it is dropped, since no mask says which examples run, there are no rows.
+        size = jnp.maximum(ta_check(size, spec.max_size + 1, mode=mode, op=op), 0)
     return Stacked.zeros(spec, size, [(shape, checks.as_dtype(dtype)) for shape, dtype in rows])
 
 

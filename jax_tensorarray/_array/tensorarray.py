@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import GetAttrKey
 
+from jax_tensorarray import _compat
 from jax_tensorarray._array import checks
 from jax_tensorarray._array.dropped import warn_if_dropped
 from jax_tensorarray._array.history import Version
@@ -31,15 +33,15 @@ class TensorArray:
     Outside of `jit` a loop of `ta = ta.write(i, x)` is in place too. An older version that you keep and use costs one
     copy of the rows; it is never invalidated, unless you donate it to a jitted function.
 
-    A statement `ta.write(i, x)`, which drops the new array, gives a `UserWarning`. So do `append`, `scatter`, `split`
-    and `unstack`.
+    A statement `ta.write(i, x)`, which drops the new array, gives a `UserWarning`. So do `append`, `scatter`, `split`,
+    `unstack`, and a loop of this library whose arrays are dropped.
 
     Args:
         dtype: dtype of the rows. Rows of another dtype are refused; Python numbers, and lists of them, are converted.
-        size: number of rows, a Python integer. Rows that were never written are zeros. With `max_size` it may be
-            traced: one outside of `[0, max_size]` is then an error at run time, as an index is, and dropped under vmap.
-        dynamic_size: whether writing past the end makes the array longer. Rows in between are zeros. Inside of `jit`
-            and the other transformations an array can only grow up to `max_size`.
+        size: number of rows, a Python integer. Rows that were never written are zeros. With `dynamic_size` and
+            `max_size` it may be traced: one outside of `[0, max_size]` is then an error at run time, as an index is.
+        dynamic_size: whether writing past the end makes the array longer. Rows in between are zeros. At an index that
+            is known while tracing it grows in `jit` and the other transformations too; at others up to `max_size`.
         clear_after_read: ignored. Rows can be read any number of times, as in `tf.function`.
         tensor_array_name: ignored.
         handle: must be None.
@@ -50,12 +52,12 @@ class TensorArray:
             a loop that makes its first write.
         colocate_with_first_write_call: ignored.
         name: ignored.
-        max_size: the number of rows that a `dynamic_size` array may grow to. Its size is then a value of the program,
-            known only at run time, and `stack` gives `max_size` rows, zeros past the size. Memory for them is taken
-            at once but not touched before it is written. The size is a leaf of the pytree: changing it there may
-            expose rows that were not written, but none past `max_size`. Without `max_size`, the loops of
-            jax_tensorarray that have a `max_steps` make room for one row a step; one row more is an error. Inside of
-            `jit` such an array is stacked by `stack(pad=True)`; outside of it, it is as long as its rows.
+        max_size: the number of rows that a `dynamic_size` array may grow to, needed where it grows at indices that are
+            known only at run time. Growing further is an error. Memory for the rows is taken at once but not touched
+            before it is written. The size is then a value of the program and a leaf of the pytree: changing it there
+            may expose rows that were not written, but none past `max_size`. Without `max_size`, the loops of
+            jax_tensorarray that have a `max_steps` make room for one row a step, or for those that each step appends,
+            and `growing` finds a bound by itself.
 
     Raises:
         IndexError: an index known while tracing is out of range.
@@ -171,12 +173,14 @@ class TensorArray:
     def size(self, name: str | None = None) -> Any:
         """Return the number of rows: a NumPy int32 if it is known, else a traced int32.
 
-        It is traced for an array with `max_size` inside of `jit`.
+        It is traced inside of `jit` for an array that may have grown at a traced index. Such a number is no shape and
+        no range of Python's: instead of `range(ta.size())` write `fori_loop(0, ta.size(), ...)`, instead of
+        `rows[:ta.size()]` a padded stack and its `mask()`.
         """
         size = self._rows.size
         if isinstance(size, UncheckedSize) and np.ndim(size.value):
             return size.value  # of many arrays that vmap or scan stacked
-        size = self._rows.live()
+        size = self._rows.tell()
         if isinstance(size, jax.core.Tracer):
             return size
         return np.int32(size) if size <= np.iinfo(np.int32).max else np.int64(size)
@@ -218,7 +222,7 @@ class TensorArray:
             name: ignored.
             where: bool. If it is False the row is zeros and `index` is ignored.
             mode: what happens to an index that is negative, or not below `size()`: "error" raises, "drop" gives
-                zeros. None is "error", but "drop" for an index or a size that `jax.vmap` batches.
+                zeros. None is "error", under `jax.vmap` too, for each example that runs.
 
         Raises:
             IndexError, jax.errors.JaxRuntimeError: there is no such row.
@@ -246,6 +250,17 @@ class TensorArray:
     def __iter__(self) -> Iterator[Any]:
         return map(self.read, range(len(self)))
 
+    def _refuse(self, *_: Any) -> Any:
+        raise TypeError(
+            f"{self!r} is no array: read its rows, or take all of them by ta.stack(). If it is a slice of what a scan "
+            "or a map goes through, give ta.stack() to that"
+        )
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __jax_array__ = _refuse
+    __pow__ = __rpow__ = __matmul__ = __rmatmul__ = __lt__ = __le__ = __gt__ = __ge__ = __neg__ = __abs__ = _refuse
+    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = _refuse
+    __array_ufunc__ = None  # NumPy asks these methods then, and does not read the rows
+
     def write(
         self, index: Any, value: Any, name: str | None = None, *, where: Any = None, mode: str | None = None
     ) -> "TensorArray":
@@ -258,12 +273,12 @@ class TensorArray:
             where: bool. If it is False nothing is written and `index` is ignored. This is the way to write
                 conditionally: a `cond` or `jnp.where` between two TensorArrays may touch all rows under `vmap`.
             mode: what happens to an index that is negative, or past the end to which the array may grow: "error"
-                raises, "drop" writes nothing. None is "error", but "drop" for an index that `jax.vmap` batches.
+                raises, "drop" writes nothing. None is "error", under `jax.vmap` too, for each example that runs.
 
         Raises:
             IndexError, jax.errors.JaxRuntimeError: there is no such row and the array cannot grow to it.
             TypeError: `value` has another dtype, or `where` is not bool.
-            ValueError: `value` has another shape, or growing inside `jit` needs `max_size`.
+            ValueError: `value` has another shape, or growing at a traced index needs `max_size`.
 
         >>> ta = TensorArray(jnp.float32, size=2, element_shape=())
         >>> ta.write(0, 1.0).write(1, 2.0, where=False).write(2, 3.0, mode="drop").stack()
@@ -285,13 +300,14 @@ class TensorArray:
         Args:
             value: the row.
             where: bool. If it is False nothing is appended.
-            mode: what happens to a row past `max_size`: "error" raises, "drop" leaves it out. None is "error", but
-                "drop" for a size that `jax.vmap` batches.
+            mode: what happens to a row past `max_size`: "error" raises, "drop" leaves it out. None is "error", under
+                `jax.vmap` too, for each example that runs.
 
         Raises:
             IndexError, jax.errors.JaxRuntimeError: it has `max_size` rows already.
             TypeError: `value` has another dtype, or `where` is not bool.
-            ValueError: `value` has another shape, the array has a fixed size, or growing inside `jit` needs `max_size`.
+            ValueError: `value` has another shape, the array has a fixed size, or growing to a traced size needs
+                `max_size`.
 
         >>> ta = TensorArray(jnp.float32, size=0, dynamic_size=True)
         >>> for x in [1.0, 2.0, 3.0]:
@@ -312,8 +328,8 @@ class TensorArray:
 
         Args:
             where: bool. If it is False no row is taken away, and the row is zeros.
-            mode: what happens if the array has no rows: "error" raises, "drop" gives zeros. None is "error", but
-                "drop" for a size that `jax.vmap` batches.
+            mode: what happens if the array has no rows: "error" raises, "drop" gives zeros. None is "error", under
+                `jax.vmap` too, for each example that runs.
 
         Raises:
             IndexError, jax.errors.JaxRuntimeError: there are no rows.
@@ -329,7 +345,6 @@ class TensorArray:
         op = "TensorArray.pop"
         self._check_dynamic(op)
         where, mode = checks.options(op, None, where, mode)
-        left: Any
         rows = self._rows
         size = rows.known_live()
         if size is None or isinstance(where, jax.core.Tracer):
@@ -338,45 +353,78 @@ class TensorArray:
                     f"{op}: with a where that is traced the size is known only at run time, which needs max_size: give "
                     "TensorArray(..., max_size=n), the largest number of rows it may have"
                 )
-            row = rows.read(op, rows.live() - 1, where, mode)
-            left = jnp.maximum(jnp.asarray(rows.live(), jnp.int32) - 1, 0)
-            left = left if where is None else jnp.where(where, left, rows.live())
+            rows, row = rows.popped(op, where, mode)
         else:
             taken = where is None or bool(where)
             if taken and not size and mode != "drop":
                 raise IndexError("Tried to pop a row but array size is: 0")
             row = rows.read(op, size - 1 if taken else -1, mode="drop")
-            left = max(size - 1, 0) if taken else size
-        return TensorArray._of(rows.resized(left)), self._element(row)
+            rows = rows.resized(max(size - 1, 0) if taken else size)
+        return TensorArray._of(rows), self._element(row)
 
     # --- many rows ---------------------------------------------------------------------------------------------
 
-    def stack(self, name: str | None = None, *, pad: bool | None = None) -> Any:
+    def stack(self, name: str | None = None, *, pad: bool = False) -> Any:
         """Return all rows as one array `[size, *elem]`, without a copy where that is possible. Differentiable.
 
         Args:
             name: ignored.
-            pad: whether an array with `max_size` gives `max_size` rows, with zeros past the size, inside and outside
-                of `jit` alike. `pad=False` gives exactly `size()` rows; the size must then be known, so it works
-                outside of `jit` only. None is True, but False for a `max_size` that a loop found, since zeros would be
-                unexpected then.
+            pad: whether to return `max_size` rows, with zeros past the size, if the array has a `max_size`. The shape
+                of a result must be known while tracing. So where the size is known only at run time, inside of `jit`
+                mostly, this is the only stack there is. `mask()` says which of its rows are rows of the array.
 
         Raises:
             ValueError: the shape of the rows is not known, or rows have different shapes.
-            TypeError: `pad=False` and a size known only at run time.
-        """
-        checks.check_name("TensorArray.stack", name, "pad is")
-        return self._element(self._rows.stack("TensorArray.stack", pad))
+            TypeError: `pad` is not a bool, or it is False and the size is known only at run time.
 
-    def concat(self, name: str | None = None) -> Any:
+        >>> import jax
+        >>> @jax.jit
+        ... def ones(n):
+        ...     ta = TensorArray(jnp.float32, size=0, dynamic_size=True, element_shape=(), max_size=4)
+        ...     ta = jax.lax.fori_loop(0, n, lambda i, ta: ta.append(1.0), ta)
+        ...     return ta, ta.stack(pad=True)
+        >>> ta, padded = ones(3)
+        >>> print(ta.stack(), padded)
+        [1. 1. 1.] [1. 1. 1. 0.]
+
+        TensorFlow: `tf.TensorArray.stack`.
+        """
+        op = "TensorArray.stack"
+        checks.check_name(op, name, "pad is")
+        return self._element(self._rows.stack(op, checks.as_flag(op, "pad", pad)))
+
+    def concat(self, name: str | None = None, *, pad: bool = False) -> Any:
         """Join all rows along their first axis: `[n_0 + n_1 + ..., *rest]` from rows `[n_k, *rest]`. Differentiable.
 
-        With `max_size` the rows past the size are included, as zeros.
+        Args:
+            name: ignored.
+            pad: whether the rows up to `max_size` are included, as zeros: see `stack`.
 
         Raises:
             ValueError: rows are scalars, or differ in more than their length, or the shape of one is not known.
+            TypeError: `pad` is not a bool, or it is False and the size is known only at run time.
+
+        TensorFlow: `tf.TensorArray.concat`.
         """
-        return self._element(self._rows.concat("TensorArray.concat"))
+        op = "TensorArray.concat"
+        checks.check_name(op, name, "pad is")
+        return self._element(self._rows.concat(op, checks.as_flag(op, "pad", pad)))
+
+    def mask(self) -> Any:
+        """Return which rows there are: bools `[capacity]`, True below `size()`.
+
+        `capacity` is the number of rows that `stack(pad=True)` returns: `max_size`, or the size if there is none. So
+        this is the mask for whatever is computed of a padded stack, and the `where` of a `gather` of all rows.
+
+        >>> ta = TensorArray(jnp.float32, size=2, dynamic_size=True, element_shape=(), max_size=4).write(0, 3.0)
+        >>> ta.mask()
+        Array([ True,  True, False, False], dtype=bool)
+        >>> jnp.min(ta.stack(pad=True), where=ta.mask(), initial=jnp.inf)
+        Array(0., dtype=float32)
+
+        TensorFlow has no such method: its `stack` returns as many rows as there are.
+        """
+        return self._rows.mask()
 
     def gather(self, indices: Any, name: str | None = None, *, where: Any = None, mode: str | None = None) -> Any:
         """Return the rows at `indices`, an array of shape `I`, as one array `[*I, *elem]`. Differentiable.
@@ -420,7 +468,7 @@ class TensorArray:
             IndexError, jax.errors.JaxRuntimeError: an index is out of range.
             TypeError: an index is not an integer, `value` has another dtype, or `where` is not bool.
             ValueError: `indices` and `value` differ in length, a row has the wrong shape, `where` does not fit, or
-                growing inside `jit` needs `max_size`.
+                growing at a traced index needs `max_size`.
 
         >>> ta = TensorArray(jnp.float32, size=3, element_shape=())
         >>> ta.scatter([2, 0, 9], jnp.array([1.0, 2.0, 3.0]), mode="drop").stack()
@@ -454,6 +502,8 @@ class TensorArray:
         rows.check_shapes(op, [x.shape[1:] for x in values])
         if not spec.dynamic_size and n > len(self):
             raise ValueError(f"Cannot unstack {n} tensors into a TensorArray of static size {len(self)}")
+        if spec.found_by == "growing":
+            spec.check_max_size(n)
         if spec.max_size is not None and n > spec.max_size:
             raise ValueError(f"Cannot unstack {n} tensors into a TensorArray of max_size {spec.max_size}")
         return TensorArray._of(Stacked.of(spec, values))
@@ -490,6 +540,8 @@ class TensorArray:
             return TensorArray._of(rows.resized(0) if spec.dynamic_size else rows)
         length = lengths[0] if len(set(lengths)) == 1 else None
         rows.check_shapes(op, [(length, *x.shape[1:]) for x in values])
+        if spec.found_by == "growing":
+            spec.check_max_size(len(lengths))
         if spec.max_size is not None and len(lengths) > spec.max_size:
             raise ValueError(f"Cannot split into {len(lengths)} rows with max_size {spec.max_size}")
         if length is not None:
@@ -555,7 +607,9 @@ def _unflatten(aux: Any, children: Any) -> TensorArray:
     # The children may be anything: JAX fills trees with axes, shardings, avals and bare objects.
     spec, size = aux
     if spec.ranks is not None:
-        size = UncheckedSize(children[1]) if len(children) > 1 else None
+        if spec.dynamic_size and spec.max_size is None and _compat.unflattened_by_control_flow():
+            spec = replace(spec, is_carried=True)
+        size = None if spec.max_size is None else UncheckedSize(children[1])
         return TensorArray._of(Stacked(spec, size, Version(tuple(spec.element.flatten_up_to(children[0])))))
     return TensorArray._of(Ragged.of(spec, spec.dtype, list(children[0])) if children else Undecided(spec, size))
 

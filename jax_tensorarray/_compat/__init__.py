@@ -59,6 +59,7 @@ from jax_tensorarray._compat.versions import (
     small_loops_are_quadratic,
     source_here,
     traceable_lowerings,
+    unflattened_by_control_flow,
     varying_axes,
     varying_over_batches,
     writes_refs,

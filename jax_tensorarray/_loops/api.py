@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_tensorarray._array.in_loops import entering_loop, leaving_loop
+from jax_tensorarray._array import growth
+from jax_tensorarray._array.in_loops import entering_loop, leaving_loop, needs_to_look
 from jax_tensorarray._loops.auto import Auto, Checkpoints, Undo
 from jax_tensorarray._loops.from_jax import (
     as_value,
@@ -21,14 +22,15 @@ from jax_tensorarray._loops.from_jax import (
     lax_fori_loop,
     lax_known_fori_loop,
 )
-from jax_tensorarray._loops.hints import explained, unpacked
+from jax_tensorarray._loops.hints import about_sizes, explained, unpacked
 from jax_tensorarray._loops.inverse import Inverse, check_inverse_type
 from jax_tensorarray._loops.recompute import Recompute
 from jax_tensorarray._loops.strategy import Strategy, Tape
 from jax_tensorarray._loops.while_ import OF_WHILE_LOOP, Bound
+from jax_tensorarray._ops.check import ta_check
 from jax_tensorarray._ops.empty import ta_empty
 from jax_tensorarray._ops.read import ta_read
-from jax_tensorarray._ops.write import ta_write
+from jax_tensorarray._ops.write import known_if, ta_write
 
 Array = Any
 
@@ -71,6 +73,7 @@ def strategy_within(op: str, residuals: Any, memory: Any) -> Strategy:
 
 
 @explained
+@about_sizes
 def while_loop(
     cond_fun: Callable[[Any], Any],
     body_fun: Callable[[Any], Any],
@@ -137,6 +140,11 @@ def run_while(
 ) -> Any:
     """Run `while_loop` for a loop that may have another name for `max_steps`."""
     check_max_steps("while_loop", max_steps)
+    if max_steps is None and (most := growth.bound.value) is not None:
+        after, steps = run_while(bound, cond_fun, body_fun, init_val, most, residuals, return_steps=True)
+        # An example that has finished an outer loop is stopped before its first step.
+        after = _of_so_many_steps(steps.cut & (steps.taken >= most), most, after)
+        return (after, steps) if return_steps else after
     strategy = _strategy_of("while_loop", residuals, max_steps)
     init_val = entering_loop(body_fun, init_val, max_steps)
     if jax.config.jax_disable_jit:
@@ -152,7 +160,15 @@ def run_while(
         raise
 
 
+def _of_so_many_steps(is_cut: Any, most: int, after: Any) -> Any:
+    """Return the results of a loop that `growing` has given its bound, so that they raise if it was cut short."""
+    op = f"growing: the loop takes more steps than {growth.CURED}"
+    is_right = ta_check(jnp.where(is_cut, most, 0), most, mode="error", op=op) >= 0
+    return jax.tree.map(lambda x: known_if(is_right, x), after)
+
+
 @explained
+@about_sizes
 def fori_loop(
     lower: Any,
     upper: Any,
@@ -189,10 +205,16 @@ def fori_loop(
     known = low is not None and high is not None
     if known and max_steps is None:
         max_steps = max(high - low, 0)  # type: ignore[operator]
+    if max_steps is None and (most := growth.bound.value) is not None:
+        after = fori_loop(lower, upper, body_fun, init_val, unroll=unroll, max_steps=most, residuals=residuals)
+        steps = jnp.subtract(upper, lower)
+        is_cut = jnp.less(lower, upper) & ((steps < 0) | (steps > most))
+        return _of_so_many_steps(is_cut, most, after)
     strategy = _strategy_of("fori_loop", residuals, max_steps)
     if isinstance(strategy, Inverse):
         raise ValueError("fori_loop: Inverse is for while_loop and scan; write residuals=Undo() or Checkpoint(16)")
-    init_val = entering_loop(lambda carry: body_fun(lower, carry), init_val, max_steps)
+    # The index is traced while a step is looked at, as it is in the loop.
+    _, init_val = entering_loop(lambda state: (state[0], body_fun(*state)), (lower, init_val), max_steps)
     is_offloaded = isinstance(strategy, Tape) and strategy.offload
     if known and not is_offloaded:
         if high - low > max_steps:  # type: ignore[operator]
@@ -213,6 +235,7 @@ def fori_loop(
     return leaving_loop(bind_loop(lax_fori_loop, (body_fun,), args, max_steps, strategy, (unroll,), bound))
 
 
+@about_sizes
 def scan(
     f: Callable[[Any, Any], Any],
     init: Any,
@@ -244,7 +267,8 @@ def scan(
     """
     strategy = _strategy_of("scan", residuals, 0)
     steps = next((np.shape(x)[0] for x in jax.tree.leaves(xs) if np.ndim(x)), length)
-    init = entering_loop(lambda carry: f(carry, jax.tree.map(lambda x: x[0], xs))[0], init, steps)
+    slices = jax.tree.map(lambda x: x[0], xs) if needs_to_look(init) else None
+    _, init = entering_loop(lambda state: (state[0], f(*state[::-1])[0]), (slices, init), steps)
     if isinstance(strategy, Inverse) or (isinstance(strategy, Tape) and strategy.offload):
         return leaving_loop(_scan_by_rows(f, init, xs, length, reverse, strategy))
     are_arrays = all(hasattr(x, "shape") for x in jax.tree.leaves(xs))  # else JAX's scan says what is wrong

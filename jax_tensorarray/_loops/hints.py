@@ -1,9 +1,13 @@
-"""Hints for programs that come from TensorFlow: what to write in place of the arguments of its loops."""
+"""Hints for programs that come from TensorFlow: what to write in place of the arguments of its loops, and of sizes."""
 
 import functools
 import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
+
+import jax
+
+from jax_tensorarray._array.tensorarray import is_array
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -33,6 +37,39 @@ def explained(loop: F) -> F:
             hint = "leave it out" if instead is None else f"write {instead}"
             raise TypeError(f"{loop.__name__}: {name} is a keyword of TensorFlow; {hint}")
         return loop(*args, **keywords)
+
+    return called  # type: ignore[return-value]
+
+
+_NO_SHAPE = (
+    "How many rows a TensorArray has is known only at run time here, as is the number of a step: it is no range, no "
+    "shape and no end of a slice. Instead of `for k in range(ta.size())` write `fori_loop(0, ta.size(), ...)`; instead "
+    "of `ta.gather(jnp.arange(n))` or `rows[:n]` take as many rows as there may be, "
+    "`ta.gather(k, where=k < n)` with `k = jnp.arange(most)`, or `ta.stack(pad=True)` and `ta.mask()`."
+)
+
+
+#: In the errors of JAX for traced ends of slices, in its newest version and its oldest.
+_OF_SLICES = ("must have static start/stop/step", "Slice entries must be static")
+
+
+def about_sizes(loop: F) -> F:
+    """Wrap a loop that carries TensorArrays, so that an error of JAX for a traced size says what to write instead.
+
+    Only then: a number that is used as a range, a shape or the end of a slice is a size there, more often than not.
+    """
+
+    @functools.wraps(loop)
+    def called(*args: Any, **keywords: Any) -> Any:
+        try:
+            return loop(*args, **keywords)
+        except (jax.errors.ConcretizationTypeError, jax.errors.TracerIntegerConversionError, IndexError) as error:
+            text = str(error)
+            is_of_jax = not isinstance(error, IndexError) or any(part in text for part in _OF_SLICES)
+            has_arrays = any(map(is_array, jax.tree.leaves((args, keywords), is_leaf=is_array)))
+            if is_of_jax and has_arrays and _NO_SHAPE not in text:
+                error.args = (f"{text}\n\n{_NO_SHAPE}",)
+            raise
 
     return called  # type: ignore[return-value]
 

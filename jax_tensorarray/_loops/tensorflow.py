@@ -11,13 +11,14 @@ from jax import lax
 
 from jax_tensorarray._loops.api import run_while, scan
 from jax_tensorarray._loops.from_jax import as_value, check_max_steps, known_bound
-from jax_tensorarray._loops.hints import explained
+from jax_tensorarray._loops.hints import about_sizes, explained
 from jax_tensorarray._loops.strategy import Tape
 from jax_tensorarray._loops.while_ import Bound
 
 Array = Any
 
 
+@about_sizes
 def tf_while_loop(
     cond: Callable[..., Any],
     body: Callable[..., Any],
@@ -34,7 +35,7 @@ def tf_while_loop(
     """Run `while_loop` with the arguments of `tf.while_loop`: functions of several variables.
 
     Args:
-        cond: maps the variables, each an argument, to a bool: whether to take another step.
+        cond: maps the variables, each an argument, to a bool, or an array of one: whether to take another step.
         body: maps the variables to a tuple or list of the next ones; a single one may also be returned by itself.
         loop_vars: a tuple or list of the initial variables. Each is a pytree, such as a `TensorArray`.
         shape_invariants: ignored: no shape of a JAX loop changes.
@@ -76,6 +77,10 @@ def tf_while_loop(
             raise TypeError(f"tf_while_loop: body must return {number} variables, but returns {given}")
         return tuple(after)
 
+    def goes_on(variables: Any) -> Any:
+        more = cond(*variables)
+        return jnp.reshape(more, ()) if np.size(more) == 1 and np.ndim(more) else more
+
     maximum_iterations = as_value(maximum_iterations)
     _check_maximum_iterations(maximum_iterations)
     check_max_steps("tf_while_loop", max_steps)
@@ -86,11 +91,11 @@ def tf_while_loop(
     with jax.named_scope(name) if name else contextlib.nullcontext():
         if maximum_iterations is None or bound is not None:
             name_of_bound = Bound("maximum_iterations", "tf_while_loop(cond, body, loop_vars, ")
-            after = run_while(name_of_bound, lambda variables: cond(*variables), step, tuple(loop_vars), *options)
+            after = run_while(name_of_bound, goes_on, step, tuple(loop_vars), *options)
         else:
             _, after = run_while(
                 Bound(loop="tf_while_loop(cond, body, loop_vars, maximum_iterations=..., "),
-                lambda state: (state[0] < maximum_iterations) & cond(*state[1]),
+                lambda state: (state[0] < maximum_iterations) & goes_on(state[1]),
                 lambda state: (state[0] + 1, step(state[1])),
                 (jnp.zeros((), maximum_iterations.dtype), tuple(loop_vars)),
                 *options,
@@ -128,6 +133,7 @@ def map_fn(fn: Callable[[Any], Any], elems: Any) -> Any:
     return ys
 
 
+@about_sizes
 def foldl(
     fn: Callable[[Any, Any], Any],
     elems: Any,
@@ -151,6 +157,7 @@ def foldl(
     return _fold("foldl", fn, elems, initializer, False, back_prop, swap_memory, name)
 
 
+@about_sizes
 def foldr(
     fn: Callable[[Any, Any], Any],
     elems: Any,

@@ -148,7 +148,7 @@ def test_nnx_layers_are_rows_of_a_tensorarray_and_states_a_variable():
     step = nnx.jit(lambda m, x: m(x))
     for k in range(2):
         close(step(model, XS[k]), plain_layers(KERNELS, XS[k]))
-    close(model.seen.get_value().stack(pad=False), XS[:2])
+    close(model.seen.get_value().stack(), XS[:2])
     grads = nnx.jit(nnx.grad(lambda m, x: jnp.sum(m(x))))(model, XS[2])
     assert len(model.seen.get_value()) == 3
     wanted = jax.grad(lambda w: jnp.sum(plain_layers(w, XS[2])))(KERNELS)
@@ -210,7 +210,7 @@ def test_an_equinox_module_has_tensorarrays():
         model, value, grads = step(model, XS[k])
         wanted = jax.value_and_grad(lambda w, x=XS[k]: jnp.sum(plain_layers(w, x)))(KERNELS)
         close((value, grads.kernels.stack()), wanted)
-    close(model.seen.stack(pad=False), XS[:2])
+    close(model.seen.stack(), XS[:2])
     # What is learned and what is not are parts of one tree, in which leaves are None.
     learned, rest = eqx.partition(model, eqx.is_inexact_array)
     assert jax.tree.leaves(learned.seen)[0].shape == (STEPS, ROW)
@@ -328,7 +328,7 @@ def test_numpyro_samples_are_rows_of_a_tensorarray():
     _, wanted = lax.scan(lambda s, _: (kernel.sample(s, (), {}),) * 2, state, length=8)
     samples = run(state)
     assert len(samples) == 5
-    close(samples.stack(pad=False), jax.tree.map(lambda x: x[3:], wanted.z), 1e-4)
+    close(samples.stack(), jax.tree.map(lambda x: x[3:], wanted.z), 1e-4)
 
 
 # --- what is known of a TensorArray ----------------------------------------------------------------------------

@@ -135,7 +135,7 @@ def test_a_file_has_the_rows_and_nothing_else_that_was_in_memory(kind):
     for _ in range(3):
         ta = kind()
         children = pickle.loads(pickle.dumps(ta))._flatten()[0][0]
-        for leaf, row in zip(jax.tree.leaves(children), jax.tree.leaves(ta.stack()), strict=True):
+        for leaf, row in zip(jax.tree.leaves(children), jax.tree.leaves(ta.stack(pad=True)), strict=True):
             np.testing.assert_array_equal(leaf, row)
             assert not np.asarray(leaf)[len(ta) :].any()
 

@@ -96,21 +96,32 @@ def test_a_tensorarray_says_what_it_is():
 
 
 def test_a_traced_size_needs_max_size():
-    np.testing.assert_array_equal(jax.jit(lambda n: of_size(n).append(7.0).stack())(3), [0, 0, 0, 7, 0])
+    np.testing.assert_array_equal(jax.jit(lambda n: of_size(n).append(7.0).stack(pad=True))(3), [0, 0, 0, 7, 0])
 
 
 @pytest.mark.parametrize("size", [50, 6, -1, 2**32 + 3, -(2**32), np.int8(-1), np.uint32(2**32 - 1)])
 def test_a_traced_size_that_is_not_allowed_is_an_error_at_run_time(size):
-    for f in (lambda n: of_size(n).stack(), lambda n: of_size(n).size()):
+    for f in (lambda n: of_size(n).stack(pad=True), lambda n: of_size(n).size(), lambda n: of_size(n).mask()):
         message = rf"TensorArray: size not in \[0, max_size\]: index {size} is out of range"
         with pytest.raises(RUNTIME_ERRORS, match=message):
             finish(jax.jit(f)(size))
+        with pytest.raises(RUNTIME_ERRORS, match=message):
+            finish(jax.jit(jax.vmap(f))(jnp.stack([jnp.asarray(2, np.asarray(size).dtype), size])))
 
 
-def test_under_vmap_it_is_dropped():
-    stacked, sizes = jax.vmap(lambda n: (of_size(n).append(7.0).stack(), of_size(n).size()))(jnp.array([50, -1, 2]))
-    np.testing.assert_array_equal(stacked, [[7, 0, 0, 0, 0], [7, 0, 0, 0, 0], [0, 0, 7, 0, 0]])
-    np.testing.assert_array_equal(sizes, [0, 0, 2])
+def test_each_example_of_a_batch_has_a_traced_size_of_its_own():
+    def f(n):
+        return of_size(n).append(7.0).stack(pad=True), of_size(n).size(), of_size(n).mask()
+
+    stacked, sizes, masks = jax.vmap(f)(jnp.array([0, 4, 2]))
+    np.testing.assert_array_equal(stacked, [[7, 0, 0, 0, 0], [0, 0, 0, 0, 7], [0, 0, 7, 0, 0]])
+    np.testing.assert_array_equal(sizes, [0, 4, 2])
+    np.testing.assert_array_equal(masks, np.arange(5) < np.array([[0], [4], [2]]))
+
+
+def test_of_an_example_in_the_other_branch_it_may_be_anything():
+    f = jax.jit(jax.vmap(lambda n: lax.cond(n < 6, lambda n: of_size(n).size(), lambda n: jnp.int32(-1), n)))
+    np.testing.assert_array_equal(f(jnp.array([50, 5, 2])), [-1, 5, 2])
 
 
 def with_size(ta, size):
@@ -150,14 +161,14 @@ def test_so_is_a_traced_one():
     for f in (
         lambda ta, i: ta.read(i + 4),
         lambda ta, i: ta.gather(jnp.array([0, 1]) + i),
-        lambda ta, i: ta.append(1.0).stack(),
+        lambda ta, i: ta.append(1.0).stack(pad=True),
         lambda ta, i: ta.pop()[1],
     ):
         compiled = jax.jit(lambda n, i, f=f: f(with_size(ta, n), i))
         for size in (50, -3, 2**32 + 2):
             with pytest.raises(RUNTIME_ERRORS, match="is out of range"):
                 finish(compiled(size, 0))
-    stack = jax.jit(lambda n: with_size(ta, n).stack())
+    stack = jax.jit(lambda n: with_size(ta, n).stack(pad=True))
     for size in (50, -3, 2**32 + 2):
         np.testing.assert_array_equal(stack(size), np.zeros(5))
 
@@ -358,17 +369,23 @@ def test_a_python_index_of_any_magnitude_is_masked_and_dropped(index, x64):
 
 
 @pytest.mark.parametrize("method", MASKABLE)
-def test_what_vmap_batches_is_dropped_unless_errors_are_asked_for(method):
-    """As for the ops it is the index that decides, which is the size of an array that is appended to; a mask is not."""
+def test_so_it_is_for_each_example_of_a_batch(method):
     (ta, index), f = STRAY[method], MASKABLE[method]
     tas = jax.tree.map(lambda x: jnp.stack([x, x]), ta)
     indices, wheres = jnp.array([index, index]), jnp.array([True, True])
-    out, after = jax.jit(jax.vmap(f))(tas, indices)
-    np.testing.assert_array_equal(out, [0, 0])
-    np.testing.assert_array_equal(after.size(), [len(ta)] * 2)
+    for skipping, operands in (
+        (lambda ta, i: f(ta, i, mode="drop"), (tas, indices)),
+        (lambda ta, i, w: f(ta, i, where=w), (tas, indices, ~wheres)),
+        (lambda w: f(*jax.tree.map(jnp.asarray, (ta, index)), where=w), (~wheres,)),
+    ):
+        out, after = jax.jit(jax.vmap(skipping))(*operands)
+        np.testing.assert_array_equal(out, [0, 0])
+        np.testing.assert_array_equal(after.size(), [len(ta)] * 2)
     for raising, operands in (
+        (f, (tas, indices)),
         (lambda ta, i: f(ta, i, mode="error"), (tas, indices)),
         (lambda w: f(ta, index, where=w), (wheres,)),
+        (lambda w: f(ta, index, where=w), (jnp.array([False, True]),)),
     ):
         with pytest.raises(RUNTIME_ERRORS, match=out_of_range(method)):
             finish(jax.jit(jax.vmap(raising))(*operands))
@@ -479,8 +496,9 @@ def test_appending_under_a_condition():
         finish(jax.jit(positive)(jnp.ones(5)))
     # Examples of a batch have sizes of their own.
     ta = jax.vmap(positive)(jnp.array([[1.0, -1.0, 2.0], [-1.0, -1.0, 5.0]]))
-    stacked, last = jax.vmap(lambda ta: (ta.stack(), ta.read(ta.size() - 1)))(ta)
+    stacked, mask, last = jax.vmap(lambda ta: (ta.stack(pad=True), ta.mask(), ta.read(ta.size() - 1)))(ta)
     np.testing.assert_array_equal(stacked, [[1, 2, 0], [5, 0, 0]])
+    np.testing.assert_array_equal(mask, [[True, True, False], [True, False, False]])
     np.testing.assert_array_equal(ta.size(), [2, 1])
     np.testing.assert_array_equal(last, [2, 5])
     assert len(jax.tree.map(lambda x: x[0], ta)) == 2
@@ -489,30 +507,131 @@ def test_appending_under_a_condition():
 
 
 @eagerly_and_compiled
-def test_with_max_size_stack_is_padded_inside_and_outside_of_jit_alike(run):
+@pytest.mark.parametrize("options", [{}, {"max_size": 4}], ids=["", "max_size"])
+def test_there_are_as_many_rows_as_were_written_inside_and_outside_of_jit_alike(run, options):
     def f(x):
-        ta = growing(max_size=4).append(x).append(2 * x)
-        return ta.stack(), ta.concat(), ta.stack(pad=False)
+        ta = growing(**options).append(x).append(2 * x)
+        return (ta.stack(), ta.concat(), ta.mask()), (ta.stack(pad=True), ta.concat(pad=True))
 
-    stacked, joined, exact = run(f, jnp.array([1.0, 2.0]))
-    np.testing.assert_array_equal(stacked, [[1, 2], [2, 4], [0, 0], [0, 0]])
-    np.testing.assert_array_equal(joined, [1, 2, 2, 4, 0, 0, 0, 0])
-    np.testing.assert_array_equal(exact, [[1, 2], [2, 4]])
+    (stacked, joined, mask), padded = run(f, jnp.array([1.0, 2.0]))
+    np.testing.assert_array_equal(stacked, [[1, 2], [2, 4]])
+    np.testing.assert_array_equal(joined, [1, 2, 2, 4])
+    zeros = np.zeros((2 if options else 0, 2))
+    np.testing.assert_array_equal(padded[0], [[1, 2], [2, 4], *zeros])
+    np.testing.assert_array_equal(padded[1], [1, 2, 2, 4, *zeros.reshape(-1)])
+    np.testing.assert_array_equal(mask, [True, True, *[False] * len(zeros)])
 
 
-def test_growing_inside_a_transformation_needs_max_size():
+def appended(n):
+    """An array that has grown at an index that is traced."""
+    return lax.fori_loop(0, n, lambda i, ta: ta.append(i + 1.0), growing(element_shape=(), max_size=4))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda n: appended(n),
+        lambda n: growing(element_shape=(), max_size=4).write(n - 1, 1.0),
+        lambda n: TensorArray(f64, size=n, dynamic_size=True, max_size=4, element_shape=()),
+        lambda n: growing(max_size=4).append(1.0).append(2.0).append(3.0, where=n > 2),
+        lambda n: growing(max_size=4).append(1.0).append(2.0).pop(where=n < 2)[0],
+    ],
+    ids=["append", "write", "size", "where", "pop"],
+)
+def test_a_size_that_is_known_only_at_run_time_takes_a_padded_stack(make):
+    """Outside of jit the size of the same array is known."""
+    text = r"how many rows there are is known only at run time here; there may be up to 4. Write "
+    for f, n in ((jax.jit, 2), (jax.vmap, jnp.arange(1, 3))):
+        for method in ("stack", "concat"):
+            with pytest.raises(TypeError, match=rf"TensorArray\.{method}: {text}{method}\(pad=True\) for 4 rows"):
+                f(lambda n, method=method: getattr(make(n), method)())(n)
+    ta, stacked, mask = jax.jit(lambda n: (make(n), make(n).stack(pad=True), make(n).mask()))(2)
+    assert ta.stack().shape == (2,)
+    np.testing.assert_array_equal(stacked, [*ta.stack(), 0, 0])
+    np.testing.assert_array_equal(mask, [True, True, False, False])
+    np.testing.assert_array_equal(ta.mask(), mask)
+
+
+def test_so_does_one_that_came_as_a_leaf():
+    ta = growing(max_size=4).append(1.0)
+    with pytest.raises(TypeError, match=r"Write stack\(pad=True\) for 4 rows"):
+        jax.jit(lambda ta: ta.stack())(ta)
+    np.testing.assert_array_equal(jax.jit(lambda ta: ta.stack(pad=True))(ta), [1, 0, 0, 0])
+    np.testing.assert_array_equal(jax.jit(lambda: ta.stack())(), [1])
+
+
+@eagerly_and_compiled
+def test_the_rows_of_a_mask_are_gathered_and_all_others_are_zeros(run):
+    ta = growing(max_size=4).append(1.0).append(2.0)
+    gathered = run(lambda ta: ta.gather(jnp.arange(4), where=ta.mask()), ta)
+    np.testing.assert_array_equal(gathered, [1, 2, 0, 0])
+
+
+def test_the_mask_of_an_array_that_does_not_grow_is_true():
+    for ta, n in ((static(3), 3), (fixed(2), 2), (ragged(), 3), (growing(), 0), (growing(max_size=4), 0)):
+        mask = ta.mask()
+        assert mask.dtype == bool
+        np.testing.assert_array_equal(mask[:n], [True] * n)
+        assert not mask[n:].any()
+
+
+def test_without_max_size_an_array_grows_at_indices_that_are_known_while_tracing():
     def f(x):
-        return growing().append(x).stack().sum()
+        ta = growing().append(x).write(2, 3 * x)
+        assert ta.size() == len(ta) == 3 and isinstance(ta.size(), np.int32)
+        return ta.scatter([4, 1], jnp.stack([5 * x, 2 * x])).stack()
 
-    for transform in (jax.jit, jax.grad, jax.vmap, jax.checkpoint):
-        with pytest.raises(ValueError, match="max_size"):
-            transform(f)(jnp.ones(2) if transform is jax.vmap else jnp.float64(1))
-    with pytest.raises(ValueError, match="max_size"):
-        lax.fori_loop(0, 3, lambda i, ta: ta.write(i, 1.0), growing(element_shape=()))
+    x = jnp.array([1.0, -2.0])
+    wanted = x[:, None] * jnp.array([1.0, 2, 3, 0, 5])
+    np.testing.assert_array_equal(jax.jit(f)(x[0]), wanted[0])
+    np.testing.assert_array_equal(jax.vmap(f)(x), wanted)
+    np.testing.assert_array_equal(jax.grad(lambda x: jnp.sum(f(x)))(x[0]), 11)
+    np.testing.assert_array_equal(jax.jacfwd(jax.checkpoint(f))(x[0]), wanted[0])
+    # It may come from outside, where nothing changes.
+    ta = growing().append(x[0])
+    np.testing.assert_array_equal(jax.jit(lambda ta, x: ta.append(x).stack())(ta, 7.0), [1, 7])
+    np.testing.assert_array_equal(ta.stack(), [1])
+    grown = jax.jit(lambda ta, x: ta.append(x))(ta, 7.0)
+    np.testing.assert_array_equal(grown.append(8.0).stack(), [1, 7, 8])
     unstacked = jax.jit(lambda x: growing().unstack(x).stack())(jnp.ones((3, 2)))
     assert unstacked.shape == (3, 2)
     assert jax.jit(lambda x: growing().split(x, [2, 2]).read(1))(jnp.ones(4)).shape == (2,)
     assert jax.jit(lambda x: fixed(2, dynamic_size=True).write(1, x).stack())(1.0).shape == (2,)
+
+
+def test_at_others_and_in_loops_it_needs_max_size():
+    ta = growing(element_shape=()).append(1.0)
+    for f in (
+        lambda ta, i: ta.write(i, 1.0),
+        lambda ta, i: ta.scatter(i[None], [1.0]),
+        lambda ta, i: ta.append(1.0, where=i > 0),
+        lambda ta, i: lax.fori_loop(0, 3, lambda k, ta: ta.write(k, 1.0), ta),
+        lambda ta, i: lax.fori_loop(0, 3, lambda k, ta: ta.append(1.0), ta),
+        lambda ta, i: lax.scan(lambda ta, k: (ta.append(1.0), None), ta, length=3),
+        lambda ta, i: lax.while_loop(lambda ta: ta.size() < 3, lambda ta: ta.append(1.0), ta),
+        lambda ta, i: lax.cond(i > 0, lambda ta: ta.append(1.0), lambda ta: ta.append(2.0), ta),
+        lambda ta, i: lax.switch(i, [lambda ta: ta.append(1.0), lambda ta: ta], ta),
+    ):
+        with pytest.raises(ValueError, match=r"grows no further than max_size: give TensorArray\(\.\.\., max_size=n\)"):
+            jax.jit(f)(ta, 1)
+
+
+@pytest.mark.parametrize("method", ["write", "scatter", "append"])
+def test_to_grow_past_max_size_is_an_error_even_where_only_the_size_is_used(method):
+    ta = stack_of(1.0, 2.0, 3.0, max_size=3)
+    for f, args in (
+        (lambda ta, i: MASKABLE[method](ta, i)[1].size(), (ta, 3)),
+        (lambda ta, i: MASKABLE[method](MASKABLE[method](ta, i)[1].pop()[0], 0)[1].size(), (ta, 3)),
+        (
+            lambda tas, i: jax.vmap(lambda ta, i: MASKABLE[method](ta, i)[1].size())(tas, i),
+            (jax.tree.map(lambda x: jnp.stack([x, x]), ta), jnp.array([3, 3])),
+        ),
+    ):
+        with pytest.raises(RUNTIME_ERRORS, match=out_of_range(method)):
+            finish(jax.jit(f)(*args))
+    # It says so if it is known while tracing too.
+    with pytest.raises(IndexError, match="max_size is 3"):
+        jax.jit(lambda: MASKABLE[method](ta, 3)[1].size())()
 
 
 def test_the_room_of_an_array_that_grows_cannot_be_read():
@@ -531,7 +650,9 @@ def test_an_array_that_may_grow_takes_no_time_to_make():
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.uint64])
 def test_an_index_of_any_dtype_grows_an_array(dtype):
     ta = growing(max_size=300, element_shape=())
-    written = jax.jit(lambda i: (ta.write(i, 7.0).size(), ta.write(i, 7.0).read(i), ta.write(i, 7.0).stack()[i]))
+    written = jax.jit(
+        lambda i: (ta.write(i, 7.0).size(), ta.write(i, 7.0).read(i), ta.write(i, 7.0).stack(pad=True)[i])
+    )
     np.testing.assert_array_equal(written(dtype(100)), [101, 7, 7])
 
 
@@ -575,10 +696,13 @@ def test_trees_of_it_may_have_anything_as_leaves(make):
         tree = jax.tree.map(lambda x, leaf=leaf: leaf, ta)
         assert jax.tree.leaves(tree) == [leaf] * len(leaves)
         assert jax.tree.structure(tree) == jax.tree.structure(ta)
+        # Some libraries map what is None too, and look at the leaves again.
+        tree = jax.tree.map(lambda x, leaf=leaf: leaf, ta, is_leaf=lambda x: x is None)
+        assert jax.tree.leaves(tree) == [leaf] * len(jax.tree.leaves(ta, is_leaf=lambda x: x is None))
     many = jax.tree.map(lambda x: jnp.stack([x, x]), ta)
     axes = jax.tree.map(lambda x: 0, ta)
-    found = jax.vmap(lambda ta: ta.write(0, 5.0).stack(), in_axes=(axes,))(many)
-    np.testing.assert_array_equal(found, jnp.stack([ta.write(0, 5.0).stack()] * 2))
+    found = jax.vmap(lambda ta: ta.write(0, 5.0).stack(pad=True), in_axes=(axes,))(many)
+    np.testing.assert_array_equal(found, jnp.stack([ta.write(0, 5.0).stack(pad=True)] * 2))
 
 
 def test_unknown_rows_cannot_enter_control_flow():
@@ -627,3 +751,21 @@ def test_iteration_gives_the_rows():
     ta = TensorArray.from_array(jnp.arange(3.0))
     assert [float(x) for x in ta] == [0, 1, 2]
     np.testing.assert_array_equal(jax.jit(lambda ta: sum(ta))(ta), 3)
+
+
+@eagerly_and_compiled
+def test_it_is_no_array_and_says_what_to_do(run):
+    """As a user finds out who gives one to `jnp`, or to what goes through the slices of an array."""
+    for f in (
+        lambda ta: jnp.asarray(ta),
+        lambda ta: jnp.sum(ta),
+        lambda ta: 2 * ta,
+        lambda ta: ta - jnp.ones(3),
+        lambda ta: jnp.ones(3) + ta,
+        lambda ta: ta / ta,
+        lambda ta: ta**2,
+        lambda ta: ta @ ta,
+        lambda ta: ta < 1,
+    ):
+        with pytest.raises(TypeError, match=r"is no array: read its rows, or take all of them by ta\.stack\(\)"):
+            run(f, TensorArray.from_array(jnp.arange(3.0)))

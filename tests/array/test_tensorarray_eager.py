@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from interrupts import interrupted
 
+import jax_tensorarray as jta
 from jax_tensorarray import TensorArray, _compat
 from jax_tensorarray._array import history
 
@@ -44,7 +45,7 @@ KINDS = ["static", "growing", "limited", "ragged"]
 
 
 def rows(ta):
-    return np.asarray(ta.stack(pad=False)).tolist()
+    return np.asarray(ta.stack()).tolist()
 
 
 @pytest.mark.parametrize("how", ["static", "growing", "limited"])
@@ -144,7 +145,7 @@ def test_an_older_version_may_be_used_inside_of_a_transformation(how):
     third = second.write(2, -2.0)
     with jax.checking_leaks():
         assert rows(jax.lax.cond(True, lambda ta: second, lambda ta: ta, third)) == [0, -1, 20, 30]
-        np.testing.assert_array_equal(jax.jit(lambda: first.stack(pad=False))(), [0, 10, 20, 30])
+        np.testing.assert_array_equal(jax.jit(lambda: first.stack())(), [0, 10, 20, 30])
         assert jax.grad(lambda x: x * first.read(1))(1.0) == 10
     assert rows(first) == [0, 10, 20, 30]
     assert rows(second) == [0, -1, 20, 30]
@@ -221,6 +222,27 @@ def test_an_array_that_a_method_returns_is_missed_if_the_statement_drops_it():
     np.testing.assert_array_equal(ta.stack(), [0, 10, 20, 30])
 
 
+def test_so_is_one_that_a_loop_returns():
+    ta = TensorArray(f64, size=3, element_shape=())
+    scope = {"jta": jta, "foldr": jta.foldr, "ta": ta, "xs": jnp.arange(3)}
+    scope["write"] = lambda i, ta: ta.write(i, 1.0)
+    dropping = {
+        "tf_while_loop": "jta.tf_while_loop(lambda i, _: i < 3, lambda i, ta: (i + 1, write(i, ta)), (0, ta))",
+        "while_loop": "jta.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, write(*c)), (0, ta), max_steps=5)",
+        "fori_loop": "1; jta.fori_loop(0, 3, write, ta); 2",
+        "scan": "jta.scan(lambda ta, i: (write(i, ta), i), ta, xs)",
+        "foldl": "jta.foldl(lambda ta, i: write(i, ta), xs, ta)",
+        "foldr": "foldr(lambda ta, i: write(i, ta), xs, initializer=ta)",
+    }
+    for name, statement in dropping.items():
+        for run in (lambda s=statement: exec(s, scope), jax.jit(lambda s=statement: exec(s, scope))):
+            with pytest.warns(
+                UserWarning, match=rf"^{name}: the TensorArray that it returns is dropped, .* = {name}\("
+            ):
+                run()
+    np.testing.assert_array_equal(ta.stack(), [0, 0, 0])
+
+
 def test_the_warning_names_the_statement():
     ta = made("static")
     with pytest.warns(UserWarning) as caught:
@@ -252,6 +274,16 @@ def test_nobody_is_warned_of_an_array_that_was_used_or_taken():
     with pytest.raises(IndexError):
         ta.write(0, 5.0).write(-1, 5.0)
     del held
+
+    def body(i, ta):
+        return ta.write(i, 5.0)
+
+    ta = made("static")
+    _ = jta.fori_loop(0, 3, body, ta)
+    jta.fori_loop(0, 3, body, ta).stack()
+    _, after = jta.tf_while_loop(lambda i, _: i < 3, lambda i, ta: (i + 1, body(i, ta)), (0, ta))
+    [jta.fori_loop(0, k, body, after) for k in range(2)]
+    jta.fori_loop(0, 3, lambda i, x: x + ta.write(i, 5.0).read(i), 0.0)
 
 
 # --- interrupts ------------------------------------------------------------------------------------------------

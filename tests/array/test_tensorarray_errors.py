@@ -23,7 +23,7 @@ REFUSED_ARGUMENTS = [
     (TypeError, "give dynamic_size=True and max_size", lambda: jax.jit(lambda n: static(n).stack())(3)),
     (
         *(TypeError, "element_shape"),
-        lambda: jax.jit(lambda n: TensorArray(f64, size=n, dynamic_size=True, max_size=3).stack())(3),
+        lambda: jax.jit(lambda n: TensorArray(f64, size=n, dynamic_size=True, max_size=3).stack(pad=True))(3),
     ),
     (ValueError, r"below 2\*\*31, since sizes are of int32", lambda: growing(max_size=2**31)),
     (TypeError, "max_size must be an integer, got '3'", lambda: growing(max_size="3")),
@@ -142,11 +142,26 @@ REFUSED_INDICES = [
             lambda ta: ta.gather([0], [True]),
             lambda ta: ta.scatter([0], [[1.0, 2.0]], [True]),
             lambda ta: ta.stack(False),
+            lambda ta: ta.concat(True),
+        ],
+    ),
+    *each(
+        TypeError,
+        r"^TensorArray\.(stack|concat): pad must be True or False, got ",
+        lambda f: f(static()),
+        [
+            lambda ta: ta.stack(pad=None),
+            lambda ta: ta.stack(pad=1),
+            lambda ta: ta.concat(pad=None),
+            lambda ta: ta.concat(pad="yes"),
+            lambda ta: ta.stack(pad=jnp.bool_(True)),
         ],
     ),
 ]
 REFUSED_IN_JIT = [
-    (TypeError, "pad=False", lambda ta: ta.stack(pad=False)),
+    (TypeError, r"there may be up to 4. Write stack\(pad=True\) for 4 rows.* mask\(\)", lambda ta: ta.stack()),
+    (TypeError, r"there may be up to 4. Write stack\(pad=True\) for 4 rows", lambda ta: ta.stack(pad=False)),
+    (TypeError, r"there may be up to 4. Write concat\(pad=True\) for 4 rows", lambda ta: ta.concat()),
     (TypeError, r"use size\(\), not len\(\)", len),
     (TypeError, r"use size\(\), not len\(\)", list),
 ]

@@ -42,7 +42,7 @@ def over_steps(body, carry, xs, **options):
 
 
 def total(ta):
-    return jnp.sum(ta.stack() ** 2)
+    return jnp.sum(ta.stack(pad=True) ** 2)
 
 
 def some_row(i, xs):
@@ -315,7 +315,7 @@ def while_loop_until_there_are_enough_rows(xs):
     def body(ta):
         return ta.append(jnp.sin(source.read(ta.size())))
 
-    return lax.while_loop(lambda ta: ta.size() < limit, body, growing(xs)).stack()
+    return lax.while_loop(lambda ta: ta.size() < limit, body, growing(xs)).stack(pad=True)
 
 
 @pytest.mark.parametrize("f", [while_loop_of_a_fixed_array, while_loop_until_there_are_enough_rows])

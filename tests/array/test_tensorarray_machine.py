@@ -4,6 +4,7 @@ Hypothesis draws the steps. `HYPOTHESIS_PROFILE=night` draws many more, and othe
 """
 
 import copy
+import functools
 import os
 import pickle
 import threading
@@ -125,6 +126,11 @@ def with_error(kind, f, text):
 
 def _write_row(ta, index, x, where, known, mode):
     return ta.write(0 if known else index, x, where=where, mode=mode)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _grow_in_jit(ta, index, x):
+    return ta.append(x) if index is None else ta.write(index, x)
 
 
 _write_in_jit = jax.jit(_write_row, static_argnums=(4, 5))
@@ -323,9 +329,13 @@ class Arrays(RuleBasedStateMachine):
             or len({str(leaves(r)[0][1]) for r in old.rows}) > 1
         ):
             return multiple()
-        stacked = old.ta.stack(pad=False)
+        stacked = old.ta.stack()
         wanted = jax.tree.map(lambda *x: np.stack(x), *old.rows)
         assert leaves(stacked) == leaves(wanted)
+        size, limit = len(old.rows), max(self.kind.limit or 0, len(old.rows))
+        assert np.asarray(old.ta.mask()).tolist() == [k < size for k in range(limit)]
+        for padded, row in zip(*map(jax.tree.leaves, (old.ta.stack(pad=True), wanted)), strict=True):
+            assert leaves(padded) == leaves(np.concatenate([row, np.zeros((limit - size, *row.shape[1:]), row.dtype)]))
         return stacked, jax.tree.map(np.asarray, stacked), wanted, old.life
 
     @rule(view=views)
@@ -360,13 +370,21 @@ class Arrays(RuleBasedStateMachine):
     def write_in_jit(self, old, x, donated, where, mode):
         if not old.rows or self.kind.ragged or old.life.over:
             return multiple()
-        known = self.kind.dynamic and not self.kind.limit  # as is needed where arrays grow without end
+        known = self.kind.dynamic and not self.kind.limit  # no limit is needed where an index is known
         index = 0 if known else len(old.rows) - 1
         if mode == "drop" and not known:
             index = MAX_SIZE + x
         old.life.over = donated
         ta = (_write_donated if donated else _write_in_jit)(old.ta, index, self.kind.row(x), where, known, mode)
         return self.hold(ta, self.written(old.rows, index, x, where, mode))
+
+    @rule(target=held, old=held, x=numbers, gap=st.sampled_from([None, 0, 1]))
+    def grow_in_jit(self, old, x, gap):
+        index = len(old.rows) + (gap or 0)
+        if not self.kind.dynamic or self.kind.ragged or old.life.over or index >= MAX_SIZE:
+            return multiple()
+        ta = _grow_in_jit(old.ta, None if gap is None else index, self.kind.row(x))
+        return self.hold(ta, self.written(old.rows, index, x))
 
     # --- threads and interrupts --------------------------------------------------------------------------------
 

@@ -116,7 +116,7 @@ def identity(kind, ta, i, v, w):
 def old_version(kind, ta, i, v, w):
     newer = ta.write(i, as_rows(kind, v))
     newest = newer.write(0, as_rows(kind, v * v))
-    return newer, (ta.read(0), newer.read(0), newest.read(0), ta.stack())
+    return newer, (ta.read(0), newer.read(0), newest.read(0), ta.stack(pad=True))
 
 
 #: name -> (kind, array, index, value, where) -> (array, what came out). Each is done in every step.
@@ -126,8 +126,8 @@ METHODS: dict[str, Any] = {
     "write_drop": lambda kind, ta, i, v, w: (ta.write(i, as_rows(kind, v), mode="drop"), ()),
     "read": lambda kind, ta, i, v, w: (ta, ta.read(i)),
     "read_masked": lambda kind, ta, i, v, w: (ta, (ta.read(i, where=w), ta.read(i, mode="drop"))),
-    "stack": lambda kind, ta, i, v, w: (ta.write(i, as_rows(kind, v)), ta.stack()),
-    "concat": lambda kind, ta, i, v, w: (ta.write(i, as_rows(kind, v)), ta.concat()),
+    "stack": lambda kind, ta, i, v, w: (ta.write(i, as_rows(kind, v)), (ta.stack(pad=True), ta.mask())),
+    "concat": lambda kind, ta, i, v, w: (ta.write(i, as_rows(kind, v)), ta.concat(pad=True)),
     "gather": lambda kind, ta, i, v, w: (ta, ta.gather(vector(i, 0, i))),
     "gather_masked": gather_masked,
     "scatter": lambda kind, ta, i, v, w: (ta.scatter(vector(i, 0, i), three(kind, v)), ()),
@@ -209,7 +209,7 @@ def checkpointed_scan(step, *operands):
 
 
 def run(kind, loop, names, rows, values, i, w, lib=TensorArray):
-    """For each method: all rows of an array of its own, the number of them, and what the steps gave.
+    """For each method: all rows of an array of its own, padded, the number of them, and what the steps gave.
 
     `rows`, `values` and the indices `i` are dicts with one entry for each of them.
     """
@@ -219,7 +219,7 @@ def run(kind, loop, names, rows, values, i, w, lib=TensorArray):
         return {m: ta for m, (ta, _) in done.items()}, {m: out for m, (_, out) in done.items()}
 
     tas, outs = loop(step, {m: start(kind, lib, rows[m]) for m in names}, i, values, w)
-    return {m: (tas[m].stack(), jnp.asarray(tas[m].size()), outs[m]) for m in names}
+    return {m: (tas[m].stack(pad=True), jnp.asarray(tas[m].size()), outs[m]) for m in names}
 
 
 def scalar_of(results):
@@ -368,7 +368,7 @@ def test_examples_that_take_different_branches_have_different_sizes(branch):
             return lax.cond(w, lambda ta: (ta.append(v), ta.size()), lambda ta: (ta, ta.size()), ta)
 
         ta, sizes = lax.scan(lambda ta, x: step(ta, *x), start(kind, TensorArray, rows), (values, w))
-        return scalar_of(ta.stack()), (ta.stack(), sizes)
+        return scalar_of(ta.stack(pad=True)), (ta.stack(pad=True), sizes)
 
     gradient, (found, sizes) = jit(jax.vmap(jax.grad(f, (0, 1), has_aux=True)))(ROWS, VALUES, WHERE)
     np.testing.assert_array_equal(sizes, SIZE + np.cumsum(WHERE, 1) - WHERE)
@@ -378,7 +378,7 @@ def test_examples_that_take_different_branches_have_different_sizes(branch):
             ta = start(kind, ListArray, rows)
             for v, w in zip(values, WHERE[k], strict=True):
                 ta = ta.append(v, where=w)
-            return scalar_of(ta.stack()), ta.stack()
+            return scalar_of(ta.stack(pad=True)), ta.stack(pad=True)
 
         wanted_gradient, wanted = in_numpy(jax.grad(by_model, (0, 1), has_aux=True))(ROWS[k], VALUES[k])
         assert_close(found[k], wanted)
@@ -391,7 +391,7 @@ def test_a_vmapped_while_loop_grows_every_array_to_its_own_size():
     def f(count):
         ta = TensorArray(jnp.float64, size=0, dynamic_size=True, max_size=4, element_shape=())
         ta = lax.while_loop(lambda ta: ta.size() < count, lambda ta: ta.append(ta.size() + jnp.float64(1)), ta)
-        return ta.stack(), ta.size()
+        return ta.stack(pad=True), ta.size()
 
     rows, sizes = jit(jax.vmap(f))(counts)
     np.testing.assert_array_equal(rows, [[1, 2, 0, 0], [0, 0, 0, 0], [1, 2, 3, 4]])
@@ -432,7 +432,7 @@ def test_the_gradient_of_an_array_with_a_size_has_all_possible_rows():
     """Its size has none, and JAX is told so: otherwise it says that it was given an int32."""
 
     def f(ta):
-        return jnp.sum(ta.append(2 * ta.read(1)).stack() ** 2)
+        return jnp.sum(ta.append(2 * ta.read(1)).stack(pad=True) ** 2)
 
     ta = TensorArray.from_array(jnp.asarray(ROWS[0, :3]), dynamic_size=True, max_size=5)
     wanted = np.concatenate([2 * ROWS[0, :3], np.zeros((2, *ROWS.shape[2:]), np.float32)])
@@ -485,8 +485,9 @@ def test_scan_stacks_the_arrays_that_its_steps_give(kind):
     for k in range(STEPS):
         expected = ROWS[0] if k == 0 else np.stack([ROWS[0, 0], VALUES[0, k - 1], *ROWS[0, 2:]])
         found = at(k, tas).stack()
-        np.testing.assert_array_equal(found[:SIZE], expected)
-        np.testing.assert_array_equal(jax.vmap(lambda ta: ta.stack())(tas)[k], found)
+        np.testing.assert_array_equal(found, expected)
+        padding = np.zeros((MAX_SIZE - SIZE if kind.dynamic else 0, 2))
+        np.testing.assert_array_equal(jax.vmap(lambda ta: ta.stack(pad=True))(tas)[k], [*found, *padding])
 
 
 def test_an_array_is_what_scan_iterates_over():
@@ -630,7 +631,7 @@ def step_of(kind, method):
     return lambda ta, i, v, w: METHODS[method](kind, ta, i[0], v, w)
 
 
-def execute(kind, steps, i, w, rows, values, lib=TensorArray, wrapped=False):
+def execute(kind, steps, i, w, rows, values, lib=TensorArray, wrapped=False, pad=True):
     """All that came out of the steps, and all versions at the end. `rows` may be an array already."""
     tas, outs = [rows if isinstance(rows, TensorArray) else start(kind, lib, rows)], []
     hand = jnp.zeros(2)
@@ -641,7 +642,7 @@ def execute(kind, steps, i, w, rows, values, lib=TensorArray, wrapped=False):
             hand = hand + (out["a"][:, 0] if kind.pytree else out)
         tas.append(ta)
         outs.append(out)
-    return outs, [(ta.stack(), jnp.asarray(ta.size())) for ta in tas]
+    return outs, [(ta.stack(pad=pad), ta.mask(), jnp.asarray(ta.size())) for ta in tas]
 
 
 def arguments(seed):
@@ -653,9 +654,9 @@ def numbers(steps):
     return np.stack([s.index for s in steps], 1), np.stack([s.where for s in steps], 1)
 
 
-def by_model(seed, k):
+def by_model(seed, k, pad=True):
     kind, steps = random_program(seed)
-    return functools.partial(execute, kind, steps, *at(k, numbers(steps)), lib=ListArray)
+    return functools.partial(execute, kind, steps, *at(k, numbers(steps)), lib=ListArray, pad=pad)
 
 
 #: Together they have most methods in most places, each in arrays of either size, and much of what may follow it.
@@ -699,8 +700,8 @@ def test_random_program_outside_of_jit(seed):
     i = [[convert(n) for n in three] for three in index]
     w = [bool(x) if convert is int else jnp.asarray(x) for x in where]
     args = jax.tree.map(jnp.asarray, at(0, arguments(seed)))
-    f = functools.partial(execute, kind, steps, i, w)
-    wanted, wanted_gradient = in_numpy(lambda *args: values_and_gradient(by_model(seed, 0), *args))(*args)
+    f = functools.partial(execute, kind, steps, i, w, pad=False)
+    wanted, wanted_gradient = in_numpy(lambda *args: values_and_gradient(by_model(seed, 0, pad=False), *args))(*args)
     assert_close(f(*args), wanted)
     assert_close(values_and_gradient(f, *args), (wanted, wanted_gradient))
 

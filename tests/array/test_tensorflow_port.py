@@ -406,7 +406,7 @@ def test_a_loop_writes_its_outputs_and_derivatives_go_through_it(mode, loop, opt
             return ta.write(time, row + var + state), state + row
 
         ta = TensorArray(np.float32, tensor_array_name="foo", element_shape=[5], **options)
-        return loop(step, ta, state0).stack()
+        return loop(step, ta, state0).stack(pad=True)
 
     def everything(args, grad_val, directions):
         out, push_forward = jax.linearize(recurrence, *args)

@@ -53,7 +53,7 @@ def appended(xs):
     start = TensorArray.like(xs[0], 0, dynamic_size=True, max_size=len(xs)).append(xs[0])
     n = jnp.sum(xs[:, 0] < 99)
     array = while_loop(lambda array: array.size() < n, body, start, max_steps=len(xs))
-    return jnp.sum(array.stack() ** 2)
+    return jnp.sum(array.stack(pad=True) ** 2)
 
 
 def popped(xs):
@@ -197,7 +197,8 @@ def test_a_buffer_that_is_only_written_is_not_copied_on_the_way_back(update, res
                 rows = write(rows, i if update == "write" else ta_read(index, i), y)
             return i + 1, y, rows
 
-        return jnp.sum(while_loop(lambda c: c[0] < 40, body, (0, x, rows), max_steps=n, residuals=residuals)[2].stack())
+        rows = while_loop(lambda c: c[0] < 40, body, (0, x, rows), max_steps=n, residuals=residuals)[2]
+        return jnp.sum(rows.stack(pad=True))
 
     x = jnp.ones(4)
     assert_no_whole_buffer_copy(compiled(jax.grad(loss), x, jnp.arange(n)), jnp.zeros((n, 4)))

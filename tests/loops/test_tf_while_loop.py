@@ -305,17 +305,24 @@ def test_rows_from_before_the_loop_stay():
     np.testing.assert_allclose(ta.stack(), want)
 
 
-def test_how_many_rows_there_are_is_not_guessed():
-    def f(n, x, pad=None):
-        return by_tf_while_loop(n, x, growing()).stack(pad=pad)
+@pytest.mark.parametrize("loop", [by_tf_while_loop, by_fori_loop], ids=["while", "fori"])
+def test_they_may_be_overwritten(loop):
+    x = jnp.asarray(X[0])
+    ta = growing().unstack(jnp.ones((2, 3)))
+    np.testing.assert_allclose(loop(4, x, ta).stack(), rows_in_python(4, X[0]))
+    np.testing.assert_allclose(loop(1, x, ta).stack(), [X[0], np.ones(3)])
 
+
+def test_how_many_rows_there_are_is_not_guessed():
     x = jnp.asarray(X[0])
     with pytest.raises(
-        TypeError, match=r"TensorArray.stack: .* max_size, 6, was found by a loop. Write stack\(pad=True"
+        TypeError, match=r"TensorArray.stack: .* known only at run time here; .* up to 6. Write stack\(pad=True\)"
     ):
-        jit(f)(4, x)
-    with pytest.raises(TypeError, match=r"TensorArray.concat: .* max_size, 6, was found by a loop"):
+        jit(lambda n, x: by_tf_while_loop(n, x, growing()).stack())(4, x)
+    with pytest.raises(TypeError, match=r"TensorArray.concat: .* up to 6. Write concat\(pad=True\) for 6 rows"):
         jit(lambda n, x: by_tf_while_loop(n, x, growing()).concat())(4, x)
+    mask = jit(lambda n, x: by_tf_while_loop(n, x, growing()).mask())(4, x)
+    np.testing.assert_array_equal(mask, [True] * 4 + [False] * 2)
     returned = jit(lambda n, x: by_tf_while_loop(n, x, growing()))(4, x)
     np.testing.assert_allclose(returned.stack(), rows_in_python(4, X[0]))
 
@@ -335,6 +342,45 @@ def test_a_row_past_what_the_loop_found_is_an_error_and_never_lost(batched):
         jax.block_until_ready(call(*args(4, 2)))
 
 
+def by_two(n, ta):
+    """Two rows a step."""
+    return tf_while_loop(
+        lambda i, ta: i < n,
+        lambda i, ta: (i + 1, ta.append(1.0 + i).append(-1.0 - i)),
+        (0, ta),
+        maximum_iterations=3,
+    )[1]
+
+
+@pytest.mark.parametrize("options", [{}, {"element_shape": ()}])
+@pytest.mark.parametrize(
+    "loop",
+    [
+        by_two,
+        lambda n, ta: fori_loop(0, n, lambda i, ta: ta.append(1.0 + i).append(-1.0 - i), ta, max_steps=3),
+    ],
+    ids=["while", "fori"],
+)
+def test_there_is_room_for_all_rows_that_a_step_appends(loop, options):
+    rows = [1, -1, 2, -2, 3, -3]
+    np.testing.assert_array_equal(loop(3, growing(**options)).stack(), rows)
+    np.testing.assert_array_equal(loop(2, growing(**options).append(7.0)).append(8.0).stack(), [7, *rows[:4], 8])
+    stacked = jit(lambda n: loop(n, growing(**options)).stack(pad=True))
+    for n in (0, 1, 3):
+        np.testing.assert_array_equal(stacked(n), [*rows[: 2 * n], *[0] * (6 - 2 * n)])
+
+
+def test_where_they_cannot_be_counted_there_is_room_for_one():
+    def f(n, both):
+        body = lambda i, ta: ta.append(1.0).append(2.0, where=both)  # noqa: E731
+        return fori_loop(0, n, body, growing(), max_steps=4).stack(pad=True)
+
+    np.testing.assert_array_equal(jit(f)(4, False), [1, 1, 1, 1])
+    np.testing.assert_array_equal(jit(f)(2, True), [1, 2, 1, 2])
+    with pytest.raises(RUNTIME_ERRORS, match=r"max_size=4, which a loop found: one row a step.*index 4 is out of"):
+        jax.block_until_ready(jit(f)(3, True))
+
+
 def append_twice(ta, more=0):
     return tf_while_loop(
         lambda j, ta: j < 2, lambda j, ta: (j + 1, ta.append(1.0 + j)), (0, ta), maximum_iterations=2 + more
@@ -350,7 +396,9 @@ def test_a_loop_in_a_loop_adds_its_rows_in_each_step():
     stacked = jit(lambda n: f(n, maximum_iterations=3).stack(pad=True))
     np.testing.assert_array_equal(stacked(3), [1, 2, 1, 2, 1, 2])
     np.testing.assert_array_equal(stacked(1), [1, 2, 0, 0, 0, 0])
-    with pytest.raises(ValueError, match=r"grows in a loop inside of one whose number of steps has no bound: give"):
+    with pytest.raises(
+        ValueError, match=r"a TensorArray grows in a loop without a bound: .* give TensorArray\(\.\.\., max"
+    ):
         f(2)
 
 

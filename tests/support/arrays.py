@@ -14,8 +14,9 @@ RUNTIME_ERRORS = (jax.errors.JaxRuntimeError, ValueError)
 
 
 def out_of_range(method):
-    """What the error at run time says. If no index was given, it is about `max_size`."""
-    more = r" \(max_size=\d+; give a larger one for more rows\)" if method == "append" else ""
+    """What the error at run time says. What makes an array grow may need a larger `max_size`."""
+    grows = method in ("write", "scatter", "append")
+    more = r" \(max_size=\d+; give a larger one for more rows\)" if grows else ""
     return rf"TensorArray\.{method}{more}: index -?\d is out of range"
 
 
@@ -46,4 +47,4 @@ def ragged(lengths=(2, 0, 3)):
 
 
 def rows(ta):
-    return np.asarray(ta.stack(pad=False))
+    return np.asarray(ta.stack())

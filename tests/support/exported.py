@@ -32,7 +32,7 @@ def by_a_loop(b):
 
     ys = TensorArray.like(b[0], 0, dynamic_size=True, max_size=8)
     n = jnp.sum(b[:, 0] < 0.8)
-    return jnp.sum(while_loop(lambda c: c[0] < n, body, (0, ys), max_steps=8)[1].stack() ** 2)
+    return jnp.sum(while_loop(lambda c: c[0] < n, body, (0, ys), max_steps=8)[1].stack(pad=True) ** 2)
 
 
 PROGRAMS = {f"{f.__name__}-{name}": g for f in (by_ops, by_a_loop) for name, g in (("value", f), ("grad", jax.grad(f)))}

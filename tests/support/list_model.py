@@ -22,7 +22,7 @@ def _rows_of(value: Any) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class ListArray:
-    """The rows, a row of zeros, and the number of rows that `stack` gives, or None for as many as there are."""
+    """The rows, a row of zeros, and how many rows a padded `stack` gives, or None for as many as there are."""
 
     rows: tuple[Any, ...]
     zero: Any
@@ -69,13 +69,17 @@ class ListArray:
     def _stacked(self, rows: Any) -> Any:
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
 
-    def stack(self, *, pad: bool = True) -> Any:
+    def stack(self, *, pad: bool = False) -> Any:
         padding = self.max_size - len(self.rows) if pad and self.max_size is not None else 0
         rows = [*self.rows, *[self.zero] * padding]
         return self._stacked(rows) if rows else jax.tree.map(lambda x: x[None][:0], self.zero)
 
-    def concat(self) -> Any:
-        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), self.stack())
+    def concat(self, *, pad: bool = False) -> Any:
+        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), self.stack(pad=pad))
+
+    def mask(self) -> Any:
+        limit = len(self.rows) if self.max_size is None else self.max_size
+        return jnp.array([k < len(self.rows) for k in range(limit)])
 
     def gather(self, indices: Any, *, where: Any = True, mode: str | None = None) -> Any:
         wheres = np.broadcast_to(where, len(indices))

@@ -152,7 +152,7 @@ def appends_and_pops(lib, p, n):
 
     start = lib.array(b[:2], dynamic_size=True, max_size=12)
     array = lib.while_loop(lambda ta: ta.size() < size, step, start)
-    return vector(array.stack(), array.size())
+    return vector(array.stack(pad=True), array.size())
 
 
 @program

@@ -1,0 +1,398 @@
+"""Arrays that grow, against Python lists: they have the list's rows, or raise where it is longer than its bound."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from arrays import RUNTIME_ERRORS
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from jax import lax
+
+import jax_tensorarray
+from jax_tensorarray import TensorArray, fori_loop, growing, scan, ta_read, tf_while_loop, while_loop
+
+MOST = 40
+
+
+def new(**options):
+    return TensorArray(jnp.float64, size=0, dynamic_size=True, element_shape=(), **options)
+
+
+# --- histories -------------------------------------------------------------------------------------------------
+#
+# A history is what is done before, in each step of, and after a loop of n steps. A row is c times a number.
+
+
+def apply(op, ta, i, c):
+    """One operation on an array, in a step i."""
+    kind, k = op
+    if kind == "append":
+        return ta.append(c * (i + k))
+    if kind == "at_size":
+        return ta.write(ta.size(), c * (i - k))
+    if kind == "gap":
+        return ta.write(ta.size() + k, c * k)
+    if kind == "index":
+        return ta.write(i + k, c * (2 * i + k))
+    if kind == "where":
+        return ta.append(c * i, where=(i + k) % 2 == 0)
+    if kind == "scatter":
+        at = [i + k, i] if isinstance(i, int) else jnp.stack([i + k, i])
+        return ta.scatter(at, c * jnp.array([1.0, 2.0]))
+    ta, row = ta.pop()
+    return ta.append(row + c) if kind == "replace" else ta
+
+
+def apply_to_list(op, rows, i):
+    """The same with a list of factors of c. IndexError where there is nothing to take."""
+
+    def write(index, x):
+        rows.extend([0.0] * (index + 1 - len(rows)))
+        rows[index] = x
+
+    kind, k = op
+    if kind == "append" or kind == "at_size":
+        rows.append(float(i + k if kind == "append" else i - k))
+    elif kind == "gap":
+        write(len(rows) + k, float(k))
+    elif kind == "index":
+        write(i + k, float(2 * i + k))
+    elif kind == "where":
+        rows.extend([float(i)] * ((i + k) % 2 == 0))
+    elif kind == "scatter":
+        write(i + k, 1.0)
+        write(i, 2.0)
+    else:
+        row = rows.pop()
+        rows.extend([row + 1.0] * (kind == "replace"))
+
+
+def list_of(history, n):
+    """The rows, and the largest number of them at any time; None for the rows if one was taken that was not there."""
+    rows, most = [], 0
+    before, step, after = history
+    steps = [(op, 0) for op in before] + [(op, i) for i in range(n) for op in step] + [(op, n) for op in after]
+    for op, i in steps:
+        try:
+            apply_to_list(op, rows, i)
+        except IndexError:
+            return None, most
+        most = max(most, len(rows))
+    return rows, most
+
+
+operations = st.tuples(
+    st.sampled_from(["append", "append", "at_size", "gap", "index", "where", "scatter", "pop", "replace"]),
+    st.integers(0, 2),
+)
+histories = st.tuples(
+    st.lists(operations.filter(lambda op: op[0] != "where"), max_size=3),
+    st.lists(operations, min_size=1, max_size=2),
+    st.lists(operations, max_size=1),
+)
+
+
+def grown(how, history, n, c, most):
+    """The array after a history, in a loop that ends when the data say so."""
+    before, step, after = history
+    ta = new(max_size=most) if how == "given" else new()
+    for op in before:
+        ta = apply(op, ta, 0, c)
+    if how == "known":  # n is a number of Python
+        for i in range(n):
+            for op in step:
+                ta = apply(op, ta, i, c)
+    else:
+
+        def body(i, ta):
+            for op in step:
+                ta = apply(op, ta, i, c)
+            return i + 1, ta
+
+        options = {} if how == "growing" else {"maximum_iterations": 6}
+        _, ta = tf_while_loop(lambda i, _: i < n, body, (0, ta), **options)
+    for op in after:
+        ta = apply(op, ta, n, c)
+    return ta
+
+
+def results(ta, weights):
+    padded, there = ta.stack(pad=True), ta.mask()
+    return jnp.sum(padded * weights[: len(padded)] * there), (padded, there, ta.size())
+
+
+def check(found, factors, c, weights):
+    (total, (padded, there, size)), gradient = found
+    n = len(factors)
+    assert size == n
+    assert there.tolist() == [k < n for k in range(len(there))]
+    np.testing.assert_allclose(padded, [*np.multiply(c, factors), *[0.0] * (len(padded) - n)])
+    np.testing.assert_allclose(total, c * np.dot(factors, weights[:n]))
+    np.testing.assert_allclose(gradient, np.dot(factors, weights[:n]))
+
+
+@pytest.mark.parametrize("how", ["given", "found", "known", "growing"])
+@given(history=histories, n=st.integers(0, 5), other=st.integers(0, 5), most=st.integers(0, 12))
+def test_a_history_gives_the_rows_of_a_list_or_raises_where_it_is_too_long(how, history, n, other, most):
+    c, weights = 1.5, np.linspace(1, 2, MOST)
+    if how == "known":
+        history = (*history[:2], [op for op in history[2] if op[0] != "where"])
+        history = (history[0], [op for op in history[1] if op[0] != "where"], history[2])
+
+    def loss(c, n):
+        return results(grown(how, history, n, c, most), jnp.asarray(weights))
+
+    def compiled(f):
+        return growing(f, start=8) if how == "growing" else jax.jit(f)
+
+    def is_wrong(n, bound):
+        factors, longest = list_of(history, n)
+        return factors is None or longest > bound
+
+    known = how == "known"
+    derivative = jax.value_and_grad(loss, has_aux=True)
+    bound = most if how == "given" else MOST
+    if how == "found":
+        try:
+            bound = jax.eval_shape(lambda c: grown(how, history, jnp.int32(n), c, most), c)._rows.spec.max_size
+        except (IndexError, ValueError):  # after the loop it grows no further than what the loop has found, if it has
+            assume(False)
+        bound = MOST if bound is None else bound
+    run = compiled(lambda c: derivative(c, n)) if known else compiled(derivative)
+    args = (c,) if known else (c, n)
+    if is_wrong(n, bound):
+        with pytest.raises((*RUNTIME_ERRORS, IndexError)):
+            jax.block_until_ready(run(*args))
+        with pytest.raises((*RUNTIME_ERRORS, IndexError)):  # also if nobody looks at a row
+            compiled(lambda c: grown(how, history, n, c, most).size())(*args[:1])
+    else:
+        check(run(*args), list_of(history, n)[0], c, weights)
+    if known:
+        return
+    batched = compiled(jax.vmap(derivative, (None, 0)))
+    if is_wrong(n, bound) or is_wrong(other, bound):
+        with pytest.raises((*RUNTIME_ERRORS, IndexError)):
+            jax.block_until_ready(batched(c, jnp.array([n, other])))
+    else:
+        found = jax.tree.map(np.asarray, batched(c, jnp.array([n, other])))
+        for k, steps in enumerate((n, other)):
+            check(jax.tree.map(lambda x, k=k: x[k], found), list_of(history, steps)[0], c, weights)
+
+
+# --- where a bound comes from ----------------------------------------------------------------------------------
+
+
+def test_a_loop_finds_the_rows_that_each_step_appends():
+    @jax.jit
+    def three_a_step():
+        def body(i, ta):
+            return i + 1, ta.append(1.0 * i).append(2.0 * i).append(3.0 * i)
+
+        return tf_while_loop(lambda i, _: i < 2, body, (0, new().write(0, 9.0)), maximum_iterations=4)[1]
+
+    ta = three_a_step()
+    assert ta.stack().tolist() == [9, 0, 0, 0, 1, 2, 3]
+    assert ta.stack(pad=True).shape == (1 + 3 * 4,)
+
+
+def test_an_array_that_a_loop_of_jax_is_given_does_not_grow_there():
+    for loop in (
+        lambda ta: lax.fori_loop(0, 3, lambda i, ta: ta.append(1.0), ta),
+        lambda ta: lax.scan(lambda ta, x: (ta.append(x), None), ta, jnp.arange(3.0))[0],
+        lambda ta: lax.while_loop(lambda ta: ta.size() < 3, lambda ta: ta.write(3, 1.0), ta),
+        lambda ta: lax.cond(True, lambda ta: ta.append(1.0), lambda ta: ta, ta),
+    ):
+        with pytest.raises(ValueError, match=r"TensorArray\.\w+: inside jit, .* grows no further than max_size"):
+            jax.jit(loop)(new().append(1.0))
+
+
+def test_after_a_loop_of_jax_it_grows_again():
+    @jax.jit
+    def f(x):
+        ta = lax.fori_loop(0, 3, lambda i, ta: ta.write(0, ta.read(0) + 1.0), new().append(x))
+        ta = lax.cond(x > 0, lambda ta: ta, lambda ta: ta.write(0, x), ta.append(x))
+        ta = lax.scan(lambda ta, _: (ta, None), ta.append(2.0), None, 2)[0]
+        return ta.append(3.0).stack()
+
+    assert f(1.0).tolist() == [4, 1, 2, 3]
+
+
+def test_both_branches_of_a_conditional_may_append():
+    f = jax.jit(lambda p, ta: lax.cond(p, lambda: ta.append(1.0), lambda: ta.append(2.0)).stack())
+    assert f(False, new().append(5.0)).tolist() == [5, 2]
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        lambda ta, write: tf_while_loop(lambda i, _: i < 3, lambda i, ta: (i + 1, write(i, ta)), (0, ta)),
+        lambda ta, write: jax.jit(lambda n: fori_loop(0, n, write, ta))(3),
+        lambda ta, write: while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, write(*c)), (0, ta)),
+    ],
+    ids=["tf_while_loop", "fori_loop", "while_loop"],
+)
+@pytest.mark.parametrize(
+    "write",
+    [lambda i, ta: ta.write(i, 1.0), lambda i, ta: ta.write(ta.size(), 1.0), lambda i, ta: ta.append(1.0)],
+    ids=["write", "write_at_size", "append"],
+)
+def test_a_loop_without_a_bound_says_which_bounds_there_are(loop, write):
+    with pytest.raises(ValueError, match=r"no further than max_size: give TensorArray\(\.\.\., max_size=n\)") as e:
+        loop(new(), write)
+    assert "maximum_iterations" in str(e.value) and "growing(f)" in str(e.value)
+
+
+# --- rows that there are ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["stack", "concat"])
+def test_without_pad_there_are_as_many_rows_as_were_written_or_an_error(method):
+    def two(n):
+        ta = TensorArray(jnp.float64, size=0, dynamic_size=True, element_shape=[2], max_size=3)
+        return fori_loop(0, n, lambda i, ta: ta.append(jnp.full(2, 1.0 + i)), ta)
+
+    with pytest.raises(TypeError) as e:
+        jax.jit(lambda n: getattr(two(n), method)())(2)
+    for part in (f"TensorArray.{method}: ", "up to 3", f"{method}(pad=True)", "mask()", "where="):
+        assert part in str(e.value)
+    rows = [[1, 1], [2, 2], [0, 0]]
+    as_shown = np.array if method == "stack" else np.concatenate
+    padded = jax.jit(lambda n: getattr(two(n), method)(pad=True))(2)
+    np.testing.assert_array_equal(padded, as_shown(rows))
+    for ta in (two(2), jax.jit(two)(2)):
+        np.testing.assert_array_equal(getattr(ta, method)(), as_shown(rows[:2]))
+    with pytest.raises(TypeError, match=rf"TensorArray\.{method}: pad must be True or False, got 1"):
+        getattr(two(2), method)(pad=1)
+
+
+def test_the_mask_of_every_kind_of_array():
+    assert TensorArray(jnp.float64, size=2).mask().tolist() == [True, True]
+    assert TensorArray(jnp.float64, size=2, element_shape=()).write(0, 1.0).mask().tolist() == [True, True]
+    assert new().append(1.0).append(2.0).append(3.0).pop()[0].mask().tolist() == [True, True]
+    assert new(max_size=3).append(1.0).mask().tolist() == [True, False, False]
+    assert TensorArray(jnp.float64, 1, True, max_size=3).mask().tolist() == [True, False, False]
+    ragged = TensorArray(jnp.float64, 0, True, infer_shape=False).append(jnp.ones(1)).append(jnp.ones(2))
+    assert ragged.mask().tolist() == [True, True]
+    masks = jax.jit(jax.vmap(lambda n: fori_loop(0, n, lambda i, ta: ta.append(1.0), new(max_size=3)).mask()))
+    assert masks(jnp.array([0, 2])).tolist() == [[False] * 3, [True, True, False]]
+
+
+def test_rows_of_one_shape_that_are_kept_one_by_one_are_padded_too():
+    ta = TensorArray(jnp.float64, 0, True, infer_shape=False, max_size=3).append(jnp.ones(2))
+    assert ta.stack().shape == (1, 2)
+    assert ta.stack(pad=True).tolist() == [[1, 1], [0, 0], [0, 0]]
+    assert ta.concat(pad=True).shape == (6,)
+    with pytest.raises(ValueError, match="no padding of rows of different shapes"):
+        ta.append(jnp.ones(1)).concat(pad=True)
+
+
+# --- texts -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda i, ta: ta.append(sum(ta.read(k) for k in range(ta.size()))),
+        lambda i, ta: ta.append(ta.stack(pad=True)[:i].sum()),
+        lambda i, ta: ta.append(ta.gather(jnp.arange(0, i + 1)).sum()),
+    ],
+    ids=["range", "slice", "arange"],
+)
+def test_a_traced_size_that_is_used_as_a_shape_is_the_error_of_jax_and_says_what_to_write(body):
+    with pytest.raises((TypeError, IndexError)) as e:
+        tf_while_loop(lambda i, _: i < 3, lambda i, ta: (i + 1, body(i, ta)), (0, new(max_size=4).append(1.0)))
+    assert type(e.value).__module__.startswith(("jax", "builtins"))
+    assert "`fori_loop(0, ta.size(), ...)`" in str(e.value) and "`ta.mask()`" in str(e.value)
+
+
+def test_other_errors_of_a_loop_stay_as_they_are():
+    with pytest.raises(TypeError) as e:
+        while_loop(lambda i: i < 3, lambda i: i + len(range(i)), 0)
+    assert "ta.size()" not in str(e.value)
+    with pytest.raises(IndexError) as e:
+        tf_while_loop(lambda i, ta: i < 3, lambda i, ta: [ta][int(ta.dynamic_size) + 1], (0, new(max_size=4)))
+    assert "ta.size()" not in str(e.value)
+
+
+def test_an_array_is_no_operand():
+    rows = TensorArray.from_array(jnp.arange(3.0))
+    for f in (
+        lambda: lax.scan(lambda c, x: (c + x, x), 0.0, rows),
+        lambda: scan(lambda c, x: (x * c, x), 0.0, rows),
+        lambda: jax.jit(lambda: jnp.asarray(rows))(),
+        lambda: rows < 3,
+        lambda: -rows,
+        lambda: np.ones(3) * rows,
+        lambda: np.float64(2) // rows,
+    ):
+        with pytest.raises(TypeError, match=r"is no array: .* ta\.stack\(\)"):
+            f()
+
+
+def test_two_branches_whose_arrays_differ_are_told_apart():
+    def array(**options):
+        return TensorArray(jnp.float64, size=2, element_shape=(), **options)
+
+    for one, other, texts in (
+        (array(), array(dynamic_size=True), ("a fixed size", "dynamic_size=True without max_size")),
+        (array(dynamic_size=True, max_size=2), array(dynamic_size=True, max_size=3), ("max_size=2", "max_size=3")),
+    ):
+        with pytest.raises(TypeError) as e:
+            lax.cond(True, lambda one=one: one, lambda other=other: other)
+        assert all(text in str(e.value) for text in texts)
+
+
+def test_unknown_shapes_in_a_loop_and_infer_shape():
+    ta = TensorArray(jnp.float64, size=2, infer_shape=False)
+    with pytest.raises(TypeError, match="If all rows have one shape, leave infer_shape=False out"):
+        tf_while_loop(lambda i, ta: i < 2, lambda i, ta: (i + 1, ta.write(i, 1.0)), (0, ta))
+
+
+def test_an_index_of_another_library_is_named():
+    class Tensor:
+        dtype, shape, ndim = "int32", (), 0
+
+    with pytest.raises(TypeError, match=r"TensorArray\.read: index must be an integer, got \w+\.Tensor of int32"):
+        TensorArray.from_array(jnp.arange(3.0)).read(Tensor())
+
+
+def test_a_loop_whose_array_nobody_takes_gives_a_warning():
+    ta = TensorArray(jnp.float64, size=2, element_shape=())
+
+    def write(i, ta):
+        return ta.write(i, 1.0)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        tf_while_loop(lambda i, _: i < 2, lambda i, ta: (i + 1, write(i, ta)), (0, ta))
+        jax_tensorarray.fori_loop(0, 2, write, ta)
+        while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, write(*c)), (0, ta))
+        scan(lambda ta, i: (write(i, ta), None), ta, jnp.arange(2))
+    assert [str(w.message).partition(":")[0] for w in caught] == ["tf_while_loop", "fori_loop", "while_loop", "scan"]
+    assert {w.filename for w in caught} == {__file__}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        taken = fori_loop(0, 2, write, ta)
+        fori_loop(0, 2, write, taken).stack()
+        assert tf_while_loop(lambda i, _: i < 2, lambda i, ta: (i + 1, write(i, ta)), (0, ta))[0] == 2
+        fori_loop(0, 2, lambda i, x: x + i, 0)
+
+
+# --- where masks do not reach ----------------------------------------------------------------------------------
+
+
+def test_where_no_mask_reaches_an_index_that_is_out_of_range_is_dropped():
+    rows, numbers = jnp.arange(4.0), jnp.array([1, 3, 0])
+
+    def printing(n, i):
+        jax.debug.callback(lambda: None)
+        return ta_read(rows, n + i)
+
+    in_a_branch = jax.vmap(lambda n: lax.cond(n < 2, lambda: printing(n, 2), lambda: -1.0))
+    assert in_a_branch(numbers).tolist() == [3, -1, 2]
+    in_a_loop = jax.vmap(lambda n: lax.fori_loop(0, n, lambda i, s: s + printing(n, i), 0.0))
+    assert in_a_loop(jnp.array([1, 2, 0])).tolist() == [1, 2 + 3, 0]
+    assert in_a_loop(numbers).tolist() == [1, 3, 0]  # rows 4 and 5 are not there
