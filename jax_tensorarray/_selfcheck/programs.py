@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_tensorarray import checkpoint_policies
+from jax_tensorarray._array.tensorarray import TensorArray
 from jax_tensorarray._ops.add import ta_add
 from jax_tensorarray._ops.read import ta_read
 from jax_tensorarray._ops.swap import ta_swap
@@ -38,10 +39,24 @@ plain = SimpleNamespace(
     add=lambda buffer, index, value: buffer.at[index].add(value),
     swap=_plain_swap,
     policy=None,
+    array=lambda size, row: jnp.zeros((size, *row.shape), row.dtype),
+    get=lambda ta, index: ta[index],
+    put=lambda ta, index, row: ta.at[index].set(row),
+    stack=lambda ta: ta,
 )
 
 #: The same with this library.
-ours = SimpleNamespace(read=ta_read, write=ta_write, add=ta_add, swap=ta_swap, policy=checkpoint_policies.save_reads)
+ours = SimpleNamespace(
+    read=ta_read,
+    write=ta_write,
+    add=ta_add,
+    swap=ta_swap,
+    policy=checkpoint_policies.save_reads,
+    array=lambda size, row: TensorArray.like(row, 0, dynamic_size=True, max_size=size),
+    get=TensorArray.read,
+    put=TensorArray.write,
+    stack=lambda ta: ta.stack(pad=True),
+)
 
 
 class Program(NamedTuple):
@@ -307,3 +322,20 @@ def issue_15906(ops: Any, x: Array) -> Array:
         return (i + 1, ops.write(ys, i, ops.read(x, i) * i**0.5)), None
 
     return jnp.sum(lax.scan(body, (0, jnp.zeros_like(x)), None, length=len(x))[0][1])
+
+
+def _decoder(ops: Any, x: Array) -> Array:
+    def step(c: tuple[Any, Any, Array], ix: tuple[Array, Array]) -> tuple[Any, Any, Array]:
+        (states, tokens, score), (i, row) = c, ix
+        state = jnp.tanh(row + ops.get(states, i) - ops.get(states, i // 2))
+        chances = jax.nn.log_softmax(state.reshape(-1))
+        token = jnp.argmax(chances).astype(jnp.int32)
+        return ops.put(states, i + 1, state), ops.put(tokens, i, token), score + chances[token]
+
+    states, tokens = ops.array(len(x) + 1, x[0]), ops.array(len(x), jnp.int32(0))
+    states, tokens, score = _over_steps(step, (ops.put(states, 0, x[0]), tokens, jnp.zeros(())), x)
+    return score + jnp.sum(ops.stack(states) ** 2) + jnp.sum(ops.stack(tokens))
+
+
+#: What the main job shows: these, and one as people port it from TensorFlow.
+shown = programs | {"tensorarray": Program("tensorarray", "a decoder with two growing TensorArrays", _decoder)}

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import pytest
 
 from jax_tensorarray._selfcheck import report as main_job
-from jax_tensorarray._selfcheck.programs import Program, ours, programs
+from jax_tensorarray._selfcheck.programs import Program, ours
+from jax_tensorarray._selfcheck.programs import shown as programs
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +33,7 @@ def row_of(output, name):
 
 
 @pytest.mark.slow
-def test_as_a_command_it_names_versions_kernels_and_every_loop(tmp_path):
+def test_as_a_command_it_names_versions_kernels_and_a_handful_of_loops(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "jax_tensorarray", "--quick"],
         capture_output=True,
@@ -46,7 +47,7 @@ def test_as_a_command_it_names_versions_kernels_and_every_loop(tmp_path):
     assert re.search(r"^devices +cpu:0", done.stdout, re.MULTILINE)
     assert re.search(r"^kernels +cpu", done.stdout, re.MULTILINE)
     assert "FAIL" not in done.stdout
-    for name in programs:
+    for name in main_job.HANDFUL:
         assert row_of(done.stdout, name)
     assert max(map(len, lines)) <= 100
     assert not re.search(r"^[IWEF][0-9]{4} ", done.stderr, re.MULTILINE), done.stderr  # as XLA logs
@@ -140,3 +141,27 @@ def test_progress_is_one_line_on_a_terminal(two_small_loops, monkeypatch, capsys
     assert max(map(len, shown)) == 79
     assert max(int(done) for done in re.findall(r"(\d+)/18 ", errors)) == 18
     assert shown[-1] == ""
+
+
+def test_in_a_pipe_progress_is_a_line_now_and_then(two_small_loops, monkeypatch, capsys):
+    monkeypatch.setattr(main_job.Progress, "SECONDS", 0.0)
+    assert main_job.main(["--quick"]) == 0
+    errors = capsys.readouterr().err
+    assert "\r" not in errors
+    assert all(re.fullmatch(r"\d+/18  \d+ s  (compiling|timing) \w+, T = 16", line) for line in errors.splitlines())
+    assert len(errors.splitlines()) == 18
+
+
+@pytest.mark.parametrize(
+    ("repeated", "shown"),
+    [([1.0, 16.0], "1.0"), ([1.0, 64.0, 1.0, 64.0, 1.0, 64.0], "4.0"), ([1.0, 16.0 * 9, 3.0, 16.0 * 9] * 2, "~4.0")],
+    ids=["it was noise", "it is so", "it is noisy"],
+)
+def test_a_growth_that_is_neither_linear_nor_quadratic_is_measured_again(repeated, shown, monkeypatch):
+    case = main_job.Case(programs["write"], main_job.gradient, (2,), (1, 16))
+    keys = {main_job.Key(case, main_job.OURS, T): None for T in case.sizes}
+    seconds = iter([*repeated, *[1.0, 64.0] * 9])
+    monkeypatch.setattr(main_job, "seconds_of", lambda *_: next(seconds) / 1e6)
+    times = [1.0, 4.0]
+    is_noisy = main_job._repeat(case, main_job.OURS, keys, times, 0)
+    assert main_job._factor(main_job.Measured(times, 0, 0).growth, is_noisy=is_noisy) == shown
