@@ -13,12 +13,16 @@ from jax_tensorarray import TensorArray, foldl, fori_loop, map_structure, tf_whi
 Array = Any
 
 gradient = jax.grad
-matmul, tanh, repeat, softmax = jnp.matmul, jnp.tanh, jnp.repeat, jax.nn.softmax
+tanh, repeat, softmax = jnp.tanh, jnp.repeat, jax.nn.softmax
 reverse, expand_dims, zeros_like, int32, float32, asarray = (
     *(jnp.flip, lambda x: jnp.expand_dims(x, -1), jnp.zeros_like),
     *(jnp.int32, jnp.float32, jnp.asarray),
 )
 in_xla = True  # under jit, which compiles with XLA
+
+
+def matmul(x: Array, y: Array, transpose_b: bool = False) -> Array:
+    return jnp.matmul(x, jnp.swapaxes(y, -2, -1) if transpose_b else y)
 
 
 def take(x: Array, indices: Array) -> Array:
@@ -27,6 +31,10 @@ def take(x: Array, indices: Array) -> Array:
 
 def argmax(x: Array, axis: int = -1, output_type: Any = jnp.int32) -> Array:
     return jnp.argmax(x, axis).astype(output_type)
+
+
+def argmin(x: Array, axis: int = -1, output_type: Any = jnp.int32) -> Array:
+    return jnp.argmin(x, axis).astype(output_type)
 
 
 def total(x: Array) -> Array:
@@ -123,6 +131,15 @@ def gather(x: Array, indices: Array, axis: int = 0, batch_dims: int = 0) -> Arra
     return one(x, indices)
 
 
+def gather_nd(x: Array, indices: Array, batch_dims: int = 0) -> Array:
+    def one(x: Array, indices: Array) -> Array:
+        return x[tuple(jnp.moveaxis(indices, -1, 0))]
+
+    for _ in range(batch_dims):
+        one = jax.vmap(one)
+    return one(x, indices)
+
+
 def cumsum(x: Array, axis: int = 0) -> Array:
     return jnp.cumsum(x, axis)
 
@@ -130,6 +147,13 @@ def cumsum(x: Array, axis: int = 0) -> Array:
 def one_hot(indices: Any, depth: int, on_value: Any, off_value: Any = 0, dtype: Any = None) -> Array:
     chosen = jnp.where(jnp.asarray(indices)[..., None] == jnp.arange(depth), on_value, off_value)
     return chosen if dtype is None else chosen.astype(dtype)
+
+
+def random_uniform(
+    shape: Any, minval: float = 0, maxval: float = 1, dtype: Any = jnp.float32, seed: int | None = None
+) -> Array:
+    """Numbers that depend on the seed only: JAX has no hidden state."""
+    return jax.random.uniform(jax.random.key(seed or 0), shape, dtype, minval, maxval)
 
 
 def reverse_sequence(x: Array, lengths: Array, seq_axis: int, batch_axis: int) -> Array:

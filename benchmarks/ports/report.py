@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.ports import addons, detr, keras, opennmt, probability
+from benchmarks.ports import addons, agents, asr, detr, keras, lingvo, opennmt, probability
 from benchmarks.ports.source import Change, Program, count, lines_of, own_operations, renamed
 
 PROGRAMS = {
@@ -14,6 +14,9 @@ PROGRAMS = {
     "keras": keras.PROGRAM,
     "probability": probability.PROGRAM,
     "detr": detr.PROGRAM,
+    "asr": asr.PROGRAM,
+    "agents": agents.PROGRAM,
+    "lingvo": lingvo.PROGRAM,
 }
 
 

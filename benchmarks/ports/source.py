@@ -5,6 +5,7 @@ import functools
 import re
 import subprocess
 import sys
+import textwrap
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -18,9 +19,10 @@ WHEELS = FOLDER / "wheels"
 
 #: A line that has to do with an array or a loop.
 _OF_ARRAYS = re.compile(
-    r"TensorArray|_ta\b|while_loop|fold[lr]|in tf\.range|max_steps"
+    r"TensorArray|_ta\b|while_loop|fold[lr]|in tf\.range|max_steps|\bsize="
     r"|(?<!\btf)\.(?:read|write|gather|scatter|stack|unstack|size)\("
 )
+_COMMENT = re.compile(r"^ *#.*", re.MULTILINE)
 _NAME = re.compile(r"\b(?:tf1?|ps)\.(?:\w+\.)*\w+")
 
 
@@ -64,7 +66,7 @@ class Program(NamedTuple):
 
     title: str
     wheel: Wheel
-    #: path -> the functions and classes taken from there
+    #: path -> the functions, classes and methods (`Class.method`) taken from there
     parts: dict[str, Sequence[str]]
     changes: Sequence[Change]
     #: what the program finds under the names of its own package, from the operations of TensorFlow or ours
@@ -127,8 +129,8 @@ def count(program: Program) -> Count:
 
 
 def of_arrays(change: Change) -> bool:
-    """Whether a change is one of an array or a loop."""
-    return bool(_OF_ARRAYS.search(change.old) or _OF_ARRAYS.search(change.new))
+    """Whether a change is one of an array or a loop, in its code."""
+    return bool(_OF_ARRAYS.search(_COMMENT.sub("", change.old)) or _OF_ARRAYS.search(_COMMENT.sub("", change.new)))
 
 
 def lines_of(program: Program, change: Change) -> int:
@@ -166,6 +168,14 @@ def code_lines(source: str) -> list[str]:
 @functools.cache
 def _definitions(wheel: Wheel, path: str, names: Sequence[str]) -> str:
     source = wheel.read(path)
-    lines = source.split("\n")
-    found = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    return "\n\n\n".join("\n".join(lines[found[name].lineno - 1 : found[name].end_lineno]) for name in names)
+    lines, module = source.split("\n"), ast.parse(source)
+    found = [_found(module, name.split(".")) for name in names]
+    return "\n\n\n".join(textwrap.dedent("\n".join(lines[node.lineno - 1 : node.end_lineno])) for node in found)
+
+
+def _found(scope: Any, path: Sequence[str]) -> Any:
+    """The definition of a function, a class or a method."""
+    for name in path:
+        kinds = ast.FunctionDef | ast.ClassDef
+        scope = next(node for node in scope.body if isinstance(node, kinds) and node.name == name)
+    return scope

@@ -9,7 +9,10 @@ expand_dims, zeros_like, int32, float32, asarray = (
     *(lambda x: tf.expand_dims(x, -1), tf.zeros_like, tf.int32, tf.float32),
     tf.convert_to_tensor,
 )
-TensorArray, TensorShape, total = tf.TensorArray, tf.TensorShape, tf.reduce_sum
+TensorArray, TensorShape, total, transpose, where = (
+    *(tf.TensorArray, tf.TensorShape, tf.reduce_sum, tf.transpose),
+    tf.where,
+)
 in_xla = False
 
 
