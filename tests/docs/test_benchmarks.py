@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import measure, memory, report
+from benchmarks import measure, memory, report, sizes
 from benchmarks.cases import CASES, PORTED, RIVALS, Point, points, rivals_of
 from benchmarks.environments import python_of
 from benchmarks.rivals import Unsupported, in_jax
@@ -206,3 +206,10 @@ def test_all_ways_of_keeping_what_a_gradient_needs_give_the_same(program):
     for way, figures in found.items():
         assert figures["answer"] == pytest.approx(found["lax.scan"]["answer"], rel=1e-3), way
         assert figures["cpu"] > 0 and figures["microseconds"] > 0
+
+
+def test_the_tables_of_sizes_compare_arrays_that_give_the_same():
+    of_ways = [line for line in sizes.growth_table(5, 0) if line.startswith("| ")]
+    assert len(of_ways) == 1 + len(sizes.PUTS)
+    of_lengths = [line for line in sizes.lengths_table(2) if line.startswith("| ")]
+    assert [line.split(" | ")[0] for line in of_lengths[1:3]] == ["| `growing`", "| `max_size` of the longest"]

@@ -64,7 +64,7 @@ def test_the_solver_takes_the_steps_of_scipy(name, tolerance):
     assert done and len(pieces) == len(wanted.t) - 1
     assert 6 * (len(pieces) + int(rejected)) + 1 == wanted.nfev
     assert rejected > 0
-    np.testing.assert_allclose(pieces.stack(pad=False).start, wanted.t[:-1], rtol=0, atol=1e-6)
+    np.testing.assert_allclose(pieces.stack().start, wanted.t[:-1], rtol=0, atol=1e-6)
     np.testing.assert_allclose(values, wanted.sol(times).T, rtol=1e-6, atol=1e-6)
 
 
