@@ -26,11 +26,9 @@ def entering_loop(step: Callable[[Any], Any], carry: Any, max_steps: Any) -> Any
     steps, is_bounded = 1 if max_steps is None else int(max_steps), False
     try:
         after = _leaves_after(step, tree, leaves, incomplete)
-    except checks.NeedsMaxSizeError:
-        if max_steps is None:
+    except Exception as error:  # an array's, or the user's own, perhaps about a number of rows that is not the bound
+        if max_steps is None and isinstance(error, checks.NeedsMaxSizeError) and not jax.config.jax_disable_jit:
             raise
-        is_bounded = True
-    except Exception:  # the user's own, perhaps about a number of rows that is not the bound of the loop
         is_bounded = True
     if is_bounded:
         known = [_bounded(x, max(steps, 1)) if flag else x for x, flag in zip(leaves, incomplete, strict=True)]

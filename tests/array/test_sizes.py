@@ -243,6 +243,8 @@ def test_a_loop_without_a_bound_says_which_bounds_there_are(loop, write):
     with pytest.raises(ValueError, match=r"no further than max_size: give TensorArray\(\.\.\., max_size=n\)") as e:
         loop(new(), write)
     assert "maximum_iterations" in str(e.value) and "growing(f)" in str(e.value)
+    with jax.disable_jit():  # a loop of Python needs none
+        assert jax.tree.leaves(loop(new(), write), is_leaf=lambda x: isinstance(x, TensorArray))[-1].size() == 3
 
 
 # --- rows that there are ---------------------------------------------------------------------------------------
