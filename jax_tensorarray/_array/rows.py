@@ -74,11 +74,12 @@ class Spec:
         max_size, found_by = (growth.bound.value, "growing") if is_found else (max_size, "")
         return cls(element, bool(dynamic_size), max_size, infer_shape, rows[0][0], dtype, found_by=found_by)
 
-    def check_max_size(self, size: int) -> None:
+    def check_max_size(self, size: int, text: str = "TensorArray: size {size} is larger than max_size {most}") -> None:
+        """Raise an error of that text if so many rows are too many."""
         if self.max_size is not None and size > self.max_size:
             if self.found_by == "growing":
                 raise growth.needs_more(f"TensorArray: {size} rows")
-            raise ValueError(f"TensorArray: size {size} is larger than max_size {self.max_size}")
+            raise ValueError(text.format(size=size, most=self.max_size))
 
     def bound(self) -> str:
         """Return what to add to the name of an op that may write past `max_size`."""

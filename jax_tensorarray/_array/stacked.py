@@ -183,9 +183,6 @@ class Stacked(Rows):
             self.check_shapes(op, shapes)
             rows = Ragged.of(spec, layout.dtypes[0], list(self.stack("TensorArray", False)[0]))
             return rows.write(op, index, values, where, mode)
-        op += spec.bound()
-        if spec.found_by == "growing":  # a row that is lost may not be lost in silence, whether masks reach it or not
-            mode = mode or "error"
         size, is_known = self.known_live(), not isinstance(index, jax.core.Tracer)
         if checks.takes_none(where) or (ndim and not index.shape[0]):
             return self
@@ -198,6 +195,9 @@ class Stacked(Rows):
                 return self
             if size is not None and where is None and self._is_eager() and not are_traced(values):
                 return self._written_now(index, values, size, layout.capacity)
+        op += spec.bound()
+        if spec.found_by == "growing":  # a row that is lost may not be lost in silence, whether masks reach it or not
+            mode = mode or "error"
         grows = spec.dynamic_size and (not is_known or size is None or _largest(index) >= size)
         if grows and spec.max_size is None:
             is_fixed = not is_known or where is not None or (spec.is_carried and _largest(index) >= layout.capacity)

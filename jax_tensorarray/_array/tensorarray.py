@@ -502,10 +502,7 @@ class TensorArray:
         rows.check_shapes(op, [x.shape[1:] for x in values])
         if not spec.dynamic_size and n > len(self):
             raise ValueError(f"Cannot unstack {n} tensors into a TensorArray of static size {len(self)}")
-        if spec.found_by == "growing":
-            spec.check_max_size(n)
-        if spec.max_size is not None and n > spec.max_size:
-            raise ValueError(f"Cannot unstack {n} tensors into a TensorArray of max_size {spec.max_size}")
+        spec.check_max_size(n, "Cannot unstack {size} tensors into a TensorArray of max_size {most}")
         return TensorArray._of(Stacked.of(spec, values))
 
     def split(self, value: Any, lengths: Any, name: str | None = None) -> "TensorArray":
@@ -540,10 +537,7 @@ class TensorArray:
             return TensorArray._of(rows.resized(0) if spec.dynamic_size else rows)
         length = lengths[0] if len(set(lengths)) == 1 else None
         rows.check_shapes(op, [(length, *x.shape[1:]) for x in values])
-        if spec.found_by == "growing":
-            spec.check_max_size(len(lengths))
-        if spec.max_size is not None and len(lengths) > spec.max_size:
-            raise ValueError(f"Cannot split into {len(lengths)} rows with max_size {spec.max_size}")
+        spec.check_max_size(len(lengths), "Cannot split into {size} rows with max_size {most}")
         if length is not None:
             return TensorArray._of(Stacked.of(spec, [x.reshape(len(lengths), length, *x.shape[1:]) for x in values]))
         return TensorArray._of(Ragged.of(spec, rows.dtypes[0], jnp.split(values[0], np.cumsum(lengths)[:-1])))
@@ -607,7 +601,8 @@ def _unflatten(aux: Any, children: Any) -> TensorArray:
     # The children may be anything: JAX fills trees with axes, shardings, avals and bare objects.
     spec, size = aux
     if spec.ranks is not None:
-        if spec.dynamic_size and spec.max_size is None and _compat.unflattened_by_control_flow():
+        may_be_carried = spec.dynamic_size and spec.max_size is None and not _compat.executes_eagerly()
+        if may_be_carried and _compat.unflattened_by_control_flow():
             spec = replace(spec, is_carried=True)
         size = None if spec.max_size is None else UncheckedSize(children[1])
         return TensorArray._of(Stacked(spec, size, Version(tuple(spec.element.flatten_up_to(children[0])))))

@@ -17,10 +17,8 @@ from jax_tensorarray._in_place.selects import select
 from jax_tensorarray._in_place.values import Predicate, Value, as_written, is_weak, with_type
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._loops import choosing
-from jax_tensorarray._loops.api import while_loop
+from jax_tensorarray._loops.api import unless_cut, while_loop
 from jax_tensorarray._lowering.mlir import INT32_MAX
-from jax_tensorarray._ops.check import ta_check
-from jax_tensorarray._ops.write import known_if
 
 Array = Any
 
@@ -261,12 +259,11 @@ def while_(repair: Repair, eqn: Any, operands: Sequence[Value], added: dict[int,
     if max_steps is None:
         return ends(while_loop(goes_on, next_carry, start)[once:], repair.active, is_kept)
     outs, steps = while_loop(goes_on, next_carry, start, max_steps=max_steps, residuals=residuals, return_steps=True)
-    # Positive if there was a step too many. Every result is made to depend on the check of this number.
-    most = min(max_steps, INT32_MAX - 1) + 1
     # An example that has finished an outer loop is stopped before its first step.
-    number = jnp.where(steps.cut & (steps.taken >= max_steps), most, 0)
-    is_right = ta_check(number, most, mode="error", op="in_place: more than max_steps steps") >= 0
-    return ends([known_if(is_right, x) for x in outs[once:]], repair.active, is_kept)
+    is_cut = steps.cut & (steps.taken >= max_steps)
+    most = min(max_steps, INT32_MAX - 1) + 1
+    outs = unless_cut("in_place: more than max_steps steps", is_cut, most, outs[once:])
+    return ends(outs, repair.active, is_kept)
 
 
 def _without_twins(predicate: Any, places: Sequence[int]) -> Any:

@@ -143,7 +143,7 @@ def run_while(
     if max_steps is None and (most := growth.bound.value) is not None:
         after, steps = run_while(bound, cond_fun, body_fun, init_val, most, residuals, return_steps=True)
         # An example that has finished an outer loop is stopped before its first step.
-        after = _of_so_many_steps(steps.cut & (steps.taken >= most), most, after)
+        after = unless_cut(_MORE, steps.cut & (steps.taken >= most), most, after)
         return (after, steps) if return_steps else after
     strategy = _strategy_of("while_loop", residuals, max_steps)
     init_val = entering_loop(body_fun, init_val, max_steps)
@@ -160,10 +160,13 @@ def run_while(
         raise
 
 
-def _of_so_many_steps(is_cut: Any, most: int, after: Any) -> Any:
-    """Return the results of a loop that `growing` has given its bound, so that they raise if it was cut short."""
-    op = f"growing: the loop takes more steps than {growth.CURED}"
-    is_right = ta_check(jnp.where(is_cut, most, 0), most, mode="error", op=op) >= 0
+#: What the error of a loop is called to which `growing` has given a bound.
+_MORE = f"growing: the loop takes more steps than {growth.CURED}"
+
+
+def unless_cut(op: str, is_cut: Any, number: int, after: Any) -> Any:
+    """Return the results of a loop, each made to raise an error about that number if the loop was cut short."""
+    is_right = ta_check(jnp.where(is_cut, number, 0), number, mode="error", op=op) >= 0
     return jax.tree.map(lambda x: known_if(is_right, x), after)
 
 
@@ -209,7 +212,7 @@ def fori_loop(
         after = fori_loop(lower, upper, body_fun, init_val, unroll=unroll, max_steps=most, residuals=residuals)
         steps = jnp.subtract(upper, lower)
         is_cut = jnp.less(lower, upper) & ((steps < 0) | (steps > most))
-        return _of_so_many_steps(is_cut, most, after)
+        return unless_cut(_MORE, is_cut, most, after)
     strategy = _strategy_of("fori_loop", residuals, max_steps)
     if isinstance(strategy, Inverse):
         raise ValueError("fori_loop: Inverse is for while_loop and scan; write residuals=Undo() or Checkpoint(16)")

@@ -410,7 +410,7 @@ def plot(results: dict[Case, dict[str, Measured]], file: Path) -> None:
 def cases(quick: bool = False) -> list[Case]:
     """Return the rows of the tables: the loop that started this, all others, and a few second derivatives."""
     sizes = QUICK_SIZES if quick else SIZES
-    chosen = [p for p in programs.values() if not quick or p.name in HANDFUL or len(programs) <= len(HANDFUL)]
+    chosen = [p for p in programs.values() if not quick or p.name in HANDFUL]
     found = [Case(program, gradient, (64,), sizes) for program in chosen if program.name != "issue_15906"]
     found.sort(key=lambda case: case.program.name != "tensorarray")
     if first := programs.get("issue_15906"):

@@ -96,6 +96,7 @@ def test_a_failing_check_is_a_sentence_and_exit_code_1(monkeypatch, capsys):
         "nan": lambda ops, x: jnp.sum(x) * (jnp.nan if ops is ours else 1.0),
     }
     odd = {name: Program(f"odd_{name}", "", f) for name, f in wrong.items()}
+    monkeypatch.setattr(main_job, "HANDFUL", ("write", *(p.name for p in odd.values())))
     monkeypatch.setattr(main_job, "programs", {"write": programs["write"], **odd})
     assert main_job.main(["--quick"]) == 1
     output, errors = capsys.readouterr()
