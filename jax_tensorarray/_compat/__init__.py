@@ -10,57 +10,48 @@ import jax  # before jaxlib, which else logs whatever XLA does
 from jaxlib import xla_client
 from jaxlib.mlir.dialects import stablehlo as hlo
 
+from jax_tensorarray._compat.checkify import checked_as, checked_besides, expanded_as
+from jax_tensorarray._compat.checkpoints import CHECKPOINT, asks_policies, checkpoint_of
+from jax_tensorarray._compat.custom_vjp import custom_vjp_rules, define_vjp, log_of
+from jax_tensorarray._compat.jaxprs import (
+    cached,
+    closed,
+    closed_over,
+    discharged,
+    has_callbacks,
+    has_ordered_effects,
+    known_part,
+    lifted,
+    makes_refs,
+    name_of_function,
+    opened,
+    replaced,
+    writes_refs,
+)
+from jax_tensorarray._compat.lowering import (
+    Traceable,
+    can_rewrite_modules,
+    lowers_its_bodies,
+    run_after_lowering,
+    traceable_lowerings,
+)
+from jax_tensorarray._compat.private import private_names
+from jax_tensorarray._compat.pytrees import flattened_by_control_flow, flattened_by_grad, unflattened_by_control_flow
+from jax_tensorarray._compat.sources import at_source_of, hide_own_frames, source_here
+from jax_tensorarray._compat.tracing import (
+    executes_eagerly,
+    is_differentiated,
+    maker_of,
+    operands_of,
+    records_equations,
+    varying_axes,
+    varying_over_batches,
+)
 from jax_tensorarray._compat.transposes import (
     UNSPECIFIED,
     install_forwarding_transposes,
     register_accumulating_transpose,
     scan_counts,
 )
-from jax_tensorarray._compat.versions import (
-    CHECKPOINT,
-    Traceable,
-    asks_policies,
-    at_source_of,
-    barriers_hold,
-    cached,
-    can_rewrite_modules,
-    checked_as,
-    checked_besides,
-    checkpoint_of,
-    closed,
-    closed_over,
-    compilations,
-    custom_vjp_rules,
-    define_vjp,
-    discharged,
-    each_call,
-    executes_eagerly,
-    expanded_as,
-    ffi_api_version,
-    flattened_by_control_flow,
-    flattened_by_grad,
-    has_callbacks,
-    has_ordered_effects,
-    hide_own_frames,
-    is_differentiated,
-    known_part,
-    lifted,
-    log_of,
-    lowers_its_bodies,
-    maker_of,
-    makes_refs,
-    name_of_function,
-    opened,
-    operands_of,
-    private_names,
-    records_equations,
-    replaced,
-    run_after_lowering,
-    small_loops_are_quadratic,
-    source_here,
-    traceable_lowerings,
-    unflattened_by_control_flow,
-    varying_axes,
-    varying_over_batches,
-    writes_refs,
-)
+from jax_tensorarray._compat.watching import compilations, each_call
+from jax_tensorarray._compat.xla import barriers_hold, ffi_api_version, small_loops_are_quadratic

@@ -8,7 +8,8 @@ from jax.extend.core import Literal, Primitive
 from jax.extend.core import primitives as jax_primitives
 from jax.interpreters import ad
 
-from jax_tensorarray._compat.versions import opened, private_names, replaced
+from jax_tensorarray._compat.jaxprs import opened, replaced
+from jax_tensorarray._compat.private import private_names
 
 Array = Any
 

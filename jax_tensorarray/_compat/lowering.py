@@ -1,0 +1,115 @@
+"""How JAX lowers primitives, and a pass over each module that it has lowered."""
+
+import functools
+import importlib
+from collections.abc import Callable, Sequence
+from types import FunctionType
+from typing import Any, NamedTuple
+
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
+
+from jax_tensorarray._compat.private import private_names
+
+
+def lowers_its_bodies(primitive: Primitive) -> None:
+    """Say that the jaxprs in the parameters of `primitive` are lowered with it, as `mlir.lower_fun` does.
+
+    Since 0.11 functions such as `jnp.searchsorted` are primitives that JAX takes apart before it lowers. It refuses a
+    primitive with such functions in its parameters if the primitive does not say how. Earlier versions have no such
+    primitives.
+    """
+    primitive.is_high = lambda *_, **__: False  # type: ignore[method-assign]
+
+
+class Traceable(NamedTuple):
+    """A function that JAX traces when it lowers a primitive."""
+
+    fun: Callable[..., Any]
+    multiple_results: bool
+
+    def traced(self, *args: Any, **params: Any) -> list[Any]:
+        outs = self.fun(*args, **params)
+        return list(outs) if self.multiple_results else [outs]
+
+
+def traceable_lowerings(primitive: Primitive) -> dict[str, Traceable | None]:
+    """Return what JAX traces when it lowers a primitive, by platform; "" is any other platform.
+
+    It is None if the rule of a platform is not made by `mlir.lower_fun`. There is nothing if the primitive has rules
+    besides those for derivatives, batches and lowering. Where JAX keeps these rules, and a rule its function, is
+    private. Without it `in_place` does not look into primitives of other libraries.
+    """
+    if _tables_of_lowerings is None or type(primitive) is not Primitive:
+        return {}
+    common, of_platforms, uncacheable = _tables_of_lowerings
+    if primitive in uncacheable or any(primitive in table for table in _further_rules):
+        return {}
+    tables = {"": common, **of_platforms}
+    return {name: _traced_by(table[primitive]) for name, table in tables.items() if primitive in table}
+
+
+def _traced_by(entry: Any) -> Traceable | None:
+    rule = getattr(entry, "rule", None)
+    if not isinstance(rule, FunctionType) or rule.__code__ is not getattr(_made_by_lower_fun, "__code__", None):
+        return None
+    cells = (cell.cell_contents for cell in rule.__closure__ or ())
+    held = dict(zip(rule.__code__.co_freevars, cells, strict=True))
+    return Traceable(**held) if held.keys() == set(Traceable._fields) else None
+
+
+#: Looked up once: this is asked of every equation that `in_place` has no rule for.
+_tables_of_lowerings = private_names(
+    "interpreters.mlir", "_lowerings", "_platform_specific_lowerings", "_uncacheable_primitives"
+)
+
+_made_by_lower_fun: Any = mlir.lower_fun(lambda: ())
+
+#: The tables of rules that few primitives have.
+_further_rules = [
+    table
+    for module, *names in (
+        ("interpreters.ad", "fancy_transposes"),
+        ("interpreters.ad", "primitive_linearizations"),
+        ("interpreters.ad", "reducing_transposes"),
+        ("interpreters.partial_eval", "custom_partial_eval_rules"),
+        ("interpreters.partial_eval", "partial_eval_jaxpr_custom_rules"),
+        ("interpreters.partial_eval", "dce_rules"),
+        ("interpreters.partial_eval", "const_fold_rules"),
+        ("interpreters.partial_eval", "forwarding_rules"),
+        ("interpreters.partial_eval", "custom_staging_rules"),
+        ("interpreters.remat", "rules"),
+        ("checkify", "error_checks"),
+        ("state.discharge", "_discharge_rules"),
+        ("core", "custom_typechecks"),
+    )
+    for table in private_names(module, *names) or ()
+]
+
+
+def can_rewrite_modules() -> bool:
+    """Return whether `run_after_lowering` does what it says."""
+    return private_names("interpreters.mlir", "lower_jaxpr_to_module") is not None
+
+
+def run_after_lowering(rewrite: Callable[[mlir.ir.Module, Sequence[str], bool], None]) -> None:
+    """Call `rewrite` on every module that JAX lowers, before it is compiled or exported.
+
+    Its further arguments are the platforms that the module is for, and whether JAX compiles it next.
+
+    A lowering rule sees one operation of one function; the order of reads and writes of a buffer is a matter of
+    whole modules. Without this hook, a write that does not depend on an earlier read copies the buffer.
+    """
+    private = private_names("interpreters.mlir", "lower_jaxpr_to_module")
+    if private is None:
+        return
+    (original,) = private
+
+    @functools.wraps(original)
+    def lower(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        exported = getattr(kwargs.get("lowering_parameters"), "for_export", True)
+        rewrite(result.module, kwargs.get("platforms", ()), not exported)
+        return result
+
+    importlib.import_module("jax._src.interpreters.mlir").lower_jaxpr_to_module = lower  # type: ignore[attr-defined]

@@ -1,0 +1,49 @@
+"""Which function of JAX flattens or unflattens a pytree, for error messages."""
+
+import inspect
+from types import FrameType
+
+
+def flattened_by_control_flow() -> bool:
+    """Return whether `lax.scan`, `while_loop`, `cond` or one of their kin called the pytree rule that calls this.
+
+    It serves an error message only: otherwise users would read of two pytrees that differ in their metadata.
+    """
+    frame = _frame_that_flattens()
+    return frame is not None and frame.f_globals["__name__"].startswith("jax._src.lax.control_flow")
+
+
+def unflattened_by_control_flow() -> bool:
+    """Return whether the pytree rule that calls this makes an argument of the body of a loop, or of a branch, of JAX.
+
+    It serves an error message only: otherwise users would read of shapes that differ before and after a step.
+    """
+    first, later = _frame_that_flattens(), _frame_that_flattens(_TRACING)
+    is_result = first is later  # which no tracing is between
+    return not is_result and later is not None and later.f_globals["__name__"].startswith("jax._src.lax.control_flow")
+
+
+_TRACING = ("jax._src.linear_util", "jax._src.interpreters", "jax._src.profiler")
+
+
+def flattened_by_grad() -> bool:
+    """Return whether `jax.grad` or one of its kin called the pytree rule that calls this, and refuses integers.
+
+    It serves an error message only: otherwise users would read of an int32 that they have not given. JAX flattens what
+    it differentiates in these functions, and then hands it to others.
+    """
+    frame = _frame_that_flattens()
+    if frame is None or frame.f_globals["__name__"] != "jax._src.api":
+        return False
+    known = frame.f_locals
+    is_before = "vjp_py" not in known and "y" not in known  # later it flattens results
+    return frame.f_code.co_name in ("value_and_grad_f", "jacfun") and is_before and not known.get("allow_int", False)
+
+
+def _frame_that_flattens(others: tuple[str, ...] = ()) -> FrameType | None:
+    """Return the frame that called the pytree rule that calls this, past JAX's functions for pytrees, and others."""
+    frame = inspect.currentframe()
+    skipped = ("jax_tensorarray", "jax._src.tree_util", "jax._src.flattree", "jax._src.api_util", *others)
+    while frame is not None and frame.f_globals.get("__name__", "jax_tensorarray").startswith(skipped):
+        frame = frame.f_back
+    return frame

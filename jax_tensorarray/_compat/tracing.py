@@ -1,0 +1,82 @@
+"""Tracers, their types, and what JAX does with the operations that are called right now."""
+
+from typing import Any
+
+import jax
+from jax.core import ShapedArray
+from jax.interpreters import ad
+
+from jax_tensorarray._compat.private import private_names
+
+Array = Any
+
+
+def varying_axes(x: Any) -> frozenset[Any]:
+    """Return the manual axes of a mesh, in `shard_map`, over which `x`, or an array of this type, differs.
+
+    The attribute of the type is documented, its name is not. Without it, `shard_map` needs `check_vma=False`.
+    """
+    manual = getattr(x if isinstance(x, ShapedArray) else jax.typeof(x), "mat", None)
+    return getattr(manual, "varying", frozenset())
+
+
+def varying_over_batches(x: Array) -> Array:
+    """Return a batched operand of a batching rule, varying over the axes of `spmd_axis_name` of a `vmap`.
+
+    JAX's own rules do so in private. Without it a `shard_map` under such a `vmap` needs `check_vma=False`.
+    """
+    return x if _insert_pvary is None else _insert_pvary[0](x)[0]
+
+
+_insert_pvary = private_names("interpreters.batching", "spmd_names_insert_pvary")
+
+
+def is_differentiated(x: Any) -> bool:
+    """Return whether a derivative is being taken right now with respect to `x`, or to a value that `x` is made of.
+
+    The tracer of reverse mode is private. Without it `in_place` repairs loops only after they have been differentiated
+    in reverse, and leaves some of the loops that differentiation makes.
+    """
+    return isinstance(x, ad.JVPTracer if _linearize_tracer is None else (ad.JVPTracer, *_linearize_tracer))
+
+
+_linearize_tracer = private_names("interpreters.ad", "LinearizeTracer")
+
+
+def maker_of(x: Any) -> Any:
+    """Return the equation that has made a traced array, None if that is not known.
+
+    It is private. Without it two arrays of zeros are not seen to be equal.
+    """
+    return getattr(x, "parent", None) if isinstance(x, _jit_tracer) else None
+
+
+def operands_of(maker: Any) -> list[Any]:
+    """Return the operands of an equation that `maker_of` has found: arrays, and numbers as they are."""
+    return [x.full_lower() for x in maker.in_tracers]
+
+
+_jit_tracer = tuple(private_names("interpreters.partial_eval", "DynamicJaxprTracer") or ())
+
+
+def executes_eagerly() -> bool:
+    """Return whether an operation on concrete arrays is run right now, rather than recorded by a transformation.
+
+    Only then may a TensorArray be updated in place outside of `jit`. Without this knowledge such writes copy.
+    """
+    return _trace_state_clean is not None and bool(_trace_state_clean[0]())
+
+
+_trace_state_clean = private_names("core", "trace_state_clean")
+
+
+def records_equations() -> bool:
+    """Return whether operations become equations of a jaxpr right now, as they do while JAX traces for `jax.jit`.
+
+    Private. Without it a NaN in a function under `in_place` is not reported by `jax.debug_nans` as in plain JAX.
+    """
+    return _trace_context is None or _jit_trace is None or isinstance(_trace_context[0].trace, _jit_trace)
+
+
+_trace_context = private_names("core", "trace_ctx")
+_jit_trace = tuple(private_names("interpreters.partial_eval", "DynamicJaxprTrace") or ()) or None

@@ -1,0 +1,39 @@
+"""What the installed jaxlib and its compiler do."""
+
+import importlib.util
+import os
+import re
+from pathlib import Path
+
+import jaxlib.version
+
+
+def ffi_api_version() -> tuple[int, int] | None:
+    """Return (major, minor) of XLA's FFI in the installed jaxlib, read from the header it ships."""
+    spec = importlib.util.find_spec("jaxlib")
+    if spec is None or spec.origin is None:
+        return None
+    header = Path(spec.origin).parent / "include" / "xla" / "ffi" / "api" / "c_api.h"
+    try:
+        text = header.read_text()
+    except OSError:
+        return None
+    found = [re.search(rf"#define XLA_FFI_API_{part} (\d+)", text) for part in ("MAJOR", "MINOR")]
+    if found[0] is None or found[1] is None:
+        return None
+    return int(found[0].group(1)), int(found[1].group(1))
+
+
+def barriers_hold(platform: str) -> bool:
+    """Return whether XLA keeps optimization barriers until memory is assigned, so that they order reads and writes.
+
+    Before jaxlib 0.12 the CPU compiler drops them first. The compilers for GPUs and TPUs have kept them since 0.10.2 at
+    least.
+    """
+    return platform in ("cuda", "rocm", "tpu") or (platform == "cpu" and jaxlib.version.__version_info__ >= (0, 12))
+
+
+def small_loops_are_quadratic() -> bool:
+    """Return whether XLA for CPUs makes a whole buffer anew in every step of a small loop (jax#40101)."""
+    is_avoided = "xla_cpu_small_while_loop_byte_threshold=" in os.environ.get("XLA_FLAGS", "")
+    return jaxlib.version.__version__ == "0.11.1" and not is_avoided
