@@ -30,12 +30,12 @@ import numpy as np
 from jax import lax
 
 from jax_tensorarray import _compat
-from jax_tensorarray._lowering.mlir import INT32_MAX
 from jax_tensorarray._ops.clear import ta_clear
 from jax_tensorarray._ops.empty import ta_empty
 from jax_tensorarray._ops.primitive import row_params
 from jax_tensorarray._ops.swap import ta_swap_p
 from jax_tensorarray._ops.write import ta_write_p
+from jax_tensorarray._types import INT32_MAX
 
 Array = Any
 Buffers = tuple[Array, ...]

@@ -13,7 +13,7 @@ from jax_tensorarray._hlo import text as hlo_text
 from jax_tensorarray._hlo.text import SHARED, UPDATES, Hlo, Instruction
 from jax_tensorarray._hlo.text import element as _index
 from jax_tensorarray._hlo.text import trip_count as _trip_count
-from jax_tensorarray._hlo.union_find import UnionFind
+from jax_tensorarray._union_find import UnionFind
 
 #: An array of the result of an instruction: (computation, instruction, which).
 Array = tuple[str, str, int]

@@ -6,6 +6,7 @@ runs jaxprs is run with repaired ones, as `_jaxprs.registry` says. The rules are
 gathers and scatters, `views` for rows of what is computed from a whole buffer, `selects` for choices between two
 versions of a buffer, `sums` for the sums in gradients of plain JAX, and `control` for loops. They share what they know
 about values through `values`. Rings, layouts and stacks are values in another representation, for which
-`representations` has the walk. Two modules come before: `early` repairs loops that the program itself differentiates,
-and `refs` turns refs into arrays. `explained` keeps what `inspect.explain` says.
+`representations` has the walk. `noted` has `checkify` see the operations that are gone. Two modules come before:
+`early` repairs loops that the program itself differentiates, and `refs` turns refs into arrays. `explained` keeps what
+`inspect.explain` says.
 """

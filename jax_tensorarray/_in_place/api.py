@@ -11,10 +11,10 @@ import jax
 
 from jax_tensorarray import _compat
 from jax_tensorarray._in_place import arguments, explained, refs
-from jax_tensorarray._in_place.repair import Repair
+from jax_tensorarray._in_place.repair import Repair, Request
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._loops.api import strategy_within
-from jax_tensorarray._loops.choosing import Request, repairs_first
+from jax_tensorarray._loops.choosing import repairs_first
 from jax_tensorarray._loops.from_jax import check_max_steps
 from jax_tensorarray._loops.strategy import Strategy
 from jax_tensorarray._ops.primitive import hunting

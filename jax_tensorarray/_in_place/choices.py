@@ -7,15 +7,15 @@ import jax
 from jax.extend import source_info_util
 
 from jax_tensorarray._in_place import control, refs
-from jax_tensorarray._in_place.repair import Repair
+from jax_tensorarray._in_place.repair import Repair, Request
 from jax_tensorarray._in_place.values import Value
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._loops.auto import Auto, Choice, choose_within
-from jax_tensorarray._loops.choosing import Request, as_while
+from jax_tensorarray._loops.choosing import as_while
 from jax_tensorarray._loops.from_jax import check_max_steps
 from jax_tensorarray._loops.linearize import Linearized, linearize
-from jax_tensorarray._loops.undo import bytes_of
 from jax_tensorarray._loops.while_ import taped
+from jax_tensorarray._types import bytes_of
 
 Array = Any
 

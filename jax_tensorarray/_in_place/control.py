@@ -18,7 +18,7 @@ from jax_tensorarray._in_place.values import Predicate, Value, as_written, is_we
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._loops import choosing
 from jax_tensorarray._loops.api import unless_cut, while_loop
-from jax_tensorarray._lowering.mlir import INT32_MAX
+from jax_tensorarray._types import INT32_MAX
 
 Array = Any
 

@@ -15,7 +15,6 @@ from jax_tensorarray._in_place import explained, repair, selects
 from jax_tensorarray._in_place.rows import has_rows
 from jax_tensorarray._in_place.values import Predicate, Value
 from jax_tensorarray._jaxprs import jaxprs
-from jax_tensorarray._loops.choosing import Request
 from jax_tensorarray._loops.strategy import Tape
 
 Array = Any
@@ -39,7 +38,7 @@ def maybe_set(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     """Write what `pred` selects. Equinox says what that is in plain JAX."""
     impl = functools.partial(eqn.primitive.impl, **eqn.params)
     jaxpr = jax.make_jaxpr(impl)(*(v.aval for v in eqn.invars))
-    return repair.Repair(Request(None, Tape()), in_loop=True).evaluate(jaxpr, operands)
+    return repair.Repair(repair.Request(None, Tape()), in_loop=True).evaluate(jaxpr, operands)
 
 
 explained.KINDS.update(dict.fromkeys(("select_if_vmap", "maybe_set"), "select"))

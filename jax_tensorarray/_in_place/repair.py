@@ -1,7 +1,7 @@
 """Evaluate a jaxpr with row ops in place of its operations on rows."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax import lax
@@ -12,8 +12,7 @@ from jax_tensorarray._in_place import explained, factors, layouts, refs, registe
 from jax_tensorarray._in_place.values import Value, arrays, as_written, is_weak, with_type
 from jax_tensorarray._jaxprs import foreign, jaxprs, registry
 from jax_tensorarray._loops import choosing
-from jax_tensorarray._loops.choosing import Request
-from jax_tensorarray._loops.strategy import Tape
+from jax_tensorarray._loops.strategy import Strategy, Tape
 from jax_tensorarray._ops.primitive import ROW_OPS
 from jax_tensorarray.checkpoint_policies import save_reads
 
@@ -29,6 +28,13 @@ RULES: dict[str, list[Rule]] = {}
 for family in (rows.RULES, selects.RULES, sums.RULES, factors.RULES):
     for name, rule in family.items():
         RULES.setdefault(name, []).append(rule)
+
+
+class Request(NamedTuple):
+    """What `in_place` is asked for."""
+
+    max_steps: int | None
+    residuals: Strategy
 
 
 class Repair:

@@ -17,16 +17,16 @@ from jax import lax
 from jax.extend.core import Primitive
 
 from jax_tensorarray._in_place import explained
+from jax_tensorarray._in_place.noted import noted
 from jax_tensorarray._in_place.values import Update, Value, arrays
 from jax_tensorarray._jaxprs import jaxprs
-from jax_tensorarray._lowering.mlir import INT32_MAX
+from jax_tensorarray._loops.guard import ta_guard
 from jax_tensorarray._ops.add import ta_add_p
-from jax_tensorarray._ops.guard import ta_guard
 from jax_tensorarray._ops.max import ta_max_p
-from jax_tensorarray._ops.noted import noted
 from jax_tensorarray._ops.primitive import Params, is_packed, row_params
 from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._ops.write import ta_write_p
+from jax_tensorarray._types import INT32_MAX
 
 Array = Any
 

@@ -17,7 +17,7 @@ from jax_tensorarray._in_place import explained
 from jax_tensorarray._in_place.rows import has_rows
 from jax_tensorarray._in_place.values import Part, Predicate, Update, Value, arrays
 from jax_tensorarray._jaxprs import jaxprs
-from jax_tensorarray._ops.guard import ta_guard
+from jax_tensorarray._loops.guard import ta_guard
 from jax_tensorarray._ops.primitive import row_params
 from jax_tensorarray._ops.write import ta_write_p
 

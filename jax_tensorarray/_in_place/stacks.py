@@ -15,10 +15,10 @@ from jax_tensorarray._in_place.representations import Evaluator, Held
 from jax_tensorarray._in_place.rows import has_rows, is_update
 from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._loops.log import BufferVersion, followed
-from jax_tensorarray._lowering.mlir import INT32_MAX
 from jax_tensorarray._ops.primitive import ROW_OPS
 from jax_tensorarray._ops.read import ta_read
 from jax_tensorarray._ops.write import ta_write
+from jax_tensorarray._types import INT32_MAX
 
 Array = Any
 Step = Callable[[Sequence[Array], Sequence[Array]], tuple[list[Array], list[Array]]]

@@ -11,8 +11,9 @@ from jax_tensorarray._loops.checkpoint import Checkpoint
 from jax_tensorarray._loops.linearize import Linearized, linearize
 from jax_tensorarray._loops.replay import Replay, live_carries
 from jax_tensorarray._loops.strategy import Strategy
-from jax_tensorarray._loops.undo import Plan, bytes_of, plan, undone
+from jax_tensorarray._loops.undo import Plan, plan, undone
 from jax_tensorarray._loops.while_ import Loop
+from jax_tensorarray._types import bytes_of
 
 Array = Any
 

@@ -6,7 +6,7 @@ rows; then it becomes a loop that undoes its steps, or starts from checkpoints, 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,25 +23,18 @@ from jax_tensorarray._jaxprs.jaxprs import flagged, merge
 from jax_tensorarray._loops import auto
 from jax_tensorarray._loops.count import CHOICES, CountOptions, Tangents, nonzero_tangents
 from jax_tensorarray._loops.derivatives import replayed_jvp
+from jax_tensorarray._loops.guard import ta_guard_p
+from jax_tensorarray._loops.host import is_on_host
 from jax_tensorarray._loops.linearize import Linearized, linearize
 from jax_tensorarray._loops.strategy import Strategy
-from jax_tensorarray._loops.undo import bytes_of
 from jax_tensorarray._loops.while_ import Loop, WhileOptions
 from jax_tensorarray._ops.empty import ta_empty
-from jax_tensorarray._ops.guard import ta_guard_p
-from jax_tensorarray._ops.host import is_on_host
 from jax_tensorarray._ops.primitive import ROW_OPS, zero_tangent
 from jax_tensorarray._ops.read import ta_read
 from jax_tensorarray._ops.write import ta_write
+from jax_tensorarray._types import bytes_of
 
 Array = Any
-
-
-class Request(NamedTuple):
-    """What `in_place` is asked for."""
-
-    max_steps: int | None
-    residuals: Strategy
 
 
 #: What `in_place` is to do with a loop before it is differentiated; after that the loop has its choice. It is a part of

@@ -21,6 +21,7 @@ from jax_tensorarray._jaxprs.axis import Axis, axes
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge, partition
 from jax_tensorarray._jaxprs.registry import reached
 from jax_tensorarray._loops import linearize, masking, rules
+from jax_tensorarray._loops.host import is_on_host, ta_host_read, ta_host_read_p, zeros
 from jax_tensorarray._loops.linearize import Linearized
 from jax_tensorarray._loops.rules import Part, with_batch_axis
 from jax_tensorarray._loops.tapes import (
@@ -34,7 +35,6 @@ from jax_tensorarray._loops.tapes import (
     tangent_tapes,
     tapes_for,
 )
-from jax_tensorarray._ops.host import is_on_host, ta_host_read, ta_host_read_p, zeros
 from jax_tensorarray._ops.primitive import is_zero, run_alone, zero_tangent
 
 Array = Any

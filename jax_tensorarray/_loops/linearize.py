@@ -16,7 +16,7 @@ from jax.extend.core import Primitive, Var
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
-from jax_tensorarray._ops.guard import ta_guard_p
+from jax_tensorarray._loops.guard import ta_guard_p
 
 Array = Any
 

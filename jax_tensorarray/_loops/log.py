@@ -22,11 +22,11 @@ from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.custom_jvp import ta_custom_jvp_p
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
 from jax_tensorarray._loops.count import count, counter, ta_count_p
+from jax_tensorarray._loops.guard import ta_guard_p
 from jax_tensorarray._loops.recording import recorded
 from jax_tensorarray._loops.strategy import Tape
 from jax_tensorarray._loops.tapes import avals_of, largest, play_back, record, tapes_for
 from jax_tensorarray._loops.while_ import Loop, results, ta_while_p, taped
-from jax_tensorarray._ops.guard import ta_guard_p
 from jax_tensorarray._ops.primitive import ROW_OPS
 from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._ops.swap import ta_swap_p

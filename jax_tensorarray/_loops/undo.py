@@ -18,6 +18,7 @@ from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._jaxprs.axis import Axis, axes
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
+from jax_tensorarray._loops.guard import ta_guard_p
 from jax_tensorarray._loops.linearize import Linearized, Sources, read_by
 from jax_tensorarray._loops.log import BufferVersion, Log
 from jax_tensorarray._loops.recording import recorded
@@ -26,16 +27,12 @@ from jax_tensorarray._loops.strategy import Strategy
 from jax_tensorarray._loops.tapes import play_back
 from jax_tensorarray._loops.while_ import Loop
 from jax_tensorarray._ops.empty import empty_like
-from jax_tensorarray._ops.guard import ta_guard_p
 from jax_tensorarray._ops.primitive import ROW_OPS, with_axis
 from jax_tensorarray._ops.swap import ta_swap_p
 from jax_tensorarray._ops.write import ta_write_p
+from jax_tensorarray._types import bytes_of
 
 Array = Any
-
-
-def bytes_of(types: Sequence[Any]) -> int:
-    return sum(t.size * t.dtype.itemsize for t in types)
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,8 @@ from jax.interpreters.mlir import dense_int_array, i64_attr, ir
 
 from jax_tensorarray._compat import hlo
 from jax_tensorarray._lowering.calls import CONFIG, PREFIX, WINDOW, index_sizes, mask_of, steps_along, window_of
-from jax_tensorarray._lowering.mlir import INT32_MAX, Operation, Value, terminator
+from jax_tensorarray._lowering.mlir import Operation, Value, terminator
+from jax_tensorarray._types import INT32_MAX
 
 
 def layouts(values: Sequence[Value]) -> list[ir.Attribute]:

@@ -184,8 +184,6 @@ def num_bytes(value: Value) -> float:
 
 # --- values ----------------------------------------------------------------------------------------------------
 
-INT32_MAX = 2**31 - 1
-
 
 def constant(value: Value) -> int | None:
     """Return the number that all elements of an integer array are, if the program says so."""

@@ -53,7 +53,6 @@ from jax_tensorarray._lowering.calls import (
     with_config,
 )
 from jax_tensorarray._lowering.mlir import (
-    INT32_MAX,
     Operation,
     Value,
     added_by_step,
@@ -71,6 +70,7 @@ from jax_tensorarray._lowering.mlir import (
     walk,
 )
 from jax_tensorarray._lowering.places import Places
+from jax_tensorarray._types import INT32_MAX
 
 #: The last value is the code of the first index that was out of range, or 0. Before it come numbers that do not fit in.
 FirstError = Sequence[Value]

@@ -29,7 +29,6 @@ from jax.interpreters.mlir import ir
 
 from jax_tensorarray import _compat
 from jax_tensorarray._compat import hlo
-from jax_tensorarray._hlo.union_find import UnionFind
 from jax_tensorarray._lowering.build import (
     at_positions,
     case,
@@ -89,6 +88,7 @@ from jax_tensorarray._lowering.mlir import (
     walk,
 )
 from jax_tensorarray._lowering.uses import Uses
+from jax_tensorarray._union_find import UnionFind
 
 #: The most rows of an op that become slices. On a GPU each slice is a kernel, and one of ours does them all.
 _MOST_SLICES = 16

@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_tensorarray._lowering.mlir import INT32_MAX
 from jax_tensorarray._ops import arguments, reference
 from jax_tensorarray._ops.arguments import Index
 from jax_tensorarray._ops.check import ta_check
 from jax_tensorarray._ops.primitive import Params, row_params
+from jax_tensorarray._types import INT32_MAX
 
 Array = jax.Array
 

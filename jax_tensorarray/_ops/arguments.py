@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tensorarray._lowering.calls import LOWERINGS
-from jax_tensorarray._lowering.mlir import INT32_MAX
+from jax_tensorarray._types import INT32_MAX
 
 Array = jax.Array
 

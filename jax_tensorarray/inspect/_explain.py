@@ -10,8 +10,8 @@ import jax
 from jax.extend import source_info_util
 
 from jax_tensorarray._in_place import api, arguments, explained
+from jax_tensorarray._in_place.repair import Request
 from jax_tensorarray._loops.api import strategy_within
-from jax_tensorarray._loops.choosing import Request
 from jax_tensorarray._loops.from_jax import check_max_steps
 from jax_tensorarray._loops.strategy import Strategy
 from jax_tensorarray.inspect._reasons import REASONS

@@ -10,7 +10,7 @@ from jax.extend.core import Literal
 
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import registry
-from jax_tensorarray._loops.undo import bytes_of
+from jax_tensorarray._types import bytes_of
 from jax_tensorarray.inspect._text import readable
 
 

@@ -18,8 +18,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jax_tensorarray import Recompute, Tape, fori_loop, scan, ta_read, ta_write, while_loop
 from jax_tensorarray._hlo import ahead
 from jax_tensorarray._hlo import text as hlo_text
-from jax_tensorarray._ops import host
-from jax_tensorarray._ops.host import ta_host_empty, ta_host_read, ta_host_write
+from jax_tensorarray._loops import host
+from jax_tensorarray._loops.host import ta_host_empty, ta_host_read, ta_host_write
 
 pytestmark = pytest.mark.slow
 
