@@ -10,8 +10,8 @@ from jax_tensorarray._in_place import control, refs
 from jax_tensorarray._in_place.repair import Repair, Request
 from jax_tensorarray._in_place.values import Value
 from jax_tensorarray._jaxprs import jaxprs, registry
+from jax_tensorarray._loops.as_while import scan_as_while
 from jax_tensorarray._loops.auto import Auto, Choice, choose_within
-from jax_tensorarray._loops.choosing import as_while
 from jax_tensorarray._loops.from_jax import check_max_steps
 from jax_tensorarray._loops.linearize import Linearized, linearize
 from jax_tensorarray._loops.while_ import taped
@@ -129,7 +129,7 @@ def _parts(eqn: Any) -> tuple[Any, int, Any] | None:
     params = eqn.params
     if eqn.primitive.name == "scan":
         [body] = registry.entry_of(eqn).bodies(params)
-        _, step = as_while(params["jaxpr"], body.num_consts, body.num_carry, params["length"], params["reverse"])
+        _, step = scan_as_while(params["jaxpr"], body.num_consts, body.num_carry, params["length"], params["reverse"])
         return step, params["length"], None
     if eqn.primitive.name != "ta_while" or not taped(params["options"].max_steps):
         return None

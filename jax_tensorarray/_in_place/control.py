@@ -49,7 +49,6 @@ def scan(repair: Repair, eqn: Any, operands: Sequence[Value], added: dict[int, V
         outs = body(*of_consts, *carry, *xs)
         return outs[: len(carry)], outs[len(carry) :]
 
-    options = {name: params[name] for name in ("length", "reverse", "unroll", "_split_transpose") if name in params}
     start = as_written([with_type(x, weak=False) if x.shape else x for x in carry])
     run = functools.partial(choosing.scan, strategy=repair.request.residuals)
     arrays = as_written(xs)
@@ -60,7 +59,7 @@ def scan(repair: Repair, eqn: Any, operands: Sequence[Value], added: dict[int, V
         for number in passing.places:
             explained.output(eqn, jaxpr, len(start) + number, "slice", "a part of the carry of the scan")
         start, arrays = passing.start(start, arrays, params["length"])
-    after, ys = _scan_by_rounds(run, one_step, start, arrays, _round_of(eqn, loop), **options)
+    after, ys = _scan_by_rounds(run, one_step, start, arrays, _round_of(eqn, loop), **registry.scan_options(params))
     if passing is not None:
         after, ys = passing.end(after, ys)
     return [*ends(after, repair.active, is_kept), *map(Value, ys)]

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs, registry
@@ -141,43 +140,20 @@ class Evaluator:
             outs.append(self.known(*arrays) if kind is None else jax.tree.unflatten(jax.tree.structure(kind), arrays))
         return outs
 
-    def scan(self, eqn: Any, operands: list[Held]) -> list[Held]:
-        """Run a scan that may use what is held, and carries arrays."""
-        params = eqn.params
-        [loop] = registry.ENTRIES["scan"].bodies(params)
-        consts, carry, xs = loop.split(operands)
-        slices = [self.slices(x) if isinstance(x, self.held) else None for x in xs]
-        closed, others = _compat.closed(params["jaxpr"]), [x for x, f in zip(xs, slices, strict=True) if f is None]
-
-        def step(carry: list[Array], xs: tuple[Array, list[Array]]) -> tuple[list[Array], list[Array]]:
-            number, rest = xs[0], iter(xs[1])
-            own = [next(rest) if f is None else f(number) for f in slices]
-            inputs = [*consts, *map(self.known, carry), *map(self.known, own)]
-            outs = list(map(self.array, self.evaluate(closed, inputs)))
-            return outs[: len(carry)], outs[len(carry) :]
-
-        steps = jnp.arange(params["length"], dtype=jnp.int32)
-        options = {name: params[name] for name in ("reverse", "unroll", "_split_transpose") if name in params}
-        after, ys = lax.scan(step, self.written(carry), (steps, self.written(others)), **options)
-        return list(map(self.known, (*after, *ys)))
-
-    def while_(self, eqn: Any, operands: list[Held]) -> list[Held] | None:
-        """Run a `while_loop` that may use what is held, and carries arrays."""
-        params = eqn.params
-        a, b = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
-        of_cond, of_body, start = operands[:a], operands[a:b], self.written(operands[b:])
-        predicate, body = _compat.closed(params["cond_jaxpr"]), _compat.closed(params["body_jaxpr"])
-        if predicate.out_avals[0].shape:  # only the primitive has those, of which each example ends by itself
-            return None
-
-        def goes_on(carry: list[Array]) -> Array:
-            return self.array(self.evaluate(predicate, [*of_cond, *map(self.known, carry)])[0])
-
-        def step(carry: list[Array]) -> list[Array]:
-            return list(map(self.array, self.evaluate(body, [*of_body, *map(self.known, carry)])))
-
-        after: list[Array] = lax.while_loop(goes_on, step, start)
-        return list(map(self.known, after))
+    def loop(self, eqn: Any, operands: list[Held]) -> list[Held] | None:
+        """Run a loop of JAX that may use what is held, and carries arrays."""
+        entry = registry.entry_of(eqn)
+        [loop] = entry.bodies(eqn.params)
+        n = loop.first + loop.num_consts
+        consts, start = operands[:n], self.written(operands[n : n + loop.num_carry])
+        slices: list[Callable[[Array], Array] | None] = [None] * len(start)
+        xs = []
+        for x in operands[n + loop.num_carry :]:
+            slices.append(self.slices(x) if isinstance(x, self.held) else None)
+            is_array = slices[-1] is None
+            xs.append(self.written([x])[0] if is_array else jnp.arange(eqn.params["length"], dtype=jnp.int32))
+        after = entry.rebuild(eqn, [*consts, *start, *xs], _Looped(self, slices))
+        return None if after is None else list(map(self.known, after))
 
 
 def _place(arrays: Sequence[Array], args: Sequence[Array]) -> int | None:
@@ -204,3 +180,16 @@ class _Entered(registry.Change):
             held = self.evaluator.array(x) if kind is None else self.evaluator.like(x, kind)
             outs += [y for y, k in zip(jax.tree.leaves(held), passed, strict=True) if k is None]
         return outs
+
+
+class _Looped(registry.Change):
+    """The jaxprs of a loop, whose consts may be held. `slices` are for each carry and each of `xs`."""
+
+    def __init__(self, evaluator: Evaluator, slices: Sequence[Callable[[Array], Array] | None]) -> None:
+        self.evaluator, self.slices = evaluator, slices
+
+    def body(self, jaxpr: Any, *args: Any) -> list[Array]:
+        first = len(args) - len(self.slices)
+        arrays = [x if f is None else f(x) for x, f in zip(args[first:], self.slices, strict=True)]
+        inputs = [*args[:first], *map(self.evaluator.known, arrays)]
+        return list(map(self.evaluator.array, self.evaluator.evaluate(jaxpr, inputs)))

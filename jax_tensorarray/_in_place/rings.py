@@ -507,8 +507,7 @@ Rings.rules = {
     "gather": _gather,
     **{f"scatter{kind}": _scatter for kind in ("", "-add", "-sub", "-mul", "-min", "-max")},
     "select_n": _select,
-    "scan": Evaluator.scan,
-    "while": Evaluator.while_,
+    **dict.fromkeys(("scan", "while"), Evaluator.loop),
     "stop_gradient": _contents,
     "copy": _contents,
 }

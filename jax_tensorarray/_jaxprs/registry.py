@@ -311,6 +311,43 @@ def _shard_map(eqn: Any, operands: Sequence[Array], change: Change) -> list[Arra
     return list(f(*operands))
 
 
+def scan_options(params: Params) -> Params:
+    """Return the arguments of `lax.scan` that the parameters of its primitive stand for."""
+    return {name: params[name] for name in ("length", "reverse", "unroll", "_split_transpose") if name in params}
+
+
+def _run_scan(eqn: Any, operands: Sequence[Any], change: Change) -> list[Array]:
+    """Run a scan with a changed body. Further results are stacked. Consts may be anything that the body takes."""
+    [loop] = _scan(eqn.params)
+    consts, carry, xs = loop.split(operands)
+    body, n = functools.partial(change.body, _compat.closed(loop.jaxpr)), len(carry)
+
+    def step(carry: list[Array], xs: list[Array]) -> tuple[list[Array], list[Array]]:
+        outs = body(*change.operands([*consts, *carry, *xs]))
+        return outs[:n], outs[n:]
+
+    after, ys = lax.scan(step, carry, xs, **scan_options(eqn.params))
+    return [*after, *ys]
+
+
+def _run_while(eqn: Any, operands: Sequence[Any], change: Change) -> list[Array] | None:
+    """Run a `while_loop` with a changed predicate and body. Their consts may be anything that these take."""
+    [loop] = _while(eqn.params)
+    predicate, of_predicate = _compat.closed(eqn.params["cond_jaxpr"]), operands[: loop.first]
+    consts, carry, _ = loop.split(operands[loop.first :])
+    if predicate.out_avals[0].shape:  # only the primitive has those: each example ends by itself
+        return None
+
+    def goes_on(carry: list[Array]) -> Array:
+        return change.body(predicate, *change.operands([*of_predicate, *carry]))[0]
+
+    def step(carry: list[Array]) -> list[Array]:
+        return change.body(_compat.closed(loop.jaxpr), *change.operands([*consts, *carry]))
+
+    after: list[Array] = lax.while_loop(goes_on, step, carry)
+    return after
+
+
 # --- entries ---------------------------------------------------------------------------------------------------
 
 
@@ -356,6 +393,6 @@ ENTRIES = {
     "custom_vjp_call": Entry("rules", _in("call_jaxpr"), _custom_vjp),
     "shard_map": Entry("divided", _in("jaxpr"), _shard_map),
     "cond": Entry("branches", _in("branches", 1), _cond, lambda params, new, _: params | {"branches": tuple(new)}),
-    "scan": Entry("loop", _scan),
-    "while": Entry("loop", _while),
+    "scan": Entry("loop", _scan, _run_scan),
+    "while": Entry("loop", _while, _run_while),
 }

@@ -12,6 +12,7 @@ from jax import lax
 
 from jax_tensorarray._array import growth
 from jax_tensorarray._array.in_loops import entering_loop, leaving_loop, needs_to_look
+from jax_tensorarray._loops.as_while import by_rows, counting, row_of
 from jax_tensorarray._loops.auto import Auto, Checkpoints, Undo
 from jax_tensorarray._loops.from_jax import (
     as_value,
@@ -29,8 +30,7 @@ from jax_tensorarray._loops.strategy import Strategy, Tape
 from jax_tensorarray._loops.while_ import OF_WHILE_LOOP, Bound
 from jax_tensorarray._ops.check import ta_check
 from jax_tensorarray._ops.empty import ta_empty
-from jax_tensorarray._ops.read import ta_read
-from jax_tensorarray._ops.write import known_if, ta_write
+from jax_tensorarray._ops.write import known_if
 
 Array = Any
 
@@ -288,28 +288,17 @@ def _scan_by_rows(
     last, shapes = jax.eval_shape(lambda init, xs: lax.scan(f, init, xs, length, reverse), init, xs)
     leaves = [*jax.tree.leaves(shapes), *jax.tree.leaves(xs)]
     n = leaves[0].shape[0] if leaves else int(length or 0)
-
-    def at(i: Array) -> Array:
-        return n - 1 - i if reverse else i
-
-    def slice_of(xs: Any, i: Array) -> Any:
-        return jax.tree.map(lambda x: ta_read(x, at(i), mode="drop"), xs)
-
-    def body(state: Any) -> Any:
-        i, carry, ys = state
-        carry, y = f(carry, slice_of(xs, i))
-        return i + 1, carry, jax.tree.map(lambda b, row: ta_write(b, at(i), row, mode="drop"), ys, y)
-
     if isinstance(strategy, Inverse):
         inverse, row = strategy.f, jax.eval_shape(lambda xs: jax.tree.map(lambda x: x[0], xs), xs)
         check_inverse_type("scan", jax.eval_shape(inverse, last, row), last)
 
         def back(state: Any) -> Any:
             i, carry, ys = state
-            return i - 1, inverse(carry, slice_of(xs, i - 1)), ys
+            return i - 1, inverse(carry, row_of(xs, n - i if reverse else i - 1)), ys
 
         strategy = replace(strategy, f=back)
     ys = jax.tree.map(lambda a: ta_empty(a.shape[0], a.shape[1:], a.dtype), shapes)
     state = (jnp.int32(0), init, ys)
+    body = counting(by_rows(f, xs), n, reverse=reverse)
     _, carry, ys = while_loop(lambda state: state[0] < n, body, state, max_steps=n, residuals=strategy)
     return carry, ys

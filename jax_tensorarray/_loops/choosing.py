@@ -21,6 +21,7 @@ from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.custom_jvp import OfCall, with_rule
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
 from jax_tensorarray._loops import auto
+from jax_tensorarray._loops.as_while import count_as_while, scan_as_while
 from jax_tensorarray._loops.count import CHOICES, CountOptions, Tangents, nonzero_tangents
 from jax_tensorarray._loops.derivatives import replayed_jvp
 from jax_tensorarray._loops.guard import ta_guard_p
@@ -30,8 +31,6 @@ from jax_tensorarray._loops.strategy import Strategy
 from jax_tensorarray._loops.while_ import Loop, WhileOptions
 from jax_tensorarray._ops.empty import ta_empty
 from jax_tensorarray._ops.primitive import ROW_OPS, zero_tangent
-from jax_tensorarray._ops.read import ta_read
-from jax_tensorarray._ops.write import ta_write
 from jax_tensorarray._types import bytes_of
 
 Array = Any
@@ -155,7 +154,7 @@ def _by_strategy(
     of_consts, of_init, of_xs = parts.split(tangents)
     outs = list(_compat.opened(params["jaxpr"]).outvars)[num_carry:]
     ys = [ta_empty(length, v.aval.shape, v.aval.dtype) for v in outs]
-    cond, body = as_while(params["jaxpr"], len(consts), num_carry, length, params["reverse"])
+    cond, body = scan_as_while(params["jaxpr"], len(consts), num_carry, length, params["reverse"])
     dots = nonzero_tangents(body, [*of_consts, *of_xs], [zero_tangent(number), *of_init, *_zeros(ys)])
     better: Strategy | None = strategy
     if strategy.tapes:
@@ -198,37 +197,6 @@ def _logs(body: Any, nonzero: Sequence[bool]) -> bool:
         return False
 
 
-@_compat.cached
-def as_while(jaxpr: Any, num_consts: int, num_carry: int, length: int, reverse: bool) -> tuple[Any, Any]:
-    """Return the condition and the body of a `ta_while` that does what a scan does.
-
-    Its consts are those of the scan and its xs, and its carry is the number of the step, that of the scan, and the ys.
-    """
-    call, types, outs = jaxprs.function(jaxpr), list(jaxpr.in_avals), list(jaxpr.out_avals)
-    of_consts, carry, of_xs = (
-        types[:num_consts],
-        types[num_consts : num_consts + num_carry],
-        types[num_consts + num_carry :],
-    )
-
-    def stacked(t: Any) -> Any:
-        return jax.ShapeDtypeStruct((length, *t.shape), t.dtype)
-
-    xs, ys, number = list(map(stacked, of_xs)), list(map(stacked, outs[num_carry:])), jnp.int32(0)
-    n = num_consts + len(xs)
-
-    def step(*args: Array) -> list[Array]:
-        consts, xs, k = args[:num_consts], args[num_consts:n], args[n]
-        carry, ys = args[n + 1 : n + 1 + num_carry], args[n + 1 + num_carry :]
-        at = length - 1 - k if reverse else k
-        outs = call(*consts, *carry, *(ta_read(x, at, mode="drop") for x in xs))
-        rows = zip(ys, outs[num_carry:], strict=True)
-        return [k + 1, *outs[:num_carry], *(ta_write(y, at, row, mode="drop") for y, row in rows)]
-
-    cond = jax.make_jaxpr(lambda k, *_: [k < length])(number, *carry, *ys)
-    return cond, jax.make_jaxpr(step)(*of_consts, *xs, number, *carry, *ys)
-
-
 def _count_by_choice(
     linear: Linearized, operands: Sequence[Array], tangents: Tangents, body: Any, options: CountOptions
 ) -> tuple[list[Array], list[Array]] | None:
@@ -236,7 +204,7 @@ def _count_by_choice(
     if not any(bytes_of([t]) > auto.LEAST_BYTES for t in linear.taped) or any(map(is_on_host, body.in_avals)):
         return None
     steps, consts, carry = options.split(operands)
-    cond, body = _count_as_while(body, options)
+    cond, body = count_as_while(body, options)
     of_consts, of_carry = [zero_tangent(steps), *tangents.of_consts], [zero_tangent(steps), *tangents.of_carry]
     nonzero_consts, nonzero_carry = [False, *tangents.nonzero_consts], [False, *tangents.nonzero_carry]
     better = _better(body, tuple(nonzero_consts), tuple(nonzero_carry), options.max_steps, auto.Auto())
@@ -249,17 +217,3 @@ def _count_by_choice(
 
 
 CHOICES.append(_count_by_choice)
-
-
-@_compat.cached
-def _count_as_while(body: Any, options: CountOptions) -> tuple[Any, Any]:
-    """Return the condition and the body of a `ta_while` that does what a `ta_count` does."""
-    call, steps, m = jaxprs.function(body), body.in_avals[0], options.num_consts
-
-    def step(steps: Array, *args: Array) -> list[Array]:
-        consts, n, carry = args[:m], args[m], args[m + 1 :]
-        return [n + 1, *call(steps - 1 - n if options.reverse else n, *consts, *carry)]
-
-    consts, carry = list(body.in_avals)[1 : 1 + m], list(body.in_avals)[1 + m :]
-    cond = jax.make_jaxpr(lambda steps, n, *_: [n < steps])(steps, steps, *carry)
-    return cond, jax.make_jaxpr(step)(steps, *consts, steps, *carry)

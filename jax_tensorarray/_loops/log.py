@@ -185,23 +185,16 @@ class Log:
         return list(zip(arrays[:n], [_outside(v, held, numbers) for v in versions], strict=True))
 
     def scan(self, eqn: Any, operands: list[Array], held: Sequence[BufferVersion | None]) -> list[_Value] | None:
-        params = eqn.params
-        [loop] = registry.ENTRIES["scan"].bodies(params)
+        params, entry = eqn.params, registry.ENTRIES["scan"]
+        [loop] = entry.bodies(params)
         _, of_carry, _ = loop.split(held)
         if not any(of_carry):
             return None
-        consts, carry, xs = loop.split(operands)
-        followed = _Followed(loop.jaxpr, len(consts), of_carry)
+        followed = _Followed(loop.jaxpr, loop.num_consts, of_carry)
         if not followed.num_rows:
             return self.unchanged_loop(followed, of_carry, eqn, operands)
-
-        def step(carry: Sequence[Array], xs: Sequence[Array]) -> tuple[list[Array], list[Array]]:
-            outs, rows = followed.step([*consts, *carry, *xs])
-            return outs[: len(carry)], [*outs[len(carry) :], *rows]
-
-        options = {name: params[name] for name in ("length", "reverse", "unroll", "_split_transpose") if name in params}
-        with eqn.ctx.manager:
-            after, ys = lax.scan(step, list(carry), list(xs), **options)
+        outs = entry.rebuild(eqn, operands, followed)
+        assert outs is not None
 
         def put_back(k: int) -> PutBack:
             def run(buffer: Array, rows: Sequence[Array], active: Any) -> Array:
@@ -212,8 +205,8 @@ class Log:
 
             return run
 
-        n = len(ys) - followed.num_rows
-        return self.after_loop(followed, of_carry, [*after, *ys[:n]], ys[n:], [], put_back)
+        n = len(outs) - followed.num_rows
+        return self.after_loop(followed, of_carry, outs[:n], outs[n:], [], put_back)
 
     def count(self, eqn: Any, operands: list[Array], held: Sequence[BufferVersion | None]) -> list[_Value] | None:
         body, options = eqn.params["body"], eqn.params["options"]
@@ -227,8 +220,9 @@ class Log:
             return self.unchanged_loop(followed, of_carry, eqn, operands)
 
         def step(*args: Array) -> list[Array]:
-            outs, rows = followed.step(args[:inputs])
-            return [*outs, *record(args[inputs:], args[0], rows)]
+            outs = followed.body(body, *args[:inputs])
+            n = len(outs) - followed.num_rows
+            return [*outs[:n], *record(args[inputs:], args[0], outs[n:])]
 
         tapes = tapes_for(followed.types, options.max_steps)
         more = jax.make_jaxpr(step)(*body.in_avals, *avals_of(tapes))
@@ -258,13 +252,9 @@ class Log:
         followed = _Followed(body, len(options.leading) + len(consts), of_carry)
         if not followed.num_rows:
             return self.unchanged_loop(followed, of_carry, eqn, operands)
-
-        def step(*args: Array) -> list[Array]:
-            outs, rows = followed.step(args)
-            return [*outs, *rows]
-
         with eqn.ctx.manager:
-            outs, steps, taken, tapes = recorded(loop, jax.make_jaxpr(step)(*body.in_avals), len(body.out_avals))
+            more = jax.make_jaxpr(functools.partial(followed.body, body))(*body.in_avals)
+            outs, steps, taken, tapes = recorded(loop, more, len(body.out_avals))
         put_back = followed.back_by_tapes(options.max_steps, True)
         found = self.after_loop(followed, of_carry, outs, tapes, [taken], put_back)
         return [*found, *((x, None) for x in results([], steps))]
@@ -341,11 +331,10 @@ def followed(jaxpr: Any, held: Sequence[BufferVersion | None]) -> list[BufferVer
     return _traced(jaxpr, list(jaxpr.in_avals), held)[1]
 
 
-class _Followed:
-    """The body of a loop, in which the buffers of the flagged carries are followed from step to step."""
+class _Followed(registry.Change):
+    """The body of a loop, which returns after its results the rows that it overwrites in the flagged carries."""
 
     def __init__(self, body: Any, num_before: int, of_carry: Sequence[BufferVersion | None]) -> None:
-        self.body = body
         after = len(body.in_avals) - num_before - len(of_carry)
         self.held = _inside([*[None] * num_before, *of_carry, *[None] * after])
         log, found = _traced(body, list(body.in_avals), self.held)
@@ -365,12 +354,11 @@ class _Followed:
                     self.types += rows
         self.num_rows = len(self.types)
 
-    def step(self, args: Sequence[Array]) -> tuple[list[Array], list[Array]]:
-        """Return the outputs of the body, and the rows of the log."""
+    def body(self, jaxpr: Any, *args: Array) -> list[Array]:
         log = Log()
-        outs = log.evaluate(self.body, list(zip(args, self.held, strict=True)))
-        rows = [x for since in self.of_carry.values() for n in since for x in log.entries[n].rows]
-        return [x for x, _ in outs], rows
+        outs = log.evaluate(jaxpr, list(zip(args, self.held, strict=True)))
+        rows = (x for since in self.of_carry.values() for n in since for x in log.entries[n].rows)
+        return [*(x for x, _ in outs), *rows]
 
     def put_back(self, k: int, buffer: Array, rows: Sequence[Array], active: Any) -> Array:
         """Return the buffer of carry `k` before a step."""

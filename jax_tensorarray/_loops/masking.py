@@ -205,25 +205,31 @@ class Masked:
         return {x.carry: slot for slot, x in enumerate(joined) if x.carry is not None}
 
     def scan(self, eqn: Any, operands: list[MaskedValue]) -> list[MaskedValue]:
-        params = eqn.params
-        [body] = registry.ENTRIES["scan"].bodies(params)
-        consts, carry, xs = body.split(operands)
+        entry = registry.ENTRIES["scan"]
+        [loop] = entry.bodies(eqn.params)
+        consts, carry, xs = loop.split(operands)
         start = [x if x.carry is not None else self.guard(x) for x in carry]
-        xs = [self.guard(x) for x in xs]
-        consts = [x._replace(carry=None) for x in consts]
-        kept = []
+        followed = [MaskedValue(x.array, k, True) for k, x in enumerate(start)]
+        xs = _values([self.guard(x).array for x in xs], True)
+        change = _MaskedSteps(self.active, [*(x._replace(carry=None) for x in consts), *followed, *xs])
+        outs = entry.rebuild(eqn, [x.array for x in change.inputs], change)
+        assert outs is not None
+        numbers = [x.carry if change.carries[k] == k else None for k, x in enumerate(carry)]
+        n = len(carry)
+        return [*(MaskedValue(x, v, True) for x, v in zip(outs[:n], numbers, strict=True)), *_values(outs[n:], True)]
 
-        def f(carry: list[Array], xs: list[Array]) -> tuple[list[Array], list[Array]]:
-            inputs = [*(MaskedValue(x, k, True) for k, x in enumerate(carry)), *_values(xs, True)]
-            outs = Masked(self.active).evaluate(body.jaxpr, [*consts, *inputs])
-            kept.append([x.carry for x in outs[: body.num_carry]])
-            arrays = [x.array for x in outs]
-            return arrays[: body.num_carry], arrays[body.num_carry :]
 
-        arrays = [x.array for x in start], [x.array for x in xs]
-        after, ys = lax.scan(f, *arrays, params["length"], params["reverse"], params["unroll"])
-        numbers = [x.carry if kept[-1][k] == k else None for k, x in enumerate(carry)]
-        return [*(MaskedValue(x, v, True) for x, v in zip(after, numbers, strict=True)), *_values(ys, True)]
+class _MaskedSteps(registry.Change):
+    """The body of a scan, masked. `inputs` are those of a step, in which a carry is a version of itself."""
+
+    def __init__(self, active: Array, inputs: Sequence[MaskedValue]) -> None:
+        self.active, self.inputs = active, inputs
+        self.carries: list[int | None] = []  #: which carries the results are versions of
+
+    def body(self, jaxpr: Any, *args: Array) -> list[Array]:
+        outs = Masked(self.active).evaluate(jaxpr, _with_arrays(self.inputs, args))
+        self.carries = [x.carry for x in outs]
+        return [x.array for x in outs]
 
 
 class _Masking(registry.Change):

@@ -1,0 +1,83 @@
+"""Loops of other kinds as a `while_loop` that counts its steps: a scan, and a `ta_count`."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jax_tensorarray import _compat
+from jax_tensorarray._jaxprs import jaxprs, registry
+from jax_tensorarray._loops.count import CountOptions
+from jax_tensorarray._ops.read import ta_read
+from jax_tensorarray._ops.write import ta_write
+
+Array = Any
+
+
+def counting(f: Callable[..., Sequence[Any]], steps: Any, *, reverse: bool) -> Callable[[Sequence[Any]], Any]:
+    """Return the body of a loop of so many steps that calls `f(k, *carry)` for each of their numbers.
+
+    Its carry is the number of steps taken, and then that of `f`.
+    """
+
+    def step(state: Sequence[Any]) -> Any:
+        n, *carry = state
+        return (n + 1, *f(steps - 1 - n if reverse else n, *carry))
+
+    return step
+
+
+def by_rows(f: Callable[[Any, Any], tuple[Any, Any]], xs: Any) -> Callable[[Any, Any, Any], tuple[Any, Any]]:
+    """Return the function of a step of a scan, its carry and all of `ys` that reads a row of `xs` and writes one."""
+
+    def step(k: Any, carry: Any, ys: Any) -> tuple[Any, Any]:
+        carry, y = f(carry, row_of(xs, k))
+        return carry, jax.tree.map(lambda stack, row: ta_write(stack, k, row, mode="drop"), ys, y)
+
+    return step
+
+
+def row_of(xs: Any, k: Any) -> Any:
+    """Return the slice of `xs` that belongs to a step."""
+    return jax.tree.map(lambda x: ta_read(x, k, mode="drop"), xs)
+
+
+@_compat.cached
+def scan_as_while(jaxpr: Any, num_consts: int, num_carry: int, length: int, reverse: bool) -> tuple[Any, Any]:
+    """Return the condition and the body of a `ta_while` that does what a scan does.
+
+    Its consts are those of the scan and its xs, and its carry is the number of the step, that of the scan, and the ys.
+    """
+    consts, carry, xs = registry.Body(jaxpr, 0, 0, num_consts, num_carry).split(list(jaxpr.in_avals))
+    ys = list(jaxpr.out_avals)[num_carry:]
+    xs, ys = ([jax.ShapeDtypeStruct((length, *t.shape), t.dtype) for t in types] for types in (xs, ys))
+    state = (jnp.int32(0), carry, ys)
+
+    def step(consts: list[Array], xs: list[Array], state: Any) -> Any:
+        def call(carry: list[Array], row: list[Array]) -> tuple[list[Array], list[Array]]:
+            outs = jaxprs.function(jaxpr)(*consts, *carry, *row)
+            return outs[:num_carry], outs[num_carry:]
+
+        return counting(by_rows(call, xs), length, reverse=reverse)(state)
+
+    return jax.make_jaxpr(lambda state: [state[0] < length])(state), jax.make_jaxpr(step)(consts, xs, state)
+
+
+@_compat.cached
+def count_as_while(body: Any, options: CountOptions) -> tuple[Any, Any]:
+    """Return the condition and the body of a `ta_while` that does what a `ta_count` does.
+
+    Its consts are the number of steps and those of the `ta_count`, and its carry is the number of the step and that of
+    the `ta_count`.
+    """
+    steps, consts, carry = options.split(list(body.in_avals))
+
+    def step(steps: Array, consts: list[Array], state: list[Array]) -> Any:
+        def call(k: Array, *carry: Array) -> list[Array]:
+            return jaxprs.function(body)(k, *consts, *carry)
+
+        return counting(call, steps, reverse=options.reverse)(state)
+
+    cond = jax.make_jaxpr(lambda steps, state: [state[0] < steps])(steps, [steps, *carry])
+    return cond, jax.make_jaxpr(step)(steps, consts, [steps, *carry])
