@@ -112,10 +112,9 @@ def in_single_precision():
 @pytest.fixture(scope="module")
 def every_array_is_sent():
     """For loops with a tape on the host, which send no small rows."""
-    from jax_tensorarray._loops import tapes
+    from gates import gates
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tapes, "SMALL", 16)
+    with gates("open", "SENT_BYTES"):
         yield
 
 
@@ -143,14 +142,3 @@ def pytest_sessionstart(session):
     oracle.FLUSHES = jax.default_backend() == "cpu"
     if "TENSORARRAY_NEEDS_GPU" in os.environ and jax.default_backend() != "gpu":
         pytest.exit(f"TENSORARRAY_NEEDS_GPU is set, but jax runs on {jax.default_backend()}", returncode=1)
-
-
-@pytest.fixture(scope="module")
-def every_buffer_is_large():
-    """Let loops choose for buffers of any size."""
-    from jax_tensorarray._loops import auto, undo
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(auto, "LEAST_BYTES", 8)
-        patch.setattr(undo, "_SMALL", 8)
-        yield

@@ -194,10 +194,6 @@ def run(folder: str, programs: Sequence[str], seed: int, most: int) -> None:
     warnings.simplefilter("error")
     logging.disable(logging.CRITICAL)
 
-    from jax_tensorarray._loops import auto, tapes, undo
-
-    auto.LEAST_BYTES = undo._SMALL = 8  # as the tests have it: loops choose for buffers of any size
-    tapes.SMALL = 16
     checks, count, failures = list(_checks(programs)), 0, list[str]()
     while count < most and not failures:
         for name, check in checks:
@@ -221,6 +217,7 @@ def run(folder: str, programs: Sequence[str], seed: int, most: int) -> None:
 
 def _checks(programs: Sequence[str]) -> Iterator[tuple[str, Callable[..., None]]]:
     modules = {"ops": import_module("test_random_programs"), "plain": import_module("test_plain_programs")}
+    gates = import_module("gates")
     for text in programs:
         kind, _, chosen = text.partition(":")
         module = modules[kind]
@@ -234,11 +231,13 @@ def _checks(programs: Sequence[str]) -> Iterator[tuple[str, Callable[..., None]]
                 program: Any,
                 differ: Any,
                 axis: int,
+                setting: str,
                 module: Any = module,
                 name: str = name,
                 is_of_ops: bool = kind == "ops",
             ) -> None:
-                module.check(name, program, *differ, axis, *([program.start % 2 == 0] if is_of_ops else []))
+                with gates.gates(setting):
+                    module.check(name, program, *differ, axis, *([program.start % 2 == 0] if is_of_ops else []))
 
             yield f"{kind}, {name}", check
 
@@ -251,12 +250,14 @@ _ONLY_COMPILED = {
 
 
 def _examples(seed: int) -> list[Any]:
-    hypothesis, checks, programs = map(import_module, ("hypothesis", "random_checks", "random_programs"))
+    modules = ("hypothesis", "random_checks", "random_programs", "gates")
+    hypothesis, checks, programs, gates = map(import_module, modules)
     axes = hypothesis.strategies.sampled_from([0, 1, 2])
+    settings = hypothesis.strategies.sampled_from(gates.SETTINGS)
     found = []
 
-    def collect(program: Any, differ: Any, axis: int) -> None:
-        found.append((program, differ, axis))
+    def collect(program: Any, differ: Any, axis: int, setting: str) -> None:
+        found.append((program, differ, axis, setting))
 
     few = hypothesis.settings(
         max_examples=8,
@@ -266,7 +267,7 @@ def _examples(seed: int) -> list[Any]:
         phases=[hypothesis.Phase.generate],
         suppress_health_check=list(hypothesis.HealthCheck),
     )
-    given = hypothesis.given(programs.programs(), checks.BATCHES, axes)
+    given = hypothesis.given(programs.programs(), checks.BATCHES, axes, settings)
     hypothesis.seed(seed)(few(given(collect)))()
     return found
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core as jex
 
-from jax_tensorarray import _compat
+from jax_tensorarray import _compat, _gates
 from jax_tensorarray._in_place import explained, layouts, refs, registers, stacks, twins, views
 from jax_tensorarray._in_place.repair import LOOPS, Repair
 from jax_tensorarray._in_place.rows import has_rows, is_update
@@ -147,13 +147,10 @@ def _round_of(eqn: Any, loop: registry.Body) -> int:
         lengths.append(steps if at == start else 1)
     found, moved = math.lcm(*lengths), [k for k, j in came_from.items() if k != j]
     if found > 1:
-        stays = "exchange-in-while" if eqn.primitive.name == "while" else "long-round" if found > _LONGEST_ROUND else ""
+        is_long = found > _gates.ROUND_STEPS
+        stays = "exchange-in-while" if eqn.primitive.name == "while" else "long-round" if is_long else ""
         explained.output(eqn, loop.jaxpr, moved[0], "exchange", "" if stays else f"{found} steps in one", stays)
-    return found if found <= _LONGEST_ROUND else 1
-
-
-#: At most this many steps are merged into one.
-_LONGEST_ROUND = 6
+    return found if found <= _gates.ROUND_STEPS else 1
 
 
 def _scan_by_rounds(

@@ -15,9 +15,9 @@ import numpy as np
 from jax import lax
 from jax.extend import core as jex
 
-from jax_tensorarray import _compat
+from jax_tensorarray import _compat, _gates
 from jax_tensorarray._in_place import explained
-from jax_tensorarray._in_place.registers import LEAST_STEPS, is_divided
+from jax_tensorarray._in_place.registers import is_divided
 from jax_tensorarray._in_place.representations import Evaluator, Held, roots_of
 from jax_tensorarray._in_place.rows import has_rows, is_update, numbers_of, taken_by, with_numbers
 from jax_tensorarray._jaxprs import jaxprs, registry
@@ -69,7 +69,7 @@ def found_in(loop: Any, body: registry.Body, *, length: int | None = None, predi
 
     `length` is the number of steps, if it is known. What the predicate of a `while_loop` uses stays as it is.
     """
-    if not may_be_in(body) or (length is not None and length < LEAST_STEPS):
+    if not may_be_in(body) or (length is not None and length < _gates.RING_STEPS):
         return None
     _, carry, _ = body.split(list(_compat.closed(body.jaxpr).in_avals))
     used = set() if predicate is None else _used(predicate.jaxpr, len(carry))

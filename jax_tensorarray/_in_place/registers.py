@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jax_tensorarray import _compat
+from jax_tensorarray import _compat, _gates
 from jax_tensorarray._in_place import explained, twins
 from jax_tensorarray._in_place.representations import Held
 from jax_tensorarray._in_place.rings import Ring, Rings, longer, spread
@@ -22,10 +22,6 @@ from jax_tensorarray._in_place.values import Value
 from jax_tensorarray._jaxprs import jaxprs, registry
 
 Array = Any
-
-#: A register of at least so many bytes is a ring, and one of an example that has a start of its own. Below that, moving
-#: all rows takes at most 1.1 times as long (CPU, jax 0.12; rows of 1, 8 and 64 floats, alone and in batches of 8).
-_LEAST, _LEAST_OF_EXAMPLE = 128, 4096
 
 
 class Registers(NamedTuple):
@@ -50,18 +46,13 @@ class Registers(NamedTuple):
         return own
 
 
-#: From this number of steps on, a loop gains more time than putting the rows in order takes (CPU, jax 0.12, 64 to 4096
-#: rows).
-LEAST_STEPS = 3
-
-
 def found_in(loop: Any, body: registry.Body, *, length: int | None = None, predicate: Any = None) -> Registers | None:
     """Return the body of the equation `loop` with its registers as rings, None if it has none.
 
     `length` is the number of steps, if it is known, and `predicate` that of a `while_loop`, whose examples end at
     different times, and so have starts of their own, if it has axes.
     """
-    axes = _candidates(body) if length is None or length >= LEAST_STEPS else {}
+    axes = _candidates(body) if length is None or length >= _gates.RING_STEPS else {}
     shapes = dict.fromkeys(axes, () if predicate is None else predicate.out_avals[0].shape)
     places = dict.fromkeys(axes, 0)
     say_why(loop, body)
@@ -92,12 +83,12 @@ def say_why(loop: Any, body: registry.Body) -> None:
         reason, facts = "", dict[str, Any]()
         if k in tried.evaluator.needed:
             reason, facts = "read-as-a-whole", {"by": tried.evaluator.needed[k]}
-        elif tried.carry[k].size * tried.carry[k].dtype.itemsize < _LEAST:
-            reason, facts = "small-buffer", {"least": _LEAST}
+        elif tried.carry[k].size * tried.carry[k].dtype.itemsize < _gates.REGISTER_BYTES:
+            reason, facts = "small-buffer", {"least": _gates.REGISTER_BYTES}
         elif not tried.is_worth(k, len(longer(shape, tried.outs[k].start.shape))):
-            reason, facts = "small-buffer", {"least": _LEAST_OF_EXAMPLE}
-        elif length is not None and length < LEAST_STEPS:
-            reason, facts = "few-steps", {"least": LEAST_STEPS}
+            reason, facts = "small-buffer", {"least": _gates.REGISTER_BYTES_OF_EXAMPLE}
+        elif length is not None and length < _gates.RING_STEPS:
+            reason, facts = "few-steps", {"least": _gates.RING_STEPS}
         if reason:
             explained.output(loop, body.jaxpr, k, "shift", "", reason, **facts)
 
@@ -106,8 +97,9 @@ def may_be_in(body: registry.Body) -> bool:
     return bool(_candidates(body))
 
 
-def _candidates(body: registry.Body, least: int = _LEAST) -> dict[int, int]:
+def _candidates(body: registry.Body, least: float | None = None) -> dict[int, int]:
     """Return for each carry that may be a register of `least` bytes or more the axis that its rows are along."""
+    least = _gates.REGISTER_BYTES if least is None else least
     closed = _compat.closed(body.jaxpr)
     kinds: set[tuple[tuple[int, ...], int]] = set()
 
@@ -191,7 +183,7 @@ class _RegisterTrial:
     def is_worth(self, k: int, axes: int) -> bool:
         """Return whether a register is large enough, given how many axes its start has."""
         of = self.carry[k]
-        return not axes or math.prod(of.shape[axes:]) * of.dtype.itemsize >= _LEAST_OF_EXAMPLE
+        return not axes or math.prod(of.shape[axes:]) * of.dtype.itemsize >= _gates.REGISTER_BYTES_OF_EXAMPLE
 
     def inputs(self, carry: Sequence[Array], starts: Sequence[Array]) -> list[Held]:
         inputs: list[Held] = list(map(Value.given, carry))

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_tensorarray import _compat
+from jax_tensorarray import _compat, _gates
 from jax_tensorarray._in_place import selects
 from jax_tensorarray._in_place.representations import Evaluator, Held, roots_of
 from jax_tensorarray._in_place.rows import as_int32, numbers_of, taken_by, with_numbers
@@ -63,7 +63,7 @@ class Ring(NamedTuple):
 
         def write(array: Array, start: Array, rows: Array) -> Array:
             axis = self.axis - self.start.ndim
-            if count <= _FEW:
+            if count <= _gates.RING_SLICES:
                 for k in range(count):
                     row = lax.slice_in_dim(rows, k, k + 1, axis=axis)
                     array = lax.dynamic_update_slice_in_dim(array, row, _wrapped(start, first + k, self.n), axis)
@@ -90,11 +90,6 @@ def _wrapped(start: Array, by: Any, n: int) -> Array:
         return start
     place = start + jnp.asarray(by % n if isinstance(by, int) else by, jnp.int32)
     return jnp.where(place >= n, place - n, place)
-
-
-#: So few rows are written one by one: a scatter of 8 rows takes 4 us longer, and keeps XLA for CPUs from compiling the
-#: loop as one function (brax's queue, jax 0.12).
-_FEW = 8
 
 
 class _Piece(NamedTuple):

@@ -16,6 +16,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import Primitive
 
+from jax_tensorarray import _gates
 from jax_tensorarray._in_place import explained
 from jax_tensorarray._in_place.noted import noted
 from jax_tensorarray._in_place.values import Update, Value, arrays
@@ -29,16 +30,6 @@ from jax_tensorarray._ops.write import ta_write_p
 from jax_tensorarray._types import INT32_MAX
 
 Array = Any
-
-#: Reads and updates of at least as many rows as there are stay as they are: row ops would gain little, and `h[:, i]` of
-#: all columns takes 1.5 times as long. So do writes of single elements from this share on. Their gradient finds which
-#: write of an element came last, which takes 1.4 to 1.7 times as long as to make the whole array anew (CPU, jax 0.12).
-_LARGE_SHARE = 0.5
-
-#: A box along several axes that takes at least this share of a buffer stays as it is. Whoever moves it does as much
-#: anyway, and the gradient of `a.at[1:-1, 1:-1].add(a[:-2, 1:-1])` takes 1.1 to 1.5 times as long as in plain JAX if
-#: `a` has 24 * 24 to 48 * 48 elements. Boxes of a quarter take at most 1.0 times as long (CPU, jax 0.12).
-_LARGE_BOX = 1 / 3
 
 
 class Address(NamedTuple):
@@ -167,7 +158,7 @@ def _address(aval: Any, taken: Sequence[int], batch: int, starts: Sequence[int],
     box = list(taken[first:after])
     while box and box[0] == 1:
         del box[0]
-    if len(box) > 1 and math.prod(taken) >= _LARGE_BOX * math.prod(shape):
+    if len(box) > 1 and math.prod(taken) >= _gates.BOX_SHARE * math.prod(shape):
         return explained.left("large-box")
     return Address(shape, batch, first, shape[first:after], tuple(box), drops)
 
@@ -200,15 +191,9 @@ def dynamic_slice(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     return [Value(read(buffer, index, address).reshape(taken))]
 
 
-#: A slice from a place known while tracing is an access to rows if it takes at most this share of a buffer. Then its
-#: gradient takes 0.85 times as long, or less. A larger one gains nothing, and `jnp.roll`, which is made of two, takes
-#: 1.5 times as long (CPU, jax 0.12, 64 rows).
-_KNOWN_SHARE = 0.5
-
-
 def _of_known_slice(aval: Any, taken: Sequence[int]) -> Address | None:
     """Return the address of a box that starts in a place known while tracing."""
-    if math.prod(taken) > _KNOWN_SHARE * math.prod(aval.shape):
+    if math.prod(taken) > _gates.KNOWN_SHARE * math.prod(aval.shape):
         return explained.left("large-share")
     return _of_slice(aval, taken)
 
@@ -407,7 +392,8 @@ def _gathered(eqn: Any) -> _Gathered | None:
     if count > 1 and len(address.window) > 1 and eqn.primitive.name != "gather":
         return explained.left("several-boxes")
     is_of_elements = not address.window and math.prod(address.shape[address.after :]) == 1
-    share = _LARGE_SHARE if is_of_elements and eqn.primitive.name == "scatter" else 1
+    are_elements = is_of_elements and eqn.primitive.name == "scatter"
+    share = _gates.ELEMENTS_SHARE if are_elements else _gates.ROWS_SHARE
     if count > 1 and count * math.prod(address.window) >= share * size:
         return explained.left("large-share")
     return _Gathered(address, numbers, tuple(taken))

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_tensorarray import _gates
 from jax_tensorarray._in_place import explained
 from jax_tensorarray._in_place.rows import has_rows
 from jax_tensorarray._in_place.values import Part, Predicate, Update, Value, arrays
@@ -130,10 +131,7 @@ def _is_of_carry(x: Value) -> bool:
 
 def _is_large(x: Value, axis: int) -> bool:
     """Return whether the part of an example takes longer to copy than to decide whether to copy it."""
-    return math.prod(x.shape[axis:]) * x.dtype.itemsize >= _LEAST_BYTES
-
-
-_LEAST_BYTES = 4096
+    return math.prod(x.shape[axis:]) * x.dtype.itemsize >= _gates.SELECTED_BYTES
 
 
 def predicate_of(which: Value) -> Predicate | None:

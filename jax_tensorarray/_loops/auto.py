@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jax_tensorarray import _gates
 from jax_tensorarray._loops.checkpoint import Checkpoint
 from jax_tensorarray._loops.linearize import Linearized, linearize
 from jax_tensorarray._loops.replay import Replay, live_carries
@@ -48,9 +49,9 @@ def choose(linear: Linearized, max_steps: int) -> tuple[Choice, Plan | None]:
     if not all(isinstance(t.size, int) for t in (*carry, *linear.taped)):
         return tape("a shape is a symbol of jax.export, so its size is not known")
     taped = bytes_of(linear.taped)
-    if not any(t.ndim and bytes_of([t]) > LEAST_BYTES for t in carry):
+    if not any(t.ndim and bytes_of([t]) > _gates.LOGGED_BYTES for t in carry):
         return tape("the carry has no buffer of more than 1 kB")
-    if not any(bytes_of([t]) > LEAST_BYTES for t in linear.taped):
+    if not any(bytes_of([t]) > _gates.LOGGED_BYTES for t in linear.taped):
         return tape("no residual takes more than 1 kB")
     planned = plan(linear, max_steps)
     if not planned.after:
@@ -59,10 +60,6 @@ def choose(linear: Linearized, max_steps: int) -> tuple[Choice, Plan | None]:
         return tape("undo would keep nearly as much as the tape", planned.bytes)
     reason = "the tape would hold a whole buffer, or something computed from one, for every step"
     return Choice("undo", reason, taped, planned.bytes), planned
-
-
-#: A tape of smaller buffers and residuals costs no more than a log of them.
-LEAST_BYTES = 1024
 
 
 def choose_within(memory: int | None, max_steps: int, linear: Linearized, body: Any) -> tuple[Choice, Plan | None]:

@@ -16,7 +16,7 @@ from jax.extend import core as jex
 from jax.extend.core import primitives as jax_primitives
 from jax.interpreters import ad
 
-from jax_tensorarray import _compat
+from jax_tensorarray import _compat, _gates
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.custom_jvp import OfCall, with_rule
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
@@ -123,7 +123,7 @@ def _is_read_whole(jaxpr: Any, v: Any) -> bool:
 
     Whether a loop or a branch inside does so is not looked at.
     """
-    if not jnp.issubdtype(v.aval.dtype, jnp.inexact) or bytes_of([v.aval]) <= auto.LEAST_BYTES:
+    if not jnp.issubdtype(v.aval.dtype, jnp.inexact) or bytes_of([v.aval]) <= _gates.LOGGED_BYTES:
         return False
     versions, is_updated, is_read = {v}, False, False
     for eqn in jaxpr.eqns:
@@ -201,7 +201,7 @@ def _count_by_choice(
     linear: Linearized, operands: Sequence[Array], tangents: Tangents, body: Any, options: CountOptions
 ) -> tuple[list[Array], list[Array]] | None:
     """Return the results of a `ta_count` and their tangents, or None if a tape is as good."""
-    if not any(bytes_of([t]) > auto.LEAST_BYTES for t in linear.taped) or any(map(is_on_host, body.in_avals)):
+    if not any(bytes_of([t]) > _gates.LOGGED_BYTES for t in linear.taped) or any(map(is_on_host, body.in_avals)):
         return None
     steps, consts, carry = options.split(operands)
     cond, body = count_as_while(body, options)

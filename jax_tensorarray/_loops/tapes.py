@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jax_tensorarray import _gates
 from jax_tensorarray._jaxprs.jaxprs import flagged
 from jax_tensorarray._loops.host import is_on_host, on_host, placed_as, ta_host_empty, ta_host_read, ta_host_write
 from jax_tensorarray._loops.part import ta_read_part, ta_write_part
@@ -24,16 +25,13 @@ Array = Any
 #: The type of a tape, and how many batch axes come before its axis of steps.
 TapeType = tuple[Any, int]
 
-#: Rows of fewer bytes stay on the device: sending them takes longer, and XLA cannot send a scalar to a TPU's host.
-SMALL = 128
-
 
 def tapes_for(residuals: Sequence[Any], max_steps: int, offload: bool = False) -> tuple[TapeType, ...]:
     """Return the tapes for the residuals of every step, which are given by their types.
 
     Residuals in host memory have their tapes there. With `offload` so do all others that are not small.
     """
-    types = [on_host(a) if offload and a.size * a.dtype.itemsize >= SMALL else a for a in residuals]
+    types = [on_host(a) if offload and a.size * a.dtype.itemsize >= _gates.SENT_BYTES else a for a in residuals]
     # XLA makes equal zeros once and copies them for a second tape. So no two tapes on the host have the same length.
     return tuple((with_axis(a, max_steps + k if is_on_host(a) else max_steps), 0) for k, a in enumerate(types))
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.extend import core as jex
 from jax.interpreters import partial_eval as pe
 
-from jax_tensorarray import _compat
+from jax_tensorarray import _compat, _gates
 from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._jaxprs.axis import Axis, axes
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
@@ -78,7 +78,7 @@ class _Planning:
         buffers = bytes_of([linear.whole.out_avals[r] for r in self.slot_of])
         entries = [n for r in self.slot_of for n in self.chain_of[r] if not self.log.entries[n].of_loop]
         rows = bytes_of([v.aval for n in entries for v in self.rows[n]])
-        self.limit = max(_SMALL, rows, buffers // max_steps if max_steps else 0)
+        self.limit = max(_gates.KEPT_BYTES, rows, buffers // max_steps if max_steps else 0)
         self.kept: dict[Any, None] = {}  # variables, in their order
         #: Equations to be evaluated again, by their numbers, and which of their results are for use.
         self.made: dict[int, frozenset[int]] = {}
@@ -223,7 +223,7 @@ class _Planning:
     def is_repeatable(self, eqn: Any) -> bool:
         if not _is_pure(eqn):
             return False
-        return not self.keeps_costly or work(eqn) <= _WORTH * self.size(eqn.outvars)
+        return not self.keeps_costly or work(eqn) <= _gates.REPEATED_WORK * self.size(eqn.outvars)
 
     # --- the plan ----------------------------------------------------------------------------------------------
 
@@ -336,17 +336,6 @@ def _operands_used(eqn: Any, results: Sequence[int]) -> list[bool]:
 
     inner = _compat.opened(jax.make_jaxpr(f)(*(v.aval for v in eqn.invars)))
     return list(pe.dce_jaxpr(inner, [True] * len(inner.outvars))[1])
-
-
-#: Residuals of at most this many bytes are kept.
-_SMALL = 64
-
-#: A residual is computed again if this takes at most this many operations for each of its bytes. To keep a byte means
-#: to write and to read it. In that time a processor does some ten operations on bytes that it has at hand, and a GPU
-#: some fifty. But of the operations of a gradient, those of the step itself are only a third: to compute all of a step
-#: again takes a third more time. So a residual counts as slow to compute only if it takes many times as many
-#: operations.
-_WORTH = 512
 
 
 def work(eqn: Any) -> float:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from jax.interpreters.mlir import ir
 
+from jax_tensorarray import _gates
 from jax_tensorarray._lowering.build import custom_call, layouts, replaced
 from jax_tensorarray._lowering.calls import (
     PREFIX,
@@ -104,7 +105,7 @@ class _Block:
     def made_at_once(self, reader: int, buffer: Value) -> list[int]:
         """Return a reader of all of a buffer, and what uses the large arrays that are made of it, except the last."""
         found = [reader]
-        if num_bytes(buffer) < _LEAST_BYTES_OF_ALL or not _is_fused(self.operations[reader], self.functions):
+        if num_bytes(buffer) < _gates.ORDERED_BYTES_OF_ALL or not _is_fused(self.operations[reader], self.functions):
             return found
         for k in found:
             large = [x for x in self.operations[k].results if num_bytes(x) > num_bytes(buffer) / 2]
@@ -116,7 +117,7 @@ class _Block:
         """Return what the owner has to wait for, so that a reader of its buffer comes first."""
         op, limit = self.operations[reader], num_bytes(buffer) / 2
         results = [x for x in op.results if isinstance(x.type, ir.RankedTensorType)]
-        if not is_ours(op) and _is_fused(op, self.functions) and num_bytes(buffer) >= _LEAST_BYTES_OF_ALL:
+        if not is_ours(op) and _is_fused(op, self.functions) and num_bytes(buffer) >= _gates.ORDERED_BYTES_OF_ALL:
             return list(dict.fromkeys(x for result in results for x in self._made_of(owner, result, limit)))
         # What a read of ours gives passes a barrier of its own.
         results = [x for x in results if num_bytes(x) <= limit]
@@ -196,7 +197,7 @@ def _order_block(mlir_block: ir.Block, ownership: Ownership, sinks: bool, barrie
 
     pending: dict[int, list[tuple[Value, list[int]]]] = {}
     for value, candidates in owning.items():
-        if num_bytes(value) < _LEAST_BYTES and not any(ownership.holds(user, n) for _, user, n in uses[value]):
+        if num_bytes(value) < _gates.ORDERED_BYTES and not any(ownership.holds(user, n) for _, user, n in uses[value]):
             continue  # and no call of ours has it as its buffer
         # Of several owners the last may have the buffer itself; the others copy it, as their meaning demands.
         owner = max(candidates, key=lambda k: block.rank[k])
@@ -220,7 +221,7 @@ def _order_block(mlir_block: ir.Block, ownership: Ownership, sinks: bool, barrie
     for owner, values in sorted(pending.items(), key=lambda item: -block.rank[item[0]]):
         for value, readers in values:
             known = block.ancestors(owner, min(block.rank[k] for k in readers))
-            if barriers_hold and num_bytes(value) >= _LEAST_BYTES and _is_read_before_it_leaves(block, owner):
+            if barriers_hold and num_bytes(value) >= _gates.ORDERED_BYTES and _is_read_before_it_leaves(block, owner):
                 known = set()
             results = [x for k in readers if k not in known for x in block.waited_for(owner, k, value)]
             op = block.operations[owner]
@@ -263,16 +264,6 @@ def _sink(block: _Block, owner: int, reader: int, owning: dict[Value, set[int]],
             return False  # it reads what is updated between the two
     block.move_before(moved, block.order[block.rank[reader] + 1])
     return True
-
-
-#: A smaller array is copied in less time than XLA loses by an order that it has to keep. On jax 0.10, where that is a
-#: conditional, a sieve takes 2.5 times as long with one, a heap 7 times, and a search for cycles 25 times.
-_LEAST_BYTES = 1024
-
-
-#: Likewise for an array that is read as a whole: this takes longer than copying it, and a small one is not worth the
-#: wait.
-_LEAST_BYTES_OF_ALL = 16384
 
 
 def _is_fused(op: Operation, functions: dict[str, Operation]) -> bool:

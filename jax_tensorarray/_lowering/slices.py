@@ -27,7 +27,7 @@ import numpy as np
 from jax.interpreters import mlir
 from jax.interpreters.mlir import ir
 
-from jax_tensorarray import _compat
+from jax_tensorarray import _compat, _gates
 from jax_tensorarray._compat import hlo
 from jax_tensorarray._lowering.build import (
     at_positions,
@@ -90,18 +90,6 @@ from jax_tensorarray._lowering.mlir import (
 from jax_tensorarray._lowering.uses import Uses
 from jax_tensorarray._union_find import UnionFind
 
-#: The most rows of an op that become slices. On a GPU each slice is a kernel, and one of ours does them all.
-_MOST_SLICES = 16
-
-#: The most rows that become slices where they may be one gather or scatter instead, which costs 0.1 us in a loop,
-#: whatever the number of rows. Slices of so few rows leave the loop one function.
-_MOST_SLICES_ON_CPU = 4
-
-#: The most bytes that an op may both read and write by slices if a branch has to order these. In a loop over longer
-#: rows XLA runs each branch by itself, which takes longer than the one call that does both. But it takes less than the
-#: calls that all other ops on the buffer would be, if one of these is in an inner loop.
-_MOST_BYTES = 64
-
 #: The default of `lowering`.
 VARIABLE = "JAX_TENSORARRAY_LOWERING"
 
@@ -162,9 +150,9 @@ class _Chooser:
     def __init__(self, functions: dict[str, Operation], platform: str | None, divided: bool) -> None:
         self.uses = Uses(functions)
         self.default, self.platform, self.divided = default_lowering(), platform, divided
-        self.most_slices = _MOST_SLICES if platform == "cpu" or platform in WITHOUT_KERNELS else 1
+        self.most_slices = _gates.SLICES if platform == "cpu" or platform in WITHOUT_KERNELS else 1
         self.barriers_hold = platform is not None and _compat.barriers_hold(platform)
-        self.slices_of_a_loop = _MOST_SLICES_ON_CPU if self.barriers_hold else 1
+        self.slices_of_a_loop = _gates.SLICES_ON_CPU if self.barriers_hold else 1
         self.in_loops = functions_in_loops(functions)
         calls = [op for function in functions.values() for op in walk(function) if target(op) == PREFIX + "check"]
         self.checks_outside = any(_may_be_lost(op) and not is_in_loop(op, self.in_loops) for op in calls)
@@ -197,7 +185,7 @@ class _Chooser:
             return choice
         opaque_zero = opaque_zero_at(op)
         is_box = choice.by_windows and len(window_of(op)) > 1  # which a call would move by single elements
-        is_costly = choice.does_both and num_bytes(op.operands[2]) > _MOST_BYTES and not is_box
+        is_costly = choice.does_both and num_bytes(op.operands[2]) > _gates.SLICED_BYTES and not is_box
         return None if opaque_zero is None else choice._replace(opaque_zero=opaque_zero, is_costly=is_costly)
 
     def _choose_row(self, op: Operation, name: str, is_tape: bool) -> _Choice | None:
@@ -278,16 +266,17 @@ class _Chooser:
 
 
 def _is_costly(rows: Value) -> bool:
-    """Return whether rows are computed by functions that XLA for CPUs computes many times faster in vectors.
-
-    From 0.12 on it compiles a loop of slices as one function, without vectors: 256 tanh take 0.4 us there, 0.1 else.
-    """
+    """Return whether rows are computed by functions that XLA for CPUs computes many times faster in vectors."""
     values = [rows]
     for value in values:
         if isinstance(value, ir.BlockArgument) or len(values) > _FAR:
             break
         op = operation(value.owner)
-        if op.name in _IN_VECTORS and value.type.has_static_shape and math.prod(value.type.shape) >= _COSTLY:
+        if (
+            op.name in _IN_VECTORS
+            and value.type.has_static_shape
+            and math.prod(value.type.shape) >= _gates.VECTOR_ELEMENTS
+        ):
             return True
         if not op.regions and op.block == operation(rows.owner).block:
             values.extend(v for v in op.operands if not isinstance(v, ir.BlockArgument))
@@ -297,7 +286,7 @@ def _is_costly(rows: Value) -> bool:
 _IN_VECTORS = frozenset(
     f"stablehlo.{name}" for name in ("exponential", "log", "log_plus_one", "logistic", "sine", "cosine", "tanh")
 )
-_COSTLY, _FAR = 128, 16
+_FAR = 16
 
 
 def _may_be_lost(check: Operation) -> bool:

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jax_tensorarray import _gates
 from jax_tensorarray._ops import reference
 
 Array = jax.Array
@@ -19,13 +20,10 @@ Array = jax.Array
 #: Platforms whose kernels do one position a thread. A CPU walks from one to the next and needs no order.
 PLATFORMS = {"cuda", "rocm"}
 
-#: Up to this many positions in a batch a thread reads them all: in about 2 microseconds, and a sort takes more.
-SCANNED = 128
-
 
 def is_sorted(platform: str, size: int, count: int) -> bool:
     """Return whether the kernel for `count` positions of a buffer of `size` rows gets them sorted."""
-    return platform in PLATFORMS and count > SCANNED and size < jnp.iinfo(jnp.uint32).max
+    return platform in PLATFORMS and count > _gates.SCANNED_POSITIONS and size < jnp.iinfo(jnp.uint32).max
 
 
 def visiting_order(

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from gates import SETTINGS, gates
 from hypothesis import given, settings
 from jax import jit, lax
 from jax.sharding import AxisType
@@ -32,8 +33,6 @@ from random_machines import THETA, Functions, InJax, expected, initial, kinds
 from random_programs import BATCH, Places, Program, Update, programs
 
 from jax_tensorarray import in_place
-
-pytestmark = pytest.mark.usefixtures("every_buffer_is_large")
 
 MOST_STEPS = 6
 
@@ -267,6 +266,7 @@ def check(order, program, *batch):
 
 @pytest.mark.parametrize("order", ORDERS)
 @settings(max_examples=settings.default.max_examples // 5)  # each order has programs of its own
-@given(program=programs(), differ=BATCHES, axis=st.sampled_from([0, 1, 2]))
-def test_a_random_plain_program(order, program, differ, axis):
-    check(order, program, *differ, axis)
+@given(program=programs(), setting=st.sampled_from(SETTINGS), differ=BATCHES, axis=st.sampled_from([0, 1, 2]))
+def test_a_random_plain_program(order, program, setting, differ, axis):
+    with gates(setting):
+        check(order, program, *differ, axis)

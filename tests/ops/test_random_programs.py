@@ -5,6 +5,7 @@ import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import pytest
+from gates import SETTINGS, WAYS, gates
 from hypothesis import given
 from random_checks import (
     BATCHES,
@@ -26,8 +27,7 @@ from random_checks import (
 from random_machines import DIRECTION, THETA, InJax, expected, initial, kinds, outputs
 from random_programs import STATE, At, Block, Cond, Index, Loop, Predicate, Program, Update, programs, run
 
-pytestmark = pytest.mark.usefixtures("every_array_is_sent", "every_buffer_is_large")
-
+from jax_tensorarray import _gates
 
 # --- transformations: what each gives, and what NumPy says it should ---------------------------------------------
 
@@ -142,10 +142,22 @@ SHARE = hypothesis.settings(max_examples=hypothesis.settings.default.max_example
 
 @pytest.mark.parametrize("transformation", TRANSFORMATIONS)
 @SHARE
-@given(program=programs(), differ=BATCHES, axis=st.sampled_from([0, 1, 2]), dropping=st.booleans())
-def test_a_random_program(transformation, program, differ, axis, dropping):
-    """All but the program are of a batch: whether its examples differ in where they start, and in their parameters."""
-    check(transformation, program, *differ, axis, dropping)
+@given(
+    program=programs(),
+    setting=st.sampled_from(SETTINGS),
+    differ=BATCHES,
+    axis=st.sampled_from([0, 1, 2]),
+    dropping=st.booleans(),
+)
+def test_a_random_program(transformation, program, setting, differ, axis, dropping):
+    """The last ones are of a batch: whether its examples differ in where they start, and in their parameters."""
+    with gates(setting):
+        check(transformation, program, *differ, axis, dropping)
+
+
+def test_every_gate_is_opened_and_shut():
+    """So the random programs reach what is behind each, and what is before it."""
+    assert set(WAYS) == {name for name in vars(_gates) if name.isupper()}
 
 
 # --- programs that once failed ---------------------------------------------------------------------------------

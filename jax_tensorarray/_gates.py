@@ -1,0 +1,93 @@
+"""From which sizes on an optimisation is worth its while: every such number of the package, with its measurement.
+
+A gate decides what a program costs, never what it computes. The random programs of the tests run with all gates open,
+with all of them shut, and as they are. So a rule looks its gate up here each time.
+"""
+
+# --- in_place: which accesses become row ops ---------------------------------------------------------------------
+
+#: The share of a buffer's rows from which an access to several of them stays as it is. Row ops would gain little, and
+#: `h[:, i]` of all columns takes 1.5 times as long.
+ROWS_SHARE = 1.0
+
+#: The share of a buffer from which writes of single elements stay as they are. Their gradient finds which write of an
+#: element came last, which takes 1.4 to 1.7 times as long as to make the whole array (CPU, jax 0.12).
+ELEMENTS_SHARE = 0.5
+
+#: The share from which a box along several axes stays as it is. Whoever moves it does as much anyway, and the gradient
+#: of `a.at[1:-1, 1:-1].add(a[:-2, 1:-1])` takes 1.1 to 1.5 times as long as in plain JAX if `a` has 24 * 24 to 48 * 48
+#: elements. Boxes of a quarter take at most 1.0 times as long (CPU, jax 0.12).
+BOX_SHARE = 1 / 3
+
+#: The largest share that a slice from a place known while tracing may have as a row op. Then its gradient takes 0.85
+#: times as long, or less. A larger one gains nothing, and `jnp.roll`, which is made of two, takes 1.5 times as long
+#: (CPU, jax 0.12, 64 rows).
+KNOWN_SHARE = 0.5
+
+# --- in_place: how carries are represented -----------------------------------------------------------------------
+
+#: A register of at least so many bytes is a ring, and so is one of an example that has a start of its own. To move all
+#: rows of a smaller one takes at most 1.1 times as long (CPU, jax 0.12; rows of 1 to 64 floats, also batches of 8).
+REGISTER_BYTES = 128
+REGISTER_BYTES_OF_EXAMPLE = 4096
+
+#: From this number of steps on, a loop gains more time than to put the rows of a ring in order takes (CPU, jax 0.12, 64
+#: to 4096 rows).
+RING_STEPS = 3
+
+#: So many rows of a ring are written one by one: a scatter of 8 rows takes 4 us longer, and keeps XLA for CPUs from
+#: compiling the loop as one function (brax's queue, jax 0.12).
+RING_SLICES = 8
+
+#: The bytes of an example from which it takes longer to copy a buffer than to decide whether to copy it.
+SELECTED_BYTES = 4096
+
+#: At most this many steps are merged into one, where carries change places.
+ROUND_STEPS = 6
+
+# --- loops: what a gradient keeps --------------------------------------------------------------------------------
+
+#: A tape of smaller buffers and residuals costs no more than a log of them.
+LOGGED_BYTES = 1024
+
+#: Residuals of at most this many bytes are kept.
+KEPT_BYTES = 64
+
+#: A residual is computed again if this takes at most this many operations for each of its bytes. To keep a byte means
+#: to write and to read it. In that time a processor does some ten operations on bytes that it has at hand, and a GPU
+#: some fifty. But of the operations of a gradient, those of the step itself are only a third: to compute all of a step
+#: again takes a third more time. So a residual counts as slow to compute only if it takes many times as many
+#: operations.
+REPEATED_WORK = 512
+
+#: Rows of fewer bytes stay on the device: sending them takes longer, and XLA cannot send a scalar to a TPU's host.
+SENT_BYTES = 128
+
+# --- lowering: slices or calls, and their order ------------------------------------------------------------------
+
+#: The most rows of an op that become slices. On a GPU each slice is a kernel, and one of ours does them all.
+SLICES = 16
+
+#: The most rows that become slices where they may be one gather or scatter instead, which costs 0.1 us in a loop,
+#: whatever the number of rows. Slices of so few rows leave the loop one function.
+SLICES_ON_CPU = 4
+
+#: The most bytes that an op may both read and write by slices if a branch has to order these. In a loop over longer
+#: rows XLA runs each branch by itself, which takes longer than the one call that does both. But it takes less than the
+#: calls that all other ops on the buffer would be, if one of these is in an inner loop.
+SLICED_BYTES = 64
+
+#: So many elements of a function like `tanh` are computed before several rows are written, and not by each slice. From
+#: 0.12 on XLA compiles a loop of slices as one function, without vectors: 256 tanh take 0.4 us there, 0.1 else.
+VECTOR_ELEMENTS = 128
+
+#: A smaller array is copied in less time than XLA loses by an order that it has to keep. On jax 0.10, where that is a
+#: conditional, a sieve takes 2.5 times as long with one, a heap 7 times, and a search for cycles 25 times.
+ORDERED_BYTES = 1024
+
+#: Likewise for an array that is read as a whole: this takes longer than copying it, and a small one is not worth the
+#: wait.
+ORDERED_BYTES_OF_ALL = 16384
+
+#: Up to this many positions in a batch a thread of a GPU reads them all: in about 2 us, and a sort takes more.
+SCANNED_POSITIONS = 128
