@@ -15,8 +15,9 @@ def pytest_cmdline_main(config):
 
 
 @pytest.fixture(autouse=True)
-def bits_of_doctests(request):
+def bits_of_doctests(request, doctest_namespace):
     if isinstance(request.node, pytest.DoctestItem):
+        doctest_namespace.update(jax=jax, jnp=jax.numpy)  # as in every example of JAX
         with jax.enable_x64(False):
             yield
     else:

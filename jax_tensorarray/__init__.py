@@ -11,8 +11,8 @@ __path__ = extend_path(__path__, __name__)
 __version__ = "0.1.0"
 
 from jax_tensorarray import _compat, _lowering, checkpoint_policies, export, primitives
-from jax_tensorarray._array.flax import register_with_flax
-from jax_tensorarray._array.tensorarray import TensorArray, map_structure
+from jax_tensorarray._array.pytree import map_structure, register_with_flax
+from jax_tensorarray._array.tensorarray import TensorArray
 from jax_tensorarray._in_place import early
 from jax_tensorarray._in_place.api import in_place
 from jax_tensorarray._in_place.choices import choice_of_residuals

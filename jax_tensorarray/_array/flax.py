@@ -1,36 +1,39 @@
-"""TensorArrays for `flax.serialization`, which only knows types that were registered with it."""
+"""Save and restore TensorArrays by `flax.serialization`, which only knows types that were registered with it."""
 
+import sys
 from typing import Any
 
-from jax_tensorarray._array.tensorarray import TensorArray, _restored
+#: The children of an array as a pytree.
+NAMES = "rows", "size"
+
+#: Whether flax does not know of TensorArrays yet.
+is_untold = True
 
 
-def register_with_flax() -> None:
-    """Make `flax.serialization` save and restore TensorArrays: `to_bytes`, `from_bytes`, `to_state_dict` and the like.
+def tell(array_type: Any) -> None:
+    """Register the class, as flax does not say that it lacks this: it says that it "can not serialize" an array."""
+    global is_untold
+    if hasattr(sys.modules["flax.serialization"], "register_serialization_state"):  # it has been imported to its end
+        is_untold = False
+        register(array_type)
 
-    Flax keeps a list of the types that it can save and does not ask pytrees how to save them. A TensorArray that is
-    made when `flax.serialization` has been imported does this by itself. Call the function if all of them are made
-    before. Nothing else in flax needs it; neither do orbax, pickle and `copy`.
 
-    Raises:
-        ImportError: flax is not installed.
-    """
+def register(array_type: Any) -> None:
+    """Tell flax how the class is saved and restored."""
     from flax import serialization
 
-    names = "rows", "size"
+    def saved(ta: Any) -> dict[str, Any]:
+        children, _ = ta._rows.zero_padded().flatten()
+        return {name: serialization.to_state_dict(x) for name, x in zip(NAMES, children, strict=False)}
 
-    def saved(ta: TensorArray) -> dict[str, Any]:
-        children, _ = ta._zero_padded()._flatten()
-        return {name: serialization.to_state_dict(x) for name, x in zip(names, children, strict=False)}
-
-    def restored(ta: TensorArray, state: dict[str, Any]) -> TensorArray:
+    def restored(ta: Any, state: dict[str, Any]) -> Any:
         children, aux = ta._flatten()
-        expected = names[: len(children)]
+        expected = NAMES[: len(children)]
         if set(state) != set(expected):
             raise ValueError(f"{ta!r} is restored from {list(expected)}, but what was saved has {list(state)}")
-        return _restored(
+        return array_type._restored(
             aux,
             [serialization.from_state_dict(x, state[name], name) for name, x in zip(expected, children, strict=True)],
         )
 
-    serialization.register_serialization_state(TensorArray, saved, restored, override=True)
+    serialization.register_serialization_state(array_type, saved, restored, override=True)

@@ -8,8 +8,9 @@ import jax
 import numpy as np
 
 from jax_tensorarray._array import checks
+from jax_tensorarray._array.pytree import is_array
 from jax_tensorarray._array.stacked import Undecided
-from jax_tensorarray._array.tensorarray import TensorArray, is_array
+from jax_tensorarray._array.tensorarray import TensorArray
 
 
 def entering_loop(step: Callable[[Any], Any], carry: Any, max_steps: Any) -> Any:

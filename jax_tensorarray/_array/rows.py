@@ -81,6 +81,11 @@ class Spec:
                 raise growth.needs_more(f"TensorArray: {size} rows")
             raise ValueError(text.format(size=size, most=self.max_size))
 
+    def check_dynamic(self, op: str) -> None:
+        """Raise an error if the array has a fixed size."""
+        if not self.dynamic_size:
+            raise ValueError(f"{op}: this TensorArray has a fixed size; give TensorArray(..., dynamic_size=True)")
+
     def bound(self) -> str:
         """Return what to add to the name of an op that may write past `max_size`."""
         if self.max_size is None:
@@ -137,7 +142,8 @@ class Rows(ABC):
         size = self.live()
         if isinstance(size, jax.core.Tracer):
             self.told = weakref.ref(size)
-        return size
+            return size
+        return np.int32(size) if size <= np.iinfo(np.int32).max else np.int64(size)
 
     def is_size(self, index: Any) -> bool:
         """Return whether an index is the traced number of rows that the user has been told."""
@@ -159,6 +165,36 @@ class Rows(ABC):
     def known_live(self) -> int | None:
         size = self.live()
         return None if isinstance(size, jax.core.Tracer) else int(size)
+
+    def fixed_size(self) -> int:
+        """Return the number of live rows, which must be known."""
+        size = self.known_live()
+        if size is None:
+            raise TypeError("the number of rows of this TensorArray is known only at run time: use size(), not len()")
+        return size
+
+    def described(self) -> str:
+        """Return what `repr` says of an array."""
+        spec = self.spec
+        try:
+            if spec.element == ONE:
+                (dtype,), (shape,) = self.dtypes, self.shapes
+                rows = f"dtype={dtype.name}, element_shape={shape}"
+            else:
+                each = zip(self.dtypes, self.shapes, strict=True)
+                kinds = [f"{dtype.name}{list(shape or ())}" for dtype, shape in each]
+                rows = "rows=" + str(spec.element.unflatten(kinds)).replace("'", "")
+            size = self.known_live()
+            rows += f", size={'traced' if size is None else size}"
+        except (AttributeError, TypeError, ValueError, RuntimeError):  # leaves that are not rows, in the hands of JAX
+            rows = "rows=..."
+        if spec.dynamic_size:
+            rows += ", dynamic_size=True"
+        if spec.max_size is not None:
+            rows += f", max_size={spec.max_size}"
+        if not spec.infer_shape:
+            rows += ", infer_shape=False"
+        return rows
 
     def converted(self, op: str, value: Any) -> list[Array]:
         """Return the leaves of `value` as arrays of the dtype of the rows."""
@@ -206,7 +242,23 @@ class Rows(ABC):
         return jnp.arange(self.spec.padded(self.known_live())) < self.live()
 
     def popped(self, op: str, where: Any, mode: str | None) -> tuple["Rows", list[Array]]:
-        """Return the rows without the last one, if a traced size or `where` says that there is one, and that row."""
+        """Return the rows without the last one, and that row."""
+        size = self.known_live()
+        if size is None or isinstance(where, jax.core.Tracer):
+            if self.spec.max_size is None:
+                raise ValueError(
+                    f"{op}: with a where that is traced the size is known only at run time, which needs max_size: give "
+                    "TensorArray(..., max_size=n), the largest number of rows it may have"
+                )
+            return self.popped_when_run(op, where, mode)
+        taken = where is None or bool(where)
+        if taken and not size and mode != "drop":
+            raise IndexError("Tried to pop a row but array size is: 0")
+        row = self.read(op, size - 1 if taken else -1, mode="drop")
+        return self.resized(max(size - 1, 0) if taken else size), row
+
+    def popped_when_run(self, op: str, where: Any, mode: str | None) -> tuple["Rows", list[Array]]:
+        """Return what `popped` does, if a traced size or `where` says whether there is a row to take."""
         return self, self.read(op, self.live() - 1, where, mode)  # which is an error, unless rows are in buffers
 
     def resized(self, size: Any) -> Self:

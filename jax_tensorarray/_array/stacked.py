@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.tree_util import PyTreeDef
 
 from jax_tensorarray import _compat
 from jax_tensorarray._array import checks
@@ -77,6 +76,12 @@ class Stacked(Rows):
     @property
     def dtypes(self) -> tuple[Any, ...]:
         return self.layout.dtypes
+
+    def tell(self) -> Any:
+        size = self.size
+        if isinstance(size, UncheckedSize) and np.ndim(size.value):
+            return size.value  # of many arrays that vmap or scan stacked
+        return super().tell()
 
     def live(self) -> Any:
         size = self.size
@@ -150,7 +155,7 @@ class Stacked(Rows):
             index, where, mode = ta_check(index, self.live(), where=where, mode=mode, op=op), None, "drop"
         return [_read(op, b, index, where, mode) for b in buffers]
 
-    def popped(self, op: str, where: Any, mode: str | None) -> tuple[Rows, list[Array]]:
+    def popped_when_run(self, op: str, where: Any, mode: str | None) -> tuple[Rows, list[Array]]:
         size = jnp.asarray(self.live(), jnp.int32)
         # The index is the new size too: a row that is not there is found if the program uses the size, and no row.
         at = ta_check(size - 1, size, where=where, mode=mode, op=op)
@@ -338,39 +343,6 @@ class Undecided(Rows):
 
     def unbounded(self) -> "Undecided":
         return Undecided(replace(self.spec, is_unused=False), self.size)
-
-
-def created(
-    element: PyTreeDef, rows: list[Any], size: Any, dynamic_size: Any, max_size: Any, infer_shape: bool = True
-) -> Rows:
-    """Return rows that were not written, for the arguments of a constructor: see `Spec.declared`."""
-    if size is None:
-        raise ValueError(
-            "Size must be declared for TensorArrays. Argument `size` must be provided; give size=0 and "
-            "dynamic_size=True if it is to grow"
-        )
-    spec = Spec.declared(element, rows, dynamic_size, max_size, infer_shape)
-    known = checks.known_size(size)
-    all_known = all(checks.is_known(shape) for shape, _ in rows)
-    if known is not None:
-        spec.check_max_size(known)
-        if not all_known:
-            return Undecided(spec, known) if infer_shape else Ragged(spec, known, Version([None] * known))
-        size = known
-    else:
-        if spec.max_size is None:
-            raise TypeError(
-                "TensorArray: size is a shape and must be known while tracing, got a traced value; give "
-                "dynamic_size=True and max_size for a size that is known only at run time"
-            )
-        if not all_known:
-            raise TypeError("TensorArray: a traced size needs element_shape")
-        op, mode = "TensorArray: size not in [0, max_size]", None
-        if spec.found_by == "growing":
-            op, mode = op + spec.bound(), "error"
-        # Where it is dropped, since no mask says which examples run, there are no rows.
-        size = jnp.maximum(ta_check(size, spec.max_size + 1, mode=mode, op=op), 0)
-    return Stacked.zeros(spec, size, [(shape, checks.as_dtype(dtype)) for shape, dtype in rows])
 
 
 def _of_ranks(spec: Spec, ranks: list[int]) -> Spec:

@@ -1,22 +1,12 @@
 """`TensorArray`: the class to which TensorFlow code ports line for line."""
 
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-from jax.tree_util import GetAttrKey
-
-from jax_tensorarray import _compat
-from jax_tensorarray._array import checks
+from jax_tensorarray._array import checks, flax, making
 from jax_tensorarray._array.dropped import warn_if_dropped
-from jax_tensorarray._array.history import Version
-from jax_tensorarray._array.ragged import Ragged
-from jax_tensorarray._array.rows import ONE, Rows, Spec
-from jax_tensorarray._array.stacked import Stacked, UncheckedSize, Undecided, created
+from jax_tensorarray._array.rows import ONE, Rows
 
 #: The last array that a method has made. One that is dropped at once is never another one.
 _newest = 0
@@ -105,10 +95,10 @@ class TensorArray:
             if given is not None:
                 raise TypeError(f"TensorArray: JAX has neither handles nor flows; leave out {what}")
         rows = [(checks.as_shape(element_shape), dtype)]
-        self._rows = created(ONE, rows, size, dynamic_size, max_size, bool(infer_shape))
+        self._rows = making.created(ONE, rows, size, dynamic_size, max_size, bool(infer_shape))
         checks.warn_if_narrowed(dtype)
-        if _unknown_to_flax and "flax.serialization" in sys.modules:
-            _tell_flax()
+        if flax.is_untold and "flax.serialization" in sys.modules:
+            flax.tell(type(self))
 
     @classmethod
     def like(
@@ -128,14 +118,7 @@ class TensorArray:
         >>> ta.stack()["loss"]
         Array([0., 4., 0.], dtype=float32)
         """
-        leaves, element = jax.tree.flatten(x)
-        if not leaves:
-            raise ValueError("TensorArray.like: there is no array in x")
-        rows = []
-        for leaf in leaves:
-            row = leaf if hasattr(leaf, "dtype") else checks.as_rows("TensorArray.like", leaf)
-            rows.append((np.shape(row), row.dtype))
-        return cls._of(created(element, rows, size, dynamic_size, max_size))
+        return cls._of(making.like(x, size, dynamic_size, max_size))
 
     @classmethod
     def from_array(cls, value: Any, *, dynamic_size: bool | None = None, max_size: int | None = None) -> "TensorArray":
@@ -144,14 +127,7 @@ class TensorArray:
         >>> TensorArray.from_array(jnp.arange(6.0).reshape(3, 2)).read(1)
         Array([2., 3.], dtype=float32)
         """
-        leaves, element = jax.tree.flatten(value)
-        leaves = [checks.as_rows("TensorArray.from_array", x) for x in leaves]
-        if not leaves:
-            raise ValueError("TensorArray.from_array: there is no array in value")
-        n = checks.number_of_rows("TensorArray.from_array", leaves)
-        spec = Spec.declared(element, [(x.shape[1:], x.dtype) for x in leaves], dynamic_size, max_size)
-        spec.check_max_size(n)
-        return cls._of(Stacked.of(spec, leaves))
+        return cls._of(making.of_array(value, dynamic_size, max_size))
 
     # --- properties --------------------------------------------------------------------------------------------
 
@@ -177,40 +153,13 @@ class TensorArray:
         no range of Python's: instead of `range(ta.size())` write `fori_loop(0, ta.size(), ...)`, instead of
         `rows[:ta.size()]` a padded stack and its `mask()`.
         """
-        size = self._rows.size
-        if isinstance(size, UncheckedSize) and np.ndim(size.value):
-            return size.value  # of many arrays that vmap or scan stacked
-        size = self._rows.tell()
-        if isinstance(size, jax.core.Tracer):
-            return size
-        return np.int32(size) if size <= np.iinfo(np.int32).max else np.int64(size)
+        return self._rows.tell()
 
     def __len__(self) -> int:
-        size = self._rows.known_live()
-        if size is None:
-            raise TypeError("the number of rows of this TensorArray is known only at run time: use size(), not len()")
-        return size
+        return self._rows.fixed_size()
 
     def __repr__(self) -> str:
-        spec = self._rows.spec
-        try:
-            if spec.element == ONE:
-                rows = f"dtype={self.dtype.name}, element_shape={self.element_shape}"
-            else:
-                each = zip(self._rows.dtypes, self._rows.shapes, strict=True)
-                kinds = [f"{dtype.name}{list(shape or ())}" for dtype, shape in each]
-                rows = "rows=" + str(spec.element.unflatten(kinds)).replace("'", "")
-            size = self._rows.known_live()
-            rows += f", size={'traced' if size is None else size}"
-        except (AttributeError, TypeError, ValueError, RuntimeError):  # leaves that are not rows, in the hands of JAX
-            rows = "rows=..."
-        if spec.dynamic_size:
-            rows += ", dynamic_size=True"
-        if spec.max_size is not None:
-            rows += f", max_size={spec.max_size}"
-        if not spec.infer_shape:
-            rows += ", infer_shape=False"
-        return f"TensorArray({rows})"
+        return f"TensorArray({self._rows.described()})"
 
     # --- one row -----------------------------------------------------------------------------------------------
 
@@ -316,8 +265,8 @@ class TensorArray:
         Array([1., 2., 3.], dtype=float32)
         """
         op = "TensorArray.append"
-        self._check_dynamic(op)
         rows = self._rows
+        rows.spec.check_dynamic(op)
         if where is None and mode is None and type(rows.size) is int and rows.fits(rows.size, value):
             return TensorArray._of(rows.put(rows.size, value))
         where, mode = checks.options(op, None, where, mode)
@@ -343,23 +292,9 @@ class TensorArray:
         1
         """
         op = "TensorArray.pop"
-        self._check_dynamic(op)
+        self._rows.spec.check_dynamic(op)
         where, mode = checks.options(op, None, where, mode)
-        rows = self._rows
-        size = rows.known_live()
-        if size is None or isinstance(where, jax.core.Tracer):
-            if rows.spec.max_size is None:
-                raise ValueError(
-                    f"{op}: with a where that is traced the size is known only at run time, which needs max_size: give "
-                    "TensorArray(..., max_size=n), the largest number of rows it may have"
-                )
-            rows, row = rows.popped(op, where, mode)
-        else:
-            taken = where is None or bool(where)
-            if taken and not size and mode != "drop":
-                raise IndexError("Tried to pop a row but array size is: 0")
-            row = rows.read(op, size - 1 if taken else -1, mode="drop")
-            rows = rows.resized(max(size - 1, 0) if taken else size)
+        rows, row = self._rows.popped(op, where, mode)
         return TensorArray._of(rows), self._element(row)
 
     # --- many rows ---------------------------------------------------------------------------------------------
@@ -495,15 +430,7 @@ class TensorArray:
         Raises:
             ValueError: there are more rows than the array has, and it is not dynamic; or rows of another shape.
         """
-        op = "TensorArray.unstack"
-        rows, spec = self._rows, self._rows.spec
-        values = rows.converted(op, value)
-        n = checks.number_of_rows(op, values)
-        rows.check_shapes(op, [x.shape[1:] for x in values])
-        if not spec.dynamic_size and n > len(self):
-            raise ValueError(f"Cannot unstack {n} tensors into a TensorArray of static size {len(self)}")
-        spec.check_max_size(n, "Cannot unstack {size} tensors into a TensorArray of max_size {most}")
-        return TensorArray._of(Stacked.of(spec, values))
+        return TensorArray._of(making.unstacked("TensorArray.unstack", self._rows, value))
 
     def split(self, value: Any, lengths: Any, name: str | None = None) -> "TensorArray":
         """Return the TensorArray whose rows are pieces of `value`, cut along its first axis.
@@ -517,30 +444,7 @@ class TensorArray:
             TypeError: `lengths` are traced.
             ValueError: `lengths` do not fit `value`, the size of the array, or each other.
         """
-        op = "TensorArray.split"
-        lengths = checks.as_lengths(lengths)
-        rows, spec = self._rows, self._rows.spec
-        values = rows.converted(op, value)
-        for x in values:
-            checks.check_lengths(lengths, x)
-        if not spec.dynamic_size and len(lengths) != len(self):
-            raise ValueError(
-                f"TensorArray's size is not equal to the size of lengths ({len(self)} vs. {len(lengths)}), and the "
-                "TensorArray is not marked as dynamically resizeable."
-            )
-        if len(set(lengths)) > 1 and (spec.infer_shape or checks.is_known(spec.shape)):
-            raise ValueError(
-                f"{op}: rows of different lengths, {lengths}, need infer_shape=False and an element_shape that does "
-                "not fix the length"
-            )
-        if not lengths:
-            return TensorArray._of(rows.resized(0) if spec.dynamic_size else rows)
-        length = lengths[0] if len(set(lengths)) == 1 else None
-        rows.check_shapes(op, [(length, *x.shape[1:]) for x in values])
-        spec.check_max_size(len(lengths), "Cannot split into {size} rows with max_size {most}")
-        if length is not None:
-            return TensorArray._of(Stacked.of(spec, [x.reshape(len(lengths), length, *x.shape[1:]) for x in values]))
-        return TensorArray._of(Ragged.of(spec, rows.dtypes[0], jnp.split(values[0], np.cumsum(lengths)[:-1])))
+        return TensorArray._of(making.split("TensorArray.split", self._rows, value, lengths))
 
     # --- for TensorFlow's sake ---------------------------------------------------------------------------------
 
@@ -562,8 +466,8 @@ class TensorArray:
         global _newest
         ta = cls.__new__(cls)
         ta._rows = rows
-        if _unknown_to_flax and "flax.serialization" in sys.modules:
-            _tell_flax()
+        if flax.is_untold and "flax.serialization" in sys.modules:
+            flax.tell(cls)
         _newest = id(ta)
         return ta
 
@@ -574,92 +478,20 @@ class TensorArray:
     def _element(self, leaves: list[Any]) -> Any:
         return self._rows.spec.element.unflatten(leaves)
 
-    def _check_dynamic(self, op: str) -> None:
-        if not self._rows.spec.dynamic_size:
-            raise ValueError(f"{op}: this TensorArray has a fixed size; give TensorArray(..., dynamic_size=True)")
-
     def _flatten(self) -> tuple[tuple[Any, ...], Any]:
         return self._rows.flatten()
 
     def __copy__(self) -> "TensorArray":
         return self.identity()
 
-    def _zero_padded(self) -> "TensorArray":
-        return TensorArray._of(self._rows.zero_padded())
-
     def __reduce__(self) -> Any:
-        children, aux = self._zero_padded()._flatten()
-        return _restored, (aux, children)
+        children, aux = self._rows.zero_padded().flatten()
+        return TensorArray._restored, (aux, children)
 
+    @classmethod
+    def _unflatten(cls, aux: Any, children: Any) -> "TensorArray":
+        return cls._of(making.of_leaves(aux, children))
 
-def _flatten_with_keys(ta: TensorArray) -> tuple[Any, Any]:
-    children, aux = ta._flatten()
-    return tuple((GetAttrKey(name), child) for name, child in zip(("rows", "size"), children, strict=False)), aux
-
-
-def _unflatten(aux: Any, children: Any) -> TensorArray:
-    # The children may be anything: JAX fills trees with axes, shardings, avals and bare objects.
-    spec, size = aux
-    if spec.ranks is not None:
-        may_be_carried = spec.dynamic_size and spec.max_size is None and not _compat.executes_eagerly()
-        if may_be_carried and _compat.unflattened_by_control_flow():
-            spec = replace(spec, is_carried=True)
-        size = None if spec.max_size is None else UncheckedSize(children[1])
-        return TensorArray._of(Stacked(spec, size, Version(tuple(spec.element.flatten_up_to(children[0])))))
-    return TensorArray._of(Ragged.of(spec, spec.dtype, list(children[0])) if children else Undecided(spec, size))
-
-
-def _restored(aux: Any, children: Any) -> TensorArray:
-    """Return a TensorArray from a file. Its size is checked at once if it is a concrete value."""
-    ta = _unflatten(aux, children)
-    size = ta._rows.size.value if isinstance(ta._rows.size, UncheckedSize) else None
-    if isinstance(size, np.ndarray | np.generic | jax.Array | int) and not np.ndim(size):
-        ta._rows.live()
-    return ta
-
-
-jax.tree_util.register_pytree_with_keys(TensorArray, _flatten_with_keys, _unflatten, TensorArray._flatten)
-
-
-_unknown_to_flax = True
-
-
-def _tell_flax() -> None:
-    """Register with flax, which does not say that it lacks this: it says that it "can not serialize" an array."""
-    global _unknown_to_flax
-    from jax_tensorarray._array.flax import register_with_flax
-
-    if hasattr(sys.modules["flax.serialization"], "register_serialization_state"):  # it has been imported to its end
-        _unknown_to_flax = False
-        register_with_flax()
-
-
-def is_array(x: Any) -> bool:
-    return isinstance(x, TensorArray)
-
-
-def map_structure(
-    func: Callable[..., Any], *structure: Any, check_types: bool = True, expand_composites: bool = False
-) -> Any:
-    """Map `func` over pytrees with every `TensorArray` as a leaf, as `tf.nest.map_structure` does.
-
-    `jax.tree.map` goes into arrays: it maps the buffer and the size. `func` gets the arrays themselves.
-
-    Args:
-      func: from a leaf of each structure to a leaf of the result.
-      structure: pytrees of the same structure.
-      check_types: ignored: containers must be of the same types.
-      expand_composites: ignored: `func` gets the leaves of every pytree except a `TensorArray`.
-
-    Returns:
-      A pytree of that structure.
-
-    >>> import jax.numpy as jnp
-    >>> old, new = ({"done": jnp.array(False), "rows": TensorArray.from_array(jnp.full(2, x))} for x in (1.0, 2.0))
-    >>> after = map_structure(lambda a, b: b if isinstance(b, TensorArray) else a | True, old, new)
-    >>> print(after["done"], after["rows"].stack())
-    True [2. 2.]
-
-    TensorFlow: `tf.nest.map_structure`.
-    """
-    return jax.tree.map(func, *structure, is_leaf=is_array)
+    @classmethod
+    def _restored(cls, aux: Any, children: Any) -> "TensorArray":
+        return cls._of(making.restored(aux, children))

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from jax_tensorarray._array.tensorarray import is_array
+from jax_tensorarray._array.pytree import is_array
 
 F = TypeVar("F", bound=Callable[..., Any])
 
