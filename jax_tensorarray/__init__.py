@@ -16,6 +16,7 @@ from jax_tensorarray._array.tensorarray import TensorArray
 from jax_tensorarray._in_place import early
 from jax_tensorarray._in_place.api import in_place
 from jax_tensorarray._in_place.choices import choice_of_residuals
+from jax_tensorarray._in_place.package import in_place_package
 from jax_tensorarray._jaxprs import registry
 from jax_tensorarray._kernels import check_errors
 from jax_tensorarray._loops import under_vmap
@@ -34,7 +35,6 @@ from jax_tensorarray._ops.read import ta_read
 from jax_tensorarray._ops.stack import ta_stack
 from jax_tensorarray._ops.swap import ta_swap
 from jax_tensorarray._ops.write import ta_write
-from jax_tensorarray._package import in_place_package
 
 _compat.hide_own_frames()
 _compat.install_forwarding_transposes(registry.ENTRIES)

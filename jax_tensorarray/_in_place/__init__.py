@@ -8,5 +8,6 @@ versions of a buffer, `sums` for the sums in gradients of plain JAX, and `contro
 about values through `values`. Rings, layouts and stacks are values in another representation, for which
 `representations` has the walk. `noted` has `checkify` see the operations that are gone. Two modules come before:
 `early` repairs loops that the program itself differentiates, and `refs` turns refs into arrays. `explained` keeps what
-`inspect.explain` says.
+`inspect.explain` says. `package` puts under `in_place` what another package jits: `source` changes its source, and
+`jit` is what that calls then.
 """

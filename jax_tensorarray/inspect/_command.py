@@ -18,7 +18,8 @@ from typing import Any, TextIO
 import jax
 import jax.monitoring
 
-from jax_tensorarray._package import PackageHook, in_place_package, jit_in_place
+from jax_tensorarray._in_place.jit import jit_in_place
+from jax_tensorarray._in_place.package import PackageHook, in_place_package
 from jax_tensorarray.inspect import _trace
 from jax_tensorarray.inspect._copies import MIN_BYTES
 from jax_tensorarray.inspect._page import fragment, html, html_of_two

@@ -1,78 +1,15 @@
-"""Put what is jitted under `in_place`: all of it, for the doctor, or what one package jits, by an import hook."""
+"""`in_place_package`: an import hook that puts under `in_place` what one package jits."""
 
-import ast
-import functools
 import importlib.abc
 import importlib.machinery
 import sys
 import types
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
-import jax
-
-from jax_tensorarray._in_place.api import in_place
-from jax_tensorarray._in_place.arguments import named_as
-
-_jit = jax.jit
-
-#: The attribute of a function that keeps it under `in_place`, so that JAX knows it when it is jitted again.
-_KEPT = "__jax_tensorarray_in_place__"
-
-#: The name by which a module that is hooked finds `PackageHook.ours`.
-_OURS = "__jax_tensorarray_jit__"
-
-
-@functools.wraps(_jit)
-def jit_in_place(*fun: Any, **options: Any) -> Any:
-    """Be `jax.jit`, but put the function under `in_place`."""
-    if not fun:
-        return functools.partial(jit_in_place, **options)
-    if not callable(fun[0]):
-        return _jit(*fun, **options)
-    jitted: Any = _jit(_under_in_place(fun[0]), *fun[1:], **options)
-    jitted.__wrapped__ = fun[0]
-    return jitted
-
-
-def _under_in_place(fun: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function under `in_place`: the same one each time, or JAX would compile it each time.
-
-    The function itself keeps it. Other objects are callable too, but may have no room for it.
-    """
-    attributes = vars(fun) if isinstance(fun, types.FunctionType | functools.partial) else {}
-    kept = attributes.get(_KEPT)
-    if kept is None or kept.__wrapped__ is not fun:  # `functools.wraps` copies attributes to other functions
-        kept = attributes[_KEPT] = _made_under_in_place(fun)
-    return kept
-
-
-def _made_under_in_place(fun: Callable[..., Any]) -> Callable[..., Any]:
-    @named_as(fun)
-    def healed(*args: Any, **kwargs: Any) -> Any:
-        if jax.config.jax_disable_jit:
-            return fun(*args, **kwargs)
-        given = [*args, *kwargs.values()]
-        # The rest are static: constants of any type, which stay as they are.
-        traced = [k for k, arg in enumerate(given) if any(isinstance(x, jax.Array) for x in jax.tree.leaves(arg))]
-
-        def of_traced(*arrays: Any) -> Any:
-            for k, arg in zip(traced, arrays, strict=True):
-                given[k] = arg
-            return fun(*given[: len(args)], **dict(zip(kwargs, given[len(args) :], strict=True)))
-
-        try:
-            return in_place(of_traced)(*(given[k] for k in traced))
-        except Exception:  # run it unchanged: if the error is its own, it raises it again
-            return fun(*args, **kwargs)
-
-    if isinstance(fun, functools.partial):  # JAX calls it by the name of the function inside
-        healed.__name__ = getattr(fun.func, "__name__", healed.__name__)
-    return healed
-
-
-# --- one package ------------------------------------------------------------------------------------------------
+from jax_tensorarray._in_place.jit import jit, jit_in_place
+from jax_tensorarray._in_place.source import OURS, replaced
 
 
 def in_place_package(name: str) -> "PackageHook":
@@ -169,7 +106,7 @@ class PackageHook(importlib.abc.MetaPathFinder):
 
     def ours(self, value: Any) -> Any:
         """Return what a name `jit` stands for in the package: if it is JAX's, ours."""
-        if value is not _jit and value is not jit_in_place:
+        if value is not jit and value is not jit_in_place:
             return value
         self.found = True
         return jit_in_place
@@ -187,35 +124,12 @@ class _Loader(importlib.machinery.SourceFileLoader):
         source = self.get_data(path)
         if b"jit" not in source:
             return super().get_code(fullname)  # which Python has compiled before
-        tree = _Replaced().visit(ast.parse(source, path))
-        return compile(ast.fix_missing_locations(tree), path, "exec", dont_inherit=True)
+        return compile(replaced(source, path), path, "exec", dont_inherit=True)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        vars(module)[_OURS] = self.hook.ours
+        vars(module)[OURS] = self.hook.ours
         super().exec_module(module)
 
 
 #: Loaders of what has no code in Python, or has been seen to already.
 _WITHOUT_JITS = (importlib.machinery.ExtensionFileLoader, importlib.machinery.NamespaceLoader, _Loader)
-
-
-class _Replaced(ast.NodeTransformer):
-    """Put a call of `ours` around each attribute `jit` that is read, and each `jit` that is imported. No line moves."""
-
-    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
-        self.generic_visit(node)
-        return _call_of_ours(node) if node.attr == "jit" and isinstance(node.ctx, ast.Load) else node
-
-    def visit_MatchValue(self, node: ast.MatchValue) -> ast.MatchValue:
-        return node  # a call cannot stand there
-
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> list[ast.stmt]:
-        names = [alias.asname or alias.name for alias in node.names if alias.name == "jit"]
-        read, stored = ast.Load(), ast.Store()
-        assigned = (ast.Assign([ast.Name(name, stored)], _call_of_ours(ast.Name(name, read))) for name in names)
-        return [node, *(ast.copy_location(ast.fix_missing_locations(new), node) for new in assigned)]
-
-
-def _call_of_ours(value: ast.expr) -> ast.expr:
-    call = ast.Call(ast.Name(_OURS, ast.Load()), [value], [])
-    return ast.copy_location(call, value) if hasattr(value, "lineno") else call
