@@ -7,15 +7,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend import core as jex
 
 from jax_tensorarray import _compat, _gates
 from jax_tensorarray._in_place import explained, layouts, refs, registers, stacks, twins, views
 from jax_tensorarray._in_place.repair import LOOPS, Repair
-from jax_tensorarray._in_place.rows import has_rows, is_update
+from jax_tensorarray._in_place.rows import has_rows
 from jax_tensorarray._in_place.selects import select
-from jax_tensorarray._in_place.values import Predicate, Value, as_written, is_weak, with_type
+from jax_tensorarray._in_place.values import Left, Predicate, Value, as_written, is_weak, with_type
 from jax_tensorarray._jaxprs import jaxprs, registry
+from jax_tensorarray._jaxprs.uses import Uses
 from jax_tensorarray._loops import choosing
 from jax_tensorarray._loops.api import unless_cut, while_loop
 from jax_tensorarray._types import INT32_MAX
@@ -77,9 +77,9 @@ def _of_active(
     selected = []
     for k, (old, new) in enumerate(zip(before, after, strict=True)):
         is_version = new.before is not None and new.shape[: active.ndim] == active.shape
-        found = select(Predicate(active), old, new) if is_version else None
-        is_kept[k] = found is not None
-        selected.append(new if found is None else found)
+        found = select(Predicate(active), old, new) if is_version else Left()
+        is_kept[k] = not isinstance(found, Left)
+        selected.append(new if isinstance(found, Left) else found)
     return selected
 
 
@@ -130,15 +130,10 @@ def _round_of(eqn: Any, loop: registry.Body) -> int:
 
     XLA has memory for each place, and moves the contents there in every step.
     """
-    inner = _compat.opened(loop.jaxpr)
-    place = {v: k for k, v in enumerate(loop.split(inner.invars)[1])}
-    makers = {v: eqn for eqn in inner.eqns for v in eqn.outvars}
-    came_from: dict[int, int] = {}
-    for k, v in enumerate(inner.outvars[: loop.num_carry]):
-        while not isinstance(v, jex.Literal) and v in makers and is_update(makers[v]):
-            v = makers[v].invars[0]
-        if not isinstance(v, jex.Literal) and v in place and has_rows(v.aval):
-            came_from[k] = place[v]
+    uses = Uses(loop.jaxpr)
+    roots = [uses.root(v) if has_rows(v.aval) else None for v in uses.jaxpr.outvars[: loop.num_carry]]
+    first, after = loop.num_consts, loop.num_consts + loop.num_carry
+    came_from = {k: root - first for k, root in enumerate(roots) if root is not None and first <= root < after}
     lengths = [1]
     for start in came_from:
         at, steps = came_from[start], 1
@@ -243,11 +238,13 @@ def while_(repair: Repair, eqn: Any, operands: Sequence[Value], added: dict[int,
         chosen = Predicate(active)
         outs = []
         for k, (old, new) in enumerate(zip(before, after, strict=True)):
-            explained.asked(eqn)
             selected = select(chosen, old, new)
-            if selected is None and len(old.shape) > active.ndim:
-                explained.output(eqn, body, k, "select", "", explained.why())
-            outs.append(chosen.select(old.array, new.array) if selected is None else selected.array)
+            if not isinstance(selected, Left):
+                outs.append(selected.array)
+                continue
+            if len(old.shape) > active.ndim:
+                explained.output(eqn, body, k, "select", "", selected.reason)
+            outs.append(chosen.select(old.array, new.array))
         return outs
 
     max_steps, residuals = repair.request

@@ -13,18 +13,18 @@ import numpy as np
 
 from jax_tensorarray._in_place import explained, repair, selects
 from jax_tensorarray._in_place.rows import has_rows
-from jax_tensorarray._in_place.values import Predicate, Value
+from jax_tensorarray._in_place.values import Left, Predicate, Value
 from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._loops.strategy import Tape
 
 Array = Any
 
 
-def select_if_vmap(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
+def select_if_vmap(eqn: Any, operands: Sequence[Value]) -> list[Value] | Left:
     """Select `yes` where `pred` is true. A `pred` that is not batched is true: then nothing is selected."""
     pred, yes, no = operands
     if not has_rows(no):
-        return None
+        return Left()
 
     def select(*values: Any) -> Array:
         return jaxprs.bind(eqn, values)[0]
@@ -34,7 +34,7 @@ def select_if_vmap(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     return selects.select_rows(Predicate(mask), no, yes, lambda: select(pred.array, yes.array, no.array))
 
 
-def maybe_set(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
+def maybe_set(eqn: Any, operands: Sequence[Value]) -> list[Value]:
     """Write what `pred` selects. Equinox says what that is in plain JAX."""
     impl = functools.partial(eqn.primitive.impl, **eqn.params)
     jaxpr = jax.make_jaxpr(impl)(*(v.aval for v in eqn.invars))

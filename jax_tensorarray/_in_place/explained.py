@@ -1,7 +1,7 @@
 """What becomes of each read, write and select of rows, and why, for `inspect.explain`.
 
-The rules say why they leave an equation, by names, and `Repair` what became of it. Unless there is a listener, nothing
-is kept and nothing more is looked at.
+A rule returns the values that it has made, or `Left` with the name of the reason. `Repair` shows both to this module.
+Unless there is a listener, nothing is kept and nothing more is looked at.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,14 +9,15 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
-from jax.extend import core as jex
 from jax.extend import source_info_util
-from jax.extend.core import primitives as jax_primitives
 
 from jax_tensorarray import _compat
-from jax_tensorarray._in_place.values import Value
-from jax_tensorarray._jaxprs import jaxprs, registry
+from jax_tensorarray._in_place.values import Left, Value
+from jax_tensorarray._jaxprs import jaxprs, kinds, registry
+from jax_tensorarray._jaxprs.uses import Uses
 from jax_tensorarray._ops.primitive import ROW_OPS
+
+_NO_FACTS: Mapping[str, Any] = MappingProxyType({})
 
 
 class Remark(NamedTuple):
@@ -29,107 +30,56 @@ class Remark(NamedTuple):
     aval: Any  #: the type of the buffer
     became: str  #: empty if it stays
     reason: str  #: the name of the reason; empty if there is nothing to say
-    facts: dict[str, Any]
+    facts: Mapping[str, Any]
 
 
 class Listener:
-    """Keeps notes, and what the rules say of the equation that they are asked about."""
+    """Keeps remarks."""
 
     def __init__(self) -> None:
         self.notes: list[Remark] = []
-        self.ask(None)
-
-    def ask(self, eqn: Any) -> None:
-        self.eqn, self.refusals, self.what, self.is_done = eqn, list[tuple[str, dict[str, Any]]](), "", False
-
-    def why(self) -> tuple[str, dict[str, Any]]:
-        """Return the first reason that a rule gave: the next rules are for other cases."""
-        return self.refusals[0] if self.refusals else ("no-rule", {})
 
 
 #: The listener. It is a part of the key in JAX's caches, so everything is traced anew and all rules are asked.
 listening = jax.make_user_context(None)
 
 KINDS = {
-    **dict.fromkeys(("slice", "dynamic_slice", "gather", "get"), "read"),
-    **dict.fromkeys(("dynamic_update_slice", "swap", "addupdate"), "write"),
-    **{f"scatter{kind}": "write" for kind in ("", "-add", "-sub", "-mul", "-min", "-max")},
+    **dict.fromkeys(("slice", "get", *kinds.READS), "read"),
+    **dict.fromkeys(("swap", "addupdate", *kinds.UPDATES), "write"),
     "select_n": "select",
 }
 
-_OF_REFS = ("get", "swap", "addupdate")
 
-#: JAX's own primitives that have a public name, and others that may be met in loops.
-_OF_JAX = {x.name for x in vars(jax_primitives).values() if isinstance(x, jex.Primitive)}.union(
-    ["broadcast_to", "debug_callback", "debug_print", "layout_constraint", "optimization_barrier", "pvary"],
-    ["ragged_dot_general", "random_unwrap", "random_wrap", "reshard", "split", "stack", "tile", "unstack"],
-)
-
-
-def left(reason: str, **facts: Any) -> Any:
-    """Say why a rule leaves the equation that it is asked about. Return None."""
-    listener = listening.value
-    if listener is not None:
-        listener.refusals.append((reason, facts))
-
-
-def became(what: str) -> None:
-    """Say what a rule makes of the equation that it is asked about, if that is not what it makes of most."""
-    listener = listening.value
-    if listener is not None:
-        listener.what = what
-
-
-def asked(eqn: Any) -> None:
-    """Say that rules are asked about an equation."""
-    listener = listening.value
-    if listener is not None:
-        listener.ask(eqn)
-
-
-def done(eqn: Any, what: str = "") -> None:
-    """Say that a rule did not leave the equation."""
-    listener = listening.value
-    if listener is not None:
-        listener.eqn, listener.is_done, listener.what = eqn, True, what or listener.what
-
-
-def why() -> str:
-    """Return the name of the reason that a rule gave."""
-    listener = listening.value
-    return "" if listener is None else listener.why()[0]
-
-
-def met(repair: Any, jaxpr: Any, eqn: Any, operands: Sequence[Value], results: Sequence[Value]) -> None:
-    """Note what became of an equation of a jaxpr."""
+def remark(
+    repair: Any, jaxpr: Any, eqn: Any, operands: Sequence[Value], results: Sequence[Value], left: Left | None
+) -> None:
+    """Note what became of an equation of a jaxpr: the results that a rule made, or `left`, the reason why it stays."""
     listener = listening.value
     if listener is None:
         return
     name = eqn.primitive.name
-    kind, is_asked = KINDS.get(name), listener.eqn is eqn
-    (reason, facts), refusals = listener.why(), [name for name, _ in listener.refusals]
-    what, is_done = listener.what, is_asked and listener.is_done
-    listener.ask(None)
-    if name in _OF_REFS:
+    kind, is_made = KINDS.get(name), left is None
+    if name in kinds.OF_REFS:
         listener.notes.append(_note(jaxpr, eqn, kind, "", "ref"))
-    elif kind == "select" and not _is_of_buffers(jaxpr, eqn, operands, results[0], is_done):
+    elif kind == "select" and not _is_of_buffers(jaxpr, eqn, operands, results[0], is_made):
         pass
-    elif kind is not None and not (kind == "read" and reason == "made-in-the-step" and not is_done):
-        if is_done:
-            whole = "whole-view" if "whole-view" in refusals else ""
-            listener.notes.append(_note(jaxpr, eqn, kind, what or _made(kind, results), whole))
-        else:
-            listener.notes.append(_note(jaxpr, eqn, kind, "", reason, facts))
+    elif kind is not None:
+        if left is None:
+            whole = "whole-view" if _is_made_whole(operands[0]) else ""
+            listener.notes.append(_note(jaxpr, eqn, kind, _became(kind, operands, results), whole))
+        elif kind != "read" or left.reason != "made-in-the-step":
+            listener.notes.append(_note(jaxpr, eqn, kind, "", left.reason))
     elif registry.entry_of(eqn).kind == "branches":
-        if is_done:
-            listener.notes.append(_note(jaxpr, eqn, "select", what or "a masked write"))
+        if results and all(x.before is not None or any(x is y for y in operands) for x in results):
+            became = next((x.became for x in reversed(results) if x.became), "a masked write")
+            listener.notes.append(_note(jaxpr, eqn, "select", became))
         elif repair.in_loop:
             listener.notes += _of_branches(jaxpr, eqn)
     elif name == "while":
         listener.notes += _of_while(jaxpr, eqn, repair.request.max_steps)
-    elif name not in registry.ENTRIES and eqn.primitive not in ROW_OPS and not is_done:
-        _skip_inside(listener, _Left(repair, "foreign-primitive", {"by": eqn}), eqn)
-        if repair.in_loop and name not in _OF_JAX and not name.startswith("ta_"):
+    elif name not in registry.ENTRIES and eqn.primitive not in ROW_OPS and not is_made:
+        _skip_inside(listener, _Skipped(repair, "foreign-primitive", {"by": eqn}), eqn)
+        if repair.in_loop and name not in kinds.OF_JAX and not name.startswith("ta_"):
             for v, x in zip(eqn.invars, operands, strict=True):
                 if x.is_given and not x.is_constant and x.shape:
                     note = Remark(jaxpr, eqn, _place(eqn), "use", v.aval, "", "foreign-primitive", {"by": eqn})
@@ -137,10 +87,10 @@ def met(repair: Any, jaxpr: Any, eqn: Any, operands: Sequence[Value], results: S
 
 
 def _note(
-    jaxpr: Any, eqn: Any, kind: Any, became: str, reason: str = "", facts: dict[str, Any] | None = None
+    jaxpr: Any, eqn: Any, kind: Any, became: str, reason: str = "", facts: Mapping[str, Any] = _NO_FACTS
 ) -> Remark:
     buffer = eqn.outvars[0] if kind == "select" else eqn.invars[0]
-    return Remark(jaxpr, eqn, _place(eqn), kind, buffer.aval, became, reason, facts or {})
+    return Remark(jaxpr, eqn, _place(eqn), kind, buffer.aval, became, reason, facts)
 
 
 def _place(eqn: Any) -> str:
@@ -152,36 +102,47 @@ def _place(eqn: Any) -> str:
     return own or source_info_util.summarize(source_info_util.current())
 
 
-def _made(kind: str, results: Sequence[Value]) -> str:
+def _became(kind: str, operands: Sequence[Value], results: Sequence[Value]) -> str:
+    """Return what a rule made of a read, a write or a select."""
+    value, update = results[0], results[0].update
+    if value.view is not None:
+        return "a select of the rows that are read"
     if kind == "read":
-        return "ta_read"
-    update = results[0].update
-    if kind == "write" and update is not None:
-        return str(update.primitive.name)
-    return "a masked write" if update is not None else "a part of a sum of rows"
+        of_view = operands[0].view is not None and not operands[0].is_made_whole
+        return "a read of rows of what it is computed from" if of_view else "ta_read"
+    if any(value is x for x in operands):
+        return "the buffer itself: both cases are one"
+    if value.became or update is None:
+        return value.became or "a part of a sum of rows"
+    return str(update.primitive.name) if kind == "write" else "a masked write"
 
 
-def _is_of_buffers(jaxpr: Any, eqn: Any, operands: Sequence[Value], chosen: Value, is_done: bool) -> bool:
+def _is_made_whole(x: Value) -> bool:
+    """Return whether a read of rows of a value has made all of it, or of a view that it is a view of."""
+    return x.is_made_whole or (x.view is not None and any(map(_is_made_whole, x.view.operands)))
+
+
+def _is_of_buffers(jaxpr: Any, eqn: Any, operands: Sequence[Value], chosen: Value, is_made: bool) -> bool:
     """Return whether a select has a buffer to choose: one that a loop carries, or a version of it."""
     _, *cases = operands
     if not cases[0].shape or chosen.guard is not None:  # JAX stops the derivative of what branches do not take
         return False
-    if is_done or any(x.update is not None for x in cases):
+    if is_made or any(x.update is not None for x in cases):
         return True
     if len(cases[0].shape) == 1:  # mostly a number for each example of a batch
         return False
     # An index is not a buffer. JAX adds the length of the axis to those that are negative.
-    maker = next((e for e in jaxpr.eqns if eqn.invars[0] in e.outvars), eqn)
+    maker = Uses(jaxpr).maker(eqn.invars[0]) or eqn
     is_index = maker.primitive.name == "lt" and maker.invars[0] is eqn.invars[1]
     return not is_index and any(x.is_given and not x.is_constant for x in cases)
 
 
 def _of_branches(jaxpr: Any, eqn: Any) -> Iterable[Remark]:
     """Yield a note for each result of branches that is a version of a buffer in some and not in others."""
-    bodies = [_compat.opened(body.jaxpr) for body in registry.entry_of(eqn).bodies(eqn.params)]
+    bodies = [Uses(body.jaxpr) for body in registry.entry_of(eqn).bodies(eqn.params)]
     for number, v in enumerate(eqn.outvars):
         if getattr(v.aval, "shape", ()) and _size(v.aval) > 1:
-            roots = [_root(body, body.outvars[number]) for body in bodies]
+            roots = [body.root(body.jaxpr.outvars[number]) for body in bodies]
             if len(set(roots)) > 1 and any(k is not None for k in roots):
                 reason = "made-in-the-step" if None in roots else "another-buffer"
                 yield Remark(jaxpr, eqn, _place(eqn), "select", v.aval, "", reason, {})
@@ -189,24 +150,6 @@ def _of_branches(jaxpr: Any, eqn: Any) -> Iterable[Remark]:
 
 def _size(aval: Any) -> int:
     return getattr(aval, "size", 0)
-
-
-def _root(jaxpr: Any, v: Any) -> int | None:
-    """Return the number of the input that a variable is a version of."""
-    makers = {w: eqn for eqn in jaxpr.eqns for w in eqn.outvars}
-    while not isinstance(v, jex.Literal) and v in makers:
-        eqn = makers[v]
-        inner = registry.inlined(eqn)
-        if inner is not None:
-            number = _root(_compat.opened(inner), _compat.opened(inner).outvars[eqn.outvars.index(v)])
-            if number is None:
-                return None
-            v = eqn.invars[number]
-        elif KINDS.get(eqn.primitive.name) == "write" or eqn.primitive in ROW_OPS:
-            v = eqn.invars[0]
-        else:
-            return None
-    return jaxpr.invars.index(v) if not isinstance(v, jex.Literal) and v in jaxpr.invars else None
 
 
 def _of_while(jaxpr: Any, eqn: Any, max_steps: int | None) -> list[Remark]:
@@ -217,56 +160,52 @@ def _of_while(jaxpr: Any, eqn: Any, max_steps: int | None) -> list[Remark]:
     return [Remark(jaxpr, eqn, _place(eqn), "loop", aval, "no derivative in reverse mode", "no-bound", {})]
 
 
-def skipped(repair: Any, eqn: Any, reason: str = "") -> Any:
-    """Note that what is in an equation stays, for one reason or for those that `repair` says. Return None."""
+def skipped(repair: Any, eqn: Any, reason: str = "") -> None:
+    """Note that what is in an equation stays, for one reason or for those that `repair` finds."""
     listener = listening.value
     if listener is not None:
-        _skip_inside(listener, _Left(repair, reason), eqn)
+        _skip_inside(listener, _Skipped(repair, reason), eqn)
 
 
 def skipped_as_a_whole(repair: Any, jaxpr: Any) -> None:
     """Note that all of a jaxpr stays."""
     listener = listening.value
     if listener is not None:
-        _skip(listener, _Left(repair), _compat.opened(jaxpr))
+        _skip(listener, _Skipped(repair), _compat.opened(jaxpr))
 
 
-class _Left(NamedTuple):
-    """Why equations stay that rules are not asked about."""
+class _Skipped(NamedTuple):
+    """The reason for equations skipped without consulting a rule."""
 
     repair: Any
-    reason: str = ""  #: if it is empty, `repair` says why
-    facts: Mapping[str, Any] = MappingProxyType({})
+    reason: str = ""  #: if it is empty, `repair` finds it
+    facts: Mapping[str, Any] = _NO_FACTS
     is_divided: bool = False  #: whether they are divided among devices, and cannot be traced here
 
-    def inside(self, eqn: Any) -> "_Left":
+    def inside(self, eqn: Any) -> "_Skipped":
         kind, name = registry.entry_of(eqn).kind, eqn.primitive.name
         repair = self.repair.of_loop() if kind == "loop" else self.repair
         is_ours = kind == "loop" and name not in ("scan", "while")
         reason = "library-loop" if is_ours else "symbolic-shape" if jaxprs.has_symbolic_shapes(eqn) else ""
-        return _Left(repair, self.reason or reason, self.facts, self.is_divided or kind == "divided")
+        return _Skipped(repair, self.reason or reason, self.facts, self.is_divided or kind == "divided")
 
 
-def _skip_inside(listener: Listener, left_as_is: _Left, eqn: Any) -> None:
+def _skip_inside(listener: Listener, left_as_is: _Skipped, eqn: Any) -> None:
     within = left_as_is.inside(eqn)
     for jaxpr in jaxprs.jaxprs_in(eqn.params):
         _skip(listener, within, jaxpr)
 
 
-def _skip(listener: Listener, left_as_is: _Left, jaxpr: Any) -> None:
+def _skip(listener: Listener, left_as_is: _Skipped, jaxpr: Any) -> None:
     repair = left_as_is.repair
     for eqn in jaxpr.eqns:
         name, kind, of_bodies = eqn.primitive.name, KINDS.get(eqn.primitive.name), registry.entry_of(eqn).kind
-        if name in _OF_REFS:
+        if name in kinds.OF_REFS:
             listener.notes.append(_note(jaxpr, eqn, kind, "", "ref"))
         elif kind in ("read", "write"):
-            listener.ask(eqn)
-            if left_as_is.reason:
-                left(left_as_is.reason, **left_as_is.facts)
-            else:
-                repair.say_why(eqn)
-            if listener.refusals:  # otherwise some rule does not leave it, and has been asked already
-                listener.notes.append(_note(jaxpr, eqn, kind, "", *listener.why()))
+            left = Left(left_as_is.reason) if left_as_is.reason else repair.why_left(eqn)
+            if left is not None and (left.is_known or left_as_is.reason):  # otherwise a rule has been asked already
+                listener.notes.append(_note(jaxpr, eqn, kind, "", left.reason, left_as_is.facts))
         elif kind is None:
             if name == "while":
                 listener.notes += _of_while(jaxpr, eqn, repair.request.max_steps)
@@ -283,7 +222,7 @@ def output(loop: Any, jaxpr: Any, number: int, kind: str, became: str, reason: s
     if listener is not None:
         inner = _compat.opened(jaxpr)
         v = inner.outvars[number]
-        maker = next((eqn for eqn in inner.eqns if not isinstance(v, jex.Literal) and v in eqn.outvars), loop)
+        maker = Uses(inner).maker(v) or loop
         listener.notes.append(Remark(inner, maker, _place(maker), kind, v.aval, became, reason, facts))
 
 

@@ -10,30 +10,30 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_tensorarray._in_place.values import Value, arrays
+from jax_tensorarray._in_place.values import Left, Value, arrays
 from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._ops.write import ta_write_p
 
 
-def broadcast_in_dim(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
+def broadcast_in_dim(eqn: Any, operands: Sequence[Value]) -> list[Value] | Left:
     """Make ones."""
     number = operands[0].literal
     if number is None or operands[0].dtype == jax.dtypes.float0 or number != 1:
-        return None
+        return Left()
     value = Value(jaxprs.bind(eqn, [operands[0].array])[0])
     value.is_ones = True
     return [value]
 
 
-def with_rows(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
+def with_rows(eqn: Any, operands: Sequence[Value]) -> list[Value] | Left:
     """Combine a buffer with ones and some rows: only these rows change."""
     buffer, factors = operands
     ones, update = factors.before, factors.update
     if ones is None or update is None or update.primitive is not ta_write_p or update.where is not None:
-        return None
+        return Left()
     if not (ones if ones.shared is None else ones.shared).is_ones or buffer.shape != factors.shape:
-        return None
+        return Left()
     old = ta_read_p.bind(*arrays([buffer]), update.index, **update.params)
     # Nothing is known of a row that is left out, and it has no derivative.
     is_there = lax.broadcast_in_dim(jnp.asarray(update.index) >= 0, old.shape, range(jnp.ndim(update.index)))

@@ -19,8 +19,9 @@ from jax_tensorarray import _compat, _gates
 from jax_tensorarray._in_place import explained
 from jax_tensorarray._in_place.registers import is_divided
 from jax_tensorarray._in_place.representations import Evaluator, Held, roots_of
-from jax_tensorarray._in_place.rows import has_rows, is_update, numbers_of, taken_by, with_numbers
+from jax_tensorarray._in_place.rows import has_rows, numbers_of, taken_by, with_numbers
 from jax_tensorarray._jaxprs import jaxprs, registry
+from jax_tensorarray._jaxprs.kinds import ELEMENTWISE, IDENTITIES, SCATTERS, is_update
 
 Array = Any
 
@@ -254,26 +255,13 @@ def _transpose(self: _Layouts, eqn: Any, operands: list[Any]) -> list[Any]:
     return [x._replace(order=tuple(x.order[d] for d in eqn.params["permutation"]))]
 
 
-_ELEMENTWISE = (
-    "add",
-    "convert_element_type",
-    "copy",
-    "div",
-    "max",
-    "min",
-    "mul",
-    "neg",
-    "select_n",
-    "stop_gradient",
-    "sub",
-)
 _Layouts.rules = {
     "dot_general": _product,
     "dynamic_slice": _dynamic_slice,
     "slice": _slice,
     "dynamic_update_slice": _dynamic_update_slice,
     "gather": _gather,
-    **{f"scatter{kind}": _scatter for kind in ("", "-add", "-sub", "-mul", "-min", "-max")},
-    **dict.fromkeys(_ELEMENTWISE, _elementwise),
+    **dict.fromkeys(SCATTERS, _scatter),
+    **dict.fromkeys(ELEMENTWISE | IDENTITIES, _elementwise),
     "transpose": _transpose,
 }

@@ -17,9 +17,10 @@ from jax_tensorarray import _compat, _gates
 from jax_tensorarray._in_place import explained, twins
 from jax_tensorarray._in_place.representations import Held
 from jax_tensorarray._in_place.rings import Ring, Rings, longer, spread
-from jax_tensorarray._in_place.rows import has_rows, is_update
+from jax_tensorarray._in_place.rows import has_rows
 from jax_tensorarray._in_place.values import Value
 from jax_tensorarray._jaxprs import jaxprs, registry
+from jax_tensorarray._jaxprs.kinds import is_update
 
 Array = Any
 

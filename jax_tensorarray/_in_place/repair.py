@@ -9,21 +9,21 @@ from jax.extend import core as jex
 
 from jax_tensorarray import _compat
 from jax_tensorarray._in_place import explained, factors, layouts, refs, registers, rows, selects, sums, twins, views
-from jax_tensorarray._in_place.values import Value, arrays, as_written, is_weak, with_type
-from jax_tensorarray._jaxprs import foreign, jaxprs, registry
+from jax_tensorarray._in_place.values import Left, Value, arrays, as_written, is_weak, with_type
+from jax_tensorarray._jaxprs import foreign, jaxprs, kinds, registry
 from jax_tensorarray._loops import choosing
 from jax_tensorarray._loops.strategy import Strategy, Tape
 from jax_tensorarray._ops.primitive import ROW_OPS
 from jax_tensorarray.checkpoint_policies import save_reads
 
 Array = Any
-Rule = Callable[[Any, Sequence[Value]], list[Value] | None]
+Rule = Callable[[Any, Sequence[Value]], list[Value] | Left]
 
 #: Loops of JAX by the rules for them, which `control` adds. These perform sums of their results inside, and remove from
 #: `added` the sums that they leave out.
 LOOPS: "dict[str, Callable[[Repair, Any, Sequence[Value], dict[int, Value]], list[Value]]]" = {}
 
-#: By primitive, the rules to try, in this order. If each returns None, the equation stays as it is.
+#: By primitive, the rules to try, in this order. If each leaves the equation, it stays as it is.
 RULES: dict[str, list[Rule]] = {}
 for family in (rows.RULES, selects.RULES, sums.RULES, factors.RULES):
     for name, rule in family.items():
@@ -65,8 +65,8 @@ class Repair:
             added = {s.number: read(s.other) for s in moved.get(id(eqn), ())}
             is_viewed = any(v in viewed for v in eqn.outvars)
             operands = [read(v) for v in eqn.invars]
-            results, done = self._equation(eqn, operands, added, is_viewed)
-            explained.met(self, inner, eqn, operands, results)
+            results, left, done = self._equation(eqn, operands, added, is_viewed)
+            explained.remark(self, inner, eqn, operands, results, left)
             values.update(zip(eqn.outvars, results, strict=True))
             values.update((s.eqn.outvars[0], results[s.number]) for s in moved.get(id(eqn), ()) if s.number in done)
         return [read(v) for v in inner.outvars]
@@ -155,31 +155,30 @@ class Repair:
 
     def _equation(
         self, eqn: Any, operands: list[Value], added: dict[int, Value], is_viewed: bool
-    ) -> tuple[list[Value], Iterable[int]]:
-        """Return the results, and the numbers of the results that already contain their sums."""
+    ) -> tuple[list[Value], Left | None, Iterable[int]]:
+        """Return the results, why the equation stays if it does, and which results already contain their sums."""
         with _compat.at_source_of(eqn), eqn.ctx.manager, jaxprs.with_types_of(eqn):
             results = self._repaired(eqn, operands, added)
-            if results is not None:
-                return results, added if sums.takes_sums(eqn) else ()
-            if is_viewed and (results := views.view(eqn, operands)) is not None:
-                explained.done(eqn, "a select of the rows that are read")
-                return results, ()
+            if not isinstance(results, Left):
+                return results, None, added if sums.takes_sums(eqn) else ()
+            if is_viewed and (viewed := views.view(eqn, operands)) is not None:
+                return viewed, None, ()
             made = [Value(x) for x in jaxprs.bind(eqn, as_written(operands))]
             for value in made:
-                value.is_new = eqn.primitive.name in _MAKING_ALL
-            return made, ()
+                value.is_new = eqn.primitive.name in kinds.MAKES_ALL
+            return made, results, ()
 
-    def _repaired(self, eqn: Any, operands: list[Value], added: dict[int, Value]) -> list[Value] | None:
+    def _repaired(self, eqn: Any, operands: list[Value], added: dict[int, Value]) -> list[Value] | Left:
         name = eqn.primitive.name
         if name in registry.ENTRIES:
             inner = registry.inlined(eqn)
             if self.in_loop and inner is not None:  # it may contain nothing but a select
                 return self.evaluate(inner, operands)
             if self.in_loop and (chosen := _chosen(eqn, operands)) is not None:
-                explained.done(eqn)
                 return chosen
             if not self.finds_in(eqn):
-                return explained.skipped(self, eqn)
+                explained.skipped(self, eqn)
+                return Left()
             if name in LOOPS:
                 return LOOPS[name](self, eqn, operands, added)
             if inner is not None:
@@ -187,34 +186,35 @@ class Repair:
             arrays = as_written(operands)
             outs = registry.ENTRIES[name].rebuild(eqn, arrays, _Repaired(self, eqn, arrays, added))
             if outs is None:
-                return explained.skipped(self, eqn, "no-rule")
+                explained.skipped(self, eqn, "no-rule")
+                return Left()
             return list(map(Value, outs))
         if self._finds_in_lowering(eqn):
             arrays = as_written(operands)
-            outs = foreign.rebuild(eqn, arrays, _Lowered(self, eqn, arrays, {}))
-            explained.done(eqn)
-            return list(map(Value, outs))
-        explained.asked(eqn)
-        if not self.in_loop or jaxprs.has_symbolic_shapes(eqn):
-            return explained.left("symbolic-shape" if self.in_loop else "not-in-a-loop")
+            return list(map(Value, foreign.rebuild(eqn, arrays, _Lowered(self, eqn, arrays, {}))))
+        if not self.in_loop:
+            return Left("not-in-a-loop")
+        if jaxprs.has_symbolic_shapes(eqn):
+            return Left("symbolic-shape")
+        why = Left()
         for rule in RULES.get(name, ()):
             results = rule(eqn, operands)
-            if results is not None:
-                explained.done(eqn)
+            if not isinstance(results, Left):
                 return results
-        return None
+            why = why if why.is_known else results
+        return why
+
+    def why_left(self, eqn: Any) -> Left | None:
+        """Return why a read or write stays that no rule has been asked about. None if a rule may apply to it."""
+        if jaxprs.has_symbolic_shapes(eqn):
+            return Left("symbolic-shape")
+        return rows.why_left(eqn) if self.in_loop else Left("not-in-a-loop")
 
     def say_why(self, eqn: Any) -> None:
-        """Say why an equation stays in which `finds_in` finds nothing."""
+        """Say why no carry of a loop that stays is a ring."""
         if eqn.primitive.name in LOOPS:
             [loop] = registry.ENTRIES[eqn.primitive.name].bodies(eqn.params)
             registers.say_why(eqn, loop)
-        if jaxprs.has_symbolic_shapes(eqn):
-            explained.left("symbolic-shape")
-        elif not self.in_loop:
-            explained.left("not-in-a-loop")
-        else:
-            rows.why_left(eqn)
 
 
 class _Repaired(registry.Change):
@@ -274,11 +274,7 @@ def _chosen(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     for outs in zip(*(body.outvars for body in bodies), strict=True):
         cases = [rest[body.invars.index(v)] for body, v in zip(bodies, outs, strict=True)]
         found = selects.select_one(index, cases)
-        if found is None:
+        if isinstance(found, Left):
             return None
         results.append(found)
     return results
-
-
-#: Primitives that make each element of an array from other ones.
-_MAKING_ALL = frozenset(("concatenate", "gather", "rev", "sort"))

@@ -18,9 +18,9 @@ from jax_tensorarray import _compat, _gates
 from jax_tensorarray._in_place import selects
 from jax_tensorarray._in_place.representations import Evaluator, Held, roots_of
 from jax_tensorarray._in_place.rows import as_int32, numbers_of, taken_by, with_numbers
-from jax_tensorarray._in_place.values import Value, as_written
-from jax_tensorarray._in_place.views import ELEMENTWISE
+from jax_tensorarray._in_place.values import Left, Value, as_written
 from jax_tensorarray._jaxprs import jaxprs, registry
+from jax_tensorarray._jaxprs.kinds import ELEMENTWISE, IDENTITIES, LOGIC, SCATTERS
 
 Array = Any
 
@@ -163,10 +163,12 @@ class Rings(Evaluator):
         return super().equation(eqn, operands)
 
     def without_rule(self, eqn: Any, operands: list[Held]) -> list[Held]:
-        results, name = None, eqn.primitive.name
+        name = eqn.primitive.name
         if name in _PREDICATES and all(isinstance(x, Value) for x in operands):
             results = selects.RULES[name](eqn, operands)
-        return super().without_rule(eqn, operands) if results is None else results
+            if not isinstance(results, Left):
+                return results
+        return super().without_rule(eqn, operands)
 
     def array(self, x: Held) -> Array:
         """Return all rows, in order."""
@@ -490,7 +492,7 @@ def _made_of(rings: Sequence[Ring], array: Array, axis: int) -> Ring:
     return Ring(array, rings[0].start, axis, roots_of(rings))
 
 
-_PREDICATES = ("broadcast_in_dim", "reshape", "and", "or", "not", "xor", "eq", "ne", "convert_element_type")
+_PREDICATES = LOGIC.union(("broadcast_in_dim", "reshape", "convert_element_type"))
 Rings.rules = {
     **dict.fromkeys(ELEMENTWISE, _elementwise),
     **{f"reduce_{kind}": _reduced for kind in ("sum", "prod", "max", "min", "and", "or")},
@@ -500,9 +502,8 @@ Rings.rules = {
     "dynamic_slice": _dynamic_slice,
     "dynamic_update_slice": _dynamic_update_slice,
     "gather": _gather,
-    **{f"scatter{kind}": _scatter for kind in ("", "-add", "-sub", "-mul", "-min", "-max")},
+    **dict.fromkeys(SCATTERS, _scatter),
     "select_n": _select,
     **dict.fromkeys(("scan", "while"), Evaluator.loop),
-    "stop_gradient": _contents,
-    "copy": _contents,
+    **dict.fromkeys(IDENTITIES, _contents),
 }

@@ -17,9 +17,8 @@ from jax import lax
 from jax.extend.core import Primitive
 
 from jax_tensorarray import _gates
-from jax_tensorarray._in_place import explained
 from jax_tensorarray._in_place.noted import noted
-from jax_tensorarray._in_place.values import Update, Value, arrays
+from jax_tensorarray._in_place.values import Left, Update, Value, arrays
 from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._loops.guard import ta_guard
 from jax_tensorarray._ops.add import ta_add_p
@@ -145,25 +144,25 @@ def why_no_rows(aval: Any) -> str | None:
     return "one-element" if size <= 1 else "too-large" if size > INT32_MAX else None
 
 
-def _address(aval: Any, taken: Sequence[int], batch: int, starts: Sequence[int], *, drops: bool) -> Address | None:
+def _address(aval: Any, taken: Sequence[int], batch: int, starts: Sequence[int], *, drops: bool) -> Address | Left:
     """Return the address of an access that takes `taken` of each axis, and starts somewhere along the axes `starts`."""
     shape = aval.shape
     starts = [int(d) for d in starts if taken[d] != shape[d]]  # a gather may give NumPy integers
     reason = why_no_rows(aval) or ("all-rows" if not starts or 0 in taken else None)
     if reason is not None:
-        return explained.left(reason)
+        return Left(reason)
     first, after = min(starts), max(starts) + 1
     if first < batch or any(taken[d] != shape[d] for d in (*range(batch, first), *range(after, len(shape)))):
-        return None
+        return Left()
     box = list(taken[first:after])
     while box and box[0] == 1:
         del box[0]
     if len(box) > 1 and math.prod(taken) >= _gates.BOX_SHARE * math.prod(shape):
-        return explained.left("large-box")
+        return Left("large-box")
     return Address(shape, batch, first, shape[first:after], tuple(box), drops)
 
 
-def address_of(value: Value, taken: Sequence[int], starts: Sequence[int]) -> Address | None:
+def address_of(value: Value, taken: Sequence[int], starts: Sequence[int]) -> Address | Left:
     """Return the address of an access that takes `taken` of each axis of a value, from places that are in range."""
     return _address(jax.ShapeDtypeStruct(value.shape, value.dtype), taken, 0, starts, drops=False)
 
@@ -171,7 +170,7 @@ def address_of(value: Value, taken: Sequence[int], starts: Sequence[int]) -> Add
 # --- dynamic_slice and dynamic_update_slice ---------------------------------------------------------------------
 
 
-def _of_slice(aval: Any, taken: Sequence[int]) -> Address | None:
+def _of_slice(aval: Any, taken: Sequence[int]) -> Address | Left:
     starts = [d for d, (n, size) in enumerate(zip(taken, aval.shape, strict=True)) if n != size]
     return _address(aval, taken, 0, starts, drops=False)
 
@@ -181,20 +180,22 @@ def _starts(address: Address, operands: Sequence[Any]) -> dict[int, Any]:
     return {d: operands[d] for d in range(address.axis, address.after)}
 
 
-def dynamic_slice(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
+def dynamic_slice(eqn: Any, operands: Sequence[Value]) -> list[Value] | Left:
     buffer, *starts = operands
     taken = eqn.params["slice_sizes"]
     address = _of_slice(eqn.invars[0].aval, taken)
-    if address is None or len(starts) != len(taken):
-        return None
+    if isinstance(address, Left):
+        return address
+    if len(starts) != len(taken):
+        return Left()
     index, _ = address.positions(_starts(address, noted(eqn, 1, arrays(starts))))
     return [Value(read(buffer, index, address).reshape(taken))]
 
 
-def _of_known_slice(aval: Any, taken: Sequence[int]) -> Address | None:
+def _of_known_slice(aval: Any, taken: Sequence[int]) -> Address | Left:
     """Return the address of a box that starts in a place known while tracing."""
     if math.prod(taken) > _gates.KNOWN_SHARE * math.prod(aval.shape):
-        return explained.left("large-share")
+        return Left("large-share")
     return _of_slice(aval, taken)
 
 
@@ -204,15 +205,15 @@ def _known(address: Address, starts: Sequence[int]) -> Array:
     return index
 
 
-def slice_(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
+def slice_(eqn: Any, operands: Sequence[Value]) -> list[Value] | Left:
     """Read some rows of a buffer that existed before the step.
 
     For any other buffer the derivative takes all of it anyway.
     """
     (buffer,), box = operands, _box_of_slice(eqn)
-    address = _of_known_slice(eqn.invars[0].aval, box) if buffer.is_given else explained.left("made-in-the-step")
-    if address is None:
-        return None
+    address = _of_known_slice(eqn.invars[0].aval, box) if buffer.is_given else Left("made-in-the-step")
+    if isinstance(address, Left):
+        return address
     rows = read(buffer, _known(address, eqn.params["start_indices"]), address).reshape(box)
     return [Value(lax.slice(rows, [0] * len(box), box, eqn.params["strides"]))]
 
@@ -228,27 +229,29 @@ def _spread(count: int, between: int) -> int:
     return count + max(count - 1, 0) * between
 
 
-def pad(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
+def pad(eqn: Any, operands: Sequence[Value]) -> list[Value] | Left:
     """Pad some rows with zeros: the transpose of a slice from a known place."""
     rows, zero = operands
     result, config = eqn.outvars[0].aval, eqn.params["padding_config"]
     is_of_rows = zero.literal == 0 and all(low >= 0 and high >= 0 for low, high, _ in config)
     box = [_spread(n, inner) for n, (_, _, inner) in zip(rows.shape, config, strict=True)]
-    address = _of_known_slice(result, box) if is_of_rows else None
-    if address is None:
-        return None
+    address = _of_known_slice(result, box) if is_of_rows else Left()
+    if isinstance(address, Left):
+        return address
     index, (written,) = _known(address, [low for low, _, _ in config]), arrays([rows])
     spread = lax.pad(written, zero.array, [(0, 0, inner) for _, _, inner in config])
     update = Update(ta_add_p, index, spread.reshape(address.rows_shape(())), None, address.params, is_window=True)
     return [Value(jaxprs.bind(eqn, [written, zero.array])[0], sparse_updates=(update,))]
 
 
-def dynamic_update_slice(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
+def dynamic_update_slice(eqn: Any, operands: Sequence[Value]) -> list[Value] | Left:
     buffer, rows, *starts = operands
     taken = eqn.invars[1].aval.shape
-    address = explained.left("made-anew") if buffer.is_new else _of_slice(eqn.invars[0].aval, taken)
-    if address is None or len(starts) != len(address.shape):
-        return None
+    address = Left("made-anew") if buffer.is_new else _of_slice(eqn.invars[0].aval, taken)
+    if isinstance(address, Left):
+        return address
+    if len(starts) != len(address.shape):
+        return Left()
     index, _ = address.positions(_starts(address, noted(eqn, 2, arrays(starts))))
     update = Update(ta_write_p, index, _reshaped(rows, address.rows_shape(())), None, address.params)
     return [_updated(buffer, update._replace(is_window=True, is_zero=rows.sparse_updates == ()))]
@@ -262,9 +265,8 @@ def read(buffer: Value, index: Array, address: Address) -> Array:
     """
     if buffer.view is not None:
         if (rows := buffer.view.rows(index, address)) is not None:
-            explained.became("a read of rows of what it is computed from")
             return rows
-        explained.left("whole-view")
+        buffer.is_made_whole = True
     part, guard, shared = buffer.part, buffer.guard, buffer.shared
     if shared is not None and (axes := len(buffer.shape) - len(shared.shape)) <= address.batch:
         read_one = functools.partial(read, shared, address=address.in_example(axes))
@@ -283,9 +285,9 @@ def _reshaped(rows: Value, shape: Sequence[int]) -> Array:
     return array.reshape(shape)
 
 
-def _updated(buffer: Value, update: Update) -> Value:
+def _updated(buffer: Value, update: Update, *, became: str = "") -> Value:
     """Return the next version of a buffer. For a buffer of zeros, remember which rows are not zero."""
-    value, part = buffer.updated(update), buffer.part
+    value, part = buffer.updated(update, became=became), buffer.part
     if part is not None and update.primitive is ta_write_p and part.active.mask.ndim <= update.params["batch_dims"]:
         value.part = part._replace(updates=(*part.updates, update))
     if buffer.sparse_updates is not None and update.primitive is ta_add_p:
@@ -373,37 +375,37 @@ class _Gathered(NamedTuple):
         return self.address.positions({int(d): indices[..., k] for k, d in enumerate(self.numbers.starts)})
 
 
-def _gathered(eqn: Any) -> _Gathered | None:
-    """Return the address of a gather or a scatter, None if it does not access rows that have a place in a buffer."""
+def _gathered(eqn: Any) -> _Gathered | Left:
+    """Return the address of a gather or a scatter, if it accesses rows that have a place in a buffer."""
     buffer, indices = (v.aval for v in eqn.invars[:2])
     numbers, taken = numbers_of(eqn), taken_by(eqn)
     batch, mode = len(numbers.batch), eqn.params["mode"]
     if numbers.batch != tuple(range(batch)) or numbers.batch_of_indices != tuple(range(batch)):
-        return None
+        return Left()
     if mode == lax.GatherScatterMode.ONE_HOT or not jnp.issubdtype(indices.dtype, jnp.integer):
-        return explained.left("one-hot")
+        return Left("one-hot")
     drops = mode == lax.GatherScatterMode.FILL_OR_DROP or (
         mode == lax.GatherScatterMode.PROMISE_IN_BOUNDS and eqn.primitive.name != "gather"
     )
     address = _address(buffer, taken, batch, numbers.starts, drops=drops)
-    if address is None:
-        return None
+    if isinstance(address, Left):
+        return address
     count, size = math.prod(indices.shape[batch:-1]), math.prod(address.sizes)
     if count > 1 and len(address.window) > 1 and eqn.primitive.name != "gather":
-        return explained.left("several-boxes")
+        return Left("several-boxes")
     is_of_elements = not address.window and math.prod(address.shape[address.after :]) == 1
     are_elements = is_of_elements and eqn.primitive.name == "scatter"
     share = _gates.ELEMENTS_SHARE if are_elements else _gates.ROWS_SHARE
     if count > 1 and count * math.prod(address.window) >= share * size:
-        return explained.left("large-share")
+        return Left("large-share")
     return _Gathered(address, numbers, tuple(taken))
 
 
-def gather(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
+def gather(eqn: Any, operands: Sequence[Value]) -> list[Value] | Left:
     buffer, indices = operands
     found = _gathered(eqn)
-    if found is None:
-        return None
+    if isinstance(found, Left):
+        return found
     address, result = found.address, eqn.outvars[0].aval
     (at,) = noted(eqn, 1, arrays([indices]))
     index, inside = found.positions(at)
@@ -417,16 +419,18 @@ def gather(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     return [Value(jnp.transpose(rows, found.order(result.ndim)))]
 
 
-def scatter(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
+def scatter(eqn: Any, operands: Sequence[Value]) -> list[Value] | Left:
     buffer, indices, updates = operands
     primitive, combine = _SCATTERS[eqn.primitive.name]
-    found = explained.left("made-anew") if buffer.is_new else _gathered(eqn)
-    if found is None or not _combines(eqn, primitive):
-        return None
+    found = Left("made-anew") if buffer.is_new else _gathered(eqn)
+    if isinstance(found, Left):
+        return found
+    if not _combines(eqn, primitive):
+        return Left("other-combination")
     address = found.address
     is_window = math.prod(indices.shape[address.batch : -1]) == 1
     if combine is not None and not (is_window or eqn.params["unique_indices"]):
-        return explained.left("rows-twice")
+        return Left("rows-twice")
     if combine is not None and not address.window and is_window:
         address = address._replace(window=(1,))  # XLA fuses both slices with `combine` if there is no reshape between
     at, rows = arrays([indices, updates])
@@ -442,9 +446,8 @@ def scatter(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
         rows = -rows
     if combine is not None:
         rows = combine(read(buffer, index, address), rows)
-        explained.became("a ta_read and a ta_write")
     update = Update(primitive, index, rows, None, address.params, is_window, updates.sparse_updates == ())
-    return [_updated(buffer, update)]
+    return [_updated(buffer, update, became="" if combine is None else "a ta_read and a ta_write")]
 
 
 #: The op, and, if no op combines rows that way, the function from the old row and the update to the row to write.
@@ -462,49 +465,45 @@ def _combines(eqn: Any, primitive: Primitive) -> bool:
     """Return whether a scatter combines rows as the op does."""
     if eqn.primitive.name == "scatter":
         jaxpr = eqn.params["update_jaxpr"]
-        combines = jaxpr is None or (not jaxpr.eqns and jaxpr.outvars[0] is jaxpr.invars[1])
-    else:
-        dtype = eqn.invars[0].aval.dtype
-        combines = dtype != np.bool_ and not (primitive is ta_max_p and jnp.issubdtype(dtype, jnp.complexfloating))
-    return combines or bool(explained.left("other-combination"))
-
-
-def is_update(eqn: Any) -> bool:
-    """Return whether the result is the first operand with some rows replaced."""
-    return eqn.primitive.name == "dynamic_update_slice" or eqn.primitive.name in _SCATTERS
+        return jaxpr is None or (not jaxpr.eqns and jaxpr.outvars[0] is jaxpr.invars[1])
+    dtype = eqn.invars[0].aval.dtype
+    return dtype != np.bool_ and not (primitive is ta_max_p and jnp.issubdtype(dtype, jnp.complexfloating))
 
 
 def is_of_rows(eqn: Any) -> bool:
     """Return whether a rule of this module may apply to an equation: one with an address, or on a buffer with rows."""
     name = eqn.primitive.name
+    if name == "gather" or name in _SCATTERS:
+        return has_rows(eqn.invars[0].aval)
+    return name in ("slice", "dynamic_slice", "dynamic_update_slice") and why_left(eqn) is None
+
+
+def why_left(eqn: Any) -> Left | None:
+    """Return why the rules of this module leave a read or write, whatever its operands are. None if they may not."""
+    name, aval = eqn.primitive.name, eqn.invars[0].aval
+    found: Address | _Gathered | Left
     if name == "slice":
-        return _of_known_slice(eqn.invars[0].aval, _box_of_slice(eqn)) is not None
-    if name == "dynamic_slice":
-        return _of_slice(eqn.invars[0].aval, eqn.params["slice_sizes"]) is not None
-    if name == "dynamic_update_slice":
-        return _of_slice(eqn.invars[0].aval, eqn.invars[1].aval.shape) is not None
-    return (name == "gather" or name in _SCATTERS) and has_rows(eqn.invars[0].aval)
-
-
-def why_left(eqn: Any) -> None:
-    """Say why the rules of this module leave an equation, whatever its operands are."""
-    if eqn.primitive.name == "gather" or eqn.primitive.name in _SCATTERS:
-        _gathered(eqn)
+        found = _of_known_slice(aval, _box_of_slice(eqn))
+    elif name == "dynamic_slice":
+        found = _of_slice(aval, eqn.params["slice_sizes"])
+    elif name == "dynamic_update_slice":
+        found = _of_slice(aval, eqn.invars[1].aval.shape)
     else:
-        is_of_rows(eqn)
+        found = _gathered(eqn)
+    return found if isinstance(found, Left) else None
 
 
-def broadcast_in_dim(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
+def broadcast_in_dim(eqn: Any, operands: Sequence[Value]) -> list[Value] | Left:
     """Broadcast a buffer to all examples of a batch, as `jax.vmap` does if both sides of a `cond` use it."""
     of, dims, source = eqn.outvars[0].aval, eqn.params["broadcast_dimensions"], operands[0]
     axes = of.ndim - len(dims)
     is_shared = axes > 0 and tuple(dims) == tuple(range(axes, of.ndim)) and source.shape == of.shape[axes:]
     if not is_shared or len(operands) > 1 or not has_rows(eqn.invars[0].aval):
-        return None
+        return Left()
     return [Value(jaxprs.bind(eqn, [source.array])[0], shared=source)]
 
 
-RULES: dict[str, Callable[[Any, Sequence[Value]], list[Value] | None]] = {
+RULES: dict[str, Callable[[Any, Sequence[Value]], list[Value] | Left]] = {
     "broadcast_in_dim": broadcast_in_dim,
     "slice": slice_,
     "pad": pad,

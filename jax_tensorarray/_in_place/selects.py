@@ -14,53 +14,55 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tensorarray import _gates
-from jax_tensorarray._in_place import explained
 from jax_tensorarray._in_place.rows import has_rows
-from jax_tensorarray._in_place.values import Part, Predicate, Update, Value, arrays
+from jax_tensorarray._in_place.values import Left, Part, Predicate, Update, Value, arrays
 from jax_tensorarray._jaxprs import jaxprs
+from jax_tensorarray._jaxprs.kinds import LOGIC
 from jax_tensorarray._loops.guard import ta_guard
 from jax_tensorarray._ops.primitive import row_params
 from jax_tensorarray._ops.write import ta_write_p
 
 
-def select_n(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
+def select_n(eqn: Any, operands: Sequence[Value]) -> list[Value] | Left:
     which, *cases = operands
     if not cases[0].shape:
-        return None
+        return Left()
     if len(cases) > 2:
         return _of_many(which, cases)
     predicate, (no, yes) = predicate_of(which), cases
     if predicate is None:
-        return [no] if no is yes else explained.left("mask-of-elements")
+        return [no] if no is yes else Left("mask-of-elements")
     return select_rows(predicate, no, yes, lambda: jaxprs.bind(eqn, [x.array for x in operands])[0])
 
 
-def select_rows(predicate: Predicate, no: Value, yes: Value, whole: Callable[[], Any]) -> list[Value] | None:
-    """Select only rows, None if that takes all of them. `whole` selects all."""
+def select_rows(predicate: Predicate, no: Value, yes: Value, whole: Callable[[], Any]) -> list[Value] | Left:
+    """Select only rows, unless that takes all of them. `whole` selects all."""
     if no is yes:
-        explained.became("the buffer itself: both cases are one")
         return [no]
-    selected = _of_few_rows(predicate, no, yes, whole) or select(predicate, no, yes)
-    if selected is None:
-        selected = _special(predicate, no, yes, whole) or _of_whole_examples(predicate, no, yes)
-    return None if selected is None else [selected]
+    if (few := _of_few_rows(predicate, no, yes, whole)) is not None:
+        return [few]
+    selected = select(predicate, no, yes)
+    if isinstance(selected, Left):
+        other = _special(predicate, no, yes, whole) or _of_whole_examples(predicate, no, yes)
+        return selected if other is None else [other]
+    return [selected]
 
 
-def _of_many(which: Value, cases: Sequence[Value]) -> list[Value] | None:
+def _of_many(which: Value, cases: Sequence[Value]) -> list[Value] | Left:
     """Select between versions of a buffer one after another, as `jax.vmap` of `lax.switch` needs it."""
     if not _chooses_examples(which):
-        return explained.left("mask-of-elements")
+        return Left("mask-of-elements")
     chosen = select_one(which.source, cases)
-    return None if chosen is None else [chosen]
+    return chosen if isinstance(chosen, Left) else [chosen]
 
 
-def select_one(which: Value, cases: Sequence[Value]) -> Value | None:
-    """Return the version of that number, None if selecting it takes all rows."""
+def select_one(which: Value, cases: Sequence[Value]) -> Value | Left:
+    """Return the version of that number, unless selecting it takes all rows."""
     number, chosen = which.array, cases[0]
     for k, case in enumerate(cases[1:], 1):
         selected = select(Predicate(number == k), chosen, case)
-        if selected is None:
-            return None
+        if isinstance(selected, Left):
+            return selected
         chosen = selected
     return chosen
 
@@ -104,8 +106,8 @@ def _of_whole_examples(predicate: Predicate, no: Value, yes: Value) -> Value | N
             # XLA repeats a shared array in a fusion, if all examples have one index.
             batch = predicate.mask.shape if other is source else (1,) * axis
             index, (rows,) = np.zeros(batch, np.int32), arrays([other])
-            explained.became("a masked write of all rows")
-            return buffer.updated(Update(ta_write_p, index, rows, active.mask, params, is_window=True))
+            update = Update(ta_write_p, index, rows, active.mask, params, is_window=True)
+            return buffer.updated(update, became="a masked write of all rows")
     return None
 
 
@@ -143,31 +145,31 @@ def _chooses_examples(which: Value) -> bool:
     return which.may_select and (which.repeated is not None or not which.shape)
 
 
-def stop_gradient(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
+def stop_gradient(eqn: Any, operands: Sequence[Value]) -> list[Value] | Left:
     if not operands[0].shape:
-        return None
+        return Left()
     (array,) = jaxprs.bind(eqn, [operands[0].array])
     return [Value(array, stopped=operands[0])]
 
 
-def select(predicate: Predicate, no: Value, yes: Value) -> Value | None:
-    """Return one version or the other for each example, None if that takes all rows."""
+def select(predicate: Predicate, no: Value, yes: Value) -> Value | Left:
+    """Return one version or the other for each example, unless that takes all rows."""
     if no is yes:
         return no
     before = set(map(id, no.versions()))
     base = next((v for v in yes.versions() if id(v) in before), None)
     if base is None:
         are_there = no.is_given and yes.is_given
-        return explained.left("another-buffer" if are_there else "made-in-the-step")
+        return Left("another-buffer" if are_there else "made-in-the-step")
     of_no, of_yes = ([v for v in _until(base, x) if v.update is not None] for x in (no, yes))
     if any(v.update.params["batch_dims"] < predicate.mask.ndim for v in (*of_no, *of_yes)):
-        return explained.left("mask-of-elements")
+        return Left("mask-of-elements")
     masks = [v.differs_where for x in (no, yes) for v in _until(base, x) if v.differs_where is not None]
     if masks:  # the results of loops, which cannot be made anew
         if of_no or any(v.differs_where is not None for v in _until(base, no)):
-            return None
+            return Left()
         if any(mask is not predicate.mask for mask in masks):
-            return None
+            return Left()
         return _undone(yes, of_yes, predicate.inverted())
     sides = [(of_yes, predicate), (of_no, predicate.inverted())]
     if not any(v.is_used for v in (*of_no, *of_yes)):
@@ -176,16 +178,15 @@ def select(predicate: Predicate, no: Value, yes: Value) -> Value | None:
                 base = base.updated(v.update, active)
         return base
     if of_no and of_yes:
-        return explained.left("read-before-the-choice")
-    explained.became("a write that puts the old rows back")
+        return Left("read-before-the-choice")
     versions, active = sides[0] if of_yes else sides[1]
-    return _undone(versions[0], versions, active.inverted())
+    return _undone(versions[0], versions, active.inverted(), became="a write that puts the old rows back")
 
 
-def _undone(newest: Value, versions: Sequence[Any], active: Predicate) -> Value:
+def _undone(newest: Value, versions: Sequence[Any], active: Predicate, *, became: str = "") -> Value:
     """Return a version with what the updates of others have changed put back."""
     for v in versions:
-        newest = newest.updated(v.update.undone(v.before.array), active)
+        newest = newest.updated(v.update.undone(v.before.array), active, became=became)
     return newest
 
 
@@ -196,52 +197,53 @@ def _until(base: Value, newest: Value) -> Any:
         yield v
 
 
-def copy(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
+def copy(eqn: Any, operands: Sequence[Value]) -> list[Value] | Left:
     """Return the operand itself: XLA makes copies where they are needed."""
     return list(operands)
 
 
-def convert_element_type(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
-    """Return an array of that dtype itself: only the weakness of its type would change."""
+def convert_element_type(eqn: Any, operands: Sequence[Value]) -> list[Value] | Left:
+    """Return an array of that dtype itself: only the weakness of its type would change. Convert a predicate."""
     own, of = jax.typeof(operands[0].array), eqn.outvars[0].aval
-    return list(operands) if own.shape and own.update(weak_type=of.weak_type) == of else None
+    is_same = own.shape and own.update(weak_type=of.weak_type) == of
+    return list(operands) if is_same else elementwise(eqn, operands)
 
 
 # --- predicates that are repeated ------------------------------------------------------------------------------
 
 
-def broadcast_in_dim(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
+def broadcast_in_dim(eqn: Any, operands: Sequence[Value]) -> list[Value] | Left:
     """Broadcast a predicate: the elements of its first axes are repeated along the others."""
     dims, of = eqn.params["broadcast_dimensions"], eqn.outvars[0].aval.shape
     if not operands[0].may_select or tuple(dims) != tuple(range(len(dims))):
-        return None
+        return Left()
     source = operands[0].source
     n = len(source.shape)
     while n and source.shape[n - 1] == 1 and of[n - 1] != 1:
         n -= 1
     if source.shape[:n] != of[:n]:
-        return None
+        return Left()
     return _repeated(eqn, operands, source if n == len(source.shape) else Value(source.array.reshape(of[:n])))
 
 
-def reshape(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
+def reshape(eqn: Any, operands: Sequence[Value]) -> list[Value] | Left:
     """Reshape a predicate: axes of size 1 are added or removed at the end."""
     (mask, *_), of = operands, eqn.outvars[0].aval.shape
     if not mask.may_select:
-        return None
+        return Left()
     source = mask.source
     n = len(source.shape)
     is_longer = of[:n] == source.shape and set(of[n:]) <= {1} and set(mask.shape[n:]) <= {1}
-    return _repeated(eqn, operands, source) if is_longer else None
+    return _repeated(eqn, operands, source) if is_longer else Left()
 
 
-def elementwise(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
+def elementwise(eqn: Any, operands: Sequence[Value]) -> list[Value] | Left:
     """Combine predicates elementwise: if all operands are repeated alike, so is the result."""
     sources = [x.source for x in operands if x.shape]
     if not all(x.may_select for x in operands) or not any(x.repeated for x in operands):
-        return None
+        return Left()
     if len({x.shape for x in sources}) > 1 or eqn.outvars[0].aval.dtype not in (np.bool_, np.int32):
-        return None
+        return Left()
     (array,) = jaxprs.bind(eqn, [x.source.array for x in operands])
     return _repeated(eqn, operands, Value(array))
 
@@ -256,6 +258,6 @@ RULES = {
     "reshape": reshape,
     "stop_gradient": stop_gradient,
     "copy": copy,
-    **dict.fromkeys(["and", "or", "not", "xor", "eq", "ne"], elementwise),
-    "convert_element_type": lambda eqn, operands: convert_element_type(eqn, operands) or elementwise(eqn, operands),
+    **dict.fromkeys(LOGIC, elementwise),
+    "convert_element_type": convert_element_type,
 }

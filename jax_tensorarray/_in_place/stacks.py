@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 
 from jax_tensorarray._in_place.representations import Evaluator, Held
-from jax_tensorarray._in_place.rows import has_rows, is_update
+from jax_tensorarray._in_place.rows import has_rows
 from jax_tensorarray._jaxprs import jaxprs
+from jax_tensorarray._jaxprs.kinds import is_update
 from jax_tensorarray._loops.log import BufferVersion, followed
 from jax_tensorarray._ops.primitive import ROW_OPS
 from jax_tensorarray._ops.read import ta_read

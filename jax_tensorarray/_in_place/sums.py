@@ -6,7 +6,6 @@ cotangent is passed in, and the sum comes out (`moved_into`). The transpose of a
 their sum is one buffer again.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -14,33 +13,33 @@ import jax
 from jax import lax
 from jax.extend import core as jex
 
-from jax_tensorarray import _compat
-from jax_tensorarray._in_place.values import Value
+from jax_tensorarray._in_place.values import Left, Value
 from jax_tensorarray._jaxprs import jaxprs, registry
+from jax_tensorarray._jaxprs.uses import Uses
 from jax_tensorarray._ops.add import ta_add_p
 
 
-def broadcast_in_dim(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
+def broadcast_in_dim(eqn: Any, operands: Sequence[Value]) -> list[Value] | Left:
     """Make zeros, to which no row has been added so far; or repeat an array of zeros and rows for more examples."""
     v, result = eqn.invars[0], eqn.outvars[0].aval
     is_number = result.dtype != jax.dtypes.float0 and not v.aval.shape
     is_zero = is_number and isinstance(v, jex.Literal) and v.val == 0
     rows = () if is_zero else operands[0].sparse_updates
     if rows is None or not result.ndim:
-        return None
+        return Left()
     if rows:
         more = result.shape[: result.ndim - v.aval.ndim]
         if (*more, *v.aval.shape) != result.shape or min(eqn.params["broadcast_dimensions"]) < len(more):
-            return None
+            return Left()
         rows = tuple(update.repeated(more) for update in rows)
     (array,) = jaxprs.bind(eqn, [x.array for x in operands])
     return [Value(array, sparse_updates=rows)]
 
 
-def add(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
+def add(eqn: Any, operands: Sequence[Value]) -> list[Value] | Left:
     """Add to the rows in place."""
     found = total(*operands)
-    return None if found is None else [found]
+    return Left() if found is None else [found]
 
 
 def total(a: Value, b: Value) -> Value | None:
@@ -88,21 +87,19 @@ def moved_into(jaxpr: Any) -> dict[int, list[Sum]]:
 
     Each adds a result of the equation to a value that exists before it.
     """
-    uses = _uses(jaxpr)
-    made = {id(v): k for k, eqn in enumerate(jaxpr.eqns) for v in eqn.outvars}
-    sums = {id(v): eqn for eqn in jaxpr.eqns if eqn.primitive.name == "add_any" for v in eqn.invars}
-    found: dict[int, list[Sum]] = {}
+    uses, found = Uses(jaxpr), dict[int, list[Sum]]()
+    made = {v: k for k, eqn in enumerate(jaxpr.eqns) for v in eqn.outvars}
     for place, eqn in enumerate(jaxpr.eqns):
         for number, v in enumerate(eqn.outvars):
-            of = sums.get(id(v))
-            if not takes_sums(eqn) or of is None or uses[id(v)] != 1:
+            of = uses.of(v)[0].eqn if takes_sums(eqn) and len(uses.of(v)) == 1 else None
+            if of is None or of.primitive.name != "add_any":
                 continue
-            other = next((w for w in of.invars if w is not v), v)
-            if other is v or isinstance(other, jex.Literal) or made.get(id(other), -1) >= place:
+            other = next(w for w in of.invars if w is not v)
+            if isinstance(other, jex.Literal) or made.get(other, -1) >= place:
                 continue
             if eqn.primitive.name != "scan" or _is_sum(eqn, number):
                 found.setdefault(id(eqn), []).append(Sum(number, other, of))
-                made[id(of.outvars[0])] = place
+                made[of.outvars[0]] = place
     return found
 
 
@@ -111,31 +108,23 @@ def takes_sums(eqn: Any) -> bool:
     return eqn.primitive.name == "scan" or registry.entry_of(eqn).kind in ("checkpoint", "branches")
 
 
-def _uses(jaxpr: Any) -> Counter[int]:
-    """Return how often each variable is used, by its `id`."""
-    used = [v for eqn in jaxpr.eqns for v in eqn.invars]
-    return Counter(map(id, [*used, *jaxpr.outvars]))
-
-
 def _is_sum(eqn: Any, number: int) -> bool:
     """Return whether a scan does nothing with a carry except adding to it."""
     [loop] = registry.ENTRIES["scan"].bodies(eqn.params)
     if number >= loop.num_carry:
         return False
-    body = _compat.opened(loop.jaxpr)
-    start, v = loop.split(body.invars)[1][number], body.outvars[number]
-    makers = {id(w): e for e in body.eqns for w in e.outvars}
-    uses = _uses(body)
-    if uses[id(start)] != 1:
+    uses = Uses(loop.jaxpr)
+    start, v = loop.split(uses.jaxpr.invars)[1][number], uses.jaxpr.outvars[number]
+    if len(uses.of(start)) != 1:
         return False
 
     def reaches(v: Any) -> bool:
         if v is start:
             return True
-        maker = makers.get(id(v))
-        if maker is None or maker.primitive.name != "add_any" or uses[id(v)] != 1:
+        maker = uses.maker(v)
+        if maker is None or maker.primitive.name != "add_any" or len(uses.of(v)) != 1:
             return False
-        return any(reaches(w) for w in maker.invars if not isinstance(w, jex.Literal))
+        return any(map(reaches, maker.invars))
 
     return reaches(v)
 

@@ -16,6 +16,7 @@ from jax_tensorarray import _compat
 from jax_tensorarray._in_place.rows import has_rows
 from jax_tensorarray._in_place.values import Value
 from jax_tensorarray._jaxprs import jaxprs, registry
+from jax_tensorarray._jaxprs.kinds import FILLS
 
 Array = Any
 
@@ -83,10 +84,6 @@ class _Step(NamedTuple):
     after: list[int]  #: the outputs
 
 
-#: Primitives that fill an array with one number, as many programs do for each of their buffers.
-_FILLS = ("broadcast_in_dim", "convert_element_type", "iota")
-
-
 class _Numbers:
     """Numbers values such that those of one number, and of one type, are equal."""
 
@@ -104,7 +101,7 @@ class _Numbers:
         maker = _compat.maker_of(x)
         if maker is not None and maker.primitive.name == "copy":
             return self.of_array(*_compat.operands_of(maker))
-        if maker is not None and maker.primitive.name in _FILLS:
+        if maker is not None and maker.primitive.name in FILLS:
             return self._made(maker, [self.of_array(y) for y in _compat.operands_of(maker)], jax.typeof(x))
         if isinstance(x, jax.Array | jax.core.Tracer | jax.Ref) or np.ndim(x):
             return self.of("array", id(x))

@@ -18,6 +18,17 @@ from jax_tensorarray._ops.write import ta_write_p
 Array = Any
 
 
+class Left(NamedTuple):
+    """The answer of a rule that leaves an equation as it is."""
+
+    reason: str = "no-rule"  #: a heading of `docs/reasons.md`
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the rule is for such equations: another rule may have a better reason."""
+        return self != Left()
+
+
 class Update(NamedTuple):
     """An update of rows of a buffer by the op `primitive`, with its operands after the buffer."""
 
@@ -106,6 +117,7 @@ class Value:
 
     Attributes:
         array: the array. That of a view is made when it is asked for.
+        became: what `inspect.explain` says that a rule made it by, if that is more than one row op; else empty.
         before: the previous version, if there is one; `update` is what was done to its rows since.
         sparse_updates: if this is an array of zeros with updates, all of the updates; else None.
         part: how it was selected from a buffer and zeros; else None.
@@ -118,6 +130,7 @@ class Value:
         carried_from: the value that a loop started from, if this is what it has carried to its end; else None.
         is_used: whether anything but the next update uses it.
         is_given: whether it, or the version that it was made from, existed before the evaluated jaxpr.
+        is_made_whole: whether it is a view of which rows were read that cannot be computed row by row.
         is_constant: whether it is the same in every step of the loop.
         is_ones: whether all of its elements are 1.
         is_new: whether an equation that is left as it is has made all of its elements, so that rows matter little.
@@ -126,12 +139,14 @@ class Value:
     __slots__ = (
         "_array",
         "_mask",
+        "became",
         "before",
         "carried_from",
         "differs_where",
         "guard",
         "is_constant",
         "is_given",
+        "is_made_whole",
         "is_new",
         "is_ones",
         "is_used",
@@ -154,6 +169,7 @@ class Value:
         sparse_updates: tuple[Update, ...] | None = None,
         part: Part | None = None,
         guard: Predicate | None = None,
+        became: str = "",
         stopped: "Value | None" = None,
         repeated: "Value | None" = None,
         shared: "Value | None" = None,
@@ -167,7 +183,8 @@ class Value:
         self.part, self.guard, self.stopped, self.repeated, self.shared = part, guard, stopped, repeated, shared
         self.differs_where = differs_where
         self.carried_from: Value | None = None
-        self.is_used = self.is_new = self.is_ones = self.is_constant = False
+        self.is_used = self.is_new = self.is_ones = self.is_constant = self.is_made_whole = False
+        self.became = became
         self.is_given: bool = is_given or (before is not None and before.is_given)
         self._mask: Array = None
 
@@ -225,11 +242,11 @@ class Value:
         """The value that it repeats, or itself."""
         return self if self.repeated is None else self.repeated
 
-    def updated(self, update: Update, active: Predicate | None = None) -> "Value":
+    def updated(self, update: Update, active: Predicate | None = None, *, became: str = "") -> "Value":
         """Return the next version."""
         if active is not None:
             update = update.masked(active)
-        return Value(update.apply(self.array), before=self, update=update)
+        return Value(update.apply(self.array), before=self, update=update, became=became)
 
     def versions(self) -> "Iterator[Value]":
         """Yield this version and all before it, newest first."""

@@ -20,19 +20,11 @@ from jax.extend import core as jex
 from jax_tensorarray import _compat
 from jax_tensorarray._in_place import explained, rows, selects
 from jax_tensorarray._in_place.rows import Address
-from jax_tensorarray._in_place.values import Value, View, arrays, as_written
+from jax_tensorarray._in_place.values import Left, Value, View, arrays, as_written
 from jax_tensorarray._jaxprs import jaxprs, registry
+from jax_tensorarray._jaxprs.kinds import CHEAP, ELEMENTWISE, LAYOUT, READS
 
 Array = Any
-
-#: Elementwise operations that cost no more than reading the row again.
-_CHEAP = frozenset(["abs", "add", "convert_element_type", "max", "min", "mul", "neg", "select_n", "sub"])
-ELEMENTWISE = _CHEAP.union(
-    ["and", "cos", "div", "eq", "erf", "exp", "exp2", "expm1", "ge", "gt", "integer_pow", "le", "log", "log1p"],
-    ["logistic", "lt", "ne", "not", "or", "pow", "rsqrt", "sign", "sin", "sqrt", "square", "tan", "tanh"],
-)
-_LAYOUT = frozenset(("broadcast_in_dim", "reshape", "transpose"))
-_READS = frozenset(("dynamic_slice", "gather"))
 
 
 def viewed(jaxpr: Any) -> set[Any]:
@@ -40,12 +32,12 @@ def viewed(jaxpr: Any) -> set[Any]:
     found: set[Any] = set()
     for eqn in reversed(_compat.opened(jaxpr).eqns):
         name = eqn.primitive.name
-        if name in _READS:
+        if name in READS:
             among = eqn.invars[:1] if rows.is_of_rows(eqn) else ()
         elif (inner := registry.inlined(eqn)) is not None:
             of_inner = viewed(inner)
             among = [v for v, own in zip(eqn.invars, _compat.opened(inner).invars, strict=True) if own in of_inner]
-        elif name in ELEMENTWISE | _LAYOUT and eqn.outvars[0] in found:
+        elif name in ELEMENTWISE | LAYOUT and eqn.outvars[0] in found:
             among = eqn.invars
         else:
             continue
@@ -60,7 +52,7 @@ def view(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
         return None
     if name in ELEMENTWISE and all(_fits(x.shape, of.shape) for x in operands):
         return [_view(eqn, operands)]
-    return [_view(eqn, operands)] if name in _LAYOUT and len(operands) == 1 else None
+    return [_view(eqn, operands)] if name in LAYOUT and len(operands) == 1 else None
 
 
 def _view(eqn: Any, operands: Sequence[Value], shape: tuple[int, ...] | None = None) -> Value:
@@ -121,7 +113,7 @@ def _box(source: Value, dims: Sequence[int], index: Array, address: Address) -> 
         starts[d], rest = lax.rem(rest, size), lax.div(rest, size)
     starts[address.axis] = rest
     own = rows.address_of(source, box, [k for k, d in enumerate(dims) if d in starts])
-    if own is None:
+    if isinstance(own, Left):
         return None
     at, _ = own.positions({k: starts[d] for k, d in enumerate(dims) if d in starts})
     if address.drops:
@@ -217,18 +209,18 @@ def _before(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     name, of = eqn.primitive.name, eqn.outvars[0].aval
     if name == "transpose" or (name == "broadcast_in_dim" and math.prod(of.shape) > math.prod(operands[0].shape)):
         return [_view(eqn, operands)]  # XLA reads columns as well as rows, and what is repeated only once
-    if name in _CHEAP and any(x.shape for x in operands) and (found := view(eqn, operands)) is not None:
+    if name in CHEAP and any(x.shape for x in operands) and (found := view(eqn, operands)) is not None:
         return found
     inner = operands[0].view if name == "reshape" else None
-    if inner is not None and inner.eqn.primitive.name in _CHEAP and _is_square(inner):
+    if inner is not None and inner.eqn.primitive.name in CHEAP and _is_square(inner):
         # The other way round, so that rows are read of the array.
         moved = [_before(eqn, [x]) if x.shape else [x] for x in inner.operands]
         found = [x[0] for x in moved if x is not None]
         return [_view(inner.eqn, found, of.shape)] if len(found) == len(moved) else None
     if any(_is_repeated(x) or _is_smaller_float(x) for x in operands):
         return None
-    stopped = selects.stop_gradient(eqn, operands) if name == "stop_gradient" else None
-    return stopped or [Value(x) for x in jaxprs.bind(eqn, as_written(operands))]
+    stopped = selects.stop_gradient(eqn, operands) if name == "stop_gradient" else Left()
+    return [Value(x) for x in jaxprs.bind(eqn, as_written(operands))] if isinstance(stopped, Left) else stopped
 
 
 def _is_square(view: View) -> bool:

@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
-from jax.extend import core as jex
 from jax.extend.core import primitives as jax_primitives
 from jax.interpreters import ad
 
@@ -20,6 +19,7 @@ from jax_tensorarray import _compat, _gates
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.custom_jvp import OfCall, with_rule
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
+from jax_tensorarray._jaxprs.uses import Uses
 from jax_tensorarray._loops import auto
 from jax_tensorarray._loops.as_while import count_as_while, scan_as_while
 from jax_tensorarray._loops.count import CHOICES, CountOptions, Tangents, nonzero_tangents
@@ -113,34 +113,37 @@ def has_choice(params: dict[str, Any], operands: Sequence[Any], strategy: Strate
         return False
     if any(map(_compat.varying_axes, operands)):
         return False
-    inner = _compat.opened(loop.jaxpr)
-    _, carry, _ = loop.split(inner.invars)
-    return strategy.has_choice(lambda: any(_is_read_whole(inner, v) for v in carry))
+
+    def reads_whole() -> bool:
+        uses = Uses(loop.jaxpr)
+        return any(_is_read_whole(uses, v) for v in loop.split(uses.jaxpr.invars)[1])
+
+    return strategy.has_choice(reads_whole)
 
 
-def _is_read_whole(jaxpr: Any, v: Any) -> bool:
+def _is_read_whole(uses: Uses, v: Any) -> bool:
     """Return whether a jaxpr updates an input by rows, and reads all of one of its versions, perhaps inside of others.
 
     Whether a loop or a branch inside does so is not looked at.
     """
     if not jnp.issubdtype(v.aval.dtype, jnp.inexact) or bytes_of([v.aval]) <= _gates.LOGGED_BYTES:
         return False
-    versions, is_updated, is_read = {v}, False, False
-    for eqn in jaxpr.eqns:
-        places = [k for k, x in enumerate(eqn.invars) if not isinstance(x, jex.Literal) and x in versions]
-        if not places:
-            continue
-        if eqn.primitive in ROW_OPS and places == [0]:
-            if ROW_OPS[eqn.primitive].in_place:
-                is_updated = True
-                versions.add(eqn.outvars[0])
-        elif eqn.primitive is ta_guard_p:
-            versions.add(eqn.outvars[0])
-        else:
-            is_read = True
-            if any(map(jaxprs.has_row_ops, jaxprs.jaxprs_in(eqn.params))):
-                is_updated = True
-                versions.update(x for x in eqn.outvars if x.aval.shape == v.aval.shape)
+    versions, is_updated, is_read = [v], False, False
+    for version in versions:
+        for eqn, operand in uses.of(version):
+            if eqn is None:
+                continue
+            if eqn.primitive in ROW_OPS and operand == 0:
+                newer = eqn.outvars[:1] if ROW_OPS[eqn.primitive].in_place else []
+                is_updated |= bool(newer)
+            elif eqn.primitive is ta_guard_p:
+                newer = eqn.outvars
+            else:
+                is_read = True
+                has_updates = any(map(jaxprs.has_row_ops, jaxprs.jaxprs_in(eqn.params)))
+                newer = [x for x in eqn.outvars if x.aval.shape == v.aval.shape] if has_updates else []
+                is_updated |= has_updates
+            versions += [x for x in newer if x not in versions]
     return is_updated and is_read
 
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
-from jax.extend import core as jex
 from jax.extend.core import Primitive
 from jax.extend.core import primitives as jax_primitives
 from jax.interpreters import ad, mlir
@@ -20,6 +19,7 @@ from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.axis import Axis
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
+from jax_tensorarray._jaxprs.uses import Uses
 from jax_tensorarray._loops import masking, rules
 from jax_tensorarray._loops.count import count, counter
 from jax_tensorarray._loops.linearize import linearize
@@ -250,20 +250,17 @@ rules.register(ta_replay_p, jvp=_jvp, transpose=rules.transpose_of_part(_part_fo
 
 def live_carries(body: Any) -> list[bool]:
     """Return which carries must be kept: all but buffers to which the body does nothing but write rows."""
-    inner = _compat.opened(jaxprs.pruned(body))
-    users: dict[Any, list[tuple[Any, int]]] = {}
-    for eqn in inner.eqns:
-        for place, v in enumerate(eqn.invars):
-            if not isinstance(v, jex.Literal):
-                users.setdefault(v, []).append((eqn, place))
+    uses = Uses(jaxprs.pruned(body))
+    inner = uses.jaxpr
 
     def only_written(v: Any, out: Any) -> bool:
+        of_v = uses.of(v)
         while v is not out:
-            uses = users.get(v, [])
-            if len(uses) != 1 or uses[0][1] != 0 or uses[0][0].primitive not in _WRITES or v in inner.outvars:
+            if len(of_v) != 1 or of_v[0].operand != 0 or of_v[0].eqn is None or of_v[0].eqn.primitive not in _WRITES:
                 return False
-            v = uses[0][0].outvars[0]
-        return not users.get(v) and list(inner.outvars).count(v) == 1
+            v = of_v[0].eqn.outvars[0]
+            of_v = uses.of(v)
+        return len(of_v) == 1  # as this output
 
     pairs = zip(inner.invars[len(inner.invars) - len(inner.outvars) :], inner.outvars, strict=True)
     return [not (v.aval.ndim and only_written(v, out)) for v, out in pairs]

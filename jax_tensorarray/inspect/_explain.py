@@ -159,7 +159,7 @@ def _listed(notes: Sequence[explained.Remark]) -> Explanation:
 def _described(note: explained.Remark) -> Explained:
     file, line = _place(note.place)
     text, advice = REASONS[note.reason] if note.reason else ("", "")
-    facts = note.facts | ({"by": _named(note.facts["by"], file)} if "by" in note.facts else {})
+    facts = {name: _named(x, file) if name == "by" else x for name, x in note.facts.items()}
     return Explained(
         file=file,
         line=line,

@@ -16,6 +16,7 @@ from jax.extend.core import Literal
 
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs, registry
+from jax_tensorarray._jaxprs.kinds import MOVES, WHOLE
 
 #: A loop of fewer steps may have as many as an array has rows or columns by chance.
 _FEWEST = 32
@@ -25,17 +26,6 @@ _NEAR = 2
 
 #: Parameters of primitives that say how long axes are.
 _SIZES = {"shape", "new_sizes", "slice_sizes", "limit_indices", "length", "sizes", "dimension_size", "axis_size"}
-
-
-#: What computes with all of an array, besides sums and other reductions.
-_WHOLE = {"argmax", "argmin", "conv_general_dilated", "dot_general", "sort", "top_k", "triangular_solve"}
-
-#: What moves elements. Gradients add up whole arrays by `add_any`, most of them zeros.
-_MOVES = {
-    *("add_any", "broadcast_in_dim", "concatenate", "convert_element_type", "copy", "copy_p", "dynamic_slice"),
-    *("dynamic_update_slice", "gather", "pad", "reshape", "rev", "scatter", "scatter-add", "scatter_add", "select_n"),
-    *("slice", "squeeze", "transpose"),
-}
 
 
 class _Unknown(Exception):
@@ -70,7 +60,7 @@ def computes_with_all_rows(jaxpr: Any, steps: int) -> bool:
 
     def is_whole(eqn: Any) -> bool:
         name = eqn.primitive.name
-        return (name in _WHOLE or name.startswith(("reduce_", "cum"))) and any(map(is_long, eqn.invars))
+        return (name in WHOLE or name.startswith(("reduce_", "cum"))) and any(map(is_long, eqn.invars))
 
     def is_long(v: Any) -> bool:
         return any(abs(n - steps) <= _NEAR for n in getattr(v.aval, "shape", ()))
@@ -89,7 +79,7 @@ def computes_with_all_rows(jaxpr: Any, steps: int) -> bool:
                 found, outs = evolves(called, flags)
                 made.update(v for v, flag in zip(eqn.outvars, outs, strict=True) if flag)
             else:
-                found = eqn.primitive.name not in _MOVES and not [*jaxprs.jaxprs_in(eqn.params)]
+                found = eqn.primitive.name not in MOVES and not [*jaxprs.jaxprs_in(eqn.params)]
                 made.update(long)
             if found:
                 return True, []

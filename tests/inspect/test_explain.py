@@ -109,7 +109,7 @@ def test_every_name_that_code_gives_has_a_section_and_no_other_has_one():
     code = [file.read_text() for file in (Path(jax_tensorarray.__file__).parent / "_in_place").glob("*.py")]
     given = {name for text in code for name in re.findall(r'"([a-z]+(?:-[a-z]+)*)"', text)}
     assert set(REASONS) <= given
-    calls = [call for text in code for call in re.findall(r"explained\.left\((.*?)\)", text)]
+    calls = [call for text in code for call in re.findall(r"\bLeft\((.*?)\)", text)]
     assert {name for call in calls for name in re.findall(r'"(.*?)"', call)} <= set(REASONS)
 
 
