@@ -10,16 +10,13 @@ __path__ = extend_path(__path__, __name__)
 # The builds of the wheels read it here.
 __version__ = "0.1.0"
 
-from jax_tensorarray import _compat, _lowering, checkpoint_policies, export, primitives
+from jax_tensorarray import _compat, _replaced, checkpoint_policies, export, primitives
 from jax_tensorarray._array.pytree import map_structure, register_with_flax
 from jax_tensorarray._array.tensorarray import TensorArray
-from jax_tensorarray._in_place import early
 from jax_tensorarray._in_place.api import in_place
 from jax_tensorarray._in_place.choices import choice_of_residuals
 from jax_tensorarray._in_place.package import in_place_package
-from jax_tensorarray._jaxprs import registry
 from jax_tensorarray._kernels import check_errors
-from jax_tensorarray._loops import under_vmap
 from jax_tensorarray._loops.api import fori_loop, scan, while_loop
 from jax_tensorarray._loops.auto import Auto, Undo
 from jax_tensorarray._loops.checkpoint import Checkpoint
@@ -28,6 +25,7 @@ from jax_tensorarray._loops.inverse import Inverse
 from jax_tensorarray._loops.recompute import Recompute
 from jax_tensorarray._loops.strategy import Tape
 from jax_tensorarray._loops.tensorflow import foldl, foldr, map_fn, tf_scan, tf_while_loop
+from jax_tensorarray._lowering import partition
 from jax_tensorarray._ops.add import ta_add
 from jax_tensorarray._ops.empty import ta_empty
 from jax_tensorarray._ops.max import ta_max
@@ -37,10 +35,8 @@ from jax_tensorarray._ops.swap import ta_swap
 from jax_tensorarray._ops.write import ta_write
 
 _compat.hide_own_frames()
-_compat.install_forwarding_transposes(registry.ENTRIES)
-early.install()
-under_vmap.install()
-_lowering.install()
+_compat.on_first_use(_replaced.replacements)
+partition.register()
 
 if TYPE_CHECKING:
     from jax_tensorarray import inspect

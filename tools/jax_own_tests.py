@@ -1,10 +1,12 @@
 """Run JAX's own tests without this library and with it, and name those that differ.
 
     git clone --depth 1 --branch jax-v0.10.2 https://github.com/jax-ml/jax /tmp/jax
-    python tools/jax_own_tests.py /tmp/jax/tests/pjit_test.py                            # the library is imported
+    python tools/jax_own_tests.py /tmp/jax/tests/pjit_test.py                            # the library is used
+    python tools/jax_own_tests.py --imported /tmp/jax/tests/pjit_test.py                 # it is only imported
     python tools/jax_own_tests.py --our-loops /tmp/jax/tests/lax_control_flow_test.py    # and its loops are tested
     python tools/jax_own_tests.py --in-place /tmp/jax/tests/lax_control_flow_test.py     # and `in_place` is
 
+What the library replaces in JAX is replaced by its first use. So a use comes first, unless it is `--imported` only.
 The tests should belong to the installed jax. Some tests of another version fail in both runs, which says nothing. With
 `--our-loops` the second run has a copy of the file in which `lax.scan`, `lax.while_loop` and `lax.fori_loop` are ours,
 and JAX itself is as it is. With `--in-place` every function that a test gives to `jax.jit` is under `in_place`, which
@@ -24,12 +26,14 @@ ROOT = Path(__file__).parents[1]
 #: reverse mode. Under `in_place`: they look for an equation in the jaxpr, which is in a call there, or another one.
 EXPECTED = {
     "": (),
+    "--imported": (),
     "--our-loops": ("testForiLoopBatchedIssue1190", "testWhileGradError"),
     "--in-place": ("test_gather_with_vjp31", "test_optimization_barrier_with_refs", "test_slicing_with_vjp3"),
 }
 
 #: What the second run does before the tests are imported.
-SETUP = "import jax_tensorarray"
+SETUP = "import jax_tensorarray; jax_tensorarray._compat.first_use()"
+SETUP_IMPORTED = "import jax_tensorarray"
 #: `test_util` is private, and there is no way around it: its checks compile by the `jit` of its own `api`. The tests
 #: that are run import it by the same name.
 SETUP_IN_PLACE = """
@@ -73,7 +77,7 @@ def main(arguments: list[str]) -> int:
             tested = logs / "tests" / path.name
             tested.parent.mkdir(exist_ok=True)
             tested.write_text(with_our_loops(path.read_text()))
-        setup = SETUP_IN_PLACE if mode == "--in-place" else SETUP
+        setup = {"--in-place": SETUP_IN_PLACE, "--imported": SETUP_IMPORTED}.get(mode, SETUP)
         with_library = outcomes(
             [tested], setup, logs / f"{path.stem}_with.log", rootdir=tested.parents[1], path=python_path
         )

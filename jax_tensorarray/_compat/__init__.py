@@ -13,6 +13,7 @@ from jaxlib.mlir.dialects import stablehlo as hlo
 from jax_tensorarray._compat.checkify import checked_as, checked_besides, expanded_as
 from jax_tensorarray._compat.checkpoints import CHECKPOINT, asks_policies, checkpoint_of
 from jax_tensorarray._compat.custom_vjp import custom_vjp_rules, define_vjp, log_of
+from jax_tensorarray._compat.first_use import Replacement, first_use, on_first_use
 from jax_tensorarray._compat.jaxprs import (
     cached,
     closed,
@@ -30,9 +31,10 @@ from jax_tensorarray._compat.jaxprs import (
 )
 from jax_tensorarray._compat.lowering import (
     Traceable,
+    after_lowering,
     can_rewrite_modules,
+    is_rewritten,
     lowers_its_bodies,
-    run_after_lowering,
     traceable_lowerings,
 )
 from jax_tensorarray._compat.private import private_names
@@ -49,7 +51,7 @@ from jax_tensorarray._compat.tracing import (
 )
 from jax_tensorarray._compat.transposes import (
     UNSPECIFIED,
-    install_forwarding_transposes,
+    forwarding_transposes,
     register_accumulating_transpose,
     scan_counts,
 )

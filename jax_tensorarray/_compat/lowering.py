@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import threading
 from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
+from jax_tensorarray._compat.first_use import Replacement
 from jax_tensorarray._compat.private import private_names
 
 
@@ -88,12 +90,26 @@ _further_rules = [
 
 
 def can_rewrite_modules() -> bool:
-    """Return whether `run_after_lowering` does what it says."""
+    """Return whether this version of JAX lets a pass run over the modules that it lowers."""
     return private_names("interpreters.mlir", "lower_jaxpr_to_module") is not None
 
 
-def run_after_lowering(rewrite: Callable[[mlir.ir.Module, Sequence[str], bool], None]) -> None:
-    """Call `rewrite` on every module that JAX lowers, before it is compiled or exported.
+class _Lowering(threading.local):
+    """What a thread lowers."""
+
+    is_rewritten = False
+
+
+_now = _Lowering()
+
+
+def is_rewritten() -> bool:
+    """Return whether a pass will run over the module that is being lowered now."""
+    return _now.is_rewritten
+
+
+def after_lowering(rewrite: Callable[[mlir.ir.Module, Sequence[str], bool], None]) -> list[Replacement]:
+    """Return what calls `rewrite` on every module that JAX lowers, before it is compiled or exported.
 
     Its further arguments are the platforms that the module is for, and whether JAX compiles it next.
 
@@ -102,14 +118,18 @@ def run_after_lowering(rewrite: Callable[[mlir.ir.Module, Sequence[str], bool], 
     """
     private = private_names("interpreters.mlir", "lower_jaxpr_to_module")
     if private is None:
-        return
+        return []
     (original,) = private
 
     @functools.wraps(original)
     def lower(*args: Any, **kwargs: Any) -> Any:
-        result = original(*args, **kwargs)
+        before, _now.is_rewritten = _now.is_rewritten, True
+        try:
+            result = original(*args, **kwargs)
+        finally:
+            _now.is_rewritten = before
         exported = getattr(kwargs.get("lowering_parameters"), "for_export", True)
         rewrite(result.module, kwargs.get("platforms", ()), not exported)
         return result
 
-    importlib.import_module("jax._src.interpreters.mlir").lower_jaxpr_to_module = lower  # type: ignore[attr-defined]
+    return [Replacement(importlib.import_module("jax._src.interpreters.mlir"), "lower_jaxpr_to_module", lower)]

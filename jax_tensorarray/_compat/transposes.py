@@ -8,6 +8,7 @@ from jax.extend.core import Literal, Primitive
 from jax.extend.core import primitives as jax_primitives
 from jax.interpreters import ad
 
+from jax_tensorarray._compat.first_use import Replacement
 from jax_tensorarray._compat.jaxprs import opened, replaced
 from jax_tensorarray._compat.private import private_names
 
@@ -88,7 +89,7 @@ _accumulating: set[Primitive] = set()
 # O(buffer) for a read inside a nested jit, a cond branch or an inner scan. The remedy needs no new transpose:
 # a body that also *returns* a buffer it reads has a transpose that *starts* from that output's cotangent. So the
 # rules below forward such inputs as extra outputs and pass the running cotangent as the cotangent of those.
-# Without `fancy_transposes` they are not installed.
+# Without `fancy_transposes` there are none.
 
 
 def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
@@ -122,15 +123,15 @@ def _merging(jaxpr: Any, pairs: Sequence[tuple[int, int]]) -> Any:
 (UNSPECIFIED,) = private_names("sharding_impls", "UNSPECIFIED") or (None,)
 
 
-def install_forwarding_transposes(entries: dict[str, Any]) -> None:
-    """Let reads inside nested jit, cond, scan and checkpoint accumulate into the cotangent outside.
+def forwarding_transposes(entries: dict[str, Any]) -> list[Replacement]:
+    """Return rules by which reads inside nested jit, cond, scan and checkpoint add to the cotangent outside in place.
 
     `entries` is the registry of primitives that run jaxprs.
     """
     private = private_names("interpreters.ad", "fancy_transposes", "ValAccum")
     caching = private_names("util", "weakref_lru_cache")
     if private is None or caching is None or UNSPECIFIED is None:
-        return
+        return []
     table, ValAccum = private
     (weakref_lru_cache,) = caching
     installed = [p for p in table if p is jax_primitives.scan_p or (p.name in entries and entries[p.name].with_bodies)]
@@ -178,7 +179,7 @@ def install_forwarding_transposes(entries: dict[str, Any]) -> None:
         """Return a body in which each accumulator is one input, which all of its reads add into."""
         return merging(jaxpr, tuple((j - first, k - first) for k, j in twins.items())) if twins else jaxpr
 
-    def wrap(primitive: Primitive) -> None:
+    def wrapped(primitive: Primitive) -> Callable[..., Any]:
         original, entry = table[primitive], entries[primitive.name]
 
         def transpose(cts: Sequence[Array], *args: Any, **params: Any) -> Any:
@@ -190,7 +191,7 @@ def install_forwarding_transposes(entries: dict[str, Any]) -> None:
                 cts = [*cts, *take(args, hot)]
             return original(cts, *args, **params)
 
-        table[primitive] = transpose
+        return transpose
 
     def const_to_carry(
         jaxpr: Any, hot: tuple[int, ...], left_out: tuple[int, ...], num_consts: int, num_carry: int
@@ -225,7 +226,7 @@ def install_forwarding_transposes(entries: dict[str, Any]) -> None:
             "ft_out": ft.pack((ft.nones(num_carry + moved), ft.nones(num_ys))),
         }
 
-    def wrap_scan() -> None:
+    def wrapped_scan() -> Callable[..., Any]:
         original = table[jax_primitives.scan_p]
 
         def transpose(cts: Sequence[Array], *args: Any, **params: Any) -> Any:
@@ -243,10 +244,10 @@ def install_forwarding_transposes(entries: dict[str, Any]) -> None:
             moved = [*rest[:split], *(args[k] for k in hot), *rest[split:]]
             return original(cts, *moved, **rescan(params, args, len(hot), len(twins)) | {"jaxpr": jaxpr})
 
-        table[jax_primitives.scan_p] = transpose
+        return transpose
 
-    for primitive in installed:
-        wrap_scan() if primitive is jax_primitives.scan_p else wrap(primitive)
+    rules = {p: wrapped_scan() if p is jax_primitives.scan_p else wrapped(p) for p in installed}
     for (node_of,) in filter(None, [private_names("interpreters.ad", "vjp_node")]):
-        # A node takes the rules of its primitive when it is first made, which may have been before this import.
-        table.update({node_of(primitive): table[primitive] for primitive in installed})
+        # A node takes the rules of its primitive when it is first made, which may have been before.
+        rules |= {node_of(primitive): rule for primitive, rule in rules.items()}
+    return [Replacement(table, primitive, rule) for primitive, rule in rules.items()]

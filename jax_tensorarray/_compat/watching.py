@@ -10,6 +10,7 @@ from typing import Any
 import jax
 from jax.interpreters import mlir
 
+from jax_tensorarray._compat.first_use import first_use
 from jax_tensorarray._compat.jaxprs import closed
 from jax_tensorarray._compat.private import private_names
 
@@ -40,6 +41,7 @@ def compilations(seen: Callable[[str, Any, Any], None]) -> Iterator[None]:
 
 
 def _watch_compilations() -> None:
+    first_use()  # which replaces the same function, for good
     lowering, compiling = (importlib.import_module(f"jax._src.{name}") for name in ("interpreters.mlir", "compiler"))
     lower = getattr(lowering, "lower_jaxpr_to_module", None)
     compile_ = getattr(compiling, "compile_or_get_cached", None)

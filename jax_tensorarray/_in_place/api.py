@@ -191,6 +191,7 @@ def compiled(fun: Callable[..., Any], request: Request, static: arguments.Static
             # JAX looks for the operation that has made a NaN: it calls what it has compiled, one operation at a time.
             args, kwargs = jax.tree.map(lambda x: x, (args, kwargs))  # nodes for constants become what they hold
             return fun(*args, **kwargs)
+        _compat.first_use()
         (given, named), _ = static.split(arguments.is_tracer, args, kwargs)
         for library in RULES_OF_LIBRARIES & sys.modules.keys():
             importlib.import_module(f"jax_tensorarray._in_place.{library}")

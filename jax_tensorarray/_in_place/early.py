@@ -71,7 +71,7 @@ def _with_refs(
     return outs[:count]
 
 
-def install() -> None:
-    """Route the loops of JAX through this module."""
-    for primitive in (jax_primitives.scan_p, jax_primitives.while_p):
-        primitive.bind = _repairing(primitive)  # type: ignore[method-assign]
+def binds() -> list[_compat.Replacement]:
+    """Return what routes the loops of JAX through this module."""
+    loops = jax_primitives.scan_p, jax_primitives.while_p
+    return [_compat.Replacement(primitive, "bind", _repairing(primitive)) for primitive in loops]

@@ -104,6 +104,7 @@ class Repair:
 
     def call(self, f: Callable[..., Any], *args: Any, then: "Repair | None" = None) -> Any:
         """Call a function, with its loops repaired before it differentiates them, and the rest by `then`."""
+        _compat.first_use()
         with choosing.repairs_first(self.request):
             jaxpr, out = jax.make_jaxpr(f, return_shape=True)(*args)
         outs = (then or self).function(jaxpr, is_whole=True)(*jax.tree.leaves(args))

@@ -27,6 +27,7 @@ from jax_tensorarray._ops.primitive import (
     nonzero_transpose,
     row_of,
     to_front,
+    using,
     zero_tangent,
 )
 
@@ -187,7 +188,7 @@ def _write(tape: Array, step: Array, value: Array, *, batch_dims: int) -> Array:
 def _primitive(name: str, abstract_eval: Any, meaning: Any) -> Primitive:
     primitive = Primitive(name)
     primitive.def_impl(functools.partial(xla.apply_primitive, primitive))
-    primitive.def_abstract_eval(abstract_eval)
+    primitive.def_abstract_eval(using(abstract_eval))
     mlir.register_lowering(primitive, mlir.lower_fun(meaning, multiple_results=False))
     return primitive
 

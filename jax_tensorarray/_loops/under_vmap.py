@@ -12,6 +12,7 @@ from jax.extend.core import Primitive
 from jax.extend.core import primitives as jax_primitives
 from jax.interpreters import batching
 
+from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._jaxprs.axis import Axis, axes
 from jax_tensorarray._loops import masking, rules
@@ -55,9 +56,9 @@ def _is_ours(params: dict[str, Any]) -> bool:
     return "branches_platforms" not in params and all(type(effect).__name__ == "NamedAxisEffect" for effect in effects)
 
 
-def _override_batching_rule(
+def _batching_rule(
     primitive: Primitive, rule: Callable[..., Any], has_batched_pred: Callable[..., bool]
-) -> None:
+) -> _compat.Replacement:
     table = batching.fancy_primitive_batchers
     jaxs_own, ours = table[primitive], rules.batching_rule(primitive, rule)
 
@@ -71,10 +72,12 @@ def _override_batching_rule(
         with no_mask_reaches():
             return jaxs_own(axis_data, args, dims, **params)
 
-    table[primitive] = batch
+    return _compat.Replacement(table, primitive, batch)
 
 
-def install() -> None:
-    """Have `jax.vmap` of JAX's own control flow try these rules first."""
-    _override_batching_rule(jax_primitives.cond_p, _cond, _has_batched_index)
-    _override_batching_rule(jax_primitives.while_p, _while, _has_batched_predicate)
+def batching_rules() -> list[_compat.Replacement]:
+    """Return rules for JAX's own control flow that leave to its rules what has no row ops."""
+    return [
+        _batching_rule(jax_primitives.cond_p, _cond, _has_batched_index),
+        _batching_rule(jax_primitives.while_p, _while, _has_batched_predicate),
+    ]

@@ -8,12 +8,3 @@ XLA divides the calls that stay.
 
 All of them read a module by `mlir`, its calls by `calls` and what is updated by `ownership`, and write by `build`.
 """
-
-from jax_tensorarray import _compat
-from jax_tensorarray._lowering import partition, pipeline
-
-
-def install() -> None:
-    """Register the passes with JAX, and with XLA the rules by which it divides calls."""
-    _compat.run_after_lowering(pipeline.rewrite)
-    partition.register()

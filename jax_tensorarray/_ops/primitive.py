@@ -136,7 +136,7 @@ def make_primitive(
     primitive = RowPrimitive(name)
     primitive.multiple_results = multiple_results
     primitive.def_impl(functools.partial(_run, primitive))
-    primitive.def_abstract_eval(abstract_eval)
+    primitive.def_abstract_eval(using(abstract_eval))
     if linear_in:
         jvp = functools.partial(_linear_jvp, primitive, linear_in)
     if jvp is not None:
@@ -164,6 +164,17 @@ def make_primitive(
             lower = functools.partial(_lower_without_kernel, functools.partial(kernel, platform=platform), fallback)
             mlir.register_lowering(primitive, lower, platform=platform)
     return primitive
+
+
+def using(abstract_eval: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the rule for types of an op, which JAX asks first of all: tracing the op is a use of the library."""
+
+    @functools.wraps(abstract_eval)
+    def typed(*avals: Any, **params: Any) -> Any:
+        _compat.first_use()
+        return abstract_eval(*avals, **params)
+
+    return typed
 
 
 #: Whether a program is made while NaNs are hunted. JAX's caches of programs do not know `jax.debug_nans`, but they know
@@ -467,7 +478,8 @@ def _lower(kernel: Callable[..., Any], fallback: Callable[..., Any], ctx: Any, *
     packed = any(is_packed(aval.dtype) for aval in (*ctx.avals_in, *ctx.avals_out))
     if packed:
         return fallback(ctx, *operands, **params)
-    mark(ctx.module_context.module)
+    if _compat.is_rewritten():
+        mark(ctx.module_context.module)
     return kernel(ctx, *operands, **params)
 
 
@@ -475,7 +487,8 @@ def _lower_without_kernel(
     kernel: "functools.partial[Any]", fallback: Callable[..., Any], ctx: Any, *operands: Any, **params: Any
 ) -> Any:
     """Lower to a call that the pass over the module replaces: by slices, or by a function in plain JAX."""
-    if ctx.dim_var_values:  # sizes or platforms that are still unknown: values of the enclosing function
+    # Sizes or platforms may still be unknown: values of the enclosing function.
+    if ctx.dim_var_values or not _compat.is_rewritten():
         return fallback(ctx, *operands, **params)
     ctx, operands = _lower_for_each(ctx, operands, params["batch_dims"])
     results = _lower(kernel, fallback, ctx, *operands, **params)
@@ -574,6 +587,6 @@ class RowKernel:
             call.attributes[WINDOW] = mlir.dense_int_array(window)
             if whole:
                 call.attributes[WHOLE] = mlir.ir.UnitAttr.get()
-            if not _compat.can_rewrite_modules():
+            if not _compat.is_rewritten():
                 give_all_rows(call)
         return results

@@ -426,6 +426,7 @@ def test_nothing_is_left_behind():
         lower, compile_ = ("interpreters.mlir", "lower_jaxpr_to_module"), ("compiler", "compile_or_get_cached")
         return [*_compat.private_names(*lower), *_compat.private_names(*compile_), jax.jit]
 
+    _compat.first_use()
     before = replaced()
     with watch():
         assert replaced() != before

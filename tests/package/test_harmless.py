@@ -1,6 +1,7 @@
-"""Importing the library changes nothing about programs that do not use it, and its own frames are hidden as JAX's are.
+"""The library changes nothing about programs that do not use it, and its own frames are hidden as JAX's are.
 
-This file is also a script, which writes down what JAX does: once without the library, once with it imported.
+This file is also a script, which writes down what JAX does: without the library, with it imported, and after its first
+use.
 """
 
 import hashlib
@@ -88,7 +89,11 @@ def observe():
     yield "compilation cache", sorted(os.listdir(jax.config.jax_compilation_cache_dir))
 
 
-def observations(library, cache):
+IMPORTED = "import jax_tensorarray"
+USED = "import jax_tensorarray; jax_tensorarray._compat.first_use()"
+
+
+def observations(setup, cache):
     settings = {
         # The package that lies beside these tests.
         "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path]),
@@ -100,7 +105,7 @@ def observations(library, cache):
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
     run = subprocess.run(
-        [sys.executable, __file__, library], env=os.environ | settings, capture_output=True, text=True, check=False
+        [sys.executable, __file__, setup], env=os.environ | settings, capture_output=True, text=True, check=False
     )
     assert run.returncode == 0, run.stderr
     shutil.rmtree(cache)  # whose name is part of a key
@@ -108,8 +113,9 @@ def observations(library, cache):
 
 
 @pytest.mark.slow
-def test_importing_changes_no_program_cache_key_location_or_traceback(tmp_path):
-    without, with_library = (observations(library, tmp_path / "cache") for library in ["", "jax_tensorarray"])
+@pytest.mark.parametrize("uses", [IMPORTED, USED], ids=["imported", "used"])
+def test_no_program_cache_key_location_or_traceback_changes(uses, tmp_path):
+    without, with_library = (observations(setup, tmp_path / "cache") for setup in ["", uses])
     assert len(without["compilation cache"]) > 2 * len(list(programs()))
     different = [name for name in without if without[name] != with_library[name]]
     assert {name: (without[name], with_library[name]) for name in different} == {}
@@ -172,7 +178,6 @@ def test_a_traceback_ends_in_the_line_of_the_user(transform):
 if __name__ == "__main__":
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        if sys.argv[1]:
-            __import__(sys.argv[1])
+        exec(sys.argv[1])
         found = dict(observe())
     print(json.dumps(found | {"warnings": [str(warning.message) for warning in caught]}))

@@ -1,0 +1,46 @@
+"""Replace parts of JAX when this library is first used."""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+
+class Replacement(NamedTuple):
+    """What comes in the place of a rule in a table of JAX, or of an attribute."""
+
+    owner: Any  #: the table, or the object with that attribute
+    name: Any
+    new: Any
+
+    def put(self) -> None:
+        if isinstance(self.owner, dict):
+            self.owner[self.name] = self.new
+        else:
+            setattr(self.owner, self.name, self.new)
+
+
+#: Makes the replacements, once.
+_make: Callable[[], Sequence[Replacement]] | None = None
+
+_made: Sequence[Replacement] | None = None
+_are_put = False
+_putting = threading.RLock()
+
+
+def on_first_use(make: Callable[[], Sequence[Replacement]]) -> None:
+    """Say what the first use replaces."""
+    global _make
+    _make = make
+
+
+def first_use() -> None:
+    """Put the replacements in place, unless they are. If this is interrupted, the next use goes on with it."""
+    global _made, _are_put
+    if _are_put or _make is None:
+        return
+    with _putting:
+        if not _are_put:
+            _made = _make() if _made is None else _made
+            for replacement in _made:
+                replacement.put()
+            _are_put = True

@@ -1,0 +1,31 @@
+"""What this library replaces in JAX when it is first used: when a row op is traced, or `in_place` evaluates a program.
+
+Importing it adds rules for its own primitives, and changes nothing that JAX has.
+"""
+
+from jax_tensorarray import _compat
+from jax_tensorarray._in_place import early
+from jax_tensorarray._jaxprs import registry
+from jax_tensorarray._loops import under_vmap
+from jax_tensorarray._lowering import pipeline
+
+
+def replacements() -> list[_compat.Replacement]:
+    """Return the replacements. Each does what JAX does, unless it is given row ops or what `in_place` has traced.
+
+    | replaced | since |
+    |---|---|
+    | `lower_jaxpr_to_module`, which the passes of `_lowering` follow | only a whole module shows the order of reads |
+    | the transposes of what runs jaxprs, such as `jit` and `scan` | JAX adds up the cotangents of reads inside, dense |
+    | the batching rules of `cond` and `while` | JAX selects between buffers where examples differ |
+    | `bind` of `scan` and `while` | a loop is repaired before it is differentiated, and enters a program there |
+
+    The first use comes before JAX needs any of them: a row op is traced before the jaxpr with it is lowered, transposed
+    or batched. Only if a lowering rule traces a row op, JAX lowers a module already, and no passes follow.
+    """
+    return [
+        *_compat.after_lowering(pipeline.rewrite),
+        *_compat.forwarding_transposes(registry.ENTRIES),
+        *under_vmap.batching_rules(),
+        *early.binds(),
+    ]
