@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from jax_tensorarray._selfcheck.programs import programs
+from tests.support.row_programs import programs
 
 #: rival -> (its environment, its name in tables). Ours is first: with it the others are compared.
 RIVALS = {

@@ -17,8 +17,8 @@ from jax import lax
 
 import jax_tensorarray as ta
 from jax_tensorarray._ops import sorting
-from jax_tensorarray._selfcheck.programs import ours, plain, programs
-from jax_tensorarray._selfcheck.report import versions
+from jax_tensorarray._selfcheck.header import versions
+from tests.support.row_programs import ours, plain, programs
 
 try:
     import equinox.internal as eqxi

@@ -20,7 +20,7 @@ from benchmarks.rivals import programs as texts
 from jax_tensorarray import TensorArray
 from jax_tensorarray._hlo import text as hlo_text
 from jax_tensorarray._selfcheck import programs as selfcheck_programs
-from jax_tensorarray._selfcheck.programs import ours, plain, programs
+from tests.support.row_programs import ours, plain, programs
 
 try:
     import equinox
@@ -277,7 +277,7 @@ def _swap(rows, i, value):
     return _METHODS.write(rows, i, value), old
 
 
-#: The ops of `jax_tensorarray._selfcheck.programs` on these rows.
+#: The ops of `tests.support.row_programs` on these rows.
 _METHODS = SimpleNamespace(**{name: _called(name) for name in ("read", "write", "add")}, swap=_swap, policy=ours.policy)
 
 
@@ -295,7 +295,7 @@ def _by_methods(program, xp):
         return jax.tree.unflatten(tree, [leaf if isinstance(leaf, jax.Array) else xp.dense(leaf) for leaf in held])
 
     def loss(x):
-        with mock.patch.object(selfcheck_programs, "_over_steps", over_steps):
+        with mock.patch.object(selfcheck_programs, "over_steps", over_steps):
             return program.loss(_METHODS, x)
 
     return loss

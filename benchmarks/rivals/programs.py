@@ -1,6 +1,6 @@
 """Programs written once for every framework: `xp` has its arithmetic, its loops, and rows that are read and written.
 
-Programs named as in `jax_tensorarray/_selfcheck/programs.py` mean the same, for the frameworks other than JAX. Each
+Programs named as in `tests/support/row_programs.py` mean the same, for the frameworks other than JAX. Each
 takes what `inputs.inputs` gives (`x` may be an object with `shape` and rows `x[i]`), and returns a scalar.
 """
 
@@ -13,7 +13,7 @@ def some_row(i, x):
     return (i * 7 + 3) % x.shape[0]
 
 
-# --- the programs of jax_tensorarray/_selfcheck/programs.py ---------------------------------------------------
+# --- the programs of tests/support/row_programs.py ------------------------------------------------------------
 
 
 def write(xp, x):

@@ -16,7 +16,7 @@ from jax.extend.core import jaxpr_as_fun
 
 from jax_tensorarray import _compat, in_place
 from jax_tensorarray._hlo import text as hlo_text
-from jax_tensorarray._selfcheck.report import header
+from jax_tensorarray._selfcheck.header import header
 from jax_tensorarray.inspect._arguments import argument_copies
 from jax_tensorarray.inspect._copies import MIN_BYTES, copies_in
 from jax_tensorarray.inspect._page import html

@@ -7,6 +7,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from row_programs import programs
 
 from benchmarks import __main__ as command
 from benchmarks import measure, memory, report, sizes
@@ -15,7 +16,6 @@ from benchmarks.environments import python_of
 from benchmarks.rivals import Unsupported, in_jax
 from benchmarks.rivals import programs as texts
 from benchmarks.targets import Line, curves, exponent, is_quadratic, targets
-from jax_tensorarray._selfcheck.programs import programs
 
 pytestmark = pytest.mark.slow
 

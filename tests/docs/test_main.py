@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from jax_tensorarray._selfcheck import header, measure
 from jax_tensorarray._selfcheck import report as main_job
-from jax_tensorarray._selfcheck.programs import Program, ours
-from jax_tensorarray._selfcheck.programs import shown as programs
+from jax_tensorarray._selfcheck.programs import Program, ours, programs
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +47,7 @@ def test_as_a_command_it_names_versions_kernels_and_a_handful_of_loops(tmp_path)
     assert re.search(r"^devices +cpu:0", done.stdout, re.MULTILINE)
     assert re.search(r"^kernels +cpu", done.stdout, re.MULTILINE)
     assert "FAIL" not in done.stdout
-    for name in main_job.HANDFUL:
+    for name in programs:
         assert row_of(done.stdout, name)
     assert max(map(len, lines)) <= 100
     assert not re.search(r"^[IWEF][0-9]{4} ", done.stderr, re.MULTILINE), done.stderr  # as XLA logs
@@ -72,8 +72,8 @@ def test_the_table_is_printed_and_the_plot_is_drawn(two_small_loops, tmp_path, c
 
 
 def test_absent_kernels_are_mentioned_once(two_small_loops, monkeypatch, capsys):
-    monkeypatch.setattr(main_job._kernels, "modules", {"cpu": None})
-    monkeypatch.setattr(main_job._kernels, "missing", {"_cuda": "No module named 'jax_tensorarray._cuda'"})
+    monkeypatch.setattr(header._kernels, "modules", {"cpu": None})
+    monkeypatch.setattr(header._kernels, "missing", {"_cuda": "No module named 'jax_tensorarray._cuda'"})
     main_job.main(["--quick"])
     output = capsys.readouterr().out
     assert output.count("cuda") == output.count("not cuda (No module named 'jax_tensorarray._cuda')") + 1
@@ -82,7 +82,8 @@ def test_absent_kernels_are_mentioned_once(two_small_loops, monkeypatch, capsys)
 
 def test_a_run_predicted_to_be_slow_is_left_out_and_said(two_small_loops, monkeypatch, capsys):
     monkeypatch.setattr(main_job, "programs", {"write": programs["write"]})
-    monkeypatch.setattr(main_job, "LONGEST_RUN", 0.0)
+    for module in (main_job, measure):
+        monkeypatch.setattr(module, "LONGEST_RUN", 0.0)
     assert main_job.main([]) == 0
     output = capsys.readouterr().out
     assert row_of(output, "write").split("|")[1].split()[:2] == ["-", "-"]
@@ -96,7 +97,6 @@ def test_a_failing_check_is_a_sentence_and_exit_code_1(monkeypatch, capsys):
         "nan": lambda ops, x: jnp.sum(x) * (jnp.nan if ops is ours else 1.0),
     }
     odd = {name: Program(f"odd_{name}", "", f) for name, f in wrong.items()}
-    monkeypatch.setattr(main_job, "HANDFUL", ("write", *(p.name for p in odd.values())))
     monkeypatch.setattr(main_job, "programs", {"write": programs["write"], **odd})
     assert main_job.main(["--quick"]) == 1
     output, errors = capsys.readouterr()
@@ -133,7 +133,7 @@ def test_help_names_the_loops(capsys):
 
 def test_progress_is_one_line_on_a_terminal(two_small_loops, monkeypatch, capsys):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    monkeypatch.setattr(main_job.shutil, "get_terminal_size", lambda: os.terminal_size((80, 24)))
+    monkeypatch.setattr(measure.shutil, "get_terminal_size", lambda: os.terminal_size((80, 24)))
     assert main_job.main(["--quick"]) == 0
     errors = capsys.readouterr().err
     assert "\n" not in errors
@@ -145,7 +145,7 @@ def test_progress_is_one_line_on_a_terminal(two_small_loops, monkeypatch, capsys
 
 
 def test_in_a_pipe_progress_is_a_line_now_and_then(two_small_loops, monkeypatch, capsys):
-    monkeypatch.setattr(main_job.Progress, "SECONDS", 0.0)
+    monkeypatch.setattr(measure.Progress, "SECONDS", 0.0)
     assert main_job.main(["--quick"]) == 0
     errors = capsys.readouterr().err
     assert "\r" not in errors
@@ -159,10 +159,10 @@ def test_in_a_pipe_progress_is_a_line_now_and_then(two_small_loops, monkeypatch,
     ids=["it was noise", "it is so", "it is noisy"],
 )
 def test_a_growth_that_is_neither_linear_nor_quadratic_is_measured_again(repeated, shown, monkeypatch):
-    case = main_job.Case(programs["write"], main_job.gradient, (2,), (1, 16))
-    keys = {main_job.Key(case, main_job.OURS, T): None for T in case.sizes}
+    case = measure.Case(programs["write"], measure.gradient, (2,), (1, 16))
+    keys = {measure.Key(case, measure.OURS, T): None for T in case.sizes}
     seconds = iter([*repeated, *[1.0, 64.0] * 9])
-    monkeypatch.setattr(main_job, "seconds_of", lambda *_: next(seconds) / 1e6)
+    monkeypatch.setattr(measure, "seconds_of", lambda *_: next(seconds) / 1e6)
     times = [1.0, 4.0]
-    is_noisy = main_job._repeat(case, main_job.OURS, keys, times, 0)
-    assert main_job._factor(main_job.Measured(times, 0, 0).growth, is_noisy=is_noisy) == shown
+    is_noisy = measure.repeat(case, measure.OURS, keys, times)
+    assert main_job._factor(measure.Measured(times, 0, 0).growth, is_noisy=is_noisy) == shown

@@ -19,11 +19,11 @@ import jax.numpy as jnp
 import pytest
 from device_hlo import buffer
 from in_place import assert_no_whole_buffer_operation
+from row_programs import programs
 
 from jax_tensorarray import ta_add
 from jax_tensorarray._hlo import text as hlo_text
 from jax_tensorarray._lowering.calls import PREFIX
-from jax_tensorarray._selfcheck.programs import programs
 
 pytestmark = pytest.mark.skipif(bool(gpu_hlo.why_not()), reason=gpu_hlo.why_not())
 
@@ -97,7 +97,7 @@ def test_many_positions_are_sorted_before_the_call_and_few_are_not(count, is_sor
 COMMANDS = "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,CONDITIONAL,WHILE,DYNAMIC_SLICE_FUSION"
 IN_GRAPHS = """
 import gpu_hlo, jax, jax.numpy as jnp
-from jax_tensorarray._selfcheck.programs import ours, programs
+from row_programs import ours, programs
 gpu_hlo.compiled_for_h100(jax.grad(programs["read_then_write"].with_ops(ours)), jnp.zeros((1000, 64)))
 """
 

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
+import row_programs
 from hypothesis import example, given, settings
 from in_place import assert_no_whole_buffer_copy, compiled
 from jax import jit, lax
@@ -26,13 +27,12 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from plain_loops import FORWARD_ONLY, LOOPS, rows, walked
 from reported import PROGRAMS as REPORTED
+from row_programs import programs
 from waiting import finish
 
 from jax_tensorarray import _kernels, in_place, while_loop
 from jax_tensorarray._compat import barriers_hold
 from jax_tensorarray._hlo import text as hlo_text
-from jax_tensorarray._selfcheck import programs as selfcheck_programs
-from jax_tensorarray._selfcheck.programs import programs
 from jax_tensorarray.export import disabled_checks
 
 # --- loops as people write them --------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ def test_a_plain_loop_gives_what_it_gave_and_is_in_place(name, order):
 
 @pytest.mark.parametrize(("name", "order"), [(n, list(ORDERS)[k % 3]) for k, n in enumerate(programs)])
 def test_a_program_of_the_suite_gives_what_it_gave_and_is_in_place(name, order):
-    f = programs[name].with_ops(selfcheck_programs.plain)
+    f = programs[name].with_ops(row_programs.plain)
     assert_same_and_in_place(ORDERS[order](f), jit(plain(f, order))(*rows(200)), rows(200))
 
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from figures import FREE
 from jax import jit, lax
+from row_programs import ours, plain
 
 import jax_tensorarray as jta
 from jax_tensorarray import checkpoint_policies, in_place, ta_add, ta_read, ta_write
 from jax_tensorarray._hlo import text as hlo_text
-from jax_tensorarray._selfcheck.programs import ours, plain
 from jax_tensorarray.inspect import _advice, loop_copies
 
 WIDTH = 16

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from row_programs import ours, programs
 
 from jax_tensorarray._hlo import text as hlo_text
-from jax_tensorarray._selfcheck.programs import ours, programs
 
 BUFFER = 100 * 64 * 4
 

@@ -15,12 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from row_programs import ours, plain, programs
 
 from jax_tensorarray import TensorArray, _kernels, ta_read, ta_write, while_loop
 from jax_tensorarray._hlo import ahead
 from jax_tensorarray._hlo import buffers as hlo_buffers
 from jax_tensorarray._hlo import text as hlo_text
-from jax_tensorarray._selfcheck.programs import ours, plain, programs
 from jax_tensorarray.inspect import LoopCopies, LoopCopy
 from jax_tensorarray.inspect import loop_copies as loop_copies_of_large_buffers
 

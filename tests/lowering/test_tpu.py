@@ -25,12 +25,12 @@ from jax.sharding import PartitionSpec as P
 from random_checks import Batch, close, on_state, same_batch, same_state, total
 from random_machines import THETA, InJax, expected, outputs
 from random_programs import programs as random_programs
+from row_programs import ours, plain, programs
 
 from jax_tensorarray import check_errors, ta_add, ta_max, ta_read, ta_swap, ta_write
 from jax_tensorarray._hlo import ahead
 from jax_tensorarray._hlo import text as hlo_text
 from jax_tensorarray._lowering.calls import PREFIX
-from jax_tensorarray._selfcheck.programs import ours, plain, programs
 from jax_tensorarray.export import disabled_checks
 
 # --- what is lowered, run by a CPU -----------------------------------------------------------------------------

@@ -9,10 +9,10 @@ import pytest
 from in_numpy import in_numpy
 from in_place import assert_in_place, assert_linear_time, assert_no_whole_buffer_copy, compiled
 from jax import jit, lax
+from row_programs import ours, plain, programs
 
 from jax_tensorarray import ta_add, ta_empty, ta_max, ta_read, ta_stack, ta_swap, ta_write
 from jax_tensorarray._hlo import text as hlo_text
-from jax_tensorarray._selfcheck.programs import ours, plain, programs
 from jax_tensorarray.checkpoint_policies import save_reads
 
 ROW = 16  # small enough for a buffer of 8000 rows to stay in the cache of one core

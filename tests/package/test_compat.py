@@ -10,11 +10,11 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from row_programs import ours, plain, programs
 
 import jax_tensorarray
 from jax_tensorarray import _compat, _kernels, primitives, ta_read
 from jax_tensorarray._lowering.calls import MARK
-from jax_tensorarray._selfcheck.programs import ours, plain, programs
 from jax_tensorarray.export import disabled_checks
 
 

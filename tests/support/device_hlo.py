@@ -16,10 +16,10 @@ import pytest
 import reported
 from in_place import assert_no_whole_buffer_operation
 from jax import lax
+from row_programs import ours, plain, programs
 
 from jax_tensorarray import TensorArray, in_place, ta_max, ta_read, ta_write
 from jax_tensorarray._hlo import ahead
-from jax_tensorarray._selfcheck.programs import ours, plain, programs
 
 
 def along_itself(f):

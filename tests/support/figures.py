@@ -26,11 +26,11 @@ import instructions
 import jax
 import jax.numpy as jnp
 import loop_steps as loops
+from row_programs import ours, programs
 
 from jax_tensorarray import _kernels
 from jax_tensorarray._hlo import text as hlo_text
 from jax_tensorarray._lowering.calls import PREFIX
-from jax_tensorarray._selfcheck.programs import ours, programs
 
 COMMITTED = Path(__file__).with_name("figures.json")
 COMMAND = "python tests/support/figures.py --update"

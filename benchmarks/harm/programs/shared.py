@@ -9,8 +9,8 @@ from benchmarks.rivals import programs as texts
 from benchmarks.rivals.in_jax import DIALECTS
 from benchmarks.wild.programs import PROGRAMS as WILD
 from examples import attention_decoder, beam_search, ode, rnnt, soft_alignment
-from jax_tensorarray._selfcheck.programs import plain, programs
 from tests.support import plain_loops, reported
+from tests.support.row_programs import plain, programs
 
 for name, f in plain_loops.LOOPS.items():
     how = {"by": None} if name in plain_loops.FORWARD_ONLY else {}
