@@ -50,19 +50,29 @@ def scan(repair: Repair, eqn: Any, operands: Sequence[Value], added: dict[int, V
         return outs[: len(carry)], outs[len(carry) :]
 
     start = as_written([with_type(x, weak=False) if x.shape else x for x in carry])
-    run = functools.partial(choosing.scan, strategy=repair.request.residuals)
-    arrays = as_written(xs)
-    one_step: stacks.Step = step
-    passing = stacks.found_in(jaxpr, step, start, arrays)
-    if passing is not None:
-        one_step = passing.step
-        for number in passing.places:
-            explained.output(eqn, jaxpr, len(start) + number, "slice", "a part of the carry of the scan")
-        start, arrays = passing.start(start, arrays, params["length"])
-    after, ys = _scan_by_rounds(run, one_step, start, arrays, _round_of(eqn, loop), **registry.scan_options(params))
-    if passing is not None:
-        after, ys = passing.end(after, ys)
-    return [*ends(after, repair.active, is_kept), *map(Value, ys)]
+    arrays, options, rounds = as_written(xs), registry.scan_options(params), _round_of(eqn, loop)
+    traced, _ = choosing.traced_scan(step, start, arrays, **options)
+
+    def run(repaired: Any, operands: list[Array]) -> list[Array]:
+        # Other scans evaluate the repaired step. To repair it for each of them would double the time with each level.
+        [own] = registry.ENTRIES["scan"].bodies(repaired.params)
+        of_consts, carry, xs = own.split(operands)
+        passing = stacks.found_in(own, of_consts, xs)
+        if passing is None and rounds == 1:
+            return choosing.bind(repaired, operands, repair.request.residuals)
+        one_step = own.step(of_consts)
+        if passing is not None:
+            one_step = passing.step
+            for number in passing.places:
+                place = _compat.opened(traced).outvars.index(repaired.outvars[len(carry) + number])
+                explained.output(eqn, jaxpr, place, "slice", "a part of the carry of the scan")
+            carry, xs = passing.start(carry, xs, params["length"])
+        by_choice = functools.partial(choosing.scan, strategy=repair.request.residuals)
+        after, ys = _scan_by_rounds(by_choice, one_step, carry, xs, rounds, **options)
+        return [*after, *ys] if passing is None else passing.end(after, ys)
+
+    outs = choosing.run_scan(traced, [*start, *arrays], run)
+    return [*ends(outs[: len(start)], repair.active, is_kept), *map(Value, outs[len(start) :])]
 
 
 def _of_active(

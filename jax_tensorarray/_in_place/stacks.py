@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jax_tensorarray import _compat
 from jax_tensorarray._in_place.representations import Evaluator, Held
 from jax_tensorarray._in_place.rows import has_rows
-from jax_tensorarray._jaxprs import jaxprs
+from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.kinds import is_update
 from jax_tensorarray._loops.log import BufferVersion, followed
 from jax_tensorarray._ops.primitive import ROW_OPS
@@ -22,13 +23,12 @@ from jax_tensorarray._ops.write import ta_write
 from jax_tensorarray._types import INT32_MAX
 
 Array = Any
-Step = Callable[[Sequence[Array], Sequence[Array]], tuple[list[Array], list[Array]]]
 
 
 class Stacks(NamedTuple):
     """A scan that carries stacks in place of slices."""
 
-    step: Step
+    step: Callable[[Sequence[Array], Sequence[Array]], registry.Step]
     places: dict[int, int]  #: for each of `ys` that is a stack, the number of it among `xs`
 
     def start(self, carry: Sequence[Array], xs: Sequence[Array], length: int) -> tuple[list[Array], list[Array]]:
@@ -36,30 +36,29 @@ class Stacks(NamedTuple):
         rest = [x for k, x in enumerate(xs) if k not in self.places.values()]
         return [*carry, *(xs[k] for k in self.places.values())], [*rest, jnp.arange(length, dtype=jnp.int32)]
 
-    def end(self, carry: list[Array], ys: list[Array]) -> tuple[list[Array], list[Array]]:
-        """Return the carry and the `ys` of the scan as it was."""
+    def end(self, carry: list[Array], ys: list[Array]) -> list[Array]:
+        """Return the results of the scan as it was."""
         n = len(carry) - len(self.places)
         stacks, rest = dict(zip(self.places, carry[n:], strict=True)), iter(ys)
         count = len(ys) + len(self.places)
-        return carry[:n], [stacks[j] if j in stacks else next(rest) for j in range(count)]
+        return [*carry[:n], *(stacks[j] if j in stacks else next(rest) for j in range(count))]
 
 
-def found_in(body: Any, step: Step, carry: Sequence[Array], xs: Sequence[Array]) -> Stacks | None:
-    """Return the scan of a step that carries stacks, if there are any among `xs`. `body` is the step as written."""
-    if not jaxprs.any_equation(body, lambda eqn: is_update(eqn) or eqn.primitive in ROW_OPS):
+def found_in(loop: registry.Body, consts: Sequence[Array], xs: Sequence[Array]) -> Stacks | None:
+    """Return a scan that carries stacks, if there are any among `xs`. `loop` is its repaired body."""
+    jaxpr, n, first = _compat.closed(loop.jaxpr), loop.num_carry, loop.num_consts + loop.num_carry
+    if not jaxprs.any_equation(jaxpr, lambda eqn: is_update(eqn) or eqn.primitive in ROW_OPS):
         return None
-    ys = list(body.out_avals)[len(carry) :]
+    ys = list(jaxpr.out_avals)[n:]
     types = [jax.typeof(x).update(weak_type=False) for x in xs]
     may_pass = [any(t.shape[1:] == y.shape and t.dtype == y.dtype for y in ys) and _has_slices(t) for t in types]
     if not any(may_pass):
         return None
-    n, slices = len(carry), [_slice_of(t) for t in types]
-    jaxpr = jax.make_jaxpr(step)(list(carry), slices)
-    held = [*[None] * n, *(BufferVersion(n + k) if flag else None for k, flag in enumerate(may_pass))]
+    held = [*[None] * first, *(BufferVersion(first + k) if flag else None for k, flag in enumerate(may_pass))]
     places: dict[int, int] = {}
     for j, version in enumerate(followed(jaxpr, held)[n:]):
         if version is not None and version.since and not version.has_holes:
-            k = version.root - n
+            k = version.root - first
             if k >= 0 and k not in places.values() and types[k].shape[1:] == ys[j].shape:
                 places[j] = k
     if not places:
@@ -69,9 +68,9 @@ def found_in(body: Any, step: Step, carry: Sequence[Array], xs: Sequence[Array])
         *rest, number = xs
         stacks = {k: _Slice(stack, k) for k, stack in zip(places.values(), carry[n:], strict=True)}
         others = iter(rest)
-        inputs = [*carry[:n], *(stacks[k] if k in stacks else next(others) for k in range(len(types)))]
+        slices = (stacks[k] if k in stacks else next(others) for k in range(len(types)))
         evaluator = _Slices(number)
-        outs = evaluator.evaluate(jaxpr, inputs)
+        outs = evaluator.evaluate(jaxpr, [*consts, *carry[:n], *slices])
         after = [
             y.stack if isinstance(y := outs[n + j], _Slice) else ta_write(stacks[k].stack, number, y, mode="drop")
             for j, k in places.items()

@@ -18,6 +18,7 @@ from jax_tensorarray._jaxprs.jaxprs import flagged, is_any_zero, merge
 
 Array = Any
 Params = dict[str, Any]
+Step = tuple[list[Array], list[Array]]  #: the next carries, and slices of the stacked results
 T = TypeVar("T")
 
 
@@ -44,6 +45,15 @@ class Body(NamedTuple):
         a = self.leading + self.num_consts
         b = a + self.num_carry
         return list(inputs[:a]), list(inputs[a:b]), list(inputs[b:])
+
+    def step(self, consts: Sequence[Array]) -> Callable[[Sequence[Array], Sequence[Array]], Step]:
+        """Return a step as a function of the carries and the slices, as `lax.scan` takes it."""
+
+        def step(carry: Sequence[Array], xs: Sequence[Array]) -> Step:
+            outs = jaxprs.function(_compat.closed(self.jaxpr))(*consts, *carry, *xs)
+            return outs[: len(carry)], outs[len(carry) :]
+
+        return step
 
 
 class Change:

@@ -89,16 +89,26 @@ def chooses(jaxpr: Any) -> bool:
 
 def scan(f: Callable[[Any, Any], Any], init: Any, xs: Any, *, strategy: Strategy, **options: Any) -> tuple[Any, Any]:
     """Run `jax.lax.scan`, which chooses by the strategy when it is differentiated."""
-    jaxpr, shape = jax.make_jaxpr(lambda init, xs: lax.scan(f, init, xs, **options), return_shape=True)(init, xs)
+    jaxpr, shape = traced_scan(f, init, xs, **options)
+    outs = run_scan(jaxpr, jax.tree.leaves((init, xs)), lambda eqn, operands: bind(eqn, operands, strategy))
+    return jax.tree.unflatten(jax.tree.structure(shape), outs)
+
+
+def traced_scan(f: Callable[[Any, Any], Any], init: Any, xs: Any, **options: Any) -> tuple[Any, Any]:
+    """Return the jaxpr of `jax.lax.scan`, and the types of its results."""
+    return jax.make_jaxpr(lambda init, xs: lax.scan(f, init, xs, **options), return_shape=True)(init, xs)
+
+
+def run_scan(jaxpr: Any, args: Sequence[Array], run: Callable[[Any, list[Array]], list[Array]]) -> list[Array]:
+    """Run a traced scan, whose equation is run by `run`."""
 
     def equation(eqn: Any, operands: list[Array]) -> list[Array]:
         if eqn.primitive is not jax_primitives.scan_p:
             return jaxprs.bind(eqn, operands)
         with eqn.ctx.manager:
-            return bind(eqn, operands, strategy)
+            return run(eqn, operands)
 
-    outs = jaxprs.interpret(jaxpr, jax.tree.leaves((init, xs)), equation, lambda x: x)
-    return jax.tree.unflatten(jax.tree.structure(shape), outs)
+    return jaxprs.interpret(jaxpr, args, equation, lambda x: x)
 
 
 def _zeros(primals: Sequence[Array]) -> list[Any]:

@@ -163,20 +163,17 @@ class Log:
     def branches(self, eqn: Any, operands: list[Array], held: Sequence[BufferVersion | None]) -> list[_Value]:
         index, *rest = operands
         held, bodies = held[1:], [_compat.closed(body.jaxpr) for body in registry.entry_of(eqn).bodies(eqn.params)]
-        slots, outputs = _Slots(), []
-        for b, body in enumerate(bodies):
-            log, outs = _traced(body, list(map(jax.typeof, rest)), held)
-            slots.add(b, log.entries, outs)
-            outputs.append(outs)
+        traced = [_Traced(body, list(map(jax.typeof, rest)), _inside(held)) for body in bodies]
+        slots, n = _Slots(), len(eqn.outvars)
+        for b, of_branch in enumerate(traced):
+            slots.add(b, of_branch.entries, of_branch.versions)
 
         def branch(b: int, *operands: Array) -> list[Array]:
-            log = Log()
-            outs = log.evaluate(bodies[b], list(zip(operands, _inside(held), strict=True)))
-            return [*(x for x, _ in outs), *(x for slot in slots.all for x in slot.rows_of(b, log.entries))]
+            outs, rows = traced[b].run(operands)
+            return [*outs, *(x for slot in slots.all for x in slot.rows_of(b, rows))]
 
         arrays = registry.bind_branches(eqn, index, rest, [functools.partial(branch, b) for b in range(len(bodies))])
-        n = len(outputs[0])
-        versions = [slots.version(o, [outs[o] for outs in outputs]) for o in range(n)]
+        versions = [slots.version(o, [of_branch.versions[o] for of_branch in traced]) for o in range(n)]
         rows, numbers = iter(arrays[n:]), []
         for slot in slots.all:
             version, mine = held[slot.root], [next(rows) for _ in range(slot.num_rows)]
@@ -310,25 +307,30 @@ def _outside(
     return before.after(*(numbers[n] for n in version.since))._replace(has_holes=version.has_holes)
 
 
-def _traced(
-    jaxpr: Any, types: Sequence[Any], held: Sequence[BufferVersion | None]
-) -> tuple[Log, list[BufferVersion | None]]:
-    """Return the log of a jaxpr, and of what its outputs are versions."""
-    log = Log()
-    found: list[BufferVersion | None] = []
+class _Traced:
+    """A jaxpr that is traced once with its log. Each input in `held` is followed."""
 
-    def f(*args: Array) -> list[Array]:
-        outs = log.evaluate(jaxpr, list(zip(args, _inside(held), strict=True)))
-        found.extend(v for _, v in outs)
-        return [x for x, _ in outs]
+    def __init__(self, jaxpr: Any, types: Sequence[Any], held: Sequence[BufferVersion | None]) -> None:
+        log = Log()
+        self.entries, self.versions = log.entries, list[BufferVersion | None]()
 
-    jax.make_jaxpr(f)(*types)
-    return log, found
+        def f(*args: Array) -> list[Array]:
+            outs = log.evaluate(jaxpr, list(zip(args, held, strict=True)))
+            self.versions += [v for _, v in outs]
+            return [*(x for x, _ in outs), *(x for entry in log.entries for x in entry.rows)]
+
+        self.jaxpr = jax.make_jaxpr(f)(*types)
+
+    def run(self, args: Sequence[Array]) -> tuple[list[Array], list[list[Array]]]:
+        """Return the outputs of the jaxpr, and the rows of each entry of its log."""
+        outs, n = jaxprs.function(self.jaxpr)(*args), len(self.versions)
+        rows = iter(outs[n:])
+        return outs[:n], [[next(rows) for _ in entry.rows] for entry in self.entries]
 
 
 def followed(jaxpr: Any, held: Sequence[BufferVersion | None]) -> list[BufferVersion | None]:
     """Return what the outputs of a jaxpr are versions of. Each input in `held` is the version of itself."""
-    return _traced(jaxpr, list(jaxpr.in_avals), held)[1]
+    return _Traced(jaxpr, list(jaxpr.in_avals), _inside(held)).versions
 
 
 class _Followed(registry.Change):
@@ -336,29 +338,27 @@ class _Followed(registry.Change):
 
     def __init__(self, body: Any, num_before: int, of_carry: Sequence[BufferVersion | None]) -> None:
         after = len(body.in_avals) - num_before - len(of_carry)
-        self.held = _inside([*[None] * num_before, *of_carry, *[None] * after])
-        log, found = _traced(body, list(body.in_avals), self.held)
+        held = _inside([*[None] * num_before, *of_carry, *[None] * after])
+        self.of_step = _Traced(_compat.closed(body), list(body.in_avals), held)
         self.entries: dict[int, LoggedRows] = {}
         self.of_carry: dict[int, tuple[int, ...]] = {}
         self.places: dict[int, list[int]] = {}
         self.types: list[Any] = []
         self.is_followed = []
-        for k, version in enumerate(found[: len(of_carry)]):
+        for k, version in enumerate(self.of_step.versions[: len(of_carry)]):
             self.is_followed.append(version is not None and version.root == num_before + k and not version.has_holes)
             if version is not None and self.is_followed[k]:
                 self.of_carry[k], self.places[k] = version.since, []
                 for n in version.since:
-                    self.entries[n] = log.entries[n]
-                    rows = [jax.typeof(x) for x in log.entries[n].rows]
+                    self.entries[n] = self.of_step.entries[n]
+                    rows = [jax.typeof(x) for x in self.entries[n].rows]
                     self.places[k] += range(len(self.types), len(self.types) + len(rows))
                     self.types += rows
         self.num_rows = len(self.types)
 
     def body(self, jaxpr: Any, *args: Array) -> list[Array]:
-        log = Log()
-        outs = log.evaluate(jaxpr, list(zip(args, self.held, strict=True)))
-        rows = (x for since in self.of_carry.values() for n in since for x in log.entries[n].rows)
-        return [*(x for x, _ in outs), *rows]
+        outs, rows = self.of_step.run(args)
+        return [*outs, *(x for since in self.of_carry.values() for n in since for x in rows[n])]
 
     def put_back(self, k: int, buffer: Array, rows: Sequence[Array], active: Any) -> Array:
         """Return the buffer of carry `k` before a step."""
@@ -426,11 +426,11 @@ class _Slot:
     def takes(self, entry: LoggedRows, outputs: frozenset[int]) -> bool:
         return entry.key is not None and (entry.root, entry.key, outputs) == (self.root, self.key, self.outputs)
 
-    def rows_of(self, branch: int, entries: Sequence[LoggedRows]) -> list[Array]:
-        """Return whether the branch has an entry, and its rows."""
+    def rows_of(self, branch: int, entries: Sequence[Sequence[Array]]) -> list[Array]:
+        """Return whether the branch has an entry, and its rows. `entries` are those of the branch."""
         if branch not in self.members:
             return [jnp.asarray(False), *(jnp.zeros(t.shape, t.dtype) for t in self.types)]
-        rows = entries[self.members[branch]].rows
+        rows = entries[self.members[branch]]
         return [jnp.asarray(True), *(lax.convert_element_type(x, jnp.result_type(x)) for x in rows)]
 
     def put_back(self, buffer: Array, rows: Sequence[Array], active: Any) -> Array:
