@@ -14,7 +14,7 @@ from jax_tensorarray._hlo import arguments as hlo_arguments
 from jax_tensorarray._hlo import text as hlo_text
 from jax_tensorarray.inspect._advice import OF_ARGUMENTS
 from jax_tensorarray.inspect._kept import LISTED
-from jax_tensorarray.inspect._text import dtype_of, grouped, readable, shape_of
+from jax_tensorarray.inspect._text import dtype_of, grouped, readable, shape_of, where
 
 #: The program that JAX compiles for an update outside of jit. Its arguments have no names.
 _EAGER = re.compile(r"HloModule jit_(scatter\w*|dynamic_update_slice),")
@@ -60,8 +60,7 @@ class ArgumentCopy(NamedTuple):
         return self.num_bytes * self.times * (self.calls or 1)
 
     def __str__(self) -> str:
-        where = f"{self.file}:{self.line}" if self.file else "a line that XLA does not name"
-        return f"{where}: {what_is_copied(self)}"
+        return f"{where(self.file, self.line)}: {what_is_copied(self)}"
 
 
 def what_is_copied(copy: ArgumentCopy) -> str:

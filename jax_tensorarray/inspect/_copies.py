@@ -20,7 +20,7 @@ from jax_tensorarray._hlo import text as hlo_text
 from jax_tensorarray.inspect._advice import ADVICE, NAMES
 from jax_tensorarray.inspect._arguments import ArgumentCopy, alike, argument_copies, sentences
 from jax_tensorarray.inspect._kept import LISTED, Kept, in_all, kept_for_gradient, worth_listing
-from jax_tensorarray.inspect._text import dtype_of, readable, shape_of, wrapped
+from jax_tensorarray.inspect._text import dtype_of, readable, shape_of, where, wrapped
 
 #: Smaller buffers are ignored by default.
 MIN_BYTES = 4096
@@ -79,9 +79,13 @@ class LoopCopy(NamedTuple):
     reason: str = ""
 
     def __str__(self) -> str:
-        where = f"{self.file}:{self.line}" if self.file else "a line that XLA does not name"
         a_step = "" if self.for_gradient else f", {readable(self.num_bytes)} a step"
-        return f"{where}: {what_it_is(self)}{a_step}"
+        return f"{where(self.file, self.line)}: {what_it_is(self)}{a_step}"
+
+
+def cost(copy: LoopCopy) -> int:
+    """Return the bytes of a copy in all steps, or in one step if XLA does not know how many there are."""
+    return copy.num_bytes * (copy.steps or 1)
 
 
 def advice_of(copy: LoopCopy) -> str:
@@ -141,8 +145,7 @@ class LoopCopies(list[LoopCopy]):
     def _of_arguments(self) -> list[str]:
         lines = []
         for copies in alike(self.arguments):
-            place = f"{copies[0].file}:{copies[0].line}" if copies[0].file else "a line that XLA does not name"
-            lines += ["", place, *[f"    {copies[0].code}"] * bool(copies[0].code)]
+            lines += ["", where(copies[0].file, copies[0].line), *[f"    {copies[0].code}"] * bool(copies[0].code)]
             for text in sentences(copies):
                 lines += wrapped(text, "  ")
         return lines

@@ -15,8 +15,7 @@ from jax_tensorarray._loops.api import strategy_within
 from jax_tensorarray._loops.from_jax import check_max_steps
 from jax_tensorarray._loops.strategy import Strategy
 from jax_tensorarray.inspect._reasons import REASONS
-from jax_tensorarray.inspect._text import WIDTH, grouped, wrapped
-from jax_tensorarray.inspect._watch import name_of_file
+from jax_tensorarray.inspect._text import WIDTH, grouped, name_of_file, wrapped
 
 
 class Explained(NamedTuple):

@@ -3,36 +3,12 @@
 import linecache
 import re
 import textwrap
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from html import escape
-from typing import Any
 
-from jax_tensorarray import _compat
-from jax_tensorarray.inspect import _arguments
-from jax_tensorarray.inspect._advice import OF_GRADIENT, OF_GROWTH, OF_JAXLIB
-from jax_tensorarray.inspect._copies import LoopCopy, advice_of
-from jax_tensorarray.inspect._kept import LISTED, in_all
-from jax_tensorarray.inspect._text import milliseconds, readable
-from jax_tensorarray.inspect._watch import (
-    Listed,
-    Report,
-    again,
-    alike,
-    cost,
-    first_of_all,
-    headline,
-    how_it_grows,
-    is_kept_listed,
-    is_to_keep,
-    name_of_file,
-    place_of,
-    summary,
-    times_compiled,
-    what_and_how_often,
-    what_it_needs,
-    worth_listing,
-)
+from jax_tensorarray.inspect._report import Bar, Finding, Section, tree
+from jax_tensorarray.inspect._text import grouped, name_of_file, where
+from jax_tensorarray.inspect._watch import Report
 
 #: Lines of source that are shown above and below one that copies.
 _AROUND = 4
@@ -72,13 +48,10 @@ def html(report: Report, title: str) -> str:
 
 def html_of_two(as_is: str, healed: str, title: str, summary: str, seconds: tuple[float, float]) -> str:
     """Return the page of a program that has run twice, with the fragments of both reports."""
-    names = "as it is", "under in_place"
-    kinds = "bar", "bar cured" if seconds[1] <= seconds[0] else "bar"
-    bars = "".join(
-        _row(name, f"{took:.1f} s", took / max(seconds), kind)
-        for name, took, kind in zip(names, seconds, kinds, strict=True)
-    )
-    parts = [f"<p>{escape(summary)}</p><table>{bars}</table>"]
+    names, gains = ("as it is", "under in_place"), (False, seconds[1] <= seconds[0])
+    pairs = zip(names, seconds, gains, strict=True)
+    bars = [Bar(name, f"{took:.1f} s", took / max(seconds), is_gain) for name, took, is_gain in pairs]
+    parts = [f"<p>{escape(summary)}</p>{_table(bars)}"]
     for name, fragment_of_one in zip(names, (as_is, healed), strict=True):
         parts += [f'<h2 class="run">{escape(name.capitalize())}</h2>', fragment_of_one]
     return _page(title, parts)
@@ -105,76 +78,44 @@ def _page(title: str, parts: Sequence[str]) -> str:
 
 def _of(report: Report) -> str:
     """Return what a page says of a report."""
-    text = f"{report.programs} programs were compiled, with {report.loops} loops"
-    text = summary(report, text) if report.cases or report.loops else f"{text}."
-    listed, compiled = worth_listing(report), times_compiled(report)
-    worst = max((sum(map(cost, group)) for one in listed for group in alike(one.copies)), default=0)
-    body = [f'<p class="slower">{escape(first)}</p>'] if (first := first_of_all(report)) else []
-    body.append(f"<p>{escape(text)}</p>")
-    body += [_case(number, one, worst, compiled) for number, one in enumerate(listed, 1)]
-    if not report.cases:
-        body.append("<p>No loop copies a buffer.</p>" if report.loops else "<p>There are no loops.</p>")
-    elif is_to_keep(report):
+    said = tree(report)
+    body = [f'<p class="slower">{escape(said.first)}</p>'] if said.first else []
+    body += [f"<p>{escape(said.summary)}</p>", *map(_section, said.sections)]
+    if said.is_to_keep:
         body.append("<p>To keep what was tried, write <code>jax.jit(jax_tensorarray.in_place(f))</code>.</p>")
-    if report.loops and _compat.small_loops_are_quadratic():
-        body.append(f"<p>{escape(OF_JAXLIB)}</p>")
-    return "\n".join(body)
+    return "\n".join([*body, *([f"<p>{escape(said.of_jaxlib)}</p>"] if said.of_jaxlib else [])])
 
 
-def _case(number: int, listed: Listed, worst: int, compiled: Counter[Any]) -> str:
-    case = listed.case
-    parts = [f"<section><h2>{number}. {escape(case.program)}: {escape(headline(listed))}</h2>"]
-    if case.trial is not None:
-        parts.append(f"<p>{escape(f'{case.trial.how}: {case.trial}')}.</p>")
-        if case.trial.growth:
-            parts.append(f"<p>{escape(how_it_grows(case.trial))}.</p>")
-        if case.copies.kept and not case.trial.helps:
-            parts.append(f"<p>{escape(OF_GRADIENT)}</p>")
-        if case.trial.before and case.trial.after:
-            longest = max(case.trial.before, case.trial.after)
-            cured = "bar" if case.trial.is_slower else "bar cured"
-            rows = [("as it is", case.trial.before, "bar"), (case.trial.how, case.trial.after, cured)]
-            bars = (_row(name, milliseconds(took), took / longest, kind) for name, took, kind in rows)
-            parts.append(f"<table>{''.join(bars)}</table>")
-    elif case.failed:
-        parts.append(f"<p><code>in_place</code> could not be tried: {escape(case.failed)}</p>")
-    groups = alike(listed.copies)
-    for where in dict.fromkeys((group[0].file, group[0].line) for group in groups):
-        here = [group for group in groups if (group[0].file, group[0].line) == where]
-        parts.append(_place(*where, here, worst, compiled))
-    for arguments in _arguments.alike(listed.arguments):
-        texts = _arguments.sentences(arguments, again(compiled[place_of(arguments[0])]))
-        parts.append(_line(arguments[0].file, arguments[0].line, texts))
-    if case.loop is not None:
-        texts = [*filter(None, [again(compiled[place_of(case.loop)])]), OF_GROWTH]
-        parts.append(_line(case.loop.file, case.loop.line, texts))
-    if is_kept_listed(listed):
-        kept = "".join(f"<li>{escape(k.at(k.file and name_of_file(k.file)))}</li>" for k in case.copies.kept[:LISTED])
-        parts.append(f"<p>{escape(in_all(case.copies.kept))}</p><ul>{kept}</ul>")
-        if case.trial is not None and case.trial.memory:
-            parts.append(f"<p>{escape(what_it_needs(case.trial))}</p>")
+def _section(section: Section) -> str:
+    parts = [f"<section><h2>{escape(section.title)}</h2>", *(f"<p>{escape(text)}.</p>" for text in section.tried)]
+    if section.hint:
+        parts.append(f"<p>{escape(section.hint)}</p>")
+    if section.times:
+        parts.append(_table(section.times))
+    if section.failed:
+        parts.append(f"<p><code>in_place</code> could not be tried: {escape(section.failed)}</p>")
+    for findings in grouped(section.findings, lambda found: found.at[:2]).values():
+        parts.append(_line(findings))
+    if section.kept:
+        in_all, *arrays = section.kept
+        listed = "".join(f"<li>{escape(array)}</li>" for array in arrays)
+        parts.append(f"<p>{escape(in_all)}</p><ul>{listed}</ul>")
+        parts += [f"<p>{escape(section.needs)}</p>"] if section.needs else []
     return "\n".join([*parts, "</section>"])
 
 
-def _place(
-    file: str | None, line: int | None, groups: Sequence[Sequence[LoopCopy]], worst: int, compiled: Counter[Any]
-) -> str:
-    """Return the part of the page about one line of source."""
-    parts = []
-    for group in groups:
-        moved = sum(map(cost, group))
-        bar = _row("moved", readable(moved), moved / worst, "bar")
-        said = what_and_how_often(group, compiled[place_of(group[0])])
-        parts.append(f"<p>{escape(said)}</p><table>{bar}</table>")
-    return _line(file, line, dict.fromkeys(advice_of(group[0]) for group in groups), parts)
-
-
-def _line(file: str | None, line: int | None, texts: Iterable[str], parts: Iterable[str] = ()) -> str:
+def _line(findings: Sequence[Finding]) -> str:
     """Return a line of source, with what is said about it."""
-    where = f"{name_of_file(file)}:{line}" if file else "a line that XLA does not name"
-    excerpt = [_excerpt(file, line)] if file and line else []
-    said = (f"<p>{_prose(text)}</p>" for text in texts)
-    return "\n".join([f"<article><h3><code>{escape(where)}</code></h3>", *excerpt, *parts, *said, "</article>"])
+    file, line, _ = findings[0].at
+    parts = [f"<article><h3><code>{escape(where(file and name_of_file(file), line))}</code></h3>"]
+    parts += [_excerpt(file, line)] if file and line else []
+    parts += [f"<p>{escape(found.said)}</p>{_table([found.moved])}" for found in findings if found.moved]
+    advice = dict.fromkeys(text for found in findings for text in found.advice)
+    return "\n".join([*parts, *(f"<p>{_prose(text)}</p>" for text in advice), "</article>"])
+
+
+def _table(bars: Iterable[Bar]) -> str:
+    return f"<table>{''.join(map(_row, bars))}</table>"
 
 
 def _prose(text: str) -> str:
@@ -182,9 +123,10 @@ def _prose(text: str) -> str:
     return re.sub(r"`([^`]*)`", r"<code>\1</code>", escape(text))
 
 
-def _row(name: str, value: str, part: float, kind: str) -> str:
-    bar = f'<div class="{kind}" style="width: {100 * min(part, 1):.1f}%"></div>'
-    return f"<tr><td>{name}</td><td>{value}</td><td>{bar}</td></tr>"
+def _row(bar: Bar) -> str:
+    kind = "bar cured" if bar.is_gain else "bar"
+    shown = f'<div class="{kind}" style="width: {100 * min(bar.part, 1):.1f}%"></div>'
+    return f"<tr><td>{bar.name}</td><td>{bar.value}</td><td>{shown}</td></tr>"
 
 
 def _excerpt(file: str, line: int) -> str:

@@ -1,5 +1,6 @@
 """Types, bytes and times, as the reports write them."""
 
+import os
 import re
 import textwrap
 from collections.abc import Callable, Iterable
@@ -56,3 +57,18 @@ def grouped(found: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     for x in found:
         groups.setdefault(key(x), []).append(x)
     return groups
+
+
+def where(file: str | None, line: int | None) -> str:
+    """Return a line of source as reports name it."""
+    return f"{file}:{line}" if file else "a line that XLA does not name"
+
+
+def name_of_file(file: str) -> str:
+    """Return the path relative to the current folder, or to the folder of Python's packages."""
+    text = os.path.relpath(file)
+    if text.startswith(".."):
+        text = file
+        for folder in ("site-packages", "dist-packages"):
+            text = text.rpartition(f"{folder}{os.sep}")[2]
+    return text

@@ -1,48 +1,35 @@
 """Examine everything that a program compiles: which of its loops copy whole buffers, and what `in_place` changes."""
 
 import contextlib
-import operator
-import os
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from jax_tensorarray import _compat
 from jax_tensorarray._hlo import buffers as hlo_buffers
 from jax_tensorarray._hlo import text as hlo_text
 from jax_tensorarray._hlo.arguments import donated
-from jax_tensorarray.inspect import _arguments, _kept
-from jax_tensorarray.inspect._advice import OF_GRADIENT, OF_GROWTH, OF_JAXLIB
+from jax_tensorarray.inspect import _kept, _report
 from jax_tensorarray.inspect._arguments import (
-    ArgumentCopy,
     Calls,
     CountedProgram,
     argument_copies,
-    headline_of_arguments,
 )
 from jax_tensorarray.inspect._copies import (
     MIN_BYTES,
     LoopCopies,
     LoopCopy,
-    advice_of,
     copies_in,
+    cost,
     counts,
     lines_of_today,
-    what_it_is,
 )
 from jax_tensorarray.inspect._kept import Place
-from jax_tensorarray.inspect._text import grouped, readable, wrapped
 from jax_tensorarray.inspect._trial import Trial, grows, tried
-
-#: A copy that costs less than this fraction of the worst one is counted, not listed.
-_NOISE = 1e-3
 
 #: So many seconds are spent on programs in which nothing was found.
 _FOR_GROWTH = 30
-
-WIDTH = 79
 
 
 class LoopCopyError(RuntimeError):
@@ -162,211 +149,7 @@ class Report:
 
     def text(self, colours: bool) -> str:
         """Return the report in 79 columns."""
-
-        def bold(text: str) -> str:
-            return f"\x1b[1m{text}\x1b[0m" if colours else text
-
-        unread = f" ({self.unread} could not be read)" if self.unread else ""
-        compiled = f"{self.programs} programs were compiled{unread}, with {self.loops} loops"
-        of_jaxlib = ["", OF_JAXLIB] if self.loops and _compat.small_loops_are_quadratic() else []
-        if not self.cases:
-            return "\n".join([compiled + (", all in place: none copies a buffer." if self.loops else "."), *of_jaxlib])
-        lines = [bold(line) for line in wrapped(first_of_all(self), width=WIDTH)]
-        lines += [bold(line) for line in wrapped(summary(self, compiled), width=WIDTH)]
-        compiled_times = times_compiled(self)
-        for number, listed in enumerate(worth_listing(self), 1):
-            case = listed.case
-            lines += ["", *map(bold, wrapped(f"{number}. {case.program}: {headline(listed)}", width=WIDTH))]
-            if case.trial is not None:
-                lines += _wrapped(f"{case.trial.how}: {case.trial}")
-                lines += _wrapped(how_it_grows(case.trial)) if case.trial.growth else []
-                lines += _wrapped(OF_GRADIENT) if case.copies.kept and not case.trial.helps else []
-            elif case.failed:
-                lines += _wrapped(f"in_place could not be tried: {case.failed}")
-            for copies in alike(listed.copies):
-                lines += ["", *_described(copies, compiled_times[place_of(copies[0])])]
-            for arguments in _arguments.alike(listed.arguments):
-                texts = _arguments.sentences(arguments, again(compiled_times[place_of(arguments[0])]))
-                lines += ["", *_place(arguments[0]), *(line for text in texts for line in _wrapped(text))]
-            if case.loop is not None:
-                text = f"{again(compiled_times[place_of(case.loop)])} {OF_GROWTH}"
-                lines += ["", *_place(case.loop), *_wrapped(text.strip())]
-            if is_kept_listed(listed):
-                lines += _what_is_kept(case)
-        if small := sum(cost(copy) < least_cost(self) for copy in self.copies):
-            lines += ["", f"{small} more move less than a thousandth of the first, and are not listed."]
-        if is_to_keep(self):
-            lines += ["", "To keep what was tried, write jax.jit(jax_tensorarray.in_place(f))."]
-        return "\n".join([*lines, *of_jaxlib])
-
-
-def cost(copy: LoopCopy) -> int:
-    """Return the bytes of a copy in all steps, or in one step if XLA does not know how many there are."""
-    return copy.num_bytes * (copy.steps or 1)
-
-
-def first_of_all(report: Report) -> str:
-    """Return what a reader must know first: which programs are slower under `in_place`; else an empty text."""
-    slower = ", ".join(f"{case.program} ({case.trial.times})" for case in report.slower if case.trial)
-    return f"Leave as it is what in_place makes slower: {slower}." if slower else ""
-
-
-def is_to_keep(report: Report) -> bool:
-    """Return whether `in_place` makes a program no slower."""
-    trials = (case.trial for case in report.cases if case.trial is not None)
-    return any(trial.is_of_in_place and not trial.is_slower for trial in trials)
-
-
-def least_cost(report: Report) -> float:
-    """Return the bytes below which a copy is not listed: a thousandth of the worst."""
-    return _NOISE * max((cost(copy) for copy in report.copies), default=0)
-
-
-#: What a report says of a line.
-_Finding = LoopCopy | ArgumentCopy | Place
-
-
-def place_of(found: _Finding) -> Any:
-    """Return what identifies findings that are one to the reader, whatever their programs and shapes."""
-    if isinstance(found, LoopCopy):
-        return found.file, found.line, found.kind, found.in_gradient
-    return (found.file, found.line, *((found.cause, found.name) if isinstance(found, ArgumentCopy) else ()))
-
-
-def _found(case: CompiledProgram) -> list[_Finding]:
-    return [*case.copies, *case.copies.arguments, *([] if case.loop is None else [case.loop])]
-
-
-def times_compiled(report: Report) -> Counter[Any]:
-    """Return in how many programs something is found in a line."""
-    return Counter(place for case in report.cases for place in {place_of(found) for found in _found(case)})
-
-
-class Listed(NamedTuple):
-    """A program, and what a report says of it: all that is not listed before."""
-
-    case: CompiledProgram
-    copies: list[LoopCopy]
-    arguments: list[ArgumentCopy]
-
-
-def worth_listing(report: Report) -> list[Listed]:
-    """Return the programs, each with its copies that move at least a thousandth of the worst.
-
-    A line that is compiled several times, such as for several shapes, is listed in the first of them.
-    """
-    least, seen, listed = least_cost(report), set[Any](), []
-    for case in report.cases:
-        new = [found for found in _found(case) if place_of(found) not in seen]
-        copies = [copy for copy in new if isinstance(copy, LoopCopy) and cost(copy) >= least]
-        arguments = [copy for copy in new if isinstance(copy, ArgumentCopy)]
-        loops = [found for found in new if isinstance(found, Place)]
-        shown: list[_Finding] = [*copies, *arguments, *loops]
-        seen |= {place_of(found) for found in shown if found.file}
-        listed += [Listed(case, copies, arguments)] if shown else []
-    return listed
-
-
-def summary(report: Report, compiled: str) -> str:
-    """Say how much was found, before all the rest."""
-    text = f"{compiled}: {report.loops - report.in_place} copy whole buffers, {report.in_place} do not."
-    if number := sum(bool(case.copies.arguments) for case in report.cases):
-        text = text if report.loops else f"{compiled}."
-        text += f" {number} program{'s copy' if number > 1 else ' copies'} a whole argument in every call."
-    if number := sum(case.loop is not None for case in report.cases):
-        text += f" The time of {number} program{'s grow' if number > 1 else ' grows'} faster than the steps."
-    return text
-
-
-def headline(listed: Listed) -> str:
-    """Say what is wrong with a program."""
-    case, worth, arguments = listed
-    growth = None if case.trial is None or case.trial.growth is None else case.trial.growth[0]
-    first = max(worth, key=cost, default=None)
-    if first is not None and first.for_gradient:
-        return what_it_is(first)
-    if first is not None and not arguments:
-        keeps = f", the gradient keeps {_kept.total(case.copies.kept)}" if any(c.for_gradient for c in worth) else ""
-        grows = f"; {growth.of_size}, {growth.of_time}" if growth is not None else ""
-        return f"{total_cost(worth)}{keeps}{grows}"
-    if arguments:
-        return headline_of_arguments(arguments)
-    return str(growth)
-
-
-def how_it_grows(trial: Trial) -> str:
-    """Say what becomes of time and memory with more steps, as it was tried."""
-    assert trial.growth is not None
-    return f"{trial.how}: {trial.growth[1]}"
-
-
-def total_cost(copies: Sequence[LoopCopy]) -> str:
-    text = readable(sum(map(cost, copies)))
-    return f"{text} a run" if all(copy.steps for copy in copies) else f"{text} a run or more"
-
-
-def alike(copies: Sequence[LoopCopy]) -> list[list[LoopCopy]]:
-    """Group copies of the same line, kind and advice, the most expensive first."""
-    key = operator.attrgetter("file", "line", "kind", "shape", "dtype", "in_gradient", "advice")
-    return list(grouped(sorted(copies, key=cost, reverse=True), key).values())
-
-
-def is_kept_listed(listed: Listed) -> bool:
-    """Return whether to list what the gradient keeps: if it is much, or if there is a buffer among it."""
-    return any(copy.for_gradient for copy in listed.copies) or _kept.worth_listing(listed.case.copies.kept)
-
-
-def _what_is_kept(case: CompiledProgram) -> list[str]:
-    kept = case.copies.kept
-    lines = [_wrapped(f"- {k.at(k.file and name_of_file(k.file))}") for k in kept[: _kept.LISTED]]
-    memory = _wrapped(what_it_needs(case.trial)) if case.trial is not None and case.trial.memory else []
-    return ["", *_wrapped(_kept.in_all(kept)), *(line for of_one in lines for line in of_one), *memory]
-
-
-def what_it_needs(trial: Trial) -> str:
-    """Say how much memory a program needs, as it is and as it was tried."""
-    before, after = map(readable, trial.memory or ())
-    return f"XLA needs {before} for results and temporary arrays; {trial.how} {after}."
-
-
-def _place(copy: LoopCopy | ArgumentCopy | Place) -> list[str]:
-    lines = [f"   {name_of_file(copy.file)}:{copy.line}" if copy.file else "   a line that XLA does not name"]
-    return [*lines, f"       {copy.code}"[:WIDTH]] if copy.code else lines
-
-
-def _described(copies: Sequence[LoopCopy], compiled: int) -> list[str]:
-    copy = copies[0]
-    return [*_place(copy), *_wrapped(what_and_how_often(copies, compiled)), *_wrapped(advice_of(copy))]
-
-
-def again(compiled: int) -> str:
-    """Say in how many programs a line is, if there are several."""
-    return f"It is compiled {compiled} times." if compiled > 1 else ""
-
-
-def what_and_how_often(copies: Sequence[LoopCopy], compiled: int) -> str:
-    """Describe copies that are alike, on a line that is compiled so many times, in one sentence."""
-    copy = copies[0]
-    more = f" {again(compiled)}" if compiled > 1 and copy.file else ""
-    steps = f"{copy.steps} steps" if copy.steps else "steps that XLA cannot count"
-    times = f" ({len(copies)} times)" if len(copies) > 1 else ""
-    if copy.for_gradient:
-        return f"{what_it_is(copy)}{times}.{more}"
-    return f"{what_it_is(copy)}{times}: {readable(copy.num_bytes)} a step, {steps}.{more}"
-
-
-def _wrapped(text: str) -> list[str]:
-    return wrapped(text, "   ", WIDTH)
-
-
-def name_of_file(file: str) -> str:
-    """Return the path relative to the current folder, or to the folder of Python's packages."""
-    text = os.path.relpath(file)
-    if text.startswith(".."):
-        text = file
-        for folder in ("site-packages", "dist-packages"):
-            text = text.rpartition(f"{folder}{os.sep}")[2]
-    return text
+        return _report.text(self, colours)
 
 
 # --- watching --------------------------------------------------------------------------------------------------

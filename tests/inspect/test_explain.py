@@ -184,6 +184,18 @@ def exchange(b):
     return lax.fori_loop(1, 64, body, (b, 2 * b))
 
 
+def exchange_in_jit(b):
+    updated = jax.jit(lambda a, b, i: b.at[i].set(jnp.sin(a[i - 1])))
+    return lax.fori_loop(1, 64, lambda i, c: (updated(*c, i), c[0]), (b, 2 * b))
+
+
+def exchange_of_ops(b):
+    def body(i, c):
+        return ta_write(c[1], i, jnp.sin(c[0][i - 1])), c[0]
+
+    return lax.fori_loop(1, 64, body, (b, 2 * b))
+
+
 def twins(b):
     def body(i, c):
         new = c[0].at[i].set(c[1][i - 1])
@@ -200,24 +212,28 @@ def layers(b):
     return lax.scan(layer, jnp.ones(8), jnp.stack([b, b]))
 
 
-def cache(b):
+def cache(b, of=lambda keys: keys):
     keys = jnp.zeros((2, 64, 4, 8))
 
     def body(t, c):
         keys, q = c
         keys = keys.at[:, t].set(q)
-        return keys, q + jnp.einsum("bhd,blhd->bhl", q, keys).mean()
+        return keys, q + jnp.einsum("bhd,blhd->bhl", q, of(keys)).mean()
 
     return lax.fori_loop(0, 64, body, (keys, jnp.ones((2, 4, 8))))
+
+
+def cache_of_logarithms(b):
+    return cache(b, jnp.exp)
 
 
 @pytest.mark.parametrize(
     ("loop", "fate"),
     [
-        (exchange, ("exchange", "2 steps in one", "")),
+        *((loop, ("exchange", "2 steps in one", "")) for loop in (exchange, exchange_in_jit, exchange_of_ops)),
         (twins, ("carry", "one carry with another that equals it", "")),
         (layers, ("slice", "a part of the carry of the scan", "")),
-        (cache, ("layout", "its axes in the order (0, 2, 1, 3)", "")),
+        *((loop, ("layout", "its axes in the order (0, 2, 1, 3)", "")) for loop in (cache, cache_of_logarithms)),
     ],
 )
 def test_what_the_carry_of_a_loop_becomes(loop, fate):

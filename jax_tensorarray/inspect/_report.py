@@ -1,0 +1,251 @@
+"""What a report says, as a tree: programs, findings on lines of source, and bars. Text and HTML are made of it."""
+
+import operator
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from jax_tensorarray import _compat
+from jax_tensorarray.inspect import _arguments, _kept
+from jax_tensorarray.inspect._advice import OF_GRADIENT, OF_GROWTH, OF_JAXLIB
+from jax_tensorarray.inspect._arguments import ArgumentCopy, headline_of_arguments
+from jax_tensorarray.inspect._copies import LoopCopy, advice_of, cost, what_it_is
+from jax_tensorarray.inspect._kept import Place
+from jax_tensorarray.inspect._text import grouped, milliseconds, name_of_file, readable, where, wrapped
+
+if TYPE_CHECKING:
+    from jax_tensorarray.inspect._watch import CompiledProgram, Report
+
+#: A copy that costs less than this fraction of the worst one is counted, not listed.
+_NOISE = 1e-3
+
+WIDTH = 79
+
+
+class Bar(NamedTuple):
+    """A quantity, and which part of the largest one it is."""
+
+    name: str
+    value: str
+    part: float
+    is_gain: bool = False
+
+
+class Finding(NamedTuple):
+    """What is wrong with a line of source."""
+
+    at: Place
+    said: str  #: what is done there, and how often; empty if the advice says so
+    advice: tuple[str, ...]
+    moved: Bar | None = None
+
+
+class Section(NamedTuple):
+    """A program in which something was found."""
+
+    title: str
+    failed: str  #: why `in_place` could not be tried; else empty
+    tried: list[str]  #: what came of it, without the end of the sentence
+    hint: str
+    times: list[Bar]  #: as it is, and as it was tried
+    findings: list[Finding]
+    kept: list[str]  #: how much a gradient keeps in all, and the largest arrays
+    needs: str  #: how much memory the program needs
+
+
+class Tree(NamedTuple):
+    """A report."""
+
+    first: str  #: what a reader must know first: which programs are slower under `in_place`; else empty
+    summary: str  #: how much was found, after how much was compiled
+    sections: list[Section]
+    unlisted: int  #: how many copies move too little to be listed
+    is_to_keep: bool  #: whether `in_place` makes a program no slower
+    of_jaxlib: str  #: what this version of jaxlib does; else empty
+
+
+def tree(report: "Report") -> Tree:
+    listed, compiled = _worth_listing(report), _times_compiled(report)
+    worst = max((sum(map(cost, group)) for one in listed for group in _alike(one.copies)), default=0)
+    slower = ", ".join(f"{case.program} ({case.trial.times})" for case in report.slower if case.trial)
+    trials = (case.trial for case in report.cases if case.trial is not None)
+    return Tree(
+        first=f"Leave as it is what in_place makes slower: {slower}." if slower else "",
+        summary=_summary(report),
+        sections=[_section(number, one, worst, compiled) for number, one in enumerate(listed, 1)],
+        unlisted=sum(cost(copy) < _least_cost(report) for copy in report.copies),
+        is_to_keep=any(trial.is_of_in_place and not trial.is_slower for trial in trials),
+        of_jaxlib=OF_JAXLIB if report.loops and _compat.small_loops_are_quadratic() else "",
+    )
+
+
+def text(report: "Report", colours: bool = False) -> str:
+    """Return a report in 79 columns."""
+
+    def bold(line: str) -> str:
+        return f"\x1b[1m{line}\x1b[0m" if colours else line
+
+    said = tree(report)
+    lines = [bold(line) for of in (said.first, said.summary) for line in wrapped(of, width=WIDTH)]
+    if not report.cases:
+        lines = [said.summary]
+    for section in said.sections:
+        lines += ["", *map(bold, wrapped(section.title, width=WIDTH))]
+        failed = f"in_place could not be tried: {section.failed}" if section.failed else ""
+        lines += _wrapped(*section.tried, section.hint, failed)
+        for found in section.findings:
+            code = [f"       {found.at.code}"[:WIDTH]] if found.at.code else []
+            lines += ["", f"   {where(found.at.file and name_of_file(found.at.file), found.at.line)}", *code]
+            lines += _wrapped(found.said, *found.advice)
+        if section.kept:
+            in_all, *arrays = section.kept
+            lines += ["", *_wrapped(in_all, *(f"- {array}" for array in arrays), section.needs)]
+    if said.unlisted:
+        lines += ["", f"{said.unlisted} more move less than a thousandth of the first, and are not listed."]
+    if said.is_to_keep:
+        lines += ["", "To keep what was tried, write jax.jit(jax_tensorarray.in_place(f))."]
+    return "\n".join([*lines, *(["", said.of_jaxlib] if said.of_jaxlib else [])])
+
+
+def _wrapped(*texts: str) -> list[str]:
+    return [line for text in texts for line in wrapped(text, "   ", WIDTH)]
+
+
+# --- the tree --------------------------------------------------------------------------------------------------
+
+
+#: What a report says of a line.
+_Found = LoopCopy | ArgumentCopy | Place
+
+
+class _Listed(NamedTuple):
+    """A program, and what a report says of it: all that is not listed before."""
+
+    case: "CompiledProgram"
+    copies: list[LoopCopy]
+    arguments: list[ArgumentCopy]
+
+
+def _least_cost(report: "Report") -> float:
+    """Return the bytes below which a copy is not listed: a thousandth of the worst."""
+    return _NOISE * max((cost(copy) for copy in report.copies), default=0)
+
+
+def _key(found: _Found) -> Any:
+    """Return what identifies findings that are one to the reader, whatever their programs and shapes."""
+    if isinstance(found, LoopCopy):
+        return found.file, found.line, found.kind, found.in_gradient
+    return (found.file, found.line, *((found.cause, found.name) if isinstance(found, ArgumentCopy) else ()))
+
+
+def _found(case: "CompiledProgram") -> list[_Found]:
+    return [*case.copies, *case.copies.arguments, *([] if case.loop is None else [case.loop])]
+
+
+def _times_compiled(report: "Report") -> Counter[Any]:
+    """Return in how many programs something is found in a line."""
+    return Counter(key for case in report.cases for key in {_key(found) for found in _found(case)})
+
+
+def _worth_listing(report: "Report") -> list[_Listed]:
+    """Return the programs, each with its copies that move at least a thousandth of the worst.
+
+    A line that is compiled several times, such as for several shapes, is listed in the first of them.
+    """
+    least, seen, listed = _least_cost(report), set[Any](), []
+    for case in report.cases:
+        new = [found for found in _found(case) if _key(found) not in seen]
+        copies = [copy for copy in new if isinstance(copy, LoopCopy) and cost(copy) >= least]
+        arguments = [copy for copy in new if isinstance(copy, ArgumentCopy)]
+        loops = [found for found in new if isinstance(found, Place)]
+        shown: list[_Found] = [*copies, *arguments, *loops]
+        seen |= {_key(found) for found in shown if found.file}
+        listed += [_Listed(case, copies, arguments)] if shown else []
+    return listed
+
+
+def _summary(report: "Report") -> str:
+    unread = f" ({report.unread} could not be read)" if report.unread else ""
+    compiled = f"{report.programs} programs were compiled{unread}, with {report.loops} loops"
+    if not report.cases:
+        return f"{compiled}, all in place: none copies a buffer." if report.loops else f"{compiled}."
+    said = f"{compiled}: {report.loops - report.in_place} copy whole buffers, {report.in_place} do not."
+    if number := sum(bool(case.copies.arguments) for case in report.cases):
+        said = said if report.loops else f"{compiled}."
+        said += f" {number} program{'s copy' if number > 1 else ' copies'} a whole argument in every call."
+    if number := sum(case.loop is not None for case in report.cases):
+        said += f" The time of {number} program{'s grow' if number > 1 else ' grows'} faster than the steps."
+    return said
+
+
+def _section(number: int, listed: _Listed, worst: int, compiled: Counter[Any]) -> Section:
+    case, trial, kept = listed.case, listed.case.trial, listed.case.copies.kept
+    tried = [] if trial is None else [f"{trial.how}: {trial}"]
+    tried += [f"{trial.how}: {trial.growth[1]}"] if trial is not None and trial.growth else []
+    times, needs, has_kept = list[Bar](), "", any(copy.for_gradient for copy in listed.copies)
+    if trial is not None and trial.before and trial.after:
+        longest = max(trial.before, trial.after)
+        times.append(Bar("as it is", milliseconds(trial.before), trial.before / longest))
+        times.append(Bar(trial.how, milliseconds(trial.after), trial.after / longest, not trial.is_slower))
+    if trial is not None and trial.memory:
+        before, after = map(readable, trial.memory)
+        needs = f"XLA needs {before} for results and temporary arrays; {trial.how} {after}."
+    findings = [_of_copies(group, worst, compiled[_key(group[0])]) for group in _alike(listed.copies)]
+    for arguments in _arguments.alike(listed.arguments):
+        said = _arguments.sentences(arguments, _again(compiled[_key(arguments[0])]))
+        findings.append(Finding(_place(arguments[0]), "", tuple(said)))
+    if case.loop is not None:
+        findings.append(Finding(case.loop, "", (f"{_again(compiled[_key(case.loop)])} {OF_GROWTH}".strip(),)))
+    arrays = [k.at(k.file and name_of_file(k.file)) for k in kept[: _kept.LISTED]]
+    return Section(
+        title=f"{number}. {case.program}: {_headline(listed)}",
+        failed=case.failed if trial is None else "",
+        tried=tried,
+        hint=OF_GRADIENT if trial is not None and kept and not trial.helps else "",
+        times=times,
+        findings=findings,
+        kept=[_kept.in_all(kept), *arrays] if has_kept or _kept.worth_listing(kept) else [],
+        needs=needs,
+    )
+
+
+def _headline(listed: _Listed) -> str:
+    """Say what is wrong with a program."""
+    case, worth, arguments = listed
+    growth = None if case.trial is None or case.trial.growth is None else case.trial.growth[0]
+    first = max(worth, key=cost, default=None)
+    if first is not None and first.for_gradient:
+        return what_it_is(first)
+    if first is not None and not arguments:
+        keeps = f", the gradient keeps {_kept.total(case.copies.kept)}" if any(c.for_gradient for c in worth) else ""
+        grows = f"; {growth.of_size}, {growth.of_time}" if growth is not None else ""
+        more = "" if all(copy.steps for copy in worth) else " or more"
+        return f"{readable(sum(map(cost, worth)))} a run{more}{keeps}{grows}"
+    if arguments:
+        return headline_of_arguments(arguments)
+    return str(growth)
+
+
+def _alike(copies: Sequence[LoopCopy]) -> list[list[LoopCopy]]:
+    """Group copies of the same line, kind and advice, the most expensive first."""
+    key = operator.attrgetter("file", "line", "kind", "shape", "dtype", "in_gradient", "advice")
+    return list(grouped(sorted(copies, key=cost, reverse=True), key).values())
+
+
+def _of_copies(copies: Sequence[LoopCopy], worst: int, compiled: int) -> Finding:
+    """Describe copies that are alike, on a line that is compiled so many times."""
+    copy, moved = copies[0], sum(map(cost, copies))
+    more = f" {_again(compiled)}" if compiled > 1 and copy.file else ""
+    steps = f"{copy.steps} steps" if copy.steps else "steps that XLA cannot count"
+    said = what_it_is(copy) + (f" ({len(copies)} times)" if len(copies) > 1 else "")
+    said += "" if copy.for_gradient else f": {readable(copy.num_bytes)} a step, {steps}"
+    return Finding(_place(copy), f"{said}.{more}", (advice_of(copy),), Bar("moved", readable(moved), moved / worst))
+
+
+def _place(found: LoopCopy | ArgumentCopy) -> Place:
+    return Place(found.file, found.line, found.code)
+
+
+def _again(compiled: int) -> str:
+    """Say in how many programs a line is, if there are several."""
+    return f"It is compiled {compiled} times." if compiled > 1 else ""
