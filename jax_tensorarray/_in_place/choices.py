@@ -81,7 +81,7 @@ def choice_of_residuals(
 
 
 def _choice(repair: Repair, eqn: Any, operands: list[bool], memory: int | None) -> Choice:
-    """Return the choice of a loop, of whose operands the flagged ones are differentiated."""
+    """Return the choice of a loop that is differentiated in the flagged operands."""
     loop = f"{eqn.primitive.name.removeprefix('ta_')} at {source_info_util.summarize(eqn.source_info)}"
     plain = _linearized(eqn, operands)
     if plain is None and repair.request.max_steps is None:

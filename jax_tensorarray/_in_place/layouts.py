@@ -51,7 +51,7 @@ jax.tree_util.register_dataclass(Turned, ["array"], ["order", "roots"])
 
 
 class Layouts(NamedTuple):
-    """A loop some of whose carries are stored in another layout."""
+    """A loop that stores some carries in another layout."""
 
     jaxpr: Any
     orders: dict[int, tuple[int, ...]]
@@ -137,7 +137,7 @@ class _LayoutTrial:
 
 
 class _Layouts(Evaluator):
-    """Evaluates a jaxpr some of whose values are stored in other layouts."""
+    """Evaluates a jaxpr that stores some values in other layouts."""
 
     held, enters = (Turned,), Turned
 

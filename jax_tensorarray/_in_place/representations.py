@@ -1,4 +1,4 @@
-"""Evaluate a jaxpr some of whose values are held in a representation other than one array.
+"""Evaluate a jaxpr that holds some values in a representation other than one array.
 
 A shift register is held as a ring, a buffer with its axes in another order, a slice as a part of a stack. For each of
 them there is an `Evaluator` with rules for the equations that can use it. Any other equation gets arrays. If making
@@ -27,7 +27,7 @@ def roots_of(values: Iterable[Held]) -> frozenset[int]:
 
 
 class Evaluator:
-    """Evaluates a jaxpr some of whose values are `held` in another representation."""
+    """Evaluates a jaxpr that holds some values in another representation: those of the types `held`."""
 
     held: ClassVar[tuple[type, ...]]
     enters: ClassVar[type]  #: the one of them that branches and checkpoints take and return; it is a pytree of arrays
@@ -162,7 +162,7 @@ def _place(arrays: Sequence[Array], args: Sequence[Array]) -> int | None:
 
 
 class _Entered(registry.Change):
-    """Jaxprs whose operands and results are arrays, some of which make up held values."""
+    """Rebuilds branches or a checkpoint with held values as their arrays."""
 
     def __init__(
         self,
@@ -183,7 +183,7 @@ class _Entered(registry.Change):
 
 
 class _Looped(registry.Change):
-    """The jaxprs of a loop, whose consts may be held. `slices` are for each carry and each of `xs`."""
+    """Rebuilds a loop whose consts may be held. `slices` has an entry for each carry and each of `xs`."""
 
     def __init__(self, evaluator: Evaluator, slices: Sequence[Callable[[Array], Array] | None]) -> None:
         self.evaluator, self.slices = evaluator, slices

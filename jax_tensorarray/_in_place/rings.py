@@ -131,7 +131,7 @@ class _Reversed(NamedTuple):
 
 
 def longer(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of starts of which some are shared by examples."""
+    """Return the longer shape: starts that examples share have fewer axes."""
     return a if len(a) >= len(b) else b
 
 
@@ -141,7 +141,7 @@ def spread(x: Array, shape: Sequence[int]) -> Array:
 
 
 class Rings(Evaluator):
-    """Evaluates a jaxpr some of whose values are registers, or lines of their rows. The others are `Value`s."""
+    """Evaluates a jaxpr that holds registers as rings, and their rows as lines. Other values are `Value`s."""
 
     held, enters = (Ring, _Line, _Reversed), Ring
 
@@ -422,7 +422,7 @@ def _indexed(eqn: Any, ring: Ring, indices: Value) -> tuple[Any, Array, Sequence
 
 
 def _behind(dims: Sequence[int], moved: Sequence[int]) -> tuple[int, ...]:
-    """Return where axes are after the axes `moved` have come to the front."""
+    """Renumber axes after `moved` went to the front."""
     return tuple(len(moved) + d - sum(m < d for m in moved) for d in dims)
 
 

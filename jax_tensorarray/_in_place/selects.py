@@ -1,6 +1,6 @@
 """Rewrite selects between two versions of a buffer to select only the rows in which they may differ.
 
-If the version that may not be selected is unused, its updates are made anew, masked. Otherwise that version exists
+If the version that may not be selected is unused, its updates are repeated with a mask. Otherwise that version exists
 already, and the rows that should not differ are put back. What was there before the step, and is selected in place of a
 buffer (`jnp.where(done, first, state)`), is written over all of its rows in the examples that select it.
 """
@@ -165,7 +165,7 @@ def select(predicate: Predicate, no: Value, yes: Value) -> Value | Left:
     if any(v.update.params["batch_dims"] < predicate.mask.ndim for v in (*of_no, *of_yes)):
         return Left("mask-of-elements")
     masks = [v.differs_where for x in (no, yes) for v in _until(base, x) if v.differs_where is not None]
-    if masks:  # the results of loops, which cannot be made anew
+    if masks:  # the results of loops, which cannot be repeated
         if of_no or any(v.differs_where is not None for v in _until(base, no)):
             return Left()
         if any(mask is not predicate.mask for mask in masks):

@@ -100,7 +100,7 @@ jax.tree_util.register_dataclass(_Slice, ["stack"], ["root"])
 
 
 class _Slices(Evaluator):
-    """Evaluates a jaxpr, of which some values are slices, in the step of that number."""
+    """Evaluates the body at step `number`, leaving slices in their stacks."""
 
     held, enters, with_options = (_Slice,), _Slice, True
 

@@ -209,7 +209,7 @@ def _places_among(firsts: Sequence[int]) -> list[int]:
 
 
 class _Kept(registry.Change):
-    """The jaxprs in an equation, with each operand once, of whose results some are kept."""
+    """Rebuilds an equation without duplicate operands or results."""
 
     def __init__(
         self, numbers: _Numbers, of_operands: Sequence[int], places: Sequence[int], kept: Sequence[int]

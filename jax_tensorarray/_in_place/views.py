@@ -28,7 +28,7 @@ Array = Any
 
 
 def viewed(jaxpr: Any) -> set[Any]:
-    """Return the variables of a jaxpr of which rows are read, or of views of which rows are read."""
+    """Return the variables that a jaxpr reads rows from, directly or through views."""
     found: set[Any] = set()
     for eqn in reversed(_compat.opened(jaxpr).eqns):
         name = eqn.primitive.name
@@ -197,7 +197,7 @@ def _has_while(eqn: Any) -> bool:
 
 
 def _read_in(inner: Any) -> set[Any]:
-    """Return the variables of which rows may be read, here or in what the equations run."""
+    """Return the variables that may be read by rows, here or in what the equations run."""
     found = viewed(inner)
     for eqn in inner.eqns:
         if any(jaxprs.jaxprs_in(eqn.params)):

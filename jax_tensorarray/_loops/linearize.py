@@ -16,6 +16,7 @@ from jax.extend.core import Primitive, Var
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
+from jax_tensorarray._jaxprs.uses import Uses
 from jax_tensorarray._loops.guard import ta_guard_p
 
 Array = Any
@@ -151,7 +152,7 @@ class Sources:
     def __init__(self, jaxpr: Any, is_const: Sequence[bool]) -> None:
         self.closed, self.jaxpr, self.is_const = jaxpr, _compat.opened(jaxpr), is_const
         inner = self.jaxpr
-        self.maker = {v: eqn for eqn in inner.eqns for v in eqn.outvars}
+        self.uses = Uses(jaxpr)
         self.unchanging = {*inner.constvars, *flagged(inner.invars, is_const)}
         for eqn in inner.eqns:
             known = all(isinstance(v, jex.Literal) or v in self.unchanging for v in read_by(eqn))
@@ -163,7 +164,7 @@ class Sources:
     def of(self, v: Any) -> Any:
         if isinstance(v, jex.Literal):
             return Literal(v.val)
-        eqn = self.maker.get(v)
+        eqn = self.uses.maker(v)
         if eqn is not None and eqn.primitive is ta_guard_p:
             return self.of(eqn.invars[1])  # which is the same value
         if eqn is not None and eqn.primitive is lax.broadcast_in_dim_p and len(eqn.invars) == 1:

@@ -1,9 +1,9 @@
 """The log of a step: the rows that it overwrites in the buffers of the carry, from which they are put back.
 
 A buffer of the carry is followed through the jaxpr of a step, into branches and inner loops too. Each equation that
-updates rows of it makes a newer version, and an entry of the log: the rows that were there before. A branch has the
-entries of all branches, of which those of other branches are not taken, and an inner loop has its entries of every
-step on a tape of its own.
+updates rows of it makes a newer version, and an entry of the log: the rows that were there before. A conditional logs a
+slot for each branch; slots of branches not taken are masked. An inner loop logs its entries of every step on a tape of
+its own.
 """
 
 import functools

@@ -43,8 +43,7 @@ class Plan:
     num_outs: int
     steps: tuple[int | None, ...]  #: of what is kept, as for `record`
     shared: Any  #: maps what is the same in every step to what is needed of it
-    #: Maps the number of the step, the tapes of what is kept, what is shared, the tangents of consts, the buffers after
-    #: the step, and the tangents of carries, to the buffers before the step, and the tangents of carries after it.
+    #: `back(step, *tapes, *shared, *const_dots, *buffers_after, *carry_dots) -> (*buffers_before, *carry_dots_after)`
     back: Any
     after: tuple[int, ...]  #: which carries after the step are the buffers
 

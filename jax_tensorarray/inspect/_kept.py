@@ -10,6 +10,7 @@ from jax.extend.core import Literal
 
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import registry
+from jax_tensorarray._jaxprs.uses import Uses
 from jax_tensorarray._types import bytes_of
 from jax_tensorarray.inspect._text import readable
 
@@ -129,9 +130,9 @@ def place_of(eqns: Sequence[Any]) -> Place:
 
 def _makers(jaxpr: Any, v: Any) -> list[Any]:
     """Return the equation that makes a variable, and before it the one in a jaxpr that it calls. An input has none."""
-    for eqn in jaxpr.eqns:
-        if not isinstance(v, Literal) and v in eqn.outvars:
-            called = registry.inlined(eqn, with_options=True)
-            inner = None if called is None else _compat.opened(called)
-            return [eqn] if inner is None else [*_makers(inner, inner.outvars[eqn.outvars.index(v)]), eqn]
-    return []
+    eqn = Uses(jaxpr).maker(v)
+    if eqn is None:
+        return []
+    called = registry.inlined(eqn, with_options=True)
+    inner = None if called is None else _compat.opened(called)
+    return [eqn] if inner is None else [*_makers(inner, inner.outvars[eqn.outvars.index(v)]), eqn]
