@@ -16,7 +16,7 @@ import numpy as np
 
 from jax_tensorarray._ops import arguments
 
-Array = Any
+Array = jax.Array
 
 #: Shape of a row: None for an unknown dimension, or for all of it where the rank is unknown too.
 Shape = tuple[int | None, ...] | None

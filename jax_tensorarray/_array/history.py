@@ -37,7 +37,7 @@ from jax_tensorarray._ops.swap import ta_swap_p
 from jax_tensorarray._ops.write import ta_write_p
 from jax_tensorarray._types import INT32_MAX
 
-Array = Any
+Array = jax.Array
 Buffers = tuple[Array, ...]
 
 #: How many overwritten rows are kept for a version before it gets a copy of its own.

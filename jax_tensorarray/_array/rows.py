@@ -19,7 +19,7 @@ from jax_tensorarray import _compat
 from jax_tensorarray._array import checks, growth
 from jax_tensorarray._array.checks import Shape
 
-Array = Any
+Array = jax.Array
 
 ONE = jax.tree.structure(0)  # of an element that is an array
 

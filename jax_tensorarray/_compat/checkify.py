@@ -9,7 +9,7 @@ from jax.extend.core import Primitive
 
 from jax_tensorarray._compat.private import private_names
 
-Array = Any
+Array = jax.Array
 
 
 def checked_as(primitive: Primitive, run: Callable[..., Any]) -> None:

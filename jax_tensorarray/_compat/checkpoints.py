@@ -8,7 +8,7 @@ from jax.extend.core import Primitive, primitives
 
 from jax_tensorarray._compat.private import private_names
 
-Array = Any
+Array = jax.Array
 
 
 def asks_policies(primitive: Primitive) -> None:

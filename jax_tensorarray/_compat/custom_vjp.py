@@ -4,7 +4,9 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-Array = Any
+import jax
+
+Array = jax.Array
 
 
 class CustomVJPRules:

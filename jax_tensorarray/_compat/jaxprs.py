@@ -3,11 +3,12 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 from jax.extend.core import ClosedJaxpr, Literal  # type: ignore[attr-defined]
 
 from jax_tensorarray._compat.private import private_names
 
-Array = Any
+Array = jax.Array
 
 
 def cached(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,7 +8,7 @@ from jax.interpreters import ad
 
 from jax_tensorarray._compat.private import private_names
 
-Array = Any
+Array = jax.Array
 
 
 def varying_axes(x: Any) -> frozenset[Any]:

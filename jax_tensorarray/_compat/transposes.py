@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 from jax.extend.core import Literal, Primitive
 from jax.extend.core import primitives as jax_primitives
 from jax.interpreters import ad
@@ -12,7 +13,7 @@ from jax_tensorarray._compat.first_use import Replacement
 from jax_tensorarray._compat.jaxprs import opened, replaced
 from jax_tensorarray._compat.private import private_names
 
-Array = Any
+Array = jax.Array
 
 
 # --- in-place accumulation of cotangents -----------------------------------------------------------------------
@@ -60,8 +61,8 @@ def register_accumulating_transpose(
             self.val = functools.reduce(lambda running, add: add(running), self.pending, self.val)
             del self.pending, self.dtype
 
-    def transpose(ct: Array, target: Any, *rest: Array, **params: Any) -> None:
-        if type(ct) is ad.Zero:
+    def transpose(ct: Array | ad.Zero, target: Any, *rest: Array, **params: Any) -> None:
+        if isinstance(ct, ad.Zero):
             return
 
         def add(running: Array) -> Array:

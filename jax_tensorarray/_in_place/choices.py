@@ -17,7 +17,7 @@ from jax_tensorarray._loops.linearize import Linearized, linearize
 from jax_tensorarray._loops.while_ import taped
 from jax_tensorarray._types import bytes_of
 
-Array = Any
+Array = jax.Array
 
 _NONE = "a while_loop has no derivative in reverse mode without max_steps"
 

@@ -20,7 +20,7 @@ from jax_tensorarray._loops import choosing
 from jax_tensorarray._loops.api import unless_cut, while_loop
 from jax_tensorarray._types import INT32_MAX
 
-Array = Any
+Array = jax.Array
 
 
 def scan(repair: Repair, eqn: Any, operands: Sequence[Value], added: dict[int, Value]) -> list[Value]:
@@ -76,7 +76,7 @@ def scan(repair: Repair, eqn: Any, operands: Sequence[Value], added: dict[int, V
 
 
 def _of_active(
-    active: Array, before: Sequence[Value], after: Sequence[Value], is_kept: dict[int, bool]
+    active: Array | None, before: Sequence[Value], after: Sequence[Value], is_kept: dict[int, bool]
 ) -> Sequence[Value]:
     """Return what a step makes of the carry. Buffers of examples that are not active are kept, if that takes few rows.
 
@@ -94,7 +94,7 @@ def _of_active(
 
 
 #: Maps the last carry to values. Where the mask is false, arrays with these numbers are what they were before the loop.
-Ends = Callable[[list[Array], Array, dict[int, bool]], list[Value]]
+Ends = Callable[[list[Array], Array | None, dict[int, bool]], list[Value]]
 
 
 def _rewritten(
@@ -120,7 +120,7 @@ def _rewritten(
     if turned is not None:
         carry, loop = list(map(Value, turned.start(as_written(carry)))), loop._replace(jaxpr=turned.jaxpr)
 
-    def ends(after: list[Array], active: Array, is_kept: dict[int, bool]) -> list[Value]:
+    def ends(after: list[Array], active: Array | None, is_kept: dict[int, bool]) -> list[Value]:
         after = after if turned is None else turned.end(after)
         after = after if moving is None else moving.end(after)
         kept = is_kept if turned is None and moving is None else {}
@@ -215,12 +215,14 @@ def while_(repair: Repair, eqn: Any, operands: Sequence[Value], added: dict[int,
     known = views.invariant(body, dict(zip(body.jaxpr.invars, operands[a:b], strict=False)))
 
     shape = condition.out_avals[0].shape
-    is_masked = repair.active is not None and shape[: repair.active.ndim] == repair.active.shape
-    is_kept = dict.fromkeys(range(len(carry)), True) if is_masked else {}
+    around = repair.active
+    if around is not None and shape[: around.ndim] != around.shape:
+        around = None
+    is_kept = {} if around is None else dict.fromkeys(range(len(carry)), True)
 
     def is_active(carry: list[Array]) -> Array:
         active = jnp.asarray(predicate(*of_cond, *carry)[0])
-        return active & Predicate(repair.active).over(shape) if is_masked else active
+        return active if around is None else active & Predicate(around).over(shape)
 
     # A predicate may have effects, and may cost as much as the body. So it is evaluated in a step only if examples end
     # by themselves, as in JAX's loop. Effects in an order are not repeated: the loop carries what the predicate is.

@@ -17,7 +17,7 @@ from jax_tensorarray._in_place.values import Left, Predicate, Value
 from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._loops.strategy import Tape
 
-Array = Any
+Array = jax.Array
 
 
 def select_if_vmap(eqn: Any, operands: Sequence[Value]) -> list[Value] | Left:

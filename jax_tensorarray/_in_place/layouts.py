@@ -23,7 +23,7 @@ from jax_tensorarray._in_place.rows import has_rows, numbers_of, taken_by, with_
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.kinds import ELEMENTWISE, IDENTITIES, SCATTERS, is_update
 
-Array = Any
+Array = jax.Array
 
 
 class Turned(NamedTuple):
@@ -118,7 +118,7 @@ class _LayoutTrial:
         self.orders, self.evaluator, closed = orders, _Layouts(), _compat.closed(loop.jaxpr)
         consts, carry, xs = loop.split(list(closed.in_avals))
         types = [
-            t.update(shape=tuple(Turned(None, orders[k]).listed(t.shape))) if k in orders else t
+            t.update(shape=tuple(Turned(t, orders[k]).listed(t.shape))) if k in orders else t
             for k, t in enumerate(carry)
         ]
 

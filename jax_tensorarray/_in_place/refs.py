@@ -12,7 +12,7 @@ from jax.extend.core import primitives as jax_primitives
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs
 
-Array = Any
+Array = jax.Array
 
 
 def as_arrays(jaxpr: Any) -> Any:
@@ -34,7 +34,7 @@ def on_arrays(bind: Callable[..., Any], is_a_ref: Sequence[bool]) -> Callable[..
     """Return a function that takes arrays in place of refs, and returns their final contents after the results."""
 
     def f(*args: Array) -> list[Array]:
-        given = [jax.new_ref(x) if flag else x for x, flag in zip(args, is_a_ref, strict=True)]
+        given: list[Any] = [jax.new_ref(x) if flag else x for x, flag in zip(args, is_a_ref, strict=True)]
         outs = bind(*given)
         return [*outs, *(jax.freeze(x) for x, flag in zip(given, is_a_ref, strict=True) if flag)]
 

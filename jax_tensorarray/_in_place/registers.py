@@ -22,7 +22,7 @@ from jax_tensorarray._in_place.values import Value
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.kinds import is_update
 
-Array = Any
+Array = jax.Array
 
 
 class Registers(NamedTuple):

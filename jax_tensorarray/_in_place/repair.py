@@ -16,7 +16,7 @@ from jax_tensorarray._loops.strategy import Strategy, Tape
 from jax_tensorarray._ops.primitive import ROW_OPS
 from jax_tensorarray.checkpoint_policies import save_reads
 
-Array = Any
+Array = jax.Array
 Rule = Callable[[Any, Sequence[Value]], list[Value] | Left]
 
 #: Loops of JAX by the rules for them, which `control` adds. These perform sums of their results inside, and remove from
@@ -44,7 +44,7 @@ class Repair:
     them.
     """
 
-    def __init__(self, request: Request, *, in_loop: bool = False, active: Array = None) -> None:
+    def __init__(self, request: Request, *, in_loop: bool = False, active: Array | None = None) -> None:
         self.request, self.in_loop, self.active = request, in_loop, active
 
     def evaluate(self, jaxpr: Any, inputs: Sequence[Value], known: Mapping[Any, Value] | None = None) -> list[Value]:
@@ -110,7 +110,7 @@ class Repair:
         outs = (then or self).function(jaxpr, is_whole=True)(*jax.tree.leaves(args))
         return jax.tree.unflatten(jax.tree.structure(out), outs)
 
-    def of_loop(self, active: Array = None) -> "Repair":
+    def of_loop(self, active: Array | None = None) -> "Repair":
         """Return the evaluator for the body of a loop."""
         return Repair(self.request, in_loop=True, active=active)
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs, registry
 
-Array = Any
+Array = jax.Array
 Held = Any  #: a value in the representation, or one of another kind, by default an array
 
 #: From the evaluator, an equation and its operands to the results. It returns None if the equation is to get arrays.
@@ -104,7 +104,7 @@ class Evaluator:
         if not bodies:
             return None
         first = bodies[0].first
-        given = [x if isinstance(x, self.enters) else self.written([x])[0] for x in operands]
+        given: list[Any] = [x if isinstance(x, self.enters) else self.written([x])[0] for x in operands]
         flat, tree = jax.tree.flatten(given[first:])
         # A value has one array in its place, and its other arrays after all operands.
         is_first = [k == 0 for x in given[first:] for k in range(len(jax.tree.leaves(x)))]

@@ -22,7 +22,7 @@ from jax_tensorarray._in_place.values import Left, Value, as_written
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.kinds import ELEMENTWISE, IDENTITIES, LOGIC, SCATTERS
 
-Array = Any
+Array = jax.Array
 
 
 class Ring(NamedTuple):

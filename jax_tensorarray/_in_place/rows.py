@@ -28,7 +28,7 @@ from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._ops.write import ta_write_p
 from jax_tensorarray._types import INT32_MAX
 
-Array = Any
+Array = jax.Array
 
 
 class Address(NamedTuple):

@@ -22,7 +22,7 @@ from jax_tensorarray._ops.read import ta_read
 from jax_tensorarray._ops.write import ta_write
 from jax_tensorarray._types import INT32_MAX
 
-Array = Any
+Array = jax.Array
 
 
 class Stacks(NamedTuple):

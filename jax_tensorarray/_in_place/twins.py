@@ -18,7 +18,7 @@ from jax_tensorarray._in_place.values import Value
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.kinds import FILLS
 
-Array = Any
+Array = jax.Array
 
 
 def carried_once(loop: registry.Body, inputs: Sequence[Value]) -> tuple[registry.Body, list[int]]:

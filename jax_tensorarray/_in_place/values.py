@@ -15,7 +15,7 @@ from jax_tensorarray._ops.primitive import Params
 from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._ops.write import ta_write_p
 
-Array = Any
+Array = jax.Array
 
 
 class Left(NamedTuple):
@@ -33,7 +33,7 @@ class Update(NamedTuple):
     """An update of rows of a buffer by the op `primitive`, with its operands after the buffer."""
 
     primitive: Primitive
-    index: Array
+    index: Any  #: an array; a tuple has a method of this name
     rows: Array
     where: Array | None
     params: Params
@@ -70,7 +70,7 @@ class Predicate(NamedTuple):
     """Bools that are constant along all but the first `mask.ndim` axes of the array they apply to."""
 
     mask: Array
-    of: Array = None  #: the mask that this one inverts
+    of: Array | None = None  #: the mask that this one inverts
 
     def is_opposite(self, other: "Predicate") -> bool:
         return self.of is other.mask or other.of is self.mask
@@ -162,7 +162,7 @@ class Value:
 
     def __init__(
         self,
-        array: Array,
+        array: Any,  # None for a view, and a Python number for a literal
         *,
         before: "Value | None" = None,
         update: Update | None = None,
@@ -173,11 +173,11 @@ class Value:
         stopped: "Value | None" = None,
         repeated: "Value | None" = None,
         shared: "Value | None" = None,
-        differs_where: Array = None,
+        differs_where: Array | None = None,
         is_given: bool = False,
     ) -> None:
         self.literal = array if isinstance(array, complex | float | int) else None  #: the Python number that it is
-        self._array = array if self.literal is None else np.asarray(array, jnp.result_type(array))
+        self._array: Any = array if self.literal is None else np.asarray(array, jnp.result_type(array))
         self.view: View | None = None
         self.before, self.update, self.sparse_updates = before, update, sparse_updates
         self.part, self.guard, self.stopped, self.repeated, self.shared = part, guard, stopped, repeated, shared
@@ -186,7 +186,7 @@ class Value:
         self.is_used = self.is_new = self.is_ones = self.is_constant = self.is_made_whole = False
         self.became = became
         self.is_given: bool = is_given or (before is not None and before.is_given)
-        self._mask: Array = None
+        self._mask: Array | None = None
 
     @classmethod
     def given(cls, array: Array, *, is_constant: bool = False) -> "Value":
@@ -263,7 +263,7 @@ def arrays(values: Sequence[Value]) -> list[Array]:
     return [x.array for x in values]
 
 
-def as_written(values: Sequence[Value]) -> list[Array]:
+def as_written(values: Sequence[Value]) -> list[Any]:
     """Return the operands to bind an unchanged equation with: literals stay Python numbers, which are weakly typed."""
     return [x if value.literal is None else value.literal for x, value in zip(arrays(values), values, strict=True)]
 

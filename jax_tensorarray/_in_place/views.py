@@ -24,7 +24,7 @@ from jax_tensorarray._in_place.values import Left, Value, View, arrays, as_writt
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.kinds import CHEAP, ELEMENTWISE, LAYOUT, READS
 
-Array = Any
+Array = jax.Array
 
 
 def viewed(jaxpr: Any) -> set[Any]:
@@ -64,7 +64,8 @@ def _view(eqn: Any, operands: Sequence[Value], shape: tuple[int, ...] | None = N
         if eqn.primitive.name == "broadcast_in_dim":
             return _of_repeated(operands[0], eqn.params["broadcast_dimensions"], index, address)
         found = [_part(x, index, address) for x in operands]
-        return None if any(x is None for x in found) else jaxprs.bind(eqn, found)[0]
+        present = [x for x in found if x is not None]
+        return jaxprs.bind(eqn, present)[0] if len(present) == len(found) else None
 
     return Value.of_view(View(eqn, tuple(operands), shape or eqn.outvars[0].aval.shape, read))
 

@@ -11,7 +11,7 @@ from jax.custom_batching import custom_vmap
 from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._ops.primitive import to_front, with_axis
 
-Array = Any
+Array = jax.Array
 
 
 class Axis(NamedTuple):

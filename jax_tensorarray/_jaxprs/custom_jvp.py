@@ -24,7 +24,7 @@ from jax_tensorarray._jaxprs.axis import Axis, axes, names_axis
 from jax_tensorarray._jaxprs.jaxprs import flagged, is_any_zero, merge
 from jax_tensorarray._ops.primitive import is_zero, nonzero_transpose, to_front, zero_tangent
 
-Array = Any
+Array = jax.Array
 
 
 class Rule:

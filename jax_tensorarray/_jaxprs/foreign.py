@@ -20,7 +20,7 @@ from jax_tensorarray._jaxprs.jaxprs import flagged, merge
 from jax_tensorarray._jaxprs.registry import Change
 from jax_tensorarray._ops.primitive import is_zero
 
-Array = Any
+Array = jax.Array
 
 #: JAX's own are left to JAX. Those of this library have rules of their own.
 _KNOWN = ("jax", "jax_tensorarray")

@@ -17,7 +17,7 @@ from jax_tensorarray import _compat
 from jax_tensorarray._ops.check import ta_check_p
 from jax_tensorarray._ops.primitive import ROW_OPS, varying_alike
 
-Array = Any
+Array = jax.Array
 
 
 def function(jaxpr: Any) -> Callable[..., list[Array]]:

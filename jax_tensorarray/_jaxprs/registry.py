@@ -16,7 +16,7 @@ from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._jaxprs.custom_jvp import OfCall, by, ta_custom_jvp_p, with_rule
 from jax_tensorarray._jaxprs.jaxprs import flagged, is_any_zero, merge
 
-Array = Any
+Array = jax.Array
 Params = dict[str, Any]
 Step = tuple[list[Array], list[Array]]  #: the next carries, and slices of the stacked results
 T = TypeVar("T")

@@ -32,7 +32,7 @@ from jax_tensorarray._ops.check import ta_check
 from jax_tensorarray._ops.empty import ta_empty
 from jax_tensorarray._ops.write import known_if
 
-Array = Any
+Array = jax.Array
 
 #: What reverse mode keeps, by name. A text says what to write for a name that is not enough.
 _BY_NAME = {

@@ -12,7 +12,7 @@ from jax_tensorarray._loops.count import CountOptions
 from jax_tensorarray._ops.read import ta_read
 from jax_tensorarray._ops.write import ta_write
 
-Array = Any
+Array = jax.Array
 
 
 def counting(f: Callable[..., Sequence[Any]], steps: Any, *, reverse: bool) -> Callable[[Sequence[Any]], Any]:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from jax_tensorarray import _gates
@@ -16,7 +17,7 @@ from jax_tensorarray._loops.undo import Plan, plan, undone
 from jax_tensorarray._loops.while_ import Loop
 from jax_tensorarray._types import bytes_of
 
-Array = Any
+Array = jax.Array
 
 
 class Choice(NamedTuple):

@@ -23,7 +23,7 @@ from jax_tensorarray._ops.primitive import with_axis
 from jax_tensorarray._ops.read import ta_read
 from jax_tensorarray._ops.write import ta_write
 
-Array = Any
+Array = jax.Array
 
 _LIMIT = np.iinfo(np.int32).max
 

@@ -33,7 +33,7 @@ from jax_tensorarray._ops.empty import ta_empty
 from jax_tensorarray._ops.primitive import ROW_OPS, zero_tangent
 from jax_tensorarray._types import bytes_of
 
-Array = Any
+Array = jax.Array
 
 
 #: What `in_place` is to do with a loop before it is differentiated; after that the loop has its choice. It is a part of

@@ -37,7 +37,7 @@ from jax_tensorarray._loops.tapes import (
 )
 from jax_tensorarray._ops.primitive import is_zero, run_alone, zero_tangent
 
-Array = Any
+Array = jax.Array
 
 # Operands: steps, *consts, *carry. The body maps k, *consts, *carry to *carry, for k = 0, 1, ..., steps - 1 or, with
 # `reverse`, for k = steps - 1, ..., 0. There are at most `max_steps` steps.

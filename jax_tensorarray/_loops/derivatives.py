@@ -24,7 +24,7 @@ from jax_tensorarray._loops.tapes import largest, make, tangent_tapes
 from jax_tensorarray._loops.while_ import Loop, WhileOptions, needs_max_steps, results, ta_while_p, taped
 from jax_tensorarray._ops.primitive import is_zero, nonzero_transpose
 
-Array = Any
+Array = jax.Array
 
 
 def _jvp(primals: Sequence[Array], tangents: Sequence[Any], *, cond: Any, body: Any, options: WhileOptions) -> Any:

@@ -19,7 +19,7 @@ from jax_tensorarray._loops import choosing
 from jax_tensorarray._loops.strategy import Strategy
 from jax_tensorarray._loops.while_ import OF_WHILE_LOOP, Bound, WhileOptions, counting, while_
 
-Array = Any
+Array = jax.Array
 
 
 class Steps(NamedTuple):
@@ -187,7 +187,7 @@ def _with_its_end(
     return carry, Steps(steps.taken, more)
 
 
-def _copied(x: Array) -> Array:
+def _copied(x: Any) -> Any:
     """Return a copy of a ref: what the last question writes is dropped, as JAX's loop drops it."""
     return jax.new_ref(x[...]) if isinstance(x, jax.Ref) else x
 

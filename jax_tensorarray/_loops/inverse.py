@@ -21,7 +21,7 @@ from jax_tensorarray._loops.strategy import Strategy
 from jax_tensorarray._loops.tapes import largest
 from jax_tensorarray._loops.while_ import Loop
 
-Array = Any
+Array = jax.Array
 
 
 @dataclass(frozen=True)
@@ -115,12 +115,12 @@ class Inverted(Strategy):
         cts = outs[n:]
         return cts[: len(const_cts)], cts[len(const_cts) :]
 
-    def compare(self, k: int, tolerance: float, at_start: Array, start: Array, found: Array) -> None:
+    def compare(self, k: int, tolerance: float, at_start: Array, first: Array, last: Array) -> None:
         """Raise ValueError if the inverse did not lead back to the start of the loop.
 
         An example that has already ended in an outer loop takes no step back: its values have no meaning.
         """
-        start, found = np.asarray(start), np.asarray(found)
+        start, found = np.asarray(first), np.asarray(last)
         if not at_start or np.allclose(found, start, tolerance, tolerance, equal_nan=True):
             return
         off = np.max(np.abs(found - start)) if jnp.issubdtype(start.dtype, jnp.number) else "another value"

@@ -19,7 +19,7 @@ from jax_tensorarray._jaxprs.jaxprs import flagged, merge
 from jax_tensorarray._jaxprs.uses import Uses
 from jax_tensorarray._loops.guard import ta_guard_p
 
-Array = Any
+Array = jax.Array
 
 
 class Taped(NamedTuple):
@@ -44,7 +44,11 @@ class Broadcast(NamedTuple):
     """A broadcast of a smaller value, by its equation."""
 
     eqn: Any
-    operand: Any
+    operand: "Source"
+
+
+#: Where a residual comes from.
+Source = Taped | Shared | Literal | Broadcast
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +59,7 @@ class Linearized:
     is_const: list[bool]  #: which inputs of the body are the same in every step
     jaxpr: Any  #: maps what the body takes to what it gives, followed by the residuals to be taped
     num_outs: int
-    sources: tuple[Any, ...]  #: of every residual
+    sources: "tuple[Source, ...]"  #: of every residual
     tree: Any  #: of the tangent function, whose leaves are the residuals
     shared: Any  #: maps the inputs that are the same in every step to the residuals that are
     #: For each taped residual that is the tape of an inner loop: which residual counts the steps of that loop.
@@ -71,7 +75,7 @@ class Linearized:
     def tangents(self, taped: Sequence[Array], shared: Sequence[Array], tangents: Sequence[Array]) -> list[Array]:
         """Return the tangents after one step from the tangents before it."""
 
-        def value(source: Any) -> Array:
+        def value(source: Source) -> Array:
             match source:
                 case Taped(n):
                     return taped[n]

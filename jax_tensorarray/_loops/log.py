@@ -32,7 +32,7 @@ from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._ops.swap import ta_swap_p
 from jax_tensorarray._ops.write import ta_write_p
 
-Array = Any
+Array = jax.Array
 
 #: The row ops that update their buffer.
 _UPDATES = [p for p, call in ROW_OPS.items() if call.in_place]

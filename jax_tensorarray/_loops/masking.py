@@ -23,7 +23,7 @@ from jax_tensorarray._loops.host import ta_host_read_p
 from jax_tensorarray._ops.check import ta_check_p
 from jax_tensorarray._ops.primitive import NOOP_OPERANDS, ROW_OPS, no_mask_reaches
 
-Array = Any
+Array = jax.Array
 
 
 def step_of_active(
@@ -91,8 +91,8 @@ class MaskedValue(NamedTuple):
 class Masked:
     """Evaluates jaxprs without touching a row unless `active`."""
 
-    def __init__(self, active: Array) -> None:
-        self.active = active
+    def __init__(self, active: Array | np.bool) -> None:
+        self.active: Any = active
 
     def evaluate(self, jaxpr: Any, inputs: Sequence[MaskedValue]) -> list[MaskedValue]:
         return jaxprs.interpret(jaxpr, inputs, self.equation, MaskedValue)
@@ -246,7 +246,8 @@ class _Masking(registry.Change):
         self.carries = [x.carry for x in operands]
         self.found: list[list[MaskedValue]] = []  #: the results of each jaxpr, by their types
 
-    def body(self, jaxpr: Any, active: Array, *args: Array) -> list[Array]:
+    def body(self, jaxpr: Any, *operands: Array) -> list[Array]:
+        active, *args = operands
         outs = Masked(active).evaluate(jaxpr, _with_arrays(self.like, args))
         self.found.append(_with_arrays(outs, [jax.typeof(x.array) for x in outs]))
         return [x.array for x in outs]
@@ -277,9 +278,10 @@ class _Masking(registry.Change):
         tangents = zip(found[len(outs) :], self.carries_of(self.found[0]), strict=True)
         return outs, [_kept(active, x, None if k is None else ~k, old) for x, k in tangents]
 
-    def forward(self, f: Callable[..., Any], active: Array, *args: Array) -> Any:
+    def forward(self, f: Callable[..., Any], *operands: Array) -> Any:
+        active, *args = operands
         inputs = [MaskedValue(active), *_with_arrays(self.like, args)]
-        found, tree = _evaluated(active, f, (active, *args), inputs)
+        found, tree = _evaluated(active, f, operands, inputs)
         old = {x.carry: x.array for x in inputs}
         outs = [_kept(active, x, of.carry, old) for x, of in zip(found, self.found[0], strict=False)]
         return outs, jax.tree.unflatten(tree, [x.array for x in found])[1]

@@ -11,7 +11,7 @@ from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._loops.tapes import avals_of, record, tapes_for
 from jax_tensorarray._loops.while_ import Loop, counting
 
-Array = Any
+Array = jax.Array
 
 
 def recorded(

@@ -30,7 +30,7 @@ from jax_tensorarray._loops.tapes import largest
 from jax_tensorarray._ops.clear import ta_clear_p
 from jax_tensorarray._ops.primitive import ROW_OPS, is_zero, run_alone
 
-Array = Any
+Array = jax.Array
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from jax_tensorarray._jaxprs.axis import Axis, axes, names_axis
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
 from jax_tensorarray._ops.primitive import is_zero, nonzero_transpose, to_front, zero_tangent
 
-Array = Any
+Array = jax.Array
 
 
 def with_batch_axis(xs: Sequence[Array], batched: Sequence[bool], wanted: Sequence[bool], size: int) -> list[Array]:

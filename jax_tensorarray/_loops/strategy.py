@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import jax
+
 from jax_tensorarray._jaxprs.axis import Axis
 from jax_tensorarray._loops.linearize import Linearized
 
@@ -11,7 +13,7 @@ if TYPE_CHECKING:
     from jax_tensorarray._loops.replay import Replay
     from jax_tensorarray._loops.while_ import Loop
 
-Array = Any
+Array = jax.Array
 
 
 class Strategy:

@@ -20,7 +20,7 @@ from jax_tensorarray._ops.primitive import row_params, with_axis
 from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._ops.write import ta_write_p
 
-Array = Any
+Array = jax.Array
 
 #: The type of a tape, and how many batch axes come before its axis of steps.
 TapeType = tuple[Any, int]

@@ -15,7 +15,7 @@ from jax_tensorarray._loops.hints import about_sizes, explained
 from jax_tensorarray._loops.strategy import Tape
 from jax_tensorarray._loops.while_ import Bound
 
-Array = Any
+Array = jax.Array
 
 
 @about_sizes

@@ -8,6 +8,7 @@ selected. A conditional or loop without row ops, or with effects, is left to JAX
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 from jax.extend.core import Primitive
 from jax.extend.core import primitives as jax_primitives
 from jax.interpreters import batching
@@ -19,7 +20,7 @@ from jax_tensorarray._loops import masking, rules
 from jax_tensorarray._loops.while_ import of_jax, while_
 from jax_tensorarray._ops.primitive import no_mask_reaches
 
-Array = Any
+Array = jax.Array
 
 
 def _cond(axis: Axis, args: Sequence[Array], batched: Sequence[bool], *, branches: Any, **_: Any) -> Any:

@@ -32,7 +32,7 @@ from jax_tensorarray._ops.swap import ta_swap_p
 from jax_tensorarray._ops.write import ta_write_p
 from jax_tensorarray._types import bytes_of
 
-Array = Any
+Array = jax.Array
 
 
 @dataclass(frozen=True, eq=False)

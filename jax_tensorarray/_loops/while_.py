@@ -23,7 +23,7 @@ from jax_tensorarray._loops.strategy import Strategy, Tape
 from jax_tensorarray._loops.tapes import TapeType, avals_of, batched_tapes, make
 from jax_tensorarray._ops.primitive import run_alone, type_like
 
-Array = Any
+Array = jax.Array
 
 # Operands: *cond_consts, *body_consts, *carry. Results: *carry and, if the loop `counts`, steps. `cond` maps
 # *cond_consts, *carry to a bool, and `body` *body_consts, *carry to *carry. The last carries may be `tapes`, which are
@@ -159,13 +159,13 @@ def _run(*operands: Array, cond: Any, body: Any, options: WhileOptions) -> Any:
         return lax.while_loop(
             lambda carry: jnp.any(goes_on(carry)) if pred_batched else goes_on(carry), step_of_all, carry
         )
-    dtype, limited = counting(max_steps), bounded(max_steps)
+    dtype, limit = counting(max_steps), max_steps if bounded(max_steps) else None
 
     def more(k: Array, carry: Sequence[Array]) -> Array:
-        return goes_on(carry) & (k < max_steps) if limited else goes_on(carry)
+        return goes_on(carry) if limit is None else goes_on(carry) & (k < limit)
 
     def after(k: Array, taken: Any = 1) -> Array:
-        return k + taken if limited else lax.select(k < jnp.iinfo(dtype).max, k + taken, k)
+        return k + taken if limit is not None else lax.select(k < jnp.iinfo(dtype).max, k + taken, k)
 
     start = jnp.zeros((), dtype)
     if not pred_batched:

@@ -44,7 +44,7 @@ from jax_tensorarray._lowering.mlir import operation
 from jax_tensorarray._ops import sorting
 from jax_tensorarray._ops.reference import rows_of_windows
 
-Array = Any
+Array = jax.Array
 
 
 class Params(TypedDict):

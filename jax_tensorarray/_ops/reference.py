@@ -4,7 +4,7 @@ All operands carry the same `batch_dims` leading axes. A platform without kernel
 program, so an index out of range is dropped here in every mode.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -35,7 +35,7 @@ def mask_like(index: Array, where: Sequence[Array]) -> Array:
     return where[0] if where else jnp.ones(index.shape, bool)
 
 
-def rows_of_windows(window: Sequence[int], sizes: Sequence[int], index: Array, *where: Array) -> list[Array]:
+def rows_of_windows(window: Sequence[int], sizes: Iterable[int], index: Array, *where: Array) -> list[Array]:
     """Return the numbers of all rows of windows that start at the index, and the mask of these rows.
 
     A window is a box along the last of the axes of these sizes.
@@ -46,7 +46,7 @@ def rows_of_windows(window: Sequence[int], sizes: Sequence[int], index: Array, *
         index = index.astype(jnp.int32)
     firsts, *masks = (lax.broadcast_in_dim(x, (*x.shape, *window), range(x.ndim)) for x in (index, *where))
     rows, axis = firsts, firsts.ndim
-    for step in steps_along(sizes)[: -len(window) - 1 : -1]:
+    for step in steps_along(list(sizes))[: -len(window) - 1 : -1]:
         axis -= 1
         rows += lax.broadcasted_iota(firsts.dtype, firsts.shape, axis) * np.asarray(step, firsts.dtype)
     if jnp.iinfo(rows.dtype).min == 0:
