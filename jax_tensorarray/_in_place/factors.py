@@ -13,6 +13,7 @@ from jax import lax
 from jax_tensorarray._in_place.values import Left, Value, arrays
 from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._ops.read import ta_read_p
+from jax_tensorarray._ops.starts import along_axes, in_range, sizes_of
 from jax_tensorarray._ops.write import ta_write_p
 
 
@@ -34,10 +35,12 @@ def with_rows(eqn: Any, operands: Sequence[Value]) -> list[Value] | Left:
         return Left()
     if not (ones if ones.shared is None else ones.shared).is_ones or buffer.shape != factors.shape:
         return Left()
-    old = ta_read_p.bind(*arrays([buffer]), update.index, **update.params)
-    # Nothing is known of a row that is left out, and it has no derivative.
-    is_there = lax.broadcast_in_dim(jnp.asarray(update.index) >= 0, old.shape, range(jnp.ndim(update.index)))
-    rows = lax.select(is_there, update.rows, lax.full_like(update.rows, 1))
+    params, rows = update.params, update.rows
+    old = ta_read_p.bind(*arrays([buffer]), update.index, **params)
+    if params["mode"] == "drop":  # nothing is known of a row that is left out, and it has no derivative
+        starts = along_axes(jnp.asarray(update.index), params["index_dims"])
+        inside = in_range(starts, sizes_of(buffer, params), params["window"])
+        rows = lax.select(lax.broadcast_in_dim(inside, rows.shape, range(inside.ndim)), rows, lax.full_like(rows, 1))
     return [buffer.updated(update._replace(rows=jaxprs.bind(eqn, [old, rows])[0]))]
 
 

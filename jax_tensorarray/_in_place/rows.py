@@ -25,6 +25,7 @@ from jax_tensorarray._ops.add import ta_add_p
 from jax_tensorarray._ops.max import ta_max_p
 from jax_tensorarray._ops.primitive import Params, is_packed, row_params
 from jax_tensorarray._ops.read import ta_read_p
+from jax_tensorarray._ops.starts import in_range, joined
 from jax_tensorarray._ops.write import ta_write_p
 from jax_tensorarray._types import INT32_MAX
 
@@ -43,8 +44,14 @@ class Address(NamedTuple):
 
     @property
     def params(self) -> Params:
-        axes = len(self.sizes)
-        return row_params("in_place", "drop", batch_dims=self.axis, index_dims=axes, window=self.window, whole=True)
+        """The parameters of an update."""
+        mode, index_dims = "drop" if self.drops else "clip", len(self.sizes)
+        return row_params("in_place", mode, batch_dims=self.axis, index_dims=index_dims, window=self.window, whole=True)
+
+    @property
+    def params_of_read(self) -> Params:
+        """The parameters of a read. Nobody uses the rows of a box that is out of range."""
+        return self._replace(drops=False).params
 
     def in_example(self, axes: int) -> "Address":
         """Return the address in one example of a batch along the first `axes` axes."""
@@ -60,27 +67,20 @@ class Address(NamedTuple):
         """The first axis after the axes along which it starts."""
         return self.axis + len(self.sizes)
 
-    def positions(self, starts: Mapping[int, Array]) -> tuple[Array, Array | None]:
-        """Return the index `[*batch, *axes, *I]`, and which boxes are in range, of starts `[*batch, *I]` by axis."""
-        at: Any = None
-        inside: Any = None
+    def index_of(self, starts: Mapping[int, Array]) -> Array:
+        """Return the index `[*batch, *axes, *I]` or `[*batch, *axes, *I, d]` of starts `[*batch, *I]` by axis."""
+        starts = {axis: as_int32(start, self.shape[axis]) for axis, start in starts.items()}
+        like, axes = next(iter(starts.values())), range(self.axis, self.after)
+        own = [starts.pop(axis) if axis in starts else lax.full_like(like, 0) for axis in axes]
+        if self.drops and starts:  # the others are of axes that are taken as a whole
+            own[0] = lax.select(self.in_range(starts), own[0], lax.full_like(like, -1))
+        return self.over_axes(joined(own))
+
+    def in_range(self, starts: Mapping[int, Array]) -> Array:
+        """Return which boxes are in range, of starts by axis."""
         taken = dict(enumerate(self.taken, self.axis))
-        for axis in sorted({*starts, *taken}):
-            size = self.shape[axis]
-            last, row = size - taken.get(axis, size), None
-            if axis in starts:
-                start = as_int32(starts[axis], size)
-                if self.drops:
-                    found = (start >= 0) & (start <= last)
-                    inside = found if inside is None else inside & found
-                row = _clamped(start, last) if last else None
-            if at is not None and axis in taken:
-                at = at * np.int32(size)
-            if row is not None:
-                at = row if at is None else at + row
-        if inside is not None:
-            at = lax.select(inside, at, lax.full_like(at, -math.prod(self.sizes)))  # no row of the box is one
-        return self.over_axes(at), inside
+        sizes = [self.shape[axis] for axis in starts]
+        return in_range([*starts.values()], sizes, [taken.get(axis, self.shape[axis]) for axis in starts])
 
     def over_axes(self, index: Array) -> Array:
         """Return the index with the axes that are taken as a whole: they share it, so they have size 1."""
@@ -99,7 +99,7 @@ class Address(NamedTuple):
         return jnp.moveaxis(rows, range(self.batch, self.batch + count), range(self.axis, self.axis + count))
 
 
-def _clamped(start: Array, last: int) -> Array:
+def clamped(start: Array, last: int) -> Array:
     """Move starts into the range from 0 to `last`.
 
     In a `shard_map` by two operations: a batch with `spmd_axis_name` varies over one more axis of the mesh, and JAX's
@@ -110,8 +110,8 @@ def _clamped(start: Array, last: int) -> Array:
     return lax.min(lax.max(start, np.int32(0)), np.int32(last))
 
 
-def as_int32(start: Array, size: int) -> Array:
-    """Convert a start to int32.
+def as_int32(start: Array, size: Any) -> Array:
+    """Convert a start along an axis of that size to int32.
 
     A start out of range of the axis stays out of range, but may become another number.
     """
@@ -140,8 +140,9 @@ def why_no_rows(aval: Any) -> str | None:
         return "key-array"
     if is_packed(aval.dtype):
         return "packed-type"
-    size = math.prod(aval.shape)
-    return "one-element" if size <= 1 else "too-large" if size > INT32_MAX else None
+    if math.prod(aval.shape) <= 1:
+        return "one-element"
+    return "too-large" if max(aval.shape) > INT32_MAX else None
 
 
 def _address(aval: Any, taken: Sequence[int], batch: int, starts: Sequence[int], *, drops: bool) -> Address | Left:
@@ -188,7 +189,7 @@ def dynamic_slice(eqn: Any, operands: Sequence[Value]) -> list[Value] | Left:
         return address
     if len(starts) != len(taken):
         return Left()
-    index, _ = address.positions(_starts(address, noted(eqn, 1, arrays(starts))))
+    index = address.index_of(_starts(address, noted(eqn, 1, arrays(starts))))
     return [Value(read(buffer, index, address).reshape(taken))]
 
 
@@ -201,8 +202,7 @@ def _of_known_slice(aval: Any, taken: Sequence[int]) -> Address | Left:
 
 def _known(address: Address, starts: Sequence[int]) -> Array:
     """Return the index of a slice that starts there."""
-    index, _ = address.positions(_starts(address, [np.int32(start) for start in starts]))
-    return index
+    return address.index_of(_starts(address, [np.int32(start) for start in starts]))
 
 
 def slice_(eqn: Any, operands: Sequence[Value]) -> list[Value] | Left:
@@ -252,7 +252,7 @@ def dynamic_update_slice(eqn: Any, operands: Sequence[Value]) -> list[Value] | L
         return address
     if len(starts) != len(address.shape):
         return Left()
-    index, _ = address.positions(_starts(address, noted(eqn, 2, arrays(starts))))
+    index = address.index_of(_starts(address, noted(eqn, 2, arrays(starts))))
     update = Update(ta_write_p, index, _reshaped(rows, address.rows_shape(())), None, address.params)
     return [_updated(buffer, update._replace(is_window=True, is_zero=rows.sparse_updates == ()))]
 
@@ -274,10 +274,11 @@ def read(buffer: Value, index: Array, address: Address) -> Array:
             read_one = jax.vmap(read_one)
         return read_one(index)
     if part is not None and not part.updates and part.active.mask.ndim <= address.axis:
-        return ta_read_p.bind(*arrays([part.whole]), index, part.active.at_positions(index), **address.params)
+        active = part.active.at_positions(index, len(address.sizes))
+        return ta_read_p.bind(*arrays([part.whole]), index, active, **address.params_of_read)
     if guard is not None and buffer.before is not None and guard.mask.ndim <= address.axis:
         return ta_guard(guard.mask, read(buffer.before, index, address))
-    return ta_read_p.bind(*arrays([buffer]), index, **address.params)
+    return ta_read_p.bind(*arrays([buffer]), index, **address.params_of_read)
 
 
 def _reshaped(rows: Value, shape: Sequence[int]) -> Array:
@@ -370,9 +371,16 @@ class _Gathered(NamedTuple):
         row_axes, position_axes = iter(range(positions, rank)), iter(range(positions))
         return [next(row_axes if d in self.numbers.offset else position_axes) for d in range(rank)]
 
-    def positions(self, indices: Array) -> tuple[Array, Array | None]:
-        """Return the index and the starts in range, as `Address.positions` does."""
-        return self.address.positions({int(d): indices[..., k] for k, d in enumerate(self.numbers.starts)})
+    def starts(self, indices: Array) -> dict[int, Array]:
+        """Return the starts by axis."""
+        return {int(d): indices[..., k] for k, d in enumerate(self.numbers.starts)}
+
+    def index_of(self, indices: Array) -> Array:
+        """Return the index of the row op."""
+        address = self.address
+        if len(address.sizes) > 1 and self.numbers.starts == tuple(range(address.axis, address.after)):
+            return address.over_axes(as_int32(indices, np.array(address.sizes)))
+        return address.index_of(self.starts(indices))
 
 
 def _gathered(eqn: Any) -> _Gathered | Left:
@@ -408,13 +416,12 @@ def gather(eqn: Any, operands: Sequence[Value]) -> list[Value] | Left:
         return found
     address, result = found.address, eqn.outvars[0].aval
     (at,) = noted(eqn, 1, arrays([indices]))
-    index, inside = found.positions(at)
-    rows = read(buffer, index, address)
+    rows = read(buffer, found.index_of(at), address)
     positions = at.shape[address.batch : -1]
     rows = address.positions_first(rows, len(positions))
     rows = rows.reshape(*at.shape[:-1], *(found.taken[d] for d in found.kept))
-    if inside is not None:
-        inside = lax.broadcast_in_dim(inside, rows.shape, range(inside.ndim))
+    if address.drops:
+        inside = lax.broadcast_in_dim(address.in_range(found.starts(at)), rows.shape, range(at.ndim - 1))
         rows = jnp.where(inside, rows, jnp.asarray(eqn.params["fill_value"], rows.dtype))
     return [Value(jnp.transpose(rows, found.order(result.ndim)))]
 
@@ -435,7 +442,7 @@ def scatter(eqn: Any, operands: Sequence[Value]) -> list[Value] | Left:
         address = address._replace(window=(1,))  # XLA fuses both slices with `combine` if there is no reshape between
     at, rows = arrays([indices, updates])
     (at,) = noted(eqn, 1, [at])
-    index, _ = found._replace(address=address).positions(at)
+    index = found._replace(address=address).index_of(at)
     positions = at.shape[address.batch : -1]
     order = found.order(rows.ndim)
     rows = jnp.transpose(rows, np.argsort(order).tolist())

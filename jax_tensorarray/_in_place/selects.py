@@ -102,7 +102,7 @@ def _of_whole_examples(predicate: Predicate, no: Value, yes: Value) -> Value | N
         is_there = is_there and buffer.is_given and not buffer.is_constant
         is_there = is_there or (_is_large(buffer, axis) and _is_of_carry(buffer) and _is_made(source))
         if is_there and has_rows(buffer) and len(buffer.shape) > axis:
-            params = row_params("in_place", "drop", batch_dims=axis, window=(buffer.shape[axis],), whole=True)
+            params = row_params("in_place", "clip", batch_dims=axis, window=(buffer.shape[axis],), whole=True)
             # XLA repeats a shared array in a fusion, if all examples have one index.
             batch = predicate.mask.shape if other is source else (1,) * axis
             index, (rows,) = np.zeros(batch, np.int32), arrays([other])

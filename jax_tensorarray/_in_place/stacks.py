@@ -4,21 +4,23 @@ So the caches of several layers pass through a scan over the layers. JAX copies 
 another one. Here the whole stack is carried, and a row of a slice is a row of it.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 
 from jax_tensorarray import _compat
 from jax_tensorarray._in_place.representations import Evaluator, Held
-from jax_tensorarray._in_place.rows import has_rows
+from jax_tensorarray._in_place.rows import as_int32, has_rows
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.kinds import is_update
 from jax_tensorarray._loops.log import BufferVersion, followed
-from jax_tensorarray._ops.primitive import ROW_OPS
+from jax_tensorarray._ops.primitive import ROW_OPS, may_raise
 from jax_tensorarray._ops.read import ta_read
+from jax_tensorarray._ops.starts import along_axes, for_each, joined
 from jax_tensorarray._ops.write import ta_write
 from jax_tensorarray._types import INT32_MAX
 
@@ -86,7 +88,7 @@ def _slice_of(t: Any) -> Any:
 
 
 def _has_slices(t: Any) -> bool:
-    return t.ndim > 1 and math.prod(t.shape) <= INT32_MAX and has_rows(_slice_of(t))
+    return t.ndim > 1 and t.shape[0] <= INT32_MAX and has_rows(_slice_of(t))
 
 
 class _Slice(NamedTuple):
@@ -117,22 +119,20 @@ class _Slices(Evaluator):
 
 
 def _row_op(self: _Slices, eqn: Any, operands: list[Held]) -> list[Held] | None:
-    """Run an op of a slice on the stack: its rows are those from the first of the slice on."""
+    """Run an op of a slice on the stack, where the slice and the example are two more axes along which it starts."""
     p, params = eqn.primitive, eqn.params
-    if any(isinstance(x, _Slice) for x in operands[1:]) or not _is_simple(params):
+    is_by_row = may_raise(params) or (params["window"] and not params["whole"])
+    if is_by_row or any(isinstance(x, _Slice) for x in operands[1:]):
         return None
     (stack, root), index, *rest = operands
-    b, d, (_, *shape) = params["batch_dims"], params["index_dims"], stack.shape
-    index, n, call = jnp.asarray(index).astype(jnp.int32), math.prod(shape[b : b + d]), ROW_OPS[p]
-    rows = len(call.operands) - 2  # all but the index and `where`
-    where = (index >= 0) & (index < n)
-    first = self.number
-    for size in shape[:b]:
-        first = first[..., None] * size + jnp.arange(size, dtype=jnp.int32)
-    index = first.reshape(*first.shape, *[1] * (index.ndim - b)) * n + index
-    where = jnp.broadcast_to(where & rest[rows] if len(rest) > rows else where, index.shape)
-    of_stack = params | {"batch_dims": 0, "index_dims": 1 + b + d}
-    out = p.bind(stack, index, *rest[:rows], where, **of_stack)
+    b, d, call = params["batch_dims"], params["index_dims"], ROW_OPS[p]
+    batch, value, where = stack.shape[1 : 1 + b], rest[: call.takes_value], rest[call.takes_value :]
+    starts = [for_each(as_int32(x, n), batch) for x, n in zip(along_axes(index, d), stack.shape[1 + b :], strict=False)]
+    shape = starts[0].shape
+    examples = [lax.broadcasted_iota(np.int32, shape, k) for k in range(b)]
+    index = joined([jnp.broadcast_to(self.number, shape).astype(np.int32), *examples, *starts])
+    where = [for_each(x, batch) for x in where]
+    out = p.bind(stack, index, *value, *where, **params | {"batch_dims": 0, "index_dims": 1 + b + d})
     if not call.in_place:
         return [out]
     new, *old = out if p.multiple_results else [out]
@@ -140,8 +140,3 @@ def _row_op(self: _Slices, eqn: Any, operands: list[Held]) -> list[Held] | None:
 
 
 _Slices.rules = {p.name: _row_op for p in ROW_OPS}
-
-
-def _is_simple(params: Any) -> bool:
-    """Return whether rows out of range are left out one by one."""
-    return params["mode"] == "drop" and (not params["window"] or params["whole"])

@@ -13,6 +13,7 @@ from jax.extend.core import primitives as jax_primitives
 from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._ops.primitive import Params
 from jax_tensorarray._ops.read import ta_read_p
+from jax_tensorarray._ops.starts import positions_of
 from jax_tensorarray._ops.write import ta_write_p
 
 Array = jax.Array
@@ -47,7 +48,7 @@ class Update(NamedTuple):
 
     def masked(self, active: "Predicate") -> "Update":
         """Return the same update, masked to where `active` is true."""
-        where = active.at_positions(self.index)
+        where = active.at_positions(self.index, self.params["index_dims"])
         return self._replace(where=where if self.where is None else where & self.where)
 
     def repeated(self, shape: tuple[int, ...]) -> "Update":
@@ -79,9 +80,9 @@ class Predicate(NamedTuple):
         """Return the mask, repeated along further axes."""
         return lax.broadcast_in_dim(self.mask, shape, range(self.mask.ndim))
 
-    def at_positions(self, index: Array) -> Array:
+    def at_positions(self, index: Array, index_dims: int) -> Array:
         """Return the mask for the positions of an index, which examples may share."""
-        return self.over((*self.mask.shape, *jnp.shape(index)[self.mask.ndim :]))
+        return self.over((*self.mask.shape, *positions_of(index, index_dims)[self.mask.ndim :]))
 
     def inverted(self) -> "Predicate":
         return Predicate(~self.mask, self.mask)

@@ -23,6 +23,8 @@ from jax_tensorarray._in_place.rows import Address
 from jax_tensorarray._in_place.values import Left, Value, View, arrays, as_written
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.kinds import CHEAP, ELEMENTWISE, LAYOUT, READS
+from jax_tensorarray._ops.starts import along_axes
+from jax_tensorarray._types import INT32_MAX
 
 Array = jax.Array
 
@@ -101,25 +103,19 @@ def _box(source: Value, dims: Sequence[int], index: Array, address: Address) -> 
 
     Axis k of the array is axis `dims[k]` of the view, or has one element to be repeated.
     """
-    row = index[(0,) * address.axis]
-    shape = source.shape
+    starts = dict(enumerate(along_axes(index[(0,) * address.axis], len(address.sizes)), address.axis))
+    shape, positions = source.shape, starts[address.axis].shape
     taken = dict(enumerate(address.taken, address.axis))
     box = [taken.get(d, n) if n == address.shape[d] else n for n, d in zip(shape, dims, strict=True)]
     if box == list(shape):
         (array,) = arrays([source])
-        return lax.broadcast_in_dim(array, (*row.shape, *shape), range(row.ndim, row.ndim + len(shape)))
-    starts, rest = {}, row
-    for d in reversed(range(address.axis + 1, address.after)):
-        size = np.int32(address.shape[d])
-        starts[d], rest = lax.rem(rest, size), lax.div(rest, size)
-    starts[address.axis] = rest
-    own = rows.address_of(source, box, [k for k, d in enumerate(dims) if d in starts])
+        return lax.broadcast_in_dim(array, (*positions, *shape), range(len(positions), len(positions) + len(shape)))
+    own_starts = {k: starts[d] for k, d in enumerate(dims) if d in starts}
+    own = rows.address_of(source, box, list(own_starts))
     if isinstance(own, Left):
         return None
-    at, _ = own.positions({k: starts[d] for k, d in enumerate(dims) if d in starts})
-    if address.drops:
-        at = lax.select(own.over_axes(row) < 0, lax.full_like(at, -math.prod(own.sizes)), at)
-    return own.positions_first(rows.read(source, at, own), row.ndim).reshape(*row.shape, *box)
+    found = rows.read(source, own.index_of(own_starts), own)
+    return own.positions_first(found, len(positions)).reshape(*positions, *box)
 
 
 def _as_rows(box: Array, address: Address) -> Array:
@@ -136,15 +132,18 @@ def _of_reshaped(source: Value, index: Array, address: Address) -> Array | None:
     many = math.prod(address.window)
     for axes in range(1, len(shape) + 1):
         each = math.prod(shape[axes:])
-        fits = each and size % each == 0
+        fits = each and size % each == 0 and math.prod(shape[:axes]) <= INT32_MAX
         # Of several axes a window may not go on in the next row of the last one.
         if fits and (axes == 1 or (shape[axes - 1] % (size // each) == 0 and not address.window)):
             break
     else:
         return None
     window = () if size == each and not address.window else (size // each * many,)
-    own = Address(shape, 0, 0, shape[:axes], window, address.drops)
-    found = rows.read(source, index * (size // each), own)
+    own = Address(shape, 0, 0, shape[:axes], window, drops=False)
+    starts, rest = {}, rows.clamped(index, address.shape[0] - many) * np.int32(size // each)
+    for axis in reversed(range(1, axes)):
+        starts[axis], rest = lax.rem(rest, np.int32(shape[axis])), lax.div(rest, np.int32(shape[axis]))
+    found = rows.read(source, own.index_of(starts | {0: rest}), own)
     return found.reshape(address.rows_shape(index.shape))
 
 

@@ -27,8 +27,9 @@ from jax_tensorarray._loops.recording import recorded
 from jax_tensorarray._loops.strategy import Tape
 from jax_tensorarray._loops.tapes import avals_of, largest, play_back, record, tapes_for
 from jax_tensorarray._loops.while_ import Loop, results, ta_while_p, taped
-from jax_tensorarray._ops.primitive import ROW_OPS
+from jax_tensorarray._ops.primitive import ROW_OPS, once_checked
 from jax_tensorarray._ops.read import ta_read_p
+from jax_tensorarray._ops.starts import positions_of
 from jax_tensorarray._ops.swap import ta_swap_p
 from jax_tensorarray._ops.write import ta_write_p
 
@@ -115,13 +116,13 @@ class Log:
             old = ta_read_p.bind(buffer, index, *where, **params | {"reverse": False})
             outs = [p.bind(buffer, index, value, *where, **params)]
         # Rows are put back in the opposite order: for duplicates, what the first one overwrote stays.
-        back = params | {"mode": "drop", "reverse": not params["reverse"]}
+        back = once_checked(params) | {"reverse": not params["reverse"]}
         rows = [index, old, *where]
 
         def put_back(buffer: Array, rows: Sequence[Array], active: Any) -> Array:
             index, old, *where = rows
             if active is not None:
-                here = jnp.broadcast_to(active, jnp.shape(index))
+                here = jnp.broadcast_to(active, positions_of(index, params["index_dims"]))
                 where = [here & where[0] if where else here]
             return ta_write_p.bind(buffer, index, old, *where, **back)
 

@@ -22,6 +22,7 @@ from jax_tensorarray._loops.guard import ta_guard
 from jax_tensorarray._loops.host import ta_host_read_p
 from jax_tensorarray._ops.check import ta_check_p
 from jax_tensorarray._ops.primitive import NOOP_OPERANDS, ROW_OPS, no_mask_reaches
+from jax_tensorarray._ops.starts import positions_of
 
 Array = jax.Array
 
@@ -142,7 +143,7 @@ class Masked:
     def row_op(self, p: Any, params: Any, operands: list[MaskedValue]) -> list[MaskedValue]:
         rows = len(ROW_OPS[p].operands) - 1  # all but `where`
         arrays = [x.array for x in operands]
-        where = jnp.broadcast_to(self.active, jnp.shape(arrays[1]))
+        where = jnp.broadcast_to(self.active, positions_of(arrays[1], params["index_dims"]))
         if len(operands) > rows:
             where &= arrays[rows]
         out = p.bind(*arrays[:rows], where, **params)

@@ -27,7 +27,7 @@ from jax_tensorarray._loops.strategy import Strategy
 from jax_tensorarray._loops.tapes import play_back
 from jax_tensorarray._loops.while_ import Loop
 from jax_tensorarray._ops.empty import empty_like
-from jax_tensorarray._ops.primitive import ROW_OPS, with_axis
+from jax_tensorarray._ops.primitive import ROW_OPS, once_checked, with_axis
 from jax_tensorarray._ops.swap import ta_swap_p
 from jax_tensorarray._ops.write import ta_write_p
 from jax_tensorarray._types import bytes_of
@@ -379,7 +379,7 @@ def _is_pure(eqn: Any) -> bool:
 def _again(eqn: Any, operands: list[Array]) -> list[Array]:
     """Evaluate an equation again. Its index has been checked the first time."""
     if eqn.primitive in ROW_OPS:
-        out = eqn.primitive.bind(*operands, **eqn.params | {"mode": "drop"})
+        out = eqn.primitive.bind(*operands, **once_checked(eqn.params))
         return list(out) if eqn.primitive.multiple_results else [out]
     return jaxprs.bind(eqn, operands)
 

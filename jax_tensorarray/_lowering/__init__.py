@@ -6,5 +6,8 @@ that need no check, `uses` the ops that need no order, `record` has loops carry 
 gathers and scatters, `fallback` replaces the calls that are left on platforms without kernels, and `partition` says how
 XLA divides the calls that stay.
 
+Until `slices`, the index of a call says where boxes start along each axis, and examples may share it. A kernel takes
+the numbers of all rows in each example: `build.flatten` gives them to the calls that stay.
+
 All of them read a module by `mlir`, its calls by `calls` and what is updated by `ownership`, and write by `build`.
 """

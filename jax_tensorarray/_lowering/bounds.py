@@ -12,13 +12,13 @@ import numpy as np
 from jax.interpreters.mlir import ir
 
 from jax_tensorarray._lowering.calls import (
-    CHOSEN,
     IN_RANGE,
+    PREFIX,
     addresses_rows,
-    chosen_row,
-    index_and_size,
+    box_of,
     index_number,
-    span_of,
+    index_sizes,
+    target,
 )
 from jax_tensorarray._lowering.mlir import (
     Operation,
@@ -29,6 +29,7 @@ from jax_tensorarray._lowering.mlir import (
     constant,
     direction_of,
     entry,
+    joined_columns,
     operands_of,
     operation,
     terminator,
@@ -67,48 +68,48 @@ _COMBINING: dict[str, Callable[[Bounds, Bounds], Bounds | None]] = {
 
 
 def mark_those_in_range(functions: dict[str, Operation]) -> None:
-    """Mark every row op whose index is provably in range, or is chosen between such a number and a negative one."""
+    """Mark every row op and check whose index is provably in range."""
     bounds = BoundsOf(functions, callers_of(functions))
-
-    def is_in_range(index: Value, size: int | None) -> bool:
-        found = None if size is None else bounds(index)
-        return size is not None and found is not None and found[0] >= 0 and found[1] < size
-
     for op in [op for function in functions.values() for op in walk(function) if addresses_rows(op)]:
-        index, size = index_and_size(op)
-        size = size if size is None else size - span_of(op) + 1
-        if is_in_range(index, size):
+        number = index_number(op)
+        index = op.operands[number]
+        if all(_is_in_range(bounds(start), places) for start, places in _starts_and_places(op, index)):
             op.attributes[IN_RANGE] = ir.UnitAttr.get()
-            op.operands[index_number(op)] = _simplified(index, bounds)
-            continue
-        row = chosen_row(index)
-        if row is not None and is_in_range(row, size):
-            op.attributes[CHOSEN] = ir.UnitAttr.get()
+            op.operands[number] = _simplified(index, bounds)
 
 
-def _simplified(value: Value, bounds: "BoundsOf", *, is_part: bool = False) -> Value:
-    """Return the same numbers by fewer operations: `i` for `clip(where(i < 0, i + n, i), 0, n - 1)` if that is `i`.
+def _starts_and_places(op: Operation, index: Value) -> Iterable[tuple[Value, int | None]]:
+    """Return, for each axis, where an op starts, and in how many places it can start unless the program computes it."""
+    if target(op) == PREFIX + "check":
+        return [(index, constant(op.operands[1]))]
+    sizes = index_sizes(op)
+    places = [size - count + 1 for size, count in zip(sizes, box_of(op), strict=True)]
+    return zip(joined_columns(index, len(sizes)) or [index] * len(sizes), places, strict=True)
 
-    A part of a sum keeps its limits, by which it is seen what the sum counts.
-    """
+
+def _is_in_range(bounds: Bounds | None, places: int | None) -> bool:
+    return bounds is not None and places is not None and bounds[0] >= 0 and bounds[1] < places
+
+
+def _simplified(value: Value, bounds: "BoundsOf") -> Value:
+    """Return the same numbers by fewer operations: `i` for `clip(where(i < 0, i + n, i), 0, n - 1)` if that is `i`."""
     if isinstance(value, ir.BlockArgument):
         return value
     op = operation(value.owner)
     name = op.name.removeprefix("stablehlo.")
     if name == "convert" and op.operands[0].type == value.type:
-        return _simplified(op.operands[0], bounds, is_part=is_part)
+        return _simplified(op.operands[0], bounds)
     if name == "select" and (of_predicate := bounds(op.operands[0])) in ((0, 0), (1, 1)):
-        return _simplified(op.operands[2 - of_predicate[0]], bounds, is_part=is_part)
+        return _simplified(op.operands[2 - of_predicate[0]], bounds)
     if name == "slice" and (piece := _joined_piece(op)) is not None:
-        return _simplified(piece, bounds, is_part=is_part)
-    if name == "clamp" and not is_part:
+        return _simplified(piece, bounds)
+    if name == "clamp":
         (least, _), found, (_, most) = (bounds(x) or (1, 0) for x in op.operands)
         if least <= found[0] <= found[1] <= most and constant(op.operands[0]) is not None:
             return _simplified(op.operands[1], bounds)
     if name not in _KEEPING:
         return value
-    is_part = is_part or name in ("add", "multiply")
-    operands = [_simplified(x, bounds, is_part=is_part) for x in op.operands]
+    operands = [_simplified(x, bounds) for x in op.operands]
     if operands == list(op.operands):
         return value
     with ir.InsertionPoint(op):
@@ -131,7 +132,7 @@ def _joined_piece(op: Operation) -> Value | None:
 
 
 #: The operations whose operands are simplified too.
-_KEEPING = frozenset(("add", "broadcast_in_dim", "clamp", "multiply", "reshape"))
+_KEEPING = frozenset(("add", "broadcast_in_dim", "clamp", "concatenate", "multiply", "reshape"))
 
 
 class BoundsOf:
@@ -190,6 +191,8 @@ class BoundsOf:
             return None if least is None or most is None else (min(least[0], most[0]), most[1])
         if name == "select" and (of_predicate := self(op.operands[0])) in ((0, 0), (1, 1)):
             return self(op.operands[2 - of_predicate[0]])
+        if name == "slice" and (piece := _joined_piece(op)) is not None:
+            return self(piece)
         if name in _CHOOSING:
             return self._any(list(op.operands)[_CHOOSING[name]])
         if name == "and" and self._exclude_each_other(*op.operands):

@@ -1,5 +1,6 @@
 """Make StableHLO: types, constants, comparisons, conditionals, and calls of our kernels."""
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -8,8 +9,21 @@ import numpy as np
 from jax.interpreters.mlir import dense_int_array, i64_attr, ir
 
 from jax_tensorarray._compat import hlo
-from jax_tensorarray._lowering.calls import CONFIG, PREFIX, WINDOW, index_sizes, mask_of, steps_along, window_of
-from jax_tensorarray._lowering.mlir import Operation, Value, terminator
+from jax_tensorarray._lowering.calls import (
+    CONFIG,
+    IN_RANGE,
+    PREFIX,
+    WHOLE,
+    WINDOW,
+    box_of,
+    clips,
+    config,
+    index_sizes,
+    mask_of,
+    steps_along,
+    window_of,
+)
+from jax_tensorarray._lowering.mlir import Operation, Value, joined_columns, terminator
 from jax_tensorarray._types import INT32_MAX
 
 
@@ -86,28 +100,88 @@ def repeated(value: Value, more: Sequence[int]) -> Value:
     return hlo.broadcast_in_dim(kind, value, dense_int_array(range(len(shape))))
 
 
-def rows_of_windows(firsts: Value, window: Sequence[int], sizes: Sequence[int]) -> Value:
-    """Return the numbers of all rows of windows that start at those rows, in a dtype that has all rows."""
-    rows = firsts = repeated(widened(firsts, math.prod(sizes)), window)
-    axis = firsts.type.rank
-    for step in steps_along(sizes)[: -len(window) - 1 : -1]:
-        axis -= 1
-        along = hlo.iota(firsts.type, i64_attr(axis))
-        rows = hlo.add(rows, along if step == 1 else hlo.multiply(along, splat(firsts.type, step)))
-    if not firsts.type.element_type.is_unsigned:
+def reshaped(value: Value, shape: Sequence[int]) -> Value:
+    """Reshape an array."""
+    of = tensor(shape, value.type.element_type)
+    return value if value.type == of else hlo.reshape(of, value)
+
+
+def for_each(value: Value, batch: Sequence[int]) -> Value:
+    """Repeat an index or a mask along the batch axes whose examples share it."""
+    shape = [*batch, *value.type.shape[len(batch) :]]
+    if value.type.shape == shape:
+        return value
+    return hlo.broadcast_in_dim(tensor(shape, value.type.element_type), value, dense_int_array(range(len(shape))))
+
+
+def starts_of(call: Operation) -> list[Value]:
+    """Return where a row op starts along each axis, for each position."""
+    index, axes = call.operands[1], len(index_sizes(call))
+    if axes == 1:
+        return [index]
+    shape = index.type.shape[:-1]
+    columns = joined_columns(index, axes) or [
+        hlo.slice(index, *map(dense_int_array, ([*[0] * len(shape), k], [*shape, k + 1], [1] * (len(shape) + 1))))
+        for k in range(axes)
+    ]
+    return [reshaped(column, shape) for column in columns]
+
+
+def every_row(first: Value, count: int, size: int) -> Value:
+    """Return consecutive numbers from the first ones on, along a last axis, in a dtype that has all rows."""
+    first = repeated(widened(first, size), [count])
+    rows = hlo.add(first, hlo.iota(first.type, i64_attr(first.type.rank - 1)))
+    if not first.type.element_type.is_unsigned:
         return rows
-    return hlo.select(compare(rows, firsts, "LT"), firsts, rows)  # what wraps to a row stays out of range
+    return hlo.select(compare(rows, first, "LT"), first, rows)  # what wraps to a row stays out of range
 
 
-def give_all_rows(call: Operation) -> None:
-    """Give a call of a kernel, which knows no windows, the numbers of all their rows."""
-    window, mask = window_of(call), mask_of(call)
+def in_range(starts: Sequence[Value], sizes: Sequence[int], box: Sequence[int]) -> Value:
+    """Return which boxes are in range along all axes."""
+    each = [is_out_of_bounds(x, size - n + 1) for x, size, n in zip(starts, sizes, box, strict=True)]
+    return hlo.not_(functools.reduce(hlo.or_, each))
+
+
+def clamped(start: Value, last: int) -> Value:
+    """Move starts into the range from 0 to `last`."""
+    scalar = tensor([], start.type.element_type)
+    return hlo.clamp(splat(scalar, 0), start, splat(scalar, last))
+
+
+def flatten(call: Operation) -> None:
+    """Give a call of a kernel what it takes: the numbers of all rows in each example, and the mask of these rows."""
+    shape, batch_dims, mask = call.operands[0].type.shape, config(call).batch_dims or 0, mask_of(call)
+    batch, window = shape[:batch_dims], window_of(call)
     with ir.InsertionPoint(call), call.location:
-        call.operands[1] = rows_of_windows(call.operands[1], window, index_sizes(call))
+        call.operands[1] = for_each(_numbers_of_rows(call, window), batch)
         if mask is not None:
-            call.operands[list(call.operands).index(mask)] = repeated(mask, window)
+            call.operands[list(call.operands).index(mask)] = for_each(repeated(mask, window), batch)
     call.attributes["operand_layouts"] = ir.ArrayAttr.get(layouts(call.operands))
-    del call.attributes[WINDOW]
+    for name in (WINDOW, WHOLE):
+        if name in call.attributes:
+            del call.attributes[name]
+
+
+def _numbers_of_rows(call: Operation, window: Sequence[int]) -> Value:
+    """Return the numbers of all rows, the last axis fastest. That of a row that is left out is out of range."""
+    starts, sizes, box = starts_of(call), index_sizes(call), box_of(call)
+    is_known = IN_RANGE in call.attributes
+    moves = clips(call) and not is_known
+    if len(sizes) == 1 and not moves and not (window and WHOLE in call.attributes):
+        return every_row(*starts, *window, *sizes) if window else starts[0]
+    total = math.prod(sizes)
+    of = tensor(starts[0].type.shape, integer(32 if total <= INT32_MAX else 64).element_type)
+    rows = splat(of, 0)
+    for start, size, count in zip(starts, sizes, box, strict=True):
+        start = widened(start, size)
+        start = clamped(start, size - count) if moves else start
+        rows = hlo.add(hlo.multiply(rows, splat(of, size)), hlo.convert(of, start))
+    inside = None if is_known or moves else in_range(starts, sizes, box)
+    rank, rows = rows.type.rank, repeated(rows, window)
+    for k, step in enumerate(steps_along(sizes)[len(sizes) - len(window) :]):
+        along = hlo.iota(rows.type, i64_attr(rank + k))
+        rows = hlo.add(rows, hlo.multiply(along, splat(rows.type, step)))
+    return rows if inside is None else hlo.select(repeated(inside, window), rows, splat(rows.type, -1))
 
 
 def at_positions(sizes: Value, shape: Sequence[int]) -> Value:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from jax.interpreters.mlir import ir
 
-from jax_tensorarray._lowering.mlir import Operation, Value, constant, operands_of, operation
+from jax_tensorarray._lowering.mlir import Operation, Value, constant, operation
 
 PREFIX = "jax_tensorarray_"
 
@@ -20,6 +20,11 @@ class Call(NamedTuple):
     operands: tuple[str, ...]
     results: tuple[str, ...]
     combine: Callable[[Any, Any], Any] | None  #: makes the new row of the old one and the value, for `slices`
+
+    @property
+    def takes_value(self) -> bool:
+        """Whether there are rows between the index and the mask."""
+        return "value" in self.operands
 
     @property
     def in_place(self) -> bool:
@@ -75,17 +80,14 @@ IN_RANGE = "jax_tensorarray.in_range"
 UNORDERED = "jax_tensorarray.unordered"
 
 
-#: Attribute of a call whose index has only the number of the first row of each window: the sizes of a window along the
-#: last of the axes that the index counts. Kernels take the numbers of all rows, see `give_all_rows`.
+#: Attribute of a row op whose index says where boxes start, for examples that may share it: the sizes of the boxes
+#: along the last of the axes. A kernel takes the numbers of all rows in each example, see `build.flatten`.
 WINDOW = "jax_tensorarray.window"
 
 
-#: Attribute of a call whose windows are each in range, along every axis, or out of range as a whole.
+#: Attribute of a row op whose boxes are in range as a whole or not at all: "clip" if the op moves the others into
+#: range, "drop" if it leaves them out.
 WHOLE = "jax_tensorarray.whole"
-
-
-#: Attribute of an op whose index is chosen between numbers that are in range and a negative one, see `bounds`.
-CHOSEN = "jax_tensorarray.chosen"
 
 
 #: Platforms that call no kernels. Row ops become operations of XLA's own there, see `fallback`.
@@ -201,9 +203,9 @@ def addresses_rows(op: Operation) -> bool:
 
 
 def index_and_size(op: Operation) -> tuple[Value, int | None]:
-    """Return the index of such a call, and the number of rows unless the program computes it."""
+    """Return the index of such a call along one axis, and the number of rows unless the program computes it."""
     index = op.operands[index_number(op)]
-    return index, constant(op.operands[1]) if target(op) == PREFIX + "check" else math.prod(index_sizes(op))
+    return index, constant(op.operands[1]) if target(op) == PREFIX + "check" else index_sizes(op)[0]
 
 
 def index_number(op: Operation) -> int:
@@ -212,41 +214,41 @@ def index_number(op: Operation) -> int:
 
 
 def window_of(op: Operation) -> tuple[int, ...]:
-    """Return the sizes of the windows of a row op, if its index has only the first number of each, else ()."""
+    """Return the sizes of the boxes of a row op along the last axes, () if they are single rows."""
     return tuple(ir.DenseI64ArrayAttr(op.attributes[WINDOW])) if WINDOW in op.attributes else ()
 
 
+def box_of(op: Operation) -> list[int]:
+    """Return how many rows a box has along each axis."""
+    return box_along(index_sizes(op), window_of(op))
+
+
+def box_along(sizes: Sequence[int], window: Sequence[int]) -> list[int]:
+    """Return how many rows a box has along axes of these sizes: those of a window along the last ones, one before."""
+    return [*[1] * (len(sizes) - len(window)), *window]
+
+
+def clips(op: Operation) -> bool:
+    """Return whether a row op moves boxes into range, as a slice and a gather of XLA do."""
+    return WHOLE in op.attributes and op.attributes[WHOLE].value == "clip"
+
+
 def steps_along(sizes: Sequence[int]) -> list[int]:
-    """Return by how much the number of a row grows along each of the axes that an index counts."""
+    """Return by how much the number of a row grows along each of the axes together, the last one fastest."""
     return [math.prod(map(int, sizes[k + 1 :])) for k in range(len(sizes))]
 
 
-def span_of(op: Operation) -> int:
-    """Return the number of rows from the first to the last one of a window, or 1."""
-    window = window_of(op)
-    if 0 in window:
-        return 0
-    return 1 + sum((n - 1) * step for n, step in zip(window[::-1], steps_along(index_sizes(op))[::-1], strict=False))
-
-
 def index_sizes(op: Operation) -> list[int]:
-    """Return the sizes of the axes along which the index of a row op counts rows: one, unless `index_dims` is set."""
+    """Return the sizes of the axes along which a row op starts. Calls of kernels count the rows of all together."""
     facts = config(op)
     batch_dims = facts.batch_dims or 0
     sizes: list[int] = op.operands[0].type.shape[batch_dims : batch_dims + (facts.index_dims or 1)]
-    return sizes
+    return sizes if WINDOW in op.attributes else [math.prod(sizes)]
 
 
 def mask_of(op: Operation) -> Value | None:
     """Return the mask of a row op, if it has one."""
     return op.operands[CALLS[target(op).removeprefix(PREFIX)].operands.index("where")] if config(op).masked else None
-
-
-def chosen_row(index: Value) -> Value | None:
-    """Return the numbers that an index is where it is not negative, if the program chooses between these two."""
-    parts = operands_of(index, "select")
-    negative = constant(parts[2]) if parts else None
-    return parts[1] if negative is not None and negative < 0 else None
 
 
 def may_raise(op: Operation) -> bool:

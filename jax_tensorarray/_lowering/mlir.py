@@ -220,3 +220,10 @@ def operands_of(value: Value, name: str, direction: str = "") -> list[Value]:
     if op is None or op.name != f"stablehlo.{name}" or (direction and direction_of(op) != direction):
         return []
     return list(op.operands)
+
+
+def joined_columns(value: Value, count: int) -> list[Value]:
+    """Return the `count` arrays of one column each that an array is joined of along its last axis, or nothing."""
+    joined = operands_of(value, "concatenate")
+    is_last = joined and operation(value.owner).attributes["dimension"].value == value.type.rank - 1
+    return joined if is_last and [x.type.shape[-1] for x in joined] == [1] * count else []

@@ -24,6 +24,7 @@ from jax_tensorarray._lowering.build import (
     at_positions,
     compare,
     custom_call,
+    for_each,
     integer,
     is_out_of_bounds,
     repeated,
@@ -42,13 +43,13 @@ from jax_tensorarray._lowering.calls import (
     TAPE,
     UNORDERED,
     addresses_rows,
+    box_of,
     config,
     index_and_size,
     is_ours,
     lowering_of,
     mask_of,
     may_raise,
-    span_of,
     target,
     with_config,
 )
@@ -120,9 +121,10 @@ def _may_be_ordered(op: Operation) -> bool:
 
 
 def _is_never_out(op: Operation) -> bool:
-    """Return whether there is nothing to check: no index at all, or the number of a step."""
+    """Return whether there is nothing to check: no index or no example at all, or the number of a step."""
     index, _ = index_and_size(op)
-    return 0 in index.type.shape or config(op).op == TAPE
+    batch = op.operands[0].type.shape[: config(op).batch_dims or 0]
+    return 0 in (*batch, *index.type.shape) or config(op).op == TAPE
 
 
 def _set_checked(op: Operation) -> None:
@@ -367,7 +369,8 @@ def _position(op: Operation) -> _Position:
     one, one_mask = shared_scalar(index), None if mask is None else shared_scalar(mask)
     if one is not None and (mask is None) == (one_mask is None):  # the program repeats one number
         index, mask = one, one_mask
-    return _Position(index, span_of(op), size, mask)
+    (span,) = box_of(op)
+    return _Position(index, span, size, mask)
 
 
 #: A code has a number of an op and of a size in the upper half. Ops of one name in one place have one number, and
@@ -468,6 +471,9 @@ def _call_of_check(op: str, index: Value, size: Value, *, raises: bool) -> Value
 def _first_out_of_bounds(position: _Position) -> tuple[Value, Value, Value]:
     """Return the first index that is out of range, the number of rows there, and whether there is one."""
     index, span, size, mask = position
+    if mask is not None:  # examples may share one of the two
+        shape = [n if m == 1 else m for m, n in zip(index.type.shape, mask.type.shape, strict=True)]
+        index, mask = for_each(index, shape), for_each(mask, shape)
     if span > 1:
         # The first number out of range is the first of all, or the number after the last row of the buffer.
         index = widened(index, size)

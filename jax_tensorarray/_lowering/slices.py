@@ -17,7 +17,6 @@ a separate call then has to raise.
 """
 
 import functools
-import itertools
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -32,14 +31,19 @@ from jax_tensorarray._compat import hlo
 from jax_tensorarray._lowering.build import (
     at_positions,
     case,
+    clamped,
     compare,
     counted,
-    give_all_rows,
+    every_row,
+    flatten,
+    for_each,
+    in_range,
     integer,
     is_out_of_bounds,
     repeated,
-    rows_of_windows,
+    reshaped,
     splat,
+    starts_of,
     tensor,
     widened,
     zeros,
@@ -47,7 +51,6 @@ from jax_tensorarray._lowering.build import (
 from jax_tensorarray._lowering.calls import (
     CALLS,
     CHECKED,
-    CHOSEN,
     FALLBACK,
     IN_RANGE,
     LOWERING,
@@ -60,7 +63,8 @@ from jax_tensorarray._lowering.calls import (
     WINDOW,
     WITHOUT_KERNELS,
     aliased,
-    chosen_row,
+    box_of,
+    clips,
     config,
     index_sizes,
     is_ours,
@@ -76,13 +80,11 @@ from jax_tensorarray._lowering.mlir import (
     Operation,
     Value,
     blocks,
-    constant,
     entry,
     functions_in_loops,
     is_in_loop,
     nested_operands,
     num_bytes,
-    operands_of,
     operation,
     terminator,
     walk,
@@ -195,7 +197,7 @@ class _Chooser:
         if not all(isinstance(t, ir.RankedTensorType) and t.has_static_shape for t in types):
             return None
         sizes = index_sizes(op)
-        if 0 in buffer.type.shape[: batch_dims + len(sizes)]:
+        if len(sizes) < (facts.index_dims or 1) or 0 in buffer.type.shape[: batch_dims + len(sizes)]:
             return None
         # XLA moves the small floats through larger ones, which does not leave all of them as they are.
         element = str(buffer.type.element_type)
@@ -205,11 +207,12 @@ class _Chooser:
             return None
         # If an example has finished its loop, its step is a row that no tape has.
         in_range = is_tape and (facts.strict or CHECKED in op.attributes)
-        drops = not in_range and self._needs_mask(op)
+        drops = not in_range and not clips(op) and self._needs_mask(op)
         masked = bool(facts.masked)
         shared, window = _shared_axes(index, batch_dims), window_of(op)
-        by_windows = bool(window) and (WHOLE in op.attributes or (len(sizes) == 1 and not drops))
-        positions = [*index.type.shape[shared:], *(() if by_windows else window)]
+        by_windows = bool(window) and (WHOLE in op.attributes or not drops)
+        shape = index.type.shape[batch_dims : index.type.rank - (len(sizes) > 1)]
+        positions = [*buffer.type.shape[shared:batch_dims], *shape, *(() if by_windows else window)]
         if self.divided and shared < batch_dims:
             return None
         # A GPU visits many positions in a sorted order. The positions of one slice need not be sorted.
@@ -419,11 +422,11 @@ class _Rewriter:
                 if value in self.passed:
                     user.operands[number] = self.passed[value]
             if choice is None:
-                for name in (LOWERING, CHECKED, IN_RANGE, CHOSEN, UNORDERED, WHOLE):
+                if WINDOW in op.attributes and FALLBACK not in op.attributes:
+                    flatten(op)
+                for name in (LOWERING, CHECKED, IN_RANGE, UNORDERED):
                     if name in op.attributes:
                         del op.attributes[name]
-                if WINDOW in op.attributes and FALLBACK not in op.attributes:
-                    give_all_rows(op)
                 continue
             self.opaque_zero = choice.opaque_zero
             with ir.InsertionPoint(op), op.location:
@@ -464,9 +467,9 @@ class _Rewriter:
         if self.barriers_hold:
             buffer = self.made_once(buffer)
             # A slice does not pass a barrier as it is: XLA would make it again for each of its uses.
-            rows = _reshaped(read(buffer), [n for n in of.shape if n != 1])
+            rows = reshaped(read(buffer), [n for n in of.shape if n != 1])
             buffer, token = self.after(buffer, [rows])
-            result = _reshaped(self.passed[rows], of.shape)
+            result = reshaped(self.passed[rows], of.shape)
             self.read_before[buffer].add(result)
             return buffer, token, result
         number = integer(32)
@@ -487,7 +490,7 @@ class _Rewriter:
         """Return a number that is 0, once `value` is there."""
         ones, element = [1] * value.type.rank, value.type.element_type
         first = hlo.slice(value, *map(mlir.dense_int_array, ([0] * len(ones), ones, ones)))
-        first = _reshaped(hlo.real(first) if isinstance(element, ir.ComplexType) else first, ())
+        first = reshaped(hlo.real(first) if isinstance(element, ir.ComplexType) else first, ())
         number = integer(32)
         zero, other = lambda: [splat(number, 0)], lambda: [hlo.convert(number, first)]
         return self._branch([number], zero, other)[0]
@@ -603,31 +606,8 @@ _REWRITES = {name: getattr(_Rewriter, name) for name in ("read", "write", "swap"
 
 def _shared_axes(index: Value, batch_dims: int) -> int:
     """Return how many of the outermost batch axes have one index for all examples."""
-    shape = _before_repeated(index).type.shape
+    shape = index.type.shape
     return next((k for k in range(batch_dims) if shape[k] != 1), batch_dims)
-
-
-def _before_repeated(index: Value) -> Value:
-    """Return the index before the lowering of its op repeated it for the examples that share it."""
-    source = operands_of(index, "broadcast_in_dim")
-    return source[0] if source and source[0].type.rank == index.type.rank else index
-
-
-def _without_axes(index: Value, shared: int) -> Value:
-    """Return the index without its first axes, whose examples share it."""
-    if not shared:
-        return index
-    whole, index = index.type.shape[shared:], _before_repeated(index)
-    shape = index.type.shape[shared:]
-    while index.type.shape != shape:  # axes of size 1 that vmap has added
-        source = operands_of(index, "broadcast_in_dim")
-        if not source or math.prod(source[0].type.shape) != math.prod(shape):
-            break
-        (index,) = source
-    index = _reshaped(index, shape)
-    if shape == whole:
-        return index
-    return hlo.broadcast_in_dim(tensor(whole, index.type.element_type), index, mlir.dense_int_array(range(len(whole))))
 
 
 class _Access(NamedTuple):
@@ -666,30 +646,24 @@ class _Access(NamedTuple):
 
 def _accesses(op: Operation, choice: _Choice) -> tuple[list[_Access], Sequence[Value]]:
     """Return the slices that a call stands for, in the order of its positions, and the readers that it waits for."""
-    buffer, batch_dims = op.operands[0], config(op).batch_dims or 0
-    rows = index_sizes(op)
-    index, where, window = _positions(op, choice)
-    size, shape = math.prod(rows), buffer.type.shape
-    taken = [*[1] * (len(rows) - len(window)), *window]
-    batch, inner, elem = shape[: choice.shared], batch_dims - choice.shared, shape[batch_dims + len(rows) :]
-    sizes = (*batch, *[1] * inner, *taken, *elem)
-    is_inside, index = _inside(op, index)
-    if is_inside is not None or not choice.drops:
-        index = _unclamped(index, size - taken[0]) if len(rows) == 1 else index
-    found = []
-    for place in np.ndindex(*index.type.shape):
-        row = widened(_part(index, 0, place, ()), size)
+    shape, batch_dims, sizes = op.operands[0].type.shape, config(op).batch_dims or 0, index_sizes(op)
+    starts, where, box = _positions(op, choice)
+    batch, inner, elem = shape[: choice.shared], batch_dims - choice.shared, shape[batch_dims + len(sizes) :]
+    taken, found = (*batch, *[1] * inner, *box, *elem), []
+    for place in np.ndindex(*starts[0].type.shape):
+        rows = [widened(_part(x, 0, place, ()), max(shape)) for x in starts]
         mask = None if where is None else _part(where, choice.shared, place, batch)
         if choice.drops:
-            inside = hlo.not_(is_out_of_bounds(row, size)) if is_inside is None else _part(is_inside, 0, place, ())
+            inside = in_range(rows, sizes, box)
             inside = inside if mask is None else hlo.broadcast_in_dim(mask.type, inside, mlir.dense_int_array([]))
             mask = inside if mask is None else hlo.and_(mask, inside)
         if mask is not None:
             dims = mlir.dense_int_array(range(mask.type.rank))
-            mask = hlo.broadcast_in_dim(tensor(sizes, mask.type.element_type), mask, dims)
-        start = [0] * choice.shared, list(place[:inner]), _along_axes(row, rows, taken), [0] * len(elem)
-        starts = (splat(row.type, at) if isinstance(at, int) else at for part in start for at in part)
-        found.append(_Access(choice.shared, place, tuple(starts), sizes, mask, batch_dims))
+            mask = hlo.broadcast_in_dim(tensor(taken, mask.type.element_type), mask, dims)
+        of = rows[0].type
+        before, after = [0] * choice.shared + list(place[:inner]), [0] * len(elem)
+        start = [*(splat(of, at) for at in before), *rows, *(splat(of, at) for at in after)]
+        found.append(_Access(choice.shared, place, tuple(start), taken, mask, batch_dims))
     return found, _readers(op)
 
 
@@ -709,30 +683,31 @@ def _readers(op: Operation) -> list[Value]:
 class _AtOnce(NamedTuple):
     """The rows of a call as those of one gather or scatter.
 
-    A buffer has the axes `[*shared, *own, *sizes, *elem]`, the index `[*own, *I]`.
+    A buffer has the axes `[*shared, *own, *sizes, *elem]`, where a box starts along an axis is `[*own, *I]`.
     """
 
+    starts: list[Value]
     sizes: list[int]
-    row: Value
-    mask: Value | None  #: of the positions
+    box: list[int]
+    windows: int  #: how many of the last axes of a box the rows have
+    mask: Value | None  #: of the positions: False where the op does nothing
+    drops: bool  #: boxes out of range are left out
+    moves: bool  #: they are moved into range
     shared: int
     own: int
-    window: Sequence[int]
     reverse: bool
     readers: Sequence[Value]
 
     @classmethod
     def of(cls, op: Operation, choice: _Choice) -> "_AtOnce":
         facts, sizes = config(op), index_sizes(op)
-        batch_dims = facts.batch_dims or 0
         shared = 0 if choice.masked else choice.shared  # an example may have a mask of its own
-        index, mask, window = _positions(op, choice._replace(shared=shared))
-        is_inside, index = _inside(op, index)
-        row = widened(index, math.prod(sizes))
-        if choice.drops:
-            inside = hlo.not_(is_out_of_bounds(row, math.prod(sizes))) if is_inside is None else is_inside
-            mask = inside if mask is None else hlo.and_(mask, inside)
-        return cls(sizes, row, mask, shared, batch_dims - shared, window, bool(facts.reverse), _readers(op))
+        starts, mask, box = _positions(op, choice._replace(shared=shared))
+        starts = [widened(x, max(sizes)) for x in starts]
+        windows = len(window_of(op)) if choice.by_windows else 0
+        own, moves = (facts.batch_dims or 0) - shared, clips(op) and IN_RANGE not in op.attributes
+        reverse = bool(facts.reverse)
+        return cls(starts, sizes, box, windows, mask, choice.drops, moves, shared, own, reverse, _readers(op))
 
     @property
     def at(self) -> int:
@@ -740,47 +715,47 @@ class _AtOnce(NamedTuple):
         return self.shared + self.own
 
     @property
-    def taken(self) -> list[int]:
-        """How many rows a window has along each axis."""
-        return [*[1] * (len(self.sizes) - len(self.window)), *self.window]
+    def rank(self) -> int:
+        """The number of axes of the positions."""
+        return self.starts[0].type.rank
 
     @property
     def collapsed(self) -> list[int]:
         """The axes along which a window has no axis."""
-        return list(range(self.at, self.at + len(self.sizes) - len(self.window)))
+        return list(range(self.at, self.at + len(self.sizes) - self.windows))
 
     def dims(self, rank: int) -> list[int]:
-        """Return the axes of the rows `[*shared, *own, *I, *window, *elem]` that are not axes of the index."""
-        return [*range(self.shared), *range(self.shared + self.row.type.rank, rank)]
-
-    def starts(self, *, clamps: bool) -> list[Value]:
-        """Return where a window starts along each axis."""
-        return _along_axes(self.row, self.sizes, self.taken, clamps=clamps)
+        """Return the axes of the rows `[*shared, *own, *I, *window, *elem]` that are not axes of the positions."""
+        return [*range(self.shared), *range(self.shared + self.rank, rank)]
 
     @staticmethod
     def joined(starts: Sequence[Value]) -> Value:
-        parts = [_reshaped(start, [*start.type.shape, 1]) for start in starts]
+        parts = [reshaped(start, [*start.type.shape, 1]) for start in starts]
         return parts[0] if len(parts) == 1 else hlo.concatenate(parts, mlir.i64_attr(parts[0].type.rank - 1))
 
     def gathered(self, buffer: Value) -> Value:
-        """Return the rows of a buffer, zeros where the mask is False."""
-        shape, rank, first = buffer.type.shape, self.row.type.rank, self.at + len(self.sizes)
+        """Return the rows of a buffer, zeros where the op does nothing."""
+        shape, rank, first = buffer.type.shape, self.rank, self.at + len(self.sizes)
         elem, rows = shape[first:], list(range(self.at, first))
         dims = hlo.GatherDimensionNumbers.get(
-            offset_dims=self.dims(self.shared + rank + len(self.window) + len(elem)),
+            offset_dims=self.dims(self.shared + rank + self.windows + len(elem)),
             collapsed_slice_dims=self.collapsed,
             operand_batching_dims=list(range(self.shared, self.at)),
             start_indices_batching_dims=list(range(self.own)),
             start_index_map=rows,
             index_vector_dim=rank,
         )
-        taken = mlir.dense_int_array([*shape[: self.shared], *[1] * self.own, *self.taken, *elem])
-        rows = hlo.gather(buffer, self.joined(self.starts(clamps=True)), dims, taken)
-        if self.mask is None:
+        taken = mlir.dense_int_array([*shape[: self.shared], *[1] * self.own, *self.box, *elem])
+        rows = hlo.gather(buffer, self.joined(self.starts), dims, taken)
+        mask = self.mask
+        if self.drops:
+            inside = in_range(self.starts, self.sizes, self.box)
+            mask = inside if mask is None else hlo.and_(mask, inside)
+        if mask is None:
             return rows
-        whole = tensor(rows.type.shape, self.mask.type.element_type)
+        whole = tensor(rows.type.shape, mask.type.element_type)
         positions = mlir.dense_int_array(range(self.shared, self.shared + rank))
-        return hlo.select(hlo.broadcast_in_dim(whole, self.mask, positions), rows, splat(rows.type, 0))
+        return hlo.select(hlo.broadcast_in_dim(whole, mask, positions), rows, splat(rows.type, 0))
 
     def scattered(
         self,
@@ -790,9 +765,10 @@ class _AtOnce(NamedTuple):
         tokens: Sequence[Value | None],
     ) -> Value:
         """Return the buffer with the value in its rows, once the tokens, which are 0, are there."""
-        rank = self.row.type.rank
-        row, *others = self.starts(clamps=False)
-        element = buffer.type.element_type
+        rank, element = self.rank, buffer.type.element_type
+        row, *others = self.starts
+        if self.moves:
+            row, *others = (clamped(x, size - n) for x, size, n in zip(self.starts, self.sizes, self.box, strict=True))
         for token in [token for token in tokens if token is not None]:
             number = hlo.convert(tensor([], row.type.element_type), token)
             row = hlo.add(row, hlo.broadcast_in_dim(row.type, number, mlir.dense_int_array([])))
@@ -820,89 +796,20 @@ class _AtOnce(NamedTuple):
         return op.results[0]
 
 
-def _positions(op: Operation, choice: _Choice) -> tuple[Value, Value | None, tuple[int, ...]]:
-    """Return the index without axes whose examples share it, the mask, and the window if windows are moved whole."""
-    index = _without_axes(op.operands[1], choice.shared)
-    mask, window = mask_of(op), window_of(op)
+def _positions(op: Operation, choice: _Choice) -> tuple[list[Value], Value | None, list[int]]:
+    """Return where the boxes of a call start along each axis, its mask for each example, and the sizes of the boxes.
+
+    The starts have no axes for the examples that share them.
+    """
+    shape, mask, window, box = op.operands[0].type.shape, mask_of(op), window_of(op), box_of(op)
+    batch_dims, sizes = config(op).batch_dims or 0, index_sizes(op)
+    starts = [reshaped(x, x.type.shape[choice.shared :]) for x in starts_of(op)]
+    starts = [for_each(x, shape[choice.shared : batch_dims]) for x in starts]
+    mask = None if mask is None else for_each(mask, shape[:batch_dims])
     if not window or choice.by_windows:
-        return index, mask, window
+        return starts, mask, box
     mask = None if mask is None else repeated(mask, window)
-    return rows_of_windows(index, window, index_sizes(op)), mask, ()
-
-
-def _inside(op: Operation, index: Value) -> tuple[Value | None, Value]:
-    """Return where an index is in range, if the program says so, and the index there.
-
-    XLA sees that other accesses use the same row.
-    """
-    if chosen_row(index) is None or not (CHOSEN in op.attributes or IN_RANGE in op.attributes):
-        return None, index
-    inside, row, _ = operands_of(index, "select")
-    return _of_shape(inside, index), row
-
-
-def _of_shape(predicate: Value, of: Value) -> Value:
-    """Return a predicate, which may be one for all elements, elementwise."""
-    if predicate.type.rank == of.type.rank:
-        return predicate
-    whole = tensor(of.type.shape, predicate.type.element_type)
-    return hlo.broadcast_in_dim(whole, predicate, mlir.dense_int_array([]))
-
-
-def _along_axes(row: Value, sizes: Sequence[int], taken: Sequence[int], *, clamps: bool = True) -> list[Value]:
-    """Return where a window that takes so many rows starts along axes of these sizes. The last one counts fastest.
-
-    `clamps` says that what takes these numbers moves them into range, as a slice and a gather do.
-    """
-    unclamped = _unclamped if clamps else lambda row, last: row
-    places: list[Value] = []
-    for size, count in zip(reversed(sizes[1:]), reversed(taken[1:]), strict=True):
-        if count == size:
-            places.insert(0, splat(row.type, 0))
-            row = _multiplied(row, size) or hlo.divide(row, splat(row.type, size))
-            continue
-        known = _counted(row, size)
-        place = unclamped(known[1], size - count) if known else hlo.remainder(row, splat(row.type, size))
-        row = known[0] if known else hlo.divide(row, splat(row.type, size))
-        places.insert(0, place)
-    return [unclamped(row, sizes[0] - taken[0]), *places]
-
-
-def _unclamped(row: Value, last: int) -> Value:
-    """Return numbers before they were moved into the range from 0 to `last`, as XLA does for a slice or a gather."""
-    limits = _limits(row)
-    return limits[1] if limits and (constant(limits[0]), constant(limits[2])) == (0, last) else row
-
-
-def _limits(row: Value) -> list[Value]:
-    """Return the least number, the numbers and the greatest one, if the program moves numbers into that range.
-
-    In a `shard_map`, `in_place` does so by two operations.
-    """
-    upper = operands_of(row, "minimum")
-    lower = operands_of(upper[0], "maximum") if upper else []
-    return [lower[1], lower[0], upper[1]] if lower else operands_of(row, "clamp")
-
-
-def _counted(row: Value, size: int) -> tuple[Value, Value] | None:
-    """Return a number and one below `size`, if the program counts a row of two axes by them."""
-    for product, rest in itertools.permutations(operands_of(row, "add"), 2):
-        whole = _multiplied(product, size)
-        if whole is not None and _is_clamped(rest, size):
-            return whole, rest
-    return None
-
-
-def _multiplied(product: Value, size: int) -> Value | None:
-    """Return what has been multiplied by a size, if the program does so."""
-    found = itertools.permutations(operands_of(product, "multiply"), 2)
-    return next((whole for whole, by in found if constant(by) == size), None)
-
-
-def _is_clamped(number: Value, size: int) -> bool:
-    limits = [constant(x) for x in _limits(number)[::2]]
-    known = [n for n in limits if n is not None]
-    return len(known) == 2 and known[0] >= 0 and known[1] < size
+    return [every_row(*starts, *window, *sizes)], mask, [1]
 
 
 def _part(value: Value, shared: int, place: Sequence[int], shape: Sequence[int]) -> Value:
@@ -912,17 +819,12 @@ def _part(value: Value, shared: int, place: Sequence[int], shape: Sequence[int])
         start = [*before, *place, *[0] * (len(after) - shared - len(place))]
         after[shared : shared + len(place)] = [at + 1 for at in place]
         value = hlo.slice(value, *map(mlir.dense_int_array, (start, after, [1] * len(after))))
-    return _reshaped(value, shape)
+    return reshaped(value, shape)
 
 
 def _joined(rows: Sequence[Value], result: Any, shared: int) -> Value:
     """Return the result of an op, joined of the rows at its places."""
     if len(rows) > 1:
         batch, row = result.shape[:shared], math.prod(result.shape[shared:]) // len(rows)
-        rows = [hlo.concatenate([_reshaped(r, [*batch, 1, row]) for r in rows], mlir.i64_attr(shared))]
-    return _reshaped(rows[0], result.shape)
-
-
-def _reshaped(value: Value, shape: Sequence[int]) -> Value:
-    of = tensor(shape, value.type.element_type)
-    return value if value.type == of else hlo.reshape(of, value)
+        rows = [hlo.concatenate([reshaped(r, [*batch, 1, row]) for r in rows], mlir.i64_attr(shared))]
+    return reshaped(rows[0], result.shape)

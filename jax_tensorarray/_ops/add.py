@@ -17,6 +17,7 @@ from jax_tensorarray._ops.primitive import (
     is_zero,
     like_buffer,
     make_primitive,
+    once_checked,
     row_kernel,
     zero_tangent,
 )
@@ -98,7 +99,7 @@ def _in_plain_jax(*operands: Array, batch_dims: int, reverse: bool, **_: Any) ->
 def _checks(buffer: Array, index: Array, value: Array, *where: Array, **params: Unpack[Params]) -> None:
     """Add as JAX does, where `checkify` finds a NaN."""
     if jnp.issubdtype(value.dtype, jnp.inexact):
-        rows = ta_read_p.bind(buffer, index, *where, **params | {"mode": "drop"})
+        rows = ta_read_p.bind(buffer, index, *where, **once_checked(params))
         masks = [lax.broadcast_in_dim(w, value.shape, range(w.ndim)) for w in where]
         lax.add(rows, *[jnp.where(mask, value, 0) for mask in masks] or [value])
 

@@ -1,11 +1,10 @@
 """Convert the arguments that say which rows of a buffer an op is for to operands and parameters of a row op.
 
 An index addresses rows along one axis. With `axis`, the axes before it are batch axes, and all of them share the
-index, which has size 1 along them. A tuple addresses several axes, and becomes one index that counts their rows. With
-`length`, each index is the first of that many rows. Those that a tuple addresses are counted one by one.
+index, which has size 1 along them. A tuple addresses several axes, and its parts are joined along a last axis. With
+`length`, each index is the first of that many rows. Those that a tuple addresses become positions of their own.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -14,10 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_tensorarray._ops import arguments, reference
+from jax_tensorarray._ops import arguments
 from jax_tensorarray._ops.arguments import Index
 from jax_tensorarray._ops.check import ta_check
 from jax_tensorarray._ops.primitive import Params, row_params
+from jax_tensorarray._ops.starts import every_row, joined, positions_of
 from jax_tensorarray._types import INT32_MAX
 
 Array = jax.Array
@@ -43,7 +43,8 @@ class RowOperands(NamedTuple):
         The value is broadcast to `[*batch, *I, *elem]` and gets the dtype of the buffer.
         """
         batch_dims, index_dims = self.params["batch_dims"], self.params["index_dims"]
-        shape = (*self.buffer.shape[:batch_dims], *self.at.shape[batch_dims:], *self.params["window"])
+        positions = positions_of(self.at, index_dims)[batch_dims:]
+        shape = (*self.buffer.shape[:batch_dims], *positions, *self.params["window"])
         rows = arguments.as_value(self.op, value, self.buffer, shape, batch_dims, index_dims)
         return (self.buffer, self.at, rows, *self.where)
 
@@ -88,7 +89,7 @@ def rows(
     if len(parts) == 1:
         ((at, mode),) = found
     else:
-        at, mode = _counted(op, names, found, sizes, shape, mask, mode), "drop"
+        at, mode = _joined(op, names, found, sizes, shape, mask, mode), "drop"
     batch = buffer.shape[:axis]
     ones = (1,) * axis
     at = _for_none(batch, names, found, sizes, shape, length, mask) if 0 in batch else at.reshape((*ones, *at.shape))
@@ -141,12 +142,12 @@ def _common_shape(op: str, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]
 def _every_row(first: Index, length: int) -> Index:
     """Return the consecutive numbers that start at each entry of an index."""
     if isinstance(first, jax.Array):
-        return reference.rows_of_windows((length,), (length,), first)[0]
+        return every_row(first, length)
     bounded = np.asarray(np.minimum(first.astype(object), 2**62), np.int64)  # an uint64 may be larger than any int64
     return bounded[..., None] + np.arange(length)
 
 
-def _counted(
+def _joined(
     op: str,
     names: Sequence[str],
     found: Sequence[tuple[Index, str | None]],
@@ -155,28 +156,23 @@ def _counted(
     mask: Sequence[Array],
     mode: str | None,
 ) -> Index:
-    """Combine the indices of several axes into one, the last axis fastest; -1 where one of them is out of range."""
-    total = math.prod(sizes)
-    dtype: Any = np.int32 if total <= INT32_MAX else np.int64
-    if dtype == np.int64 and not jax.config.jax_enable_x64:
+    """Check the indices of several axes, and join them along a last axis; -1 is out of range."""
+    if max(sizes) > INT32_MAX and not jax.config.jax_enable_x64:
         raise OverflowError(
-            f"{op}: a tuple counts the {total} rows of the axes {tuple(sizes)} in integers that JAX does not have by "
-            'default; jax.config.update("jax_enable_x64", True) gives it larger ones'
+            f"{op}: a tuple addresses the axes {tuple(sizes)} by integers that JAX does not have by default; "
+            'jax.config.update("jax_enable_x64", True) gives it larger ones'
         )
-    at: Any = np.zeros((), dtype)
-    inside: Any = np.ones((), bool)
+    dtype: Any = np.int32 if max(sizes) <= INT32_MAX else np.int64
+    rows = list[Any]()
     for name, (part, left), size in zip(names, found, sizes, strict=True):
-        row: Any = part
         if isinstance(part, jax.Array) or left != "drop":
-            whole = jnp.broadcast_to(part, shape)
-            row = ta_check(whole, size, where=mask[0] if mask else None, mode=mode, op=name)
-            is_inside = row >= 0
+            part = ta_check(jnp.broadcast_to(part, shape), size, where=mask[0] if mask else None, mode=mode, op=name)
+            rows.append(part.astype(dtype))
         else:
-            is_inside = np.asarray((part >= 0) & (part < size))
-        at, inside = at * dtype(size) + row.astype(dtype), inside & is_inside
-    if isinstance(at, np.ndarray | np.generic):
-        return np.broadcast_to(np.where(inside, at, dtype(-1)), shape)
-    return jnp.where(inside, at, dtype(-1))
+            rows.append(np.broadcast_to(np.where((part >= 0) & (part < size), part, -1), shape).astype(dtype))
+    if any(isinstance(row, jax.Array) for row in rows):
+        return joined(list(map(jnp.asarray, rows)))
+    return np.stack(rows, axis=-1)
 
 
 def _for_none(
@@ -194,7 +190,7 @@ def _for_none(
     """
     from jax_tensorarray._ops.read import ta_read_p  # whose arguments come from here
 
-    at = jnp.zeros((*batch, *shape), jnp.int32)
+    at = jnp.zeros((*batch, *shape, *([len(names)] if len(names) > 1 else [])), jnp.int32)
     for name, (part, mode), size in zip(names, found, sizes, strict=True):
         if mode != "drop":
             index = jnp.broadcast_to(part, shape)

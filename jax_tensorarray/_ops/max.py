@@ -1,7 +1,6 @@
 """`ta_max`: the maximum into rows of a buffer. Its derivative belongs to the elements that attain the maximum."""
 
 import math
-from collections.abc import Sequence
 from typing import Any, Unpack
 
 import jax
@@ -24,6 +23,7 @@ from jax_tensorarray._ops.primitive import (
     zero_tangent,
 )
 from jax_tensorarray._ops.read import ta_read_p
+from jax_tensorarray._ops.starts import counting, numbers_of_rows, positions_of
 from jax_tensorarray._ops.write import ta_write_p
 
 
@@ -93,19 +93,15 @@ def _jvp(primals: Any, tangents: Any, **params: Unpack[Params]) -> Any:
     out = ta_max_p.bind(*primals, **params)
     if is_zero(buffer_dot) and is_zero(value_dot):
         return out, zero_tangent(out)
-    batch_dims, window = params["batch_dims"], params["window"]
-    sizes = buffer.shape[batch_dims : batch_dims + params["index_dims"]]
-    index, *where = reference.rows_of_windows(window, sizes, index, *where)
-    params["window"] = ()
     old = ta_read_p.bind(buffer, index, *where, **params)
     # NaN is neither more nor less than anything: it has no derivative, as in jnp.maximum.
-    if math.prod(index.shape[batch_dims:]) <= 1:
+    if math.prod(positions_of(index, params["index_dims"])[params["batch_dims"] :]) <= 1:
         # Nor would a value be equal to the maximum, if XLA computes it anew beside the op and rounds in another way.
         keeps, wins = old >= value, value >= old
     else:
         new = ta_read_p.bind(out, index, *where, **params)
         keeps, wins = old == new, value == new
-    ties = jnp.maximum(keeps.astype(jnp.int32) + _count(wins, index, where, batch_dims), 1)
+    ties = jnp.maximum(keeps.astype(jnp.int32) + _count(wins, buffer, index, *where, **params), 1)
 
     def share(attains: Array, dot: Array) -> Array:
         return jnp.where(attains, dot, jnp.zeros((), dot.dtype)) / ties.astype(dot.dtype)
@@ -121,19 +117,23 @@ def _jvp(primals: Any, tangents: Any, **params: Unpack[Params]) -> Any:
     return out, out_dot
 
 
-def _count(wins: Array, index: Array, where: Sequence[Array], batch_dims: int) -> Array:
+def _count(wins: Array, buffer: Array, index: Array, *where: Array, **params: Unpack[Params]) -> Array:
     """Count, for each position, the values that attain the maximum of its row."""
-    count = math.prod(index.shape[batch_dims:])
+    batch_dims = params["batch_dims"]
     ones = wins.astype(jnp.int32)
-    if count <= 1:
+    if math.prod(positions_of(index, params["index_dims"])[batch_dims:]) <= 1:
         return ones
     # Positions that address one row are counted in one row of a small buffer: the first of their rows, once sorted.
     first = _first_place
     for _ in range(batch_dims):
         first = jax.vmap(first)
-    rows, *masks = (x.reshape(*x.shape[:batch_dims], count) for x in (index, *where))
-    rows = first(rows)
-    ones = ones.reshape(*wins.shape[:batch_dims], count, *wins.shape[index.ndim :])
+    with counting(buffer, params):
+        numbers = numbers_of_rows(buffer, index, *where, **params)
+        positions = numbers[0].shape
+        flat = (*positions[:batch_dims], math.prod(positions[batch_dims:]))
+        rows, *masks = (x.reshape(flat) for x in numbers)
+        rows = first(rows).astype(jnp.int32)
+    ones = ones.reshape(*flat, *wins.shape[len(positions) :])
     params = row_params("ta_max", "drop", batch_dims=batch_dims)
     counted = ta_add_p.bind(jnp.zeros_like(ones), rows, ones, *masks, **params)
     return ta_read_p.bind(counted, rows, **params).reshape(wins.shape)

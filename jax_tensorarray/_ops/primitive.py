@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, TypedDict, Unpack
 
 import jax
@@ -27,7 +28,6 @@ from jax.interpreters import ad, batching, mlir, xla
 from jax.sharding import PartitionSpec
 
 from jax_tensorarray import _compat, _kernels
-from jax_tensorarray._lowering.build import give_all_rows
 from jax_tensorarray._lowering.calls import (
     LOWERING,
     PREFIX,
@@ -42,7 +42,7 @@ from jax_tensorarray._lowering.calls import (
 from jax_tensorarray._lowering.fallback import add as add_fallback
 from jax_tensorarray._lowering.mlir import operation
 from jax_tensorarray._ops import sorting
-from jax_tensorarray._ops.reference import rows_of_windows
+from jax_tensorarray._ops.starts import counting, numbers_of_rows, positions_of, sizes_of
 
 Array = jax.Array
 
@@ -51,10 +51,13 @@ class Params(TypedDict):
     """The parameters that a row op is bound with."""
 
     batch_dims: int  #: leading axes of all operands; of size 1 in an index or a mask that examples share
-    index_dims: int  #: number of axes after these whose rows an index counts, the last one fastest
-    window: tuple[int, ...]  #: each index is the first row of a box of these sizes along the last of these axes
-    whole: bool  #: all rows of such a box are in range, and the box crosses no end of an axis; or all are out of range
-    mode: str | None  #: "error", "drop", or None: "error" unless no mask reaches what vmap batches
+    index_dims: int  #: number of axes after these along which an index says where a box of rows starts, see `starts`
+    window: tuple[int, ...]  #: the sizes of the box along the last of these axes; it has one row along the others
+    whole: bool  #: the rows of a box are in range all together or not at all, else each by itself
+    #: What an index out of range does. "error": it raises, along one axis and for each row. "drop": the row, or the
+    #: whole box, is left out. "clip": the box is moved into range. None: "error", unless no mask reaches what vmap
+    #: batches.
+    mode: str | None
     reverse: bool  #: walk the positions of the index last to first
     op: str  #: the public op that the user called, for messages
     lowering: str  #: "auto", "ffi" or "xla", see `_lowering.slices`
@@ -82,6 +85,16 @@ def row_params(
         "op": op,
         "lowering": lowering,
     }
+
+
+def may_raise(params: Params) -> bool:
+    """Return whether an index out of range is an error."""
+    return params["mode"] in ("error", None)
+
+
+def once_checked(params: Params) -> Params:
+    """Return the parameters of an op whose index has been checked by another."""
+    return params | {"mode": "drop"} if may_raise(params) else params
 
 
 #: The primitives of row ops, whose `kernel` is a `RowKernel`, and the calls they lower to.
@@ -218,13 +231,18 @@ def _run(primitive: Primitive, *operands: Any, **params: Any) -> Any:
 def check_operands(buffer: Any, index: Any, rest: Sequence[Any], takes_value: bool, **params: Unpack[Params]) -> None:
     """Check the operands of a bind. The public functions make them fit; this guards binds by hand."""
     op, batch_dims, index_dims = params["op"], params["batch_dims"], params["index_dims"]
-    batch, positions = buffer.shape[:batch_dims], index.shape[batch_dims:]
+    batch, positions = buffer.shape[:batch_dims], positions_of(index, index_dims)[batch_dims:]
     if buffer.ndim <= batch_dims or not _is_for(batch, index):
         raise ValueError(f"{op}: buffer {buffer.shape} and index {index.shape} do not share {batch_dims} batch axes")
     if not 0 < index_dims <= buffer.ndim - batch_dims:
         raise ValueError(f"{op}: buffer {buffer.shape} with {batch_dims} batch axes has no rows of {index_dims} axes")
-    sizes = buffer.shape[batch_dims : batch_dims + index_dims]
-    window = params["window"]
+    if index_dims > 1 and index.shape[batch_dims:][-1:] != (index_dims,):
+        raise ValueError(f"{op}: index {index.shape} does not end with its {index_dims} starts")
+    if may_raise(params) and (index_dims > 1 or params["whole"]):
+        raise ValueError(f"{op}: an index raises along one axis only, and for each row; got mode {params['mode']!r}")
+    sizes, window = sizes_of(buffer, params), params["window"]
+    if (params["mode"] == "clip" or (window and index_dims > 1)) and not params["whole"]:
+        raise ValueError(f"{op}: a box along several axes, or one that is moved into range, is whole")
     if len(window) > index_dims or any(n > size for n, size in zip(window[::-1], sizes[::-1], strict=False)):
         raise ValueError(f"{op}: a window of {window} rows does not fit into {sizes}")
     if not jnp.issubdtype(index.dtype, jnp.integer):
@@ -251,11 +269,11 @@ def like_buffer(buffer: Any) -> ShapedArray:
 
 def rows_of(buffer: Any, index: Any, **params: Unpack[Params]) -> ShapedArray:
     """Return the type of the rows that `index` addresses: `[*batch, *I, *window, *elem]`."""
-    batch_dims, window = params["batch_dims"], params["window"]
-    elem = range(batch_dims + params["index_dims"], buffer.ndim)
-    shape = [*buffer.shape[:batch_dims], *index.shape[batch_dims:], *window, *(buffer.shape[d] for d in elem)]
-    dims = [*range(batch_dims), *[None] * (index.ndim - batch_dims + len(window)), *elem]
-    return type_like(buffer, shape, dims)
+    batch_dims, index_dims = params["batch_dims"], params["index_dims"]
+    rows = (*positions_of(index, index_dims)[batch_dims:], *params["window"])
+    elem = range(batch_dims + index_dims, buffer.ndim)
+    shape = [*buffer.shape[:batch_dims], *rows, *(buffer.shape[d] for d in elem)]
+    return type_like(buffer, shape, [*range(batch_dims), *[None] * len(rows), *elem])
 
 
 def row_of(buffer: Any, batch_dims: int) -> ShapedArray:
@@ -396,13 +414,12 @@ def batched_mode(mode: str | None, *, is_batched: bool) -> str | None:
 
 def _finds_index(enabled: frozenset[Any], buffer: Any, params: Params) -> bool:
     """Return whether `checkify` looks at the index of an op. JAX has no indexing of a buffer without rows."""
-    sizes = buffer.shape[params["batch_dims"] : params["batch_dims"] + params["index_dims"]]
-    return params["mode"] != "drop" and checkify.index_checks <= enabled and math.prod(sizes) > 0
+    return may_raise(params) and checkify.index_checks <= enabled and buffer.shape[params["batch_dims"]] > 0
 
 
 def _params_when_checked(enabled: frozenset[Any], operands: Sequence[Array], params: Params) -> Params:
     """Return the parameters to bind: an index in which `checkify` finds an error does not raise one as well."""
-    return params | {"mode": "drop"} if _finds_index(enabled, operands[0], params) else params
+    return once_checked(params) if _finds_index(enabled, operands[0], params) else params
 
 
 def _indexed(buffer: Array, index: Array) -> Array:
@@ -415,16 +432,15 @@ def _check(
     """Index the buffer as JAX does, where `checkify` finds the errors."""
     buffer, index, *rest = operands
     if _finds_index(enabled, buffer, params):
-        batch, sizes, elem = np.split(buffer.shape, [params["batch_dims"], params["batch_dims"] + params["index_dims"]])
         if len(operands) == len(call.operands):
             index = jnp.where(rest[-1], index, 0)
-        (index,) = rows_of_windows(params["window"], sizes, for_each(index, buffer.shape[: len(batch)]))
+        (index,) = numbers_of_rows(buffer, index, **params)
         if index.dtype.itemsize < 4:
             index = index.astype(jnp.int32)  # JAX compares it with the size in its own dtype
         read: Callable[..., Array] = _indexed
-        for _ in batch:
+        for _ in range(params["batch_dims"]):
             read = jax.vmap(read)
-        read(buffer.reshape(*batch, math.prod(sizes), *elem), index)
+        read(buffer, index)
     if checks is not None:
         checks(*operands, **params)
 
@@ -432,39 +448,18 @@ def _check(
 # --- lowering --------------------------------------------------------------------------------------------------
 
 
-def for_each(x: Array, batch: tuple[int, ...]) -> Array:
-    """Repeat an index or a mask along the batch axes whose examples share it."""
-    shape = (*batch, *x.shape[len(batch) :])
-    return x if x.shape == shape else lax.broadcast_in_dim(x, shape, range(x.ndim))
-
-
-def _lower_for_each(ctx: Any, operands: tuple[Any, ...], batch_dims: int) -> tuple[Any, tuple[Any, ...]]:
-    """Repeat what examples share among the operands of a row op. Return the context of the op with those operands."""
-    batch = ctx.avals_in[0].shape[:batch_dims]
-    whole = [aval.update(shape=(*batch, *aval.shape[batch_dims:])) for aval in ctx.avals_in]
-    if whole == list(ctx.avals_in):
-        return ctx, operands
-    repeat = mlir.lower_fun(lambda *xs: [for_each(x, batch) for x in xs])
-    return ctx.replace(avals_in=whole), tuple(repeat(ctx.replace(avals_out=whole), *operands))
-
-
 def _on_one_axis(reference: Callable[..., Any], call: Call) -> Callable[..., Any]:
     """Extend `reference`, written for one axis and single rows, to several axes and windows."""
 
-    def meaning(
-        buffer: Array, *operands: Array, batch_dims: int, index_dims: int, window: tuple[int, ...] = (), **params: Any
-    ) -> Any:
-        batch, sizes, elem = np.split(buffer.shape, [batch_dims, batch_dims + index_dims])
-        index, *rest = operands
-        values = len(call.operands) - 3  # after the buffer and the index, and before the mask
-        index, *where = (for_each(x, buffer.shape[:batch_dims]) for x in (index, *rest[values:]))
-        index, *where = rows_of_windows(window, sizes, index, *where)
-        operands = (index, *rest[:values], *where)
-        if index_dims == 1:
-            return reference(buffer, *operands, batch_dims=batch_dims, **params)
-        merged = buffer.reshape(*batch, math.prod(sizes), *elem)
-        out = reference(merged, *operands, batch_dims=batch_dims, **params)
-        if not call.in_place:
+    def meaning(buffer: Array, index: Array, *rest: Array, **params: Unpack[Params]) -> Any:
+        batch_dims, index_dims = params["batch_dims"], params["index_dims"]
+        batch, sizes, elem = (buffer.shape[a:b] for a, b in pairwise([0, batch_dims, batch_dims + index_dims, None]))
+        merged = buffer if index_dims == 1 else buffer.reshape(*batch, math.prod(sizes), *elem)
+        value, where = rest[: call.takes_value], rest[call.takes_value :]
+        with counting(buffer, params):
+            numbers, *masks = numbers_of_rows(buffer, index, *where, **params)
+            out = reference(merged, numbers, *value, *masks, batch_dims=batch_dims, reverse=params["reverse"])
+        if index_dims == 1 or not call.in_place:
             return out
         if len(call.results) == 1:
             return out.reshape(buffer.shape)
@@ -490,7 +485,6 @@ def _lower_without_kernel(
     # Sizes or platforms may still be unknown: values of the enclosing function.
     if ctx.dim_var_values or not _compat.is_rewritten():
         return fallback(ctx, *operands, **params)
-    ctx, operands = _lower_for_each(ctx, operands, params["batch_dims"])
     results = _lower(kernel, fallback, ctx, *operands, **params)
     call = operation(results[0].owner)
     if is_ours(call):
@@ -535,58 +529,55 @@ class RowKernel:
     name: str
     call: Call
 
-    def __call__(
-        self,
-        ctx: Any,
-        *operands: Any,
-        platform: str,
-        batch_dims: int,
-        index_dims: int,
-        window: tuple[int, ...],
-        whole: bool,
-        mode: str | None,
-        reverse: bool,
-        op: str,
-        lowering: str,
-    ) -> Any:
-        ctx, operands = _lower_for_each(ctx, operands, batch_dims)
-        buffer, index, *_ = ctx.avals_in
+    def __call__(self, ctx: Any, *operands: Any, platform: str, **params: Unpack[Params]) -> Any:
         in_place, masked = self.call.in_place, len(operands) == len(self.call.operands)
-        sizes = buffer.shape[batch_dims : batch_dims + index_dims]
-        count = math.prod((*index.shape[batch_dims:], *window))
+        batch_dims, index_dims, window = params["batch_dims"], params["index_dims"], params["window"]
+        buffer, index, *_ = ctx.avals_in
+        sizes = sizes_of(buffer, params)
+        count = math.prod((*positions_of(index, index_dims)[batch_dims:], *window))
         is_sorted = in_place and sorting.is_sorted(platform, math.prod(sizes), count)
-        if is_sorted:
-            how = {"sizes": sizes, "window": window, "batch_dims": batch_dims, "reverse": reverse}
-            order = mlir.lower_fun(functools.partial(sorting.visiting_order, **how), multiple_results=False)
-            aval = ShapedArray((*index.shape[:batch_dims], count), jnp.dtype(jnp.int32))
-            positions = [1, 3] if masked else [1]  # index, where
-            inner = ctx.replace(avals_in=[ctx.avals_in[k] for k in positions], avals_out=[aval])
-            operands = (*operands, *order(inner, *(operands[k] for k in positions)))
-            ctx = ctx.replace(avals_in=[*ctx.avals_in, aval])
+        given = list(zip(operands, ctx.avals_in, strict=True))
+        order = self._of_index(sorting.visiting_order, given, ctx, params) if is_sorted else []
+        is_flat = bool(ctx.dim_var_values) or not _compat.is_rewritten()
+        if is_flat:  # no pass knows all sizes, or there is none
+            numbers, *where = self._of_index(numbers_of_rows, given, ctx, params)
+            given = [given[0], numbers, *given[2 : 2 + self.call.takes_value], *where]
+        given += order
         # XLA removes a call whose results have no elements, but its indices still have to be checked.
-        checks = mode != "drop" and not all(math.prod(aval.shape) for aval in ctx.avals_out)
+        strict = may_raise(params)
+        checks = strict and not all(math.prod(aval.shape) for aval in ctx.avals_out)
         rule = jax.ffi.ffi_lowering(
             PREFIX + self.name, operand_output_aliases={0: 0} if in_place else {}, has_side_effect=checks
         )
         results = rule(
-            ctx,
-            *operands,
-            op=op,
+            ctx.replace(avals_in=[aval for _, aval in given]),
+            *(x for x, _ in given),
+            op=params["op"],
             batch_dims=np.int64(batch_dims),
-            strict=mode != "drop",
+            strict=strict,
             masked=masked,
             sorted=is_sorted,
-            reverse=reverse,
+            reverse=params["reverse"],
             **({} if index_dims == 1 else {"index_dims": np.int64(index_dims)}),
         )
         call: Any = results[0]
         call = operation(call.owner)
-        if lowering != "auto":
-            call.attributes[LOWERING] = mlir.ir.StringAttr.get(lowering)
-        if window:
+        if params["lowering"] != "auto":
+            call.attributes[LOWERING] = mlir.ir.StringAttr.get(params["lowering"])
+        if not is_flat:
             call.attributes[WINDOW] = mlir.dense_int_array(window)
-            if whole:
-                call.attributes[WHOLE] = mlir.ir.UnitAttr.get()
-            if not _compat.is_rewritten():
-                give_all_rows(call)
+            if params["whole"]:
+                call.attributes[WHOLE] = mlir.ir.StringAttr.get(str(params["mode"]))
         return results
+
+    def _of_index(
+        self, f: Callable[..., Sequence[Array]], given: Sequence[tuple[Any, Any]], ctx: Any, params: Params
+    ) -> list[tuple[Any, Any]]:
+        """Lower a function of the type of the buffer, the index and the mask. Return its results with their types."""
+        (_, buffer), index, *rest = given
+        values, avals = zip(index, *rest[self.call.takes_value :], strict=True)
+        f = functools.partial(f, buffer, **params)
+        with counting(buffer, params):
+            types = [ShapedArray(x.shape, x.dtype) for x in jax.eval_shape(f, *avals)]
+            found = mlir.lower_fun(f)(ctx.replace(avals_in=avals, avals_out=types), *values)
+        return list(zip(found, types, strict=True))

@@ -4,15 +4,12 @@ All operands carry the same `batch_dims` leading axes. A platform without kernel
 program, so an index out of range is dropped here in every mode.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
-
-from jax_tensorarray._lowering.calls import steps_along
 
 Array = jax.Array
 
@@ -33,25 +30,6 @@ def clamped_row(index: Array, where: Array, size: int) -> tuple[Array, Array]:
 def mask_like(index: Array, where: Sequence[Array]) -> Array:
     """Return the mask, or one that takes all positions."""
     return where[0] if where else jnp.ones(index.shape, bool)
-
-
-def rows_of_windows(window: Sequence[int], sizes: Iterable[int], index: Array, *where: Array) -> list[Array]:
-    """Return the numbers of all rows of windows that start at the index, and the mask of these rows.
-
-    A window is a box along the last of the axes of these sizes.
-    """
-    if not window:
-        return [index, *where]
-    if jnp.iinfo(index.dtype).bits < 32:
-        index = index.astype(jnp.int32)
-    firsts, *masks = (lax.broadcast_in_dim(x, (*x.shape, *window), range(x.ndim)) for x in (index, *where))
-    rows, axis = firsts, firsts.ndim
-    for step in steps_along(list(sizes))[: -len(window) - 1 : -1]:
-        axis -= 1
-        rows += lax.broadcasted_iota(firsts.dtype, firsts.shape, axis) * np.asarray(step, firsts.dtype)
-    if jnp.iinfo(rows.dtype).min == 0:
-        rows = jnp.where(rows < firsts, firsts, rows)  # what wraps to a row stays out of range
-    return [rows, *masks]
 
 
 def _walk(step: Callable[..., Any], buffer: Array, index: Array, where: Array, value: Array, reverse: bool) -> Any:

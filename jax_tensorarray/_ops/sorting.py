@@ -6,14 +6,14 @@ thread finds the positions of its row beside its own.
 """
 
 import math
-from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from jax_tensorarray import _gates
-from jax_tensorarray._ops import reference
+from jax_tensorarray._ops import reference, starts
 
 Array = jax.Array
 
@@ -26,18 +26,17 @@ def is_sorted(platform: str, size: int, count: int) -> bool:
     return platform in PLATFORMS and count > _gates.SCANNED_POSITIONS and size < jnp.iinfo(jnp.uint32).max
 
 
-def visiting_order(
-    index: Array, *where: Array, sizes: Sequence[int], window: Sequence[int], batch_dims: int, reverse: bool
-) -> Array:
+def visiting_order(buffer: Any, index: Array, *where: Array, **params: Any) -> list[Array]:
     """Return the positions `[*batch, count]` sorted by row, and for one row in the order in which the op visits them.
 
-    Positions that address no row come last. `reverse` says that the op visits positions last to first.
+    Positions that address no row come last. `params` are those of the row op.
     """
-    positions = reference.rows_of_windows(window, sizes, index, *where)
-    batch, size = index.shape[:batch_dims], math.prod(sizes)
-    row, found = reference.clamped_row(positions[0], reference.mask_like(positions[0], positions[1:]), size)
+    batch_dims, reverse = params["batch_dims"], params["reverse"]
+    batch, size = buffer.shape[:batch_dims], math.prod(starts.sizes_of(buffer, params))
+    numbers, *masks = starts.numbers_of_rows(buffer, index, *where, **params)
+    row, found = reference.clamped_row(numbers, reference.mask_like(numbers, masks), size)
     row = jnp.where(found, row.astype(jnp.uint32), jnp.uint32(size)).reshape(*batch, -1)
     position = lax.broadcasted_iota(jnp.int32, row.shape, batch_dims)
     if reverse:
         row, position = (lax.rev(x, (batch_dims,)) for x in (row, position))
-    return lax.sort((row, position), dimension=batch_dims, num_keys=1, is_stable=True)[1]
+    return [lax.sort((row, position), dimension=batch_dims, num_keys=1, is_stable=True)[1]]

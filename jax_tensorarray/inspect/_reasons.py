@@ -117,8 +117,8 @@ REASONS = {
         "Export the function with numbers as sizes.",
     ),
     "too-large": (
-        "The buffer has 2**31 elements or more.",
-        "Divide it in two along its first axis.",
+        "An axis of the buffer has 2**31 elements or more.",
+        "Divide this axis into two.",
     ),
     "whole-view": (
         "The rows are those of an array that the step computes from a whole buffer, in a form that cannot be computed "

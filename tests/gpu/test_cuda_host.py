@@ -18,6 +18,7 @@ import oracle
 import pytest
 
 from jax_tensorarray._ops import sorting
+from jax_tensorarray._ops.primitive import row_params
 
 HERE = Path(__file__).parent
 
@@ -171,7 +172,8 @@ def test_positions_are_sorted_as_the_kernels_need_them(is_masked, reverse):
     rng = np.random.default_rng(14)
     index = rng.integers(-2, 8, (2, 40)).astype(np.int16)
     where = (rng.random(index.shape) < 0.7,) * is_masked
-    found = sorting.visiting_order(index, *where, sizes=(6,), window=(), batch_dims=1, reverse=reverse)
+    params = row_params("swap", "drop", batch_dims=1, reverse=reverse)
+    (found,) = sorting.visiting_order(np.zeros((len(index), 6)), index, *where, **params)
     np.testing.assert_array_equal(found, oracle.visiting_order(index, *(where or (None,)), 6, reverse=reverse))
 
 
@@ -316,7 +318,9 @@ def test_positions_are_sorted_by_row_and_then_by_when_they_are_visited(index_typ
     size = 40
     low, high = max(np.iinfo(index_type).min, -5), size + 5
     index, where = rng.integers(low, high, (3, 4, 50)).astype(index_type), rng.random((3, 4, 50)) < 0.8
-    order = np.asarray(sorting.visiting_order(index, where, sizes=(size,), window=(), batch_dims=1, reverse=reverse))
+    params = row_params("swap", "drop", batch_dims=1, reverse=reverse)
+    (order,) = sorting.visiting_order(np.zeros((len(index), size)), index, where, **params)
+    order = np.asarray(order)
     assert (order.shape, order.dtype) == ((3, 200), np.int32)
     for b in range(3):
         rows = [int(i) if w and 0 <= i < size else size for i, w in zip(index[b].flat, where[b].flat, strict=True)]

@@ -72,6 +72,24 @@ def test_the_cotangent_of_a_stored_function():
     np.testing.assert_allclose(jax.grad(loaded.call)(exported.ROWS), jax.grad(f)(exported.ROWS), rtol=1e-6)
 
 
+def test_a_stored_function_is_part_of_another_program():
+    """Its calls count the rows of several axes together, and those of the program do not yet."""
+    read = jax.jit(lambda b, i: ta_read(b, (i, 3 - i)) + ta_read(b, 1, axis=1)[0] + ta_read(b, i, length=2)[1, 0])
+    kind = jax.ShapeDtypeStruct((5, 4), jnp.float32), jax.ShapeDtypeStruct((), jnp.int32)
+    loaded = jax.export.deserialize(
+        jax.export.export(read, disabled_checks=export.disabled_checks())(*kind).serialize()
+    )
+
+    def f(b):
+        return lax.fori_loop(0, 4, lambda i, b: ta_write(b, (i, i), loaded.call(b, i)), b)
+
+    b = np.arange(20, dtype=np.float32).reshape(5, 4)
+    found = jax.jit(f)(b)
+    for i in range(4):
+        b[i, i] = b[i, 3 - i] + b[0, 1] + b[i + 1, 0]
+    np.testing.assert_array_equal(found, b)
+
+
 @pytest.mark.parametrize("gradient", [False, True])
 def test_a_symbolic_batch(gradient):
     def f(b, xs):

@@ -212,6 +212,32 @@ def test_of_vmapped_indices_those_of_examples_that_run_are_checked():
     assert error_of(g, b, at, np.array([2, 2, 0])) == "ta_write: index 7 is out of range for a TensorArray of size 4"
 
 
+@pytest.mark.parametrize("shared", ["index", "mask"])
+def test_examples_may_share_the_index_or_the_mask(shared):
+    def f(b, index, mask):
+        return lax.fori_loop(0, 2, lambda _, b: ta_write(b, index, 1.0, where=mask), b)
+
+    axes = (0, *((None, 0) if shared == "index" else (0, None)))
+    g = jax.jit(jax.vmap(f, axes))
+    index, mask = np.array([1, 5, 2]), np.array([True, False, True])
+    good, bad = (1, 5) if shared == "index" else (np.where(index == 5, 0, index), index)
+    some = mask if shared == "index" else np.bool_(True)
+    found = g(np.zeros((3, 4), np.float32), good, some)
+    want = np.zeros((3, 4), np.float32)
+    for example in range(3):
+        i, on = (x if np.ndim(x) == 0 else x[example] for x in (good, some))
+        want[example, i] = on
+    np.testing.assert_array_equal(found, want)
+    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match="ta_write: index 5 is out of range"):
+        jax.block_until_ready(g(np.zeros((3, 4), np.float32), bad, some))
+    none = np.zeros_like(some)
+    np.testing.assert_array_equal(g(np.zeros((3, 4), np.float32), bad, none), np.zeros((3, 4)))
+    empty = g(
+        np.zeros((0, 4), np.float32), *(x if d is None else x[:0] for x, d in zip((bad, some), axes[1:], strict=True))
+    )
+    assert empty.shape == (0, 4)
+
+
 def test_a_function_that_is_used_in_other_ways_keeps_its_calls():
     """A comparator of a sort has no place for a record."""
 

@@ -238,6 +238,7 @@ def test_many_rows_are_updated_by_one_scatter(op, shape):
     def steps(buffer, values):
         def step(b, x):
             i, p, v = x
+            i = jnp.stack(jnp.divmod(i, shape[1]), axis=-1) if len(shape) > len(elem) + 1 else i
             params = {"mode": "drop", "index_dims": len(shape) - len(elem), "batch_dims": len(batch)}
             params |= {"window": (), "whole": False, "op": op, "lowering": "auto"}
             primitive = getattr(jt.primitives, f"ta_{op}_p")
@@ -272,9 +273,10 @@ def test_windows_of_rows_are_slices_or_one_gather_and_one_scatter(starts, batch,
     """A window along the last of several axes is in range as a whole, or left out as a whole."""
     rng = np.random.default_rng(3)
     shape, length = (6, 8, 2), 3
-    first = rng.integers(0, 6, (T, *batch, starts)) * 8 + rng.integers(0, 8 - length + 1, (T, *batch, starts))
-    first = np.where(rng.random(first.shape) < 0.2, -length, first).astype(np.int32)
-    where = rng.random(first.shape) < 0.7
+    first = np.stack([rng.integers(0, n, (T, *batch, starts)) for n in (6, 8 - length + 1)], axis=-1).astype(np.int32)
+    first = np.where(rng.random(first.shape) < 0.1, rng.choice([-1, 8], first.shape).astype(np.int32), first)
+    inside, number = (first >= 0).all(-1) & (first < 8).all(-1), first @ (8, 1)
+    where = rng.random(number.shape) < 0.7
     buffer = rng.standard_normal((*batch, *shape)).astype(np.float32)
     values = rng.standard_normal((T, *batch, starts, length, 2)).astype(np.float32)
     params = {"mode": "drop", "index_dims": 2, "batch_dims": len(batch), "window": (length,), "op": "windows"}
@@ -283,7 +285,6 @@ def test_windows_of_rows_are_slices_or_one_gather_and_one_scatter(starts, batch,
     def steps(buffer):
         def step(b, x):
             i, p, v = x
-            i = lax.select(i >= 0, jnp.clip(i, 0, 45), jnp.full_like(i, -length))
             masks = [p] if masked else []
             rows = ta_read_p.bind(b, i, *masks, **params)
             b = ta_write_p.bind(b, i, v + 1, *masks, **params)
@@ -295,8 +296,8 @@ def test_windows_of_rows_are_slices_or_one_gather_and_one_scatter(starts, batch,
     for t in range(T):
         for example in np.ndindex(*batch):
             of = want[example] if batch else want
-            at = [k for k in range(starts) if first[t][example][k] >= 0 and (not masked or where[t][example][k])]
-            at = [(k, slice(first[t][example][k], first[t][example][k] + length)) for k in at]
+            at = [k for k in range(starts) if inside[t][example][k] and (not masked or where[t][example][k])]
+            at = [(k, slice(number[t][example][k], number[t][example][k] + length)) for k in at]
             for k, rows in at:
                 taken[t][example][k] = of[rows]
             for k, rows in at:

@@ -252,14 +252,14 @@ def test_an_index_that_is_out_of_range_while_running_names_its_axis(f, stray, si
         finish(jax.jit(program)(np.int64(index)))
 
 
-def test_a_tuple_needs_integers_for_all_rows_of_its_axes():
-    buffer = jax.ShapeDtypeStruct((2**16, 2**16), jnp.int8)
-    with (
-        jax.enable_x64(False),
-        pytest.raises(OverflowError, match=r"counts the 4294967296 rows of the axes .*enable_x64"),
-    ):
-        jax.eval_shape(lambda b: ta.ta_read(b, (1, 2)), buffer)
-    assert jax.eval_shape(lambda b: ta.ta_read(b, (1, 2)), buffer).shape == ()
+def test_a_tuple_needs_integers_for_the_rows_of_each_axis():
+    """Their product may be larger: kernels count in 64 bits."""
+    with jax.enable_x64(False):
+        square = jax.ShapeDtypeStruct((2**16, 2**16), jnp.int8)
+        assert jax.eval_shape(lambda b: ta.ta_read(b, (1, 2)), square).shape == ()
+        long = jax.ShapeDtypeStruct((2, 2**32), jnp.int8)
+        with pytest.raises(OverflowError, match=r"addresses the axes \(2, 4294967296\) .*enable_x64"):
+            jax.eval_shape(lambda b: ta.ta_read(b, (1, 2)), long)
 
 
 def test_an_unsigned_window_does_not_wrap_to_the_first_rows():

@@ -5,9 +5,10 @@ import resource
 import jax
 import jax.numpy as jnp
 import pytest
+from jax import lax
 from waiting import finish
 
-from jax_tensorarray import ta_add, ta_empty, ta_read, ta_swap, ta_write
+from jax_tensorarray import in_place, ta_add, ta_empty, ta_read, ta_swap, ta_write
 
 ROWS = 2**31 + 8
 
@@ -48,6 +49,39 @@ def test_constant_indices_past_two_to_the_31(lowering, x64):
             # Without jit the first write would copy the buffer, which takes many seconds.
             with pytest.raises(OverflowError, match=f"ta_write: index {2**32 + 3} does not fit .*jax_enable_x64"):
                 jax.jit(f, static_argnums=0).trace(2**32 + 3)
+
+
+@pytest.mark.parametrize("lowering", ["auto", "xla", "ffi"])
+def test_a_tuple_addresses_more_than_two_to_the_31_elements(lowering):
+    at = (2**16 - 1, 2**16 - 2)
+
+    def f(i, j):
+        b = ta_empty(2**16, (2**16,), jnp.int8)
+        b = ta_write(b, (i, j), jnp.int8(5), lowering=lowering)
+        b = ta_write(b, (i + 1, j), jnp.int8(3), lowering=lowering, mode="drop")
+        return ta_read(b, (i, j), lowering=lowering), ta_read(b, (i, -j), mode="drop", lowering=lowering)
+
+    with jax.enable_x64(False):
+        assert jax.tree.map(int, jax.jit(f)(*map(jnp.int32, at))) == (5, 0)
+
+
+@pytest.mark.parametrize("lowering", ["auto", "ffi"])
+def test_in_place_takes_buffers_of_more_than_two_to_the_31_elements(lowering, monkeypatch):
+    monkeypatch.setenv("JAX_TENSORARRAY_LOWERING", lowering)
+    last = 2**16 - 1
+
+    def f(j, x):
+        def body(i, b):
+            b = b.at[last - i, j].set(x + i.astype(jnp.int8))
+            return b.at[last - i, j + 2].add(b[last - i, j])  # j + 2 is out of range
+
+        b = lax.fori_loop(0, 3, body, ta_empty(2**16, (2**16,), jnp.int8))
+        return [b[last - i, j + 2 - 2] for i in range(3)], b.at[last, j + 2].get(mode="fill", fill_value=1)
+
+    with jax.enable_x64(False):
+        assert "ta_write" in str(jax.make_jaxpr(in_place(f))(jnp.int32(last - 1), jnp.int8(7)))
+        rows, outside = jax.jit(in_place(f))(jnp.int32(last - 1), jnp.int8(7))
+    assert (list(map(int, rows)), int(outside)) == ([7, 8, 9], 1)
 
 
 def test_an_index_past_two_to_the_31_is_reported_whole():

@@ -37,47 +37,49 @@ _LOOPS = {"ta_while": while_._run, "ta_count": count._run, "ta_replay": replay._
 
 
 class Rows:
-    """The positions of an index, in each example of a batch, as numbers of rows along one axis."""
+    """The positions of an index, in each example of a batch, and the boxes of rows that start there."""
 
     def __init__(self, params: Any, buffer: np.ndarray, index: np.ndarray, where: np.ndarray | None) -> None:
-        self.params, b = params, params["batch_dims"]
-        self.batch, self.sizes = buffer.shape[:b], buffer.shape[b : b + params["index_dims"]]
-        self.elem, self.positions = buffer.shape[b + params["index_dims"] :], index.shape[b:]
-        self.count = int(np.prod(self.sizes, dtype=int))
+        self.params, b, d = params, params["batch_dims"], params["index_dims"]
+        self.batch, self.sizes, self.elem = buffer.shape[:b], buffer.shape[b : b + d], buffer.shape[b + d :]
         if index.dtype == np.uint64:
             index = np.minimum(index, 2**62)
-        self.index = self._for_each(index.astype(np.int64))
+        index = index.astype(np.int64) if d > 1 else index.astype(np.int64)[..., None]
+        self.positions = index.shape[b:-1]
+        self.starts = self._for_each(index, d)
         self.where = None if where is None else self._for_each(where)
-        # The rows of a window: a box along the last of the axes, of which each starts at the index.
-        window = params["window"]
-        offsets = np.zeros(window, np.int64)
-        for axis, n in enumerate(window):
-            step = int(np.prod(self.sizes[len(self.sizes) - len(window) + axis + 1 :], dtype=int))
-            offsets += step * np.arange(n).reshape([-1 if d == axis else 1 for d in range(len(window))])
-        self.offsets = offsets.reshape(-1)
+        self.box = (*[1] * (d - len(params["window"])), *params["window"])
 
-    def _for_each(self, x: np.ndarray) -> np.ndarray:
+    def _for_each(self, x: np.ndarray, *last: int) -> np.ndarray:
         count = int(np.prod(self.positions, dtype=int))
-        return np.broadcast_to(x, (*self.batch, *x.shape[len(self.batch) :])).reshape(*self.batch, count)
+        return np.broadcast_to(x, (*self.batch, *x.shape[len(self.batch) :])).reshape(*self.batch, count, *last)
 
     def in_order(self, example: tuple[int, ...]) -> list[tuple[int, int]]:
         """The places of all rows that take part, in the order in which they are visited, and what each is in values."""
-        found = []
-        for k, first in enumerate(self.index[example]):
+        found, boxes = [], int(np.prod(self.box, dtype=int))
+        for k, start in enumerate(self.starts[example]):
             if self.where is not None and not self.where[example][k]:
                 continue
-            for n, row in enumerate(first + self.offsets):
-                if 0 <= row < self.count:
-                    found.append((k * len(self.offsets) + n, int(row)))
-                elif self.params["mode"] != "drop":
-                    raise ValueError(f"index {row} is out of range for a TensorArray of size {self.count}")
+            if self.params["mode"] == "clip":
+                start = np.clip(start, 0, np.subtract(self.sizes, self.box))
+            elif self.params["whole"] and not self._has(start, start + self.box - 1):
+                continue
+            for n, offset in enumerate(np.ndindex(*self.box)):
+                if self._has(row := start + offset, row):
+                    found.append((k * boxes + n, int(np.ravel_multi_index(row, self.sizes))))
+                elif self.params["mode"] not in ("drop", "clip"):
+                    raise ValueError(f"index {row[0]} is out of range for a TensorArray of size {self.sizes[0]}")
         return found[::-1] if self.params["reverse"] else found
 
+    def _has(self, first: np.ndarray, last: np.ndarray) -> bool:
+        return bool(np.all(first >= 0) and np.all(last < self.sizes))
+
     def flat(self, buffer: np.ndarray) -> np.ndarray:
-        return buffer.reshape(*self.batch, self.count, *self.elem)
+        return buffer.reshape(*self.batch, int(np.prod(self.sizes, dtype=int)), *self.elem)
 
     def values(self, x: np.ndarray) -> np.ndarray:
-        return x.reshape(*self.batch, self.index.shape[-1] * len(self.offsets), *self.elem)
+        rows = int(np.prod((*self.positions, *self.box), dtype=int))
+        return x.reshape(*self.batch, rows, *self.elem)
 
     @property
     def shape(self) -> tuple[int, ...]:
