@@ -6,6 +6,8 @@ from typing import Any
 
 import jax
 
+from jax_tensorarray._types import Equation
+
 Array = jax.Array
 
 
@@ -17,7 +19,7 @@ class CustomVJPRules:
     Private: how JAX calls them. Without it such a call stays as it is.
     """
 
-    def __init__(self, eqn: Any) -> None:
+    def __init__(self, eqn: Equation) -> None:
         params = eqn.primitive.get_bind_params(eqn.params)
         (_, self._forward, self._backward), self._trees = params["subfuns"], params["out_trees"]
 
@@ -36,7 +38,7 @@ class CustomVJPRules:
         return list(cts), log
 
 
-def custom_vjp_rules(eqn: Any) -> CustomVJPRules | None:
+def custom_vjp_rules(eqn: Equation) -> CustomVJPRules | None:
     """Return the rules of a `custom_vjp` call; None if JAX calls them in another way."""
     try:
         rules = CustomVJPRules(eqn)

@@ -4,9 +4,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, Literal  # type: ignore[attr-defined]
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal  # type: ignore[attr-defined]
 
 from jax_tensorarray._compat.private import private_names
+from jax_tensorarray._types import Equation
 
 Array = jax.Array
 
@@ -21,23 +22,23 @@ def cached(function: Callable[..., Any]) -> Callable[..., Any]:
     return function if private is None else private[0](function)
 
 
-def opened(jaxpr: Any) -> Any:
+def opened(jaxpr: Jaxpr) -> Any:
     """Return the jaxpr without its consts: control flow of 0.10 holds a ClosedJaxpr; later ones are both in one."""
     return getattr(jaxpr, "jaxpr", jaxpr)
 
 
-def replaced(jaxpr: Any, **changes: Any) -> Any:
+def replaced(jaxpr: Jaxpr, **changes: Any) -> Any:
     """Return the jaxpr, closed or not, with other equations, inputs or outputs."""
     new = opened(jaxpr).replace(**changes)
     return new if opened(jaxpr) is jaxpr else jaxpr.replace(jaxpr=new)
 
 
-def closed(jaxpr: Any) -> Any:
+def closed(jaxpr: Jaxpr) -> Any:
     """Return the jaxpr with its consts: before 0.11 some equations hold one without, and have no place for them."""
     return jaxpr if hasattr(jaxpr, "consts") else ClosedJaxpr(jaxpr, ())
 
 
-def lifted(jaxpr: Any) -> tuple[Any, list[Array]]:
+def lifted(jaxpr: Jaxpr) -> tuple[Any, list[Array]]:
     """Return the jaxpr that takes its consts as its first inputs, and those consts."""
     inner = opened(jaxpr)
     if not jaxpr.consts:
@@ -55,7 +56,7 @@ def closed_over(traced: Any) -> list[Array]:
 
 
 @cached
-def known_part(jaxpr: Any, unknown: Sequence[bool], forced: Sequence[bool] = ()) -> tuple[Any, list[bool]]:
+def known_part(jaxpr: Jaxpr, unknown: Sequence[bool], forced: Sequence[bool] = ()) -> tuple[Any, list[bool]]:
     """Return the jaxpr of what does not depend on unknown inputs, and which outputs it lacks: the `forced` ones too.
 
     Public since 0.11. Without it everything is unknown, and loops may demand a max_steps that they do not need.
@@ -69,12 +70,12 @@ def known_part(jaxpr: Any, unknown: Sequence[bool], forced: Sequence[bool] = ())
     return replaced(known, outvars=outvars, debug_info=inner.debug_info.with_unknown_names()), list(unknown_outs)
 
 
-def name_of_function(jaxpr: Any) -> str:
+def name_of_function(jaxpr: Jaxpr) -> str:
     """Return the name of the function that was traced, which is not documented. Without it the result is empty."""
     return getattr(getattr(opened(jaxpr), "debug_info", None), "func_name", None) or ""
 
 
-def has_callbacks(jaxpr: Any) -> bool:
+def has_callbacks(jaxpr: Jaxpr) -> bool:
     """Return whether evaluating a jaxpr once more would be seen: it has effects other than those on its refs.
 
     The types of effects are private; those of refs say which input they belong to, and those of named axes are none.
@@ -82,7 +83,7 @@ def has_callbacks(jaxpr: Any) -> bool:
     return any(not hasattr(e, "input") and type(e).__name__ != "NamedAxisEffect" for e in jaxpr.effects)
 
 
-def has_ordered_effects(jaxpr: Any) -> bool:
+def has_ordered_effects(jaxpr: Jaxpr) -> bool:
     """Return whether a jaxpr has effects that happen in their order. Only the name of an effect says so in public."""
     return any(str(effect).startswith("Ordered") for effect in jaxpr.effects)
 
@@ -93,7 +94,7 @@ def makes_refs(x: Any) -> bool:
     return private is not None and any(isinstance(effect, private[0]) for effect in x.effects)
 
 
-def discharged(jaxpr: Any) -> Any:
+def discharged(jaxpr: Jaxpr) -> Any:
     """Return the same closed jaxpr with those refs as arrays, as JAX has it before it compiles.
 
     Private. Without it `in_place` leaves refs.
@@ -102,7 +103,7 @@ def discharged(jaxpr: Any) -> Any:
     return jaxpr if private is None else private[0](jaxpr, should_discharge=False, lower=False)
 
 
-def writes_refs(eqn: Any) -> list[bool]:
+def writes_refs(eqn: Equation) -> list[bool]:
     """Return which operands of an equation are refs that it writes. The names in its effects are private."""
     written = {effect.input for effect in eqn.effects if getattr(effect, "name", "") in ("Write", "Accum")}
     return [not isinstance(v, Literal) and v in written for v in eqn.invars]

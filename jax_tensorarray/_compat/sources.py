@@ -9,11 +9,12 @@ from typing import Any
 from jax.extend import source_info_util
 
 from jax_tensorarray._compat.private import private_names
+from jax_tensorarray._types import Equation
 
 _source_info = private_names("source_info_util", "user_context", "current_name_stack", "current", "is_user_filename")
 
 
-def at_source_of(eqn: Any) -> Any:
+def at_source_of(eqn: Equation) -> Any:
     """Return a context in which what is traced has the place in the source of an equation.
 
     In the functions that JAX jits itself, such as `jnp.where`, equations have no line of the user's. They keep that of

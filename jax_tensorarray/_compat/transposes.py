@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import Literal, Primitive
+from jax.extend.core import Jaxpr, Literal, Primitive
 from jax.extend.core import primitives as jax_primitives
 from jax.interpreters import ad
 
@@ -101,14 +101,14 @@ def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
     return len(consts), len(carry)
 
 
-def _forwarding(jaxpr: Any, inputs: Sequence[int]) -> Any:
+def _forwarding(jaxpr: Jaxpr, inputs: Sequence[int]) -> Any:
     """Return `jaxpr` with those inputs returned as further outputs."""
     inner = opened(jaxpr)
     outvars = [*inner.outvars, *(inner.invars[k] for k in inputs)]
     return replaced(jaxpr, outvars=outvars, debug_info=inner.debug_info.with_unknown_names())
 
 
-def _merging(jaxpr: Any, pairs: Sequence[tuple[int, int]]) -> Any:
+def _merging(jaxpr: Jaxpr, pairs: Sequence[tuple[int, int]]) -> Any:
     """Return `jaxpr` with the first input of each pair in the place of the second, which is not used any more."""
     inner = opened(jaxpr)
     merged = {inner.invars[second]: inner.invars[first] for first, second in pairs}
@@ -141,7 +141,7 @@ def forwarding_transposes(entries: dict[str, Any]) -> list[Replacement]:
         """Return the primitive of a node: since 0.12 `jax.vjp` has one in the place of each that runs jaxprs."""
         return getattr(primitive, "prim", primitive)
 
-    def accumulated(jaxpr: Any) -> frozenset[int]:
+    def accumulated(jaxpr: Jaxpr) -> frozenset[int]:
         """Return the positions of the inputs into whose cotangent an accumulating primitive adds in place."""
         position = {id(v): k for k, v in enumerate(jaxpr.invars)}
         found = {position.get(id(eqn.invars[0])) for eqn in jaxpr.eqns if eqn.primitive in _accumulating}
@@ -176,7 +176,7 @@ def forwarding_transposes(entries: dict[str, Any]) -> list[Replacement]:
             args[k].val = ad.Zero(args[k].aval)
         return taken
 
-    def once(jaxpr: Any, twins: dict[int, int], first: int = 0) -> Any:
+    def once(jaxpr: Jaxpr, twins: dict[int, int], first: int = 0) -> Any:
         """Return a body in which each accumulator is one input, which all of its reads add into."""
         return merging(jaxpr, tuple((j - first, k - first) for k, j in twins.items())) if twins else jaxpr
 
@@ -195,7 +195,7 @@ def forwarding_transposes(entries: dict[str, Any]) -> list[Replacement]:
         return transpose
 
     def const_to_carry(
-        jaxpr: Any, hot: tuple[int, ...], left_out: tuple[int, ...], num_consts: int, num_carry: int
+        jaxpr: Jaxpr, hot: tuple[int, ...], left_out: tuple[int, ...], num_consts: int, num_carry: int
     ) -> Any:
         """Return the body of a scan with those consts as its last carries, returned unchanged, or left out."""
         inner = opened(jaxpr)

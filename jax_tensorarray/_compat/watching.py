@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+from jax.extend.core import Jaxpr
 from jax.interpreters import mlir
 
 from jax_tensorarray._compat.first_use import first_use
@@ -50,7 +51,7 @@ def _watch_compilations() -> None:
     lowered: dict[int, tuple[Any, Any]] = {}  # with the module, so that no other one gets its number
 
     @functools.wraps(lower)
-    def lower_and_keep(name: str, jaxpr: Any, *args: Any, **kwargs: Any) -> Any:
+    def lower_and_keep(name: str, jaxpr: Jaxpr, *args: Any, **kwargs: Any) -> Any:
         result = lower(name, jaxpr, *args, **kwargs)
         lowered[id(result.module)] = (result.module, jaxpr)
         return result

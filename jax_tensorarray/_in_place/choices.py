@@ -15,7 +15,7 @@ from jax_tensorarray._loops.auto import Auto, Choice, choose_within
 from jax_tensorarray._loops.from_jax import check_max_steps
 from jax_tensorarray._loops.linearize import Linearized, linearize
 from jax_tensorarray._loops.while_ import taped
-from jax_tensorarray._types import bytes_of
+from jax_tensorarray._types import Equation, bytes_of
 
 Array = jax.Array
 
@@ -66,7 +66,7 @@ def choice_of_residuals(
     repair, found = Repair(Request(max_steps, Auto(memory))), []
     jaxpr = refs.as_arrays(jax.make_jaxpr(fun)(*args))
 
-    def visit(eqn: Any, operands: list[bool]) -> None:
+    def visit(eqn: Equation, operands: list[bool]) -> None:
         entry = registry.entry_of(eqn)
         if entry.kind == "loop":
             found.append(_choice(repair, eqn, operands, memory))
@@ -80,7 +80,7 @@ def choice_of_residuals(
     return found
 
 
-def _choice(repair: Repair, eqn: Any, operands: list[bool], memory: int | None) -> Choice:
+def _choice(repair: Repair, eqn: Equation, operands: list[bool], memory: int | None) -> Choice:
     """Return the choice of a loop that is differentiated in the flagged operands."""
     loop = f"{eqn.primitive.name.removeprefix('ta_')} at {source_info_util.summarize(eqn.source_info)}"
     plain = _linearized(eqn, operands)
@@ -112,7 +112,7 @@ def _choice(repair: Repair, eqn: Any, operands: list[bool], memory: int | None) 
     return choice._replace(tape_bytes=bytes_of(kept.taped), loop=loop, steps=steps, largest=name)
 
 
-def _repaired(repair: Repair, eqn: Any) -> Any:
+def _repaired(repair: Repair, eqn: Equation) -> Any:
     """Return the jaxpr of an equation as `in_place` runs it."""
 
     def f(*operands: Array) -> list[Array]:
@@ -124,7 +124,7 @@ def _repaired(repair: Repair, eqn: Any) -> Any:
     return jax.make_jaxpr(f)(*(v.aval for v in eqn.invars))
 
 
-def _parts(eqn: Any) -> tuple[Any, int, Any] | None:
+def _parts(eqn: Equation) -> tuple[Any, int, Any] | None:
     """Return the body of a loop as of a `ta_while`, its steps and its strategy. None if their number has no bound."""
     params = eqn.params
     if eqn.primitive.name == "scan":
@@ -136,7 +136,7 @@ def _parts(eqn: Any) -> tuple[Any, int, Any] | None:
     return params["body"], params["options"].max_steps, params["options"].strategy
 
 
-def _linearized(eqn: Any, operands: Sequence[bool]) -> Linearized | None:
+def _linearized(eqn: Equation, operands: Sequence[bool]) -> Linearized | None:
     """Return the derivative of a step; None if the number of the steps has no bound."""
     parts = _parts(eqn)
     if parts is None:

@@ -18,12 +18,12 @@ from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.uses import Uses
 from jax_tensorarray._loops import choosing
 from jax_tensorarray._loops.api import unless_cut, while_loop
-from jax_tensorarray._types import INT32_MAX
+from jax_tensorarray._types import INT32_MAX, Equation
 
 Array = jax.Array
 
 
-def scan(repair: Repair, eqn: Any, operands: Sequence[Value], added: dict[int, Value]) -> list[Value]:
+def scan(repair: Repair, eqn: Equation, operands: Sequence[Value], added: dict[int, Value]) -> list[Value]:
     params = eqn.params
     [loop] = registry.ENTRIES["scan"].bodies(params)
     consts, carry, xs = loop.split(operands)
@@ -98,7 +98,7 @@ Ends = Callable[[list[Array], Array | None, dict[int, bool]], list[Value]]
 
 
 def _rewritten(
-    eqn: Any, loop: registry.Body, inputs: Sequence[Value], *, length: int | None = None, predicate: Any = None
+    eqn: Equation, loop: registry.Body, inputs: Sequence[Value], *, length: int | None = None, predicate: Any = None
 ) -> tuple[registry.Body, list[Value], Any, Ends]:
     """Return a loop with each buffer once in its carry, registers as rings, and others as products need them.
 
@@ -135,7 +135,7 @@ def _rewritten(
     return loop, carry, predicate, ends
 
 
-def _round_of(eqn: Any, loop: registry.Body) -> int:
+def _round_of(eqn: Equation, loop: registry.Body) -> int:
     """Return the number of steps after which every buffer that moves in the carry is back in its place.
 
     XLA has memory for each place, and moves the contents there in every step.
@@ -200,7 +200,7 @@ def _in_order(
     return carry, [jnp.stack(column) for column in zip(*(found[k] for k in sorted(found)), strict=True)]
 
 
-def while_(repair: Repair, eqn: Any, operands: Sequence[Value], added: dict[int, Value]) -> list[Value]:
+def while_(repair: Repair, eqn: Equation, operands: Sequence[Value], added: dict[int, Value]) -> list[Value]:
     params, a = eqn.params, eqn.params["cond_nconsts"]
     [loop] = registry.ENTRIES["while"].bodies(params)
     b = a + loop.num_consts
@@ -243,7 +243,7 @@ def while_(repair: Repair, eqn: Any, operands: Sequence[Value], added: dict[int,
         before = [Value.given(x) for x in carry]
         constants = [Value.given(x, is_constant=True) for x in of_body]
         after = inner.evaluate(body, [*constants, *before], known)
-        types = [v.aval for v in body.jaxpr.outvars]
+        types: list[Any] = [v.aval for v in body.jaxpr.outvars]
         after = [with_type(x, weak=is_weak(of) and not of.shape) for x, of in zip(after, types, strict=True)]
         if active is None:
             return [x.array for x in _of_active(repair.active, before, after, is_kept)]

@@ -16,11 +16,12 @@ from jax_tensorarray._in_place.rows import has_rows
 from jax_tensorarray._in_place.values import Left, Predicate, Value
 from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._loops.strategy import Tape
+from jax_tensorarray._types import Equation
 
 Array = jax.Array
 
 
-def select_if_vmap(eqn: Any, operands: Sequence[Value]) -> list[Value] | Left:
+def select_if_vmap(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
     """Select `yes` where `pred` is true. A `pred` that is not batched is true: then nothing is selected."""
     pred, yes, no = operands
     if not has_rows(no):
@@ -34,7 +35,7 @@ def select_if_vmap(eqn: Any, operands: Sequence[Value]) -> list[Value] | Left:
     return selects.select_rows(Predicate(mask), no, yes, lambda: select(pred.array, yes.array, no.array))
 
 
-def maybe_set(eqn: Any, operands: Sequence[Value]) -> list[Value]:
+def maybe_set(eqn: Equation, operands: Sequence[Value]) -> list[Value]:
     """Write what `pred` selects. Equinox says what that is in plain JAX."""
     impl = functools.partial(eqn.primitive.impl, **eqn.params)
     jaxpr = jax.make_jaxpr(impl)(*(v.aval for v in eqn.invars))

@@ -10,12 +10,14 @@ from typing import Any, NamedTuple
 
 import jax
 from jax.extend import source_info_util
+from jax.extend.core import Jaxpr
 
 from jax_tensorarray import _compat
 from jax_tensorarray._in_place.values import Left, Value
 from jax_tensorarray._jaxprs import jaxprs, kinds, registry
 from jax_tensorarray._jaxprs.uses import Uses
 from jax_tensorarray._ops.primitive import ROW_OPS
+from jax_tensorarray._types import Equation
 
 _NO_FACTS: Mapping[str, Any] = MappingProxyType({})
 
@@ -23,8 +25,8 @@ _NO_FACTS: Mapping[str, Any] = MappingProxyType({})
 class Remark(NamedTuple):
     """What became of an equation, or why it stays."""
 
-    jaxpr: Any  #: where the equation is
-    eqn: Any
+    jaxpr: Jaxpr  #: where the equation is
+    eqn: Equation
     place: str  #: in the source, as JAX writes it
     kind: str  #: "read", "write", "select" and so on
     aval: Any  #: the type of the buffer
@@ -51,7 +53,7 @@ KINDS = {
 
 
 def remark(
-    repair: Any, jaxpr: Any, eqn: Any, operands: Sequence[Value], results: Sequence[Value], left: Left | None
+    repair: Any, jaxpr: Jaxpr, eqn: Equation, operands: Sequence[Value], results: Sequence[Value], left: Left | None
 ) -> None:
     """Note what became of an equation of a jaxpr: the results that a rule made, or `left`, the reason why it stays."""
     listener = listening.value
@@ -87,13 +89,13 @@ def remark(
 
 
 def _note(
-    jaxpr: Any, eqn: Any, kind: Any, became: str, reason: str = "", facts: Mapping[str, Any] = _NO_FACTS
+    jaxpr: Jaxpr, eqn: Equation, kind: Any, became: str, reason: str = "", facts: Mapping[str, Any] = _NO_FACTS
 ) -> Remark:
     buffer = eqn.outvars[0] if kind == "select" else eqn.invars[0]
     return Remark(jaxpr, eqn, _place(eqn), kind, buffer.aval, became, reason, facts)
 
 
-def _place(eqn: Any) -> str:
+def _place(eqn: Equation) -> str:
     """Return where an equation is in the source, or else the equation around it, which is where we are.
 
     A loop that is differentiated is not an equation yet, and has no place of its own.
@@ -122,7 +124,7 @@ def _is_made_whole(x: Value) -> bool:
     return x.is_made_whole or (x.view is not None and any(map(_is_made_whole, x.view.operands)))
 
 
-def _is_of_buffers(jaxpr: Any, eqn: Any, operands: Sequence[Value], chosen: Value, is_made: bool) -> bool:
+def _is_of_buffers(jaxpr: Jaxpr, eqn: Equation, operands: Sequence[Value], chosen: Value, is_made: bool) -> bool:
     """Return whether a select has a buffer to choose: one that a loop carries, or a version of it."""
     _, *cases = operands
     if not cases[0].shape or chosen.guard is not None:  # JAX stops the derivative of what branches do not take
@@ -137,7 +139,7 @@ def _is_of_buffers(jaxpr: Any, eqn: Any, operands: Sequence[Value], chosen: Valu
     return not is_index and any(x.is_given and not x.is_constant for x in cases)
 
 
-def _of_branches(jaxpr: Any, eqn: Any) -> Iterable[Remark]:
+def _of_branches(jaxpr: Jaxpr, eqn: Equation) -> Iterable[Remark]:
     """Yield a note for each result of branches that is a version of a buffer in some and not in others."""
     bodies = [Uses(body.jaxpr) for body in registry.entry_of(eqn).bodies(eqn.params)]
     for number, v in enumerate(eqn.outvars):
@@ -152,7 +154,7 @@ def _size(aval: Any) -> int:
     return getattr(aval, "size", 0)
 
 
-def _of_while(jaxpr: Any, eqn: Any, max_steps: int | None) -> list[Remark]:
+def _of_while(jaxpr: Jaxpr, eqn: Equation, max_steps: int | None) -> list[Remark]:
     floats = [v for v in eqn.outvars if jaxprs.is_inexact(v.aval)]
     if max_steps is not None or not floats:
         return []
@@ -160,14 +162,14 @@ def _of_while(jaxpr: Any, eqn: Any, max_steps: int | None) -> list[Remark]:
     return [Remark(jaxpr, eqn, _place(eqn), "loop", aval, "no derivative in reverse mode", "no-bound", {})]
 
 
-def skipped(repair: Any, eqn: Any, reason: str = "") -> None:
+def skipped(repair: Any, eqn: Equation, reason: str = "") -> None:
     """Note that what is in an equation stays, for one reason or for those that `repair` finds."""
     listener = listening.value
     if listener is not None:
         _skip_inside(listener, _Skipped(repair, reason), eqn)
 
 
-def skipped_as_a_whole(repair: Any, jaxpr: Any) -> None:
+def skipped_as_a_whole(repair: Any, jaxpr: Jaxpr) -> None:
     """Note that all of a jaxpr stays."""
     listener = listening.value
     if listener is not None:
@@ -182,7 +184,7 @@ class _Skipped(NamedTuple):
     facts: Mapping[str, Any] = _NO_FACTS
     is_divided: bool = False  #: whether they are divided among devices, and cannot be traced here
 
-    def inside(self, eqn: Any) -> "_Skipped":
+    def inside(self, eqn: Equation) -> "_Skipped":
         kind, name = registry.entry_of(eqn).kind, eqn.primitive.name
         repair = self.repair.of_loop() if kind == "loop" else self.repair
         is_ours = kind == "loop" and name not in ("scan", "while")
@@ -190,13 +192,13 @@ class _Skipped(NamedTuple):
         return _Skipped(repair, self.reason or reason, self.facts, self.is_divided or kind == "divided")
 
 
-def _skip_inside(listener: Listener, left_as_is: _Skipped, eqn: Any) -> None:
+def _skip_inside(listener: Listener, left_as_is: _Skipped, eqn: Equation) -> None:
     within = left_as_is.inside(eqn)
     for jaxpr in jaxprs.jaxprs_in(eqn.params):
         _skip(listener, within, jaxpr)
 
 
-def _skip(listener: Listener, left_as_is: _Skipped, jaxpr: Any) -> None:
+def _skip(listener: Listener, left_as_is: _Skipped, jaxpr: Jaxpr) -> None:
     repair = left_as_is.repair
     for eqn in jaxpr.eqns:
         name, kind, of_bodies = eqn.primitive.name, KINDS.get(eqn.primitive.name), registry.entry_of(eqn).kind
@@ -216,7 +218,7 @@ def _skip(listener: Listener, left_as_is: _Skipped, jaxpr: Any) -> None:
             _skip_inside(listener, left_as_is, eqn)
 
 
-def output(loop: Any, jaxpr: Any, number: int, kind: str, became: str, reason: str = "", **facts: Any) -> None:
+def output(loop: Any, jaxpr: Jaxpr, number: int, kind: str, became: str, reason: str = "", **facts: Any) -> None:
     """Note what became of an output of the jaxpr of a loop, on the line that makes it or that of the loop."""
     listener = listening.value
     if listener is not None:
@@ -226,7 +228,7 @@ def output(loop: Any, jaxpr: Any, number: int, kind: str, became: str, reason: s
         listener.notes.append(Remark(inner, maker, _place(maker), kind, v.aval, became, reason, facts))
 
 
-def before_the_loop(jaxpr: Any, eqn: Any) -> None:
+def before_the_loop(jaxpr: Jaxpr, eqn: Equation) -> None:
     """Note that an equation of the body is computed before the loop."""
     listener, kind = listening.value, KINDS.get(eqn.primitive.name)
     if listener is not None and kind in ("read", "write"):

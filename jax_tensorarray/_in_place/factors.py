@@ -4,7 +4,6 @@ JAX writes them as a whole buffer divided by, or to the power of, ones of which 
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +14,10 @@ from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._ops.starts import along_axes, in_range, sizes_of
 from jax_tensorarray._ops.write import ta_write_p
+from jax_tensorarray._types import Equation
 
 
-def broadcast_in_dim(eqn: Any, operands: Sequence[Value]) -> list[Value] | Left:
+def broadcast_in_dim(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
     """Make ones."""
     number = operands[0].literal
     if number is None or operands[0].dtype == jax.dtypes.float0 or number != 1:
@@ -27,7 +27,7 @@ def broadcast_in_dim(eqn: Any, operands: Sequence[Value]) -> list[Value] | Left:
     return [value]
 
 
-def with_rows(eqn: Any, operands: Sequence[Value]) -> list[Value] | Left:
+def with_rows(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
     """Combine a buffer with ones and some rows: only these rows change."""
     buffer, factors = operands
     ones, update = factors.before, factors.update

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend import core as jex
+from jax.extend.core import Jaxpr
 
 from jax_tensorarray import _compat, _gates
 from jax_tensorarray._in_place import explained
@@ -22,6 +23,7 @@ from jax_tensorarray._in_place.representations import Evaluator, Held, roots_of
 from jax_tensorarray._in_place.rows import has_rows, numbers_of, taken_by, with_numbers
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.kinds import ELEMENTWISE, IDENTITIES, SCATTERS, is_update
+from jax_tensorarray._types import Equation
 
 Array = jax.Array
 
@@ -53,7 +55,7 @@ jax.tree_util.register_dataclass(Turned, ["array"], ["order", "roots"])
 class Layouts(NamedTuple):
     """A loop that stores some carries in another layout."""
 
-    jaxpr: Any
+    jaxpr: Jaxpr
     orders: dict[int, tuple[int, ...]]
 
     def start(self, carry: Sequence[Array]) -> list[Array]:
@@ -95,7 +97,7 @@ def may_be_in(body: registry.Body) -> bool:
     """Return whether a body updates rows, and has products with axes of a batch."""
     found = {"product": False, "update": False}
 
-    def look(eqn: Any) -> bool:
+    def look(eqn: Equation) -> bool:
         if eqn.primitive.name == "dot_general":
             _, batch = eqn.params["dimension_numbers"]
             found["product"] |= any(len(dims) and v.aval.ndim > 2 for dims, v in zip(batch, eqn.invars, strict=True))
@@ -105,7 +107,7 @@ def may_be_in(body: registry.Body) -> bool:
     return jaxprs.any_equation(_compat.closed(body.jaxpr), look)
 
 
-def _used(jaxpr: Any, count: int) -> set[int]:
+def _used(jaxpr: Jaxpr, count: int) -> set[int]:
     """Return which of the last inputs a jaxpr uses."""
     used = {v for eqn in jaxpr.eqns for v in eqn.invars if not isinstance(v, jex.Literal)}
     return {k for k, v in enumerate(jaxpr.invars[len(jaxpr.invars) - count :]) if v in used}
@@ -163,7 +165,7 @@ class _Layouts(Evaluator):
 # --- rules: from the evaluator, an equation and its operands to the results, None if there is no better way -----
 
 
-def _product(self: _Layouts, eqn: Any, operands: list[Any]) -> list[Any] | None:
+def _product(self: _Layouts, eqn: Equation, operands: list[Any]) -> list[Any] | None:
     """Multiply the buffer as it is stored. The axes of the result that are its own come in the order of these."""
     (own, others), batch = eqn.params["dimension_numbers"]
     dims, moved = [], []
@@ -187,27 +189,27 @@ def _product(self: _Layouts, eqn: Any, operands: list[Any]) -> list[Any] | None:
     return [jnp.transpose(out, axes)]
 
 
-def _dynamic_slice(self: _Layouts, eqn: Any, operands: list[Any]) -> list[Any]:
+def _dynamic_slice(self: _Layouts, eqn: Equation, operands: list[Any]) -> list[Any]:
     x, *starts = operands
     sizes = x.listed(eqn.params["slice_sizes"])
     return [jnp.transpose(lax.dynamic_slice(x.array, x.listed(starts), sizes), x.order)]
 
 
-def _slice(self: _Layouts, eqn: Any, operands: list[Any]) -> list[Any]:
+def _slice(self: _Layouts, eqn: Equation, operands: list[Any]) -> list[Any]:
     (x,), p = operands, eqn.params
     strides = None if p["strides"] is None else x.listed(p["strides"])
     rows = lax.slice(x.array, x.listed(p["start_indices"]), x.listed(p["limit_indices"]), strides)
     return [jnp.transpose(rows, x.order)]
 
 
-def _dynamic_update_slice(self: _Layouts, eqn: Any, operands: list[Any]) -> list[Any] | None:
+def _dynamic_update_slice(self: _Layouts, eqn: Equation, operands: list[Any]) -> list[Any] | None:
     x, rows, *starts = operands
     if not isinstance(x, Turned):
         return None
     return [x._replace(array=lax.dynamic_update_slice(x.array, x.stored(self.array(rows)), x.listed(starts)))]
 
 
-def _gather(self: _Layouts, eqn: Any, operands: list[Any]) -> list[Any] | None:
+def _gather(self: _Layouts, eqn: Equation, operands: list[Any]) -> list[Any] | None:
     x, indices = operands
     if not isinstance(x, Turned):
         return None
@@ -215,7 +217,7 @@ def _gather(self: _Layouts, eqn: Any, operands: list[Any]) -> list[Any] | None:
     return [jnp.transpose(jaxprs.bind(turned, [x.array, indices])[0], axes)]
 
 
-def _scatter(self: _Layouts, eqn: Any, operands: list[Any]) -> list[Any] | None:
+def _scatter(self: _Layouts, eqn: Equation, operands: list[Any]) -> list[Any] | None:
     x, indices, rows = operands
     if not isinstance(x, Turned):
         return None
@@ -224,7 +226,7 @@ def _scatter(self: _Layouts, eqn: Any, operands: list[Any]) -> list[Any] | None:
     return [x._replace(array=jaxprs.bind(turned, [x.array, indices, updates])[0])]
 
 
-def _indexed(eqn: Any, x: Turned, rank: int) -> tuple[Any, list[int]]:
+def _indexed(eqn: Equation, x: Turned, rank: int) -> tuple[Any, list[int]]:
     """Return a gather or a scatter of the array, and which axis of its rows each axis of the rows of the buffer is."""
     n = numbers_of(eqn)
     kept = [x.order[d] for d in range(len(x.order)) if d not in (*n.collapsed, *n.batch)]
@@ -241,7 +243,7 @@ def _indexed(eqn: Any, x: Turned, rank: int) -> tuple[Any, list[int]]:
     return with_numbers(eqn, turned, x.listed(taken_by(eqn))), axes
 
 
-def _elementwise(self: _Layouts, eqn: Any, operands: list[Any]) -> list[Any] | None:
+def _elementwise(self: _Layouts, eqn: Equation, operands: list[Any]) -> list[Any] | None:
     """Apply an operation to buffers of one layout and scalars."""
     kind = self.common([x for x in operands if isinstance(x, Turned)])
     if kind is None or any(jnp.ndim(x) for x in operands if not isinstance(x, Turned)):
@@ -250,7 +252,7 @@ def _elementwise(self: _Layouts, eqn: Any, operands: list[Any]) -> list[Any] | N
     return [kind._replace(array=array)]
 
 
-def _transpose(self: _Layouts, eqn: Any, operands: list[Any]) -> list[Any]:
+def _transpose(self: _Layouts, eqn: Equation, operands: list[Any]) -> list[Any]:
     (x,) = operands
     return [x._replace(order=tuple(x.order[d] for d in eqn.params["permutation"]))]
 

@@ -15,6 +15,7 @@ from jax.interpreters import mlir
 
 from jax_tensorarray import _compat
 from jax_tensorarray._ops.primitive import Array, make_primitive, varying_alike, zero_tangent
+from jax_tensorarray._types import Equation
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +35,7 @@ class Note:
         return self.primitive.bind(*varying_alike(operands), **self.params)
 
 
-def noted(eqn: Any, first: int, indices: Sequence[Any]) -> list[Any]:
+def noted(eqn: Equation, first: int, indices: Sequence[Any]) -> list[Any]:
     """Return the indices that an equation has as its operands from number `first` on."""
     if not any(isinstance(x, jax.core.Tracer) for x in indices):
         return list(indices)

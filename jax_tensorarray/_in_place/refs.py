@@ -7,15 +7,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax.extend.core import Jaxpr
 from jax.extend.core import primitives as jax_primitives
 
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs
+from jax_tensorarray._types import Equation
 
 Array = jax.Array
 
 
-def as_arrays(jaxpr: Any) -> Any:
+def as_arrays(jaxpr: Jaxpr) -> Any:
     """Return a closed jaxpr in which the refs that it creates are arrays. Refs among its inputs stay."""
     if not _compat.makes_refs(_compat.opened(jaxpr)) or jaxprs.any_equation(jaxpr, _is_rule_with_refs):
         return jaxpr
@@ -25,7 +27,7 @@ def as_arrays(jaxpr: Any) -> Any:
         return jaxpr
 
 
-def _is_rule_with_refs(eqn: Any) -> bool:
+def _is_rule_with_refs(eqn: Equation) -> bool:
     """Return whether this is a `custom_vjp` with refs: as arrays, its result could not be differentiated."""
     return eqn.primitive is jax_primitives.custom_vjp_call_p and _compat.makes_refs(eqn)
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import Jaxpr
 
 from jax_tensorarray import _compat, _gates
 from jax_tensorarray._in_place import explained, twins
@@ -21,6 +22,7 @@ from jax_tensorarray._in_place.rows import has_rows
 from jax_tensorarray._in_place.values import Value
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.kinds import is_update
+from jax_tensorarray._types import Equation
 
 Array = jax.Array
 
@@ -28,7 +30,7 @@ Array = jax.Array
 class Registers(NamedTuple):
     """A loop whose registers are rings. Its body takes and returns their starts after the other carries."""
 
-    jaxpr: Any
+    jaxpr: Jaxpr
     predicate: Any  #: of a `while_loop`, which takes the starts, too
     axes: dict[int, int]  #: for each carry that is a register, the axis that its rows are along
     places: dict[int, int]  #: and the number of its start, which registers that move together share
@@ -104,7 +106,7 @@ def _candidates(body: registry.Body, least: float | None = None) -> dict[int, in
     closed = _compat.closed(body.jaxpr)
     kinds: set[tuple[tuple[int, ...], int]] = set()
 
-    def look(eqn: Any) -> bool:
+    def look(eqn: Equation) -> bool:
         if eqn.primitive.name == "concatenate":
             kinds.add((eqn.outvars[0].aval.shape, int(eqn.params["dimension"])))
         elif is_update(eqn):
@@ -153,7 +155,7 @@ class _RegisterTrial:
         self.starts: list[Array] = []
         self.outs: list[Held] = []
 
-    def move_together(self, jaxpr: Any) -> dict[int, int]:
+    def move_together(self, jaxpr: Jaxpr) -> dict[int, int]:
         """Return for each register the number of its start: registers that move apart get separate ones."""
         n = len(self.carry)
         after = dict(zip(self.axes, twins.numbers_of_outputs(jaxpr)[n : n + len(self.axes)], strict=True))
@@ -161,7 +163,7 @@ class _RegisterTrial:
         known = list(dict.fromkeys(kinds.values()))
         return {k: known.index(kind) for k, kind in kinds.items()}
 
-    def with_starts_once(self, jaxpr: Any) -> Any:
+    def with_starts_once(self, jaxpr: Jaxpr) -> Any:
         """Turn a body that returns a start for each register into one that returns each start once."""
         n = len(self.carry)
         first = [list(self.places.values()).index(k) for k in range(len(self.shapes))]
@@ -211,7 +213,7 @@ class _RegisterTrial:
 
         return jax.make_jaxpr(step)(self.consts, self.carry, self.types, self.xs)
 
-    def predicate(self, jaxpr: Any) -> Any:
+    def predicate(self, jaxpr: Jaxpr) -> Any:
         def goes_on(consts: list[Array], carry: list[Array], starts: list[Array]) -> list[Array]:
             outs = self.evaluator.evaluate(jaxpr, [*map(Value.given, consts), *self.inputs(carry, starts)])
             return list(map(self.evaluator.array, outs))

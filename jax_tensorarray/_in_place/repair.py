@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 from jax import lax
 from jax.extend import core as jex
+from jax.extend.core import Jaxpr
 
 from jax_tensorarray import _compat
 from jax_tensorarray._in_place import explained, factors, layouts, refs, registers, rows, selects, sums, twins, views
@@ -14,6 +15,7 @@ from jax_tensorarray._jaxprs import foreign, jaxprs, kinds, registry
 from jax_tensorarray._loops import choosing
 from jax_tensorarray._loops.strategy import Strategy, Tape
 from jax_tensorarray._ops.primitive import ROW_OPS
+from jax_tensorarray._types import Equation
 from jax_tensorarray.checkpoint_policies import save_reads
 
 Array = jax.Array
@@ -47,7 +49,7 @@ class Repair:
     def __init__(self, request: Request, *, in_loop: bool = False, active: Array | None = None) -> None:
         self.request, self.in_loop, self.active = request, in_loop, active
 
-    def evaluate(self, jaxpr: Any, inputs: Sequence[Value], known: Mapping[Any, Value] | None = None) -> list[Value]:
+    def evaluate(self, jaxpr: Jaxpr, inputs: Sequence[Value], known: Mapping[Any, Value] | None = None) -> list[Value]:
         """Return the outputs, given the inputs and perhaps what is known of other variables."""
         inner = _compat.opened(jaxpr)
         values = dict(zip(inner.constvars, map(Value.given, jaxpr.consts), strict=True))
@@ -73,7 +75,7 @@ class Repair:
 
     def function(
         self,
-        jaxpr: Any,
+        jaxpr: Jaxpr,
         added: Mapping[int, Value] | None = None,
         *,
         is_whole: bool = False,
@@ -118,15 +120,15 @@ class Repair:
         """Return the evaluator for what is lowered and no longer differentiated."""
         return Repair(Request(None, Tape()), in_loop=self.in_loop)
 
-    def has_choice(self, eqn: Any) -> bool:
+    def has_choice(self, eqn: Equation) -> bool:
         """Return whether a scan is one that chooses what it keeps."""
         return choosing.has_choice(eqn.params, [v.aval for v in eqn.invars], self.request.residuals)
 
-    def finds(self, jaxpr: Any) -> bool:
+    def finds(self, jaxpr: Jaxpr) -> bool:
         """Return whether there is something to repair in a jaxpr."""
         return any(map(self.finds_in, _compat.opened(jaxpr).eqns))
 
-    def finds_in(self, eqn: Any) -> bool:
+    def finds_in(self, eqn: Equation) -> bool:
         """Return whether there is something to repair in an equation."""
         name = eqn.primitive.name
         if jaxprs.has_symbolic_shapes(eqn):
@@ -148,14 +150,14 @@ class Repair:
             return any(map(self.of_loop().finds, inner))
         return any(map(self.finds, inner)) or (kind == "rules" and any(map(jaxprs.has_row_ops, inner)))
 
-    def _finds_in_lowering(self, eqn: Any) -> bool:
+    def _finds_in_lowering(self, eqn: Equation) -> bool:
         """Return whether there is something to repair in what a primitive of another library is lowered as."""
         if eqn.primitive.name in RULES or eqn.primitive in ROW_OPS:
             return False
         return any(map(self.of_lowering().finds, foreign.lowered_as(eqn).values()))
 
     def _equation(
-        self, eqn: Any, operands: list[Value], added: dict[int, Value], is_viewed: bool
+        self, eqn: Equation, operands: list[Value], added: dict[int, Value], is_viewed: bool
     ) -> tuple[list[Value], Left | None, Iterable[int]]:
         """Return the results, why the equation stays if it does, and which results already contain their sums."""
         with _compat.at_source_of(eqn), eqn.ctx.manager, jaxprs.with_types_of(eqn):
@@ -169,7 +171,7 @@ class Repair:
                 value.is_new = eqn.primitive.name in kinds.MAKES_ALL
             return made, results, ()
 
-    def _repaired(self, eqn: Any, operands: list[Value], added: dict[int, Value]) -> list[Value] | Left:
+    def _repaired(self, eqn: Equation, operands: list[Value], added: dict[int, Value]) -> list[Value] | Left:
         name = eqn.primitive.name
         if name in registry.ENTRIES:
             inner = registry.inlined(eqn)
@@ -205,13 +207,13 @@ class Repair:
             why = why if why.is_known else results
         return why
 
-    def why_left(self, eqn: Any) -> Left | None:
+    def why_left(self, eqn: Equation) -> Left | None:
         """Return why a read or write stays that no rule has been asked about. None if a rule may apply to it."""
         if jaxprs.has_symbolic_shapes(eqn):
             return Left("symbolic-shape")
         return rows.why_left(eqn) if self.in_loop else Left("not-in-a-loop")
 
-    def say_why(self, eqn: Any) -> None:
+    def say_why(self, eqn: Equation) -> None:
         """Say why no carry of a loop that stays is a ring."""
         if eqn.primitive.name in LOOPS:
             [loop] = registry.ENTRIES[eqn.primitive.name].bodies(eqn.params)
@@ -221,7 +223,7 @@ class Repair:
 class _Repaired(registry.Change):
     """The jaxprs in an equation, repaired, and with `added` added to some of their results."""
 
-    def __init__(self, repair: Repair, eqn: Any, operands: Sequence[Array], added: Mapping[int, Value]) -> None:
+    def __init__(self, repair: Repair, eqn: Equation, operands: Sequence[Array], added: Mapping[int, Value]) -> None:
         # Without its mask, which JAX cannot always pass into the jaxprs of an equation.
         self.repair = repair if repair.active is None else repair.of_loop()
         self.places, self.after = list(added), as_written(list(added.values()))
@@ -231,7 +233,7 @@ class _Repaired(registry.Change):
         # What a loop inside carries in several places begins equal, which only its caller sees.
         self.firsts = list(range(len(own))) if kind == "divided" else twins.equal_operands(own)
 
-    def body(self, jaxpr: Any, *args: Array) -> list[Array]:
+    def body(self, jaxpr: Jaxpr, *args: Array) -> list[Array]:
         n = len(args) - len(self.places)
         added = dict(zip(self.places, map(Value, args[n:]), strict=True))
         own = [args[k] for k in self.firsts] if n == len(self.firsts) else args[:n]
@@ -259,11 +261,11 @@ class _Repaired(registry.Change):
 class _Lowered(_Repaired):
     """What a primitive of another library is lowered as, and its rules, repaired."""
 
-    def body(self, jaxpr: Any, *args: Array) -> list[Array]:
+    def body(self, jaxpr: Jaxpr, *args: Array) -> list[Array]:
         return self.repair.of_lowering().function(jaxpr, is_whole=True)(*args)
 
 
-def _chosen(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
+def _chosen(eqn: Equation, operands: Sequence[Value]) -> list[Value] | None:
     """Return the results of branches that compute nothing, but choose between versions of buffers."""
     if registry.entry_of(eqn).kind != "branches" or not all(getattr(v.aval, "shape", ()) for v in eqn.outvars):
         return None

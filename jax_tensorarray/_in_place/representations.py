@@ -10,9 +10,11 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import Jaxpr
 
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs, registry
+from jax_tensorarray._types import Equation
 
 Array = jax.Array
 Held = Any  #: a value in the representation, or one of another kind, by default an array
@@ -36,7 +38,7 @@ class Evaluator:
 
     def __init__(self) -> None:
         self.needed: dict[int, Any] = {}  #: the carries that an equation has needed as arrays, and which equation
-        self.eqn: Any = None  #: the equation that is evaluated, None after the last one
+        self.eqn: Equation | None = None  #: the equation that is evaluated, None after the last one
 
     # --- what a representation says ---
 
@@ -70,16 +72,16 @@ class Evaluator:
         """Return the operands to bind an unchanged equation with."""
         return list(map(self.array, operands))
 
-    def without_rule(self, eqn: Any, operands: list[Held]) -> list[Held]:
+    def without_rule(self, eqn: Equation, operands: list[Held]) -> list[Held]:
         """Return the results of an equation that gets arrays."""
         return list(map(self.known, jaxprs.bind(eqn, self.written(operands))))
 
     # --- the walk ---
 
-    def evaluate(self, jaxpr: Any, inputs: Sequence[Held]) -> list[Held]:
+    def evaluate(self, jaxpr: Jaxpr, inputs: Sequence[Held]) -> list[Held]:
         return jaxprs.interpret(jaxpr, inputs, self.equation, self.known, literal=self.literal)
 
-    def equation(self, eqn: Any, operands: list[Held]) -> list[Held]:
+    def equation(self, eqn: Equation, operands: list[Held]) -> list[Held]:
         if any(isinstance(x, self.held) for x in operands):
             inner = registry.inlined(eqn, with_options=self.with_options)
             if inner is not None:
@@ -97,7 +99,7 @@ class Evaluator:
         for k in roots:
             self.needed.setdefault(k, self.eqn)
 
-    def enter(self, eqn: Any, operands: list[Held]) -> list[Held] | None:
+    def enter(self, eqn: Equation, operands: list[Held]) -> list[Held] | None:
         """Run branches or a checkpoint whose operands and results may be held."""
         entry = registry.entry_of(eqn)
         bodies = entry.bodies(eqn.params)
@@ -112,7 +114,7 @@ class Evaluator:
         distinct = {id(x): x for x in rest}  # values may share one
         more = list(distinct.values())
 
-        def run(jaxpr: Any, args: Sequence[Array]) -> list[Held]:
+        def run(jaxpr: Jaxpr, args: Sequence[Array]) -> list[Held]:
             of_own, inside = iter(args[: len(own)]), dict(zip(distinct, args[len(own) :], strict=True))
             places = zip(is_first, flat, strict=True)
             inputs = jax.tree.unflatten(tree, [next(of_own) if flag else inside[id(x)] for flag, x in places])
@@ -140,7 +142,7 @@ class Evaluator:
             outs.append(self.known(*arrays) if kind is None else jax.tree.unflatten(jax.tree.structure(kind), arrays))
         return outs
 
-    def loop(self, eqn: Any, operands: list[Held]) -> list[Held] | None:
+    def loop(self, eqn: Equation, operands: list[Held]) -> list[Held] | None:
         """Run a loop of JAX that may use what is held, and carries arrays."""
         entry = registry.entry_of(eqn)
         [loop] = entry.bodies(eqn.params)
@@ -174,7 +176,7 @@ class _Entered(registry.Change):
     ) -> None:
         self.evaluator, self.run, self.kinds, self.passed, self.after = evaluator, run, kinds, passed, after
 
-    def body(self, jaxpr: Any, *args: Array) -> list[Array]:
+    def body(self, jaxpr: Jaxpr, *args: Array) -> list[Array]:
         outs = []
         for x, kind, passed in zip(self.run(jaxpr, args), self.kinds, self.passed, strict=True):
             held = self.evaluator.array(x) if kind is None else self.evaluator.like(x, kind)
@@ -188,7 +190,7 @@ class _Looped(registry.Change):
     def __init__(self, evaluator: Evaluator, slices: Sequence[Callable[[Array], Array] | None]) -> None:
         self.evaluator, self.slices = evaluator, slices
 
-    def body(self, jaxpr: Any, *args: Any) -> list[Array]:
+    def body(self, jaxpr: Jaxpr, *args: Any) -> list[Array]:
         first = len(args) - len(self.slices)
         arrays = [x if f is None else f(x) for x, f in zip(args[first:], self.slices, strict=True)]
         inputs = [*args[:first], *map(self.evaluator.known, arrays)]

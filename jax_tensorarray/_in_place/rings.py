@@ -21,6 +21,7 @@ from jax_tensorarray._in_place.rows import as_int32, numbers_of, taken_by, with_
 from jax_tensorarray._in_place.values import Left, Value, as_written
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.kinds import ELEMENTWISE, IDENTITIES, LOGIC, SCATTERS
+from jax_tensorarray._types import Equation
 
 Array = jax.Array
 
@@ -155,14 +156,14 @@ class Rings(Evaluator):
     def literal(self, v: Any) -> Value:
         return Value.of_literal(v)
 
-    def equation(self, eqn: Any, operands: list[Held]) -> list[Held]:
+    def equation(self, eqn: Equation, operands: list[Held]) -> list[Held]:
         has_reversed = any(isinstance(x, _Reversed) for x in operands)
         if has_reversed and eqn.primitive.name not in ("rev", "scan") and registry.inlined(eqn) is None:
             self.eqn = eqn
             operands = [Value(self.array(x)) if isinstance(x, _Reversed) else x for x in operands]
         return super().equation(eqn, operands)
 
-    def without_rule(self, eqn: Any, operands: list[Held]) -> list[Held]:
+    def without_rule(self, eqn: Equation, operands: list[Held]) -> list[Held]:
         name = eqn.primitive.name
         if name in _PREDICATES and all(isinstance(x, Value) for x in operands):
             results = selects.RULES[name](eqn, operands)
@@ -238,7 +239,7 @@ def _is_same(a: Any, b: Any) -> bool:
 # --- rules: from the evaluator, an equation and its operands to the results, None if there is no better way -----
 
 
-def _joined(self: Rings, eqn: Any, operands: list[Held]) -> list[Held] | None:
+def _joined(self: Rings, eqn: Equation, operands: list[Held]) -> list[Held] | None:
     axis = eqn.params["dimension"]
     if any(x.axis != axis for x in operands if not isinstance(x, Value)):
         return None
@@ -246,7 +247,7 @@ def _joined(self: Rings, eqn: Any, operands: list[Held]) -> list[Held] | None:
     return [self.made(_Line(tuple(p for some in pieces for p in some), axis))]
 
 
-def _slice(self: Rings, eqn: Any, operands: list[Held]) -> list[Held]:
+def _slice(self: Rings, eqn: Equation, operands: list[Held]) -> list[Held]:
     line, first, last = _line(operands[0]), list(eqn.params["start_indices"]), list(eqn.params["limit_indices"])
     strides, axis = eqn.params["strides"], line.axis
     part = line.part(first[axis], last[axis] - first[axis])
@@ -257,7 +258,7 @@ def _slice(self: Rings, eqn: Any, operands: list[Held]) -> list[Held]:
     return [Value(lax.slice(self.array(part), first, last, strides))]
 
 
-def _dynamic_slice(self: Rings, eqn: Any, operands: list[Held]) -> list[Held] | None:
+def _dynamic_slice(self: Rings, eqn: Equation, operands: list[Held]) -> list[Held] | None:
     of, *starts = operands
     sizes, shape, axis = list(eqn.params["slice_sizes"]), eqn.invars[0].aval.shape, of.axis
     count, n = sizes[axis], shape[axis]
@@ -296,7 +297,7 @@ def _in_range(start: Value, n: int, count: int) -> Array:
     return jnp.clip(as_int32(start.array, n), 0, n - count)
 
 
-def _dynamic_update_slice(self: Rings, eqn: Any, operands: list[Held]) -> list[Held] | None:
+def _dynamic_update_slice(self: Rings, eqn: Equation, operands: list[Held]) -> list[Held] | None:
     of, rows, *starts = operands
     axis = (of if not isinstance(of, Value) else rows).axis
     shape, sizes = (v.aval.shape for v in eqn.invars[:2])
@@ -328,7 +329,7 @@ def _replaced(self: Rings, of: Held, rows: Held, axis: int, first: int, count: i
     return [self.made(_Line((*line.part(0, first).pieces, *new, *after.pieces), axis))]
 
 
-def _gather(self: Rings, eqn: Any, operands: list[Held]) -> list[Held] | None:
+def _gather(self: Rings, eqn: Equation, operands: list[Held]) -> list[Held] | None:
     of, indices = operands
     if not isinstance(indices, Value):
         return None
@@ -341,7 +342,7 @@ def _gather(self: Rings, eqn: Any, operands: list[Held]) -> list[Held] | None:
     return [Value(jnp.moveaxis(jaxprs.bind(eqn, [of.array, places])[0], range(len(moved)), moved))]
 
 
-def _windows(self: Rings, eqn: Any, of: Held, indices: Value) -> list[Held] | None:
+def _windows(self: Rings, eqn: Equation, of: Held, indices: Value) -> list[Held] | None:
     """Read one window of each example, as `jax.vmap` of `lax.dynamic_slice` does."""
     numbers, sizes, shape = numbers_of(eqn), taken_by(eqn), eqn.invars[0].aval.shape
     examples, n, count = indices.shape[:-1], shape[of.axis], sizes[of.axis]
@@ -360,7 +361,7 @@ def _windows(self: Rings, eqn: Any, of: Held, indices: Value) -> list[Held] | No
 _FILL = lax.GatherScatterMode.FILL_OR_DROP
 
 
-def _scatter(self: Rings, eqn: Any, operands: list[Held]) -> list[Held] | None:
+def _scatter(self: Rings, eqn: Equation, operands: list[Held]) -> list[Held] | None:
     of, indices, rows = operands
     if not isinstance(indices, Value):
         return None
@@ -390,7 +391,7 @@ def _known(index: Value) -> int | None:
     return int(np.asarray(literal).item()) if literal is not None and math.prod(index.shape) == 1 else None
 
 
-def _indexed(eqn: Any, ring: Ring, indices: Value) -> tuple[Any, Array, Sequence[int]] | None:
+def _indexed(eqn: Equation, ring: Ring, indices: Value) -> tuple[Any, Array, Sequence[int]] | None:
     """Return a gather or a scatter of a register, with its indices, None if it cannot be indexed that way.
 
     If its examples have starts but share the indices, these get axes for them in front. Also return the axes of the
@@ -426,7 +427,7 @@ def _behind(dims: Sequence[int], moved: Sequence[int]) -> tuple[int, ...]:
     return tuple(len(moved) + d - sum(m < d for m in moved) for d in dims)
 
 
-def _select(self: Rings, eqn: Any, operands: list[Held]) -> list[Held] | None:
+def _select(self: Rings, eqn: Equation, operands: list[Held]) -> list[Held] | None:
     which, *cases = operands
     kind = self.common(cases)
     predicate = selects.predicate_of(which) if isinstance(which, Value) else None
@@ -443,19 +444,19 @@ def _select(self: Rings, eqn: Any, operands: list[Held]) -> list[Held] | None:
     return [kind._replace(start=lax.select_n(spread(number, shape), *(spread(x.start, shape) for x in rings)))]
 
 
-def _contents(self: Rings, eqn: Any, operands: list[Held]) -> list[Held] | None:
+def _contents(self: Rings, eqn: Equation, operands: list[Held]) -> list[Held] | None:
     (of,) = operands
     return [of.at(jaxprs.bind(eqn, [of.array])[0])] if isinstance(of, Ring) else None
 
 
-def _reversed(self: Rings, eqn: Any, operands: list[Held]) -> list[Held] | None:
+def _reversed(self: Rings, eqn: Equation, operands: list[Held]) -> list[Held] | None:
     (of,) = operands
     if tuple(eqn.params["dimensions"]) != (of.axis,) or isinstance(of, _Line):
         return None
     return [of.of if isinstance(of, _Reversed) else _Reversed(of)]
 
 
-def _elementwise(self: Rings, eqn: Any, operands: list[Held]) -> list[Held] | None:
+def _elementwise(self: Rings, eqn: Equation, operands: list[Held]) -> list[Held] | None:
     """Compute with registers whose rows are at the same places, and with what is the same for all rows."""
     rings = [x for x in operands if isinstance(x, Ring)]
     if not rings or any(x.start is not rings[0].start or x.axis != rings[0].axis for x in rings):
@@ -475,7 +476,7 @@ def _is_same_for_rows(x: Value, axis: int) -> bool:
     return axis not in dims or shape[dims.index(axis)] == 1
 
 
-def _reduced(self: Rings, eqn: Any, operands: list[Held]) -> list[Held] | None:
+def _reduced(self: Rings, eqn: Equation, operands: list[Held]) -> list[Held] | None:
     """Reduce each row."""
     (of,), axes = operands, eqn.params["axes"]
     if not isinstance(of, Ring) or any(k == of.axis or k < of.start.ndim for k in axes):

@@ -27,7 +27,7 @@ from jax_tensorarray._ops.primitive import Params, is_packed, row_params
 from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._ops.starts import in_range, joined
 from jax_tensorarray._ops.write import ta_write_p
-from jax_tensorarray._types import INT32_MAX
+from jax_tensorarray._types import INT32_MAX, Equation
 
 Array = jax.Array
 
@@ -181,7 +181,7 @@ def _starts(address: Address, operands: Sequence[Any]) -> dict[int, Any]:
     return {d: operands[d] for d in range(address.axis, address.after)}
 
 
-def dynamic_slice(eqn: Any, operands: Sequence[Value]) -> list[Value] | Left:
+def dynamic_slice(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
     buffer, *starts = operands
     taken = eqn.params["slice_sizes"]
     address = _of_slice(eqn.invars[0].aval, taken)
@@ -205,7 +205,7 @@ def _known(address: Address, starts: Sequence[int]) -> Array:
     return address.index_of(_starts(address, [np.int32(start) for start in starts]))
 
 
-def slice_(eqn: Any, operands: Sequence[Value]) -> list[Value] | Left:
+def slice_(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
     """Read some rows of a buffer that existed before the step.
 
     For any other buffer the derivative takes all of it anyway.
@@ -218,7 +218,7 @@ def slice_(eqn: Any, operands: Sequence[Value]) -> list[Value] | Left:
     return [Value(lax.slice(rows, [0] * len(box), box, eqn.params["strides"]))]
 
 
-def _box_of_slice(eqn: Any) -> list[int]:
+def _box_of_slice(eqn: Equation) -> list[int]:
     """Return the sizes of the smallest box in which a slice is, which may leave out rows between others."""
     shape = eqn.outvars[0].aval.shape
     return [_spread(n, step - 1) for n, step in zip(shape, eqn.params["strides"] or [1] * len(shape), strict=True)]
@@ -229,7 +229,7 @@ def _spread(count: int, between: int) -> int:
     return count + max(count - 1, 0) * between
 
 
-def pad(eqn: Any, operands: Sequence[Value]) -> list[Value] | Left:
+def pad(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
     """Pad some rows with zeros: the transpose of a slice from a known place."""
     rows, zero = operands
     result, config = eqn.outvars[0].aval, eqn.params["padding_config"]
@@ -244,7 +244,7 @@ def pad(eqn: Any, operands: Sequence[Value]) -> list[Value] | Left:
     return [Value(jaxprs.bind(eqn, [written, zero.array])[0], sparse_updates=(update,))]
 
 
-def dynamic_update_slice(eqn: Any, operands: Sequence[Value]) -> list[Value] | Left:
+def dynamic_update_slice(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
     buffer, rows, *starts = operands
     taken = eqn.invars[1].aval.shape
     address = Left("made-anew") if buffer.is_new else _of_slice(eqn.invars[0].aval, taken)
@@ -327,15 +327,15 @@ _OF_SCATTER = (
 )
 
 
-def _names(eqn: Any) -> tuple[str, ...]:
+def _names(eqn: Equation) -> tuple[str, ...]:
     return _OF_GATHER if eqn.primitive.name == "gather" else _OF_SCATTER
 
 
-def numbers_of(eqn: Any) -> Numbers:
+def numbers_of(eqn: Equation) -> Numbers:
     return Numbers(*(getattr(eqn.params["dimension_numbers"], name) for name in _names(eqn)))
 
 
-def with_numbers(eqn: Any, numbers: Numbers, taken: Sequence[int]) -> Any:
+def with_numbers(eqn: Equation, numbers: Numbers, taken: Sequence[int]) -> Any:
     """Return a gather or a scatter with other dimension numbers, which takes so much of each axis."""
     params = eqn.params | {
         "dimension_numbers": eqn.params["dimension_numbers"]._replace(**dict(zip(_names(eqn), numbers, strict=True)))
@@ -343,7 +343,7 @@ def with_numbers(eqn: Any, numbers: Numbers, taken: Sequence[int]) -> Any:
     return eqn.replace(params=params | ({"slice_sizes": tuple(taken)} if "slice_sizes" in params else {}))
 
 
-def taken_by(eqn: Any) -> list[int]:
+def taken_by(eqn: Equation) -> list[int]:
     """Return how much a gather or a scatter takes of each axis of the buffer."""
     if "slice_sizes" in eqn.params:
         return list(eqn.params["slice_sizes"])
@@ -383,7 +383,7 @@ class _Gathered(NamedTuple):
         return address.index_of(self.starts(indices))
 
 
-def _gathered(eqn: Any) -> _Gathered | Left:
+def _gathered(eqn: Equation) -> _Gathered | Left:
     """Return the address of a gather or a scatter, if it accesses rows that have a place in a buffer."""
     buffer, indices = (v.aval for v in eqn.invars[:2])
     numbers, taken = numbers_of(eqn), taken_by(eqn)
@@ -409,7 +409,7 @@ def _gathered(eqn: Any) -> _Gathered | Left:
     return _Gathered(address, numbers, tuple(taken))
 
 
-def gather(eqn: Any, operands: Sequence[Value]) -> list[Value] | Left:
+def gather(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
     buffer, indices = operands
     found = _gathered(eqn)
     if isinstance(found, Left):
@@ -426,7 +426,7 @@ def gather(eqn: Any, operands: Sequence[Value]) -> list[Value] | Left:
     return [Value(jnp.transpose(rows, found.order(result.ndim)))]
 
 
-def scatter(eqn: Any, operands: Sequence[Value]) -> list[Value] | Left:
+def scatter(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
     buffer, indices, updates = operands
     primitive, combine = _SCATTERS[eqn.primitive.name]
     found = Left("made-anew") if buffer.is_new else _gathered(eqn)
@@ -468,7 +468,7 @@ _SCATTERS: dict[str, tuple[Primitive, Callable[[Array, Array], Array] | None]] =
 }
 
 
-def _combines(eqn: Any, primitive: Primitive) -> bool:
+def _combines(eqn: Equation, primitive: Primitive) -> bool:
     """Return whether a scatter combines rows as the op does."""
     if eqn.primitive.name == "scatter":
         jaxpr = eqn.params["update_jaxpr"]
@@ -477,7 +477,7 @@ def _combines(eqn: Any, primitive: Primitive) -> bool:
     return dtype != np.bool_ and not (primitive is ta_max_p and jnp.issubdtype(dtype, jnp.complexfloating))
 
 
-def is_of_rows(eqn: Any) -> bool:
+def is_of_rows(eqn: Equation) -> bool:
     """Return whether a rule of this module may apply to an equation: one with an address, or on a buffer with rows."""
     name = eqn.primitive.name
     if name == "gather" or name in _SCATTERS:
@@ -485,7 +485,7 @@ def is_of_rows(eqn: Any) -> bool:
     return name in ("slice", "dynamic_slice", "dynamic_update_slice") and why_left(eqn) is None
 
 
-def why_left(eqn: Any) -> Left | None:
+def why_left(eqn: Equation) -> Left | None:
     """Return why the rules of this module leave a read or write, whatever its operands are. None if they may not."""
     name, aval = eqn.primitive.name, eqn.invars[0].aval
     found: Address | _Gathered | Left
@@ -500,7 +500,7 @@ def why_left(eqn: Any) -> Left | None:
     return found if isinstance(found, Left) else None
 
 
-def broadcast_in_dim(eqn: Any, operands: Sequence[Value]) -> list[Value] | Left:
+def broadcast_in_dim(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
     """Broadcast a buffer to all examples of a batch, as `jax.vmap` does if both sides of a `cond` use it."""
     of, dims, source = eqn.outvars[0].aval, eqn.params["broadcast_dimensions"], operands[0]
     axes = of.ndim - len(dims)

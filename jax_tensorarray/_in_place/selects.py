@@ -21,9 +21,10 @@ from jax_tensorarray._jaxprs.kinds import LOGIC
 from jax_tensorarray._loops.guard import ta_guard
 from jax_tensorarray._ops.primitive import row_params
 from jax_tensorarray._ops.write import ta_write_p
+from jax_tensorarray._types import Equation
 
 
-def select_n(eqn: Any, operands: Sequence[Value]) -> list[Value] | Left:
+def select_n(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
     which, *cases = operands
     if not cases[0].shape:
         return Left()
@@ -145,7 +146,7 @@ def _chooses_examples(which: Value) -> bool:
     return which.may_select and (which.repeated is not None or not which.shape)
 
 
-def stop_gradient(eqn: Any, operands: Sequence[Value]) -> list[Value] | Left:
+def stop_gradient(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
     if not operands[0].shape:
         return Left()
     (array,) = jaxprs.bind(eqn, [operands[0].array])
@@ -197,12 +198,12 @@ def _until(base: Value, newest: Value) -> Any:
         yield v
 
 
-def copy(eqn: Any, operands: Sequence[Value]) -> list[Value] | Left:
+def copy(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
     """Return the operand itself: XLA makes copies where they are needed."""
     return list(operands)
 
 
-def convert_element_type(eqn: Any, operands: Sequence[Value]) -> list[Value] | Left:
+def convert_element_type(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
     """Return an array of that dtype itself: only the weakness of its type would change. Convert a predicate."""
     own, of = jax.typeof(operands[0].array), eqn.outvars[0].aval
     is_same = own.shape and own.update(weak_type=of.weak_type) == of
@@ -212,7 +213,7 @@ def convert_element_type(eqn: Any, operands: Sequence[Value]) -> list[Value] | L
 # --- predicates that are repeated ------------------------------------------------------------------------------
 
 
-def broadcast_in_dim(eqn: Any, operands: Sequence[Value]) -> list[Value] | Left:
+def broadcast_in_dim(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
     """Broadcast a predicate: the elements of its first axes are repeated along the others."""
     dims, of = eqn.params["broadcast_dimensions"], eqn.outvars[0].aval.shape
     if not operands[0].may_select or tuple(dims) != tuple(range(len(dims))):
@@ -226,7 +227,7 @@ def broadcast_in_dim(eqn: Any, operands: Sequence[Value]) -> list[Value] | Left:
     return _repeated(eqn, operands, source if n == len(source.shape) else Value(source.array.reshape(of[:n])))
 
 
-def reshape(eqn: Any, operands: Sequence[Value]) -> list[Value] | Left:
+def reshape(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
     """Reshape a predicate: axes of size 1 are added or removed at the end."""
     (mask, *_), of = operands, eqn.outvars[0].aval.shape
     if not mask.may_select:
@@ -237,7 +238,7 @@ def reshape(eqn: Any, operands: Sequence[Value]) -> list[Value] | Left:
     return _repeated(eqn, operands, source) if is_longer else Left()
 
 
-def elementwise(eqn: Any, operands: Sequence[Value]) -> list[Value] | Left:
+def elementwise(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
     """Combine predicates elementwise: if all operands are repeated alike, so is the result."""
     sources = [x.source for x in operands if x.shape]
     if not all(x.may_select for x in operands) or not any(x.repeated for x in operands):
@@ -248,7 +249,7 @@ def elementwise(eqn: Any, operands: Sequence[Value]) -> list[Value] | Left:
     return _repeated(eqn, operands, Value(array))
 
 
-def _repeated(eqn: Any, operands: Sequence[Value], source: Value) -> list[Value]:
+def _repeated(eqn: Equation, operands: Sequence[Value], source: Value) -> list[Value]:
     return [Value(jaxprs.bind(eqn, [x.array for x in operands])[0], repeated=source)]
 
 

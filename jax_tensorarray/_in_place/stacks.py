@@ -22,7 +22,7 @@ from jax_tensorarray._ops.primitive import ROW_OPS, may_raise
 from jax_tensorarray._ops.read import ta_read
 from jax_tensorarray._ops.starts import along_axes, for_each, joined
 from jax_tensorarray._ops.write import ta_write
-from jax_tensorarray._types import INT32_MAX
+from jax_tensorarray._types import INT32_MAX, Equation
 
 Array = jax.Array
 
@@ -118,7 +118,7 @@ class _Slices(Evaluator):
         return outs[0] if is_one else None
 
 
-def _row_op(self: _Slices, eqn: Any, operands: list[Held]) -> list[Held] | None:
+def _row_op(self: _Slices, eqn: Equation, operands: list[Held]) -> list[Held] | None:
     """Run an op of a slice on the stack, where the slice and the example are two more axes along which it starts."""
     p, params = eqn.primitive, eqn.params
     is_by_row = may_raise(params) or (params["window"] and not params["whole"])

@@ -12,14 +12,16 @@ from typing import Any, NamedTuple
 import jax
 from jax import lax
 from jax.extend import core as jex
+from jax.extend.core import Jaxpr
 
 from jax_tensorarray._in_place.values import Left, Value
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.uses import Uses
 from jax_tensorarray._ops.add import ta_add_p
+from jax_tensorarray._types import Equation
 
 
-def broadcast_in_dim(eqn: Any, operands: Sequence[Value]) -> list[Value] | Left:
+def broadcast_in_dim(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
     """Make zeros, to which no row has been added so far; or repeat an array of zeros and rows for more examples."""
     v, result = eqn.invars[0], eqn.outvars[0].aval
     is_number = result.dtype != jax.dtypes.float0 and not v.aval.shape
@@ -36,7 +38,7 @@ def broadcast_in_dim(eqn: Any, operands: Sequence[Value]) -> list[Value] | Left:
     return [Value(array, sparse_updates=rows)]
 
 
-def add(eqn: Any, operands: Sequence[Value]) -> list[Value] | Left:
+def add(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
     """Add to the rows in place."""
     found = total(*operands)
     return Left() if found is None else [found]
@@ -79,10 +81,10 @@ class Sum(NamedTuple):
 
     number: int
     other: Any
-    eqn: Any
+    eqn: Equation
 
 
-def moved_into(jaxpr: Any) -> dict[int, list[Sum]]:
+def moved_into(jaxpr: Jaxpr) -> dict[int, list[Sum]]:
     """Return the sums that can be moved into control flow, by the `id` of its equation.
 
     Each adds a result of the equation to a value that exists before it.
@@ -103,12 +105,12 @@ def moved_into(jaxpr: Any) -> dict[int, list[Sum]]:
     return found
 
 
-def takes_sums(eqn: Any) -> bool:
+def takes_sums(eqn: Equation) -> bool:
     """Return whether what is added to a result of an equation can be added inside."""
     return eqn.primitive.name == "scan" or registry.entry_of(eqn).kind in ("checkpoint", "branches")
 
 
-def _is_sum(eqn: Any, number: int) -> bool:
+def _is_sum(eqn: Equation, number: int) -> bool:
     """Return whether a scan does nothing with a carry except adding to it."""
     [loop] = registry.ENTRIES["scan"].bodies(eqn.params)
     if number >= loop.num_carry:

@@ -11,12 +11,14 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax.extend import core as jex
+from jax.extend.core import Jaxpr
 
 from jax_tensorarray import _compat
 from jax_tensorarray._in_place.rows import has_rows
 from jax_tensorarray._in_place.values import Value
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.kinds import FILLS
+from jax_tensorarray._types import Equation
 
 Array = jax.Array
 
@@ -51,7 +53,7 @@ def equal_operands(arrays: Sequence[Array]) -> list[int]:
     )
 
 
-def numbers_of_outputs(jaxpr: Any) -> list[int]:
+def numbers_of_outputs(jaxpr: Jaxpr) -> list[int]:
     """Return a number for each output of a jaxpr, such that those of one number are equal."""
     numbers = _Numbers()
     return numbers.outputs(jaxpr, [numbers.of(object()) for _ in jaxpr.in_avals])
@@ -107,14 +109,14 @@ class _Numbers:
             return self.of("array", id(x))
         return self.of("number", type(x), np.asarray(x).dtype, np.asarray(x).tobytes())
 
-    def _made(self, eqn: Any, operands: Sequence[int], *result: Any) -> int:
+    def _made(self, eqn: Equation, operands: Sequence[int], *result: Any) -> int:
         params = [(name, type(x), str(x) if isinstance(x, float) else x) for name, x in sorted(eqn.params.items())]
         return self.of(eqn.primitive, *params, *operands, *result)
 
-    def outputs(self, jaxpr: Any, inputs: Sequence[int]) -> list[int]:
+    def outputs(self, jaxpr: Jaxpr, inputs: Sequence[int]) -> list[int]:
         return jaxprs.interpret(_compat.closed(jaxpr), inputs, self.results, self.of_array)
 
-    def results(self, eqn: Any, operands: Sequence[int]) -> list[int]:
+    def results(self, eqn: Equation, operands: Sequence[int]) -> list[int]:
         kind, bodies = (entry := registry.entry_of(eqn)).kind, entry.bodies(eqn.params)
         if kind in ("inlined", "checkpoint") and bodies:
             return self.outputs(bodies[0].jaxpr, operands)
@@ -170,14 +172,14 @@ class _Once:
     def __init__(self, numbers: _Numbers) -> None:
         self.numbers, self.made = numbers, dict[Any, Array]()
 
-    def evaluate(self, jaxpr: Any, numbers: Sequence[int], arrays: Sequence[Array]) -> list[Array]:
+    def evaluate(self, jaxpr: Jaxpr, numbers: Sequence[int], arrays: Sequence[Array]) -> list[Array]:
         pairs = jaxprs.interpret(jaxpr, list(zip(numbers, arrays, strict=True)), self.equation, self.known)
         return [x for _, x in pairs]
 
     def known(self, x: Array) -> tuple[int, Array]:
         return self.numbers.of_array(x), x
 
-    def equation(self, eqn: Any, operands: list[tuple[int, Array]]) -> list[tuple[int, Array]]:
+    def equation(self, eqn: Equation, operands: list[tuple[int, Array]]) -> list[tuple[int, Array]]:
         inner = registry.inlined(eqn)
         if inner is not None:
             return jaxprs.interpret(inner, operands, self.equation, self.known)
@@ -187,7 +189,7 @@ class _Once:
             self.made.update(zip(keys, self._bound(eqn, operands, keys), strict=True))
         return [(number, self.made[number, aval]) for number, aval in keys]
 
-    def _bound(self, eqn: Any, operands: list[tuple[int, Array]], keys: list[Any]) -> Sequence[Array]:
+    def _bound(self, eqn: Equation, operands: list[tuple[int, Array]], keys: list[Any]) -> Sequence[Array]:
         entry = registry.entry_of(eqn)
         if entry.kind in ("branches", "checkpoint"):
             index, own = jaxprs.partition(operands, [entry.kind == "branches" and k == 0 for k in range(len(operands))])
@@ -216,7 +218,7 @@ class _Kept(registry.Change):
     ) -> None:
         self.numbers, self.of_operands, self.places, self.kept = numbers, of_operands, places, kept
 
-    def body(self, jaxpr: Any, *args: Array) -> list[Array]:
+    def body(self, jaxpr: Jaxpr, *args: Array) -> list[Array]:
         operands = [args[k] for k in self.places]
         outs = _Once(self.numbers).evaluate(_compat.closed(jaxpr), self.of_operands, operands)
         return [outs[k] for k in self.kept]

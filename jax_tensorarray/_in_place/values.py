@@ -15,6 +15,7 @@ from jax_tensorarray._ops.primitive import Params
 from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._ops.starts import positions_of
 from jax_tensorarray._ops.write import ta_write_p
+from jax_tensorarray._types import Equation
 
 Array = jax.Array
 
@@ -103,7 +104,7 @@ class Part(NamedTuple):
 class View(NamedTuple):
     """What an equation makes of its operands, one for one or in another layout."""
 
-    eqn: Any
+    eqn: Equation
     operands: "tuple[Value, ...]"
     shape: tuple[int, ...]
     rows: Callable[..., Array | None]  #: returns the rows of an index at an address, or None

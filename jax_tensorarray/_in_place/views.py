@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend import core as jex
+from jax.extend.core import Jaxpr
 
 from jax_tensorarray import _compat
 from jax_tensorarray._in_place import explained, rows, selects
@@ -24,12 +25,12 @@ from jax_tensorarray._in_place.values import Left, Value, View, arrays, as_writt
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.kinds import CHEAP, ELEMENTWISE, LAYOUT, READS
 from jax_tensorarray._ops.starts import along_axes
-from jax_tensorarray._types import INT32_MAX
+from jax_tensorarray._types import INT32_MAX, Equation
 
 Array = jax.Array
 
 
-def viewed(jaxpr: Any) -> set[Any]:
+def viewed(jaxpr: Jaxpr) -> set[Any]:
     """Return the variables that a jaxpr reads rows from, directly or through views."""
     found: set[Any] = set()
     for eqn in reversed(_compat.opened(jaxpr).eqns):
@@ -47,7 +48,7 @@ def viewed(jaxpr: Any) -> set[Any]:
     return found
 
 
-def view(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
+def view(eqn: Equation, operands: Sequence[Value]) -> list[Value] | None:
     """Return the result as a view of its operands, which is an array only if something needs all of it."""
     name, of = eqn.primitive.name, eqn.outvars[0].aval
     if not rows.has_rows(of) or not (name == "broadcast_in_dim" or any(x.shape for x in operands)):
@@ -57,7 +58,7 @@ def view(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
     return [_view(eqn, operands)] if name in LAYOUT and len(operands) == 1 else None
 
 
-def _view(eqn: Any, operands: Sequence[Value], shape: tuple[int, ...] | None = None) -> Value:
+def _view(eqn: Equation, operands: Sequence[Value], shape: tuple[int, ...] | None = None) -> Value:
     def read(index: Array, address: Address) -> Array | None:
         if eqn.primitive.name == "transpose":
             return _of_transposed(operands[0], eqn.params["permutation"], index, address)
@@ -161,7 +162,7 @@ def _has_rows(x: Value) -> bool:
     return rows.has_rows(jax.ShapeDtypeStruct(x.shape, x.dtype))
 
 
-def invariant(jaxpr: Any, known: Mapping[Any, Value]) -> dict[Any, Value]:
+def invariant(jaxpr: Jaxpr, known: Mapping[Any, Value]) -> dict[Any, Value]:
     """Return the values of a body that depend on `known` only, and that rows are read of.
 
     They are computed here, before the loop. None of them can fail or have effects, and otherwise each would be computed
@@ -190,7 +191,7 @@ def invariant(jaxpr: Any, known: Mapping[Any, Value]) -> dict[Any, Value]:
     return made
 
 
-def _has_while(eqn: Any) -> bool:
+def _has_while(eqn: Equation) -> bool:
     """Return whether an equation may run for ever, which one in a loop of no steps does not."""
     is_while = lambda eqn: eqn.primitive.name == "while"  # noqa: E731
     return is_while(eqn) or any(jaxprs.any_equation(inner, is_while) for inner in jaxprs.jaxprs_in(eqn.params))
@@ -205,7 +206,7 @@ def _read_in(inner: Any) -> set[Any]:
     return found
 
 
-def _before(eqn: Any, operands: Sequence[Value]) -> list[Value] | None:
+def _before(eqn: Equation, operands: Sequence[Value]) -> list[Value] | None:
     name, of = eqn.primitive.name, eqn.outvars[0].aval
     if name == "transpose" or (name == "broadcast_in_dim" and math.prod(of.shape) > math.prod(operands[0].shape)):
         return [_view(eqn, operands)]  # XLA reads columns as well as rows, and what is repeated only once

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
+from jax.extend.core import Jaxpr
 
 from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._ops.primitive import to_front, with_axis
@@ -52,7 +53,7 @@ class Axis(NamedTuple):
         of_all = self.vmap(of_one, [0, *axes(flags)], axes(wanted))
         return lambda *args: of_all(jnp.arange(self.size), *args)
 
-    def batched_outputs(self, jaxpr: Any, flags: Sequence[bool]) -> list[bool]:
+    def batched_outputs(self, jaxpr: Jaxpr, flags: Sequence[bool]) -> list[bool]:
         """Return which outputs differ from example to example if the flagged inputs do, as `jax.vmap` finds it."""
         found: list[Sequence[bool]] = []
 

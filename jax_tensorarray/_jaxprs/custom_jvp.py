@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
-from jax.extend.core import Primitive
+from jax.extend.core import Jaxpr, Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
 
@@ -121,7 +121,7 @@ ta_custom_jvp_p = Primitive("ta_custom_jvp")
 ta_custom_jvp_p.multiple_results = True
 
 
-def with_rule(jaxpr: Any, operands: Sequence[Array], rule: Rule) -> list[Array]:
+def with_rule(jaxpr: Jaxpr, operands: Sequence[Array], rule: Rule) -> list[Array]:
     """Run a closed jaxpr, whose derivative is what the rule says. It has traced consts for a rule `OfCall` only."""
     if isinstance(rule, OfCall):
         jaxpr, consts = _compat.lifted(jaxpr)
@@ -130,7 +130,7 @@ def with_rule(jaxpr: Any, operands: Sequence[Array], rule: Rule) -> list[Array]:
     return outs
 
 
-def by(jaxpr: Any, operands: Sequence[Array], rule: Callable[[Sequence[Array], Sequence[Any]], Any]) -> list[Array]:
+def by(jaxpr: Jaxpr, operands: Sequence[Array], rule: Callable[[Sequence[Array], Sequence[Any]], Any]) -> list[Array]:
     """Run a closed jaxpr, which may have traced consts, with a rule of primals and tangents."""
     jaxpr, consts = _compat.lifted(jaxpr)
     n = len(consts)

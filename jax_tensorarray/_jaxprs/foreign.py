@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 from jax import lax
-from jax.extend.core import Primitive
+from jax.extend.core import Jaxpr, Primitive
 from jax.interpreters import ad, batching, mlir, xla
 
 from jax_tensorarray import _compat
@@ -19,6 +19,7 @@ from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
 from jax_tensorarray._jaxprs.registry import Change
 from jax_tensorarray._ops.primitive import is_zero
+from jax_tensorarray._types import Equation
 
 Array = jax.Array
 
@@ -26,7 +27,7 @@ Array = jax.Array
 _KNOWN = ("jax", "jax_tensorarray")
 
 
-def lowered_as(eqn: Any) -> dict[str, Any]:
+def lowered_as(eqn: Equation) -> dict[str, Any]:
     """Return the closed jaxprs that an equation is lowered as, by platform; "" is any other platform.
 
     There are none unless the primitive is one of another library, has one here, and has no effects.
@@ -83,7 +84,7 @@ def _shapes(types: Sequence[Any]) -> list[Any]:
     return [(getattr(t, "shape", None), getattr(t, "dtype", None)) for t in types]
 
 
-def rebuild(eqn: Any, operands: Sequence[Array], change: Change) -> list[Array]:
+def rebuild(eqn: Equation, operands: Sequence[Array], change: Change) -> list[Array]:
     """Run an equation that is lowered as changed jaxprs. Platforms that have none are lowered as before."""
     traced = {platform: change.traced(jaxpr, operands) for platform, jaxpr in lowered_as(eqn).items()}
     functions = {
@@ -98,7 +99,7 @@ def rebuild(eqn: Any, operands: Sequence[Array], change: Change) -> list[Array]:
     return list(_as_changed(eqn.primitive, operands, eqn.params, jaxpr=jaxpr, change=change))
 
 
-def _plain(eqn: Any) -> Callable[..., list[Array]]:
+def _plain(eqn: Equation) -> Callable[..., list[Array]]:
     return lambda *args: jaxprs.bind(eqn, args)
 
 
@@ -110,7 +111,7 @@ _JAXPR, _CHANGE = "in_place_jaxpr", "in_place_change"
 
 
 def _as_changed(
-    original: Primitive, operands: Sequence[Array], params: dict[str, Any], *, jaxpr: Any, change: Change
+    original: Primitive, operands: Sequence[Array], params: dict[str, Any], *, jaxpr: Jaxpr, change: Change
 ) -> Sequence[Array]:
     primitive = _changed(original)
     for table, rule in (

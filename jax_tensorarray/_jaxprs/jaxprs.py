@@ -10,23 +10,25 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
 from jax.extend import core as jex
+from jax.extend.core import Jaxpr
 from jax.interpreters import ad
 from jax.interpreters import partial_eval as pe
 
 from jax_tensorarray import _compat
 from jax_tensorarray._ops.check import ta_check_p
 from jax_tensorarray._ops.primitive import ROW_OPS, varying_alike
+from jax_tensorarray._types import Equation
 
 Array = jax.Array
 
 
-def function(jaxpr: Any) -> Callable[..., list[Array]]:
+def function(jaxpr: Jaxpr) -> Callable[..., list[Array]]:
     """Return a closed jaxpr as a function of flat arguments."""
     call: Callable[..., list[Array]] = jex.jaxpr_as_fun(jaxpr)
     return call
 
 
-def bind(eqn: Any, operands: Sequence[Array]) -> list[Array]:
+def bind(eqn: Equation, operands: Sequence[Array]) -> list[Array]:
     """Bind one equation of a jaxpr, and return the list of its results."""
     with eqn.ctx.manager, with_types_of(eqn):
         params = eqn.primitive.get_bind_params(eqn.params)
@@ -36,7 +38,7 @@ def bind(eqn: Any, operands: Sequence[Array]) -> list[Array]:
     return list(outs) if eqn.primitive.multiple_results else [outs]
 
 
-def _varying_as_given(eqn: Any, operands: Sequence[Array], params: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+def _varying_as_given(eqn: Equation, operands: Sequence[Array], params: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Return operands and parameters for operands that vary over more axes of a mesh than when the equation was traced.
 
     The jaxpr of a loop under `vmap` with `spmd_axis_name` leaves this axis out, which the operands of the loop have.
@@ -48,7 +50,7 @@ def _varying_as_given(eqn: Any, operands: Sequence[Array], params: dict[str, Any
     return (varying_alike(operands) if varied_alike and not any(jaxprs_in(eqn.params)) else operands), params
 
 
-def with_types_of(eqn: Any) -> contextlib.AbstractContextManager[Any]:
+def with_types_of(eqn: Equation) -> contextlib.AbstractContextManager[Any]:
     """Return a context in which JAX makes the types of an equation, which may be from a block with `jax.enable_x64`.
 
     Elsewhere JAX narrows what has 64 bits, and an index may become another one.
@@ -66,7 +68,7 @@ _OF_64_BITS = frozenset(map(np.dtype, ("int64", "uint64", "float64", "complex128
 
 
 def interpret(
-    jaxpr: Any,
+    jaxpr: Jaxpr,
     args: Sequence[Any],
     equation: Callable[[Any, list[Any]], Iterable[Any]],
     known: Callable[[Array], Any],
@@ -103,7 +105,7 @@ def jaxprs_in(params: dict[str, Any]) -> Iterator[Any]:
                 yield _compat.opened(jaxpr)
 
 
-def any_equation(jaxpr: Any, test: Callable[[Any], bool]) -> bool:
+def any_equation(jaxpr: Jaxpr, test: Callable[[Any], bool]) -> bool:
     """Return whether an equation of a jaxpr, or of a jaxpr nested in it, passes a test."""
     return any(
         test(eqn) or any(any_equation(inner, test) for inner in jaxprs_in(eqn.params))
@@ -111,17 +113,17 @@ def any_equation(jaxpr: Any, test: Callable[[Any], bool]) -> bool:
     )
 
 
-def has_row_ops(jaxpr: Any) -> bool:
+def has_row_ops(jaxpr: Jaxpr) -> bool:
     """Return whether a jaxpr reads or writes rows."""
     return any_equation(jaxpr, lambda eqn: eqn.primitive in ROW_OPS)
 
 
-def checks_rows(jaxpr: Any) -> bool:
+def checks_rows(jaxpr: Jaxpr) -> bool:
     """Return whether a jaxpr reads or writes rows, or looks whether they exist."""
     return any_equation(jaxpr, lambda eqn: eqn.primitive in ROW_OPS or eqn.primitive is ta_check_p)
 
 
-def has_symbolic_shapes(eqn: Any) -> bool:
+def has_symbolic_shapes(eqn: Equation) -> bool:
     """Return whether a size is not known before `jax.export` has stored the program: how large is then a buffer?"""
     shapes = (getattr(v.aval, "shape", ()) for v in (*eqn.invars, *eqn.outvars))
     return not all(isinstance(size, int) for shape in shapes for size in shape)
@@ -133,7 +135,7 @@ def is_inexact(x: Any) -> bool:
     return isinstance(x, float | complex) if dtype is None else jnp.issubdtype(dtype, jnp.inexact)
 
 
-def pruned(jaxpr: Any) -> Any:
+def pruned(jaxpr: Jaxpr) -> Any:
     """Remove what the results of a closed jaxpr do not need, in control flow too."""
     inner = _compat.opened(jaxpr)
     needed, _ = pe.dce_jaxpr(inner, [True] * len(inner.outvars), instantiate=True)
@@ -141,7 +143,7 @@ def pruned(jaxpr: Any) -> Any:
 
 
 @_compat.cached
-def part_of(jaxpr: Any, outputs: Sequence[bool], inputs: Any = False) -> tuple[Any, list[bool]]:
+def part_of(jaxpr: Jaxpr, outputs: Sequence[bool], inputs: Any = False) -> tuple[Any, list[bool]]:
     """Return the jaxpr of the flagged outputs, and which inputs it has.
 
     It has the inputs flagged in `inputs` even if it does not read them.
@@ -180,7 +182,7 @@ def merge(values: Sequence[Any], flags: Sequence[bool], others: Sequence[Any]) -
     return [next(rest) if flag else other for flag, other in zip(flags, others, strict=True)]
 
 
-def nonzero_outputs(jaxpr: Any, flags: Sequence[bool]) -> list[bool]:
+def nonzero_outputs(jaxpr: Jaxpr, flags: Sequence[bool]) -> list[bool]:
     """Return which outputs have tangents if the flagged inputs do, as `jax.jvp` finds it."""
     if not any(flags):
         return [False] * len(jaxpr.out_avals)

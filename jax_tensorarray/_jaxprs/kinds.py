@@ -1,9 +1,9 @@
 """What the primitives of JAX do, by name: some are private, and some are only in some versions."""
 
-from typing import Any
-
 from jax.extend.core import Primitive
 from jax.extend.core import primitives as jax_primitives
+
+from jax_tensorarray._types import Equation
 
 SCATTERS = ("scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max")
 
@@ -56,6 +56,6 @@ OF_JAX = frozenset(x.name for x in vars(jax_primitives).values() if isinstance(x
 )
 
 
-def is_update(eqn: Any) -> bool:
+def is_update(eqn: Equation) -> bool:
     """Return whether the result is the first operand with some rows replaced."""
     return eqn.primitive.name in UPDATES

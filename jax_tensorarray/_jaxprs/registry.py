@@ -9,12 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
+from jax.extend.core import Jaxpr
 from jax.interpreters import ad
 
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._jaxprs.custom_jvp import OfCall, by, ta_custom_jvp_p, with_rule
 from jax_tensorarray._jaxprs.jaxprs import flagged, is_any_zero, merge
+from jax_tensorarray._types import Equation
 
 Array = jax.Array
 Params = dict[str, Any]
@@ -28,7 +30,7 @@ class Body(NamedTuple):
     In a loop these inputs are consts, carries and slices of arrays, and the first outputs are the next carries.
     """
 
-    jaxpr: Any
+    jaxpr: Jaxpr
     first: int = 0
     leading: int = 0  #: how many inputs come before the operands
     num_consts: int = 0
@@ -63,7 +65,7 @@ class Change:
     after: Sequence[Array] = ()
     takes_some_cotangents = True  #: whether `backward` may be without those of some results, and return those of some
 
-    def body(self, jaxpr: Any, *args: Array) -> list[Array]:
+    def body(self, jaxpr: Jaxpr, *args: Array) -> list[Array]:
         """Return the results of the changed jaxpr, perhaps followed by further ones."""
         raise NotImplementedError
 
@@ -97,7 +99,7 @@ class Change:
     def operands(self, own: Sequence[Array]) -> list[Array]:
         return [*self.before, *own, *self.after]
 
-    def traced(self, jaxpr: Any, operands: Sequence[Array]) -> Any:
+    def traced(self, jaxpr: Jaxpr, operands: Sequence[Array]) -> Any:
         """Return the changed jaxpr, for all of its operands."""
         return jax.make_jaxpr(functools.partial(self.body, _compat.closed(jaxpr)))(*map(jax.typeof, operands))
 
@@ -115,11 +117,11 @@ class Entry(NamedTuple):
     with_bodies: Callable[[Params, Sequence[Any], int], Params] | None = None
 
 
-def entry_of(eqn: Any) -> Entry:
+def entry_of(eqn: Equation) -> Entry:
     return ENTRIES.get(eqn.primitive.name, _OTHER)
 
 
-def inlined(eqn: Any, *, with_options: bool = False) -> Any:
+def inlined(eqn: Equation, *, with_options: bool = False) -> Any:
     """Return the closed jaxpr that means the same in the place of an equation, None if there is none.
 
     A `jit` with shardings, layouts or compiler options of its own is inlined only `with_options`.
@@ -133,17 +135,17 @@ def inlined(eqn: Any, *, with_options: bool = False) -> Any:
     return None if has_options and not with_options else _compat.closed(entry.bodies(params)[0].jaxpr)
 
 
-def without_calls(jaxpr: Any) -> Callable[..., list[Array]]:
+def without_calls(jaxpr: Jaxpr) -> Callable[..., list[Array]]:
     """Return a closed jaxpr as a function of flat arguments, with the calls inlined that have no options."""
 
-    def equation(eqn: Any, operands: list[Array]) -> list[Array]:
+    def equation(eqn: Equation, operands: list[Array]) -> list[Array]:
         inner = inlined(eqn)
         return jaxprs.bind(eqn, operands) if inner is None else without_calls(inner)(*operands)
 
     return lambda *args: jaxprs.interpret(jaxpr, args, equation, lambda x: x)
 
 
-def reached(jaxpr: Any, flags: Sequence[bool]) -> list[bool]:
+def reached(jaxpr: Jaxpr, flags: Sequence[bool]) -> list[bool]:
     """Return which outputs may depend on a flagged input by a path that a derivative takes.
 
     Such a path consists of floats and complex numbers, without `stop_gradient`. It is followed into control flow only
@@ -153,7 +155,7 @@ def reached(jaxpr: Any, flags: Sequence[bool]) -> list[bool]:
     return _flow(jaxpr, flags, lambda eqn, operands: None)
 
 
-def each_reached(jaxpr: Any, flags: Sequence[bool], visit: Callable[[Any, list[bool]], None]) -> None:
+def each_reached(jaxpr: Jaxpr, flags: Sequence[bool], visit: Callable[[Any, list[bool]], None]) -> None:
     """Call `visit` with each equation that a derivative goes through, and which of its operands depend on the inputs.
 
     Those of its jaxprs are not visited.
@@ -161,7 +163,7 @@ def each_reached(jaxpr: Any, flags: Sequence[bool], visit: Callable[[Any, list[b
     _flow(jaxpr, flags, visit)
 
 
-def _flow(jaxpr: Any, flags: Sequence[bool], visit: Callable[[Any, list[bool]], None]) -> list[bool]:
+def _flow(jaxpr: Jaxpr, flags: Sequence[bool], visit: Callable[[Any, list[bool]], None]) -> list[bool]:
     inner = _compat.opened(jaxpr)
     marked = {id(v) for v, flag in zip(inner.invars, flags, strict=True) if flag}
 
@@ -194,7 +196,7 @@ def reached_in(body: Body, flags: list[bool]) -> list[bool]:
 # --- equations around changed jaxprs ---------------------------------------------------------------------------
 
 
-def _checkpoint(eqn: Any, operands: Sequence[Array], change: Change) -> list[Array] | None:
+def _checkpoint(eqn: Equation, operands: Sequence[Array], change: Change) -> list[Array] | None:
     found = _compat.checkpoint_of(eqn.params)
     if found is None:
         return None
@@ -211,7 +213,7 @@ def _checkpoint(eqn: Any, operands: Sequence[Array], change: Change) -> list[Arr
     return list(eqn.primitive.bind(*consts, *operands, **params))
 
 
-def _cond(eqn: Any, operands: Sequence[Array], change: Change) -> list[Array]:
+def _cond(eqn: Equation, operands: Sequence[Array], change: Change) -> list[Array]:
     index, *rest = operands
     rest = change.operands(rest)
     return bind_branches(
@@ -220,7 +222,7 @@ def _cond(eqn: Any, operands: Sequence[Array], change: Change) -> list[Array]:
 
 
 def bind_branches(
-    eqn: Any, index: Array, operands: Sequence[Array], branches: Sequence[Callable[..., list[Array]]]
+    eqn: Equation, index: Array, operands: Sequence[Array], branches: Sequence[Callable[..., list[Array]]]
 ) -> list[Array]:
     """Run an equation of branches with other branches."""
     types = list(map(jax.typeof, operands))
@@ -230,7 +232,7 @@ def bind_branches(
     return list(eqn.primitive.bind(index, *operands, **eqn.params | {"branches": tuple(traced)}))
 
 
-def _custom_jvp(eqn: Any, operands: Sequence[Array], change: Change) -> list[Array]:
+def _custom_jvp(eqn: Equation, operands: Sequence[Array], change: Change) -> list[Array]:
     operands, first = change.operands(operands), len(change.before)
     changed, own = change.traced(eqn.params["call_jaxpr"], operands), eqn.params.get("rule")
     if isinstance(own, OfCall):
@@ -249,7 +251,7 @@ def _custom_jvp(eqn: Any, operands: Sequence[Array], change: Change) -> list[Arr
     return by(changed, operands, rule)
 
 
-def _custom_vjp(eqn: Any, operands: Sequence[Array], change: Change) -> list[Array] | None:
+def _custom_vjp(eqn: Equation, operands: Sequence[Array], change: Change) -> list[Array] | None:
     rules, asks = _compat.custom_vjp_rules(eqn), eqn.params["symbolic_zeros"]
     if rules is None or (asks and not change.takes_some_cotangents):
         return None
@@ -308,7 +310,7 @@ def _zeros(outs: Sequence[Any]) -> list[Any]:
     return [np.zeros(getattr(x, "shape", ()), jax.dtypes.float0) for x in outs]
 
 
-def _shard_map(eqn: Any, operands: Sequence[Array], change: Change) -> list[Array]:
+def _shard_map(eqn: Equation, operands: Sequence[Array], change: Change) -> list[Array]:
     params = eqn.params
     f = jax.shard_map(
         functools.partial(change.body, _compat.closed(params["jaxpr"])),
@@ -326,7 +328,7 @@ def scan_options(params: Params) -> Params:
     return {name: params[name] for name in ("length", "reverse", "unroll", "_split_transpose") if name in params}
 
 
-def _run_scan(eqn: Any, operands: Sequence[Any], change: Change) -> list[Array]:
+def _run_scan(eqn: Equation, operands: Sequence[Any], change: Change) -> list[Array]:
     """Run a scan with a changed body. Further results are stacked. Consts may be anything that the body takes."""
     [loop] = _scan(eqn.params)
     consts, carry, xs = loop.split(operands)
@@ -340,7 +342,7 @@ def _run_scan(eqn: Any, operands: Sequence[Any], change: Change) -> list[Array]:
     return [*after, *ys]
 
 
-def _run_while(eqn: Any, operands: Sequence[Any], change: Change) -> list[Array] | None:
+def _run_while(eqn: Equation, operands: Sequence[Any], change: Change) -> list[Array] | None:
     """Run a `while_loop` with a changed predicate and body. Their consts may be anything that these take."""
     [loop] = _while(eqn.params)
     predicate, of_predicate = _compat.closed(eqn.params["cond_jaxpr"]), operands[: loop.first]

@@ -3,24 +3,25 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from jax.extend.core import Literal
+from jax.extend.core import Jaxpr, Literal
 
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import kinds, registry
 from jax_tensorarray._ops.primitive import ROW_OPS
+from jax_tensorarray._types import Equation
 
 
 class Use(NamedTuple):
     """A use of a variable: as the operand of that number."""
 
-    eqn: Any  #: None if it is an output of the jaxpr
+    eqn: Any  #: an `Equation`; None if it is an output of the jaxpr
     operand: int
 
 
 class Uses:
     """The definitions and uses of the variables of a jaxpr. Those of jaxprs nested in it are not looked at."""
 
-    def __init__(self, jaxpr: Any) -> None:
+    def __init__(self, jaxpr: Jaxpr) -> None:
         self.jaxpr = _compat.opened(jaxpr)
         self._makers: dict[Any, Any] = {}
         self._uses: dict[Any, list[Use]] = {}
@@ -29,7 +30,7 @@ class Uses:
             self._add(eqn, eqn.invars)
         self._add(None, self.jaxpr.outvars)
 
-    def _add(self, eqn: Any, operands: Sequence[Any]) -> None:
+    def _add(self, eqn: Equation | None, operands: Sequence[Any]) -> None:
         for k, v in enumerate(operands):
             if not isinstance(v, Literal):
                 self._uses.setdefault(v, []).append(Use(eqn, k))
@@ -60,6 +61,6 @@ class Uses:
         return next((k for k, w in enumerate(self.jaxpr.invars) if w is v), None)
 
 
-def updates(eqn: Any) -> bool:
+def updates(eqn: Equation) -> bool:
     """Return whether the first result of an equation is its first operand with some rows replaced."""
     return kinds.is_update(eqn) or (eqn.primitive in ROW_OPS and ROW_OPS[eqn.primitive].in_place)

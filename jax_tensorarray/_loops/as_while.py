@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import Jaxpr
 
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs, registry
@@ -44,7 +45,7 @@ def row_of(xs: Any, k: Any) -> Any:
 
 
 @_compat.cached
-def scan_as_while(jaxpr: Any, num_consts: int, num_carry: int, length: int, reverse: bool) -> tuple[Any, Any]:
+def scan_as_while(jaxpr: Jaxpr, num_consts: int, num_carry: int, length: int, reverse: bool) -> tuple[Any, Any]:
     """Return the condition and the body of a `ta_while` that does what a scan does.
 
     Its consts are those of the scan and its xs, and its carry is the number of the step, that of the scan, and the ys.

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
+from jax.extend.core import Jaxpr
 from jax.extend.core import primitives as jax_primitives
 from jax.interpreters import ad
 
@@ -31,7 +32,7 @@ from jax_tensorarray._loops.strategy import Strategy
 from jax_tensorarray._loops.while_ import Loop, WhileOptions
 from jax_tensorarray._ops.empty import ta_empty
 from jax_tensorarray._ops.primitive import ROW_OPS, zero_tangent
-from jax_tensorarray._types import bytes_of
+from jax_tensorarray._types import Equation, bytes_of
 
 Array = jax.Array
 
@@ -41,14 +42,14 @@ Array = jax.Array
 repairs_first = jax.make_user_context(None)
 
 
-def bind(eqn: Any, operands: Sequence[Array], strategy: Strategy) -> list[Array]:
+def bind(eqn: Equation, operands: Sequence[Array], strategy: Strategy) -> list[Array]:
     """Run a scan as JAX does, which chooses by the strategy when it is differentiated."""
     if repairs_first.value is not None and any(map(_compat.is_differentiated, operands)):
         return jaxprs.bind(eqn, operands)
     return _bind(eqn, operands, strategy)
 
 
-def _bind(eqn: Any, operands: Sequence[Array], strategy: Strategy) -> list[Array]:
+def _bind(eqn: Equation, operands: Sequence[Array], strategy: Strategy) -> list[Array]:
     if not has_choice(eqn.params, list(map(jax.typeof, operands)), strategy):
         return jaxprs.bind(eqn, operands)
     return with_rule(jax.make_jaxpr(lambda *xs: jaxprs.bind(eqn, xs))(*operands), operands, _ByStrategy(strategy))
@@ -73,7 +74,7 @@ class _ByStrategy(OfCall):
         return jaxprs.jvp_with_zeros(jaxprs.function(call), primals, tangents)
 
     def evaluate(self, call: Any, args: Sequence[Array]) -> list[Array]:
-        def equation(eqn: Any, operands: Sequence[Array]) -> list[Array]:
+        def equation(eqn: Equation, operands: Sequence[Array]) -> list[Array]:
             if isinstance(eqn.params.get("rule"), _ByStrategy):
                 return with_rule(eqn.params["call_jaxpr"], operands, self)
             is_scan = eqn.primitive is jax_primitives.scan_p
@@ -82,7 +83,7 @@ class _ByStrategy(OfCall):
         return jaxprs.interpret(call, args, equation, lambda x: x)
 
 
-def chooses(jaxpr: Any) -> bool:
+def chooses(jaxpr: Jaxpr) -> bool:
     """Return whether this is what `bind` gives JAX to run: nothing but a scan."""
     return [eqn.primitive for eqn in jaxpr.eqns] == [jax_primitives.scan_p]
 
@@ -99,10 +100,10 @@ def traced_scan(f: Callable[[Any, Any], Any], init: Any, xs: Any, **options: Any
     return jax.make_jaxpr(lambda init, xs: lax.scan(f, init, xs, **options), return_shape=True)(init, xs)
 
 
-def run_scan(jaxpr: Any, args: Sequence[Array], run: Callable[[Any, list[Array]], list[Array]]) -> list[Array]:
+def run_scan(jaxpr: Jaxpr, args: Sequence[Array], run: Callable[[Any, list[Array]], list[Array]]) -> list[Array]:
     """Run a traced scan, whose equation is run by `run`."""
 
-    def equation(eqn: Any, operands: list[Array]) -> list[Array]:
+    def equation(eqn: Equation, operands: list[Array]) -> list[Array]:
         if eqn.primitive is not jax_primitives.scan_p:
             return jaxprs.bind(eqn, operands)
         with eqn.ctx.manager:

@@ -36,6 +36,7 @@ from jax_tensorarray._loops.tapes import (
     tapes_for,
 )
 from jax_tensorarray._ops.primitive import is_zero, run_alone, zero_tangent
+from jax_tensorarray._types import Equation
 
 Array = jax.Array
 
@@ -98,7 +99,7 @@ def _run(*operands: Array, body: Any, options: CountOptions) -> Any:
         n, rows, carry = state
         here = dict(zip(fetched, rows, strict=True))
 
-        def equation(eqn: Any, operands: list[Array]) -> list[Array]:
+        def equation(eqn: Equation, operands: list[Array]) -> list[Array]:
             return [here[eqn.outvars[0]]] if eqn.outvars and eqn.outvars[0] in here else jaxprs.bind(eqn, operands)
 
         args = [number(n), *consts, *carry]
@@ -300,7 +301,7 @@ def _bodies(params: dict[str, Any]) -> list[registry.Body]:
     return [registry.Body(body, 0, 0, 1 + params["options"].num_consts, len(body.out_avals))]
 
 
-def _masked(masked: masking.Masked, eqn: Any, operands: list[masking.MaskedValue]) -> list[masking.MaskedValue]:
+def _masked(masked: masking.Masked, eqn: Equation, operands: list[masking.MaskedValue]) -> list[masking.MaskedValue]:
     steps, *rest = operands
     outs = ta_count_p.bind(jnp.where(masked.active, steps.array, 0), *(x.array for x in rest), **eqn.params)
     return masking.results_of_loop(outs, eqn.params["options"].split(operands)[2])

@@ -18,6 +18,7 @@ from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._loops import choosing
 from jax_tensorarray._loops.strategy import Strategy
 from jax_tensorarray._loops.while_ import OF_WHILE_LOOP, Bound, WhileOptions, counting, while_
+from jax_tensorarray._types import Equation
 
 Array = jax.Array
 
@@ -137,7 +138,7 @@ def bind_loop(
         return _with_its_end(functions, args, shape, max_steps, strategy, bound)
     end = []
 
-    def equation(eqn: Any, operands: list[Array]) -> list[Array]:
+    def equation(eqn: Equation, operands: list[Array]) -> list[Array]:
         params = eqn.params
         if eqn.primitive is jax_primitives.scan_p:
             kept, body, _ = strategy.prepare(params["jaxpr"], (), None, (), source)
@@ -165,7 +166,7 @@ def bind_loop(
     return (result, end[-1]) if return_steps else result
 
 
-def _asks_with_effects(eqn: Any) -> bool:
+def _asks_with_effects(eqn: Equation) -> bool:
     return eqn.primitive is jax_primitives.while_p and _compat.has_callbacks(eqn.params["cond_jaxpr"])
 
 

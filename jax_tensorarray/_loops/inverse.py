@@ -20,6 +20,7 @@ from jax_tensorarray._loops.replay import Replay, all_batched, counted, live_car
 from jax_tensorarray._loops.strategy import Strategy
 from jax_tensorarray._loops.tapes import largest
 from jax_tensorarray._loops.while_ import Loop
+from jax_tensorarray._types import Equation
 
 Array = jax.Array
 
@@ -155,7 +156,7 @@ def _traced(inverse: Callable[[Any], Any], tree: Any, leaves: Sequence[Any], bod
     jaxpr = jax.make_jaxpr(lambda carry: lax.while_loop(for_ever, inverse, carry))(carry)
     loops: list[tuple[Any, list[Any]]] = []
 
-    def equation(eqn: Any, values: list[Any]) -> list[Any]:
+    def equation(eqn: Equation, values: list[Any]) -> list[Any]:
         if eqn.primitive is jax_primitives.while_p:
             loops.append((eqn.params["body_jaxpr"], values))
             return [Carry(~k) for k in range(len(eqn.outvars))]

@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 import jax
 from jax import lax
 from jax.extend import core as jex
-from jax.extend.core import Primitive, Var
+from jax.extend.core import Jaxpr, Primitive, Var
 
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
 from jax_tensorarray._jaxprs.uses import Uses
 from jax_tensorarray._loops.guard import ta_guard_p
+from jax_tensorarray._types import Equation
 
 Array = jax.Array
 
@@ -43,7 +44,7 @@ class Literal(NamedTuple):
 class Broadcast(NamedTuple):
     """A broadcast of a smaller value, by its equation."""
 
-    eqn: Any
+    eqn: Equation
     operand: "Source"
 
 
@@ -57,7 +58,7 @@ class Linearized:
 
     whole: Any  #: maps what the body takes to what it gives, followed by all residuals
     is_const: list[bool]  #: which inputs of the body are the same in every step
-    jaxpr: Any  #: maps what the body takes to what it gives, followed by the residuals to be taped
+    jaxpr: Jaxpr  #: maps what the body takes to what it gives, followed by the residuals to be taped
     num_outs: int
     sources: "tuple[Source, ...]"  #: of every residual
     tree: Any  #: of the tangent function, whose leaves are the residuals
@@ -153,7 +154,7 @@ def tapes_among(outs: Sequence[Var], tapes: Sequence[tuple[Any, int]]) -> list[V
 class Sources:
     """Finds where the values of a jaxpr can be computed again."""
 
-    def __init__(self, jaxpr: Any, is_const: Sequence[bool]) -> None:
+    def __init__(self, jaxpr: Jaxpr, is_const: Sequence[bool]) -> None:
         self.closed, self.jaxpr, self.is_const = jaxpr, _compat.opened(jaxpr), is_const
         inner = self.jaxpr
         self.uses = Uses(jaxpr)
@@ -221,13 +222,13 @@ class Sources:
         return tuple(None if n is None or isinstance(n, jex.Literal) else place.get(n) for n in found)
 
 
-def _may_raise(eqn: Any) -> bool:
+def _may_raise(eqn: Equation) -> bool:
     """Return whether an equation checks an index: then it must not be evaluated for a loop of no steps."""
     if eqn.primitive.name.startswith("ta_") and eqn.params.get("mode", "drop") in ("error", None):
         return True
     return any(_may_raise(e) for jaxpr in jaxprs.jaxprs_in(eqn.params) for e in jaxpr.eqns)
 
 
-def read_by(eqn: Any) -> list[Any]:
+def read_by(eqn: Equation) -> Sequence[Any]:
     """Return what the value of an equation depends on. For a guard this is its operand."""
     return eqn.invars[1:] if eqn.primitive is ta_guard_p else eqn.invars

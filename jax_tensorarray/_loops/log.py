@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend import core as jex
+from jax.extend.core import Jaxpr
 from jax.extend.core import primitives as jax_primitives
 
 from jax_tensorarray import _compat
@@ -32,6 +33,7 @@ from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._ops.starts import positions_of
 from jax_tensorarray._ops.swap import ta_swap_p
 from jax_tensorarray._ops.write import ta_write_p
+from jax_tensorarray._types import Equation
 
 Array = jax.Array
 
@@ -78,15 +80,15 @@ class Log:
         self.entries: list[LoggedRows] = []
         self.versions: list[tuple[Array, BufferVersion]] = []  #: all that were made
 
-    def evaluate(self, jaxpr: Any, inputs: Sequence[_Value]) -> list[_Value]:
+    def evaluate(self, jaxpr: Jaxpr, inputs: Sequence[_Value]) -> list[_Value]:
         return jaxprs.interpret(jaxpr, inputs, self.equation, lambda x: (x, None))
 
-    def equation(self, eqn: Any, inputs: list[_Value]) -> list[_Value]:
+    def equation(self, eqn: Equation, inputs: list[_Value]) -> list[_Value]:
         found = list(self.evaluated(eqn, inputs))
         self.versions += [(x, v) for x, v in found if v is not None and v is not _HOLE]
         return found
 
-    def evaluated(self, eqn: Any, inputs: list[_Value]) -> Iterable[_Value]:
+    def evaluated(self, eqn: Equation, inputs: list[_Value]) -> Iterable[_Value]:
         p, operands, held = eqn.primitive, [x for x, _ in inputs], [v for _, v in inputs]
         if p is ta_guard_p:
             return [(p.bind(*operands, **eqn.params), held[1])]
@@ -130,7 +132,9 @@ class Log:
         n = self.add(LoggedRows(held.root, rows, put_back, key))
         return [(x, None if k else held.after(n)) for k, x in enumerate(outs)]
 
-    def run(self, eqn: Any, operands: list[Array], held: Sequence[BufferVersion | None]) -> Iterable[_Value] | None:
+    def run(
+        self, eqn: Equation, operands: list[Array], held: Sequence[BufferVersion | None]
+    ) -> Iterable[_Value] | None:
         """Run an equation with jaxprs in which buffers are followed. Return None for any other."""
         entry, p = registry.entry_of(eqn), eqn.primitive
         inner = registry.inlined(eqn, with_options=True)
@@ -148,7 +152,7 @@ class Log:
             return self.while_(eqn, operands, held)
         return None
 
-    def straight(self, entry: registry.Entry, eqn: Any, operands: Any, held: Any) -> list[_Value] | None:
+    def straight(self, entry: registry.Entry, eqn: Equation, operands: Any, held: Any) -> list[_Value] | None:
         change = _Straight(held)
         outs = entry.rebuild(eqn, operands, change)
         if outs is None:
@@ -161,7 +165,7 @@ class Log:
             numbers.append(self.add(of_rows._replace(root=version.root, rows=[next(rows) for _ in of_rows.rows])))
         return list(zip(outs[:n], [_outside(v, held, numbers) for v in change.found], strict=True))
 
-    def branches(self, eqn: Any, operands: list[Array], held: Sequence[BufferVersion | None]) -> list[_Value]:
+    def branches(self, eqn: Equation, operands: list[Array], held: Sequence[BufferVersion | None]) -> list[_Value]:
         index, *rest = operands
         held, bodies = held[1:], [_compat.closed(body.jaxpr) for body in registry.entry_of(eqn).bodies(eqn.params)]
         traced = [_Traced(body, list(map(jax.typeof, rest)), _inside(held)) for body in bodies]
@@ -182,7 +186,7 @@ class Log:
             numbers.append(self.add(LoggedRows(version.root, mine, slot.put_back, of_loop=slot.of_loop)))
         return list(zip(arrays[:n], [_outside(v, held, numbers) for v in versions], strict=True))
 
-    def scan(self, eqn: Any, operands: list[Array], held: Sequence[BufferVersion | None]) -> list[_Value] | None:
+    def scan(self, eqn: Equation, operands: list[Array], held: Sequence[BufferVersion | None]) -> list[_Value] | None:
         params, entry = eqn.params, registry.ENTRIES["scan"]
         [loop] = entry.bodies(params)
         _, of_carry, _ = loop.split(held)
@@ -206,7 +210,7 @@ class Log:
         n = len(outs) - followed.num_rows
         return self.after_loop(followed, of_carry, outs[:n], outs[n:], [], put_back)
 
-    def count(self, eqn: Any, operands: list[Array], held: Sequence[BufferVersion | None]) -> list[_Value] | None:
+    def count(self, eqn: Equation, operands: list[Array], held: Sequence[BufferVersion | None]) -> list[_Value] | None:
         body, options = eqn.params["body"], eqn.params["options"]
         steps, consts, carry = options.split(operands)
         _, _, of_carry = options.split(held)
@@ -238,7 +242,7 @@ class Log:
         put_back = followed.back_by_tapes(options.max_steps, not options.reverse)
         return self.after_loop(followed, of_carry, outs[:n], outs[n:], [steps], put_back)
 
-    def while_(self, eqn: Any, operands: list[Array], held: Sequence[BufferVersion | None]) -> list[_Value] | None:
+    def while_(self, eqn: Equation, operands: list[Array], held: Sequence[BufferVersion | None]) -> list[_Value] | None:
         cond, body, options = (eqn.params[name] for name in ("cond", "body", "options"))
         _, _, of_carry = options.split(held)
         if not any(of_carry):
@@ -257,7 +261,9 @@ class Log:
         found = self.after_loop(followed, of_carry, outs, tapes, [taken], put_back)
         return [*found, *((x, None) for x in results([], steps))]
 
-    def unchanged_loop(self, followed: "_Followed", of_carry: Any, eqn: Any, operands: list[Array]) -> list[_Value]:
+    def unchanged_loop(
+        self, followed: "_Followed", of_carry: Any, eqn: Equation, operands: list[Array]
+    ) -> list[_Value]:
         """Run a loop that updates none of the buffers as it is."""
         back = followed.back_by_tapes(0, True)  # of nothing
         return self.after_loop(followed, of_carry, jaxprs.bind(eqn, operands), [], [], back)
@@ -283,7 +289,7 @@ class Log:
         return found
 
 
-def _fills(eqn: Any, held: Sequence[BufferVersion | None]) -> bool:
+def _fills(eqn: Equation, held: Sequence[BufferVersion | None]) -> bool:
     """Return whether an equation makes an array that only fills a place."""
     if eqn.primitive.name.startswith("empty"):
         return True
@@ -311,7 +317,7 @@ def _outside(
 class _Traced:
     """A jaxpr that is traced once with its log. Each input in `held` is followed."""
 
-    def __init__(self, jaxpr: Any, types: Sequence[Any], held: Sequence[BufferVersion | None]) -> None:
+    def __init__(self, jaxpr: Jaxpr, types: Sequence[Any], held: Sequence[BufferVersion | None]) -> None:
         log = Log()
         self.entries, self.versions = log.entries, list[BufferVersion | None]()
 
@@ -329,7 +335,7 @@ class _Traced:
         return outs[:n], [[next(rows) for _ in entry.rows] for entry in self.entries]
 
 
-def followed(jaxpr: Any, held: Sequence[BufferVersion | None]) -> list[BufferVersion | None]:
+def followed(jaxpr: Jaxpr, held: Sequence[BufferVersion | None]) -> list[BufferVersion | None]:
     """Return what the outputs of a jaxpr are versions of. Each input in `held` is the version of itself."""
     return _Traced(jaxpr, list(jaxpr.in_avals), _inside(held)).versions
 
@@ -357,7 +363,7 @@ class _Followed(registry.Change):
                     self.types += rows
         self.num_rows = len(self.types)
 
-    def body(self, jaxpr: Any, *args: Array) -> list[Array]:
+    def body(self, jaxpr: Jaxpr, *args: Array) -> list[Array]:
         outs, rows = self.of_step.run(args)
         return [*outs, *(x for since in self.of_carry.values() for n in since for x in rows[n])]
 
@@ -397,7 +403,7 @@ class _Straight(registry.Change):
     def __init__(self, held: Sequence[BufferVersion | None]) -> None:
         self.held = _inside(held)
 
-    def body(self, jaxpr: Any, *args: Array) -> list[Array]:
+    def body(self, jaxpr: Jaxpr, *args: Array) -> list[Array]:
         self.jaxpr, self.log = jaxpr, Log()
         found = self.log.evaluate(jaxpr, list(zip(args, self.held, strict=True)))
         self.found = [v for _, v in found]

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.extend.core import Jaxpr
 
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.axis import Axis, axes
@@ -23,6 +24,7 @@ from jax_tensorarray._loops.host import ta_host_read_p
 from jax_tensorarray._ops.check import ta_check_p
 from jax_tensorarray._ops.primitive import NOOP_OPERANDS, ROW_OPS, no_mask_reaches
 from jax_tensorarray._ops.starts import positions_of
+from jax_tensorarray._types import Equation
 
 Array = jax.Array
 
@@ -95,10 +97,10 @@ class Masked:
     def __init__(self, active: Array | np.bool) -> None:
         self.active: Any = active
 
-    def evaluate(self, jaxpr: Any, inputs: Sequence[MaskedValue]) -> list[MaskedValue]:
+    def evaluate(self, jaxpr: Jaxpr, inputs: Sequence[MaskedValue]) -> list[MaskedValue]:
         return jaxprs.interpret(jaxpr, inputs, self.equation, MaskedValue)
 
-    def equation(self, eqn: Any, operands: list[MaskedValue]) -> list[MaskedValue]:
+    def equation(self, eqn: Equation, operands: list[MaskedValue]) -> list[MaskedValue]:
         p, params = eqn.primitive, eqn.params
         if p in ROW_OPS:
             return self.row_op(p, params, operands)
@@ -123,7 +125,7 @@ class Masked:
         with no_mask_reaches() if checks_rows else contextlib.nullcontext():
             return self.as_it_is(eqn, operands)
 
-    def as_it_is(self, eqn: Any, operands: list[MaskedValue]) -> list[MaskedValue]:
+    def as_it_is(self, eqn: Equation, operands: list[MaskedValue]) -> list[MaskedValue]:
         operands = [self.guard(x) for x in operands]
         return _values(jaxprs.bind(eqn, [x.array for x in operands]), any(x.batched for x in operands))
 
@@ -152,7 +154,7 @@ class Masked:
         new, *old = out if p.multiple_results else [out]
         return [MaskedValue(new, operands[0].carry, True), *_values(old, True)]
 
-    def run(self, eqn: Any, operands: list[MaskedValue]) -> list[MaskedValue] | None:
+    def run(self, eqn: Equation, operands: list[MaskedValue]) -> list[MaskedValue] | None:
         """Run an equation whose jaxprs can be masked. Return None for any other."""
         inner, entry = registry.inlined(eqn, with_options=True), registry.entry_of(eqn)
         if inner is not None:
@@ -205,7 +207,7 @@ class Masked:
         joined = _joined([x.array for x in first], results)
         return {x.carry: slot for slot, x in enumerate(joined) if x.carry is not None}
 
-    def scan(self, eqn: Any, operands: list[MaskedValue]) -> list[MaskedValue]:
+    def scan(self, eqn: Equation, operands: list[MaskedValue]) -> list[MaskedValue]:
         entry = registry.ENTRIES["scan"]
         [loop] = entry.bodies(eqn.params)
         consts, carry, xs = loop.split(operands)
@@ -227,7 +229,7 @@ class _MaskedSteps(registry.Change):
         self.active, self.inputs = active, inputs
         self.carries: list[int | None] = []  #: which carries the results are versions of
 
-    def body(self, jaxpr: Any, *args: Array) -> list[Array]:
+    def body(self, jaxpr: Jaxpr, *args: Array) -> list[Array]:
         outs = Masked(self.active).evaluate(jaxpr, _with_arrays(self.inputs, args))
         self.carries = [x.carry for x in outs]
         return [x.array for x in outs]
@@ -247,7 +249,7 @@ class _Masking(registry.Change):
         self.carries = [x.carry for x in operands]
         self.found: list[list[MaskedValue]] = []  #: the results of each jaxpr, by their types
 
-    def body(self, jaxpr: Any, *operands: Array) -> list[Array]:
+    def body(self, jaxpr: Jaxpr, *operands: Array) -> list[Array]:
         active, *args = operands
         outs = Masked(active).evaluate(jaxpr, _with_arrays(self.like, args))
         self.found.append(_with_arrays(outs, [jax.typeof(x.array) for x in outs]))

@@ -17,6 +17,7 @@ from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.axis import Axis, axes, names_axis
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
 from jax_tensorarray._ops.primitive import is_zero, nonzero_transpose, to_front, zero_tangent
+from jax_tensorarray._types import Equation
 
 Array = jax.Array
 
@@ -37,7 +38,7 @@ class Part(NamedTuple):
     params: dict[str, Any]
     effects: Any
 
-    def equation(self, eqn: Any) -> Any:
+    def equation(self, eqn: Equation) -> Any:
         """Return the equation of this part of the loop of an equation."""
         invars, outvars = flagged(eqn.invars, self.operands), flagged(eqn.outvars, self.results)
         return eqn.replace(invars=invars, outvars=outvars, params=self.params, effects=self.effects)
@@ -155,7 +156,7 @@ def partial_eval_in_checkpoint(
     policy: Any,
     unknown: Sequence[bool],
     instantiated: Sequence[bool],
-    eqn: Any,
+    eqn: Equation,
     known_part: Callable[[Sequence[bool], Any], tuple[Any, list[bool]] | None] = lambda unknown, eqn: None,
 ) -> tuple[Any, Any, list[bool], list[bool], list[Any]]:
     """Apply the rule of `jax.checkpoint` for primitives without a rule, with a difference for effects.

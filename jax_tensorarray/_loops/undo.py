@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.extend import core as jex
+from jax.extend.core import Jaxpr
 from jax.interpreters import partial_eval as pe
 
 from jax_tensorarray import _compat, _gates
@@ -30,7 +31,7 @@ from jax_tensorarray._ops.empty import empty_like
 from jax_tensorarray._ops.primitive import ROW_OPS, once_checked, with_axis
 from jax_tensorarray._ops.swap import ta_swap_p
 from jax_tensorarray._ops.write import ta_write_p
-from jax_tensorarray._types import bytes_of
+from jax_tensorarray._types import Equation, bytes_of
 
 Array = jax.Array
 
@@ -39,7 +40,7 @@ Array = jax.Array
 class Plan:
     """What is kept of a step, and how the step is undone."""
 
-    jaxpr: Any  #: maps what the body takes to what it gives, followed by what is kept
+    jaxpr: Jaxpr  #: maps what the body takes to what it gives, followed by what is kept
     num_outs: int
     steps: tuple[int | None, ...]  #: of what is kept, as for `record`
     shared: Any  #: maps what is the same in every step to what is needed of it
@@ -219,7 +220,7 @@ class _Planning:
     def size(self, variables: Any) -> int:
         return bytes_of([v.aval for v in variables])
 
-    def is_repeatable(self, eqn: Any) -> bool:
+    def is_repeatable(self, eqn: Equation) -> bool:
         if not _is_pure(eqn):
             return False
         return not self.keeps_costly or work(eqn) <= _gates.REPEATED_WORK * self.size(eqn.outvars)
@@ -311,7 +312,7 @@ class _Planning:
         read = (*inner.outvars, *(v for eqn in inner.eqns for v in eqn.invars))
         used = set(filter(_is_variable, read))
 
-        def equation(eqn: Any, operands: list[Array]) -> list[Array]:
+        def equation(eqn: Equation, operands: list[Array]) -> list[Array]:
             if eqn.primitive is ta_swap_p and eqn.outvars[1] not in used:
                 return [ta_write_p.bind(*operands, **eqn.params), None]
             return jaxprs.bind(eqn, operands)
@@ -326,7 +327,7 @@ def _is_variable(v: Any) -> bool:
     return not isinstance(v, jex.Literal)
 
 
-def _operands_used(eqn: Any, results: Sequence[int]) -> list[bool]:
+def _operands_used(eqn: Equation, results: Sequence[int]) -> list[bool]:
     """Return which operands some results of an equation depend on."""
 
     def f(*operands: Array) -> list[Array]:
@@ -337,7 +338,7 @@ def _operands_used(eqn: Any, results: Sequence[int]) -> list[bool]:
     return list(pe.dce_jaxpr(inner, [True] * len(inner.outvars))[1])
 
 
-def work(eqn: Any) -> float:
+def work(eqn: Equation) -> float:
     """Return how many operations on numbers an equation does, or infinity if that is not known."""
     name, params = eqn.primitive.name, eqn.params
     inner = list(jaxprs.jaxprs_in(params))
@@ -367,7 +368,7 @@ _COSTLY = frozenset(
 )
 
 
-def _is_pure(eqn: Any) -> bool:
+def _is_pure(eqn: Equation) -> bool:
     """Return whether an equation may be evaluated a second time."""
     if eqn.primitive in ROW_OPS:
         return True
@@ -376,7 +377,7 @@ def _is_pure(eqn: Any) -> bool:
     return all(_is_pure(e) for jaxpr in jaxprs.jaxprs_in(eqn.params) for e in jaxpr.eqns)
 
 
-def _again(eqn: Any, operands: list[Array]) -> list[Array]:
+def _again(eqn: Equation, operands: list[Array]) -> list[Array]:
     """Evaluate an equation again. Its index has been checked the first time."""
     if eqn.primitive in ROW_OPS:
         out = eqn.primitive.bind(*operands, **once_checked(eqn.params))

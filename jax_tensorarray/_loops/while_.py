@@ -22,6 +22,7 @@ from jax_tensorarray._loops.rules import Part, with_batch_axis
 from jax_tensorarray._loops.strategy import Strategy, Tape
 from jax_tensorarray._loops.tapes import TapeType, avals_of, batched_tapes, make
 from jax_tensorarray._ops.primitive import run_alone, type_like
+from jax_tensorarray._types import Equation
 
 Array = jax.Array
 
@@ -240,7 +241,7 @@ def _partial_eval(trace: Any, *tracers: Any, **params: Any) -> Any:
     return merge(found, known.results, outs)
 
 
-def _known_equation(unknown: Sequence[bool], eqn: Any) -> tuple[Any, list[bool]] | None:
+def _known_equation(unknown: Sequence[bool], eqn: Equation) -> tuple[Any, list[bool]] | None:
     known = _known(unknown, **eqn.params)
     return None if known is None else (known.equation(eqn), known.results)
 

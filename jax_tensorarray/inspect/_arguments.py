@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.extend.core import Jaxpr
 
 from jax_tensorarray import _compat
 from jax_tensorarray._hlo import arguments as hlo_arguments
@@ -165,7 +166,7 @@ class Calls:
         self._shapes: set[tuple[int, ...]] = set()
         self._end: Callable[[], None] | None = None
 
-    def expect(self, jaxpr: Any, copies: Sequence[ArgumentCopy], name: str) -> CountedProgram:
+    def expect(self, jaxpr: Jaxpr, copies: Sequence[ArgumentCopy], name: str) -> CountedProgram:
         """Count the calls of a program from now on. `name` is its own name, in case that of its function is not known.
 
         The types are those that the caller knows: of an array divided among devices, each has a part.

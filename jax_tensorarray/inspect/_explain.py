@@ -14,6 +14,7 @@ from jax_tensorarray._in_place.repair import Request
 from jax_tensorarray._loops.api import strategy_within
 from jax_tensorarray._loops.from_jax import check_max_steps
 from jax_tensorarray._loops.strategy import Strategy
+from jax_tensorarray._types import Equation
 from jax_tensorarray.inspect._reasons import REASONS
 from jax_tensorarray.inspect._text import WIDTH, grouped, name_of_file, wrapped
 
@@ -184,7 +185,7 @@ def _place(place: str) -> tuple[str | None, int | None]:
 _NAMES = {"dot_general": "the product", "concatenate": "the concatenation"}
 
 
-def _named(eqn: Any, file: str | None) -> str:
+def _named(eqn: Equation, file: str | None) -> str:
     """Name an equation, and its line."""
     if eqn is None:
         return "the result of the step"

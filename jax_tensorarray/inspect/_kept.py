@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jax.extend import source_info_util
-from jax.extend.core import Literal
+from jax.extend.core import Jaxpr, Literal
 
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import registry
@@ -67,7 +67,7 @@ def in_all(kept: Sequence[Kept]) -> str:
     return f"The gradient keeps {total(kept)} for all steps{more}:"
 
 
-def kept_for_gradient(jaxpr: Any, min_bytes: int = 0) -> list[Kept]:
+def kept_for_gradient(jaxpr: Jaxpr, min_bytes: int = 0) -> list[Kept]:
     """Return what one scan stacks and a scan in the other direction takes apart, the largest first.
 
     Arrays of fewer bytes than `min_bytes` in all steps are left out.
@@ -82,7 +82,7 @@ def kept_for_gradient(jaxpr: Any, min_bytes: int = 0) -> list[Kept]:
 _Stacked = tuple[Any, int]
 
 
-def _follow(jaxpr: Any, given: Sequence[_Stacked | None], found: dict[Any, Kept]) -> list[_Stacked | None]:
+def _follow(jaxpr: Jaxpr, given: Sequence[_Stacked | None], found: dict[Any, Kept]) -> list[_Stacked | None]:
     """Return which outputs a scan has stacked. `given` says this of the inputs."""
     inner = _compat.opened(jaxpr)
     stacked = dict(zip(inner.invars, given, strict=True))
@@ -128,7 +128,7 @@ def place_of(eqns: Sequence[Any]) -> Place:
     return Place(file, line, linecache.getline(file, line).strip())
 
 
-def _makers(jaxpr: Any, v: Any) -> list[Any]:
+def _makers(jaxpr: Jaxpr, v: Any) -> list[Any]:
     """Return the equation that makes a variable, and before it the one in a jaxpr that it calls. An input has none."""
     eqn = Uses(jaxpr).maker(v)
     if eqn is None:

@@ -12,11 +12,12 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.extend.core import Literal
+from jax.extend.core import Jaxpr, Literal
 
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.kinds import MOVES, WHOLE
+from jax_tensorarray._types import Equation
 
 #: A loop of fewer steps may have as many as an array has rows or columns by chance.
 _FEWEST = 32
@@ -32,7 +33,7 @@ class _Unknown(Exception):
     """It is not known what this program is with fewer steps."""
 
 
-def quartered(jaxpr: Any) -> tuple[Any, int, int] | None:
+def quartered(jaxpr: Jaxpr) -> tuple[Any, int, int] | None:
     """Return a program with a quarter of the steps, how many it had, and how many it has.
 
     It computes something else, at the cost that the program has for a smaller problem. None if that is not safely
@@ -51,21 +52,21 @@ def quartered(jaxpr: Any) -> tuple[Any, int, int] | None:
     return None
 
 
-def computes_with_all_rows(jaxpr: Any, steps: int) -> bool:
+def computes_with_all_rows(jaxpr: Jaxpr, steps: int) -> bool:
     """Return whether the steps of a loop compute with arrays that have an axis as long as the loop.
 
     They multiply, sum or sort one, or compute their next state from all of a state. Then their time grows with it,
     whatever is done.
     """
 
-    def is_whole(eqn: Any) -> bool:
+    def is_whole(eqn: Equation) -> bool:
         name = eqn.primitive.name
         return (name in WHOLE or name.startswith(("reduce_", "cum"))) and any(map(is_long, eqn.invars))
 
     def is_long(v: Any) -> bool:
         return any(abs(n - steps) <= _NEAR for n in getattr(v.aval, "shape", ()))
 
-    def evolves(jaxpr: Any, of_state: Sequence[bool]) -> tuple[bool, list[bool]]:
+    def evolves(jaxpr: Jaxpr, of_state: Sequence[bool]) -> tuple[bool, list[bool]]:
         """Return whether a long array is computed from all of the state, and which outputs are made of it."""
         inner = _compat.opened(jaxpr)
         made = {v for v, flag in zip(inner.invars, of_state, strict=True) if flag and is_long(v)}
@@ -93,7 +94,7 @@ def computes_with_all_rows(jaxpr: Any, steps: int) -> bool:
     return False
 
 
-def outermost(jaxpr: Any) -> list[Any]:
+def outermost(jaxpr: Jaxpr) -> list[Any]:
     """Return the loops that are in no other loop, also those whose number of steps is known only at run time."""
     found = []
     for eqn in _compat.opened(jaxpr).eqns:
@@ -121,7 +122,7 @@ class _Resized:
             raise _Unknown
         return tuple(map(self.size, shape))
 
-    def jaxpr(self, jaxpr: Any) -> Any:
+    def jaxpr(self, jaxpr: Jaxpr) -> Any:
         """Return a closed jaxpr in other shapes."""
         types = [jax.ShapeDtypeStruct(self.shape(a.shape), a.dtype, weak_type=a.weak_type) for a in jaxpr.in_avals]
         return jax.make_jaxpr(lambda *args: jaxprs.interpret(jaxpr, args, self.equation, self.constant))(*types)
@@ -132,7 +133,7 @@ class _Resized:
             return x.dtype.type(self.size(int(x)))  # a bound
         return x[tuple(map(slice, self.shape(x.shape)))]
 
-    def equation(self, eqn: Any, operands: list[Any]) -> list[Any]:
+    def equation(self, eqn: Equation, operands: list[Any]) -> list[Any]:
         inner = registry.inlined(eqn, with_options=True)
         if inner is not None:
             return jaxprs.interpret(inner, operands, self.equation, self.constant)
@@ -159,7 +160,7 @@ class _Resized:
             return tuple(map(self.size, x))
         return x
 
-    def inner(self, jaxpr: Any) -> Any:
+    def inner(self, jaxpr: Jaxpr) -> Any:
         new = self.jaxpr(_compat.closed(jaxpr))
         if hasattr(jaxpr, "consts"):
             return new

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.extend.core import jaxpr_as_fun
+from jax.extend.core import Jaxpr, jaxpr_as_fun
 
 from jax_tensorarray import _compat, in_place
 from jax_tensorarray._hlo import text as hlo_text
@@ -32,7 +32,7 @@ class TracedProgram(NamedTuple):
     """A program as JAX has compiled it; its jaxpr is None if JAX had lowered it before."""
 
     name: str
-    jaxpr: Any
+    jaxpr: Jaxpr
     hlo: str
 
 
@@ -54,7 +54,7 @@ def recorded() -> Iterator[list[TracedProgram]]:
     """Keep the programs that JAX compiles in a block, in any thread, if they have loops or copy an argument."""
     programs: list[TracedProgram] = []
 
-    def seen(name: str, jaxpr: Any, executable: Any) -> None:
+    def seen(name: str, jaxpr: Jaxpr, executable: Any) -> None:
         with contextlib.suppress(Exception):  # the program must go on, even if its HLO cannot be read
             hlo = hlo_text.of_executable(executable)
             if " while(" in hlo or argument_copies(hlo, MIN_BYTES):
@@ -107,6 +107,6 @@ def _files_of(program: TracedProgram) -> dict[str, str]:
     return files
 
 
-def _printed(jaxpr: Any) -> str:
+def _printed(jaxpr: Jaxpr) -> str:
     """Return a jaxpr as text, with the line of each equation."""
     return re.sub(r" {3,}(?=#)", "  ", jaxpr.pretty_print(source_info=True, use_color=False)) + "\n"

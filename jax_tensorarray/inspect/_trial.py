@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import jaxpr_as_fun
+from jax.extend.core import Jaxpr, jaxpr_as_fun
 
 from jax_tensorarray import in_place
 from jax_tensorarray._hlo import buffers as hlo_buffers
@@ -96,14 +96,14 @@ class _Way(NamedTuple):
     transformed: Callable[[Any], Any]
     donated: Set[int]
 
-    def compiled(self, jaxpr: Any) -> Any:
+    def compiled(self, jaxpr: Jaxpr) -> Any:
         types = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in jaxpr.in_avals]
         with warnings.catch_warnings():  # about donated arguments whose memory is of no use
             warnings.simplefilter("ignore")
             jitted = jax.jit(self.transformed(jaxpr_as_fun(jaxpr)), donate_argnums=tuple(sorted(self.donated)))
             return jitted.lower(*types).compile()
 
-    def measured(self, jaxpr: Any, steps: int, compiled: Any = None) -> Measurement:
+    def measured(self, jaxpr: Jaxpr, steps: int, compiled: Any = None) -> Measurement:
         """Run a program on zeros."""
         compiled = compiled or self.compiled(jaxpr)
         if None in hlo_buffers.trip_counts(compiled.as_text() or ""):

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from jax.extend.core import Jaxpr
+
 from jax_tensorarray import _compat
 from jax_tensorarray._hlo import buffers as hlo_buffers
 from jax_tensorarray._hlo import text as hlo_text
@@ -182,7 +184,7 @@ def watch(*, min_bytes: int = MIN_BYTES) -> Iterator[Report]:
     """
     report, calls = Report(), Calls()
 
-    def seen(name: str, jaxpr: Any, executable: Any) -> None:
+    def seen(name: str, jaxpr: Jaxpr, executable: Any) -> None:
         try:
             _look(report, name, jaxpr, executable, min_bytes, calls)
         except Exception:  # the program must go on, even if its HLO cannot be read
@@ -222,7 +224,7 @@ def forbid_copies(*, min_bytes: int = MIN_BYTES) -> Iterator[None]:
     ...     dx = jax.jit(in_place(jax.grad(loss)))(jnp.ones((200, 64)))
     """
 
-    def seen(name: str, jaxpr: Any, executable: Any) -> None:
+    def seen(name: str, jaxpr: Jaxpr, executable: Any) -> None:
         report = Report()
         _look(report, name, jaxpr, executable, min_bytes)
         for case in (case for case in report.cases if case.copies):
@@ -232,7 +234,7 @@ def forbid_copies(*, min_bytes: int = MIN_BYTES) -> Iterator[None]:
         yield
 
 
-def _look(report: Report, name: str, jaxpr: Any, executable: Any, min_bytes: int, calls: Calls | None = None) -> None:
+def _look(report: Report, name: str, jaxpr: Jaxpr, executable: Any, min_bytes: int, calls: Calls | None = None) -> None:
     report.programs += 1
     hlo = hlo_text.of_executable(executable)
     loops = hlo_buffers.trip_counts(hlo)
