@@ -23,8 +23,8 @@ from jax_tensorarray._in_place.package import PackageHook, in_place_package
 from jax_tensorarray.inspect import _trace
 from jax_tensorarray.inspect._copies import MIN_BYTES
 from jax_tensorarray.inspect._page import fragment, html, html_of_two
+from jax_tensorarray.inspect._programs import SLOWER
 from jax_tensorarray.inspect._report import WIDTH
-from jax_tensorarray.inspect._trial import SLOWER
 from jax_tensorarray.inspect._watch import Report, watch
 
 #: After a run of more seconds than this, no program is run again for timing.

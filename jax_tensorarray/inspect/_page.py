@@ -6,9 +6,9 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from jax_tensorarray.inspect._programs import Programs
 from jax_tensorarray.inspect._report import Bar, Finding, Section, tree
 from jax_tensorarray.inspect._text import grouped, name_of_file, where
-from jax_tensorarray.inspect._watch import Report
 
 #: Lines of source that are shown above and below one that copies.
 _AROUND = 4
@@ -41,7 +41,7 @@ _STYLE = """
 """
 
 
-def html(report: Report, title: str) -> str:
+def html(report: Programs, title: str) -> str:
     """Return the page: self-contained, without scripts."""
     return _page(title, [_of(report)])
 
@@ -57,7 +57,7 @@ def html_of_two(as_is: str, healed: str, title: str, summary: str, seconds: tupl
     return _page(title, parts)
 
 
-def fragment(report: Report) -> str:
+def fragment(report: Programs) -> str:
     """Return a part of a page, for a notebook, with its style."""
     return f'<div class="jta"><style>{_STYLE}</style>{_of(report)}</div>'
 
@@ -76,7 +76,7 @@ def _page(title: str, parts: Sequence[str]) -> str:
     )
 
 
-def _of(report: Report) -> str:
+def _of(report: Programs) -> str:
     """Return what a page says of a report."""
     said = tree(report)
     body = [f'<p class="slower">{escape(said.first)}</p>'] if said.first else []

@@ -3,7 +3,7 @@
 import operator
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from jax_tensorarray import _compat
 from jax_tensorarray.inspect import _arguments, _kept
@@ -11,10 +11,8 @@ from jax_tensorarray.inspect._advice import OF_GRADIENT, OF_GROWTH, OF_JAXLIB
 from jax_tensorarray.inspect._arguments import ArgumentCopy, headline_of_arguments
 from jax_tensorarray.inspect._copies import LoopCopy, advice_of, cost, what_it_is
 from jax_tensorarray.inspect._kept import Place
+from jax_tensorarray.inspect._programs import CompiledProgram, Programs
 from jax_tensorarray.inspect._text import grouped, milliseconds, name_of_file, readable, where, wrapped
-
-if TYPE_CHECKING:
-    from jax_tensorarray.inspect._watch import CompiledProgram, Report
 
 #: A copy that costs less than this fraction of the worst one is counted, not listed.
 _NOISE = 1e-3
@@ -64,7 +62,7 @@ class Tree(NamedTuple):
     of_jaxlib: str  #: what this version of jaxlib does; else empty
 
 
-def tree(report: "Report") -> Tree:
+def tree(report: Programs) -> Tree:
     listed, compiled = _worth_listing(report), _times_compiled(report)
     worst = max((sum(map(cost, group)) for one in listed for group in _alike(one.copies)), default=0)
     slower = ", ".join(f"{case.program} ({case.trial.times})" for case in report.slower if case.trial)
@@ -79,7 +77,7 @@ def tree(report: "Report") -> Tree:
     )
 
 
-def text(report: "Report", colours: bool = False) -> str:
+def text(report: Programs, colours: bool = False) -> str:
     """Return a report in 79 columns."""
 
     def bold(line: str) -> str:
@@ -121,12 +119,12 @@ _Found = LoopCopy | ArgumentCopy | Place
 class _Listed(NamedTuple):
     """A program, and what a report says of it: all that is not listed before."""
 
-    case: "CompiledProgram"
+    case: CompiledProgram
     copies: list[LoopCopy]
     arguments: list[ArgumentCopy]
 
 
-def _least_cost(report: "Report") -> float:
+def _least_cost(report: Programs) -> float:
     """Return the bytes below which a copy is not listed: a thousandth of the worst."""
     return _NOISE * max((cost(copy) for copy in report.copies), default=0)
 
@@ -138,16 +136,16 @@ def _key(found: _Found) -> Any:
     return (found.file, found.line, *((found.cause, found.name) if isinstance(found, ArgumentCopy) else ()))
 
 
-def _found(case: "CompiledProgram") -> list[_Found]:
+def _found(case: CompiledProgram) -> list[_Found]:
     return [*case.copies, *case.copies.arguments, *([] if case.loop is None else [case.loop])]
 
 
-def _times_compiled(report: "Report") -> Counter[Any]:
+def _times_compiled(report: Programs) -> Counter[Any]:
     """Return in how many programs something is found in a line."""
     return Counter(key for case in report.cases for key in {_key(found) for found in _found(case)})
 
 
-def _worth_listing(report: "Report") -> list[_Listed]:
+def _worth_listing(report: Programs) -> list[_Listed]:
     """Return the programs, each with its copies that move at least a thousandth of the worst.
 
     A line that is compiled several times, such as for several shapes, is listed in the first of them.
@@ -164,7 +162,7 @@ def _worth_listing(report: "Report") -> list[_Listed]:
     return listed
 
 
-def _summary(report: "Report") -> str:
+def _summary(report: Programs) -> str:
     unread = f" ({report.unread} could not be read)" if report.unread else ""
     compiled = f"{report.programs} programs were compiled{unread}, with {report.loops} loops"
     if not report.cases:

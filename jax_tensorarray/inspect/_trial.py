@@ -4,7 +4,7 @@ import contextlib
 import time
 import warnings
 from collections.abc import Callable, Set
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,11 +16,8 @@ from jax_tensorarray.inspect._arguments import argument_copies
 from jax_tensorarray.inspect._copies import copies_in
 from jax_tensorarray.inspect._growth import Growth, Measurement, allocated, growth_of, seconds_of
 from jax_tensorarray.inspect._kept import kept_for_gradient, place_of
+from jax_tensorarray.inspect._programs import CompiledProgram, Trial
 from jax_tensorarray.inspect._quarter import computes_with_all_rows, outermost, quartered
-from jax_tensorarray.inspect._text import factor, milliseconds
-
-if TYPE_CHECKING:
-    from jax_tensorarray.inspect._watch import CompiledProgram
 
 #: A longer run is not repeated with fewer steps, and a shorter one says little about time.
 _LONGEST, _SHORTEST = 3.0, 1e-3
@@ -28,65 +25,8 @@ _LONGEST, _SHORTEST = 3.0, 1e-3
 #: Two more programs are compiled for that, if one takes no more than so many seconds.
 _PATIENCE = 10.0
 
-#: Slower than this many times as long is not noise.
-SLOWER = 1.15
-
 #: What grows is reported if `in_place` divides its time or memory by this.
 _GAIN = 2
-
-
-class Trial(NamedTuple):
-    """The effect of `in_place` on a program: the copies left, and the seconds before and after if it could be run.
-
-    There are no copies to be `left` if only the time or the memory of the program has been found to grow.
-
-    `how` says what was tried: arguments that are copied are donated too. If the number of steps could be changed,
-    `growth` says what becomes of time and memory with 4 times the steps, before and after. `memory` is what XLA
-    allocates for results and temporary arrays, if the program was run.
-    """
-
-    left: int | None
-    before: float | None
-    after: float | None
-    how: str = "under in_place"
-    growth: tuple[Growth, Growth] | None = None
-    memory: tuple[int, int] | None = None
-
-    @property
-    def helps(self) -> bool:
-        """Whether nothing is left to copy, and it has not become slower."""
-        return not self.left and (self.before is None or self.after is None or self.after < self.before)
-
-    def as_json(self) -> dict[str, Any]:
-        growth = None if self.growth is None else [growth.as_json() for growth in self.growth]
-        return self._asdict() | {"growth": growth}
-
-    @property
-    def is_slower(self) -> bool:
-        """Whether the program takes longer than as it is, by more than noise."""
-        return self.before is not None and self.after is not None and self.after > SLOWER * self.before
-
-    @property
-    def is_of_in_place(self) -> bool:
-        """Whether `in_place` was tried, not donation alone."""
-        return "in_place" in self.how
-
-    @property
-    def times(self) -> str:
-        """The times before and after, if it could be run."""
-        if self.before is None or self.after is None:
-            return ""
-        return f"{milliseconds(self.before)} -> {milliseconds(self.after)}"
-
-    def __str__(self) -> str:
-        text = "nothing left to copy" if self.left == 0 else f"{self.left} of them left"
-        left = [] if self.left is None else [text]
-        if self.before is None or self.after is None:
-            return "; ".join([*left, "not timed"])
-        if self.is_slower:
-            return "; ".join([f"slower, {self.times}", *left])
-        gain = f"{factor(self.before / self.after)} times as fast" if self.after < self.before else "no faster"
-        return "; ".join([*left, f"{self.times}, {gain}"])
 
 
 class _Way(NamedTuple):
@@ -116,7 +56,7 @@ class _Way(NamedTuple):
         return growth_of(self.measured(jaxpr, few), now._replace(size=steps))
 
 
-def tried(case: "CompiledProgram", timed: bool) -> Trial:
+def tried(case: CompiledProgram, timed: bool) -> Trial:
     """Compile a program under `in_place`, with the arguments donated that it copies, and run it on zeros if `timed`.
 
     Where donation is enough, `in_place` is left out.
@@ -149,7 +89,7 @@ def tried(case: "CompiledProgram", timed: bool) -> Trial:
     return Trial(left, before.seconds, after.seconds, way.how, growth, memory)
 
 
-def grows(case: "CompiledProgram") -> bool:
+def grows(case: CompiledProgram) -> bool:
     """Return whether the time or the memory of a program grows faster than its steps for no good reason.
 
     A good reason is that each step computes with all rows, unless `in_place` makes it twice as good. The program gets a

@@ -2,8 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Set
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from typing import Any, Self
 
 from jax.extend.core import Jaxpr
@@ -15,20 +14,18 @@ from jax_tensorarray._hlo.arguments import donated
 from jax_tensorarray.inspect import _kept, _report
 from jax_tensorarray.inspect._arguments import (
     Calls,
-    CountedProgram,
     argument_copies,
 )
 from jax_tensorarray.inspect._copies import (
     MIN_BYTES,
     LoopCopies,
-    LoopCopy,
     copies_in,
-    cost,
     counts,
     lines_of_today,
 )
-from jax_tensorarray.inspect._kept import Place
-from jax_tensorarray.inspect._trial import Trial, grows, tried
+from jax_tensorarray.inspect._page import fragment
+from jax_tensorarray.inspect._programs import CompiledProgram, Programs
+from jax_tensorarray.inspect._trial import grows, tried
 
 #: So many seconds are spent on programs in which nothing was found.
 _FOR_GROWTH = 30
@@ -42,31 +39,7 @@ class LoopCopyError(RuntimeError):
         self.copies = copies
 
 
-@dataclass
-class CompiledProgram:
-    """A program that JAX has compiled, and what is wrong with it: whole buffers or arguments are copied, or it grows.
-
-    `copies.arguments` are the arguments, `copies.kept` what its gradient keeps.
-    """
-
-    program: str
-    copies: LoopCopies
-    trial: Trial | None = None
-    failed: str = ""  #: why there is no trial
-    jaxpr: Any = field(default=None, repr=False)
-    ends: bool = False  #: whether it terminates for every input
-    loop: Place | None = None  #: the first loop, if only time or memory are too much
-    calls: CountedProgram | None = field(default=None, repr=False)
-    donated: Set[int] = frozenset()  #: the numbers of the arguments that it is given for good
-
-    @property
-    def cost(self) -> int:
-        """The bytes that its worst finding moves."""
-        return max([*map(cost, self.copies), *(copy.cost for copy in self.copies.arguments)], default=0)
-
-
-@dataclass
-class Report:
+class Report(Programs):
     """What JAX has compiled while it was watched.
 
     Attributes:
@@ -77,24 +50,6 @@ class Report:
       cases: the programs in which something was found, those that copy most first. `try_in_place` adds those whose time
         or memory grows faster than their steps.
     """
-
-    programs: int = 0
-    loops: int = 0
-    in_place: int = 0
-    unread: int = 0
-    cases: list[CompiledProgram] = field(default_factory=list)
-    #: Programs with loops in which nothing was found.
-    _others: list[CompiledProgram] = field(default_factory=list, repr=False)
-
-    @property
-    def copies(self) -> list[LoopCopy]:
-        """All operations on whole buffers, sorted by the bytes they move, most first."""
-        return sorted((copy for case in self.cases for copy in case.copies), key=cost, reverse=True)
-
-    @property
-    def slower(self) -> list[CompiledProgram]:
-        """The programs that `try_in_place` has found to be slower under `in_place`: leave them as they are."""
-        return [case for case in self.cases if (t := case.trial) is not None and t.is_of_in_place and t.is_slower]
 
     def try_in_place(self, *, timed: bool = True, progress: Callable[[str], None] = lambda text: None) -> Self:
         """Try `in_place` on each program: count the copies that are left and, if `timed`, measure the gain.
@@ -125,28 +80,11 @@ class Report:
         progress("")
         return self
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the report as numbers and strings."""
-        cases = [
-            {
-                "program": case.program,
-                "copies": [copy._asdict() | {"cost": cost(copy)} for copy in case.copies],
-                "arguments": [copy._asdict() | {"cost": copy.cost} for copy in case.copies.arguments],
-                "loop": None if case.loop is None else case.loop._asdict(),
-                "kept": [kept._asdict() for kept in case.copies.kept],
-                "in_place": None if case.trial is None else case.trial.as_json(),
-            }
-            for case in self.cases
-        ]
-        return {"programs": self.programs, "loops": self.loops, "loops_in_place": self.in_place, "cases": cases}
-
     def __str__(self) -> str:
         return self.text(False)
 
     def _repr_html_(self) -> str:
         """Be shown by notebooks as the page that `--html` writes."""
-        from jax_tensorarray.inspect._page import fragment
-
         return fragment(self)
 
     def text(self, colours: bool) -> str:

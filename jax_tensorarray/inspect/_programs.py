@@ -1,0 +1,129 @@
+"""What JAX has compiled, what is wrong with it, and what `in_place` changes."""
+
+from collections.abc import Set
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from jax_tensorarray.inspect._arguments import CountedProgram
+from jax_tensorarray.inspect._copies import LoopCopies, LoopCopy, cost
+from jax_tensorarray.inspect._growth import Growth
+from jax_tensorarray.inspect._kept import Place
+from jax_tensorarray.inspect._text import factor, milliseconds
+
+#: Slower than this many times as long is not noise.
+SLOWER = 1.15
+
+
+class Trial(NamedTuple):
+    """The effect of `in_place` on a program: the copies left, and the seconds before and after if it could be run.
+
+    There are no copies to be `left` if only the time or the memory of the program has been found to grow.
+
+    `how` says what was tried: arguments that are copied are donated too. If the number of steps could be changed,
+    `growth` says what becomes of time and memory with 4 times the steps, before and after. `memory` is what XLA
+    allocates for results and temporary arrays, if the program was run.
+    """
+
+    left: int | None
+    before: float | None
+    after: float | None
+    how: str = "under in_place"
+    growth: tuple[Growth, Growth] | None = None
+    memory: tuple[int, int] | None = None
+
+    @property
+    def helps(self) -> bool:
+        """Whether nothing is left to copy, and it has not become slower."""
+        return not self.left and (self.before is None or self.after is None or self.after < self.before)
+
+    def as_json(self) -> dict[str, Any]:
+        growth = None if self.growth is None else [growth.as_json() for growth in self.growth]
+        return self._asdict() | {"growth": growth}
+
+    @property
+    def is_slower(self) -> bool:
+        """Whether the program takes longer than as it is, by more than noise."""
+        return self.before is not None and self.after is not None and self.after > SLOWER * self.before
+
+    @property
+    def is_of_in_place(self) -> bool:
+        """Whether `in_place` was tried, not donation alone."""
+        return "in_place" in self.how
+
+    @property
+    def times(self) -> str:
+        """The times before and after, if it could be run."""
+        if self.before is None or self.after is None:
+            return ""
+        return f"{milliseconds(self.before)} -> {milliseconds(self.after)}"
+
+    def __str__(self) -> str:
+        text = "nothing left to copy" if self.left == 0 else f"{self.left} of them left"
+        left = [] if self.left is None else [text]
+        if self.before is None or self.after is None:
+            return "; ".join([*left, "not timed"])
+        if self.is_slower:
+            return "; ".join([f"slower, {self.times}", *left])
+        gain = f"{factor(self.before / self.after)} times as fast" if self.after < self.before else "no faster"
+        return "; ".join([*left, f"{self.times}, {gain}"])
+
+
+@dataclass
+class CompiledProgram:
+    """A program that JAX has compiled, and what is wrong with it: whole buffers or arguments are copied, or it grows.
+
+    `copies.arguments` are the arguments, `copies.kept` what its gradient keeps.
+    """
+
+    program: str
+    copies: LoopCopies
+    trial: Trial | None = None
+    failed: str = ""  #: why there is no trial
+    jaxpr: Any = field(default=None, repr=False)
+    ends: bool = False  #: whether it terminates for every input
+    loop: Place | None = None  #: the first loop, if only time or memory are too much
+    calls: CountedProgram | None = field(default=None, repr=False)
+    donated: Set[int] = frozenset()  #: the numbers of the arguments that it is given for good
+
+    @property
+    def cost(self) -> int:
+        """The bytes that its worst finding moves."""
+        return max([*map(cost, self.copies), *(copy.cost for copy in self.copies.arguments)], default=0)
+
+
+@dataclass
+class Programs:
+    """What a `Report` is about."""
+
+    programs: int = 0
+    loops: int = 0
+    in_place: int = 0
+    unread: int = 0
+    cases: list[CompiledProgram] = field(default_factory=list)
+    #: Programs with loops in which nothing was found.
+    _others: list[CompiledProgram] = field(default_factory=list, repr=False)
+
+    @property
+    def copies(self) -> list[LoopCopy]:
+        """All operations on whole buffers, sorted by the bytes they move, most first."""
+        return sorted((copy for case in self.cases for copy in case.copies), key=cost, reverse=True)
+
+    @property
+    def slower(self) -> list[CompiledProgram]:
+        """The programs that `try_in_place` has found to be slower under `in_place`: leave them as they are."""
+        return [case for case in self.cases if (t := case.trial) is not None and t.is_of_in_place and t.is_slower]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the report as numbers and strings."""
+        cases = [
+            {
+                "program": case.program,
+                "copies": [copy._asdict() | {"cost": cost(copy)} for copy in case.copies],
+                "arguments": [copy._asdict() | {"cost": copy.cost} for copy in case.copies.arguments],
+                "loop": None if case.loop is None else case.loop._asdict(),
+                "kept": [kept._asdict() for kept in case.copies.kept],
+                "in_place": None if case.trial is None else case.trial.as_json(),
+            }
+            for case in self.cases
+        ]
+        return {"programs": self.programs, "loops": self.loops, "loops_in_place": self.in_place, "cases": cases}
