@@ -5,6 +5,7 @@ them there is an `Evaluator` with rules for the equations that can use it. Any o
 them costs what the representation is meant to save, the evaluator notes it, and the loop stays as it is.
 """
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -113,27 +114,28 @@ class Evaluator:
         own, rest = jaxprs.partition(flat, is_first)
         distinct = {id(x): x for x in rest}  # values may share one
         more = list(distinct.values())
+        types = list(map(jax.typeof, [*own, *more]))
 
-        def run(jaxpr: Jaxpr, args: Sequence[Array]) -> list[Held]:
+        def run(jaxpr: Jaxpr, *args: Array) -> list[Held]:
             of_own, inside = iter(args[: len(own)]), dict(zip(distinct, args[len(own) :], strict=True))
             places = zip(is_first, flat, strict=True)
             inputs = jax.tree.unflatten(tree, [next(of_own) if flag else inside[id(x)] for flag, x in places])
             inputs = [x if isinstance(x, self.enters) else self.known(x) for x in inputs]
             return self.evaluate(_compat.closed(jaxpr), inputs)
 
-        kinds: list[Held | None] = []
+        traced = [_Traced(self, functools.partial(run, body.jaxpr), types) for body in bodies]
+        kinds = [self.common(outs) for outs in zip(*(of.outs for of in traced), strict=True)]
         passed: list[list[int | None]] = []  # for each array of a result, the operand that it is in every branch
 
-        def trial(*args: Array) -> list[Array]:
-            for outs in zip(*(run(body.jaxpr, args) for body in bodies), strict=True):
-                kind = self.common(outs)
+        def look(*args: Array) -> list[Array]:
+            for outs, kind in zip(zip(*(of.run(args) for of in traced), strict=True), kinds, strict=True):
                 held = [] if kind is None else [jax.tree.leaves(self.like(x, kind)) for x in outs]
-                kinds.append(kind)
                 passed.append([_place(of, args) for of in zip(*held, strict=True)] if held else [None])
             return []
 
-        jax.make_jaxpr(trial)(*map(jax.typeof, [*own, *more]))
-        results = entry.rebuild(eqn, [*given[:first], *own], _Entered(self, run, kinds, passed, more))
+        jax.make_jaxpr(look)(*types)
+        of_bodies = {id(_compat.opened(body.jaxpr)): of for body, of in zip(bodies, traced, strict=True)}
+        results = entry.rebuild(eqn, [*given[:first], *own], _Entered(self, of_bodies, kinds, passed, more))
         if results is None:
             return None
         made, outs = iter(results), list[Held]()
@@ -163,22 +165,44 @@ def _place(arrays: Sequence[Array], args: Sequence[Array]) -> int | None:
     return next((k for k, x in enumerate(args) if all(y is x for y in arrays)), None)
 
 
+class _Traced:
+    """A body that is traced once with held values: a second trace would double the time with each branch inside."""
+
+    def __init__(self, evaluator: Evaluator, f: Callable[..., list[Held]], types: Sequence[Any]) -> None:
+        self.evaluator = evaluator
+
+        def flat(*args: Array) -> list[Array]:
+            self.outs = f(*args)
+            held = [x if isinstance(x, evaluator.enters) else evaluator.array(x) for x in self.outs]
+            leaves, self.tree = jax.tree.flatten(held)
+            return leaves
+
+        self.jaxpr, self.eqn = jax.make_jaxpr(flat)(*types), evaluator.eqn
+
+    def run(self, args: Sequence[Array]) -> list[Held]:
+        """Return the results; those that are not held in the form that branches return are arrays."""
+        self.evaluator.eqn = self.eqn
+        outs = jax.tree.unflatten(self.tree, jaxprs.function(self.jaxpr)(*args))
+        return [x if isinstance(x, self.evaluator.enters) else self.evaluator.known(x) for x in outs]
+
+
 class _Entered(registry.Change):
     """Rebuilds branches or a checkpoint with held values as their arrays."""
 
     def __init__(
         self,
         evaluator: Evaluator,
-        run: Callable[[Any, Sequence[Array]], list[Held]],
+        bodies: Mapping[int, _Traced],
         kinds: Sequence[Held | None],
         passed: Sequence[list[int | None]],
         after: Sequence[Array],
     ) -> None:
-        self.evaluator, self.run, self.kinds, self.passed, self.after = evaluator, run, kinds, passed, after
+        self.evaluator, self.bodies, self.kinds, self.passed, self.after = evaluator, bodies, kinds, passed, after
 
     def body(self, jaxpr: Jaxpr, *args: Array) -> list[Array]:
         outs = []
-        for x, kind, passed in zip(self.run(jaxpr, args), self.kinds, self.passed, strict=True):
+        found = self.bodies[id(_compat.opened(jaxpr))].run(args)
+        for x, kind, passed in zip(found, self.kinds, self.passed, strict=True):
             held = self.evaluator.array(x) if kind is None else self.evaluator.like(x, kind)
             outs += [y for y, k in zip(jax.tree.leaves(held), passed, strict=True) if k is None]
         return outs

@@ -36,7 +36,7 @@ def innermost(b):
     return identity.bind(b.at[2].set(jnp.sin(b[1])))
 
 
-# Each puts a loop around a function of a buffer.
+# Each puts a loop, a branch or a checkpoint around a function of a buffer.
 
 
 def writes(g):
@@ -89,6 +89,18 @@ def exchanges(g):
     return lambda b: lax.fori_loop(0, 6, body, (b, b + 1))[0]
 
 
+def branches(g):
+    return lambda b: lax.cond(b[0, 0] > 0, lambda b: g(jnp.concatenate([b[1:], 2 * b[:1]])), lambda b: b, b)
+
+
+def checkpoints(g):
+    return jax.checkpoint(lambda b: g(jnp.concatenate([b[1:], 2 * b[:1]])))
+
+
+def in_loop(f: Callable[..., Any]) -> Callable[..., Any]:
+    return in_place(lambda b: lax.fori_loop(0, 6, lambda i, b: f(b), b))
+
+
 def of_gradient(f: Callable[..., Any]) -> Callable[..., Any]:
     return in_place(jax.grad(lambda b: f(b).sum()))
 
@@ -101,15 +113,16 @@ LOOPS = (writes, writes_slices, loops_over_slices, shifts, carries_twice)
 
 
 @pytest.mark.parametrize(
-    ("loop", "transform"),
+    ("nest", "transform"),
     [
         *((loop, in_place) for loop in (*LOOPS, writes_in_while, exchanges)),
         *((loop, transform) for loop in LOOPS for transform in (of_gradient, gradient_of)),
+        *((nest, in_loop) for nest in (branches, checkpoints)),
     ],
 )
-def test_a_loop_around_five_others_costs_as_many_traces_as_one_around_one(loop, transform):
+def test_one_around_five_others_costs_as_many_traces_as_one_around_one(nest, transform):
     def traces(depth):
-        nested = functools.reduce(lambda f, _: loop(f), range(depth), innermost)
+        nested = functools.reduce(lambda f, _: nest(f), range(depth), innermost)
         identity.times = 0
         jax.make_jaxpr(transform(nested))(ROWS)
         return identity.times
