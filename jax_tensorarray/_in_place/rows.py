@@ -40,7 +40,7 @@ class Address(NamedTuple):
     axis: int  #: the first axis along which it starts somewhere; those from `batch` on are taken as a whole
     sizes: tuple[int, ...]  #: the sizes of the axes from there to the last one along which it starts somewhere
     window: tuple[int, ...]  #: the sizes of a box along the last of these axes; it takes one row along the others
-    drops: bool  #: a box of which a start is out of range is left out; else the start is moved into range
+    drops: bool  #: True: leave out boxes that are out of range; False: move them into range
 
     @property
     def params(self) -> Params:

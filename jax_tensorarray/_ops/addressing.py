@@ -92,7 +92,9 @@ def rows(
         at, mode = _joined(op, names, found, sizes, shape, mask, mode), "drop"
     batch = buffer.shape[:axis]
     ones = (1,) * axis
-    at = _for_none(batch, names, found, sizes, shape, length, mask) if 0 in batch else at.reshape((*ones, *at.shape))
+    at = at.reshape((*ones, *at.shape))
+    if 0 in batch:
+        at = _index_of_empty_batch(batch, names, found, sizes, shape, length, mask)
     masks = [m.reshape((*ones, *m.shape)) for m in mask]
     of = {"lowering": lowering, "batch_dims": axis, "index_dims": len(parts), "window": _window(length)}
     params = row_params(names[0], mode, **of)
@@ -175,7 +177,7 @@ def _joined(
     return np.stack(rows, axis=-1)
 
 
-def _for_none(
+def _index_of_empty_batch(
     batch: tuple[int, ...],
     names: Sequence[str],
     found: Sequence[tuple[Any, str | None]],
@@ -184,7 +186,7 @@ def _for_none(
     length: int | None,
     mask: Sequence[Array],
 ) -> Any:
-    """Return the index for a batch of no buffers. It has no numbers, but a stray one is an error all the same.
+    """Return the index for a batch of no buffers. An empty batch must still raise for a bad index.
 
     So rows without elements are read, which raises, and what is read becomes the index.
     """

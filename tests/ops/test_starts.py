@@ -1,0 +1,86 @@
+"""Where boxes start, with all parameters of a row op that go together: kernels, slices and plain JAX against NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from library_in_numpy import library_in_numpy
+
+from jax_tensorarray import primitives
+from jax_tensorarray._ops.primitive import row_params
+
+DTYPES = [np.int8, np.uint8, np.int16, np.int32, np.uint32, np.int64, np.uint64]
+
+
+def random_case(rng):
+    """An op, its parameters, and its operands as numbers from -4 to 3."""
+    op = str(rng.choice(["read", "write", "swap", "add", "max"]))
+    batch, axes = rng.integers(1, 4, rng.integers(3)), int(rng.integers(1, 4))
+    sizes, elem = rng.integers(1, 6, axes), rng.integers(1, 3, rng.integers(2))
+    window = tuple(int(rng.integers(1, n + 1)) for n in sizes[axes - int(rng.integers(axes + 1)) :])
+    whole = bool(rng.random() < 0.5) or (axes > 1 and bool(window))
+    params = row_params(
+        f"ta_{op}",
+        str(rng.choice(["drop", "clip"])) if whole else "drop",
+        batch_dims=len(batch),
+        index_dims=axes,
+        window=window,
+        whole=whole,
+        reverse=bool(rng.random() < 0.4) and op not in ("read", "max"),
+    )
+    positions = [(), (1,), (3,), (2, 2)][rng.integers(4)]
+
+    def some_shared():
+        return [1 if rng.random() < 0.4 else n for n in batch]
+
+    dtype = rng.choice(DTYPES)
+    starts = [rng.integers(-2, size + 2, (*some_shared(), *positions)) for size in sizes]
+    starts = [np.broadcast_to(x, np.broadcast_shapes(*(x.shape for x in starts))) for x in starts]
+    index = (np.stack(starts, axis=-1) if axes > 1 else starts[0]).astype(dtype)  # of an unsigned one, some are large
+    value = [] if op == "read" else [rng.integers(-4, 4, (*batch, *positions, *window, *elem))]
+    where = [rng.random((*some_shared(), *positions)) < 0.7] * int(rng.integers(2))
+    return op, params, [rng.integers(-4, 4, (*batch, *sizes, *elem)), index, *value, *where]
+
+
+def run(cases, dtype, lowering, *, in_loop=False):
+    def f(operands):
+        found = []
+        for (op, params, _), (buffer, index, *rest) in zip(cases, operands, strict=True):
+            value = [x.astype(dtype) for x in rest[: op != "read"]]
+            primitive = getattr(primitives, f"ta_{op}_p")
+
+            def step(buffer, op=op, primitive=primitive, params=params, rest=(index, *value, *rest[op != "read" :])):
+                out = primitive.bind(buffer, *rest, **params | {"lowering": lowering})
+                new, old = (buffer, out) if op == "read" else out if op == "swap" else (out, ())
+                return new, old
+
+            if in_loop:
+                buffer, outs = lax.scan(lambda b, _, step=step: step(b), buffer.astype(dtype), length=1)
+                found.append((buffer, jax.tree.map(lambda x: x[0], outs)))
+            else:
+                found.append(step(buffer.astype(dtype)))
+        return found
+
+    return f
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_kernel_slices_and_plain_jax_do_what_numpy_does(seed):
+    """For packed integers plain JAX is run, and in loops slices, gathers and scatters."""
+    rng = np.random.default_rng(seed)
+    cases = [random_case(rng) for _ in range(16)]
+    operands = [xs for _, _, xs in cases]
+    wanted = library_in_numpy(run(cases, jnp.int32, "ffi"))(operands)
+    ways = {
+        "kernels": run(cases, jnp.int32, "ffi"),
+        "slices": run(cases, jnp.int32, "auto", in_loop=True),
+        "plain": run(cases, jnp.int4, "auto"),
+    }
+    for name, f in ways.items():
+        found = jax.jit(f)(operands)
+        for case, got, want in zip(cases, found, wanted, strict=True):
+            for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+                of = jnp.int4 if name == "plain" else jnp.int32  # sums of packed integers wrap earlier
+                want_of = np.asarray(jnp.asarray(y).astype(of).astype(jnp.int32))
+                np.testing.assert_array_equal(np.asarray(x.astype(jnp.int32)), want_of, err_msg=f"{name}: {case[:2]}")
