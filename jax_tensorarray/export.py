@@ -29,11 +29,11 @@ The other ops of `csrc/combine.h` are called like `add`.
 several lines, they are for the positions of the index in turn. If it begins with `>`, a CPU drops an index out of
 range, and a call of `raise` later in the same run raises the error.
 
-`batch_dims` (int64) is the number of batch axes. `index_dims` (int64, 1 unless it is there, and only in calls with
+`batch_dims` (int64) is the number of batch axes. `index_dims` (int64, 1 if it is absent, and only in calls with
 `strict`, `masked`, `sorted` and `reverse`) is the number of axes in the place of `T`: an index counts the rows of them
-all, the last axis fastest. The rest are bools:
-`strict` raises an error for an index out of range, `masked` says that `where` is there, `sorted` that `order` is
-(int32, on GPUs: the positions sorted by row), and `reverse` visits the positions last to first.
+all, the last axis fastest. The rest are bools: `strict` raises an error for an index out of range, `masked` says that
+there is a `where`, `sorted` that there is an `order` (int32, on GPUs: the positions sorted by row), and `reverse`
+visits the positions last to first.
 """
 
 from jax.export import DisabledSafetyCheck

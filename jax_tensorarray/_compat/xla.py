@@ -34,6 +34,6 @@ def barriers_hold(platform: str) -> bool:
 
 
 def small_loops_are_quadratic() -> bool:
-    """Return whether XLA for CPUs makes a whole buffer anew in every step of a small loop (jax#40101)."""
+    """Return whether XLA for CPUs copies a whole buffer in every step of a small loop (jax#40101)."""
     is_avoided = "xla_cpu_small_while_loop_byte_threshold=" in os.environ.get("XLA_FLAGS", "")
     return jaxlib.version.__version__ == "0.11.1" and not is_avoided

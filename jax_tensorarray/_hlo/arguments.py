@@ -25,7 +25,7 @@ _FEW = 0.5
 class ArgumentVersion(NamedTuple):
     """An argument, or a carry of a loop, after updates of `changed` bytes in all.
 
-    `moves` are the operations that have made all of it anew, and `updates` those of its rows. `stays` says that a
+    `moves` are the operations that have rewritten all of it, and `updates` those of its rows. `stays` says that a
     branch leaves it as it is.
     """
 
@@ -96,7 +96,7 @@ def _may_be_a_step(header: str, min_bytes: float) -> bool:
 
 
 class _Entry(Hlo):
-    """A compiled program, of which the entry computation is evaluated in versions of its arguments."""
+    """Evaluates the entry computation of a compiled program in versions of its arguments."""
 
     def copied(self, aliases: dict[int, int], donors: set[int], min_bytes: float) -> list[CopiedArgument]:
         parameters = {int(i.operands[0]): i for i in self.computations[self.entry].values() if i.opcode == "parameter"}

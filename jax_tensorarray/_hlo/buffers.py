@@ -1,4 +1,4 @@
-"""Find the operations in the loops of optimised HLO that make a carried buffer anew.
+"""Find the operations in the loops of optimised HLO that rewrite all of a carried buffer.
 
 A *buffer* is an array that a loop carries and that something in the loop reads or updates by rows. An array that a
 loop carries and computes as a whole, such as the state of a recurrent network, is not a buffer.
@@ -49,7 +49,7 @@ class Finding(NamedTuple):
 
 
 def findings(hlo: str) -> Iterator[Finding]:
-    """Yield the operations of loop bodies that make a buffer of their loop anew, or put it whole into another array."""
+    """Yield the operations of loop bodies that rewrite all of a buffer, or put it whole into another array."""
     return _Buffers(hlo).findings()
 
 

@@ -178,7 +178,7 @@ def _operands_end(line: str, start: int) -> int:
 def operations_in_loops(hlo: str) -> Iterator[Instruction]:
     """Yield every instruction that runs once an iteration of some loop; a fusion counts as one.
 
-    A fusion is yielded with the arrays that it makes anew, or as an update if it makes none.
+    A fusion is yielded with the new arrays that it makes, or as an update if it makes none.
     """
     program = Hlo(hlo)
     for name in program.reachable(program.loops):
