@@ -28,8 +28,11 @@ plain = SimpleNamespace(
 )
 ours = SimpleNamespace(**vars(shown.ours) | {"add": ta_add, "policy": checkpoint_policies.save_reads})
 
-#: The programs of the main job that are not about arrays that grow; the others follow.
-programs = {name: program for name, program in shown.programs.items() if name != "tensorarray"}
+programs = {}
+
+
+def of_main_job(*names):
+    programs.update({name: shown.programs[name] for name in names})
 
 
 def program(about):
@@ -38,6 +41,9 @@ def program(about):
         return loss
 
     return register
+
+
+of_main_job("write", "read_then_write")
 
 
 @program("a read before a write that does not depend on it")
@@ -111,6 +117,9 @@ def exchange(ops, x):
     return jnp.sum(shown.over_steps(body, x, x) ** 2)
 
 
+of_main_job("swap")
+
+
 @program("add to a row, read another")
 def add(ops, x):
     def body(b, ix):
@@ -127,6 +136,9 @@ def predicated(ops, x):
         return ops.write(b, i, jnp.sin(row) + ops.read(b, i // 2), where=row.reshape(-1)[0] > 0)
 
     return jnp.sum(shown.over_steps(body, jnp.ones_like(x), x) ** 2)
+
+
+of_main_job("branches")
 
 
 @program("cond that writes, with a read before it outside")
@@ -179,6 +191,9 @@ def closed_over_cond(ops, x):
     return jnp.sum(shown.over_steps(body, jnp.zeros_like(x[0]), x))
 
 
+of_main_job("closed_over_scan")
+
+
 @program("inner loop writes, outer loop reads")
 def inner_writes(ops, x):
     def body(c, ix):
@@ -209,3 +224,6 @@ def checkpointed(ops, x):
         return ops.write(b, i, jnp.tanh(ops.read(b, i // 2) + row))
 
     return jnp.sum(shown.over_steps(body, jnp.zeros_like(x), x) ** 2)
+
+
+of_main_job("issue_15906")
