@@ -14,7 +14,6 @@ from jax_tensorarray import _gates
 from jax_tensorarray._jaxprs.jaxprs import flagged
 from jax_tensorarray._loops.host import is_on_host, on_host, placed_as, ta_host_empty, ta_host_read, ta_host_write
 from jax_tensorarray._loops.part import ta_read_part, ta_write_part
-from jax_tensorarray._lowering.calls import TAPE
 from jax_tensorarray._ops.empty import empty_like
 from jax_tensorarray._ops.primitive import row_params, with_axis
 from jax_tensorarray._ops.read import ta_read_p
@@ -54,7 +53,7 @@ def make(tapes: Sequence[TapeType]) -> list[Array]:
     return [ta_host_empty(aval) if is_on_host(aval) else empty_like(aval) for aval in avals_of(tapes)]
 
 
-_PARAMS = row_params(TAPE, "drop")
+_PARAMS = row_params("tape", "drop", is_tape=True)
 
 
 def record(

@@ -102,9 +102,9 @@ FALLBACK = "jax_tensorarray.fallback"
 OPAQUE_ZERO = "jax_tensorarray.opaque_zero"
 
 
-#: The name under which a loop of this library reads and writes its tapes. Each step writes a row of a tape and never
+#: Attribute of a call whose buffer is the tape of a loop of this library. Each step writes a row of a tape and never
 #: reads it, or the other way round, and the number of the row is the number of the step.
-TAPE = "tape"
+TAPE = "jax_tensorarray.tape"
 
 
 #: Attribute of a call that holds the attributes of its kernel.

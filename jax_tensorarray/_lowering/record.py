@@ -124,7 +124,7 @@ def _is_never_out(op: Operation) -> bool:
     """Return whether there is nothing to check: no index or no example at all, or the number of a step."""
     index, _ = index_and_size(op)
     batch = op.operands[0].type.shape[: config(op).batch_dims or 0]
-    return 0 in (*batch, *index.type.shape) or config(op).op == TAPE
+    return 0 in (*batch, *index.type.shape) or TAPE in op.attributes
 
 
 def _set_checked(op: Operation) -> None:

@@ -116,7 +116,7 @@ class _Chooser:
         name = target(op).removeprefix(PREFIX)
         if target(op) == name or (name not in REWRITES and CALLS[name].combine is None):
             return None
-        is_tape = name in ("read", "write") and config(op).op == TAPE
+        is_tape = name in ("read", "write") and TAPE in op.attributes
         if not is_tape and (lowering_of(op, self.default) == "ffi" or self.platform is None):
             return None
         if name == "fence":

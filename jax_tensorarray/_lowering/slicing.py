@@ -40,6 +40,7 @@ from jax_tensorarray._lowering.calls import (
     IN_RANGE,
     LOWERING,
     PREFIX,
+    TAPE,
     UNORDERED,
     WINDOW,
     box_of,
@@ -100,7 +101,7 @@ class Rewriter:
             if choice is None:
                 if WINDOW in op.attributes and FALLBACK not in op.attributes:
                     flatten(op)
-                for name in (LOWERING, CHECKED, IN_RANGE, UNORDERED):
+                for name in (LOWERING, CHECKED, IN_RANGE, TAPE, UNORDERED):
                     if name in op.attributes:
                         del op.attributes[name]
                 continue

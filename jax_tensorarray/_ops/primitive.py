@@ -31,6 +31,7 @@ from jax_tensorarray import _compat, _kernels
 from jax_tensorarray._lowering.calls import (
     LOWERING,
     PREFIX,
+    TAPE,
     WHOLE,
     WINDOW,
     WITHOUT_KERNELS,
@@ -61,6 +62,7 @@ class Params(TypedDict):
     reverse: bool  #: walk the positions of the index last to first
     op: str  #: the public op that the user called, for messages
     lowering: str  #: "auto", "ffi" or "xla", see `_lowering.slices`
+    is_tape: bool  #: the buffer is a tape, see `_lowering.calls.TAPE`
 
 
 def row_params(
@@ -73,6 +75,7 @@ def row_params(
     window: tuple[int, ...] = (),
     whole: bool = False,
     reverse: bool = False,
+    is_tape: bool = False,
 ) -> Params:
     """Return the parameters that the public op `op` binds a primitive with."""
     return {
@@ -84,6 +87,7 @@ def row_params(
         "reverse": reverse,
         "op": op,
         "lowering": lowering,
+        "is_tape": is_tape,
     }
 
 
@@ -564,6 +568,8 @@ class RowKernel:
         call = operation(call.owner)
         if params["lowering"] != "auto":
             call.attributes[LOWERING] = mlir.ir.StringAttr.get(params["lowering"])
+        if params["is_tape"]:
+            call.attributes[TAPE] = mlir.ir.UnitAttr.get()
         if not is_flat:
             call.attributes[WINDOW] = mlir.dense_int_array(window)
             if params["whole"]:

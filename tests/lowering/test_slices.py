@@ -240,7 +240,7 @@ def test_many_rows_are_updated_by_one_scatter(op, shape):
             i, p, v = x
             i = jnp.stack(jnp.divmod(i, shape[1]), axis=-1) if len(shape) > len(elem) + 1 else i
             params = {"mode": "drop", "index_dims": len(shape) - len(elem), "batch_dims": len(batch)}
-            params |= {"window": (), "whole": False, "op": op, "lowering": "auto"}
+            params |= {"window": (), "whole": False, "op": op, "lowering": "auto", "is_tape": False}
             primitive = getattr(jt.primitives, f"ta_{op}_p")
             b = primitive.bind(b, i, v, reverse=False, **params)
             return primitive.bind(b, i, v, p, reverse=True, **params), None
@@ -280,7 +280,7 @@ def test_windows_of_rows_are_slices_or_one_gather_and_one_scatter(starts, batch,
     buffer = rng.standard_normal((*batch, *shape)).astype(np.float32)
     values = rng.standard_normal((T, *batch, starts, length, 2)).astype(np.float32)
     params = {"mode": "drop", "index_dims": 2, "batch_dims": len(batch), "window": (length,), "op": "windows"}
-    params |= {"lowering": "auto", "reverse": False, "whole": True}
+    params |= {"lowering": "auto", "reverse": False, "whole": True, "is_tape": False}
 
     def steps(buffer):
         def step(b, x):
