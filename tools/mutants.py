@@ -82,10 +82,10 @@ MUTANTS = {
         (
             (
                 "_jaxprs/registry.py",
-                "        has_ct = [not _is_zero(ct) for ct in cts]\n",
-                "        has_ct = [not _is_zero(ct) for ct in cts]\n"
+                "        has_ct = [not is_any_zero(ct) for ct in cts]\n",
+                "        has_ct = [not is_any_zero(ct) for ct in cts]\n"
                 "        for ct, v in zip(cts, eqn.outvars):\n"
-                "            assert _is_zero(ct) or ct.dtype == v.aval.dtype\n",
+                "            assert is_any_zero(ct) or ct.dtype == v.aval.dtype\n",
             ),
         ),
         ("plain", "ops"),
