@@ -1,4 +1,7 @@
-"""Proof that a loop works in place: no operation on a whole buffer in its HLO, or time that grows linearly."""
+"""Proof that a loop works in place: its HLO, the memory that XLA reserves, or time that grows linearly.
+
+A reader of HLO may overlook an operation. The size of XLA's temporaries is a second judge, which is not ours.
+"""
 
 import time
 
@@ -12,9 +15,20 @@ def compiled(f, *args):
 
 
 def assert_in_place(f, args_of, length=2000):
-    """No loop of `f(*args_of(length))` makes anything anew that is as large as its first argument."""
+    """No loop of `f(*args_of(length))` makes anything that is as large as its first argument."""
     args = args_of(length)
-    assert_no_whole_buffer_copy(compiled(f, *args), args[0])
+    program = compiled(f, *args)
+    assert_no_whole_buffer_copy(program, args[0])
+    assert_linear_memory(program, compiled(f, *args_of(4 * length)))
+
+
+def assert_linear_memory(short, long, slack=1.25):
+    """Of a program of four times the steps, XLA's temporaries are at most four times as large.
+
+    With a buffer for every step they would be sixteen times as large.
+    """
+    few, many = (program.memory_analysis().temp_size_in_bytes for program in (short, long))
+    assert many <= 4 * slack * few + 4096, f"4 times the steps need {many} bytes of memory, and not {few}"
 
 
 def assert_no_whole_buffer_operation(hlo, num_bytes):
@@ -27,7 +41,11 @@ def assert_no_whole_buffer_operation(hlo, num_bytes):
 
 def assert_no_whole_buffer_copy(program, buffer):
     """The same of a compiled program and an array as large as `buffer`."""
-    assert_no_whole_buffer_operation(program.as_text(), buffer.size * buffer.dtype.itemsize)
+    num_bytes = buffer.size * buffer.dtype.itemsize
+    assert_no_whole_buffer_operation(program.as_text(), num_bytes)
+    reserved = program.memory_analysis().temp_size_in_bytes
+    most = max(8, max(buffer.shape) // 2) * num_bytes  # half of what a buffer for every step would take
+    assert reserved < most, f"{reserved} bytes of temporaries beside a buffer of {num_bytes}"
 
 
 def assert_linear_time(short, long, args_of, length, limit=6.0, attempts=12):
