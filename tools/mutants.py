@@ -57,6 +57,9 @@ MUTANTS = {
         ("plain:value", "ops:jit"),
         "",
     ),
+    "a box that is out of range is moved into range": Mutant(
+        (("_in_place/rows.py", '"drop" if self.drops else "clip"', '"clip"'),), ("plain",)
+    ),
     "loops that choose, and checkpoints, are a custom_jvp of JAX": Mutant(
         (
             (
