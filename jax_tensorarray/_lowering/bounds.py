@@ -104,8 +104,8 @@ def _simplified(value: Value, bounds: "BoundsOf") -> Value:
     if name == "slice" and (piece := _joined_piece(op)) is not None:
         return _simplified(piece, bounds)
     if name == "clamp":
-        (least, _), found, (_, most) = (bounds(x) or (1, 0) for x in op.operands)
-        if least <= found[0] <= found[1] <= most and constant(op.operands[0]) is not None:
+        lower, found, upper = map(bounds, op.operands)
+        if lower and found and upper and lower[1] <= found[0] and found[1] <= upper[0]:  # whatever the limits are
             return _simplified(op.operands[1], bounds)
     if name not in _KEEPING:
         return value
@@ -121,6 +121,8 @@ def _simplified(value: Value, bounds: "BoundsOf") -> Value:
 
 def _joined_piece(op: Operation) -> Value | None:
     """Return the array that a slice takes out of several that have been concatenated, if it is one of them."""
+    if set(ir.DenseI64ArrayAttr(op.attributes["strides"])) - {1}:
+        return None  # its parts may be of several
     joined = operands_of(op.operands[0], "concatenate")
     axis = operation(op.operands[0].owner).attributes["dimension"].value if joined else 0
     first = list(ir.DenseI64ArrayAttr(op.attributes["start_indices"]))[axis] if joined else 0

@@ -19,6 +19,8 @@ from jax_tensorarray._lowering.mlir import callers_of, walk
 #: Data, so that nothing is known of it: as many numbers as a loop has steps at most, some of them large.
 DATA = np.array([3, 0, -2, 7, 2**31 - 1, 1, -(2**31)], np.int32)
 
+int32 = jnp.int32
+
 # --- expressions: k is the number of a step, c what the loop carries, x a number of the data -------------------
 
 LEAVES = st.sampled_from([("k",), ("c",), ("x",), ("c",), ("k",)]) | st.tuples(st.just("number"), st.integers(-3, 6))
@@ -29,7 +31,7 @@ PAIRS = ["add", "subtract", "multiply", "maximum", "minimum", "floor_divide", "r
 def larger(inner):
     pairs = st.tuples(st.sampled_from(PAIRS), inner, inner)
     dtypes = st.sampled_from(["int8", "uint8", "int16", "uint32", "int64", "bool"])
-    others = st.tuples(st.sampled_from(["jit", "joined", "sign", "up", "down", "switch"]), inner)
+    others = st.tuples(st.sampled_from(["jit", "joined", "strided", "sign", "up", "down", "switch"]), inner)
     clamped = st.tuples(st.just("clamp"), inner, inner, inner)
     return pairs | pairs | st.tuples(st.just("as"), dtypes, inner) | others | clamped
 
@@ -53,6 +55,10 @@ def value(xp, e, k, c, x):
         return first + xp.int32(1) if xp is np else one_more(first)
     if kind == "joined":
         return xp.concatenate([xp.stack([first, k])[::-1], xp.arange(3, dtype=xp.int32)])[xp.abs(x % 5)]
+    if kind == "strided":  # the first part of what is joined would fit
+        parts = xp.arange(2, dtype=xp.int32), xp.stack([first, k])
+        joined = xp.concatenate(parts)
+        return (joined[::2] if xp is np else lax.slice(joined, (0,), (4,), (2,)))[xp.abs(x % 2)]
     if kind == "clamp":  # XLA's upper bound is the stronger one
         return (
             np.minimum(np.maximum(first, others[0]), others[1]) if xp is np else lax.clamp(others[0], first, others[1])
@@ -107,7 +113,7 @@ def in_numpy(p):
 
 def in_jax(p, read, read_behind, read_again):
     """The sum of what these give of them, the last of the first of each step after a scan."""
-    int32, data = jnp.int32, jnp.asarray(DATA)
+    data = jnp.asarray(DATA)
 
     def body(c, total, k, x):
         index, behind = (value(jnp, e, k, c, x) for e in (p.index, p.behind))
@@ -171,25 +177,52 @@ def test_bounds_hold_whatever_an_index_is(loop, data, one_function):
 
 @pytest.mark.parametrize("loop", LOOPS)
 @settings(max_examples=settings().max_examples // 2)
-@given(data=st.data(), near=st.sampled_from([(0, 0), (0, -1), (-1, 0), (1, 0)]))
-def test_an_index_out_of_range_is_found_whatever_it_is(loop, data, near):
-    """`near` says how many rows more or less there are than are read, at the beginning and at the end."""
+@given(data=st.data(), near=st.sampled_from([(0, 0), (0, -1), (-1, 0), (1, 0)]), is_wide=st.booleans())
+def test_an_index_out_of_range_is_found_whatever_it_is(loop, data, near, is_wide):
+    """`near` says how many rows more or less there are than are read, at the beginning and at the end.
+
+    Unless an index is made of another dtype first, the pass also writes it by fewer operations.
+    """
     p = data.draw(programs(loop))
     want = in_numpy(p)
     size = min(max(max(want, default=0) - min(want, default=0) + 1 + sum(near), 1), 40)
     shift = near[0] - min(want, default=0)
 
+    if not is_wide:
+        shift = int(np.clip(shift, -(2**31), 2**31 - 1))
+    moved = [i + shift for i in want] if is_wide else [(i + shift + 2**31) % 2**32 - 2**31 for i in want]
+
     def read(index):
-        return ta_read(jnp.arange(float(size)), index.astype(jnp.int64) + shift)
+        return ta_read(jnp.arange(float(size)), index.astype(jnp.int64) + shift if is_wide else index + shift)
 
     f = jit(lambda: in_jax(p, read, read, read))
-    if strays := [i + shift for i in want if not 0 <= i + shift < size]:
+    if strays := [i for i in moved if not 0 <= i < size]:
         text = f"ta_read: index {strays[0]} is out of range for a TensorArray of size {size}"
         with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match=text):
             jax.block_until_ready(f())
     else:
-        twice = want[::2] if p.loop in ("scan", "reverse") else []
-        assert f() == sum(i + shift for i in [*want, *twice])
+        assert f() == sum(moved) + (sum(moved[::2]) if p.loop in ("scan", "reverse") else 0)
+
+
+TWO = np.zeros(2, np.int32)
+
+
+def simplified(write):
+    """The sum of the rows 0 to 9 that are read at `write(j)` in the steps 0 to 9."""
+    return lambda: lax.fori_loop(int32(0), int32(10), lambda j, x: x + ta_read(jnp.arange(10.0), write(j)).sum(), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("write", "want"),
+    [
+        (lambda j: lax.clamp(int32(0), int32(7), j), 42),  # the upper limit is what varies
+        (lambda j: lax.clamp(j, int32(7), int32(9)), 73),  # the lower one
+        (lambda j: lax.clamp(int32(0), j, int32(9)), 45),
+        (lambda j: lax.slice(jnp.concatenate([jnp.arange(2, dtype=int32), j + TWO]), (0,), (4,), (2,)), 45),
+    ],
+)
+def test_an_index_that_is_written_by_fewer_operations_is_the_same(write, want):
+    assert jit(simplified(write))() == want
 
 
 # --- what needs no check ---------------------------------------------------------------------------------------
