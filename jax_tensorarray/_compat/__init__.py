@@ -1,6 +1,7 @@
 """Every use of JAX's private API and every branch on its version, each with its reason.
 
-Each function says what happens where the private name is missing: results never depend on it, only speed does.
+Each function says what happens where the private name is missing. Mostly a program is slower, or an error is not
+found.
 """
 
 import jax  # before jaxlib, which else logs whatever XLA does

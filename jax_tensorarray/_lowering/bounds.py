@@ -88,7 +88,7 @@ def _starts_and_places(op: Operation, index: Value) -> Iterable[tuple[Value, int
 
 
 def _is_in_range(bounds: Bounds | None, places: int | None) -> bool:
-    return bounds is not None and places is not None and bounds[0] >= 0 and bounds[1] < places
+    return bounds is not None and places is not None and 0 <= bounds[0] <= bounds[1] < places
 
 
 def _simplified(value: Value, bounds: "BoundsOf") -> Value:
