@@ -63,11 +63,20 @@ def read_of_the_version_before(as_advised, x):
     return lax.scan(body, (jnp.ones_like(x), 0.0), rows_of(x))[0][1]
 
 
-def read_and_write(read, write, x):
+def read_beside_write(x):
     def body(c, i):
         b, total = c
-        seen = read(b, (i * 7) % len(x))
-        return (write(b, i, jnp.sin(x[i])), total + jnp.sum(seen)), None
+        seen = b[(i * 7) % len(x)]
+        return (b.at[i].set(jnp.sin(x[i])), total + jnp.sum(seen)), None
+
+    return lax.scan(body, (jnp.ones_like(x), 0.0), rows_of(x))[0][1]
+
+
+def read_beside_write_by_ops(x):
+    def body(c, i):
+        b, total = c
+        seen = ta_read(b, (i * 7) % len(x))
+        return (ta_write(b, i, jnp.sin(x[i])), total + jnp.sum(seen)), None
 
     return lax.scan(body, (jnp.ones_like(x), 0.0), rows_of(x))[0][1]
 
@@ -317,7 +326,6 @@ def gradients(found, advised):
 
 
 READ, WRITE = "ops.read(", "ops.write("
-AS_ADVISED = functools.partial(read_and_write, ta_read, ta_write)
 ANEW = frozenset({"anew"})
 exchange = exchanged_buffers, buffers_by_the_number_of_the_step
 undo = functools.partial(jta.scan, residuals="undo")
@@ -326,7 +334,7 @@ ADVICE = {
     ("gradient", "a recurrence"): Advice(*gradients(*with_ops(recurrence)), WRITE),
     ("gradient", "columns"): Advice(*gradients(*both(columns)), ".at[:, i].set"),
     ("gradient", "elements"): Advice(*gradients(*both(elements)), ".at[i, k].set"),
-    ("beside", "a read"): Advice(functools.partial(read_and_write, plain.read, plain.write), AS_ADVISED, "write(b, i"),
+    ("beside", "a read"): Advice(read_beside_write, read_beside_write_by_ops, ".at[i].set"),
     ("ours", "a read of the version before"): Advice(*both(read_of_the_version_before), "ta_write(b, i"),
     ("select", "a where"): Advice(*gradients(select_of_buffers, write_where), ".at[i].set"),
     ("select", "a where of a write"): Advice(*gradients(*both(where_of_a_write)), ".at[i].set"),
