@@ -95,7 +95,8 @@ class InNumPy:
 
     def arithmetic(self, kind: str, a: Jet, b: Jet) -> Jet:
         if kind == "vjp narrow":
-            return chain(a, a.x.astype(np.float32).astype(np.float64), 2.0, 0.0)._replace(e=a.e)  # as of those below
+            single = each(lambda x: x.astype(np.float32).astype(np.float64), a)
+            return chain(a, single.x, 2.0, 0.0)._replace(e=single.e)  # as of those below
         kind = rules_of(kind)
         if kind == "mul":
             return halved(times(a, b))
