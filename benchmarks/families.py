@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 
 from benchmarks.harm.program import VARIANTS
-from benchmarks.wild.measure import _seconds
+from benchmarks.wild.measure import seconds_of
 from jax_tensorarray._in_place import layouts, refs, registers, repair, stacks, sums, twins, views
 from jax_tensorarray._jaxprs import foreign
 from jax_tensorarray.inspect import watch
@@ -25,10 +25,7 @@ from jax_tensorarray.inspect import watch
 #: Programs of public libraries, of public reports, and of the pages.
 PUBLIC = ("wild", "reported", "examples")
 
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks/results/families.json"
-PAGE = ROOT / "docs/rules.md"
-BEGIN, END = "<!-- python -m benchmarks.families: begin -->", "<!-- end -->"
+RESULTS = Path(__file__).parent / "results/families.json"
 
 #: A program loses without a family if it takes so many times as long, or so many times the temporaries.
 LOSS = 1.5
@@ -114,7 +111,7 @@ def compared(case: Case, family: str) -> dict[str, Any]:
     with without(family):
         other, _, more = compiled(case)
     same = _instructions(program) == _instructions(other)
-    took = [1.0, 1.0] if same else _seconds([program, other], args, 0.5)
+    took = [1.0, 1.0] if same else seconds_of([program, other], args, 0.5)
     return {
         "operations": [len(copies), len(more)],
         "bytes": [sum(c.num_bytes for c in copies), sum(c.num_bytes for c in more)],
@@ -152,20 +149,13 @@ def table(families: dict[str, dict[str, dict[str, Any]]]) -> str:
     return "\n".join(lines)
 
 
-def behind(program: str) -> list[str]:
-    """The families without which a program loses."""
-    stored = json.loads(RESULTS.read_text())["families"]
-    names = [f"{program}, {variant}" for variant in ("forward", "grad(in_place)")]
-    return [family for family, found in stored.items() if any(name in found and loses(found[name]) for name in names)]
-
-
 def main() -> None:
-    """Compare, and print a line for each program that a family changes."""
+    """Compare, print a line for each program that a family changes, and then the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.families", description=__doc__)
     parser.add_argument("--programs", nargs="+", default=PUBLIC, metavar="FAMILY", help="of the programs")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="programs with this in their names")
     parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
-    parser.add_argument("--save", action="store_true", help="write what was found into the documentation")
+    parser.add_argument("--save", action="store_true", help=f"keep what is found, in {RESULTS.name}")
     options = parser.parse_args()
     stored = json.loads(RESULTS.read_text())["families"] if RESULTS.exists() else {}
     results: dict[str, dict[str, Any]] = {family: stored.get(family, {}) for family in FAMILIES}
@@ -184,9 +174,7 @@ def main() -> None:
         jax.clear_caches()
         if options.save:
             RESULTS.write_text(json.dumps({"jax": jax.__version__, "families": results}, indent=1) + "\n")
-            page = PAGE.read_text()
-            before, after = page[: page.index(BEGIN)], page[page.index(END, page.index(BEGIN)) :]
-            PAGE.write_text(f"{before}{BEGIN}\n\n{table(results)}\n\n{after}")
+    print(table(results))
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ def found(f: Callable[..., Any], args: Sequence[Any], size: int, seconds: float)
     with watch() as repaired:
         after = jax.jit(in_place(lambda *args: f(*args))).lower(*args).compile()
     copies = as_is.copies
-    took = _seconds([before, after], args, seconds)
+    took = seconds_of([before, after], args, seconds)
     return Found(
         size=size,
         copies=len(copies),
@@ -96,7 +96,7 @@ def found(f: Callable[..., Any], args: Sequence[Any], size: int, seconds: float)
     )
 
 
-def _seconds(functions: Sequence[Callable[..., Any]], args: Sequence[Any], limit: float) -> list[float]:
+def seconds_of(functions: Sequence[Callable[..., Any]], args: Sequence[Any], limit: float) -> list[float]:
     """The shortest of some runs of each function, in turn."""
     took: list[list[float]] = [[] for _ in functions]
     for f in functions:

@@ -23,13 +23,20 @@ def checked_as(primitive: Primitive, run: Callable[..., Any]) -> None:
     rules, check = private
 
     def rule(*args: Any, **params: Any) -> Any:
-        # Before the operands come the error and what is enabled, and since 0.11 the numbers of errors before these.
-        first = 1 + next(k for k, x in enumerate(args) if isinstance(x, frozenset))
-        *numbers, error, enabled = args[:first]
-        jaxpr = jax.make_jaxpr(functools.partial(run, **params))(*map(jax.typeof, args[first:]))
-        return check(*numbers, jaxpr, enabled, error, *args[first:])
+        (*numbers, error, enabled), operands = _split(args)
+        jaxpr = jax.make_jaxpr(functools.partial(run, **params))(*map(jax.typeof, operands))
+        return check(*numbers, jaxpr, enabled, error, *operands)
 
     rules[primitive] = rule
+
+
+def _split(args: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Split the arguments of a rule: the operands come after the error and what is enabled.
+
+    Since jax 0.11 the numbers of errors come before these.
+    """
+    first = 1 + next(k for k, x in enumerate(args) if isinstance(x, frozenset))
+    return args[:first], args[first:]
 
 
 def checked_besides(
@@ -48,8 +55,7 @@ def checked_besides(
     rules, check = private
 
     def rule(*args: Any, **params: Any) -> Any:
-        first = 1 + next(k for k, x in enumerate(args) if isinstance(x, frozenset))
-        (*numbers, error, enabled), operands = args[:first], args[first:]
+        (*numbers, error, enabled), operands = _split(args)
         run = functools.partial(checks, enabled, **params)
         jaxpr = jax.make_jaxpr(lambda *operands: run(*operands))(*map(jax.typeof, operands))
         error, _ = check(*numbers, jaxpr, enabled, error, *operands)

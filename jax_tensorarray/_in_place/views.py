@@ -40,7 +40,7 @@ def viewed(jaxpr: Jaxpr) -> set[Any]:
         elif (inner := registry.inlined(eqn)) is not None:
             of_inner = viewed(inner)
             among = [v for v, own in zip(eqn.invars, _compat.opened(inner).invars, strict=True) if own in of_inner]
-        elif name in ELEMENTWISE | LAYOUT and eqn.outvars[0] in found:
+        elif (name in ELEMENTWISE or name in LAYOUT) and eqn.outvars[0] in found:
             among = eqn.invars
         else:
             continue
