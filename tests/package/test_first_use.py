@@ -32,8 +32,11 @@ def tables():
 def different(before, after):
     '''What is another object than before, or is new without being of this library.'''
     is_ours = lambda key: str(key).startswith("ta_") or getattr(key, "__module__", "").startswith("jax_tensorarray")
+    # Kernels for GPUs wait in a list for the first GPU, which is the first of its kind here.
+    are_kernels = lambda x: isinstance(x, list) and all(str(target[0]).startswith("jax_tensorarray_") for target in x)
     known = {key[0] for key in before}
-    new = {key for key in after if key not in before and key[0] in known and len(key) > 2 and not is_ours(key[2])}
+    new = {key for key in after if key not in before and key[0] in known and len(key) > 2}
+    new = {key for key in new if not is_ours(key[2]) and not are_kernels(after[key])}
     return new | {key for key in before if after.get(key) is not before[key]}
 """
 
