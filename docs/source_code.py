@@ -1,8 +1,8 @@
-"""A page can show code of the repository, which is then written once: `<!-- code: csrc/rows.h -->`.
+"""A page can show code of the repository, `python docs/source_code.py` puts it there, and a test says if it is old.
 
-After a comma comes the part that is shown: the title of a section, which is a comment such as `# --- lowering ---`, or
-how the first line of a function or a table begins. Links to files of the repository, which are not a part of the site,
-become their names.
+A page asks by a comment, such as `<!-- code: csrc/rows.h -->`. After a comma comes the part that is shown: the title of
+a section, which is a comment such as `# --- lowering ---`, or how the first line of a function or a table begins. Links
+to files of the repository, which are not a part of the site, become their names there.
 """
 
 import re
@@ -14,8 +14,10 @@ TEMPLATE = ROOT / "jax_tensorarray" / "template" / "project"
 
 _LANGUAGES = {"py": "python", "h": "cpp", "cc": "cpp", "cu": "cpp", "txt": "cmake", "toml": "toml", "yml": "yaml"}
 
-#: What a page asks for: a file, and maybe a part of it.
-ASKED = re.compile(r"^<!-- code: ([^,\s]+)(?:, (.+))? -->$", re.MULTILINE)
+_END = "<!-- end of code -->"
+
+#: What a page asks for, a file and maybe a part of it, and what it shows.
+ASKED = re.compile(rf"^<!-- code: ([^,\s]+)(?:, ([^\n]+))? -->$(?:\n```.*?^```\n{_END}$)?", re.MULTILINE | re.DOTALL)
 
 #: A link to a file outside of this folder.
 LINK = re.compile(r"\[`?([^\]`]+)`?\]\(\.\./([^)#]+)\)")
@@ -39,13 +41,24 @@ def part(code: str, title: str) -> str:
     return block.group().strip("\n")
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Put the code where pages ask for it; MkDocs calls this for every page."""
+def with_code(markdown: str) -> str:
+    """Return a page with the code that it asks for, in place of what it shows now."""
 
     def shown(match: re.Match[str]) -> str:
         file, title = ROOT / match.group(1), match.group(2)
         code = file.read_text().strip("\n") if title is None else part(file.read_text(), title)
         name = file.relative_to(TEMPLATE if TEMPLATE in file.parents else ROOT)
-        return f'```{_LANGUAGES[file.suffix[1:]]} title="{name}"\n{code}\n```'
+        asked = match.group().split("\n", 1)[0]
+        return f'{asked}\n```{_LANGUAGES[file.suffix[1:]]} title="{name}"\n{code}\n```\n{_END}'
 
-    return LINK.sub(r"`\1`", ASKED.sub(shown, markdown))
+    return ASKED.sub(shown, markdown)
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Make names of links to files that are not a part of the site; MkDocs calls this for every page."""
+    return LINK.sub(r"`\1`", markdown)
+
+
+if __name__ == "__main__":
+    for page in sorted(Path(__file__).parent.glob("*.md")):
+        page.write_text(with_code(page.read_text()))

@@ -38,7 +38,7 @@ def write(folder: Path, name: str) -> list[Path]:
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(renamed((PROJECT / source).read_text(), name))
         written.append(path)
-    return written
+    return sorted(written)
 
 
 def files() -> list[Path]:

@@ -43,7 +43,7 @@ def test_the_name_is_everywhere_and_that_of_the_template_nowhere(tmp_path):
     project = tomllib.loads((tmp_path / "pyproject.toml").read_text())
     assert project["project"]["name"] == "q8-gather2-x"
     assert project["tool"]["scikit-build"]["wheel"]["packages"] == [NAME]
-    assert f'targets["{NAME}_update"]' in (tmp_path / "csrc" / "module.h").read_text()
+    assert f'{{"{NAME}_update", update}}' in (tmp_path / "csrc" / "handlers.h").read_text()
     assert "set(Q8_GATHER2_X_CUDA AUTO" in (tmp_path / "CMakeLists.txt").read_text()
 
 
@@ -57,7 +57,7 @@ def test_the_code_compiles_and_needs_nothing_but_jax(tmp_path):
     for path in tmp_path.rglob("*.py"):
         code = path.read_text()
         compile(code, path, "exec")
-        assert imported(code) <= {NAME, "jax", "jaxlib", "numpy", "pytest"} | sys.stdlib_module_names, path
+        assert imported(code) <= {NAME, "helpers", "jax", "jaxlib", "numpy", "pytest"} | sys.stdlib_module_names, path
         assert "jax._src" not in code, path
 
 

@@ -3,11 +3,7 @@
 
 #include <cstdint>
 
-#ifdef __CUDACC__
-#define HOST_DEVICE __host__ __device__
-#else
-#define HOST_DEVICE
-#endif
+#include "threads.h"
 
 namespace kernels {
 
@@ -16,17 +12,20 @@ namespace kernels {
 template <class T>
 struct Update {
   int64_t batch, size, row;
-  const int32_t* index;
-  const T* value;
-  const T* scale;
-  T* buffer;
-  T* old;
+  const int32_t* index = nullptr;
+  const T* value = nullptr;
+  const T* scale = nullptr;
+  T* buffer = nullptr;
+  T* old = nullptr;
 
   // The row that batch element b addresses; null if its index is out of range.
   HOST_DEVICE T* target(int64_t b) const {
     int64_t i = index[b];
     return i >= 0 && i < size ? buffer + (b * size + i) * row : nullptr;
   }
+
+  // How many elements are updated, for the number of threads.
+  int64_t elements() const { return batch * row; }
 
   // Element k of that row.
   HOST_DEVICE void element(T* target, int64_t b, int64_t k) const {
@@ -44,13 +43,5 @@ struct Update {
     }
   }
 };
-
-// How many threads are launched, in blocks. At least one block: a CUDA graph must not be empty.
-constexpr int64_t kThreads = 256, kMostBlocks = 1 << 16;
-
-inline int64_t blocks_for(int64_t elements) {
-  int64_t blocks = (elements + kThreads - 1) / kThreads;
-  return blocks < 1 ? 1 : blocks > kMostBlocks ? kMostBlocks : blocks;
-}
 
 }  // namespace kernels

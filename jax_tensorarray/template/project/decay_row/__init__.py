@@ -1,4 +1,4 @@
-"""A JAX primitive that updates one row of a buffer in place, with kernels for CPU and CUDA."""
+"""JAX primitives with kernels for CPU and CUDA: one updates a row of a buffer in place, one reduces all rows."""
 
 from pkgutil import extend_path
 
@@ -9,6 +9,8 @@ from decay_row import _ffi
 
 _ffi.load()
 
+from decay_row._ffi import disabled_checks  # noqa: E402
+from decay_row._logsumexp import logsumexp_rows, logsumexp_rows_p  # noqa: E402
 from decay_row._op import decay_row, decay_row_p  # noqa: E402
 
-__all__ = ["decay_row", "decay_row_p"]
+__all__ = ["decay_row", "decay_row_p", "disabled_checks", "logsumexp_rows", "logsumexp_rows_p"]

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import jax
 import jaxlib.version
+from jax import export
 
-#: The name of the handlers in a lowered program. It is global in the process, so it begins with the package's name.
-TARGET = "decay_row_update"
+#: The names of the kernels in a lowered program. They are global in the process, so they begin with the package's name.
+targets: list[str] = []
 
 #: The platforms that have a kernel, as lowering rules name them.
 platforms: list[str] = []
@@ -42,4 +43,11 @@ def load() -> None:
         check_abi(module.ffi_api_version, ffi_api_version(jax.ffi.include_dir()))
         for target, handler in module.registrations().items():
             jax.ffi.register_ffi_target(target, handler, platform=platform)
+            if target not in targets:
+                targets.append(target)
         platforms.append(platform.lower())
+
+
+def disabled_checks() -> list[export.DisabledSafetyCheck]:
+    """Return the checks that `jax.export.export` has to skip: it knows no kernels but those of JAX."""
+    return [export.DisabledSafetyCheck.custom_call(target) for target in targets]

@@ -2,22 +2,21 @@
 
 import functools
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir, xla
+from jax.interpreters import ad
 from jax.sharding import PartitionSpec
 
-from decay_row import _ffi
-from decay_row._compat import varying_alike
+from decay_row._primitive import bind, register, spec_of
 
 # --- public function -------------------------------------------------------------------------------------------
 
 
-def decay_row(buffer: Any, index: Any, value: Any, scale: Any) -> tuple[jax.Array, jax.Array]:
+def decay_row(buffer: Any, index: Any, value: Any, scale: Any, *, where: Any = True) -> tuple[jax.Array, jax.Array]:
     """Decay a row and add to it: `buffer[index], old = scale * buffer[index] + value, buffer[index]`.
 
     In a loop that carries the buffer, the buffer is updated in place, and so is its cotangent under `jax.grad`.
@@ -27,6 +26,7 @@ def decay_row(buffer: Any, index: Any, value: Any, scale: Any) -> tuple[jax.Arra
         index: an integer. Outside of `[0, T)`, negative ones included, nothing is updated and `old` is zero.
         value: broadcast to `row`.
         scale: a scalar.
+        where: a boolean. If it is False, nothing is updated and `old` is zero.
 
     Returns:
         The updated buffer, and the row that was there. Differentiable in `buffer`, `value` and `scale`.
@@ -34,27 +34,32 @@ def decay_row(buffer: Any, index: Any, value: Any, scale: Any) -> tuple[jax.Arra
     Raises:
         IndexError: a Python integer is out of range.
         TypeError: a dtype does not fit: no value is converted if that loses precision.
-        ValueError: shapes do not fit.
+        ValueError: shapes do not fit, or the rows are divided among the devices of a mesh with explicit axes.
     """
     buffer, index = jnp.asarray(buffer), _as_index(index, jnp.shape(buffer))
     if not jnp.issubdtype(buffer.dtype, jnp.inexact):
         raise TypeError(f"decay_row: buffer must have a floating or complex dtype, got {buffer.dtype}")
     if jnp.ndim(scale):
         raise ValueError(f"decay_row: scale must be a scalar, got shape {jnp.shape(scale)}")
+    if jnp.ndim(where) or not jnp.issubdtype(jnp.result_type(where), jnp.bool):
+        raise TypeError(f"decay_row: where must be one boolean, got {jnp.result_type(where)}{list(jnp.shape(where))}")
     for name, x in [("value", value), ("scale", scale)]:
         if jnp.result_type(buffer, x) != buffer.dtype:
             raise TypeError(f"decay_row: {name} of dtype {jnp.result_type(x)} does not fit a buffer of {buffer.dtype}")
+    if where is not True:
+        index = jnp.where(where, index, -1)  # the index rule is a mask, too
     value = jnp.broadcast_to(jnp.asarray(value, buffer.dtype), buffer.shape[1:])
     out, old = _bind(buffer, index, value, jnp.asarray(scale, buffer.dtype), batch_dims=0)
     return out, old
 
 
-def _as_index(index: Any, shape: tuple[int, ...]) -> Any:
+def _as_index(index: Any, shape: tuple[Any, ...]) -> Any:
     """Return the index as a scalar of dtype int32, the only one that the kernels know."""
     if not shape:
         raise ValueError("decay_row: buffer must have shape [T, *row], got a scalar")
     if isinstance(index, int | np.integer) and not isinstance(index, bool):
-        if not 0 <= index < shape[0]:
+        size = shape[0] if isinstance(shape[0], int) else _MOST  # jax.export may leave the number of rows open
+        if not 0 <= index < size:
             raise IndexError(f"decay_row: index {operator.index(index)} is out of range for {shape[0]} rows")
         return jnp.int32(index)
     if jnp.ndim(index) or not jnp.issubdtype(jnp.result_type(index), jnp.integer):
@@ -62,15 +67,18 @@ def _as_index(index: Any, shape: tuple[int, ...]) -> Any:
     if index.dtype.itemsize < 4 or index.dtype == jnp.int32:
         return jnp.asarray(index, jnp.int32)
     # A number of a wider dtype beyond int32 must stay out of range.
-    return jnp.where((index >= 0) & (index < shape[0]), index, shape[0]).astype(jnp.int32)
+    return jnp.where((index >= 0) & (index < _MOST), index, -1).astype(jnp.int32)
 
 
-def _bind(*operands: Any, batch_dims: int) -> tuple[Any, Any]:
-    out, old = decay_row_p.bind(*varying_alike(*operands), batch_dims=batch_dims)
-    return out, old
+#: More rows than this no index of dtype int32 can address.
+_MOST = 2**31 - 1
 
 
-# --- abstract eval ---------------------------------------------------------------------------------------------
+def _bind(*operands: Any, batch_dims: int) -> Any:
+    return bind(decay_row_p, _division, *operands, batch_dims=batch_dims)
+
+
+# --- types -----------------------------------------------------------------------------------------------------
 
 
 def _abstract_eval(buffer: Any, index: Any, value: Any, scale: Any, *, batch_dims: int) -> tuple[Any, Any]:
@@ -83,10 +91,17 @@ def _abstract_eval(buffer: Any, index: Any, value: Any, scale: Any, *, batch_dim
     if not shapes or index.dtype != jnp.int32 or not buffer.dtype == value.dtype == scale.dtype:
         types = ", ".join(x.str_short() for x in (buffer, index, value, scale))
         raise TypeError(f"decay_row: operands {types} with {batch_dims} batch axes")
-    spec = [*buffer.sharding.spec, *[None] * buffer.ndim][: buffer.ndim]
-    del spec[batch_dims]  # `old` is one row. Of two rows: spec[batch_dims] = None, an axis that no device divides
-    sharding = buffer.sharding.update(spec=PartitionSpec(*spec))
+    _, (_, row_spec) = _division(spec_of(buffer), batch_dims)
+    sharding = buffer.sharding.update(spec=row_spec)
     return buffer.update(weak_type=False), buffer.update(shape=value.shape, sharding=sharding, weak_type=False)
+
+
+def _division(spec: Sequence[Any], batch_dims: int) -> Any:
+    """Return how operands and results are divided among devices, given how the buffer is: by batch and within rows."""
+    batch, row = spec[:batch_dims], spec[batch_dims + 1 :]
+    # `old` is one row, so it has an entry fewer. Two rows have an axis there, which no device divides: None.
+    buffers, rows, scalars = (PartitionSpec(*x) for x in ((*batch, None, *row), (*batch, *row), batch))
+    return (buffers, scalars, rows, scalars), (buffers, rows)
 
 
 # --- forward mode ----------------------------------------------------------------------------------------------
@@ -119,19 +134,6 @@ def _transpose(cts: Any, buffer: Any, index: Any, value: Any, scale: Any, *, bat
     return [grads[0], None, grads[1], None]
 
 
-# --- batching --------------------------------------------------------------------------------------------------
-
-
-def _batch(operands: Any, dims: Any, *, batch_dims: int) -> Any:
-    """Add a batch axis in front of all operands, which the kernels take as it is: no loop, and still one call."""
-    size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
-    operands = [
-        jnp.broadcast_to(x, (size, *x.shape)) if d is None else jnp.moveaxis(x, d, 0)
-        for x, d in zip(operands, dims, strict=True)
-    ]
-    return _bind(*operands, batch_dims=batch_dims + 1), (0, 0)
-
-
 # --- plain JAX -------------------------------------------------------------------------------------------------
 
 
@@ -146,27 +148,16 @@ def _in_plain_jax(buffer: Any, index: Any, value: Any, scale: Any, *, batch_dims
     return functools.reduce(lambda f, _: jax.vmap(f), range(batch_dims), one)(buffer, index, value, scale)
 
 
-# --- lowering --------------------------------------------------------------------------------------------------
-
-
-def _lower(ctx: Any, *operands: Any, batch_dims: int) -> Any:
-    """Lower to a call of the kernel, whose first result uses the memory of the first operand."""
-    if ctx.avals_in[0].dtype not in (jnp.float32, jnp.float64):
-        return _fallback(ctx, *operands, batch_dims=batch_dims)
-    call = jax.ffi.ffi_lowering(_ffi.TARGET, operand_output_aliases={0: 0})
-    return call(ctx, *operands, batch_dims=np.int64(batch_dims))
-
-
 # --- registration ----------------------------------------------------------------------------------------------
 
-decay_row_p = Primitive("decay_row")
-decay_row_p.multiple_results = True
-decay_row_p.def_impl(functools.partial(xla.apply_primitive, decay_row_p))
-decay_row_p.def_abstract_eval(_abstract_eval)
-ad.primitive_jvps[decay_row_p] = _jvp
-ad.primitive_transposes[decay_row_p] = _transpose
-batching.primitive_batchers[decay_row_p] = _batch
-_fallback = mlir.lower_fun(_in_plain_jax, multiple_results=True)
-mlir.register_lowering(decay_row_p, _fallback)
-for _platform in _ffi.platforms:
-    mlir.register_lowering(decay_row_p, _lower, platform=_platform)
+decay_row_p = register(
+    "decay_row",
+    target="decay_row_update",
+    bind=_bind,
+    division=_division,
+    abstract_eval=_abstract_eval,
+    jvp=_jvp,
+    transpose=_transpose,
+    plain_jax=_in_plain_jax,
+    aliases={0: 0},
+)

@@ -1,6 +1,9 @@
 """Run every test in 64 bits, on the CPU and a GPU, and on this copy of the package."""
 
+import ctypes
 import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import jax
@@ -33,3 +36,14 @@ HAS_GPU = _has_gpu()
 def platform(request):
     with jax.default_device(jax.devices(request.param)[0]):
         yield request.param
+
+
+@pytest.fixture(scope="session")
+def threads(tmp_path_factory):
+    """The threads that a GPU would run, as a library for the CPU."""
+    compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        pytest.skip("needs a C++ compiler")
+    source, library = Path(__file__).with_name("threads.cc"), tmp_path_factory.mktemp("threads") / "threads.so"
+    subprocess.run([compiler, "-std=c++17", "-O1", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
+    return ctypes.CDLL(str(library))

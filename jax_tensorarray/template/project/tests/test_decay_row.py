@@ -3,10 +3,6 @@
 import ctypes
 import functools
 import itertools
-import re
-import shutil
-import subprocess
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +14,9 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jax.test_util import check_grads
 
 from decay_row import _ffi, decay_row, decay_row_p
+from helpers import assert_close, by_a_loop, copies_in_loops, devices_of, gathers
+
+TARGET = "decay_row_update"
 
 
 def in_numpy(buffer, index, value, scale):
@@ -34,12 +33,6 @@ def operands(batch=(), size=5, row=(3, 2), dtype=np.float64):
     rng = np.random.default_rng(0)
     buffer, value, scale = (rng.standard_normal(shape) for shape in [(*batch, size, *row), (*batch, *row), batch])
     return *(jnp.asarray(x, dtype) for x in (buffer, value, scale)), jnp.asarray(rng.integers(0, size, batch), "int32")
-
-
-def assert_close(found, expected, dtype=np.float64):
-    tolerance = max(1e-12, 8 * float(jnp.finfo(dtype).eps))
-    for f, e in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(np.asarray(f, complex), np.asarray(e, complex), rtol=tolerance, atol=tolerance)
 
 
 # --- values ----------------------------------------------------------------------------------------------------
@@ -77,6 +70,15 @@ def test_rows_of_all_shapes(size, row):
     assert_close(jax.jit(decay_row)(buffer, index, value, scale), in_numpy(buffer, int(index), value, scale))
 
 
+@pytest.mark.parametrize("where", [True, False, np.True_, np.False_])
+def test_where_false_touches_nothing_and_gives_zeros(where):
+    buffer, value, scale, index = operands()
+    expected = in_numpy(buffer, int(index) if where else -1, value, scale)
+    for run in (lambda f: f, jax.jit):
+        assert_close(run(lambda w: decay_row(buffer, index, value, scale, where=w))(where), expected)
+    assert_close(decay_row(buffer, int(index), value, scale, where=where), expected)
+
+
 def test_in_a_scan():
     buffer, _, _, _ = operands()
     indices, values = np.array([0, 3, 3, 1, 0]), np.random.default_rng(1).standard_normal((5, 3, 2))
@@ -108,6 +110,8 @@ def test_without_jit_as_a_debugger_sees_it():
         ({"buffer": np.float64(1)}, ValueError, "got a scalar"),
         ({"buffer": np.ones((5, 3, 2), np.float32)}, TypeError, "value of dtype float64 does not fit"),
         ({"scale": np.ones(2)}, ValueError, "scale must be a scalar"),
+        ({"where": np.ones(2, bool)}, TypeError, r"where must be one boolean, got bool\[2\]"),
+        ({"where": 1}, TypeError, "where must be one boolean"),
         ({"value": np.ones(3)}, ValueError, "broadcast"),
     ],
 )
@@ -188,12 +192,6 @@ def test_it_is_its_own_transpose(index):
 IN_AXES = [axes for axes in itertools.product([0, None], repeat=4) if any(a == 0 for a in axes)]
 
 
-def by_a_loop(f, axes, args):
-    size = next(len(x) for x, a in zip(args, axes, strict=True) if a == 0)
-    rows = [f(*(x if a is None else x[k] for x, a in zip(args, axes, strict=True))) for k in range(size)]
-    return jax.tree.map(lambda *xs: jnp.stack(xs), *rows)
-
-
 def loss(buffer, index, value, scale):
     out, old = decay_row(buffer, index, value, scale)
     return jnp.sum(jnp.sin(out)) + jnp.sum(old**3)
@@ -223,6 +221,23 @@ def test_second_order_of_a_batch():
     check_grads(jax.jit(lambda b, v, s: jax.vmap(loss)(b, index, v, s)), (buffer, value, scale), order=2)
 
 
+def test_a_batch_that_is_masked_is_in_place(platform):
+    """Under `vmap` a `cond` becomes a select of whole buffers; `where` does not."""
+    if platform not in _ffi.platforms:
+        pytest.skip(f"no kernel was built for {platform}")
+
+    def loop(buffer, values, masks):
+        def step(b, x):
+            return jax.vmap(lambda b, v, p: decay_row(b, 1, v, 0.5, where=p)[0])(b, *x), None
+
+        return lax.scan(step, buffer, (values, masks))[0]
+
+    args = jnp.ones((2, 50, 3)), jnp.ones((20, 2, 3)), jnp.arange(40).reshape(20, 2) % 3 == 0
+    assert copies_in_loops(loop, *args) == []
+    text = jax.jit(loop).lower(*args).compile().as_text()
+    assert not [line for line in text.split("\n") if "f64[2,50,3]" in line and " select(" in line]
+
+
 def test_vmap_of_vmap_and_of_other_axes():
     buffer, value, scale, index = operands((2, 4), row=(3,))
     both = jax.vmap(jax.vmap(decay_row, (0, 0, 1, 0)), (1, 0, 2, 0))
@@ -233,19 +248,6 @@ def test_vmap_of_vmap_and_of_other_axes():
 
 
 # --- kernels ---------------------------------------------------------------------------------------------------
-
-
-def copies_in_loops(f, *args):
-    """Return the copies of arrays of the first argument's shape in the loops of the compiled program."""
-    shape = re.escape(f"f64[{','.join(map(str, args[0].shape))}]")
-    text = jax.jit(f).lower(*args).compile().as_text()
-    computations = dict(re.findall(r"^(?:ENTRY )?%?([\w.-]+) [^\n]*\{\n(.*?)^\}", text, re.DOTALL | re.MULTILINE))
-    inside, called = [], re.findall(r"body=%?([\w.-]+)", text)
-    while called:
-        computation = computations.pop(called.pop(), "")
-        inside.append(computation)
-        called += re.findall(r"[\w.-]+", computation)
-    return re.findall(rf"= \(?{shape}\S* copy(?:-start)?\(.*", "".join(inside))
 
 
 def in_a_loop(buffer, values, both=False):
@@ -271,7 +273,7 @@ def test_the_kernel_is_called_in_place(kernel_platform):
     buffer, value, scale, index = operands((4,))
     traced = jax.jit(jax.vmap(decay_row)).trace(buffer, index, value, scale)
     text = traced.lower(lowering_platforms=(kernel_platform,)).as_text()
-    (call,) = [line for line in text.split("\n") if _ffi.TARGET in line]
+    (call,) = [line for line in text.split("\n") if TARGET in line]
     assert "output_operand_alias<output_tuple_indices = [0], operand_index = 0" in call
     assert "batch_dims = 1 : i64" in call
 
@@ -279,26 +281,7 @@ def test_the_kernel_is_called_in_place(kernel_platform):
 def test_other_platforms_have_plain_jax():
     buffer, value, scale, index = operands()
     text = jax.jit(decay_row).trace(buffer, index, value, scale).lower(lowering_platforms=("tpu",)).as_text()
-    assert _ffi.TARGET not in text
-
-
-def test_kernels_that_are_newer_than_jaxlib_are_refused():
-    _ffi.check_abi((0, 3), (0, 3))
-    _ffi.check_abi((0, 3), (0, 5))
-    for built, running in [((0, 3), (0, 2)), ((0, 3), (1, 3))]:
-        with pytest.raises(ImportError, match=r"built for XLA FFI 0\.3"):
-            _ffi.check_abi(built, running)
-
-
-@pytest.fixture(scope="session")
-def threads(tmp_path_factory):
-    """The threads that a GPU would run, as a library for the CPU."""
-    compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
-        pytest.skip("needs a C++ compiler")
-    source, library = Path(__file__).with_name("threads.cc"), tmp_path_factory.mktemp("threads") / "threads.so"
-    subprocess.run([compiler, "-std=c++17", "-O1", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
-    return ctypes.CDLL(str(library))
+    assert TARGET not in text
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -308,7 +291,7 @@ def test_the_threads_of_a_gpu_do_what_numpy_does(threads, batch, size, row, dtyp
     buffer, value, scale = (rng.standard_normal(s).astype(dtype) for s in [(batch, size, row), (batch, row), batch])
     index, old = rng.integers(-1, size + 1, batch).astype(np.int32), np.full_like(value, np.nan)
     expected = [in_numpy(*of_one) for of_one in zip(buffer, index, value, scale, strict=True)]
-    launch = threads.launch_f32 if dtype == np.float32 else threads.launch_f64
+    launch = threads.update_f32 if dtype == np.float32 else threads.update_f64
     arrays = [ctypes.c_void_p(x.ctypes.data) for x in (index, value, scale, buffer, old)]
     launch(*map(ctypes.c_int64, (batch, size, row)), *arrays)
     assert_close((buffer, old), [np.stack(x) for x in zip(*expected, strict=True)], dtype)
@@ -323,7 +306,7 @@ def test_a_call_by_hand_that_does_not_fit_is_an_error_before_memory_is_touched()
 
     def call(types, batch_dims):
         results = [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in types[4:]]
-        made = jax.ffi.ffi_call(_ffi.TARGET, results)
+        made = jax.ffi.ffi_call(TARGET, results)
         return jax.block_until_ready(made(*(jnp.zeros(t.shape, t.dtype) for t in types[:4]), batch_dims=batch_dims))
 
     wrong = r"decay_row: .* does not fit the buffer|Wrong buffer dtype"
@@ -342,8 +325,7 @@ def test_a_call_by_hand_that_does_not_fit_is_an_error_before_memory_is_touched()
 
 @pytest.mark.parametrize("axes", [(0, 0, 0, 0), (0, None, 0, None), (None, 0, None, None)], ids=str)
 def test_in_shard_map_each_device_has_its_own(axes, platform):
-    devices = jax.devices(platform)
-    mesh = Mesh(np.array(devices[: 4 if len(devices) >= 4 else 1]), "batch")
+    mesh = Mesh(devices_of(platform), "batch")
     specs = tuple(PartitionSpec("batch") if a == 0 else PartitionSpec() for a in axes)
     args = batch_of(axes)
 
@@ -356,12 +338,60 @@ def test_in_shard_map_each_device_has_its_own(axes, platform):
     assert_close(found, expected)
 
 
-def test_on_a_mesh_with_explicit_axes_the_results_are_divided_as_the_buffer_is(platform):
-    devices = jax.devices(platform)
-    mesh = Mesh(np.array(devices[: 4 if len(devices) >= 4 else 1]), "row", axis_types=(AxisType.Explicit,))
-    buffer, value, scale, index = operands(row=(8,))
+#: For each case which axes of the operands `vmap` maps, if any, and how buffer, index, value and scale are divided.
+DIVIDED = {
+    "row": (None, [(None, "d"), (), ("d",), ()]),
+    "row of the buffer alone": (None, [(None, "d"), (), (), ()]),
+    "row of the value alone": (None, [(), (), ("d",), ()]),
+    "batch": ((0, 0, 0, 0), [("d",)] * 4),
+    "batch of the value": ((None, None, 0, None), [(), (), ("d",), ()]),
+}
+
+
+@pytest.mark.parametrize("case", DIVIDED)
+def test_on_a_mesh_with_explicit_axes_each_device_has_its_part(case, platform):
+    """The types say where all results and gradients are, and no buffer moves."""
+    axes, specs = DIVIDED[case]
+    buffer, value, scale, index = operands((4,), row=(8,))
+    args = [
+        x if axes and a == 0 else x[0] for x, a in zip((buffer, index, value, scale), axes or [None] * 4, strict=True)
+    ]
+    f = jax.vmap(decay_row, axes) if axes else decay_row
+
+    def total(buffer, index, value, scale):
+        return sum(jnp.sum(jnp.sin(x) ** 2) for x in f(buffer, index, value, scale))
+
+    gradient = jax.grad(total, (0, 2, 3))
+    expected = by_a_loop(decay_row, axes, args) if axes else in_numpy(args[0], int(args[1]), *args[2:]), gradient(*args)
+    mesh = Mesh(devices_of(platform), "d", axis_types=(AxisType.Explicit,))
     with jax.set_mesh(mesh):
-        of_rows, of_row = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in [(None, "row"), ("row",)])
-        divided = jax.jit(decay_row)(jax.device_put(buffer, of_rows), index, jax.device_put(value, of_row), scale)
-        assert [jax.typeof(x).sharding.spec for x in divided] == [of_rows.spec, of_row.spec]
-    assert_close(divided, in_numpy(buffer, int(index), value, scale))
+        args = [jax.device_put(x, NamedSharding(mesh, PartitionSpec(*s))) for x, s in zip(args, specs, strict=True)]
+        found = jax.jit(f)(*args), jax.jit(gradient)(*args)
+        assert_close(found, expected)
+        assert [jax.typeof(x) for x in found[1]] == [jax.typeof(args[k]) for k in (0, 2, 3)]
+        moved = [*gathers(f, *args), *gathers(gradient, *args)]
+        assert not [line for line in moved if "5,8]" in line], moved
+        if case in ("row", "batch"):
+            assert moved == []
+
+
+def test_a_loop_on_a_mesh_with_explicit_axes_is_in_place(platform):
+    if platform not in _ffi.platforms:
+        pytest.skip(f"no kernel was built for {platform}")
+    mesh = Mesh(devices_of(platform), "d", axis_types=(AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        args = [jax.device_put(jnp.ones((n, 8)), NamedSharding(mesh, PartitionSpec(None, "d"))) for n in (50, 20)]
+        for program in (in_a_loop, jax.grad(in_a_loop)):
+            assert copies_in_loops(program, *args) == []
+            assert gathers(program, *args) == []
+
+
+def test_rows_that_are_divided_are_an_error_on_a_mesh_with_explicit_axes(platform):
+    mesh = Mesh(devices_of(platform), "d", axis_types=(AxisType.Explicit,))
+    buffer, value, scale, index = operands(size=8)
+    with jax.set_mesh(mesh):
+        divided = jax.device_put(buffer, NamedSharding(mesh, PartitionSpec("d")))
+        with pytest.raises(ValueError, match=r"decay_row: the rows of the buffer are divided .*reshard"):
+            decay_row(divided, index, value, scale)
+        found = decay_row(jax.sharding.reshard(divided, PartitionSpec()), index, value, scale)
+    assert_close(found, in_numpy(buffer, int(index), value, scale))
