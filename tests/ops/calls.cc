@@ -3,7 +3,12 @@
 //
 // tests/ops/test_calls.py makes the calls and knows what comes of them. Every array is an allocation of its own, as
 // long as the call says that it is, so that the address sanitizer sees each access past it.
+//
+// A call may be recorded in a CUDA graph, as XLA does: the handler runs once, without the contents of any array, and
+// what it enqueued runs again and again, without anything that the call consisted of.
 #ifdef EMULATED_GPU
+#include <sanitizer/asan_interface.h>
+
 #include "emulated_gpu/module.cc"  // NOLINT
 #else
 #include "../../csrc/cpu.cc"  // NOLINT
@@ -86,8 +91,9 @@ struct Array {
     bytes = static_cast<size_t>(number());
     if (posix_memalign(&buffer.data, 64, bytes) != 0) abort();
     memory.reset(buffer.data);
-    memset(buffer.data, 0xa5, bytes);
+    clear();
   }
+  void clear() { memset(memory.get(), 0xa5, bytes); }
 };
 
 struct Attribute {
@@ -113,10 +119,28 @@ struct Attribute {
   void* value() { return kind == 2 ? static_cast<void*>(&text_span) : &scalar; }
 };
 
+const XLA_FFI_Api* api() {
+  static const XLA_FFI_Api api = fake_api();
+  return &api;
+}
+
+#ifdef EMULATED_GPU
+// What XLA does before each run of an executable that has an op of ours, also of one that is in a CUDA graph.
+XLA_FFI_Error* initialize() {
+  XLA_FFI_CallFrame frame{};
+  frame.struct_size = XLA_FFI_CallFrame_STRUCT_SIZE;
+  frame.api = api();
+  frame.stage = XLA_FFI_ExecutionStage_INITIALIZE;
+  frame.args.struct_size = XLA_FFI_Args_STRUCT_SIZE;
+  frame.rets.struct_size = XLA_FFI_Rets_STRUCT_SIZE;
+  frame.attrs.struct_size = XLA_FFI_Attrs_STRUCT_SIZE;
+  return kInitialize(&frame);
+}
+#endif
+
 // The text of the error that the call ends with, or nothing.
 std::string call(XLA_FFI_Handler* handler, std::deque<Array>& operands, std::deque<Array>& results,
                  std::deque<Attribute>& attributes) {
-  static const XLA_FFI_Api api = fake_api();
   std::vector<XLA_FFI_ArgType> operand_types;
   std::vector<XLA_FFI_RetType> result_types;
   std::vector<XLA_FFI_AttrType> attribute_types;
@@ -137,7 +161,7 @@ std::string call(XLA_FFI_Handler* handler, std::deque<Array>& operands, std::deq
   }
   XLA_FFI_CallFrame frame{};
   frame.struct_size = XLA_FFI_CallFrame_STRUCT_SIZE;
-  frame.api = &api;
+  frame.api = api();
   frame.stage = XLA_FFI_ExecutionStage_EXECUTE;
   frame.args = {XLA_FFI_Args_STRUCT_SIZE, nullptr, static_cast<int64_t>(operands.size()), operand_types.data(),
                 operand_buffers.data()};
@@ -148,6 +172,60 @@ std::string call(XLA_FFI_Handler* handler, std::deque<Array>& operands, std::deq
   std::unique_ptr<XLA_FFI_Error> error(handler(&frame));
   return error ? error->text : "";
 }
+
+struct Made {
+  XLA_FFI_Handler* handler = nullptr;
+  std::deque<Array> operands, results;
+  std::deque<Attribute> attributes;
+};
+
+void write(FILE* out, const std::string& text) {
+  auto length = static_cast<int64_t>(text.size());
+  fwrite(&length, sizeof length, 1, out);
+  fwrite(text.data(), 1, text.size(), out);
+}
+
+void write(FILE* out, const std::deque<Array>& results) {
+  for (const auto& array : results) fwrite(array.buffer.data, 1, array.bytes, out);
+}
+
+#ifdef EMULATED_GPU
+// Writes the error of the call; then for each replay the error that the host has found before it, and the results; then
+// the error that the host finds at the end.
+void record_and_replay(Made& made, int64_t replays, FILE* out) {
+  std::deque<Array> arrays[] = {std::move(made.operands), std::move(made.results)};
+  auto& [operands, results] = arrays;
+  auto each = [&](auto f) {
+    for (auto& side : arrays) {
+      for (auto& array : side) f(array);
+    }
+  };
+  each([](Array& array) { ASAN_POISON_MEMORY_REGION(array.memory.get(), array.bytes); });
+  emulated_stream.is_capturing = true;
+  std::string text = call(made.handler, operands, results, made.attributes);
+  emulated_stream.is_capturing = false;
+  each([](Array& array) { ASAN_UNPOISON_MEMORY_REGION(array.memory.get(), array.bytes); });
+  made.attributes.clear();
+  each([](Array& array) { std::vector<int64_t>().swap(array.dims); });
+  auto graph = std::exchange(emulated_stream.graph, {});
+  if (text.empty() && graph.empty()) text = "the graph is empty";
+  write(out, text);
+  for (; replays > 0; --replays) {
+    bool begins_run = number() != 0;  // else it is one more step of a loop
+    std::string earlier;
+    if (begins_run) {
+      std::unique_ptr<XLA_FFI_Error> error(initialize());
+      if (error) earlier = error->text;
+    }
+    write(out, earlier);
+    for (auto& array : results) array.clear();
+    for (auto& array : operands) read(array.memory.get(), array.bytes);
+    for (const auto& work : graph) work();
+    write(out, results);
+  }
+  write(out, wait_for_error().value_or(""));
+}
+#endif
 
 }  // namespace
 
@@ -161,31 +239,35 @@ int main(int, char** argv) {
   FILE* out = fopen(argv[2], "wb");
   for (int64_t left = number(); left > 0; --left) {
     std::string name = string();
-    std::deque<Array> operands, results;
-    std::deque<Attribute> attributes;
+    Made made;
+    for (const auto& [known, its] : handlers) {
+      if (known == name) made.handler = its;
+    }
+    if (made.handler == nullptr) abort();
     for (int64_t n = number(); n > 0; --n) {
-      Array& array = operands.emplace_back();
+      Array& array = made.operands.emplace_back();
       read(array.buffer.data, array.bytes);
     }
     for (int64_t n = number(); n > 0; --n) {
-      Array& array = results.emplace_back();
+      Array& array = made.results.emplace_back();
       bool is_first_operand = number() != 0;
-      if (is_first_operand) array.buffer.data = operands[0].buffer.data;
+      if (is_first_operand) array.buffer.data = made.operands[0].buffer.data;
     }
-    for (int64_t n = number(); n > 0; --n) attributes.emplace_back();
-    XLA_FFI_Handler* handler = nullptr;
-    for (const auto& [known, its] : handlers) {
-      if (known == name) handler = its;
+    for (int64_t n = number(); n > 0; --n) made.attributes.emplace_back();
+    if (int64_t replays = number(); replays > 0) {
+#ifdef EMULATED_GPU
+      record_and_replay(made, replays, out);
+      continue;
+#else
+      abort();  // a CPU has no such graphs
+#endif
     }
-    if (handler == nullptr) abort();
-    std::string text = call(handler, operands, results, attributes);
+    std::string text = call(made.handler, made.operands, made.results, made.attributes);
 #ifdef EMULATED_GPU
     if (auto found = wait_for_error(); found && text.empty()) text = *found;
 #endif
-    auto length = static_cast<int64_t>(text.size());
-    fwrite(&length, sizeof length, 1, out);
-    fwrite(text.data(), 1, text.size(), out);
-    for (const auto& array : results) fwrite(array.buffer.data, 1, array.bytes, out);
+    write(out, text);
+    write(out, made.results);
   }
   return fclose(out);
 }

@@ -103,6 +103,8 @@ class Call:
     operands: list[Array]
     results: list[Array]
     attributes: dict[str, Any] = field(default_factory=dict)
+    #: If the call is recorded in a CUDA graph: whether a replay begins a run, and the data of the operands.
+    replays: list[tuple[bool, list[bytes]]] = field(default_factory=list)
 
     def encoded(self) -> bytes:
         parts = [_text(self.handler)]
@@ -116,6 +118,9 @@ class Call:
             kind = {int: 0, bool: 1, str: 2, float: 3}[type(value)]
             parts += [_text(name), _numbers(kind)]
             parts.append(_text(value) if kind == 2 else struct.pack("d", value) if kind == 3 else _numbers(value))
+        parts.append(_numbers(len(self.replays)))
+        for begins_run, contents in self.replays:
+            parts += [_numbers(begins_run), *contents]
         return b"".join(parts)
 
     @property
@@ -428,15 +433,24 @@ def programs(tmp_path_factory):
     return [found[platform] for platform in PLATFORMS]
 
 
-def outcomes(program, tmp_path, calls):
-    """The error of each call, or nothing, and the bytes of its results."""
-    (tmp_path / "calls").write_bytes(_numbers(len(calls)) + b"".join(call.encoded() for call in calls))
+def written(program, tmp_path, encoded):
+    """What the program says of these calls."""
+    (tmp_path / "calls").write_bytes(encoded)
     done = subprocess.run([program, tmp_path / "calls", tmp_path / "out"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    out = io.BytesIO((tmp_path / "out").read_bytes())
+    return io.BytesIO((tmp_path / "out").read_bytes())
+
+
+def take_text(out):
+    (length,) = struct.unpack("q", out.read(8))
+    return out.read(length).decode()
+
+
+def outcomes(program, tmp_path, calls):
+    """The error of each call, or nothing, and the bytes of its results."""
+    out = written(program, tmp_path, _numbers(len(calls)) + b"".join(call.encoded() for call in calls))
     for call in calls:
-        (length,) = struct.unpack("q", out.read(8))
-        yield call, out.read(length).decode(), [out.read(x.nbytes) for x in call.results]
+        yield call, take_text(out), [out.read(x.nbytes) for x in call.results]
     assert out.read() == b""
 
 
@@ -487,6 +501,68 @@ def test_a_call_that_is_to_go_on_drops_the_row_and_raise_says_so_once(programs, 
         found = list(outcomes(program, tmp_path, [write, write, end, end]))
         assert [error for _, error, _ in found] == said
         assert found[0][2] == found[1][2] == [np.array([[1, 1], [0, 0], [1, 1]], np.float32).tobytes()]
+
+
+# --- in a CUDA graph -------------------------------------------------------------------------------------------
+
+
+def with_other_contents(rng, call):
+    """The same call of arrays with other numbers in them."""
+    call, n = copy.deepcopy(call), len(SIGNATURES[call.handler][0])
+    masked, is_sorted = (call.attributes.get(flag, False) for flag in ("masked", "sorted"))
+    for k, x in enumerate(call.operands):
+        is_order = is_sorted and k == n + masked
+        if not is_order:
+            is_integer = 0 < k < n and x.dtype in INTEGERS and call.operands[0].dtype not in INTEGERS
+            x.data = numbers(rng, x.dtype, x.shape, wild=is_integer).tobytes()
+    if is_sorted:
+        call.operands[n + masked] = order_of(call)
+    return call
+
+
+def replayed(rng, call):
+    """A call that is recorded without any contents, and the calls that its replays mean, with whether they begin a run.
+
+    A run has several replays where the call is in a loop. XLA runs the stage before, kInitialize, once for each run.
+    """
+    replays = [(bool(k == 0 or rng.random() < 0.6), with_other_contents(rng, call)) for k in range(5)]
+    recorded = copy.deepcopy(call)
+    for x in recorded.operands:
+        x.data = bytes(x.nbytes)
+    recorded.replays = [(begins_run, [x.data for x in one.operands]) for begins_run, one in replays]
+    return recorded, replays
+
+
+@pytest.mark.slow
+@needs_sources
+@pytest.mark.parametrize("handler", [*SIGNATURES, "raise"])
+def test_a_call_in_a_cuda_graph_means_at_each_replay_what_its_arrays_then_say(programs, tmp_path, handler):
+    rng = np.random.default_rng(200 + [*SIGNATURES, "raise"].index(handler))
+    made = [right_call(rng, handler) for _ in range(60)] if handler != "raise" else [Call("raise", [], [Array(4, ())])]
+    calls = [replayed(rng, call) if handler != "raise" else (call, [(True, call)] * 5) for call in made]
+    for recorded, replays in calls:
+        recorded.replays = recorded.replays or [(begins_run, []) for begins_run, _ in replays]
+    encoded = b"".join(recorded.encoded() for recorded, _ in calls)
+    out = written(programs[PLATFORMS.index("gpu")], tmp_path, _numbers(len(calls)) + encoded)
+    raised = 0
+    for _, replays in calls:
+        assert take_text(out) == ""
+        pending = ""
+        for begins_run, call in replays:
+            earlier = take_text(out)
+            assert earlier == (pending if begins_run else "")
+            pending = "" if begins_run else pending
+            results = [out.read(x.nbytes) for x in call.results]
+            if handler == "raise":
+                continue
+            error, expected = meaning(call, results)
+            for e, data in zip(expected, results, strict=False):
+                oracle.assert_same_numbers(np.frombuffer(data, e.dtype).reshape(e.shape), e)
+            pending = pending or error  # of several errors in a run the first
+            raised += bool(error)
+        assert take_text(out) == pending
+    assert out.read() == b""
+    assert raised > 5 or handler not in (*ROW_OPS, "check")
 
 
 # --- by XLA ----------------------------------------------------------------------------------------------------

@@ -1,15 +1,39 @@
-// A GPU that is this process: what csrc/cuda.cc needs of CUDA's runtime, done at once and by the CPU.
+// A GPU that is this process: what csrc/cuda.cc needs of CUDA's runtime, done by the CPU.
 #pragma once
 
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include "xla/ffi/api/ffi.h"
 
 enum cudaError_t { cudaSuccess, cudaErrorMemoryAllocation };
 enum cudaMemcpyKind { cudaMemcpyDeviceToDevice };
-using cudaStream_t = struct EmulatedStream*;
+enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone, cudaStreamCaptureStatusActive };
+
+// Does at once what is enqueued, or, while a CUDA graph is recorded, keeps it for its replays.
+struct EmulatedStream {
+  bool is_capturing = false;
+  std::vector<std::function<void()>> graph;
+
+  void enqueue(std::function<void()> work) {
+    if (is_capturing) graph.push_back(std::move(work));
+    else work();
+  }
+};
+
+using cudaStream_t = EmulatedStream*;
+
+// The stream that handlers are given.
+inline EmulatedStream emulated_stream;
+
+inline cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
+  *status = stream->is_capturing ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
 
 constexpr unsigned cudaHostAllocMapped = 1, cudaHostAllocPortable = 2;
 
@@ -25,8 +49,8 @@ inline cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned) {
   return *memory == nullptr ? cudaErrorMemoryAllocation : cudaSuccess;
 }
 
-inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t) {
-  memcpy(to, from, bytes);
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
+  stream->enqueue([=] { memcpy(to, from, bytes); });
   return cudaSuccess;
 }
 
@@ -39,6 +63,6 @@ struct xla::ffi::CtxDecoding<xla::ffi::PlatformStream<cudaStream_t>> {
   using Type = cudaStream_t;
   static std::optional<Type> Decode(const XLA_FFI_Api*, XLA_FFI_ExecutionContext*, DiagnosticEngine&) {
     emulated_initialize();
-    return cudaStream_t{};
+    return &emulated_stream;
   }
 };

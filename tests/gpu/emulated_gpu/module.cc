@@ -1,45 +1,19 @@
 // The handlers of csrc/cuda.cc on a GPU that is this process, for ctypes: see emulated_gpu.py.
 #include "cuda.cc"  // NOLINT: one translation unit, so that nothing needs to be exported twice
 #include "host_launch.h"
+#include "launches.h"
 
 namespace jax_tensorarray {
 
-inline cudaError_t done(int) { return cudaSuccess; }
-
-cudaError_t enqueue_nothing(cudaStream_t) { return cudaSuccess; }
-
-cudaError_t enqueue_read(cudaStream_t, const Walk& walk, const void* buffer, void* value) {
-  return done(launch_read(OnHost{}, walk, buffer, value));
+template <class Body>
+cudaError_t enqueue_body(cudaStream_t stream, Body body, Grid grid) {
+  stream->enqueue([=] { run_grid(body, grid); });
+  return cudaSuccess;
 }
 
-cudaError_t enqueue_write(cudaStream_t, const Walk& walk, void* buffer, const void* value) {
-  return done(launch_write(OnHost{}, walk, buffer, value));
-}
-
-cudaError_t enqueue_swap(cudaStream_t, const Walk& walk, void* buffer, const void* value, void* old) {
-  return done(launch_swap(OnHost{}, walk, buffer, value, old));
-}
-
-cudaError_t enqueue_combine(cudaStream_t, std::string_view op, ElementType type, const Walk& walk, void* buffer,
-                            const void* value) {
-  return done(launch_combine(Combining{}, op, OnHost{}, type, walk, buffer, value));
-}
-
-cudaError_t enqueue_clear(cudaStream_t, const Geometry& g, const Index& start, const Index& stop, void* buffer) {
-  return done(launch_clear(OnHost{}, g, start, stop, buffer));
-}
-
-cudaError_t enqueue_read_part(cudaStream_t, const Parts& parts, const void* buffer, void* value) {
-  return done(launch_read_part(OnHost{}, parts, buffer, value));
-}
-
-cudaError_t enqueue_write_part(cudaStream_t, const Parts& parts, void* buffer, const void* value) {
-  return done(launch_write_part(OnHost{}, parts, buffer, value));
-}
-
-cudaError_t enqueue_check(cudaStream_t, const Index& index, const LiveSize& live, int32_t* checked, int64_t positions,
-                          const Report& report) {
-  return done(launch_check(OnHost{}, index, live, checked, positions, report));
+cudaError_t enqueue_empty(cudaStream_t stream) {
+  stream->enqueue([] {});
+  return cudaSuccess;
 }
 
 }  // namespace jax_tensorarray
@@ -49,7 +23,7 @@ using namespace jax_tensorarray;
 // Settles an error that has been raised. One that has not is left to the handler, which raises it.
 void emulated_initialize() {
   const ErrorRecord& record = Records::get().first[0];
-  if (!is_pending(record) || record.told == written(record)) (void)Initialize(0, nullptr);
+  if (!is_pending(record) || record.told == written(record)) (void)Initialize(0, &emulated_stream);
 }
 
 extern "C" {
