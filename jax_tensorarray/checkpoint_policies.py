@@ -2,11 +2,6 @@
 
 from typing import Any
 
-from jax_tensorarray import _compat
-from jax_tensorarray._loops.count import ta_count_p
-from jax_tensorarray._loops.while_ import ta_while_p
-from jax_tensorarray._ops.read import ta_read_p
-
 
 def save_reads(prim: Any, /, *_: Any, **__: Any) -> bool:
     """Save the rows that `ta_read` returns and the records of inner loops of this library; recompute all else.
@@ -24,11 +19,7 @@ def save_reads(prim: Any, /, *_: Any, **__: Any) -> bool:
     """
     # JAX runs a callback again if the policy does not save it, but does not keep its arguments alive: if they are
     # saved and used by nothing else, the variable is missing (KeyError).
-    return prim in _SAVED or prim.name in ("debug_callback", "debug_print")
+    return prim.name in ("ta_read", "ta_while", "ta_count", "debug_callback", "debug_print")
 
-
-_SAVED = (ta_read_p, ta_while_p, ta_count_p)
-for _primitive in _SAVED:
-    _compat.asks_policies(_primitive)
 
 __all__ = ["save_reads"]

@@ -12,7 +12,7 @@ from jaxlib import xla_client
 from jaxlib.mlir.dialects import stablehlo as hlo
 
 from jax_tensorarray._compat.checkify import checked_as, checked_besides, expanded_as
-from jax_tensorarray._compat.checkpoints import CHECKPOINT, asks_policies, checkpoint_of
+from jax_tensorarray._compat.checkpoints import CHECKPOINT, asks_policies, checkpoint_of, is_saved
 from jax_tensorarray._compat.custom_vjp import custom_vjp_rules, define_vjp, log_of
 from jax_tensorarray._compat.first_use import Replacement, first_use, on_first_use
 from jax_tensorarray._compat.jaxprs import (
@@ -22,10 +22,12 @@ from jax_tensorarray._compat.jaxprs import (
     discharged,
     has_callbacks,
     has_ordered_effects,
+    has_unordered_io,
     known_part,
     lifted,
     makes_refs,
     name_of_function,
+    only_communicates,
     opened,
     replaced,
     writes_refs,
@@ -53,6 +55,7 @@ from jax_tensorarray._compat.tracing import (
 from jax_tensorarray._compat.transposes import (
     UNSPECIFIED,
     forwarding_transposes,
+    is_unspecified,
     register_accumulating_transpose,
     scan_counts,
 )

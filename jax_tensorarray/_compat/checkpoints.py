@@ -30,7 +30,7 @@ def asks_policies(primitive: Primitive) -> None:
         policy = getattr(trace, "policy", trace)  # 0.10 passes the policy itself
         decision = policy is not None and policy(primitive, *map(jax.typeof, operands), **params)
         kept: Any = ()
-        if decision is True or type(decision).__name__ == "SaveableType":
+        if is_saved(decision):
             kept = results = jax.tree.map(reduce_precision, results)
 
         def again(kept: Any, *operands: Array) -> Any:
@@ -42,6 +42,11 @@ def asks_policies(primitive: Primitive) -> None:
         return results, kept, again
 
     rules[primitive] = rule
+
+
+def is_saved(decision: Any) -> bool:
+    """Return whether a policy's answer means "save". Only the name of its class says so in public."""
+    return decision is True or type(decision).__name__ == "SaveableType"
 
 
 #: The name of the primitive that `jax.checkpoint` makes. Under JAX_REMAT3 it is "call_hi_primitive", for others too.

@@ -88,6 +88,15 @@ def has_ordered_effects(jaxpr: Jaxpr) -> bool:
     return any(str(effect).startswith("Ordered") for effect in jaxpr.effects)
 
 
+def has_unordered_io(jaxpr: Jaxpr) -> bool:
+    return any(str(effect) == "IO" for effect in jaxpr.effects)
+
+
+def only_communicates(jaxpr: Jaxpr) -> bool:
+    """Return whether all effects of a jaxpr are uses of a named axis. Only their class says so, by its name."""
+    return all(type(effect).__name__ == "NamedAxisEffect" for effect in jaxpr.effects)
+
+
 def makes_refs(x: Any) -> bool:
     """Return whether a jaxpr or an equation makes and drops refs. Private. Without it `in_place` leaves them."""
     private = private_names("core", "InternalMutableArrayEffect")

@@ -124,6 +124,11 @@ def _merging(jaxpr: Jaxpr, pairs: Sequence[tuple[int, int]]) -> Any:
 (UNSPECIFIED,) = private_names("sharding_impls", "UNSPECIFIED") or (None,)
 
 
+def is_unspecified(sharding: Any) -> bool:
+    """Return whether a sharding or layout of a `jit` is left to JAX. Only the name of its class says so in public."""
+    return sharding is None or type(sharding).__name__ == "UnspecifiedValue"
+
+
 def forwarding_transposes(entries: dict[str, Any]) -> list[Replacement]:
     """Return rules by which reads inside nested jit, cond, scan and checkpoint add to the cotangent outside in place.
 

@@ -130,8 +130,9 @@ def inlined(eqn: Equation, *, with_options: bool = False) -> Any:
     if entry.kind != "inlined":
         return None
     names = ("in_shardings", "out_shardings", "in_layouts", "out_layouts")
-    special = [s for name in names for s in params.get(name, ()) if type(s).__name__ != "UnspecifiedValue"]
-    has_options = any(s is not None for s in special) or params.get("compiler_options_kvs")
+    has_options = params.get("compiler_options_kvs") or not all(
+        _compat.is_unspecified(s) for name in names for s in params.get(name, ())
+    )
     return None if has_options and not with_options else _compat.closed(entry.bodies(params)[0].jaxpr)
 
 

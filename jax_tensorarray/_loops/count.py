@@ -308,6 +308,7 @@ def _masked(masked: masking.Masked, eqn: Equation, operands: list[masking.Masked
 
 
 _compat.lowers_its_bodies(ta_count_p)
+_compat.asks_policies(ta_count_p)
 pe.dce_rules[ta_count_p] = rules.without_unused(_part_for)
 pe.partial_eval_jaxpr_custom_rules[ta_count_p] = rules.partial_eval_in_checkpoint
 _compat.checked_as(ta_count_p, _run)

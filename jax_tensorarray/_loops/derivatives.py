@@ -15,11 +15,11 @@ from jax.interpreters import ad
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
-from jax_tensorarray._loops import rules
+from jax_tensorarray._loops import replay, rules
 from jax_tensorarray._loops.count import Tangents, linearized_loop, nonzero_tangents, zero_tangents
 from jax_tensorarray._loops.linearize import linearize
 from jax_tensorarray._loops.recording import recorded
-from jax_tensorarray._loops.replay import Replay, ta_replay_p
+from jax_tensorarray._loops.replay import Replay
 from jax_tensorarray._loops.tapes import largest, make, tangent_tapes
 from jax_tensorarray._loops.while_ import Loop, WhileOptions, needs_max_steps, results, ta_while_p, taped
 from jax_tensorarray._ops.primitive import is_zero, nonzero_transpose
@@ -84,7 +84,7 @@ def replayed_jvp(loop: Loop, tangents: Tangents) -> _Results:
     again = Replay(loop.body, options.batch_dims, len(loop.body_consts), nonzero, max_steps)
     outs, steps, extra, strategy = options.strategy.forward(loop._replace(body=again.primal), again)
     operands = [steps, *loop.body_consts, *loop.carry, *extra, *const_dots, *carry_dots]
-    dots = ta_replay_p.bind(*operands, loop=again, strategy=strategy)
+    dots = replay.bind(operands, again, strategy)
     return outs, steps, dots
 
 

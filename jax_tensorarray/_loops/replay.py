@@ -35,7 +35,7 @@ Array = jax.Array
 
 @dataclass(frozen=True)
 class Replay:
-    """A loop whose steps can be visited again."""
+    """A loop whose steps can be visited again. Its fields are the parameters of `ta_replay`, besides the strategy."""
 
     body: Any  #: of a `ta_while`
     batch_dims: int  #: of its predicate
@@ -138,6 +138,10 @@ ta_replay_p.multiple_results = True
 # `extra` is what else the strategy needs.
 
 
+def bind(operands: Sequence[Any], loop: Replay, strategy: Strategy) -> list[Array]:
+    return ta_replay_p.bind(*operands, **vars(loop), strategy=strategy)
+
+
 def _split(operands: Sequence[Any], loop: Replay) -> tuple[Any, ...]:
     steps, *rest = operands
     consts, rest = rest[: loop.num_consts], rest[loop.num_consts :]
@@ -148,8 +152,8 @@ def _split(operands: Sequence[Any], loop: Replay) -> tuple[Any, ...]:
     return steps, consts, init, extra, dots[:n], dots[n:]
 
 
-def _abstract_eval(*avals: Any, loop: Replay, strategy: Strategy) -> Any:
-    return list(_split(avals, loop)[5]), loop.body.effects
+def _abstract_eval(*avals: Any, strategy: Strategy, **loop: Any) -> Any:
+    return list(_split(avals, Replay(**loop))[5]), loop["body"].effects
 
 
 def all_batched(axis: Axis, body: Any, pred_batched: bool, consts_batched: Sequence[bool], types: Any) -> Any:
@@ -169,8 +173,9 @@ def counted(
     return count(largest(steps), [steps, *consts], carry, body=body, max_steps=loop.max_steps, reverse=reverse)
 
 
-def _run(*operands: Array, loop: Replay, strategy: Strategy) -> list[Array]:
+def _run(*operands: Array, strategy: Strategy, **params: Any) -> list[Array]:
     """Run primals and tangents together from the beginning, and return the tangents."""
+    loop = Replay(**params)
     steps, consts, init, _, const_dots, carry_dots = _split(operands, loop)
     joint = jaxprs.function(jaxprs.joint_jvp(loop.body, loop.nonzero_consts, loop.nonzero_carry))
 
@@ -180,29 +185,28 @@ def _run(*operands: Array, loop: Replay, strategy: Strategy) -> list[Array]:
     return counted(loop, step, steps, [*consts, *const_dots], [*init, *carry_dots], False)[loop.num_carry :]
 
 
-def _jvp(primals: Sequence[Array], tangents: Sequence[Any], *, loop: Replay, strategy: Strategy) -> Any:
+def _jvp(primals: Sequence[Array], tangents: Sequence[Any], **params: Any) -> Any:
     # A derivative of a derivative: the loop of primals and tangents has a tape.
     nonzero = [not is_zero(t) for t in tangents]
-
-    run = functools.partial(_run, loop=loop, strategy=strategy)
-    return jaxprs.jvp_of_some(run, primals, nonzero, flagged(tangents, nonzero))
+    return jaxprs.jvp_of_some(functools.partial(_run, **params), primals, nonzero, flagged(tangents, nonzero))
 
 
-def _part_for(used: Sequence[bool], num_operands: int, loop: Replay, strategy: Strategy) -> Part:
+def _part_for(used: Sequence[bool], num_operands: int, *, strategy: Strategy, **params: Any) -> Part:
     """Return the loop of the tangents that those of the flagged carries depend on."""
+    loop = Replay(**params)
     known, num_dots = num_operands - sum(loop.nonzero), sum(loop.nonzero_consts)
     if all(used):
-        params = {"loop": loop, "strategy": strategy}
-        return Part([True] * num_operands, list(used), params, loop.body.effects)
+        return Part([True] * num_operands, list(used), {**params, "strategy": strategy}, loop.body.effects)
     tangents = linearize(loop.body, loop.nonzero_consts, loop.nonzero_carry).tangents_for(used)
     smaller = replace(loop, nonzero=tuple(merge(tangents, loop.nonzero, [False] * len(loop.nonzero))))
     _, _, _, extra, _, _ = _split([True] * num_operands, loop)
     strategy, extra = strategy.with_tangents(tangents[:num_dots], tangents[num_dots:], extra)
     operands = [*[True] * (known - len(extra)), *extra, *tangents]
-    return Part(operands, tangents[num_dots:], {"loop": smaller, "strategy": strategy}, loop.body.effects)
+    return Part(operands, tangents[num_dots:], {**vars(smaller), "strategy": strategy}, loop.body.effects)
 
 
-def _transpose(cts: Sequence[Any], *operands: Any, loop: Replay, strategy: Strategy) -> Any:
+def _transpose(cts: Sequence[Any], *operands: Any, strategy: Strategy, **params: Any) -> Any:
+    loop = Replay(**params)
     steps, consts, init, extra, const_dots, carry_dots = _split(operands, loop)
     linear = [*const_dots, *carry_dots]
     known = [None] * (len(operands) - len(linear))
@@ -215,7 +219,8 @@ def _transpose(cts: Sequence[Any], *operands: Any, loop: Replay, strategy: Strat
     return [*known, *(ct if ad.is_undefined_primal(x) else None for x, ct in zip(linear, found, strict=True))]
 
 
-def _batch(axis: Axis, args: Sequence[Array], batched: Sequence[bool], *, loop: Replay, strategy: Strategy) -> Any:
+def _batch(axis: Axis, args: Sequence[Array], batched: Sequence[bool], *, strategy: Strategy, **params: Any) -> Any:
+    loop = Replay(**params)
     steps, consts, init, extra, const_dots, carry_dots = _split(args, loop)
     pred_batched, consts_batched, *others_batched, const_dots_batched, carry_dots_batched = _split(batched, loop)
 
@@ -234,7 +239,7 @@ def _batch(axis: Axis, args: Sequence[Array], batched: Sequence[bool], *, loop: 
     strategy = strategy.batched(axis, pred_batched, either, consts, init)
     loop = loop.batched(axis, pred_batched, either, consts, init)
     operands = [steps, *consts, *init, *strategy.batched_extra(extra), *const_dots, *carry_dots]
-    outs = ta_replay_p.bind(*operands, loop=loop, strategy=strategy)
+    outs = bind(operands, loop, strategy)
     return outs, [True] * len(outs)
 
 
@@ -244,7 +249,7 @@ ta_replay_p.def_impl(functools.partial(run_alone, ta_replay_p))
 ta_replay_p.def_effectful_abstract_eval(_abstract_eval)
 pe.dce_rules[ta_replay_p] = rules.without_unused(_part_for)
 mlir.register_lowering(ta_replay_p, mlir.lower_fun(_run, multiple_results=True))
-registry.ENTRIES[ta_replay_p.name] = registry.Entry("rules", lambda params: [registry.Body(params["loop"].body)])
+registry.ENTRIES[ta_replay_p.name] = registry.Entry("rules", lambda params: [registry.Body(params["body"])])
 rules.register(ta_replay_p, jvp=_jvp, transpose=rules.transpose_of_part(_part_for, _transpose), batch=_batch)
 
 

@@ -170,7 +170,7 @@ def partial_eval_in_checkpoint(
         known, its_results = known_part(unknown, eqn) or (None, [False] * n)
         return known, eqn, [not there for there in its_results], [True] * n, needed
     decision = policy(eqn.primitive, *(v.aval for v in eqn.invars), **eqn.params)
-    if decision is True or type(decision).__name__ == "SaveableType":
+    if _compat.is_saved(decision):
         return eqn, None, [False] * n, [False] * n, []
     return eqn, eqn, [False] * n, [True] * n, needed
 

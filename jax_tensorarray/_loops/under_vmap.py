@@ -53,8 +53,7 @@ def _has_batched_predicate(axis: Axis, batched: Sequence[bool], **params: Any) -
 
 def _is_ours(params: dict[str, Any]) -> bool:
     """Return whether nothing is done inside than to compute and to communicate."""
-    effects = {effect for jaxpr in jaxprs.jaxprs_in(params) for effect in jaxpr.effects}
-    return "branches_platforms" not in params and all(type(effect).__name__ == "NamedAxisEffect" for effect in effects)
+    return "branches_platforms" not in params and all(map(_compat.only_communicates, jaxprs.jaxprs_in(params)))
 
 
 def _batching_rule(

@@ -290,7 +290,7 @@ def _batch(
 
 def _check_effects(cond: Any, body: Any) -> None:
     """Raise the error of JAX's loop for effects: an example that has ended must not have any."""
-    if any(str(effect) == "IO" for effect in {*cond.effects, *body.effects}):
+    if _compat.has_unordered_io(cond) or _compat.has_unordered_io(body):
         raise NotImplementedError("Unordered IO effects not supported in while_loop with batched predicate")
 
 
@@ -337,6 +337,7 @@ def _run_checked(*operands: Array, options: WhileOptions, **params: Any) -> Any:
 
 
 _compat.lowers_its_bodies(ta_while_p)
+_compat.asks_policies(ta_while_p)
 _compat.checked_as(ta_while_p, _run_checked)
 ta_while_p.def_impl(functools.partial(run_alone, ta_while_p))
 ta_while_p.def_effectful_abstract_eval(_abstract_eval)

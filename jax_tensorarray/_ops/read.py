@@ -120,3 +120,4 @@ ta_read_p = make_primitive(
     kernel=row_kernel("read", ("buffer", "index", "where"), ("value",)),
 )
 _compat.register_accumulating_transpose(ta_read_p, _accumulate, nonzero_transpose(_transpose))
+_compat.asks_policies(ta_read_p)

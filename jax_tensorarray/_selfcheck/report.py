@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from jax_tensorarray._selfcheck.header import header, versions, wrapped
 from jax_tensorarray._selfcheck.measure import (
     LONGEST_RUN,
     OURS,
@@ -26,6 +25,8 @@ from jax_tensorarray._selfcheck.measure import (
     second_order,
 )
 from jax_tensorarray._selfcheck.programs import programs
+from jax_tensorarray.inspect._header import header, versions
+from jax_tensorarray.inspect._text import wrapped
 
 #: Each T is four times the one before, so that 16 times the time a step is quadratic.
 SIZES = (125, 500, 2000)

@@ -46,9 +46,12 @@ def factor(times: float) -> str:
     return f"{times:.0f}" if times >= 9.95 else f"{times:.1f}".removesuffix(".0")
 
 
-def wrapped(text: str, indent: str = "", width: int = WIDTH) -> list[str]:
-    """Return the lines of a paragraph."""
-    return textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+def wrapped(text: str, first: str = "", width: int = WIDTH) -> list[str]:
+    """Return the lines of a paragraph. It begins with `first`, whose room the other lines leave free."""
+    later = " " * len(first)
+    return textwrap.wrap(
+        text, width, initial_indent=first, subsequent_indent=later, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def grouped(found: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:

@@ -16,9 +16,9 @@ from jax.extend.core import Jaxpr, jaxpr_as_fun
 
 from jax_tensorarray import _compat, in_place
 from jax_tensorarray._hlo import text as hlo_text
-from jax_tensorarray._selfcheck.header import header
 from jax_tensorarray.inspect._arguments import argument_copies
 from jax_tensorarray.inspect._copies import MIN_BYTES, copies_in, cost
+from jax_tensorarray.inspect._header import header
 from jax_tensorarray.inspect._page import html
 from jax_tensorarray.inspect._watch import Report
 

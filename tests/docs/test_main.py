@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jax_tensorarray._selfcheck import header, measure
+from jax_tensorarray._selfcheck import measure
 from jax_tensorarray._selfcheck import report as main_job
 from jax_tensorarray._selfcheck.programs import Program, ours, programs
+from jax_tensorarray.inspect import _header
 
 
 @pytest.fixture(autouse=True)
@@ -72,8 +73,8 @@ def test_the_table_is_printed_and_the_plot_is_drawn(two_small_loops, tmp_path, c
 
 
 def test_absent_kernels_are_mentioned_once(two_small_loops, monkeypatch, capsys):
-    monkeypatch.setattr(header._kernels, "modules", {"cpu": None})
-    monkeypatch.setattr(header._kernels, "missing", {"_cuda": "No module named 'jax_tensorarray._cuda'"})
+    monkeypatch.setattr(_header._kernels, "modules", {"cpu": None})
+    monkeypatch.setattr(_header._kernels, "missing", {"_cuda": "No module named 'jax_tensorarray._cuda'"})
     main_job.main(["--quick"])
     output = capsys.readouterr().out
     assert output.count("cuda") == output.count("not cuda (No module named 'jax_tensorarray._cuda')") + 1

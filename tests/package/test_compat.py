@@ -80,6 +80,25 @@ def test_only_the_compat_file_touches_private_jax():
     assert users == {"_compat"}
 
 
+#: Rooms and files of the package, from the bottom to the top.
+LAYERS = (
+    *("_types", "_union_find", "_gates", "_compat", "_kernels", "_lowering", "_ops", "_jaxprs", "_array"),
+    *("checkpoint_policies", "_loops", "_in_place", "_replaced", "_hlo", "inspect", "_selfcheck"),
+)
+
+
+def test_a_room_imports_only_from_rooms_below_it():
+    package = Path(jax_tensorarray.__file__).parent
+    above = set[str]()
+    for path in package.rglob("*.py"):
+        room = path.relative_to(package).parts[0].removesuffix(".py")
+        for line in re.findall(r"^from jax_tensorarray(?:\.(\w+)| import ((?:\w+, )*\w+))", path.read_text(), re.M):
+            for name in re.findall(r"\w+", " ".join(line)):
+                if room in LAYERS and name in LAYERS and LAYERS.index(name) > LAYERS.index(room):
+                    above.add(f"{path.relative_to(package)} imports {name}")
+    assert above == set()
+
+
 def test_the_running_ffi_version_is_read_from_the_header_of_jaxlib():
     major, minor = _compat.ffi_api_version()
     assert (major, minor) >= (0, 3)

@@ -1,16 +1,13 @@
 """The first lines of a report: versions, devices and kernels."""
 
 import platform
-import textwrap
 from collections.abc import Iterator
 
 import jax
 import jaxlib.version
 
 from jax_tensorarray import __version__, _kernels
-
-#: Columns of a report.
-WIDTH = 100
+from jax_tensorarray.inspect._text import wrapped
 
 
 def versions() -> dict[str, str]:
@@ -37,11 +34,3 @@ def header() -> Iterator[str]:
     for module_name, why in _kernels.missing.items():
         text = f"not {_kernels.PLATFORM_OF[module_name].lower()} ({why.rstrip('.')}): the ops run as plain JAX there"
         yield from wrapped(text, " " * 10)
-
-
-def wrapped(text: str, first: str = "") -> list[str]:
-    """Return the lines of a text, the others below what `first` leaves room for."""
-    later = " " * len(first)
-    return textwrap.wrap(
-        text, WIDTH, initial_indent=first, subsequent_indent=later, break_long_words=False, break_on_hyphens=False
-    )
