@@ -79,7 +79,7 @@ def remark(
             listener.notes += _of_branches(jaxpr, eqn)
     elif name == "while":
         listener.notes += _of_while(jaxpr, eqn, repair.request.max_steps)
-    elif name not in registry.ENTRIES and eqn.primitive not in ROW_OPS and not is_made:
+    elif not registry.entry_of(eqn).bodies(eqn.params) and eqn.primitive not in ROW_OPS and not is_made:
         _skip_inside(listener, _Skipped(repair, "foreign-primitive", {"by": eqn}), eqn)
         if repair.in_loop and name not in kinds.OF_JAX and not name.startswith("ta_"):
             for v, x in zip(eqn.invars, operands, strict=True):

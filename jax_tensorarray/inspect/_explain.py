@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.extend import source_info_util
 
+from jax_tensorarray import _compat
 from jax_tensorarray._in_place import api, arguments, explained
 from jax_tensorarray._in_place.repair import Request
 from jax_tensorarray._loops.api import strategy_within
@@ -165,7 +166,7 @@ def _described(note: explained.Remark) -> Explained:
         line=line,
         code=linecache.getline(file, line).strip() if file and line else "",
         kind=note.kind,
-        op=note.eqn.primitive.name,
+        op=_compat.name_of_primitive(note.eqn),
         dtype=str(note.aval.dtype),
         shape=tuple(note.aval.shape),
         became=note.became,
@@ -189,7 +190,7 @@ def _named(eqn: Equation, file: str | None) -> str:
     """Name an equation, and its line."""
     if eqn is None:
         return "the result of the step"
-    name = _NAMES.get(eqn.primitive.name, f"`{eqn.primitive.name}`")
+    name = _NAMES.get(eqn.primitive.name, f"`{_compat.name_of_primitive(eqn)}`")
     its_file, line = _place(source_info_util.summarize(eqn.source_info))
     where = "" if its_file == file else f" of {its_file and name_of_file(its_file)}"
     return f"{name} in line {line}{where}" if line else name

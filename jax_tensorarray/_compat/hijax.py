@@ -1,0 +1,24 @@
+"""HiJAX primitives, which JAX binds by one primitive of its own: `HiPrim`, until 0.10 `VJPHiPrimitive`."""
+
+from typing import Any
+
+from jax.experimental import hijax
+
+from jax_tensorarray._types import Equation
+
+_BASE: Any = getattr(hijax, "HiPrim" if hasattr(hijax, "HiPrim") else "VJPHiPrimitive")
+
+
+def has_linearization(eqn: Equation) -> bool:
+    """Return whether `jax.linearize` can go through an equation: a HiJAX primitive may have rules for `jax.vjp` only.
+
+    JAX's own loops ask for these under `jax.vjp`. A loop of this library linearizes a step whatever differentiates it.
+    """
+    hi = eqn.params.get("_prim")
+    return not isinstance(hi, _BASE) or type(hi).lin is not _BASE.lin
+
+
+def name_of_primitive(eqn: Equation) -> str:
+    """Return what the author of a primitive has called it."""
+    hi = eqn.params.get("_prim")
+    return type(hi).__name__ if isinstance(hi, _BASE) else str(eqn.primitive.name)
