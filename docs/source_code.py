@@ -2,9 +2,12 @@
 
 A page asks by a comment, such as `<!-- code: csrc/rows.h -->`. After a comma comes the part that is shown: the title of
 a section, which is a comment such as `# --- lowering ---`, or how the first line of a function or a table begins. Links
-to files of the repository, which are not a part of the site, become their names there.
+to files of the repository, which are not a part of the site, become their names there. The reference gets a table of
+names, for readers without the site.
 """
 
+import inspect
+import pkgutil
 import re
 from pathlib import Path
 from typing import Any
@@ -54,6 +57,26 @@ def with_code(markdown: str) -> str:
     return ASKED.sub(shown, markdown)
 
 
+def with_names(markdown: str) -> str:
+    """Return the reference with a table of the names in each section, for readers who do not build the site."""
+
+    def section(text: str) -> str:
+        names = re.findall(r"^::: (\S+)$", text, re.MULTILINE)
+        title, rest = text.split("\n", 1)
+        if not names:
+            return text
+        rows = [f"| `{name.removeprefix('jax_tensorarray.')}` | {_summary(name)} |\n" for name in names]
+        rest = re.sub(r"^\|.*\n", "", rest, flags=re.MULTILINE).strip("\n")
+        return f"{title}\n\n| name | what it is |\n|---|---|\n{''.join(rows)}\n{rest}\n\n"
+
+    return "".join(map(section, re.split(r"^(?=## )", markdown, flags=re.MULTILINE))).rstrip("\n") + "\n"
+
+
+def _summary(name: str) -> str:
+    lines = (inspect.getdoc(pkgutil.resolve_name(name)) or "").partition("\n\n")[0].split("\n")
+    return " ".join(lines).replace("|", "\\|")
+
+
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Make names of links to files that are not a part of the site; MkDocs calls this for every page."""
     return LINK.sub(r"`\1`", markdown)
@@ -62,3 +85,5 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 if __name__ == "__main__":
     for page in sorted(Path(__file__).parent.glob("*.md")):
         page.write_text(with_code(page.read_text()))
+    reference = Path(__file__).parent / "api.md"
+    reference.write_text(with_names(reference.read_text()))

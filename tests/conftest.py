@@ -1,6 +1,7 @@
 """The suite runs in 64 bits, so that derivatives can be compared with finite differences, and on eight CPU devices."""
 
 import gc
+import importlib.util
 import itertools
 import os
 import sys
@@ -48,6 +49,12 @@ hypothesis.settings.register_profile("night", parent=few, derandomize=False, max
 
 def pytest_addoption(parser):
     parser.addoption("--all", action="store_true", help="run slow tests too, and more random programs")
+
+
+def pytest_report_header():
+    if importlib.util.find_spec("tensorflow") is None:
+        return "TensorFlow is not installed, so nothing is compared with it: pip install '.[tensorflow]'"
+    return "results are compared with TensorFlow, too"
 
 
 def pytest_configure(config):

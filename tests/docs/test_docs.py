@@ -42,8 +42,16 @@ def test_the_snippets_of_tensorflow_run_and_print_what_the_page_says(page):
         snippet.run(names)
 
 
+def source_code():
+    specification = importlib.util.spec_from_file_location("source_code", DOCS / "source_code.py")
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
 def test_every_public_name_is_in_the_reference():
     reference = (DOCS / "api.md").read_text()
+    assert source_code().with_names(reference) == reference, "run python docs/source_code.py"
     for name in jax_tensorarray.__all__:
         assert re.search(rf"jax_tensorarray\.{name}\b", reference), name
     for name in jax_tensorarray.primitives.__all__:
@@ -69,14 +77,12 @@ def test_these_are_all_methods_that_tensorflow_has():
 
 
 def test_the_code_and_files_that_pages_name_are_there():
-    specification = importlib.util.spec_from_file_location("source_code", DOCS / "source_code.py")
-    source_code = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(source_code)
+    with_code, link = source_code().with_code, source_code().LINK
     assert "def _transpose(" in (DOCS / "primitive.md").read_text()
     for page in PAGES:
         text = page.read_text()
-        assert source_code.with_code(text) == text, f"{page.name}: run python docs/source_code.py"  # or it is not there
-        for _, file in source_code.LINK.findall(text):
+        assert with_code(text) == text, f"{page.name}: run python docs/source_code.py"  # or it is not there
+        for _, file in link.findall(text):
             assert (DOCS.parent / file).is_file(), f"{page.name}: {file}"
 
 
