@@ -42,6 +42,12 @@ RING_SLICES = 8
 #: The bytes of an example from which it takes longer to copy a buffer than to decide whether to copy it.
 SELECTED_BYTES = 4096
 
+#: A select by a mask that is true for one row stays in an array of fewer bytes, and so does one by a mask that each
+#: example has for itself. From these sizes on row ops take at most 0.7 times as long (CPU, jax 0.12, 8 examples, rows
+#: of 1 and 16 floats); 8 buffers of 32 floats take 1.7 times as long.
+MASKED_BYTES = 512
+MASKED_BYTES_OF_EXAMPLES = 4096
+
 #: At most this many steps are merged into one, where carries change places.
 ROUND_STEPS = 6
 

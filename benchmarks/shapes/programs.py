@@ -97,6 +97,19 @@ _add(
 )
 _add("a view", "b.T[:, i]", _rows(lambda b, i, T: b.T[:, i // 2], lambda b, i, y, T: b.at[i].set(y)))
 _add(
+    "a row by a mask",
+    "jnp.where((jnp.arange(n) == i)[:, None], x, b)",
+    _rows(_half, lambda b, i, y, T: jnp.where((jnp.arange(T) == i)[:, None], y, b)),
+)
+_add(
+    "a row read by a mask",
+    "jnp.where(one_hot(i, n, dtype=bool)[:, None], b, 0).sum(0)",
+    _rows(
+        lambda b, i, T: jnp.where(jax.nn.one_hot(i // 2, T, dtype=bool)[:, None], b, 0).sum(0),
+        lambda b, i, y, T: b.at[i].set(y),
+    ),
+)
+_add(
     "a chosen version",
     "jnp.where(p, b.at[i].set(x), b)",
     _rows(_half, lambda b, i, y, T: jnp.where(y[0] > 1, b.at[i].set(y), b)),

@@ -46,7 +46,8 @@ _linearize_tracer = private_names("interpreters.ad", "LinearizeTracer")
 def maker_of(x: Any) -> Any:
     """Return the equation that has made a traced array, None if that is not known.
 
-    It is private. Without it two arrays of zeros are not seen to be equal.
+    It is private. Without it two arrays of zeros are not seen to be equal, nor a mask to be of one row if a loop
+    that is differentiated closes over `jnp.arange`.
     """
     return getattr(x, "parent", None) if isinstance(x, _jit_tracer) else None
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_tensorarray import _compat, _gates
-from jax_tensorarray._in_place import explained, layouts, refs, registers, stacks, twins, views
+from jax_tensorarray._in_place import explained, layouts, patterns, refs, registers, stacks, twins, views
 from jax_tensorarray._in_place.repair import LOOPS, Repair
 from jax_tensorarray._in_place.rows import has_rows
 from jax_tensorarray._in_place.selects import select
@@ -42,7 +42,7 @@ def scan(repair: Repair, eqn: Equation, operands: Sequence[Value], added: dict[i
         return [*_of_active(repair.active, before, outs[: len(carry)], is_kept), *outs[len(carry) :]]
 
     inner = repair.of_loop(repair.active)
-    body = inner.function(jaxpr, known=known, constants=len(consts), ends=step_ends)
+    body = inner.function(jaxpr, known=known, constants=consts, ends=step_ends)
     of_consts = as_written(consts)
 
     def step(carry: Sequence[Array], xs: Sequence[Array]) -> tuple[list[Array], list[Array]]:
@@ -242,6 +242,7 @@ def while_(repair: Repair, eqn: Equation, operands: Sequence[Value], added: dict
         inner = repair.of_loop(repair.active if active is None else active)
         before = [Value.given(x) for x in carry]
         constants = [Value.given(x, is_constant=True) for x in of_body]
+        patterns.copy(operands[a:b], constants)
         after = inner.evaluate(body, [*constants, *before], known)
         types: list[Any] = [v.aval for v in body.jaxpr.outvars]
         after = [with_type(x, weak=is_weak(of) and not of.shape) for x, of in zip(after, types, strict=True)]

@@ -13,6 +13,7 @@ from jax.extend import source_info_util
 from jax.extend.core import Jaxpr
 
 from jax_tensorarray import _compat
+from jax_tensorarray._in_place import patterns
 from jax_tensorarray._in_place.values import Left, Value
 from jax_tensorarray._jaxprs import jaxprs, kinds, registry
 from jax_tensorarray._jaxprs.uses import Uses
@@ -79,6 +80,12 @@ def remark(
             listener.notes += _of_branches(jaxpr, eqn)
     elif name == "while":
         listener.notes += _of_while(jaxpr, eqn, repair.request.max_steps)
+    elif name in patterns.PRODUCTS and not is_made and patterns.is_masked(operands):
+        listener.notes.extend(
+            Remark(jaxpr, eqn, _place(eqn), "product", v.aval, "", "mask-product", {})
+            for v, x in zip(eqn.invars, operands, strict=True)
+            if x.is_given and not x.is_constant and _size(v.aval) > 1
+        )
     elif not registry.entry_of(eqn).bodies(eqn.params) and eqn.primitive not in ROW_OPS and not is_made:
         _skip_inside(listener, _Skipped(repair, "foreign-primitive", {"by": eqn}), eqn)
         if repair.in_loop and name not in kinds.OF_JAX and not name.startswith("ta_"):

@@ -9,7 +9,20 @@ from jax.extend import core as jex
 from jax.extend.core import Jaxpr
 
 from jax_tensorarray import _compat
-from jax_tensorarray._in_place import explained, factors, layouts, refs, registers, rows, selects, sums, twins, views
+from jax_tensorarray._in_place import (
+    explained,
+    factors,
+    layouts,
+    masks,
+    patterns,
+    refs,
+    registers,
+    rows,
+    selects,
+    sums,
+    twins,
+    views,
+)
 from jax_tensorarray._in_place.values import Left, Value, arrays, as_written, is_weak, with_type
 from jax_tensorarray._jaxprs import foreign, jaxprs, kinds, registry
 from jax_tensorarray._loops import choosing
@@ -27,7 +40,7 @@ LOOPS: "dict[str, Callable[[Repair, Any, Sequence[Value], dict[int, Value]], lis
 
 #: By primitive, the rules to try, in this order. If each leaves the equation, it stays as it is.
 RULES: dict[str, list[Rule]] = {}
-for family in (rows.RULES, selects.RULES, sums.RULES, factors.RULES):
+for family in (rows.RULES, masks.RULES, selects.RULES, sums.RULES, factors.RULES):
     for name, rule in family.items():
         RULES.setdefault(name, []).append(rule)
 
@@ -56,7 +69,7 @@ class Repair:
         values.update(zip(inner.invars, inputs, strict=True))
         values.update(known or {})
         moved = sums.moved_into(inner) if self.in_loop else {}
-        viewed = views.viewed(inner) if self.in_loop else set()
+        viewed = views.viewed(inner, patterns.masks_among(inner.invars, inputs)) if self.in_loop else set()
 
         def read(v: Any) -> Value:
             return Value.of_literal(v) if isinstance(v, jex.Literal) else values[v]
@@ -68,6 +81,7 @@ class Repair:
             is_viewed = any(v in viewed for v in eqn.outvars)
             operands = [read(v) for v in eqn.invars]
             results, left, done = self._equation(eqn, operands, added, is_viewed)
+            patterns.note(eqn, operands, results)
             explained.remark(self, inner, eqn, operands, results, left)
             values.update(zip(eqn.outvars, results, strict=True))
             values.update((s.eqn.outvars[0], results[s.number]) for s in moved.get(id(eqn), ()) if s.number in done)
@@ -80,7 +94,7 @@ class Repair:
         *,
         is_whole: bool = False,
         known: Mapping[Any, Value] | None = None,
-        constants: int = 0,
+        constants: Sequence[Value] = (),
         ends: Callable[[list[Value], list[Value]], list[Value]] = lambda inputs, outs: outs,
     ) -> Callable[..., list[Array]]:
         """Return a repaired jaxpr as a function of arrays, with `added` added to some of its results.
@@ -91,7 +105,8 @@ class Repair:
         closed = refs.as_arrays(_compat.closed(jaxpr))
 
         def f(*args: Array) -> list[Array]:
-            inputs = [Value.given(x, is_constant=k < constants) for k, x in enumerate(args)]
+            inputs = [Value.given(x, is_constant=k < len(constants)) for k, x in enumerate(args)]
+            patterns.copy(constants, inputs)
             outs = ends(inputs, self.evaluate(closed, inputs, known))
             for number, value in (added or {}).items():
                 found = sums.total(outs[number], value)
@@ -126,7 +141,10 @@ class Repair:
 
     def finds(self, jaxpr: Jaxpr) -> bool:
         """Return whether there is something to repair in a jaxpr."""
-        return any(map(self.finds_in, _compat.opened(jaxpr).eqns))
+        if any(map(self.finds_in, _compat.opened(jaxpr).eqns)):
+            return True
+        is_explained = explained.listening.value is not None
+        return self.in_loop and patterns.chooses_rows(jaxpr, by_products=is_explained)
 
     def finds_in(self, eqn: Equation) -> bool:
         """Return whether there is something to repair in an equation."""

@@ -101,7 +101,7 @@ def _of_whole_examples(predicate: Predicate, no: Value, yes: Value) -> Value | N
         source = other if other.shared is None else other.shared
         is_there = source.is_given and source.before is None and (source.is_constant or buffer.before is not None)
         is_there = is_there and buffer.is_given and not buffer.is_constant
-        is_there = is_there or (_is_large(buffer, axis) and _is_of_carry(buffer) and _is_made(source))
+        is_there = is_there or (_is_large(buffer, axis) and is_of_carry(buffer) and _is_made(source))
         if is_there and has_rows(buffer) and len(buffer.shape) > axis:
             params = row_params("in_place", "clip", batch_dims=axis, window=(buffer.shape[axis],), whole=True)
             # XLA repeats a shared array in a fusion, if all examples have one index.
@@ -120,16 +120,16 @@ def _is_made(x: Value) -> bool:
     if x.stopped is not None:
         return _is_made(x.stopped)
     is_zeros = x.sparse_updates == () and not jnp.issubdtype(x.dtype, jnp.inexact)
-    return is_zeros or ((x.carried_from is not None or x.update is not None) and not _is_of_carry(x))
+    return is_zeros or ((x.carried_from is not None or x.update is not None) and not is_of_carry(x))
 
 
-def _is_of_carry(x: Value) -> bool:
+def is_of_carry(x: Value) -> bool:
     """Return whether a value is a version of a buffer that the loop carries, perhaps through loops inside."""
     *_, first = x.versions()
     if first.is_given:
         return not first.is_constant
     before = first.carried_from if first.stopped is None else first.stopped
-    return before is not None and _is_of_carry(before)
+    return before is not None and is_of_carry(before)
 
 
 def _is_large(x: Value, axis: int) -> bool:

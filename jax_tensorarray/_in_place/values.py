@@ -128,6 +128,7 @@ class Value:
         repeated: the value whose elements this one repeats along further axes; else None.
         shared: the value that this one repeats for all examples along new first axes; else None.
         differs_where: a mask; where that is false this equals `before`. None if `update` says where.
+        pattern: how its elements depend on their place, see `patterns`; None if nothing is known.
         view: the equation that it is a view of, if it is one whose rows are those of its operands; else None.
         carried_from: the value that a loop started from, if this is what it has carried to its end; else None.
         is_used: whether anything but the next update uses it.
@@ -154,6 +155,7 @@ class Value:
         "is_used",
         "literal",
         "part",
+        "pattern",
         "repeated",
         "shared",
         "sparse_updates",
@@ -185,6 +187,7 @@ class Value:
         self.part, self.guard, self.stopped, self.repeated, self.shared = part, guard, stopped, repeated, shared
         self.differs_where = differs_where
         self.carried_from: Value | None = None
+        self.pattern: Any = None
         self.is_used = self.is_new = self.is_ones = self.is_constant = self.is_made_whole = False
         self.became = became
         self.is_given: bool = is_given or (before is not None and before.is_given)

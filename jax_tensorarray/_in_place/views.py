@@ -8,7 +8,7 @@ A conversion to a smaller float is never computed before the loop: the cotangent
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,7 +19,7 @@ from jax.extend import core as jex
 from jax.extend.core import Jaxpr
 
 from jax_tensorarray import _compat
-from jax_tensorarray._in_place import explained, rows, selects
+from jax_tensorarray._in_place import explained, patterns, rows, selects
 from jax_tensorarray._in_place.rows import Address
 from jax_tensorarray._in_place.values import Left, Value, View, arrays, as_written
 from jax_tensorarray._jaxprs import jaxprs, registry
@@ -30,16 +30,31 @@ from jax_tensorarray._types import INT32_MAX, Equation
 Array = jax.Array
 
 
-def viewed(jaxpr: Jaxpr) -> set[Any]:
-    """Return the variables that a jaxpr reads rows from, directly or through views."""
+def viewed(jaxpr: Jaxpr, masks: Iterable[Any] = ()) -> set[Any]:
+    """Return the variables that a jaxpr reads rows from, directly or through views.
+
+    An output is made as a whole in any case. Its rows are read of it: to compute them again would read its operands
+    after it is made, so that XLA could not make it in their place.
+
+    A select by a mask that is true in one place reads the row that is there. `masks` are inputs that are such masks.
+    """
     found: set[Any] = set()
-    for eqn in reversed(_compat.opened(jaxpr).eqns):
+    opened = _compat.opened(jaxpr)
+    masks = patterns.may_be_masks(opened, masks)
+    outputs = set(filter(lambda v: not isinstance(v, jex.Literal), opened.outvars))
+    for eqn in reversed(opened.eqns):
         name = eqn.primitive.name
         if name in READS:
             among = eqn.invars[:1] if rows.is_of_rows(eqn) else ()
         elif (inner := registry.inlined(eqn)) is not None:
-            of_inner = viewed(inner)
-            among = [v for v, own in zip(eqn.invars, _compat.opened(inner).invars, strict=True) if own in of_inner]
+            pairs = list(zip(eqn.invars, _compat.opened(inner).invars, strict=True))
+            of_inner = viewed(inner, [own for v, own in pairs if not isinstance(v, jex.Literal) and v in masks])
+            among = [v for v, own in pairs if own in of_inner]
+        elif name == "select_n" and not isinstance(eqn.invars[0], jex.Literal) and eqn.invars[0] in masks:
+            among = eqn.invars[1:]
+        elif name in ELEMENTWISE and eqn.outvars[0] in outputs:
+            found.discard(eqn.outvars[0])
+            continue
         elif (name in ELEMENTWISE or name in LAYOUT) and eqn.outvars[0] in found:
             among = eqn.invars
         else:
@@ -65,7 +80,7 @@ def _view(eqn: Equation, operands: Sequence[Value], shape: tuple[int, ...] | Non
         if eqn.primitive.name == "reshape":
             return _of_reshaped(operands[0], index, address)
         if eqn.primitive.name == "broadcast_in_dim":
-            return _of_repeated(operands[0], eqn.params["broadcast_dimensions"], index, address)
+            return of_repeated(operands[0], eqn.params["broadcast_dimensions"], index, address)
         found = [_part(x, index, address) for x in operands]
         present = [x for x in found if x is not None]
         return jaxprs.bind(eqn, present)[0] if len(present) == len(found) else None
@@ -82,12 +97,14 @@ def _part(x: Value, index: Array, address: Address) -> Array | None:
     """Return the part of an operand that belongs to the rows."""
     if not x.shape:
         return as_written([x])[0]
+    if (short := patterns.rows_of_short(x, address, index.shape[address.axis :])) is not None:
+        return short
     if x.repeated is not None and len(x.source.shape) <= address.axis:  # a predicate of the examples
         shape, source = address.rows_shape(index.shape[address.axis :]), arrays([x.source])[0]
         return lax.broadcast_in_dim(source, shape, range(source.ndim))
     if x.shape == address.shape:
         return rows.read(x, index, address)
-    return _of_repeated(x, range(len(x.shape)), index, address)
+    return of_repeated(x, range(len(x.shape)), index, address)
 
 
 def _of_transposed(source: Value, permutation: Sequence[int], index: Array, address: Address) -> Array | None:
@@ -148,7 +165,8 @@ def _of_reshaped(source: Value, index: Array, address: Address) -> Array | None:
     return found.reshape(address.rows_shape(index.shape))
 
 
-def _of_repeated(source: Value, dims: Sequence[int], index: Array, address: Address) -> Array | None:
+def of_repeated(source: Value, dims: Sequence[int], index: Array, address: Address) -> Array | None:
+    """Return the rows of what repeats an array, whose axis k is its axis `dims[k]`. None if examples have their own."""
     box = None if address.batch else _box(source, dims, index, address)
     if box is None:
         return None
@@ -185,6 +203,7 @@ def invariant(jaxpr: Jaxpr, known: Mapping[Any, Value]) -> dict[Any, Value]:
         outs = _before(eqn, operands)
         if outs is not None:
             values.update(zip(eqn.outvars, outs, strict=True))
+            patterns.note(eqn, operands, outs)
             explained.before_the_loop(inner, eqn)
             if not any(map(_is_repeated, outs)):
                 made.update(zip(eqn.outvars, outs, strict=True))

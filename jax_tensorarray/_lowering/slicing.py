@@ -12,6 +12,7 @@ import numpy as np
 from jax.interpreters import mlir
 from jax.interpreters.mlir import ir
 
+from jax_tensorarray import _gates
 from jax_tensorarray._compat import hlo
 from jax_tensorarray._lowering.build import (
     at_positions,
@@ -55,7 +56,9 @@ from jax_tensorarray._lowering.mlir import (
     Operation,
     Value,
     nested_operands,
+    num_bytes,
     operation,
+    terminator,
 )
 
 
@@ -129,9 +132,12 @@ class Rewriter:
     def made_once(self, buffer: Value) -> Value:
         """Return a buffer to read of.
 
-        XLA would make an updated one again in the fusion that reads, of the buffer before the update.
+        XLA would make an updated one again in the fusion that reads, of the buffer before the update. It would also
+        repeat a slice of one that a step computes as a whole, and read the one before after its memory is needed.
         """
-        if isinstance(buffer, ir.BlockArgument) or operation(buffer.owner).name != UPDATE or not self.barriers_hold:
+        if isinstance(buffer, ir.BlockArgument) or not self.barriers_hold:
+            return buffer
+        if operation(buffer.owner).name != UPDATE and not _is_computed_for_carry(buffer):
             return buffer
         self.passed[buffer] = hlo.optimization_barrier([buffer])
         return self.passed[buffer]
@@ -184,7 +190,8 @@ class Rewriter:
 
         if choice.ordered:
             return [self.read_first(buffer, result, rows)[-1]]
-        return [rows(self.made_once(buffer) if choice.passes_on else buffer)]
+        is_sliced = not choice.at_once  # a gather is never made twice
+        return [rows(self.made_once(buffer) if choice.passes_on or is_sliced else buffer)]
 
     def _update(self, op: Operation, choice: Choice, combine: Callable[[Value, Value], Value] | None) -> list[Value]:
         """Return the updated buffer, and the old rows if the op returns them."""
@@ -273,6 +280,19 @@ class Rewriter:
             return [row]
         return [hlo.select(is_out_of_bounds(index, at_positions(size, result.shape)), splat(result, -1), row)]
 
+
+def _is_computed_for_carry(buffer: Value) -> bool:
+    """Return whether a step of a loop computes all of a large array elementwise, and carries it on."""
+    maker = operation(buffer.owner)
+    around = operation(maker.block.owner)
+    if around.name != "stablehlo.while" or num_bytes(buffer) < _gates.ORDERED_BYTES_OF_ALL:
+        return False
+    return maker.name in _ELEMENTWISE and any(operation(use.owner) == terminator(maker.block) for use in buffer.uses)
+
+
+_ELEMENTWISE = frozenset(
+    f"stablehlo.{name}" for name in ("add", "convert", "divide", "maximum", "minimum", "multiply", "select", "subtract")
+)
 
 #: The rewriters of calls that do not say how they combine two rows.
 REWRITES = {name: getattr(Rewriter, name) for name in ("read", "write", "swap", "fence", "check", "clear")}

@@ -167,10 +167,15 @@ class Uses:
 
 
 def _is_sum_of_few(op: Operation) -> bool:
-    """Return whether an operation reduces rows that are read, or joined: a few become sums of slices in XLA."""
+    """Return whether an operation reduces rows that are read, or joined: a few become sums of slices in XLA.
+
+    One along axes of size 1 becomes no operation at all.
+    """
     if op.name != "stablehlo.reduce":
         return False
     value = op.operands[0]
+    if all(value.type.shape[k] == 1 for k in op.attributes["dimensions"]):
+        return True
     while not isinstance(value, ir.BlockArgument):
         producer = operation(value.owner)
         if producer.name not in ("stablehlo.reshape", "stablehlo.transpose"):

@@ -28,7 +28,8 @@ class Explained(NamedTuple):
       line: the number of the line.
       code: the text of that line, if the file can be read; else empty.
       kind: `"read"`, `"write"` or `"select"`; `"shift"` of all rows by some places, `"exchange"` of two buffers,
-        `"carry"` of a loop, `"slice"` of a stack, `"layout"` of a buffer, `"loop"`, or `"use"` of a whole buffer.
+        `"carry"` of a loop, `"slice"` of a stack, `"layout"` of a buffer, `"product"` with a mask, `"loop"`,
+        or `"use"` of a whole buffer.
       op: the primitive of JAX.
       dtype: of the buffer.
       shape: likewise. The transformations that `f` contains are included: `vmap` adds an axis.

@@ -60,6 +60,10 @@ REASONS = {
         "The condition is not the same for all rows, so any row may be one or the other.",
         "If few rows change, write only these: b.at[i].set(x).",
     ),
+    "mask-product": (
+        "It is multiplied by a mask of 0 and 1. As 0 times infinity is not 0, all rows may change.",
+        "Choose instead: jnp.where(mask, row, b) writes one row, and jnp.where(mask, b, 0).sum(0) reads one.",
+    ),
     "no-bound": (
         "JAX does not know how many steps this while_loop takes at most.",
         "To differentiate it, give in_place the argument max_steps=n.",

@@ -72,6 +72,9 @@ class Step:
             new = f"lax.dynamic_update_slice({old}, {tile}, (jnp.int32({place}), j[1] % 9))"
         elif part < 0.3 and self.has_tiles:
             new = f"{old}.at[{place}, 1::4].{by}(jnp.broadcast_to({value}, (SIZE,))[:4])"
+        elif 0.3 <= part < 0.4 and not self.moves:  # by a mask that is true for one row
+            added = f"{old} + {value}" if by == "add" else value
+            new = f"jnp.where((jnp.arange(ROWS) == {place})[:, None], {added}, {old})"
         if self.moves and (version == 0 or self.choose.random() < 0.4):
             moved = self.choose.choice(MOVES).format(b=old, new=f"jnp.broadcast_to({value}, (1, SIZE))")
             new = self.choose.choice([moved, new.replace(old, moved, 1)])

@@ -8,6 +8,8 @@ from in_place import assert_no_whole_buffer_copy, compiled
 from jax import jit, lax
 
 from jax_tensorarray import in_place
+from jax_tensorarray._compat import barriers_hold
+from jax_tensorarray._hlo.text import whole_buffer_operations_in_loops
 
 N, D = 120, 12
 SCALES = np.cos(np.arange(N * D)).reshape(N, D)
@@ -139,3 +141,30 @@ def test_a_number_without_a_derivative_is_no_buffer():
         return lax.fori_loop(1, len(b), step, b)
 
     np.testing.assert_array_equal(jit(in_place(f))(jnp.ones(50)), jit(f)(jnp.ones(50)))
+
+
+@pytest.mark.parametrize("examples", [None, 3])
+def test_rows_of_a_buffer_that_a_step_makes_as_a_whole_are_read_of_it(examples):
+    """One array is made in a step, whoever reads rows of it, and none is copied."""
+
+    def f(b, x):
+        def step(c, x):
+            b, i = c
+            here = (jnp.arange(len(b)) == i)[:, None]
+            b = b * (1 - here) + here * (x + jnp.sin(b[i // 2]))
+            return (b, i + 1), b[i // 3, 0]
+
+        return lax.scan(step, (b, 0), x)[1]
+
+    args = np.zeros((examples or 1, 300, 16)), np.sin(np.arange((examples or 1) * 4800.0)).reshape(-1, 300, 16)
+    want = []
+    for b, x in zip(*args, strict=True):
+        b = b.copy()
+        for i, row in enumerate(x):
+            b[i] = row + np.sin(b[i // 2])
+            want.append(b[i // 3, 0])
+    args, f = (args, jax.vmap(f)) if examples else ([x[0] for x in args], f)
+    program = compiled(in_place(f), *args)
+    np.testing.assert_allclose(program(*args).ravel(), want, rtol=1e-12)
+    of_whole = whole_buffer_operations_in_loops(program.as_text(), args[0].nbytes)
+    assert len(of_whole) <= (1 if barriers_hold("cpu") else 3)

@@ -18,6 +18,8 @@ WAYS = {
     "RING_STEPS": (0, math.inf),
     "RING_SLICES": (math.inf, 0),
     "SELECTED_BYTES": (0, math.inf),
+    "MASKED_BYTES": (0, math.inf),
+    "MASKED_BYTES_OF_EXAMPLES": (0, math.inf),
     "ROUND_STEPS": (math.inf, 1),
     "LOGGED_BYTES": (0, math.inf),
     "KEPT_BYTES": (0, math.inf),

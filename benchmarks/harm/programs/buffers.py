@@ -112,6 +112,28 @@ def masked_rows(x):
     return lax.fori_loop(0, len(x), body, jnp.zeros_like(x))
 
 
+def _by_mask(name, put):
+    """A cache whose rows are written by a mask over all of them, as programs for TPUs do it."""
+
+    @program(normal(400, 64), name=name)
+    def by_mask(x):
+        def step(c, x):
+            cache, at = c
+            cache = put(cache, at, x + jnp.sin(cache[at // 2]))
+            return (cache, at + 1), cache[at // 3]
+
+        return lax.scan(step, (jnp.zeros_like(x), 0), x)[1]
+
+
+def _by_product(cache, at, row):
+    mask = jax.nn.one_hot(at, len(cache), dtype=cache.dtype)[:, None]
+    return cache * (1 - mask) + mask * row
+
+
+_by_mask("rows_by_a_mask", lambda cache, at, row: jnp.where((jnp.arange(len(cache)) == at)[:, None], row, cache))
+_by_mask("rows_by_a_product", _by_product)
+
+
 def _weak(name, init):
     """Buffers whose type is weak: the first value is a Python number."""
 

@@ -1,0 +1,217 @@
+"""Rewrite selects by a mask that is true for one row as row ops: `jnp.where((arange(T) == i)[:, None], row, b)`.
+
+Which mask is true where is said by `patterns`. A select between a buffer and rows writes these rows, one between zeros
+and a buffer reads them if it is summed. What is multiplied by a mask of 0 and 1 is not the same, as 0 times infinity is
+not 0; integers are.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jax_tensorarray import _gates
+from jax_tensorarray._in_place import patterns, rows, selects, views
+from jax_tensorarray._in_place.patterns import Mask, Place, Repeated
+from jax_tensorarray._in_place.values import Left, Update, Value, View
+from jax_tensorarray._jaxprs import jaxprs
+from jax_tensorarray._ops.add import ta_add_p
+from jax_tensorarray._ops.starts import along_axes, in_range, sizes_of
+from jax_tensorarray._ops.write import ta_write_p
+from jax_tensorarray._types import Equation
+
+Array = jax.Array
+
+
+class Masked:
+    """The pattern of an array that is 0 but for the rows in one place, which are those of `source`."""
+
+    def __init__(self, located: "_Located", source: Value, then: Sequence[Equation] = ()) -> None:
+        self.located, self.source, self.then = located, source, then
+
+    def rows(self) -> Array:
+        """Return the rows as the place gives them: nobody may use those of a place that is out of range."""
+        found = self.located.rows_of(self.source)
+        for eqn in self.then:
+            (found,) = jaxprs.bind(eqn, [found])
+        return found
+
+    def added_to(self, buffer: Value) -> Value:
+        return buffer.updated(self.located.update(ta_add_p, self.rows()), became="ta_add")
+
+    def short(self) -> Array:
+        """Return the array with size 1 along the axes of the place: the rows, or zeros."""
+        found, (address, index, where) = self.rows(), self.located
+        sizes = sizes_of(jax.ShapeDtypeStruct(address.shape, found.dtype), address.params)
+        inside = in_range(along_axes(index, len(sizes)), sizes, address.window)
+        inside = inside if where is None else inside & where
+        shape = [*address.shape[: address.axis], *address.taken, *address.shape[address.after :]]
+        inside = lax.reshape(inside, (*inside.shape, *[1] * (len(shape) - inside.ndim)))
+        return jnp.where(inside, lax.reshape(found, shape), jnp.zeros((), found.dtype))
+
+
+class _Located(tuple[rows.Address, Array, Array | None]):
+    """The address of a place in a buffer, the index there, and its mask."""
+
+    __slots__ = ()
+
+    def rows_of(self, x: Value) -> Array:
+        address, index, _ = self
+        found = patterns.rows_of_short(x, address, ())
+        if found is None and isinstance(x.pattern, Repeated):
+            found = views.of_repeated(Value(x.pattern.short()), range(len(x.shape)), index, address)
+        return rows.read(x, index, address) if found is None else found
+
+    def update(self, primitive: Any, new: Array, *, is_zero: bool = False) -> Update:
+        address, index, where = self
+        return Update(primitive, index, new, where, address.params, is_window=True, is_zero=is_zero)
+
+
+def _located(place: Place, of: Any) -> _Located | Left:
+    """Return where a place is in a buffer of that type."""
+    axes, shape = sorted(place.starts), of.shape
+    first, after = axes[0], axes[-1] + 1
+    own = [x.shape for x in place.starts.values()]
+    batch = max((k + 1 for own_shape in own for k, n in enumerate(own_shape) if n != 1), default=0)
+    conditions = [x.shape[first:] for x in place.conditions]
+    if batch > first or any(n != 1 for rest in conditions for n in rest) or any(shape[k] == 1 for k in axes):
+        return Left("mask-of-elements")
+    if batch and _num_bytes(of) < _gates.MASKED_BYTES_OF_EXAMPLES:
+        return Left("mask-of-elements")
+    taken = [1 if k in axes else n for k, n in enumerate(shape)]
+    address = rows.address_of_box(of, taken, batch, axes)
+    if isinstance(address, Left):
+        return address
+    if (address.axis, address.after) != (first, after):
+        return Left()
+    common = np.broadcast_shapes(*own)[:batch]
+    starts = {k: jnp.broadcast_to(lax.reshape(x, x.shape[:batch]), common) for k, x in place.starts.items()}
+    where = None
+    for x in place.conditions:
+        condition = lax.reshape(x, x.shape[:first])
+        where = condition if where is None else where & condition
+    return _Located((address, address.index_of(starts), where))
+
+
+def _all_located(mask: Mask, of: Any) -> list[_Located] | Left:
+    found = []
+    for place in mask.places:
+        located = _located(place, of)
+        if isinstance(located, Left):
+            return located
+        found.append(located)
+    return found
+
+
+def select_n(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
+    which, *cases = operands
+    mask, of = which.pattern, eqn.outvars[0].aval
+    if not isinstance(mask, Mask) or len(cases) != 2 or not _is_large(of):
+        return Left()
+    no, yes = reversed(cases) if mask.inverted else cases
+    return _selected(eqn, operands, mask, no, yes)
+
+
+def _selected(eqn: Equation, operands: Sequence[Value], mask: Mask, no: Value, yes: Value) -> list[Value] | Left:
+    """Return `yes` in the places of a mask, and `no` elsewhere."""
+    if not set(map(id, no.versions())).isdisjoint(map(id, yes.versions())):
+        return Left()  # versions of one buffer
+    is_zero = isinstance(no.pattern, Repeated) and no.pattern.is_zero
+    if not is_zero and not selects.is_of_carry(no):
+        return Left()
+    found = _all_located(mask, eqn.outvars[0].aval)
+    if isinstance(found, Left):
+        return found
+    if not is_zero:
+        return [_written(found, no, yes)]
+    is_there = yes.is_given or yes.view is not None or isinstance(yes.pattern, Repeated)
+    if len(found) > 1 or not is_there or not rows.has_rows(eqn.outvars[0].aval):
+        return Left()
+    return [_masked(eqn, operands, Masked(found[0], yes))]
+
+
+def _written(found: Sequence[_Located], buffer: Value, source: Value) -> Value:
+    """Return a buffer with the rows of another in these places. Places that are the same get the same row."""
+    is_zero = isinstance(source.pattern, Repeated) and source.pattern.is_zero
+    for located in found:
+        update = located.update(ta_write_p, located.rows_of(source), is_zero=is_zero)
+        buffer = buffer.updated(update, became="ta_write")
+    return buffer
+
+
+def _masked(eqn: Equation, operands: Sequence[Value], pattern: Masked) -> Value:
+    """Return an array of zeros and rows, which is made only if something needs all of it."""
+    value = Value.of_view(View(eqn, tuple(operands), eqn.outvars[0].aval.shape, lambda *_: None))
+    value.pattern = pattern
+    return value
+
+
+def _is_large(aval: Any) -> bool:
+    return _num_bytes(aval) >= _gates.MASKED_BYTES and rows.has_rows(aval)
+
+
+def _num_bytes(aval: Any) -> int:
+    return math.prod(aval.shape) * int(aval.dtype.itemsize)
+
+
+def convert_element_type(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
+    """Convert zeros and rows, as a sum does that is done in larger floats."""
+    (x,) = operands
+    if not isinstance(x.pattern, Masked):
+        return Left()
+    pattern = Masked(x.pattern.located, x.pattern.source, (*x.pattern.then, eqn))
+    return [_masked(eqn, operands, pattern)]
+
+
+def reduce_sum(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
+    """Sum up zeros and rows: only the rows count."""
+    (x,) = operands
+    if not isinstance(x.pattern, Masked):
+        return Left()
+    address, *_ = x.pattern.located
+    if not set(range(address.axis, address.after)) <= set(eqn.params["axes"]):
+        return Left()
+    return [Value(jaxprs.bind(eqn, [x.pattern.short()])[0])]
+
+
+def add(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
+    """Add rows to a buffer."""
+    for buffer, other in (operands, operands[::-1]):
+        if isinstance(other.pattern, Masked) and buffer.shape == other.shape and selects.is_of_carry(buffer):
+            return [other.pattern.added_to(buffer)]
+    return Left()
+
+
+def mul(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
+    """Multiply integers by a mask of 0 and 1."""
+    of = eqn.outvars[0].aval
+    if not jnp.issubdtype(of.dtype, jnp.integer) or not of.shape or not _is_large(of):
+        return Left()
+    for x, other in (operands, operands[::-1]):
+        mask = other.pattern
+        if isinstance(mask, Mask) and all(other.shape[k] == of.shape[k] for place in mask.places for k in place.starts):
+            zeros = _repeated(Value(jnp.zeros((), of.dtype)), of.shape, is_zero=True)
+            whole = x if x.shape == of.shape else _repeated(x, of.shape)
+            no, yes = (whole, zeros) if mask.inverted else (zeros, whole)
+            return _selected(eqn, operands, mask, no, yes)
+    return Left()
+
+
+def _repeated(x: Value, shape: tuple[int, ...], *, is_zero: bool = False) -> Value:
+    """Return a value as JAX repeats it in an elementwise operation whose result has that shape."""
+    value = Value(jnp.broadcast_to(jnp.asarray(x.array), shape))
+    value.pattern = Repeated(patterns.short_shape(x, len(shape)), lambda: patterns.short(x, len(shape)), is_zero)
+    return value
+
+
+RULES: dict[str, Callable[[Any, Sequence[Value]], list[Value] | Left]] = {
+    "select_n": select_n,
+    "convert_element_type": convert_element_type,
+    "reduce_sum": reduce_sum,
+    "add": add,
+    "mul": mul,
+}
