@@ -41,8 +41,9 @@ Run run_of(const ffi::Context& context) {
   return {context.get<ffi::RunId>()->run_id, *context.get<ffi::DeviceOrdinal>()};
 }
 
-// The first error of each run. A run that ends before `raise` leaves its error here, so the oldest is forgotten in the
-// end.
+// The first error of each run. They are global, since XLA gives the handlers of a CPU nothing that belongs to one run:
+// it calls none before a run, and what an executable may keep is shared by all runs of it. A run that ends before
+// `raise` leaves its error here, so the oldest is forgotten in the end.
 std::deque<std::pair<Run, std::string>> noted;
 std::atomic<size_t> number_noted{0};
 std::mutex noting;
@@ -113,7 +114,7 @@ void in_shares(ffi::ThreadPool& pool, int64_t moved, int64_t most, int64_t rows,
   if (shares <= 1) return work(Range{0, rows}, Range{0, row});
   in_parallel(pool, shares, [&](int64_t k) {
     if (row < kLongRow) return work(Range{rows * k / shares, rows * (k + 1) / shares}, Range{0, row});
-    auto cut = [&](int64_t k) { return k == shares ? row : row * k / shares / 64 * 64; };  // at the end of a cache line
+    auto cut = [&](int64_t n) { return n == shares ? row : row * n / shares / 64 * 64; };  // at the end of a cache line
     work(Range{0, rows}, Range{cut(k), cut(k + 1)});
   });
 }

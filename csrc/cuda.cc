@@ -24,7 +24,8 @@ ffi::Error status(cudaError_t error) {
 
 std::mutex errors;
 
-// A record for every GPU, in host memory that all of them can write. They are allocated on first use.
+// A record for every GPU, in host memory that all of them can write. They are allocated on first use. They belong to no
+// executable, since a kernel may write after its executable has gone, and check_errors() asks for them all.
 struct Records {
   ErrorRecord* first = nullptr;
   int count = 0;
