@@ -34,7 +34,7 @@ OPTIONS: dict[str, dict[str, int | str]] = {"cuda": {"xla_gpu_autotune_level": 0
 def compiled_for(platform: str, f: Callable[..., Any], *args: Any, topology: str = _TPU) -> Any:
     """Compile a function of arrays for a CPU, an H100 or a TPU v5e. Only the types of its arguments matter.
 
-    Raises ImportError if the compiler for the platform is not installed.
+    Raises ImportError if the compiler for the platform is not installed, or JAX has left it out.
     """
     device = jax.sharding.SingleDeviceSharding(devices_of(platform, topology)[0])
     types = jax.eval_shape(lambda *args: args, *args)
@@ -67,7 +67,14 @@ def _described_devices(platform: str, topology: str) -> list[Any]:
         # The plugin looks for CUDA libraries, which are only needed to run a program.
         os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
         of_gpu = {"target_config": _H100.read_text(), "topology": "1x1x1"}
-        return list(topologies.get_topology_desc("", platform="cuda", **of_gpu).devices)
+        try:
+            return list(topologies.get_topology_desc("", platform="cuda", **of_gpu).devices)
+        except NotImplementedError as error:  # JAX has been used before, and has left the plugin out
+            raise ImportError(
+                "JAX looked for the libraries of CUDA when it was first used, did not find all of them, and left out "
+                "XLA's compiler for 'cuda'. Set JAX_SKIP_CUDA_CONSTRAINTS_CHECK=1 before Python starts, or in "
+                "os.environ before JAX is first used: to compile needs none of them."
+            ) from error
     # libtpu asks the machine which TPU it has.
     told = {"TPU_SKIP_MDS_QUERY": "1", "TPU_ACCELERATOR_TYPE": _TPU_TYPE, "TPU_WORKER_HOSTNAMES": "localhost"}
     told["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # there is no TPU that two processes could use at once

@@ -213,6 +213,8 @@ def _skip(listener: Listener, left_as_is: _Skipped, jaxpr: Jaxpr) -> None:
             listener.notes.append(_note(jaxpr, eqn, kind, "", "ref"))
         elif kind in ("read", "write"):
             left = Left(left_as_is.reason) if left_as_is.reason else repair.why_left(eqn)
+            if left_as_is.reason == "library-loop" and _is_of_a_derivative(listener, jaxpr, eqn):
+                continue
             if left is not None and (left.is_known or left_as_is.reason):  # otherwise a rule has been asked already
                 listener.notes.append(_note(jaxpr, eqn, kind, "", left.reason, left_as_is.facts))
         elif kind is None:
@@ -223,6 +225,18 @@ def _skip(listener: Listener, left_as_is: _Skipped, jaxpr: Jaxpr) -> None:
             if of_bodies == "branches" and repair.in_loop:
                 listener.notes += _of_branches(jaxpr, eqn)
             _skip_inside(listener, left_as_is, eqn)
+
+
+def _is_of_a_derivative(listener: Listener, jaxpr: Jaxpr, eqn: Equation) -> bool:
+    """Return whether a read or write in a loop of this library is what a derivative made of a loop of the user.
+
+    That loop has been repaired before. So a rule has been asked, and there is a note, unless the array is made in the
+    step.
+    """
+    if Uses(jaxpr).root(eqn.invars[0]) is None:
+        return True
+    place, kind = _place(eqn), KINDS[eqn.primitive.name]
+    return any(note.place == place and note.kind == kind and note.reason != "library-loop" for note in listener.notes)
 
 
 def output(loop: Any, jaxpr: Jaxpr, number: int, kind: str, became: str, reason: str = "", **facts: Any) -> None:

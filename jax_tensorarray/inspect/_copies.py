@@ -188,7 +188,8 @@ def loop_copies(
     Raises:
       TypeError: `f` is not a function, or `min_bytes` is not an integer.
       ValueError: `min_bytes` is negative, or there is no such `platform`.
-      ImportError: XLA's compiler for `platform` is not installed. The message says how to install it.
+      ImportError: XLA's compiler for `platform` is not installed, or JAX, which has been used before, did not find the
+        libraries of CUDA and has left it out. The message says how to install it, or what to set and when.
 
     >>> import jax, jax.numpy as jnp
     >>> from jax_tensorarray import ta_write

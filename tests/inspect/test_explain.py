@@ -316,6 +316,24 @@ def test_gradients_and_batches_are_explained_on_the_lines_of_the_function():
     assert {(x.file, x.line) for x in differentiated} == {(__file__, line)}
 
 
+def test_what_a_derivative_makes_of_a_loop_of_the_user_is_in_no_loop_of_the_library():
+    def f(b):
+        def step(c, i):
+            b, h = c
+            row = jnp.roll(b[i - 1], 1)
+            b = b.at[i].set(jnp.sin(row + jnp.sum(b[2:60], 0) + jnp.repeat(h, 2)))
+            return (b, jnp.tanh(row)[:4] + b[i // 2][4:]), None
+
+        chunk = jax.checkpoint(lambda c, rows: lax.scan(step, c, rows))
+        return lax.scan(chunk, (b, b[0, :4]), jnp.arange(1, 61).reshape(6, 10))[0][1].sum()
+
+    buffer = jnp.ones((64, 8))
+    for g, b in ((jax.grad(f), buffer), (jax.vmap(jax.grad(f)), jnp.stack([buffer, buffer]))):
+        found = explain(g)(b)
+        assert {READ, WRITTEN} <= set(fates(found))
+        assert "library-loop" not in {x.reason for x in found}
+
+
 def test_what_jax_has_traced_before_is_explained_and_in_place_stays_what_it_was():
     inner = jax.jit(jax.grad(lambda b: fill(b, 64).sum()))
     before = str(jax.make_jaxpr(in_place(lambda b: inner(b)))(B))

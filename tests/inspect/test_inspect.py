@@ -230,6 +230,17 @@ def test_loops_for_a_gpu_are_read_as_well(name):
     assert found(ours) == []
 
 
+def test_a_compiler_that_jax_has_left_out_is_named_with_what_to_set(monkeypatch):
+    def refused(*_, **__):
+        raise NotImplementedError("topology not implemented for cuda")
+
+    monkeypatch.setattr(ahead, "why_not", lambda platform: "")
+    monkeypatch.setattr(ahead.topologies, "get_topology_desc", refused)
+    ahead._described_devices.cache_clear()
+    with pytest.raises(ImportError, match=r"loop_copies: .*JAX_SKIP_CUDA_CONSTRAINTS_CHECK=1 before Python starts"):
+        loop_copies(jnp.sin, 1.0, platform="cuda")
+
+
 @pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu"])
 def test_a_platform_that_is_not_there_is_compiled_for(platform):
     if platform != "cpu" and ahead.why_not(platform):
