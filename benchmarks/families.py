@@ -27,6 +27,10 @@ PUBLIC = ("wild", "reported", "examples")
 
 RESULTS = Path(__file__).parent / "results/families.json"
 
+#: The page that has the table, between two marks.
+PAGE = Path(__file__).parents[1] / "docs/rules.md"
+BEGIN, END = "<!-- python -m benchmarks.families: begin -->", "<!-- end -->"
+
 #: A program loses without a family if it takes so many times as long, or so many times the temporaries.
 LOSS = 1.5
 
@@ -149,6 +153,24 @@ def table(families: dict[str, dict[str, dict[str, Any]]]) -> str:
     return "\n".join(lines)
 
 
+def stored() -> dict[str, dict[str, dict[str, Any]]]:
+    """What has been found before, for each family and program."""
+    found = json.loads(RESULTS.read_text())["families"] if RESULTS.exists() else {}
+    return {family: found.get(family, {}) for family in FAMILIES}
+
+
+def written(page: str) -> str:
+    """The page with the table of what has been found before."""
+    before, _, rest = page.partition(BEGIN)
+    return f"{before}{BEGIN}\n{table(stored())}\n{END}{rest.partition(END)[2]}"
+
+
+def behind(program: str) -> list[str]:
+    """The families without which a program, `"wild: its name"`, would lose."""
+    losers = {family: [name for name, x in found.items() if loses(x)] for family, found in stored().items()}
+    return [family for family, names in losers.items() if any(name.startswith(f"{program},") for name in names)]
+
+
 def main() -> None:
     """Compare, print a line for each program that a family changes, and then the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.families", description=__doc__)
@@ -157,8 +179,7 @@ def main() -> None:
     parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
     parser.add_argument("--save", action="store_true", help=f"keep what is found, in {RESULTS.name}")
     options = parser.parse_args()
-    stored = json.loads(RESULTS.read_text())["families"] if RESULTS.exists() else {}
-    results: dict[str, dict[str, Any]] = {family: stored.get(family, {}) for family in FAMILIES}
+    results = stored()
     for case in cases(options.programs, options.only):
         try:
             as_it_is = text(case)
@@ -175,6 +196,8 @@ def main() -> None:
         if options.save:
             RESULTS.write_text(json.dumps({"jax": jax.__version__, "families": results}, indent=1) + "\n")
     print(table(results))
+    if options.save:
+        PAGE.write_text(written(PAGE.read_text()))
 
 
 if __name__ == "__main__":

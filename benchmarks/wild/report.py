@@ -4,6 +4,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from benchmarks import families
 from benchmarks.wild.measure import Found, Row
 from benchmarks.wild.programs import PROGRAMS, Program
 from jax_tensorarray.inspect._text import readable
@@ -18,7 +19,7 @@ BY_NAME = {program.name: program for program in PROGRAMS}
 
 def table(rows: Sequence[Row]) -> str:
     """All programs, those that gain most first."""
-    head = "| program | grows | | found | as it is | `in_place` | |\n|---|---|---|---|---|---|---|"
+    head = "| program | grows | | found | as it is | `in_place` | | by |\n|---|---|---|---|---|---|---|---|"
     lines = [line for row in sorted(rows, key=gain, reverse=True) for line in _lines(row)]
     return "\n".join([head, *lines])
 
@@ -50,14 +51,15 @@ def _largest(row: Row) -> Iterator[tuple[str, Found]]:
 def _lines(row: Row) -> Iterator[str]:
     program = BY_NAME[row.name]
     first = f"**{program.library}** {row.version}, {program.what}"
+    by = ", ".join(families.behind(f"wild: {row.name}"))
     sizes = f"{program.n}: " + ", ".join(str(found.size) for found in row.forward)
     for which, found in (("forward", row.forward), ("gradient", row.gradient)):
         if not found:
             continue
         before, after = (" → ".join(map(_ms, times)) for times in ([x.before for x in found], [x.after for x in found]))
-        cells = [first, sizes, which, _what_is_found(found[-1]), before, after, _gained(found[-1])]
+        cells = [first, sizes, which, _what_is_found(found[-1]), before, after, _gained(found[-1]), by]
         yield f"| {' | '.join(cells)} |"
-        first = sizes = ""
+        first = sizes = by = ""
 
 
 def _what_is_found(found: Found) -> str:

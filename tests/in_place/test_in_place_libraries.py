@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from benchmarks import families
 from benchmarks.harm import measure
 from benchmarks.harm import report as harm_report
 from benchmarks.harm.program import VARIANTS, Program, normal
@@ -56,6 +57,8 @@ def test_the_documentation_has_what_was_measured():
     ):
         page = (command.ROOT / name).read_text()
         assert report.written(page, *parts) == page, f"run python -m benchmarks.wild --write: {name}"
+    page = families.PAGE.read_text()
+    assert families.written(page) == page, "run python -m benchmarks.families --save"
 
 
 def test_to_measure_some_programs_keeps_the_rows_of_the_others():
