@@ -116,6 +116,38 @@ _add(
 )
 
 
+@shape("jnp.stack([c[0].at[i].set(x), c[1].at[i].set(y)])")
+def a_buffer_taken_apart(x, T):
+    def step(i, s):
+        c, x = s
+        y = c[0, i // 2] + c[1, i // 3]
+        c = jnp.stack([c[0].at[i].set(jnp.sin(x + y)), c[1].at[i].set(jnp.cos(x))])
+        return c, 0.5 * x + 0.1 * y
+
+    return lax.fori_loop(1, T, step, (jnp.ones((2, T, ROW)), x))[1]
+
+
+@shape("b.reshape(2, n, d).at[1, i].set(x).reshape(-1, d)")
+def a_write_in_another_shape(x, T):
+    def step(i, s):
+        b, x = s
+        y = b[i // 2]
+        b = b.reshape(2, T // 2, ROW).at[1, i // 2].set(jnp.sin(x + y)).reshape(T, ROW)
+        return b, 0.5 * x + 0.1 * y
+
+    return lax.fori_loop(1, T, step, (buffer(T) + 1, x))[1]
+
+
+@shape("b.T.at[:, i].set(x).T")
+def a_write_through_a_view(x, T):
+    def step(i, s):
+        b, x = s
+        y = b[i // 2]
+        return b.T.at[:, i].set(jnp.sin(x + y)).T, 0.5 * x + 0.1 * y
+
+    return lax.fori_loop(1, T, step, (buffer(T) + 1, x))[1]
+
+
 @shape("lax.cond(p, write, keep, b)")
 def a_branch(x, T):
     def step(i, s):

@@ -116,6 +116,8 @@ def _became(kind: str, operands: Sequence[Value], results: Sequence[Value]) -> s
     value, update = results[0], results[0].update
     if value.view is not None:
         return "a select of the rows that are read"
+    if value.taken is not None and kind == "read":
+        return "a part of the buffer that is put back in its place"
     if kind == "read":
         of_view = operands[0].view is not None and not operands[0].is_made_whole
         return "a read of rows of what it is computed from" if of_view else "ta_read"

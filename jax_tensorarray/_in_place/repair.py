@@ -14,8 +14,10 @@ from jax_tensorarray._in_place import (
     factors,
     layouts,
     masks,
+    parts,
     patterns,
     refs,
+    regions,
     registers,
     rows,
     selects,
@@ -61,6 +63,9 @@ class Repair:
 
     def __init__(self, request: Request, *, in_loop: bool = False, active: Array | None = None) -> None:
         self.request, self.in_loop, self.active = request, in_loop, active
+        self.put_together: dict[
+            Any, regions.Region | None
+        ] = {}  # variables of what is evaluated, and of what it inlines
 
     def evaluate(self, jaxpr: Jaxpr, inputs: Sequence[Value], known: Mapping[Any, Value] | None = None) -> list[Value]:
         """Return the outputs, given the inputs and perhaps what is known of other variables."""
@@ -70,6 +75,8 @@ class Repair:
         values.update(known or {})
         moved = sums.moved_into(inner) if self.in_loop else {}
         viewed = views.viewed(inner, patterns.masks_among(inner.invars, inputs)) if self.in_loop else set()
+        if self.in_loop:
+            self.put_together.update(parts.put_together(inner))
 
         def read(v: Any) -> Value:
             return Value.of_literal(v) if isinstance(v, jex.Literal) else values[v]
@@ -179,6 +186,10 @@ class Repair:
     ) -> tuple[list[Value], Left | None, Iterable[int]]:
         """Return the results, why the equation stays if it does, and which results already contain their sums."""
         with _compat.at_source_of(eqn), eqn.ctx.manager, jaxprs.with_types_of(eqn):
+            if any(v in self.put_together for v in eqn.outvars):
+                taken = parts.equation(eqn, operands, self.put_together[eqn.outvars[0]])
+                if taken is not None:
+                    return taken, None, ()
             results = self._repaired(eqn, operands, added)
             if not isinstance(results, Left):
                 return results, None, added if sums.takes_sums(eqn) else ()

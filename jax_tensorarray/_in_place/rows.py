@@ -145,7 +145,7 @@ def why_no_rows(aval: Any) -> str | None:
     return "too-large" if max(aval.shape) > INT32_MAX else None
 
 
-def _address(aval: Any, taken: Sequence[int], batch: int, starts: Sequence[int], *, drops: bool) -> Address | Left:
+def box_address(aval: Any, taken: Sequence[int], batch: int, starts: Sequence[int], *, drops: bool) -> Address | Left:
     """Return the address of an access that takes `taken` of each axis, and starts somewhere along the axes `starts`."""
     shape = aval.shape
     starts = [int(d) for d in starts if taken[d] != shape[d]]  # a gather may give NumPy integers
@@ -165,12 +165,12 @@ def _address(aval: Any, taken: Sequence[int], batch: int, starts: Sequence[int],
 
 def address_of_box(aval: Any, taken: Sequence[int], batch: int, starts: Sequence[int]) -> Address | Left:
     """Return the address of boxes that are left out if they are out of range, one in each example of `batch` axes."""
-    return _address(aval, taken, batch, starts, drops=True)
+    return box_address(aval, taken, batch, starts, drops=True)
 
 
 def address_of(value: Value, taken: Sequence[int], starts: Sequence[int]) -> Address | Left:
     """Return the address of an access that takes `taken` of each axis of a value, from places that are in range."""
-    return _address(jax.ShapeDtypeStruct(value.shape, value.dtype), taken, 0, starts, drops=False)
+    return box_address(jax.ShapeDtypeStruct(value.shape, value.dtype), taken, 0, starts, drops=False)
 
 
 # --- dynamic_slice and dynamic_update_slice ---------------------------------------------------------------------
@@ -178,7 +178,7 @@ def address_of(value: Value, taken: Sequence[int], starts: Sequence[int]) -> Add
 
 def _of_slice(aval: Any, taken: Sequence[int]) -> Address | Left:
     starts = [d for d, (n, size) in enumerate(zip(taken, aval.shape, strict=True)) if n != size]
-    return _address(aval, taken, 0, starts, drops=False)
+    return box_address(aval, taken, 0, starts, drops=False)
 
 
 def _starts(address: Address, operands: Sequence[Any]) -> dict[int, Any]:
@@ -268,7 +268,11 @@ def read(buffer: Value, index: Array, address: Address) -> Array:
     If all examples share a buffer, or it was selected from a buffer and zeros, the original buffer is read. Of a view
     the rows of its operands are read.
     """
-    if buffer.view is not None:
+    if buffer.taken is not None:
+        if (rows := buffer.taken.read(index, None, address.params_of_read)) is not None:
+            buffer.is_used = True
+            return rows
+    elif buffer.view is not None:
         if (rows := buffer.view.rows(index, address)) is not None:
             return rows
         buffer.is_made_whole = True
@@ -400,7 +404,7 @@ def _gathered(eqn: Equation) -> _Gathered | Left:
     drops = mode == lax.GatherScatterMode.FILL_OR_DROP or (
         mode == lax.GatherScatterMode.PROMISE_IN_BOUNDS and eqn.primitive.name != "gather"
     )
-    address = _address(buffer, taken, batch, numbers.starts, drops=drops)
+    address = box_address(buffer, taken, batch, numbers.starts, drops=drops)
     if isinstance(address, Left):
         return address
     count, size = math.prod(indices.shape[batch:-1]), math.prod(address.sizes)

@@ -187,7 +187,7 @@ def select(predicate: Predicate, no: Value, yes: Value) -> Value | Left:
 def _undone(newest: Value, versions: Sequence[Any], active: Predicate, *, became: str = "") -> Value:
     """Return a version with what the updates of others have changed put back."""
     for v in versions:
-        newest = newest.updated(v.update.undone(v.before.array), active, became=became)
+        newest = newest.updated(v.update.undone(v.before), active, became=became)
     return newest
 
 

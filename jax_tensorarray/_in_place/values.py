@@ -1,7 +1,7 @@
 """The values of an evaluated program, with what is known about how they were made."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -60,10 +60,12 @@ class Update(NamedTuple):
         params: Params = {**self.params, "batch_dims": self.params["batch_dims"] + len(shape)}
         return self._replace(index=index, rows=rows, where=where, params=params)
 
-    def undone(self, old: Array) -> "Update":
+    def undone(self, old: "Value") -> "Update":
         """Return the update that puts back the rows of an older version."""
-        masks = [] if self.where is None else [self.where]
-        rows = ta_read_p.bind(old, self.index, *masks, **self.params)
+        rows = None if old.taken is None else old.taken.read(self.index, self.where, self.params)
+        if rows is None:
+            masks = [] if self.where is None else [self.where]
+            rows = ta_read_p.bind(old.array, self.index, *masks, **self.params)
         params: Params = {**self.params, "reverse": not self.params["reverse"]}
         return Update(ta_write_p, self.index, rows, self.where, params)
 
@@ -114,6 +116,22 @@ class View(NamedTuple):
         return self.eqn.outvars[0].aval.dtype
 
 
+class Taken(Protocol):
+    """A part of a buffer that is put back into it later: see `parts`."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+
+    def array(self) -> Array:
+        """Return the part as an array."""
+
+    def read(self, index: Array, where: Array | None, params: Params) -> Array | None:
+        """Return rows of the part, None if they are no rows of the buffer."""
+
+    def updated(self, update: Update) -> "Taken | None":
+        """Return the part after an update, None if its rows are no rows of the buffer."""
+
+
 class Value:
     """A value: an array, and how it was made, if a rule can use that.
 
@@ -129,6 +147,8 @@ class Value:
         shared: the value that this one repeats for all examples along new first axes; else None.
         differs_where: a mask; where that is false this equals `before`. None if `update` says where.
         pattern: how its elements depend on their place, see `patterns`; None if nothing is known.
+        taken: the part of a buffer that it is, if that is put back into the buffer later; else None.
+        whole: the buffer that it is, if parts of it are taken; else None.
         view: the equation that it is a view of, if it is one whose rows are those of its operands; else None.
         carried_from: the value that a loop started from, if this is what it has carried to its end; else None.
         is_used: whether anything but the next update uses it.
@@ -160,8 +180,10 @@ class Value:
         "shared",
         "sparse_updates",
         "stopped",
+        "taken",
         "update",
         "view",
+        "whole",
     )
 
     def __init__(
@@ -183,6 +205,8 @@ class Value:
         self.literal = array if isinstance(array, complex | float | int) else None  #: the Python number that it is
         self._array: Any = array if self.literal is None else np.asarray(array, jnp.result_type(array))
         self.view: View | None = None
+        self.taken: Taken | None = None
+        self.whole: Any = None  # a `parts.Whole`
         self.before, self.update, self.sparse_updates = before, update, sparse_updates
         self.part, self.guard, self.stopped, self.repeated, self.shared = part, guard, stopped, repeated, shared
         self.differs_where = differs_where
@@ -205,9 +229,17 @@ class Value:
         value.view = view
         return value
 
+    @classmethod
+    def of_taken(cls, taken: Taken, *, before: "Value | None" = None, update: Update | None = None) -> "Value":
+        value = cls(None, before=before, update=update, is_given=True)
+        value.taken = taken
+        return value
+
     @property
     def array(self) -> Array:
-        if self._array is None and self.view is not None:
+        if self._array is None and self.taken is not None:
+            self._array = self.taken.array()
+        elif self._array is None and self.view is not None:
             (self._array,) = jaxprs.bind(self.view.eqn, as_written(self.view.operands))
         return self._array
 
@@ -231,11 +263,13 @@ class Value:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return getattr(self.array, "shape", ()) if self.view is None else self.view.shape  # a token has none
+        lazy = self.taken or self.view
+        return getattr(self.array, "shape", ()) if lazy is None else lazy.shape  # a token has none
 
     @property
     def dtype(self) -> Any:
-        return jax.typeof(self.array).dtype if self.view is None else self.view.dtype
+        lazy = self.taken or self.view
+        return jax.typeof(self.array).dtype if lazy is None else lazy.dtype
 
     @property
     def may_select(self) -> bool:
@@ -251,6 +285,10 @@ class Value:
         """Return the next version."""
         if active is not None:
             update = update.masked(active)
+        if self.taken is not None and (taken := self.taken.updated(update)) is not None:
+            value = Value.of_taken(taken, before=self, update=update)
+            value.became = became
+            return value
         return Value(update.apply(self.array), before=self, update=update, became=became)
 
     def versions(self) -> "Iterator[Value]":

@@ -35,11 +35,27 @@ MOVES = (
 )
 
 
+#: How parts of a buffer are taken, and how the buffer is put together again.
+PARTS = (
+    ("{b}[:150], {b}[150:]", "jnp.concatenate([{0}, {1}])"),
+    ("jnp.split({b}, [3, 4], axis=1)", "jnp.concatenate([{0}, {1}, {2}], 1)"),
+    ("jnp.unstack({b}.reshape(2, -1, SIZE))", "jnp.stack([{0}, {1}]).reshape({b}.shape)"),
+    ("{b}.reshape(-1, 2, SIZE)[:, 0], {b}.reshape(-1, 2, SIZE)[:, 1]", "jnp.stack([{0}, {1}], 1).reshape(ROWS, SIZE)"),
+    ("[{b}.T]", "{0}.T"),
+    ("[{b}.reshape(4, -1, 2, SIZE // 2).transpose(2, 1, 3, 0)]", "{0}.transpose(3, 1, 0, 2).reshape({b}.shape)"),
+    ("[{b}.ravel()]", "{0}.reshape(ROWS, -1)"),
+    ("[{b}[:, None]]", "{0}[:, 0]"),
+    ("[{b}[10:30]]", "{b}.at[10:30].set({0})"),
+    ("{b}[:, 1], {b}[:, 7]", "{b}.at[:, 1].set({0}).at[:, 7].set({1})"),
+)
+
+
 class Step:
     """The text of a step, which is written line by line."""
 
-    def __init__(self, seed, *, moves=False):
+    def __init__(self, seed, *, moves=False, parts=False):
         self.choose, self.lines, self.rows, self.moves = random.Random(seed), [], [], moves
+        self.parts = parts
         # A row that is read of what starts again for some examples may cost a copy, and so may all of what moves.
         self.starts_again = seed % 3 > 0 and not moves
         self.has_tiles = seed % 3 > 0 or not moves  # tiles of registers that examples move by themselves
@@ -75,6 +91,8 @@ class Step:
         elif 0.3 <= part < 0.4 and not self.moves:  # by a mask that is true for one row
             added = f"{old} + {value}" if by == "add" else value
             new = f"jnp.where((jnp.arange(ROWS) == {place})[:, None], {added}, {old})"
+        if self.parts and (version == 0 or self.choose.random() < 0.5):
+            return self.update_parts(version)
         if self.moves and (version == 0 or self.choose.random() < 0.4):
             moved = self.choose.choice(MOVES).format(b=old, new=f"jnp.broadcast_to({value}, (1, SIZE))")
             new = self.choose.choice([moved, new.replace(old, moved, 1)])
@@ -89,6 +107,25 @@ class Step:
         elif kind < 0.6 and self.starts_again:
             new = f"jnp.where({predicate}, FIRST, {new})"
         self.lines.append(f"b{version + 1} = {new}")
+        return None
+
+    def update_parts(self, version):
+        """Update some parts of a buffer, each at a place that may be out of its range."""
+        take, put = self.choose.choice(PARTS)
+        names = [f"p{version}_{k}" for k in range(sum(f"{{{k}}}" in put for k in range(3)))]
+        self.lines.append(f"{', '.join(names)}, = {take.format(b=f'b{version}')}")
+        for name in names:
+            for _ in range(self.choose.randint(0, 2)):
+                by, place = self.choose.choice(["set", "add", "multiply"]), self.choose.choice(PLACES)
+                rows = f"jnp.arange({name}[0].size).reshape({name}[0].shape)"
+                new = f"{name}.at[{place}].{by}(jnp.sum({self.term()}) + 0.1 * {rows})"
+                if self.choose.random() < 0.3:
+                    new = f"jnp.where({self.choose.choice(PREDICATES)}, {new}, {name})"
+                self.lines.append(f"{name} = {new}")
+                if self.choose.random() < 0.3:
+                    self.lines.append(f"r{len(self.rows)} = jnp.resize({name}[{self.choose.choice(PLACES)}], SIZE)")
+                    self.rows.append(f"r{len(self.rows)}")
+        self.lines.append(f"b{version + 1} = {put.format(*names, b=f'b{version}')}")
 
     def function(self):
         used = [row for row in self.rows if self.choose.random() < 0.3]
@@ -105,9 +142,12 @@ def copies(program, buffer):
     return len(hlo_text.copies_in_loops(program.as_text(), buffer.size * buffer.dtype.itemsize))
 
 
-@pytest.mark.parametrize(("seed", "moves"), [*((k, False) for k in range(24)), *((k, True) for k in range(12))])
-def test_a_random_step(seed, moves):
-    text, step = Step(seed, moves=moves).function()
+@pytest.mark.parametrize(
+    ("seed", "kind"),
+    [*((k, "") for k in range(24)), *((k, "moves") for k in range(12)), *((k, "parts") for k in range(16))],
+)
+def test_a_random_step(seed, kind):
+    text, step = Step(seed, moves=kind == "moves", parts=kind == "parts").function()
     random = np.random.default_rng(seed)
     shape = (EXAMPLES,) if seed % 3 == 0 else ()
     b, x = random.standard_normal((*shape, ROWS, SIZE)), random.random((*shape, STEPS, SIZE))

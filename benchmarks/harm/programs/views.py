@@ -50,3 +50,31 @@ def scaled_carry(x):
         return b.at[i].set(jnp.sin((b * 2)[i // 2]) + x[i])
 
     return lax.fori_loop(1, len(x), body, x)
+
+
+@program(normal(300, 64))
+def keys_and_values(x):
+    """Halves of one buffer are taken, updated by rows and stacked again."""
+
+    def step(cache, ix):
+        i, row = ix
+        k, v = cache[0].at[i].set(row), cache[1].at[i].set(jnp.tanh(row))
+        return jnp.stack([k, v]), jnp.sin(k[i // 2] + v[i // 3])
+
+    return lax.scan(step, jnp.zeros((2, *x.shape)), (jnp.arange(len(x)), x))[1]
+
+
+@program(normal(300, 64))
+def written_transposed(x):
+    def body(i, b):
+        return b.T.at[:, i].set(jnp.sin(b[i // 2]) + x[i]).T
+
+    return lax.fori_loop(1, len(x), body, x)
+
+
+@program(normal(300, 64))
+def written_in_another_shape(x):
+    def body(i, b):
+        return b.reshape(2, -1, 64).at[1, i // 2].set(jnp.sin(b[i // 2]) + x[i]).reshape(b.shape)
+
+    return lax.fori_loop(1, len(x), body, x)

@@ -1,0 +1,158 @@
+"""A buffer that is taken apart, updated in its parts and put together again is updated by rows."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from in_place import assert_no_whole_buffer_operation, compiled
+from jax import lax
+
+from jax_tensorarray import in_place, inspect
+
+N, D, STEPS = 120, 8, 30
+CASES = {
+    "halves": ((2, N, D), lambda c, i, x: jnp.stack([c[0].at[i].set(x), c[1].at[i].set(2 * x)])),
+    "one of three": ((3, N, D), lambda c, i, x: jnp.stack([c[0], c[1].at[i].add(x), c[2]])),
+    "the last axis": ((N, D, 2), lambda c, i, x: jnp.stack([c[..., 0].at[i].set(x), c[..., 1].at[i].set(x)], -1)),
+    "split": (
+        (2, N, D),
+        lambda c, i, x: jnp.concatenate([p.at[:, i].set(x + k) for k, p in enumerate(jnp.split(c, 2))]),
+    ),
+    "unequal": ((N, D), lambda c, i, x: jnp.concatenate([c[:50].at[i].set(x), c[50:].at[i].set(2 * x)])),
+    "clamped": (
+        (N, D),
+        lambda c, i, x: jnp.concatenate([lax.dynamic_update_slice(c[:20], x[None], (i, 0)), c[20:].at[i].set(x)]),
+    ),
+    "parts of parts": (
+        (2, 3, N, D),
+        lambda c, i, x: jnp.stack([jnp.stack([p.at[i].set(x * (k + 1)) for k, p in enumerate(q)]) for q in c]),
+    ),
+    "a read of what has changed": (
+        (2, N, D),
+        lambda c, i, x: (lambda k, v: jnp.stack([k, v.at[i].set(x + k[i // 3] + v[i // 2])]))(c[0].at[i].set(x), c[1]),
+    ),
+    "a chosen part": (
+        (2, N, D),
+        lambda c, i, x: jnp.stack([jnp.where(x[0] > 0, c[0].at[i].set(x), c[0]), c[1].at[i].set(jnp.tanh(x))]),
+    ),
+    "a chosen part that is read": (
+        (2, N, D),
+        lambda c, i, x: (lambda k: jnp.stack([jnp.where(x[0] + k[3, 0] > 0, k, c[0]), c[1].at[i].set(x)]))(
+            c[0].at[i].set(x)
+        ),
+    ),
+    "parts put back": (
+        (2, N, D),
+        lambda c, i, x: c.at[0].set(c[0].at[i].set(x)).at[1].set(c[1].at[i].set(jnp.tanh(x))),
+    ),
+    "another shape": ((2 * N, D), lambda c, i, x: c.reshape(2, N, D).at[1, i].set(x).reshape(-1, D)),
+    "elements": ((N, D), lambda c, i, x: c.ravel().at[i].set(x[0]).reshape(N, D)),
+    "transposed": ((N, D), lambda c, i, x: c.T.at[:, i].set(x).T),
+    "axes moved": (
+        (2, N, D),
+        lambda c, i, x: jnp.moveaxis(jnp.moveaxis(c, 0, 2).at[i].set(jnp.stack([x, -x], -1)), 2, 0),
+    ),
+    "several rows": (
+        (2, N, D),
+        lambda c, i, x: jnp.stack([c[0].at[jnp.stack([i, (i + 7) % N])].set(x), c[1].at[jnp.stack([i, i])].add(x)]),
+    ),
+    "a tile": (
+        (2, N, D),
+        lambda c, i, x: jnp.stack([lax.dynamic_update_slice(c[0], x.reshape(2, 4), (i, i % 5)), c[1].at[i].add(x)]),
+    ),
+}
+ORDERS = {
+    "forward": lambda f, g: g(f),
+    "grad(in_place)": lambda f, g: jax.grad(g(f), (0, 1)),
+    "in_place(grad)": lambda f, g: g(jax.grad(f, (0, 1))),
+    "vmap(grad)": lambda f, g: jax.vmap(jax.grad(g(f), (0, 1))),
+    "in_place(vmap)": lambda f, g: g(jax.vmap(f)),
+}
+
+
+def loss(step):
+    def f(c, xs):
+        def body(carry, ix):
+            (c, h), (i, x) = carry, ix
+            c = step(c, i, jnp.tanh(x + h))
+            return (c, 0.5 * h + jnp.sin(c[(0,) * (c.ndim - 2) + (i * 7 % c.shape[-2],)][0])), h
+
+        (c, _), hs = lax.scan(body, (c, jnp.zeros(xs.shape[1:])), (jnp.arange(5, 5 + len(xs)), xs))
+        return jnp.sum(jnp.cos(c)) + jnp.sum(hs)
+
+    return f
+
+
+def arguments(shape, *examples):
+    random = np.random.default_rng(0)
+    return random.standard_normal((*examples, *shape)), random.standard_normal((*examples, STEPS, D))
+
+
+def in_one_order(names):
+    """Each program in one order, and in all others if slow tests are run."""
+    pairs = [(name, order, (k - j) % len(ORDERS)) for k, name in enumerate(names) for j, order in enumerate(ORDERS)]
+    return [pytest.param(*pair, marks=[pytest.mark.slow] if is_slow else []) for *pair, is_slow in pairs]
+
+
+@pytest.mark.parametrize(("name", "order"), in_one_order(CASES))
+def test_parts_are_updated_by_rows(name, order):
+    shape, step = CASES[name]
+    args = arguments(shape, *([3] if "vmap" in order else []))
+    plain, ours = (ORDERS[order](loss(step), g) for g in (lambda f: f, in_place))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-12), ours(*args), plain(*args))
+    assert_no_whole_buffer_operation(compiled(ours, *args).as_text(), args[0].nbytes // 2)
+
+
+#: What is no version of the buffer in its place.
+OTHERS = {
+    "halves that change places": ((2, N, D), lambda c, i, x: jnp.stack([c[1].at[i].set(x), c[0].at[i].set(2 * x)])),
+    "one half twice": ((2, N, D), lambda c, i, x: jnp.stack([c[0].at[i].set(x), c[0].at[i].set(2 * x)])),
+    "a half put in another place": ((2, N, D), lambda c, i, x: c.at[1].set(c[0].at[i].set(x))),
+    "an older version of a half": (
+        (2, N, D),
+        lambda c, i, x: (lambda d: jnp.stack([d[0].at[i].set(x), c[1]]))(c.at[1, i].add(1.0)),
+    ),
+    "two versions": (
+        (2, N, D),
+        lambda c, i, x: (lambda k: jnp.stack([k.at[i].add(x), c[1].at[i].set(k.at[3].set(2 * x)[3])]))(
+            c[0].at[i].set(x)
+        ),
+    ),
+    "windows that go on in the next row": (
+        (N, D),
+        lambda c, i, x: lax.dynamic_update_slice(c.ravel(), x, (i * 5,)).reshape(N, D),
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "order"), in_one_order(OTHERS))
+def test_what_is_not_put_back_is_what_it_was(name, order):
+    shape, step = OTHERS[name]
+    args = arguments(shape, *([3] if "vmap" in order else []))
+    plain, ours = (ORDERS[order](loss(step), g) for g in (lambda f: f, in_place))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-12), ours(*args), plain(*args))
+
+
+@pytest.mark.parametrize("index", [0, 19, 20, 49, 50, -1, -20, -21, 1000])
+def test_an_index_is_one_of_the_part(index):
+    """A row past the end of a part is not the first one of the next part, forward against NumPy."""
+
+    def step(c, i):
+        first, rest = c[:20], c[20:]
+        first = first.at[i].set(1.0, mode="drop")
+        rest = lax.dynamic_update_slice(rest, jnp.full((1, 2), 2.0), (i, 0))
+        return jnp.concatenate([first, rest]), None
+
+    expected = np.zeros((70, 2))
+    if -20 <= index < 20:
+        expected[:20][index] = 1
+    expected[20:][np.clip(index + 50 * (index < 0), 0, 49)] = 2
+    f = lambda i: lax.scan(step, jnp.zeros((70, 2)), jnp.full(3, i))[0]  # noqa: E731
+    np.testing.assert_array_equal(jax.jit(in_place(f))(index), expected)
+
+
+def test_explain_says_that_a_part_is_put_back():
+    shape, step = CASES["halves"]
+    text = str(inspect.explain(loss(step))(*arguments(shape)))
+    assert "a part of the buffer that is put back in its place (2 times)" in text
+    assert "Left as they are: none" in text
