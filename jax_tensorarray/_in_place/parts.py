@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend import core as jex
 from jax.extend.core import Jaxpr
@@ -219,7 +220,7 @@ def _known(eqn: Equation, known: Mapping[Any, np.ndarray]) -> np.ndarray | None:
     if name not in ("broadcast_in_dim", "convert_element_type", "concatenate", "reshape", "squeeze"):
         return None
     of: Any = eqn.outvars[0].aval
-    if not np.issubdtype(of.dtype, np.integer) or of.size > _FEW:
+    if not jnp.issubdtype(of.dtype, jnp.integer) or of.size > _FEW:
         return None
     values = [np.asarray(v.val) if isinstance(v, jex.Literal) else known.get(v) for v in eqn.invars]
     found = [x for x in values if x is not None]

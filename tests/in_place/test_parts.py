@@ -156,3 +156,15 @@ def test_explain_says_that_a_part_is_put_back():
     text = str(inspect.explain(loss(step))(*arguments(shape)))
     assert "a part of the buffer that is put back in its place (2 times)" in text
     assert "Left as they are: none" in text
+
+
+def test_a_step_may_have_keys():
+    def f(key, c):
+        def step(c, key):
+            keys = key.reshape(1)
+            return jnp.stack([c[0].at[3].set(jax.random.normal(keys[0], (D,))), c[1]]), None
+
+        return lax.scan(step, c, jax.random.split(key, 4))[0]
+
+    args = jax.random.key(0), jnp.ones((2, N, D))
+    np.testing.assert_array_equal(in_place(f)(*args), f(*args))
