@@ -16,7 +16,7 @@ from jax import lax
 
 from jax_tensorarray import _gates
 from jax_tensorarray._in_place import patterns, rows, selects, views
-from jax_tensorarray._in_place.patterns import Mask, Place, Repeated
+from jax_tensorarray._in_place.patterns import InMemory, Mask, Place, Repeated
 from jax_tensorarray._in_place.values import Left, Update, Value, View
 from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._ops.add import ta_add_p
@@ -121,7 +121,7 @@ def _selected(eqn: Equation, operands: Sequence[Value], mask: Mask, no: Value, y
     if not set(map(id, no.versions())).isdisjoint(map(id, yes.versions())):
         return Left()  # versions of one buffer
     is_zero = isinstance(no.pattern, Repeated) and no.pattern.is_zero
-    if not is_zero and not selects.is_of_carry(no):
+    if not is_zero and not _is_buffer(no):
         return Left()
     found = _all_located(mask, eqn.outvars[0].aval)
     if isinstance(found, Left):
@@ -132,6 +132,12 @@ def _selected(eqn: Equation, operands: Sequence[Value], mask: Mask, no: Value, y
     if len(found) > 1 or not is_there or not rows.has_rows(eqn.outvars[0].aval):
         return Left()
     return [_masked(eqn, operands, Masked(found[0], yes))]
+
+
+def _is_buffer(x: Value) -> bool:
+    """Return whether a value is a version of what a loop carries, or of what branches or a loop inside have made."""
+    *_, first = x.versions()
+    return selects.is_of_carry(x) or isinstance(first.pattern, InMemory)
 
 
 def _written(found: Sequence[_Located], buffer: Value, source: Value) -> Value:
@@ -181,7 +187,7 @@ def reduce_sum(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
 def add(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
     """Add rows to a buffer."""
     for buffer, other in (operands, operands[::-1]):
-        if isinstance(other.pattern, Masked) and buffer.shape == other.shape and selects.is_of_carry(buffer):
+        if isinstance(other.pattern, Masked) and buffer.shape == other.shape and _is_buffer(buffer):
             return [other.pattern.added_to(buffer)]
     return Left()
 

@@ -62,6 +62,10 @@ class Zero(NamedTuple):
     """A number that is 0."""
 
 
+class InMemory(NamedTuple):
+    """What branches or a loop inside have made: XLA fuses nothing with it."""
+
+
 #: What is made of a mask by these may be one.
 _OF_MASKS = frozenset(
     ("and", "broadcast_in_dim", "convert_element_type", "gt", "not", "or", "reshape", "squeeze", "sub", "transpose")
@@ -75,11 +79,15 @@ _PLACES = 4
 
 
 def note(eqn: Equation, operands: Sequence[Any], results: Sequence[Any]) -> None:
-    """Note the pattern of the result of an equation, if it has one."""
+    """Note the patterns of the results of an equation, if they have one."""
+    if registry.entry_of(eqn).kind in ("branches", "loop"):
+        for x in results:
+            x.pattern = InMemory() if x.pattern is None and not any(x is y for y in operands) else x.pattern
+        return
     find = _FOUND_BY.get(eqn.primitive.name)
     if find is None or results[0].pattern is not None or any(results[0] is x for x in operands):
         return
-    if math.prod(getattr(eqn.outvars[0].aval, "shape", (0,))) > 0:
+    if not jaxprs.has_symbolic_shapes(eqn) and math.prod(eqn.outvars[0].aval.shape) > 0:
         results[0].pattern = find(eqn, operands)
 
 
@@ -127,7 +135,7 @@ def chooses_rows(jaxpr: Jaxpr, masks: Iterable[Any] = (), *, by_products: bool =
     masks = may_be_masks(opened, masks)
     for eqn in opened.eqns:
         name, is_mask = eqn.primitive.name, [not isinstance(v, Literal) and v in masks for v in eqn.invars]
-        if not any(is_mask):
+        if not any(is_mask) or jaxprs.has_symbolic_shapes(eqn):
             continue
         if (inner := registry.inlined(eqn)) is not None:
             own = [v for v, flag in zip(_compat.opened(inner).invars, is_mask, strict=True) if flag]

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from in_place import assert_in_place, assert_no_whole_buffer_copy, compiled
-from jax import jit, lax
+from jax import export, jit, lax
 from jax.test_util import check_grads
 
 from jax_tensorarray import in_place
@@ -247,3 +247,14 @@ def test_a_diagonal_is_no_row():
     for i in range(5):
         want = np.where(np.eye(40, dtype=bool), want[i], want)
     np.testing.assert_array_equal(jit(in_place(f))(b), want)
+
+
+def test_a_size_may_be_a_symbol():
+    def f(b):
+        return lax.fori_loop(0, 5, lambda i, b: jnp.where(onto(jnp.arange(len(b)) == i), 3.0 * i, b), b)
+
+    (n,) = export.symbolic_shape("n")
+    exported = export.export(jit(in_place(f)))(jax.ShapeDtypeStruct((n, D), jnp.float64))
+    want = np.ones((T, D))
+    want[:5] = 3.0 * np.arange(5)[:, None]
+    np.testing.assert_array_equal(exported.call(np.ones((T, D))), want)
