@@ -251,7 +251,7 @@ def test_a_diagonal_is_no_row():
 
 def test_a_size_may_be_a_symbol():
     def f(b):
-        return lax.fori_loop(0, 5, lambda i, b: jnp.where(onto(jnp.arange(len(b)) == i), 3.0 * i, b), b)
+        return lax.fori_loop(0, 5, lambda i, b: jnp.where(onto(jnp.arange(b.shape[0]) == i), 3.0 * i, b), b)
 
     (n,) = export.symbolic_shape("n")
     exported = export.export(jit(in_place(f)))(jax.ShapeDtypeStruct((n, D), jnp.float64))

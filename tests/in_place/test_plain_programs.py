@@ -63,13 +63,26 @@ class InPlainJax(InJax):
             return rows, index(places.column, buffer.shape[1])
         return (slice(None), rows) if form == "column" else (rows,)
 
+    def mask(self, places):
+        """A mask that is true for one row, column or element, for those who write `jnp.where`. None for the others."""
+        if places.at.lowering != "xla" or places.count != 1 or places.at.form == "window":
+            return None
+        axes = {"rows": (0,), "column": (1,), "element": (0, 1)}[places.at.form]
+        here, cells, shape = True, self.cells(places)[-len(axes) :], places.buffer.shape
+        for axis, cell in zip(axes, cells, strict=True):
+            here &= lax.broadcasted_iota(jnp.int64, shape, axis) == cell.reshape(())
+        return here
+
     def rows(self, places):
         """Columns are rows of what is transposed, and floats are half of what is twice as large."""
         buffer, cells = places.buffer, self.cells(places)
         is_float = jnp.issubdtype(buffer.dtype, jnp.floating)
         if places.at.form == "column":
             buffer, cells = jnp.swapaxes(buffer, 0, 1), cells[1:]
-        rows = (2 * buffer if is_float else buffer).at[cells].get(mode="fill", fill_value=0)
+        if (mask := self.mask(places)) is not None and places.at.form == "rows" and buffer.ndim == places.buffer.ndim:
+            rows = jnp.where(mask, 2 * buffer if is_float else buffer, 0).sum(0, dtype=buffer.dtype)
+        else:
+            rows = (2 * buffer if is_float else buffer).at[cells].get(mode="fill", fill_value=0)
         if places.at.form == "column":
             rows = jnp.moveaxis(rows, cells[0].ndim, 0)
         rows = 0.5 * rows if is_float else rows
@@ -87,6 +100,9 @@ class InPlainJax(InJax):
         value = value.astype(buffer.dtype)
         if op == "mul":
             new = self.times(places, value)
+        elif (mask := self.mask(places)) is not None and op != "max":
+            of = value[:, None] if places.at.form == "column" else value
+            new = jnp.where(mask, buffer + of if op == "add" else of, buffer)
         else:
             update = buffer.at[self.cells(places)]
             new = (update.add if op == "add" else update.set)(value, mode="drop")
