@@ -134,7 +134,7 @@ def test_help_names_the_loops(capsys):
 
 def test_progress_is_one_line_on_a_terminal(two_small_loops, monkeypatch, capsys):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    monkeypatch.setattr(measure.shutil, "get_terminal_size", lambda: os.terminal_size((80, 24)))
+    monkeypatch.setattr(measure.shutil, "get_terminal_size", lambda *_, **__: os.terminal_size((80, 24)))
     assert main_job.main(["--quick"]) == 0
     errors = capsys.readouterr().err
     assert "\n" not in errors
