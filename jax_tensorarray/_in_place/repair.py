@@ -63,9 +63,8 @@ class Repair:
 
     def __init__(self, request: Request, *, in_loop: bool = False, active: Array | None = None) -> None:
         self.request, self.in_loop, self.active = request, in_loop, active
-        self.put_together: dict[
-            Any, regions.Region | None
-        ] = {}  # variables of what is evaluated, and of what it inlines
+        #: See `parts.put_together`: variables of what is evaluated, and of what it inlines.
+        self.put_together: dict[Any, regions.Region | None] = {}
 
     def evaluate(self, jaxpr: Jaxpr, inputs: Sequence[Value], known: Mapping[Any, Value] | None = None) -> list[Value]:
         """Return the outputs, given the inputs and perhaps what is known of other variables."""
@@ -187,7 +186,7 @@ class Repair:
         """Return the results, why the equation stays if it does, and which results already contain their sums."""
         with _compat.at_source_of(eqn), eqn.ctx.manager, jaxprs.with_types_of(eqn):
             if any(v in self.put_together for v in eqn.outvars):
-                taken = parts.equation(eqn, operands, self.put_together[eqn.outvars[0]])
+                taken = parts.equation(eqn, operands, self.put_together.get(eqn.outvars[0]))
                 if taken is not None:
                     return taken, None, ()
             results = self._repaired(eqn, operands, added)
