@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import jax
 
 from benchmarks.harm.program import VARIANTS
+from benchmarks.pages import filled
 from benchmarks.wild.measure import seconds_of
 from jax_tensorarray._in_place import layouts, refs, registers, repair, stacks, sums, twins, views
 from jax_tensorarray._jaxprs import foreign
@@ -29,7 +30,7 @@ RESULTS = Path(__file__).parent / "results/families.json"
 
 #: The page that has the table, between two marks.
 PAGE = Path(__file__).parents[1] / "docs/rules.md"
-BEGIN, END = "<!-- python -m benchmarks.families: begin -->", "<!-- end -->"
+BEGIN = "<!-- python -m benchmarks.families: begin -->"
 
 #: A program loses without a family if it takes so many times as long, or so many times the temporaries.
 LOSS = 1.5
@@ -161,8 +162,7 @@ def stored() -> dict[str, dict[str, dict[str, Any]]]:
 
 def written(page: str) -> str:
     """The page with the table of what has been found before."""
-    before, _, rest = page.partition(BEGIN)
-    return f"{before}{BEGIN}\n{table(stored())}\n{END}{rest.partition(END)[2]}"
+    return filled(page, BEGIN, table(stored()))
 
 
 def behind(program: str) -> list[str]:

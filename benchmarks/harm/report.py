@@ -7,7 +7,7 @@ from typing import Any
 from benchmarks.harm.measure import COMPILE, COMPILE_MEDIAN, ROOT, RUN, Row
 from benchmarks.harm.program import VARIANTS
 from benchmarks.harm.programs import PROGRAMS
-from benchmarks.wild.report import END
+from benchmarks.pages import filled
 
 RESULTS = ROOT / "benchmarks/results/harm-cpu.json"
 PAGE = ROOT / "docs/harm.md"
@@ -117,5 +117,4 @@ def page(stored: Mapping[str, Mapping[str, Any]]) -> str:
 
 def written(text: str, stored: Mapping[str, Mapping[str, Any]]) -> str:
     """A page with what is between its marks replaced."""
-    before, _, rest = text.partition(BEGIN)
-    return f"{before}{BEGIN}\n\n{page(stored)}\n\n{END}{rest.partition(END)[2]}"
+    return filled(text, BEGIN, page(stored))

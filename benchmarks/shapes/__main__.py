@@ -11,8 +11,8 @@ import jax
 import numpy as np
 
 from benchmarks.harm.measure import ROOT
+from benchmarks.pages import filled
 from benchmarks.shapes.programs import EXAMPLES, ORDERS, SHAPES, Shape, arguments, row
-from benchmarks.wild.report import END
 from jax_tensorarray._hlo import ahead
 from jax_tensorarray._hlo import text as hlo_text
 
@@ -84,8 +84,7 @@ def growth(of: Shape, change: Callable[..., Any]) -> float:
 
 def written(text: str, made: Mapping[str, Any]) -> str:
     """A page with what is between its marks replaced."""
-    before, _, rest = text.partition(BEGIN)
-    return f"{before}{BEGIN}\n\n{table(made)}\n\n{END}{rest.partition(END)[2]}"
+    return filled(text, BEGIN, table(made))
 
 
 def table(made: Mapping[str, Any]) -> str:

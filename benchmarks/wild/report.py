@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks import families
+from benchmarks.pages import END
 from benchmarks.wild.measure import Found, Row
 from benchmarks.wild.programs import PROGRAMS, Program
 from jax_tensorarray.inspect._text import readable
@@ -12,7 +13,7 @@ from jax_tensorarray.inspect._text import readable
 #: What is faster or slower by less than this is no difference: so much do equal programs differ.
 NOISE = 1.15
 
-BEGIN, END = "<!-- python -m benchmarks.wild: begin -->", "<!-- end -->"
+BEGIN = "<!-- python -m benchmarks.wild: begin -->"
 
 BY_NAME = {program.name: program for program in PROGRAMS}
 

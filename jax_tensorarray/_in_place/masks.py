@@ -5,9 +5,8 @@ and a buffer reads them if it is summed. What is multiplied by a mask of 0 and 1
 not 0; integers are.
 """
 
-import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +21,7 @@ from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._ops.add import ta_add_p
 from jax_tensorarray._ops.starts import along_axes, in_range, sizes_of
 from jax_tensorarray._ops.write import ta_write_p
-from jax_tensorarray._types import Equation
+from jax_tensorarray._types import Equation, bytes_of
 
 Array = jax.Array
 
@@ -54,10 +53,12 @@ class Masked:
         return jnp.where(inside, lax.reshape(found, shape), jnp.zeros((), found.dtype))
 
 
-class _Located(tuple[rows.Address, Array, Array | None]):
-    """The address of a place in a buffer, the index there, and its mask."""
+class _Located(NamedTuple):
+    """Where a place is in a buffer."""
 
-    __slots__ = ()
+    address: rows.Address
+    at: Array
+    where: Array | None
 
     def rows_of(self, x: Value) -> Array:
         address, index, _ = self
@@ -67,8 +68,7 @@ class _Located(tuple[rows.Address, Array, Array | None]):
         return rows.read(x, index, address) if found is None else found
 
     def update(self, primitive: Any, new: Array, *, is_zero: bool = False) -> Update:
-        address, index, where = self
-        return Update(primitive, index, new, where, address.params, is_window=True, is_zero=is_zero)
+        return Update(primitive, self.at, new, self.where, self.address.params, is_window=True, is_zero=is_zero)
 
 
 def _located(place: Place, of: Any) -> _Located | Left:
@@ -80,10 +80,10 @@ def _located(place: Place, of: Any) -> _Located | Left:
     conditions = [x.shape[first:] for x in place.conditions]
     if batch > first or any(n != 1 for rest in conditions for n in rest) or any(shape[k] == 1 for k in axes):
         return Left("mask-of-elements")
-    if batch and _num_bytes(of) < _gates.MASKED_BYTES_OF_EXAMPLES:
+    if batch and bytes_of([of]) < _gates.MASKED_BYTES_OF_EXAMPLES:
         return Left("mask-of-elements")
     taken = [1 if k in axes else n for k, n in enumerate(shape)]
-    address = rows.address_of_box(of, taken, batch, axes)
+    address = rows.box_address(of, taken, batch, axes, drops=True)
     if isinstance(address, Left):
         return address
     if (address.axis, address.after) != (first, after):
@@ -94,7 +94,7 @@ def _located(place: Place, of: Any) -> _Located | Left:
     for x in place.conditions:
         condition = lax.reshape(x, x.shape[:first])
         where = condition if where is None else where & condition
-    return _Located((address, address.index_of(starts), where))
+    return _Located(address, address.index_of(starts), where)
 
 
 def _all_located(mask: Mask, of: Any) -> list[_Located] | Left:
@@ -128,8 +128,8 @@ def _selected(eqn: Equation, operands: Sequence[Value], mask: Mask, no: Value, y
         return found
     if not is_zero:
         return [_written(found, no, yes)]
-    is_there = yes.is_given or yes.view is not None or isinstance(yes.pattern, Repeated)
-    if len(found) > 1 or not is_there or not rows.has_rows(eqn.outvars[0].aval):
+    has_its_rows = yes.is_given or yes.view is not None or isinstance(yes.pattern, Repeated)
+    if len(found) > 1 or not has_its_rows or not rows.has_rows(eqn.outvars[0].aval):
         return Left()
     return [_masked(eqn, operands, Masked(found[0], yes))]
 
@@ -157,11 +157,7 @@ def _masked(eqn: Equation, operands: Sequence[Value], pattern: Masked) -> Value:
 
 
 def _is_large(aval: Any) -> bool:
-    return _num_bytes(aval) >= _gates.MASKED_BYTES and rows.has_rows(aval)
-
-
-def _num_bytes(aval: Any) -> int:
-    return math.prod(aval.shape) * int(aval.dtype.itemsize)
+    return bytes_of([aval]) >= _gates.MASKED_BYTES and rows.has_rows(aval)
 
 
 def convert_element_type(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
@@ -178,7 +174,7 @@ def reduce_sum(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
     (x,) = operands
     if not isinstance(x.pattern, Masked):
         return Left()
-    address, *_ = x.pattern.located
+    address = x.pattern.located.address
     if not set(range(address.axis, address.after)) <= set(eqn.params["axes"]):
         return Left()
     return [Value(jaxprs.bind(eqn, [x.pattern.short()])[0])]

@@ -6,7 +6,6 @@ Such arrays are few and small, so a pattern is noted beside the value, whatever 
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +18,7 @@ from jax.extend.core.primitives import iota_p
 from jax_tensorarray import _compat, _gates
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.kinds import ELEMENTWISE
-from jax_tensorarray._types import Equation
+from jax_tensorarray._types import Equation, bytes_of
 
 Array = jax.Array
 
@@ -142,13 +141,9 @@ def chooses_rows(jaxpr: Jaxpr, masks: Iterable[Any] = (), *, by_products: bool =
             if chooses_rows(inner, own, by_products=by_products):
                 return True
         is_choice = name == "select_n" or (name == "mul" and _is_of_integers(eqn)) or (by_products and name in PRODUCTS)
-        if is_choice and max(map(_num_bytes, eqn.invars)) >= _gates.MASKED_BYTES:
+        if is_choice and max(bytes_of([v.aval]) for v in eqn.invars) >= _gates.MASKED_BYTES:
             return True
     return False
-
-
-def _num_bytes(v: Any) -> int:
-    return math.prod(v.aval.shape) * v.aval.dtype.itemsize
 
 
 def _is_of_integers(eqn: Any) -> bool:
@@ -196,13 +191,13 @@ def _of_array(x: Any) -> Coordinate | None:
     if not isinstance(x, jax.core.Tracer):
         return Coordinate(int(np.argmax(x.shape))) if _counts(x) else None
     maker = _compat.maker_of(x)  # while a loop is repaired before it is differentiated, it has no equations around it
-    return _iota(SimpleNamespace(params=maker.params, outvars=[x]), ()) if maker and maker.primitive is iota_p else None
+    return _numbers(maker.params["dimension"], jax.typeof(x)) if maker and maker.primitive is iota_p else None
 
 
 def _counts(x: Any) -> bool:
     """Return whether a concrete array, such as one that a function closes over, is 0, 1, 2 and so on."""
-    is_there = isinstance(x, np.ndarray) or (isinstance(x, jax.Array) and x.is_fully_addressable)
-    size = x.size if is_there else 0
+    is_here = isinstance(x, np.ndarray) or (isinstance(x, jax.Array) and x.is_fully_addressable)
+    size = x.size if is_here else 0
     if size < 2 or max(x.shape) != size or not jnp.issubdtype(x.dtype, jnp.integer) or not _holds(x.dtype, size):
         return False
     return np.array_equal(np.asarray(x).ravel(), np.arange(size))
@@ -217,7 +212,11 @@ def _holds(dtype: Any, size: int) -> bool:
 
 
 def _iota(eqn: Any, _: Sequence[Any]) -> Any:
-    axis, of = eqn.params["dimension"], eqn.outvars[0].aval
+    return _numbers(eqn.params["dimension"], eqn.outvars[0].aval)
+
+
+def _numbers(axis: int, of: Any) -> Coordinate | None:
+    """Return the pattern of an array of that type which numbers the places along an axis."""
     return Coordinate(axis) if of.shape[axis] > 1 and _holds(of.dtype, of.shape[axis]) else None
 
 

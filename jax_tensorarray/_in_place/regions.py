@@ -40,9 +40,8 @@ class Region(NamedTuple):
 
     buffer: tuple[int, ...]
     digits: dict[Key, Digit]
-    axes: tuple[
-        tuple[Key, ...], ...
-    ]  #: the digits of each axis of the part, the highest first, without those of size 1
+    #: The digits of each axis of the part, the highest first, without those of size 1.
+    axes: tuple[tuple[Key, ...], ...]
 
     @classmethod
     def whole(cls, shape: Sequence[int]) -> "Region":

@@ -163,11 +163,6 @@ def box_address(aval: Any, taken: Sequence[int], batch: int, starts: Sequence[in
     return Address(shape, batch, first, shape[first:after], tuple(box), drops)
 
 
-def address_of_box(aval: Any, taken: Sequence[int], batch: int, starts: Sequence[int]) -> Address | Left:
-    """Return the address of boxes that are left out if they are out of range, one in each example of `batch` axes."""
-    return box_address(aval, taken, batch, starts, drops=True)
-
-
 def address_of(value: Value, taken: Sequence[int], starts: Sequence[int]) -> Address | Left:
     """Return the address of an access that takes `taken` of each axis of a value, from places that are in range."""
     return box_address(jax.ShapeDtypeStruct(value.shape, value.dtype), taken, 0, starts, drops=False)

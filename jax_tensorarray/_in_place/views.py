@@ -41,7 +41,7 @@ def viewed(jaxpr: Jaxpr, masks: Iterable[Any] = ()) -> set[Any]:
     found: set[Any] = set()
     opened = _compat.opened(jaxpr)
     masks = patterns.may_be_masks(opened, masks)
-    outputs = set(filter(lambda v: not isinstance(v, jex.Literal), opened.outvars))
+    outputs = {v for v in opened.outvars if not isinstance(v, jex.Literal)}
     for eqn in reversed(opened.eqns):
         name = eqn.primitive.name
         if name in READS:

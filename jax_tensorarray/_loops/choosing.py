@@ -120,11 +120,11 @@ def has_choice(params: dict[str, Any], operands: Sequence[Any], strategy: Strate
     """Return whether a scan, with operands of these types, may keep anything other than a tape: look at its body."""
     [loop] = registry.ENTRIES["scan"].bodies(params)
     types = [*operands, *loop.jaxpr.in_avals, *loop.jaxpr.out_avals]
-    if jaxprs.any_equation(loop.jaxpr, lambda inner: not _compat.has_linearization(inner)):
-        return False
     if loop.jaxpr.effects or not all(isinstance(n, int) for t in types for n in getattr(t, "shape", (None,))):
         return False
     if any(map(_compat.varying_axes, operands)):
+        return False
+    if jaxprs.any_equation(loop.jaxpr, lambda inner: not _compat.has_linearization(inner)):
         return False
 
     def reads_whole() -> bool:
