@@ -101,8 +101,7 @@ class InPlainJax(InJax):
         if op == "mul":
             new = self.times(places, value)
         elif (mask := self.mask(places)) is not None and op != "max":
-            of = value[:, None] if places.at.form == "column" else value
-            new = jnp.where(mask, buffer + of if op == "add" else of, buffer)
+            new = jnp.where(mask, buffer + value if op == "add" else value, buffer)
         else:
             update = buffer.at[self.cells(places)]
             new = (update.add if op == "add" else update.set)(value, mode="drop")
