@@ -7,7 +7,7 @@ from jax_tensorarray import _compat
 from jax_tensorarray._in_place import early
 from jax_tensorarray._jaxprs import registry
 from jax_tensorarray._loops import under_vmap
-from jax_tensorarray._lowering import pipeline
+from jax_tensorarray._lowering import pipeline, program
 
 
 def replacements() -> list[_compat.Replacement]:
@@ -24,7 +24,7 @@ def replacements() -> list[_compat.Replacement]:
     or batched. Only if a lowering rule traces a row op, JAX lowers a module already, and no passes follow.
     """
     return [
-        *_compat.after_lowering(pipeline.rewrite),
+        *_compat.around_lowering(program.rewritten, pipeline.rewrite),
         *_compat.forwarding_transposes(registry.ENTRIES),
         *under_vmap.batching_rules(),
         *early.binds(),

@@ -51,6 +51,15 @@ def traceable_lowerings(primitive: Primitive) -> dict[str, Traceable | None]:
     return {name: _traced_by(table[primitive]) for name, table in tables.items() if primitive in table}
 
 
+def traced_lowering(primitive: Primitive) -> Traceable | None:
+    """Return what JAX traces when it lowers a primitive on any platform, None if it has another rule on some."""
+    if _tables_of_lowerings is None:
+        return None
+    common, of_platforms, _ = _tables_of_lowerings
+    is_one = primitive in common and not any(primitive in table for table in of_platforms.values())
+    return _traced_by(common[primitive]) if is_one else None
+
+
 def _traced_by(entry: Any) -> Traceable | None:
     rule = getattr(entry, "rule", None)
     if not isinstance(rule, FunctionType) or rule.__code__ is not getattr(_made_by_lower_fun, "__code__", None):
@@ -108,10 +117,14 @@ def is_rewritten() -> bool:
     return _now.is_rewritten
 
 
-def after_lowering(rewrite: Callable[[mlir.ir.Module, Sequence[str], bool], None]) -> list[Replacement]:
-    """Return what calls `rewrite` on every module that JAX lowers, before it is compiled or exported.
+def around_lowering(
+    before: Callable[[Any, Sequence[str], bool, bool], Any],
+    rewrite: Callable[[mlir.ir.Module, Sequence[str], bool], None],
+) -> list[Replacement]:
+    """Return what calls `before` on every program that JAX lowers, and `rewrite` on the module that is made of it.
 
-    Its further arguments are the platforms that the module is for, and whether JAX compiles it next.
+    Their further arguments are the platforms that the module is for, and whether JAX compiles it next; `before` is
+    also told whether it is for several devices.
 
     A lowering rule sees one operation of one function; the order of reads and writes of a buffer is a matter of
     whole modules. Without this hook, a write that does not depend on an earlier read copies the buffer.
@@ -122,14 +135,16 @@ def after_lowering(rewrite: Callable[[mlir.ir.Module, Sequence[str], bool], None
     (original,) = private
 
     @functools.wraps(original)
-    def lower(*args: Any, **kwargs: Any) -> Any:
-        before, _now.is_rewritten = _now.is_rewritten, True
-        try:
-            result = original(*args, **kwargs)
-        finally:
-            _now.is_rewritten = before
+    def lower(name: str, jaxpr: Any, **kwargs: Any) -> Any:
         exported = getattr(kwargs.get("lowering_parameters"), "for_export", True)
-        rewrite(result.module, kwargs.get("platforms", ()), not exported)
+        platforms = kwargs.get("platforms", ())
+        was_rewritten, _now.is_rewritten = _now.is_rewritten, True
+        try:
+            jaxpr = before(jaxpr, platforms, not exported, kwargs.get("num_partitions", 1) > 1)
+            result = original(name, jaxpr, **kwargs)
+        finally:
+            _now.is_rewritten = was_rewritten
+        rewrite(result.module, platforms, not exported)
         return result
 
     return [Replacement(importlib.import_module("jax._src.interpreters.mlir"), "lower_jaxpr_to_module", lower)]

@@ -1,0 +1,75 @@
+"""Equations of jaxprs that are made one by one, without tracing them, which would take many times as long."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax.core import ShapedArray
+from jax.extend.core import Jaxpr, JaxprEqn, Var  # type: ignore[attr-defined]
+from jax.extend.core import new_jaxpr_eqn as new_equation  # type: ignore[attr-defined]
+from jax.extend.source_info_util import SourceInfo
+
+from jax_tensorarray._compat.jaxprs import closed, opened
+from jax_tensorarray._compat.private import private_names
+from jax_tensorarray._types import Equation
+
+__all__ = ["frame_of", "is_drop", "made_jaxpr", "new_equation", "new_variable", "within"]
+
+
+def new_variable(aval: Any) -> Any:
+    """Return a new variable of a type."""
+    return Var(aval)
+
+
+def is_drop(v: Any) -> bool:
+    """Return whether a variable stands for a result that nothing uses. The name of its class is all that says so."""
+    return type(v).__name__ == "DropVar"
+
+
+def made_jaxpr(
+    like: Jaxpr,
+    invars: Sequence[Any],
+    outvars: Sequence[Any],
+    eqns: Sequence[Equation],
+    constvars: Sequence[Any],
+    consts: Sequence[Any],
+) -> Any:
+    """Return a closed jaxpr with the effects and the names of another one."""
+    inner = opened(like)
+    same = len(inner.invars) == len(invars) and len(inner.outvars) == len(outvars)
+    info = inner.debug_info if same else inner.debug_info.with_unknown_names()
+    changes = {
+        "constvars": list(constvars),
+        "invars": list(invars),
+        "outvars": list(outvars),
+        "eqns": list(eqns),
+        "debug_info": info,
+    }
+    if hasattr(inner, "consts"):  # since 0.11 they are in the jaxpr itself
+        return inner.replace(**changes, consts=list(consts))
+    new = inner.replace(**changes)
+    return closed(new).replace(consts=list(consts)) if not consts else _closed(new, consts)
+
+
+def _closed(jaxpr: Any, consts: Sequence[Any]) -> Any:
+    from jax.extend.core import ClosedJaxpr
+
+    return ClosedJaxpr(jaxpr, list(consts))
+
+
+def within(eqn: Equation, outer: Equation, name: str = "") -> Any:
+    """Return the place in the source of an equation of a jaxpr that takes the place of another equation."""
+    own, around = eqn.source_info, outer.source_info
+    stack = around.name_stack.extend(name) if name else around.name_stack
+    return SourceInfo(own.traceback or around.traceback, stack + own.name_stack)
+
+
+def frame_of(info: Any) -> tuple[str, int, int] | None:
+    """Return the file, the line and the column of the innermost frame of the user's. Private. Without it none is known."""
+    if _user_frame is None:
+        return None
+    frame = _user_frame[0](info.traceback if _of_traceback else info)
+    return None if frame is None else (frame.file_name, frame.start_line, frame.start_column)
+
+
+_user_frame = private_names("source_info_util", "user_frame")
+_of_traceback = True

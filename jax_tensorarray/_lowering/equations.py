@@ -1,0 +1,105 @@
+"""Make the equations of a jaxpr: in the place of others, or of a function in `jax.lax` that is traced once.
+
+To trace an equation takes JAX as long as to lower five. So a pass keeps those that it does not change, and a function
+is traced once for each type of its operands.
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import Literal
+
+from jax_tensorarray import _compat
+from jax_tensorarray._types import Equation
+
+Atom = Any  #: a variable or a literal
+
+
+class Block:
+    """The equations of a jaxpr that is being made, of variables of its own and those of another one."""
+
+    def __init__(self, like: Any) -> None:
+        self.like = like
+        inner = _compat.opened(like)
+        self.eqns: list[Equation] = []
+        self.constvars, self.consts = list(inner.constvars), list(getattr(like, "consts", ()))
+        self.names: dict[Any, Atom] = {}  #: what stands for a variable from now on
+
+    def read(self, atom: Atom) -> Atom:
+        """Return what stands for a variable or a literal."""
+        return atom if isinstance(atom, Literal) else self.names.get(atom, atom)
+
+    def add(self, eqn: Equation, **changes: Any) -> Equation:
+        """Add an equation, with what stands for its operands."""
+        if "invars" not in changes and self.names:
+            changes["invars"] = [self.read(v) for v in eqn.invars]
+        eqn = eqn.replace(**changes) if changes else eqn
+        self.eqns.append(eqn)
+        return eqn
+
+    def rename(self, variables: Iterable[Any], atoms: Iterable[Atom]) -> None:
+        self.names.update((v, x) for v, x in zip(variables, atoms, strict=True) if v is not x)
+
+    def inline(self, jaxpr: Any, operands: Sequence[Atom], at: Equation, name: str = "") -> list[Atom]:
+        """Add the equations of a closed jaxpr, in the place of an equation, and return its results."""
+        return self.inlined(jaxpr, operands, at, lambda eqn: self.add(eqn), name)
+
+    def inlined(
+        self, jaxpr: Any, operands: Sequence[Atom], at: Equation, visit: Callable[[Equation], Any], name: str = ""
+    ) -> list[Atom]:
+        """Visit the equations of a closed jaxpr with new variables. Return what stands for its results after that."""
+        inner = _compat.opened(jaxpr)
+        new: dict[Any, Atom] = dict(zip(inner.invars, operands, strict=True))
+        for v, value in zip(inner.constvars, getattr(jaxpr, "consts", ()), strict=True):
+            new[v] = _compat.new_variable(v.aval)
+            self.constvars.append(new[v])
+            self.consts.append(value)
+
+        def of(atom: Atom) -> Atom:
+            return atom if isinstance(atom, Literal) else new[atom]
+
+        for eqn in inner.eqns:
+            outvars = [v if _compat.is_drop(v) else _compat.new_variable(v.aval) for v in eqn.outvars]
+            new.update(zip(eqn.outvars, outvars, strict=True))
+            visit(
+                eqn.replace(
+                    invars=[of(v) for v in eqn.invars],
+                    outvars=outvars,
+                    source_info=_compat.within(eqn, at, name),
+                )
+            )
+        return [self.read(of(v)) for v in inner.outvars]
+
+    def call(self, f: Callable[..., Any], operands: Sequence[Atom], at: Equation, **options: Any) -> list[Atom]:
+        """Add the equations of a function of arrays. Its options are hashable."""
+        jaxpr = traced(f, tuple(_type(x) for x in operands), tuple(options.items()))
+        return self.inlined(jaxpr, operands, at, self.eqns.append)
+
+    def jaxpr(self, invars: Sequence[Any] | None = None, outvars: Sequence[Atom] | None = None) -> Any:
+        """Return the closed jaxpr."""
+        inner = _compat.opened(self.like)
+        invars = inner.invars if invars is None else invars
+        outvars = [self.read(v) for v in inner.outvars] if outvars is None else outvars
+        return _compat.made_jaxpr(self.like, invars, outvars, self.eqns, self.constvars, self.consts)
+
+
+def _type(x: Atom) -> Any:
+    return x.aval
+
+
+@functools.lru_cache(maxsize=1024)
+def traced(f: Callable[..., Any], types: tuple[Any, ...], options: tuple[tuple[str, Any], ...] = ()) -> Any:
+    """Return the closed jaxpr of a function of arrays of these types. Numbers may have 64 bits."""
+    with jax.enable_x64(True):
+        return jax.make_jaxpr(functools.partial(f, **dict(options)))(*types)
+
+
+def operand_of(eqn: Equation, number: int) -> Atom:
+    return eqn.invars[number]
+
+
+def makers(jaxpr: Any) -> dict[Any, Equation]:
+    """Return the equation that makes each variable of a jaxpr."""
+    return {v: eqn for eqn in _compat.opened(jaxpr).eqns for v in eqn.outvars}

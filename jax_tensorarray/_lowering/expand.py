@@ -1,0 +1,150 @@
+"""Write out a program: what runs row ops elsewhere than in a `while` or a `cond` becomes the equations it stands for.
+
+A scan, a loop of this library and a primitive of another one are what JAX would trace when it lowers them. A `jit` and
+what has derivatives of its own are their equations, and a `checkpoint` is a barrier and its equations. So the passes
+that follow see loops and branches only, and an index is made of equations beside that of the op.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from jax_tensorarray import _compat
+from jax_tensorarray._jaxprs import jaxprs, registry
+from jax_tensorarray._lowering.equations import Atom, Block
+from jax_tensorarray._types import Equation
+
+#: A `jit` of so few equations is written out if it makes integers, which may be an index.
+_SHORT = 40
+
+
+def needs_passes(jaxpr: Any) -> bool:
+    """Return whether there is an op or a loop of this library in a jaxpr."""
+    return jaxprs.any_equation(jaxpr, _is_ours)
+
+
+def _is_ours(eqn: Equation) -> bool:
+    return eqn.primitive.name.startswith("ta_")
+
+
+#: Primitives that stand for what a function makes of their operands and parameters: maps an equation to it, or to None.
+OPENED: dict[Any, Callable[[Equation], Callable[..., Sequence[Any]] | None]] = {}
+
+
+class Expander:
+    """Expands jaxprs, each of them once."""
+
+    def __init__(self, *, with_options: bool) -> None:
+        self.with_options = with_options  #: whether a `jit` with shardings of its own is written out
+        self.needing: dict[int, tuple[Any, bool]] = {}  #: by the number of a jaxpr, which is kept with it
+        self.done: dict[int, tuple[Any, Any]] = {}
+
+    def needs(self, jaxpr: Any) -> bool:
+        """Return whether there is something of ours in a jaxpr."""
+        inner = _compat.opened(jaxpr)
+        if id(inner) not in self.needing:
+            found = any(map(self.needed_in, inner.eqns))
+            self.needing[id(inner)] = inner, found
+        return self.needing[id(inner)][1]
+
+    def needed_in(self, eqn: Equation) -> bool:
+        return _is_ours(eqn) or any(map(self.needs, jaxprs.jaxprs_in(eqn.params)))
+
+    def jaxpr(self, jaxpr: Any) -> Any:
+        """Return the expanded closed jaxpr."""
+        if not self.needs(jaxpr):
+            return jaxpr
+        if id(jaxpr) not in self.done:
+            block = Block(_compat.closed(jaxpr))
+            for eqn in _compat.opened(jaxpr).eqns:
+                self.equation(block, eqn)
+            self.done[id(jaxpr)] = jaxpr, block.jaxpr()
+        return self.done[id(jaxpr)][1]
+
+    def equation(self, block: Block, eqn: Equation) -> None:
+        """Add an equation to a block, or what it stands for."""
+        params, name = eqn.params, eqn.primitive.name
+        needed = self.needed_in(eqn)
+        if not needed:
+            inner = registry.inlined(eqn, with_options=self.with_options)
+            if inner is None or not _may_make_an_index(eqn, inner):
+                block.add(eqn)
+            else:
+                self._inline(block, inner, eqn)
+        elif name == "cond":
+            block.add(eqn, params=params | {"branches": tuple(map(self.jaxpr, params["branches"]))})
+        elif name == "while":
+            bodies = {which: self.jaxpr(params[which]) for which in ("cond_jaxpr", "body_jaxpr")}
+            block.add(eqn, params=params | bodies)
+        elif name == "shard_map":
+            block.add(eqn, params=params | {"jaxpr": _like(params["jaxpr"], self.jaxpr(params["jaxpr"]))})
+        elif (inner := registry.inlined(eqn, with_options=self.with_options)) is not None:
+            self._inline(block, inner, eqn)
+        elif registry.entry_of(eqn).kind == "rules" and "call_jaxpr" in params:
+            self._inline(block, _compat.closed(params["call_jaxpr"]), eqn)
+        elif name == _compat.CHECKPOINT and "jaxpr" in params:
+            self._checkpoint(block, eqn)
+        elif (function := self._function(eqn)) is not None:
+            self._inline(block, _traced(function, eqn), eqn)
+        elif name in ("jit", "pjit"):
+            block.add(eqn, params=params | {"jaxpr": self.jaxpr(params["jaxpr"])})
+        else:
+            block.add(eqn)
+
+    def _inline(self, block: Block, jaxpr: Any, eqn: Equation) -> None:
+        operands = [block.read(v) for v in eqn.invars]
+        found = block.inlined(jaxpr, operands, eqn, functools.partial(self.equation, block), _name(eqn))
+        block.rename(eqn.outvars, found)
+
+    def _checkpoint(self, block: Block, eqn: Equation) -> None:
+        params, operands = eqn.params, [block.read(v) for v in eqn.invars]
+        prevented = params["prevent_cse"]
+        prevented = [prevented] * len(operands) if isinstance(prevented, bool) else list(prevented)
+        if params["differentiated"] and any(prevented):
+            some = jaxprs.flagged(operands, prevented)
+            passed = block.call(_barrier, some, eqn)
+            operands = jaxprs.merge(passed, prevented, operands)
+        jaxpr = _compat.closed(params["jaxpr"])
+        found = block.inlined(jaxpr, operands, eqn, functools.partial(self.equation, block), "checkpoint")
+        block.rename(eqn.outvars, found)
+
+    def _function(self, eqn: Equation) -> Callable[..., Sequence[Any]] | None:
+        """Return the function that JAX traces when it lowers an equation, for any platform."""
+        if eqn.primitive in OPENED:
+            return OPENED[eqn.primitive](eqn)
+        found = _compat.traced_lowering(eqn.primitive)
+        return None if found is None else functools.partial(found.traced, **eqn.params)
+
+
+def _barrier(*operands: Any) -> Any:
+    return jax.lax.optimization_barrier(operands)
+
+
+def _may_make_an_index(eqn: Equation, inner: Any) -> bool:
+    eqns = _compat.opened(inner).eqns
+    return len(eqns) <= _SHORT and all(getattr(v.aval, "dtype", None) in _INDICES for v in eqn.outvars)
+
+
+_INDICES = frozenset(map(jax.numpy.dtype, ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")))
+
+
+def _name(eqn: Equation) -> str:
+    name = eqn.params.get("name")
+    return f"jit({name})" if isinstance(name, str) else ""
+
+
+def _like(old: Any, new: Any) -> Any:
+    """Return a jaxpr that is closed if another one is."""
+    return new if hasattr(old, "consts") else _compat.opened(new)
+
+
+def _traced(function: Callable[..., Sequence[Any]], eqn: Equation) -> Any:
+    with _compat.at_source_of(eqn), eqn.ctx.manager, jaxprs.with_types_of(eqn):
+        return jax.make_jaxpr(function)(*(v.aval for v in eqn.invars))
+
+
+def expanded(jaxpr: Any, *, with_options: bool) -> Any:
+    """Return the closed jaxpr of a program, written out."""
+    return Expander(with_options=with_options).jaxpr(jaxpr)
