@@ -1,7 +1,7 @@
-"""Finds indices that the compiler can prove to be in range: loop counters, `jnp.arange`, and numbers near these.
+"""Finds indices that can be proved to be in range: loop counters, `jnp.arange`, and numbers near these.
 
 The bounds of a value are the least and the greatest number that any of its elements may be. They follow from the
-operations that make it, on every path that the program may take. A number that wraps or is data has no bounds, and the
+equations that make it, on every path that the program may take. A number that wraps or is data has no bounds, and the
 index is checked (`record`).
 """
 
@@ -9,279 +9,317 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
-from jax.interpreters.mlir import ir
+from jax.extend.core import Literal
 
-from jax_tensorarray._lowering.calls import (
-    IN_RANGE,
-    PREFIX,
-    addresses_rows,
-    box_of,
-    index_number,
-    index_sizes,
-    target,
-)
-from jax_tensorarray._lowering.mlir import (
-    Operation,
-    Value,
+from jax_tensorarray import _compat
+from jax_tensorarray._lowering.calls import box_along
+from jax_tensorarray._lowering.equations import Block
+from jax_tensorarray._lowering.scopes import (
+    Atom,
+    Scope,
     added_by_step,
-    callee,
-    callers_of,
-    constant,
-    direction_of,
-    entry,
+    addresses_rows,
+    index_number,
+    init_of,
     joined_columns,
-    operands_of,
-    operation,
-    terminator,
-    walk,
 )
+from jax_tensorarray._ops.check import ta_check_p
+from jax_tensorarray._ops.starts import sizes_of
+from jax_tensorarray._types import Equation
 
 Bounds = tuple[int, int]
 
-#: Values that are made by a longer chain of operations are not looked at.
-_DEEPEST = 40
+#: Values that are made by a longer chain of equations are not looked at.
+_DEEPEST = 50
 
 #: Operations that return elements of some operands as they are, or in another dtype.
 _CHOOSING = {
-    **dict.fromkeys(["broadcast_in_dim", "reshape", "slice", "dynamic_slice", "reverse", "transpose"], slice(1)),
-    **dict.fromkeys(["convert", "concatenate"], slice(None)),
+    **dict.fromkeys(
+        ("broadcast_in_dim", "copy", "copy_p", "dynamic_slice", "expand_dims", "reshape", "rev", "slice"), slice(1)
+    ),
+    **dict.fromkeys(("squeeze", "stop_gradient", "transpose"), slice(1)),
+    **dict.fromkeys(("convert_element_type", "concatenate", "stack"), slice(None)),
     "dynamic_update_slice": slice(2),
-    "select": slice(1, None),
+    "select_n": slice(1, None),
 }
 #: The bounds that these operations make of the bounds of two operands; a bool is 0 or 1.
 _COMBINING: dict[str, Callable[[Bounds, Bounds], Bounds | None]] = {
     "add": lambda x, y: (x[0] + y[0], x[1] + y[1]),
-    "subtract": lambda x, y: (x[0] - y[1], x[1] - y[0]),
-    "multiply": lambda x, y: (x[0] * y[0], x[1] * y[1]) if x[0] >= 0 and y[0] >= 0 else None,
-    "maximum": lambda x, y: (max(x[0], y[0]), max(x[1], y[1])),
-    "minimum": lambda x, y: (min(x[0], y[0]), min(x[1], y[1])),
-    "divide": lambda x, y: (x[0] // y[1], x[1] // y[0]) if x[0] >= 0 and y[0] > 0 else None,
-    "remainder": lambda x, y: (0, min(x[1], y[1] - 1)) if x[0] >= 0 and y[0] > 0 else None,
+    "sub": lambda x, y: (x[0] - y[1], x[1] - y[0]),
+    "mul": lambda x, y: (x[0] * y[0], x[1] * y[1]) if x[0] >= 0 and y[0] >= 0 else None,
+    "max": lambda x, y: (max(x[0], y[0]), max(x[1], y[1])),
+    "min": lambda x, y: (min(x[0], y[0]), min(x[1], y[1])),
+    "div": lambda x, y: (x[0] // y[1], x[1] // y[0]) if x[0] >= 0 and y[0] > 0 else None,
+    "rem": lambda x, y: (0, min(x[1], y[1] - 1)) if x[0] >= 0 and y[0] > 0 else None,
     "and": lambda x, y: (int(x == y == (1, 1)), min(x[1], y[1])) if x[0] >= 0 and y[0] >= 0 else None,
-    "LT": lambda x, y: (int(x[1] < y[0]), int(x[0] < y[1])),
-    "LE": lambda x, y: (int(x[1] <= y[0]), int(x[0] <= y[1])),
-    "GT": lambda x, y: (int(y[1] < x[0]), int(y[0] < x[1])),
-    "GE": lambda x, y: (int(y[1] <= x[0]), int(y[0] <= x[1])),
-    "EQ": lambda x, y: (int(x == y and x[0] == x[1]), int(x[0] <= y[1] and y[0] <= x[1])),
-    "NE": lambda x, y: (int(x[1] < y[0] or y[1] < x[0]), int(x != y or x[0] != x[1])),
+    "lt": lambda x, y: (int(x[1] < y[0]), int(x[0] < y[1])),
+    "le": lambda x, y: (int(x[1] <= y[0]), int(x[0] <= y[1])),
+    "gt": lambda x, y: (int(y[1] < x[0]), int(y[0] < x[1])),
+    "ge": lambda x, y: (int(y[1] <= x[0]), int(y[0] <= x[1])),
+    "eq": lambda x, y: (int(x == y and x[0] == x[1]), int(x[0] <= y[1] and y[0] <= x[1])),
+    "ne": lambda x, y: (int(x[1] < y[0] or y[1] < x[0]), int(x != y or x[0] != x[1])),
 }
 
 
-def mark_those_in_range(functions: dict[str, Operation]) -> None:
-    """Mark every row op and check whose index is provably in range."""
-    bounds = BoundsOf(functions, callers_of(functions))
-    for op in [op for function in functions.values() for op in walk(function) if addresses_rows(op)]:
-        number = index_number(op)
-        index = op.operands[number]
-        if all(_is_in_range(bounds(start), places) for start, places in _starts_and_places(op, index)):
-            op.attributes[IN_RANGE] = ir.UnitAttr.get()
-            op.operands[number] = _simplified(index, bounds)
+def mark_those_in_range(jaxpr: Any) -> Any:
+    """Mark every row op and check whose index is provably in range: its parameter `checked` says so."""
+    return _marked(Scope(jaxpr), BoundsOf())
 
 
-def _starts_and_places(op: Operation, index: Value) -> Iterable[tuple[Value, int | None]]:
+def _marked(scope: Scope, bounds: "BoundsOf") -> Any:
+    block, changed = Block(scope.closed), False
+    simple: dict[Any, Atom] = {}
+    for eqn in scope.jaxpr.eqns:
+        if addresses_rows(eqn):
+            number = index_number(eqn)
+            index = eqn.invars[number]
+            if all(_is_in_range(bounds(scope, x), places) for x, places in _starts_and_places(scope, eqn, index)):
+                invars = list(eqn.invars)
+                invars[number] = _simplified(scope, index, bounds, block, simple)
+                eqn, changed = eqn.replace(invars=invars, params=eqn.params | {"checked": "in range"}), True
+        elif eqn.primitive.name in ("while", "cond"):
+            new = [_marked(inner, bounds) for inner in scope.scopes_in(eqn)]
+            old = [inner.closed for inner in scope.scopes_in(eqn)]
+            if any(a is not b for a, b in zip(new, old, strict=True)):
+                eqn, changed = with_bodies(eqn, new), True
+        elif eqn.primitive.name == "shard_map":
+            inner = scope.within(eqn, "shard", eqn.params["jaxpr"])
+            new_body = _marked(inner, bounds)
+            if new_body is not inner.closed:
+                like = new_body if hasattr(inner.closed, "consts") else _compat.opened(new_body)
+                eqn, changed = eqn.replace(params=eqn.params | {"jaxpr": like}), True
+        block.eqns.append(eqn)
+    return block.jaxpr() if changed else scope.closed
+
+
+def with_bodies(eqn: Equation, new: list[Any]) -> Equation:
+    """Return a loop or branches with other jaxprs."""
+    if eqn.primitive.name == "cond":
+        return eqn.replace(params=eqn.params | {"branches": tuple(new)})
+    return eqn.replace(params=eqn.params | {"cond_jaxpr": new[0], "body_jaxpr": new[1]})
+
+
+def _starts_and_places(scope: Scope, eqn: Equation, index: Atom) -> Iterable[tuple[Atom, int | None]]:
     """Return, for each axis, where an op starts, and in how many places it can start unless the program computes it."""
-    if target(op) == PREFIX + "check":
-        return [(index, constant(op.operands[1]))]
-    sizes = index_sizes(op)
-    places = [size - count + 1 for size, count in zip(sizes, box_of(op), strict=True)]
-    return zip(joined_columns(index, len(sizes)) or [index] * len(sizes), places, strict=True)
+    if eqn.primitive is ta_check_p:
+        return [(index, scope.constant(eqn.invars[1]))]
+    sizes = sizes_of(eqn.invars[0].aval, eqn.params)
+    places = [size - count + 1 for size, count in zip(sizes, box_along(sizes, eqn.params["window"]), strict=True)]
+    return zip(joined_columns(scope, index, len(sizes)) or [index] * len(sizes), places, strict=True)
 
 
 def _is_in_range(bounds: Bounds | None, places: int | None) -> bool:
     return bounds is not None and places is not None and 0 <= bounds[0] <= bounds[1] < places
 
 
-def _simplified(value: Value, bounds: "BoundsOf") -> Value:
+def _simplified(scope: Scope, atom: Atom, bounds: "BoundsOf", block: Block, done: dict[Any, Atom]) -> Atom:
     """Return the same numbers by fewer operations: `i` for `clip(where(i < 0, i + n, i), 0, n - 1)` if that is `i`."""
-    if isinstance(value, ir.BlockArgument):
-        return value
-    op = operation(value.owner)
-    name = op.name.removeprefix("stablehlo.")
-    if name == "convert" and op.operands[0].type == value.type:
-        return _simplified(op.operands[0], bounds)
-    if name == "select" and (of_predicate := bounds(op.operands[0])) in ((0, 0), (1, 1)):
-        return _simplified(op.operands[2 - of_predicate[0]], bounds)
-    if name == "slice" and (piece := _joined_piece(op)) is not None:
-        return _simplified(piece, bounds)
+    eqn = scope.maker(atom)
+    if eqn is None:
+        return atom
+    if atom not in done:
+        done[atom] = _fewer(scope, atom, eqn, bounds, block, done)
+    return done[atom]
+
+
+def _fewer(
+    scope: Scope, atom: Any, eqn: Equation, bounds: "BoundsOf", block: Block, done: dict[Any, Atom]
+) -> Atom:
+    def simplified(x: Atom) -> Atom:
+        return _simplified(scope, x, bounds, block, done)
+
+    name = eqn.primitive.name
+    if name == "convert_element_type" and _same_type(eqn.invars[0], atom):
+        return simplified(eqn.invars[0])
+    if name == "select_n" and (of_predicate := bounds(scope, eqn.invars[0])) in ((0, 0), (1, 1)):
+        return simplified(eqn.invars[1 + of_predicate[0]])
+    if name == "slice" and (piece := _joined_piece(scope, eqn)) is not None:
+        return simplified(piece)
+    if name in ("max", "min"):  # what `jnp.clip` consists of
+        for k in (0, 1):
+            limit, other = (bounds(scope, x) for x in (eqn.invars[k], eqn.invars[1 - k]))
+            beyond = limit and other and (limit[1] <= other[0] if name == "max" else other[1] <= limit[0])
+            if beyond and _same_type(eqn.invars[1 - k], atom):
+                return simplified(eqn.invars[1 - k])
     if name == "clamp":
-        lower, found, upper = map(bounds, op.operands)
+        lower, found, upper = (bounds(scope, x) for x in eqn.invars)
         if lower and found and upper and lower[1] <= found[0] and found[1] <= upper[0]:  # whatever the limits are
-            return _simplified(op.operands[1], bounds)
+            return simplified(eqn.invars[1])
     if name not in _KEEPING:
-        return value
-    operands = [_simplified(x, bounds) for x in op.operands]
-    if operands == list(op.operands):
-        return value
-    with ir.InsertionPoint(op):
-        new = op.clone()
-    for number, operand in enumerate(operands):
-        new.operands[number] = operand
-    return new.results[0]
+        return atom
+    operands = [simplified(x) for x in eqn.invars]
+    if all(a is b for a, b in zip(operands, eqn.invars, strict=True)):
+        return atom
+    new = _compat.new_variable(atom.aval)
+    block.eqns.append(eqn.replace(invars=operands, outvars=[new]))
+    return new
 
 
-def _joined_piece(op: Operation) -> Value | None:
+def _same_type(x: Atom, y: Atom) -> bool:
+    return x.aval.shape == y.aval.shape and x.aval.dtype == y.aval.dtype
+
+
+def _joined_piece(scope: Scope, eqn: Equation) -> Atom | None:
     """Return the array that a slice takes out of several that have been concatenated, if it is one of them."""
-    if set(ir.DenseI64ArrayAttr(op.attributes["strides"])) - {1}:
+    if set(eqn.params["strides"] or ()) - {1}:
         return None  # its parts may be of several
-    joined = operands_of(op.operands[0], "concatenate")
-    axis = operation(op.operands[0].owner).attributes["dimension"].value if joined else 0
-    first = list(ir.DenseI64ArrayAttr(op.attributes["start_indices"]))[axis] if joined else 0
-    for piece in joined:
+    joined = scope.maker(eqn.invars[0], "concatenate")
+    if joined is None:
+        return None
+    axis = joined.params["dimension"]
+    first = eqn.params["start_indices"][axis]
+    for piece in joined.invars:
         if first <= 0:
-            return piece if first == 0 and piece.type == op.results[0].type else None
-        first -= piece.type.shape[axis]
+            return piece if first == 0 and piece.aval.shape == eqn.outvars[0].aval.shape else None
+        first -= piece.aval.shape[axis]
     return None
 
 
 #: The operations whose operands are simplified too.
-_KEEPING = frozenset(("add", "broadcast_in_dim", "clamp", "concatenate", "multiply", "reshape"))
+_KEEPING = frozenset(("add", "broadcast_in_dim", "clamp", "concatenate", "expand_dims", "mul", "reshape", "squeeze"))
 
 
 class BoundsOf:
-    """Finds the bounds of a value of a module, or None.
+    """Finds the bounds of a value, or None."""
 
-    With `call`, a function is analysed for that call only, and `outer` gives the bounds of the call's operands.
-    """
-
-    def __init__(
-        self,
-        functions: dict[str, Operation],
-        callers: dict[str, list[Operation]],
-        call: Operation = None,
-        outer: "BoundsOf | None" = None,
-    ) -> None:
-        self.functions, self.callers, self.call, self.outer = functions, callers, call, outer
-        self.known: dict[Value, Bounds | None] = {}
+    def __init__(self, outer: "BoundsOf | None" = None) -> None:
+        self.known: dict[tuple[Scope, Any], Bounds | None] = {}
         self.depth: int = 0 if outer is None else outer.depth
-        self.assumes: bool = outer is not None and outer.assumes
+        self.assumes = outer is not None
 
-    def __call__(self, value: Value) -> Bounds | None:
-        if value not in self.known:
-            self.known[value] = None  # meanwhile: what depends on itself has none
-            kind = value.type.element_type if isinstance(value.type, ir.RankedTensorType) else None
-            if isinstance(kind, ir.IntegerType) and self.depth < _DEEPEST:
-                self.depth += 1
-                found = self._argument(value) if isinstance(value, ir.BlockArgument) else self._result(value)
-                self.depth -= 1
-                self.known[value] = found or (0, 1) if kind.width == 1 else _unless_wrapped(found, kind)
-        return self.known[value]
-
-    def _any(self, values: Iterable[Value]) -> Bounds | None:
-        return _union(list(map(self, values)))
-
-    def _argument(self, value: Value) -> Bounds | None:
-        owner, number = operation(value.owner.owner), value.arg_number
-        if owner.name == "stablehlo.while":
-            return self._carried(owner, number, in_step=value.owner == owner.regions[1].blocks[0])
-        if owner.name != "func.func":
+    def __call__(self, scope: Scope, atom: Atom) -> Bounds | None:
+        kind = getattr(atom.aval, "dtype", None)
+        if not isinstance(kind, np.dtype) or kind.kind not in "iub":
             return None
-        if self.outer is not None:
-            return self.outer(self.call.operands[number])
-        return self._any(call.operands[number] for call in self.callers[owner.attributes["sym_name"].value])
+        if isinstance(atom, Literal):
+            return _of_array(atom.val)
+        key = scope, atom
+        if key not in self.known:
+            self.known[key] = None  # meanwhile: what depends on itself has none
+            if self.depth < _DEEPEST:
+                self.depth += 1
+                eqn = scope.makers.get(atom)
+                found = self._argument(scope, atom) if eqn is None else self._result(scope, atom, eqn)
+                self.depth -= 1
+                self.known[key] = found or (0, 1) if kind.kind == "b" else _unless_wrapped(found, kind)
+        return self.known[key]
 
-    def _result(self, value: Value) -> Bounds | None:
-        op, number = operation(value.owner), ir.OpResult(value).result_number
-        name = op.name.removeprefix("stablehlo.")
-        if name == "constant":
-            return _of_constant(op.attributes["value"])
-        if name == "iota":
-            return 0, value.type.shape[op.attributes["iota_dimension"].value] - 1
-        if name == "sign" and (bounds := self(op.operands[0])) is not None:
-            return max(-1, min(bounds[0], 1)), max(-1, min(bounds[1], 1))
-        if name == "clamp":
-            least, _, most = map(self, op.operands)
-            return None if least is None or most is None else (min(least[0], most[0]), most[1])
-        if name == "select" and (of_predicate := self(op.operands[0])) in ((0, 0), (1, 1)):
-            return self(op.operands[2 - of_predicate[0]])
-        if name == "slice" and (piece := _joined_piece(op)) is not None:
-            return self(piece)
-        if name in _CHOOSING:
-            return self._any(list(op.operands)[_CHOOSING[name]])
-        if name == "and" and self._exclude_each_other(*op.operands):
-            return 0, 0
-        if (kind := direction_of(op) if name == "compare" else name) in _COMBINING:
-            left, right = map(self, op.operands)
-            return None if left is None or right is None else _COMBINING[kind](left, right)
-        if name in ("case", "if"):
-            return self._any(terminator(region.blocks[0]).operands[number] for region in op.regions)
-        if name == "optimization_barrier":
-            return self(op.operands[number])
-        if name == "while":
-            return self._carried(op, number, in_step=False)
-        if (called := callee(op)) is not None:
-            inside = BoundsOf(self.functions, self.callers, op, self)
-            return inside(terminator(entry(self.functions[called])).operands[number])
+    def _any(self, found: Iterable[Bounds | None]) -> Bounds | None:
+        return _union(list(found))
+
+    def _argument(self, scope: Scope, atom: Any) -> Bounds | None:
+        if (operand := scope.operand(atom)) is not None:
+            return self(scope.outer, operand)  # type: ignore[arg-type]
+        if (number := scope.carried(atom)) is not None:
+            return self._carried(scope.outer, scope.eqn, number, in_step=scope.role == "body")  # type: ignore[arg-type]
+        for v, value in zip(scope.jaxpr.constvars, getattr(scope.closed, "consts", ()), strict=False):
+            if v is atom:
+                return _of_array(value)
         return None
 
-    def _exclude_each_other(self, signs_differ: Value, has_rest: Value) -> bool:
+    def _result(self, scope: Scope, atom: Any, eqn: Equation) -> Bounds | None:
+        name, params, operands = eqn.primitive.name, eqn.params, eqn.invars
+        if name == "iota":
+            return 0, params["shape"][params["dimension"]] - 1
+        if name == "sign" and (bounds := self(scope, operands[0])) is not None:
+            return max(-1, min(bounds[0], 1)), max(-1, min(bounds[1], 1))
+        if name == "clamp":
+            least, _, most = (self(scope, x) for x in operands)
+            return None if least is None or most is None else (min(least[0], most[0]), most[1])
+        if name == "select_n" and (of_predicate := self(scope, operands[0])) in ((0, 0), (1, 1)):
+            return self(scope, operands[1 + of_predicate[0]])
+        if name == "slice" and (piece := _joined_piece(scope, eqn)) is not None:
+            return self(scope, piece)
+        if name == "convert_element_type" and atom.aval.dtype == np.bool_:
+            bounds = self(scope, operands[0])
+            return None if bounds is None else (int(not bounds[0] <= 0 <= bounds[1]), int(bounds != (0, 0)))
+        if name in _CHOOSING:
+            return self._any(self(scope, x) for x in operands[_CHOOSING[name]])
+        if name == "and" and self._exclude_each_other(scope, *operands):
+            return 0, 0
+        if name in _COMBINING:
+            left, right = (self(scope, x) for x in operands)
+            return None if left is None or right is None else _COMBINING[name](left, right)
+        number = next(k for k, v in enumerate(eqn.outvars) if v is atom)
+        if name == "cond":
+            return self._any(self(inner, inner.jaxpr.outvars[number]) for inner in scope.branches(eqn))
+        if name == "optimization_barrier":
+            return self(scope, operands[number])
+        if name == "while":
+            return self._carried(scope, eqn, number, in_step=False)
+        if name in ("jit", "pjit"):
+            inner = scope.within(eqn, "call", eqn.params["jaxpr"])
+            return self(inner, inner.jaxpr.outvars[number])
+        return None
+
+    def _exclude_each_other(self, scope: Scope, signs_differ: Atom, has_rest: Atom) -> bool:
         """Return whether two conditions of jnp, which both hold if a quotient is rounded down, can never both hold.
 
         They are `sign(x) != 1` and `remainder(x, y) != 0`. If x is not negative, only 0 has another sign, and it has no
         remainder.
         """
-        signs, rest = (operands_of(_bare(condition), "compare", "NE") for condition in (signs_differ, has_rest))
-        if not signs or not rest or self(signs[1]) != (1, 1) or constant(rest[1]) != 0:
+        signs, rest = (scope.operands(_bare(scope, condition), "ne") for condition in (signs_differ, has_rest))
+        if not signs or not rest or self(scope, signs[1]) != (1, 1) or scope.constant(rest[1]) != 0:
             return False
-        of_sign, of_rest = operands_of(signs[0], "sign"), operands_of(rest[0], "remainder")
-        bounds = self(of_sign[0]) if of_sign and of_sign == of_rest[:1] else None
+        of_sign, of_rest = scope.operands(signs[0], "sign"), scope.operands(rest[0], "rem")
+        same = of_sign and of_rest and of_sign[0] is of_rest[0]
+        bounds = self(scope, of_sign[0]) if same else None
         return bounds is not None and bounds[0] >= 0
 
-    def _carried(self, loop: Operation, number: int, *, in_step: bool) -> Bounds | None:
+    def _carried(self, scope: Scope, loop: Equation, number: int, *, in_step: bool) -> Bounds | None:
         """Return the bounds of a carried value: when a step begins or, if not `in_step`, also after the last one."""
-        start, body = self(loop.operands[number]), loop.regions[1].blocks[0]
-        carried, after = body.arguments[number], terminator(body).operands[number]
+        start, body = self(scope, init_of(loop, number)), scope.body(loop)
         if start is None:
             return None
-        if (by := added_by_step(carried, after, self.functions)) is not None:
-            most = self._most_steps(loop) if by else 0
+        if (by := added_by_step(scope, loop, number)) is not None:
+            most = self._most_steps(scope, loop) if by else 0
             moved = None if most is None else by * max(most - in_step, 0)
             return None if moved is None else (start[0] + min(moved, 0), start[1] + max(moved, 0))
         if self.assumes:  # one induction in another would take long
             return None
+        after = body, body.jaxpr.outvars[number]
+        carried = body, body.jaxpr.invars[loop.params["body_nconsts"] + number]
         kept = _union([start, self._after_step(after, carried, start)])
         return kept if kept is not None and kept == _union([kept, self._after_step(after, carried, kept)]) else None
 
-    def _after_step(self, value: Value, carried: Value, bounds: Bounds) -> Bounds | None:
+    def _after_step(self, value: tuple[Scope, Atom], carried: tuple[Scope, Any], bounds: Bounds) -> Bounds | None:
         """Return the bounds of a value on the assumption that `carried` has those bounds."""
-        inside = BoundsOf(self.functions, self.callers, self.call, self.outer)
-        inside.assumes, inside.depth = True, self.depth
+        inside = BoundsOf(self)
         inside.known.update({known: b for known, b in self.known.items() if b is not None})
         inside.known[carried] = bounds
-        return inside(value)
+        return inside(*value)
 
-    def _most_steps(self, loop: Operation) -> int | None:
+    def _most_steps(self, scope: Scope, loop: Equation) -> int | None:
         """Return the most steps that a loop can have, if a number that grows with each has to be less than another."""
-        condition, body = loop.regions[0].blocks[0], loop.regions[1].blocks[0]
-        most = []
-        for counter, limit in _less_than(terminator(condition).operands[0]):
-            end = self(limit)
-            if end is None or not isinstance(counter, ir.BlockArgument) or counter.owner != condition:
+        condition, most = scope.condition(loop), []
+        for counter, limit in _less_than(condition, condition.jaxpr.outvars[0]):
+            end, number = self(condition, limit), condition.carried(counter)
+            if end is None or number is None:
                 continue
-            number = counter.arg_number
-            start, after = self(loop.operands[number]), terminator(body).operands[number]
-            by = added_by_step(body.arguments[number], after, self.functions)
+            start, by = self(scope, init_of(loop, number)), added_by_step(scope, loop, number)
             if start is not None and by is not None and by > 0:
                 last = max(start[1], end[1] - 1 + by)
-                if _unless_wrapped((start[0], last), counter.type.element_type) is not None:
+                if _unless_wrapped((start[0], last), counter.aval.dtype) is not None:
                     most.append(max(0, -((start[0] - end[1]) // by)))
         return min(most, default=None)
 
 
-def _less_than(predicate: Value) -> Iterator[tuple[Value, Value]]:
+def _less_than(scope: Scope, predicate: Atom) -> Iterator[tuple[Atom, Atom]]:
     """Yield pairs of numbers such that the first is less than the second if the predicate is true."""
-    predicate = _bare(predicate)
-    if less := operands_of(predicate, "compare", "LT"):
+    predicate = _bare(scope, predicate)
+    if less := scope.operands(predicate, "lt"):
         yield less[0], less[1]
-    for operand in operands_of(predicate, "and"):
-        yield from _less_than(operand)
+    for operand in scope.operands(predicate, "and"):
+        yield from _less_than(scope, operand)
 
 
-def _bare(predicate: Value) -> Value:
+def _bare(scope: Scope, predicate: Atom) -> Atom:
     """Return a bool without the operations that turn it into a bool again."""
     while True:
-        differ = operands_of(predicate, "compare", "NE")
-        made_of = differ[:1] if differ and constant(differ[1]) == 0 else operands_of(predicate, "convert")
-        if not made_of or getattr(made_of[0].type.element_type, "width", None) != 1:
+        differ = scope.operands(predicate, "ne")
+        is_bool = differ and scope.constant(differ[1]) == 0
+        made_of = differ[:1] if is_bool else scope.operands(predicate, "convert_element_type")
+        if not made_of or getattr(made_of[0].aval, "dtype", None) != np.bool_:
             return predicate
         predicate = made_of[0]
 
@@ -291,15 +329,13 @@ def _union(found: list[Bounds | None]) -> Bounds | None:
     return (min(b[0] for b in known), max(b[1] for b in known)) if known and len(known) == len(found) else None
 
 
-def _unless_wrapped(bounds: Bounds | None, kind: Any) -> Bounds | None:
+def _unless_wrapped(bounds: Bounds | None, dtype: Any) -> Bounds | None:
     """Return the bounds if the dtype has all these numbers, else None."""
-    least = 0 if kind.is_unsigned else -(2 ** (kind.width - 1))
-    return bounds if bounds is not None and least <= bounds[0] and bounds[1] < least + 2**kind.width else None
+    info = np.iinfo(dtype)
+    return bounds if bounds is not None and info.min <= bounds[0] and bounds[1] <= info.max else None
 
 
-def _of_constant(attribute: Any) -> Bounds | None:
-    try:
-        numbers = np.asarray(ir.DenseIntElementsAttr(attribute))
-    except (TypeError, ValueError):  # of 4 bits, or kept elsewhere
-        return None
-    return (int(numbers.min()), int(numbers.max())) if numbers.size else None
+def _of_array(value: Any) -> Bounds | None:
+    numbers = np.asarray(value)
+    is_integer = numbers.dtype.kind in "iub" and numbers.size
+    return (int(numbers.min()), int(numbers.max())) if is_integer else None

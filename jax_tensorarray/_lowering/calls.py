@@ -111,6 +111,17 @@ TAPE = "jax_tensorarray.tape"
 CONFIG = "mhlo.backend_config"
 
 
+#: Parameter of a row op whose buffer is the tape of a loop of this library.
+TAPE_PARAM = "is_tape"
+
+
+def set_facts(call: Operation, checked: str) -> None:
+    """Tell the passes over a module what those over the program have found."""
+    for name, fact in ((IN_RANGE, "in range"), (CHECKED, "recorded")):
+        if checked == fact:
+            call.attributes[name] = ir.UnitAttr.get()
+
+
 def mark(module: ir.Module) -> None:
     """Mark `module` for the pass, which need not look through the others."""
     module.operation.attributes[MARK] = ir.UnitAttr.get(module.context)

@@ -13,12 +13,12 @@ import re
 
 from jax.interpreters.mlir import ir
 
-from jax_tensorarray._lowering.bounds import mark_those_in_range
+from jax_tensorarray._lowering.bounds_old import mark_those_in_range
 from jax_tensorarray._lowering.build import custom_call, integer, return_from
 from jax_tensorarray._lowering.calls import CONFIG, addresses_rows, declare, may_raise, target, with_config
 from jax_tensorarray._lowering.mlir import Operation, Value, entry, operation, terminator, walk
 from jax_tensorarray._lowering.places import Places
-from jax_tensorarray._lowering.record import may_wait
+from jax_tensorarray._lowering.record_old import may_wait
 
 declare("raise", (), ("nothing",))
 

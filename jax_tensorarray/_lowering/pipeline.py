@@ -11,7 +11,6 @@ from jax.interpreters.mlir import ir
 
 from jax_tensorarray import _compat
 from jax_tensorarray._lowering import absolute, fallback
-from jax_tensorarray._lowering.bounds import mark_those_in_range
 from jax_tensorarray._lowering.branches import split_updating_branches
 from jax_tensorarray._lowering.calls import (
     MARK,
@@ -29,8 +28,7 @@ from jax_tensorarray._lowering.ordering import order_readers
 from jax_tensorarray._lowering.ownership import Ownership
 from jax_tensorarray._lowering.partition import is_divided, label_calls
 from jax_tensorarray._lowering.places import Places, name_places
-from jax_tensorarray._lowering.record import check_by_record, drop_out_of_bounds
-from jax_tensorarray._lowering.slices import default_lowering, use_slices
+from jax_tensorarray._lowering.slices import use_slices
 from jax_tensorarray._lowering.uses import mark_unordered
 
 
@@ -83,13 +81,7 @@ def _pin_to_loops(functions: dict[str, Operation]) -> None:
 
 PASSES = (
     Pass(lambda m: absolute.write_out(m.functions), lambda m: m.is_known),
-    Pass(lambda m: mark_those_in_range(m.functions), lambda m: m.is_known),
     Pass(lambda m: mark_unordered(m.functions, m.platform, not m.needs_opaque_zero), lambda m: m.is_known),
-    Pass(lambda m: drop_out_of_bounds(m.functions), lambda m: m.is_known and m.calls_nothing),
-    Pass(
-        lambda m: check_by_record(m.functions, default_lowering(), m.places, opaque_zero=m.needs_opaque_zero),
-        lambda m: m.is_known and not m.calls_nothing,
-    ),
     Pass(lambda m: split_updating_branches(m.functions, m.ownership)),
     Pass(
         lambda m: order_readers(m.functions, m.ownership, sinks=m.calls_nothing, barriers_hold=not m.needs_opaque_zero)

@@ -1,13 +1,60 @@
 """The passes over the jaxpr of a program, in their order."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
-from jax_tensorarray._lowering import expand
+from jax.extend import source_info_util
+
+from jax_tensorarray import _compat
+from jax_tensorarray._lowering.bounds import mark_those_in_range
+from jax_tensorarray._lowering.calls import WITHOUT_KERNELS
+from jax_tensorarray._lowering.expand import expanded, needs_passes
+from jax_tensorarray._lowering.record import check_by_record, drop_out_of_bounds
+from jax_tensorarray._lowering.slices import default_lowering
+
+
+class Target(NamedTuple):
+    """What is known of where a program runs."""
+
+    #: The only platform. How XLA treats barriers and slices is known for the installed version only.
+    platform: str | None
+    divided: bool  #: among several devices
+    calls_nothing: bool  #: kernels cannot be called
+    outside: Any  #: the place in the source that calls the program
+
+    @property
+    def is_known(self) -> bool:
+        return self.platform is not None
+
+
+class Pass(NamedTuple):
+    """What is done to a program, and for which targets."""
+
+    run: Callable[[Any, Target], Any]
+    applies_to: Callable[[Target], bool] = lambda target: True
+
+
+PASSES = (
+    Pass(lambda jaxpr, target: expanded(jaxpr, with_options=not target.divided)),
+    Pass(lambda jaxpr, target: mark_those_in_range(jaxpr), lambda target: target.is_known),
+    Pass(lambda jaxpr, target: drop_out_of_bounds(jaxpr), lambda target: target.is_known and target.calls_nothing),
+    Pass(
+        lambda jaxpr, target: check_by_record(jaxpr, default_lowering(), target.outside),
+        lambda target: target.is_known and not target.calls_nothing,
+    ),
+)
 
 
 def rewritten(jaxpr: Any, platforms: Sequence[str] = (), is_compiled_next: bool = False, divided: bool = False) -> Any:
     """Return the program as it is lowered for these platforms. One without ops of ours is left as it is."""
-    if not expand.needs_passes(jaxpr):
+    if not needs_passes(jaxpr):
         return jaxpr
-    return expand.expanded(jaxpr, with_options=not divided)
+    platform = platforms[0] if len(platforms) == 1 else None
+    if platform not in WITHOUT_KERNELS and (divided or not is_compiled_next):
+        platform = None
+    outside = _compat.frame_of(source_info_util.current())
+    target = Target(platform, divided, not WITHOUT_KERNELS.isdisjoint(platforms), outside)
+    for each in PASSES:
+        if each.applies_to(target):
+            jaxpr = each.run(jaxpr, target)
+    return jaxpr

@@ -5,377 +5,396 @@ index checked by arithmetic of XLA's own: the first that is out of range becomes
 and the number of rows. The result of the op does not matter then, and a loop that counts its steps runs to its end. Any
 other loop goes on only while the record is empty, since what it waits for may be due to a row that was not there.
 
-The record passes through loops, branches and functions, and `main` has it raised after each of them.
+The record passes through loops and branches, and the program has it raised after each of them.
 """
 
 import functools
 import math
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence, Set
-from itertools import pairwise
+import os
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
-from jax.interpreters import mlir
-from jax.interpreters.mlir import ir
+from jax import lax
+from jax.core import ShapedArray
+from jax.extend.core import Literal
 
-from jax_tensorarray._compat import hlo
-from jax_tensorarray._lowering.build import (
-    at_positions,
-    compare,
-    custom_call,
-    for_each,
-    integer,
-    is_out_of_bounds,
-    repeated,
-    replaced,
-    return_from,
-    splat,
-    tensor,
-    widened,
-)
-from jax_tensorarray._lowering.calls import (
-    CHECKED,
-    CONFIG,
-    LOWERING,
-    OPAQUE_ZERO,
-    PREFIX,
-    TAPE,
-    UNORDERED,
-    addresses_rows,
-    box_of,
-    config,
-    index_and_size,
-    is_ours,
-    lowering_of,
-    mask_of,
-    may_raise,
-    target,
-    with_config,
-)
-from jax_tensorarray._lowering.mlir import (
-    Operation,
-    Value,
+from jax_tensorarray import _compat
+from jax_tensorarray._lowering.calls import TAPE_PARAM, box_along
+from jax_tensorarray._lowering.equations import Atom, Block
+from jax_tensorarray._lowering.scopes import (
+    Scope,
     added_by_step,
-    callee,
-    constant,
-    directly_in,
-    entry,
-    functions_in_loops,
-    is_in_loop,
-    nested_operands,
-    operands_of,
-    operation,
-    shared_scalar,
-    terminator,
+    addresses_rows,
+    argument,
+    index_number,
+    init_of,
+    is_strict,
     walk,
 )
-from jax_tensorarray._lowering.places import Places
-from jax_tensorarray._types import INT32_MAX
+from jax_tensorarray._ops.check import ta_check_p
+from jax_tensorarray._ops.primitive import ROW_OPS
+from jax_tensorarray._ops.starts import sizes_of
+from jax_tensorarray._types import INT32_MAX, Equation
 
 #: The last value is the code of the first index that was out of range, or 0. Before it come numbers that do not fit in.
-FirstError = Sequence[Value]
+Record = list[Atom]
 
 
-def check_by_record(functions: dict[str, Operation], default: str, places: Places, *, opaque_zero: bool) -> None:
-    """Have indices in loops recorded if they are out of range; `strict` ops become `CHECKED` ones, which drop them.
+def drop_out_of_bounds(jaxpr: Any) -> Any:
+    """Have no index raise, on platforms where no call can."""
+    return _each(jaxpr, lambda eqn: _recorded(eqn) if is_strict(eqn) else eqn)
+
+
+def check_by_record(jaxpr: Any, default: str, outside: Any) -> Any:
+    """Have indices in loops recorded if they are out of range. An op whose index is recorded drops it.
 
     This is done only if one of the ops may become a slice, by its `lowering` or the `default`: kernels raise by
-    themselves. With `opaque_zero` every loop that has an op gets a record, and XLA cannot know that it begins empty.
+    themselves.
     """
-    strict = [op for function in functions.values() for op in walk(function) if _is_strict(op)]
-    for op in strict:
-        if _is_never_out(op):
-            _set_checked(op)
-    in_loops = functions_in_loops(functions)
-    ours = [op for function in functions.values() for op in walk(function) if _may_be_ordered(op)]
-    asking = [*ours, *strict] if opaque_zero else strict
-    asked = {(lowering_of(op, default), is_in_loop(op, in_loops)) for op in asking if opaque_zero or _is_strict(op)}
-    if asked & {("auto", True), ("xla", True), ("xla", False)}:
-        with ir.Location.unknown():
-            RecordThreader(functions, _Codes([op for op in strict if _is_strict(op)], places), opaque_zero).run()
+    jaxpr = _each(jaxpr, lambda eqn: _recorded(eqn) if is_strict(eqn) and _is_never_out(eqn) else eqn)
+    asked = set(_asked(jaxpr, default, False))
+    if not asked & {("auto", True), ("xla", True), ("xla", False)}:
+        return jaxpr
+    return Threader(jaxpr, Places(outside)).run()
 
 
-def drop_out_of_bounds(functions: dict[str, Operation]) -> None:
-    """Make `strict` ops `CHECKED` ones, so that no index raises, on platforms where no call can."""
-    for function in functions.values():
-        for op in walk(function):
-            if addresses_rows(op) and may_raise(op):
-                _set_checked(op)
+def _asked(jaxpr: Any, default: str, in_loop: bool) -> Any:
+    """Yield the `lowering` of each op that may be recorded, and whether it is in a loop."""
+    for eqn in _compat.opened(jaxpr).eqns:
+        name = eqn.primitive.name
+        if _can_be_recorded(eqn):
+            asked = eqn.params.get("lowering", "auto")
+            yield (default if asked == "auto" else asked), in_loop
+        elif name == "while":
+            for which in ("cond_jaxpr", "body_jaxpr"):
+                yield from _asked(eqn.params[which], default, True)
+        elif name == "cond":
+            for branch in eqn.params["branches"]:
+                yield from _asked(branch, default, in_loop)
+
+
+def _each(jaxpr: Any, change: Callable[[Equation], Equation]) -> Any:
+    """Return a jaxpr with each equation changed, those in loops and branches too."""
+    block, changed = Block(jaxpr), False
+    for eqn in _compat.opened(jaxpr).eqns:
+        new = change(eqn)
+        if eqn.primitive.name in ("while", "cond"):
+            names = ("branches",) if eqn.primitive.name == "cond" else ("cond_jaxpr", "body_jaxpr")
+            bodies = {
+                name: tuple(_each(x, change) for x in old) if isinstance(old := eqn.params[name], tuple) else _each(old, change)
+                for name in names
+            }
+            if any(bodies[name] != eqn.params[name] for name in names):
+                new = eqn.replace(params=eqn.params | bodies)
+        changed |= new is not eqn
+        block.eqns.append(new)
+    return block.jaxpr() if changed else jaxpr
 
 
 # --- ops -------------------------------------------------------------------------------------------------------
 
 
-def _is_strict(op: Operation) -> bool:
+def _can_be_recorded(eqn: Equation) -> bool:
     """Return whether an op raises, and can be recorded instead."""
-    if not addresses_rows(op) or not may_raise(op):
+    if not is_strict(eqn):
         return False
-    index, size = index_and_size(op)
-    return index.type.has_static_shape and (size is None or size <= INT32_MAX)
+    index, size = eqn.invars[index_number(eqn)].aval, _size(eqn)
+    is_static = all(isinstance(n, int) for n in index.shape)
+    return is_static and (size is None or (isinstance(size, int) and size <= INT32_MAX))
 
 
-def _may_be_ordered(op: Operation) -> bool:
-    """Return whether an order may be put between an op of ours and others, which takes an opaque zero."""
-    return is_ours(op) and UNORDERED not in op.attributes
+def _size(eqn: Equation) -> int | None:
+    """Return the number of rows, unless the program computes it."""
+    return None if eqn.primitive is ta_check_p else sizes_of(eqn.invars[0].aval, eqn.params)[0]
 
 
-def _is_never_out(op: Operation) -> bool:
+def _is_never_out(eqn: Equation) -> bool:
     """Return whether there is nothing to check: no index or no example at all, or the number of a step."""
-    index, _ = index_and_size(op)
-    batch = op.operands[0].type.shape[: config(op).batch_dims or 0]
-    return 0 in (*batch, *index.type.shape) or TAPE in op.attributes
+    batch = eqn.invars[0].aval.shape[: eqn.params["batch_dims"]]
+    return 0 in (*batch, *eqn.invars[index_number(eqn)].aval.shape) or bool(eqn.params.get(TAPE_PARAM))
 
 
-def _set_checked(op: Operation) -> None:
-    op.attributes[CONFIG] = with_config(op, strict=False)
-    op.attributes[CHECKED] = ir.UnitAttr.get()
+def _recorded(eqn: Equation) -> Equation:
+    return eqn.replace(params=eqn.params | {"checked": "recorded"})
+
+
+class Places:
+    """Where an op stands in the user's source, which index errors say at their end: `... of size 4 (train.py:12)`.
+
+    Of the path it has the name of the file only. Attributes are part of what JAX's persistent compilation cache knows a
+    program by, and folders differ between machines, and for cells of notebooks between processes.
+    """
+
+    def __init__(self, outside: Any) -> None:
+        # The stack outside of the jitted function. If an op has no frame inside, the op itself has been jitted: JAX
+        # does so outside of jit. What it has compiled also runs when it is called from another line.
+        self.outside = outside
+
+    def named(self, eqn: Equation) -> str:
+        name, found = eqn.params["op"], _compat.frame_of(eqn.source_info)
+        if "@" in name:
+            return name
+        if found is None or found == self.outside:
+            return f"{name}@"
+        return f"{name}@{os.path.basename(found[0])}:{found[1]}"
 
 
 # --- where the record goes -------------------------------------------------------------------------------------
-
-_WHILE, _CALL = "stablehlo.while", "func.call"
-_BRANCHES = ("stablehlo.case", "stablehlo.if")
-_PASSED_THROUGH = frozenset({_WHILE, *_BRANCHES})
-
-
-def _steps(op: Operation) -> Iterator[Operation]:
-    """Yield all operations that a record gets to in `op`, in its loops and branches too, but not in what it calls."""
-    for inner in directly_in(op):
-        yield inner
-        if inner.name in _PASSED_THROUGH:
-            yield from _steps(inner)
-
-
-def _only_called(functions: dict[str, Operation]) -> list[str]:
-    """Return `main`, and the functions that a record gets to wherever they are used: these may have more arguments."""
-    uses = Counter(callee(op) for function in functions.values() for op in walk(function))
-    allowed = set(functions)
-    while True:
-        reached = ["main"] if "main" in allowed else []
-        calls: Counter[str | None] = Counter()
-        for name in reached:  # grows meanwhile
-            called = [found for op in _steps(functions[name]) if (found := callee(op)) is not None]
-            calls.update(called)
-            reached += [found for found in dict.fromkeys(called) if found in allowed and found not in reached]
-        remaining = {name for name in reached if name == "main" or calls[name] == uses[name]}
-        if remaining == allowed:
-            return reached
-        allowed = remaining
-
-
-class RecordThreader:
-    """Hands the record to whatever checks an index or waits for something, and takes it back from there."""
-
-    def __init__(self, functions: dict[str, Operation], codes: "_Codes", opaque_zero: bool) -> None:
-        self.functions, self.names = functions, _only_called(functions)
-        self.codes, self.opaque_zero = codes, opaque_zero
-        self.checking = self._functions_with(_is_strict)
-        for name in self.names:
-            for loop in reversed([op for op in _steps(functions[name]) if op.name == _WHILE]):
-                if any(map(self._checks, map(operation, _condition(loop).operations))):
-                    _carry_predicate(loop)
-        self.needing = self._functions_with(self._needs_itself)
-
-    def _functions_with(self, holds: Callable[[Operation], bool]) -> set[str]:
-        """Return the names of the functions in which something `holds`, or in what they call."""
-        found: set[str] = set()
-        while True:
-            more = {n for n in self.names if any(holds(op) or callee(op) in found for op in _steps(self.functions[n]))}
-            if more == found:
-                return found
-            found = more
-
-    def _checks(self, op: Operation) -> bool:
-        """Return whether an index is checked by `op`, or in it."""
-        return any(_is_strict(x) or callee(x) in self.checking for x in _with_steps(op))
-
-    def _needs(self, op: Operation) -> bool:
-        """Return whether `op` has to know the record."""
-        return any(self._needs_itself(x) or callee(x) in self.needing for x in _with_steps(op))
-
-    def _needs_itself(self, op: Operation) -> bool:
-        return _is_strict(op) or _waits(op) or (self.opaque_zero and _may_be_ordered(op))
-
-    def run(self) -> None:
-        for name in self.names:
-            if name in self.needing and name != "main":
-                self._extend_function(self.functions[name])
-        block = entry(self.functions["main"])
-        with ir.InsertionPoint.at_block_begin(block):
-            empty = [splat(t, 0) for t in self.codes.types]
-            if self.opaque_zero:  # XLA cannot know what a call returns
-                zero, one = (splat(integer(32), n) for n in (0, 1))
-                empty[-1] = hlo.convert(self.codes.types[-1], _call_of_check("record", zero, one, raises=False))
-        self._thread(block, empty, frozenset(), raises=True)  # last: by now all that functions check is known
-
-    def _thread(self, block: ir.Block, first_error: FirstError, known: Set[Any], *, raises: bool = False) -> FirstError:
-        """Pass the record through a block, and return the record at its end.
-
-        With `raises` it begins empty, and is raised. `known` are the positions that have been checked before.
-        """
-        empty, unraised, known = raises and not self.opaque_zero, False, set(known)
-        for op, after in pairwise([operation(op) for op in block.operations]):
-            is_row_op, checks = _is_strict(op), self._checks(op)
-            # Until the first check there is nothing to wait for.
-            if not checks and (not self._needs(op) or is_ours(op) or (empty and op.name != _CALL)):
-                continue
-            empty, unraised = empty and not checks, unraised or checks
-            if is_row_op:
-                position = _position(op)
-                if not known & {position, position._replace(mask=None)}:
-                    known.add(position)
-                    with ir.InsertionPoint(op), op.location:
-                        first_error = self.codes.checked(op, position, first_error)
-                _set_checked(op)
-                continue
-            first_error = self._extend(op, first_error, known)
-            if raises and unraised:
-                first_error, unraised = self.codes.raised(first_error, after), False
-        return self.codes.raised(first_error, terminator(block)) if raises and unraised else first_error
-
-    def _extend(self, op: Operation, first_error: FirstError, known: Set[Any]) -> FirstError:
-        """Replace a loop, a conditional or a call by one that passes the record through."""
-        if op.name == _WHILE:
-            waits, condition, body = _waits(op), _condition(op), op.regions[1].blocks[0]
-            *_, seen = self._arguments(condition, op)
-            _return_more(body, self._thread(body, self._arguments(body, op), known))
-            if waits:
-                end = terminator(condition)
-                with ir.InsertionPoint(end), end.location:
-                    goes_on = hlo.and_(end.operands[0], compare(seen, splat(seen.type, 0), "EQ"))
-                return_from(condition, [goes_on])
-        for block in (region.blocks[0] for region in op.regions if op.name in _BRANCHES):
-            _return_more(block, self._thread(block, first_error, known))
-        new = replaced(op, [*op.operands, *([] if op.name in _BRANCHES else first_error)], self.codes.types)
-        if self.opaque_zero and new.name == _WHILE:
-            new.attributes[OPAQUE_ZERO] = ir.UnitAttr.get()
-        return list(new.results)[-len(first_error) :]
-
-    def _arguments(self, block: ir.Block, op: Operation) -> FirstError:
-        """Add the record as further arguments of a block of `op`, and return these."""
-        return [block.add_argument(t, op.location) for t in self.codes.types]
-
-    def _extend_function(self, function: Operation) -> None:
-        block, types, attributes = entry(function), self.codes.types, function.attributes
-        _return_more(block, self._thread(block, self._arguments(block, function), frozenset()))
-        if self.opaque_zero:
-            attributes[OPAQUE_ZERO] = ir.UnitAttr.get()
-        old = attributes["function_type"].value
-        attributes["function_type"] = ir.TypeAttr.get(
-            ir.FunctionType.get([*old.inputs, *types], [*old.results, *types])
-        )
-        for name in ("arg_attrs", "res_attrs"):
-            if name in attributes:
-                attributes[name] = ir.ArrayAttr.get([*attributes[name], *[ir.DictAttr.get({})] * len(types)])
-
-
-def _with_steps(op: Operation) -> list[Operation]:
-    return [op, *(_steps(op) if op.name in _PASSED_THROUGH else [])]
-
-
-# --- loops -----------------------------------------------------------------------------------------------------
-
-
-def _condition(loop: Operation) -> ir.Block:
-    return loop.regions[0].blocks[0]
-
-
-def _waits(op: Operation) -> bool:
-    """Return whether `op` is a loop that might run for ever on wrong rows: one that does not count to a number."""
-    return op.name == _WHILE and not _counts(op)
-
-
-def may_wait(op: Operation) -> bool:
-    """Return whether `op` is a loop that need not come to an end: it counts to no number, whatever else it looks at."""
-    if op.name != _WHILE:
-        return False
-    conditions = [terminator(_condition(op)).operands[0]]
-    for value in conditions:  # grows meanwhile
-        conditions += operands_of(value, "and") or []
-    return not any(_counts(op, value) for value in conditions)
-
-
-def _counts(loop: Operation, predicate: Value | None = None) -> bool:
-    condition, body = _condition(loop), loop.regions[1].blocks[0]
-    compared = operands_of(predicate or terminator(condition).operands[0], "compare", "LT")
-    if not compared or not _is_argument(compared[0], condition):
-        return False
-    step, end = compared
-    if _is_argument(end, condition):  # a value that the loop is given and passes on
-        number = end.arg_number
-        if terminator(body).operands[number] != body.arguments[number]:
-            return False
-        end = loop.operands[number]
-    number = step.arg_number
-    by = added_by_step(body.arguments[number], terminator(body).operands[number], {})
-    return constant(end) is not None and by is not None and by > 0
-
-
-def _is_argument(value: Value, block: ir.Block) -> bool:
-    return isinstance(value, ir.BlockArgument) and value.owner == block
-
-
-def _carry_predicate(loop: Operation) -> None:
-    """Have a loop evaluate its condition before the first step and after each, where a record can be made of it."""
-    condition, body, location = _condition(loop), loop.regions[1].blocks[0], loop.location
-    predicate = terminator(condition).operands[0]
-    kind = predicate.type
-    start = _copy(condition, dict(zip(condition.arguments, loop.operands, strict=True)), loop, predicate)
-    end = terminator(body)
-    goes_on = _copy(condition, dict(zip(condition.arguments, end.operands, strict=True)), end, predicate)
-    _return_more(body, [goes_on])
-    body.add_argument(kind, location)
-    carried = condition.add_argument(kind, location)
-    return_from(condition, [carried])
-    for op in reversed([operation(op) for op in condition.operations][:-1]):
-        op.erase()
-    replaced(loop, [*loop.operands, start], [kind])
-
-
-def _copy(block: ir.Block, renamed: dict[Value, Value], before: Operation, result: Value) -> Value:
-    """Copy the operations of a block to another place with other arguments, and return the copy of `result`."""
-    with ir.InsertionPoint(before):
-        for op in [operation(op) for op in block.operations][:-1]:
-            new = operation(op.clone())
-            for user, number, value in list(nested_operands(new)):
-                if value in renamed:
-                    user.operands[number] = renamed[value]
-            renamed |= dict(zip(op.results, new.results, strict=True))
-    return renamed.get(result, result)
-
-
-def _return_more(block: ir.Block, values: Sequence[Value]) -> None:
-    return_from(block, [*terminator(block).operands, *values])
-
-
-# --- what it says ----------------------------------------------------------------------------------------------
 
 
 class _Position(NamedTuple):
     """The rows that an op addresses."""
 
-    index: Value
+    index: Atom
     span: int  #: each index is the first of so many rows
-    size: Value | int  #: how many rows there are, if need be as int32 `[*batch]`
-    mask: Value | None  #: bool of the shape of the index: False where the op does nothing
+    size: Any  #: how many rows there are, a variable of int32 `[*batch]` or a number
+    mask: Atom | None  #: bool of the shape of the index: False where the op does nothing
 
 
-def _position(op: Operation) -> _Position:
-    index, size = index_and_size(op)
-    mask = mask_of(op)
-    if target(op) == PREFIX + "check":
-        return _Position(index, 1, op.operands[1] if size is None else size, mask)
-    one, one_mask = shared_scalar(index), None if mask is None else shared_scalar(mask)
+def _position(scope: Scope, eqn: Equation) -> _Position:
+    index, size = eqn.invars[index_number(eqn)], _size(eqn)
+    if eqn.primitive is ta_check_p:
+        known = scope.constant(eqn.invars[1])
+        return _Position(index, 1, eqn.invars[1] if known is None else known, None)
+    mask = eqn.invars[-1] if len(eqn.invars) == len(ROW_OPS[eqn.primitive].operands) else None
+    one, one_mask = _shared(scope, index), None if mask is None else _shared(scope, mask)
     if one is not None and (mask is None) == (one_mask is None):  # the program repeats one number
         index, mask = one, one_mask
-    (span,) = box_of(op)
+    (span,) = box_along([size], eqn.params["window"])
     return _Position(index, span, size, mask)
 
+
+def _shared(scope: Scope, atom: Atom) -> Atom | None:
+    """Return the scalar that all elements of an array are, if the program makes it of one."""
+    if not atom.aval.ndim:
+        return atom
+    operands = scope.operands(atom, "broadcast_in_dim", "reshape", "expand_dims")
+    return _shared(scope, operands[0]) if operands else None
+
+
+class Threader:
+    """Hands the record to whatever checks an index or waits for something, and takes it back from there."""
+
+    def __init__(self, jaxpr: Any, places: Places) -> None:
+        self.scope = Scope(jaxpr)
+        self.checking: dict[Scope, bool] = {}
+        self.codes = _Codes(list(_positions(self.scope)), places)
+
+    def run(self) -> Any:
+        empty = [Literal(np.zeros((), t.dtype)[()], t) for t in self.codes.types]
+        block, _ = self._thread(self.scope, [], empty, frozenset(), raises=True)
+        return block.jaxpr()
+
+    def checks(self, scope: Scope) -> bool:
+        """Return whether an index is checked in a jaxpr."""
+        if scope not in self.checking:
+            found = (_can_be_recorded(eqn) or any(map(self.checks, scope.scopes_in(eqn))) for eqn in scope.jaxpr.eqns)
+            self.checking[scope] = any(found)
+        return self.checking[scope]
+
+    def _checks(self, scope: Scope, eqn: Equation) -> bool:
+        return _can_be_recorded(eqn) or any(map(self.checks, scope.scopes_in(eqn)))
+
+    def _needs(self, scope: Scope, eqn: Equation) -> bool:
+        """Return whether an equation has to know the record."""
+        if _can_be_recorded(eqn) or _waits(scope, eqn):
+            return True
+        return any(self._needs(inner, e) for inner in scope.scopes_in(eqn) for e in inner.jaxpr.eqns)
+
+    def _thread(
+        self, scope: Scope, arguments: Sequence[Any], record: Record, known: Any, *, raises: bool = False
+    ) -> tuple[Block, Record]:
+        """Pass the record through a jaxpr, and return the block that is made of it, and the record at its end.
+
+        With `raises` it begins empty, and is raised. `known` are the positions that have been checked before.
+        """
+        block, state = Block(scope.closed), _State(record, set(known), empty=raises)
+        for eqn in scope.jaxpr.eqns:
+            self._equation(scope, block, eqn, state, raises)
+        if raises and state.unraised:
+            state.record = self.codes.raised(block, state.record, state.last)
+        return block, state.record
+
+    def _equation(self, scope: Scope, block: Block, eqn: Equation, state: "_State", raises: bool) -> None:
+        checks = self._checks(scope, eqn)
+        if not checks and (state.empty or addresses_rows(eqn) or not self._needs(scope, eqn)):
+            block.add(eqn)  # until the first check there is nothing to wait for
+            return
+        state.empty, state.unraised = state.empty and not checks, state.unraised or checks
+        state.last = eqn
+        if _can_be_recorded(eqn):
+            position = _position(scope, eqn)
+            if not state.known & {position, position._replace(mask=None)}:
+                state.known.add(position)
+                state.record = self.codes.checked(block, eqn, position, state.record)
+            block.add(_recorded(eqn))
+            return
+        if eqn.primitive.name == "while":
+            state.record = self._loop(scope, block, eqn, state)
+        else:
+            state.record = self._branches(scope, block, eqn, state)
+        if raises and state.unraised:
+            state.record, state.unraised = self.codes.raised(block, state.record, eqn), False
+
+    def _branches(self, scope: Scope, block: Block, eqn: Equation, state: "_State") -> Record:
+        branches = []
+        for inner in scope.branches(eqn):
+            own = [_compat.new_variable(t) for t in self.codes.types]
+            known = _renamed(state.known, eqn.invars[1:], inner.jaxpr.invars)
+            made, after = self._thread(inner, own, list(own), known)
+            outvars = [*(made.read(v) for v in inner.jaxpr.outvars), *after]
+            branches.append(made.jaxpr([*inner.jaxpr.invars, *own], outvars))
+        record = [_compat.new_variable(t) for t in self.codes.types]
+        block.add(
+            eqn,
+            invars=[*map(block.read, eqn.invars), *state.record],
+            outvars=[*eqn.outvars, *record],
+            params=eqn.params | {"branches": tuple(branches)},
+        )
+        return list(record)
+
+    def _loop(self, scope: Scope, block: Block, eqn: Equation, state: "_State") -> Record:
+        """Add a loop that carries the record, after its own carries."""
+        params, types = eqn.params, self.codes.types
+        waits, condition, body = _waits(scope, eqn), scope.condition(eqn), scope.body(eqn)
+        a, b = params["cond_nconsts"], params["body_nconsts"]
+        operands = [*map(block.read, eqn.invars)]
+        of_condition, of_body, carry = operands[:a], operands[a : a + b], operands[a + b :]
+        more_outs: list[Any] = []
+        if self.checks(condition):
+            # The condition is evaluated before the first step and after each, where a record can be made of it.
+            inner = self._again(condition)
+            goes_on, state.record = self._inlined(block, inner, [*of_condition, *carry], eqn, state.record)
+            carry, more_outs = [*carry, goes_on], [_compat.new_variable(goes_on.aval)]
+        own = [_compat.new_variable(t) for t in types]
+        made, after = self._thread(body, own, list(own), frozenset())
+        outs = [made.read(v) for v in body.jaxpr.outvars]
+        invars = list(body.jaxpr.invars)
+        if more_outs:
+            consts = [_compat.new_variable(x.aval) for x in of_condition]
+            goes_on, after = self._inlined(made, inner, [*consts, *outs], eqn, after)
+            outs, invars = [*outs, goes_on], [*consts, *invars, _compat.new_variable(goes_on.aval)]
+            of_body, of_condition = [*of_condition, *of_body], []
+        new_body = made.jaxpr([*invars, *own], [*outs, *after])
+        seen = [_compat.new_variable(t) for t in types]
+        if more_outs:
+            test, arguments = Block(condition.closed), [_compat.new_variable(x.aval) for x in carry]
+            test.constvars, test.consts = [], []
+            predicate: Atom = arguments[-1]
+        else:
+            test, arguments = Block(condition.closed), list(condition.jaxpr.invars)
+            for each in condition.jaxpr.eqns:
+                test.add(each)
+            predicate = test.read(condition.jaxpr.outvars[0])
+        if waits:
+            (predicate,) = test.call(_and_is_empty, [predicate, seen[-1]], eqn)
+        new_condition = test.jaxpr([*arguments, *seen], [predicate])
+        record = [_compat.new_variable(t) for t in types]
+        block.add(
+            eqn,
+            invars=[*of_condition, *of_body, *carry, *state.record],
+            outvars=[*eqn.outvars, *more_outs, *record],
+            params=params
+            | {
+                "cond_jaxpr": new_condition,
+                "body_jaxpr": new_body,
+                "cond_nconsts": len(of_condition),
+                "body_nconsts": len(of_body),
+            },
+        )
+        return list(record)
+
+    def _again(self, condition: Scope) -> tuple[Any, Scope]:
+        """Return the closed jaxpr of a condition that takes the record and returns it."""
+        own = [_compat.new_variable(t) for t in self.codes.types]
+        made, after = self._thread(condition, own, list(own), frozenset())
+        outs = [made.read(condition.jaxpr.outvars[0]), *after]
+        return made.jaxpr([*condition.jaxpr.invars, *own], outs), condition
+
+    def _inlined(
+        self, block: Block, inner: tuple[Any, Scope], operands: Sequence[Atom], at: Equation, record: Record
+    ) -> tuple[Atom, Record]:
+        goes_on, *after = block.inlined(inner[0], [*operands, *record], at, block.eqns.append)
+        return goes_on, after
+
+
+class _State:
+    """What is known of the record on the way through a jaxpr."""
+
+    def __init__(self, record: Record, known: set[Any], *, empty: bool) -> None:
+        self.record, self.known, self.empty = record, known, empty
+        self.unraised: bool = False
+        self.last: Any = None
+
+
+def _renamed(known: Any, operands: Sequence[Atom], invars: Sequence[Any]) -> Any:
+    """Return the positions that are known, of the variables that they are in a branch."""
+    names: dict[Any, Any] = {}
+    for x, v in zip(operands, invars, strict=True):
+        if not isinstance(x, Literal):
+            names.setdefault(x, v)
+
+    def there(x: Any) -> bool:
+        return x is None or isinstance(x, int) or x in names
+
+    return {
+        _Position(names[p.index], p.span, names.get(p.size, p.size), None if p.mask is None else names[p.mask])
+        for p in known
+        if not isinstance(p.index, Literal) and p.index in names and there(p.size) and there(p.mask)
+    }
+
+
+def _positions(scope: Scope) -> Any:
+    """Yield the positions of the ops that can be recorded."""
+    for eqn in scope.jaxpr.eqns:
+        if _can_be_recorded(eqn):
+            yield _position(scope, eqn)
+        for inner in scope.scopes_in(eqn):
+            yield from _positions(inner)
+
+
+# --- loops -----------------------------------------------------------------------------------------------------
+
+
+def _waits(scope: Scope, eqn: Equation) -> bool:
+    """Return whether `eqn` is a loop that might run for ever on wrong rows: one that does not count to a number."""
+    return eqn.primitive.name == "while" and not _counts(scope, eqn)
+
+
+def _counts(scope: Scope, loop: Equation) -> bool:
+    condition = scope.condition(loop)
+    compared = condition.operands(condition.jaxpr.outvars[0], "lt")
+    number = condition.carried(compared[0]) if compared else None
+    if number is None:
+        return False
+    by = added_by_step(scope, loop, number)
+    return by is not None and by > 0 and _is_fixed(scope, loop, compared[1])
+
+
+def _is_fixed(scope: Scope, loop: Equation, end: Atom) -> bool:
+    """Return whether a value of a condition is a constant, which the loop may have been given and pass on."""
+    condition = scope.condition(loop)
+    number = condition.carried(end)
+    if number is None:
+        return condition.constant(end) is not None
+    passed_on = _compat.opened(loop.params["body_jaxpr"]).outvars[number] is argument(loop, number)
+    return passed_on and scope.constant(init_of(loop, number)) is not None
+
+
+def _and_is_empty(predicate: Any, code: Any) -> Any:
+    return [predicate & (code == np.int64(0))]
+
+
+# --- what it says ----------------------------------------------------------------------------------------------
 
 #: A code has a number of an op and of a size in the upper half. Ops of one name in one place have one number, and
 #: this many numbers have places.
 _OPS, _PLACES = 2**12, 2**11
+
+_LOWER = 2**32 - 1
 
 
 class _Codes:
@@ -384,71 +403,50 @@ class _Codes:
     A program with indices of 64 bits carries their upper half beside the code. A computed size comes before it.
     """
 
-    def __init__(self, strict: Sequence[Operation], places: Places) -> None:
+    def __init__(self, positions: Sequence[_Position], places: Places) -> None:
         self.places = places
-        positions = list(map(_position, strict))
-        elements = [p.index.type.element_type for p in positions]
-        self.is_wide = any(e.width == 64 or (e.width == 32 and e.is_unsigned) for e in elements)
+        dtypes = [p.index.aval.dtype for p in positions]
+        self.is_wide = any(d.itemsize == 8 or d == np.uint32 for d in dtypes)
         self.computes = any(not isinstance(p.size, int) for p in positions)
         self.ops: list[tuple[str, bool]] = []  #: names with places, and whether the index is an uint64
         self.sizes: list[int | None] = []
-        self.types = [*[integer(32)] * (self.computes + self.is_wide), integer(64)]
+        more = [ShapedArray((), np.dtype(np.int32))] * (self.computes + self.is_wide)
+        self.types = [*more, ShapedArray((), np.dtype(np.int64))]
 
-    def checked(self, op: Operation, position: _Position, first_error: FirstError) -> FirstError:
+    def checked(self, block: Block, eqn: Equation, position: _Position, record: Record) -> Record:
         """Return the record after an op. The op's index becomes the record if it is the first that is out of range."""
-        index, size, outside = _first_out_of_bounds(position)
-        element, code = index.type.element_type, first_error[-1].type
-        is_long = element.is_unsigned and element.width == 64
-        name = self.places.named(op) if len(self.ops) < _PLACES else config(op).op or ""
+        index, span, size, mask = position
+        is_long = index.aval.dtype == np.uint64
+        name = self.places.named(eqn) if len(self.ops) < _PLACES else eqn.params["op"]
         number = _number(self.ops, (name, is_long)) + 1
-        of_size = _number(self.sizes, position.size if isinstance(position.size, int) else None)
-        whole = hlo.bitcast_convert(code, index) if is_long else hlo.convert(code, index)
-        lower = hlo.and_(whole, splat(code, _LOWER))
-        found = [hlo.or_(lower, splat(code, (of_size * _OPS + number) << 32))]
-        if self.is_wide:
-            found.insert(0, hlo.convert(integer(32), hlo.shift_right_logical(whole, splat(code, 32))))
-        if self.computes:
-            found.insert(0, size)
-        first = hlo.and_(outside, compare(first_error[-1], splat(code, 0), "EQ"))
-        return [hlo.select(first, new, old) for new, old in zip(found, first_error, strict=True)]
+        of_size = _number(self.sizes, size if isinstance(size, int) else None)
+        upper = Literal(np.int64((of_size * _OPS + number) << 32), ShapedArray((), np.dtype(np.int64)))
+        operands = [index, *([] if isinstance(size, int) else [size]), *([] if mask is None else [mask])]
+        return block.call(
+            _after_check,
+            [upper, *map(block.read, operands), *record],
+            eqn,
+            span=span,
+            size=size if isinstance(size, int) else None,
+            masked=mask is not None,
+            is_wide=self.is_wide,
+            computes=self.computes,
+        )
 
-    def raised(self, first_error: FirstError, before: Operation) -> FirstError:
+    def raised(self, block: Block, record: Record, at: Equation) -> Record:
         """Raise the record if there is one, and return it as it is after that."""
-        with ir.InsertionPoint(before), before.location:
-            found = self._read(first_error)
-            raised = [self._raised(is_long, *found) for is_long in dict.fromkeys(long for _, long in self.ops)]
-            return [*first_error[:-1], hlo.convert(first_error[-1].type, functools.reduce(hlo.or_, raised))]
-
-    def _raised(self, is_long: bool, index: Value, size: Value, op: Value) -> Value:
-        """Check the index of the one op that was recorded, and no rows of the others."""
-        numbers = {n: name for n, (name, long) in enumerate(self.ops, 1) if long == is_long}
-        own = hlo.constant(ir.DenseElementsAttr.get(np.array([*numbers], np.int32)))
-        each = [repeated(x, [len(numbers)]) for x in (index, size, op)]
-        is_here = compare(own, each.pop(), "EQ")
-        index, size = (hlo.select(is_here, x, splat(x.type, n)) for x, n in zip(each, (0, 1), strict=True))
-        if is_long:
-            index = hlo.bitcast_convert(tensor(index.type.shape, ir.IntegerType.get_unsigned(64)), index)
-        return _smallest(_call_of_check("\n".join(numbers.values()), index, size, raises=True))
-
-    def _read(self, first_error: FirstError) -> tuple[Value, Value, Value]:
-        """Return the index, the size and the number of the op."""
-        *others, code = first_error
-        half = splat(code.type, 32)
-        upper = hlo.convert(integer(32), hlo.shift_right_logical(code, half))
-        if self.is_wide:
-            lower = hlo.and_(code, splat(code.type, _LOWER))
-            index = hlo.or_(hlo.shift_left(hlo.convert(code.type, others[-1]), half), lower)
-        else:
-            index = hlo.shift_right_arithmetic(hlo.shift_left(code, half), half)
-        of_size = hlo.shift_right_logical(upper, splat(upper.type, _OPS.bit_length() - 1))
-        size = others[0] if self.computes else splat(upper.type, 1)
-        for number, known in enumerate(self.sizes):
-            if known is not None:
-                size = hlo.select(compare(of_size, splat(upper.type, number), "EQ"), splat(upper.type, known), size)
-        return index, size, hlo.and_(upper, splat(upper.type, _OPS - 1))
-
-
-_LOWER = 2**32 - 1
+        sizes = [Literal(np.int32(n or 0), ShapedArray((), np.dtype(np.int32))) for n in self.sizes]
+        known = tuple(k for k, n in enumerate(self.sizes) if n is not None)
+        found = block.call(_read, [*sizes, *record], at, known=known, is_wide=self.is_wide, computes=self.computes)
+        results = []
+        for long in dict.fromkeys(is_long for _, is_long in self.ops):
+            names = {n: name for n, (name, is_long) in enumerate(self.ops, 1) if is_long == long}
+            operands = block.call(_of_ops, found, at, numbers=tuple(names), is_long=long)
+            result = _compat.new_variable(ShapedArray((len(names),), np.dtype(np.int32)))
+            params = {"batch_dims": 1, "mode": "error", "op": "\n".join(names.values()), "checked": "", "effect": True}
+            block.eqns.append(at.replace(invars=operands, outvars=[result], primitive=ta_check_p, params=params, effects=set()))
+            results.append(result)
+        return [*record[:-1], *block.call(_smallest_of_all, results, at)]
 
 
 def _number(known: list[Any], one: Any) -> int:
@@ -458,79 +456,112 @@ def _number(known: list[Any], one: Any) -> int:
     return known.index(one)
 
 
-def _call_of_check(op: str, index: Value, size: Value, *, raises: bool) -> Value:
-    """Have a kernel check an index, and return the index."""
-    attributes = {"op": ir.StringAttr.get(op), "strict": ir.BoolAttr.get(raises)}
-    result = custom_call("check", [index, size], tensor(index.type.shape, integer(32).element_type), attributes)
-    call = operation(result.owner)
-    call.attributes["has_side_effect"] = ir.BoolAttr.get(raises)
-    call.attributes[LOWERING] = ir.StringAttr.get("ffi")
-    return result
+def _smallest_of_all(*checked: Any) -> Any:
+    smallest = [lax.reduce_min(jnp.concatenate([x, np.zeros(1, np.int32)]) if not x.size else x, (0,)) for x in checked]
+    return [lax.convert_element_type(functools.reduce(lax.bitwise_or, [lax.min(x, np.int32(0)) for x in smallest]), np.int64)]
 
 
-def _first_out_of_bounds(position: _Position) -> tuple[Value, Value, Value]:
+def _after_check(
+    upper: Any, index: Any, *rest: Any, span: int, size: int | None, masked: bool, is_wide: bool, computes: bool
+) -> Any:
+    """Return the record after the check of an index: the given one if there is one, or nothing is out of range."""
+    of_size, rest = (size, rest) if size is not None else (rest[0], rest[1:])
+    mask, record = (rest[0], rest[1:]) if masked else (None, rest)
+    index, of_size, outside = _first_out_of_range(index, span, of_size, mask)
+    is_long = index.dtype == np.uint64
+    whole = lax.bitcast_convert_type(index, np.int64) if is_long else index.astype(np.int64)
+    found = [(whole & np.int64(_LOWER)) | upper]
+    if is_wide:
+        found.insert(0, lax.shift_right_logical(whole, np.int64(32)).astype(np.int32))
+    if computes:
+        found.insert(0, jnp.asarray(of_size, np.int32))
+    first = outside & (record[-1] == np.int64(0))
+    return [lax.select(first, new, old) for new, old in zip(found, record, strict=True)]
+
+
+def _widened(index: Any, size: int) -> Any:
+    """Convert an index to a dtype that has all rows."""
+    bits, kind = 32 if size <= INT32_MAX else 64, index.dtype
+    unsigned, own = kind.kind == "u", kind.itemsize * 8
+    if own > bits or (own == bits and (bits == 64 or not unsigned)):
+        return index
+    return index.astype(np.int64 if bits == 64 or (unsigned and own == 32) else np.int32)
+
+
+def _is_out_of_range(index: Any, size: Any) -> Any:
+    """Return which indices are out of range; `size` is a number, or an int32 array of the same shape."""
+    is_number = isinstance(size, int)
+    index = _widened(index, size if is_number else INT32_MAX)
+    is_unsigned = index.dtype.kind == "u"
+    limit = size if is_number else lax.max(size, jnp.zeros_like(size)) if is_unsigned else size
+    outside = index >= (jnp.full_like(index, size) if is_number else limit.astype(index.dtype))
+    return outside if is_unsigned else outside | (index < jnp.zeros_like(index))
+
+
+def _first_out_of_range(index: Any, span: int, size: Any, mask: Any) -> Any:
     """Return the first index that is out of range, the number of rows there, and whether there is one."""
-    index, span, size, mask = position
     if mask is not None:  # examples may share one of the two
-        shape = [n if m == 1 else m for m, n in zip(index.type.shape, mask.type.shape, strict=True)]
-        index, mask = for_each(index, shape), for_each(mask, shape)
+        shape = np.broadcast_shapes(index.shape, mask.shape)
+        index, mask = jnp.broadcast_to(index, shape), jnp.broadcast_to(mask, shape)
     if span > 1:
         # The first number out of range is the first of all, or the number after the last row of the buffer.
-        index = widened(index, size)
-        fits = compare(index, splat(index.type, size - span), "LE")
-        index = hlo.select(fits, index, hlo.maximum(index, splat(index.type, size)))
-    shape, int32 = index.type.shape, ir.IntegerType.get_signless(32)
-    sizes = splat(tensor(shape, int32), size) if isinstance(size, int) else at_positions(size, shape)
+        index = _widened(index, size)
+        index = lax.select(index <= index.dtype.type(size - span), index, lax.max(index, jnp.full_like(index, size)))
+    shape = index.shape
+    sizes = size
+    if not isinstance(size, int):
+        sizes = lax.broadcast_in_dim(size, shape, range(size.ndim))
     if shape:
-        flat = [math.prod(shape)]
-        index, sizes, mask = (
-            v if v is None else hlo.reshape(tensor(flat, v.type.element_type), v) for v in (index, sizes, mask)
-        )
-    outside = is_out_of_bounds(index, size if isinstance(size, int) else sizes)
+        flat = (math.prod(shape),)
+        index, mask = index.reshape(flat), None if mask is None else mask.reshape(flat)
+        sizes = sizes if isinstance(size, int) else sizes.reshape(flat)
+    outside = _is_out_of_range(index, sizes)
     if mask is not None:
-        outside = hlo.and_(outside, mask)
+        outside = outside & mask
     if not shape:
         return index, sizes, outside
-    if isinstance(size, int) and _fits_beside_its_place(index):
+    if isinstance(size, int) and (index.dtype.itemsize < 4 or index.dtype == np.int32):
         first, found = _first_in_one_number(index, outside)
-        return first, splat(integer(32), size), found
-    places = tensor(index.type.shape, ir.IntegerType.get_signless(64))
-    place = tensor([], places.element_type)
-    none = splat(place, index.type.shape[0])
-    candidates = hlo.select(outside, hlo.iota(places, mlir.i64_attr(0)), splat(places, index.type.shape[0]))
-    first = _smallest(candidates, none)
-    at, rows = (
-        hlo.reshape(tensor([], v.type.element_type), hlo.dynamic_slice(v, [first], mlir.dense_int_array([1])))
-        for v in (index, sizes)
-    )
-    return at, rows, compare(first, none, "LT")
+        return first, size, found
+    places = lax.iota(np.int64, index.shape[0])
+    first = lax.reduce_min(lax.select(outside, places, jnp.full_like(places, index.shape[0])), (0,))
+    at = lax.dynamic_slice(index, [first], [1]).reshape(())
+    rows = size if isinstance(size, int) else lax.dynamic_slice(sizes, [first], [1]).reshape(())
+    return at, rows, first < np.int64(index.shape[0])
 
 
-def _fits_beside_its_place(index: Value) -> bool:
-    element = index.type.element_type
-    return element.width < 32 or (element.width == 32 and not element.is_unsigned)
-
-
-def _first_in_one_number(index: Value, outside: Value) -> tuple[Value, Value]:
+def _first_in_one_number(index: Any, outside: Any) -> Any:
     """Return the first index that is flagged, and whether there is one.
 
     Place and index are halves of one number, so that one reduction finds both: these are done in every step.
     """
-    whole = tensor(index.type.shape, ir.IntegerType.get_signless(64))
-    half = splat(whole, 32)
-    places = hlo.shift_left(hlo.iota(whole, mlir.i64_attr(0)), half)
-    both = hlo.or_(places, hlo.and_(hlo.convert(whole, index), splat(whole, _LOWER)))
-    none = splat(integer(64), 2**63 - 1)
-    first = _smallest(hlo.select(outside, both, splat(whole, 2**63 - 1)), none)
-    half = splat(integer(64), 32)
-    return hlo.shift_right_arithmetic(hlo.shift_left(first, half), half), compare(first, none, "NE")
+    half, none = np.int64(32), np.int64(2**63 - 1)
+    places = lax.iota(np.int64, index.shape[0])
+    both = lax.shift_left(places, jnp.full_like(places, half)) | (index.astype(np.int64) & np.int64(_LOWER))
+    first = lax.reduce_min(lax.select(outside, both, jnp.full_like(both, none)), (0,))
+    return lax.shift_right_arithmetic(lax.shift_left(first, half), half), first != none
 
 
-def _smallest(values: Value, none: Value | None = None) -> Value:
-    """Return the smallest of some numbers and `none`, by default 0."""
-    kind = tensor([], values.type.element_type)
-    reduce = hlo.ReduceOp([kind], [values], [splat(kind, 0) if none is None else none], mlir.dense_int_array([0]))
-    block = reduce.regions[0].blocks.append(kind, kind)
-    with ir.InsertionPoint(block):
-        hlo.return_([hlo.minimum(*block.arguments)])
-    return reduce.results[0]
+def _read(*operands: Any, known: tuple[int, ...], is_wide: bool, computes: bool) -> Any:
+    """Return the index, the size and the number of the op that a record says."""
+    count = len(operands) - 1 - is_wide - computes
+    sizes, (*others, code) = operands[:count], operands[count:]
+    half = np.int64(32)
+    upper = lax.shift_right_logical(code, half).astype(np.int32)
+    if is_wide:
+        index = lax.shift_left(others[-1].astype(np.int64), half) | (code & np.int64(_LOWER))
+    else:
+        index = lax.shift_right_arithmetic(lax.shift_left(code, half), half)
+    of_size = lax.shift_right_logical(upper, np.int32(_OPS.bit_length() - 1))
+    size = others[0] if computes else jnp.int32(1)
+    for number in known:
+        size = lax.select(of_size == np.int32(number), sizes[number], size)
+    return [index, size, upper & np.int32(_OPS - 1)]
+
+
+def _of_ops(index: Any, size: Any, op: Any, *, numbers: tuple[int, ...], is_long: bool) -> Any:
+    """Return the index of the one op that was recorded and the sizes, of which no rows of the others are stray."""
+    is_here = op == np.array(numbers, np.int32)
+    index = lax.select(is_here, jnp.broadcast_to(index, is_here.shape), jnp.zeros(is_here.shape, np.int64))
+    size = lax.select(is_here, jnp.broadcast_to(size, is_here.shape), jnp.ones(is_here.shape, np.int32))
+    return [lax.bitcast_convert_type(index, np.uint64) if is_long else index, size]

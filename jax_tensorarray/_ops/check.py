@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import mlir
 
-from jax_tensorarray._lowering.calls import PREFIX, declare
+from jax_tensorarray._lowering.calls import PREFIX, declare, set_facts
+from jax_tensorarray._lowering.mlir import operation
 from jax_tensorarray._ops import arguments, reference
 from jax_tensorarray._ops.primitive import Array, all_to_front, batched_mode, make_primitive, type_like, zero_tangent
 
@@ -77,18 +78,31 @@ def _in_plain_jax(index: Array, size: Array, *where: Array, batch_dims: int, **_
 declare("check", ("index", "bound"), ("index",))
 
 
-def _without_mask(index: Array, size: Array, where: Array, *, batch_dims: int, **params: Any) -> Array:
+def without_mask(index: Array, size: Array, where: Array, *, batch_dims: int, **params: Any) -> Array:
     """Check masked indices without a mask: each index has its own size, and a masked one is the first of one row."""
     sizes = jnp.broadcast_to(size.reshape(size.shape + (1,) * (index.ndim - batch_dims)), index.shape)
     operands = jnp.where(where, index, 0), jnp.where(where, sizes, 1)
     return jnp.where(where, ta_check_p.bind(*operands, batch_dims=index.ndim, **params), -1)
 
 
-def _kernel(ctx: Any, *operands: Any, batch_dims: int, mode: str | None, op: str, **_: Any) -> Any:
+def _kernel(
+    ctx: Any,
+    *operands: Any,
+    batch_dims: int,
+    mode: str | None,
+    op: str,
+    checked: str = "",
+    effect: bool = False,
+    **_: Any,
+) -> Any:
     if len(operands) == 3:
-        masked = functools.partial(_without_mask, batch_dims=batch_dims, mode=mode, op=op)
+        masked = functools.partial(without_mask, batch_dims=batch_dims, mode=mode, op=op)
         return mlir.lower_fun(masked, multiple_results=False)(ctx, *operands)
-    return jax.ffi.ffi_lowering(PREFIX + "check")(ctx, *operands, op=op, strict=mode != "drop")
+    strict = mode != "drop" and checked != "recorded"
+    results = jax.ffi.ffi_lowering(PREFIX + "check", has_side_effect=effect)(ctx, *operands, op=op, strict=strict)
+    call: Any = results[0]
+    set_facts(operation(call.owner), checked)
+    return results
 
 
 ta_check_p = make_primitive(

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, TypedDict, Unpack
+from typing import Any, NotRequired, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +39,7 @@ from jax_tensorarray._lowering.calls import (
     declare,
     is_ours,
     mark,
+    set_facts,
 )
 from jax_tensorarray._lowering.fallback import add as add_fallback
 from jax_tensorarray._lowering.mlir import operation
@@ -63,6 +64,8 @@ class Params(TypedDict):
     op: str  #: the public op that the user called, for messages
     lowering: str  #: "auto", "ffi" or "xla", see `_lowering.slices`
     is_tape: bool  #: the buffer is a tape, see `_lowering.calls.TAPE`
+    #: Set by passes only. "in range": the index is; "recorded": it is checked elsewhere, see `_lowering.record`.
+    checked: NotRequired[str]
 
 
 def row_params(
@@ -548,7 +551,8 @@ class RowKernel:
             given = [given[0], numbers, *given[2 : 2 + self.call.takes_value], *where]
         given += order
         # XLA removes a call whose results have no elements, but its indices still have to be checked.
-        strict = may_raise(params)
+        checked = params.get("checked", "")
+        strict = may_raise(params) and checked != "recorded"
         checks = strict and not all(math.prod(aval.shape) for aval in ctx.avals_out)
         rule = jax.ffi.ffi_lowering(
             PREFIX + self.name, operand_output_aliases={0: 0} if in_place else {}, has_side_effect=checks
@@ -566,6 +570,7 @@ class RowKernel:
         )
         call: Any = results[0]
         call = operation(call.owner)
+        set_facts(call, checked)
         if params["lowering"] != "auto":
             call.attributes[LOWERING] = mlir.ir.StringAttr.get(params["lowering"])
         if params["is_tape"]:

@@ -1,0 +1,163 @@
+"""Read a program that is written out: what makes a value, and what an argument of a loop or a branch stands for."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from jax.extend.core import Literal
+
+from jax_tensorarray import _compat
+from jax_tensorarray._jaxprs import jaxprs
+from jax_tensorarray._ops.check import ta_check_p
+from jax_tensorarray._ops.primitive import ROW_OPS
+from jax_tensorarray._types import Equation
+
+Atom = Any
+
+
+class Scope:
+    """A jaxpr where it is used: the program itself, the condition or the body of a loop, a branch, or a call."""
+
+    def __init__(self, jaxpr: Any, outer: "Scope | None" = None, eqn: Any = None, role: Any = None) -> None:
+        self.closed, self.jaxpr = jaxpr, _compat.opened(jaxpr)
+        self.outer, self.eqn, self.role = outer, eqn, role
+        self.makers = {v: eqn for eqn in self.jaxpr.eqns for v in eqn.outvars}
+        self.numbers = {v: k for k, v in enumerate(self.jaxpr.invars)}
+        self.known: dict[Any, Any] = {}
+        self._inner: dict[Any, Scope] = {}
+
+    def maker(self, atom: Atom, *names: str) -> Any:
+        """Return the equation that makes a value, if it has one of these names. There is none of a literal."""
+        eqn = None if isinstance(atom, Literal) else self.makers.get(atom)
+        return eqn if eqn is not None and (not names or eqn.primitive.name in names) else None
+
+    def operands(self, atom: Atom, *names: str) -> list[Atom]:
+        """Return the operands of the equation of one of these names that makes a value, or nothing."""
+        eqn = self.maker(atom, *names)
+        return [] if eqn is None else list(eqn.invars)
+
+    def within(self, eqn: Equation, role: Any, jaxpr: Any) -> "Scope":
+        """Return the scope of a jaxpr of an equation."""
+        key = id(eqn), role
+        if key not in self._inner:
+            self._inner[key] = Scope(jaxpr, self, eqn, role)
+        return self._inner[key]
+
+    def body(self, loop: Equation) -> "Scope":
+        return self.within(loop, "body", loop.params["body_jaxpr"])
+
+    def condition(self, loop: Equation) -> "Scope":
+        return self.within(loop, "condition", loop.params["cond_jaxpr"])
+
+    def branches(self, eqn: Equation) -> list["Scope"]:
+        return [self.within(eqn, k, branch) for k, branch in enumerate(eqn.params["branches"])]
+
+    def scopes_in(self, eqn: Equation) -> Iterator["Scope"]:
+        """Yield the scopes of the jaxprs of a loop or of branches."""
+        name = eqn.primitive.name
+        if name == "while":
+            yield self.condition(eqn)
+            yield self.body(eqn)
+        elif name == "cond":
+            yield from self.branches(eqn)
+
+    def operand(self, atom: Atom) -> Atom | None:
+        """Return what an argument always is: the operand of the equation around, in the scope around."""
+        number = None if isinstance(atom, Literal) else self.numbers.get(atom)
+        if number is None or self.outer is None:
+            return None
+        eqn, params = self.eqn, self.eqn.params
+        if self.role == "condition":
+            return eqn.invars[number] if number < params["cond_nconsts"] else None
+        if self.role == "body":
+            return eqn.invars[params["cond_nconsts"] + number] if number < params["body_nconsts"] else None
+        if isinstance(self.role, int):
+            return eqn.invars[number + 1]
+        return eqn.invars[number] if self.role == "call" else None
+
+    def carried(self, atom: Atom) -> int | None:
+        """Return the number of the carry that an argument of a loop is."""
+        number = None if isinstance(atom, Literal) else self.numbers.get(atom)
+        if number is None or self.role not in ("condition", "body"):
+            return None
+        first = self.eqn.params["cond_nconsts" if self.role == "condition" else "body_nconsts"]
+        return number - first if number >= first else None
+
+    def constant(self, atom: Atom) -> int | None:
+        """Return the number that all elements of an integer array are, if the program says so."""
+        if isinstance(atom, Literal):
+            value = np.asarray(atom.val)
+            return int(value) if value.dtype.kind in "iub" and not value.ndim else None
+        eqn = self.makers.get(atom)
+        if eqn is None:
+            known = self.operand(atom)
+            return None if known is None else self.outer.constant(known)  # type: ignore[union-attr]
+        name = eqn.primitive.name
+        if name == "broadcast_in_dim" or (name == "convert_element_type" and atom.aval.dtype.kind in "iu"):
+            found = self.constant(eqn.invars[0])
+            return found if found is None or name == "broadcast_in_dim" else _converted(found, atom.aval.dtype)
+        return None
+
+
+def _converted(number: int, dtype: Any) -> int | None:
+    info = np.iinfo(dtype)
+    return number if info.min <= number <= info.max else None
+
+
+def init_of(loop: Equation, number: int) -> Atom:
+    """Return what a carry of a loop begins as."""
+    return loop.invars[loop.params["cond_nconsts"] + loop.params["body_nconsts"] + number]
+
+
+def argument(loop: Equation, number: int, which: str = "body") -> Any:
+    """Return the argument of a loop's body or condition that a carry is."""
+    inner = _compat.opened(loop.params[f"{which}_jaxpr"])
+    return inner.invars[loop.params[f"{which}_nconsts"] + number]
+
+
+def added_by_step(scope: Scope, loop: Equation, number: int) -> int | None:
+    """Return the constant that a step of a loop adds to a number that it carries, or None if it does anything else."""
+    body, added = scope.body(loop), 0
+    carried, after = argument(loop, number), body.jaxpr.outvars[number]
+    while after is not carried:
+        operands = body.operands(after, "add")
+        if not operands or added:
+            return None
+        if (by := body.constant(operands[1])) is not None:
+            after, added = operands[0], by
+        elif (by := body.constant(operands[0])) is not None:
+            after, added = operands[1], by
+        else:
+            return None
+    return added
+
+
+def addresses_rows(eqn: Equation) -> bool:
+    """Return whether an equation has an index that has to be in range."""
+    return eqn.primitive in ROW_OPS or eqn.primitive is ta_check_p
+
+
+def index_number(eqn: Equation) -> int:
+    """Return which operand of such an equation the index is."""
+    return int(eqn.primitive is not ta_check_p)
+
+
+def is_strict(eqn: Equation) -> bool:
+    """Return whether an equation raises if its index is out of range, and the index may be so."""
+    return addresses_rows(eqn) and eqn.params["mode"] in ("error", None) and not eqn.params.get("checked")
+
+
+def joined_columns(scope: Scope, index: Atom, count: int) -> list[Atom]:
+    """Return the `count` arrays of one column each that an array is joined of along its last axis, or nothing."""
+    eqn = scope.maker(index, "concatenate")
+    if eqn is None or eqn.params["dimension"] != index.aval.ndim - 1:
+        return []
+    return list(eqn.invars) if [x.aval.shape[-1] for x in eqn.invars] == [1] * count else []
+
+
+def walk(jaxpr: Any) -> Iterator[Equation]:
+    """Yield every equation of a jaxpr, and of those in it."""
+    for eqn in _compat.opened(jaxpr).eqns:
+        yield eqn
+        for inner in jaxprs.jaxprs_in(eqn.params):
+            yield from walk(inner)
