@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
+from jax.extend.core import Literal
 
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs, registry
@@ -75,6 +77,10 @@ class Expander:
         params, name = eqn.params, eqn.primitive.name
         needed = self.needed_in(eqn)
         if not needed:
+            if name in _EMPTY and eqn.outvars[0].aval.dtype in _INDICES and not eqn.outvars[0].aval.ndim:
+                aval = eqn.outvars[0].aval
+                block.rename(eqn.outvars, [Literal(np.zeros((), aval.dtype)[()], aval)])
+                return
             inner = registry.inlined(eqn, with_options=self.with_options)
             if inner is None or not _may_make_an_index(eqn, inner):
                 block.add(eqn)
@@ -125,6 +131,10 @@ class Expander:
         return None if found is None else functools.partial(found.traced, **eqn.params)
 
 
+#: What a scan stacks its results in begins as this. Numbers that may be indices begin as 0, which has bounds.
+_EMPTY = ("empty", "empty2")
+
+
 def _barrier(*operands: Any) -> Any:
     return jax.lax.optimization_barrier(operands)
 
@@ -134,7 +144,7 @@ def _may_make_an_index(eqn: Equation, inner: Any) -> bool:
     return len(eqns) <= _SHORT and all(getattr(v.aval, "dtype", None) in _INDICES for v in eqn.outvars)
 
 
-_INDICES = frozenset(map(jax.numpy.dtype, ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")))
+_INDICES = frozenset(map(np.dtype, ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")))
 
 
 def _name(eqn: Equation) -> str:
