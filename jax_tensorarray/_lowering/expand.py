@@ -19,8 +19,8 @@ from jax_tensorarray._lowering.equations import Atom, Block
 from jax_tensorarray._ops import check
 from jax_tensorarray._types import Equation
 
-#: A `jit` of so few equations is written out if it makes integers, which may be an index.
-_SHORT = 40
+#: A jaxpr of so few equations is written out if it makes integers, which may be an index.
+_SHORT = 100
 
 
 def needs_passes(jaxpr: Any) -> bool:
@@ -59,7 +59,7 @@ class Expander:
         return self.needing[id(inner)][1]
 
     def needed_in(self, eqn: Equation) -> bool:
-        return _is_ours(eqn) or any(map(self.needs, jaxprs.jaxprs_in(eqn.params)))
+        return _is_ours(eqn) or _may_make_an_index(eqn) or any(map(self.needs, jaxprs.jaxprs_in(eqn.params)))
 
     def jaxpr(self, jaxpr: Any) -> Any:
         """Return the expanded closed jaxpr."""
@@ -81,11 +81,7 @@ class Expander:
                 aval = eqn.outvars[0].aval
                 block.rename(eqn.outvars, [Literal(np.zeros((), aval.dtype)[()], aval)])
                 return
-            inner = registry.inlined(eqn, with_options=self.with_options)
-            if inner is None or not _may_make_an_index(eqn, inner):
-                block.add(eqn)
-            else:
-                self._inline(block, inner, eqn)
+            block.add(eqn)
         elif name == "cond":
             block.add(eqn, params=params | {"branches": tuple(map(self.jaxpr, params["branches"]))})
         elif name == "while":
@@ -139,12 +135,15 @@ def _barrier(*operands: Any) -> Any:
     return jax.lax.optimization_barrier(operands)
 
 
-def _may_make_an_index(eqn: Equation, inner: Any) -> bool:
-    eqns = _compat.opened(inner).eqns
-    return len(eqns) <= _SHORT and all(getattr(v.aval, "dtype", None) in _INDICES for v in eqn.outvars)
+def _may_make_an_index(eqn: Equation) -> bool:
+    """Return whether an equation runs jaxprs, short ones, which make integers."""
+    bodies = registry.entry_of(eqn).bodies(eqn.params)
+    if not any(getattr(v.aval, "dtype", None) in _INDICES for v in eqn.outvars if not _compat.is_drop(v)):
+        return False
+    return bool(bodies) and all(len(_compat.opened(body.jaxpr).eqns) <= _SHORT for body in bodies)
 
 
-_INDICES = frozenset(map(np.dtype, ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")))
+_INDICES = frozenset(map(np.dtype, ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")))
 
 
 def _name(eqn: Equation) -> str:
