@@ -74,9 +74,9 @@ def _marked(scope: Scope, bounds: "BoundsOf") -> Any:
             number = index_number(eqn)
             index = eqn.invars[number]
             if all(_is_in_range(bounds(scope, x), places) for x, places in _starts_and_places(scope, eqn, index)):
-                invars = list(eqn.invars)
-                invars[number] = _simplified(scope, index, bounds, block, simple)
-                eqn, changed = eqn.replace(invars=invars, params=eqn.params | {"checked": "in range"}), True
+                _simplified(scope, index, bounds, block, simple)
+                block.names.update(simple)  # for all that comes after this, or XLA would compute both
+                eqn, changed = eqn.replace(params=eqn.params | {"checked": "in range"}), True
         elif eqn.primitive.name in ("while", "cond"):
             new = [_marked(inner, bounds) for inner in scope.scopes_in(eqn)]
             old = [inner.closed for inner in scope.scopes_in(eqn)]
@@ -88,7 +88,7 @@ def _marked(scope: Scope, bounds: "BoundsOf") -> Any:
             if new_body is not inner.closed:
                 like = new_body if hasattr(inner.closed, "consts") else _compat.opened(new_body)
                 eqn, changed = eqn.replace(params=eqn.params | {"jaxpr": like}), True
-        block.eqns.append(eqn)
+        block.add(eqn)
     return block.jaxpr() if changed else scope.closed
 
 

@@ -59,7 +59,9 @@ class Expander:
         return self.needing[id(inner)][1]
 
     def needed_in(self, eqn: Equation) -> bool:
-        return _is_ours(eqn) or _may_make_an_index(eqn) or any(map(self.needs, jaxprs.jaxprs_in(eqn.params)))
+        if _is_ours(eqn) or _is_uninitialised_number(eqn) or _may_make_an_index(eqn):
+            return True
+        return any(map(self.needs, jaxprs.jaxprs_in(eqn.params)))
 
     def jaxpr(self, jaxpr: Any) -> Any:
         """Return the expanded closed jaxpr."""
@@ -75,13 +77,11 @@ class Expander:
     def equation(self, block: Block, eqn: Equation) -> None:
         """Add an equation to a block, or what it stands for."""
         params, name = eqn.params, eqn.primitive.name
-        needed = self.needed_in(eqn)
-        if not needed:
-            if name in _EMPTY and eqn.outvars[0].aval.dtype in _INDICES and not eqn.outvars[0].aval.ndim:
-                aval = eqn.outvars[0].aval
-                block.rename(eqn.outvars, [Literal(np.zeros((), aval.dtype)[()], aval)])
-                return
+        if not self.needed_in(eqn):
             block.add(eqn)
+        elif _is_uninitialised_number(eqn):
+            aval = eqn.outvars[0].aval
+            block.rename(eqn.outvars, [Literal(np.zeros((), aval.dtype)[()], aval)])
         elif name == "cond":
             block.add(eqn, params=params | {"branches": tuple(map(self.jaxpr, params["branches"]))})
         elif name == "while":
@@ -129,6 +129,11 @@ class Expander:
 
 #: What a scan stacks its results in begins as this. Numbers that may be indices begin as 0, which has bounds.
 _EMPTY = ("empty", "empty2")
+
+
+def _is_uninitialised_number(eqn: Equation) -> bool:
+    aval = eqn.outvars[0].aval if eqn.primitive.name in _EMPTY else None
+    return aval is not None and aval.dtype in _INDICES and not aval.ndim
 
 
 def _barrier(*operands: Any) -> Any:
