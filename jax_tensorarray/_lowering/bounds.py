@@ -89,7 +89,20 @@ def _marked(scope: Scope, bounds: "BoundsOf") -> Any:
                 like = new_body if hasattr(inner.closed, "consts") else _compat.opened(new_body)
                 eqn, changed = eqn.replace(params=eqn.params | {"jaxpr": like}), True
         block.add(eqn)
+    if block.names:
+        _drop_unused(block, scope.jaxpr.outvars)
     return block.jaxpr() if changed else scope.closed
+
+
+def _drop_unused(block: Block, outvars: Iterable[Atom]) -> None:
+    """Drop the numbers that were made for what is simpler now."""
+    needed = {x for x in map(block.read, outvars) if not isinstance(x, Literal)}
+    kept = []
+    for eqn in reversed(block.eqns):
+        if eqn.primitive.name not in _NUMBERS or not needed.isdisjoint(eqn.outvars):
+            kept.append(eqn)
+            needed.update(x for x in eqn.invars if not isinstance(x, Literal))
+    block.eqns = kept[::-1]
 
 
 def with_bodies(eqn: Equation, new: list[Any]) -> Equation:
@@ -177,6 +190,10 @@ def _joined_piece(scope: Scope, eqn: Equation) -> Atom | None:
 
 #: The operations whose operands are simplified too.
 _KEEPING = frozenset(("add", "broadcast_in_dim", "clamp", "concatenate", "expand_dims", "mul", "reshape", "squeeze"))
+
+
+#: Operations that only make numbers.
+_NUMBERS = frozenset(("iota", "sign", "clamp", "not", *_CHOOSING, *_COMBINING))
 
 
 class BoundsOf:

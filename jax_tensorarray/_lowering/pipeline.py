@@ -28,7 +28,8 @@ from jax_tensorarray._lowering.ordering import order_readers
 from jax_tensorarray._lowering.ownership import Ownership
 from jax_tensorarray._lowering.partition import is_divided, label_calls
 from jax_tensorarray._lowering.places import Places, name_places
-from jax_tensorarray._lowering.slices import use_slices
+from jax_tensorarray._lowering.record_old import check_by_record
+from jax_tensorarray._lowering.slices import default_lowering, use_slices
 from jax_tensorarray._lowering.uses import mark_unordered
 
 
@@ -82,6 +83,10 @@ def _pin_to_loops(functions: dict[str, Operation]) -> None:
 PASSES = (
     Pass(lambda m: absolute.write_out(m.functions), lambda m: m.is_known),
     Pass(lambda m: mark_unordered(m.functions, m.platform, not m.needs_opaque_zero), lambda m: m.is_known),
+    Pass(
+        lambda m: check_by_record(m.functions, default_lowering(), m.places, opaque_zero=True),
+        lambda m: m.is_known and not m.calls_nothing and m.needs_opaque_zero,
+    ),
     Pass(lambda m: split_updating_branches(m.functions, m.ownership)),
     Pass(
         lambda m: order_readers(m.functions, m.ownership, sinks=m.calls_nothing, barriers_hold=not m.needs_opaque_zero)

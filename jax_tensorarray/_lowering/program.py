@@ -26,6 +26,10 @@ class Target(NamedTuple):
     def is_known(self) -> bool:
         return self.platform is not None
 
+    @property
+    def needs_opaque_zero(self) -> bool:
+        return self.platform is not None and not _compat.barriers_hold(self.platform)
+
 
 class Pass(NamedTuple):
     """What is done to a program, and for which targets."""
@@ -40,7 +44,7 @@ PASSES = (
     Pass(lambda jaxpr, target: drop_out_of_bounds(jaxpr), lambda target: target.is_known and target.calls_nothing),
     Pass(
         lambda jaxpr, target: check_by_record(jaxpr, default_lowering(), target.outside),
-        lambda target: target.is_known and not target.calls_nothing,
+        lambda target: target.is_known and not target.calls_nothing and not target.needs_opaque_zero,
     ),
 )
 
