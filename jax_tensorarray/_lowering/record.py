@@ -14,8 +14,6 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.core import ShapedArray
@@ -385,7 +383,8 @@ def _is_fixed(scope: Scope, loop: Equation, end: Atom) -> bool:
 
 
 def _and_is_empty(predicate: Any, code: Any) -> Any:
-    return [predicate & (code == np.int64(0))]
+    is_empty = lax.eq(code, np.int64(0))
+    return [lax.bitwise_and(predicate, lax.broadcast_in_dim(is_empty, predicate.shape, ()) if predicate.ndim else is_empty)]
 
 
 # --- what it says ----------------------------------------------------------------------------------------------
@@ -456,9 +455,25 @@ def _number(known: list[Any], one: Any) -> int:
     return known.index(one)
 
 
+# --- functions that are traced once for each type of their operands ----------------------------------------------
+#
+# They call nothing of `jax.numpy`, which takes several times as long to trace.
+
+
+def _like(x: Any, value: int) -> Any:
+    """Return a number in the dtype of an array, in each of its places."""
+    number = x.dtype.type(value)
+    return lax.broadcast_in_dim(number, x.shape, ()) if x.ndim else number
+
+
+def _as(x: Any, dtype: Any) -> Any:
+    return x if x.dtype == dtype else lax.convert_element_type(x, dtype)
+
+
 def _smallest_of_all(*checked: Any) -> Any:
-    smallest = [lax.reduce_min(jnp.concatenate([x, np.zeros(1, np.int32)]) if not x.size else x, (0,)) for x in checked]
-    return [lax.convert_element_type(functools.reduce(lax.bitwise_or, [lax.min(x, np.int32(0)) for x in smallest]), np.int64)]
+    """Return the smallest number, at most 0."""
+    smallest = [lax.min(lax.reduce_min(x, (0,)), np.int32(0)) for x in checked]
+    return [_as(functools.reduce(lax.bitwise_or, smallest), np.int64)]
 
 
 def _after_check(
@@ -469,13 +484,13 @@ def _after_check(
     mask, record = (rest[0], rest[1:]) if masked else (None, rest)
     index, of_size, outside = _first_out_of_range(index, span, of_size, mask)
     is_long = index.dtype == np.uint64
-    whole = lax.bitcast_convert_type(index, np.int64) if is_long else index.astype(np.int64)
-    found = [(whole & np.int64(_LOWER)) | upper]
+    whole = lax.bitcast_convert_type(index, np.int64) if is_long else _as(index, np.int64)
+    found = [lax.bitwise_or(lax.bitwise_and(whole, np.int64(_LOWER)), upper)]
     if is_wide:
-        found.insert(0, lax.shift_right_logical(whole, np.int64(32)).astype(np.int32))
+        found.insert(0, _as(lax.shift_right_logical(whole, np.int64(32)), np.int32))
     if computes:
-        found.insert(0, jnp.asarray(of_size, np.int32))
-    first = outside & (record[-1] == np.int64(0))
+        found.insert(0, np.int32(of_size) if isinstance(of_size, int) else of_size)
+    first = lax.bitwise_and(outside, lax.eq(record[-1], np.int64(0)))
     return [lax.select(first, new, old) for new, old in zip(found, record, strict=True)]
 
 
@@ -485,7 +500,7 @@ def _widened(index: Any, size: int) -> Any:
     unsigned, own = kind.kind == "u", kind.itemsize * 8
     if own > bits or (own == bits and (bits == 64 or not unsigned)):
         return index
-    return index.astype(np.int64 if bits == 64 or (unsigned and own == 32) else np.int32)
+    return _as(index, np.dtype(np.int64 if bits == 64 or (unsigned and own == 32) else np.int32))
 
 
 def _is_out_of_range(index: Any, size: Any) -> Any:
@@ -493,41 +508,47 @@ def _is_out_of_range(index: Any, size: Any) -> Any:
     is_number = isinstance(size, int)
     index = _widened(index, size if is_number else INT32_MAX)
     is_unsigned = index.dtype.kind == "u"
-    limit = size if is_number else lax.max(size, jnp.zeros_like(size)) if is_unsigned else size
-    outside = index >= (jnp.full_like(index, size) if is_number else limit.astype(index.dtype))
-    return outside if is_unsigned else outside | (index < jnp.zeros_like(index))
+    if is_number:
+        limit = _like(index, size)
+    else:
+        limit = _as(lax.max(size, _like(size, 0)) if is_unsigned else size, index.dtype)
+    outside = lax.ge(index, limit)
+    return outside if is_unsigned else lax.bitwise_or(outside, lax.lt(index, _like(index, 0)))
 
 
 def _first_out_of_range(index: Any, span: int, size: Any, mask: Any) -> Any:
     """Return the first index that is out of range, the number of rows there, and whether there is one."""
     if mask is not None:  # examples may share one of the two
         shape = np.broadcast_shapes(index.shape, mask.shape)
-        index, mask = jnp.broadcast_to(index, shape), jnp.broadcast_to(mask, shape)
+        index, mask = (
+            x if x.shape == shape else lax.broadcast_in_dim(x, shape, tuple(range(len(shape)))) for x in (index, mask)
+        )
     if span > 1:
         # The first number out of range is the first of all, or the number after the last row of the buffer.
         index = _widened(index, size)
-        index = lax.select(index <= index.dtype.type(size - span), index, lax.max(index, jnp.full_like(index, size)))
-    shape = index.shape
-    sizes = size
-    if not isinstance(size, int):
-        sizes = lax.broadcast_in_dim(size, shape, range(size.ndim))
+        index = lax.select(lax.le(index, _like(index, size - span)), index, lax.max(index, _like(index, size)))
+    shape, sizes = index.shape, size
+    if not isinstance(size, int) and size.shape != shape:
+        sizes = lax.broadcast_in_dim(size, shape, tuple(range(size.ndim)))
     if shape:
         flat = (math.prod(shape),)
-        index, mask = index.reshape(flat), None if mask is None else mask.reshape(flat)
-        sizes = sizes if isinstance(size, int) else sizes.reshape(flat)
+        index, sizes, mask = (
+            x if x is None or isinstance(x, int) or x.shape == flat else lax.reshape(x, flat)
+            for x in (index, sizes, mask)
+        )
     outside = _is_out_of_range(index, sizes)
     if mask is not None:
-        outside = outside & mask
+        outside = lax.bitwise_and(outside, mask)
     if not shape:
         return index, sizes, outside
     if isinstance(size, int) and (index.dtype.itemsize < 4 or index.dtype == np.int32):
         first, found = _first_in_one_number(index, outside)
         return first, size, found
-    places = lax.iota(np.int64, index.shape[0])
-    first = lax.reduce_min(lax.select(outside, places, jnp.full_like(places, index.shape[0])), (0,))
-    at = lax.dynamic_slice(index, [first], [1]).reshape(())
-    rows = size if isinstance(size, int) else lax.dynamic_slice(sizes, [first], [1]).reshape(())
-    return at, rows, first < np.int64(index.shape[0])
+    places, none = lax.iota(np.dtype(np.int64), index.shape[0]), np.int64(index.shape[0])
+    first = lax.reduce_min(lax.select(outside, places, _like(places, index.shape[0])), (0,))
+    at = lax.reshape(lax.dynamic_slice(index, [first], [1]), ())
+    rows = size if isinstance(size, int) else lax.reshape(lax.dynamic_slice(sizes, [first], [1]), ())
+    return at, rows, lax.lt(first, none)
 
 
 def _first_in_one_number(index: Any, outside: Any) -> Any:
@@ -535,11 +556,12 @@ def _first_in_one_number(index: Any, outside: Any) -> Any:
 
     Place and index are halves of one number, so that one reduction finds both: these are done in every step.
     """
-    half, none = np.int64(32), np.int64(2**63 - 1)
-    places = lax.iota(np.int64, index.shape[0])
-    both = lax.shift_left(places, jnp.full_like(places, half)) | (index.astype(np.int64) & np.int64(_LOWER))
-    first = lax.reduce_min(lax.select(outside, both, jnp.full_like(both, none)), (0,))
-    return lax.shift_right_arithmetic(lax.shift_left(first, half), half), first != none
+    none, half = 2**63 - 1, np.int64(32)
+    places = lax.iota(np.dtype(np.int64), index.shape[0])
+    lower = lax.bitwise_and(_as(index, np.int64), _like(places, _LOWER))
+    both = lax.bitwise_or(lax.shift_left(places, _like(places, 32)), lower)
+    first = lax.reduce_min(lax.select(outside, both, _like(both, none)), (0,))
+    return lax.shift_right_arithmetic(lax.shift_left(first, half), half), lax.ne(first, np.int64(none))
 
 
 def _read(*operands: Any, known: tuple[int, ...], is_wide: bool, computes: bool) -> Any:
@@ -547,21 +569,23 @@ def _read(*operands: Any, known: tuple[int, ...], is_wide: bool, computes: bool)
     count = len(operands) - 1 - is_wide - computes
     sizes, (*others, code) = operands[:count], operands[count:]
     half = np.int64(32)
-    upper = lax.shift_right_logical(code, half).astype(np.int32)
+    upper = _as(lax.shift_right_logical(code, half), np.int32)
     if is_wide:
-        index = lax.shift_left(others[-1].astype(np.int64), half) | (code & np.int64(_LOWER))
+        lower = lax.bitwise_and(code, np.int64(_LOWER))
+        index = lax.bitwise_or(lax.shift_left(_as(others[-1], np.int64), half), lower)
     else:
         index = lax.shift_right_arithmetic(lax.shift_left(code, half), half)
     of_size = lax.shift_right_logical(upper, np.int32(_OPS.bit_length() - 1))
-    size = others[0] if computes else jnp.int32(1)
+    size = others[0] if computes else np.int32(1)
     for number in known:
-        size = lax.select(of_size == np.int32(number), sizes[number], size)
-    return [index, size, upper & np.int32(_OPS - 1)]
+        size = lax.select(lax.eq(of_size, np.int32(number)), sizes[number], size)
+    return [index, size, lax.bitwise_and(upper, np.int32(_OPS - 1))]
 
 
 def _of_ops(index: Any, size: Any, op: Any, *, numbers: tuple[int, ...], is_long: bool) -> Any:
     """Return the index of the one op that was recorded and the sizes, of which no rows of the others are stray."""
-    is_here = op == np.array(numbers, np.int32)
-    index = lax.select(is_here, jnp.broadcast_to(index, is_here.shape), jnp.zeros(is_here.shape, np.int64))
-    size = lax.select(is_here, jnp.broadcast_to(size, is_here.shape), jnp.ones(is_here.shape, np.int32))
+    shape = (len(numbers),)
+    index, size, op = (lax.broadcast_in_dim(x, shape, ()) for x in (index, size, op))
+    is_here = lax.eq(op, np.array(numbers, np.int32))
+    index, size = lax.select(is_here, index, _like(index, 0)), lax.select(is_here, size, _like(size, 1))
     return [lax.bitcast_convert_type(index, np.uint64) if is_long else index, size]

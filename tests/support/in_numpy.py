@@ -22,15 +22,17 @@ from jax_tensorarray import _compat
 Rules = dict[str, Callable[..., Sequence[Any]]]
 
 
-def in_numpy(f: Callable[..., Any], rules: Rules | None = None) -> Callable[..., Any]:
-    """`f`, which must not need the values of its arguments while it is traced."""
+def in_numpy(
+    f: Callable[..., Any], rules: Rules | None = None, rewrite: Callable[[Any], Any] = lambda closed: closed
+) -> Callable[..., Any]:
+    """`f`, which must not need the values of its arguments while it is traced. What is evaluated may be rewritten."""
     rules = rules or {}
 
     def evaluated(*args: Any) -> Any:
         closed, shape = jax.make_jaxpr(f, return_shape=True)(*args)
         avals = [v.aval for v in closed.jaxpr.invars]
         leaves = [np.asarray(x, aval.dtype) for x, aval in zip(jax.tree.leaves(args), avals, strict=True)]
-        return jax.tree.unflatten(jax.tree.structure(shape), _evaluate(closed, leaves, rules))
+        return jax.tree.unflatten(jax.tree.structure(shape), _evaluate(rewrite(closed), leaves, rules))
 
     return evaluated
 
@@ -117,6 +119,9 @@ _ELEMENTWISE: dict[str, Callable[..., Any]] = {
     "le": np.less_equal,
     "eq": np.equal,
     "ne": np.not_equal,
+    "shift_left": np.left_shift,
+    "shift_right_arithmetic": np.right_shift,
+    "shift_right_logical": lambda x, by: (x.view(f"u{x.itemsize}") >> by.astype(f"u{x.itemsize}")).view(x.dtype),
     "select_n": lambda which, *cases: np.choose(np.broadcast_to(which, cases[0].shape).astype(int), cases),
 }
 
@@ -313,6 +318,7 @@ _OTHERS: dict[str, Callable[..., list[Any]]] = {
     "device_put": lambda params, *xs: xs,
     "optimization_barrier": lambda params, *xs: xs,
     "clamp": lambda params, low, x, high: [np.minimum(np.maximum(x, low), high)],
+    "bitcast_convert_type": lambda params, x: [x.view(params["new_dtype"])],
     "square": lambda params, x: [x * x],
     "expand_dims": lambda params, x: [np.expand_dims(x, params["dimensions"])],
     "cumsum": lambda params, x: [_cumsum(x, params["axis"], params["reverse"])],

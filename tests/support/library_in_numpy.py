@@ -15,8 +15,13 @@ from in_numpy import in_numpy
 from jax_tensorarray._loops import count, replay, while_
 
 
-def library_in_numpy(f: Callable[..., Any]) -> Callable[..., Any]:
-    """`f`, which must not need the values of its arguments while it is traced. A stray index is a ValueError."""
+def library_in_numpy(
+    f: Callable[..., Any], rewrite: Callable[[Any], Any] = lambda closed: closed
+) -> Callable[..., Any]:
+    """`f`, which must not need the values of its arguments while it is traced. A stray index is a ValueError.
+
+    With `rewrite`, passes over the program are judged: an index that they take to be in range has to be.
+    """
     expanded: dict[int, tuple[Any, Any]] = {}
 
     def loop(eqn: Any, evaluate: Any, *operands: np.ndarray) -> Any:
@@ -27,7 +32,7 @@ def library_in_numpy(f: Callable[..., Any]) -> Callable[..., Any]:
             expanded[id(eqn)] = eqn, traced  # the equation is kept, and with it its number
         return evaluate(expanded[id(eqn)][1], operands)
 
-    return in_numpy(f, {**RULES, **dict.fromkeys(_LOOPS, loop)})
+    return in_numpy(f, {**RULES, **dict.fromkeys(_LOOPS, loop)}, rewrite)
 
 
 _LOOPS = {"ta_while": while_._run, "ta_count": count._run, "ta_replay": replay._run}
@@ -67,7 +72,9 @@ class Rows:
             for n, offset in enumerate(np.ndindex(*self.box)):
                 if self._has(row := start + offset, row):
                     found.append((k * boxes + n, int(np.ravel_multi_index(row, self.sizes))))
-                elif self.params["mode"] not in ("drop", "clip"):
+                elif (checked := self.params.get("checked")) == "in range":
+                    raise AssertionError(f"row {row} of {self.sizes} was taken to be in range")
+                elif self.params["mode"] not in ("drop", "clip") and checked != "recorded":
                     raise ValueError(f"index {row[0]} is out of range for a TensorArray of size {self.sizes[0]}")
         return found[::-1] if self.params["reverse"] else found
 
@@ -142,8 +149,9 @@ def _cleared(buffer: np.ndarray, start: np.ndarray, stop: np.ndarray) -> np.ndar
 def _check(eqn: Any, _: Any, index: np.ndarray, size: np.ndarray, *where: np.ndarray) -> list[np.ndarray]:
     def one(index: np.ndarray, size: np.ndarray, *where: np.ndarray) -> np.ndarray:
         takes_part = where[0] if where else np.ones(index.shape, bool)
-        found = takes_part & (index >= 0) & (index < size)
-        if eqn.params["mode"] != "drop" and np.any(takes_part & ~found):
+        found, checked = takes_part & (index >= 0) & (index < size), eqn.params.get("checked")
+        assert checked != "in range" or np.all(found == takes_part), f"{index} of {size} was taken to be in range"
+        if eqn.params["mode"] != "drop" and checked != "recorded" and np.any(takes_part & ~found):
             raise ValueError(f"index {index[takes_part & ~found][0]} is out of range for a TensorArray of size {size}")
         return np.where(found, index.astype(np.int64), -1).astype(np.int32)
 
