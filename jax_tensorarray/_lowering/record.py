@@ -151,6 +151,11 @@ class _Position(NamedTuple):
     size: Any  #: how many rows there are, a variable of int32 `[*batch]` or a number
     mask: Atom | None  #: bool of the shape of the index: False where the op does nothing
 
+    @property
+    def key(self) -> "_Position | None":
+        """Return the position, None if it is not one of variables only: literals have no hash."""
+        return None if any(isinstance(x, Literal) for x in self) else self
+
 
 def _position(scope: Scope, eqn: Equation) -> _Position:
     index, size = eqn.invars[index_number(eqn)], _size(eqn)
@@ -225,8 +230,8 @@ class Threader:
         state.last = eqn
         if _can_be_recorded(eqn):
             position = _position(scope, eqn)
-            if not state.known & {position, position._replace(mask=None)}:
-                state.known.add(position)
+            if position.key is None or not state.known & {position.key, position._replace(mask=None).key}:
+                state.known.add(position.key)
                 state.record = self.codes.checked(block, eqn, position, state.record)
             block.add(_recorded(eqn))
             return
@@ -341,7 +346,7 @@ def _renamed(known: Any, operands: Sequence[Atom], invars: Sequence[Any]) -> Any
     return {
         _Position(names[p.index], p.span, names.get(p.size, p.size), None if p.mask is None else names[p.mask])
         for p in known
-        if not isinstance(p.index, Literal) and p.index in names and there(p.size) and there(p.mask)
+        if p is not None and p.index in names and there(p.size) and there(p.mask)
     }
 
 

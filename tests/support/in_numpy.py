@@ -76,11 +76,11 @@ def _evaluate(closed: Any, args: Sequence[np.ndarray], rules: Rules) -> list[np.
 def _needed(jaxpr: Any) -> list[Any]:
     """The equations without those that XLA removes, since no result depends on them.
 
-    JAX moves what is the same in every step out of a scan, also of one of no steps, which needs what it carries only.
+    What raises is kept. JAX moves what is the same in every step out of a scan, also of one of no steps, which needs what it carries only.
     """
     needed, eqns = {v for v in jaxpr.outvars if not isinstance(v, Literal)}, []
     for eqn in reversed(jaxpr.eqns):
-        if eqn.effects or not needed.isdisjoint(eqn.outvars):
+        if eqn.effects or eqn.params.get("effect") or not needed.isdisjoint(eqn.outvars):
             eqns.append(eqn)
             read = eqn.invars
             if eqn.primitive.name == "scan" and eqn.params["length"] == 0:
