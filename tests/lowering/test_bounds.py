@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from jax import jit, lax
 
 from jax_tensorarray import ta_read
-from jax_tensorarray._lowering import bounds, pipeline
-from jax_tensorarray._lowering.calls import PREFIX, addresses_rows, index_and_size
-from jax_tensorarray._lowering.mlir import callers_of, walk
+from jax_tensorarray._lowering import bounds, program
+from jax_tensorarray._lowering.calls import PREFIX
+from jax_tensorarray._lowering.scopes import Scope, addresses_rows
 
 #: Data, so that nothing is known of it: as many numbers as a loop has steps at most, some of them large.
 DATA = np.array([3, 0, -2, 7, 2**31 - 1, 1, -(2**31)], np.int32)
@@ -155,23 +155,29 @@ def programs(loop):
 
 @pytest.mark.parametrize("loop", LOOPS)
 @settings(max_examples=6 * settings().max_examples // 5)
-@given(data=st.data(), one_function=st.booleans())
-def test_bounds_hold_whatever_an_index_is(loop, data, one_function):
-    p, claimed = data.draw(programs(loop)), []
+@given(data=st.data())
+def test_bounds_hold_whatever_an_index_is(loop, data):
+    p, claimed, of = data.draw(programs(loop)), [], bounds.BoundsOf()
 
-    def listen(functions):
-        of = bounds.BoundsOf(functions, callers_of(functions))
-        found = map(index_and_size, (op for f in functions.values() for op in walk(f) if addresses_rows(op)))
-        claimed.extend((of(index), size) for index, size in found)
+    def visit(scope):
+        for eqn in scope.jaxpr.eqns:
+            if addresses_rows(eqn):
+                claimed.append((of(scope, eqn.invars[1]), eqn.invars[0].aval.shape[0]))
+            for inner in scope.scopes_in(eqn):
+                visit(inner)
+
+    def listen(jaxpr):
+        visit(Scope(jaxpr))
+        return jaxpr
 
     reads = [jax.jit(lambda i, n=n: ta_read(jnp.arange(n), i)) for n in (3.0, 4.0, 5.0)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "mark_those_in_range", listen)
-        jax.jit(lambda: in_jax(p, *(reads[:1] * 3 if one_function else reads))).lower()
+        patch.setattr(program, "mark_those_in_range", listen)
+        jax.jit(lambda: in_jax(p, *reads)).lower()
     rows = in_numpy(p)
     assert claimed or not rows
     for found, size in claimed if rows else []:
-        own = rows if one_function else rows[int(size == 4) :: 2]
+        own = rows[int(size == 4) :: 2]
         assert found is None or found[0] <= min(own) <= max(own) <= found[1]
 
 
