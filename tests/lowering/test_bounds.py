@@ -8,8 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from by_passes import ALL, by_passes
 from hypothesis import given, settings
 from jax import jit, lax
+from library_in_numpy import library_in_numpy
 
 from jax_tensorarray import ta_read
 from jax_tensorarray._lowering import bounds, program
@@ -181,10 +183,16 @@ def test_bounds_hold_whatever_an_index_is(loop, data):
         assert found is None or found[0] <= min(own) <= max(own) <= found[1]
 
 
+def passed(f):
+    """What the passes make of a function, run by NumPy."""
+    return library_in_numpy(f, by_passes(ALL))
+
+
 @pytest.mark.parametrize("loop", LOOPS)
 @settings(max_examples=settings().max_examples // 2)
 @given(data=st.data(), near=st.sampled_from([(0, 0), (0, -1), (-1, 0), (1, 0)]), is_wide=st.booleans())
-def test_an_index_out_of_range_is_found_whatever_it_is(loop, data, near, is_wide):
+@pytest.mark.parametrize("compiled", [jit, passed])
+def test_an_index_out_of_range_is_found_whatever_it_is(compiled, loop, data, near, is_wide):
     """`near` says how many rows more or less there are than are read, at the beginning and at the end.
 
     Unless an index is made of another dtype first, the pass also writes it by fewer operations.
@@ -201,9 +209,9 @@ def test_an_index_out_of_range_is_found_whatever_it_is(loop, data, near, is_wide
     def read(index):
         return ta_read(jnp.arange(float(size)), index.astype(jnp.int64) + shift if is_wide else index + shift)
 
-    f = jit(lambda: in_jax(p, read, read, read))
+    f = compiled(lambda: in_jax(p, read, read, read))
     if strays := [i for i in moved if not 0 <= i < size]:
-        text = f"ta_read: index {strays[0]} is out of range for a TensorArray of size {size}"
+        text = f"index {strays[0]} is out of range for a TensorArray of size {size}"
         with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match=text):
             jax.block_until_ready(f())
     else:

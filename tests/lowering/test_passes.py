@@ -4,9 +4,13 @@ import hypothesis
 import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from by_passes import ALL, CPU, by_passes
 from gates import SETTINGS, gates
 from hypothesis import given
+from jax import lax
+from library_in_numpy import library_in_numpy
 from random_checks import (
     BATCHES,
     FLOATS,
@@ -23,23 +27,16 @@ from random_checks import (
 from random_machines import THETA, InJax, expected, outputs
 from random_programs import programs
 
+from jax_tensorarray import ta_read, ta_write
 from jax_tensorarray._lowering import program as passes
 
-CPU = passes.Target("cpu", divided=False, calls_nothing=False, outside=None)
 FEW = hypothesis.settings(max_examples=hypothesis.settings.default.max_examples * 8 // 25)
+MANY = hypothesis.settings(max_examples=hypothesis.settings.default.max_examples * 6)
 
 
 def after(count):
-    """What the first passes make of a program."""
+    return judged_after(by_passes(count))
 
-    def rewrite(jaxpr):
-        if not passes.needs_passes(jaxpr):
-            return jaxpr
-        for each in [each for each in passes.PASSES if each.applies_to(CPU)][:count]:
-            jaxpr = each.run(jaxpr, CPU)
-        return jaxpr
-
-    return judged_after(rewrite)
 
 
 def forward(program, *_):
@@ -74,3 +71,85 @@ def gradient_of_batch(program, *differ):
 def test_a_program_after_passes(transformation, count, program, setting, differ):
     with gates(setting), after(count):
         transformation(program, *differ)
+
+
+# --- which index is said to be out of range ----------------------------------------------------------------------
+
+ROWS = {4: jnp.arange(1.0, 5.0), 6: jnp.arange(1.0, 7.0)}
+
+OPS = st.tuples(st.sampled_from(["read", "write"]), st.sampled_from([*ROWS]))
+
+
+def _larger(inner):
+    several = st.tuples(st.just("then"), inner, inner)
+    loops = st.tuples(st.sampled_from(["for", "scan", "jit"]), inner, st.integers(0, 3))
+    branches = st.tuples(st.just("cond"), inner, inner)
+    return several | loops | branches | st.tuples(st.just("until"), inner)
+
+
+NODES = st.recursive(OPS, _larger, max_leaves=6)
+
+
+class Stray(Exception):
+    pass
+
+
+def in_python(node, state, data):
+    """State: a sum, and how many numbers of the data have been taken as an index."""
+    x, k = state
+    kind, *rest = node
+    if kind in ("read", "write"):
+        j, size = int(data[k % len(data)]), rest[0]
+        if not 0 <= j < size:
+            raise Stray(f"index {j} is out of range for a TensorArray of size {size}")
+        return x + float(ROWS[size][j]) * (2 if kind == "write" else 1), k + 1
+    if kind == "then":
+        return in_python(rest[1], in_python(rest[0], state, data), data)
+    if kind == "cond":
+        return in_python(rest[int(data[k % len(data)]) % 2], state, data)
+    if kind == "until":
+        goal = x + 5
+        while state[0] < goal and state[1] < k + 40:
+            state = in_python(rest[0], (state[0] + 0.25, state[1]), data)
+        return state
+    for _ in range(1 if kind == "jit" else rest[1]):
+        state = in_python(rest[0], state, data)
+    return state
+
+
+def in_jax(node, state, data):
+    x, k = state
+    kind, *rest = node
+    n = len(data)
+    if kind in ("read", "write"):
+        j, rows = data[k % n], ROWS[rest[0]]
+        if kind == "read":
+            return x + ta_read(rows, j), k + 1
+        return x + jnp.sum(ta_write(rows, j, 3 * ta_read(rows, j)) - rows), k + 1
+    if kind == "then":
+        return in_jax(rest[1], in_jax(rest[0], state, data), data)
+    if kind == "cond":
+        return lax.cond(data[k % n] % 2 == 0, *(lambda s, a=a: in_jax(a, s, data) for a in rest), state)
+    if kind == "until":
+        goal = x + 5
+        step = lambda s: in_jax(rest[0], (s[0] + 0.25, s[1]), data)  # noqa: E731
+        return lax.while_loop(lambda s: (s[0] < goal) & (s[1] < k + 40), step, state)
+    if kind == "jit":
+        return jax.jit(lambda s: in_jax(rest[0], s, data))(state)
+    if kind == "scan":
+        return lax.scan(lambda s, _: (in_jax(rest[0], s, data), s[0]), state, length=rest[1])[0]
+    return lax.fori_loop(0, rest[1], lambda _, s: in_jax(rest[0], s, data), state)
+
+
+@MANY
+@given(node=NODES, data=st.lists(st.integers(-1, 6), min_size=3, max_size=7))
+def test_the_first_index_out_of_range_is_said(node, data):
+    f = library_in_numpy(lambda data: in_jax(("for", node, 2), (0.0, jnp.int32(0)), data), by_passes(ALL))
+    try:
+        want = in_python(("for", node, 2), (0.0, 0), data)
+    except Stray as stray:
+        with pytest.raises(ValueError, match=str(stray)):
+            f(np.array(data, np.int32))
+    else:
+        found = f(np.array(data, np.int32))
+        np.testing.assert_allclose(np.array([*found], float), np.array([*want], float))
