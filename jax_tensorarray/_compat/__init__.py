@@ -40,8 +40,8 @@ from jax_tensorarray._compat.lowering import (
     can_rewrite_modules,
     is_rewritten,
     lowers_its_bodies,
-    traced_lowering,
     traceable_lowerings,
+    traced_lowering,
 )
 from jax_tensorarray._compat.private import private_names
 from jax_tensorarray._compat.pytrees import flattened_by_control_flow, flattened_by_grad, unflattened_by_control_flow

@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-from jax.core import ShapedArray
-from jax.extend.core import Jaxpr, JaxprEqn, Var  # type: ignore[attr-defined]
-from jax.extend.core import new_jaxpr_eqn as new_equation  # type: ignore[attr-defined]
+from jax.extend.core import ClosedJaxpr, Jaxpr, Var  # type: ignore[attr-defined]
+from jax.extend.core import new_jaxpr_eqn as new_equation
 from jax.extend.source_info_util import SourceInfo
 
-from jax_tensorarray._compat.jaxprs import closed, opened
+from jax_tensorarray._compat.jaxprs import opened
 from jax_tensorarray._compat.private import private_names
 from jax_tensorarray._types import Equation
 
@@ -46,14 +45,7 @@ def made_jaxpr(
     }
     if hasattr(inner, "consts"):  # since 0.11 they are in the jaxpr itself
         return inner.replace(**changes, consts=list(consts))
-    new = inner.replace(**changes)
-    return closed(new).replace(consts=list(consts)) if not consts else _closed(new, consts)
-
-
-def _closed(jaxpr: Any, consts: Sequence[Any]) -> Any:
-    from jax.extend.core import ClosedJaxpr
-
-    return ClosedJaxpr(jaxpr, list(consts))
+    return ClosedJaxpr(inner.replace(**changes), list(consts))
 
 
 def within(eqn: Equation, outer: Equation, name: str = "") -> Any:
@@ -64,12 +56,11 @@ def within(eqn: Equation, outer: Equation, name: str = "") -> Any:
 
 
 def frame_of(info: Any) -> tuple[str, int, int] | None:
-    """Return the file, the line and the column of the innermost frame of the user's. Private. Without it none is known."""
+    """Return file, line and column of the innermost frame of the user's. Private. Without it no frame is known."""
     if _user_frame is None:
         return None
-    frame = _user_frame[0](info.traceback if _of_traceback else info)
+    frame = _user_frame[0](info.traceback)
     return None if frame is None else (frame.file_name, frame.start_line, frame.start_column)
 
 
 _user_frame = private_names("source_info_util", "user_frame")
-_of_traceback = True

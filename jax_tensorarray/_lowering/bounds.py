@@ -135,9 +135,7 @@ def _simplified(scope: Scope, atom: Atom, bounds: "BoundsOf", block: Block, done
     return done[atom]
 
 
-def _fewer(
-    scope: Scope, atom: Any, eqn: Equation, bounds: "BoundsOf", block: Block, done: dict[Any, Atom]
-) -> Atom:
+def _fewer(scope: Scope, atom: Any, eqn: Equation, bounds: "BoundsOf", block: Block, done: dict[Any, Atom]) -> Atom:
     def simplified(x: Atom) -> Atom:
         return _simplified(scope, x, bounds, block, done)
 

@@ -15,8 +15,8 @@ from jax.extend.core import Literal
 
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs, registry
-from jax_tensorarray._lowering.equations import Atom, Block
-from jax_tensorarray._ops import check
+from jax_tensorarray._lowering.equations import Block
+from jax_tensorarray._ops.check import ta_check_p, without_mask
 from jax_tensorarray._types import Equation
 
 #: A jaxpr of so few equations is written out if it makes integers, which may be an index.
@@ -35,11 +35,11 @@ def _is_ours(eqn: Equation) -> bool:
 def _check_without_mask(eqn: Equation) -> Callable[..., Sequence[Any]] | None:
     if len(eqn.invars) < 3:
         return None
-    return lambda *operands: [check.without_mask(*operands, **eqn.params)]
+    return lambda *operands: [without_mask(*operands, **eqn.params)]
 
 
 #: Primitives that stand for what a function makes of their operands and parameters: maps an equation to it, or to None.
-OPENED: dict[Any, Callable[[Equation], Callable[..., Sequence[Any]] | None]] = {check.ta_check_p: _check_without_mask}
+OPENED: dict[Any, Callable[[Equation], Callable[..., Sequence[Any]] | None]] = {ta_check_p: _check_without_mask}
 
 
 class Expander:

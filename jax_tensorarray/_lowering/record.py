@@ -30,7 +30,6 @@ from jax_tensorarray._lowering.scopes import (
     index_number,
     init_of,
     is_strict,
-    walk,
 )
 from jax_tensorarray._ops.check import ta_check_p
 from jax_tensorarray._ops.primitive import ROW_OPS
@@ -82,7 +81,9 @@ def _each(jaxpr: Any, change: Callable[[Equation], Equation]) -> Any:
         if eqn.primitive.name in ("while", "cond"):
             names = ("branches",) if eqn.primitive.name == "cond" else ("cond_jaxpr", "body_jaxpr")
             bodies = {
-                name: tuple(_each(x, change) for x in old) if isinstance(old := eqn.params[name], tuple) else _each(old, change)
+                name: tuple(_each(x, change) for x in old)
+                if isinstance(old := eqn.params[name], tuple)
+                else _each(old, change)
                 for name in names
             }
             if any(bodies[name] != eqn.params[name] for name in names):
@@ -166,7 +167,7 @@ def _position(scope: Scope, eqn: Equation) -> _Position:
     one, one_mask = _shared(scope, index), None if mask is None else _shared(scope, mask)
     if one is not None and (mask is None) == (one_mask is None):  # the program repeats one number
         index, mask = one, one_mask
-    (span,) = box_along([size], eqn.params["window"])
+    (span,) = box_along([0], eqn.params["window"])
     return _Position(index, span, size, mask)
 
 
@@ -389,7 +390,9 @@ def _is_fixed(scope: Scope, loop: Equation, end: Atom) -> bool:
 
 def _and_is_empty(predicate: Any, code: Any) -> Any:
     is_empty = lax.eq(code, np.int64(0))
-    return [lax.bitwise_and(predicate, lax.broadcast_in_dim(is_empty, predicate.shape, ()) if predicate.ndim else is_empty)]
+    return [
+        lax.bitwise_and(predicate, lax.broadcast_in_dim(is_empty, predicate.shape, ()) if predicate.ndim else is_empty)
+    ]
 
 
 # --- what it says ----------------------------------------------------------------------------------------------
@@ -448,7 +451,9 @@ class _Codes:
             operands = block.call(_of_ops, found, at, numbers=tuple(names), is_long=long)
             result = _compat.new_variable(ShapedArray((len(names),), np.dtype(np.int32)))
             params = {"batch_dims": 1, "mode": "error", "op": "\n".join(names.values()), "checked": "", "effect": True}
-            block.eqns.append(at.replace(invars=operands, outvars=[result], primitive=ta_check_p, params=params, effects=set()))
+            block.eqns.append(
+                at.replace(invars=operands, outvars=[result], primitive=ta_check_p, params=params, effects=set())
+            )
             results.append(result)
         return [*record[:-1], *block.call(_smallest_of_all, results, at)]
 
@@ -490,11 +495,11 @@ def _after_check(
     index, of_size, outside = _first_out_of_range(index, span, of_size, mask)
     is_long = index.dtype == np.uint64
     whole = lax.bitcast_convert_type(index, np.int64) if is_long else _as(index, np.int64)
-    found = [lax.bitwise_or(lax.bitwise_and(whole, np.int64(_LOWER)), upper)]
+    found: list[Any] = [lax.bitwise_or(lax.bitwise_and(whole, np.int64(_LOWER)), upper)]
     if is_wide:
         found.insert(0, _as(lax.shift_right_logical(whole, np.int64(32)), np.int32))
     if computes:
-        found.insert(0, np.int32(of_size) if isinstance(of_size, int) else of_size)
+        found = [np.int32(of_size) if isinstance(of_size, int) else of_size, *found]
     first = lax.bitwise_and(outside, lax.eq(record[-1], np.int64(0)))
     return [lax.select(first, new, old) for new, old in zip(found, record, strict=True)]
 

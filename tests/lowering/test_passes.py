@@ -38,7 +38,6 @@ def after(count):
     return judged_after(by_passes(count))
 
 
-
 def forward(program, *_):
     want, machine = expected(program), InJax(reverse_mode=False)
     f = computed(lambda *args: outputs(program, machine, *args))

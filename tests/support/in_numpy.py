@@ -76,7 +76,9 @@ def _evaluate(closed: Any, args: Sequence[np.ndarray], rules: Rules) -> list[np.
 def _needed(jaxpr: Any) -> list[Any]:
     """The equations without those that XLA removes, since no result depends on them.
 
-    What raises is kept. JAX moves what is the same in every step out of a scan, also of one of no steps, which needs what it carries only.
+    What raises is kept.
+
+    JAX moves what is the same in every step out of a scan, also of one of no steps, which needs what it carries only.
     """
     needed, eqns = {v for v in jaxpr.outvars if not isinstance(v, Literal)}, []
     for eqn in reversed(jaxpr.eqns):
