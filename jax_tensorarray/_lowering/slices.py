@@ -246,7 +246,8 @@ _FAR = 16
 
 def _may_be_lost(check: Operation) -> bool:
     """Return whether a check raises as long as its result is used, and not otherwise."""
-    return may_raise(check) and not check.attributes["has_side_effect"].value
+    name = "has_side_effect"
+    return may_raise(check) and not (name in check.attributes and check.attributes[name].value)
 
 
 def _shared_axes(index: Value, batch_dims: int) -> int:
