@@ -47,9 +47,11 @@ from jax_tensorarray._compat.private import private_names
 from jax_tensorarray._compat.pytrees import flattened_by_control_flow, flattened_by_grad, unflattened_by_control_flow
 from jax_tensorarray._compat.sources import at_source_of, hide_own_frames, source_here
 from jax_tensorarray._compat.tracing import (
+    can_name_axes,
     executes_eagerly,
     is_differentiated,
     maker_of,
+    naming_axes,
     operands_of,
     records_equations,
     varying_axes,

@@ -31,6 +31,21 @@ def varying_over_batches(x: Array) -> Array:
 _insert_pvary = private_names("interpreters.batching", "spmd_names_insert_pvary")
 
 
+def can_name_axes() -> bool:
+    """Return whether the body of a `shard_map` can be traced by itself. Private. Without it JAX lowers it as it is."""
+    return _extend_axis_env is not None
+
+
+def naming_axes(params: dict[str, Any]) -> Any:
+    """Return a context in which the axes over which a `shard_map` with these parameters divides have names."""
+    mesh = params["mesh"]
+    names = params.get("manual_axes", params.get("newly_manual_axes", mesh.axis_names))
+    return _extend_axis_env[0]([(name, size) for name, size in mesh.shape.items() if name in names])  # type: ignore[index]
+
+
+_extend_axis_env = private_names("core", "extend_axis_env_nd")
+
+
 def is_differentiated(x: Any) -> bool:
     """Return whether a derivative is being taken right now with respect to `x`, or to a value that `x` is made of.
 

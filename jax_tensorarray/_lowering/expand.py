@@ -87,8 +87,12 @@ class Expander:
         elif name == "while":
             bodies = {which: self.jaxpr(params[which]) for which in ("cond_jaxpr", "body_jaxpr")}
             block.add(eqn, params=params | bodies)
+        elif name == "shard_map" and not _compat.can_name_axes():
+            block.add(eqn)
         elif name == "shard_map":
-            block.add(eqn, params=params | {"jaxpr": _like(params["jaxpr"], self.jaxpr(params["jaxpr"]))})
+            with _compat.naming_axes(params):
+                body = self.jaxpr(_compat.closed(params["jaxpr"]))
+            block.add(eqn, params=params | {"jaxpr": _like(params["jaxpr"], body)})
         elif (inner := registry.inlined(eqn, with_options=self.with_options)) is not None:
             self._inline(block, inner, eqn)
         elif registry.entry_of(eqn).kind == "rules" and "call_jaxpr" in params:
