@@ -1,5 +1,7 @@
 """Tracers, their types, and what JAX does with the operations that are called right now."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -33,17 +35,19 @@ _insert_pvary = private_names("interpreters.batching", "spmd_names_insert_pvary"
 
 def can_name_axes() -> bool:
     """Return whether the body of a `shard_map` can be traced by itself. Private. Without it JAX lowers it as it is."""
-    return _extend_axis_env is not None
+    return _extend_axis_env is not None and _check_vma is not None
 
 
-def naming_axes(params: dict[str, Any]) -> Any:
-    """Return a context in which the axes over which a `shard_map` with these parameters divides have names."""
-    mesh = params["mesh"]
-    names = params.get("manual_axes", params.get("newly_manual_axes", mesh.axis_names))
-    return _extend_axis_env[0]([(name, size) for name, size in mesh.shape.items() if name in names])  # type: ignore[index]
+@contextlib.contextmanager
+def naming_axes(params: dict[str, Any]) -> Iterator[None]:
+    """Name the axes over which a `shard_map` with these parameters divides, as where JAX lowers its body."""
+    extend, check = _extend_axis_env[0], _check_vma[0]  # type: ignore[index]
+    with extend(params["mesh"], set(params["newly_manual_axes"])), check(params["check_vma"]):
+        yield
 
 
-_extend_axis_env = private_names("core", "extend_axis_env_nd")
+_extend_axis_env = private_names("shard_map", "_extend_axis_env")
+_check_vma = private_names("config", "_check_vma")
 
 
 def is_differentiated(x: Any) -> bool:
