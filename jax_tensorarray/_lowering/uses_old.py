@@ -19,7 +19,7 @@ from jax_tensorarray._lowering.mlir import (
     terminator,
     walk,
 )
-from jax_tensorarray._lowering.ownership import Ownership
+from jax_tensorarray._lowering.ownership_old import Ownership
 
 #: Operations that XLA for CPUs runs once, however many others use the result: it repeats what it takes to be cheap,
 #: even a sine. Quotients, powers and products are not here, as XLA may turn them into cheap operations.
