@@ -10,7 +10,7 @@ from typing import NamedTuple
 from jax.interpreters.mlir import ir
 
 from jax_tensorarray import _compat
-from jax_tensorarray._lowering import absolute, fallback
+from jax_tensorarray._lowering import fallback
 from jax_tensorarray._lowering.branches import split_updating_branches
 from jax_tensorarray._lowering.calls import (
     MARK,
@@ -30,7 +30,6 @@ from jax_tensorarray._lowering.partition import is_divided, label_calls
 from jax_tensorarray._lowering.places import Places, name_places
 from jax_tensorarray._lowering.record_old import check_by_record
 from jax_tensorarray._lowering.slices import default_lowering, use_slices
-from jax_tensorarray._lowering.uses_old import mark_unordered
 
 
 class Lowered:
@@ -81,8 +80,6 @@ def _pin_to_loops(functions: dict[str, Operation]) -> None:
 
 
 PASSES = (
-    Pass(lambda m: absolute.write_out(m.functions), lambda m: m.is_known),
-    Pass(lambda m: mark_unordered(m.functions, m.platform, not m.needs_opaque_zero), lambda m: m.is_known),
     Pass(
         lambda m: check_by_record(m.functions, default_lowering(), m.places, opaque_zero=True),
         lambda m: m.is_known and not m.calls_nothing and m.needs_opaque_zero,
