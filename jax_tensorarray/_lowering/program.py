@@ -50,8 +50,8 @@ PASSES = (
     ),
     Pass(lambda jaxpr, target: drop_out_of_bounds(jaxpr), lambda target: target.is_known and target.calls_nothing),
     Pass(
-        lambda jaxpr, target: check_by_record(jaxpr, default_lowering(), target.outside),
-        lambda target: target.is_known and not target.calls_nothing and not target.needs_opaque_zero,
+        lambda jaxpr, target: check_by_record(jaxpr, default_lowering(), target.outside, target.needs_opaque_zero),
+        lambda target: target.is_known and not target.calls_nothing,
     ),
 )
 

@@ -67,6 +67,11 @@ class Scope:
         """Whether this is the program itself, or what a `shard_map` or a call runs: not part of a loop or a branch."""
         return self.role in (None, "call", "shard")
 
+    @property
+    def is_in_loop(self) -> bool:
+        """Whether this is the condition or the body of a loop, or inside of one."""
+        return self.role in ("condition", "body") or (self.outer is not None and self.outer.is_in_loop)
+
     def operand(self, atom: Atom) -> Atom | None:
         """Return what an argument always is: the operand of the equation around, in the scope around."""
         number = None if isinstance(atom, Literal) else self.numbers.get(atom)
