@@ -22,7 +22,6 @@ from jax_tensorarray._lowering.calls import (
 )
 from jax_tensorarray._lowering.deferred import raise_at_end
 from jax_tensorarray._lowering.mlir import Operation, functions_in_loops, loops_of, operation, walk
-from jax_tensorarray._lowering.ordering import order_readers
 from jax_tensorarray._lowering.ownership_old import Ownership
 from jax_tensorarray._lowering.partition import is_divided, label_calls
 from jax_tensorarray._lowering.places import Places, name_places
@@ -77,9 +76,6 @@ def _pin_to_loops(functions: dict[str, Operation]) -> None:
 
 
 PASSES = (
-    Pass(
-        lambda m: order_readers(m.functions, m.ownership, sinks=m.calls_nothing, barriers_hold=not m.needs_opaque_zero)
-    ),
     Pass(lambda m: use_slices(m.functions, platform=m.platform, divided=m.divided)),
     Pass(lambda m: _unmark(m.functions), lambda m: m.needs_opaque_zero),
     Pass(lambda m: _pin_to_loops(m.functions)),

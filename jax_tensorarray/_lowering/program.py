@@ -11,6 +11,7 @@ from jax_tensorarray._lowering.bounds import mark_those_in_range
 from jax_tensorarray._lowering.branches import split_updating_branches
 from jax_tensorarray._lowering.calls import WITHOUT_KERNELS
 from jax_tensorarray._lowering.expand import expanded, needs_passes
+from jax_tensorarray._lowering.ordering import order_readers
 from jax_tensorarray._lowering.record import check_by_record, drop_out_of_bounds
 from jax_tensorarray._lowering.slices import default_lowering
 from jax_tensorarray._lowering.uses import mark_unordered
@@ -55,6 +56,11 @@ PASSES = (
         lambda target: target.is_known and not target.calls_nothing,
     ),
     Pass(lambda jaxpr, target: split_updating_branches(jaxpr)),
+    Pass(
+        lambda jaxpr, target: order_readers(
+            jaxpr, sinks=target.calls_nothing, barriers_hold=not target.needs_opaque_zero
+        )
+    ),
 )
 
 
