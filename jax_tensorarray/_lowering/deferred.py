@@ -9,130 +9,128 @@ A loop that does not count its steps may wait for ever for a row that was droppe
 raise where they are.
 """
 
-import re
+from collections.abc import Sequence
+from typing import Any
 
-from jax.interpreters.mlir import ir
+import jax
+import numpy as np
+from jax.core import ShapedArray
+from jax.extend.core import Literal
 
-from jax_tensorarray._lowering.bounds_old import mark_those_in_range
-from jax_tensorarray._lowering.build import custom_call, integer, return_from
-from jax_tensorarray._lowering.calls import CONFIG, addresses_rows, declare, may_raise, target, with_config
-from jax_tensorarray._lowering.mlir import (
-    Operation,
-    Value,
-    added_by_step,
-    constant,
-    entry,
-    operands_of,
-    operation,
-    terminator,
-    walk,
-)
-from jax_tensorarray._lowering.places import Places
-
-declare("raise", (), ("nothing",))
+from jax_tensorarray import _compat
+from jax_tensorarray._lowering.bounds import mark_those_in_range
+from jax_tensorarray._lowering.equations import Atom, Block
+from jax_tensorarray._lowering.record import Places, counts
+from jax_tensorarray._lowering.scopes import Scope, inner_scopes, is_strict, rebuilt
+from jax_tensorarray._ops.fence import ta_fence_p, ta_raise_p
+from jax_tensorarray._ops.primitive import is_packed
+from jax_tensorarray._types import Equation
 
 
-#: How a result is divided: the name of an attribute, and its value.
-Sharding = tuple[str, ir.Attribute] | None
+def raise_at_end(jaxpr: Any, outside: Any, shardings: Sequence[Any]) -> Any:
+    """Have the calls in a program for several devices raise at its end, if they may.
+
+    The results are divided as `shardings` say, None where they do not.
+    """
+    jaxpr = mark_those_in_range(jaxpr)
+    scope, places = Scope(jaxpr), Places(outside)
+    ends = {k: v for k, v in enumerate(scope.jaxpr.outvars) if _can_wait(scope, v)}
+    if not ends or not _any(scope, lambda _, eqn: is_strict(eqn)) or _any(scope, _may_wait):
+        return jaxpr
+
+    def note(_: Scope, eqn: Equation, block: Block) -> Equation:
+        name = {"op": ">" + places.named(eqn)} if is_strict(eqn) else {}
+        return eqn.replace(params=eqn.params | name) if name else eqn
+
+    noted = rebuilt(scope, note)
+    block, last = Block(noted), scope.jaxpr.eqns[-1]
+    inner = _compat.opened(noted)
+    block.eqns = list(inner.eqns)
+    makers = {v: eqn for eqn in block.eqns for v in eqn.outvars}
+    placed = {v: placing for v in ends.values() if (placing := _placing(makers[v], v)) is not None}
+    results = {k: (v, shardings[k] if k < len(shardings) else None) for k, v in ends.items()}
+    ready = {
+        key: _divided(block, placed[key[0]].invars[0] if key[0] in placed else key[0], key[1], last)
+        for key in dict.fromkeys(results.values())
+    }
+    nothing = _compat.new_variable(ShapedArray((), np.dtype(np.int32)))
+    block.eqns.append(
+        last.replace(invars=[*ready.values()], outvars=[nothing], primitive=ta_raise_p, params={}, effects=set())
+    )
+    after: dict[Any, Atom] = {}
+    for key, x in ready.items():
+        passed = _compat.new_variable(x.aval)
+        params = {"waits": 1}
+        block.eqns.append(
+            last.replace(invars=[x, nothing], outvars=[passed], primitive=ta_fence_p, params=params, effects=set())
+        )
+        after[key] = passed
+        if (placing := placed.get(key[0])) is not None:
+            after[key] = _compat.new_variable(key[0].aval)
+            block.eqns.append(placing.replace(invars=[passed], outvars=[after[key]]))
+    outvars = [after[results[k]] if k in results else v for k, v in enumerate(inner.outvars)]
+    return _without_unused(block, set(placed), outvars).jaxpr(outvars=outvars)
 
 
-def raise_at_end(functions: dict[str, Operation], places: Places) -> None:
-    """Have the calls in a program for several devices raise at its end, if they may."""
-    mark_those_in_range(functions)
-    everything = [op for function in functions.values() for op in walk(function)]
-    raising = [op for op in everything if addresses_rows(op) and may_raise(op)]
-    main = functions["main"]
-    end = terminator(entry(main))
-    results = {k: (value, _sharding(main, k)) for k, value in enumerate(end.operands) if _can_wait(value)}
-    if not raising or not results or any(map(may_wait, everything)):
-        return
-    for op in raising:
-        op.attributes[CONFIG] = with_config(op, op=">" + places.named(op))
-    with ir.InsertionPoint(end), end.location:
-        ready = {result: _divided(*result) for result in dict.fromkeys(results.values())}
-        nothing = custom_call("raise", [*ready.values()], integer(32), {})
-        operation(nothing.owner).attributes["has_side_effect"] = ir.BoolAttr.get(True)
-        after = {
-            result: _placed(custom_call("fence", [x, nothing], x.type, {}, in_place=True), result[0])
-            for result, x in ready.items()
-        }
-    return_from(end.block, [after[results[k]] if k in results else x for k, x in enumerate(end.operands)])
-    for op in filter(None, {_placing(value) for value, _ in after}):
-        if not list(op.results[0].uses):
-            op.erase()
+def _any(scope: Scope, test: Any) -> bool:
+    """Return whether an equation of a scope, or inside of one, passes a test."""
+    return any(
+        test(scope, eqn) or any(_any(inner, test) for inner in inner_scopes(scope, eqn)) for eqn in scope.jaxpr.eqns
+    )
 
 
-def _sharding(main: Operation, number: int) -> Sharding:
-    attributes = main.attributes["res_attrs"][number] if "res_attrs" in main.attributes else {}
-    return next(((name, attributes[name]) for name in ("sdy.sharding", "mhlo.sharding") if name in attributes), None)
-
-
-def _divided(value: Value, sharding: Sharding) -> Value:
-    """Return what is placed, or else the value, divided as the result is: no collective has to come after this."""
-    placing = _placing(value)
-    value = value if placing is None else placing.operands[0]
-    if sharding is None:
-        return value
-    name, how = sharding
-    if name == "sdy.sharding":
-        op = ir.Operation.create("sdy.sharding_constraint", [value.type], [value], {"sharding": how})
-    else:
-        attributes = {name: how, "call_target_name": ir.StringAttr.get("Sharding")}
-        op = ir.Operation.create("stablehlo.custom_call", [value.type], [value], attributes)
-    return op.results[0]
-
-
-def _placing(value: Value) -> Operation | None:
-    """Return what puts a value into another memory, if it has just been put there."""
-    op = operation(value.owner)
-    return op if target(op) == "annotate_device_placement" else None
-
-
-def _placed(value: Value, like: Value) -> Value:
-    """Return a value in the memory that another one has been put into."""
-    placing = _placing(like)
-    if placing is None:
-        return value
-    op = operation(placing.clone())
-    op.operands[0] = value
-    return op.results[0]
-
-
-def _can_wait(value: Value) -> bool:
-    """Return whether a fence can hand a value on, and it is not an argument."""
-    t = value.type
-    is_array = isinstance(t, ir.RankedTensorType) and t.has_static_shape and isinstance(value, ir.OpResult)
-    return is_array and _WHOLE_BYTES.fullmatch(str(t.element_type)) is not None
-
-
-_WHOLE_BYTES = re.compile(r"u?i(1|8|16|32|64)|b?f(16|32|64)|f8\w+|complex<f(32|64)>")
-
-
-def may_wait(op: Operation) -> bool:
-    """Return whether `op` is a loop that need not come to an end: it counts to no number, whatever else it looks at."""
-    if op.name != "stablehlo.while":
+def _can_wait(scope: Scope, v: Atom) -> bool:
+    """Return whether a fence can hand a result on, and it is not an argument."""
+    if isinstance(v, Literal) or v not in scope.makers or not isinstance(getattr(v.aval, "dtype", None), np.dtype):
         return False
-    conditions = [terminator(op.regions[0].blocks[0]).operands[0]]
+    is_static = all(isinstance(n, int) for n in v.aval.shape)
+    return is_static and not is_packed(v.aval.dtype)
+
+
+def _divided(block: Block, value: Atom, sharding: Any, at: Equation) -> Atom:
+    """Return a value that is divided as a result is: no collective has to come after this."""
+    if not isinstance(sharding, jax.sharding.Sharding):
+        return value
+    (result,) = block.call(_constrained, [value], at, sharding=sharding)
+    return result
+
+
+def _constrained(x: Any, *, sharding: Any) -> Any:
+    return [jax.lax.with_sharding_constraint(x, sharding)]
+
+
+def _placing(maker: Equation, v: Any) -> Equation | None:
+    """Return what puts a value into another memory, of it alone, if it has just been put there."""
+    number = next(k for k, out in enumerate(maker.outvars) if out is v)
+    if maker.primitive.name not in _PLACING or len(maker.invars) != len(maker.outvars):
+        return None
+    x, count = maker.invars[number], len(maker.outvars)
+    if isinstance(x, Literal) or x.aval.memory_space == v.aval.memory_space:
+        return None
+    own = {
+        name: type(p)([p[number]]) if isinstance(p, tuple | list) and len(p) == count else p
+        for name, p in maker.params.items()
+    }
+    return maker.replace(invars=[x], outvars=[v], params=own)
+
+
+_PLACING = frozenset(("device_put", "with_memory_space_constraint"))
+
+
+def _without_unused(block: Block, placed: set[Any], outvars: Sequence[Atom]) -> Block:
+    """Drop what has put values into a memory, if they are put there later."""
+    used = {v for eqn in block.eqns for v in eqn.invars if not isinstance(v, Literal)}
+    used |= {v for v in outvars if not isinstance(v, Literal)}
+    block.eqns = [eqn for eqn in block.eqns if not eqn.outvars or not placed.issuperset(eqn.outvars) or used & {*eqn.outvars}]
+    return block
+
+
+def _may_wait(scope: Scope, eqn: Equation) -> bool:
+    """Return whether an equation is a loop that need not end: it counts to no number, whatever else it looks at."""
+    if eqn.primitive.name != "while":
+        return False
+    condition = scope.condition(eqn)
+    conditions = [condition.jaxpr.outvars[0]]
     for value in conditions:  # grows meanwhile
-        conditions += operands_of(value, "and") or []
-    return not any(_counts(op, value) for value in conditions)
-
-
-def _counts(loop: Operation, predicate: Value) -> bool:
-    condition, body = (region.blocks[0] for region in loop.regions)
-    compared = operands_of(predicate, "compare", "LT")
-    if not compared or not _is_argument(compared[0], condition):
-        return False
-    step, end = compared
-    if _is_argument(end, condition):  # a value that the loop is given and passes on
-        number = end.arg_number
-        if terminator(body).operands[number] != body.arguments[number]:
-            return False
-        end = loop.operands[number]
-    number = step.arg_number
-    by = added_by_step(body.arguments[number], terminator(body).operands[number], {})
-    return constant(end) is not None and by is not None and by > 0
-
-
-def _is_argument(value: Value, block: ir.Block) -> bool:
-    return isinstance(value, ir.BlockArgument) and value.owner == block
+        conditions += condition.operands(value, "and")
+    return not any(counts(scope, eqn, value) for value in conditions)

@@ -10,6 +10,7 @@ from jax_tensorarray._lowering import absolute
 from jax_tensorarray._lowering.bounds import mark_those_in_range
 from jax_tensorarray._lowering.branches import split_updating_branches
 from jax_tensorarray._lowering.calls import WITHOUT_KERNELS
+from jax_tensorarray._lowering.deferred import raise_at_end
 from jax_tensorarray._lowering.expand import expanded, needs_passes
 from jax_tensorarray._lowering.ordering import order_readers
 from jax_tensorarray._lowering.record import check_by_record, drop_out_of_bounds
@@ -25,6 +26,9 @@ class Target(NamedTuple):
     divided: bool  #: among several devices
     calls_nothing: bool  #: kernels cannot be called
     outside: Any  #: the place in the source that calls the program
+    #: How results are divided if they have to be there before an error is raised: other devices might wait for one that
+    #: raises before the end.
+    at_end: Sequence[Any] | None = None
 
     @property
     def is_known(self) -> bool:
@@ -61,10 +65,20 @@ PASSES = (
             jaxpr, sinks=target.calls_nothing, barriers_hold=not target.needs_opaque_zero
         )
     ),
+    Pass(
+        lambda jaxpr, target: raise_at_end(jaxpr, target.outside, target.at_end or ()),
+        lambda target: target.at_end is not None,
+    ),
 )
 
 
-def rewritten(jaxpr: Any, platforms: Sequence[str] = (), is_compiled_next: bool = False, divided: bool = False) -> Any:
+def rewritten(
+    jaxpr: Any,
+    platforms: Sequence[str] = (),
+    is_compiled_next: bool = False,
+    divided: bool = False,
+    shardings: Sequence[Any] | None = None,
+) -> Any:
     """Return the program as it is lowered for these platforms. One without ops of ours is left as it is."""
     if not needs_passes(jaxpr):
         return jaxpr
@@ -72,7 +86,9 @@ def rewritten(jaxpr: Any, platforms: Sequence[str] = (), is_compiled_next: bool 
     if platform not in WITHOUT_KERNELS and (divided or not is_compiled_next):
         platform = None
     outside = _compat.frame_of(source_info_util.current())
-    target = Target(platform, divided, not WITHOUT_KERNELS.isdisjoint(platforms), outside)
+    raises_at_end = divided and is_compiled_next and tuple(platforms) == ("cpu",)
+    at_end = shardings or () if raises_at_end else None
+    target = Target(platform, divided, not WITHOUT_KERNELS.isdisjoint(platforms), outside, at_end)
     for each in PASSES:
         if each.applies_to(target):
             jaxpr = each.run(jaxpr, target)

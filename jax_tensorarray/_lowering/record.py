@@ -394,12 +394,13 @@ def _positions(scope: Scope) -> Any:
 
 def _waits(scope: Scope, eqn: Equation) -> bool:
     """Return whether `eqn` is a loop that might run for ever on wrong rows: one that does not count to a number."""
-    return eqn.primitive.name == "while" and not _counts(scope, eqn)
+    return eqn.primitive.name == "while" and not counts(scope, eqn)
 
 
-def _counts(scope: Scope, loop: Equation) -> bool:
+def counts(scope: Scope, loop: Equation, predicate: Atom | None = None) -> bool:
+    """Return whether the predicate of a loop, or a part of it, is that a number that grows is less than a constant."""
     condition = scope.condition(loop)
-    compared = condition.operands(condition.jaxpr.outvars[0], "lt")
+    compared = condition.operands(condition.jaxpr.outvars[0] if predicate is None else predicate, "lt")
     number = condition.carried(compared[0]) if compared else None
     if number is None:
         return False

@@ -1,10 +1,13 @@
-"""`ta_fence` and `ta_zero`, which only passes put into a program: an order, and a number that XLA cannot know."""
+"""What only passes put into a program: an order, a number that XLA cannot know, and errors at its end."""
 
 from typing import Any
 
 import jax
+import numpy as np
+from jax.core import ShapedArray
 from jax.interpreters import mlir
 
+from jax_tensorarray._lowering.calls import PREFIX, declare
 from jax_tensorarray._ops.primitive import Array, like_buffer, make_primitive, simple_kernel
 
 
@@ -30,3 +33,19 @@ ta_zero_p = make_primitive(
     kernel=simple_kernel("zero", ("code",), ("code",)),
 )
 mlir.register_lowering(ta_zero_p, lambda ctx, code: [code], platform="tpu")
+
+
+def _raise(ctx: Any, *operands: Any, **_: Any) -> Any:
+    return jax.ffi.ffi_lowering(PREFIX + "raise", has_side_effect=True)(ctx, *operands)
+
+
+declare("raise", (), ("nothing",))
+
+
+#: `ta_raise *values` raises what calls have noted, once the values are there; see `_lowering.deferred`.
+ta_raise_p = make_primitive(
+    "ta_raise",
+    abstract_eval=lambda *values: ShapedArray((), np.dtype(np.int32)),
+    reference=lambda *values: np.int32(0),
+    kernel=_raise,
+)
