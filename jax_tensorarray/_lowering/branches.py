@@ -15,7 +15,7 @@ from jax.interpreters.mlir import ir
 from jax_tensorarray._compat import hlo
 from jax_tensorarray._lowering.build import case, compare, return_from, splat, zeros
 from jax_tensorarray._lowering.mlir import Operation, Value, blocks, is_inside, nested_operands, operation, terminator
-from jax_tensorarray._lowering.ownership import Ownership
+from jax_tensorarray._lowering.ownership_old import Ownership
 
 
 def split_updating_branches(functions: dict[str, Operation], ownership: Ownership) -> None:

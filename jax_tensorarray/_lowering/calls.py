@@ -53,9 +53,6 @@ def declare(
     return call
 
 
-declare("fence", ("buffer",), ("buffer",))
-
-
 #: Attribute of a module into which one of our calls has been lowered.
 MARK = "jax_tensorarray.lowered"
 

@@ -14,9 +14,12 @@ from jax_tensorarray._lowering.calls import FALLBACK, PREFIX, target
 from jax_tensorarray._lowering.mlir import Operation, Value, entry, walk
 
 
-def add(context: Any, name: str, call: Operation, meaning: Callable[..., Sequence[Value]]) -> None:
-    """Add a function with the meaning of a call to the module of a `context`, and name it in the call."""
-    inputs = [v.type for v in call.operands]
+def add(context: Any, name: str, call: Operation, count: int, meaning: Callable[..., Sequence[Value]]) -> None:
+    """Add a function with the meaning of a call to the module of a `context`, and name it in the call.
+
+    It takes so many of the call's operands; the others are waited for.
+    """
+    inputs = [v.type for v in list(call.operands)[:count]]
     attributes = {
         "function_type": ir.TypeAttr.get(ir.FunctionType.get(inputs, [v.type for v in call.results])),
         "sym_name": ir.StringAttr.get(f"{PREFIX}{name}"),

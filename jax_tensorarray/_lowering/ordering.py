@@ -24,7 +24,7 @@ from jax_tensorarray._lowering.calls import (
     target,
 )
 from jax_tensorarray._lowering.mlir import Operation, Value, blocks, callee, nested_operands, num_bytes, operation, walk
-from jax_tensorarray._lowering.ownership import Ownership
+from jax_tensorarray._lowering.ownership_old import Ownership
 
 
 def order_readers(

@@ -1,66 +1,96 @@
-"""Which operation updates a value in place, or gets it as its buffer: also inside loops and functions."""
+"""Which equation updates a value in place, or gets it as its buffer: also inside loops and branches."""
 
+from collections.abc import Callable
 from typing import Any
 
-from jax.interpreters.mlir import ir
+from jax.extend.core import Literal
 
-from jax_tensorarray._lowering.calls import PREFIX, UPDATING, aliased, is_ours, target
-from jax_tensorarray._lowering.mlir import Operation, Value, entry, nested_operands, operation, terminator
+from jax_tensorarray import _compat
+from jax_tensorarray._ops.fence import ta_fence_p
+from jax_tensorarray._ops.primitive import CALLED, ROW_OPS
+from jax_tensorarray._types import Equation
+
+#: What answers whether an equation has some relation to its operand of a number.
+Relation = Callable[[Equation, int], bool]
+
+
+def updates(eqn: Equation) -> bool:
+    """Return whether a call of ours updates its first operand in place, which is its first result."""
+    call = CALLED.get(eqn.primitive)
+    return call is not None and call.in_place
+
+
+def has_buffer(eqn: Equation) -> bool:
+    """Return whether a call of ours gets its first operand as its buffer."""
+    call = CALLED.get(eqn.primitive)
+    return call is not None and call.operands[:1] == ("buffer",)
+
+
+def waits_of(eqn: Equation) -> int:
+    """Return how many of the last operands of a call of ours are only waited for."""
+    return len(eqn.invars) - 1 if eqn.primitive is ta_fence_p else eqn.params.get("waits", 0)
+
+
+def operands_of(eqn: Equation) -> list[Any]:
+    """Return the operands of a call of ours, without those that it only waits for."""
+    return list(eqn.invars[: len(eqn.invars) - waits_of(eqn)])
+
+
+def readers_of(eqn: Equation) -> list[Any]:
+    """Return what a call of ours only waits for: none if its readers need no order."""
+    return [] if eqn.params.get("unordered") else list(eqn.invars[len(eqn.invars) - waits_of(eqn) :])
+
+
+def mask_of(eqn: Equation) -> Any:
+    """Return the mask of a row op, or None."""
+    operands, call = operands_of(eqn), ROW_OPS[eqn.primitive]
+    return operands[-1] if len(operands) == len(call.operands) else None
 
 
 class Ownership:
-    """Answers what happens to an operand of an operation inside it, through loops and calls."""
+    """Answers what happens to an operand of an equation inside it, through loops and branches."""
 
-    def __init__(self, functions: dict[str, Operation]) -> None:
-        self.functions = functions
-        self._owned: dict[str, list[bool]] = {}
-        self._held: dict[str, list[bool]] = {}
-        self._held_in_loop: dict[Operation, set[int]] = {}
-        self._invariants: dict[Operation, set[int]] = {}
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, Any], tuple[Any, set[Any]]] = {}  #: with the jaxpr, whose number is part of the key
 
-    def owns(self, op: Operation, number: int) -> bool:
-        """Return whether `op`, or an operation inside it, updates the operand in place."""
-        if target(op) in UPDATING or op.name == "stablehlo.dynamic_update_slice":
-            return number == 0
-        if op.name == "stablehlo.while":
-            return number not in self.invariants(op)
-        if op.name == "func.call":
-            return self._argument(self._owned, self.owns, op, number)
-        return any(operand == number for operand, _ in aliased(op))
+    def owns(self, eqn: Equation, number: int) -> bool:
+        """Return whether an equation, or one inside it, updates the operand in place."""
+        name = eqn.primitive.name
+        if name == "while":
+            first = eqn.params["cond_nconsts"] + eqn.params["body_nconsts"]
+            return number >= first and number - first not in self.invariants(eqn)
+        if name == "cond":
+            return number > 0 and any(self._has(x, self.owns, number - 1) for x in eqn.params["branches"])
+        return number == 0 and (updates(eqn) or name == "dynamic_update_slice")
 
-    def holds(self, op: Operation, number: int) -> bool:
-        """Return whether `op`, or a call of ours inside it, gets the operand as its buffer."""
-        if op.name == "stablehlo.while":
-            if op not in self._held_in_loop:
-                body = op.regions[1].blocks[0]
-                values = self._values(body, self.holds)
-                self._held_in_loop[op] = {k for k, argument in enumerate(body.arguments) if argument in values}
-            return number in self._held_in_loop[op]
-        if op.name == "func.call":
-            return self._argument(self._held, self.holds, op, number)
-        return number == 0 and is_ours(op) and target(op) != PREFIX + "check"
+    def holds(self, eqn: Equation, number: int) -> bool:
+        """Return whether an equation, or a call of ours inside it, gets the operand as its buffer."""
+        name = eqn.primitive.name
+        if name == "while":
+            first = eqn.params["cond_nconsts"]
+            return number >= first and self._has(eqn.params["body_jaxpr"], self.holds, number - first)
+        if name == "cond":
+            return number > 0 and any(self._has(x, self.holds, number - 1) for x in eqn.params["branches"])
+        return number == 0 and has_buffer(eqn)
 
-    def invariants(self, loop: Operation) -> set[int]:
-        """Return the positions of the loop-carried values that the body returns unchanged."""
-        if loop not in self._invariants:
-            body = loop.regions[1].blocks[0]
-            pairs = zip(body.arguments, terminator(body).operands, strict=True)
-            self._invariants[loop] = {k for k, (argument, value) in enumerate(pairs) if argument == value}
-        return self._invariants[loop]
+    def invariants(self, loop: Equation) -> set[int]:
+        """Return the numbers of the carries of a loop that its body returns unchanged."""
+        body, first = _compat.opened(loop.params["body_jaxpr"]), loop.params["body_nconsts"]
+        return {k for k, v in enumerate(body.outvars) if v is body.invars[first + k]}
 
-    def _argument(self, known: dict[str, list[bool]], relation: Any, call: Operation, number: int) -> bool:
-        name = call.attributes["callee"].value
-        if name not in known:
-            block = entry(self.functions[name])
-            values = self._values(block, relation)
-            known[name] = [argument in values for argument in block.arguments]
-        return known[name][number]
+    def values(self, jaxpr: Any, relation: Relation) -> set[Any]:
+        """Return the variables of a jaxpr that stand in a relation of this object to one of its equations."""
+        inner = _compat.opened(jaxpr)
+        key = id(inner), relation.__name__
+        if key not in self._known:
+            found = {
+                v
+                for eqn in inner.eqns
+                for k, v in enumerate(eqn.invars)
+                if not isinstance(v, Literal) and relation(eqn, k)
+            }
+            self._known[key] = inner, found
+        return self._known[key][1]
 
-    @staticmethod
-    def _values(block: ir.Block, relation: Any) -> set[Value]:
-        return {
-            value
-            for op in map(operation, block.operations)
-            for user, number, value in nested_operands(op)
-            if relation(user, number)
-        }
+    def _has(self, jaxpr: Any, relation: Relation, number: int) -> bool:
+        return _compat.opened(jaxpr).invars[number] in self.values(jaxpr, relation)

@@ -25,12 +25,12 @@ from jax_tensorarray._lowering.calls import (
 from jax_tensorarray._lowering.deferred import raise_at_end
 from jax_tensorarray._lowering.mlir import Operation, functions_in_loops, loops_of, operation, walk
 from jax_tensorarray._lowering.ordering import order_readers
-from jax_tensorarray._lowering.ownership import Ownership
+from jax_tensorarray._lowering.ownership_old import Ownership
 from jax_tensorarray._lowering.partition import is_divided, label_calls
 from jax_tensorarray._lowering.places import Places, name_places
 from jax_tensorarray._lowering.record_old import check_by_record
-from jax_tensorarray._lowering.slices import default_lowering, use_slices
-from jax_tensorarray._lowering.uses import mark_unordered
+from jax_tensorarray._lowering.slices_old import default_lowering, use_slices
+from jax_tensorarray._lowering.uses_old import mark_unordered
 
 
 class Lowered:

@@ -58,8 +58,8 @@ from jax_tensorarray._lowering.mlir import (
     terminator,
     walk,
 )
-from jax_tensorarray._lowering.slicing import REWRITES, UPDATE, Choice, Rewriter, readers_of
-from jax_tensorarray._lowering.uses import Uses
+from jax_tensorarray._lowering.slicing_old import REWRITES, UPDATE, Choice, Rewriter, readers_of
+from jax_tensorarray._lowering.uses_old import Uses
 from jax_tensorarray._union_find import UnionFind
 
 #: The default of `lowering`.

@@ -32,6 +32,7 @@ from jax_tensorarray._lowering.calls import (
     LOWERING,
     PREFIX,
     TAPE,
+    UNORDERED,
     WHOLE,
     WINDOW,
     WITHOUT_KERNELS,
@@ -66,6 +67,8 @@ class Params(TypedDict):
     is_tape: bool  #: the buffer is a tape, see `_lowering.calls.TAPE`
     #: Set by passes only. "in range": the index is; "recorded": it is checked elsewhere, see `_lowering.record`.
     checked: NotRequired[str]
+    unordered: NotRequired[bool]  #: set by passes only: reads and updates need no order, see `_lowering.uses`
+    waits: NotRequired[int]  #: set by passes only: so many further operands are only waited for
 
 
 def row_params(
@@ -106,6 +109,9 @@ def once_checked(params: Params) -> Params:
 
 #: The primitives of row ops, whose `kernel` is a `RowKernel`, and the calls they lower to.
 ROW_OPS: dict[Primitive, Call] = {}
+
+#: The same of all ops that get a buffer or update it.
+CALLED: dict[Primitive, Call] = {}
 
 #: By other ops that touch some rows only: maps whether an example is active, and the operands, to operands with which
 #: an example that is not active touches no row that is read. If the result has the type of the first operand, it is
@@ -171,9 +177,13 @@ def make_primitive(
     if isinstance(kernel, RowKernel):
         reference = _on_one_axis(reference, kernel.call)
     fallback = mlir.lower_fun(reference, multiple_results=multiple_results)
-    mlir.register_lowering(primitive, fallback)
     if kernel is None:
+        mlir.register_lowering(primitive, fallback)
         return primitive
+    fallback = functools.partial(_lower_without_waiting, fallback)
+    mlir.register_lowering(primitive, fallback)
+    if isinstance(kernel, RowKernel | SimpleKernel):
+        CALLED[primitive] = kernel.call
     for platform in sorted(_kernels.modules):
         lower = functools.partial(_lower, functools.partial(kernel, platform=platform), fallback)
         mlir.register_lowering(primitive, lower, platform=platform)
@@ -475,6 +485,15 @@ def _on_one_axis(reference: Callable[..., Any], call: Call) -> Callable[..., Any
     return meaning
 
 
+def _lower_without_waiting(fallback: Callable[..., Any], ctx: Any, *operands: Any, waits: int = 0, **params: Any) -> Any:
+    """Lower to plain JAX, after a barrier for operands that are only waited for."""
+    if waits:
+        own = len(operands) - waits
+        passed, *_ = _compat.hlo.optimization_barrier([operands[0], *operands[own:]])
+        ctx, operands = ctx.replace(avals_in=ctx.avals_in[:own]), (passed, *operands[1:own])
+    return fallback(ctx, *operands, **params)
+
+
 def _lower(kernel: Callable[..., Any], fallback: Callable[..., Any], ctx: Any, *operands: Any, **params: Any) -> Any:
     """Lower to a kernel, or to plain JAX for packed dtypes: no kernel can address less than a byte."""
     packed = any(is_packed(aval.dtype) for aval in (*ctx.avals_in, *ctx.avals_out))
@@ -495,19 +514,28 @@ def _lower_without_kernel(
     results = _lower(kernel, fallback, ctx, *operands, **params)
     call = operation(results[0].owner)
     if is_ours(call):
-        add_fallback(ctx.module_context, params["op"], call, functools.partial(fallback, ctx, **params))
+        own = len(operands) - params.pop("waits", 0)
+        of_own = functools.partial(fallback, ctx.replace(avals_in=ctx.avals_in[:own]), **params)
+        add_fallback(ctx.module_context, params["op"], call, own, of_own)
     return results
 
 
-def simple_kernel(name: str, operands: tuple[str, ...], results: tuple[str, ...]) -> Callable[..., Any]:
+def simple_kernel(name: str, operands: tuple[str, ...], results: tuple[str, ...]) -> "SimpleKernel":
     """Declare the kernel of an op that is not a row op, and return the lowering to it."""
-    aliases = {0: 0} if declare(name, operands, results).in_place else {}
+    return SimpleKernel(name, declare(name, operands, results))
 
-    def lower(ctx: Any, *operands: Any, batch_dims: int | None = None, **_: Any) -> Any:
+
+@dataclass(frozen=True)
+class SimpleKernel:
+    """A lowering to a call of all operands."""
+
+    name: str
+    call: Call
+
+    def __call__(self, ctx: Any, *operands: Any, batch_dims: int | None = None, **_: Any) -> Any:
         attributes = {} if batch_dims is None else {"batch_dims": np.int64(batch_dims)}
-        return jax.ffi.ffi_lowering(PREFIX + name, operand_output_aliases=aliases)(ctx, *operands, **attributes)
-
-    return lower
+        aliases = {0: 0} if self.call.in_place else {}
+        return jax.ffi.ffi_lowering(PREFIX + self.name, operand_output_aliases=aliases)(ctx, *operands, **attributes)
 
 
 def is_packed(dtype: Any) -> bool:
@@ -537,19 +565,21 @@ class RowKernel:
     call: Call
 
     def __call__(self, ctx: Any, *operands: Any, platform: str, **params: Unpack[Params]) -> Any:
-        in_place, masked = self.call.in_place, len(operands) == len(self.call.operands)
+        own = len(operands) - params.get("waits", 0)
+        in_place, masked = self.call.in_place, own == len(self.call.operands)
         batch_dims, index_dims, window = params["batch_dims"], params["index_dims"], params["window"]
         buffer, index, *_ = ctx.avals_in
         sizes = sizes_of(buffer, params)
         count = math.prod((*positions_of(index, index_dims)[batch_dims:], *window))
         is_sorted = in_place and sorting.is_sorted(platform, math.prod(sizes), count)
-        given = list(zip(operands, ctx.avals_in, strict=True))
+        given = list(zip(operands[:own], ctx.avals_in[:own], strict=True))
+        waited = list(zip(operands[own:], ctx.avals_in[own:], strict=True))
         order = self._of_index(sorting.visiting_order, given, ctx, params) if is_sorted else []
         is_flat = bool(ctx.dim_var_values) or not _compat.is_rewritten()
         if is_flat:  # no pass knows all sizes, or there is none
             numbers, *where = self._of_index(numbers_of_rows, given, ctx, params)
             given = [given[0], numbers, *given[2 : 2 + self.call.takes_value], *where]
-        given += order
+        given += [*order, *waited]
         # XLA removes a call whose results have no elements, but its indices still have to be checked.
         checked = params.get("checked", "")
         strict = may_raise(params) and checked != "recorded"
@@ -571,6 +601,8 @@ class RowKernel:
         call: Any = results[0]
         call = operation(call.owner)
         set_facts(call, checked)
+        if params.get("unordered"):
+            call.attributes[UNORDERED] = mlir.ir.UnitAttr.get()
         if params["lowering"] != "auto":
             call.attributes[LOWERING] = mlir.ir.StringAttr.get(params["lowering"])
         if params["is_tape"]:

@@ -32,7 +32,7 @@ def library_in_numpy(
             expanded[id(eqn)] = eqn, traced  # the equation is kept, and with it its number
         return evaluate(expanded[id(eqn)][1], operands)
 
-    return in_numpy(f, {**RULES, **dict.fromkeys(_LOOPS, loop)}, rewrite)
+    return in_numpy(f, {**_RULES, **dict.fromkeys(_LOOPS, loop)}, rewrite)
 
 
 _LOOPS = {"ta_while": while_._run, "ta_count": count._run, "ta_replay": replay._run}
@@ -216,4 +216,18 @@ RULES: dict[str, Callable[..., Sequence[Any]]] = {
     "ta_host_write": _host_write,
     "ta_host_empty": _empty,
     "ta_place": lambda eqn, _, x: [x],
+    "ta_fence": lambda eqn, _, buffer, *values: [buffer],
+    "ta_zero": lambda eqn, _, code: [code],
 }
+
+
+def _without_waiting(rule: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
+    """What a call is only waiting for is there, and has to be in memory, which is all that is asked of it."""
+
+    def of_own(eqn: Any, evaluate: Any, *operands: Any) -> Sequence[Any]:
+        return rule(eqn, evaluate, *operands[: len(operands) - eqn.params.get("waits", 0)])
+
+    return of_own
+
+
+_RULES = {name: _without_waiting(rule) for name, rule in RULES.items()}

@@ -1,0 +1,32 @@
+"""`ta_fence` and `ta_zero`, which only passes put into a program: an order, and a number that XLA cannot know."""
+
+from typing import Any
+
+import jax
+from jax.interpreters import mlir
+
+from jax_tensorarray._ops.primitive import Array, like_buffer, make_primitive, simple_kernel
+
+
+def _in_plain_jax(buffer: Array, *values: Array) -> Array:
+    return jax.lax.optimization_barrier((buffer, *values))[0]
+
+
+#: `ta_fence buffer *values` is the buffer itself, in place, once the values are there.
+ta_fence_p = make_primitive(
+    "ta_fence",
+    abstract_eval=lambda buffer, *values: like_buffer(buffer),
+    reference=_in_plain_jax,
+    kernel=simple_kernel("fence", ("buffer",), ("buffer",)),
+)
+
+
+#: `ta_zero code`, an int64, is the code of a record that a loop carries. While no index is out of range it is 0, which
+#: XLA cannot know. The jaxpr of a loop or a branch has at most one, before all that needs it. `access` removes it.
+ta_zero_p = make_primitive(
+    "ta_zero",
+    abstract_eval=lambda code: code,
+    reference=lambda code: code,
+    kernel=simple_kernel("zero", ("code",), ("code",)),
+)
+mlir.register_lowering(ta_zero_p, lambda ctx, code: [code], platform="tpu")
