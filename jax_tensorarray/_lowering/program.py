@@ -10,7 +10,7 @@ from jax_tensorarray._lowering.bounds import mark_those_in_range
 from jax_tensorarray._lowering.calls import WITHOUT_KERNELS
 from jax_tensorarray._lowering.expand import expanded, needs_passes
 from jax_tensorarray._lowering.record import check_by_record, drop_out_of_bounds
-from jax_tensorarray._lowering.slices import default_lowering
+from jax_tensorarray._lowering.slices import default_lowering, use_slices
 
 
 class Target(NamedTuple):
@@ -46,6 +46,13 @@ PASSES = (
         lambda jaxpr, target: check_by_record(jaxpr, default_lowering(), target.outside),
         lambda target: target.is_known and not target.calls_nothing and not target.needs_opaque_zero,
     ),
+)
+
+#: Not on until `ordering` is a pass over jaxprs, too: it has to come before.
+ACCESS = Pass(
+    lambda jaxpr, target: use_slices(
+        jaxpr, platform=target.platform, divided=target.divided, outside=target.outside
+    )
 )
 
 

@@ -525,6 +525,7 @@ class Rewriter:
             if is_strict(eqn):
                 changes["op"] = self.places.named(eqn)
             strict = eqn.params["mode"] in ("error", None) and eqn.params.get("checked") != "recorded"
+            changes["settled"] = eqn.primitive is ta_check_p
         if loops_around(scope) and (eqn.primitive is ta_empty_p or (addresses_rows(eqn) and strict)):
             changes["effect"] = True
         if eqn.primitive in ROW_OPS and _is_static(eqn.invars[0].aval) and _is_static(eqn.invars[1].aval):
@@ -605,7 +606,7 @@ class _Rows:
         mode = "drop" if whole or how.moves else params["mode"]
         return eqn.replace(
             invars=[self.block.read(buffer), found[0], *value, *found[1:], *waits],
-            params=params | {"window": (), "whole": False, "mode": mode, "flat": True},
+            params=params | {"window": (), "whole": False, "mode": mode, "settled": True},
         )
 
     # --- operands
@@ -686,11 +687,9 @@ class _Rows:
         return found[0]
 
     def _update(self, eqn: Equation, how: How) -> list[Atom]:
-        positions = 1 if how.at_once else math.prod(how.rows) // max(1, math.prod(how.rows[how.shared :]))
         value = operands_of(eqn)[2]
         # All rows are made before the first one is updated.
         several = not how.at_once and eqn.params.get("unordered") and self.barriers_hold and _places(eqn, how) > 1
-        del positions
         _, token = self._after(eqn, [value] if several else [])
         is_made_again = self.barriers_hold and how.does_both and not how.at_once
         how = how._replace(is_made_again=is_made_again and self.is_made_again(eqn.invars[0]), tokens=bool(token))

@@ -93,6 +93,7 @@ def _kernel(
     op: str,
     checked: str = "",
     effect: bool = False,
+    settled: bool = False,
     **_: Any,
 ) -> Any:
     if len(operands) == 3:
@@ -101,7 +102,8 @@ def _kernel(
     strict = mode != "drop" and checked != "recorded"
     results = jax.ffi.ffi_lowering(PREFIX + "check", has_side_effect=effect)(ctx, *operands, op=op, strict=strict)
     call: Any = results[0]
-    set_facts(operation(call.owner), checked)
+    if not settled:
+        set_facts(operation(call.owner), checked)
     return results
 
 

@@ -69,6 +69,9 @@ class Params(TypedDict):
     checked: NotRequired[str]
     unordered: NotRequired[bool]  #: set by passes only: reads and updates need no order, see `_lowering.uses`
     waits: NotRequired[int]  #: set by passes only: so many further operands are only waited for
+    #: Set by passes only: the index is the numbers of all rows in each example, the last axis fastest, as kernels take it.
+    settled: NotRequired[bool]
+    effect: NotRequired[bool]  #: set by passes only: XLA must not move the call
 
 
 def row_params(
@@ -532,10 +535,13 @@ class SimpleKernel:
     name: str
     call: Call
 
-    def __call__(self, ctx: Any, *operands: Any, batch_dims: int | None = None, **_: Any) -> Any:
+    def __call__(
+        self, ctx: Any, *operands: Any, batch_dims: int | None = None, effect: bool = False, **_: Any
+    ) -> Any:
         attributes = {} if batch_dims is None else {"batch_dims": np.int64(batch_dims)}
         aliases = {0: 0} if self.call.in_place else {}
-        return jax.ffi.ffi_lowering(PREFIX + self.name, operand_output_aliases=aliases)(ctx, *operands, **attributes)
+        rule = jax.ffi.ffi_lowering(PREFIX + self.name, operand_output_aliases=aliases, has_side_effect=effect)
+        return rule(ctx, *operands, **attributes)
 
 
 def is_packed(dtype: Any) -> bool:
@@ -570,13 +576,14 @@ class RowKernel:
         batch_dims, index_dims, window = params["batch_dims"], params["index_dims"], params["window"]
         buffer, index, *_ = ctx.avals_in
         sizes = sizes_of(buffer, params)
-        count = math.prod((*positions_of(index, index_dims)[batch_dims:], *window))
+        settled = params.get("settled", False)
+        count = math.prod((*positions_of(index, 1 if settled else index_dims)[batch_dims:], *window))
         is_sorted = in_place and sorting.is_sorted(platform, math.prod(sizes), count)
         given = list(zip(operands[:own], ctx.avals_in[:own], strict=True))
         waited = list(zip(operands[own:], ctx.avals_in[own:], strict=True))
         order = self._of_index(sorting.visiting_order, given, ctx, params) if is_sorted else []
-        is_flat = bool(ctx.dim_var_values) or not _compat.is_rewritten()
-        if is_flat:  # no pass knows all sizes, or there is none
+        is_flat = settled or bool(ctx.dim_var_values) or not _compat.is_rewritten()
+        if is_flat and not settled:  # no pass knows all sizes, or there is none
             numbers, *where = self._of_index(numbers_of_rows, given, ctx, params)
             given = [given[0], numbers, *given[2 : 2 + self.call.takes_value], *where]
         given += [*order, *waited]
@@ -584,8 +591,9 @@ class RowKernel:
         checked = params.get("checked", "")
         strict = may_raise(params) and checked != "recorded"
         checks = strict and not all(math.prod(aval.shape) for aval in ctx.avals_out)
+        has_effect = checks or params.get("effect", False)
         rule = jax.ffi.ffi_lowering(
-            PREFIX + self.name, operand_output_aliases={0: 0} if in_place else {}, has_side_effect=checks
+            PREFIX + self.name, operand_output_aliases={0: 0} if in_place else {}, has_side_effect=has_effect
         )
         results = rule(
             ctx.replace(avals_in=[aval for _, aval in given]),
@@ -598,6 +606,8 @@ class RowKernel:
             reverse=params["reverse"],
             **({} if index_dims == 1 else {"index_dims": np.int64(index_dims)}),
         )
+        if settled:
+            return results
         call: Any = results[0]
         call = operation(call.owner)
         set_facts(call, checked)
