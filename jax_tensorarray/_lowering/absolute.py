@@ -5,21 +5,29 @@ versions from jaxlib 0.10.2 to 0.12), and drops the comparisons of an index with
 slice stays in its array. It sees an absolute value only if it is written with `x >= 0`. The machine code is the same.
 """
 
-from jax.interpreters.mlir import ir
+from typing import Any
 
-from jax_tensorarray._compat import hlo
-from jax_tensorarray._lowering.build import compare, splat
-from jax_tensorarray._lowering.mlir import Operation, walk
+import numpy as np
+from jax import lax
+
+from jax_tensorarray._lowering.equations import Block
+from jax_tensorarray._lowering.scopes import Scope, rebuilt
+from jax_tensorarray._types import Equation
 
 
-def write_out(functions: dict[str, Operation]) -> None:
+def write_out(jaxpr: Any) -> Any:
     """Write every absolute value of signed integers as `where(x < 0, -x, x)`, since any may be part of an index."""
-    found = [op for function in functions.values() for op in walk(function) if op.name == "stablehlo.abs"]
-    for op in found:
-        (x,) = op.operands
-        if not isinstance(x.type.element_type, ir.IntegerType) or not x.type.has_static_shape:
-            continue
-        with ir.InsertionPoint(op), op.location:
-            is_negative = compare(x, splat(x.type, 0), "LT")
-            op.results[0].replace_all_uses_with(hlo.select(is_negative, hlo.negate(x), x))
-        op.erase()
+    return rebuilt(Scope(jaxpr), _written_out)
+
+
+def _written_out(scope: Scope, eqn: Equation, block: Block) -> Equation | None:
+    aval = eqn.outvars[0].aval if eqn.primitive.name == "abs" else None
+    if aval is None or np.dtype(aval.dtype).kind != "i" or not all(isinstance(n, int) for n in aval.shape):
+        return eqn
+    block.rename(eqn.outvars, block.call(_absolute, [block.read(eqn.invars[0])], eqn))
+    return None
+
+
+def _absolute(x: Any) -> Any:
+    zero = lax.broadcast_in_dim(x.dtype.type(0), x.shape, ()) if x.ndim else x.dtype.type(0)
+    return [lax.select(lax.lt(x, zero), lax.neg(x), x)]

@@ -21,7 +21,9 @@ from jax_tensorarray._lowering.scopes import (
     addresses_rows,
     index_number,
     init_of,
+    inner_scopes,
     joined_columns,
+    with_bodies,
 )
 from jax_tensorarray._ops.check import ta_check_p
 from jax_tensorarray._ops.starts import sizes_of
@@ -77,17 +79,10 @@ def _marked(scope: Scope, bounds: "BoundsOf") -> Any:
                 _simplified(scope, index, bounds, block, simple)
                 block.names.update(simple)  # for all that comes after this, or XLA would compute both
                 eqn, changed = eqn.replace(params=eqn.params | {"checked": "in range"}), True
-        elif eqn.primitive.name in ("while", "cond"):
-            new = [_marked(inner, bounds) for inner in scope.scopes_in(eqn)]
-            old = [inner.closed for inner in scope.scopes_in(eqn)]
-            if any(a is not b for a, b in zip(new, old, strict=True)):
+        elif inner := inner_scopes(scope, eqn):
+            new = [_marked(x, bounds) for x in inner]
+            if any(a is not x.closed for a, x in zip(new, inner, strict=True)):
                 eqn, changed = with_bodies(eqn, new), True
-        elif eqn.primitive.name == "shard_map":
-            inner = scope.within(eqn, "shard", eqn.params["jaxpr"])
-            new_body = _marked(inner, bounds)
-            if new_body is not inner.closed:
-                like = new_body if hasattr(inner.closed, "consts") else _compat.opened(new_body)
-                eqn, changed = eqn.replace(params=eqn.params | {"jaxpr": like}), True
         block.add(eqn)
     if block.names:
         _drop_unused(block, scope.jaxpr.outvars)
@@ -103,13 +98,6 @@ def _drop_unused(block: Block, outvars: Iterable[Atom]) -> None:
             kept.append(eqn)
             needed.update(x for x in eqn.invars if not isinstance(x, Literal))
     block.eqns = kept[::-1]
-
-
-def with_bodies(eqn: Equation, new: list[Any]) -> Equation:
-    """Return a loop or branches with other jaxprs."""
-    if eqn.primitive.name == "cond":
-        return eqn.replace(params=eqn.params | {"branches": tuple(new)})
-    return eqn.replace(params=eqn.params | {"cond_jaxpr": new[0], "body_jaxpr": new[1]})
 
 
 def _starts_and_places(scope: Scope, eqn: Equation, index: Atom) -> Iterable[tuple[Atom, int | None]]:

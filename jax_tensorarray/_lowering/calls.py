@@ -95,10 +95,6 @@ WITHOUT_KERNELS = frozenset({"tpu"})
 FALLBACK = "jax_tensorarray.fallback"
 
 
-#: Attribute of a loop or a function whose last argument is a 0 that XLA cannot know to be one.
-OPAQUE_ZERO = "jax_tensorarray.opaque_zero"
-
-
 #: Attribute of a call whose buffer is the tape of a loop of this library. Each step writes a row of a tape and never
 #: reads it, or the other way round, and the number of the row is the number of the step.
 TAPE = "jax_tensorarray.tape"
@@ -274,8 +270,8 @@ def opaque_zero_at(op: Operation) -> Value | None:
     """Return a number that is 0 while nothing is wrong, and that XLA cannot know, if there is one at `op`."""
     while op.name != "func.func":
         block = op.block
+        for _, first in zip(range(200), block.operations, strict=False):
+            if target(operation(first)) == PREFIX + "zero":
+                return first.operands[0]
         op = operation(block.owner)
-        if OPAQUE_ZERO in op.attributes:
-            last: Value = block.arguments[len(block.arguments) - 1]
-            return last
     return None

@@ -16,9 +16,18 @@ from jax.interpreters.mlir import ir
 from jax_tensorarray._lowering.bounds_old import mark_those_in_range
 from jax_tensorarray._lowering.build import custom_call, integer, return_from
 from jax_tensorarray._lowering.calls import CONFIG, addresses_rows, declare, may_raise, target, with_config
-from jax_tensorarray._lowering.mlir import Operation, Value, entry, operation, terminator, walk
+from jax_tensorarray._lowering.mlir import (
+    Operation,
+    Value,
+    added_by_step,
+    constant,
+    entry,
+    operands_of,
+    operation,
+    terminator,
+    walk,
+)
 from jax_tensorarray._lowering.places import Places
-from jax_tensorarray._lowering.record_old import may_wait
 
 declare("raise", (), ("nothing",))
 
@@ -97,3 +106,33 @@ def _can_wait(value: Value) -> bool:
 
 
 _WHOLE_BYTES = re.compile(r"u?i(1|8|16|32|64)|b?f(16|32|64)|f8\w+|complex<f(32|64)>")
+
+
+def may_wait(op: Operation) -> bool:
+    """Return whether `op` is a loop that need not come to an end: it counts to no number, whatever else it looks at."""
+    if op.name != "stablehlo.while":
+        return False
+    conditions = [terminator(op.regions[0].blocks[0]).operands[0]]
+    for value in conditions:  # grows meanwhile
+        conditions += operands_of(value, "and") or []
+    return not any(_counts(op, value) for value in conditions)
+
+
+def _counts(loop: Operation, predicate: Value) -> bool:
+    condition, body = (region.blocks[0] for region in loop.regions)
+    compared = operands_of(predicate, "compare", "LT")
+    if not compared or not _is_argument(compared[0], condition):
+        return False
+    step, end = compared
+    if _is_argument(end, condition):  # a value that the loop is given and passes on
+        number = end.arg_number
+        if terminator(body).operands[number] != body.arguments[number]:
+            return False
+        end = loop.operands[number]
+    number = step.arg_number
+    by = added_by_step(body.arguments[number], terminator(body).operands[number], {})
+    return constant(end) is not None and by is not None and by > 0
+
+
+def _is_argument(value: Value, block: ir.Block) -> bool:
+    return isinstance(value, ir.BlockArgument) and value.owner == block

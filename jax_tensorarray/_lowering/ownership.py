@@ -6,6 +6,7 @@ from typing import Any
 from jax.extend.core import Literal
 
 from jax_tensorarray import _compat
+from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._ops.fence import ta_fence_p
 from jax_tensorarray._ops.primitive import CALLED, ROW_OPS
 from jax_tensorarray._types import Equation
@@ -47,6 +48,14 @@ def mask_of(eqn: Equation) -> Any:
     return operands[-1] if len(operands) == len(call.operands) else None
 
 
+def called_by(eqn: Equation) -> Any:
+    """Return the one jaxpr that an equation calls with its own operands, if it does that."""
+    if not eqn.params or eqn.primitive.name in ("while", "cond", "scan", "shard_map"):
+        return None
+    inner = list(jaxprs.jaxprs_in(eqn.params))
+    return inner[0] if len(inner) == 1 and len(_compat.opened(inner[0]).invars) == len(eqn.invars) else None
+
+
 class Ownership:
     """Answers what happens to an operand of an equation inside it, through loops and branches."""
 
@@ -61,6 +70,12 @@ class Ownership:
             return number >= first and number - first not in self.invariants(eqn)
         if name == "cond":
             return number > 0 and any(self._has(x, self.owns, number - 1) for x in eqn.params["branches"])
+        if name == "scan":
+            consts, carry, _ = _compat.scan_counts(eqn.params)
+            body = _compat.opened(eqn.params["jaxpr"])
+            return 0 <= number - consts < carry and body.outvars[number - consts] is not body.invars[number]
+        if (called := called_by(eqn)) is not None:
+            return self._has(called, self.owns, number)
         return number == 0 and (updates(eqn) or name == "dynamic_update_slice")
 
     def holds(self, eqn: Equation, number: int) -> bool:
@@ -71,6 +86,8 @@ class Ownership:
             return number >= first and self._has(eqn.params["body_jaxpr"], self.holds, number - first)
         if name == "cond":
             return number > 0 and any(self._has(x, self.holds, number - 1) for x in eqn.params["branches"])
+        if (called := called_by(eqn)) is not None:
+            return self._has(called, self.holds, number)
         return number == 0 and has_buffer(eqn)
 
     def invariants(self, loop: Equation) -> set[int]:

@@ -10,11 +10,10 @@ from typing import NamedTuple
 from jax.interpreters.mlir import ir
 
 from jax_tensorarray import _compat
-from jax_tensorarray._lowering import absolute, fallback
+from jax_tensorarray._lowering import fallback
 from jax_tensorarray._lowering.branches import split_updating_branches
 from jax_tensorarray._lowering.calls import (
     MARK,
-    OPAQUE_ZERO,
     PREFIX,
     WITHOUT_KERNELS,
     config,
@@ -28,9 +27,7 @@ from jax_tensorarray._lowering.ordering import order_readers
 from jax_tensorarray._lowering.ownership_old import Ownership
 from jax_tensorarray._lowering.partition import is_divided, label_calls
 from jax_tensorarray._lowering.places import Places, name_places
-from jax_tensorarray._lowering.record_old import check_by_record
-from jax_tensorarray._lowering.slices_old import default_lowering, use_slices
-from jax_tensorarray._lowering.uses_old import mark_unordered
+from jax_tensorarray._lowering.slices_old import use_slices
 
 
 class Lowered:
@@ -62,9 +59,9 @@ class Pass(NamedTuple):
 
 
 def _unmark(functions: dict[str, Operation]) -> None:
-    for op in [op for function in functions.values() for op in (function, *walk(function))]:
-        if OPAQUE_ZERO in op.attributes:
-            del op.attributes[OPAQUE_ZERO]
+    for op in [op for function in functions.values() for op in walk(function) if target(op) == PREFIX + "zero"]:
+        op.results[0].replace_all_uses_with(op.operands[0])
+        op.erase()
 
 
 def _pin_to_loops(functions: dict[str, Operation]) -> None:
@@ -81,12 +78,6 @@ def _pin_to_loops(functions: dict[str, Operation]) -> None:
 
 
 PASSES = (
-    Pass(lambda m: absolute.write_out(m.functions), lambda m: m.is_known),
-    Pass(lambda m: mark_unordered(m.functions, m.platform, not m.needs_opaque_zero), lambda m: m.is_known),
-    Pass(
-        lambda m: check_by_record(m.functions, default_lowering(), m.places, opaque_zero=True),
-        lambda m: m.is_known and not m.calls_nothing and m.needs_opaque_zero,
-    ),
     Pass(lambda m: split_updating_branches(m.functions, m.ownership)),
     Pass(
         lambda m: order_readers(m.functions, m.ownership, sinks=m.calls_nothing, barriers_hold=not m.needs_opaque_zero)

@@ -6,11 +6,13 @@ from typing import Any, NamedTuple
 from jax.extend import source_info_util
 
 from jax_tensorarray import _compat
+from jax_tensorarray._lowering import absolute
 from jax_tensorarray._lowering.bounds import mark_those_in_range
 from jax_tensorarray._lowering.calls import WITHOUT_KERNELS
 from jax_tensorarray._lowering.expand import expanded, needs_passes
 from jax_tensorarray._lowering.record import check_by_record, drop_out_of_bounds
 from jax_tensorarray._lowering.slices import default_lowering, use_slices
+from jax_tensorarray._lowering.uses import mark_unordered
 
 
 class Target(NamedTuple):
@@ -40,11 +42,16 @@ class Pass(NamedTuple):
 
 PASSES = (
     Pass(lambda jaxpr, target: expanded(jaxpr, with_options=not target.divided)),
+    Pass(lambda jaxpr, target: absolute.write_out(jaxpr), lambda target: target.is_known),
     Pass(lambda jaxpr, target: mark_those_in_range(jaxpr), lambda target: target.is_known),
+    Pass(
+        lambda jaxpr, target: mark_unordered(jaxpr, target.platform, not target.needs_opaque_zero),
+        lambda target: target.is_known,
+    ),
     Pass(lambda jaxpr, target: drop_out_of_bounds(jaxpr), lambda target: target.is_known and target.calls_nothing),
     Pass(
-        lambda jaxpr, target: check_by_record(jaxpr, default_lowering(), target.outside),
-        lambda target: target.is_known and not target.calls_nothing and not target.needs_opaque_zero,
+        lambda jaxpr, target: check_by_record(jaxpr, default_lowering(), target.outside, target.needs_opaque_zero),
+        lambda target: target.is_known and not target.calls_nothing,
     ),
 )
 

@@ -32,7 +32,8 @@ from jax_tensorarray._lowering.scopes import (
     is_strict,
 )
 from jax_tensorarray._ops.check import ta_check_p
-from jax_tensorarray._ops.primitive import ROW_OPS
+from jax_tensorarray._ops.fence import ta_zero_p
+from jax_tensorarray._ops.primitive import CALLED, ROW_OPS
 from jax_tensorarray._ops.starts import sizes_of
 from jax_tensorarray._types import INT32_MAX, Equation
 
@@ -45,32 +46,32 @@ def drop_out_of_bounds(jaxpr: Any) -> Any:
     return _each(jaxpr, lambda eqn: _recorded(eqn) if is_strict(eqn) else eqn)
 
 
-def check_by_record(jaxpr: Any, default: str, outside: Any) -> Any:
+def check_by_record(jaxpr: Any, default: str, outside: Any, opaque_zero: bool) -> Any:
     """Have indices in loops recorded if they are out of range. An op whose index is recorded drops it.
 
     This is done only if one of the ops may become a slice, by its `lowering` or the `default`: kernels raise by
-    themselves.
+    themselves. With `opaque_zero` every loop that has an op gets a record, and XLA cannot know that it begins empty.
     """
     jaxpr = _each(jaxpr, lambda eqn: _recorded(eqn) if is_strict(eqn) and _is_never_out(eqn) else eqn)
-    asked = set(_asked(jaxpr, default, False))
+    asked = set(_asked(jaxpr, default, False, opaque_zero))
     if not asked & {("auto", True), ("xla", True), ("xla", False)}:
         return jaxpr
-    return Threader(jaxpr, Places(outside)).run()
+    return Threader(jaxpr, Places(outside), opaque_zero).run()
 
 
-def _asked(jaxpr: Any, default: str, in_loop: bool) -> Any:
-    """Yield the `lowering` of each op that may be recorded, and whether it is in a loop."""
+def _asked(jaxpr: Any, default: str, in_loop: bool, opaque_zero: bool) -> Any:
+    """Yield the `lowering` of each op that may be recorded or need a zero, and whether it is in a loop."""
     for eqn in _compat.opened(jaxpr).eqns:
         name = eqn.primitive.name
-        if _can_be_recorded(eqn):
+        if _can_be_recorded(eqn) or (opaque_zero and _may_be_ordered(eqn)):
             asked = eqn.params.get("lowering", "auto")
             yield (default if asked == "auto" else asked), in_loop
         elif name == "while":
             for which in ("cond_jaxpr", "body_jaxpr"):
-                yield from _asked(eqn.params[which], default, True)
+                yield from _asked(eqn.params[which], default, True, opaque_zero)
         elif name == "cond":
             for branch in eqn.params["branches"]:
-                yield from _asked(branch, default, in_loop)
+                yield from _asked(branch, default, in_loop, opaque_zero)
 
 
 def _each(jaxpr: Any, change: Callable[[Equation], Equation]) -> Any:
@@ -103,6 +104,11 @@ def _can_be_recorded(eqn: Equation) -> bool:
     index, size = eqn.invars[index_number(eqn)].aval, _size(eqn)
     is_static = all(isinstance(n, int) for n in index.shape)
     return is_static and (size is None or (isinstance(size, int) and size <= INT32_MAX))
+
+
+def _may_be_ordered(eqn: Equation) -> bool:
+    """Return whether an order may be put between an op of ours and others, which takes an opaque zero."""
+    return eqn.primitive in CALLED and not eqn.params.get("unordered")
 
 
 def _size(eqn: Equation) -> int | None:
@@ -182,14 +188,14 @@ def _shared(scope: Scope, atom: Atom) -> Atom | None:
 class Threader:
     """Hands the record to whatever checks an index or waits for something, and takes it back from there."""
 
-    def __init__(self, jaxpr: Any, places: Places) -> None:
-        self.scope = Scope(jaxpr)
+    def __init__(self, jaxpr: Any, places: Places, opaque_zero: bool) -> None:
+        self.scope, self.opaque_zero = Scope(jaxpr), opaque_zero
         self.checking: dict[Scope, bool] = {}
         self.codes = _Codes(list(_positions(self.scope)), places)
 
     def run(self) -> Any:
-        empty = [Literal(np.zeros((), t.dtype)[()], t) for t in self.codes.types]
-        block, _ = self._thread(self.scope, [], empty, frozenset(), raises=True)
+        empty: Record = [Literal(np.zeros((), t.dtype)[()], t) for t in self.codes.types]
+        block, _ = self._thread(self.scope, empty, frozenset(), raises=True)
         return block.jaxpr()
 
     def checks(self, scope: Scope) -> bool:
@@ -204,27 +210,48 @@ class Threader:
 
     def _needs(self, scope: Scope, eqn: Equation) -> bool:
         """Return whether an equation has to know the record."""
-        if _can_be_recorded(eqn) or _waits(scope, eqn):
+        if _can_be_recorded(eqn) or _waits(scope, eqn) or (self.opaque_zero and _may_be_ordered(eqn)):
             return True
         return any(self._needs(inner, e) for inner in scope.scopes_in(eqn) for e in inner.jaxpr.eqns)
 
     def _thread(
-        self, scope: Scope, arguments: Sequence[Any], record: Record, known: Any, *, raises: bool = False
+        self, scope: Scope, record: Record, known: Any, *, raises: bool = False, zero: bool = False
     ) -> tuple[Block, Record]:
         """Pass the record through a jaxpr, and return the block that is made of it, and the record at its end.
 
-        With `raises` it begins empty, and is raised. `known` are the positions that have been checked before.
+        With `raises` it begins empty, and is raised. `known` are the positions that have been checked before. With
+        `zero` the code is made known as the zero of the jaxpr.
         """
-        block, state = Block(scope.closed), _State(record, set(known), empty=raises)
+        block, state = Block(scope.closed), _State(record, set(known), empty=raises and not self.opaque_zero)
+        if raises and self.opaque_zero and scope.jaxpr.eqns:
+            state.record = self._unknown(block, record, scope.jaxpr.eqns[0])
+        if zero and self.opaque_zero:
+            self._say_zero(block, record, scope.eqn)
         for eqn in scope.jaxpr.eqns:
             self._equation(scope, block, eqn, state, raises)
         if raises and state.unraised:
             state.record = self.codes.raised(block, state.record, state.last)
         return block, state.record
 
+    def _unknown(self, block: Block, record: Record, at: Equation) -> Record:
+        """Return an empty record, of which XLA cannot know that it is: it does not know what a call returns."""
+        operands = [Literal(np.int32(n), ShapedArray((), np.dtype(np.int32))) for n in (0, 1)]
+        result = _compat.new_variable(operands[0].aval)
+        params = {"batch_dims": 0, "mode": "drop", "op": "record", "checked": "", "lowering": "ffi"}
+        block.eqns.append(
+            at.replace(invars=operands, outvars=[result], primitive=ta_check_p, params=params, effects=set())
+        )
+        return [*record[:-1], *block.call(_as_code, [result], at)]
+
+    def _say_zero(self, block: Block, record: Record, at: Equation) -> None:
+        result = _compat.new_variable(record[-1].aval)
+        block.eqns.append(
+            at.replace(invars=[record[-1]], outvars=[result], primitive=ta_zero_p, params={}, effects=set())
+        )
+
     def _equation(self, scope: Scope, block: Block, eqn: Equation, state: "_State", raises: bool) -> None:
         checks = self._checks(scope, eqn)
-        if not checks and (state.empty or addresses_rows(eqn) or not self._needs(scope, eqn)):
+        if not checks and (state.empty or not list(scope.scopes_in(eqn)) or not self._needs(scope, eqn)):
             block.add(eqn)  # until the first check there is nothing to wait for
             return
         state.empty, state.unraised = state.empty and not checks, state.unraised or checks
@@ -248,7 +275,7 @@ class Threader:
         for inner in scope.branches(eqn):
             own = [_compat.new_variable(t) for t in self.codes.types]
             known = _renamed(state.known, eqn.invars[1:], inner.jaxpr.invars)
-            made, after = self._thread(inner, own, list(own), known)
+            made, after = self._thread(inner, list(own), known, zero=scope.is_in_loop)
             outvars = [*(made.read(v) for v in inner.jaxpr.outvars), *after]
             branches.append(made.jaxpr([*inner.jaxpr.invars, *own], outvars))
         record = [_compat.new_variable(t) for t in self.codes.types]
@@ -274,7 +301,7 @@ class Threader:
             goes_on, state.record = self._inlined(block, inner, [*of_condition, *carry], eqn, state.record)
             carry, more_outs = [*carry, goes_on], [_compat.new_variable(goes_on.aval)]
         own = [_compat.new_variable(t) for t in types]
-        made, after = self._thread(body, own, list(own), frozenset())
+        made, after = self._thread(body, list(own), frozenset(), zero=True)
         outs = [made.read(v) for v in body.jaxpr.outvars]
         invars = list(body.jaxpr.invars)
         if more_outs:
@@ -290,6 +317,8 @@ class Threader:
             predicate: Atom = arguments[-1]
         else:
             test, arguments = Block(condition.closed), list(condition.jaxpr.invars)
+            if self.opaque_zero and any(map(_may_be_ordered, condition.jaxpr.eqns)):
+                self._say_zero(test, seen, eqn)
             for each in condition.jaxpr.eqns:
                 test.add(each)
             predicate = test.read(condition.jaxpr.outvars[0])
@@ -314,7 +343,7 @@ class Threader:
     def _again(self, condition: Scope) -> tuple[Any, Scope]:
         """Return the closed jaxpr of a condition that takes the record and returns it."""
         own = [_compat.new_variable(t) for t in self.codes.types]
-        made, after = self._thread(condition, own, list(own), frozenset())
+        made, after = self._thread(condition, list(own), frozenset())
         outs = [made.read(condition.jaxpr.outvars[0]), *after]
         return made.jaxpr([*condition.jaxpr.invars, *own], outs), condition
 
@@ -478,6 +507,10 @@ def _like(x: Any, value: int) -> Any:
 
 def _as(x: Any, dtype: Any) -> Any:
     return x if x.dtype == dtype else lax.convert_element_type(x, dtype)
+
+
+def _as_code(x: Any) -> Any:
+    return [_as(x, np.int64)]
 
 
 def _smallest_of_all(*checked: Any) -> Any:

@@ -1,6 +1,6 @@
 """Read a program that is written out: what makes a value, and what an argument of a loop or a branch stands for."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,6 +8,7 @@ from jax.extend.core import Literal
 
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs
+from jax_tensorarray._lowering.equations import Block
 from jax_tensorarray._ops.check import ta_check_p
 from jax_tensorarray._ops.primitive import ROW_OPS
 from jax_tensorarray._types import Equation
@@ -60,6 +61,16 @@ class Scope:
             yield self.body(eqn)
         elif name == "cond":
             yield from self.branches(eqn)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this is the program itself, or what a `shard_map` or a call runs: not part of a loop or a branch."""
+        return self.role in (None, "call", "shard")
+
+    @property
+    def is_in_loop(self) -> bool:
+        """Whether this is the condition or the body of a loop, or inside of one."""
+        return self.role in ("condition", "body") or (self.outer is not None and self.outer.is_in_loop)
 
     def operand(self, atom: Atom) -> Atom | None:
         """Return what an argument always is: the operand of the equation around, in the scope around."""
@@ -161,3 +172,46 @@ def walk(jaxpr: Any) -> Iterator[Equation]:
         yield eqn
         for inner in jaxprs.jaxprs_in(eqn.params):
             yield from walk(inner)
+
+
+def inner_scopes(scope: Scope, eqn: Equation) -> list[Scope]:
+    """Return the scopes of the jaxprs of a loop, of branches, of a `shard_map` and of a `jit`."""
+    name = eqn.primitive.name
+    if name in ("while", "cond"):
+        return list(scope.scopes_in(eqn))
+    if name in ("shard_map", "jit", "pjit"):
+        role = "shard" if name == "shard_map" else "call"
+        return [scope.within(eqn, role, eqn.params["jaxpr"])]
+    return []
+
+
+def with_bodies(eqn: Equation, new: Sequence[Any]) -> Equation:
+    """Return such an equation with other jaxprs, which are closed."""
+    name = eqn.primitive.name
+    if name == "cond":
+        return eqn.replace(params=eqn.params | {"branches": tuple(new)})
+    if name == "while":
+        return eqn.replace(params=eqn.params | {"cond_jaxpr": new[0], "body_jaxpr": new[1]})
+    is_closed = hasattr(eqn.params["jaxpr"], "consts")
+    return eqn.replace(params=eqn.params | {"jaxpr": new[0] if is_closed else _compat.opened(new[0])})
+
+
+def rebuilt(scope: Scope, change: Callable[[Scope, Equation, Block], Equation | None]) -> Any:
+    """Return the jaxpr of a scope with each equation changed, those in loops and branches too.
+
+    All that `change` is asked for is of the jaxprs as they were. It returns the equation, or None if it has added to
+    the block what takes the equation's place.
+    """
+    block, changed = Block(scope.closed), False
+    for eqn in scope.jaxpr.eqns:
+        inner = inner_scopes(scope, eqn)
+        bodies = [rebuilt(x, change) for x in inner]
+        new = change(scope, eqn, block)
+        if new is None:
+            changed = True
+            continue
+        if any(a is not x.closed for a, x in zip(bodies, inner, strict=True)):
+            new = with_bodies(new, bodies)
+        changed |= new is not eqn
+        block.add(new)
+    return block.jaxpr() if changed else scope.closed

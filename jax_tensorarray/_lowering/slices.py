@@ -33,7 +33,14 @@ from jax_tensorarray._lowering.calls import LOWERINGS, TAPE_PARAM, WITHOUT_KERNE
 from jax_tensorarray._lowering.equations import Atom, Block
 from jax_tensorarray._lowering.ownership import mask_of, operands_of, readers_of, updates, waits_of
 from jax_tensorarray._lowering.record import Places
-from jax_tensorarray._lowering.scopes import Scope, addresses_rows, is_strict, joined_columns
+from jax_tensorarray._lowering.scopes import (
+    Scope,
+    addresses_rows,
+    inner_scopes,
+    is_strict,
+    joined_columns,
+    with_bodies,
+)
 from jax_tensorarray._lowering.slicing import How
 from jax_tensorarray._lowering.uses import Uses
 from jax_tensorarray._ops import sorting
@@ -98,7 +105,7 @@ def _scopes(scope: Scope) -> Iterator[Scope]:
     """Yield the scope of a jaxpr and those in it."""
     yield scope
     for eqn in scope.jaxpr.eqns:
-        for inner in scope.scopes_in(eqn):
+        for inner in inner_scopes(scope, eqn):
             yield from _scopes(inner)
 
 
@@ -119,7 +126,7 @@ COMBINE: dict[str, Callable[..., Any]] = {"ta_add": slicing.combined_sum, "ta_ma
 
 class _Chooser:
     def __init__(self, program: Scope, platform: str | None, divided: bool) -> None:
-        self.uses = Uses(program)
+        self.uses = Uses()
         self.default, self.platform, self.divided = default_lowering(), platform, divided
         self.most_slices = _gates.SLICES if platform == "cpu" or platform in WITHOUT_KERNELS else 1
         self.barriers_hold = platform is not None and _compat.barriers_hold(platform)
@@ -127,7 +134,7 @@ class _Chooser:
         self.checks_outside = any(
             eqn.primitive is ta_check_p and is_strict(eqn) and not eqn.params.get("effect")
             for scope in _scopes(program)
-            if not loops_around(scope)
+            if not scope.is_in_loop
             for eqn in scope.jaxpr.eqns
         )
 
@@ -150,7 +157,7 @@ class _Chooser:
         if primitive is ta_clear_p:
             # On a GPU each step of an inner loop would wait for the host.
             are_usual = all(x.aval.shape == () and x.aval.dtype == np.int32 for x in eqn.invars[1:3])
-            is_faster = self.platform == "cpu" and loops_around(scope) and are_usual
+            is_faster = self.platform == "cpu" and scope.is_in_loop and are_usual
             how = How(ordered=True, barriers_hold=self.barriers_hold)
             of = Choice(how, passes_on=True)
             return self._ordered(scope, eqn, of) if is_faster and _has_elements(eqn.invars[0].aval) else None
@@ -230,7 +237,7 @@ class _Chooser:
         )
         if is_tape:
             return Choice(how)
-        if self.checks_outside and not loops_around(scope):
+        if self.checks_outside and not scope.is_in_loop:
             # Of a slice XLA may know the result without the index, and then nobody asks whether that is right.
             return None
         unordered = bool(params.get("unordered"))
@@ -255,7 +262,7 @@ class _Chooser:
         moves them on every platform.
         """
         is_read, is_write, is_swap = (eqn.primitive is p for p in (ta_read_p, ta_write_p, ta_swap_p))
-        if not loops_around(scope):
+        if not scope.is_in_loop:
             return False
         if self.platform != "cpu" and not (is_box and (each == 1 or is_read)):
             return False
@@ -309,7 +316,7 @@ def _is_costly(scope: Scope, rows: Atom) -> bool:
             break
         if eqn.primitive.name in _IN_VECTORS and math.prod(value.aval.shape) >= _gates.VECTOR_ELEMENTS:
             return True
-        if not any(True for _ in scope.scopes_in(eqn)):
+        if not inner_scopes(scope, eqn):
             values.extend(v for v in eqn.invars if scope.maker(v) is not None)
     return False
 
@@ -397,7 +404,7 @@ class LayoutConflicts:
                         self.buffers.join((a, one), (b, other))
 
     def _key(self, scope: Scope, eqn: Equation) -> tuple[Any, bool]:
-        return self.buffers.find((scope, _hashable(eqn.invars[0]))), bool(loops_around(scope))
+        return self.buffers.find((scope, _hashable(eqn.invars[0]))), scope.is_in_loop
 
     def add_depths(self, scope: Scope, choices: _Chosen) -> None:
         for eqn, choice in choices:
@@ -457,6 +464,10 @@ def _same_buffer(scope: Scope, eqn: Equation) -> Iterator[tuple[_Place, _Place]]
         for inner in scope.branches(eqn):
             yield from pairs(scope, eqn.invars[1:], inner, inner.jaxpr.invars)
             yield from pairs(scope, eqn.outvars, inner, inner.jaxpr.outvars)
+    elif name in ("jit", "pjit", "shard_map"):
+        (inner,) = inner_scopes(scope, eqn)
+        yield from pairs(scope, eqn.invars, inner, inner.jaxpr.invars)
+        yield from pairs(scope, eqn.outvars, inner, inner.jaxpr.outvars)
     else:
         for operand, result in params.get("input_output_aliases") or ():
             yield (scope, eqn.invars[operand]), (scope, eqn.outvars[result])
@@ -487,7 +498,7 @@ class Rewriter:
                 rows.rewrite(eqn, choice)
                 changed = True
                 continue
-            if any(True for _ in scope.scopes_in(eqn)):
+            if inner_scopes(scope, eqn):
                 new = self._with_bodies(scope, eqn, rows)
             elif eqn.primitive in CALLED or eqn.primitive in (ta_check_p, ta_empty_p):
                 new = self._settled(scope, eqn, rows)
@@ -499,20 +510,14 @@ class Rewriter:
 
     def _with_bodies(self, scope: Scope, eqn: Equation, rows: "_Rows") -> Equation:
         """Return a loop or branches with rewritten jaxprs."""
+        old = inner_scopes(scope, eqn)
         if eqn.primitive.name == "cond":
-            old = [inner.closed for inner in scope.branches(eqn)]
-            new = []
-            for inner in scope.branches(eqn):
-                captured = zip(eqn.invars[1:], inner.jaxpr.invars, strict=True)
-                new.append(self.jaxpr(inner, frozenset(v for x, v in captured if rows.is_made_again(x))))
-            changes = {"branches": tuple(new)}
+            captured = [zip(eqn.invars[1:], inner.jaxpr.invars, strict=True) for inner in old]
+            made_again = [frozenset(v for x, v in pairs if rows.is_made_again(x)) for pairs in captured]
         else:
-            old = [inner.closed for inner in scope.scopes_in(eqn)]
-            new = [self.jaxpr(inner, frozenset()) for inner in scope.scopes_in(eqn)]
-            changes = _named_bodies(eqn, new)
-        if all(a is b for a, b in zip(old, new, strict=True)):
-            return eqn
-        return eqn.replace(params=eqn.params | changes)
+            made_again = [frozenset()] * len(old)
+        new = [self.jaxpr(*each) for each in zip(old, made_again, strict=True)]
+        return eqn if all(a is b.closed for a, b in zip(new, old, strict=True)) else with_bodies(eqn, new)
 
     def _settled(self, scope: Scope, eqn: Equation, rows: "_Rows") -> Equation:
         """Return an op as its kernel is called.
@@ -526,18 +531,11 @@ class Rewriter:
                 changes["op"] = self.places.named(eqn)
             strict = eqn.params["mode"] in ("error", None) and eqn.params.get("checked") != "recorded"
             changes["settled"] = eqn.primitive is ta_check_p
-        if loops_around(scope) and (eqn.primitive is ta_empty_p or (addresses_rows(eqn) and strict)):
+        if scope.is_in_loop and (eqn.primitive is ta_empty_p or (addresses_rows(eqn) and strict)):
             changes["effect"] = True
         if eqn.primitive in ROW_OPS and _is_static(eqn.invars[0].aval) and _is_static(eqn.invars[1].aval):
             eqn = rows.flat(eqn)
         return eqn.replace(params=eqn.params | changes) if changes else eqn
-
-
-def _named_bodies(eqn: Equation, new: Sequence[Any]) -> dict[str, Any]:
-    if eqn.primitive.name == "while":
-        return {"cond_jaxpr": new[0], "body_jaxpr": new[1]}
-    (name, old), *_ = [(k, v) for k, v in eqn.params.items() if hasattr(_compat.opened(v), "eqns")]
-    return {name: new[0] if hasattr(old, "consts") else _compat.opened(new[0])}
 
 
 class _Rows:

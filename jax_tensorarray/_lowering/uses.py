@@ -1,37 +1,219 @@
-"""Answers who uses the buffers of a program."""
+"""Find the row ops that need no order: what is read of a buffer is for its next update only, or there is none.
 
-from typing import Any
+XLA cannot read after an update what the update is made of. So nothing has to be put between the two, neither a barrier
+nor a branch, and XLA may fuse them.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 from jax.extend.core import Literal
 
-from jax_tensorarray._lowering.ownership import Ownership
-from jax_tensorarray._lowering.scopes import Scope
+from jax_tensorarray._lowering.equations import Block
+from jax_tensorarray._lowering.ownership import Ownership, updates
+from jax_tensorarray._lowering.scopes import Scope, index_number, inner_scopes, is_strict, rebuilt
+from jax_tensorarray._ops.primitive import ROW_OPS
+from jax_tensorarray._ops.read import ta_read_p
+from jax_tensorarray._types import Equation
+
+#: Operations that XLA for CPUs runs once, however many others use the result: it repeats what it takes to be cheap,
+#: even a sine. Quotients, powers and products are not here, as XLA may turn them into cheap operations.
+_MADE_ONCE = frozenset(
+    (
+        *("cbrt", "exp", "exp2", "expm1", "log", "log1p", "logistic", "rsqrt", "sqrt", "tanh", "sort"),
+        *("reduce", "reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "reduce_xor"),
+        *("argmax", "argmin", "reduce_window", "reduce_window_sum", "reduce_window_max", "reduce_window_min"),
+    )
+)
+
+
+def mark_unordered(jaxpr: Any, platform: str | None, barriers_hold: bool) -> Any:
+    """Say of every read and every update that needs no order that it is `unordered`.
+
+    On a CPU a row needs none either if everything that is made of it, apart from the update, goes through an operation
+    that XLA runs once, before the update: XLA repeats a read only in a fusion with cheap operations.
+    """
+    uses = Uses(_MADE_ONCE if platform == "cpu" else frozenset(), barriers_hold=barriers_hold)
+
+    def mark(scope: Scope, eqn: Equation, block: Block) -> Equation:
+        is_read = eqn.primitive is ta_read_p and uses.is_for_update(scope, eqn)
+        if is_read or (updates(eqn) and uses.is_for_itself(scope, eqn.invars[0])):
+            return eqn.replace(params=eqn.params | {"unordered": True})
+        return eqn
+
+    return rebuilt(Scope(jaxpr), mark)
+
+
+class Use(NamedTuple):
+    """Where a value is used: by which equation of a jaxpr, None if it leaves the jaxpr, and as which operand."""
+
+    scope: Scope
+    eqn: Equation | None
+    number: int
 
 
 class Uses:
-    """Answers who uses the buffers of a program."""
+    """Answers who uses the buffers of a program. A value is asked for in the scope whose variable it is."""
 
-    def __init__(self, *_: Any) -> None:
+    def __init__(self, made_once: frozenset[str] = frozenset(), *, barriers_hold: bool = False) -> None:
         self.ownership = Ownership()
+        self.made_once, self.barriers_hold = made_once, barriers_hold
+        self.direct: dict[Scope, dict[Any, list[Use]]] = {}
+        self.for_itself: dict[tuple[Scope, Any], bool] = {}
+
+    # --- who uses what -------------------------------------------------------------------------------------------
+
+    def used_by(self, scope: Scope, value: Any) -> Sequence[Use]:
+        """Return the uses of a value by the equations of its jaxpr."""
+        if scope not in self.direct:
+            found: dict[Any, list[Use]] = {}
+            for eqn in scope.jaxpr.eqns:
+                for k, v in enumerate(eqn.invars):
+                    if not isinstance(v, Literal):
+                        found.setdefault(v, []).append(Use(scope, eqn, k))
+            for k, v in enumerate(scope.jaxpr.outvars):
+                if not isinstance(v, Literal):
+                    found.setdefault(v, []).append(Use(scope, None, k))
+            self.direct[scope] = found
+        return self.direct[scope].get(value, ())
+
+    def all_uses(self, scope: Scope, value: Any) -> Iterator[Use]:
+        """Yield the uses of a value, in branches too, by the equations there in place of the conditional."""
+        for use in self.used_by(scope, value):
+            if use.eqn is not None and use.eqn.primitive.name == "cond" and use.number > 0:
+                for inner in scope.branches(use.eqn):
+                    yield from self.all_uses(inner, inner.jaxpr.invars[use.number - 1])
+            else:
+                yield use
+
+    # --- what is updated -----------------------------------------------------------------------------------------
 
     def is_updated_in(self, scope: Scope, value: Any) -> bool:
-        return value in self.ownership.values(scope.closed, self.ownership.owns)
+        """Return whether an equation of a jaxpr updates a value of it, itself or inside of it."""
+        return value in self.ownership.values(scope.jaxpr, self.ownership.owns)
 
     def is_never_updated(self, scope: Scope, value: Any) -> bool:
-        if isinstance(value, Literal):
-            return True
+        """Return whether nothing updates a value after it has been read in its jaxpr."""
         if self.is_updated_in(scope, value):
             return False
-        home, found = scope, value
-        while isinstance(home.role, int) and (operand := home.operand(found)) is not None:
-            if isinstance(operand, Literal):
-                return True
-            home, found = home.outer, operand
-        if home.maker(found) is not None:
-            if home is not scope:
-                return False
-            return home.outer is not None or all(v is not found for v in home.jaxpr.outvars)
-        number = home.carried(found)
-        if number is not None:
-            return number in self.ownership.invariants(home.eqn)
-        return home.role in (None, "body", "condition")
+        if value in scope.makers:
+            return not scope.is_whole or value not in scope.jaxpr.outvars  # else a caller may update it
+        at, value = home_of(scope, value)
+        if value in at.makers:
+            return False
+        if at.is_whole:
+            return at is scope or not self.is_updated_in(at, value)
+        if at.role == "condition" or at.role == "body":
+            number = at.carried(value)
+            return number is None or number in self.ownership.invariants(at.eqn)
+        return False
+
+    def is_for_update(self, scope: Scope, read: Equation) -> bool:
+        """Return whether a row is read for the next update of the buffer only, or the buffer is never updated."""
+        return self.is_for_itself(scope, read.invars[0]) or self.is_never_updated(scope, read.invars[0])
+
+    def is_for_itself(self, scope: Scope, buffer: Any) -> bool:
+        """Return whether all that is read of a version of a buffer is for the one update that follows."""
+        key = scope, buffer
+        if key not in self.for_itself:
+            uses = self.all_uses(*home_of(scope, buffer))
+            owners = [use for use in uses if use.eqn is not None and self.ownership.owns(use.eqn, use.number)]
+            self.for_itself[key] = len(owners) == 1 and self._is_for(*owners[0], scope)
+        return self.for_itself[key]
+
+    def _is_for(self, at: Scope, eqn: Equation | None, number: int, scope: Scope) -> bool:
+        if eqn is None or at is not scope or (updates(eqn) and len(eqn.outvars) > 1):
+            return False  # "swap" gives the old row to others
+        buffer = eqn.invars[number]
+        if not self._reach_only(scope, buffer, eqn):
+            return False
+        if updates(eqn) and not all(map(self._goes_on, self.all_uses(scope, eqn.outvars[0]))):
+            return False  # XLA would fuse the update with what takes all of the buffer, into an array of its own
+        maker = scope.makers.get(buffer)
+        if maker is None:
+            return True  # XLA fuses nothing of a branch with what is outside of it
+        # Where no barrier holds, XLA would make this version again in each other fusion that reads it.
+        is_updated = updates(maker) and not self.barriers_hold
+        return not (is_updated and len(list(self.all_uses(scope, buffer))) > 1)
+
+    def _goes_on(self, use: Use) -> bool:
+        """Return whether a version of a buffer leaves the jaxpr there, or is updated."""
+        return use.eqn is None or self.ownership.owns(use.eqn, use.number)
+
+    def _reach_only(self, scope: Scope, buffer: Any, update: Equation) -> bool:
+        """Return whether all that is made of a buffer in the jaxpr of `update` is for `update`, or made before it."""
+        home = home_of(scope, buffer)
+        starts = [v for v in scope.jaxpr.invars if home_of(scope, v) == home] if buffer in scope.numbers else [buffer]
+        stack, found = list(starts), set()
+        while stack:
+            value = stack.pop()
+            for use in self.used_by(scope, value):
+                eqn = use.eqn
+                if eqn is None:
+                    return False  # it leaves the jaxpr
+                if value not in starts and self._is_checked(use):
+                    return False  # it is recorded whether this index is in range
+                if eqn is update or id(eqn) in found:
+                    continue
+                found.add(id(eqn))
+                if eqn.primitive.name in self.made_once and not _is_sum_of_few(scope, eqn):
+                    if self._reaches(scope, eqn, update):
+                        continue
+                stack.extend(self._made_of(eqn, value))
+        return True
+
+    def _made_of(self, eqn: Equation, value: Any) -> list[Any]:
+        """Return the results that are made of a value: a loop passes some carries on as they are."""
+        if eqn.primitive.name != "while":
+            return list(eqn.outvars)
+        same, first = self.ownership.invariants(eqn), len(eqn.invars) - len(eqn.outvars)
+        return [v for k, v in enumerate(eqn.outvars) if k not in same or eqn.invars[first + k] is value]
+
+    def _is_checked(self, use: Use) -> bool:
+        """Return whether a value is an index that may raise."""
+        if use.eqn is not None and use.eqn.primitive.name == "cond" and use.number > 0:
+            inner = (scope.jaxpr.invars[use.number - 1] for scope in use.scope.branches(use.eqn))
+            scopes = use.scope.branches(use.eqn)
+            return any(self._is_checked(u) for s, v in zip(scopes, inner, strict=True) for u in self.used_by(s, v))
+        return use.eqn is not None and is_strict(use.eqn) and index_number(use.eqn) == use.number
+
+    def _reaches(self, scope: Scope, eqn: Equation, update: Equation) -> bool:
+        """Return whether `update` is made of a result of `eqn`."""
+        stack, found = [eqn], {id(eqn)}
+        while stack:
+            for result in stack.pop().outvars:
+                for use in self.used_by(scope, result):
+                    if use.eqn is update:
+                        return True
+                    if use.eqn is not None and id(use.eqn) not in found:
+                        found.add(id(use.eqn))
+                        stack.append(use.eqn)
+        return False
+
+
+def home_of(scope: Scope, value: Any) -> tuple[Scope, Any]:
+    """Return a value as the variable that it is outside of all branches, with its scope."""
+    while isinstance(scope.role, int) and value in scope.numbers:
+        outer = scope.operand(value)
+        if isinstance(outer, Literal):
+            break
+        scope, value = scope.outer, outer  # type: ignore[assignment]
+    return scope, value
+
+
+def _is_sum_of_few(scope: Scope, eqn: Equation) -> bool:
+    """Return whether an equation reduces rows that are read, or joined: a few become sums of slices in XLA.
+
+    One along axes of size 1 becomes no operation at all.
+    """
+    axes = eqn.params.get("axes")
+    if not eqn.primitive.name.startswith(("reduce", "arg")) or axes is None:
+        return False
+    value = eqn.invars[0]
+    if all(value.aval.shape[k] == 1 for k in axes):
+        return True
+    while (maker := scope.maker(value)) is not None:
+        if maker.primitive.name not in ("reshape", "squeeze", "transpose"):
+            return maker.primitive.name == "concatenate" or maker.primitive in ROW_OPS
+        value = maker.invars[0]
+    return False

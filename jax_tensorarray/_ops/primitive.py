@@ -488,7 +488,9 @@ def _on_one_axis(reference: Callable[..., Any], call: Call) -> Callable[..., Any
     return meaning
 
 
-def _lower_without_waiting(fallback: Callable[..., Any], ctx: Any, *operands: Any, waits: int = 0, **params: Any) -> Any:
+def _lower_without_waiting(
+    fallback: Callable[..., Any], ctx: Any, *operands: Any, waits: int = 0, unordered: bool = False, **params: Any
+) -> Any:
     """Lower to plain JAX, after a barrier for operands that are only waited for."""
     if waits:
         own = len(operands) - waits
