@@ -57,9 +57,7 @@ PASSES = (
 
 #: Not on until `ordering` is a pass over jaxprs, too: it has to come before.
 ACCESS = Pass(
-    lambda jaxpr, target: use_slices(
-        jaxpr, platform=target.platform, divided=target.divided, outside=target.outside
-    )
+    lambda jaxpr, target: use_slices(jaxpr, platform=target.platform, divided=target.divided, outside=target.outside)
 )
 
 

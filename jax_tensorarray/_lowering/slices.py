@@ -16,7 +16,6 @@ for a call where
 a separate call then has to raise.
 """
 
-import functools
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,12 +23,11 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.core import ShapedArray
 from jax.extend.core import Literal
 
 from jax_tensorarray import _compat, _gates
 from jax_tensorarray._lowering import slicing
-from jax_tensorarray._lowering.calls import LOWERINGS, TAPE_PARAM, WITHOUT_KERNELS, box_along
+from jax_tensorarray._lowering.calls import LOWERINGS, TAPE_PARAM, WITHOUT_KERNELS
 from jax_tensorarray._lowering.equations import Atom, Block
 from jax_tensorarray._lowering.ownership import mask_of, operands_of, readers_of, updates, waits_of
 from jax_tensorarray._lowering.record import Places
@@ -80,9 +78,9 @@ def use_slices(jaxpr: Any, *, platform: str | None, divided: bool, outside: Any)
     """
     program = Scope(jaxpr)
     chooser = _Chooser(program, platform, divided)
-    chosen = {
-        scope: [(eqn, chooser.choose(scope, eqn)) for eqn in scope.jaxpr.eqns] for scope in _scopes(program)
-    }
+    chosen: dict[Scope, _Chosen] = {}
+    for scope in _scopes(program):
+        chosen[scope] = [(eqn, chooser.choose(scope, eqn)) for eqn in scope.jaxpr.eqns]
     conflicts = LayoutConflicts(chosen)
     for scope, choices in chosen.items():
         conflicts.add_depths(scope, choices)

@@ -127,9 +127,7 @@ def _read_first(
         rows = reshaped(read(buffer), [n for n in shape if n != 1])
         buffer, rows = lax.optimization_barrier((buffer, rows))
         return buffer, None, reshaped(rows, shape)
-    rows, token = _branch(
-        zero, lambda: [read(buffer), np.int32(0)], lambda: [_zeros(shape, buffer.dtype), np.int32(1)]
-    )
+    rows, token = _branch(zero, lambda: [read(buffer), np.int32(0)], lambda: [_zeros(shape, buffer.dtype), np.int32(1)])
     return buffer, token, rows
 
 
@@ -201,7 +199,7 @@ def _update_at_once(how: How, given: _Operands) -> list[Array]:
 
 def fence(zero: Array, buffer: Array, *token: Array) -> list[Array]:
     """Return the buffer by an update that changes nothing, which XLA does not know: one element by itself."""
-    start = (np.int32(0),) * buffer.ndim
+    start: Any = (np.int32(0),) * buffer.ndim
     first = _Access(0, (), start, (1,) * buffer.ndim, None, 0)
     how = How(ordered=True, barriers_hold=False)
     _, own, element = _read_first(how, zero, buffer, first.row_of, first.shape)
@@ -248,7 +246,7 @@ def _numbers_of_rows(
     how: How, starts: Sequence[Array], sizes: Sequence[int], window: Sequence[int], box: Sequence[int]
 ) -> Array:
     if len(sizes) == 1 and not how.moves and not how.by_windows:
-        return every_row(*starts, *window, *sizes) if window else starts[0]
+        return every_row(starts[0], window[0], sizes[0]) if window else starts[0]
     total = math.prod(sizes)
     dtype = np.dtype(np.int32 if total <= np.iinfo(np.int32).max else np.int64)
     rows: Any = None
@@ -357,7 +355,7 @@ def _positions(how: How, given: _Operands, shared: int) -> tuple[list[Array], Ar
     if not window or how.by_windows:
         return starts, mask, box
     mask = None if mask is None else repeated(mask, window)
-    return [every_row(*starts, *window, *how.sizes)], mask, [1]
+    return [every_row(starts[0], window[0], how.sizes[0])], mask, [1]
 
 
 def _part(value: Array, shared: int, place: Sequence[int], shape: Sequence[int]) -> Array:
@@ -458,9 +456,7 @@ class _AtOnce(NamedTuple):
         rank, how = self.rank, self.how
         row, *others = self.starts
         if how.moves:
-            row, *others = (
-                clamped(x, size - n) for x, size, n in zip(self.starts, how.sizes, self.box, strict=True)
-            )
+            row, *others = (clamped(x, size - n) for x, size, n in zip(self.starts, how.sizes, self.box, strict=True))
         for token in [token for token in tokens if token is not None]:
             row = lax.add(row, lax.broadcast_in_dim(as_dtype(token, row.dtype), row.shape, ()))
         if self.mask is not None:  # XLA leaves out a window that is out of range

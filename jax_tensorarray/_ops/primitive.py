@@ -69,7 +69,7 @@ class Params(TypedDict):
     checked: NotRequired[str]
     unordered: NotRequired[bool]  #: set by passes only: reads and updates need no order, see `_lowering.uses`
     waits: NotRequired[int]  #: set by passes only: so many further operands are only waited for
-    #: Set by passes only: the index is the numbers of all rows in each example, the last axis fastest, as kernels take it.
+    #: Set by passes only: the index is the numbers of all rows in each example, as kernels take it.
     settled: NotRequired[bool]
     effect: NotRequired[bool]  #: set by passes only: XLA must not move the call
 
@@ -537,9 +537,7 @@ class SimpleKernel:
     name: str
     call: Call
 
-    def __call__(
-        self, ctx: Any, *operands: Any, batch_dims: int | None = None, effect: bool = False, **_: Any
-    ) -> Any:
+    def __call__(self, ctx: Any, *operands: Any, batch_dims: int | None = None, effect: bool = False, **_: Any) -> Any:
         attributes = {} if batch_dims is None else {"batch_dims": np.int64(batch_dims)}
         aliases = {0: 0} if self.call.in_place else {}
         rule = jax.ffi.ffi_lowering(PREFIX + self.name, operand_output_aliases=aliases, has_side_effect=effect)
