@@ -8,135 +8,215 @@ two-way conditionals. Each conditional either passes everything on or, as its la
 branches. Exactly one of them does.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
-from jax.interpreters.mlir import ir
+import numpy as np
+from jax import lax
+from jax.extend.core import Literal
 
-from jax_tensorarray._compat import hlo
-from jax_tensorarray._lowering.build import case, compare, return_from, splat, zeros
-from jax_tensorarray._lowering.mlir import Operation, Value, blocks, is_inside, nested_operands, operation, terminator
-from jax_tensorarray._lowering.ownership_old import Ownership
+from jax_tensorarray import _compat
+from jax_tensorarray._lowering.equations import Atom, Block
+from jax_tensorarray._lowering.ownership import Ownership
+from jax_tensorarray._lowering.scopes import bodies_of, with_bodies
+from jax_tensorarray._types import Equation
 
 
-def split_updating_branches(functions: dict[str, Operation], ownership: Ownership) -> None:
+def split_updating_branches(jaxpr: Any) -> Any:
     """Rewrite every conditional so that at most its last branch updates a buffer from outside in place."""
-    for function in functions.values():
-        for block in reversed(list(blocks(function))):
-            for op in [op for op in map(operation, block.operations) if op.name == "stablehlo.case"]:
-                _split(op, ownership)
+    return _split_in(jaxpr, Ownership())
 
 
-def _split(op: Operation, ownership: Ownership) -> None:
-    branches = [region.blocks[0] for region in op.regions]
-    owned = [_owned_captures(block, ownership) for block in branches]
+def _split_in(jaxpr: Any, ownership: Ownership) -> Any:
+    block, changed = Block(_compat.closed(jaxpr)), False
+    for eqn in _compat.opened(jaxpr).eqns:
+        old = bodies_of(eqn)
+        new = [_split_in(x, ownership) for x in old]
+        if any(a is not b for a, b in zip(new, old, strict=True)):
+            eqn, changed = with_bodies(eqn, [_compat.closed(x) for x in new]), True
+        if eqn.primitive.name == "cond" and (results := _split(block, eqn, ownership)) is not None:
+            block.rename(eqn.outvars, results)
+            changed = True
+        else:
+            block.add(eqn)
+    return block.jaxpr() if changed else jaxpr
+
+
+def _split(block: Block, eqn: Equation, ownership: Ownership) -> Sequence[Atom] | None:
+    """Add the conditionals that take the place of one, and return their results, None if it stays as it is."""
+    branches, (index, *operands) = eqn.params["branches"], map(block.read, eqn.invars)
+    owned = [_owned_operands(branch, operands, ownership) for branch in branches]
     updating = [k for k, values in enumerate(owned) if values]
-    if not updating or updating == [len(branches) - 1] or not all(_is_ranked(r) for r in op.results):
-        return
-    with ir.InsertionPoint(op), op.location:
-        if len(branches) == 2 and updating == [0]:
-            # In the other order. Of three branches, 0.10 copies if the two others return different things.
-            _replace(op, case(_is_run(op.operands[0], 0, 2), [r.type for r in op.results], branches[::-1]))
-            return
-        stands_for = _placeholders(op, branches, dict.fromkeys(v for values in owned for v in values))
-        passed = [stands_for[j] if j in stands_for else zeros(r.type) for j, r in enumerate(op.results)]
-        if len(updating) < len(branches):
-            passed = _case_of_others(op, [None if k in updating else b for k, b in enumerate(branches)], passed)
-        for k in updating:
-            _rename(branches[k], {v: passed[j] for j, v in stands_for.items()})
-            index = _is_run(op.operands[0], k, len(branches))
-            passed = case(index, [v.type for v in passed], [_passing(passed), branches[k]])
-    _replace(op, passed)
+    if not updating or updating == [len(branches) - 1] or not all(map(_is_plain, eqn.outvars)):
+        return None
+    if len(branches) == 2 and updating == [0]:
+        # In the other order. Of three branches, 0.10 copies if the two others return different things.
+        return _cond(block, eqn, _is_run(block, eqn, index, 0, 2), operands, branches[::-1], eqn.outvars)
+    stands_for = _placeholders(eqn, operands, dict.fromkeys(v for values in owned for v in values))
+    passed = [stands_for.get(j) or _zeros(block, eqn, v) for j, v in enumerate(eqn.outvars)]
+    if len(updating) < len(branches):
+        passed = _cond_of_others(block, eqn, index, operands, updating, passed)
+    for k in updating:
+        names = {id(v): passed[j] for j, v in stands_for.items()}
+        own = [names.get(id(x), x) for x in operands]
+        arguments, of_passed = _arguments([*own, *passed], len(own))
+        run = _Jaxprs(arguments)
+        both = [run.returning(branches[k], of_passed), run.extended(branches[k])]
+        passed = _cond(block, eqn, _is_run(block, eqn, index, k, len(branches)), arguments, both, eqn.outvars)
+    return passed
 
 
-def _replace(op: Operation, results: Sequence[Value]) -> None:
-    for old, new in zip(op.results, results, strict=True):
-        old.replace_all_uses_with(new)
-    op.erase()
+def _is_plain(v: Any) -> bool:
+    return isinstance(v.aval.dtype, np.dtype) and all(isinstance(n, int) for n in v.aval.shape)
 
 
-def _is_ranked(value: Value) -> bool:
-    return isinstance(value.type, ir.RankedTensorType) and value.type.has_static_shape
+def _cond(
+    block: Block, eqn: Equation, index: Atom, operands: Sequence[Atom], branches: Sequence[Any], like: Sequence[Any]
+) -> list[Any]:
+    """Add a conditional with results of the types of other variables, and return them."""
+    results = [_compat.new_variable(v.aval) for v in like]
+    params = eqn.params | {"branches": tuple(branches)}
+    block.eqns.append(eqn.replace(invars=[index, *operands], outvars=results, params=params))
+    return results
 
 
-def _nested(block: ir.Block) -> list[tuple[Operation, int, Value]]:
-    return [use for op in block.operations for use in nested_operands(operation(op))]
+def _owned_operands(branch: Any, operands: Sequence[Atom], ownership: Ownership) -> list[Any]:
+    """Return the operands that a branch updates in place."""
+    owned = ownership.values(branch, ownership.owns)
+    invars = _compat.opened(branch).invars
+    return [x for x, v in zip(operands, invars, strict=True) if v in owned and not isinstance(x, Literal)]
 
 
-def _owned_captures(block: ir.Block, ownership: Ownership) -> dict[Value, None]:
-    """Return the values from outside that a block updates in place.
-
-    The set is ordered, so that the same program always lowers to the same text.
-    """
-    owned = (v for user, number, v in _nested(block) if ownership.owns(user, number))
-    return dict.fromkeys(v for v in owned if not is_inside(v, operation(block.owner)))
-
-
-def _placeholders(op: Operation, blocks: Sequence[ir.Block], owned: dict[Value, None]) -> dict[int, Value]:
+def _placeholders(eqn: Equation, operands: Sequence[Atom], owned: dict[Any, None]) -> dict[int, Any]:
     """Map each result that is an outer buffer, updated in place, to that buffer, which is passed on meanwhile."""
-    found: dict[int, Value] = {}
+    found: dict[int, Any] = {}
     left = dict(owned)
-    for block in blocks:
-        for j, value in enumerate(terminator(block).operands):
-            source = _source(value, owned)
-            if j not in found and source in left:
+    for branch in eqn.params["branches"]:
+        inner = _compat.opened(branch)
+        made_by = {v: (e, k) for e in inner.eqns for k, v in enumerate(e.outvars)}
+        outer = dict(zip(inner.invars, operands, strict=True))
+        for j, v in enumerate(inner.outvars):
+            source = _source(v, outer, owned, made_by)
+            if j not in found and source is not None and source in left:
                 found[j] = source
                 del left[source]
-    for j, result in enumerate(op.results):
-        same = [v for v in left if v.type == result.type]
+    for j, result in enumerate(eqn.outvars):
+        same = [v for v in left if _same_type(v, result)]
         if j not in found and same:
             found[j] = same[0]
             del left[same[0]]
     return found
 
 
-def _source(value: Value, owned: dict[Value, None]) -> Value:
+def _source(value: Atom, outer: dict[Any, Atom], owned: dict[Any, None], made_by: dict[Any, Any]) -> Any:
     """Follow a chain of in-place updates back, from each result to the operand in its place if it has its type."""
-    while value not in owned and not isinstance(value, ir.BlockArgument):
-        operands = list(operation(value.owner).operands)
-        if value.result_number >= len(operands) or operands[value.result_number].type != value.type:
-            break
-        value = operands[value.result_number]
-    return value
+    while not isinstance(value, Literal):
+        if value in outer:
+            found = outer[value]
+            return None if isinstance(found, Literal) or found not in owned else found
+        if value not in made_by:
+            return None
+        eqn, k = made_by[value]
+        if eqn.primitive.name == "cond":
+            return None
+        k += len(eqn.invars) - len(eqn.outvars) if eqn.primitive.name == "while" else 0
+        if k >= len(eqn.invars) or not _same_type(eqn.invars[k], value):
+            return None
+        value = eqn.invars[k]
+    return None
 
 
-def _rename(block: ir.Block, names: dict[Value, Value]) -> None:
-    for user, number, value in _nested(block):
-        if value in names:
-            user.operands[number] = names[value]
+def _same_type(x: Atom, y: Atom) -> bool:
+    return x.aval.shape == y.aval.shape and x.aval.dtype == y.aval.dtype
 
 
-def _case_of_others(op: Operation, blocks: Sequence[ir.Block | None], passed: Sequence[Value]) -> list[Value]:
-    """Make the conditional of the branches that update nothing.
+def _arguments(atoms: Sequence[Atom], count: int) -> tuple[list[Atom], list[int]]:
+    """Return the operands of a conditional without repetitions after the first ones, and where each of the others is."""
+    arguments, places = list(atoms[:count]), []
+    for x in atoms[count:]:
+        found = next((k for k, y in enumerate(arguments) if y is x), len(arguments))
+        if found == len(arguments):
+            arguments.append(x)
+        places.append(found)
+    return arguments, places
+
+
+class _Jaxprs:
+    """Makes branches that take some operands."""
+
+    def __init__(self, operands: Sequence[Atom]) -> None:
+        self.operands = operands
+
+    def returning(self, like: Any, numbers: Sequence[int]) -> Any:
+        """Return a branch that passes on some of its operands."""
+        block, invars = Block(like), [_compat.new_variable(x.aval) for x in self.operands]
+        block.constvars, block.consts = [], []
+        return block.jaxpr(invars, [invars[k] for k in numbers])
+
+    def extended(self, branch: Any, results: Sequence[int] | None = None) -> Any:
+        """Return a branch that takes further operands, and perhaps returns some of its results only."""
+        block, inner = Block(branch), _compat.opened(branch)
+        block.eqns = list(inner.eqns)
+        more = [_compat.new_variable(x.aval) for x in self.operands[len(inner.invars) :]]
+        outvars = list(inner.outvars) if results is None else [inner.outvars[j] for j in results]
+        return block.jaxpr([*inner.invars, *more], outvars)
+
+
+def _cond_of_others(
+    block: Block,
+    eqn: Equation,
+    index: Atom,
+    operands: Sequence[Atom],
+    updating: Sequence[int],
+    passed: Sequence[Atom],
+) -> list[Atom]:
+    """Add the conditional of the branches that update nothing.
 
     Values that all of them pass on unchanged do not go through it. Otherwise XLA takes the result for a buffer of its
     own, and copies.
     """
-    others = [block for block in blocks if block is not None]
-    changed = [j for j, v in enumerate(passed) if any(terminator(block).operands[j] != v for block in others)]
-    if not changed and all(len(block.operations) == 1 for block in others):
+    branches = eqn.params["branches"]
+    others = [_compat.opened(branch) for k, branch in enumerate(branches) if k not in updating]
+
+    def returned(branch: Any, j: int) -> Atom:
+        v = branch.outvars[j]
+        return next((x for x, own in zip(operands, branch.invars, strict=True) if own is v), v)
+
+    changed = [j for j, x in enumerate(passed) if any(returned(branch, j) is not x for branch in others)]
+    if not changed and not any(branch.eqns for branch in others):
         return list(passed)
-    if changed:
-        for block in others:
-            return_from(block, [terminator(block).operands[j] for j in changed])
-    else:
-        changed = list(range(len(passed)))
-    through = [passed[j] for j in changed]
-    branches = [_passing(through) if block is None else block for block in blocks]
-    results = case(op.operands[0], [v.type for v in through], branches)
-    new = dict(zip(changed, results, strict=True))
-    return [new.get(j, v) for j, v in enumerate(passed)]
+    changed = changed or list(range(len(passed)))
+    arguments, places = _arguments([*operands, *(passed[j] for j in changed)], len(operands))
+    run = _Jaxprs(arguments)
+    new = [
+        run.returning(branch, places) if k in updating else run.extended(branch, changed)
+        for k, branch in enumerate(branches)
+    ]
+    results = _cond(block, eqn, index, arguments, new, [eqn.outvars[j] for j in changed])
+    through = dict(zip(changed, results, strict=True))
+    return [through.get(j, x) for j, x in enumerate(passed)]
 
 
-def _passing(values: Sequence[Value]) -> Callable[[], Sequence[Value]]:
-    return lambda: values
+def _zeros(block: Block, eqn: Equation, like: Any) -> Atom:
+    (result,) = block.call(_made_of_zeros, [], eqn, shape=like.aval.shape, dtype=like.aval.dtype)
+    return result
 
 
-def _is_run(index: Value, k: int, count: int) -> Value:
+def _made_of_zeros(*, shape: tuple[int, ...], dtype: Any) -> Any:
+    return [lax.full(shape, 0, dtype)]
+
+
+def _is_run(block: Block, eqn: Equation, index: Atom, k: int, count: int) -> Atom:
     """Return 1 if a conditional of `count` branches would run branch `k` for `index`, else 0."""
+    (found,) = block.call(_runs, [index], eqn, k=k, count=count)
+    return found
 
-    def compared(direction: str, to: int) -> Value:
-        return compare(index, splat(index.type, to), direction)
+
+def _runs(index: Any, *, k: int, count: int) -> Any:
+    def number(n: int) -> Any:
+        return index.dtype.type(n)
 
     # An index out of range runs the last branch.
-    runs = compared("EQ", k) if k < count - 1 else hlo.or_(compared("LT", 0), compared("GE", k))
-    return hlo.convert(index.type, runs)
+    is_last = k == count - 1
+    runs = lax.bitwise_or(lax.lt(index, number(0)), lax.ge(index, number(k))) if is_last else lax.eq(index, number(k))
+    return [lax.convert_element_type(runs, index.dtype)]

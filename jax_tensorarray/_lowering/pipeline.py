@@ -11,7 +11,6 @@ from jax.interpreters.mlir import ir
 
 from jax_tensorarray import _compat
 from jax_tensorarray._lowering import fallback
-from jax_tensorarray._lowering.branches import split_updating_branches
 from jax_tensorarray._lowering.calls import (
     MARK,
     PREFIX,
@@ -78,7 +77,6 @@ def _pin_to_loops(functions: dict[str, Operation]) -> None:
 
 
 PASSES = (
-    Pass(lambda m: split_updating_branches(m.functions, m.ownership)),
     Pass(
         lambda m: order_readers(m.functions, m.ownership, sinks=m.calls_nothing, barriers_hold=not m.needs_opaque_zero)
     ),

@@ -8,6 +8,7 @@ from jax.extend import source_info_util
 from jax_tensorarray import _compat
 from jax_tensorarray._lowering import absolute
 from jax_tensorarray._lowering.bounds import mark_those_in_range
+from jax_tensorarray._lowering.branches import split_updating_branches
 from jax_tensorarray._lowering.calls import WITHOUT_KERNELS
 from jax_tensorarray._lowering.expand import expanded, needs_passes
 from jax_tensorarray._lowering.record import check_by_record, drop_out_of_bounds
@@ -53,6 +54,7 @@ PASSES = (
         lambda jaxpr, target: check_by_record(jaxpr, default_lowering(), target.outside, target.needs_opaque_zero),
         lambda target: target.is_known and not target.calls_nothing,
     ),
+    Pass(lambda jaxpr, target: split_updating_branches(jaxpr)),
 )
 
 #: Not on until `ordering` is a pass over jaxprs, too: it has to come before.

@@ -174,15 +174,22 @@ def walk(jaxpr: Any) -> Iterator[Equation]:
             yield from walk(inner)
 
 
+def bodies_of(eqn: Equation) -> list[Any]:
+    """Return the jaxprs of a loop, of branches, of a `shard_map` and of a `jit`."""
+    name, params = eqn.primitive.name, eqn.params
+    if name == "while":
+        return [params["cond_jaxpr"], params["body_jaxpr"]]
+    if name == "cond":
+        return list(params["branches"])
+    return [params["jaxpr"]] if name in ("shard_map", "jit", "pjit") else []
+
+
 def inner_scopes(scope: Scope, eqn: Equation) -> list[Scope]:
-    """Return the scopes of the jaxprs of a loop, of branches, of a `shard_map` and of a `jit`."""
-    name = eqn.primitive.name
-    if name in ("while", "cond"):
+    """Return the scopes of these jaxprs."""
+    if eqn.primitive.name in ("while", "cond"):
         return list(scope.scopes_in(eqn))
-    if name in ("shard_map", "jit", "pjit"):
-        role = "shard" if name == "shard_map" else "call"
-        return [scope.within(eqn, role, eqn.params["jaxpr"])]
-    return []
+    role = "shard" if eqn.primitive.name == "shard_map" else "call"
+    return [scope.within(eqn, role, jaxpr) for jaxpr in bodies_of(eqn)]
 
 
 def with_bodies(eqn: Equation, new: Sequence[Any]) -> Equation:
