@@ -1,138 +1,117 @@
 """Indices out of range on one of several CPU devices: they are raised where no device still waits for another.
 
 An error ends the program of its device. If there is a collective later, the other devices wait for it there, until XLA
-aborts the process. So a call whose attribute `op` begins with `>` drops the access, notes the error and goes on. At the
-end of `main` there is a call of `raise`. It waits for all results, and so for all collectives. The results go through a
+aborts the process. So a call whose parameter `op` begins with `>` drops the access, notes the error and goes on. At the
+end of the program there is a `ta_raise`. It waits for all results, and so for all collectives. The results go through a
 fence after it.
 
 A loop that does not count its steps may wait for ever for a row that was dropped. In a program with such a loop, calls
 raise where they are.
 """
 
-import re
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-from jax.interpreters.mlir import ir
+import jax
+import numpy as np
+from jax.extend.core import Literal
+from jax.sharding import AxisType, Sharding
 
-from jax_tensorarray._lowering.bounds_old import mark_those_in_range
-from jax_tensorarray._lowering.build import custom_call, integer, return_from
-from jax_tensorarray._lowering.calls import CONFIG, addresses_rows, declare, may_raise, target, with_config
-from jax_tensorarray._lowering.mlir import (
-    Operation,
-    Value,
-    added_by_step,
-    constant,
-    entry,
-    operands_of,
-    operation,
-    terminator,
-    walk,
-)
-from jax_tensorarray._lowering.places import Places
-
-declare("raise", (), ("nothing",))
+from jax_tensorarray import _compat
+from jax_tensorarray._lowering.equations import Block
+from jax_tensorarray._lowering.record import Places, counts
+from jax_tensorarray._lowering.scopes import Atom, Scope, inner_scopes, is_strict, rebuilt
+from jax_tensorarray._ops.fence import ta_fence_p, ta_raise_p
+from jax_tensorarray._ops.primitive import is_packed
+from jax_tensorarray._types import Equation
 
 
-#: How a result is divided: the name of an attribute, and its value.
-Sharding = tuple[str, ir.Attribute] | None
+def raise_at_end(jaxpr: Any, shardings: Sequence[Any] | None, outside: Any) -> Any:
+    """Have the calls in a program for several devices raise at its end, if they may.
+
+    `shardings` say how the results are divided, as far as JAX knows.
+    """
+    program, places = Scope(jaxpr), Places(outside)
+    everything = list(_everything(program))
+    results = [v for v in dict.fromkeys(_variables(program.jaxpr.outvars)) if v in program.makers and _can_wait(v)]
+    raising = any(is_strict(eqn) for _, eqn in everything)
+    if not raising or not results or any(_may_wait(scope, eqn) for scope, eqn in everything):
+        return jaxpr
+    named = rebuilt(program, lambda _, eqn, __: _named(eqn, places))
+    block = Block(named)
+    block.eqns = list(_compat.opened(named).eqns)
+    last, makers = block.eqns[-1], {v: eqn for eqn in block.eqns for v in eqn.outvars}
+    known = shardings or [None] * len(program.jaxpr.outvars)
+    divided = {v: s for v, s in zip(program.jaxpr.outvars, known, strict=True) if not isinstance(v, Literal)}
+    placing = {v: makers[v] for v in results if _is_placing(makers[v])}
+    ready = {v: _divided(block, placing[v].invars[0] if v in placing else v, divided[v], last) for v in results}
+    nothing = _compat.new_variable(_NOTHING)
+    block.eqns.append(_equation(last, ta_raise_p, [*ready.values()], nothing, effect=True))
+    for v, x in ready.items():
+        fenced = _compat.new_variable(x.aval)
+        block.eqns.append(_equation(last, ta_fence_p, [x, nothing], fenced))
+        if v in placing:
+            placed = _compat.new_variable(v.aval)
+            block.eqns.append(placing[v].replace(invars=[fenced], outvars=[placed]))
+            fenced = placed
+        block.names[v] = fenced
+    return block.jaxpr()
 
 
-def raise_at_end(functions: dict[str, Operation], places: Places) -> None:
-    """Have the calls in a program for several devices raise at its end, if they may."""
-    mark_those_in_range(functions)
-    everything = [op for function in functions.values() for op in walk(function)]
-    raising = [op for op in everything if addresses_rows(op) and may_raise(op)]
-    main = functions["main"]
-    end = terminator(entry(main))
-    results = {k: (value, _sharding(main, k)) for k, value in enumerate(end.operands) if _can_wait(value)}
-    if not raising or not results or any(map(may_wait, everything)):
-        return
-    for op in raising:
-        op.attributes[CONFIG] = with_config(op, op=">" + places.named(op))
-    with ir.InsertionPoint(end), end.location:
-        ready = {result: _divided(*result) for result in dict.fromkeys(results.values())}
-        nothing = custom_call("raise", [*ready.values()], integer(32), {})
-        operation(nothing.owner).attributes["has_side_effect"] = ir.BoolAttr.get(True)
-        after = {
-            result: _placed(custom_call("fence", [x, nothing], x.type, {}, in_place=True), result[0])
-            for result, x in ready.items()
-        }
-    return_from(end.block, [after[results[k]] if k in results else x for k, x in enumerate(end.operands)])
-    for op in filter(None, {_placing(value) for value, _ in after}):
-        if not list(op.results[0].uses):
-            op.erase()
+_NOTHING = jax.core.ShapedArray((), np.dtype(np.int32))
 
 
-def _sharding(main: Operation, number: int) -> Sharding:
-    attributes = main.attributes["res_attrs"][number] if "res_attrs" in main.attributes else {}
-    return next(((name, attributes[name]) for name in ("sdy.sharding", "mhlo.sharding") if name in attributes), None)
+def _everything(scope: Scope) -> Iterator[tuple[Scope, Equation]]:
+    for eqn in scope.jaxpr.eqns:
+        yield scope, eqn
+        for inner in inner_scopes(scope, eqn):
+            yield from _everything(inner)
 
 
-def _divided(value: Value, sharding: Sharding) -> Value:
-    """Return what is placed, or else the value, divided as the result is: no collective has to come after this."""
-    placing = _placing(value)
-    value = value if placing is None else placing.operands[0]
-    if sharding is None:
-        return value
-    name, how = sharding
-    if name == "sdy.sharding":
-        op = ir.Operation.create("sdy.sharding_constraint", [value.type], [value], {"sharding": how})
-    else:
-        attributes = {name: how, "call_target_name": ir.StringAttr.get("Sharding")}
-        op = ir.Operation.create("stablehlo.custom_call", [value.type], [value], attributes)
-    return op.results[0]
+def _variables(atoms: Sequence[Atom]) -> list[Any]:
+    return [v for v in atoms if not isinstance(v, Literal)]
 
 
-def _placing(value: Value) -> Operation | None:
-    """Return what puts a value into another memory, if it has just been put there."""
-    op = operation(value.owner)
-    return op if target(op) == "annotate_device_placement" else None
+def _named(eqn: Equation, places: Places) -> Equation:
+    return eqn.replace(params=eqn.params | {"op": ">" + places.named(eqn)}) if is_strict(eqn) else eqn
 
 
-def _placed(value: Value, like: Value) -> Value:
-    """Return a value in the memory that another one has been put into."""
-    placing = _placing(like)
-    if placing is None:
-        return value
-    op = operation(placing.clone())
-    op.operands[0] = value
-    return op.results[0]
+def _equation(at: Equation, primitive: Any, operands: Sequence[Atom], result: Any, **params: Any) -> Equation:
+    """Return an equation in the place of another one in the source."""
+    return at.replace(primitive=primitive, params=params, invars=list(operands), outvars=[result], effects=set())
 
 
-def _can_wait(value: Value) -> bool:
-    """Return whether a fence can hand a value on, and it is not an argument."""
-    t = value.type
-    is_array = isinstance(t, ir.RankedTensorType) and t.has_static_shape and isinstance(value, ir.OpResult)
-    return is_array and _WHOLE_BYTES.fullmatch(str(t.element_type)) is not None
-
-
-_WHOLE_BYTES = re.compile(r"u?i(1|8|16|32|64)|b?f(16|32|64)|f8\w+|complex<f(32|64)>")
-
-
-def may_wait(op: Operation) -> bool:
-    """Return whether `op` is a loop that need not come to an end: it counts to no number, whatever else it looks at."""
-    if op.name != "stablehlo.while":
+def _may_wait(scope: Scope, eqn: Equation) -> bool:
+    """Return whether `eqn` is a loop that need not come to an end: it counts to no number, whatever else it looks at."""
+    if eqn.primitive.name != "while":
         return False
-    conditions = [terminator(op.regions[0].blocks[0]).operands[0]]
-    for value in conditions:  # grows meanwhile
-        conditions += operands_of(value, "and") or []
-    return not any(_counts(op, value) for value in conditions)
+    condition = scope.condition(eqn)
+    conditions = [condition.jaxpr.outvars[0]]
+    for predicate in conditions:  # grows meanwhile
+        conditions += condition.operands(predicate, "and")
+    return not any(counts(scope, eqn, predicate) for predicate in conditions)
 
 
-def _counts(loop: Operation, predicate: Value) -> bool:
-    condition, body = (region.blocks[0] for region in loop.regions)
-    compared = operands_of(predicate, "compare", "LT")
-    if not compared or not _is_argument(compared[0], condition):
-        return False
-    step, end = compared
-    if _is_argument(end, condition):  # a value that the loop is given and passes on
-        number = end.arg_number
-        if terminator(body).operands[number] != body.arguments[number]:
-            return False
-        end = loop.operands[number]
-    number = step.arg_number
-    by = added_by_step(body.arguments[number], terminator(body).operands[number], {})
-    return constant(end) is not None and by is not None and by > 0
+def _divided(block: Block, value: Atom, sharding: Any, at: Equation) -> Atom:
+    """Return a value, divided as the result is: no collective has to come after this."""
+    mesh = getattr(sharding, "mesh", None)
+    if not isinstance(sharding, Sharding) or AxisType.Explicit in getattr(mesh, "axis_types", ()):
+        return value
+    (found,) = block.call(_constrained, [value], at, sharding=sharding)
+    return found
 
 
-def _is_argument(value: Value, block: ir.Block) -> bool:
-    return isinstance(value, ir.BlockArgument) and value.owner == block
+def _constrained(x: Any, *, sharding: Any) -> list[Any]:
+    return [jax.lax.with_sharding_constraint(x, sharding)]
+
+
+def _is_placing(eqn: Equation) -> bool:
+    """Return whether an equation puts one value into another memory."""
+    return eqn.primitive.name == "device_put" and len(eqn.invars) == 1
+
+
+def _can_wait(v: Any) -> bool:
+    """Return whether a fence can hand a value on."""
+    aval = v.aval
+    is_array = isinstance(getattr(aval, "dtype", None), np.dtype) and all(isinstance(n, int) for n in aval.shape)
+    return is_array and not is_packed(aval.dtype)

@@ -20,7 +20,6 @@ from jax_tensorarray._lowering.calls import (
     is_ours,
     target,
 )
-from jax_tensorarray._lowering.deferred import raise_at_end
 from jax_tensorarray._lowering.mlir import Operation, functions_in_loops, loops_of, operation, walk
 from jax_tensorarray._lowering.ordering import order_readers
 from jax_tensorarray._lowering.ownership_old import Ownership
@@ -46,8 +45,6 @@ class Lowered:
             self.platform = None
         self.is_known = self.platform is not None
         self.needs_opaque_zero = self.platform is not None and not _compat.barriers_hold(self.platform)
-        #: Whether other devices might wait for one that raises before the end.
-        self.raises_at_end = self.divided and is_compiled_next and tuple(platforms) == ("cpu",)
 
 
 class Pass(NamedTuple):
@@ -83,7 +80,6 @@ PASSES = (
     Pass(lambda m: use_slices(m.functions, platform=m.platform, divided=m.divided)),
     Pass(lambda m: _unmark(m.functions), lambda m: m.needs_opaque_zero),
     Pass(lambda m: _pin_to_loops(m.functions)),
-    Pass(lambda m: raise_at_end(m.functions, m.places), lambda m: m.raises_at_end),
     Pass(lambda m: name_places(m.functions, m.places)),
     Pass(lambda m: fallback.replace_calls(m.functions, m.meanings), lambda m: m.calls_nothing),
     Pass(lambda m: label_calls(m.module), lambda m: m.divided),

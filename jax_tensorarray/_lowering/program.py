@@ -10,6 +10,7 @@ from jax_tensorarray._lowering import absolute
 from jax_tensorarray._lowering.bounds import mark_those_in_range
 from jax_tensorarray._lowering.branches import split_updating_branches
 from jax_tensorarray._lowering.calls import WITHOUT_KERNELS
+from jax_tensorarray._lowering.deferred import raise_at_end
 from jax_tensorarray._lowering.expand import expanded, needs_passes
 from jax_tensorarray._lowering.record import check_by_record, drop_out_of_bounds
 from jax_tensorarray._lowering.slices import default_lowering, use_slices
@@ -24,6 +25,8 @@ class Target(NamedTuple):
     divided: bool  #: among several devices
     calls_nothing: bool  #: kernels cannot be called
     outside: Any  #: the place in the source that calls the program
+    raises_at_end: bool = False  #: other devices might wait for one that raises before the end
+    shardings: Sequence[Any] | None = None  #: how devices divide the results, as far as JAX knows
 
     @property
     def is_known(self) -> bool:
@@ -44,7 +47,7 @@ class Pass(NamedTuple):
 PASSES = (
     Pass(lambda jaxpr, target: expanded(jaxpr, with_options=not target.divided)),
     Pass(lambda jaxpr, target: absolute.write_out(jaxpr), lambda target: target.is_known),
-    Pass(lambda jaxpr, target: mark_those_in_range(jaxpr), lambda target: target.is_known),
+    Pass(lambda jaxpr, target: mark_those_in_range(jaxpr), lambda target: target.is_known or target.raises_at_end),
     Pass(
         lambda jaxpr, target: mark_unordered(jaxpr, target.platform, not target.needs_opaque_zero),
         lambda target: target.is_known,
@@ -55,6 +58,10 @@ PASSES = (
         lambda target: target.is_known and not target.calls_nothing,
     ),
     Pass(lambda jaxpr, target: split_updating_branches(jaxpr)),
+    Pass(
+        lambda jaxpr, target: raise_at_end(jaxpr, target.shardings, target.outside),
+        lambda target: target.raises_at_end,
+    ),
 )
 
 #: Not on until `ordering` is a pass over jaxprs, too: it has to come before.
@@ -63,7 +70,13 @@ ACCESS = Pass(
 )
 
 
-def rewritten(jaxpr: Any, platforms: Sequence[str] = (), is_compiled_next: bool = False, divided: bool = False) -> Any:
+def rewritten(
+    jaxpr: Any,
+    platforms: Sequence[str] = (),
+    is_compiled_next: bool = False,
+    divided: bool = False,
+    shardings: Sequence[Any] | None = None,
+) -> Any:
     """Return the program as it is lowered for these platforms. One without ops of ours is left as it is."""
     if not needs_passes(jaxpr):
         return jaxpr
@@ -71,7 +84,9 @@ def rewritten(jaxpr: Any, platforms: Sequence[str] = (), is_compiled_next: bool 
     if platform not in WITHOUT_KERNELS and (divided or not is_compiled_next):
         platform = None
     outside = _compat.frame_of(source_info_util.current())
-    target = Target(platform, divided, not WITHOUT_KERNELS.isdisjoint(platforms), outside)
+    calls_nothing = not WITHOUT_KERNELS.isdisjoint(platforms)
+    raises_at_end = divided and is_compiled_next and tuple(platforms) == ("cpu",)
+    target = Target(platform, divided, calls_nothing, outside, raises_at_end, shardings)
     for each in PASSES:
         if each.applies_to(target):
             jaxpr = each.run(jaxpr, target)

@@ -394,12 +394,15 @@ def _positions(scope: Scope) -> Any:
 
 def _waits(scope: Scope, eqn: Equation) -> bool:
     """Return whether `eqn` is a loop that might run for ever on wrong rows: one that does not count to a number."""
-    return eqn.primitive.name == "while" and not _counts(scope, eqn)
+    if eqn.primitive.name != "while":
+        return False
+    return not counts(scope, eqn, _compat.opened(eqn.params["cond_jaxpr"]).outvars[0])
 
 
-def _counts(scope: Scope, loop: Equation) -> bool:
+def counts(scope: Scope, loop: Equation, predicate: Atom) -> bool:
+    """Return whether a loop that goes on while a value of its condition is true counts its steps to a number."""
     condition = scope.condition(loop)
-    compared = condition.operands(condition.jaxpr.outvars[0], "lt")
+    compared = condition.operands(predicate, "lt")
     number = condition.carried(compared[0]) if compared else None
     if number is None:
         return False

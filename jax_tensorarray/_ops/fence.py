@@ -1,8 +1,12 @@
-"""`ta_fence` and `ta_zero`, which only passes put into a program: an order, and a number that XLA cannot know."""
+"""What only passes put into a program: `ta_fence`, an order; `ta_zero`, a number that XLA cannot know; `ta_raise`, which
+raises what calls have noted.
+"""
 
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax.core import ShapedArray
 from jax.interpreters import mlir
 
 from jax_tensorarray._ops.primitive import Array, like_buffer, make_primitive, simple_kernel
@@ -30,3 +34,16 @@ ta_zero_p = make_primitive(
     kernel=simple_kernel("zero", ("code",), ("code",)),
 )
 mlir.register_lowering(ta_zero_p, lambda ctx, code: [code], platform="tpu")
+
+
+def _raise_type(*values: Any) -> ShapedArray:
+    return ShapedArray((), jnp.dtype(jnp.int32))
+
+
+#: `ta_raise *values` raises the first error that has been noted, see `_lowering.deferred`, once the values are there.
+ta_raise_p = make_primitive(
+    "ta_raise",
+    abstract_eval=_raise_type,
+    reference=lambda *values: jnp.int32(0),
+    kernel=simple_kernel("raise", (), ("nothing",)),
+)

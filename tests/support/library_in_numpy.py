@@ -219,6 +219,7 @@ RULES: dict[str, Callable[..., Sequence[Any]]] = {
     "ta_host_empty": _empty,
     "ta_place": lambda eqn, _, x: [x],
     "ta_fence": lambda eqn, _, buffer, *values: [buffer],
+    "ta_raise": lambda eqn, _, *values: [0],
     "ta_zero": lambda eqn, _, code: [code],
 }
 
