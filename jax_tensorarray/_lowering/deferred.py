@@ -19,7 +19,8 @@ from jax.sharding import AxisType, Sharding
 
 from jax_tensorarray import _compat
 from jax_tensorarray._lowering.equations import Block
-from jax_tensorarray._lowering.record import Places, counts
+from jax_tensorarray._lowering.places import Places
+from jax_tensorarray._lowering.record import counts
 from jax_tensorarray._lowering.scopes import Atom, Scope, inner_scopes, is_strict, rebuilt
 from jax_tensorarray._ops.fence import ta_fence_p, ta_raise_p
 from jax_tensorarray._ops.primitive import is_packed

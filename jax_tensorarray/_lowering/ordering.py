@@ -1,84 +1,182 @@
-"""A pass over lowered StableHLO that lets XLA update every buffer in place.
+"""A pass that lets XLA update every buffer in place.
 
 XLA copies a buffer before an in-place operation if a reader of the old value might run later. Readers that come
 earlier in the program, but that the update does not depend on, are such readers: nothing orders the two. This pass
-makes the order explicit. For each value with readers and one last owner (the operation that updates it in place,
-or the loop, branch or call inside which that happens), the readers' results become operands of the owner, which
-ignores them, so that reading comes first by data dependence. An owner that is not one of our calls gets a fence in
-front: an in-place identity that takes those operands instead. A reader that follows its owner in the program text
-but does not depend on it is moved in front of it. If what it is made of may not move, the owner is moved after it.
+makes the order explicit. For each value with readers and one last owner (the equation that updates it in place, or the
+loop or the branches inside which that happens), the readers' results become operands of the owner, which ignores them,
+so that reading comes first by data dependence. An owner that is not one of our calls gets a fence in front: an in-place
+identity that takes those operands instead. A reader that follows its owner in the program but does not depend on it is
+moved in front of it. If what it is made of may not move, the owner is moved after it.
 
 What XLA would fuse with a reader of a whole buffer reads that buffer as well, so the owner waits for all of it.
 """
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from jax.interpreters.mlir import ir
+import numpy as np
+from jax.extend.core import Literal
 
-from jax_tensorarray import _gates
-from jax_tensorarray._lowering.build import custom_call, layouts, replaced
-from jax_tensorarray._lowering.calls import (
-    PREFIX,
-    UPDATING,
-    is_ours,
-    target,
-)
-from jax_tensorarray._lowering.mlir import Operation, Value, blocks, callee, nested_operands, num_bytes, operation, walk
-from jax_tensorarray._lowering.ownership_old import Ownership
+from jax_tensorarray import _compat, _gates
+from jax_tensorarray._jaxprs import jaxprs
+from jax_tensorarray._lowering.equations import Block
+from jax_tensorarray._lowering.ownership import Ownership, is_of_ours, updates
+from jax_tensorarray._lowering.scopes import Scope, home_of, inner_scopes, with_bodies
+from jax_tensorarray._ops.fence import ta_fence_p
+from jax_tensorarray._types import Equation
 
 
-def order_readers(
-    functions: dict[str, Operation], ownership: Ownership, *, sinks: bool = False, barriers_hold: bool = True
-) -> None:
-    """Put the readers of every value before its last owner, in all blocks.
+def order_readers(jaxpr: Any, *, sinks: bool = False, barriers_hold: bool = True) -> Any:
+    """Put the readers of every value before its last owner, in all jaxprs.
 
     `sinks` says that XLA computes an array again inside of a loop if it is larger than its operands, as it does for a
     TPU.
     """
-    for function in functions.values():
-        for block in list(blocks(function)):
-            _order_block(block, ownership, sinks, barriers_hold)
+    return _Orderer(sinks, barriers_hold).ordered(Scope(jaxpr))
 
 
-# --- ordering one block ----------------------------------------------------------------------------------------
+class _Orderer:
+    def __init__(self, sinks: bool, barriers_hold: bool) -> None:
+        self.ownership, self.sinks, self.barriers_hold = Ownership(), sinks, barriers_hold
+
+    def ordered(self, scope: Scope) -> Any:
+        """Return the jaxpr of a scope, ordered, and what is in it."""
+        ordered, block = self._order(scope), Block(scope.closed)
+        for k in ordered.order[:-1]:
+            eqn, inner = ordered.eqns[k], inner_scopes(scope, scope.jaxpr.eqns[k])
+            bodies = [self.ordered(x) for x in inner]
+            if any(a is not x.closed for a, x in zip(bodies, inner, strict=True)):
+                eqn = with_bodies(eqn, [_compat.closed(x) for x in bodies])
+            block.eqns += [*ordered.fences.get(k, ()), eqn]
+        is_same = len(block.eqns) == ordered.end and all(map(operator.is_, block.eqns, scope.jaxpr.eqns))
+        return scope.closed if is_same else block.jaxpr()
+
+    def _order(self, scope: Scope) -> "_Block":
+        """Put the equations of a jaxpr in an order that XLA has to keep."""
+        ownership, block = self.ownership, _Block(scope)
+        uses: dict[Any, list[tuple[int, int]]] = {}  # by which equation, and as which operand
+        owning: dict[Any, set[int]] = {}
+        for k in range(len(block.eqns) + 1):
+            for number, value in block.operands(k):
+                uses.setdefault(value, []).append((k, number))
+                if k < len(block.eqns) and ownership.owns(block.eqns[k], number):
+                    owning.setdefault(value, set()).add(k)
+        pinned = set().union(*owning.values())
+
+        def may_move(moved: set[int]) -> bool:
+            return not moved & pinned and all(_is_pure(block.eqns[m]) for m in moved)
+
+        pending: dict[int, list[tuple[Any, list[int]]]] = {}
+        for value, candidates in owning.items():
+            held = (k < block.end and ownership.holds(block.eqns[k], n) for k, n in uses[value])
+            if num_bytes(value) < _gates.ORDERED_BYTES and not any(held):
+                continue  # and no call of ours has it as its buffer
+            # Of several owners the last may have the buffer itself; the others copy it, as their meaning demands.
+            owner = max(candidates, key=lambda k: block.rank[k])
+            readers = []
+            for k in sorted({k for k, _ in uses[value]} - candidates - {block.end}):
+                if block.rank[k] > block.rank[owner]:
+                    since = block.rank[owner]
+                    together = set().union(*(block.ancestors(m, since) for m in block.made_at_once(k, value)))
+                    moved = together if may_move(together) else block.ancestors(k, since)
+                    if may_move(moved):
+                        block.move_before(moved, owner)
+                    elif owner in moved or not _sink(block, owner, k, owning):
+                        continue  # it depends on the owner, or neither may move: XLA has to copy
+                readers.append(k)
+            if readers:
+                pending.setdefault(owner, []).append((value, readers))
+
+        for owner, values in sorted(pending.items(), key=lambda item: -block.rank[item[0]]):
+            for value, readers in values:
+                known = block.ancestors(owner, min(block.rank[k] for k in readers))
+                if self.barriers_hold and num_bytes(value) >= _gates.ORDERED_BYTES and block.is_read_as_it_leaves(owner):
+                    known = set()
+                results = [x for k in readers if k not in known for x in block.waited_for(owner, k, value)]
+                if not results:
+                    continue
+                eqn = block.eqns[owner]
+                if updates(eqn) and eqn.invars[0] is value:
+                    block.add_operands(owner, results)
+                else:
+                    block.fence(owner, value, results)
+
+        for k, eqn in enumerate(scope.jaxpr.eqns):
+            if eqn.primitive.name == "while":
+                for number in self._kept(eqn):
+                    value = block.eqns[k].invars[number]
+                    is_made_again = _is_splat(scope, eqn.invars[number]) or (
+                        self.sinks and _is_computed(scope, eqn.invars[number])
+                    )
+                    if is_made_again and ownership.holds(eqn, number):
+                        block.fence(k, value, [])
+        return block
+
+    def _kept(self, loop: Equation) -> list[int]:
+        """Return the operands that a loop is given and does not change."""
+        first, same = len(loop.invars) - len(loop.outvars), self.ownership.invariants(loop)
+        return [k for k in range(len(loop.invars)) if k < first or k - first in same]
+
+
+# --- the equations of one jaxpr --------------------------------------------------------------------------------
 
 
 class _Block:
-    """The operations of one block in their current order; the terminator is the last."""
+    """The equations of one jaxpr in their current order; what comes last is the end, where results leave."""
 
-    def __init__(self, block: ir.Block, functions: dict[str, Operation]) -> None:
-        self.block, self.functions = block, functions
-        self.operations = [operation(op) for op in block.operations]
-        self.identity = {op: k for k, op in enumerate(self.operations)}
-        self.order = list(range(len(self.operations)))
+    def __init__(self, scope: Scope) -> None:
+        self.scope, self.eqns = scope, list(scope.jaxpr.eqns)
+        self.end = len(self.eqns)
+        self.order = list(range(self.end + 1))
         self.rank = list(self.order)
+        self.made_by = {v: k for k, eqn in enumerate(self.eqns) for v in eqn.outvars}
+        self.used_by: dict[Any, list[int]] = {}
+        for k in self.order:
+            for _, v in self.operands(k):
+                self.used_by.setdefault(v, []).append(k)
+        self.fences: dict[int, list[Equation]] = {}
+        self.waited: dict[int, list[Any]] = {}  #: by equation
 
-    def producer(self, value: Value) -> int | None:
-        """Return the operation of this block that makes `value`."""
-        return None if isinstance(value, ir.BlockArgument) else self.identity.get(operation(value.owner))
+    def operands(self, k: int) -> Iterable[tuple[int, Any]]:
+        """Return the variables that an equation uses, and which operand each is. Branches may use some only."""
+        if k == self.end:
+            return [(n, v) for n, v in enumerate(self.scope.jaxpr.outvars) if not isinstance(v, Literal)]
+        eqn = self.scope.jaxpr.eqns[k]
+        found = [(n, v) for n, v in enumerate(eqn.invars) if not isinstance(v, Literal)]
+        if eqn.primitive.name == "cond":
+            used = set().union(*map(_used_arguments, eqn.params["branches"]))
+            found = [(n, v) for n, v in found if n == 0 or n - 1 in used]
+        return found
+
+    def _producers(self, k: int) -> list[int]:
+        waited = self.waited.get(k, ())
+        return [self.made_by[v] for v in (*(v for _, v in self.operands(k)), *waited) if v in self.made_by]
 
     def ancestors(self, k: int, since: int) -> set[int]:
-        """Return the operations of rank `since` or more that operation `k` depends on, itself included."""
+        """Return the equations of rank `since` or more that equation `k` depends on, itself included."""
         found, stack = set(), [k]
         while stack:
             at = stack.pop()
             if at in found or self.rank[at] < since:
                 continue
             found.add(at)
-            producers = (self.producer(value) for _, _, value in nested_operands(self.operations[at]))
-            stack.extend(p for p in producers if p is not None)
+            stack.extend(self._producers(at))
         return found
 
     def descendants(self, k: int, until: int) -> set[int]:
-        """Return the operations before operation `until` that depend on operation `k`, itself included."""
+        """Return the equations before equation `until` that depend on equation `k`, itself included."""
         found = {k}
         for m in self.order[self.rank[k] + 1 : self.rank[until]]:
-            producers = (self.producer(value) for _, _, value in nested_operands(self.operations[m]))
-            if any(p in found for p in producers):
+            if any(p in found for p in self._producers(m)):
                 found.add(m)
         return found
 
-    def used_after(self, owner: int, result: Value, limit: float) -> Value:
+    def users(self, value: Any) -> list[int]:
+        """Return the equations that use a value, except for fences, and the end if it leaves the jaxpr."""
+        return self.used_by.get(value, [])
+
+    def used_after(self, owner: int, result: Any, limit: float) -> Any:
         """Return a result, or what is made of it, that is used after the owner, too.
 
         What passes a barrier and is not used then does not wait: XLA removes it from the barrier.
@@ -91,46 +189,42 @@ class _Block:
             values += self._made_before(owner, users, found)
         return result
 
-    def users(self, value: Value) -> list[int]:
-        """Return the operations that use a value, except for fences that were put in."""
-        return [k for use in value.uses if (k := self.number_of(operation(use.owner))) is not None]
-
-    def _made_before(self, owner: int, users: Sequence[int], found: set[Value]) -> list[Value]:
-        """Return the results of those operations that come before the owner. They are added to what was `found`."""
-        made = [x for k in users if self.rank[k] < self.rank[owner] for x in self.operations[k].results]
+    def _made_before(self, owner: int, users: Sequence[int], found: set[Any]) -> list[Any]:
+        """Return the results of those equations that come before the owner. They are added to what was `found`."""
+        made = [x for k in users if self.rank[k] < self.rank[owner] for x in _results(self.eqns[k])]
         new = [x for x in dict.fromkeys(made) if x not in found]
         found.update(new)
         return new
 
-    def made_at_once(self, reader: int, buffer: Value) -> list[int]:
-        """Return a reader of all of a buffer, and what uses the large arrays that are made of it, except the last."""
+    def made_at_once(self, reader: int, buffer: Any) -> list[int]:
+        """Return a reader of all of a buffer, and what uses the large arrays that are made of it, except the end."""
         found = [reader]
-        if num_bytes(buffer) < _gates.ORDERED_BYTES_OF_ALL or not _is_fused(self.operations[reader], self.functions):
+        if num_bytes(buffer) < _gates.ORDERED_BYTES_OF_ALL or not is_fused(self.eqns[reader]):
             return found
         for k in found:
-            large = [x for x in self.operations[k].results if num_bytes(x) > num_bytes(buffer) / 2]
+            large = [x for x in self.eqns[k].outvars if num_bytes(x) > num_bytes(buffer) / 2]
             users = {m for x in large for m in self.users(x)}
-            found += sorted(m for m in users if m not in found and m != len(self.operations) - 1)
+            found += sorted(m for m in users if m not in found and m != self.end)
         return found
 
-    def waited_for(self, owner: int, reader: int, buffer: Value) -> list[Value]:
+    def waited_for(self, owner: int, reader: int, buffer: Any) -> list[Any]:
         """Return what the owner has to wait for, so that a reader of its buffer comes first."""
-        op, limit = self.operations[reader], num_bytes(buffer) / 2
-        results = [x for x in op.results if isinstance(x.type, ir.RankedTensorType)]
-        if not is_ours(op) and _is_fused(op, self.functions) and num_bytes(buffer) >= _gates.ORDERED_BYTES_OF_ALL:
+        eqn, limit = self.eqns[reader], num_bytes(buffer) / 2
+        results = _results(eqn)
+        if is_fused(eqn) and num_bytes(buffer) >= _gates.ORDERED_BYTES_OF_ALL:
             return list(dict.fromkeys(x for result in results for x in self._made_of(owner, result, limit)))
         # What a read of ours gives passes a barrier of its own.
         results = [x for x in results if num_bytes(x) <= limit]
-        return results if is_ours(op) else [self.used_after(owner, x, limit) for x in results]
+        return results if is_of_ours(eqn) else [self.used_after(owner, x, limit) for x in results]
 
-    def _made_of(self, owner: int, result: Value, limit: float) -> list[Value]:
+    def _made_of(self, owner: int, result: Any, limit: float) -> list[Any]:
         """Return all that is made of a result of a reader with which XLA may fuse the reader.
 
         That is nothing if a large array is used after the owner: it would have to be materialised.
         """
         waited, values, found = [], [result], {result}
         for value in values:
-            if not _is_fused(operation(value.owner), self.functions):
+            if not is_fused(self.eqns[self.made_by[value]]):
                 last = self.used_after(owner, value, limit)
                 waited += [last] if num_bytes(last) <= limit else []
                 continue
@@ -142,187 +236,152 @@ class _Block:
             values += self._made_before(owner, users, found)
         return waited
 
-    def number_of(self, op: Operation) -> int | None:
-        """Return the operation that an operation is, or is inside of: None for a fence that was put in."""
-        while op.block != self.block:
-            op = operation(op.block.owner)
-        return self.identity.get(op)
+    def is_read_as_it_leaves(self, owner: int) -> bool:
+        """Return whether a branch returns what an equation makes of a buffer, and reads it, too.
+
+        Then XLA copies the buffer twice, even if the equation is made of all that is read before: a barrier prevents
+        it.
+        """
+        if not isinstance(self.scope.role, int):
+            return False
+        found = [set(self.users(v)) for v in self.eqns[owner].outvars]
+        return any(self.end in users and len(users) > 1 for users in found)
 
     def move_before(self, moved: set[int], k: int) -> None:
         in_order = [m for m in self.order if m in moved]
-        for m in in_order:
-            self.operations[m].move_before(self.operations[k])
         rest = [m for m in self.order if m not in moved]
         at = rest.index(k)
         self.order = [*rest[:at], *in_order, *rest[at:]]
         for r, m in enumerate(self.order):
             self.rank[m] = r
 
-    def add_operands(self, k: int, extra: Sequence[Value]) -> None:
-        """Replace one of our calls by the same call with more operands."""
-        op = self.operations[k]
-        del self.identity[op]
-        users = self._taken_out({operation(use.owner) for result in op.results for use in result.uses})
-        self.operations[k] = _with_operands(op, extra)
-        self.identity.update([(self.operations[k], k), *users])
+    def add_operands(self, k: int, extra: Sequence[Any]) -> None:
+        """Have a call of ours wait for more operands."""
+        eqn = self.eqns[k]
+        waits = eqn.params.get("waits", 0) + len(extra)
+        self.eqns[k] = eqn.replace(invars=[*eqn.invars, *extra], params=eqn.params | {"waits": waits})
+        self.waited.setdefault(k, []).extend(extra)
+        for v in extra:
+            self.used_by.setdefault(v, []).append(k)
 
-    def fence(self, k: int, value: Value, readers: Sequence[Value]) -> None:
-        """Give an operation the value through a fence."""
-        op = self.operations[k]
-        own = self._taken_out({op})
-        _fence(op, value, readers)
-        self.identity.update(own)
-
-    def _taken_out(self, ops: set[Operation]) -> list[tuple[Operation, int]]:
-        """Take operations out of `identity` that are to have other operands, and return them with their numbers.
-
-        MLIR computes the hash of an operation from its operands.
-        """
-        return [(op, self.identity.pop(op)) for op in ops if op in self.identity]
-
-
-def _order_block(mlir_block: ir.Block, ownership: Ownership, sinks: bool, barriers_hold: bool) -> None:
-    block = _Block(mlir_block, ownership.functions)
-    uses: dict[Value, list[tuple[int, Operation, int]]] = {}  # in which operation of the block, by which, as which
-    owning: dict[Value, set[int]] = {}
-    for k, op in enumerate(block.operations):
-        for user, number, value in nested_operands(op):
-            uses.setdefault(value, []).append((k, user, number))
-            if ownership.owns(user, number):
-                owning.setdefault(value, set()).add(k)
-    pinned = set().union(*owning.values())
-
-    def may_move(moved: set[int]) -> bool:
-        return not moved & pinned and all(_is_pure(block.operations[m], ownership.functions) for m in moved)
-
-    pending: dict[int, list[tuple[Value, list[int]]]] = {}
-    for value, candidates in owning.items():
-        if num_bytes(value) < _gates.ORDERED_BYTES and not any(ownership.holds(user, n) for _, user, n in uses[value]):
-            continue  # and no call of ours has it as its buffer
-        # Of several owners the last may have the buffer itself; the others copy it, as their meaning demands.
-        owner = max(candidates, key=lambda k: block.rank[k])
-        readers = []
-        for k in sorted({k for k, _, _ in uses[value]} - candidates):
-            if k == len(block.operations) - 1:
-                continue  # the value leaves the block, so it has to outlive the owner
-            if block.rank[k] > block.rank[owner]:
-                since = block.rank[owner]
-                together = set().union(*(block.ancestors(m, since) for m in block.made_at_once(k, value)))
-                moved = together if may_move(together) else block.ancestors(k, since)
-                if may_move(moved):
-                    block.move_before(moved, owner)
-                elif owner in moved or not _sink(block, owner, k, owning, ownership):
-                    continue  # it depends on the owner, or neither may move: XLA has to copy
-            readers.append(k)
-        if readers:
-            pending.setdefault(owner, []).append((value, readers))
-
-    # Last owner first: an op is replaced to give it operands, and its old results are gone for the owners after it.
-    for owner, values in sorted(pending.items(), key=lambda item: -block.rank[item[0]]):
-        for value, readers in values:
-            known = block.ancestors(owner, min(block.rank[k] for k in readers))
-            if barriers_hold and num_bytes(value) >= _gates.ORDERED_BYTES and _is_read_before_it_leaves(block, owner):
-                known = set()
-            results = [x for k in readers if k not in known for x in block.waited_for(owner, k, value)]
-            op = block.operations[owner]
-            if not results:
-                continue
-            if target(op) in UPDATING and op.operands[0] == value:
-                block.add_operands(owner, results)
-            else:
-                block.fence(owner, value, results)
-
-    for op in block.operations:
-        if op.name == "stablehlo.while":
-            for k in ownership.invariants(op):
-                if (_is_splat(op.operands[k]) or (sinks and _is_computed(op.operands[k]))) and ownership.holds(op, k):
-                    _fence(op, op.operands[k], [])
+    def fence(self, k: int, value: Any, readers: Sequence[Any]) -> None:
+        """Give an equation the value through an in-place identity that waits for the readers."""
+        eqn, passed = self.eqns[k], _compat.new_variable(value.aval)
+        fence = eqn.replace(
+            invars=[value, *readers],
+            outvars=[passed],
+            primitive=ta_fence_p,
+            params={"waits": len(readers)},
+            effects=set(),
+        )
+        self.fences.setdefault(k, []).append(fence)
+        self.waited.setdefault(k, []).extend(readers)
+        self.eqns[k] = eqn.replace(invars=[passed if v is value else v for v in eqn.invars])
 
 
-def _is_read_before_it_leaves(block: _Block, owner: int) -> bool:
-    """Return whether a branch returns what an operation makes of a buffer, and reads it, too.
-
-    Then XLA copies the buffer twice, even if the operation is made of all that is read before: a barrier prevents it.
-    """
-    if operation(block.block.owner).name != "stablehlo.case":
-        return False
-    end = len(block.operations) - 1
-    users = [[operation(use.owner) for use in result.uses] for result in block.operations[owner].results]
-    found = [{block.number_of(op) for op in ops} for ops in users]
-    return any(end in numbers and len(numbers) > 1 for numbers in found)
+@_compat.cached
+def _used_arguments(branch: Any) -> set[int]:
+    """Return the numbers of the arguments of a branch that it uses."""
+    inner = _compat.opened(branch)
+    used = {v for eqn in inner.eqns for v in eqn.invars if not isinstance(v, Literal)}
+    used |= {v for v in inner.outvars if not isinstance(v, Literal)}
+    return {k for k, v in enumerate(inner.invars) if v in used}
 
 
-def _sink(block: _Block, owner: int, reader: int, owning: dict[Value, set[int]], ownership: Ownership) -> bool:
+def _results(eqn: Equation) -> list[Any]:
+    """Return the results of an equation that can be waited for."""
+    return [v for v in eqn.outvars if not _compat.is_drop(v) and isinstance(getattr(v.aval, "dtype", None), np.dtype)]
+
+
+def num_bytes(value: Any) -> float:
+    """Return the size of an array in bytes, infinity if it is not known, and 0 for what is not of numbers."""
+    aval = value.aval
+    if not isinstance(getattr(aval, "dtype", None), np.dtype):
+        return 0
+    if not all(isinstance(n, int) for n in aval.shape):
+        return np.inf
+    return float(np.prod(aval.shape, dtype=float) * aval.dtype.itemsize)
+
+
+def _sink(block: _Block, owner: int, reader: int, owning: dict[Any, set[int]]) -> bool:
     """Move an owner and what depends on it after a reader. Return whether that is possible."""
     moved = block.descendants(owner, reader)
     between = {k for k in block.order[block.rank[owner] : block.rank[reader] + 1] if k not in moved}
     for k in moved:
-        op = block.operations[k]
-        if not _is_pure(op, ownership.functions) and target(op) not in UPDATING:
+        if not _is_pure(block.eqns[k]) and not updates(block.eqns[k]):
             return False
-        if any(owning.get(value, set()) & between for _, _, value in nested_operands(op)):
+        if any(owning.get(value, set()) & between for _, value in block.operands(k)):
             return False  # it reads what is updated between the two
     block.move_before(moved, block.order[block.rank[reader] + 1])
     return True
 
 
-def _is_fused(op: Operation, functions: dict[str, Operation]) -> bool:
-    """Return whether XLA may repeat an operation in each fusion that uses its results."""
-    if (name := callee(op)) is not None:
-        return all(_is_fused(inner, functions) for inner in walk(functions[name]) if inner.name != "func.return")
-    is_plain = op.name.startswith(("stablehlo.", "chlo.")) and not len(op.regions)
-    return is_plain and op.name.removeprefix("stablehlo.") not in _MADE_ALONE
+def _is_pure(eqn: Equation) -> bool:
+    """Return whether running an equation at another point of its jaxpr cannot be observed."""
+    if is_of_ours(eqn):
+        return eqn.primitive.name in _PURE
+    if eqn.effects or eqn.primitive.name == "rng_uniform":
+        return False
+    return all(_is_pure(inner) for jaxpr in jaxprs.jaxprs_in(eqn.params) for inner in jaxpr.eqns)
 
 
-#: Operations without a region that XLA repeats in no fusion.
-_MADE_ALONE = frozenset(
+#: Ops of ours that update nothing.
+_PURE = frozenset(("ta_read", "ta_read_part", "ta_check", "ta_zero"))
+
+
+def is_fused(eqn: Equation) -> bool:
+    """Return whether XLA may repeat an equation in each fusion that uses its results."""
+    if eqn.primitive.name in _FUSED:
+        return True
+    inner = list(jaxprs.jaxprs_in(eqn.params)) if eqn.primitive.name in _CALLS else []
+    return bool(inner) and all(is_fused(e) for jaxpr in inner for e in jaxpr.eqns)
+
+
+_CALLS = frozenset(("jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call", "eval_jaxpr"))
+
+#: Operations that XLA makes again where it fuses them.
+_FUSED = frozenset(
     (
-        *("cholesky", "convolution", "custom_call", "dot_general", "dynamic_update_slice", "fft"),
-        *("optimization_barrier", "rng", "rng_bit_generator", "triangular_solve"),
+        *("abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh"),
+        *("bessel_i0e", "bessel_i1e", "bitcast_convert_type", "broadcast_in_dim", "broadcast_to", "cbrt", "ceil"),
+        *("clamp", "clz", "complex", "concatenate", "conj", "convert_element_type", "copy", "cos", "cosh", "digamma"),
+        *("div", "dynamic_slice", "empty", "empty2", "eq", "eq_to", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1"),
+        *("floor", "gather", "ge", "gt", "imag", "integer_pow", "iota", "is_finite", "le", "le_to", "lgamma", "log"),
+        *("log1p", "log2", "logistic", "lt", "lt_to", "max", "min", "mul", "mulhi", "ne", "neg", "nextafter", "not"),
+        *("one_minus_square", "or", "pad", "polygamma", "population_count", "pow", "pvary", "real", "reduce_precision"),
+        *("rem", "reshape", "rev", "round", "rsqrt", "select_n", "shift_left", "shift_right_arithmetic"),
+        *("shift_right_logical", "sign", "sin", "sinh", "slice", "split", "sqrt", "square", "squeeze", "stack"),
+        *("stop_gradient", "sub", "tan", "tanh", "tile", "top_k", "transpose", "unstack", "xor", "zeta"),
     )
 )
 
 
-def _is_splat(value: Value) -> bool:
+def _is_splat(scope: Scope, value: Any) -> bool:
     """Return whether XLA would rather make this array again in every iteration than carry it into a loop."""
-    producer = None if isinstance(value, ir.BlockArgument) else operation(value.owner)
-    return producer is not None and producer.name in ("stablehlo.broadcast_in_dim", "stablehlo.constant")
+    maker = _maker(scope, value)
+    if maker is not None:
+        return maker.primitive.name in ("broadcast_in_dim", "empty", "empty2")
+    scope, value = home_of(scope, value)
+    return not isinstance(value, Literal) and value in scope.jaxpr.constvars
 
 
-def _is_computed(value: Value) -> bool:
+def _is_computed(scope: Scope, value: Any) -> bool:
     """Return whether this array is made elementwise, so that XLA may move what makes it."""
-    producer = None if isinstance(value, ir.BlockArgument) else operation(value.owner)
-    if producer is None or not producer.name.startswith("stablehlo."):
-        return False
-    return not producer.regions and producer.name not in ("stablehlo.custom_call", "stablehlo.optimization_barrier")
+    maker = _maker(scope, value)
+    return maker is not None and (maker.primitive.name in _FUSED or maker.primitive.name in _MADE_ALONE)
 
 
-def _is_pure(op: Operation, functions: dict[str, Operation]) -> bool:
-    """Return whether running `op` at another point of its block cannot be observed."""
-    if op.name == "stablehlo.custom_call":
-        return target(op) in (PREFIX + "read", PREFIX + "read_part", PREFIX + "check")
-    if op.name == "func.call":
-        return all(_is_pure(inner, functions) for inner in walk(functions[op.attributes["callee"].value]))
-    if not op.name.startswith(("stablehlo.", "chlo.", "func.return")) or op.name in _IMPURE:
-        return False
-    return all(_is_pure(inner, functions) for inner in walk(op))
-
-
-_IMPURE = frozenset(
-    "stablehlo." + name
-    for name in ("after_all", "collective_broadcast", "create_token", "infeed", "outfeed", "recv", "rng", "send")
+#: Operations of XLA's own that it repeats in no fusion.
+_MADE_ALONE = frozenset(
+    (
+        *("cholesky", "conv_general_dilated", "dot_general", "dynamic_update_slice", "fft", "rng_bit_generator"),
+        "triangular_solve",
+    )
 )
 
 
-def _with_operands(op: Operation, extra: Sequence[Value]) -> Operation:
-    more = ir.ArrayAttr.get([*op.attributes["operand_layouts"], *layouts(extra)])
-    return replaced(op, [*op.operands, *extra], [], operand_layouts=more)
-
-
-def _fence(op: Operation, value: Value, readers: Sequence[Value]) -> None:
-    """Give `op` the value through an in-place identity that waits for the readers."""
-    with ir.InsertionPoint(op), op.location:
-        fence = custom_call("fence", [value, *readers], value.type, {}, in_place=True)
-    for user, number, used in list(nested_operands(op)):
-        if used == value:
-            user.operands[number] = fence
+def _maker(scope: Scope, value: Any) -> Equation | None:
+    if isinstance(value, Literal):
+        return None
+    scope, value = home_of(scope, value)
+    return scope.maker(value)

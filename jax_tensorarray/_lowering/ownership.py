@@ -7,12 +7,16 @@ from jax.extend.core import Literal
 
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs
-from jax_tensorarray._ops.fence import ta_fence_p
 from jax_tensorarray._ops.primitive import CALLED, ROW_OPS
 from jax_tensorarray._types import Equation
 
 #: What answers whether an equation has some relation to its operand of a number.
 Relation = Callable[[Equation, int], bool]
+
+
+def is_of_ours(eqn: Equation) -> bool:
+    """Return whether an equation becomes a call of ours."""
+    return eqn.primitive.name.startswith("ta_")
 
 
 def updates(eqn: Equation) -> bool:
@@ -29,7 +33,8 @@ def has_buffer(eqn: Equation) -> bool:
 
 def waits_of(eqn: Equation) -> int:
     """Return how many of the last operands of a call of ours are only waited for."""
-    return len(eqn.invars) - 1 if eqn.primitive is ta_fence_p else eqn.params.get("waits", 0)
+    found: int = eqn.params.get("waits", 0)
+    return found
 
 
 def operands_of(eqn: Equation) -> list[Any]:

@@ -12,6 +12,7 @@ from jax_tensorarray._lowering.branches import split_updating_branches
 from jax_tensorarray._lowering.calls import WITHOUT_KERNELS
 from jax_tensorarray._lowering.deferred import raise_at_end
 from jax_tensorarray._lowering.expand import expanded, needs_passes
+from jax_tensorarray._lowering.ordering import order_readers
 from jax_tensorarray._lowering.record import check_by_record, drop_out_of_bounds
 from jax_tensorarray._lowering.slices import default_lowering, use_slices
 from jax_tensorarray._lowering.uses import mark_unordered
@@ -59,14 +60,19 @@ PASSES = (
     ),
     Pass(lambda jaxpr, target: split_updating_branches(jaxpr)),
     Pass(
+        lambda jaxpr, target: order_readers(
+            jaxpr, sinks=target.calls_nothing, barriers_hold=not target.needs_opaque_zero
+        )
+    ),
+    Pass(
+        lambda jaxpr, target: use_slices(
+            jaxpr, platform=target.platform, divided=target.divided, outside=target.outside
+        )
+    ),
+    Pass(
         lambda jaxpr, target: raise_at_end(jaxpr, target.shardings, target.outside),
         lambda target: target.raises_at_end,
     ),
-)
-
-#: Not on until `ordering` is a pass over jaxprs, too: it has to come before.
-ACCESS = Pass(
-    lambda jaxpr, target: use_slices(jaxpr, platform=target.platform, divided=target.divided, outside=target.outside)
 )
 
 

@@ -115,6 +115,16 @@ def _converted(number: int, dtype: Any) -> int | None:
     return number if info.min <= number <= info.max else None
 
 
+def home_of(scope: Scope, value: Any) -> tuple[Scope, Any]:
+    """Return a value as the variable that it is outside of all branches, with its scope."""
+    while isinstance(scope.role, int) and value in scope.numbers:
+        outer = scope.operand(value)
+        if isinstance(outer, Literal):
+            break
+        scope, value = scope.outer, outer  # type: ignore[assignment]
+    return scope, value
+
+
 def init_of(loop: Equation, number: int) -> Atom:
     """Return what a carry of a loop begins as."""
     return loop.invars[loop.params["cond_nconsts"] + loop.params["body_nconsts"] + number]
@@ -174,14 +184,21 @@ def walk(jaxpr: Any) -> Iterator[Equation]:
             yield from walk(inner)
 
 
+@_compat.cached
+def has_ops(jaxpr: Any) -> bool:
+    """Return whether there is an op of this library in a jaxpr."""
+    return jaxprs.any_equation(jaxpr, lambda eqn: eqn.primitive.name.startswith("ta_"))
+
+
 def bodies_of(eqn: Equation) -> list[Any]:
-    """Return the jaxprs of a loop, of branches, of a `shard_map` and of a `jit`."""
+    """Return the jaxprs of a loop, of branches, of a `shard_map`, and of a `jit` with ops of ours."""
     name, params = eqn.primitive.name, eqn.params
     if name == "while":
         return [params["cond_jaxpr"], params["body_jaxpr"]]
     if name == "cond":
         return list(params["branches"])
-    return [params["jaxpr"]] if name in ("shard_map", "jit", "pjit") else []
+    is_entered = name == "shard_map" or (name in ("jit", "pjit") and has_ops(params["jaxpr"]))
+    return [params["jaxpr"]] if is_entered else []
 
 
 def inner_scopes(scope: Scope, eqn: Equation) -> list[Scope]:

@@ -29,8 +29,8 @@ from jax_tensorarray import _compat, _gates
 from jax_tensorarray._lowering import slicing
 from jax_tensorarray._lowering.calls import LOWERINGS, TAPE_PARAM, WITHOUT_KERNELS
 from jax_tensorarray._lowering.equations import Atom, Block
-from jax_tensorarray._lowering.ownership import mask_of, operands_of, readers_of, updates, waits_of
-from jax_tensorarray._lowering.record import Places
+from jax_tensorarray._lowering.ownership import has_buffer, mask_of, operands_of, readers_of, updates, waits_of
+from jax_tensorarray._lowering.places import Places
 from jax_tensorarray._lowering.scopes import (
     Scope,
     addresses_rows,
@@ -423,7 +423,7 @@ class LayoutConflicts:
     def add(self, scope: Scope, choices: _Chosen) -> None:
         """Note the calls that stay."""
         for eqn, choice in choices:
-            if choice is None and eqn.primitive in CALLED and not is_packed(eqn.invars[0].aval.dtype):
+            if choice is None and has_buffer(eqn) and not is_packed(eqn.invars[0].aval.dtype):
                 self.calls.add(self._key(scope, eqn))
 
     def choices(self, scope: Scope, choices: _Chosen) -> _Chosen:
@@ -463,9 +463,9 @@ def _same_buffer(scope: Scope, eqn: Equation) -> Iterator[tuple[_Place, _Place]]
             yield from pairs(scope, eqn.invars[1:], inner, inner.jaxpr.invars)
             yield from pairs(scope, eqn.outvars, inner, inner.jaxpr.outvars)
     elif name in ("jit", "pjit", "shard_map"):
-        (inner,) = inner_scopes(scope, eqn)
-        yield from pairs(scope, eqn.invars, inner, inner.jaxpr.invars)
-        yield from pairs(scope, eqn.outvars, inner, inner.jaxpr.outvars)
+        for inner in inner_scopes(scope, eqn):
+            yield from pairs(scope, eqn.invars, inner, inner.jaxpr.invars)
+            yield from pairs(scope, eqn.outvars, inner, inner.jaxpr.outvars)
     else:
         for operand, result in params.get("input_output_aliases") or ():
             yield (scope, eqn.invars[operand]), (scope, eqn.outvars[result])
@@ -528,7 +528,6 @@ class Rewriter:
             if is_strict(eqn):
                 changes["op"] = self.places.named(eqn)
             strict = eqn.params["mode"] in ("error", None) and eqn.params.get("checked") != "recorded"
-            changes["settled"] = eqn.primitive is ta_check_p
         if scope.is_in_loop and (eqn.primitive is ta_empty_p or (addresses_rows(eqn) and strict)):
             changes["effect"] = True
         if eqn.primitive in ROW_OPS and _is_static(eqn.invars[0].aval) and _is_static(eqn.invars[1].aval):

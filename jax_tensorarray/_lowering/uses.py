@@ -11,7 +11,7 @@ from jax.extend.core import Literal
 
 from jax_tensorarray._lowering.equations import Block
 from jax_tensorarray._lowering.ownership import Ownership, updates
-from jax_tensorarray._lowering.scopes import Scope, index_number, inner_scopes, is_strict, rebuilt
+from jax_tensorarray._lowering.scopes import Scope, home_of, index_number, is_strict, rebuilt
 from jax_tensorarray._ops.primitive import ROW_OPS
 from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._types import Equation
@@ -189,16 +189,6 @@ class Uses:
                         found.add(id(use.eqn))
                         stack.append(use.eqn)
         return False
-
-
-def home_of(scope: Scope, value: Any) -> tuple[Scope, Any]:
-    """Return a value as the variable that it is outside of all branches, with its scope."""
-    while isinstance(scope.role, int) and value in scope.numbers:
-        outer = scope.operand(value)
-        if isinstance(outer, Literal):
-            break
-        scope, value = scope.outer, outer  # type: ignore[assignment]
-    return scope, value
 
 
 def _is_sum_of_few(scope: Scope, eqn: Equation) -> bool:

@@ -19,7 +19,7 @@ def _in_plain_jax(buffer: Array, *values: Array) -> Array:
 #: `ta_fence buffer *values` is the buffer itself, in place, once the values are there.
 ta_fence_p = make_primitive(
     "ta_fence",
-    abstract_eval=lambda buffer, *values: like_buffer(buffer),
+    abstract_eval=lambda buffer, *values, waits: like_buffer(buffer),
     reference=_in_plain_jax,
     kernel=simple_kernel("fence", ("buffer",), ("buffer",)),
 )

@@ -3,7 +3,7 @@
 from jax_tensorarray._lowering import program as passes
 
 CPU = passes.Target("cpu", divided=False, calls_nothing=False, outside=None)
-PASSES = [each for each in (*passes.PASSES, passes.ACCESS) if each.applies_to(CPU)]
+PASSES = [each for each in passes.PASSES if each.applies_to(CPU)]
 ALL = len(PASSES)
 
 
