@@ -118,13 +118,13 @@ def is_rewritten() -> bool:
 
 
 def around_lowering(
-    before: Callable[[Any, Sequence[str], bool, bool, Any], Any],
+    before: Callable[[Any, Sequence[str], bool, bool, Sequence[Any] | None], Any],
     rewrite: Callable[[mlir.ir.Module, Sequence[str], bool], None],
 ) -> list[Replacement]:
     """Return what calls `before` on every program that JAX lowers, and `rewrite` on the module that is made of it.
 
     Their further arguments are the platforms that the module is for, and whether JAX compiles it next; `before` is
-    also told whether it is for several devices, and how its results are divided among them.
+    also told whether it is for several devices, and how these divide the results, as far as JAX knows.
 
     A lowering rule sees one operation of one function; the order of reads and writes of a buffer is a matter of
     whole modules. Without this hook, a write that does not depend on an earlier read copies the buffer.
@@ -140,8 +140,8 @@ def around_lowering(
         platforms = kwargs.get("platforms", ())
         was_rewritten, _now.is_rewritten = _now.is_rewritten, True
         try:
-            divided = kwargs.get("num_partitions", 1) > 1
-            jaxpr = before(jaxpr, platforms, not exported, divided, kwargs.get("result_shardings"))
+            divided, shardings = kwargs.get("num_partitions", 1) > 1, kwargs.get("result_shardings")
+            jaxpr = before(jaxpr, platforms, not exported, divided, shardings)
             result = original(name, jaxpr, **kwargs)
         finally:
             _now.is_rewritten = was_rewritten

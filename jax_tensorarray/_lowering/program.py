@@ -14,7 +14,7 @@ from jax_tensorarray._lowering.deferred import raise_at_end
 from jax_tensorarray._lowering.expand import expanded, needs_passes
 from jax_tensorarray._lowering.ordering import order_readers
 from jax_tensorarray._lowering.record import check_by_record, drop_out_of_bounds
-from jax_tensorarray._lowering.slices import default_lowering
+from jax_tensorarray._lowering.slices import default_lowering, use_slices
 from jax_tensorarray._lowering.uses import mark_unordered
 
 
@@ -26,9 +26,8 @@ class Target(NamedTuple):
     divided: bool  #: among several devices
     calls_nothing: bool  #: kernels cannot be called
     outside: Any  #: the place in the source that calls the program
-    #: How results are divided if they have to be there before an error is raised: other devices might wait for one that
-    #: raises before the end.
-    at_end: Sequence[Any] | None = None
+    raises_at_end: bool = False  #: other devices might wait for one that raises before the end
+    shardings: Sequence[Any] | None = None  #: how devices divide the results, as far as JAX knows
 
     @property
     def is_known(self) -> bool:
@@ -49,7 +48,7 @@ class Pass(NamedTuple):
 PASSES = (
     Pass(lambda jaxpr, target: expanded(jaxpr, with_options=not target.divided)),
     Pass(lambda jaxpr, target: absolute.write_out(jaxpr), lambda target: target.is_known),
-    Pass(lambda jaxpr, target: mark_those_in_range(jaxpr), lambda target: target.is_known),
+    Pass(lambda jaxpr, target: mark_those_in_range(jaxpr), lambda target: target.is_known or target.raises_at_end),
     Pass(
         lambda jaxpr, target: mark_unordered(jaxpr, target.platform, not target.needs_opaque_zero),
         lambda target: target.is_known,
@@ -66,8 +65,13 @@ PASSES = (
         )
     ),
     Pass(
-        lambda jaxpr, target: raise_at_end(jaxpr, target.outside, target.at_end or ()),
-        lambda target: target.at_end is not None,
+        lambda jaxpr, target: use_slices(
+            jaxpr, platform=target.platform, divided=target.divided, outside=target.outside
+        )
+    ),
+    Pass(
+        lambda jaxpr, target: raise_at_end(jaxpr, target.shardings, target.outside),
+        lambda target: target.raises_at_end,
     ),
 )
 
@@ -86,9 +90,9 @@ def rewritten(
     if platform not in WITHOUT_KERNELS and (divided or not is_compiled_next):
         platform = None
     outside = _compat.frame_of(source_info_util.current())
+    calls_nothing = not WITHOUT_KERNELS.isdisjoint(platforms)
     raises_at_end = divided and is_compiled_next and tuple(platforms) == ("cpu",)
-    at_end = shardings or () if raises_at_end else None
-    target = Target(platform, divided, not WITHOUT_KERNELS.isdisjoint(platforms), outside, at_end)
+    target = Target(platform, divided, calls_nothing, outside, raises_at_end, shardings)
     for each in PASSES:
         if each.applies_to(target):
             jaxpr = each.run(jaxpr, target)

@@ -22,6 +22,7 @@ from jax.extend.core import Literal
 from jax_tensorarray import _compat
 from jax_tensorarray._lowering.calls import TAPE_PARAM, box_along
 from jax_tensorarray._lowering.equations import Atom, Block
+from jax_tensorarray._lowering.places import Places
 from jax_tensorarray._lowering.scopes import (
     Scope,
     added_by_step,
@@ -124,27 +125,6 @@ def _is_never_out(eqn: Equation) -> bool:
 
 def _recorded(eqn: Equation) -> Equation:
     return eqn.replace(params=eqn.params | {"checked": "recorded"})
-
-
-class Places:
-    """Where an op stands in the user's source, which index errors say at their end: `... of size 4 (train.py:12)`.
-
-    Of the path it has the name of the file only. Attributes are part of what JAX's persistent compilation cache knows a
-    program by, and folders differ between machines, and for cells of notebooks between processes.
-    """
-
-    def __init__(self, outside: Any) -> None:
-        # The stack outside of the jitted function. If an op has no frame inside, the op itself has been jitted: JAX
-        # does so outside of jit. What it has compiled also runs when it is called from another line.
-        self.outside = outside
-
-    def named(self, eqn: Equation) -> str:
-        name, found = eqn.params["op"], _compat.frame_of(eqn.source_info)
-        if "@" in name:
-            return name
-        if found is None or found == self.outside:
-            return f"{name}@"
-        return f"{name}@{os.path.basename(found[0])}:{found[1]}"
 
 
 # --- where the record goes -------------------------------------------------------------------------------------
@@ -394,13 +374,15 @@ def _positions(scope: Scope) -> Any:
 
 def _waits(scope: Scope, eqn: Equation) -> bool:
     """Return whether `eqn` is a loop that might run for ever on wrong rows: one that does not count to a number."""
-    return eqn.primitive.name == "while" and not counts(scope, eqn)
+    if eqn.primitive.name != "while":
+        return False
+    return not counts(scope, eqn, _compat.opened(eqn.params["cond_jaxpr"]).outvars[0])
 
 
-def counts(scope: Scope, loop: Equation, predicate: Atom | None = None) -> bool:
-    """Return whether the predicate of a loop, or a part of it, is that a number that grows is less than a constant."""
+def counts(scope: Scope, loop: Equation, predicate: Atom) -> bool:
+    """Return whether a loop that goes on while a value of its condition is true counts its steps to a number."""
     condition = scope.condition(loop)
-    compared = condition.operands(condition.jaxpr.outvars[0] if predicate is None else predicate, "lt")
+    compared = condition.operands(predicate, "lt")
     number = condition.carried(compared[0]) if compared else None
     if number is None:
         return False

@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import mlir
 
-from jax_tensorarray._lowering.calls import LOWERING, PREFIX, declare, set_facts
-from jax_tensorarray._lowering.mlir import operation
+from jax_tensorarray._lowering.calls import PREFIX, declare
 from jax_tensorarray._ops import arguments, reference
 from jax_tensorarray._ops.primitive import Array, all_to_front, batched_mode, make_primitive, type_like, zero_tangent
 
@@ -93,20 +92,13 @@ def _kernel(
     op: str,
     checked: str = "",
     effect: bool = False,
-    lowering: str = "auto",
     **_: Any,
 ) -> Any:
     if len(operands) == 3:
         masked = functools.partial(without_mask, batch_dims=batch_dims, mode=mode, op=op)
         return mlir.lower_fun(masked, multiple_results=False)(ctx, *operands)
     strict = mode != "drop" and checked != "recorded"
-    results = jax.ffi.ffi_lowering(PREFIX + "check", has_side_effect=effect)(ctx, *operands, op=op, strict=strict)
-    call: Any = results[0]
-    call = operation(call.owner)
-    set_facts(call, checked)
-    if lowering != "auto":
-        call.attributes[LOWERING] = mlir.ir.StringAttr.get(lowering)
-    return results
+    return jax.ffi.ffi_lowering(PREFIX + "check", has_side_effect=effect)(ctx, *operands, op=op, strict=strict)
 
 
 ta_check_p = make_primitive(

@@ -80,7 +80,7 @@ def _abstract_eval(*, aval: Any) -> Any:
     return aval
 
 
-def _in_plain_jax(*, aval: Any) -> Array:
+def _in_plain_jax(*, aval: Any, **_: Any) -> Array:
     return jnp.zeros(aval.shape, aval.dtype)
 
 
@@ -88,9 +88,9 @@ _uninitialised = simple_kernel("empty", (), ("buffer",))
 _zeros = mlir.lower_fun(_in_plain_jax, multiple_results=False)
 
 
-def _lower(ctx: Any, *, aval: Any, **_: Any) -> Any:
+def _lower(ctx: Any, *, aval: Any, effect: bool = False, **_: Any) -> Any:
     # It may have been traced before NaNs were hunted.
-    return _zeros(ctx, aval=aval) if hunts_nans() else _uninitialised(ctx)
+    return _zeros(ctx, aval=aval) if hunts_nans() else _uninitialised(ctx, effect=effect)
 
 
 ta_empty_p = make_primitive("ta_empty", abstract_eval=_abstract_eval, reference=_in_plain_jax, kernel=_lower)

@@ -1,13 +1,14 @@
-"""What only passes put into a program: an order, a number that XLA cannot know, and errors at its end."""
+"""What only passes put into a program: `ta_fence`, an order; `ta_zero`, a number that XLA cannot know; `ta_raise`, which
+raises what calls have noted.
+"""
 
 from typing import Any
 
 import jax
-import numpy as np
+import jax.numpy as jnp
 from jax.core import ShapedArray
 from jax.interpreters import mlir
 
-from jax_tensorarray._lowering.calls import PREFIX, declare
 from jax_tensorarray._ops.primitive import Array, like_buffer, make_primitive, simple_kernel
 
 
@@ -35,17 +36,14 @@ ta_zero_p = make_primitive(
 mlir.register_lowering(ta_zero_p, lambda ctx, code: [code], platform="tpu")
 
 
-def _raise(ctx: Any, *operands: Any, **_: Any) -> Any:
-    return jax.ffi.ffi_lowering(PREFIX + "raise", has_side_effect=True)(ctx, *operands)
+def _raise_type(*values: Any) -> ShapedArray:
+    return ShapedArray((), jnp.dtype(jnp.int32))
 
 
-declare("raise", (), ("nothing",))
-
-
-#: `ta_raise *values` raises what calls have noted, once the values are there; see `_lowering.deferred`.
+#: `ta_raise *values` raises the first error that has been noted, see `_lowering.deferred`, once the values are there.
 ta_raise_p = make_primitive(
     "ta_raise",
-    abstract_eval=lambda *values: ShapedArray((), np.dtype(np.int32)),
-    reference=lambda *values: np.int32(0),
-    kernel=_raise,
+    abstract_eval=_raise_type,
+    reference=lambda *values: jnp.int32(0),
+    kernel=simple_kernel("raise", (), ("nothing",)),
 )

@@ -28,22 +28,7 @@ from jax.interpreters import ad, batching, mlir, xla
 from jax.sharding import PartitionSpec
 
 from jax_tensorarray import _compat, _kernels
-from jax_tensorarray._lowering.calls import (
-    LOWERING,
-    PREFIX,
-    TAPE,
-    UNORDERED,
-    WHOLE,
-    WINDOW,
-    WITHOUT_KERNELS,
-    Call,
-    declare,
-    is_ours,
-    mark,
-    set_facts,
-)
-from jax_tensorarray._lowering.fallback import add as add_fallback
-from jax_tensorarray._lowering.mlir import operation
+from jax_tensorarray._lowering.calls import PREFIX, Call, declare, mark
 from jax_tensorarray._ops import sorting
 from jax_tensorarray._ops.starts import counting, numbers_of_rows, positions_of, sizes_of
 
@@ -69,6 +54,9 @@ class Params(TypedDict):
     checked: NotRequired[str]
     unordered: NotRequired[bool]  #: set by passes only: reads and updates need no order, see `_lowering.uses`
     waits: NotRequired[int]  #: set by passes only: so many further operands are only waited for
+    #: Set by passes only: the index is the numbers of all rows in each example, as kernels take it.
+    settled: NotRequired[bool]
+    effect: NotRequired[bool]  #: set by passes only: XLA must not move the call
 
 
 def row_params(
@@ -190,9 +178,6 @@ def make_primitive(
     if isinstance(kernel, RowKernel):
         ROW_OPS[primitive] = kernel.call
         _compat.checked_besides(primitive, functools.partial(_check, checks, kernel.call), _params_when_checked)
-        for platform in WITHOUT_KERNELS if _compat.can_rewrite_modules() else ():
-            lower = functools.partial(_lower_without_kernel, functools.partial(kernel, platform=platform), fallback)
-            mlir.register_lowering(primitive, lower, platform=platform)
     return primitive
 
 
@@ -506,22 +491,6 @@ def _lower(kernel: Callable[..., Any], fallback: Callable[..., Any], ctx: Any, *
     return kernel(ctx, *operands, **params)
 
 
-def _lower_without_kernel(
-    kernel: "functools.partial[Any]", fallback: Callable[..., Any], ctx: Any, *operands: Any, **params: Any
-) -> Any:
-    """Lower to a call that the pass over the module replaces: by slices, or by a function in plain JAX."""
-    # Sizes or platforms may still be unknown: values of the enclosing function.
-    if ctx.dim_var_values or not _compat.is_rewritten():
-        return fallback(ctx, *operands, **params)
-    results = _lower(kernel, fallback, ctx, *operands, **params)
-    call = operation(results[0].owner)
-    if is_ours(call):
-        own = len(operands) - params.pop("waits", 0)
-        of_own = functools.partial(fallback, ctx.replace(avals_in=ctx.avals_in[:own]), **params)
-        add_fallback(ctx.module_context, params["op"], call, own, of_own)
-    return results
-
-
 def simple_kernel(name: str, operands: tuple[str, ...], results: tuple[str, ...]) -> "SimpleKernel":
     """Declare the kernel of an op that is not a row op, and return the lowering to it."""
     return SimpleKernel(name, declare(name, operands, results))
@@ -534,10 +503,11 @@ class SimpleKernel:
     name: str
     call: Call
 
-    def __call__(self, ctx: Any, *operands: Any, batch_dims: int | None = None, **_: Any) -> Any:
+    def __call__(self, ctx: Any, *operands: Any, batch_dims: int | None = None, effect: bool = False, **_: Any) -> Any:
         attributes = {} if batch_dims is None else {"batch_dims": np.int64(batch_dims)}
         aliases = {0: 0} if self.call.in_place else {}
-        return jax.ffi.ffi_lowering(PREFIX + self.name, operand_output_aliases=aliases)(ctx, *operands, **attributes)
+        rule = jax.ffi.ffi_lowering(PREFIX + self.name, operand_output_aliases=aliases, has_side_effect=effect)
+        return rule(ctx, *operands, **attributes)
 
 
 def is_packed(dtype: Any) -> bool:
@@ -561,7 +531,7 @@ def row_kernel(
 
 @dataclass(frozen=True)
 class RowKernel:
-    """A lowering to a call, which `_lowering.slices` may turn into XLA's own slices once the whole module is there."""
+    """A lowering to a call. `_lowering.slices` may have put XLA's own slices in place of the op before."""
 
     name: str
     call: Call
@@ -572,13 +542,13 @@ class RowKernel:
         batch_dims, index_dims, window = params["batch_dims"], params["index_dims"], params["window"]
         buffer, index, *_ = ctx.avals_in
         sizes = sizes_of(buffer, params)
-        count = math.prod((*positions_of(index, index_dims)[batch_dims:], *window))
+        settled = params.get("settled", False)
+        count = math.prod((*positions_of(index, 1 if settled else index_dims)[batch_dims:], *window))
         is_sorted = in_place and sorting.is_sorted(platform, math.prod(sizes), count)
         given = list(zip(operands[:own], ctx.avals_in[:own], strict=True))
         waited = list(zip(operands[own:], ctx.avals_in[own:], strict=True))
         order = self._of_index(sorting.visiting_order, given, ctx, params) if is_sorted else []
-        is_flat = bool(ctx.dim_var_values) or not _compat.is_rewritten()
-        if is_flat:  # no pass knows all sizes, or there is none
+        if not settled:  # no pass knows all sizes, or there is none
             numbers, *where = self._of_index(numbers_of_rows, given, ctx, params)
             given = [given[0], numbers, *given[2 : 2 + self.call.takes_value], *where]
         given += [*order, *waited]
@@ -586,10 +556,11 @@ class RowKernel:
         checked = params.get("checked", "")
         strict = may_raise(params) and checked != "recorded"
         checks = strict and not all(math.prod(aval.shape) for aval in ctx.avals_out)
+        has_effect = checks or params.get("effect", False)
         rule = jax.ffi.ffi_lowering(
-            PREFIX + self.name, operand_output_aliases={0: 0} if in_place else {}, has_side_effect=checks
+            PREFIX + self.name, operand_output_aliases={0: 0} if in_place else {}, has_side_effect=has_effect
         )
-        results = rule(
+        return rule(
             ctx.replace(avals_in=[aval for _, aval in given]),
             *(x for x, _ in given),
             op=params["op"],
@@ -600,20 +571,6 @@ class RowKernel:
             reverse=params["reverse"],
             **({} if index_dims == 1 else {"index_dims": np.int64(index_dims)}),
         )
-        call: Any = results[0]
-        call = operation(call.owner)
-        set_facts(call, checked)
-        if params.get("unordered"):
-            call.attributes[UNORDERED] = mlir.ir.UnitAttr.get()
-        if params["lowering"] != "auto":
-            call.attributes[LOWERING] = mlir.ir.StringAttr.get(params["lowering"])
-        if params["is_tape"]:
-            call.attributes[TAPE] = mlir.ir.UnitAttr.get()
-        if not is_flat:
-            call.attributes[WINDOW] = mlir.dense_int_array(window)
-            if params["whole"]:
-                call.attributes[WHOLE] = mlir.ir.StringAttr.get(str(params["mode"]))
-        return results
 
     def _of_index(
         self, f: Callable[..., Sequence[Array]], given: Sequence[tuple[Any, Any]], ctx: Any, params: Params

@@ -88,6 +88,8 @@ def numbers_of_rows(buffer: Any, index: Array, *where: Array, **params: Any) -> 
     the context `counting`.
     """
     sizes, window = sizes_of(buffer, params), params["window"]
+    if params.get("settled"):
+        return [index, *where]
     if len(sizes) == 1 and not params["whole"]:
         numbers = every_row(index, *window) if window else index
     else:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from by_passes import ALL, CPU, by_passes
+from by_passes import ALL, by_passes
 from gates import SETTINGS, gates
 from hypothesis import given
 from jax import lax
@@ -28,7 +28,6 @@ from random_machines import THETA, InJax, expected, outputs
 from random_programs import programs
 
 from jax_tensorarray import ta_read, ta_write
-from jax_tensorarray._lowering import program as passes
 
 FEW = hypothesis.settings(max_examples=hypothesis.settings.default.max_examples * 8 // 25)
 MANY = hypothesis.settings(max_examples=hypothesis.settings.default.max_examples * 6)
@@ -63,7 +62,7 @@ def gradient_of_batch(program, *differ):
     gradients(program, f, lambda f, *axes: jax.vmap(jax.grad(f, FLOATS), *axes), *differ, 0, False)
 
 
-@pytest.mark.parametrize("count", range(1, 1 + sum(each.applies_to(CPU) for each in passes.PASSES)))
+@pytest.mark.parametrize("count", range(1, 1 + ALL))
 @pytest.mark.parametrize("transformation", [forward, gradient, batch, gradient_of_batch])
 @FEW
 @given(program=programs(), setting=st.sampled_from(SETTINGS), differ=BATCHES)

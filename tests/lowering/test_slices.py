@@ -20,7 +20,7 @@ import jax_tensorarray as jt
 from jax_tensorarray import ta_read, ta_swap, ta_write
 from jax_tensorarray._lowering import pipeline
 from jax_tensorarray._lowering.calls import LOWERINGS
-from jax_tensorarray._lowering.slices import use_slices
+from jax_tensorarray._lowering.slices_old import use_slices
 from jax_tensorarray.primitives import ta_add_p, ta_read_p, ta_swap_p, ta_write_p
 
 T = 7

@@ -3,7 +3,8 @@
 from jax_tensorarray._lowering import program as passes
 
 CPU = passes.Target("cpu", divided=False, calls_nothing=False, outside=None)
-ALL = len(passes.PASSES)
+PASSES = [each for each in passes.PASSES if each.applies_to(CPU)]
+ALL = len(PASSES)
 
 
 def by_passes(count):
@@ -12,7 +13,7 @@ def by_passes(count):
     def rewrite(jaxpr):
         if not passes.needs_passes(jaxpr):
             return jaxpr
-        for each in [each for each in passes.PASSES if each.applies_to(CPU)][:count]:
+        for each in PASSES[:count]:
             jaxpr = each.run(jaxpr, CPU)
         return jaxpr
 

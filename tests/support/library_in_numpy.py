@@ -47,6 +47,8 @@ class Rows:
     def __init__(self, params: Any, buffer: np.ndarray, index: np.ndarray, where: np.ndarray | None) -> None:
         self.params, b, d = params, params["batch_dims"], params["index_dims"]
         self.batch, self.sizes, self.elem = buffer.shape[:b], buffer.shape[b : b + d], buffer.shape[b + d :]
+        if params.get("settled"):  # a kernel counts the rows of all axes together
+            self.sizes, d = (int(np.prod(self.sizes)),), 1
         if index.dtype == np.uint64:
             index = np.minimum(index, 2**62)
         index = index.astype(np.int64) if d > 1 else index.astype(np.int64)[..., None]
@@ -217,6 +219,7 @@ RULES: dict[str, Callable[..., Sequence[Any]]] = {
     "ta_host_empty": _empty,
     "ta_place": lambda eqn, _, x: [x],
     "ta_fence": lambda eqn, _, buffer, *values: [buffer],
+    "ta_raise": lambda eqn, _, *values: [0],
     "ta_zero": lambda eqn, _, code: [code],
 }
 
