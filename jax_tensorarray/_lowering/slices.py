@@ -27,6 +27,7 @@ from jax.extend.core import Literal
 
 from jax_tensorarray import _compat, _gates
 from jax_tensorarray._lowering import slicing
+from jax_tensorarray._lowering.aliases import aliased
 from jax_tensorarray._lowering.calls import LOWERINGS, TAPE_PARAM, WITHOUT_KERNELS
 from jax_tensorarray._lowering.equations import Atom, Block
 from jax_tensorarray._lowering.ownership import has_buffer, mask_of, operands_of, readers_of, updates, waits_of
@@ -467,7 +468,7 @@ def _same_buffer(scope: Scope, eqn: Equation) -> Iterator[tuple[_Place, _Place]]
             yield from pairs(scope, eqn.invars, inner, inner.jaxpr.invars)
             yield from pairs(scope, eqn.outvars, inner, inner.jaxpr.outvars)
     else:
-        for operand, result in params.get("input_output_aliases") or ():
+        for operand, result in aliased(eqn):
             yield (scope, eqn.invars[operand]), (scope, eqn.outvars[result])
 
 
