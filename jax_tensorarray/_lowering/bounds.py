@@ -12,7 +12,7 @@ import numpy as np
 from jax.extend.core import Literal
 
 from jax_tensorarray import _compat
-from jax_tensorarray._lowering.calls import box_along
+from jax_tensorarray._ops.calls import box_along
 from jax_tensorarray._lowering.equations import Block
 from jax_tensorarray._lowering.scopes import (
     Atom,

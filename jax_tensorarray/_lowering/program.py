@@ -9,7 +9,7 @@ from jax_tensorarray import _compat
 from jax_tensorarray._lowering import absolute
 from jax_tensorarray._lowering.bounds import mark_those_in_range
 from jax_tensorarray._lowering.branches import split_updating_branches
-from jax_tensorarray._lowering.calls import WITHOUT_KERNELS
+from jax_tensorarray._ops.calls import WITHOUT_KERNELS
 from jax_tensorarray._lowering.deferred import raise_at_end
 from jax_tensorarray._lowering.expand import expanded, needs_passes
 from jax_tensorarray._lowering.ordering import order_readers

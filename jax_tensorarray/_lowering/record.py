@@ -20,7 +20,7 @@ from jax.core import ShapedArray
 from jax.extend.core import Literal
 
 from jax_tensorarray import _compat
-from jax_tensorarray._lowering.calls import TAPE_PARAM, box_along
+from jax_tensorarray._ops.calls import TAPE_PARAM, box_along
 from jax_tensorarray._lowering.equations import Atom, Block
 from jax_tensorarray._lowering.places import Places
 from jax_tensorarray._lowering.scopes import (

@@ -15,7 +15,7 @@ from library_in_numpy import library_in_numpy
 
 from jax_tensorarray import ta_read
 from jax_tensorarray._lowering import bounds, program
-from jax_tensorarray._lowering.calls import PREFIX
+from jax_tensorarray._ops.calls import PREFIX
 from jax_tensorarray._lowering.scopes import Scope, addresses_rows
 
 #: Data, so that nothing is known of it: as many numbers as a loop has steps at most, some of them large.
