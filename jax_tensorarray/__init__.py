@@ -25,7 +25,7 @@ from jax_tensorarray._loops.inverse import Inverse
 from jax_tensorarray._loops.recompute import Recompute
 from jax_tensorarray._loops.strategy import Tape
 from jax_tensorarray._loops.tensorflow import foldl, foldr, map_fn, tf_scan, tf_while_loop
-from jax_tensorarray._lowering import partition
+from jax_tensorarray._ops import partition
 from jax_tensorarray._ops.add import ta_add
 from jax_tensorarray._ops.empty import ta_empty
 from jax_tensorarray._ops.max import ta_max

@@ -7,7 +7,7 @@ from jax_tensorarray import _compat
 from jax_tensorarray._in_place import early
 from jax_tensorarray._jaxprs import registry
 from jax_tensorarray._loops import under_vmap
-from jax_tensorarray._lowering import pipeline, program
+from jax_tensorarray._lowering import program
 
 
 def replacements() -> list[_compat.Replacement]:
@@ -15,7 +15,7 @@ def replacements() -> list[_compat.Replacement]:
 
     | replaced | since |
     |---|---|
-    | `lower_jaxpr_to_module`, which the passes of `_lowering` follow | only a whole module shows the order of reads |
+    | `lower_jaxpr_to_module`, before which come the passes of `_lowering` | only a whole program shows its order |
     | the transposes of what runs jaxprs, such as `jit` and `scan` | JAX adds up the cotangents of reads inside, dense |
     | the batching rules of `cond` and `while` | JAX selects between buffers where examples differ |
     | `bind` of `scan` and `while` | a loop is repaired before it is differentiated, and enters a program there |
@@ -24,7 +24,7 @@ def replacements() -> list[_compat.Replacement]:
     or batched. Only if a lowering rule traces a row op, JAX lowers a module already, and no passes follow.
     """
     return [
-        *_compat.around_lowering(program.rewritten, pipeline.rewrite),
+        *_compat.before_lowering(program.rewritten),
         *_compat.forwarding_transposes(registry.ENTRIES),
         *under_vmap.batching_rules(),
         *early.binds(),

@@ -39,7 +39,7 @@ visits the positions last to first.
 from jax.export import DisabledSafetyCheck
 
 import jax_tensorarray._ops  # noqa: F401  # the ops declare their calls
-from jax_tensorarray._lowering.calls import CALLS, PREFIX
+from jax_tensorarray._ops.calls import CALLS, PREFIX
 
 #: The version of the contract. A stored function may name calls of a lower number.
 CONTRACT_VERSION = 1

@@ -36,9 +36,8 @@ from jax_tensorarray._compat.jaxprs import (
 )
 from jax_tensorarray._compat.lowering import (
     Traceable,
-    around_lowering,
-    can_rewrite_modules,
-    is_rewritten,
+    before_lowering,
+    is_divided,
     lowers_its_bodies,
     traceable_lowerings,
     traced_lowering,

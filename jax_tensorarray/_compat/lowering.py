@@ -98,36 +98,30 @@ _further_rules = [
 ]
 
 
-def can_rewrite_modules() -> bool:
-    """Return whether this version of JAX lets a pass run over the modules that it lowers."""
-    return private_names("interpreters.mlir", "lower_jaxpr_to_module") is not None
-
-
 class _Lowering(threading.local):
     """What a thread lowers."""
 
-    is_rewritten = False
+    is_divided = False
 
 
 _now = _Lowering()
 
 
-def is_rewritten() -> bool:
-    """Return whether a pass will run over the module that is being lowered now."""
-    return _now.is_rewritten
+def is_divided() -> bool:
+    """Return whether the program that is being lowered now is for several devices."""
+    return _now.is_divided
 
 
-def around_lowering(
-    before: Callable[[Any, Sequence[str], bool, bool, Sequence[Any] | None], Any],
-    rewrite: Callable[[mlir.ir.Module, Sequence[str], bool], None],
+def before_lowering(
+    rewritten: Callable[[Any, Sequence[str], bool, bool, Sequence[Any] | None], Any],
 ) -> list[Replacement]:
-    """Return what calls `before` on every program that JAX lowers, and `rewrite` on the module that is made of it.
+    """Return what has every program that JAX lowers rewritten before.
 
-    Their further arguments are the platforms that the module is for, and whether JAX compiles it next; `before` is
-    also told whether it is for several devices, and how these divide the results, as far as JAX knows.
+    `rewritten` is given the program, the platforms that it is for, whether JAX compiles it next, whether it is for
+    several devices, and how these divide the results, as far as JAX knows.
 
     A lowering rule sees one operation of one function; the order of reads and writes of a buffer is a matter of
-    whole modules. Without this hook, a write that does not depend on an earlier read copies the buffer.
+    whole programs. Without this hook, a write that does not depend on an earlier read copies the buffer.
     """
     private = private_names("interpreters.mlir", "lower_jaxpr_to_module")
     if private is None:
@@ -137,15 +131,12 @@ def around_lowering(
     @functools.wraps(original)
     def lower(name: str, jaxpr: Any, **kwargs: Any) -> Any:
         exported = getattr(kwargs.get("lowering_parameters"), "for_export", True)
-        platforms = kwargs.get("platforms", ())
-        was_rewritten, _now.is_rewritten = _now.is_rewritten, True
+        divided, shardings = kwargs.get("num_partitions", 1) > 1, kwargs.get("result_shardings")
+        was_divided, _now.is_divided = _now.is_divided, divided
         try:
-            divided, shardings = kwargs.get("num_partitions", 1) > 1, kwargs.get("result_shardings")
-            jaxpr = before(jaxpr, platforms, not exported, divided, shardings)
-            result = original(name, jaxpr, **kwargs)
+            jaxpr = rewritten(jaxpr, kwargs.get("platforms", ()), not exported, divided, shardings)
+            return original(name, jaxpr, **kwargs)
         finally:
-            _now.is_rewritten = was_rewritten
-        rewrite(result.module, platforms, not exported)
-        return result
+            _now.is_divided = was_divided
 
     return [Replacement(importlib.import_module("jax._src.interpreters.mlir"), "lower_jaxpr_to_module", lower)]

@@ -10,7 +10,7 @@ import jax
 from jax_tensorarray import _compat, _kernels
 from jax_tensorarray._array import growth
 from jax_tensorarray._array.in_loops import leaving_loop
-from jax_tensorarray._lowering.calls import WITHOUT_KERNELS
+from jax_tensorarray._ops.calls import WITHOUT_KERNELS
 
 
 def growing(

@@ -11,6 +11,7 @@ from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._types import Equation
 
+
 def aliased(eqn: Equation) -> Sequence[tuple[int, int]]:
     """Return the numbers of operands that share the memory of results, each with that of the result.
 

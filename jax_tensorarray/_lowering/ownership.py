@@ -66,7 +66,9 @@ class Ownership:
     """Answers what happens to an operand of an equation inside it, through loops and branches."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, Any], tuple[Any, set[Any]]] = {}  #: with the jaxpr, whose number is part of the key
+        self._known: dict[
+            tuple[int, Any], tuple[Any, set[Any]]
+        ] = {}  #: with the jaxpr, whose number is part of the key
 
     def owns(self, eqn: Equation, number: int) -> bool:
         """Return whether an equation, or one inside it, updates the operand in place."""

@@ -21,14 +21,12 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from jax.extend.core import Literal
 
 from jax_tensorarray import _compat, _gates
 from jax_tensorarray._lowering import slicing
 from jax_tensorarray._lowering.aliases import aliased
-from jax_tensorarray._lowering.calls import LOWERINGS, TAPE_PARAM, WITHOUT_KERNELS
 from jax_tensorarray._lowering.equations import Atom, Block
 from jax_tensorarray._lowering.ownership import has_buffer, mask_of, operands_of, readers_of, updates, waits_of
 from jax_tensorarray._lowering.places import Places
@@ -40,9 +38,10 @@ from jax_tensorarray._lowering.scopes import (
     joined_columns,
     with_bodies,
 )
-from jax_tensorarray._lowering.slicing import How
+from jax_tensorarray._lowering.slicing import SCATTERS, How
 from jax_tensorarray._lowering.uses import Uses
 from jax_tensorarray._ops import sorting
+from jax_tensorarray._ops.calls import LOWERINGS, TAPE_PARAM, WITHOUT_KERNELS
 from jax_tensorarray._ops.check import ta_check_p
 from jax_tensorarray._ops.clear import ta_clear_p
 from jax_tensorarray._ops.empty import ta_empty_p
@@ -119,9 +118,6 @@ def loops_around(scope: Scope) -> int:
 
 # --- which ops become slices -------------------------------------------------------------------------------------
 
-#: How ops make the new row of the old one and the value.
-COMBINE: dict[str, Callable[..., Any]] = {"ta_add": slicing.combined_sum, "ta_max": jax.lax.max}
-
 
 class _Chooser:
     def __init__(self, program: Scope, platform: str | None, divided: bool) -> None:
@@ -190,7 +186,7 @@ class _Chooser:
         if element == "bfloat16" and primitive.name == "ta_max":  # XLA takes the smallest of these for 0
             return None
         is_read, is_write, is_swap = (primitive is p for p in (ta_read_p, ta_write_p, ta_swap_p))
-        combine = COMBINE.get(primitive.name)
+        combine = ROW_OPS[primitive].combine
         if not (is_read or is_write or is_swap or combine):
             return None
         raises, clips = params["mode"] in ("error", None), params["whole"] and params["mode"] == "clip"
@@ -270,6 +266,8 @@ class _Chooser:
         # XLA adds small floats through larger ones, and before jaxlib 0.12 converts all of a bfloat16 buffer.
         if element == "bfloat16" and not self.barriers_hold:
             return is_read and self.uses.is_never_updated(scope, eqn.invars[0])
+        if not is_read and ROW_OPS[eqn.primitive].combine not in SCATTERS:
+            return False
         return is_read or is_write or element not in ("bfloat16", "float16")
 
     def _needs_mask(self, eqn: Equation) -> bool:

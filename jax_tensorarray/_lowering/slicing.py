@@ -25,6 +25,8 @@ from jax_tensorarray._lowering.arrays import (
     reshaped,
     widened,
 )
+from jax_tensorarray._ops.calls import steps_along
+from jax_tensorarray._ops.reference import added
 
 Array = jax.Array
 
@@ -256,14 +258,10 @@ def _numbers_of_rows(
         rows = start if rows is None else lax.add(lax.mul(rows, like(rows, size)), start)
     inside = in_range(starts, sizes, box) if how.drops else None
     rank, rows = rows.ndim, repeated(rows, window)
-    for k, step in enumerate(_steps_along(sizes)[len(sizes) - len(window) :]):
+    for k, step in enumerate(steps_along(sizes)[len(sizes) - len(window) :]):
         along = lax.broadcasted_iota(dtype, rows.shape, rank + k)
         rows = lax.add(rows, lax.mul(along, like(rows, step)))
     return rows if inside is None else lax.select(repeated(inside, window), rows, like(rows, -1))
-
-
-def _steps_along(sizes: Sequence[int]) -> list[int]:
-    return [math.prod(sizes[k + 1 :]) for k in range(len(sizes))]
 
 
 # --- the rows of an op -------------------------------------------------------------------------------------------
@@ -473,13 +471,8 @@ class _AtOnce(NamedTuple):
             scatter_dims_to_operand_dims=tuple(range(self.at, self.at + len(how.sizes))),
         )
         one_each = math.prod(row.shape[self.own :]) == 1
-        found: Array = _SCATTERS[combine](buffer, start, value, dims, unique_indices=one_each, mode="drop")
+        found: Array = SCATTERS[combine](buffer, start, value, dims, unique_indices=one_each, mode="drop")
         return found
-
-
-def combined_sum(old: Array, value: Array) -> Array:
-    """Return the sum, which of bools is whether one of them is true."""
-    return lax.bitwise_or(old, value) if old.dtype == np.bool_ else lax.add(old, value)
 
 
 def _scatter_sum(buffer: Array, start: Array, value: Array, dims: Any, **options: Any) -> Array:
@@ -487,5 +480,5 @@ def _scatter_sum(buffer: Array, start: Array, value: Array, dims: Any, **options
     return scatter(buffer, start, value, dims, **options)
 
 
-#: The scatter that combines two rows in such a way.
-_SCATTERS: dict[Any, Callable[..., Array]] = {None: lax.scatter, combined_sum: _scatter_sum, lax.max: lax.scatter_max}
+#: By how an op makes the new row of the old one and the value: the scatter that does it.
+SCATTERS: dict[Any, Callable[..., Array]] = {None: lax.scatter, added: _scatter_sum, lax.max: lax.scatter_max}

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 from jax import lax
 from jax.interpreters import ad
 
-from jax_tensorarray._compat import hlo
 from jax_tensorarray._ops import addressing, reference
 from jax_tensorarray._ops.primitive import (
     Array,
@@ -112,5 +111,5 @@ ta_add_p = make_primitive(
     batch=batch_rows,
     reference=_in_plain_jax,
     checks=_checks,
-    kernel=row_kernel("add", ("buffer", "index", "value", "where"), ("buffer",), hlo.add),
+    kernel=row_kernel("add", ("buffer", "index", "value", "where"), ("buffer",), reference.added),
 )

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tensorarray._lowering.calls import LOWERINGS
+from jax_tensorarray._ops.calls import LOWERINGS
 from jax_tensorarray._types import INT32_MAX
 
 Array = jax.Array

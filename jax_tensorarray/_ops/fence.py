@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.core import ShapedArray
-from jax.interpreters import mlir
 
 from jax_tensorarray._ops.primitive import Array, like_buffer, make_primitive, simple_kernel
 
@@ -31,9 +30,7 @@ ta_zero_p = make_primitive(
     "ta_zero",
     abstract_eval=lambda code: code,
     reference=lambda code: code,
-    kernel=simple_kernel("zero", ("code",), ("code",)),
 )
-mlir.register_lowering(ta_zero_p, lambda ctx, code: [code], platform="tpu")
 
 
 def _raise_type(*values: Any) -> ShapedArray:

@@ -5,9 +5,9 @@ from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.interpreters import ad
 
-from jax_tensorarray._compat import hlo
 from jax_tensorarray._ops import addressing, reference
 from jax_tensorarray._ops.add import ta_add_p
 from jax_tensorarray._ops.primitive import (
@@ -156,5 +156,5 @@ ta_max_p = make_primitive(
     jvp=_jvp,
     batch=batch_rows,
     reference=_in_plain_jax,
-    kernel=row_kernel("max", ("buffer", "index", "value", "where"), ("buffer",), hlo.maximum),
+    kernel=row_kernel("max", ("buffer", "index", "value", "where"), ("buffer",), lax.max),
 )

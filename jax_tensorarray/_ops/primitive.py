@@ -28,8 +28,9 @@ from jax.interpreters import ad, batching, mlir, xla
 from jax.sharding import PartitionSpec
 
 from jax_tensorarray import _compat, _kernels
-from jax_tensorarray._lowering.calls import PREFIX, Call, declare, mark
 from jax_tensorarray._ops import sorting
+from jax_tensorarray._ops.calls import PREFIX, Call, declare
+from jax_tensorarray._ops.partition import label
 from jax_tensorarray._ops.starts import counting, numbers_of_rows, positions_of, sizes_of
 
 Array = jax.Array
@@ -49,7 +50,7 @@ class Params(TypedDict):
     reverse: bool  #: walk the positions of the index last to first
     op: str  #: the public op that the user called, for messages
     lowering: str  #: "auto", "ffi" or "xla", see `_lowering.slices`
-    is_tape: bool  #: the buffer is a tape, see `_lowering.calls.TAPE`
+    is_tape: bool  #: the buffer is a tape, see `_ops.calls.TAPE`
     #: Set by passes only. "in range": the index is; "recorded": it is checked elsewhere, see `_lowering.record`.
     checked: NotRequired[str]
     unordered: NotRequired[bool]  #: set by passes only: reads and updates need no order, see `_lowering.uses`
@@ -164,12 +165,10 @@ def make_primitive(
         NOOP_OPERANDS[primitive] = noop_operands
     if isinstance(kernel, RowKernel):
         reference = _on_one_axis(reference, kernel.call)
-    fallback = mlir.lower_fun(reference, multiple_results=multiple_results)
-    if kernel is None:
-        mlir.register_lowering(primitive, fallback)
-        return primitive
-    fallback = functools.partial(_lower_without_waiting, fallback)
+    fallback = mlir.lower_fun(_after_waiting(reference), multiple_results=multiple_results)
     mlir.register_lowering(primitive, fallback)
+    if kernel is None:
+        return primitive
     if isinstance(kernel, RowKernel | SimpleKernel):
         CALLED[primitive] = kernel.call
     for platform in sorted(_kernels.modules):
@@ -470,15 +469,17 @@ def _on_one_axis(reference: Callable[..., Any], call: Call) -> Callable[..., Any
     return meaning
 
 
-def _lower_without_waiting(
-    fallback: Callable[..., Any], ctx: Any, *operands: Any, waits: int = 0, unordered: bool = False, **params: Any
-) -> Any:
-    """Lower to plain JAX, after a barrier for operands that are only waited for."""
-    if waits:
-        own = len(operands) - waits
-        passed, *_ = _compat.hlo.optimization_barrier([operands[0], *operands[own:]])
-        ctx, operands = ctx.replace(avals_in=ctx.avals_in[:own]), (passed, *operands[1:own])
-    return fallback(ctx, *operands, **params)
+def _after_waiting(reference: Callable[..., Any]) -> Callable[..., Any]:
+    """Extend `reference` to operands that are only waited for: what it is given first comes after a barrier."""
+
+    def meaning(*operands: Array, waits: int = 0, unordered: bool = False, effect: bool = False, **params: Any) -> Any:
+        if waits:
+            own = len(operands) - waits
+            first, *_ = lax.optimization_barrier((operands[0], *operands[own:]))
+            operands = (first, *operands[1:own])
+        return reference(*operands, **params)
+
+    return meaning
 
 
 def _lower(kernel: Callable[..., Any], fallback: Callable[..., Any], ctx: Any, *operands: Any, **params: Any) -> Any:
@@ -486,9 +487,10 @@ def _lower(kernel: Callable[..., Any], fallback: Callable[..., Any], ctx: Any, *
     packed = any(is_packed(aval.dtype) for aval in (*ctx.avals_in, *ctx.avals_out))
     if packed:
         return fallback(ctx, *operands, **params)
-    if _compat.is_rewritten():
-        mark(ctx.module_context.module)
-    return kernel(ctx, *operands, **params)
+    results = kernel(ctx, *operands, **params)
+    if _compat.is_divided():
+        label(getattr(results[0].owner, "operation", results[0].owner))
+    return results
 
 
 def simple_kernel(name: str, operands: tuple[str, ...], results: tuple[str, ...]) -> "SimpleKernel":
@@ -524,7 +526,7 @@ def row_kernel(
     """Return the lowering of a row op to its kernel.
 
     The operands are `buffer`, `index`, perhaps `value`, and `where`. An op whose first result is `buffer` updates
-    it in place. `combine` is the StableHLO operation that makes the new row from the old one and the value.
+    it in place. `combine` makes the new row of the old one and the value, by functions of `jax.lax`.
     """
     return RowKernel(name, declare(name, operands, results, combine))
 

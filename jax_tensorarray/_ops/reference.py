@@ -84,15 +84,16 @@ def updating(row: Callable[[Array, Array], Array]) -> Callable[..., tuple[Array,
     return op
 
 
-def _sum(a: Array, b: Array) -> Array:
-    return a | b if a.dtype == jnp.bool_ else a + b
+def added(a: Array, b: Array) -> Array:
+    """Return the sum, which of bools is whether one of them is true."""
+    return lax.bitwise_or(a, b) if a.dtype == jnp.bool_ else lax.add(a, b)
 
 
 #: `for k: old[k], buffer[index[k]] = buffer[index[k]], value[k]`
 swap = updating(lambda old, value: value)
 
 #: `for k: buffer[index[k]] += value[k]`, with the row before the sum as second result
-add = updating(_sum)
+add = updating(added)
 
 
 def _bound(at: Array, size: int) -> Array:

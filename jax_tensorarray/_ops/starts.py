@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_tensorarray._lowering.calls import box_along, steps_along
+from jax_tensorarray._ops.calls import box_along, steps_along
 from jax_tensorarray._types import INT32_MAX
 
 Array = jax.Array

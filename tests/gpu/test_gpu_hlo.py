@@ -23,7 +23,7 @@ from row_programs import programs
 
 from jax_tensorarray import ta_add
 from jax_tensorarray._hlo import text as hlo_text
-from jax_tensorarray._lowering.calls import PREFIX
+from jax_tensorarray._ops.calls import PREFIX
 
 pytestmark = pytest.mark.skipif(bool(gpu_hlo.why_not()), reason=gpu_hlo.why_not())
 

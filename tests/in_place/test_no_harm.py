@@ -10,7 +10,7 @@ from in_place import compiled
 from benchmarks.harm.program import PLAIN, VARIANTS
 from benchmarks.harm.programs import PROGRAMS
 from jax_tensorarray._compat import barriers_hold
-from jax_tensorarray._lowering.calls import PREFIX
+from jax_tensorarray._ops.calls import PREFIX
 
 SLOWER = {
     "weakly typed buffers": ("full_cond", "full_inf_while", "arange_while_in_loop"),

@@ -18,9 +18,9 @@ from row_programs import ours, programs
 
 import jax_tensorarray as jt
 from jax_tensorarray import ta_read, ta_swap, ta_write
-from jax_tensorarray._lowering import pipeline
-from jax_tensorarray._lowering.calls import LOWERINGS
-from jax_tensorarray._lowering.slices_old import use_slices
+from jax_tensorarray._lowering import program
+from jax_tensorarray._lowering.slices import use_slices
+from jax_tensorarray._ops.calls import LOWERINGS
 from jax_tensorarray.primitives import ta_add_p, ta_read_p, ta_swap_p, ta_write_p
 
 T = 7
@@ -437,14 +437,14 @@ def test_to_choose_takes_work_in_proportion_to_the_program(start, monkeypatch):
     """By the number of functions that Python calls for it."""
     called = Counter()
 
-    def counted(functions, **kwargs):
+    def counted(jaxpr, **kwargs):
         sys.setprofile(lambda frame, event, argument: called.update([steps] if event in ("call", "c_call") else []))
         try:
-            use_slices(functions, **kwargs)
+            return use_slices(jaxpr, **kwargs)
         finally:
             sys.setprofile(None)
 
-    monkeypatch.setattr(pipeline, "use_slices", counted)
+    monkeypatch.setattr(program, "use_slices", counted)
     for steps in (30, 120):
         jax.jit(unrolled(steps, start)).lower(np.zeros((8, 2), np.float32), 3)
     assert 0 < called[30] < called[120] < 5 * called[30]

@@ -30,7 +30,7 @@ from row_programs import ours, plain, programs
 from jax_tensorarray import check_errors, ta_add, ta_max, ta_read, ta_swap, ta_write
 from jax_tensorarray._hlo import ahead
 from jax_tensorarray._hlo import text as hlo_text
-from jax_tensorarray._lowering.calls import PREFIX
+from jax_tensorarray._ops.calls import PREFIX
 from jax_tensorarray.export import disabled_checks
 
 # --- what is lowered, run by a CPU -----------------------------------------------------------------------------

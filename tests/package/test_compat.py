@@ -14,7 +14,6 @@ from row_programs import ours, plain, programs
 
 import jax_tensorarray
 from jax_tensorarray import _compat, _kernels, primitives, ta_read
-from jax_tensorarray._lowering.calls import MARK
 from jax_tensorarray.export import disabled_checks
 
 
@@ -59,16 +58,16 @@ print("right")
     assert run.stdout.strip() == "right", run.stderr
 
 
-def test_every_lowered_module_passes_through_the_ordering_pass():
-    """An op marks the module that it is lowered into, and the pass takes the mark away."""
-    f, b = jax.jit(lambda b: ta_read(b, 1, lowering="ffi")), jnp.ones(3)
+def test_every_program_passes_through_the_passes():
+    """Those name the line of each op that may raise."""
+    f, b = jax.jit(lambda b, i: ta_read(b, i, lowering="ffi")), (jnp.ones(3), 1)
     texts = [
-        f.lower(b).as_text(),
-        f.trace(b).lower(lowering_platforms=("cpu", "cuda")).as_text(),
-        jax.export.export(f, disabled_checks=disabled_checks())(b).mlir_module(),
+        f.lower(*b).as_text(),
+        f.trace(*b).lower(lowering_platforms=("cpu", "cuda")).as_text(),
+        jax.export.export(f, disabled_checks=disabled_checks())(*b).mlir_module(),
     ]
     for text in texts:
-        assert "jax_tensorarray_read" in text and MARK not in text
+        assert "jax_tensorarray_read" in text and 'op = "ta_read@test_compat.py:' in text
 
 
 def test_only_the_compat_file_touches_private_jax():
@@ -82,7 +81,7 @@ def test_only_the_compat_file_touches_private_jax():
 
 #: Rooms and files of the package, from the bottom to the top.
 LAYERS = (
-    *("_types", "_union_find", "_gates", "_compat", "_kernels", "_lowering", "_ops", "_jaxprs", "_array"),
+    *("_types", "_union_find", "_gates", "_compat", "_kernels", "_ops", "_jaxprs", "_lowering", "_array"),
     *("checkpoint_policies", "_loops", "_in_place", "_replaced", "_hlo", "inspect", "_selfcheck"),
 )
 

@@ -30,7 +30,7 @@ from row_programs import ours, programs
 
 from jax_tensorarray import _kernels
 from jax_tensorarray._hlo import text as hlo_text
-from jax_tensorarray._lowering.calls import PREFIX
+from jax_tensorarray._ops.calls import PREFIX
 
 COMMITTED = Path(__file__).with_name("figures.json")
 COMMAND = "python tests/support/figures.py --update"

@@ -10,7 +10,7 @@ Needs the kernels of `_cuda` and JAX's CUDA plugin of the same version as jax, w
 from jax_tensorarray import _kernels
 from jax_tensorarray._hlo import ahead
 from jax_tensorarray._hlo import text as hlo_text
-from jax_tensorarray._lowering.calls import PREFIX
+from jax_tensorarray._ops.calls import PREFIX
 
 #: Operations of optimised HLO for which a GPU launches nothing, and a TPU does nothing.
 FREE = {"after-all", "bitcast", "call", "conditional", "constant", "copy-done", "fusion-done", "get-tuple-element"}

@@ -1,7 +1,7 @@
 """How XLA divides our calls among devices: by batch, by elements of the row, and by rows, without gathering a buffer.
 
 Every dimension of every operand and result has a label. Dimensions with one label are divided alike. Shardy gets the
-labels as the sharding rule of each call (`label_calls`, the last pass over a lowered module), and XLA's partitioner
+labels as the sharding rule of each call (`label`, where the call is lowered), and XLA's partitioner
 asks for the program of one device (`_Partitioner`).
 
 Where the rows of a buffer are divided, each device works on its own rows, with indices counted from the first of them.
@@ -20,8 +20,7 @@ import numpy as np
 from jax.interpreters.mlir import dtype_to_ir_type, ir
 
 from jax_tensorarray._compat import xla_client
-from jax_tensorarray._lowering.calls import CALLS, PREFIX, UPDATING, Config, config, is_ours, target
-from jax_tensorarray._lowering.mlir import Operation, walk
+from jax_tensorarray._ops.calls import CALLS, PREFIX, Config, Operation, config, target
 
 HloSharding = Any
 Shape = Any
@@ -98,25 +97,19 @@ def _roles(name: str, facts: Config, operand_ranks: Sequence[int]) -> Roles:
 # --- the rule for Shardy ---------------------------------------------------------------------------------------
 
 
-def label_calls(module: ir.Module) -> None:
-    """Give every call of ours its sharding rule, in a module for several devices."""
-    for op in [op for op in walk(module.operation) if is_ours(op) and len(op.operands)]:
-        rule = _sharding_rule(op)
-        if rule is not None:
-            op.attributes["sdy.sharding_rule"] = ir.Attribute.parse(rule, module.context)
-
-
-def is_divided(module: ir.Module) -> bool:
-    """Return whether a module is for several devices."""
-    name, attributes = "mhlo.num_partitions", module.operation.attributes
-    return name in attributes and ir.IntegerAttr(attributes[name]).value > 1
+def label(op: Operation) -> None:
+    """Give a call of ours its sharding rule, in a module for several devices."""
+    is_ours = op.name == "stablehlo.custom_call" and op.attributes["call_target_name"].value.startswith(PREFIX)
+    rule = _sharding_rule(op) if is_ours and len(op.operands) else None
+    if rule is not None:
+        op.attributes["sdy.sharding_rule"] = ir.Attribute.parse(rule)
 
 
 def _sharding_rule(op: Operation) -> str | None:
     types = [[ir.RankedTensorType(v.type) for v in values] for values in (op.operands, op.results)]
     if not all(t.has_static_shape for side in types for t in side):
         return None
-    name = target(op).removeprefix(PREFIX)
+    name = target(op)
     ranks = [[t.rank for t in side] for side in types]
     sides = _roles(name, config(op), ranks[0]).all(*ranks)
     factors: dict[Any, tuple[str, int]] = {}
@@ -320,7 +313,7 @@ class _Program:
     ) -> str:
         side_effect = facts.strict or name in ("empty", "raise")
         aliases = ""
-        if PREFIX + name in UPDATING:
+        if CALLS[name].in_place:
             index = "0" if len(results) > 1 else ""
             aliases = (
                 ", output_operand_aliases = [#stablehlo.output_operand_alias<output_tuple_indices = "

@@ -1,0 +1,117 @@
+"""What is known of the calls of our kernels: their operands and results by role, and the attributes they have."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from jax.interpreters.mlir import ir
+
+PREFIX = "jax_tensorarray_"
+
+# The types of the bindings differ from version to version.
+Operation = Any
+
+
+class Call(NamedTuple):
+    """The operands and results of a call of ours, without the readers that may follow (see `partition`)."""
+
+    operands: tuple[str, ...]
+    results: tuple[str, ...]
+    combine: Callable[[Any, Any], Any] | None  #: makes the new row of the old one and the value, for slices
+
+    @property
+    def takes_value(self) -> bool:
+        """Whether there are rows between the index and the mask."""
+        return "value" in self.operands
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the first operand is updated, and is the first result."""
+        return self.operands[:1] == self.results[:1] == ("buffer",)
+
+
+#: Our calls by name. Every op declares its own.
+CALLS: dict[str, Call] = {}
+
+
+def declare(
+    name: str,
+    operands: tuple[str, ...],
+    results: tuple[str, ...],
+    combine: Callable[[Any, Any], Any] | None = None,
+) -> Call:
+    """Declare the operands and results of a call, and how it combines two rows if it does."""
+    CALLS[name] = call = Call(operands, results, combine)
+    return call
+
+
+#: What a row op may be asked to lower to, see `_lowering.slices`.
+LOWERINGS = ("auto", "ffi", "xla")
+
+
+#: Platforms that call no kernels. Row ops become operations of XLA's own there.
+WITHOUT_KERNELS = frozenset({"tpu"})
+
+
+#: Attribute of a call that holds the attributes of its kernel.
+CONFIG = "mhlo.backend_config"
+
+
+#: Parameter of a row op whose buffer is the tape of a loop of this library. Each step writes a row of a tape and never
+#: reads it, or the other way round, and the number of the row is the number of the step.
+TAPE_PARAM = "is_tape"
+
+
+class Config(NamedTuple):
+    """The attributes that a kernel is called with. None is an attribute that the call does not have."""
+
+    batch_dims: int | None = None
+    index_dims: int | None = None
+    masked: bool | None = None
+    op: str | None = None
+    reverse: bool | None = None
+    sorted: bool | None = None
+    strict: bool | None = None
+
+    @classmethod
+    def of(cls, attributes: Any) -> "Config":
+        """Return what a dictionary of MLIR attributes says."""
+        return cls(**{name: attributes[name].value for name in cls._fields if name in attributes})
+
+    @classmethod
+    def parse(cls, text: str) -> "Config":
+        """Return what the text of such a dictionary says, which is the form that XLA has."""
+        with ir.Context():
+            return cls.of(ir.DictAttr(ir.Attribute.parse(text or "{}")))
+
+    def __str__(self) -> str:
+        given = {name: value for name, value in self._asdict().items() if value is not None}
+        return "{" + ", ".join(f"{name} = {_written(value)}" for name, value in given.items()) + "}"
+
+
+def _written(value: bool | int | str) -> str:
+    """Return the text of an attribute."""
+    if isinstance(value, str):
+        return '"' + value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\0A") + '"'
+    return str(value).lower() if isinstance(value, bool) else f"{value} : i64"
+
+
+def config(call: Operation) -> Config:
+    """Return the attributes with which a kernel is called."""
+    return Config.of(call.attributes[CONFIG]) if CONFIG in call.attributes else Config()
+
+
+def target(op: Operation) -> str:
+    """Return the name of the kernel that an operation calls."""
+    name: str = op.attributes["call_target_name"].value
+    return name.removeprefix(PREFIX)
+
+
+def box_along(sizes: Sequence[int], window: Sequence[int]) -> list[int]:
+    """Return how many rows a box has along axes of these sizes: those of a window along the last ones, one before."""
+    return [*[1] * (len(sizes) - len(window)), *window]
+
+
+def steps_along(sizes: Sequence[int]) -> list[int]:
+    """Return by how much the number of a row grows along each of the axes together, the last one fastest."""
+    return [math.prod(map(int, sizes[k + 1 :])) for k in range(len(sizes))]
