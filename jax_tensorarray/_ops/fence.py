@@ -1,6 +1,4 @@
-"""What only passes put into a program: `ta_fence`, an order; `ta_zero`, a number that XLA cannot know; `ta_raise`, which
-raises what calls have noted.
-"""
+"""What only passes put into a program: an order, a number that XLA cannot know, and a call that raises at the end."""
 
 from typing import Any
 
