@@ -12,7 +12,6 @@ import numpy as np
 from jax.extend.core import Literal
 
 from jax_tensorarray import _compat
-from jax_tensorarray._ops.calls import box_along
 from jax_tensorarray._lowering.equations import Block
 from jax_tensorarray._lowering.scopes import (
     Atom,
@@ -25,6 +24,7 @@ from jax_tensorarray._lowering.scopes import (
     joined_columns,
     with_bodies,
 )
+from jax_tensorarray._ops.calls import box_along
 from jax_tensorarray._ops.check import ta_check_p
 from jax_tensorarray._ops.starts import sizes_of
 from jax_tensorarray._types import Equation

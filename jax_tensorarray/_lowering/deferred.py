@@ -43,7 +43,8 @@ def raise_at_end(jaxpr: Any, shardings: Sequence[Any] | None, outside: Any) -> A
     block.eqns = list(_compat.opened(named).eqns)
     last, makers = block.eqns[-1], {v: eqn for eqn in block.eqns for v in eqn.outvars}
     known = shardings or [None] * len(program.jaxpr.outvars)
-    ends = {k: (v, known[k]) for k, v in enumerate(program.jaxpr.outvars) if not isinstance(v, Literal) and v in results}
+    outs = [(k, v) for k, v in enumerate(program.jaxpr.outvars) if not isinstance(v, Literal)]
+    ends = {k: (v, known[k]) for k, v in outs if v in results}
     placing = {v: makers[v] for v in results if _is_placing(makers[v])}
     ready = {
         (v, sharding): _divided(block, placing[v].invars[0] if v in placing else v, sharding, last)
@@ -88,7 +89,7 @@ def _equation(at: Equation, primitive: Any, operands: Sequence[Atom], result: An
 
 
 def _may_wait(scope: Scope, eqn: Equation) -> bool:
-    """Return whether `eqn` is a loop that need not come to an end: it counts to no number, whatever else it looks at."""
+    """Return whether an equation is a loop that need not end: it counts to no number, whatever else it looks at."""
     if eqn.primitive.name != "while":
         return False
     condition = scope.condition(eqn)

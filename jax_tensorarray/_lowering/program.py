@@ -9,13 +9,13 @@ from jax_tensorarray import _compat
 from jax_tensorarray._lowering import absolute
 from jax_tensorarray._lowering.bounds import mark_those_in_range
 from jax_tensorarray._lowering.branches import split_updating_branches
-from jax_tensorarray._ops.calls import WITHOUT_KERNELS
 from jax_tensorarray._lowering.deferred import raise_at_end
 from jax_tensorarray._lowering.expand import expanded, needs_passes
 from jax_tensorarray._lowering.ordering import order_readers
 from jax_tensorarray._lowering.record import check_by_record, drop_out_of_bounds
 from jax_tensorarray._lowering.slices import default_lowering, use_slices
 from jax_tensorarray._lowering.uses import mark_unordered
+from jax_tensorarray._ops.calls import WITHOUT_KERNELS
 
 
 class Target(NamedTuple):

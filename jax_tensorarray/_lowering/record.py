@@ -10,7 +10,6 @@ The record passes through loops and branches, and the program has it raised afte
 
 import functools
 import math
-import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -20,18 +19,17 @@ from jax.core import ShapedArray
 from jax.extend.core import Literal
 
 from jax_tensorarray import _compat
-from jax_tensorarray._ops.calls import TAPE_PARAM, box_along
 from jax_tensorarray._lowering.equations import Atom, Block
 from jax_tensorarray._lowering.places import Places
 from jax_tensorarray._lowering.scopes import (
     Scope,
     added_by_step,
-    addresses_rows,
     argument,
     index_number,
     init_of,
     is_strict,
 )
+from jax_tensorarray._ops.calls import TAPE_PARAM, box_along
 from jax_tensorarray._ops.check import ta_check_p
 from jax_tensorarray._ops.fence import ta_zero_p
 from jax_tensorarray._ops.primitive import CALLED, ROW_OPS

@@ -26,7 +26,6 @@ from jax.extend.core import Literal
 
 from jax_tensorarray import _compat, _gates
 from jax_tensorarray._lowering import slicing
-from jax_tensorarray._ops.calls import LOWERINGS, TAPE_PARAM, WITHOUT_KERNELS
 from jax_tensorarray._lowering.equations import Atom, Block
 from jax_tensorarray._lowering.ownership import has_buffer, mask_of, operands_of, readers_of, updates, waits_of
 from jax_tensorarray._lowering.places import Places
@@ -41,6 +40,7 @@ from jax_tensorarray._lowering.scopes import (
 from jax_tensorarray._lowering.slicing import SCATTERS, How
 from jax_tensorarray._lowering.uses import Uses
 from jax_tensorarray._ops import sorting
+from jax_tensorarray._ops.calls import LOWERINGS, TAPE_PARAM, WITHOUT_KERNELS
 from jax_tensorarray._ops.check import ta_check_p
 from jax_tensorarray._ops.clear import ta_clear_p
 from jax_tensorarray._ops.empty import ta_empty_p

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import mlir
 
-from jax_tensorarray._ops.calls import PREFIX, declare
 from jax_tensorarray._ops import arguments, reference
+from jax_tensorarray._ops.calls import PREFIX, declare
 from jax_tensorarray._ops.primitive import Array, all_to_front, batched_mode, make_primitive, type_like, zero_tangent
 
 

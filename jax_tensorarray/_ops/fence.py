@@ -1,5 +1,6 @@
-"""What only passes put into a program: `ta_fence`, an order; `ta_zero`, a number that XLA cannot know; `ta_raise`, which
-raises what calls have noted.
+"""What only passes put into a program.
+
+`ta_fence` is an order, `ta_zero` a number that XLA cannot know, and `ta_raise` raises what calls have noted.
 """
 
 from typing import Any

@@ -28,9 +28,9 @@ from jax.interpreters import ad, batching, mlir, xla
 from jax.sharding import PartitionSpec
 
 from jax_tensorarray import _compat, _kernels
+from jax_tensorarray._ops import sorting
 from jax_tensorarray._ops.calls import PREFIX, Call, declare
 from jax_tensorarray._ops.partition import label
-from jax_tensorarray._ops import sorting
 from jax_tensorarray._ops.starts import counting, numbers_of_rows, positions_of, sizes_of
 
 Array = jax.Array

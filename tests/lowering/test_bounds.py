@@ -15,8 +15,8 @@ from library_in_numpy import library_in_numpy
 
 from jax_tensorarray import ta_read
 from jax_tensorarray._lowering import bounds, program
-from jax_tensorarray._ops.calls import PREFIX
 from jax_tensorarray._lowering.scopes import Scope, addresses_rows
+from jax_tensorarray._ops.calls import PREFIX
 
 #: Data, so that nothing is known of it: as many numbers as a loop has steps at most, some of them large.
 DATA = np.array([3, 0, -2, 7, 2**31 - 1, 1, -(2**31)], np.int32)

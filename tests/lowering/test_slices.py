@@ -19,8 +19,8 @@ from row_programs import ours, programs
 import jax_tensorarray as jt
 from jax_tensorarray import ta_read, ta_swap, ta_write
 from jax_tensorarray._lowering import program
-from jax_tensorarray._ops.calls import LOWERINGS
 from jax_tensorarray._lowering.slices import use_slices
+from jax_tensorarray._ops.calls import LOWERINGS
 from jax_tensorarray.primitives import ta_add_p, ta_read_p, ta_swap_p, ta_write_p
 
 T = 7
