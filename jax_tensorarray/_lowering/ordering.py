@@ -91,7 +91,11 @@ class _Orderer:
         for owner, values in sorted(pending.items(), key=lambda item: -block.rank[item[0]]):
             for value, readers in values:
                 known = block.ancestors(owner, min(block.rank[k] for k in readers))
-                if self.barriers_hold and num_bytes(value) >= _gates.ORDERED_BYTES and block.is_read_as_it_leaves(owner):
+                if (
+                    self.barriers_hold
+                    and num_bytes(value) >= _gates.ORDERED_BYTES
+                    and block.is_read_as_it_leaves(owner)
+                ):
                     known = set()
                 results = [x for k in readers if k not in known for x in block.waited_for(owner, k, value)]
                 if not results:

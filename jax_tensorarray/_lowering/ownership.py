@@ -7,6 +7,7 @@ from jax.extend.core import Literal
 
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs
+from jax_tensorarray._lowering.aliases import aliased
 from jax_tensorarray._ops.primitive import CALLED, ROW_OPS
 from jax_tensorarray._types import Equation
 
@@ -65,7 +66,9 @@ class Ownership:
     """Answers what happens to an operand of an equation inside it, through loops and branches."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, Any], tuple[Any, set[Any]]] = {}  #: with the jaxpr, whose number is part of the key
+        self._known: dict[
+            tuple[int, Any], tuple[Any, set[Any]]
+        ] = {}  #: with the jaxpr, whose number is part of the key
 
     def owns(self, eqn: Equation, number: int) -> bool:
         """Return whether an equation, or one inside it, updates the operand in place."""
@@ -81,7 +84,9 @@ class Ownership:
             return 0 <= number - consts < carry and body.outvars[number - consts] is not body.invars[number]
         if (called := called_by(eqn)) is not None:
             return self._has(called, self.owns, number)
-        return number == 0 and (updates(eqn) or name == "dynamic_update_slice")
+        if is_of_ours(eqn) or name == "dynamic_update_slice":
+            return number == 0 and (updates(eqn) or name == "dynamic_update_slice")
+        return any(operand == number for operand, _ in aliased(eqn))
 
     def holds(self, eqn: Equation, number: int) -> bool:
         """Return whether an equation, or a call of ours inside it, gets the operand as its buffer."""

@@ -26,6 +26,7 @@ from jax.extend.core import Literal
 
 from jax_tensorarray import _compat, _gates
 from jax_tensorarray._lowering import slicing
+from jax_tensorarray._lowering.aliases import aliased
 from jax_tensorarray._lowering.equations import Atom, Block
 from jax_tensorarray._lowering.ownership import has_buffer, mask_of, operands_of, readers_of, updates, waits_of
 from jax_tensorarray._lowering.places import Places
@@ -116,6 +117,7 @@ def loops_around(scope: Scope) -> int:
 
 
 # --- which ops become slices -------------------------------------------------------------------------------------
+
 
 class _Chooser:
     def __init__(self, program: Scope, platform: str | None, divided: bool) -> None:
@@ -464,7 +466,7 @@ def _same_buffer(scope: Scope, eqn: Equation) -> Iterator[tuple[_Place, _Place]]
             yield from pairs(scope, eqn.invars, inner, inner.jaxpr.invars)
             yield from pairs(scope, eqn.outvars, inner, inner.jaxpr.outvars)
     else:
-        for operand, result in params.get("input_output_aliases") or ():
+        for operand, result in aliased(eqn):
             yield (scope, eqn.invars[operand]), (scope, eqn.outvars[result])
 
 
@@ -618,11 +620,13 @@ class _Rows:
             self.named.setdefault(atom, []).append(variable)
 
     def _pass_on(self, old: Atom, new: Any) -> None:
-        """Have a value that has passed a barrier stand for all that it stood for before."""
-        if isinstance(old, Literal):
-            return
-        for variable in [old, *self.named.pop(old, [])]:
-            self._name(variable, new)
+        """Have a value that has passed a barrier stand for all that it stood for before.
+
+        Further reads of the buffer pass barriers side by side: XLA may fuse what is not in a chain.
+        """
+        if not isinstance(old, Literal):
+            for variable in [old, *self.named.pop(old, [])]:
+                self.block.names[variable] = new
 
     # --- order
 

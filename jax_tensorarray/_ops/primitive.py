@@ -472,9 +472,7 @@ def _on_one_axis(reference: Callable[..., Any], call: Call) -> Callable[..., Any
 def _after_waiting(reference: Callable[..., Any]) -> Callable[..., Any]:
     """Extend `reference` to operands that are only waited for: what it is given first comes after a barrier."""
 
-    def meaning(
-        *operands: Array, waits: int = 0, unordered: bool = False, effect: bool = False, **params: Any
-    ) -> Any:
+    def meaning(*operands: Array, waits: int = 0, unordered: bool = False, effect: bool = False, **params: Any) -> Any:
         if waits:
             own = len(operands) - waits
             first, *_ = lax.optimization_barrier((operands[0], *operands[own:]))

@@ -1,0 +1,56 @@
+"""Which operands a call of another library shares with its results: it updates these in place."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import primitives
+
+from jax_tensorarray import _compat
+from jax_tensorarray._jaxprs import jaxprs
+from jax_tensorarray._types import Equation
+
+
+def aliased(eqn: Equation) -> Sequence[tuple[int, int]]:
+    """Return the numbers of operands that share the memory of results, each with that of the result.
+
+    `jax.ffi` and Pallas say so in a parameter. The lowering rule of another primitive may make such a call, too: what
+    it makes is looked at once for each type of its operands.
+    """
+    if (found := eqn.params.get("input_output_aliases")) is not None:
+        return [*found.items()] if isinstance(found, dict) else list(found)
+    if _is_of_jax(eqn) or eqn.primitive.name.startswith("ta_") or eqn.effects:
+        return ()
+    if any(True for _ in jaxprs.jaxprs_in(eqn.params)) or _compat.traced_lowering(eqn.primitive) is not None:
+        return ()
+    key = eqn.primitive, str(sorted(eqn.params.items())), tuple(v.aval for v in eqn.invars)
+    if key not in _known:
+        _known[key] = _made(eqn)
+    return _known[key]
+
+
+_known: dict[Any, Sequence[tuple[int, int]]] = {}
+
+
+def _is_of_jax(eqn: Equation) -> bool:
+    return getattr(primitives, f"{eqn.primitive.name}_p".replace("-", "_"), None) is eqn.primitive
+
+
+def _made(eqn: Equation) -> Sequence[tuple[int, int]]:
+    def call(*operands: Any) -> Any:
+        return eqn.primitive.bind(*operands, **eqn.params)
+
+    try:
+        text = jax.jit(call).trace(*(v.aval for v in eqn.invars)).lower().as_text()
+    except Exception:  # what a rule of another library raises when its call is made alone
+        return ()
+    found = re.search(r"stablehlo\.custom_call @[\w.]+\((.*?)\)(.*)", text)
+    if found is None:
+        return ()
+    operands = [re.fullmatch(r"%arg(\d+)", x.strip()) for x in found[1].split(",")]
+    pairs = [(operands[int(k)], int(n or 0)) for n, k in _ALIAS.findall(found[2])]
+    return [(int(operand[1]), n) for operand, n in pairs if operand is not None and n < len(eqn.outvars)]
+
+
+_ALIAS = re.compile(r"output_tuple_indices = \[(\d*)\], operand_index = (\d+)")
