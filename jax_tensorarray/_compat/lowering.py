@@ -112,9 +112,11 @@ def is_divided() -> bool:
     return _now.is_divided
 
 
-def before_lowering(
-    rewritten: Callable[[Any, Sequence[str], bool, bool, Sequence[Any] | None], Any],
-) -> list[Replacement]:
+#: Maps a program to the one that is lowered in its place.
+Rewrite = Callable[[Any, Sequence[str], bool, bool, Sequence[Any] | None], Any]
+
+
+def before_lowering(rewritten: Rewrite) -> list[Replacement]:
     """Return what has every program that JAX lowers rewritten before.
 
     `rewritten` is given the program, the platforms that it is for, whether JAX compiles it next, whether it is for

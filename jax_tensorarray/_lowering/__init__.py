@@ -1,13 +1,14 @@
 """What happens to a program between JAX and XLA.
 
-`pipeline` runs the passes over every lowered module that has an op of ours. In this order, `bounds` finds the indices
-that need no check, `uses` the ops that need no order, `record` has loops carry the first index that is out of range,
-`branches` reshapes conditionals, `ordering` puts reads before updates, `slices` chooses the calls that become XLA's own
-slices, gathers and scatters, which `slicing` writes, `fallback` replaces the calls that are left on platforms without
-kernels, and `partition` says how XLA divides the calls that stay.
+`program` runs the passes over the jaxpr of every program that has an op or a loop of ours, before JAX lowers it. In
+this order, `expand` writes out loops and calls, `bounds` finds the indices that need no check, `uses` the ops that need
+no order, `record` has loops carry the first index that is out of range, `branches` reshapes conditionals, `ordering`
+puts reads before updates, `slices` chooses the ops that become XLA's own slices, gathers and scatters, which `slicing`
+writes, and `deferred` has the calls in a program for several devices raise at its end.
 
-Until `slices`, the index of a call says where boxes start along each axis, and examples may share it. A kernel takes
-the numbers of all rows in each example: `build.flatten` gives them to the calls that stay.
+Until `slices`, the index of an op says where boxes start along each axis, and examples may share it. A kernel takes the
+numbers of all rows in each example: `slicing.flat` gives them to the ops that stay.
 
-All of them read a module by `mlir`, its calls by `calls` and what is updated by `ownership`, and write by `build`.
+All of them read a program by `scopes`, its ops by `ownership`, and make equations by `equations`. So what each leaves
+is a program that can be printed, and run.
 """

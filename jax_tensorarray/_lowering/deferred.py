@@ -43,9 +43,8 @@ def raise_at_end(jaxpr: Any, shardings: Sequence[Any] | None, outside: Any) -> A
     block.eqns = list(_compat.opened(named).eqns)
     last, makers = block.eqns[-1], {v: eqn for eqn in block.eqns for v in eqn.outvars}
     known = shardings or [None] * len(program.jaxpr.outvars)
-    ends = {
-        k: (v, known[k]) for k, v in enumerate(program.jaxpr.outvars) if not isinstance(v, Literal) and v in results
-    }
+    outs = [(k, v) for k, v in enumerate(program.jaxpr.outvars) if not isinstance(v, Literal)]
+    ends = {k: (v, known[k]) for k, v in outs if v in results}
     placing = {v: makers[v] for v in results if _is_placing(makers[v])}
     ready = {
         (v, sharding): _divided(block, placing[v].invars[0] if v in placing else v, sharding, last)

@@ -620,11 +620,13 @@ class _Rows:
             self.named.setdefault(atom, []).append(variable)
 
     def _pass_on(self, old: Atom, new: Any) -> None:
-        """Have a value that has passed a barrier stand for all that it stood for before."""
-        if isinstance(old, Literal):
-            return
-        for variable in [old, *self.named.pop(old, [])]:
-            self._name(variable, new)
+        """Have a value that has passed a barrier stand for all that it stood for before.
+
+        Further reads of the buffer pass barriers side by side: XLA may fuse what is not in a chain.
+        """
+        if not isinstance(old, Literal):
+            for variable in [old, *self.named.pop(old, [])]:
+                self.block.names[variable] = new
 
     # --- order
 

@@ -1,4 +1,7 @@
-"""What only passes put into a program: an order, a number that XLA cannot know, and a call that raises at the end."""
+"""What only passes put into a program.
+
+`ta_fence` is an order, `ta_zero` a number that XLA cannot know, and `ta_raise` raises what calls have noted.
+"""
 
 from typing import Any
 
