@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from by_passes import ALL, TARGETS, by_passes, raises
+from by_passes import ALL, TARGETS, by_passes, passes_for, raises
 from gates import SETTINGS, gates
 from hypothesis import given
 from jax import lax
+from jax.extend.core import Literal
 from library_in_numpy import library_in_numpy
 from random_checks import (
     BATCHES,
@@ -27,7 +28,8 @@ from random_checks import (
 from random_machines import THETA, InJax, expected, outputs
 from random_programs import programs
 
-from jax_tensorarray import ta_read, ta_write
+from jax_tensorarray import _compat, ta_read, ta_write
+from jax_tensorarray._jaxprs import jaxprs
 
 SOME = hypothesis.settings(max_examples=hypothesis.settings.default.max_examples * 2)
 MANY = hypothesis.settings(max_examples=hypothesis.settings.default.max_examples * 6)
@@ -150,3 +152,62 @@ def test_the_first_index_out_of_range_is_said(node, data):
     else:
         found = f(np.array(data, np.int32))
         np.testing.assert_allclose(np.array([*found], float), np.array([*want], float))
+
+
+# --- order -------------------------------------------------------------------------------------------------------
+
+UPDATES = frozenset(("ta_write", "ta_add", "ta_max", "ta_swap", "ta_clear", "ta_stack", "ta_fence", "ta_write_part"))
+
+
+def updated_by(eqn):
+    """The operands of an equation that it updates in place, itself or in a loop or a branch."""
+    name, params = eqn.primitive.name, eqn.params
+    if name in UPDATES:
+        return eqn.invars[:1]
+    if name == "while":
+        body, carry = _compat.opened(params["body_jaxpr"]), len(eqn.outvars)
+        pairs = zip(eqn.invars[-carry:], body.invars[-carry:], body.outvars, strict=True)
+        return [x for x, before, after in pairs if before is not after]
+    if name == "cond":
+        inner = [_compat.opened(branch) for branch in params["branches"]]
+        owned = [{v for e in jaxpr.eqns for v in updated_by(e)} for jaxpr in inner]
+        return [
+            x
+            for jaxpr, own in zip(inner, owned, strict=True)
+            for x, v in zip(eqn.invars[1:], jaxpr.invars, strict=True)
+            if v in own
+        ]
+    return []
+
+
+def hashable(atoms):
+    return [x for x in atoms if not isinstance(x, Literal)]
+
+
+def reads_without_order(jaxpr):
+    """Reads of rows that XLA may do before or after the last update of their buffer, as it likes."""
+    inner, found = _compat.opened(jaxpr), []
+    makers = {v: k for k, eqn in enumerate(inner.eqns) for v in eqn.outvars}
+    needed = []  # by each equation: the equations that its operands are made by, and theirs
+    for eqn in inner.eqns:
+        direct = {makers[v] for v in hashable(eqn.invars) if v in makers}
+        needed.append(direct.union(*(needed[k] for k in direct)))
+    for k, eqn in enumerate(inner.eqns):
+        found += [read for p in jaxprs.jaxprs_in(eqn.params) for read in reads_without_order(p)]
+        if eqn.primitive.name != "ta_read" or eqn.params.get("unordered"):
+            continue
+        buffer, rows = eqn.invars[0], eqn.outvars[0]
+        owners = [m for m, other in enumerate(inner.eqns) if any(v is buffer for v in hashable(updated_by(other)))]
+        if owners and 2 * rows.aval.size <= buffer.aval.size and not {k, owners[-1]} <= {k} | needed[k]:
+            found += [eqn] if k not in needed[owners[-1]] else []
+    return found
+
+
+@pytest.mark.parametrize("transformation", [lambda f: f, jax.grad], ids=["forward", "gradient"])
+@MANY
+@given(program=programs(), name=st.sampled_from(["cpu", "cpu, by branches", "cuda"]))
+def test_rows_are_read_before_their_buffer_is_updated(transformation, program, name):
+    f = transformation(total(program, InJax()))
+    before_access = by_passes(len(passes_for(TARGETS[name][0])) - 1, name)
+    found = before_access(jax.make_jaxpr(f)(THETA, jnp.int32(program.start)))
+    assert reads_without_order(found) == []
