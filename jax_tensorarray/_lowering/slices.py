@@ -28,6 +28,7 @@ from jax_tensorarray import _compat, _gates
 from jax_tensorarray._lowering import slicing
 from jax_tensorarray._lowering.aliases import aliased
 from jax_tensorarray._lowering.equations import Atom, Block
+from jax_tensorarray._lowering.ordering import num_bytes
 from jax_tensorarray._lowering.ownership import has_buffer, mask_of, operands_of, readers_of, updates, waits_of
 from jax_tensorarray._lowering.places import Places
 from jax_tensorarray._lowering.scopes import (
@@ -51,7 +52,7 @@ from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._ops.starts import positions_of, sizes_of
 from jax_tensorarray._ops.swap import ta_swap_p
 from jax_tensorarray._ops.write import ta_write_p
-from jax_tensorarray._types import Equation, bytes_of
+from jax_tensorarray._types import Equation
 from jax_tensorarray._union_find import UnionFind
 
 #: The default of `lowering`.
@@ -167,7 +168,7 @@ class _Chooser:
             return None
         how = choice.how
         is_box = how.by_windows and len(how.window) > 1  # which a call would move by single elements
-        is_costly = how.does_both and bytes_of([eqn.invars[2].aval]) > _gates.SLICED_BYTES and not is_box
+        is_costly = how.does_both and num_bytes(eqn.invars[2]) > _gates.SLICED_BYTES and not is_box
         return choice._replace(is_costly=is_costly)
 
     def _choose_row(self, scope: Scope, eqn: Equation, is_tape: bool) -> Choice | None:
@@ -660,7 +661,7 @@ class _Rows:
         if self.scope.role != "body" or eqn.primitive.name not in _ELEMENTWISE:
             return False
         (v,) = eqn.outvars
-        return bytes_of([v.aval]) >= _gates.ORDERED_BYTES_OF_ALL and any(v is x for x in self.scope.jaxpr.outvars)
+        return num_bytes(v) >= _gates.ORDERED_BYTES_OF_ALL and any(v is x for x in self.scope.jaxpr.outvars)
 
     # --- ops
 
