@@ -131,7 +131,7 @@ def _same_type(x: Atom, y: Atom) -> bool:
 
 
 def _arguments(atoms: Sequence[Atom], count: int) -> tuple[list[Atom], list[int]]:
-    """Return the operands of a conditional without repetitions after the first ones, and where each of the others is."""
+    """Return the operands of a conditional, those after the first ones once, and where each of these is."""
     arguments, places = list(atoms[:count]), []
     for x in atoms[count:]:
         found = next((k for k, y in enumerate(arguments) if y is x), len(arguments))

@@ -89,7 +89,7 @@ def _equation(at: Equation, primitive: Any, operands: Sequence[Atom], result: An
 
 
 def _may_wait(scope: Scope, eqn: Equation) -> bool:
-    """Return whether an equation is a loop that need not end: it counts to no number, whatever else it looks at."""
+    """Return whether `eqn` is a loop that need not end: it counts to no number, whatever else it looks at."""
     if eqn.primitive.name != "while":
         return False
     condition = scope.condition(eqn)

@@ -66,9 +66,7 @@ class Ownership:
     """Answers what happens to an operand of an equation inside it, through loops and branches."""
 
     def __init__(self) -> None:
-        self._known: dict[
-            tuple[int, Any], tuple[Any, set[Any]]
-        ] = {}  #: with the jaxpr, whose number is part of the key
+        self._known: dict[tuple[int, Any], tuple[Any, set[Any]]] = {}  #: with the jaxpr, whose id is in the key
 
     def owns(self, eqn: Equation, number: int) -> bool:
         """Return whether an equation, or one inside it, updates the operand in place."""
@@ -79,7 +77,7 @@ class Ownership:
         if name == "cond":
             return number > 0 and any(self._has(x, self.owns, number - 1) for x in eqn.params["branches"])
         if name == "scan":
-            consts, carry, _ = _compat.scan_counts(eqn.params)
+            consts, carry = _compat.scan_counts(eqn.params)
             body = _compat.opened(eqn.params["jaxpr"])
             return 0 <= number - consts < carry and body.outvars[number - consts] is not body.invars[number]
         if (called := called_by(eqn)) is not None:

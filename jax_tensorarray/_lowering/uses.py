@@ -156,9 +156,9 @@ class Uses:
                 if eqn is update or id(eqn) in found:
                     continue
                 found.add(id(eqn))
-                if eqn.primitive.name in self.made_once and not _is_sum_of_few(scope, eqn):
-                    if self._reaches(scope, eqn, update):
-                        continue
+                is_once = eqn.primitive.name in self.made_once and not _is_sum_of_few(scope, eqn)
+                if is_once and self._reaches(scope, eqn, update):
+                    continue
                 stack.extend(self._made_of(eqn, value))
         return True
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from by_passes import ALL, by_passes
+from by_passes import ALL, TARGETS, by_passes, raises
 from gates import SETTINGS, gates
 from hypothesis import given
 from jax import lax
@@ -29,12 +29,12 @@ from random_programs import programs
 
 from jax_tensorarray import ta_read, ta_write
 
-FEW = hypothesis.settings(max_examples=hypothesis.settings.default.max_examples * 8 // 25)
+SOME = hypothesis.settings(max_examples=hypothesis.settings.default.max_examples * 2)
 MANY = hypothesis.settings(max_examples=hypothesis.settings.default.max_examples * 6)
 
 
-def after(count):
-    return judged_after(by_passes(count))
+#: After how many passes a program is judged, and for which target.
+PASSED = st.tuples(st.integers(1, ALL), st.sampled_from([*TARGETS]))
 
 
 def forward(program, *_):
@@ -62,12 +62,11 @@ def gradient_of_batch(program, *differ):
     gradients(program, f, lambda f, *axes: jax.vmap(jax.grad(f, FLOATS), *axes), *differ, 0, False)
 
 
-@pytest.mark.parametrize("count", range(1, 1 + ALL))
 @pytest.mark.parametrize("transformation", [forward, gradient, batch, gradient_of_batch])
-@FEW
-@given(program=programs(), setting=st.sampled_from(SETTINGS), differ=BATCHES)
-def test_a_program_after_passes(transformation, count, program, setting, differ):
-    with gates(setting), after(count):
+@SOME
+@given(program=programs(), setting=st.sampled_from(SETTINGS), differ=BATCHES, passed=PASSED)
+def test_a_program_after_passes(transformation, program, setting, differ, passed):
+    with gates(setting), judged_after(by_passes(*passed), raises=raises(passed[1])):
         transformation(program, *differ)
 
 
