@@ -28,6 +28,7 @@ from jax_tensorarray import _compat, _gates
 from jax_tensorarray._lowering import slicing
 from jax_tensorarray._lowering.aliases import aliased
 from jax_tensorarray._lowering.equations import Atom, Block
+from jax_tensorarray._lowering.ordering import num_bytes
 from jax_tensorarray._lowering.ownership import has_buffer, mask_of, operands_of, readers_of, updates, waits_of
 from jax_tensorarray._lowering.places import Places
 from jax_tensorarray._lowering.scopes import (
@@ -51,7 +52,7 @@ from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._ops.starts import positions_of, sizes_of
 from jax_tensorarray._ops.swap import ta_swap_p
 from jax_tensorarray._ops.write import ta_write_p
-from jax_tensorarray._types import Equation, bytes_of
+from jax_tensorarray._types import Equation
 from jax_tensorarray._union_find import UnionFind
 
 #: The default of `lowering`.
@@ -167,7 +168,7 @@ class _Chooser:
             return None
         how = choice.how
         is_box = how.by_windows and len(how.window) > 1  # which a call would move by single elements
-        is_costly = how.does_both and bytes_of([eqn.invars[2].aval]) > _gates.SLICED_BYTES and not is_box
+        is_costly = how.does_both and num_bytes(eqn.invars[2]) > _gates.SLICED_BYTES and not is_box
         return choice._replace(is_costly=is_costly)
 
     def _choose_row(self, scope: Scope, eqn: Equation, is_tape: bool) -> Choice | None:
@@ -569,10 +570,8 @@ class _Rows:
         elif primitive is ta_fence_p:
             found = [self._fence(eqn)]
         else:
-            buffer, token = self._after(eqn)
+            (buffer,), token = self._after(eqn)
             found = self.block.call(slicing.clear, [buffer, *self._own(eqn)[1:], *token], eqn)
-            if self.barriers_hold:
-                self.made_again.discard(found[0])
         for v, new in zip(eqn.outvars, found, strict=True):
             self._name(v, new)
 
@@ -630,22 +629,26 @@ class _Rows:
 
     # --- order
 
-    def _after(self, eqn: Equation, more: Sequence[Atom] = ()) -> tuple[Atom, list[Atom]]:
-        """Return the buffer of an op after what it waits for, and perhaps a 0 for the index of an update."""
-        buffer = self.block.read(eqn.invars[0])
+    def _after(self, eqn: Equation, more: Sequence[Atom] = ()) -> tuple[list[Atom], list[Atom]]:
+        """Return the buffer of an op after what it waits for, and perhaps a 0 for the index of an update.
+
+        It waits for `more` values, too, which come after the buffer as they are then.
+        """
+        buffer, *more = map(self.block.read, [eqn.invars[0], *more])
         before = self.read_before.get(_hashable(buffer), set())
-        readers = dict.fromkeys(map(self.block.read, [*readers_of(eqn), *more]))
-        waited = [r for r in readers if not isinstance(r, Literal) and r not in before]
+        readers = [x for x in (*map(self.block.read, readers_of(eqn)), *more) if not isinstance(x, Literal)]
+        waited = [x for x in dict.fromkeys(readers) if x not in before]
         if not waited:
-            return buffer, []
+            return [buffer, *more], []
         if self.barriers_hold:
             passed = self.block.call(slicing.barrier, [buffer, *waited], eqn)
             for old, new in zip([buffer, *waited], passed, strict=True):
                 self._pass_on(old, new)
             self.read_before[passed[0]] = before.union(passed[1:])
-            return passed[0], []
+            new = dict(zip(waited, passed[1:], strict=True))
+            return [passed[0], *(x if isinstance(x, Literal) else new.get(x, x) for x in more)], []
         tokens = [self._token_of(r, eqn) for r in waited if 0 not in r.aval.shape]
-        return buffer, self.block.call(slicing.sum_of, tokens, eqn) if tokens else []
+        return [buffer, *more], self.block.call(slicing.sum_of, tokens, eqn) if tokens else []
 
     def _token_of(self, value: Any, eqn: Equation) -> Atom:
         if value in self.tokens:
@@ -658,7 +661,7 @@ class _Rows:
         if self.scope.role != "body" or eqn.primitive.name not in _ELEMENTWISE:
             return False
         (v,) = eqn.outvars
-        return bytes_of([v.aval]) >= _gates.ORDERED_BYTES_OF_ALL and any(v is x for x in self.scope.jaxpr.outvars)
+        return num_bytes(v) >= _gates.ORDERED_BYTES_OF_ALL and any(v is x for x in self.scope.jaxpr.outvars)
 
     # --- ops
 
@@ -669,7 +672,10 @@ class _Rows:
         # A gather is never made twice.
         if self.barriers_hold and self.is_made_again(eqn.invars[0]):
             how = how._replace(is_made_again=how.ordered or choice.passes_on or not how.at_once)
-        found = self._call(slicing.read, eqn, how, [])
+        _, index, *mask = operands_of(eqn)
+        zero = [self.zero] if how.by_branch else []
+        operands = [*zero, buffer, *self._starts(index, len(how.sizes)), *map(self.block.read, mask)]
+        found = self.block.call(slicing.read, operands, eqn, how=how)
         if how.is_made_again or (how.ordered and self.barriers_hold):
             passed, row = found
             before = self.read_before.get(_hashable(buffer), set()) if not how.is_made_again else set()
@@ -683,25 +689,22 @@ class _Rows:
         return found[0]
 
     def _update(self, eqn: Equation, how: How) -> list[Atom]:
-        value = operands_of(eqn)[2]
+        _, index, value, *mask = operands_of(eqn)
         # All rows are made before the first one is updated.
         several = not how.at_once and eqn.params.get("unordered") and self.barriers_hold and _places(eqn, how) > 1
-        _, token = self._after(eqn, [value] if several else [])
-        is_made_again = self.barriers_hold and how.does_both and not how.at_once
-        how = how._replace(is_made_again=is_made_again and self.is_made_again(eqn.invars[0]), tokens=bool(token))
-        found = self._call(slicing.update, eqn, how, token)
+        (buffer, *made), token = self._after(eqn, [value] if several else [])
+        value = made[0] if several else self.block.read(value)
+        is_made_again = self.barriers_hold and how.does_both and not how.at_once and buffer in self.made_again
+        how = how._replace(is_made_again=is_made_again, tokens=bool(token))
+        zero = [self.zero] if how.by_branch else []
+        starts, mask = self._starts(index, len(how.sizes)), [self.block.read(x) for x in mask]
+        found = self.block.call(slicing.update, [*zero, buffer, *starts, value, *mask, *token], eqn, how=how)
         if not how.at_once:
             self.made_again.add(found[0])
         return found
 
-    def _call(self, f: Callable[..., Any], eqn: Equation, how: How, token: Sequence[Atom]) -> list[Atom]:
-        buffer, index, *rest = operands_of(eqn)
-        zero = [self.zero] if how.by_branch else []
-        operands = [*zero, buffer, *self._starts(index, len(how.sizes)), *rest, *token]
-        return self.block.call(f, [self.block.read(x) for x in operands], eqn, how=how)
-
     def _fence(self, eqn: Equation) -> Atom:
-        buffer, token = self._after(eqn)
+        (buffer,), token = self._after(eqn)
         if self.barriers_hold:
             return buffer
         (found,) = self.block.call(slicing.fence, [self.zero, buffer, *token], eqn)
