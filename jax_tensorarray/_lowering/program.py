@@ -1,6 +1,6 @@
 """The passes over the jaxpr of a program, in their order."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from jax.extend import source_info_util
@@ -41,39 +41,50 @@ class Target(NamedTuple):
 class Pass(NamedTuple):
     """What is done to a program, and for which targets."""
 
+    name: str  #: of its file
     run: Callable[[Any, Target], Any]
     applies_to: Callable[[Target], bool] = lambda target: True
 
 
 PASSES = (
-    Pass(lambda jaxpr, target: expanded(jaxpr, with_options=not target.divided)),
-    Pass(lambda jaxpr, target: absolute.write_out(jaxpr), lambda target: target.is_known),
-    Pass(lambda jaxpr, target: mark_those_in_range(jaxpr), lambda target: target.is_known or target.raises_at_end),
+    Pass("expand", lambda jaxpr, to: expanded(jaxpr, with_options=not to.divided)),
+    Pass("absolute", lambda jaxpr, to: absolute.write_out(jaxpr), lambda to: to.is_known),
+    Pass("bounds", lambda jaxpr, to: mark_those_in_range(jaxpr), lambda to: to.is_known or to.raises_at_end),
     Pass(
-        lambda jaxpr, target: mark_unordered(jaxpr, target.platform, not target.needs_opaque_zero),
-        lambda target: target.is_known,
+        "uses",
+        lambda jaxpr, to: mark_unordered(jaxpr, to.platform, not to.needs_opaque_zero),
+        lambda to: to.is_known,
     ),
-    Pass(lambda jaxpr, target: drop_out_of_bounds(jaxpr), lambda target: target.is_known and target.calls_nothing),
+    Pass("record", lambda jaxpr, to: drop_out_of_bounds(jaxpr), lambda to: to.is_known and to.calls_nothing),
     Pass(
-        lambda jaxpr, target: check_by_record(jaxpr, default_lowering(), target.outside, target.needs_opaque_zero),
-        lambda target: target.is_known and not target.calls_nothing,
+        "record",
+        lambda jaxpr, to: check_by_record(jaxpr, default_lowering(), to.outside, to.needs_opaque_zero),
+        lambda to: to.is_known and not to.calls_nothing,
     ),
-    Pass(lambda jaxpr, target: split_updating_branches(jaxpr)),
+    Pass("branches", lambda jaxpr, to: split_updating_branches(jaxpr)),
     Pass(
-        lambda jaxpr, target: order_readers(
-            jaxpr, sinks=target.calls_nothing, barriers_hold=not target.needs_opaque_zero
-        )
-    ),
-    Pass(
-        lambda jaxpr, target: use_slices(
-            jaxpr, platform=target.platform, divided=target.divided, outside=target.outside
-        )
+        "ordering",
+        lambda jaxpr, to: order_readers(jaxpr, sinks=to.calls_nothing, barriers_hold=not to.needs_opaque_zero),
     ),
     Pass(
-        lambda jaxpr, target: raise_at_end(jaxpr, target.shardings, target.outside),
-        lambda target: target.raises_at_end,
+        "slices",
+        lambda jaxpr, to: use_slices(jaxpr, platform=to.platform, divided=to.divided, outside=to.outside),
+    ),
+    Pass(
+        "deferred",
+        lambda jaxpr, to: raise_at_end(jaxpr, to.shardings, to.outside),
+        lambda to: to.raises_at_end,
     ),
 )
+
+
+def steps(jaxpr: Any, target: Target) -> Iterator[tuple[str, Any]]:
+    """Yield what each pass for a target makes of a program that has an op of ours, with the name of the pass."""
+    if needs_passes(jaxpr):
+        for each in PASSES:
+            if each.applies_to(target):
+                jaxpr = each.run(jaxpr, target)
+                yield each.name, jaxpr
 
 
 def rewritten(
@@ -86,14 +97,20 @@ def rewritten(
     """Return the program as it is lowered for these platforms. One without ops of ours is left as it is."""
     if not needs_passes(jaxpr):
         return jaxpr
+    target = target_of(platforms, is_compiled_next, divided, shardings)
+    for _, after in steps(jaxpr, target):
+        jaxpr = after
+    return jaxpr
+
+
+def target_of(
+    platforms: Sequence[str], is_compiled_next: bool, divided: bool = False, shardings: Sequence[Any] | None = None
+) -> Target:
+    """Return what is known of where a program runs that is called here."""
     platform = platforms[0] if len(platforms) == 1 else None
     if platform not in WITHOUT_KERNELS and (divided or not is_compiled_next):
         platform = None
     outside = _compat.frame_of(source_info_util.current())
     calls_nothing = not WITHOUT_KERNELS.isdisjoint(platforms)
     raises_at_end = divided and is_compiled_next and tuple(platforms) == ("cpu",)
-    target = Target(platform, divided, calls_nothing, outside, raises_at_end, shardings)
-    for each in PASSES:
-        if each.applies_to(target):
-            jaxpr = each.run(jaxpr, target)
-    return jaxpr
+    return Target(platform, divided, calls_nothing, outside, raises_at_end, shardings)

@@ -5,6 +5,7 @@ from jax_tensorarray.inspect._copies import LoopCopies, LoopCopy, loop_copies
 from jax_tensorarray.inspect._explain import Explained, Explanation, explain
 from jax_tensorarray.inspect._growth import Growth, GrowthError, forbid_growth, growth
 from jax_tensorarray.inspect._kept import Kept
+from jax_tensorarray.inspect._passes import passes
 from jax_tensorarray.inspect._watch import LoopCopyError, Report, forbid_copies, watch
 
 __all__ = [
@@ -23,5 +24,6 @@ __all__ = [
     "forbid_growth",
     "growth",
     "loop_copies",
+    "passes",
     "watch",
 ]
