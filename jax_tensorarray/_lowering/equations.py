@@ -73,9 +73,13 @@ class Block:
         return [self.read(of(v)) for v in inner.outvars]
 
     def call(self, f: Callable[..., Any], operands: Sequence[Atom], at: Equation, **options: Any) -> list[Atom]:
-        """Add the equations of a function of arrays. Its options are hashable."""
+        """Add the equations of a function of arrays, in the place of an equation. Its options are hashable.
+
+        What takes the place of an op of ours has the name of the op in profiles.
+        """
         jaxpr = traced(f, tuple(_type(x) for x in operands), tuple(options.items()))
-        return self.inlined(jaxpr, operands, at, self.eqns.append)
+        name = at.primitive.name if at.primitive.name.startswith("ta_") else ""
+        return self.inlined(jaxpr, operands, at, self.eqns.append, name)
 
     def jaxpr(self, invars: Sequence[Any] | None = None, outvars: Sequence[Atom] | None = None) -> Any:
         """Return the closed jaxpr."""

@@ -77,7 +77,9 @@ class Expander:
     def equation(self, block: Block, eqn: Equation) -> None:
         """Add an equation to a block, or what it stands for."""
         params, name = eqn.params, eqn.primitive.name
-        if not self.needed_in(eqn):
+        if name in _IDENTITIES:
+            block.rename(eqn.outvars, map(block.read, eqn.invars))
+        elif not self.needed_in(eqn):
             block.add(eqn)
         elif _is_uninitialised_number(eqn):
             aval = eqn.outvars[0].aval
@@ -130,6 +132,9 @@ class Expander:
         found = _compat.traced_lowering(eqn.primitive)
         return None if found is None else functools.partial(found.traced, **eqn.params)
 
+
+#: Primitives that are lowered to their operands. An index may go through them.
+_IDENTITIES = frozenset(("name", "ta_noted"))
 
 #: What a scan stacks its results in begins as this. Numbers that may be indices begin as 0, which has bounds.
 _EMPTY = ("empty", "empty2")
