@@ -67,7 +67,7 @@ def _split(block: Block, eqn: Equation, ownership: Ownership) -> Sequence[Atom] 
 
 
 def _is_plain(v: Any) -> bool:
-    return isinstance(v.aval.dtype, np.dtype) and all(isinstance(n, int) for n in v.aval.shape)
+    return isinstance(getattr(v.aval, "dtype", None), np.dtype) and all(isinstance(n, int) for n in v.aval.shape)
 
 
 def _cond(
@@ -127,7 +127,7 @@ def _source(value: Atom, outer: dict[Any, Atom], owned: dict[Any, None], made_by
 
 
 def _same_type(x: Atom, y: Atom) -> bool:
-    return x.aval.shape == y.aval.shape and x.aval.dtype == y.aval.dtype
+    return _is_plain(x) and _is_plain(y) and x.aval.shape == y.aval.shape and x.aval.dtype == y.aval.dtype
 
 
 def _arguments(atoms: Sequence[Atom], count: int) -> tuple[list[Atom], list[int]]:

@@ -398,7 +398,7 @@ class LayoutConflicts:
         for scope in scopes:
             for eqn in scope.jaxpr.eqns:
                 for (a, one), (b, other) in _same_buffer(scope, eqn):
-                    if not isinstance(one, Literal) and not isinstance(other, Literal) and one.aval.ndim:
+                    if not isinstance(one, Literal) and not isinstance(other, Literal) and getattr(one.aval, "ndim", 0):
                         self.buffers.join((a, one), (b, other))
 
     def _key(self, scope: Scope, eqn: Equation) -> tuple[Any, bool]:
