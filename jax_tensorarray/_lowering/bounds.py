@@ -63,9 +63,13 @@ _COMBINING: dict[str, Callable[[Bounds, Bounds], Bounds | None]] = {
 }
 
 
-def mark_those_in_range(jaxpr: Any) -> Any:
-    """Mark every row op and check whose index is provably in range: its parameter `checked` says so."""
-    return _marked(Scope(jaxpr), BoundsOf())
+def mark_those_in_range(jaxpr: Any, *, keeps_selects: bool = False) -> Any:
+    """Mark every row op and check whose index is provably in range: its parameter `checked` says so.
+
+    Its index becomes simpler, if it may. `keeps_selects` is for GPUs: arithmetic costs nothing there, and XLA repeats a
+    cheap index in two kernels, of which neither then sees that the other starts in the same place.
+    """
+    return _marked(Scope(jaxpr), BoundsOf(keeps_selects=keeps_selects))
 
 
 def _marked(scope: Scope, bounds: "BoundsOf") -> Any:
@@ -130,7 +134,8 @@ def _fewer(scope: Scope, atom: Any, eqn: Equation, bounds: "BoundsOf", block: Bl
     name = eqn.primitive.name
     if name == "convert_element_type" and _same_type(eqn.invars[0], atom):
         return simplified(eqn.invars[0])
-    if name == "select_n" and (of_predicate := bounds(scope, eqn.invars[0])) in ((0, 0), (1, 1)):
+    of_predicate = bounds(scope, eqn.invars[0]) if name == "select_n" and not bounds.keeps_selects else None
+    if of_predicate in ((0, 0), (1, 1)):
         return simplified(eqn.invars[1 + of_predicate[0]])
     if name == "slice" and (piece := _joined_piece(scope, eqn)) is not None:
         return simplified(piece)
@@ -185,10 +190,10 @@ _NUMBERS = frozenset(("iota", "sign", "clamp", "not", *_CHOOSING, *_COMBINING))
 class BoundsOf:
     """Finds the bounds of a value, or None."""
 
-    def __init__(self, outer: "BoundsOf | None" = None) -> None:
+    def __init__(self, outer: "BoundsOf | None" = None, *, keeps_selects: bool = False) -> None:
         self.known: dict[tuple[Scope, Any], Bounds | None] = {}
         self.depth: int = 0 if outer is None else outer.depth
-        self.assumes = outer is not None
+        self.assumes, self.keeps_selects = outer is not None, keeps_selects
 
     def __call__(self, scope: Scope, atom: Atom) -> Bounds | None:
         kind = getattr(atom.aval, "dtype", None)

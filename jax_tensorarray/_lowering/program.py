@@ -49,7 +49,11 @@ class Pass(NamedTuple):
 PASSES = (
     Pass("expand", lambda jaxpr, to: expanded(jaxpr, with_options=not to.divided)),
     Pass("absolute", lambda jaxpr, to: absolute.write_out(jaxpr), lambda to: to.is_known),
-    Pass("bounds", lambda jaxpr, to: mark_those_in_range(jaxpr), lambda to: to.is_known or to.raises_at_end),
+    Pass(
+        "bounds",
+        lambda jaxpr, to: mark_those_in_range(jaxpr, keeps_selects=to.platform in ("cuda", "rocm")),
+        lambda to: to.is_known or to.raises_at_end,
+    ),
     Pass(
         "uses",
         lambda jaxpr, to: mark_unordered(jaxpr, to.platform, not to.needs_opaque_zero),

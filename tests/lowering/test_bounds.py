@@ -168,7 +168,7 @@ def test_bounds_hold_whatever_an_index_is(loop, data):
             for inner in scope.scopes_in(eqn):
                 visit(inner)
 
-    def listen(jaxpr):
+    def listen(jaxpr, **_):
         visit(Scope(jaxpr))
         return jaxpr
 
