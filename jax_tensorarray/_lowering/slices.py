@@ -398,7 +398,7 @@ class LayoutConflicts:
         for scope in scopes:
             for eqn in scope.jaxpr.eqns:
                 for (a, one), (b, other) in _same_buffer(scope, eqn):
-                    if not isinstance(one, Literal) and not isinstance(other, Literal) and getattr(one.aval, "ndim", 0):
+                    if not isinstance(one, Literal) and not isinstance(other, Literal) and _may_be_buffer(one.aval):
                         self.buffers.join((a, one), (b, other))
 
     def _key(self, scope: Scope, eqn: Equation) -> tuple[Any, bool]:
@@ -431,6 +431,11 @@ class LayoutConflicts:
             (eqn, None if choice is not None and choice.passes_on and self._key(scope, eqn) in self.calls else choice)
             for eqn, choice in choices
         ]
+
+
+def _may_be_buffer(aval: Any) -> bool:
+    """Return whether a type has axes. A token has no shape."""
+    return bool(getattr(aval, "ndim", 0))
 
 
 def _hashable(atom: Atom) -> Any:
