@@ -1,4 +1,4 @@
-"""Disjoint sets, for the versions of a buffer in StableHLO and in HLO."""
+"""Disjoint sets, for the versions of a buffer in a program and in HLO."""
 
 from collections.abc import Hashable
 from typing import Generic, TypeVar

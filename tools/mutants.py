@@ -96,8 +96,8 @@ MUTANTS = {
     "abs of the least integer is an index": Mutant(
         (
             (
-                "_lowering/pipeline.py",
-                "    Pass(lambda m: absolute.write_out(m.functions), lambda m: m.is_known),\n",
+                "_lowering/program.py",
+                '    Pass("absolute", lambda jaxpr, to: absolute.write_out(jaxpr), lambda to: to.is_known),\n',
                 "",
             ),
         ),
