@@ -1,4 +1,4 @@
-"""The pass that puts reads before updates changes speed and never values, as `test_random_programs.py` shows of many more."""
+"""The pass that orders reads changes speed and never values, as `test_random_programs.py` shows of many more."""
 
 import jax
 import jax.numpy as jnp
