@@ -97,10 +97,10 @@ def _part(x: Value, index: Array, address: Address) -> Array | None:
     """Return the part of an operand that belongs to the rows."""
     if not x.shape:
         return as_written([x])[0]
-    if (short := patterns.rows_of_short(x, address, index.shape[address.axis :])) is not None:
+    if (short := patterns.rows_of_short(x, address, address.positions_of(index))) is not None:
         return short
     if x.repeated is not None and len(x.source.shape) <= address.axis:  # a predicate of the examples
-        shape, source = address.rows_shape(index.shape[address.axis :]), arrays([x.source])[0]
+        shape, source = address.rows_shape(address.positions_of(index)), arrays([x.source])[0]
         return lax.broadcast_in_dim(source, shape, range(source.ndim))
     if x.shape == address.shape:
         return rows.read(x, index, address)
