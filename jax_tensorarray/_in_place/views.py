@@ -8,7 +8,7 @@ A conversion to a smaller float is never computed before the loop: the cotangent
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -30,7 +30,8 @@ from jax_tensorarray._types import INT32_MAX, Equation
 Array = jax.Array
 
 
-def viewed(jaxpr: Jaxpr, masks: Iterable[Any] = ()) -> set[Any]:
+@_compat.cached
+def viewed(jaxpr: Jaxpr, masks: frozenset[Any] = frozenset()) -> frozenset[Any]:
     """Return the variables that a jaxpr reads rows from, directly or through views.
 
     An output is made as a whole in any case. Its rows are read of it: to compute them again would read its operands
@@ -48,7 +49,8 @@ def viewed(jaxpr: Jaxpr, masks: Iterable[Any] = ()) -> set[Any]:
             among = eqn.invars[:1] if rows.is_of_rows(eqn) else ()
         elif (inner := registry.inlined(eqn)) is not None:
             pairs = list(zip(eqn.invars, _compat.opened(inner).invars, strict=True))
-            of_inner = viewed(inner, [own for v, own in pairs if not isinstance(v, jex.Literal) and v in masks])
+            given = frozenset(own for v, own in pairs if not isinstance(v, jex.Literal) and v in masks)
+            of_inner = viewed(_compat.opened(inner), given)
             among = [v for v, own in pairs if own in of_inner]
         elif name == "select_n" and not isinstance(eqn.invars[0], jex.Literal) and eqn.invars[0] in masks:
             among = eqn.invars[1:]
@@ -60,7 +62,7 @@ def viewed(jaxpr: Jaxpr, masks: Iterable[Any] = ()) -> set[Any]:
         else:
             continue
         found.update(v for v in among if not isinstance(v, jex.Literal) and len(getattr(v.aval, "shape", ())))
-    return found
+    return frozenset(found)
 
 
 def view(eqn: Equation, operands: Sequence[Value]) -> list[Value] | None:
@@ -218,7 +220,7 @@ def _has_while(eqn: Equation) -> bool:
 
 def _read_in(inner: Any) -> set[Any]:
     """Return the variables that may be read by rows, here or in what the equations run."""
-    found = viewed(inner)
+    found = set(viewed(inner))
     for eqn in inner.eqns:
         if any(jaxprs.jaxprs_in(eqn.params)):
             found.update(v for v in eqn.invars if not isinstance(v, jex.Literal) and rows.has_rows(v.aval))

@@ -14,7 +14,16 @@ from jax.interpreters.mlir import ir
 
 from jax_tensorarray._compat import hlo
 from jax_tensorarray._lowering.build import case, compare, return_from, splat, zeros
-from jax_tensorarray._lowering.mlir import Operation, Value, blocks, is_inside, nested_operands, operation, terminator
+from jax_tensorarray._lowering.mlir import (
+    Operation,
+    Value,
+    blocks,
+    everything_in,
+    is_inside,
+    nested_operands,
+    operation,
+    terminator,
+)
 from jax_tensorarray._lowering.ownership import Ownership
 
 
@@ -67,7 +76,7 @@ def _owned_captures(block: ir.Block, ownership: Ownership) -> dict[Value, None]:
 
     The set is ordered, so that the same program always lowers to the same text.
     """
-    owned = (v for user, number, v in _nested(block) if ownership.owns(user, number))
+    owned = (op.operands[number] for op in everything_in(block) for number in ownership.owned(op))
     return dict.fromkeys(v for v in owned if not is_inside(v, operation(block.owner)))
 
 

@@ -73,12 +73,28 @@ def directly_in(op: Operation) -> Iterator[Operation]:
             yield from map(operation, block.operations)
 
 
-def walk(op: Operation) -> Iterator[Operation]:
-    """Yield every operation inside `op`."""
-    for inner in directly_in(op):
-        yield inner
-        if not is_leaf(inner):
-            yield from walk(inner)
+def walk(op: Operation) -> list[Operation]:
+    """Return every operation inside `op`.
+
+    MLIR's own walk takes a quarter of the time of iterating over blocks, which is half of what the passes do.
+    """
+    if is_leaf(op):
+        return []
+    found: list[Operation] = []
+
+    def visit(inner: Operation) -> ir.WalkResult:
+        found.append(inner)
+        return ir.WalkResult.ADVANCE
+
+    op.walk(visit, ir.WalkOrder.PRE_ORDER)
+    return found[1:]
+
+
+def everything_in(block: ir.Block) -> Iterator[Operation]:
+    """Yield the operations of a block, and those inside them."""
+    for op in map(operation, block.operations):
+        yield op
+        yield from walk(op)
 
 
 def loops_of(op: Operation) -> Iterator[Operation]:
@@ -140,8 +156,8 @@ def added_by_step(carried: Value, after: Value, functions: Mapping[str, Operatio
         if (name := callee(op)) is not None and name in functions:
             calls.append(op)
             after = terminator(entry(functions[name])).operands[ir.OpResult(after).result_number]
-        elif op.name == "stablehlo.add" and not added and (by := constant(op.operands[1])) is not None:
-            after, added = op.operands[0], by
+        elif op.name == "stablehlo.add" and (by := constant(op.operands[1])) is not None:
+            after, added = op.operands[0], added + by  # several if a step of the loop is several of the program
         else:
             return None
     for call in reversed(calls):
@@ -153,11 +169,9 @@ def added_by_step(carried: Value, after: Value, functions: Mapping[str, Operatio
 
 def nested_operands(op: Operation) -> Iterator[tuple[Operation, int, Value]]:
     """Yield each (operation, operand number, value) of `op` and of everything in its regions."""
-    for number, value in enumerate(op.operands):
-        yield op, number, value
-    if not is_leaf(op):
-        for inner in directly_in(op):
-            yield from nested_operands(inner)
+    for user in (op, *walk(op)):
+        for number, value in enumerate(user.operands):
+            yield user, number, value
 
 
 def is_inside(value: Value, op: Operation) -> bool:

@@ -93,7 +93,12 @@ class _Block:
 
     def users(self, value: Value) -> list[int]:
         """Return the operations that use a value, except for fences that were put in."""
-        return [k for use in value.uses if (k := self.number_of(operation(use.owner))) is not None]
+        return [k for k, _, _ in self.uses(value)]
+
+    def uses(self, value: Value) -> list[tuple[int, Operation, int]]:
+        """Return the uses of a value here: the operation of the block, the one in it that uses it, and as what."""
+        found = [(operation(use.owner), use.operand_number) for use in value.uses]
+        return [(k, user, number) for user, number in found if (k := self.number_of(user)) is not None]
 
     def _made_before(self, owner: int, users: Sequence[int], found: set[Value]) -> list[Value]:
         """Return the results of those operations that come before the owner. They are added to what was `found`."""
@@ -143,9 +148,11 @@ class _Block:
         return waited
 
     def number_of(self, op: Operation) -> int | None:
-        """Return the operation that an operation is, or is inside of: None for a fence that was put in."""
+        """Return the operation that an operation is, or is inside of: None for a fence, and for one outside."""
         while op.block != self.block:
             op = operation(op.block.owner)
+            if op.name == "func.func":
+                return None
         return self.identity.get(op)
 
     def move_before(self, moved: set[int], k: int) -> None:
@@ -183,13 +190,13 @@ class _Block:
 
 def _order_block(mlir_block: ir.Block, ownership: Ownership, sinks: bool, barriers_hold: bool) -> None:
     block = _Block(mlir_block, ownership.functions)
-    uses: dict[Value, list[tuple[int, Operation, int]]] = {}  # in which operation of the block, by which, as which
     owning: dict[Value, set[int]] = {}
     for k, op in enumerate(block.operations):
-        for user, number, value in nested_operands(op):
-            uses.setdefault(value, []).append((k, user, number))
-            if ownership.owns(user, number):
-                owning.setdefault(value, set()).add(k)
+        for user in (op, *walk(op)):
+            for number in ownership.owned(user):
+                owning.setdefault(user.operands[number], set()).add(k)
+    # In which operation of the block each of these values is used, by which operation in it, and as which operand.
+    uses = {value: block.uses(value) for value in owning}
     pinned = set().union(*owning.values())
 
     def may_move(moved: set[int]) -> bool:
@@ -197,7 +204,7 @@ def _order_block(mlir_block: ir.Block, ownership: Ownership, sinks: bool, barrie
 
     pending: dict[int, list[tuple[Value, list[int]]]] = {}
     for value, candidates in owning.items():
-        if num_bytes(value) < _gates.ORDERED_BYTES and not any(ownership.holds(user, n) for _, user, n in uses[value]):
+        if num_bytes(value) < _gates.ORDERED_BYTES and not any(n in ownership.held(user) for _, user, n in uses[value]):
             continue  # and no call of ours has it as its buffer
         # Of several owners the last may have the buffer itself; the others copy it, as their meaning demands.
         owner = max(candidates, key=lambda k: block.rank[k])
@@ -235,7 +242,7 @@ def _order_block(mlir_block: ir.Block, ownership: Ownership, sinks: bool, barrie
     for op in block.operations:
         if op.name == "stablehlo.while":
             for k in ownership.invariants(op):
-                if (_is_splat(op.operands[k]) or (sinks and _is_computed(op.operands[k]))) and ownership.holds(op, k):
+                if (_is_splat(op.operands[k]) or (sinks and _is_computed(op.operands[k]))) and k in ownership.held(op):
                     _fence(op, op.operands[k], [])
 
 

@@ -98,7 +98,7 @@ class Rewriter:
 
     def rewrite(self, operations: Sequence[tuple[Operation, Choice | None]]) -> None:
         for op, choice in operations:
-            for user, number, value in list(nested_operands(op)):
+            for user, number, value in list(nested_operands(op) if self.passed else ()):
                 if value in self.passed:
                     user.operands[number] = self.passed[value]
             if choice is None:

@@ -13,8 +13,8 @@ from jax_tensorarray._lowering.mlir import (
     callee,
     callers_of,
     entry,
+    everything_in,
     is_inside,
-    nested_operands,
     operation,
     terminator,
     walk,
@@ -82,8 +82,8 @@ class Uses:
         """Return the values that operations of a block update, in the block or inside these operations."""
         key = terminator(block)
         if key not in self.updated:
-            uses = (use for op in block.operations for use in nested_operands(operation(op)))
-            self.updated[key] = {value for user, number, value in uses if self.ownership.owns(user, number)}
+            owned = self.ownership.owned
+            self.updated[key] = {op.operands[number] for op in everything_in(block) for number in owned(op)}
         return self.updated[key]
 
     def is_for_update(self, read: Operation) -> bool:
@@ -96,7 +96,7 @@ class Uses:
         key = buffer, terminator(block)
         if key not in self.for_itself:
             self.for_itself[key] = False
-            owners = [(op, number) for op, number in _users(buffer) if self.ownership.owns(op, number)]
+            owners = [(op, number) for op, number in _users(buffer) if number in self.ownership.owned(op)]
             self.for_itself[key] = len(owners) == 1 and self._is_for(*owners[0], block)
         return self.for_itself[key]
 
@@ -122,7 +122,7 @@ class Uses:
 
     def _goes_on(self, op: Operation, number: int) -> bool:
         """Return whether a version of a buffer leaves the block there, or is updated."""
-        return not op.results or self.ownership.owns(op, number)
+        return not op.results or number in self.ownership.owned(op)
 
     def _is_left_alone(self, result: Value) -> bool:
         """Return whether a function that made this version reads nothing of it."""
