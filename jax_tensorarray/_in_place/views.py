@@ -18,7 +18,7 @@ from jax import lax
 from jax.extend import core as jex
 from jax.extend.core import Jaxpr
 
-from jax_tensorarray import _compat
+from jax_tensorarray import _compat, _gates
 from jax_tensorarray._in_place import explained, patterns, rows, selects
 from jax_tensorarray._in_place.rows import Address
 from jax_tensorarray._in_place.values import Left, Value, View, arrays, as_written
@@ -206,6 +206,8 @@ def invariant(jaxpr: Jaxpr, known: Mapping[Any, Value]) -> dict[Any, Value]:
         if outs is not None:
             values.update(zip(eqn.outvars, outs, strict=True))
             patterns.note(eqn, operands, outs)
+            if eqn.primitive.name == "iota" and outs[0].array.size <= _gates.COUNTED:
+                continue
             explained.before_the_loop(inner, eqn)
             if not any(map(_is_repeated, outs)):
                 made.update(zip(eqn.outvars, outs, strict=True))

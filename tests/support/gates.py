@@ -13,6 +13,7 @@ WAYS = {
     "ELEMENTS_SHARE": (math.inf, 0),
     "BOX_SHARE": (math.inf, 0),
     "KNOWN_SHARE": (math.inf, 0),
+    "COUNTED": (math.inf, 0),
     "REGISTER_BYTES": (0, math.inf),
     "REGISTER_BYTES_OF_EXAMPLE": (0, math.inf),
     "RING_STEPS": (0, math.inf),
