@@ -70,6 +70,9 @@ KEPT_BYTES = 64
 #: operations.
 REPEATED_WORK = 512
 
+#: A checkpoint that computes a step again is left out if its gradient then keeps at most this many times as much.
+OPENED_SHARE = 1.25
+
 #: Rows of fewer bytes stay on the device: sending them takes longer, and XLA cannot send a scalar to a TPU's host.
 SENT_BYTES = 128
 

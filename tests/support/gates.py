@@ -25,6 +25,7 @@ WAYS = {
     "LOGGED_BYTES": (0, math.inf),
     "KEPT_BYTES": (0, math.inf),
     "REPEATED_WORK": (math.inf, 0),
+    "OPENED_SHARE": (math.inf, 0),
     "SENT_BYTES": (16, math.inf),
     "SLICES": (math.inf, 0),
     "SLICES_ON_CPU": (math.inf, 0),
