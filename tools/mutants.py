@@ -130,10 +130,12 @@ MUTANTS = {
         (("_ops/empty.py", "hunts_nans()", "False"),), ("plain:debug nans",), ""
     ),
     "a token is asked for its dtype": Mutant(
-        (("_jaxprs/jaxprs.py", 'dtype = getattr(x, "dtype", None)', "dtype = x.dtype"),), ("plain:token",), ""
+        (("_in_place/rows.py", 'if not hasattr(aval, "dtype"):', "if False:"),), ("plain:token",), ""
     ),
-    "a row of tokens is asked for its shape": Mutant(
-        (("_in_place/views.py", 'len(getattr(v.aval, "shape", ()))', "len(v.aval.shape)"),), ("plain:token",), ""
+    "a token is asked whether its type is weak": Mutant(
+        (("_in_place/values.py", 'getattr(jax.typeof(x.array), "weak_type", weak)', "jax.typeof(x.array).weak_type"),),
+        ("plain:token",),
+        "",
     ),
 }
 

@@ -240,6 +240,20 @@ def starting_again(x, T):
     return lax.fori_loop(0, T, step, (first, 0, x))[2]
 
 
+# --- checkpoints -----------------------------------------------------------------------------------------------
+
+
+@shape("lax.scan(jax.checkpoint(lambda b, i: lax.scan(step, b, i)), b, i)")
+def a_scan_of_checkpointed_scans(x, T):
+    def step(s, i):
+        b, x = s
+        y = jnp.mean(jnp.sin(lax.dynamic_slice(b, (i - 24, 0), (24, ROW))), axis=0)
+        return (b.at[i].set(jnp.sin(x + y)), 0.5 * x + 0.1 * y), None
+
+    chunk = jax.checkpoint(lambda s, i: lax.scan(step, s, i))
+    return lax.scan(chunk, (buffer(T) + 1, x), jnp.arange(T).reshape(-1, 8))[0][1]
+
+
 # --- caches ----------------------------------------------------------------------------------------------------
 
 

@@ -135,6 +135,7 @@ class _Seen(NamedTuple):
     is_updated: bool
 
 
+@_compat.cached
 def put_together(jaxpr: Jaxpr) -> dict[Any, Region | None]:
     """Return the variables on the way from a buffer to its next version that is put together of parts of it.
 

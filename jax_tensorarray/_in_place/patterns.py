@@ -97,9 +97,9 @@ def copy(values: Sequence[Any], inputs: Sequence[Any]) -> None:
             own.pattern = x.pattern
 
 
-def masks_among(invars: Sequence[Any], inputs: Sequence[Any]) -> set[Any]:
+def masks_among(invars: Sequence[Any], inputs: Sequence[Any]) -> frozenset[Any]:
     """Return the variables of the inputs that are masks of places."""
-    return {v for v, x in zip(invars, inputs, strict=True) if isinstance(x.pattern, Mask)}
+    return frozenset(v for v, x in zip(invars, inputs, strict=True) if isinstance(x.pattern, Mask))
 
 
 def is_masked(operands: Sequence[Any]) -> bool:
@@ -107,7 +107,8 @@ def is_masked(operands: Sequence[Any]) -> bool:
     return any(isinstance(x.pattern, Mask) for x in operands)
 
 
-def may_be_masks(jaxpr: Jaxpr, masks: Iterable[Any]) -> set[Any]:
+@_compat.cached
+def may_be_masks(jaxpr: Jaxpr, masks: frozenset[Any]) -> frozenset[Any]:
     """Return the variables of a jaxpr that may be masks of places, given those of its inputs that are."""
     found = set(masks)
     for eqn in jaxpr.eqns:
@@ -118,20 +119,20 @@ def may_be_masks(jaxpr: Jaxpr, masks: Iterable[Any]) -> set[Any]:
             found.update(v for v in eqn.outvars if any(w in found for w in eqn.invars if not isinstance(w, Literal)))
         elif (inner := registry.inlined(eqn)) is not None:
             opened = _compat.opened(inner)
-            given = [
+            given = frozenset(
                 v for v, w in zip(opened.invars, eqn.invars, strict=True) if not isinstance(w, Literal) and w in found
-            ]
+            )
             own = may_be_masks(opened, given)
             found.update(
                 v for v, w in zip(eqn.outvars, opened.outvars, strict=True) if not isinstance(w, Literal) and w in own
             )
-    return found
+    return frozenset(found)
 
 
 def chooses_rows(jaxpr: Jaxpr, masks: Iterable[Any] = (), *, by_products: bool = False) -> bool:
     """Return whether a jaxpr may choose rows of a large array by a mask, or, if asked for, multiply one by a mask."""
     opened = _compat.opened(jaxpr)
-    masks = may_be_masks(opened, masks)
+    masks = may_be_masks(opened, frozenset(masks))
     for eqn in opened.eqns:
         name, is_mask = eqn.primitive.name, [not isinstance(v, Literal) and v in masks for v in eqn.invars]
         if not any(is_mask) or jaxprs.has_symbolic_shapes(eqn):

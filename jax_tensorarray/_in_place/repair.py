@@ -269,10 +269,11 @@ class _Repaired(registry.Change):
 
     def policy(self, policy: Any) -> Any:
         """Keep rows that are read in addition to what the policy keeps: else a step keeps the buffers that it reads."""
+        if policy in (None, jax.checkpoint_policies.nothing_saveable):
+            return save_reads  # by its own name, which undo knows
 
         def keeps(prim: Any, /, *args: Any, **params: Any) -> Any:
-            kept = False if policy is None else policy(prim, *args, **params)
-            return kept or save_reads(prim, *args, **params)
+            return policy(prim, *args, **params) or save_reads(prim, *args, **params)
 
         return keeps
 

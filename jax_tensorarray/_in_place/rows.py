@@ -25,7 +25,7 @@ from jax_tensorarray._ops.add import ta_add_p
 from jax_tensorarray._ops.max import ta_max_p
 from jax_tensorarray._ops.primitive import Params, is_packed, row_params
 from jax_tensorarray._ops.read import ta_read_p
-from jax_tensorarray._ops.starts import in_range, joined
+from jax_tensorarray._ops.starts import in_range, joined, positions_of
 from jax_tensorarray._ops.write import ta_write_p
 from jax_tensorarray._types import INT32_MAX, Equation
 
@@ -85,6 +85,10 @@ class Address(NamedTuple):
     def over_axes(self, index: Array) -> Array:
         """Return the index with the axes that are taken as a whole: they share it, so they have size 1."""
         return lax.expand_dims(index, range(self.batch, self.axis))
+
+    def positions_of(self, index: Array) -> tuple[int, ...]:
+        """Return the shape `I` of an index, which may have starts along several axes at its end."""
+        return positions_of(index, len(self.sizes))[self.axis :]
 
     def rows_shape(self, positions: Sequence[int]) -> tuple[int, ...]:
         """Return the shape of the rows for positions of shape `I`."""

@@ -14,6 +14,7 @@ from jax import lax
 from jax.extend import core as jex
 from jax.extend.core import Jaxpr
 
+from jax_tensorarray import _compat
 from jax_tensorarray._in_place.values import Left, Value
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.uses import Uses
@@ -84,6 +85,7 @@ class Sum(NamedTuple):
     eqn: Equation
 
 
+@_compat.cached
 def moved_into(jaxpr: Jaxpr) -> dict[int, list[Sum]]:
     """Return the sums that can be moved into control flow, by the `id` of its equation.
 

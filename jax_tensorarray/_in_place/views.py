@@ -8,7 +8,7 @@ A conversion to a smaller float is never computed before the loop: the cotangent
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,7 +18,7 @@ from jax import lax
 from jax.extend import core as jex
 from jax.extend.core import Jaxpr
 
-from jax_tensorarray import _compat
+from jax_tensorarray import _compat, _gates
 from jax_tensorarray._in_place import explained, patterns, rows, selects
 from jax_tensorarray._in_place.rows import Address
 from jax_tensorarray._in_place.values import Left, Value, View, arrays, as_written
@@ -30,7 +30,8 @@ from jax_tensorarray._types import INT32_MAX, Equation
 Array = jax.Array
 
 
-def viewed(jaxpr: Jaxpr, masks: Iterable[Any] = ()) -> set[Any]:
+@_compat.cached
+def viewed(jaxpr: Jaxpr, masks: frozenset[Any] = frozenset()) -> frozenset[Any]:
     """Return the variables that a jaxpr reads rows from, directly or through views.
 
     An output is made as a whole in any case. Its rows are read of it: to compute them again would read its operands
@@ -48,7 +49,8 @@ def viewed(jaxpr: Jaxpr, masks: Iterable[Any] = ()) -> set[Any]:
             among = eqn.invars[:1] if rows.is_of_rows(eqn) else ()
         elif (inner := registry.inlined(eqn)) is not None:
             pairs = list(zip(eqn.invars, _compat.opened(inner).invars, strict=True))
-            of_inner = viewed(inner, [own for v, own in pairs if not isinstance(v, jex.Literal) and v in masks])
+            given = frozenset(own for v, own in pairs if not isinstance(v, jex.Literal) and v in masks)
+            of_inner = viewed(_compat.opened(inner), given)
             among = [v for v, own in pairs if own in of_inner]
         elif name == "select_n" and not isinstance(eqn.invars[0], jex.Literal) and eqn.invars[0] in masks:
             among = eqn.invars[1:]
@@ -60,7 +62,7 @@ def viewed(jaxpr: Jaxpr, masks: Iterable[Any] = ()) -> set[Any]:
         else:
             continue
         found.update(v for v in among if not isinstance(v, jex.Literal) and len(getattr(v.aval, "shape", ())))
-    return found
+    return frozenset(found)
 
 
 def view(eqn: Equation, operands: Sequence[Value]) -> list[Value] | None:
@@ -97,10 +99,10 @@ def _part(x: Value, index: Array, address: Address) -> Array | None:
     """Return the part of an operand that belongs to the rows."""
     if not x.shape:
         return as_written([x])[0]
-    if (short := patterns.rows_of_short(x, address, index.shape[address.axis :])) is not None:
+    if (short := patterns.rows_of_short(x, address, address.positions_of(index))) is not None:
         return short
     if x.repeated is not None and len(x.source.shape) <= address.axis:  # a predicate of the examples
-        shape, source = address.rows_shape(index.shape[address.axis :]), arrays([x.source])[0]
+        shape, source = address.rows_shape(address.positions_of(index)), arrays([x.source])[0]
         return lax.broadcast_in_dim(source, shape, range(source.ndim))
     if x.shape == address.shape:
         return rows.read(x, index, address)
@@ -204,6 +206,8 @@ def invariant(jaxpr: Jaxpr, known: Mapping[Any, Value]) -> dict[Any, Value]:
         if outs is not None:
             values.update(zip(eqn.outvars, outs, strict=True))
             patterns.note(eqn, operands, outs)
+            if eqn.primitive.name == "iota" and outs[0].array.size <= _gates.COUNTED:
+                continue
             explained.before_the_loop(inner, eqn)
             if not any(map(_is_repeated, outs)):
                 made.update(zip(eqn.outvars, outs, strict=True))
@@ -218,7 +222,7 @@ def _has_while(eqn: Equation) -> bool:
 
 def _read_in(inner: Any) -> set[Any]:
     """Return the variables that may be read by rows, here or in what the equations run."""
-    found = viewed(inner)
+    found = set(viewed(inner))
     for eqn in inner.eqns:
         if any(jaxprs.jaxprs_in(eqn.params)):
             found.update(v for v in eqn.invars if not isinstance(v, jex.Literal) and rows.has_rows(v.aval))

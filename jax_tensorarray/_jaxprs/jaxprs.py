@@ -100,9 +100,15 @@ def interpret(
 def jaxprs_in(params: dict[str, Any]) -> Iterator[Any]:
     """Yield the jaxprs among the parameters of an equation."""
     for p in params.values():
+        if type(p) in _PLAIN:
+            continue
         for jaxpr in p if isinstance(p, tuple | list) else (p,):
-            if hasattr(_compat.opened(jaxpr), "eqns"):
+            if type(jaxpr) not in _PLAIN and hasattr(_compat.opened(jaxpr), "eqns"):
                 yield _compat.opened(jaxpr)
+
+
+#: Types of parameters that are no jaxprs, nor have any. Most are of these, and each equation is asked several times.
+_PLAIN = frozenset((type(None), bool, int, float, str))
 
 
 def any_equation(jaxpr: Jaxpr, test: Callable[[Any], bool]) -> bool:
@@ -113,11 +119,13 @@ def any_equation(jaxpr: Jaxpr, test: Callable[[Any], bool]) -> bool:
     )
 
 
+@_compat.cached
 def has_row_ops(jaxpr: Jaxpr) -> bool:
     """Return whether a jaxpr reads or writes rows."""
     return any_equation(jaxpr, lambda eqn: eqn.primitive in ROW_OPS)
 
 
+@_compat.cached
 def checks_rows(jaxpr: Jaxpr) -> bool:
     """Return whether a jaxpr reads or writes rows, or looks whether they exist."""
     return any_equation(jaxpr, lambda eqn: eqn.primitive in ROW_OPS or eqn.primitive is ta_check_p)

@@ -136,12 +136,17 @@ def inlined(eqn: Equation, *, with_options: bool = False) -> Any:
     return None if has_options and not with_options else _compat.closed(entry.bodies(params)[0].jaxpr)
 
 
-def without_calls(jaxpr: Jaxpr) -> Callable[..., list[Array]]:
-    """Return a closed jaxpr as a function of flat arguments, with the calls inlined that have no options."""
+def without_calls(
+    jaxpr: Jaxpr, *, without: Callable[[Equation], bool] = lambda eqn: False
+) -> Callable[..., list[Array]]:
+    """Return a closed jaxpr as a function of flat arguments, with the calls inlined that have no options.
+
+    Checkpoints for which `without` is true are inlined, too.
+    """
 
     def equation(eqn: Equation, operands: list[Array]) -> list[Array]:
-        inner = inlined(eqn)
-        return jaxprs.bind(eqn, operands) if inner is None else without_calls(inner)(*operands)
+        inner = _compat.closed(entry_of(eqn).bodies(eqn.params)[0].jaxpr) if without(eqn) else inlined(eqn)
+        return jaxprs.bind(eqn, operands) if inner is None else without_calls(inner, without=without)(*operands)
 
     return lambda *args: jaxprs.interpret(jaxpr, args, equation, lambda x: x)
 

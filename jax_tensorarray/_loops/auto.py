@@ -55,7 +55,7 @@ def choose(linear: Linearized, max_steps: int) -> tuple[Choice, Plan | None]:
     if not any(bytes_of([t]) > _gates.LOGGED_BYTES for t in linear.taped):
         return tape("no residual takes more than 1 kB")
     planned = plan(linear, max_steps)
-    if not planned.after:
+    if not planned.saves_buffers:
         return tape("no residual is computed from a buffer that is updated by rows", planned.bytes)
     if 2 * planned.bytes > taped:
         return tape("undo would keep nearly as much as the tape", planned.bytes)

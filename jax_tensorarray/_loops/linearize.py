@@ -18,7 +18,9 @@ from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
 from jax_tensorarray._jaxprs.uses import Uses
 from jax_tensorarray._loops.guard import ta_guard_p
+from jax_tensorarray._ops.primitive import ROW_OPS
 from jax_tensorarray._types import Equation
+from jax_tensorarray.checkpoint_policies import save_reads
 
 Array = jax.Array
 
@@ -67,6 +69,7 @@ class Linearized:
     steps: tuple[int | None, ...]
     tangent_types: list[Any]  #: of the consts and carries with tangents
     num_const_dots: int  #: how many of these are consts
+    of: "tuple[Any, tuple[bool, ...], tuple[bool, ...]]"  #: what `linearize` was called with
 
     @property
     def taped(self) -> list[Any]:
@@ -88,6 +91,21 @@ class Linearized:
                     return jaxprs.bind(eqn, [value(operand)])[0]
 
         return list(jax.tree.unflatten(self.tree, map(value, self.sources))(*tangents))
+
+    @property
+    def without_checkpoints(self) -> "Linearized | None":
+        """The same body without checkpoints that keep nothing and update rows; None if it has none of these."""
+        body, nonzero_consts, nonzero_carry = self.of
+        if not jaxprs.any_equation(body, lambda eqn: registry.entry_of(eqn).kind == "checkpoint"):
+            return None
+        opened: list[bool] = []
+
+        def opens(eqn: Equation) -> bool:
+            opened.append(_updates_and_computes_again(eqn))
+            return opened[-1]
+
+        jaxpr = jax.make_jaxpr(registry.without_calls(body, without=opens))(*body.in_avals)
+        return linearize(jaxpr, nonzero_consts, nonzero_carry) if any(opened) else None
 
     def tangents_for(self, carry: Sequence[bool]) -> list[bool]:
         """Return which tangents those of the flagged carries depend on after any number of steps."""
@@ -136,7 +154,21 @@ def _linearized(body: Any, nonzero_consts: Sequence[bool], nonzero_carry: Sequen
         found.steps(found.taped),
         [t.to_tangent_aval() for t in flagged(types, nonzero)],
         sum(nonzero_consts),
+        (body, tuple(nonzero_consts), tuple(nonzero_carry)),
     )
+
+
+def _updates_and_computes_again(eqn: Equation) -> bool:
+    """Return whether an equation is a checkpoint that updates rows and keeps nothing but rows that it reads.
+
+    One with effects has them again when it is differentiated, and stays.
+    """
+    if registry.entry_of(eqn).kind != "checkpoint" or (found := _compat.checkpoint_of(eqn.params)) is None:
+        return False
+    jaxpr, policy, _ = found
+    if eqn.effects or policy not in (None, save_reads, jax.checkpoint_policies.nothing_saveable):
+        return False
+    return jaxprs.any_equation(jaxpr, lambda e: e.primitive in ROW_OPS and ROW_OPS[e.primitive].in_place)
 
 
 #: For the primitives that make tapes: maps an equation to its tapes without batch axes, and to what counts their steps.

@@ -38,7 +38,7 @@ from jax_tensorarray._types import Equation
 Array = jax.Array
 
 #: The row ops that update their buffer.
-_UPDATES = [p for p, call in ROW_OPS.items() if call.in_place]
+UPDATES = [p for p, call in ROW_OPS.items() if call.in_place]
 
 
 class BufferVersion(NamedTuple):
@@ -97,7 +97,7 @@ class Log:
         if _fills(eqn, held):
             return [(x, _HOLE) for x in jaxprs.bind(eqn, operands)]
         held = [None if v is None or v.has_holes or v is _HOLE else v for v in held]
-        if p in _UPDATES and held[0] is not None:
+        if p in UPDATES and held[0] is not None:
             return self.update(p, eqn.params, operands, held[0])
         if any(v is not None for v in held):
             found = self.run(eqn, operands, held)

@@ -5,7 +5,7 @@ ones are kept on a tape. Large ones are computed again from these, or kept if th
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from jax_tensorarray._jaxprs.axis import Axis, axes
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
 from jax_tensorarray._loops.guard import ta_guard_p
 from jax_tensorarray._loops.linearize import Linearized, Sources, read_by
-from jax_tensorarray._loops.log import BufferVersion, Log
+from jax_tensorarray._loops.log import UPDATES, BufferVersion, Log
 from jax_tensorarray._loops.recording import recorded
 from jax_tensorarray._loops.replay import Replay, all_batched, counted
 from jax_tensorarray._loops.strategy import Strategy
@@ -47,6 +47,7 @@ class Plan:
     #: `back(step, *tapes, *shared, *const_dots, *buffers_after, *carry_dots) -> (*buffers_before, *carry_dots_after)`
     back: Any
     after: tuple[int, ...]  #: which carries after the step are the buffers
+    saves_buffers: bool  #: whether a tape would keep buffers, or what is computed from them
 
     @property
     def kept(self) -> list[Any]:
@@ -63,13 +64,22 @@ def plan(linear: Linearized, max_steps: int, *, keeps_costly: bool = True) -> Pl
 
     With `keeps_costly`, what is large and takes long to compute is kept, not computed again.
     """
-    return _Planning(linear, max_steps, keeps_costly).plan()
+    planned = _Planning(linear, max_steps, keeps_costly).plan()
+    opened = linear.without_checkpoints if planned.saves_buffers else None
+    if opened is not None:
+        # A checkpoint computes a step again from a copy of its buffers. This plan updates the buffers themselves, and
+        # undoes that.
+        for keeps_small in (True, False):
+            other = _Planning(opened, max_steps, keeps_costly, keeps_small).plan()
+            if other.bytes <= _gates.OPENED_SHARE * planned.bytes:
+                return replace(other, saves_buffers=True)
+    return planned
 
 
 class _Planning:
     """Finds out what to keep of a step."""
 
-    def __init__(self, linear: Linearized, max_steps: int, keeps_costly: bool) -> None:
+    def __init__(self, linear: Linearized, max_steps: int, keeps_costly: bool, keeps_small: bool = True) -> None:
         self.linear, self.keeps_costly, self.num_outs, self.max_steps = linear, keeps_costly, linear.num_outs, max_steps
         self.log = Log()
         self.used: dict[Any, list[bool]] = {}
@@ -78,10 +88,13 @@ class _Planning:
         buffers = bytes_of([linear.whole.out_avals[r] for r in self.slot_of])
         entries = [n for r in self.slot_of for n in self.chain_of[r] if not self.log.entries[n].of_loop]
         rows = bytes_of([v.aval for n in entries for v in self.rows[n]])
-        self.limit = max(_gates.KEPT_BYTES, rows, buffers // max_steps if max_steps else 0)
+        small = max(rows, buffers // max_steps if max_steps else 0) if keeps_small else 0
+        self.limit = max(_gates.KEPT_BYTES, small)
         self.kept: dict[Any, None] = {}  # variables, in their order
         #: Equations to be evaluated again, by their numbers, and which of their results are for use.
         self.made: dict[int, frozenset[int]] = {}
+        #: By equation, which of these results are versions of buffers that it updates.
+        self.updated: dict[int, list[int]] = {}
 
     def trace(self) -> None:
         """Trace the linearized body with a log, and find the variables of the log, the residuals and the versions."""
@@ -163,7 +176,7 @@ class _Planning:
     def keep(self, v: Any) -> None:
         """Make a variable known when the step is undone."""
         v = self.itself(v)
-        if self.is_free(v) or v in self.kept or self.is_made(v, self.made):
+        if self.is_known(v):
             return
         kept, made = dict(self.kept), dict(self.made)
         if (
@@ -185,6 +198,32 @@ class _Planning:
                 kept[v] = None
         if self.size(kept) < self.size(self.kept):
             self.kept, self.made = kept, made
+
+    def return_updated(self) -> None:
+        """Make the newer versions of the buffers that equations update when they are evaluated again.
+
+        Then the older ones are found from these by putting rows back, as after a step. Else XLA would copy the older.
+        """
+        for k in self.made:
+            eqn = self.inner.eqns[k]
+            if not list(jaxprs.jaxprs_in(eqn.params)):
+                continue
+            older = [(v.root, v.since) for x in eqn.invars if _is_variable(x) and (v := self.version(x)) is not None]
+            for n, v in enumerate(eqn.outvars):
+                version, more = self.version(v), self.made[k] | {n}
+                if version is None or not any(
+                    root == version.root and since == version.since[: len(since)] != version.since
+                    for root, since in older
+                ):
+                    continue
+                is_updated = _num_updates(eqn, self.made[k]) == _num_updates(eqn, more)
+                if is_updated and all(self.is_known(x) for x in self.operands(k, more)):
+                    self.made[k] = more
+                    self.updated.setdefault(k, []).append(n)
+
+    def is_known(self, v: Any) -> bool:
+        """Return whether a variable is known when the step is undone."""
+        return self.is_free(v) or v in self.kept or self.is_made(v, self.made)
 
     def can_make(self, v: Any, kept: dict[Any, None], made: dict[int, frozenset[int]]) -> bool:
         """Return whether a variable can be made again. Add the equations that make it, and what they need kept."""
@@ -211,7 +250,7 @@ class _Planning:
         if not list(jaxprs.jaxprs_in(eqn.params)):
             return self.variables(read_by(eqn))
         if (k, results) not in self.used:
-            self.used[k, results] = _operands_used(eqn, sorted(results))
+            _, self.used[k, results] = _part_of(eqn, results)
         return self.variables(flagged(eqn.invars, self.used[k, results]))
 
     def is_small(self, v: Any) -> bool:
@@ -234,6 +273,7 @@ class _Planning:
             if self.version(v, is_residual=True) is None:
                 self.keep(v)
         self.keep_less()
+        self.return_updated()
         operands = self.variables([x for k, results in self.made.items() for x in self.operands(k, results)])
         used |= {version.root for v in operands if (version := self.version(v)) is not None}
         roots = self.orbits(used)
@@ -241,7 +281,7 @@ class _Planning:
         self.kept |= dict.fromkeys(v for v in rows if v not in self.found.unchanging)
         shared = [v for v in dict.fromkeys([*residuals, *operands, *rows]) if v in self.found.unchanging]
         self.found.shared = {v: k for k, v in enumerate(shared)}
-        kept, order = list(self.kept), sorted(self.made)
+        kept, order = list(self.kept), self.in_order()
         kept_types, steps, num_const_dots = [v.aval for v in kept], self.found.steps(kept), self.linear.num_const_dots
 
         def back(*args: Array) -> list[Array]:
@@ -257,21 +297,25 @@ class _Planning:
             buffers = dict(zip(roots, some(len(roots)), strict=True))  # by the place where they are after the step
             dots = list(rest)
 
+            versions: dict[tuple[int, tuple[int, ...]], Array] = {}
+
             def value(v: Any) -> Array:
                 v = self.itself(v)
-                return values[v] if _is_variable(v) else v.val
-
-            versions: dict[tuple[int, tuple[int, ...]], Array] = {}
-            for r in roots:
-                buffer, chain = buffers[self.slot_of[r]], self.chain_of[r]
-                versions[r, chain] = buffer
-                for k in reversed(range(len(chain))):
-                    buffer = self.log.entries[chain[k]].put_back(buffer, [value(v) for v in self.rows[chain[k]]], None)
-                    versions[r, chain[:k]] = buffer
-            for v in self.versions:
+                if not _is_variable(v) or v in values:
+                    return values[v] if _is_variable(v) else v.val
                 version = self.version(v, is_residual=True)
-                if version is not None and version.root in roots:
-                    values.setdefault(v, versions[version.root, version.since])
+                assert version is not None
+                return versions[version.root, version.since]
+
+            def put_back(root: int, since: tuple[int, ...], buffer: Array) -> None:
+                """Find all older versions of a buffer from this one."""
+                versions[root, since] = buffer
+                for k in reversed(range(len(since))):
+                    rows = list(map(value, self.rows[since[k]]))
+                    buffer = versions[root, since[:k]] = self.log.entries[since[k]].put_back(buffer, rows, None)
+
+            for r in roots:
+                put_back(r, self.chain_of[r], buffers[self.slot_of[r]])
             for k in order:
                 eqn = self.inner.eqns[k]
                 needed = set(self.operands(k, self.made[k]))
@@ -279,8 +323,12 @@ class _Planning:
                     value(v) if not _is_variable(v) or self.itself(v) in needed else empty_like(v.aval)
                     for v in eqn.invars
                 ]
-                for v, x in zip(eqn.outvars, _again(eqn, operands), strict=True):
-                    values.setdefault(v, x)
+                for n, x in enumerate(_again(eqn, operands)):
+                    version = self.version(eqn.outvars[n], is_residual=True)
+                    if version is None:
+                        values.setdefault(eqn.outvars[n], x)
+                    elif n in self.updated.get(k, ()):  # it was made in the place of the version before it
+                        put_back(version.root, version.since, x)
             tangents = jax.tree.unflatten(self.linear.tree, list(map(value, self.residuals)))(*const_dots, *dots)
             return [*(versions[r, ()] for r in roots), *tangents]
 
@@ -295,7 +343,25 @@ class _Planning:
             self.found.giving_shared(),
             jaxprs.pruned(jax.make_jaxpr(back)(*inputs)),
             tuple(roots),
+            bool(roots),
         )
+
+    def in_order(self) -> list[int]:
+        """Return the equations to be evaluated again in an order in which those that update buffers come early.
+
+        What else reads these buffers is then computed from what was restored after the update, and XLA need not copy.
+        """
+        order: dict[int, None] = {}
+
+        def add(k: int) -> None:
+            makers = {self.eqn_of[v] for v in self.operands(k, self.made[k]) if self.is_made(v, self.made)}
+            for maker in sorted(makers - order.keys()):
+                add(maker)
+            order.setdefault(k)
+
+        for k in [*sorted(self.updated), *sorted(self.made)]:
+            add(k)
+        return list(order)
 
     def orbits(self, roots: set[int]) -> list[int]:
         """Return the buffers that have to be restored for these: all that have been in their places."""
@@ -327,15 +393,25 @@ def _is_variable(v: Any) -> bool:
     return not isinstance(v, jex.Literal)
 
 
-def _operands_used(eqn: Equation, results: Sequence[int]) -> list[bool]:
-    """Return which operands some results of an equation depend on."""
+def _part_of(eqn: Equation, results: Iterable[int]) -> tuple[Jaxpr, list[bool]]:
+    """Return a jaxpr of some results of an equation, and which operands these depend on."""
 
     def f(*operands: Array) -> list[Array]:
         outs = jaxprs.bind(eqn, operands)
-        return [outs[k] for k in results]
+        return [outs[k] for k in sorted(results)]
 
     inner = _compat.opened(jax.make_jaxpr(f)(*(v.aval for v in eqn.invars)))
-    return list(pe.dce_jaxpr(inner, [True] * len(inner.outvars))[1])
+    part, used = pe.dce_jaxpr(inner, [True] * len(inner.outvars))
+    return part, list(used)
+
+
+def _num_updates(eqn: Equation, results: Iterable[int]) -> int:
+    """Return how many row ops update buffers to make some results of an equation."""
+
+    def updates_in(jaxpr: Jaxpr) -> int:
+        return sum(e.primitive in UPDATES or sum(map(updates_in, jaxprs.jaxprs_in(e.params))) for e in jaxpr.eqns)
+
+    return updates_in(_part_of(eqn, results)[0])
 
 
 def work(eqn: Equation) -> float:

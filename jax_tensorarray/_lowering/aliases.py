@@ -48,7 +48,12 @@ def _made(eqn: Equation) -> Sequence[tuple[int, int]]:
     found = re.search(r"stablehlo\.custom_call @[\w.]+\((.*?)\)(.*)", text)
     if found is None:
         return ()
-    operands = [re.fullmatch(r"%arg(\d+)", x.strip()) for x in found[1].split(",")]
+    passed = {
+        f"{name}#{k}" if count else name: operand
+        for name, count, operands in re.findall(r"(%\w+)(:\d+)? = stablehlo\.optimization_barrier ([^:]*) :", text)
+        for k, operand in enumerate(operands.split(", "))
+    }
+    operands = [re.fullmatch(r"%arg(\d+)", passed.get(x.strip(), x.strip())) for x in found[1].split(",")]
     pairs = [(operands[int(k)], int(n or 0)) for n, k in _ALIAS.findall(found[2])]
     return [(int(operand[1]), n) for operand, n in pairs if operand is not None and n < len(eqn.outvars)]
 

@@ -142,12 +142,12 @@ def added_by_step(scope: Scope, loop: Equation, number: int) -> int | None:
     carried, after = argument(loop, number), body.jaxpr.outvars[number]
     while after is not carried:
         operands = body.operands(after, "add")
-        if not operands or added:
+        if not operands:
             return None
         if (by := body.constant(operands[1])) is not None:
-            after, added = operands[0], by
+            after, added = operands[0], added + by  # several if a step of the loop is several of the program
         elif (by := body.constant(operands[0])) is not None:
-            after, added = operands[1], by
+            after, added = operands[1], added + by
         else:
             return None
     return added

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from in_place import compiled
+from in_place import assert_no_whole_buffer_operation, compiled
 from jax import lax
 
 from benchmarks.whole_reads import PROGRAMS, bytes_of_buffers
@@ -278,3 +278,60 @@ def test_a_rule_whose_loop_makes_values_and_tangents():
     assert np.abs(want).max() > 0.1
     np.testing.assert_allclose(jax.jit(jax.grad(in_place(g)))(x), want, rtol=1e-6)
     np.testing.assert_allclose(jax.jit(in_place(jax.grad(g)))(x), want, rtol=1e-6)
+
+
+CHUNK = 5
+
+
+def folded(loop, x, costly):
+    """Three tables of different rank, of which windows, rows and all are read, and a number."""
+    n = len(x)
+    first = jnp.zeros((2, n + 3, 8)), jnp.zeros((n + 3, 8)).at[n].set(x[0]), jnp.zeros(n + 3).at[n].set(1.0), x[0, 0]
+
+    def step(s, i):
+        a, b, c, number = s
+        above = lax.dynamic_slice(a, (0, i + 1, 0), (2, 3, 8))
+        new = jnp.tanh(jnp.roll(x[i], 1) + jnp.sum(above, 1) * b[i + 1]) + 0.1 * number
+        for _ in range(costly):  # of which each step would keep much
+            new = jnp.tanh(new + jnp.cos(new))
+        whole = jnp.dot(c[1 : n + 1], jnp.cos(c[2 : n + 2])) / n
+        b, c = b.at[i].set(jnp.sum(new, 0) + 0.5 * b[i + 1]), c.at[i].set(jnp.sum(new) * 0.1 + whole)
+        return (a.at[:, i].set(new), b, c, jnp.sin(number + c[i]))
+
+    a, b, c, number = loop(step, first, np.arange(n)[::-1].reshape(-1, CHUNK))
+    return jnp.sum(a * b) + jnp.sum(c**2) + number
+
+
+def scans(step, s, numbers):
+    chunk = jax.checkpoint(lambda s, i: lax.scan(lambda s, i: (step(s, i), None), s, i))
+    return lax.scan(chunk, s, jnp.array(numbers))[0]
+
+
+def unrolled(step, s, numbers):
+    for i in numbers.ravel():
+        s = step(s, int(i))
+    return s
+
+
+def inputs(n):
+    return np.sin(np.arange(8.0 * n)).reshape(n, 8)
+
+
+@functools.cache
+def unrolled_gradient(costly):
+    return jax.grad(lambda x: folded(unrolled, x, costly))(inputs(15))
+
+
+# What a step computes is kept if it is not much, and computed again from the tables else.
+@pytest.mark.parametrize("costly", [0, 4])
+@pytest.mark.parametrize("order", [*ORDERS, "vmap(grad(in_place))"])
+def test_a_checkpoint_around_an_inner_loop_computes_again_in_place(order, costly):
+    def f(x):
+        return folded(scans, x, costly)
+
+    close((ORDERS | BATCHED)[order](f, [None])(inputs(15)), [unrolled_gradient(costly)], order)
+    if order == "grad(in_place)":
+        x = inputs(300)
+        program, plain = (compiled(g, x) for g in (gradient(in_place(f), [x]), gradient(f, [x])))
+        assert_no_whole_buffer_operation(program.as_text(), 2 * 303 * 8 * x.itemsize)
+        assert bytes_of(program) < bytes_of(plain) / 2

@@ -28,6 +28,8 @@ VIEWS = {
     "scaled by a row": lambda b, i: (b * SCALES[0])[i],
     "scaled by a column": lambda b, i: (b * SCALES[:, :1])[i],
     "a column, scaled": lambda b, i: (b * SCALES[:, :1]).T[:, i],
+    "an element, scaled by a number": lambda b, i: (b * jnp.broadcast_to(b[0, 0], b.shape))[i, i % D],
+    "elements, scaled by a number": lambda b, i: (b * jnp.full_like(b, b[0, 0]))[(i + jnp.arange(3)) % N, i % D],
     "two arrays": lambda b, i: (jnp.sin(b) * b)[i],
     "longer rows": lambda b, i: b.reshape(-1, 3, D)[i % (N // 3)],
     "shorter rows": lambda b, i: b.reshape(-1, 4)[i],

@@ -258,6 +258,13 @@ def checks(f, *args):
 
 B = jnp.zeros(8)
 
+
+def in_pairs(b, pairs):
+    """Count and read twice in each step, as a loop does whose buffers change places."""
+    step = lambda s: (s[0] + 1, s[1] + ta_read(b, s[0]))  # noqa: E731
+    return lax.fori_loop(0, pairs, lambda _, s: step(step(s)), (0, 0.0))[1]
+
+
 FREE = {
     "the number of a step": lambda b: lax.fori_loop(0, 8, lambda i, x: x + ta_read(b, i), 0.0),
     "from the end": lambda b: lax.fori_loop(0, 8, lambda i, x: x + ta_read(b, len(b) - 1 - i), 0.0),
@@ -272,11 +279,13 @@ FREE = {
         lambda s: (s[0] < 8) & (s[1] < 3), lambda s: (s[0] + 1, s[1] + ta_read(b, s[0])), (0, 0.0)
     )[1],
     "under vmap": jax.vmap(lambda x: lax.fori_loop(0, 8, lambda i, x: x + ta_read(B, i), x)),
+    "two steps in one": lambda b: in_pairs(b, 4),
     "quotient": lambda b: lax.fori_loop(0, 16, lambda i, x: x + ta_read(b, i // 2), 0.0),
     "ring": lambda b: lax.fori_loop(0, 16, lambda i, x: x + ta_read(b, (i * 3 + 1) % 8), 0.0),
     "gradient": jax.grad(lambda b: lax.scan(lambda x, i: (jnp.sin(x * ta_read(b, i)), None), 1.0, jnp.arange(8))[0]),
 }
 CHECKED = {
+    "two steps more, in one": lambda b: in_pairs(b, 5),
     "one step more": lambda b: lax.fori_loop(0, 9, lambda i, x: x + ta_read(b, i), 0.0),
     "a start below": lambda b: lax.fori_loop(-1, 7, lambda i, x: x + ta_read(b, i), 0.0),
     "data": lambda b: lax.fori_loop(0, 8, lambda i, x: x + ta_read(b, b[i].astype(int)), 0.0),

@@ -288,7 +288,10 @@ def _around(statement: st.SearchStrategy[Any], simple: st.SearchStrategy[Any]) -
 
 def _programs(sizes: Sequence[int], dtypes: Sequence[str]) -> st.SearchStrategy[Program]:
     simple = _simple(dtypes)
-    loops = {_loops(_blocks(simple, 1)): 2, _loops(_around(_loops(_blocks(simple, 0)), simple)): 1}
+    in_loop = _loops(_blocks(simple, 0))
+    in_checkpoint = st.builds(Call, st.sampled_from(["checkpoint", "save_reads"]), _around(in_loop, simple), _same)
+    in_loops = weighted({in_loop: 2, in_checkpoint: 1})
+    loops = {_loops(_blocks(simple, 1)): 1, _loops(_around(in_loops, simple)): 1}
     block = _around(weighted(loops), simple)
     ints = st.sampled_from(["int32", "int8", "uint8", "int64"])
     return st.builds(Program, st.tuples(*[st.sampled_from(sizes)] * 3), ints, st.integers(-2, 6), block)

@@ -101,12 +101,20 @@ def _in_shards(lower: Any, primitive: Primitive, division: Division) -> Any:
 
 
 def _call(target: str, aliases: dict[int, int], scratch: Any, fallback: Any) -> Any:
-    """Return the lowering rule that calls a kernel."""
+    """Return the lowering rule that calls a kernel.
 
-    def rule(ctx: Any, *operands: Any, batch_dims: int) -> Any:
+    If an update by XLA has made what the kernel updates, such as `buffer.at[i].set(x)`, XLA would fuse that update into
+    a copy of the buffer. A barrier keeps it in place.
+    """
+    barrier = mlir.lower_fun(lax.optimization_barrier, multiple_results=False)
+
+    def rule(ctx: Any, *given: Any, batch_dims: int) -> Any:
         if ctx.avals_in[0].dtype not in (jnp.float32, jnp.float64):
-            return fallback(ctx, *operands, batch_dims=batch_dims)
+            return fallback(ctx, *given, batch_dims=batch_dims)
         results = [*ctx.avals_out, *scratch(*ctx.avals_in, batch_dims=batch_dims)]
+        operands = list(given)
+        for k in aliases:
+            (operands[k],) = barrier(ctx.replace(avals_in=[ctx.avals_in[k]], avals_out=[ctx.avals_in[k]]), operands[k])
         call = jax.ffi.ffi_lowering(target, operand_output_aliases=aliases)
         called = call(ctx.replace(avals_out=results), *operands, batch_dims=np.int64(batch_dims))
         return called[: len(ctx.avals_out)]

@@ -27,7 +27,7 @@ def by_a_loop(f, axes, args):
 
 def copies_in_loops(f, *args):
     """Return the copies of arrays of the first argument's shape in the loops of the compiled program."""
-    shape = re.escape(f"f64[{','.join(map(str, args[0].sharding.shard_shape(args[0].shape)))}]")
+    sizes = ",".join(map(str, args[0].sharding.shard_shape(args[0].shape)))
     text = jax.jit(f).lower(*args).compile().as_text()
     computations = dict(re.findall(r"^(?:ENTRY )?%?([\w.-]+) [^\n]*\{\n(.*?)^\}", text, re.DOTALL | re.MULTILINE))
     inside, called = [], re.findall(r"body=%?([\w.-]+)", text)
@@ -35,7 +35,7 @@ def copies_in_loops(f, *args):
         computation = computations.pop(called.pop(), "")
         inside.append(computation)
         called += re.findall(r"[\w.-]+", computation)
-    return re.findall(rf"= \(?{shape}\S* copy(?:-start)?\(.*", "".join(inside))
+    return re.findall(rf"= \(?\w+\[{sizes}\]\S* copy(?:-start)?\(.*", "".join(inside))
 
 
 def gathers(f, *args):

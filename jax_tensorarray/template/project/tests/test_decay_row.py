@@ -268,6 +268,21 @@ def test_loops_are_in_place_forward_and_backward(platform):
     assert copies_in_loops(functools.partial(in_a_loop, both=True), *args)  # it finds those that are there
 
 
+@pytest.mark.skipif(jax.__version_info__ < (0, 12), reason="XLA for CPUs removes barriers too early")
+def test_rows_that_plain_jax_has_written_are_not_copied(platform):
+    if platform not in _ffi.platforms:
+        pytest.skip(f"no kernel was built for {platform}")
+
+    def loop(buffer):
+        def step(i, b):
+            return decay_row(b.at[3 * i % 50].add(1.5), i, jnp.ones(3, b.dtype), 0.5)[0]
+
+        return lax.fori_loop(0, 20, step, buffer)
+
+    for dtype in ("float32", "float64"):
+        assert copies_in_loops(loop, jnp.zeros((50, 3), dtype)) == []
+
+
 @pytest.mark.parametrize("kernel_platform", _ffi.platforms)
 def test_the_kernel_is_called_in_place(kernel_platform):
     buffer, value, scale, index = operands((4,))
