@@ -17,6 +17,7 @@ SLOWER = {
     "views of what does not change": ("transposed_rows", "cast_rows", "scaled_rows", "reshaped_rows", "embedding"),
     "many rows": (
         "many_rows",
+        "sum_of_20",
         "add_at_17",
         "add_at_128",
         "replay_16",

@@ -74,6 +74,21 @@ for count in (4, 16, 17, 128):
     _add_at(count)
 
 
+def _sum_of(count):
+    @program(normal(4000, 8), name=f"sum_of_{count}")
+    def sum_of(h):
+        """Some rows are read, and summed."""
+
+        def step(total, i):
+            return total + jnp.sum(h[(i * jnp.arange(count) * 13 + i) % len(h)], 0), None
+
+        return lax.scan(step, jnp.zeros(8), jnp.arange(1000))[0]
+
+
+for count in (20, 24):
+    _sum_of(count)
+
+
 @program(lambda r: (whole(r, 256, 20000),), by=None)
 def histogram(values):
     return lax.fori_loop(0, values.size, lambda i, h: h.at[values[i]].add(1), jnp.zeros(256, jnp.int32))
