@@ -269,6 +269,20 @@ def a_cache_through_layers(x, T):
     return lax.scan(token, (x, jnp.zeros((3, T, ROW), jnp.float32)), jnp.arange(T))[0][0]
 
 
+@shape("lax.map(lambda s: lax.cond(done, start, lambda: step(s)), states)")
+def environments_one_by_one(x, T):
+    def step(states, t):
+        def one(s):
+            b, x, steps = s
+            b, x = b.at[t].set(jnp.sin(x)), 0.5 * x + 0.1 * b[t // 2]
+            return lax.cond(steps == 100, lambda: (jnp.ones_like(b), 0.9 * x, 0), lambda: (b, x, steps + 1))
+
+        return lax.map(one, states), None
+
+    states = jnp.zeros((3, T, ROW), jnp.float32), jnp.stack([x] * 3), jnp.arange(3)
+    return lax.scan(step, states, jnp.arange(T))[0][1]
+
+
 def _attention(x, T, order):
     """Einsums over two caches. What is read as a whole has cotangents as a whole, two buffers in each step."""
     shape, at = {"b": 2, "l": T, "h": 2, "d": ROW // 4}, order.index("l")

@@ -51,8 +51,8 @@ class Evaluator:
         """Return a held value in a form that a result of all branches can have, None if it must be an array."""
         raise NotImplementedError
 
-    def like(self, x: Held, kind: Held) -> Held:
-        """Return the result of one branch, held like `kind`."""
+    def like(self, x: Held, kind: Held, inputs: Sequence[Held] = ()) -> Held:
+        """Return the result of one branch, held like `kind`. `inputs` are what the branch takes."""
         return x
 
     def slices(self, x: Held) -> Callable[[Array], Array] | None:
@@ -116,26 +116,29 @@ class Evaluator:
         more = list(distinct.values())
         types = list(map(jax.typeof, [*own, *more]))
 
-        def run(jaxpr: Jaxpr, *args: Array) -> list[Held]:
+        def inputs_of(args: Sequence[Array]) -> list[Held]:
             of_own, inside = iter(args[: len(own)]), dict(zip(distinct, args[len(own) :], strict=True))
             places = zip(is_first, flat, strict=True)
             inputs = jax.tree.unflatten(tree, [next(of_own) if flag else inside[id(x)] for flag, x in places])
-            inputs = [x if isinstance(x, self.enters) else self.known(x) for x in inputs]
-            return self.evaluate(_compat.closed(jaxpr), inputs)
+            return [x if isinstance(x, self.enters) else self.known(x) for x in inputs]
+
+        def run(jaxpr: Jaxpr, *args: Array) -> list[Held]:
+            return self.evaluate(_compat.closed(jaxpr), inputs_of(args))
 
         traced = [_Traced(self, functools.partial(run, body.jaxpr), types) for body in bodies]
         kinds = [self.common(outs) for outs in zip(*(of.outs for of in traced), strict=True)]
         passed: list[list[int | None]] = []  # for each array of a result, the operand that it is in every branch
 
         def look(*args: Array) -> list[Array]:
+            inputs = inputs_of(args)
             for outs, kind in zip(zip(*(of.run(args) for of in traced), strict=True), kinds, strict=True):
-                held = [] if kind is None else [jax.tree.leaves(self.like(x, kind)) for x in outs]
+                held = [] if kind is None else [jax.tree.leaves(self.like(x, kind, inputs)) for x in outs]
                 passed.append([_place(of, args) for of in zip(*held, strict=True)] if held else [None])
             return []
 
         jax.make_jaxpr(look)(*types)
         of_bodies = {id(_compat.opened(body.jaxpr)): of for body, of in zip(bodies, traced, strict=True)}
-        results = entry.rebuild(eqn, [*given[:first], *own], _Entered(self, of_bodies, kinds, passed, more))
+        results = entry.rebuild(eqn, [*given[:first], *own], _Entered(self, of_bodies, inputs_of, kinds, passed, more))
         if results is None:
             return None
         made, outs = iter(results), list[Held]()
@@ -193,17 +196,19 @@ class _Entered(registry.Change):
         self,
         evaluator: Evaluator,
         bodies: Mapping[int, _Traced],
+        inputs_of: Callable[[Sequence[Array]], list[Held]],
         kinds: Sequence[Held | None],
         passed: Sequence[list[int | None]],
         after: Sequence[Array],
     ) -> None:
-        self.evaluator, self.bodies, self.kinds, self.passed, self.after = evaluator, bodies, kinds, passed, after
+        self.evaluator, self.bodies, self.inputs_of = evaluator, bodies, inputs_of
+        self.kinds, self.passed, self.after = kinds, passed, after
 
     def body(self, jaxpr: Jaxpr, *args: Array) -> list[Array]:
         outs = []
-        found = self.bodies[id(_compat.opened(jaxpr))].run(args)
+        found, inputs = self.bodies[id(_compat.opened(jaxpr))].run(args), self.inputs_of(args)
         for x, kind, passed in zip(found, self.kinds, self.passed, strict=True):
-            held = self.evaluator.array(x) if kind is None else self.evaluator.like(x, kind)
+            held = self.evaluator.array(x) if kind is None else self.evaluator.like(x, kind, inputs)
             outs += [y for y, k in zip(jax.tree.leaves(held), passed, strict=True) if k is None]
         return outs
 

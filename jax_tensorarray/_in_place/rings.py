@@ -199,7 +199,7 @@ class Rings(Evaluator):
         start = functools.reduce(lambda a, b: a if a.ndim >= b.ndim else b, (x.start for x in rings))
         return rings[0]._replace(start=start, roots=roots_of(rings))
 
-    def like(self, x: Held, kind: Ring) -> Ring:
+    def like(self, x: Held, kind: Ring, inputs: Sequence[Held] = ()) -> Ring:
         ring = x if isinstance(x, Ring) else Ring(x.array, jnp.int32(0), kind.axis)
         return kind._replace(array=ring.array, start=spread(ring.start, kind.start.shape))
 

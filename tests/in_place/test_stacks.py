@@ -8,6 +8,7 @@ from in_place import compiled
 from jax import lax
 
 from jax_tensorarray import in_place
+from jax_tensorarray._compat import barriers_hold
 from jax_tensorarray.inspect._copies import copies_in
 
 LAYERS, TOKENS, SIZE, BATCH = 3, 60, 16, 2
@@ -153,6 +154,67 @@ def test_a_checkpoint_of_a_layer_and_stacks_that_stay_as_they_are():
 
     _, (w, cache, h) = model(rows)
     close(jax.jit(in_place(swapped))(w, cache, h), swapped(w, cache, h))
+
+
+def starts_again(b, h, done):
+    return lax.cond(done, lambda: (jnp.linspace(0, 1, b.size).reshape(b.shape), 0.5 * h), lambda: (b, h))
+
+
+def goes_on(b, h, done):
+    return lax.cond(~done, lambda b: (b.at[0].add(h), jnp.sin(h)), lambda b: (jnp.ones_like(b), h), b)
+
+
+def one_of_three(b, h, done):
+    branches = [lambda: (b, h), lambda: lax.cond(h[0] > 0, lambda: (0 * b, h), lambda: (b, -h)), lambda: (0.5 * b, h)]
+    return lax.switch(done.astype(int) + (h[1] > 0), branches)
+
+
+def in_a_jit(b, h, done):
+    return jax.jit(starts_again)(b, h, done)
+
+
+def environments(by, map_all):
+    """Environments that are stepped one by one, of which some start again."""
+
+    def f(b, h):
+        def step(states, t):
+            def one(states):
+                b, h = states
+                b = b.at[t].set(jnp.tanh(h)).at[t // 3].add(0.1 * h)
+                new = by(b, jnp.sin(h + b[t // 2]), (t % 7 == 6) & (h[0] > 0.2))
+                return new, b[t // 2]  # of the board as it was before it started again
+
+            return map_all(one, states)
+
+        return lax.scan(step, (b, h), jnp.arange(TOKENS))
+
+    return f
+
+
+def one_after_the_other(f, states):
+    outs = [f(jax.tree.map(lambda x, k=k: x[k], states)) for k in range(len(states[0]))]
+    return jax.tree.map(lambda *xs: jnp.stack(xs), *outs)
+
+
+@pytest.mark.parametrize("by", [starts_again, goes_on, one_of_three, in_a_jit])
+def test_a_slice_that_a_branch_replaces_stays_in_its_stack(by):
+    args = jnp.zeros((3, TOKENS, SIZE)), jnp.linspace(-1, 1, 3 * SIZE).reshape(3, SIZE)
+    f, want = environments(by, lax.map), environments(by, one_after_the_other)
+
+    def total(f):
+        return lambda *args: sum(jnp.sum(jnp.sin(x)) for x in jax.tree.leaves(f(*args)))
+
+    program = compiled(in_place(f), *args)
+    close(program(*args), want(*args))
+    assert copies(compiled(f, *args)) and not (barriers_hold("cpu") and copies(program))
+    gradient, orders = jax.jit(jax.grad(total(want), (0, 1))), (lambda f: jax.grad(in_place(f), (0, 1)), in_place)
+    close(jax.jit(orders[0](total(f)))(*args), gradient(*args))
+    close(jax.jit(orders[1](jax.grad(total(f), (0, 1))))(*args), gradient(*args))
+    both = tuple(jnp.stack([x, x[::-1] + 0.1]) for x in args)
+    batched = compiled(jax.vmap(in_place(f)), *both)
+    close(batched(*both), jax.vmap(want)(*both))
+    if barriers_hold("cpu"):
+        assert not [c for c in copies_in(batched.as_text(), 6 * TOKENS * SIZE * 8) if c.kind != "anew"]
 
 
 def close(got, want):

@@ -259,3 +259,20 @@ def snake(numbers, food):
         return (board, ring.at[i % 8].set(head), head, i + 1), board[(head + 1) % 256]
 
     return lax.scan(step, (jnp.zeros(256, jnp.int32), jnp.zeros(8, jnp.int32), 0, 0), numbers)
+
+
+@program(lambda r: (whole(r, 40, 300, 4),), by=None)
+def environments(moves):
+    """Boards on which one cell changes, one after the other, so that only those that are done start again."""
+
+    def step(states, move):
+        def one(inputs):
+            (board, steps), move = inputs
+            board, steps = board.at[(steps * 7 + move) % board.size].add(move + 1), steps + 1
+            new = lax.cond(steps >= 50 + move, lambda: (jnp.zeros_like(board), 0), lambda: (board, steps))
+            return new, board[steps]
+
+        return lax.map(one, (states, move))
+
+    states = jnp.zeros((moves.shape[1], 5000), jnp.int32), jnp.arange(moves.shape[1])
+    return lax.scan(step, states, moves)
