@@ -19,6 +19,7 @@ from jax.core import ShapedArray
 from jax.extend.core import Literal
 
 from jax_tensorarray import _compat
+from jax_tensorarray._lowering.arrays import as_dtype, is_out_of_range, like, widened
 from jax_tensorarray._lowering.equations import Atom, Block
 from jax_tensorarray._lowering.places import Places
 from jax_tensorarray._lowering.scopes import (
@@ -480,24 +481,14 @@ def _number(known: list[Any], one: Any) -> int:
 # They call nothing of `jax.numpy`, which takes several times as long to trace.
 
 
-def _like(x: Any, value: int) -> Any:
-    """Return a number in the dtype of an array, in each of its places."""
-    number = x.dtype.type(value)
-    return lax.broadcast_in_dim(number, x.shape, ()) if x.ndim else number
-
-
-def _as(x: Any, dtype: Any) -> Any:
-    return x if x.dtype == dtype else lax.convert_element_type(x, dtype)
-
-
 def _as_code(x: Any) -> Any:
-    return [_as(x, np.int64)]
+    return [as_dtype(x, np.int64)]
 
 
 def _smallest_of_all(*checked: Any) -> Any:
     """Return the smallest number, at most 0."""
     smallest = [lax.min(lax.reduce_min(x, (0,)), np.int32(0)) for x in checked]
-    return [_as(functools.reduce(lax.bitwise_or, smallest), np.int64)]
+    return [as_dtype(functools.reduce(lax.bitwise_or, smallest), np.int64)]
 
 
 def _after_check(
@@ -508,36 +499,14 @@ def _after_check(
     mask, record = (rest[0], rest[1:]) if masked else (None, rest)
     index, of_size, outside = _first_out_of_range(index, span, of_size, mask)
     is_long = index.dtype == np.uint64
-    whole = lax.bitcast_convert_type(index, np.int64) if is_long else _as(index, np.int64)
+    whole = lax.bitcast_convert_type(index, np.int64) if is_long else as_dtype(index, np.int64)
     found: list[Any] = [lax.bitwise_or(lax.bitwise_and(whole, np.int64(_LOWER)), upper)]
     if is_wide:
-        found.insert(0, _as(lax.shift_right_logical(whole, np.int64(32)), np.int32))
+        found.insert(0, as_dtype(lax.shift_right_logical(whole, np.int64(32)), np.int32))
     if computes:
         found = [np.int32(of_size) if isinstance(of_size, int) else of_size, *found]
     first = lax.bitwise_and(outside, lax.eq(record[-1], np.int64(0)))
     return [lax.select(first, new, old) for new, old in zip(found, record, strict=True)]
-
-
-def _widened(index: Any, size: int) -> Any:
-    """Convert an index to a dtype that has all rows."""
-    bits, kind = 32 if size <= INT32_MAX else 64, index.dtype
-    unsigned, own = kind.kind == "u", kind.itemsize * 8
-    if own > bits or (own == bits and (bits == 64 or not unsigned)):
-        return index
-    return _as(index, np.dtype(np.int64 if bits == 64 or (unsigned and own == 32) else np.int32))
-
-
-def _is_out_of_range(index: Any, size: Any) -> Any:
-    """Return which indices are out of range; `size` is a number, or an int32 array of the same shape."""
-    is_number = isinstance(size, int)
-    index = _widened(index, size if is_number else INT32_MAX)
-    is_unsigned = index.dtype.kind == "u"
-    if is_number:
-        limit = _like(index, size)
-    else:
-        limit = _as(lax.max(size, _like(size, 0)) if is_unsigned else size, index.dtype)
-    outside = lax.ge(index, limit)
-    return outside if is_unsigned else lax.bitwise_or(outside, lax.lt(index, _like(index, 0)))
 
 
 def _first_out_of_range(index: Any, span: int, size: Any, mask: Any) -> Any:
@@ -549,8 +518,8 @@ def _first_out_of_range(index: Any, span: int, size: Any, mask: Any) -> Any:
         )
     if span > 1:
         # The first number out of range is the first of all, or the number after the last row of the buffer.
-        index = _widened(index, size)
-        index = lax.select(lax.le(index, _like(index, size - span)), index, lax.max(index, _like(index, size)))
+        index = widened(index, size)
+        index = lax.select(lax.le(index, like(index, size - span)), index, lax.max(index, like(index, size)))
     shape, sizes = index.shape, size
     if not isinstance(size, int) and size.shape != shape:
         sizes = lax.broadcast_in_dim(size, shape, tuple(range(size.ndim)))
@@ -560,7 +529,7 @@ def _first_out_of_range(index: Any, span: int, size: Any, mask: Any) -> Any:
             x if x is None or isinstance(x, int) or x.shape == flat else lax.reshape(x, flat)
             for x in (index, sizes, mask)
         )
-    outside = _is_out_of_range(index, sizes)
+    outside = is_out_of_range(index, sizes)
     if mask is not None:
         outside = lax.bitwise_and(outside, mask)
     if not shape:
@@ -569,7 +538,7 @@ def _first_out_of_range(index: Any, span: int, size: Any, mask: Any) -> Any:
         first, found = _first_in_one_number(index, outside)
         return first, size, found
     places, none = lax.iota(np.dtype(np.int64), index.shape[0]), np.int64(index.shape[0])
-    first = lax.reduce_min(lax.select(outside, places, _like(places, index.shape[0])), (0,))
+    first = lax.reduce_min(lax.select(outside, places, like(places, index.shape[0])), (0,))
     at = lax.reshape(lax.dynamic_slice(index, [first], [1]), ())
     rows = size if isinstance(size, int) else lax.reshape(lax.dynamic_slice(sizes, [first], [1]), ())
     return at, rows, lax.lt(first, none)
@@ -582,9 +551,9 @@ def _first_in_one_number(index: Any, outside: Any) -> Any:
     """
     none, half = 2**63 - 1, np.int64(32)
     places = lax.iota(np.dtype(np.int64), index.shape[0])
-    lower = lax.bitwise_and(_as(index, np.int64), _like(places, _LOWER))
-    both = lax.bitwise_or(lax.shift_left(places, _like(places, 32)), lower)
-    first = lax.reduce_min(lax.select(outside, both, _like(both, none)), (0,))
+    lower = lax.bitwise_and(as_dtype(index, np.int64), like(places, _LOWER))
+    both = lax.bitwise_or(lax.shift_left(places, like(places, 32)), lower)
+    first = lax.reduce_min(lax.select(outside, both, like(both, none)), (0,))
     return lax.shift_right_arithmetic(lax.shift_left(first, half), half), lax.ne(first, np.int64(none))
 
 
@@ -593,10 +562,10 @@ def _read(*operands: Any, known: tuple[int, ...], is_wide: bool, computes: bool)
     count = len(operands) - 1 - is_wide - computes
     sizes, (*others, code) = operands[:count], operands[count:]
     half = np.int64(32)
-    upper = _as(lax.shift_right_logical(code, half), np.int32)
+    upper = as_dtype(lax.shift_right_logical(code, half), np.int32)
     if is_wide:
         lower = lax.bitwise_and(code, np.int64(_LOWER))
-        index = lax.bitwise_or(lax.shift_left(_as(others[-1], np.int64), half), lower)
+        index = lax.bitwise_or(lax.shift_left(as_dtype(others[-1], np.int64), half), lower)
     else:
         index = lax.shift_right_arithmetic(lax.shift_left(code, half), half)
     of_size = lax.shift_right_logical(upper, np.int32(_OPS.bit_length() - 1))
@@ -611,5 +580,5 @@ def _of_ops(index: Any, size: Any, op: Any, *, numbers: tuple[int, ...], is_long
     shape = (len(numbers),)
     index, size, op = (lax.broadcast_in_dim(x, shape, ()) for x in (index, size, op))
     is_here = lax.eq(op, np.array(numbers, np.int32))
-    index, size = lax.select(is_here, index, _like(index, 0)), lax.select(is_here, size, _like(size, 1))
+    index, size = lax.select(is_here, index, like(index, 0)), lax.select(is_here, size, like(size, 1))
     return [lax.bitcast_convert_type(index, np.uint64) if is_long else index, size]

@@ -34,6 +34,7 @@ from jax_tensorarray._lowering.places import Places
 from jax_tensorarray._lowering.scopes import (
     Scope,
     addresses_rows,
+    home_of,
     inner_scopes,
     is_strict,
     joined_columns,
@@ -244,7 +245,7 @@ class _Chooser:
             in_order = at_once and self.platform == "cpu" and of_older and not _is_waited_for(scope, eqn)
             is_ordered = updated and not in_order and not unordered
             return Choice(how._replace(ordered=is_ordered), passes_on=updated)
-        is_ordered = not (unordered or _is_alone(scope, eqn, reads_too=does_both))
+        is_ordered = not (unordered or _is_alone(self.uses, scope, eqn, reads_too=does_both))
         return Choice(how._replace(ordered=is_ordered), passes_on=True)
 
     def _is_sorted(self, sizes: Sequence[int], count: int) -> bool:
@@ -334,49 +335,25 @@ def _is_waited_for(scope: Scope, read: Equation) -> bool:
     return any(updates(eqn) and any(v is row for v in readers_of(eqn)) for eqn in scope.jaxpr.eqns)
 
 
-def _is_alone(scope: Scope, update: Equation, *, reads_too: bool) -> bool:
+def _is_alone(uses: Uses, scope: Scope, update: Equation, *, reads_too: bool) -> bool:
     """Return whether nothing but `update` uses a buffer between two steps of a loop, so there is nothing to order.
 
     If it does not read the buffer, other updates may follow: they are a chain. The row that it reads itself is read
     first, since the new row is made of it; only "swap" gives it to others.
     """
     buffer, updated = update.invars[0], update.outvars[0]
-    if isinstance(buffer, Literal) or len(update.outvars) > 1 or _uses(scope, buffer) > 1:
+    if isinstance(buffer, Literal) or len(update.outvars) > 1 or _count(uses, scope, buffer) > 1:
         return False
     if not reads_too:
         return True
     if scope.carried(buffer) is None:
         return False
-    return _uses(scope, updated) == 1 and any(v is updated for v in scope.jaxpr.outvars)
+    return _count(uses, scope, updated) == 1 and any(v is updated for v in scope.jaxpr.outvars)
 
 
-def _uses(scope: Scope, atom: Any) -> int:
+def _count(uses: Uses, scope: Scope, value: Any) -> int:
     """Return how often a value is used where it is made, and in the branches there."""
-    while isinstance(scope.role, int) and (operand := scope.operand(atom)) is not None:
-        if isinstance(operand, Literal):
-            return 0
-        scope, atom = scope.outer, operand  # type: ignore[assignment]
-    return _uses_in(scope, atom)
-
-
-def _uses_in(scope: Scope, atom: Any) -> int:
-    key = "uses"
-    if key not in scope.known:
-        counts: dict[Any, int] = {}
-        for v in scope.jaxpr.outvars:
-            if not isinstance(v, Literal):
-                counts[v] = counts.get(v, 0) + 1
-        for eqn in scope.jaxpr.eqns:
-            for k, v in enumerate(eqn.invars):
-                if isinstance(v, Literal):
-                    continue
-                if eqn.primitive.name == "cond" and k:
-                    count = sum(_uses_in(inner, inner.jaxpr.invars[k - 1]) for inner in scope.branches(eqn))
-                else:
-                    count = 1
-                counts[v] = counts.get(v, 0) + count
-        scope.known[key] = counts
-    return scope.known[key].get(atom, 0)
+    return len(list(uses.all_uses(*home_of(scope, value))))
 
 
 # --- all ops on a buffer in a loop are slices, or all are calls ----------------------------------------------------
