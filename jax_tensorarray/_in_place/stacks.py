@@ -153,10 +153,11 @@ class _Slices(Evaluator):
 
     def common(self, outs: Sequence[Held]) -> _Slice | None:
         held = [x for x in outs if isinstance(x, _Slice)]
-        if len({x.root for x in held}) != 1 or (len(held) < len(outs) and held[0].root not in self.replaced):
+        is_replaced = len(held) < len(outs)
+        if len({x.root for x in held}) != 1 or (is_replaced and held[0].root not in self.replaced):
             return None
-        common = held[0]._replace(updates=max(x.updates for x in held) + (len(held) < len(outs)))
-        if len(held) < len(outs):
+        common = held[0]._replace(updates=max(x.updates for x in held) + is_replaced)
+        if is_replaced:
             self.newest[common.root] = common.updates
         return common
 

@@ -7,7 +7,7 @@ from jax.extend.core import Jaxpr, Literal
 
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import kinds, registry
-from jax_tensorarray._ops.primitive import ROW_OPS
+from jax_tensorarray._ops.primitive import updates_rows
 from jax_tensorarray._types import Equation
 
 
@@ -63,4 +63,4 @@ class Uses:
 
 def updates(eqn: Equation) -> bool:
     """Return whether the first result of an equation is its first operand with some rows replaced."""
-    return kinds.is_update(eqn) or (eqn.primitive in ROW_OPS and ROW_OPS[eqn.primitive].in_place)
+    return kinds.is_update(eqn) or updates_rows(eqn.primitive)

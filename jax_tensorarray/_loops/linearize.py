@@ -18,7 +18,7 @@ from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
 from jax_tensorarray._jaxprs.uses import Uses
 from jax_tensorarray._loops.guard import ta_guard_p
-from jax_tensorarray._ops.primitive import ROW_OPS
+from jax_tensorarray._ops.primitive import updates_rows
 from jax_tensorarray._types import Equation
 from jax_tensorarray.checkpoint_policies import save_reads
 
@@ -168,7 +168,7 @@ def _updates_and_computes_again(eqn: Equation) -> bool:
     jaxpr, policy, _ = found
     if eqn.effects or policy not in (None, save_reads, jax.checkpoint_policies.nothing_saveable):
         return False
-    return jaxprs.any_equation(jaxpr, lambda e: e.primitive in ROW_OPS and ROW_OPS[e.primitive].in_place)
+    return jaxprs.any_equation(jaxpr, lambda e: updates_rows(e.primitive))
 
 
 #: For the primitives that make tapes: maps an equation to its tapes without batch axes, and to what counts their steps.

@@ -28,7 +28,7 @@ from jax_tensorarray._loops.recording import recorded
 from jax_tensorarray._loops.strategy import Tape
 from jax_tensorarray._loops.tapes import avals_of, largest, play_back, record, tapes_for
 from jax_tensorarray._loops.while_ import Loop, results, ta_while_p, taped
-from jax_tensorarray._ops.primitive import ROW_OPS, once_checked
+from jax_tensorarray._ops.primitive import once_checked, updates_rows
 from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._ops.starts import positions_of
 from jax_tensorarray._ops.swap import ta_swap_p
@@ -36,9 +36,6 @@ from jax_tensorarray._ops.write import ta_write_p
 from jax_tensorarray._types import Equation
 
 Array = jax.Array
-
-#: The row ops that update their buffer.
-UPDATES = [p for p, call in ROW_OPS.items() if call.in_place]
 
 
 class BufferVersion(NamedTuple):
@@ -97,7 +94,7 @@ class Log:
         if _fills(eqn, held):
             return [(x, _HOLE) for x in jaxprs.bind(eqn, operands)]
         held = [None if v is None or v.has_holes or v is _HOLE else v for v in held]
-        if p in UPDATES and held[0] is not None:
+        if updates_rows(p) and held[0] is not None:
             return self.update(p, eqn.params, operands, held[0])
         if any(v is not None for v in held):
             found = self.run(eqn, operands, held)

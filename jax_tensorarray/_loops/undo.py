@@ -21,14 +21,14 @@ from jax_tensorarray._jaxprs.axis import Axis, axes
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
 from jax_tensorarray._loops.guard import ta_guard_p
 from jax_tensorarray._loops.linearize import Linearized, Sources, read_by
-from jax_tensorarray._loops.log import UPDATES, BufferVersion, Log
+from jax_tensorarray._loops.log import BufferVersion, Log
 from jax_tensorarray._loops.recording import recorded
 from jax_tensorarray._loops.replay import Replay, all_batched, counted
 from jax_tensorarray._loops.strategy import Strategy
 from jax_tensorarray._loops.tapes import play_back
 from jax_tensorarray._loops.while_ import Loop
 from jax_tensorarray._ops.empty import empty_like
-from jax_tensorarray._ops.primitive import ROW_OPS, once_checked, with_axis
+from jax_tensorarray._ops.primitive import ROW_OPS, once_checked, updates_rows, with_axis
 from jax_tensorarray._ops.swap import ta_swap_p
 from jax_tensorarray._ops.write import ta_write_p
 from jax_tensorarray._types import Equation, bytes_of
@@ -409,7 +409,7 @@ def _num_updates(eqn: Equation, results: Iterable[int]) -> int:
     """Return how many row ops update buffers to make some results of an equation."""
 
     def updates_in(jaxpr: Jaxpr) -> int:
-        return sum(e.primitive in UPDATES or sum(map(updates_in, jaxprs.jaxprs_in(e.params))) for e in jaxpr.eqns)
+        return sum(updates_rows(e.primitive) or sum(map(updates_in, jaxprs.jaxprs_in(e.params))) for e in jaxpr.eqns)
 
     return updates_in(_part_of(eqn, results)[0])
 

@@ -108,6 +108,11 @@ CALLED: dict[Primitive, Call] = {}
 NOOP_OPERANDS: dict[Primitive, Callable[..., Sequence[Array]]] = {}
 
 
+def updates_rows(primitive: Primitive) -> bool:
+    """Return whether a primitive is a row op that updates its first operand, which is its first result."""
+    return primitive in ROW_OPS and ROW_OPS[primitive].in_place
+
+
 class RowPrimitive(Primitive):
     """A primitive whose operands must vary over the same axes of a `shard_map`, as for JAX's own primitives."""
 

@@ -26,6 +26,7 @@ from jax.interpreters import ad, mlir
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from plain_loops import FORWARD_ONLY, LOOPS, rows, walked
+from random_checks import CARRIES_TOKENS
 from reported import PROGRAMS as REPORTED
 from row_programs import programs
 from waiting import finish
@@ -602,10 +603,6 @@ def test_a_predicate_may_write_a_ref(how):
         refs = jax.new_ref(jnp.int32(0)), jax.new_ref(jnp.zeros(2, jnp.int32))
         found.append((jit(g)(jnp.ones(9), *refs), refs[0][...]))
     jax.tree.map(np.testing.assert_array_equal, *found)
-
-
-#: Before, JAX's own loops carry no tokens.
-CARRIES_TOKENS = jax.__version_info__ >= (0, 12)
 
 
 def token_in_a_while(b, token):

@@ -14,6 +14,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 from random_checks import (
     BATCHES,
+    CARRIES_TOKENS,
     FLOATS,
     Batch,
     along,
@@ -174,10 +175,6 @@ def value(program, *_):
 
 def start_of(program):
     return initial(program, jnp.asarray(THETA), jnp.int32(program.start), jnp)
-
-
-#: Before, JAX's own loops carry no tokens.
-CARRIES_TOKENS = jax.__version_info__ >= (0, 12)
 
 
 def with_token(program, *_):

@@ -17,6 +17,9 @@ from waiting import finish
 #: Which slots are floats.
 FLOATS = tuple(k for k, tag in enumerate(STATE) if tag not in "iI")
 
+#: Before, loops of JAX carry no tokens.
+CARRIES_TOKENS = jax.__version_info__ >= (0, 12)
+
 
 _in_numpy = contextvars.ContextVar("whether NumPy evaluates what JAX has traced", default=False)
 

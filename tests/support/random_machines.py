@@ -117,7 +117,7 @@ class InNumPy:
 
     def integer(self, kind: str, a: int, b: int, c: int) -> int:
         found = {"add": a + c, "mul": a * c, "sub": a - b, "mod": a % (abs(c) + 1), "where": a if a < b else c}
-        found |= {"abs": abs(a), "least": -abs(-(2**31) if c == 0 else a)}
+        found |= {"abs": abs(a), "least": abs(-(2**31) if a >= c else a)}
         return wrapped(found[kind])
 
     def test(self, kind: str, a: Any, b: Any) -> bool:
@@ -366,8 +366,7 @@ class InJax:
         if kind == "where":
             return jnp.where(a < b, a, c)
         if kind in ("abs", "least"):
-            least = jnp.where(c == 0, jnp.int32(-(2**31)), a)
-            return jnp.abs(a) if kind == "abs" else -jnp.abs(least)
+            return jnp.abs(a if kind == "abs" else jnp.where(a >= c, jnp.int32(-(2**31)), a))
         return {"add": lambda: a + c, "mul": lambda: a * c, "sub": lambda: a - b, "mod": lambda: a % (abs(c) + 1)}[
             kind
         ]()
