@@ -4,12 +4,14 @@ To trace an equation takes JAX as long as to lower five. So a pass keeps those t
 is traced once for each type of its operands.
 """
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 from jax.extend.core import Literal
+from jax.sharding import AbstractMesh, AxisType, use_abstract_mesh
 
 from jax_tensorarray import _compat
 from jax_tensorarray._types import Equation
@@ -95,9 +97,22 @@ def _type(x: Atom) -> Any:
 
 @functools.lru_cache(maxsize=1024)
 def traced(f: Callable[..., Any], types: tuple[Any, ...], options: tuple[tuple[str, Any], ...] = ()) -> Any:
-    """Return the closed jaxpr of a function of arrays of these types. Numbers may have 64 bits."""
-    with jax.enable_x64(True):
-        return jax.make_jaxpr(functools.partial(f, **dict(options)))(*types)
+    """Return the closed jaxpr of a function of arrays of these types. Numbers may have 64 bits.
+
+    Where types say how arrays are divided among devices, these do not: a number or a mask that is made here would have to
+    be divided as the rows are, and XLA finds that by itself.
+    """
+    divided = [hasattr(x, "sharding") and _divides(x.sharding.mesh) for x in types]
+    with jax.enable_x64(True), use_abstract_mesh(NO_MESH) if any(divided) else contextlib.nullcontext():
+        undivided = [x.update(sharding=None) if each else x for x, each in zip(types, divided, strict=True)]
+        return jax.make_jaxpr(functools.partial(f, **dict(options)))(*undivided)
+
+
+NO_MESH = AbstractMesh((), ())
+
+
+def _divides(mesh: AbstractMesh) -> bool:
+    return not mesh.empty and AxisType.Manual not in mesh.axis_types
 
 
 def operand_of(eqn: Equation, number: int) -> Atom:
