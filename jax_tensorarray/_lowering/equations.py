@@ -99,8 +99,8 @@ def _type(x: Atom) -> Any:
 def traced(f: Callable[..., Any], types: tuple[Any, ...], options: tuple[tuple[str, Any], ...] = ()) -> Any:
     """Return the closed jaxpr of a function of arrays of these types. Numbers may have 64 bits.
 
-    Where types say how arrays are divided among devices, these do not: a number or a mask that is made here would have to
-    be divided as the rows are, and XLA finds that by itself.
+    Its types do not say how arrays are divided among devices: a number or a mask that is made here would have to be
+    divided as the rows are, and XLA finds that by itself.
     """
     divided = [hasattr(x, "sharding") and _divides(x.sharding.mesh) for x in types]
     with jax.enable_x64(True), use_abstract_mesh(NO_MESH) if any(divided) else contextlib.nullcontext():
