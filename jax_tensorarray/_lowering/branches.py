@@ -16,7 +16,7 @@ from jax import lax
 from jax.extend.core import Literal
 
 from jax_tensorarray import _compat
-from jax_tensorarray._lowering.equations import Atom, Block
+from jax_tensorarray._lowering.equations import Atom, Block, is_of_numbers
 from jax_tensorarray._lowering.ownership import Ownership
 from jax_tensorarray._lowering.scopes import bodies_of, with_bodies
 from jax_tensorarray._types import Equation
@@ -49,6 +49,8 @@ def _split(block: Block, eqn: Equation, ownership: Ownership) -> Sequence[Atom] 
     updating = [k for k, values in enumerate(owned) if values]
     if not updating or updating == [len(branches) - 1] or not all(map(_is_plain, eqn.outvars)):
         return None
+    if eqn.params.get("branches_platforms"):  # JAX leaves out the branches of other platforms by their order
+        return None
     if len(branches) == 2 and updating == [0]:
         # In the other order. Of three branches, 0.10 copies if the two others return different things.
         return _cond(block, eqn, _is_run(block, eqn, index, 0, 2), operands, branches[::-1], eqn.outvars)
@@ -67,7 +69,7 @@ def _split(block: Block, eqn: Equation, ownership: Ownership) -> Sequence[Atom] 
 
 
 def _is_plain(v: Any) -> bool:
-    return isinstance(getattr(v.aval, "dtype", None), np.dtype) and all(isinstance(n, int) for n in v.aval.shape)
+    return is_of_numbers(v.aval) and all(isinstance(n, int) for n in v.aval.shape)
 
 
 def _cond(

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
+from jax.core import ShapedArray
 from jax.extend.core import Literal
 from jax.sharding import AbstractMesh, AxisType, use_abstract_mesh
 
@@ -113,6 +115,11 @@ NO_MESH = AbstractMesh((), ())
 
 def _divides(mesh: AbstractMesh) -> bool:
     return not mesh.empty and AxisType.Manual not in mesh.axis_types
+
+
+def is_of_numbers(type: Any) -> bool:
+    """Return whether a type is that of an array of numbers: neither a token, a key, a ref nor a ref that is pinned."""
+    return isinstance(type, ShapedArray) and isinstance(type.dtype, np.dtype)
 
 
 def operand_of(eqn: Equation, number: int) -> Atom:

@@ -45,8 +45,9 @@ OPENED: dict[Any, Callable[[Equation], Callable[..., Sequence[Any]] | None]] = {
 class Expander:
     """Expands jaxprs, each of them once."""
 
-    def __init__(self, *, with_options: bool) -> None:
+    def __init__(self, *, with_options: bool, platforms: Sequence[str]) -> None:
         self.with_options = with_options  #: whether a `jit` with shardings of its own is written out
+        self.platforms = platforms
         self.needing: dict[int, tuple[Any, bool]] = {}  #: by the number of a jaxpr, which is kept with it
         self.done: dict[int, tuple[Any, Any]] = {}
 
@@ -84,6 +85,9 @@ class Expander:
         elif _is_uninitialised_number(eqn):
             aval = eqn.outvars[0].aval
             block.rename(eqn.outvars, [Literal(np.zeros((), aval.dtype)[()], aval)])
+        elif name == "cond" and (branch := self._branch_of_platform(params)) is not None:
+            found = block.inlined(branch, [*map(block.read, eqn.invars[1:])], eqn, functools.partial(self.equation, block))
+            block.rename(eqn.outvars, found)
         elif name == "cond":
             block.add(eqn, params=params | {"branches": tuple(map(self.jaxpr, params["branches"]))})
         elif name == "while":
@@ -107,6 +111,13 @@ class Expander:
             block.add(eqn, params=params | {"jaxpr": self.jaxpr(params["jaxpr"])})
         else:
             block.add(eqn)
+
+    def _branch_of_platform(self, params: dict[str, Any]) -> Any:
+        """Return the branch of a `lax.platform_dependent` that is run, None if a `cond` is another one or not known."""
+        if not (of_branches := params.get("branches_platforms")) or len(self.platforms) != 1:
+            return None
+        runs = [platforms is None or self.platforms[0] in platforms for platforms in of_branches]
+        return params["branches"][runs.index(True)] if any(runs) else None
 
     def _inline(self, block: Block, jaxpr: Any, eqn: Equation) -> None:
         operands = [block.read(v) for v in eqn.invars]
@@ -175,6 +186,6 @@ def _traced(function: Callable[..., Sequence[Any]], eqn: Equation) -> Any:
         return jax.make_jaxpr(function)(*(v.aval for v in eqn.invars))
 
 
-def expanded(jaxpr: Any, *, with_options: bool) -> Any:
-    """Return the closed jaxpr of a program, written out."""
-    return Expander(with_options=with_options).jaxpr(jaxpr)
+def expanded(jaxpr: Any, *, with_options: bool, platforms: Sequence[str] = ()) -> Any:
+    """Return the closed jaxpr of a program, written out as it is lowered for these platforms."""
+    return Expander(with_options=with_options, platforms=platforms).jaxpr(jaxpr)

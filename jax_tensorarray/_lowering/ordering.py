@@ -20,7 +20,7 @@ from jax.extend.core import Literal
 
 from jax_tensorarray import _compat, _gates
 from jax_tensorarray._jaxprs import jaxprs
-from jax_tensorarray._lowering.equations import Block
+from jax_tensorarray._lowering.equations import Block, is_of_numbers
 from jax_tensorarray._lowering.ownership import Ownership, is_of_ours, updates
 from jax_tensorarray._lowering.scopes import Scope, home_of, inner_scopes, with_bodies
 from jax_tensorarray._ops.fence import ta_fence_p
@@ -294,13 +294,13 @@ def _used_arguments(branch: Any) -> set[int]:
 
 def _results(eqn: Equation) -> list[Any]:
     """Return the results of an equation that can be waited for."""
-    return [v for v in eqn.outvars if not _compat.is_drop(v) and isinstance(getattr(v.aval, "dtype", None), np.dtype)]
+    return [v for v in eqn.outvars if not _compat.is_drop(v) and is_of_numbers(v.aval)]
 
 
 def num_bytes(value: Any) -> float:
     """Return the size of an array in bytes, infinity if it is not known, and 0 for what is not of numbers."""
     aval = value.aval
-    if not isinstance(getattr(aval, "dtype", None), np.dtype):
+    if not is_of_numbers(aval):
         return 0
     if not all(isinstance(n, int) for n in aval.shape):
         return np.inf

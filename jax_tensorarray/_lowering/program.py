@@ -28,6 +28,7 @@ class Target(NamedTuple):
     outside: Any  #: the place in the source that calls the program
     raises_at_end: bool = False  #: other devices might wait for one that raises before the end
     shardings: Sequence[Any] | None = None  #: how devices divide the results, as far as JAX knows
+    platforms: Sequence[str] = ()  #: all that it is lowered for
 
     @property
     def is_known(self) -> bool:
@@ -47,7 +48,7 @@ class Pass(NamedTuple):
 
 
 PASSES = (
-    Pass("expand", lambda jaxpr, to: expanded(jaxpr, with_options=not to.divided)),
+    Pass("expand", lambda jaxpr, to: expanded(jaxpr, with_options=not to.divided, platforms=to.platforms)),
     Pass("absolute", lambda jaxpr, to: absolute.write_out(jaxpr), lambda to: to.is_known),
     Pass(
         "bounds",
@@ -117,4 +118,4 @@ def target_of(
     outside = _compat.frame_of(source_info_util.current())
     calls_nothing = not WITHOUT_KERNELS.isdisjoint(platforms)
     raises_at_end = divided and is_compiled_next and tuple(platforms) == ("cpu",)
-    return Target(platform, divided, calls_nothing, outside, raises_at_end, shardings)
+    return Target(platform, divided, calls_nothing, outside, raises_at_end, shardings, platforms)

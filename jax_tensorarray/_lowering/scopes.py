@@ -117,7 +117,7 @@ def _converted(number: int, dtype: Any) -> int | None:
 
 def home_of(scope: Scope, value: Any) -> tuple[Scope, Any]:
     """Return a value as the variable that it is outside of all branches, with its scope."""
-    while isinstance(scope.role, int) and value in scope.numbers:
+    while isinstance(scope.role, int) and not isinstance(value, Literal) and value in scope.numbers:
         outer = scope.operand(value)
         if isinstance(outer, Literal):
             break

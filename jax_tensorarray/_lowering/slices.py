@@ -676,8 +676,8 @@ class _Rows:
         several = not how.at_once and eqn.params.get("unordered") and self.barriers_hold and _places(eqn, how) > 1
         (buffer, *made), token = self._after(eqn, [value] if several else [])
         value = made[0] if several else self.block.read(value)
-        is_made_again = self.barriers_hold and how.does_both and not how.at_once and buffer in self.made_again
-        how = how._replace(is_made_again=is_made_again, tokens=bool(token))
+        is_made_again = self.barriers_hold and how.does_both and buffer in self.made_again
+        how = how._replace(is_made_again=is_made_again and (how.ordered or not how.at_once), tokens=bool(token))
         zero = [self.zero] if how.by_branch else []
         starts, mask = self._starts(index, len(how.sizes)), [self.block.read(x) for x in mask]
         found = self.block.call(slicing.update, [*zero, buffer, *starts, value, *mask, *token], eqn, how=how)

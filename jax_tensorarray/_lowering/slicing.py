@@ -189,6 +189,8 @@ def update(*operands: Array, how: How) -> list[Array]:
 
 def _update_at_once(how: How, given: _Operands) -> list[Array]:
     rows, buffer, tokens, old = _AtOnce.of(how, given), given.buffer, [given.token], []
+    if how.is_made_again:
+        (buffer,) = barrier(buffer)
     if how.does_both:
         if how.ordered:
             buffer, token, taken = _read_first(how, given.zero, buffer, rows.gathered, how.rows)
