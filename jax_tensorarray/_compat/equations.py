@@ -48,11 +48,14 @@ def made_jaxpr(
     return ClosedJaxpr(inner.replace(**changes), list(consts))
 
 
-def within(eqn: Equation, outer: Equation, name: str = "") -> Any:
-    """Return the place in the source of an equation of a jaxpr that takes the place of another equation."""
+def within(eqn: Equation, outer: Equation, name: str = "", *, has_line: bool = True) -> Any:
+    """Return the place in the source of an equation of a jaxpr that takes the place of another equation.
+
+    Unless it `has_line`, it has the line of the other one.
+    """
     own, around = eqn.source_info, outer.source_info
     stack = around.name_stack.extend(name) if name else around.name_stack
-    return SourceInfo(own.traceback or around.traceback, stack + own.name_stack)
+    return SourceInfo((has_line and own.traceback) or around.traceback, stack + own.name_stack)
 
 
 def frame_of(info: Any) -> tuple[str, int, int] | None:

@@ -51,9 +51,19 @@ class Block:
         return self.inlined(jaxpr, operands, at, lambda eqn: self.add(eqn), name)
 
     def inlined(
-        self, jaxpr: Any, operands: Sequence[Atom], at: Equation, visit: Callable[[Equation], Any], name: str = ""
+        self,
+        jaxpr: Any,
+        operands: Sequence[Atom],
+        at: Equation,
+        visit: Callable[[Equation], Any],
+        name: str = "",
+        *,
+        has_lines: bool = True,
     ) -> list[Atom]:
-        """Visit the equations of a closed jaxpr with new variables. Return what stands for its results after that."""
+        """Visit the equations of a closed jaxpr with new variables. Return what stands for its results after that.
+
+        Unless it `has_lines` of the user's, its equations have that of the equation in whose place they are.
+        """
         inner = _compat.opened(jaxpr)
         new: dict[Any, Atom] = dict(zip(inner.invars, operands, strict=True))
         for v, value in zip(inner.constvars, getattr(jaxpr, "consts", ()), strict=True):
@@ -71,7 +81,7 @@ class Block:
                 eqn.replace(
                     invars=[of(v) for v in eqn.invars],
                     outvars=outvars,
-                    source_info=_compat.within(eqn, at, name),
+                    source_info=_compat.within(eqn, at, name, has_line=has_lines),
                 )
             )
         return [self.read(of(v)) for v in inner.outvars]
@@ -83,7 +93,7 @@ class Block:
         """
         jaxpr = traced(f, tuple(_type(x) for x in operands), tuple(options.items()))
         name = at.primitive.name if at.primitive.name.startswith("ta_") else ""
-        return self.inlined(jaxpr, operands, at, self.eqns.append, name)
+        return self.inlined(jaxpr, operands, at, self.eqns.append, name, has_lines=False)
 
     def jaxpr(self, invars: Sequence[Any] | None = None, outvars: Sequence[Atom] | None = None) -> Any:
         """Return the closed jaxpr."""

@@ -247,6 +247,10 @@ def counts(finding: hlo_buffers.Finding, min_bytes: int) -> bool:
     return hlo_text.array_bytes(finding.array) >= min_bytes and math.prod(shape_of(finding.array)) > 1
 
 
+#: Names of what row ops are lowered to: `.../ta_write` for a call, `.../ta_write/dynamic_update_slice` for a slice.
+_OF_ROW_OP, _OF_WRITE = re.compile(r"/ta_\w+(/\w+)?$"), re.compile(r"/ta_write(/\w+)?$")
+
+
 def _special(finding: hlo_buffers.Finding) -> str:
     """Return a kind that only counts as a cause."""
     return "tape" if _is_tape(finding) else "kept" if _is_for_gradient(finding) else ""
@@ -259,7 +263,7 @@ def _is_for_gradient(finding: hlo_buffers.Finding) -> bool:
 
 def _is_tape(finding: hlo_buffers.Finding) -> bool:
     """Return whether a loop of this library puts the buffer on its tape."""
-    return finding.kind == "save" and finding.at[0].op_name.endswith("/ta_write")
+    return finding.kind == "save" and _OF_WRITE.search(finding.at[0].op_name) is not None
 
 
 def _temporary(compiled: Any) -> int:
@@ -333,7 +337,7 @@ def _cause(finding: hlo_buffers.Finding, kinds: Set[tuple[hlo_buffers.Array, str
             return also
     if finding.whole and not any("transpose(" in name for name in names):
         return "layout" if finding.transposed else "whole"
-    if any(re.search(r"/ta_\w+$", name) for name in names):
+    if any(map(_OF_ROW_OP.search, names)):
         return "ours"
     return "gradient" if any("transpose(" in name for name in names) else "beside"
 
