@@ -40,6 +40,7 @@ from jax_tensorarray._compat.lowering import (
     is_divided,
     lowers_its_bodies,
     traceable_lowerings,
+    taken_apart,
     traced_lowering,
 )
 from jax_tensorarray._compat.private import private_names

@@ -24,6 +24,24 @@ def lowers_its_bodies(primitive: Primitive) -> None:
     primitive.is_high = lambda *_, **__: False  # type: ignore[method-assign]
 
 
+def taken_apart(jaxpr: Any) -> Any:
+    """Return a closed jaxpr without the primitives that JAX takes apart before it lowers a program, and without refs.
+
+    `mlir.lower_fun` does so with what it traces. Private. Without it such primitives and refs in a loop of this library
+    cannot be lowered.
+    """
+    if _lower_jaxpr and getattr(jaxpr.jaxpr, "is_high", False):
+        jaxpr = _lower_jaxpr[0](jaxpr)
+    if _discharge and _of_refs and any(isinstance(effect, _of_refs[0]) for effect in jaxpr.effects):
+        jaxpr = _discharge[0](jaxpr)
+    return jaxpr
+
+
+_lower_jaxpr = private_names("interpreters.partial_eval", "lower_jaxpr2")
+_discharge = private_names("interpreters.pxla", "_discharge_internal_refs")
+_of_refs = private_names("core", "InternalMutableArrayEffect")
+
+
 class Traceable(NamedTuple):
     """A function that JAX traces when it lowers a primitive."""
 

@@ -120,7 +120,7 @@ class Expander:
         return params["branches"][runs.index(True)] if any(runs) else None
 
     def _inline(self, block: Block, jaxpr: Any, eqn: Equation) -> None:
-        operands = [block.read(v) for v in eqn.invars]
+        operands, jaxpr = [block.read(v) for v in eqn.invars], _compat.taken_apart(jaxpr)
         found = block.inlined(jaxpr, operands, eqn, functools.partial(self.equation, block), _name(eqn))
         block.rename(eqn.outvars, found)
 
@@ -132,7 +132,7 @@ class Expander:
             some = jaxprs.flagged(operands, prevented)
             passed = block.call(_barrier, some, eqn)
             operands = jaxprs.merge(passed, prevented, operands)
-        jaxpr = _compat.closed(params["jaxpr"])
+        jaxpr = _compat.taken_apart(_compat.closed(params["jaxpr"]))
         found = block.inlined(jaxpr, operands, eqn, functools.partial(self.equation, block), "checkpoint")
         block.rename(eqn.outvars, found)
 

@@ -493,8 +493,9 @@ def _lower(kernel: Callable[..., Any], fallback: Callable[..., Any], ctx: Any, *
     if packed:
         return fallback(ctx, *operands, **params)
     results = kernel(ctx, *operands, **params)
-    if _compat.is_divided():
-        label(getattr(results[0].owner, "operation", results[0].owner))
+    maker = results[0].owner
+    if _compat.is_divided() and not isinstance(maker, mlir.ir.Block):  # which hands an operand on
+        label(getattr(maker, "operation", maker))
     return results
 
 

@@ -170,7 +170,7 @@ def updated_by(eqn):
         return [x for x, before, after in pairs if before is not after]
     if name == "cond":
         inner = [_compat.opened(branch) for branch in params["branches"]]
-        owned = [{v for e in jaxpr.eqns for v in updated_by(e)} for jaxpr in inner]
+        owned = [{v for e in jaxpr.eqns for v in hashable(updated_by(e))} for jaxpr in inner]
         return [
             x
             for jaxpr, own in zip(inner, owned, strict=True)
