@@ -2,7 +2,7 @@
 
 import sys
 
-from jax_tensorarray._selfcheck.report import main
+from jax_tensorarray._selfcheck import main
 
 if __name__ == "__main__":
     sys.exit(main())

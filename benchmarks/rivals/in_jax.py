@@ -17,9 +17,8 @@ import jax_tensorarray as jt
 from benchmarks.inputs import BATCH, inputs, permutation
 from benchmarks.rivals import Prepared, Unsupported
 from benchmarks.rivals import programs as texts
-from jax_tensorarray import TensorArray
+from jax_tensorarray import TensorArray, _selfcheck
 from jax_tensorarray._hlo import text as hlo_text
-from jax_tensorarray._selfcheck import programs as selfcheck_programs
 from tests.support.row_programs import ours, plain, programs
 
 try:
@@ -295,7 +294,7 @@ def _by_methods(program, xp):
         return jax.tree.unflatten(tree, [leaf if isinstance(leaf, jax.Array) else xp.dense(leaf) for leaf in held])
 
     def loss(x):
-        with mock.patch.object(selfcheck_programs, "over_steps", over_steps):
+        with mock.patch.object(_selfcheck, "over_steps", over_steps):
             return program.loss(_METHODS, x)
 
     return loss

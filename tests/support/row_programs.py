@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_tensorarray import checkpoint_policies, ta_add
-from jax_tensorarray._selfcheck import programs as shown
-from jax_tensorarray._selfcheck.programs import Program
+from jax_tensorarray import _selfcheck as shown
+from jax_tensorarray import checkpoint_policies, ta_add, ta_swap
+from jax_tensorarray._selfcheck import Program
 
 
 def _plain_write(buffer, index, value, where=None):
@@ -24,15 +24,23 @@ def _plain_write(buffer, index, value, where=None):
 #: The ops of the main job, and those of the programs below.
 plain = SimpleNamespace(
     **vars(shown.plain)
-    | {"write": _plain_write, "add": lambda buffer, index, value: buffer.at[index].add(value), "policy": None}
+    | {
+        "write": _plain_write,
+        "add": lambda buffer, index, value: buffer.at[index].add(value),
+        "swap": lambda buffer, index, value: (buffer.at[index].set(value), buffer[index]),
+        "policy": None,
+    }
 )
-ours = SimpleNamespace(**vars(shown.ours) | {"add": ta_add, "policy": checkpoint_policies.save_reads})
+ours = SimpleNamespace(**vars(shown.ours) | {"add": ta_add, "swap": ta_swap, "policy": checkpoint_policies.save_reads})
 
 programs = {}
 
 
-def of_main_job(*names):
-    programs.update({name: shown.programs[name] for name in names})
+OF_MAIN_JOB = {program.name: program for program in shown.programs}
+
+
+def of_main_job(name):
+    programs[name] = OF_MAIN_JOB[name]
 
 
 def program(about):
@@ -43,14 +51,24 @@ def program(about):
     return register
 
 
-of_main_job("write", "read_then_write")
+def some_row(i, x):
+    return (i * 7 + 3) % len(x)
+
+
+@program("write into the carry")
+def write(ops, x):
+    buffer = shown.over_steps(lambda b, step: ops.write(b, step[0], jnp.sin(step[1])), jnp.zeros_like(x), x)
+    return jnp.sum(buffer**2)
+
+
+of_main_job("read_then_write")
 
 
 @program("a read before a write that does not depend on it")
 def read_beside_write(ops, x):
     def body(c, ix):
         (b, total), (i, row) = c, ix
-        seen = ops.read(b, shown.some_row(i, x))
+        seen = ops.read(b, some_row(i, x))
         return ops.write(b, i, jnp.sin(row)), total + jnp.sum(seen**2)
 
     return shown.over_steps(body, (jnp.ones_like(x), jnp.zeros(())), x)[1]
@@ -61,7 +79,7 @@ def read_old_after_write(ops, x):
     def body(c, ix):
         (b, total), (i, row) = c, ix
         new = ops.write(b, i, jnp.sin(row))
-        return new, total + jnp.sum(ops.read(b, shown.some_row(i, x)) ** 2)
+        return new, total + jnp.sum(ops.read(b, some_row(i, x)) ** 2)
 
     return shown.over_steps(body, (jnp.ones_like(x), jnp.zeros(())), x)[1]
 
@@ -71,7 +89,7 @@ def read_new_after_write(ops, x):
     def body(c, ix):
         (b, total), (i, row) = c, ix
         new = ops.write(b, i, jnp.sin(row))
-        return new, total + jnp.sum(ops.read(new, shown.some_row(i, x)) ** 2)
+        return new, total + jnp.sum(ops.read(new, some_row(i, x)) ** 2)
 
     return shown.over_steps(body, (jnp.ones_like(x), jnp.zeros(())), x)[1]
 
@@ -110,21 +128,29 @@ def overwrite(ops, x):
 def exchange(ops, x):
     def body(b, ix):
         i, row = ix
-        j = shown.some_row(i, x)
+        j = some_row(i, x)
         one, other = ops.read(b, i), ops.read(b, j)
         return ops.write(ops.write(b, i, jnp.sin(other)), j, one * row)
 
     return jnp.sum(shown.over_steps(body, x, x) ** 2)
 
 
-of_main_job("swap")
+@program("swap: put a row, take the old one")
+def swap(ops, x):
+    def body(c, step):
+        (b, hand), (i, row) = c, step
+        b, old = ops.swap(b, some_row(i, x), jnp.sin(hand) + row)
+        return b, old
+
+    b, hand = shown.over_steps(body, (x, x[0]), x)
+    return jnp.sum(b**2) + jnp.sum(hand)
 
 
 @program("add to a row, read another")
 def add(ops, x):
     def body(b, ix):
         i, row = ix
-        return ops.add(b, shown.some_row(i, x), jnp.sin(ops.read(b, i // 2)) * row)
+        return ops.add(b, some_row(i, x), jnp.sin(ops.read(b, i // 2)) * row)
 
     return jnp.sum(shown.over_steps(body, x, x) ** 2)
 
@@ -145,7 +171,7 @@ of_main_job("branches")
 def read_beside_cond(ops, x):
     def body(c, ix):
         (b, total), (i, row) = c, ix
-        seen = ops.read(b, shown.some_row(i, x))
+        seen = ops.read(b, some_row(i, x))
         b = lax.cond(row.reshape(-1)[0] > 0, lambda b: ops.write(b, i, jnp.sin(row)), lambda b: b, b)
         return b, total + jnp.sum(seen**2)
 
@@ -158,7 +184,7 @@ def read_beside_jit(ops, x):
 
     def body(c, ix):
         (b, total), (i, row) = c, ix
-        seen = ops.read(b, shown.some_row(i, x))
+        seen = ops.read(b, some_row(i, x))
         return store(b, i, row), total + jnp.sum(seen**2)
 
     return shown.over_steps(body, (jnp.ones_like(x), jnp.zeros(())), x)[1]
@@ -167,7 +193,7 @@ def read_beside_jit(ops, x):
 @program("read a closed-over buffer")
 def closed_over(ops, x):
     def body(hand, ix):
-        return jnp.sin(hand + ops.read(x, shown.some_row(ix[0], x)))
+        return jnp.sin(hand + ops.read(x, some_row(ix[0], x)))
 
     return jnp.sum(shown.over_steps(body, jnp.zeros_like(x[0]), x))
 
@@ -177,7 +203,7 @@ def closed_over_jit(ops, x):
     look = jax.jit(lambda b, i: jnp.sin(ops.read(b, i)))
 
     def body(hand, ix):
-        return jnp.tanh(hand + look(x, shown.some_row(ix[0], x)))
+        return jnp.tanh(hand + look(x, some_row(ix[0], x)))
 
     return jnp.sum(shown.over_steps(body, jnp.zeros_like(x[0]), x))
 
@@ -186,19 +212,27 @@ def closed_over_jit(ops, x):
 def closed_over_cond(ops, x):
     def body(hand, ix):
         i, _ = ix
-        return lax.cond(i % 3 == 0, lambda: jnp.cos(hand), lambda: jnp.sin(hand + ops.read(x, shown.some_row(i, x))))
+        return lax.cond(i % 3 == 0, lambda: jnp.cos(hand), lambda: jnp.sin(hand + ops.read(x, some_row(i, x))))
 
     return jnp.sum(shown.over_steps(body, jnp.zeros_like(x[0]), x))
 
 
-of_main_job("closed_over_scan")
+@program("read a closed-over buffer inside an inner scan")
+def closed_over_scan(ops, x):
+    def body(hand, step):
+        def inner(hand, k):
+            return jnp.sin(hand + ops.read(x, (step[0] + k) % len(x))), None
+
+        return lax.scan(inner, hand, jnp.arange(3))[0]
+
+    return jnp.sum(shown.over_steps(body, jnp.zeros_like(x[0]), x))
 
 
 @program("inner loop writes, outer loop reads")
 def inner_writes(ops, x):
     def body(c, ix):
         (b, total), (i, row) = c, ix
-        seen = ops.read(b, shown.some_row(i, x))
+        seen = ops.read(b, some_row(i, x))
         b = lax.fori_loop(0, 3, lambda k, b: ops.write(b, (i + k) % len(x), jnp.sin(row) * k), b)
         return b, total + jnp.sum(seen**2)
 
