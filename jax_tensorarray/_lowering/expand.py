@@ -86,7 +86,9 @@ class Expander:
             aval = eqn.outvars[0].aval
             block.rename(eqn.outvars, [Literal(np.zeros((), aval.dtype)[()], aval)])
         elif name == "cond" and (branch := self._branch_of_platform(params)) is not None:
-            found = block.inlined(branch, [*map(block.read, eqn.invars[1:])], eqn, functools.partial(self.equation, block))
+            found = block.inlined(
+                branch, [*map(block.read, eqn.invars[1:])], eqn, functools.partial(self.equation, block)
+            )
             block.rename(eqn.outvars, found)
         elif name == "cond":
             block.add(eqn, params=params | {"branches": tuple(map(self.jaxpr, params["branches"]))})
