@@ -39,8 +39,8 @@ from jax_tensorarray._compat.lowering import (
     before_lowering,
     is_divided,
     lowers_its_bodies,
-    traceable_lowerings,
     taken_apart,
+    traceable_lowerings,
     traced_lowering,
 )
 from jax_tensorarray._compat.private import private_names

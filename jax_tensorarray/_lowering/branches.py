@@ -11,7 +11,6 @@ branches. Exactly one of them does.
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from jax import lax
 from jax.extend.core import Literal
 

@@ -15,7 +15,7 @@ from jax.extend.core import Literal
 
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs, registry
-from jax_tensorarray._lowering.equations import Block
+from jax_tensorarray._lowering.equations import Atom, Block
 from jax_tensorarray._ops.check import ta_check_p, without_mask
 from jax_tensorarray._types import Equation
 
@@ -121,9 +121,10 @@ class Expander:
         runs = [platforms is None or self.platforms[0] in platforms for platforms in of_branches]
         return params["branches"][runs.index(True)] if any(runs) else None
 
-    def _inline(self, block: Block, jaxpr: Any, eqn: Equation) -> None:
-        operands, jaxpr = [block.read(v) for v in eqn.invars], _compat.taken_apart(jaxpr)
-        found = block.inlined(jaxpr, operands, eqn, functools.partial(self.equation, block), _name(eqn))
+    def _inline(self, block: Block, jaxpr: Any, eqn: Equation, operands: Sequence[Atom] | None = None) -> None:
+        given = [block.read(v) for v in (eqn.invars if operands is None else operands)]
+        visit = functools.partial(self.equation, block)
+        found = block.inlined(_compat.taken_apart(jaxpr), given, eqn, visit, _name(eqn))
         block.rename(eqn.outvars, found)
 
     def _checkpoint(self, block: Block, eqn: Equation) -> None:
