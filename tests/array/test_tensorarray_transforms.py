@@ -266,9 +266,9 @@ def inputs(names, k):
 
 
 @functools.cache
-def expected(kind, k):
+def expected(kind, k, share=1):
     """Results of every method and derivatives of the loss, for example `k`: by the list of rows in plain jnp."""
-    names = methods(kind)
+    names = methods(kind)[::share]
     i, w = {m: indices(kind, m)[k] for m in names}, WHERE[k]
     f = program(kind, loop_in_python, names, i, w, ListArray)
     args, tangents = inputs(names, k)
@@ -276,7 +276,7 @@ def expected(kind, k):
     @in_numpy
     def everything(args):
         gradient = jax.grad(f, (0, 1), has_aux=True)
-        if k or kind != KINDS["dynamic"]:  # of these only the gradient is compared
+        if share > 1 or kind != KINDS["dynamic"]:  # of these only the gradient is compared
             found, values = gradient(*args)
             return values, {"gradient": found}
         found, second, values = jax.jvp(gradient, args, tangents, has_aux=True)
@@ -343,7 +343,7 @@ def test_values_and_derivatives_of_every_method(kind, loop, order, share):
 def test_vmap_of_a_while_loop_and_of_its_derivative():
     """With indices that differ. Gradients of batches are those of random programs."""
     kind = KINDS["dynamic"]
-    names = methods(kind)
+    names = methods(kind)[::2]
     each = [inputs(names, k) for k in range(BATCH)]
     args, tangents = jax.tree.map(lambda *xs: np.stack(xs), *each)
 
@@ -352,7 +352,7 @@ def test_vmap_of_a_while_loop_and_of_its_derivative():
 
     found, values = jit(jax.vmap(of_one))({m: indices(kind, m) for m in names}, WHERE, args, tangents)
     for k in range(BATCH):
-        wanted, derived = expected(kind, k)
+        wanted, derived = expected(kind, k, 2)
         assert_close(at(k, values), wanted, what=f"example {k}")
         assert_close(found[k], product(derived["gradient"], each[k][1]), what=f"derivative, example {k}")
 
@@ -660,9 +660,9 @@ def by_model(seed, k, pad=True):
 
 
 #: Together they have most methods in most places, each in arrays of either size, and much of what may follow it.
-SEEDS = [120, 215, 3522, 1196, 99, 1794, 4154, 4421, 883, 694, 1903, 226, 1112, 3294, 4837, 2793]
+SEEDS = [120, 215, 3522, 1196, 1794, 4154, 883, 1112]
 #: These have every method and every place. The axes are those of indices, of rows and of values.
-BATCHED = {1923: (0, 0, 0), 530: (0, None, None), 2683: (None, 0, None), 1460: (None, None, -1)}
+BATCHED = {1923: (0, 0, None), 1460: (None, None, -1)}
 if os.environ.get("HYPOTHESIS_PROFILE") == "night":
     SEEDS, BATCHED = [*range(2000)], dict.fromkeys(range(0, 2000, 5), (0, 0, 0)) | BATCHED
 

@@ -88,7 +88,7 @@ def test_a_packed_text_stands_for_its_letters():
 
 
 def test_the_loss_has_the_gradient_of_a_loop_over_lists(unpacker):
-    texts = decoder.make_texts(np.random.default_rng(4), 3, 4, 9, room=10)
+    texts = decoder.make_texts(np.random.default_rng(4), 2, 4, 9, room=10)
     counts = texts.count.tolist()
     assert len(set(counts)) > 1
 
@@ -103,7 +103,7 @@ def test_the_loss_has_the_gradient_of_a_loop_over_lists(unpacker):
 
 def test_decoding_writes_what_a_python_loop_writes(unpacker, decode):
     params = unpacker[0][0]
-    texts, longest = decoder.make_texts(np.random.default_rng(5), 4, 4, 8, room=10), 10
+    texts, longest = decoder.make_texts(np.random.default_rng(5), 3, 4, 8, room=10), 10
     written = decode(params, texts.packed, longest)
     for k, packed in enumerate(texts.packed):
         letters, read, looked = unrolled_decode(params, packed, longest)

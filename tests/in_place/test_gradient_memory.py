@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from in_numpy import in_numpy
 from in_place import assert_no_whole_buffer_operation, compiled
 from jax import lax
 
@@ -67,18 +68,17 @@ def close(found, want, message=""):
 def test_a_gradient_is_right_and_takes_a_few_times_the_buffers(turn, name):
     f, args = PROGRAMS[name](T)
     plain = compiled(gradient(f, args), *args)
-    want, most = plain(*args), 12 * bytes_of_buffers(f, *args) + 2e5
-    order, batched = list(ORDERS)[turn % 2], list(BATCHED)[turn % 3]  # the others are those of random programs
-    program = compiled(ORDERS[order](f, args), *args)
-    assert bytes_of(program) <= min(most, bytes_of(plain) / 4), order
-    close(program(*args), want, order)
-    close(jax.jit(BATCHED[batched](f, args))(*args), want, batched)
+    most = min(12 * bytes_of_buffers(f, *args) + 2e5, bytes_of(plain) / 4)
+    order = list(ORDERS | BATCHED)[turn % 5]  # the others are those of random programs
+    program = compiled((ORDERS | BATCHED)[order](f, args), *args)
+    assert bytes_of(program) <= most * (1 + (order in BATCHED)), order
+    close(program(*args), plain(*args), order)
     assert "undo" in {choice.residuals for choice in choice_of_residuals(f, *args)}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "derivative"), [("arnoldi", along), ("in_a_branch", along), ("lu", along), ("arnoldi", twice)]
+    ("name", "derivative"), [("in_a_branch", along), ("lu", along), ("arnoldi", twice)]
 )
 def test_derivatives_of_second_order_keep_rows_too(name, derivative):
     f, args = PROGRAMS[name](T)
@@ -319,17 +319,19 @@ def inputs(n):
 
 @functools.cache
 def unrolled_gradient(costly):
-    return jax.grad(lambda x: folded(unrolled, x, costly))(inputs(15))
+    return in_numpy(jax.grad(lambda x: folded(unrolled, x, costly)))(inputs(15))
 
 
 # What a step computes is kept if it is not much, and computed again from the tables else.
-@pytest.mark.parametrize("costly", [0, 4])
-@pytest.mark.parametrize("order", [*ORDERS, "vmap(grad(in_place))"])
+@pytest.mark.parametrize(
+    ("order", "costly"),
+    [("grad(in_place)", 0), ("grad(in_place)", 4), ("in_place(grad)", 4), ("vmap(grad(in_place))", 0)],
+)
 def test_a_checkpoint_around_an_inner_loop_computes_again_in_place(order, costly):
     def f(x):
         return folded(scans, x, costly)
 
-    close((ORDERS | BATCHED)[order](f, [None])(inputs(15)), [unrolled_gradient(costly)], order)
+    close(jax.jit((ORDERS | BATCHED)[order](f, [None]))(inputs(15)), [unrolled_gradient(costly)], order)
     if order == "grad(in_place)":
         x = inputs(300)
         program, plain = (compiled(g, x) for g in (gradient(in_place(f), [x]), gradient(f, [x])))

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from in_numpy import in_numpy
 from in_place import assert_no_whole_buffer_copy, compiled
 from jax import lax
 
@@ -152,12 +153,14 @@ ORDERS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(
+    ("name", "order"), [(n, o) for j, n in enumerate(PROGRAMS) for k, o in enumerate(ORDERS) if (j + k) % 2 == 0]
+)
 def test_a_history_is_what_it_was(name, order):
-    plain, ours = (compiled(change(PROGRAMS[name]), *_args(order)) for change in ORDERS[order])
-    (x,) = _args(order)
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-12), ours(x), plain(x))
+    (plain, ours), (x,) = (change(PROGRAMS[name]) for change in ORDERS[order]), _args(order)
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-12), jax.jit(ours)(x), in_numpy(plain)(x)
+    )
 
 
 def _args(order):
@@ -219,10 +222,11 @@ def test_a_random_branch(seed):
         return lax.scan(body, (b, x), jnp.arange(STEPS))[0]
 
     args = np.random.default_rng(seed).standard_normal((ROWS, SIZE)), X
-    plain, ours = compiled(f, *args), compiled(in_place(f), *args)
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-13), ours(*args), plain(*args))
-    assert copies(ours) <= copies(plain), text
-    assert copies(ours) == 0 or not barriers_hold("cpu"), text
+    ours = compiled(in_place(f), *args)
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-13), ours(*args), in_numpy(f)(*args)
+    )
+    assert not copies(ours) or (not barriers_hold("cpu") and copies(ours) <= copies(compiled(f, *args))), text
 
 
 #: How the rows of two registers move, and what is computed of them.
@@ -239,7 +243,7 @@ VALUES = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", range(8))
 def test_what_is_computed_of_registers(seed):
     choose = random.Random(seed)
     values = [choose.choice(VALUES).format(b=choose.choice("ab"), c=choose.choice("ab")) for _ in range(2)]
@@ -261,9 +265,10 @@ def test_what_is_computed_of_registers(seed):
         return lax.scan(names["step"], (a, 2 * a, x), jnp.arange(STEPS))
 
     a = 0.1 * np.random.default_rng(seed).standard_normal((ROWS, SIZE))
-    plain, ours = compiled(f, a, X), compiled(in_place(f), a, X)
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-13), ours(a, X), plain(a, X))
-    assert copies(ours) <= copies(plain), text
+    ours = compiled(in_place(f), a, X)
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-13)
+    jax.tree.map(close, ours(a, X), in_numpy(f)(a, X))
+    assert not copies(ours) or copies(ours) <= copies(compiled(f, a, X)), text
     if seed % 4 == 0:
-        ours, plain = (jax.jit(jax.grad(lambda a, x, g=g: total(lambda x: g(a, x))(x))) for g in (in_place(f), f))
-        np.testing.assert_allclose(ours(a, X), plain(a, X), rtol=1e-8, atol=1e-12)
+        ours, plain = (jax.grad(lambda a, x, g=g: total(lambda x: g(a, x))(x)) for g in (in_place(f), f))
+        np.testing.assert_allclose(jax.jit(ours)(a, X), in_numpy(plain)(a, X), rtol=1e-8, atol=1e-12)

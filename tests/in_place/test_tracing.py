@@ -116,7 +116,7 @@ LOOPS = (writes, writes_slices, loops_over_slices, shifts, carries_twice)
     ("nest", "transform"),
     [
         *((loop, in_place) for loop in (*LOOPS, writes_in_while, exchanges)),
-        *((loop, transform) for loop in LOOPS for transform in (of_gradient, gradient_of)),
+        *zip(LOOPS, itertools.cycle([of_gradient, gradient_of]), strict=False),
         *((nest, in_loop) for nest in (branches, checkpoints)),
     ],
 )

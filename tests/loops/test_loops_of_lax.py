@@ -103,9 +103,10 @@ def assert_same(transforms, name, compiled=lambda f: f):
     assert by(OURS) == by(LAX)
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_values_and_types(name):
-    assert_same(TRANSFORMS, name, jit)
+@pytest.mark.parametrize(("turn", "name"), list(enumerate(PROGRAMS)))
+def test_values_and_types(turn, name):
+    """Half of the transformations, in turn."""
+    assert_same(list(TRANSFORMS)[turn % 2 :: 2], name, jit)
     if name in ("weak types", "promoted", "NumPy"):
         assert_same(["value", "linearize"], name)
 

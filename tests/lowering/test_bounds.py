@@ -189,14 +189,14 @@ def passed(f):
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-@settings(max_examples=settings().max_examples // 2)
+@settings(max_examples=settings().max_examples // 3)
 @given(data=st.data(), near=st.sampled_from([(0, 0), (0, -1), (-1, 0), (1, 0)]), is_wide=st.booleans())
 def test_an_index_out_of_range_is_found_whatever_it_is(loop, data, near, is_wide):
     stray_is_found(jit, loop, data, near, is_wide)
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-@settings(max_examples=settings().max_examples * 8)
+@settings(max_examples=settings().max_examples * 4)
 @given(data=st.data(), near=st.sampled_from([(0, 0), (0, -1), (-1, 0), (1, 0)]), is_wide=st.booleans())
 def test_passes_leave_an_index_out_of_range_whatever_it_is(loop, data, near, is_wide):
     stray_is_found(passed, loop, data, near, is_wide)

@@ -118,7 +118,7 @@ def in_a_loop(f, buffer, parts, value, mask):
 
 
 @pytest.mark.parametrize("how", HOW)
-@settings(max_examples=3 * settings().max_examples // 5)
+@settings(max_examples=2 * settings().max_examples // 5)
 @given(address=addresses(), op=st.sampled_from(OPS), lowering=st.sampled_from(["auto", "xla", "ffi"]))
 def test_an_op_is_what_numpy_says(how, address, op, lowering):
     shape, axis, parts, length, where = address

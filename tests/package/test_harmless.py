@@ -4,6 +4,7 @@ This file is also a script, which writes down what JAX does: without the library
 use.
 """
 
+import functools
 import hashlib
 import inspect
 import json
@@ -93,6 +94,7 @@ IMPORTED = "import jax_tensorarray"
 USED = "import jax_tensorarray; jax_tensorarray._compat.first_use()"
 
 
+@functools.cache
 def observations(setup, cache):
     settings = {
         # The package that lies beside these tests.
@@ -114,8 +116,9 @@ def observations(setup, cache):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("uses", [IMPORTED, USED], ids=["imported", "used"])
-def test_no_program_cache_key_location_or_traceback_changes(uses, tmp_path):
-    without, with_library = (observations(setup, tmp_path / "cache") for setup in ["", uses])
+def test_no_program_cache_key_location_or_traceback_changes(uses, tmp_path_factory):
+    cache = tmp_path_factory.getbasetemp() / "cache"
+    without, with_library = (observations(setup, cache) for setup in ["", uses])
     assert len(without["compilation cache"]) > 2 * len(list(programs()))
     different = [name for name in without if without[name] != with_library[name]]
     assert {name: (without[name], with_library[name]) for name in different} == {}
