@@ -13,6 +13,8 @@ import pytest
 from benchmarks.ports import source
 from benchmarks.ports.report import PROGRAMS, reasons, table
 
+pytestmark = pytest.mark.slow
+
 GUIDE = (Path(__file__).parents[2] / "docs" / "porting.md").read_text()
 
 

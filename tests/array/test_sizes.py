@@ -14,6 +14,8 @@ from jax import lax
 import jax_tensorarray
 from jax_tensorarray import TensorArray, fori_loop, growing, scan, ta_read, tf_while_loop, while_loop
 
+pytestmark = pytest.mark.slow
+
 MOST = 40
 
 

@@ -31,6 +31,8 @@ from jax import lax
 
 from jax_tensorarray import TensorArray
 
+pytestmark = pytest.mark.slow
+
 DTYPES = [np.float32, np.float64, np.int32, np.int64, np.complex64, np.complex128, np.bool_, jnp.bfloat16]
 #: For programs that do nothing with a dtype that the others do not do.
 SOME_DTYPES = [np.float32, np.int32, np.bool_, jnp.bfloat16]

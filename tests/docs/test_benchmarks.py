@@ -36,11 +36,10 @@ def answer(case, rival, derivative, T, row):
     return prepared.answer(prepared.run())
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["many_rows", "checkpointed"]  # some: the command itself compares what it times
-    + [name for name, case in CASES.items() if case.group != "programs" and not name.endswith(("_loose", "_layers"))][::3],
-)
+OTHERS = [n for n, case in CASES.items() if case.group != "programs" and not n.endswith(("_loose", "_layers"))]
+
+
+@pytest.mark.parametrize("name", ["many_rows", "checkpointed", *OTHERS[::3]])  # the command compares what it times
 def test_the_sides_of_a_case_agree(name):
     case = CASES[name]
     derivative = case.derivatives[-1] if len(case.derivatives) < 3 else "gradient"

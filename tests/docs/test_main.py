@@ -13,6 +13,8 @@ from jax_tensorarray import _selfcheck
 from jax_tensorarray._selfcheck import Program, ours, programs
 from jax_tensorarray.inspect import _header
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def in_32_bits():
@@ -31,7 +33,6 @@ def row_of(output, name):
     return next(line for line in output.splitlines() if line.startswith(name + " "))
 
 
-@pytest.mark.slow
 def test_as_a_command_it_names_versions_kernels_and_a_handful_of_loops(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "jax_tensorarray", "--quick"],

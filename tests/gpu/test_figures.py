@@ -9,6 +9,8 @@ from jax import lax
 
 from jax_tensorarray._hlo import text as hlo_text
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.usefixtures("fusions_of_users")
 @pytest.mark.parametrize("name", ["instructions", "cpu"])  # those of a GPU: test_gpu_hlo

@@ -13,6 +13,8 @@ from jax import lax
 from jax_tensorarray import in_place
 from jax_tensorarray._compat import barriers_hold
 
+pytestmark = pytest.mark.slow
+
 STEPS, EXAMPLES = 30, 3
 
 #: name -> the shape of a buffer, and the sizes of a box in it

@@ -9,6 +9,8 @@ from in_place import compiled
 from jax_tensorarray import in_place
 from jax_tensorarray._hlo import text as hlo_text
 
+pytestmark = pytest.mark.slow
+
 eqxi = pytest.importorskip("equinox.internal")
 
 STEPS, SIZE = 100, 32

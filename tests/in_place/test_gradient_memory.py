@@ -15,6 +15,8 @@ from jax_tensorarray import Undo, choice_of_residuals, fori_loop, in_place, scan
 from jax_tensorarray._loops import log
 from jax_tensorarray.inspect import loop_copies
 
+pytestmark = pytest.mark.slow
+
 T = 256  # rows
 
 
@@ -63,7 +65,6 @@ def close(found, want, message=""):
         np.testing.assert_allclose(got, x, rtol=1e-9, atol=1e-11 * np.max(np.abs(x)), err_msg=message)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("turn", "name"), list(enumerate(PROGRAMS)))
 def test_a_gradient_is_right_and_takes_a_few_times_the_buffers(turn, name):
     f, args = PROGRAMS[name](T)
@@ -76,10 +77,7 @@ def test_a_gradient_is_right_and_takes_a_few_times_the_buffers(turn, name):
     assert "undo" in {choice.residuals for choice in choice_of_residuals(f, *args)}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "derivative"), [("in_a_branch", along), ("lu", along), ("arnoldi", twice)]
-)
+@pytest.mark.parametrize(("name", "derivative"), [("in_a_branch", along), ("lu", along), ("arnoldi", twice)])
 def test_derivatives_of_second_order_keep_rows_too(name, derivative):
     f, args = PROGRAMS[name](T)
     plain, ours = (compiled(derivative(g, args), *args) for g in (f, in_place(f)))

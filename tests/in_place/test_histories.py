@@ -223,9 +223,7 @@ def test_a_random_branch(seed):
 
     args = np.random.default_rng(seed).standard_normal((ROWS, SIZE)), X
     ours = compiled(in_place(f), *args)
-    jax.tree.map(
-        functools.partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-13), ours(*args), in_numpy(f)(*args)
-    )
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-13), ours(*args), in_numpy(f)(*args))
     assert not copies(ours) or (not barriers_hold("cpu") and copies(ours) <= copies(compiled(f, *args))), text
 
 

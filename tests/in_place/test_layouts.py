@@ -12,6 +12,8 @@ from jax import jit, lax
 
 from jax_tensorarray import in_place
 
+pytestmark = pytest.mark.slow
+
 BATCH, STEPS, HEADS, SIZE = 2, 40, 3, 4
 CACHE = np.zeros((BATCH, STEPS, HEADS, SIZE))
 

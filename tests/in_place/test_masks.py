@@ -13,6 +13,8 @@ from jax.test_util import check_grads
 from jax_tensorarray import in_place
 from jax_tensorarray.inspect import explain
 
+pytestmark = pytest.mark.slow
+
 T, D, STEPS = 160, 8, 40
 places = jnp.arange(T)
 

@@ -178,7 +178,9 @@ def test_a_random_step(seed, kind):
 
     f = jax.vmap(f) if shape else f
     ours = compiled(in_place(f), b, j, x)
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-12), ours(b, j, x), in_numpy(f)(b, j, x))
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-10, atol=1e-11), ours(b, j, x), in_numpy(f)(b, j, x)
+    )
     # Where no barrier holds, XLA makes some versions twice.
     if kind == "mapped":
         assert not barriers_hold("cpu") or not copies(ours, b) + copies(ours, np.stack([b, b])), text

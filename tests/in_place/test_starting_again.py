@@ -14,6 +14,8 @@ from jax_tensorarray import in_place
 from jax_tensorarray._compat import barriers_hold
 from jax_tensorarray._hlo import text as hlo_text
 
+pytestmark = pytest.mark.slow
+
 STEPS, ROWS, SIZE, EXAMPLES = 40, 128, 16, 5
 X = np.linspace(-1, 1, EXAMPLES * SIZE).reshape(EXAMPLES, SIZE)
 FIRST = np.linspace(-1, 1, ROWS * SIZE).reshape(ROWS, SIZE)

@@ -14,6 +14,8 @@ from jax.interpreters import ad
 
 from jax_tensorarray import in_place
 
+pytestmark = pytest.mark.slow
+
 ROWS, DEPTH = jnp.ones((16, 4)), 5
 
 

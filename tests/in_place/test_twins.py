@@ -10,8 +10,10 @@ from jax import lax
 
 from jax_tensorarray import in_place
 
+pytestmark = pytest.mark.slow
+
 ROWS, SIZE = 100, 16
-X = jnp.linspace(-0.9, 0.9, SIZE)
+X = jnp.linspace(0.9, -0.7, SIZE)
 
 
 def read(a, b, x, i):

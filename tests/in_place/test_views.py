@@ -120,7 +120,9 @@ def test_rows_of_a_view_are_rows_of_the_buffer(loop, name, order):
 @pytest.mark.parametrize("name", COMPUTED)
 def test_what_a_loop_without_a_bound_reads_is_made_before_it(name):
     f = in_a_while_loop(COMPUTED[name])
-    found, want = (by(lambda q, g=g: jax.jvp(g, (q,), (jnp.ones_like(q),)))(Q) for by, g in ((jit, in_place(f)), (in_numpy, f)))
+    found, want = (
+        by(lambda q, g=g: jax.jvp(g, (q,), (jnp.ones_like(q),)))(Q) for by, g in ((jit, in_place(f)), (in_numpy, f))
+    )
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-12), found, want)
 
 

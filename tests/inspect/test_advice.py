@@ -18,6 +18,8 @@ from jax_tensorarray import checkpoint_policies, in_place, ta_add, ta_read, ta_w
 from jax_tensorarray._hlo import text as hlo_text
 from jax_tensorarray.inspect import _advice, loop_copies
 
+pytestmark = pytest.mark.slow
+
 WIDTH = 16
 
 
@@ -375,7 +377,6 @@ ADVICE = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("fusions_of_users")
 @pytest.mark.parametrize(("cause", "program"), ADVICE)
 def test_a_program_that_does_what_is_advised_is_as_right_and_in_place(cause, program):

@@ -29,6 +29,8 @@ PROGRAM = """
 import functools, sys
 import jax, jax.numpy as jnp
 
+pytestmark = pytest.mark.slow
+
 @functools.partial(jax.jit, static_argnames="n")
 def train(xs, n):
     def body(i, b):

@@ -18,6 +18,8 @@ from jax_tensorarray.inspect import explain, loop_copies
 from jax_tensorarray.inspect._advice import ADVICE, NAMES
 from jax_tensorarray.inspect._reasons import REASONS
 
+pytestmark = pytest.mark.slow
+
 PAGE = Path(__file__).parents[2] / "docs" / "reasons.md"
 STAYS, COPIES = "What stays under `in_place`", "What a loop copies"
 B = jax.ShapeDtypeStruct((64, 8), jnp.float32)

@@ -22,6 +22,8 @@ from jax_tensorarray.inspect import (
 )
 from jax_tensorarray.inspect._page import html
 
+pytestmark = pytest.mark.slow
+
 
 def rows(n):
     return jnp.linspace(0, 1, n * 8, dtype=jnp.float32).reshape(n, 8)

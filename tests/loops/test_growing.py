@@ -8,6 +8,8 @@ from jax import lax
 
 from jax_tensorarray import TensorArray, fori_loop, growing, tf_while_loop, while_loop
 
+pytestmark = pytest.mark.slow
+
 
 def new(dtype=jnp.int32):
     return TensorArray(dtype, size=0, dynamic_size=True, element_shape=())

@@ -12,6 +12,8 @@ from jax import jit
 
 from jax_tensorarray import TensorArray, foldl, foldr, fori_loop, map_structure, scan, tf_while_loop, while_loop
 
+pytestmark = pytest.mark.slow
+
 X = np.linspace(-1, 1, 12).reshape(4, 3)
 
 #: JAX raises the former from the first call of a compiled function, and the latter from its fast path.

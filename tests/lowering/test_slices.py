@@ -228,7 +228,14 @@ def test_examples_share_an_index_along_some_of_their_axes(which, masked):
 
 @pytest.mark.parametrize(
     ("op", "shape"),
-    [("write", (50,)), ("write", "batch"), ("add", (50, 3)), ("add", (10, 5, 3)), ("max", (10, 5, 3)), ("max", "batch")],
+    [
+        ("write", (50,)),
+        ("write", "batch"),
+        ("add", (50, 3)),
+        ("add", (10, 5, 3)),
+        ("max", (10, 5, 3)),
+        ("max", "batch"),
+    ],
     ids=str,
 )
 def test_many_rows_are_updated_by_one_scatter(op, shape):

@@ -14,6 +14,8 @@ from jax_tensorarray._ops import max as maximum
 from jax_tensorarray._ops import reference
 from jax_tensorarray._ops.primitive import row_params
 
+pytestmark = pytest.mark.slow
+
 SIZE, ELEM, SHAPE = 4, (2,), (2, 3)
 PLAIN = {
     "ta_read": lambda *xs, reverse, **batch: (reference.read(*xs, **batch),),

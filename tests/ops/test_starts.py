@@ -10,6 +10,8 @@ from library_in_numpy import library_in_numpy
 from jax_tensorarray import primitives
 from jax_tensorarray._ops.primitive import row_params
 
+pytestmark = pytest.mark.slow
+
 DTYPES = [np.int8, np.uint8, np.int16, np.int32, np.uint32, np.int64, np.uint64]
 
 

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import scripts
 
+pytestmark = pytest.mark.slow
+
 UPDATES = 4
 
 
@@ -81,7 +83,6 @@ def test_each_device_has_its_part_and_only_rows_are_sent(example, divided):
     assert after == before
 
 
-@pytest.mark.slow
 def test_several_processes(losses):
     options = f"--processes 2 --devices 1 --updates {UPDATES}".split()
     command = [sys.executable, str(scripts.DIRECTORY / "data_parallel.py"), *options]
