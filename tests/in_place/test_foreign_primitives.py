@@ -20,8 +20,6 @@ from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray.export import disabled_checks
 from jax_tensorarray.inspect import explain
 
-pytestmark = pytest.mark.slow
-
 ROWS, SIZE = 200, 16
 X = np.linspace(-1, 1, ROWS * SIZE).reshape(ROWS, SIZE)
 
@@ -118,6 +116,7 @@ ORDERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS)
 def test_the_rules_of_the_library_are_used_in_every_order(order):
     make, args = ORDERS[order]

@@ -10,8 +10,6 @@ from jax.experimental import hijax
 
 from jax_tensorarray import Checkpoint, fori_loop, in_place, inspect, ta_read, ta_write
 
-pytestmark = pytest.mark.slow
-
 T = 40
 HiPrim = getattr(hijax, "HiPrim" if hasattr(hijax, "HiPrim") else "VJPHiPrimitive")  # the name until 0.10
 

@@ -30,8 +30,12 @@ def is_installed(library):
         return False
 
 
+#: The last program of each library, and its last one with a gradient: benchmarks.wild compares all of them.
+SOME = {p.library: p for p in PROGRAMS} | {(p.library, "gradient"): p for p in PROGRAMS if p.gradient}
+
+
 @pytest.mark.filterwarnings("default")  # those of libraries are not ours
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
+@pytest.mark.parametrize("program", dict.fromkeys(SOME.values()), ids=lambda program: program.name)
 def test_a_library_gives_what_it_gave(program):
     if not is_installed(program.library):
         pytest.skip(f"{program.library} is not installed: pip install '.[wild]'")

@@ -12,6 +12,8 @@ from jax_tensorarray import in_place
 from jax_tensorarray._compat import barriers_hold
 from jax_tensorarray.inspect._copies import copies_in
 
+pytestmark = pytest.mark.slow
+
 LAYERS, TOKENS, SIZE, BATCH = 3, 40, 16, 2
 
 
@@ -109,7 +111,6 @@ def copies(program):
     return [copy for copy in copies_in(program.as_text(), TOKENS * SIZE * 8) if copy.kind != "anew"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("layer", LAYER)
 def test_a_scan_over_layers_gives_what_it_gave_and_copies_no_cache(layer):
     f, args = model(layer)

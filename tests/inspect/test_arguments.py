@@ -15,8 +15,6 @@ from jax_tensorarray._hlo import arguments as hlo_arguments
 from jax_tensorarray.inspect import _trace, forbid_copies, loop_copies, watch
 from jax_tensorarray.inspect._page import html
 
-pytestmark = pytest.mark.slow
-
 N, AT = 20_000, np.int32(3)
 CALLS = 3
 

@@ -25,11 +25,11 @@ from jax_tensorarray.inspect import LoopCopyError, _trace, forbid_copies, watch
 from jax_tensorarray.inspect._command import main
 from jax_tensorarray.inspect._page import html as page
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = """
 import functools, sys
 import jax, jax.numpy as jnp
-
-pytestmark = pytest.mark.slow
 
 @functools.partial(jax.jit, static_argnames="n")
 def train(xs, n):

@@ -18,6 +18,8 @@ from jax.experimental import checkify
 import jax_tensorarray as ta
 from jax_tensorarray._loops import while_ as while_module
 
+pytestmark = pytest.mark.slow
+
 LAX, OURS = (types.SimpleNamespace(while_loop=m.while_loop, fori_loop=m.fori_loop, scan=m.scan) for m in (lax, ta))
 
 

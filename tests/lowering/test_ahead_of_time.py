@@ -14,8 +14,6 @@ from jax import lax
 
 from jax_tensorarray import TensorArray, ta_add, ta_read, ta_stack, ta_swap, while_loop
 
-pytestmark = pytest.mark.slow
-
 STEPS, ROW = 12, 3
 XS = np.random.default_rng(0).normal(size=(STEPS, ROW)).astype(np.float32)
 

@@ -29,6 +29,8 @@ from ops import (
 
 import jax_tensorarray as ta
 
+pytestmark = pytest.mark.slow
+
 #: Calls are compiled faster than slices.
 LIKE_A_CALL = {name: {"lowering": "ffi"} if op in ROW_OPS else {} for name, op in OPS.items()}
 

@@ -289,7 +289,7 @@ def found_by_checkify(f, *args, errors=checkify.index_checks):
     return error.get()
 
 
-@every(ROW_OPS)
+@every([READ, SWAP])
 def test_checkify_finds_an_index_and_the_op_does_not_raise(op):
     text = "out-of-bounds indexing for array of shape (10, 2): index {} is out of bounds for axis 0 with size 10. "
     for index in (-1, SIZE, np.uint8(200), np.array([3, 12])):
@@ -305,7 +305,7 @@ def test_checkify_finds_an_index_and_the_op_does_not_raise(op):
     assert str(SIZE) in each(buffers, indices)[0].get()
 
 
-@every(ROW_OPS)
+@every([READ, SWAP])
 def test_checkify_leaves_out_what_where_leaves_out_and_finds_elements(op):
     def masked(buffer, index, where):
         return call(op, OURS, buffer, index, value=np.broadcast_to(VALUE, (2, 2)), where=where)

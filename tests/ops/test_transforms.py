@@ -38,6 +38,8 @@ from ops import (
 
 import jax_tensorarray as ta
 
+pytestmark = pytest.mark.slow
+
 LINEAR_OPS = [op for op in SMOOTH_OPS if op.is_linear]
 
 
