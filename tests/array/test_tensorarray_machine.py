@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, multiple, rule
@@ -21,6 +22,8 @@ from interrupts import interrupted
 
 from jax_tensorarray import TensorArray
 from jax_tensorarray._array import history
+
+pytestmark = pytest.mark.slow
 
 NIGHT = os.environ.get("HYPOTHESIS_PROFILE") == "night"
 MAX_SIZE = 7

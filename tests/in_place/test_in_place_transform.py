@@ -350,6 +350,7 @@ USED = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("turn", "name"), list(enumerate(GIVEN)))
 def test_what_is_no_array_passes_through_as_it_is(turn, name):
     y, use = GIVEN[name]

@@ -356,6 +356,7 @@ print(*{copy.line for copy in loop_copies(jax.grad(f), jnp.ones((30, 64)))})
 """
 
 
+@pytest.mark.slow
 def test_the_line_is_that_of_today_also_where_jax_has_stored_the_program(tmp_path):
     file = tmp_path / "program.py"
     line = next(k for k, text in enumerate(PROGRAM.splitlines(), 1) if text.startswith("f ="))

@@ -75,6 +75,7 @@ def test_derivatives(turn, name):
                 assert_close(derivative, pick(expected(name, n, order)), f"{kind}, {n} steps")
 
 
+@pytest.mark.slow
 def test_third_derivatives():
     name = "until_converged"
 
@@ -136,6 +137,7 @@ def test_every_example_of_a_batch_takes_its_own_number_of_steps(turn, name):
     assert_close(gradients, wanted, "gradients")
 
 
+@pytest.mark.slow
 def test_batches_of_batches_and_of_hessians():
     name = "appends_and_pops"
     f = functools.partial(PROGRAMS[name], OURS)

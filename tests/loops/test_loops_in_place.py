@@ -155,6 +155,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("f", "few", "many", "transform", "allowed"), CASES, ids=lambda x: getattr(x, "__name__", str(x))
 )

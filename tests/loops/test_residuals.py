@@ -195,6 +195,7 @@ CHECKED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transform", CHECKED)
 def test_an_inverse_that_is_none_is_found_out(transform):
     def run(back, **how):
@@ -608,6 +609,7 @@ def one_by_one(derivative):
     return in_numpy(derivative(f))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "derivative"),
     [
@@ -660,6 +662,7 @@ def test_checkpoints_cost_no_more_than_they_are_used():
         np.testing.assert_allclose(compiled(0.5), wanted, rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("derivative", [jvp_of_grad, grad_of_grad])
 def test_derivatives_of_second_order_take_memory_for_each_step_once(derivative):
     """The tape of a loop inside of a loop has room for all steps in each step of the outer one."""
@@ -699,6 +702,7 @@ def test_what_the_body_prints_and_does_not_use_is_no_residual():
     assert sorted(set(map(float, seen))) == [0, 1, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("residuals", ["tape", "undo", Checkpoint(4), "inverse"], ids=str)
 def test_what_the_result_does_not_depend_on_leaves_no_nan(residuals):
     """The error of the last step is zero, where a root has no derivative, and only the loop's end depends on it."""

@@ -443,6 +443,7 @@ def unrolled(steps, start):
     return f
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", [0, 1], ids=["known", "unknown"])
 def test_to_choose_takes_work_in_proportion_to_the_program(start, monkeypatch):
     """By the number of functions that Python calls for it."""

@@ -585,6 +585,7 @@ def run_by_xla(call):
     return "", [np.asarray(x).tobytes() for x in found]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("handler", SIGNATURES)
 def test_a_call_by_hand_is_an_error_or_means_what_numpy_says(handler):
     rng = np.random.default_rng(100 + list(SIGNATURES).index(handler))

@@ -49,6 +49,7 @@ def test_an_index_of_live_rows_is_itself():
             oracle.assert_same_bits(f(jnp.asarray(index), SIZE), index.astype(np.int32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", oracle.INTEGERS, ids=oracle.name_of)
 def test_an_index_may_have_any_integer_dtype_and_value(dtype):
     limits = np.iinfo(dtype)
@@ -282,6 +283,7 @@ def expected_derivatives():
     return tuple(in_numpy(f(by_unrolling))(BUFFER) for f in (jax.grad, jax.hessian))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("read", READS)
 def test_derivatives_with_a_checked_index_are_those_of_plain_jax(read):
     def f(buffer):

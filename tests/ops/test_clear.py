@@ -52,6 +52,7 @@ def values_of(dtype):
     return sorted({0, 1, 3, SIZE - 1, SIZE, SIZE + 1, limits.max, limits.min, limits.max // 2 + 1})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start_dtype", oracle.INTEGERS, ids=oracle.name_of)
 def test_start_and_stop_may_each_have_any_integer_dtype_and_value(start_dtype):
     """With and without jit of one dtype, and of two."""
@@ -87,6 +88,7 @@ def test_plain_jax_does_not_wrap_a_bound_without_64_bits(dtype):
             oracle.assert_same_bits(found, oracle.ta_clear(buffer, start, stop))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES, ids=oracle.name_of)
 def test_other_rows_are_left_bit_for_bit(dtype):
     buffer = oracle.random_bits(rng, (5, 3), dtype)

@@ -200,6 +200,7 @@ def test_an_index_may_be_packed_below_a_byte(dtype):
     np.testing.assert_array_equal(found, [0, 1, 1, 0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "given", [2**31, 2**32, 2**32 + 1, 2**40, 2**63, 2**64 + 1, -1, -(2**32) + 1, -(2**63), -(2**64)]
 )
@@ -240,6 +241,7 @@ def test_without_64_bits_indices_and_buffers_of_numpy_still_work():
 # --- beside differentiated code --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.bool_, ml_dtypes.int4], ids=name_of)
 def test_a_discrete_buffer_is_carried_beside_a_differentiated_one(dtype):
     flags = np.array([1, 0, 1, 1]).astype(dtype)

@@ -24,6 +24,7 @@ def test_it_has_the_shape_that_was_asked_for(size, elem, shape):
     assert jax.jit(lambda: ta_empty(size, elem))().shape == shape
 
 
+@pytest.mark.slow
 def test_it_has_the_dtype_that_was_asked_for_also_by_its_usual_names():
     for dtype in oracle.DTYPES:
         assert ta_empty(3, (2,), dtype).dtype == dtype
@@ -83,6 +84,7 @@ def test_it_is_zeros_where_nans_are_hunted(switch):
         np.testing.assert_array_equal(jax.jit(lambda: ta_empty(4, (3,)))(), np.zeros((4, 3)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transform", [jax.grad, lambda f: jax.grad(jax.checkpoint(f))])
 def test_tapes_are_new_where_nans_are_hunted(transform):
     """A loop compiled before keeps room for steps not taken, which holds what was in memory."""

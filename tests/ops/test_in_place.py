@@ -40,6 +40,7 @@ def args_of(length):
 OF_HIGHER_ORDER = ["three_reads", "cross", "swap", "branches", "closed_over_scan", "inner_writes", "many_rows"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", programs)
 def test_program_and_its_gradient_give_what_plain_jax_gives(name):
     x = rows(40, 6)

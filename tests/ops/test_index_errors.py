@@ -155,6 +155,7 @@ STRAYS = [np.int8(-128), np.int16(-1), np.int32(2**31 - 1), np.int64(-(2**63)), 
 STRAYS += [np.int64(2**32 + 1), np.uint16(10), np.uint32(2**32 - 1), np.uint64(2**63 + 5), np.uint64(2**64 - 1)]
 
 
+@pytest.mark.slow
 @every(CHECKING_OPS)
 def test_an_index_of_any_dtype_is_named_with_its_true_value(op):
     for index in STRAYS:
@@ -360,6 +361,7 @@ BATCHED = {
 }
 
 
+@pytest.mark.slow
 @every(CHECKING_OPS)
 def test_a_batched_index_is_an_error_unless_it_is_dropped(op):
     def expected(index):
@@ -380,6 +382,7 @@ def test_a_batched_index_is_an_error_unless_it_is_dropped(op):
                 finish(run(BUFFER, stray, mode, (way,)))
 
 
+@pytest.mark.slow
 @every(CHECKING_OPS)
 def test_an_index_of_an_example_that_does_not_run_is_no_error(op):
     """It is in the branch not taken, or has left the loop; its index may be anything then."""
@@ -501,6 +504,7 @@ def test_an_untaken_branch_never_raises(op):
             assert_same(out, call(op, oracle, BUFFER, 4))
 
 
+@pytest.mark.slow
 @every(CHECKING_OPS)
 def test_an_untaken_branch_never_raises_under_grad(op):
     @jax.jit
@@ -557,6 +561,7 @@ IN_LOOPS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("op", "loop", "place"), IN_LOOPS, ids=str)
 def test_a_loop_of_no_steps_never_raises_although_one_of_one_step_does(op, loop, place):
     """Nothing in the step depends on its number, so XLA could take the call out of the loop."""

@@ -20,6 +20,8 @@ from jax import jit, lax
 import jax_tensorarray as ta
 from jax_tensorarray import ta_max, ta_read
 
+pytestmark = pytest.mark.slow
+
 # --- values ----------------------------------------------------------------------------------------------------
 
 
