@@ -17,7 +17,7 @@ def compiled(f, *args):
 def assert_in_place(f, args_of, length=2000):
     """No loop of `f(*args_of(length))` makes anything that is as large as its first argument.
 
-    XLA's temporaries are a few dozen buffers: with one for every fortieth step there would be more.
+    XLA's temporaries are a few dozen buffers: with one for every fortieth step there would be more. Return the program.
     """
     args = args_of(length)
     program = compiled(f, *args)
@@ -25,6 +25,7 @@ def assert_in_place(f, args_of, length=2000):
     few, num_bytes = min(50, length // 8), args[0].size * args[0].dtype.itemsize
     reserved = program.memory_analysis().temp_size_in_bytes
     assert reserved < few * num_bytes, f"{reserved} bytes of temporaries beside a buffer of {num_bytes}"
+    return program
 
 
 def assert_no_whole_buffer_operation(hlo, num_bytes):
