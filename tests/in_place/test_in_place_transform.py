@@ -69,6 +69,7 @@ def test_a_plain_loop_gives_what_it_gave_and_is_in_place(name, order):
     assert_same_and_in_place(ORDERS[order](f), oracle(plain(f, order))(*rows(200)), rows(200))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "order"), [(n, list(ORDERS)[k % 3]) for k, n in enumerate(programs)])
 def test_a_program_of_the_suite_gives_what_it_gave_and_is_in_place(name, order):
     f = programs[name].with_ops(row_programs.plain)

@@ -87,6 +87,7 @@ def test_third_derivatives():
     assert_close(found(POINT, 2), weighted(expected(name, 2, 3)) @ DIRECTION @ DIRECTION)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "context"),
     [
@@ -170,6 +171,7 @@ def several_arguments(lib, x, w, b, n):
     return jnp.vdot(vector(y, b), weights(1 + ROWS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batched", [(0, 1, 2, 3), (0,), (1,), (2,), (3,)])
 def test_in_axes(batched):
     """All arguments differ, or a single one."""
@@ -374,6 +376,7 @@ def test_folds_of_nothing():
 # --- dtypes ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "complex64"])
 def test_derivatives_have_the_dtype_of_the_carry(dtype):
     def f(loop, x, b):  # exact in all of these dtypes

@@ -309,6 +309,7 @@ def takes_roots(loop, x, n):
     return loop(lambda c: c[0] > 0, lambda c: (c[0] - x, c[1] + jnp.sqrt(c[0])), (n * x, x))[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("f", [divides, takes_roots])
 def test_what_a_finished_example_would_do_leaves_no_nan(f):
     @jit
@@ -476,6 +477,7 @@ REVERSED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("f", [unlimited, unlimited_fori])
 @pytest.mark.parametrize("transform", REVERSED)
 def test_reverse_mode_without_max_steps_names_it_and_the_line(transform, f):
