@@ -32,10 +32,13 @@ struct Stray {
 };
 
 inline std::string message(std::string_view op, IndexType type, int64_t position, int64_t index, int64_t size) {
-  std::string text = type == IndexType::kU64 ? std::to_string(static_cast<uint64_t>(index)) : std::to_string(index);
   Called called = called_at(op, position);
-  text = std::string(called.name) + ": index " + text + " is out of range for a TensorArray of size " +
-         std::to_string(size);
+  std::string text(called.name);
+  if (!called.is_text) {
+    text += ": index " +
+            (type == IndexType::kU64 ? std::to_string(static_cast<uint64_t>(index)) : std::to_string(index)) +
+            " is out of range for a TensorArray of size " + std::to_string(size);
+  }
   return called.place.empty() ? text : text + " (" + std::string(called.place) + ")";
 }
 

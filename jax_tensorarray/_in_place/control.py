@@ -18,7 +18,7 @@ from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.uses import Uses
 from jax_tensorarray._loops import choosing
 from jax_tensorarray._loops.api import unless_cut, while_loop
-from jax_tensorarray._types import INT32_MAX, Equation
+from jax_tensorarray._types import Equation
 
 Array = jax.Array
 
@@ -267,8 +267,8 @@ def while_(repair: Repair, eqn: Equation, operands: Sequence[Value], added: dict
     outs, steps = while_loop(goes_on, next_carry, start, max_steps=max_steps, residuals=residuals, return_steps=True)
     # An example that has finished an outer loop is stopped before its first step.
     is_cut = steps.cut & (steps.taken >= max_steps)
-    most = min(max_steps, INT32_MAX - 1) + 1
-    outs = unless_cut("in_place: more than max_steps steps", is_cut, most, outs[once:])
+    text = f"in_place: more than max_steps steps: a lax.while_loop takes more than {max_steps}"
+    outs = unless_cut(text, is_cut, outs[once:])
     return ends(outs, repair.active, is_kept)
 
 

@@ -28,6 +28,7 @@ from jax_tensorarray._loops.inverse import Inverse, check_inverse_type
 from jax_tensorarray._loops.recompute import Recompute
 from jax_tensorarray._loops.strategy import Strategy, Tape
 from jax_tensorarray._loops.while_ import OF_WHILE_LOOP, Bound
+from jax_tensorarray._ops.calls import TEXT
 from jax_tensorarray._ops.check import ta_check
 from jax_tensorarray._ops.empty import ta_empty
 from jax_tensorarray._ops.write import known_if
@@ -143,7 +144,7 @@ def run_while(
     if max_steps is None and (most := growth.bound.value) is not None:
         after, steps = run_while(bound, cond_fun, body_fun, init_val, most, residuals, return_steps=True)
         # An example that has finished an outer loop is stopped before its first step.
-        after = unless_cut(_MORE, steps.cut & (steps.taken >= most), most, after)
+        after = unless_cut(_MORE, steps.cut & (steps.taken >= most), after)
         return (after, steps) if return_steps else after
     strategy = _strategy_of("while_loop", residuals, max_steps)
     init_val = entering_loop(body_fun, init_val, max_steps)
@@ -160,13 +161,13 @@ def run_while(
         raise
 
 
-#: What the error of a loop is called to which `growing` has given a bound.
+#: The error of a loop to which `growing` has given a bound.
 _MORE = f"growing: the loop takes more steps than {growth.CURED}"
 
 
-def unless_cut(op: str, is_cut: Any, number: int, after: Any) -> Any:
-    """Return the results of a loop, each made to raise an error about that number if the loop was cut short."""
-    is_right = ta_check(jnp.where(is_cut, number, 0), number, mode="error", op=op) >= 0
+def unless_cut(text: str, is_cut: Any, after: Any) -> Any:
+    """Return the results of a loop, each made to raise an error of this text if the loop was cut short."""
+    is_right = ta_check(jnp.where(is_cut, 1, 0), 1, mode="error", op=TEXT + text) >= 0
     return jax.tree.map(lambda x: known_if(is_right, x), after)
 
 
@@ -212,7 +213,7 @@ def fori_loop(
         after = fori_loop(lower, upper, body_fun, init_val, unroll=unroll, max_steps=most, residuals=residuals)
         steps = jnp.subtract(upper, lower)
         is_cut = jnp.less(lower, upper) & ((steps < 0) | (steps > most))
-        return unless_cut(_MORE, is_cut, most, after)
+        return unless_cut(_MORE, is_cut, after)
     strategy = _strategy_of("fori_loop", residuals, max_steps)
     if isinstance(strategy, Inverse):
         raise ValueError("fori_loop: Inverse is for while_loop and scan; write residuals=Undo() or Checkpoint(16)")

@@ -45,6 +45,10 @@ def declare(
     return call
 
 
+#: Begins the `op` of a call that is the whole text of an error, which says nothing of an index.
+TEXT = "!"
+
+
 #: What a row op may be asked to lower to, see `_lowering.slices`.
 LOWERINGS = ("auto", "ffi", "xla")
 

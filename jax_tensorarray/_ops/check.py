@@ -23,7 +23,7 @@ def ta_check(index: Any, size: Any, *, where: Any = None, mode: str | None = Non
         where: bool, broadcast to `I`. Where it is False the index is not looked at, and -1 is given.
         mode: what an index outside `[0, size)` does, negative ones included: "error" raises, "drop" gives -1. None
             is "error", under `jax.vmap` too, for each example that runs.
-        op: what the user called, for messages.
+        op: what the user called, for messages; after `TEXT` the whole of a message.
 
     Returns:
         int32 array of shape `I`. There is nothing to differentiate.

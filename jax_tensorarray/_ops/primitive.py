@@ -29,7 +29,7 @@ from jax.sharding import PartitionSpec
 
 from jax_tensorarray import _compat, _kernels
 from jax_tensorarray._ops import sorting
-from jax_tensorarray._ops.calls import PREFIX, Call, declare
+from jax_tensorarray._ops.calls import PREFIX, TEXT, Call, declare
 from jax_tensorarray._ops.partition import label
 from jax_tensorarray._ops.starts import counting, numbers_of_rows, positions_of, sizes_of
 
@@ -217,13 +217,18 @@ def run_alone(primitive: Primitive, *operands: Any, **params: Any) -> Any:
         return xla.apply_primitive(primitive, *operands, **params)
 
 
+_OF_INDEX = r"index -?\d+ is out of range for a TensorArray of size \d+"
+
+
 def _run(primitive: Primitive, *operands: Any, **params: Any) -> Any:
     """Run one op outside of jit. It is compiled once for all places that it is called from."""
     try:
         return run_alone(primitive, *operands, **params)
     except (jax.errors.JaxRuntimeError, ValueError) as error:
         text, where = str(error), source_info_util.summarize(source_info_util.current())
-        stray = re.search(r"index -?\d+ is out of range for a TensorArray of size \d+", text)
+        op = params.get("op", "")
+        told = re.escape(op.removeprefix(TEXT)) if op.startswith(TEXT) else _OF_INDEX
+        stray = re.search(told, text)
         frame = re.match(r"(.+?):(\d+)", where)
         if stray is None or frame is None:
             raise
