@@ -241,7 +241,8 @@ def derivative(way, axes, f, compiled=jit):
 @functools.cache
 def wanted(way, axes, kinds, body):
     f = inverse if body == "inverse" else program
-    return derivative(way, axes, lambda *args: f(Plain, kinds, (None,) * len(kinds), body, *args), in_numpy)
+    by = jit if body == "integers" else in_numpy  # NumPy has no keys
+    return derivative(way, axes, lambda *args: f(Plain, kinds, (None,) * len(kinds), body, *args), by)
 
 
 def found(way, axes, kinds, kept, body):
