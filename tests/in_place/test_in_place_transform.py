@@ -918,9 +918,9 @@ def test_while_loops_are_differentiable_up_to_max_steps():
 def test_more_steps_than_max_steps_are_an_error(order, most):
     f = jax.jit(order(in_place(power, max_steps=most)))
     finish(f(0.5, most))
-    text = (
-        rf"in_place: more than max_steps steps: a lax.while_loop takes more than {most} \({Path(__file__).name}:\d+\)"
-    )
+    text = f"in_place: more than max_steps steps: a lax.while_loop takes more than {most}"
+    if jax.__version_info__ >= (0, 11):  # before, the loop has no line
+        text += rf" \({Path(__file__).name}:\d+\)"
     with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match=text) as error:
         finish(f(0.5, most + 1))
     assert "index" not in str(error.value)
