@@ -837,12 +837,16 @@ def checked_by_user(i, b):
 
 CHECKED = {
     "a row": each(lambda i, b: b.at[i].set(jnp.sin(b[i - 1]) + b[i // 2])),
+    "a row that is added to": each(lambda i, b: b.at[i].add(b[i // 2], mode="drop")),
     "a slice": each(lambda i, b: lax.dynamic_update_slice(b, lax.dynamic_slice(b, (i, 0), (1, 64)) * 2, (i - 1, 0))),
+    "an element": each(lambda i, b: b.at[0, 55 + i].set(b[0, i])),
     "several rows": each(lambda i, b: b.at[jnp.array([0, 1]) + i - 1].set(b[jnp.array([0, 0]) + i])),
     "in a branch": each(lambda i, b: lax.cond(i % 2, lambda: b.at[i - 1].set(b[i]), lambda: b.at[i].set(b[0]))),
+    "in an inner loop": each(lambda i, b: lax.fori_loop(0, 2, lambda k, b: b.at[i + k - 1].set(jnp.sin(b[0])), b)),
     "of a table": lambda n: lambda b: b * lax.fori_loop(0, n, lambda i, s: s + b[i], jnp.zeros(64)),
     "while": lambda n: lambda b: lax.while_loop(lambda c: c[0] < n, lambda c: (c[0] + 1, fill(c[1], c[0])), (1, b))[1],
     "by the user": each(checked_by_user),
+    "nan": each(lambda i, b: b.at[i].set(jnp.log(b[i - 1] - i + 9))),
     "nan of a sum": each(lambda i, b: b.at[i - 1].add(jnp.where(i < 10, 1, -jnp.inf * b[i - 1] * jnp.exp(0.0 * i)))),
 }
 

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from in_numpy import in_numpy
 from in_place import compiled
 from jax import lax
 
@@ -157,10 +156,10 @@ def copies(program, buffer):
 @pytest.mark.parametrize(
     ("seed", "kind"),
     [
-        *((k, "") for k in range(18)),
-        *((k, "moves") for k in range(8)),
-        *((k, "parts") for k in range(12)),
-        *((k, "mapped") for k in range(6)),
+        *((k, "") for k in range(24)),
+        *((k, "moves") for k in range(12)),
+        *((k, "parts") for k in range(16)),
+        *((k, "mapped") for k in range(8)),
     ],
 )
 def test_a_random_step(seed, kind):
@@ -177,13 +176,10 @@ def test_a_random_step(seed, kind):
         return lax.scan(steps, start, (jnp.arange(1, STEPS + 1), j, x))
 
     f = jax.vmap(f) if shape else f
-    ours = compiled(in_place(f), b, j, x)
-    jax.tree.map(
-        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-10, atol=1e-11), ours(b, j, x), in_numpy(f)(b, j, x)
-    )
+    ours, plain = (compiled(g, b, j, x) for g in (in_place(f), f))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-12), ours(b, j, x), plain(b, j, x))
     # Where no barrier holds, XLA makes some versions twice.
     if kind == "mapped":
         assert not barriers_hold("cpu") or not copies(ours, b) + copies(ours, np.stack([b, b])), text
     else:
-        left = copies(ours, b)
-        assert not left or (not barriers_hold("cpu") and left <= copies(compiled(f, b, j, x), b)), text
+        assert copies(ours, b) <= (0 if barriers_hold("cpu") else copies(plain, b)), text

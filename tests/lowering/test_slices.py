@@ -513,9 +513,12 @@ def results(index, n):
     yield jax.grad(lambda b: jnp.sum(jt.in_place(clamped)(b, index(n)) ** 2))(b)
 
 absolute = [jnp.abs, jax.jit(lambda n: jnp.abs(jnp.abs(n))), lambda n: jnp.where(n >= 0, n, -n)]
-for dtype, f in zip((np.int8, np.int32, np.int64), absolute):
-    want, got = jax.jit(lambda n: [list(results(f, n)) for f in (lambda n: n, f)])(dtype(np.iinfo(dtype).min))
-    jax.tree.map(np.testing.assert_array_equal, got, want)
+for dtype in (np.int8, np.int32, np.int64):
+    least = np.iinfo(dtype).min
+    n = dtype(least)
+    want, *found = jax.jit(lambda n: [list(results(f, n)) for f in (lambda n: n, *absolute)])(n)
+    for got in found:
+        jax.tree.map(np.testing.assert_array_equal, got, want)
 """
 
 

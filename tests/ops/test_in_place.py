@@ -95,7 +95,8 @@ def test_higher_derivatives_of_a_program_are_those_of_plain_jax(transform, name)
 
 #: Two proofs for these: nothing in the HLO is as large as a buffer (for all programs: tests/gpu/test_figures.py), and
 #: four times the steps take four times as long. The second one needs no reader of HLO.
-TIMED = ["swap", "three_reads", "read_old_after_write", "predicated", "closed_over_scan"]
+TIMED = ["write", "overwrite", "swap", "add", "three_reads", "read_old_after_write", "cross", "predicated", "branches"]
+TIMED += ["closed_over_scan"]
 
 
 def gradients_at_two_lengths(ops, name):

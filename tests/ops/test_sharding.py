@@ -177,7 +177,11 @@ DIVIDED = [
     for k, spec in enumerate(["elements", "rows"])
     if n < 3 or (n + k) % 2
 ]
-DIVIDED += [("written", "rows", AxisType.Explicit), ("read_beside_the_write", "elements", AxisType.Auto)]
+DIVIDED += [
+    ("looped", "elements", AxisType.Explicit),
+    ("written", "rows", AxisType.Explicit),
+    ("read_beside_the_write", "elements", AxisType.Auto),
+]
 DIVIDED += [("looped", "rows", AxisType.Auto), ("exchanged", "both", AxisType.Auto)]
 DIVIDED += [("gathered", "both", AxisType.Explicit), ("looped", "one of two axes", AxisType.Explicit)]
 
@@ -454,7 +458,7 @@ def test_rows_are_found_where_axes_of_a_mesh_become_automatic(f, axes):
 
     with jax.set_mesh(mesh):
         b = put(EXAMPLES[0], mesh)
-        transforms = gradient, lambda f: jax.vmap(f, out_axes=0, axis_size=2, in_axes=None)
+        transforms = lambda f: f, gradient, lambda f: jax.vmap(f, out_axes=0, axis_size=2, in_axes=None)
         found, expected = (jit(lambda b, f=f: [t(f)(b) for t in transforms])(b) for f in (in_place(inside), inside))
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-12), found, expected)
         assert jax.tree.map(jax.typeof, found) == jax.tree.map(jax.typeof, expected)

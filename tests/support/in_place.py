@@ -15,17 +15,21 @@ def compiled(f, *args):
 
 
 def assert_in_place(f, args_of, length=2000):
-    """No loop of `f(*args_of(length))` makes anything that is as large as its first argument.
-
-    XLA's temporaries are a few dozen buffers: with one for every fortieth step there would be more. Return the program.
-    """
+    """No loop of `f(*args_of(length))` makes anything that is as large as its first argument. Return the program."""
     args = args_of(length)
     program = compiled(f, *args)
     assert_no_whole_buffer_copy(program, args[0])
-    few, num_bytes = min(50, length // 8), args[0].size * args[0].dtype.itemsize
-    reserved = program.memory_analysis().temp_size_in_bytes
-    assert reserved < few * num_bytes, f"{reserved} bytes of temporaries beside a buffer of {num_bytes}"
+    assert_linear_memory(program, compiled(f, *args_of(4 * length)))
     return program
+
+
+def assert_linear_memory(short, long, slack=1.25):
+    """Of a program of four times the steps, XLA's temporaries are at most four times as large.
+
+    With a buffer for every step they would be sixteen times as large.
+    """
+    few, many = (program.memory_analysis().temp_size_in_bytes for program in (short, long))
+    assert many <= 4 * slack * few + 4096, f"4 times the steps need {many} bytes of memory, and not {few}"
 
 
 def assert_no_whole_buffer_operation(hlo, num_bytes):
