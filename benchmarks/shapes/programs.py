@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.scipy.linalg import solve_triangular
 
 from jax_tensorarray import in_place
 
@@ -357,6 +358,19 @@ def a_grid_of_elements(x, T):
         return a, (0.5 * x).at[:4].add(0.1 * y.ravel())
 
     return lax.fori_loop(0, T, step, (buffer(T) + 1, x))[1]
+
+
+@shape("solve_triangular(low, k), low.at[i].set(...)", num_bytes=lambda T: 4 * T * T)
+def a_factor_that_grows(x, T):
+    """The Cholesky factor of a kernel matrix, a row in each step."""
+    points = jnp.arange(T) * x[0]
+
+    def step(i, low):
+        k = jnp.where(jnp.arange(T) < i, jnp.exp(-((points - points[i]) ** 2)), 0)
+        new = solve_triangular(low, k, lower=True)
+        return low.at[i].set(new.at[i].set(jnp.sqrt(1.1 - new @ new)))
+
+    return lax.fori_loop(0, T, step, jnp.eye(T, dtype=jnp.float32)).sum(0)
 
 
 # --- loops inside ----------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from jax_tensorarray import _compat
 from jax_tensorarray._lowering import absolute
 from jax_tensorarray._lowering.bounds import mark_those_in_range
 from jax_tensorarray._lowering.branches import split_updating_branches
+from jax_tensorarray._lowering.columns import store_by_columns
 from jax_tensorarray._lowering.deferred import raise_at_end
 from jax_tensorarray._lowering.expand import expanded, needs_passes
 from jax_tensorarray._lowering.ordering import order_readers
@@ -74,6 +75,11 @@ PASSES = (
     Pass(
         "slices",
         lambda jaxpr, to: use_slices(jaxpr, platform=to.platform, divided=to.divided, outside=to.outside),
+    ),
+    Pass(
+        "columns",
+        lambda jaxpr, to: store_by_columns(jaxpr),
+        lambda to: to.platform == "cpu" and not to.divided,
     ),
     Pass(
         "deferred",
