@@ -88,7 +88,7 @@ def remark(
         )
     elif not registry.entry_of(eqn).bodies(eqn.params) and eqn.primitive not in ROW_OPS and not is_made:
         _skip_inside(listener, _Skipped(repair, "foreign-primitive", {"by": eqn}), eqn)
-        if repair.in_loop and name not in kinds.OF_JAX and not name.startswith("ta_"):
+        if repair.in_loop and name not in kinds.OF_JAX and not jaxprs.is_of_ours(eqn):
             for v, x in zip(eqn.invars, operands, strict=True):
                 if x.is_given and not x.is_constant and x.shape:
                     note = Remark(jaxpr, eqn, _place(eqn), "use", v.aval, "", "foreign-primitive", {"by": eqn})

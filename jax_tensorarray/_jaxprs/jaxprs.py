@@ -119,6 +119,17 @@ def any_equation(jaxpr: Jaxpr, test: Callable[[Any], bool]) -> bool:
     )
 
 
+def is_of_ours(eqn: Equation) -> bool:
+    """Return whether an equation is an op or a loop of this library."""
+    return eqn.primitive.name.startswith("ta_")
+
+
+@_compat.cached
+def has_ours(jaxpr: Jaxpr) -> bool:
+    """Return whether there is an op or a loop of this library in a jaxpr."""
+    return any_equation(jaxpr, is_of_ours)
+
+
 @_compat.cached
 def has_row_ops(jaxpr: Jaxpr) -> bool:
     """Return whether a jaxpr reads or writes rows."""

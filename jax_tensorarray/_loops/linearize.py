@@ -256,7 +256,7 @@ class Sources:
 
 def _may_raise(eqn: Equation) -> bool:
     """Return whether an equation checks an index: then it must not be evaluated for a loop of no steps."""
-    if eqn.primitive.name.startswith("ta_") and eqn.params.get("mode", "drop") in ("error", None):
+    if jaxprs.is_of_ours(eqn) and eqn.params.get("mode", "drop") in ("error", None):
         return True
     return any(_may_raise(e) for jaxpr in jaxprs.jaxprs_in(eqn.params) for e in jaxpr.eqns)
 

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from jax_tensorarray._lowering.equations import Block
+from jax_tensorarray._lowering.arrays import like
+from jax_tensorarray._lowering.equations import Block, is_static
 from jax_tensorarray._lowering.scopes import Scope, rebuilt
 from jax_tensorarray._types import Equation
 
@@ -22,12 +23,11 @@ def write_out(jaxpr: Any) -> Any:
 
 def _written_out(scope: Scope, eqn: Equation, block: Block) -> Equation | None:
     aval = eqn.outvars[0].aval if eqn.primitive.name == "abs" else None
-    if aval is None or np.dtype(aval.dtype).kind != "i" or not all(isinstance(n, int) for n in aval.shape):
+    if aval is None or np.dtype(aval.dtype).kind != "i" or not is_static(aval):
         return eqn
     block.rename(eqn.outvars, block.call(_absolute, [block.read(eqn.invars[0])], eqn))
     return None
 
 
 def _absolute(x: Any) -> Any:
-    zero = lax.broadcast_in_dim(x.dtype.type(0), x.shape, ()) if x.ndim else x.dtype.type(0)
-    return [lax.select(lax.lt(x, zero), lax.neg(x), x)]
+    return [lax.select(lax.lt(x, like(x, 0)), lax.neg(x), x)]

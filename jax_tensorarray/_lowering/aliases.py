@@ -20,7 +20,7 @@ def aliased(eqn: Equation) -> Sequence[tuple[int, int]]:
     """
     if (found := eqn.params.get("input_output_aliases")) is not None:
         return [*found.items()] if isinstance(found, dict) else list(found)
-    if _is_of_jax(eqn) or eqn.primitive.name.startswith("ta_") or eqn.effects:
+    if _is_of_jax(eqn) or jaxprs.is_of_ours(eqn) or eqn.effects:
         return ()
     if any(True for _ in jaxprs.jaxprs_in(eqn.params)) or _compat.traced_lowering(eqn.primitive) is not None:
         return ()

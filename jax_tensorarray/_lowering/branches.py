@@ -15,7 +15,7 @@ from jax import lax
 from jax.extend.core import Literal
 
 from jax_tensorarray import _compat
-from jax_tensorarray._lowering.equations import Atom, Block, is_of_numbers
+from jax_tensorarray._lowering.equations import Atom, Block, is_of_numbers, is_static
 from jax_tensorarray._lowering.ownership import Ownership
 from jax_tensorarray._lowering.scopes import bodies_of, with_bodies
 from jax_tensorarray._types import Equation
@@ -68,7 +68,7 @@ def _split(block: Block, eqn: Equation, ownership: Ownership) -> Sequence[Atom] 
 
 
 def _is_plain(v: Any) -> bool:
-    return is_of_numbers(v.aval) and all(isinstance(n, int) for n in v.aval.shape)
+    return is_of_numbers(v.aval) and is_static(v.aval)
 
 
 def _cond(

@@ -18,7 +18,7 @@ from jax.extend.core import Literal
 from jax.sharding import AxisType, Sharding
 
 from jax_tensorarray import _compat
-from jax_tensorarray._lowering.equations import Block
+from jax_tensorarray._lowering.equations import Block, is_of_numbers, is_static
 from jax_tensorarray._lowering.places import Places
 from jax_tensorarray._lowering.record import counts
 from jax_tensorarray._lowering.scopes import Atom, Scope, inner_scopes, is_strict, rebuilt
@@ -120,5 +120,5 @@ def _is_placing(eqn: Equation) -> bool:
 def _can_wait(v: Any) -> bool:
     """Return whether a fence can hand a value on."""
     aval = v.aval
-    is_array = isinstance(getattr(aval, "dtype", None), np.dtype) and all(isinstance(n, int) for n in aval.shape)
+    is_array = is_of_numbers(aval) and is_static(aval)
     return is_array and not is_packed(aval.dtype)

@@ -46,10 +46,6 @@ class Block:
     def rename(self, variables: Iterable[Any], atoms: Iterable[Atom]) -> None:
         self.names.update((v, x) for v, x in zip(variables, atoms, strict=True) if v is not x)
 
-    def inline(self, jaxpr: Any, operands: Sequence[Atom], at: Equation, name: str = "") -> list[Atom]:
-        """Add the equations of a closed jaxpr, in the place of an equation, and return its results."""
-        return self.inlined(jaxpr, operands, at, lambda eqn: self.add(eqn), name)
-
     def inlined(
         self,
         jaxpr: Any,
@@ -132,8 +128,9 @@ def is_of_numbers(type: Any) -> bool:
     return isinstance(type, ShapedArray) and isinstance(type.dtype, np.dtype)
 
 
-def operand_of(eqn: Equation, number: int) -> Atom:
-    return eqn.invars[number]
+def is_static(type: Any) -> bool:
+    """Return whether the sizes of an array are known, where `jax.export` may leave some open."""
+    return all(isinstance(n, int) for n in type.shape)
 
 
 def makers(jaxpr: Any) -> dict[Any, Equation]:

@@ -23,15 +23,6 @@ from jax_tensorarray._types import Equation
 _SHORT = 100
 
 
-def needs_passes(jaxpr: Any) -> bool:
-    """Return whether there is an op or a loop of this library in a jaxpr."""
-    return jaxprs.any_equation(jaxpr, _is_ours)
-
-
-def _is_ours(eqn: Equation) -> bool:
-    return eqn.primitive.name.startswith("ta_")
-
-
 def _check_without_mask(eqn: Equation) -> Callable[..., Sequence[Any]] | None:
     if len(eqn.invars) < 3:
         return None
@@ -60,7 +51,7 @@ class Expander:
         return self.needing[id(inner)][1]
 
     def needed_in(self, eqn: Equation) -> bool:
-        if _is_ours(eqn) or _is_uninitialised_number(eqn) or _may_make_an_index(eqn):
+        if jaxprs.is_of_ours(eqn) or _is_uninitialised_number(eqn) or _may_make_an_index(eqn):
             return True
         return any(map(self.needs, jaxprs.jaxprs_in(eqn.params)))
 
@@ -86,10 +77,7 @@ class Expander:
             aval = eqn.outvars[0].aval
             block.rename(eqn.outvars, [Literal(np.zeros((), aval.dtype)[()], aval)])
         elif name == "cond" and (branch := self._branch_of_platform(params)) is not None:
-            found = block.inlined(
-                branch, [*map(block.read, eqn.invars[1:])], eqn, functools.partial(self.equation, block)
-            )
-            block.rename(eqn.outvars, found)
+            self._inline(block, branch, eqn, eqn.invars[1:])
         elif name == "cond":
             block.add(eqn, params=params | {"branches": tuple(map(self.jaxpr, params["branches"]))})
         elif name == "while":
@@ -102,13 +90,13 @@ class Expander:
                 body = self.jaxpr(_compat.closed(params["jaxpr"]))
             block.add(eqn, params=params | {"jaxpr": _like(params["jaxpr"], body)})
         elif (inner := registry.inlined(eqn, with_options=self.with_options)) is not None:
-            self._inline(block, inner, eqn)
+            self._inline(block, inner, eqn, name=_name(eqn))
         elif registry.entry_of(eqn).kind == "rules" and "call_jaxpr" in params:
-            self._inline(block, _compat.closed(params["call_jaxpr"]), eqn)
+            self._inline(block, _compat.closed(params["call_jaxpr"]), eqn, name=_name(eqn))
         elif name == _compat.CHECKPOINT and "jaxpr" in params:
             self._checkpoint(block, eqn)
         elif (function := self._function(eqn)) is not None:
-            self._inline(block, _traced(function, eqn), eqn)
+            self._inline(block, _traced(function, eqn), eqn, name=_name(eqn))
         elif name in ("jit", "pjit"):
             block.add(eqn, params=params | {"jaxpr": self.jaxpr(params["jaxpr"])})
         else:
@@ -121,11 +109,13 @@ class Expander:
         runs = [platforms is None or self.platforms[0] in platforms for platforms in of_branches]
         return params["branches"][runs.index(True)] if any(runs) else None
 
-    def _inline(self, block: Block, jaxpr: Any, eqn: Equation, operands: Sequence[Atom] | None = None) -> None:
+    def _inline(
+        self, block: Block, jaxpr: Any, eqn: Equation, operands: Sequence[Atom] | None = None, name: str = ""
+    ) -> None:
+        """Add the expanded equations of a closed jaxpr, in the place of an equation."""
         given = [block.read(v) for v in (eqn.invars if operands is None else operands)]
         visit = functools.partial(self.equation, block)
-        found = block.inlined(_compat.taken_apart(jaxpr), given, eqn, visit, _name(eqn))
-        block.rename(eqn.outvars, found)
+        block.rename(eqn.outvars, block.inlined(_compat.taken_apart(jaxpr), given, eqn, visit, name))
 
     def _checkpoint(self, block: Block, eqn: Equation) -> None:
         params, operands = eqn.params, [block.read(v) for v in eqn.invars]
@@ -135,9 +125,7 @@ class Expander:
             some = jaxprs.flagged(operands, prevented)
             passed = block.call(_barrier, some, eqn)
             operands = jaxprs.merge(passed, prevented, operands)
-        jaxpr = _compat.taken_apart(_compat.closed(params["jaxpr"]))
-        found = block.inlined(jaxpr, operands, eqn, functools.partial(self.equation, block), "checkpoint")
-        block.rename(eqn.outvars, found)
+        self._inline(block, _compat.closed(params["jaxpr"]), eqn, operands, "checkpoint")
 
     def _function(self, eqn: Equation) -> Callable[..., Sequence[Any]] | None:
         """Return the function that JAX traces when it lowers an equation, for any platform."""

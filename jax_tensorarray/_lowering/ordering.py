@@ -20,8 +20,8 @@ from jax.extend.core import Literal
 
 from jax_tensorarray import _compat, _gates
 from jax_tensorarray._jaxprs import jaxprs
-from jax_tensorarray._lowering.equations import Block, is_of_numbers
-from jax_tensorarray._lowering.ownership import Ownership, is_of_ours, updates
+from jax_tensorarray._lowering.equations import Block, is_of_numbers, is_static
+from jax_tensorarray._lowering.ownership import Ownership, updates
 from jax_tensorarray._lowering.scopes import Scope, home_of, inner_scopes, with_bodies
 from jax_tensorarray._ops.fence import ta_fence_p
 from jax_tensorarray._types import Equation
@@ -219,7 +219,7 @@ class _Block:
             return list(dict.fromkeys(x for result in results for x in self._made_of(owner, result, limit)))
         # What a read of ours gives passes a barrier of its own.
         results = [x for x in results if num_bytes(x) <= limit]
-        return results if is_of_ours(eqn) else [self.used_after(owner, x, limit) for x in results]
+        return results if jaxprs.is_of_ours(eqn) else [self.used_after(owner, x, limit) for x in results]
 
     def _made_of(self, owner: int, result: Any, limit: float) -> list[Any]:
         """Return all that is made of a result of a reader with which XLA may fuse the reader.
@@ -302,7 +302,7 @@ def num_bytes(value: Any) -> float:
     aval = value.aval
     if not is_of_numbers(aval):
         return 0
-    if not all(isinstance(n, int) for n in aval.shape):
+    if not is_static(aval):
         return np.inf
     return float(np.prod(aval.shape, dtype=float) * aval.dtype.itemsize)
 
@@ -322,7 +322,7 @@ def _sink(block: _Block, owner: int, reader: int, owning: dict[Any, set[int]]) -
 
 def _is_pure(eqn: Equation) -> bool:
     """Return whether running an equation at another point of its jaxpr cannot be observed."""
-    if is_of_ours(eqn):
+    if jaxprs.is_of_ours(eqn):
         return eqn.primitive.name in _PURE
     if eqn.effects or eqn.primitive.name == "rng_uniform":
         return False

@@ -15,11 +15,6 @@ from jax_tensorarray._types import Equation
 Relation = Callable[[Equation, int], bool]
 
 
-def is_of_ours(eqn: Equation) -> bool:
-    """Return whether an equation becomes a call of ours."""
-    return eqn.primitive.name.startswith("ta_")
-
-
 def updates(eqn: Equation) -> bool:
     """Return whether a call of ours updates its first operand in place, which is its first result."""
     call = CALLED.get(eqn.primitive)
@@ -82,7 +77,7 @@ class Ownership:
             return 0 <= number - consts < carry and body.outvars[number - consts] is not body.invars[number]
         if (called := called_by(eqn)) is not None:
             return self._has(called, self.owns, number)
-        if is_of_ours(eqn) or name == "dynamic_update_slice":
+        if jaxprs.is_of_ours(eqn) or name == "dynamic_update_slice":
             return number == 0 and (updates(eqn) or name == "dynamic_update_slice")
         return any(operand == number for operand, _ in aliased(eqn))
 

@@ -6,12 +6,13 @@ from typing import Any, NamedTuple
 from jax.extend import source_info_util
 
 from jax_tensorarray import _compat
+from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._lowering import absolute
 from jax_tensorarray._lowering.bounds import mark_those_in_range
 from jax_tensorarray._lowering.branches import split_updating_branches
 from jax_tensorarray._lowering.columns import store_by_columns
 from jax_tensorarray._lowering.deferred import raise_at_end
-from jax_tensorarray._lowering.expand import expanded, needs_passes
+from jax_tensorarray._lowering.expand import expanded
 from jax_tensorarray._lowering.ordering import order_readers
 from jax_tensorarray._lowering.record import check_by_record, drop_out_of_bounds
 from jax_tensorarray._lowering.slices import default_lowering, use_slices
@@ -90,12 +91,11 @@ PASSES = (
 
 
 def steps(jaxpr: Any, target: Target) -> Iterator[tuple[str, Any]]:
-    """Yield what each pass for a target makes of a program that has an op of ours, with the name of the pass."""
-    if needs_passes(jaxpr):
-        for each in PASSES:
-            if each.applies_to(target):
-                jaxpr = each.run(jaxpr, target)
-                yield each.name, jaxpr
+    """Yield what each pass for a target makes of a program, with the name of the pass."""
+    for each in PASSES:
+        if each.applies_to(target):
+            jaxpr = each.run(jaxpr, target)
+            yield each.name, jaxpr
 
 
 def rewritten(
@@ -106,7 +106,7 @@ def rewritten(
     shardings: Sequence[Any] | None = None,
 ) -> Any:
     """Return the program as it is lowered for these platforms. One without ops of ours is left as it is."""
-    if not needs_passes(jaxpr):
+    if not jaxprs.has_ours(jaxpr):
         return jaxpr
     target = target_of(platforms, is_compiled_next, divided, shardings)
     for _, after in steps(jaxpr, target):

@@ -20,20 +20,23 @@ from jax.extend.core import Literal
 
 from jax_tensorarray import _compat
 from jax_tensorarray._lowering.arrays import as_dtype, is_out_of_range, like, widened
-from jax_tensorarray._lowering.equations import Atom, Block
+from jax_tensorarray._lowering.equations import Atom, Block, is_static
+from jax_tensorarray._lowering.ownership import mask_of
 from jax_tensorarray._lowering.places import Places
 from jax_tensorarray._lowering.scopes import (
     Scope,
     added_by_step,
     argument,
+    in_loops_and_branches,
     index_number,
     init_of,
     is_strict,
+    rebuilt,
 )
 from jax_tensorarray._ops.calls import TAPE_PARAM, box_along
 from jax_tensorarray._ops.check import ta_check_p
 from jax_tensorarray._ops.fence import ta_zero_p
-from jax_tensorarray._ops.primitive import CALLED, ROW_OPS
+from jax_tensorarray._ops.primitive import CALLED
 from jax_tensorarray._ops.starts import sizes_of
 from jax_tensorarray._types import INT32_MAX, Equation
 
@@ -43,7 +46,7 @@ Record = list[Atom]
 
 def drop_out_of_bounds(jaxpr: Any) -> Any:
     """Have no index raise, on platforms where no call can."""
-    return _each(jaxpr, lambda eqn: _recorded(eqn) if is_strict(eqn) else eqn)
+    return _recorded_where(is_strict, jaxpr)
 
 
 def check_by_record(jaxpr: Any, default: str, outside: Any, opaque_zero: bool) -> Any:
@@ -52,7 +55,7 @@ def check_by_record(jaxpr: Any, default: str, outside: Any, opaque_zero: bool) -
     This is done only if one of the ops may become a slice, by its `lowering` or the `default`: kernels raise by
     themselves. With `opaque_zero` every loop that has an op gets a record, and XLA cannot know that it begins empty.
     """
-    jaxpr = _each(jaxpr, lambda eqn: _recorded(eqn) if is_strict(eqn) and _is_never_out(eqn) else eqn)
+    jaxpr = _recorded_where(lambda eqn: is_strict(eqn) and _is_never_out(eqn), jaxpr)
     asked = set(_asked(jaxpr, default, False, opaque_zero))
     if not asked & {("auto", True), ("xla", True), ("xla", False)}:
         return jaxpr
@@ -74,24 +77,13 @@ def _asked(jaxpr: Any, default: str, in_loop: bool, opaque_zero: bool) -> Any:
                 yield from _asked(branch, default, in_loop, opaque_zero)
 
 
-def _each(jaxpr: Any, change: Callable[[Equation], Equation]) -> Any:
-    """Return a jaxpr with each equation changed, those in loops and branches too."""
-    block, changed = Block(jaxpr), False
-    for eqn in _compat.opened(jaxpr).eqns:
-        new = change(eqn)
-        if eqn.primitive.name in ("while", "cond"):
-            names = ("branches",) if eqn.primitive.name == "cond" else ("cond_jaxpr", "body_jaxpr")
-            bodies = {
-                name: tuple(_each(x, change) for x in old)
-                if isinstance(old := eqn.params[name], tuple)
-                else _each(old, change)
-                for name in names
-            }
-            if any(bodies[name] != eqn.params[name] for name in names):
-                new = eqn.replace(params=eqn.params | bodies)
-        changed |= new is not eqn
-        block.eqns.append(new)
-    return block.jaxpr() if changed else jaxpr
+def _recorded_where(test: Callable[[Equation], bool], jaxpr: Any) -> Any:
+    """Return a jaxpr in which the ops that pass a test drop an index that is out of range."""
+
+    def change(scope: Scope, eqn: Equation, block: Block) -> Equation:
+        return _recorded(eqn) if test(eqn) else eqn
+
+    return rebuilt(Scope(jaxpr), change, in_loops_and_branches)
 
 
 # --- ops -------------------------------------------------------------------------------------------------------
@@ -102,8 +94,7 @@ def _can_be_recorded(eqn: Equation) -> bool:
     if not is_strict(eqn):
         return False
     index, size = eqn.invars[index_number(eqn)].aval, _size(eqn)
-    is_static = all(isinstance(n, int) for n in index.shape)
-    return is_static and (size is None or (isinstance(size, int) and size <= INT32_MAX))
+    return is_static(index) and (size is None or (isinstance(size, int) and size <= INT32_MAX))
 
 
 def _may_be_ordered(eqn: Equation) -> bool:
@@ -148,7 +139,7 @@ def _position(scope: Scope, eqn: Equation) -> _Position:
     if eqn.primitive is ta_check_p:
         known = scope.constant(eqn.invars[1])
         return _Position(index, 1, eqn.invars[1] if known is None else known, None)
-    mask = eqn.invars[-1] if len(eqn.invars) == len(ROW_OPS[eqn.primitive].operands) else None
+    mask = mask_of(eqn)
     one, one_mask = _shared(scope, index), None if mask is None else _shared(scope, mask)
     if one is not None and (mask is None) == (one_mask is None):  # the program repeats one number
         index, mask = one, one_mask

@@ -176,18 +176,13 @@ def joined_columns(scope: Scope, index: Atom, count: int) -> list[Atom]:
     return list(eqn.invars) if [x.aval.shape[-1] for x in eqn.invars] == [1] * count else []
 
 
-def walk(jaxpr: Any) -> Iterator[Equation]:
-    """Yield every equation of a jaxpr, and of those in it."""
-    for eqn in _compat.opened(jaxpr).eqns:
-        yield eqn
-        for inner in jaxprs.jaxprs_in(eqn.params):
-            yield from walk(inner)
+def in_loops_and_branches(scope: Scope, eqn: Equation) -> list[Scope]:
+    """Return the scopes of the jaxprs of a loop or of branches."""
+    return list(scope.scopes_in(eqn))
 
 
-@_compat.cached
-def has_ops(jaxpr: Any) -> bool:
-    """Return whether there is an op of this library in a jaxpr."""
-    return jaxprs.any_equation(jaxpr, lambda eqn: eqn.primitive.name.startswith("ta_"))
+#: Which scopes of an equation are looked into.
+Entered = Callable[[Scope, Equation], list[Scope]]
 
 
 def bodies_of(eqn: Equation) -> list[Any]:
@@ -197,7 +192,7 @@ def bodies_of(eqn: Equation) -> list[Any]:
         return [params["cond_jaxpr"], params["body_jaxpr"]]
     if name == "cond":
         return list(params["branches"])
-    is_entered = name == "shard_map" or (name in ("jit", "pjit") and has_ops(params["jaxpr"]))
+    is_entered = name == "shard_map" or (name in ("jit", "pjit") and jaxprs.has_ours(params["jaxpr"]))
     return [params["jaxpr"]] if is_entered else []
 
 
@@ -207,6 +202,14 @@ def inner_scopes(scope: Scope, eqn: Equation) -> list[Scope]:
         return list(scope.scopes_in(eqn))
     role = "shard" if eqn.primitive.name == "shard_map" else "call"
     return [scope.within(eqn, role, jaxpr) for jaxpr in bodies_of(eqn)]
+
+
+def all_scopes(scope: Scope) -> Iterator[Scope]:
+    """Yield a scope and those in it."""
+    yield scope
+    for eqn in scope.jaxpr.eqns:
+        for inner in inner_scopes(scope, eqn):
+            yield from all_scopes(inner)
 
 
 def with_bodies(eqn: Equation, new: Sequence[Any]) -> Equation:
@@ -220,7 +223,9 @@ def with_bodies(eqn: Equation, new: Sequence[Any]) -> Equation:
     return eqn.replace(params=eqn.params | {"jaxpr": new[0] if is_closed else _compat.opened(new[0])})
 
 
-def rebuilt(scope: Scope, change: Callable[[Scope, Equation, Block], Equation | None]) -> Any:
+def rebuilt(
+    scope: Scope, change: Callable[[Scope, Equation, Block], Equation | None], entered: Entered = inner_scopes
+) -> Any:
     """Return the jaxpr of a scope with each equation changed, those in loops and branches too.
 
     All that `change` is asked for is of the jaxprs as they were. It returns the equation, or None if it has added to
@@ -228,8 +233,8 @@ def rebuilt(scope: Scope, change: Callable[[Scope, Equation, Block], Equation | 
     """
     block, changed = Block(scope.closed), False
     for eqn in scope.jaxpr.eqns:
-        inner = inner_scopes(scope, eqn)
-        bodies = [rebuilt(x, change) for x in inner]
+        inner = entered(scope, eqn)
+        bodies = [rebuilt(x, change, entered) for x in inner]
         new = change(scope, eqn, block)
         if new is None:
             changed = True

@@ -27,13 +27,14 @@ from jax.extend.core import Literal
 from jax_tensorarray import _compat, _gates
 from jax_tensorarray._lowering import slicing
 from jax_tensorarray._lowering.aliases import aliased
-from jax_tensorarray._lowering.equations import Atom, Block
+from jax_tensorarray._lowering.equations import Atom, Block, is_static
 from jax_tensorarray._lowering.ordering import num_bytes
 from jax_tensorarray._lowering.ownership import has_buffer, mask_of, operands_of, readers_of, updates, waits_of
 from jax_tensorarray._lowering.places import Places
 from jax_tensorarray._lowering.scopes import (
     Scope,
     addresses_rows,
+    all_scopes,
     home_of,
     inner_scopes,
     is_strict,
@@ -81,7 +82,7 @@ def use_slices(jaxpr: Any, *, platform: str | None, divided: bool, outside: Any)
     program = Scope(jaxpr)
     chooser = _Chooser(program, platform, divided)
     chosen: dict[Scope, _Chosen] = {}
-    for scope in _scopes(program):
+    for scope in all_scopes(program):
         chosen[scope] = [(eqn, chooser.choose(scope, eqn)) for eqn in scope.jaxpr.eqns]
     conflicts = LayoutConflicts(chosen)
     for scope, choices in chosen.items():
@@ -99,14 +100,6 @@ def default_lowering() -> str:
     if found not in LOWERINGS:
         raise ValueError(f"{VARIABLE} must be one of {', '.join(LOWERINGS)}, got {found!r}")
     return found
-
-
-def _scopes(scope: Scope) -> Iterator[Scope]:
-    """Yield the scope of a jaxpr and those in it."""
-    yield scope
-    for eqn in scope.jaxpr.eqns:
-        for inner in inner_scopes(scope, eqn):
-            yield from _scopes(inner)
 
 
 def loops_around(scope: Scope) -> int:
@@ -130,7 +123,7 @@ class _Chooser:
         self.slices_of_a_loop = _gates.SLICES_ON_CPU if self.barriers_hold else 1
         self.checks_outside = any(
             eqn.primitive is ta_check_p and is_strict(eqn) and not eqn.params.get("effect")
-            for scope in _scopes(program)
+            for scope in all_scopes(program)
             if not scope.is_in_loop
             for eqn in scope.jaxpr.eqns
         )
@@ -176,7 +169,7 @@ class _Chooser:
         primitive, params = eqn.primitive, eqn.params
         buffer, index, *rest = operands_of(eqn)
         types, batch_dims = (buffer.aval, index.aval), params["batch_dims"]
-        if not all(_is_static(t) for t in types) or not isinstance(buffer.aval.dtype, np.dtype):
+        if not all(is_static(t) for t in types) or not isinstance(buffer.aval.dtype, np.dtype):
             return None
         sizes, window = sizes_of(buffer.aval, params), params["window"]
         if 0 in buffer.aval.shape[: batch_dims + len(sizes)] or is_packed(buffer.aval.dtype):
@@ -298,12 +291,8 @@ def _rows_of(buffer: Any, index: Any, params: Any) -> tuple[int, ...]:
     return (*buffer.shape[:batch_dims], *positions, *params["window"], *buffer.shape[batch_dims + index_dims :])
 
 
-def _is_static(aval: Any) -> bool:
-    return all(isinstance(n, int) for n in aval.shape)
-
-
 def _has_elements(aval: Any) -> bool:
-    return _is_static(aval) and bool(aval.ndim) and 0 not in aval.shape
+    return is_static(aval) and bool(aval.ndim) and 0 not in aval.shape
 
 
 def _is_costly(scope: Scope, rows: Atom) -> bool:
@@ -512,7 +501,7 @@ class Rewriter:
             strict = eqn.params["mode"] in ("error", None) and eqn.params.get("checked") != "recorded"
         if scope.is_in_loop and (eqn.primitive is ta_empty_p or (addresses_rows(eqn) and strict)):
             changes["effect"] = True
-        if eqn.primitive in ROW_OPS and _is_static(eqn.invars[0].aval) and _is_static(eqn.invars[1].aval):
+        if eqn.primitive in ROW_OPS and is_static(eqn.invars[0].aval) and is_static(eqn.invars[1].aval):
             eqn = rows.flat(eqn)
         return eqn.replace(params=eqn.params | changes) if changes else eqn
 

@@ -25,7 +25,7 @@ from jax_tensorarray._lowering.arrays import (
     reshaped,
     widened,
 )
-from jax_tensorarray._ops.calls import steps_along
+from jax_tensorarray._ops.calls import box_along, steps_along
 from jax_tensorarray._ops.reference import added
 
 Array = jax.Array
@@ -240,15 +240,13 @@ def flat(*operands: Array, how: How) -> list[Array]:
     `moves` that they are moved there.
     """
     given = _operands(how, operands, takes_value=False)
-    batch, sizes, window, box = given.buffer.shape[: how.batch_dims], how.sizes, how.window, _box_of(how)
-    rows = _numbers_of_rows(how, given.starts, sizes, window, box)
-    mask = [] if given.mask is None else [for_each(repeated(given.mask, window), batch)]
-    return [for_each(rows, batch), *mask]
+    batch = given.buffer.shape[: how.batch_dims]
+    mask = [] if given.mask is None else [for_each(repeated(given.mask, how.window), batch)]
+    return [for_each(_numbers_of_rows(how, given.starts), batch), *mask]
 
 
-def _numbers_of_rows(
-    how: How, starts: Sequence[Array], sizes: Sequence[int], window: Sequence[int], box: Sequence[int]
-) -> Array:
+def _numbers_of_rows(how: How, starts: Sequence[Array]) -> Array:
+    sizes, window, box = how.sizes, how.window, box_along(how.sizes, how.window)
     if len(sizes) == 1 and not how.moves and not how.by_windows:
         return every_row(starts[0], window[0], sizes[0]) if window else starts[0]
     total = math.prod(sizes)
@@ -338,17 +336,12 @@ def _accesses(how: How, given: _Operands) -> list[_Access]:
     return found
 
 
-def _box_of(how: How) -> list[int]:
-    """Return how many rows a box has along each axis."""
-    return [*[1] * (len(how.sizes) - len(how.window)), *how.window]
-
-
 def _positions(how: How, given: _Operands, shared: int) -> tuple[list[Array], Array | None, list[int]]:
     """Return where the boxes of an op start along each axis, its mask for each example, and the sizes of the boxes.
 
     The starts have no axes for the examples that share them.
     """
-    shape, mask, window, box = given.buffer.shape, given.mask, how.window, _box_of(how)
+    shape, mask, window, box = given.buffer.shape, given.mask, how.window, box_along(how.sizes, how.window)
     starts = [reshaped(x, x.shape[shared:]) for x in given.starts]
     starts = [for_each(x, shape[shared : how.batch_dims]) for x in starts]
     mask = None if mask is None else for_each(mask, shape[: how.batch_dims])

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 
+from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._lowering.program import steps, target_of
 
 
@@ -31,4 +32,5 @@ def passes(f: Callable[..., Any], *args: Any, platform: str | None = None, **kwa
     traced = jax.make_jaxpr(f)(*args, **kwargs)
     if platform is None:
         platform = {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
-    return {"traced": traced} | dict(steps(traced, target_of((platform,), is_compiled_next=True)))
+    target = target_of((platform,), is_compiled_next=True)
+    return {"traced": traced} | dict(steps(traced, target) if jaxprs.has_ours(traced) else ())

@@ -1,8 +1,10 @@
 """What the passes over the jaxpr of a program make of it for several targets."""
 
+import itertools
 from unittest import mock
 
 from jax_tensorarray import _compat
+from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._lowering import program as passes
 
 
@@ -38,11 +40,11 @@ def by_passes(count=ALL, name="cpu"):
     target, holds = TARGETS[name]
 
     def rewrite(jaxpr):
-        if not passes.needs_passes(jaxpr):
+        if not jaxprs.has_ours(jaxpr):
             return jaxpr
         with mock.patch.object(_compat, "barriers_hold", lambda platform: holds):
-            for each in passes_for(target)[:count]:
-                jaxpr = each.run(jaxpr, target)
+            for _, after in itertools.islice(passes.steps(jaxpr, target), count):
+                jaxpr = after
         return jaxpr
 
     return rewrite
