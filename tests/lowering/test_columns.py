@@ -78,7 +78,7 @@ WRITES = {
 }
 
 
-@settings(max_examples=settings.default.max_examples * 2)
+@settings(max_examples=settings.default.max_examples // 2)
 @given(
     solve=st.sampled_from(list(SOLVES)),
     write=st.sampled_from(list(WRITES)),
