@@ -227,8 +227,15 @@ def _known(eqn: Equation, known: Mapping[Any, np.ndarray]) -> np.ndarray | None:
     found = [x for x in values if x is not None]
     if len(found) < len(values):
         return None
-    value = np.concatenate(found) if name == "concatenate" else found[0]
-    return np.broadcast_to(value, of.shape) if value.ndim == 0 else value.reshape(of.shape)
+    if name == "concatenate":
+        return np.concatenate(found, eqn.params["dimension"])
+    (value,) = found
+    if name == "broadcast_in_dim":
+        shape = [1] * len(of.shape)
+        for axis, size in zip(eqn.params["broadcast_dimensions"], value.shape, strict=True):
+            shape[axis] = size
+        return np.broadcast_to(value.reshape(shape), of.shape)
+    return value.astype(of.dtype).reshape(of.shape)
 
 
 def _may_be_taken(aval: Any) -> bool:
