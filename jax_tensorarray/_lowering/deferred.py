@@ -120,5 +120,4 @@ def _is_placing(eqn: Equation) -> bool:
 def _can_wait(v: Any) -> bool:
     """Return whether a fence can hand a value on."""
     aval = v.aval
-    is_array = is_of_numbers(aval) and is_static(aval)
-    return is_array and not is_packed(aval.dtype)
+    return is_of_numbers(aval) and is_static(aval) and not is_packed(aval.dtype)

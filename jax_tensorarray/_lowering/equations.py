@@ -16,6 +16,7 @@ from jax.extend.core import Literal
 from jax.sharding import AbstractMesh, AxisType, use_abstract_mesh
 
 from jax_tensorarray import _compat
+from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._types import Equation
 
 Atom = Any  #: a variable or a literal
@@ -88,7 +89,7 @@ class Block:
         What takes the place of an op of ours has the name of the op in profiles.
         """
         jaxpr = traced(f, tuple(_type(x) for x in operands), tuple(options.items()))
-        name = at.primitive.name if at.primitive.name.startswith("ta_") else ""
+        name = at.primitive.name if jaxprs.is_of_ours(at) else ""
         return self.inlined(jaxpr, operands, at, self.eqns.append, name, has_lines=False)
 
     def jaxpr(self, invars: Sequence[Any] | None = None, outvars: Sequence[Atom] | None = None) -> Any:

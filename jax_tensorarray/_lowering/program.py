@@ -80,7 +80,7 @@ PASSES = (
     Pass(
         "columns",
         lambda jaxpr, to: store_by_columns(jaxpr),
-        lambda to: to.platform == "cpu" and not to.divided,
+        lambda to: to.platform == "cpu",
     ),
     Pass(
         "deferred",

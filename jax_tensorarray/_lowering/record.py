@@ -27,7 +27,6 @@ from jax_tensorarray._lowering.scopes import (
     Scope,
     added_by_step,
     argument,
-    in_loops_and_branches,
     index_number,
     init_of,
     is_strict,
@@ -83,7 +82,7 @@ def _recorded_where(test: Callable[[Equation], bool], jaxpr: Any) -> Any:
     def change(scope: Scope, eqn: Equation, block: Block) -> Equation:
         return _recorded(eqn) if test(eqn) else eqn
 
-    return rebuilt(Scope(jaxpr), change, in_loops_and_branches)
+    return rebuilt(Scope(jaxpr), change, Scope.scopes_in)
 
 
 # --- ops -------------------------------------------------------------------------------------------------------

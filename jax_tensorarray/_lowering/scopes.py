@@ -1,6 +1,6 @@
 """Read a program that is written out: what makes a value, and what an argument of a loop or a branch stands for."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -176,13 +176,8 @@ def joined_columns(scope: Scope, index: Atom, count: int) -> list[Atom]:
     return list(eqn.invars) if [x.aval.shape[-1] for x in eqn.invars] == [1] * count else []
 
 
-def in_loops_and_branches(scope: Scope, eqn: Equation) -> list[Scope]:
-    """Return the scopes of the jaxprs of a loop or of branches."""
-    return list(scope.scopes_in(eqn))
-
-
 #: Which scopes of an equation are looked into.
-Entered = Callable[[Scope, Equation], list[Scope]]
+Entered = Callable[[Scope, Equation], Iterable[Scope]]
 
 
 def bodies_of(eqn: Equation) -> list[Any]:
@@ -233,7 +228,7 @@ def rebuilt(
     """
     block, changed = Block(scope.closed), False
     for eqn in scope.jaxpr.eqns:
-        inner = entered(scope, eqn)
+        inner = list(entered(scope, eqn))
         bodies = [rebuilt(x, change, entered) for x in inner]
         new = change(scope, eqn, block)
         if new is None:
