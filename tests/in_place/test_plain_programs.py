@@ -26,6 +26,7 @@ from random_checks import (
     judged_in_numpy,
     logged_in,
     on_state,
+    precision_along_parameters,
     same_batch,
     same_state,
     total,
@@ -235,10 +236,10 @@ def in_64_bits_inside(program, *_):
     same_state(got, expected(program, theta.astype(float), dropping=True).state)
 
 
-def derivative(part, order):
+def derivative(part, order, precision=lambda program: 1e-8):
     def check(program, *_):
         got = computed(order(total(program, InPlainJax())))(THETA, jnp.int32(program.start))
-        close(got, getattr(expected(program, dropping=True).loss, part), part)
+        close(got, getattr(expected(program, dropping=True).loss, part), part, precision(program))
 
     return check
 
@@ -260,7 +261,7 @@ ORDERS = {
     "jvp inside": derivative("e", lambda f: in_place(along(f))),
     "jacfwd": derivative("d", lambda f: jax.jacfwd(in_place(f))),
     "jvp of grad": derivative("de", lambda f: along(jax.grad(repaired(f)))),
-    "hessian": derivative("de", lambda f: hessian(repaired(f))),
+    "hessian": derivative("de", lambda f: hessian(repaired(f)), precision_along_parameters),
     "token": with_token,
     "devices": divided,
     "auto axes": with_auto_axes,

@@ -20,6 +20,7 @@ from random_checks import (
     judged_in_numpy,
     logged_in,
     on_state,
+    precision_along_parameters,
     raising,
     same_state,
     total,
@@ -57,13 +58,13 @@ def donated(program, machine):
     return jax.jit(lambda state: run(machine, program.block, None, state), donate_argnums=0)(state)
 
 
-def derivatives(program, part, differentiated):
+def derivatives(program, part, differentiated, rtol=1e-8):
     want = expected(program)
     f = differentiated(total(program, InJax()))
     got = raising(lambda: computed(f)(THETA, jnp.int32(program.start)), want.strays)
     # A read of no rows has no derivative, so nothing of the program needs it.
     if got is not None and all(stray.size for stray in want.strays):
-        close(got, getattr(want.loss, part), part)
+        close(got, getattr(want.loss, part), part, rtol)
 
 
 def transposed(f):
@@ -112,7 +113,7 @@ TRANSFORMATIONS = {
     "linear_transpose": (lambda p, *_: derivatives(p, "d", transposed), False),
     "jvp of grad": (lambda p, *_: derivatives(p, "de", lambda f: along(jax.grad(f))), True),
     "grad of grad": (lambda p, *_: derivatives(p, "de", twice_reverse), False),
-    "hessian": (lambda p, *_: derivatives(p, "de", hessian), True),
+    "hessian": (lambda p, *_: derivatives(p, "de", hessian, precision_along_parameters(p)), True),
     "jacfwd": (lambda p, *_: derivatives(p, "d", jax.jacfwd), False),
     "vmap": (vmap, True),
     "vmap of grad": (vmap_of_grad, True),

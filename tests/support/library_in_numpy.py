@@ -49,9 +49,8 @@ class Rows:
         self.batch, self.sizes, self.elem = buffer.shape[:b], buffer.shape[b : b + d], buffer.shape[b + d :]
         if params.get("settled"):  # a kernel counts the rows of all axes together
             self.sizes, d = (int(np.prod(self.sizes)),), 1
-        if index.dtype == np.uint64:
-            index = np.minimum(index, 2**62)
-        index = index.astype(np.int64) if d > 1 else index.astype(np.int64)[..., None]
+        index = np.asarray(index).astype(object if index.dtype == np.uint64 else np.int64)  # an error names it as it is
+        index = index if d > 1 else index[..., None]
         self.positions = index.shape[b:-1]
         self.starts = self._for_each(index, d)
         self.where = None if where is None else self._for_each(where)
@@ -73,7 +72,7 @@ class Rows:
                 continue
             for n, offset in enumerate(np.ndindex(*self.box)):
                 if self._has(row := start + offset, row):
-                    found.append((k * boxes + n, int(np.ravel_multi_index(row, self.sizes))))
+                    found.append((k * boxes + n, int(np.ravel_multi_index(row.astype(int), self.sizes))))
                 elif (checked := self.params.get("checked")) == "in range":
                     raise AssertionError(f"row {row} of {self.sizes} was taken to be in range")
                 elif self.params["mode"] not in ("drop", "clip") and checked != "recorded":

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from library_in_numpy import library_in_numpy
 from random_machines import DIRECTION, THETA, expected, jets, loss, outputs
-from random_programs import BATCH, PARAMETERS, STATE, run
+from random_programs import BATCH, PARAMETERS, STATE, Arithmetic, run, statements
 from waiting import finish
 
 #: Which slots are floats.
@@ -75,7 +75,7 @@ def raising(f, strays):
         return None
     try:
         return finish(f())
-    except (jax.errors.JaxRuntimeError, ValueError) as error:
+    except (jax.errors.JaxRuntimeError, ValueError, IndexError) as error:  # the last one while it is traced
         found = re.search(r"index (-?\d+) is out of range for a TensorArray of size (\d+)", str(error))
         if found is None or tuple(map(int, found.groups())) not in {tuple(s) for s in strays}:
             raise
@@ -99,12 +99,18 @@ def hessian(f):
     return lambda theta, start: jax.jacfwd(jax.grad(f))(theta, start) @ DIRECTION
 
 
-def close(got, want, what):
+def precision_along_parameters(program):
+    """How far a sum of derivatives along parameters may be from that along a direction, which is rounded once."""
+    rounds = any(isinstance(s, Arithmetic) and s.kind == "vjp narrow" for s in statements(program))
+    return 1e-6 if rounds else 1e-8
+
+
+def close(got, want, what, rtol=1e-8):
     got, want = np.asarray(got), np.asarray(want)
     assert got.shape == want.shape, what
     assert not np.isnan(want).any(), f"{what}: an index out of range that the program needs, and no error"
     scale = max(1.0, np.max(np.abs(want), initial=0.0))
-    np.testing.assert_allclose(got, want, rtol=1e-8, atol=1e-9 * scale, err_msg=what)
+    np.testing.assert_allclose(got, want, rtol=rtol, atol=rtol / 10 * scale, err_msg=what)
 
 
 def same_state(got, want):

@@ -216,7 +216,8 @@ _results = weighted(
 )
 
 
-def _simple(dtypes: Sequence[str]) -> st.SearchStrategy[Any]:
+def _of_rows(dtypes: Sequence[str]) -> tuple[st.SearchStrategy[Any], st.SearchStrategy[Any]]:
+    """Updates and reads."""
     ats = st.builds(
         At,
         weighted({st.tuples(_indices): 3, st.tuples(_indices, _indices, _indices): 1}),
@@ -232,7 +233,7 @@ def _simple(dtypes: Sequence[str]) -> st.SearchStrategy[Any]:
         st.sampled_from(["S", "S", "S", "V", "I"]),
     )
     updates = st.builds(Update, ops, buffers, _refs, ats, st.tuples(_refs, _refs, _refs))
-    return weighted({updates: 8, st.builds(Read, buffers, _refs, ats): 4, **_others})
+    return updates, st.builds(Read, buffers, _refs, ats)
 
 
 def _blocks(simple: st.SearchStrategy[Any], depth: int) -> st.SearchStrategy[Block]:
@@ -280,6 +281,37 @@ def _loop(twins: tuple[int, Predicate | None] | None, *args: Any) -> Loop:
     return loop._replace(same=True, block=block)
 
 
+def _shared(
+    simple: st.SearchStrategy[Any], updates: st.SearchStrategy[Update], reads: st.SearchStrategy[Read]
+) -> st.SearchStrategy[Block]:
+    """A buffer that is two operands: what runs it updates the one, reads the other, and the buffer is read again."""
+    newest = (None, 0, *(None,) * (len(STATE) - 2))  # of the rows: so that something depends on what is read
+
+    def of(s: Any, buffer: int) -> Any:
+        form = "rows" if s.at.form in ("element", "column") else s.at.form
+        return s._replace(tag="S", buffer=buffer, at=s.at._replace(form=form))
+
+    def made(before: Any, how: Any, update: Update, read: Read, after: Any, whole: bool, older: int) -> Block:
+        # In a body the operand that is the older slot is the second newest buffer, and then so is the other one.
+        body = Block((of(update, 1), of(read, 1), *after), newest)
+        own = Block((), (None,) * len(STATE))
+        again = Whole("S", older, None) if whole else of(read, older)
+        return Block((*before, how(body, own), again), newest)
+
+    some = st.lists(simple, max_size=1).map(tuple)
+    hows = st.builds(
+        lambda kind, test, ref, i: {
+            "cond": lambda body, own: Cond(test, (body, own), True),
+            "switch": lambda body, own: Switch(ref, tuple(body if k == i else own for k in range(3)), True),
+        }.get(kind, lambda body, own: Call(kind, body, True)),
+        st.sampled_from(["cond", "cond", "switch", "jit", "checkpoint"]),
+        _tests,
+        _refs,
+        st.integers(0, 2),
+    )
+    return st.builds(made, some, hows, updates, reads, some, st.booleans(), st.sampled_from([2, 3, 3]))
+
+
 def _around(statement: st.SearchStrategy[Any], simple: st.SearchStrategy[Any]) -> st.SearchStrategy[Block]:
     """A block in which there is surely such a statement."""
     some = st.lists(simple, max_size=2).map(tuple)
@@ -287,11 +319,13 @@ def _around(statement: st.SearchStrategy[Any], simple: st.SearchStrategy[Any]) -
 
 
 def _programs(sizes: Sequence[int], dtypes: Sequence[str]) -> st.SearchStrategy[Program]:
-    simple = _simple(dtypes)
+    updates, reads = _of_rows(dtypes)
+    simple = weighted({updates: 8, reads: 4, **_others})
     in_loop = _loops(_blocks(simple, 0))
     in_checkpoint = st.builds(Call, st.sampled_from(["checkpoint", "save_reads"]), _around(in_loop, simple), _same)
+    shared = _shared(simple, updates, reads)
     in_loops = weighted({in_loop: 2, in_checkpoint: 1})
-    loops = {_loops(_blocks(simple, 1)): 1, _loops(_around(in_loops, simple)): 1}
+    loops = {_loops(_blocks(simple, 1)): 3, _loops(_around(in_loops, simple)): 3, _loops(shared): 1}
     block = _around(weighted(loops), simple)
     ints = st.sampled_from(["int32", "int8", "uint8", "int64"])
     return st.builds(Program, st.tuples(*[st.sampled_from(sizes)] * 3), ints, st.integers(-2, 6), block)
