@@ -171,7 +171,8 @@ def _joined(
             part = ta_check(jnp.broadcast_to(part, shape), size, where=mask[0] if mask else None, mode=mode, op=name)
             rows.append(part.astype(dtype))
         else:
-            rows.append(np.broadcast_to(np.where((part >= 0) & (part < size), part, -1), shape).astype(dtype))
+            row = np.where((part >= 0) & (part < size), part.astype(dtype), dtype(-1))  # part may have no -1
+            rows.append(np.broadcast_to(row, shape))
     if any(isinstance(row, jax.Array) for row in rows):
         return joined(list(map(jnp.asarray, rows)))
     return np.stack(rows, axis=-1)

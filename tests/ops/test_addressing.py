@@ -284,6 +284,8 @@ def test_a_known_window_may_start_anywhere(first, of_elements):
     np.testing.assert_array_equal(ta.ta_read(buffer, index, length=2, mode="drop"), want)
     masked = jax.jit(lambda on: ta.ta_read(buffer, index, length=2, where=on))
     np.testing.assert_array_equal(masked(False), np.zeros_like(want))
+    if of_elements:
+        np.testing.assert_array_equal(ta.ta_read(buffer, index, mode="drop"), want[0])
 
 
 @pytest.mark.parametrize("transform", ["forward", "vmap of grad"])

@@ -16,6 +16,7 @@ from jax import lax
 from jax.experimental import io_callback
 from random_programs import (
     LARGE,
+    LEAST,
     PARAMETERS,
     STATE,
     Arithmetic,
@@ -117,7 +118,7 @@ class InNumPy:
 
     def integer(self, kind: str, a: int, b: int, c: int) -> int:
         found = {"add": a + c, "mul": a * c, "sub": a - b, "mod": a % (abs(c) + 1), "where": a if a < b else c}
-        found |= {"abs": abs(a), "least": abs(-(2**31) if a >= c else a)}
+        found |= {"abs": abs(a), "least": abs(LEAST if a >= c else a)}
         return wrapped(found[kind])
 
     def test(self, kind: str, a: Any, b: Any) -> bool:
@@ -136,7 +137,9 @@ class InNumPy:
 
     def index(self, p: Index, ref: int, dtype: str, size: int) -> int:
         i = wrapped(wrapped(ref * p.a) + p.b)
-        i = {"mod": i % max(size, 1), "clip": min(max(i, 0), max(size - 1, 0)), "raw": i}[p.guard]
+        absolute = wrapped(abs(LEAST if ref >= p.b else ref))
+        guarded = {"mod": i % max(size, 1), "clip": min(max(i, 0), max(size - 1, 0)), "raw": i, "abs": absolute}
+        i = guarded[p.guard]
         return int(np.array(i, np.int64).astype(dtype))
 
     def log(self, a: int, by: str) -> None:
@@ -366,7 +369,7 @@ class InJax:
         if kind == "where":
             return jnp.where(a < b, a, c)
         if kind in ("abs", "least"):
-            return jnp.abs(a if kind == "abs" else jnp.where(a >= c, jnp.int32(-(2**31)), a))
+            return jnp.abs(a if kind == "abs" else jnp.where(a >= c, jnp.int32(LEAST), a))
         return {"add": lambda: a + c, "mul": lambda: a * c, "sub": lambda: a - b, "mod": lambda: a % (abs(c) + 1)}[
             kind
         ]()
@@ -388,7 +391,9 @@ class InJax:
 
     def index(self, p: Index, ref: Any, dtype: str, size: int) -> Any:
         i = ref * p.a + p.b
-        if p.guard == "mod":
+        if p.guard == "abs":
+            i = jnp.abs(jnp.where(ref >= p.b, jnp.int32(LEAST), ref))
+        elif p.guard == "mod":
             i = i % max(size, 1)
         elif p.guard == "clip":
             i = jnp.clip(i, 0, max(size - 1, 0))

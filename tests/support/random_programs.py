@@ -19,6 +19,7 @@ STATE = ("i", "s", "v", "S", "S", "V", "I")
 ROW_OF = {"S": "s", "V": "v", "I": "i"}
 PARAMETERS = 4
 LARGE = 0.123  # which no number is by design
+LEAST = -(2**31)  # whose absolute value is negative
 BATCH = 3
 
 
@@ -28,7 +29,7 @@ class Index(NamedTuple):
     ref: int
     a: int
     b: int
-    guard: str  # "mod", "clip" or "raw"
+    guard: str  # "mod", "clip", "raw", or "abs": the absolute value of `ref`, or of `LEAST` if it is not below `b`
 
 
 class At(NamedTuple):
@@ -193,7 +194,7 @@ _indices = st.builds(
     _refs,
     st.sampled_from([1, 2, -1, 50]),
     _small,
-    st.sampled_from(["mod", "mod", "mod", "clip", "clip", "raw"]),
+    weighted({st.just("mod"): 6, st.just("clip"): 4, st.just("raw"): 2, st.just("abs"): 1}),
 )
 _others = {
     st.builds(Arithmetic, st.sampled_from(ARITHMETIC), _rows, _refs, _refs): 3,
