@@ -31,8 +31,10 @@ def tapes_for(residuals: Sequence[Any], max_steps: int, offload: bool = False) -
     Residuals in host memory have their tapes there. With `offload` so do all others that are not small.
     """
     types = [on_host(a) if offload and a.size * a.dtype.itemsize >= _gates.SENT_BYTES else a for a in residuals]
-    # XLA makes equal zeros once and copies them for a second tape. So no two tapes on the host have the same length.
-    return tuple((with_axis(a, max_steps + k if is_on_host(a) else max_steps), 0) for k, a in enumerate(types))
+    # XLA makes equal zeros once and copies them for a second tape. So no two tapes on the host have the same length. A
+    # slice is never larger than its array, so not even of a loop without steps is the tape on the host empty.
+    lengths = [max(max_steps, 1) + k if is_on_host(a) else max_steps for k, a in enumerate(types)]
+    return tuple((with_axis(a, n), 0) for a, n in zip(types, lengths, strict=True))
 
 
 def batched_tapes(tapes: Sequence[TapeType], size: int) -> tuple[TapeType, ...]:

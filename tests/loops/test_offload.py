@@ -136,6 +136,22 @@ def test_derivatives_are_those_of_pythons_loop(program, loop, second):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-10), found(X[0]), want)
 
 
+@pytest.mark.usefixtures("every_array_is_sent")
+@pytest.mark.parametrize("transform", [jax.grad, lambda f: jax.vmap(jax.grad(f)), lambda f: jax.jacfwd(jax.grad(f))])
+def test_a_loop_may_have_no_steps(transform):
+    """Its tape has none either, and its carry is the result."""
+
+    def f(loop, x):
+        return jnp.sum(loop(lambda k, y: jnp.sin(y) * jnp.sum(y), x) ** 3)
+
+    def ours(step, x):
+        x = fori_loop(0, 0, step, x, residuals=Tape(offload=True))
+        return scan(lambda y, k: (step(k, y), y), x, jnp.arange(0), residuals=Tape(offload=True))[0]
+
+    found, want = (transform(functools.partial(f, loop)) for loop in (ours, lambda step, x: x))
+    np.testing.assert_allclose(jit(found)(X), jit(want)(X), rtol=1e-12)
+
+
 BATCHED = {
     "vmap of grad": lambda f, xs, ns: jax.vmap(lambda x, n: jax.grad(lambda x: f(n, x, W))(x))(xs, ns),
     "grad of vmap": lambda f, xs, ns: jax.grad(lambda w: jax.vmap(lambda x, n: f(n, x, w))(xs, ns).sum())(W),
