@@ -127,7 +127,20 @@ MUTANTS = {
         (("_in_place/api.py", "if not _compat.records_equations():", "if False:"),), ("plain:debug nans",), ""
     ),
     "memory is not initialised while NaNs are looked for": Mutant(
-        (("_ops/empty.py", "hunts_nans()", "False"),), ("plain:debug nans",), ""
+        # Memory that nobody has written to is often zero by luck. So that it never is, it is filled with NaNs here.
+        (
+            ("_ops/empty.py", " if hunts_nans()", " if False"),
+            ("_ops/empty.py", "_uninitialised(ctx, effect=effect)", "_zeros(ctx, aval=aval)"),
+            (
+                "_ops/empty.py",
+                "def _in_plain_jax(*, aval: Any, **_: Any) -> Array:\n    return jnp.zeros(aval.shape, aval.dtype)\n",
+                "def _in_plain_jax(*, aval: Any, **_: Any) -> Array:\n"
+                "    fill = jnp.nan if jnp.issubdtype(aval.dtype, jnp.inexact) else 0\n"
+                "    return jnp.full(aval.shape, fill, aval.dtype)\n",
+            ),
+        ),
+        ("plain:debug nans",),
+        "",
     ),
     "a token is asked for its dtype": Mutant(
         (("_in_place/rows.py", 'if not hasattr(aval, "dtype"):', "if False:"),), ("plain:token",), ""

@@ -221,6 +221,9 @@ def finding_nans(program, *_):
         same_state(in_place(f)(*start_of(program)), expected(program, dropping=True).state)
         with pytest.raises(FloatingPointError):
             in_place(lambda *state: [jnp.log(-1 - x * x) for x in f(*state)[1:2]])(*start_of(program))
+        # Outside of jit, so that tapes are results.
+        got = jax.grad(repaired(total(program, InPlainJax())))(jnp.asarray(THETA), jnp.int32(program.start))
+        close(got, expected(program, dropping=True).loss.d, "gradient")
 
 
 def in_64_bits_inside(program, *_):
