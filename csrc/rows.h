@@ -121,7 +121,7 @@ TA_HD inline int64_t bound(const Index& at, int64_t batch, int64_t size) {
   return row < size ? row : size;
 }
 
-// A row for each batch, of which only the first parts are moved; the others are unspecified.
+// A row for each batch. Only its first parts are moved; the others are unspecified.
 struct Parts {
   Geometry g;
   Index index, count;  // the row, and the number of its parts

@@ -85,7 +85,7 @@ def main(arguments: list[str]) -> int:
         differ = sorted(test for test in without | with_library if without.get(test) != with_library.get(test))
         failed = sum(outcome == "failed" for outcome in without.values())
         count = len(without.keys() - {WHOLE})
-        print(f"{path}: {count} tests, of which {failed} fail without the library; {len(differ)} differ")
+        print(f"{path}: {count} tests, {failed} fail without the library; {len(differ)} differ")
         for test in differ:
             note = " (expected)" if test.split("::")[-1].startswith(EXPECTED[mode]) else ""
             print(f"  {test}: {without.get(test)} without it, {with_library.get(test)} with it{note}", flush=True)

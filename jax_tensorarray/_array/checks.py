@@ -87,7 +87,7 @@ def takes_none(where: Any) -> bool:
 
 
 def check_name(op: str, name: Any, others: str) -> None:
-    """Check TensorFlow's `name`, which is ignored, so that another argument passed in its place is not lost."""
+    """Check TensorFlow's `name`. It is ignored, but another argument passed in its place must not be lost."""
     if name is not None and not isinstance(name, str):
         raise TypeError(f"{op}: name must be a string, got {_described(name)}; {others} given by keyword")
 

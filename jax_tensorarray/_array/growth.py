@@ -1,4 +1,4 @@
-"""The bound that `growing` gives to the arrays and loops of a function that have none, and how it is told of more."""
+"""The default bound that `growing` gives to arrays and loops, and how a full one asks for more."""
 
 import jax
 

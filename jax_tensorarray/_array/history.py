@@ -128,7 +128,7 @@ def _nobody() -> None:
 
 
 class _Store:
-    """The newest rows, stacked in a tuple of buffers, and the log that leads back to the versions that are alive.
+    """The newest rows, stacked in a tuple of buffers, and the log that restores older versions.
 
     An entry of the log is the number of a version, a weak reference to the version before it, the written index, and a
     pair: all rows as they are since, and the rows at the index as they were. The log begins with the first entry.

@@ -110,6 +110,6 @@ def _bounded(x: TensorArray, more: int) -> TensorArray:
 
 
 def leaving_loop(carry: Any) -> Any:
-    """Return a carry in which the arrays that the loop bounded may grow again, where their size is known."""
+    """Let the arrays that the loop bounded grow again, where their size is known."""
     leaves, tree = jax.tree.flatten(carry, is_leaf=is_array)
     return jax.tree.unflatten(tree, [TensorArray._of(x._rows.unbounded()) if is_array(x) else x for x in leaves])

@@ -238,7 +238,7 @@ class Rows(ABC):
         return [checks.joined(x) for x in self.stack(op, pad)]
 
     def mask(self) -> Array:
-        """Return which of the rows that `stack` gives with `pad` there are."""
+        """Return the mask of the rows of `stack(pad=...)` that are not padding."""
         return jnp.arange(self.spec.padded(self.known_live())) < self.live()
 
     def popped(self, op: str, where: Any, mode: str | None) -> tuple["Rows", list[Array]]:

@@ -1,4 +1,4 @@
-"""Equations of jaxprs that are made one by one, without tracing them, which would take many times as long."""
+"""Make equations one by one, without tracing: that would take many times as long."""
 
 from collections.abc import Sequence
 from typing import Any

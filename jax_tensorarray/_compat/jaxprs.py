@@ -48,7 +48,7 @@ def lifted(jaxpr: Jaxpr) -> tuple[Any, list[Array]]:
 
 
 def closed_over(traced: Any) -> list[Array]:
-    """Return the tracers that a traced function has closed over, which are its first operands.
+    """Return the tracers that a traced function has closed over: its first operands.
 
     No public name gives them. Without it `in_place` leaves such a function as it is.
     """

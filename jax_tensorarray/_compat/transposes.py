@@ -182,7 +182,7 @@ def forwarding_transposes(entries: dict[str, Any]) -> list[Replacement]:
         return taken
 
     def once(jaxpr: Jaxpr, twins: dict[int, int], first: int = 0) -> Any:
-        """Return a body in which each accumulator is one input, which all of its reads add into."""
+        """Merge the inputs of a body that are one accumulator."""
         return merging(jaxpr, tuple((j - first, k - first) for k, j in twins.items())) if twins else jaxpr
 
     def wrapped(primitive: Primitive) -> Callable[..., Any]:

@@ -44,7 +44,7 @@ def compiled_for(platform: str, f: Callable[..., Any], *args: Any, topology: str
 
 
 def devices_of(platform: str, topology: str = _TPU) -> list[Any]:
-    """Return devices of that kind, which cannot run anything."""
+    """Return devices of that kind, to compile for and not to run on."""
     if platform == "cpu":
         return jax.devices("cpu")
     if why := why_not(platform):

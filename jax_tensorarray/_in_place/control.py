@@ -78,7 +78,7 @@ def scan(repair: Repair, eqn: Equation, operands: Sequence[Value], added: dict[i
 def _of_active(
     active: Array | None, before: Sequence[Value], after: Sequence[Value], is_kept: dict[int, bool]
 ) -> Sequence[Value]:
-    """Return what a step makes of the carry. Buffers of examples that are not active are kept, if that takes few rows.
+    """Run a step on the carry. Inactive examples keep their buffers by masked rows, if these are few.
 
     `is_kept` gets the numbers of these buffers.
     """

@@ -172,7 +172,7 @@ def _of_while(jaxpr: Jaxpr, eqn: Equation, max_steps: int | None) -> list[Remark
 
 
 def skipped(repair: Any, eqn: Equation, reason: str = "") -> None:
-    """Note that what is in an equation stays, for one reason or for those that `repair` finds."""
+    """Note that the body of an equation stays as it is, for one reason or for those that `repair` finds."""
     listener = listening.value
     if listener is not None:
         _skip_inside(listener, _Skipped(repair, reason), eqn)

@@ -1,6 +1,6 @@
 """Update rows by `.at[].divide` and `.at[].power`.
 
-JAX writes them as a whole buffer divided by, or to the power of, ones of which some rows are multiplied.
+JAX multiplies some rows of ones, and divides the whole buffer by them, or raises it to them as powers.
 """
 
 from collections.abc import Sequence

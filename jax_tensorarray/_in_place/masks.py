@@ -27,7 +27,7 @@ Array = jax.Array
 
 
 class Masked:
-    """The pattern of an array that is 0 but for the rows in one place, which are those of `source`."""
+    """The pattern of zeros with the rows of `source` in one place."""
 
     def __init__(self, located: "_Located", source: Value, then: Sequence[Equation] = ()) -> None:
         self.located, self.source, self.then = located, source, then

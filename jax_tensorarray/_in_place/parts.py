@@ -253,7 +253,7 @@ class _Change:
 
 
 class Whole:
-    """A buffer that parts are taken of, and the newest version of it that there is."""
+    """A buffer that is taken apart, and its newest version."""
 
     def __init__(self, base: Value) -> None:
         self.base = self.newest = base

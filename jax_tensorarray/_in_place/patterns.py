@@ -91,7 +91,7 @@ def note(eqn: Equation, operands: Sequence[Any], results: Sequence[Any]) -> None
 
 
 def copy(values: Sequence[Any], inputs: Sequence[Any]) -> None:
-    """Note of inputs of a loop's body that they count places, as the values do that are passed in."""
+    """Give the inputs of a loop's body the patterns of the values that are passed in."""
     for x, own in zip(values, inputs, strict=False):
         if isinstance(x.pattern, Coordinate):
             own.pattern = x.pattern
@@ -217,7 +217,7 @@ def _iota(eqn: Any, _: Sequence[Any]) -> Any:
 
 
 def _numbers(axis: int, of: Any) -> Coordinate | None:
-    """Return the pattern of an array of that type which numbers the places along an axis."""
+    """Return the pattern of an iota along an axis."""
     return Coordinate(axis) if of.shape[axis] > 1 and _holds(of.dtype, of.shape[axis]) else None
 
 

@@ -25,7 +25,7 @@ Rule = Callable[[Any, Any, list[Held]], list[Held] | None]
 
 
 def roots_of(values: Iterable[Held]) -> frozenset[int]:
-    """Return the carries that one of these values, which are all held, may be a version of."""
+    """Return the carries that these held values may be versions of."""
     return frozenset[int]().union(*(x.roots for x in values))
 
 
@@ -183,7 +183,7 @@ class _Traced:
         self.jaxpr, self.eqn = jax.make_jaxpr(flat)(*types), evaluator.eqn
 
     def run(self, args: Sequence[Array]) -> list[Held]:
-        """Return the results; those that are not held in the form that branches return are arrays."""
+        """Return the results, as arrays unless they are held in the form that branches return."""
         self.evaluator.eqn = self.eqn
         outs = jax.tree.unflatten(self.tree, jaxprs.function(self.jaxpr)(*args))
         return [x if isinstance(x, self.evaluator.enters) else self.evaluator.known(x) for x in outs]

@@ -489,7 +489,7 @@ def _contents_of(operands: Sequence[Held]) -> list[Array]:
 
 
 def _made_of(rings: Sequence[Ring], array: Array, axis: int) -> Ring:
-    """Return a register whose rows are made of those of others, which are at the same places."""
+    """Return a register that is computed row by row from registers with the same places."""
     return Ring(array, rings[0].start, axis, roots_of(rings))
 
 

@@ -1,7 +1,7 @@
 """Rewrite slices, gathers and scatters of a few rows as row ops.
 
 An `Address` is the place of an equation in a buffer, as far as shapes determine it. The equation starts somewhere
-along some axes, from the first to the last of which it takes one row or a box of rows, and takes all other axes as a
+along some axes, takes one row or a box of rows from the first of these axes to the last, and takes all other axes as a
 whole. An equation that takes only a part of an axis before these, or all rows, stays as it is.
 """
 
@@ -168,7 +168,7 @@ def box_address(aval: Any, taken: Sequence[int], batch: int, starts: Sequence[in
 
 
 def address_of(value: Value, taken: Sequence[int], starts: Sequence[int]) -> Address | Left:
-    """Return the address of an access that takes `taken` of each axis of a value, from places that are in range."""
+    """Return the address of an access in range that takes `taken` along each axis of a value."""
     return box_address(jax.ShapeDtypeStruct(value.shape, value.dtype), taken, 0, starts, drops=False)
 
 
@@ -223,7 +223,7 @@ def slice_(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
 
 
 def _box_of_slice(eqn: Equation) -> list[int]:
-    """Return the sizes of the smallest box in which a slice is, which may leave out rows between others."""
+    """Return the sizes of the smallest box around a slice, strided or not."""
     shape = eqn.outvars[0].aval.shape
     return [_spread(n, step - 1) for n, step in zip(shape, eqn.params["strides"] or [1] * len(shape), strict=True)]
 

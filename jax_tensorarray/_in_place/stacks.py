@@ -146,7 +146,7 @@ class _Slices(Evaluator):
         super().__init__()
         self.number, self.replaced = number, replaced
         self.newest: dict[int, int] = {}  #: by root, the updates of the last version that branches have made
-        self.read_late: set[int] = set()  #: roots of which a row is read of an older version
+        self.read_late: set[int] = set()  #: roots with a read of an older version
 
     def array(self, x: Held) -> Array:
         return ta_read(x.stack, self.number, mode="drop") if isinstance(x, _Slice) else x

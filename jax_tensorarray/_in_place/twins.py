@@ -148,7 +148,7 @@ class _Numbers:
         return [*consts, *(self.of(step, k) for k in first), *(self.of(step, "slice", number) for number in xs)]
 
     def twins(self, loop: registry.Body, inputs: Sequence[int]) -> _Step:
-        """Divide the carries that begin equal until a step leaves those equal that are."""
+        """Partition the carries that begin equal until every step keeps each class equal."""
         _, numbers, _ = loop.split(inputs)
         _, carry, _ = loop.split(_compat.opened(loop.jaxpr).invars)
         first = _firsts([(number, v.aval) for number, v in zip(numbers, carry, strict=True)])

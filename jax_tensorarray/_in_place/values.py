@@ -153,7 +153,7 @@ class Value:
         carried_from: the value that a loop started from, if this is what it has carried to its end; else None.
         is_used: whether anything but the next update uses it.
         is_given: whether it, or the version that it was made from, existed before the evaluated jaxpr.
-        is_made_whole: whether it is a view of which rows were read that cannot be computed row by row.
+        is_made_whole: whether rows were read of it, and it cannot be computed row by row.
         is_constant: whether it is the same in every step of the loop.
         is_ones: whether all of its elements are 1.
         is_new: whether an equation that is left as it is has made all of its elements, so that rows matter little.

@@ -183,7 +183,7 @@ def _has_rows(x: Value) -> bool:
 
 
 def invariant(jaxpr: Jaxpr, known: Mapping[Any, Value]) -> dict[Any, Value]:
-    """Return the values of a body that depend on `known` only, and that rows are read of.
+    """Return the values that rows are read of and that depend on `known` only.
 
     They are computed here, before the loop. None of them can fail or have effects, and otherwise each would be computed
     in every step.

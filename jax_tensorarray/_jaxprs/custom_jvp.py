@@ -2,7 +2,7 @@
 
 `jax.vmap` of a `jax.custom_jvp` takes the batch axes of the results from the function, unless it is differentiated at
 once. If it is differentiated later, such as in the body of a scan, they are where the rule of the derivative has them:
-on another axis, or in results of which the function has one for all examples. The error comes from the loop around, or
+on another axis, or in results that the function shares among all examples. The error comes from the loop around, or
 from its transpose (jax 0.10.2 to 0.12). Here the function says which results are batched, always along axis 0, and the
 rule follows.
 """
@@ -195,7 +195,7 @@ def _without_unused(used: Sequence[bool], *args: Any) -> tuple[list[bool], Any]:
     if not any(used) and not eqn.effects:
         return [False] * len(eqn.invars), None
     call, rule = eqn.params["call_jaxpr"], eqn.params["rule"]
-    call, operands = jaxprs.part_of(call, tuple(used), (True,) * len(eqn.invars))  # all of which the rule may read
+    call, operands = jaxprs.part_of(call, tuple(used), (True,) * len(eqn.invars))  # the rule may read all of these
     params = {"call_jaxpr": call, "rule": rule if all(used) else rule.of_some(used)}
     return operands, eqn.replace(outvars=flagged(eqn.outvars, used), params=params, effects=call.effects)
 

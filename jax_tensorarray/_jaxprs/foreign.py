@@ -85,7 +85,7 @@ def _shapes(types: Sequence[Any]) -> list[Any]:
 
 
 def rebuild(eqn: Equation, operands: Sequence[Array], change: Change) -> list[Array]:
-    """Run an equation that is lowered as changed jaxprs. Platforms that have none are lowered as before."""
+    """Run an equation whose lowering is replaced by jaxprs, on the platforms that have one."""
     traced = {platform: change.traced(jaxpr, operands) for platform, jaxpr in lowered_as(eqn).items()}
     functions = {
         platform: jaxprs.function(traced[platform]) if platform in traced else _plain(eqn)

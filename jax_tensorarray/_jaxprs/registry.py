@@ -37,7 +37,7 @@ class Body(NamedTuple):
     num_carry: int = 0
 
     def inputs(self, of_operands: Sequence[T], missing: T) -> list[T]:
-        """Return what belongs to the inputs: `missing` for those that are not operands, which may be the last ones."""
+        """Return what belongs to the inputs; `missing` for trailing inputs that are no operands."""
         own = of_operands[self.first :]
         made_inside = len(_compat.opened(self.jaxpr).invars) - self.leading - len(own)
         return [*[missing] * self.leading, *own, *[missing] * made_inside]
@@ -152,7 +152,7 @@ def without_calls(
 
 
 def reached(jaxpr: Jaxpr, flags: Sequence[bool]) -> list[bool]:
-    """Return which outputs may depend on a flagged input by a path that a derivative takes.
+    """Return which outputs may have a derivative with respect to a flagged input.
 
     Such a path consists of floats and complex numbers, without `stop_gradient`. It is followed into control flow only
     as far as JAX does: an output that is wrongly taken to depend on an input may be a `custom_vjp` without such a
@@ -162,7 +162,7 @@ def reached(jaxpr: Jaxpr, flags: Sequence[bool]) -> list[bool]:
 
 
 def each_reached(jaxpr: Jaxpr, flags: Sequence[bool], visit: Callable[[Any, list[bool]], None]) -> None:
-    """Call `visit` with each equation that a derivative goes through, and which of its operands depend on the inputs.
+    """Call `visit` with each differentiable equation and the flags of its operands that depend on the inputs.
 
     Those of its jaxprs are not visited.
     """

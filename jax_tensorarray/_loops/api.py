@@ -62,7 +62,7 @@ def _strategy_of(op: str, residuals: Any, max_steps: int | None) -> Strategy:
 
 
 def strategy_within(op: str, residuals: Any, memory: Any) -> Strategy:
-    """Return the strategy of that name for all loops of a function, each of which may keep `memory` bytes."""
+    """Return the strategy of that name for all loops of a function. Each may keep `memory` bytes."""
     if residuals == "checkpoint":
         return Checkpoints(memory)
     if memory is not None and residuals != "auto":

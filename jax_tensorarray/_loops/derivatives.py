@@ -73,7 +73,7 @@ def _taped_jvp(loop: Loop, tangents: Tangents) -> _Results:
 
 
 def replayed_jvp(loop: Loop, tangents: Tangents) -> _Results:
-    """Run a loop that keeps no tape, and one that finds its steps again."""
+    """Run a loop without a tape; its derivative replays the steps."""
     options, nonzero = loop.options, (*tangents.nonzero_consts, *tangents.nonzero_carry)
     max_steps: int = options.max_steps  # type: ignore[assignment]
     const_dots, carry_dots = tangents.instantiated()

@@ -144,7 +144,7 @@ def _write_transpose(ct: Any, tape: Any, step: Array, value: Any, *, batch_dims:
 
 
 def _same_for_all(step: Array, dim: int | None) -> Array:
-    """Return the step at which a batch is: the largest, since examples that have ended stopped at an earlier one."""
+    """Return the step of a batch: the largest, since examples that have ended stay behind."""
     return step if dim is None else jnp.max(step, axis=dim)
 
 

@@ -159,7 +159,7 @@ def _linearized(body: Any, nonzero_consts: Sequence[bool], nonzero_carry: Sequen
 
 
 def _updates_and_computes_again(eqn: Equation) -> bool:
-    """Return whether an equation is a checkpoint that updates rows and keeps nothing but rows that it reads.
+    """Return whether an equation is a checkpoint that updates rows and keeps at most the rows it reads.
 
     One with effects has them again when it is differentiated, and stays.
     """
@@ -219,7 +219,7 @@ class Sources:
         return jax.make_jaxpr(f)(*self.closed.in_avals)
 
     def giving_shared(self) -> Any:
-        """Return the jaxpr that maps the inputs that are the same in every step to what else is, of `shared`."""
+        """Return the jaxpr that computes the loop-invariant variables in `shared` from the invariant inputs."""
         inputs = flagged(self.jaxpr.invars, self.is_const)
 
         def f(*args: Array) -> list[Array]:
@@ -228,7 +228,7 @@ class Sources:
         return jax.make_jaxpr(f)(*(v.aval for v in inputs))
 
     def compute(self, variables: Sequence[Any], values: dict[Any, Array]) -> list[Array]:
-        """Compute variables that are the same in every step. `values` has the inputs that are."""
+        """Compute loop-invariant variables. `values` has the invariant inputs."""
         needed, eqns = set(variables), []
         for eqn in reversed(self.jaxpr.eqns):
             if not needed.isdisjoint(eqn.outvars):

@@ -1,4 +1,4 @@
-"""The log of a step: the rows that it overwrites in the buffers of the carry, from which they are put back.
+"""The log of a step: the rows that it overwrites in the buffers of the carry, to be put back.
 
 A buffer of the carry is followed through the jaxpr of a step, into branches and inner loops too. Each equation that
 updates rows of it makes a newer version, and an entry of the log: the rows that were there before. A conditional logs a
@@ -338,7 +338,7 @@ def followed(jaxpr: Jaxpr, held: Sequence[BufferVersion | None]) -> list[BufferV
 
 
 class _Followed(registry.Change):
-    """The body of a loop, which returns after its results the rows that it overwrites in the flagged carries."""
+    """The body of a loop that returns its log, too: the rows overwritten in the flagged carries."""
 
     def __init__(self, body: Any, num_before: int, of_carry: Sequence[BufferVersion | None]) -> None:
         after = len(body.in_avals) - num_before - len(of_carry)
@@ -443,7 +443,7 @@ class _Slot:
 
 
 class _Slots:
-    """The log of a conditional: the entries of its branches, in an order that is that of each branch."""
+    """The log of a conditional: the entries of its branches, each branch's in order."""
 
     def __init__(self) -> None:
         self.all: list[_Slot] = []

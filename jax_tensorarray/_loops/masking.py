@@ -317,7 +317,7 @@ def _evaluated(
 
 
 def _kept(active: Array, x: MaskedValue, carry: int | None, old: dict[int | None, Array]) -> Array:
-    """Return a value that is a version of that carry: unless `active` it is the old one, or zeros if there is none."""
+    """Return the new version of a carry if `active`; else the old one, or zeros if there is none."""
     if carry is None or x.carry == carry:
         return x.array
     return lax.select(active, x.array, old[carry] if carry in old else jnp.zeros_like(x.array))

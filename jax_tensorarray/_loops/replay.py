@@ -254,7 +254,7 @@ rules.register(ta_replay_p, jvp=_jvp, transpose=rules.transpose_of_part(_part_fo
 
 
 def live_carries(body: Any) -> list[bool]:
-    """Return which carries must be kept: all but buffers to which the body does nothing but write rows."""
+    """Return which carries must be kept: all but buffers that the body only writes rows to."""
     uses = Uses(jaxprs.pruned(body))
     inner = uses.jaxpr
 

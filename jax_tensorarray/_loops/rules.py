@@ -50,7 +50,7 @@ PartFor = Callable[..., Part]
 
 
 def without_unused(part_for: PartFor) -> Callable[..., tuple[list[bool], Any]]:
-    """Return the rule that removes what is not needed: it returns which operands are left, and the equation."""
+    """Return the rule for dead code elimination: it returns the flags of the operands left, and the equation."""
 
     def rule(used: list[bool], *args: Any) -> tuple[list[bool], Any]:
         eqn = args[-1]  # in 0.12 it comes after flags for the live operands
@@ -176,7 +176,7 @@ def partial_eval_in_checkpoint(
 
 
 def batching_rule(primitive: Primitive, rule: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the rule that JAX calls, made of a rule that is traced once for a body.
+    """Return the rule that JAX calls, from a rule that is traced once for a body.
 
     `rule(axis, args, batched, **params)` returns the results, and flags those that are batched. All batch axes come
     first.

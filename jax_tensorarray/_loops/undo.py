@@ -146,7 +146,7 @@ class _Planning:
         self.chain_of = {r: held[s].since for r, s in slot_of.items()}  # type: ignore[union-attr]
 
     def version(self, v: Any, *, is_residual: bool = False) -> BufferVersion | None:
-        """Return the version that a variable is, if that version exists at some time while a step is undone."""
+        """Return the version of a variable, if it exists at some time while a step is undone."""
         found = self.versions.get(v)
         if found is None or found.root not in self.slot_of:
             return None
@@ -347,7 +347,7 @@ class _Planning:
         )
 
     def in_order(self) -> list[int]:
-        """Return the equations to be evaluated again in an order in which those that update buffers come early.
+        """Order the equations to evaluate again: updates of buffers come early.
 
         What else reads these buffers is then computed from what was restored after the update, and XLA need not copy.
         """
@@ -364,7 +364,7 @@ class _Planning:
         return list(order)
 
     def orbits(self, roots: set[int]) -> list[int]:
-        """Return the buffers that have to be restored for these: all that have been in their places."""
+        """Return the buffers to restore for these: all that have been in their places."""
         found, more = set(roots), set(roots)
         while more:
             more = {self.slot_of[r] for r in more} - found

@@ -13,7 +13,7 @@ from jax_tensorarray._types import Equation
 
 
 def aliased(eqn: Equation) -> Sequence[tuple[int, int]]:
-    """Return the numbers of operands that share the memory of results, each with that of the result.
+    """Map operands to the results that share their memory, by number.
 
     `jax.ffi` and Pallas say so in a parameter. The lowering rule of another primitive may make such a call, too: what
     it makes is looked at once for each type of its operands.

@@ -67,7 +67,7 @@ def mark_those_in_range(jaxpr: Any, *, keeps_selects: bool = False) -> Any:
     """Mark every row op and check whose index is provably in range: its parameter `checked` says so.
 
     Its index becomes simpler, if it may. `keeps_selects` is for GPUs: arithmetic costs nothing there, and XLA repeats a
-    cheap index in two kernels, of which neither then sees that the other starts in the same place.
+    cheap index in two kernels. Then neither sees that the other starts in the same place.
     """
     return _marked(Scope(jaxpr), BoundsOf(keeps_selects=keeps_selects))
 
@@ -164,7 +164,7 @@ def _same_type(x: Atom, y: Atom) -> bool:
 
 
 def _joined_piece(scope: Scope, eqn: Equation) -> Atom | None:
-    """Return the array that a slice takes out of several that have been concatenated, if it is one of them."""
+    """Return the operand of a concatenation that a slice takes out again, or None."""
     if set(eqn.params["strides"] or ()) - {1}:
         return None  # its parts may be of several
     joined = scope.maker(eqn.invars[0], "concatenate")
@@ -298,7 +298,7 @@ class BoundsOf:
         return inside(*value)
 
     def _most_steps(self, scope: Scope, loop: Equation) -> int | None:
-        """Return the most steps that a loop can have, if a number that grows with each has to be less than another."""
+        """Bound the trip count of a loop whose condition compares a counter with a number."""
         condition, most = scope.condition(loop), []
         for counter, limit in _less_than(condition, condition.jaxpr.outvars[0]):
             end, number = self(condition, limit), condition.carried(counter)

@@ -89,7 +89,7 @@ def _owned_operands(branch: Any, operands: Sequence[Atom], ownership: Ownership)
 
 
 def _placeholders(eqn: Equation, operands: Sequence[Atom], owned: dict[Any, None]) -> dict[int, Any]:
-    """Map each result that is an outer buffer, updated in place, to that buffer, which is passed on meanwhile."""
+    """Map each result that is an outer buffer, updated in place, to that buffer."""
     found: dict[int, Any] = {}
     left = dict(owned)
     for branch in eqn.params["branches"]:

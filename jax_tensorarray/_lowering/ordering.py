@@ -78,7 +78,7 @@ class _Orderer:
             for k in sorted({k for k, _ in uses[value]} - candidates - {block.end}):
                 if block.rank[k] > block.rank[owner]:
                     since = block.rank[owner]
-                    together = set().union(*(block.ancestors(m, since) for m in block.made_at_once(k, value)))
+                    together = set().union(*(block.ancestors(m, since) for m in block.fusion_group(k, value)))
                     moved = together if may_move(together) else block.ancestors(k, since)
                     if may_move(moved):
                         block.move_before(moved, owner)
@@ -200,8 +200,8 @@ class _Block:
         found.update(new)
         return new
 
-    def made_at_once(self, reader: int, buffer: Any) -> list[int]:
-        """Return a reader of all of a buffer, and what uses the large arrays that are made of it, except the end."""
+    def fusion_group(self, reader: int, buffer: Any) -> list[int]:
+        """Return a whole-buffer reader and every consumer of its large results, except the end."""
         found = [reader]
         if num_bytes(buffer) < _gates.ORDERED_BYTES_OF_ALL or not is_fused(self.eqns[reader]):
             return found
@@ -222,7 +222,7 @@ class _Block:
         return results if jaxprs.is_of_ours(eqn) else [self.used_after(owner, x, limit) for x in results]
 
     def _made_of(self, owner: int, result: Any, limit: float) -> list[Any]:
-        """Return all that is made of a result of a reader with which XLA may fuse the reader.
+        """Return the results that a reader may be fused into.
 
         That is nothing if a large array is used after the owner: it would have to be materialised.
         """

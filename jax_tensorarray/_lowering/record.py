@@ -203,7 +203,7 @@ class Threader:
         return block, state.record
 
     def _unknown(self, block: Block, record: Record, at: Equation) -> Record:
-        """Return an empty record, of which XLA cannot know that it is: it does not know what a call returns."""
+        """Return an empty record. XLA cannot know that it is empty, since a call returns it."""
         operands = [Literal(np.int32(n), ShapedArray((), np.dtype(np.int32))) for n in (0, 1)]
         result = _compat.new_variable(operands[0].aval)
         params = {"batch_dims": 0, "mode": "drop", "op": "record", "checked": "", "lowering": "ffi"}
@@ -333,7 +333,7 @@ class _State:
 
 
 def _renamed(known: Any, operands: Sequence[Atom], invars: Sequence[Any]) -> Any:
-    """Return the positions that are known, of the variables that they are in a branch."""
+    """Return the known positions, keyed by the variables of a branch."""
     names: dict[Any, Any] = {}
     for x, v in zip(operands, invars, strict=True):
         if not isinstance(x, Literal):
@@ -566,7 +566,7 @@ def _read(*operands: Any, known: tuple[int, ...], is_wide: bool, computes: bool)
 
 
 def _of_ops(index: Any, size: Any, op: Any, *, numbers: tuple[int, ...], is_long: bool) -> Any:
-    """Return the index of the one op that was recorded and the sizes, of which no rows of the others are stray."""
+    """Return the index of the op that was recorded, and the sizes. No other op was stray."""
     shape = (len(numbers),)
     index, size, op = (lax.broadcast_in_dim(x, shape, ()) for x in (index, size, op))
     is_here = lax.eq(op, np.array(numbers, np.int32))

@@ -137,7 +137,7 @@ def argument(loop: Equation, number: int, which: str = "body") -> Any:
 
 
 def added_by_step(scope: Scope, loop: Equation, number: int) -> int | None:
-    """Return the constant that a step of a loop adds to a number that it carries, or None if it does anything else."""
+    """Return the constant that a step adds to a carried number, or None if it does anything else."""
     body, added = scope.body(loop), 0
     carried, after = argument(loop, number), body.jaxpr.outvars[number]
     while after is not carried:

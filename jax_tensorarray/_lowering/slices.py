@@ -280,7 +280,7 @@ _OTHERS = frozenset({ta_fence_p, ta_check_p, ta_clear_p})
 
 
 def zero_of(scope: Scope) -> Atom | None:
-    """Return a number that is 0 while nothing is wrong, and that XLA cannot know, if a jaxpr has one."""
+    """Return a number that is 0 unless an index is stray and that XLA cannot know, if a jaxpr has one."""
     return next((eqn.outvars[0] for eqn in scope.jaxpr.eqns if eqn.primitive is ta_zero_p), None)
 
 
@@ -590,7 +590,7 @@ class _Rows:
             self.named.setdefault(atom, []).append(variable)
 
     def _pass_on(self, old: Atom, new: Any) -> None:
-        """Have a value that has passed a barrier stand for all that it stood for before.
+        """Rename a value to its copy behind a barrier.
 
         Further reads of the buffer pass barriers side by side: XLA may fuse what is not in a chain.
         """

@@ -202,7 +202,7 @@ def _update_at_once(how: How, given: _Operands) -> list[Array]:
 
 
 def fence(zero: Array, buffer: Array, *token: Array) -> list[Array]:
-    """Return the buffer by an update that changes nothing, which XLA does not know: one element by itself."""
+    """Write one element over itself. XLA does not know that this changes nothing."""
     start: Any = (np.int32(0),) * buffer.ndim
     first = _Access(0, (), start, (1,) * buffer.ndim, None, 0)
     how = How(ordered=True, barriers_hold=False)
@@ -352,7 +352,7 @@ def _positions(how: How, given: _Operands, shared: int) -> tuple[list[Array], Ar
 
 
 def _part(value: Array, shared: int, place: Sequence[int], shape: Sequence[int]) -> Array:
-    """Return the elements of `value` at one place of the axes that follow the shared ones, in that shape."""
+    """Take one place along the axes after the shared ones, in that shape."""
     before, after = [0] * shared, list(value.shape)
     if place:
         start = [*before, *place, *[0] * (len(after) - shared - len(place))]

@@ -28,7 +28,7 @@ _MADE_ONCE = frozenset(
 
 
 def mark_unordered(jaxpr: Any, platform: str | None, barriers_hold: bool) -> Any:
-    """Say of every read and every update that needs no order that it is `unordered`.
+    """Flag every read and update that needs no order as `unordered`.
 
     On a CPU a row needs none either if everything that is made of it, apart from the update, goes through an operation
     that XLA runs once, before the update: XLA repeats a read only in a fusion with cheap operations.
@@ -37,7 +37,7 @@ def mark_unordered(jaxpr: Any, platform: str | None, barriers_hold: bool) -> Any
 
     def mark(scope: Scope, eqn: Equation, block: Block) -> Equation:
         is_read = eqn.primitive is ta_read_p and uses.is_for_update(scope, eqn)
-        if is_read or (updates(eqn) and uses.is_for_itself(scope, eqn.invars[0])):
+        if is_read or (updates(eqn) and uses.reads_feed_only_next_update(scope, eqn.invars[0])):
             return eqn.replace(params=eqn.params | {"unordered": True})
         return eqn
 
@@ -110,10 +110,10 @@ class Uses:
 
     def is_for_update(self, scope: Scope, read: Equation) -> bool:
         """Return whether a row is read for the next update of the buffer only, or the buffer is never updated."""
-        return self.is_for_itself(scope, read.invars[0]) or self.is_never_updated(scope, read.invars[0])
+        return self.reads_feed_only_next_update(scope, read.invars[0]) or self.is_never_updated(scope, read.invars[0])
 
-    def is_for_itself(self, scope: Scope, buffer: Any) -> bool:
-        """Return whether all that is read of a version of a buffer is for the one update that follows."""
+    def reads_feed_only_next_update(self, scope: Scope, buffer: Any) -> bool:
+        """Return whether every read of a buffer's version feeds only its next update."""
         key = scope, buffer
         if key not in self.for_itself:
             uses = self.all_uses(*home_of(scope, buffer))

@@ -1,4 +1,4 @@
-"""Convert the arguments that say which rows of a buffer an op is for to operands and parameters of a row op.
+"""Convert the arguments that address rows to operands and parameters of a row op.
 
 An index addresses rows along one axis. With `axis`, the axes before it are batch axes, and all of them share the
 index, which has size 1 along them. A tuple addresses several axes, and its parts are joined along a last axis. With
@@ -60,7 +60,7 @@ def rows(
     mode: str | None = None,
     lowering: str = "auto",
 ) -> RowOperands:
-    """Return the rows that `op` is for, from the arguments that all such ops have."""
+    """Return the rows that `op` addresses, from the arguments that all row ops share."""
     arguments.check_lowering(op, lowering)
     if length is None and type(axis) is int and axis == 0 and not isinstance(index, tuple):
         buffer, index, mask, mode = arguments.row_operands(op, buffer, index, where, mode)

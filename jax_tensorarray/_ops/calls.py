@@ -84,7 +84,7 @@ class Config(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "Config":
-        """Return what the text of such a dictionary says, which is the form that XLA has."""
+        """Parse the text of such a dictionary, as XLA has it."""
         with ir.Context():
             return cls.of(ir.DictAttr(ir.Attribute.parse(text or "{}")))
 

@@ -146,7 +146,7 @@ def _letter(n: int) -> str:
 
 @dataclass(frozen=True)
 class Division:
-    """How an array is divided: among how many devices along each label, and which device has which part."""
+    """How an array is divided: the number of devices along each label, and the part of each device."""
 
     labels: tuple[Label, ...]
     devices: Any  #: array with an axis for each label, then axes for groups of devices

@@ -109,7 +109,7 @@ NOOP_OPERANDS: dict[Primitive, Callable[..., Sequence[Array]]] = {}
 
 
 def updates_rows(primitive: Primitive) -> bool:
-    """Return whether a primitive is a row op that updates its first operand, which is its first result."""
+    """Return whether a primitive is a row op that updates its first operand in place."""
     return primitive in ROW_OPS and ROW_OPS[primitive].in_place
 
 

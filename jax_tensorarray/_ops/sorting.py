@@ -1,4 +1,4 @@
-"""Sort the positions of an index by the row that they address, for a GPU that visits many of them at once.
+"""Sort the positions of an index by row, for a GPU that visits many at once.
 
 On a GPU one thread does one position, and has to know which others address its row (see csrc/gpu_kernels.h). For few
 positions it reads the whole index. For many that would be quadratic, so XLA sorts the index beforehand, and every

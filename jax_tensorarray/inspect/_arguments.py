@@ -22,7 +22,7 @@ _EAGER = re.compile(r"HloModule jit_(scatter\w*|dynamic_update_slice),")
 
 
 class ArgumentCopy(NamedTuple):
-    """An argument of which all is copied in every call of a program, which changes few of its rows, or none.
+    """An argument that every call of a program copies whole, though it changes few of its rows, or none.
 
     Attributes:
       name: of the argument, as the program was called: `state['h']`.

@@ -371,7 +371,7 @@ def _binds(line: hlo_text.Frame) -> bool:
 
 
 def _calls_of_bind(lines: list[hlo_text.Frame], around: list[hlo_text.Frame]) -> list[hlo_text.Frame]:
-    """Return the lines from the one in the loop that calls the library whose primitive is bound in the first line.
+    """Drop the first lines, of the library that binds the primitive.
 
     If the loop is in that library too, it is the line that calls the file of the primitive, or the function.
     """

@@ -129,7 +129,7 @@ def place_of(eqns: Sequence[Any]) -> Place:
 
 
 def _makers(jaxpr: Jaxpr, v: Any) -> list[Any]:
-    """Return the equation that makes a variable, and before it the one in a jaxpr that it calls. An input has none."""
+    """Return the equations that make a variable, innermost first; none for an input."""
     eqn = Uses(jaxpr).maker(v)
     if eqn is None:
         return []

@@ -95,7 +95,7 @@ def computes_with_all_rows(jaxpr: Jaxpr, steps: int) -> bool:
 
 
 def outermost(jaxpr: Jaxpr) -> list[Any]:
-    """Return the loops that are in no other loop, also those whose number of steps is known only at run time."""
+    """Return the loops that are in no other loop, also those with a dynamic trip count."""
     found = []
     for eqn in _compat.opened(jaxpr).eqns:
         if registry.entry_of(eqn).kind == "loop":

@@ -231,7 +231,7 @@ def _alike(copies: Sequence[LoopCopy]) -> list[list[LoopCopy]]:
 
 
 def _of_copies(copies: Sequence[LoopCopy], worst: int, compiled: int) -> Finding:
-    """Describe copies that are alike, on a line that is compiled so many times."""
+    """Describe copies that are alike, on a line that was compiled `compiled` times."""
     copy, moved = copies[0], sum(map(cost, copies))
     more = f" {_again(compiled)}" if compiled > 1 and copy.file else ""
     steps = f"{copy.steps} steps" if copy.steps else "steps that XLA cannot count"

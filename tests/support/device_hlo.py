@@ -36,7 +36,7 @@ TRANSFORMS: dict[str, Callable[..., Any]] = {
 
 
 class Case(NamedTuple):
-    """A function and its arguments, of which the first is as large as the buffers of all examples together."""
+    """A function and its arguments. The first is as large as the buffers of all examples together."""
 
     f: Callable[..., Any]
     args: tuple[jax.Array, ...]

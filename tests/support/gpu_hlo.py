@@ -26,7 +26,7 @@ def why_not() -> str:
 
 
 def compiled_for_h100(f, *args) -> str:
-    """The optimised HLO of `f(*args)`, of which only shapes and dtypes are looked at."""
+    """The optimised HLO of `f(*args)`. Only shapes and dtypes of the arguments matter."""
     return ahead.compiled_for("cuda", f, *args).as_text() or ""
 
 

@@ -1,4 +1,4 @@
-"""Programs on eight CPU devices, of which one gets an index out of range before all of them meet: a process of its own.
+"""Programs on eight CPU devices: one gets an index out of range before all of them meet. This is a process of its own.
 
 `python one_bad_index.py [gspmd]` prints the errors of each program, compares what it returns afterwards with NumPy, and
 ends with the error of the last one. XLA aborts a process whose devices wait for one that has stopped.

@@ -188,7 +188,7 @@ FLUSHES = True
 
 
 def flush(x: np.ndarray) -> np.ndarray:
-    """Without the subnormals of float32, of which zeros of the same sign are left, if the platform does that."""
+    """Subnormals of float32 become zeros of the same sign, if the platform does that."""
     if not FLUSHES:
         return x.astype(np.float32)
     tiny = np.abs(x.astype(np.float32)) < np.finfo(np.float32).tiny

@@ -47,7 +47,7 @@ def each(f: Callable[..., Any], *jets: Jet) -> Jet:
 
 
 def chain(j: Jet, f0: Any, f1: Any, f2: Any) -> Jet:
-    """An elementwise function, of which these are the values and two derivatives."""
+    """An elementwise function, given by its values and two derivatives."""
     return Jet(f0, f1 * j.d, f1 * j.e, f1 * j.de + f2 * j.d * j.e)
 
 

@@ -1,4 +1,4 @@
-"""Random programs over buffers: one grammar, of which NumPy and this library each have an interpreter.
+"""Random programs over buffers: one grammar, with an interpreter in NumPy and one in this library.
 
 A program is plain data, so hypothesis can shrink it, and a failure is kept as it was printed. Its state has a slot for
 each of `STATE`: an integer, rows, and buffers of them. A block is a list of statements, each of which adds values to
@@ -134,7 +134,7 @@ class Call(NamedTuple):
 
 
 class Loop(NamedTuple):
-    kind: str  # of which library, and which loop
+    kind: str  # the library, and the loop
     steps: int  # at most, as far as known while tracing
     trips: int  # reference to an integer that says how many, if the loop looks at it
     test: Predicate | None  # what a while loop looks at besides
