@@ -23,9 +23,18 @@ Array = jax.Array
 
 
 def function(jaxpr: Jaxpr) -> Callable[..., list[Array]]:
-    """Return a closed jaxpr as a function of flat arguments."""
+    """Return a closed jaxpr as a function of flat arguments.
+
+    These may vary over more axes of a mesh than when it was traced, as the predicates of a batch do in a `shard_map`.
+    """
     call: Callable[..., list[Array]] = jex.jaxpr_as_fun(jaxpr)
-    return call
+
+    def f(*args: Array) -> list[Array]:
+        if jax.sharding.get_abstract_mesh().empty:
+            return call(*args)
+        return interpret(jaxpr, args, bind, lambda x: x)
+
+    return f
 
 
 def bind(eqn: Equation, operands: Sequence[Array]) -> list[Array]:

@@ -1,6 +1,7 @@
 """`ta_while`: a loop that ends when its data say so. It counts its steps, so that its derivatives are counted loops."""
 
 import functools
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ from jax_tensorarray._loops import linearize, masking, rules
 from jax_tensorarray._loops.rules import Part, with_batch_axis
 from jax_tensorarray._loops.strategy import Strategy, Tape
 from jax_tensorarray._loops.tapes import TapeType, avals_of, batched_tapes, make
-from jax_tensorarray._ops.primitive import run_alone, type_like
+from jax_tensorarray._ops.primitive import run_alone, type_like, varying_alike, varying_as
 from jax_tensorarray._types import Equation
 
 Array = jax.Array
@@ -184,7 +185,7 @@ def _run(*operands: Array, cond: Any, body: Any, options: WhileOptions) -> Any:
         return k, active & more(k, carry), taken, carry
 
     active = more(start, carry)
-    state = (start, active, jnp.zeros(active.shape, dtype), carry)
+    state = (start, *varying_alike([active, jnp.zeros(active.shape, dtype)]), carry)
     _, _, taken, outs = lax.while_loop(lambda state: jnp.any(state[1]), step, state)
     return [*outs, taken] if counts else outs
 
@@ -277,15 +278,30 @@ def _batch(
         carry_batched = [True] * len(carry_batched)
     carry = with_batch_axis(carry, init_batched, carry_batched, axis.size)
     tapes = batched_tapes(options.tapes, axis.size)
+    predicate = axis.vmap(
+        jaxprs.function(cond), axes([*cond_consts_batched, *carry_batched]), 0 if pred_batched else None
+    )
+    cond, varied = _traced(predicate, cond_consts, carry, tapes), pred_batched
+    while varied:  # a carry is selected by the predicate, so it varies over whichever axes of a mesh that does
+        before, carry = carry, [varying_as(x, cond.out_avals[0]) for x in carry]
+        varied = any(map(operator.is_not, before, carry))
+        tapes = _tapes_varying_as(tapes, cond.out_avals[0]) if varied else tapes
+        cond = _traced(predicate, cond_consts, carry, tapes) if varied else cond
     strategy = options.strategy.batched(axis, pred_batched, consts_batched, consts, carry)
     options = replace(options, batch_dims=options.batch_dims + pred_batched, tapes=tapes, strategy=strategy)
     types = [*map(jax.typeof, [*consts, *carry]), *avals_of(tapes)]
     body = masking.batched_body(axis, body, pred_batched, consts_batched, carry_batched, types)
-    of_cond = axes([*cond_consts_batched, *carry_batched])
-    predicate = axis.vmap(jaxprs.function(cond), of_cond, 0 if pred_batched else None)
-    cond = jax.make_jaxpr(predicate)(*map(jax.typeof, [*cond_consts, *carry]), *avals_of(tapes))
     outs, steps = while_(cond_consts, consts, carry, cond=cond, body=body, options=options)
     return results(outs, steps), [*carry_batched, *[pred_batched] * options.counts]
+
+
+def _traced(predicate: Any, consts: Sequence[Array], carry: Sequence[Array], tapes: Sequence[TapeType]) -> Any:
+    return jax.make_jaxpr(predicate)(*map(jax.typeof, [*consts, *carry]), *avals_of(tapes))
+
+
+def _tapes_varying_as(tapes: Sequence[TapeType], aval: Any) -> tuple[TapeType, ...]:
+    varied = jax.make_jaxpr(lambda *args: [varying_as(x, aval) for x in args])(*avals_of(tapes)).out_avals
+    return tuple((x, batch_dims) for x, (_, batch_dims) in zip(varied, tapes, strict=True))
 
 
 def _check_effects(cond: Any, body: Any) -> None:

@@ -88,7 +88,7 @@ class Expander:
         elif name == "shard_map":
             with _compat.naming_axes(params):
                 body = self.jaxpr(_compat.closed(params["jaxpr"]))
-            block.add(eqn, params=params | {"jaxpr": _like(params["jaxpr"], body)})
+            block.add(eqn, params=params | {"jaxpr": _compat.without_consts(body)})
         elif (inner := registry.inlined(eqn, with_options=self.with_options)) is not None:
             self._inline(block, inner, eqn, name=_name(eqn))
         elif registry.entry_of(eqn).kind == "rules" and "call_jaxpr" in params:
@@ -165,11 +165,6 @@ _INDICES = frozenset(map(np.dtype, ("int8", "int16", "int32", "int64", "uint8", 
 def _name(eqn: Equation) -> str:
     name = eqn.params.get("name")
     return f"jit({name})" if isinstance(name, str) else ""
-
-
-def _like(old: Any, new: Any) -> Any:
-    """Return a jaxpr that is closed if another one is."""
-    return new if hasattr(old, "consts") else _compat.opened(new)
 
 
 def _traced(function: Callable[..., Sequence[Any]], eqn: Equation) -> Any:

@@ -214,8 +214,8 @@ def with_bodies(eqn: Equation, new: Sequence[Any]) -> Equation:
         return eqn.replace(params=eqn.params | {"branches": tuple(new)})
     if name == "while":
         return eqn.replace(params=eqn.params | {"cond_jaxpr": new[0], "body_jaxpr": new[1]})
-    is_closed = hasattr(eqn.params["jaxpr"], "consts")
-    return eqn.replace(params=eqn.params | {"jaxpr": new[0] if is_closed else _compat.opened(new[0])})
+    body = _compat.without_consts(new[0]) if name == "shard_map" else new[0]
+    return eqn.replace(params=eqn.params | {"jaxpr": body})
 
 
 def rebuilt(

@@ -124,12 +124,18 @@ def varying_alike(operands: Sequence[Any]) -> Sequence[Any]:
     """Return the operands, each varying over all manual axes over which at least one of them varies."""
     if jax.sharding.get_abstract_mesh().empty:
         return operands
-    axes = [_compat.varying_axes(x) for x in operands]
-    everywhere = frozenset().union(*axes)
-    return [
-        lax.pcast(x, tuple(sorted(everywhere - own, key=str)), to="varying") if everywhere - own else x
-        for x, own in zip(operands, axes, strict=True)
-    ]
+    everywhere = frozenset().union(*map(_compat.varying_axes, operands))
+    return [_varying_over(x, everywhere) for x in operands]
+
+
+def varying_as(x: Any, aval: Any) -> Any:
+    """Return `x`, varying over all manual axes over which arrays of that type vary, too."""
+    return _varying_over(x, _compat.varying_axes(aval))
+
+
+def _varying_over(x: Any, axes: frozenset[Any]) -> Any:
+    more = axes - _compat.varying_axes(x)
+    return lax.pcast(x, tuple(sorted(more, key=str)), to="varying") if more else x
 
 
 def make_primitive(
@@ -242,14 +248,15 @@ def _run(primitive: Primitive, *operands: Any, **params: Any) -> Any:
 def check_operands(buffer: Any, index: Any, rest: Sequence[Any], takes_value: bool, **params: Unpack[Params]) -> None:
     """Check the operands of a bind. The public functions make them fit; this guards binds by hand."""
     op, batch_dims, index_dims = params["op"], params["batch_dims"], params["index_dims"]
-    batch, positions = buffer.shape[:batch_dims], positions_of(index, index_dims)[batch_dims:]
+    axes_of_index = _axes_of_index(params)
+    batch, positions = buffer.shape[:batch_dims], positions_of(index, axes_of_index)[batch_dims:]
     if buffer.ndim <= batch_dims or not _is_for(batch, index):
         raise ValueError(f"{op}: buffer {buffer.shape} and index {index.shape} do not share {batch_dims} batch axes")
     if not 0 < index_dims <= buffer.ndim - batch_dims:
         raise ValueError(f"{op}: buffer {buffer.shape} with {batch_dims} batch axes has no rows of {index_dims} axes")
-    if index_dims > 1 and index.shape[batch_dims:][-1:] != (index_dims,):
+    if axes_of_index > 1 and index.shape[batch_dims:][-1:] != (index_dims,):
         raise ValueError(f"{op}: index {index.shape} does not end with its {index_dims} starts")
-    if may_raise(params) and (index_dims > 1 or params["whole"]):
+    if may_raise(params) and (axes_of_index > 1 or params["whole"]):
         raise ValueError(f"{op}: an index raises along one axis only, and for each row; got mode {params['mode']!r}")
     sizes, window = sizes_of(buffer, params), params["window"]
     if (params["mode"] == "clip" or (window and index_dims > 1)) and not params["whole"]:
@@ -258,6 +265,7 @@ def check_operands(buffer: Any, index: Any, rest: Sequence[Any], takes_value: bo
         raise ValueError(f"{op}: a window of {window} rows does not fit into {sizes}")
     if not jnp.issubdtype(index.dtype, jnp.integer):
         raise TypeError(f"{op}: index must have an integer dtype, got {index.dtype}")
+    rest = rest[: len(rest) - params.get("waits", 0)]
     value, where = (rest[:1], rest[1:]) if takes_value else ((), rest)
     rows = (*batch, *positions, *params["window"], *buffer.shape[batch_dims + index_dims :])
     for v in value:
@@ -266,6 +274,11 @@ def check_operands(buffer: Any, index: Any, rest: Sequence[Any], takes_value: bo
     for w in where:
         if not _is_for(batch, w) or w.shape[batch_dims:] != positions or w.dtype != jnp.bool_:
             raise TypeError(f"{op}: where {w.str_short()} must be bool{(*batch, *positions)}")
+
+
+def _axes_of_index(params: Any) -> int:
+    """Return along how many axes an index has a start. What a pass has settled counts the rows of all axes together."""
+    return 1 if params.get("settled") else params["index_dims"]
 
 
 def _is_for(batch: Sequence[Any], x: Any) -> bool:
@@ -281,7 +294,7 @@ def like_buffer(buffer: Any) -> ShapedArray:
 def rows_of(buffer: Any, index: Any, **params: Unpack[Params]) -> ShapedArray:
     """Return the type of the rows that `index` addresses: `[*batch, *I, *window, *elem]`."""
     batch_dims, index_dims = params["batch_dims"], params["index_dims"]
-    rows = (*positions_of(index, index_dims)[batch_dims:], *params["window"])
+    rows = (*positions_of(index, _axes_of_index(params))[batch_dims:], *params["window"])
     elem = range(batch_dims + index_dims, buffer.ndim)
     shape = [*buffer.shape[:batch_dims], *rows, *(buffer.shape[d] for d in elem)]
     return type_like(buffer, shape, [*range(batch_dims), *[None] * len(rows), *elem])
@@ -555,13 +568,12 @@ class RowKernel:
         batch_dims, index_dims, window = params["batch_dims"], params["index_dims"], params["window"]
         buffer, index, *_ = ctx.avals_in
         sizes = sizes_of(buffer, params)
-        settled = params.get("settled", False)
-        count = math.prod((*positions_of(index, 1 if settled else index_dims)[batch_dims:], *window))
+        count = math.prod((*positions_of(index, _axes_of_index(params))[batch_dims:], *window))
         is_sorted = in_place and sorting.is_sorted(platform, math.prod(sizes), count)
         given = list(zip(operands[:own], ctx.avals_in[:own], strict=True))
         waited = list(zip(operands[own:], ctx.avals_in[own:], strict=True))
         order = self._of_index(sorting.visiting_order, given, ctx, params) if is_sorted else []
-        if not settled:  # no pass knows all sizes, or there is none
+        if not params.get("settled"):  # no pass knows all sizes, or there is none
             numbers, *where = self._of_index(numbers_of_rows, given, ctx, params)
             given = [given[0], numbers, *given[2 : 2 + self.call.takes_value], *where]
         given += [*order, *waited]

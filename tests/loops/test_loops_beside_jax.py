@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import jit, lax
+from jax.experimental import io_callback
 from loop_programs import (
     BATCH_STEPS,
     OURS,
@@ -484,3 +485,32 @@ def test_reverse_mode_without_max_steps_names_it_and_the_line(transform, f):
     line = f.__code__.co_firstlineno + 1
     with pytest.raises(ValueError, match=rf"{Path(__file__).name}:{line} .*max_steps"):
         REVERSED[transform](f)(2.0)
+
+
+def test_a_loop_with_an_ordered_effect_and_a_ref_reads_elements_by_a_kernel():
+    """JAX binds the ops of such a loop again while it lowers the loop, when passes have settled their indices."""
+    buffer, asked = np.arange(12.0).reshape(4, 3), []
+
+    @jax.jit
+    def f(n):
+        seen = jax.new_ref(jnp.int32(0))
+
+        def goes_on(c):
+            io_callback(lambda i: asked.append(int(i)), None, c[0], ordered=True)
+            return c[0] < n
+
+        def step(c):
+            i, b = c
+            seen[...] += i
+            at = (i % 4, i % 3)
+            return i + 1, ta.ta_add(b, at, ta_read(b, at, lowering="ffi"), lowering="ffi")
+
+        return (*lax.while_loop(goes_on, step, (jnp.int32(0), buffer)), seen[...])
+
+    want = buffer.copy()
+    for i in range(5):
+        want[i % 4, i % 3] *= 2
+    _, got, seen = f(5)
+    np.testing.assert_array_equal(got, want)
+    jax.effects_barrier()
+    assert seen == 10 and asked == [*range(6)]
