@@ -7,14 +7,16 @@ differentiate and to batch. A primitive that is not in the tables below is run b
 An oracle must not call this library. `library_in_numpy.py` has rules for its primitives: there they are under test.
 """
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Literal
+import pytest
+from jax.extend.core import ClosedJaxpr, Literal, primitives
 
 from jax_tensorarray import _compat
 
@@ -52,6 +54,31 @@ def _evaluate(closed: Any, args: Sequence[np.ndarray], rules: Rules) -> list[np.
                 values[k] = out = np.asarray(out, dtype)
                 assert out.shape == shape, (eqn.primitive.name, out.shape, shape)
     return [values[k] for k in program.results]
+
+
+@contextlib.contextmanager
+def one_by_one_in_numpy() -> Iterator[None]:
+    """Outside of `jit` NumPy computes each operation, for which XLA would compile a program.
+
+    For oracles that branch on what they compute, which cannot be traced.
+    """
+
+    def computed(rule: Callable[..., Sequence[Any]], several: bool, *operands: Any, **params: Any) -> Any:
+        with np.errstate(all="ignore"):
+            outs = [jnp.asarray(np.asarray(out)) for out in rule(params, *map(np.asarray, operands))]
+        return outs if several else outs[0]
+
+    with pytest.MonkeyPatch.context() as patch, jax.disable_jit():
+        for primitive in vars(primitives).values():
+            name = getattr(primitive, "name", None)
+            if name in _ELEMENTWISE:
+                rule = functools.partial(lambda function, params, *operands: [function(*operands)], _ELEMENTWISE[name])
+            elif name in _OTHERS:
+                rule = _OTHERS[name]
+            else:
+                continue
+            patch.setattr(primitive, "impl", functools.partial(computed, rule, primitive.multiple_results))
+        yield
 
 
 class _Program(NamedTuple):
