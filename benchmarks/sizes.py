@@ -115,8 +115,8 @@ def loss_of(most):
 
 
 def reserved(f, *args):
-    """Megabytes that a compiled gradient reserves on an H100, where its compiler is installed, and on a CPU."""
-    of = {"CPU": jax.jit(f).lower(*args).compile().memory_analysis().temp_size_in_bytes}
+    """Megabytes that a function of `jax.jit` reserves on an H100, where its compiler is installed, and on a CPU."""
+    of = {"CPU": f.lower(*args).compile().memory_analysis().temp_size_in_bytes}
     if not ahead.why_not("cuda"):
         of["H100"] = ahead.compiled_for("cuda", f, *args).memory_analysis().temp_size_in_bytes
     return ", ".join(f"{size / 1e6:.3g} ({name})" for name, size in of.items())
@@ -147,7 +147,7 @@ def in_tensorflow(w, xs, batches):
     return run
 
 
-def lengths_table(batches):
+def lengths_table(batches, seconds=3):
     rng = np.random.default_rng(1)
     w = (rng.standard_normal((ROW, ROW)) / ROW**0.5 / 2).astype(np.float32)
     xs, every = rng.standard_normal((BATCH, ROW)).astype(np.float32), lengths(batches)
@@ -171,11 +171,11 @@ def lengths_table(batches):
     for found in answers.values():
         for a, b in zip(found, answers["`growing`"], strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-2, atol=1e-3)
-    again = least(runs, 3)
+    again = least(runs, seconds)
     sizes = {
-        "`growing`": f"{reserved(jax.grad(loss_of(64)), w, xs, every[0])} for a short batch, "
-        f"{reserved(jax.grad(loss_of(grows.bound)), w, xs, every[0])} once a long one has come",
-        "`max_size` of the longest": reserved(jax.grad(loss_of(longest)), w, xs, every[0]),
+        "`growing`": f"{reserved(jax.jit(jax.grad(loss_of(64))), w, xs, every[0])} for a short batch, "
+        f"{reserved(jax.jit(jax.grad(loss_of(grows.bound))), w, xs, every[0])} once a long one has come",
+        "`max_size` of the longest": reserved(bounded, w, xs, every[0]),
     }
     median = statistics.median(ns.max() for ns in every)
     yield f"Gradients of {batches} batches of {BATCH} examples of 1 to {longest} tokens, rows of {ROW} float32. The"

@@ -210,5 +210,5 @@ def test_all_ways_of_keeping_what_a_gradient_needs_give_the_same(program):
 def test_the_tables_of_sizes_compare_arrays_that_give_the_same():
     of_ways = [line for line in sizes.growth_table(5, 0) if line.startswith("| ")]
     assert len(of_ways) == 1 + len(sizes.PUTS)
-    of_lengths = [line for line in sizes.lengths_table(2) if line.startswith("| ")]
+    of_lengths = [line for line in sizes.lengths_table(2, 0) if line.startswith("| ")]
     assert [line.split(" | ")[0] for line in of_lengths[1:3]] == ["| `growing`", "| `max_size` of the longest"]

@@ -83,6 +83,5 @@ def test_a_kernel_slices_and_plain_jax_do_what_numpy_does(seed):
         found = jax.jit(f)(operands)
         for case, got, want in zip(cases, found, wanted, strict=True):
             for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-                of = jnp.int4 if name == "plain" else jnp.int32  # sums of packed integers wrap earlier
-                want_of = np.asarray(jnp.asarray(y).astype(of).astype(jnp.int32))
-                np.testing.assert_array_equal(np.asarray(x.astype(jnp.int32)), want_of, err_msg=f"{name}: {case[:2]}")
+                want_of = (y + 8) % 16 - 8 if name == "plain" else y  # sums of packed integers wrap earlier
+                np.testing.assert_array_equal(np.asarray(x).astype(np.int32), want_of, err_msg=f"{name}: {case[:2]}")

@@ -1,5 +1,6 @@
 """Importing the library replaces nothing in JAX. The first use replaces what it needs, whatever has come before."""
 
+import ast
 import os
 import subprocess
 import sys
@@ -41,22 +42,56 @@ def different(before, after):
 """
 
 
-def outcome(script):
-    """What a script prints in a process of its own."""
+#: Imports JAX once, and runs each script that it is sent in a fork of that: to import takes longer than most scripts.
+FORKS = (
+    TABLES
+    + """
+import contextlib, io, os, traceback
+
+def answer(script):
+    printed, failed = io.StringIO(), ""
+    try:
+        with contextlib.redirect_stdout(printed):
+            exec(script, globals())
+    except BaseException:
+        failed = traceback.format_exc()
+    print(repr((printed.getvalue(), failed)), flush=True)
+
+for line in sys.stdin:
+    pid = os.fork()
+    if not pid:
+        answer(eval(line))
+        os._exit(0)
+    if os.waitpid(pid, 0)[1]:
+        print(repr(("", "the process has crashed")), flush=True)
+"""
+)
+
+
+@pytest.fixture(scope="module")
+def outcome():
+    """What a script prints in a process of its own, in which JAX is imported, and nothing is traced."""
     settings = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path]), "JAX_PLATFORMS": "cpu"}
-    run = subprocess.run([sys.executable, "-c", script], env=os.environ | settings, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    return run.stdout.split()
+    command, pipe = [sys.executable, "-c", FORKS], subprocess.PIPE
+    with subprocess.Popen(command, env=os.environ | settings, stdin=pipe, stdout=pipe, text=True) as process:
+
+        def outcome(script):
+            print(repr(script), file=process.stdin, flush=True)
+            printed, failed = ast.literal_eval(process.stdout.readline())
+            assert not failed, failed
+            return printed.split()
+
+        yield outcome
 
 
-def test_importing_replaces_nothing():
+def test_importing_replaces_nothing(outcome):
     script = """
 before = tables()
 import jax_tensorarray as jta
 print(*sorted(map(str, different(before, tables()))))
 jta.scan, jta.TensorArray(jnp.float32, 2, element_shape=()), jta.in_place(jnp.sin)
 """
-    assert outcome(TABLES + script) == []
+    assert outcome(script) == []
 
 
 @pytest.mark.parametrize(
@@ -68,7 +103,7 @@ jta.scan, jta.TensorArray(jnp.float32, 2, element_shape=()), jta.in_place(jnp.si
         "jta.inspect.watch().__enter__()",
     ],
 )
-def test_the_first_use_replaces_what_it_says(use):
+def test_the_first_use_replaces_what_it_says(outcome, use):
     script = f"""
 import jax_tensorarray as jta, jax_tensorarray.inspect
 from jax_tensorarray import _replaced
@@ -78,10 +113,10 @@ was = [owner[name] if isinstance(owner, dict) else getattr(owner, name) for owne
 now = [owner[name] if isinstance(owner, dict) else getattr(owner, name) for owner, name in used]
 print(len(used) > 4, *{{old is new for old, new in zip(was, now)}})
 """
-    assert outcome(TABLES + script) == ["True", "False"]
+    assert outcome(script) == ["True", "False"]
 
 
-def test_plain_programs_may_have_been_traced_and_differentiated_before():
+def test_plain_programs_may_have_been_traced_and_differentiated_before(outcome):
     script = """
 inner = jax.jit(lambda c: jnp.sin(c))
 plain = jax.jit(lambda x: lax.scan(lambda c, i: (lax.cond(i > 1, inner, lambda c: c * c, c), c), x, jnp.arange(4))[0])
@@ -102,10 +137,10 @@ loss = lambda b: kept(b).sum()
 print(jnp.allclose(jax.grad(ops)(x), first), jnp.allclose(jax.grad(jta.in_place(loss))(x), first))
 print(len(loop_copies(jax.grad(jta.in_place(loss)), x)), len(loop_copies(jta.in_place(jax.grad(loss)), x)))
 """
-    assert outcome(TABLES + script) == ["True", "True", "0", "0"]
+    assert outcome(script) == ["True", "True", "0", "0"]
 
 
-def test_a_lowering_rule_may_be_the_first_to_trace_a_row_op():
+def test_a_lowering_rule_may_be_the_first_to_trace_a_row_op(outcome):
     """Then JAX lowers a program already, in which no pass has seen the op. It is a call, and the results are right."""
     script = """
 from jax.interpreters import mlir
@@ -119,10 +154,10 @@ first = jax.jit(rows_p.bind)(b)
 print(jnp.array_equal(first, b[1:3]), jnp.array_equal(jax.jit(f)(b), jnp.sin(b)[1:3].at[0].add(1.0)))
 print("jax_tensorarray" in jax.jit(rows_p.bind).lower(b + 1).as_text())
 """
-    assert outcome(TABLES + script) == ["True", "True", "True"]
+    assert outcome(script) == ["True", "True", "True"]
 
 
-def test_whoever_watches_before_the_first_use_leaves_what_that_replaces():
+def test_whoever_watches_before_the_first_use_leaves_what_that_replaces(outcome):
     script = """
 import jax_tensorarray as jta
 sums = lambda b: lax.fori_loop(0, 3, lambda i, s: s + jta.ta_read(b, i), 0.0)
@@ -131,10 +166,10 @@ with jta.inspect.watch():
     inside = is_call()
 print(inside, is_call())
 """
-    assert outcome(TABLES + script) == ["False", "False"]
+    assert outcome(script) == ["False", "False"]
 
 
-def test_threads_that_race_for_the_first_use_are_right():
+def test_threads_that_race_for_the_first_use_are_right(outcome):
     script = """
 import threading
 import jax_tensorarray as jta
@@ -149,7 +184,7 @@ for thread in racing: thread.start()
 for thread in racing: thread.join()
 print(len(found), all(jnp.allclose(x, found[0]) for x in found))
 """
-    assert outcome(TABLES + script) == ["6", "True"]
+    assert outcome(script) == ["6", "True"]
 
 
 def test_a_first_use_that_is_interrupted_goes_on_later(monkeypatch):

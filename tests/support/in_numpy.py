@@ -7,14 +7,16 @@ differentiate and to batch. A primitive that is not in the tables below is run b
 An oracle must not call this library. `library_in_numpy.py` has rules for its primitives: there they are under test.
 """
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Literal
+import pytest
+from jax.extend.core import ClosedJaxpr, Literal, primitives
 
 from jax_tensorarray import _compat
 
@@ -38,41 +40,104 @@ def in_numpy(
 
 
 def _evaluate(closed: Any, args: Sequence[np.ndarray], rules: Rules) -> list[np.ndarray]:
-    jaxpr = closed.jaxpr
+    program = _program(closed.jaxpr)
 
     def again(closed: Any, args: Sequence[np.ndarray]) -> list[np.ndarray]:
         return _evaluate(closed, args, rules)
 
-    env: dict[Any, np.ndarray] = dict(zip(jaxpr.constvars, map(np.asarray, closed.consts), strict=True))
-    env.update(zip(jaxpr.invars, args, strict=True))
-
-    def read(v: Any) -> np.ndarray:
-        return np.asarray(v.val, v.aval.dtype) if isinstance(v, Literal) else env.get(v)  # None: it is not needed
-
+    assert len(args) == len(closed.jaxpr.invars)
+    values = [*map(np.asarray, closed.consts), *args, *program.rest]
     with np.errstate(all="ignore"):
-        for eqn in _needed(jaxpr):
-            name, params = eqn.primitive.name, eqn.params
-            operands = [read(v) for v in eqn.invars]
+        for eqn, run, operands, results in program.steps:
+            outs = run(eqn, again, rules, *[values[k] for k in operands])
+            for (k, dtype, shape), out in zip(results, outs, strict=True):
+                values[k] = out = np.asarray(out, dtype)
+                assert out.shape == shape, (eqn.primitive.name, out.shape, shape)
+    return [values[k] for k in program.results]
+
+
+@contextlib.contextmanager
+def one_by_one_in_numpy() -> Iterator[None]:
+    """Outside of `jit` NumPy computes each operation, for which XLA would compile a program.
+
+    For oracles that branch on what they compute, which cannot be traced.
+    """
+
+    def computed(rule: Callable[..., Sequence[Any]], several: bool, *operands: Any, **params: Any) -> Any:
+        with np.errstate(all="ignore"):
+            outs = [jnp.asarray(np.asarray(out)) for out in rule(params, *map(np.asarray, operands))]
+        return outs if several else outs[0]
+
+    with pytest.MonkeyPatch.context() as patch, jax.disable_jit():
+        for primitive in vars(primitives).values():
+            name = getattr(primitive, "name", None)
             if name in _ELEMENTWISE:
-                outs = [_ELEMENTWISE[name](*operands)]
+                rule = functools.partial(lambda function, params, *operands: [function(*operands)], _ELEMENTWISE[name])
             elif name in _OTHERS:
-                outs = _OTHERS[name](params, *operands)
-            elif name in _CONTROL:
-                outs = _CONTROL[name](again, params, *operands)
-            elif name in rules:
-                outs = rules[name](eqn, again, *operands)
+                rule = _OTHERS[name]
             else:
-                assert not name.startswith("ta_"), f"an oracle must not call {name}"
-                with eqn.ctx.manager:
-                    outs = eqn.primitive.bind(*map(jnp.asarray, operands), **params)
-                outs = outs if eqn.primitive.multiple_results else [outs]
-            for v, out in zip(eqn.outvars, outs, strict=True):
-                env[v] = np.asarray(out, v.aval.dtype)
-                assert env[v].shape == v.aval.shape, (name, env[v].shape, v.aval)
-    return [read(v) for v in jaxpr.outvars]
+                continue
+            patch.setattr(primitive, "impl", functools.partial(computed, rule, primitive.multiple_results))
+        yield
+
+
+class _Program(NamedTuple):
+    """A jaxpr as places in a list of values: the consts, the arguments, and `rest`, where the literals are already."""
+
+    rest: list[np.ndarray | None]
+    #: Equations, what runs them, the places of their operands, and those of their results with dtypes and shapes.
+    steps: list[tuple[Any, Callable[..., Sequence[Any]], list[int], list[tuple[int, Any, tuple[int, ...]]]]]
+    results: list[int]
 
 
 @_compat.cached
+def _program(jaxpr: Any) -> _Program:
+    """What a loop needs again in each of its steps."""
+    given = [*jaxpr.constvars, *jaxpr.invars]
+    places, rest = {v: k for k, v in enumerate(given)}, []
+
+    def place(v: Any) -> int:
+        if isinstance(v, Literal):
+            rest.append(np.asarray(v.val, v.aval.dtype))
+            return len(given) + len(rest) - 1
+        if v not in places:  # what is made by an equation, and what is not needed, which stays None
+            rest.append(None)
+            places[v] = len(given) + len(rest) - 1
+        return places[v]
+
+    steps = []
+    for eqn in _needed(jaxpr):
+        operands = [place(v) for v in eqn.invars]
+        results = [(place(v), v.aval.dtype, v.aval.shape) for v in eqn.outvars]
+        steps.append((eqn, _rule(eqn), operands, results))
+    return _Program(rest, steps, [place(v) for v in jaxpr.outvars])
+
+
+def _rule(eqn: Any) -> Callable[..., Sequence[Any]]:
+    """What runs an equation: it is given that, what evaluates a closed jaxpr, rules of the caller, and the operands."""
+    name, params = eqn.primitive.name, eqn.params
+    if name in _ELEMENTWISE:
+        function = _ELEMENTWISE[name]
+        return lambda eqn, again, rules, *operands: (function(*operands),)
+    if name in _OTHERS:
+        other = _OTHERS[name]
+        return lambda eqn, again, rules, *operands: other(params, *operands)
+    if name in _CONTROL:
+        control = _CONTROL[name]
+        return lambda eqn, again, rules, *operands: control(again, params, *operands)
+    return _by_caller_or_jax
+
+
+def _by_caller_or_jax(eqn: Any, again: Any, rules: Rules, *operands: np.ndarray) -> Sequence[Any]:
+    name = eqn.primitive.name
+    if name in rules:
+        return rules[name](eqn, again, *operands)
+    assert not name.startswith("ta_"), f"an oracle must not call {name}"
+    with eqn.ctx.manager:
+        outs = eqn.primitive.bind(*map(jnp.asarray, operands), **eqn.params)
+    return outs if eqn.primitive.multiple_results else [outs]
+
+
 def _needed(jaxpr: Any) -> list[Any]:
     """The equations without those that XLA removes, since no result depends on them.
 
@@ -124,7 +189,6 @@ _ELEMENTWISE: dict[str, Callable[..., Any]] = {
     "shift_left": np.left_shift,
     "shift_right_arithmetic": np.right_shift,
     "shift_right_logical": lambda x, by: (x.view(f"u{x.itemsize}") >> by.astype(f"u{x.itemsize}")).view(x.dtype),
-    "select_n": lambda which, *cases: np.choose(np.broadcast_to(which, cases[0].shape).astype(int), cases),
 }
 
 
@@ -151,7 +215,15 @@ def _pad(params: Any, x: np.ndarray, value: np.ndarray) -> list[np.ndarray]:
 
 def _broadcast_in_dim(params: Any, x: np.ndarray) -> list[np.ndarray]:
     shape, dims = params["shape"], params["broadcast_dimensions"]
+    if x.ndim == 0:
+        return [np.full(shape, x)]  # several times as fast
     return [np.broadcast_to(x.reshape([x.shape[dims.index(k)] if k in dims else 1 for k in range(len(shape))]), shape)]
+
+
+def _select_n(which: np.ndarray, *cases: np.ndarray) -> np.ndarray:
+    if len(cases) == 2:
+        return np.where(which.astype(bool), cases[1], cases[0])
+    return np.choose(np.broadcast_to(which, cases[0].shape), cases)
 
 
 def _start(x: np.ndarray, starts: Sequence[np.ndarray], sizes: Sequence[int]) -> tuple[slice, ...]:
@@ -242,14 +314,14 @@ def _gather(params: Any, x: np.ndarray, indices: np.ndarray) -> list[np.ndarray]
     # The axes of a slice go where `offset_dims` says, those of the batch to what is left.
     ndim = len(batch) + len(shape_of_slice)
     others = [d for d in range(ndim) if d not in numbers.offset_dims]
-    return [np.moveaxis(out, range(ndim), [*others, *numbers.offset_dims])]
+    return [out.transpose(np.argsort([*others, *numbers.offset_dims]))]
 
 
 def _scatter(combine: Any, params: Any, x: np.ndarray, indices: np.ndarray, updates: np.ndarray) -> list[np.ndarray]:
     numbers, x = params["dimension_numbers"], x.copy()
     window, batch = numbers.update_window_dims, indices.shape[:-1]
     others = [d for d in range(updates.ndim) if d not in window]
-    updates = np.moveaxis(updates, [*others, *window], range(updates.ndim))
+    updates = updates.transpose([*others, *window])
     dropped = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
     rest = iter(updates.shape[len(batch) :])
     sizes = [1 if d in dropped else next(rest) for d in range(x.ndim)]
@@ -347,6 +419,7 @@ _OTHERS: dict[str, Callable[..., list[Any]]] = {
     "convert_element_type": lambda params, x: [x.astype(params["new_dtype"])],
 }
 
+_ELEMENTWISE["select_n"] = _select_n
 _OTHERS |= {name: functools.partial(_scatter, combine) for name, combine in _COMBINED.items()}
 
 _CONTROL: dict[str, Callable[..., list[Any]]] = {

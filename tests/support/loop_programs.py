@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import unrolled
-from in_numpy import in_numpy
+from in_numpy import in_numpy, one_by_one_in_numpy
 from jax import lax
 from list_model import ListArray
 
@@ -251,11 +251,12 @@ def weights(k):
 
 
 def evaluated(f, *args):
-    """`f(*args)` by NumPy, or by JAX, one operation after the other, if it branches on what it computes."""
+    """`f(*args)` by NumPy, one operation after the other if it branches on what it computes."""
     try:
         return in_numpy(f)(*args)
     except jax.errors.TracerBoolConversionError:
-        return f(*map(jnp.asarray, args))
+        with one_by_one_in_numpy():
+            return f(*map(jnp.asarray, args))
 
 
 @functools.cache
