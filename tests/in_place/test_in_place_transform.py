@@ -6,6 +6,7 @@ import functools
 import gc
 import inspect as python_inspect
 import itertools
+import re
 import weakref
 from pathlib import Path
 
@@ -1278,3 +1279,22 @@ def test_logs_of_a_backward_pass_are_those_of_plain_jax(residuals, inside):
     want = jit(lambda b: logs(f, b))(b) if inside else logs(jit(f), b)
     assert set(want[1]) == {"asking", "in a checkpoint", "in a branch", "batched", "in a scan"}
     jax.tree.map(lambda got, want: np.testing.assert_allclose(got, want, rtol=1e-9), got, want)
+
+
+def test_a_select_by_a_known_bool_is_the_array_that_it_selects():
+    """Libraries stop with `jnp.where(False, old, new)` where an option is off."""
+
+    def f(b, is_known):
+        def body(i, b):
+            stops = False if is_known else i > len(b)
+            return jnp.where(stops, b, b.at[i].set(jnp.sin(b[i // 2])))
+
+        return lax.fori_loop(0, len(b), body, b)
+
+    b = jnp.linspace(-1, 1, 60 * 4).reshape(60, 4)
+    ours = in_place(functools.partial(f, is_known=True))
+    np.testing.assert_allclose(jax.jit(ours)(b), in_numpy(lambda b: f(b, False))(b), rtol=1e-12)
+    text = str(jax.make_jaxpr(ours)(b))
+    assert "f64[60,4] = select_n" not in text
+    [operands] = re.findall(r"ta_write\[[^\]]*\] (.*)", text)
+    assert len(operands.split()) == 3  # and no mask
