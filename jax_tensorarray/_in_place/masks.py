@@ -2,7 +2,7 @@
 
 Which mask is true where is said by `patterns`. A select between a buffer and rows writes these rows, one between zeros
 and a buffer reads them if it is summed. What is multiplied by a mask of 0 and 1 is not the same, as 0 times infinity is
-not 0; integers are.
+not 0; integers are. So a product of integers with such a mask is a row, too.
 """
 
 from collections.abc import Callable, Sequence
@@ -203,6 +203,35 @@ def mul(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
     return Left()
 
 
+def dot_general(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
+    """Multiply a matrix of integers by a vector of 0 and 1 that is 1 for one row: `one_hot(i, n, dtype=int) @ b`."""
+    of, (contracted, batches) = eqn.outvars[0].aval, eqn.params["dimension_numbers"]
+    are_integers = all(jnp.issubdtype(x.dtype, jnp.integer) for x in (*operands, of))
+    if not are_integers or eqn.params.get("out_sharding") is not None:
+        return Left()
+    for one, other in ((0, 1), (1, 0)):
+        mask, x, axes, batch = operands[one].pattern, operands[other], contracted[other], len(batches[one])
+        is_vector = len(operands[one].shape) == batch + 1 and tuple(contracted[one]) == (batch,)
+        has_its_rows = x.is_given or x.view is not None
+        if not isinstance(mask, Mask) or mask.inverted or len(mask.places) > 1 or not (is_vector and has_its_rows):
+            continue
+        [place], rank = mask.places, len(x.shape)
+        if any(tuple(b) != tuple(range(batch)) for b in batches) or set(place.starts) != {batch}:
+            continue
+        type_of = jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+        def over_rows(array: Array, batch: int = batch, rank: int = rank) -> Array:
+            return lax.reshape(array, (*array.shape[:batch], *[1] * (rank - batch)))
+
+        moved = place.with_arrays(over_rows, dict.fromkeys(place.starts, axes[0]).__getitem__)
+        found = _located(moved, type_of) if _is_large(type_of) else Left("mask-of-elements")
+        if isinstance(found, Left) or (x.view is not None and x.view.rows(found.at, found.address) is None):
+            continue
+        row = lax.squeeze(Masked(found, x).short(), axes)
+        return [Value(lax.convert_element_type(row, of.dtype))]
+    return Left()
+
+
 def _repeated(x: Value, shape: tuple[int, ...], *, is_zero: bool = False) -> Value:
     """Return a value as JAX repeats it in an elementwise operation whose result has that shape."""
     value = Value(jnp.broadcast_to(jnp.asarray(x.array), shape))
@@ -216,4 +245,5 @@ RULES: dict[str, Callable[[Any, Sequence[Value]], list[Value] | Left]] = {
     "reduce_sum": reduce_sum,
     "add": add,
     "mul": mul,
+    "dot_general": dot_general,
 }

@@ -114,7 +114,7 @@ def may_be_masks(jaxpr: Jaxpr, masks: frozenset[Any]) -> frozenset[Any]:
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
         if name in ("eq", "ne"):
-            found.update(v for v in eqn.outvars if _is_of_integers(eqn) and len(getattr(v.aval, "shape", ())))
+            found.update(v for v in eqn.outvars if is_of_integers(eqn) and len(getattr(v.aval, "shape", ())))
         elif name in _OF_MASKS:
             found.update(v for v in eqn.outvars if any(w in found for w in eqn.invars if not isinstance(w, Literal)))
         elif (inner := registry.inlined(eqn)) is not None:
@@ -141,13 +141,14 @@ def chooses_rows(jaxpr: Jaxpr, masks: Iterable[Any] = (), *, by_products: bool =
             own = [v for v, flag in zip(_compat.opened(inner).invars, is_mask, strict=True) if flag]
             if chooses_rows(inner, own, by_products=by_products):
                 return True
-        is_choice = name == "select_n" or (name == "mul" and _is_of_integers(eqn)) or (by_products and name in PRODUCTS)
+        is_choice = name == "select_n" or (name in PRODUCTS and (by_products or is_of_integers(eqn)))
         if is_choice and max(bytes_of([v.aval]) for v in eqn.invars) >= _gates.MASKED_BYTES:
             return True
     return False
 
 
-def _is_of_integers(eqn: Any) -> bool:
+def is_of_integers(eqn: Any) -> bool:
+    """Return whether the first operand of an equation is of integers."""
     return jnp.issubdtype(eqn.invars[0].aval.dtype, jnp.integer)
 
 

@@ -444,7 +444,9 @@ def scatter(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
         return Left("other-combination")
     address = found.address
     is_window = math.prod(indices.shape[address.batch : -1]) == 1
-    if combine is not None and not (is_window or eqn.params["unique_indices"]):
+    is_min = eqn.primitive.name == "scatter-min" and jnp.issubdtype(buffer.dtype, jnp.floating)
+    may_repeat = combine is not None and not (is_window or eqn.params["unique_indices"])
+    if may_repeat and not is_min:
         return Left("rows-twice")
     if combine is not None and not address.window and is_window:
         address = address._replace(window=(1,))  # XLA fuses both slices with `combine` if there is no reshape between
@@ -459,10 +461,43 @@ def scatter(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
     rows = address.positions_behind(rows.reshape(*batch, *positions, *axes, *rest), len(positions))
     if eqn.primitive.name == "scatter-sub":
         rows = -rows
+    if may_repeat:
+        own, new = arrays([buffer, updates])
+        return [Value(_minimum(eqn, found, own, at, new, index, rows))]
     if combine is not None:
         rows = combine(read(buffer, index, address), rows)
     update = Update(primitive, index, rows, None, address.params, is_window, updates.sparse_updates == ())
     return [_updated(buffer, update, became="" if combine is None else "a ta_read and a ta_write")]
+
+
+def _minimum(
+    eqn: Equation, found: _Gathered, buffer: Array, at: Array, updates: Array, index: Array, rows: Array
+) -> Array:
+    """Return the scatter as it is, whose derivative goes by rows: those of the maximum of what is negated.
+
+    To negate the rows takes longer than the scatter, which is in place by itself. But JAX's derivative of that makes
+    whole buffers.
+    """
+    params = found.address.params
+
+    @jax.custom_jvp
+    def minimum(buffer: Array, at: Array, updates: Array, index: Array, rows: Array) -> Array:
+        del index, rows
+        return jaxprs.bind(eqn, [buffer, at, updates])[0]
+
+    def negated(buffer: Array, index: Array) -> Array:
+        return ta_write_p.bind(buffer, index, -ta_read_p.bind(buffer, index, **params), **params)
+
+    @minimum.defjvp
+    def _jvp(primals: Any, dots: Any) -> Any:
+        buffer, _, _, index, rows = primals
+
+        def by_rows(buffer: Array, rows: Array) -> Array:
+            return negated(ta_max_p.bind(negated(buffer, index), index, -rows, **params), index)
+
+        return jax.jvp(by_rows, (buffer, rows), (dots[0], dots[4]))
+
+    return minimum(buffer, at, updates, index, rows)
 
 
 #: The op, and, if no op combines rows that way, the function from the old row and the update to the row to write.

@@ -28,6 +28,8 @@ def select_n(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
     which, *cases = operands
     if not cases[0].shape:
         return Left()
+    if which.literal is not None:
+        return [cases[int(which.array)]]
     if len(cases) > 2:
         return _of_many(which, cases)
     predicate, (no, yes) = predicate_of(which), cases

@@ -37,12 +37,17 @@ def viewed(jaxpr: Jaxpr, masks: frozenset[Any] = frozenset()) -> frozenset[Any]:
     An output is made as a whole in any case. Its rows are read of it: to compute them again would read its operands
     after it is made, so that XLA could not make it in their place.
 
-    A select by a mask that is true in one place reads the row that is there. `masks` are inputs that are such masks.
+    A select by a mask that is true in one place reads the row that is there, and so does a product of integers. `masks`
+    are inputs that are such masks.
     """
     found: set[Any] = set()
     opened = _compat.opened(jaxpr)
     masks = patterns.may_be_masks(opened, masks)
     outputs = {v for v in opened.outvars if not isinstance(v, jex.Literal)}
+
+    def is_mask(v: Any) -> bool:
+        return not isinstance(v, jex.Literal) and v in masks
+
     for eqn in reversed(opened.eqns):
         name = eqn.primitive.name
         if name in READS:
@@ -52,8 +57,10 @@ def viewed(jaxpr: Jaxpr, masks: frozenset[Any] = frozenset()) -> frozenset[Any]:
             given = frozenset(own for v, own in pairs if not isinstance(v, jex.Literal) and v in masks)
             of_inner = viewed(_compat.opened(inner), given)
             among = [v for v, own in pairs if own in of_inner]
-        elif name == "select_n" and not isinstance(eqn.invars[0], jex.Literal) and eqn.invars[0] in masks:
+        elif name == "select_n" and is_mask(eqn.invars[0]):
             among = eqn.invars[1:]
+        elif name == "dot_general" and patterns.is_of_integers(eqn) and any(map(is_mask, eqn.invars)):
+            among = [v for v in eqn.invars if not is_mask(v)]
         elif name in ELEMENTWISE and eqn.outvars[0] in outputs:
             found.discard(eqn.outvars[0])
             continue

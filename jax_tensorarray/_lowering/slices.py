@@ -237,9 +237,25 @@ class _Chooser:
             of_older = scope.maker(buffer) is None or not self.uses.is_updated_in(scope, buffer)
             in_order = at_once and self.platform == "cpu" and of_older and not _is_waited_for(scope, eqn)
             is_ordered = updated and not in_order and not unordered
+            is_ordered |= not at_once and self._is_made_again(scope, buffer)
             return Choice(how._replace(ordered=is_ordered), passes_on=updated)
         is_ordered = not (unordered or _is_alone(self.uses, scope, eqn, reads_too=does_both))
         return Choice(how._replace(ordered=is_ordered), passes_on=True)
+
+    def _is_made_again(self, scope: Scope, buffer: Atom) -> bool:
+        """Return whether XLA may make this version of a buffer again, in a fusion that reads a row of it.
+
+        Such a fusion reads the version before, and XLA copies that if the update may come first: always if the row is
+        the one that was updated. Where barriers hold, `_Rows` puts one in front of the read.
+        """
+        maker = scope.maker(buffer)
+        return (
+            not self.barriers_hold
+            and scope.is_in_loop
+            and maker is not None
+            and updates(maker)
+            and num_bytes(buffer) >= _gates.ORDERED_BYTES
+        )
 
     def _is_sorted(self, sizes: Sequence[int], count: int) -> bool:
         platforms = sorting.PLATFORMS if self.platform is None else (self.platform,)

@@ -6,6 +6,7 @@ import functools
 import gc
 import inspect as python_inspect
 import itertools
+import re
 import weakref
 from pathlib import Path
 
@@ -19,7 +20,7 @@ import pytest
 import row_programs
 from hypothesis import example, given, settings
 from in_numpy import in_numpy
-from in_place import assert_no_whole_buffer_copy, compiled
+from in_place import assert_in_place, assert_no_whole_buffer_copy, compiled
 from jax import jit, lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import checkify, io_callback
@@ -1278,3 +1279,99 @@ def test_logs_of_a_backward_pass_are_those_of_plain_jax(residuals, inside):
     want = jit(lambda b: logs(f, b))(b) if inside else logs(jit(f), b)
     assert set(want[1]) == {"asking", "in a checkpoint", "in a branch", "batched", "in a scan"}
     jax.tree.map(lambda got, want: np.testing.assert_allclose(got, want, rtol=1e-9), got, want)
+
+
+def test_a_select_by_a_known_bool_is_the_array_that_it_selects():
+    """Libraries stop with `jnp.where(False, old, new)` where an option is off."""
+
+    def f(b, is_known):
+        def body(i, b):
+            stops = False if is_known else i > len(b)
+            return jnp.where(stops, b, b.at[i].set(jnp.sin(b[i // 2])))
+
+        return lax.fori_loop(0, len(b), body, b)
+
+    b = jnp.linspace(-1, 1, 60 * 4).reshape(60, 4)
+    ours = in_place(functools.partial(f, is_known=True))
+    np.testing.assert_allclose(jax.jit(ours)(b), in_numpy(lambda b: f(b, False))(b), rtol=1e-12)
+    text = str(jax.make_jaxpr(ours)(b))
+    assert "f64[60,4] = select_n" not in text
+    [operands] = re.findall(r"ta_write\[[^\]]*\] (.*)", text)
+    assert len(operands.split()) == 3  # and no mask
+
+
+MINIMA = {
+    "rows": lambda b, i, x: b.at[i // jnp.array([1, 2, 1])].min(x),
+    "out of range": lambda b, i, x: b.at[jnp.array([i, 3 * i, i])].min(x, mode="drop"),
+    "clipped": lambda b, i, x: b.at[jnp.array([i, 3 * i, i])].min(x, mode="clip"),
+    "columns": lambda b, i, x: b.T.at[:, i // jnp.array([1, 2, 1])].min(x.T).T,
+    "elements": lambda b, i, x: b.at[i // jnp.array([1, 2, 1]), jnp.array([0, 1, 0])].min(x[:, 0]),
+    "integers": lambda b, i, x: b + 0 * b.astype(int).at[i // jnp.array([1, 2, 1])].min(x.astype(int))[0, 0],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["forward", "grad(in_place)", "in_place(grad)", "vmap(grad)", "in_place(vmap(grad))"])
+@pytest.mark.parametrize("name", ["rows", "out of range", "clipped", "elements"])
+def test_the_minimum_of_rows_that_may_be_the_same_has_a_derivative_by_rows(name, order):
+    """It is that of JAX: the elements that attain the minimum share it."""
+    skip_clipped_minima(name)
+
+    def f(b, x):
+        def body(b, i):
+            new = jnp.stack([jnp.sin(b[i // 2]), x * jnp.cos(b[i // 3]), jnp.sin(b[i // 2])])  # equal rows
+            return MINIMA[name](b, i, new), None
+
+        return jnp.sum(jnp.sin(lax.scan(body, b, jnp.arange(len(b)))[0]) ** 2)
+
+    by = {
+        "forward": lambda repaired: repaired(f),
+        "grad(in_place)": lambda repaired: jax.grad(repaired(f), (0, 1)),
+        "in_place(grad)": lambda repaired: repaired(jax.grad(f, (0, 1))),
+        "vmap(grad)": lambda repaired: jax.vmap(jax.grad(repaired(f), (0, 1))),
+        "in_place(vmap(grad))": lambda repaired: repaired(jax.vmap(jax.grad(f, (0, 1)))),
+    }[order]
+
+    def args_of(length):
+        b = jnp.sin(jnp.arange(8.0 * length)).reshape(length, 8).at[::5].set(0.25).at[3::7].set(-0.0)
+        x = jnp.linspace(-1, 1, 8)
+        return (jnp.stack([b, 2 * b]), jnp.stack([x, -x])) if "vmap" in order else (b, x)
+
+    program = (assert_in_place if order != "forward" else compiled_for)(by(in_place), args_of, 120)
+    got, want = program(*args_of(120)), jit(by(lambda f: f))(*args_of(120))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-12), got, want)
+
+
+def skip_clipped_minima(name):
+    if name == "clipped" and jax.__version_info__ < (0, 12):
+        pytest.skip("the derivative of plain JAX is NaN there before 0.12")
+
+
+def compiled_for(f, args_of, length):
+    return compiled(f, *args_of(length))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MINIMA)
+def test_minima_have_derivatives_of_second_order_and_keep_nan(name):
+    skip_clipped_minima(name)
+
+    def f(b):
+        def body(b, i):
+            new = jnp.stack([jnp.sin(b[i // 2]), jnp.cos(b[i // 3]), jnp.sin(b[i // 4])])
+            return MINIMA[name](b, i, new), None
+
+        return lax.scan(body, b, jnp.arange(len(b)))[0]
+
+    b = jnp.sin(jnp.arange(21.0)).reshape(7, 3)
+    ones = jnp.ones_like(b)
+    of_nan = b.at[5, 1].set(jnp.nan)
+    np.testing.assert_allclose(jit(in_place(f))(of_nan), jit(f)(of_nan), rtol=1e-12)
+
+    def second(f):
+        return jax.jvp(jax.grad(lambda b: jnp.sum(jnp.sin(f(b)) ** 2)), (b,), (ones,))
+
+    for got in (jit(lambda: second(in_place(f)))(), in_place(lambda: second(f))()):
+        jax.tree.map(
+            lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-12), got, jit(lambda: second(f))()
+        )

@@ -210,6 +210,60 @@ def test_integers_are_multiplied_by_a_mask():
     assert_in_place(in_place(f), lambda length: (np.ones((length, D), np.int32),), length=T)
 
 
+PRODUCTS = {
+    "a vector and a matrix": lambda c, i: jax.nn.one_hot(i, len(c), dtype=c.dtype) @ c,
+    "a matrix and a vector": lambda c, i: c.T @ jax.nn.one_hot(i, len(c), dtype=c.dtype),
+    "einsum": lambda c, i: jnp.einsum("td,t->d", c, jax.nn.one_hot(i, len(c), dtype=jnp.int8)),
+    "a condition": lambda c, i: ((places_of(c) == i) & (i % 3 > 0)).astype(c.dtype) @ c,
+    "none": lambda c, i: c[i] + jax.nn.one_hot(i - len(c), len(c), dtype=c.dtype) @ c,
+}
+
+
+@pytest.mark.parametrize("order", ["forward", "vmap(in_place)", "in_place(vmap)", "one buffer for all"])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_a_product_of_integers_with_a_mask_reads_a_row(name, order):
+    """What is multiplied by 0 is 0, so the sum has no other row in it."""
+
+    def f(c, start):
+        def body(i, c):
+            row = PRODUCTS[name](c, (i + start) // 2)
+            return c.at[i].set(row * 3 % 97 + i) if order != "one buffer for all" else c.at[i].set(c[i] + row)
+
+        return lax.fori_loop(1, len(c), body, c)
+
+    def expected(c, start):
+        c = c.copy()
+        for i in range(1, len(c)):
+            k = (i + start) // 2
+            row = c[k] * (k % 3 > 0) if name == "a condition" else c[k]
+            c[i] = row * 3 % 97 + i if order != "one buffer for all" else c[i] + row
+        return c
+
+    batched = {
+        "forward": in_place(f),
+        "vmap(in_place)": jax.vmap(in_place(f)),
+        "in_place(vmap)": in_place(jax.vmap(f)),
+        "one buffer for all": in_place(jax.vmap(f, in_axes=(None, 0))),
+    }[order]
+
+    def args_of(length):
+        c = np.arange(length * D, dtype=np.int32).reshape(length, D) * 7919 % 101
+        starts = np.array([0, 1, 3], np.int32)
+        if order == "forward":
+            return c, starts[1]
+        return (c, starts) if order == "one buffer for all" else (np.stack([c, c + 1, 2 * c]), starts)
+
+    c, starts = args_of(T)
+    if name == "a matrix and a vector" and order in ("in_place(vmap)", "one buffer for all"):
+        program = jit(batched)  # the matrix is transposed in each example, and no view reads a column of that
+    else:
+        program = assert_in_place(batched, args_of, length=T)
+        assert "dot_general" not in str(jax.make_jaxpr(batched)(c, starts))
+    examples = [(c, starts)] if order == "forward" else [(c if c.ndim == 2 else c[k], starts[k]) for k in range(3)]
+    got = program(c, starts)[None] if order == "forward" else program(c, starts)
+    np.testing.assert_array_equal(got, [expected(*each) for each in examples])
+
+
 def test_a_loop_that_does_nothing_else_is_found():
     def alone(b, x):
         return lax.scan(lambda b, x: (UPDATES["a row"](b, x[0].astype(int), READS["a sum"](b, 3) + x), None), b, x)[0]

@@ -82,7 +82,11 @@ class InPlainJax(InJax):
         if places.at.form == "column":
             buffer, cells = jnp.swapaxes(buffer, 0, 1), cells[1:]
         if (mask := self.mask(places)) is not None and places.at.form == "rows" and buffer.ndim == places.buffer.ndim:
-            rows = jnp.where(mask, 2 * buffer if is_float else buffer, 0).sum(0, dtype=buffer.dtype)
+            if jnp.issubdtype(buffer.dtype, jnp.integer) and len(buffer) % 2:
+                hot = jnp.arange(len(buffer)) == cells[0].reshape(())
+                rows = jnp.tensordot(hot.astype(buffer.dtype), buffer, 1)
+            else:
+                rows = jnp.where(mask, 2 * buffer if is_float else buffer, 0).sum(0, dtype=buffer.dtype)
         else:
             rows = (2 * buffer if is_float else buffer).at[cells].get(mode="fill", fill_value=0)
         if places.at.form == "column":

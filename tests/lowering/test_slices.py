@@ -527,3 +527,38 @@ def test_an_absolute_value_that_is_negative_is_out_of_range():
     environment = os.environ | {"JAX_ENABLE_X64": "1"}
     run = subprocess.run([sys.executable, "-c", ABSOLUTE], capture_output=True, text=True, env=environment)
     assert run.returncode == 0, (run.returncode, run.stderr[-2000:])
+
+
+@pytest.mark.parametrize("of", ["row", "loop", "branch"])
+def test_a_row_that_has_been_written_is_read_in_the_same_step(of):
+    """Where no barrier holds, XLA would write it once more, into an array of its own, for the one who reads it."""
+
+    def read(b, i):
+        if of == "loop":
+            return lax.fori_loop(0, 3, lambda k, x: x + jnp.mean(ta_read(b, (i + k) % len(b))), 0.0)
+        if of == "branch":
+            return lax.cond(i % 3 > 0, lambda: jnp.mean(ta_read(b, i)), lambda: 2.0)
+        return jnp.mean(ta_read(b, i)) + 2 * jnp.mean(ta_read(b, i // 3))
+
+    def f(b):
+        def step(carry, i):
+            b, total = carry
+            b = ta_write(b, i, jnp.sin(ta_read(b, i // 2) + total))
+            return (b, jnp.cos(read(b, i))), None
+
+        return lax.scan(step, (b, 0.5), jnp.arange(len(b)))[0]
+
+    def args_of(rows):
+        return (jnp.linspace(-1, 1, rows * 64).reshape(rows, 64),)
+
+    program = in_place.assert_in_place(f, args_of, 60)
+    want, total = np.array(args_of(60)[0]), 0.5
+    for i in range(60):
+        want[i] = np.sin(want[i // 2] + total)
+        if of == "loop":
+            total = np.cos(sum(np.mean(want[(i + k) % 60]) for k in range(3)))
+        elif of == "branch":
+            total = np.cos(np.mean(want[i]) if i % 3 > 0 else 2.0)
+        else:
+            total = np.cos(np.mean(want[i]) + 2 * np.mean(want[i // 3]))
+    np.testing.assert_allclose(program(*args_of(60))[0], want, rtol=1e-9, atol=1e-12)
