@@ -17,7 +17,8 @@ from jax_tensorarray._in_place.values import Left, Predicate, Value, as_written,
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.uses import Uses
 from jax_tensorarray._loops import choosing
-from jax_tensorarray._loops.api import unless_cut, while_loop
+from jax_tensorarray._loops.api import run_while, unless_cut, while_loop
+from jax_tensorarray._loops.while_ import OF_JAX
 from jax_tensorarray._types import Equation
 
 Array = jax.Array
@@ -263,7 +264,7 @@ def while_(repair: Repair, eqn: Equation, operands: Sequence[Value], added: dict
     max_steps, residuals = repair.request
     start = [is_active(carry), *carry] if once else carry
     if max_steps is None:
-        return ends(while_loop(goes_on, next_carry, start)[once:], repair.active, is_kept)
+        return ends(run_while(OF_JAX, goes_on, next_carry, start, None, "auto")[once:], repair.active, is_kept)
     outs, steps = while_loop(goes_on, next_carry, start, max_steps=max_steps, residuals=residuals, return_steps=True)
     # An example that has finished an outer loop is stopped before its first step.
     is_cut = steps.cut & (steps.taken >= max_steps)

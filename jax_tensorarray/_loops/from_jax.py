@@ -1,5 +1,6 @@
 """From a loop of JAX to one of ours: JAX traces the functions, promotes weak types, and says what does not fit."""
 
+import functools
 import inspect
 import weakref
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._loops import choosing
 from jax_tensorarray._loops.strategy import Strategy
 from jax_tensorarray._loops.while_ import OF_WHILE_LOOP, Bound, WhileOptions, counting, while_
+from jax_tensorarray._ops.primitive import varying_as
 from jax_tensorarray._types import Equation
 
 Array = jax.Array
@@ -134,6 +136,9 @@ def bind_loop(
     """Run a loop of JAX as ours. A scan of JAX remains a scan until it is differentiated, and perhaps then too."""
     here, source = _compat.source_here(), _source()
     jaxpr, shape = _traced(loop, functions, args, tuple(options))
+    while not bound.has_types_of_jax and (of_mesh := _varying_as_predicates(jaxpr, args)) is not None:
+        args = of_mesh
+        jaxpr, shape = _traced(loop, functions, args, tuple(options))
     if return_steps and any(map(_asks_with_effects, _compat.opened(jaxpr).eqns)):
         return _with_its_end(functions, args, shape, max_steps, strategy, bound)
     end = []
@@ -164,6 +169,23 @@ def bind_loop(
     outs = jaxprs.interpret(jaxpr, jax.tree.leaves(args), equation, lambda x: x)
     result = jax.tree.unflatten(jax.tree.structure(shape), outs)
     return (result, end[-1]) if return_steps else result
+
+
+def _varying_as_predicates(jaxpr: Any, args: Any) -> Any:
+    """Return the arguments of a loop, varying over the axes of a mesh over which its number of steps varies, too.
+
+    None if they do already. JAX types the carry as if it were the same on all devices after the loop: it has no reverse
+    mode, which would sum the cotangent over the devices at the wrong place.
+    """
+    if jax.sharding.get_abstract_mesh().empty:
+        return None
+    axes = [_compat.varying_axes(t) for t in map(jax.typeof, jax.tree.leaves(args))]
+    for eqn in _compat.opened(jaxpr).eqns:
+        if eqn.primitive is jax_primitives.while_p:
+            (active,) = _compat.closed(eqn.params["cond_jaxpr"]).out_avals
+            if any(_compat.varying_axes(active) - own for own in axes):
+                return jax.tree.map(functools.partial(varying_as, aval=active), args)
+    return None
 
 
 def _asks_with_effects(eqn: Equation) -> bool:

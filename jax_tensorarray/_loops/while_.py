@@ -44,9 +44,11 @@ class Bound(NamedTuple):
 
     name: str = "max_steps"
     loop: str = "while_loop(cond_fun, body_fun, init_val, "
+    #: Whether its carry has the types that JAX gives it, as the program around was traced with these.
+    has_types_of_jax: bool = False
 
 
-OF_WHILE_LOOP = Bound()
+OF_WHILE_LOOP, OF_JAX = Bound(), Bound(has_types_of_jax=True)
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,8 @@ def _run(*operands: Array, cond: Any, body: Any, options: WhileOptions) -> Any:
     max_steps, counts, pred_batched = options.max_steps, options.counts, options.batch_dims > 0
     carry = [*carry, *make(options.tapes)]
     predicate, call = jaxprs.function(cond), jaxprs.function(body)
+    if pred_batched and not jax.sharding.get_abstract_mesh().empty:
+        carry = list(_varying_as_predicate(predicate, cond_consts, carry))
 
     def goes_on(carry: Sequence[Array]) -> Array:
         (active,) = predicate(*cond_consts, *carry)
@@ -188,6 +192,15 @@ def _run(*operands: Array, cond: Any, body: Any, options: WhileOptions) -> Any:
     state = (start, *varying_alike([active, jnp.zeros(active.shape, dtype)]), carry)
     _, _, taken, outs = lax.while_loop(lambda state: jnp.any(state[1]), step, state)
     return [*outs, taken] if counts else outs
+
+
+def _varying_as_predicate(predicate: Any, consts: Sequence[Array], carry: Sequence[Array]) -> Sequence[Array]:
+    """Return the carry, which the predicate selects, varying over whichever axes of a mesh the predicate does."""
+    while True:
+        (active,) = jax.make_jaxpr(predicate)(*map(jax.typeof, [*consts, *carry])).out_avals
+        before, carry = carry, [varying_as(x, active) for x in carry]
+        if all(map(operator.is_, before, carry)):
+            return carry
 
 
 def _is_evaluated_twice(cond: Any) -> bool:
@@ -281,7 +294,8 @@ def _batch(
     predicate = axis.vmap(
         jaxprs.function(cond), axes([*cond_consts_batched, *carry_batched]), 0 if pred_batched else None
     )
-    cond, varied = _traced(predicate, cond_consts, carry, tapes), pred_batched
+    cond = _traced(predicate, cond_consts, carry, tapes)
+    varied = pred_batched and not options.bound.has_types_of_jax
     while varied:  # a carry is selected by the predicate, so it varies over whichever axes of a mesh that does
         before, carry = carry, [varying_as(x, cond.out_avals[0]) for x in carry]
         varied = any(map(operator.is_not, before, carry))
