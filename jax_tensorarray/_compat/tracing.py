@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-from jax.core import ShapedArray
+from jax.core import AbstractValue
 from jax.interpreters import ad
 
 from jax_tensorarray._compat.private import private_names
@@ -18,7 +18,7 @@ def varying_axes(x: Any) -> frozenset[Any]:
 
     The attribute of the type is documented, its name is not. Without it, `shard_map` needs `check_vma=False`.
     """
-    manual = getattr(x if isinstance(x, ShapedArray) else jax.typeof(x), "mat", None)
+    manual = getattr(x if isinstance(x, AbstractValue) else jax.typeof(x), "mat", None)  # a ref has a type too
     return getattr(manual, "varying", frozenset())
 
 

@@ -222,3 +222,25 @@ def test_a_number_of_python_that_a_loop_passes_on():
         return jax.grad(inner)(x)
 
     assert_close(in_place(f)(1.3), f(1.3))
+
+
+@pytest.mark.parametrize("around", [lambda f: f, jax.checkpoint], ids=["as it is", "checkpoint"])
+def test_a_rule_in_a_scan_stores_its_cotangent_in_a_ref_that_is_an_argument(around):
+    @jax.custom_vjp
+    def stored(ref, x):
+        return x
+
+    def back(ref, ct):
+        ref[...] = ct
+        return None, ct
+
+    stored.defvjp(lambda ref, x: (x, ref), back)
+
+    @in_place
+    def f(ref, x):
+        return lax.scan(around(lambda x, _: (jnp.sin(stored(ref, jnp.sin(x))), None)), x, length=1)[0]
+
+    for g in (f, jit(f)):
+        ref = jax.new_ref(0.0)
+        assert_close(jax.grad(g, argnums=1)(ref, 1.0), np.cos(np.sin(1.0)) * np.cos(1.0))
+        assert_close(ref[...], np.cos(np.sin(1.0)))
