@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var  # type: ignore[attr-defined]
+from jax.extend.core import ClosedJaxpr, Jaxpr, Var  # type: ignore[attr-defined]
 from jax.extend.core import new_jaxpr_eqn as new_equation
 from jax.extend.source_info_util import SourceInfo
 
@@ -11,7 +11,7 @@ from jax_tensorarray._compat.jaxprs import opened
 from jax_tensorarray._compat.private import private_names
 from jax_tensorarray._types import Equation
 
-__all__ = ["frame_of", "is_drop", "made_jaxpr", "new_equation", "new_variable", "within", "without_consts"]
+__all__ = ["frame_of", "is_drop", "made_jaxpr", "new_equation", "new_variable", "within"]
 
 
 def new_variable(aval: Any) -> Any:
@@ -46,21 +46,6 @@ def made_jaxpr(
     if hasattr(inner, "consts"):  # since 0.11 they are in the jaxpr itself
         return inner.replace(**changes, consts=list(consts))
     return ClosedJaxpr(inner.replace(**changes), list(consts))
-
-
-def without_consts(jaxpr: Any) -> Any:
-    """Return a closed jaxpr opened, with its consts as literals: JAX has no consts for the body of a `shard_map`."""
-    inner = opened(jaxpr)
-    if not inner.constvars:
-        return inner
-    literals = {v: Literal(value, v.aval) for v, value in zip(inner.constvars, jaxpr.consts, strict=True)}
-
-    def read(atom: Any) -> Any:
-        return atom if isinstance(atom, Literal) else literals.get(atom, atom)
-
-    eqns = [eqn.replace(invars=[read(v) for v in eqn.invars]) for eqn in inner.eqns]
-    changes = {"constvars": [], "eqns": eqns, "outvars": [read(v) for v in inner.outvars]}
-    return inner.replace(**changes, **({"consts": []} if hasattr(inner, "consts") else {}))
 
 
 def within(eqn: Equation, outer: Equation, name: str = "", *, has_line: bool = True) -> Any:

@@ -291,31 +291,15 @@ def _batch(
         carry_batched = [True] * len(carry_batched)
     carry = with_batch_axis(carry, init_batched, carry_batched, axis.size)
     tapes = batched_tapes(options.tapes, axis.size)
-    predicate = axis.vmap(
-        jaxprs.function(cond), axes([*cond_consts_batched, *carry_batched]), 0 if pred_batched else None
-    )
-    cond = _traced(predicate, cond_consts, carry, tapes)
-    varied = pred_batched and not options.bound.has_types_of_jax
-    while varied:  # a carry is selected by the predicate, so it varies over whichever axes of a mesh that does
-        before, carry = carry, [varying_as(x, cond.out_avals[0]) for x in carry]
-        varied = any(map(operator.is_not, before, carry))
-        tapes = _tapes_varying_as(tapes, cond.out_avals[0]) if varied else tapes
-        cond = _traced(predicate, cond_consts, carry, tapes) if varied else cond
     strategy = options.strategy.batched(axis, pred_batched, consts_batched, consts, carry)
     options = replace(options, batch_dims=options.batch_dims + pred_batched, tapes=tapes, strategy=strategy)
     types = [*map(jax.typeof, [*consts, *carry]), *avals_of(tapes)]
     body = masking.batched_body(axis, body, pred_batched, consts_batched, carry_batched, types)
+    of_cond = axes([*cond_consts_batched, *carry_batched])
+    predicate = axis.vmap(jaxprs.function(cond), of_cond, 0 if pred_batched else None)
+    cond = jax.make_jaxpr(predicate)(*map(jax.typeof, [*cond_consts, *carry]), *avals_of(tapes))
     outs, steps = while_(cond_consts, consts, carry, cond=cond, body=body, options=options)
     return results(outs, steps), [*carry_batched, *[pred_batched] * options.counts]
-
-
-def _traced(predicate: Any, consts: Sequence[Array], carry: Sequence[Array], tapes: Sequence[TapeType]) -> Any:
-    return jax.make_jaxpr(predicate)(*map(jax.typeof, [*consts, *carry]), *avals_of(tapes))
-
-
-def _tapes_varying_as(tapes: Sequence[TapeType], aval: Any) -> tuple[TapeType, ...]:
-    varied = jax.make_jaxpr(lambda *args: [varying_as(x, aval) for x in args])(*avals_of(tapes)).out_avals
-    return tuple((x, batch_dims) for x, (_, batch_dims) in zip(varied, tapes, strict=True))
 
 
 def _check_effects(cond: Any, body: Any) -> None:

@@ -100,6 +100,18 @@ class Block:
         return _compat.made_jaxpr(self.like, invars, outvars, self.eqns, self.constvars, self.consts)
 
 
+def without_consts(jaxpr: Any) -> Any:
+    """Return a closed jaxpr opened, with its consts as literals: JAX has no consts for the body of a `shard_map`."""
+    inner, block = _compat.opened(jaxpr), Block(jaxpr)
+    if not block.constvars:
+        return inner
+    block.rename(block.constvars, [Literal(x, v.aval) for v, x in zip(block.constvars, block.consts, strict=True)])
+    block.constvars, block.consts = [], []
+    for eqn in inner.eqns:
+        block.add(eqn)
+    return _compat.opened(block.jaxpr())
+
+
 def _type(x: Atom) -> Any:
     return x.aval
 

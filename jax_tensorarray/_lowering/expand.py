@@ -15,7 +15,7 @@ from jax.extend.core import Literal
 
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs, registry
-from jax_tensorarray._lowering.equations import Atom, Block
+from jax_tensorarray._lowering.equations import Atom, Block, without_consts
 from jax_tensorarray._ops.check import ta_check_p, without_mask
 from jax_tensorarray._types import Equation
 
@@ -88,7 +88,7 @@ class Expander:
         elif name == "shard_map":
             with _compat.naming_axes(params):
                 body = self.jaxpr(_compat.closed(params["jaxpr"]))
-            block.add(eqn, params=params | {"jaxpr": _compat.without_consts(body)})
+            block.add(eqn, params=params | {"jaxpr": without_consts(body)})
         elif (inner := registry.inlined(eqn, with_options=self.with_options)) is not None:
             self._inline(block, inner, eqn, name=_name(eqn))
         elif registry.entry_of(eqn).kind == "rules" and "call_jaxpr" in params:

@@ -8,7 +8,7 @@ from jax.extend.core import Literal
 
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs
-from jax_tensorarray._lowering.equations import Block
+from jax_tensorarray._lowering.equations import Block, without_consts
 from jax_tensorarray._ops.check import ta_check_p
 from jax_tensorarray._ops.primitive import ROW_OPS
 from jax_tensorarray._types import Equation
@@ -214,7 +214,7 @@ def with_bodies(eqn: Equation, new: Sequence[Any]) -> Equation:
         return eqn.replace(params=eqn.params | {"branches": tuple(new)})
     if name == "while":
         return eqn.replace(params=eqn.params | {"cond_jaxpr": new[0], "body_jaxpr": new[1]})
-    body = _compat.without_consts(new[0]) if name == "shard_map" else new[0]
+    body = without_consts(new[0]) if name == "shard_map" else new[0]
     return eqn.replace(params=eqn.params | {"jaxpr": body})
 
 

@@ -82,20 +82,25 @@ def test_what_all_devices_share_gets_the_sum_of_their_cotangents(loop):
         np.testing.assert_allclose(jax.jit(gradient)(0.7, n, factors), want, rtol=1e-12)
 
 
-def test_in_place_keeps_the_types_that_jax_gives_a_loop():
+def of_one(f):
+    return lambda x, n: jax.tree.map(lambda out: out[None], f(x[0], n[0]))
+
+
+@pytest.mark.parametrize("of_each", [of_one, jax.vmap])
+def test_in_place_keeps_the_types_that_jax_gives_a_loop(of_each):
     """JAX types the counter as if all devices took as many steps. A scan that carries it on must fit."""
 
     def f(x, n):
         def around(c, _):
-            k, x = counted(c[1], n[0], 0 * c[0])
+            k, x = counted(c[1], n, 0 * c[0])
             return (k, x), k
 
         (_, x), counts = lax.scan(around, (0, x), None, length=3)
-        return x, counts[None]
+        return x, counts
 
     n = np.array([1, 2, 3, 4], np.int32)
     for g in (f, ta.in_place(f)):
-        divided = jax.shard_map(g, mesh=MESH, in_specs=(P("d"), P("d")), out_specs=P("d"))
+        divided = jax.shard_map(of_each(g), mesh=MESH, in_specs=(P("d"), P("d")), out_specs=P("d"))
         x, counts = jax.jit(divided)(np.full(4, 0.7), n)
         np.testing.assert_allclose(x, [repeated(0.7, 3 * k) for k in n], rtol=1e-12)
         np.testing.assert_array_equal(counts, np.repeat(n[:, None], 3, 1))
