@@ -191,6 +191,7 @@ def grad_of_vmap(program, f, *batch, second=False):
     """The gradient of a sum over a batch or, with `second`, its derivative along a direction."""
     batch = Batch(program, *batch)
     start, *floats, ints = batch.states
+    start = jnp.asarray(start)  # a number of NumPy is known while tracing, and raises in steps that are never taken
 
     def summed(*floats):
         return jnp.sum(jax.vmap(lambda *state: loss(f(*state), jnp), batch.axes)(start, *floats, ints))
