@@ -65,6 +65,8 @@ PEERS = {
     "mctx": Peer("mctx", ("mctx/_src/tests/*_test.py",), ("absl-py",)),
     "rlax": Peer("rlax", ("rlax/_src/*_test.py",), ("absl-py",)),
     "dynamax": Peer("dynamax", ("dynamax/*/*_test.py", "dynamax/*_test.py")),
+    # Of a clone, its `substrates/meta/rewrite.py FILE --numpy_to_jax` makes the tests of what is installed.
+    "tfp": Peer("tfp-nightly", ("mcmc/*_test.py",), ("absl-py", "scipy", "mock")),
     "ott": Peer("ott-jax", ("tests/*/*_test.py", "tests/*/*/*_test.py")),
 }
 
