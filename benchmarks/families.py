@@ -19,7 +19,7 @@ import jax
 from benchmarks.harm.program import VARIANTS
 from benchmarks.pages import filled
 from benchmarks.wild.measure import seconds_of
-from jax_tensorarray._in_place import layouts, refs, registers, repair, stacks, sums, twins, views
+from jax_tensorarray._in_place import layouts, parts, refs, registers, repair, stacks, sums, twins, views
 from jax_tensorarray._jaxprs import foreign
 from jax_tensorarray.inspect import watch
 
@@ -49,6 +49,8 @@ FAMILIES: dict[str, dict[tuple[Any, str], Callable[..., Any]]] = {
     "sums": {(sums, "moved_into"): lambda jaxpr: {}},
     "foreign": {(foreign, "lowered_as"): lambda eqn: {}},
     "refs": {(refs, "as_arrays"): lambda jaxpr: jaxpr},
+    "parts": {(parts, "put_together"): lambda jaxpr: {}},
+    "masks": {},
     "selects": {},
     "factors": {},
     "equinox": {},

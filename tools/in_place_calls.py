@@ -4,7 +4,8 @@
 Each call from outside of all transformations then runs twice: as it is, and under `in_place`. Within the first run
 everything is plain, within the second everything is under `in_place`. A difference is written down, unless
 
-- the program under `jax.jit` does the same, since `in_place` compiles: "as jit",
+- the program does the same under `jax.jit`, alone or wherever the second run is under `in_place`, which compiles: "as
+  jit",
 - another run of the plain program differs too, with or without another trace: "impure",
 - inputs that differ in their last digit, or another level of optimisation, make as much of a difference: "rounding".
 
@@ -52,7 +53,7 @@ class _Judge:
     """What `install` was told, and what has been found."""
 
     def __init__(self) -> None:
-        self.compares, self.output, self.test = False, os.devnull, ""
+        self.compares, self.output, self.test, self.state = False, os.devnull, "", ""
         self.calls: Counter[str] = Counter()
         self.seen: Counter[Any] = Counter()
 
@@ -75,9 +76,12 @@ class _Judge:
 judge = _Judge()
 
 
-def install(way: str, output: str = os.devnull, *, compares: bool = True) -> None:
-    """Replace `jax.jit` or, if `way` is "all", transformations and loops too. Write what differs to `output`."""
-    judge.compares, judge.output = compares, output
+def install(way: str, output: str = os.devnull, *, compares: bool = True, state: str = "") -> None:
+    """Replace `jax.jit` or, if `way` is "all", transformations and loops too. Write what differs to `output`.
+
+    With the `state` "jit" everything is under `jax.jit` in place of `in_place`.
+    """
+    judge.compares, judge.output, judge.state = compares, output, state
     atexit.register(judge.end)
     jax.jit = _jit_in_place
     setattr(export, "export", _exported)  # noqa: B010 - its type is narrower
@@ -241,14 +245,14 @@ class Call(NamedTuple):
     donates: bool = False
 
     def __call__(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        state = _state.value
+        state = _state.value or judge.state
         if state.startswith("plain"):
             return self.plain(*args, **kwargs)
-        first = next(iter(self.ours.values()))
+        first = self._jitted() if state == "jit" else next(iter(self.ours.values()))
         leaves = jax.tree.leaves((args, kwargs))
         is_outermost = not state and judge.compares and _compat.executes_eagerly()
         if not is_outermost or any(isinstance(x, jax.core.Tracer) for x in leaves):
-            with _state("ours"):
+            with _state(state or "ours"):
                 try:
                     return first(*args, **kwargs)
                 except _OF_TRACING:
@@ -275,6 +279,9 @@ class Call(NamedTuple):
             with _state("ours"):
                 return first(*args, **kwargs)
         return self._compared(args, kwargs)
+
+    def _jitted(self) -> Callable[..., Any]:
+        return self.plain if isinstance(self.plain, _COMPILED) else functools.partial(_jitted, self.plain)
 
     def _effects(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Exception | None]:
         try:
@@ -333,7 +340,8 @@ class Call(NamedTuple):
                 return "impure"
         f, arrays = _of_arrays(self.plain, *again())
         compiled = self._run(_jit(f), "plain", (arrays, {}))
-        if next(_differences(compiled, found), None) is None:
+        everywhere = self._run(self._jitted(), "jit", again())
+        if any(next(_differences(each, found), None) is None for each in (compiled, everywhere)):
             return "as jit"
         if compiled.error or found.error or not _is_of_values(compiled, found):
             return ""
@@ -380,6 +388,25 @@ def _of_arrays(fun: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Callabl
         return list(filter(_is_number, jax.tree.leaves(fun(*args, **kwargs))))
 
     return f, [x for flag, x in zip(is_given, leaves, strict=True) if flag]
+
+
+def _jitted(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a function under `jax.jit`, which takes and returns things besides arrays."""
+    leaves, tree = jax.tree.flatten((args, kwargs))
+    is_given = [_is_number(x) and not isinstance(x, int) for x in leaves]
+    returned: list[Any] = []
+
+    def f(*arrays: Any) -> Any:
+        rest = iter(arrays)
+        given = [next(rest) if flag else x for flag, x in zip(is_given, leaves, strict=True)]
+        args, kwargs = jax.tree.unflatten(tree, given)
+        found, out_tree = jax.tree.flatten(fun(*args, **kwargs))
+        returned[:] = [out_tree, [None if _is_number(x) else [x] for x in found]]
+        return list(filter(_is_number, found))
+
+    results = iter(_jit(f)(*(x for flag, x in zip(is_given, leaves, strict=True) if flag)))
+    out_tree, others = returned
+    return jax.tree.unflatten(out_tree, [next(results) if other is None else other[0] for other in others])
 
 
 def _copied(tree: Any) -> Any:
