@@ -18,7 +18,7 @@ def replacements() -> list[_compat.Replacement]:
     | `lower_jaxpr_to_module`, before which come the passes of `_lowering` | only a whole program shows its order |
     | the transposes of what runs jaxprs, such as `jit` and `scan` | JAX adds up the cotangents of reads inside, dense |
     | the batching rules of `cond` and `while` | JAX selects between buffers where examples differ |
-    | `bind` of `scan` and `while` | a loop is repaired before it is differentiated, and enters a program there |
+    | `bind` of `scan` and `while` | a loop is repaired, or freed of steps never taken, before it is differentiated |
 
     The first use comes before JAX needs any of them: a row op is traced before the jaxpr with it is lowered, transposed
     or batched. Only if a lowering rule traces a row op, JAX lowers a module already, and no passes follow.

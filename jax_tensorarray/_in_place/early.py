@@ -20,6 +20,7 @@ from jax_tensorarray._in_place import control, refs
 from jax_tensorarray._in_place.repair import Repair, Request
 from jax_tensorarray._in_place.values import Value, is_weak, with_type
 from jax_tensorarray._jaxprs import jaxprs, registry
+from jax_tensorarray._loops import host
 from jax_tensorarray._loops.choosing import repairs_first
 from jax_tensorarray._loops.from_jax import becomes_ours
 
@@ -29,6 +30,8 @@ def _repairing(primitive: Primitive) -> Callable[..., Any]:
 
     @functools.wraps(usual)
     def bind(*args: Any, **params: Any) -> Any:
+        if primitive is jax_primitives.scan_p and not params["length"] and jaxprs.has_ours(params["jaxpr"]):
+            return usual(*args, **params | {"jaxpr": _never_run(params)})
         request = repairs_first.value
         if request is None or becomes_ours.value or not any(map(_compat.is_differentiated, args)):
             return usual(*args, **params)
@@ -47,6 +50,20 @@ def _repairing(primitive: Primitive) -> Callable[..., Any]:
             return [with_type(x, weak=is_weak(of)).array for x, of in zip(outs, body.jaxpr.out_avals, strict=True)]
 
     return bind
+
+
+def _never_run(params: dict[str, Any]) -> Any:
+    """Return a body without row ops for a scan of no steps.
+
+    JAX's derivative takes what no step changes out of the loop, and there a row op raises.
+    """
+    consts, carries = _compat.scan_counts(params)
+    jaxpr = params["jaxpr"]
+
+    def body(*args: Any) -> list[Any]:
+        return [*args[consts : consts + carries], *map(host.zeros, jaxpr.out_avals[carries:])]
+
+    return jax.make_jaxpr(body)(*jaxpr.in_avals)
 
 
 def _with_refs(

@@ -658,3 +658,23 @@ def test_derivatives_and_batches_of_a_loop_of_no_steps_never_raise(op):
     np.testing.assert_array_equal(each_its_own(x, np.array([12, -1]), np.array([0, 0])), x)
     with raises(op, -1):
         finish(each_its_own(x, np.array([12, -1]), np.array([0, 1])))
+
+
+@every([READ, SWAP, CHECK])
+def test_the_gradient_of_a_scan_of_no_steps_never_raises(op):
+    """JAX's derivative takes what no step changes out of the loop."""
+
+    def f(x, index, length):
+        def step(total, _):
+            return total + call(op, OURS, BUFFER, index)[-1].sum(), total
+
+        total, before = lax.scan(step, x, None, length=length)
+        return total**2 + before.sum()
+
+    index, x = jnp.int32(12), np.array([1.5, 2.5])
+    assert jax.grad(f)(1.5, index, 0) == 3
+    assert jax.hessian(f)(1.5, index, 0) == 2
+    np.testing.assert_array_equal(jax.vmap(jax.grad(f), (0, None, None))(x, index, 0), 2 * x)
+    np.testing.assert_array_equal(jax.vmap(f, (0, None, None))(x, index, 0), x**2)
+    with raises(op, 12):
+        finish(jax.grad(f)(1.5, index, 1))
