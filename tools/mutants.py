@@ -101,7 +101,7 @@ MUTANTS = {
                 "",
             ),
         ),
-        ("plain:value|vmap|grad", "ops:jit|vmap|grad|vmap of grad"),
+        ("ops:jit",),  # outside of loops, where it is compiled as it is
         "",
     ),
     "a batch is not divided by spmd_axis_name": Mutant(
