@@ -80,7 +80,9 @@ def _variables(atoms: Sequence[Atom]) -> list[Any]:
 
 
 def _named(eqn: Equation, places: Places) -> Equation:
-    return eqn.replace(params=eqn.params | {"op": ">" + places.named(eqn)}) if is_strict(eqn) else eqn
+    if not is_strict(eqn):
+        return eqn
+    return eqn.replace(params=eqn.params | {"place": places.of(eqn), "deferred": True})
 
 
 def _equation(at: Equation, primitive: Any, operands: Sequence[Atom], result: Any, **params: Any) -> Equation:

@@ -19,10 +19,8 @@ class Places:
         # does so outside of jit. What it has compiled also runs when it is called from another line.
         self.outside = outside
 
-    def named(self, eqn: Equation) -> str:
-        name, found = eqn.params["op"], _compat.frame_of(eqn.source_info)
-        if "@" in name:
-            return name
-        if found is None or found == self.outside:
-            return f"{name}@"
-        return f"{name}@{os.path.basename(found[0])}:{found[1]}"
+    def of(self, eqn: Equation) -> str:
+        if "place" in eqn.params:
+            return str(eqn.params["place"])
+        found = _compat.frame_of(eqn.source_info)
+        return "" if found is None or found == self.outside else f"{os.path.basename(found[0])}:{found[1]}"

@@ -32,7 +32,7 @@ from jax_tensorarray._lowering.scopes import (
     is_strict,
     rebuilt,
 )
-from jax_tensorarray._ops.calls import TAPE_PARAM, box_along
+from jax_tensorarray._ops.calls import TAPE_PARAM, Named, box_along
 from jax_tensorarray._ops.check import ta_check_p
 from jax_tensorarray._ops.fence import ta_zero_p
 from jax_tensorarray._ops.primitive import CALLED
@@ -416,7 +416,7 @@ class _Codes:
         dtypes = [p.index.aval.dtype for p in positions]
         self.is_wide = any(d.itemsize == 8 or d == np.uint32 for d in dtypes)
         self.computes = any(not isinstance(p.size, int) for p in positions)
-        self.ops: list[tuple[str, bool]] = []  #: names with places, and whether the index is an uint64
+        self.ops: list[tuple[Named, bool]] = []  #: and whether the index is an uint64
         self.sizes: list[int | None] = []
         more = [ShapedArray((), np.dtype(np.int32))] * (self.computes + self.is_wide)
         self.types = [*more, ShapedArray((), np.dtype(np.int64))]
@@ -425,8 +425,8 @@ class _Codes:
         """Return the record after an op. The op's index becomes the record if it is the first that is out of range."""
         index, span, size, mask = position
         is_long = index.aval.dtype == np.uint64
-        name = self.places.named(eqn) if len(self.ops) < _PLACES else eqn.params["op"]
-        number = _number(self.ops, (name, is_long)) + 1
+        op = Named(eqn.params["op"], self.places.of(eqn) if len(self.ops) < _PLACES else None)
+        number = _number(self.ops, (op, is_long)) + 1
         of_size = _number(self.sizes, size if isinstance(size, int) else None)
         upper = Literal(np.int64((of_size * _OPS + number) << 32), ShapedArray((), np.dtype(np.int64)))
         operands = [index, *([] if isinstance(size, int) else [size]), *([] if mask is None else [mask])]
@@ -448,10 +448,10 @@ class _Codes:
         found = block.call(_read, [*sizes, *record], at, known=known, is_wide=self.is_wide, computes=self.computes)
         results = []
         for long in dict.fromkeys(is_long for _, is_long in self.ops):
-            names = {n: name for n, (name, is_long) in enumerate(self.ops, 1) if is_long == long}
-            operands = block.call(_of_ops, found, at, numbers=tuple(names), is_long=long)
-            result = _compat.new_variable(ShapedArray((len(names),), np.dtype(np.int32)))
-            params = {"batch_dims": 1, "mode": "error", "op": "\n".join(names.values()), "checked": "", "effect": True}
+            ops = {n: op for n, (op, is_long) in enumerate(self.ops, 1) if is_long == long}
+            operands = block.call(_of_ops, found, at, numbers=tuple(ops), is_long=long)
+            result = _compat.new_variable(ShapedArray((len(ops),), np.dtype(np.int32)))
+            params = {"batch_dims": 1, "mode": "error", "op": "record", "ops": tuple(ops.values()), "effect": True}
             block.eqns.append(
                 at.replace(invars=operands, outvars=[result], primitive=ta_check_p, params=params, effects=set())
             )

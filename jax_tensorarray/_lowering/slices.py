@@ -513,7 +513,7 @@ class Rewriter:
         changes: dict[str, Any] = {}
         if addresses_rows(eqn):
             if is_strict(eqn):
-                changes["op"] = self.places.named(eqn)
+                changes["place"] = self.places.of(eqn)
             strict = eqn.params["mode"] in ("error", None) and eqn.params.get("checked") != "recorded"
         if scope.is_in_loop and (eqn.primitive is ta_empty_p or (addresses_rows(eqn) and strict)):
             changes["effect"] = True

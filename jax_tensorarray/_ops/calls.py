@@ -1,7 +1,7 @@
 """What is known of the calls of our kernels: their operands and results by role, and the attributes they have."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jax.interpreters.mlir import ir
@@ -45,8 +45,24 @@ def declare(
     return call
 
 
-#: Begins the `op` of a call that is the whole text of an error, which says nothing of an index.
+#: Begins the name of an op that is the whole text of an error, which says nothing of an index.
 TEXT = "!"
+
+
+class Named(NamedTuple):
+    """An op as its errors name it."""
+
+    name: str
+    place: str | None = None  #: file and line, empty if the op itself has been jitted; None if no pass has looked
+
+    def __str__(self) -> str:
+        return self.name if self.place is None else f"{self.name}@{self.place}"
+
+
+def op_attribute(params: Mapping[str, Any]) -> str:
+    """Return the attribute `op` of a call. `csrc/called.h` takes it apart."""
+    ops = params.get("ops", (Named(params["op"], params.get("place")),))
+    return ">" * params.get("deferred", False) + "\n".join(map(str, ops))
 
 
 #: What a row op may be asked to lower to, see `_lowering.slices`.

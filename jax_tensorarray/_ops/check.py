@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.interpreters import mlir
 
 from jax_tensorarray._ops import arguments, reference
-from jax_tensorarray._ops.calls import PREFIX, declare
+from jax_tensorarray._ops.calls import PREFIX, declare, op_attribute
 from jax_tensorarray._ops.primitive import Array, all_to_front, batched_mode, make_primitive, type_like, zero_tangent
 
 
@@ -92,13 +92,14 @@ def _kernel(
     op: str,
     checked: str = "",
     effect: bool = False,
-    **_: Any,
+    **named: Any,
 ) -> Any:
     if len(operands) == 3:
-        masked = functools.partial(without_mask, batch_dims=batch_dims, mode=mode, op=op)
+        masked = functools.partial(without_mask, batch_dims=batch_dims, mode=mode, op=op, **named)
         return mlir.lower_fun(masked, multiple_results=False)(ctx, *operands)
     strict = mode != "drop" and checked != "recorded"
-    return jax.ffi.ffi_lowering(PREFIX + "check", has_side_effect=effect)(ctx, *operands, op=op, strict=strict)
+    rule = jax.ffi.ffi_lowering(PREFIX + "check", has_side_effect=effect)
+    return rule(ctx, *operands, op=op_attribute({"op": op, **named}), strict=strict)
 
 
 ta_check_p = make_primitive(

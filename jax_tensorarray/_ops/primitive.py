@@ -29,7 +29,7 @@ from jax.sharding import PartitionSpec
 
 from jax_tensorarray import _compat, _kernels
 from jax_tensorarray._ops import sorting
-from jax_tensorarray._ops.calls import PREFIX, TEXT, Call, declare
+from jax_tensorarray._ops.calls import PREFIX, TEXT, Call, declare, op_attribute
 from jax_tensorarray._ops.partition import label
 from jax_tensorarray._ops.starts import counting, numbers_of_rows, positions_of, sizes_of
 
@@ -58,6 +58,8 @@ class Params(TypedDict):
     #: Set by passes only: the index is the numbers of all rows in each example, as kernels take it.
     settled: NotRequired[bool]
     effect: NotRequired[bool]  #: set by passes only: XLA must not move the call
+    place: NotRequired[str]  #: set by passes only: where `op` stands in the source, see `_lowering.places`
+    deferred: NotRequired[bool]  #: set by passes only: the error is raised at the end, see `_lowering.deferred`
 
 
 def row_params(
@@ -588,7 +590,7 @@ class RowKernel:
         return rule(
             ctx.replace(avals_in=[aval for _, aval in given]),
             *(x for x, _ in given),
-            op=params["op"],
+            op=op_attribute(params),
             batch_dims=np.int64(batch_dims),
             strict=strict,
             masked=masked,
