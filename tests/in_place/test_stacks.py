@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from in_numpy import in_numpy
 from in_place import compiled
 from jax import lax
 
@@ -44,7 +45,7 @@ def in_a_branch(w, cache, h, t):
 
 def windows_and_elements(w, cache, h, t):
     cache = lax.dynamic_update_slice(cache, jnp.stack([h, w @ h]), (t, 0)).at[t // 2, 3].set(h[0])
-    return jnp.sin(h + lax.dynamic_slice(cache, (t, 0), (2, SIZE)).sum(0)), cache
+    return jnp.sin(0.5 * h + 0.2 * lax.dynamic_slice(cache, (t, 0), (2, SIZE)).sum(0)), cache
 
 
 def out_of_range(w, cache, h, t):
@@ -115,7 +116,7 @@ def test_a_scan_over_layers_gives_what_it_gave_and_copies_no_cache(layer):
     f, args = model(layer)
     plain = compiled(f, *args)
     assert copies(plain)
-    want = plain(*args), jax.jit(gradient(loss(f)))(*args)
+    want = plain(*args), in_numpy(gradient(loss(f)))(*args)
     orders = in_place(f), gradient(in_place(loss(f))), in_place(gradient(loss(f)))
     for k, ours in enumerate(orders):
         program = compiled(ours, *args)
@@ -132,18 +133,18 @@ def test_a_scan_backwards_or_of_a_batch_gives_what_it_gave(layer):
     if layer in (rows, of_dicts, out_of_range):
         args = jax.tree.map(lambda x: jnp.stack([x, 0.9 * x if x.dtype == float else x]), args)
         ours, f = jax.vmap(ours), lambda *args, f=f: jnp.sum(jax.vmap(f)(*args))
-    close(jax.jit(ours)(*args), jax.jit(gradient(f))(*args))
+    close(jax.jit(ours)(*args), in_numpy(gradient(f))(*args))
 
 
 @pytest.mark.parametrize("layer", [rows, of_dicts, out_of_range])
 def test_a_scan_that_is_unrolled_gives_what_it_gave(layer):
     f, args = model(layer, unroll=2)
-    close(jax.jit(in_place(f))(*args), jax.jit(f)(*args))
+    close(jax.jit(in_place(f))(*args), in_numpy(f)(*args))
 
 
 def test_a_checkpoint_of_a_layer_and_stacks_that_stay_as_they_are():
     f, args = model(lambda w, cache, h, t: jax.checkpoint(rows)(w, cache, h, t))
-    want = jax.jit(jax.grad(loss(f), (0, 2)))(*args)
+    want = in_numpy(jax.grad(loss(f), (0, 2)))(*args)
     close(jax.jit(jax.grad(in_place(loss(f)), (0, 2)))(*args), want)
 
     def swapped(w, cache, h):
@@ -154,7 +155,7 @@ def test_a_checkpoint_of_a_layer_and_stacks_that_stay_as_they_are():
         return lax.scan(one, h, (w, cache, 2 * cache))
 
     _, (w, cache, h) = model(rows)
-    close(jax.jit(in_place(swapped))(w, cache, h), swapped(w, cache, h))
+    close(jax.jit(in_place(swapped))(w, cache, h), in_numpy(swapped)(w, cache, h))
 
 
 def starts_again(b, h, done):
@@ -206,14 +207,14 @@ def test_a_slice_that_a_branch_replaces_stays_in_its_stack(by):
         return lambda *args: sum(jnp.sum(jnp.sin(x)) for x in jax.tree.leaves(f(*args)))
 
     program = compiled(in_place(f), *args)
-    close(program(*args), want(*args))
+    close(program(*args), in_numpy(want)(*args))
     assert copies(compiled(f, *args)) and not (barriers_hold("cpu") and copies(program))
-    gradient, orders = jax.jit(jax.grad(total(want), (0, 1))), (lambda f: jax.grad(in_place(f), (0, 1)), in_place)
-    close(jax.jit(orders[0](total(f)))(*args), gradient(*args))
-    close(jax.jit(orders[1](jax.grad(total(f), (0, 1))))(*args), gradient(*args))
+    gradient = in_numpy(jax.grad(total(want), (0, 1)))(*args)
+    close(jax.jit(jax.grad(in_place(total(f)), (0, 1)))(*args), gradient)
+    close(jax.jit(in_place(jax.grad(total(f), (0, 1))))(*args), gradient)
     both = tuple(jnp.stack([x, x[::-1] + 0.1]) for x in args)
     batched = compiled(jax.vmap(in_place(f)), *both)
-    close(batched(*both), jax.vmap(want)(*both))
+    close(batched(*both), in_numpy(jax.vmap(want))(*both))
     if barriers_hold("cpu"):
         assert not [c for c in copies_in(batched.as_text(), 6 * TOKENS * SIZE * 8) if c.kind != "anew"]
 
