@@ -322,21 +322,16 @@ class Color(enum.Enum):
     BLUE = 2.0
 
 
-#: name -> an argument, and a loop that uses it in a way in which no tracer can be used
+#: name -> an argument, and a loop that uses it in a way in which no tracer can be used. Others may change: below.
 GIVEN = {
     "flag": (True, lambda x, flag: x if flag else -x),
-    "shape": (10, lambda x, n: x.reshape(n, -1)),
     "bound": (7, lambda x, n: sum(x * k for k in range(n))),
     "string": ("sin", lambda x, name: getattr(jnp, name)(x)),
     "None": (None, lambda x, y: x if y is None else y),
     "function": (jnp.cos, lambda x, f: f(x)),
     "closure": (functools.partial(jnp.multiply, 3.0), lambda x, f: f(x)),
-    "module": (jnp, lambda x, module: module.tanh(x)),
     "class": (np.float16, lambda x, dtype: x.astype(dtype)),
-    "dtype": (np.dtype("float16"), lambda x, dtype: x.astype(dtype)),
     "enum": (Color.BLUE, lambda x, color: x * color.value),
-    "object": (Config(3.0), lambda x, config: x * config.rate),
-    "unhashable": (Unhashable(3.0), lambda x, config: x * config.rate),
     "set": ({"a", "b"}, lambda x, names: x * len(names)),
     "struct": (jax.ShapeDtypeStruct((20, 2), "float32"), lambda x, like: x.reshape(like.shape)),
     "strings": (np.array(["a", "b"]), lambda x, names: x * names.size),
@@ -363,7 +358,7 @@ def test_what_is_no_array_passes_through_as_it_is(turn, name):
 
     g, (x,) = in_place(f), rows(10)
     close = functools.partial(np.testing.assert_allclose, rtol=1e-6)
-    found, want = jit(lambda x: [(USED[turn % 3](h, x, y), h(x, y)) for h in (g, f)])(x)
+    found, want = (by(lambda x, h=h: (USED[turn % 3](h, x, y), h(x, y)))(x) for by, h in ((jit, g), (in_numpy, f)))
     jax.tree.map(close, found, want)
     for _ in range(2):
         close(g(x, y), want[1])
@@ -389,6 +384,7 @@ def test_arrays_and_floats_are_traced_and_the_rest_is_compared():
     assert traced == [1, True, "a", "b", jnp.sin, Color.RED, Color.BLUE, (1, "a")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Config, Unhashable])
 def test_an_object_that_changes_is_seen_to_change_and_is_not_kept(kind):
     f = in_place(lambda x, config: lax.fori_loop(1, len(x), lambda i, b: fill(b, i) * config.rate, x))
@@ -403,6 +399,7 @@ def test_an_object_that_changes_is_seen_to_change_and_is_not_kept(kind):
     assert alive() is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Config, Unhashable])
 def test_two_objects_that_change_are_told_apart(kind):
     def f(x, first, second):
@@ -852,7 +849,7 @@ CHECKED = {
 }
 
 
-def errors_of(functions):
+def errors_of(functions, by=jit):
     """The errors that checkify finds in functions of a buffer, or nothing, without their places."""
 
     def of_each(x):
@@ -860,7 +857,7 @@ def errors_of(functions):
         batch = jnp.stack([x, x])
         return {name: jax.vmap(check(f))(batch)[0] if name == "batch" else check(f)(x)[0] for name, f in functions}
 
-    found = {name: error.get() for name, error in jit(of_each)(jnp.full((10, 64), 0.5)).items()}
+    found = {name: error.get() for name, error in by(of_each)(jnp.full((10, 64), 0.5)).items()}
     return {name: text and text.split(" (check")[0] for name, text in found.items()}
 
 
@@ -880,7 +877,7 @@ def test_checkify_finds_what_it_finds_in_plain_jax(turn, name):
     if "batch" not in plain:
         plain["gradient"] = gradient(f)
         ours["gradient"] = in_place(gradient(f)) if turn % 3 else gradient(in_place(f))
-    want = errors_of(plain.items())
+    want = errors_of(plain.items(), in_numpy)
     names_an_index = "index" in want["error"]
     if names_an_index:
         ours["vmap"] = lambda x: jax.vmap(in_place(f))(jnp.stack([x, x]))
@@ -1011,7 +1008,7 @@ def test_all_of_a_buffer_is_read_before_a_write_that_does_not_depend_on_it(one, 
     if is_batched:
         ours, plain, b, xs = jax.vmap(ours), jax.vmap(f), np.stack([b, b[::-1]]), np.stack([xs, xs[::-1]])
     program = compiled(ours, b, xs)
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-12), program(b, xs), jax.jit(plain)(b, xs))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-12), program(b, xs), in_numpy(plain)(b, xs))
     if barriers_hold("cpu") or one is not _free_places_before:
         assert not hlo_text.copies_in_loops(program.as_text(), b.nbytes)
 
@@ -1074,13 +1071,12 @@ def test_a_custom_vjp_that_asks_for_zeros_gets_those_of_plain_jax(by, order):
     plain = jax.grad(loss, by) if order != "vmap" else jax.vmap(jax.grad(loss, by), (0, None))
     b, s = jnp.asarray(np.random.default_rng(0).standard_normal((2, 40, 16))), jnp.asarray(0.7)
     b = b if order == "vmap" else b[0]
-    want, asked_by_plain = jit(plain)(b, s), asked.copy()
+    want, asked_by_plain = in_numpy(plain)(b, s), asked.copy()
     asked.clear()
-    jax.tree.map(
-        lambda got, want: np.testing.assert_allclose(got, want, rtol=1e-12), jit(orders[order](loss))(b, s), want
-    )
+    program = compiled(orders[order](loss), b, s)
     assert asked == asked_by_plain
-    assert_no_whole_buffer_copy(compiled(orders[order](loss), b, s), b)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-12), program(b, s), want)
+    assert_no_whole_buffer_copy(program, b)
 
 
 # --- rules of the user's -----------------------------------------------------------------------------------------
@@ -1276,7 +1272,7 @@ def test_logs_of_a_backward_pass_are_those_of_plain_jax(residuals, inside):
     b = jnp.asarray(np.random.default_rng(0).standard_normal((8, 3)))
     repaired = functools.partial(in_place, residuals=residuals)
     got = repaired(lambda b: logs(f, b))(b) if inside else logs(repaired(f), b)
-    want = jit(lambda b: logs(f, b))(b) if inside else logs(jit(f), b)
+    want = in_numpy(lambda b: logs(f if inside else jit(f), b))(b)
     assert set(want[1]) == {"asking", "in a checkpoint", "in a branch", "batched", "in a scan"}
     jax.tree.map(lambda got, want: np.testing.assert_allclose(got, want, rtol=1e-9), got, want)
 
