@@ -129,7 +129,7 @@ def _cases() -> Iterator[Case]:
         "gather": "all rows of 64 MiB (and of 4), in an order of no pattern",
         "scatter": "the same, written",
         "scatter_add": "the same, added",
-        "stack": "the dense array of as many rows, of which the second half is zeroed, where it lies",
+        "stack": "the dense array of as many rows, with the second half zeroed, where it lies",
     }.items():
         yield Case(name, "ops", about, sides, bulk, forward, True)
     one = {LARGE_ROW: (1,), 2**24: (1,)}

@@ -123,7 +123,7 @@ def dtypes(report):
 
 @part
 def duplicates(report):
-    """Microseconds of an op on many narrow rows of which many are the same, and of plain JAX's scatter."""
+    """Microseconds of an op on many narrow rows, many of them the same, and of plain JAX's scatter."""
     count = 10_000 if report.quick else 1_000_000
     for distinct in (1, 1000, count):
         index = jnp.asarray(np.random.default_rng(0).integers(0, distinct, count), jnp.int32)

@@ -31,7 +31,7 @@ LARGEST = 4e9  # bytes that a program may need to be run
 
 
 def chain(while_loop, T):
-    """x = tanh(w x), of which nothing but the last is asked for."""
+    """x = tanh(w x). Nothing but the last is asked for."""
 
     def loss(x, w, n):
         def body(s):

@@ -180,7 +180,7 @@ def lengths_table(batches, seconds=3):
     median = statistics.median(ns.max() for ns in every)
     yield f"Gradients of {batches} batches of {BATCH} examples of 1 to {longest} tokens, rows of {ROW} float32. The"
     yield f"longest example of the median batch has {median:.0f}. Seconds for all batches, the first time with"
-    yield "compilation; megabytes that XLA reserves, of which a CPU touches only what is written."
+    yield "compilation; megabytes that XLA reserves: a CPU touches only what is written."
     yield ""
     yield "| how | first time | later | reserved |"
     yield "|---|--:|--:|---|"

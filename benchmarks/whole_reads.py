@@ -212,7 +212,7 @@ PROGRAMS = {
 
 
 def bytes_of_buffers(f, *args):
-    """The bytes of what the loops carry, and of the arguments, of each of which a gradient needs at least one more."""
+    """The bytes of what the loops carry, and of the arguments. A gradient needs at least one more of each."""
     arrays = list(args)
 
     def visit(jaxpr):

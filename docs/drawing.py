@@ -9,7 +9,7 @@ Found = Mapping[str, Mapping[str, Sequence[float]]]
 
 
 def draw(file: str, found: Found, sizes: Sequence[int], *, x: str, y: str) -> None:
-    """Draw panels side by side, with logarithmic axes, of which they share the second."""
+    """Draw panels side by side, with logarithmic axes. They share the second."""
     figure = Figure(figsize=(8, 3.2), layout="constrained")
     for axes, (title, lines) in zip(figure.subplots(1, len(found), sharey=True), found.items(), strict=True):
         for label, values in lines.items():

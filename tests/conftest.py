@@ -79,7 +79,7 @@ if library := os.environ.get("TENSORARRAY_EMULATED_GPU"):
 
     if not Path(library).is_file():
         library = str(emulate.build(Path(tempfile.mkdtemp())))
-        os.environ["TENSORARRAY_EMULATED_GPU"] = library  # for the processes of xdist, each of which would build it
+        os.environ["TENSORARRAY_EMULATED_GPU"] = library  # for the processes of xdist: each would build it
     emulate.install(Path(library))
 
 

@@ -1,4 +1,4 @@
-"""TensorFlow Probability's `trace_scan`: a chain of states, of which some are kept."""
+"""TensorFlow Probability's `trace_scan`: a chain of states. Some are kept."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -295,7 +295,7 @@ MASKABLE = {
     "append": lambda ta, i, **how: (0.0, ta.append(9.0, **how)),
     "pop": lambda ta, i, **how: ta.pop(**how)[::-1],
 }
-#: An array and an index of which the method makes an error: what is looked up or written is not there.
+#: An array and an index that are an error to the method: what is looked up or written is not there.
 STRAY = {
     **{m: (stack_of(1.0, 2.0), 2) for m in ("read", "gather")},
     **{m: (stack_of(1.0, 2.0), 4) for m in ("write", "scatter")},

@@ -411,7 +411,7 @@ def use(ta):
 
 
 def test_the_gradient_with_respect_to_an_array_is_an_array():
-    """Of which a step of gradient descent makes an array."""
+    """A step of gradient descent makes an array of it."""
     rows = {"a": ROWS, "b": (ROWS[..., :1], np.cos(ROWS).astype(np.float32))}
     wanted = [in_numpy(jax.grad(lambda rows: use(ListArray.from_array(rows))))(at(k, rows)) for k in range(BATCH)]
     ta, gradient = TensorArray.from_array(jax.tree.map(jnp.asarray, at(0, rows))), jax.grad(use)

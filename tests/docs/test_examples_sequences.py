@@ -221,7 +221,7 @@ def test_it_becomes_the_edit_distance_as_the_temperature_falls():
     for temperature in (0.1, 0.01, 0.001):
         found = distances(jnp.asarray(replace), temperature, *sizes.T)
         gaps.append(hard - np.asarray(found))
-        # There are fewer than 3 ** 12 alignments, of which each is at most as good as the best one.
+        # There are fewer than 3 ** 12 alignments. Each is at most as good as the best one.
         assert (gaps[-1] > -1e-12).all() and (gaps[-1] < temperature * 12 * math.log(3)).all()
     assert gaps[0].max() > 0.1
 

@@ -320,7 +320,7 @@ def test_without_flax_the_example_says_what_to_install(monkeypatch):
 def test_tree_search_finds_what_exhaustive_search_finds(monkeypatch, capsys):
     pytest.importorskip("mctx")
     search = example("tree_search")
-    monkeypatch.setattr(search, "seconds", lambda *_: 1e-3)  # each of which compiles one more search
+    monkeypatch.setattr(search, "seconds", lambda *_: 1e-3)  # each compiles one more search
     moves = search.main(sizes=(8,))
     assert all(move in search.best(position)[1] for position, move in zip(search.POSITIONS, moves, strict=True))
     printed = capsys.readouterr().out

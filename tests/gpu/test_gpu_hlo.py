@@ -32,7 +32,7 @@ TRANSFORMS = figures.TRANSFORMS
 CASES = [case for case in device_hlo.CASES if case[0] != "loop" or case[2] in TRANSFORMS]
 
 #: Kernels an iteration more than plain JAX has, where there are more: (forward, gradient). Reads before an update are
-#: kept apart by barriers, of which each row passes one.
+#: kept apart by barriers. Each row passes one.
 #: What XLA fuses differs from version to version, so they are not compared in all.
 COUNTED_WITH = ("0.11.", "0.12.")
 MORE = {

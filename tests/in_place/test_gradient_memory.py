@@ -253,7 +253,7 @@ def test_rows_are_put_back_in_place():
 
 
 def test_a_rule_whose_loop_makes_values_and_tangents():
-    """Of which JAX makes the part that is linear."""
+    """JAX makes the part of it that is linear."""
 
     def both(x, dx):
         def step(c, i):
@@ -282,7 +282,7 @@ CHUNK = 5
 
 
 def folded(loop, x, costly):
-    """Three tables of different rank, of which windows, rows and all are read, and a number."""
+    """Three tables of different rank, read by windows, by rows and as a whole, and a number."""
     n = len(x)
     first = jnp.zeros((2, n + 3, 8)), jnp.zeros((n + 3, 8)).at[n].set(x[0]), jnp.zeros(n + 3).at[n].set(1.0), x[0, 0]
 
@@ -290,7 +290,7 @@ def folded(loop, x, costly):
         a, b, c, number = s
         above = lax.dynamic_slice(a, (0, i + 1, 0), (2, 3, 8))
         new = jnp.tanh(jnp.roll(x[i], 1) + jnp.sum(above, 1) * b[i + 1]) + 0.1 * number
-        for _ in range(costly):  # of which each step would keep much
+        for _ in range(costly):  # each step would keep much of it
             new = jnp.tanh(new + jnp.cos(new))
         whole = jnp.dot(c[1 : n + 1], jnp.cos(c[2 : n + 2])) / n
         b, c = b.at[i].set(jnp.sum(new, 0) + 0.5 * b[i + 1]), c.at[i].set(jnp.sum(new) * 0.1 + whole)

@@ -98,7 +98,7 @@ def test_refs_and_their_derivatives_are_in_place(f):
     program = compiled(lambda b: [g(b) for g in ours], b)
     want = jit(lambda b: [derived(plain)(b) for derived in ORDERS])(b)
     assert_close(program(b), [w for w in want for _ in range(2)])
-    if f is not nested:  # of which each outer step begins with a new buffer
+    if f is not nested:  # each of its outer steps begins with a new buffer
         assert not hlo_text.copies_in_loops(program.as_text(), b.nbytes)
     batched = (jax.vmap, lambda f: jax.vmap(jax.grad(f)))[PROGRAMS.index(f) % 2]
     several = jnp.stack([b, 2 * b])

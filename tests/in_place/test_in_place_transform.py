@@ -955,7 +955,7 @@ def test_a_policy_is_asked_about_a_primitive_with_any_parameters():
 
 
 def test_a_bounded_loop_of_ours_is_differentiated_inside():
-    """It closes over what is differentiated, so that JAX's loop of which it is made looks differentiated too."""
+    """It closes over what is differentiated, so that the loop of JAX inside looks differentiated too."""
 
     def f(x):
         def step(c):
@@ -986,7 +986,7 @@ def _sum_before(b, i, x):
 
 
 def _free_places_before(b, i, x):
-    """What is small and made of the whole buffer is made in several fusions, each of which reads it."""
+    """What is small and made of the whole buffer is made in several fusions. Each reads it."""
     free = b > 0.5
     place = jnp.argmax((free & (jnp.cos(b) > 0.7)).reshape(-1))
     return b.at[i].set(x), (jnp.sum(free), place, jnp.sum(jnp.any(free, axis=1)), jnp.where(free, b, 0).max())
@@ -1086,7 +1086,7 @@ KEY = jax.random.key(0)
 
 
 def filled_by(factor, b):
-    """The factor may be a table, of which each step reads the first row."""
+    """The factor may be a table. Each step reads its first row."""
 
     def step(i, b):
         row = factor[0] if jnp.ndim(factor) == 2 else factor
@@ -1147,7 +1147,7 @@ def with_static_arguments(b):
 of_table = with_vjp(TABLE)
 CLOSING_OVER = {
     "float": with_vjp(TABLE[0]),
-    "of which it reads a row": of_table,
+    "a table it reads a row of": of_table,
     "NumPy": with_vjp(np.linspace(0, 1, 16)),
     "integers": with_vjp(jnp.arange(16) % 3),
     "a key": with_key,
@@ -1167,7 +1167,7 @@ CLOSING_OVER["a cotangent of NumPy's"].defvjp(
 ORDERS_OF_RULES = ["grad(in_place)", "in_place(grad)", "vmap(grad(in_place))", "grad(vmap(in_place))"]
 #: Each in one order, which random programs put into all; and two in every order.
 OF_RULES = [*zip(CLOSING_OVER, itertools.cycle(ORDERS_OF_RULES), strict=False)]
-OF_RULES = sorted({*OF_RULES, *itertools.product(["of which it reads a row", "in a scan"], ORDERS_OF_RULES)})
+OF_RULES = sorted({*OF_RULES, *itertools.product(["a table it reads a row of", "in a scan"], ORDERS_OF_RULES)})
 
 
 @pytest.mark.parametrize(("name", "order"), OF_RULES)
@@ -1255,7 +1255,7 @@ def test_logs_of_a_backward_pass_are_those_of_plain_jax(residuals, inside):
         run.defvjp_with_logs(forward, backward, **options)
         return run
 
-    def whole(carry, i):  # a step of which "auto" and the others do not keep what JAX keeps
+    def whole(carry, i):  # "auto" and the others do not keep what JAX keeps of a step
         buffer, b = carry
         buffer = buffer.at[i].set(jnp.sin(0.01 * buffer.sum(0)) + b[0, 0])
         return (buffer, 0.5 * logging("in a scan")(b) + 0.1 * buffer[i, :3]), None

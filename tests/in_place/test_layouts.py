@@ -1,4 +1,4 @@
-"""A cache `[batch, length, heads, dim]` of which products need `[batch, heads, length, dim]` is not moved in a loop."""
+"""A cache `[batch, length, heads, dim]` that products need as `[batch, heads, length, dim]` is not moved in a loop."""
 
 import functools
 

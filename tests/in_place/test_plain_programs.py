@@ -202,7 +202,7 @@ def with_token(program, *_):
 
 
 def divided(program, *batch):
-    """The examples of a batch are divided among devices, each of which runs programs of its own for them."""
+    """The examples of a batch are divided among devices. Each runs programs of its own for them."""
     batch = Batch(program, *batch)
     mesh = jax.make_mesh((BATCH, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[: 2 * BATCH])
     f = values_of(program)

@@ -1,4 +1,4 @@
-"""Shift registers, all rows of which move in every step, stay where they are."""
+"""Shift registers, whose rows all move in every step, stay where they are."""
 
 import functools
 import itertools

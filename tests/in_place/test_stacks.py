@@ -176,7 +176,7 @@ def in_a_jit(b, h, done):
 
 
 def environments(by, map_all):
-    """Environments that are stepped one by one, of which some start again."""
+    """Environments that are stepped one by one. Some start again."""
 
     def f(b, h):
         def step(states, t):

@@ -115,7 +115,7 @@ def test_rows_of_a_view_are_rows_of_the_buffer(loop, name, order):
     program = compiled(ORDERS[order](f), Q)
     close = 1e-4 if "smaller" in name else 1e-10
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=close, atol=close), program(Q), want)
-    # Cotangents of smaller floats are added in larger ones, of which there is an array as large as Q.
+    # Cotangents of smaller floats are added in larger ones: there is an array of them as large as Q.
     assert_no_whole_buffer_copy(program, Q.astype(np.float32))
 
 
@@ -129,7 +129,7 @@ def test_what_a_loop_without_a_bound_reads_is_made_before_it(name):
 
 
 def test_cotangents_of_a_smaller_float_are_added_in_the_larger_one():
-    """A table in 16 bits, one row of which is read 3000 times: in 16 bits the sum would end at 256."""
+    """A row of a table in 16 bits is read 3000 times: in 16 bits the sum would end at 256."""
 
     def f(q):
         def step(i, s):

@@ -398,7 +398,7 @@ def message(f, *args, **kwargs):
 
 
 def test_numbers_that_are_no_arrays_are_not_scanned():
-    """Over a list of numbers, each of which is a leaf of `xs`."""
+    """Over a list of numbers. Each is a leaf of `xs`."""
     calls = [functools.partial(loop, lambda c, x: (c + 1, x), 0, [1, 2]) for loop in (lax.scan, ta.scan)]
     assert message(calls[1]) == message(calls[0])
 
@@ -413,7 +413,7 @@ def test_unroll_means_what_jax_means_by_it(loop):
             return lambda xs: lib.scan(step, 1.0, xs, unroll=unroll)[0]
         return lambda xs: lib.fori_loop(0, 4, lambda i, c: step(c, xs[i])[0], 1.0, unroll=unroll)
 
-    for unroll in (1, True, 2, False):  # of which some are equal
+    for unroll in (1, True, 2, False):  # some are equal
         ours, jaxs = (jax.jit(program(lib, unroll)).lower(jnp.ones(4)).as_text() for lib in (ta, lax))
         assert ours.count("sine") == jaxs.count("sine")
 

@@ -1,4 +1,4 @@
-"""`ta_read_part` and `ta_write_part`: a row of which only the first parts are moved, in place."""
+"""`ta_read_part` and `ta_write_part`: only the first parts of a row are moved, in place."""
 
 import itertools
 
@@ -46,7 +46,7 @@ def test_every_dtype(dtype):
     oracle.assert_same_bits(np.asarray(found)[[0, 1, 3]], buffer[[0, 1, 3]])
     for moved in (np.asarray(found)[2, :3], np.asarray(row)[:3]):
         oracle.assert_same_bits(moved, value[:3])
-    if dtype not in oracle.PACKED:  # of which whole rows are moved
+    if dtype not in oracle.PACKED:  # their rows are moved as a whole
         oracle.assert_same_bits(np.asarray(found)[2, 3:], buffer[2, 3:])
 
 

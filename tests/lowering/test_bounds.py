@@ -90,7 +90,7 @@ LOOPS = {
 
 
 class Program(NamedTuple):
-    """A loop that in each step reads the rows `index` and `behind`, of which the latter is what it carries next."""
+    """A loop that in each step reads the rows `index` and `behind`, and carries the latter next."""
 
     loop: str
     start: int

@@ -431,7 +431,7 @@ def test_the_choice_is_a_parameter_of_the_primitives():
 
 
 def unrolled(steps, start):
-    """A loop of Python, of which nothing but the number of operations is large."""
+    """A loop of Python. Nothing is large but the number of its operations."""
 
     def f(b, i):
         i = i * start
@@ -488,7 +488,7 @@ def test_no_loop_copies_a_buffer_in_any_lowering(name, lowering, monkeypatch):
     in_place.assert_in_place(f, lambda length: (jnp.ones((length, 8), jnp.float32),))
 
 
-# --- indices of which XLA believes something false ---------------------------------------------------------------
+# --- indices that XLA believes something false of ----------------------------------------------------------------
 
 ABSOLUTE = """
 import jax, jax.numpy as jnp, numpy as np

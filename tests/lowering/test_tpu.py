@@ -202,7 +202,7 @@ def one_row(row, dtype, ops):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("row", ROWS)
 def test_a_row_of_any_size_costs_as_much_as_in_plain_jax(row, dtype):
-    """By what XLA estimates: rows lie in tiles, of which whole ones are moved."""
+    """By what XLA estimates: rows lie in tiles, which are moved as a whole."""
     own, of_plain_jax = (one_row(row, dtype, ops) for ops in (ours, plain))
     assert_no_whole_buffer_operation(own, 10_000 * row * jnp.dtype(dtype).itemsize)
     assert cycles(own) <= 1.1 * cycles(of_plain_jax)

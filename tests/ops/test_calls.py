@@ -144,7 +144,7 @@ def _text(text: str) -> bytes:
 
 
 def numbers(rng, dtype, shape, *, high=5, wild=False):
-    """Small ones, of which every sum is exact, and where they are wild sometimes the largest that there is."""
+    """Small ones, whose sums are exact, and where they are wild sometimes the largest that there is."""
     low = 0 if DTYPES[dtype] in (np.bool_, np.uint8, np.uint16, np.uint32, np.uint64) else -1
     found = rng.integers(low, 2 if dtype == 1 else high, shape).astype(DTYPES[dtype])
     if wild and found.size and rng.random() < 0.2:

@@ -118,7 +118,7 @@ def test_a_bound_is_an_integer_scalar(name):
 
 # --- in control flow -------------------------------------------------------------------------------------------
 #
-# A program of a few steps, each of which writes a row and then clears a range. `test_transforms.py` has clears alone in
+# A program of a few steps. Each writes a row and then clears a range. `test_transforms.py` has clears alone in
 # loops of other kinds and in branches.
 
 STARTS = np.array([1, 3, -2, 4, 9, 2])

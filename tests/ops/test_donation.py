@@ -211,7 +211,7 @@ def test_a_donated_array_says_that_it_is_gone(kind):
     found = add_one(ta, 0)
     np.testing.assert_array_equal(found.read(0), first + 1)
     uses = [lambda: ta.read(0), lambda: list(ta), lambda: ta.gather([0]), lambda: twin.read(0)]
-    if kind != "ragged":  # the rows of which are donated one by one
+    if kind != "ragged":  # its rows are donated one by one
         uses += [ta.stack, lambda: ta.write(0, 1.0)]
     if "limited" in kind:
         uses += [ta.pop, lambda: ta.append(1.0)]

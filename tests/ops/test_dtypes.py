@@ -82,7 +82,7 @@ def test_all_dtypes_have_kernels_but_those_that_are_packed_below_a_byte(dtype):
 # --- adding ----------------------------------------------------------------------------------------------------
 
 
-#: Those of which a few rows are updated by slices too, by the arithmetic of XLA.
+#: A few rows of these are updated by slices too, by the arithmetic of XLA.
 SLICED = [np.bool_, np.int8, np.uint64, np.float16, ml_dtypes.bfloat16, np.float32, np.float64, np.complex64]
 SLICED += FLOAT8[3::2]
 
@@ -90,7 +90,7 @@ SLICED += FLOAT8[3::2]
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 def test_duplicate_rows_are_combined_in_order_and_rounded_by_the_dtype(dtype):
     index = np.array([3, 0, 3, 9, 3, -1])
-    ops = ["max"] * (np.dtype(dtype).kind != "c") + ["add"] * (dtype not in FLOAT8)  # of which there is another test
+    ops = ["max"] * (np.dtype(dtype).kind != "c") + ["add"] * (dtype not in FLOAT8)  # it has another test
     lowerings = ["ffi", "auto"] if dtype in SLICED else ["ffi"]
 
     def made(op):

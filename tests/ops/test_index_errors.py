@@ -173,7 +173,7 @@ def test_a_constant_index_admitted_at_run_time_is_named(index):
 
 
 def by_ops_in_lines(count):
-    """A loop with an op in each of its lines, of which the first is the second of the source, and the source."""
+    """A loop with an op in each of its lines, from the second line of the source on, and the source."""
     dtypes = ["uint64", "int8", "int32"]
     lines = [f"  b = ta_add(b, at[{k}].astype('{dtypes[k % 3]}'), 1.0)" for k in range(count)]
     return "\n".join(["def body(b, at):", *lines, "  return b, None"])

@@ -125,7 +125,7 @@ TRANSFORMATIONS = {
 }
 
 
-#: XLA compiles programs under these, each of which goes another way to it. NumPy evaluates them under all others.
+#: XLA compiles programs under these. Each goes another way to it. NumPy evaluates them under all others.
 BY_XLA = ("jit", "eager", "donation", "grad", "vmap", "vmap of grad")
 
 
@@ -193,7 +193,7 @@ ONCE = {
             for rows, dtype in ((129, "int8"), (300, "int8"), (257, "uint8"))
         ],
     ),
-    "a check of a buffer of one row, of which XLA needs no index": (
+    "a check of a buffer of one row, where XLA needs no index": (
         ("jit",),
         [Program((1, 3, 3), "int32", 7, Block((update("write", guard="raw", lowering="xla"),), OWN))],
     ),

@@ -27,7 +27,7 @@ PLAIN = {
 
 
 def operands(op, batch, masked, dtype=np.float64):
-    """Operands with batch axes, of which some indices are out of range."""
+    """Operands with batch axes and indices, some out of range."""
     rng = np.random.default_rng(len(batch))
     made = {
         "buffer": rng.integers(-9, 9, (*batch, SIZE, *ELEM)).astype(dtype),
@@ -40,7 +40,7 @@ def operands(op, batch, masked, dtype=np.float64):
 
 def meaning(op, reverse, batch, *xs):
     """What NumPy says of each example, stacked."""
-    swap = reverse and op.name == "ta_write"  # of which the oracle has one order only
+    swap = reverse and op.name == "ta_write"  # the oracle has one order of it only
     how = {"reverse": True} if reverse else {}
     outs = [
         (OPS["ta_swap"] if swap else op)(oracle, *(x[k] for x in xs), **how)[: 1 if swap else 2]

@@ -25,7 +25,7 @@ from jax.interpreters import ad, mlir
 
 
 def failing(where):
-    """A function of a primitive of which a rule raises an error."""
+    """A function of a primitive with a rule that raises an error."""
 
     def fail(*_):
         raise ValueError(f"in {where}")

@@ -1,7 +1,7 @@
 """Random programs over buffers: one grammar, with an interpreter in NumPy and one in this library.
 
 A program is plain data, so hypothesis can shrink it, and a failure is kept as it was printed. Its state has a slot for
-each of `STATE`: an integer, rows, and buffers of them. A block is a list of statements, each of which adds values to
+each of `STATE`: an integer, rows, and buffers of them. A block is a list of statements. Each adds values to
 those that there are; then every slot gets one of these back: its newest, or any other of its type, so that buffers
 cross, and old versions live on. Inner blocks see the values of the outer ones, which makes them closures.
 """

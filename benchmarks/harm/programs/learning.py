@@ -119,7 +119,7 @@ def beam_states(w, beam=8, steps=100):
 
 @program(normal(30), by=None)
 def nelder_mead(x, steps=200):
-    """Nested conditionals, each of which writes a row of the simplex, or all of it."""
+    """Nested conditionals. Each writes a row of the simplex, or all of it."""
     d = x.size
 
     def value(p):

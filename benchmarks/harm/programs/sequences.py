@@ -41,7 +41,7 @@ def skip_rnn(xs, w):
 
 @program(lambda r: (floats(r, 200, 16), floats(r, 100, 16), floats(r, 100, 100, scale=0.1)), by=2, axes=(0, None, None))
 def echo_state(xs, into, w):
-    """A reservoir, all of whose states are kept."""
+    """A reservoir. All of its states are kept."""
 
     def body(i, c):
         h, states = c
@@ -206,7 +206,7 @@ def residual_layers(w):
 
 @program(lambda r: (floats(r, 200, 32), floats(r, 200, 32)))
 def linear_attention(ks, vs):
-    """The state is a matrix, all of which changes."""
+    """The state is a matrix. All of it changes."""
 
     def step(c, kv):
         state, out, i = c
@@ -219,7 +219,7 @@ def linear_attention(ks, vs):
 
 @program(lambda r: (floats(r, 100, 16), floats(r, 64, 16, scale=0.3)), axes=(0, None))
 def memory_slots(xs, memory):
-    """A memory of which the slot that is most alike is read and overwritten."""
+    """A memory. The slot that is most alike is read and overwritten."""
 
     def step(memory, x):
         slot = jnp.argmax(memory @ x)

@@ -234,7 +234,7 @@ def gradient_descent(x, steps=300):
 
 @program(lambda r: (whole(r, 6, 500), r.random(500, np.float32)), by=None)
 def q_learning(actions, numbers):
-    """A table of values, one entry of which changes in a step."""
+    """A table of values. One entry changes in a step."""
 
     def step(c, x):
         q, s = c
