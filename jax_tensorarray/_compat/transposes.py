@@ -223,7 +223,8 @@ def forwarding_transposes(entries: dict[str, Any]) -> list[Replacement]:
         fewer = num_consts - moved - left_out
         if "num_consts" in params:
             return params | {"num_consts": fewer, "num_carry": num_carry + moved}
-        from jax._src import flattree as ft  # there since 0.11, with ft_in
+        # There since 0.11, with `ft_in`. Without it a scan's numbers of operands could not be changed.
+        from jax._src import flattree as ft
 
         num_ys = len(opened(params["jaxpr"]).outvars) - num_carry
         num_xs = len(args) - num_consts - num_carry

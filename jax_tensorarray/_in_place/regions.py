@@ -289,8 +289,9 @@ def place(
     if inside is not None:
         low = min(of_axes)
         of_axes[low] = lax.select(inside, of_axes[low], lax.full_like(of_axes[low], -1))
-    given: Params = {**params, **address.params, "mode": params["mode"], "op": params["op"]}
-    given["reverse"], given["lowering"], given["is_tape"] = params["reverse"], params["lowering"], params["is_tape"]
+    there = address.params
+    given: Params = {**params, "batch_dims": there["batch_dims"], "index_dims": there["index_dims"]}
+    given["window"], given["whole"] = there["window"], there["whole"]
     masks = None if where is None else address.over_axes(where[examples])
     of_part = tuple(taken[batch:])
     return Place(region, address, address.index_of(of_axes), masks, given, axis, positions, (sizes, of_part))

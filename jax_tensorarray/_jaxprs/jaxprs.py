@@ -32,7 +32,7 @@ def function(jaxpr: Jaxpr) -> Callable[..., list[Array]]:
     def f(*args: Array) -> list[Array]:
         if jax.sharding.get_abstract_mesh().empty:
             return call(*args)
-        return interpret(jaxpr, args, bind, lambda x: x)
+        return interpret(jaxpr, args, bind)
 
     return f
 
@@ -80,7 +80,7 @@ def interpret(
     jaxpr: Jaxpr,
     args: Sequence[Any],
     equation: Callable[[Any, list[Any]], Iterable[Any]],
-    known: Callable[[Array], Any],
+    known: Callable[[Array], Any] = lambda x: x,
     *,
     literal: Callable[[Any], Any] | None = None,
     outvars: Sequence[Any] | None = None,
@@ -88,8 +88,8 @@ def interpret(
     """Evaluate a jaxpr in values of any kind.
 
     `equation` maps an equation and the values of its operands to the values of its results. `known` maps a constant to
-    its value, and `literal` a literal, by default by its value alone. With `outvars` the values of other variables than
-    the outputs are returned.
+    its value, by default itself, and `literal` a literal, by default by its value alone. With `outvars` the values of
+    other variables than the outputs are returned.
     """
     inner = _compat.opened(jaxpr)
     values = dict(zip(inner.constvars, map(known, jaxpr.consts), strict=True))

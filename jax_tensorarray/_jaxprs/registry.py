@@ -148,7 +148,7 @@ def without_calls(
         inner = _compat.closed(entry_of(eqn).bodies(eqn.params)[0].jaxpr) if without(eqn) else inlined(eqn)
         return jaxprs.bind(eqn, operands) if inner is None else without_calls(inner, without=without)(*operands)
 
-    return lambda *args: jaxprs.interpret(jaxpr, args, equation, lambda x: x)
+    return lambda *args: jaxprs.interpret(jaxpr, args, equation)
 
 
 def reached(jaxpr: Jaxpr, flags: Sequence[bool]) -> list[bool]:

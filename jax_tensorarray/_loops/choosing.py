@@ -80,7 +80,7 @@ class _ByStrategy(OfCall):
             is_scan = eqn.primitive is jax_primitives.scan_p
             return _bind(eqn, operands, self.strategy) if is_scan else jaxprs.bind(eqn, operands)
 
-        return jaxprs.interpret(call, args, equation, lambda x: x)
+        return jaxprs.interpret(call, args, equation)
 
 
 def chooses(jaxpr: Jaxpr) -> bool:
@@ -109,7 +109,7 @@ def run_scan(jaxpr: Jaxpr, args: Sequence[Array], run: Callable[[Any, list[Array
         with eqn.ctx.manager:
             return run(eqn, operands)
 
-    return jaxprs.interpret(jaxpr, args, equation, lambda x: x)
+    return jaxprs.interpret(jaxpr, args, equation)
 
 
 def _zeros(primals: Sequence[Array]) -> list[Any]:

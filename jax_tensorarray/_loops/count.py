@@ -103,7 +103,7 @@ def _run(*operands: Array, body: Any, options: CountOptions) -> Any:
             return [here[eqn.outvars[0]]] if eqn.outvars and eqn.outvars[0] in here else jaxprs.bind(eqn, operands)
 
         args = [number(n), *consts, *carry]
-        outs = jaxprs.interpret(body, args, equation, lambda x: x) if fetched else jaxprs.function(body)(*args)
+        outs = jaxprs.interpret(body, args, equation) if fetched else jaxprs.function(body)(*args)
         return n + 1, fetch(n + 1), outs
 
     start = steps * 0  # of the type of `steps`, which may differ from device to device

@@ -166,7 +166,7 @@ def bind_loop(
             end.append(Steps(taken, more))
         return outs
 
-    outs = jaxprs.interpret(jaxpr, jax.tree.leaves(args), equation, lambda x: x)
+    outs = jaxprs.interpret(jaxpr, jax.tree.leaves(args), equation)
     result = jax.tree.unflatten(jax.tree.structure(shape), outs)
     return (result, end[-1]) if return_steps else result
 

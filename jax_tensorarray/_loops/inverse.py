@@ -162,7 +162,7 @@ def _traced(inverse: Callable[[Any], Any], tree: Any, leaves: Sequence[Any], bod
             return [Carry(~k) for k in range(len(eqn.outvars))]
         return values if any(isinstance(x, Carry) for x in values) else jaxprs.bind(eqn, values)
 
-    outs = jaxprs.interpret(jaxpr, leaves, equation, lambda x: x)
+    outs = jaxprs.interpret(jaxpr, leaves, equation)
     # A value that the body returns unchanged is not a carry of the loop, whatever the inverse returns for it.
     outs = [out for x, out in zip(leaves, outs, strict=True) if isinstance(x, Carry)]
     types = list(body.out_avals)

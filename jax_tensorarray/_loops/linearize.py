@@ -18,7 +18,7 @@ from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
 from jax_tensorarray._jaxprs.uses import Uses
 from jax_tensorarray._loops.guard import ta_guard_p
-from jax_tensorarray._ops.primitive import updates_rows
+from jax_tensorarray._ops.primitive import may_raise, updates_rows
 from jax_tensorarray._types import Equation
 from jax_tensorarray.checkpoint_policies import save_reads
 
@@ -214,7 +214,7 @@ class Sources:
         """Return the jaxpr with those variables as its outputs."""
 
         def f(*args: Array) -> list[Array]:
-            return jaxprs.interpret(self.closed, args, jaxprs.bind, lambda x: x, outvars=variables)
+            return jaxprs.interpret(self.closed, args, jaxprs.bind, outvars=variables)
 
         return jax.make_jaxpr(f)(*self.closed.in_avals)
 
@@ -256,7 +256,7 @@ class Sources:
 
 def _may_raise(eqn: Equation) -> bool:
     """Return whether an equation checks an index: then it must not be evaluated for a loop of no steps."""
-    if jaxprs.is_of_ours(eqn) and eqn.params.get("mode", "drop") in ("error", None):
+    if jaxprs.is_of_ours(eqn) and may_raise(eqn.params):
         return True
     return any(_may_raise(e) for jaxpr in jaxprs.jaxprs_in(eqn.params) for e in jaxpr.eqns)
 

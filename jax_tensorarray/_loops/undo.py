@@ -384,7 +384,7 @@ class _Planning:
             return jaxprs.bind(eqn, operands)
 
         def f(*args: Array) -> list[Array]:
-            return jaxprs.interpret(pruned, args, equation, lambda x: x)
+            return jaxprs.interpret(pruned, args, equation)
 
         return jax.make_jaxpr(f)(*pruned.in_avals)
 

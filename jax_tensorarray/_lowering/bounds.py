@@ -212,9 +212,6 @@ class BoundsOf:
                 self.known[key] = found or (0, 1) if kind.kind == "b" else _unless_wrapped(found, kind)
         return self.known[key]
 
-    def _any(self, found: Iterable[Bounds | None]) -> Bounds | None:
-        return _union(list(found))
-
     def _argument(self, scope: Scope, atom: Any) -> Bounds | None:
         if (operand := scope.operand(atom)) is not None:
             return self(scope.outer, operand)  # type: ignore[arg-type]
@@ -242,7 +239,7 @@ class BoundsOf:
             bounds = self(scope, operands[0])
             return None if bounds is None else (int(not bounds[0] <= 0 <= bounds[1]), int(bounds != (0, 0)))
         if name in _CHOOSING:
-            return self._any(self(scope, x) for x in operands[_CHOOSING[name]])
+            return _union([self(scope, x) for x in operands[_CHOOSING[name]]])
         if name == "and" and self._exclude_each_other(scope, *operands):
             return 0, 0
         if name in _COMBINING:
@@ -250,7 +247,7 @@ class BoundsOf:
             return None if left is None or right is None else _COMBINING[name](left, right)
         number = next(k for k, v in enumerate(eqn.outvars) if v is atom)
         if name == "cond":
-            return self._any(self(inner, inner.jaxpr.outvars[number]) for inner in scope.branches(eqn))
+            return _union([self(inner, inner.jaxpr.outvars[number]) for inner in scope.branches(eqn)])
         if name == "optimization_barrier":
             return self(scope, operands[number])
         if name == "while":

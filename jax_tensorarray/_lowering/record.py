@@ -170,8 +170,7 @@ class Threader:
     def checks(self, scope: Scope) -> bool:
         """Return whether an index is checked in a jaxpr."""
         if scope not in self.checking:
-            found = (_can_be_recorded(eqn) or any(map(self.checks, scope.scopes_in(eqn))) for eqn in scope.jaxpr.eqns)
-            self.checking[scope] = any(found)
+            self.checking[scope] = any(self._checks(scope, eqn) for eqn in scope.jaxpr.eqns)
         return self.checking[scope]
 
     def _checks(self, scope: Scope, eqn: Equation) -> bool:
@@ -267,7 +266,9 @@ class Threader:
         if self.checks(condition):
             # The condition is evaluated before the first step and after each, where a record can be made of it.
             inner = self._again(condition)
-            goes_on, state.record = self._inlined(block, inner, [*of_condition, *carry], eqn, state.record)
+            goes_on, *state.record = block.inlined(
+                inner, [*of_condition, *carry, *state.record], eqn, block.eqns.append
+            )
             carry, more_outs = [*carry, goes_on], [_compat.new_variable(goes_on.aval)]
         own = [_compat.new_variable(t) for t in types]
         made, after = self._thread(body, list(own), frozenset(), zero=True)
@@ -275,7 +276,7 @@ class Threader:
         invars = list(body.jaxpr.invars)
         if more_outs:
             consts = [_compat.new_variable(x.aval) for x in of_condition]
-            goes_on, after = self._inlined(made, inner, [*consts, *outs], eqn, after)
+            goes_on, *after = made.inlined(inner, [*consts, *outs, *after], eqn, made.eqns.append)
             outs, invars = [*outs, goes_on], [*consts, *invars, _compat.new_variable(goes_on.aval)]
             of_body, of_condition = [*of_condition, *of_body], []
         new_body = made.jaxpr([*invars, *own], [*outs, *after])
@@ -309,18 +310,12 @@ class Threader:
         )
         return list(record)
 
-    def _again(self, condition: Scope) -> tuple[Any, Scope]:
+    def _again(self, condition: Scope) -> Any:
         """Return the closed jaxpr of a condition that takes the record and returns it."""
         own = [_compat.new_variable(t) for t in self.codes.types]
         made, after = self._thread(condition, list(own), frozenset())
         outs = [made.read(condition.jaxpr.outvars[0]), *after]
-        return made.jaxpr([*condition.jaxpr.invars, *own], outs), condition
-
-    def _inlined(
-        self, block: Block, inner: tuple[Any, Scope], operands: Sequence[Atom], at: Equation, record: Record
-    ) -> tuple[Atom, Record]:
-        goes_on, *after = block.inlined(inner[0], [*operands, *record], at, block.eqns.append)
-        return goes_on, after
+        return made.jaxpr([*condition.jaxpr.invars, *own], outs)
 
 
 class _State:

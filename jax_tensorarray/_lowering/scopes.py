@@ -10,7 +10,7 @@ from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._lowering.equations import Block, without_consts
 from jax_tensorarray._ops.check import ta_check_p
-from jax_tensorarray._ops.primitive import ROW_OPS
+from jax_tensorarray._ops.primitive import ROW_OPS, may_raise
 from jax_tensorarray._types import Equation
 
 Atom = Any
@@ -24,7 +24,6 @@ class Scope:
         self.outer, self.eqn, self.role = outer, eqn, role
         self.makers = {v: eqn for eqn in self.jaxpr.eqns for v in eqn.outvars}
         self.numbers = {v: k for k, v in enumerate(self.jaxpr.invars)}
-        self.known: dict[Any, Any] = {}
         self._inner: dict[Any, Scope] = {}
 
     def maker(self, atom: Atom, *names: str) -> Any:
@@ -165,7 +164,7 @@ def index_number(eqn: Equation) -> int:
 
 def is_strict(eqn: Equation) -> bool:
     """Return whether an equation raises if its index is out of range, and the index may be so."""
-    return addresses_rows(eqn) and eqn.params["mode"] in ("error", None) and not eqn.params.get("checked")
+    return addresses_rows(eqn) and may_raise(eqn.params) and not eqn.params.get("checked")
 
 
 def joined_columns(scope: Scope, index: Atom, count: int) -> list[Atom]:

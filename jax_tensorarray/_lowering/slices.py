@@ -49,7 +49,7 @@ from jax_tensorarray._ops.check import ta_check_p
 from jax_tensorarray._ops.clear import ta_clear_p
 from jax_tensorarray._ops.empty import ta_empty_p
 from jax_tensorarray._ops.fence import ta_fence_p, ta_zero_p
-from jax_tensorarray._ops.primitive import CALLED, ROW_OPS, is_packed
+from jax_tensorarray._ops.primitive import CALLED, ROW_OPS, is_packed, may_raise
 from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._ops.starts import positions_of, sizes_of
 from jax_tensorarray._ops.swap import ta_swap_p
@@ -184,7 +184,7 @@ class _Chooser:
         combine = ROW_OPS[primitive].combine
         if not (is_read or is_write or is_swap or combine):
             return None
-        raises, clips = params["mode"] in ("error", None), params["whole"] and params["mode"] == "clip"
+        raises, clips = may_raise(params), params["whole"] and params["mode"] == "clip"
         # If an example has finished its loop, its step is a row that no tape has.
         in_range = is_tape and raises
         drops = not in_range and not clips and self._needs_mask(eqn)
@@ -511,11 +511,10 @@ class Rewriter:
         loop-invariant: it would raise in a loop of no steps.
         """
         changes: dict[str, Any] = {}
-        if addresses_rows(eqn):
-            if is_strict(eqn):
-                changes["place"] = self.places.of(eqn)
-            strict = eqn.params["mode"] in ("error", None) and eqn.params.get("checked") != "recorded"
-        if scope.is_in_loop and (eqn.primitive is ta_empty_p or (addresses_rows(eqn) and strict)):
+        raises = addresses_rows(eqn) and may_raise(eqn.params) and eqn.params.get("checked") != "recorded"
+        if is_strict(eqn):
+            changes["place"] = self.places.of(eqn)
+        if scope.is_in_loop and (eqn.primitive is ta_empty_p or raises):
             changes["effect"] = True
         if eqn.primitive in ROW_OPS and is_static(eqn.invars[0].aval) and is_static(eqn.invars[1].aval):
             eqn = rows.flat(eqn)

@@ -11,7 +11,7 @@ import functools
 import math
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NotRequired, TypedDict, Unpack
@@ -88,9 +88,9 @@ def row_params(
     }
 
 
-def may_raise(params: Params) -> bool:
-    """Return whether an index out of range is an error."""
-    return params["mode"] in ("error", None)
+def may_raise(params: Mapping[str, Any]) -> bool:
+    """Return whether an index out of range is an error. What has no mode has no index."""
+    return params.get("mode", "drop") in ("error", None)
 
 
 def once_checked(params: Params) -> Params:
