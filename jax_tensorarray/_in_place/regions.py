@@ -232,7 +232,13 @@ class Place(NamedTuple):
 def place(
     region: Region, dtype: Any, index: Array, where: Array | None, params: Params, *, is_update: bool
 ) -> Place | None:
-    """Return the place in the buffer of rows of a region, None if a row op cannot have it."""
+    """Return the place in the buffer of rows of a region, None if a row op cannot have it.
+
+    An example: `b` has 10 rows, the region is `b.reshape(2, 5, -1)[1]`, and `index` is a row of that, `i`. The
+    numbers of the rows of `b` have two digits, `(0, 5)`, which counts by 5, and `(0, 1)`. Of the first the region has
+    `Digit(2, 1, 1)`, 1 alone, and of the second `Digit(5, 0, 5)`, all. So the digits of the row are 1 and `i`, and it
+    is row `5 * 1 + i` of `b`; where `i` is not one of 5, a write is left out.
+    """
     axis, d, window, shape = params["batch_dims"], params["index_dims"], params["window"], region.shape
     if (window and not params["whole"]) or params["mode"] not in ("drop", "clip"):
         return None

@@ -2,6 +2,11 @@
 
 Of the residuals of a step, the versions of its buffers are there while its rows are put back, and cost nothing. Small
 ones are kept on a tape. Large ones are computed again from these, or kept if that takes too long.
+
+An example: for `b = ta_write(b, i, jnp.sin(ta_read(b, j)))` the log has one entry, row `i` of the version before, and
+that is kept, a row of each step. The gradient goes from the last step to the first. In each it writes the kept row at
+`i`, which makes the version before; reads row `j` of that, and computes the cosine again; and moves the cotangent of
+row `i`, times the cosine, to row `j`.
 """
 
 import math
@@ -260,7 +265,7 @@ class _Planning:
         return bytes_of([v.aval for v in variables])
 
     def is_repeatable(self, eqn: Equation) -> bool:
-        if not _is_pure(eqn):
+        if not _may_run_again(eqn):
             return False
         return not self.keeps_costly or work(eqn) <= _gates.REPEATED_WORK * self.size(eqn.outvars)
 
@@ -444,13 +449,13 @@ _COSTLY = frozenset(
 )
 
 
-def _is_pure(eqn: Equation) -> bool:
+def _may_run_again(eqn: Equation) -> bool:
     """Return whether an equation may be evaluated a second time."""
     if eqn.primitive in ROW_OPS:
         return True
     if eqn.effects or "callback" in eqn.primitive.name:
         return False
-    return all(_is_pure(e) for jaxpr in jaxprs.jaxprs_in(eqn.params) for e in jaxpr.eqns)
+    return all(_may_run_again(e) for jaxpr in jaxprs.jaxprs_in(eqn.params) for e in jaxpr.eqns)
 
 
 def _again(eqn: Equation, operands: list[Array]) -> list[Array]:

@@ -102,7 +102,7 @@ def _placeholders(eqn: Equation, operands: Sequence[Atom], owned: dict[Any, None
                 found[j] = source
                 del left[source]
     for j, result in enumerate(eqn.outvars):
-        same = [v for v in left if _same_type(v, result)]
+        same = [v for v in left if _are_plain_and_alike(v, result)]
         if j not in found and same:
             found[j] = same[0]
             del left[same[0]]
@@ -121,13 +121,13 @@ def _source(value: Atom, outer: dict[Any, Atom], owned: dict[Any, None], made_by
         if eqn.primitive.name == "cond":
             return None
         k += len(eqn.invars) - len(eqn.outvars) if eqn.primitive.name == "while" else 0
-        if k >= len(eqn.invars) or not _same_type(eqn.invars[k], value):
+        if k >= len(eqn.invars) or not _are_plain_and_alike(eqn.invars[k], value):
             return None
         value = eqn.invars[k]
     return None
 
 
-def _same_type(x: Atom, y: Atom) -> bool:
+def _are_plain_and_alike(x: Atom, y: Atom) -> bool:
     return _is_plain(x) and _is_plain(y) and x.aval.shape == y.aval.shape and x.aval.dtype == y.aval.dtype
 
 

@@ -65,7 +65,7 @@ class _Orderer:
         pinned = set().union(*owning.values())
 
         def may_move(moved: set[int]) -> bool:
-            return not moved & pinned and all(_is_pure(block.eqns[m]) for m in moved)
+            return not moved & pinned and all(_may_move(block.eqns[m]) for m in moved)
 
         pending: dict[int, list[tuple[Any, list[int]]]] = {}
         for value, candidates in owning.items():
@@ -312,7 +312,7 @@ def _sink(block: _Block, owner: int, reader: int, owning: dict[Any, set[int]]) -
     moved = block.descendants(owner, reader)
     between = {k for k in block.order[block.rank[owner] : block.rank[reader] + 1] if k not in moved}
     for k in moved:
-        if not _is_pure(block.eqns[k]) and not updates(block.eqns[k]):
+        if not _may_move(block.eqns[k]) and not updates(block.eqns[k]):
             return False
         if any(owning.get(value, set()) & between for _, value in block.operands(k)):
             return False  # it reads what is updated between the two
@@ -320,13 +320,13 @@ def _sink(block: _Block, owner: int, reader: int, owning: dict[Any, set[int]]) -
     return True
 
 
-def _is_pure(eqn: Equation) -> bool:
+def _may_move(eqn: Equation) -> bool:
     """Return whether running an equation at another point of its jaxpr cannot be observed."""
     if jaxprs.is_of_ours(eqn):
         return eqn.primitive.name in _PURE
     if eqn.effects or eqn.primitive.name == "rng_uniform":
         return False
-    return all(_is_pure(inner) for jaxpr in jaxprs.jaxprs_in(eqn.params) for inner in jaxpr.eqns)
+    return all(_may_move(inner) for jaxpr in jaxprs.jaxprs_in(eqn.params) for inner in jaxpr.eqns)
 
 
 #: Ops of ours that update nothing.
