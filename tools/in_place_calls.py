@@ -248,7 +248,7 @@ class Call(NamedTuple):
         state = _state.value or judge.state
         if state.startswith("plain"):
             return self.plain(*args, **kwargs)
-        first = self._jitted() if state == "jit" else next(iter(self.ours.values()))
+        first = self._compiled() if state == "jit" else next(iter(self.ours.values()))
         leaves = jax.tree.leaves((args, kwargs))
         is_outermost = not state and judge.compares and _compat.executes_eagerly()
         if not is_outermost or any(isinstance(x, jax.core.Tracer) for x in leaves):
@@ -280,8 +280,8 @@ class Call(NamedTuple):
                 return first(*args, **kwargs)
         return self._compared(args, kwargs)
 
-    def _jitted(self) -> Callable[..., Any]:
-        return self.plain if isinstance(self.plain, _COMPILED) else functools.partial(_jitted, self.plain)
+    def _compiled(self) -> Callable[..., Any]:
+        return self.plain if isinstance(self.plain, _COMPILED) else functools.partial(_under_jit, self.plain)
 
     def _effects(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Exception | None]:
         try:
@@ -340,7 +340,7 @@ class Call(NamedTuple):
                 return "impure"
         f, arrays = _of_arrays(self.plain, *again())
         compiled = self._run(_jit(f), "plain", (arrays, {}))
-        everywhere = self._run(self._jitted(), "jit", again())
+        everywhere = self._run(self._compiled(), "jit", again())
         if any(next(_differences(each, found), None) is None for each in (compiled, everywhere)):
             return "as jit"
         if compiled.error or found.error or not _is_of_values(compiled, found):
@@ -390,23 +390,19 @@ def _of_arrays(fun: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Callabl
     return f, [x for flag, x in zip(is_given, leaves, strict=True) if flag]
 
 
-def _jitted(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _under_jit(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a function under `jax.jit`, which takes and returns things besides arrays."""
-    leaves, tree = jax.tree.flatten((args, kwargs))
-    is_given = [_is_number(x) and not isinstance(x, int) for x in leaves]
-    returned: list[Any] = []
+    traced: list[Any] = []
 
-    def f(*arrays: Any) -> Any:
-        rest = iter(arrays)
-        given = [next(rest) if flag else x for flag, x in zip(is_given, leaves, strict=True)]
-        args, kwargs = jax.tree.unflatten(tree, given)
-        found, out_tree = jax.tree.flatten(fun(*args, **kwargs))
-        returned[:] = [out_tree, [None if _is_number(x) else [x] for x in found]]
-        return list(filter(_is_number, found))
+    def f(*args: Any, **kwargs: Any) -> Any:
+        found, tree = jax.tree.flatten(fun(*args, **kwargs))
+        traced[:] = found, tree
+        return found
 
-    results = iter(_jit(f)(*(x for flag, x in zip(is_given, leaves, strict=True) if flag)))
-    out_tree, others = returned
-    return jax.tree.unflatten(out_tree, [next(results) if other is None else other[0] for other in others])
+    of_arrays, arrays = _of_arrays(f, args, kwargs)
+    results = iter(_jit(of_arrays)(*arrays))
+    found, tree = traced
+    return jax.tree.unflatten(tree, [next(results) if _is_number(x) else x for x in found])
 
 
 def _copied(tree: Any) -> Any:
