@@ -12,7 +12,7 @@ import numpy as np
 from jax.extend.core import Literal
 
 from jax_tensorarray import _compat
-from jax_tensorarray._lowering.equations import Block
+from jax_tensorarray._lowering.equations import Block, has_type_of
 from jax_tensorarray._lowering.scopes import (
     Atom,
     Scope,
@@ -132,7 +132,7 @@ def _fewer(scope: Scope, atom: Any, eqn: Equation, bounds: "BoundsOf", block: Bl
         return _simplified(scope, x, bounds, block, done)
 
     name = eqn.primitive.name
-    if name == "convert_element_type" and _same_type(eqn.invars[0], atom):
+    if name == "convert_element_type" and has_type_of(eqn.invars[0], atom):
         return simplified(eqn.invars[0])
     of_predicate = bounds(scope, eqn.invars[0]) if name == "select_n" and not bounds.keeps_selects else None
     if of_predicate in ((0, 0), (1, 1)):
@@ -143,7 +143,7 @@ def _fewer(scope: Scope, atom: Any, eqn: Equation, bounds: "BoundsOf", block: Bl
         for k in (0, 1):
             limit, other = (bounds(scope, x) for x in (eqn.invars[k], eqn.invars[1 - k]))
             beyond = limit and other and (limit[1] <= other[0] if name == "max" else other[1] <= limit[0])
-            if beyond and _same_type(eqn.invars[1 - k], atom):
+            if beyond and has_type_of(eqn.invars[1 - k], atom):
                 return simplified(eqn.invars[1 - k])
     if name == "clamp":
         lower, found, upper = (bounds(scope, x) for x in eqn.invars)
@@ -157,10 +157,6 @@ def _fewer(scope: Scope, atom: Any, eqn: Equation, bounds: "BoundsOf", block: Bl
     new = _compat.new_variable(atom.aval)
     block.eqns.append(eqn.replace(invars=operands, outvars=[new]))
     return new
-
-
-def _same_type(x: Atom, y: Atom) -> bool:
-    return x.aval.shape == y.aval.shape and x.aval.dtype == y.aval.dtype
 
 
 def _joined_piece(scope: Scope, eqn: Equation) -> Atom | None:

@@ -15,7 +15,7 @@ from jax import lax
 from jax.extend.core import Literal
 
 from jax_tensorarray import _compat
-from jax_tensorarray._lowering.equations import Atom, Block, is_of_numbers, is_static
+from jax_tensorarray._lowering.equations import Atom, Block, has_type_of, is_of_numbers, is_static
 from jax_tensorarray._lowering.ownership import Ownership
 from jax_tensorarray._lowering.scopes import bodies_of, with_bodies
 from jax_tensorarray._types import Equation
@@ -128,7 +128,7 @@ def _source(value: Atom, outer: dict[Any, Atom], owned: dict[Any, None], made_by
 
 
 def _are_plain_and_alike(x: Atom, y: Atom) -> bool:
-    return _is_plain(x) and _is_plain(y) and x.aval.shape == y.aval.shape and x.aval.dtype == y.aval.dtype
+    return _is_plain(x) and _is_plain(y) and has_type_of(x, y)
 
 
 def _arguments(atoms: Sequence[Atom], count: int) -> tuple[list[Atom], list[int]]:

@@ -146,6 +146,11 @@ def is_static(type: Any) -> bool:
     return all(isinstance(n, int) for n in type.shape)
 
 
+def has_type_of(x: Atom, y: Atom) -> bool:
+    """Return whether two values have the same shape and dtype."""
+    return bool(x.aval.shape == y.aval.shape and x.aval.dtype == y.aval.dtype)
+
+
 def makers(jaxpr: Any) -> dict[Any, Equation]:
     """Return the equation that makes each variable of a jaxpr."""
     return {v: eqn for eqn in _compat.opened(jaxpr).eqns for v in eqn.outvars}
