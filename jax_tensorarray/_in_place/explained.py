@@ -73,7 +73,8 @@ def remark(
         elif kind != "read" or left.reason != "made-in-the-step":
             listener.notes.append(_note(jaxpr, eqn, kind, "", left.reason))
     elif registry.entry_of(eqn).kind == "branches":
-        if results and all(x.before is not None or any(x is y for y in operands) for x in results):
+        is_select = results and all(x.before is not None or any(x is y for y in operands) for x in results)
+        if is_select and all(x.differs_where is None for x in results):
             became = next((x.became for x in reversed(results) if x.became), "a masked write")
             listener.notes.append(_note(jaxpr, eqn, "select", became))
         elif repair.in_loop:

@@ -1,5 +1,6 @@
 """Evaluate a jaxpr with row ops in place of its operations on rows."""
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ from jax_tensorarray._in_place import (
     twins,
     views,
 )
-from jax_tensorarray._in_place.values import Left, Value, arrays, as_written, is_weak, with_type
+from jax_tensorarray._in_place.values import Left, Predicate, Value, arrays, as_written, is_weak, with_type
 from jax_tensorarray._jaxprs import foreign, jaxprs, kinds, registry
 from jax_tensorarray._loops import choosing
 from jax_tensorarray._loops.strategy import Strategy, Tape
@@ -215,11 +216,12 @@ class Repair:
             if inner is not None:
                 return self.evaluate(inner, operands)
             arrays = as_written(operands)
-            outs = registry.ENTRIES[name].rebuild(eqn, arrays, _Repaired(self, eqn, arrays, added))
+            change = _Repaired(self, eqn, arrays, added)
+            outs = registry.ENTRIES[name].rebuild(eqn, arrays, change)
             if outs is None:
                 explained.skipped(self, eqn, "no-rule")
                 return Left()
-            return list(map(Value, outs))
+            return change.values(outs, operands)
         if self._finds_in_lowering(eqn):
             arrays = as_written(operands)
             return list(map(Value, foreign.rebuild(eqn, arrays, _Lowered(self, eqn, arrays, {}))))
@@ -252,20 +254,50 @@ class _Repaired(registry.Change):
     """The jaxprs in an equation, repaired, and with `added` added to some of their results."""
 
     def __init__(self, repair: Repair, eqn: Equation, operands: Sequence[Array], added: Mapping[int, Value]) -> None:
-        # Without its mask, which JAX cannot always pass into the jaxprs of an equation.
         self.repair = repair if repair.active is None else repair.of_loop()
         self.places, self.after = list(added), as_written(list(added.values()))
         kind = registry.entry_of(eqn).kind
-        self.is_whole = kind == "rules"
-        own = operands[1 if kind == "branches" else 0 :]
+        self.is_whole, self.first = kind == "rules", int(kind == "branches")
+        own = operands[self.first :]
+        # The rules of a `custom_jvp` would have to be masked as well.
+        active = repair.active if kind in ("branches", "checkpoint") else None
+        self.before = [] if active is None or not _may_keep(eqn, active) else [active]
+        self.kept: list[list[int | None]] = []  #: by jaxpr, the operands that its results are where the mask is false
         # What a loop inside carries in several places begins equal, which only its caller sees.
         self.firsts = list(range(len(own))) if kind == "divided" else twins.equal_operands(own)
 
     def body(self, jaxpr: Jaxpr, *args: Array) -> list[Array]:
+        mask, args = args[: len(self.before)], args[len(self.before) :]
         n = len(args) - len(self.places)
         added = dict(zip(self.places, map(Value, args[n:]), strict=True))
         own = [args[k] for k in self.firsts] if n == len(self.firsts) else args[:n]
-        return self.repair.function(jaxpr, added, is_whole=self.is_whole)(*own)
+        if not mask:
+            return self.repair.function(jaxpr, added, is_whole=self.is_whole)(*own)
+        ends = functools.partial(self.ends, mask[0])
+        return self.repair.of_loop(mask[0]).function(jaxpr, added, is_whole=self.is_whole, ends=ends)(*own)
+
+    def ends(self, active: Array, inputs: list[Value], outs: list[Value]) -> list[Value]:
+        """Return the results, which are what operands were where the mask is false, if only rows need be put back."""
+        after = list(outs)
+        kept: list[int | None] = [None] * len(outs)
+        for k, new in enumerate(outs):
+            *_, first = new.versions()
+            if k in self.places or new.shape[: active.ndim] != active.shape or first not in inputs:
+                continue
+            found = selects.select(Predicate(active), first, new)
+            if not isinstance(found, Left):
+                after[k], kept[k] = found, inputs.index(first)
+        self.kept.append(kept)
+        return after
+
+    def values(self, outs: Sequence[Array], operands: Sequence[Value]) -> list[Value]:
+        """Return the results as values outside of the equation."""
+        own = operands[self.first :]
+        numbers = [ks[0] if len({*ks}) == 1 else None for ks in zip(*self.kept, strict=True)] or [None] * len(outs)
+        return [
+            Value(x) if k is None else Value(x, before=own[k], differs_where=self.before[0])
+            for x, k in zip(outs, numbers, strict=True)
+        ]
 
     def policy(self, policy: Any) -> Any:
         """Keep rows that are read in addition to what the policy keeps: else a step keeps the buffers that it reads."""
@@ -292,6 +324,13 @@ class _Lowered(_Repaired):
 
     def body(self, jaxpr: Jaxpr, *args: Array) -> list[Array]:
         return self.repair.of_lowering().function(jaxpr, is_whole=True)(*args)
+
+
+def _may_keep(eqn: Equation, active: Array) -> bool:
+    """Return whether a result has the type of an operand, and more than one number for each example of the mask."""
+    n, given = active.ndim, {(v.aval.shape, v.aval.dtype) for v in eqn.invars if rows.has_rows(v.aval)}
+    results = [v.aval for v in eqn.outvars if rows.has_rows(v.aval)]
+    return any(t.shape[:n] == active.shape != t.shape and (t.shape, t.dtype) in given for t in results)
 
 
 def _chosen(eqn: Equation, operands: Sequence[Value]) -> list[Value] | None:

@@ -3,6 +3,7 @@
 `jax.vmap` selects between all of the old and all of the new buffer for each loop around a write.
 """
 
+import functools
 import random
 from collections.abc import Callable
 from typing import Any
@@ -21,13 +22,15 @@ from jax_tensorarray._hlo import text as hlo_text
 
 ROWS, SIZE, EXAMPLES = 40, 16, 3
 PLACES = ("k", "k // 2", "(7 * k + {n}) % ROWS", "-1 - k % 5", "{n}")
+#: What the mask of the loop around has to pass. All examples take one branch.
+AROUND = ("jax.checkpoint({})", "(lambda c, k=k: lax.cond(w > 0, {}, lambda c: c, c))")
 
 
 class Nest:
     """The text of a function with loops in each other, which update one buffer before, inside and after the inner."""
 
     def __init__(self, seed: int) -> None:
-        self.choose, self.lines, self.count = random.Random(seed), ["def f(b, n, x):", "    k, h = n % 3, x"], 0
+        self.choose, self.lines, self.count = random.Random(seed), ["def f(b, n, x, w):", "    k, h = n % 3, x"], 0
         self.loop("    ", self.choose.choice([2, 2, 2, 3]))
         self.lines.append("    return b, h")
 
@@ -62,16 +65,17 @@ class Nest:
             self.add(inner, f"h = h + 0.1 * b[{self.place()}]")
         self.add(inner, "return k + 1, steps + 1, b, 0.5 * jnp.tanh(h)")
         limits = ["(k + n) % 4", "n % 3", "jnp.where(h[0] > 0, 3, 1)", "2"]
-        run = f"lax.while_loop(lambda c, k=k: c[1] < {self.choose.choice(limits)}, {body}, (k, 0, b, h))"
+        run = f"lax.while_loop(lambda c, k=k: c[1] < {self.choose.choice(limits)}, {body}, c)"
         if depth == 1 and self.choose.random() < 0.3:
-            run = f"lax.fori_loop(0, 2, lambda _, c: {body}(c), (k, 0, b, h))"
-        self.add(indent, f"c = {run}")
+            run = f"lax.fori_loop(0, 2, lambda _, c: {body}(c), c)"
+        around = self.choose.choice([*["{}"] * 3, *AROUND]).format(f"(lambda c, k=k: {run})")
+        self.add(indent, f"c = {around}((k, 0, b, h))")
         self.add(indent, "h, b = c[3], c[2]")
         if self.choose.random() < 0.5:
             self.add(indent, "k = c[0]")
 
     def function(self) -> tuple[str, Callable[..., Any]]:
-        names: dict[str, Any] = {"jnp": jnp, "lax": lax, "ROWS": ROWS}
+        names: dict[str, Any] = {"jax": jax, "jnp": jnp, "lax": lax, "ROWS": ROWS}
         text = "\n".join(self.lines)
         exec(text, names)
         return text, names["f"]
@@ -79,7 +83,17 @@ class Nest:
 
 def along(f: Callable[..., Any]) -> Callable[..., Any]:
     """The derivative in forward mode, which a `while_loop` has."""
-    return lambda b, n, x: jax.jvp(lambda b, x: f(b, n, x), (b, x), (jnp.cos(b), jnp.sin(x)))
+    return lambda b, n, x, w: jax.jvp(lambda b, x: f(b, n, x, w), (b, x), (jnp.cos(b), jnp.sin(x)))
+
+
+def back_along(f: Callable[..., Any]) -> Callable[..., Any]:
+    """The sum of the same derivative, in reverse mode."""
+
+    def derivative(b: Any, n: Any, x: Any, w: Any) -> Any:
+        of_b, of_x = jax.grad(lambda b, x: sum(map(jnp.sum, f(b, n, x, w))), (0, 1))(b, x)
+        return jnp.sum(of_b * jnp.cos(b)) + jnp.sum(of_x * jnp.sin(x))
+
+    return derivative
 
 
 @pytest.mark.slow
@@ -91,13 +105,19 @@ def test_loops_that_examples_leave_one_by_one(seed: int) -> None:
         r.standard_normal((EXAMPLES, ROWS, SIZE)),
         np.array([1, 4, 8], np.int32),
         r.standard_normal((EXAMPLES, SIZE)),
+        1.0,
     )
-    batched = jax.vmap(f)
+    batch = functools.partial(jax.vmap, in_axes=(0, 0, 0, None))
+    batched = batch(f)
     plain, program = in_numpy(batched)(*args), compiled(in_place(batched), *args)
-    for g in (program, *[jit(jax.vmap(in_place(f)))] * (seed % 4 == 0)):
+    for g in (program, *[jit(batch(in_place(f)))] * (seed % 4 == 0)):
         jax.tree.map(lambda got, want: np.testing.assert_allclose(got, want, rtol=1e-11), g(*args), plain)
-    if seed % 4 == 1:
-        got, want = jit(along(in_place(batched)))(*args), in_numpy(along(batched))(*args)
+    if seed % 4 in (1, 2):
+        want = in_numpy(along(batched))(*args)
+        if seed % 4 == 1:
+            got = jit(along(in_place(batched)))(*args)
+        else:
+            got, want = jit(back_along(in_place(batched, max_steps=3)))(*args), sum(map(np.sum, want[1]))
         jax.tree.map(lambda got, want: np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-12), got, want)
     copies = hlo_text.copies_in_loops(program.as_text(), args[0].nbytes)
     assert not copies or not barriers_hold("cpu"), text
