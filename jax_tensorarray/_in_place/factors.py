@@ -1,20 +1,30 @@
 """Update rows by `.at[].divide` and `.at[].power`.
 
-JAX multiplies some rows of ones, and divides the whole buffer by them, or raises it to them as powers.
+JAX multiplies some rows of ones, and divides the whole buffer by them, or raises it to them as powers. If a row occurs
+several times, this is done by the product.
 """
 
+import functools
+import math
+import operator
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
+from jax.extend.core import primitives as jax_primitives
 
+from jax_tensorarray import _gates
+from jax_tensorarray._in_place import rows
 from jax_tensorarray._in_place.values import Left, Value, arrays
 from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._ops.read import ta_read_p
 from jax_tensorarray._ops.starts import along_axes, in_range, sizes_of
 from jax_tensorarray._ops.write import ta_write_p
 from jax_tensorarray._types import Equation
+
+Array = jax.Array
 
 
 def broadcast_in_dim(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
@@ -27,21 +37,55 @@ def broadcast_in_dim(eqn: Equation, operands: Sequence[Value]) -> list[Value] | 
     return [value]
 
 
+def _are_ones(x: Value) -> bool:
+    return (x if x.shared is None else x.shared).is_ones
+
+
+def scatter_mul(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
+    """Multiply ones by rows that may be the same: write the products, which a multiplication of few ones gives."""
+    ones, indices, updates = operands
+    found = rows.gathered(eqn) if _are_ones(ones) else Left()
+    if isinstance(found, Left):
+        return found
+    address, size = found.address, math.prod(ones.shape[found.address.batch :])
+    count, each = math.prod(indices.shape[address.batch : -1]), size // math.prod(address.sizes)
+    work = count * (count + 8 * each + 128)
+    if math.prod(address.taken) > 1 or not 0 < work <= _gates.COMPARED_SHARE * size:
+        return Left()
+    at, factors = arrays([indices, updates])
+    same = []
+    for axis, start in found.starts(at).items():
+        x = rows.as_int32(start, ones.shape[axis]).reshape(-1, count)
+        x = x if address.drops else rows.clamped(x, ones.shape[axis] - found.taken[axis])
+        same.append(x[:, :, None] == x[:, None, :])
+    first = jnp.argmax(functools.reduce(operator.and_, same), 2)  # of the positions that are the same
+
+    def multiplied(first: Array, factors: Array) -> Array:
+        return jnp.ones_like(factors).at[first].multiply(factors, mode="promise_in_bounds")[first]
+
+    order = found.order(factors.ndim)
+    factors = jnp.transpose(factors, np.argsort(order).tolist())
+    products = jax.vmap(multiplied)(first, factors.reshape(len(first), count, -1)).reshape(factors.shape)
+    written = {"update_jaxpr": None, "update_consts": (), "unique_indices": True}
+    once = eqn.replace(primitive=jax_primitives.scatter_p, params=eqn.params | written)
+    return rows.scatter(once, [ones, indices, Value(jnp.transpose(products, order))])
+
+
 def with_rows(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
     """Combine a buffer with ones and some rows: only these rows change."""
     buffer, factors = operands
     ones, update = factors.before, factors.update
     if ones is None or update is None or update.primitive is not ta_write_p or update.where is not None:
         return Left()
-    if not (ones if ones.shared is None else ones.shared).is_ones or buffer.shape != factors.shape:
+    if not _are_ones(ones) or buffer.shape != factors.shape:
         return Left()
-    params, rows = update.params, update.rows
+    params, new = update.params, update.rows
     old = ta_read_p.bind(*arrays([buffer]), update.index, **params)
     if params["mode"] == "drop":  # nothing is known of a row that is left out, and it has no derivative
         starts = along_axes(jnp.asarray(update.index), params["index_dims"])
         inside = in_range(starts, sizes_of(buffer, params), params["window"])
-        rows = lax.select(lax.broadcast_in_dim(inside, rows.shape, range(inside.ndim)), rows, lax.full_like(rows, 1))
-    return [buffer.updated(update._replace(rows=jaxprs.bind(eqn, [old, rows])[0]))]
+        new = lax.select(lax.broadcast_in_dim(inside, new.shape, range(inside.ndim)), new, lax.full_like(new, 1))
+    return [buffer.updated(update._replace(rows=jaxprs.bind(eqn, [old, new])[0]))]
 
 
-RULES = {"broadcast_in_dim": broadcast_in_dim, "div": with_rows, "pow": with_rows}
+RULES = {"broadcast_in_dim": broadcast_in_dim, "scatter-mul": scatter_mul, "div": with_rows, "pow": with_rows}

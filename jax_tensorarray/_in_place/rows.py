@@ -391,7 +391,7 @@ class _Gathered(NamedTuple):
         return address.index_of(self.starts(indices))
 
 
-def _gathered(eqn: Equation) -> _Gathered | Left:
+def gathered(eqn: Equation) -> _Gathered | Left:
     """Return the address of a gather or a scatter, if it accesses rows that have a place in a buffer."""
     buffer, indices = (v.aval for v in eqn.invars[:2])
     numbers, taken = numbers_of(eqn), taken_by(eqn)
@@ -419,7 +419,7 @@ def _gathered(eqn: Equation) -> _Gathered | Left:
 
 def gather(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
     buffer, indices = operands
-    found = _gathered(eqn)
+    found = gathered(eqn)
     if isinstance(found, Left):
         return found
     address, result = found.address, eqn.outvars[0].aval
@@ -437,7 +437,7 @@ def gather(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
 def scatter(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:
     buffer, indices, updates = operands
     primitive, combine = _SCATTERS[eqn.primitive.name]
-    found = Left("made-anew") if buffer.is_new else _gathered(eqn)
+    found = Left("made-anew") if buffer.is_new else gathered(eqn)
     if isinstance(found, Left):
         return found
     if not _combines(eqn, primitive):
@@ -539,7 +539,7 @@ def why_left(eqn: Equation) -> Left | None:
     elif name == "dynamic_update_slice":
         found = _of_slice(aval, eqn.invars[1].aval.shape)
     else:
-        found = _gathered(eqn)
+        found = gathered(eqn)
     return found if isinstance(found, Left) else None
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import oracle
 import pytest
 import row_programs
+from gates import gates
 from hypothesis import example, given, settings
 from in_numpy import in_numpy
 from in_place import assert_in_place, assert_no_whole_buffer_copy, compiled
@@ -1377,3 +1378,60 @@ def test_minima_have_derivatives_of_second_order_and_keep_nan(name):
     want = jit(lambda: second(plain))()
     for got in (jit(lambda: second(in_place(ours)))(), in_place(lambda: second(ours))()):
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-12), got, want)
+
+
+QUOTIENTS = {
+    "rows": lambda b, i, x: b.at[i // jnp.array([1, 2, 1])].divide(x),
+    "powers": lambda b, i, x: b.at[i // jnp.array([1, 2, 1])].power(x),
+    "out of range": lambda b, i, x: b.at[jnp.array([i, 3 * i, i])].divide(x, mode="drop"),
+    "clipped": lambda b, i, x: b.at[jnp.array([i, 3 * i, 2 * i])].divide(x, mode="clip"),
+    "elements": lambda b, i, x: b.at[i // jnp.array([1, 2, 1]), jnp.array([0, 1, 0])].divide(x[:, 0]),
+    "columns": lambda b, i, x: b.at[:, jnp.array([1, i % 3, 1])].divide(x[:, 0]),
+    "two axes": lambda b, i, x: b.at[i // jnp.array([[1, 2], [1, 3]])].divide(x[:2, None]),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "order"),
+    [*zip(QUOTIENTS, itertools.cycle(["forward", "grad(in_place)", "in_place(vmap)", "in_place(grad)", "vmap(grad)"]))],
+)
+def test_rows_that_may_be_the_same_are_divided_by_the_product_of_their_factors(name, order):
+    """Bit by bit as in plain JAX, and as NumPy computes it."""
+
+    def f(b):
+        def body(b, i):
+            x = 2 + jnp.sin(i + jnp.arange(24.0).reshape(3, 8)) + 0.1 * jnp.sin(lax.stop_gradient(b[i // 3]))
+            return QUOTIENTS[name](b, i, x), None
+
+        return lax.scan(body, b, jnp.arange(len(b)))[0]
+
+    def loss(f):
+        return jax.grad(lambda b: jnp.sum(jnp.sin(f(b))))
+
+    ours, plain = {
+        "forward": (in_place(f), f),
+        "grad(in_place)": (loss(in_place(f)), loss(f)),
+        "in_place(grad)": (in_place(loss(f)), loss(f)),
+        "in_place(vmap)": (in_place(jax.vmap(f)), jax.vmap(f)),
+        "vmap(grad)": (jax.vmap(loss(in_place(f))), jax.vmap(loss(f))),
+    }[order]
+
+    def args_of(length):
+        b = 1.5 + jnp.sin(jnp.arange(8.0 * length)).reshape(length, 8)
+        return (jnp.stack([b, b + 1]),) if "vmap" in order else (b,)
+
+    with gates("open", "COMPARED_SHARE"):
+        program = (compiled_for if order == "in_place(vmap)" else assert_in_place)(ours, args_of, 120)
+    got, want = program(*args_of(120)), jit(plain)(*args_of(120))
+    oracle.assert_same_bits(got, want)
+    np.testing.assert_allclose(got, in_numpy(plain)(*args_of(120)), rtol=1e-9)
+
+
+@pytest.mark.parametrize("transform", [lambda f: jax.grad(in_place(f)), lambda f: in_place(jax.grad(f))])
+def test_factors_of_rows_that_may_be_the_same_have_no_derivative_as_in_plain_jax(transform):
+    def f(x):
+        return jnp.sum(lax.fori_loop(0, 9, lambda i, b: b.at[i // jnp.array([1, 2])].divide(x), jnp.ones((4096, 2))))
+
+    with pytest.raises(NotImplementedError, match="unique_indices"):
+        transform(f)(2.0)

@@ -44,6 +44,7 @@ class InPlainJax(InJax):
 
     def __init__(self, **options):
         super().__init__(dropping=True, **options)
+        self.divides = options.get("reverse_mode") is False  # JAX has no derivative by factors of rows that may repeat
 
     def cells(self, places: Places):
         """What to index the buffer with."""
@@ -116,6 +117,10 @@ class InPlainJax(InJax):
 
     def times(self, places, value):
         buffer = places.buffer
+        if self.divides and places.at.lowering == "ffi" and jnp.issubdtype(buffer.dtype, jnp.floating):
+            by = 1 / (0.5 * value)
+            by = by.T if places.at.form == "column" and by.ndim > 1 else by
+            return buffer.at[self.cells(places)].divide(by, mode="drop")
         for place, factor in self.one_by_one(places, value):
             buffer = buffer.at[self.cells(place)].multiply(factor, mode="drop", unique_indices=True)
         return buffer

@@ -12,6 +12,7 @@ WAYS = {
     "ROWS_SHARE": (math.inf, 0),
     "ELEMENTS_SHARE": (math.inf, 0),
     "BOX_SHARE": (math.inf, 0),
+    "COMPARED_SHARE": (math.inf, 0),
     "KNOWN_SHARE": (math.inf, 0),
     "COUNTED": (math.inf, 0),
     "REGISTER_BYTES": (0, math.inf),
