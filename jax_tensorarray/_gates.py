@@ -20,9 +20,9 @@ ELEMENTS_SHARE = 0.5
 BOX_SHARE = 1 / 3
 
 #: Of rows of n numbers, k that may be the same are compared with each other if k * (k + 8 * n + 128) is at most this
-#: share of the numbers in the buffer. Then `.at[].divide` takes 0.04 to 0.5 times as long, 1.3 times in one case, and its
-#: gradient at most 0.06 times as long (CPU, jax 0.12, rows of 1, 8 and 64 floats, k from 2 to 8). Of 16 times as large a
-#: share, it takes up to 7 times as long.
+#: share of the numbers in the buffer. Then `.at[].divide` takes 0.04 to 0.5 times as long, 1.3 times in one case, and
+#: its gradient at most 0.06 times as long (CPU, jax 0.12, rows of 1, 8 and 64 floats, k from 2 to 8). If the share is 8
+#: times as large, it takes up to 7 times as long.
 COMPARED_SHARE = 1 / 16
 
 #: The largest share that a slice from a place known while tracing may have as a row op. Then its gradient takes 0.85
