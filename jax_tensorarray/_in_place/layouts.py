@@ -1,9 +1,10 @@
 """Keep a buffer in the layout that the products of a loop need: `jnp.einsum("bhd,blhd->bhl", q, cache)`.
 
 XLA multiplies matrices whose axes come after those of a batch. So it moves all of a cache `[batch, length, heads, dim]`
-in every step, but nothing of a cache `[batch, heads, length, dim]`. Here the axes of such a buffer are put in this
-order before the loop, and back after it. What reads or writes rows does so in the other order; if something else needs
-the buffer as it was, it stays so.
+in every step, but nothing of a cache `[batch, heads, length, dim]`. Likewise a scan takes slices along the first axis,
+and `jax.vmap` moves this axis there and back in every step of a loop around it. Here the axes of such a buffer are put
+in this order before the loop, and back after it. What reads or writes rows does so in the other order; if something
+else needs the buffer as it was, it stays so.
 """
 
 from collections.abc import Sequence
@@ -94,10 +95,15 @@ def found_in(loop: Any, body: registry.Body, *, length: int | None = None, predi
 
 
 def may_be_in(body: registry.Body) -> bool:
-    """Return whether a body updates rows, and has products with axes of a batch."""
+    """Return whether a body updates rows, and has products with axes of a batch, or scans what it has transposed."""
     found = {"product": False, "update": False}
+    transposed: set[Any] = set()
 
     def look(eqn: Equation) -> bool:
+        if eqn.primitive.name == "transpose":
+            transposed.update(eqn.outvars)
+        if eqn.primitive.name == "scan":
+            found["product"] |= any(v in transposed for v in eqn.invars if not isinstance(v, jex.Literal))
         if eqn.primitive.name == "dot_general":
             _, batch = eqn.params["dimension_numbers"]
             found["product"] |= any(len(dims) and v.aval.ndim > 2 for dims, v in zip(batch, eqn.invars, strict=True))
@@ -257,7 +263,23 @@ def _transpose(self: _Layouts, eqn: Equation, operands: list[Any]) -> list[Any]:
     return [x._replace(order=tuple(x.order[d] for d in eqn.params["permutation"]))]
 
 
+def _scan(self: _Layouts, eqn: Equation, operands: list[Any]) -> list[Any]:
+    """Take slices along the first axis that is stored. What is stacked again is stored so, too."""
+    [loop] = registry.ENTRIES["scan"].bodies(eqn.params)
+    pairs = loop.split(list(zip(eqn.invars, operands, strict=True)))[2]
+    sliced = {(v.aval.shape, v.aval.dtype): x for v, x in pairs if isinstance(x, Turned)}
+    for _, x in pairs:
+        for k in x.roots if isinstance(x, Turned) else ():
+            self.wanted.setdefault(k, x.back)
+    outs: list[Any] = jaxprs.bind(eqn, self.written(operands))
+    for k, y in enumerate(outs[loop.num_carry :], loop.num_carry):
+        if (x := sliced.get((y.shape, y.dtype))) is not None:
+            outs[k] = Turned(y, tuple(range(y.ndim)), x.roots)
+    return outs
+
+
 _Layouts.rules = {
+    "scan": _scan,
     "dot_general": _product,
     "dynamic_slice": _dynamic_slice,
     "slice": _slice,

@@ -89,6 +89,8 @@ def _special(predicate: Predicate, no: Value, yes: Value, whole: Callable[[], An
         if other.sparse_updates == () and jnp.issubdtype(other.dtype, jnp.inexact):
             return Value(whole(), part=Part(buffer, active))
         if other.stopped is buffer:
+            if not jnp.issubdtype(buffer.dtype, jnp.inexact):  # which has no derivative anyway
+                return buffer
             return Value(ta_guard(active.mask, buffer.array), before=buffer, guard=active)
     return None
 
@@ -226,7 +228,10 @@ def broadcast_in_dim(eqn: Equation, operands: Sequence[Value]) -> list[Value] | 
         n -= 1
     if source.shape[:n] != of[:n]:
         return Left()
-    return _repeated(eqn, operands, source if n == len(source.shape) else Value(source.array.reshape(of[:n])))
+    found = _repeated(eqn, operands, source if n == len(source.shape) else Value(source.array.reshape(of[:n])))
+    if source.literal == 0 and source.dtype != np.bool_:
+        found[0].sparse_updates = ()  # zeros, as in `sums`
+    return found
 
 
 def reshape(eqn: Equation, operands: Sequence[Value]) -> list[Value] | Left:

@@ -219,6 +219,46 @@ def test_a_slice_that_a_branch_replaces_stays_in_its_stack(by):
         assert not [c for c in copies_in(batched.as_text(), 6 * TOKENS * SIZE * 8) if c.kind != "anew"]
 
 
+def marked(b, h, done):
+    """A board of integers starts again with zeros."""
+    return lax.cond(done, lambda: (jnp.zeros_like(b), h), lambda: (b, h))
+
+
+def never(b, h, done):
+    return b, h
+
+
+@pytest.mark.parametrize(("by", "dtype"), [(marked, np.int32), (never, np.float64)])
+def test_the_stacks_of_a_batch_are_stored_as_the_scan_takes_them(by, dtype):
+    """`jax.vmap` puts the axis of the batch second for the inner scan, and first for the outer one, in every step."""
+    rows = jnp.zeros((3, TOKENS, 4 * SIZE), dtype), jnp.linspace(-1, 1, 3 * 4 * SIZE).reshape(3, -1)
+    args = tuple(jnp.stack([x, x[::-1]]) for x in rows)
+
+    def f(map_all):
+        def step(states, t):
+            def one(states):
+                b, h = states
+                b = b.at[t].set((4 * jnp.tanh(h)).astype(dtype)).at[t // 3].add(1)
+                return by(b, jnp.sin(h + b[t // 2]), (t % 7 == 6) & (h[0] > 0.2)), b[t // 2]
+
+            return map_all(one, states)
+
+        return jax.vmap(lambda b, h: lax.scan(step, (b, h), jnp.arange(TOKENS)))
+
+    def total(f):
+        return jax.grad(lambda *args: sum(jnp.sum(jnp.sin(x)) for x in jax.tree.leaves(f(*args))), 1)
+
+    ours, want, size = f(lax.map), f(one_after_the_other), args[0].nbytes
+    program = compiled(in_place(ours), *args)
+    close(program(*args), in_numpy(want)(*args))
+    assert [c for c in copies_in(compiled(ours, *args).as_text(), size) if c.kind != "anew"]
+    assert not barriers_hold("cpu") or not [c for c in copies_in(program.as_text(), size // 3) if c.kind != "anew"]
+    if dtype is np.float64:
+        gradient = in_numpy(total(want))(*args)
+        for order in (total(in_place(ours)), in_place(total(ours))):
+            close(jax.jit(order)(*args), gradient)
+
+
 def close(got, want):
     for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-11)
