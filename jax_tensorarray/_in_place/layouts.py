@@ -264,12 +264,16 @@ def _transpose(self: _Layouts, eqn: Equation, operands: list[Any]) -> list[Any]:
 
 
 def _scan(self: _Layouts, eqn: Equation, operands: list[Any]) -> list[Any]:
-    """Take slices along the first axis that is stored. What is stacked again is stored so, too."""
+    """Take slices along the first axis that is stored. What is stacked again is stored so, too.
+
+    Only of integers: floats that start again are selected as a whole, and XLA then copies what it need not move.
+    """
     [loop] = registry.ENTRIES["scan"].bodies(eqn.params)
     pairs = loop.split(list(zip(eqn.invars, operands, strict=True)))[2]
-    sliced = {(v.aval.shape, v.aval.dtype): x for v, x in pairs if isinstance(x, Turned)}
+    pairs = [(v.aval, x) for v, x in pairs if isinstance(x, Turned) and not jaxprs.is_inexact(v.aval)]
+    sliced = {(t.shape, t.dtype): x for t, x in pairs}
     for _, x in pairs:
-        for k in x.roots if isinstance(x, Turned) else ():
+        for k in x.roots:
             self.wanted.setdefault(k, x.back)
     outs: list[Any] = jaxprs.bind(eqn, self.written(operands))
     for k, y in enumerate(outs[loop.num_carry :], loop.num_carry):
