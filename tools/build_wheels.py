@@ -5,7 +5,8 @@
     python tools/build_wheels.py --cuda               # and jax-tensorarray-cuda13, which takes minutes
 
 Wheels are built from the source distribution, and each is installed into a virtual environment in a temporary folder,
-with what it asks for. There a part of the tests runs. `dist/` gets the files if everything passed.
+with what it asks for. There a part of the tests runs. `dist/` gets the files if everything passed. It needs uv, which
+unpacks JAX once for all of these environments: `pip install uv`.
 Those for PyPI come from `.github/workflows/wheels.yml`, which builds for old systems, for arm64 and for macOS too. The
 exit code is 1 if anything failed.
 """
@@ -27,7 +28,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-TOOLS = ["build", "twine", "abi3audit", *(["auditwheel"] if sys.platform == "linux" else [])]
+TOOLS = ["twine", "abi3audit", *(["auditwheel"] if sys.platform == "linux" else [])]
 
 #: What the main job finds. (cibuildwheel runs all of it, which takes longer than building a wheel.)
 HEADER = "from jax_tensorarray.inspect._header import header; print(*header(), sep='\\n')"
@@ -35,8 +36,7 @@ HEADER = "from jax_tensorarray.inspect._header import header; print(*header(), s
 #: The kernels, their errors, and what is done with a plugin.
 TESTS = ["package/test_plugin.py", *(f"ops/test_{name}.py" for name in ("primitives", "empty", "errors", "rows"))]
 
-#: pip makes no bytecode of what is used once or twice.
-SETTINGS = {"JAX_PLATFORMS": "cpu", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_COMPILE": "0", "PIP_QUIET": "1"}
+SETTINGS = {"JAX_PLATFORMS": "cpu", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_QUIET": "1"}
 
 #: For Python 3.11, and for 3.12 and newer.
 KINDS = ["cp311", "abi3"]
@@ -93,16 +93,11 @@ def run(*command: object, cwd: Path, env: dict[str, str] | None = None, limit: i
 
 
 def virtual_environment(python: str, folder: Path, *packages: object) -> Path:
-    """Make an environment with those packages, and return its interpreter."""
+    """Make an environment with those packages and nothing else, and return its interpreter."""
     run(python, "-m", "venv", "--without-pip", folder, cwd=folder.parent)
     inside = folder / "bin" / "python"
-    pip(inside, "install", *packages, cwd=folder.parent)
+    run("uv", "pip", "install", "--python", inside, *packages, cwd=folder.parent)
     return inside
-
-
-def pip(inside: Path, *command: object, cwd: Path) -> str:
-    """Run this process's pip for an environment, so that the environment has nothing but what was asked for."""
-    return run(sys.executable, "-m", "pip", "--python", inside, *command, cwd=cwd)
 
 
 def pythons() -> list[Python]:
@@ -235,7 +230,7 @@ def try_wheel(python: Python, wheel: Path, source: Path, work: Path) -> tuple[Pa
 def try_plugin(inside: Path, plugin: Path, work: Path) -> str:
     """Install the plugin beside a CPU wheel that was tried before, and take it away again. No GPU is needed."""
     # What it asks for is there, but for JAX's own plugin, which has 2 GB.
-    pip(inside, "install", "--no-deps", plugin, cwd=work)
+    run("uv", "pip", "install", "--python", inside, "--no-deps", plugin, cwd=work)
     program = """
 import jax, jax.numpy as jnp
 from jax_tensorarray import _kernels, ta_write
@@ -250,7 +245,7 @@ assert (write(jnp.zeros(3), 1) == jnp.array([0.0, 1.0, 0.0])).all()
     said = run(inside, "-W", "error", "-c", program, cwd=work)
     if "cuda (of jax-tensorarray-cuda13" not in said:
         raise Failure(f"the main job says\n{said}")
-    pip(inside, "uninstall", "-y", "jax-tensorarray-cuda13", cwd=work)
+    run("uv", "pip", "uninstall", "--python", inside, "jax-tensorarray-cuda13", cwd=work)
     run(
         inside,
         "-W",
@@ -277,7 +272,7 @@ def wheels(arguments: argparse.Namespace, work: Path, dist: Path) -> Iterator[Ro
     """Build and try everything. Yield a row for each artifact, and no wheel without an sdist."""
     start = time.monotonic()
     tools = virtual_environment(sys.executable, work / "tools", *TOOLS)
-    sdist = built((tools, "-m", "build", "--sdist", "--outdir", work / "sdist", ROOT), work / "sdist", "*.tar.gz", work)
+    sdist = built(("uv", "build", "--sdist", "--out-dir", work / "sdist", ROOT), work / "sdist", "*.tar.gz", work)
     run(tools, "-m", "twine", "check", "--strict", sdist, cwd=work)
     found = check_sdist(sdist)
     with tarfile.open(sdist) as archive:
@@ -302,12 +297,12 @@ def wheels(arguments: argparse.Namespace, work: Path, dist: Path) -> Iterator[Ro
                 if package == CUDA and inside is None:
                     raise Failure("the wheel that it needs failed")
                 folder = work / f"{package}-{kind}"
-                command = [builder.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", folder]
+                command = ["uv", "build", "--wheel", "--python", builder.executable, "--out-dir", folder]
                 if package == CPU:
                     wheel = built([*command, sdist], folder, "*.whl", work, {"JAX_TENSORARRAY_CUDA": "OFF"})
                 else:
                     define = f"cmake.define.CMAKE_CUDA_ARCHITECTURES={arguments.architectures}"
-                    command += [f"--config-settings={define}", source / "cuda13"]
+                    command += [f"--config-setting={define}", source / "cuda13"]
                     wheel = built(command, folder, "*.whl", work)
                 name, size = wheel.name, wheel.stat().st_size
                 parts = [check_wheel(wheel, package, kind, source, version), *audited(wheel, kind, tools, work)]
@@ -332,6 +327,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--architectures", default="all-major", help="of GPUs, for --cuda; a release has the default")
     parser.add_argument("--output", type=Path, default=ROOT / "dist", help="folder for what passed (dist/)")
     arguments = parser.parse_args(argv)
+    if shutil.which("uv") is None:
+        parser.error("uv is not on the path: pip install uv")
     arguments.kinds = arguments.kinds or [kind for kind in KINDS if users(kind)]
     print(f"{platform.system()} {platform.machine()}, Pythons {', '.join(map(str, pythons()))}", flush=True)
 
