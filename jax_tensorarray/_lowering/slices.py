@@ -27,7 +27,7 @@ from jax.extend.core import Literal
 from jax_tensorarray import _compat, _gates
 from jax_tensorarray._lowering import slicing
 from jax_tensorarray._lowering.aliases import aliased
-from jax_tensorarray._lowering.equations import Atom, Block, is_static
+from jax_tensorarray._lowering.equations import Atom, Block, is_of_numbers, is_static
 from jax_tensorarray._lowering.ordering import num_bytes
 from jax_tensorarray._lowering.ownership import has_buffer, mask_of, operands_of, readers_of, updates, waits_of
 from jax_tensorarray._lowering.places import Places
@@ -642,6 +642,20 @@ class _Rows:
         (token,) = self.block.call(slicing.token_of, [self.zero, value], eqn)
         return token
 
+    def _is_made_of(self, atom: Atom, buffer: Any) -> bool:
+        """Return whether a value is computed from a buffer, or from another version of it."""
+        of, found, stack = (buffer.aval.shape, buffer.aval.dtype), set[Any](), [atom]
+        while stack:
+            v = stack.pop()
+            if isinstance(v, Literal) or v in found:
+                continue
+            if is_of_numbers(v.aval) and (v.aval.shape, v.aval.dtype) == of:
+                return True
+            found.add(v)
+            maker = self.scope.maker(v)
+            stack += [] if maker is None else maker.invars
+        return False
+
     def _is_computed_for_carry(self, eqn: Equation) -> bool:
         """Return whether a step of a loop computes all of a large array elementwise, and carries it on."""
         if self.scope.role != "body" or eqn.primitive.name not in _ELEMENTWISE:
@@ -676,15 +690,19 @@ class _Rows:
 
     def _update(self, eqn: Equation, how: How) -> list[Atom]:
         _, index, value, *mask = operands_of(eqn)
-        # All rows are made before the first one is updated.
-        several = not how.at_once and eqn.params.get("unordered") and self.barriers_hold and _places(eqn, how) > 1
-        (buffer, *made), token = self._after(eqn, [value] if several else [])
-        value = made[0] if several else self.block.read(value)
+        # What depends on rows of this buffer is made before the first of several slices is updated: XLA would make it
+        # again for each. So are all rows, if nothing else waits for them.
+        several = not how.at_once and self.barriers_hold and _places(eqn, how) > 1
+        needs_all = several and bool(eqn.params.get("unordered"))
+        made = [value] if needs_all else []
+        made += [x for x in (index, value, *mask) if several and x not in made and self._is_made_of(x, eqn.invars[0])]
+        (buffer, *_), token = self._after(eqn, made)
         is_made_again = self.barriers_hold and how.does_both and buffer in self.made_again
         how = how._replace(is_made_again=is_made_again and (how.ordered or not how.at_once), tokens=bool(token))
         zero = [self.zero] if how.by_branch else []
-        starts, mask = self._starts(index, len(how.sizes)), [self.block.read(x) for x in mask]
-        found = self.block.call(slicing.update, [*zero, buffer, *starts, value, *mask, *token], eqn, how=how)
+        index = [self.block.read(index)] if index in made else self._starts(index, len(how.sizes))
+        rest = [self.block.read(x) for x in (value, *mask)]
+        found = self.block.call(slicing.update, [*zero, buffer, *index, *rest, *token], eqn, how=how)
         if not how.at_once:
             self.made_again.add(found[0])
         return found

@@ -53,9 +53,11 @@ PARTS = (
 class Step:
     """The text of a step, which is written line by line."""
 
-    def __init__(self, seed, *, moves=False, parts=False):
+    def __init__(self, seed, *, moves=False, parts=False, several=False):
         self.choose, self.lines, self.rows, self.moves = random.Random(seed), [], [], moves
-        self.parts = parts
+        self.parts, self.several = parts, several
+        if several:  # places that depend on what is in the buffer
+            self.lines.append("p = j[1] + jnp.int32(b0[j[2], 0] > 0)")
         # A row that is read of what starts again for some examples may cost a copy, and so may all of what moves.
         self.starts_again = seed % 3 > 0 and not moves
         self.has_tiles = seed % 3 > 0 or not moves  # tiles of registers that examples move by themselves
@@ -82,6 +84,8 @@ class Step:
         value = self.term() if self.choose.random() < 0.6 else f"{self.term()} + {self.term()}"
         by = self.choose.choice(["set", "set", "set", "add"])
         old, place, part = f"b{version}", self.choose.choice(PLACES), self.choose.random()
+        if self.several and part >= 0.4:
+            place = self.choose.choice(["p", f"jnp.stack([p, {place}])", "p - jnp.arange(3)"])
         new = f"{old}.at[{place}].{by}({value})"
         if part < 0.2 and self.has_tiles:
             tile = f"jnp.broadcast_to({value}, (SIZE,)).reshape(2, -1)"
@@ -160,10 +164,11 @@ def copies(program, buffer):
         *((k, "moves") for k in range(12)),
         *((k, "parts") for k in range(16)),
         *((k, "mapped") for k in range(8)),
+        *((k, "several") for k in range(8)),
     ],
 )
 def test_a_random_step(seed, kind):
-    text, step = Step(seed, moves=kind == "moves", parts=kind == "parts").function()
+    text, step = Step(seed, **{kind: True} if kind in ("moves", "parts", "several") else {}).function()
     random = np.random.default_rng(seed)
     shape = (EXAMPLES,) if seed % 3 == 0 else ()
     b, x = random.standard_normal((*shape, ROWS, SIZE)), random.random((*shape, STEPS, SIZE))

@@ -17,7 +17,7 @@ from jax import jit, lax
 from row_programs import ours, programs
 
 import jax_tensorarray as jt
-from jax_tensorarray import ta_read, ta_swap, ta_write
+from jax_tensorarray import ta_add, ta_read, ta_swap, ta_write
 from jax_tensorarray._lowering import program
 from jax_tensorarray._lowering.slices import use_slices
 from jax_tensorarray._ops.calls import LOWERINGS
@@ -486,6 +486,47 @@ def test_no_loop_copies_a_buffer_in_any_lowering(name, lowering, monkeypatch):
     monkeypatch.setenv("JAX_TENSORARRAY_LOWERING", lowering)
     f = jax.value_and_grad(programs[name].with_ops(ours))
     in_place.assert_in_place(f, lambda length: (jnp.ones((length, 8), jnp.float32),))
+
+
+#: Updates of three rows, whose places and masks depend on what is in the buffer.
+OF_THREE = {
+    "write": lambda b, at, where: ta_write(b, at, jnp.sin(at.astype(b.dtype))[:, None] * jnp.ones(8), mode="drop"),
+    "add": lambda b, at, where: ta_add(b, at, jnp.ones(8), mode="drop"),
+    "swap": lambda b, at, where: ta_swap(b, at, b[0] + jnp.arange(3.0)[:, None], mode="drop")[0],
+    "elements": lambda b, at, where: ta_write(b, (at, jnp.arange(3)), jnp.ones(3), mode="drop"),
+    "where": lambda b, at, where: ta_add(b, jnp.arange(3), jnp.ones(8), where=where),
+}
+
+
+@pytest.mark.parametrize("name", OF_THREE)
+def test_places_that_depend_on_the_buffer_are_made_before_it_is_updated(name):
+    """XLA would make them again for each of the rows, of the buffer as it was."""
+
+    def f(b):
+        def step(b, i):
+            i = i + jnp.int32(b[i // 2, 0] > 1)
+            return OF_THREE[name](b, i - jnp.arange(3, dtype=i.dtype), b[i // 3, :3] > 0.5), None
+
+        return lax.scan(step, b, jnp.arange(len(b), dtype=jnp.int32))[0]
+
+    def args_of(length):
+        return (jnp.linspace(0.0, 2.0, 8 * length).reshape(length, 8),)
+
+    program = in_place.assert_in_place(f, args_of, 200)
+    (b,), (want,) = args_of(200), map(np.array, args_of(200))
+    for i in range(200):
+        i += int(want[i // 2, 0] > 1)
+        at, where = i - np.arange(3), want[i // 3, :3] > 0.5
+        new = {"swap": want[0] + np.arange(3.0)[:, None], "write": np.sin(at)[:, None] * np.ones(8)}.get(name)
+        for k in range(3):
+            if name == "where":
+                want[k] += where[k]
+            elif 0 <= at[k] < 200:
+                if name == "elements":
+                    want[at[k], k] = 1
+                else:
+                    want[at[k]] = want[at[k]] + 1 if new is None else new[k]
+    np.testing.assert_allclose(program(b), want, rtol=1e-12)
 
 
 # --- indices that XLA believes something false of ----------------------------------------------------------------
