@@ -192,6 +192,17 @@ def two_buffers_swap(x):
     return lax.fori_loop(0, len(x), body, (x, 2 * x))
 
 
+@program(normal(2000, 8))
+def places_in_the_buffer(x):
+    """Three rows, at places that depend on what is in the buffer."""
+
+    def body(i, b):
+        i = i + (b[0, 0] > 100).astype(int)
+        return b.at[i - jnp.arange(3)].set(jnp.sin(b[i // 2]))
+
+    return lax.fori_loop(0, len(x), body, x)
+
+
 @program(normal(500, 64))
 def forty_accesses(x):
     """Twenty reads and twenty writes in one body."""
