@@ -13,6 +13,7 @@ from jax_tensorarray import _compat
 from jax_tensorarray._in_place import (
     explained,
     factors,
+    indices,
     layouts,
     masks,
     parts,
@@ -89,6 +90,8 @@ class Repair:
             operands = [read(v) for v in eqn.invars]
             results, left, done = self._equation(eqn, operands, added, is_viewed)
             patterns.note(eqn, operands, results)
+            if self.in_loop:
+                indices.note(eqn, operands, results)
             explained.remark(self, inner, eqn, operands, results, left)
             values.update(zip(eqn.outvars, results, strict=True))
             values.update((s.eqn.outvars[0], results[s.number]) for s in moved.get(id(eqn), ()) if s.number in done)

@@ -103,6 +103,21 @@ class Part(NamedTuple):
     updates: tuple[Update, ...] = ()
 
 
+class Row(NamedTuple):
+    """One row of a buffer, which was read from it, and updated since."""
+
+    buffer: "Value"
+    address: Any  #: the `rows.Address` of the read; if that drops, this is another row where it is out of range
+    index: Any  #: an array
+    start: "Value"  #: the index as the program has it
+    updates: tuple[Update, ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        shape, axis = self.buffer.shape, self.address.axis
+        return (*shape[:axis], *shape[axis + 1 :])
+
+
 class View(NamedTuple):
     """What an equation makes of its operands, one for one or in another layout."""
 
@@ -151,6 +166,9 @@ class Value:
         whole: the buffer that it is, if parts of it are taken; else None.
         view: the equation that it is a view of, if it is one whose rows are those of its operands; else None.
         carried_from: the value that a loop started from, if this is what it has carried to its end; else None.
+        row: the row of a buffer that it is, perhaps with more axes of size 1; else None.
+        made_by: how it was made, if it may be an index, see `indices`; else None.
+        is_consumed: whether anything but reads of rows has used it.
         is_used: whether anything but the next update uses it.
         is_given: whether it, or the version that it was made from, existed before the evaluated jaxpr.
         is_made_whole: whether rows were read of it, and it cannot be computed row by row.
@@ -168,15 +186,18 @@ class Value:
         "differs_where",
         "guard",
         "is_constant",
+        "is_consumed",
         "is_given",
         "is_made_whole",
         "is_new",
         "is_ones",
         "is_used",
         "literal",
+        "made_by",
         "part",
         "pattern",
         "repeated",
+        "row",
         "shared",
         "sparse_updates",
         "stopped",
@@ -211,8 +232,11 @@ class Value:
         self.part, self.guard, self.stopped, self.repeated, self.shared = part, guard, stopped, repeated, shared
         self.differs_where = differs_where
         self.carried_from: Value | None = None
+        self.row: Row | None = None
+        self.made_by: Any = None  # an `indices.Made`
         self.pattern: Any = None
         self.is_used = self.is_new = self.is_ones = self.is_constant = self.is_made_whole = False
+        self.is_consumed = False
         self.became = became
         self.is_given: bool = is_given or (before is not None and before.is_given)
         self._mask: Array | None = None
@@ -290,7 +314,10 @@ class Value:
             value = Value.of_taken(taken, before=self, update=update)
             value.became = became
             return value
-        return Value(update.apply(self.array), before=self, update=update, became=became)
+        value = Value(update.apply(self.array), before=self, update=update, became=became)
+        if self.row is not None and self.shape == self.row.shape:
+            value.row = self.row._replace(updates=(*self.row.updates, update))
+        return value
 
     def versions(self) -> "Iterator[Value]":
         """Yield this version and all before it, newest first."""

@@ -1,0 +1,87 @@
+"""Tell whether two indices are the same number: JAX computes an index again for each read and each update of a row.
+
+Equal equations of equal operands make it, so it is noted beside each integer how it was made.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from jax_tensorarray._in_place.values import Value
+from jax_tensorarray._jaxprs import registry
+from jax_tensorarray._jaxprs.kinds import ELEMENTWISE, LAYOUT, READS
+from jax_tensorarray._types import Equation
+
+#: What makes the same result of the same operands, and has parameters that can be compared.
+_REPEATABLE = ELEMENTWISE.union(LAYOUT, READS, ("clamp", "concatenate", "rem", "slice", "squeeze"))
+
+#: So many pairs of values are compared. The remainder of an index that may be negative takes 20.
+_MOST = 100
+
+
+class Made(NamedTuple):
+    """How a value was made."""
+
+    eqn: Equation
+    operands: tuple[Value, ...]
+
+
+def note(eqn: Equation, operands: Sequence[Value], results: Sequence[Value]) -> None:
+    """Note how an integer or a bool was made, and which operands are used for more than a read of rows."""
+    name = eqn.primitive.name
+    if name not in READS and registry.inlined(eqn) is None:  # the equations of an inlined one have been noted
+        for x in operands:
+            x.is_consumed = True
+    if name not in _REPEATABLE or getattr(eqn.outvars[0].aval.dtype, "kind", None) not in ("b", "i", "u"):
+        return
+    if results[0].made_by is None and not any(results[0] is x for x in operands):
+        results[0].made_by = Made(eqn, tuple(operands))
+
+
+def part(indices: Value, number: int) -> Value | None:
+    """Return one of the indices `[..., d]` that have been joined along the last axis, None if they have not been."""
+    made, count = indices.made_by, indices.shape[-1]
+    is_joined = made is not None and made.eqn.primitive.name == "concatenate" and len(made.operands) == count
+    if count > 1 and is_joined and made.eqn.params["dimension"] == len(indices.shape) - 1:
+        return made.operands[number]
+    return indices if count == 1 else None
+
+
+def is_same(x: Value, y: Value, compared: set[tuple[Value, Value]] | None = None) -> bool:
+    """Return whether it is certain that two values have the same elements, but for axes of size 1."""
+    x, y = _plain(x), _plain(y)
+    compared = set() if compared is None else compared
+    if x is y or (x, y) in compared:  # as soon as one pair differs, all do
+        return True
+    if x.literal is not None and y.literal is not None:
+        return bool(x.literal == y.literal)
+    compared.add((x, y))
+    a, b = x.made_by, y.made_by
+    if a is None or b is None or x.dtype != y.dtype or len(compared) > _MOST or len(a.operands) != len(b.operands):
+        return False
+    if a.eqn.primitive is not b.eqn.primitive or a.eqn.params != b.eqn.params:
+        return False
+    pairs = list(zip(a.operands, b.operands, strict=True))
+    are_alike = a.eqn.primitive.name in ELEMENTWISE or all(v.shape == w.shape for v, w in pairs)
+    return are_alike and all(is_same(v, w, compared) for v, w in pairs)
+
+
+def _plain(x: Value) -> Value:
+    """Return what a value is made of by equations that keep all numbers: in a wider type, with other axes of size 1."""
+    while (made := x.made_by) is not None:
+        name, (first, *others) = made.eqn.primitive.name, made.operands
+        is_wider = jnp.issubdtype(first.dtype, jnp.integer) and np.can_cast(first.dtype, x.dtype)
+        is_moved = name in ("broadcast_in_dim", "reshape", "squeeze") and not others
+        if not (is_moved and differ_in_ones(first.shape, x.shape)) and not (
+            name == "convert_element_type" and is_wider
+        ):
+            break
+        x = first
+    return x
+
+
+def differ_in_ones(one: Sequence[int], other: Sequence[int]) -> bool:
+    """Return whether two shapes differ in nothing but axes of size 1."""
+    return [n for n in one if n != 1] == [n for n in other if n != 1]
