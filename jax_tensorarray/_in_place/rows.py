@@ -367,7 +367,7 @@ def _put_back(buffer: Value, source: Value, index: Array, address: Address, star
         if params["batch_dims"] != address.axis or not params["whole"] or params["mode"] not in ("drop", "clip"):
             return None
     for update in row.updates:
-        buffer = _updated(buffer, _in_buffer(update, index, address), became="writes of rows of the row")
+        buffer = _updated(buffer, _in_buffer(update, index, address), became="updates of the row that is put back")
     return buffer
 
 

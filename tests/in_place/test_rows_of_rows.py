@@ -1,0 +1,154 @@
+"""A row of a buffer that is read, updated by its own rows, and put back: only these rows are touched.
+
+The place of the row is a number of the data. It may be negative or out of range, where JAX clamps a read and leaves out
+a write.
+"""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from in_numpy import in_numpy
+from in_place import assert_linear_time, assert_no_whole_buffer_operation, compiled
+from jax import lax
+
+from jax_tensorarray import in_place, inspect
+
+L, T, D, STEPS = 4, 50, 8, 30
+
+
+def row(c, k):
+    return lax.dynamic_index_in_dim(c, k, 0, keepdims=False)
+
+
+def put(c, r, k):
+    return lax.dynamic_update_index_in_dim(c, r, k, 0)
+
+
+def twice(c, k, t, x):
+    c = c.at[k].set(c[k].at[t].set(x))
+    return c.at[t % L].set(c[t % L].at[k + 5].add(jnp.sin(x)))
+
+
+def two_levels(c, k, t, x):
+    return c.at[k].set(c[k].at[t].set(c[k][t].at[k + 2].set(x[0] + c[k][t - 1][3])))
+
+
+CASES = {
+    "set": lambda c, k, t, x: c.at[k].set(c[k].at[t].set(x)),
+    "add": lambda c, k, t, x: c.at[k].set(c[k].at[t].add(x)),
+    "multiply": lambda c, k, t, x: c.at[k].set(c[k].at[t].multiply(1 + x)),
+    "maximum": lambda c, k, t, x: c.at[k].set(c[k].at[t].max(x)),
+    "a read of the row": lambda c, k, t, x: c.at[k].set(c[k].at[t].set(jnp.sin(c[k][t - 1]) + x)),
+    "clamped": lambda c, k, t, x: put(c, lax.dynamic_update_index_in_dim(row(c, k), x, t, 0), k),
+    "the inner one drops": lambda c, k, t, x: put(c, row(c, k).at[t].set(x), k),
+    "the outer one drops": lambda c, k, t, x: c.at[k].set(
+        lax.dynamic_update_slice(c[k], jnp.stack([x, 2 * x]), (t, jnp.int32(0)))
+    ),
+    "several rows": lambda c, k, t, x: c.at[k].set(c[k].at[jnp.stack([t, t + 3, t - 2])].set(x).at[t + 1].add(x)),
+    "a masked update": lambda c, k, t, x: (lambda r: c.at[k].set(jnp.where(x[0] > 0, r.at[t].set(x), r)))(c[k]),
+    "a masked row": lambda c, k, t, x: jnp.where(x[0] > 0, c.at[k].set(c[k].at[t].set(x)), c),
+    "a branch": lambda c, k, t, x: lax.cond(x[0] > 0, lambda: c.at[k].set(c[k].at[t].set(x)), lambda: c),
+    "two rows": twice,
+    "a row of a row": two_levels,
+    "another axis": lambda c, k, t, x: c.at[:, t].set(c[:, t].at[k].set(x)),
+    "a row that is filled": lambda c, k, t, x: c.at[k].set(c.at[k].get(mode="fill", fill_value=7.0).at[t].set(x)),
+    "axes of size 1": lambda c, k, t, x: lax.dynamic_update_slice(
+        c,
+        lax.dynamic_slice(c, (k, jnp.int32(0), jnp.int32(0)), (1, T, D)).reshape(T, D).at[t].set(x).reshape(1, T, D),
+        (k, jnp.int32(0), jnp.int32(0)),
+    ),
+}
+
+#: What is another row, another version of the buffer, or used in another way.
+OTHERS = {
+    "the row before": lambda c, k, t, x: c.at[k].set(c[k - 1].at[t].set(x)),
+    "a newer version": lambda c, k, t, x: c.at[k].set(c.at[k, t - 1].add(1.0)[k].at[t].set(x)),
+    "an older version": lambda c, k, t, x: c.at[k, t - 1].add(1.0).at[k].set(c[k].at[t].set(x)),
+    "used as a whole": lambda c, k, t, x: c.at[k].set(c[k].at[t].set(x)).at[0, 0].add(1e-2 * jnp.sum(c[k], 0)),
+    "read after the update": lambda c, k, t, x: c.at[k].set(c[k].at[t].set(x)).at[0, 0].set(c[k][t]),
+    "a row that is filled and put": lambda c, k, t, x: put(
+        c, c.at[k].get(mode="fill", fill_value=0.5).at[t].set(x), jnp.where(k < 0, k + L, k)
+    ),
+    "transposed": lambda c, k, t, x: c.at[k].set(c[k].reshape(D, T).T.reshape(D, T).at[t % D].set(x[0]).reshape(T, D)),
+    "an index of a narrow type": lambda c, k, t, x: c.at[(k % 3).astype(jnp.int8)].set(c[k % 3].at[t].set(x)),
+    "an index that wraps": lambda c, k, t, x: c.at[(k * 100).astype(jnp.int8)].set(c[k * 100].at[t].set(x)),
+}
+#: By name, the order of transformations, and which arguments all examples share.
+ORDERS = {
+    "forward": (lambda f, g: g(f), None),
+    "grad(in_place)": (lambda f, g: jax.grad(lambda *a: total(g(f)(*a)), (0, 3)), None),
+    "in_place(vmap)": (lambda f, g: g(jax.vmap(f)), (0, 0, 0, 0)),
+    "in_place(grad)": (lambda f, g: g(jax.grad(lambda *a: total(f(*a)), (0, 3))), None),
+    "all have the same row": (lambda f, g: g(jax.vmap(f, (0, None, 0, 0))), (0, None, 0, 0)),
+    "vmap(grad)": (lambda f, g: jax.vmap(jax.grad(lambda *a: total(g(f)(*a)), (0, 3))), (0, 0, 0, 0)),
+    "all have the same rows of rows": (lambda f, g: g(jax.vmap(f, (0, None, None, 0))), (0, None, None, 0)),
+    "in_place(vmap), the same rows of rows": (lambda f, g: g(jax.vmap(f, (0, 0, None, 0))), (0, 0, None, 0)),
+}
+
+
+def total(outs):
+    return sum(jnp.sum(jnp.cos(x)) for x in outs)
+
+
+def loop(step):
+    def f(c, ls, ts, xs):
+        def body(c, ltx):
+            k, t, x = ltx
+            return step(c, k, t, jnp.tanh(x)), c[k, t]
+
+        return lax.scan(body, c, (ls, ts, xs))
+
+    return f
+
+
+def arguments(axes=None, dtype=np.int32):
+    random = np.random.default_rng(0)
+    ls, ts = (random.integers(-n - 2, n + 3, (2, STEPS)).astype(dtype) for n in (L, T))
+    args = random.standard_normal((2, L, T, D)), ls, ts, random.standard_normal((2, STEPS, D))
+    return tuple(x if axes and axis == 0 else x[0] for x, axis in zip(args, axes or args, strict=True))
+
+
+def assert_as_in_numpy(step, order, dtype=np.int32):
+    """Return the compiled program."""
+    transform, axes = ORDERS[order]
+    args = arguments(axes, dtype)
+    program = compiled(transform(loop(step), in_place), *args)
+    expected = in_numpy(transform(loop(step), lambda f: f))(*args)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-12), program(*args), expected)
+    return program
+
+
+def in_one_order(names):
+    return list(zip(names, itertools.cycle(ORDERS), strict=False))
+
+
+@pytest.mark.parametrize(("name", "order"), [*in_one_order(CASES), *(("a read of the row", order) for order in ORDERS)])
+def test_only_rows_of_the_row_are_touched(name, order):
+    program = assert_as_in_numpy(CASES[name], order)
+    examples = 2 if ORDERS[order][1] else 1
+    assert_no_whole_buffer_operation(program.as_text(), examples * T * D * 8)
+
+
+@pytest.mark.parametrize(("name", "order"), in_one_order(OTHERS))
+def test_what_is_another_row_is_what_it_was(name, order):
+    assert_as_in_numpy(OTHERS[name], order)
+
+
+@pytest.mark.parametrize("order", ["forward", "grad(in_place)"])
+def test_time_grows_with_the_steps(order):
+    def args_of(length):
+        numbers = np.arange(length, dtype=np.int32)
+        return np.ones((L, length, D)), numbers % L, numbers, np.ones((length, D))
+
+    transform, _ = ORDERS[order]
+    program = jax.jit(transform(loop(CASES["a read of the row"]), in_place))
+    assert_linear_time(program, program, args_of, 2000)
+
+
+def test_explain_says_what_becomes_of_the_row():
+    text = str(inspect.explain(loop(CASES["set"]))(*arguments()))
+    assert "updates of the row that is put back" in text
+    assert "Left as they are: none" in text
