@@ -68,6 +68,42 @@ def is_same(x: Value, y: Value, compared: set[tuple[Value, Value]] | None = None
     return are_alike and all(is_same(v, w, compared) for v, w in pairs)
 
 
+def is_same_row(read: Value, written: Value, size: int, *, drops: bool) -> bool:
+    """Return whether an update writes the row that was read, or, if it `drops`, none of the axis of that size.
+
+    In 64 bits JAX narrows the index `i` of a read before it counts from the end, and that of a write after it. Let `n`
+    be the narrowed `i`. If both have one sign, both results are `n`, or `n + size`. If not, the write is at a negative
+    `n`, or at `n + size` with `n` at least 0, which is out of range.
+    """
+    if is_same(read, written):
+        return True
+    narrowed = _from_end(read, size)
+    wide = _from_end(_widened(written), size)
+    return drops and narrowed is not None and wide is not None and is_same(_widened(narrowed), wide)
+
+
+def _widened(x: Value) -> Value:
+    """Return the integer of 64 bits that was narrowed to one of 32, or the value itself."""
+    made = (x := _plain(x)).made_by
+    types = None if made is None else (made.eqn.primitive.name, made.operands[0].dtype, x.dtype)
+    return made.operands[0] if types == ("convert_element_type", np.int64, np.int32) else x
+
+
+def _from_end(x: Value, size: int) -> Value | None:
+    """Return `i` of the index `jnp.where(i < 0, i + size, i)`, None for another one."""
+    made = _plain(x).made_by
+    if made is None or made.eqn.primitive.name != "select_n" or len(made.operands) != 3:
+        return None
+    which, index, counted = made.operands
+    for name, value, number in (("lt", which, 0), ("add", counted, size)):
+        own = value.made_by
+        if own is None or own.eqn.primitive.name != name or own.operands[1].literal != number:
+            return None
+        if not is_same(own.operands[0], index):
+            return None
+    return index
+
+
 def _plain(x: Value) -> Value:
     """Return what a value is made of by equations that keep all numbers: in a wider type, with other axes of size 1."""
     while (made := x.made_by) is not None:

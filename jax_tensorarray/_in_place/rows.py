@@ -360,7 +360,10 @@ def _put_back(buffer: Value, source: Value, index: Array, address: Address, star
     if row is None or row.buffer is not buffer or not row.updates or start is None:
         return None
     is_there = row.address._replace(drops=address.drops) == address and address.positions_of(index) == ()
-    if not is_there or (row.address.drops and not address.drops) or not indices.is_same(row.start, start):
+    drops, size = address.drops, address.sizes[0]
+    if not is_there or (row.address.drops and not drops):
+        return None
+    if not indices.is_same_row(row.start, start, size, drops=drops):
         return None
     for update in row.updates:
         params = update.params
