@@ -74,7 +74,9 @@ OTHERS = {
     ),
     "transposed": lambda c, k, t, x: c.at[k].set(c[k].reshape(D, T).T.reshape(D, T).at[t % D].set(x[0]).reshape(T, D)),
     "an index of a narrow type": lambda c, k, t, x: c.at[(k % 3).astype(jnp.int8)].set(c[k % 3].at[t].set(x)),
-    "an index that wraps": lambda c, k, t, x: c.at[(k * 100).astype(jnp.int8)].set(c[k * 100].at[t].set(x)),
+    "an index that wraps": lambda c, k, t, x: c.at[(k * 256).astype(jnp.int8).astype(jnp.int32)].set(
+        c[k * 256].at[t].set(x)
+    ),
 }
 #: By name, the order of transformations, and which arguments all examples share.
 ORDERS = {
