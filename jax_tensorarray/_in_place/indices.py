@@ -1,6 +1,6 @@
 """Tell whether two indices are the same number: JAX computes an index again for each read and each update of a row.
 
-Equal equations of equal operands make it, so it is noted beside each integer how it was made.
+Equal equations of equal operands make it, so it is noted beside each value how it was made.
 """
 
 from collections.abc import Sequence
@@ -29,15 +29,14 @@ class Made(NamedTuple):
 
 
 def note(eqn: Equation, operands: Sequence[Value], results: Sequence[Value]) -> None:
-    """Note how an integer or a bool was made, and which operands are used for more than a read of rows."""
+    """Note how values were made, and which operands are used for more than a read of rows."""
     name = eqn.primitive.name
     if name not in READS and registry.inlined(eqn) is None:  # the equations of an inlined one have been noted
         for x in operands:
             x.is_consumed = True
-    if name not in _REPEATABLE or getattr(eqn.outvars[0].aval.dtype, "kind", None) not in ("b", "i", "u"):
-        return
-    if results[0].made_by is None and not any(results[0] is x for x in operands):
-        results[0].made_by = Made(eqn, tuple(operands))
+    for x in results:
+        if x.made_by is None and not x.is_given:  # else a rule has returned an older value
+            x.made_by = Made(eqn, tuple(operands))
 
 
 def part(indices: Value, number: int) -> Value | None:
@@ -61,10 +60,11 @@ def is_same(x: Value, y: Value, compared: set[tuple[Value, Value]] | None = None
     a, b = x.made_by, y.made_by
     if a is None or b is None or x.dtype != y.dtype or len(compared) > _MOST or len(a.operands) != len(b.operands):
         return False
-    if a.eqn.primitive is not b.eqn.primitive or a.eqn.params != b.eqn.params:
+    name = a.eqn.primitive.name
+    if name not in _REPEATABLE or a.eqn.primitive is not b.eqn.primitive or a.eqn.params != b.eqn.params:
         return False
     pairs = list(zip(a.operands, b.operands, strict=True))
-    are_alike = a.eqn.primitive.name in ELEMENTWISE or all(v.shape == w.shape for v, w in pairs)
+    are_alike = name in ELEMENTWISE or all(v.shape == w.shape for v, w in pairs)
     return are_alike and all(is_same(v, w, compared) for v, w in pairs)
 
 
@@ -106,7 +106,7 @@ def _from_end(x: Value, size: int) -> Value | None:
 
 def _plain(x: Value) -> Value:
     """Return what a value is made of by equations that keep all numbers: in a wider type, with other axes of size 1."""
-    while (made := x.made_by) is not None:
+    while (made := x.made_by) is not None and made.operands:
         name, (first, *others) = made.eqn.primitive.name, made.operands
         is_wider = jnp.issubdtype(first.dtype, jnp.integer) and np.can_cast(first.dtype, x.dtype)
         is_moved = name in ("broadcast_in_dim", "reshape", "squeeze") and not others

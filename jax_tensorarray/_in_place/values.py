@@ -167,7 +167,7 @@ class Value:
         view: the equation that it is a view of, if it is one whose rows are those of its operands; else None.
         carried_from: the value that a loop started from, if this is what it has carried to its end; else None.
         row: the row of a buffer that it is, perhaps with more axes of size 1; else None.
-        made_by: how it was made, if it may be an index, see `indices`; else None.
+        made_by: the equation that made it in this step, see `indices`; None if it was given.
         is_consumed: whether anything but reads of rows has used it.
         is_used: whether anything but the next update uses it.
         is_given: whether it, or the version that it was made from, existed before the evaluated jaxpr.

@@ -73,6 +73,7 @@ OTHERS = {
         c, c.at[k].get(mode="fill", fill_value=0.5).at[t].set(x), jnp.where(k < 0, k + L, k)
     ),
     "transposed": lambda c, k, t, x: c.at[k].set(c[k].reshape(D, T).T.reshape(D, T).at[t % D].set(x[0]).reshape(T, D)),
+    "a number of an iota": lambda c, k, t, x: c.at[jnp.arange(3)[k]].set(c[jnp.arange(3)[k]].at[t].set(x)),
     "an index of a narrow type": lambda c, k, t, x: c.at[(k % 3).astype(jnp.int8)].set(c[k % 3].at[t].set(x)),
     "an index that wraps": lambda c, k, t, x: c.at[(k * 256).astype(jnp.int8).astype(jnp.int32)].set(
         c[k * 256].at[t].set(x)
