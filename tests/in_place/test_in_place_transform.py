@@ -1314,15 +1314,8 @@ PLAIN_MINIMA = MINIMA | {"clipped": lambda b, i, x: b.at[jnp.minimum(jnp.array([
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "order"),  # its index makes the derivative what it is, and the order who makes it: JAX or this library
-    [
-        *(("rows", order) for order in ("forward", "grad(in_place)", "in_place(grad)", "vmap(grad)")),
-        *(("out of range", order) for order in ("grad(in_place)", "in_place(vmap(grad))")),
-        *(("clipped", order) for order in ("vmap(grad)", "in_place(grad)")),
-        *(("elements", order) for order in ("grad(in_place)", "in_place(vmap(grad))")),
-    ],
-)
+@pytest.mark.parametrize("order", ["forward", "grad(in_place)", "in_place(grad)", "vmap(grad)", "in_place(vmap(grad))"])
+@pytest.mark.parametrize("name", ["rows", "out of range", "clipped", "elements"])
 def test_the_minimum_of_rows_that_may_be_the_same_has_a_derivative_by_rows(name, order):
     """It is that of JAX: the elements that attain the minimum share it."""
 

@@ -18,8 +18,18 @@ def assert_in_place(f, args_of, length=2000):
     """No loop of `f(*args_of(length))` makes anything that is as large as its first argument. Return the program."""
     args = args_of(length)
     program = compiled(f, *args)
-    assert_no_whole_buffer_copy(program, args[0], most=20)  # up to 14 are seen
+    assert_no_whole_buffer_copy(program, args[0])
+    assert_linear_memory(program, compiled(f, *args_of(4 * length)))
     return program
+
+
+def assert_linear_memory(short, long, slack=1.25):
+    """Of a program of four times the steps, XLA's temporaries are at most four times as large.
+
+    With a buffer for every step they would be sixteen times as large.
+    """
+    few, many = (program.memory_analysis().temp_size_in_bytes for program in (short, long))
+    assert many <= 4 * slack * few + 4096, f"4 times the steps need {many} bytes of memory, and not {few}"
 
 
 def assert_no_whole_buffer_operation(hlo, num_bytes):
@@ -30,16 +40,13 @@ def assert_no_whole_buffer_operation(hlo, num_bytes):
     assert not others, f"operations on the whole buffer in a loop: {others}"
 
 
-def assert_no_whole_buffer_copy(program, buffer, most=None):
-    """The same of a compiled program and an array as large as `buffer`.
-
-    XLA's temporaries are less than `most` buffers, or half of what one for every step would take.
-    """
+def assert_no_whole_buffer_copy(program, buffer):
+    """The same of a compiled program and an array as large as `buffer`."""
     num_bytes = buffer.size * buffer.dtype.itemsize
     assert_no_whole_buffer_operation(program.as_text(), num_bytes)
     reserved = program.memory_analysis().temp_size_in_bytes
-    limit = (most or max(8, max(buffer.shape) // 2)) * num_bytes
-    assert reserved < limit, f"{reserved} bytes of temporaries beside a buffer of {num_bytes}"
+    most = max(8, max(buffer.shape) // 2) * num_bytes  # half of what a buffer for every step would take
+    assert reserved < most, f"{reserved} bytes of temporaries beside a buffer of {num_bytes}"
 
 
 def assert_linear_time(short, long, args_of, length, limit=6.0, attempts=12):
