@@ -36,8 +36,6 @@ HEADER = "from jax_tensorarray.inspect._header import header; print(*header(), s
 #: The kernels, their errors, and what is done with a plugin.
 TESTS = ["package/test_plugin.py", *(f"ops/test_{name}.py" for name in ("primitives", "empty", "errors", "rows"))]
 
-SETTINGS = {"JAX_PLATFORMS": "cpu", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_QUIET": "1"}
-
 #: For Python 3.11, and for 3.12 and newer.
 KINDS = ["cp311", "abi3"]
 
@@ -78,7 +76,9 @@ def run(*command: object, cwd: Path, env: dict[str, str] | None = None, limit: i
         done = subprocess.run(
             list(map(str, command)),
             cwd=cwd,
-            env={name: value for name, value in os.environ.items() if name not in hidden} | SETTINGS | (env or {}),
+            env={name: value for name, value in os.environ.items() if name not in hidden}
+            | {"JAX_PLATFORMS": "cpu"}
+            | (env or {}),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

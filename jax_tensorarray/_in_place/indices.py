@@ -110,9 +110,7 @@ def _plain(x: Value) -> Value:
         name, (first, *others) = made.eqn.primitive.name, made.operands
         is_wider = jnp.issubdtype(first.dtype, jnp.integer) and np.can_cast(first.dtype, x.dtype)
         is_moved = name in ("broadcast_in_dim", "reshape", "squeeze") and not others
-        if not (is_moved and differ_in_ones(first.shape, x.shape)) and not (
-            name == "convert_element_type" and is_wider
-        ):
+        if not (differ_in_ones(first.shape, x.shape) if is_moved else name == "convert_element_type" and is_wider):
             break
         x = first
     return x

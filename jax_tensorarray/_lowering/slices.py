@@ -27,7 +27,7 @@ from jax.extend.core import Literal
 from jax_tensorarray import _compat, _gates
 from jax_tensorarray._lowering import slicing
 from jax_tensorarray._lowering.aliases import aliased
-from jax_tensorarray._lowering.equations import Atom, Block, is_of_numbers, is_static
+from jax_tensorarray._lowering.equations import Atom, Block, has_type_of, is_of_numbers, is_static
 from jax_tensorarray._lowering.ordering import num_bytes
 from jax_tensorarray._lowering.ownership import has_buffer, mask_of, operands_of, readers_of, updates, waits_of
 from jax_tensorarray._lowering.places import Places
@@ -644,12 +644,12 @@ class _Rows:
 
     def _is_made_of(self, atom: Atom, buffer: Any) -> bool:
         """Return whether a value is computed from a buffer, or from another version of it."""
-        of, found, stack = (buffer.aval.shape, buffer.aval.dtype), set[Any](), [atom]
+        found, stack = set[Any](), [atom]
         while stack:
             v = stack.pop()
             if isinstance(v, Literal) or v in found:
                 continue
-            if is_of_numbers(v.aval) and (v.aval.shape, v.aval.dtype) == of:
+            if is_of_numbers(v.aval) and has_type_of(v, buffer):
                 return True
             found.add(v)
             maker = self.scope.maker(v)

@@ -251,12 +251,9 @@ def test_the_stacks_of_a_batch_are_stored_as_the_scan_takes_them(by, dtype):
     ours, want, size = f(lax.map), f(one_after_the_other), args[0].nbytes
     program = compiled(in_place(ours), *args)
     close(program(*args), in_numpy(want)(*args))
-    assert (
-        not barriers_hold("cpu")
-        or dtype is np.float64
-        or not [c for c in copies_in(program.as_text(), size // 3) if c.kind != "anew"]
-    )
-    if dtype is np.float64:  # which XLA moves, in one operation with others
+    if dtype is np.int32 and barriers_hold("cpu"):  # floats are moved by XLA, in one operation with others
+        assert not [c for c in copies_in(program.as_text(), size // 3) if c.kind != "anew"]
+    if dtype is np.float64:
         gradient = in_numpy(total(want))(*args)
         for order in (total(in_place(ours)), in_place(total(ours))):
             close(jax.jit(order)(*args), gradient)
