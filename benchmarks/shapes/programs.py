@@ -373,6 +373,20 @@ def a_factor_that_grows(x, T):
     return lax.fori_loop(0, T, step, jnp.eye(T, dtype=jnp.float32)).sum(0)
 
 
+@shape("w @ (xs.at[i].set(x) + rs.at[i].set(r))")
+def histories_that_are_combined(x, T):
+    """Anderson acceleration, but for its solve: two histories, and the Gram matrix of one."""
+
+    def step(i, s):
+        x, xs, rs, gram = s
+        r = jnp.cos(jnp.roll(x, 1)) - x
+        xs, rs = xs.at[i].set(x), rs.at[i].set(r)
+        gram = gram.at[i, :].set(rs @ r).at[:, i].set(rs @ r)
+        return jax.nn.softmax(gram @ (rs @ r)) @ (xs + rs), xs, rs, gram
+
+    return lax.fori_loop(0, T, step, (x, buffer(T), buffer(T), jnp.eye(T, dtype=jnp.float32)))[0]
+
+
 # --- loops inside ----------------------------------------------------------------------------------------------
 
 

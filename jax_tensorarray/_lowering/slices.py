@@ -488,7 +488,8 @@ class Rewriter:
             elif eqn.primitive in CALLED or eqn.primitive in (ta_check_p, ta_empty_p):
                 new = self._settled(scope, eqn, rows)
             else:
-                new = eqn
+                new, found = eqn, rows.materialize(eqn)
+                changed |= found
             changed |= new is not eqn
             rows.add(new)
         return rows.block.jaxpr() if changed else scope.closed
@@ -541,6 +542,20 @@ class _Rows:
         self.block.add(eqn)
         if eqn.primitive.name == "dynamic_update_slice" or self._is_computed_for_carry(eqn):
             self.made_again.update(eqn.outvars)
+
+    def materialize(self, eqn: Equation) -> bool:
+        """Have an operation that reads whole buffers read them after their updates. Return whether there are such.
+
+        XLA would make an update again in the fusion that reads, of the buffer before it, and so copy that one.
+        """
+        found = False
+        if not self.barriers_hold or not self.scope.is_in_loop:
+            return found
+        for x in eqn.invars:
+            if self.is_made_again(x) and num_bytes(x) >= _gates.ORDERED_BYTES_OF_ALL:
+                buffer, found = self.block.read(x), True
+                self._pass_on(buffer, *self.block.call(slicing.barrier, [buffer], eqn))
+        return found
 
     def is_made_again(self, atom: Atom) -> bool:
         return not isinstance(found := self.block.read(atom), Literal) and found in self.made_again

@@ -276,3 +276,28 @@ def test_what_is_computed_of_registers(seed):
     if seed % 4 == 0:
         ours, plain = (jax.grad(lambda a, x, g=g: total(lambda x: g(a, x))(x)) for g in (in_place(f), f))
         np.testing.assert_allclose(jax.jit(ours)(a, X), in_numpy(plain)(a, X), rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.skipif(not barriers_hold("cpu"), reason="where no barrier holds, XLA makes the update again and copies")
+@pytest.mark.parametrize("read", [lambda b, x: x @ (b * jnp.cos(b)), lambda b, x: jnp.sum(jnp.tanh(b), 0)[:SIZE] + b[3]])
+def test_what_reads_a_history_as_a_whole_reads_it_after_its_update(read):
+    """XLA would make the update in the fusion that reads, too, of the buffer before it. Then that one is copied."""
+    rows = 512
+
+    def f(b):
+        def step(s, i):
+            b, x = s
+            b = b.at[i].set(jnp.sin(x))
+            return (b, 0.3 + read(b, jnp.cos(i + jnp.arange(rows))) / rows), None
+
+        return lax.scan(step, (b, b[0]), jnp.arange(rows))[0]
+
+    b = np.linspace(-1, 1, rows * SIZE).reshape(rows, SIZE)
+    with jax.disable_jit():
+        want = f(jnp.asarray(b))
+    program = compiled(in_place(f), b)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-9), program(b), want)
+    assert_no_whole_buffer_copy(program, b)
+    gradient = jax.grad(lambda b: jnp.sum(f(b)[0] ** 2) + jnp.sum(f(b)[1]))
+    whole = loop_copies(jax.jit(in_place(gradient)), b, min_bytes=b.nbytes)
+    assert not [c for c in whole if "a copy" in str(c)], list(map(str, whole))
