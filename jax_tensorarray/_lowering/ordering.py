@@ -54,7 +54,7 @@ class _Orderer:
 
     def _order(self, scope: Scope) -> "_Block":
         """Put the equations of a jaxpr in an order that XLA has to keep."""
-        ownership, block = self.ownership, _Block(scope)
+        ownership, block = self.ownership, _Block(scope, self.barriers_hold)
         uses: dict[Any, list[tuple[int, int]]] = {}  # by which equation, and as which operand
         owning: dict[Any, set[int]] = {}
         for k in range(len(block.eqns) + 1):
@@ -73,13 +73,17 @@ class _Orderer:
             if num_bytes(value) < _gates.ORDERED_BYTES and not any(held):
                 continue  # and no call of ours has it as its buffer
             # Of several owners the last may have the buffer itself; the others copy it, as their meaning demands.
-            owner = max(candidates, key=lambda k: block.rank[k])
+            owner = block.last(candidates)
             readers = []
             for k in sorted({k for k, _ in uses[value]} - candidates - {block.end}):
-                if block.rank[k] > block.rank[owner]:
-                    since = block.rank[owner]
-                    together = set().union(*(block.ancestors(m, since) for m in block.fusion_group(k, value)))
-                    moved = together if may_move(together) else block.ancestors(k, since)
+                since, group = block.rank[owner], block.fusion_group(k, value)
+                together = set().union(*(block.ancestors(m, since) for m in group))
+                if may_move(together):
+                    block.move_before(together, owner)
+                elif self.barriers_hold and owner not in together and _sink(block, owner, block.last(group), owning):
+                    pass  # all that XLA may fuse with the reader comes before the owner
+                elif block.rank[k] > since:
+                    moved = block.ancestors(k, since)
                     if may_move(moved):
                         block.move_before(moved, owner)
                     elif owner in moved or not _sink(block, owner, k, owning):
@@ -129,8 +133,8 @@ class _Orderer:
 class _Block:
     """The equations of one jaxpr in their current order; what comes last is the end, where results leave."""
 
-    def __init__(self, scope: Scope) -> None:
-        self.scope, self.eqns = scope, list(scope.jaxpr.eqns)
+    def __init__(self, scope: Scope, barriers_hold: bool) -> None:
+        self.scope, self.eqns, self.barriers_hold = scope, list(scope.jaxpr.eqns), barriers_hold
         self.end = len(self.eqns)
         self.order = list(range(self.end + 1))
         self.rank = list(self.order)
@@ -201,14 +205,14 @@ class _Block:
         return new
 
     def fusion_group(self, reader: int, buffer: Any) -> list[int]:
-        """Return a whole-buffer reader and every consumer of its large results, except the end."""
+        """Return a whole-buffer reader and every consumer of its large results, except the end and their updates."""
         found = [reader]
         if num_bytes(buffer) < _gates.ORDERED_BYTES_OF_ALL or not is_fused(self.eqns[reader]):
             return found
         for k in found:
             large = [x for x in self.eqns[k].outvars if num_bytes(x) > num_bytes(buffer) / 2]
-            users = {m for x in large for m in self.users(x)}
-            found += sorted(m for m in users if m not in found and m != self.end)
+            users = {m for x in large for m in self.users(x) if not self._takes(m, x)}
+            found += sorted(users.difference(found))
         return found
 
     def waited_for(self, owner: int, reader: int, buffer: Any) -> list[Any]:
@@ -224,7 +228,7 @@ class _Block:
     def _made_of(self, owner: int, result: Any, limit: float) -> list[Any]:
         """Return the results that a reader may be fused into.
 
-        That is nothing if a large array is used after the owner: it would have to be materialised.
+        That is nothing if a large array is used after the owner, which would have to be materialised for that.
         """
         waited, values, found = [], [result], {result}
         for value in values:
@@ -234,11 +238,19 @@ class _Block:
                 continue
             users = self.users(value)
             if any(self.rank[k] > self.rank[owner] for k in users):
-                if num_bytes(value) > limit:
+                if num_bytes(value) > limit and not self._is_materialized(value):
                     return []
                 waited.append(value)
             values += self._made_before(owner, users, found)
         return waited
+
+    def _is_materialized(self, value: Any) -> bool:
+        """Return whether XLA makes an array that it could fuse, since it leaves the jaxpr or is updated."""
+        return self.barriers_hold and any(self._takes(k, value) for k in self.users(value))
+
+    def _takes(self, k: int, value: Any) -> bool:
+        """Return whether an equation updates a value, or it leaves the jaxpr there."""
+        return k == self.end or (self.barriers_hold and updates(self.eqns[k]) and self.eqns[k].invars[0] is value)
 
     def is_read_as_it_leaves(self, owner: int) -> bool:
         """Return whether a branch returns what an equation makes of a buffer, and reads it, too.
@@ -251,7 +263,12 @@ class _Block:
         found = [set(self.users(v)) for v in self.eqns[owner].outvars]
         return any(self.end in users and len(users) > 1 for users in found)
 
+    def last(self, some: Iterable[int]) -> int:
+        return max(some, key=lambda k: self.rank[k])
+
     def move_before(self, moved: set[int], k: int) -> None:
+        if not moved:
+            return
         in_order = [m for m in self.order if m in moved]
         rest = [m for m in self.order if m not in moved]
         at = rest.index(k)
