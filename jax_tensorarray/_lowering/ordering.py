@@ -117,7 +117,7 @@ class _Orderer:
                     is_made_again = _is_splat(scope, eqn.invars[number]) or (
                         self.sinks and _is_computed(scope, eqn.invars[number])
                     )
-                    if is_made_again and ownership.holds(eqn, number):
+                    if is_made_again and ownership.holds(eqn, number) and num_bytes(value) >= _gates.ORDERED_BYTES:
                         block.fence(k, value, [])
         return block
 

@@ -140,8 +140,9 @@ class _Chooser:
             return None
         if primitive is ta_fence_p:
             how = How(ordered=True, barriers_hold=self.barriers_hold)
-            has_waits = len(eqn.invars) > 1 and _has_elements(eqn.invars[0].aval)
-            return self._ordered(scope, eqn, Choice(how, passes_on=True)) if has_waits else None
+            # One that waits for nothing keeps XLA from making the buffer again: a branch would not.
+            is_there = (len(eqn.invars) > 1 or self.barriers_hold) and _has_elements(eqn.invars[0].aval)
+            return self._ordered(scope, eqn, Choice(how, passes_on=True)) if is_there else None
         if primitive is ta_check_p:
             return None if is_strict(eqn) else Choice(How(drops=self._needs_mask(eqn)))
         if primitive is ta_clear_p:
@@ -724,6 +725,8 @@ class _Rows:
 
     def _fence(self, eqn: Equation) -> Atom:
         (buffer,), token = self._after(eqn)
+        if self.barriers_hold and not readers_of(eqn):
+            (buffer,) = self.block.call(slicing.barrier, [buffer], eqn)
         if self.barriers_hold:
             return buffer
         (found,) = self.block.call(slicing.fence, [self.zero, buffer, *token], eqn)

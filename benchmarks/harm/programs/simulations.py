@@ -276,3 +276,25 @@ def environments(moves):
 
     states = jnp.zeros((moves.shape[1], 5000), jnp.int32), jnp.arange(moves.shape[1])
     return lax.scan(step, states, moves)
+
+
+@program(lambda r: (floats(r, 64, scale=0.1),), by=None)
+def trees_with_checkpoints(x, steps=50):
+    """As NUTS grows trees: each doubling begins with checkpoints of zeros, which every second leaf writes."""
+
+    def draw(i, x):
+        start = jnp.zeros((10, x.size))
+
+        def double(tree):
+            depth, x = tree
+
+            def leaf(state):
+                k, kept, x = state
+                kept = lax.cond(k % 2 == 0, lambda: kept.at[k // 2].set(jnp.sin(x)), lambda: kept)
+                return k + 1, kept, x + 0.1 * kept[k // 3]
+
+            return depth + 1, lax.while_loop(lambda s: s[0] < depth, leaf, (0, start, x))[2]
+
+        return lax.while_loop(lambda t: (t[0] < 5) & (t[1][0] < 100), double, (1, x))[1]
+
+    return lax.fori_loop(0, steps, draw, x)
