@@ -30,46 +30,50 @@ from jax_tensorarray._types import INT32_MAX, Equation
 Array = jax.Array
 
 
-@_compat.cached
 def viewed(jaxpr: Jaxpr, masks: frozenset[Any] = frozenset()) -> frozenset[Any]:
     """Return the variables that a jaxpr reads rows from, directly or through views.
 
-    An output is made as a whole in any case. Its rows are read of it: to compute them again would read its operands
-    after it is made, so that XLA could not make it in their place.
+    What is made as a whole in any case, as an output is, is no view: its rows are read of it. To compute them again
+    would read its operands after it is made, so that XLA could not make it in their place.
 
     A select by a mask that is true in one place reads the row that is there, and so does a product of integers. `masks`
     are inputs that are such masks.
     """
-    found: set[Any] = set()
+    return _uses(jaxpr, masks)[0]
+
+
+@_compat.cached
+def _uses(jaxpr: Jaxpr, masks: frozenset[Any]) -> tuple[frozenset[Any], frozenset[Any]]:
+    """Return the variables of which rows are read, and those that are used as a whole."""
+    found = set[Any]()
     opened = _compat.opened(jaxpr)
     masks = patterns.may_be_masks(opened, masks)
-    outputs = {v for v in opened.outvars if not isinstance(v, jex.Literal)}
+    whole = {v for v in opened.outvars if not isinstance(v, jex.Literal)}
 
     def is_mask(v: Any) -> bool:
         return not isinstance(v, jex.Literal) and v in masks
 
     for eqn in reversed(opened.eqns):
-        name = eqn.primitive.name
+        name, inner = eqn.primitive.name, registry.inlined(eqn)
+        by_rows, as_whole = list[Any](), list(eqn.invars)
         if name in READS:
-            among = eqn.invars[:1] if rows.is_of_rows(eqn) else ()
-        elif (inner := registry.inlined(eqn)) is not None:
+            by_rows = eqn.invars[:1] if rows.is_of_rows(eqn) else []
+            as_whole = eqn.invars[len(by_rows) :]
+        elif inner is not None:
             pairs = list(zip(eqn.invars, _compat.opened(inner).invars, strict=True))
-            given = frozenset(own for v, own in pairs if not isinstance(v, jex.Literal) and v in masks)
-            of_inner = viewed(_compat.opened(inner), given)
-            among = [v for v, own in pairs if own in of_inner]
+            given = frozenset(own for v, own in pairs if is_mask(v))
+            by_rows, as_whole = ([v for v, own in pairs if own in of] for of in _uses(_compat.opened(inner), given))
         elif name == "select_n" and is_mask(eqn.invars[0]):
-            among = eqn.invars[1:]
+            by_rows, as_whole = eqn.invars[1:], []
         elif name == "dot_general" and patterns.is_of_integers(eqn) and any(map(is_mask, eqn.invars)):
-            among = [v for v in eqn.invars if not is_mask(v)]
-        elif name in ELEMENTWISE and eqn.outvars[0] in outputs:
+            by_rows, as_whole = [v for v in eqn.invars if not is_mask(v)], []
+        elif name in ELEMENTWISE and eqn.outvars[0] in whole:
             found.discard(eqn.outvars[0])
-            continue
         elif (name in ELEMENTWISE or name in LAYOUT) and eqn.outvars[0] in found:
-            among = eqn.invars
-        else:
-            continue
-        found.update(v for v in among if not isinstance(v, jex.Literal) and len(getattr(v.aval, "shape", ())))
-    return frozenset(found)
+            by_rows, as_whole = eqn.invars, eqn.invars if eqn.outvars[0] in whole else []
+        for used, by in ((found, by_rows), (whole, as_whole)):
+            used.update(v for v in by if not isinstance(v, jex.Literal) and len(getattr(v.aval, "shape", ())))
+    return frozenset(found), frozenset(whole)
 
 
 def view(eqn: Equation, operands: Sequence[Value]) -> list[Value] | None:
