@@ -545,10 +545,10 @@ def jaxopt_lbfgs(n: int) -> Any:
 
     def minimum(scale: Any) -> Any:
         def f(x: Any) -> Any:
-            return jnp.sum(scale * (x - 1) ** 2) + jnp.sum((x[1:] - x[:-1] ** 2) ** 2)
+            return jnp.sum(scale * (x - 1) ** 2) + jnp.sum((x[1:] + x[:-1] ** 2) ** 2)
 
         options = {"implicit_diff": False, "linesearch": "backtracking"}
-        solver = jaxopt.LBFGS(f, maxiter=50, tol=0.0, history_size=n, maxls=4, **options)
+        solver = jaxopt.LBFGS(f, maxiter=15, tol=0.0, history_size=n, maxls=4, **options)
         return solver.run(jnp.zeros(100)).params
 
     return minimum, (jnp.linspace(1, 2, 100),)

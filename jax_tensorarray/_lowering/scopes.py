@@ -168,8 +168,15 @@ def is_strict(eqn: Equation) -> bool:
 
 
 def joined_columns(scope: Scope, index: Atom, count: int) -> list[Atom]:
-    """Return the `count` arrays of one column each that an array is joined of along its last axis, or nothing."""
+    """Return the `count` arrays of one column each that an array is joined of along its last axis, or nothing.
+
+    The array may have leading axes of one position that the columns lack: those of a batch that shares its index.
+    """
     eqn = scope.maker(index, "concatenate")
+    if (wider := scope.maker(index, "broadcast_in_dim")) is not None:
+        (inner,), dims, ndim = wider.invars[:1], wider.params["broadcast_dimensions"], index.aval.ndim
+        is_same = dims == tuple(range(ndim - len(dims), ndim)) and inner.aval.size == index.aval.size
+        return joined_columns(scope, inner, count) if is_same else []
     if eqn is None or eqn.params["dimension"] != index.aval.ndim - 1:
         return []
     return list(eqn.invars) if [x.aval.shape[-1] for x in eqn.invars] == [1] * count else []

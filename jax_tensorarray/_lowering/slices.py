@@ -547,16 +547,21 @@ class _Rows:
     def materialize(self, eqn: Equation) -> bool:
         """Have an operation that reads whole buffers read them after their updates. Return whether there are such.
 
-        XLA would make an update again in the fusion that reads, of the buffer before it, and so copy that one.
+        XLA would make an update again in the fusion that reads, of the buffer before it, and so copy that one. What
+        nothing else uses may be made there alone.
         """
         found = False
         if not self.barriers_hold or not self.scope.is_in_loop:
             return found
         for x in eqn.invars:
-            if self.is_made_again(x) and num_bytes(x) >= _gates.ORDERED_BYTES_OF_ALL:
+            if self.is_made_again(x) and num_bytes(x) >= _gates.ORDERED_BYTES_OF_ALL and self._times_used(x) > 1:
                 buffer, found = self.block.read(x), True
                 self._pass_on(buffer, *self.block.call(slicing.barrier, [buffer], eqn))
         return found
+
+    def _times_used(self, value: Any) -> int:
+        jaxpr = self.scope.jaxpr
+        return sum(v is value for operands in (*(eqn.invars for eqn in jaxpr.eqns), jaxpr.outvars) for v in operands)
 
     def is_made_again(self, atom: Atom) -> bool:
         return not isinstance(found := self.block.read(atom), Literal) and found in self.made_again
@@ -594,7 +599,7 @@ class _Rows:
             by_windows=whole and bool(params["window"]),
         )
         masks = [] if mask is None else [self.block.read(mask)]
-        with_all = [self.block.read(buffer), *self._starts(index, len(how.sizes)), *masks]
+        with_all = [self.block.read(buffer), *self._starts(index, len(how.sizes), eqn), *masks]
         found = self.block.call(slicing.flat, with_all, eqn, how=how)
         value = [self.block.read(x) for x in rest[: call.takes_value]]
         waits = [self.block.read(x) for x in eqn.invars[len(eqn.invars) - waits_of(eqn) :]]
@@ -609,10 +614,13 @@ class _Rows:
     def _own(self, eqn: Equation) -> list[Atom]:
         return [self.block.read(x) for x in operands_of(eqn)]
 
-    def _starts(self, index: Atom, axes: int) -> list[Atom]:
+    def _starts(self, index: Atom, axes: int, eqn: Equation) -> list[Atom]:
         """Return an index, or the columns that it is joined of."""
         columns = joined_columns(self.scope, index, axes) if axes > 1 else []
-        return [self.block.read(x) for x in columns or [index]]
+        found, shape = [self.block.read(x) for x in columns or [index]], (*index.aval.shape[:-1], 1)
+        if columns and columns[0].aval.shape != shape:
+            return [x for column in found for x in self.block.call(slicing.shaped, [column], eqn, shape=shape)]
+        return found
 
     def _name(self, variable: Any, atom: Atom) -> None:
         """Have a value stand for a variable."""
@@ -690,7 +698,7 @@ class _Rows:
             how = how._replace(is_made_again=how.ordered or choice.passes_on or not how.at_once)
         _, index, *mask = operands_of(eqn)
         zero = [self.zero] if how.by_branch else []
-        operands = [*zero, buffer, *self._starts(index, len(how.sizes)), *map(self.block.read, mask)]
+        operands = [*zero, buffer, *self._starts(index, len(how.sizes), eqn), *map(self.block.read, mask)]
         found = self.block.call(slicing.read, operands, eqn, how=how)
         if how.is_made_again or (how.ordered and self.barriers_hold):
             passed, row = found
@@ -716,7 +724,7 @@ class _Rows:
         is_made_again = self.barriers_hold and how.does_both and buffer in self.made_again
         how = how._replace(is_made_again=is_made_again and (how.ordered or not how.at_once), tokens=bool(token))
         zero = [self.zero] if how.by_branch else []
-        index = [self.block.read(index)] if index in made else self._starts(index, len(how.sizes))
+        index = [self.block.read(index)] if index in made else self._starts(index, len(how.sizes), eqn)
         rest = [self.block.read(x) for x in (value, *mask)]
         found = self.block.call(slicing.update, [*zero, buffer, *index, *rest, *token], eqn, how=how)
         if not how.at_once:

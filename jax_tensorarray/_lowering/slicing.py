@@ -99,6 +99,10 @@ def barrier(*operands: Array) -> Sequence[Array]:
     return passed
 
 
+def shaped(x: Array, shape: tuple[int, ...]) -> list[Array]:
+    return [reshaped(x, shape)]
+
+
 def token_of(zero: Array, value: Array) -> list[Array]:
     """Return a number that is 0, once `value` is there."""
     ones = (1,) * value.ndim

@@ -279,7 +279,9 @@ def test_what_is_computed_of_registers(seed):
 
 
 @pytest.mark.skipif(not barriers_hold("cpu"), reason="where no barrier holds, XLA makes the update again and copies")
-@pytest.mark.parametrize("read", [lambda b, x: x @ (b * jnp.cos(b)), lambda b, x: jnp.sum(jnp.tanh(b), 0)[:SIZE] + b[3]])
+@pytest.mark.parametrize(
+    "read", [lambda b, x: x @ (b * jnp.cos(b)), lambda b, x: jnp.sum(jnp.tanh(b), 0)[:SIZE] + b[3]]
+)
 def test_what_reads_a_history_as_a_whole_reads_it_after_its_update(read):
     """XLA would make the update in the fusion that reads, too, of the buffer before it. Then that one is copied."""
     rows = 512

@@ -30,7 +30,7 @@ SLOWER = {
     "parts of a row": ("slices_by_inner_scan", "common_subsequence"),
     "ring buffers": ("delay_line",),
     "what XLA fuses": ("masked_rows", "kv_cache", "cholesky_elements", "reservoir"),
-    "branches": ("opcodes_2", "trees_with_checkpoints"),
+    "branches": ("opcodes_2",),
     "jax 0.10": ("floyd_warshall_min", "quicksort", "union_find", "gauss_seidel"),
 }
 #: Of these XLA makes a few small operations more, which take no longer: "quicksort" has masks for the loops inside.

@@ -17,7 +17,7 @@ from jax import jit, lax
 from row_programs import ours, programs
 
 import jax_tensorarray as jt
-from jax_tensorarray import ta_add, ta_read, ta_swap, ta_write
+from jax_tensorarray import _compat, ta_add, ta_read, ta_swap, ta_write
 from jax_tensorarray._lowering import program
 from jax_tensorarray._lowering.slices import use_slices
 from jax_tensorarray._ops.calls import LOWERINGS
@@ -615,3 +615,34 @@ def test_a_row_that_has_been_written_is_read_in_the_same_step(of):
         else:
             total = np.cos(np.mean(want[i]) + 2 * np.mean(want[i // 3]))
     np.testing.assert_allclose(program(*args_of(60))[0], want, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.skipif(
+    not _compat.barriers_hold("cpu"), reason="where no barrier holds, a call keeps zeros where they are"
+)
+def test_zeros_that_loops_begin_with_again_are_passed_by_no_call():
+    """A call there would make calls of all updates in the loops, which XLA compiles as one function without."""
+
+    def f(x):
+        zeros = jnp.zeros((10, x.size))
+
+        def again(k, x):
+            def step(i, s):
+                b, x = s
+                b = lax.cond(i % 2 == 0, lambda: ta_write(b, i, jnp.sin(x)), lambda: b)
+                return b, x + ta_read(b, i // 2)
+
+            return lax.fori_loop(0, k, step, (zeros, x))[1]
+
+        return lax.fori_loop(0, 5, again, x)
+
+    x = np.linspace(-1, 1, 64)
+    assert calls(lambda x: lax.fori_loop(0, 4, lambda _, x: f(x), x), x) == []
+    want = x
+    for k in range(5):
+        b = np.zeros((10, 64))
+        for i in range(k):
+            if i % 2 == 0:
+                b[i] = np.sin(want)
+            want = want + b[i // 2]
+    np.testing.assert_allclose(jit(f)(x), want, rtol=1e-12)

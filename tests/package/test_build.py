@@ -55,7 +55,18 @@ def test_a_file_is_compiled_again_if_anything_that_it_is_made_of_is_another(tmp_
         folder.mkdir(exist_ok=True)
         (folder / "x y.h").write_text(header)
         (folder / "f.cc").write_text(source)
-        places = ["-isystem", folder, "-MD", "-MT", "f.o", "-MF", folder / "f.o.d", "-o", folder / "f.o", folder / "f.cc"]
+        places = [
+            "-isystem",
+            folder,
+            "-MD",
+            "-MT",
+            "f.o",
+            "-MF",
+            folder / "f.o.d",
+            "-o",
+            folder / "f.o",
+            folder / "f.cc",
+        ]
         command = [sys.executable, COMPILE_ONCE, objects, compiler, "-c", *options, *places]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
         made = (folder / "f.o").exists() and (folder / "f.o").stat().st_size > 0
