@@ -617,9 +617,7 @@ def test_a_row_that_has_been_written_is_read_in_the_same_step(of):
     np.testing.assert_allclose(program(*args_of(60))[0], want, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.skipif(
-    not _compat.barriers_hold("cpu"), reason="where no barrier holds, a call keeps zeros where they are"
-)
+@pytest.mark.skipif(not _compat.barriers_hold("cpu"), reason="where no barrier holds, a call is needed")
 def test_zeros_that_loops_begin_with_again_are_passed_by_no_call():
     """A call there would make calls of all updates in the loops, which XLA compiles as one function without."""
 
