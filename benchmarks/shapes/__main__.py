@@ -48,7 +48,7 @@ def _found(of: Shape, platforms: list[str]) -> dict[str, Any]:
         if platform == "cpu" or not ahead.why_not(platform):
             found[platform] = {order: moves(of, order, platform) for order in of.orders}
     # What reads all rows in each step grows with them.
-    if "cpu" in platforms and not any(name in of.code for name in ("einsum", "solve_triangular")):
+    if "cpu" in platforms and not any(name in of.code for name in ("einsum", "solve_triangular", "w @")):
         plain, ours = ORDERS["forward" if "grad(in_place)" not in of.orders else "grad(in_place)"]
         found["growth"] = [growth(of, plain), growth(of, ours)]
     return found
