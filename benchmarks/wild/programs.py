@@ -532,7 +532,7 @@ def optax_ctc(n: int) -> Any:
 @program(
     "jaxopt",
     "optimiser",
-    "LBFGS, 50 unrolled steps",
+    "LBFGS, 15 unrolled steps",
     "history",
     50,
     200,
