@@ -489,8 +489,8 @@ class Rewriter:
             elif eqn.primitive in CALLED or eqn.primitive in (ta_check_p, ta_empty_p):
                 new = self._settled(scope, eqn, rows)
             else:
-                new, found = eqn, rows.materialize(eqn)
-                changed |= found
+                new = eqn
+                changed |= rows.materialize(eqn)
             changed |= new is not eqn
             rows.add(new)
         return rows.block.jaxpr() if changed else scope.closed
@@ -733,10 +733,8 @@ class _Rows:
 
     def _fence(self, eqn: Equation) -> Atom:
         (buffer,), token = self._after(eqn)
-        if self.barriers_hold and not readers_of(eqn):
-            (buffer,) = self.block.call(slicing.barrier, [buffer], eqn)
         if self.barriers_hold:
-            return buffer
+            return buffer if readers_of(eqn) else self.block.call(slicing.barrier, [buffer], eqn)[0]
         (found,) = self.block.call(slicing.fence, [self.zero, buffer, *token], eqn)
         return found
 
