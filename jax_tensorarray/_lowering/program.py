@@ -10,12 +10,13 @@ from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._lowering import absolute
 from jax_tensorarray._lowering.bounds import mark_those_in_range
 from jax_tensorarray._lowering.branches import split_updating_branches
+from jax_tensorarray._lowering.choice import default_lowering
 from jax_tensorarray._lowering.columns import store_by_columns
 from jax_tensorarray._lowering.deferred import raise_at_end
 from jax_tensorarray._lowering.expand import expanded
 from jax_tensorarray._lowering.ordering import order_readers
 from jax_tensorarray._lowering.record import check_by_record, drop_out_of_bounds
-from jax_tensorarray._lowering.slices import default_lowering, use_slices
+from jax_tensorarray._lowering.slices import use_slices
 from jax_tensorarray._lowering.uses import mark_unordered
 from jax_tensorarray._ops.calls import WITHOUT_KERNELS
 

@@ -1,0 +1,116 @@
+"""Have all ops on a buffer in a loop be slices, or all of them calls."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from jax.extend.core import Literal
+
+from jax_tensorarray._lowering.aliases import aliased
+from jax_tensorarray._lowering.choice import Choice
+from jax_tensorarray._lowering.equations import hashable
+from jax_tensorarray._lowering.ownership import has_buffer, updates
+from jax_tensorarray._lowering.scopes import Scope, inner_scopes
+from jax_tensorarray._ops.primitive import is_packed
+from jax_tensorarray._types import Equation
+from jax_tensorarray._union_find import UnionFind
+
+#: The equations of a jaxpr, and how each is rewritten: None if it stays.
+
+Chosen = Sequence[tuple[Equation, Choice | None]]
+
+
+class LayoutConflicts:
+    """Drops choices so that no buffer passes from a slice to a call in a loop, or the other way round.
+
+    A call demands a layout. If a barrier has left the layout to XLA, XLA makes sure of it with a copy for an update by
+    a slice.
+    """
+
+    def __init__(self, scopes: Iterable[Scope]) -> None:
+        self.buffers: UnionFind[tuple[Scope, Any]] = UnionFind()
+        self.calls: set[tuple[Any, bool]] = set()
+        self.depths: dict[tuple[Any, bool], int] = {}  #: in how many loops the innermost of the others is
+        for scope in scopes:
+            for eqn in scope.jaxpr.eqns:
+                for (a, one), (b, other) in _same_buffer(scope, eqn):
+                    if not isinstance(one, Literal) and not isinstance(other, Literal) and _may_be_buffer(one.aval):
+                        self.buffers.join((a, one), (b, other))
+
+    def _key(self, scope: Scope, eqn: Equation) -> tuple[Any, bool]:
+        return self.buffers.find((scope, hashable(eqn.invars[0]))), scope.is_in_loop
+
+    def add_depths(self, scope: Scope, choices: Chosen) -> None:
+        for eqn, choice in choices:
+            if choice is not None and not choice.is_costly:
+                key = self._key(scope, eqn)
+                self.depths[key] = max(self.depths.get(key, 0), loops_around(scope))
+
+    def without_costly(self, scope: Scope, choices: Chosen) -> Chosen:
+        """Return the choices without those that take longer than calls, unless another op is in an inner loop."""
+        return [
+            (eqn, None if choice is not None and choice.is_costly and self._is_innermost(scope, eqn) else choice)
+            for eqn, choice in choices
+        ]
+
+    def _is_innermost(self, scope: Scope, eqn: Equation) -> bool:
+        return loops_around(scope) >= self.depths.get(self._key(scope, eqn), 0)
+
+    def add(self, scope: Scope, choices: Chosen) -> None:
+        """Note the calls that stay."""
+        for eqn, choice in choices:
+            if choice is None and has_buffer(eqn) and not is_packed(eqn.invars[0].aval.dtype):
+                self.calls.add(self._key(scope, eqn))
+
+    def choices(self, scope: Scope, choices: Chosen) -> Chosen:
+        return [
+            (eqn, None if choice is not None and choice.passes_on and self._key(scope, eqn) in self.calls else choice)
+            for eqn, choice in choices
+        ]
+
+
+def _may_be_buffer(aval: Any) -> bool:
+    """Return whether a type has axes. A token has no shape."""
+    return bool(getattr(aval, "ndim", 0))
+
+
+_Place = tuple[Scope, Any]  #: a value, and the scope in which it has that name
+
+
+def _same_buffer(scope: Scope, eqn: Equation) -> Iterator[tuple[_Place, _Place]]:
+    """Yield the pairs of values of an equation that may be one buffer."""
+
+    def pairs(one: Scope, some: Iterable[Any], other: Scope, others: Iterable[Any]) -> Iterator[Any]:
+        return (((one, a), (other, b)) for a, b in zip(some, others, strict=True))
+
+    name, params = eqn.primitive.name, eqn.params
+    if updates(eqn) or name == "dynamic_update_slice":
+        yield from pairs(scope, eqn.invars[:1], scope, eqn.outvars[:1])
+    elif name == "optimization_barrier":
+        yield from pairs(scope, eqn.invars, scope, eqn.outvars)
+    elif name == "while":
+        condition, body, a, b = scope.condition(eqn), scope.body(eqn), params["cond_nconsts"], params["body_nconsts"]
+        carry = eqn.invars[a + b :]
+        yield from pairs(scope, [*eqn.invars[:a], *carry], condition, condition.jaxpr.invars)
+        yield from pairs(scope, eqn.invars[a:], body, body.jaxpr.invars)
+        yield from pairs(scope, eqn.outvars, body, body.jaxpr.outvars)
+        yield from pairs(scope, carry, scope, eqn.outvars)
+    elif name == "cond":
+        for inner in scope.branches(eqn):
+            yield from pairs(scope, eqn.invars[1:], inner, inner.jaxpr.invars)
+            yield from pairs(scope, eqn.outvars, inner, inner.jaxpr.outvars)
+    elif name in ("jit", "pjit", "shard_map"):
+        for inner in inner_scopes(scope, eqn):
+            yield from pairs(scope, eqn.invars, inner, inner.jaxpr.invars)
+            yield from pairs(scope, eqn.outvars, inner, inner.jaxpr.outvars)
+    else:
+        for operand, result in aliased(eqn):
+            yield (scope, eqn.invars[operand]), (scope, eqn.outvars[result])
+
+
+def loops_around(scope: Scope) -> int:
+    """Return in how many loops a jaxpr is."""
+    count = 0
+    while scope.outer is not None:
+        count += scope.role in ("body", "condition")
+        scope = scope.outer
+    return count
