@@ -129,8 +129,8 @@ class Auto(Strategy):
         if isinstance(memory, bool) or not isinstance(memory, int | np.integer) or memory < 0:
             raise ValueError(f"Auto: memory must be a number of bytes, got {memory!r}")
 
-    def has_choice(self, reads_whole: Callable[[], bool]) -> bool:
-        return self.memory is not None or reads_whole()
+    def has_choice(self, keeps_much: Callable[[], bool]) -> bool:
+        return self.memory is not None or keeps_much()
 
     def instead_of(self, linear: Linearized, body: Any, max_steps: int) -> Strategy | None:
         choice, planned = choose_within(self.memory, max_steps, linear, body)
@@ -143,7 +143,7 @@ class Auto(Strategy):
 class Checkpoints(Auto):
     """Lets a loop keep as many carries as there is memory for, and enough for every step to run nine times at most."""
 
-    def has_choice(self, reads_whole: Callable[[], bool]) -> bool:
+    def has_choice(self, keeps_much: Callable[[], bool]) -> bool:
         return True
 
     def instead_of(self, linear: Linearized, body: Any, max_steps: int) -> Strategy | None:

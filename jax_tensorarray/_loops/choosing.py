@@ -1,7 +1,8 @@
 """A scan of JAX that chooses what it keeps when it is differentiated.
 
 Until then it is the same scan. JAX would keep, for every step, all of a buffer that is read as a whole and written by
-rows; then it becomes a loop that undoes its steps, or starts from checkpoints, instead.
+rows; then it becomes a loop that undoes its steps, or starts from checkpoints, instead. JAX would also keep every large
+index; if most of what is kept can be computed again from less, it becomes a loop with a tape of that.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,11 +25,11 @@ from jax_tensorarray._jaxprs.uses import Uses
 from jax_tensorarray._loops import auto
 from jax_tensorarray._loops.as_while import count_as_while, scan_as_while
 from jax_tensorarray._loops.count import CHOICES, CountOptions, Tangents, nonzero_tangents
-from jax_tensorarray._loops.derivatives import replayed_jvp
+from jax_tensorarray._loops.derivatives import replayed_jvp, taped_jvp
 from jax_tensorarray._loops.guard import ta_guard_p
 from jax_tensorarray._loops.host import is_on_host
 from jax_tensorarray._loops.linearize import Linearized, linearize
-from jax_tensorarray._loops.strategy import Strategy
+from jax_tensorarray._loops.strategy import Strategy, Tape
 from jax_tensorarray._loops.while_ import Loop, WhileOptions
 from jax_tensorarray._ops.empty import ta_empty
 from jax_tensorarray._ops.primitive import ROW_OPS, zero_tangent
@@ -127,11 +128,21 @@ def has_choice(params: dict[str, Any], operands: Sequence[Any], strategy: Strate
     if jaxprs.any_equation(loop.jaxpr, lambda inner: not _compat.has_linearization(inner)):
         return False
 
-    def reads_whole() -> bool:
+    def keeps_much() -> bool:
         uses = Uses(loop.jaxpr)
-        return any(_is_read_whole(uses, v) for v in loop.split(uses.jaxpr.invars)[1])
+        return any(map(_has_large_index, uses.jaxpr.eqns)) or any(
+            _is_read_whole(uses, v) for v in loop.split(uses.jaxpr.invars)[1]
+        )
 
-    return strategy.has_choice(reads_whole)
+    return strategy.has_choice(keeps_much)
+
+
+def _has_large_index(eqn: Equation) -> bool:
+    """Return whether a derivative of a row op needs an index of more than 1 kB."""
+    if eqn.primitive not in ROW_OPS:
+        return False
+    buffer, index = (v.aval for v in eqn.invars[:2])
+    return jnp.issubdtype(buffer.dtype, jnp.inexact) and bytes_of([index]) > _gates.LOGGED_BYTES
 
 
 def _is_read_whole(uses: Uses, v: Any) -> bool:
@@ -172,14 +183,17 @@ def _by_strategy(
     ys = [ta_empty(length, v.aval.shape, v.aval.dtype) for v in outs]
     cond, body = scan_as_while(params["jaxpr"], len(consts), num_carry, length, params["reverse"])
     dots = nonzero_tangents(body, [*of_consts, *of_xs], [zero_tangent(number), *of_init, *_zeros(ys)])
-    better: Strategy | None = strategy
+    nonzero, better, derivative = (tuple(dots.nonzero_consts), tuple(dots.nonzero_carry)), strategy, replayed_jvp
     if strategy.tapes:
-        better = _better(body, tuple(dots.nonzero_consts), tuple(dots.nonzero_carry), length, strategy)
-    if better is None or _logs(body, (*dots.nonzero_consts, *dots.nonzero_carry)):
+        found = _better(body, *nonzero, length, strategy)
+        if found is None and not linearize(body, *nonzero).makes_most_again:
+            return None
+        better, derivative = (Tape(), taped_jvp) if found is None else (found, replayed_jvp)
+    if _logs(body, (*dots.nonzero_consts, *dots.nonzero_carry)):
         return None
     options = WhileOptions(length, "a scan", strategy=better)
     loop = Loop([], [*consts, *xs], [number, *init, *ys], cond, body, options)
-    after, _, tangents_after = replayed_jvp(loop, dots)
+    after, _, tangents_after = derivative(loop, dots)
     zeros = [ad.instantiate_zeros(t) if hasattr(t, "aval") else t for t in _zeros(after)]
     return after[1:], merge(tangents_after, dots.nonzero_carry, zeros)[1:]
 

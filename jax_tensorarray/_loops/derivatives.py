@@ -39,7 +39,7 @@ def _jvp(primals: Sequence[Array], tangents: Sequence[Any], *, cond: Any, body: 
         nonzero = nonzero_tangents(body, of_consts, of_carry, jaxprs.nonzero_outputs)
         outs, steps, dots = _joint_jvp(loop, nonzero)
     elif options.strategy.tapes:
-        outs, steps, dots = _taped_jvp(loop, nonzero)
+        outs, steps, dots = taped_jvp(loop, nonzero)
     else:
         outs, steps, dots = replayed_jvp(loop, nonzero)
     outs = results(outs, steps)
@@ -50,7 +50,7 @@ def _jvp(primals: Sequence[Array], tangents: Sequence[Any], *, cond: Any, body: 
 _Results = tuple[list[Array], Any, list[Array]]
 
 
-def _taped_jvp(loop: Loop, tangents: Tangents) -> _Results:
+def taped_jvp(loop: Loop, tangents: Tangents) -> _Results:
     """Run two loops. The second is linear in the tangents, so every loop can be transposed."""
     body, options, tapes, strategy = loop.body, loop.options, loop.options.tapes, loop.options.strategy
     max_steps: int = options.max_steps  # type: ignore[assignment]

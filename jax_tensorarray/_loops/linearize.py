@@ -1,7 +1,8 @@
 """The derivative of one step of a loop, and what has to be kept of the step for it.
 
 `jax.linearize` needs values that the step computed, its residuals. A tape keeps the ones that differ from step to step.
-Values that all steps share are computed once, and a broadcast of a smaller value is made again.
+Values that all steps share are computed once. A broadcast of a smaller value is made again, and so are an index and a
+mask that are computed from less: `t - lags` is, from `t`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -9,17 +10,18 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.extend import core as jex
 from jax.extend.core import Jaxpr, Primitive, Var
 
-from jax_tensorarray import _compat
+from jax_tensorarray import _compat, _gates
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
 from jax_tensorarray._jaxprs.uses import Uses
 from jax_tensorarray._loops.guard import ta_guard_p
 from jax_tensorarray._ops.primitive import may_raise, updates_rows
-from jax_tensorarray._types import Equation
+from jax_tensorarray._types import Equation, bytes_of
 from jax_tensorarray.checkpoint_policies import save_reads
 
 Array = jax.Array
@@ -43,15 +45,28 @@ class Literal(NamedTuple):
     value: Any
 
 
-class Broadcast(NamedTuple):
-    """A broadcast of a smaller value, by its equation."""
+class Made(NamedTuple):
+    """A value that is computed again from less, by its equation."""
 
     eqn: Equation
-    operand: "Source"
+    operands: "tuple[Source, ...]"
 
 
 #: Where a residual comes from.
-Source = Taped | Shared | Literal | Broadcast
+Source = Taped | Shared | Literal | Made
+
+#: Operations on integers and bools that take no longer than to read their result from memory. None sums anything.
+_CHEAP = frozenset(
+    (
+        *("add", "sub", "mul", "neg", "min", "max", "clamp", "and", "or", "not", "xor", "select_n"),
+        *("eq", "ne", "lt", "le", "gt", "ge", "convert_element_type", "broadcast_in_dim", "concatenate"),
+        *("reshape", "squeeze", "transpose", "rev", "slice"),
+    )
+)
+
+
+#: Operations whose results are their operands.
+_IDENTITIES = frozenset(("name", "ta_noted"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +93,7 @@ class Linearized:
 
     def tangents(self, taped: Sequence[Array], shared: Sequence[Array], tangents: Sequence[Array]) -> list[Array]:
         """Return the tangents after one step from the tangents before it."""
+        made: dict[int, Array] = {}
 
         def value(source: Source) -> Array:
             match source:
@@ -87,8 +103,10 @@ class Linearized:
                     return shared[n]
                 case Literal(x):
                     return x
-                case Broadcast(eqn, operand):
-                    return jaxprs.bind(eqn, [value(operand)])[0]
+                case Made(eqn, operands):
+                    if id(eqn) not in made:
+                        (made[id(eqn)],) = jaxprs.bind(eqn, list(map(value, operands)))
+                    return made[id(eqn)]
 
         return list(jax.tree.unflatten(self.tree, map(value, self.sources))(*tangents))
 
@@ -106,6 +124,13 @@ class Linearized:
 
         jaxpr = jax.make_jaxpr(registry.without_calls(body, without=opens))(*body.in_avals)
         return linearize(jaxpr, nonzero_consts, nonzero_carry) if any(opened) else None
+
+    @property
+    def makes_most_again(self) -> bool:
+        """Return whether at most half of what differs from step to step is kept, as JAX would keep all of it."""
+        types = list(self.whole.out_avals)[self.num_outs :]
+        made = {id(s.eqn): t for s, t in zip(self.sources, types, strict=True) if isinstance(s, Made)}
+        return bytes_of(made.values()) > max(bytes_of(self.taped), _gates.LOGGED_BYTES)
 
     def tangents_for(self, carry: Sequence[bool]) -> list[bool]:
         """Return which tangents those of the flagged carries depend on after any number of steps."""
@@ -197,18 +222,63 @@ class Sources:
                 self.unchanging.update(eqn.outvars)
         self.taped: dict[Any, int] = {}
         self.shared: dict[Any, int] = {}
+        self.fewest: dict[Any, int] = {}  #: by value
 
     def of(self, v: Any) -> Any:
+        v = self._same(v)
         if isinstance(v, jex.Literal):
             return Literal(v.val)
         eqn = self.uses.maker(v)
-        if eqn is not None and eqn.primitive is ta_guard_p:
-            return self.of(eqn.invars[1])  # which is the same value
-        if eqn is not None and eqn.primitive is lax.broadcast_in_dim_p and len(eqn.invars) == 1:
-            return Broadcast(eqn, self.of(eqn.invars[0]))
+        is_repeated = eqn is not None and eqn.primitive is lax.broadcast_in_dim_p and len(eqn.invars) == 1
+        if is_repeated or (v not in self.unchanging and self._is_made_of_less(v)):
+            return Made(eqn, tuple(map(self.of, eqn.invars)))
         if v in self.unchanging:
             return Shared(self.shared.setdefault(v, len(self.shared)))
         return Taped(self.taped.setdefault(v, len(self.taped)))
+
+    def _same(self, v: Any) -> Any:
+        """Return the variable that has had this value first, or the literal."""
+        while (eqn := self.uses.maker(v)) is not None:
+            if eqn.primitive is ta_guard_p:
+                v = eqn.invars[1]
+            elif eqn.primitive.name in _IDENTITIES:
+                v = eqn.invars[eqn.outvars.index(v)]
+            elif (part := self._part(eqn)) is not None:
+                v = part
+            else:
+                break
+        return v
+
+    def _part(self, slice: Equation) -> Any:
+        """Return the array that an equation takes out of a concatenation in which it is put, if it does."""
+        if slice.primitive is not lax.slice_p or slice.params["strides"] is not None:
+            return None
+        whole = self.uses.maker(self._same(slice.invars[0]))
+        if whole is None or whole.primitive is not lax.concatenate_p:
+            return None
+        axis, start = whole.params["dimension"], 0
+        for part in whole.invars:
+            begins = [start if k == axis else 0 for k in range(part.aval.ndim)]
+            if (*begins,) == slice.params["start_indices"] and part.aval.shape == slice.outvars[0].aval.shape:
+                return part
+            start += part.aval.shape[axis]
+        return None
+
+    def _is_made_of_less(self, v: Any) -> bool:
+        """Return whether cheap operations make a value of fewer bytes that differ from step to step."""
+        return _is_exact(v) and _gates.KEPT_BYTES < bytes_of([v.aval]) != self._fewest_bytes(v)
+
+    def _fewest_bytes(self, v: Any) -> int:
+        """Return how many bytes of each step are enough to have a value again."""
+        v = self._same(v)
+        if isinstance(v, jex.Literal) or v in self.unchanging:
+            return 0
+        if v not in self.fewest:
+            eqn, own = self.uses.maker(v), bytes_of([v.aval])
+            is_cheap = eqn is not None and eqn.primitive.name in _CHEAP and _is_exact(v)
+            operands = {id(x): x for x in eqn.invars}.values() if is_cheap else ()
+            self.fewest[v] = min(own, sum(map(self._fewest_bytes, operands))) if is_cheap else own
+        return self.fewest[v]
 
     def giving(self, variables: Sequence[Any]) -> Any:
         """Return the jaxpr with those variables as its outputs."""
@@ -252,6 +322,12 @@ class Sources:
         place = {v: k for k, v in enumerate(taped)}
         found = [steps_of.get(v) for v in taped]
         return tuple(None if n is None or isinstance(n, jex.Literal) else place.get(n) for n in found)
+
+
+def _is_exact(v: Any) -> bool:
+    """Return whether a value is of integers or bools, and its size is known."""
+    kinds = (jnp.integer, jnp.bool_)
+    return any(jnp.issubdtype(v.aval.dtype, kind) for kind in kinds) and isinstance(v.aval.size, int)
 
 
 def _may_raise(eqn: Equation) -> bool:

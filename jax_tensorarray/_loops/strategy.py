@@ -40,8 +40,8 @@ class Strategy:
         """Return what this is, before `prepare`, for a loop that carries a bool and then the user's carry."""
         return self
 
-    def has_choice(self, reads_whole: Callable[[], bool]) -> bool:
-        """Return whether a scan may be better off with this than with its tape. `reads_whole` looks at its body."""
+    def has_choice(self, keeps_much: Callable[[], bool]) -> bool:
+        """Return whether a scan may be better off with this than with its tape. `keeps_much` looks at its body."""
         return True
 
     def instead_of(self, linear: Linearized, body: Any, max_steps: int) -> "Strategy | None":
@@ -96,7 +96,7 @@ class Tape(Strategy):
 
     tapes = True
 
-    def has_choice(self, reads_whole: Callable[[], bool]) -> bool:
+    def has_choice(self, keeps_much: Callable[[], bool]) -> bool:
         return False
 
     def __post_init__(self) -> None:

@@ -335,3 +335,63 @@ def test_a_checkpoint_around_an_inner_loop_computes_again_in_place(order, costly
         program, plain = (compiled(g, x) for g in (gradient(in_place(f), [x]), gradient(f, [x])))
         assert_no_whole_buffer_operation(program.as_text(), 2 * 303 * 8 * x.itemsize)
         assert bytes_of(program) < bytes_of(plain) / 2
+
+
+LAGS = np.arange(400).reshape(20, 20) * 7 % 31
+COLUMNS = np.arange(400).reshape(20, 20) * 3 % 8
+
+
+def delayed(b, xs):
+    """Elements at delays that differ, as networks of neurons read them."""
+
+    def step(b, t_and_x):
+        t, x = t_and_x
+        heard = jnp.sum(b[t - LAGS, COLUMNS], 0)
+        return b.at[t].set(jnp.tanh(0.1 * heard[:8] + x)), jnp.sum(heard)
+
+    b, heard = lax.scan(step, b, (31 + jnp.arange(len(xs)), xs))
+    return jnp.sum(jnp.sin(b)) + jnp.vdot(heard, heard)
+
+
+def masked(b, xs):
+    """Rows of a window, backwards, of which a mask takes some; others are added to at an index that is computed."""
+
+    def step(b, t):
+        at = t + jnp.arange(600) // 6
+        window = jnp.where((at & 7 > 2)[:, None], b[at], 0)
+        return b.at[at[::3] + 1].add(0.1 * window[::3] + xs[t % len(xs)]), window[5]
+
+    b, rows = lax.scan(step, b, jnp.arange(len(b) - 101), reverse=True)
+    return jnp.sum(jnp.sin(b)) + jnp.vdot(rows, rows)
+
+
+INDEXED = {"delayed": (delayed, 31), "masked": (masked, 101)}
+
+
+@pytest.mark.parametrize(
+    ("name", "order"),
+    [(n, o) for n, orders in zip(INDEXED, ([*ORDERS, *BATCHED][::2], [*ORDERS, *BATCHED][1::2])) for o in orders],
+)
+def test_a_large_index_that_is_computed_from_less_is_computed_again(name, order):
+    f, more = INDEXED[name]
+
+    def args_of(steps):
+        xs = np.sin(np.arange(8.0 * steps)).reshape(steps, 8)
+        return jnp.asarray(0.1 * np.cos(np.arange(8.0 * (steps + more))).reshape(-1, 8)), jnp.asarray(xs)
+
+    args = args_of(200)
+    plain = compiled(gradient(f, args), *args)
+    program = compiled((ORDERS | BATCHED)[order](f, args), *args)
+    assert bytes_of(program) <= bytes_of(plain) * (1 + (order in BATCHED)) / 4
+    close(program(*args), plain(*args))
+    assert not loop_copies(gradient(in_place(f), args), *args)
+
+
+@pytest.mark.parametrize("derivative", [along, twice])
+@pytest.mark.parametrize("name", INDEXED)
+def test_derivatives_of_second_order_of_a_large_index(name, derivative):
+    f, more = INDEXED[name]
+    xs = jnp.sin(jnp.arange(80.0)).reshape(10, 8)
+    args = 0.1 * jnp.cos(jnp.arange(8.0 * (10 + more))).reshape(-1, 8), xs
+    want = in_numpy(derivative(f, args))(*args)
+    close(jax.jit(derivative(in_place(f), args))(*args), want)
