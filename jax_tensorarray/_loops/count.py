@@ -272,13 +272,13 @@ def _transpose(cts: Sequence[Any], *operands: Any, body: Any, options: CountOpti
 def _batch(axis: Axis, args: Sequence[Array], batched: Sequence[bool], *, body: Any, options: CountOptions) -> Any:
     steps, consts, carry = options.split(args)
     steps_batched, consts_batched, init_batched = options.split(batched)
-    init_batched += [True] * len(options.tapes)
+    init_batched += [False] * len(options.tapes)
     if steps_batched:
         carry_batched = [True] * len(init_batched)
     else:
         carry_batched = jaxprs.fixed_point(body, [False, *consts_batched], init_batched, axis.batched_outputs)
     carry = with_batch_axis(carry, init_batched, carry_batched, axis.size)
-    tapes = batched_tapes(options.tapes, axis.size)
+    tapes = batched_tapes(options.tapes, carry_batched[len(carry) :], axis.size)
     of_operands = [*consts_batched, *carry_batched]
     if steps_batched:
 

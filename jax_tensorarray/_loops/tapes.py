@@ -37,8 +37,9 @@ def tapes_for(residuals: Sequence[Any], max_steps: int, offload: bool = False) -
     return tuple((with_axis(a, n), 0) for a, n in zip(types, lengths, strict=True))
 
 
-def batched_tapes(tapes: Sequence[TapeType], size: int) -> tuple[TapeType, ...]:
-    return tuple((with_axis(aval, size), batch_dims + 1) for aval, batch_dims in tapes)
+def batched_tapes(tapes: Sequence[TapeType], batched: Sequence[bool], size: int) -> tuple[TapeType, ...]:
+    """Return the tapes for a batch, with a batch axis where they are flagged: others hold what all examples share."""
+    return tuple((with_axis(t, size), n + 1) if b else (t, n) for (t, n), b in zip(tapes, batched, strict=True))
 
 
 def tangent_tapes(tapes: Sequence[TapeType], nonzero: Sequence[bool]) -> tuple[TapeType, ...]:

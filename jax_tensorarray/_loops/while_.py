@@ -280,7 +280,7 @@ def _batch(
 ) -> Any:
     cond_consts, consts, carry = options.split(args)
     cond_consts_batched, consts_batched, init_batched = options.split(batched)
-    init_batched += [True] * len(options.tapes)
+    init_batched += [False] * len(options.tapes)
     of_consts = [*options.leading, *consts_batched]
     carry_batched = jaxprs.fixed_point(body, of_consts, init_batched, axis.batched_outputs)
     if options.strategy.batches_all:
@@ -290,7 +290,7 @@ def _batch(
         _check_effects(cond, body)
         carry_batched = [True] * len(carry_batched)
     carry = with_batch_axis(carry, init_batched, carry_batched, axis.size)
-    tapes = batched_tapes(options.tapes, axis.size)
+    tapes = batched_tapes(options.tapes, carry_batched[len(carry) :], axis.size)
     strategy = options.strategy.batched(axis, pred_batched, consts_batched, consts, carry)
     options = replace(options, batch_dims=options.batch_dims + pred_batched, tapes=tapes, strategy=strategy)
     types = [*map(jax.typeof, [*consts, *carry]), *avals_of(tapes)]

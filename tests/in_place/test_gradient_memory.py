@@ -370,7 +370,7 @@ INDEXED = {"delayed": (delayed, 31), "masked": (masked, 101)}
 
 @pytest.mark.parametrize(
     ("name", "order"),
-    [(n, o) for n, orders in zip(INDEXED, ([*ORDERS, *BATCHED][::2], [*ORDERS, *BATCHED][1::2])) for o in orders],
+    [(list(INDEXED)[k % 2], order) for k, order in enumerate(ORDERS | BATCHED)],
 )
 def test_a_large_index_that_is_computed_from_less_is_computed_again(name, order):
     f, more = INDEXED[name]

@@ -276,3 +276,29 @@ def test_programs_without_row_ops_are_jaxs():
 
     jaxpr = jax.make_jaxpr(jax.vmap(f))(jnp.array([True, False]), jnp.ones(2))
     assert "select_n" in str(jaxpr) and "ta_" not in str(jaxpr)
+
+
+@pytest.mark.parametrize("loop", ["while", "fori", "scan"])
+def test_what_all_examples_share_is_kept_once(loop):
+    w = jnp.linspace(-1, 1, 40 * 500).reshape(40, 500)
+
+    def f(x):
+        def step(i, x):
+            return x * jnp.exp(jnp.sin(w[i]))
+
+        if loop == "scan":
+            return jnp.sum(ta.scan(lambda x, i: (step(i, x), None), x, jnp.arange(40), residuals="tape")[0])
+        if loop == "fori":
+            return jnp.sum(ta.fori_loop(0, 40, step, x, residuals="tape"))
+        return jnp.sum(
+            ta.while_loop(lambda s: s[0] < 40, lambda s: (s[0] + 1, step(*s)), (0, x), max_steps=40, residuals="tape")[
+                1
+            ]
+        )
+
+    xs = jnp.sin(jnp.arange(8 * 500.0)).reshape(8, 500)
+    one, all_of_them = compiled(jax.grad(f), xs[0]), compiled(jax.vmap(jax.grad(f)), xs)
+    np.testing.assert_allclose(all_of_them(xs), np.tile(np.exp(np.sin(np.asarray(w))).prod(0), (8, 1)), rtol=1e-12)
+    of_one, of_all = (program.memory_analysis().temp_size_in_bytes for program in (one, all_of_them))
+    assert w.nbytes < of_one
+    assert of_all < 2 * of_one
