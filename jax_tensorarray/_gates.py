@@ -69,6 +69,9 @@ LOGGED_BYTES = 1024
 #: Residuals of at most this many bytes are kept.
 KEPT_BYTES = 64
 
+#: A scan with a large index keeps a tape of its own if what it then makes again is so many times what it keeps.
+MADE_AGAIN = 4
+
 #: A residual is computed again if this takes at most this many operations for each of its bytes. To keep a byte means
 #: to write and to read it. In that time a processor does some ten operations on bytes that it has at hand, and a GPU
 #: some fifty. But of the operations of a gradient, those of the step itself are only a third: to compute all of a step

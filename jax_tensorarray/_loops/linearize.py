@@ -127,10 +127,10 @@ class Linearized:
 
     @property
     def makes_most_again(self) -> bool:
-        """Return whether at most a fifth of what differs from step to step is kept, as JAX would keep all of it."""
+        """Return whether most of what differs from step to step is made again: JAX would keep all of it."""
         types = list(self.whole.out_avals)[self.num_outs :]
         made = {id(s.eqn): t for s, t in zip(self.sources, types, strict=True) if isinstance(s, Made)}
-        return bytes_of(made.values()) > max(4 * bytes_of(self.taped), _gates.LOGGED_BYTES)
+        return bytes_of(made.values()) > max(_gates.MADE_AGAIN * bytes_of(self.taped), _gates.LOGGED_BYTES)
 
     def tangents_for(self, carry: Sequence[bool]) -> list[bool]:
         """Return which tangents those of the flagged carries depend on after any number of steps."""

@@ -25,6 +25,7 @@ WAYS = {
     "ROUND_STEPS": (math.inf, 1),
     "LOGGED_BYTES": (0, math.inf),
     "KEPT_BYTES": (0, math.inf),
+    "MADE_AGAIN": (0, math.inf),
     "REPEATED_WORK": (math.inf, 0),
     "OPENED_SHARE": (math.inf, 0),
     "SENT_BYTES": (16, math.inf),
