@@ -27,6 +27,9 @@ ELEMENTWISE = CHEAP.union(
 #: The result is the operand, but for its derivative.
 IDENTITIES = frozenset(("copy", "stop_gradient"))
 
+#: What is lowered to its operands.
+PASSES_ON = frozenset(("name", "ta_noted"))
+
 #: Combinations of predicates.
 LOGIC = frozenset(("and", "or", "not", "xor", "eq", "ne"))
 

@@ -183,17 +183,17 @@ def _by_strategy(
     ys = [ta_empty(length, v.aval.shape, v.aval.dtype) for v in outs]
     cond, body = scan_as_while(params["jaxpr"], len(consts), num_carry, length, params["reverse"])
     dots = nonzero_tangents(body, [*of_consts, *of_xs], [zero_tangent(number), *of_init, *_zeros(ys)])
-    nonzero, better, derivative = (tuple(dots.nonzero_consts), tuple(dots.nonzero_carry)), strategy, replayed_jvp
+    nonzero = tuple(dots.nonzero_consts), tuple(dots.nonzero_carry)
+    better: Strategy | None = strategy
     if strategy.tapes:
-        found = _better(body, *nonzero, length, strategy)
-        if found is None and not linearize(body, *nonzero).makes_most_again:
-            return None
-        better, derivative = (Tape(), taped_jvp) if found is None else (found, replayed_jvp)
-    if _logs(body, (*dots.nonzero_consts, *dots.nonzero_carry)):
+        better = _better(body, *nonzero, length, strategy)
+        if better is None and linearize(body, *nonzero).makes_most_again:
+            better = Tape()
+    if better is None or _logs(body, (*dots.nonzero_consts, *dots.nonzero_carry)):
         return None
     options = WhileOptions(length, "a scan", strategy=better)
     loop = Loop([], [*consts, *xs], [number, *init, *ys], cond, body, options)
-    after, _, tangents_after = derivative(loop, dots)
+    after, _, tangents_after = (taped_jvp if better.tapes else replayed_jvp)(loop, dots)
     zeros = [ad.instantiate_zeros(t) if hasattr(t, "aval") else t for t in _zeros(after)]
     return after[1:], merge(tangents_after, dots.nonzero_carry, zeros)[1:]
 

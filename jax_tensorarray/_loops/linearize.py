@@ -16,7 +16,7 @@ from jax.extend import core as jex
 from jax.extend.core import Jaxpr, Primitive, Var
 
 from jax_tensorarray import _compat, _gates
-from jax_tensorarray._jaxprs import jaxprs, registry
+from jax_tensorarray._jaxprs import jaxprs, kinds, registry
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
 from jax_tensorarray._jaxprs.uses import Uses
 from jax_tensorarray._loops.guard import ta_guard_p
@@ -55,18 +55,10 @@ class Made(NamedTuple):
 #: Where a residual comes from.
 Source = Taped | Shared | Literal | Made
 
-#: Operations on integers and bools that take no longer than to read their result from memory. None sums anything.
-_CHEAP = frozenset(
-    (
-        *("add", "sub", "mul", "neg", "min", "max", "clamp", "and", "or", "not", "xor", "select_n"),
-        *("eq", "ne", "lt", "le", "gt", "ge", "convert_element_type", "broadcast_in_dim", "concatenate"),
-        *("reshape", "squeeze", "transpose", "rev", "slice"),
-    )
+#: Operations on integers and bools that take no longer than to read their result from memory. None is a reduction.
+_CHEAP = kinds.CHEAP.union(
+    kinds.LOGIC, kinds.LAYOUT, ("clamp", "concatenate", "ge", "gt", "le", "lt", "rev", "slice", "squeeze")
 )
-
-
-#: Operations whose results are their operands.
-_IDENTITIES = frozenset(("name", "ta_noted"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,15 +118,19 @@ class Linearized:
         return linearize(jaxpr, nonzero_consts, nonzero_carry) if any(opened) else None
 
     @property
+    def residuals(self) -> list[Any]:
+        """Types of all residuals."""
+        return list(self.whole.out_avals)[self.num_outs :]
+
+    @property
     def makes_most_again(self) -> bool:
         """Return whether most of what differs from step to step is made again: JAX would keep all of it."""
-        types = list(self.whole.out_avals)[self.num_outs :]
-        made = {id(s.eqn): t for s, t in zip(self.sources, types, strict=True) if isinstance(s, Made)}
+        made = {id(s.eqn): t for s, t in zip(self.sources, self.residuals, strict=True) if isinstance(s, Made)}
         return bytes_of(made.values()) > max(_gates.MADE_AGAIN * bytes_of(self.taped), _gates.LOGGED_BYTES)
 
     def tangents_for(self, carry: Sequence[bool]) -> list[bool]:
         """Return which tangents those of the flagged carries depend on after any number of steps."""
-        residuals = list(self.whole.out_avals)[self.num_outs :]
+        residuals = self.residuals
 
         def f(residuals: list[Array], tangents: list[Array]) -> list[Array]:
             return list(jax.tree.unflatten(self.tree, residuals)(*tangents))
@@ -241,7 +237,7 @@ class Sources:
         while (eqn := self.uses.maker(v)) is not None:
             if eqn.primitive is ta_guard_p:
                 v = eqn.invars[1]
-            elif eqn.primitive.name in _IDENTITIES:
+            elif eqn.primitive.name in kinds.PASSES_ON:
                 v = eqn.invars[eqn.outvars.index(v)]
             elif (part := self._part(eqn)) is not None:
                 v = part
@@ -249,24 +245,24 @@ class Sources:
                 break
         return v
 
-    def _part(self, slice: Equation) -> Any:
+    def _part(self, eqn: Equation) -> Any:
         """Return the array that an equation takes out of a concatenation in which it is put, if it does."""
-        if slice.primitive is not lax.slice_p or slice.params["strides"] is not None:
+        if eqn.primitive is not lax.slice_p or eqn.params["strides"] is not None:
             return None
-        whole = self.uses.maker(self._same(slice.invars[0]))
+        whole = self.uses.maker(self._same(eqn.invars[0]))
         if whole is None or whole.primitive is not lax.concatenate_p:
             return None
         axis, start = whole.params["dimension"], 0
         for part in whole.invars:
             begins = [start if k == axis else 0 for k in range(part.aval.ndim)]
-            if (*begins,) == slice.params["start_indices"] and part.aval.shape == slice.outvars[0].aval.shape:
+            if (*begins,) == eqn.params["start_indices"] and part.aval.shape == eqn.outvars[0].aval.shape:
                 return part
             start += part.aval.shape[axis]
         return None
 
     def _is_made_of_less(self, v: Any) -> bool:
         """Return whether cheap operations make a value of fewer bytes that differ from step to step."""
-        return _is_exact(v) and _gates.KEPT_BYTES < bytes_of([v.aval]) != self._fewest_bytes(v)
+        return _is_exact(v) and bytes_of([v.aval]) > max(_gates.KEPT_BYTES, self._fewest_bytes(v))
 
     def _fewest_bytes(self, v: Any) -> int:
         """Return how many bytes of each step are enough to have a value again."""
@@ -274,10 +270,11 @@ class Sources:
         if isinstance(v, jex.Literal) or v in self.unchanging:
             return 0
         if v not in self.fewest:
-            eqn, own = self.uses.maker(v), bytes_of([v.aval])
-            is_cheap = eqn is not None and eqn.primitive.name in _CHEAP and _is_exact(v)
-            operands = {id(x): x for x in eqn.invars}.values() if is_cheap else ()
-            self.fewest[v] = min(own, sum(map(self._fewest_bytes, operands))) if is_cheap else own
+            self.fewest[v] = bytes_of([v.aval])
+            eqn = self.uses.maker(v)
+            if eqn is not None and eqn.primitive.name in _CHEAP and _is_exact(v):
+                operands = {id(x): x for x in eqn.invars}.values()
+                self.fewest[v] = min(self.fewest[v], sum(map(self._fewest_bytes, operands)))
         return self.fewest[v]
 
     def giving(self, variables: Sequence[Any]) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 from jax.extend.core import Literal
 
 from jax_tensorarray import _compat
-from jax_tensorarray._jaxprs import jaxprs, registry
+from jax_tensorarray._jaxprs import jaxprs, kinds, registry
 from jax_tensorarray._lowering.equations import Atom, Block, without_consts
 from jax_tensorarray._ops.check import ta_check_p, without_mask
 from jax_tensorarray._types import Equation
@@ -69,7 +69,7 @@ class Expander:
     def equation(self, block: Block, eqn: Equation) -> None:
         """Add an equation to a block, or what it stands for."""
         params, name = eqn.params, eqn.primitive.name
-        if name in _IDENTITIES:
+        if name in kinds.PASSES_ON:
             block.rename(eqn.outvars, map(block.read, eqn.invars))
         elif not self.needed_in(eqn):
             block.add(eqn)
@@ -134,9 +134,6 @@ class Expander:
         found = _compat.traced_lowering(eqn.primitive)
         return None if found is None else functools.partial(found.traced, **eqn.params)
 
-
-#: Primitives that are lowered to their operands. An index may go through them.
-_IDENTITIES = frozenset(("name", "ta_noted"))
 
 #: What a scan stacks its results in begins as this. Numbers that may be indices begin as 0, which has bounds.
 _EMPTY = ("empty", "empty2")
