@@ -50,6 +50,7 @@ from jax_tensorarray._compat.tracing import (
     can_name_axes,
     executes_eagerly,
     is_differentiated,
+    looks_for_nans,
     maker_of,
     naming_axes,
     operands_of,

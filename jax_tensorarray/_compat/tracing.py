@@ -1,6 +1,7 @@
 """Tracers, their types, and what JAX does with the operations that are called right now."""
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -100,3 +101,16 @@ def records_equations() -> bool:
 
 _trace_context = private_names("core", "trace_ctx")
 _jit_trace = tuple(private_names("interpreters.partial_eval", "DynamicJaxprTrace") or ()) or None
+
+
+def looks_for_nans() -> bool:
+    """Return whether JAX calls a function again, operation by operation, to find the one that has made a NaN.
+
+    The name of the function that does so is private. Without it JAX looks twice in `jax.jit(in_place(f))`, and says so.
+    """
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "maybe_recursive_nan_check":
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False

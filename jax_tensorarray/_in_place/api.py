@@ -4,23 +4,27 @@ import functools
 import importlib
 import sys
 import types
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, overload
 
 import jax
 
-from jax_tensorarray import _compat
-from jax_tensorarray._in_place import arguments, explained, refs
+from jax_tensorarray import _compat, _faults
+from jax_tensorarray._in_place import arguments, explained, haiku, nnx, pickling, refs
 from jax_tensorarray._in_place.repair import Repair, Request
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._loops.api import strategy_within
 from jax_tensorarray._loops.choosing import repairs_first
 from jax_tensorarray._loops.from_jax import check_max_steps
 from jax_tensorarray._loops.strategy import Strategy
-from jax_tensorarray._ops.primitive import hunting
+from jax_tensorarray._ops.primitive import hunting, hunts_nans
 
 #: Libraries with primitives of their own. The module of that name has rules for them.
 RULES_OF_LIBRARIES = {"equinox"}
+
+#: For so many different contents of objects a function stays compiled.
+_KEPT = 8
 
 #: JAX's own, even where another function stands in its place.
 _jit = jax.jit
@@ -127,8 +131,14 @@ def in_place(
     if not callable(fun):
         raise TypeError(f"in_place: fun must be callable, got {fun!r}")
     check_max_steps("in_place", max_steps)
-    request = Request(max_steps, strategy_within("in_place", residuals, memory))
-    return _InPlace(fun, request, arguments.Static(fun, static_argnums, static_argnames))
+    return _InPlace(
+        fun,
+        max_steps=max_steps,
+        residuals=residuals,
+        memory=memory,
+        static_argnums=static_argnums,
+        static_argnames=static_argnames,
+    )
 
 
 class _InPlace:
@@ -137,25 +147,49 @@ class _InPlace:
     It is not a Python function, since JAX copies the attributes of one to what it makes of it, such as its gradient.
     """
 
-    __slots__ = ("__dict__", "__weakref__", "_compiled", "_fun", "_request", "_static")
+    __slots__ = ("__dict__", "__weakref__", "_compiled", "_for_objects", "_fun", "_options", "_request", "_static")
 
-    def __init__(self, fun: Callable[..., Any], request: Request, static: arguments.Static) -> None:
-        self._fun, self._request, self._static = fun, request, static
-        self._compiled = compiled(fun, request, static)
+    def __init__(self, fun: Callable[..., Any], **options: Any) -> None:
+        self._fun, self._options = fun, options
+        strategy = strategy_within("in_place", options["residuals"], options["memory"])
+        self._request = Request(options["max_steps"], strategy)
+        self._static = arguments.Static(fun, options["static_argnums"], options["static_argnames"])
+        self._compiled = compiled(fun, self._request, self._static)
+        self._for_objects: OrderedDict[Any, Any] = OrderedDict()
         arguments.named_as(fun)(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if jax.config.jax_disable_jit:
+        if jax.config.jax_disable_jit or (hunts_nans() and _compat.looks_for_nans()) or haiku.is_initialising():
             return self._fun(*args, **kwargs)
+        if nnx.has_modules((args, kwargs)):
+            return nnx.call(self._of_pure, args, kwargs)
+        call = self._static.split(arguments.is_array, args, kwargs)
         with hunting():
-            if arguments.are_arrays(args, kwargs):
-                return self._compiled(*args, **kwargs)
-            (given, named), changing = self._static.split(arguments.is_array, args, kwargs)
-            if not changing:
-                return self._compiled(*given, **named)
-            # These are traced anew in each call, by a function that is dropped with all that is cached for it.
-            fun = self._static.filled(self._fun, changing)
-            return compiled(fun, self._request, self._static)(*given, **named)
+            try:
+                results = self._compiled_for(call)(*call.args, **call.kwargs)
+            finally:
+                call.forget()
+        return results.finished(args, kwargs)
+
+    def _compiled_for(self, call: arguments.Call) -> Any:
+        """Return the function that JAX compiles for the objects in a call. Those of the last few are kept."""
+        if not call.objects:
+            return self._compiled
+        contents = call.contents()
+        if contents is None:  # it is traced anew in each call, by a function that is dropped with all that is cached
+            return compiled(self._fun, self._request, self._static)
+        if contents in self._for_objects:
+            self._for_objects.move_to_end(contents)
+        else:
+            self._for_objects[contents] = compiled(self._fun, self._request, self._static)
+            while len(self._for_objects) > _KEPT:
+                self._for_objects.popitem(last=False)
+        return self._for_objects[contents]
+
+    @functools.cached_property
+    def _of_pure(self) -> Callable[..., Any]:
+        """The same for modules of Flax NNX: a function of their states, which returns these too."""
+        return _InPlace(nnx.pure(self._fun), **self._options)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
@@ -163,36 +197,37 @@ class _InPlace:
     def __repr__(self) -> str:
         return f"<in_place of {self._fun!r}>"
 
+    def __reduce__(self) -> Any:
+        return pickling.reduced(self, in_place, self._fun, self._options)
+
     # With the arguments of `jax.jit`, which traces numbers of any kind.
 
+    @functools.cached_property
+    def _traced(self) -> Any:
+        return compiled(self._fun, self._request, self._static, is_called=False)
+
     def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
-        return self._compiled.trace(*args, **kwargs)
+        return self._traced.trace(*args, **kwargs)
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
-        return self._compiled.lower(*args, **kwargs)
+        return self._traced.lower(*args, **kwargs)
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
-        return self._compiled.eval_shape(*args, **kwargs)
+        return self._traced.eval_shape(*args, **kwargs)
 
     def clear_cache(self) -> None:
+        self._for_objects.clear()
         self._compiled.clear_cache()
+        self._traced.clear_cache()
 
 
-def compiled(fun: Callable[..., Any], request: Request, static: arguments.Static) -> Any:
-    """Return the function, jitted, with its loops repaired."""
+def compiled(fun: Callable[..., Any], request: Request, static: arguments.Static, *, is_called: bool = True) -> Any:
+    """Return the function, jitted, with its loops repaired. If it is called, it returns `arguments.Results`."""
     # Inlined: within another jit it is as if the equations stood there.
     jit = functools.partial(_jit, inline=True, **static.options)
-    plain = jit(arguments.with_constants(fun))
+    plain = jit(arguments.with_results(fun))
 
-    @arguments.with_constants
-    @arguments.named_as(fun)
-    def repaired(*args: Any, **kwargs: Any) -> Any:
-        if not _compat.records_equations():
-            # JAX looks for the operation that has made a NaN: it calls what it has compiled, one operation at a time.
-            args, kwargs = jax.tree.map(lambda x: x, (args, kwargs))  # nodes for constants become what they hold
-            return fun(*args, **kwargs)
-        _compat.first_use()
-        (given, named), _ = static.split(arguments.is_tracer, args, kwargs)
+    def repaired(given: list[Any], named: dict[str, Any]) -> arguments.Results:
         for library in RULES_OF_LIBRARIES & sys.modules.keys():
             importlib.import_module(f"jax_tensorarray._in_place.{library}")
         with repairs_first(request):
@@ -206,7 +241,24 @@ def compiled(fun: Callable[..., Any], request: Request, static: arguments.Static
             if len(arrays) != len(jaxpr.in_avals) or not repair.finds(jaxpr):
                 explained.skipped_as_a_whole(repair, jaxpr)
                 return plain(*given, **named)
-        outs = repair.function(jaxpr, is_whole=True)(*arrays)
+        try:
+            outs = repair.function(jaxpr, is_whole=True)(*arrays)
+        except Exception as error:
+            return _faults.instead(error, lambda: plain(*given, **named))
         return jax.tree.unflatten(traced.out_tree, outs)
 
-    return jit(repaired)
+    @arguments.named_as(fun)
+    def f(*args: Any, **kwargs: Any) -> Any:
+        if not _compat.records_equations():
+            # JAX looks for the operation that has made a NaN: it calls what it has compiled, one operation at a time.
+            args, kwargs = jax.tree.map(lambda x: x, (args, kwargs))  # a `Given` becomes what it stands for
+            return fun(*args, **kwargs)
+        _compat.first_use()
+        call = static.split(arguments.is_tracer, args, kwargs)
+        try:
+            results = repaired(call.args, call.kwargs)
+        finally:
+            call.forget()
+        return results if is_called else arguments.Shaped.of(results, jax.tree.leaves((args, kwargs)))
+
+    return jit(f)

@@ -44,21 +44,15 @@ def _under_in_place(fun: Callable[..., Any]) -> Callable[..., Any]:
 def _made_under_in_place(fun: Callable[..., Any]) -> Callable[..., Any]:
     @named_as(fun)
     def healed(*args: Any, **kwargs: Any) -> Any:
-        if jax.config.jax_disable_jit:
-            return fun(*args, **kwargs)
-        given = [*args, *kwargs.values()]
-        # The rest are static: constants of any type, which stay as they are.
-        traced = [k for k, arg in enumerate(given) if any(isinstance(x, jax.Array) for x in jax.tree.leaves(arg))]
+        # The arguments without arrays are static: constants of any type, which stay as they are.
+        given: dict[Any, Any] = dict(enumerate(args)) | dict(kwargs)
+        traced = {k: x for k, x in given.items() if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(x))}
 
-        def of_traced(*arrays: Any) -> Any:
-            for k, arg in zip(traced, arrays, strict=True):
-                given[k] = arg
-            return fun(*given[: len(args)], **dict(zip(kwargs, given[len(args) :], strict=True)))
+        def of_traced(traced: dict[Any, Any]) -> Any:
+            filled = given | traced
+            return fun(*(filled[k] for k in range(len(args))), **{name: filled[name] for name in kwargs})
 
-        try:
-            return in_place(of_traced)(*(given[k] for k in traced))
-        except Exception:  # run it unchanged: if the error is its own, it raises it again
-            return fun(*args, **kwargs)
+        return in_place(of_traced)(traced)
 
     if isinstance(fun, functools.partial):  # JAX calls it by the name of the function inside
         healed.__name__ = getattr(fun.func, "__name__", healed.__name__)

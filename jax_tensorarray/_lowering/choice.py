@@ -289,7 +289,7 @@ def _count(uses: Uses, scope: Scope, value: Any) -> int:
 
 def default_lowering() -> str:
     """Return the value of `JAX_TENSORARRAY_LOWERING`."""
-    found = os.environ.get(VARIABLE, "auto")
+    found = os.environ.get(VARIABLE) or "auto"  # one that is empty counts as not set
     if found not in LOWERINGS:
         raise ValueError(f"{VARIABLE} must be one of {', '.join(LOWERINGS)}, got {found!r}")
     return found

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from jax.extend import source_info_util
 
-from jax_tensorarray import _compat
+from jax_tensorarray import _compat, _faults
 from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._lowering import absolute
 from jax_tensorarray._lowering.bounds import mark_those_in_range
@@ -106,13 +106,17 @@ def rewritten(
     divided: bool = False,
     shardings: Sequence[Any] | None = None,
 ) -> Any:
-    """Return the program as it is lowered for these platforms. One without ops of ours is left as it is."""
+    """Return the program as it is lowered for these platforms. One without ops of ours is left as it is.
+
+    After a fault of a pass, so is one with such ops: each is lowered to a call by itself, and checks its index.
+    """
     if not jaxprs.has_ours(jaxpr):
         return jaxpr
     target = target_of(platforms, is_compiled_next, divided, shardings)
-    for _, after in steps(jaxpr, target):
-        jaxpr = after
-    return jaxpr
+    try:
+        return [after for _, after in steps(jaxpr, target)][-1]
+    except Exception as error:
+        return _faults.instead(error, lambda: jaxpr)
 
 
 def target_of(

@@ -1,5 +1,7 @@
 """What to do about a loop that copies a buffer."""
 
+import sys
+
 #: What to do, by the cause.
 ADVICE = {
     "swapped": "The buffer changes its place in the carry (`return (b, a)`), which moves it in memory. Keep each in "
@@ -88,6 +90,20 @@ OF_GRADIENT = (
     "This was tried on the finished gradient. Write jax.grad(in_place(f)), or in_place around all that calls jax.grad: "
     "then the loop is repaired before it is differentiated, which does more."
 )
+
+#: The line that puts a program under `in_place`, by the framework that compiles it. The key is a module of that one.
+_LINES = {
+    "flax.nnx": ("Flax NNX", "nnx.jit(in_place(step))"),
+    "equinox": ("Equinox", "eqx.filter_jit(in_place(step))"),
+    "haiku": ("Haiku", "jax.jit(in_place(hk.transform(f).apply))"),
+}
+
+
+def line_to_write() -> str:
+    """Return the line that puts a program under `in_place`, also for each framework that has been imported."""
+    more = [f"{line} with {name}" for module, (name, line) in _LINES.items() if module in sys.modules]
+    return "; ".join(["jax.jit(jax_tensorarray.in_place(f))", *more])
+
 
 #: What to do about the loops of jaxlib 0.11.1: a line of prose, and a line to copy.
 OF_JAXLIB = (

@@ -135,10 +135,10 @@ def explain(
 
     @arguments.named_as(f)
     def of(*args: Any, **kwargs: Any) -> Explanation:
-        (given, named), changing = static.split(_is_typed, args, kwargs)
+        call = static.split(_is_typed, args, kwargs)
         listener = explained.Listener()
         with jax.disable_jit(False), explained.listening(listener):
-            api.compiled(static.filled(f, changing), request, static).eval_shape(*given, **named)
+            api.compiled(f, request, static).eval_shape(*call.args, **call.kwargs)
         notes, listener.notes = listener.notes, []  # JAX's caches keep the listener
         return _listed(notes)
 

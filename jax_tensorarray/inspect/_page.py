@@ -81,8 +81,8 @@ def _of(report: Programs) -> str:
     said = tree(report)
     body = [f'<p class="slower">{escape(said.first)}</p>'] if said.first else []
     body += [f"<p>{escape(said.summary)}</p>", *map(_section, said.sections)]
-    if said.is_to_keep:
-        body.append("<p>To keep what was tried, write <code>jax.jit(jax_tensorarray.in_place(f))</code>.</p>")
+    if said.to_keep:
+        body.append(f"<p>To keep what was tried, write <code>{escape(said.to_keep)}</code>.</p>")
     return "\n".join([*body, *([f"<p>{escape(said.of_jaxlib)}</p>"] if said.of_jaxlib else [])])
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from jax_tensorarray import _compat
 from jax_tensorarray.inspect import _arguments, _kept
-from jax_tensorarray.inspect._advice import OF_GRADIENT, OF_GROWTH, OF_JAXLIB
+from jax_tensorarray.inspect._advice import OF_GRADIENT, OF_GROWTH, OF_JAXLIB, line_to_write
 from jax_tensorarray.inspect._arguments import ArgumentCopy, headline_of_arguments
 from jax_tensorarray.inspect._copies import LoopCopy, advice_of, cost, what_it_is
 from jax_tensorarray.inspect._kept import Place
@@ -58,7 +58,7 @@ class Tree(NamedTuple):
     summary: str  #: how much was found, after how much was compiled
     sections: list[Section]
     unlisted: int  #: how many copies move too little to be listed
-    is_to_keep: bool  #: whether `in_place` makes a program no slower
+    to_keep: str  #: the line to write if `in_place` makes a program no slower; else empty
     of_jaxlib: str  #: what this version of jaxlib does; else empty
 
 
@@ -72,7 +72,7 @@ def tree(report: Programs) -> Tree:
         summary=_summary(report),
         sections=[_section(number, one, worst, compiled) for number, one in enumerate(listed, 1)],
         unlisted=sum(cost(copy) < _least_cost(report) for copy in report.copies),
-        is_to_keep=any(trial.is_of_in_place and not trial.is_slower for trial in trials),
+        to_keep=line_to_write() if any(trial.is_of_in_place and not trial.is_slower for trial in trials) else "",
         of_jaxlib=OF_JAXLIB if report.loops and _compat.small_loops_are_quadratic() else "",
     )
 
@@ -100,8 +100,8 @@ def text(report: Programs, colours: bool = False) -> str:
             lines += ["", *_wrapped(in_all, *(f"- {array}" for array in arrays), section.needs)]
     if said.unlisted:
         lines += ["", f"{said.unlisted} more move less than a thousandth of the first, and are not listed."]
-    if said.is_to_keep:
-        lines += ["", "To keep what was tried, write jax.jit(jax_tensorarray.in_place(f))."]
+    if said.to_keep:
+        lines += ["", *wrapped(f"To keep what was tried, write {said.to_keep}.", width=WIDTH)]
     return "\n".join([*lines, *(["", said.of_jaxlib] if said.of_jaxlib else [])])
 
 

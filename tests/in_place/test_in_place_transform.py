@@ -1380,7 +1380,7 @@ def test_minima_have_derivatives_of_second_order_and_keep_nan(name):
 
 QUOTIENTS = {
     "rows": lambda b, i, x: b.at[i // jnp.array([1, 2, 1])].divide(x),
-    "powers": lambda b, i, x: b.at[i // jnp.array([1, 2, 1])].power(x),
+    "powers": lambda b, i, x: b.at[i // jnp.array([1, 2, 1])].power(x / 3),
     "out of range": lambda b, i, x: b.at[jnp.array([i, 3 * i, i])].divide(x, mode="drop"),
     "clipped": lambda b, i, x: b.at[jnp.array([i, 3 * i, 2 * i])].divide(x, mode="clip"),
     "elements": lambda b, i, x: b.at[i // jnp.array([1, 2, 1]), jnp.array([0, 1, 0])].divide(x[:, 0]),

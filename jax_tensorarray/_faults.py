@@ -1,0 +1,47 @@
+"""Errors of this library in programs that it rewrites: the program runs as it is written, and a warning says so."""
+
+import os
+import re
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from typing import TypeVar
+
+_T = TypeVar("_T")
+
+#: An error that this library raises on purpose begins with the name of a function or a class of its own.
+_ON_PURPOSE = re.compile(r"(in_place|growing|[a-z_]*(loop|scan)|ta_\w+|Auto|Checkpoint|Inverse|Recompute|Tape|Undo): ")
+
+
+def instead(error: Exception, unchanged: Callable[[], _T]) -> _T:
+    """Return what the unchanged program gives, after an error in a rewrite of that program, and warn.
+
+    If the unchanged program raises an error, this error is the program's own. An error that the library raised on
+    purpose, such as one about an option, is raised again.
+    """
+    result = unchanged()
+    if _ON_PURPOSE.match(str(error)):
+        raise error
+    warn(error)
+    return result
+
+
+def warn(error: Exception) -> None:
+    """Say that an error is a fault of this library."""
+    frame = traceback.extract_tb(error.__traceback__)[-1] if error.__traceback__ else None
+    where = f" in {os.path.basename(frame.filename)}:{frame.lineno}" if frame else ""
+    warnings.warn(
+        "jax_tensorarray could not rewrite a program, which runs as it is written. This is a fault of jax_tensorarray, "
+        f"not of the program: {type(error).__name__}: {error}{where}. Please report it with the program.",
+        RuntimeWarning,
+        stacklevel=_level_of_user(),
+    )
+
+
+def _level_of_user() -> int:
+    """Return how many frames lie between `warn` and the code of the user."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in ("jax", "jax_tensorarray"):
+        level, frame = level + 1, frame.f_back
+    return level
