@@ -11,7 +11,7 @@ from typing import Any, overload
 import jax
 
 from jax_tensorarray import _compat, _faults
-from jax_tensorarray._in_place import arguments, explained, haiku, nnx, pickling, refs
+from jax_tensorarray._in_place import arguments, explained, nnx, pickling, refs, surroundings
 from jax_tensorarray._in_place.repair import Repair, Request
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._loops.api import strategy_within
@@ -159,7 +159,9 @@ class _InPlace:
         arguments.named_as(fun)(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if jax.config.jax_disable_jit or (hunts_nans() and _compat.looks_for_nans()) or haiku.is_initialising():
+        if jax.config.jax_disable_jit or (hunts_nans() and _compat.looks_for_nans()):
+            return self._fun(*args, **kwargs)
+        if surroundings.are_being_made(self._fun, (args, kwargs)):
             return self._fun(*args, **kwargs)
         if nnx.has_modules((args, kwargs)):
             return nnx.call(self._of_pure, args, kwargs)

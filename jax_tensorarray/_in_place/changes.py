@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jax_tensorarray._in_place import haiku
+from jax_tensorarray._in_place import surroundings
 
 _one_level = jax.tree_util.default_registry.flatten_one_level
 
@@ -64,7 +64,7 @@ class Watch:
         self.leaves, self.tree = jax.tree.flatten(self.arguments)
         self.nodes = [(place, node, _copied(node)) for place, node in _nodes(self.arguments, ())]
         self.around = [(name, x, _copied(x)) for name, x in _around(fun, self.leaves)]
-        self.haiku = haiku.state()
+        self.state = surroundings.state(fun, self.leaves)
 
     def changes(self) -> list[Change]:
         """Return what has changed in the arguments. Raise TypeError for what cannot be carried out."""
@@ -104,12 +104,12 @@ class Watch:
                     f"in_place: {_named(self.fun)} stores a traced array in `{name}{_item(x, key)}`, outside of the "
                     f"function. Later calls would not do so, since they run the compiled function. {_REST}"
                 )
-        if _new_tracer(self.haiku, haiku.state()) is not None:
-            raise TypeError(
-                f"in_place: {_named(self.fun)} changes parameters, state or random keys of Haiku inside of "
-                "hk.transform. Put in_place around the transformed function instead: "
-                "jax.jit(in_place(hk.transform(f).apply))."
-            )
+        for (before, (told, line)), (now, _) in zip(self.state, surroundings.state(self.fun, self.leaves), strict=True):
+            if _new_tracer(before, now) is not None:
+                raise TypeError(
+                    f"in_place: {_named(self.fun)} changes {told}. Put in_place around the whole function instead: "
+                    f"{line}."
+                )
 
 
 def make(changes: Sequence[Change], args: Sequence[Any], kwargs: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ The oracle is the function itself in plain JAX.
 import collections
 import functools
 import re
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -287,6 +287,33 @@ def test_inside_of_haiku_parameters_are_read_and_a_change_is_an_error():
         else:
             with pytest.raises(TypeError, match=r"Haiku .*jax\.jit\(in_place\(hk\.transform\(f\)\.apply\)\)"):
                 inside.apply(params, state, key, x)
+
+
+def test_inside_of_linen_variables_are_read_and_a_change_is_an_error():
+    linen = pytest.importorskip("flax.linen")
+
+    class Net(linen.Module):
+        place: Any
+        trains: bool
+
+        @linen.compact
+        def __call__(self, x):
+            dense, norm = linen.Dense(4), linen.BatchNorm(use_running_average=not self.trains)
+            return self.place(lambda x: filled(dense(norm(x))))(x)
+
+    x, key = jnp.ones((6, 3)).at[1].set(0.5), jax.random.key(0)
+    for trains in (False, True):
+        plain, inside = Net(lambda f: f, trains), Net(in_place, trains)
+        variables = inside.init(key, x)
+        jax.tree.map(close, variables, plain.init(key, x))
+        want = plain.apply(variables, x, mutable=["batch_stats"])
+        outside = jax.jit(in_place(lambda v, x, plain=plain: plain.apply(v, x, mutable=["batch_stats"])))(variables, x)
+        jax.tree.map(close, outside, want)
+        if trains:
+            with pytest.raises(TypeError, match=r"variables of a Flax module .*jax\.jit\(in_place\(model\.apply\)\)"):
+                inside.apply(variables, x, mutable=["batch_stats"])
+        else:
+            close(inside.apply(variables, x, mutable=["batch_stats"])[0], want[0])
 
 
 # --- Flax NNX -------------------------------------------------------------------------------------------------
