@@ -1,17 +1,57 @@
 """Errors of this library in programs that it rewrites: the program runs as it is written, and a warning says so."""
 
+import functools
 import os
 import re
 import sys
 import traceback
 import warnings
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 _T = TypeVar("_T")
 
 #: An error that this library raises on purpose begins with the name of a function or a class of its own.
 _ON_PURPOSE = re.compile(r"(in_place|growing|[a-z_]*(loop|scan)|ta_\w+|Auto|Checkpoint|Inverse|Recompute|Tape|Undo): ")
+
+
+#: What an error is that nobody raises on purpose.
+_INTERNAL = KeyError, IndexError, StopIteration, AssertionError, AttributeError, UnboundLocalError
+
+
+class Fault(RuntimeError):
+    """An error of this library in a rule that JAX calls, such as the derivative of a loop."""
+
+
+def named(rule: Callable[..., _T], what: str) -> Callable[..., _T]:
+    """Return a rule whose internal errors are a `Fault`."""
+
+    @functools.wraps(rule)
+    def f(*args: Any, **params: Any) -> _T:
+        try:
+            return rule(*args, **params)
+        except _INTERNAL as error:
+            if getattr(error, _OF_USER, False):
+                raise
+            raise Fault(
+                f"jax_tensorarray: {what} failed with {type(error).__name__}: {error}. This is a fault of "
+                "jax_tensorarray, not of the program. Without in_place, or with residuals='tape', it does not occur. "
+                "Please report it with the program."
+            ) from error
+
+    return f
+
+
+_OF_USER = "_jax_tensorarray_of_user"
+
+
+def call_user(fun: Callable[..., _T], *args: Any, **kwargs: Any) -> _T:
+    """Call a function of the user. Its errors are not faults."""
+    try:
+        return fun(*args, **kwargs)
+    except _INTERNAL as error:
+        setattr(error, _OF_USER, True)
+        raise
 
 
 def instead(error: Exception, unchanged: Callable[[], _T]) -> _T:

@@ -169,6 +169,8 @@ class _InPlace:
         with hunting():
             try:
                 results = self._compiled_for(call)(*call.args, **call.kwargs)
+            except _faults.Fault as error:
+                return _faults.instead(error, lambda: self._fun(*args, **kwargs))
             finally:
                 call.forget()
         return results.finished(args, kwargs)

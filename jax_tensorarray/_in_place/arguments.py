@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jax_tensorarray import _faults
 from jax_tensorarray._in_place import changes
 
 #: Containers in which a float is traced. A named tuple is one too.
@@ -406,7 +407,7 @@ def with_results(fun: Callable[..., Any]) -> Callable[..., Any]:
     def f(*args: Any, **kwargs: Any) -> Results:
         given = jax.tree.leaves((args, kwargs))
         watch = changes.Watch(fun, args, kwargs)
-        result = fun(*args, **kwargs)
+        result = _faults.call_user(fun, *args, **kwargs)
         return Results.of(result, given, watch.changes())
 
     return f

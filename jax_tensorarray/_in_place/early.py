@@ -15,7 +15,7 @@ import jax
 from jax.extend.core import Primitive
 from jax.extend.core import primitives as jax_primitives
 
-from jax_tensorarray import _compat
+from jax_tensorarray import _compat, _faults
 from jax_tensorarray._in_place import control, refs
 from jax_tensorarray._in_place.repair import Repair, Request
 from jax_tensorarray._in_place.values import Value, is_weak, with_type
@@ -46,7 +46,10 @@ def _repairing(primitive: Primitive) -> Callable[..., Any]:
             return usual(*args, **params)
         with repairs_first(None):
             [body] = registry.ENTRIES[primitive.name].bodies(params)
-            outs = control.RULES[primitive.name](repair, loop, list(map(Value, args)), {})
+            try:
+                outs = control.RULES[primitive.name](repair, loop, list(map(Value, args)), {})
+            except Exception as error:
+                return _faults.instead(error, lambda: usual(*args, **params))
             return [with_type(x, weak=is_weak(of)).array for x, of in zip(outs, body.jaxpr.out_avals, strict=True)]
 
     return bind

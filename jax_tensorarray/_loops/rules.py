@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive, Var
 from jax.interpreters import ad, batching
 
-from jax_tensorarray import _compat
+from jax_tensorarray import _compat, _faults
 from jax_tensorarray._jaxprs import jaxprs, registry
 from jax_tensorarray._jaxprs.axis import Axis, axes, names_axis
 from jax_tensorarray._jaxprs.jaxprs import flagged, merge
@@ -84,12 +84,16 @@ def register(
     batch: Callable[..., Any] | None = None,
 ) -> None:
     """Register rules of a loop. Their traces are kept as long as its body."""
+    loop = primitive.name.removeprefix("ta_")
     if jvp is not None:
-        ad.primitive_jvps[primitive] = _jvp(jvp, primitive)
+        ad.primitive_jvps[primitive] = _faults.named(_jvp(jvp, primitive), f"the derivative of a {loop}")
     if batch is not None:
-        batching.fancy_primitive_batchers[primitive] = batching_rule(primitive, batch)
+        rule = _faults.named(batching_rule(primitive, batch), f"jax.vmap of a {loop}")
+        batching.fancy_primitive_batchers[primitive] = rule
     if transpose is not None:
-        ad.primitive_transposes[primitive] = _transpose(transpose, primitive)
+        ad.primitive_transposes[primitive] = _faults.named(
+            _transpose(transpose, primitive), f"the gradient of a {loop}"
+        )
 
 
 def _body(primitive: Primitive, params: dict[str, Any]) -> Any:

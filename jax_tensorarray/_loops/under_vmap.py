@@ -13,7 +13,7 @@ from jax.extend.core import Primitive
 from jax.extend.core import primitives as jax_primitives
 from jax.interpreters import batching
 
-from jax_tensorarray import _compat
+from jax_tensorarray import _compat, _faults
 from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._jaxprs.axis import Axis, axes
 from jax_tensorarray._loops import masking, rules
@@ -68,7 +68,10 @@ def _batching_rule(
         if not has_rows or not has_batched_pred(axis, [d is not None for d in dims], **params):
             return jaxs_own(axis_data, args, dims, **params)
         if _is_ours(params):
-            return ours(axis_data, args, dims, **params)
+            try:
+                return ours(axis_data, args, dims, **params)
+            except Exception as error:
+                return _faults.instead(error, lambda: jaxs_own(axis_data, args, dims, **params))
         with no_mask_reaches():
             return jaxs_own(axis_data, args, dims, **params)
 

@@ -5,9 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.interpreters import ad, batching
 
 from jax_tensorarray import Checkpoint, _faults, in_place
 from jax_tensorarray._in_place.repair import Repair
+from jax_tensorarray._loops.while_ import ta_while_p
 from jax_tensorarray._lowering import program
 
 X = jnp.linspace(0.1, 1, 6)
@@ -39,6 +41,23 @@ def test_a_program_that_cannot_be_rewritten_runs_as_it_is(order, fault, monkeypa
             got = ORDERS[order](in_place(filled))(X)
     np.testing.assert_allclose(got, want, rtol=1e-6)
     assert len(warned) == 1 and warned[0].filename == __file__
+
+
+def test_a_fault_in_a_rule_of_a_loop_leaves_the_program_as_it_is(monkeypatch):
+    def f(x):  # under in_place it is a loop of ours
+        return lax.while_loop(lambda c: c[0] < 5, lambda c: (c[0] + 1, c[1].at[c[0]].set(jnp.sin(c[1][0]))), (0, x))[1]
+
+    def fails(*args, **kwargs):
+        raise StopIteration
+
+    def derivative(f):
+        return lambda x: jax.jvp(f, (x,), (x,))[1]
+
+    for order, table in ((derivative, ad.primitive_jvps), (ORDERS["vmap"], batching.fancy_primitive_batchers)):
+        monkeypatch.setitem(table, ta_while_p, _faults.named(fails, "a rule"))
+        with pytest.warns(RuntimeWarning, match=r"a fault of jax_tensorarray, .*: a rule failed with StopIteration"):
+            got = order(in_place(lambda x: f(x)))(X)
+        np.testing.assert_allclose(got, order(f)(X), rtol=1e-6)
 
 
 def test_an_error_of_the_program_is_its_own_and_the_program_is_traced_once():
