@@ -381,7 +381,9 @@ def nonzero_transpose(transpose: Callable[..., Any]) -> Callable[..., Any]:
 def _batch(
     batch: Callable[..., Any], primitive: Primitive, args: Sequence[Array], dims: Sequence[int | None], **params: Any
 ) -> Any:
-    varying = [x if d is None else _compat.varying_over_batches(x) for x, d in zip(args, dims, strict=True)]
+    # A bool that is a literal of a jaxpr is one of Python.
+    arrays = (np.bool_(x) if isinstance(x, bool) else x for x in args)
+    varying = [x if d is None else _compat.varying_over_batches(x) for x, d in zip(arrays, dims, strict=True)]
     return batch(primitive, varying, dims, **params)
 
 

@@ -95,6 +95,13 @@ def test_results_go_where_out_axes_says(out_axes):
     oracle.assert_same_bits(found, np.moveaxis(oracle.ta_read(buffer, index), 0, out_axes))
 
 
+@pytest.mark.parametrize("op", [ta.ta_write, ta.ta_add, ta.ta_max, lambda *args: ta.ta_swap(*args)[0]])
+def test_a_bool_that_a_jitted_function_makes(op):
+    buffers, index = jnp.zeros((2, 3), bool), jnp.array([0, 2])
+    got = jax.vmap(jax.jit(lambda b, k: op(b, k, jnp.asarray(True))))(buffers, index)
+    np.testing.assert_array_equal(got, [[True, False, False], [False, False, True]])
+
+
 def test_a_batch_of_no_examples():
     buffer, index = jnp.zeros((0, 4, 2)), jnp.zeros((0, 3), int)
     assert jax.vmap(ta.ta_read)(buffer, index).shape == (0, 3, 2)
