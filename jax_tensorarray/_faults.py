@@ -11,8 +11,10 @@ from typing import Any, TypeVar
 
 _T = TypeVar("_T")
 
-#: An error that this library raises on purpose begins with the name of a function or a class of its own.
-_ON_PURPOSE = re.compile(r"(in_place|growing|[a-z_]*(loop|scan)|ta_\w+|Auto|Checkpoint|Inverse|Recompute|Tape|Undo): ")
+#: An error that this library raises on purpose begins with the name of a function, a class or a variable of its own.
+_ON_PURPOSE = re.compile(
+    r"(in_place|growing|[a-z_]*(loop|scan)|ta_\w+|Auto|Checkpoint|Inverse|Recompute|Tape|Undo): |JAX_TENSORARRAY_"
+)
 
 
 #: What an error is that nobody raises on purpose.

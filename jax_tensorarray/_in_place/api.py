@@ -74,12 +74,17 @@ def in_place(
     Any other operation stays as it was. `jax_tensorarray.inspect.explain(fun)(...)` says why, and
     `jax_tensorarray.inspect.loop_copies(in_place(fun), ...)` lists what still copies.
 
-    Of the leaves of the arguments, arrays (NumPy's too), floats and complex numbers are traced, and `fun` gets the
-    others as they are, as under `jax.grad`: bools and integers, strings, functions, modules, any object. Outside of
-    `jit` the function is compiled, once for all numbers that are traced, and once for each of the others that `==`
-    tells apart. An object that compares by identity or cannot be hashed may change, so `fun` is compiled anew in each
-    call with one; functions and classes are taken to stay the same. Give a counter that takes many values as
-    `jnp.int32(i)`, or call the function under `jax.jit`.
+    Of the leaves of the arguments, `in_place` traces arrays (NumPy's too). It traces a float or a complex number that
+    is an argument or stands in a list, a tuple or a dict, as `jax.jit` does; in any other node, such as a module of
+    Equinox, the number stays what it is, as under `eqx.filter_jit`. `fun` gets all others as they are: bools and
+    integers, strings, functions, any object. Outside of `jit` the function is compiled, once for all numbers that are
+    traced, and once for each of the others that `==` tells apart. An object that compares by identity may change, so
+    its contents are compared; if they cannot be, `fun` is compiled anew in each call. Functions and classes are taken
+    to stay the same. Give a counter that takes many values as `jnp.int32(i)`, or call the function under `jax.jit`.
+
+    If `fun` changes an argument, which may be a list, a dict, an object, a ref or a module of Flax NNX, so does the
+    result. A traced array that `fun` stores anywhere else is an error. The function can be pickled if `fun` can. If
+    `in_place` fails at a program, the program runs as it is written, with a warning.
 
     Args:
         fun: a function that JAX can trace. It may differentiate, batch and compile inside, and the result may be
@@ -102,11 +107,13 @@ def in_place(
 
     Returns:
         A function with the signature of `fun`, and with `lower`, `trace` and `eval_shape`, which trace every number as
-        `jax.jit` does. Numbers in its results become arrays, unless they have been passed in. A result that is not an
-        array is a constant, or has been passed in, and comes back as it is.
+        `jax.jit` does, and change no argument. Numbers in its results become arrays, unless they have been passed in or
+        are floats in a module. A result that is not an array is a constant, or has been passed in, and comes back as it
+        is.
 
     Raises:
-        TypeError: `fun` is not callable, or `max_steps` is not an integer.
+        TypeError: `fun` is not callable, `max_steps` is not an integer, or (in a call) `fun` stores a traced array
+            outside of its arguments.
         ValueError: `max_steps` is negative, or `residuals` or `memory` is none of these.
         jax.errors.JaxRuntimeError, ValueError: a loop takes more than `max_steps` steps (while running; on a GPU later,
             see `check_errors`).

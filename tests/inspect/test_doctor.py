@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import types
 import zipfile
 
 import jax
@@ -22,6 +23,7 @@ from jax import lax
 from jax_tensorarray import _compat, in_place, ta_read, ta_write
 from jax_tensorarray._hlo import text as hlo_text
 from jax_tensorarray.inspect import LoopCopyError, _trace, forbid_copies, watch
+from jax_tensorarray.inspect._advice import line_to_write
 from jax_tensorarray.inspect._command import main
 from jax_tensorarray.inspect._page import html as page
 
@@ -344,6 +346,21 @@ def test_what_is_slower_under_in_place_comes_first_and_none_left_is_no_praise():
             assert first in text
             assert ("To keep what was tried" in text) == (not report.slower)
             assert text.index("10 ms") < text.index("compiled") or not report.slower
+
+
+def test_the_line_to_write_is_that_of_the_framework(monkeypatch):
+    lines = {
+        "flax.nnx": "nnx.jit(in_place(step)) with Flax NNX",
+        "equinox": "eqx.filter_jit(in_place(step)) with Equinox",
+        "haiku": "jax.jit(in_place(hk.transform(f).apply)) with Haiku",
+    }
+    for module in lines:
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    assert line_to_write() == "jax.jit(jax_tensorarray.in_place(f))"
+    for module, line in lines.items():
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, module, types.ModuleType(module))
+            assert line_to_write() == f"jax.jit(jax_tensorarray.in_place(f)); {line}"
 
 
 def test_a_notebook_shows_the_page():

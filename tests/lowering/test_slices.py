@@ -414,6 +414,13 @@ def test_the_environment_says_what_auto_is(value, monkeypatch):
     assert calls(g, *args) == ["write" if value == "xla" else "check"]  # a call's own choice counts
 
 
+def test_an_empty_variable_counts_as_not_set(monkeypatch):
+    f, args = over_scan("write", lambda i: i, "auto"), (*buffers(T - 1, T), np.ones(T, bool))
+    want = calls(f, *args)
+    monkeypatch.setenv("JAX_TENSORARRAY_LOWERING", "")
+    assert calls(over_scan("write", lambda i: i, "auto"), *args) == want
+
+
 def test_another_value_is_an_error(monkeypatch):
     for op in OPS:
         with pytest.raises(ValueError, match=f'ta_{op}: lowering must be "auto", "ffi" or "xla", got \'llvm\''):
