@@ -194,7 +194,7 @@ class _Store:
         if (self.layout, kind) not in _warm:
             alone = all(len(b.sharding.device_set) == 1 for b in buffers)
             try:
-                _swap((_alike if alone else _copy)(buffers), at, values)
+                _compat.traced_as_a_whole(lambda: _swap((_alike if alone else _copy)(buffers), at, values))
             except jax.errors.JaxRuntimeError:  # there is no memory for them
                 return
         _warm.add((self.layout, kind))

@@ -149,7 +149,8 @@ class Stacked(Rows):
             index, where, mode = checks.readable(index, size, where, mode)
             is_settled = mode == "drop"
             if is_settled and where is None and self._is_eager():
-                return self._run(lambda buffers: with_wide_index(partial(_read_now, buffers), index))
+                read = partial(_compat.traced_as_a_whole, _read_now)
+                return self._run(lambda buffers: with_wide_index(partial(read, buffers), index))
         buffers = self._buffers()
         if not is_settled and size != self.layout.capacity:
             index, where, mode = ta_check(index, self.live(), where=where, mode=mode, op=op), None, "drop"

@@ -55,6 +55,7 @@ from jax_tensorarray._compat.tracing import (
     naming_axes,
     operands_of,
     records_equations,
+    traced_as_a_whole,
     varying_axes,
     varying_over_batches,
 )

@@ -2,7 +2,7 @@
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -89,6 +89,25 @@ def executes_eagerly() -> bool:
 
 
 _trace_state_clean = private_names("core", "trace_state_clean")
+
+
+def traced_as_a_whole(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Return `f(*args, **kwargs)`. If it is interrupted, end the traces that it has begun.
+
+    JAX ends a trace in Python (`SetCurrentTraceContextManager.__exit__`). If an interrupt comes there, every later
+    operation of this thread returns a tracer. The function that ends all traces is private. Without it this may happen
+    in the first call of an op outside of jit, as in plain JAX.
+    """
+    is_outside = executes_eagerly()
+    try:
+        return f(*args, **kwargs)
+    except BaseException:
+        if is_outside and _reset_trace_state is not None:
+            _reset_trace_state[0]()
+        raise
+
+
+_reset_trace_state = private_names("core", "reset_trace_state")
 
 
 def records_equations() -> bool:

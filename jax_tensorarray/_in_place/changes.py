@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jax_tensorarray._in_place import surroundings
+from jax_tensorarray._in_place import nnx, surroundings
 
 _one_level = jax.tree_util.default_registry.flatten_one_level
 
@@ -61,7 +61,7 @@ class Watch:
         self.arguments = tuple(args), kwargs
         self.leaves: list[Any]
         self.tree: Any
-        self.leaves, self.tree = jax.tree.flatten(self.arguments)
+        self.leaves, self.tree = jax.tree.flatten(self.arguments, is_leaf=nnx.is_state)
         self.nodes = [(place, node, _copied(node)) for place, node in _nodes(self.arguments, ())]
         self.around = [(name, x, _copied(x)) for name, x in _around(fun, self.leaves)]
         self.state = surroundings.state(fun, self.leaves)
@@ -69,7 +69,7 @@ class Watch:
     def changes(self) -> list[Change]:
         """Return what has changed in the arguments. Raise TypeError for what cannot be carried out."""
         self._check_surroundings()
-        leaves, tree = jax.tree.flatten(self.arguments)
+        leaves, tree = jax.tree.flatten(self.arguments, is_leaf=nnx.is_state)
         if tree == self.tree and all(x is y for x, y in zip(leaves, self.leaves, strict=True)):
             return []
         places = {id(node): place for place, node, _ in self.nodes}
@@ -129,7 +129,7 @@ def make(changes: Sequence[Change], args: Sequence[Any], kwargs: dict[str, Any])
 def _nodes(x: Any, path: tuple[int, ...]) -> Iterator[tuple[_Place, Any]]:
     """Yield the nodes of a pytree that can be changed."""
     level = _one_level(x)
-    if level is None or type(x).__module__.startswith("jax_tensorarray."):
+    if level is None or type(x).__module__.startswith("jax_tensorarray.") or nnx.is_state(x):
         return
     if _contents(x) is not None:
         yield _Place(path), x

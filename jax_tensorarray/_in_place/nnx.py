@@ -3,6 +3,8 @@
 Such a module is split into its graph and the arrays of its variables, and they are merged inside of the function, where
 they are the same objects however often they occur. Then this is done the other way round, and Flax puts what has
 changed into the modules of the caller. These are the four steps of `nnx.update_context`.
+
+An `nnx.State`, which the user has split off, is a value like any other pytree.
 """
 
 import functools
@@ -12,8 +14,6 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import jax
-
-from jax_tensorarray._in_place.arguments import named_as
 
 _TAG = "jax_tensorarray.in_place"
 
@@ -55,12 +55,19 @@ def has_modules(arguments: Any) -> bool:
 @functools.lru_cache(maxsize=128)
 def _has_nodes(tree: Any) -> bool:
     data = tree.node_data()
-    return data is not None and (_is_kind(data[0]) or any(map(_has_nodes, tree.children())))
+    if data is None or issubclass(data[0], sys.modules["flax.nnx"].State):
+        return False
+    return _is_kind(data[0]) or any(map(_has_nodes, tree.children()))
 
 
 def _is_kind(kind: type) -> bool:
     nnx = sys.modules["flax.nnx"]
     return issubclass(kind, (nnx.Pytree, nnx.Variable))
+
+
+def is_state(x: Any) -> bool:
+    """Return whether `x` is the state of modules, as `nnx.split` returns it."""
+    return "flax.nnx" in sys.modules and isinstance(x, sys.modules["flax.nnx"].State)
 
 
 def call(of_pure: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -79,7 +86,7 @@ def call(of_pure: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any
 def pure(fun: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function of the states of modules, which also returns what has become of them."""
 
-    @named_as(fun)
+    @functools.wraps(fun, [name for name in ("__name__", "__doc__") if hasattr(fun, name)])
     def f(*args: Any, **kwargs: Any) -> tuple[Any, _Split]:
         nnx = sys.modules["flax.nnx"]
         with nnx.merge_context(_TAG, inner=True) as context:
@@ -109,7 +116,7 @@ def _taken_out(tree: Any) -> tuple[Any, list[Any]]:
         modules.append(x)
         return _Module(len(modules) - 1)
 
-    return jax.tree.map(of, tree, is_leaf=_is_module), modules
+    return jax.tree.map(of, tree, is_leaf=lambda x: _is_module(x) or is_state(x)), modules
 
 
 def _put_back(tree: Any, modules: Sequence[Any]) -> Any:

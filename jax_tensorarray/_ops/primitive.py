@@ -222,7 +222,7 @@ def hunting() -> contextlib.AbstractContextManager[Any]:
 def run_alone(primitive: Primitive, *operands: Any, **params: Any) -> Any:
     """Run one primitive outside of jit, by a program that is made once."""
     with hunting():
-        return xla.apply_primitive(primitive, *operands, **params)
+        return _compat.traced_as_a_whole(xla.apply_primitive, primitive, *operands, **params)
 
 
 _OF_INDEX = r"index -?\d+ is out of range for a TensorArray of size \d+"

@@ -5,6 +5,7 @@ That every version keeps its rows is what `test_tensorarray_machine.py` is about
 
 import gc
 import itertools
+import sys
 import threading
 import time
 
@@ -326,6 +327,22 @@ def test_an_interrupt_before_any_instruction_changes_nothing(how, action, monkey
         assert found == [*[[7, *e[1:]] for e in expected], *expected], at
         at += 1
     assert at > (10 if how == "ragged" else 20)  # ragged rows need few instructions
+
+
+def test_an_interrupt_while_jax_ends_a_trace_leaves_no_tracer_behind(monkeypatch):
+    """It comes in the first call, which is traced. Plain JAX returns tracers from then on."""
+    core = sys.modules[type(jax.make_jaxpr(jnp.sin)(1.0).eqns[0]).__module__]
+    ta, x = made("static"), jnp.ones(2)
+    for first in (lambda: ta.read(2), lambda: jta.ta_read(x, 1), lambda: made("static").write(1, 2.0)):
+        jax.clear_caches(), history._warm.clear()
+
+        def interrupt(*args):
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(core.SetCurrentTraceContextManager, "__exit__", interrupt)
+            first()
+        assert type(jnp.sin(1.0)) is type(ta.read(2)) is type(x)
 
 
 def test_a_handler_may_use_what_it_interrupts(monkeypatch):
