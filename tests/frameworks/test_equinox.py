@@ -45,16 +45,16 @@ ADAM = optax.adam(0.1)
 
 @placed("loss", "grad", *STEP)
 def test_a_filtered_step(at):
-    def step(net, state, xs):
-        loss = at("loss", lambda net: jnp.sum(net(xs) ** 2))
+    def step(net, state, xs, weight):
+        loss = at("loss", lambda net: weight * jnp.sum(net(xs) ** 2))
         value, grads = at("grad", eqx.filter_value_and_grad(loss))(net)
         updates, state = ADAM.update(grads, state, eqx.filter(net, eqx.is_inexact_array))
         return eqx.apply_updates(net, updates), state, value
 
     model = net()
     step = at.step(step, eqx.filter_jit)
-    model, state, first = step(model, ADAM.init(eqx.filter(model, eqx.is_inexact_array)), XS)
-    return step(model, state, XS), first
+    model, state, first = step(model, ADAM.init(eqx.filter(model, eqx.is_inexact_array)), XS, 0.5)
+    return step(model, state, XS, 0.25), first
 
 
 @placed("model", "checkpoint", "vmap", *STEP)
