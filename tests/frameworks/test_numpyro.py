@@ -28,7 +28,7 @@ def model(xs):
     control_flow.scan(step, (jnp.int32(0), jnp.zeros(len(xs))), jnp.asarray(xs))
 
 
-@placed("potential", "chain", "in jit")
+@placed("potential", "in jit")
 def test_a_chain_of_samples(at):
     def potential(z):
         return infer.util.potential_energy(model, (XS,), {}, z)
@@ -44,11 +44,11 @@ def test_a_chain_of_samples(at):
 
         return lax.fori_loop(0, 3, step, (state, jnp.zeros(3)))
 
-    return at.step(at("chain", chain))(state)
+    return at.step(chain)(state)
 
 
-@placed("update", "in jit")
+@placed("in jit", "instead of jit")
 def test_a_step_of_variational_inference(at):
     svi = infer.SVI(model, infer.autoguide.AutoDelta(model), numpyro.optim.Adam(0.1), infer.Trace_ELBO())
     state = jax.jit(svi.init)(jax.random.key(0), XS)
-    return at.step(at("update", svi.update))(state, XS)
+    return at.step(svi.update)(state, XS)

@@ -59,7 +59,7 @@ def test_optimizers_with_a_state(at):
     return params, states, values
 
 
-@placed("fit", "loss", "in jit")
+@placed("loss", "in jit")
 def test_a_search_along_lines_in_a_loop(at):
     solver = optax.lbfgs(memory_size=2, linesearch=optax.scale_by_zoom_linesearch(max_linesearch_steps=4))
 
@@ -78,7 +78,7 @@ def test_a_search_along_lines_in_a_loop(at):
 
         return lax.while_loop(goes_on, step, (params, solver.init(params)))
 
-    return at.step(at("fit", fit))(start(), waves(5, 2))
+    return at.step(fit)(start(), waves(5, 2))
 
 
 @chex.dataclass(frozen=True)
@@ -125,7 +125,7 @@ def advantages(rollout, last, gamma=0.99, decay=0.95):
     return lax.fori_loop(0, len(rollout.value), step, (jnp.zeros_like(last), jnp.zeros_like(rollout.value)))[1]
 
 
-@placed("env", "gae", "loss", "in jit")
+@placed("env", "gae", "in jit")
 def test_proximal_policy_optimization(at):
     """Environments in a batch that start again, and epochs of minibatches in an order that is drawn."""
     optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(3e-2))
@@ -151,7 +151,7 @@ def test_proximal_policy_optimization(at):
 
     def minibatch(carry, batch):
         params, state = carry
-        value, grads = jax.value_and_grad(at("loss", loss))(params, *batch)
+        value, grads = jax.value_and_grad(loss)(params, *batch)
         updates, state = optimizer.update(grads, state, params)
         return (optax.apply_updates(params, updates), state), value
 

@@ -135,6 +135,25 @@ def test_gradients_that_are_accumulated_over_microbatches(at):
     return at.step(train_step)(jnp.asarray(waves(2, 2)), waves(3, 5, 2))
 
 
+@placed("auto", "undo", "checkpoint", "in jit")
+def test_noise_of_keys_that_are_carried_and_scanned_over(at):
+    """Reverse mode needs the keys of each step again, whatever it keeps."""
+
+    def noisy(w, xs, key):
+        def step(carry, i_and_key):
+            (b, key), (i, own) = carry, i_and_key
+            key, subkey = jax.random.split(key)
+            row = jnp.tanh(b[i // 2] @ w) * jax.random.bernoulli(own, 0.5, (2,)) + jax.random.normal(subkey, (2,))
+            return (b.at[i].set(row), key), None
+
+        keys = jax.random.split(key, len(xs))
+        return jnp.sum(lax.scan(step, (xs, key), (jnp.arange(len(xs)), keys))[0][0] ** 2)
+
+    for residuals in ("auto", "undo", "checkpoint"):
+        noisy = at(residuals, noisy, residuals=residuals)
+    return at.step(jax.value_and_grad(noisy))(jnp.asarray(waves(2, 2)), waves(5, 2), jax.random.key(0))
+
+
 @placed("loss", *STEP)
 def test_mixed_precision_with_a_scale_of_the_loss(at):
     """The scale grows, is halved where a gradient is not finite, and then nothing is updated."""
@@ -177,7 +196,7 @@ def test_a_step_on_four_devices(at):
 # --- checks and effects ---------------------------------------------------------------------------------------
 
 
-@placed("loop", "checked", "in jit")
+@placed("loop", "in jit")
 def test_checks_of_users_and_of_indices(at):
     def fill(b):
         def step(i, b):
@@ -187,7 +206,7 @@ def test_checks_of_users_and_of_indices(at):
         return lax.fori_loop(1, 6, step, b)
 
     errors = checkify.user_checks | checkify.index_checks
-    step = at.step(at("checked", checkify.checkify(at("loop", fill), errors=errors)))
+    step = at.step(checkify.checkify(at("loop", fill), errors=errors))
     found = [step(b) for b in (jnp.ones((6, 2)), jnp.zeros((6, 2)), jnp.zeros((4, 2)))]
     return [(error.get() or "").split(" (")[0] for error, _ in found], found[1][1]
 

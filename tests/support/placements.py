@@ -77,7 +77,7 @@ def placed(
         is_ordered: whether JAX promises an order of the effects.
         repairs: whether `in_place` finds something to repair.
     """
-    cases = [*places, EVERYWHERE] if len(places) > 1 else places
+    cases = [*places, pytest.param(EVERYWHERE, marks=pytest.mark.slow)] if len(places) > 1 else places
 
     def decorator(program: Callable[[At], Any]) -> Callable[..., None]:
         plain = functools.cache(lambda: _outcome(program, At()))
