@@ -64,7 +64,8 @@ def test_a_function_that_calls_modules_is_right_or_refused_inside_of_a_transform
 
     def gradient(at):
         init, apply = hk.transform(lambda xs: jnp.sum(at("inside", remembers)(xs)))
-        return jax.grad(lambda params: apply(params, None, XS))(init(jax.random.key(0), XS))
+        xs = jnp.asarray(XS)
+        return jax.grad(lambda params: apply(params, None, xs))(init(jax.random.key(0), xs))
 
     assert_same_or_refused(gradient, "inside", "transform")
 
