@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jax_tensorarray import TensorArray, fori_loop, in_place
+from jax_tensorarray import TensorArray, fori_loop
 
 STEPS, ROW = 5, 3
 rng = np.random.default_rng(0)
@@ -156,35 +156,6 @@ def test_nnx_layers_are_rows_of_a_tensorarray_and_states_a_variable():
 
 
 # --- equinox and optax -----------------------------------------------------------------------------------------
-
-
-def test_an_equinox_module_trains_in_place():
-    """It is an argument and a result, with a function, a number and a name among its leaves."""
-    eqx = need("equinox")
-
-    class Net(eqx.Module):
-        w: jax.Array
-        activation: object
-        start: int
-        name: str
-
-        def __call__(self, x):
-            def step(i, b):
-                return b.at[i].set(self.activation(self.w @ b[i - 1]))
-
-            return lax.fori_loop(self.start, len(x), step, x)
-
-    def train(net, x, rate):
-        loss, grads = eqx.filter_value_and_grad(lambda net: jnp.sum(net(x) ** 2))(net)
-        return loss, eqx.apply_updates(net, jax.tree.map(lambda g: -rate * g, grads))
-
-    x, start = jnp.ones((200, ROW)), Net(0.1 * jnp.eye(ROW), lambda x: 2 * jnp.tanh(x), 1, "net")
-    for step in (in_place(train), eqx.filter_jit(in_place(train))):
-        net = plain = start
-        for _ in range(2):
-            (loss, net), (wanted, plain) = step(net, x, 0.1), eqx.filter_jit(train)(plain, x, 0.1)
-            close((loss, net.w), (wanted, plain.w))
-        assert (net.activation, net.start, net.name) == (start.activation, 1, "net")
 
 
 def test_an_equinox_module_has_tensorarrays():
