@@ -320,6 +320,8 @@ def _dynamic_update_slice(self: Rings, eqn: Equation, operands: list[Held]) -> l
 
 def _replaced(self: Rings, of: Held, rows: Held, axis: int, first: int, count: int) -> list[Held] | None:
     """Replace rows by others at a known place."""
+    if not isinstance(rows, Value) and rows.axis != axis:
+        rows = Value(self.array(rows))
     if isinstance(of, Ring) and isinstance(rows, Value) and 2 * count <= of.n:
         return [of.with_rows(first, rows.array)]
     if isinstance(of, Value):
@@ -335,7 +337,7 @@ def _gather(self: Rings, eqn: Equation, operands: list[Held]) -> list[Held] | No
         return None
     if taken_by(eqn)[of.axis] != 1:
         return _windows(self, eqn, of, indices)
-    found = _indexed(eqn, of, indices)
+    found = _indexed(eqn, of, indices) if isinstance(of, Ring) else None
     if found is None:
         return None
     eqn, places, moved = found
@@ -365,15 +367,16 @@ def _scatter(self: Rings, eqn: Equation, operands: list[Held]) -> list[Held] | N
     of, indices, rows = operands
     if not isinstance(indices, Value):
         return None
-    taken, shape = taken_by(eqn), eqn.invars[0].aval.shape
+    taken, (shape, _, rows_shape) = taken_by(eqn), (v.aval.shape for v in eqn.invars)
     axis = (of if not isinstance(of, Value) else rows).axis
     place = _known(indices)
     takes_all = all(taken[k] == shape[k] for k in range(len(shape)) if k != axis)
     if eqn.primitive.name == "scatter" and tuple(numbers_of(eqn).starts) == (axis,) and place is not None and takes_all:
         if not 0 <= place <= shape[axis] - taken[axis]:
             return None
-        if isinstance(rows, Value):
-            rows = Value(rows.array.reshape(taken))  # the updates of one place are windows, in the order of the axes
+        if isinstance(rows, Value) or rows_shape != tuple(taken):
+            # The updates of one place are windows, in the order of the axes.
+            rows = Value(self.array(rows).reshape(taken))
         return _replaced(self, of, rows, axis, place, taken[axis])
     if not isinstance(of, Ring) or not isinstance(rows, Value) or taken[axis] != 1:
         return None

@@ -300,11 +300,14 @@ def _custom_vjp(eqn: Equation, operands: Sequence[Array], change: Change) -> lis
 
 
 def _instantiated(ct: Any) -> Any:
-    """Return a cotangent as an array, unless it is one of integers."""
+    """Return a cotangent as an array, that of integers as one of float0.
+
+    The zero of what a `custom_vjp` closes over has the type of that value, which may be an integer.
+    """
     if not isinstance(ct, ad.Zero | SymbolicZero):
         return ct
     aval: Any = ct.aval
-    return ct if aval.dtype == jax.dtypes.float0 else ad.instantiate_zeros(ad.Zero(aval))
+    return ad.instantiate_zeros(ad.Zero(aval)) if jaxprs.is_inexact(aval) else _zeros([aval])[0]
 
 
 def are_inexact(arrays: Sequence[Any]) -> list[bool]:

@@ -95,13 +95,12 @@ class _Orderer:
         for owner, values in sorted(pending.items(), key=lambda item: -block.rank[item[0]]):
             for value, readers in values:
                 known = block.ancestors(owner, min(block.rank[k] for k in readers))
-                if (
-                    self.barriers_hold
-                    and num_bytes(value) >= _gates.ORDERED_BYTES
-                    and block.is_read_as_it_leaves(owner)
-                ):
+                has_barriers = self.barriers_hold and num_bytes(value) >= _gates.ORDERED_BYTES
+                if has_barriers and block.is_read_as_it_leaves(owner):
                     known = set()
                 results = [x for k in readers if k not in known for x in block.waited_for(owner, k, value)]
+                if has_barriers and block.has_barrier(owner):
+                    results += [x for k in readers if k in known for x in block.fused_with(owner, k, value)]
                 if not results:
                     continue
                 eqn = block.eqns[owner]
@@ -185,14 +184,14 @@ class _Block:
         return self.used_by.get(value, [])
 
     def used_after(self, owner: int, result: Any, limit: float) -> Any:
-        """Return a result, or what is made of it, that is used after the owner, too.
+        """Return a result, or what is made of it, that is used by the owner or after it.
 
         What passes a barrier and is not used then does not wait: XLA removes it from the barrier.
         """
         values, found = [result], {result}
         for value in values:
             users = self.users(value)
-            if any(self.rank[k] > self.rank[owner] for k in users) and num_bytes(value) <= limit:
+            if any(self.rank[k] >= self.rank[owner] for k in users) and num_bytes(value) <= limit:
                 return value
             values += self._made_before(owner, users, found)
         return result
@@ -220,10 +219,16 @@ class _Block:
         eqn, limit = self.eqns[reader], num_bytes(buffer) / 2
         results = _results(eqn)
         if is_fused(eqn) and num_bytes(buffer) >= _gates.ORDERED_BYTES_OF_ALL:
-            return list(dict.fromkeys(x for result in results for x in self._made_of(owner, result, limit)))
+            return self.fused_with(owner, reader, buffer)
         # What a read of ours gives passes a barrier of its own.
         results = [x for x in results if num_bytes(x) <= limit]
         return results if jaxprs.is_of_ours(eqn) else [self.used_after(owner, x, limit) for x in results]
+
+    def fused_with(self, owner: int, reader: int, buffer: Any) -> list[Any]:
+        """Return what XLA may fuse a reader with, and the owner has to wait for: nothing if XLA runs it by itself."""
+        eqn, limit = self.eqns[reader], num_bytes(buffer) / 2
+        found = (x for result in _results(eqn) for x in self._made_of(owner, result, limit)) if is_fused(eqn) else ()
+        return list(dict.fromkeys(found))
 
     def _made_of(self, owner: int, result: Any, limit: float) -> list[Any]:
         """Return the results that a reader may be fused into.
@@ -237,7 +242,7 @@ class _Block:
                 waited += [last] if num_bytes(last) <= limit else []
                 continue
             users = self.users(value)
-            if any(self.rank[k] > self.rank[owner] for k in users):
+            if any(self.rank[k] >= self.rank[owner] for k in users):
                 if num_bytes(value) > limit and not self._is_materialized(value):
                     return []
                 waited.append(value)
@@ -262,6 +267,15 @@ class _Block:
             return False
         found = [set(self.users(v)) for v in self.eqns[owner].outvars]
         return any(self.end in users and len(users) > 1 for users in found)
+
+    def has_barrier(self, owner: int) -> bool:
+        """Return whether a buffer may pass a barrier before an update of ours.
+
+        XLA then no longer sees that the update changes what its operands are made of. It fuses a slice of the buffer
+        with the update, and copies the buffer for that.
+        """
+        eqn = self.eqns[owner]
+        return updates(eqn) and not eqn.params.get("unordered")
 
     def last(self, some: Iterable[int]) -> int:
         return max(some, key=lambda k: self.rank[k])

@@ -159,11 +159,57 @@ def test_time_grows_with_the_steps_alone():
         lambda b, x: last(b, x * b.sum()),
         lambda b, x: jnp.sort(last(b, x), 0),
         lambda b, x: last(b, jnp.linalg.norm(b @ x) * x),
+        lambda b, x: jnp.concatenate([b, x[None]])[jnp.argsort(b[:, 0])],
     ],
 )
 def test_a_register_that_is_needed_in_order_stays_as_it_is(push):
     x, f = np.linspace(0.1, 1, SIZE), pushed_in_a_loop(push)
     assert str(jax.make_jaxpr(in_place(f))(x)).count("concatenate") == str(jax.make_jaxpr(f)(x)).count("concatenate")
+
+
+@pytest.mark.parametrize("places", [lambda t: (t * t) % 3, lambda t: jnp.array([2, -1, 0]) + t % 2])
+@pytest.mark.parametrize("examples", [None, 0, 1])
+def test_rows_at_computed_places_among_some_rows_and_new_ones(places, examples):
+    def f(x):
+        def step(c, t):
+            b, x = c
+            some = jnp.concatenate([b[-2:], x[None]])[places(t)]
+            return (last(b, x), jnp.cos(0.1 * (x + some[0]))), some
+
+        return lax.scan(step, (jnp.zeros((ROWS, SIZE)), x), jnp.arange(STEPS))
+
+    x = np.linspace(0.1, 1, 2 * SIZE).reshape((2, SIZE) if examples == 0 else (SIZE, 2))
+    g, x = (f, x[:, 0]) if examples is None else (jax.vmap(f, examples), x)
+    program = compiled(in_place(g), x)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-9), program(x), in_numpy(g)(x))
+    assert_no_whole_buffer_copy(program, ONES if examples is None else np.stack([ONES] * 2))
+
+
+@pytest.mark.parametrize(
+    ("push", "put", "shape"),
+    [
+        (last, lambda a, b: jnp.roll(a, -1, 0).at[-1].set(b), (ROWS, 6, SIZE)),
+        (
+            lambda b, x: jnp.concatenate([x[:6, None], b[:, :-1]], 1),
+            lambda a, b: last(a, b[0]).at[:6].set(b),
+            (ROWS, SIZE),
+        ),
+    ],
+    ids=["as one row", "whose columns move"],
+)
+def test_a_register_that_is_written_into_another_one(push, put, shape):
+    def f(x):
+        def step(c, _):
+            a, b, x = c
+            b = push(b, x)
+            return (put(a, b), b, jnp.cos(x)), a[3]
+
+        return lax.scan(step, (jnp.ones(shape), jnp.ones((6, SIZE)), x), None, length=STEPS)
+
+    x = np.linspace(0.1, 1, SIZE)
+    program = compiled(in_place(f), x)
+    jax.tree.map(np.testing.assert_allclose, program(x), in_numpy(f)(x))
+    assert_no_whole_buffer_copy(program, np.ones(shape))
 
 
 def test_an_array_whose_type_says_how_it_is_divided():

@@ -10,7 +10,7 @@ from jax import jit, lax
 
 from jax_tensorarray import in_place
 from jax_tensorarray._compat import barriers_hold
-from jax_tensorarray._hlo.text import whole_buffer_operations_in_loops
+from jax_tensorarray._hlo.text import copies_in_loops, whole_buffer_operations_in_loops
 
 pytestmark = pytest.mark.slow
 
@@ -175,3 +175,36 @@ def test_rows_of_a_buffer_that_a_step_makes_as_a_whole_are_read_of_it(examples):
     np.testing.assert_allclose(program(*args).ravel(), want, rtol=1e-12)
     of_whole = whole_buffer_operations_in_loops(program.as_text(), args[0].nbytes)
     assert len(of_whole) <= (1 if barriers_hold("cpu") else 3)
+
+
+OF_WHOLE = {
+    "reversed": lambda b: b[::-1][0],
+    "padded": lambda b: jnp.pad(b, 1)[1],
+    "joined": lambda b: jnp.concatenate([b, b])[0],
+    "rolled": lambda b: jnp.roll(2 * b, 3)[1],
+    "repeated": lambda b: jnp.sum(jnp.resize(b, (2, b.size + 3))[:, 1]),
+}
+
+
+@pytest.mark.parametrize("size", [400, 8000])
+@pytest.mark.parametrize(
+    ("view", "op"), [*zip(OF_WHOLE, ("add", "max", "multiply", "set after a read", "add"), strict=True)]
+)
+def test_a_row_of_what_is_made_of_all_rows_is_read_before_the_update(view, op, size):
+    """XLA takes the row alone. A barrier between the view and the update would have it copy the buffer for that."""
+
+    def f(b):
+        def body(i, c):
+            b, total = c
+            row = 0.5 * OF_WHOLE[view](b)
+            if op == "set after a read":
+                total += b[i - 1]
+            b = getattr(b.at[i], op.split()[0])(row)
+            return b, total + b[i]
+
+        return lax.fori_loop(1, len(b), body, (b, 0.0))
+
+    b = np.linspace(0.1, 1, size)
+    program = compiled(in_place(f), b)
+    assert not copies_in_loops(program.as_text(), b.nbytes)
+    jax.tree.map(np.testing.assert_allclose, program(b), jit(f)(b))

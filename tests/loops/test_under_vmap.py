@@ -158,6 +158,30 @@ def test_row_ops_in_functions_are_in_place(name, loop):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-9), found, want)
 
 
+@pytest.mark.parametrize("residuals", ["tape", "undo"])
+def test_a_custom_vjp_with_constants_and_results_that_are_integers(residuals):
+    """JAX gives the zeros of constants and results as symbols, which the rule does not ask for."""
+
+    def added(b, i):
+        return ta.ta_add(b, jnp.array([0, 2, 2]), jnp.sin(b)), i + 1
+
+    function = jax.custom_vjp(added)
+    function.defvjp(lambda *args: jax.vjp(added, *args), lambda pull, ct: pull(ct))
+
+    def total(function, loop):
+        def of(n, b):
+            cond, body = lambda state: state[0] < n, lambda state: function(state[1], state[0])[::-1]
+            return jnp.sum(jnp.cos(loop(cond, body, (1, b))[1]))
+
+        return of
+
+    ours = total(function, functools.partial(ta.while_loop, max_steps=5, residuals=residuals))
+    bs = jnp.asarray(np.random.default_rng(0).normal(size=(3, 3, 2)))
+    found = jax.grad(lambda bs: jnp.sum(jax.vmap(ours)(jnp.array(FEW), bs)))(bs)
+    want = [jax.grad(total(added, in_python), 1)(*one) for one in zip(FEW, bs, strict=True)]
+    np.testing.assert_allclose(found, jnp.stack(want), rtol=1e-6)
+
+
 def test_while_loop_that_ends_for_all_at_once_shares_what_it_shares():
     _, b = jax.eval_shape(jax.vmap(counted, (None, None, 0)), 3, 1.0, jnp.zeros((EXAMPLES, 4)))
     assert b.shape == (EXAMPLES, 4)
