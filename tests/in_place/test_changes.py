@@ -427,7 +427,7 @@ def test_a_state_that_is_split_off_is_a_value(nnx):
             graph, params, rest = nnx.split(net, nnx.Param, ...)
 
             def loss(params, rest, x):
-                net = nnx.merge(graph, params, rest)
+                net = nnx.merge(graph, params, rest, copy=True)
                 return jnp.sum(net(x) ** 2), nnx.state(net, nnx.Not(nnx.Param))
 
             found, rest = jax.grad(place(loss), has_aux=True)(params, rest, x)
