@@ -297,3 +297,14 @@ def joint_jvp(body: Any, nonzero_consts: Sequence[bool], nonzero_carry: Sequence
 
     split = first + num_consts
     return jax.make_jaxpr(step)(*types[:split], *tangents[:num_dots], *types[split:], *tangents[num_dots:])
+
+
+@_compat.cached
+def with_more_consts(body: Any, num_consts: int, more: Sequence[Any]) -> Any:
+    """Add unused consts to a body, after its own."""
+    call, types = function(body), list(body.in_avals)
+
+    def f(*args: Array) -> list[Array]:
+        return call(*args[:num_consts], *args[num_consts + len(more) :])
+
+    return jax.make_jaxpr(f)(*types[:num_consts], *more, *types[num_consts:])

@@ -32,6 +32,13 @@ def _jvp(primals: Sequence[Array], tangents: Sequence[Any], *, cond: Any, body: 
     _, of_consts, of_carry = options.split(tangents)
     nonzero = nonzero_tangents(body, of_consts, of_carry)
     if not any(nonzero.nonzero_carry):
+        if any(map(_compat.has_callbacks, (cond, body))):
+            # As JAX does: if this is linearized, the effects happen again for the tangents.
+            const_dots, _ = nonzero.instantiated()
+            body = jaxprs.with_more_consts(
+                body, len(options.leading) + len(loop.body_consts), tuple(map(jax.typeof, const_dots))
+            )
+            loop = loop._replace(body=body, body_consts=[*loop.body_consts, *const_dots])
         outs = results(*loop.run())
         return outs, zero_tangents(outs)
     if not taped(options.max_steps):

@@ -60,7 +60,7 @@ class Inverse(Strategy):
         back, own = _traced(self.f, tree, leaves, body)
         checked = () if self.check is False else body.out_avals
         tolerances = (_half_the_digits(a.dtype) if self.check is True else float(self.check) for a in checked)
-        body = _with_more_consts(body, len(consts), tuple(map(jax.typeof, own)))
+        body = jaxprs.with_more_consts(body, len(consts), tuple(map(jax.typeof, own)))
         return Inverted(back, len(own), tuple(tolerances), source), body, [*consts, *own]
 
     def of_second(self) -> Strategy:
@@ -129,17 +129,6 @@ class Inverted(Strategy):
             f"the loop at {self.source}: inverse is not the inverse of body_fun. Carried back from the end of the loop "
             f"to its start, carry number {k}, {start.dtype}{list(start.shape)}, is off by {off}"
         )
-
-
-@_compat.cached
-def _with_more_consts(body: Any, num_consts: int, more: Sequence[Any]) -> Any:
-    """Add unused consts to a body, after its own."""
-    call, types = jaxprs.function(body), list(body.in_avals)
-
-    def f(*args: Array) -> list[Array]:
-        return call(*args[:num_consts], *args[num_consts + len(more) :])
-
-    return jax.make_jaxpr(f)(*types[:num_consts], *more, *types[num_consts:])
 
 
 def _traced(inverse: Callable[[Any], Any], tree: Any, leaves: Sequence[Any], body: Any) -> tuple[Any, Sequence[Array]]:
