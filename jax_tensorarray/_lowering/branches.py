@@ -83,10 +83,14 @@ def _is_plain(v: Any) -> bool:
 def _cond(
     block: Block, eqn: Equation, index: Atom, operands: Sequence[Atom], branches: Sequence[Any], like: Sequence[Any]
 ) -> list[Any]:
-    """Add a conditional with results of the types of other variables, and return them."""
+    """Add a conditional with results of the types of other variables, and return them.
+
+    Its effects are those of its branches: JAX refuses to lower a conditional that promises more tokens.
+    """
     results = [_compat.new_variable(v.aval) for v in like]
     params = eqn.params | {"branches": tuple(branches)}
-    new = eqn.replace(invars=[index, *operands], outvars=results, params=params)
+    effects = set().union(*(_compat.opened(x).effects for x in branches)) & {*eqn.effects}
+    new = eqn.replace(invars=[index, *operands], outvars=results, params=params, effects=effects)
     block.eqns.append(_without_unused_operands(new))
     return results
 

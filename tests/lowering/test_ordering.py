@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental import io_callback
 
 from jax_tensorarray import ta_add, ta_empty, ta_max, ta_read, ta_swap, ta_write, while_loop
 
@@ -199,3 +200,26 @@ def test_a_write_waits_for_no_conditional_whose_branches_ignore_its_buffer():
         return ta_write(b, i, 5.0), value
 
     assert operands(f, B, jnp.ones(SIZE), I, target="write")[-1] == 4
+
+
+def test_a_switch_whose_branches_update_has_the_effects_of_the_one_that_runs():
+    def noted(b):
+        io_callback(lambda x: log.append(float(x)), None, b[0], ordered=True)
+        return b
+
+    @jax.jit
+    def f(b, i):
+        branches = [
+            lambda b: ta_write(b, 0, 7.0),
+            noted,
+            lambda b: ta_add(b, 1, 5.0),
+            lambda b: noted(ta_write(b, 2, 9.0)),
+        ]
+        return lax.switch(i, branches, b)
+
+    log = []
+    for i, want in enumerate([[7, 1, 2], [3, 1, 2], [3, 6, 2], [3, 1, 9]]):
+        log.clear()
+        np.testing.assert_array_equal(f(jnp.array([3.0, 1.0, 2.0]), i), want)
+        jax.effects_barrier()
+        assert log == ([3.0] if i % 2 else [])
