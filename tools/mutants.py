@@ -57,6 +57,23 @@ MUTANTS = {
         ("plain:value", "ops:jit"),
         "",
     ),
+    "a conditional is moved before operands that its branches ignore": Mutant(
+        (
+            (
+                "_lowering/ordering.py",
+                "        return [(n, v) for n, v in enumerate(atoms) if not isinstance(v, Literal)]\n",
+                "        found = [(n, v) for n, v in enumerate(atoms) if not isinstance(v, Literal)]\n"
+                '        if k < self.end and self.eqns[k].primitive.name == "cond":\n'
+                "            from jax_tensorarray._lowering.branches import _used_arguments\n\n"
+                '            used = set().union(*map(_used_arguments, self.eqns[k].params["branches"]))\n'
+                "            found = [(n, v) for n, v in found if n == 0 or n - 1 in used]\n"
+                "        return found\n",
+            ),
+            ("_lowering/branches.py", "    if len(used) == len(operands):\n", "    if True:\n"),
+        ),
+        ("ops:jit",),
+        "",
+    ),
     "a box that is out of range is moved into range": Mutant(
         (("_in_place/rows.py", '"drop" if self.drops else "clip"', '"clip"'),), ("plain",)
     ),

@@ -6,6 +6,9 @@ still needs, and the buffer is copied in every execution. Only an update in the 
 the one that updates becomes the last. Any other conditional whose earlier branches update buffers becomes a chain of
 two-way conditionals. Each conditional either passes everything on or, as its last branch, runs one of the original
 branches. Exactly one of them does.
+
+No conditional keeps an operand that none of its branches uses. The next pass, `ordering`, would take the conditional
+for a reader of such a buffer.
 """
 
 from collections.abc import Sequence
@@ -22,7 +25,10 @@ from jax_tensorarray._types import Equation
 
 
 def split_updating_branches(jaxpr: Any) -> Any:
-    """Rewrite every conditional so that at most its last branch updates a buffer from outside in place."""
+    """Rewrite every conditional so that at most its last branch updates a buffer from outside in place.
+
+    Operands that no branch uses are removed.
+    """
     return _split_in(jaxpr, Ownership())
 
 
@@ -33,11 +39,14 @@ def _split_in(jaxpr: Any, ownership: Ownership) -> Any:
         new = [_split_in(x, ownership) for x in old]
         if any(a is not b for a, b in zip(new, old, strict=True)):
             eqn, changed = with_bodies(eqn, [_compat.closed(x) for x in new]), True
-        if eqn.primitive.name == "cond" and (results := _split(block, eqn, ownership)) is not None:
-            block.rename(eqn.outvars, results)
-            changed = True
-        else:
-            block.add(eqn)
+        if eqn.primitive.name == "cond":
+            used = _without_unused_operands(eqn)
+            if (results := _split(block, used, ownership)) is not None:
+                block.rename(eqn.outvars, results)
+                changed = True
+                continue
+            eqn, changed = used, changed or used is not eqn
+        block.add(eqn)
     return block.jaxpr() if changed else jaxpr
 
 
@@ -74,11 +83,39 @@ def _is_plain(v: Any) -> bool:
 def _cond(
     block: Block, eqn: Equation, index: Atom, operands: Sequence[Atom], branches: Sequence[Any], like: Sequence[Any]
 ) -> list[Any]:
-    """Add a conditional with results of the types of other variables, and return them."""
+    """Add a conditional with results of the types of other variables, and return them.
+
+    Its effects are those of its branches: JAX refuses to lower a conditional that promises more tokens.
+    """
     results = [_compat.new_variable(v.aval) for v in like]
     params = eqn.params | {"branches": tuple(branches)}
-    block.eqns.append(eqn.replace(invars=[index, *operands], outvars=results, params=params))
+    effects = set().union(*(_compat.opened(x).effects for x in branches)) & {*eqn.effects}
+    new = eqn.replace(invars=[index, *operands], outvars=results, params=params, effects=effects)
+    block.eqns.append(_without_unused_operands(new))
     return results
+
+
+def _without_unused_operands(eqn: Equation) -> Equation:
+    """Return a conditional without the operands that none of its branches uses."""
+    index, *operands = eqn.invars
+    used = sorted(set().union(*map(_used_arguments, eqn.params["branches"])))
+    if len(used) == len(operands):
+        return eqn
+    branches = []
+    for branch in eqn.params["branches"]:
+        block, inner = Block(branch), _compat.opened(branch)
+        block.eqns = list(inner.eqns)
+        branches.append(block.jaxpr([inner.invars[k] for k in used]))
+    return eqn.replace(invars=[index, *(operands[k] for k in used)], params=eqn.params | {"branches": tuple(branches)})
+
+
+@_compat.cached
+def _used_arguments(branch: Any) -> set[int]:
+    """Return the numbers of the arguments of a branch that it uses."""
+    inner = _compat.opened(branch)
+    used = {v for eqn in inner.eqns for v in eqn.invars if not isinstance(v, Literal)}
+    used |= {v for v in inner.outvars if not isinstance(v, Literal)}
+    return {k for k, v in enumerate(inner.invars) if v in used}
 
 
 def _owned_operands(branch: Any, operands: Sequence[Atom], ownership: Ownership) -> list[Any]:

@@ -146,15 +146,12 @@ class _Block:
         self.waited: dict[int, list[Any]] = {}  #: by equation
 
     def operands(self, k: int) -> Iterable[tuple[int, Any]]:
-        """Return the variables that an equation uses, and which operand each is. Branches may use some only."""
-        if k == self.end:
-            return [(n, v) for n, v in enumerate(self.scope.jaxpr.outvars) if not isinstance(v, Literal)]
-        eqn = self.scope.jaxpr.eqns[k]
-        found = [(n, v) for n, v in enumerate(eqn.invars) if not isinstance(v, Literal)]
-        if eqn.primitive.name == "cond":
-            used = set().union(*map(_used_arguments, eqn.params["branches"]))
-            found = [(n, v) for n, v in found if n == 0 or n - 1 in used]
-        return found
+        """Return the variables among the operands of an equation, and which operand each is.
+
+        They must all be defined before the equation, also those that it ignores.
+        """
+        atoms = self.scope.jaxpr.outvars if k == self.end else self.scope.jaxpr.eqns[k].invars
+        return [(n, v) for n, v in enumerate(atoms) if not isinstance(v, Literal)]
 
     def _producers(self, k: int) -> list[int]:
         waited = self.waited.get(k, ())
@@ -312,15 +309,6 @@ class _Block:
         self.fences.setdefault(k, []).append(fence)
         self.waited.setdefault(k, []).extend(readers)
         self.eqns[k] = eqn.replace(invars=[passed if v is value else v for v in eqn.invars])
-
-
-@_compat.cached
-def _used_arguments(branch: Any) -> set[int]:
-    """Return the numbers of the arguments of a branch that it uses."""
-    inner = _compat.opened(branch)
-    used = {v for eqn in inner.eqns for v in eqn.invars if not isinstance(v, Literal)}
-    used |= {v for v in inner.outvars if not isinstance(v, Literal)}
-    return {k for k, v in enumerate(inner.invars) if v in used}
 
 
 def _results(eqn: Equation) -> list[Any]:

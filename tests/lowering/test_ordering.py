@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental import io_callback
 
-from jax_tensorarray import ta_add, ta_empty, ta_read, ta_swap, ta_write
+from jax_tensorarray import ta_add, ta_empty, ta_max, ta_read, ta_swap, ta_write, while_loop
 
 SIZE, ROW = 7, 3
 
@@ -147,3 +148,78 @@ def test_a_switch_with_updates_runs_the_branch_that_jax_runs():
         k = min(max(index, 0), 3)
         expected = (*results[k], k + 1, k % 2 == 0, (k + 1) * 1j)
         jax.tree.map(np.testing.assert_array_equal, f(index, b, row), expected)
+
+
+def exchanged_beside_two_writes(p, q, i):
+    exchange, write = (lambda p, q: (q, p)), (lambda p, q: (p, ta_write(q, 2, 7.0)))
+    return lax.switch(i, [exchange, write, write], p, ta_write(p, 1, 5.0))
+
+
+def value_of_a_swap_beside_one_buffer_twice(p, q, i):
+    x = 2 * ta_swap(q, i, 5.0)[1]
+    return lax.switch(i, [lambda p, q: (p, p), lambda p, q: (p, ta_write(q, 0, x)), lambda p, q: (p, q)], p, q)
+
+
+def branch_result_that_nothing_uses(p, q, i):
+    def step(c):
+        k, p = c
+        x = 2 * ta_max(p, 1, 5.0)[1]
+        return k + 1, lax.cond(k > 0, lambda p, q: (p, ta_write(p, 0, x)), lambda p, q: (ta_add(q, k, 1.0), q), p, q)[0]
+
+    return while_loop(lambda c: c[0] < i, step, (0, p), max_steps=3, residuals="undo")[1], q
+
+
+@pytest.mark.parametrize(
+    ("f", "expected"),
+    [
+        (exchanged_beside_two_writes, [([0, 5, 2], [0, 1, 2]), ([0, 1, 2], [0, 5, 7]), ([0, 1, 2], [0, 5, 7])]),
+        (
+            value_of_a_swap_beside_one_buffer_twice,
+            [([0, 1, 2], [0, 1, 2]), ([0, 1, 2], [16, 8, 9]), ([0, 1, 2], [7, 8, 9])],
+        ),
+        (branch_result_that_nothing_uses, [([0, 1, 2], [7, 8, 9]), ([8, 8, 9], [7, 8, 9]), ([8, 8, 9], [7, 8, 9])]),
+    ],
+)
+def test_a_conditional_stays_behind_operands_that_no_branch_uses(f, expected):
+    """`branches` made such conditionals. They were moved before their operands, which was a KeyError."""
+    p, q = jnp.arange(3.0), jnp.arange(7.0, 10.0)
+    for i, want in enumerate(expected):
+        jax.tree.map(np.testing.assert_array_equal, jax.jit(f)(p, q, i), tuple(map(np.array, want)))
+
+
+def test_a_write_waits_for_no_conditional_whose_branches_ignore_its_buffer():
+    """The switch becomes two conditionals. Only that of the branch with the read gives the write an operand."""
+
+    def f(b, small, i):
+        branches = [
+            lambda b, small: ta_write(small, i, ta_read(b, i)[0]),
+            lambda b, small: ta_write(small, i, 2.0),
+            lambda b, small: small,
+        ]
+        value = lax.switch(i, branches, b, small)
+        return ta_write(b, i, 5.0), value
+
+    assert operands(f, B, jnp.ones(SIZE), I, target="write")[-1] == 4
+
+
+def test_a_switch_whose_branches_update_has_the_effects_of_the_one_that_runs():
+    def noted(b):
+        io_callback(lambda x: log.append(float(x)), None, b[0], ordered=True)
+        return b
+
+    @jax.jit
+    def f(b, i):
+        branches = [
+            lambda b: ta_write(b, 0, 7.0),
+            noted,
+            lambda b: ta_add(b, 1, 5.0),
+            lambda b: noted(ta_write(b, 2, 9.0)),
+        ]
+        return lax.switch(i, branches, b)
+
+    log = []
+    for i, want in enumerate([[7, 1, 2], [3, 1, 2], [3, 6, 2], [3, 1, 9]]):
+        log.clear()
+        np.testing.assert_array_equal(f(jnp.array([3.0, 1.0, 2.0]), i), want)
+        jax.effects_barrier()
+        assert log == ([3.0] if i % 2 else [])

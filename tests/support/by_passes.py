@@ -3,6 +3,8 @@
 import itertools
 from unittest import mock
 
+from jax.extend.core import check_jaxpr
+
 from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs
 from jax_tensorarray._lowering import program as passes
@@ -36,7 +38,10 @@ ALL = len(passes.PASSES)
 
 
 def by_passes(count=ALL, name="cpu"):
-    """Return the first passes for a target, as a function of a program."""
+    """Return the first passes for a target, as a function of a program.
+
+    What each leaves is a program to JAX, too: all variables are defined, once, before they are used, and types agree.
+    """
     target, holds = TARGETS[name]
 
     def rewrite(jaxpr):
@@ -44,6 +49,7 @@ def by_passes(count=ALL, name="cpu"):
             return jaxpr
         with mock.patch.object(_compat, "barriers_hold", lambda platform: holds):
             for _, after in itertools.islice(passes.steps(jaxpr, target), count):
+                check_jaxpr(_compat.opened(after))
                 jaxpr = after
         return jaxpr
 

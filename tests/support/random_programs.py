@@ -286,18 +286,13 @@ def _shared(
     simple: st.SearchStrategy[Any], updates: st.SearchStrategy[Update], reads: st.SearchStrategy[Read]
 ) -> st.SearchStrategy[Block]:
     """A buffer that is two operands: what runs it updates the one, reads the other, and the buffer is read again."""
-    newest = (None, 0, *(None,) * (len(STATE) - 2))  # of the rows: so that something depends on what is read
-
-    def of(s: Any, buffer: int) -> Any:
-        form = "rows" if s.at.form in ("element", "column") else s.at.form
-        return s._replace(tag="S", buffer=buffer, at=s.at._replace(form=form))
 
     def made(before: Any, how: Any, update: Update, read: Read, after: Any, whole: bool, older: int) -> Block:
         # In a body the operand that is the older slot is the second newest buffer, and then so is the other one.
-        body = Block((of(update, 1), of(read, 1), *after), newest)
+        body = Block((_of_s(update, 1), _of_s(read, 1), *after), _NEWEST)
         own = Block((), (None,) * len(STATE))
-        again = Whole("S", older, None) if whole else of(read, older)
-        return Block((*before, how(body, own), again), newest)
+        again = Whole("S", older, None) if whole else _of_s(read, older)
+        return Block((*before, how(body, own), again), _NEWEST)
 
     some = st.lists(simple, max_size=1).map(tuple)
     hows = st.builds(
@@ -313,6 +308,42 @@ def _shared(
     return st.builds(made, some, hows, updates, reads, some, st.booleans(), st.sampled_from([2, 3, 3]))
 
 
+def _exchanged(
+    simple: st.SearchStrategy[Any], updates: st.SearchStrategy[Update], reads: st.SearchStrategy[Read]
+) -> st.SearchStrategy[Block]:
+    """Branches exchange two buffers, return one twice, or update one by rows read before. Not all results are used."""
+    of_s = st.builds(_of_s, updates, _refs)
+    pairs = st.sampled_from([(None, None), (0, 1), (0, 0), (1, 1)]) | st.tuples(_refs, _refs)
+    branch = st.builds(lambda some, pair: Block(some, _pair(*pair)), st.lists(of_s, max_size=1).map(tuple), pairs)
+    branches = st.sampled_from([2, 3, 3, 4]).flatmap(lambda n: st.tuples(*[branch] * n))
+    before = st.lists(of_s | st.builds(_of_s, reads, _refs) | simple, min_size=1, max_size=3).map(tuple)
+    hows = st.builds(
+        lambda blocks, test, ref, same: Cond(test, blocks, same) if len(blocks) == 2 else Switch(ref, blocks, same),
+        branches,
+        _tests,
+        _refs,
+        _same,
+    )
+    used = st.builds(_pair, st.sampled_from([None, None, 1]), st.sampled_from([None, 0]))
+    return st.builds(lambda before, how, used: Block((*before, how), used), before, hows, used)
+
+
+#: The results of a block that returns its newest row, so that something depends on what is read.
+_NEWEST = (None, 0, *(None,) * (len(STATE) - 2))
+
+
+def _pair(first: int | None, second: int | None) -> tuple[int | None, ...]:
+    """The results of a block that returns these in the places S."""
+    pair = iter((first, second))
+    return tuple(next(pair) if tag == "S" else None for tag in STATE)
+
+
+def _of_s(s: Any, buffer: int) -> Any:
+    """An update or a read of one of the buffers S."""
+    form = "rows" if s.at.form in ("element", "column") else s.at.form
+    return s._replace(tag="S", buffer=buffer, at=s.at._replace(form=form))
+
+
 def _around(statement: st.SearchStrategy[Any], simple: st.SearchStrategy[Any]) -> st.SearchStrategy[Block]:
     """A block in which there is surely such a statement."""
     some = st.lists(simple, max_size=2).map(tuple)
@@ -324,9 +355,14 @@ def _programs(sizes: Sequence[int], dtypes: Sequence[str]) -> st.SearchStrategy[
     simple = weighted({updates: 8, reads: 4, **_others})
     in_loop = _loops(_blocks(simple, 0))
     in_checkpoint = st.builds(Call, st.sampled_from(["checkpoint", "save_reads"]), _around(in_loop, simple), _same)
-    shared = _shared(simple, updates, reads)
+    shared, exchanged = _shared(simple, updates, reads), _exchanged(simple, updates, reads)
     in_loops = weighted({in_loop: 2, in_checkpoint: 1})
-    loops = {_loops(_blocks(simple, 1)): 3, _loops(_around(in_loops, simple)): 3, _loops(shared): 1}
+    loops = {
+        _loops(_blocks(simple, 1)): 3,
+        _loops(_around(in_loops, simple)): 3,
+        _loops(shared): 1,
+        _loops(exchanged): 1,
+    }
     block = _around(weighted(loops), simple)
     ints = st.sampled_from(["int32", "int8", "uint8", "int64"])
     return st.builds(Program, st.tuples(*[st.sampled_from(sizes)] * 3), ints, st.integers(-2, 6), block)
