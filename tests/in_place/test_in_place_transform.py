@@ -522,6 +522,35 @@ def test_types_and_trees_are_those_of_the_function():
         assert (x.shape, x.dtype, x.weak_type) == (y.shape, y.dtype, y.weak_type)
 
 
+@pytest.mark.parametrize("changes", [lambda b: b, lambda b: 2 * b, lambda b: b.at[0].set(b[1])])
+def test_linearize_has_the_effects_of_plain_jax(changes):
+    """Of the values, and again of the tangents."""
+    seen = []
+
+    def f(b, n):
+        def body(i, b):
+            jax.debug.callback(lambda x: seen.append(float(x)), b[0], ordered=True)
+            return changes(b)
+
+        return lax.fori_loop(0, n, body, b)
+
+    def linearized(f):
+        def g(b, n):
+            out, tangents = jax.linearize(lambda b: f(b, n), b)
+            return out, tangents(b)
+
+        return g
+
+    def effects(f):
+        seen.clear()
+        jax.block_until_ready(f(jnp.arange(1.0, 4), jnp.int32(2)))
+        jax.effects_barrier()
+        return list(seen)
+
+    want = effects(jit(linearized(f)))
+    assert effects(jit(linearized(in_place(f)))) == effects(in_place(linearized(f))) == want != []
+
+
 def test_effects_happen_in_order_and_once():
     seen = []
 
