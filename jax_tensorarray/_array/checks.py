@@ -193,7 +193,7 @@ def as_rows(op: str, value: Any, dtype: Any = None) -> Array:
     """
     is_like = isinstance(value, jax.Array) and (dtype is None or value.dtype == dtype)
     if is_like and not getattr(value, "weak_type", False):  # an attribute that random keys do not have
-        return value  # type: ignore[no-any-return]
+        return value
     if isinstance(value, np.ndarray):
         value = value.copy()  # JAX may use the memory as it is, and read it when its turn comes
     kind = _python_kind(value)

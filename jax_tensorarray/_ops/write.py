@@ -36,7 +36,7 @@ def ta_write(
     of the buffer's cotangent in place as well, so T writes are differentiated in O(T).
 
     Args:
-        buffer: array of shape `[T, *elem]`, any dtype.
+        buffer: array of shape `[T, *elem]`, any dtype, or random keys (`jax.random.key`).
         index: integer or integer array of shape `I`, or a tuple of these, which addresses elements as `buffer[i, j]`
             of NumPy does. Duplicates are written in order: the last one stays.
         value: broadcast to `[*I, *elem]`, and converted to the dtype of `buffer` if that loses nothing.
