@@ -115,18 +115,15 @@ def known_size(size: Any, name: str = "size") -> int | None:
     raise TypeError(f"TensorArray: {name} must be an integer, got {_described(size)}")
 
 
-def as_dtype(dtype: Any) -> np.dtype[Any]:
+def as_dtype(dtype: Any) -> Any:
     """Return a dtype that JAX has: narrowed where 64-bit types are off, as JAX does."""
     try:
-        is_extended = jnp.issubdtype(dtype, jax.dtypes.extended)
+        is_extended = arguments.is_extended(dtype)
         found = np.dtype(np.bool_ if is_extended else jax.dtypes.canonicalize_dtype(dtype))
     except TypeError as error:
         raise TypeError(f"TensorArray: dtype must be a number type or bool, got {dtype!r}") from error
     if is_extended:
-        raise TypeError(
-            f"TensorArray: dtype must be a number type, got {dtype}; for random keys use jax.random.key_data and "
-            "jax.random.wrap_key_data"
-        )
+        return arguments.as_dtype("TensorArray", dtype)
     if not (jnp.issubdtype(found, jnp.number) or found == np.bool_):
         raise TypeError(f"TensorArray: dtype must be a number type or bool, got {dtype!r}")
     return found
@@ -134,14 +131,15 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
 
 def warn_if_narrowed(dtype: Any) -> None:
     """Warn, in JAX's words, of an explicit dtype that JAX narrows. Python's own types mean the widest that there is."""
-    found, given = as_dtype(dtype), np.dtype(dtype)
-    if given == found or any(dtype is widest for widest in (int, float, complex)):
+    found = as_dtype(dtype)
+    if found == dtype or any(dtype is widest for widest in (int, float, complex)):
         return
+    name = np.dtype(dtype).name
     frame, level = inspect.currentframe(), 1
     while frame is not None and frame.f_globals.get("__name__", "").startswith("jax_tensorarray."):
         frame, level = frame.f_back, level + 1
     warnings.warn(
-        f"Explicitly requested dtype {given.name} requested in TensorArray is not available, and will be truncated to "
+        f"Explicitly requested dtype {name} requested in TensorArray is not available, and will be truncated to "
         f"dtype {found.name}. To enable more dtypes, set the jax_enable_x64 configuration option or the JAX_ENABLE_X64 "
         "shell environment variable.",
         stacklevel=level,
@@ -184,8 +182,8 @@ def check_shape(op: str, shape: Shape, expected: Shape) -> None:
 
 
 _PYTHON_KINDS = {bool: "b", int: "i", float: "f", complex: "c"}
-#: Kinds of Python numbers that a dtype of each kind can hold.
-_HOLDS = {"b": "b", "i": "bi", "f": "bif", "c": "bifc"}
+#: Kinds of Python numbers, and of empty lists, that a dtype of each kind can hold; random keys are of the kind "k".
+_HOLDS = {"b": "b?", "i": "bi?", "f": "bif?", "c": "bifc?", "k": ""}
 
 
 def as_rows(op: str, value: Any, dtype: Any = None) -> Array:
@@ -193,15 +191,9 @@ def as_rows(op: str, value: Any, dtype: Any = None) -> Array:
 
     A `dtype` of None keeps the dtype of the value.
     """
-    if isinstance(value, jax.Array):
-        if dtype is not None and value.dtype == dtype and not value.weak_type:
-            return value
-        if jnp.issubdtype(value.dtype, jax.dtypes.extended):
-            raise TypeError(
-                f"{op}: value must be made of numbers, got keys; jax.random.key_data converts them to numbers"
-            )
-        if dtype is None and not value.weak_type:
-            return value
+    is_like = isinstance(value, jax.Array) and (dtype is None or value.dtype == dtype)
+    if is_like and not getattr(value, "weak_type", False):  # an attribute that random keys do not have
+        return value
     if isinstance(value, np.ndarray):
         value = value.copy()  # JAX may use the memory as it is, and read it when its turn comes
     kind = _python_kind(value)
@@ -211,7 +203,7 @@ def as_rows(op: str, value: Any, dtype: Any = None) -> Array:
         if not jax.typeof(value).weak_type and value.dtype != dtype:
             raise _wrong_dtype(op, value.dtype, dtype)
         kind = _kind(value.dtype) if value.dtype != dtype else None
-    if kind is not None and kind not in _HOLDS[_kind(dtype)] + "?":
+    if kind is not None and kind not in _HOLDS[_kind(dtype)]:
         raise _wrong_dtype(op, jnp.asarray(value).dtype, dtype)
     if kind == "i" and _kind(dtype) == "i" and not hasattr(value, "dtype"):
         _check_bounds(op, value, dtype)
@@ -246,6 +238,8 @@ def _kind(dtype: Any) -> str:
     for kind, family in (("b", jnp.bool_), ("i", jnp.integer), ("f", jnp.floating), ("c", jnp.complexfloating)):
         if jnp.issubdtype(dtype, family):
             return kind
+    if arguments.is_extended(dtype):
+        return "k"
     raise TypeError(f"TensorArray: cannot hold dtype {dtype}")
 
 
@@ -267,11 +261,13 @@ def _check_bounds(op: str, value: Any, dtype: Any) -> None:
 
 
 def _wrong_dtype(op: str, given: Any, dtype: Any) -> TypeError:
-    return TypeError(f"{op}: {_mismatch(given, dtype)}; convert value with .astype if that is meant")
+    is_extended = arguments.is_extended(given) or arguments.is_extended(dtype)
+    way_out = arguments.FOR_KEYS if is_extended else "convert value with .astype if that is meant"
+    return TypeError(f"{op}: {_mismatch(given, dtype)}; {way_out}")
 
 
 def _mismatch(given: Any, dtype: Any) -> str:
-    return f"TensorArray dtype is {np.dtype(dtype).name} but Op is trying to write dtype {np.dtype(given).name}"
+    return f"TensorArray dtype is {dtype.name} but Op is trying to write dtype {given.name}"
 
 
 def number_of_rows(op: str, leaves: list[Array]) -> int:

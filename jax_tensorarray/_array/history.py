@@ -30,6 +30,7 @@ import numpy as np
 from jax import lax
 
 from jax_tensorarray import _compat
+from jax_tensorarray._ops import arguments
 from jax_tensorarray._ops.clear import ta_clear
 from jax_tensorarray._ops.empty import ta_empty
 from jax_tensorarray._ops.primitive import row_params
@@ -58,7 +59,7 @@ def layout_of(buffers: Buffers) -> Layout:
     capacities = [b.shape[0] if b.ndim else 0 for b in buffers]
     if len(set(capacities)) > 1:
         raise ValueError(f"the leaves of this TensorArray have different numbers of rows: {capacities}")
-    shapes, dtypes = tuple(b.shape[1:] for b in buffers), tuple(np.dtype(b.dtype) for b in buffers)
+    shapes, dtypes = tuple(b.shape[1:] for b in buffers), tuple(b.dtype for b in buffers)
     return Layout(capacities[0], ranks, shapes, dtypes)
 
 
@@ -123,6 +124,10 @@ def into_capacity(rows: Array, capacity: int) -> Array:
 _warm: set[Any] = set()  # layouts and kinds of the compiled calls, for all stores
 
 
+def _holds_keys(buffer: Any) -> bool:
+    return isinstance(buffer, jax.Array) and arguments.is_extended(buffer.dtype)
+
+
 def _nobody() -> None:
     """Return None, as a weak reference to a version that is gone does."""
 
@@ -138,7 +143,9 @@ class _Store:
 
     def __init__(self, rows: Any, owned: bool, seen: int) -> None:
         self.log: deque[tuple[int, Callable[[], Version | None], Any, Any]] = deque([(0, _nobody, None, (rows, None))])
-        self.owned = owned  # nobody else holds these rows
+        # Nobody else holds these rows. JAX runs a call with random keys in Python, where an interrupt may come when the
+        # buffers are already gone. So each write gets a copy of the keys.
+        self.owned = owned and not any(map(_holds_keys, rows))
         self.seen = seen  # rows at or past this one belong to no version
         self.layout: Layout | None = None
         self.warm: set[Any] = set()  # the kinds of calls of `_swap` that were made with such rows
@@ -269,7 +276,7 @@ class Version:
             return 0
         # A traced array is of another type than the buffer that it would be written to.
         kind = type(row)
-        usual = kind is np.ndarray or (kind is type(store.log[-1][3][0][0]) and not row.weak_type)
+        usual = kind is np.ndarray or (kind is type(store.log[-1][3][0][0]) and not getattr(row, "weak_type", False))
         return layout.capacity if usual and row.shape == layout.shapes[0] and row.dtype == layout.dtypes[0] else 0
 
     def is_in(self, store: _Store) -> bool:

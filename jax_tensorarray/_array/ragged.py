@@ -66,7 +66,7 @@ class Ragged(Rows):
     def stack(self, op: str, pad: bool) -> list[Array]:
         rows = self._stack(op, self._rows(op, range(self.size)))
         room = self.spec.padded(self.size) - self.size if pad else 0
-        return [jnp.pad(rows, [(0, room)] + [(0, 0)] * (rows.ndim - 1)) if room else rows]
+        return [jnp.concatenate([rows, jnp.zeros((room, *rows.shape[1:]), rows.dtype)]) if room else rows]
 
     def concat(self, op: str, pad: bool) -> list[Array]:
         if pad and self.spec.padded(self.size) > self.size:

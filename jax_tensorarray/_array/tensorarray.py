@@ -28,6 +28,8 @@ class TensorArray:
 
     Args:
         dtype: dtype of the rows. Rows of another dtype are refused; Python numbers, and lists of them, are converted.
+            Rows of random keys have a dtype such as `jax.random.key(0).dtype`, and a row that was never written is the
+            key whose data is zero.
         size: number of rows, a Python integer. Rows that were never written are zeros. With `dynamic_size` and
             `max_size` it may be traced: one outside of `[0, max_size]` is then an error at run time, as an index is.
         dynamic_size: whether writing past the end makes the array longer. Rows in between are zeros. At an index that

@@ -142,8 +142,6 @@ def why_no_rows(aval: Any) -> str | None:
     """Return the name of the reason why row ops do not support a buffer of this type, None if they do."""
     if not hasattr(aval, "dtype"):  # a token
         return "one-element"
-    if jnp.issubdtype(aval.dtype, jax.dtypes.extended):
-        return "key-array"
     if is_packed(aval.dtype):
         return "packed-type"
     if math.prod(aval.shape) <= 1:

@@ -8,6 +8,7 @@ from jax import lax
 from jax.interpreters import ad
 
 from jax_tensorarray._ops import addressing, reference
+from jax_tensorarray._ops.arguments import check_numbers
 from jax_tensorarray._ops.primitive import (
     Array,
     Params,
@@ -71,6 +72,7 @@ def ta_add(
 
 
 def _abstract_eval(buffer: Any, index: Any, *rest: Any, **params: Unpack[Params]) -> Any:
+    check_numbers(params["op"], buffer)
     check_operands(buffer, index, rest, True, **params)
     return like_buffer(buffer)
 

@@ -76,11 +76,23 @@ def _as_array(op: str, name: str, x: Any, allowed: str) -> Array:
     return x
 
 
-def _refuse_keys(op: str, name: str, dtype: Any) -> None:
-    if not isinstance(dtype, np.dtype):
+#: How numbers and random keys become each other.
+FOR_KEYS = (
+    "jax.random.key_data converts random keys to numbers, and jax.random.wrap_key_data converts numbers to random keys"
+)
+
+
+def is_extended(dtype: Any) -> bool:
+    """Return whether JAX has no arithmetic for elements of a dtype, such as random keys. Row ops can only move them."""
+    return bool(jnp.issubdtype(dtype, jax.dtypes.extended))
+
+
+def check_numbers(op: str, buffer: Array) -> None:
+    """Raise an error if the buffer of an op that computes holds random keys."""
+    if is_extended(buffer.dtype):
         raise TypeError(
-            f"{op}: {name} must hold numbers or bools, got dtype {dtype}; for random keys use jax.random.key_data and "
-            "jax.random.wrap_key_data"
+            f"{op}: buffer must hold numbers or bools, got dtype {buffer.dtype}; random keys can only be read, written "
+            f"and swapped. {FOR_KEYS}"
         )
 
 
@@ -110,7 +122,6 @@ def _way_out(op: str, x: Any) -> str:
 def as_buffer(op: str, buffer: Any) -> Array:
     """Return a buffer `[T, *elem]`."""
     array = _as_array(op, "buffer", buffer, "an array of shape [T, *elem]")
-    _refuse_keys(op, "buffer", array.dtype)
     if array.ndim == 0:
         raise ValueError(f"{op}: buffer must have shape [T, *elem], got a scalar of dtype {array.dtype}")
     return array
@@ -236,7 +247,6 @@ def as_value(
         raise TypeError(_must_be(op, "value", value, allowed) + "; convert it with jnp.asarray")
     if not (isinstance(value, (*_NUMBERS, np.ndarray, np.generic)) and is_array_like(value)):
         value = _as_array(op, "value", value, allowed)
-        _refuse_keys(op, "value", value.dtype)
     shape = (*index_shape, *buffer.shape[batch_dims + index_dims :])
     rows = _broadcast(op, "value", _of_dtype(op, value, buffer.dtype), shape, "rows")
     positions = [None] * (len(index_shape) - batch_dims)
@@ -250,12 +260,16 @@ def _of_dtype(op: str, value: Any, dtype: Any) -> Array:
         limits = jnp.iinfo(dtype)
         if not limits.min <= value <= limits.max:
             raise OverflowError(f"{op}: value {value} does not fit into {dtype}, [{limits.min}, {limits.max}]")
+    given = getattr(value, "dtype", None) or jnp.result_type(value)
+    if is_extended(dtype) or is_extended(given):
+        raise TypeError(
+            f"{op}: a value of dtype {given} cannot be stored in a TensorArray of dtype {dtype}; {FOR_KEYS}"
+        )
     try:
         promoted = jnp.result_type(dtype, value)
     except ValueError:  # no implicit promotion between the two, or a strict promotion mode
         promoted = None
     if promoted is None or promoted != dtype:  # NumPy takes None for float64
-        given = getattr(value, "dtype", None) or jnp.result_type(value)
         raise TypeError(
             f"{op}: a value of dtype {given} cannot be stored in a TensorArray of dtype {dtype} without loss; "
             f"convert it with .astype({str(dtype)!r}) if that is meant"
@@ -290,12 +304,15 @@ def _broadcast(op: str, name: str, array: Array, shape: tuple[int, ...], what: s
 
 def as_dtype(op: str, dtype: Any) -> Any:
     """Return a dtype that a buffer can have: narrowed where 64-bit types are off, as JAX does."""
+    if isinstance(dtype, type) and issubclass(dtype, jax.dtypes.extended):
+        raise TypeError(
+            f"{op}: dtype must be the dtype of an array, got {dtype}; each implementation of random keys has its own, "
+            "such as jax.random.key(0).dtype"
+        )
     try:
-        found = jnp.zeros((), dtype).dtype
+        return jnp.zeros((), dtype).dtype
     except (TypeError, ValueError) as error:
         raise TypeError(f"{op}: dtype must be a number type or bool, got {_short.repr(dtype)}") from error
-    _refuse_keys(op, "dtype", found)
-    return found
 
 
 def as_size(op: str, size: Any, name: str = "size") -> Array:

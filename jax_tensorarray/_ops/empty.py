@@ -24,14 +24,14 @@ def ta_empty(
     Args:
         size: number of rows, a Python integer.
         element_shape: shape of a row.
-        dtype: dtype of the buffer.
+        dtype: dtype of the buffer. Random keys have one for each implementation, such as `jax.random.key(0).dtype`.
         out_sharding: how it is divided among devices, as for `jax.numpy.zeros`: on meshes with explicit axes.
 
     Returns:
         Array of shape `[size, *element_shape]`. It depends on no input, so there is nothing to differentiate.
 
     Raises:
-        TypeError: `size` or `element_shape` is not made of integers, or `dtype` is not a number type or bool.
+        TypeError: `size` or `element_shape` is not made of integers, or `dtype` is not the dtype of an array.
         ValueError: one of them is negative, or too large for any array.
 
     >>> import jax.numpy as jnp

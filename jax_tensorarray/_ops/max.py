@@ -10,6 +10,7 @@ from jax.interpreters import ad
 
 from jax_tensorarray._ops import addressing, reference
 from jax_tensorarray._ops.add import ta_add_p
+from jax_tensorarray._ops.arguments import check_numbers
 from jax_tensorarray._ops.primitive import (
     Array,
     Params,
@@ -83,6 +84,7 @@ def ta_max(
 def _abstract_eval(buffer: Any, index: Any, *rest: Any, **params: Unpack[Params]) -> Any:
     if jnp.issubdtype(buffer.dtype, jnp.complexfloating):
         raise TypeError(f"{params['op']}: complex numbers have no order, so there is no maximum of {buffer.dtype}")
+    check_numbers(params["op"], buffer)
     check_operands(buffer, index, rest, True, **params)
     return like_buffer(buffer)
 

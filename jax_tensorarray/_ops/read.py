@@ -37,7 +37,7 @@ def ta_read(
     dense array of zeros, so a loop of T reads is differentiated in O(T).
 
     Args:
-        buffer: array of shape `[T, *elem]`, any dtype.
+        buffer: array of shape `[T, *elem]`, any dtype, or random keys (`jax.random.key`).
         index: integer or integer array of shape `I`, or a tuple of these, which addresses elements as `buffer[i, j]`
             of NumPy does.
         axis: the axis of the rows, or the first axis that a tuple addresses: 1 for `buffer[:, index]`.

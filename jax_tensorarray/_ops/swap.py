@@ -35,7 +35,7 @@ def ta_swap(
     One operation on one buffer, so XLA needs no copy to keep the read before the write.
 
     Args:
-        buffer: array of shape `[T, *elem]`, any dtype.
+        buffer: array of shape `[T, *elem]`, any dtype, or random keys (`jax.random.key`).
         index: integer or integer array of shape `I`, or a tuple of these, which addresses elements as `buffer[i, j]`
             of NumPy does. Duplicates are exchanged in order: a later one takes out what an earlier one put in.
         value: broadcast to `[*I, *elem]`, and converted to the dtype of `buffer` if that loses nothing.

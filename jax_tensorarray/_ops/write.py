@@ -36,7 +36,7 @@ def ta_write(
     of the buffer's cotangent in place as well, so T writes are differentiated in O(T).
 
     Args:
-        buffer: array of shape `[T, *elem]`, any dtype.
+        buffer: array of shape `[T, *elem]`, any dtype, or random keys (`jax.random.key`).
         index: integer or integer array of shape `I`, or a tuple of these, which addresses elements as `buffer[i, j]`
             of NumPy does. Duplicates are written in order: the last one stays.
         value: broadcast to `[*I, *elem]`, and converted to the dtype of `buffer` if that loses nothing.
@@ -82,8 +82,6 @@ def known_if(is_right: Array, x: Any) -> Any:
     """Return the array, made to depend on a check. Of a buffer no row is touched."""
     if not isinstance(x, jax.Array):  # a token
         return x
-    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-        return jax.random.wrap_key_data(known_if(is_right, jax.random.key_data(x)), impl=jax.random.key_impl(x))
     if not x.ndim or x.size <= 1:
         return jnp.where(is_right, x, jnp.zeros_like(x))
     return ta_write(x, jnp.where(is_right, -1, 0), jnp.zeros(x.shape[1:], x.dtype), mode="drop")

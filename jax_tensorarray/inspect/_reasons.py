@@ -26,10 +26,6 @@ REASONS = {
         "in_place has no rule for {by}, and does not look inside it.",
         "Write it in terms of JAX's own functions, or give it only the rows that it needs.",
     ),
-    "key-array": (
-        "An array of typed random keys has no row ops.",
-        "Split the keys before the loop, and scan over them.",
-    ),
     "large-box": (
         "It is a box of a third of the buffer or more, which plain JAX moves as fast.",
         "",

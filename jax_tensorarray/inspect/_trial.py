@@ -48,7 +48,11 @@ class _Way(NamedTuple):
         compiled = compiled or self.compiled(jaxpr)
         if None in hlo_buffers.trip_counts(compiled.as_text() or ""):
             raise ValueError("it is not known whether it ends")
-        return Measurement(steps, seconds_of(compiled, lambda: list(map(_zeros, jaxpr.in_avals))), allocated(compiled))
+        return Measurement(
+            steps,
+            seconds_of(compiled, lambda: [jnp.zeros(a.shape, a.dtype) for a in jaxpr.in_avals]),
+            allocated(compiled),
+        )
 
     def grown(self, fewer: tuple[Any, int, int], now: Measurement) -> Growth:
         """Run a program with fewer steps too."""
@@ -139,16 +143,3 @@ def _unchanged(f: Any) -> Any:
 def _left(compiled: Any, min_bytes: int) -> int:
     hlo = compiled.as_text() or ""
     return len(copies_in(hlo, min_bytes)) + len(argument_copies(hlo, min_bytes))
-
-
-def _zeros(aval: Any) -> jax.Array:
-    if not jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
-        return jnp.zeros(aval.shape, aval.dtype)
-    impl: list[Any] = []
-
-    def data_of(keys: jax.Array) -> jax.Array:
-        impl.append(jax.random.key_impl(keys))
-        return jax.random.key_data(keys)
-
-    data = jax.eval_shape(data_of, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
-    return jax.random.wrap_key_data(jnp.zeros(data.shape, data.dtype), impl=impl[0])

@@ -5,6 +5,7 @@ That every version keeps its rows is what `test_tensorarray_machine.py` is about
 
 import gc
 import itertools
+import pickle
 import sys
 import threading
 import time
@@ -401,3 +402,48 @@ def test_a_write_takes_the_same_time_whatever_the_size():
         if ratios[-1] < 5:
             return
     raise AssertionError(f"a write into 100 times as many rows took {ratios} times as long")
+
+
+def test_rows_that_are_random_keys():
+    keys = jax.random.split(jax.random.key(1), 4)
+    zero = jax.random.key_data(jax.random.key(0))
+    ta = TensorArray(keys.dtype, size=3).write(1, keys[1])
+    versions = [ta]
+    for i in range(3):
+        versions.append(versions[-1].write(i, keys[i + 1]))
+    ta = versions[-1].scatter([0, 2], keys[:2])
+    assert ta.dtype == keys.dtype
+    assert "dtype=key<fry>, element_shape=(), size=3" in repr(ta)
+
+    def data(ta):
+        return np.asarray(jax.random.key_data(ta.stack()))
+
+    given = np.asarray(jax.random.key_data(keys))
+    np.testing.assert_array_equal(data(ta), given[[0, 2, 1]])
+    np.testing.assert_array_equal(data(versions[0]), [zero, given[1], zero])  # an older version stays as it was
+    np.testing.assert_array_equal(data(versions[2]), [given[1], given[2], zero])
+    np.testing.assert_array_equal(data(ta.unstack([keys[3], keys[2]])), given[[3, 2]])
+    np.testing.assert_array_equal(jax.random.key_data(ta.gather([[2], [0]])), given[[[1], [0]]])
+    grown = TensorArray.from_array(keys, dynamic_size=True, max_size=6).append(keys[0])
+    np.testing.assert_array_equal(jax.random.key_data(grown.stack(pad=True)), [*given, given[0], zero])
+    np.testing.assert_array_equal(data(pickle.loads(pickle.dumps(grown))), [*given, given[0]])
+    grown, last = grown.pop()
+    np.testing.assert_array_equal(jax.random.key_data(last), given[0])
+    pieces = TensorArray(keys.dtype, 2, infer_shape=False).split(keys, [3, 1])
+    np.testing.assert_array_equal(jax.random.key_data(pieces.concat()), given)
+
+
+def test_an_interrupted_write_loses_no_keys(monkeypatch):
+    """JAX calls a program of keys in Python, where an interrupt may come after the buffers are donated."""
+    keys = jax.random.split(jax.random.key(1), 4)
+    ta = TensorArray.from_array(keys).write(0, keys[1])
+
+    def interrupted(buffers, *args):
+        for b in buffers:
+            b.delete()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(history, "_swap", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ta.write(1, keys[0])
+    np.testing.assert_array_equal(jax.random.key_data(ta.stack()), jax.random.key_data(keys)[jnp.array([1, 1, 2, 3])])

@@ -8,6 +8,8 @@ from arrays import f64, fixed, growing, ragged, static
 
 from jax_tensorarray import TensorArray
 
+KEY = jax.random.key(0)
+
 
 def each(error, message, f, values):
     return [(error, message, lambda value=value: f(value)) for value in values]
@@ -39,7 +41,7 @@ REFUSED_ARGUMENTS = [
     (TypeError, "element_shape must be made of .*, got 2.5", lambda: fixed(element_shape=2.5)),
     *each(
         *(TypeError, None, lambda dtype: TensorArray(dtype, size=1, element_shape=())),
-        [str, object, np.dtype("S3"), jax.random.key(0).dtype],
+        [str, object, np.dtype("S3"), jax.dtypes.prng_key],
     ),
     (TypeError, "dtype must be a number type or bool, got 'abc'", lambda: TensorArray("abc", 3)),
     (TypeError, r"TensorArray\.like: value must be", lambda: TensorArray.like("abc", 3)),
@@ -51,7 +53,11 @@ REFUSED_ROWS = [
     (TypeError, r"TensorArray\.write: value must be .* numbers, got 'abc'", lambda: static().write(0, "abc")),
     (TypeError, r"TensorArray\.write: value must be .* numbers, got {'a': 1}", lambda: static().write(0, {"a": 1})),
     (ValueError, r"TensorArray\.write: value .* of equal lengths", lambda: static().write(0, [[1.0], [1.0, 2.0]])),
-    (TypeError, r"TensorArray\.write: value .*key_data", lambda: static().write(0, jax.random.key(0))),
+    (TypeError, r"TensorArray\.write: .* write dtype key<fry>; .*key_data", lambda: static().write(0, KEY)),
+    *each(
+        *(TypeError, r"TensorArray\.write: .* is key<fry> .*key_data", lambda x: TensorArray(KEY.dtype, 3).write(0, x)),
+        [1.0, [], np.zeros(2, np.uint32), jax.random.PRNGKey(0), jax.random.key(0, impl="rbg")],
+    ),
     (TypeError, r"TensorArray\.write: .* int32; convert value", lambda: static().write(0, np.int32(1))),
     (OverflowError, "300 does not fit into int8", lambda: TensorArray(np.int8, size=1).write(0, [3, 300])),
     # Rows are not broadcast.

@@ -1,0 +1,354 @@
+"""Random keys (`jax.random.key`) wherever a loop can hold a value: results and derivatives are those of plain JAX."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.extend import random as custom
+
+from jax_tensorarray import (
+    Checkpoint,
+    Tape,
+    TensorArray,
+    choice_of_residuals,
+    foldl,
+    fori_loop,
+    growing,
+    in_place,
+    map_fn,
+    scan,
+    ta_read,
+    ta_swap,
+    ta_write,
+    tf_while_loop,
+    while_loop,
+)
+
+T, N = 7, 3
+X = jnp.linspace(-1.0, 1.0, T * N).reshape(T, N)
+BACKWARD = ["undo", Checkpoint(2)]  # the strategies that keep values on the way back, besides a tape
+IMPLEMENTATIONS = ["threefry2x32", "rbg", "unsafe_rbg"]
+every_implementation = pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+
+
+def numbers(tree):
+    """A tree with the data of its keys."""
+
+    def of(x):
+        return np.asarray(jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x)
+
+    return jax.tree.map(of, tree)
+
+
+def check(found, expected, tolerance=1e-5):
+    same = functools.partial(np.testing.assert_allclose, rtol=tolerance, atol=tolerance)
+    jax.tree.map(same, numbers(found), numbers(expected))
+
+
+def keys_of(shape, impl="threefry2x32"):
+    return jax.random.split(jax.random.key(1, impl=impl), shape)
+
+
+# --- programs, of a loop to run them by ------------------------------------------------------------------------
+
+
+def keys_as_xs(loop, x, keys):
+    """Attention to all rows, with noise of its own in each step."""
+
+    def body(b, step):
+        i, key = step
+        row = jax.nn.softmax(b @ b[i]) @ b + jax.random.normal(key, (N,))
+        return b.at[i].set(jnp.tanh(row)), jax.random.fold_in(key, 1)
+
+    b, keys = loop(body, x, (jnp.arange(T), keys))
+    return jnp.sum(b**2) + jax.random.uniform(keys[2]) * jnp.sum(b)
+
+
+def key_in_carry(loop, x, keys):
+    """A key that is split in each step, and used again by the derivative of a step."""
+
+    @jax.checkpoint
+    def body(carry, i):
+        h, key = carry
+        key, now = jax.random.split(key)
+        return (jnp.tanh(h * jax.random.normal(now, (N,)) + x[i]), key), None
+
+    (h, key), _ = loop(body, (x[0], keys[0]), jnp.arange(T))
+    return jnp.sum(h * jax.random.normal(key, (N,)))
+
+
+def keys_in_buffer(loop, x, keys):
+    """A buffer of keys whose rows are read and written, under a condition too."""
+
+    def body(carry, i):
+        b, keys = carry
+        key, new = jax.random.split(keys[i])
+        fresh = jax.random.bernoulli(key)
+        new = lax.cond(fresh, lambda: jax.random.fold_in(new, i), lambda: keys[0])
+        row = jnp.sin(b[i - 1] + jax.random.normal(key, (N,)) * b[i])
+        return (b.at[i].set(row), keys.at[(i + 1) % T].set(new)), None
+
+    (b, keys), _ = loop(body, (x, keys), jnp.arange(1, T))
+    return jnp.sum(b**2) + jnp.sum(jax.vmap(jax.random.uniform)(keys) @ b)
+
+
+def loops_in_loops(loop, x, keys):
+    def inner(carry, k):
+        h, key = carry
+        return (jnp.tanh(h + jax.random.normal(key, (N,))), jax.random.fold_in(key, k)), key
+
+    def outer(carry, step):
+        b, (i, key) = carry, step
+        (h, _), used = loop(inner, (b[i], key), jnp.arange(2))
+        return b.at[i].set(h * b[0] + jax.random.uniform(used[1])), None
+
+    return jnp.sum(loop(outer, x, (jnp.arange(T), keys))[0] ** 2)
+
+
+STRATEGIES = [
+    (keys_as_xs, "undo"),
+    (keys_as_xs, "auto"),
+    (key_in_carry, "tape"),
+    (key_in_carry, Checkpoint(2)),
+    (keys_in_buffer, "undo"),
+    (keys_in_buffer, "recompute"),
+    (loops_in_loops, Checkpoint(2)),
+]
+
+
+@functools.cache
+def by_plain_jax(program):
+    """The value and the gradient of a program, and those of a batch of it."""
+    f = jax.value_and_grad(functools.partial(program, lax.scan))
+    return jax.jit(f)(X, keys_of(T)), jax.jit(jax.vmap(f, (None, 0)))(X, keys_of((2, T)))
+
+
+@pytest.mark.parametrize(("program", "residuals"), STRATEGIES, ids=lambda x: getattr(x, "__name__", str(x)))
+def test_a_gradient_is_that_of_plain_jax_whatever_is_kept(program, residuals):
+    f = jax.value_and_grad(functools.partial(program, functools.partial(scan, residuals=residuals)))
+    one, batch = by_plain_jax(program)
+    check(jax.jit(f)(X, keys_of(T)), one)
+    check(jax.jit(jax.vmap(f, (None, 0)))(X, keys_of((2, T))), batch)
+
+
+@pytest.mark.parametrize(
+    ("program", "residuals"), [(keys_as_xs, "auto"), (key_in_carry, "checkpoint"), (keys_in_buffer, "undo")]
+)
+def test_in_place_keeps_the_gradient_of_a_loop_of_jax(program, residuals):
+    f = functools.partial(program, lax.scan)
+    one, batch = by_plain_jax(program)
+    check(jax.jit(jax.value_and_grad(in_place(f, residuals=residuals)))(X, keys_of(T)), one)
+    inside = in_place(jax.vmap(jax.value_and_grad(f), (None, 0)), residuals=residuals)
+    check(jax.jit(inside)(X, keys_of((2, T))), batch)
+
+
+@pytest.mark.parametrize("residuals", BACKWARD, ids=str)
+def test_derivatives_of_every_mode_and_of_second_order(residuals):
+    def derivatives(loop):
+        def f(w):
+            return keys_in_buffer(loop, w * X, keys_of(T))
+
+        reverse = jax.grad(f)
+        return jax.jvp(f, (0.5,), (1.0,)), reverse(0.5), jax.grad(reverse)(0.5), jax.jacfwd(reverse)(0.5)
+
+    ours = functools.partial(scan, residuals=residuals)
+    check(jax.jit(lambda: derivatives(ours))(), jax.jit(lambda: derivatives(lax.scan))(), 1e-4)
+
+
+def test_the_tangent_of_keys_has_no_numbers():
+    def f(loop):
+        return functools.partial(keys_in_buffer, loop)
+
+    for loop in (functools.partial(scan, residuals="undo"), lax.scan):
+        ours = jax.jit(in_place(f(loop)))
+        _, pull = jax.vjp(ours, X, keys_of(T))
+        of_x, of_keys = pull(1.0)
+        check(of_x, by_plain_jax(keys_in_buffer)[0][1])
+        assert (of_keys.shape, of_keys.dtype) == ((T,), jax.dtypes.float0)
+        tangents = X, np.zeros(T, jax.dtypes.float0)
+        check(jax.jvp(ours, (X, keys_of(T)), tangents), jax.jvp(jax.jit(f(lax.scan)), (X, keys_of(T)), tangents))
+
+
+@pytest.mark.parametrize("residuals", BACKWARD, ids=str)
+def test_examples_of_a_while_loop_that_end_at_different_steps(residuals):
+    def f(x, keys, n):
+        def body(carry):
+            i, b, keys = carry
+            key, new = jax.random.split(keys[i])
+            return i + 1, b.at[i].set(jnp.sin(b[i - 1]) + jax.random.normal(key, (N,))), keys.at[i - 1].set(new)
+
+        _, b, keys = while_loop(lambda c: c[0] < n, body, (1, x, keys), max_steps=T, residuals=residuals)
+        return jnp.sum(b**2) + jnp.sum(jax.vmap(jax.random.uniform)(keys))
+
+    def unrolled(x, keys, n):
+        for i in range(1, n):
+            key, new = jax.random.split(keys[i])
+            x, keys = x.at[i].set(jnp.sin(x[i - 1]) + jax.random.normal(key, (N,))), keys.at[i - 1].set(new)
+        return jnp.sum(x**2) + jnp.sum(jax.vmap(jax.random.uniform)(keys))
+
+    keys, ends = keys_of((2, T)), [3, 6]
+    found = jax.jit(jax.vmap(jax.value_and_grad(f), (None, 0, 0)))(X, keys, jnp.array(ends))
+    for k, end in enumerate(ends):
+        check(tuple(x[k] for x in found), jax.value_and_grad(unrolled)(X, keys[k], end))
+
+
+def test_a_tape_in_host_memory_holds_keys():
+    keys = keys_of((T, 2000))
+
+    def f(h, loop):
+        @jax.checkpoint
+        def body(h, keys):
+            return jnp.tanh(h * jax.random.normal(keys[jnp.argmax(h)], (N,))), None
+
+        return jnp.sum(loop(body, h, keys)[0])
+
+    offloaded = functools.partial(scan, residuals=Tape(offload=True))
+    check(jax.jit(jax.grad(f), static_argnums=1)(X[0], offloaded), jax.grad(f)(X[0], lax.scan))
+
+
+def test_the_bytes_of_keys_are_counted():
+    def f(x, keys, wrap):
+        @jax.checkpoint
+        def body(h, key):
+            return jnp.tanh(h * jax.random.normal(wrap(key), (N,))), None
+
+        return jnp.sum(lax.scan(body, x[0], keys)[0])
+
+    def kept(keys, wrap):
+        return [choice.tape_bytes for choice in choice_of_residuals(functools.partial(f, wrap=wrap), X, keys)]
+
+    keys = keys_of(T)
+    assert kept(keys, lambda key: key) == kept(jax.random.key_data(keys), jax.random.wrap_key_data)
+
+
+# --- row ops ---------------------------------------------------------------------------------------------------
+
+
+@every_implementation
+@pytest.mark.parametrize("lowering", ["auto", "ffi", "xla"])
+def test_row_ops_move_keys(impl, lowering):
+    keys, at, new = keys_of((T, 2), impl), jnp.array([4, 1]), keys_of(2, impl)
+    check(ta_read(keys, at, lowering=lowering), keys[at])
+    check(ta_read(keys, (3, 1), lowering=lowering), keys[3, 1])
+    check(ta_read(keys, 1, axis=1, lowering=lowering), keys[:, 1])
+    check(ta_read(keys, 2, length=3, lowering=lowering), keys[2:5])
+    check(ta_write(keys, at, new, lowering=lowering), keys.at[at].set(new))
+    check(ta_swap(keys, 3, new, lowering=lowering), (keys.at[3].set(new), keys[3]))
+    shared = jax.vmap(lambda i: ta_read(keys, i, lowering=lowering))(at)
+    check(shared, keys[at])
+
+
+def test_keys_that_are_not_read_have_data_of_zeros():
+    keys = keys_of(T)
+    rows = ta_read(keys, jnp.array([1, T, 2]), where=jnp.array([True, True, False]), mode="drop")
+    check(rows, jnp.stack([keys[1], jax.random.key(0), jax.random.key(0)]))
+
+
+def test_keys_whose_implementation_is_the_users():
+    def seed(number):
+        return jnp.full(3, number, jnp.uint32)
+
+    def split(data, shape):
+        return data[..., None, :] + jnp.arange(np.prod(shape), dtype=jnp.uint32).reshape(*shape, 1)
+
+    def bits(data, width, shape):
+        return jnp.broadcast_to(jnp.sum(data), shape).astype(f"uint{width}")
+
+    impl = custom.define_prng_impl(
+        key_shape=(3,), seed=seed, split=split, random_bits=bits, fold_in=lambda data, number: data * 3 + number
+    )
+    keys = jax.random.wrap_key_data(jnp.arange(3 * T, dtype=jnp.uint32).reshape(T, 3), impl=impl)
+
+    def body(i, keys):
+        return keys.at[i % T].set(jax.random.fold_in(keys[(i * 3) % T], i))
+
+    expected = numbers(keys).copy()
+    for i in range(2 * T):
+        expected[i % T] = expected[(i * 3) % T] * 3 + i
+    check(jax.jit(in_place(lambda keys: lax.fori_loop(0, 2 * T, body, keys)))(keys), expected)
+
+
+def test_in_place_writes_the_rows_of_a_buffer_of_keys():
+    def f(keys):
+        def body(i, keys):
+            return keys.at[i].set(jax.random.fold_in(keys[i - 1], i))
+
+        return lax.fori_loop(1, T, body, keys)
+
+    assert "ta_write" in str(jax.make_jaxpr(in_place(f))(keys_of(T)))
+    check(jax.jit(in_place(f), donate_argnums=0)(keys_of(T)), f(keys_of(T)))
+
+
+# --- arrays of keys --------------------------------------------------------------------------------------------
+
+
+def drawn(key, count):
+    """The keys that a loop draws from a key."""
+    found = []
+    for _ in range(count):
+        key, now = jax.random.split(key)
+        found.append(now)
+    return jnp.stack(found)
+
+
+@every_implementation
+def test_a_loop_appends_keys_to_an_array(impl):
+    def f(key):
+        def body(_, carry):
+            key, ta = carry
+            key, now = jax.random.split(key)
+            return key, ta.append(now)
+
+        _, ta = fori_loop(0, 5, body, (key, TensorArray(key.dtype, size=0, dynamic_size=True, max_size=T)))
+        return ta.gather([4, 0]), ta.stack(pad=True), ta.size()
+
+    key = jax.random.key(3, impl=impl)
+    expected = drawn(key, 5)
+    padded = jnp.concatenate([expected, jnp.zeros(2, key.dtype)])
+    for run in (f, jax.jit(f)):
+        check(run(key), (expected[jnp.array([4, 0])], padded, np.int32(5)))
+
+
+def test_an_array_of_keys_in_a_batch():
+    def f(keys):
+        ta = TensorArray.from_array(keys)
+        ta = lax.fori_loop(1, T, lambda i, ta: ta.write(i, jax.random.fold_in(ta.read(i - 1), i)), ta)
+        return ta.stack()
+
+    keys = keys_of((2, T))
+    check(jax.jit(jax.vmap(f))(keys), jnp.stack([f(keys[0]), f(keys[1])]))
+    expected = [keys[0, 0]]
+    for i in range(1, T):
+        expected.append(jax.random.fold_in(expected[-1], i))
+    check(f(keys[0]), jnp.stack(expected))
+
+
+def test_a_growing_array_of_keys():
+    def f(key):
+        def body(carry):
+            ta, key, total = carry
+            key, now = jax.random.split(key)
+            return ta.append(now), key, total + jax.random.uniform(now)
+
+        start = TensorArray(key.dtype, size=0, dynamic_size=True, element_shape=()), key, 0.0
+        return while_loop(lambda carry: carry[2] < 4, body, start)[0]
+
+    ta = growing(f)(jax.random.key(2))
+    expected = drawn(jax.random.key(2), int(ta.size()))
+    totals = np.cumsum([jax.random.uniform(key) for key in expected])
+    assert (totals < 4).tolist() == [True] * (len(totals) - 1) + [False]
+    check(ta.stack(), expected)
+
+
+def test_loops_of_tensorflow_go_through_keys():
+    keys = keys_of(5)
+    check(map_fn(lambda key: jax.random.fold_in(key, 1), keys), jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys))
+    check(foldl(lambda a, key: a + jax.random.normal(key), keys, 0.0), jnp.sum(jax.vmap(jax.random.normal)(keys)))
+    _, key = tf_while_loop(lambda i, _: i < 3, lambda i, key: (i + 1, jax.random.split(key)[1]), (0, keys[0]))
+    expected = keys[0]
+    for _ in range(3):
+        expected = jax.random.split(expected)[1]
+    check(key, expected)
