@@ -62,7 +62,7 @@ class Grammar:
         self.used = collections.Counter()
         self.n = self.pick(1, 2, 3, 3, 4, 5)
         self.m = self.pick(1, 2, 2, 3)
-        self.schema = self.pick(*SCHEMAS)
+        self.schema = self.pick(*SCHEMAS, *REVERSE)
         self.derived = self.schema in DERIVED
         self.dtype = self.pick(*FLOATS) if self.derived or self.chance(0.45) else self.pick(*OTHERS)
         if self.derived and "jac" not in self.schema and self.chance(0.06):
@@ -932,7 +932,7 @@ class Grammar:
             options += ["jax.jit({})", "jax.jit({})"]
         for _ in range(self.pick(0, 1, 1, 1, 2)):
             o = f", max_steps={self.max_steps}" if self.max_steps else ""
-            if self.chance(0.4):
+            if self.chance(0.45):
                 o += ", residuals=" + self.pick(
                     '"tape"',
                     '"undo"',
@@ -942,7 +942,7 @@ class Grammar:
                     "tas.Tape()",
                     "tas.Recompute()",
                 )
-            elif self.chance(0.35):
+            elif self.chance(0.6):
                 o += f", memory={self.pick(0, 64, 10000)}"
             text = self.pick(*options)
             if "checkpoint" in text and self.effects:
@@ -1100,8 +1100,8 @@ SCHEMAS = {
     "jacfwd": jacobians,
     "jacrev": jacobians,
 }
-REVERSE = {"grad", "vmap_grad", "grad_vmap", "vjp", "hvp", "jacrev"}
-DERIVED = REVERSE | {"jvp", "linearize", "jacfwd"}
+REVERSE = ("grad", "vmap_grad", "grad_vmap", "vjp", "hvp", "jacrev")
+DERIVED = (*REVERSE, "jvp", "linearize", "jacfwd")
 KEYS = True
 
 
