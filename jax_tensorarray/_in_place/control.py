@@ -28,10 +28,8 @@ def scan(repair: Repair, eqn: Equation, operands: Sequence[Value], added: dict[i
     params = eqn.params
     [loop] = registry.ENTRIES["scan"].bodies(params)
     consts, carry, xs = loop.split(operands)
-    for number in [k for k in added if carry[k].sparse_updates != ()]:
-        del added[number]  # this sum is not moved into the loop
-    for number, value in added.items():
-        carry[number] = value
+    for number in [k for k in added if carry[k].sparse_updates == ()]:
+        carry[number] = added.pop(number)
     loop = loop._replace(jaxpr=refs.as_arrays(params["jaxpr"]))
     loop, carry, _, ends = _rewritten(eqn, loop, [*consts, *carry, *xs], length=params["length"])
     jaxpr = loop.jaxpr

@@ -38,8 +38,7 @@ from jax_tensorarray.checkpoint_policies import save_reads
 Array = jax.Array
 Rule = Callable[[Any, Sequence[Value]], list[Value] | Left]
 
-#: Loops of JAX by the rules for them, which `control` adds. These perform sums of their results inside, and remove from
-#: `added` the sums that they leave out.
+#: Loops of JAX by the rules for them, which `control` adds. A rule removes from `added` the sums that it performs.
 LOOPS: "dict[str, Callable[[Repair, Any, Sequence[Value], dict[int, Value]], list[Value]]]" = {}
 
 #: By primitive, the rules to try, in this order. If each leaves the equation, it stays as it is.
@@ -187,15 +186,19 @@ class Repair:
     def _equation(
         self, eqn: Equation, operands: list[Value], added: dict[int, Value], is_viewed: bool
     ) -> tuple[list[Value], Left | None, Iterable[int]]:
-        """Return the results, why the equation stays if it does, and which results already contain their sums."""
+        """Return the results, why the equation stays if it does, and which results already contain their sums.
+
+        A rule removes from `added` the sums that it performs. Each other sum is left to its own equation.
+        """
         with _compat.at_source_of(eqn), eqn.ctx.manager, jaxprs.with_types_of(eqn):
             if any(v in self.put_together for v in eqn.outvars):
                 taken = parts.equation(eqn, operands, self.put_together.get(eqn.outvars[0]))
                 if taken is not None:
                     return taken, None, ()
+            wanted = set(added)
             results = self._repaired(eqn, operands, added)
             if not isinstance(results, Left):
-                return results, None, added if sums.takes_sums(eqn) else ()
+                return results, None, wanted - set(added)
             if is_viewed and (viewed := views.view(eqn, operands)) is not None:
                 return viewed, None, ()
             made = [Value(x) for x in jaxprs.bind(eqn, as_written(operands))]
@@ -224,6 +227,7 @@ class Repair:
             if outs is None:
                 explained.skipped(self, eqn, "no-rule")
                 return Left()
+            added.clear()
             return change.values(outs, operands)
         if self._finds_in_lowering(eqn):
             arrays = as_written(operands)

@@ -1,5 +1,7 @@
 """What a loop carries in several places is carried once."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,8 @@ import pytest
 from in_numpy import in_numpy
 from in_place import assert_no_whole_buffer_operation, compiled
 from jax import lax
+from jax.extend.core import jaxpr_as_fun
+from library_in_numpy import library_in_numpy
 
 from jax_tensorarray import in_place
 
@@ -160,3 +164,30 @@ def test_what_differs_is_carried_twice(name):
     ours = jax.jit(lambda x: [g(x) for g in (in_place(f), jax.grad(in_place(f)), in_place(jax.grad(f)))])
     for got, x in zip(ours(X), (want, slope, slope), strict=True):
         np.testing.assert_allclose(got, x, rtol=1e-12, atol=1e-12)
+
+
+def taken_from_one(i, c):
+    pair = lax.cond(i == 0, lambda u, v: (u.at[2].set(0.5), v), lambda u, v: (v, u), c, c)
+    return c.at[1].set(pair[1][2])
+
+
+def added_after_the_choice(i, c):
+    u, v = lax.switch(i % 3, (lambda u, v: (u, v), lambda u, v: (v, u), lambda u, v: (v, u)), c, jnp.cos(c))
+    return c.at[i].set(jnp.sin(u + v)[0])
+
+
+@pytest.mark.parametrize("step", [taken_from_one, added_after_the_choice])
+def test_the_cotangent_of_a_choice_between_equal_buffers_is_added(step):
+    """The derivative chooses between equal cotangents, and adds the result to the cotangent of the buffer."""
+
+    def loss(a, loop=lax.fori_loop):
+        return jnp.sum(jnp.sin(loop(0, 3, step, a)) * jnp.arange(1.0, 5.0))
+
+    def unrolled(low, high, step, a):
+        return functools.reduce(lambda a, i: step(i, a), range(low, high), a)
+
+    a = jnp.array([0.99, 0.76, -0.73, 0.3])
+    want = in_numpy(jax.grad(lambda a: loss(a, unrolled)))(a)
+    traced = jax.make_jaxpr(jax.grad(loss))(a)
+    for ours in (in_place(jax.grad(loss), memory=0), in_place(lambda a: jaxpr_as_fun(traced)(a)[0])):
+        np.testing.assert_allclose(library_in_numpy(ours)(a), want, rtol=1e-9)
