@@ -11,9 +11,9 @@ from typing import Any, overload
 import jax
 
 from jax_tensorarray import _compat, _faults
-from jax_tensorarray._in_place import arguments, explained, nnx, pickling, refs, surroundings
+from jax_tensorarray._in_place import arguments, explained, nnx, pickling, surroundings
 from jax_tensorarray._in_place.repair import Repair, Request
-from jax_tensorarray._jaxprs import jaxprs, registry
+from jax_tensorarray._jaxprs import jaxprs, refs, registry
 from jax_tensorarray._loops.api import strategy_within
 from jax_tensorarray._loops.choosing import repairs_first
 from jax_tensorarray._loops.from_jax import check_max_steps

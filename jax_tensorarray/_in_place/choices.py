@@ -6,10 +6,10 @@ from typing import Any
 import jax
 from jax.extend import source_info_util
 
-from jax_tensorarray._in_place import control, refs
+from jax_tensorarray._in_place import control
 from jax_tensorarray._in_place.repair import Repair, Request
 from jax_tensorarray._in_place.values import Value
-from jax_tensorarray._jaxprs import jaxprs, registry
+from jax_tensorarray._jaxprs import jaxprs, refs, registry
 from jax_tensorarray._loops.as_while import scan_as_while
 from jax_tensorarray._loops.auto import Auto, Choice, choose_within
 from jax_tensorarray._loops.from_jax import check_max_steps

@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 
 from jax_tensorarray import _compat, _gates
-from jax_tensorarray._in_place import explained, layouts, patterns, refs, registers, stacks, twins, views
+from jax_tensorarray._in_place import explained, layouts, patterns, registers, stacks, twins, views
 from jax_tensorarray._in_place.repair import LOOPS, Repair
 from jax_tensorarray._in_place.rows import has_rows
 from jax_tensorarray._in_place.selects import select
 from jax_tensorarray._in_place.values import Left, Predicate, Value, as_written, is_weak, with_type
-from jax_tensorarray._jaxprs import jaxprs, registry
+from jax_tensorarray._jaxprs import jaxprs, refs, registry
 from jax_tensorarray._jaxprs.uses import Uses
 from jax_tensorarray._loops import choosing
 from jax_tensorarray._loops.api import run_while, unless_cut, while_loop

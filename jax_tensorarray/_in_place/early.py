@@ -16,10 +16,10 @@ from jax.extend.core import Primitive
 from jax.extend.core import primitives as jax_primitives
 
 from jax_tensorarray import _compat, _faults
-from jax_tensorarray._in_place import control, refs
+from jax_tensorarray._in_place import control
 from jax_tensorarray._in_place.repair import Repair, Request
 from jax_tensorarray._in_place.values import Value, is_weak, with_type
-from jax_tensorarray._jaxprs import jaxprs, registry
+from jax_tensorarray._jaxprs import jaxprs, refs, registry
 from jax_tensorarray._loops import host
 from jax_tensorarray._loops.choosing import repairs_first
 from jax_tensorarray._loops.from_jax import becomes_ours

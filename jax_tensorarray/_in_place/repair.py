@@ -18,7 +18,6 @@ from jax_tensorarray._in_place import (
     masks,
     parts,
     patterns,
-    refs,
     regions,
     registers,
     rows,
@@ -28,7 +27,7 @@ from jax_tensorarray._in_place import (
     views,
 )
 from jax_tensorarray._in_place.values import Left, Predicate, Value, arrays, as_written, is_weak, with_type
-from jax_tensorarray._jaxprs import foreign, jaxprs, kinds, registry
+from jax_tensorarray._jaxprs import foreign, jaxprs, kinds, refs, registry
 from jax_tensorarray._loops import choosing
 from jax_tensorarray._loops.strategy import Strategy, Tape
 from jax_tensorarray._ops.primitive import ROW_OPS

@@ -15,7 +15,7 @@ from jax.extend import core as jex
 from jax.extend.core import primitives as jax_primitives
 
 from jax_tensorarray import _compat
-from jax_tensorarray._jaxprs import jaxprs
+from jax_tensorarray._jaxprs import jaxprs, refs
 from jax_tensorarray._loops import choosing
 from jax_tensorarray._loops.strategy import Strategy
 from jax_tensorarray._loops.while_ import OF_WHILE_LOOP, Bound, WhileOptions, counting, while_
@@ -93,7 +93,8 @@ def _trace(loop: Callable[..., Any], functions: Sequence[Any], types: Any, tree:
         return loop(*functions, *jax.tree.unflatten(tree, leaves), *options)
 
     with jax.disable_jit(False), becomes_ours(True):
-        return jax.make_jaxpr(flat, return_shape=True)(*types)
+        jaxpr, shape = jax.make_jaxpr(flat, return_shape=True)(*types)
+    return refs.as_arrays(jaxpr), shape
 
 
 @_compat.cached

@@ -514,3 +514,38 @@ def test_a_loop_with_an_ordered_effect_and_a_ref_reads_elements_by_a_kernel():
     np.testing.assert_array_equal(got, want)
     jax.effects_barrier()
     assert seen == 10 and asked == [*range(6)]
+
+
+LOOPS_WITH_REFS = {
+    "while": lambda lib, step, b: lib.while_loop(lambda c: c[0] < 4, lambda c: (c[0] + 1, step(*c)), (0, b))[1],
+    "while, max_steps": lambda lib, step, b: ta.while_loop(
+        lambda c: c[0] < 4, lambda c: (c[0] + 1, step(*c)), (0, b), max_steps=9
+    )[1],
+    "fori": lambda lib, step, b: lib.fori_loop(0, 4, step, b),
+    "scan": lambda lib, step, b: lib.scan(lambda b, i: (step(i, b), None), b, jnp.arange(4))[0],
+}
+
+
+@pytest.mark.parametrize("name", LOOPS_WITH_REFS)
+def test_a_step_may_make_refs(name):
+    """The oracle is the loop unrolled, with arrays: the gradient of JAX's own loops with refs is wrong up to 0.12."""
+
+    def step(i, b):
+        ref = jax.new_ref(b)
+        ref[i] = jnp.sin(ref[(i + 1) % 4]) + ref[0]
+        return ref[...]
+
+    def unrolled(b):
+        for i in range(4):
+            b = b.at[i].set(jnp.sin(b[(i + 1) % 4]) + b[0])
+        return b
+
+    def f(b):
+        return LOOPS_WITH_REFS[name](ta, step, b)
+
+    b = jnp.linspace(0.1, 1, 8).reshape(4, 2)
+    orders = [lambda f: f, jit, lambda f: jit(jax.vmap(f, 1, 1)), lambda f: lambda b: jax.jvp(f, (b,), (b,))[1]]
+    if name != "while":
+        orders.append(lambda f: jax.grad(lambda b: jnp.sum(f(b) ** 2)))
+    for order in orders:
+        np.testing.assert_allclose(order(f)(b), order(unrolled)(b), rtol=1e-9)

@@ -1,4 +1,4 @@
-"""Turn refs (`jax.new_ref`) back into arrays before rows are looked for.
+"""Turn refs (`jax.new_ref`) back into arrays: for `in_place` before it looks for rows, and in loops of this library.
 
 JAX does so too before it compiles, but only after differentiation, where every read of a ref keeps all of it.
 """
