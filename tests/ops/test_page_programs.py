@@ -14,7 +14,7 @@ def test_random_programs_do_what_the_pages_promise(first):
             result = page_programs.judge(source, weak=seed % 4 == 0)
             if result is not None and result[0] != "near":
                 opinion = page_programs.second_opinion(source, result)
-                assert page_programs.known(result) or opinion.startswith("plain JAX raises it too"), f"seed {seed}: {result}; {opinion}\n{source}"
+                assert opinion.startswith("plain JAX raises it too"), f"seed {seed}: {result}; {opinion}\n{source}"
 
 
 def test_the_judge_finds_each_kind_of_fault():
