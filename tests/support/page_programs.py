@@ -24,6 +24,7 @@ os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 import jax
 import jax.numpy as jnp
+import mixed_programs
 import numpy as np
 from page_numpy import Near, OutOfRange, State, as_arrays, fake_jax, fake_jnp, fake_lax, fake_tas, is_float
 
@@ -346,6 +347,8 @@ class Grammar:
             + [self.called, self.custom, self.array, self.special, self.carried]
         )
         kinds += [self.exchanged] * 2 + [self.cached] * (3 if self.caching else 1)
+        if self.dtype == "float64" and not self.derived and not self.wild:
+            kinds += [self.mixed] * 3
         if self.loops < 2:
             kinds += [self.loop] * (5 if not self.loops else 2)
         if self.effects:
@@ -355,6 +358,11 @@ class Grammar:
     def new_value(self):
         shape = self.pick((), (), (self.m,), (self.n,), (self.n, self.m), (2, self.m))
         self.let("x", self.some(shape, 2), shape)
+
+    def mixed(self):
+        """Call a program of the other grammar."""
+        self.use("mixed")
+        self.let("x", f"mixed({self.r.randrange(mixed_programs.COUNT)}, {self.some(())})", ())
 
     def new_version(self):
         if self.buffers():
@@ -1217,6 +1225,7 @@ def run_fake(source):
     state = {"jax": fake_jax, "jnp": fake_jnp, "lax": fake_lax, "np": np, "tas": fake_tas}
     state.update(evaluated=lambda f, *a: f(*as_arrays(a)), exported=lambda f, *a: f(*as_arrays(a)))
     state["io_callback"] = lambda f, _, *a, **k: f(*a)
+    state["mixed"] = lambda k, x: fake_jnp.asarray(mixed_programs.in_numpy(k, x))
     State.exact, State.dry, State.frames = 0, 0, ()
     with np.errstate(all="ignore"):
         exec(source, state)
@@ -1231,6 +1240,7 @@ def header():
 def run_real(source, plain=False):
     state = {}
     exec(header(), state)
+    state["mixed"] = mixed_programs.in_jax
     if plain:
         state["tas"] = plain_tas
     exec(compile(source, "program", "exec"), state)

@@ -1,0 +1,49 @@
+"""Programs of the grammar of `random_programs` as functions of a number, for the programs of `page_programs`.
+
+So each of the two grammars is tested inside of the loops, branches and transformations of the other.
+"""
+
+import functools
+
+import hypothesis
+import jax.numpy as jnp
+import numpy as np
+import random_machines
+from random_programs import Log, programs, statements
+
+#: How many of them there are.
+COUNT = 40
+
+
+@functools.cache
+def program(k):
+    """Return the k-th program: one without effects, whose indices are in range and whose results are moderate."""
+    found = []
+    few = hypothesis.settings(
+        max_examples=8,
+        database=None,
+        derandomize=False,
+        deadline=None,
+        phases=[hypothesis.Phase.generate],
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    for seed in range(1000 * k, 1000 * (k + 1)):
+        hypothesis.seed(seed)(few(hypothesis.given(programs())(lambda one: found.append(one))))()
+        while found:
+            one = found.pop()
+            if not any(isinstance(s, Log) for s in statements(one)) and not random_machines.kinds(one) & {"jvp", "vjp"}:
+                wanted = random_machines.expected(one)
+                if not wanted.strays and np.isfinite(wanted.loss.x) and abs(wanted.loss.x) < 100:
+                    return one
+    raise AssertionError("no such program")
+
+
+def in_numpy(k, x):
+    one = program(k)
+    return np.float64(random_machines.expected(one, random_machines.THETA + 0.1 * np.sin(np.float64(x))).loss.x)
+
+
+def in_jax(k, x):
+    one = program(k)
+    theta = random_machines.THETA + 0.1 * jnp.sin(x)
+    return random_machines.loss(random_machines.outputs(one, random_machines.InJax(), theta, jnp.int32(one.start)), jnp)
