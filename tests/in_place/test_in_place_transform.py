@@ -35,9 +35,10 @@ from reported import PROGRAMS as REPORTED
 from row_programs import programs
 from waiting import finish
 
-from jax_tensorarray import _kernels, in_place, while_loop
+from jax_tensorarray import _kernels, in_place, ta_read, while_loop
 from jax_tensorarray._compat import barriers_hold
 from jax_tensorarray._hlo import text as hlo_text
+from jax_tensorarray.checkpoint_policies import save_reads
 from jax_tensorarray.export import disabled_checks
 
 # --- loops as people write them --------------------------------------------------------------------------------
@@ -807,6 +808,28 @@ def gradient_of_checkpointed():
 @pytest.mark.parametrize("order", ["gradient", "of a gradient"])
 def test_a_checkpointed_body_keeps_rows(order):
     assert_same_and_in_place(ORDERS[order](lambda x: checkpointed(x)), gradient_of_checkpointed(), rows(200))
+
+
+def test_a_checkpoint_of_complex_rows():
+    """JAX itself raises an error at a complex value that a policy saves."""
+    x = jnp.arange(1, 5) * (0.3 + 0.2j)
+
+    def f(b):
+        def inner(b, i):
+            return b.at[i].set(jnp.sin(b[i - 1]) * b[0])
+
+        def body(b, i):
+            return jax.checkpoint(inner)(b, i), b[i]
+
+        return jnp.real(jnp.sum(jax.checkpoint(lambda b: lax.scan(body, b, jnp.arange(1, 4))[1] ** 2)(b)))
+
+    def read(b):
+        return jnp.real(jnp.sum(jax.checkpoint(lambda b: jnp.sin(jnp.sin(ta_read(b, 1))), policy=save_reads)(b)))
+
+    want = jax.grad(f)(x)
+    for g in (jax.grad(in_place(f)), in_place(jax.grad(f)), jit(jax.grad(in_place(f, memory=64)))):
+        np.testing.assert_allclose(g(x), want, rtol=1e-9)
+    np.testing.assert_allclose(jax.grad(read)(x)[1], jax.grad(lambda z: jnp.real(jnp.sin(jnp.sin(z))))(x[1]), rtol=1e-9)
 
 
 def test_the_policy_of_a_checkpoint_is_kept():
