@@ -86,10 +86,11 @@ class Repair:
             added = {s.number: read(s.other) for s in moved.get(id(eqn), ())}
             is_viewed = any(v in viewed for v in eqn.outvars)
             operands = [read(v) for v in eqn.invars]
-            results, left, done = self._equation(eqn, operands, added, is_viewed)
-            patterns.note(eqn, operands, results)
-            if self.in_loop:
-                indices.note(eqn, operands, results)
+            with _compat.at_source_of(eqn), eqn.ctx.manager, jaxprs.with_types_of(eqn):
+                results, left, done = self._equation(eqn, operands, added, is_viewed)
+                patterns.note(eqn, operands, results)
+                if self.in_loop:
+                    indices.note(eqn, operands, results)
             explained.remark(self, inner, eqn, operands, results, left)
             values.update(zip(eqn.outvars, results, strict=True))
             values.update((s.eqn.outvars[0], results[s.number]) for s in moved.get(id(eqn), ()) if s.number in done)
@@ -189,21 +190,20 @@ class Repair:
 
         A rule removes from `added` the sums that it performs. Each other sum is left to its own equation.
         """
-        with _compat.at_source_of(eqn), eqn.ctx.manager, jaxprs.with_types_of(eqn):
-            if any(v in self.put_together for v in eqn.outvars):
-                taken = parts.equation(eqn, operands, self.put_together.get(eqn.outvars[0]))
-                if taken is not None:
-                    return taken, None, ()
-            wanted = set(added)
-            results = self._repaired(eqn, operands, added)
-            if not isinstance(results, Left):
-                return results, None, wanted - set(added)
-            if is_viewed and (viewed := views.view(eqn, operands)) is not None:
-                return viewed, None, ()
-            made = [Value(x) for x in jaxprs.bind(eqn, as_written(operands))]
-            for value in made:
-                value.is_new = eqn.primitive.name in kinds.MAKES_ALL
-            return made, results, ()
+        if any(v in self.put_together for v in eqn.outvars):
+            taken = parts.equation(eqn, operands, self.put_together.get(eqn.outvars[0]))
+            if taken is not None:
+                return taken, None, ()
+        wanted = set(added)
+        results = self._repaired(eqn, operands, added)
+        if not isinstance(results, Left):
+            return results, None, wanted - set(added)
+        if is_viewed and (viewed := views.view(eqn, operands)) is not None:
+            return viewed, None, ()
+        made = [Value(x) for x in jaxprs.bind(eqn, as_written(operands))]
+        for value in made:
+            value.is_new = eqn.primitive.name in kinds.MAKES_ALL
+        return made, results, ()
 
     def _repaired(self, eqn: Equation, operands: list[Value], added: dict[int, Value]) -> list[Value] | Left:
         name = eqn.primitive.name

@@ -216,7 +216,8 @@ def invariant(jaxpr: Jaxpr, known: Mapping[Any, Value]) -> dict[Any, Value]:
         outs = _before(eqn, operands)
         if outs is not None:
             values.update(zip(eqn.outvars, outs, strict=True))
-            patterns.note(eqn, operands, outs)
+            with eqn.ctx.manager, jaxprs.with_types_of(eqn):
+                patterns.note(eqn, operands, outs)
             if eqn.primitive.name == "iota" and outs[0].array.size <= _gates.COUNTED:
                 continue
             explained.before_the_loop(inner, eqn)

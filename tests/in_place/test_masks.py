@@ -9,6 +9,7 @@ import pytest
 from in_numpy import in_numpy as oracle
 from in_place import assert_in_place, assert_no_whole_buffer_copy, compiled
 from jax import export, jit, lax
+from jax.sharding import AxisType, PartitionSpec
 from jax.test_util import check_grads
 
 from jax_tensorarray import in_place
@@ -323,3 +324,17 @@ def test_a_size_may_be_a_symbol():
     want = np.ones((T, D))
     want[:5] = 3.0 * np.arange(5)[:, None]
     np.testing.assert_array_equal(exported.call(np.ones((T, D))), want)
+
+
+@pytest.mark.skipif(len(jax.devices()) < 2, reason="needs two devices: see tests/conftest.py")
+def test_a_mask_inside_of_auto_axes():
+    def step(b, i):
+        return jnp.where((jnp.arange(len(b)) == i)[:, None], jnp.sin(b[i - 1]), b)
+
+    def loop(step):
+        return lambda b: lax.fori_loop(1, len(b), lambda i, b: step(b, i), b)
+
+    b = jnp.arange(1.0, 9).reshape(4, 2)
+    with jax.set_mesh(jax.make_mesh((2,), ("x",), axis_types=(AxisType.Explicit,), devices=jax.devices()[:2])):
+        got = in_place(loop(jax.sharding.auto_axes(step, out_sharding=PartitionSpec())))(b)
+    np.testing.assert_allclose(got, loop(step)(b), rtol=1e-12)
