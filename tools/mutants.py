@@ -29,7 +29,7 @@ class Mutant(NamedTuple):
     """A repair that is undone: replacements in files of the package, and the programs that should notice."""
 
     edits: tuple[tuple[str, str, str], ...]
-    programs: tuple[str, ...]  #: `ops` or `plain`, perhaps with the names of some transformations
+    programs: tuple[str, ...]  #: `ops`, `plain` or `passes`, perhaps with the names of some transformations
     by: str = "numpy"  #: what evaluates the programs; "": what does so in the tests
 
 
@@ -71,8 +71,7 @@ MUTANTS = {
             ),
             ("_lowering/branches.py", "    if len(used) == len(operands):\n", "    if True:\n"),
         ),
-        ("ops:jit",),
-        "",
+        ("passes:forward",),
     ),
     "a box that is out of range is moved into range": Mutant(
         (("_in_place/rows.py", '"drop" if self.drops else "clip"', '"clip"'),), ("plain",)
@@ -217,7 +216,7 @@ def found(mutant: Mutant, seed: int, most: int) -> str:
 
 def run(folder: str, programs: Sequence[str], seed: int, most: int) -> None:
     """Run random programs with the package in a folder until one fails, and print how many."""
-    sys.path[:0] = [folder, *(f"{folder}/tests/{name}" for name in ("support", "ops", "in_place"))]
+    sys.path[:0] = [folder, *(f"{folder}/tests/{name}" for name in ("support", "ops", "in_place", "lowering"))]
     os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1")
     import logging
     import warnings
@@ -251,12 +250,13 @@ def run(folder: str, programs: Sequence[str], seed: int, most: int) -> None:
 
 
 def _checks(programs: Sequence[str]) -> Iterator[tuple[str, Callable[..., None]]]:
-    modules = {"ops": import_module("test_random_programs"), "plain": import_module("test_plain_programs")}
+    files = {"ops": "test_random_programs", "plain": "test_plain_programs", "passes": "test_passes"}
+    modules = {kind: import_module(name) for kind, name in files.items()}
     gates = import_module("gates")
     for text in programs:
         kind, _, chosen = text.partition(":")
         module = modules[kind]
-        every = module.TRANSFORMATIONS if kind == "ops" else module.ORDERS
+        every = module.ORDERS if kind == "plain" else module.TRANSFORMATIONS
         for name in chosen.split("|") if chosen else every:
             if os.environ.get("RANDOM_PROGRAMS") == "numpy" and (kind, name) in _ONLY_COMPILED:
                 continue

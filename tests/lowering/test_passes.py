@@ -64,12 +64,21 @@ def gradient_of_batch(program, *differ):
     gradients(program, f, lambda f, *axes: jax.vmap(jax.grad(f, FLOATS), *axes), *differ, 0, False)
 
 
-@pytest.mark.parametrize("transformation", [forward, gradient, batch, gradient_of_batch])
+TRANSFORMATIONS = {f.__name__: f for f in (forward, gradient, batch, gradient_of_batch)}
+
+
+def check(transformation, program, *batch, passed=(ALL, "cpu")):
+    """Judge a program. The batch is whether its examples differ, and perhaps its axis, which is always the first."""
+    with judged_after(by_passes(*passed), raises=raises(passed[1])):
+        TRANSFORMATIONS[transformation](program, *batch[:2])
+
+
+@pytest.mark.parametrize("transformation", TRANSFORMATIONS)
 @SOME
 @given(program=programs(), setting=st.sampled_from(SETTINGS), differ=BATCHES, passed=PASSED)
 def test_a_program_after_passes(transformation, program, setting, differ, passed):
-    with gates(setting), judged_after(by_passes(*passed), raises=raises(passed[1])):
-        transformation(program, *differ)
+    with gates(setting):
+        check(transformation, program, *differ, passed=passed)
 
 
 # --- which index is said to be out of range ----------------------------------------------------------------------

@@ -26,7 +26,22 @@ from random_checks import (
     total,
 )
 from random_machines import DIRECTION, THETA, InJax, expected, initial, kinds, outputs
-from random_programs import STATE, At, Block, Cond, Index, Loop, Predicate, Program, Update, programs, run
+from random_programs import (
+    STATE,
+    At,
+    Block,
+    Call,
+    Cond,
+    Index,
+    Loop,
+    Predicate,
+    Program,
+    Read,
+    Switch,
+    Update,
+    programs,
+    run,
+)
 
 from jax_tensorarray import _gates
 
@@ -185,6 +200,14 @@ def two_versions():
     return Block((loop("while_loop", Cond(Predicate("odd", 0, 0), (Block((), OWN), crossing))),), OWN)
 
 
+def exchanged():
+    """One branch exchanges two buffers, one writes a row of a version that nothing else uses."""
+    at = At((Index(0, 1, 0, "mod"),), "int32", None, None, "auto")
+    aside = Call("jit", Block((update("write"), Read("S", 0, at)), (None, 0, None, 2, 1, None, None)))
+    branches = Block((), OWN), Block((update("write"),), OWN), Block((), (*OWN[:3], 0, 1, *OWN[5:]))
+    return Block((aside, Switch(0, branches)), OWN)
+
+
 ONCE = {
     "a start whose dtype has no value for the last row": (
         ("jit", "grad"),
@@ -200,6 +223,10 @@ ONCE = {
     "two versions of a buffer from one branch": (
         ("vmap", "vmap of grad", "grad of vmap"),
         [Program((5, 3, 3), "int32", 1, two_versions())],
+    ),
+    "a conditional in front of an operand that its branches ignore": (
+        ("jit",),
+        [Program((3, 3, 3), "int32", 0, exchanged())],
     ),
 }
 

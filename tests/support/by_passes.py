@@ -37,6 +37,15 @@ def passes_for(target):
 ALL = len(passes.PASSES)
 
 
+def check(jaxpr):
+    """Check a jaxpr and those in it: JAX does not look into loops."""
+    inner = _compat.opened(jaxpr)
+    check_jaxpr(inner)
+    for eqn in inner.eqns:
+        for each in jaxprs.jaxprs_in(eqn.params):
+            check(each)
+
+
 def by_passes(count=ALL, name="cpu"):
     """Return the first passes for a target, as a function of a program.
 
@@ -49,7 +58,7 @@ def by_passes(count=ALL, name="cpu"):
             return jaxpr
         with mock.patch.object(_compat, "barriers_hold", lambda platform: holds):
             for _, after in itertools.islice(passes.steps(jaxpr, target), count):
-                check_jaxpr(_compat.opened(after))
+                check(after)
                 jaxpr = after
         return jaxpr
 

@@ -311,12 +311,17 @@ def _shared(
 def _exchanged(
     simple: st.SearchStrategy[Any], updates: st.SearchStrategy[Update], reads: st.SearchStrategy[Read]
 ) -> st.SearchStrategy[Block]:
-    """Branches exchange two buffers, return one twice, or update one by rows read before. Not all results are used."""
-    of_s = st.builds(_of_s, updates, _refs)
+    """Branches exchange two buffers, return one twice, or update one by a row read before. Not all results are used.
+
+    The row is one of a version that nothing else uses: the block goes on with the buffers as they were.
+    """
+    aside = st.builds(
+        lambda update, read: Call("jit", Block((_of_s(update, 1), _of_s(read, 0)), _pair(2, 1, row=0))), updates, reads
+    )
+    by_row = st.builds(lambda update, buffer: _of_s(update, buffer)._replace(rows=(0, 1, 2)), updates, _refs)
     pairs = st.sampled_from([(None, None), (0, 1), (0, 0), (1, 1)]) | st.tuples(_refs, _refs)
-    branch = st.builds(lambda some, pair: Block(some, _pair(*pair)), st.lists(of_s, max_size=1).map(tuple), pairs)
+    branch = st.builds(lambda some, pair: Block(some, _pair(*pair)), st.lists(by_row, max_size=1).map(tuple), pairs)
     branches = st.sampled_from([2, 3, 3, 4]).flatmap(lambda n: st.tuples(*[branch] * n))
-    before = st.lists(of_s | st.builds(_of_s, reads, _refs) | simple, min_size=1, max_size=3).map(tuple)
     hows = st.builds(
         lambda blocks, test, ref, same: Cond(test, blocks, same) if len(blocks) == 2 else Switch(ref, blocks, same),
         branches,
@@ -325,17 +330,18 @@ def _exchanged(
         _same,
     )
     used = st.builds(_pair, st.sampled_from([None, None, 1]), st.sampled_from([None, 0]))
-    return st.builds(lambda before, how, used: Block((*before, how), used), before, hows, used)
+    before = st.lists(simple, max_size=1).map(tuple)
+    return st.builds(lambda some, row, how, used: Block((*some, row, how), used), before, aside, hows, used)
 
 
 #: The results of a block that returns its newest row, so that something depends on what is read.
 _NEWEST = (None, 0, *(None,) * (len(STATE) - 2))
 
 
-def _pair(first: int | None, second: int | None) -> tuple[int | None, ...]:
-    """The results of a block that returns these in the places S."""
+def _pair(first: int | None, second: int | None, row: int | None = None) -> tuple[int | None, ...]:
+    """The results of a block that returns these in the places S, and this row."""
     pair = iter((first, second))
-    return tuple(next(pair) if tag == "S" else None for tag in STATE)
+    return tuple(next(pair) if tag == "S" else row if tag == "s" else None for tag in STATE)
 
 
 def _of_s(s: Any, buffer: int) -> Any:
