@@ -21,7 +21,7 @@ from benchmarks.pages import filled
 from benchmarks.wild.measure import seconds_of
 from jax_tensorarray._in_place import layouts, parts, registers, repair, stacks, sums, twins, views
 from jax_tensorarray._jaxprs import foreign, refs
-from jax_tensorarray.inspect import watch
+from jax_tensorarray.doctor import watch
 
 #: Programs of public libraries, of public reports, and of the pages.
 PUBLIC = ("wild", "reported", "examples")

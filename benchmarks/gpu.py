@@ -17,7 +17,7 @@ from jax import lax
 
 import jax_tensorarray as ta
 from jax_tensorarray._ops import sorting
-from jax_tensorarray.inspect._header import versions
+from jax_tensorarray.doctor._header import versions
 from tests.support.row_programs import ours, plain, programs
 
 try:

@@ -10,7 +10,7 @@ from typing import Any
 
 from drawing import draw
 
-from jax_tensorarray import Checkpoint
+from jax_tensorarray.residuals import Checkpoint
 
 PAGE = Path(__file__).parent / "loops.md"
 SIZES = (64, 256, 1024, 4096)

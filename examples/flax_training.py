@@ -23,7 +23,7 @@ import numpy as np
 from jax import lax
 
 from jax_tensorarray import ta_read, ta_write
-from jax_tensorarray.inspect import loop_copies
+from jax_tensorarray.doctor import loop_copies
 
 try:
     import optax

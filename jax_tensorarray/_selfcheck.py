@@ -24,8 +24,8 @@ from jax_tensorarray._hlo import text as hlo_text
 from jax_tensorarray._in_place.api import in_place
 from jax_tensorarray._ops.read import ta_read
 from jax_tensorarray._ops.write import ta_write
-from jax_tensorarray.inspect._header import header
-from jax_tensorarray.inspect._text import wrapped
+from jax_tensorarray.doctor._header import header
+from jax_tensorarray.doctor._text import wrapped
 
 Array = jax.Array
 Step = tuple[Array, Array]  #: its number, and the row of `x`

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from jax_tensorarray import inspect
+from jax_tensorarray import doctor
 
 
 def pytest_configure(config: Any) -> None:
@@ -23,7 +23,7 @@ def pytest_configure(config: Any) -> None:
 def forbid_copies(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail if JAX compiles a loop that copies whole buffers."""
     marker = request.node.get_closest_marker("forbid_copies")
-    with inspect.forbid_copies(*(marker.args if marker else ()), **(marker.kwargs if marker else {})):
+    with doctor.forbid_copies(*(marker.args if marker else ()), **(marker.kwargs if marker else {})):
         yield
 
 

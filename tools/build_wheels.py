@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TOOLS = ["twine", "abi3audit", *(["auditwheel"] if sys.platform == "linux" else [])]
 
 #: What the main job finds. (cibuildwheel runs all of it, which takes longer than building a wheel.)
-HEADER = "from jax_tensorarray.inspect._header import header; print(*header(), sep='\\n')"
+HEADER = "from jax_tensorarray.doctor._header import header; print(*header(), sep='\\n')"
 
 #: The kernels, their errors, and what is done with a plugin.
 TESTS = ["package/test_plugin.py", *(f"ops/test_{name}.py" for name in ("primitives", "empty", "errors", "rows"))]
@@ -234,7 +234,7 @@ def try_plugin(inside: Path, plugin: Path, work: Path) -> str:
     program = """
 import jax, jax.numpy as jnp
 from jax_tensorarray import _kernels, ta_write
-from jax_tensorarray.inspect._header import header
+from jax_tensorarray.doctor._header import header
 print(*header(), sep="\\n")
 kernels = _kernels.modules["cuda"]
 assert kernels.__name__ == "jax_tensorarray_cuda13._cuda" and kernels.cuda_version // 1000 == 13, kernels

@@ -8,7 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_tensorarray import TensorArray, foldl, fori_loop, map_structure, tf_while_loop
+from jax_tensorarray import TensorArray, fori_loop
+from jax_tensorarray.tf import foldl
+from jax_tensorarray.tf import while_loop as tf_while_loop
+from jax_tensorarray.tf.nest import map_structure
 
 Array = Any
 

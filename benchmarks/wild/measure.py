@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.wild.programs import Program
 from jax_tensorarray import in_place
-from jax_tensorarray.inspect import LoopCopy, watch
+from jax_tensorarray.doctor import LoopCopy, watch
 
 #: Results differ if they do by more than this part of the largest number.
 TOLERANCE = 1e-4

@@ -8,7 +8,7 @@ from benchmarks import families
 from benchmarks.pages import END
 from benchmarks.wild.measure import Found, Row
 from benchmarks.wild.programs import PROGRAMS, Program
-from jax_tensorarray.inspect._text import readable
+from jax_tensorarray.doctor._text import readable
 
 #: What is faster or slower by less than this is no difference: so much do equal programs differ.
 NOISE = 1.15

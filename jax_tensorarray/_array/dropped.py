@@ -9,7 +9,7 @@ import warnings
 from types import FrameType
 
 _METHODS = frozenset({"append", "scatter", "split", "unstack", "write"})
-_LOOPS = frozenset({"foldl", "foldr", "fori_loop", "scan", "tf_while_loop", "while_loop"})
+_LOOPS = frozenset({"foldl", "foldr", "fori_loop", "scan", "while_loop"})
 _ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD")
 _LOADING = (*_ATTRIBUTE, "LOAD_DEREF", "LOAD_FAST", "LOAD_GLOBAL", "LOAD_NAME")
 

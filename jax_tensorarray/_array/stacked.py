@@ -100,7 +100,7 @@ class Stacked(Rows):
         if np.ndim(size):
             raise TypeError(
                 f"TensorArray: the size is of shape {np.shape(size)}, but must be a scalar: a function that "
-                "jax.tree.map called has changed it. map_structure passes the TensorArray itself to the function"
+                "jax.tree.map called has changed it. tf.nest.map_structure passes the TensorArray itself to it"
             )
         if getattr(size, "ndim", None) == 0 and not isinstance(size, jax.core.Tracer):
             check_alive((size,))

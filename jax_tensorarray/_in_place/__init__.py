@@ -11,6 +11,6 @@ which has `twins` find the buffers that a loop carries twice. They share what th
 `equinox` has rules for primitives of that library. Rings (in `registers`), layouts and stacks are values in another
 representation, for which `representations` has the walk. `noted` has `checkify` see the operations that are gone. Two
 modules come before: `early` repairs loops that the program itself differentiates, and `_jaxprs.refs` turns refs into
-arrays. `explained` keeps what `inspect.explain` says. `package` puts under `in_place` what another package jits:
+arrays. `explained` keeps what `doctor.explain` says. `package` puts under `in_place` what another package jits:
 `source` changes its source, and `jit` is what that calls then.
 """

@@ -71,8 +71,8 @@ def in_place(
     `lax.dynamic_slice` and so on) and replaces them by this library's ops. The results are the same; indices out of
     range mean what they mean in JAX.
 
-    Any other operation stays as it was. `jax_tensorarray.inspect.explain(fun)(...)` says why, and
-    `jax_tensorarray.inspect.loop_copies(in_place(fun), ...)` lists what still copies.
+    Any other operation stays as it was. `jax_tensorarray.doctor.explain(fun)(...)` says why, and
+    `jax_tensorarray.doctor.loop_copies(in_place(fun), ...)` lists what still copies.
 
     Of the leaves of the arguments, `in_place` traces arrays (NumPy's too). It traces a float or a complex number that
     is an argument or stands in a list, a tuple or a dict, as `jax.jit` does; in any other node, such as a module of

@@ -1,4 +1,4 @@
-"""`choice_of_residuals`: what each loop of a function keeps when the function is differentiated."""
+"""`residuals.explain`: what each loop of a function keeps when the function is differentiated."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,7 +22,7 @@ Array = jax.Array
 _NONE = "a while_loop has no derivative in reverse mode without max_steps"
 
 
-def choice_of_residuals(
+def explain(
     fun: Callable[..., Any], *args: Any, max_steps: int | None = None, memory: int | None = None
 ) -> list[Choice]:
     """Return what reverse mode keeps of each step of every loop in a function, plain ones as `in_place` runs them.
@@ -53,16 +53,16 @@ def choice_of_residuals(
         ValueError: `max_steps` is negative, or `memory` is not a number of bytes.
 
     >>> import jax, jax.numpy as jnp
-    >>> from jax_tensorarray import choice_of_residuals
+    >>> from jax_tensorarray.residuals import explain
     >>> def f(ys):  # each row depends on all rows there are
     ...     return jax.lax.fori_loop(0, 100, lambda i, ys: ys.at[i].set(jnp.tanh(ys.T @ ys[:, 0])), ys)
-    >>> [choice] = choice_of_residuals(f, jnp.ones((100, 100)))
+    >>> [choice] = explain(f, jnp.ones((100, 100)))
     >>> choice.residuals, choice.steps, choice.largest
     ('undo', 100, 'float32[100,100]')
     """
     if not callable(fun):
-        raise TypeError(f"choice_of_residuals: fun must be callable, got {fun!r}")
-    check_max_steps("choice_of_residuals", max_steps)
+        raise TypeError(f"residuals.explain: fun must be callable, got {fun!r}")
+    check_max_steps("residuals.explain", max_steps)
     repair, found = Repair(Request(max_steps, Auto(memory))), []
     jaxpr = refs.as_arrays(jax.make_jaxpr(fun)(*args))
 

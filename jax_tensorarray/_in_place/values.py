@@ -152,7 +152,7 @@ class Value:
 
     Attributes:
         array: the array. That of a view is made when it is asked for.
-        became: what `inspect.explain` says that a rule made it by, if that is more than one row op; else empty.
+        became: what `doctor.explain` says that a rule made it by, if that is more than one row op; else empty.
         before: the previous version, if there is one; `update` is what was done to its rows since.
         sparse_updates: if this is an array of zeros with updates, all of the updates; else None.
         part: how it was selected from a buffer and zeros; else None.

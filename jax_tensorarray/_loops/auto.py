@@ -21,7 +21,7 @@ Array = jax.Array
 
 
 class Choice(NamedTuple):
-    """What `choice_of_residuals` says of a loop."""
+    """What `residuals.explain` says of a loop."""
 
     residuals: str
     reason: str
@@ -102,7 +102,7 @@ def _fewest(max_steps: int) -> int:
 class Auto(Strategy):
     """Let a loop choose what it keeps: a tape or, if a tape would hold whole buffers, what `Undo` keeps: "auto".
 
-    `choice_of_residuals` returns the choice.
+    `residuals.explain` returns the choice.
 
     Args:
         memory: how many bytes may be kept for `max_steps` steps, per example if the derivative is under `jax.vmap`.
@@ -114,7 +114,8 @@ class Auto(Strategy):
         ValueError: `memory` is not a number of bytes.
 
     >>> import jax, jax.numpy as jnp
-    >>> from jax_tensorarray import Auto, fori_loop
+    >>> from jax_tensorarray import fori_loop
+    >>> from jax_tensorarray.residuals import Auto
     >>> long = lambda x: fori_loop(0, 1000, lambda i, y: jnp.sin(y), x, residuals=Auto(memory=400))
     >>> print(f"{jax.grad(long)(1.0):.6f}")
     0.000124
@@ -168,7 +169,8 @@ class Undo(Strategy):
     This is for bodies that use a whole buffer in each step. A tape would hold T copies of it.
 
     >>> import jax, jax.numpy as jnp
-    >>> from jax_tensorarray import Undo, fori_loop, ta_write
+    >>> from jax_tensorarray import fori_loop, ta_write
+    >>> from jax_tensorarray.residuals import Undo
     >>> whole = lambda x: fori_loop(0, 2, lambda i, b: ta_write(b, i, jnp.dot(b, b)), x, residuals=Undo()).sum()
     >>> jax.grad(whole)(jnp.array([1.0, 2.0]))
     Array([22., 48.], dtype=float32)

@@ -39,7 +39,8 @@ class Checkpoint(Strategy):
         ValueError: `carries` is not a positive integer.
 
     >>> import jax, jax.numpy as jnp
-    >>> from jax_tensorarray import Checkpoint, fori_loop
+    >>> from jax_tensorarray import fori_loop
+    >>> from jax_tensorarray.residuals import Checkpoint
     >>> long = lambda x: fori_loop(0, 1000, lambda i, y: jnp.sin(y), x, residuals=Checkpoint(10))
     >>> print(f"{jax.grad(long)(1.0):.6f}")
     0.000124

@@ -83,7 +83,7 @@ def unpacked(op: str, functions: dict[str, Any], carry: Any) -> TypeError | None
             parts = ", ".join(list(inspect.signature(f).parameters)[: len(carry)])
             return TypeError(
                 f"{op}: {name} takes the {len(carry)} parts of the carry, as in TensorFlow; here it takes one "
-                f"argument, the whole carry. Write `def {name}(carry): {parts} = carry`, or call tf_while_loop"
+                f"argument, the whole carry. Write `def {name}(carry): {parts} = carry`, or call tf.while_loop"
             )
     return None
 

@@ -40,7 +40,8 @@ class Inverse(Strategy):
         TypeError, ValueError: `f` is not a function, or `check` is neither a bool nor a number of at least 0.
 
     >>> import jax, jax.numpy as jnp
-    >>> from jax_tensorarray import Inverse, scan
+    >>> from jax_tensorarray import scan
+    >>> from jax_tensorarray.residuals import Inverse
     >>> back = Inverse(lambda total, x: total / x, check=True)
     >>> product = lambda xs: scan(lambda total, x: (total * x, None), 1.0, xs, residuals=back)[0]
     >>> jax.grad(product)(jnp.array([2.0, 4.0]))

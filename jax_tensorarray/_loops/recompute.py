@@ -18,7 +18,8 @@ class Recompute(Tape):
         offload: as for `Tape`.
 
     >>> import jax, jax.numpy as jnp
-    >>> from jax_tensorarray import Recompute, fori_loop
+    >>> from jax_tensorarray import fori_loop
+    >>> from jax_tensorarray.residuals import Recompute
     >>> deep = lambda x: fori_loop(0, 3, lambda i, y: jnp.sin(jnp.cos(y)), x, residuals=Recompute())
     >>> print(f"{jax.grad(deep)(1.0):.4f}")
     -0.1189

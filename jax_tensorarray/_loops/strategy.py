@@ -86,7 +86,8 @@ class Tape(Strategy):
             host, so there is nothing to gain.
 
     >>> import jax
-    >>> from jax_tensorarray import Tape, fori_loop
+    >>> from jax_tensorarray import fori_loop
+    >>> from jax_tensorarray.residuals import Tape
     >>> power = lambda x: fori_loop(0, 3, lambda i, y: x * y, 1.0, residuals=Tape(offload=True))
     >>> print(jax.grad(power)(2.0))
     12.0

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from jax import lax
 
 import jax_tensorarray
-from jax_tensorarray import TensorArray, fori_loop, growing, scan, ta_read, tf_while_loop, while_loop
+from jax_tensorarray import TensorArray, fori_loop, growing, scan, ta_read, while_loop
+from jax_tensorarray.tf import while_loop as tf_while_loop
 
 pytestmark = pytest.mark.slow
 

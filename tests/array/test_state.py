@@ -12,7 +12,8 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jax_tensorarray import TensorArray, register_with_flax
+from jax_tensorarray import TensorArray
+from jax_tensorarray.flax import register as register_with_flax
 
 ROWS = np.arange(24.0, dtype=np.float32).reshape(3, 8)
 

@@ -226,14 +226,14 @@ def test_an_array_that_a_method_returns_is_missed_if_the_statement_drops_it():
 
 def test_so_is_one_that_a_loop_returns():
     ta = TensorArray(f64, size=3, element_shape=())
-    scope = {"jta": jta, "foldr": jta.foldr, "ta": ta, "xs": jnp.arange(3)}
+    scope = {"jta": jta, "foldr": jta.tf.foldr, "ta": ta, "xs": jnp.arange(3)}
     scope["write"] = lambda i, ta: ta.write(i, 1.0)
     dropping = {
-        "tf_while_loop": "jta.tf_while_loop(lambda i, _: i < 3, lambda i, ta: (i + 1, write(i, ta)), (0, ta))",
+        "tf_while_loop": "jta.tf.while_loop(lambda i, _: i < 3, lambda i, ta: (i + 1, write(i, ta)), (0, ta))",
         "while_loop": "jta.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, write(*c)), (0, ta), max_steps=5)",
         "fori_loop": "1; jta.fori_loop(0, 3, write, ta); 2",
         "scan": "jta.scan(lambda ta, i: (write(i, ta), i), ta, xs)",
-        "foldl": "jta.foldl(lambda ta, i: write(i, ta), xs, ta)",
+        "foldl": "jta.tf.foldl(lambda ta, i: write(i, ta), xs, ta)",
         "foldr": "foldr(lambda ta, i: write(i, ta), xs, initializer=ta)",
     }
     for name, statement in dropping.items():
@@ -283,7 +283,7 @@ def test_nobody_is_warned_of_an_array_that_was_used_or_taken():
     ta = made("static")
     _ = jta.fori_loop(0, 3, body, ta)
     jta.fori_loop(0, 3, body, ta).stack()
-    _, after = jta.tf_while_loop(lambda i, _: i < 3, lambda i, ta: (i + 1, body(i, ta)), (0, ta))
+    _, after = jta.tf.while_loop(lambda i, _: i < 3, lambda i, ta: (i + 1, body(i, ta)), (0, ta))
     [jta.fori_loop(0, k, body, after) for k in range(2)]
     jta.fori_loop(0, 3, lambda i, x: x + ta.write(i, 5.0).read(i), 0.0)
 

@@ -12,7 +12,7 @@ from in_numpy import in_numpy
 from jax import jit
 from scripts import close, example, run
 
-from jax_tensorarray.inspect import loop_copies
+from jax_tensorarray.doctor import loop_copies
 
 pytestmark = pytest.mark.slow
 

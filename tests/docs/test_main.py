@@ -11,7 +11,7 @@ import pytest
 
 from jax_tensorarray import _selfcheck
 from jax_tensorarray._selfcheck import Program, ours, programs
-from jax_tensorarray.inspect import _header
+from jax_tensorarray.doctor import _header
 
 pytestmark = pytest.mark.slow
 

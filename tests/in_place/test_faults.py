@@ -7,10 +7,11 @@ import pytest
 from jax import lax
 from jax.interpreters import ad, batching
 
-from jax_tensorarray import Checkpoint, _faults, in_place
+from jax_tensorarray import _faults, in_place
 from jax_tensorarray._in_place.repair import Repair
 from jax_tensorarray._loops.while_ import ta_while_p
 from jax_tensorarray._lowering import program
+from jax_tensorarray.residuals import Checkpoint
 
 X = jnp.linspace(0.1, 1, 6)
 
@@ -79,7 +80,7 @@ def test_an_error_on_purpose_stays_an_error(monkeypatch):
     monkeypatch.setattr(Repair, "evaluate", fails)
     with pytest.raises(ValueError, match="more than max_steps"):
         in_place(filled)(X)
-    for name in ("in_place", "while_loop", "ta_read", "Inverse", "tf_scan", "fori_loop"):
+    for name in ("in_place", "while_loop", "ta_read", "Inverse", "tf.scan", "fori_loop"):
         assert _faults._ON_PURPOSE.match(f"{name}: text")
 
 

@@ -17,8 +17,8 @@ from jax.interpreters import ad, batching, mlir, partial_eval, xla
 from jax_tensorarray import in_place
 from jax_tensorarray._hlo import text as hlo_text
 from jax_tensorarray._jaxprs import jaxprs
+from jax_tensorarray.doctor import explain
 from jax_tensorarray.export import disabled_checks
-from jax_tensorarray.inspect import explain
 
 ROWS, SIZE = 200, 16
 X = np.linspace(-1, 1, ROWS * SIZE).reshape(ROWS, SIZE)

@@ -11,9 +11,11 @@ from in_place import assert_no_whole_buffer_operation, compiled
 from jax import lax
 
 from benchmarks.whole_reads import PROGRAMS, bytes_of_buffers
-from jax_tensorarray import Undo, choice_of_residuals, fori_loop, in_place, scan, ta_read, ta_write
+from jax_tensorarray import fori_loop, in_place, scan, ta_read, ta_write
 from jax_tensorarray._loops import log
-from jax_tensorarray.inspect import loop_copies
+from jax_tensorarray.doctor import loop_copies
+from jax_tensorarray.residuals import Undo
+from jax_tensorarray.residuals import explain as choice_of_residuals
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,8 @@ from in_numpy import in_numpy
 from jax import lax
 from jax.experimental import hijax
 
-from jax_tensorarray import Checkpoint, fori_loop, in_place, inspect, ta_read, ta_write
+from jax_tensorarray import doctor, fori_loop, in_place, ta_read, ta_write
+from jax_tensorarray.residuals import Checkpoint
 
 T = 40
 HiPrim = getattr(hijax, "HiPrim" if hasattr(hijax, "HiPrim") else "VJPHiPrimitive")  # the name until 0.10
@@ -101,7 +102,7 @@ def test_the_name_of_a_hijax_primitive_that_takes_a_buffer_is_said():
     def f(x):
         return lax.fori_loop(1, T, lambda i, b: b.at[i].set(sine(b)[i - 1]), x)
 
-    [left] = [x for x in inspect.explain(f)(rows()) if x.reason == "foreign-primitive"]
+    [left] = [x for x in doctor.explain(f)(rows()) if x.reason == "foreign-primitive"]
     assert left.op == "Sine" and "`Sine`" in left.text
 
 

@@ -14,7 +14,7 @@ from jax import lax
 from jax_tensorarray import in_place
 from jax_tensorarray._compat import barriers_hold
 from jax_tensorarray._hlo import text as hlo_text
-from jax_tensorarray.inspect import loop_copies
+from jax_tensorarray.doctor import loop_copies
 
 ROWS, SIZE, STEPS = 48, 8, 12
 X = np.linspace(-1, 1, SIZE)

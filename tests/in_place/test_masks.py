@@ -13,7 +13,7 @@ from jax.sharding import AxisType, PartitionSpec
 from jax.test_util import check_grads
 
 from jax_tensorarray import in_place
-from jax_tensorarray.inspect import explain
+from jax_tensorarray.doctor import explain
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ from in_numpy import in_numpy
 from in_place import assert_no_whole_buffer_operation, compiled
 from jax import lax
 
-from jax_tensorarray import in_place, inspect
+from jax_tensorarray import doctor, in_place
 from jax_tensorarray._in_place import parts
 
 N, D, STEPS = 120, 8, 30
@@ -162,7 +162,7 @@ def test_an_index_is_one_of_the_part(index):
 
 def test_explain_says_that_a_part_is_put_back():
     shape, step = CASES["halves"]
-    text = str(inspect.explain(loss(step))(*arguments(shape)))
+    text = str(doctor.explain(loss(step))(*arguments(shape)))
     assert "a part of the buffer that is put back in its place (2 times)" in text
     assert "Left as they are: none" in text
 

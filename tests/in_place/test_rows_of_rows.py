@@ -14,7 +14,7 @@ from in_numpy import in_numpy
 from in_place import assert_linear_time, assert_no_whole_buffer_operation, compiled
 from jax import lax
 
-from jax_tensorarray import in_place, inspect
+from jax_tensorarray import doctor, in_place
 
 L, T, D, STEPS = 4, 50, 8, 30
 
@@ -164,6 +164,6 @@ def test_time_grows_with_the_steps(order):
 
 
 def test_explain_says_what_becomes_of_the_row():
-    text = str(inspect.explain(loop(CASES["set"]))(*arguments()))
+    text = str(doctor.explain(loop(CASES["set"]))(*arguments()))
     assert "updates of the row that is put back" in text
     assert "Left as they are: none" in text

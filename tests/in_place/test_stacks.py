@@ -10,7 +10,7 @@ from jax import lax
 
 from jax_tensorarray import in_place
 from jax_tensorarray._compat import barriers_hold
-from jax_tensorarray.inspect._copies import copies_in
+from jax_tensorarray.doctor._copies import copies_in
 
 pytestmark = pytest.mark.slow
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jax_tensorarray import TensorArray, fori_loop, growing, tf_while_loop, while_loop
+from jax_tensorarray import TensorArray, fori_loop, growing, while_loop
+from jax_tensorarray.tf import while_loop as tf_while_loop
 
 pytestmark = pytest.mark.slow
 

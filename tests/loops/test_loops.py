@@ -322,8 +322,8 @@ def folded(elems, initializer, reverse):
 )
 def test_folds_are_those_of_python(length, start, reverse):
     def ours(elems, initializer):
-        last = (ta.foldr if reverse else ta.foldl)(pair, elems, initializer)
-        return last, ta.tf_scan(pair, elems, initializer, reverse=reverse)
+        last = (ta.tf.foldr if reverse else ta.tf.foldl)(pair, elems, initializer)
+        return last, ta.tf.scan(pair, elems, initializer, reverse=reverse)
 
     def by(fold):
         def f(x, start):
@@ -358,19 +358,19 @@ def test_map_fn_is_that_of_python():
         outs = [f(jax.tree.map(lambda v, k=k: v[k], elems)) for k in range(5)]
         return jax.tree.map(lambda *v: jnp.stack(v), *outs)
 
-    found, wanted = (jit(jax.hessian(functools.partial(total, mapped)))(XS) for mapped in (ta.map_fn, python))
+    found, wanted = (jit(jax.hessian(functools.partial(total, mapped)))(XS) for mapped in (ta.tf.map_fn, python))
     assert_close(found, wanted)
 
 
 def test_folds_of_nothing():
     nothing = jnp.zeros((0, 2))
-    np.testing.assert_array_equal(ta.foldl(jnp.add, nothing, jnp.ones(2)), [1, 1])
-    np.testing.assert_array_equal(ta.foldr(jnp.add, nothing, jnp.ones(2)), [1, 1])
-    assert ta.tf_scan(jnp.add, nothing, jnp.ones(2)).shape == (0, 2)
-    assert ta.map_fn(jnp.sin, nothing).shape == (0, 2)
-    for name in ("foldl", "foldr", "tf_scan"):
-        with pytest.raises(ValueError, match=name):
-            getattr(ta, name)(jnp.add, nothing)
+    np.testing.assert_array_equal(ta.tf.foldl(jnp.add, nothing, jnp.ones(2)), [1, 1])
+    np.testing.assert_array_equal(ta.tf.foldr(jnp.add, nothing, jnp.ones(2)), [1, 1])
+    assert ta.tf.scan(jnp.add, nothing, jnp.ones(2)).shape == (0, 2)
+    assert ta.tf.map_fn(jnp.sin, nothing).shape == (0, 2)
+    for name in ("foldl", "foldr", "scan"):
+        with pytest.raises(ValueError, match=f"tf.{name}:"):
+            getattr(ta.tf, name)(jnp.add, nothing)
 
 
 # --- dtypes ----------------------------------------------------------------------------------------------------

@@ -174,7 +174,7 @@ def test_a_condition_is_asked_before_each_step_and_at_the_end(effect, max_steps,
 
     if transform == "gradient" and max_steps is not None:
         (carry, steps), slope = (found := jax.value_and_grad(with_aux, has_aux=True)(0.5))[0][1], found[1]
-        back = ta.Inverse(lambda c: (c[0] - 1, c[1] / 2), check=True)
+        back = ta.residuals.Inverse(lambda c: (c[0] - 1, c[1] / 2), check=True)
         jax.effects_barrier()
         before = list(calls)
         assert slope == jax.grad(with_aux, has_aux=True)(0.5, residuals=back)[0] == carry[1] / 0.5

@@ -13,7 +13,8 @@ from in_numpy import in_numpy
 from jax import jit, lax
 
 import jax_tensorarray as ta
-from jax_tensorarray import Checkpoint, Inverse, in_place
+from jax_tensorarray import in_place
+from jax_tensorarray.residuals import Checkpoint, Inverse
 
 MOST = 6
 

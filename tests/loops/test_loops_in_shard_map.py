@@ -34,7 +34,7 @@ def filled_in_numpy(b, n):
     return ct
 
 
-@pytest.mark.parametrize("residuals", ["tape", "undo", "recompute", ta.Checkpoint(2)], ids=str)
+@pytest.mark.parametrize("residuals", ["tape", "undo", "recompute", ta.residuals.Checkpoint(2)], ids=str)
 @pytest.mark.parametrize("check", [True, False])
 def test_a_bounded_loop_in_shard_map_has_examples_that_end_by_themselves(residuals, check):
     """The bound of each example varies over the mesh, and with it all that a step selects. The body has constants."""

@@ -264,7 +264,7 @@ def test_what_is_not_differentiated_needs_no_max_steps(name):
         np.testing.assert_allclose(slope, wanted, rtol=1e-6, err_msg=transform)
 
 
-@pytest.mark.parametrize("residuals", ["tape", ta.Checkpoint(2), "undo"])
+@pytest.mark.parametrize("residuals", ["tape", ta.residuals.Checkpoint(2), "undo"])
 def test_a_loop_that_is_linear_has_a_transpose(residuals):
     options = {"max_steps": 9, "residuals": residuals}
     matrix = jnp.array([[1.0, 2.0], [-1.0, 0.5]])
@@ -325,7 +325,7 @@ def test_checkify_finds_the_errors_of_a_body(name):
         checkify.checkify(jax.vmap(functools.partial(CHECKED[name], OURS)))(jnp.arange(3))
 
 
-@pytest.mark.parametrize("residuals", ["tape", "recompute", ta.Checkpoint(2), "undo"])
+@pytest.mark.parametrize("residuals", ["tape", "recompute", ta.residuals.Checkpoint(2), "undo"])
 def test_checkify_finds_the_errors_of_a_derivative_and_no_others(residuals):
     options = {"max_steps": 9, "residuals": residuals}
 
@@ -439,6 +439,6 @@ def test_what_a_body_and_an_inverse_must_give():
     wrong = [(lambda c: {"b": c["a"]}, r"\{'b': \*\}"), (lambda c: {"a": c["a"][None]}, r"float64\[1\]")]
     for inverse, given in wrong:
         with pytest.raises(TypeError, match=rf"^while_loop: inverse must return .*but returns .*{given}"):
-            ta.while_loop(cond, body, {"a": 1.0}, max_steps=5, residuals=ta.Inverse(inverse))
+            ta.while_loop(cond, body, {"a": 1.0}, max_steps=5, residuals=ta.residuals.Inverse(inverse))
     with pytest.raises(TypeError, match=r"^scan: inverse must return what body_fun returns"):
-        ta.scan(lambda c, x: (c + x, x), 0.0, jnp.ones(3), residuals=ta.Inverse(lambda c, x: (c, x)))
+        ta.scan(lambda c, x: (c + x, x), 0.0, jnp.ones(3), residuals=ta.residuals.Inverse(lambda c, x: (c, x)))

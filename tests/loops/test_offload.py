@@ -15,11 +15,12 @@ from in_place import assert_no_whole_buffer_copy, compiled
 from jax import jit, lax
 from jax.ad_checkpoint import checkpoint_name
 
-from jax_tensorarray import Recompute, Tape, fori_loop, scan, ta_read, ta_write, while_loop
+from jax_tensorarray import fori_loop, scan, ta_read, ta_write, while_loop
 from jax_tensorarray._hlo import ahead
 from jax_tensorarray._hlo import text as hlo_text
 from jax_tensorarray._loops import host
 from jax_tensorarray._loops.host import ta_host_empty, ta_host_read, ta_host_write
+from jax_tensorarray.residuals import Recompute, Tape
 
 pytestmark = pytest.mark.slow
 

@@ -14,22 +14,9 @@ from in_place import assert_no_whole_buffer_copy, compiled
 from jax import jit, lax
 from waiting import finish
 
-from jax_tensorarray import (
-    Auto,
-    Checkpoint,
-    Inverse,
-    Recompute,
-    Tape,
-    Undo,
-    choice_of_residuals,
-    fori_loop,
-    scan,
-    ta_add,
-    ta_read,
-    ta_swap,
-    ta_write,
-    while_loop,
-)
+from jax_tensorarray import fori_loop, scan, ta_add, ta_read, ta_swap, ta_write, while_loop
+from jax_tensorarray.residuals import Auto, Checkpoint, Inverse, Recompute, Tape, Undo
+from jax_tensorarray.residuals import explain as choice_of_residuals
 
 MOST = 20
 
@@ -370,7 +357,7 @@ def test_what_each_loop_of_a_function_chooses():
     kept = while_loop, lambda x: (lambda c: c[0] < 9, lambda c: (c[0] + 1, c[1] * x), (0, x))
     named = choice_of_residuals(lambda x: kept[0](*kept[1](x), max_steps=9, residuals=Checkpoint(3)), 2.0)
     assert [(c.residuals, c.reason) for c in named] == [("Checkpoint", "the loop says so")]
-    with pytest.raises(TypeError, match="choice_of_residuals: fun must be callable, got 1"):
+    with pytest.raises(TypeError, match="residuals.explain: fun must be callable, got 1"):
         choice_of_residuals(1)
     with pytest.raises(ValueError, match="memory must be a number of bytes"):
         choice_of_residuals(f, *arrays, memory=-1)

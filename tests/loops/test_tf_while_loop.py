@@ -10,7 +10,10 @@ import pytest
 from in_numpy import in_numpy
 from jax import jit
 
-from jax_tensorarray import TensorArray, foldl, foldr, fori_loop, map_structure, scan, tf_while_loop, while_loop
+from jax_tensorarray import TensorArray, fori_loop, scan, while_loop
+from jax_tensorarray.tf import foldl, foldr
+from jax_tensorarray.tf import while_loop as tf_while_loop
+from jax_tensorarray.tf.nest import map_structure
 
 pytestmark = pytest.mark.slow
 
@@ -95,11 +98,11 @@ def test_the_rest_of_the_keywords():
 
 
 def test_what_does_not_fit_is_said():
-    with pytest.raises(TypeError, match="tf_while_loop: loop_vars must be a tuple or list, not int"):
+    with pytest.raises(TypeError, match="tf.while_loop: loop_vars must be a tuple or list, not int"):
         tf_while_loop(lambda x: x < 3, lambda x: x + 1, 0)
-    with pytest.raises(TypeError, match="tf_while_loop: body must return 2 variables, but returns 3"):
+    with pytest.raises(TypeError, match="tf.while_loop: body must return 2 variables, but returns 3"):
         tf_while_loop(lambda i, x: i < 3, lambda i, x: (i, x, x), (0, 1.0))
-    with pytest.raises(TypeError, match="tf_while_loop: body must return 2 variables, but returns "):
+    with pytest.raises(TypeError, match="tf.while_loop: body must return 2 variables, but returns "):
         tf_while_loop(lambda i, x: i < 3, lambda i, x: x, (0, 1.0))
     with pytest.raises(TypeError, match=r"while_loop: body_fun takes the 2 parts .* or call tf_while_loop"):
         while_loop(lambda c: c[0] < 3, lambda i, x: (i + 1, x), (0, 1.0))
@@ -460,19 +463,19 @@ def test_without_a_bound_of_the_steps_the_loop_asks_for_max_size():
     ],
 )
 def test_maximum_iterations_is_an_integer(given, described):
-    with pytest.raises(TypeError, match=f"tf_while_loop: maximum_iterations must be an integer, got {described}"):
+    with pytest.raises(TypeError, match=f"tf.while_loop: maximum_iterations must be an integer, got {described}"):
         tf_while_loop(lambda i: i < 2, lambda i: i + 1, [0], maximum_iterations=given)
     if hasattr(given, "dtype"):
-        with pytest.raises(TypeError, match=f"tf_while_loop: maximum_iterations must be an integer, got {described}"):
+        with pytest.raises(TypeError, match=f"tf.while_loop: maximum_iterations must be an integer, got {described}"):
             jax.jit(lambda n: tf_while_loop(lambda i: i < 2, lambda i: i + 1, [0], maximum_iterations=n))(given)
 
 
 def test_max_steps_is_an_integer_too():
     for given in ("x", 2.5):
-        with pytest.raises(TypeError, match=f"tf_while_loop: max_steps must be a Python integer, got {given!r}"):
+        with pytest.raises(TypeError, match=f"tf.while_loop: max_steps must be a Python integer, got {given!r}"):
             tf_while_loop(lambda i: i < 2, lambda i: i + 1, [0], maximum_iterations=3, max_steps=given)
 
 
 def test_maximum_iterations_is_not_negative():
-    with pytest.raises(ValueError, match="tf_while_loop: maximum_iterations must not be negative, got -1"):
+    with pytest.raises(ValueError, match="tf.while_loop: maximum_iterations must not be negative, got -1"):
         tf_while_loop(lambda i: i < 2, lambda i: i + 1, [0], maximum_iterations=-1)

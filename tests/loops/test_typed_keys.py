@@ -9,23 +9,11 @@ import pytest
 from jax import lax
 from jax.extend import random as custom
 
-from jax_tensorarray import (
-    Checkpoint,
-    Tape,
-    TensorArray,
-    choice_of_residuals,
-    foldl,
-    fori_loop,
-    growing,
-    in_place,
-    map_fn,
-    scan,
-    ta_read,
-    ta_swap,
-    ta_write,
-    tf_while_loop,
-    while_loop,
-)
+from jax_tensorarray import TensorArray, fori_loop, growing, in_place, scan, ta_read, ta_swap, ta_write, while_loop
+from jax_tensorarray.residuals import Checkpoint, Tape
+from jax_tensorarray.residuals import explain as choice_of_residuals
+from jax_tensorarray.tf import foldl, map_fn
+from jax_tensorarray.tf import while_loop as tf_while_loop
 
 T, N = 7, 3
 X = jnp.linspace(-1.0, 1.0, T * N).reshape(T, N)

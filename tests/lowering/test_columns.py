@@ -10,7 +10,7 @@ from jax import lax
 from jax.scipy.linalg import solve_triangular
 
 from jax_tensorarray import _gates, in_place
-from jax_tensorarray.inspect import loop_copies, passes
+from jax_tensorarray.doctor import loop_copies, passes
 
 N = 96
 

@@ -82,7 +82,7 @@ def test_only_the_compat_file_touches_private_jax():
 #: Rooms and files of the package, from the bottom to the top.
 LAYERS = (
     *("_types", "_union_find", "_gates", "_compat", "_kernels", "_ops", "_jaxprs", "_lowering", "_array"),
-    *("checkpoint_policies", "_loops", "_in_place", "_replaced", "_hlo", "inspect", "_selfcheck"),
+    *("checkpoint_policies", "_loops", "_in_place", "_replaced", "_hlo", "doctor", "_selfcheck"),
 )
 
 

@@ -100,12 +100,12 @@ jta.scan, jta.TensorArray(jnp.float32, 2, element_shape=()), jta.in_place(jnp.si
         "jax.eval_shape(lambda b: jta.ta_read(b, 0), jnp.ones(2))",
         "jax.eval_shape(jta.in_place(lambda b: b[0]), jnp.ones(2))",
         "jax.grad(lambda x: jta.while_loop(lambda x: x < 3, lambda x: x * x, x, max_steps=4))(2.0)",
-        "jta.inspect.watch().__enter__()",
+        "jta.doctor.watch().__enter__()",
     ],
 )
 def test_the_first_use_replaces_what_it_says(outcome, use):
     script = f"""
-import jax_tensorarray as jta, jax_tensorarray.inspect
+import jax_tensorarray as jta, jax_tensorarray.doctor
 from jax_tensorarray import _replaced
 used = [(r.owner, r.name) for r in _replaced.replacements()]
 was = [owner[name] if isinstance(owner, dict) else getattr(owner, name) for owner, name in used]
@@ -126,7 +126,7 @@ x = jnp.ones((60, 50))
 first = jax.grad(lambda b: kept(b).sum())(x)
 
 import jax_tensorarray as jta
-from jax_tensorarray.inspect import loop_copies
+from jax_tensorarray.doctor import loop_copies
 def ops(b):
     read = jax.jit(lambda b, i: jta.ta_read(b, i))
     def step(i, b):
@@ -162,7 +162,7 @@ def test_whoever_watches_before_the_first_use_leaves_what_that_replaces(outcome)
 import jax_tensorarray as jta
 sums = lambda b: lax.fori_loop(0, 3, lambda i, s: s + jta.ta_read(b, i), 0.0)
 is_call = lambda: "jax_tensorarray_read" in jax.jit(lambda b: sums(b)).lower(jnp.ones(3)).as_text()
-with jta.inspect.watch():
+with jta.doctor.watch():
     inside = is_call()
 print(inside, is_call())
 """

@@ -168,7 +168,7 @@ def test_a_traceback_ends_in_the_line_of_the_user(transform):
     loops = {
         "while_loop": lambda body, x: jta.while_loop(lambda x: x < 3, body, x, max_steps=3),
         "fori_loop": lambda body, x: jta.fori_loop(0, 3, lambda i, x: body(x), x),
-        "scan": lambda body, x: jta.scan(lambda x, _: (body(x), x), x, None, 3, residuals=jta.Checkpoint(2)),
+        "scan": lambda body, x: jta.scan(lambda x, _: (body(x), x), x, None, 3, residuals=jta.residuals.Checkpoint(2)),
     }
     for loop in loops.values():
         for body in (wrong, stray):

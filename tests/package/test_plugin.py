@@ -12,7 +12,7 @@ import pytest
 
 import jax_tensorarray
 from jax_tensorarray import __version__, _kernels
-from jax_tensorarray.inspect import _header as main_job
+from jax_tensorarray.doctor import _header as main_job
 
 #: What a plugin's `_cuda` has, with the handlers of the CPU instead of those for a GPU.
 FAKE = """

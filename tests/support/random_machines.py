@@ -477,9 +477,9 @@ class InJax:
         state = *state, jnp.zeros_like(state[1])
         kind = "while_loop" if s.kind == "lax.while_loop" and self.reverse_mode else s.kind
         objects = {
-            "checkpoint": ta.Checkpoint(s.checkpoints),
-            "offload": ta.Tape(offload=True),
-            "memory": ta.Auto(memory=100 * s.checkpoints),
+            "checkpoint": ta.residuals.Checkpoint(s.checkpoints),
+            "offload": ta.residuals.Tape(offload=True),
+            "memory": ta.residuals.Auto(memory=100 * s.checkpoints),
         }
         options: dict[str, Any] = {"residuals": objects.get(s.residuals, s.residuals)}
         if kind.endswith("while_loop"):
@@ -522,7 +522,7 @@ class InJax:
             return k - 1, a - 0.5 * jnp.sin(b), b
 
         start = (jnp.int32(0), a, b)
-        kept = ta.Inverse(back, check=1e-6)
+        kept = ta.residuals.Inverse(back, check=1e-6)
         return ta.while_loop(lambda c: c[0] < trips, forward, start, max_steps=steps, residuals=kept)[1:]
 
 

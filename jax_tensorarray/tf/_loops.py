@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_tensorarray._loops.api import run_while, scan
+from jax_tensorarray._loops import api
+from jax_tensorarray._loops.api import run_while
 from jax_tensorarray._loops.from_jax import as_value, check_max_steps, known_bound
 from jax_tensorarray._loops.hints import about_sizes, explained
 from jax_tensorarray._loops.strategy import Tape
@@ -19,7 +20,7 @@ Array = jax.Array
 
 
 @about_sizes
-def tf_while_loop(
+def while_loop(
     cond: Callable[..., Any],
     body: Callable[..., Any],
     loop_vars: Sequence[Any],
@@ -32,7 +33,7 @@ def tf_while_loop(
     *,
     max_steps: int | None = None,
 ) -> Any:
-    """Run `while_loop` with the arguments of `tf.while_loop`: functions of several variables.
+    """Run a loop over several variables, with the arguments of TensorFlow's `tf.while_loop`.
 
     Args:
         cond: maps the variables, each an argument, to a bool, or an array of one: whether to take another step.
@@ -56,16 +57,16 @@ def tf_while_loop(
         TypeError, ValueError: as `while_loop`.
 
     >>> import jax.numpy as jnp
-    >>> from jax_tensorarray import TensorArray
-    >>> squares = TensorArray(jnp.int32, 5, element_shape=())
-    >>> i, squares = tf_while_loop(lambda i, _: i < 5, lambda i, ta: (i + 1, ta.write(i, i * i)), (0, squares))
+    >>> from jax_tensorarray import tf
+    >>> squares = tf.TensorArray(jnp.int32, 5, element_shape=())
+    >>> i, squares = tf.while_loop(lambda i, _: i < 5, lambda i, ta: (i + 1, ta.write(i, i * i)), (0, squares))
     >>> print(i, squares.stack())
     5 [ 0  1  4  9 16]
 
     TensorFlow: `tf.while_loop`.
     """
     if not isinstance(loop_vars, tuple | list):
-        raise TypeError(f"tf_while_loop: loop_vars must be a tuple or list, not {type(loop_vars).__name__}")
+        raise TypeError(f"tf.while_loop: loop_vars must be a tuple or list, not {type(loop_vars).__name__}")
     number = len(loop_vars)
 
     def step(variables: Any) -> Any:
@@ -74,7 +75,7 @@ def tf_while_loop(
             after = (after,)
         if not isinstance(after, tuple | list) or len(after) != number:
             given = f"{len(after)}" if isinstance(after, tuple | list) else type(after).__name__
-            raise TypeError(f"tf_while_loop: body must return {number} variables, but returns {given}")
+            raise TypeError(f"tf.while_loop: body must return {number} variables, but returns {given}")
         return tuple(after)
 
     def goes_on(variables: Any) -> Any:
@@ -83,18 +84,18 @@ def tf_while_loop(
 
     maximum_iterations = as_value(maximum_iterations)
     _check_maximum_iterations(maximum_iterations)
-    check_max_steps("tf_while_loop", max_steps)
+    check_max_steps("tf.while_loop", max_steps)
     bound = None if maximum_iterations is None else known_bound(maximum_iterations)
     if bound is not None:
         max_steps = bound if max_steps is None else min(bound, max_steps)
     options = (max_steps, Tape(offload=swap_memory) if swap_memory else "auto")
     with jax.named_scope(name) if name else contextlib.nullcontext():
         if maximum_iterations is None or bound is not None:
-            name_of_bound = Bound("maximum_iterations", "tf_while_loop(cond, body, loop_vars, ")
+            name_of_bound = Bound("maximum_iterations", "tf.while_loop(cond, body, loop_vars, ")
             after = run_while(name_of_bound, goes_on, step, tuple(loop_vars), *options)
         else:
             _, after = run_while(
-                Bound(loop="tf_while_loop(cond, body, loop_vars, maximum_iterations=..., "),
+                Bound(loop="tf.while_loop(cond, body, loop_vars, maximum_iterations=..., "),
                 lambda state: (state[0] < maximum_iterations) & goes_on(state[1]),
                 lambda state: (state[0] + 1, step(state[1])),
                 (jnp.zeros((), maximum_iterations.dtype), tuple(loop_vars)),
@@ -114,9 +115,9 @@ def _check_maximum_iterations(given: Any) -> None:
     is_integer = jnp.issubdtype(given.dtype, jnp.integer) if is_array else type(given) is int
     if not is_integer or np.shape(given):
         described = f"{given.dtype}[{','.join(map(str, given.shape))}]" if is_array else repr(given)
-        raise TypeError(f"tf_while_loop: maximum_iterations must be an integer, got {described}")
+        raise TypeError(f"tf.while_loop: maximum_iterations must be an integer, got {described}")
     if (known := known_bound(given)) is not None and known < 0:
-        raise ValueError(f"tf_while_loop: maximum_iterations must not be negative, got {known}")
+        raise ValueError(f"tf.while_loop: maximum_iterations must not be negative, got {known}")
 
 
 @explained
@@ -124,7 +125,8 @@ def map_fn(fn: Callable[[Any], Any], elems: Any) -> Any:
     """Return `fn` of every slice of `elems` along the first axis, stacked.
 
     >>> import jax.numpy as jnp
-    >>> map_fn(lambda x: x * x, jnp.arange(4.0))
+    >>> from jax_tensorarray import tf
+    >>> tf.map_fn(lambda x: x * x, jnp.arange(4.0))
     Array([0., 1., 4., 9.], dtype=float32)
 
     TensorFlow: `tf.map_fn`.
@@ -145,16 +147,17 @@ def foldl(
 ) -> Any:
     """Return `fn(...fn(fn(initializer, elems[0]), elems[1])..., elems[-1])`.
 
-    Without an initializer, `elems[0]` is the initializer. The other arguments are as for `tf_while_loop`. An
+    Without an initializer, `elems[0]` is the initializer. The other arguments are as for `tf.while_loop`. An
     accumulator may hold a `TensorArray`, like the carry of `scan`.
 
     >>> import jax.numpy as jnp
-    >>> foldl(lambda a, x: 10 * a + x, jnp.array([1, 2, 3]))
+    >>> from jax_tensorarray import tf
+    >>> tf.foldl(lambda a, x: 10 * a + x, jnp.array([1, 2, 3]))
     Array(123, dtype=int32)
 
     TensorFlow: `tf.foldl`.
     """
-    return _fold("foldl", fn, elems, initializer, False, back_prop, swap_memory, name)
+    return _fold("tf.foldl", fn, elems, initializer, False, back_prop, swap_memory, name)
 
 
 @about_sizes
@@ -170,25 +173,27 @@ def foldr(
     """Fold from the last slice to the first, and otherwise as `foldl`.
 
     >>> import jax.numpy as jnp
-    >>> foldr(lambda a, x: 10 * a + x, jnp.array([1, 2, 3]))
+    >>> from jax_tensorarray import tf
+    >>> tf.foldr(lambda a, x: 10 * a + x, jnp.array([1, 2, 3]))
     Array(321, dtype=int32)
 
     TensorFlow: `tf.foldr`.
     """
-    return _fold("foldr", fn, elems, initializer, True, back_prop, swap_memory, name)
+    return _fold("tf.foldr", fn, elems, initializer, True, back_prop, swap_memory, name)
 
 
 @explained
-def tf_scan(fn: Callable[[Any, Any], Any], elems: Any, initializer: Any = None, reverse: bool = False) -> Any:
+def scan(fn: Callable[[Any, Any], Any], elems: Any, initializer: Any = None, reverse: bool = False) -> Any:
     """Return all the accumulators of a fold, stacked. Without an initializer the first slice is the first of them.
 
     >>> import jax.numpy as jnp
-    >>> tf_scan(lambda a, x: a + x, jnp.array([1, 2, 3]))
+    >>> from jax_tensorarray import tf
+    >>> tf.scan(lambda a, x: a + x, jnp.array([1, 2, 3]))
     Array([1, 3, 6], dtype=int32)
 
     TensorFlow: `tf.scan`.
     """
-    start, rest, first = _initialized("tf_scan", elems, initializer, reverse)
+    start, rest, first = _initialized("tf.scan", elems, initializer, reverse)
 
     def step(a: Any, x: Any) -> tuple[Any, Any]:
         a = fn(a, x)
@@ -213,7 +218,7 @@ def _fold(
     start, rest, _ = _initialized(op, elems, initializer, reverse)
     residuals = Tape(offload=swap_memory) if swap_memory else "auto"
     with jax.named_scope(name) if name else contextlib.nullcontext():
-        last, _ = scan(lambda a, x: (fn(a, x), None), start, rest, reverse=reverse, residuals=residuals)
+        last, _ = api.scan(lambda a, x: (fn(a, x), None), start, rest, reverse=reverse, residuals=residuals)
     return last if back_prop else jax.tree.map(lax.stop_gradient, last)
 
 

@@ -11,21 +11,21 @@ from jax_tensorarray import _compat
 from jax_tensorarray._hlo import buffers as hlo_buffers
 from jax_tensorarray._hlo import text as hlo_text
 from jax_tensorarray._hlo.arguments import donated
-from jax_tensorarray.inspect import _kept, _report
-from jax_tensorarray.inspect._arguments import (
+from jax_tensorarray.doctor import _kept, _report
+from jax_tensorarray.doctor._arguments import (
     Calls,
     argument_copies,
 )
-from jax_tensorarray.inspect._copies import (
+from jax_tensorarray.doctor._copies import (
     MIN_BYTES,
     LoopCopies,
     copies_in,
     counts,
     lines_of_today,
 )
-from jax_tensorarray.inspect._page import fragment
-from jax_tensorarray.inspect._programs import CompiledProgram, Programs
-from jax_tensorarray.inspect._trial import grows, tried
+from jax_tensorarray.doctor._page import fragment
+from jax_tensorarray.doctor._programs import CompiledProgram, Programs
+from jax_tensorarray.doctor._trial import grows, tried
 
 #: So many seconds are spent on programs in which nothing was found.
 _FOR_GROWTH = 30
@@ -112,7 +112,7 @@ def watch(*, min_bytes: int = MIN_BYTES) -> Iterator[Report]:
       NotImplementedError: this version of JAX does not tell what it compiles.
 
     >>> import jax, jax.numpy as jnp
-    >>> from jax_tensorarray.inspect import watch
+    >>> from jax_tensorarray.doctor import watch
     >>> with watch() as report:
     ...     xs = jnp.ones((200, 64))
     ...     step = lambda i, ys: ys.at[i].set(jnp.sin(ys[i - 1]))
@@ -155,7 +155,7 @@ def forbid_copies(*, min_bytes: int = MIN_BYTES) -> Iterator[None]:
 
     >>> import jax, jax.numpy as jnp
     >>> from jax_tensorarray import in_place
-    >>> from jax_tensorarray.inspect import forbid_copies
+    >>> from jax_tensorarray.doctor import forbid_copies
     >>> def loss(x):
     ...     return jax.lax.fori_loop(1, 200, lambda i, ys: ys.at[i].set(jnp.cos(ys[i - 1])), x).sum()
     >>> with forbid_copies():

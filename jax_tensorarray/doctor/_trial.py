@@ -12,12 +12,12 @@ from jax.extend.core import Jaxpr, jaxpr_as_fun
 
 from jax_tensorarray import in_place
 from jax_tensorarray._hlo import buffers as hlo_buffers
-from jax_tensorarray.inspect._arguments import argument_copies
-from jax_tensorarray.inspect._copies import copies_in
-from jax_tensorarray.inspect._growth import Growth, Measurement, allocated, growth_of, seconds_of
-from jax_tensorarray.inspect._kept import kept_for_gradient, place_of
-from jax_tensorarray.inspect._programs import CompiledProgram, Trial
-from jax_tensorarray.inspect._quarter import computes_with_all_rows, outermost, quartered
+from jax_tensorarray.doctor._arguments import argument_copies
+from jax_tensorarray.doctor._copies import copies_in
+from jax_tensorarray.doctor._growth import Growth, Measurement, allocated, growth_of, seconds_of
+from jax_tensorarray.doctor._kept import kept_for_gradient, place_of
+from jax_tensorarray.doctor._programs import CompiledProgram, Trial
+from jax_tensorarray.doctor._quarter import computes_with_all_rows, outermost, quartered
 
 #: A longer run is not repeated with fewer steps, and a shorter one says little about time.
 _LONGEST, _SHORTEST = 3.0, 1e-3

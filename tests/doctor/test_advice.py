@@ -15,7 +15,7 @@ from row_programs import ours, plain
 import jax_tensorarray as jta
 from jax_tensorarray import checkpoint_policies, in_place, ta_add, ta_read, ta_write
 from jax_tensorarray._hlo import text as hlo_text
-from jax_tensorarray.inspect import _advice, loop_copies
+from jax_tensorarray.doctor import _advice, loop_copies
 
 pytestmark = pytest.mark.slow
 

@@ -13,9 +13,9 @@ from jax.extend.core import Jaxpr
 from jax_tensorarray import _compat
 from jax_tensorarray._hlo import arguments as hlo_arguments
 from jax_tensorarray._hlo import text as hlo_text
-from jax_tensorarray.inspect._advice import OF_ARGUMENTS
-from jax_tensorarray.inspect._kept import LISTED
-from jax_tensorarray.inspect._text import dtype_of, grouped, readable, shape_of, where
+from jax_tensorarray.doctor._advice import OF_ARGUMENTS
+from jax_tensorarray.doctor._kept import LISTED
+from jax_tensorarray.doctor._text import dtype_of, grouped, readable, shape_of, where
 
 #: The program that JAX compiles for an update outside of jit. Its arguments have no names.
 _EAGER = re.compile(r"HloModule jit_(scatter\w*|dynamic_update_slice),")

@@ -14,9 +14,9 @@ from snippets import snippets
 import jax_tensorarray
 from jax_tensorarray import in_place, ta_read, ta_write
 from jax_tensorarray._jaxprs import jaxprs
-from jax_tensorarray.inspect import explain, loop_copies
-from jax_tensorarray.inspect._advice import ADVICE, NAMES
-from jax_tensorarray.inspect._reasons import REASONS
+from jax_tensorarray.doctor import explain, loop_copies
+from jax_tensorarray.doctor._advice import ADVICE, NAMES
+from jax_tensorarray.doctor._reasons import REASONS
 
 pytestmark = pytest.mark.slow
 

@@ -16,11 +16,11 @@ from jax.extend.core import Jaxpr, jaxpr_as_fun
 
 from jax_tensorarray import _compat, in_place
 from jax_tensorarray._hlo import text as hlo_text
-from jax_tensorarray.inspect._arguments import argument_copies
-from jax_tensorarray.inspect._copies import MIN_BYTES, copies_in, cost
-from jax_tensorarray.inspect._header import header
-from jax_tensorarray.inspect._page import html
-from jax_tensorarray.inspect._watch import Report
+from jax_tensorarray.doctor._arguments import argument_copies
+from jax_tensorarray.doctor._copies import MIN_BYTES, copies_in, cost
+from jax_tensorarray.doctor._header import header
+from jax_tensorarray.doctor._page import html
+from jax_tensorarray.doctor._watch import Report
 
 #: Programs in a folder: those that copy most.
 _MOST = 20

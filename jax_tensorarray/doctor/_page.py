@@ -6,9 +6,9 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from jax_tensorarray.inspect._programs import Programs
-from jax_tensorarray.inspect._report import Bar, Finding, Section, tree
-from jax_tensorarray.inspect._text import grouped, name_of_file, where
+from jax_tensorarray.doctor._programs import Programs
+from jax_tensorarray.doctor._report import Bar, Finding, Section, tree
+from jax_tensorarray.doctor._text import grouped, name_of_file, where
 
 #: Lines of source that are shown above and below one that copies.
 _AROUND = 4

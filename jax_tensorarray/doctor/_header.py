@@ -7,7 +7,7 @@ import jax
 import jaxlib.version
 
 from jax_tensorarray import __version__, _kernels
-from jax_tensorarray.inspect._text import wrapped
+from jax_tensorarray.doctor._text import wrapped
 
 
 def versions() -> dict[str, str]:

@@ -22,8 +22,8 @@ from jax_tensorarray import TensorArray, _kernels, ta_read, ta_write, while_loop
 from jax_tensorarray._hlo import ahead
 from jax_tensorarray._hlo import buffers as hlo_buffers
 from jax_tensorarray._hlo import text as hlo_text
-from jax_tensorarray.inspect import LoopCopies, LoopCopy
-from jax_tensorarray.inspect import loop_copies as loop_copies_of_large_buffers
+from jax_tensorarray.doctor import LoopCopies, LoopCopy
+from jax_tensorarray.doctor import loop_copies as loop_copies_of_large_buffers
 
 #: The buffers of these tests are small.
 loop_copies = functools.partial(loop_copies_of_large_buffers, min_bytes=0)
@@ -347,7 +347,7 @@ def test_jitted_functions_of_any_arguments_can_be_looked_at():
 PROGRAM = """
 import sys
 import jax, jax.numpy as jnp
-from jax_tensorarray.inspect import loop_copies
+from jax_tensorarray.doctor import loop_copies
 jax.config.update("jax_compilation_cache_dir", sys.argv[1])
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

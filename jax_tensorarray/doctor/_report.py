@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jax_tensorarray import _compat
-from jax_tensorarray.inspect import _arguments, _kept
-from jax_tensorarray.inspect._advice import OF_GRADIENT, OF_GROWTH, OF_JAXLIB, line_to_write
-from jax_tensorarray.inspect._arguments import ArgumentCopy, headline_of_arguments
-from jax_tensorarray.inspect._copies import LoopCopy, advice_of, cost, what_it_is
-from jax_tensorarray.inspect._kept import Place
-from jax_tensorarray.inspect._programs import CompiledProgram, Programs
-from jax_tensorarray.inspect._text import grouped, milliseconds, name_of_file, readable, where, wrapped
+from jax_tensorarray.doctor import _arguments, _kept
+from jax_tensorarray.doctor._advice import OF_GRADIENT, OF_GROWTH, OF_JAXLIB, line_to_write
+from jax_tensorarray.doctor._arguments import ArgumentCopy, headline_of_arguments
+from jax_tensorarray.doctor._copies import LoopCopy, advice_of, cost, what_it_is
+from jax_tensorarray.doctor._kept import Place
+from jax_tensorarray.doctor._programs import CompiledProgram, Programs
+from jax_tensorarray.doctor._text import grouped, milliseconds, name_of_file, readable, where, wrapped
 
 #: A copy that costs less than this fraction of the worst one is counted, not listed.
 _NOISE = 1e-3

@@ -1,4 +1,4 @@
-"""The command `python -m jax_tensorarray.inspect`: run a program, examine what it compiles, report, and repair it."""
+"""The command `python -m jax_tensorarray.doctor`: run a program, examine what it compiles, report, and repair it."""
 
 import argparse
 import contextlib
@@ -20,12 +20,12 @@ import jax.monitoring
 
 from jax_tensorarray._in_place.jit import jit_in_place
 from jax_tensorarray._in_place.package import PackageHook, in_place_package
-from jax_tensorarray.inspect import _trace
-from jax_tensorarray.inspect._copies import MIN_BYTES
-from jax_tensorarray.inspect._page import fragment, html, html_of_two
-from jax_tensorarray.inspect._programs import SLOWER
-from jax_tensorarray.inspect._report import WIDTH
-from jax_tensorarray.inspect._watch import Report, watch
+from jax_tensorarray.doctor import _trace
+from jax_tensorarray.doctor._copies import MIN_BYTES
+from jax_tensorarray.doctor._page import fragment, html, html_of_two
+from jax_tensorarray.doctor._programs import SLOWER
+from jax_tensorarray.doctor._report import WIDTH
+from jax_tensorarray.doctor._watch import Report, watch
 
 #: After a run of more seconds than this, no program is run again for timing.
 _LONG = 60
@@ -39,9 +39,9 @@ _HEAL = "JAX_TENSORARRAY_HEAL"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run `python -m jax_tensorarray.inspect [options] SCRIPT [ARGS...]`, or `-m MODULE`. Return the exit status."""
+    """Run `python -m jax_tensorarray.doctor [options] SCRIPT [ARGS...]`, or `-m MODULE`. Return the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m jax_tensorarray.inspect",
+        prog="python -m jax_tensorarray.doctor",
         description="Run a program, and report which of its loops copy whole buffers, which arguments are copied in "
         "every call, where, and what in_place makes of them. The report goes to standard error.",
     )
@@ -172,7 +172,7 @@ def _compared(options: argparse.Namespace) -> int:
         for name in ("as it is", "under in_place"):
             print(f"\n--- {options.script}, {name}", file=sys.stderr, flush=True)
             file, part = Path(folder) / "report.json", Path(folder) / "report.html"
-            command = [sys.executable, "-m", "jax_tensorarray.inspect", "--no-trial", "--json", str(file)]
+            command = [sys.executable, "-m", "jax_tensorarray.doctor", "--no-trial", "--json", str(file)]
             command += ["--min-bytes", str(options.min_bytes), "--fragment", str(part), *["-m"] * options.module]
             if options.trace and not found:
                 command += ["--trace", str(options.trace)]

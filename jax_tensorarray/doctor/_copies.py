@@ -17,10 +17,10 @@ from jax_tensorarray import in_place
 from jax_tensorarray._hlo import ahead
 from jax_tensorarray._hlo import buffers as hlo_buffers
 from jax_tensorarray._hlo import text as hlo_text
-from jax_tensorarray.inspect._advice import ADVICE, NAMES
-from jax_tensorarray.inspect._arguments import ArgumentCopy, alike, argument_copies, sentences
-from jax_tensorarray.inspect._kept import LISTED, Kept, in_all, kept_for_gradient, worth_listing
-from jax_tensorarray.inspect._text import dtype_of, readable, shape_of, where, wrapped
+from jax_tensorarray.doctor._advice import ADVICE, NAMES
+from jax_tensorarray.doctor._arguments import ArgumentCopy, alike, argument_copies, sentences
+from jax_tensorarray.doctor._kept import LISTED, Kept, in_all, kept_for_gradient, worth_listing
+from jax_tensorarray.doctor._text import dtype_of, readable, shape_of, where, wrapped
 
 #: Smaller buffers are ignored by default.
 MIN_BYTES = 4096
@@ -193,7 +193,7 @@ def loop_copies(
 
     >>> import jax, jax.numpy as jnp
     >>> from jax_tensorarray import ta_write
-    >>> from jax_tensorarray.inspect import loop_copies
+    >>> from jax_tensorarray.doctor import loop_copies
     >>> def cumulated(write, xs):
     ...     return jax.lax.fori_loop(1, 20, lambda i, ys: write(ys, i, jnp.sin(xs[i])), xs).sum()
     >>> xs = jax.ShapeDtypeStruct((20, 64), jnp.float32)

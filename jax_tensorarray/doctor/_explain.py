@@ -16,8 +16,8 @@ from jax_tensorarray._loops.api import strategy_within
 from jax_tensorarray._loops.from_jax import check_max_steps
 from jax_tensorarray._loops.strategy import Strategy
 from jax_tensorarray._types import Equation
-from jax_tensorarray.inspect._reasons import REASONS
-from jax_tensorarray.inspect._text import WIDTH, grouped, name_of_file, wrapped
+from jax_tensorarray.doctor._reasons import REASONS
+from jax_tensorarray.doctor._text import WIDTH, grouped, name_of_file, wrapped
 
 
 class Explained(NamedTuple):
@@ -114,7 +114,7 @@ def explain(
       ValueError: `max_steps` is negative, or `residuals` or `memory` is none of those of `in_place`.
 
     >>> import jax, jax.numpy as jnp
-    >>> from jax_tensorarray.inspect import explain
+    >>> from jax_tensorarray.doctor import explain
     >>> def f(a, b):
     ...     def body(i, b):
     ...         new = b.at[i].set(jnp.sin(b[i - 1]))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jax_tensorarray.inspect._text import factor, milliseconds, readable
+from jax_tensorarray.doctor._text import factor, milliseconds, readable
 
 #: By how much a size is multiplied, and the first size, unless sizes are given.
 _TIMES = 4
@@ -92,7 +92,7 @@ class GrowthError(RuntimeError):
         of_memory = " -> ".join(map(readable, growth.num_bytes))
         super().__init__(
             f"forbid_growth: {growth}, from {growth.sizes[0]} to {growth.sizes[1]} ({of_time}; {of_memory}), but "
-            f"{allowed}. inspect.loop_copies and inspect.watch find what is copied or kept in every step."
+            f"{allowed}. doctor.loop_copies and doctor.watch find what is copied or kept in every step."
         )
         self.growth = growth
 
@@ -116,7 +116,7 @@ def growth(f: Callable[..., Any], make_args: Callable[[int], Any], sizes: tuple[
       ValueError: the sizes are not two, or not positive, or do not grow.
 
     >>> import jax, jax.numpy as jnp
-    >>> from jax_tensorarray.inspect import growth
+    >>> from jax_tensorarray.doctor import growth
     >>> def versions(x):
     ...     return jax.lax.scan(lambda b, i: (b.at[i].set(1.0), b), x, jnp.arange(len(x)))
     >>> grown = growth(versions, jnp.ones, sizes=(100, 400))
@@ -154,7 +154,7 @@ def forbid_growth(
       TypeError, ValueError: as for `growth`, or `time` or `memory` is not positive.
 
     >>> import jax, jax.numpy as jnp
-    >>> from jax_tensorarray.inspect import forbid_growth
+    >>> from jax_tensorarray.doctor import forbid_growth
     >>> def squares(x):
     ...     return jax.lax.scan(lambda total, y: (total + y * y, total), 0.0, x)
     >>> forbid_growth(squares, jnp.ones, sizes=(100, 400)).memory < 5

@@ -12,7 +12,7 @@ from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import registry
 from jax_tensorarray._jaxprs.uses import Uses
 from jax_tensorarray._types import bytes_of
-from jax_tensorarray.inspect._text import readable
+from jax_tensorarray.doctor._text import readable
 
 
 class Kept(NamedTuple):

@@ -22,10 +22,10 @@ from jax import lax
 
 from jax_tensorarray import _compat, in_place, ta_read, ta_write
 from jax_tensorarray._hlo import text as hlo_text
-from jax_tensorarray.inspect import LoopCopyError, _trace, forbid_copies, watch
-from jax_tensorarray.inspect._advice import line_to_write
-from jax_tensorarray.inspect._command import main
-from jax_tensorarray.inspect._page import html as page
+from jax_tensorarray.doctor import LoopCopyError, _trace, forbid_copies, watch
+from jax_tensorarray.doctor._advice import line_to_write
+from jax_tensorarray.doctor._command import main
+from jax_tensorarray.doctor._page import html as page
 
 pytestmark = pytest.mark.slow
 
@@ -76,7 +76,7 @@ def run(folder, *arguments):
 
 
 def inspect(folder, *arguments):
-    return run(folder, "-m", "jax_tensorarray.inspect", *arguments)
+    return run(folder, "-m", "jax_tensorarray.doctor", *arguments)
 
 
 def test_a_program_runs_as_it_is_and_its_worst_loop_is_named(folder):
@@ -432,7 +432,7 @@ def test_copies_can_be_forbidden():
         fresh(jax.grad(plain))(X)
     f = fresh(jax.grad(plain))
     with (
-        pytest.raises(LoopCopyError, match=r"(?s)forbid_copies: in .*test_doctor.py:\d+: .*ta_write") as error,
+        pytest.raises(LoopCopyError, match=r"(?s)forbid_copies: in .*test_command.py:\d+: .*ta_write") as error,
         forbid_copies(),
     ):
         f(X)
@@ -471,7 +471,7 @@ def test_a_program_goes_on_where_its_hlo_cannot_be_read(monkeypatch):
     def fails(hlo, min_bytes, findings):
         raise ValueError("what is this?")
 
-    monkeypatch.setattr("jax_tensorarray.inspect._watch.copies_in", fails)
+    monkeypatch.setattr("jax_tensorarray.doctor._watch.copies_in", fails)
     with watch() as report:
         fresh(plain)(X)
     assert (report.unread, report.cases) == (1, [])

@@ -12,8 +12,8 @@ from jax import lax
 
 from jax_tensorarray import _compat, in_place
 from jax_tensorarray._hlo import arguments as hlo_arguments
-from jax_tensorarray.inspect import _trace, forbid_copies, loop_copies, watch
-from jax_tensorarray.inspect._page import html
+from jax_tensorarray.doctor import _trace, forbid_copies, loop_copies, watch
+from jax_tensorarray.doctor._page import html
 
 N, AT = 20_000, np.int32(3)
 CALLS = 3

@@ -4,11 +4,11 @@ from collections.abc import Set
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from jax_tensorarray.inspect._arguments import CountedProgram
-from jax_tensorarray.inspect._copies import LoopCopies, LoopCopy, cost
-from jax_tensorarray.inspect._growth import Growth
-from jax_tensorarray.inspect._kept import Place
-from jax_tensorarray.inspect._text import factor, milliseconds
+from jax_tensorarray.doctor._arguments import CountedProgram
+from jax_tensorarray.doctor._copies import LoopCopies, LoopCopy, cost
+from jax_tensorarray.doctor._growth import Growth
+from jax_tensorarray.doctor._kept import Place
+from jax_tensorarray.doctor._text import factor, milliseconds
 
 #: Slower than this many times as long is not noise.
 SLOWER = 1.15

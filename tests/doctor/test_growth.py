@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 from jax.extend.core import jaxpr_as_fun
 
-from jax_tensorarray.inspect import (
+from jax_tensorarray.doctor import (
     Growth,
     GrowthError,
     _growth,
@@ -20,7 +20,7 @@ from jax_tensorarray.inspect import (
     loop_copies,
     watch,
 )
-from jax_tensorarray.inspect._page import html
+from jax_tensorarray.doctor._page import html
 
 pytestmark = pytest.mark.slow
 
