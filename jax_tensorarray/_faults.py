@@ -13,7 +13,8 @@ _T = TypeVar("_T")
 
 #: An error that this library raises on purpose begins with the name of a function, a class or a variable of its own.
 _ON_PURPOSE = re.compile(
-    r"(in_place|growing|(tf\.)?\w*(loop|scan|fold[lr])|ta_\w+|Auto|Checkpoint|Inverse|Recompute|Tape|Undo): |JAX_TENSORARRAY_"
+    r"(in_place|growing|(tf\.)?\w*(loop|scan|fold[lr])|ta_\w+|Auto|Checkpoint|Inverse|Recompute|Tape|Undo): "
+    r"|JAX_TENSORARRAY_"
 )
 
 

@@ -98,11 +98,11 @@ def test_the_rest_of_the_keywords():
 
 
 def test_what_does_not_fit_is_said():
-    with pytest.raises(TypeError, match="tf.while_loop: loop_vars must be a tuple or list, not int"):
+    with pytest.raises(TypeError, match=r"tf.while_loop: loop_vars must be a tuple or list, not int"):
         tf_while_loop(lambda x: x < 3, lambda x: x + 1, 0)
-    with pytest.raises(TypeError, match="tf.while_loop: body must return 2 variables, but returns 3"):
+    with pytest.raises(TypeError, match=r"tf.while_loop: body must return 2 variables, but returns 3"):
         tf_while_loop(lambda i, x: i < 3, lambda i, x: (i, x, x), (0, 1.0))
-    with pytest.raises(TypeError, match="tf.while_loop: body must return 2 variables, but returns "):
+    with pytest.raises(TypeError, match=r"tf.while_loop: body must return 2 variables, but returns "):
         tf_while_loop(lambda i, x: i < 3, lambda i, x: x, (0, 1.0))
     with pytest.raises(TypeError, match=r"while_loop: body_fun takes the 2 parts .* or call tf_while_loop"):
         while_loop(lambda c: c[0] < 3, lambda i, x: (i + 1, x), (0, 1.0))
@@ -477,5 +477,5 @@ def test_max_steps_is_an_integer_too():
 
 
 def test_maximum_iterations_is_not_negative():
-    with pytest.raises(ValueError, match="tf.while_loop: maximum_iterations must not be negative, got -1"):
+    with pytest.raises(ValueError, match=r"tf.while_loop: maximum_iterations must not be negative, got -1"):
         tf_while_loop(lambda i: i < 2, lambda i: i + 1, [0], maximum_iterations=-1)
