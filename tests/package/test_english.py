@@ -42,7 +42,7 @@ def test_a_habit_is_found(text, habit):
         "This is done in every step, each time a row is read.",
         "A step of 4 rows, a call.",
         f"{WORDS}.",
-        f"{WORDS} - `{WORDS}`.",
+        f"{WORDS[5:]} - `{WORDS}`.",
         f"{WORDS}. Then `{WORDS}` [code and links](https://example.invalid/What) are a word each.",
     ],
 )
