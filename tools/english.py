@@ -93,7 +93,7 @@ def sentences(text: str) -> Iterator[tuple[int, str, str]]:
     start = 0
     for end in [*(m.end() for m in _END.finditer(masked)), len(text)]:
         start += len(text[start:end]) - len(text[start:end].lstrip())
-        sentence, words = (" ".join(t[start:end].split()).strip("*_> ") for t in (text, masked))
+        sentence, words = (" ".join(t[start:end].split()) for t in (text, masked))
         if sentence:
             yield text.count("\n", 0, start), sentence, words
         start = end
@@ -108,7 +108,7 @@ def habits_in(text: str) -> Iterator[tuple[int, str, str]]:
     """Yield each habit of each sentence: how many lines come before, the habit, and the sentence."""
     for line, sentence, words in sentences(text):
         for habit, is_found in HABITS.items():
-            if is_found(words.lstrip("*_\"'([")):
+            if is_found(words.strip("*_>\"'([ ")):
                 yield line, habit, sentence
 
 
@@ -139,7 +139,7 @@ def blocks(text: str) -> Iterator[tuple[int, str]]:
         if line.lstrip().startswith("|"):
             yield from ((number, cell.strip()) for cell in re.split(r"(?<!\\)\|", line) if re.search(r"\w", cell))
         elif line.lstrip().startswith("#"):
-            yield number, line.lstrip("# ")
+            yield number, line.strip()  # with its mark: a heading is no sentence, and may begin with What
         elif line.strip() and not line.lstrip().startswith(":::"):
             first = first if lines else number
             lines.append(line if lines else _MARK.sub("", line))
@@ -161,7 +161,7 @@ def files(patterns: Iterable[str]) -> Iterator[Path]:
 
 _DOCTEST = re.compile(r"^ *>>> .*\n?(?:.*\S.*\n?)*", re.MULTILINE)
 _SECTION = re.compile(r"^ *(?:Args|Returns|Raises|Yields|Attributes|Example|Examples|Note):$", re.MULTILINE)
-_ARGUMENT = re.compile(r"^ {4,}[*\w`, ]+: ", re.MULTILINE)
+_ARGUMENT = re.compile(r"^ +\*{0,2}[\w.]+(?:, \*{0,2}[\w.]+)*: ", re.MULTILINE)
 
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef
 

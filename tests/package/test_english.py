@@ -38,6 +38,7 @@ def test_a_habit_is_found(text, habit):
     "text",
     [
         "What does it cost?",
+        "## What it costs",
         "Rows are updated in place, instead of copied.",
         "This is done in every step, each time a row is read.",
         "A step of 4 rows, a call.",
@@ -51,7 +52,7 @@ def test_other_sentences_have_none(text):
 
 
 def test_code_and_generated_tables_are_not_read_and_lines_are_counted():
-    page = """# What it is?
+    page = """# What it is
 
 ```sh
 What is code
@@ -70,7 +71,7 @@ What is code
 |---|---|
 """
     assert [(line, text) for line, text in english.blocks(page) if "What" in text] == [
-        (1, "What it is?"),
+        (1, "# What it is"),
         (11, "an item\n  of two lines. What\n  follows is found"),
         (16, "What is a cell"),
     ]
