@@ -89,9 +89,9 @@ def raises(op: str, on_limit: Any) -> bool:
     return on_limit == "raise"
 
 
-def too_many(op: str, found: str) -> str:
-    """Return the error of a loop that needs too many steps."""
-    return f'{op}: {found}. Give a larger max_steps, or on_limit="stop" to end the loop there'
+def too_many(op: str, found: str, to_stop: str = 'on_limit="stop"') -> str:
+    """Return the error of a loop that needs too many steps. `to_stop` is the argument that ends it there."""
+    return f"{op}: {found}. Give a larger max_steps, or {to_stop} to end the loop there"
 
 
 @overload

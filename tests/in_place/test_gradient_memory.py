@@ -14,8 +14,7 @@ from benchmarks.whole_reads import PROGRAMS, bytes_of_buffers
 from jax_tensorarray import fori_loop, in_place, scan, ta_read, ta_write
 from jax_tensorarray._loops import log
 from jax_tensorarray.doctor import loop_copies
-from jax_tensorarray.residuals import Undo
-from jax_tensorarray.residuals import explain as choice_of_residuals
+from jax_tensorarray.residuals import Undo, explain
 
 pytestmark = pytest.mark.slow
 
@@ -76,7 +75,7 @@ def test_a_gradient_is_right_and_takes_a_few_times_the_buffers(turn, name):
     program = compiled((ORDERS | BATCHED)[order](f, args), *args)
     assert bytes_of(program) <= most * (1 + (order in BATCHED)), order
     close(program(*args), plain(*args), order)
-    assert "undo" in {choice.residuals for choice in choice_of_residuals(f, *args)}
+    assert "undo" in {choice.residuals for choice in explain(f)(*args)}
 
 
 @pytest.mark.parametrize(("name", "derivative"), [("in_a_branch", along), ("lu", along), ("arnoldi", twice)])

@@ -10,8 +10,7 @@ from jax import lax
 from jax.extend import random as custom
 
 from jax_tensorarray import TensorArray, fori_loop, growing, in_place, scan, ta_read, ta_swap, ta_write, while_loop
-from jax_tensorarray.residuals import Checkpoint, Tape
-from jax_tensorarray.residuals import explain as choice_of_residuals
+from jax_tensorarray.residuals import Checkpoint, Tape, explain
 from jax_tensorarray.tf import foldl, map_fn
 from jax_tensorarray.tf import while_loop as tf_while_loop
 
@@ -206,7 +205,7 @@ def test_the_bytes_of_keys_are_counted():
         return jnp.sum(lax.scan(body, x[0], keys)[0])
 
     def kept(keys, wrap):
-        return [choice.tape_bytes for choice in choice_of_residuals(functools.partial(f, wrap=wrap), X, keys)]
+        return [choice.tape_bytes for choice in explain(functools.partial(f, wrap=wrap))(X, keys)]
 
     keys = keys_of(T)
     assert kept(keys, lambda key: key) == kept(jax.random.key_data(keys), jax.random.wrap_key_data)

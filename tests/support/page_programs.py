@@ -1047,7 +1047,9 @@ def grown(g, params, names, s, axes):
         g.emit(f"step = lambda c: (c[0] + 1, c[1].append({x.name}))")
         g.emit(f"rows = tas.while_loop(lambda c: c[0] < {k.name}, step, (jnp.int32(0), {ta}))[1]")
         g.emit(f"return f({names}{s}), rows")
-    g.emit(f"result, rows = tas.growing(grows, start={g.pick(1, 2, 64)})({names})\nresult = result, rows.stack()")
+    g.emit(
+        f"result, rows = tas.growing(grows, initial_bound={g.pick(1, 2, 64)})({names})\nresult = result, rows.stack()"
+    )
 
 
 def jitted(g, params, names, s, axes):
