@@ -9,10 +9,8 @@ import pytest
 from jax import lax
 from jax.extend import random as custom
 
-from jax_tensorarray import TensorArray, fori_loop, growing, in_place, scan, ta_read, ta_swap, ta_write, while_loop
+from jax_tensorarray import TensorArray, fori_loop, growing, in_place, scan, ta_read, ta_swap, ta_write, tf, while_loop
 from jax_tensorarray.residuals import Checkpoint, Tape, explain
-from jax_tensorarray.tf import foldl, map_fn
-from jax_tensorarray.tf import while_loop as tf_while_loop
 
 T, N = 7, 3
 X = jnp.linspace(-1.0, 1.0, T * N).reshape(T, N)
@@ -332,9 +330,11 @@ def test_a_growing_array_of_keys():
 
 def test_loops_of_tensorflow_go_through_keys():
     keys = keys_of(5)
-    check(map_fn(lambda key: jax.random.fold_in(key, 1), keys), jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys))
-    check(foldl(lambda a, key: a + jax.random.normal(key), keys, 0.0), jnp.sum(jax.vmap(jax.random.normal)(keys)))
-    _, key = tf_while_loop(lambda i, _: i < 3, lambda i, key: (i + 1, jax.random.split(key)[1]), (0, keys[0]))
+    check(
+        tf.map_fn(lambda key: jax.random.fold_in(key, 1), keys), jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys)
+    )
+    check(tf.foldl(lambda a, key: a + jax.random.normal(key), keys, 0.0), jnp.sum(jax.vmap(jax.random.normal)(keys)))
+    _, key = tf.while_loop(lambda i, _: i < 3, lambda i, key: (i + 1, jax.random.split(key)[1]), (0, keys[0]))
     expected = keys[0]
     for _ in range(3):
         expected = jax.random.split(expected)[1]

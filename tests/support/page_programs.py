@@ -615,7 +615,7 @@ class Grammar:
             self.let("x", f"jax.random.uniform({k}[{self.index(self.n)}], ({self.m},), {self.D})", (self.m,))
         elif kind == "ys":
             row = self.pick((), (self.m,))
-            lib, f = self.pick("lax.map", "tas.map_fn", "jax.vmap"), self.name("f")
+            lib, f = self.pick("lax.map", "tas.tf.map_fn", "jax.vmap"), self.name("f")
             vs = [v for v in self.env if v.kind == "D" and v.shape]
             if vs:
                 v, x = self.pick(*vs), self.name("x")
@@ -742,7 +742,7 @@ class Grammar:
         self.loops -= 1
         start = f"jnp.int32(0), tas.TensorArray({self.D}, {size}), {self.some(row)}"
         if tf:
-            text = f"tas.tf_while_loop(lambda i, t, x: {stop}, {f}, ({start}), maximum_iterations={bound})"
+            text = f"tas.tf.while_loop(lambda i, t, x: {stop}, {f}, ({start}), maximum_iterations={bound})"
             self.emit(f"_, {t}, {g} = {text}")
         else:
             i, a, b = "jnp.int32(0)", f"tas.TensorArray({self.D}, {size})", self.some(row)
@@ -793,9 +793,9 @@ class Grammar:
                 self.body(inner)
                 self.emit(f"return {self.some(shape, 2)}")
             if kind == "fold":
-                self.let("s", f"tas.fold{self.pick('l', 'r')}({f}, {v.name}, {carry[0].name})", shape)
+                self.let("s", f"tas.tf.fold{self.pick('l', 'r')}({f}, {v.name}, {carry[0].name})", shape)
             else:
-                self.let("y", f"tas.tf_scan({f}, {v.name}, {carry[0].name}, reverse={flip})", (v.shape[0], *shape))
+                self.let("y", f"tas.tf.scan({f}, {v.name}, {carry[0].name}, reverse={flip})", (v.shape[0], *shape))
         elif kind == "fori":
             low = self.pick(0, 0, 1)
             with self.block(f"def {f}({i}, carry):"):
@@ -857,7 +857,7 @@ class Grammar:
                 extra += self.pick("", "", ", swap_memory=True", ", back_prop=False", ", name='loop'")
                 if "back_prop=False" in extra and self.derived:
                     extra = extra.replace("False", "True")
-                self.emit(f"_, {result} = tas.tf_while_loop({g}, {f}, (jnp.int32(0), {start}), {extra})")
+                self.emit(f"_, {result} = tas.tf.while_loop({g}, {f}, (jnp.int32(0), {start}), {extra})")
             elif lib == "lax":
                 self.emit(f"_, {result} = lax.while_loop({g}, {f}, (jnp.int32(0), {start}))")
             else:
@@ -1047,9 +1047,8 @@ def grown(g, params, names, s, axes):
         g.emit(f"step = lambda c: (c[0] + 1, c[1].append({x.name}))")
         g.emit(f"rows = tas.while_loop(lambda c: c[0] < {k.name}, step, (jnp.int32(0), {ta}))[1]")
         g.emit(f"return f({names}{s}), rows")
-    g.emit(
-        f"result, rows = tas.growing(grows, initial_bound={g.pick(1, 2, 64)})({names})\nresult = result, rows.stack()"
-    )
+    g.emit(f"result, rows = tas.growing(grows, initial_bound={g.pick(1, 2, 64)})({names})")
+    g.emit("result = result, rows.stack()")
 
 
 def jitted(g, params, names, s, axes):
