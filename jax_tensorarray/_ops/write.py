@@ -18,18 +18,19 @@ from jax_tensorarray._ops.primitive import (
     row_kernel,
 )
 from jax_tensorarray._ops.swap import ta_swap_p
+from jax_tensorarray._types import Lowering, Mode, Numbers
 
 
 def ta_write(
-    buffer: Any,
-    index: Any,
-    value: Any,
+    buffer: Numbers,
+    index: Numbers,
+    value: Numbers,
     *,
     axis: int = 0,
     length: int | None = None,
-    where: Any = None,
-    mode: str | None = None,
-    lowering: str = "auto",
+    where: Numbers | None = None,
+    mode: Mode | None = None,
+    lowering: Lowering = "auto",
 ) -> jax.Array:
     """Write rows into a buffer: `buffer[index] = value`. The updated buffer is returned.
 
