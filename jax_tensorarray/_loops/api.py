@@ -70,16 +70,19 @@ def _strategy_of(op: str, residuals: Any, max_steps: int | None, others: Sequenc
     return strategy
 
 
+def _is_inverse(residuals: Any) -> bool:
+    return isinstance(residuals, Inverse) or (isinstance(residuals, str) and residuals == "inverse")
+
+
 def strategy_within(op: str, residuals: Any, memory: Any) -> Strategy:
     """Return the strategy of that name for all loops of a function. Each may keep `memory` bytes."""
     if residuals == "checkpoint":
         return Checkpoints(memory)
     if memory is not None and residuals != "auto":
         raise ValueError(f'{op}: memory is for residuals="auto" or "checkpoint", got residuals={residuals!r}')
-    strategy = Auto(memory) if residuals == "auto" else _strategy_of(op, residuals, 0, ["checkpoint"])
-    if isinstance(strategy, Inverse):
+    if _is_inverse(residuals):
         raise ValueError(f"{op}: an Inverse belongs to one loop; write while_loop(..., residuals=Inverse(f))")
-    return strategy
+    return Auto(memory) if residuals == "auto" else _strategy_of(op, residuals, 0, ["checkpoint"])
 
 
 def raises(op: str, on_limit: Any) -> bool:
@@ -283,9 +286,9 @@ def fori_loop(
             raise ValueError(too_many("fori_loop", f"upper - lower is {steps}, more than max_steps={max_steps}"))
     if max_steps is None and (most := growth.bound.value) is not None:
         max_steps, error = most, _MORE
-    strategy = _strategy_of("fori_loop", residuals, max_steps)
-    if isinstance(strategy, Inverse):
+    if _is_inverse(residuals):
         raise ValueError("fori_loop: Inverse is for while_loop and scan; write residuals=Undo() or Checkpoint(16)")
+    strategy = _strategy_of("fori_loop", residuals, max_steps)
     # The index is traced while a step is looked at, as it is in the loop.
     _, init_val = entering_loop(lambda state: (state[0], body_fun(*state)), (lower, init_val), max_steps)
     is_offloaded = isinstance(strategy, Tape) and strategy.offload

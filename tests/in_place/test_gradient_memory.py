@@ -130,7 +130,7 @@ def test_in_place_takes_residuals_and_memory():
         assert (bytes_of(ours) > 0.9 * plain) == (options == {"residuals": "tape"})
     for options, message in (
         ({"residuals": "none"}, "in_place: residuals must be one of auto, tape"),
-        ({"residuals": "inverse"}, 'in_place: residuals="inverse" needs more than a name'),
+        ({"residuals": "inverse"}, "in_place: an Inverse belongs to one loop; write while_loop"),
         ({"residuals": "undo", "memory": 9}, 'in_place: memory is for residuals="auto" or "checkpoint"'),
         ({"memory": -1}, "memory must be a number of bytes, got -1"),
     ):

@@ -15,7 +15,7 @@ from jax import jit, lax
 from waiting import finish
 
 from jax_tensorarray import fori_loop, scan, ta_add, ta_read, ta_swap, ta_write, while_loop
-from jax_tensorarray.residuals import Auto, Checkpoint, Inverse, Recompute, Tape, Undo, explain
+from jax_tensorarray.residuals import Auto, Checkpoint, Choice, Inverse, Recompute, Tape, Undo, explain
 
 MOST = 20
 
@@ -30,7 +30,7 @@ def with_rows(x, w, n, ys, **how):
         ys = jax.jit(lambda ys: ta_write(ys, i, y * w[0] + ta_read(ys, i // 2)))(ys)
         return i + 1, jnp.sin(y + old.sum() + jnp.dot(ys, w)), ys
 
-    _, y, ys = while_loop(lambda c: c[0] < n, body, (0, x, ys), max_steps=MOST, **how)
+    _, y, ys = while_loop(lambda c: c[0] < n, body, (0, x, ys), max_steps=MOST, on_limit="stop", **how)
     return y**2 + (ys**2).sum()
 
 
@@ -330,6 +330,11 @@ def test_what_auto_chooses():
     assert chosen.undo_bytes < 100 < 8000 <= chosen.tape_bytes
     assert f"{Path(__file__).name}:" in chosen.loop
     assert "tape 8" in str(chosen)
+    assert isinstance(chosen, Choice)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        chosen.residuals = "tape"
+    with pytest.raises(TypeError, match="positional"):
+        Choice("tape", "why", 1, 2)
     assert of(by_branches, b).undo_bytes < 100
     assert of(rows, b).residuals == of(overwritten, b).residuals == "tape"
 
@@ -409,17 +414,19 @@ LOOPS = {
 @pytest.mark.parametrize(
     ("residuals", "message"),
     [
-        ("none", "residuals must be one of auto, tape, recompute, undo, checkpoint, inverse, or .*; got 'none'"),
+        ("none", "residuals must be one of auto, tape, recompute, undo, or an object like Undo.*; got 'none'$"),
         ("", "residuals must be one of auto, tape"),
         (None, "residuals must be one of auto, tape"),
         (True, "residuals must be one of auto, tape"),
         (["tape"], "residuals must be one of auto, tape"),
         (Undo, "residuals must be one of auto, tape.* like Undo"),
-        ("checkpoint", r"residuals=\"checkpoint\" needs more .* residuals=Checkpoint\(16\)"),
-        ("inverse", r"residuals=\"inverse\" needs more .* residuals=Inverse\(f\)"),
+        ("checkpoint", r"residuals must be one of auto, .*; got 'checkpoint'; write residuals=Checkpoint\(16\)"),
+        ("inverse", r"residuals must be one of auto, .*; got 'inverse'; write residuals=Inverse\(f\)"),
     ],
 )
 def test_residuals_are_a_name_or_an_object(loop, residuals, message):
+    if (loop, residuals) == ("fori_loop", "inverse"):
+        message = r"Inverse is for while_loop and scan; write residuals=Undo\(\) or Checkpoint\(16\)"
     with pytest.raises(ValueError, match=f"^{loop}: {message}"):
         LOOPS[loop](residuals=residuals)
 
@@ -629,7 +636,7 @@ def test_loops_of_hardly_a_step(mode):
     residuals = mode(lambda c: (c[0] - 1, c[1] / 3))
 
     def f(x, n, max_steps):
-        how = {"max_steps": max_steps, "residuals": residuals}
+        how = {"max_steps": max_steps, "on_limit": "stop", "residuals": residuals}
         return while_loop(lambda c: c[0] < n, lambda c: (c[0] + 1, c[1] * 3), (0, x), **how)[1]
 
     gradients = jit(lambda x, n: [jax.grad(f)(x, n, max_steps) for max_steps in (0, 1)])
