@@ -524,9 +524,7 @@ class InJax:
 
         start = (jnp.int32(0), a, b)
         how = {"on_limit": "stop", "residuals": ta.residuals.Inverse(back, check=1e-6)}
-        return ta.while_loop(lambda c: c[0] < trips, forward, start, max_steps=steps, on_limit="stop", residuals=kept)[
-            1:
-        ]
+        return ta.while_loop(lambda c: c[0] < trips, forward, start, max_steps=steps, **how)[1:]
 
 
 # --- a program as a function ------------------------------------------------------------------------------------
