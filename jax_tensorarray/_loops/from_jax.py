@@ -18,7 +18,7 @@ from jax_tensorarray import _compat
 from jax_tensorarray._jaxprs import jaxprs, refs
 from jax_tensorarray._loops import choosing
 from jax_tensorarray._loops.strategy import Strategy
-from jax_tensorarray._loops.while_ import OF_WHILE_LOOP, Bound, WhileOptions, counting, while_
+from jax_tensorarray._loops.while_ import OF_WHILE_LOOP, Bound, WhileOptions, copied, counting, while_
 from jax_tensorarray._ops.primitive import varying_as
 from jax_tensorarray._types import Equation
 
@@ -164,7 +164,7 @@ def bind_loop(
             options = WhileOptions(most, source, strategy=kept, counts=counts, bound=bound, error=error)
             outs, taken = while_(operands[:a], consts, operands[b:], cond=cond, body=body, options=options)
         if return_steps:
-            (more,) = jaxprs.function(cond)(*map(_copied, operands[:a]), *outs)
+            (more,) = jaxprs.function(cond)(*map(copied, operands[:a]), *outs)
             end.append(Steps(taken, more))
         return outs
 
@@ -210,11 +210,6 @@ def _with_its_end(
         lax.while_loop, asked, (start,), max_steps, strategy.of_second(), (), bound, True, error
     )
     return carry, Steps(steps.taken, more)
-
-
-def _copied(x: Any) -> Any:
-    """Return a copy of a ref: what the last question writes is dropped, as JAX's loop drops it."""
-    return jax.new_ref(x[...]) if isinstance(x, jax.Ref) else x
 
 
 def in_python(cond_fun: Any, body_fun: Any, carry: Any, max_steps: int | None, return_steps: bool, error: str) -> Any:

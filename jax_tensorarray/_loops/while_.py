@@ -184,7 +184,7 @@ def _run(*operands: Array, cond: Any, body: Any, options: WhileOptions) -> Any:
             lambda state: (after(state[0]), call(*body_consts, *state[1])),
             (start, carry),
         )
-        active = goes_on(outs) if error else jnp.bool_(False)
+        active = predicate(*map(copied, cond_consts), *outs)[0] if error else jnp.bool_(False)
     else:
 
         def step(state: Any) -> Any:
@@ -208,10 +208,17 @@ def _run(*operands: Array, cond: Any, body: Any, options: WhileOptions) -> Any:
     return [*outs, taken] if counts else outs
 
 
+def copied(x: Any) -> Any:
+    """Return a copy of a ref: JAX's loop drops what the last evaluation of its condition writes."""
+    return jax.new_ref(x[...]) if isinstance(x, jax.Ref) else x
+
+
 def _may_be_repeated(cond: Any) -> bool:
-    """Return whether a condition may be evaluated once more, after the loop: it computes with numbers only."""
-    if cond.effects or _compat.has_callbacks(cond):
+    """Return whether a condition may be evaluated once more, after the loop: it takes no time, or writes to refs."""
+    if _compat.has_callbacks(cond):
         return False
+    if not all(isinstance(t, ShapedArray) for t in cond.in_avals):
+        return True
     eqns = _compat.opened(cond).eqns
     return not any(getattr(v.aval, "ndim", 0) for eqn in eqns for v in (*eqn.invars, *eqn.outvars))
 
