@@ -184,7 +184,7 @@ def while_loop(
 
     TensorFlow: `tf.while_loop`.
     """
-    error = too_many("while_loop", f"cond_fun is still true after max_steps={max_steps} steps")
+    error = too_many("while_loop", f"cond_fun is still true after max_steps={max_steps}")
     return run_while(
         OF_WHILE_LOOP,
         cond_fun,

@@ -89,7 +89,7 @@ def while_loop(
     maximum_iterations = as_value(maximum_iterations)
     _check_maximum_iterations(maximum_iterations)
     check_max_steps("tf.while_loop", max_steps)
-    error = too_many("tf.while_loop", f"cond is still true after max_steps={max_steps} steps", "maximum_iterations")
+    error = too_many("tf.while_loop", f"cond is still true after max_steps={max_steps}", "maximum_iterations")
     known = None if maximum_iterations is None else known_bound(maximum_iterations)
     if known is not None and (max_steps is None or known <= max_steps):
         max_steps, error = known, ""

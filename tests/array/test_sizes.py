@@ -149,7 +149,7 @@ def test_a_history_gives_the_rows_of_a_list_or_raises_where_it_is_too_long(how, 
         return results(grown(how, history, n, c, most), jnp.asarray(weights))
 
     def compiled(f):
-        return growing(f, start=8) if how == "growing" else jax.jit(f)
+        return growing(f, initial_bound=8) if how == "growing" else jax.jit(f)
 
     def is_wrong(n, bound):
         factors, longest = list_of(history, n)

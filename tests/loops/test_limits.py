@@ -32,7 +32,7 @@ def power_by_fori(x, n, **how):
 
 TO_DO = r"\. Give a larger max_steps, or on_limit=\"stop\" to end the loop there"
 TEXTS = {
-    power: rf"while_loop: cond_fun is still true after max_steps=5 steps{TO_DO}",
+    power: rf"while_loop: cond_fun is still true after max_steps=5{TO_DO}",
     power_by_fori: rf"fori_loop: upper - lower is more than max_steps=5{TO_DO}",
 }
 
@@ -171,7 +171,7 @@ def test_a_condition_of_any_kind(name):
     k, rows = run(x, 6)
     assert (k, rows.tolist()) == (6, [64, 64])
     assert run(x, 7)[0] == 6
-    with pytest.raises(RUNTIME_ERRORS, match="still true after max_steps=5 steps"):
+    with pytest.raises(RUNTIME_ERRORS, match="still true after max_steps=5"):
         finish(run(x, 5))
 
 

@@ -71,9 +71,9 @@ def test_maximum_iterations_stop_a_loop_and_max_steps_are_an_error():
     assert jit(lambda n: count(maximum_iterations=n, max_steps=3))(3) == [3]
     assert count(max_steps=9) == count(maximum_iterations=20, max_steps=9) == [9]
     for bounds in ({"max_steps": 3}, {"maximum_iterations": 5, "max_steps": 3}):
-        with pytest.raises(RUNTIME_ERRORS, match=r"tf\.while_loop: cond is still true after max_steps=3 steps"):
+        with pytest.raises(RUNTIME_ERRORS, match=r"tf\.while_loop: cond is still true after max_steps=3"):
             count(**bounds)
-    with pytest.raises(RUNTIME_ERRORS, match=r"tf\.while_loop: cond is still true after max_steps=3 steps"):
+    with pytest.raises(RUNTIME_ERRORS, match=r"tf\.while_loop: cond is still true after max_steps=3"):
         jit(lambda n: count(maximum_iterations=n, max_steps=3))(5)
 
 
@@ -151,7 +151,7 @@ def test_a_mask_mapped_into_a_growing_array_is_found_by_its_size():
     mixed = jax.tree.map(kept, old, old.write(0, jnp.ones(3)))
     for use in (lambda ta: ta.stack(), lambda ta: ta.read(0), lambda ta: ta.append(jnp.ones(3))):
         for call in (use, jax.jit(use)):
-            with pytest.raises(TypeError, match=r"is of shape \(3,\), .* jax.tree.map .* map_structure"):
+            with pytest.raises(TypeError, match=r"is of shape \(3,\), .* jax.tree.map .*tf.nest.map_structure"):
                 call(mixed)
 
 
