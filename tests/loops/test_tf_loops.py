@@ -1,4 +1,4 @@
-"""`tf.scan`, `map_fn`, `foldl` and `foldr` have the arguments of TensorFlow in its order, and a loop of Python's results."""
+"""The loops of `tf` have the arguments of TensorFlow in its order, and the results of a loop of Python."""
 
 import inspect
 
