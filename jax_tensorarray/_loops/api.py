@@ -123,6 +123,19 @@ def while_loop(
 ) -> tuple[_Carry, Steps]: ...
 
 
+@overload
+def while_loop(
+    cond_fun: Callable[[_Carry], ArrayLike],
+    body_fun: Callable[[_Carry], _Carry],
+    init_val: _Carry,
+    *,
+    max_steps: int | None = None,
+    on_limit: OnLimit = "raise",
+    residuals: ByName | Strategy = "auto",
+    return_steps: bool = False,
+) -> _Carry | tuple[_Carry, Steps]: ...
+
+
 @explained
 @about_sizes
 def while_loop(
