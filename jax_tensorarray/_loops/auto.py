@@ -113,15 +113,16 @@ def _fewest(max_steps: int) -> int:
 
 @dataclass(frozen=True)
 class Auto(Strategy):
-    """Let a loop choose what it keeps: a tape or, if a tape would hold whole buffers, what `Undo` keeps: "auto".
+    """Choose for each loop: a tape or, if a tape would hold whole buffers, the rows that `Undo` stores: "auto".
 
     `residuals.explain` returns the choice.
 
     Args:
-        memory: how many bytes may be kept for `max_steps` steps, per example if the derivative is under `jax.vmap`.
-            There is room for all these steps from the start, since XLA allocates the memory of a program before it
-            runs. If the choice takes more, it is `Undo` if this fits, else `Checkpoint` with as many carries as fit,
-            and enough for every step to run nine times at most. If nothing fits, it is what takes the fewest bytes.
+        memory: how many bytes the loop may store for `max_steps` steps, per example if the derivative is under
+            `jax.vmap`. Room for all these steps is needed from the start, since XLA allocates the memory of a program
+            before it runs. If the choice takes more, the loop uses `Undo` if this fits, else `Checkpoint` with as many
+            carries as fit, and enough for every step to run nine times at most. If nothing fits, it uses the way that
+            takes the fewest bytes.
 
     Raises:
         ValueError: `memory` is not a number of bytes.
@@ -155,7 +156,7 @@ class Auto(Strategy):
 
 @dataclass(frozen=True)
 class Checkpoints(Auto):
-    """Lets a loop keep as many carries as there is memory for, and enough for every step to run nine times at most."""
+    """Stores as many carries as there is memory for, and enough for every step to run nine times at most."""
 
     def has_choice(self, keeps_much: Callable[[], bool]) -> bool:
         return True
@@ -177,9 +178,9 @@ class _Planned(Strategy):
 
 @dataclass(frozen=True)
 class Undo(Strategy):
-    """Let a loop keep the rows that each step overwrites, and what cannot be computed again from the buffers: "undo".
+    """Store the rows that each step overwrites, and the values that the buffers cannot give again: "undo".
 
-    This is for bodies that use a whole buffer in each step. A tape would hold T copies of it.
+    Use it for bodies that read a whole buffer in each step. A tape would hold a copy of the buffer for every step.
 
     >>> import jax, jax.numpy as jnp
     >>> from jax_tensorarray import fori_loop, ta_write
