@@ -135,7 +135,7 @@ def solve(field, y0, t0, t1, *, tolerance=1e-6, first_step=0.1, max_steps=1000):
     row = Piece(t, h, jnp.zeros((5, *y0.shape), y0.dtype))
     pieces = TensorArray.like(row, size=0, dynamic_size=True, max_size=max_steps)
     run = Run(t, y0, field(t, y0), h, jnp.bool_(False), jnp.int32(0), pieces)
-    run = while_loop(lambda run: run.t < t1, step, run, max_steps=max_steps)
+    run = while_loop(lambda run: run.t < t1, step, run, max_steps=max_steps, on_limit="stop")
     return run.pieces, run.rejected, run.t >= t1
 
 

@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,8 +20,21 @@ from jax_tensorarray._types import bytes_of
 Array = jax.Array
 
 
-class Choice(NamedTuple):
-    """What `residuals.explain` says of a loop."""
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """How a loop stores the values of its steps for reverse mode, as `residuals.explain` finds.
+
+    Attributes:
+        residuals: "tape", "undo" or "checkpoint" if the loop chooses, the name of the class that it was given, or
+            "none" if the loop has no derivative in reverse mode.
+        reason: why.
+        tape_bytes: how many bytes plain JAX, or a tape, stores per step.
+        undo_bytes: how many bytes "undo" stores per step; None if it was not considered.
+        checkpoints: how many carries "checkpoint" stores; None for any other choice.
+        loop: the kind of the loop, and its file and line.
+        steps: how many steps it takes at most; None if there is no bound.
+        largest: the type of the largest array that the tape stores per step.
+    """
 
     residuals: str
     reason: str
@@ -33,7 +46,7 @@ class Choice(NamedTuple):
     largest: str = ""
 
     def __str__(self) -> str:
-        times, unit = (self.steps, "in all") if self.steps else (1, "a step")
+        times, unit = (self.steps, "in all") if self.steps else (1, "per step")
         sizes = ("tape", self.tape_bytes), ("undo", self.undo_bytes)
         kept = [f"{name} {times * n / 1e6:.3g} MB" for name, n in sizes if n]
         amounts = f" ({', '.join(kept)} {unit})" if kept else ""
@@ -44,7 +57,7 @@ def choose(linear: Linearized, max_steps: int) -> tuple[Choice, Plan | None]:
     """Choose undo if the tape would hold, for every step, more than a row that undo need not keep; else the tape."""
 
     def tape(reason: str, undone: int | None = None) -> tuple[Choice, None]:
-        return Choice("tape", reason, taped, undone), None
+        return Choice(residuals="tape", reason=reason, tape_bytes=taped, undo_bytes=undone), None
 
     carry, taped = list(linear.whole.out_avals)[: linear.num_outs], 0
     if not all(isinstance(t.size, int) for t in (*carry, *linear.taped)):
@@ -60,7 +73,7 @@ def choose(linear: Linearized, max_steps: int) -> tuple[Choice, Plan | None]:
     if 2 * planned.bytes > taped:
         return tape("undo would keep nearly as much as the tape", planned.bytes)
     reason = "the tape would hold a whole buffer, or something computed from one, for every step"
-    return Choice("undo", reason, taped, planned.bytes), planned
+    return Choice(residuals="undo", reason=reason, tape_bytes=taped, undo_bytes=planned.bytes), planned
 
 
 def choose_within(memory: int | None, max_steps: int, linear: Linearized, body: Any) -> tuple[Choice, Plan | None]:
@@ -75,12 +88,12 @@ def choose_within(memory: int | None, max_steps: int, linear: Linearized, body: 
         return choice, planned
     reason = f'"{choice.residuals}" would take {kept} bytes for {max_steps} steps, and memory={memory}'
     again = plan(linear, max_steps, keeps_costly=False)
-    other = choice._replace(undo_bytes=again.bytes, reason=reason)
+    other = replace(choice, undo_bytes=again.bytes, reason=reason)
     checkpoints, size = _checkpoints(memory, max_steps, body)
     others: list[tuple[int, Choice, Plan | None]] = [
         (kept, choice, planned),
-        (again.bytes * max_steps, other._replace(residuals="undo"), again),
-        (checkpoints * size, other._replace(residuals="checkpoint", checkpoints=checkpoints), None),
+        (again.bytes * max_steps, replace(other, residuals="undo"), again),
+        (checkpoints * size, replace(other, residuals="checkpoint", checkpoints=checkpoints), None),
     ]
     fitting = (other for other in others if other[0] <= memory)
     return next(fitting, min(others, key=lambda other: other[0]))[1:]
@@ -100,15 +113,16 @@ def _fewest(max_steps: int) -> int:
 
 @dataclass(frozen=True)
 class Auto(Strategy):
-    """Let a loop choose what it keeps: a tape or, if a tape would hold whole buffers, what `Undo` keeps: "auto".
+    """Choose for each loop: a tape or, if a tape would hold whole buffers, the rows that `Undo` stores: "auto".
 
     `residuals.explain` returns the choice.
 
     Args:
-        memory: how many bytes may be kept for `max_steps` steps, per example if the derivative is under `jax.vmap`.
-            There is room for all these steps from the start, since XLA allocates the memory of a program before it
-            runs. If the choice takes more, it is `Undo` if this fits, else `Checkpoint` with as many carries as fit,
-            and enough for every step to run nine times at most. If nothing fits, it is what takes the fewest bytes.
+        memory: how many bytes the loop may store for `max_steps` steps, per example if the derivative is under
+            `jax.vmap`. Room for all these steps is needed from the start, since XLA allocates the memory of a program
+            before it runs. If the choice takes more, the loop uses `Undo` if this fits, else `Checkpoint` with as many
+            carries as fit, and enough for every step to run nine times at most. If nothing fits, it uses the way that
+            takes the fewest bytes.
 
     Raises:
         ValueError: `memory` is not a number of bytes.
@@ -142,7 +156,7 @@ class Auto(Strategy):
 
 @dataclass(frozen=True)
 class Checkpoints(Auto):
-    """Lets a loop keep as many carries as there is memory for, and enough for every step to run nine times at most."""
+    """Stores as many carries as there is memory for, and enough for every step to run nine times at most."""
 
     def has_choice(self, keeps_much: Callable[[], bool]) -> bool:
         return True
@@ -164,9 +178,9 @@ class _Planned(Strategy):
 
 @dataclass(frozen=True)
 class Undo(Strategy):
-    """Let a loop keep the rows that each step overwrites, and what cannot be computed again from the buffers: "undo".
+    """Store the rows that each step overwrites, and the values that the buffers cannot give again: "undo".
 
-    This is for bodies that use a whole buffer in each step. A tape would hold T copies of it.
+    Use it for bodies that read a whole buffer in each step. A tape would hold a copy of the buffer for every step.
 
     >>> import jax, jax.numpy as jnp
     >>> from jax_tensorarray import fori_loop, ta_write

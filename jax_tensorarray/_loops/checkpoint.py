@@ -30,10 +30,10 @@ _LIMIT = np.iinfo(np.int32).max
 
 @dataclass(frozen=True)
 class Checkpoint(Strategy):
-    """Let a loop keep a few carries in all, placed so that the fewest steps are run again (binomial checkpointing).
+    """Store a few carries in all, placed so that the fewest steps run again (binomial checkpointing).
 
     Args:
-        carries: how many carries are kept at a time. A loop uses no more than `max_steps`.
+        carries: how many carries to store at a time. A loop uses no more than `max_steps`.
 
     Raises:
         ValueError: `carries` is not a positive integer.

@@ -1,4 +1,4 @@
-"""Hints for programs that come from TensorFlow: what to write in place of the arguments of its loops, and of sizes."""
+"""Hints for programs that come from TensorFlow: what to write instead of the arguments of its loops, and of sizes."""
 
 import functools
 import inspect
@@ -15,7 +15,7 @@ _KEYWORDS = {
     "cond": "cond_fun",
     "body": "body_fun",
     "loop_vars": "init_val, one pytree",
-    "maximum_iterations": "max_steps",
+    "maximum_iterations": 'max_steps, and on_limit="stop" to end the loop there',
     "parallel_iterations": None,
     "swap_memory": None,
     "infer_shape": None,

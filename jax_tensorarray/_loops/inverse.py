@@ -27,11 +27,11 @@ Array = jax.Array
 
 @dataclass(frozen=True)
 class Inverse(Strategy):
-    """Let a `while_loop` or a `scan` keep nothing: `f` computes the carry before a step from the carry after it.
+    """Store nothing: in a `while_loop` or `scan`, `f` computes the carry before a step from the carry after it.
 
     Args:
         f: maps the carry after a step to the carry before it; for `scan`, this carry and the slice of `xs`. Carries
-            that the body returns unchanged are taken to be the same before the step, whatever `f` returns for them.
+            that the body returns unchanged are the same before the step, whatever `f` returns for them.
         check: for debugging, whether `f` must lead from the end of the loop back to its start. If it does not, reverse
             mode raises an error that states the difference. True allows half the digits of each dtype, a number is a
             tolerance, relative and absolute.

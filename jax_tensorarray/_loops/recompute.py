@@ -12,7 +12,7 @@ from jax_tensorarray._loops.strategy import Strategy, Tape
 
 @dataclass(frozen=True)
 class Recompute(Tape):
-    """Let a loop keep the carry of each step and the rows that it reads, and compute the rest again: "recompute".
+    """Store the carry of each step and the rows that it reads, and compute the rest again: "recompute".
 
     Args:
         offload: as for `Tape`.

@@ -78,12 +78,12 @@ class Strategy:
 
 @dataclass(frozen=True)
 class Tape(Strategy):
-    """Let a loop keep all values that the derivative of a step needs, for every step: "tape".
+    """Store all values that the derivative of a step needs, for every step: "tape".
 
     Args:
-        offload: whether the tape is in host memory. The device holds no part of it, whatever `max_steps` is. Each row
-            is sent to the host while the loop goes on, and comes back one step before it is needed. A CPU is its own
-            host, so there is nothing to gain.
+        offload: whether the tape is in host memory. The device holds no part of it, whatever `max_steps` is. The loop
+            sends each row to the host while it goes on, and fetches the row one step before it is needed. On a CPU,
+            which is its own host, this gains nothing.
 
     >>> import jax
     >>> from jax_tensorarray import fori_loop

@@ -271,7 +271,7 @@ def fori_loop(lower, upper, body, init, **_):
     return carry
 
 
-def while_loop(cond, body, init, *, max_steps=None, residuals="auto", return_steps=False):
+def while_loop(cond, body, init, *, max_steps=None, on_limit="raise", residuals="auto", return_steps=False):
     carry, taken, limit = as_arrays(init), 0, 10**4 if max_steps is None else max_steps
     while taken < limit and bool(cond(carry)):
         carry, taken = body(carry), taken + 1
