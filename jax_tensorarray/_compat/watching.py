@@ -16,7 +16,6 @@ from jax_tensorarray._compat.jaxprs import closed
 from jax_tensorarray._compat.private import private_names
 
 
-
 class _Watcher(NamedTuple):
     seen: Callable[[str, Any, Any], None]
     needs_lines: Callable[[Any], bool]

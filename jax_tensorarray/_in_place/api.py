@@ -98,47 +98,74 @@ def in_place(
     check: bool = False,
     strict: bool = False,
 ) -> "InPlace[P, T] | Decorator":
-    """Return the same function with the loops in it made linear, as they are written.
+    """Return `fun` with its loops rewritten, so that they update buffers in place.
 
-    A loop of plain JAX that reads and writes rows of a buffer copies all of it in every step in three cases: if a read
-    and a write are unordered, if a whole buffer is selected, as by `jnp.where` and `jax.vmap`, and under `jax.grad`.
-    `in_place` finds the reads and writes of rows in `fun` (`b[i]`, `b[:, i]`, `b[i, j]`, `.at[].set`, `.at[].add`,
-    `lax.dynamic_slice` and so on) and replaces them by this library's ops. The results are the same; indices out of
-    range mean what they mean in JAX.
+    A loop of plain JAX that reads and writes rows of a buffer may copy the whole buffer in every step. This happens in
+    three cases: if XLA cannot order a read and a write, if the loop selects between whole buffers, as `jnp.where` and
+    `jax.vmap` do, and under `jax.grad`. `in_place` finds the reads and writes of rows in `fun` (`b[i]`, `b[:, i]`,
+    `b[i, j]`, `.at[].set`, `.at[].add`, `lax.dynamic_slice` and so on) and replaces them by this library's ops. The
+    results are the same, except that sums of floats may be added up in another order. An index out of range means what
+    it means in JAX.
 
-    Any other operation stays as it was. `jax_tensorarray.doctor.explain(fun)(...)` says why, and
-    `jax_tensorarray.doctor.loop_copies(in_place(fun), ...)` lists what still copies.
+    **Where to put it.** Put `in_place` outermost around pure code: `jax.jit(in_place(train_step))` rewrites the
+    gradient too. With Flax NNX, put it around the loss, `nnx.value_and_grad(in_place(loss))`, and keep `nnx.jit`
+    outermost. If `fun` itself takes modules of Flax NNX, `in_place` updates them as `nnx.jit` does.
 
-    Of the leaves of the arguments, `in_place` traces arrays (NumPy's too). It traces a float or a complex number that
-    is an argument or stands in a list, a tuple or a dict, as `jax.jit` does; in any other node, such as a module of
-    Equinox, the number stays what it is, as under `eqx.filter_jit`. `fun` gets all others as they are: bools and
-    integers, strings, functions, any object. Outside of `jit` the function is compiled, once for all numbers that are
-    traced, and once for each of the others that `==` tells apart. An object that compares by identity may change, so
-    its contents are compared; if they cannot be, `fun` is compiled anew in each call. Functions and classes are taken
-    to stay the same. Give a counter that takes many values as `jnp.int32(i)`, or call the function under `jax.jit`.
+    All other operations stay as they are. `jax_tensorarray.doctor.explain(fun)(...)` says why, and
+    `jax_tensorarray.doctor.loop_copies(in_place(fun))(...)` lists the copies that remain. The logger `jax_tensorarray`
+    says at level INFO, in one line per trace, how many reads and writes `in_place` has rewritten. Level DEBUG has the
+    details.
 
-    If `fun` changes an argument, which may be a list, a dict, an object, a ref or a module of Flax NNX, so does the
-    result. A traced array that `fun` stores anywhere else is an error. The function can be pickled if `fun` can. If
-    `in_place` fails at a program, the program runs as it is written, with a warning.
+    **Arguments.** `in_place` traces arrays (NumPy's too). It traces a float or a complex number if this is an argument
+    or stands in a list, a tuple or a dict, as `jax.jit` does. In any other node, such as a module of Equinox, the
+    number stays as it is, as under `eqx.filter_jit`. All other leaves reach `fun` unchanged: bools, integers, strings,
+    functions, any object. Outside of `jit` the function is compiled once for all traced numbers, and once for each of
+    the other leaves that `==` tells apart. An object that compares by identity may change, so `in_place` compares its
+    contents. If it cannot, each call compiles `fun` again. `in_place` takes functions and classes to stay the same.
+    Give a counter with many values as `jnp.int32(i)`, or call the function under `jax.jit`.
+
+    If `fun` changes an argument, so does the result. The argument may be a list, a dict, an object, a ref or a module
+    of Flax NNX. If `fun` stores a traced array anywhere else, this is an error. The function can be pickled if `fun`
+    can.
+
+    **If something goes wrong.** If a rewrite fails, the program runs as it is written, with one `RuntimeWarning`.
+    `enabled=False`, the block `with jax_tensorarray.disable_in_place():` and the environment variable
+    `JAX_TENSORARRAY_IN_PLACE=0` turn `in_place` off. The function then is `jax.jit(fun)` with the same treatment of
+    arguments. JAX reads the variable when it traces, and keeps programs from inside and outside of the block apart.
 
     Args:
         fun: a function that JAX can trace. It may differentiate, batch and compile inside, and the result may be
-            differentiated, batched and compiled. Without it, a decorator is returned.
+            differentiated, batched and compiled. Without it, `in_place` returns a decorator.
         max_steps: None, or an upper bound on the steps of every `lax.while_loop` inside. With a bound these loops are
             differentiable in reverse mode.
         residuals: what reverse mode keeps of each step of a loop that updates a buffer by rows, and reads all of it:
 
-            - "auto": the rows that the step overwrites, and what cannot be computed again, if JAX would keep a whole
-              buffer, or values computed from one. Otherwise what JAX keeps.
+            - "auto": the rows that the step overwrites, and the values that cannot be recomputed, if JAX would keep a
+              whole buffer, or values computed from one. Otherwise what JAX keeps.
             - "tape": what JAX keeps.
-            - "undo": the rows that are overwritten, even where this takes more.
-            - "checkpoint": a few carries for the whole loop, from which it runs on as often as it must.
+            - "recompute": the carry of each step. The backward pass recomputes the rest.
+            - "undo": the rows that are overwritten, even if this takes more memory.
+            - "checkpoint": a few carries for the whole loop. The backward pass runs the loop again from these.
 
-            Or an object like `Undo()` or `Checkpoint(16)`, as for `while_loop`.
+            Or an object like `Undo()` or `Checkpoint(16)` of `jax_tensorarray.residuals`.
         memory: for "auto" and "checkpoint", how many bytes a loop may keep for all of its steps, as for `Auto`.
         static_argnums: as for `jax.jit`: arguments that `fun` gets as they are, floats and pytrees too. They must be
             hashable, and are compared by `==`.
         static_argnames: likewise.
+        enabled: whether to rewrite anything. If it is False, an `in_place` around `fun` still rewrites `fun`.
+        check: whether to run `fun` as it is written, too, and raise an error at the first result that differs. The
+            comparison is a part of the program, so it also happens under `jax.jit` and `jax.vmap`. In forward mode it
+            includes the tangents of the results, and in reverse mode the gradients of the arguments, to any order. The
+            error names the place in the pytree, both values and the tolerance. Integers, bools and keys must be equal.
+            Floats may differ by the square root of the machine epsilon (3.5e-4 for float32), relative to the largest
+            element of the array. NaN equals NaN. Effects such as `jax.debug.print` happen once. A callback that returns
+            a value must be a `jax.pure_callback`. If `max_steps` is given and there is a `lax.while_loop`, only values
+            are compared, since plain JAX has no gradient. Use it for tests: it takes the time and the memory of both
+            programs.
+        strict: whether to raise an error if the compiled program still copies a buffer of at least 4 KiB in a loop of
+            `fun`, or of its derivatives. The error comes when JAX compiles the program, which may be a `jax.jit` around
+            `fun`, and names lines and reasons. If a rewrite fails, that is an error too, and not a warning. The first
+            strict function of a process has JAX report each program that it compiles.
 
     Returns:
         A function with the signature of `fun`, and with `lower`, `trace` and `eval_shape`, which trace every number as
@@ -147,11 +174,14 @@ def in_place(
         is.
 
     Raises:
-        TypeError: `fun` is not callable, `max_steps` is not an integer, or (in a call) `fun` stores a traced array
-            outside of its arguments.
-        ValueError: `max_steps` is negative, or `residuals` or `memory` is none of these.
-        jax.errors.JaxRuntimeError, ValueError: a loop takes more than `max_steps` steps (while running; on a GPU later,
-            see `check_errors`).
+        TypeError: `fun` is not callable, `max_steps` is not an integer, `enabled`, `check` or `strict` is not a bool,
+            `fun` stores a traced array outside of its arguments (in a call), or `check` meets an effect that returns a
+            value (in a call).
+        ValueError: `max_steps` is negative, `residuals` or `memory` is none of these, or the environment variable has
+            an unknown value (in a call).
+        jax.errors.JaxRuntimeError, ValueError: a loop takes more than `max_steps` steps, or `check` finds a difference
+            (while running; on a GPU later, see `check_errors`).
+        jax_tensorarray.doctor.LoopCopyError: `strict` finds a copy (when JAX compiles the program).
 
     >>> import jax, jax.numpy as jnp
     >>> from jax import lax
@@ -159,6 +189,8 @@ def in_place(
     ...     body = lambda i, b: b.at[i].set(jnp.sin(b[i - 1]))
     ...     return lax.fori_loop(1, len(b), body, b).sum()
     >>> jax.grad(in_place(f))(jnp.ones(4))
+    Array([2.16485, 0.     , 0.     , 0.     ], dtype=float32)
+    >>> jax.grad(in_place(f, check=True, strict=True))(jnp.ones(4))
     Array([2.16485, 0.     , 0.     , 0.     ], dtype=float32)
     """
     options = {
@@ -362,16 +394,17 @@ def compiled(
             differentiates=request.max_steps is None or not off.has_while(as_written.jaxpr),
         )
 
-    def as_written(args: Sequence[Any], kwargs: dict[str, Any]) -> arguments.Results:
+    def as_written(call: arguments.Call, args: Sequence[Any], kwargs: dict[str, Any]) -> arguments.Results:
         """Return the results of the function if `in_place` is off."""
         log.is_off(fun, why_off)
         if request.max_steps is None:
             return arguments.with_results(fun)(*args, **kwargs)
+        given, named = call.args, call.kwargs
         with off.of_while_loops(request.max_steps, f"in_place is off ({why_off})") as text:
-            traced = plain.trace(*args, **kwargs)
-        arrays = operands(traced, list(args), kwargs)
+            traced = plain.trace(*given, **named)
+        arrays = operands(traced, given, named)
         if arrays is None or not off.has_while(traced.jaxpr):
-            return plain(*args, **kwargs)
+            return plain(*given, **named)
         outs = off.explaining_gradients(traced.jaxpr, text)(*arrays)
         return jax.tree.unflatten(traced.out_tree, outs)
 
@@ -386,7 +419,7 @@ def compiled(
         call = static.split(arguments.is_tracer, args, kwargs)
         try:
             if why_off:
-                results = as_written(call.args, call.kwargs)
+                results = as_written(call, args, kwargs)
             else:
                 with log.tracing(fun) as log_as:
                     results = rewritten(call.args, call.kwargs, log_as)
