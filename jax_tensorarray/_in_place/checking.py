@@ -123,9 +123,14 @@ def names_of_arguments(fun: Callable[..., Any], given: Any, named: Any, is_array
     return names
 
 
+#: Stands for a leaf that was passed in, which `Results` keeps as None.
+_MISSING = object()
+
+
 def names_of_results(results: Any) -> list[str]:
     """Return the name of each array in `arguments.Results`, such as `result['loss']`."""
-    paths, _ = jax.tree_util.tree_flatten_with_path(results.fixed.filled(results.arrays))
+    leaves = [_MISSING if x is None else x for x in results.fixed.all_leaves(results.arrays)]
+    paths, _ = jax.tree_util.tree_flatten_with_path(results.fixed.tree.unflatten(leaves))
     others = {k for k, _ in results.fixed.leaves}
     return [
         f"result{jax.tree_util.keystr(path[1:])}" if path[0].idx == 0 else "a change of an argument"

@@ -92,7 +92,7 @@ def test_dtypes_keys_nans_and_empty_arrays():
     args = jnp.ones(4), jax.random.key(1), jnp.ones((0, 3))
     for got, want in zip(checked(f)(*args), f(*args), strict=True):
         got, want = (jax.random.key_data(x) if x is args[1] or "key" in str(x.dtype) else x for x in (got, want))
-        np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
+        np.testing.assert_array_equal(np.asarray(got).tobytes(), np.asarray(want).tobytes())
 
 
 def test_closures_static_arguments_and_what_is_changed():
@@ -107,7 +107,7 @@ def test_closures_static_arguments_and_what_is_changed():
         return out[1].sum() + found[0].sum() * y_
 
     y = None
-    np.testing.assert_allclose(jax.grad(outer)(0.5), 1 + 2 * 0.5 + 3 * 0.25 + filled(X * 2.0).sum(), rtol=1e-6)
+    np.testing.assert_allclose(jax.grad(outer)(0.5), 1 + 2 * 0.5 + 3 * 0.5**2 + filled(X * 2.0).sum(), rtol=1e-6)
 
 
 def test_refs():
@@ -134,7 +134,7 @@ def test_a_while_loop_with_max_steps_is_compared_in_its_values(wrong):
     np.testing.assert_allclose(f(X), until(X))
     np.testing.assert_allclose(jax.grad(f)(X), jax.grad(in_place(until, max_steps=8))(X))
     wrong(lambda x, args: x + 1)
-    assert "of until is" in message(checked(lambda x: until(x), max_steps=8), X) or True
+    assert "result of <lambda> is" in message(checked(lambda x: until(x), max_steps=8), X)
 
 
 # --- effects ---------------------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ def test_a_callback_that_returns_a_value_must_be_pure():
     pure = checked(lambda x: f(x, jax.pure_callback))
     np.testing.assert_allclose(pure(X), filled(X + 1))
     with pytest.raises(
-        TypeError, match="^in_place: check=True runs the program twice, but `io_callback` has an effect"
+        TypeError, match=r"^in_place: check=True runs the program twice, but `io_callback` has an effect"
     ):
         checked(lambda x: f(x, io_callback))(X)
 
@@ -251,17 +251,14 @@ def test_the_contents_of_refs_are_compared(wrong):
         return filled(x)
 
     checked(f)(jax.new_ref(X), X)
-    function = Repair.function
-    assert function is Repair.function
 
     def writes(x, args):
         args[0][...] = x + 1
         return x
 
     wrong(writes)
-    assert "the contents of argument ref of f at [0] is" in message(
-        checked(lambda ref, x: f(ref, x)), jax.new_ref(X), X
-    ).replace("<lambda>", "f")
+    found = message(checked(lambda ref, x: f(ref, x)), jax.new_ref(X), X)
+    assert "the contents of argument ref of <lambda> at [0] is" in found
 
 
 def test_off_compares_nothing(wrong):
@@ -304,7 +301,7 @@ def test_a_copy_that_is_left_is_an_error(way):
     WAYS[way](in_place(good, strict=True))(ROWS)
     line = bad.__code__.co_firstlineno
     for _ in range(2):
-        with pytest.raises(LoopCopyError, match="^in_place: strict=True: in ") as error:
+        with pytest.raises(LoopCopyError, match=r"^in_place: strict=True: in ") as error:
             WAYS[way](in_place(bad, strict=True))(ROWS)
         assert error.value.copies[0].reason and line < error.value.copies[0].line <= line + 6
     WAYS[way](in_place(bad))(ROWS)

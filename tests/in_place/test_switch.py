@@ -150,7 +150,7 @@ def test_the_gradient_of_a_while_loop_says_what_is_off(why, monkeypatch):
         np.testing.assert_allclose(jax.jvp(call, (0.5,), (1.0,))[1], jax.jvp(f, (0.5,), (1.0,))[1])
         np.testing.assert_allclose(jax.vmap(call)(X), jax.vmap(f)(X))
         for grad in (jax.grad(call), jax.jit(jax.grad(call))):
-            with pytest.raises(ValueError, match="^in_place: reverse mode needs max_steps=9") as error:
+            with pytest.raises(ValueError, match=r"^in_place: reverse mode needs max_steps=9") as error:
                 grad(0.5)
             assert f"in_place is off ({why})" in str(error.value)
     inside = OFF[why](lambda x: jax.grad(until)(x), monkeypatch)
@@ -215,7 +215,7 @@ def test_what_a_package_jits_is_plain(tmp_path, monkeypatch):
 @pytest.mark.parametrize("value", [1, None, "yes", jnp.bool_(True)])
 def test_options_that_are_no_bools_are_refused(name, value):
     for options in ({"fun": filled}, {}):
-        with pytest.raises(TypeError, match=f"^in_place: {name} must be True or False, got "):
+        with pytest.raises(TypeError, match=rf"^in_place: {name} must be True or False, got "):
             in_place(**options, **{name: value})
 
 
