@@ -14,6 +14,7 @@ from jax_tensorarray import _compat, _replaced, checkpoint_policies, export, pri
 from jax_tensorarray._array.tensorarray import TensorArray
 from jax_tensorarray._in_place.api import in_place
 from jax_tensorarray._in_place.package import in_place_package
+from jax_tensorarray._in_place.switch import disable_in_place
 from jax_tensorarray._kernels import check_errors
 from jax_tensorarray._loops.api import fori_loop, scan, while_loop
 from jax_tensorarray._loops.growing import growing
@@ -45,6 +46,7 @@ __all__ = [
     "TensorArray",
     "check_errors",
     "checkpoint_policies",
+    "disable_in_place",
     "doctor",
     "export",
     "fori_loop",

@@ -57,14 +57,20 @@ def call_user(fun: Callable[..., _T], *args: Any, **kwargs: Any) -> _T:
         raise
 
 
-def instead(error: Exception, unchanged: Callable[[], _T]) -> _T:
+def instead(error: Exception, unchanged: Callable[[], _T], *, strict: bool = False) -> _T:
     """Return what the unchanged program gives, after an error in a rewrite of that program, and warn.
 
     If the unchanged program raises an error, this error is the program's own. An error that the library raised on
-    purpose, such as one about an option, is raised again.
+    purpose, such as one about an option, is raised again. If `strict`, so is any other one.
     """
     result = unchanged()
     if _ON_PURPOSE.match(str(error)):
+        raise error
+    if strict:
+        error.add_note(
+            "jax_tensorarray could not rewrite a program, and in_place(..., strict=True) raises the error. This is a "
+            "fault of jax_tensorarray, not of the program. Please report it with the program."
+        )
         raise error
     warn(error)
     return result
@@ -78,12 +84,12 @@ def warn(error: Exception) -> None:
         "jax_tensorarray could not rewrite a program, which runs as it is written. This is a fault of jax_tensorarray, "
         f"not of the program: {type(error).__name__}: {error}{where}. Please report it with the program.",
         RuntimeWarning,
-        stacklevel=_level_of_user(),
+        stacklevel=level_of_user(),
     )
 
 
-def _level_of_user() -> int:
-    """Return how many frames lie between `warn` and the code of the user."""
+def level_of_user() -> int:
+    """Return the stack level of the user's code, for a warning that the caller of this function gives."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in ("jax", "jax_tensorarray"):
         level, frame = level + 1, frame.f_back

@@ -128,12 +128,13 @@ class Rows(ABC):
     otherwise traced; so is a `where`. Rows are given and returned as the list of the leaves of an element.
     """
 
-    __slots__ = ("most", "size", "spec", "told", "version")
+    __slots__ = ("is_padded", "most", "size", "spec", "told", "version")
 
     size: Any  #: number of live rows: an integer, traced, an `UncheckedSize`, or None for all that there is room for
 
     def __init__(self, spec: Spec, size: Any, version: Any = None) -> None:
         self.spec, self.size, self.version = spec, size, version
+        self.is_padded = False  # whether there are zeros past the rows
         self.told: Any = None  # refers to the traced number that the user has been told
         self.most = size if type(size) is int else 0  # of those sizes since a trace began that are known
 

@@ -294,9 +294,11 @@ class Stacked(Rows):
         spec, version = self.spec, self.version
         if spec.max_size is None or not all(isinstance(b, jax.Array | np.ndarray) for b in version.newest()):
             return self
-        if version.layout.ranks != spec.ranks:  # it came out of vmap or scan
+        if self.is_padded or version.layout.ranks != spec.ranks:  # it came out of vmap or scan
             return self
-        return Stacked(spec, self.size, Version(tuple(self.stack("TensorArray", True))))
+        padded = Stacked(spec, self.size, Version(tuple(self.stack("TensorArray", True))))
+        padded.is_padded = True
+        return padded
 
     def bounded(self, limit: int) -> "Stacked":
         buffers = tuple(into_capacity(b[: self.live()], limit) for b in self._buffers())

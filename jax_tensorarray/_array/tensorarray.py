@@ -7,6 +7,7 @@ from typing import Any
 import jax
 from jax.typing import ArrayLike, DTypeLike
 
+from jax_tensorarray import _compat
 from jax_tensorarray._array import checks, flax, making
 from jax_tensorarray._array.dropped import warn_if_dropped
 from jax_tensorarray._array.rows import ONE, Rows
@@ -504,6 +505,8 @@ class TensorArray:
         return self._rows.spec.element.unflatten(leaves)
 
     def _flatten(self) -> tuple[tuple[Any, ...], Any]:
+        if "orbax.checkpoint" in sys.modules and _compat.flattened_by("orbax"):
+            self._rows = self._rows.zero_padded()  # a file must not show what was in memory
         return self._rows.flatten()
 
     def __copy__(self) -> "TensorArray":

@@ -44,7 +44,12 @@ from jax_tensorarray._compat.lowering import (
     traced_lowering,
 )
 from jax_tensorarray._compat.private import private_names
-from jax_tensorarray._compat.pytrees import flattened_by_control_flow, flattened_by_grad, unflattened_by_control_flow
+from jax_tensorarray._compat.pytrees import (
+    flattened_by,
+    flattened_by_control_flow,
+    flattened_by_grad,
+    unflattened_by_control_flow,
+)
 from jax_tensorarray._compat.sources import at_source_of, hide_own_frames, source_here
 from jax_tensorarray._compat.tracing import (
     can_name_axes,

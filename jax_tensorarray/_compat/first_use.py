@@ -4,6 +4,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from jax_tensorarray._compat.versions import warn_if_untested
+
 
 class Replacement(NamedTuple):
     """What comes in the place of a rule in a table of JAX, or of an attribute."""
@@ -38,6 +40,7 @@ def first_use() -> None:
     global _made, _are_put
     if _are_put or _make is None:
         return
+    warn_if_untested()
     with _putting:
         if not _are_put:
             _made = _make() if _made is None else _made

@@ -75,12 +75,12 @@ def name_of_function(jaxpr: Jaxpr) -> str:
     return getattr(getattr(opened(jaxpr), "debug_info", None), "func_name", None) or ""
 
 
-def has_callbacks(jaxpr: Jaxpr) -> bool:
-    """Return whether evaluating a jaxpr once more would be seen: it has effects other than those on its refs.
+def has_callbacks(x: Any) -> bool:
+    """Return whether evaluating a jaxpr or an equation once more would be seen: it has other effects than on its refs.
 
     The types of effects are private; those of refs say which input they belong to, and those of named axes are none.
     """
-    return any(not hasattr(e, "input") and type(e).__name__ != "NamedAxisEffect" for e in jaxpr.effects)
+    return any(not hasattr(e, "input") and type(e).__name__ != "NamedAxisEffect" for e in x.effects)
 
 
 def has_ordered_effects(jaxpr: Jaxpr) -> bool:

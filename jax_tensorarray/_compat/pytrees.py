@@ -3,6 +3,8 @@
 import inspect
 from types import FrameType
 
+from jax_tensorarray._compat.tracing import executes_eagerly
+
 
 def flattened_by_control_flow() -> bool:
     """Return whether `lax.scan`, `while_loop`, `cond` or one of their kin called the pytree rule that calls this.
@@ -38,6 +40,18 @@ def flattened_by_grad() -> bool:
     known = frame.f_locals
     is_before = "vjp_py" not in known and "y" not in known  # later it flattens results
     return frame.f_code.co_name in ("value_and_grad_f", "jacfun") and is_before and not known.get("allow_int", False)
+
+
+def flattened_by(library: str) -> bool:
+    """Return whether a library, or what it calls outside of traced functions, flattens the pytree right now."""
+    if not executes_eagerly():
+        return False
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] == library:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _frame_that_flattens(others: tuple[str, ...] = ()) -> FrameType | None:

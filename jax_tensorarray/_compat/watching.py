@@ -5,7 +5,7 @@ import functools
 import importlib
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.extend.core import Jaxpr
@@ -15,28 +15,42 @@ from jax_tensorarray._compat.first_use import first_use
 from jax_tensorarray._compat.jaxprs import closed
 from jax_tensorarray._compat.private import private_names
 
+
+class _Watcher(NamedTuple):
+    seen: Callable[[str, Any, Any], None]
+    needs_lines: Callable[[Any], bool]
+
+
 #: Who wants to know of what JAX compiles, and what has been put aside for that.
-_watchers: list[Callable[[str, Any, Any], None]] = []
+_watchers: list[_Watcher] = []
 _unwatched: list[tuple[Any, str, Any]] = []
 _watching = threading.Lock()
 
+#: So many programs are kept from when they are lowered until they are compiled.
+_LOWERED = 256
+
 
 @contextlib.contextmanager
-def compilations(seen: Callable[[str, Any, Any], None]) -> Iterator[None]:
+def compilations(
+    seen: Callable[[str, Any, Any], None], needs_lines: Callable[[Any], bool] = lambda jaxpr: False
+) -> Iterator[None]:
     """Call `seen(name, jaxpr, executable)` for every program that JAX compiles meanwhile, in any thread.
+
+    For programs with a jaxpr that `needs_lines`, JAX's persistent cache distinguishes source lines and scopes.
 
     There is no public way to look at what other code has compiled. Without these names it raises NotImplementedError.
     The jaxpr is None where JAX had lowered the program before.
     """
+    watcher = _Watcher(seen, needs_lines)
     with _watching:
         if not _watchers:
             _watch_compilations()
-        _watchers.append(seen)
+        _watchers.append(watcher)
     try:
         yield
     finally:
         with _watching:
-            _watchers.remove(seen)
+            _watchers.remove(watcher)
             while _unwatched and not _watchers:
                 setattr(*_unwatched.pop())
 
@@ -54,15 +68,20 @@ def _watch_compilations() -> None:
     def lower_and_keep(name: str, jaxpr: Jaxpr, *args: Any, **kwargs: Any) -> Any:
         result = lower(name, jaxpr, *args, **kwargs)
         lowered[id(result.module)] = (result.module, jaxpr)
+        while len(lowered) > _LOWERED:  # a program may be lowered and never compiled
+            lowered.pop(next(iter(lowered)), None)
         return result
 
     @functools.wraps(compile_)
     def compile_and_tell(backend: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
-        executable = compile_(backend, module, *args, **kwargs)
-        name = mlir.ir.StringAttr(module.operation.attributes["sym_name"]).value
         _, jaxpr = lowered.pop(id(module), (None, None))
-        for seen in tuple(_watchers):
-            seen(name, None if jaxpr is None else closed(jaxpr), executable)
+        jaxpr = None if jaxpr is None else closed(jaxpr)
+        watchers = tuple(_watchers)
+        with lines_of_today(any(watcher.needs_lines(jaxpr) for watcher in watchers)):
+            executable = compile_(backend, module, *args, **kwargs)
+        name = mlir.ir.StringAttr(module.operation.attributes["sym_name"]).value
+        for watcher in watchers:
+            watcher.seen(name, jaxpr, executable)
         return executable
 
     for owner, name, wrapped in (
@@ -71,6 +90,20 @@ def _watch_compilations() -> None:
     ):
         _unwatched.append((owner, name, getattr(owner, name)))
         setattr(owner, name, wrapped)
+
+
+@contextlib.contextmanager
+def lines_of_today(needed: bool = True) -> Iterator[None]:
+    """Make JAX's persistent cache distinguish programs that differ only in their source lines and scopes."""
+    name = "jax_compilation_cache_include_metadata_in_key"
+    if not needed or getattr(jax.config, name):
+        yield
+        return
+    jax.config.update(name, True)
+    try:
+        yield
+    finally:
+        jax.config.update(name, False)
 
 
 #: Who counts calls, and what was there before they did.

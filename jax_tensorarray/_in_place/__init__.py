@@ -12,5 +12,7 @@ which has `twins` find the buffers that a loop carries twice. They share what th
 representation, for which `representations` has the walk. `noted` has `checkify` see the operations that are gone. Two
 modules come before: `early` repairs loops that the program itself differentiates, and `_jaxprs.refs` turns refs into
 arrays. `explained` keeps what `doctor.explain` says. `package` puts under `in_place` what another package jits:
-`source` changes its source, and `jit` is what that calls then.
+`source` changes its source, and `jit` is what that calls then. `switch` turns all of this off, and `off` explains the
+gradients that are missing then. `checking` compares results with those of the program as it is written, `strictness`
+looks for copies in compiled programs, and `log` writes one line per trace.
 """

@@ -259,7 +259,7 @@ def while_(repair: Repair, eqn: Equation, operands: Sequence[Value], added: dict
             outs.append(chosen.select(old.array, new.array))
         return outs
 
-    max_steps, residuals = repair.request
+    max_steps, residuals = repair.request.max_steps, repair.request.residuals
     start = [is_active(carry), *carry] if once else carry
     if max_steps is None:
         return ends(run_while(OF_JAX, goes_on, next_carry, start, None, "auto")[once:], repair.active, is_kept)

@@ -49,7 +49,7 @@ def _repairing(primitive: Primitive) -> Callable[..., Any]:
             try:
                 outs = control.RULES[primitive.name](repair, loop, list(map(Value, args)), {})
             except Exception as error:
-                return _faults.instead(error, lambda: usual(*args, **params))
+                return _faults.instead(error, lambda: usual(*args, **params), strict=request.strict)
             return [with_type(x, weak=is_weak(of)).array for x, of in zip(outs, body.jaxpr.out_avals, strict=True)]
 
     return bind

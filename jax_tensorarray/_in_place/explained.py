@@ -4,7 +4,9 @@ A rule returns the values that it has made, or `Left` with the name of the reaso
 Unless there is a listener, nothing is kept and nothing more is looked at.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+import contextvars
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -46,6 +48,26 @@ class Listener:
 #: The listener. It is a part of the key in JAX's caches, so everything is traced anew and all rules are asked.
 listening = jax.make_user_context(None)
 
+#: The listener of the log. It hears what is traced anyway, so it is no part of a key.
+_hearing: contextvars.ContextVar[Listener | None] = contextvars.ContextVar("hearing", default=None)
+
+
+@contextlib.contextmanager
+def hearing() -> Iterator[list["Remark"]]:
+    """Collect the remarks that are made in a block."""
+    listener = Listener()
+    token = _hearing.set(listener)
+    try:
+        yield listener.notes
+    finally:
+        _hearing.reset(token)
+
+
+def _listener() -> Any:
+    """Return the listener, None if there is none."""
+    return listening.value or _hearing.get()
+
+
 KINDS = {
     **dict.fromkeys(("slice", "get", *kinds.READS), "read"),
     **dict.fromkeys(("swap", "addupdate", *kinds.UPDATES), "write"),
@@ -57,7 +79,7 @@ def remark(
     repair: Any, jaxpr: Jaxpr, eqn: Equation, operands: Sequence[Value], results: Sequence[Value], left: Left | None
 ) -> None:
     """Note what became of an equation of a jaxpr: the results that a rule made, or `left`, the reason why it stays."""
-    listener = listening.value
+    listener = _listener()
     if listener is None:
         return
     name = eqn.primitive.name
@@ -174,14 +196,14 @@ def _of_while(jaxpr: Jaxpr, eqn: Equation, max_steps: int | None) -> list[Remark
 
 def skipped(repair: Any, eqn: Equation, reason: str = "") -> None:
     """Note that the body of an equation stays as it is, for one reason or for those that `repair` finds."""
-    listener = listening.value
+    listener = _listener()
     if listener is not None:
         _skip_inside(listener, _Skipped(repair, reason), eqn)
 
 
 def skipped_as_a_whole(repair: Any, jaxpr: Jaxpr) -> None:
     """Note that all of a jaxpr stays."""
-    listener = listening.value
+    listener = _listener()
     if listener is not None:
         _skip(listener, _Skipped(repair), _compat.opened(jaxpr))
 
@@ -244,7 +266,7 @@ def _is_of_a_derivative(listener: Listener, jaxpr: Jaxpr, eqn: Equation) -> bool
 
 def output(loop: Any, jaxpr: Jaxpr, number: int, kind: str, became: str, reason: str = "", **facts: Any) -> None:
     """Note what became of an output of the jaxpr of a loop, on the line that makes it or that of the loop."""
-    listener = listening.value
+    listener = _listener()
     if listener is not None:
         inner = _compat.opened(jaxpr)
         v = inner.outvars[number]
@@ -254,6 +276,6 @@ def output(loop: Any, jaxpr: Jaxpr, number: int, kind: str, became: str, reason:
 
 def before_the_loop(jaxpr: Jaxpr, eqn: Equation) -> None:
     """Note that an equation of the body is computed before the loop."""
-    listener, kind = listening.value, KINDS.get(eqn.primitive.name)
+    listener, kind = _listener(), KINDS.get(eqn.primitive.name)
     if listener is not None and kind in ("read", "write"):
         listener.notes.append(_note(jaxpr, eqn, kind, "computed once, before the loop"))

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from jax_tensorarray._in_place import switch
 from jax_tensorarray._in_place.api import in_place
 from jax_tensorarray._in_place.arguments import named_as
 
@@ -44,6 +45,8 @@ def _under_in_place(fun: Callable[..., Any]) -> Callable[..., Any]:
 def _made_under_in_place(fun: Callable[..., Any]) -> Callable[..., Any]:
     @named_as(fun)
     def healed(*args: Any, **kwargs: Any) -> Any:
+        if switch.why_off():  # JAX's caches know of `disable_in_place`
+            return fun(*args, **kwargs)
         # The arguments without arrays are static: constants of any type, which stay as they are.
         given: dict[Any, Any] = dict(enumerate(args)) | dict(kwargs)
         traced = {k: x for k, x in given.items() if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(x))}

@@ -17,8 +17,10 @@ def in_place_package(name: str) -> "PackageHook":
 
     Functions that the package jits, by `@jax.jit`, `functools.partial(jax.jit, ...)`, `from jax import jit` and so on,
     when it is imported or later, are compiled as `jax.jit(in_place(f))` would be. This holds for all of its modules,
-    whenever they are imported. Nothing else changes: not `jax.jit`, not what the package does not jit, and not what
-    other packages jit, even for this one, as `equinox.filter_jit` does. What `in_place` cannot take runs as it is.
+    whenever they are imported. Nothing else changes: not `jax.jit`, not functions that the package does not jit, and
+    not functions that other packages jit for it, as `equinox.filter_jit` does. If `in_place` cannot take a function,
+    that function runs as it is. `disable_in_place` and `JAX_TENSORARRAY_IN_PLACE=0` turn it off for all programs that
+    JAX traces from then on.
 
     Args:
       name: of the package or module, as you import it: `"ott"`, and not `"ott-jax"`. A part of a package, such as

@@ -52,6 +52,7 @@ class Request(NamedTuple):
 
     max_steps: int | None
     residuals: Strategy
+    strict: bool = False  #: whether faults of this library are errors
 
 
 class Repair:

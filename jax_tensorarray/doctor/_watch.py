@@ -32,10 +32,13 @@ _FOR_GROWTH = 30
 
 
 class LoopCopyError(RuntimeError):
-    """The error of `forbid_copies`. `copies` are the operations on whole buffers that were found."""
+    """The error of `forbid_copies`, and of `in_place` with `strict=True`.
 
-    def __init__(self, program: str, copies: LoopCopies) -> None:
-        super().__init__(f"forbid_copies: in {program}, {copies}")
+    `copies` are the operations on whole buffers that were found.
+    """
+
+    def __init__(self, program: str, copies: LoopCopies, by: str = "forbid_copies") -> None:
+        super().__init__(f"{by}: in {program}, {copies}")
         self.copies = copies
 
 

@@ -1,9 +1,12 @@
 """State on disk: a TensorArray in a train state is saved and restored, into what it was and onto other devices."""
 
 import copy
+import importlib.util
+import os
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -139,6 +142,32 @@ def test_a_file_has_the_rows_and_nothing_else_that_was_in_memory(kind):
         for leaf, row in zip(jax.tree.leaves(children), jax.tree.leaves(ta.stack(pad=True)), strict=True):
             np.testing.assert_array_equal(leaf, row)
             assert not np.asarray(leaf)[len(ta) :].any()
+
+
+ORBAX = """
+import sys, jax, jax.numpy as jnp, numpy as np, orbax.checkpoint as orbax
+from jax_tensorarray import TensorArray
+ta = TensorArray(jnp.float32, size=0, dynamic_size=True, max_size=16, element_shape=(8,)).append(jnp.ones(8))
+leaves, tree = jax.tree.flatten({"seen": ta})
+state = tree.unflatten([x.at[1:].set(7) if x.shape else x for x in leaves])  # as if this had been in memory
+print(*{float(x) for x in np.unique(jax.tree.leaves(state)[0])})
+for checkpointer, target in ((orbax.StandardCheckpointer(), "target"), (orbax.PyTreeCheckpointer(), "item")):
+    file = sys.argv[1] + "/" + target
+    checkpointer.save(file, state)
+    getattr(checkpointer, "wait_until_finished", lambda: None)()
+    print(*{float(x) for x in np.unique(checkpointer.restore(file)["seen"]["rows"])})
+    found = checkpointer.restore(file, **{target: state})["seen"]
+    print(repr(found) == repr(ta), np.array_equal(found.stack(), ta.stack()), len(found.append(jnp.ones(8))))
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("orbax") is None, reason="orbax is not installed")
+def test_a_checkpoint_by_orbax_has_zeros_past_the_rows(tmp_path):
+    settings = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path]), "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", ORBAX, str(tmp_path)]
+    run = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.splitlines() == ["1.0 7.0", *["0.0 1.0", "True True 2"] * 2]
 
 
 def test_a_flax_state_dict_names_rows_and_size():

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from jax_tensorarray import in_place_package
+from jax_tensorarray._in_place.repair import Repair
 
 X = np.linspace(0, 1, 30 * 4).reshape(30, 4)
 
@@ -226,6 +227,39 @@ def test_it_stays_a_jit(write, monkeypatch):
         m.fails(X)
     line = traceback.extract_tb(error.value.__traceback__)[-1]
     assert line.line == 'raise KeyError("mine")'
+
+
+def test_errors_of_the_package_and_of_this_library(write, monkeypatch):
+    """An error of the package stays what it is. After a fault of this library the function runs as it is written."""
+    write(
+        waves__sines="""
+            import jax
+            traced = []
+
+            @jax.jit
+            def fails(x):
+                traced.append("once")
+                raise KeyError("mine")
+
+            @jax.jit
+            def f(x):
+                traced.append("once")
+                return loop(x)
+        """
+    )
+    in_place_package("waves")
+    m = importlib.import_module("waves.sines")
+    with pytest.raises(KeyError, match="mine"):
+        m.fails(X)
+    assert m.traced.pop() == "once" and not m.traced
+
+    def fault(*args, **kwargs):
+        raise IndexError("ours")
+
+    monkeypatch.setattr(Repair, "evaluate", fault)
+    with pytest.warns(RuntimeWarning, match=r"a fault of jax_tensorarray, .* IndexError: ours .* report it") as warned:
+        np.testing.assert_allclose(m.f(X), expected(X))
+    assert len(warned) == 1
 
 
 def test_no_compiled_file_is_left_for_other_programs(write, tmp_path):

@@ -32,7 +32,8 @@ def tables():
 
 def different(before, after):
     '''What is another object than before, or is new without being of this library.'''
-    is_ours = lambda key: str(key).startswith("ta_") or getattr(key, "__module__", "").startswith("jax_tensorarray")
+    names = "ta_", "in_place_"
+    is_ours = lambda key: str(key).startswith(names) or getattr(key, "__module__", "").startswith("jax_tensorarray")
     # Kernels for GPUs wait in a list for the first GPU, which is the first of its kind here.
     are_kernels = lambda x: isinstance(x, list) and all(str(target[0]).startswith("jax_tensorarray_") for target in x)
     known = {key[0] for key in before}
