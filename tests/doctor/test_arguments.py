@@ -250,13 +250,13 @@ def test_copied_arguments_are_no_loops_that_copy():
 
 def test_loop_copies_knows_what_a_jitted_function_donates():
     types = jax.ShapeDtypeStruct((N,), jnp.float32), jax.ShapeDtypeStruct((), jnp.int32)
-    assert loop_copies(step, *types).arguments == ()  # whoever jits it may donate
-    found = loop_copies(jax.jit(reads_beside, donate_argnums=0), *types)
+    assert loop_copies(step)(*types).arguments == ()  # whoever jits it may donate
+    found = loop_copies(jax.jit(reads_beside, donate_argnums=0))(*types)
     assert found == []
     (copy,) = found.arguments
     assert (copy.name, copy.donated, copy.calls) == ("state", True, None)
     assert "\n\n" in str(found) and "a copy of argument state" in str(found)
-    assert loop_copies(jax.jit(step, donate_argnums=0), *types).arguments == []
+    assert loop_copies(jax.jit(step, donate_argnums=0))(*types).arguments == []
 
 
 def test_the_first_line_of_a_program_tells_what_is_donated():

@@ -219,7 +219,7 @@ def test_a_program_that_grows_though_nothing_is_copied_is_found(monkeypatch):
 
 def test_what_a_gradient_keeps_is_listed_the_largest_first():
     n, m = 300, 8
-    found = loop_copies(jax.grad(gram_schmidt), rows(n))
+    found = loop_copies(jax.grad(gram_schmidt))(rows(n))
     sizes = [kept.num_bytes for kept in found.kept]
     assert sizes == sorted(sizes, reverse=True)
     whole = n * n * m * 4
@@ -239,13 +239,13 @@ def test_rows_that_a_gradient_keeps_are_known_and_no_reason_to_say_anything():
     def f(x):
         return jnp.sum(lax.scan(lambda h, row: (jnp.tanh(h + row), None), jnp.zeros(8, jnp.float32), x)[0])
 
-    found = loop_copies(jax.grad(f), rows(100), min_bytes=0)
+    found = loop_copies(jax.grad(f), min_bytes=0)(rows(100))
     assert {(kept.dtype, kept.shape, kept.steps) for kept in found.kept} == {("float32", (8,), 100)}
     assert found.kept[0].num_bytes == 100 * 8 * 4
     assert "jnp.tanh" in found.kept[0].code
     assert str(found).count("\n") == 0
-    assert loop_copies(f, rows(100), min_bytes=0).kept == []
-    assert loop_copies(jax.grad(f), rows(100), min_bytes=10**4).kept == []
+    assert loop_copies(f, min_bytes=0)(rows(100)).kept == []
+    assert loop_copies(jax.grad(f), min_bytes=10**4)(rows(100)).kept == []
 
 
 def test_the_report_says_how_a_gradient_grows_and_lists_what_it_keeps(monkeypatch):
