@@ -74,7 +74,8 @@ def _watch_compilations() -> None:
     def trace_and_remember(fun: Any, info: Any, *rest: Any) -> Any:
         params = trace(fun, info, *rest)  # type: ignore[misc]
         with contextlib.suppress(Exception):  # the program goes on
-            _remember(fun, info, *rest[-2:], params)
+            args, kwargs = rest[-2:]
+            _remember(fun, info, args, kwargs, params)
         return params
 
     for owner, name, wrapped in (
@@ -117,8 +118,8 @@ def function_of(jaxpr: Jaxpr) -> JittedFunction | None:
     last function with this source and these arguments is the one. Without the private names nothing is found. A program
     that JAX makes of a jitted function, such as its gradient, has no names of arguments and is not found.
     """
-    info = getattr(opened(jaxpr), "debug_info", None)
-    names = getattr(info, "arg_names", None)
+    info: Any = getattr(opened(jaxpr), "debug_info", None)
+    names = names_of_arguments(jaxpr)
     if not names or None in names:
         return None
     for source, function in reversed(_traced):
@@ -137,9 +138,8 @@ def _remember(fun: Any, info: Any, args: Any, kwargs: Any, params: Any) -> None:
 
     JAX jits an operation of its own to run it outside of `jit`. That is no function of the user.
     """
-    if fun.__module__ == "jax._src.dispatch" or any(
-        isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((args, kwargs))
-    ):
+    leaves = jax.tree.leaves((args, kwargs))
+    if fun.__module__ == "jax._src.dispatch" or any(isinstance(x, jax.core.Tracer) for x in leaves):
         return
     static, named = info.static_argnums, info.static_argnames
     types = tuple(x if k in static else _types(x) for k, x in enumerate(args))

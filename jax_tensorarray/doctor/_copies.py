@@ -257,7 +257,7 @@ def with_kept(found: LoopCopies, kept: Sequence[Kept]) -> LoopCopies:
 
     XLA names the line of the gradient for such a copy. JAX names the line that makes the array, or the loop's.
     """
-    places = {(k.dtype, k.shape, k.steps): k for k in kept}
+    places: dict[Any, Kept] = {(k.dtype, k.shape, k.steps): k for k in kept}
 
     def located(copy: LoopCopy) -> LoopCopy:
         shape = copy.shape[1:] if copy.shape[:1] == (1,) else copy.shape

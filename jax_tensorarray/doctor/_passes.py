@@ -25,8 +25,8 @@ def passes(
             device is needed.
 
     Returns:
-        A function that returns a dict of jaxprs, in the order of the passes. Its first entry, `"traced"`, is the program
-        before all passes. The other keys are the names of the passes, which are the names of their files.
+        A function that returns a dict of jaxprs, in the order of the passes. Its first entry, `"traced"`, is the
+        program before all passes. The other keys are the names of the passes, which are the names of their files.
 
     Raises:
         TypeError: `fun` is not a function.

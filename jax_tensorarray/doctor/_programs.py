@@ -4,10 +4,11 @@ from collections.abc import Set
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
+from jax_tensorarray._compat import JittedFunction
 from jax_tensorarray.doctor._arguments import CountedProgram
 from jax_tensorarray.doctor._copies import LoopCopies, LoopCopy, cost
 from jax_tensorarray.doctor._growth import Growth
-from jax_tensorarray.doctor._jitted import JittedFunction, Line
+from jax_tensorarray.doctor._jitted import Line
 from jax_tensorarray.doctor._kept import Place
 from jax_tensorarray.doctor._text import counted, factor, milliseconds
 

@@ -101,7 +101,9 @@ def _each_once(sections: Sequence[Section]) -> Iterator[Section]:
     seen: set[Any] = set()
 
     def is_new(text: Any) -> bool:
-        return not (text in seen or seen.add(text))
+        is_first = text not in seen
+        seen.add(text)
+        return is_first
 
     for section in sections:
         findings = [
