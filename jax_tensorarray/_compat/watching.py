@@ -179,8 +179,8 @@ def transformation_of(fun: Any) -> tuple[str, Any]:
 
 
 @contextlib.contextmanager
-def results(seen: Callable[[str, Any], None]) -> Iterator[None]:
-    """Call `seen(name, results)` after every call of a jitted function in a block, with the name of the function.
+def results(seen: Callable[[Any, Any], None]) -> Iterator[None]:
+    """Call `seen(function, results)` after every call of a jitted function in a block.
 
     The first call of each program is Python code inside of JAX, and the hook of `each_call` has the others. Without the
     private names the first calls are missed.
@@ -189,13 +189,14 @@ def results(seen: Callable[[str, Any], None]) -> Iterator[None]:
     run = getattr(module, "_run_python_pjit", None)
 
     def called(function: Any, args: Any, kwargs: Any, results: Any) -> None:
-        seen(getattr(function, "__name__", ""), results)
+        seen(function, results)
 
     def run_and_tell(params: Any, args_flat: Any, fun: Any, *rest: Any) -> Any:
         outs = run(params, args_flat, fun, *rest)  # type: ignore[misc]
+        each_call(called)  # JAX may have left `debug_nans` while it traced the function
         with contextlib.suppress(Exception):  # the program goes on
             if not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(outs[0])):
-                seen(getattr(fun, "__name__", ""), outs[0])
+                seen(fun, outs[0])
         return outs
 
     if run is not None:

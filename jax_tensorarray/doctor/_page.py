@@ -46,12 +46,15 @@ def html(report: Programs, title: str) -> str:
     return _page(title, [_of(report)])
 
 
-def html_of_two(unchanged: str, rewritten: str, title: str, summary: str, seconds: tuple[float, float]) -> str:
+def html_of_two(
+    unchanged: str, rewritten: str, title: str, summary: Sequence[str], seconds: tuple[float, float]
+) -> str:
     """Return the page of a program that has run twice, with the fragments of both reports."""
     names, gains = ("unchanged", "under in_place"), (False, seconds[1] <= seconds[0])
     pairs = zip(names, seconds, gains, strict=True)
     bars = [Bar(name, f"{took:.1f} s", took / max(seconds), is_gain) for name, took, is_gain in pairs]
-    parts = [f"<p>{escape(summary)}</p>{_table(bars)}"]
+    listed = "".join(f"<li>{escape(line)}</li>" for line in summary)
+    parts = [f"<ul>{listed}</ul>{_table(bars)}"]
     for name, fragment_of_one in zip(names, (unchanged, rewritten), strict=True):
         parts += [f'<h2 class="run">{escape(name.capitalize())}</h2>', fragment_of_one]
     return _page(title, parts)
