@@ -93,7 +93,7 @@ def headline_of_arguments(copies: Sequence[ArgumentCopy]) -> str:
     if number > 1:
         names, verb, come = f"{names} and {number - 1} more", "are", "come"
     what = {
-        "not donated": f"{names} {verb} not donated, and {verb} copied in every call",
+        "not donated": f"{names} {verb} not donated, and copied in every call",
         "donated": f"{names} {verb} donated, but copied in every call all the same",
         "exchanged": f"{names} {come} back at another position, and {verb} copied in every call",
         "eager": "an update outside of jit copies the whole array in every call",

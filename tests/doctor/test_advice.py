@@ -395,7 +395,7 @@ def test_what_a_product_makes_anew_is_left_and_the_copies_beside_it_are_not():
     copies = loop_copies(ADVICE["kept", "a product"].found)(jnp.ones((50, WIDTH)))
     assert {copy.kind for copy in copies} == {"save", "anew", "copy"}
     for copy in copies:
-        said = "If that is what it should do, leave it" if copy.kind == "anew" else "Under in_place"
+        said = "If you want that, leave it" if copy.kind == "anew" else "Put in_place around the function"
         assert said in copy.advice, copy
 
 
