@@ -140,7 +140,7 @@ def copies(kind, length=1000):
     """Return what `loop_copies` finds in the gradient of a model of a kind."""
     graph, params = nnx.split(kind(nnx.Rngs(0)))
     program = make_program(np.random.default_rng(0), length)
-    return loop_copies(jax.grad(lambda params: loss(nnx.merge(graph, params), program)), params, min_bytes=0)
+    return loop_copies(jax.grad(lambda params: loss(nnx.merge(graph, params), program)), min_bytes=0)(params)
 
 
 def seconds_of_an_update(kind, length):
