@@ -12,7 +12,10 @@ from benchmarks import environments
 
 COMMITTED = Path(__file__).parent / "results" / "cpu.json"
 #: The pages that have figures of a run.
-PAGES = [environments.ROOT / name for name in ("README.md", "benchmarks/README.md", "docs/porting.md")]
+PAGES = [
+    environments.ROOT / name
+    for name in ("README.md", "benchmarks/README.md", "docs/porting.md", "docs/background/evidence.md")
+]
 
 #: A few cases of each kind, in less than two minutes.
 QUICK: dict[str, list[Any]] = {

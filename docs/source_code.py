@@ -22,8 +22,7 @@ _END = "<!-- end of code -->"
 #: What a page asks for, a file and maybe a part of it, and what it shows.
 ASKED = re.compile(rf"^<!-- code: ([^,\s]+)(?:, ([^\n]+))? -->$(?:\n```.*?^```\n{_END}$)?", re.MULTILINE | re.DOTALL)
 
-#: A link to a file outside of this folder.
-LINK = re.compile(r"\[`?([^\]`]+)`?\]\(\.\./([^)#]+)\)")
+DOCS = Path(__file__).parent
 
 _HEADING = re.compile(r"^(?:#|//) --- (.+?) -+\n", re.MULTILINE)
 
@@ -77,13 +76,19 @@ def _summary(name: str) -> str:
     return " ".join(lines).replace("|", "\\|")
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Make names of links to files that are not a part of the site; MkDocs calls this for every page."""
-    return LINK.sub(r"`\1`", markdown)
+def links_outside(page: str) -> re.Pattern[str]:
+    """Return what a link to a file outside of the documentation looks like on a page, whose path is in `docs/`."""
+    up = "../" * (page.count("/") + 1)
+    return re.compile(rf"\[`?([^\]`]+)`?\]\({re.escape(up)}([^)#]+)\)")
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Replace links to files outside of the documentation by their names; MkDocs calls this for every page."""
+    return links_outside(page.file.src_uri).sub(r"`\1`", markdown)
 
 
 if __name__ == "__main__":
-    for page in sorted(Path(__file__).parent.glob("*.md")):
+    for page in sorted(DOCS.rglob("*.md")):
         page.write_text(with_code(page.read_text()))
-    reference = Path(__file__).parent / "api.md"
+    reference = DOCS / "api.md"
     reference.write_text(with_names(reference.read_text()))
