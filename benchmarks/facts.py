@@ -92,10 +92,10 @@ def _distribution(found: Mapping[str, list[tuple[str, float]]], slower: list[flo
         "some": f"{NOISE} to two times as fast",
         "none": f"the same, within {100 * (NOISE - 1):.0f} %",
     }
+    many = "one gradient takes" if len(slower) == 1 else f"{len(slower)} variants take up to"
+    about["none"] += f"; {many} {max(slower):.1f} times as long"
     lines = [f"| {text} | {len(found[name])} | {such_as(found[name])} |" for name, text in about.items()]
-    many = "One gradient takes" if len(slower) == 1 else f"{len(slower)} variants take up to"
-    head = "| with `in_place` | programs | such as |\n|---|--:|---|"
-    return "\n".join([head, *lines, "", f"{many} {max(slower):.1f} times as long."])
+    return "\n".join(["| with `in_place` | programs | such as |", "|---|--:|---|", *lines])
 
 
 # --- programs with nothing to gain -----------------------------------------------------------------------------
@@ -142,7 +142,7 @@ def measure() -> dict[str, Any]:
     assert snippet
     names: dict[str, Any] = {}
     exec(snippet.group(1), names)
-    loss, x = names["loss"], names["x"]
+    loss, x = names["loss"], jax.numpy.ones(names["gradient"].shape)
     plain, ours = jax.jit(jax.grad(loss)), jax.jit(jax.grad(names["in_place"](loss)))
     return {
         "date": datetime.date.today().isoformat(),
