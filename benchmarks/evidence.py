@@ -1,11 +1,9 @@
-"""`python -m benchmarks.evidence`: write the blocks of the page of evidence from the stored results.
+"""The blocks of the page of evidence, each made of one file in `benchmarks/results/`.
 
-Each block is made of one file in `benchmarks/results/`, and names the machine, the date and the version of JAX. Nothing
-is measured here. A page asks for a block by the mark `<!-- evidence: NAME -->`.
+A block names the machine, the version of JAX and the date. `python -m benchmarks.facts` writes the blocks.
 """
 
 import json
-import re
 import statistics
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,23 +11,11 @@ from typing import Any
 
 from benchmarks.harm import report as harm
 from benchmarks.harm.measure import COMPILE, COMPILE_MEDIAN, ROOT, RUN, Row
-from benchmarks.pages import END
 from benchmarks.wild import report as wild
 from benchmarks.wild.__main__ import RESULTS as WILD
 from benchmarks.wild.__main__ import stored as wild_rows
 from benchmarks.wild.measure import Found
 from benchmarks.wild.measure import Row as Program
-
-#: The pages that may ask for blocks.
-PAGES = [ROOT / "docs/background/evidence.md", ROOT / "README.md"]
-
-MARK = re.compile(rf"(<!-- evidence: ([\w ]+) -->)\n.*?{END}", re.DOTALL)
-
-#: From that many times as fast on, with the word for it.
-GAINS = ((10.0, "ten times or more"), (2.0, "two to ten times"), (1.2, "1.2 to 2 times"))
-
-WORDS = dict(enumerate(("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven")))
-WORDS[12] = "twelve"
 
 
 def read(name: str) -> Any:
@@ -38,10 +24,14 @@ def read(name: str) -> Any:
 
 
 def made_on(made: Mapping[str, Any]) -> str:
-    """Return the date, the version of JAX and the machine of a run, as a line below its figures."""
-    pinned = f"one of {made['cores']} cores" if made.get("pinned_to") == 1 else f"{made['cores']} cores"
-    machine = f"{pinned} of {made['cpu']}" if made["cpu"] else f"{pinned} of a CPU whose model was not recorded"
-    return f"<sub>{made['date']}, jax {made['jax']}, {machine}.</sub>"
+    """Return the machine, the version of JAX and the date of a run, as far as its file has them."""
+    cores = f"one of {made['cores']} cores" if made.get("pinned_to") == 1 else f"{made['cores']} cores"
+    return f"{cores} of {made['cpu'] or 'a CPU whose model was not recorded'}, jax {made['jax']}, {made['date'][:10]}"
+
+
+def below(made: Mapping[str, Any]) -> str:
+    """Return the line below the figures of a run."""
+    return f"<sub>{made_on(made)}.</sub>"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -53,40 +43,15 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 # --- public programs ------------------------------------------------------------------------------------------------
 
 
-def counts(rows: Sequence[Program]) -> list[int]:
-    """Return how many programs gain by each class of `GAINS`, and how many by less."""
-    classes = [next((k for k, (least, _) in enumerate(GAINS) if wild.gain(row) >= least), len(GAINS)) for row in rows]
-    return [classes.count(k) for k in range(len(GAINS) + 1)]
-
-
 def slower(rows: Sequence[Program]) -> list[tuple[Program, str, Found]]:
     """Return what `in_place` makes slower, at the larger size, by more than the noise."""
     return [(row, which, found) for row in rows for which, found in wild.largest(row) if found.gain < 1 / wild.NOISE]
 
 
-def distribution() -> str:
-    """Return a sentence that says how many public programs gain, and by how much."""
-    rows = wild_rows()
-    libraries = {wild.BY_NAME[row.name].library for row in rows}
-    ten, two, little, none = counts(rows)
-    losses = slower(rows)
-    lost = " and ".join(f"{1 / found.gain:.1f} times as long" for _, _, found in losses)
-    what = {0: "No pass is slower", 1: f"One {losses[0][1] or 'program'} takes {lost}" if losses else ""}
-    loss = what.get(len(losses), f"{WORDS[len(losses)].capitalize()} passes are slower: {lost}")
-    text = (
-        f"We ran {len(rows)} programs of {len(libraries)} public libraries. {WORDS[ten].capitalize()} run ten times as "
-        f"fast or more, {WORDS[two]} run two to ten times as fast, and {WORDS[little]} run 1.2 to 2 times as fast. For "
-        f"{none} the difference is below {100 * (wild.NOISE - 1):.0f} %. {loss}."
-    )
-    return textwrap.fill(text, 120)
-
-
 def public_programs() -> str:
-    """Return the sentence, the programs that gain most, and those that lose."""
+    """Return the programs that gain most, and those that lose."""
     made, rows = read(WILD.name), sorted(wild_rows(), key=wild.gain, reverse=True)
-    listed = [
-        (row, *max(wild.largest(row), key=lambda pair: pair[1].gain)) for row in rows if wild.gain(row) >= GAINS[1][0]
-    ]
+    listed = [(row, *max(wild.largest(row), key=lambda pair: pair[1].gain)) for row in rows if wild.gain(row) >= 2]
     found = sum(any(x.copies for _, x in wild.largest(row)) for row in rows)
     cells = [
         [
@@ -103,7 +68,7 @@ def public_programs() -> str:
         "better pass of each program that gains most, and below it each pass that loses."
     )
     head = ["program", "size", "plain JAX", "`in_place`", "times as fast"]
-    return "\n\n".join([distribution(), textwrap.fill(doctor, 120), table(head, cells), made_on(made)])
+    return "\n\n".join([textwrap.fill(doctor, 120), table(head, cells), below(made)])
 
 
 def notes() -> str:
@@ -161,7 +126,7 @@ def patterns() -> str:
         more = sum(any(ours > plain for plain, ours in of) for of in found)
         lines.append([title, len(found), plain, ours, more])
     head = ["platform", "patterns", "plain JAX moves whole buffers in", "`in_place` does in", "and moves more in"]
-    return f"{table(head, lines)}\n\n<sub>{made['date']}, jax {made['jax']}. Counts do not depend on the machine.</sub>"
+    return f"{table(head, lines)}\n\n<sub>jax {made['jax']}, {made['date']}. Counts do not depend on the machine.</sub>"
 
 
 def suites() -> str:
@@ -195,31 +160,17 @@ def random_programs() -> str:
         f"`{mutants['tool']}` undoes one repair at a time. The random programs found {mutants['found']} of "
         f"{mutants['number']} such mutants, each within {mutants['within']:,} programs."
     )
-    dates = made | {"date": " to ".join(made["dates"])}
-    return "\n\n".join([textwrap.fill(text, 120), textwrap.fill(undone, 120), made_on(dates)])
+    dates = made | {"date": made["dates"][1]}
+    return "\n\n".join([textwrap.fill(text, 120), textwrap.fill(undone, 120), below(dates)])
 
 
-BLOCKS: dict[str, Callable[[], str]] = {
-    "distribution": distribution,
-    "public programs": public_programs,
-    "notes": notes,
-    "cost": cost,
-    "patterns": patterns,
-    "suites": suites,
-    "random programs": random_programs,
-}
-
-
-def written(page: str) -> str:
-    """Return a page with its blocks as the stored results have them."""
-    return MARK.sub(lambda mark: f"{mark[1]}\n\n{BLOCKS[mark[2]]()}\n\n{END}", page)
-
-
-def main() -> None:
-    """Write the blocks of all pages."""
-    for page in PAGES:
-        page.write_text(written(page.read_text()))
-
-
-if __name__ == "__main__":
-    main()
+def facts() -> dict[str, str]:
+    """Return the blocks by the names that marks of pages have."""
+    return {
+        "evidence.public_programs": public_programs(),
+        "evidence.notes": notes(),
+        "evidence.cost": cost(),
+        "evidence.patterns": patterns(),
+        "evidence.suites": suites(),
+        "evidence.random_programs": random_programs(),
+    }

@@ -58,7 +58,7 @@ def main() -> int:
         stored[jax.__version__] = _made(rows, stored.get(jax.__version__), quick=options.quick)
         report.RESULTS.write_text(_text(stored))
         report.TABLES.write_text(report.written(report.TABLES.read_text(), stored))
-        print("run python -m benchmarks.evidence, which writes the summary")
+        print("run python -m benchmarks.facts, which writes the figures of the pages", file=sys.stderr)
     return int(not report.is_reached(rows))
 
 

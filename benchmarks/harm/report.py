@@ -99,7 +99,8 @@ def made_on(made: Mapping[str, Any]) -> str:
     """Return the date, the versions and the machine of a run, and how thorough it was."""
     cores = f"one of {made['cores']} cores" if made["pinned_to"] == 1 else f"{made['cores']} cores"
     repeats = ", fewer repeats (`--quick`)" if made["quick"] else ""
-    return f"{made['date']}, jaxlib {made['jaxlib']}, Python {made['python']}, {cores} of {made['cpu']}{repeats}"
+    versions = f"jax {made['jax']}, {made['date']}, Python {made['python']}"
+    return f"{versions}, {cores} of {made['cpu']}{repeats}"
 
 
 def page(stored: Mapping[str, Mapping[str, Any]]) -> str:

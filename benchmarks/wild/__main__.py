@@ -48,17 +48,11 @@ def main() -> int:
         kept = with_stored(rows)
         RESULTS.write_text(_as_json(kept))
         report.draw(kept, ROOT / "docs/background/public_programs.svg")
-        write_pages(kept)
-        print("run python -m benchmarks.evidence, which writes the summary")
+        TABLE.write_text(filled(TABLE.read_text(), report.BEGIN, report.table(kept)))
+        print("run python -m benchmarks.facts, which writes the figures of the pages", file=sys.stderr)
     different = [row.name for row in rows if not all(x.is_equal for x in (*row.forward, *row.gradient))]
     print(f"Results differ in {', '.join(different)}" if different else "All results are equal.", file=sys.stderr)
     return int(bool(different))
-
-
-def write_pages(rows: list[Row]) -> None:
-    """Write the table of all programs, and the README's table of the best."""
-    for file, text in ((TABLE, report.table(rows)), (ROOT / "README.md", report.best(rows))):
-        file.write_text(filled(file.read_text(), report.BEGIN, text))
 
 
 def with_stored(rows: list[Row]) -> list[Row]:

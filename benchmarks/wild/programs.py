@@ -763,7 +763,7 @@ def _fitted(model: Any, n: int) -> Any:
     32,
     128,
     gradient=True,
-    note="""The recursions are inside a primitive of this library, lowered by `mlir.lower_fun`. `in_place` looks into
+    note="""The recursions are inside a primitive of s2fft, lowered by `mlir.lower_fun`. `in_place` looks into
 it, and keeps the library's derivative rules. The rest of the time is the recursion itself: each step computes all of
 `dl_entry` by a `where` and then writes one column of it.""",
 )

@@ -1,4 +1,4 @@
-"""The table of all public programs, its picture, and the rows of the README."""
+"""The table of all public programs, and its picture."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,19 +21,6 @@ def table(rows: Sequence[Row]) -> str:
     head = "| program | grows | | found | plain | `in_place` | | by |\n|---|---|---|---|---|---|---|---|"
     lines = [line for row in sorted(rows, key=gain, reverse=True) for line in _lines(row)]
     return "\n".join([head, *lines])
-
-
-def best(rows: Sequence[Row], number: int = 3) -> str:
-    """The rows of the README: what gains most of all libraries, one of each."""
-    chosen: dict[str, Row] = {}
-    for row in sorted(rows, key=gain, reverse=True):
-        chosen.setdefault(BY_NAME[row.name].library, row)
-    lines = ["| public program | plain JAX | under `in_place` |", "|---|---|---|"]
-    for row in list(chosen.values())[:number]:
-        program, (which, found) = BY_NAME[row.name], max(largest(row), key=lambda pair: pair[1].gain)
-        what = f"{program.library} {row.version}, {program.what}, {found.size} {program.n}"
-        lines.append(f"| {what}{which and f', {which}'} | {milliseconds(found.before)} | {milliseconds(found.after)} |")
-    return "\n".join(lines)
 
 
 def gain(row: Row) -> float:

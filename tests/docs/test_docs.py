@@ -86,13 +86,13 @@ def test_these_are_all_methods_that_tensorflow_has():
 
 
 def test_the_code_and_files_that_pages_name_are_there():
-    with_code, links = source_code().with_code, source_code().links_outside
+    with_code, files_named = source_code().with_code, source_code().files_named
     assert "def _transpose(" in (DOCS / "primitive.md").read_text()
     for page in PAGES:
         text = page.read_text()
         assert with_code(text) == text, f"{page.name}: run python docs/source_code.py"  # or it is not there
-        for _, file in links(page.relative_to(DOCS).as_posix()).findall(text):
-            assert (DOCS.parent / file).is_file(), f"{page.name}: {file}"
+        for file in files_named(text, page):
+            assert file.is_file(), f"{page.name}: {file}"
 
 
 def test_every_page_is_in_the_navigation():

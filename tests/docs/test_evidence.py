@@ -1,4 +1,4 @@
-"""The page of evidence has the figures of the stored results, with date and machine."""
+"""Pages quote figures of the stored results, and the page of evidence says when and where each was measured."""
 
 import importlib.util
 import json
@@ -6,39 +6,38 @@ import re
 
 import pytest
 
-from benchmarks import evidence, shapes
-from benchmarks.shapes import __main__ as shapes_command
-
-PAGE = evidence.PAGES[0].read_text()
-
-
-@pytest.mark.parametrize("page", evidence.PAGES, ids=lambda page: page.name)
-def test_a_page_has_the_blocks_of_the_stored_results(page):
-    assert evidence.written(page.read_text()) == page.read_text(), "run python -m benchmarks.evidence"
+from benchmarks import evidence, facts
+from benchmarks.pages import filled
+from benchmarks.shapes import __main__ as shapes
+from benchmarks.shapes.programs import SHAPES
 
 
-def test_every_block_but_the_notes_names_its_date():
-    blocks = {mark[2]: mark[0] for mark in evidence.MARK.finditer(PAGE)}
-    assert blocks.keys() == evidence.BLOCKS.keys() - {"distribution"}
-    for name in blocks.keys() - {"notes"}:
-        assert re.search(r"\b2\d{3}-\d\d-\d\d, jax", blocks[name]), name
+@pytest.mark.parametrize("page", facts.pages(), ids=lambda page: page.relative_to(facts.ROOT).as_posix())
+def test_pages_quote_the_stored_results(page):
+    assert facts.filled(page.read_text()) == page.read_text(), "run python -m benchmarks.facts"
 
 
-def test_every_program_is_counted_once():
-    rows = evidence.wild_rows()
-    assert sum(evidence.counts(rows)) == len(rows)
-    assert all(found.gain < 1 for _, _, found in evidence.slower(rows))
+def test_every_block_but_the_notes_names_its_date_and_is_on_the_page():
+    page = (facts.ROOT / "docs/background/evidence.md").read_text()
+    for name, block in evidence.facts().items():
+        assert f"<!--={name}-->" in page
+        assert name == "evidence.notes" or re.search(r"jax [\d.]+, 2\d{3}-\d\d-\d\d", block), name
+
+
+def test_a_name_that_no_figure_has_is_an_error():
+    with pytest.raises(KeyError, match=r"no\.such"):
+        facts.filled("<!--=no.such-->1<!--=-->")
 
 
 def test_the_table_of_patterns_is_that_of_the_stored_results():
-    made = json.loads(shapes_command.RESULTS.read_text())
-    table = shapes_command.TABLE.read_text()
-    assert shapes_command.written(table, made) == table, "run python -m benchmarks.shapes --save"
-    assert made["shapes"].keys() <= shapes.programs.SHAPES.keys()
+    made = json.loads(shapes.RESULTS.read_text())
+    table = shapes.TABLE.read_text()
+    assert shapes.written(table, made) == table, "run python -m benchmarks.shapes --save"
+    assert made["shapes"].keys() <= SHAPES.keys()
 
 
 def test_every_mutant_is_recorded():
-    file = evidence.ROOT / "tools/mutants.py"
+    file = facts.ROOT / "tools/mutants.py"
     specification = importlib.util.spec_from_file_location("mutants", file)
     mutants = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(mutants)
@@ -46,7 +45,5 @@ def test_every_mutant_is_recorded():
 
 
 def test_a_page_without_the_mark_of_a_block_is_an_error():
-    from benchmarks.pages import filled
-
     with pytest.raises(ValueError, match="has no mark"):
         filled("text", "<!-- mark -->", "block")
