@@ -1,7 +1,7 @@
 """Begin a JAX primitive of your own: `python -m jax_tensorarray.template DIR NAME` writes a package that works.
 
 The package in `project/` is the template, and real code: it is built and tested as it is. To write another one, its
-name is replaced. `docs/primitive.md` explains what is in it, and why.
+name is replaced. `docs/primitive/` explains its files.
 """
 
 import functools

@@ -13,9 +13,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Write the package that the arguments ask for, and say how to build and test it."""
     parser = argparse.ArgumentParser(
         prog="python -m jax_tensorarray.template",
-        description="Write a package with one JAX primitive: a row of a buffer that is updated in place, with all "
-        "rules, kernels for CPU and CUDA, tests, and what makes wheels of it. It builds and passes its tests as it "
-        "is: edit it from there. docs/primitive.md explains it step by step.",
+        description="Write a package with two JAX primitives: an update of a row in place and a reduction, with all "
+        "rules, kernels for CPU and CUDA, tests and wheels. It builds and passes its tests unchanged: edit it from there. The "
+        "pages in docs/primitive/ explain it. The files are yours, under any licence.",
         epilog="example: python -m jax_tensorarray.template my_op my_op",
     )
     parser.add_argument("folder", metavar="DIR", type=Path, help="where to: a folder that is new or empty")
