@@ -2,7 +2,7 @@
 
 A page asks for code by a comment, such as `<!-- code: csrc/rows.h -->`. After a comma comes the part that is shown: the
 title of a section, which is a comment such as `# --- lowering ---`; the begin of the first line of a function or a
-table; or the begins of a first and a last line, `FIRST ... LAST`. The pages of the API get a table of names, for readers
+table; or the begins of a first and a last line, `FIRST ... LAST`. Pages of the API get a table of names, for readers
 without the site. MkDocs calls `on_page_markdown`: a link to a file outside of this folder becomes the name of the file,
 and `<!-- include: CHANGELOG.md -->` becomes the file.
 """

@@ -14,8 +14,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m jax_tensorarray.template",
         description="Write a package with two JAX primitives: an update of a row in place and a reduction, with all "
-        "rules, kernels for CPU and CUDA, tests and wheels. It builds and passes its tests unchanged: edit it from there. The "
-        "pages in docs/primitive/ explain it. The files are yours, under any licence.",
+        "rules, kernels for CPU and CUDA, tests and wheels. It builds and passes its tests unchanged: edit it from "
+        "there. The pages in docs/primitive/ explain it. The files are yours, under any licence.",
         epilog="example: python -m jax_tensorarray.template my_op my_op",
     )
     parser.add_argument("folder", metavar="DIR", type=Path, help="where to: a folder that is new or empty")
