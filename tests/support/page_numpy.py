@@ -693,11 +693,18 @@ fake_tas = types.SimpleNamespace(
         np.zeros((size, *np.atleast_1d(np.array(element_shape, int))), real_dtype(dtype))
     ),
     TensorArray=List,
-    **{name: globals()[name] for name in ("fori_loop", "while_loop", "scan", "tf_while_loop", "foldl", "tf_scan")},
-    foldr=functools.partial(foldl, reverse=True),
-    map_fn=fake_lax.map,
+    **{name: globals()[name] for name in ("fori_loop", "while_loop", "scan")},
+    tf=types.SimpleNamespace(
+        while_loop=tf_while_loop,
+        scan=tf_scan,
+        foldl=foldl,
+        foldr=functools.partial(foldl, reverse=True),
+        map_fn=fake_lax.map,
+    ),
     in_place=same,
     growing=lambda f, **_: f,
     checkpoint_policies=types.SimpleNamespace(save_reads=None),
-    **{name: lambda *_, **__: "auto" for name in ("Tape", "Recompute", "Undo", "Checkpoint", "Inverse", "Auto")},
+    residuals=types.SimpleNamespace(
+        **{name: lambda *_, **__: "auto" for name in ("Tape", "Recompute", "Undo", "Checkpoint", "Inverse", "Auto")}
+    ),
 )
