@@ -4,6 +4,7 @@ The benchmark that looks for harm finds results that differ and programs that ar
 """
 
 import importlib.metadata
+import inspect
 import json
 
 import jax
@@ -64,6 +65,17 @@ def test_the_tables_have_what_was_measured():
     assert pages.filled(table, report.BEGIN, report.table(measured)) == table, "run python -m benchmarks.wild --write"
     table = families.TABLE.read_text()
     assert families.written(table) == table, "run python -m benchmarks.families --save"
+
+
+@pytest.mark.parametrize("family", [name for name, found in families.FAMILIES.items() if found])
+def test_a_family_that_is_left_out_takes_the_same_arguments(family):
+    for (module, name), other in families.FAMILIES[family].items():
+        original = getattr(module, name)
+        if not inspect.isfunction(original):
+            continue  # a cache of JAX, which has no signature
+        parameters = inspect.signature(original).parameters.values()
+        named = {p.name: None for p in parameters if p.kind is p.KEYWORD_ONLY}
+        inspect.signature(other).bind(*[None for p in parameters if p.name not in named], **named)
 
 
 def test_to_measure_some_programs_keeps_the_rows_of_the_others():
