@@ -181,7 +181,8 @@ def _read(name: str) -> Any:
 
 def _made(made: Mapping[str, Any]) -> str:
     """Say when and on which machine figures were measured, as far as their file says."""
-    machine = f"{made['cores']} cores of {made['cpu']}" if made.get("cpu") else "one core of a CPU"
+    cpu = re.sub(r"\(R\)| Processor", "", made.get("cpu", ""))
+    machine = f"{made['cores']} cores of {cpu}" if cpu else "one core of a CPU"
     return ", ".join(filter(None, [machine, f"jax {made['jax']}", made.get("date", "")[:10]]))
 
 
