@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks import evidence
 from benchmarks.wild import __main__ as wild
 from benchmarks.wild import report
 from benchmarks.wild.report import NOISE
@@ -51,7 +52,7 @@ def filled(page: str) -> str:
 @functools.cache
 def facts() -> Mapping[str, str]:
     """Return all figures by their names."""
-    return {**_of_wild(), **_of_harm(), **_of_the_example()}
+    return {**_of_wild(), **_of_harm(), **_of_the_example(), **evidence.facts()}
 
 
 # --- public programs -------------------------------------------------------------------------------------------
@@ -73,7 +74,7 @@ def _of_wild() -> dict[str, str]:
         "wild.slower": str(len(slower)),
         "wild.slower_by": f"{max(slower):.1f}",
         "wild.best": f"{max(best):.0f}",
-        "wild.made": _made(_read("wild-cpu.json")),
+        "wild.made": evidence.made_on(_read("wild-cpu.json")),
         "wild.distribution": _distribution(found, slower),
     }
 
@@ -118,7 +119,7 @@ def _of_harm() -> dict[str, str]:
         "harm.compile": f"{max(row['compile_ratio'] for row in right):.1f}",
         "harm.compile_median": f"{statistics.median(row['compile_ratio'] for row in right):.2f}",
         "harm.compile_anywhere": f"{max(row['compile_ratio'] for row in everywhere):.1f}",
-        "harm.made": _made(_read("harm-cpu.json")[newest]),
+        "harm.made": evidence.made_on(_read("harm-cpu.json")[newest]),
     }
 
 
@@ -130,7 +131,7 @@ def _of_the_example() -> dict[str, str]:
     return {
         "readme.plain": f"{1e6 * made['plain'] / made['steps']:.0f}",
         "readme.in_place": f"{1e6 * made['in_place'] / made['steps']:.2g}",
-        "readme.made": _made(made),
+        "readme.made": evidence.made_on(made),
     }
 
 
@@ -177,13 +178,6 @@ def _cpu() -> str:
 
 def _read(name: str) -> Any:
     return json.loads((RESULTS / name).read_text())
-
-
-def _made(made: Mapping[str, Any]) -> str:
-    """Say when and on which machine figures were measured, as far as their file says."""
-    cpu = re.sub(r"\(R\)| Processor", "", made.get("cpu", ""))
-    machine = f"{made['cores']} cores of {cpu}" if cpu else "one core of a CPU"
-    return ", ".join(filter(None, [machine, f"jax {made['jax']}", made.get("date", "")[:10]]))
 
 
 def main() -> None:

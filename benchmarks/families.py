@@ -28,8 +28,8 @@ PUBLIC = ("wild", "reported", "examples")
 
 RESULTS = Path(__file__).parent / "results/families.json"
 
-#: The page that has the table, between two marks.
-PAGE = Path(__file__).parents[1] / "docs/rules.md"
+#: The file that has the table, between two marks.
+TABLE = RESULTS.with_suffix(".md")
 BEGIN = "<!-- python -m benchmarks.families: begin -->"
 
 #: A program loses without a family if it takes so many times as long, or so many times the temporaries.
@@ -163,7 +163,7 @@ def stored() -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def written(page: str) -> str:
-    """The page with the table of what has been found before."""
+    """Return the file with the table of the stored results."""
     return filled(page, BEGIN, table(stored()))
 
 
@@ -199,7 +199,7 @@ def main() -> None:
             RESULTS.write_text(json.dumps({"jax": jax.__version__, "families": results}, indent=1) + "\n")
     print(table(results))
     if options.save:
-        PAGE.write_text(written(PAGE.read_text()))
+        TABLE.write_text(written(TABLE.read_text()))
 
 
 if __name__ == "__main__":

@@ -339,8 +339,8 @@ def _made_on(report: Report) -> str:
     machine = report["machine"]
     label = f" {report['label']}" if report["label"] else ""
     return (
-        f"<sub>{report['date'][:10]}: {what}; {machine['cores']} cores of {machine['cpu']}. Microseconds a step, rows "
-        f"of 64 float32, medians.{label}</sub>"
+        f"<sub>{report['date'][:10]}: {what}; {machine['cores']} cores of {machine['cpu']}. Microseconds per step, "
+        f"rows of 64 float32, medians.{label}</sub>"
     )
 
 

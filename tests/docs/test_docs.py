@@ -13,7 +13,7 @@ import jax_tensorarray
 pytestmark = pytest.mark.slow
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = sorted(DOCS.glob("*.md"))
+PAGES = sorted(DOCS.rglob("*.md"))
 
 
 #: Libraries that a page may need and that are optional.
@@ -21,7 +21,7 @@ FRAMEWORKS = {"equinox", "flax", "haiku"}
 
 
 def pages_with(fence):
-    return [pytest.param(page, id=page.name) for page in PAGES if snippets(page, fence)]
+    return [pytest.param(page, id=str(page.relative_to(DOCS))) for page in PAGES if snippets(page, fence)]
 
 
 @pytest.fixture(autouse=True)
@@ -86,16 +86,16 @@ def test_these_are_all_methods_that_tensorflow_has():
 
 
 def test_the_code_and_files_that_pages_name_are_there():
-    with_code, link = source_code().with_code, source_code().LINK
+    with_code, files_named = source_code().with_code, source_code().files_named
     assert "def _transpose(" in (DOCS / "primitive.md").read_text()
     for page in PAGES:
         text = page.read_text()
         assert with_code(text) == text, f"{page.name}: run python docs/source_code.py"  # or it is not there
-        for _, file in link.findall(text):
-            assert (DOCS.parent / file).is_file(), f"{page.name}: {file}"
+        for file in files_named(text, page):
+            assert file.is_file(), f"{page.name}: {file}"
 
 
 def test_every_page_is_in_the_navigation():
     navigation = (DOCS.parent / "mkdocs.yml").read_text()
     for page in PAGES:
-        assert f": {page.name}\n" in navigation
+        assert f": {page.relative_to(DOCS).as_posix()}\n" in navigation
