@@ -271,7 +271,7 @@ def fori_loop(lower, upper, body, init, **_):
     return carry
 
 
-def while_loop(cond, body, init, *, max_steps=None, residuals="auto", return_steps=False):
+def while_loop(cond, body, init, *, max_steps=None, on_limit="raise", residuals="auto", return_steps=False):
     carry, taken, limit = as_arrays(init), 0, 10**4 if max_steps is None else max_steps
     while taken < limit and bool(cond(carry)):
         carry, taken = body(carry), taken + 1
@@ -693,9 +693,14 @@ fake_tas = types.SimpleNamespace(
         np.zeros((size, *np.atleast_1d(np.array(element_shape, int))), real_dtype(dtype))
     ),
     TensorArray=List,
-    **{name: globals()[name] for name in ("fori_loop", "while_loop", "scan", "tf_while_loop", "foldl", "tf_scan")},
-    foldr=functools.partial(foldl, reverse=True),
-    map_fn=fake_lax.map,
+    **{name: globals()[name] for name in ("fori_loop", "while_loop", "scan")},
+    tf=types.SimpleNamespace(
+        while_loop=tf_while_loop,
+        foldl=foldl,
+        foldr=functools.partial(foldl, reverse=True),
+        scan=tf_scan,
+        map_fn=fake_lax.map,
+    ),
     in_place=same,
     growing=lambda f, **_: f,
     checkpoint_policies=types.SimpleNamespace(save_reads=None),

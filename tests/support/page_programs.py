@@ -585,7 +585,7 @@ class Grammar:
             if self.chance(0.3):
                 back = f"tas.Inverse(lambda c: (c[0] - 1, (c[1] - 0.5) / 1.25){self.pick('', ', check=True')})"
                 step = f"lambda c: (c[0] + 1, c[1] * 1.25 + 0.5), (0, {start}), max_steps={self.pick(2, 5)}"
-                step += f", residuals={back}"
+                step += f", on_limit='stop', residuals={back}"
                 self.let("s", f"tas.while_loop(lambda c: c[0] < {self.pick(0, 2, 3)}, {step})[1]", ())
             else:
                 self.let("s", f"tas.scan(lambda s, x: (s * 1.25 + x, None), {start}, {xs}, residuals={back})[0]", ())
@@ -615,7 +615,7 @@ class Grammar:
             self.let("x", f"jax.random.uniform({k}[{self.index(self.n)}], ({self.m},), {self.D})", (self.m,))
         elif kind == "ys":
             row = self.pick((), (self.m,))
-            lib, f = self.pick("lax.map", "tas.map_fn", "jax.vmap"), self.name("f")
+            lib, f = self.pick("lax.map", "tas.tf.map_fn", "jax.vmap"), self.name("f")
             vs = [v for v in self.env if v.kind == "D" and v.shape]
             if vs:
                 v, x = self.pick(*vs), self.name("x")
@@ -742,12 +742,12 @@ class Grammar:
         self.loops -= 1
         start = f"jnp.int32(0), tas.TensorArray({self.D}, {size}), {self.some(row)}"
         if tf:
-            text = f"tas.tf_while_loop(lambda i, t, x: {stop}, {f}, ({start}), maximum_iterations={bound})"
+            text = f"tas.tf.while_loop(lambda i, t, x: {stop}, {f}, ({start}), maximum_iterations={bound})"
             self.emit(f"_, {t}, {g} = {text}")
         else:
             i, a, b = "jnp.int32(0)", f"tas.TensorArray({self.D}, {size})", self.some(row)
             text = f"lambda c: c['i'] < {stop.split(' < ')[1]}, {f}, dict(i={i}, t={a}, x={b})"
-            self.emit(f"{g} = tas.while_loop({text}, max_steps={bound}{self.residuals()})")
+            self.emit(f"{g} = tas.while_loop({text}, max_steps={bound}, on_limit='stop'{self.residuals()})")
             self.emit(f"{t}, {g} = {g}['t'], {g}['x']")
         self.env.append(V(g, row, "D"))
         self.let("x", f"{t}.gather(jnp.arange({bound}), mode='drop')", (bound, *row))
@@ -793,9 +793,9 @@ class Grammar:
                 self.body(inner)
                 self.emit(f"return {self.some(shape, 2)}")
             if kind == "fold":
-                self.let("s", f"tas.fold{self.pick('l', 'r')}({f}, {v.name}, {carry[0].name})", shape)
+                self.let("s", f"tas.tf.fold{self.pick('l', 'r')}({f}, {v.name}, {carry[0].name})", shape)
             else:
-                self.let("y", f"tas.tf_scan({f}, {v.name}, {carry[0].name}, reverse={flip})", (v.shape[0], *shape))
+                self.let("y", f"tas.tf.scan({f}, {v.name}, {carry[0].name}, reverse={flip})", (v.shape[0], *shape))
         elif kind == "fori":
             low = self.pick(0, 0, 1)
             with self.block(f"def {f}({i}, carry):"):
@@ -853,17 +853,19 @@ class Grammar:
                 self.body(inner)
                 self.back(inner, first=f"{i} + 1, ")
             if not whole:
-                extra = self.pick("maximum_iterations=4", "maximum_iterations=jnp.int32(3), max_steps=6", "max_steps=5")
+                extra = self.pick(
+                    "maximum_iterations=4", "maximum_iterations=jnp.int32(3), max_steps=6", "maximum_iterations=5"
+                )
                 extra += self.pick("", "", ", swap_memory=True", ", back_prop=False", ", name='loop'")
                 if "back_prop=False" in extra and self.derived:
                     extra = extra.replace("False", "True")
-                self.emit(f"_, {result} = tas.tf_while_loop({g}, {f}, (jnp.int32(0), {start}), {extra})")
+                self.emit(f"_, {result} = tas.tf.while_loop({g}, {f}, (jnp.int32(0), {start}), {extra})")
             elif lib == "lax":
                 self.emit(f"_, {result} = lax.while_loop({g}, {f}, (jnp.int32(0), {start}))")
             else:
                 extra = self.residuals()
                 if extra or self.bounded or self.chance(0.6):
-                    extra += f", max_steps={self.pick(3, 6, 100)}"
+                    extra += f", max_steps={self.pick(3, 6, 100)}, on_limit='stop'"
                 if self.chance(0.25):
                     s = self.name("n")
                     self.emit(
@@ -1047,7 +1049,8 @@ def grown(g, params, names, s, axes):
         g.emit(f"step = lambda c: (c[0] + 1, c[1].append({x.name}))")
         g.emit(f"rows = tas.while_loop(lambda c: c[0] < {k.name}, step, (jnp.int32(0), {ta}))[1]")
         g.emit(f"return f({names}{s}), rows")
-    g.emit(f"result, rows = tas.growing(grows, start={g.pick(1, 2, 64)})({names})\nresult = result, rows.stack()")
+    g.emit(f"result, rows = tas.growing(grows, initial_bound={g.pick(1, 2, 64)})({names})")
+    g.emit("result = result, rows.stack()")
 
 
 def jitted(g, params, names, s, axes):
@@ -1202,7 +1205,7 @@ def plain_op(update, swaps=False):
     return apply
 
 
-def plain_while(cond, body, init, *, max_steps=None, residuals="auto", return_steps=False):
+def plain_while(cond, body, init, *, max_steps=None, on_limit="raise", residuals="auto", return_steps=False):
     carry, n = jax.lax.while_loop(
         lambda c: cond(c[0]) & (c[1] < (10**4 if max_steps is None else max_steps)),
         lambda c: (body(c[0]), c[1] + 1),
