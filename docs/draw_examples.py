@@ -178,6 +178,7 @@ def training_loop() -> Figure:
     from jax_tensorarray import in_place
 
     names = snippets("training_loop")
+    params = names["state"][0]
     figure, axes = new()
     sizes = (250, 500, 1000, 2000)
     for label, transform in (("plain JAX", lambda f: f), ("in_place", in_place)):
@@ -185,11 +186,11 @@ def training_loop() -> Figure:
         for size in sizes:
             batch = names["make_batch"](jax.random.key(0), length=size)
             f = jax.jit(transform(jax.grad(names["loss"])))
-            jax.block_until_ready(f(names["params"], *batch))
+            jax.block_until_ready(f(params, *batch))
             samples = []
             for _ in range(3):
                 start = time.perf_counter()
-                jax.block_until_ready(f(names["params"], *batch))
+                jax.block_until_ready(f(params, *batch))
                 samples.append(time.perf_counter() - start)
             seconds.append(1e3 * min(samples))
         axes.loglog(sizes, seconds, "o-", label=label)

@@ -1,5 +1,6 @@
 """What the README shows is true."""
 
+import re
 from pathlib import Path
 
 import jax
@@ -61,6 +62,18 @@ def test_the_while_loop_has_its_slope(names):
 
 def test_it_is_short():
     assert len(README.splitlines()) <= 110
+
+
+@pytest.mark.parametrize("name", ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/README.md"])
+def test_the_files_that_it_links_are_there(name):
+    page = FILE.parent / name
+    for link in re.findall(r"\]\((?!\w+:|#)([^)#]+)", page.read_text()):
+        assert (page.parent / link).exists(), link
+
+
+def test_ci_finds_the_two_commands():
+    lines = [line for line in README.splitlines() if line.startswith("python3 -m venv ")]
+    assert len(lines) == 2 and re.match(r"^python3 -m venv .*pytest", lines[1])
 
 
 def test_every_public_method_of_tensorarray_says_what_it_does():
