@@ -139,7 +139,7 @@ def lost(found: dict[str, Any]) -> str:
     operations, memory = found["operations"], found["memory"]
     parts = [f"{found['time']:.1f} times as long"]
     if operations[1] > operations[0]:
-        parts.append(f"{operations[0]} → {operations[1]} whole buffers a step")
+        parts.append(f"{operations[0]} → {operations[1]} whole buffers per step")
     if memory[1] > LOSS * memory[0]:
         parts.append(f"{memory[1] / memory[0]:.1f} times the memory")
     return ", ".join(parts)

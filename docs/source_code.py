@@ -1,15 +1,17 @@
 """Pages show code of the repository. `python docs/source_code.py` copies it there, and a test says if it is old.
 
 A page asks for code by a comment, such as `<!-- code: csrc/rows.h -->`. After a comma comes the part that is shown: the
-title of a section, which is a comment such as `# --- lowering ---`, or the begin of the first line of a function or a
-table. The pages of the API get a table of names, for readers without the site. MkDocs calls `on_page_markdown`: a link
-to a file outside of this folder becomes the name of the file, and `<!-- include: CHANGELOG.md -->` becomes the file.
+title of a section, which is a comment such as `# --- lowering ---`; the begin of the first line of a function or a
+table; or the begins of a first and a last line, `FIRST ... LAST`. Pages of the API get a table of names, for readers
+without the site. MkDocs calls `on_page_markdown`: a link to a file outside of this folder becomes the name of the file,
+and `<!-- include: CHANGELOG.md -->` becomes the file.
 """
 
 import inspect
 import os
 import pkgutil
 import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +46,13 @@ _HEADING = re.compile(r"^(?:#|//) --- (.+?) -+\n", re.MULTILINE)
 def part(code: str, title: str) -> str:
     """Return the section with that title, or else the code from there to where something else begins.
 
+    A title `FIRST ... LAST` means the lines from the one that begins with FIRST to the next that begins with LAST.
+
     Raises:
         KeyError: there is neither.
     """
+    if " ... " in title:
+        return _lines(code.split("\n"), *title.split(" ... "))
     sections = _HEADING.split(code)
     titled = dict(zip(sections[1::2], sections[2::2], strict=True))
     if title in titled:
@@ -55,6 +61,14 @@ def part(code: str, title: str) -> str:
     if block is None:
         raise KeyError(title)
     return block.group().strip("\n")
+
+
+def _lines(lines: list[str], first: str, last: str) -> str:
+    begins = [k for k, line in enumerate(lines) if line.strip().startswith(first)]
+    ends = [k for k, line in enumerate(lines) if begins and k >= begins[0] and line.strip().startswith(last)]
+    if not ends:
+        raise KeyError(f"{first} ... {last}")
+    return textwrap.dedent("\n".join(lines[begins[0] : ends[0] + 1]))
 
 
 def with_code(markdown: str) -> str:

@@ -1,4 +1,4 @@
-"""TensorArray for JAX: row reads and writes that stay in place in loops, forward and under gradients."""
+"""Makes JAX loops that update an array row by row run without copying the array, also under gradients."""
 
 import importlib
 from pkgutil import extend_path

@@ -149,12 +149,12 @@ load()
 def check_errors() -> None:
     """Wait for the GPUs, and raise the first index error that they have recorded since the last one was raised.
 
-    On a GPU an op drops an index that is out of range, as with `mode="drop"`, and records it. The next op of this
-    library that runs there raises the error, as soon as it is known, or this function does. Call it where a program
-    is to be told of errors for certain: at the end, or once an epoch.
+    On a GPU an op drops an index that is out of range, like with `mode="drop"`, and records it. The next op of this
+    library that runs there raises the error, or this function does. Call the function at the points at which a program
+    must know of all errors: at its end, or once per epoch.
 
-    On other platforms it waits for nothing. A CPU raises errors where they occur. A TPU drops an index that is out of
-    range and records nothing, so errors go unnoticed; a `RuntimeWarning` says so.
+    On other platforms the function waits for nothing. A CPU raises an error at the op that causes it. A TPU drops an
+    index that is out of range and records nothing, so a `RuntimeWarning` says that errors go unnoticed.
 
     Raises:
         jax.errors.JaxRuntimeError: an op got an index that is out of range. The text is the same as on a CPU.
@@ -163,7 +163,7 @@ def check_errors() -> None:
     """
     if jax.default_backend() == "tpu":
         warnings.warn(
-            "check_errors: a TPU drops indices that are out of range and records none, so there may have been some. "
+            "check_errors: a TPU drops indices that are out of range and does not record them, so errors go unnoticed. "
             "Run the program on a CPU to find out.",
             RuntimeWarning,
             stacklevel=2,

@@ -1,4 +1,4 @@
-"""The main job, `python -m jax_tensorarray`: what is installed, and whether four loops are right, and fast.
+"""The main job, `python -m jax_tensorarray`: show what is installed, and check and time four loops.
 
 Each loop maps `x` of shape `[T, *elem]` to a scalar. It is written once: `ops` has the functions that read and write
 rows, of plain JAX or of this library.
@@ -148,7 +148,7 @@ class Key(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """Microseconds a step at each T, and what the loops do to a whole buffer at the largest."""
+    """Microseconds per step at each T, and the operations on whole buffers in the loops at the largest T."""
 
     times: list[float]
     copies: int
@@ -179,8 +179,8 @@ def check(program: Program, T: int, executables: dict[Key, Any]) -> str:
             size, difference = float(np.max(np.abs(e))), float(np.max(np.abs(a - e)))
             if not np.allclose(a, e, rtol=1e-3, atol=1e-4 * size, equal_nan=True):
                 return (
-                    f"FAIL  {program.name}: the {what} of {side} differs from plain JAX's by {difference:.2g}, "
-                    f"where the largest entry is {size:.2g} (T = {T})."
+                    f"FAIL  {program.name}: the {what} of {side} differs from plain JAX's by {difference:.2g}. "
+                    f"The largest entry is {size:.2g} (T = {T})."
                 )
             worst = max(worst, difference / (size or 1.0))
     how = "are exactly as in plain JAX" if worst == 0 else f"agree with plain JAX to {worst:.0e}"
@@ -214,13 +214,14 @@ def _progress(text: str) -> None:
 
 
 def table(results: dict[Program, dict[str, Measured]], sizes: Sequence[int]) -> Iterator[str]:
-    """Yield what the columns mean, a line for each loop, and a summary."""
+    """Yield the meaning of the columns, a line for each loop, and a summary."""
     factor = sizes[-1] // sizes[0]
     meaning = {
-        f"T={sizes[-1]}": "microseconds that a step takes of value and gradient, in a loop of so many",
-        "grows": f"that over the time at T={sizes[0]}: about 1 if a loop is linear in T, {factor} if it is quadratic",
-        "copies": "whole-buffer copies in the loops of the optimised HLO; +n: other operations there that make one",
-        "faster": "how many times as fast as plain JAX",
+        f"T={sizes[-1]}": f"microseconds per step in a loop of {sizes[-1]} steps, for its value and its gradient",
+        "grows": f"the same divided by that at T={sizes[0]}: about 1 if the time of the loop is linear in T, about "
+        f"{factor} if it is quadratic",
+        "copies": "copies of a whole buffer in the loops that XLA compiled; +n: n other operations that make one",
+        "faster": "time of plain JAX divided by this time",
     }
     for name, text in meaning.items():
         yield from wrapped(text + ".", name.ljust(8))
@@ -247,10 +248,11 @@ def table(results: dict[Program, dict[str, Measured]], sizes: Sequence[int]) -> 
     )
     yield ""
     yield from wrapped(
-        f"With {factor} times as many steps, a step takes {grown[0]:.1f} times as long in plain JAX, {grown[1]:.1f} "
-        f"times under in_place and {grown[2]:.1f} times with row ops, which are then {faster[1]:.1f} and "
-        f"{faster[2]:.1f} times as fast (medians of {len(results)} gradients); in all, the loops of plain JAX make a "
-        f"whole buffer in {made[0]} places, those under in_place in {made[1]}, those with row ops in {made[2]}."
+        f"With {factor} times as many steps, one step takes {grown[0]:.1f} times as long in plain JAX, {grown[1]:.1f} "
+        f"times under in_place and {grown[2]:.1f} times with row ops. At T={sizes[-1]}, in_place is {faster[1]:.1f} "
+        f"times as fast as plain JAX, and row ops are {faster[2]:.1f} times as fast. These are medians of "
+        f"{len(results)} gradients. The loops of plain JAX make a whole buffer in {made[0]} places, those under "
+        f"in_place in {made[1]}, and those with row ops in {made[2]}."
     )
 
 
@@ -258,18 +260,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the main job, and return its exit code: 1 if a check fails."""
     parser = argparse.ArgumentParser(
         prog="python -m jax_tensorarray",
-        description="Print versions, devices and kernels, check values and gradients of loops over a buffer against\n"
-        "plain JAX, and time them. The exit code is 1 if a check fails.",
+        description="Show the versions, devices and kernels of this installation. Then run a few loops that update an\n"
+        "array row by row: compare their values and gradients with plain JAX, and time them. The exit code\n"
+        "is 1 if a check fails.",
         epilog="\n".join(["loops:", *(f"  {p.name:15}  {p.about}" for p in programs)]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--quick", action="store_true", help="check only, at one tiny T")
+    parser.add_argument("--quick", action="store_true", help=f"only check, with T = {QUICK[0]} steps, and time nothing")
     sizes = QUICK if parser.parse_args(argv).quick else SIZES
     print(*header(), sep="\n", flush=True)
     executables = compiled([Key(program, side, T) for T in sizes for program in programs for side in SIDES])
     checks = [check(program, sizes[0], executables) for program in programs]
     _progress("")
-    print("\nChecks: loops written once: plain JAX, the same under in_place, and row ops")
+    print("\nChecks: each loop in plain JAX, the same loop under in_place, and with row ops")
     print(*("  " + text for text in checks), sep="\n", flush=True)
     if failed := sum(text.startswith("FAIL") for text in checks):
         print(f"{failed} of {len(checks)} checks failed, so nothing was timed.", file=sys.stderr)

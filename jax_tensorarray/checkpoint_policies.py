@@ -8,9 +8,10 @@ import jax.numpy as jnp
 def save_reads(prim: Any, /, *avals: Any, **_: Any) -> bool:
     """Save the rows that `ta_read` returns and the records of inner loops of this library; recompute all else.
 
-    Without it, recomputing a read, or an inner loop that reads, needs the buffer as it was, so a checkpointed body
-    saves the whole buffer in every step: O(T^2) memory. With it the body saves rows, O(T). Complex rows are not saved:
-    `jax.checkpoint` raises a TypeError at a complex value that a policy saves (0.10 to 0.12).
+    To recompute a read, or an inner loop that reads, `jax.checkpoint` needs the buffer from before the step. Without
+    this policy, a checkpointed body therefore saves the whole buffer in every step, which takes O(T^2) memory. With
+    the policy the body saves rows, which takes O(T). Complex rows are recomputed, because `jax.checkpoint` raises a
+    TypeError if a policy saves a complex value (jax 0.10 to 0.12).
 
     >>> import jax, jax.numpy as jnp
     >>> from jax_tensorarray import checkpoint_policies, ta_read, ta_write

@@ -1,13 +1,13 @@
-"""Tell `jax.export` about the kernels, so that functions which call them can be stored and loaded.
+"""Store functions that call the kernels with `jax.export`, and load them again.
 
-A stored function names its kernels, so the process that loads it must have imported `jax_tensorarray`, on a machine
-with kernels for its platform. The names, operands and attributes of the calls are a contract, `CONTRACT_VERSION`:
-within one number, a newer release of this library runs what an older one has stored. The documentation of
-`jax.export` says how far JAX itself can read what another version of it has stored.
+A stored function contains the names of its kernels. The process that loads it must import `jax_tensorarray`, on a
+machine with kernels for its platform. The names, operands and attributes of the calls are a contract with a number,
+`CONTRACT_VERSION`. A newer release of this library runs every function that was stored under the same number. The
+documentation of `jax.export` says which versions of JAX can read each other's files.
 
 The contract, version 1. Every call is a typed XLA FFI call (API version 4). `buffer` is `[*batch, T, *elem]`, `index`
-and `where` are `[*batch, *I]`, `value` is `[*batch, *I, *elem]`; an updated buffer is the first result and has the
-memory of the first operand. Operands that follow the named ones are ignored: they only have to be ready first.
+and `where` are `[*batch, *I]`, `value` is `[*batch, *I, *elem]`. An updated buffer is the first result and has the
+memory of the first operand. XLA only waits for operands that follow the named ones; the kernels ignore them.
 
 | target `jax_tensorarray_...` | operands | results | attributes |
 |---|---|---|---|
@@ -25,15 +25,18 @@ memory of the first operand. Operands that follow the named ones are ignored: th
 
 The other ops of `csrc/combine.h` are called like `add`.
 
-`op` (string) is the op that messages name, and after an `@` its place in the source: `ta_write@train.py:12`. If it has
-several lines, they are for the positions of the index in turn. If it begins with `>`, a CPU drops an index out of
-range, and a call of `raise` later in the same run raises the error.
+`op` (string) is the name of the op in messages, and after an `@` its place in the source: `ta_write@train.py:12`. If
+it has several lines, line k is for position k of the index. If it begins with `>`, a CPU drops an index out of range,
+and a call of `raise` later in the same run raises the error.
 
 `batch_dims` (int64) is the number of batch axes. `index_dims` (int64, 1 if it is absent, and only in calls with
-`strict`, `masked`, `sorted` and `reverse`) is the number of axes in the place of `T`: an index counts the rows of them
-all, the last axis fastest. The rest are bools: `strict` raises an error for an index out of range, `masked` says that
-there is a `where`, `sorted` that there is an `order` (int32, on GPUs: the positions sorted by row), and `reverse`
-visits the positions last to first.
+`strict`, `masked`, `sorted` and `reverse`) is the number of axes that stand for `T`. An index counts the rows of all of
+them, the last axis fastest. The other attributes are bools:
+
+- `strict`: an index out of range raises an error.
+- `masked`: the call has a `where`.
+- `sorted`: the call has an `order`, on GPUs: the positions sorted by row, int32.
+- `reverse`: the call visits the positions last to first.
 """
 
 from jax.export import DisabledSafetyCheck
@@ -49,7 +52,7 @@ TARGETS = tuple(PREFIX + name for name in CALLS)
 
 
 def disabled_checks() -> list[DisabledSafetyCheck]:
-    """Return the checks that `jax.export.export` has to skip: it does not know our custom calls.
+    """Return the checks that `jax.export.export` must skip, because it does not know our custom calls.
 
     >>> import jax, jax.numpy as jnp
     >>> from jax_tensorarray import ta_read

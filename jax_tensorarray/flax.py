@@ -9,9 +9,9 @@ __all__ = ["register"]
 def register() -> None:
     """Make `flax.serialization` save and restore TensorArrays: `to_bytes`, `from_bytes`, `to_state_dict` and the like.
 
-    Flax keeps a list of the types that it can save and does not ask pytrees how to save them. A TensorArray that is
-    made when `flax.serialization` has been imported does this by itself. Call the function if all of them are made
-    before. Nothing else in flax needs it; neither do orbax, pickle and `copy`.
+    Flax saves only the types on a list of its own, pytrees included. The first TensorArray that is made after the
+    import of `flax.serialization` adds the class to this list. Call `register` if you make all of them before. Nothing
+    else in flax needs it, and neither do orbax, pickle and `copy`.
 
     Raises:
         ImportError: flax is not installed.

@@ -1,8 +1,8 @@
 """Make tests fail if a loop copies whole buffers.
 
 Put `pytest_plugins = ["jax_tensorarray.pytest_plugin"]` into the `conftest.py` at the root of the tests. A test with
-the marker `forbid_copies` then fails if it has JAX compile such a loop; `@pytest.mark.forbid_copies(min_bytes=10**6)`
-says how large the buffer must be. A test may also request the fixture of the same name.
+the marker `forbid_copies` then fails if JAX compiles such a loop for it. `@pytest.mark.forbid_copies(min_bytes=10**6)`
+ignores smaller buffers. A test may also request the fixture of the same name.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """Warn of `ta.write(i, x)` where `ta = ta.write(i, x)` is meant: an array that a method or a loop made and nobody took.
 
 CPython ends an object at once. If the instruction that does so is the one that ends an expression statement, nobody has
-used the array. Where there are no such instructions, nothing is said.
+used the array. Other Pythons give no warning.
 """
 
 import dis
@@ -30,10 +30,10 @@ def warn_if_dropped(frame: FrameType) -> None:
     name, is_of_tensorflow = loads[-1].argval, "tf" in [x.argval for x in loads[:-1]]
     if loads[-1].opname.startswith(_ATTRIBUTE) and name in _METHODS:
         text = f"TensorArray.{name}: the array that it returns is dropped"
-        text += f", and the old one stays as it was. Write `ta = ta.{name}(...)`."
+        text += f", and the old one is unchanged. Write `ta = ta.{name}(...)`."
     elif name in _LOOPS:
         name = f"tf.{name}" if is_of_tensorflow else name
-        text = f"{name}: the TensorArray that it returns is dropped, and the one that it began with stays as it was. "
+        text = f"{name}: the TensorArray that it returns is dropped, and the one that it began with is unchanged. "
         text += f"Write `..., ta = {name}(...)`."
     else:
         return

@@ -30,7 +30,7 @@ def register(array_type: Any) -> None:
         children, aux = ta._flatten()
         expected = NAMES[: len(children)]
         if set(state) != set(expected):
-            raise ValueError(f"{ta!r} is restored from {list(expected)}, but what was saved has {list(state)}")
+            raise ValueError(f"{ta!r} is restored from {list(expected)}, but the saved state has {list(state)}")
         return array_type._restored(
             aux,
             [serialization.from_state_dict(x, state[name], name) for name, x in zip(expected, children, strict=True)],

@@ -247,8 +247,8 @@ class Rows(ABC):
         if size is None or isinstance(where, jax.core.Tracer):
             if self.spec.max_size is None:
                 raise ValueError(
-                    f"{op}: with a where that is traced the size is known only at run time, which needs max_size: give "
-                    "TensorArray(..., max_size=n), the largest number of rows it may have"
+                    f"{op}: with a traced where the size is known only at run time, which needs max_size: give "
+                    "TensorArray(..., max_size=n), the largest number of rows that it may have"
                 )
             return self.popped_when_run(op, where, mode)
         taken = where is None or bool(where)

@@ -1,4 +1,4 @@
-"""`TensorArray`: the class to which TensorFlow code ports line for line."""
+"""`TensorArray`: the class with which TensorFlow code ports line for line."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -19,48 +19,49 @@ _newest = 0
 class TensorArray:
     """A list of arrays, the rows, with the methods and the meaning of `tf.TensorArray`.
 
-    It is a value: `write` returns the new TensorArray and the old one stays as it was. It is a pytree, so it goes
-    through every transformation, and may be carried by `lax.scan`, `fori_loop`, `while_loop` and `cond`; there rows
-    are read and written in place, and gradients take O(1) a row. With respect to a TensorArray, `jax.grad` gives the
-    gradient of its rows.
+    A TensorArray is an immutable value: `write` returns a new TensorArray and leaves the old one unchanged. It is also
+    a pytree. It can be an argument of every transformation, and a carry of `lax.scan`, `fori_loop`, `while_loop` and
+    `cond`. These loops read and write rows in place, and their gradients take O(1) per row. With respect to a
+    TensorArray, `jax.grad` gives the gradient of its rows.
 
-    Outside of `jit` a loop of `ta = ta.write(i, x)` is in place too. An older version that you keep and use costs one
-    copy of the rows; it is never invalidated, unless you donate it to a jitted function.
+    Outside of `jit`, a loop of `ta = ta.write(i, x)` is in place too. You may keep and use an older version, which
+    costs one copy of the rows. Only donating it to a jitted function invalidates it.
 
-    A statement `ta.write(i, x)`, which drops the new array, gives a `UserWarning`. So do `append`, `scatter`, `split`,
-    `unstack`, and a loop of this library whose arrays are dropped.
+    A statement `ta.write(i, x)` drops the new array, and gives a `UserWarning`. The same holds for `append`, `scatter`,
+    `split`, `unstack`, and a loop of this library whose arrays are dropped.
 
     Args:
-        dtype: dtype of the rows. Rows of another dtype are refused; Python numbers, and lists of them, are converted.
-            Rows of random keys have a dtype such as `jax.random.key(0).dtype`, and a row that was never written is the
-            key whose data is zero.
+        dtype: dtype of the rows. A row of another dtype is an error. Python numbers, and lists of them, are converted.
+            Random keys have a dtype such as `jax.random.key(0).dtype`; their rows that were never written are keys
+            whose data is zero.
         size: number of rows, a Python integer. Rows that were never written are zeros. With `dynamic_size` and
-            `max_size` it may be traced: one outside of `[0, max_size]` is then an error at run time, as an index is.
-        dynamic_size: whether writing past the end makes the array longer. Rows in between are zeros. At an index that
-            is known while tracing it grows in `jit` and the other transformations too; at others up to `max_size`.
-        clear_after_read: ignored. Rows can be read any number of times, as in `tf.function`.
+            `max_size` the size may be traced. It must then be in `[0, max_size]`, or an error is raised at run time.
+        dynamic_size: whether a write past the end makes the array longer. Rows in between are zeros. If the index is
+            known while tracing, the array can always grow; if the index is traced, it can grow up to `max_size`.
+        clear_after_read: ignored. Rows can be read any number of times, like in `tf.function`.
         tensor_array_name: ignored.
         handle: must be None.
         flow: must be None.
-        infer_shape: whether all rows have the shape of the first one written. If not, and `element_shape` is not
-            fully known, rows of different shapes are kept one by one, and indices must be Python integers.
-        element_shape: shape of a row; dimensions may be None until the first write. Give it to carry an array through
-            a loop that makes its first write.
+        infer_shape: whether all rows have the shape of the first one written. If False, and `element_shape` is not
+            fully known, rows may have different shapes. They are then stored one by one, and indices must be Python
+            integers.
+        element_shape: shape of a row. Dimensions may be None until the first write. If a loop makes the first write,
+            give the shape, so that the loop can carry the array.
         colocate_with_first_write_call: ignored.
         name: ignored.
-        max_size: the number of rows that a `dynamic_size` array may grow to, needed where it grows at indices that are
-            known only at run time. Growing further is an error. Memory for the rows is taken at once but not touched
-            before it is written. The size is then a value of the program and a leaf of the pytree: changing it there
-            may expose rows that were not written, but none past `max_size`. Without `max_size`, the loops of
-            jax_tensorarray that have a `max_steps` make room for one row a step, or for those that each step appends,
-            and `growing` finds a bound by itself.
+        max_size: the number of rows that a `dynamic_size` array may grow to. It is needed if the array grows at indices
+            that are known only at run time. Growing further is an error. The memory is reserved at once, and touched
+            when a row is written. The size is then a value of the program and a leaf of the pytree. If you change this
+            leaf, rows that were not written may appear, but none past `max_size`. You need no `max_size` in a loop of
+            jax_tensorarray with `max_steps`, which reserves one row per step, or the rows that each step appends. Nor
+            do you need it under `growing`, which finds a bound by itself.
 
     Raises:
         IndexError: an index known while tracing is out of range.
         jax.errors.JaxRuntimeError, ValueError: a traced index is out of range (while running; on a GPU later, see
             `check_errors`).
-        TypeError: an argument of the wrong dtype; an array with rows of unknown shape enters a loop or `cond`.
-        ValueError: a row of the wrong shape; no size; growth that needs a `max_size`.
+        TypeError: an argument has the wrong dtype, or an array with rows of unknown shape enters a loop or `cond`.
+        ValueError: a row has the wrong shape, the size is missing, or the growth needs a `max_size`.
 
     >>> import jax, jax.numpy as jnp
     >>> from jax_tensorarray import TensorArray
@@ -155,9 +156,9 @@ class TensorArray:
     def size(self, name: str | None = None) -> Any:
         """Return the number of rows: a NumPy int32 if it is known, else a traced int32.
 
-        It is traced inside of `jit` for an array that may have grown at a traced index. Such a number is no shape and
-        no range of Python's: instead of `range(ta.size())` write `fori_loop(0, ta.size(), ...)`, instead of
-        `rows[:ta.size()]` a padded stack and its `mask()`.
+        Inside of `jit` the number is traced if the array may have grown at a traced index. It can then be neither a
+        shape nor a bound of Python's `range`. Write `fori_loop(0, ta.size(), ...)` instead of `range(ta.size())`, and
+        use a padded stack and its `mask()` instead of `rows[:ta.size()]`.
         """
         return self._rows.tell()
 
@@ -178,8 +179,8 @@ class TensorArray:
             index: integer, from 0 on.
             name: ignored.
             where: bool. If it is False the row is zeros and `index` is ignored.
-            mode: what happens to an index that is negative, or not below `size()`: "error" raises, "drop" gives
-                zeros. None is "error", under `jax.vmap` too, for each example that runs.
+            mode: the treatment of an index that is negative, or not below `size()`: "error" raises an error, "drop"
+                gives zeros. None means "error". Under `jax.vmap` every example that runs is checked.
 
         Raises:
             IndexError, jax.errors.JaxRuntimeError: there is no such row.
@@ -209,8 +210,8 @@ class TensorArray:
 
     def _refuse(self, *_: Any) -> Any:
         raise TypeError(
-            f"{self!r} is no array: read its rows, or take all of them by ta.stack(). If it is a slice of what a scan "
-            "or a map goes through, give ta.stack() to that"
+            f"{self!r} is no array: read its rows, or take all of them by ta.stack(). If a scan or a map passes it to "
+            "your function row by row, give ta.stack() to the scan or the map"
         )
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __jax_array__ = _refuse
@@ -233,10 +234,11 @@ class TensorArray:
             index: integer, from 0 on. Past the end is an error, unless `dynamic_size` is given.
             value: the row, of the dtype and shape of the others, or a Python number or lists of them.
             name: ignored.
-            where: bool. If it is False nothing is written and `index` is ignored. This is the way to write
-                conditionally: a `cond` or `jnp.where` between two TensorArrays may touch all rows under `vmap`.
-            mode: what happens to an index that is negative, or past the end to which the array may grow: "error"
-                raises, "drop" writes nothing. None is "error", under `jax.vmap` too, for each example that runs.
+            where: bool. If it is False nothing is written and `index` is ignored. Use it to write conditionally: under
+                `vmap`, a `cond` or `jnp.where` between two TensorArrays may touch all rows.
+            mode: the treatment of an index that is negative, or past the end to which the array may grow: "error"
+                raises an error, "drop" writes nothing. None means "error". Under `jax.vmap` every example that runs is
+                checked.
 
         Raises:
             IndexError, jax.errors.JaxRuntimeError: there is no such row and the array cannot grow to it.
@@ -263,8 +265,8 @@ class TensorArray:
         Args:
             value: the row.
             where: bool. If it is False nothing is appended.
-            mode: what happens to a row past `max_size`: "error" raises, "drop" leaves it out. None is "error", under
-                `jax.vmap` too, for each example that runs.
+            mode: the treatment of a row past `max_size`: "error" raises an error, "drop" leaves the row out. None means
+                "error". Under `jax.vmap` every example that runs is checked.
 
         Raises:
             IndexError, jax.errors.JaxRuntimeError: it has `max_size` rows already.
@@ -291,8 +293,8 @@ class TensorArray:
 
         Args:
             where: bool. If it is False no row is taken away, and the row is zeros.
-            mode: what happens if the array has no rows: "error" raises, "drop" gives zeros. None is "error", under
-                `jax.vmap` too, for each example that runs.
+            mode: the treatment of an array without rows: "error" raises an error, "drop" gives zeros. None means
+                "error". Under `jax.vmap` every example that runs is checked.
 
         Raises:
             IndexError, jax.errors.JaxRuntimeError: there are no rows.
@@ -318,9 +320,9 @@ class TensorArray:
 
         Args:
             name: ignored.
-            pad: whether to return `max_size` rows, with zeros past the size, if the array has a `max_size`. The shape
-                of a result must be known while tracing. So where the size is known only at run time, inside of `jit`
-                mostly, this is the only stack there is. `mask()` says which of its rows are rows of the array.
+            pad: whether to return `max_size` rows, with zeros past the size, if the array has a `max_size`. JAX must
+                know the shape of a result while tracing. If the size is known only at run time, mostly inside of
+                `jit`, only the padded stack exists. `mask()` is True for its rows that belong to the array.
 
         Raises:
             ValueError: the shape of the rows is not known, or rows have different shapes.
@@ -360,10 +362,10 @@ class TensorArray:
         return self._element(self._rows.concat(op, checks.as_flag(op, "pad", pad)))
 
     def mask(self) -> jax.Array:
-        """Return which rows there are: bools `[capacity]`, True below `size()`.
+        """Return a mask of the rows of a padded stack: bools `[capacity]`, True below `size()`.
 
-        `capacity` is the number of rows that `stack(pad=True)` returns: `max_size`, or the size if there is none. So
-        this is the mask for whatever is computed of a padded stack, and the `where` of a `gather` of all rows.
+        `capacity` is the number of rows that `stack(pad=True)` returns: `max_size`, or the size if there is none. Use
+        the mask to compute with a padded stack, or as the `where` of a `gather` of all rows.
 
         >>> ta = TensorArray(jnp.float32, size=2, dynamic_size=True, element_shape=(), max_size=4).write(0, 3.0)
         >>> ta.mask()
@@ -371,7 +373,7 @@ class TensorArray:
         >>> jnp.min(ta.stack(pad=True), where=ta.mask(), initial=jnp.inf)
         Array(0., dtype=float32)
 
-        TensorFlow has no such method: its `stack` returns as many rows as there are.
+        TensorFlow has no such method: its `stack` returns only the rows of the array.
         """
         return self._rows.mask()
 
@@ -383,8 +385,8 @@ class TensorArray:
         Args:
             indices: integers.
             name: ignored.
-            where: bool, broadcast to `I`. Rows where it is False are zeros, and their indices are ignored.
-            mode: what happens to an index out of range: see `read`.
+            where: bool, broadcast to `I`. If it is False for a row, the row is zeros and its index is ignored.
+            mode: the treatment of an index out of range: see `read`.
 
         Raises:
             IndexError, jax.errors.JaxRuntimeError: an index is out of range.
@@ -412,14 +414,14 @@ class TensorArray:
     ) -> "TensorArray":
         """Return the TensorArray with `value[k]` written to row `indices[k]`, in order: the last duplicate stays.
 
-        Differentiable: of duplicates, the one written last gets the gradient.
+        Differentiable. If indices are equal, the row that is written last gets the gradient.
 
         Args:
             indices: integers `[n]`.
             value: rows `[n, *elem]`.
             name: ignored.
-            where: bool, broadcast to `[n]`. Rows where it is False are not written, and their indices are ignored.
-            mode: what happens to an index out of range: see `write`.
+            where: bool, broadcast to `[n]`. If it is False for a row, nothing is written and its index is ignored.
+            mode: the treatment of an index out of range: see `write`.
 
         Raises:
             IndexError, jax.errors.JaxRuntimeError: an index is out of range.
@@ -450,7 +452,8 @@ class TensorArray:
         """Return the TensorArray with exactly the rows of `value`, an array `[n, *elem]`. Makes no copy.
 
         Raises:
-            ValueError: there are more rows than the array has, and it is not dynamic; or rows of another shape.
+            ValueError: `value` has more rows than the array and the array is not dynamic, or its rows have another
+                shape.
         """
         return TensorArray._of(making.unstacked("TensorArray.unstack", self._rows, value))
 
@@ -475,10 +478,10 @@ class TensorArray:
         return TensorArray._of(self._rows)
 
     def close(self, name: str | None = None) -> None:
-        """Do nothing: memory is freed when the last TensorArray that holds it is gone."""
+        """Do nothing. Python frees the memory with the last TensorArray that holds it."""
 
     def grad(self, source: Any, flow: Any = None, name: str | None = None) -> Any:
-        """Raise NotImplementedError: TensorFlow 2 does not have it either. Use `jax.grad`."""
+        """Raise NotImplementedError, like TensorFlow 2. Use `jax.grad`."""
         raise NotImplementedError("TensorArray.grad is not supported; jax.grad differentiates through a TensorArray")
 
     # --- pytree ------------------------------------------------------------------------------------------------

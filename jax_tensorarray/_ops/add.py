@@ -41,16 +41,16 @@ def ta_add(
     Args:
         buffer: array of shape `[T, *elem]`, any dtype. Integers wrap, bools are or-ed, and the 8- and 16-bit floats
             are rounded after each addition.
-        index: integer or integer array of shape `I`, or a tuple of these, which addresses elements as `buffer[i, j]`
-            of NumPy does. Duplicates are added in order.
+        index: integer or integer array of shape `I`, or a tuple of these, which addresses elements like
+            NumPy's `buffer[i, j]`. Duplicates are added in order.
         value: broadcast to `[*I, *elem]`, and converted to the dtype of `buffer` if that loses nothing.
         axis: the axis of the rows, or the first axis that a tuple addresses: 1 for `buffer[:, index]`.
-        length: None, or the number of consecutive rows from each index on, which become an axis after `I`.
-        where: bool, broadcast to `I`. Rows where it is False are not touched.
-        mode: what an index outside `[0, T)` does, negative ones included: "error" raises, "drop" skips the row.
-            None is "error", under `jax.vmap` too, for each example that runs.
-        lowering: "auto": XLA slices where they are in place too, mostly in loops, else a kernel. "xla": such slices
-            outside of loops as well. "ffi": always a kernel. JAX_TENSORARRAY_LOWERING overrides "auto".
+        length: None, or the number of consecutive rows that each index stands for. They become an axis after `I`.
+        where: bool, broadcast to `I`. If it is False for a row, the row is not touched.
+        mode: the treatment of an index outside `[0, T)`, negative ones included. "error" raises an error, "drop"
+            skips the row. None means "error". Under `jax.vmap` every example that runs is checked.
+        lowering: "auto" uses XLA's slices if they are in place too, mostly in loops, and otherwise a kernel. "xla" uses
+            slices outside of loops as well, "ffi" always a kernel. JAX_TENSORARRAY_LOWERING overrides "auto".
 
     Returns:
         The updated buffer. Differentiable in `buffer` and `value`.
@@ -60,7 +60,7 @@ def ta_add(
         jax.errors.JaxRuntimeError, ValueError: a traced index is out of range (while running; on a GPU later, see
             `check_errors`).
         TypeError: `index` is not of an integer dtype, `where` is not bool, or `value` would lose precision.
-        ValueError: shapes do not fit, or `axis` or `length` is not one that the buffer has.
+        ValueError: shapes do not fit, or the buffer has no such `axis` or fewer than `length` rows.
 
     >>> import jax.numpy as jnp
     >>> ta_add(jnp.zeros(3), jnp.array([1, 1, 2]), jnp.array([1.0, 2.0, 4.0]))

@@ -161,8 +161,8 @@ def _joined(
     """Check the indices of several axes, and join them along a last axis; -1 is out of range."""
     if max(sizes) > INT32_MAX and not jax.config.jax_enable_x64:
         raise OverflowError(
-            f"{op}: a tuple addresses the axes {tuple(sizes)} by integers that JAX does not have by default; "
-            'jax.config.update("jax_enable_x64", True) gives it larger ones'
+            f"{op}: a tuple that addresses axes of the sizes {tuple(sizes)} needs 64-bit integers, which JAX has only "
+            'with jax.config.update("jax_enable_x64", True)'
         )
     dtype: Any = np.int32 if max(sizes) <= INT32_MAX else np.int64
     rows = list[Any]()

@@ -202,8 +202,8 @@ def _as_constant_index(
     fits = np.asarray((values >= limits.min) & (values <= limits.max), bool)
     if not (fits | stray).all():
         raise OverflowError(
-            f"{op}: index {values[~(fits | stray)][0]} does not fit into the integers that JAX has by default; "
-            'jax.config.update("jax_enable_x64", True) gives it larger ones'
+            f"{op}: index {values[~(fits | stray)][0]} does not fit into 32 bits. JAX has larger integers only "
+            'with jax.config.update("jax_enable_x64", True)'
         )
     narrow = np.full(values.shape, limits.min, limits.dtype)
     narrow[fits] = values[fits].astype(limits.dtype)

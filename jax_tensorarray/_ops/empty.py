@@ -17,23 +17,23 @@ from jax_tensorarray._ops.primitive import Array, hunts_nans, make_primitive, si
 def ta_empty(
     size: int, element_shape: int | Sequence[int] = (), dtype: DTypeLike = jnp.float32, *, out_sharding: Any = None
 ) -> jax.Array:
-    """Return an uninitialised buffer of `size` rows, made in O(1): no memory is touched before it is written.
+    """Return an uninitialised buffer of `size` rows, made in O(1): no memory is touched.
 
-    Its contents are arbitrary until then. Where `jax_debug_nans` or `jax_debug_infs` is on, and on platforms without
-    kernels, it is filled with zeros.
+    A row has arbitrary contents until you write it. If `jax_debug_nans` or `jax_debug_infs` is on, or the platform has
+    no kernels, the buffer is filled with zeros.
 
     Args:
         size: number of rows, a Python integer.
         element_shape: shape of a row.
-        dtype: dtype of the buffer. Random keys have one for each implementation, such as `jax.random.key(0).dtype`.
-        out_sharding: how it is divided among devices, as for `jax.numpy.zeros`: on meshes with explicit axes.
+        dtype: dtype of the buffer. Random keys have a dtype such as `jax.random.key(0).dtype`.
+        out_sharding: the sharding of the buffer, on meshes with explicit axes. `jax.numpy.zeros` has the same argument.
 
     Returns:
         Array of shape `[size, *element_shape]`. It depends on no input, so there is nothing to differentiate.
 
     Raises:
-        TypeError: `size` or `element_shape` is not made of integers, or `dtype` is not the dtype of an array.
-        ValueError: one of them is negative, or too large for any array.
+        TypeError: `size` or `element_shape` is not made of integers, or no array can have that `dtype`.
+        ValueError: `size` or a dimension is negative, or too large for any array.
 
     >>> import jax.numpy as jnp
     from jax.typing import DTypeLike

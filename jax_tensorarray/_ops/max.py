@@ -43,21 +43,21 @@ def ta_max(
     """Put the larger element into rows of a buffer: `buffer[index] = maximum(buffer[index], value)`.
 
     The derivative belongs to the elements that attain the maximum, in the old row and at all positions that address
-    it. Several elements share it equally. It is found row by row, so a loop of T steps is differentiated in O(T).
+    it. Several elements share it equally. The gradient works row by row, so that of a loop of T steps takes O(T) time.
 
     Args:
-        buffer: array of shape `[T, *elem]`, of any dtype that has an order: not complex. Bools are or-ed. NaN stays, as
-            in `jax.numpy.maximum`, and 0 is larger than -0.
-        index: integer or integer array of shape `I`, or a tuple of these, which addresses elements as `buffer[i, j]`
-            of NumPy does. Of duplicates the largest stays.
+        buffer: array of shape `[T, *elem]`, of any dtype but a complex one. Bools are or-ed. NaN stays, like in
+            `jax.numpy.maximum`, and 0 is larger than -0.
+        index: integer or integer array of shape `I`, or a tuple of these, which addresses elements like
+            NumPy's `buffer[i, j]`. The largest of duplicates stays.
         value: broadcast to `[*I, *elem]`, and converted to the dtype of `buffer` if that loses nothing.
         axis: the axis of the rows, or the first axis that a tuple addresses: 1 for `buffer[:, index]`.
-        length: None, or the number of consecutive rows from each index on, which become an axis after `I`.
-        where: bool, broadcast to `I`. Rows where it is False are not touched.
-        mode: what an index outside `[0, T)` does, negative ones included: "error" raises, "drop" skips the row.
-            None is "error", under `jax.vmap` too, for each example that runs.
-        lowering: "auto": XLA slices where they are in place too, mostly in loops, else a kernel. "xla": such slices
-            outside of loops as well. "ffi": always a kernel. JAX_TENSORARRAY_LOWERING overrides "auto".
+        length: None, or the number of consecutive rows that each index stands for. They become an axis after `I`.
+        where: bool, broadcast to `I`. If it is False for a row, the row is not touched.
+        mode: the treatment of an index outside `[0, T)`, negative ones included. "error" raises an error, "drop"
+            skips the row. None means "error". Under `jax.vmap` every example that runs is checked.
+        lowering: "auto" uses XLA's slices if they are in place too, mostly in loops, and otherwise a kernel. "xla" uses
+            slices outside of loops as well, "ffi" always a kernel. JAX_TENSORARRAY_LOWERING overrides "auto".
 
     Returns:
         The updated buffer. Differentiable in `buffer` and `value`.
@@ -68,7 +68,7 @@ def ta_max(
             `check_errors`).
         TypeError: `buffer` is complex, `index` is not of an integer dtype, `where` is not bool, or `value`
             would lose precision.
-        ValueError: shapes do not fit, or `axis` or `length` is not one that the buffer has.
+        ValueError: shapes do not fit, or the buffer has no such `axis` or fewer than `length` rows.
 
     >>> import jax, jax.numpy as jnp
     >>> ta_max(jnp.array([1.0, 2.0, 3.0]), jnp.array([0, 0, 2]), jnp.array([5.0, 4.0, 1.0]))

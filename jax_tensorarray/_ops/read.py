@@ -34,20 +34,20 @@ def ta_read(
 ) -> jax.Array:
     """Read rows of a buffer: `buffer[index]`.
 
-    The gradient with respect to `buffer` is added row by row to the cotangent it already has, never through a
-    dense array of zeros, so a loop of T reads is differentiated in O(T).
+    The gradient adds the cotangents of the rows to the cotangent that `buffer` already has, and makes no dense array
+    of zeros. The gradient of a loop of T reads therefore takes O(T) time.
 
     Args:
         buffer: array of shape `[T, *elem]`, any dtype, or random keys (`jax.random.key`).
-        index: integer or integer array of shape `I`, or a tuple of these, which addresses elements as `buffer[i, j]`
-            of NumPy does.
+        index: integer or integer array of shape `I`, or a tuple of these, which addresses elements like
+            NumPy's `buffer[i, j]`.
         axis: the axis of the rows, or the first axis that a tuple addresses: 1 for `buffer[:, index]`.
-        length: None, or the number of consecutive rows from each index on, which become an axis after `I`.
-        where: bool, broadcast to `I`. Rows where it is False are not looked up and give zeros.
-        mode: what an index outside `[0, T)` does, negative ones included: "error" raises, "drop" gives zeros.
-            None is "error", under `jax.vmap` too, for each example that runs.
-        lowering: "auto": XLA slices where they are in place too, mostly in loops, else a kernel. "xla": such slices
-            outside of loops as well. "ffi": always a kernel. JAX_TENSORARRAY_LOWERING overrides "auto".
+        length: None, or the number of consecutive rows that each index stands for. They become an axis after `I`.
+        where: bool, broadcast to `I`. If it is False for a row, the row is zeros and its index is ignored.
+        mode: the treatment of an index outside `[0, T)`, negative ones included. "error" raises an error, "drop"
+            gives zeros. None means "error". Under `jax.vmap` every example that runs is checked.
+        lowering: "auto" uses XLA's slices if they are in place too, mostly in loops, and otherwise a kernel. "xla" uses
+            slices outside of loops as well, "ffi" always a kernel. JAX_TENSORARRAY_LOWERING overrides "auto".
 
     Returns:
         Array of shape `[*I, *elem]` and the dtype of `buffer`, after the axes before `axis`. Differentiable in
@@ -58,7 +58,7 @@ def ta_read(
         jax.errors.JaxRuntimeError, ValueError: a traced index is out of range (while running; on a GPU later, see
             `check_errors`).
         TypeError: `index` is not of an integer dtype, or `where` not bool.
-        ValueError: shapes do not fit, or `axis` or `length` is not one that the buffer has.
+        ValueError: shapes do not fit, or the buffer has no such `axis` or fewer than `length` rows.
 
     >>> import jax, jax.numpy as jnp
     >>> buffer = jnp.arange(6.0).reshape(3, 2)

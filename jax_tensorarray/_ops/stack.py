@@ -15,8 +15,8 @@ def ta_stack(buffer: Numbers, size: ArrayLike | None = None) -> jax.Array:
 
     Args:
         buffer: array of shape `[T, *elem]`, any dtype.
-        size: number of live rows, an integer scalar that may be traced; None means all of them. Any integer is
-            allowed: there are no rows past a size of T or more, and all rows are past a negative one.
+        size: number of rows to keep, an integer scalar that may be traced. None keeps all rows, and so does a size
+            of T or more. A negative size keeps none.
 
     Returns:
         Array of the shape and dtype of `buffer`. Differentiable in `buffer`.

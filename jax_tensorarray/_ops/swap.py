@@ -33,20 +33,21 @@ def ta_swap(
 ) -> tuple[jax.Array, jax.Array]:
     """Exchange rows of a buffer for others: `buffer[index], old = value, buffer[index]`.
 
-    One operation on one buffer, so XLA needs no copy to keep the read before the write.
+    XLA sees one operation on one buffer, so it needs no copy to keep the read before the write.
 
     Args:
         buffer: array of shape `[T, *elem]`, any dtype, or random keys (`jax.random.key`).
-        index: integer or integer array of shape `I`, or a tuple of these, which addresses elements as `buffer[i, j]`
-            of NumPy does. Duplicates are exchanged in order: a later one takes out what an earlier one put in.
+        index: integer or integer array of shape `I`, or a tuple of these, which addresses elements like
+            NumPy's `buffer[i, j]`. Duplicates are exchanged in order: a later one takes out the row of an earlier one.
         value: broadcast to `[*I, *elem]`, and converted to the dtype of `buffer` if that loses nothing.
         axis: the axis of the rows, or the first axis that a tuple addresses: 1 for `buffer[:, index]`.
-        length: None, or the number of consecutive rows from each index on, which become an axis after `I`.
-        where: bool, broadcast to `I`. Rows where it is False are not touched, and their old rows are zeros.
-        mode: what an index outside `[0, T)` does, negative ones included: "error" raises, "drop" skips the row and
-            gives zeros as the old one. None is "error", under `jax.vmap` too, for each example that runs.
-        lowering: "auto": XLA slices where they are in place too, mostly in loops, else a kernel. "xla": such slices
-            outside of loops as well. "ffi": always a kernel. JAX_TENSORARRAY_LOWERING overrides "auto".
+        length: None, or the number of consecutive rows that each index stands for. They become an axis after `I`.
+        where: bool, broadcast to `I`. If it is False for a row, the row is not touched and the old row is zeros.
+        mode: the treatment of an index outside `[0, T)`, negative ones included: "error" raises an error, "drop" skips
+            the row and gives zeros as the old one. None means "error". Under `jax.vmap` every example that runs is
+            checked.
+        lowering: "auto" uses XLA's slices if they are in place too, mostly in loops, and otherwise a kernel. "xla" uses
+            slices outside of loops as well, "ffi" always a kernel. JAX_TENSORARRAY_LOWERING overrides "auto".
 
     Returns:
         The updated buffer, and the old rows of shape `[*I, *elem]`. Differentiable in `buffer` and `value`.
@@ -56,7 +57,7 @@ def ta_swap(
         jax.errors.JaxRuntimeError, ValueError: a traced index is out of range (while running; on a GPU later, see
             `check_errors`).
         TypeError: `index` is not of an integer dtype, `where` is not bool, or `value` would lose precision.
-        ValueError: shapes do not fit, or `axis` or `length` is not one that the buffer has.
+        ValueError: shapes do not fit, or the buffer has no such `axis` or fewer than `length` rows.
 
     >>> import jax.numpy as jnp
     >>> buffer, old = ta_swap(jnp.array([1.0, 2.0, 3.0]), 1, 9.0)

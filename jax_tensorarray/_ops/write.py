@@ -34,31 +34,31 @@ def ta_write(
 ) -> jax.Array:
     """Write rows into a buffer: `buffer[index] = value`. The updated buffer is returned.
 
-    In a loop that carries the buffer, XLA updates it in place. Under `jax.grad` the rows' cotangents are taken out
-    of the buffer's cotangent in place as well, so T writes are differentiated in O(T).
+    In a loop that carries the buffer, XLA updates it in place. The gradient takes the rows out of the cotangent of the
+    buffer, in place as well. The gradient of T writes therefore takes O(T) time.
 
     Args:
         buffer: array of shape `[T, *elem]`, any dtype, or random keys (`jax.random.key`).
-        index: integer or integer array of shape `I`, or a tuple of these, which addresses elements as `buffer[i, j]`
-            of NumPy does. Duplicates are written in order: the last one stays.
+        index: integer or integer array of shape `I`, or a tuple of these, which addresses elements like
+            NumPy's `buffer[i, j]`. Duplicates are written in order: the last one stays.
         value: broadcast to `[*I, *elem]`, and converted to the dtype of `buffer` if that loses nothing.
         axis: the axis of the rows, or the first axis that a tuple addresses: 1 for `buffer[:, index]`.
-        length: None, or the number of consecutive rows from each index on, which become an axis after `I`.
-        where: bool, broadcast to `I`. Rows where it is False are not written.
-        mode: what an index outside `[0, T)` does, negative ones included: "error" raises, "drop" skips the row.
-            None is "error", under `jax.vmap` too, for each example that runs.
-        lowering: "auto": XLA slices where they are in place too, mostly in loops, else a kernel. "xla": such slices
-            outside of loops as well. "ffi": always a kernel. JAX_TENSORARRAY_LOWERING overrides "auto".
+        length: None, or the number of consecutive rows that each index stands for. They become an axis after `I`.
+        where: bool, broadcast to `I`. If it is False for a row, the row is not written.
+        mode: the treatment of an index outside `[0, T)`, negative ones included. "error" raises an error, "drop"
+            skips the row. None means "error". Under `jax.vmap` every example that runs is checked.
+        lowering: "auto" uses XLA's slices if they are in place too, mostly in loops, and otherwise a kernel. "xla" uses
+            slices outside of loops as well, "ffi" always a kernel. JAX_TENSORARRAY_LOWERING overrides "auto".
 
     Returns:
-        The updated buffer. Differentiable in `buffer` and `value`; the last of duplicates gets all of the gradient.
+        The updated buffer. Differentiable in `buffer` and `value`. The last of duplicates gets all of the gradient.
 
     Raises:
         IndexError: a Python or NumPy index is out of range (while tracing).
         jax.errors.JaxRuntimeError, ValueError: a traced index is out of range (while running; on a GPU later, see
             `check_errors`).
         TypeError: `index` is not of an integer dtype, `where` is not bool, or `value` would lose precision.
-        ValueError: shapes do not fit, or `axis` or `length` is not one that the buffer has.
+        ValueError: shapes do not fit, or the buffer has no such `axis` or fewer than `length` rows.
 
     >>> import jax, jax.numpy as jnp
     >>> ta_write(jnp.zeros((3, 2)), 1, jnp.array([5.0, 6.0]))

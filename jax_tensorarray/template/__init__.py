@@ -1,7 +1,7 @@
 """Begin a JAX primitive of your own: `python -m jax_tensorarray.template DIR NAME` writes a package that works.
 
-The package in `project/` is the template, and real code: it is built and tested as it is. To write another one, its
-name is replaced. `docs/primitive.md` explains what is in it, and why.
+The template is the package in `project/`, which our tests build and run. To write another package, `write` replaces its
+name. The pages *Write a primitive* explain each part, and why it is there.
 """
 
 import functools
@@ -25,7 +25,7 @@ def write(folder: Path, name: str) -> list[Path]:
 
     Raises:
         ValueError: `name` cannot be the name of such a package.
-        FileExistsError: there is something in `folder`.
+        FileExistsError: `folder` is not empty.
     """
     check_name(name)
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):

@@ -13,21 +13,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Write the package that the arguments ask for, and say how to build and test it."""
     parser = argparse.ArgumentParser(
         prog="python -m jax_tensorarray.template",
-        description="Write a package with one JAX primitive: a row of a buffer that is updated in place, with all "
-        "rules, kernels for CPU and CUDA, tests, and what makes wheels of it. It builds and passes its tests as it "
-        "is: edit it from there. docs/primitive.md explains it step by step.",
+        description="Write a package with two JAX primitives: one updates a row of a buffer in place, one reduces all "
+        "rows. The package has the rules for derivatives and vmap, kernels for CPU and CUDA, tests, and a build of "
+        "wheels. It builds and passes its tests as written, so change it step by step. The pages 'Write a primitive' "
+        "of the documentation explain each part. The files are yours, under any licence.",
         epilog="example: python -m jax_tensorarray.template my_op my_op",
     )
-    parser.add_argument("folder", metavar="DIR", type=Path, help="where to: a folder that is new or empty")
+    parser.add_argument("folder", metavar="DIR", type=Path, help="the folder to write; it must be new or empty")
     parser.add_argument(
-        "name", metavar="NAME", help="name of the package and of its function, in lower snake case, such as my_op"
+        "name", metavar="NAME", help="the name of the package and of its function, in lower snake case, such as my_op"
     )
     given = parser.parse_args(arguments)
     try:
         files = write(given.folder, given.name)
     except (ValueError, OSError) as error:
         parser.error(str(error))
-    print(f"{given.folder}: the package {given.name}\n")
+    print(f"Wrote the package {given.name} into {given.folder}:\n")
     print(*(f"  {file}" for file in files), sep="\n")
     # A path without a separator would be the name of a package on PyPI.
     place = str(given.folder) if given.folder.is_absolute() else os.path.join(os.curdir, given.folder)

@@ -165,9 +165,9 @@ print(flax.serialization.from_bytes({"seen": ta.write(0, 7)}, saved)["seen"].sta
 
 def test_flax_does_not_restore_what_has_another_structure():
     serialization = flax()
-    with pytest.raises(ValueError, match=r"restored from \['rows', 'size'\], but what was saved has \['rows'\]"):
+    with pytest.raises(ValueError, match=r"restored from \['rows', 'size'\], but the saved state has \['rows'\]"):
         serialization.from_bytes(limited(), serialization.to_bytes(static()))
-    with pytest.raises(ValueError, match=r"restored from \[\], but what was saved has \['rows'\]"):
+    with pytest.raises(ValueError, match=r"restored from \[\], but the saved state has \['rows'\]"):
         serialization.from_bytes(unwritten(), serialization.to_bytes(static()))
 
 

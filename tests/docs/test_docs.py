@@ -113,6 +113,7 @@ def test_these_are_all_methods_that_tensorflow_has():
 
 def test_the_code_and_files_that_pages_name_are_there():
     with_code, files_named = source_code().with_code, source_code().files_named
+    assert "ad.instantiate_zeros, cts" in (DOCS / "primitive/rules.md").read_text()
     for page in PAGES:
         text = page.read_text()
         assert with_code(text) == text, f"{page.name}: run python docs/source_code.py"  # or it is not there

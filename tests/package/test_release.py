@@ -1,11 +1,14 @@
 """What is written in more than one place is the same in all: versions, pins, and what a release is made of."""
 
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
+import jax_tensorarray
 from jax_tensorarray import __version__, _kernels
 
 ROOT = Path(__file__).parents[2]
@@ -75,3 +78,52 @@ def test_wheels_for_pypi_are_tested_with_files_that_are_there():
             assert (ROOT / file).exists(), file
     for file in settings(".")["tool"]["cibuildwheel"]["test-sources"]:
         assert (ROOT / file).exists(), file
+
+
+WORKFLOWS = [*ROOT.glob(".github/workflows/*.yml"), *ROOT.glob("jax_tensorarray/template/project/.github/workflows/*")]
+
+
+@pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: file.relative_to(ROOT).as_posix())
+def test_a_workflow_pins_its_actions_by_hash_and_says_what_it_may_do(file):
+    text = file.read_text()
+    assert re.search(r"^permissions:\n  contents: read$", text, re.MULTILINE)
+    actions = re.findall(r"^ *- uses: (.*)$", text, re.MULTILINE)
+    assert actions
+    for action in actions:
+        assert re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", action), action
+
+
+def test_an_action_has_one_version():
+    found = {action for file in WORKFLOWS for action in re.findall(r"uses: (.*)", file.read_text())}
+    assert len(found) == len({action.split("@")[0] for action in found})
+
+
+def test_linters_have_the_same_versions_in_ci_before_a_commit_and_by_hand():
+    pin = re.compile(r"\b(ruff|mypy|clang-format)==([0-9.]+)")
+    files = (".ci/run", ".pre-commit-config.yaml", "CONTRIBUTING.md")
+    ci, *others = (set(pin.findall((ROOT / file).read_text())) for file in files)
+    assert len(ci) == 3
+    assert all(versions == ci for versions in others)
+
+
+def test_the_oldest_jax_of_the_nightly_suite_is_the_oldest_that_is_supported():
+    (command,) = re.findall(r"python\" -c '(import re\n.*?)'\)$", (ROOT / ".ci/nightly").read_text(), re.M | re.DOTALL)
+    printed = subprocess.run([sys.executable, "-c", command], cwd=ROOT, capture_output=True, text=True, check=True)
+    (pin,) = (p for p in settings(".")["build-system"]["requires"] if p.startswith("jaxlib=="))
+    assert f"jaxlib=={printed.stdout.strip()}" == pin
+
+
+def test_a_script_that_is_given_another_word_says_what_it_takes():
+    done = subprocess.run([ROOT / ".ci/nightly", "newest"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr == "usage: .ci/nightly nightly|oldest [arguments of pytest]\n"
+
+
+def test_the_package_is_described_in_one_sentence():
+    (sentence,) = {
+        settings(".")["project"]["description"],
+        (jax_tensorarray.__doc__ or "").split("\n")[0],
+        written_in("mkdocs.yml", r"^site_description: (.+)$"),
+        written_in("CITATION.cff", r"^title: \"jax_tensorarray: (.+)\"$"),
+    }
+    assert sentence.endswith(".")

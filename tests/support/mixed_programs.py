@@ -9,7 +9,7 @@ import hypothesis
 import jax.numpy as jnp
 import numpy as np
 import random_machines
-from random_programs import Log, programs, statements
+from random_programs import Log, Page, programs, statements
 
 #: How many of them there are.
 COUNT = 40
@@ -31,7 +31,10 @@ def program(k):
         hypothesis.seed(seed)(few(hypothesis.given(programs())(lambda one: found.append(one))))()
         while found:
             one = found.pop()
-            if not any(isinstance(s, Log) for s in statements(one)) and not random_machines.kinds(one) & {"jvp", "vjp"}:
+            if not any(isinstance(s, Log | Page) for s in statements(one)) and not random_machines.kinds(one) & {
+                "jvp",
+                "vjp",
+            }:
                 wanted = random_machines.expected(one)
                 if not wanted.strays and np.isfinite(wanted.loss.x) and abs(wanted.loss.x) < 100:
                     return one

@@ -12,6 +12,7 @@ import ast
 import collections
 import contextlib
 import functools
+import importlib
 import itertools
 import os
 import random
@@ -24,7 +25,6 @@ os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 import jax
 import jax.numpy as jnp
-import mixed_programs
 import numpy as np
 from page_numpy import Near, OutOfRange, State, as_arrays, fake_jax, fake_jnp, fake_lax, fake_tas, is_float
 
@@ -36,6 +36,7 @@ from jax import lax
 from jax.experimental import io_callback
 jax.config.update("jax_enable_x64", True)
 import jax_tensorarray as tas
+from jax_tensorarray import residuals
 
 def evaluated(f, *args):
     jaxpr = jax.make_jaxpr(f)(*args)
@@ -362,7 +363,7 @@ class Grammar:
     def mixed(self):
         """Call a program of the other grammar."""
         self.use("mixed")
-        self.let("x", f"mixed({self.r.randrange(mixed_programs.COUNT)}, {self.some(())})", ())
+        self.let("x", f"mixed({self.r.randrange(mixed().COUNT)}, {self.some(())})", ())
 
     def new_version(self):
         if self.buffers():
@@ -581,9 +582,9 @@ class Grammar:
         elif kind == "inverse" and self.real and self.dtype in ("float64", "float32") and self.of((self.n,)):
             xs = self.pick(*self.of((self.n,)))
             start = self.some(())
-            back = f"tas.Inverse(lambda s, x: (s - x) / 1.25{self.pick('', ', check=True')})"
+            back = f"residuals.Inverse(lambda s, x: (s - x) / 1.25{self.pick('', ', check=True')})"
             if self.chance(0.3):
-                back = f"tas.Inverse(lambda c: (c[0] - 1, (c[1] - 0.5) / 1.25){self.pick('', ', check=True')})"
+                back = f"residuals.Inverse(lambda c: (c[0] - 1, (c[1] - 0.5) / 1.25){self.pick('', ', check=True')})"
                 step = f"lambda c: (c[0] + 1, c[1] * 1.25 + 0.5), (0, {start}), max_steps={self.pick(2, 5)}"
                 step += f", on_limit='stop', residuals={back}"
                 self.let("s", f"tas.while_loop(lambda c: c[0] < {self.pick(0, 2, 3)}, {step})[1]", ())
@@ -756,8 +757,22 @@ class Grammar:
     def residuals(self, inverse=False):
         if self.chance(0.4):
             return ""
-        kinds = ['"tape"', '"recompute"', '"undo"', '"auto"', "tas.Tape(offload=True)", "tas.Recompute()", "tas.Undo()"]
-        kinds += ["tas.Checkpoint(1)", "tas.Checkpoint(2)", "tas.Auto(memory=100)", "tas.Auto(memory=0)", "tas.Auto()"]
+        kinds = [
+            '"tape"',
+            '"recompute"',
+            '"undo"',
+            '"auto"',
+            "residuals.Tape(offload=True)",
+            "residuals.Recompute()",
+            "residuals.Undo()",
+        ]
+        kinds += [
+            "residuals.Checkpoint(1)",
+            "residuals.Checkpoint(2)",
+            "residuals.Auto(memory=100)",
+            "residuals.Auto(memory=0)",
+            "residuals.Auto()",
+        ]
         text = self.pick(*kinds)
         self.use(f"residuals={text}")
         return f", residuals={text}"
@@ -1006,10 +1021,10 @@ class Grammar:
                     '"tape"',
                     '"undo"',
                     '"checkpoint"',
-                    "tas.Undo()",
-                    "tas.Checkpoint(2)",
-                    "tas.Tape()",
-                    "tas.Recompute()",
+                    "residuals.Undo()",
+                    "residuals.Checkpoint(2)",
+                    "residuals.Tape()",
+                    "residuals.Recompute()",
                 )
             elif self.chance(0.6):
                 o += f", memory={self.pick(0, 64, 10000)}"
@@ -1224,11 +1239,19 @@ plain_tas.scan = lambda *args, residuals="auto", **k: jax.lax.scan(*args, **k)
 plain_tas.in_place = plain_tas.growing = lambda f=None, **_: f
 
 
-def run_fake(source):
+def mixed():
+    """Return the programs of the other grammar, which has programs of this one."""
+    return importlib.import_module("mixed_programs")
+
+
+def run_fake(source, **names):
+    """Run a program in NumPy, with these names beside its own."""
     state = {"jax": fake_jax, "jnp": fake_jnp, "lax": fake_lax, "np": np, "tas": fake_tas}
+    state["residuals"] = fake_tas.residuals
     state.update(evaluated=lambda f, *a: f(*as_arrays(a)), exported=lambda f, *a: f(*as_arrays(a)))
     state["io_callback"] = lambda f, _, *a, **k: f(*a)
-    state["mixed"] = lambda k, x: fake_jnp.asarray(mixed_programs.in_numpy(k, x))
+    state["mixed"] = lambda k, x: fake_jnp.asarray(mixed().in_numpy(k, x))
+    state.update({name: as_arrays(x) for name, x in names.items()})
     State.exact, State.dry, State.frames = 0, 0, ()
     with np.errstate(all="ignore"):
         exec(source, state)
@@ -1240,14 +1263,16 @@ def header():
     return compile(HEADER, "header", "exec")
 
 
-def run_real(source, plain=False):
+def run_real(source, plain=False, **names):
+    """Run a program in JAX, with these names beside its own."""
     state = {}
     exec(header(), state)
-    state["mixed"] = mixed_programs.in_jax
+    state.update(names)
+    state["mixed"] = lambda k, x: mixed().in_jax(k, x)
     if plain:
         state["tas"] = plain_tas
     exec(compile(source, "program", "exec"), state)
-    return jax.block_until_ready(state["result"])
+    return state["result"]
 
 
 def tolerance(source, dtype):
@@ -1303,7 +1328,7 @@ def judge(source, weak=False):
     except Exception as e:
         return "oracle", f"{type(e).__name__}: {e}"
     try:
-        got = run_real(source)
+        got = jax.block_until_ready(run_real(source))
     except Exception as e:
         text = str(e)
         if error is not None and isinstance(e, (IndexError, ValueError, jax.errors.JaxRuntimeError)):
@@ -1322,7 +1347,7 @@ def judge(source, weak=False):
         return "oracle", f"{type(e).__name__}: {e}"
     if found is None and weak:
         try:
-            plain = run_real(source, plain=True)
+            plain = jax.block_until_ready(run_real(source, plain=True))
         except Exception:
             return None
         if weak_types(plain) != weak_types(got):

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import page_bodies
 from jax import lax
 from jax.experimental import io_callback
 from random_programs import (
@@ -110,6 +111,9 @@ class InNumPy:
         x, first, second = np.sin(a.x), 2 * np.cos(a.x), -2 * np.sin(a.x)
         found = chain(a, x, first, second)
         return found if kind == "jvp" else found._replace(e=np.cos(a.x) * a.e)
+
+    def page(self, number: int, a: Jet) -> Jet:
+        return constant(np.full(a.x.shape, page_bodies.in_numpy(number, np.sin(a.x).sum())))
 
     def convert(self, tag: str, a: Jet) -> Jet:
         if tag == "s":
@@ -361,6 +365,9 @@ class InJax:
         return jnp.sin(a) if kind == "sin" else self.functions.of_kind[kind](a)
 
     functions = Functions(ta.ta_read, ta.ta_write)
+
+    def page(self, number: int, a: Any) -> Any:
+        return jnp.full(a.shape, page_bodies.in_jax(number, jnp.sum(jnp.sin(a))))
 
     def convert(self, tag: str, a: Any) -> Any:
         return a[0] - 0.5 * a[1] if tag == "s" else jnp.stack([a, -0.5 * a])

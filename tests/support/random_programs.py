@@ -18,6 +18,7 @@ import numpy as np
 STATE = ("i", "s", "v", "S", "S", "V", "I")
 ROW_OF = {"S": "s", "V": "v", "I": "i"}
 PARAMETERS = 4
+PAGES = 40
 LARGE = 0.123  # which no number is by design
 LEAST = -(2**31)  # whose absolute value is negative
 BATCH = 3
@@ -103,6 +104,14 @@ class Whole(NamedTuple):
     tag: str
     buffer: int
     upto: int | None
+
+
+class Page(NamedTuple):
+    """A program of the other grammar, as a function of a row whose derivative is zero."""
+
+    tag: str
+    a: int
+    number: int
 
 
 class Block(NamedTuple):
@@ -197,14 +206,15 @@ _indices = st.builds(
     weighted({st.just("mod"): 6, st.just("clip"): 4, st.just("raw"): 2, st.just("abs"): 1}),
 )
 _others = {
-    st.builds(Arithmetic, st.sampled_from(ARITHMETIC), _rows, _refs, _refs): 3,
+    st.builds(Arithmetic, st.sampled_from(ARITHMETIC), _rows, _refs, _refs): 18,
     st.builds(
         IntArithmetic, st.sampled_from(["add", "mul", "mod", "sub", "where", "abs", "least"]), _refs, _refs, _small
-    ): 1,
-    st.builds(Convert, _rows, _refs): 1,
-    st.builds(Scale, st.sampled_from(["S", "V"]), _refs, _refs): 1,
-    st.builds(Whole, st.sampled_from(["S", "S", "V"]), _refs, st.one_of(st.none(), _refs)): 2,
-    st.builds(Log, _refs, st.sampled_from(LOGS)): 1,
+    ): 6,
+    st.builds(Convert, _rows, _refs): 6,
+    st.builds(Scale, st.sampled_from(["S", "V"]), _refs, _refs): 6,
+    st.builds(Whole, st.sampled_from(["S", "S", "V"]), _refs, st.one_of(st.none(), _refs)): 12,
+    st.builds(Log, _refs, st.sampled_from(LOGS)): 6,
+    st.builds(Page, _rows, _refs, st.integers(0, PAGES - 1)): 1,
 }
 _leapfrogs = st.builds(Leapfrog, _refs, _refs, st.integers(0, 4), _refs)
 
@@ -447,6 +457,8 @@ def step(m: Any, s: Any, scope: Scope) -> None:
     get = scope.get
     if isinstance(s, Arithmetic):
         scope.add(s.tag, m.arithmetic(s.kind, get(s.tag, s.a), get(s.tag, s.b)))
+    elif isinstance(s, Page):
+        scope.add(s.tag, m.page(s.number, get(s.tag, s.a)))
     elif isinstance(s, Convert):
         scope.add(s.tag, m.convert(s.tag, get("v" if s.tag == "s" else "s", s.a)))
     elif isinstance(s, IntArithmetic):
